@@ -1,0 +1,16 @@
+# Kernel translation units: kernels/cpu/<isa>/*.c, each folder with its own
+# instruction-set flags and nowhere else.
+set(QN_ISA_FLAGS_scalar "")
+set(QN_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c)
+set(QN_ISA_FLAGS_avx512 -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl)
+set(QN_ISA_FLAGS_avx512vnni ${QN_ISA_FLAGS_avx512} -mavx512vnni -mavx512vbmi)
+set(QN_ISA_FLAGS_avx512bf16 ${QN_ISA_FLAGS_avx512vnni} -mavx512bf16)
+foreach(isa scalar avx2 avx512 avx512vnni avx512bf16)
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/kernels/cpu/${isa}/*.c)
+  if(sources)
+    add_library(qn_kernels_${isa} OBJECT ${sources})
+    target_link_libraries(qn_kernels_${isa} PUBLIC quern_flags)
+    target_compile_options(qn_kernels_${isa} PRIVATE ${QN_ISA_FLAGS_${isa}} -O3)
+    list(APPEND QN_OBJECTS $<TARGET_OBJECTS:qn_kernels_${isa}>)
+  endif()
+endforeach()

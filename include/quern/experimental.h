@@ -1,0 +1,70 @@
+/* Kernel enumeration, test cases and measured ceilings: for tools, tests and
+ * benches. No stability promise. */
+#ifndef QUERN_EXPERIMENTAL_H
+#define QUERN_EXPERIMENTAL_H
+
+#include <quern/plan.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* One row of the kernel registry. */
+typedef struct qn_kernel_info {
+    const char *name;     /* qn_<op>_<act>_<wgt>_<out>[_<epi>]__<isa>_<MR>x<NR>[_<variant>] */
+    qn_op op;
+    qn_backend backend;
+    qn_isa isa;
+    const char *status;   /* "measured", "compiled, not run", "reference" */
+    const char *refusal;  /* why this machine cannot run it; NULL when it can */
+} qn_kernel_info;
+
+/* Row i (from 0) as seen from this context's machine; QN_E_ARGUMENT past the end. */
+QN_API qn_status qn_kernel_at(qn_ctx *ctx, int32_t i, qn_kernel_info *info);
+
+/* What this machine can run and why not, one fact a line (quern doctor).
+ * Like snprintf: returns the length it needs. */
+QN_API size_t qn_doctor(qn_ctx *ctx, char *text, size_t capacity);
+
+/* The case table shared by tests and benches: row i as a case string; NULL past the end.
+ * bench is 1 for rows worth timing (large), 0 for rows that only test. */
+QN_API const char *qn_case_at(int32_t i, int32_t *bench);
+
+/* Fill the inputs of a checked descriptor with reproducible values.
+ * exact = 1: small integers and power-of-two scales, so that every product and
+ * sum is exactly representable and all kernels must agree bit for bit;
+ * 0: random values of the size a model has. in[] are dense buffers of the
+ * descriptor's shapes (absent ones NULL). */
+QN_API qn_status qn_case_fill(const qn_op_desc *desc, uint64_t seed, int32_t exact, void *const in[QN_MAX_IN],
+                              qn_error *error);
+
+typedef struct qn_case_result {
+    int32_t pass;
+    double max_error;    /* largest |got - want| over what the error model allows there; pass is <= 1 */
+    double max_abs;      /* largest |got - want| */
+    int32_t slot;        /* output slot and flat element of the worst one */
+    int64_t index;
+    double want, got;
+} qn_case_result;
+
+/* Judge outputs against the reference's outputs under the operator's error model. */
+QN_API qn_status qn_case_judge(const qn_op_desc *desc, const qn_view want[QN_MAX_OUT], const qn_view got[QN_MAX_OUT],
+                               const qn_view in[QN_MAX_IN], int32_t exact, qn_case_result *result, qn_error *error);
+
+/* Bytes a run must move and operations it must do (2 per multiply-add). */
+typedef struct qn_case_cost {
+    double bytes, flops;
+    const char *unit; /* compute ceiling that applies: "int8_dot", "bf16_dot", "fp32_fma", ... */
+} qn_case_cost;
+QN_API qn_status qn_case_get_cost(const qn_op_desc *desc, qn_case_cost *cost, qn_error *error);
+
+/* Measure a ceiling of this machine with these threads at this level: "read", "copy" in GB/s;
+ * "fp32_fma", "bf16_dot", "int8_dot" in GFLOP/s. Takes about 0.3 s.
+ * QN_E_UNSUPPORTED: the machine or level has no such instruction. */
+QN_API qn_status qn_ceiling_measure(qn_ctx *ctx, const char *name, qn_isa isa, const qn_exec *exec, double *value,
+                                    qn_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,114 @@
+/* Models: checkpoints opened for looking at, and for running.
+ *
+ * A path is a GGUF file, a .safetensors file's folder, or a folder with
+ * config.json and safetensors (one file or shards with an index). */
+#ifndef QUERN_MODEL_H
+#define QUERN_MODEL_H
+
+#include <quern/plan.h>
+#include <quern/text.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Checkpoints: what is in the files, nothing computed ---- */
+
+typedef struct qn_checkpoint qn_checkpoint;
+
+typedef struct qn_model_info {
+    const char *path;
+    const char *container;     /* "gguf" or "safetensors" */
+    const char *architecture;  /* "llama" */
+    const char *name;          /* "" when the files give none */
+    const char *scheme;        /* how most weights are stored: "q4_1", "bf16", "fp8-block", ... */
+    int64_t parameters;        /* logical weights, tied ones once */
+    uint64_t tensor_bytes;     /* bytes of tensor data */
+    uint64_t file_bytes;       /* bytes of all weight files */
+    double bits_per_weight;    /* tensor_bytes * 8 / parameters */
+    int32_t tensor_count, file_count;
+    int32_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocab_size, context_length;
+    int32_t tied_embeddings;
+    float rope_theta, rms_eps;
+} qn_model_info;
+
+typedef struct qn_tensor_info {
+    const char *name; /* as in the file */
+    qn_shape shape;
+    uint64_t bytes;
+    int32_t file; /* which weight file */
+} qn_tensor_info;
+
+/* Open and check the headers of a checkpoint; data is mapped, not read.
+ * QN_E_IO: cannot be opened. QN_E_FILE: malformed. QN_E_UNSUPPORTED: an
+ * architecture, tensor type or quantization_config this version does not know. QN_E_MEMORY. */
+QN_API qn_status qn_checkpoint_open(qn_ctx *ctx, const char *path, qn_checkpoint **out, qn_error *error);
+QN_API void qn_checkpoint_close(qn_checkpoint *checkpoint); /* NULL is fine */
+QN_API void qn_checkpoint_get_info(const qn_checkpoint *checkpoint, qn_model_info *info);
+QN_API qn_status qn_checkpoint_tensor(const qn_checkpoint *checkpoint, int32_t i, qn_tensor_info *info);
+
+/* Called for each finding of qn_checkpoint_verify. severity 0: note, 1: warning, 2: error. */
+typedef void (*qn_finding_fn)(void *user, int severity, const char *tensor, const char *text);
+
+/* Read all data: non-finite values, scales that are zero, negative, NaN or
+ * Inf, all-zero rows, checksums where the files carry them. *errors counts
+ * findings of severity 2. QN_E_IO, QN_E_MEMORY when reading itself fails. */
+QN_API qn_status qn_checkpoint_verify(const qn_checkpoint *checkpoint, const qn_exec *exec, qn_finding_fn finding,
+                                      void *user, int64_t *errors, qn_error *error);
+
+/* ---- Models: plans and weights, ready to run ---- */
+
+typedef struct qn_model qn_model;
+typedef struct qn_session qn_session;
+
+typedef struct qn_model_options {
+    size_t size;                 /* sizeof(qn_model_options), set by qn_model_options_init */
+    qn_plan_options plan;        /* backend and level for every operator */
+    const char *activations;     /* override how activations are quantised: NULL (as the scheme says), "none" */
+} qn_model_options;
+
+QN_API void qn_model_options_init(qn_model_options *options);
+
+/* Open a checkpoint, create the plans of every layer, pack weights where the
+ * kernels want it. Immutable afterwards; sessions may share it across threads.
+ * Statuses of qn_checkpoint_open and qn_plan_create. */
+QN_API qn_status qn_model_open(qn_ctx *ctx, const char *path, const qn_model_options *options, qn_model **out,
+                               qn_error *error);
+QN_API void qn_model_close(qn_model *model);
+QN_API void qn_model_get_info(const qn_model *model, qn_model_info *info);
+QN_API const qn_tokenizer *qn_model_tokenizer(const qn_model *model);
+
+/* Operators of one layer in order with their kernels, and what was fused, as text. Like snprintf. */
+QN_API size_t qn_model_explain(const qn_model *model, char *text, size_t capacity);
+
+typedef struct qn_session_options {
+    size_t size;            /* sizeof(qn_session_options), set by qn_session_options_init */
+    int32_t context_length; /* 0: the model's, at most 4096 */
+    int32_t batch;          /* most tokens evaluated at once; 0: 512 */
+    qn_exec exec;           /* borrowed; must outlive the session */
+} qn_session_options;
+
+QN_API void qn_session_options_init(qn_session_options *options);
+QN_API qn_status qn_session_create(qn_model *model, const qn_session_options *options, qn_session **out,
+                                   qn_error *error);
+QN_API void qn_session_destroy(qn_session *session);
+
+/* Tokens in the KV cache. */
+QN_API int32_t qn_session_length(const qn_session *session);
+QN_API int32_t qn_session_capacity(const qn_session *session);
+
+/* Forget all tokens from position length on. QN_E_ARGUMENT: beyond what is there. */
+QN_API qn_status qn_session_truncate(qn_session *session, int32_t length, qn_error *error);
+
+/* Append count tokens and give logits: all = 0: of the last token, f32[vocab];
+ * 1: of each, f32[count, vocab]; logits NULL: none. The bits do not depend on
+ * how a text is cut into calls, nor on threads.
+ * QN_E_ARGUMENT: an id outside the vocabulary, count < 0. QN_E_SHAPE: the
+ * context is full (nothing was appended). */
+QN_API qn_status qn_session_eval(qn_session *session, const int32_t *ids, int32_t count, int all, float *logits,
+                                 qn_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,66 @@
+/* Schemes and the quantiser. */
+#ifndef QUERN_QUANTIZE_H
+#define QUERN_QUANTIZE_H
+
+#include <quern/model.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A scheme: how the linear weights of a checkpoint are stored and how the
+ * activations that meet them are quantised. */
+typedef struct qn_scheme_info {
+    const char *name;    /* "fp8-block" */
+    const char *summary; /* "FP8 e4m3, 128x128 weight blocks, 1x128 dynamic activations" */
+    const char *layout;  /* "dense", "deepseek-fp8", "compressed-tensors" */
+} qn_scheme_info;
+
+/* Scheme i in table order; QN_E_ARGUMENT past the end. */
+QN_API qn_status qn_scheme_at(int32_t i, qn_scheme_info *info);
+
+typedef struct qn_quantize_progress {
+    int32_t index, total;   /* tensors done, of how many */
+    const char *name;
+    qn_shape shape;
+    const char *from, *to;
+    uint64_t bytes_before, bytes_after;
+    double rms_error;       /* relative root mean square error of the weights; 0 for copies */
+} qn_quantize_progress;
+
+/* Return 0 to go on, anything else to cancel. Called from one thread at a time. */
+typedef int (*qn_quantize_progress_fn)(void *user, const qn_quantize_progress *progress);
+
+typedef struct qn_quantize_options {
+    size_t size; /* sizeof(qn_quantize_options), set by qn_quantize_options_init */
+    const char *scheme;
+    int32_t force;         /* replace an existing output folder */
+    uint64_t shard_bytes;  /* most bytes a weight file; 0: 4 GB */
+    qn_exec exec;
+    qn_quantize_progress_fn progress;
+    void *progress_user;
+} qn_quantize_options;
+
+typedef struct qn_quantize_result {
+    int32_t tensors;
+    int64_t parameters;
+    uint64_t bytes_before, bytes_after;
+    double bits_per_weight;
+    double seconds;
+} qn_quantize_result;
+
+QN_API void qn_quantize_options_init(qn_quantize_options *options);
+
+/* Write folder `output` (model-*.safetensors, config.json, tokenizer files)
+ * from the checkpoint at `input`. Everything is written under a temporary name
+ * in the parent folder and renamed when complete: `output` is absent, the old
+ * one, or whole; leftovers of a killed run are removed by the next.
+ * QN_E_ARGUMENT: unknown scheme. QN_E_EXISTS: output exists, force is 0.
+ * QN_E_FILE: non-finite weights (tensor and index named). QN_E_IO, QN_E_MEMORY, QN_E_CANCELLED. */
+QN_API qn_status qn_quantize(qn_ctx *ctx, const char *input, const char *output, const qn_quantize_options *options,
+                             qn_quantize_result *result, qn_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,33 @@
+/* The context's inside and the library's only way to memory. */
+#ifndef QN_BASE_CONTEXT_H
+#define QN_BASE_CONTEXT_H
+
+#include <quern/context.h>
+
+struct qn_ctx {
+    qn_allocator allocator;
+    qn_log_fn log;
+    void *log_user;
+    qn_isa isa_cap;
+    qn_jit_policy jit;
+    char *cache_dir; /* NULL: none */
+};
+
+#define QN_ALIGN 64
+
+/* 64-byte aligned memory, not cleared; NULL when there is none. size 0 gives a valid pointer. */
+void *qn_alloc(const qn_ctx *ctx, size_t size);
+
+/* Cleared memory of count * size bytes; NULL on overflow or when there is none. */
+void *qn_calloc(const qn_ctx *ctx, size_t count, size_t size);
+
+/* Free; NULL is fine. */
+void qn_free(const qn_ctx *ctx, void *pointer);
+
+/* Copies of text; NULL when there is no memory. */
+char *qn_strdup(const qn_ctx *ctx, const char *text);
+char *qn_strndup(const qn_ctx *ctx, const char *text, size_t length);
+
+__attribute__((format(printf, 3, 4))) void qn_log(const qn_ctx *ctx, qn_log_level level, const char *format, ...);
+
+#endif

@@ -1,0 +1,156 @@
+#include "format/scheme.h"
+
+#include <string.h>
+
+#include <quern/quantize.h>
+
+#include "base/error.h"
+
+static const qn_scheme dense = {
+    .name = "dense", .summary = "plain tensors", .layout = QN_LAYOUT_DENSE, .data_suffix = "weight", .mm = QN_OP_DENSE_MM};
+
+static const qn_scheme schemes[] = {
+    {.name = "f32",
+     .summary = "FP32 weights and activations",
+     .layout = QN_LAYOUT_DENSE,
+     .weight = QN_F32,
+     .data_suffix = "weight",
+     .mm = QN_OP_DENSE_MM},
+    {.name = "bf16",
+     .summary = "BF16 weights, FP32 activations",
+     .layout = QN_LAYOUT_DENSE,
+     .weight = QN_BF16,
+     .data_suffix = "weight",
+     .mm = QN_OP_DENSE_MM},
+    {.name = "f16",
+     .summary = "FP16 weights, FP32 activations",
+     .layout = QN_LAYOUT_DENSE,
+     .weight = QN_F16,
+     .data_suffix = "weight",
+     .mm = QN_OP_DENSE_MM},
+    {.name = "fp8-block",
+     .summary = "FP8 e4m3 weights in 128x128 blocks, 1x128 dynamic FP8 activations",
+     .layout = QN_LAYOUT_DEEPSEEK_FP8,
+     .weight = QN_F8_E4M3,
+     .scales = QN_SCALES_BLOCK,
+     .scale_format = QN_F32,
+     .block_n = 128,
+     .block_k = 128,
+     .data_suffix = "weight",
+     .scale_suffix = "weight_scale_inv",
+     .act_op = QN_OP_QUANTIZE_FP8,
+     .act_granularity = QN_PER_GROUP,
+     .act_group = 128,
+     .act_type = QN_TYPE_E4M3FN,
+     .mm = QN_OP_BLOCK_SCALED_MM},
+    {.name = "fp8",
+     .summary = "FP8 e4m3 weights with a scale per output channel, per-token dynamic FP8 activations",
+     .layout = QN_LAYOUT_COMPRESSED_TENSORS,
+     .weight = QN_F8_E4M3,
+     .scales = QN_SCALES_CHANNEL,
+     .scale_format = QN_F32,
+     .data_suffix = "weight",
+     .scale_suffix = "weight_scale",
+     .act_op = QN_OP_QUANTIZE_FP8,
+     .act_granularity = QN_PER_TOKEN,
+     .act_type = QN_TYPE_E4M3FN,
+     .mm = QN_OP_SCALED_MM,
+     .ct_format = "float-quantized"},
+    {.name = "int8",
+     .summary = "INT8 weights with a scale per output channel, per-token dynamic symmetric INT8 activations",
+     .layout = QN_LAYOUT_COMPRESSED_TENSORS,
+     .weight = QN_I8,
+     .scales = QN_SCALES_CHANNEL,
+     .scale_format = QN_F32,
+     .data_suffix = "weight",
+     .scale_suffix = "weight_scale",
+     .act_op = QN_OP_QUANTIZE_INT8,
+     .act_granularity = QN_PER_TOKEN,
+     .act_type = QN_TYPE_INT8,
+     .act_symmetric = 1,
+     .mm = QN_OP_SCALED_MM,
+     .ct_format = "int-quantized"},
+    {.name = "int8-azp",
+     .summary = "INT8 weights with a scale per output channel, per-token dynamic INT8 activations with zero points",
+     .layout = QN_LAYOUT_COMPRESSED_TENSORS,
+     .weight = QN_I8,
+     .scales = QN_SCALES_CHANNEL,
+     .scale_format = QN_F32,
+     .data_suffix = "weight",
+     .scale_suffix = "weight_scale",
+     .act_op = QN_OP_QUANTIZE_INT8,
+     .act_granularity = QN_PER_TOKEN,
+     .act_type = QN_TYPE_INT8,
+     .act_symmetric = 0,
+     .mm = QN_OP_SCALED_MM,
+     .ct_format = "int-quantized"},
+    {.name = "nvfp4",
+     .summary = "NVFP4 weights (W4A16): e2m1, an e4m3 scale per 16, one FP32 scale; activations as they are",
+     .layout = QN_LAYOUT_COMPRESSED_TENSORS,
+     .weight = QN_F4_E2M1,
+     .scales = QN_SCALES_GROUP,
+     .scale_format = QN_F8_E4M3,
+     .block_k = 16,
+     .global_scale = 1,
+     .data_suffix = "weight_packed",
+     .scale_suffix = "weight_scale",
+     .mm = QN_OP_NVFP4_MM,
+     .ct_format = "nvfp4-pack-quantized"},
+    {.name = "nvfp4-w4a4",
+     .summary = "NVFP4 weights and activations (W4A4), the activations' FP32 scale from a calibration text",
+     .layout = QN_LAYOUT_COMPRESSED_TENSORS,
+     .weight = QN_F4_E2M1,
+     .scales = QN_SCALES_GROUP,
+     .scale_format = QN_F8_E4M3,
+     .block_k = 16,
+     .global_scale = 1,
+     .data_suffix = "weight_packed",
+     .scale_suffix = "weight_scale",
+     .act_op = QN_OP_QUANTIZE_NVFP4,
+     .act_granularity = QN_PER_GROUP,
+     .act_group = 16,
+     .mm = QN_OP_NVFP4_MM,
+     .ct_format = "nvfp4-pack-quantized"},
+    {.name = "mxfp4",
+     .summary = "MXFP4 weights (W4A16): e2m1, an e8m0 scale per 32; activations as they are",
+     .layout = QN_LAYOUT_COMPRESSED_TENSORS,
+     .weight = QN_F4_E2M1,
+     .scales = QN_SCALES_GROUP,
+     .scale_format = QN_E8M0,
+     .block_k = 32,
+     .data_suffix = "weight_packed",
+     .scale_suffix = "weight_scale",
+     .mm = QN_OP_MXFP4_MM,
+     .ct_format = "mxfp4-pack-quantized"},
+};
+
+const qn_scheme *qn_scheme_get(int32_t i)
+{
+    return i >= 0 && (size_t)i < sizeof schemes / sizeof *schemes ? &schemes[i] : NULL;
+}
+
+const qn_scheme *qn_scheme_find(const char *name)
+{
+    for (size_t i = 0; name && i < sizeof schemes / sizeof *schemes; i++) {
+        if (strcmp(schemes[i].name, name) == 0) {
+            return &schemes[i];
+        }
+    }
+    return NULL;
+}
+
+const qn_scheme *qn_scheme_dense(void)
+{
+    return &dense;
+}
+
+qn_status qn_scheme_at(int32_t i, qn_scheme_info *info)
+{
+    const qn_scheme *scheme = qn_scheme_get(i);
+    if (!scheme || !info) {
+        return QN_E_ARGUMENT;
+    }
+    static const char *const layouts[] = {"dense", "deepseek-fp8", "compressed-tensors"};
+    *info = (qn_scheme_info){scheme->name, scheme->summary, layouts[scheme->layout]};
+    return QN_OK;
+}

@@ -1,0 +1,62 @@
+/* Schemes: how the linear weights of a checkpoint are stored, what happens to
+ * the activations that meet them, and which operator multiplies the two.
+ *
+ * A scheme is one row of the table in scheme.c. The reader (src/io), the model
+ * (src/model) and the quantiser (src/quant) all work from the row, so a new
+ * scheme of known kinds is that row alone. */
+#ifndef QN_FORMAT_SCHEME_H
+#define QN_FORMAT_SCHEME_H
+
+#include <quern/op.h>
+
+typedef enum qn_scheme_layout {
+    QN_LAYOUT_DENSE = 0,          /* X.weight in an element format, no quantization_config */
+    QN_LAYOUT_DEEPSEEK_FP8,       /* quant_method "fp8", X.weight_scale_inv */
+    QN_LAYOUT_COMPRESSED_TENSORS  /* quant_method "compressed-tensors" */
+} qn_scheme_layout;
+
+/* Which elements of a weight [N,K] share a scale. */
+typedef enum qn_weight_scales {
+    QN_SCALES_NONE = 0,
+    QN_SCALES_CHANNEL, /* [N,1] */
+    QN_SCALES_BLOCK,   /* [ceil(N/block_n), ceil(K/block_k)], edge blocks short */
+    QN_SCALES_GROUP    /* [N, K/block_k] */
+} qn_weight_scales;
+
+typedef struct qn_scheme {
+    const char *name;    /* "fp8-block" */
+    const char *summary;
+    qn_scheme_layout layout;
+
+    /* weights */
+    qn_format weight;         /* element format; QN_FORMAT_NONE: whatever the tensor is (reading dense files) */
+    qn_weight_scales scales;
+    qn_format scale_format;   /* of the stored scales */
+    int32_t block_n, block_k;
+    int32_t global_scale;     /* 1: a second scale for the whole tensor, dequantising divides by it (NVFP4) */
+    const char *data_suffix;  /* "weight" or "weight_packed" */
+    const char *scale_suffix; /* "weight_scale_inv", "weight_scale"; NULL: none */
+
+    /* activations */
+    qn_op act_op;             /* QN_OP_NONE: taken as they are */
+    qn_granularity act_granularity;
+    int32_t act_group;
+    qn_type act_type;
+    int32_t act_symmetric;
+
+    qn_op mm;                 /* operator of the linear layer */
+
+    /* words of compressed-tensors' quantization_config */
+    const char *ct_format;    /* "float-quantized", ...; NULL: not of that layout */
+} qn_scheme;
+
+/* Row i in table order; NULL past the end. */
+const qn_scheme *qn_scheme_get(int32_t i);
+
+/* Row of a name; NULL when there is none. */
+const qn_scheme *qn_scheme_find(const char *name);
+
+/* The scheme of plain tensors of any element or block format. */
+const qn_scheme *qn_scheme_dense(void);
+
+#endif

@@ -1,0 +1,59 @@
+/* A checkpoint as the model and the quantiser see it: one list of logical
+ * weights under Hugging Face names, whatever file they come from, plus the
+ * hyperparameters and the tokenizer's raw material.
+ *
+ * GGUF names are translated (blk.0.attn_q.weight -> model.layers.0.self_attn.q_proj.weight).
+ * GGUF files of architecture llama store q and k rows reordered for interleaved
+ * RoPE; such weights carry rope_interleaved and whoever reads rows maps them
+ * back with qn_weight_source_row. */
+#ifndef QN_IO_CHECKPOINT_H
+#define QN_IO_CHECKPOINT_H
+
+#include <jansson.h>
+
+#include <quern/model.h>
+#include <quern/view.h>
+
+#include "format/scheme.h"
+#include "text/source.h"
+
+typedef struct qn_weight {
+    const char *name;         /* logical name, e.g. "model.norm.weight" (always ends in .weight or .bias) */
+    const qn_scheme *scheme;  /* how data and scales make numbers; qn_scheme_dense() for plain tensors */
+    int32_t ndim;             /* logical shape: 1: [n]; 2: [n,k] */
+    int64_t n, k;             /* k = 1 when ndim is 1 */
+    qn_view data;             /* as stored, e.g. U8[n,k/2] for nvfp4, Q4_1[n,k] for GGUF */
+    qn_view scale;            /* by the scheme; format NONE when there is none */
+    float global_scale;       /* nvfp4: weight_global_scale (dequantising divides); else 0 */
+    float input_global_scale; /* nvfp4 W4A4: the activations'; 0 when absent */
+    int32_t rope_interleaved; /* rows are GGUF-ordered heads of this many... 0: no; else rows a head */
+} qn_weight;
+
+typedef struct qn_hparams {
+    char architecture[32]; /* "llama" */
+    char name[128];
+    int32_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocab_size, context_length;
+    int32_t tied_embeddings;
+    float rope_theta, rms_eps;
+    int32_t bos_id, eos_id, pad_id; /* -1: not given */
+} qn_hparams;
+
+const qn_hparams *qn_checkpoint_hparams(const qn_checkpoint *checkpoint);
+const qn_tokenizer_source *qn_checkpoint_tokenizer(const qn_checkpoint *checkpoint);
+int32_t qn_checkpoint_weight_count(const qn_checkpoint *checkpoint);
+const qn_weight *qn_checkpoint_weight_at(const qn_checkpoint *checkpoint, int32_t i);
+
+/* Weight of a logical name; NULL when there is none. */
+const qn_weight *qn_checkpoint_find(const qn_checkpoint *checkpoint, const char *name);
+
+/* config.json as parsed (folder) or as made from the metadata (GGUF), without
+ * quantization_config; borrowed. What the quantiser writes into its output. */
+const json_t *qn_checkpoint_config(const qn_checkpoint *checkpoint);
+
+/* Stored row that holds logical row `row`. */
+int64_t qn_weight_source_row(const qn_weight *weight, int64_t row);
+
+/* Decode logical row `row` (k floats) exactly as the scheme defines it. */
+void qn_weight_decode_row(const qn_weight *weight, int64_t row, float *destination);
+
+#endif
