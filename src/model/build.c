@@ -52,7 +52,6 @@ qn_status qn_build_register(qn_model *model, const char *name, qn_format format,
 {
     size_t bytes;
     QN_TRY(qn_format_row_bytes(format, width, &bytes, error));
-    bytes = qn_align_up(bytes, QN_ALIGN);
     size_t i = 0;
     while (i < model->register_count && strcmp(model->registers[i].name, name) != 0) {
         i++;
