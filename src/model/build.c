@@ -373,7 +373,7 @@ static qn_status bind_activations(qn_model *model, int32_t layer, int32_t in, co
         operands[qn_op_in_slot(mm, "x")] = in_register(in, rows_of(QN_F32, weight->k));
         return QN_OK;
     }
-    size_t q;
+    size_t q = 0;
     QN_TRY(add_quantize(model, layer, in, weight, &q, error));
     operands[qn_op_in_slot(mm, "a")] = output_of(model, q, "q");
     if (mm == QN_OP_NVFP4_MM) {
