@@ -31,7 +31,8 @@ def record(out, kind, q, blocks, elements, codes, floats):
 def inputs(rng):
     rows = [np.zeros(32), np.full(32, 1.5), np.full(32, -2.25), np.arange(32) - 16.0, np.arange(32) / 4 - 3.5,
             np.r_[np.zeros(31), -7.0], np.r_[8.0, np.full(31, -8.0)], np.r_[-8.0, np.full(31, 8.0)],
-            np.linspace(-127.5, 127, 32), np.r_[127.0, np.arange(31) + 0.5], np.full(32, 1e-9), np.linspace(1e6, 2e6, 32)]
+            np.linspace(-127.5, 127, 32), np.r_[127.0, np.arange(31) + 0.5], np.full(32, 1e-9),
+            np.linspace(1e6, 2e6, 32)]
     rows += [rng.standard_normal(32) * 2.0 ** rng.integers(-18, 10) + rng.integers(-1, 2) for _ in range(36)]
     return np.array(rows, dtype=np.float32)
 

@@ -91,7 +91,8 @@ static void test_rounding(void **state)
             check_narrow(nextafterf(value, -INFINITY));
         }
     }
-    const float specials[] = {0.0f, -0.0f, NAN, -NAN, INFINITY, -INFINITY, FLT_MAX, -FLT_MAX, 0x1p-149f, 0x1p23f, -0x1p23f,
+    const float specials[] = {0.0f, -0.0f, NAN, -NAN, INFINITY, -INFINITY,
+                              FLT_MAX, -FLT_MAX, 0x1p-149f, 0x1p23f, -0x1p23f,
                               0x1.FFFFFEp22f, 0x1.000002p23f, 0.49999997f, -0.49999997f, 0x1p31f, 2.5f, -2.5f};
     for (size_t i = 0; i < sizeof specials / sizeof *specials; i++) {
         check_narrow(specials[i]);

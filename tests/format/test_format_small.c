@@ -291,7 +291,8 @@ static void test_e8m0(void **state)
         check_e8m0(as_float(code << 16));
         check_e8m0(qn_f16_to_f32((uint16_t)code));
     }
-    const float edges[] = {0.0f, -0.0f, -1.0f, 0x1p-149f, 0x1p-127f, -0x1p-127f, 0x1.FFFFFEp127f, INFINITY, -INFINITY, NAN};
+    const float edges[] = {0.0f,       -0.0f,            -1.0f,    0x1p-149f, 0x1p-127f,
+                           -0x1p-127f, 0x1.FFFFFEp127f, INFINITY, -INFINITY, NAN};
     const uint8_t codes[] = {0, 0, 0, 0, 0, 0, 254, 255, 255, 255};
     uint8_t out[10];
     assert_int_equal(qn_encode(QN_E8M0, edges, 10, out, NULL), QN_OK);

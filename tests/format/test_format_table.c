@@ -238,7 +238,8 @@ static void test_swizzle(void **state)
         for (int64_t r = 0; r < padded_m; r++) {
             for (int64_t c = 0; c < padded_n; c++) { /* padding has places of its own: a bijection */
                 const int64_t at = qn_scale_swizzle(r, c, n);
-                const int64_t want = ((r / 128) * ((n + 3) / 4) + c / 4) * 512 + (r % 32) * 16 + ((r % 128) / 32) * 4 + c % 4;
+                const int64_t tile = (r / 128) * ((n + 3) / 4) + c / 4;
+                const int64_t want = tile * 512 + (r % 32) * 16 + ((r % 128) / 32) * 4 + c % 4;
                 assert_int_equal(at, want);
                 assert_true(at >= 0 && at < bytes && !seen[at]);
                 seen[at] = 1;
