@@ -75,7 +75,8 @@ static inline vf vf_pow2(vf n)
 
 static inline vf vf_keep(vf a, vf b, int64_t count)
 {
-    const __mmask16 mask = count >= 16 ? (__mmask16)0xffff : (__mmask16)(count <= 0 ? 0 : (1u << count) - 1);
+    const unsigned lanes = count >= 16 ? 0xffffu : (count <= 0 ? 0u : (1u << count) - 1u);
+    const __mmask16 mask = (__mmask16)lanes;
     return _mm512_mask_mov_ps(b, mask, a);
 }
 

@@ -24,7 +24,21 @@
     ROW(op, contract, avx2, weight, fragment),       \
     ROW(op, contract, scalar, weight, fragment)
 
+/* int8: the sums are exact, the epilogue is that of the float kernels. */
+#define ROW_I8(isa_, level_, tile_, mr_, nr_, set_)                                                                \
+    {                                                                                                              \
+        .name = "qn_scaled_mm_i8_i8_fp__" #isa_ "_" tile_, .op = QN_OP_SCALED_MM, .backend = QN_BACKEND_CPU,       \
+        .isa = (level_), .mr = (mr_), .nr = (nr_), .pack_layout = QN_PACK_I8_ROWS, .status = "measured",           \
+        .accepts = qn_mm_accepts, .pack_bytes = qn_mm_pack_bytes, .pack = qn_mm_pack,                              \
+        .workspace_bytes = qn_mm_workspace_bytes, .run = qn_mm_run,                                                \
+        .impl = &(const qn_mm_impl){.set = &qn_mm_f32__##set_, .i8 = &qn_mm_i8__##isa_, .weight = QN_I8}           \
+    }
+
 static const qn_kernel kernels[] = {
+    ROW_I8(avx512vnni, QN_ISA_AVX512VNNI, "4x4", 4, 4, avx512),
+    ROW_I8(avx512, QN_ISA_AVX512, "4x4", 4, 4, avx512),
+    ROW_I8(avx2, QN_ISA_AVX2, "4x2", 4, 2, avx2),
+    ROW_I8(scalar, QN_ISA_SCALAR, "2x2", 2, 2, scalar),
     LEVELS(QN_OP_DENSE_MM, "dense_mm_fp_f32_fp", QN_F32, QN_MM_FRAG_F32),
     LEVELS(QN_OP_DENSE_MM, "dense_mm_fp_f16_fp", QN_F16, QN_MM_FRAG_F16),
     LEVELS(QN_OP_DENSE_MM, "dense_mm_fp_bf16_fp", QN_BF16, QN_MM_FRAG_BF16),
