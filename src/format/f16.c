@@ -18,7 +18,7 @@ float qn_f16_to_f32(uint16_t bits)
     const uint32_t finite = qn_small_decode(magnitude, F16_MANTISSA, F16_BIAS);
     const uint32_t quiet = magnitude > 0x7C00 ? 0x00400000u : 0;
     const uint32_t special = QN_F32_INFINITY | (magnitude & 0x3FF) << 13 | quiet;
-    return qn_bits_float(sign | (magnitude < 0x7C00 ? finite : special));
+    return qn_bits_float(sign | qn_select(magnitude < 0x7C00, finite, special));
 }
 
 uint16_t qn_f32_to_f16(float value)
@@ -27,7 +27,7 @@ uint16_t qn_f32_to_f16(float value)
     const uint32_t absolute = bits & 0x7FFFFFFF;
     const uint32_t number = qn_small_encode(absolute, F16_MANTISSA, F16_BIAS, 0x7C00);
     const uint32_t nan = 0x7E00 | (absolute >> 13 & 0x1FF);
-    return (uint16_t)(bits >> 31 << 15 | (absolute > QN_F32_INFINITY ? nan : number));
+    return (uint16_t)(bits >> 31 << 15 | qn_select(absolute > QN_F32_INFINITY, nan, number));
 }
 
 float qn_bf16_to_f32(uint16_t bits)
@@ -41,7 +41,7 @@ uint16_t qn_f32_to_bf16(float value)
     const uint32_t bits = qn_float_bits(value);
     const uint32_t number = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
     const uint32_t nan = bits >> 16 | 0x40;
-    return (uint16_t)((bits & 0x7FFFFFFF) > QN_F32_INFINITY ? nan : number);
+    return (uint16_t)qn_select((bits & 0x7FFFFFFF) > QN_F32_INFINITY, nan, number);
 }
 
 QN_DECODER(f16)

@@ -17,7 +17,7 @@ uint8_t qn_f32_to_e2m1(float value)
     const uint32_t bits = qn_float_bits(value);
     const uint32_t absolute = bits & 0x7FFFFFFF;
     const uint32_t number = qn_small_encode(absolute, E2M1_MANTISSA, E2M1_BIAS, 7) | (bits >> 31 << 3);
-    return (uint8_t)(absolute > QN_F32_INFINITY ? 0 : number);
+    return (uint8_t)qn_select(absolute > QN_F32_INFINITY, 0, number);
 }
 
 QN_DECODER(f4_e2m1)

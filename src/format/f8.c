@@ -13,7 +13,7 @@ float qn_e4m3_to_f32(uint8_t code)
 {
     const uint32_t magnitude = code & 0x7F;
     const uint32_t finite = qn_small_decode(magnitude, E4M3_MANTISSA, E4M3_BIAS);
-    return qn_bits_float((uint32_t)(code & 0x80) << 24 | (magnitude == 0x7F ? QN_F32_NAN : finite));
+    return qn_bits_float((uint32_t)(code & 0x80) << 24 | qn_select(magnitude == 0x7F, QN_F32_NAN, finite));
 }
 
 uint8_t qn_f32_to_e4m3(float value)
@@ -21,13 +21,13 @@ uint8_t qn_f32_to_e4m3(float value)
     const uint32_t bits = qn_float_bits(value);
     const uint32_t absolute = bits & 0x7FFFFFFF;
     const uint32_t number = qn_small_encode(absolute, E4M3_MANTISSA, E4M3_BIAS, 0x7E) | (bits >> 31 << 7);
-    return (uint8_t)(absolute > QN_F32_INFINITY ? 0x7F : number);
+    return (uint8_t)qn_select(absolute > QN_F32_INFINITY, 0x7F, number);
 }
 
 float qn_e4m3fnuz_to_f32(uint8_t code)
 {
     const uint32_t finite = qn_small_decode(code & 0x7F, E4M3_MANTISSA, FNUZ_BIAS) | (uint32_t)(code & 0x80) << 24;
-    return qn_bits_float(code == 0x80 ? QN_F32_NAN : finite);
+    return qn_bits_float(qn_select(code == 0x80, QN_F32_NAN, finite));
 }
 
 uint8_t qn_f32_to_e4m3fnuz(float value)
@@ -35,16 +35,16 @@ uint8_t qn_f32_to_e4m3fnuz(float value)
     const uint32_t bits = qn_float_bits(value);
     const uint32_t absolute = bits & 0x7FFFFFFF;
     const uint32_t magnitude = qn_small_encode(absolute, E4M3_MANTISSA, FNUZ_BIAS, 0x7F);
-    const uint32_t number = magnitude ? magnitude | bits >> 31 << 7 : 0; /* one zero only: 0x80 is NaN */
-    return (uint8_t)(absolute > QN_F32_INFINITY ? 0x80 : number);
+    const uint32_t number = qn_select(magnitude != 0, magnitude | bits >> 31 << 7, 0); /* one zero only: 0x80 is NaN */
+    return (uint8_t)qn_select(absolute > QN_F32_INFINITY, 0x80, number);
 }
 
 float qn_e5m2_to_f32(uint8_t code)
 {
     const uint32_t magnitude = code & 0x7F;
     const uint32_t finite = qn_small_decode(magnitude, E5M2_MANTISSA, E5M2_BIAS);
-    const uint32_t special = magnitude == 0x7C ? QN_F32_INFINITY : QN_F32_NAN;
-    return qn_bits_float((uint32_t)(code & 0x80) << 24 | (magnitude < 0x7C ? finite : special));
+    const uint32_t special = QN_F32_INFINITY | (uint32_t)(magnitude > 0x7C) << 22;
+    return qn_bits_float((uint32_t)(code & 0x80) << 24 | qn_select(magnitude < 0x7C, finite, special));
 }
 
 uint8_t qn_f32_to_e5m2(float value)
@@ -52,7 +52,7 @@ uint8_t qn_f32_to_e5m2(float value)
     const uint32_t bits = qn_float_bits(value);
     const uint32_t absolute = bits & 0x7FFFFFFF;
     const uint32_t number = qn_small_encode(absolute, E5M2_MANTISSA, E5M2_BIAS, 0x7B) | (bits >> 31 << 7);
-    return (uint8_t)(absolute > QN_F32_INFINITY ? 0x7F : number);
+    return (uint8_t)qn_select(absolute > QN_F32_INFINITY, 0x7F, number);
 }
 
 float qn_e8m0_to_f32(uint8_t code)

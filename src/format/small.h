@@ -36,13 +36,20 @@ static inline uint32_t qn_power_bits(int exponent)
     return (uint32_t)(127 + exponent) << 23;
 }
 
+/* chosen when the condition holds, else other; as a mask, so that compilers keep the loops free of branches. */
+static inline uint32_t qn_select(int condition, uint32_t chosen, uint32_t other)
+{
+    const uint32_t mask = 0u - (uint32_t)(condition != 0);
+    return (chosen & mask) | (other & ~mask);
+}
+
 /* Bits of the float a finite magnitude code stands for; exact. 1 <= bias < 127. */
 static inline uint32_t qn_small_decode(uint32_t magnitude, int mantissa, int bias)
 {
     const float step = qn_bits_float(qn_power_bits(1 - bias - mantissa)); /* the smallest subnormal */
     const uint32_t subnormal = qn_float_bits((float)(int32_t)magnitude * step);
     const uint32_t normal = (magnitude << (23 - mantissa)) + ((uint32_t)(127 - bias) << 23);
-    return magnitude >> mantissa ? normal : subnormal;
+    return qn_select(magnitude >> mantissa == 0, subnormal, normal);
 }
 
 /* Magnitude code nearest to the float with bits `absolute` (sign clear), ties to
@@ -56,8 +63,8 @@ static inline uint32_t qn_small_encode(uint32_t absolute, int mantissa, int bias
     /* Subnormal: the sum with a float whose unit in the last place is the subnormal step rounds in the addition. */
     const uint32_t anchor = qn_power_bits(23 + 1 - bias - mantissa);
     const uint32_t subnormal = qn_float_bits(qn_bits_float(absolute) + qn_bits_float(anchor)) - anchor;
-    const uint32_t code = absolute < qn_power_bits(1 - bias) ? subnormal : normal;
-    return code < limit ? code : limit;
+    const uint32_t code = qn_select(absolute < qn_power_bits(1 - bias), subnormal, normal);
+    return qn_select(code < limit, code, limit);
 }
 
 #endif
