@@ -201,8 +201,9 @@ static qn_status open_parent(qn_commit *commit, const char *path, qn_error *erro
     QN_FAIL_IF(!*name || strcmp(name, ".") == 0 || strcmp(name, "..") == 0, error, QN_E_ARGUMENT,
                "\"%s\" does not end in the name of a file or folder to write", path);
     const size_t parent_length = slash ? (size_t)(slash - commit->target) : 0;
-    char *parent = slash ? qn_strndup(commit->ctx, parent_length ? commit->target : "/", parent_length ? parent_length : 1)
-                         : qn_strdup(commit->ctx, ".");
+    char *parent =
+        slash ? qn_strndup(commit->ctx, parent_length ? commit->target : "/", parent_length ? parent_length : 1)
+              : qn_strdup(commit->ctx, ".");
     commit->name = qn_strdup(commit->ctx, name);
     commit->temporary = qn_alloc(commit->ctx, length + 64);
     qn_status status = QN_OK;
@@ -211,7 +212,8 @@ static qn_status open_parent(qn_commit *commit, const char *path, qn_error *erro
     } else {
         commit->parent = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         if (commit->parent < 0) {
-            status = qn_error_set(error, QN_E_IO, "cannot open the folder %s to write into: %s", parent, strerror(errno));
+            status =
+                qn_error_set(error, QN_E_IO, "cannot open the folder %s to write into: %s", parent, strerror(errno));
         }
     }
     qn_free(commit->ctx, parent);

@@ -58,8 +58,8 @@ qn_status qn_file_map_check(const qn_file_map *map, const char *path, qn_error *
 {
     struct stat st;
     QN_FAIL_IF(stat(path, &st) != 0, error, QN_E_IO, "cannot look at %s: %s", path, strerror(errno));
-    QN_FAIL_IF((uint64_t)st.st_size != map->size, error, QN_E_IO, "%s had %zu bytes when it was opened and has %lld now",
-               path, map->size, (long long)st.st_size);
+    QN_FAIL_IF((uint64_t)st.st_size != map->size, error, QN_E_IO,
+               "%s had %zu bytes when it was opened and has %lld now", path, map->size, (long long)st.st_size);
     QN_FAIL_IF((uint64_t)st.st_dev != map->device || (uint64_t)st.st_ino != map->inode ||
                    modified_ns(&st) != map->modified_ns,
                error, QN_E_IO, "%s was replaced or written to after it was opened", path);

@@ -8,7 +8,7 @@
 typedef struct qn_file_map {
     const void *data; /* never NULL once open; a valid pointer for an empty file too */
     size_t size;
-    void *mapping;    /* what munmap gets; NULL: nothing */
+    void *mapping; /* what munmap gets; NULL: nothing */
     uint64_t device, inode;
     int64_t modified_ns;
 } qn_file_map;
