@@ -34,10 +34,22 @@ typedef struct qn_op_family {
 } qn_op_family;
 
 extern const qn_op_family qn_family_quantize, qn_family_matmul, qn_family_grouped, qn_family_activation,
-    qn_family_attention;
+    qn_family_rope, qn_family_attention;
 
 /* Family of an operator; NULL when it is none. */
 const qn_op_family *qn_op_get_family(qn_op op);
+
+/* No dimension or size is above this: sums and small multiples of sizes cannot overflow. */
+#define QN_OP_SIZE_LIMIT ((int64_t)1 << 48)
+
+/* 1 when the formats of a slot ("f32|f16|bf16") have this one. */
+int qn_op_slot_takes(const qn_slot_info *slot, qn_format format);
+
+/* First format of a slot. */
+qn_format qn_op_slot_default(const qn_slot_info *slot);
+
+/* A shape as text, "f32[3,4]"; text has room for 128 bytes. Returns text. */
+const char *qn_shape_text(const qn_shape *shape, char *text);
 
 /* Output element format that attribute out asks for. */
 qn_format qn_op_out_format(const qn_op_desc *desc);
