@@ -202,7 +202,7 @@ static choice byte_choice(const qn_encoder *encoder, int code)
 /* Scales stored as wide floats: the plain scale times these. A float grid looks the
  * same an octave up, so only where in the octave matters; an even grid gains by clipping. */
 static const float float_grid_factors[] = {1.09f, 1.19f, 1.3f, 1.41f, 1.54f, 1.68f, 1.83f};
-static const float even_grid_factors[] = {0.97f, 0.94f, 0.91f, 0.88f, 0.84f, 0.80f, 0.75f, 0.70f};
+static const float even_grid_factors[] = {0.96f, 0.92f, 0.86f, 0.80f};
 
 static choice choose_float(const qn_encoder *encoder, const tile *t, float plain)
 {
