@@ -82,7 +82,7 @@ def float_values(exponent_bits, mantissa_bits, bias, count):
 E4M3 = Small(float_values(4, 3, 7, 0x7F), 0x7F, 0x80)
 FNUZ = Small(float_values(4, 3, 8, 0x80), 0x80, 0x80, negative_zero=False)
 E5M2 = Small(float_values(5, 2, 15, 0x7C), 0x7F, 0x80)
-E2M1 = Small([0, 0.5, 1, 1.5, 2, 3, 4, 6], 0, 0x8)
+E2M1 = Small([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], 0, 0x8)
 TYPES = {"e4m3fn": (E4M3, 448.0, "F8_E4M3"), "e4m3fnuz": (FNUZ, 224.0, "U8"), "e5m2": (E5M2, 57344.0, "F8_E5M2")}
 
 

@@ -41,8 +41,20 @@ static const char *const file_names[] = {
     "rope",           "scaled_mm",       "silu_mul",       "silu_mul_quant",
 };
 
+/* Cases that disagreed; a test goes through all of them and fails at its end. */
+static int failures;
+
+#define DISAGREE(...)                         \
+    do {                                      \
+        if (++failures <= 20) {               \
+            print_error(__VA_ARGS__);         \
+        }                                     \
+        return;                               \
+    } while (0)
+
 static qn_ctx *make_ctx(void)
 {
+    failures = 0;
     qn_ctx *ctx = NULL;
     assert_int_equal(qn_ctx_create(NULL, &ctx, NULL), QN_OK);
     return ctx;
@@ -127,7 +139,7 @@ static void compare_bits(const fixture *f, int32_t slot, const void *got, const 
             float u = 0.0f, v = 0.0f;
             qn_format_get_row(want->shape.format)->decode(a, 1, &u);
             qn_format_get_row(want->shape.format)->decode(b, 1, &v);
-            fail_msg("%s by %s: output %s element %lld is 0x%x (%g), expected 0x%x (%g)", f->label, who,
+            DISAGREE("%s by %s: output %s element %lld is 0x%x (%g), expected 0x%x (%g)\n", f->label, who,
                      qn_op_get_info(f->desc.op)->out[slot].name, (long long)i, y, (double)v, x, (double)u);
         }
     }
@@ -149,7 +161,7 @@ static void compare(const fixture *f, const qn_view got[QN_MAX_OUT], int exact, 
         fail_msg("%s by %s: %s", f->label, who, error.text);
     }
     if (!result.pass) {
-        fail_msg("%s by %s: output %d element %lld is %.9g, expected %.9g (%g times what the error model allows)",
+        DISAGREE("%s by %s: output %d element %lld is %.9g, expected %.9g (%g times what the error model allows)\n",
                  f->label, who, result.slot, (long long)result.index, result.got, result.want, result.max_error);
     }
 }
@@ -242,6 +254,7 @@ static void reference_agrees(void **state)
     qn_backend backend = QN_BACKEND_REF;
     assert_true(each_case(ctx, by_backend, &backend) >= EXPECTED_CASES);
     qn_ctx_destroy(ctx);
+    assert_int_equal(failures, 0);
 }
 
 static void by_cpu(qn_ctx *ctx, const fixture *f, void *user)
@@ -269,6 +282,7 @@ static void cpu_agrees(void **state)
     assert_true(count >= EXPECTED_CASES);
     printf("cpu: %d cases, %d of them have no CPU kernel and were left to the reference\n", count, without);
     qn_ctx_destroy(ctx);
+    assert_int_equal(failures, 0);
 }
 
 typedef struct command {
@@ -385,6 +399,7 @@ static void command_agrees(void **state)
     snprintf(path, sizeof path, "%s/out.safetensors", c.folder);
     unlink(path);
     assert_int_equal(rmdir(c.folder), 0);
+    assert_int_equal(failures, 0);
 }
 
 int main(void)
