@@ -352,12 +352,28 @@ static void block_task(void *user, int64_t index, int32_t thread)
     }
 }
 
+/* Rows that no expert owns become zeros. */
+static void zero_rows(const qn_mm_job *job, int64_t first, int64_t last)
+{
+    const int64_t row_bytes = job->n * (job->out_real == QN_MM_F32 ? 4 : 2);
+    for (int64_t r = first; r < last; r++) {
+        memset(job->out + r * job->out_stride, 0, (size_t)row_bytes);
+    }
+}
+
 void qn_mm_run(const qn_kernel *kernel, const qn_run_call *call)
 {
     qn_mm_job job;
     qn_mm_bind(kernel, call, &job);
+    if (job.m == 0 || job.n == 0) {
+        return;
+    }
+    if (job.offsets) {
+        zero_rows(&job, 0, qn_min_i64(job.offsets[0], job.m));
+        zero_rows(&job, job.offsets[job.experts], job.m);
+    }
     const int64_t blocks = row_blocks(&job);
-    if (job.m == 0 || job.n == 0 || blocks == 0) {
+    if (blocks == 0) {
         return;
     }
     char *const workspace = call->workspace;
