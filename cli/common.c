@@ -396,8 +396,6 @@ int cli_open_model(cli *c, const char *path, qn_model **model)
     qn_model_options options;
     qn_model_options_init(&options);
     options.plan = c->plan;
-    if (cli_verb_takes(c->verb, OPT_ACTIVATIONS) && strcmp(c->value[OPT_ACTIVATIONS].s, "none") == 0)
-        options.activations = "none";
     return cli_check(c, qn_model_open(c->ctx, path, &options, model, &error), &error, PHASE_INPUT);
 }
 

@@ -34,7 +34,6 @@ typedef enum cli_option_id {
     OPT_GREEDY,
     OPT_BACKEND,
     OPT_ISA,
-    OPT_ACTIVATIONS,
     OPT_THREADS,
     OPT_CTX_SIZE,
     OPT_BATCH,

@@ -38,8 +38,6 @@ const cli_option cli_options[OPT_LIMIT] = {
     [OPT_BACKEND] = {"backend", NULL, 0, KIND_CHOICE, 0, 0, "auto", "auto|ref|cpu|cuda", "where to compute"},
     [OPT_ISA] = {"isa", NULL, 0, KIND_CHOICE, 0, 0, NULL, ISA_WORDS,
                  "force this instruction-set level; without it the best of the machine"},
-    [OPT_ACTIVATIONS] = {"activations", NULL, 0, KIND_CHOICE, 0, 0, "scheme", "scheme|none",
-                         "quantise activations as the scheme says, or not at all"},
     [OPT_THREADS] = {"threads", NULL, 't', KIND_INT, 0, 1024, "0", "N", "threads; 0: all the process may use"},
     [OPT_CTX_SIZE] = {"ctx-size", "ctx|max-model-len", 'c', KIND_INT, 0, 16777216, "0", "N",
                       "context length in tokens; 0: the model's, at most 4096"},
@@ -102,7 +100,7 @@ const cli_verb cli_verbs[] = {
     {"run", "MODEL [TEXT | -]", 1, 2, 1,
      OPTIONS(OPT_MODEL, OPT_PROMPT, OPT_FILE, OPT_PREDICT, OPT_TEMP, OPT_TOP_K, OPT_TOP_P, OPT_MIN_P,
              OPT_REPEAT_PENALTY, OPT_REPEAT_LAST, OPT_SEED, OPT_GREEDY, OPT_STOP, OPT_RAW, OPT_SYSTEM, OPT_CTX_SIZE,
-             OPT_BATCH, OPT_ACTIVATIONS, COMPUTE, OPT_JSON_TIMINGS, COMMON),
+             OPT_BATCH, COMPUTE, OPT_JSON_TIMINGS, COMMON),
      "generate text",
      "Streams the text that follows the prompt to stdout and ends at an end token, a stop text, --predict tokens or "
      "the end of the context. Models with a chat template get the prompt as a user message unless --raw is given.\n"
@@ -113,7 +111,7 @@ const cli_verb cli_verbs[] = {
 
     {"chat", "MODEL", 1, 1, 1,
      OPTIONS(OPT_MODEL, OPT_SYSTEM, OPT_PREDICT, OPT_TEMP, OPT_TOP_K, OPT_TOP_P, OPT_MIN_P, OPT_REPEAT_PENALTY,
-             OPT_REPEAT_LAST, OPT_SEED, OPT_GREEDY, OPT_STOP, OPT_CTX_SIZE, OPT_BATCH, OPT_ACTIVATIONS, COMPUTE,
+             OPT_REPEAT_LAST, OPT_SEED, OPT_GREEDY, OPT_STOP, OPT_CTX_SIZE, OPT_BATCH, COMPUTE,
              COMMON),
      "talk with a model in the terminal",
      "Reads a message a line from stdin and streams the reply. /reset forgets the conversation, /system TEXT sets the "
@@ -139,7 +137,7 @@ const cli_verb cli_verbs[] = {
 
     {"perplexity", "MODEL", 1, 1, 1,
      OPTIONS(OPT_MODEL, OPT_FILE, OPT_PROMPT, OPT_REFERENCE, OPT_CHUNK, OPT_STRIDE, OPT_MAX_TOKENS, OPT_BATCH,
-             OPT_ACTIVATIONS, COMPUTE, OPT_JSON, COMMON),
+             COMPUTE, OPT_JSON, COMMON),
      "how well a model predicts a text",
      "The text is cut into chunks of --ctx tokens, each starting with the BOS token in place of its first token when "
      "the model adds one. The first half of a chunk is context; the predictions of the tokens in its second half are "
@@ -151,7 +149,7 @@ const cli_verb cli_verbs[] = {
 
     {"compare", "REFERENCE [MODEL ...]", 1, -1, 1,
      OPTIONS(OPT_MODEL, OPT_FILE, OPT_PROMPT, OPT_CHUNK, OPT_MAX_TOKENS, OPT_SAMPLE, OPT_RAW, OPT_BATCH,
-             OPT_ACTIVATIONS, COMPUTE, OPT_JSONL, OPT_JSON, COMMON),
+             COMPUTE, OPT_JSONL, OPT_JSON, COMMON),
      "a table of models against a reference",
      "Scores the text as `quern perplexity` does, all models in step, and prints per model: bits per weight, file "
      "size, perplexity, its ratio to the reference's, KL divergence, top-1 agreement, prefill and decode speed, and a "
@@ -170,7 +168,7 @@ const cli_verb cli_verbs[] = {
      "quern detokenize model.gguf 19556 905", verb_detokenize},
 
     {"logits", "MODEL", 1, 1, 1,
-     OPTIONS(OPT_MODEL, OPT_PROMPT, OPT_FILE, OPT_IDS, OPT_OUT, OPT_ALL, OPT_BATCH, OPT_ACTIVATIONS, COMPUTE, COMMON),
+     OPTIONS(OPT_MODEL, OPT_PROMPT, OPT_FILE, OPT_IDS, OPT_OUT, OPT_ALL, OPT_BATCH, COMPUTE, COMMON),
      "write a model's logits to a file",
      "Writes the tensors `logits` F32[T,vocabulary] (T is 1 without --all) and `ids` I32[tokens]. Text is tokenised as "
      "it is, with the special tokens the model adds.",
@@ -205,7 +203,7 @@ const cli_verb cli_verbs[] = {
      "quern bench kernels --filter block_scaled_mm --threads 1", verb_bench_kernels},
 
     {"bench model", "MODEL", 1, 1, 1,
-     OPTIONS(OPT_MODEL, OPT_PROMPT_TOKENS, OPT_GEN_TOKENS, OPT_REPETITIONS, OPT_BATCH, OPT_ACTIVATIONS, COMPUTE,
+     OPTIONS(OPT_MODEL, OPT_PROMPT_TOKENS, OPT_GEN_TOKENS, OPT_REPETITIONS, OPT_BATCH, COMPUTE,
              OPT_OUTPUT_FORMAT, OPT_JSON, COMMON),
      "measure a model's speed",
      "Prompt processing (pp) and text generation (tg) in tokens a second, as mean and standard deviation of the "
