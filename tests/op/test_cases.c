@@ -240,9 +240,10 @@ static void rows_strided(void **state)
 static void exact_is_exact(void **state)
 {
     (void)state;
-    static const char *const texts[] = {"dense_mm m=3 n=9 k=1536 out=f32", "dense_mm m=2 n=5 k=1536 out=f32 b=q4_1",
-                                        "dense_mm m=2 n=5 k=1536 out=f32 b=q6_k", "dense_mm m=2 n=5 k=1536 out=f32 b=q5_k",
-                                        "dense_mm m=2 n=5 k=1536 out=f32 b=q8_0", "dense_mm m=2 n=5 k=1536 out=f32 b=q3_k"};
+    static const char *const texts[] = {
+        "dense_mm m=3 n=9 k=1536 out=f32",        "dense_mm m=2 n=5 k=1536 out=f32 b=q4_1",
+        "dense_mm m=2 n=5 k=1536 out=f32 b=q6_k", "dense_mm m=2 n=5 k=1536 out=f32 b=q5_k",
+        "dense_mm m=2 n=5 k=1536 out=f32 b=q8_0", "dense_mm m=2 n=5 k=1536 out=f32 b=q3_k"};
     for (size_t t = 0; t < sizeof texts / sizeof *texts; t++) {
         job j;
         job_make(&j, texts[t], 1);
@@ -385,9 +386,8 @@ int main(void)
 {
     printf("seed %d\n", SEED);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_repeat),          cmocka_unit_test(rows_strided), cmocka_unit_test(exact_is_exact),
-        cmocka_unit_test(judge_decides),        cmocka_unit_test(fill_is_reproducible),
-        cmocka_unit_test(costs),
+        cmocka_unit_test(rows_repeat),   cmocka_unit_test(rows_strided),         cmocka_unit_test(exact_is_exact),
+        cmocka_unit_test(judge_decides), cmocka_unit_test(fill_is_reproducible), cmocka_unit_test(costs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

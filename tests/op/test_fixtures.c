@@ -36,20 +36,20 @@ typedef struct fixture {
 } fixture;
 
 static const char *const file_names[] = {
-    "attention",      "block_scaled_mm", "dense_mm",       "dequantize", "grouped_block_scaled_mm", "mxfp4_mm",
-    "nvfp4_mm",       "quantize_fp8",    "quantize_int8",  "quantize_mxfp4", "quantize_nvfp4",      "rmsnorm",
-    "rope",           "scaled_mm",       "silu_mul",       "silu_mul_quant",
+    "attention", "block_scaled_mm", "dense_mm",      "dequantize",     "grouped_block_scaled_mm", "mxfp4_mm",
+    "nvfp4_mm",  "quantize_fp8",    "quantize_int8", "quantize_mxfp4", "quantize_nvfp4",          "rmsnorm",
+    "rope",      "scaled_mm",       "silu_mul",      "silu_mul_quant",
 };
 
 /* Cases that disagreed; a test goes through all of them and fails at its end. */
 static int failures;
 
-#define DISAGREE(...)                         \
-    do {                                      \
-        if (++failures <= 20) {               \
-            print_error(__VA_ARGS__);         \
-        }                                     \
-        return;                               \
+#define DISAGREE(...)                                                                                                  \
+    do {                                                                                                               \
+        if (++failures <= 20) {                                                                                        \
+            print_error(__VA_ARGS__);                                                                                  \
+        }                                                                                                              \
+        return;                                                                                                        \
     } while (0)
 
 static qn_ctx *make_ctx(void)

@@ -153,7 +153,8 @@ static void nvfp4_values(void **state)
 {
     (void)state;
     /* amax 6 with G = 448: sf = 448, r = 1 / (448 / 448) = 1: codes of the values themselves */
-    float x[16] = {6.0f, 5.0f, 4.9f, 3.5f, 2.5f, 1.75f, 1.25f, 0.75f, 0.25f, 0.26f, -6.0f, -0.5f, 0.0f, 2.0f, 3.0f, NAN};
+    float x[16] = {6.0f,  5.0f,  4.9f,  3.5f,  2.5f, 1.75f, 1.25f, 0.75f,
+                   0.25f, 0.26f, -6.0f, -0.5f, 0.0f, 2.0f,  3.0f,  NAN};
     const float g = 448.0f;
     uint8_t q[8], scale[512];
     float global;
@@ -183,13 +184,13 @@ static void mxfp4_rules(void **state)
     float x[32] = {7.0f, 1.0f};
     uint8_t q[16], scale;
     run("quantize_mxfp4 m=1 k=32", (const void *[8]){x}, (void *[4]){q, &scale});
-    assert_int_equal(scale, 128);   /* 6 * 2^0 < 7: e = 1 */
-    assert_int_equal(q[0], 0x16);   /* 3.5 ties to 4 (code 6), 0.5 is code 1 */
+    assert_int_equal(scale, 128); /* 6 * 2^0 < 7: e = 1 */
+    assert_int_equal(q[0], 0x16); /* 3.5 ties to 4 (code 6), 0.5 is code 1 */
     run("quantize_mxfp4 m=1 k=32 rule=ocp", (const void *[8]){x}, (void *[4]){q, &scale});
-    assert_int_equal(scale, 127);   /* floor(log2 7) - 2 = 0 */
-    assert_int_equal(q[0], 0x27);   /* 7 saturates to 6 */
+    assert_int_equal(scale, 127); /* floor(log2 7) - 2 = 0 */
+    assert_int_equal(q[0], 0x27); /* 7 saturates to 6 */
     run("quantize_mxfp4 m=1 k=32 rule=even", (const void *[8]){x}, (void *[4]){q, &scale});
-    assert_int_equal(scale, 128);   /* 7 = 1.75 * 4 moves up */
+    assert_int_equal(scale, 128); /* 7 = 1.75 * 4 moves up */
     memset(x, 0, sizeof x);
     run("quantize_mxfp4 m=1 k=32", (const void *[8]){x}, (void *[4]){q, &scale});
     assert_int_equal(scale, 0);
@@ -201,8 +202,8 @@ static void scaled(void **state)
     const int8_t a[2][3] = {{1, 2, 3}, {-128, -128, 127}}, b[2][3] = {{1, 0, -1}, {-128, -128, -128}};
     const float sa[2] = {0.5f, 2.0f}, sb[2] = {1.0f, 0.25f}, bias[2] = {10.0f, -1.0f};
     float d[2][2];
-    run("scaled_mm m=2 n=2 k=3 out=f32 scale_a=token scale_b=channel bias=1",
-        (const void *[8]){a, b, sa, sb, bias}, (void *[4]){d});
+    run("scaled_mm m=2 n=2 k=3 out=f32 scale_a=token scale_b=channel bias=1", (const void *[8]){a, b, sa, sb, bias},
+        (void *[4]){d});
     /* sums -2, -768; -255, 16512 */
     assert_true(d[0][0] == 9.0f && d[0][1] == -97.0f && d[1][0] == -500.0f && d[1][1] == 8255.0f);
     const int32_t adjust[2] = {0, -384}, azp[2] = {2, -1}; /* column sums of b */
@@ -314,10 +315,12 @@ static void model_operators(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fp8_token),     cmocka_unit_test(fp8_edges),    cmocka_unit_test(fp8_fnuz_224),
-        cmocka_unit_test(fp8_bounds_and_layout), cmocka_unit_test(int8_rules), cmocka_unit_test(nvfp4_values),
-        cmocka_unit_test(mxfp4_rules),   cmocka_unit_test(scaled),       cmocka_unit_test(blocks),
-        cmocka_unit_test(experts),       cmocka_unit_test(nvfp4_product), cmocka_unit_test(silu),
+        cmocka_unit_test(fp8_token),     cmocka_unit_test(fp8_edges),
+        cmocka_unit_test(fp8_fnuz_224),  cmocka_unit_test(fp8_bounds_and_layout),
+        cmocka_unit_test(int8_rules),    cmocka_unit_test(nvfp4_values),
+        cmocka_unit_test(mxfp4_rules),   cmocka_unit_test(scaled),
+        cmocka_unit_test(blocks),        cmocka_unit_test(experts),
+        cmocka_unit_test(nvfp4_product), cmocka_unit_test(silu),
         cmocka_unit_test(one_rounding),  cmocka_unit_test(model_operators),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
