@@ -124,7 +124,7 @@ typedef enum spoil {
     SPOIL_COUNT
 } spoil;
 
-static const char *const spoil_names[SPOIL_COUNT] = {"as it is", "missing", "twice", "0",      "-1",      "2^31",
+static const char *const spoil_names[SPOIL_COUNT] = {"as it is", "missing", "twice",  "0",      "-1",     "2^31",
                                                      "2^53+1",   "2^63",    "2^64-1", "plus 1", "2^31-1", "2^64-31"};
 
 /* JSON texts put in the place of a value; NULL: leave the member out; "twice": put it twice. */
