@@ -95,7 +95,7 @@ static qn_status get_text(qn_checkpoint *c, const char *key, const char **out, q
     QN_TRY(qn_gguf_get_string(&c->gguf, key, &text, &bytes, error));
     if (text) {
         QN_FAIL_IF(memchr(text, 0, bytes) != NULL, error, QN_E_FILE, "metadata %s holds a zero byte", key);
-        QN_FAIL_IF(!qn_json_is_utf8(text, bytes), error, QN_E_FILE, "metadata %s is not valid UTF-8", key);
+        QN_FAIL_IF(!qn_is_name_text(text, bytes), error, QN_E_FILE, "metadata %s is not valid UTF-8", key);
         *out = qn_checkpoint_own_text(c, text, bytes);
         QN_FAIL_IF(!*out, error, QN_E_MEMORY, "out of memory for %s", key);
     }

@@ -271,7 +271,7 @@ qn_status qn_hparams_from_gguf(const qn_gguf *file, qn_hparams *out, qn_error *e
     const char *name;
     size_t bytes;
     QN_TRY(qn_gguf_get_string(file, "general.name", &name, &bytes, error));
-    if (name && bytes < sizeof h.name && qn_json_is_utf8(name, bytes)) {
+    if (name && bytes < sizeof h.name && qn_is_name_text(name, bytes)) {
         memcpy(h.name, name, bytes);
     }
     QN_TRY(qn_hparams_check(&h, error));

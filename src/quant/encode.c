@@ -82,13 +82,22 @@ qn_status qn_encoder_init(qn_encoder *encoder, const qn_scheme *scheme, int64_t 
     return QN_OK;
 }
 
+static inline float power_below(float a)
+{
+    uint32_t bits;
+    memcpy(&bits, &a, 4);
+    bits &= 0x7f800000u;
+    memcpy(&a, &bits, 4);
+    return a;
+}
+
 float qn_encode_global_scale(const qn_encoder *encoder, float amax)
 {
     if (!(amax > 0) || !encoder->grid || !encoder->scale) {
         return 1.0f;
     }
     const float g = encoder->scale->info.max * encoder->grid->max / amax;
-    return g < 0x1p100f ? g : 0x1p100f;
+    return g < 0x1p100f ? power_below(g) : 0x1p100f;
 }
 
 /* ---- Scales ---- */
@@ -110,15 +119,6 @@ static float tile_amax(const tile *t)
         }
     }
     return amax;
-}
-
-static inline float power_below(float a)
-{
-    uint32_t bits;
-    memcpy(&bits, &a, 4);
-    bits &= 0x7f800000u;
-    memcpy(&a, &bits, 4);
-    return a;
 }
 
 /* Nearest value of the grid to a >= 0: adding and taking away 1.5 * 2^23 steps

@@ -275,8 +275,14 @@ __attribute__((unused)) static verdict gguf_case(int i, bytes *out, char name[12
     int is_free = 0;
     const spoil how = (spoil)(1 + i % (SPOIL_COUNT - 1));
     put_tiny_gguf(out, i / (SPOIL_COUNT - 1), how, name, &is_free);
+    if (strstr(name, "ffn_down.weight: offset = twice")) {
+        return MAY_PASS; /* the last field before the padding, which takes it in */
+    }
     if (strstr(name, "offset = 0") && strstr(name, "token_embd")) {
         return MUST_PASS; /* the good value itself */
+    }
+    if (strstr(name, ": type = plus 1") || strstr(name, "norm.weight: type = 2^53+1")) {
+        return MAY_PASS; /* unsigned becomes signed; a vector's F32 becomes F16 */
     }
     return is_free ? MAY_PASS : MUST_FAIL;
 }

@@ -4,6 +4,7 @@
 #define QN_TESTS_SYNTHETIC_H
 
 #include <dirent.h>
+#include <ftw.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -139,23 +140,16 @@ static inline int syn_write(qn_ctx *ctx, const char *folder, const syn_tensor *t
                    "\"attention_bias\":false,\"mlp_bias\":false,\"eos_token_id\":258}\n");
 }
 
-/* Remove a folder of files, or of folders of files. */
+static inline int syn_remove_one(const char *path, const struct stat *s, int kind, struct FTW *place)
+{
+    (void)s, (void)kind, (void)place;
+    return remove(path);
+}
+
+/* Remove a folder and all in it. */
 static inline void syn_remove(const char *folder)
 {
-    DIR *d = opendir(folder);
-    for (struct dirent *e = d ? readdir(d) : NULL; e; e = readdir(d)) {
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) {
-            char path[1200];
-            snprintf(path, sizeof path, "%s/%s", folder, e->d_name);
-            if (unlink(path) != 0) {
-                syn_remove(path);
-            }
-        }
-    }
-    if (d) {
-        closedir(d);
-    }
-    rmdir(folder);
+    nftw(folder, syn_remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
 /* Entries of a folder, "." and ".." aside; -1 when it is none. */

@@ -158,7 +158,7 @@ static void check_weight(const qn_scheme *scheme, const qn_weight *w)
                 const int64_t s = r / e.tile_n * e.tiles_k + i / e.tile_k;
                 e.scale->decode(scales + s * e.scale->info.block_bytes, 1, &scale);
             }
-            const float value = own->global_scale ? expected[i] * (scale / e.global_scale) : expected[i] * scale;
+            const float value = own->global_scale ? expected[i] * scale / e.global_scale : expected[i] * scale;
             if (row[i] != value) {
                 fail_msg("%s %s [%lld,%lld]: read back %.9g, expected %.9g", scheme->name, w->name, (long long)r,
                          (long long)i, (double)row[i], (double)value);

@@ -68,9 +68,13 @@ static inline vf vf_round(vf a)
     return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-static inline vf vf_pow2(vf n)
+/* p * 2^n for integral n; infinity where x > 88.7, anything where x < -87.3 */
+static inline vf vf_scale2(vf p, vf n, vf x)
 {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+    const __m256i half = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(126)), 23);
+    const vf y = _mm256_mul_ps(_mm256_add_ps(p, p), _mm256_castsi256_ps(half));
+    const vf high = _mm256_cmp_ps(x, _mm256_set1_ps(88.722839f), _CMP_GT_OQ);
+    return _mm256_blendv_ps(y, _mm256_set1_ps(__builtin_inff()), high);
 }
 
 static inline vf vf_keep(vf a, vf b, int64_t count)

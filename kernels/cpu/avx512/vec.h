@@ -68,9 +68,11 @@ static inline vf vf_round(vf a)
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-static inline vf vf_pow2(vf n)
+/* p * 2^n for integral n; infinity where x > 88.7, anything where x < -87.3 */
+static inline vf vf_scale2(vf p, vf n, vf x)
 {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+    const __mmask16 high = _mm512_cmp_ps_mask(x, _mm512_set1_ps(88.722839f), _CMP_GT_OQ);
+    return _mm512_mask_mov_ps(_mm512_scalef_ps(p, n), high, _mm512_set1_ps(__builtin_inff()));
 }
 
 static inline vf vf_keep(vf a, vf b, int64_t count)

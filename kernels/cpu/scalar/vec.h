@@ -97,11 +97,15 @@ static inline vf vf_round(vf a)
     return a;
 }
 
-/* 2^n for integral n in [-126, 127] */
-static inline vf vf_pow2(vf n)
+/* p * 2^n for integral n; infinity where x > 88.7, anything where x < -87.3 */
+static inline vf vf_scale2(vf p, vf n, vf x)
 {
-    EACH(i) n.v[i] = bits_to_f32((uint32_t)((int32_t)n.v[i] + 127) << 23);
-    return n;
+    EACH(i) {
+        const float whole = n.v[i] > 128.0f ? 128.0f : (n.v[i] >= -126.0f ? n.v[i] : -126.0f);
+        const float half = bits_to_f32((uint32_t)((int32_t)whole + 126) << 23);
+        p.v[i] = x.v[i] > 88.722839f ? INFINITY : p.v[i] * 2.0f * half;
+    }
+    return p;
 }
 
 /* lanes of a where k < limit for k = first + lane, else lanes of b */
