@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "backend/cpu/mm_job.h"
+#include "backend/cpu/sizes.h"
 #include "base/checked.h"
 #include "format/format.h"
 #include "ref/slots.h"
@@ -286,12 +287,12 @@ static int64_t row_elements(const qn_op_desc *desc)
 /* A thread: gate, up (or cosines and sines), values; before the threads: weights or angles. */
 static size_t thread_bytes(int64_t k)
 {
-    return (size_t)(4 * padded(k) + 2 * PAD_FLOATS) * 4;
+    return qn_size_mul(qn_size_add(qn_size_mul(4, qn_size_pad((size_t)k)), 2 * PAD_FLOATS), 4);
 }
 
 static size_t shared_bytes(int64_t k)
 {
-    return (size_t)(padded(k) + PAD_FLOATS) * 4;
+    return qn_size_mul(qn_size_add(qn_size_pad((size_t)k), PAD_FLOATS), 4);
 }
 
 size_t qn_rows_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
@@ -299,7 +300,7 @@ size_t qn_rows_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, 
     (void)kernel;
     (void)m;
     const int64_t k = row_elements(desc);
-    return shared_bytes(k) + (size_t)threads * thread_bytes(k);
+    return qn_size_add(shared_bytes(k), qn_size_mul((size_t)threads, thread_bytes(k)));
 }
 
 const char *qn_rows_accepts(const qn_kernel *kernel, const qn_op_desc *desc)

@@ -3,6 +3,7 @@
  * scale given, quantize_mxfp4, dequantize by token, group or FP4 block). */
 #include "backend/cpu/run_rows.h"
 
+#include "backend/cpu/sizes.h"
 #include "base/checked.h"
 #include "ref/ref.h"
 #include "ref/slots.h"
@@ -65,14 +66,14 @@ static size_t slice_scratch(const qn_op_desc *desc)
 {
     qn_op_desc slice = *desc;
     set_rows(&slice, SLICE_ROWS);
-    return qn_align_up(qn_ref_scratch_bytes(&slice), 64);
+    return qn_size_pad(qn_ref_scratch_bytes(&slice));
 }
 
 size_t qn_slices_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
 {
     (void)kernel;
     (void)m;
-    return (size_t)threads * slice_scratch(desc);
+    return qn_size_mul((size_t)threads, slice_scratch(desc));
 }
 
 static void slice_task(void *user, int64_t index, int32_t thread)
