@@ -184,8 +184,8 @@ qn_status qn_format_row_bytes(qn_format format, int64_t count, size_t *bytes, qn
     QN_FAIL_IF(!bytes, error, QN_E_ARGUMENT, "qn_format_row_bytes: bytes is NULL");
     QN_FAIL_IF(count < 0, error, QN_E_SHAPE, "a row of %lld elements: the count is negative", (long long)count);
     QN_FAIL_IF(count % info->block_elements != 0, error, QN_E_SHAPE,
-               "a row of %lld elements does not fill whole blocks of %s (%d elements each)", (long long)count, info->name,
-               info->block_elements);
+               "a row of %lld elements does not fill whole blocks of %s (%d elements each)", (long long)count,
+               info->name, info->block_elements);
     int64_t product = 0;
     QN_FAIL_IF(qn_mul_i64(count / info->block_elements, info->block_bytes, &product) || product > PTRDIFF_MAX, error,
                QN_E_ARGUMENT, "a row of %lld elements of %s has more bytes than memory can hold", (long long)count,

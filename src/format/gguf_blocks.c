@@ -154,8 +154,8 @@ static float encode_affine(const float *x, int highest, uint8_t codes[BLOCK], fl
 {
     float low = x[0], high = x[0];
     for (int j = 1; j < BLOCK; j++) {
-        low = x[j] < low || x[j] != x[j] ? x[j] : low;
-        high = x[j] > high || x[j] != x[j] ? x[j] : high;
+        low = x[j] < low || x[j] != x[j] ? x[j] : low; /* a NaN stays, and makes d one */
+        high = x[j] > high ? x[j] : high;
     }
     const float d = (high - low) / (float)highest;
     const float r = reciprocal(d);

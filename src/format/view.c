@@ -57,9 +57,11 @@ qn_status qn_shape_bytes(const qn_shape *shape, size_t *bytes, qn_error *error)
     }
     size_t row = 0, total = 0;
     QN_TRY(qn_format_row_bytes(shape->format, shape->ndim ? shape->dims[shape->ndim - 1] : 1, &row, error));
-    QN_FAIL_IF(rows && (too_many || qn_mul_size((size_t)rows, row, &total) || total > PTRDIFF_MAX), error, QN_E_ARGUMENT,
+    too_many |= qn_mul_size((size_t)rows, row, &total) || total > PTRDIFF_MAX;
+    QN_FAIL_IF(rows && too_many, error, QN_E_ARGUMENT,
                "a tensor of %lld x %lld x %lld x %lld elements has more bytes than memory can hold",
-               (long long)shape->dims[0], (long long)shape->dims[1], (long long)shape->dims[2], (long long)shape->dims[3]);
+               (long long)shape->dims[0], (long long)shape->dims[1], (long long)shape->dims[2],
+               (long long)shape->dims[3]);
     *bytes = total;
     return QN_OK;
 }

@@ -71,7 +71,7 @@ static qn_status take_name(cursor *c, const qn_ctx *ctx, const char *what, char 
         QN_FAIL_IF((unsigned char)text[i] < 0x20 || text[i] == 0x7f, error, QN_E_FILE,
                    "%s holds the control character 0x%02x", what, (unsigned)(unsigned char)text[i]);
     }
-    QN_FAIL_IF(!qn_utf8_valid(text, bytes), error, QN_E_FILE, "%s is not valid UTF-8", what);
+    QN_FAIL_IF(!qn_is_name_text(text, bytes), error, QN_E_FILE, "%s is not valid UTF-8", what);
     *out = qn_strndup(ctx, text, bytes);
     QN_FAIL_IF(!*out, error, QN_E_MEMORY, "out of memory for %s", what);
     return QN_OK;

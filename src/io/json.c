@@ -48,7 +48,7 @@ qn_status qn_json_parse(const char *text, size_t bytes, const char *what, json_t
     return QN_OK;
 }
 
-int qn_utf8_valid(const char *text, size_t bytes)
+int qn_is_name_text(const char *text, size_t bytes)
 {
     const utf8proc_uint8_t *p = (const utf8proc_uint8_t *)text;
     while (bytes) {

@@ -14,7 +14,7 @@
 qn_status qn_json_parse(const char *text, size_t bytes, const char *what, json_t **out, qn_error *error);
 
 /* 1 when the bytes are valid UTF-8 without a zero byte. */
-int qn_utf8_valid(const char *text, size_t bytes);
+int qn_is_name_text(const char *text, size_t bytes);
 
 /* Members of an object; absent or null ones leave *out alone, which holds the default.
  * QN_E_FILE: another type, or an integer outside [low, high]. */

@@ -22,7 +22,7 @@ qn_status qn_safetensors_check_name(const char *name, size_t bytes, qn_error *er
         QN_FAIL_IF((unsigned char)name[i] < 0x20 || name[i] == 0x7f, error, QN_E_FILE,
                    "a tensor name holds the control character 0x%02x", (unsigned)(unsigned char)name[i]);
     }
-    QN_FAIL_IF(!qn_utf8_valid(name, bytes), error, QN_E_FILE, "a tensor name is not valid UTF-8");
+    QN_FAIL_IF(!qn_is_name_text(name, bytes), error, QN_E_FILE, "a tensor name is not valid UTF-8");
     QN_FAIL_IF(bytes == 12 && memcmp(name, "__metadata__", 12) == 0, error, QN_E_FILE,
                "no tensor may be called __metadata__");
     return QN_OK;

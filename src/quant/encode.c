@@ -82,13 +82,22 @@ qn_status qn_encoder_init(qn_encoder *encoder, const qn_scheme *scheme, int64_t 
     return QN_OK;
 }
 
+static inline float power_below(float a)
+{
+    uint32_t bits;
+    memcpy(&bits, &a, 4);
+    bits &= 0x7f800000u;
+    memcpy(&a, &bits, 4);
+    return a;
+}
+
 float qn_encode_global_scale(const qn_encoder *encoder, float amax)
 {
     if (!(amax > 0) || !encoder->grid || !encoder->scale) {
         return 1.0f;
     }
     const float g = encoder->scale->info.max * encoder->grid->max / amax;
-    return g < 0x1p100f ? g : 0x1p100f;
+    return g < 0x1p100f ? power_below(g) : 0x1p100f;
 }
 
 /* ---- Scales ---- */
@@ -110,15 +119,6 @@ static float tile_amax(const tile *t)
         }
     }
     return amax;
-}
-
-static inline float power_below(float a)
-{
-    uint32_t bits;
-    memcpy(&bits, &a, 4);
-    bits &= 0x7f800000u;
-    memcpy(&a, &bits, 4);
-    return a;
 }
 
 /* Nearest value of the grid to a >= 0: adding and taking away 1.5 * 2^23 steps
@@ -202,7 +202,7 @@ static choice byte_choice(const qn_encoder *encoder, int code)
 /* Scales stored as wide floats: the plain scale times these. A float grid looks the
  * same an octave up, so only where in the octave matters; an even grid gains by clipping. */
 static const float float_grid_factors[] = {1.09f, 1.19f, 1.3f, 1.41f, 1.54f, 1.68f, 1.83f};
-static const float even_grid_factors[] = {0.97f, 0.94f, 0.91f, 0.88f, 0.84f, 0.80f, 0.75f, 0.70f};
+static const float even_grid_factors[] = {0.96f, 0.92f, 0.86f, 0.80f};
 
 static choice choose_float(const qn_encoder *encoder, const tile *t, float plain)
 {

@@ -56,7 +56,10 @@ typedef struct qn_encode_sums {
 qn_status qn_encoder_init(qn_encoder *encoder, const qn_scheme *scheme, int64_t n, int64_t k, qn_error *error);
 
 /* Second scale of a tensor (or of tensors that share it) with that absolute
- * maximum: (scale max * element max) / amax, 2688 / amax for NVFP4; 1 when amax is 0, at most 2^100. */
+ * maximum: the largest power of two up to (scale max * element max) / amax, which
+ * is 2688 / amax for NVFP4; 1 when amax is 0, at most 2^100. A power of two, so that
+ * (code * scale) / G and code * (scale / G) are the same number: readers differ
+ * in that order. It costs no accuracy and leaves room above amax. */
 float qn_encode_global_scale(const qn_encoder *encoder, float amax);
 
 /* Encode `rows` finite rows w[rows,K], the first one at a multiple of unit.
