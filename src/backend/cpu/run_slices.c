@@ -62,11 +62,14 @@ static void set_rows(qn_op_desc *desc, int64_t m)
     }
 }
 
+/* The reference's scratch and SPARE bytes behind it. */
+#define SPARE 64
+
 static size_t slice_scratch(const qn_op_desc *desc)
 {
     qn_op_desc slice = *desc;
     set_rows(&slice, SLICE_ROWS);
-    return qn_size_pad(qn_ref_scratch_bytes(&slice));
+    return qn_size_add(qn_size_pad(qn_ref_scratch_bytes(&slice)), SPARE);
 }
 
 size_t qn_slices_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
@@ -83,6 +86,7 @@ static void slice_task(void *user, int64_t index, int32_t thread)
     qn_op_desc desc = *job->call->desc;
     qn_args args = *job->call->args;
     const int col = is_col(&desc);
+    char *const scratch = job->scratch + (size_t)thread * job->scratch_bytes;
     set_rows(&desc, rows);
     for (int i = 0; i < QN_MAX_IN; i++) {
         qn_view *v = &args.in[i];
@@ -97,9 +101,11 @@ static void slice_task(void *user, int64_t index, int32_t thread)
         if (v->shape.format && v->shape.ndim == 2 && v->data) {
             v->data = (char *)v->data + first * v->strides[0];
             v->shape.dims[0] = rows;
+        } else if (v->shape.format && index > 0) {
+            v->data = scratch + job->scratch_bytes - SPARE; /* one scale for all: the first slice writes it */
         }
     }
-    job->ref(&desc, &args, job->scratch + (size_t)thread * job->scratch_bytes);
+    job->ref(&desc, &args, scratch);
 }
 
 void qn_slices_run(const qn_kernel *kernel, const qn_run_call *call)
