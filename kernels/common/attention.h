@@ -25,7 +25,8 @@ typedef void (*qn_att_values_fn)(const float *p, const float *v, int64_t d_pad, 
 /* out[i] = o[i] / sum of lanes, i < d. */
 typedef void (*qn_att_finish_fn)(const float *o, const float *lanes, int64_t d, float *out);
 
-/* kt[i][key] = k[key][i] for i < d and QN_ATT_KEYS keys; rows of k are k_stride floats. */
+/* kt[i][key] = k[key][i] for i < d and QN_ATT_KEYS keys; rows of k are k_stride floats, both padded to a multiple of
+ * four elements. */
 typedef void (*qn_att_transpose_fn)(const float *k, int64_t k_stride, int64_t d, float *kt);
 
 typedef struct qn_att_set {

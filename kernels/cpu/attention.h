@@ -116,14 +116,12 @@ static void att_finish(const float *o, const float *lanes, int64_t d, float *out
     }
 }
 
+/* Up to three rows past d are written too: panels are padded to QN_MM_PAD. */
 static void att_transpose(const float *k, int64_t k_stride, int64_t d, float *kt)
 {
-    for (int64_t i0 = 0; i0 < d; i0 += 16) {
-        const int64_t i1 = i0 + 16 < d ? i0 + 16 : d;
-        for (int64_t key = 0; key < QN_ATT_KEYS; key++) {
-            for (int64_t i = i0; i < i1; i++) {
-                kt[i * QN_ATT_KEYS + key] = k[key * k_stride + i];
-            }
+    for (int64_t i = 0; i < d; i += 4) {
+        for (int64_t key = 0; key < QN_ATT_KEYS; key += 4) {
+            vf_transpose4(k + key * k_stride + i, k_stride, kt + i * QN_ATT_KEYS + key, QN_ATT_KEYS);
         }
     }
 }

@@ -153,6 +153,18 @@ static inline vf vf_from_nibbles(const uint8_t *p, int shift)
     return _mm256_cvtepi32_ps(n);
 }
 
+/* to[j][i] = from[i][j] of a 4x4 block; strides in floats */
+static inline void vf_transpose4(const float *from, int64_t from_stride, float *to, int64_t to_stride)
+{
+    __m128 a = _mm_loadu_ps(from), b = _mm_loadu_ps(from + from_stride);
+    __m128 c = _mm_loadu_ps(from + 2 * from_stride), d = _mm_loadu_ps(from + 3 * from_stride);
+    _MM_TRANSPOSE4_PS(a, b, c, d);
+    _mm_storeu_ps(to, a);
+    _mm_storeu_ps(to + to_stride, b);
+    _mm_storeu_ps(to + 2 * to_stride, c);
+    _mm_storeu_ps(to + 3 * to_stride, d);
+}
+
 static inline float f16_value(uint16_t h)
 {
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));

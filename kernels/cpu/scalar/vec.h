@@ -133,6 +133,16 @@ static inline float vf_highest(vf a)
     return a.v[0] > a.v[1] ? a.v[0] : a.v[1];
 }
 
+/* to[j][i] = from[i][j] of a 4x4 block; strides in floats */
+static inline void vf_transpose4(const float *from, int64_t from_stride, float *to, int64_t to_stride)
+{
+    EACH(i) {
+        for (int j = 0; j < 4; j++) {
+            to[j * to_stride + i] = from[i * from_stride + j];
+        }
+    }
+}
+
 static inline float f16_value(uint16_t h)
 {
     const uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff;
