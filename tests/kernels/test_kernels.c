@@ -2,6 +2,7 @@
  * the shared case table and sizes around the row's tile, on the exact grid bit for
  * bit and on random values within the error model; operands between forbidden
  * pages, strided, odd-aligned; 1, 2, 3 and 7 threads; rows alone and in a batch. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -86,6 +87,23 @@ static void run_plan(const qn_plan *plan, const qn_args *args, int64_t m, const 
     must(status, &error, what);
 }
 
+/* NaN, infinities, a subnormal and large numbers among the activations. */
+static int with_specials;
+
+static void poke_specials(const tensors *t)
+{
+    static const float values[] = {NAN, INFINITY, -INFINITY, 1e-42f, -1e30f, 60000.0f};
+    const qn_shape *x = &t->desc.in[0];
+    const int64_t columns = x->ndim > 0 ? x->dims[x->ndim - 1] : 0, size = qn_format_get_info(x->format)->block_bytes;
+    const int64_t rows = columns ? qn_shape_elements(x) / columns : 0;
+    for (int64_t r = 0; r < rows && r < 6; r++) {
+        if (x->format == QN_F32 || x->format == QN_F16 || x->format == QN_BF16 || x->format == QN_F8_E4M3) {
+            char *at = (char *)t->in[0] + (r * columns + r * 7 % columns) * size;
+            qn_encode(x->format, &values[r], 1, at, NULL);
+        }
+    }
+}
+
 /* Inputs and the reference's outputs of a case; 0 when the kernel takes none of it. */
 static int tensors_make(const char *text, const char *kernel, int exact, tensors *t, qn_plan **plan)
 {
@@ -111,6 +129,9 @@ static int tensors_make(const char *text, const char *kernel, int exact, tensors
         }
     }
     must(qn_case_fill(&t->desc, SEED, exact, t->in, &error), &error, text);
+    if (with_specials) {
+        poke_specials(t);
+    }
     for (int i = 0; i < t->info->out_count; i++) {
         if (t->out[i].format) {
             must(qn_shape_bytes(&t->out[i], &t->out_bytes[i], &error), &error, text);
@@ -323,6 +344,63 @@ static void sizes_around_the_tile(void **state)
     }
 }
 
+static void special_values_travel_as_in_the_reference(void **state)
+{
+    (void)state;
+    static const char *const cases[] = {
+        "dense_mm m=6 n=37 k=100 out=f32",
+        "dense_mm m=6 n=37 k=96 x=bf16 b=q4_1",
+        "dense_mm m=6 n=9 k=70 x=f16 b=bf16 out=f16",
+        "scaled_mm m=6 n=37 k=100 a=f8_e4m3 scale_a=token out=f32",
+        "block_scaled_mm m=6 n=37 k=200",
+        "nvfp4_mm m=6 n=37 k=48",
+        "mxfp4_mm m=6 n=37 k=64 out=f16",
+        "quantize_fp8 m=6 k=130 granularity=token",
+        "quantize_fp8 m=6 k=130 granularity=group type=e5m2",
+        "quantize_fp8 m=6 k=130 granularity=group type=e4m3fnuz x=f16",
+        "quantize_fp8 m=6 k=130 granularity=group scale_format=ue8m0",
+        "quantize_fp8 m=6 k=130 granularity=token mode=static",
+        "quantize_int8 m=6 k=130 granularity=token",
+        "quantize_int8 m=6 k=130 granularity=group",
+        "quantize_int8 m=6 k=130 granularity=token symmetric=0",
+        "quantize_int8 m=6 k=130 granularity=token mode=static symmetric=0",
+        "quantize_mxfp4 m=6 k=96",
+        "silu_mul_quant m=6 k=128",
+        "silu_mul_quant m=6 k=128 type=int8",
+        "silu_mul m=6 k=70 x=bf16",
+        "rmsnorm m=6 k=70",
+        "rope m=2 k=16 e=3",
+        "attention m=4 n=70 k=16 e=4 g=2",
+    };
+    qn_kernel_info k;
+    with_specials = 1;
+    for (int32_t i = 0; next_kernel(&i, &k);) {
+        for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+            const size_t name = strlen(qn_op_get_info(k.op)->name);
+            tensors t;
+            qn_plan *plan = NULL;
+            if (strncmp(cases[c], qn_op_get_info(k.op)->name, name) != 0 || cases[c][name] != ' ') {
+                continue;
+            }
+            if (tensors_make(cases[c], k.name, 0, &t, &plan)) {
+                void *got[QN_MAX_OUT] = {NULL};
+                for (int o = 0; o < t.info->out_count; o++) {
+                    got[o] = calloc(1, t.out_bytes[o] + 1);
+                }
+                const qn_args args = dense_args(&t, got);
+                run_plan(plan, &args, t.sizes.m, NULL, cases[c]);
+                judge(&t, got, 0, k.name, cases[c]);
+                for (int o = 0; o < QN_MAX_OUT; o++) {
+                    free(got[o]);
+                }
+                qn_plan_destroy(plan);
+            }
+            tensors_free(&t);
+        }
+    }
+    with_specials = 0;
+}
+
 /* ---- a row alone has the bits it has in a batch ---- */
 
 #define BATCH 17
@@ -518,6 +596,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_row_on_the_case_table),
         cmocka_unit_test(sizes_around_the_tile),
+        cmocka_unit_test(special_values_travel_as_in_the_reference),
         cmocka_unit_test(rows_do_not_know_their_batch),
         cmocka_unit_test(packed_weights_give_the_same_bits),
     };
