@@ -407,6 +407,9 @@ static json_t *args_object(const ct_args *a)
     if (!bad && a->scale_dtype) {
         bad = json_object_set_new(o, "scale_dtype", json_string(a->scale_dtype)) != 0;
     }
+    if (!bad && a->scale_dtype && strcmp(a->scale_dtype, "torch.uint8") == 0) { /* as the public MXFP4 presets */
+        bad = json_object_set_new(o, "zp_dtype", json_string(a->scale_dtype)) != 0;
+    }
     if (!bad && strcmp(a->dynamic, "local") == 0) { /* loaders ask for the observer of static scales */
         bad = json_object_set_new(o, "observer", json_string("static_minmax")) != 0;
     }
