@@ -128,8 +128,10 @@ static qn_status add_metadata(qn_safetensors_writer *w, const char *const *metad
             status = qn_error_set(error, QN_E_ARGUMENT, "metadata entry %d has no key or no value", (int)i);
             break;
         }
-        if (qn_map_add(&keys, key, strlen(key), i) == 1) {
-            status = qn_error_set(error, QN_E_ARGUMENT, "metadata key %s is given twice", key);
+        const int added = qn_map_add(&keys, key, strlen(key), i);
+        if (added != 0) {
+            status = added < 0 ? qn_error_set(error, QN_E_MEMORY, "out of memory for metadata")
+                               : qn_error_set(error, QN_E_ARGUMENT, "metadata key %s is given twice", key);
             break;
         }
         qn_buffer_print(h, i ? "," : "");
