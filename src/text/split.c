@@ -206,7 +206,8 @@ static qn_status compile(const qn_ctx *ctx, qn_split *split, qn_error *error)
         if (!split->code) {
             unsigned char why[120];
             pcre2_get_error_message(code, why, sizeof why);
-            status = qn_error_set(error, QN_E_FILE, "split pattern '%s' does not compile: %s",
+            status = qn_error_set(error, code == PCRE2_ERROR_HEAP_FAILED ? QN_E_MEMORY : QN_E_FILE,
+                                  "split pattern '%s' does not compile: %s",
                                   qn_show(split->pattern, strlen(split->pattern)).text, (const char *)why);
         } else {
             (void)pcre2_jit_compile(split->code, PCRE2_JIT_COMPLETE); /* without it the interpreter runs */
