@@ -21,7 +21,8 @@
 #define DEPTH_LIMIT 2000000u
 #define HEAP_LIMIT_KIB 262144u
 
-#define SPACE_SET "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
+#define SPACE_SET                                                                                                      \
+    "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 
 const char *const qn_pattern_gpt2 =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
@@ -103,7 +104,9 @@ static qn_status translate_escape(const char *pattern, const char *p, int in_cla
         unsigned value = 0;
         for (int i = 2; i < 6; i++) {
             const char d = p[i];
-            const int digit = d >= '0' && d <= '9' ? d - '0' : (d | 32) >= 'a' && (d | 32) <= 'f' ? (d | 32) - 'a' + 10 : -1;
+            const int digit = d >= '0' && d <= '9'                 ? d - '0'
+                              : (d | 32) >= 'a' && (d | 32) <= 'f' ? (d | 32) - 'a' + 10
+                                                                   : -1;
             if (digit < 0) {
                 return refuse(error, pattern, "\\u without four hex digits");
             }
@@ -223,7 +226,8 @@ qn_status qn_split_make(const qn_ctx *ctx, qn_split_kind kind, const char *patte
                         qn_split *out, qn_error *error)
 {
     *out = (qn_split){.kind = kind, .with_regex = with_regex};
-    const int has_pattern = kind == QN_SPLIT_REGEX || kind == QN_SPLIT_LITERAL || (kind == QN_SPLIT_BYTES && with_regex);
+    const int has_pattern =
+        kind == QN_SPLIT_REGEX || kind == QN_SPLIT_LITERAL || (kind == QN_SPLIT_BYTES && with_regex);
     if (!has_pattern) {
         return QN_OK;
     }

@@ -38,8 +38,9 @@ typedef qn_status (*work_fn)(qn_ctx *ctx, qn_error *error);
 
 static qn_status work_arrays(qn_ctx *ctx, qn_error *error)
 {
-    static const char template[] = "{% macro f(a) %}<{{ a | tojson }}>{% endmacro %}{% for m in messages %}{{ f([m.role, "
-                                   "m.content.split()]) }}{{ ns }}{% endfor %}{% set x = 'a' ~ 'b' * 100000 %}{{ x | length }}";
+    static const char template[] =
+        "{% macro f(a) %}<{{ a | tojson }}>{% endmacro %}{% for m in messages %}{{ f([m.role, "
+        "m.content.split()]) }}{{ ns }}{% endfor %}{% set x = 'a' ~ 'b' * 100000 %}{{ x | length }}";
     const qn_chat_message message = {"user", "h i"};
     static char text[4096];
     int32_t ids[64];
