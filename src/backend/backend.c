@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "ref/ref.h"
+#include "ref/slots.h"
 
 /* ---- reference ---- */
 
@@ -16,10 +17,13 @@ static const char *ref_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 
 static size_t ref_workspace(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
 {
-    (void)kernel;
-    (void)m;
     (void)threads;
-    return qn_ref_scratch_bytes(desc);
+    qn_op_desc rows = *desc;
+    rows.in[0].dims[rows.in[0].ndim == 3 && kernel->op == QN_OP_GROUPED_BLOCK_SCALED_MM ? 1 : 0] = m;
+    if (kernel->op == QN_OP_NVFP4_MM) {
+        rows.in[QN_NVMM_A].dims[0] = m;
+    }
+    return qn_ref_scratch_bytes(&rows);
 }
 
 static void ref_run(const qn_kernel *kernel, const qn_run_call *call)

@@ -5,7 +5,10 @@
  * Workers spin for a short while between jobs, because a decoding step is a
  * chain of jobs a few microseconds apart, and sleep on a condition variable
  * after that. Indices are handed out in runs from one atomic counter; which
- * thread gets which index never matters to a result. */
+ * thread gets which index never matters to a result.
+ *
+ * A worker joins a job through its gate and the caller waits only for those that
+ * joined: on a busy machine a worker that gets no processor holds up nobody. */
 #include <quern/exec.h>
 
 #include <pthread.h>
@@ -18,6 +21,8 @@
 
 #define MAX_THREADS 1024
 #define SPINS 4000
+#define OPEN (UINT64_C(1) << 31)
+#define INSIDE (OPEN - 1)
 
 typedef struct worker {
     qn_pool *pool;
@@ -33,14 +38,13 @@ struct qn_pool {
     pthread_mutex_t mutex;
     pthread_cond_t wake, done;
 
-    /* The job: written by the caller before epoch is raised, read by workers after they saw it. */
+    /* The job: written by the caller while the gate is closed and nobody is inside. */
     qn_task_fn fn;
     void *user;
     int64_t count, run;
     _Atomic int64_t next;
-    _Atomic uint32_t epoch;   /* number of jobs so far */
+    _Atomic uint64_t gate;    /* number of the job << 32 | OPEN | workers inside */
     _Atomic int32_t sleepers; /* workers about to sleep or asleep */
-    _Atomic int32_t pending;  /* workers that have not finished the job */
     _Atomic int caller_sleeps;
     _Atomic int stop;
 };
@@ -66,13 +70,18 @@ static void take_tasks(qn_pool *pool, int32_t thread)
     }
 }
 
+static uint32_t job_number(uint64_t gate)
+{
+    return (uint32_t)(gate >> 32);
+}
+
 /* Wait until there is a job after number seen; returns its number, or seen when the pool stops. */
 static uint32_t wait_for_job(qn_pool *pool, uint32_t seen)
 {
     for (int i = 0; i < pool->spins; i++) {
-        const uint32_t epoch = atomic_load_explicit(&pool->epoch, memory_order_acquire);
-        if (epoch != seen) {
-            return epoch;
+        const uint32_t number = job_number(atomic_load_explicit(&pool->gate, memory_order_acquire));
+        if (number != seen) {
+            return number;
         }
         if (atomic_load_explicit(&pool->stop, memory_order_relaxed)) {
             return seen;
@@ -80,16 +89,28 @@ static uint32_t wait_for_job(qn_pool *pool, uint32_t seen)
         relax();
     }
     pthread_mutex_lock(&pool->mutex);
-    /* Raised before epoch is looked at, as the caller raises epoch before it
+    /* Raised before the gate is looked at, as the caller opens the gate before it
      * looks at sleepers: one of the two sees the other. */
     atomic_fetch_add(&pool->sleepers, 1);
-    uint32_t epoch;
-    while ((epoch = atomic_load(&pool->epoch)) == seen && !atomic_load(&pool->stop)) {
+    uint32_t number;
+    while ((number = job_number(atomic_load(&pool->gate))) == seen && !atomic_load(&pool->stop)) {
         pthread_cond_wait(&pool->wake, &pool->mutex);
     }
     atomic_fetch_sub(&pool->sleepers, 1);
     pthread_mutex_unlock(&pool->mutex);
-    return epoch;
+    return number;
+}
+
+/* Step inside the open gate of that job; 0 when it is closed or another job's. */
+static int join_job(qn_pool *pool, uint32_t number)
+{
+    uint64_t gate = atomic_load(&pool->gate);
+    while (job_number(gate) == number && (gate & OPEN)) {
+        if (atomic_compare_exchange_weak(&pool->gate, &gate, gate + 1)) {
+            return 1;
+        }
+    }
+    return 0;
 }
 
 static void *work(void *argument)
@@ -98,16 +119,19 @@ static void *work(void *argument)
     qn_pool *const pool = self->pool;
     uint32_t seen = 0;
     for (;;) {
-        const uint32_t epoch = wait_for_job(pool, seen);
-        if (epoch == seen) {
+        const uint32_t number = wait_for_job(pool, seen);
+        if (number == seen) {
             return NULL;
         }
-        seen = epoch;
-        take_tasks(pool, self->thread);
-        if (atomic_fetch_sub(&pool->pending, 1) == 1 && atomic_load(&pool->caller_sleeps)) {
-            pthread_mutex_lock(&pool->mutex);
-            pthread_cond_signal(&pool->done);
-            pthread_mutex_unlock(&pool->mutex);
+        seen = number;
+        if (join_job(pool, number)) {
+            take_tasks(pool, self->thread);
+            const uint64_t before = atomic_fetch_sub(&pool->gate, 1);
+            if ((before & INSIDE) == 1 && atomic_load(&pool->caller_sleeps)) {
+                pthread_mutex_lock(&pool->mutex);
+                pthread_cond_signal(&pool->done);
+                pthread_mutex_unlock(&pool->mutex);
+            }
         }
     }
 }
@@ -122,23 +146,25 @@ static void pool_run(qn_pool *pool, int64_t count, qn_task_fn fn, void *user)
         pool->run = 1;
     }
     atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
-    atomic_store_explicit(&pool->pending, pool->threads - 1, memory_order_relaxed);
-    atomic_fetch_add(&pool->epoch, 1);
+    /* The number wraps after 2^32 jobs; workers only compare it with the last one they saw. */
+    const uint32_t number = job_number(atomic_load_explicit(&pool->gate, memory_order_relaxed)) + 1;
+    atomic_store(&pool->gate, (uint64_t)number << 32 | OPEN);
     if (atomic_load(&pool->sleepers) > 0) {
         pthread_mutex_lock(&pool->mutex);
         pthread_cond_broadcast(&pool->wake);
         pthread_mutex_unlock(&pool->mutex);
     }
     take_tasks(pool, 0);
+    atomic_fetch_and(&pool->gate, ~OPEN);
     for (int i = 0; i < pool->spins; i++) {
-        if (atomic_load_explicit(&pool->pending, memory_order_acquire) == 0) {
+        if ((atomic_load_explicit(&pool->gate, memory_order_acquire) & INSIDE) == 0) {
             return;
         }
         relax();
     }
     pthread_mutex_lock(&pool->mutex);
     atomic_store(&pool->caller_sleeps, 1);
-    while (atomic_load(&pool->pending) != 0) {
+    while ((atomic_load(&pool->gate) & INSIDE) != 0) {
         pthread_cond_wait(&pool->done, &pool->mutex);
     }
     atomic_store(&pool->caller_sleeps, 0);

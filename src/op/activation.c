@@ -50,8 +50,8 @@ static qn_status activation_rules(const qn_op_desc *desc, const qn_sizes *s, qn_
 {
     (void)s;
     if (desc->op == QN_OP_SILU_MUL_QUANT) {
-        QN_FAIL_IF(!desc->attr[QN_ATTR_SYMMETRIC].i && desc->attr[QN_ATTR_TYPE].i != QN_TYPE_INT8, error,
-                   QN_E_ARGUMENT, "silu_mul_quant: symmetric=0 needs type=int8");
+        QN_FAIL_IF(!desc->attr[QN_ATTR_SYMMETRIC].i && desc->attr[QN_ATTR_TYPE].i != QN_TYPE_INT8, error, QN_E_ARGUMENT,
+                   "silu_mul_quant: symmetric=0 needs type=int8");
         QN_FAIL_IF(!desc->attr[QN_ATTR_SYMMETRIC].i && desc->attr[QN_ATTR_SCALE_UB].f > 0.0f, error, QN_E_ARGUMENT,
                    "silu_mul_quant: scale_ub does not go with symmetric=0");
     }

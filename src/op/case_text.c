@@ -135,8 +135,8 @@ static qn_status parse_slot(qn_op_desc *desc, const qn_op_info *op, int32_t slot
         format = qn_op_slot_default(info);
     }
     QN_FAIL_IF(format == QN_FORMAT_NONE || !qn_op_slot_takes(info, format), error, QN_E_ARGUMENT,
-               "%s: input %s is '%s', expected %s%s%s", op->name, info->name, value, info->formats, many ? "|tensor|" : "",
-               many ? many : "");
+               "%s: input %s is '%s', expected %s%s%s", op->name, info->name, value, info->formats,
+               many ? "|tensor|" : "", many ? many : "");
     desc->in[slot].format = format;
     return QN_OK;
 }
@@ -149,7 +149,8 @@ static qn_status parse_word(qn_op_desc *desc, const qn_op_info *op, const char *
     *value++ = 0;
     const size_t digits = strspn(value, "0123456789");
     if (!word[1] && strchr(size_names, word[0]) && digits > 0 && !value[digits]) {
-        QN_FAIL_IF(digits > 15, error, QN_E_ARGUMENT, "%s: size %s is %s, expected at most 2^48", op->name, word, value);
+        QN_FAIL_IF(digits > 15, error, QN_E_ARGUMENT, "%s: size %s is %s, expected at most 2^48", op->name, word,
+                   value);
         *size_field(sizes, word[0]) = strtoll(value, NULL, 10);
         return QN_OK;
     }

@@ -288,9 +288,9 @@ qn_status qn_op_desc_check(const qn_op_desc *desc, qn_shape *out, qn_sizes *size
     for (int32_t i = 0; i < op->in_count; i++) {
         if (qn_op_has(desc, i)) {
             layout.in[i].format = desc->in[i].format;
-            QN_FAIL_IF(!same_dims(&desc->in[i], &layout.in[i]), error, QN_E_SHAPE, "%s: input %s is %s, expected %s (%s)",
-                       op->name, op->in[i].name, qn_shape_text(&desc->in[i], found),
-                       qn_shape_text(&layout.in[i], want), op->in[i].shape);
+            QN_FAIL_IF(!same_dims(&desc->in[i], &layout.in[i]), error, QN_E_SHAPE,
+                       "%s: input %s is %s, expected %s (%s)", op->name, op->in[i].name,
+                       qn_shape_text(&desc->in[i], found), qn_shape_text(&layout.in[i], want), op->in[i].shape);
             QN_TRY(qn_shape_bytes(&desc->in[i], &bytes, error));
         }
     }

@@ -16,11 +16,10 @@ static qn_status grouped_sizes(const qn_op_desc *desc, qn_sizes *sizes, qn_error
 {
     const qn_shape *a = &desc->in[QN_BMM_A], *b = &desc->in[QN_BMM_B];
     const int32_t dims = is_masked(desc) ? 3 : 2;
-    QN_FAIL_IF(a->ndim != dims, error, QN_E_SHAPE,
-               "grouped_block_scaled_mm: input a has %d dimensions, expected %s", a->ndim,
-               dims == 3 ? "[E,Mmax,K]" : "[Mtot,K]");
-    QN_FAIL_IF(b->ndim != 3, error, QN_E_SHAPE,
-               "grouped_block_scaled_mm: input b has %d dimensions, expected [E,N,K]", b->ndim);
+    QN_FAIL_IF(a->ndim != dims, error, QN_E_SHAPE, "grouped_block_scaled_mm: input a has %d dimensions, expected %s",
+               a->ndim, dims == 3 ? "[E,Mmax,K]" : "[Mtot,K]");
+    QN_FAIL_IF(b->ndim != 3, error, QN_E_SHAPE, "grouped_block_scaled_mm: input b has %d dimensions, expected [E,N,K]",
+               b->ndim);
     sizes->e = b->dims[0];
     sizes->n = b->dims[1];
     sizes->k = b->dims[2];

@@ -283,8 +283,7 @@ static void judge_product(const qn_op_desc *desc, const qn_sizes *sizes, const q
                 const double x = element(format, a, n0 + i), y = element(format, b, n0 + i);
                 const double add = bias ? fabs((double)ref_vector_at(bias, n0 + i)) : 0.0;
                 const double sum = sizes->k > 0 && !int8 ? norm * norms[i] : 0.0;
-                const double allowed =
-                    ulp_at(format, x) + (int8 ? 0x1p-21 * (fabs(x) + add) : growth * (sum + add));
+                const double allowed = ulp_at(format, x) + (int8 ? 0x1p-21 * (fabs(x) + add) : growth * (sum + add));
                 const int64_t row = three ? e * want->shape.dims[1] + m : m;
                 note(result, 0, row * sizes->n + n0 + i, x, y, error_of(x, y, allowed));
             }

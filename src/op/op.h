@@ -33,8 +33,8 @@ typedef struct qn_op_family {
     const char *size_names; /* the letters of qn_sizes it uses, in case string order: "mnk" */
 } qn_op_family;
 
-extern const qn_op_family qn_family_quantize, qn_family_matmul, qn_family_grouped, qn_family_activation,
-    qn_family_rope, qn_family_attention;
+extern const qn_op_family qn_family_quantize, qn_family_matmul, qn_family_grouped, qn_family_activation, qn_family_rope,
+    qn_family_attention;
 
 /* Family of an operator; NULL when it is none. */
 const qn_op_family *qn_op_get_family(qn_op op);

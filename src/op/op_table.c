@@ -7,9 +7,27 @@
 #include "op/op.h"
 
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof *(array)))
-#define CHOICE(attr, name, words, first) {attr, name, QN_ATTR_KIND_CHOICE, words, {.i = (first)}}
-#define INTEGER(attr, name, text, value) {attr, name, QN_ATTR_KIND_INT, text, {.i = (value)}}
-#define REAL(attr, name, text, value) {attr, name, QN_ATTR_KIND_FLOAT, text, {.f = (value)}}
+#define CHOICE(attr, name, words, first)                                                                               \
+    {                                                                                                                  \
+        attr, name, QN_ATTR_KIND_CHOICE, words,                                                                        \
+        {                                                                                                              \
+            .i = (first)                                                                                               \
+        }                                                                                                              \
+    }
+#define INTEGER(attr, name, text, value)                                                                               \
+    {                                                                                                                  \
+        attr, name, QN_ATTR_KIND_INT, text,                                                                            \
+        {                                                                                                              \
+            .i = (value)                                                                                               \
+        }                                                                                                              \
+    }
+#define REAL(attr, name, text, value)                                                                                  \
+    {                                                                                                                  \
+        attr, name, QN_ATTR_KIND_FLOAT, text,                                                                          \
+        {                                                                                                              \
+            .f = (value)                                                                                               \
+        }                                                                                                              \
+    }
 
 #define FLOATS "f32|f16|bf16"
 
@@ -142,14 +160,9 @@ static const qn_attr_info grouped_attrs[] = {
 };
 
 static const qn_slot_info nvfp4_mm_in[] = {
-    {"x", "[M,K]", FLOATS, 1, 0},
-    {"a", "[M,K/2]", "u8", 1, 0},
-    {"a_scale", "[M,K/16]", "f8_e4m3", 1, 0},
-    {"a_global", "[1]", "f32", 1, 0},
-    {"b", "[N,K/2]", "u8", 0, 1},
-    {"b_scale", "[N,K/16]", "f8_e4m3", 0, 1},
-    {"b_global", "[1]", "f32", 0, 1},
-    {"bias", "[N]", FLOATS, 1, 1},
+    {"x", "[M,K]", FLOATS, 1, 0},     {"a", "[M,K/2]", "u8", 1, 0},  {"a_scale", "[M,K/16]", "f8_e4m3", 1, 0},
+    {"a_global", "[1]", "f32", 1, 0}, {"b", "[N,K/2]", "u8", 0, 1},  {"b_scale", "[N,K/16]", "f8_e4m3", 0, 1},
+    {"b_global", "[1]", "f32", 0, 1}, {"bias", "[N]", FLOATS, 1, 1},
 };
 
 static const qn_slot_info mxfp4_mm_in[] = {
@@ -219,22 +232,18 @@ static const qn_attr_info attention_attrs[] = {
     INTEGER(QN_ATTR_CAUSAL, "causal", "1", 1),
 };
 
-#define ROW(id, text_name, text, ins, outs, attributes)          \
-    {.op = id,                                                    \
-     .name = text_name,                                           \
-     .summary = text,                                             \
-     .in_count = COUNT(ins),                                      \
-     .out_count = COUNT(outs),                                    \
-     .attr_count = COUNT(attributes),                             \
-     .in = ins,                                                   \
-     .out = outs,                                                 \
-     .attrs = attributes}
+#define ROW(id, text_name, text, ins, outs, attributes)                                                                \
+    {                                                                                                                  \
+        .op = id, .name = text_name, .summary = text, .in_count = COUNT(ins), .out_count = COUNT(outs),                \
+        .attr_count = COUNT(attributes), .in = ins, .out = outs, .attrs = attributes                                   \
+    }
 
 static const qn_op_info table[] = {
-    ROW(QN_OP_QUANTIZE_FP8, "quantize_fp8", "q = fp8(x / scale), scale = amax / FMAX over tensor, token, group or block",
-        quantize_fp8_in, quantize_fp8_out, quantize_fp8_attrs),
-    ROW(QN_OP_QUANTIZE_INT8, "quantize_int8", "q = sat8(round(x / scale) + azp), x = scale * (q - azp)", quantize_int8_in,
-        quantize_int8_out, quantize_int8_attrs),
+    ROW(QN_OP_QUANTIZE_FP8, "quantize_fp8",
+        "q = fp8(x / scale), scale = amax / FMAX over tensor, token, group or block", quantize_fp8_in, quantize_fp8_out,
+        quantize_fp8_attrs),
+    ROW(QN_OP_QUANTIZE_INT8, "quantize_int8", "q = sat8(round(x / scale) + azp), x = scale * (q - azp)",
+        quantize_int8_in, quantize_int8_out, quantize_int8_attrs),
     ROW(QN_OP_QUANTIZE_NVFP4, "quantize_nvfp4", "x = e2m1(q) * scale / global_scale, an e4m3 scale per 16 elements",
         quantize_nvfp4_in, quantize_nvfp4_out, quantize_nvfp4_attrs),
     ROW(QN_OP_QUANTIZE_MXFP4, "quantize_mxfp4", "x = e2m1(q) * 2^(scale-127), an e8m0 scale per 32 elements",
@@ -253,8 +262,8 @@ static const qn_op_info table[] = {
     ROW(QN_OP_MXFP4_MM, "mxfp4_mm", "d = x b^T (+ bias), b as quantize_mxfp4 writes it", mxfp4_mm_in, mm_out, mm_attrs),
     ROW(QN_OP_DENSE_MM, "dense_mm", "d = x b^T (+ bias), b of a float or a GGUF block format", dense_mm_in, mm_out,
         mm_attrs),
-    ROW(QN_OP_SILU_MUL_QUANT, "silu_mul_quant", "q, scale = quantize(silu(x[:, :K]) * x[:, K:]) in groups along K", x2h_in,
-        silu_mul_quant_out, silu_mul_quant_attrs),
+    ROW(QN_OP_SILU_MUL_QUANT, "silu_mul_quant", "q, scale = quantize(silu(x[:, :K]) * x[:, K:]) in groups along K",
+        x2h_in, silu_mul_quant_out, silu_mul_quant_attrs),
     ROW(QN_OP_SILU_MUL, "silu_mul", "y = silu(x[:, :K]) * x[:, K:]", x2h_in, y_out, mm_attrs),
     ROW(QN_OP_RMSNORM, "rmsnorm", "y = x / sqrt(mean(x^2) + eps) * w", rmsnorm_in, y_out, rmsnorm_attrs),
     ROW(QN_OP_ROPE, "rope", "y = x with pairs rotated by pos * theta^(-2i/K)", rope_in, rope_out, rope_attrs),

@@ -23,7 +23,8 @@ static qn_shape scale_shape(const qn_op_desc *desc, qn_format format, int64_t m,
     switch (desc->attr[QN_ATTR_GRANULARITY].i) {
     case QN_PER_TOKEN: return shape2(format, m, 1);
     case QN_PER_GROUP:
-        return desc->attr[QN_ATTR_SCALE_LAYOUT].i == QN_SCALE_COL ? shape2(format, groups, m) : shape2(format, m, groups);
+        return desc->attr[QN_ATTR_SCALE_LAYOUT].i == QN_SCALE_COL ? shape2(format, groups, m)
+                                                                  : shape2(format, m, groups);
     case QN_PER_BLOCK: return shape2(format, qn_ceil_div(m, 128), qn_ceil_div(k, 128));
     default: return shape1(format, 1);
     }

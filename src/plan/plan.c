@@ -287,7 +287,11 @@ static qn_status check_operands(const qn_op_desc *desc, const qn_shape *out, con
 size_t qn_plan_pack_bytes(const qn_plan *plan)
 {
     const qn_kernel *kernel = plan->kernel;
-    return kernel->pack_bytes ? sizeof(qn_blob_header) + kernel->pack_bytes(kernel, &plan->desc) : 0;
+    if (!kernel->pack_bytes) {
+        return 0;
+    }
+    const size_t body = kernel->pack_bytes(kernel, &plan->desc);
+    return body > SIZE_MAX - sizeof(qn_blob_header) ? SIZE_MAX : sizeof(qn_blob_header) + body;
 }
 
 qn_status qn_pack(const qn_plan *plan, const qn_args *args, void *blob, size_t blob_bytes, qn_error *error)
@@ -341,13 +345,19 @@ static qn_status check_blob(const qn_plan *plan, const void *blob, qn_error *err
 
 /* ---- running ---- */
 
-size_t qn_plan_workspace_bytes(const qn_plan *plan, int64_t m, int32_t threads)
+/* SIZE_MAX: more than there can be. */
+static size_t workspace_for(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
 {
-    const qn_kernel *kernel = plan->kernel;
     if (m <= 0 || !kernel->workspace_bytes) {
         return 0;
     }
-    return qn_align_up(kernel->workspace_bytes(kernel, &plan->desc, m, threads > 0 ? threads : 1), QN_ALIGN);
+    const size_t bytes = kernel->workspace_bytes(kernel, desc, m, threads > 0 ? threads : 1);
+    return bytes > SIZE_MAX - QN_ALIGN ? SIZE_MAX : qn_align_up(bytes, QN_ALIGN);
+}
+
+size_t qn_plan_workspace_bytes(const qn_plan *plan, int64_t m, int32_t threads)
+{
+    return workspace_for(plan->kernel, &plan->desc, m, threads);
 }
 
 qn_status qn_run(const qn_plan *plan, const qn_args *args, void *workspace, size_t workspace_bytes,
@@ -367,10 +377,7 @@ qn_status qn_run(const qn_plan *plan, const qn_args *args, void *workspace, size
         return QN_OK;
     }
     const qn_kernel *kernel = plan->kernel;
-    const size_t need =
-        kernel->workspace_bytes
-            ? qn_align_up(kernel->workspace_bytes(kernel, &desc, sizes.m, qn_exec_threads(exec)), QN_ALIGN)
-            : 0;
+    const size_t need = workspace_for(kernel, &desc, sizes.m, qn_exec_threads(exec));
     QN_FAIL_IF(need && (!workspace || workspace_bytes < need), error, QN_E_WORKSPACE,
                "the workspace has %zu bytes, %s needs %zu", workspace ? workspace_bytes : 0, kernel->name, need);
     QN_FAIL_IF(need && (uintptr_t)workspace % QN_ALIGN != 0, error, QN_E_ALIGNMENT,

@@ -126,8 +126,7 @@ static void block_product(const block_job *job, float *scratch)
         for (int64_t m = 0; m < job->rows; m++) {
             double sum = 0.0;
             for (int64_t kb = 0; kb * 128 < k; kb++) {
-                const double partial =
-                    dot(left + m * k + kb * 128, right + kb * 128, qn_min_i64(128, k - kb * 128));
+                const double partial = dot(left + m * k + kb * 128, right + kb * 128, qn_min_i64(128, k - kb * 128));
                 const float sa = ref_f32(job->scale_a + m * job->scale_row + kb * job->scale_block, 0);
                 const float sb = ref_f32(job->scale_b + n / 128 * job->scale_b_stride, kb);
                 sum += (double)sa * (double)sb * partial;
@@ -179,8 +178,8 @@ void qn_ref_grouped_block_scaled_mm(const qn_op_desc *desc, const qn_args *args,
     }
     for (int64_t e = 0; e < experts && n > 0; e++) {
         const int64_t first = masked ? 0 : ref_i32(args->in[QN_BMM_OFFSETS].data, e);
-        const int64_t end = masked ? ref_i32(args->in[QN_BMM_MASKED_M].data, e)
-                                   : ref_i32(args->in[QN_BMM_OFFSETS].data, e + 1);
+        const int64_t end =
+            masked ? ref_i32(args->in[QN_BMM_MASKED_M].data, e) : ref_i32(args->in[QN_BMM_OFFSETS].data, e + 1);
         if (end <= first) {
             continue;
         }

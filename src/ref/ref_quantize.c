@@ -217,9 +217,9 @@ void qn_ref_quantize_int8(const qn_op_desc *desc, const qn_args *args, void *scr
                 read_part(x, row, &r, values);
                 int8_t *codes = (int8_t *)ref_out_row(q, row) + r.c0;
                 for (int64_t c = 0; c < r.c1 - r.c0; c++) {
-                    codes[c] = rule.asymmetric ? ref_int8_code_azp(values[c], rule.factor, rule.azp)
-                                               : qn_f32_to_i8(rule.divide ? values[c] / rule.scale
-                                                                          : values[c] * rule.factor);
+                    codes[c] = rule.asymmetric
+                                   ? ref_int8_code_azp(values[c], rule.factor, rule.azp)
+                                   : qn_f32_to_i8(rule.divide ? values[c] / rule.scale : values[c] * rule.factor);
                 }
             }
         }

@@ -124,7 +124,7 @@ typedef enum spoil {
     SPOIL_COUNT
 } spoil;
 
-static const char *const spoil_names[SPOIL_COUNT] = {"as it is", "missing", "twice", "0",      "-1",      "2^31",
+static const char *const spoil_names[SPOIL_COUNT] = {"as it is", "missing", "twice",  "0",      "-1",     "2^31",
                                                      "2^53+1",   "2^63",    "2^64-1", "plus 1", "2^31-1", "2^64-31"};
 
 /* JSON texts put in the place of a value; NULL: leave the member out; "twice": put it twice. */
@@ -164,6 +164,7 @@ typedef struct gguf_writer {
 __attribute__((unused)) static void put_field(gguf_writer *w, const char *label, uint64_t value, int n, int is_free)
 {
     const int hit = w->field++ == w->target;
+    const uint64_t mask = n < 8 ? ((uint64_t)1 << (8 * n)) - 1 : UINT64_MAX, good = value;
     if (!hit || w->how == SPOIL_NONE) {
         put_le(w->out, value, n);
         return;
@@ -183,6 +184,9 @@ __attribute__((unused)) static void put_field(gguf_writer *w, const char *label,
     case SPOIL_INT_MAX: value = INT32_MAX; break;
     case SPOIL_NEAR_WRAP: value = UINT64_MAX - 30; break;
     default: break;
+    }
+    if (w->how != SPOIL_DUPLICATE && ((value ^ good) & mask) == 0) {
+        w->is_free = 1; /* the good value after all */
     }
     put_le(w->out, value, n);
 }

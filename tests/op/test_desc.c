@@ -317,11 +317,9 @@ static void hostile_offsets(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(table_is_sound),   cmocka_unit_test(slot_numbers),
-        cmocka_unit_test(cases_round_trip), cmocka_unit_test(print_is_like_snprintf),
-        cmocka_unit_test(refused_texts),    cmocka_unit_test(shape_mismatches),
-        cmocka_unit_test(scale_alternatives), cmocka_unit_test(output_shapes),
-        cmocka_unit_test(hostile_offsets),
+        cmocka_unit_test(table_is_sound),         cmocka_unit_test(slot_numbers),  cmocka_unit_test(cases_round_trip),
+        cmocka_unit_test(print_is_like_snprintf), cmocka_unit_test(refused_texts), cmocka_unit_test(shape_mismatches),
+        cmocka_unit_test(scale_alternatives),     cmocka_unit_test(output_shapes), cmocka_unit_test(hostile_offsets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "backend/cpu/sizes.h"
 #include "base/checked.h"
 #include "format/format.h"
 #include "ref/slots.h"
@@ -189,16 +190,16 @@ void qn_mm_bind(const qn_kernel *kernel, const qn_run_call *call, qn_mm_job *job
 static size_t place(size_t *at, size_t bytes)
 {
     const size_t here = *at;
-    *at = qn_align_up(here + bytes, 64);
+    *at = qn_size_pad(qn_size_add(here, bytes));
     return here;
 }
 
 qn_mm_packed qn_mm_packed_layout(const qn_op_desc *desc)
 {
     const int64_t n = desc->in[QN_SMM_B].dims[0], k = desc->in[QN_SMM_B].dims[1];
-    qn_mm_packed p = {.row_bytes = (k + QN_MM_PAD - 1) / QN_MM_PAD * QN_MM_PAD};
+    qn_mm_packed p = {.row_bytes = (int64_t)qn_size_pad((size_t)k)};
     size_t at = 0;
-    p.rows = place(&at, (size_t)(n * p.row_bytes));
+    p.rows = place(&at, qn_size_mul((size_t)n, (size_t)p.row_bytes));
     p.sums = place(&at, (size_t)n * 4);
     p.scales = place(&at, (size_t)qn_shape_elements(&desc->in[QN_SMM_SCALE_B]) * 4);
     p.bias = place(&at, desc->in[QN_SMM_BIAS].format ? (size_t)n * 4 : 0);

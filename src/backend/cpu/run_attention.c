@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "backend/cpu/mm_job.h"
+#include "backend/cpu/sizes.h"
 #include "base/checked.h"
 #include "format/format.h"
 #include "kernels/common/attention.h"
@@ -46,18 +47,18 @@ static size_t scratch_parts(char *base, int64_t rows, int64_t d_pad, att_scratch
 {
     size_t at = 0;
     float **const parts[] = {&s->q, &s->o, &s->s, &s->k, &s->kt, &s->v, &s->max, &s->lanes};
-    const int64_t floats[] = {rows * d_pad,        rows * d_pad,        rows * QN_ATT_KEYS, QN_ATT_KEYS * d_pad,
-                              QN_ATT_KEYS * d_pad, QN_ATT_KEYS * d_pad, rows,               rows * QN_ATT_LANES};
+    const size_t r = (size_t)rows, d = (size_t)d_pad, row = qn_size_mul(r, d), block = qn_size_mul(QN_ATT_KEYS, d);
+    const size_t floats[] = {row, row, qn_size_mul(r, QN_ATT_KEYS), block, block, block, r, qn_size_mul(r, QN_ATT_LANES)};
     for (size_t i = 0; i < sizeof floats / sizeof *floats; i++) {
         *parts[i] = base ? (float *)(void *)(base + at) : NULL;
-        at = qn_align_up(at + (size_t)floats[i] * 4, 64);
+        at = qn_size_pad(qn_size_add(at, qn_size_mul(floats[i], 4)));
     }
     return at;
 }
 
 static int64_t pad(int64_t d)
 {
-    return (d + QN_MM_PAD - 1) / QN_MM_PAD * QN_MM_PAD;
+    return (int64_t)qn_size_pad((size_t)d);
 }
 
 /* Rows of one head of a [rows, heads, d] view. */
@@ -187,8 +188,8 @@ static size_t att_workspace(const qn_kernel *kernel, const qn_op_desc *desc, int
     const int64_t heads = desc->in[QN_ATT_Q].dims[1], key_heads = desc->in[QN_ATT_K].dims[1];
     const int64_t shared = key_heads > 0 ? heads / key_heads : 0;
     att_scratch none;
-    return (size_t)threads *
-           scratch_parts(NULL, queries_per_task(shared) * shared, pad(desc->in[QN_ATT_Q].dims[2]), &none);
+    return qn_size_mul((size_t)threads, scratch_parts(NULL, queries_per_task(shared) * shared,
+                                                      pad(desc->in[QN_ATT_Q].dims[2]), &none));
 }
 
 static const char *att_accepts(const qn_kernel *kernel, const qn_op_desc *desc)

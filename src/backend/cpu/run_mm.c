@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "backend/cpu/mm_job.h"
+#include "backend/cpu/sizes.h"
 #include "base/checked.h"
 #include "format/format.h"
 #include "ref/slots.h"
@@ -77,8 +78,8 @@ static size_t scratch_layout(const qn_mm_impl *impl, int64_t rows, size_t *lanes
 
 static size_t a_panel_bytes(const qn_mm_impl *impl, int64_t rows, int64_t k)
 {
-    const int64_t k_pad = (k + QN_MM_PAD - 1) / QN_MM_PAD * QN_MM_PAD;
-    return qn_align_up((size_t)(rows * k_pad * (impl->i8 ? impl->i8->a_bytes : 4)), 64);
+    const size_t row = qn_size_mul(qn_size_pad((size_t)k), (size_t)(impl->i8 ? impl->i8->a_bytes : 4));
+    return qn_size_pad(qn_size_mul((size_t)rows, row));
 }
 
 /* Rows of a's panel for m rows of the operator, and elements along K. */
@@ -86,10 +87,13 @@ static int64_t panel_rows(const qn_op_desc *desc, int64_t m, int64_t *k)
 {
     const int slot = weight_slot(desc->op);
     const qn_shape *b = &desc->in[slot];
-    *k = b->dims[b->ndim - 1] * (desc->op == QN_OP_NVFP4_MM || desc->op == QN_OP_MXFP4_MM ? 2 : 1);
+    const int64_t codes = b->dims[b->ndim - 1];
+    const int fp4 = desc->op == QN_OP_NVFP4_MM || desc->op == QN_OP_MXFP4_MM;
+    *k = fp4 && codes <= INT64_MAX / 2 ? codes * 2 : codes;
     if (desc->op == QN_OP_GROUPED_BLOCK_SCALED_MM && desc->attr[QN_ATTR_LAYOUT].i == QN_LAYOUT_MASKED) {
         const qn_shape *a = &desc->in[QN_BMM_A];
-        return a->dims[0] * qn_max_i64(a->dims[1], m);
+        int64_t rows;
+        return qn_mul_i64(a->dims[0], qn_max_i64(a->dims[1], m), &rows) ? INT64_MAX : rows;
     }
     return m;
 }
@@ -99,9 +103,8 @@ size_t qn_mm_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, in
     int64_t k;
     size_t lanes_at, small_at;
     const int64_t rows = panel_rows(desc, m, &k);
-    /* a plan for many rows also serves few: take the larger scratch */
-    return a_panel_bytes(kernel->impl, rows, k) +
-           (size_t)threads * scratch_layout(kernel->impl, rows, &lanes_at, &small_at);
+    return qn_size_add(a_panel_bytes(kernel->impl, rows, k),
+                       (size_t)threads * scratch_layout(kernel->impl, rows, &lanes_at, &small_at));
 }
 
 /* ---- activations ---- */
@@ -352,12 +355,28 @@ static void block_task(void *user, int64_t index, int32_t thread)
     }
 }
 
+/* Rows that no expert owns become zeros. */
+static void zero_rows(const qn_mm_job *job, int64_t first, int64_t last)
+{
+    const int64_t row_bytes = job->n * (job->out_real == QN_MM_F32 ? 4 : 2);
+    for (int64_t r = first; r < last; r++) {
+        memset(job->out + r * job->out_stride, 0, (size_t)row_bytes);
+    }
+}
+
 void qn_mm_run(const qn_kernel *kernel, const qn_run_call *call)
 {
     qn_mm_job job;
     qn_mm_bind(kernel, call, &job);
+    if (job.m == 0 || job.n == 0) {
+        return;
+    }
+    if (job.offsets) {
+        zero_rows(&job, 0, qn_min_i64(job.offsets[0], job.m));
+        zero_rows(&job, job.offsets[job.experts], job.m);
+    }
     const int64_t blocks = row_blocks(&job);
-    if (job.m == 0 || job.n == 0 || blocks == 0) {
+    if (blocks == 0) {
         return;
     }
     char *const workspace = call->workspace;
