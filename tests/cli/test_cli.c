@@ -333,9 +333,15 @@ static void a_full_disk_is_a_failure_and_a_closed_pipe_is_not(void **state)
 {
     (void)state;
     char line[1024];
-    snprintf(line, sizeof line, "'%s' kernels > /dev/full 2> %s/full", getenv("QN_CLI"), folder);
-    int status = system(line);
-    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+    struct stat s;
+    int status;
+    if (stat("/dev/full", &s) == 0 && S_ISCHR(s.st_mode)) {
+        snprintf(line, sizeof line, "'%s' kernels > /dev/full 2> %s/full", getenv("QN_CLI"), folder);
+        status = system(line);
+        assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+    } else {
+        printf("skipped: the full disk, because this machine has no device /dev/full\n");
+    }
     snprintf(line, sizeof line, "('%s' --man; echo $? > %s/rc) 2> %s/pipe | true; sleep 0.1; test ! -s %s/pipe && grep -qx 0 %s/rc",
              getenv("QN_CLI"), folder, folder, folder, folder);
     status = system(line);
