@@ -64,7 +64,6 @@ typedef struct qn_session qn_session;
 typedef struct qn_model_options {
     size_t size;                 /* sizeof(qn_model_options), set by qn_model_options_init */
     qn_plan_options plan;        /* backend and level for every operator */
-    const char *activations;     /* override how activations are quantised: NULL (as the scheme says), "none" */
 } qn_model_options;
 
 QN_API void qn_model_options_init(qn_model_options *options);

@@ -31,7 +31,8 @@ QN_API void qn_plan_options_init(qn_plan_options *options);
 
 /* Operands of a run, by slot of the operator. Absent optional inputs have
  * format QN_FORMAT_NONE. Inputs and outputs must not overlap unless the
- * operator says so. Rows of inputs may be strided where dims allow it. */
+ * operator says so. Rows (dims[0]) of inputs and outputs may be strided: strides[0]
+ * may be any number of bytes from the dense row up; inner dimensions are dense. */
 typedef struct qn_args {
     qn_view in[QN_MAX_IN];
     qn_mut_view out[QN_MAX_OUT];

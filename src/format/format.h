@@ -44,7 +44,7 @@ float qn_e2m1_to_f32(uint8_t code);       /* low four bits */
 uint8_t qn_f32_to_e2m1(float value);
 int8_t qn_f32_to_i8(float value);         /* nearest even, saturate, NaN to 0 */
 
-/* 128x4 tiled order of NVFP4/MX block scales (docs/formats/nvfp4.md):
+/* 128x4 tiled order of NVFP4/MX block scales (docs/formats/fp4.md):
  * byte offset of scale (row, column) in a matrix of scale_columns columns, and
  * the bytes of the whole padded matrix. */
 int64_t qn_scale_swizzle(int64_t row, int64_t column, int64_t scale_columns);

@@ -1,0 +1,420 @@
+/* What the verbs share: see cli.h. */
+#include "cli.h"
+
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- Failures ---- */
+
+int cli_fail(cli *c, int code, const char *format, ...)
+{
+    if (c->failed)
+        return code;
+    c->failed = 1;
+    fflush(stdout);
+    cli_progress_end(c);
+    char line[1024];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(line, sizeof line, format, list);
+    va_end(list);
+    for (char *p = line; *p; p++)
+        if ((unsigned char)*p < 0x20 || *p == 0x7F)
+            *p = ' ';
+    const char *name = c->verb ? c->verb->name : "";
+    fprintf(stderr, "quern%s%s: %s\n", *name ? " " : "", name, line);
+    return code;
+}
+
+int cli_memory(cli *c, const char *what)
+{
+    return cli_fail(c, EXIT_MEMORY, "out of memory for %s", what);
+}
+
+static int code_of(qn_status status, cli_phase phase)
+{
+    switch (status) {
+    case QN_OK: return EXIT_DONE;
+    case QN_E_FILE: return EXIT_INPUT;
+    case QN_E_MEMORY: return EXIT_MEMORY;
+    case QN_E_DEVICE:
+    case QN_E_JIT: return EXIT_DEVICE;
+    case QN_E_CANCELLED: return EXIT_SIGNAL;
+    case QN_E_EXISTS: return EXIT_FAILED;
+    case QN_E_IO:
+    case QN_E_UNSUPPORTED:
+    case QN_E_SHAPE:
+    case QN_E_FORMAT:
+    case QN_E_ARGUMENT: return phase == PHASE_INPUT ? EXIT_INPUT : phase == PHASE_USAGE ? EXIT_USAGE : EXIT_FAILED;
+    default: return EXIT_FAILED;
+    }
+}
+
+int cli_check(cli *c, qn_status status, const qn_error *error, cli_phase phase)
+{
+    if (status == QN_OK)
+        return 0;
+    int code = code_of(status, phase);
+    if (error && error->status == status && error->text[0])
+        return cli_fail(c, code, "%s", error->text);
+    return cli_fail(c, code, "%s", qn_status_name(status));
+}
+
+void cli_note(const cli *c, const char *format, ...)
+{
+    if (c->value[OPT_QUIET].set)
+        return;
+    va_list list;
+    va_start(list, format);
+    vfprintf(stderr, format, list);
+    va_end(list);
+}
+
+/* ---- Context and threads ---- */
+
+static void log_line(void *user, qn_log_level level, const char *line)
+{
+    static const char *const names[] = {"error", "warning", "info", "debug"};
+    (void)user;
+    fprintf(stderr, "%s: %s\n", (unsigned)level < 4 ? names[level] : "log", line);
+}
+
+int cli_start(cli *c)
+{
+    qn_error error = {0};
+    qn_ctx_options options;
+    qn_ctx_options_init(&options);
+    if (c->value[OPT_VERBOSE].set)
+        options.log = log_line;
+    int code = cli_check(c, qn_ctx_create(&options, &c->ctx, &error), &error, PHASE_RUN);
+    qn_plan_options_init(&c->plan);
+    if (!code && cli_verb_takes(c->verb, OPT_BACKEND))
+        code = cli_check(c, qn_backend_parse(c->value[OPT_BACKEND].s, &c->plan.backend, &error), &error, PHASE_USAGE);
+    if (!code && cli_verb_takes(c->verb, OPT_ISA) && c->value[OPT_ISA].set)
+        code = cli_check(c, qn_isa_parse(c->value[OPT_ISA].s, &c->plan.isa, &error), &error, PHASE_USAGE);
+    if (!code && cli_verb_takes(c->verb, OPT_THREADS)) {
+        code = cli_check(c, qn_pool_create(c->ctx, (int32_t)c->value[OPT_THREADS].i, &c->pool, &error), &error,
+                         PHASE_RUN);
+        c->exec.pool = c->pool;
+    }
+    return code;
+}
+
+void cli_end(cli *c)
+{
+    qn_pool_destroy(c->pool);
+    qn_ctx_destroy(c->ctx);
+    free(c->operands);
+    free(c->stops);
+}
+
+/* ---- Memory, time, text forms ---- */
+
+void *cli_alloc(size_t count, size_t size)
+{
+    if (size != 0 && count > (SIZE_MAX - 128) / size)
+        return NULL;
+    size_t bytes = (count * size + 64) / 64 * 64; /* at least one byte, a multiple of the alignment */
+    void *p = aligned_alloc(64, bytes);
+    if (p)
+        memset(p, 0, bytes);
+    return p;
+}
+
+double cli_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+const char *cli_size_text(char buffer[32], double bytes)
+{
+    static const char *const units[] = {"B", "kB", "MB", "GB", "TB"};
+    int unit = 0;
+    while (bytes >= 999.95 && unit < 4) {
+        bytes /= 1000;
+        unit++;
+    }
+    snprintf(buffer, 32, unit ? "%.1f %s" : "%.0f %s", bytes, units[unit]);
+    return buffer;
+}
+
+const char *cli_shape_text(char buffer[128], const qn_shape *shape)
+{
+    const qn_format_info *info = qn_format_get_info(shape->format);
+    int n = snprintf(buffer, 128, "%s[", info ? info->name : "?");
+    for (int32_t i = 0; i < shape->ndim && i < QN_MAX_DIMS; i++)
+        n += snprintf(buffer + n, 128 - (size_t)n, "%s%lld", i ? "," : "", (long long)shape->dims[i]);
+    snprintf(buffer + n, 128 - (size_t)n, "]");
+    return buffer;
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double cli_median(double *values, int count)
+{
+    qsort(values, (size_t)count, sizeof *values, compare_doubles);
+    return count % 2 ? values[count / 2] : 0.5 * (values[count / 2 - 1] + values[count / 2]);
+}
+
+/* ---- Interrupts, stdout ---- */
+
+static volatile sig_atomic_t interrupted;
+
+static void on_interrupt(int number)
+{
+    (void)number;
+    if (interrupted)
+        _exit(EXIT_SIGNAL); /* asked twice: a long computation would not stop otherwise */
+    interrupted = 1;
+}
+
+void cli_signals(void)
+{
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = on_interrupt; /* no SA_RESTART: a read waiting for input ends */
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    action.sa_handler = SIG_IGN; /* a closed pipe is seen as a write error */
+    sigaction(SIGPIPE, &action, NULL);
+}
+
+int cli_interrupted(void)
+{
+    return interrupted;
+}
+
+void cli_interrupt_clear(void)
+{
+    interrupted = 0;
+}
+
+static int output_error; /* errno of the first failed write to stdout */
+
+static void flush_output(void)
+{
+    errno = 0;
+    if (!output_error && (fflush(stdout) != 0 || ferror(stdout)))
+        output_error = errno ? errno : EIO;
+}
+
+int cli_output_closed(void)
+{
+    flush_output();
+    return output_error == EPIPE;
+}
+
+int cli_flush(cli *c)
+{
+    flush_output();
+    if (output_error && output_error != EPIPE)
+        return cli_fail(c, EXIT_FAILED, "writing to stdout: %s", strerror(output_error));
+    return 0;
+}
+
+/* ---- Progress ---- */
+
+static int progress_shown;
+
+int cli_progress_on(const cli *c)
+{
+    const char *terminal = getenv("TERM");
+    return !c->value[OPT_QUIET].set && isatty(STDERR_FILENO) && (!terminal || strcmp(terminal, "dumb") != 0);
+}
+
+void cli_progress(const cli *c, double fraction, const char *text)
+{
+    enum { WIDTH = 28 };
+    if (!cli_progress_on(c))
+        return;
+    fraction = fraction < 0 ? 0 : fraction > 1 ? 1 : fraction;
+    char bar[WIDTH + 1];
+    int full = (int)(fraction * WIDTH);
+    for (int i = 0; i < WIDTH; i++)
+        bar[i] = i < full ? '#' : '.';
+    bar[WIDTH] = 0;
+    fprintf(stderr, "\r\033[K[%s] %3.0f %% %.60s", bar, 100 * fraction, text);
+    fflush(stderr);
+    progress_shown = 1;
+}
+
+void cli_progress_end(const cli *c)
+{
+    (void)c;
+    if (progress_shown)
+        fputs("\r\033[K", stderr);
+    progress_shown = 0;
+}
+
+/* ---- Files and text ---- */
+
+static int read_stream(cli *c, FILE *in, const char *shown, char **text, size_t *bytes)
+{
+    const size_t most = (size_t)1 << 30;
+    size_t used = 0, room = 65536;
+    char *buffer = malloc(room);
+    while (buffer) {
+        size_t n = fread(buffer + used, 1, room - used - 1, in);
+        used += n;
+        if (cli_interrupted()) {
+            free(buffer);
+            return EXIT_SIGNAL;
+        }
+        if (ferror(in)) {
+            free(buffer);
+            return cli_fail(c, EXIT_INPUT, "%s: %s", shown, strerror(errno));
+        }
+        if (feof(in)) {
+            buffer[used] = 0;
+            *text = buffer;
+            *bytes = used;
+            return 0;
+        }
+        if (used + 1 < room)
+            continue;
+        if (room >= most) {
+            free(buffer);
+            return cli_fail(c, EXIT_INPUT, "%s: longer than 1 GB", shown);
+        }
+        char *larger = realloc(buffer, room * 2);
+        if (!larger)
+            free(buffer);
+        buffer = larger;
+        room *= 2;
+    }
+    return cli_memory(c, shown);
+}
+
+int cli_read_file(cli *c, const char *path, char **text, size_t *bytes)
+{
+    *text = NULL;
+    *bytes = 0;
+    if (strcmp(path, "-") == 0)
+        return read_stream(c, stdin, "stdin", text, bytes);
+    FILE *in = fopen(path, "rb");
+    if (!in)
+        return cli_fail(c, EXIT_INPUT, "%s: %s", path, strerror(errno));
+    int code = read_stream(c, in, path, text, bytes);
+    fclose(in);
+    return code;
+}
+
+int cli_read_text(cli *c, char **text, size_t *bytes, int required)
+{
+    const cli_value *prompt = &c->value[OPT_PROMPT], *file = &c->value[OPT_FILE];
+    *text = NULL;
+    *bytes = 0;
+    if (prompt->set && file->set)
+        return cli_fail(c, EXIT_USAGE, "--prompt and --file are both given");
+    if (!prompt->set && !file->set && required)
+        return cli_fail(c, EXIT_USAGE, "no text: give --prompt TEXT or --file FILE (- is stdin)");
+    if (!prompt->set)
+        return cli_read_file(c, file->set ? file->s : "-", text, bytes);
+    size_t n = strlen(prompt->s);
+    *text = malloc(n + 1);
+    if (!*text)
+        return cli_memory(c, "the text");
+    memcpy(*text, prompt->s, n + 1);
+    *bytes = n;
+    return 0;
+}
+
+int cli_tokenize(cli *c, const qn_tokenizer *tokenizer, const char *text, size_t bytes, uint32_t flags, int32_t **ids,
+                 size_t *count)
+{
+    qn_error error = {0};
+    *ids = NULL;
+    *count = 0;
+    if (!tokenizer)
+        return cli_fail(c, EXIT_INPUT, "the model has no tokenizer");
+    size_t room = bytes + 8; /* a byte gives at most one token, and some special ones */
+    int32_t *list = cli_alloc(room, sizeof *list);
+    if (!list)
+        return cli_memory(c, "the token ids");
+    qn_status status = qn_tokenizer_encode(tokenizer, text, bytes, flags, list, room, count, &error);
+    if (status == QN_E_WORKSPACE) {
+        free(list);
+        room = *count;
+        list = cli_alloc(room, sizeof *list);
+        if (!list)
+            return cli_memory(c, "the token ids");
+        status = qn_tokenizer_encode(tokenizer, text, bytes, flags, list, room, count, &error);
+    }
+    if (status != QN_OK) {
+        free(list);
+        return cli_check(c, status, &error, PHASE_RUN);
+    }
+    *ids = list;
+    return 0;
+}
+
+int cli_render_chat(cli *c, const qn_tokenizer *tokenizer, const qn_chat_message *messages, size_t count, char **text,
+                    size_t *bytes)
+{
+    qn_error error = {0};
+    *text = NULL;
+    *bytes = 0;
+    size_t room = 4096;
+    for (size_t i = 0; i < count; i++)
+        room += strlen(messages[i].content) + 256;
+    for (int attempt = 0; attempt < 2; attempt++) {
+        char *buffer = malloc(room + 1);
+        if (!buffer)
+            return cli_memory(c, "the chat text");
+        qn_status status = qn_chat_render(tokenizer, NULL, messages, count, 1, buffer, room, bytes, &error);
+        if (status == QN_OK) {
+            buffer[*bytes] = 0;
+            *text = buffer;
+            return 0;
+        }
+        free(buffer);
+        if (status != QN_E_WORKSPACE || attempt == 1)
+            return cli_check(c, status, &error, PHASE_INPUT);
+        room = *bytes;
+    }
+    return EXIT_FAILED;
+}
+
+/* ---- Models ---- */
+
+int cli_open_model(cli *c, const char *path, qn_model **model)
+{
+    qn_error error = {0};
+    qn_model_options options;
+    qn_model_options_init(&options);
+    options.plan = c->plan;
+    return cli_check(c, qn_model_open(c->ctx, path, &options, model, &error), &error, PHASE_INPUT);
+}
+
+int cli_open_model_for_text(cli *c, const char *path, qn_model **model)
+{
+    qn_error error = {0};
+    qn_model_options options;
+    qn_model_options_init(&options);
+    options.plan.backend = QN_BACKEND_REF;
+    return cli_check(c, qn_model_open(c->ctx, path, &options, model, &error), &error, PHASE_INPUT);
+}
+
+int cli_open_session(cli *c, qn_model *model, int64_t context, int64_t batch, qn_session **session)
+{
+    qn_error error = {0};
+    qn_session_options options;
+    qn_session_options_init(&options);
+    options.context_length = (int32_t)context;
+    options.batch = (int32_t)batch;
+    options.exec = c->exec;
+    return cli_check(c, qn_session_create(model, &options, session, &error), &error, PHASE_RUN);
+}

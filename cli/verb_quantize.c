@@ -1,0 +1,124 @@
+/* quern quantize: a checkpoint in another number format. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli.h"
+
+static const char *scheme_name_at(const void *user, int i)
+{
+    (void)user;
+    qn_scheme_info info;
+    return qn_scheme_at(i, &info) == QN_OK ? info.name : NULL;
+}
+
+static int list_schemes(const cli *c)
+{
+    qn_scheme_info info;
+    json j = json_begin(stdout);
+    if (c->value[OPT_JSON].set)
+        json_open(&j, NULL, '[');
+    for (int32_t i = 0; qn_scheme_at(i, &info) == QN_OK; i++) {
+        if (!c->value[OPT_JSON].set) {
+            printf("%-12s %-19s %s\n", info.name, info.layout, info.summary);
+            continue;
+        }
+        json_open(&j, NULL, '{');
+        json_text(&j, "name", info.name);
+        json_text(&j, "layout", info.layout);
+        json_text(&j, "summary", info.summary);
+        json_close(&j, '}');
+    }
+    if (c->value[OPT_JSON].set)
+        json_close(&j, ']');
+    return EXIT_DONE;
+}
+
+static int check_scheme(cli *c)
+{
+    const char *scheme = c->value[OPT_WEIGHTS].s, *name;
+    if (!scheme)
+        return cli_fail(c, EXIT_USAGE, "--weights SCHEME is missing; 'quern quantize --list' shows the schemes");
+    for (int i = 0; (name = scheme_name_at(NULL, i)) != NULL; i++)
+        if (strcmp(name, scheme) == 0)
+            return 0;
+    const char *guess = cli_closest(scheme, scheme_name_at, NULL);
+    if (guess)
+        return cli_fail(c, EXIT_USAGE, "--weights: there is no scheme '%.60s'; did you mean '%s'?", scheme, guess);
+    return cli_fail(c, EXIT_USAGE, "--weights: there is no scheme '%.60s'; 'quern quantize --list' shows them", scheme);
+}
+
+/* A bar on a terminal, a line for each tensor elsewhere. */
+static int on_progress(void *user, const qn_quantize_progress *p)
+{
+    const cli *c = user;
+    char shape[128], before[32], after[32], text[256];
+    cli_shape_text(shape, &p->shape);
+    if (cli_progress_on(c)) {
+        snprintf(text, sizeof text, "%d/%d %.40s", p->index, p->total, p->name);
+        cli_progress(c, p->total ? (double)p->index / p->total : 1, text);
+    } else if (!c->value[OPT_QUIET].set) {
+        const char *dims = strchr(shape, '[');
+        FILE *out = c->value[OPT_JSON].set ? stderr : stdout;
+        fprintf(out, "[%4d/%4d] %-48s %-14s %8s -> %-10s %10s -> %10s  rms %.5f\n", p->index, p->total, p->name,
+                dims ? dims : "", p->from, p->to, cli_size_text(before, (double)p->bytes_before),
+                cli_size_text(after, (double)p->bytes_after), p->rms_error);
+        if (out == stdout && cli_output_closed())
+            return 1;
+    }
+    return cli_interrupted();
+}
+
+static void print_totals(const cli *c, const qn_quantize_result *r)
+{
+    char before[32], after[32];
+    if (!c->value[OPT_JSON].set) {
+        printf("%s: %d tensors, %lld parameters, %s -> %s, %.3f bits per weight, %.1f s\n", c->operands[1], r->tensors,
+               (long long)r->parameters, cli_size_text(before, (double)r->bytes_before),
+               cli_size_text(after, (double)r->bytes_after), r->bits_per_weight, r->seconds);
+        return;
+    }
+    json j = json_begin(stdout);
+    json_open(&j, NULL, '{');
+    json_text(&j, "input", c->operands[0]);
+    json_text(&j, "output", c->operands[1]);
+    json_text(&j, "scheme", c->value[OPT_WEIGHTS].s);
+    json_int(&j, "tensors", r->tensors);
+    json_int(&j, "parameters", r->parameters);
+    json_int(&j, "bytes_before", (int64_t)r->bytes_before);
+    json_int(&j, "bytes_after", (int64_t)r->bytes_after);
+    json_number(&j, "bits_per_weight", r->bits_per_weight, 6);
+    json_number(&j, "seconds", r->seconds, 4);
+    json_close(&j, '}');
+}
+
+int verb_quantize(cli *c)
+{
+    qn_error error = {0};
+    qn_checkpoint *input = NULL;
+    if (c->value[OPT_LIST].set)
+        return list_schemes(c);
+    int code = check_scheme(c);
+    /* opened here first, so that a bad input is told from a failing output */
+    if (!code)
+        code = cli_check(c, qn_checkpoint_open(c->ctx, c->operands[0], &input, &error), &error, PHASE_INPUT);
+    qn_checkpoint_close(input);
+    if (code)
+        return code;
+    qn_quantize_options options;
+    qn_quantize_result result = {0};
+    qn_quantize_options_init(&options);
+    options.scheme = c->value[OPT_WEIGHTS].s;
+    options.force = c->value[OPT_FORCE].set;
+    options.exec = c->exec;
+    options.progress = on_progress;
+    options.progress_user = c;
+    qn_status status = qn_quantize(c->ctx, c->operands[0], c->operands[1], &options, &result, &error);
+    cli_progress_end(c);
+    if (status == QN_E_CANCELLED && !cli_interrupted() && cli_output_closed())
+        return EXIT_DONE; /* nobody reads: end quietly, without output */
+    code = cli_check(c, status, &error, PHASE_OUTPUT);
+    if (!code)
+        print_totals(c, &result);
+    return code;
+}

@@ -1,0 +1,99 @@
+/* The contract between the matmul runner (src/backend/cpu/run_mm.c) and the
+ * tiles, unpack fragments and epilogues of every instruction-set folder.
+ *
+ * D[m,n] = finish(sum over k of A[m,k] B[n,k]). The runner walks blocks of
+ * QN_MM_ROWS rows by QN_MM_COLS columns and chunks of K. For each chunk a
+ * fragment turns rows of an operand into panel rows of the tile's element type;
+ * the tile continues lanes[rows][cols][lanes], where lane l holds the sum over
+ * k = l, l + lanes, l + 2 lanes, ... in that order. One output element is thus
+ * the same chain of operations whatever M, its row and the chunk size are. */
+#ifndef QN_KERNELS_COMMON_MM_H
+#define QN_KERNELS_COMMON_MM_H
+
+#include <stdint.h>
+
+#define QN_MM_ROWS 64
+#define QN_MM_COLS 32
+#define QN_MM_PAD 64 /* panel rows are padded with zeros to a multiple of this many elements */
+
+/* A matrix of coded rows along K. */
+typedef struct qn_mm_operand {
+    const void *data;
+    int64_t stride;        /* bytes from row to row */
+    const void *scales;    /* group scales of nvfp4 and mxfp4, else NULL */
+    int64_t scale_stride;  /* bytes from row to row */
+    /* Decoder of any other format and its block, for the fragment that calls it. */
+    void (*decode)(const void *source, int64_t count, float *destination);
+    int64_t block_elements, block_bytes;
+} qn_mm_operand;
+
+/* Decode elements [k, k + count) of a row; zeros up to a multiple of QN_MM_PAD. k is a multiple of 256. */
+typedef void (*qn_mm_unpack_fn)(const qn_mm_operand *operand, int64_t row, int64_t k, int64_t count, void *panel);
+
+/* lanes[r * QN_MM_COLS + c][lane] += A[r,k] B[c,k] for k < count (a multiple of QN_MM_PAD);
+ * a and b are panels or operands that need no unpacking, strides in bytes. */
+typedef void (*qn_mm_tile_fn)(const void *a, int64_t a_stride, const void *b, int64_t b_stride, int64_t rows,
+                              int64_t cols, int64_t count, void *lanes);
+
+/* The same with a scale a row and a scale a column for every 128 of k:
+ * lanes += sa[r,kb] sb[c,kb] * (sum inside the block). The last block may be short. */
+typedef void (*qn_mm_tile128_fn)(const float *a, int64_t a_stride, const float *b, int64_t b_stride, int64_t rows,
+                                 int64_t cols, int64_t count, const float *sa, const float *sb, void *lanes);
+#define QN_MM_SCALES 8 /* scales a row in sa[rows][QN_MM_SCALES] and sb: chunks are at most 1024 long */
+
+/* sums[c] of one row of lanes[QN_MM_COLS][lanes], in the tile's fixed tree. */
+typedef void (*qn_mm_sum_fn)(const void *lanes, void *sums);
+
+typedef enum qn_mm_real { QN_MM_BF16 = 0, QN_MM_F16 = 1, QN_MM_F32 = 2 } qn_mm_real;
+
+/* What happens to a row of sums. */
+typedef struct qn_mm_finish {
+    int32_t scaled;       /* 1: t = sum * scale_b, v = scale_a * t (+ bias, fused) */
+    int32_t has_bias;
+    float factor;         /* scaled = 0: v = sum * factor (+ bias) */
+    qn_mm_real out;
+    float scale_b[QN_MM_COLS];
+    float bias[QN_MM_COLS];
+} qn_mm_finish;
+
+/* Write count <= QN_MM_COLS outputs of a row. sums[QN_MM_COLS]. */
+typedef void (*qn_mm_finish_fn)(const qn_mm_finish *finish, const float *sums, float scale_a, int64_t count,
+                                void *out);
+
+typedef enum qn_mm_fragment {
+    QN_MM_ANY = 0, /* through qn_mm_operand.decode */
+    QN_MM_FRAG_F32,
+    QN_MM_FRAG_F16,
+    QN_MM_FRAG_BF16,
+    QN_MM_FRAG_E4M3,
+    QN_MM_FRAG_NVFP4,
+    QN_MM_FRAG_MXFP4,
+    QN_MM_FRAG_Q4_0,
+    QN_MM_FRAG_Q4_1,
+    QN_MM_FRAG_Q8_0,
+    QN_MM_FRAGMENTS
+} qn_mm_fragment;
+
+/* Everything of one instruction set for float tiles. */
+typedef struct qn_mm_f32_set {
+    int32_t lanes, mr, nr;
+    qn_mm_tile_fn tile;
+    qn_mm_tile128_fn tile128;
+    qn_mm_sum_fn sum;
+    qn_mm_finish_fn finish;
+    qn_mm_unpack_fn unpack[QN_MM_FRAGMENTS];
+} qn_mm_f32_set;
+
+/* The same for exact int8 tiles: sums are int32, modulo 2^32. */
+typedef struct qn_mm_i8_set {
+    int32_t lanes, mr, nr;
+    int32_t a_bytes;         /* bytes of an element of A's panel: 2 (int16) or 1 (uint8, a + 128) */
+    qn_mm_tile_fn tile;
+    qn_mm_sum_fn sum;
+    qn_mm_unpack_fn unpack_a;
+} qn_mm_i8_set;
+
+extern const qn_mm_f32_set qn_mm_f32__scalar, qn_mm_f32__avx2, qn_mm_f32__avx512;
+extern const qn_mm_i8_set qn_mm_i8__scalar, qn_mm_i8__avx2, qn_mm_i8__avx512, qn_mm_i8__avx512vnni;
+
+#endif

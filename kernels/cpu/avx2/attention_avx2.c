@@ -1,0 +1,4 @@
+/* Attention parts of level avx2 (kernels/common/attention.h). */
+#include "kernels/cpu/avx2/vec.h"
+
+#include "kernels/cpu/attention.h"

@@ -1,0 +1,18 @@
+/* Ceiling loops of level avx2. */
+#include <immintrin.h>
+
+#define QN_ISA avx2
+#include "kernels/cpu/ceiling.h"
+
+#define SETUP                                                   \
+    __m256 x = _mm256_set1_ps(1.0001f), y = _mm256_set1_ps(1e-9f); \
+    __asm__ volatile("" : "+x"(x), "+x"(y))
+
+CEILING(fp32, __m256, _mm256_setzero_ps(), SETUP, _mm256_fmadd_ps(x, y, acc[i]), 16.0, _mm256_cvtss_f32(acc[i]));
+
+#define SETUP_I                                                 \
+    __m256i x = _mm256_set1_epi16(3), y = _mm256_set1_epi16(5); \
+    __asm__ volatile("" : "+x"(x), "+x"(y))
+
+CEILING(int8, __m256i, _mm256_setzero_si256(), SETUP_I, _mm256_add_epi32(acc[i], _mm256_madd_epi16(x, y)), 32.0,
+        _mm256_cvtss_f32(_mm256_castsi256_ps(acc[i])));

@@ -1,0 +1,18 @@
+/* Ceiling loops of level avx512. */
+#include <immintrin.h>
+
+#define QN_ISA avx512
+#include "kernels/cpu/ceiling.h"
+
+#define SETUP                                                      \
+    __m512 x = _mm512_set1_ps(1.0001f), y = _mm512_set1_ps(1e-9f); \
+    __asm__ volatile("" : "+x"(x), "+x"(y))
+
+CEILING(fp32, __m512, _mm512_setzero_ps(), SETUP, _mm512_fmadd_ps(x, y, acc[i]), 32.0, _mm512_cvtss_f32(acc[i]));
+
+#define SETUP_I                                                 \
+    __m512i x = _mm512_set1_epi16(3), y = _mm512_set1_epi16(5); \
+    __asm__ volatile("" : "+x"(x), "+x"(y))
+
+CEILING(int8, __m512i, _mm512_setzero_si512(), SETUP_I, _mm512_add_epi32(acc[i], _mm512_madd_epi16(x, y)), 64.0,
+        _mm512_cvtss_f32(_mm512_castsi512_ps(acc[i])));

@@ -1,0 +1,155 @@
+/* Unpack fragments: coded elements to panel rows of f32, one function a format.
+ * Included after vec.h. A tail that does not fill a vector is copied to zeroed
+ * memory first: code 0 is the number 0 in every format, and nothing outside the
+ * operand is read. Scales of groups are exact powers or short mantissas, so
+ * value * scale is exact in f32. */
+#include "kernels/common/mm.h"
+#include "kernels/cpu/name.h"
+
+QN_INLINE int64_t panel_zeros(float *p, int64_t from, int64_t count)
+{
+    const int64_t end = (count + QN_MM_PAD - 1) / QN_MM_PAD * QN_MM_PAD;
+    for (; from < end; from += VL) {
+        vf_store(p + from, vf_set(0.0f));
+    }
+    return end;
+}
+
+QN_INLINE const uint8_t *row_at(const qn_mm_operand *o, int64_t row)
+{
+    return (const uint8_t *)o->data + row * o->stride;
+}
+
+#define UNPACK_ELEMENTS(name, bytes, FROM)                                                                         \
+    static void name(const qn_mm_operand *o, int64_t row, int64_t k, int64_t count, void *panel)                   \
+    {                                                                                                              \
+        const uint8_t *const src = row_at(o, row) + k * (bytes);                                                   \
+        float *const p = panel;                                                                                    \
+        int64_t i = 0;                                                                                             \
+        for (; i + VL <= count; i += VL) {                                                                         \
+            vf_store(p + i, FROM(src + i * (bytes)));                                                              \
+        }                                                                                                          \
+        if (i < count) {                                                                                           \
+            uint8_t tail[VL * 4] = {0};                                                                            \
+            memcpy(tail, src + i * (bytes), (size_t)((count - i) * (bytes)));                                      \
+            vf_store(p + i, FROM(tail));                                                                           \
+            i += VL;                                                                                               \
+        }                                                                                                          \
+        panel_zeros(p, i, count);                                                                                  \
+    }
+
+QN_INLINE vf from_f32(const uint8_t *p)
+{
+    return vf_load((const float *)(const void *)p);
+}
+
+UNPACK_ELEMENTS(unpack_f32, 4, from_f32)
+UNPACK_ELEMENTS(unpack_f16, 2, vf_from_f16)
+UNPACK_ELEMENTS(unpack_bf16, 2, vf_from_bf16)
+UNPACK_ELEMENTS(unpack_e4m3, 1, vf_from_e4m3)
+
+QN_INLINE float real_bits(uint32_t bits)
+{
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+QN_INLINE float e4m3_value(uint8_t c)
+{
+    const float f = real_bits((uint32_t)(c & 0x7f) << 20) * 0x1p120f;
+    const float v = c & 0x80 ? -f : f;
+    return (c & 0x7f) == 0x7f ? real_bits(0x7fc00000u) : v;
+}
+
+/* 2^(c - 127); code 0 is 2^-127, 255 is NaN */
+QN_INLINE float e8m0_value(uint8_t c)
+{
+    return real_bits(c == 0 ? 0x00400000u : c == 255 ? 0x7fc00000u : (uint32_t)c << 23);
+}
+
+/* Groups of 16 (e4m3 scale) or 32 (e8m0 scale) e2m1 codes. */
+#define UNPACK_FP4(name, group, SCALE)                                                                             \
+    static void name(const qn_mm_operand *o, int64_t row, int64_t k, int64_t count, void *panel)                   \
+    {                                                                                                              \
+        const uint8_t *const src = row_at(o, row) + k / 2;                                                         \
+        const uint8_t *const scales = (const uint8_t *)o->scales + row * o->scale_stride + k / (group);            \
+        float *const p = panel;                                                                                    \
+        int64_t i = 0;                                                                                             \
+        for (; i + (group) <= count; i += (group)) {                                                               \
+            const vf s = vf_set(SCALE(scales[i / (group)]));                                                       \
+            for (int j = 0; j < (group); j += VL) {                                                                \
+                vf_store(p + i + j, vf_mul(vf_from_e2m1(src + (i + j) / 2), s));                                   \
+            }                                                                                                      \
+        }                                                                                                          \
+        if (i < count) {                                                                                           \
+            uint8_t tail[(group) / 2] = {0};                                                                       \
+            memcpy(tail, src + i / 2, (size_t)((count - i + 1) / 2));                                              \
+            const vf s = vf_set(SCALE(scales[i / (group)]));                                                       \
+            for (int j = 0; j < (group); j += VL) {                                                                \
+                vf_store(p + i + j, vf_mul(vf_from_e2m1(tail + j / 2), s));                                        \
+            }                                                                                                      \
+            i += (group);                                                                                          \
+        }                                                                                                          \
+        panel_zeros(p, i, count);                                                                                  \
+    }
+
+UNPACK_FP4(unpack_nvfp4, 16, e4m3_value)
+UNPACK_FP4(unpack_mxfp4, 32, e8m0_value)
+
+QN_INLINE float f16_at(const uint8_t *p)
+{
+    uint16_t h;
+    memcpy(&h, p, 2);
+    return f16_value(h);
+}
+
+static void unpack_q4_0(const qn_mm_operand *o, int64_t row, int64_t k, int64_t count, void *panel)
+{
+    const uint8_t *block = row_at(o, row) + k / 32 * 18;
+    float *p = panel;
+    for (int64_t i = 0; i < count; i += 32, block += 18, p += 32) {
+        const vf d = vf_set(f16_at(block)), middle = vf_set(8.0f);
+        for (int j = 0; j < 16; j += VL) {
+            vf_store(p + j, vf_mul(d, vf_sub(vf_from_nibbles(block + 2 + j, 0), middle)));
+            vf_store(p + j + 16, vf_mul(d, vf_sub(vf_from_nibbles(block + 2 + j, 4), middle)));
+        }
+    }
+    panel_zeros(panel, count, count);
+}
+
+static void unpack_q4_1(const qn_mm_operand *o, int64_t row, int64_t k, int64_t count, void *panel)
+{
+    const uint8_t *block = row_at(o, row) + k / 32 * 20;
+    float *p = panel;
+    for (int64_t i = 0; i < count; i += 32, block += 20, p += 32) {
+        const vf d = vf_set(f16_at(block)), m = vf_set(f16_at(block + 2));
+        for (int j = 0; j < 16; j += VL) {
+            vf_store(p + j, vf_add(vf_mul(d, vf_from_nibbles(block + 4 + j, 0)), m));
+            vf_store(p + j + 16, vf_add(vf_mul(d, vf_from_nibbles(block + 4 + j, 4)), m));
+        }
+    }
+    panel_zeros(panel, count, count);
+}
+
+static void unpack_q8_0(const qn_mm_operand *o, int64_t row, int64_t k, int64_t count, void *panel)
+{
+    const uint8_t *block = row_at(o, row) + k / 32 * 34;
+    float *p = panel;
+    for (int64_t i = 0; i < count; i += 32, block += 34, p += 32) {
+        const vf d = vf_set(f16_at(block));
+        for (int j = 0; j < 32; j += VL) {
+            vf_store(p + j, vf_mul(vf_from_i8(block + 2 + j), d));
+        }
+    }
+    panel_zeros(panel, count, count);
+}
+
+static void unpack_any(const qn_mm_operand *o, int64_t row, int64_t k, int64_t count, void *panel)
+{
+    float *const p = panel;
+    o->decode(row_at(o, row) + k / o->block_elements * o->block_bytes, count, p);
+    for (int64_t i = count; i < (count + QN_MM_PAD - 1) / QN_MM_PAD * QN_MM_PAD; i++) {
+        p[i] = 0.0f;
+    }
+}

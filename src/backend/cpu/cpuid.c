@@ -1,0 +1,111 @@
+/* cpuid and the register state the operating system saves.
+ *
+ * A level needs both: the instructions, and an operating system that keeps the
+ * wide registers across context switches (XCR0). Called at plan creation and by
+ * doctor, never in a run. */
+#include "backend/cpu/cpuid.h"
+
+#include <string.h>
+
+#if defined(__x86_64__)
+
+#include <cpuid.h>
+
+#define XCR0_AVX 0x6u     /* XMM and YMM state */
+#define XCR0_AVX512 0xE6u /* and opmask, ZMM0-15 upper halves, ZMM16-31 */
+
+typedef struct leaf {
+    unsigned a, b, c, d;
+} leaf;
+
+static leaf query(unsigned number, unsigned sub)
+{
+    leaf l = {0, 0, 0, 0};
+    if (!__get_cpuid_count(number, sub, &l.a, &l.b, &l.c, &l.d)) {
+        return (leaf){0, 0, 0, 0};
+    }
+    return l;
+}
+
+static unsigned enabled_state(void)
+{
+    unsigned low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return low;
+}
+
+static int has(unsigned word, unsigned bits)
+{
+    return (word & bits) == bits;
+}
+
+const char *qn_cpu_refusal(qn_isa isa)
+{
+    if (isa == QN_ISA_SCALAR) {
+        return NULL;
+    }
+    const leaf one = query(1, 0), seven = query(7, 0), seven1 = query(7, 1);
+    if (!has(one.c, 1u << 27)) { /* OSXSAVE */
+        return "the operating system does not save extended registers";
+    }
+    const unsigned state = enabled_state();
+    if (!has(one.c, 1u << 28 | 1u << 12 | 1u << 29) || !has(seven.b, 1u << 5)) {
+        return "the processor lacks AVX2, FMA or F16C";
+    }
+    if (!has(state, XCR0_AVX)) {
+        return "the operating system does not save AVX registers";
+    }
+    if (isa >= QN_ISA_AVX512) {
+        if (!has(seven.b, 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31)) {
+            return "the processor lacks AVX-512 F, DQ, BW or VL";
+        }
+        if (!has(state, XCR0_AVX512)) {
+            return "the operating system does not save AVX-512 registers";
+        }
+    }
+    if (isa >= QN_ISA_AVX512VNNI && !has(seven.c, 1u << 11 | 1u << 1)) {
+        return "the processor lacks AVX-512 VNNI or VBMI";
+    }
+    if (isa >= QN_ISA_AVX512BF16 && !has(seven1.a, 1u << 5)) {
+        return "the processor lacks AVX-512 BF16";
+    }
+    if (isa >= QN_ISA_AMX) {
+        return has(seven.d, 1u << 24 | 1u << 25 | 1u << 22) ? "AMX kernels are not part of this version"
+                                                            : "the processor lacks AMX";
+    }
+    return NULL;
+}
+
+void qn_cpu_name(char name[49])
+{
+    memset(name, 0, 49);
+    for (unsigned i = 0; i < 3; i++) {
+        const leaf l = query(0x80000002u + i, 0);
+        memcpy(name + 16 * i, &l, 16);
+    }
+}
+
+#else
+
+const char *qn_cpu_refusal(qn_isa isa)
+{
+    return isa == QN_ISA_SCALAR ? NULL : "not an x86-64 processor";
+}
+
+void qn_cpu_name(char name[49])
+{
+    memset(name, 0, 49);
+}
+
+#endif
+
+qn_isa qn_cpu_best(void)
+{
+    qn_isa best = QN_ISA_SCALAR;
+    for (int i = QN_ISA_SCALAR; i < QN_ISA_COUNT; i++) {
+        if (!qn_cpu_refusal((qn_isa)i)) {
+            best = (qn_isa)i;
+        }
+    }
+    return best;
+}

@@ -1,0 +1,26 @@
+/* Read-only memory map of a whole file. */
+#ifndef QN_BASE_FILE_MAP_H
+#define QN_BASE_FILE_MAP_H
+
+#include "base/context.h"
+#include "base/error.h"
+
+typedef struct qn_file_map {
+    const void *data; /* never NULL once open; a valid pointer for an empty file too */
+    size_t size;
+    void *mapping; /* what munmap gets; NULL: nothing */
+    uint64_t device, inode;
+    int64_t modified_ns;
+} qn_file_map;
+
+/* Map the plain file at `path` (links are followed). QN_E_IO: it is not there, is no
+ * plain file, cannot be read, or changes its size while being opened. */
+qn_status qn_file_map_open(const char *path, qn_file_map *out, qn_error *error);
+
+/* QN_E_IO when the file at `path` is not the one that was mapped any more: replaced, resized or rewritten. */
+qn_status qn_file_map_check(const qn_file_map *map, const char *path, qn_error *error);
+
+/* Unmap; fine for a zeroed one. */
+void qn_file_map_close(qn_file_map *map);
+
+#endif

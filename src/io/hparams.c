@@ -1,0 +1,280 @@
+/* Hyperparameters of the llama architecture: from config.json, from GGUF
+ * metadata, and back to config.json. What would change the computation and is
+ * not implemented is refused, never skipped. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "io/checkpoint_internal.h"
+
+#define MAX_SIZE (1 << 20)
+#define MAX_LAYERS 4096
+#define MAX_VOCABULARY (1 << 24)
+#define MAX_CONTEXT (1 << 30)
+
+qn_status qn_hparams_check(const qn_hparams *h, qn_error *error)
+{
+    QN_FAIL_IF(h->heads % h->kv_heads, error, QN_E_FILE, "%d attention heads do not share %d key/value heads evenly",
+               (int)h->heads, (int)h->kv_heads);
+    QN_FAIL_IF(h->head_dim % 2, error, QN_E_FILE, "the head size %d is odd, rotary embeddings need pairs",
+               (int)h->head_dim);
+    QN_FAIL_IF((int64_t)h->heads * h->head_dim > 16 * MAX_SIZE, error, QN_E_FILE,
+               "%d heads of %d elements are more than any model has", (int)h->heads, (int)h->head_dim);
+    return QN_OK;
+}
+
+/* ---- config.json ---- */
+
+static qn_status get_size(const json_t *config, const char *key, int64_t high, int64_t fallback, int32_t *out,
+                          qn_error *error)
+{
+    int64_t n = fallback;
+    QN_TRY(qn_json_get_int(config, key, 1, high, &n, error));
+    QN_FAIL_IF(n < 1, error, QN_E_FILE, "%s is missing", key);
+    *out = (int32_t)n;
+    return QN_OK;
+}
+
+/* A token id, or the first of a list of them. */
+static qn_status get_id(const json_t *config, const char *key, int32_t *out, qn_error *error)
+{
+    const json_t *value = json_object_get(config, key);
+    *out = -1;
+    if (json_is_array(value)) {
+        value = json_array_get(value, 0);
+    }
+    if (!value || json_is_null(value)) {
+        return QN_OK;
+    }
+    QN_FAIL_IF(!json_is_integer(value) || json_integer_value(value) < -1 || json_integer_value(value) >= MAX_VOCABULARY,
+               error, QN_E_FILE, "%s is not a token id", key);
+    *out = (int32_t)json_integer_value(value);
+    return QN_OK;
+}
+
+/* rope_scaling or rope_parameters: only plain RoPE is known. */
+static qn_status check_rope(const json_t *config, const char *key, double *theta, qn_error *error)
+{
+    const json_t *rope = json_object_get(config, key);
+    if (!rope || json_is_null(rope)) {
+        return QN_OK;
+    }
+    QN_FAIL_IF(!json_is_object(rope), error, QN_E_FILE, "%s is not an object", key);
+    const char *type = "default";
+    QN_TRY(qn_json_get_string(rope, "type", &type, error));
+    QN_TRY(qn_json_get_string(rope, "rope_type", &type, error));
+    QN_FAIL_IF(strcmp(type, "default") != 0, error, QN_E_UNSUPPORTED, "%s of type %.40s is not supported", key, type);
+    double factor = 1.0, partial = 1.0;
+    QN_TRY(qn_json_get_number(rope, "factor", 0.0, 1e30, &factor, error));
+    QN_TRY(qn_json_get_number(rope, "partial_rotary_factor", 0.0, 1.0, &partial, error));
+    QN_FAIL_IF(factor != 1.0 || partial != 1.0, error, QN_E_UNSUPPORTED, "%s with a factor is not supported", key);
+    return qn_json_get_number(rope, "rope_theta", 1.0, 1e30, theta, error);
+}
+
+static qn_status check_architecture(const json_t *config, qn_error *error)
+{
+    const json_t *list = json_object_get(config, "architectures");
+    const char *type = NULL;
+    QN_TRY(qn_json_get_string(config, "model_type", &type, error));
+    if (list && !json_is_null(list)) {
+        const char *name = json_string_value(json_array_get(list, 0));
+        QN_FAIL_IF(!name, error, QN_E_FILE, "architectures is not an array of names");
+        QN_FAIL_IF(strcmp(name, "LlamaForCausalLM") != 0, error, QN_E_UNSUPPORTED,
+                   "the architecture %.60s is not supported, expected LlamaForCausalLM", name);
+    }
+    QN_FAIL_IF(!type && (!list || json_is_null(list)), error, QN_E_FILE,
+               "neither model_type nor architectures is given");
+    QN_FAIL_IF(type && strcmp(type, "llama") != 0, error, QN_E_UNSUPPORTED,
+               "the model type %.60s is not supported, expected llama", type);
+    return QN_OK;
+}
+
+/* Switches that change the computation. */
+static qn_status check_variants(const json_t *config, qn_error *error)
+{
+    const char *act = "silu";
+    int attention_bias = 0, mlp_bias = 0;
+    double partial = 1.0;
+    QN_TRY(qn_json_get_string(config, "hidden_act", &act, error));
+    QN_FAIL_IF(strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0, error, QN_E_UNSUPPORTED,
+               "hidden_act %.40s is not supported, expected silu", act);
+    QN_TRY(qn_json_get_bool(config, "attention_bias", &attention_bias, error));
+    QN_TRY(qn_json_get_bool(config, "mlp_bias", &mlp_bias, error));
+    QN_FAIL_IF(attention_bias || mlp_bias, error, QN_E_UNSUPPORTED, "%s is not supported",
+               attention_bias ? "attention_bias" : "mlp_bias");
+    QN_TRY(qn_json_get_number(config, "partial_rotary_factor", 0.0, 1.0, &partial, error));
+    QN_FAIL_IF(partial != 1.0, error, QN_E_UNSUPPORTED, "partial_rotary_factor %g is not supported", partial);
+    return QN_OK;
+}
+
+qn_status qn_hparams_from_config(const json_t *config, qn_hparams *out, qn_error *error)
+{
+    qn_hparams h = {.architecture = "llama"};
+    QN_FAIL_IF(!json_is_object(config), error, QN_E_FILE, "config.json is not an object");
+    QN_TRY(check_architecture(config, error));
+    QN_TRY(check_variants(config, error));
+    QN_TRY(get_size(config, "hidden_size", MAX_SIZE, 0, &h.hidden, error));
+    QN_TRY(get_size(config, "num_hidden_layers", MAX_LAYERS, 0, &h.layers, error));
+    QN_TRY(get_size(config, "num_attention_heads", MAX_SIZE, 0, &h.heads, error));
+    QN_TRY(get_size(config, "num_key_value_heads", MAX_SIZE, h.heads, &h.kv_heads, error));
+    QN_TRY(get_size(config, "intermediate_size", MAX_SIZE, 0, &h.intermediate, error));
+    QN_TRY(get_size(config, "vocab_size", MAX_VOCABULARY, 0, &h.vocab_size, error));
+    QN_TRY(get_size(config, "max_position_embeddings", MAX_CONTEXT, 2048, &h.context_length, error));
+    const int32_t divides = h.hidden % h.heads == 0;
+    QN_TRY(get_size(config, "head_dim", MAX_SIZE, divides ? h.hidden / h.heads : 0, &h.head_dim, error));
+    double theta = 10000.0, eps = 1e-6;
+    int tied = 0;
+    QN_TRY(qn_json_get_number(config, "rope_theta", 1.0, 1e30, &theta, error));
+    QN_TRY(check_rope(config, "rope_scaling", &theta, error));
+    QN_TRY(check_rope(config, "rope_parameters", &theta, error));
+    QN_TRY(qn_json_get_number(config, "rms_norm_eps", 0.0, 1.0, &eps, error));
+    QN_TRY(qn_json_get_bool(config, "tie_word_embeddings", &tied, error));
+    h.rope_theta = (float)theta;
+    h.rms_eps = (float)eps;
+    h.tied_embeddings = tied;
+    QN_TRY(get_id(config, "bos_token_id", &h.bos_id, error));
+    QN_TRY(get_id(config, "eos_token_id", &h.eos_id, error));
+    QN_TRY(get_id(config, "pad_token_id", &h.pad_id, error));
+    const char *name = "";
+    QN_TRY(qn_json_get_string(config, "_name_or_path", &name, error));
+    const char *slash = strrchr(name, '/');
+    snprintf(h.name, sizeof h.name, "%s", slash ? slash + 1 : name);
+    QN_TRY(qn_hparams_check(&h, error));
+    *out = h;
+    return QN_OK;
+}
+
+/* A float as the shortest decimal that reads back the same, so that 1e-5f becomes 1e-05. */
+static json_t *short_number(float value)
+{
+    char text[40];
+    for (int digits = 1; digits <= 9; digits++) {
+        double back = 0;
+        snprintf(text, sizeof text, "%.*e", digits - 1, (double)value);
+        if (sscanf(text, "%lf", &back) == 1 && (float)back == value) {
+            return json_real(back);
+        }
+    }
+    return json_real((double)value);
+}
+
+static json_t *id_or_null(int32_t id)
+{
+    return id >= 0 ? json_integer(id) : json_null();
+}
+
+json_t *qn_hparams_to_config(const qn_hparams *h)
+{
+    return json_pack(
+        "{s:[s], s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o, s:o, s:b, s:s, s:b, s:b, s:o, s:o, s:o, "
+        "s:s, s:b}",
+        "architectures", "LlamaForCausalLM", "model_type", "llama", "hidden_size", (int)h->hidden, "num_hidden_layers",
+        (int)h->layers, "num_attention_heads", (int)h->heads, "num_key_value_heads", (int)h->kv_heads, "head_dim",
+        (int)h->head_dim, "intermediate_size", (int)h->intermediate, "vocab_size", (int)h->vocab_size,
+        "max_position_embeddings", (int)h->context_length, "rope_theta", short_number(h->rope_theta), "rms_norm_eps",
+        short_number(h->rms_eps), "tie_word_embeddings", (int)h->tied_embeddings, "hidden_act", "silu",
+        "attention_bias", 0, "mlp_bias", 0, "bos_token_id", id_or_null(h->bos_id), "eos_token_id",
+        id_or_null(h->eos_id), "pad_token_id", id_or_null(h->pad_id), "torch_dtype", "bfloat16", "use_cache", 1);
+}
+
+/* ---- GGUF ---- */
+
+static qn_status get_gguf_size(const qn_gguf *file, const char *key, int64_t high, int64_t fallback, int32_t *out,
+                               qn_error *error)
+{
+    int64_t n = fallback;
+    QN_TRY(qn_gguf_get_int(file, key, 1, high, &n, error));
+    QN_FAIL_IF(n < 1, error, QN_E_FILE, "metadata %s is missing", key);
+    *out = (int32_t)n;
+    return QN_OK;
+}
+
+/* String value equal to `wanted`; 1 when the key is absent. */
+static qn_status string_is(const qn_gguf *file, const char *key, const char *wanted, int *same, const char **text,
+                           size_t *bytes, qn_error *error)
+{
+    QN_TRY(qn_gguf_get_string(file, key, text, bytes, error));
+    *same = !*text || (*bytes == strlen(wanted) && memcmp(*text, wanted, *bytes) == 0);
+    return QN_OK;
+}
+
+static qn_status check_gguf_variants(const qn_gguf *file, qn_error *error)
+{
+    const char *text;
+    size_t bytes;
+    int same = 0;
+    QN_TRY(string_is(file, "general.architecture", "llama", &same, &text, &bytes, error));
+    QN_FAIL_IF(!text, error, QN_E_FILE, "metadata general.architecture is missing");
+    QN_FAIL_IF(!same, error, QN_E_UNSUPPORTED, "the architecture %.*s is not supported, expected llama",
+               (int)(bytes > 60 ? 60 : bytes), text);
+    QN_TRY(string_is(file, "llama.rope.scaling.type", "none", &same, &text, &bytes, error));
+    QN_FAIL_IF(!same, error, QN_E_UNSUPPORTED, "RoPE scaling of type %.*s is not supported",
+               (int)(bytes > 60 ? 60 : bytes), text);
+    double factor = 1.0, linear = 1.0;
+    QN_TRY(qn_gguf_get_number(file, "llama.rope.scaling.factor", 0.0, 1e30, &factor, error));
+    QN_TRY(qn_gguf_get_number(file, "llama.rope.scale_linear", 0.0, 1e30, &linear, error));
+    QN_FAIL_IF((factor != 1.0 && factor != 0.0) || (linear != 1.0 && linear != 0.0), error, QN_E_UNSUPPORTED,
+               "RoPE scaling by %g is not supported", factor != 1.0 ? factor : linear);
+    int64_t experts = 0, splits = 1;
+    QN_TRY(qn_gguf_get_int(file, "llama.expert_count", 0, INT32_MAX, &experts, error));
+    QN_FAIL_IF(experts > 0, error, QN_E_UNSUPPORTED, "a model with %" PRId64 " experts is not supported", experts);
+    QN_TRY(qn_gguf_get_int(file, "split.count", 0, INT32_MAX, &splits, error));
+    QN_FAIL_IF(splits > 1, error, QN_E_UNSUPPORTED, "a GGUF model in %" PRId64 " files is not supported", splits);
+    return QN_OK;
+}
+
+static qn_status get_gguf_id(const qn_gguf *file, const char *key, int32_t *out, qn_error *error)
+{
+    int64_t id = -1;
+    QN_TRY(qn_gguf_get_int(file, key, -1, UINT32_MAX, &id, error));
+    *out = id >= 0 && id < MAX_VOCABULARY ? (int32_t)id : -1; /* some writers put 2^32-1 for none */
+    return QN_OK;
+}
+
+qn_status qn_hparams_from_gguf(const qn_gguf *file, qn_hparams *out, qn_error *error)
+{
+    qn_hparams h = {.architecture = "llama"};
+    QN_TRY(check_gguf_variants(file, error));
+    QN_TRY(get_gguf_size(file, "llama.embedding_length", MAX_SIZE, 0, &h.hidden, error));
+    QN_TRY(get_gguf_size(file, "llama.block_count", MAX_LAYERS, 0, &h.layers, error));
+    QN_TRY(get_gguf_size(file, "llama.attention.head_count", MAX_SIZE, 0, &h.heads, error));
+    QN_TRY(get_gguf_size(file, "llama.attention.head_count_kv", MAX_SIZE, h.heads, &h.kv_heads, error));
+    QN_TRY(get_gguf_size(file, "llama.feed_forward_length", MAX_SIZE, 0, &h.intermediate, error));
+    QN_TRY(get_gguf_size(file, "llama.context_length", MAX_CONTEXT, 2048, &h.context_length, error));
+    const int64_t default_dim = h.hidden % h.heads == 0 ? h.hidden / h.heads : 0;
+    QN_TRY(get_gguf_size(file, "llama.attention.key_length", MAX_SIZE, default_dim, &h.head_dim, error));
+    int32_t value_dim = h.head_dim, rope_dim = h.head_dim;
+    QN_TRY(get_gguf_size(file, "llama.attention.value_length", MAX_SIZE, h.head_dim, &value_dim, error));
+    QN_TRY(get_gguf_size(file, "llama.rope.dimension_count", MAX_SIZE, h.head_dim, &rope_dim, error));
+    QN_FAIL_IF(value_dim != h.head_dim || rope_dim != h.head_dim, error, QN_E_UNSUPPORTED,
+               "heads with %d key, %d value and %d rotated elements are not supported, expected equal sizes",
+               (int)h.head_dim, (int)value_dim, (int)rope_dim);
+    const qn_gguf_value *tokens = qn_gguf_find(file, "tokenizer.ggml.tokens");
+    const int64_t token_count =
+        tokens && tokens->is_array && tokens->count <= MAX_VOCABULARY ? (int64_t)tokens->count : 0;
+    const int32_t embedding = qn_map_get(&file->names, "token_embd.weight", strlen("token_embd.weight"));
+    const int64_t rows = embedding >= 0 ? file->tensors[embedding].view.shape.dims[0] : 0;
+    QN_TRY(get_gguf_size(file, "llama.vocab_size", MAX_VOCABULARY,
+                         token_count ? token_count : (rows <= MAX_VOCABULARY ? rows : 0), &h.vocab_size, error));
+    double theta = 10000.0, eps = 0.0;
+    QN_TRY(qn_gguf_get_number(file, "llama.rope.freq_base", 1.0, 1e30, &theta, error));
+    QN_FAIL_IF(!qn_gguf_find(file, "llama.attention.layer_norm_rms_epsilon"), error, QN_E_FILE,
+               "metadata llama.attention.layer_norm_rms_epsilon is missing");
+    QN_TRY(qn_gguf_get_number(file, "llama.attention.layer_norm_rms_epsilon", 0.0, 1.0, &eps, error));
+    h.rope_theta = (float)theta;
+    h.rms_eps = (float)eps;
+    h.tied_embeddings = qn_map_get(&file->names, "output.weight", strlen("output.weight")) < 0;
+    QN_TRY(get_gguf_id(file, "tokenizer.ggml.bos_token_id", &h.bos_id, error));
+    QN_TRY(get_gguf_id(file, "tokenizer.ggml.eos_token_id", &h.eos_id, error));
+    QN_TRY(get_gguf_id(file, "tokenizer.ggml.padding_token_id", &h.pad_id, error));
+    const char *name;
+    size_t bytes;
+    QN_TRY(qn_gguf_get_string(file, "general.name", &name, &bytes, error));
+    if (name && bytes < sizeof h.name && qn_is_name_text(name, bytes)) {
+        memcpy(h.name, name, bytes);
+    }
+    QN_TRY(qn_hparams_check(&h, error));
+    *out = h;
+    return QN_OK;
+}

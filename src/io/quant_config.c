@@ -1,0 +1,460 @@
+/* quantization_config, read and written from the same description of a scheme
+ * row, so that the two cannot drift apart. */
+#include "io/quant_config.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+#include "io/json.h"
+
+#define MAX_IGNORE 65536
+#define MAX_PATTERN 4096
+#define MATCH_LIMIT 100000
+
+typedef struct pattern {
+    const char *text;  /* a name, or NULL for a regular expression */
+    pcre2_code *regex; /* "re:..." */
+} pattern;
+
+struct qn_quant_config {
+    const qn_ctx *ctx;
+    json_t *json; /* keeps the names alive */
+    const qn_scheme *scheme;
+    pattern *ignore;
+    int32_t ignore_count;
+    pcre2_general_context *memory;
+    pcre2_match_context *limits;
+};
+
+/* How compressed-tensors describes one side (weights or input activations). */
+typedef struct ct_args {
+    int bits;             /* 0: this side is not quantised */
+    const char *type;     /* "float", "int" */
+    const char *strategy; /* "channel", "token", "group", "tensor_group", "block" */
+    int group, block_n, block_k;
+    int symmetric;
+    const char *dynamic;     /* "false", "true", "local" */
+    const char *scale_dtype; /* NULL: not said */
+} ct_args;
+
+static ct_args weights_of(const qn_scheme *s)
+{
+    ct_args a = {.type = s->weight == QN_I8 ? "int" : "float", .symmetric = 1, .dynamic = "false"};
+    a.bits = s->weight == QN_F4_E2M1 ? 4 : 8;
+    switch (s->scales) {
+    case QN_SCALES_CHANNEL: a.strategy = "channel"; break;
+    case QN_SCALES_BLOCK:
+        a.strategy = "block";
+        a.block_n = s->block_n;
+        a.block_k = s->block_k;
+        break;
+    case QN_SCALES_GROUP:
+        a.strategy = s->global_scale ? "tensor_group" : "group";
+        a.group = s->block_k;
+        break;
+    default: a.strategy = "tensor"; break;
+    }
+    a.scale_dtype = s->scale_format == QN_F8_E4M3 ? "torch.float8_e4m3fn"
+                    : s->scale_format == QN_E8M0  ? "torch.uint8"
+                                                  : NULL;
+    return a;
+}
+
+static ct_args activations_of(const qn_scheme *s)
+{
+    ct_args a = {.type = "float", .symmetric = 1, .dynamic = "true"};
+    switch (s->act_op) {
+    case QN_OP_QUANTIZE_FP8: a.bits = 8; break;
+    case QN_OP_QUANTIZE_INT8:
+        a.bits = 8;
+        a.type = "int";
+        a.symmetric = s->act_symmetric;
+        break;
+    case QN_OP_QUANTIZE_NVFP4:
+        a.bits = 4;
+        a.strategy = "tensor_group";
+        a.group = s->act_group;
+        a.dynamic = "local";
+        a.scale_dtype = "torch.float8_e4m3fn";
+        return a;
+    case QN_OP_QUANTIZE_MXFP4:
+        a.bits = 4;
+        a.scale_dtype = "torch.uint8";
+        break;
+    default: return a;
+    }
+    a.strategy = s->act_granularity == QN_PER_TOKEN ? "token" : s->act_granularity == QN_PER_GROUP ? "group" : "tensor";
+    a.group = s->act_granularity == QN_PER_GROUP ? s->act_group : 0;
+    return a;
+}
+
+/* ---- reading ---- */
+
+static void *pcre_alloc(size_t size, void *ctx)
+{
+    return qn_alloc(ctx, size);
+}
+
+static void pcre_free(void *pointer, void *ctx)
+{
+    qn_free(ctx, pointer);
+}
+
+static qn_status add_ignore(qn_quant_config *config, const char *text, int regex, qn_error *error)
+{
+    pattern *p = &config->ignore[config->ignore_count];
+    QN_FAIL_IF(strlen(text) > MAX_PATTERN, error, QN_E_FILE,
+               "ignore holds an entry of %zu bytes, at most %d are allowed", strlen(text), MAX_PATTERN);
+    if (!regex) {
+        p->text = text;
+        config->ignore_count++;
+        return QN_OK;
+    }
+    if (!config->memory) {
+        config->memory = pcre2_general_context_create(pcre_alloc, pcre_free, (void *)config->ctx);
+        config->limits = config->memory ? pcre2_match_context_create(config->memory) : NULL;
+        QN_FAIL_IF(!config->limits, error, QN_E_MEMORY, "out of memory for ignore patterns");
+        pcre2_set_match_limit(config->limits, MATCH_LIMIT);
+        pcre2_set_depth_limit(config->limits, 1000);
+        pcre2_set_heap_limit(config->limits, 4096);
+    }
+    pcre2_compile_context *compile = pcre2_compile_context_create(config->memory);
+    QN_FAIL_IF(!compile, error, QN_E_MEMORY, "out of memory for ignore patterns");
+    pcre2_set_parens_nest_limit(compile, 32);
+    int code = 0;
+    PCRE2_SIZE at = 0;
+    p->regex = pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED,
+                             PCRE2_UTF | PCRE2_ANCHORED | PCRE2_NEVER_BACKSLASH_C, &code, &at, compile);
+    pcre2_compile_context_free(compile);
+    QN_FAIL_IF(!p->regex, error, code == PCRE2_ERROR_NOMEMORY ? QN_E_MEMORY : QN_E_FILE,
+               "ignore pattern re:%.80s is not a regular expression (at %zu)", text, (size_t)at);
+    config->ignore_count++;
+    return QN_OK;
+}
+
+/* An array of names; "re:" entries are regular expressions when allowed. */
+static qn_status read_ignore(qn_quant_config *config, const char *key, int regex, qn_error *error)
+{
+    const json_t *list = json_object_get(config->json, key);
+    if (!list || json_is_null(list)) {
+        return QN_OK;
+    }
+    QN_FAIL_IF(!json_is_array(list) || json_array_size(list) > MAX_IGNORE, error, QN_E_FILE,
+               "%s is not an array of at most %d names", key, MAX_IGNORE);
+    config->ignore = qn_calloc(config->ctx, json_array_size(list) + 1, sizeof *config->ignore);
+    QN_FAIL_IF(!config->ignore, error, QN_E_MEMORY, "out of memory for %s", key);
+    size_t i;
+    json_t *value;
+    json_array_foreach((json_t *)list, i, value)
+    {
+        const char *text = json_string_value(value);
+        QN_FAIL_IF(!text, error, QN_E_FILE, "%s[%zu] is not a string", key, i);
+        const int is_regex = regex && strncmp(text, "re:", 3) == 0;
+        QN_TRY(add_ignore(config, is_regex ? text + 3 : text, is_regex, error));
+    }
+    return QN_OK;
+}
+
+static int has(const json_t *object, const char *key)
+{
+    const json_t *value = json_object_get(object, key);
+    return value && !json_is_null(value);
+}
+
+/* [n, k] of two positive integers. */
+static qn_status read_pair(const json_t *object, const char *key, int *n, int *k, qn_error *error)
+{
+    const json_t *pair = json_object_get(object, key);
+    const json_int_t a = json_integer_value(json_array_get(pair, 0)), b = json_integer_value(json_array_get(pair, 1));
+    QN_FAIL_IF(json_array_size(pair) != 2 || a < 1 || b < 1 || a > 65536 || b > 65536, error, QN_E_FILE,
+               "%s is not an array of two positive integers", key);
+    *n = (int)a;
+    *k = (int)b;
+    return QN_OK;
+}
+
+static qn_status parse_deepseek(qn_quant_config *config, qn_error *error)
+{
+    const char *scheme = "dynamic", *fmt = "e4m3", *scale_fmt = "float";
+    QN_TRY(qn_json_get_string(config->json, "activation_scheme", &scheme, error));
+    QN_TRY(qn_json_get_string(config->json, "fmt", &fmt, error));
+    QN_TRY(qn_json_get_string(config->json, "scale_fmt", &scale_fmt, error));
+    QN_FAIL_IF(strcmp(scheme, "dynamic") != 0, error, QN_E_UNSUPPORTED,
+               "activation_scheme %.40s is not supported, expected dynamic", scheme);
+    QN_FAIL_IF(strcmp(fmt, "e4m3") != 0, error, QN_E_UNSUPPORTED, "fmt %.40s is not supported, expected e4m3", fmt);
+    QN_FAIL_IF(strcmp(scale_fmt, "float") != 0, error, QN_E_UNSUPPORTED,
+               "scale_fmt %.40s is not supported, expected none or float", scale_fmt);
+    QN_FAIL_IF(!has(config->json, "weight_block_size"), error, QN_E_UNSUPPORTED,
+               "quant_method fp8 without weight_block_size (one scale for a tensor) is not supported");
+    int n = 0, k = 0;
+    QN_TRY(read_pair(config->json, "weight_block_size", &n, &k, error));
+    const qn_scheme *s;
+    for (int32_t i = 0; (s = qn_scheme_get(i)) != NULL; i++) {
+        if (s->layout == QN_LAYOUT_DEEPSEEK_FP8 && s->block_n == n && s->block_k == k) {
+            config->scheme = s;
+            return read_ignore(config, "modules_to_not_convert", 0, error);
+        }
+    }
+    QN_FAIL(error, QN_E_UNSUPPORTED, "weight_block_size [%d, %d] is not supported, expected [128, 128]", n, k);
+}
+
+/* One side of a config group. */
+static qn_status read_args(const json_t *object, const char *side, ct_args *out, qn_error *error)
+{
+    *out = (ct_args){.type = "int", .symmetric = 1, .dynamic = "false"};
+    if (!object || json_is_null(object)) {
+        return QN_OK;
+    }
+    QN_FAIL_IF(!json_is_object(object), error, QN_E_FILE, "%s is not an object", side);
+    int64_t bits = 8, group = 0;
+    QN_TRY(qn_json_get_int(object, "num_bits", 1, 64, &bits, error));
+    QN_TRY(qn_json_get_int(object, "group_size", -1, 1 << 20, &group, error));
+    QN_TRY(qn_json_get_string(object, "type", &out->type, error));
+    QN_TRY(qn_json_get_bool(object, "symmetric", &out->symmetric, error));
+    QN_TRY(qn_json_get_string(object, "strategy", &out->strategy, error));
+    const json_t *dynamic = json_object_get(object, "dynamic");
+    if (json_is_boolean(dynamic)) {
+        out->dynamic = json_is_true(dynamic) ? "true" : "false";
+    } else {
+        QN_TRY(qn_json_get_string(object, "dynamic", &out->dynamic, error));
+    }
+    out->bits = (int)bits;
+    out->group = group > 0 ? (int)group : 0;
+    if (!out->strategy) {
+        out->strategy = group > 0 ? "group" : group < 0 ? "channel" : "tensor";
+    }
+    if (has(object, "block_structure")) {
+        QN_TRY(read_pair(object, "block_structure", &out->block_n, &out->block_k, error));
+    }
+    QN_FAIL_IF(has(object, "actorder") && !json_is_false(json_object_get(object, "actorder")), error, QN_E_UNSUPPORTED,
+               "%s with actorder are not supported", side);
+    return QN_OK;
+}
+
+/* Older files say "group" where the scale format makes it "tensor_group". */
+static int same_strategy(const char *wanted, const char *found)
+{
+    return strcmp(wanted, found) == 0 || (strcmp(wanted, "tensor_group") == 0 && strcmp(found, "group") == 0);
+}
+
+static int same_args(const ct_args *wanted, const ct_args *found)
+{
+    if (!wanted->bits || !found->bits) {
+        return !wanted->bits && !found->bits;
+    }
+    return wanted->bits == found->bits && strcmp(wanted->type, found->type) == 0 &&
+           same_strategy(wanted->strategy, found->strategy) && wanted->group == found->group &&
+           wanted->block_n == found->block_n && wanted->block_k == found->block_k &&
+           wanted->symmetric == found->symmetric && strcmp(wanted->dynamic, found->dynamic) == 0;
+}
+
+static int has_linear_target(const json_t *group)
+{
+    const json_t *targets = json_object_get(group, "targets");
+    return json_array_size(targets) == 1 && json_is_string(json_array_get(targets, 0)) &&
+           strcmp(json_string_value(json_array_get(targets, 0)), "Linear") == 0;
+}
+
+static qn_status parse_compressed(qn_quant_config *config, qn_error *error)
+{
+    const json_t *groups = json_object_get(config->json, "config_groups");
+    const char *format = NULL, *status = "compressed";
+    QN_TRY(qn_json_get_string(config->json, "format", &format, error));
+    QN_TRY(qn_json_get_string(config->json, "quantization_status", &status, error));
+    QN_FAIL_IF(strcmp(status, "compressed") != 0 && strcmp(status, "frozen") != 0, error, QN_E_UNSUPPORTED,
+               "quantization_status %.40s is not supported, expected compressed", status);
+    QN_FAIL_IF(!json_is_object(groups) || json_object_size(groups) == 0, error, QN_E_FILE,
+               "config_groups is not an object with a group");
+    QN_FAIL_IF(json_object_size(groups) != 1, error, QN_E_UNSUPPORTED,
+               "config_groups has %zu groups, only one is supported", json_object_size(groups));
+    const json_t *group = json_object_iter_value(json_object_iter((json_t *)groups));
+    QN_FAIL_IF(!json_is_object(group), error, QN_E_UNSUPPORTED, "a config group that is no object is not supported");
+    QN_FAIL_IF(!json_is_array(json_object_get(group, "targets")), error, QN_E_FILE, "targets is not an array");
+    QN_FAIL_IF(!has_linear_target(group), error, QN_E_UNSUPPORTED, "targets other than [\"Linear\"] are not supported");
+    QN_FAIL_IF(has(group, "output_activations"), error, QN_E_UNSUPPORTED, "output_activations are not supported");
+    QN_FAIL_IF(has(config->json, "sparsity_config") &&
+                   json_object_size(json_object_get(config->json, "sparsity_config")),
+               error, QN_E_UNSUPPORTED, "sparsity_config is not supported");
+    QN_FAIL_IF(has(config->json, "transform_config") &&
+                   json_object_size(json_object_get(config->json, "transform_config")),
+               error, QN_E_UNSUPPORTED, "transform_config is not supported");
+    QN_FAIL_IF(has(config->json, "kv_cache_scheme"), error, QN_E_UNSUPPORTED, "kv_cache_scheme is not supported");
+    QN_TRY(qn_json_get_string(group, "format", &format, error));
+    QN_FAIL_IF(!format, error, QN_E_FILE, "quantization_config has no format");
+    ct_args weights, activations;
+    QN_FAIL_IF(!has(group, "weights"), error, QN_E_UNSUPPORTED, "a config group without weights is not supported");
+    QN_TRY(read_args(json_object_get(group, "weights"), "weights", &weights, error));
+    QN_TRY(read_args(json_object_get(group, "input_activations"), "input_activations", &activations, error));
+    const qn_scheme *s;
+    for (int32_t i = 0; (s = qn_scheme_get(i)) != NULL; i++) {
+        if (s->layout != QN_LAYOUT_COMPRESSED_TENSORS || strcmp(s->ct_format, format) != 0) {
+            continue;
+        }
+        const ct_args w = weights_of(s), a = activations_of(s);
+        if (same_args(&w, &weights) && same_args(&a, &activations)) {
+            config->scheme = s;
+            return read_ignore(config, "ignore", 1, error);
+        }
+    }
+    QN_FAIL(error, QN_E_UNSUPPORTED,
+            "format %.40s with %d-bit %.10s weights (%.20s, group %d) and %d-bit activations (%.20s, %.10s) is not "
+            "supported",
+            format, weights.bits, weights.type, weights.strategy, weights.group, activations.bits,
+            activations.bits ? activations.strategy : "none", activations.dynamic);
+}
+
+qn_status qn_quant_config_parse(const qn_ctx *ctx, const json_t *object, qn_quant_config **out, qn_error *error)
+{
+    *out = NULL;
+    QN_FAIL_IF(!json_is_object(object), error, QN_E_FILE, "quantization_config is not an object");
+    const char *method = NULL;
+    QN_TRY(qn_json_get_string(object, "quant_method", &method, error));
+    QN_FAIL_IF(!method, error, QN_E_FILE, "quantization_config has no quant_method");
+    qn_quant_config *config = qn_calloc(ctx, 1, sizeof *config);
+    QN_FAIL_IF(!config, error, QN_E_MEMORY, "out of memory for quantization_config");
+    config->ctx = ctx;
+    config->json = json_incref((json_t *)object);
+    qn_status status;
+    if (strcmp(method, "fp8") == 0) {
+        status = parse_deepseek(config, error);
+    } else if (strcmp(method, "compressed-tensors") == 0) {
+        status = parse_compressed(config, error);
+    } else {
+        status = qn_error_set(error, QN_E_UNSUPPORTED,
+                              "quant_method %.40s is not supported, expected fp8 or compressed-tensors", method);
+    }
+    if (status != QN_OK) {
+        qn_quant_config_destroy(config);
+        return qn_error_prefix(error, status, "quantization_config");
+    }
+    *out = config;
+    return QN_OK;
+}
+
+void qn_quant_config_destroy(qn_quant_config *config)
+{
+    if (!config) {
+        return;
+    }
+    for (int32_t i = 0; i < config->ignore_count; i++) {
+        pcre2_code_free(config->ignore[i].regex);
+    }
+    pcre2_match_context_free(config->limits);
+    pcre2_general_context_free(config->memory);
+    qn_free(config->ctx, config->ignore);
+    json_decref(config->json);
+    qn_free(config->ctx, config);
+}
+
+const qn_scheme *qn_quant_config_scheme(const qn_quant_config *config)
+{
+    return config->scheme;
+}
+
+/* "lm_head", "mlp", "model.layers.0": the module itself, its last components, or a module above it. */
+static int names_module(const char *text, const char *module)
+{
+    const size_t a = strlen(text), b = strlen(module);
+    if (a > b || a == 0) {
+        return 0;
+    }
+    const int ends = strcmp(module + b - a, text) == 0 && (a == b || module[b - a - 1] == '.');
+    const int begins = strncmp(module, text, a) == 0 && (module[a] == 0 || module[a] == '.');
+    return ends || begins;
+}
+
+int qn_quant_config_ignores(const qn_quant_config *config, const char *module)
+{
+    const int exact = config->scheme->layout == QN_LAYOUT_COMPRESSED_TENSORS;
+    for (int32_t i = 0; i < config->ignore_count; i++) {
+        const pattern *p = &config->ignore[i];
+        if (p->text) {
+            if (exact ? strcmp(p->text, module) == 0 : names_module(p->text, module)) {
+                return 1;
+            }
+            continue;
+        }
+        pcre2_match_data *match = pcre2_match_data_create(1, config->memory);
+        const int found =
+            match ? pcre2_match(p->regex, (PCRE2_SPTR)module, strlen(module), 0, 0, match, config->limits) : -1;
+        pcre2_match_data_free(match);
+        if (found >= 0) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* ---- writing ---- */
+
+static json_t *args_object(const ct_args *a)
+{
+    if (!a->bits) {
+        return json_null();
+    }
+    json_t *o = json_pack("{s:i, s:s, s:b, s:s}", "num_bits", a->bits, "type", a->type, "symmetric", a->symmetric,
+                          "strategy", a->strategy);
+    json_t *dynamic =
+        strcmp(a->dynamic, "local") == 0 ? json_string("local") : json_boolean(strcmp(a->dynamic, "true") == 0);
+    int bad = !o || json_object_set_new(o, "dynamic", dynamic) != 0;
+    bad = bad || json_object_set_new(o, "group_size", a->group ? json_integer(a->group) : json_null()) != 0;
+    if (!bad && a->block_n) {
+        bad = json_object_set_new(o, "block_structure", json_pack("[i,i]", a->block_n, a->block_k)) != 0;
+    }
+    if (!bad && a->scale_dtype) {
+        bad = json_object_set_new(o, "scale_dtype", json_string(a->scale_dtype)) != 0;
+    }
+    if (!bad && strcmp(a->dynamic, "local") == 0) { /* loaders ask for the observer of static scales */
+        bad = json_object_set_new(o, "observer", json_string("static_minmax")) != 0;
+    }
+    if (bad) {
+        json_decref(o);
+        return NULL;
+    }
+    return o;
+}
+
+static json_t *make_compressed(const qn_scheme *scheme, json_t *ignore)
+{
+    const ct_args w = weights_of(scheme), a = activations_of(scheme);
+    json_t *weights = args_object(&w), *activations = args_object(&a);
+    if (!weights || !activations) {
+        json_decref(weights);
+        json_decref(activations);
+        return NULL;
+    }
+    return json_pack("{s:s, s:s, s:s, s:{s:{s:[s], s:o, s:o, s:n, s:s}}, s:O, s:n, s:n}", "quant_method",
+                     "compressed-tensors", "format", scheme->ct_format, "quantization_status", "compressed",
+                     "config_groups", "group_0", "targets", "Linear", "weights", weights, "input_activations",
+                     activations, "output_activations", "format", scheme->ct_format, "ignore", ignore,
+                     "kv_cache_scheme", "global_compression_ratio");
+}
+
+json_t *qn_quant_config_make(const qn_scheme *scheme, const char *const *ignore, int32_t ignore_count,
+                             qn_status *status)
+{
+    *status = QN_OK;
+    if (scheme->layout == QN_LAYOUT_DENSE) {
+        return NULL;
+    }
+    json_t *list = json_array(), *made = NULL;
+    int bad = !list;
+    for (int32_t i = 0; !bad && i < ignore_count; i++) {
+        bad = json_array_append_new(list, json_string(ignore[i])) != 0;
+    }
+    if (!bad && scheme->layout == QN_LAYOUT_DEEPSEEK_FP8) {
+        made =
+            json_pack("{s:s, s:s, s:s, s:[i,i], s:O}", "quant_method", "fp8", "fmt", "e4m3", "activation_scheme",
+                      "dynamic", "weight_block_size", scheme->block_n, scheme->block_k, "modules_to_not_convert", list);
+    } else if (!bad) {
+        made = make_compressed(scheme, list);
+    }
+    json_decref(list);
+    if (!made) {
+        *status = QN_E_MEMORY;
+    }
+    return made;
+}

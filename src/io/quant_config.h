@@ -1,0 +1,33 @@
+/* quantization_config of config.json: which scheme the linear weights of a
+ * folder are in, and which of them it leaves alone. Reads DeepSeek's "fp8" and
+ * "compressed-tensors"; writes the same for the quantiser. All from the rows of
+ * format/scheme.h. */
+#ifndef QN_IO_QUANT_CONFIG_H
+#define QN_IO_QUANT_CONFIG_H
+
+#include <jansson.h>
+
+#include "base/context.h"
+#include "base/error.h"
+#include "format/scheme.h"
+
+typedef struct qn_quant_config qn_quant_config;
+
+/* Parse the object. QN_E_FILE: malformed. QN_E_UNSUPPORTED: a method, format or
+ * strategy that no scheme row describes, named. */
+qn_status qn_quant_config_parse(const qn_ctx *ctx, const json_t *object, qn_quant_config **out, qn_error *error);
+void qn_quant_config_destroy(qn_quant_config *config); /* NULL is fine */
+
+/* Scheme of the linear weights. */
+const qn_scheme *qn_quant_config_scheme(const qn_quant_config *config);
+
+/* 1 when the linear module ("model.layers.0.self_attn.q_proj") is left unquantised. */
+int qn_quant_config_ignores(const qn_quant_config *config, const char *module);
+
+/* The object to put into config.json for a scheme; ignore: names of the linear
+ * modules left unquantised (normally just "lm_head"). NULL with *status QN_OK for dense schemes, which
+ * have none; NULL with QN_E_MEMORY. New reference. */
+json_t *qn_quant_config_make(const qn_scheme *scheme, const char *const *ignore, int32_t ignore_count,
+                             qn_status *status);
+
+#endif

@@ -1,0 +1,58 @@
+/* Numbers out of stored weights: the exact meaning of each layout, one row at a time. */
+#include "format/format.h"
+#include "io/checkpoint.h"
+
+/* GGUF files of architecture llama store the two halves of each head's rows
+ * interleaved: stored 2j + i is logical i * rows/2 + j. */
+int64_t qn_weight_source_row(const qn_weight *weight, int64_t row)
+{
+    const int64_t rows = weight->rope_interleaved;
+    if (!rows) {
+        return row;
+    }
+    const int64_t in_head = row % rows, half = rows / 2;
+    return row - in_head + 2 * (in_head % half) + in_head / half;
+}
+
+static float scale_at(const qn_weight *w, int64_t row, int64_t column)
+{
+    const int64_t stride = w->scale.strides[0];
+    float value;
+    qn_format format = w->scale.shape.format;
+    if (format == QN_U8) {
+        format = w->scheme->scale_format; /* e8m0 stored as plain bytes */
+    }
+    const qn_format_row *codec = qn_format_get_row(format);
+    codec->decode((const char *)w->scale.data + row * stride + column * codec->info.block_bytes, 1, &value);
+    return value;
+}
+
+void qn_weight_decode_row(const qn_weight *w, int64_t row, float *destination)
+{
+    const qn_scheme *s = w->scheme;
+    const int64_t stored = qn_weight_source_row(w, row);
+    const char *source = (const char *)w->data.data;
+    if (w->ndim == 1) {
+        const qn_format_row *codec = qn_format_get_row(w->data.shape.format);
+        codec->decode(source + stored * codec->info.block_bytes, 1, destination);
+        return;
+    }
+    source += stored * w->data.strides[0];
+    const qn_format format = s->scales == QN_SCALES_NONE ? w->data.shape.format : s->weight;
+    qn_format_get_row(format)->decode(source, w->k, destination);
+    if (s->scales == QN_SCALES_NONE) {
+        return;
+    }
+    const int64_t step = s->scales == QN_SCALES_CHANNEL ? w->k : s->block_k;
+    const int64_t scale_row = s->scales == QN_SCALES_BLOCK ? stored / s->block_n : stored;
+    for (int64_t k = 0, block = 0; k < w->k; k += step, block++) {
+        const float scale = scale_at(w, scale_row, block);
+        const int64_t end = k + step < w->k ? k + step : w->k;
+        for (int64_t i = k; i < end; i++) {
+            destination[i] *= scale;
+        }
+        for (int64_t i = k; s->global_scale && i < end; i++) {
+            destination[i] /= w->global_scale; /* code times e4m3 scale is exact, so this rounds once */
+        }
+    }
+}

@@ -1,0 +1,556 @@
+/* The builder: registers, shared plans, and the steps of a linear layer by its
+ * weight's scheme. Everything a scheme needs is read off its row, so a scheme
+ * of known kinds needs no change here. */
+#include "model/build.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "format/format.h"
+
+/* Room for one more element of an array the model owns; 1 when memory is out. */
+static int grow(qn_ctx *ctx, void **array, size_t *capacity, size_t count, size_t size)
+{
+    if (count < *capacity) {
+        return 0;
+    }
+    const size_t wider = *capacity ? *capacity * 2 : 64;
+    void *copy = qn_calloc(ctx, wider, size);
+    if (!copy) {
+        return 1;
+    }
+    if (count) {
+        memcpy(copy, *array, count * size);
+    }
+    qn_free(ctx, *array);
+    *array = copy;
+    *capacity = wider;
+    return 0;
+}
+
+static qn_status out_of_memory(qn_error *error)
+{
+    QN_FAIL(error, QN_E_MEMORY, "out of memory while preparing the model");
+}
+
+void *qn_build_own(qn_model *model, size_t bytes)
+{
+    if (grow(model->ctx, (void **)&model->owned, &model->owned_capacity, model->owned_count, sizeof(void *))) {
+        return NULL;
+    }
+    void *memory = qn_alloc(model->ctx, bytes);
+    if (memory) {
+        model->owned[model->owned_count++] = memory;
+    }
+    return memory;
+}
+
+qn_status qn_build_register(qn_model *model, const char *name, qn_format format, int64_t width, int32_t *index,
+                            qn_error *error)
+{
+    size_t bytes;
+    QN_TRY(qn_format_row_bytes(format, width, &bytes, error));
+    size_t i = 0;
+    while (i < model->register_count && strcmp(model->registers[i].name, name) != 0) {
+        i++;
+    }
+    if (i == model->register_count) {
+        if (grow(model->ctx, (void **)&model->registers, &model->register_capacity, i, sizeof *model->registers)) {
+            return out_of_memory(error);
+        }
+        snprintf(model->registers[i].name, sizeof model->registers[i].name, "%s", name);
+        model->register_count++;
+    }
+    if (model->registers[i].row_bytes < bytes) {
+        model->registers[i].row_bytes = bytes;
+    }
+    *index = (int32_t)i;
+    return QN_OK;
+}
+
+qn_status qn_build_plan(qn_model *model, const qn_op_desc *desc, const qn_plan **plan, qn_error *error)
+{
+    for (size_t i = 0; i < model->plan_count; i++) {
+        if (memcmp(qn_plan_desc(model->plans[i]), desc, sizeof *desc) == 0) {
+            *plan = model->plans[i];
+            return QN_OK;
+        }
+    }
+    if (grow(model->ctx, (void **)&model->plans, &model->plan_capacity, model->plan_count, sizeof *model->plans)) {
+        return out_of_memory(error);
+    }
+    qn_plan *made;
+    QN_TRY(qn_plan_create(model->ctx, desc, &model->plan_options, &made, error));
+    model->plans[model->plan_count++] = made;
+    *plan = made;
+    return QN_OK;
+}
+
+/* Append an empty step; NULL when memory is out. */
+static qn_step *add_step(qn_model *model, int32_t layer, qn_op op, const char *label)
+{
+    if (grow(model->ctx, (void **)&model->steps, &model->step_capacity, model->step_count, sizeof *model->steps)) {
+        return NULL;
+    }
+    qn_step *step = &model->steps[model->step_count++];
+    memset(step, 0, sizeof *step);
+    step->op = op;
+    step->layer = layer;
+    step->label = label ? label : "";
+    return step;
+}
+
+static qn_operand in_register(int32_t index, qn_shape shape)
+{
+    return (qn_operand){.place = QN_PLACE_REGISTER, .index = index, .shape = shape};
+}
+
+static qn_operand constant(qn_view view)
+{
+    return (qn_operand){.place = QN_PLACE_CONST, .shape = view.shape, .view = view};
+}
+
+/* Finish a step: the descriptor's input shapes from its operands, the plan, the output shapes. */
+static qn_status plan_step(qn_model *model, qn_step *step, qn_op_desc *desc, qn_error *error)
+{
+    for (int i = 0; i < QN_MAX_IN; i++) {
+        desc->in[i] = step->in[i].place ? step->in[i].shape : (qn_shape){.format = QN_FORMAT_NONE};
+    }
+    qn_status status = qn_build_plan(model, desc, &step->plan, error);
+    qn_shape out[QN_MAX_OUT];
+    if (status == QN_OK) {
+        status = qn_op_desc_check(desc, out, NULL, error);
+    }
+    for (int i = 0; status == QN_OK && i < QN_MAX_OUT; i++) {
+        if (step->out[i].place) {
+            step->out[i].shape = out[i];
+        }
+    }
+    if (status != QN_OK && step->label[0]) {
+        return qn_error_prefix(error, status, "%s", step->label);
+    }
+    return status;
+}
+
+static qn_op_desc describe(qn_op op)
+{
+    qn_op_desc desc;
+    memset(&desc, 0, sizeof desc);
+    qn_op_desc_init(&desc, op);
+    return desc;
+}
+
+static qn_shape rows_of(qn_format format, int64_t width)
+{
+    return qn_shape_make(format, 2, 1, width, 1, 1);
+}
+
+static qn_status find_weight(const qn_model *model, const char *name, const qn_weight **weight, qn_error *error)
+{
+    *weight = qn_checkpoint_find(model->checkpoint, name);
+    QN_FAIL_IF(!*weight, error, QN_E_FILE, "tensor %s is missing from the checkpoint", name);
+    return QN_OK;
+}
+
+/* A 1-D weight as F32, converted once. */
+static qn_status vector_weight(qn_model *model, const char *name, int64_t expected, qn_view *view, qn_error *error)
+{
+    const qn_weight *weight;
+    QN_TRY(find_weight(model, name, &weight, error));
+    QN_FAIL_IF(weight->ndim != 1 || weight->n != expected, error, QN_E_FILE,
+               "tensor %s has shape [%lld%s], expected [%lld]", name, (long long)weight->n,
+               weight->ndim == 1 ? "" : ",...", (long long)expected);
+    const qn_shape shape = qn_shape_make(QN_F32, 1, expected, 1, 1, 1);
+    float *values = qn_build_own(model, (size_t)expected * sizeof(float));
+    if (!values) {
+        return out_of_memory(error);
+    }
+    QN_TRY(qn_decode(weight->data.shape.format, weight->data.data, expected, values, error));
+    *view = qn_view_make(values, &shape);
+    return QN_OK;
+}
+
+qn_status qn_build_norm(qn_model *model, int32_t layer, int32_t in, int32_t out, const char *weight, qn_error *error)
+{
+    const qn_hparams *h = qn_checkpoint_hparams(model->checkpoint);
+    qn_view gain;
+    QN_TRY(vector_weight(model, weight, h->hidden, &gain, error));
+    qn_step *step = add_step(model, layer, QN_OP_RMSNORM, qn_checkpoint_find(model->checkpoint, weight)->name);
+    if (!step) {
+        return out_of_memory(error);
+    }
+    step->in[qn_op_in_slot(QN_OP_RMSNORM, "x")] = in_register(in, rows_of(QN_F32, h->hidden));
+    step->in[qn_op_in_slot(QN_OP_RMSNORM, "w")] = constant(gain);
+    step->out[0] = in_register(out, rows_of(QN_F32, h->hidden));
+    qn_op_desc desc = describe(QN_OP_RMSNORM);
+    desc.attr[QN_ATTR_EPS].f = h->rms_eps;
+    desc.attr[QN_ATTR_OUT].i = QN_OUT_F32;
+    return plan_step(model, step, &desc, error);
+}
+
+/* ---- Linear layers ---- */
+
+/* The weight's rows in logical order: a view of the file, or a copy where the file orders them otherwise. */
+static qn_status ordered_rows(qn_model *model, const qn_weight *weight, qn_view *view, qn_error *error)
+{
+    *view = weight->data;
+    if (!weight->rope_interleaved) {
+        return QN_OK;
+    }
+    const size_t row_bytes = (size_t)weight->data.strides[0];
+    char *copy = qn_build_own(model, row_bytes * (size_t)weight->n);
+    if (!copy) {
+        return out_of_memory(error);
+    }
+    for (int64_t row = 0; row < weight->n; row++) {
+        const char *source = (const char *)weight->data.data + qn_weight_source_row(weight, row) * weight->data.strides[0];
+        memcpy(copy + (size_t)row * row_bytes, source, row_bytes);
+    }
+    *view = qn_view_make(copy, &weight->data.shape);
+    return QN_OK;
+}
+
+/* Stored scales as the operators take them: F32 for channel and block scales, the stored bytes for group scales. */
+static qn_status scales_of(qn_model *model, const qn_weight *weight, qn_view *view, qn_error *error)
+{
+    *view = weight->scale;
+    if (weight->scheme->scales == QN_SCALES_GROUP || weight->scale.shape.format == QN_F32) {
+        return QN_OK;
+    }
+    qn_shape shape = weight->scale.shape;
+    const int64_t count = qn_shape_elements(&shape);
+    float *values = qn_build_own(model, (size_t)count * sizeof(float));
+    if (!values) {
+        return out_of_memory(error);
+    }
+    QN_TRY(qn_decode(shape.format, weight->scale.data, count, values, error));
+    shape.format = QN_F32;
+    *view = qn_view_make(values, &shape);
+    return QN_OK;
+}
+
+static qn_status scalar_constant(qn_model *model, float value, qn_operand *operand, qn_error *error)
+{
+    const qn_shape shape = qn_shape_make(QN_F32, 1, 1, 1, 1, 1);
+    float *memory = qn_build_own(model, sizeof(float));
+    if (!memory) {
+        return out_of_memory(error);
+    }
+    *memory = value;
+    *operand = constant(qn_view_make(memory, &shape));
+    return QN_OK;
+}
+
+/* azp_adj[n] = sum over k of W[n,k], the zero points' correction. */
+static qn_status column_sums(qn_model *model, const qn_view *rows, qn_operand *operand, qn_error *error)
+{
+    const int64_t n = rows->shape.dims[0], k = rows->shape.dims[1];
+    const qn_shape shape = qn_shape_make(QN_I32, 1, n, 1, 1, 1);
+    int32_t *sums = qn_build_own(model, (size_t)n * sizeof(int32_t));
+    if (!sums) {
+        return out_of_memory(error);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        const int8_t *row = (const int8_t *)rows->data + i * rows->strides[0];
+        int32_t sum = 0;
+        for (int64_t j = 0; j < k; j++) {
+            sum += row[j];
+        }
+        sums[i] = sum;
+    }
+    *operand = constant(qn_view_make(sums, &shape));
+    return QN_OK;
+}
+
+static qn_op_desc describe_quantize(const qn_scheme *scheme)
+{
+    qn_op_desc desc = describe(scheme->act_op);
+    desc.attr[QN_ATTR_GRANULARITY].i = scheme->act_granularity;
+    if (scheme->act_op == QN_OP_QUANTIZE_FP8) {
+        desc.attr[QN_ATTR_TYPE].i = scheme->act_type;
+    }
+    if (scheme->act_op == QN_OP_QUANTIZE_INT8) {
+        desc.attr[QN_ATTR_SYMMETRIC].i = scheme->act_symmetric;
+    }
+    if (scheme->act_granularity == QN_PER_GROUP && scheme->act_op != QN_OP_QUANTIZE_NVFP4) {
+        desc.attr[QN_ATTR_GROUP].i = scheme->act_group;
+    }
+    if (scheme->act_op == QN_OP_QUANTIZE_NVFP4) {
+        desc.attr[QN_ATTR_GRANULARITY].i = 0;
+    }
+    return desc;
+}
+
+static int writes_register(const qn_step *step, int32_t index)
+{
+    for (int i = 0; i < QN_MAX_OUT; i++) {
+        if (step->out[i].place == QN_PLACE_REGISTER && step->out[i].index == index) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Index of the step that already quantised these rows this way, or -1. */
+static int64_t same_quantize(const qn_model *model, int32_t in, const qn_op_desc *desc, float global_scale)
+{
+    for (size_t i = model->step_count; i-- > 0;) {
+        const qn_step *step = &model->steps[i];
+        const int32_t x = qn_op_in_slot(desc->op, "x");
+        if (step->op == desc->op && step->in[x].index == in && step->in[x].place == QN_PLACE_REGISTER &&
+            memcmp(qn_plan_desc(step->plan)->attr, desc->attr, sizeof desc->attr) == 0) {
+            const int32_t g = qn_op_in_slot(desc->op, "global_scale");
+            if (g < 0 || *(const float *)step->in[g].view.data == global_scale) {
+                return (int64_t)i;
+            }
+        }
+        if (writes_register(step, in)) {
+            return -1;
+        }
+    }
+    return -1;
+}
+
+/* Quantise in[M,k] as the weight's scheme asks; *step: the step that holds codes and scales. */
+static qn_status add_quantize(qn_model *model, int32_t layer, int32_t in, const qn_weight *weight, size_t *index,
+                              qn_error *error)
+{
+    const qn_scheme *scheme = weight->scheme;
+    const qn_op op = scheme->act_op;
+    qn_op_desc desc = describe_quantize(scheme);
+    const int64_t same = same_quantize(model, in, &desc, weight->input_global_scale);
+    if (same >= 0) {
+        *index = (size_t)same;
+        return QN_OK;
+    }
+    qn_step *step = add_step(model, layer, op, weight->name);
+    if (!step) {
+        return out_of_memory(error);
+    }
+    *index = model->step_count - 1;
+    step->in[qn_op_in_slot(op, "x")] = in_register(in, rows_of(QN_F32, weight->k));
+    const int32_t global = qn_op_in_slot(op, "global_scale");
+    if (global >= 0) {
+        QN_FAIL_IF(!(weight->input_global_scale > 0), error, QN_E_FILE,
+                   "tensor %s has no input_global_scale, which its quantised activations need", weight->name);
+        QN_TRY(scalar_constant(model, weight->input_global_scale, &step->in[global], error));
+    }
+    for (int i = 0; i < QN_MAX_IN; i++) {
+        desc.in[i] = step->in[i].place ? step->in[i].shape : (qn_shape){.format = QN_FORMAT_NONE};
+    }
+    qn_shape out[QN_MAX_OUT];
+    QN_TRY(qn_op_desc_check(&desc, out, NULL, error));
+    const qn_op_info *info = qn_op_get_info(op);
+    for (int i = 0; i < info->out_count; i++) {
+        if (out[i].format == QN_FORMAT_NONE) {
+            continue;
+        }
+        char name[24];
+        snprintf(name, sizeof name, "%.12s.%.10s", model->registers[in].name, info->out[i].name);
+        int32_t index_out;
+        QN_TRY(qn_build_register(model, name, out[i].format, out[i].ndim == 2 ? out[i].dims[1] : 1, &index_out, error));
+        step->out[i] = in_register(index_out, out[i]);
+    }
+    return plan_step(model, step, &desc, error);
+}
+
+/* Output `name` of a quantise step as input of the multiplication. */
+static qn_operand output_of(const qn_model *model, size_t index, const char *name)
+{
+    const qn_step *step = &model->steps[index];
+    return step->out[qn_op_out_slot(step->op, name)];
+}
+
+/* The activation operands of a multiplication by the weight's scheme. */
+static qn_status bind_activations(qn_model *model, int32_t layer, int32_t in, const qn_weight *weight,
+                                  qn_operand operands[QN_MAX_IN], qn_error *error)
+{
+    const qn_scheme *scheme = weight->scheme;
+    const qn_op mm = scheme->mm;
+    if (scheme->act_op == QN_OP_NONE) {
+        operands[qn_op_in_slot(mm, "x")] = in_register(in, rows_of(QN_F32, weight->k));
+        return QN_OK;
+    }
+    size_t q = 0;
+    QN_TRY(add_quantize(model, layer, in, weight, &q, error));
+    operands[qn_op_in_slot(mm, "a")] = output_of(model, q, "q");
+    if (mm == QN_OP_NVFP4_MM) {
+        operands[qn_op_in_slot(mm, "a_scale")] = output_of(model, q, "scale");
+        return scalar_constant(model, weight->input_global_scale, &operands[qn_op_in_slot(mm, "a_global")], error);
+    }
+    operands[qn_op_in_slot(mm, "scale_a")] = output_of(model, q, "scale");
+    if (scheme->act_op == QN_OP_QUANTIZE_INT8 && !scheme->act_symmetric) {
+        operands[qn_op_in_slot(mm, "azp")] = output_of(model, q, "azp");
+        /* [M,1] as made, [M] as taken: the same bytes */
+        qn_operand *azp = &operands[qn_op_in_slot(mm, "azp")];
+        azp->shape = qn_shape_make(QN_I32, 1, 1, 1, 1, 1);
+    }
+    return QN_OK;
+}
+
+/* The weight operands of a multiplication by the weight's scheme. */
+static qn_status bind_weight(qn_model *model, const qn_weight *weight, const char *name, qn_operand operands[QN_MAX_IN],
+                             qn_error *error)
+{
+    const qn_scheme *scheme = weight->scheme;
+    const qn_op mm = scheme->mm;
+    qn_view rows, scales;
+    QN_TRY(ordered_rows(model, weight, &rows, error));
+    operands[qn_op_in_slot(mm, "b")] = constant(rows);
+    if (scheme->scales != QN_SCALES_NONE) {
+        QN_TRY(scales_of(model, weight, &scales, error));
+        const int32_t named = qn_op_in_slot(mm, "scale_b");
+        operands[named >= 0 ? named : qn_op_in_slot(mm, "b_scale")] = constant(scales);
+    }
+    if (scheme->global_scale) {
+        QN_TRY(scalar_constant(model, weight->global_scale, &operands[qn_op_in_slot(mm, "b_global")], error));
+    }
+    if (scheme->act_op == QN_OP_QUANTIZE_INT8 && !scheme->act_symmetric) {
+        QN_TRY(column_sums(model, &rows, &operands[qn_op_in_slot(mm, "azp_adj")], error));
+    }
+    char bias[256];
+    const size_t stem = strlen(name) - strlen("weight");
+    if (stem < sizeof bias - sizeof "bias") {
+        snprintf(bias, sizeof bias, "%.*sbias", (int)stem, name);
+        if (qn_checkpoint_find(model->checkpoint, bias)) {
+            qn_view view;
+            QN_TRY(vector_weight(model, bias, weight->n, &view, error));
+            const int32_t slot = qn_op_in_slot(mm, "bias");
+            QN_FAIL_IF(slot < 0, error, QN_E_UNSUPPORTED, "tensor %s: %s takes no bias", bias,
+                       qn_op_get_info(mm)->name);
+            operands[slot] = constant(view);
+        }
+    }
+    return QN_OK;
+}
+
+static qn_status pack_step(qn_model *model, qn_step *step, qn_error *error)
+{
+    const size_t bytes = qn_plan_pack_bytes(step->plan);
+    if (!bytes) {
+        return QN_OK;
+    }
+    void *blob = qn_build_own(model, bytes);
+    if (!blob) {
+        return out_of_memory(error);
+    }
+    qn_args args;
+    memset(&args, 0, sizeof args);
+    for (int i = 0; i < QN_MAX_IN; i++) {
+        if (step->in[i].place == QN_PLACE_CONST) {
+            args.in[i] = step->in[i].view;
+        }
+    }
+    QN_TRY(qn_pack(step->plan, &args, blob, bytes, error));
+    step->packed = blob;
+    return QN_OK;
+}
+
+static qn_status add_multiply(qn_model *model, int32_t layer, int32_t in, const char *name, qn_operand out,
+                              qn_error *error)
+{
+    const qn_weight *weight;
+    QN_TRY(find_weight(model, name, &weight, error));
+    QN_FAIL_IF(weight->ndim != 2, error, QN_E_FILE, "tensor %s has %d dimension, expected 2", name, weight->ndim);
+    qn_operand operands[QN_MAX_IN];
+    memset(operands, 0, sizeof operands);
+    qn_status status = bind_activations(model, layer, in, weight, operands, error);
+    if (status == QN_OK) {
+        status = bind_weight(model, weight, name, operands, error);
+    }
+    if (status != QN_OK) {
+        return qn_error_prefix(error, status, "%s", name);
+    }
+    const qn_op mm = weight->scheme->mm;
+    qn_step *step = add_step(model, layer, mm, weight->name);
+    if (!step) {
+        return out_of_memory(error);
+    }
+    memcpy(step->in, operands, sizeof operands);
+    step->out[0] = out;
+    qn_op_desc desc = describe(mm);
+    desc.attr[QN_ATTR_OUT].i = QN_OUT_F32;
+    QN_TRY(plan_step(model, step, &desc, error));
+    return pack_step(model, step, error);
+}
+
+qn_status qn_build_linear(qn_model *model, int32_t layer, int32_t in, int32_t out, int64_t column, int to_values,
+                          const char *weight, qn_error *error)
+{
+    qn_operand target = {.place = to_values ? QN_PLACE_NEW_VALUES : QN_PLACE_REGISTER,
+                         .index = to_values ? layer : out,
+                         .offset = column * (int64_t)sizeof(float)};
+    return add_multiply(model, layer, in, weight, target, error);
+}
+
+qn_status qn_build_output(qn_model *model, int32_t in, const char *weight, qn_error *error)
+{
+    model->reg_logits_in = in;
+    return add_multiply(model, -1, in, weight, (qn_operand){.place = QN_PLACE_REGISTER, .index = -1}, error);
+}
+
+/* ---- The other operators ---- */
+
+qn_status qn_build_rope(qn_model *model, int32_t layer, int32_t in, int32_t out, int to_keys, int32_t heads,
+                        qn_error *error)
+{
+    const qn_hparams *h = qn_checkpoint_hparams(model->checkpoint);
+    qn_step *step = add_step(model, layer, QN_OP_ROPE, to_keys ? "keys" : "queries");
+    if (!step) {
+        return out_of_memory(error);
+    }
+    const qn_shape shape = qn_shape_make(QN_F32, 3, 1, heads, h->head_dim, 1);
+    step->in[qn_op_in_slot(QN_OP_ROPE, "x")] = in_register(in, shape);
+    step->in[qn_op_in_slot(QN_OP_ROPE, "pos")] =
+        (qn_operand){.place = QN_PLACE_POSITIONS, .shape = qn_shape_make(QN_I32, 1, 1, 1, 1, 1)};
+    step->out[0] = to_keys ? (qn_operand){.place = QN_PLACE_NEW_KEYS, .index = layer} : in_register(out, shape);
+    qn_op_desc desc = describe(QN_OP_ROPE);
+    desc.attr[QN_ATTR_THETA].f = h->rope_theta;
+    desc.attr[QN_ATTR_STYLE].i = QN_ROPE_HALF;
+    return plan_step(model, step, &desc, error);
+}
+
+qn_status qn_build_attention(qn_model *model, int32_t layer, int32_t in, int32_t out, qn_error *error)
+{
+    const qn_hparams *h = qn_checkpoint_hparams(model->checkpoint);
+    qn_step *step = add_step(model, layer, QN_OP_ATTENTION, "");
+    if (!step) {
+        return out_of_memory(error);
+    }
+    const qn_shape cache = qn_shape_make(QN_F32, 3, 1, h->kv_heads, h->head_dim, 1);
+    step->in[qn_op_in_slot(QN_OP_ATTENTION, "q")] =
+        in_register(in, qn_shape_make(QN_F32, 3, 1, h->heads, h->head_dim, 1));
+    step->in[qn_op_in_slot(QN_OP_ATTENTION, "k")] =
+        (qn_operand){.place = QN_PLACE_KEYS, .index = layer, .shape = cache};
+    step->in[qn_op_in_slot(QN_OP_ATTENTION, "v")] =
+        (qn_operand){.place = QN_PLACE_VALUES, .index = layer, .shape = cache};
+    step->out[0] = in_register(out, qn_shape_make(QN_F32, 3, 1, h->heads, h->head_dim, 1));
+    qn_op_desc desc = describe(QN_OP_ATTENTION);
+    return plan_step(model, step, &desc, error);
+}
+
+qn_status qn_build_silu_mul(qn_model *model, int32_t layer, int32_t in, int32_t out, int64_t width, qn_error *error)
+{
+    qn_step *step = add_step(model, layer, QN_OP_SILU_MUL, "");
+    if (!step) {
+        return out_of_memory(error);
+    }
+    step->in[qn_op_in_slot(QN_OP_SILU_MUL, "x")] = in_register(in, rows_of(QN_F32, 2 * width));
+    step->out[0] = in_register(out, rows_of(QN_F32, width));
+    qn_op_desc desc = describe(QN_OP_SILU_MUL);
+    desc.attr[QN_ATTR_OUT].i = QN_OUT_F32;
+    return plan_step(model, step, &desc, error);
+}
+
+qn_status qn_build_add(qn_model *model, int32_t layer, int32_t into, int32_t in, int64_t width, qn_error *error)
+{
+    qn_step *step = add_step(model, layer, QN_OP_NONE, "");
+    if (!step) {
+        return out_of_memory(error);
+    }
+    step->in[0] = in_register(in, rows_of(QN_F32, width));
+    step->out[0] = in_register(into, rows_of(QN_F32, width));
+    return QN_OK;
+}

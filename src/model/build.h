@@ -1,0 +1,49 @@
+/* Builder of a model's step list. A family file calls these in data-flow order;
+ * each call appends one step (a linear layer: its activation quantisation too,
+ * unless the same rows were quantised the same way just before). */
+#ifndef QN_MODEL_BUILD_H
+#define QN_MODEL_BUILD_H
+
+#include "model/model.h"
+
+/* Register of that name, at least width elements of format a row. */
+qn_status qn_build_register(qn_model *model, const char *name, qn_format format, int64_t width, int32_t *index,
+                            qn_error *error);
+
+/* The distinct plan for a descriptor. */
+qn_status qn_build_plan(qn_model *model, const qn_op_desc *desc, const qn_plan **plan, qn_error *error);
+
+/* Memory owned by the model, freed with it; NULL when there is none. */
+void *qn_build_own(qn_model *model, size_t bytes);
+
+/* out[M, width] = rmsnorm(in) * weight */
+qn_status qn_build_norm(qn_model *model, int32_t layer, int32_t in, int32_t out, const char *weight, qn_error *error);
+
+/* out columns [column, column + N) = in[M,K] W[N,K]^T (+ bias) by the weight's scheme. out: a register, or a
+ * new row of the layer's values when to_values is 1. */
+qn_status qn_build_linear(qn_model *model, int32_t layer, int32_t in, int32_t out, int64_t column, int to_values,
+                          const char *weight, qn_error *error);
+
+/* Rotate in[M, heads, head_dim] by position; to_keys: into the layer's key cache, else into out. */
+qn_status qn_build_rope(qn_model *model, int32_t layer, int32_t in, int32_t out, int to_keys, int32_t heads,
+                        qn_error *error);
+
+/* out = causal attention of in over the layer's cache */
+qn_status qn_build_attention(qn_model *model, int32_t layer, int32_t in, int32_t out, qn_error *error);
+
+/* out[M,H] = silu(in[:, :H]) * in[:, H:] */
+qn_status qn_build_silu_mul(qn_model *model, int32_t layer, int32_t in, int32_t out, int64_t width, qn_error *error);
+
+/* into += in */
+qn_status qn_build_add(qn_model *model, int32_t layer, int32_t into, int32_t in, int64_t width, qn_error *error);
+
+/* The output layer: logits of rows of `in`, f32, written where the caller of a session wants them. */
+qn_status qn_build_output(qn_model *model, int32_t in, const char *weight, qn_error *error);
+
+/* Replace neighbouring steps by fused operators where a plan accepts them; notes what was fused and what not. */
+qn_status qn_model_fuse(qn_model *model, qn_error *error);
+
+/* Families. */
+qn_status qn_llama_build(qn_model *model, qn_error *error);
+
+#endif

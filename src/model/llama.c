@@ -1,0 +1,102 @@
+/* The llama family as a plain list of steps: RMSNorm, RoPE (half style, as
+ * Hugging Face stores it), grouped-query attention, SwiGLU, optional biases,
+ * tied or separate output embeddings. */
+#include <stdio.h>
+
+#include "base/error.h"
+#include "model/build.h"
+
+typedef struct llama_registers {
+    int32_t stream, normed, query, rotated, key, attended, projected, gate_up, activated;
+} llama_registers;
+
+static qn_status make_registers(qn_model *model, const qn_hparams *h, llama_registers *r, qn_error *error)
+{
+    const int64_t q = (int64_t)h->heads * h->head_dim, kv = (int64_t)h->kv_heads * h->head_dim;
+    QN_TRY(qn_build_register(model, "stream", QN_F32, h->hidden, &r->stream, error));
+    QN_TRY(qn_build_register(model, "normed", QN_F32, h->hidden, &r->normed, error));
+    QN_TRY(qn_build_register(model, "query", QN_F32, q, &r->query, error));
+    QN_TRY(qn_build_register(model, "rotated", QN_F32, q, &r->rotated, error));
+    QN_TRY(qn_build_register(model, "key", QN_F32, kv, &r->key, error));
+    QN_TRY(qn_build_register(model, "attended", QN_F32, q, &r->attended, error));
+    QN_TRY(qn_build_register(model, "projected", QN_F32, h->hidden, &r->projected, error));
+    QN_TRY(qn_build_register(model, "gate_up", QN_F32, 2 * (int64_t)h->intermediate, &r->gate_up, error));
+    QN_TRY(qn_build_register(model, "activated", QN_F32, h->intermediate, &r->activated, error));
+    return QN_OK;
+}
+
+/* Room for the name of a weight of a layer. */
+typedef struct names {
+    char text[96];
+} names;
+
+static const char *name_of(names *n, int32_t layer, const char *part)
+{
+    snprintf(n->text, sizeof n->text, "model.layers.%d.%s.weight", layer, part);
+    return n->text;
+}
+
+static qn_status check_shape(const qn_model *model, const char *name, int64_t n, int64_t k, qn_error *error)
+{
+    const qn_weight *w = qn_checkpoint_find(model->checkpoint, name);
+    QN_FAIL_IF(!w, error, QN_E_FILE, "tensor %s is missing from the checkpoint", name);
+    QN_FAIL_IF(w->ndim != 2 || w->n != n || w->k != k, error, QN_E_FILE,
+               "tensor %s has shape [%lld,%lld], expected [%lld,%lld] from the model's configuration", name,
+               (long long)w->n, (long long)w->k, (long long)n, (long long)k);
+    return QN_OK;
+}
+
+static qn_status check_layer(const qn_model *model, const qn_hparams *h, int32_t l, qn_error *error)
+{
+    const int64_t q = (int64_t)h->heads * h->head_dim, kv = (int64_t)h->kv_heads * h->head_dim;
+    names n;
+    QN_TRY(check_shape(model, name_of(&n, l, "self_attn.q_proj"), q, h->hidden, error));
+    QN_TRY(check_shape(model, name_of(&n, l, "self_attn.k_proj"), kv, h->hidden, error));
+    QN_TRY(check_shape(model, name_of(&n, l, "self_attn.v_proj"), kv, h->hidden, error));
+    QN_TRY(check_shape(model, name_of(&n, l, "self_attn.o_proj"), h->hidden, q, error));
+    QN_TRY(check_shape(model, name_of(&n, l, "mlp.gate_proj"), h->intermediate, h->hidden, error));
+    QN_TRY(check_shape(model, name_of(&n, l, "mlp.up_proj"), h->intermediate, h->hidden, error));
+    QN_TRY(check_shape(model, name_of(&n, l, "mlp.down_proj"), h->hidden, h->intermediate, error));
+    return QN_OK;
+}
+
+static qn_status build_layer(qn_model *model, const qn_hparams *h, const llama_registers *r, int32_t l, qn_error *error)
+{
+    names n;
+    QN_TRY(check_layer(model, h, l, error));
+    QN_TRY(qn_build_norm(model, l, r->stream, r->normed, name_of(&n, l, "input_layernorm"), error));
+    QN_TRY(qn_build_linear(model, l, r->normed, r->query, 0, 0, name_of(&n, l, "self_attn.q_proj"), error));
+    QN_TRY(qn_build_linear(model, l, r->normed, r->key, 0, 0, name_of(&n, l, "self_attn.k_proj"), error));
+    QN_TRY(qn_build_linear(model, l, r->normed, 0, 0, 1, name_of(&n, l, "self_attn.v_proj"), error));
+    QN_TRY(qn_build_rope(model, l, r->query, r->rotated, 0, h->heads, error));
+    QN_TRY(qn_build_rope(model, l, r->key, 0, 1, h->kv_heads, error));
+    QN_TRY(qn_build_attention(model, l, r->rotated, r->attended, error));
+    QN_TRY(qn_build_linear(model, l, r->attended, r->projected, 0, 0, name_of(&n, l, "self_attn.o_proj"), error));
+    QN_TRY(qn_build_add(model, l, r->stream, r->projected, h->hidden, error));
+
+    QN_TRY(qn_build_norm(model, l, r->stream, r->normed, name_of(&n, l, "post_attention_layernorm"), error));
+    QN_TRY(qn_build_linear(model, l, r->normed, r->gate_up, 0, 0, name_of(&n, l, "mlp.gate_proj"), error));
+    QN_TRY(qn_build_linear(model, l, r->normed, r->gate_up, h->intermediate, 0, name_of(&n, l, "mlp.up_proj"), error));
+    QN_TRY(qn_build_silu_mul(model, l, r->gate_up, r->activated, h->intermediate, error));
+    QN_TRY(qn_build_linear(model, l, r->activated, r->projected, 0, 0, name_of(&n, l, "mlp.down_proj"), error));
+    QN_TRY(qn_build_add(model, l, r->stream, r->projected, h->hidden, error));
+    return QN_OK;
+}
+
+qn_status qn_llama_build(qn_model *model, qn_error *error)
+{
+    const qn_hparams *h = qn_checkpoint_hparams(model->checkpoint);
+    static const char embedding[] = "model.embed_tokens.weight";
+    QN_TRY(check_shape(model, embedding, h->vocab_size, h->hidden, error));
+    model->embedding = qn_checkpoint_find(model->checkpoint, embedding);
+    llama_registers r;
+    QN_TRY(make_registers(model, h, &r, error));
+    model->reg_stream = r.stream;
+    for (int32_t l = 0; l < h->layers; l++) {
+        QN_TRY(build_layer(model, h, &r, l, error));
+    }
+    QN_TRY(qn_model_fuse(model, error));
+    model->body_steps = model->step_count;
+    QN_TRY(qn_build_norm(model, -1, r.stream, r.normed, "model.norm.weight", error));
+    return qn_build_output(model, r.normed, h->tied_embeddings ? embedding : "lm_head.weight", error);
+}

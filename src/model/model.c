@@ -1,0 +1,137 @@
+/* Opening and closing models, and what can be asked of them. */
+#include "model/model.h"
+
+#include <string.h>
+
+#include "base/error.h"
+#include "model/build.h"
+#include "text/tokenizer.h"
+
+typedef struct family {
+    const char *architecture;
+    qn_status (*build)(qn_model *model, qn_error *error);
+} family;
+
+static const family families[] = {
+    {.architecture = "llama", .build = qn_llama_build},
+};
+
+void qn_model_options_init(qn_model_options *options)
+{
+    memset(options, 0, sizeof *options);
+    options->size = sizeof *options;
+    qn_plan_options_init(&options->plan);
+}
+
+static qn_status build(qn_model *model, qn_error *error)
+{
+    const qn_hparams *h = qn_checkpoint_hparams(model->checkpoint);
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
+        if (strcmp(families[i].architecture, h->architecture) == 0) {
+            return families[i].build(model, error);
+        }
+    }
+    QN_FAIL(error, QN_E_UNSUPPORTED, "architecture '%s' is not one this version runs (llama)", h->architecture);
+}
+
+qn_status qn_model_open(qn_ctx *ctx, const char *path, const qn_model_options *options, qn_model **out,
+                        qn_error *error)
+{
+    QN_FAIL_IF(!out, error, QN_E_ARGUMENT, "qn_model_open: out is NULL");
+    *out = NULL;
+    QN_FAIL_IF(!ctx || !path, error, QN_E_ARGUMENT, "qn_model_open: ctx or path is NULL");
+    qn_model_options defaults;
+    if (!options) {
+        qn_model_options_init(&defaults);
+        options = &defaults;
+    }
+    QN_FAIL_IF(options->size != sizeof *options, error, QN_E_ARGUMENT,
+               "qn_model_open: options.size is %zu, this library expects %zu", options->size, sizeof *options);
+    qn_model *model = qn_calloc(ctx, 1, sizeof *model);
+    QN_FAIL_IF(!model, error, QN_E_MEMORY, "out of memory for the model");
+    model->ctx = ctx;
+    model->plan_options = options->plan;
+    model->notes = qn_buffer_make(ctx);
+    qn_status status = qn_checkpoint_open(ctx, path, &model->checkpoint, error);
+    if (status == QN_OK) {
+        status = qn_tokenizer_create(ctx, qn_checkpoint_tokenizer(model->checkpoint),
+                                     qn_checkpoint_hparams(model->checkpoint)->vocab_size, &model->tokenizer, error);
+    }
+    if (status == QN_OK) {
+        status = build(model, error);
+    }
+    if (status != QN_OK) {
+        qn_model_close(model);
+        return status;
+    }
+    *out = model;
+    return QN_OK;
+}
+
+void qn_model_close(qn_model *model)
+{
+    if (!model) {
+        return;
+    }
+    for (size_t i = 0; i < model->plan_count; i++) {
+        qn_plan_destroy(model->plans[i]);
+    }
+    for (size_t i = 0; i < model->owned_count; i++) {
+        qn_free(model->ctx, model->owned[i]);
+    }
+    qn_free(model->ctx, model->plans);
+    qn_free(model->ctx, model->owned);
+    qn_free(model->ctx, model->registers);
+    qn_free(model->ctx, model->steps);
+    qn_buffer_free(&model->notes);
+    qn_tokenizer_destroy(model->tokenizer);
+    qn_checkpoint_close(model->checkpoint);
+    qn_free(model->ctx, model);
+}
+
+void qn_model_get_info(const qn_model *model, qn_model_info *info)
+{
+    qn_checkpoint_get_info(model->checkpoint, info);
+}
+
+const qn_tokenizer *qn_model_tokenizer(const qn_model *model)
+{
+    return model->tokenizer;
+}
+
+const qn_checkpoint *qn_model_checkpoint(const qn_model *model)
+{
+    return model->checkpoint;
+}
+
+void qn_model_set_observer(qn_model *model, qn_observe_fn observe, void *user)
+{
+    model->observe = observe;
+    model->observe_user = user;
+}
+
+static void print_step(qn_text *text, const qn_step *step)
+{
+    if (step->plan) {
+        qn_text_add(text, "  %-24s %-52s %s\n", qn_op_get_info(step->op)->name, qn_plan_kernel(step->plan), step->label);
+    } else {
+        qn_text_add(text, "  %-24s\n", "add");
+    }
+}
+
+size_t qn_model_explain(const qn_model *model, char *text, size_t capacity)
+{
+    qn_text t = qn_text_make(text, capacity);
+    qn_text_add(&t, "layer 0 of %d:\n", qn_checkpoint_hparams(model->checkpoint)->layers);
+    for (size_t i = 0; i < model->body_steps && model->steps[i].layer == 0; i++) {
+        print_step(&t, &model->steps[i]);
+    }
+    qn_text_add(&t, "output:\n");
+    for (size_t i = model->body_steps; i < model->step_count; i++) {
+        print_step(&t, &model->steps[i]);
+    }
+    qn_text_add(&t, "%zu steps, %zu distinct plans, %zu registers\n", model->step_count, model->plan_count,
+                model->register_count);
+    qn_text_add(&t, "fusion:\n%s", model->notes.length ? model->notes.data : "nothing to fuse\n");
+    return t.length;
+}

@@ -1,0 +1,86 @@
+/* A model inside the library: weights made ready, and the list of steps that
+ * turns token ids into logits.
+ *
+ * model.c opens a checkpoint and owns everything; llama.c writes the step list
+ * of its family through the builder (build.h); fuse.c replaces neighbouring
+ * steps by fused operators; session.c owns KV caches and runs the list. */
+#ifndef QN_MODEL_MODEL_H
+#define QN_MODEL_MODEL_H
+
+#include <quern/model.h>
+
+#include "base/context.h"
+#include "base/text.h"
+#include "io/checkpoint.h"
+
+/* Where an operand of a step lives. */
+typedef enum qn_place {
+    QN_PLACE_NONE = 0,
+    QN_PLACE_REGISTER,   /* rows of a session register, from column `offset` */
+    QN_PLACE_CONST,      /* a weight or other constant: view */
+    QN_PLACE_POSITIONS,  /* I32[M]: position of each token */
+    QN_PLACE_KEYS,       /* the layer's cached keys [S, kv_heads, head_dim], the new ones among them */
+    QN_PLACE_VALUES,
+    QN_PLACE_NEW_KEYS,   /* the rows of the cache the M new tokens go to */
+    QN_PLACE_NEW_VALUES
+} qn_place;
+
+typedef struct qn_operand {
+    qn_place place;
+    int32_t index;       /* register, or layer of the cache */
+    int64_t offset;      /* bytes into a register's row */
+    qn_shape shape;      /* dims[0] of registers and caches is set at run time */
+    qn_view view;        /* QN_PLACE_CONST */
+} qn_operand;
+
+/* One step: an operator run by a plan, or x += y on registers (plan NULL). */
+typedef struct qn_step {
+    const qn_plan *plan;
+    qn_op op;
+    const char *label;   /* logical name of the weight or "" */
+    qn_operand in[QN_MAX_IN], out[QN_MAX_OUT];
+    const void *packed;
+    int32_t layer;
+} qn_step;
+
+/* Row storage of a session: batch rows of row_bytes each. */
+typedef struct qn_register {
+    char name[24];
+    size_t row_bytes;
+} qn_register;
+
+/* Called before a linear layer with its f32 input x[m,k] (dense rows), for calibration. */
+typedef void (*qn_observe_fn)(void *user, const char *weight_name, const float *x, int64_t m, int64_t k);
+
+struct qn_model {
+    qn_ctx *ctx;
+    qn_checkpoint *checkpoint;
+    qn_tokenizer *tokenizer;
+    qn_plan_options plan_options;
+
+    qn_plan **plans;     /* distinct plans, shared by steps */
+    size_t plan_count, plan_capacity;
+    void **owned;        /* packed weights, converted scales, ... */
+    size_t owned_count, owned_capacity;
+    qn_register *registers;
+    size_t register_count, register_capacity;
+    qn_step *steps;
+    size_t step_count, step_capacity;
+    size_t body_steps;   /* steps before the final norm: run for all rows; the rest for rows whose logits are asked */
+    int32_t reg_stream, reg_logits_in; /* residual stream; normed rows the output layer reads */
+    const qn_weight *embedding;
+    qn_buffer notes;     /* what was fused and what could not be */
+
+    qn_observe_fn observe;
+    void *observe_user;
+};
+
+/* Set or clear (NULL) the observer. Not while a session runs. A model with an
+ * observer must have been opened from a checkpoint without quantised activations
+ * for x to be what the layer reads. */
+void qn_model_set_observer(qn_model *model, qn_observe_fn observe, void *user);
+
+/* The checkpoint the model was opened from; borrowed. */
+const qn_checkpoint *qn_model_checkpoint(const qn_model *model);
+
+#endif

@@ -1,0 +1,67 @@
+/* Shapes and rules of rope and attention. */
+#include "base/error.h"
+#include "op/op.h"
+
+static qn_status rope_sizes(const qn_op_desc *desc, qn_sizes *sizes, qn_error *error)
+{
+    const qn_shape *x = &desc->in[QN_ACT_X];
+    QN_FAIL_IF(x->ndim != 3, error, QN_E_SHAPE, "rope: input x has %d dimensions, expected [T,H,D]", x->ndim);
+    sizes->m = x->dims[0];
+    sizes->e = x->dims[1];
+    sizes->k = x->dims[2];
+    return QN_OK;
+}
+
+static void rope_layout(const qn_op_desc *desc, const qn_sizes *s, qn_op_layout *layout)
+{
+    (void)desc;
+    layout->in[QN_ACT_X] = qn_shape_make(QN_F32, 3, s->m, s->e, s->k, 1);
+    layout->in[QN_ACT_POS] = qn_shape_make(QN_I32, 1, s->m, 1, 1, 1);
+    layout->out[QN_ACT_OUT_Y] = qn_shape_make(QN_F32, 3, s->m, s->e, s->k, 1);
+    layout->required = 1u << QN_ACT_X | 1u << QN_ACT_POS;
+    layout->allowed = layout->required;
+}
+
+static qn_status rope_rules(const qn_op_desc *desc, const qn_sizes *s, qn_error *error)
+{
+    (void)desc;
+    QN_FAIL_IF(s->k % 2 != 0, error, QN_E_SHAPE, "rope: the head size is %lld, expected an even number",
+               (long long)s->k);
+    return QN_OK;
+}
+
+const qn_op_family qn_family_rope = {rope_sizes, rope_layout, rope_rules, "mke"};
+
+static qn_status attention_sizes(const qn_op_desc *desc, qn_sizes *sizes, qn_error *error)
+{
+    const qn_shape *q = &desc->in[QN_ATT_Q], *k = &desc->in[QN_ATT_K];
+    QN_FAIL_IF(q->ndim != 3, error, QN_E_SHAPE, "attention: input q has %d dimensions, expected [T,Hq,D]", q->ndim);
+    QN_FAIL_IF(k->ndim != 3, error, QN_E_SHAPE, "attention: input k has %d dimensions, expected [S,Hkv,D]", k->ndim);
+    sizes->m = q->dims[0];
+    sizes->e = q->dims[1];
+    sizes->k = q->dims[2];
+    sizes->n = k->dims[0];
+    sizes->g = k->dims[1];
+    return QN_OK;
+}
+
+static void attention_layout(const qn_op_desc *desc, const qn_sizes *s, qn_op_layout *layout)
+{
+    (void)desc;
+    layout->in[QN_ATT_Q] = qn_shape_make(QN_F32, 3, s->m, s->e, s->k, 1);
+    layout->in[QN_ATT_K] = qn_shape_make(QN_F32, 3, s->n, s->g, s->k, 1);
+    layout->in[QN_ATT_V] = layout->in[QN_ATT_K];
+    layout->out[QN_ATT_OUT_O] = qn_shape_make(QN_F32, 3, s->m, s->e, s->k, 1);
+    layout->required = 1u << QN_ATT_Q | 1u << QN_ATT_K | 1u << QN_ATT_V;
+    layout->allowed = layout->required;
+}
+
+static qn_status attention_rules(const qn_op_desc *desc, const qn_sizes *s, qn_error *error)
+{
+    (void)desc;
+    QN_FAIL_IF(s->g == 0 ? s->e != 0 : s->e % s->g != 0, error, QN_E_SHAPE,
+               "attention: q has %lld heads and k has %lld, expected a multiple", (long long)s->e, (long long)s->g);
+    return QN_OK;
+}
+
+const qn_op_family qn_family_attention = {attention_sizes, attention_layout, attention_rules, "mnkeg"};

@@ -1,0 +1,46 @@
+/* What a run must move and compute at least: the rooflines of benches. */
+#include <quern/experimental.h>
+
+#include "base/error.h"
+#include "op/op.h"
+
+static double shape_bytes(const qn_shape *shape)
+{
+    size_t bytes = 0;
+    return shape->format != QN_FORMAT_NONE && qn_shape_bytes(shape, &bytes, NULL) == QN_OK ? (double)bytes : 0.0;
+}
+
+qn_status qn_case_get_cost(const qn_op_desc *desc, qn_case_cost *cost, qn_error *error)
+{
+    QN_FAIL_IF(!desc || !cost, error, QN_E_ARGUMENT, "qn_case_get_cost: a parameter is NULL");
+    qn_shape out[QN_MAX_OUT];
+    qn_sizes s;
+    QN_TRY(qn_op_desc_check(desc, out, &s, error));
+    *cost = (qn_case_cost){0.0, 0.0, "fp32_fma"};
+    for (int i = 0; i < QN_MAX_IN; i++) {
+        cost->bytes += shape_bytes(&desc->in[i]);
+    }
+    for (int i = 0; i < QN_MAX_OUT; i++) {
+        cost->bytes += shape_bytes(&out[i]);
+    }
+    const double m = (double)s.m, n = (double)s.n, k = (double)s.k, e = (double)s.e;
+    switch (desc->op) {
+    case QN_OP_SCALED_MM:
+        cost->unit = desc->in[QN_SMM_A].format == QN_I8 ? "int8_dot" : "fp32_fma";
+        cost->flops = 2.0 * m * n * k;
+        break;
+    case QN_OP_BLOCK_SCALED_MM:
+    case QN_OP_NVFP4_MM:
+    case QN_OP_MXFP4_MM:
+    case QN_OP_DENSE_MM: cost->flops = 2.0 * m * n * k; break;
+    case QN_OP_GROUPED_BLOCK_SCALED_MM:
+        cost->flops = 2.0 * m * n * k * (desc->attr[QN_ATTR_LAYOUT].i == QN_LAYOUT_MASKED ? e : 1.0);
+        break;
+    case QN_OP_SILU_MUL:
+    case QN_OP_SILU_MUL_QUANT: cost->flops = 8.0 * m * k; break;
+    case QN_OP_ROPE: cost->flops = 3.0 * m * k * e; break;
+    case QN_OP_ATTENTION: cost->flops = 4.0 * m * n * k * e; break;
+    default: cost->flops = 4.0 * m * k; break;
+    }
+    return QN_OK;
+}

@@ -1,0 +1,70 @@
+/* Operators inside the library: what a family of operators provides, and the
+ * check of the data that shapes cannot say.
+ *
+ * A family file (quantize.c, matmul.c, grouped.c, activation.c, attention.c)
+ * knows how the shapes of its operators hang together; desc.c does the rest for
+ * all of them from the table. */
+#ifndef QN_OP_OP_H
+#define QN_OP_OP_H
+
+#include <quern/op.h>
+#include <quern/plan.h>
+
+#include "ref/slots.h"
+
+/* What a descriptor's attributes and sizes ask of every slot. Formats of in[]
+ * are the default ones (what a case string leaves out). */
+typedef struct qn_op_layout {
+    qn_shape in[QN_MAX_IN];
+    qn_shape out[QN_MAX_OUT]; /* absent ones QN_FORMAT_NONE */
+    uint32_t required;        /* bit per input slot that must be there */
+    uint32_t allowed;         /* bit per input slot that may be there */
+} qn_op_layout;
+
+typedef struct qn_op_family {
+    /* Sizes from the shapes in desc->in, which have formats of the table and
+     * non-negative dimensions. QN_E_SHAPE: wrong number of dimensions. */
+    qn_status (*sizes)(const qn_op_desc *desc, qn_sizes *sizes, qn_error *error);
+    /* Shapes from attributes and sizes; reads desc->in only to choose between
+     * alternatives (which optional slots are there, [1] or [M,1]). */
+    void (*layout)(const qn_op_desc *desc, const qn_sizes *sizes, qn_op_layout *layout);
+    /* What attributes and sizes must obey beside that. */
+    qn_status (*rules)(const qn_op_desc *desc, const qn_sizes *sizes, qn_error *error);
+    const char *size_names; /* the letters of qn_sizes it uses, in case string order: "mnk" */
+} qn_op_family;
+
+extern const qn_op_family qn_family_quantize, qn_family_matmul, qn_family_grouped, qn_family_activation, qn_family_rope,
+    qn_family_attention;
+
+/* Family of an operator; NULL when it is none. */
+const qn_op_family *qn_op_get_family(qn_op op);
+
+/* No dimension or size is above this: sums and small multiples of sizes cannot overflow. */
+#define QN_OP_SIZE_LIMIT ((int64_t)1 << 48)
+
+/* 1 when the formats of a slot ("f32|f16|bf16") have this one. */
+int qn_op_slot_takes(const qn_slot_info *slot, qn_format format);
+
+/* First format of a slot. */
+qn_format qn_op_slot_default(const qn_slot_info *slot);
+
+/* A shape as text, "f32[3,4]"; text has room for 128 bytes. Returns text. */
+const char *qn_shape_text(const qn_shape *shape, char *text);
+
+/* Output element format that attribute out asks for. */
+qn_format qn_op_out_format(const qn_op_desc *desc);
+
+/* Element format of codes that attribute type asks for (fnuz: QN_U8). */
+qn_format qn_op_type_format(int32_t type);
+
+/* Check input values that could lead a kernel outside its operands: offsets and
+ * masked_m of grouped_block_scaled_mm. qn_run calls it after its shape checks;
+ * the other operators have nothing to check. QN_E_ARGUMENT. */
+qn_status qn_op_args_check(const qn_op_desc *desc, const qn_args *args, qn_error *error);
+
+static inline int qn_op_has(const qn_op_desc *desc, int32_t slot)
+{
+    return desc->in[slot].format != QN_FORMAT_NONE;
+}
+
+#endif

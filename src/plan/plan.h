@@ -1,0 +1,49 @@
+/* Plans inside the library: the object, the candidate walk and the packed blob's header. */
+#ifndef QN_PLAN_PLAN_H
+#define QN_PLAN_PLAN_H
+
+#include "backend/backend.h"
+
+struct qn_plan {
+    const qn_ctx *ctx;
+    qn_op_desc desc;
+    qn_shape out[QN_MAX_OUT];
+    qn_sizes sizes;
+    qn_plan_options options; /* kernel points into text */
+    const qn_kernel *kernel;
+    uint64_t fingerprint;
+    char text[]; /* copy of options.kernel */
+};
+
+/* One candidate of a walk, in order of preference. */
+typedef struct qn_candidate {
+    const qn_kernel *kernel;  /* NULL: the whole backend, see name */
+    const char *name;
+    const char *refusal;      /* NULL: accepted */
+} qn_candidate;
+
+/* State of the walk: zero it first. */
+typedef struct qn_walk {
+    int32_t backend, isa, row;
+} qn_walk;
+
+/* The next candidate for the descriptor; 0 when there is none left. */
+int qn_walk_next(const qn_ctx *ctx, const qn_op_desc *desc, const qn_plan_options *options, qn_walk *walk,
+                 qn_candidate *candidate);
+
+/* Copy options into *out (defaults when NULL) and check them. */
+qn_status qn_plan_options_get(const qn_plan_options *options, qn_plan_options *out, qn_error *error);
+
+/* First 64 bytes of a packed blob. */
+typedef struct qn_blob_header {
+    uint64_t magic;
+    uint32_t version, layout; /* layout: qn_kernel.pack_layout */
+    uint64_t fingerprint;     /* of operator, attributes, sizes, weight shapes and kernel */
+    uint64_t bytes;           /* of the whole blob */
+    uint64_t reserved[4];
+} qn_blob_header;
+
+#define QN_BLOB_MAGIC UINT64_C(0x314b434150564e51)
+#define QN_BLOB_VERSION 1u
+
+#endif

@@ -1,0 +1,211 @@
+#include "quant/outputs.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "base/map.h"
+
+/* The linear layers of the llama family; those with the same leader are one
+ * matrix in most engines and therefore share their global scales. */
+static const struct {
+    const char *suffix, *leader;
+} linears[] = {
+    {".self_attn.q_proj.weight", ".self_attn.q_proj.weight"}, {".self_attn.k_proj.weight", ".self_attn.q_proj.weight"},
+    {".self_attn.v_proj.weight", ".self_attn.q_proj.weight"}, {".self_attn.o_proj.weight", ".self_attn.o_proj.weight"},
+    {".mlp.gate_proj.weight", ".mlp.gate_proj.weight"},       {".mlp.up_proj.weight", ".mlp.gate_proj.weight"},
+    {".mlp.down_proj.weight", ".mlp.down_proj.weight"},
+};
+
+/* Row of linears[] for a name; -1 when it is none. */
+static int find_linear(const char *name)
+{
+    const size_t length = strlen(name);
+    for (size_t i = 0; i < sizeof linears / sizeof *linears; i++) {
+        const size_t n = strlen(linears[i].suffix);
+        if (length > n && strcmp(name + length - n, linears[i].suffix) == 0) {
+            return (int)i;
+        }
+    }
+    return -1;
+}
+
+int qn_scheme_needs_calibration(const qn_scheme *scheme)
+{
+    return scheme->global_scale && scheme->act_op != QN_OP_NONE;
+}
+
+/* "model.x.weight" and "weight_scale" -> "model.x.weight_scale". */
+static char *part_name(qn_ctx *ctx, const char *weight, const char *suffix)
+{
+    const char *dot = strrchr(weight, '.');
+    const size_t stem = dot ? (size_t)(dot - weight) + 1 : 0, length = strlen(suffix);
+    char *name = qn_alloc(ctx, stem + length + 1);
+    if (name) {
+        memcpy(name, weight, stem);
+        memcpy(name + stem, suffix, length + 1);
+    }
+    return name;
+}
+
+static qn_status add_part(qn_output *output, int part, char *name, const qn_shape *shape, qn_error *error)
+{
+    QN_FAIL_IF(!name, error, QN_E_MEMORY, "out of memory planning tensor %s", output->weight->name);
+    output->names[part] = name;
+    output->shapes[part] = *shape;
+    size_t bytes;
+    QN_TRY(qn_shape_bytes(shape, &bytes, error));
+    output->bytes[part] = bytes;
+    return QN_OK;
+}
+
+static qn_status plan_parts(qn_outputs *outputs, qn_output *o, qn_error *error)
+{
+    qn_ctx *ctx = outputs->ctx;
+    const char *name = o->weight->name;
+    if (!o->linear) {
+        qn_shape shape = o->encoder.data_shape;
+        if (o->weight->ndim == 1) {
+            shape = qn_shape_make(shape.format, 1, o->weight->n, 1, 1, 1);
+        }
+        return add_part(o, QN_PART_DATA, qn_strdup(ctx, name), &shape, error);
+    }
+    const qn_scheme *scheme = outputs->scheme;
+    const qn_shape one = qn_shape_make(QN_F32, 1, 1, 1, 1, 1);
+    QN_TRY(add_part(o, QN_PART_DATA, part_name(ctx, name, scheme->data_suffix), &o->encoder.data_shape, error));
+    if (scheme->scale_suffix) {
+        QN_TRY(add_part(o, QN_PART_SCALE, part_name(ctx, name, scheme->scale_suffix), &o->encoder.scale_shape,
+                        error));
+    }
+    if (scheme->global_scale) {
+        QN_TRY(add_part(o, QN_PART_GLOBAL, part_name(ctx, name, "weight_global_scale"), &one, error));
+    }
+    if (qn_scheme_needs_calibration(scheme)) {
+        QN_TRY(add_part(o, QN_PART_INPUT_GLOBAL, part_name(ctx, name, "input_global_scale"), &one, error));
+    }
+    return QN_OK;
+}
+
+static qn_status plan_output(qn_outputs *outputs, qn_output *o, qn_error *error)
+{
+    const qn_weight *w = o->weight;
+    o->linear = outputs->scheme->layout != QN_LAYOUT_DENSE && w->ndim == 2 && find_linear(w->name) >= 0;
+    const qn_scheme *scheme = o->linear ? outputs->scheme : outputs->kept;
+    const qn_status status =
+        qn_encoder_init(&o->encoder, scheme, w->ndim == 1 ? 1 : w->n, w->ndim == 1 ? w->n : w->k, error);
+    if (status != QN_OK) {
+        return qn_error_prefix(error, status, "tensor %s", w->name);
+    }
+    QN_TRY(plan_parts(outputs, o, error));
+    size_t before = 0, scale = 0;
+    QN_TRY(qn_shape_bytes(&w->data.shape, &before, error));
+    if (w->scale.shape.format != QN_FORMAT_NONE) {
+        QN_TRY(qn_shape_bytes(&w->scale.shape, &scale, error));
+    }
+    o->bytes_before = (uint64_t)before + scale;
+    return QN_OK;
+}
+
+/* Leaders, by name. */
+static qn_status find_leaders(qn_outputs *outputs, qn_error *error)
+{
+    qn_map map = qn_map_make(outputs->ctx);
+    qn_status status = QN_OK;
+    for (int32_t i = 0; i < outputs->count && status == QN_OK; i++) {
+        const char *name = outputs->list[i].weight->name;
+        outputs->list[i].leader = i;
+        if (qn_map_add(&map, name, strlen(name), i) < 0) {
+            status = qn_error_set(error, QN_E_MEMORY, "out of memory planning %d tensors", outputs->count);
+        }
+    }
+    for (int32_t i = 0; i < outputs->count && status == QN_OK; i++) {
+        qn_output *o = &outputs->list[i];
+        const char *name = o->weight->name;
+        const int row = o->linear ? find_linear(name) : -1;
+        if (row < 0) {
+            continue;
+        }
+        char leader[512];
+        const size_t stem = strlen(name) - strlen(linears[row].suffix);
+        if (stem + strlen(linears[row].leader) < sizeof leader) {
+            memcpy(leader, name, stem);
+            strcpy(leader + stem, linears[row].leader);
+            const int32_t found = qn_map_get(&map, leader, strlen(leader));
+            o->leader = found >= 0 && outputs->list[found].linear ? found : i;
+        }
+    }
+    qn_map_free(&map);
+    return status;
+}
+
+/* Fill one file after the other; the tensors of a weight stay together. */
+static qn_status cut_shards(qn_outputs *outputs, uint64_t shard_bytes, qn_error *error)
+{
+    uint64_t used = 0;
+    int32_t items = 0;
+    outputs->shard_count = 1;
+    for (int32_t i = 0; i < outputs->count; i++) {
+        qn_output *o = &outputs->list[i];
+        uint64_t bytes = 0;
+        int32_t parts = 0;
+        for (int p = 0; p < QN_PART_COUNT; p++) {
+            QN_FAIL_IF(qn_add_u64(bytes, o->bytes[p], &bytes), error, QN_E_SHAPE, "tensor %s is too large",
+                       o->weight->name);
+            parts += o->names[p] != NULL;
+        }
+        if (items && (bytes > shard_bytes || used > shard_bytes - bytes)) {
+            outputs->shard_count++;
+            used = 0;
+            items = 0;
+        }
+        o->shard = outputs->shard_count - 1;
+        o->first_item = items;
+        items += parts;
+        used += bytes;
+        QN_FAIL_IF(qn_add_u64(outputs->bytes_after, bytes, &outputs->bytes_after) ||
+                       qn_add_u64(outputs->bytes_before, o->bytes_before, &outputs->bytes_before),
+                   error, QN_E_SHAPE, "the checkpoint is too large");
+        outputs->parameters += o->encoder.n * o->encoder.k;
+    }
+    return QN_OK;
+}
+
+qn_status qn_outputs_plan(qn_ctx *ctx, const qn_checkpoint *checkpoint, const qn_scheme *scheme, uint64_t shard_bytes,
+                          qn_outputs *outputs, qn_error *error)
+{
+    *outputs = (qn_outputs){.ctx = ctx, .scheme = scheme};
+    outputs->kept = scheme->layout == QN_LAYOUT_DENSE ? scheme : qn_scheme_find("bf16");
+    const int32_t count = qn_checkpoint_weight_count(checkpoint);
+    QN_FAIL_IF(count < 1, error, QN_E_FILE, "the checkpoint has no weights");
+    outputs->list = qn_calloc(ctx, (size_t)count, sizeof *outputs->list);
+    QN_FAIL_IF(!outputs->list, error, QN_E_MEMORY, "out of memory planning %d tensors", count);
+    outputs->count = count;
+    qn_status status = QN_OK;
+    for (int32_t i = 0; i < count && status == QN_OK; i++) {
+        outputs->list[i].weight = qn_checkpoint_weight_at(checkpoint, i);
+        status = plan_output(outputs, &outputs->list[i], error);
+    }
+    if (status == QN_OK) {
+        status = find_leaders(outputs, error);
+    }
+    if (status == QN_OK) {
+        status = cut_shards(outputs, shard_bytes, error);
+    }
+    if (status != QN_OK) {
+        qn_outputs_free(outputs);
+    }
+    return status;
+}
+
+void qn_outputs_free(qn_outputs *outputs)
+{
+    for (int32_t i = 0; i < outputs->count; i++) {
+        for (int p = 0; p < QN_PART_COUNT; p++) {
+            qn_free(outputs->ctx, outputs->list[i].names[p]);
+        }
+    }
+    qn_free(outputs->ctx, outputs->list);
+    outputs->list = NULL;
+    outputs->count = 0;
+}

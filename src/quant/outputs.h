@@ -1,0 +1,45 @@
+/* What a quantised folder will hold: one output for each weight of the
+ * checkpoint, with its encoder, its tensors and the file they go to. Made by
+ * quantize.c before anything is written, so that names, sizes and shapes that
+ * cannot be are refused in the first second. */
+#ifndef QN_QUANT_OUTPUTS_H
+#define QN_QUANT_OUTPUTS_H
+
+#include "io/checkpoint.h"
+#include "io/safetensors_writer.h"
+#include "quant/encode.h"
+
+enum { QN_PART_DATA = 0, QN_PART_SCALE, QN_PART_GLOBAL, QN_PART_INPUT_GLOBAL, QN_PART_COUNT };
+
+typedef struct qn_output {
+    const qn_weight *weight;
+    qn_encoder encoder;            /* a one-dimensional weight is one row */
+    int32_t linear;                /* 1: a linear layer, in the scheme; 0: kept in plain floats */
+    int32_t leader;                /* output whose global scales this one shares (engines fuse q, k, v and gate, up) */
+    char *names[QN_PART_COUNT];    /* of its tensors; NULL: has no such tensor */
+    qn_shape shapes[QN_PART_COUNT];
+    uint64_t bytes[QN_PART_COUNT]; /* of its tensors */
+    uint64_t bytes_before;
+    int32_t shard;
+    int32_t first_item;            /* of its shard's items; parts follow in order */
+    float amax, input_amax;        /* over the outputs that share them; set before writing */
+} qn_output;
+
+typedef struct qn_outputs {
+    qn_ctx *ctx;
+    const qn_scheme *scheme, *kept; /* kept: scheme of the weights that stay plain */
+    qn_output *list;
+    int32_t count, shard_count;
+    int64_t parameters;
+    uint64_t bytes_before, bytes_after;
+} qn_outputs;
+
+/* Plan the outputs of a checkpoint. QN_E_SHAPE names the tensor that the scheme cannot hold. QN_E_MEMORY. */
+qn_status qn_outputs_plan(qn_ctx *ctx, const qn_checkpoint *checkpoint, const qn_scheme *scheme, uint64_t shard_bytes,
+                          qn_outputs *outputs, qn_error *error);
+void qn_outputs_free(qn_outputs *outputs);
+
+/* 1 when the scheme stores a scale for the activations, which only a calibration run can give. */
+int qn_scheme_needs_calibration(const qn_scheme *scheme);
+
+#endif

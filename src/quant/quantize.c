@@ -1,0 +1,415 @@
+/* Quantising a checkpoint: plan, encode, write, commit.
+ *
+ * Weights are taken a few rows at a time: decoded, checked, encoded and handed to
+ * the file, so that memory is bounded by one piece of codes and a few rows a
+ * thread. Which thread takes which rows never shows in the output. */
+#include "quant/quantize.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/clock.h"
+#include "base/commit.h"
+#include "base/error.h"
+#include "quant/calibrate.h"
+#include "quant/folder.h"
+
+#define PIECE_BYTES ((size_t)32 << 20) /* codes in memory at a time */
+#define TASK_ROWS 16                   /* rows a task, when no more share a scale */
+#define DEFAULT_SHARD_BYTES 4000000000u
+
+void qn_quantize_options_init(qn_quantize_options *options)
+{
+    *options = (qn_quantize_options){.size = sizeof *options};
+}
+
+qn_quant_tuning qn_quant_default_tuning(void)
+{
+    return (qn_quant_tuning){.search = 1, .importance = 0};
+}
+
+/* ---- Rows of one weight ---- */
+
+typedef struct piece {
+    const qn_output *output;
+    int64_t first, rows, step; /* rows of this piece, rows a task */
+    float *scratch;            /* step * k floats a thread */
+    uint8_t *data, *scales;    /* of the first row; NULL: only look */
+    qn_encode_sums *sums;      /* a task */
+    float *amax;               /* a task */
+    int64_t *bad;              /* a task: index of its first non-finite element, or -1 */
+} piece;
+
+static void decode(const qn_weight *w, int64_t row, float *x)
+{
+    if (w->ndim == 1) {
+        qn_decode(w->data.shape.format, w->data.data, w->n, x, NULL);
+    } else {
+        qn_weight_decode_row(w, row, x);
+    }
+}
+
+static void encode_task(void *user, int64_t index, int32_t thread)
+{
+    const piece *p = user;
+    const qn_encoder *e = &p->output->encoder;
+    const int64_t start = index * p->step, rows = qn_min_i64(p->step, p->rows - start);
+    float *x = p->scratch + (size_t)thread * (size_t)p->step * (size_t)e->k;
+    float amax = 0;
+    p->bad[index] = -1;
+    p->sums[index] = (qn_encode_sums){0, 0};
+    for (int64_t r = 0; r < rows; r++) {
+        decode(p->output->weight, p->first + start + r, x + r * e->k);
+    }
+    for (int64_t i = 0; i < rows * e->k; i++) {
+        const float a = fabsf(x[i]);
+        if (!(a <= 0x1.fffffep127f)) {
+            p->bad[index] = (p->first + start) * e->k + i;
+            return;
+        }
+        amax = a > amax ? a : amax;
+    }
+    p->amax[index] = amax;
+    if (p->data) {
+        uint8_t *scales = p->scales ? p->scales + (size_t)(start / e->tile_n) * e->scale_row_bytes : NULL;
+        qn_encode_rows(e, x, rows, p->data + (size_t)start * e->row_bytes, scales, &p->sums[index]);
+    }
+}
+
+/* Buffers for the pieces of one weight. */
+typedef struct work {
+    qn_ctx *ctx;
+    piece p;
+    int64_t piece_rows;
+    uint8_t *scales; /* of the whole weight */
+    size_t scale_bytes;
+} work;
+
+static void work_free(work *w)
+{
+    qn_free(w->ctx, w->p.scratch);
+    qn_free(w->ctx, w->p.data);
+    qn_free(w->ctx, w->p.sums);
+    qn_free(w->ctx, w->p.amax);
+    qn_free(w->ctx, w->p.bad);
+    qn_free(w->ctx, w->scales);
+}
+
+static qn_status work_init(work *w, qn_ctx *ctx, const qn_output *o, const qn_exec *exec, int encode, qn_error *error)
+{
+    const qn_encoder *e = &o->encoder;
+    *w = (work){.ctx = ctx, .p = {.output = o}};
+    w->p.step = e->unit > TASK_ROWS ? e->unit : TASK_ROWS / e->unit * e->unit;
+    w->p.step = qn_min_i64(w->p.step, qn_max_i64(e->n, 1));
+    const size_t row_bytes = e->row_bytes ? e->row_bytes : 1;
+    w->piece_rows = qn_max_i64((int64_t)(PIECE_BYTES / row_bytes) / w->p.step, 1) * w->p.step;
+    w->piece_rows = qn_min_i64(w->piece_rows, qn_max_i64(e->n, 1));
+    const size_t tasks = (size_t)qn_ceil_div(w->piece_rows, w->p.step);
+    const size_t threads = (size_t)qn_exec_threads(exec);
+    size_t scratch, data;
+    int failed = qn_mul_size((size_t)w->p.step, (size_t)e->k, &scratch) ||
+                 qn_mul_size(scratch, threads * sizeof(float), &scratch) ||
+                 qn_mul_size((size_t)w->piece_rows, e->row_bytes, &data);
+    if (!failed) {
+        w->scale_bytes = (size_t)qn_ceil_div(e->n, e->tile_n) * e->scale_row_bytes;
+        w->p.scratch = qn_alloc(ctx, scratch);
+        w->p.sums = qn_calloc(ctx, tasks, sizeof *w->p.sums);
+        w->p.amax = qn_calloc(ctx, tasks, sizeof *w->p.amax);
+        w->p.bad = qn_calloc(ctx, tasks, sizeof *w->p.bad);
+        w->p.data = encode ? qn_alloc(ctx, data) : NULL;
+        w->scales = encode && w->scale_bytes ? qn_alloc(ctx, w->scale_bytes) : NULL;
+        failed = !w->p.scratch || !w->p.sums || !w->p.amax || !w->p.bad || (encode && !w->p.data) ||
+                 (encode && w->scale_bytes && !w->scales);
+    }
+    if (failed) {
+        work_free(w);
+        QN_FAIL(error, QN_E_MEMORY, "out of memory quantising tensor %s", o->weight->name);
+    }
+    return QN_OK;
+}
+
+/* Run the piece that starts at row `first`; its figures are added in task order. */
+static qn_status work_piece(work *w, int64_t first, const qn_exec *exec, qn_encode_sums *sums, float *amax,
+                            qn_error *error)
+{
+    const qn_encoder *e = &w->p.output->encoder;
+    w->p.first = first;
+    w->p.rows = qn_min_i64(w->piece_rows, e->n - first);
+    w->p.scales = w->scales ? w->scales + (size_t)(first / e->tile_n) * e->scale_row_bytes : NULL;
+    const int64_t tasks = qn_ceil_div(w->p.rows, w->p.step);
+    qn_parallel_for(exec, tasks, encode_task, &w->p);
+    for (int64_t i = 0; i < tasks; i++) {
+        QN_FAIL_IF(w->p.bad[i] >= 0, error, QN_E_FILE,
+                   "tensor %s: element [%lld, %lld] is not finite; quantising it would spoil the model",
+                   w->p.output->weight->name, (long long)(w->p.bad[i] / e->k), (long long)(w->p.bad[i] % e->k));
+        sums->error += w->p.sums[i].error;
+        sums->weight += w->p.sums[i].weight;
+        *amax = w->p.amax[i] > *amax ? w->p.amax[i] : *amax;
+    }
+    return QN_OK;
+}
+
+/* ---- Global scales ---- */
+
+/* Absolute maxima of the linear weights, shared with their leaders. */
+static qn_status find_amax(qn_ctx *ctx, qn_outputs *outputs, const qn_exec *exec, qn_error *error)
+{
+    if (!outputs->scheme->global_scale) {
+        return QN_OK;
+    }
+    for (int32_t i = 0; i < outputs->count; i++) {
+        qn_output *o = &outputs->list[i];
+        if (!o->linear) {
+            continue;
+        }
+        work w;
+        QN_TRY(work_init(&w, ctx, o, exec, 0, error));
+        qn_encode_sums sums = {0, 0};
+        qn_status status = QN_OK;
+        for (int64_t r = 0; r < o->encoder.n && status == QN_OK; r += w.piece_rows) {
+            status = work_piece(&w, r, exec, &sums, &o->amax, error);
+        }
+        work_free(&w);
+        QN_TRY(status);
+        qn_output *leader = &outputs->list[o->leader];
+        leader->amax = o->amax > leader->amax ? o->amax : leader->amax;
+    }
+    for (int32_t i = 0; i < outputs->count; i++) {
+        qn_output *o = &outputs->list[i];
+        if (o->linear) {
+            o->amax = outputs->list[o->leader].amax;
+            o->encoder.global_scale = qn_encode_global_scale(&o->encoder, o->amax);
+        }
+    }
+    return QN_OK;
+}
+
+/* The same for their inputs, as calibration saw them. */
+static void share_input_amax(qn_outputs *outputs, const qn_calibration *calibration)
+{
+    for (int32_t i = 0; i < outputs->count; i++) {
+        qn_output *leader = &outputs->list[outputs->list[i].leader];
+        const float amax = calibration->list[i].amax;
+        leader->input_amax = amax > leader->input_amax ? amax : leader->input_amax;
+    }
+    for (int32_t i = 0; i < outputs->count; i++) {
+        outputs->list[i].input_amax = outputs->list[outputs->list[i].leader].input_amax;
+    }
+}
+
+/* ---- Writing ---- */
+
+typedef struct run {
+    qn_ctx *ctx;
+    const qn_quantize_options *options;
+    const qn_quant_tuning *tuning;
+    qn_outputs outputs;
+    qn_calibration calibration;
+    const char *folder;
+    int32_t done;
+} run;
+
+static qn_status put_output(run *r, qn_output *o, qn_safetensors_writer *writer, double *rms, qn_error *error)
+{
+    const qn_encoder *e = &o->encoder;
+    work w;
+    QN_TRY(work_init(&w, r->ctx, o, &r->options->exec, 1, error));
+    qn_encode_sums sums = {0, 0};
+    float amax = 0;
+    qn_status status = QN_OK;
+    for (int64_t row = 0; row < e->n && status == QN_OK; row += w.piece_rows) {
+        status = work_piece(&w, row, &r->options->exec, &sums, &amax, error);
+        if (status == QN_OK) {
+            status = qn_safetensors_writer_put(writer, o->first_item, w.p.data, (size_t)w.p.rows * e->row_bytes, error);
+        }
+    }
+    if (status == QN_OK && !isfinite(sums.error)) {
+        status = qn_error_set(error, QN_E_FILE, "tensor %s holds %g, which %s cannot; choose bf16 or f32",
+                              o->weight->name, (double)amax, e->element->info.name);
+    }
+    int32_t item = o->first_item + 1;
+    if (status == QN_OK && o->names[QN_PART_SCALE]) {
+        status = qn_safetensors_writer_put(writer, item++, w.scales, w.scale_bytes, error);
+    }
+    if (status == QN_OK && o->names[QN_PART_GLOBAL]) {
+        status = qn_safetensors_writer_put(writer, item++, &e->global_scale, sizeof(float), error);
+    }
+    if (status == QN_OK && o->names[QN_PART_INPUT_GLOBAL]) {
+        const float scale = qn_encode_global_scale(e, o->input_amax);
+        status = qn_safetensors_writer_put(writer, item, &scale, sizeof scale, error);
+    }
+    work_free(&w);
+    *rms = sums.weight > 0 ? sqrt(sums.error / sums.weight) : 0;
+    return status;
+}
+
+/* Name of how a weight is stored. */
+static const char *stored_as(const qn_weight *w)
+{
+    if (w->scheme != qn_scheme_dense() && w->scheme->scales != QN_SCALES_NONE) {
+        return w->scheme->name;
+    }
+    const qn_format_info *info = qn_format_get_info(w->data.shape.format);
+    return info ? info->name : "?";
+}
+
+static qn_status report(run *r, const qn_output *o, double rms, qn_error *error)
+{
+    r->done++;
+    if (!r->options->progress) {
+        return QN_OK;
+    }
+    const qn_weight *w = o->weight;
+    qn_quantize_progress progress = {.index = r->done,
+                                     .total = r->outputs.count,
+                                     .name = w->name,
+                                     .shape = qn_shape_make(w->data.shape.format, w->ndim, w->n, w->k, 1, 1),
+                                     .from = stored_as(w),
+                                     .to = o->encoder.element->info.name,
+                                     .bytes_before = o->bytes_before,
+                                     .rms_error = rms};
+    for (int p = 0; p < QN_PART_COUNT; p++) {
+        progress.bytes_after += o->bytes[p];
+    }
+    QN_FAIL_IF(r->options->progress(r->options->progress_user, &progress) != 0, error, QN_E_CANCELLED,
+               "cancelled after %d of %d tensors; nothing was written", r->done, r->outputs.count);
+    return QN_OK;
+}
+
+/* Outputs [first, last) are those of one shard. */
+static qn_status write_shard(run *r, int32_t first, int32_t last, qn_error *error)
+{
+    static const char *const metadata[] = {"format", "pt"};
+    char name[64];
+    qn_folder_shard_name(&r->outputs, r->outputs.list[first].shard, name, sizeof name);
+    qn_safetensors_writer *writer = NULL;
+    int32_t items = 0;
+    char *path = qn_folder_path(r->ctx, r->folder, name);
+    qn_safetensors_item *list = qn_calloc(r->ctx, (size_t)(last - first) * QN_PART_COUNT, sizeof *list);
+    qn_status status = path && list ? QN_OK : qn_error_set(error, QN_E_MEMORY, "out of memory writing %s", name);
+    for (int32_t i = first; i < last && status == QN_OK; i++) {
+        const qn_output *o = &r->outputs.list[i];
+        for (int p = 0; p < QN_PART_COUNT; p++) {
+            if (o->names[p]) {
+                list[items++] = (qn_safetensors_item){o->names[p], o->shapes[p]};
+            }
+        }
+    }
+    if (status == QN_OK) {
+        status = qn_safetensors_writer_create(r->ctx, path, list, items, metadata, 1, 1, &writer, error);
+    }
+    for (int32_t i = first; i < last && status == QN_OK; i++) {
+        double rms = 0;
+        status = put_output(r, &r->outputs.list[i], writer, &rms, error);
+        if (status == QN_OK) {
+            status = report(r, &r->outputs.list[i], rms, error);
+        }
+    }
+    if (status == QN_OK) {
+        status = qn_safetensors_writer_finish(writer, error);
+    }
+    qn_safetensors_writer_destroy(writer);
+    qn_free(r->ctx, list);
+    qn_free(r->ctx, path);
+    return status;
+}
+
+static qn_status write_shards(run *r, qn_error *error)
+{
+    for (int32_t first = 0; first < r->outputs.count;) {
+        int32_t last = first + 1;
+        while (last < r->outputs.count && r->outputs.list[last].shard == r->outputs.list[first].shard) {
+            last++;
+        }
+        QN_TRY(write_shard(r, first, last, error));
+        first = last;
+    }
+    return QN_OK;
+}
+
+/* Everything between the opened checkpoint and the finished folder. */
+static qn_status write_folder(run *r, const char *input, const qn_checkpoint *checkpoint, qn_error *error)
+{
+    uint64_t need;
+    QN_FAIL_IF(qn_add_u64(r->outputs.bytes_after, ((uint64_t)r->outputs.count << 9) + (1u << 20), &need), error,
+               QN_E_SHAPE, "the output is too large");
+    QN_TRY(qn_folder_check_space(r->folder, need, error));
+    QN_TRY(qn_folder_write_tokenizer(r->ctx, input, checkpoint, r->folder, error));
+    QN_TRY(find_amax(r->ctx, &r->outputs, &r->options->exec, error));
+    if (qn_scheme_needs_calibration(r->outputs.scheme) || r->tuning->importance) {
+        QN_TRY(qn_calibration_run(r->ctx, input, &r->outputs, &r->options->exec, r->tuning->importance,
+                                  &r->calibration, error));
+        share_input_amax(&r->outputs, &r->calibration);
+    }
+    QN_TRY(write_shards(r, error));
+    return qn_folder_write_config(checkpoint, &r->outputs, r->folder, error);
+}
+
+static qn_status check_arguments(const qn_ctx *ctx, const char *input, const char *output,
+                                 const qn_quantize_options *options, const qn_scheme **scheme, qn_error *error)
+{
+    QN_FAIL_IF(!ctx || !input || !output || !options, error, QN_E_ARGUMENT,
+               "qn_quantize: ctx, input, output and options must not be NULL");
+    QN_FAIL_IF(options->size != sizeof *options, error, QN_E_ARGUMENT,
+               "qn_quantize: options.size is %zu, this library expects %zu", options->size, sizeof *options);
+    *scheme = options->scheme ? qn_scheme_find(options->scheme) : NULL;
+    QN_FAIL_IF(!*scheme, error, QN_E_ARGUMENT, "'%s' is no scheme of weights",
+               options->scheme ? options->scheme : "(null)");
+    return QN_OK;
+}
+
+qn_status qn_quantize_with(qn_ctx *ctx, const char *input, const char *output, const qn_quantize_options *options,
+                           const qn_quant_tuning *tuning, qn_quantize_result *result, qn_error *error)
+{
+    const uint64_t start = qn_clock_ns();
+    const qn_scheme *scheme = NULL;
+    if (result) {
+        *result = (qn_quantize_result){0};
+    }
+    QN_TRY(check_arguments(ctx, input, output, options, &scheme, error));
+    QN_TRY(qn_folder_check_paths(input, output, error));
+    run r = {.ctx = ctx, .options = options, .tuning = tuning};
+    qn_checkpoint *checkpoint = NULL;
+    qn_commit *commit = NULL;
+    qn_status status = qn_checkpoint_open(ctx, input, &checkpoint, error);
+    if (status == QN_OK) {
+        status = qn_outputs_plan(ctx, checkpoint, scheme, options->shard_bytes ? options->shard_bytes
+                                                                               : DEFAULT_SHARD_BYTES,
+                                 &r.outputs, error);
+    }
+    for (int32_t i = 0; status == QN_OK && i < r.outputs.count; i++) {
+        r.outputs.list[i].encoder.search = tuning->search;
+    }
+    if (status == QN_OK) {
+        status = qn_commit_begin(ctx, output, 1, options->force, &commit, error);
+    }
+    if (status == QN_OK) {
+        r.folder = qn_commit_path(commit);
+        status = write_folder(&r, input, checkpoint, error);
+    }
+    if (status == QN_OK) {
+        status = qn_commit_finish(commit, error);
+    }
+    if (status == QN_OK && result) {
+        *result = (qn_quantize_result){.tensors = r.outputs.count,
+                                       .parameters = r.outputs.parameters,
+                                       .bytes_before = r.outputs.bytes_before,
+                                       .bytes_after = r.outputs.bytes_after,
+                                       .seconds = (double)(qn_clock_ns() - start) * 1e-9};
+        result->bits_per_weight =
+            result->parameters ? (double)result->bytes_after * 8 / (double)result->parameters : 0;
+    }
+    qn_commit_destroy(commit);
+    qn_calibration_free(&r.calibration);
+    qn_outputs_free(&r.outputs);
+    qn_checkpoint_close(checkpoint);
+    return status;
+}
+
+qn_status qn_quantize(qn_ctx *ctx, const char *input, const char *output, const qn_quantize_options *options,
+                      qn_quantize_result *result, qn_error *error)
+{
+    const qn_quant_tuning tuning = qn_quant_default_tuning();
+    return qn_quantize_with(ctx, input, output, options, &tuning, result, error);
+}

@@ -1,0 +1,51 @@
+/* attention: o[t,h] = sum over visible keys s of softmax(scale * q[t,h].k[s,h']) v[s,h'],
+ * h' = h / (Hq / Hkv), all in double, one rounding to f32. Causal: query t of T
+ * sees keys 0 .. S - T + t. A query that sees no key gives zeros. */
+#include <math.h>
+
+#include "ref/ref_common.h"
+
+void qn_ref_attention(const qn_op_desc *desc, const qn_args *args, void *scratch)
+{
+    const qn_view *q = &args->in[QN_ATT_Q], *k = &args->in[QN_ATT_K], *v = &args->in[QN_ATT_V];
+    const int64_t queries = q->shape.dims[0], heads = q->shape.dims[1], size = q->shape.dims[2];
+    const int64_t keys = k->shape.dims[0], shared = k->shape.dims[1] > 0 ? heads / k->shape.dims[1] : 1;
+    double scale = (double)desc->attr[QN_ATTR_SCALE].f;
+    if (scale == 0.0) {
+        scale = 1.0 / sqrt((double)size);
+    }
+    double *scores = scratch, *sum = scores + keys;
+    float *query = (float *)(sum + size), *row = query + size;
+    for (int64_t t = 0; t < queries && size > 0; t++) {
+        int64_t seen = desc->attr[QN_ATTR_CAUSAL].i ? keys - queries + t + 1 : keys;
+        seen = seen < 0 ? 0 : seen;
+        for (int64_t h = 0; h < heads; h++) {
+            ref_decode(q->shape.format, ref_row3(q, t, h), size, query);
+            double most = -INFINITY, total = 0.0;
+            for (int64_t s = 0; s < seen; s++) {
+                ref_decode(k->shape.format, ref_row3(k, s, h / shared), size, row);
+                double dot = 0.0;
+                for (int64_t i = 0; i < size; i++) {
+                    dot += (double)query[i] * (double)row[i];
+                }
+                scores[s] = dot * scale;
+                most = scores[s] > most ? scores[s] : most;
+            }
+            for (int64_t i = 0; i < size; i++) {
+                sum[i] = 0.0;
+            }
+            for (int64_t s = 0; s < seen; s++) {
+                const double p = exp(scores[s] - most);
+                total += p;
+                ref_decode(v->shape.format, ref_row3(v, s, h / shared), size, row);
+                for (int64_t i = 0; i < size; i++) {
+                    sum[i] += p * (double)row[i];
+                }
+            }
+            char *out = ref_out_row3(&args->out[QN_ATT_OUT_O], t, h);
+            for (int64_t i = 0; i < size; i++) {
+                ref_put_f32(out, i, seen > 0 ? (float)(sum[i] / total) : 0.0f);
+            }
+        }
+    }
+}

@@ -1,0 +1,17 @@
+#!/bin/sh
+# Make first corpora of small valid files: seeds.sh FOLDER gives FOLDER/{safetensors,config}.
+# (A GGUF seed is any small real file cut behind its header; the fuzzer also finds its own way.)
+set -eu
+out=${1:?usage: seeds.sh FOLDER}
+mkdir -p "$out/safetensors" "$out/config" "$out/gguf"
+header='{"__metadata__":{"k":"v"},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[3],"data_offsets":[4,7]}}'
+length=$(printf %s "$header" | wc -c)
+{ printf "\\$(printf %o "$length")\\0\\0\\0\\0\\0\\0\\0"; printf '%sabcdefg' "$header"; } > "$out/safetensors/two"
+base='"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_size":32,"num_hidden_layers":1,"num_attention_heads":2,"num_key_value_heads":1,"head_dim":16,"intermediate_size":64,"vocab_size":10'
+weights='"num_bits":8,"type":"float","symmetric":true,"strategy":"channel","dynamic":false'
+inputs='"num_bits":8,"type":"float","symmetric":true,"strategy":"token","dynamic":true'
+printf '{%s}' "$base" > "$out/config/plain"
+printf '{%s,"quantization_config":{"quant_method":"fp8","fmt":"e4m3","activation_scheme":"dynamic","weight_block_size":[128,128],"modules_to_not_convert":["lm_head"]}}' "$base" > "$out/config/fp8-block"
+printf '{%s,"quantization_config":{"quant_method":"compressed-tensors","format":"float-quantized","quantization_status":"compressed","config_groups":{"group_0":{"targets":["Linear"],"weights":{%s},"input_activations":{%s}}},"ignore":["lm_head","re:.*q_proj"]}}' "$base" "$weights" "$inputs" > "$out/config/fp8"
+printf '{"metadata":{"total_size":8},"weight_map":{"a.weight":"model-00001-of-00001.safetensors"}}' > "$out/config/index"
+printf 'GGUF\003\0\0\0\0\0\0\0\0\0\0\0\001\0\0\0\0\0\0\0\024\0\0\0\0\0\0\0general.architecture\010\0\0\0\005\0\0\0\0\0\0\0llama' > "$out/gguf/small"

@@ -1,0 +1,669 @@
+/* Folders as checkpoints: every scheme's layout, shards, spoilt config.json,
+ * quantization_config and index files, missing and wrong tensors, verify. */
+#include <math.h>
+
+#include "io_cases.h"
+
+#include "format/format.h"
+#include "io/checkpoint.h"
+#include "io/quant_config.h"
+#include "io/safetensors_writer.h"
+
+static qn_ctx *ctx;
+static char *folder;
+
+static int setup(void **state)
+{
+    (void)state;
+    ctx = new_context();
+    folder = make_folder();
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    remove_folder(folder);
+    qn_ctx_destroy(ctx);
+    return 0;
+}
+
+static void write_config(int key, const char *value, const char *quant)
+{
+    qn_buffer text = qn_buffer_make(ctx);
+    make_config(&text, key, value, quant);
+    write_text(folder, "config.json", text.data);
+    qn_buffer_free(&text);
+}
+
+/* Tensors of the small model in a scheme; one of them may be changed by `spoil`. */
+typedef struct part {
+    char name[160];
+    qn_shape shape;
+    unsigned char fill; /* every byte, or for F32: 1 where 0, else the value */
+    float value;
+} part;
+
+static part parts[80];
+static int part_count;
+
+static part *add_part(const char *module, const char *suffix, qn_shape shape, unsigned char fill, float value)
+{
+    part *p = &parts[part_count++];
+    snprintf(p->name, sizeof p->name, "%s.%s", module, suffix);
+    p->shape = shape;
+    p->fill = fill;
+    p->value = value;
+    return p;
+}
+
+static void make_parts(const qn_scheme *s)
+{
+    part_count = 0;
+    for (int i = 0; i < TINY_WEIGHTS; i++) {
+        char module[100];
+        const int n = tiny_weights[i].n, k = tiny_weights[i].k;
+        snprintf(module, sizeof module, "%.*s", (int)(strlen(tiny_weights[i].hf) - 7), tiny_weights[i].hf);
+        const int linear = strstr(module, "_proj") != NULL;
+        if (!linear || s->scales == QN_SCALES_NONE) {
+            add_part(module, "weight", qn_shape_make(s->layout ? QN_F32 : s->weight, k ? 2 : 1, n, k, 1, 1), 0, 1.0f);
+            continue;
+        }
+        const int packed = s->weight == QN_F4_E2M1;
+        add_part(module, s->data_suffix, qn_shape_make(packed ? QN_U8 : s->weight, 2, n, packed ? k / 2 : k, 1, 1),
+                 packed               ? 0x42
+                 : s->weight == QN_I8 ? 3
+                                      : 0x38,
+                 0); /* 1 then 2; 3; 1 */
+        const int columns = s->scales == QN_SCALES_CHANNEL ? 1 : (k + s->block_k - 1) / s->block_k;
+        const int rows = s->scales == QN_SCALES_BLOCK ? (n + s->block_n - 1) / s->block_n : n;
+        const qn_format f = s->scale_format == QN_E8M0 ? QN_U8 : s->scale_format;
+        add_part(module, s->scale_suffix, qn_shape_make(f, 2, rows, columns, 1, 1), f == QN_U8 ? 128 : 0x40, 2.0f);
+        if (s->global_scale) {
+            add_part(module, "weight_global_scale", qn_shape_make(QN_F32, 1, 1, 1, 1, 1), 0, 4.0f);
+        }
+        if (s->act_op == QN_OP_QUANTIZE_NVFP4) {
+            add_part(module, "input_global_scale", qn_shape_make(QN_F32, 1, 1, 1, 1, 1), 0, 8.0f);
+        }
+    }
+}
+
+static part *find_part(const char *name)
+{
+    for (int i = 0; i < part_count; i++) {
+        if (strcmp(parts[i].name, name) == 0) {
+            return &parts[i];
+        }
+    }
+    fail_msg("no part %s", name);
+    return NULL;
+}
+
+static void drop_part(part *p)
+{
+    *p = parts[--part_count];
+}
+
+/* Write parts [first, last) to a file of the folder. */
+static void write_parts(const char *name, int first, int last)
+{
+    qn_safetensors_item items[80];
+    char path[400];
+    static unsigned char data[16384];
+    for (int i = first; i < last; i++) {
+        items[i - first] = (qn_safetensors_item){parts[i].name, parts[i].shape};
+    }
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    qn_safetensors_writer *w = NULL;
+    qn_error error = {0};
+    assert_int_equal(qn_safetensors_writer_create(ctx, path, items, last - first, NULL, 0, 1, &w, &error), QN_OK);
+    for (int i = first; i < last; i++) {
+        const part *p = &parts[i];
+        size_t size = 0;
+        assert_int_equal(qn_shape_bytes(&p->shape, &size, NULL), QN_OK);
+        assert_true(size <= sizeof data);
+        memset(data, p->fill, sizeof data);
+        if (p->value != 0 && qn_format_get_row(p->shape.format)->info.max > 6 &&
+            qn_format_get_row(p->shape.format)->info.block_bytes > 1) {
+            float values[4096];
+            const int64_t n = qn_shape_elements(&p->shape);
+            for (int64_t j = 0; j < n; j++) {
+                values[j] = p->value;
+            }
+            qn_format_get_row(p->shape.format)->encode(values, n, data);
+        }
+        assert_int_equal(qn_safetensors_writer_put(w, i - first, data, size, &error), QN_OK);
+    }
+    assert_int_equal(qn_safetensors_writer_finish(w, &error), QN_OK);
+    qn_safetensors_writer_destroy(w);
+}
+
+static char *quant_text(const qn_scheme *s)
+{
+    static const char *const ignore[] = {"lm_head"};
+    qn_status status;
+    json_t *object = qn_quant_config_make(s, ignore, 1, &status);
+    assert_int_equal(status, QN_OK);
+    char *text = object ? json_dumps(object, 0) : NULL;
+    json_decref(object);
+    return text;
+}
+
+static qn_status open_folder(qn_checkpoint **c, qn_error *error)
+{
+    memset(error, 0, sizeof *error);
+    return qn_checkpoint_open(ctx, folder, c, error);
+}
+
+static void make_model(const qn_scheme *s)
+{
+    char *quant = quant_text(s);
+    write_config(-1, NULL, quant);
+    free(quant);
+    make_parts(s);
+    write_parts("model.safetensors", 0, part_count);
+}
+
+static void test_schemes(void **state)
+{
+    (void)state;
+    const qn_scheme *s;
+    for (int32_t i = 0; (s = qn_scheme_get(i)) != NULL; i++) {
+        make_model(s);
+        qn_checkpoint *c = NULL;
+        qn_error error;
+        if (open_folder(&c, &error) != QN_OK) {
+            fail_msg("%s: %s", s->name, error.text);
+        }
+        qn_model_info info;
+        qn_checkpoint_get_info(c, &info);
+        assert_string_equal(info.scheme, s->name);
+        assert_string_equal(info.container, "safetensors");
+        assert_int_equal(info.tied_embeddings, 1);
+        assert_null(json_object_get(qn_checkpoint_config(c), "quantization_config"));
+        const qn_weight *w = qn_checkpoint_find(c, "model.layers.0.mlp.down_proj.weight");
+        assert_non_null(w);
+        assert_int_equal(w->n, TINY_HIDDEN);
+        assert_int_equal(w->k, TINY_INNER);
+        float row[TINY_INNER], want[2] = {1.0f, 1.0f};
+        qn_weight_decode_row(w, 31, row);
+        if (s->weight == QN_I8) {
+            want[0] = want[1] = 6.0f; /* 3 * 2 */
+        } else if (s->weight == QN_F8_E4M3) {
+            want[0] = want[1] = 2.0f; /* 1 * 2 */
+        } else if (s->weight == QN_F4_E2M1) {
+            want[0] = s->global_scale ? 0.5f : 2.0f; /* 1 * 2, then / 4 */
+            want[1] = 2 * want[0];
+        }
+        assert_true(row[0] == want[0] && row[1] == want[1] && row[63] == want[1]);
+        assert_true(w->input_global_scale == (s->act_op == QN_OP_QUANTIZE_NVFP4 ? 8.0f : 0.0f));
+        int64_t errors = -1;
+        assert_int_equal(qn_checkpoint_verify(c, NULL, NULL, NULL, &errors, &error), QN_OK);
+        assert_int_equal(errors, 0);
+        qn_checkpoint_close(c);
+    }
+}
+
+static void test_half_scales(void **state)
+{
+    (void)state;
+    make_model(qn_scheme_find("fp8"));
+    find_part("model.layers.0.mlp.up_proj.weight_scale")->shape.format = QN_BF16;
+    find_part("model.layers.0.mlp.gate_proj.weight_scale")->shape.format = QN_F16;
+    write_parts("model.safetensors", 0, part_count);
+    qn_checkpoint *c = NULL;
+    qn_error error;
+    if (open_folder(&c, &error) != QN_OK) {
+        fail_msg("%s", error.text);
+    }
+    const char *const names[] = {"model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.gate_proj.weight"};
+    for (int i = 0; i < 2; i++) {
+        const qn_weight *w = qn_checkpoint_find(c, names[i]);
+        float row[TINY_HIDDEN];
+        assert_int_equal(w->scale.shape.format, QN_F32);
+        qn_weight_decode_row(w, 0, row);
+        assert_true(row[0] == 2.0f);
+    }
+    qn_checkpoint_close(c);
+}
+
+/* A tensor of a quantised folder changed in each way: refused, and named. */
+static void test_wrong_tensors(void **state)
+{
+    (void)state;
+    static const char module[] = "model.layers.0.self_attn.k_proj";
+    const qn_scheme *s;
+    int cases = 0;
+    for (int32_t i = 0; (s = qn_scheme_get(i)) != NULL; i++) {
+        make_model(s);
+        const int total = part_count;
+        for (int p = 0; p < total; p++) {
+            for (int how = 0; how < 6; how++) {
+                make_parts(s);
+                if (strncmp(parts[p].name, module, strlen(module)) != 0 ||
+                    (how == 4 && strstr(parts[p].name, "global"))) { /* one number of any rank is one number */
+                    continue;
+                }
+                char name[100];
+                snprintf(name, sizeof name, "%s", parts[p].name);
+                qn_shape *shape = &parts[p].shape;
+                switch (how) {
+                case 0: drop_part(&parts[p]); break;
+                case 1: shape->format = shape->format == QN_I16 ? QN_I32 : QN_I16; break;
+                case 2: shape->dims[0] += 1; break;
+                case 3: shape->dims[shape->ndim - 1] = 0; break;
+                case 4: shape->ndim = 3; break;
+                default: snprintf(parts[p].name + strlen(parts[p].name), 3, "x"); break;
+                }
+                write_parts("model.safetensors", 0, part_count);
+                qn_checkpoint *c = NULL;
+                qn_error error;
+                const qn_status status = open_folder(&c, &error);
+                if (!is_file_error(status) || !strstr(error.text, module)) {
+                    fail_msg("%s, %s, way %d: %s (%s)", s->name, name, how, qn_status_name(status), error.text);
+                }
+                check_sentence(name, &error);
+                cases++;
+            }
+        }
+    }
+    print_message("%d wrong tensors\n", cases);
+    assert_true(cases >= 100);
+}
+
+/* Tensors that say that there is more to the weights than the configuration tells. */
+static void test_foreign_tensors(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *scheme, *suffix;
+    } extras[] = {{"f32", "weight_scale"},
+                  {"f32", "weight_packed"},
+                  {"f32", "qweight"},
+                  {"fp8", "weight_scale_inv"},
+                  {"fp8", "input_scale"},
+                  {"fp8", "weight_global_scale"},
+                  {"int8", "weight_packed"},
+                  {"int8", "weight_zero_point"},
+                  {"nvfp4", "weight_scale_2"},
+                  {"nvfp4", "weight"},
+                  {"fp8-block", "weight_scale"},
+                  {"mxfp4", "weight_g_idx"},
+                  {"bf16", "bias"},
+                  {"f32", "weight_scale_inv"},
+                  {"bf16", "scales"}};
+    for (size_t i = 0; i < sizeof extras / sizeof *extras; i++) {
+        make_model(qn_scheme_find(extras[i].scheme));
+        add_part("model.layers.0.self_attn.k_proj", extras[i].suffix, qn_shape_make(QN_F32, 1, 16, 1, 1, 1), 0, 1.0f);
+        write_parts("model.safetensors", 0, part_count);
+        qn_checkpoint *c = NULL;
+        qn_error error;
+        const qn_status status = open_folder(&c, &error);
+        if (!is_file_error(status) || !strstr(error.text, "self_attn.k_proj")) {
+            fail_msg("%s with %s: %s (%s)", extras[i].scheme, extras[i].suffix, qn_status_name(status), error.text);
+        }
+    }
+}
+
+/* config.json: each member with each value. */
+static void test_config(void **state)
+{
+    (void)state;
+    make_model(qn_scheme_find("f32"));
+    int refused = 0, accepted = 0;
+    for (int key = 0; key < TINY_CONFIG_KEYS; key++) {
+        for (int v = 0; v < JSON_VALUES; v++) {
+            const char *name = tiny_config_keys[key][0], *value = json_values[v] ? json_values[v] : "missing";
+            write_config(key, json_values[v], NULL);
+            qn_checkpoint *c = NULL;
+            qn_error error;
+            const qn_status status = open_folder(&c, &error);
+            if (status == QN_OK) {
+                /* optional members may be absent; ids, theta and the context length may be other numbers */
+                const int optional = strstr("max_position_embeddings rms_norm_eps rope_theta rope_scaling "
+                                            "tie_word_embeddings hidden_act attention_bias bos_token_id eos_token_id "
+                                            "quantization_config head_dim architectures model_type",
+                                            name) != NULL;
+                const int number = strcmp(name, "rope_theta") == 0 || strcmp(name, "rms_norm_eps") == 0 ||
+                                   strstr(name, "_token_id") || strcmp(name, "max_position_embeddings") == 0 ||
+                                   strcmp(name, "rope_scaling") == 0 || strcmp(name, "attention_bias") == 0 ||
+                                   strcmp(name, "tie_word_embeddings") == 0;
+                const int absent = strcmp(value, "missing") == 0 || strcmp(value, "null") == 0;
+                if (!(absent && optional) && !number) {
+                    fail_msg("%s = %s was accepted", name, value);
+                }
+                if (strcmp(value, "twice") == 0 || strcmp(value, "overlong") == 0 || strcmp(value, "\"x\"") == 0) {
+                    fail_msg("%s = %s was accepted", name, value);
+                }
+                accepted++;
+                qn_checkpoint_close(c);
+            } else {
+                if (!is_file_error(status)) {
+                    fail_msg("%s = %s: %s (%s)", name, value, qn_status_name(status), error.text);
+                }
+                check_sentence(name, &error);
+                refused++;
+            }
+        }
+    }
+    print_message("%d configurations refused, %d accepted\n", refused, accepted);
+    assert_true(refused >= 250);
+    write_config(-1, NULL, NULL);
+}
+
+/* Walk an object; at each member or element put each hostile value and call back. */
+typedef void (*spoilt_fn)(const char *path, const char *value, json_t *root, void *user);
+
+static void spoil_members(json_t *root, json_t *at, const char *path, spoilt_fn call, void *user)
+{
+    const char *keys[64];
+    const char *member;
+    json_t *value;
+    int count = 0;
+    json_object_foreach(at, member, value)
+    {
+        assert_true(count < 64);
+        keys[count++] = strdup(member);
+    }
+    for (int i = 0; i < count; i++) {
+        const char *key = keys[i];
+        char name[200];
+        value = json_object_get(at, key);
+        snprintf(name, sizeof name, "%s.%s", path, key);
+        json_t *kept = json_deep_copy(value);
+        for (int v = 0; v < JSON_VALUES; v++) {
+            const char *text = json_values[v];
+            json_t *bad = NULL;
+            if (text && strcmp(text, "overlong") == 0) {
+                bad = json_sprintf("%05000d", 0);
+            } else if (text && strcmp(text, "twice") != 0) {
+                bad = json_loads(text, JSON_DECODE_ANY, NULL); /* NULL for numbers beyond 64 bits */
+            }
+            if (text && !bad) {
+                continue;
+            }
+            if (bad) {
+                json_object_set_new(at, key, bad);
+            } else {
+                json_object_del(at, key);
+            }
+            call(name, text ? text : "missing", root, user);
+            json_object_set(at, key, kept);
+        }
+        json_decref(kept);
+        spoil_members(root, json_object_get(at, key), name, call, user);
+        free((void *)keys[i]);
+    }
+}
+
+typedef struct tally {
+    int refused, accepted;
+} tally;
+
+static void try_quant(const char *path, const char *value, json_t *root, void *user)
+{
+    tally *t = user;
+    qn_quant_config *config = NULL;
+    qn_error error = {0};
+    const qn_status status = qn_quant_config_parse(ctx, root, &config, &error);
+    if (status == QN_OK) {
+        t->accepted++;
+        qn_quant_config_destroy(config);
+        /* what decides about the numbers is never accepted with another value */
+        const int absent = strcmp(value, "missing") == 0 || strcmp(value, "twice") == 0 || strcmp(value, "null") == 0;
+        if ((strstr(path, "num_bits") && !absent) || /* the default is 8 */
+            strstr(path, "quant_method") || strstr(path, "weight_block_size") ||
+            (strstr(path, "config_groups") && strcmp(value, "\"x\"") == 0 && !strstr(path, "scale_dtype") &&
+             !strstr(path, "observer"))) {
+            fail_msg("%s = %s was accepted", path, value);
+        }
+    } else if (!is_file_error(status)) {
+        fail_msg("%s = %s: %s (%s)", path, value, qn_status_name(status), error.text);
+    } else {
+        check_sentence(path, &error);
+        t->refused++;
+    }
+}
+
+static void test_quant_config(void **state)
+{
+    (void)state;
+    tally t = {0};
+    const qn_scheme *s;
+    for (int32_t i = 0; (s = qn_scheme_get(i)) != NULL; i++) {
+        static const char *const ignore[] = {"lm_head"};
+        qn_status status;
+        qn_error error = {0};
+        json_t *object = qn_quant_config_make(s, ignore, 1, &status);
+        if (!object) {
+            assert_int_equal(s->layout, QN_LAYOUT_DENSE);
+            continue;
+        }
+        qn_quant_config *config = NULL;
+        if (qn_quant_config_parse(ctx, object, &config, &error) != QN_OK) {
+            fail_msg("%s: %s", s->name, error.text);
+        }
+        assert_ptr_equal(qn_quant_config_scheme(config), s);
+        assert_int_equal(qn_quant_config_ignores(config, "lm_head"), 1);
+        assert_int_equal(qn_quant_config_ignores(config, "model.layers.0.mlp.up_proj"), 0);
+        qn_quant_config_destroy(config);
+        spoil_members(object, object, s->name, try_quant, &t);
+        json_decref(object);
+    }
+    print_message("%d quantization_configs refused, %d accepted\n", t.refused, t.accepted);
+    assert_true(t.refused >= 300);
+}
+
+static void test_ignore_patterns(void **state)
+{
+    (void)state;
+    static const char *const ignore[] = {"lm_head", "re:.*self_attn.*", "re:^model\\.layers\\.[02]\\.mlp"};
+    qn_status status;
+    qn_quant_config *config = NULL;
+    json_t *object = qn_quant_config_make(qn_scheme_find("fp8"), ignore, 3, &status);
+    assert_int_equal(qn_quant_config_parse(ctx, object, &config, NULL), QN_OK);
+    assert_int_equal(qn_quant_config_ignores(config, "model.layers.1.self_attn.q_proj"), 1);
+    assert_int_equal(qn_quant_config_ignores(config, "model.layers.2.mlp.up_proj"), 1);
+    assert_int_equal(qn_quant_config_ignores(config, "model.layers.1.mlp.up_proj"), 0);
+    assert_int_equal(qn_quant_config_ignores(config, "xlm_head"), 0);
+    qn_quant_config_destroy(config);
+    json_decref(object);
+    static const char *const bad[] = {"re:(", "re:[", "re:\\", "re:(?<x", "re:*"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        object = qn_quant_config_make(qn_scheme_find("fp8"), &bad[i], 1, &status);
+        assert_int_equal(qn_quant_config_parse(ctx, object, &config, NULL), QN_E_FILE);
+        json_decref(object);
+    }
+    /* a pattern made to backtrack for ever stops at its limit */
+    static const char *const slow[] = {"re:(a+)+$"};
+    object = qn_quant_config_make(qn_scheme_find("fp8"), slow, 1, &status);
+    assert_int_equal(qn_quant_config_parse(ctx, object, &config, NULL), QN_OK);
+    assert_int_equal(qn_quant_config_ignores(config, "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab"),
+                     0);
+    qn_quant_config_destroy(config);
+    json_decref(object);
+}
+
+static void test_shards(void **state)
+{
+    (void)state;
+    make_model(qn_scheme_find("bf16"));
+    char path[400];
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    assert_int_equal(unlink(path), 0);
+    const int half = part_count / 2;
+    write_parts("model-00001-of-00002.safetensors", 0, half);
+    write_parts("model-00002-of-00002.safetensors", half, part_count);
+    static const char *const bad[] = {"../model-00001-of-00002.safetensors",
+                                      "/etc/passwd",
+                                      "x/y.safetensors",
+                                      "",
+                                      ".safetensors",
+                                      "..",
+                                      "model.bin",
+                                      "a\\\\b.safetensors",
+                                      "a\\nb.safetensors",
+                                      "none.safetensors",
+                                      "model-00002-of-00002.safetensors"};
+    for (int b = -3; b < (int)(sizeof bad / sizeof *bad); b++) {
+        qn_buffer text = qn_buffer_make(ctx);
+        qn_buffer_print(&text, "{\"metadata\": {\"total_size\": 1}, \"weight_map\": {");
+        for (int i = 0; i < part_count; i++) {
+            if (b == -2 && i == 3) {
+                continue; /* a tensor that the index does not name */
+            }
+            const char *shard = i < half ? "model-00001-of-00002.safetensors" : "model-00002-of-00002.safetensors";
+            qn_buffer_print(&text, "%s\"%s\": \"%s\"", i ? ", " : "", parts[i].name, i == 0 && b >= 0 ? bad[b] : shard);
+        }
+        qn_buffer_print(&text, b == -1 ? ", \"model.none\": \"model-00001-of-00002.safetensors\"}}" : "}}");
+        write_text(folder, "model.safetensors.index.json", text.data);
+        qn_buffer_free(&text);
+        qn_checkpoint *c = NULL;
+        qn_error error;
+        const qn_status status = open_folder(&c, &error);
+        const qn_status want = b == -3 ? QN_OK : QN_E_FILE;
+        if (status != want && !(b >= 0 && strcmp(bad[b], "none.safetensors") == 0 && status == QN_E_IO)) {
+            fail_msg("index case %d: %s (%s)", b, qn_status_name(status), error.text);
+        }
+        if (status == QN_OK) {
+            qn_model_info info;
+            qn_checkpoint_get_info(c, &info);
+            assert_int_equal(info.file_count, 2);
+            qn_tensor_info tensor;
+            assert_int_equal(qn_checkpoint_tensor(c, info.tensor_count - 1, &tensor), QN_OK);
+            assert_int_equal(tensor.file, 1);
+            assert_int_equal(qn_checkpoint_tensor(c, info.tensor_count, &tensor), QN_E_ARGUMENT);
+        }
+        qn_checkpoint_close(c);
+    }
+    static const char *const texts[] = {"",
+                                        "[]",
+                                        "{}",
+                                        "{\"weight_map\": []}",
+                                        "{\"weight_map\": {}}",
+                                        "{\"weight_map\": 1}",
+                                        "{\"weight_map\": {\"a\": 1}}",
+                                        "{\"weight_map\": {\"a\": null}}",
+                                        "{",
+                                        "\xff"};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        write_text(folder, "model.safetensors.index.json", texts[i]);
+        qn_checkpoint *c = NULL;
+        qn_error error;
+        assert_int_equal(open_folder(&c, &error), QN_E_FILE);
+        check_sentence("index", &error);
+    }
+}
+
+static void test_single_and_absent(void **state)
+{
+    (void)state;
+    make_model(qn_scheme_find("f16"));
+    char path[400];
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    qn_checkpoint *c = NULL;
+    qn_error error = {0};
+    assert_int_equal(qn_checkpoint_open(ctx, path, &c, &error), QN_OK);
+    qn_checkpoint_close(c);
+    assert_int_equal(qn_checkpoint_open(ctx, "/nonexistent/model", &c, &error), QN_E_IO);
+    assert_null(c);
+    write_text(folder, "model.bin", "\x80\x02}q");
+    snprintf(path, sizeof path, "%s/model.bin", folder);
+    assert_int_equal(qn_checkpoint_open(ctx, path, &c, &error), QN_E_UNSUPPORTED);
+    assert_non_null(strstr(error.text, "pickle"));
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(open_folder(&c, &error), QN_E_IO);
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(open_folder(&c, &error), QN_E_IO);
+}
+
+static void count_finding(void *user, int severity, const char *tensor, const char *text)
+{
+    int *counts = user;
+    assert_non_null(tensor);
+    assert_null(strchr(text, '\n'));
+    counts[severity]++;
+}
+
+/* Spoilt data: verify finds it, and nothing else. */
+static void test_verify(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *scheme, *tensor;
+        unsigned char fill;
+        float value;
+        int severity;
+    } cases[] = {
+        {"f32", "model.layers.0.mlp.up_proj.weight", 0, NAN, 2},
+        {"bf16", "model.layers.0.mlp.up_proj.weight", 0, INFINITY, 2},
+        {"f32", "model.norm.weight", 0, -INFINITY, 2},
+        {"f32", "model.layers.0.mlp.up_proj.weight", 0, 0.0f, 0},
+        {"fp8", "model.layers.0.mlp.up_proj.weight", 0x7f, 0, 2},
+        {"fp8-block", "model.layers.0.mlp.up_proj.weight", 0xff, 0, 2},
+        {"fp8", "model.layers.0.mlp.up_proj.weight_scale", 0, NAN, 2},
+        {"int8", "model.layers.0.mlp.up_proj.weight_scale", 0, -1.0f, 2},
+        {"fp8-block", "model.layers.0.mlp.up_proj.weight_scale_inv", 0, INFINITY, 2},
+        {"nvfp4", "model.layers.0.mlp.up_proj.weight_scale", 0x7f, 0, 2},
+        {"nvfp4", "model.layers.0.mlp.up_proj.weight_scale", 0x81, 0, 2},
+        {"mxfp4", "model.layers.0.mlp.up_proj.weight_scale", 0xff, 0, 2},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        make_model(qn_scheme_find(cases[i].scheme));
+        part *p = find_part(cases[i].tensor);
+        p->fill = cases[i].fill;
+        p->value = cases[i].value;
+        write_parts("model.safetensors", 0, part_count);
+        qn_checkpoint *c = NULL;
+        qn_error error;
+        int counts[3] = {0};
+        int64_t errors = 0;
+        if (open_folder(&c, &error) != QN_OK) {
+            fail_msg("%s: %s", cases[i].tensor, error.text);
+        }
+        assert_int_equal(qn_checkpoint_verify(c, NULL, count_finding, counts, &errors, &error), QN_OK);
+        if (counts[cases[i].severity] != 1 || errors != counts[2] || counts[0] + counts[1] + counts[2] != 1) {
+            fail_msg("%s %s: findings %d %d %d", cases[i].scheme, cases[i].tensor, counts[0], counts[1], counts[2]);
+        }
+        qn_checkpoint_close(c);
+    }
+    /* one flipped bit of data, values still fine: the checksum tells */
+    make_model(qn_scheme_find("f32"));
+    char path[400];
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    FILE *f = fopen(path, "r+b");
+    assert_non_null(f);
+    fseek(f, -4, SEEK_END);
+    fputc(1, f);
+    fclose(f);
+    qn_checkpoint *c = NULL;
+    qn_error error;
+    int counts[3] = {0};
+    int64_t errors = 0;
+    assert_int_equal(open_folder(&c, &error), QN_OK);
+    assert_int_equal(qn_checkpoint_verify(c, NULL, count_finding, counts, &errors, &error), QN_OK);
+    assert_int_equal(errors, 1);
+    /* a file that shrinks under us is an error, not a fault */
+    assert_int_equal(truncate(path, 100), 0);
+    assert_int_equal(qn_checkpoint_verify(c, NULL, count_finding, counts, &errors, &error), QN_E_IO);
+    qn_checkpoint_close(c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_schemes, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_half_scales, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_wrong_tensors, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_foreign_tensors, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_config, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_quant_config, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_ignore_patterns, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_shards, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_single_and_absent, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_verify, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

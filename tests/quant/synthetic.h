@@ -1,0 +1,170 @@
+/* A small llama checkpoint made of random numbers, written as a Hugging Face
+ * folder: 2 layers, hidden 160, intermediate 288, tied embeddings. */
+#ifndef QN_TESTS_SYNTHETIC_H
+#define QN_TESTS_SYNTHETIC_H
+
+#include <dirent.h>
+#include <ftw.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <quern/tensors.h>
+
+#include "base/rng.h"
+
+enum { SYN_LAYERS = 2, SYN_HIDDEN = 160, SYN_INNER = 288, SYN_KV = 32, SYN_VOCAB = 300, SYN_TENSORS = 2 + 9 * SYN_LAYERS };
+
+typedef struct syn_tensor {
+    char name[96];
+    int64_t n, k; /* k = 0: one-dimensional */
+    float *w;
+} syn_tensor;
+
+static inline void syn_add(syn_tensor *t, int *count, const char *name, int64_t n, int64_t k, qn_rng *rng)
+{
+    syn_tensor *s = &t[(*count)++];
+    snprintf(s->name, sizeof s->name, "%s", name);
+    s->n = n;
+    s->k = k;
+    s->w = malloc((size_t)(n * (k ? k : 1)) * sizeof(float));
+    for (int64_t i = 0; i < n * (k ? k : 1); i++) {
+        /* a bell-like shape; one-dimensional ones around 1 */
+        const double u = qn_rng_uniform(rng) + qn_rng_uniform(rng) + qn_rng_uniform(rng) - 1.5;
+        s->w[i] = (float)(k ? u * 0.1 : 1 + 0.1 * u);
+    }
+}
+
+static inline void syn_make(syn_tensor *t, uint64_t seed)
+{
+    qn_rng rng = {.state = seed};
+    int count = 0;
+    char name[96];
+    syn_add(t, &count, "model.embed_tokens.weight", SYN_VOCAB, SYN_HIDDEN, &rng);
+    syn_add(t, &count, "model.norm.weight", SYN_HIDDEN, 0, &rng);
+    static const struct {
+        const char *name;
+        int64_t n, k;
+    } parts[] = {{"self_attn.q_proj", SYN_HIDDEN, SYN_HIDDEN}, {"self_attn.k_proj", SYN_KV, SYN_HIDDEN},
+                 {"self_attn.v_proj", SYN_KV, SYN_HIDDEN},     {"self_attn.o_proj", SYN_HIDDEN, SYN_HIDDEN},
+                 {"mlp.gate_proj", SYN_INNER, SYN_HIDDEN},     {"mlp.up_proj", SYN_INNER, SYN_HIDDEN},
+                 {"mlp.down_proj", SYN_HIDDEN, SYN_INNER},     {"input_layernorm", SYN_HIDDEN, 0},
+                 {"post_attention_layernorm", SYN_HIDDEN, 0}};
+    for (int layer = 0; layer < SYN_LAYERS; layer++) {
+        for (size_t p = 0; p < sizeof parts / sizeof *parts; p++) {
+            snprintf(name, sizeof name, "model.layers.%d.%s.weight", layer, parts[p].name);
+            syn_add(t, &count, name, parts[p].n, parts[p].k, &rng);
+        }
+    }
+}
+
+static inline void syn_free(syn_tensor *t)
+{
+    for (int i = 0; i < SYN_TENSORS; i++) {
+        free(t[i].w);
+    }
+}
+
+static inline int syn_put(const char *folder, const char *name, const char *text)
+{
+    char path[600];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *f = fopen(path, "w");
+    if (!f) {
+        return 1;
+    }
+    const int failed = fputs(text, f) < 0;
+    return fclose(f) != 0 || failed;
+}
+
+/* Byte-level BPE of 256 bytes, two merges and one special token. */
+static inline int syn_put_tokenizer(const char *folder)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = open_memstream(&text, &size);
+    if (!f) {
+        return 1;
+    }
+    fprintf(f, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[{\"id\":258,\"content\":"
+               "\"<|end|>\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,\"special\":true}],"
+               "\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
+               "\"trim_offsets\":true,\"use_regex\":true},\"post_processor\":null,\"decoder\":{\"type\":\"ByteLevel\","
+               "\"add_prefix_space\":true,\"trim_offsets\":true,\"use_regex\":true},\"model\":{\"type\":\"BPE\","
+               "\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,\"end_of_word_suffix\":null,"
+               "\"fuse_unk\":false,\"byte_fallback\":false,\"vocab\":{");
+    int other = 256;
+    for (int b = 0; b < 256; b++) {
+        const int plain = (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
+        fprintf(f, "\"\\u%04x\":%d,", plain ? b : other++, b);
+    }
+    fprintf(f, "\"he\":256,\"ll\":257,\"<|end|>\":258},\"merges\":[\"h e\",\"l l\"]}}\n");
+    fclose(f);
+    const int failed = syn_put(folder, "tokenizer.json", text) ||
+                       syn_put(folder, "tokenizer_config.json",
+                               "{\"tokenizer_class\":\"PreTrainedTokenizerFast\",\"eos_token\":\"<|end|>\"}\n") ||
+                       syn_put(folder, "special_tokens_map.json", "{\"eos_token\":\"<|end|>\"}\n") ||
+                       syn_put(folder, "generation_config.json", "{\"eos_token_id\":258}\n");
+    free(text);
+    return failed;
+}
+
+/* Write the folder (made if absent); 0 on success. */
+static inline int syn_write(qn_ctx *ctx, const char *folder, const syn_tensor *t)
+{
+    mkdir(folder, 0777);
+    qn_named_view views[SYN_TENSORS];
+    for (int i = 0; i < SYN_TENSORS; i++) {
+        const qn_shape shape = t[i].k ? qn_shape_make(QN_F32, 2, t[i].n, t[i].k, 1, 1)
+                                      : qn_shape_make(QN_F32, 1, t[i].n, 1, 1, 1);
+        views[i] = (qn_named_view){t[i].name, qn_view_make(t[i].w, &shape)};
+    }
+    char path[600];
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    unlink(path);
+    qn_error error;
+    if (qn_tensors_write(ctx, path, views, SYN_TENSORS, NULL, 0, &error) != QN_OK) {
+        fprintf(stderr, "%s\n", error.text);
+        return 1;
+    }
+    return syn_put_tokenizer(folder) ||
+           syn_put(folder, "config.json",
+                   "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_act\":\"silu\","
+                   "\"hidden_size\":160,\"intermediate_size\":288,\"num_hidden_layers\":2,\"num_attention_heads\":5,"
+                   "\"num_key_value_heads\":1,\"head_dim\":32,\"vocab_size\":300,\"max_position_embeddings\":1024,"
+                   "\"rms_norm_eps\":1e-05,\"rope_theta\":10000.0,\"tie_word_embeddings\":true,\"torch_dtype\":\"float32\","
+                   "\"attention_bias\":false,\"mlp_bias\":false,\"eos_token_id\":258}\n");
+}
+
+static inline int syn_remove_one(const char *path, const struct stat *s, int kind, struct FTW *place)
+{
+    (void)s, (void)kind, (void)place;
+    return remove(path);
+}
+
+/* Remove a folder and all in it. */
+static inline void syn_remove(const char *folder)
+{
+    nftw(folder, syn_remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+/* Entries of a folder, "." and ".." aside; -1 when it is none. */
+static inline int syn_entries(const char *folder)
+{
+    DIR *d = opendir(folder);
+    if (!d) {
+        return -1;
+    }
+    int count = 0;
+    for (struct dirent *e = readdir(d); e; e = readdir(d)) {
+        count += strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
+    }
+    closedir(d);
+    return count;
+}
+
+#endif
