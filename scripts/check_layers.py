@@ -33,8 +33,8 @@ COMMON = {"backend", "plan", "model", "quant"}
 # Headers of other libraries -> layers that may include them.
 THIRD_PARTY = {
     "jansson.h": "io text model quant",
-    "pcre2.h": "text",
-    "utf8proc.h": "text",
+    "pcre2.h": "text io",
+    "utf8proc.h": "text io",
     "xxhash.h": "base io backend plan quant",
 }
 # Public headers every client may use; the experimental one is for tools and for the layers that implement it.
