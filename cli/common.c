@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -207,8 +208,14 @@ static int output_error; /* errno of the first failed write to stdout */
 static void flush_output(void)
 {
     errno = 0;
-    if (!output_error && (fflush(stdout) != 0 || ferror(stdout)))
-        output_error = errno ? errno : EIO;
+    if (output_error || (fflush(stdout) == 0 && !ferror(stdout)))
+        return;
+    output_error = errno ? errno : EIO;
+    if (output_error == EIO) { /* an earlier write failed: was it for want of a reader? */
+        struct pollfd pipe_end = {.fd = STDOUT_FILENO, .events = POLLOUT};
+        if (poll(&pipe_end, 1, 0) == 1 && (pipe_end.revents & POLLERR))
+            output_error = EPIPE;
+    }
 }
 
 int cli_output_closed(void)

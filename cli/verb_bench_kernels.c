@@ -10,7 +10,7 @@
 #include "cli.h"
 #include "kernel_info.h"
 
-#define MOST_CHECKED 268435456.0 /* multiply-adds the reference is given */
+#define MOST_CHECKED 16777216.0 /* multiply-adds the reference is given */
 #define ROTATED_BYTES 67108864.0 /* weights in rotation: more than the last cache holds */
 
 enum { MOST_CEILINGS = 32, MOST_REPS = 1000 };
@@ -51,14 +51,20 @@ typedef struct bench {
     int failures, done;
 } bench;
 
-/* Ceiling by name, measured once a run. */
-static double get_ceiling(bench *b, const char *name, qn_isa level)
+/* Ceiling by name, measured once a run; `again` measures once more and keeps the higher value. */
+static double get_ceiling(bench *b, const char *name, qn_isa level, int again)
 {
     qn_error error;
-    for (int i = 0; i < b->ceiling_count; i++)
-        if (b->ceilings[i].level == level && strcmp(b->ceilings[i].name, name) == 0)
-            return b->ceilings[i].value;
     double value = 0;
+    for (int i = 0; i < b->ceiling_count; i++) {
+        ceiling *k = &b->ceilings[i];
+        if (k->level != level || strcmp(k->name, name) != 0)
+            continue;
+        if (again && qn_ceiling_measure(b->c->ctx, name, level, &b->c->exec, &value, &error) == QN_OK &&
+            value > k->value)
+            k->value = value;
+        return k->value;
+    }
     if (qn_ceiling_measure(b->c->ctx, name, level, &b->c->exec, &value, &error) != QN_OK)
         value = 0;
     if (b->ceiling_count < MOST_CEILINGS) {
@@ -260,7 +266,7 @@ static void free_rotation(rotation *r)
     free(r->args);
 }
 
-/* At least 5 and at most MOST_REPS runs, about 0.3 s of them. */
+/* At least 5 and at most MOST_REPS runs, about 0.1 s of them. */
 static int time_case(cli *c, const bench_case *k, const rotation *r, record *out)
 {
     double *us = cli_alloc(MOST_REPS, sizeof *us);
@@ -269,11 +275,11 @@ static int time_case(cli *c, const bench_case *k, const rotation *r, record *out
     int code = run_case(c, k, &r->args[0]);
     double start = cli_now();
     int n = 0;
-    while (!code && n < MOST_REPS && (n < 5 || cli_now() - start < 0.3)) {
+    while (!code && n < MOST_REPS && (n < 5 || cli_now() - start < 0.1)) {
         double before = cli_now();
         code = cli_interrupted() ? EXIT_SIGNAL : run_case(c, k, &r->args[(n + 1) % r->copies]);
         us[n++] = 1e6 * (cli_now() - before);
-        if (cli_now() - start > 5)
+        if (cli_now() - start > 2)
             break;
     }
     if (!code) {
@@ -294,10 +300,10 @@ static void set_roofline(bench *b, const qn_op_desc *desc, record *r)
         return;
     r->gbps = cost.bytes / r->median * 1e-3;
     r->gflops = cost.flops / r->median * 1e-3;
-    double read = get_ceiling(b, "read", r->facts.level);
-    double compute = cost.unit ? get_ceiling(b, cost.unit, r->facts.level) : 0;
+    double read = get_ceiling(b, "read", r->facts.level, 0);
+    double compute = cost.unit ? get_ceiling(b, cost.unit, r->facts.level, 0) : 0;
     if (compute <= 0 && cost.unit && strcmp(cost.unit, "fp32_fma") != 0) {
-        compute = get_ceiling(b, "fp32_fma", r->facts.level); /* the level has no such instruction */
+        compute = get_ceiling(b, "fp32_fma", r->facts.level, 0); /* the level has no such instruction */
         cost.unit = "fp32_fma";
     }
     double read_us = read > 0 ? cost.bytes / read * 1e-3 : 0, compute_us = compute > 0 ? cost.flops / compute * 1e-3 : 0;
@@ -306,7 +312,11 @@ static void set_roofline(bench *b, const qn_op_desc *desc, record *r)
     int by_reading = read_us >= compute_us;
     r->roofline = by_reading ? "read" : cost.unit;
     r->roofline_value = by_reading ? read : compute;
-    r->percent = 100 * (by_reading ? read_us : compute_us) / r->median;
+    double work = by_reading ? cost.bytes : cost.flops;
+    /* above its ceiling: the ceiling was measured while the machine was busy */
+    for (int i = 0; i < 3 && work / r->roofline_value * 1e-3 > r->median; i++)
+        r->roofline_value = get_ceiling(b, r->roofline, r->facts.level, 1);
+    r->percent = 100 * work / r->roofline_value * 1e-3 / r->median;
 }
 
 static void print_record(bench *b, const qn_op_desc *desc, const qn_sizes *sizes, const record *r)

@@ -38,6 +38,8 @@ static void drop_messages(chat *t, size_t from, size_t to)
 {
     for (size_t i = from; i < to; i++)
         free((char *)(uintptr_t)t->messages[i].content);
+    if (from == to)
+        return;
     memmove(t->messages + from, t->messages + to, (t->count - to) * sizeof *t->messages);
     t->count -= to - from;
 }

@@ -1,0 +1,363 @@
+/* The command as its users meet it: exit codes, the one error line, help,
+ * manual and completion against the option table, `quern op` on small files,
+ * and no output file after a failure. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <quern/quern.h>
+
+#include "cli/process.h"
+
+static char folder[64];
+
+/* Command line (@ stands for the test's folder), exit code, words the error line must hold. */
+typedef struct situation {
+    const char *line;
+    int code;
+    const char *words;
+} situation;
+
+static const situation situations[] = {
+    {"", 2, "no verb"},
+    {"rnu", 2, "did you mean 'run'"},
+    {"quantise a b", 2, "did you mean 'quantize'"},
+    {"xyzzyxyzzy", 2, "unknown verb"},
+    {"--hlep", 2, "did you mean --help"},
+    {"--completion", 2, "needs a value"},
+    {"--completion tcsh", 2, "none of bash|zsh|fish"},
+    {"--version=1", 2, "takes no value"},
+    {"help nothing", 2, "no verb"},
+    {"help a b c", 2, "unexpected argument"},
+    {"version 1", 2, "unexpected argument"},
+    {"run", 2, "too few arguments"},
+    {"run m.gguf", 2, "no text"},
+    {"run m.gguf a b", 2, "unexpected argument 'b'"},
+    {"run m.gguf -p a -f b", 2, "both given"},
+    {"run m.gguf text -p a", 2, "given twice"},
+    {"run m.gguf -p a -p b", 2, "given twice"},
+    {"run m.gguf --promtp a", 2, "did you mean --prompt"},
+    {"run m.gguf -p", 2, "needs a value"},
+    {"run m.gguf -p a -n", 2, "needs a value"},
+    {"run m.gguf -p a -n many", 2, "not a whole number"},
+    {"run m.gguf -p a -n 1.5", 2, "not a whole number"},
+    {"run m.gguf -p a -n-2", 2, "outside"},
+    {"run m.gguf -p a -n 99999999999999999999", 2, "outside"},
+    {"run m.gguf -p a --temp hot", 2, "not a number"},
+    {"run m.gguf -p a --temp nan", 2, "not a number"},
+    {"run m.gguf -p a --temp -1", 2, "outside"},
+    {"run m.gguf -p a --top-p 1.5", 2, "outside"},
+    {"run m.gguf -p a --threads 5000", 2, "outside"},
+    {"run m.gguf -p a --batch 0", 2, "outside"},
+    {"run m.gguf -p a --backend gpu", 2, "none of auto|ref|cpu|cuda"},
+    {"run m.gguf -p a --isa sse", 2, "none of"},
+    {"run m.gguf -p a --raw=1", 2, "takes no value"},
+    {"run m.gguf -p a -Z", 2, "unknown option -Z"},
+    {"run @/absent.gguf -p a", 3, "absent.gguf"},
+    {"run m.gguf -f @/absent.txt", 3, "absent.txt"},
+    {"-m", 2, "unknown option -m"},
+    {"chat @/absent.gguf", 3, "absent.gguf"},
+    {"inspect", 2, "too few arguments"},
+    {"inspect @/absent.gguf", 3, "absent.gguf"},
+    {"inspect @/empty.gguf", 3, ""},
+    {"inspect @/text.gguf", 3, ""},
+    {"inspect @/short.gguf", 3, ""},
+    {"inspect @", 3, ""},
+    {"inspect -m @/absent.gguf", 3, "absent.gguf"},
+    {"inspect -m a b", 2, "unexpected argument 'b'"},
+    {"verify @/text.gguf", 3, ""},
+    {"verify @/absent", 3, "absent"},
+    {"quantize a", 2, "too few arguments"},
+    {"quantize a b", 2, "--weights"},
+    {"quantize a b --weights fp8-blok", 2, "did you mean 'fp8-block'"},
+    {"quantize @/absent.gguf @/out --weights int8", 3, "absent.gguf"},
+    {"quantize @/text.gguf @/out --weights int8", 3, ""},
+    {"perplexity @/absent.gguf", 2, "no text"},
+    {"perplexity @/absent.gguf -f @/text.gguf", 3, "absent.gguf"},
+    {"perplexity a -f b --ctx 2", 2, "outside"},
+    {"compare a", 2, "--file"},
+    {"compare @/absent.gguf -f @/text.gguf", 3, "absent.gguf"},
+    {"tokenize @/absent.gguf -p a", 3, "absent.gguf"},
+    {"detokenize @/absent.gguf 1 2", 3, "absent.gguf"},
+    {"logits a -p b", 2, "--out"},
+    {"logits @/absent.gguf -p b --out @/out", 3, "absent.gguf"},
+    {"op", 2, "too few arguments"},
+    {"op scaled_m --in a --out b", 2, "did you mean 'scaled_mm'"},
+    {"op scaled_mm --out b", 2, "--in"},
+    {"op scaled_mm --in a", 2, "--out"},
+    {"op scaled_mm --in a --out b out", 2, "KEY=VALUE"},
+    {"op scaled_mm --in a --out b out=f31", 2, "out"},
+    {"op scaled_mm --in a --out b nothing=1", 2, "nothing"},
+    {"op scaled_mm --in @/absent --out @/out", 3, "absent"},
+    {"op scaled_mm --in @/text.gguf --out @/out", 3, ""},
+    {"op scaled_mm --in @/x.safetensors --out @/out", 2, "no input 'x'"},
+    {"op quantize_int8 --in @/none.safetensors --out @/out", 3, "x"},
+    {"op quantize_fp8 --in @/x.safetensors --out @/no/such/out", 1, ""},
+    {"explain", 2, "too few arguments"},
+    {"explain nothing m=1", 2, "nothing"},
+    {"explain scaled_mm m=x", 2, ""},
+    {"kernels a", 2, "unexpected argument"},
+    {"kernels --filter (", 2, "regular expression"},
+    {"doctor --jsno", 2, "did you mean --json"},
+    {"bench", 2, "bench kernels"},
+    {"bench everything", 2, "everything"},
+    {"bench kernels --filter [", 2, "regular expression"},
+    {"bench kernels --filter no_such_case", 2, "no case"},
+    {"bench model", 2, "too few arguments"},
+    {"bench model a -p 0 -n 0", 2, "nothing to measure"},
+    {"bench model @/absent.gguf", 3, "absent.gguf"},
+};
+
+static outcome run_line(const char *line)
+{
+    char buffer[1024];
+    const char *words[64];
+    size_t n = 0;
+    for (const char *p = line; *p && n < sizeof buffer - 80; p++) {
+        if (*p == '@')
+            n += (size_t)snprintf(buffer + n, sizeof buffer - n, "%s", folder);
+        else
+            buffer[n++] = *p;
+    }
+    buffer[n] = 0;
+    split_words(buffer, words);
+    return run_command(folder, words);
+}
+
+static int exists(const char *name)
+{
+    char path[512];
+    struct stat s;
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return stat(path, &s) == 0;
+}
+
+static void write_file(const char *name, const char *bytes, size_t count)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *out = fopen(path, "wb");
+    assert_non_null(out);
+    assert_int_equal(fwrite(bytes, 1, count, out), count);
+    assert_int_equal(fclose(out), 0);
+}
+
+static void write_tensor(const char *file, const char *name, const float *values, int64_t rows, int64_t columns)
+{
+    char path[512];
+    qn_ctx *ctx = NULL;
+    qn_error error = {0};
+    assert_int_equal(qn_ctx_create(NULL, &ctx, &error), QN_OK);
+    qn_shape shape = qn_shape_make(QN_F32, 2, rows, columns, 1, 1);
+    qn_named_view view = {name, qn_view_make(values, &shape)};
+    snprintf(path, sizeof path, "%s/%s", folder, file);
+    assert_int_equal(qn_tensors_write(ctx, path, &view, 1, NULL, 0, &error), QN_OK);
+    qn_ctx_destroy(ctx);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    static const float x[8] = {1, -2, 3, -4, 127, -64, 0, 1};
+    if (!getenv("QN_CLI") || make_folder(folder) != 0)
+        return -1;
+    write_file("empty.gguf", "", 0);
+    write_file("text.gguf", "this is no model at all, only some text", 39);
+    write_file("short.gguf", "GGUF\3\0\0\0\377\377\377\377\377\377\377\177", 16);
+    write_tensor("x.safetensors", "x", x, 2, 4);
+    write_tensor("none.safetensors", "scale", x, 1, 1);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    remove_folder(folder);
+    return 0;
+}
+
+static void failures_give_code_and_one_line(void **state)
+{
+    (void)state;
+    int bad = 0;
+    for (size_t i = 0; i < sizeof situations / sizeof *situations; i++) {
+        const situation *s = &situations[i];
+        outcome r = run_line(s->line);
+        const char *end = strchr(r.err, '\n');
+        int one_line = end && end[1] == 0 && strncmp(r.err, "quern", 5) == 0;
+        if (r.code != s->code || !one_line || !strstr(r.err, s->words) || r.out_bytes || exists("out")) {
+            printf("quern %s: code %d (expected %d), stdout %zu bytes, out %s, stderr: %s\n", s->line, r.code, s->code,
+                   r.out_bytes, exists("out") ? "exists" : "absent", r.err);
+            bad++;
+        }
+        free_outcome(&r);
+    }
+    assert_int_equal(bad, 0);
+}
+
+/* Every --name that help shows is in the manual and in the three completions. */
+static void help_manual_and_completion_agree(void **state)
+{
+    (void)state;
+    static const char *const verbs[] = {"run",      "chat",       "inspect", "verify", "quantize", "perplexity",
+                                        "compare",  "tokenize",   "detokenize", "logits", "op",    "kernels",
+                                        "explain",  "doctor",     "bench kernels", "bench model", "version", "help"};
+    outcome help = run_line("--help"), man = run_line("--man");
+    outcome bash = run_line("--completion bash"), zsh = run_line("--completion zsh"), fish = run_line("--completion fish");
+    assert_int_equal(help.code + man.code + bash.code + zsh.code + fish.code, 0);
+    assert_non_null(strstr(man.out, ".TH QUERN 1"));
+    for (size_t v = 0; v < sizeof verbs / sizeof *verbs; v++) {
+        char line[128];
+        snprintf(line, sizeof line, "\n  %s ", verbs[v]);
+        assert_non_null(strstr(help.out, line));
+        snprintf(line, sizeof line, "\n.SS quern %s ", verbs[v]);
+        assert_non_null(strstr(man.out, line));
+        snprintf(line, sizeof line, "\"%s\") words=", verbs[v]);
+        assert_non_null(strstr(bash.out, line));
+        snprintf(line, sizeof line, "'%s')", verbs[v]);
+        assert_non_null(strstr(zsh.out, line));
+        snprintf(line, sizeof line, "%s --help", verbs[v]);
+        outcome r = run_line(line);
+        assert_int_equal(r.code, 0);
+        assert_int_equal(r.err_bytes, 0);
+        snprintf(line, sizeof line, "help %s", verbs[v]);
+        outcome again = run_line(line);
+        assert_string_equal(r.out, again.out);
+        free_outcome(&again);
+        for (const char *p = strstr(r.out, "options:"); p && (p = strstr(p, "--")) != NULL; p++) {
+            char name[64], escaped[128];
+            size_t n = strcspn(p + 2, " ,\n:;)'"), e = 0;
+            if (p[-1] != ' ' || n == 0 || n >= sizeof name || strncmp(p - 2, "--", 2) == 0)
+                continue;
+            snprintf(name, sizeof name, "--%.*s", (int)(n > 60 ? 60 : n), p + 2);
+            for (const char *q = name; *q; q++)
+                e += (size_t)snprintf(escaped + e, sizeof escaped - e, *q == '-' ? "\\-" : "%c", *q);
+            if (!strstr(man.out, escaped) || !strstr(bash.out, name) || !strstr(zsh.out, name))
+                printf("%s of %s\n", name, verbs[v]);
+            assert_non_null(strstr(man.out, escaped));
+            assert_non_null(strstr(bash.out, name));
+            assert_non_null(strstr(zsh.out, name));
+            snprintf(line, sizeof line, " -l %s ", name + 2);
+            assert_non_null(strstr(fish.out, line));
+        }
+        free_outcome(&r);
+    }
+    free_outcome(&help);
+    free_outcome(&man);
+    free_outcome(&bash);
+    free_outcome(&zsh);
+    free_outcome(&fish);
+}
+
+static void reports_work(void **state)
+{
+    (void)state;
+    static const char *const lines[] = {"--version", "version", "doctor", "doctor --json", "kernels", "kernels --json",
+                                        "quantize --list", "quantize --list --json", "explain scaled_mm m=1 n=576 k=576",
+                                        "explain dense_mm m=1 n=64 k=64 --backend=ref"};
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        outcome r = run_line(lines[i]);
+        if (r.code != 0)
+            printf("quern %s: %d %s\n", lines[i], r.code, r.err);
+        assert_int_equal(r.code, 0);
+        assert_true(r.out_bytes > 8);
+        assert_int_equal(r.err_bytes, 0);
+        if (strstr(lines[i], "--json"))
+            assert_true((r.out[0] == '[' || r.out[0] == '{') && strchr(r.out, '\n') == r.out + r.out_bytes - 1);
+        free_outcome(&r);
+    }
+}
+
+/* x = [1,-2,3,-4; 127,-64,0,1] by tokens: scales 4/127 and 1, the second row is itself. */
+static void op_quantizes_a_file(void **state)
+{
+    (void)state;
+    static const char *const lines[] = {
+        "op quantize_int8 --in @/x.safetensors --out @/q.safetensors granularity=token --backend ref",
+        "op quantize_int8 -i @/x.safetensors --out=@/q.safetensors granularity=token -t2 --repeat 3"};
+    for (int i = 0; i < 2; i++) {
+        outcome r = run_line(lines[i]);
+        if (r.code != 0)
+            printf("%s\n", r.err);
+        assert_int_equal(r.code, 0);
+        assert_int_equal(r.out_bytes > 0, i == 1);
+        if (i == 1) {
+            assert_non_null(strstr(r.out, "\"op\":\"quantize_int8\""));
+            assert_non_null(strstr(r.out, "\"us_median\":"));
+        }
+        free_outcome(&r);
+        char path[512];
+        qn_ctx *ctx = NULL;
+        qn_tensors *file = NULL;
+        qn_error error = {0};
+        const char *name;
+        qn_view q, scale;
+        snprintf(path, sizeof path, "%s/q.safetensors", folder);
+        assert_int_equal(qn_ctx_create(NULL, &ctx, &error), QN_OK);
+        assert_int_equal(qn_tensors_open(ctx, path, &file, &error), QN_OK);
+        assert_int_equal(qn_tensors_count(file), 2);
+        assert_int_equal(qn_tensors_at(file, qn_tensors_find(file, "q"), &name, &q, &error), QN_OK);
+        assert_int_equal(qn_tensors_at(file, qn_tensors_find(file, "scale"), &name, &scale, &error), QN_OK);
+        static const int8_t want[8] = {32, -64, 95, -127, 127, -64, 0, 1};
+        assert_memory_equal(q.data, want, sizeof want);
+        float scales[2];
+        memcpy(scales, scale.data, sizeof scales);
+        assert_true(scales[0] == 4.0f / 127.0f && scales[1] == 1.0f);
+        qn_tensors_close(file);
+        qn_ctx_destroy(ctx);
+    }
+}
+
+/* A failing call leaves an existing output as it was and no temporary file beside it. */
+static void a_failing_op_keeps_the_old_output(void **state)
+{
+    (void)state;
+    write_file("kept", "old content", 11);
+    outcome r = run_line("op quantize_int8 --in @/none.safetensors --out @/kept");
+    assert_int_equal(r.code, 3);
+    free_outcome(&r);
+    char path[512], line[600];
+    size_t bytes = 0;
+    snprintf(path, sizeof path, "%s/kept", folder);
+    char *text = slurp(path, &bytes);
+    assert_string_equal(text, "old content");
+    free(text);
+    snprintf(line, sizeof line, "test \"$(ls -A %s | grep -c kept)\" = 1", folder);
+    assert_int_equal(system(line), 0);
+}
+
+static void a_full_disk_is_a_failure_and_a_closed_pipe_is_not(void **state)
+{
+    (void)state;
+    char line[1024];
+    struct stat s;
+    int status;
+    if (stat("/dev/full", &s) == 0 && S_ISCHR(s.st_mode)) {
+        snprintf(line, sizeof line, "'%s' kernels > /dev/full 2> %s/full", getenv("QN_CLI"), folder);
+        status = system(line);
+        assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+    } else {
+        printf("skipped: the full disk, because this machine has no device /dev/full\n");
+    }
+    snprintf(line, sizeof line, "('%s' --man; echo $? > %s/rc) 2> %s/pipe | true; sleep 0.1; test ! -s %s/pipe && grep -qx 0 %s/rc",
+             getenv("QN_CLI"), folder, folder, folder, folder);
+    status = system(line);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+int main(void)
+{
+    if (!getenv("QN_CLI")) {
+        printf("QN_CLI does not name the command: nothing can be tested\n");
+        return 1;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(failures_give_code_and_one_line), cmocka_unit_test(help_manual_and_completion_agree),
+        cmocka_unit_test(reports_work), cmocka_unit_test(op_quantizes_a_file),
+        cmocka_unit_test(a_failing_op_keeps_the_old_output),
+        cmocka_unit_test(a_full_disk_is_a_failure_and_a_closed_pipe_is_not)};
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

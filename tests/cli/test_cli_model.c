@@ -1,0 +1,147 @@
+/* The verbs that need a real model; its path is in QN_TEST_MODEL. The greedy
+ * text may not depend on threads or on how the prompt is cut. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "cli/process.h"
+
+static char folder[64];
+static const char *model;
+
+static int setup(void **state)
+{
+    (void)state;
+    return make_folder(folder);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    remove_folder(folder);
+    return 0;
+}
+
+static outcome run_model(const char *verb, const char *const *rest)
+{
+    const char *words[40] = {verb, model};
+    int n = 2;
+    for (int i = 0; rest[i] && n < 39; i++)
+        words[n++] = rest[i];
+    outcome r = run_command(folder, words);
+    if (r.code != 0)
+        printf("quern %s: code %d: %s\n", verb, r.code, r.err);
+    return r;
+}
+
+static void greedy_text_depends_on_nothing_but_the_prompt(void **state)
+{
+    (void)state;
+    static const char *const variants[][2] = {{"1", "512"}, {"2", "512"}, {"1", "1"}, {"2", "1"}};
+    const char *prompt = "The history of the grain mill begins with two flat stones, one of which";
+    outcome first = {.code = -1};
+    for (int i = 0; i < 4; i++) {
+        const char *const rest[] = {"-p",        prompt,         "--raw",   "-n",           "64", "--greedy",
+                                    "--threads", variants[i][0], "--batch", variants[i][1], NULL};
+        outcome r = run_model("run", rest);
+        assert_int_equal(r.code, 0);
+        assert_true(r.out_bytes > 20);
+        if (i == 0) {
+            first = r;
+            continue;
+        }
+        assert_string_equal(first.out, r.out);
+        free_outcome(&r);
+    }
+    free_outcome(&first);
+}
+
+static void a_seed_gives_the_same_text_and_is_shown(void **state)
+{
+    (void)state;
+    const char *const rest[] = {"-p", "Once upon a time", "--raw", "-n", "12", "--seed", "7", NULL};
+    outcome a = run_model("run", rest), b = run_model("run", rest);
+    assert_int_equal(a.code, 0);
+    assert_string_equal(a.out, b.out);
+    assert_non_null(strstr(a.err, "seed 7\n"));
+    free_outcome(&a);
+    free_outcome(&b);
+}
+
+static void a_stop_text_ends_before_itself(void **state)
+{
+    (void)state;
+    const char *const rest[] = {"-p", "one two three four five six", "--raw", "-n", "24", "--greedy", NULL};
+    outcome whole = run_model("run", rest);
+    assert_int_equal(whole.code, 0);
+    assert_true(whole.out_bytes > 12);
+    char stop[6];
+    memcpy(stop, whole.out + 6, 5); /* five bytes of the text itself, across tokens */
+    stop[5] = 0;
+    const char *const stopped[] = {"-p", "one two three four five six", "--raw", "-n", "24", "--greedy",
+                                   "--stop", stop, NULL};
+    outcome r = run_model("run", stopped);
+    assert_int_equal(r.code, 0);
+    assert_null(strstr(r.out, stop));
+    assert_int_equal(r.out_bytes - 1, (size_t)(strstr(whole.out, stop) - whole.out));
+    free_outcome(&whole);
+    free_outcome(&r);
+}
+
+static void ids_come_back_as_the_text(void **state)
+{
+    (void)state;
+    const char *text = "Two mills: na\xC3\xAFve \xF0\x9F\x99\x82 caf\xC3\xA9  and\ttabs";
+    const char *const rest[] = {"-p", text, NULL};
+    outcome ids = run_model("tokenize", rest);
+    assert_int_equal(ids.code, 0);
+    ids.out[ids.out_bytes - 1] = 0;
+    const char *const back[] = {"--ids", ids.out, NULL};
+    outcome r = run_model("detokenize", back);
+    assert_int_equal(r.code, 0);
+    assert_string_equal(r.out, text);
+    free_outcome(&ids);
+    free_outcome(&r);
+}
+
+/* A model against itself: no divergence at all, and the ratio is one. */
+static void a_model_agrees_with_itself(void **state)
+{
+    (void)state;
+    char path[128];
+    snprintf(path, sizeof path, "%s/text", folder);
+    FILE *out = fopen(path, "w");
+    assert_non_null(out);
+    for (int i = 0; i < 12; i++)
+        fprintf(out, "Line %d: the miller grinds the grain between two stones and sells the flour.\n", i);
+    fclose(out);
+    const char *const rest[] = {"-f", path, "--reference", model, "--ctx", "64", "--max-tokens", "128", "--json", NULL};
+    outcome r = run_model("perplexity", rest);
+    assert_int_equal(r.code, 0);
+    assert_non_null(strstr(r.out, "\"ppl_ratio\":1,"));
+    assert_non_null(strstr(r.out, "\"kl_max\":"));
+    assert_non_null(strstr(r.out, "\"top1\":1}"));
+    free_outcome(&r);
+}
+
+int main(void)
+{
+    model = getenv("QN_TEST_MODEL");
+    if (!getenv("QN_CLI")) {
+        printf("QN_CLI does not name the command: nothing can be tested\n");
+        return 1;
+    }
+    if (!model || access(model, R_OK) != 0) {
+        printf("skipped: QN_TEST_MODEL does not name a readable model (%s)\n", model ? model : "not set");
+        return 0;
+    }
+    const struct CMUnitTest tests[] = {cmocka_unit_test(greedy_text_depends_on_nothing_but_the_prompt),
+                                       cmocka_unit_test(a_seed_gives_the_same_text_and_is_shown),
+                                       cmocka_unit_test(a_stop_text_ends_before_itself),
+                                       cmocka_unit_test(ids_come_back_as_the_text),
+                                       cmocka_unit_test(a_model_agrees_with_itself)};
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
