@@ -1,5 +1,6 @@
-/* One ceiling loop: CEILING(name, register type, first value, b, STEP, operations, FOLD).
- * Twelve accumulators hide the latency of two units of four or five cycles. */
+/* One ceiling loop: CEILING(name, register type, first value, setup, STEP, operations, FOLD).
+ * Twelve accumulators hide the latency of two units of four or five cycles;
+ * every loop over them is unrolled, or they would live in memory. */
 #include "kernels/common/ceiling.h"
 #include "kernels/cpu/name.h"
 
@@ -8,7 +9,8 @@
     {                                                                                         \
         type acc[12];                                                                         \
         setup;                                                                                \
-        for (int i = 0; i < 12; i++) {                                                        \
+        _Pragma("GCC unroll 12") for (int i = 0; i < 12; i++)                                 \
+        {                                                                                     \
             acc[i] = zero;                                                                    \
         }                                                                                     \
         for (int64_t s = 0; s < steps; s++) {                                                 \
@@ -19,7 +21,8 @@
             }                                                                                 \
         }                                                                                     \
         float sum = 0.0f;                                                                     \
-        for (int i = 0; i < 12; i++) {                                                        \
+        _Pragma("GCC unroll 12") for (int i = 0; i < 12; i++)                                 \
+        {                                                                                     \
             sum += FOLD;                                                                      \
         }                                                                                     \
         return sum;                                                                           \
