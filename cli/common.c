@@ -100,8 +100,8 @@ int cli_start(cli *c)
     if (!code && cli_verb_takes(c->verb, OPT_ISA) && c->value[OPT_ISA].set)
         code = cli_check(c, qn_isa_parse(c->value[OPT_ISA].s, &c->plan.isa, &error), &error, PHASE_USAGE);
     if (!code && cli_verb_takes(c->verb, OPT_THREADS)) {
-        code = cli_check(c, qn_pool_create(c->ctx, (int32_t)c->value[OPT_THREADS].i, &c->pool, &error), &error,
-                         PHASE_RUN);
+        code =
+            cli_check(c, qn_pool_create(c->ctx, (int32_t)c->value[OPT_THREADS].i, &c->pool, &error), &error, PHASE_RUN);
         c->exec.pool = c->pool;
     }
     return code;
