@@ -96,6 +96,7 @@ static const situation situations[] = {
     {"op scaled_mm --in @/x.safetensors --out @/out", 2, "no input 'x'"},
     {"op quantize_int8 --in @/none.safetensors --out @/out", 3, "x"},
     {"op quantize_fp8 --in @/x.safetensors --out @/no/such/out", 1, ""},
+    {"op quantize_int8 --in @/x.safetensors --out @/out --backend cuda", 5, "cuda"},
     {"explain", 2, "too few arguments"},
     {"explain nothing m=1", 2, "nothing"},
     {"explain scaled_mm m=x", 2, ""},
