@@ -55,47 +55,60 @@ QN_INLINE float real_bits(uint32_t bits)
     return f;
 }
 
-QN_INLINE float e4m3_value(uint8_t c)
-{
-    const float f = real_bits((uint32_t)(c & 0x7f) << 20) * 0x1p120f;
-    const float v = c & 0x80 ? -f : f;
-    return (c & 0x7f) == 0x7f ? real_bits(0x7fc00000u) : v;
-}
-
 /* 2^(c - 127); code 0 is 2^-127, 255 is NaN */
 QN_INLINE float e8m0_value(uint8_t c)
 {
     return real_bits(c == 0 ? 0x00400000u : c == 255 ? 0x7fc00000u : (uint32_t)c << 23);
 }
 
-/* Groups of 16 (e4m3 scale) or 32 (e8m0 scale) e2m1 codes. */
-#define UNPACK_FP4(name, group, SCALE)                                                                             \
+/* Scales of n groups as floats. */
+QN_INLINE void e4m3_scales(const uint8_t *p, int64_t n, float *scales)
+{
+    int64_t i = 0;
+    for (; i + VL <= n; i += VL) {
+        vf_store(scales + i, vf_from_e4m3(p + i));
+    }
+    if (i < n) {
+        uint8_t tail[VL] = {0};
+        memcpy(tail, p + i, (size_t)(n - i));
+        vf_store(scales + i, vf_from_e4m3(tail));
+    }
+}
+
+QN_INLINE void e8m0_scales(const uint8_t *p, int64_t n, float *scales)
+{
+    for (int64_t i = 0; i < n; i++) {
+        scales[i] = e8m0_value(p[i]);
+    }
+}
+
+#define SCALES_AT_ONCE 64 /* groups whose scales are decoded together */
+
+/* Rows of groups of 16 (e4m3 scale) or 32 (e8m0 scale) e2m1 codes; K is a multiple of the group. */
+#define UNPACK_FP4(name, group, SCALES)                                                                            \
     static void name(const qn_mm_operand *o, int64_t row, int64_t k, int64_t count, void *panel)                   \
     {                                                                                                              \
         const uint8_t *const src = row_at(o, row) + k / 2;                                                         \
-        const uint8_t *const scales = (const uint8_t *)o->scales + row * o->scale_stride + k / (group);            \
+        const uint8_t *const codes = (const uint8_t *)o->scales + row * o->scale_stride + k / (group);             \
+        const int64_t groups = count / (group);                                                                    \
+        float scales[SCALES_AT_ONCE + VL];                                                                         \
         float *const p = panel;                                                                                    \
-        int64_t i = 0;                                                                                             \
-        for (; i + (group) <= count; i += (group)) {                                                               \
-            const vf s = vf_set(SCALE(scales[i / (group)]));                                                       \
-            for (int j = 0; j < (group); j += VL) {                                                                \
-                vf_store(p + i + j, vf_mul(vf_from_e2m1(src + (i + j) / 2), s));                                   \
+        for (int64_t g0 = 0; g0 < groups; g0 += SCALES_AT_ONCE) {                                                  \
+            const int64_t n = groups - g0 < SCALES_AT_ONCE ? groups - g0 : SCALES_AT_ONCE;                         \
+            SCALES(codes + g0, n, scales);                                                                         \
+            for (int64_t g = 0; g < n; g++) {                                                                      \
+                const vf s = vf_set(scales[g]);                                                                    \
+                const int64_t at = (g0 + g) * (group);                                                             \
+                for (int j = 0; j < (group); j += VL) {                                                            \
+                    vf_store(p + at + j, vf_mul(vf_from_e2m1(src + (at + j) / 2), s));                             \
+                }                                                                                                  \
             }                                                                                                      \
         }                                                                                                          \
-        if (i < count) {                                                                                           \
-            uint8_t tail[(group) / 2] = {0};                                                                       \
-            memcpy(tail, src + i / 2, (size_t)((count - i + 1) / 2));                                              \
-            const vf s = vf_set(SCALE(scales[i / (group)]));                                                       \
-            for (int j = 0; j < (group); j += VL) {                                                                \
-                vf_store(p + i + j, vf_mul(vf_from_e2m1(tail + j / 2), s));                                        \
-            }                                                                                                      \
-            i += (group);                                                                                          \
-        }                                                                                                          \
-        panel_zeros(p, i, count);                                                                                  \
+        panel_zeros(p, groups * (group), count);                                                                   \
     }
 
-UNPACK_FP4(unpack_nvfp4, 16, e4m3_value)
-UNPACK_FP4(unpack_mxfp4, 32, e8m0_value)
+UNPACK_FP4(unpack_nvfp4, 16, e4m3_scales)
+UNPACK_FP4(unpack_mxfp4, 32, e8m0_scales)
 
 QN_INLINE float f16_at(const uint8_t *p)
 {

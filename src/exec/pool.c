@@ -184,8 +184,9 @@ static int32_t processors(void)
 
 qn_status qn_pool_create(qn_ctx *ctx, int32_t threads, qn_pool **out, qn_error *error)
 {
-    QN_FAIL_IF(!out || !ctx, error, QN_E_ARGUMENT, "qn_pool_create: %s is NULL", out ? "ctx" : "out");
+    QN_FAIL_IF(!out, error, QN_E_ARGUMENT, "qn_pool_create: out is NULL");
     *out = NULL;
+    QN_FAIL_IF(!ctx, error, QN_E_ARGUMENT, "qn_pool_create: ctx is NULL");
     QN_FAIL_IF(threads < 0 || threads > MAX_THREADS, error, QN_E_ARGUMENT, "threads is %d, expected 0 to %d", threads,
                MAX_THREADS);
     const int32_t available = processors();

@@ -190,8 +190,9 @@ static qn_status add_data(qn_checkpoint *c, const qn_file_tensor *t, size_t leng
                    qn_format_get_info(format)->name, s->scale_suffix);
         char *module = qn_checkpoint_own_text(c, t->name, length);
         QN_FAIL_IF(!module, error, QN_E_MEMORY, "out of memory for tensor names");
-        QN_FAIL_IF(qn_quant_config_ignores(c->quant, module), error, QN_E_FILE,
-                   "%s is quantised although quantization_config leaves it out", module);
+        const int ignored = qn_quant_config_ignores(c->quant, module);
+        QN_FAIL_IF(ignored < 0, error, QN_E_MEMORY, "out of memory for quantization_config");
+        QN_FAIL_IF(ignored, error, QN_E_FILE, "%s is quantised although quantization_config leaves it out", module);
         return add_quantised(c, t, length, scale, error);
     }
     QN_FAIL_IF(strcmp(suffix, "weight") != 0, error, QN_E_FILE, "tensor %s does not belong to %s", t->name,

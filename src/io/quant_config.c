@@ -129,7 +129,7 @@ static qn_status add_ignore(qn_quant_config *config, const char *text, int regex
     p->regex = pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED,
                              PCRE2_UTF | PCRE2_ANCHORED | PCRE2_NEVER_BACKSLASH_C, &code, &at, compile);
     pcre2_compile_context_free(compile);
-    QN_FAIL_IF(!p->regex, error, code == PCRE2_ERROR_NOMEMORY ? QN_E_MEMORY : QN_E_FILE,
+    QN_FAIL_IF(!p->regex, error, code == PCRE2_ERROR_HEAP_FAILED ? QN_E_MEMORY : QN_E_FILE,
                "ignore pattern re:%.80s is not a regular expression (at %zu)", text, (size_t)at);
     config->ignore_count++;
     return QN_OK;
@@ -378,11 +378,11 @@ int qn_quant_config_ignores(const qn_quant_config *config, const char *module)
             continue;
         }
         pcre2_match_data *match = pcre2_match_data_create(1, config->memory);
-        const int found =
-            match ? pcre2_match(p->regex, (PCRE2_SPTR)module, strlen(module), 0, 0, match, config->limits) : -1;
+        const int found = match ? pcre2_match(p->regex, (PCRE2_SPTR)module, strlen(module), 0, 0, match, config->limits)
+                                : PCRE2_ERROR_NOMEMORY;
         pcre2_match_data_free(match);
-        if (found >= 0) {
-            return 1;
+        if (found >= 0 || found == PCRE2_ERROR_NOMEMORY) {
+            return found >= 0 ? 1 : -1;
         }
     }
     return 0;
@@ -406,6 +406,9 @@ static json_t *args_object(const ct_args *a)
     }
     if (!bad && a->scale_dtype) {
         bad = json_object_set_new(o, "scale_dtype", json_string(a->scale_dtype)) != 0;
+    }
+    if (!bad && a->scale_dtype && strcmp(a->scale_dtype, "torch.uint8") == 0) { /* as the public MXFP4 presets */
+        bad = json_object_set_new(o, "zp_dtype", json_string(a->scale_dtype)) != 0;
     }
     if (!bad && strcmp(a->dynamic, "local") == 0) { /* loaders ask for the observer of static scales */
         bad = json_object_set_new(o, "observer", json_string("static_minmax")) != 0;

@@ -21,7 +21,7 @@ void qn_quant_config_destroy(qn_quant_config *config); /* NULL is fine */
 /* Scheme of the linear weights. */
 const qn_scheme *qn_quant_config_scheme(const qn_quant_config *config);
 
-/* 1 when the linear module ("model.layers.0.self_attn.q_proj") is left unquantised. */
+/* 1 when the linear module ("model.layers.0.self_attn.q_proj") is left unquantised, 0 when not, -1: out of memory. */
 int qn_quant_config_ignores(const qn_quant_config *config, const char *module);
 
 /* The object to put into config.json for a scheme; ignore: names of the linear

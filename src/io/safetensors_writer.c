@@ -41,6 +41,7 @@ struct qn_safetensors_writer {
     qn_buffer header; /* with the 8 length bytes */
     uint64_t data_bytes;
     int checksums, finished;
+    int ours;      /* the path is a plain file, which may be removed */
     char *pending; /* bytes not yet given to the system */
     size_t pending_bytes;
     uint64_t pending_at; /* file offset */
@@ -128,8 +129,10 @@ static qn_status add_metadata(qn_safetensors_writer *w, const char *const *metad
             status = qn_error_set(error, QN_E_ARGUMENT, "metadata entry %d has no key or no value", (int)i);
             break;
         }
-        if (qn_map_add(&keys, key, strlen(key), i) == 1) {
-            status = qn_error_set(error, QN_E_ARGUMENT, "metadata key %s is given twice", key);
+        const int added = qn_map_add(&keys, key, strlen(key), i);
+        if (added != 0) {
+            status = added < 0 ? qn_error_set(error, QN_E_MEMORY, "out of memory for metadata")
+                               : qn_error_set(error, QN_E_ARGUMENT, "metadata key %s is given twice", key);
             break;
         }
         qn_buffer_print(h, i ? "," : "");
@@ -247,10 +250,11 @@ static qn_status fail_write(const qn_safetensors_writer *w, int code, qn_error *
 
 static qn_status open_file(qn_safetensors_writer *w, qn_error *error)
 {
-    w->fd = open(w->path, O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
+    w->fd = open(w->path, O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
     QN_FAIL_IF(w->fd < 0, error, QN_E_IO, "cannot create %s: %s", w->path, strerror(errno));
     struct stat st;
     QN_FAIL_IF(fstat(w->fd, &st) != 0 || !S_ISREG(st.st_mode), error, QN_E_IO, "%s is no plain file", w->path);
+    w->ours = 1;
     const off_t size = (off_t)qn_safetensors_writer_bytes(w);
     int code;
     do { /* reserve the space now, to fail in the first second */
@@ -420,7 +424,7 @@ void qn_safetensors_writer_destroy(qn_safetensors_writer *w)
     }
     if (w->fd >= 0) {
         close(w->fd);
-        if (!w->finished) {
+        if (w->ours && !w->finished) {
             unlink(w->path);
         }
     }

@@ -67,6 +67,22 @@ static void print_attr(qn_text *text, const qn_attr_info *attr, qn_attr_value va
     }
 }
 
+/* Dimensions that sizes can be taken from. */
+static int has_sane_shapes(const qn_op_desc *desc)
+{
+    for (int32_t i = 0; i < QN_MAX_IN; i++) {
+        const qn_shape *shape = &desc->in[i];
+        int sane = shape->ndim >= 0 && shape->ndim <= QN_MAX_DIMS;
+        for (int32_t d = 0; sane && d < shape->ndim; d++) {
+            sane = shape->dims[d] >= 0 && shape->dims[d] <= QN_OP_SIZE_LIMIT;
+        }
+        if (!sane) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
 size_t qn_op_desc_print(const qn_op_desc *desc, char *data, size_t capacity)
 {
     qn_text text = qn_text_make(data, capacity);
@@ -78,7 +94,7 @@ size_t qn_op_desc_print(const qn_op_desc *desc, char *data, size_t capacity)
     }
     qn_text_add(&text, "%s", op->name);
     qn_sizes sizes = {0, 0, 0, 0, 0};
-    if (family->sizes(desc, &sizes, NULL) == QN_OK) {
+    if (has_sane_shapes(desc) && family->sizes(desc, &sizes, NULL) == QN_OK) {
         for (const char *letter = family->size_names; *letter; letter++) {
             qn_text_add(&text, " %c=%lld", *letter, (long long)*size_field(&sizes, *letter));
         }

@@ -89,9 +89,9 @@ static qn_status no_candidate(const qn_ctx *ctx, const qn_op_desc *desc, const q
 qn_status qn_plan_create(qn_ctx *ctx, const qn_op_desc *desc, const qn_plan_options *options, qn_plan **out,
                          qn_error *error)
 {
-    QN_FAIL_IF(!out || !ctx || !desc, error, QN_E_ARGUMENT, "qn_plan_create: %s is NULL",
-               !out ? "out" : (!ctx ? "ctx" : "desc"));
+    QN_FAIL_IF(!out, error, QN_E_ARGUMENT, "qn_plan_create: out is NULL");
     *out = NULL;
+    QN_FAIL_IF(!ctx || !desc, error, QN_E_ARGUMENT, "qn_plan_create: %s is NULL", ctx ? "desc" : "ctx");
     qn_plan_options chosen;
     QN_TRY(qn_plan_options_get(options, &chosen, error));
     qn_shape shapes[QN_MAX_OUT];

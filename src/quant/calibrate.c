@@ -3,24 +3,122 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/error.h"
 #include "base/map.h"
 #include "model/model.h"
 
-#define MAX_TOKENS 1024
+#define SEQUENCE 512    /* tokens evaluated together, each sequence from an empty context */
+#define MAX_TOKENS 4096
+#define DAMP 0.01f      /* of the mean square of the inputs, added to each */
+#define MAX_WIDTHS 8    /* plans kept, one an input width */
 
 typedef struct observer {
+    qn_ctx *ctx;
     qn_calibration *calibration;
     const qn_outputs *outputs;
-    qn_map map; /* weight name -> output */
-    int32_t bad; /* output whose input was not finite; -1: none */
+    const qn_exec *exec;
+    qn_map map;      /* weight name -> output */
+    int feedback;
+    int32_t bad;     /* output whose input was not finite; -1: none */
+    qn_status status; /* of the products */
+    qn_error error;
+    /* rows of the layer that is being met, transposed: [k][SEQUENCE] */
+    float *rows;
+    int32_t owner;   /* output they belong to */
+    int64_t count, expected; /* rows so far; of this evaluation */
+    float *product;  /* [k,k] */
+    qn_plan *plans[MAX_WIDTHS];
+    int64_t widths[MAX_WIDTHS];
 } observer;
+
+/* ---- Products of the inputs ---- */
+
+/* A plan for product[k,k] = rows[k,SEQUENCE] rows^T; NULL with o->status set. */
+static const qn_plan *plan_of(observer *o, int64_t k)
+{
+    int i = 0;
+    while (i < MAX_WIDTHS && o->plans[i] && o->widths[i] != k) {
+        i++;
+    }
+    if (i == MAX_WIDTHS) {
+        qn_plan_destroy(o->plans[--i]);
+        o->plans[i] = NULL;
+    }
+    if (!o->plans[i]) {
+        qn_op_desc desc;
+        qn_op_desc_init(&desc, QN_OP_DENSE_MM);
+        desc.in[qn_op_in_slot(QN_OP_DENSE_MM, "x")] = qn_shape_make(QN_F32, 2, k, SEQUENCE, 1, 1);
+        desc.in[qn_op_in_slot(QN_OP_DENSE_MM, "b")] = qn_shape_make(QN_F32, 2, k, SEQUENCE, 1, 1);
+        desc.attr[QN_ATTR_OUT].i = QN_OUT_F32;
+        o->status = qn_plan_create(o->ctx, &desc, NULL, &o->plans[i], &o->error);
+        o->widths[i] = k;
+    }
+    return o->plans[i];
+}
+
+/* Add the product of the rows that are there to their owner's. */
+static void add_product(observer *o)
+{
+    const int64_t k = o->outputs->list[o->owner].encoder.k;
+    for (int64_t i = 0; i < k && o->count < SEQUENCE; i++) {
+        memset(o->rows + i * SEQUENCE + o->count, 0, (size_t)(SEQUENCE - o->count) * sizeof(float));
+    }
+    o->count = 0;
+    const qn_plan *plan = plan_of(o, k);
+    if (!plan) {
+        return;
+    }
+    const qn_shape in = qn_shape_make(QN_F32, 2, k, SEQUENCE, 1, 1), out = qn_shape_make(QN_F32, 2, k, k, 1, 1);
+    qn_args args;
+    memset(&args, 0, sizeof args);
+    args.in[qn_op_in_slot(QN_OP_DENSE_MM, "x")] = qn_view_make(o->rows, &in);
+    args.in[qn_op_in_slot(QN_OP_DENSE_MM, "b")] = qn_view_make(o->rows, &in);
+    args.out[0] = qn_mut_view_make(o->product, &out);
+    const size_t pack_bytes = qn_plan_pack_bytes(plan);
+    const size_t work_bytes = qn_plan_workspace_bytes(plan, k, qn_exec_threads(o->exec));
+    void *packed = pack_bytes ? qn_alloc(o->ctx, pack_bytes) : NULL;
+    void *workspace = work_bytes ? qn_alloc(o->ctx, work_bytes) : NULL;
+    if ((pack_bytes && !packed) || (work_bytes && !workspace)) {
+        o->status = qn_error_set(&o->error, QN_E_MEMORY, "out of memory for the inputs of %s",
+                                 o->outputs->list[o->owner].weight->name);
+    }
+    if (o->status == QN_OK && packed) {
+        o->status = qn_pack(plan, &args, packed, pack_bytes, &o->error);
+        args.packed = packed;
+    }
+    if (o->status == QN_OK) {
+        o->status = qn_run(plan, &args, workspace, work_bytes, o->exec, &o->error);
+    }
+    if (o->status == QN_OK) {
+        float *sum = o->calibration->list[o->owner].squares;
+        for (int64_t i = 0; i < k * k; i++) {
+            sum[i] += o->product[i];
+        }
+    }
+    qn_free(o->ctx, workspace);
+    qn_free(o->ctx, packed);
+}
+
+static void keep_row(observer *o, int32_t output, const float *x, int64_t k)
+{
+    if (o->owner != output) {
+        o->count = 0;
+        o->owner = output;
+    }
+    for (int64_t i = 0; i < k; i++) {
+        o->rows[i * SEQUENCE + o->count] = x[i];
+    }
+    if (++o->count == o->expected) {
+        add_product(o);
+    }
+}
 
 static void observe(void *user, const char *weight_name, const float *x, int64_t m, int64_t k)
 {
     observer *o = user;
     const int32_t i = qn_map_get(&o->map, weight_name, strlen(weight_name));
-    if (i < 0 || o->outputs->list[i].encoder.k != k) {
+    if (i < 0 || o->outputs->list[i].encoder.k != k || o->status != QN_OK) {
         return;
     }
     qn_observed *seen = &o->calibration->list[i];
@@ -32,75 +130,124 @@ static void observe(void *user, const char *weight_name, const float *x, int64_t
             return;
         }
         amax = a > amax ? a : amax;
-        if (seen->squares) {
-            seen->squares[j % k] += (double)a * (double)a;
-        }
     }
     seen->amax = amax;
     seen->rows += m;
+    for (int64_t r = 0; r < m && seen->squares && o->status == QN_OK; r++) {
+        keep_row(o, i, x + r * k, k);
+    }
 }
 
-/* Ids of the text, cut to what the model's context holds. */
-static qn_status encode_text(const qn_model *model, int32_t *ids, int32_t *count, qn_error *error)
+/* ---- The run ---- */
+
+/* Tokens worth running: some for each column of the widest input. */
+static size_t useful_tokens(const qn_outputs *outputs)
+{
+    int64_t widest = 0;
+    for (int32_t i = 0; i < outputs->count; i++) {
+        if (outputs->list[i].linear) {
+            widest = qn_max_i64(widest, outputs->list[i].encoder.k);
+        }
+    }
+    return (size_t)qn_min_i64(qn_max_i64(4 * widest, 256), MAX_TOKENS);
+}
+
+static qn_status encode_text(observer *o, const qn_model *model, int32_t *ids, size_t *count, qn_error *error)
 {
     const char *text = qn_calibration_text();
-    qn_model_info info;
-    qn_model_get_info(model, &info);
     size_t n = 0;
-    const qn_status status =
-        qn_tokenizer_encode(qn_model_tokenizer(model), text, strlen(text), QN_ENCODE_ADD_SPECIAL, ids, MAX_TOKENS, &n, error);
+    const size_t capacity = useful_tokens(o->outputs);
+    const qn_status status = qn_tokenizer_encode(qn_model_tokenizer(model), text, strlen(text), 0, ids, capacity, &n, error);
     if (status != QN_OK && status != QN_E_WORKSPACE) {
         return status;
     }
-    const size_t context = info.context_length > 0 ? (size_t)info.context_length : MAX_TOKENS;
-    n = n > MAX_TOKENS ? MAX_TOKENS : n;
-    *count = (int32_t)(n > context ? context : n);
+    *count = n > capacity ? capacity : n;
     QN_FAIL_IF(*count < 1, error, QN_E_FILE, "the tokenizer makes no tokens of the calibration text");
     return QN_OK;
 }
 
-static qn_status run_text(qn_ctx *ctx, qn_model *model, const qn_exec *exec, qn_error *error)
+static qn_status run_text(observer *o, qn_model *model, qn_error *error)
 {
-    int32_t *ids = qn_alloc(ctx, MAX_TOKENS * sizeof *ids), count = 0;
+    qn_model_info info;
+    qn_model_get_info(model, &info);
+    const int32_t most = info.context_length > 0 && info.context_length < SEQUENCE ? info.context_length : SEQUENCE;
+    int32_t *ids = qn_calloc(o->ctx, MAX_TOKENS, sizeof *ids);
     QN_FAIL_IF(!ids, error, QN_E_MEMORY, "out of memory for the calibration text");
+    size_t count = 0;
     qn_session *session = NULL;
-    qn_status status = encode_text(model, ids, &count, error);
+    qn_status status = encode_text(o, model, ids, &count, error);
     if (status == QN_OK) {
         qn_session_options options;
         qn_session_options_init(&options);
-        options.context_length = count;
-        options.batch = count < 128 ? count : 128;
-        if (exec) {
-            options.exec = *exec;
+        options.context_length = most;
+        options.batch = most;
+        if (o->exec) {
+            options.exec = *o->exec;
         }
         status = qn_session_create(model, &options, &session, error);
     }
-    if (status == QN_OK) {
-        status = qn_session_eval(session, ids, count, 0, NULL, error);
+    for (size_t i = 0; i < count && status == QN_OK; i += (size_t)most) {
+        const int32_t n = count - i < (size_t)most ? (int32_t)(count - i) : most;
+        o->expected = n;
+        status = qn_session_truncate(session, 0, error);
+        if (status == QN_OK) {
+            status = qn_session_eval(session, ids + i, n, 0, NULL, error);
+        }
+        if (status == QN_OK && o->status != QN_OK) {
+            status = qn_error_set(error, o->status, "%s", o->error.text);
+        }
     }
     qn_session_destroy(session);
-    qn_free(ctx, ids);
+    qn_free(o->ctx, ids);
     return status;
 }
 
-/* The outputs to watch, and room for their figures. */
-static qn_status prepare(qn_ctx *ctx, const qn_outputs *outputs, int importance, observer *o, qn_error *error)
+uint64_t qn_calibration_bytes(const qn_outputs *outputs)
 {
+    uint64_t sum = 0;
+    for (int32_t i = 0; i < outputs->count; i++) {
+        const qn_output *o = &outputs->list[i];
+        uint64_t bytes;
+        if (o->linear && o->leader == i &&
+            (qn_mul_u64((uint64_t)o->encoder.k, (uint64_t)o->encoder.k, &bytes) ||
+             qn_mul_u64(bytes, sizeof(float), &bytes) || qn_add_u64(sum, bytes, &sum))) {
+            return UINT64_MAX;
+        }
+    }
+    return sum;
+}
+
+/* The outputs to watch, and room for their figures. */
+static qn_status prepare(observer *o, qn_error *error)
+{
+    const qn_outputs *outputs = o->outputs;
     qn_calibration *c = o->calibration;
-    c->list = qn_calloc(ctx, (size_t)outputs->count, sizeof *c->list);
+    c->list = qn_calloc(o->ctx, (size_t)outputs->count, sizeof *c->list);
     QN_FAIL_IF(!c->list, error, QN_E_MEMORY, "out of memory calibrating %d tensors", outputs->count);
     c->count = outputs->count;
+    size_t widest = 1;
     for (int32_t i = 0; i < outputs->count; i++) {
         const qn_output *output = &outputs->list[i];
         if (!output->linear) {
             continue;
         }
         const char *name = output->weight->name;
-        if (importance) {
-            c->list[i].squares = qn_calloc(ctx, (size_t)output->encoder.k, sizeof(double));
+        const size_t k = (size_t)output->encoder.k;
+        size_t squares = 0;
+        int failed = qn_map_add(&o->map, name, strlen(name), i) < 0;
+        if (o->feedback && output->leader == i) {
+            failed = failed || qn_mul_size(k, k, &squares);
+            c->list[i].squares = failed ? NULL : qn_calloc(o->ctx, squares, sizeof(float));
+            c->list[i].importance = qn_calloc(o->ctx, k, sizeof(float));
+            failed = failed || !c->list[i].squares || !c->list[i].importance;
         }
-        QN_FAIL_IF((importance && !c->list[i].squares) || qn_map_add(&o->map, name, strlen(name), i) < 0, error,
-                   QN_E_MEMORY, "out of memory calibrating tensor %s", name);
+        QN_FAIL_IF(failed, error, QN_E_MEMORY, "out of memory calibrating tensor %s", name);
+        widest = k > widest ? k : widest;
+    }
+    if (o->feedback) {
+        o->rows = qn_calloc(o->ctx, widest, SEQUENCE * sizeof(float));
+        o->product = qn_calloc(o->ctx, widest * widest, sizeof(float));
+        QN_FAIL_IF(!o->rows || !o->product, error, QN_E_MEMORY, "out of memory for inputs of %zu columns", widest);
     }
     return QN_OK;
 }
@@ -118,30 +265,49 @@ static qn_status check(const observer *o, qn_error *error)
     return QN_OK;
 }
 
+static void factor_task(void *user, int64_t index, int32_t thread)
+{
+    (void)thread;
+    const observer *o = user;
+    qn_observed *seen = &o->calibration->list[index];
+    if (seen->squares) {
+        qn_feedback_factor(seen->squares, o->outputs->list[index].encoder.k, DAMP, seen->importance);
+    }
+}
+
 qn_status qn_calibration_run(qn_ctx *ctx, const char *input, const qn_outputs *outputs, const qn_exec *exec,
-                             int importance, qn_calibration *out, qn_error *error)
+                             int feedback, qn_calibration *out, qn_error *error)
 {
     *out = (qn_calibration){.ctx = ctx};
-    observer o = {.calibration = out, .outputs = outputs, .map = qn_map_make(ctx), .bad = -1};
+    observer o = {.ctx = ctx, .calibration = out, .outputs = outputs, .exec = exec, .map = qn_map_make(ctx),
+                  .feedback = feedback, .bad = -1, .owner = -1};
     qn_model *model = NULL;
     qn_model_options options;
     qn_model_options_init(&options);
-    qn_status status = prepare(ctx, outputs, importance, &o, error);
+    qn_status status = prepare(&o, error);
     if (status == QN_OK) {
         status = qn_model_open(ctx, input, &options, &model, error);
     }
     if (status == QN_OK) {
         qn_model_set_observer(model, observe, &o);
-        status = run_text(ctx, model, exec, error);
+        status = run_text(&o, model, error);
     }
     if (status == QN_OK) {
         status = check(&o, error);
     }
     qn_model_close(model);
+    for (int i = 0; i < MAX_WIDTHS; i++) {
+        qn_plan_destroy(o.plans[i]);
+    }
     qn_map_free(&o.map);
+    qn_free(ctx, o.rows);
+    qn_free(ctx, o.product);
     if (status != QN_OK) {
         qn_calibration_free(out);
         return qn_error_prefix(error, status, "calibration");
+    }
+    if (feedback) {
+        qn_parallel_for(exec, outputs->count, factor_task, &o);
     }
     return QN_OK;
 }
@@ -150,6 +316,7 @@ void qn_calibration_free(qn_calibration *calibration)
 {
     for (int32_t i = 0; i < calibration->count; i++) {
         qn_free(calibration->ctx, calibration->list[i].squares);
+        qn_free(calibration->ctx, calibration->list[i].importance);
     }
     if (calibration->list) {
         qn_free(calibration->ctx, calibration->list);

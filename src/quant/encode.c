@@ -1,4 +1,4 @@
-#include "quant/encode.h"
+#include "quant/encode_internal.h"
 
 #include <float.h>
 #include <math.h>
@@ -102,13 +102,7 @@ float qn_encode_global_scale(const qn_encoder *encoder, float amax)
 
 /* ---- Scales ---- */
 
-typedef struct tile {
-    const float *w;
-    const float *importance; /* of the first column; NULL: none */
-    int64_t rows, columns, stride;
-} tile;
-
-static float tile_amax(const tile *t)
+static float tile_amax(const qn_tile *t)
 {
     float amax = 0;
     for (int64_t r = 0; r < t->rows; r++) {
@@ -132,26 +126,24 @@ static inline float grid_round(float a, float least, float magic, float max)
     return q < max ? q : max;
 }
 
-#define LANES 8
-
 /* Sum over one row of the tile of importance * (a - round(a))^2 with a = |w| * inverse. */
 static float row_error(const qn_grid *grid, const float *w, const float *importance, int64_t count, float inverse)
 {
     const float least = grid->least, max = grid->max;
     const float magic = 0x1.8p23f / (float)(1 << grid->mantissa);
-    float sum[LANES] = {0};
+    float sum[QN_LANES] = {0};
     int64_t i = 0;
     if (importance) {
-        for (; i + LANES <= count; i += LANES) {
-            for (int j = 0; j < LANES; j++) {
+        for (; i + QN_LANES <= count; i += QN_LANES) {
+            for (int j = 0; j < QN_LANES; j++) {
                 const float a = fabsf(w[i + j]) * inverse;
                 const float d = a - grid_round(a, least, magic, max);
                 sum[j] += importance[i + j] * (d * d);
             }
         }
     } else {
-        for (; i + LANES <= count; i += LANES) {
-            for (int j = 0; j < LANES; j++) {
+        for (; i + QN_LANES <= count; i += QN_LANES) {
+            for (int j = 0; j < QN_LANES; j++) {
                 const float a = fabsf(w[i + j]) * inverse;
                 const float d = a - grid_round(a, least, magic, max);
                 sum[j] += d * d;
@@ -166,7 +158,7 @@ static float row_error(const qn_grid *grid, const float *w, const float *importa
     return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
 }
 
-static double tile_error(const qn_encoder *encoder, const tile *t, float scale)
+static double tile_error(const qn_encoder *encoder, const qn_tile *t, float scale)
 {
     const float inverse = 1.0f / scale;
     double sum = 0;
@@ -176,24 +168,19 @@ static double tile_error(const qn_encoder *encoder, const tile *t, float scale)
     return sum * (double)scale * (double)scale;
 }
 
-typedef struct choice {
-    uint8_t stored[8]; /* the scale as written */
-    float value;       /* what codes are multiplied by */
-} choice;
-
 /* The scale as the format can hold it. */
-static choice float_choice(const qn_encoder *encoder, float scale)
+static qn_scale_choice float_choice(const qn_encoder *encoder, float scale)
 {
-    choice c = {{0}, 0};
+    qn_scale_choice c = {{0}, 0};
     encoder->scale->encode(&scale, 1, c.stored);
     encoder->scale->decode(c.stored, 1, &c.value);
     c.value /= encoder->global_scale;
     return c;
 }
 
-static choice byte_choice(const qn_encoder *encoder, int code)
+static qn_scale_choice byte_choice(const qn_encoder *encoder, int code)
 {
-    choice c = {{(uint8_t)code}, 0};
+    qn_scale_choice c = {{(uint8_t)code}, 0};
     encoder->scale->decode(c.stored, 1, &c.value);
     c.value /= encoder->global_scale;
     return c;
@@ -204,9 +191,9 @@ static choice byte_choice(const qn_encoder *encoder, int code)
 static const float float_grid_factors[] = {1.09f, 1.19f, 1.3f, 1.41f, 1.54f, 1.68f, 1.83f};
 static const float even_grid_factors[] = {0.96f, 0.92f, 0.86f, 0.80f};
 
-static choice choose_float(const qn_encoder *encoder, const tile *t, float plain)
+static qn_scale_choice choose_float(const qn_encoder *encoder, const qn_tile *t, float plain)
 {
-    choice best = float_choice(encoder, plain);
+    qn_scale_choice best = float_choice(encoder, plain);
     if (!encoder->search) {
         return best;
     }
@@ -215,7 +202,7 @@ static choice choose_float(const qn_encoder *encoder, const tile *t, float plain
     const size_t count = even ? sizeof even_grid_factors / sizeof *factors : sizeof float_grid_factors / sizeof *factors;
     double least = tile_error(encoder, t, best.value);
     for (size_t i = 0; i < count; i++) {
-        const choice c = float_choice(encoder, plain * factors[i]);
+        const qn_scale_choice c = float_choice(encoder, plain * factors[i]);
         if (!(c.value >= FLT_MIN) || !isfinite(c.value)) {
             continue;
         }
@@ -229,13 +216,13 @@ static choice choose_float(const qn_encoder *encoder, const tile *t, float plain
 }
 
 /* Scales of one byte, whose codes ascend with their value: codes around the plain one. */
-static choice choose_byte(const qn_encoder *encoder, const tile *t, float plain)
+static qn_scale_choice choose_byte(const qn_encoder *encoder, const qn_tile *t, float plain)
 {
     uint8_t code = 0;
     encoder->scale->encode(&plain, 1, &code);
     const int low = encoder->code_low, high = encoder->code_high, octave = encoder->code_octave;
     const int middle = code < low ? low : code > high ? high : code;
-    choice best = byte_choice(encoder, middle);
+    qn_scale_choice best = byte_choice(encoder, middle);
     if (!encoder->search) {
         return best;
     }
@@ -245,7 +232,7 @@ static choice choose_byte(const qn_encoder *encoder, const tile *t, float plain)
         if (c == middle) {
             continue;
         }
-        const choice candidate = byte_choice(encoder, c);
+        const qn_scale_choice candidate = byte_choice(encoder, c);
         const double e = tile_error(encoder, t, candidate.value);
         if (e < least) {
             least = e;
@@ -255,7 +242,7 @@ static choice choose_byte(const qn_encoder *encoder, const tile *t, float plain)
     return best;
 }
 
-static choice choose(const qn_encoder *encoder, const tile *t)
+qn_scale_choice qn_choose_scale(const qn_encoder *encoder, const qn_tile *t)
 {
     const float amax = tile_amax(t);
     if (!(amax > 0)) {
@@ -320,11 +307,15 @@ static void put_plain(const qn_encoder *encoder, const float *w, int64_t rows, u
     }
 }
 
-void qn_encode_rows(const qn_encoder *encoder, const float *w, int64_t rows, void *data, void *scales,
+void qn_encode_rows(const qn_encoder *encoder, const float *w, int64_t rows, void *data, void *scales, float *scratch,
                     qn_encode_sums *sums)
 {
     if (!encoder->scale) {
         put_plain(encoder, w, rows, data, sums);
+        return;
+    }
+    if (encoder->feedback) {
+        qn_encode_rows_feedback(encoder, w, rows, data, scales, scratch, sums);
         return;
     }
     const int64_t elements = encoder->element->info.block_elements;
@@ -334,12 +325,12 @@ void qn_encode_rows(const qn_encoder *encoder, const float *w, int64_t rows, voi
         uint8_t *stored = (uint8_t *)scales + (size_t)(r / encoder->tile_n) * encoder->scale_row_bytes;
         for (int64_t b = 0; b < encoder->tiles_k; b++) {
             const int64_t k = b * encoder->tile_k;
-            const tile t = {.w = w + r * encoder->k + k,
+            const qn_tile t = {.w = w + r * encoder->k + k,
                             .importance = encoder->importance ? encoder->importance + k : NULL,
                             .rows = high,
                             .columns = qn_min_i64(encoder->tile_k, encoder->k - k),
                             .stride = encoder->k};
-            const choice c = choose(encoder, &t);
+            const qn_scale_choice c = qn_choose_scale(encoder, &t);
             memcpy(stored + (size_t)b * scale_bytes, c.stored, scale_bytes);
             for (int64_t i = 0; i < high; i++) {
                 uint8_t *codes = (uint8_t *)data + (size_t)(r + i) * encoder->row_bytes +

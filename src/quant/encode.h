@@ -11,6 +11,8 @@
  *     search       of the plain scale and a few around it, the one with the least sum of
  *                  importance[k] * (w - decoded)^2 over the tile; the plain one wins ties
  *
+ *     feedback     rounding that makes good what earlier columns lost (below)
+ *
  * A tile of zeros has scale 1; scales are finite and above zero. */
 #ifndef QN_QUANT_ENCODE_H
 #define QN_QUANT_ENCODE_H
@@ -45,6 +47,7 @@ typedef struct qn_encoder {
     int32_t search;               /* 1 */
     float global_scale;           /* schemes with one: qn_encode_global_scale(amax of the tensor); initially 1 */
     const float *importance;      /* [K], weights of the squared errors; NULL: all 1 */
+    const float *feedback;        /* [K,K] of qn_feedback_factor; NULL: each weight is rounded for itself */
 } qn_encoder;
 
 typedef struct qn_encode_sums {
@@ -62,10 +65,24 @@ qn_status qn_encoder_init(qn_encoder *encoder, const qn_scheme *scheme, int64_t 
  * in that order. It costs no accuracy and leaves room above amax. */
 float qn_encode_global_scale(const qn_encoder *encoder, float amax);
 
+/* Floats of scratch that qn_encode_rows needs for that many rows. */
+size_t qn_encode_scratch(const qn_encoder *encoder, int64_t rows);
+
+/* Error feedback. With h = X^T X of the inputs X the layer meets, the error of its
+ * outputs is d h d^T for a row's error d = q - w. Factor h + damp = R R^T, R upper;
+ * the sum becomes sum_j R[j][j]^2 (d_j + sum_{i<j} d_i R[i][j] / R[j][j])^2, so column j
+ * is rounded towards w_j + sum_{i<j} (w_i - q_i) R[i][j] / R[j][j]: what was lost so far
+ * is made good where the inputs allow it (LDLQ; Chee et al. 2023; the same as GPTQ,
+ * Frantar et al. 2022, from the other end).
+ * h[K,K], symmetric, is replaced: row j holds R[i][j] / R[j][j] at i < j. importance[K]
+ * becomes R[j][j]^2 over its mean: the weights of the columns for the scale search.
+ * damp: part of the mean of h's diagonal that is added to it. */
+void qn_feedback_factor(float *h, int64_t k, float damp, float *importance);
+
 /* Encode `rows` finite rows w[rows,K], the first one at a multiple of unit.
  * data: row_bytes a row; scales: scale_row_bytes a tile row (may be NULL when there
- * are none). sums is added to. Takes no memory; thread-safe. */
-void qn_encode_rows(const qn_encoder *encoder, const float *w, int64_t rows, void *data, void *scales,
+ * are none). scratch: qn_encode_scratch floats, NULL when that is 0. sums is added to. Thread-safe. */
+void qn_encode_rows(const qn_encoder *encoder, const float *w, int64_t rows, void *data, void *scales, float *scratch,
                     qn_encode_sums *sums);
 
 #endif

@@ -17,6 +17,7 @@
 
 #define PIECE_BYTES ((size_t)32 << 20) /* codes in memory at a time */
 #define TASK_ROWS 16                   /* rows a task, when no more share a scale */
+#define MAX_FACTOR_BYTES ((uint64_t)4 << 30)
 #define DEFAULT_SHARD_BYTES 4000000000u
 
 void qn_quantize_options_init(qn_quantize_options *options)
@@ -26,7 +27,7 @@ void qn_quantize_options_init(qn_quantize_options *options)
 
 qn_quant_tuning qn_quant_default_tuning(void)
 {
-    return (qn_quant_tuning){.search = 1, .importance = 0};
+    return (qn_quant_tuning){.search = 1, .feedback = 1};
 }
 
 /* ---- Rows of one weight ---- */
@@ -34,7 +35,8 @@ qn_quant_tuning qn_quant_default_tuning(void)
 typedef struct piece {
     const qn_output *output;
     int64_t first, rows, step; /* rows of this piece, rows a task */
-    float *scratch;            /* step * k floats a thread */
+    float *scratch;            /* rows and the encoder's own, scratch_floats a thread */
+    size_t scratch_floats;
     uint8_t *data, *scales;    /* of the first row; NULL: only look */
     qn_encode_sums *sums;      /* a task */
     float *amax;               /* a task */
@@ -55,7 +57,7 @@ static void encode_task(void *user, int64_t index, int32_t thread)
     const piece *p = user;
     const qn_encoder *e = &p->output->encoder;
     const int64_t start = index * p->step, rows = qn_min_i64(p->step, p->rows - start);
-    float *x = p->scratch + (size_t)thread * (size_t)p->step * (size_t)e->k;
+    float *x = p->scratch + (size_t)thread * p->scratch_floats;
     float amax = 0;
     p->bad[index] = -1;
     p->sums[index] = (qn_encode_sums){0, 0};
@@ -73,7 +75,8 @@ static void encode_task(void *user, int64_t index, int32_t thread)
     p->amax[index] = amax;
     if (p->data) {
         uint8_t *scales = p->scales ? p->scales + (size_t)(start / e->tile_n) * e->scale_row_bytes : NULL;
-        qn_encode_rows(e, x, rows, p->data + (size_t)start * e->row_bytes, scales, &p->sums[index]);
+        qn_encode_rows(e, x, rows, p->data + (size_t)start * e->row_bytes, scales,
+                       x + p->step * e->k, &p->sums[index]);
     }
 }
 
@@ -108,8 +111,9 @@ static qn_status work_init(work *w, qn_ctx *ctx, const qn_output *o, const qn_ex
     const size_t tasks = (size_t)qn_ceil_div(w->piece_rows, w->p.step);
     const size_t threads = (size_t)qn_exec_threads(exec);
     size_t scratch, data;
-    int failed = qn_mul_size((size_t)w->p.step, (size_t)e->k, &scratch) ||
-                 qn_mul_size(scratch, threads * sizeof(float), &scratch) ||
+    int failed = qn_mul_size((size_t)w->p.step, (size_t)e->k, &w->p.scratch_floats) ||
+                 qn_add_size(w->p.scratch_floats, qn_encode_scratch(e, w->p.step), &w->p.scratch_floats) ||
+                 qn_mul_size(w->p.scratch_floats, threads * sizeof(float), &scratch) ||
                  qn_mul_size((size_t)w->piece_rows, e->row_bytes, &data);
     if (!failed) {
         w->scale_bytes = (size_t)qn_ceil_div(e->n, e->tile_n) * e->scale_row_bytes;
@@ -328,6 +332,43 @@ static qn_status write_shards(run *r, qn_error *error)
     return QN_OK;
 }
 
+/* 1 when errors are to be fed back: plain linear weights, and factors that fit. */
+static int wants_feedback(const run *r)
+{
+    int linear = 0;
+    for (int32_t i = 0; i < r->outputs.count; i++) {
+        const qn_output *o = &r->outputs.list[i];
+        linear |= o->linear;
+        if (o->linear && o->weight->scheme->scales != QN_SCALES_NONE) {
+            return 0;
+        }
+    }
+    if (linear && r->tuning->feedback && qn_calibration_bytes(&r->outputs) > MAX_FACTOR_BYTES) {
+        qn_log(r->ctx, QN_LOG_WARN, "no error feedback: its factors would take more than %d GB",
+               (int)(MAX_FACTOR_BYTES >> 30));
+        return 0;
+    }
+    return linear && r->tuning->feedback;
+}
+
+static qn_status calibrate(run *r, const char *input, qn_error *error)
+{
+    const int feedback = wants_feedback(r);
+    if (!feedback && !qn_scheme_needs_calibration(r->outputs.scheme)) {
+        return QN_OK;
+    }
+    QN_TRY(qn_calibration_run(r->ctx, input, &r->outputs, &r->options->exec, feedback, &r->calibration, error));
+    share_input_amax(&r->outputs, &r->calibration);
+    for (int32_t i = 0; i < r->outputs.count; i++) {
+        qn_output *o = &r->outputs.list[i];
+        if (o->linear && feedback) {
+            o->encoder.feedback = r->calibration.list[o->leader].squares;
+            o->encoder.importance = r->calibration.list[o->leader].importance;
+        }
+    }
+    return QN_OK;
+}
+
 /* Everything between the opened checkpoint and the finished folder. */
 static qn_status write_folder(run *r, const char *input, const qn_checkpoint *checkpoint, qn_error *error)
 {
@@ -337,11 +378,7 @@ static qn_status write_folder(run *r, const char *input, const qn_checkpoint *ch
     QN_TRY(qn_folder_check_space(r->folder, need, error));
     QN_TRY(qn_folder_write_tokenizer(r->ctx, input, checkpoint, r->folder, error));
     QN_TRY(find_amax(r->ctx, &r->outputs, &r->options->exec, error));
-    if (qn_scheme_needs_calibration(r->outputs.scheme) || r->tuning->importance) {
-        QN_TRY(qn_calibration_run(r->ctx, input, &r->outputs, &r->options->exec, r->tuning->importance,
-                                  &r->calibration, error));
-        share_input_amax(&r->outputs, &r->calibration);
-    }
+    QN_TRY(calibrate(r, input, error));
     QN_TRY(write_shards(r, error));
     return qn_folder_write_config(checkpoint, &r->outputs, r->folder, error);
 }

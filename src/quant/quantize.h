@@ -6,8 +6,9 @@
 #include <quern/quantize.h>
 
 typedef struct qn_quant_tuning {
-    int32_t search;     /* look for the scales of least error (quant/encode.h) */
-    int32_t importance; /* weight errors by the mean square of each input of the layer, from the calibration text */
+    int32_t search;   /* look for the scales of least error (quant/encode.h) */
+    int32_t feedback; /* error feedback with the inputs of a calibration run; skipped for sources whose linear
+                         weights are quantised already and where the factors would pass 4 GB */
 } qn_quant_tuning;
 
 /* What qn_quantize uses for a scheme. */

@@ -14,14 +14,14 @@
 #include "text/source.h"
 
 enum {
-    QN_TOKEN_PRESENT = 1,     /* the id has a token */
-    QN_TOKEN_ADDED = 2,       /* found in text before anything else is split */
-    QN_TOKEN_SPECIAL = 4,     /* control token */
-    QN_TOKEN_LSTRIP = 8,      /* takes the white space before it */
-    QN_TOKEN_RSTRIP = 16,     /* takes the white space after it */
-    QN_TOKEN_SINGLE_WORD = 32,/* only where no word character touches it */
-    QN_TOKEN_NORMALIZED = 64, /* looked for in normalised text, after the others */
-    QN_TOKEN_END = 128        /* ends a reply */
+    QN_TOKEN_PRESENT = 1,      /* the id has a token */
+    QN_TOKEN_ADDED = 2,        /* found in text before anything else is split */
+    QN_TOKEN_SPECIAL = 4,      /* control token */
+    QN_TOKEN_LSTRIP = 8,       /* takes the white space before it */
+    QN_TOKEN_RSTRIP = 16,      /* takes the white space after it */
+    QN_TOKEN_SINGLE_WORD = 32, /* only where no word character touches it */
+    QN_TOKEN_NORMALIZED = 64,  /* looked for in normalised text, after the others */
+    QN_TOKEN_END = 128         /* ends a reply */
 };
 
 #define QN_TEXT_MAX_TOKENS (1 << 24)

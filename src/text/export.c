@@ -40,10 +40,10 @@ static void put_added(const qn_tokenizer *t, qn_buffer *b)
         if ((f & QN_TOKEN_ADDED) && t->tokens[id].text_bytes) {
             qn_buffer_print(b, "%s\n    {\"id\": %d, \"content\": ", comma, id);
             put_token(t, b, id);
-            qn_buffer_print(b,
-                            ", \"single_word\": %s, \"lstrip\": %s, \"rstrip\": %s, \"normalized\": %s, \"special\": %s}",
-                            yes(f & QN_TOKEN_SINGLE_WORD), yes(f & QN_TOKEN_LSTRIP), yes(f & QN_TOKEN_RSTRIP),
-                            yes(f & QN_TOKEN_NORMALIZED), yes(f & QN_TOKEN_SPECIAL));
+            qn_buffer_print(
+                b, ", \"single_word\": %s, \"lstrip\": %s, \"rstrip\": %s, \"normalized\": %s, \"special\": %s}",
+                yes(f & QN_TOKEN_SINGLE_WORD), yes(f & QN_TOKEN_LSTRIP), yes(f & QN_TOKEN_RSTRIP),
+                yes(f & QN_TOKEN_NORMALIZED), yes(f & QN_TOKEN_SPECIAL));
             comma = ",";
         }
     }
@@ -57,10 +57,13 @@ static void put_steps(const qn_tokenizer *t, qn_buffer *b)
         const qn_split *s = &t->steps[i];
         qn_buffer_print(b, "%s\n    ", i ? "," : "");
         if (s->kind == QN_SPLIT_BYTES) {
-            qn_buffer_print(b, "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, "
-                               "\"use_regex\": %s}", yes((uint32_t)s->with_regex));
+            qn_buffer_print(b,
+                            "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, "
+                            "\"use_regex\": %s}",
+                            yes((uint32_t)s->with_regex));
         } else if (s->kind == QN_SPLIT_REGEX || s->kind == QN_SPLIT_LITERAL) {
-            qn_buffer_print(b, "{\"type\": \"Split\", \"pattern\": {\"%s\": ", s->kind == QN_SPLIT_REGEX ? "Regex" : "String");
+            qn_buffer_print(
+                b, "{\"type\": \"Split\", \"pattern\": {\"%s\": ", s->kind == QN_SPLIT_REGEX ? "Regex" : "String");
             put_text(b, s->pattern, strlen(s->pattern));
             qn_buffer_print(b, "}, \"behavior\": \"%s\", \"invert\": %s}", s->drop_between ? "Removed" : "Isolated",
                             yes((uint32_t)s->drop_between));
@@ -138,8 +141,10 @@ static void put_model(const qn_tokenizer *t, qn_buffer *b)
     } else {
         qn_buffer_print(b, "null");
     }
-    qn_buffer_print(b, ", \"continuing_subword_prefix\": null, \"end_of_word_suffix\": null, \"fuse_unk\": false,\n"
-                       "    \"byte_fallback\": false, \"ignore_merges\": %s,\n    \"vocab\": {", yes((uint32_t)t->ignore_merges));
+    qn_buffer_print(b,
+                    ", \"continuing_subword_prefix\": null, \"end_of_word_suffix\": null, \"fuse_unk\": false,\n"
+                    "    \"byte_fallback\": false, \"ignore_merges\": %s,\n    \"vocab\": {",
+                    yes((uint32_t)t->ignore_merges));
     const char *comma = "";
     for (int32_t id = 0; id < t->token_count; id++) {
         if ((t->tokens[id].flags & QN_TOKEN_PRESENT) && t->tokens[id].text_bytes) {
@@ -179,7 +184,8 @@ static void put_config(const qn_tokenizer *t, qn_buffer *b)
     const struct {
         const char *name;
         int32_t id;
-    } named[] = {{"bos_token", t->bos_id}, {"eos_token", t->eos_id}, {"unk_token", t->unk_id}, {"pad_token", t->pad_id}};
+    } named[] = {
+        {"bos_token", t->bos_id}, {"eos_token", t->eos_id}, {"unk_token", t->unk_id}, {"pad_token", t->pad_id}};
     qn_buffer_print(b, "{\n  \"add_prefix_space\": false,\n  \"add_bos_token\": %s,\n  \"add_eos_token\": %s,\n",
                     yes((uint32_t)t->add_bos), yes((uint32_t)t->add_eos));
     for (size_t i = 0; i < sizeof named / sizeof *named; i++) {
@@ -196,16 +202,17 @@ static void put_config(const qn_tokenizer *t, qn_buffer *b)
         put_text(b, t->chat_template, strlen(t->chat_template));
         qn_buffer_print(b, ",\n");
     }
-    qn_buffer_print(b, "  \"clean_up_tokenization_spaces\": false,\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\"\n}\n");
+    qn_buffer_print(
+        b, "  \"clean_up_tokenization_spaces\": false,\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\"\n}\n");
 }
 
-qn_status qn_tokenizer_export(const qn_tokenizer *tokenizer, qn_buffer *tokenizer_json, qn_buffer *tokenizer_config_json,
-                              qn_error *error)
+qn_status qn_tokenizer_export(const qn_tokenizer *tokenizer, qn_buffer *tokenizer_json,
+                              qn_buffer *tokenizer_config_json, qn_error *error)
 {
     QN_FAIL_IF(!tokenizer || !tokenizer_json || !tokenizer_config_json, error, QN_E_ARGUMENT,
                "tokenizer export got NULL for the tokenizer or a buffer");
-    QN_FAIL_IF(tokenizer->chat_template && !qn_utf8_valid(tokenizer->chat_template, strlen(tokenizer->chat_template)), error,
-               QN_E_FILE, "the chat template is not UTF-8");
+    QN_FAIL_IF(tokenizer->chat_template && !qn_utf8_valid(tokenizer->chat_template, strlen(tokenizer->chat_template)),
+               error, QN_E_FILE, "the chat template is not UTF-8");
     qn_buffer *b = tokenizer_json;
     qn_buffer_print(b, "{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n");
     put_added(tokenizer, b);
@@ -216,6 +223,7 @@ qn_status qn_tokenizer_export(const qn_tokenizer *tokenizer, qn_buffer *tokenize
                        "\"use_regex\": true},\n");
     put_model(tokenizer, b);
     put_config(tokenizer, tokenizer_config_json);
-    QN_FAIL_IF(b->failed || tokenizer_config_json->failed, error, QN_E_MEMORY, "out of memory while writing the tokenizer");
+    QN_FAIL_IF(b->failed || tokenizer_config_json->failed, error, QN_E_MEMORY,
+               "out of memory while writing the tokenizer");
     return QN_OK;
 }

@@ -13,11 +13,16 @@ typedef struct pre_rule {
 } pre_rule;
 
 static const pre_rule pre_rules[] = {
-    {"gpt-2", "gpt2", RULE_GPT2},          {"gpt2", "gpt2", RULE_GPT2},
-    {"default", "gpt2", RULE_GPT2},        {"smollm", "smollm", RULE_DIGITS_GPT2},
-    {"starcoder", "starcoder", RULE_DIGITS_GPT2}, {"llama-bpe", "llama3", RULE_LLAMA3},
-    {"llama3", "llama3", RULE_LLAMA3},     {"llama-v3", "llama3", RULE_LLAMA3},
-    {"qwen2", "qwen2", RULE_QWEN2},        {"deepseek-r1-qwen", "qwen2", RULE_QWEN2},
+    {"gpt-2", "gpt2", RULE_GPT2},
+    {"gpt2", "gpt2", RULE_GPT2},
+    {"default", "gpt2", RULE_GPT2},
+    {"smollm", "smollm", RULE_DIGITS_GPT2},
+    {"starcoder", "starcoder", RULE_DIGITS_GPT2},
+    {"llama-bpe", "llama3", RULE_LLAMA3},
+    {"llama3", "llama3", RULE_LLAMA3},
+    {"llama-v3", "llama3", RULE_LLAMA3},
+    {"qwen2", "qwen2", RULE_QWEN2},
+    {"deepseek-r1-qwen", "qwen2", RULE_QWEN2},
 };
 
 static qn_status make_steps(qn_tokenizer *t, const char *pre, qn_error *error)
@@ -34,7 +39,9 @@ static qn_status make_steps(qn_tokenizer *t, const char *pre, qn_error *error)
                qn_show(pre, strlen(pre)).text);
     t->pre = qn_strdup(t->ctx, rule->shown);
     QN_FAIL_IF(!t->pre, error, QN_E_MEMORY, "out of memory for the tokenizer");
-    const char *pattern = rule->rule == RULE_LLAMA3 ? qn_pattern_llama3 : rule->rule == RULE_QWEN2 ? qn_pattern_qwen2 : NULL;
+    const char *pattern = rule->rule == RULE_LLAMA3  ? qn_pattern_llama3
+                          : rule->rule == RULE_QWEN2 ? qn_pattern_qwen2
+                                                     : NULL;
     if (rule->rule == RULE_DIGITS_GPT2) {
         QN_TRY(qn_split_make(t->ctx, QN_SPLIT_DIGITS, NULL, 0, 0, &t->steps[t->step_count], error));
         t->step_count++;

@@ -27,7 +27,8 @@ static qn_status load(const char *name, qn_string text, json_t **out, qn_error *
 {
     json_error_t e;
     *out = json_loadb(text.data, text.bytes, JSON_REJECT_DUPLICATES, &e);
-    QN_FAIL_IF(!*out, error, QN_E_FILE, "%s does not parse, line %d: %s", name, e.line, qn_show(e.text, strlen(e.text)).text);
+    QN_FAIL_IF(!*out, error, QN_E_FILE, "%s does not parse, line %d: %s", name, e.line,
+               qn_show(e.text, strlen(e.text)).text);
     if (!json_is_object(*out)) {
         json_decref(*out);
         *out = NULL;
@@ -58,26 +59,29 @@ static qn_status read_vocab(qn_tokenizer *t, json_t *model, json_t *added, qn_er
     QN_FAIL_IF(json_array_size(merges) > QN_TEXT_MAX_TOKENS, error, QN_E_FILE,
                "tokenizer.json: model.merges has %zu entries, expected at most %d", json_array_size(merges),
                QN_TEXT_MAX_TOKENS);
-    json_object_foreach(vocab, key, v) {
+    json_object_foreach(vocab, key, v)
+    {
         QN_FAIL_IF(!json_is_integer(v), error, QN_E_FILE, "tokenizer.json: the id of token '%s' is not a whole number",
                    qn_show(key, strlen(key)).text);
         const json_int_t id = json_integer_value(v);
         QN_FAIL_IF(id < 0 || id >= t->model_vocab, error, QN_E_FILE,
-                   "tokenizer.json: token '%s' has id %lld, expected 0 to %d", qn_show(key, strlen(key)).text, (long long)id,
-                   t->model_vocab - 1);
+                   "tokenizer.json: token '%s' has id %lld, expected 0 to %d", qn_show(key, strlen(key)).text,
+                   (long long)id, t->model_vocab - 1);
         top = id > top ? id : top;
     }
-    json_array_foreach(added, i, v) {
+    json_array_foreach(added, i, v)
+    {
         const json_t *id = json_object_get(v, "id");
         QN_FAIL_IF(!json_is_integer(id) || !json_is_string(json_object_get(v, "content")), error, QN_E_FILE,
                    "tokenizer.json: added_tokens[%zu] has no id or content", i);
         QN_FAIL_IF(json_integer_value(id) < 0 || json_integer_value(id) >= t->model_vocab, error, QN_E_FILE,
-                   "tokenizer.json: added token '%s' has id %lld, expected 0 to %d", shown(json_object_get(v, "content")).text,
-                   (long long)json_integer_value(id), t->model_vocab - 1);
+                   "tokenizer.json: added token '%s' has id %lld, expected 0 to %d",
+                   shown(json_object_get(v, "content")).text, (long long)json_integer_value(id), t->model_vocab - 1);
         top = json_integer_value(id) > top ? json_integer_value(id) : top;
     }
     QN_TRY(qn_vocab_reserve(t, (int32_t)top + 1, (int32_t)json_array_size(merges), error));
-    json_object_foreach(vocab, key, v) {
+    json_object_foreach(vocab, key, v)
+    {
         QN_TRY(qn_vocab_add(t, (int32_t)json_integer_value(v), key, strlen(key), 0, error));
     }
     return QN_OK;
@@ -87,7 +91,8 @@ static qn_status read_merges(qn_tokenizer *t, const json_t *merges, qn_error *er
 {
     size_t i;
     json_t *m;
-    json_array_foreach(merges, i, m) {
+    json_array_foreach(merges, i, m)
+    {
         const json_t *left = json_array_get(m, 0), *right = json_array_get(m, 1);
         if (json_is_string(m)) {
             const char *s = json_string_value(m), *space = strchr(s, ' ');
@@ -98,8 +103,8 @@ static qn_status read_merges(qn_tokenizer *t, const json_t *merges, qn_error *er
         }
         QN_FAIL_IF(json_array_size(m) != 2 || !json_is_string(left) || !json_is_string(right), error, QN_E_FILE,
                    "merge %zu is neither a string nor a pair of strings", i);
-        QN_TRY(qn_vocab_add_merge(t, (int32_t)i, json_string_value(left), json_string_length(left), json_string_value(right),
-                                  json_string_length(right), error));
+        QN_TRY(qn_vocab_add_merge(t, (int32_t)i, json_string_value(left), json_string_length(left),
+                                  json_string_value(right), json_string_length(right), error));
     }
     return QN_OK;
 }
@@ -109,27 +114,32 @@ static qn_status read_added(qn_tokenizer *t, const json_t *added, qn_error *erro
     static const struct {
         const char *key;
         uint32_t flag;
-    } keys[] = {{"special", QN_TOKEN_SPECIAL},   {"lstrip", QN_TOKEN_LSTRIP},
-                {"rstrip", QN_TOKEN_RSTRIP},     {"single_word", QN_TOKEN_SINGLE_WORD},
+    } keys[] = {{"special", QN_TOKEN_SPECIAL},
+                {"lstrip", QN_TOKEN_LSTRIP},
+                {"rstrip", QN_TOKEN_RSTRIP},
+                {"single_word", QN_TOKEN_SINGLE_WORD},
                 {"normalized", QN_TOKEN_NORMALIZED}};
     size_t i;
     json_t *a;
-    json_array_foreach(added, i, a) {
+    json_array_foreach(added, i, a)
+    {
         const json_t *content = json_object_get(a, "content");
         const char *s = json_string_value(content);
         const size_t bytes = json_string_length(content);
-        const int32_t id = (int32_t)json_integer_value(json_object_get(a, "id")), there = bytes ? qn_vocab_find(t, s, bytes) : -1;
+        const int32_t id = (int32_t)json_integer_value(json_object_get(a, "id")),
+                      there = bytes ? qn_vocab_find(t, s, bytes) : -1;
         uint32_t flags = QN_TOKEN_ADDED;
         QN_FAIL_IF(!bytes, error, QN_E_FILE, "tokenizer.json: added token %d is empty", id);
         for (size_t k = 0; k < sizeof keys / sizeof *keys; k++) {
             const json_t *v = json_object_get(a, keys[k].key);
-            QN_FAIL_IF(v && !json_is_boolean(v), error, QN_E_FILE, "tokenizer.json: %s of added token '%s' is not true or false",
-                       keys[k].key, shown(content).text);
+            QN_FAIL_IF(v && !json_is_boolean(v), error, QN_E_FILE,
+                       "tokenizer.json: %s of added token '%s' is not true or false", keys[k].key, shown(content).text);
             flags |= json_is_true(v) ? keys[k].flag : 0;
         }
         if (there >= 0) { /* it may stand in the vocabulary too, with the same id */
             QN_FAIL_IF(there != id || (t->tokens[id].flags & QN_TOKEN_ADDED), error, QN_E_FILE,
-                       "tokenizer.json: added token '%s' has id %d, but the same text has id %d", shown(content).text, id, there);
+                       "tokenizer.json: added token '%s' has id %d, but the same text has id %d", shown(content).text,
+                       id, there);
             t->tokens[id].flags |= flags;
         } else {
             QN_TRY(qn_vocab_add(t, id, s, bytes, flags, error));
@@ -146,8 +156,8 @@ static qn_status add_step(qn_tokenizer *t, qn_split_kind kind, const json_t *pat
     QN_FAIL_IF(t->step_count && t->steps[t->step_count - 1].kind == QN_SPLIT_BYTES, error, QN_E_UNSUPPORTED,
                "tokenizer.json: a pre_tokenizer step after ByteLevel is not served");
     qn_split *step = &t->steps[t->step_count];
-    QN_TRY(qn_split_make(t->ctx, kind, pattern ? json_string_value(pattern) : NULL, pattern ? json_string_length(pattern) : 0,
-                         with_regex, step, error));
+    QN_TRY(qn_split_make(t->ctx, kind, pattern ? json_string_value(pattern) : NULL,
+                         pattern ? json_string_length(pattern) : 0, with_regex, step, error));
     step->drop_between = drop_between;
     t->step_count++;
     return QN_OK;
@@ -178,8 +188,10 @@ static qn_status read_steps(qn_tokenizer *t, const json_t *p, int depth, qn_erro
         size_t i;
         json_t *item;
         QN_FAIL_IF(!json_is_array(list) || depth >= MAX_JSON_STEPS_DEPTH, error, QN_E_FILE,
-                   "tokenizer.json: a pre_tokenizer Sequence has no list or is nested deeper than %d", MAX_JSON_STEPS_DEPTH);
-        json_array_foreach(list, i, item) {
+                   "tokenizer.json: a pre_tokenizer Sequence has no list or is nested deeper than %d",
+                   MAX_JSON_STEPS_DEPTH);
+        json_array_foreach(list, i, item)
+        {
             QN_TRY(read_steps(t, item, depth + 1, error));
         }
         return QN_OK;
@@ -190,13 +202,14 @@ static qn_status read_steps(qn_tokenizer *t, const json_t *p, int depth, qn_erro
         return add_step(t, QN_SPLIT_BYTES, NULL, !with || json_is_true(with), 0, error);
     }
     if (strcmp(type, "Digits") == 0) {
-        return add_step(t, json_is_true(json_object_get(p, "individual_digits")) ? QN_SPLIT_DIGITS : QN_SPLIT_NUMBERS, NULL,
-                        0, 0, error);
+        return add_step(t, json_is_true(json_object_get(p, "individual_digits")) ? QN_SPLIT_DIGITS : QN_SPLIT_NUMBERS,
+                        NULL, 0, 0, error);
     }
     if (strcmp(type, "Split") == 0) {
         return read_split(t, p, error);
     }
-    QN_FAIL(error, QN_E_UNSUPPORTED, "tokenizer.json: pre_tokenizer '%s' is not served, expected ByteLevel, Split, Digits or Sequence",
+    QN_FAIL(error, QN_E_UNSUPPORTED,
+            "tokenizer.json: pre_tokenizer '%s' is not served, expected ByteLevel, Split, Digits or Sequence",
             qn_show(type, strlen(type)).text);
 }
 
@@ -215,7 +228,8 @@ static qn_status read_normalizer(qn_tokenizer *t, const json_t *n, int depth, qn
                "tokenizer.json: normalizer '%s' is not served, expected NFC", qn_show(type, strlen(type)).text);
     size_t i;
     json_t *item;
-    json_array_foreach(json_object_get(n, "normalizers"), i, item) {
+    json_array_foreach(json_object_get(n, "normalizers"), i, item)
+    {
         QN_TRY(read_normalizer(t, item, depth + 1, error));
     }
     return QN_OK;
@@ -224,14 +238,17 @@ static qn_status read_normalizer(qn_tokenizer *t, const json_t *n, int depth, qn
 static qn_status affix(qn_tokenizer *t, const json_t *post, const json_t *special, int before, qn_error *error)
 {
     const char *name = string_of(special, "id");
-    const json_t *ids = json_object_get(json_object_get(json_object_get(post, "special_tokens"), name ? name : ""), "ids");
+    const json_t *ids =
+        json_object_get(json_object_get(json_object_get(post, "special_tokens"), name ? name : ""), "ids");
     size_t i;
     json_t *v;
-    QN_FAIL_IF(!name || !json_array_size(ids), error, QN_E_FILE, "tokenizer.json: the post_processor names '%s' without its ids",
+    QN_FAIL_IF(!name || !json_array_size(ids), error, QN_E_FILE,
+               "tokenizer.json: the post_processor names '%s' without its ids",
                qn_show(name ? name : "", name ? strlen(name) : 0).text);
     int32_t *list = before ? t->prefix : t->suffix;
     int *count = before ? &t->prefix_count : &t->suffix_count;
-    json_array_foreach(ids, i, v) {
+    json_array_foreach(ids, i, v)
+    {
         const json_int_t id = json_is_integer(v) ? json_integer_value(v) : -1;
         QN_FAIL_IF(id < 0 || id >= t->token_count || !(t->tokens[id].flags & QN_TOKEN_PRESENT), error, QN_E_FILE,
                    "tokenizer.json: the post_processor names id %lld, which is no token", (long long)id);
@@ -255,7 +272,8 @@ static qn_status read_post(qn_tokenizer *t, const json_t *post, int depth, qn_er
         return QN_OK; /* offsets only */
     }
     if (strcmp(type, "Sequence") == 0 && depth < MAX_JSON_STEPS_DEPTH) {
-        json_array_foreach(json_object_get(post, "processors"), i, item) {
+        json_array_foreach(json_object_get(post, "processors"), i, item)
+        {
             QN_TRY(read_post(t, item, depth + 1, error));
         }
         return QN_OK;
@@ -266,17 +284,19 @@ static qn_status read_post(qn_tokenizer *t, const json_t *post, int depth, qn_er
     int sequences = 0;
     QN_FAIL_IF(!json_is_array(json_object_get(post, "single")), error, QN_E_FILE,
                "tokenizer.json: the post_processor has no list 'single'");
-    json_array_foreach(json_object_get(post, "single"), i, item) {
+    json_array_foreach(json_object_get(post, "single"), i, item)
+    {
         if (json_object_get(item, "Sequence")) {
             sequences++;
             continue;
         }
         const json_t *special = json_object_get(item, "SpecialToken");
-        QN_FAIL_IF(!special, error, QN_E_FILE, "tokenizer.json: post_processor.single[%zu] is no Sequence and no SpecialToken", i);
+        QN_FAIL_IF(!special, error, QN_E_FILE,
+                   "tokenizer.json: post_processor.single[%zu] is no Sequence and no SpecialToken", i);
         QN_TRY(affix(t, post, special, !sequences, error));
     }
-    QN_FAIL_IF(sequences != 1, error, QN_E_FILE, "tokenizer.json: post_processor.single has the text %d times, expected once",
-               sequences);
+    QN_FAIL_IF(sequences != 1, error, QN_E_FILE,
+               "tokenizer.json: post_processor.single has the text %d times, expected once", sequences);
     return QN_OK;
 }
 
@@ -287,7 +307,8 @@ static qn_status check_bytes(const qn_tokenizer *t, const json_t *decoder, qn_er
                "tokenizer.json: the pre_tokenizer has no ByteLevel step; only byte-level BPE is served");
     const char *type = string_of(decoder, "type");
     QN_FAIL_IF(!type || strcmp(type, "ByteLevel") != 0, error, QN_E_UNSUPPORTED,
-               "tokenizer.json: decoder '%s' is not served, expected ByteLevel", shown(json_object_get(decoder, "type")).text);
+               "tokenizer.json: decoder '%s' is not served, expected ByteLevel",
+               shown(json_object_get(decoder, "type")).text);
     return QN_OK;
 }
 
@@ -298,7 +319,8 @@ static qn_status read_tokenizer_json(qn_tokenizer *t, json_t *root, qn_error *er
     const char *type = string_of(model, "type");
     QN_FAIL_IF(!json_is_object(model), error, QN_E_FILE, "tokenizer.json has no model");
     QN_FAIL_IF(json_object_get(model, "type") && (!type || strcmp(type, "BPE") != 0), error, QN_E_UNSUPPORTED,
-               "tokenizer.json: model type '%s' is not served, expected BPE", shown(json_object_get(model, "type")).text);
+               "tokenizer.json: model type '%s' is not served, expected BPE",
+               shown(json_object_get(model, "type")).text);
     QN_FAIL_IF(added && !json_is_null(added) && !json_is_array(added), error, QN_E_FILE,
                "tokenizer.json: added_tokens is not a list");
     for (size_t i = 0; i < sizeof off / sizeof *off; i++) {
@@ -311,7 +333,8 @@ static qn_status read_tokenizer_json(qn_tokenizer *t, json_t *root, qn_error *er
     if (json_is_string(unk)) {
         QN_TRY(must_be_off(model, "model", "fuse_unk", error));
         t->unk_model_id = qn_vocab_find(t, json_string_value(unk), json_string_length(unk));
-        QN_FAIL_IF(t->unk_model_id < 0, error, QN_E_FILE, "tokenizer.json: model.unk_token '%s' is no token", shown(unk).text);
+        QN_FAIL_IF(t->unk_model_id < 0, error, QN_E_FILE, "tokenizer.json: model.unk_token '%s' is no token",
+                   shown(unk).text);
         t->unk_id = t->unk_model_id;
     }
     t->ignore_merges = json_is_true(json_object_get(model, "ignore_merges"));
@@ -352,7 +375,8 @@ static qn_status read_config(qn_tokenizer *t, const json_t *config, qn_error *er
     if (json_is_array(template)) { /* a list of named ones */
         size_t i;
         json_t *item;
-        json_array_foreach(template, i, item) {
+        json_array_foreach(template, i, item)
+        {
             const char *name = string_of(item, "name");
             if (name && strcmp(name, "default") == 0) {
                 template = json_object_get(item, "template");
@@ -360,7 +384,8 @@ static qn_status read_config(qn_tokenizer *t, const json_t *config, qn_error *er
             }
         }
     }
-    return json_is_string(template) ? keep_template(t, json_string_value(template), json_string_length(template), error) : QN_OK;
+    return json_is_string(template) ? keep_template(t, json_string_value(template), json_string_length(template), error)
+                                    : QN_OK;
 }
 
 static void mark_end(qn_tokenizer *t, const json_t *id)
@@ -376,7 +401,8 @@ static void read_generation(qn_tokenizer *t, const json_t *generation)
     size_t i;
     json_t *v;
     mark_end(t, eos);
-    json_array_foreach(eos, i, v) {
+    json_array_foreach(eos, i, v)
+    {
         mark_end(t, v);
     }
 }
@@ -391,7 +417,7 @@ static const char *name_steps(const qn_tokenizer *t)
         return "smollm";
     }
     if (t->step_count == 2 && first->kind == QN_SPLIT_REGEX && !t->steps[1].with_regex) {
-        return strcmp(first->pattern, qn_pattern_llama3) == 0   ? "llama3"
+        return strcmp(first->pattern, qn_pattern_llama3) == 0  ? "llama3"
                : strcmp(first->pattern, qn_pattern_qwen2) == 0 ? "qwen2"
                                                                : "custom";
     }

@@ -68,8 +68,8 @@ qn_status qn_sampler_create(qn_ctx *ctx, const qn_sampler_options *options, int3
     QN_FAIL_IF(!(o.min_p >= 0 && o.min_p <= 1), error, QN_E_ARGUMENT, "min_p is %g, expected 0 to 1", (double)o.min_p);
     QN_FAIL_IF(!(o.repeat_penalty > 0) || isinf(o.repeat_penalty), error, QN_E_ARGUMENT,
                "repeat_penalty is %g, expected more than 0", (double)o.repeat_penalty);
-    QN_FAIL_IF(o.repeat_last < 0 || o.repeat_last > MAX_LAST, error, QN_E_ARGUMENT, "repeat_last is %d, expected 0 to %d",
-               o.repeat_last, MAX_LAST);
+    QN_FAIL_IF(o.repeat_last < 0 || o.repeat_last > MAX_LAST, error, QN_E_ARGUMENT,
+               "repeat_last is %d, expected 0 to %d", o.repeat_last, MAX_LAST);
     qn_sampler *s = qn_calloc(ctx, 1, sizeof *s);
     QN_FAIL_IF(!s, error, QN_E_MEMORY, "out of memory for the sampler");
     s->ctx = ctx;
@@ -164,7 +164,8 @@ static void sort_best(option *options, size_t count, size_t k)
 static qn_status gather(qn_sampler *s, const float *logits, size_t *count, qn_error *error)
 {
     size_t n = 0;
-    const float penalty = s->options.temperature > 0 ? s->options.repeat_penalty : 1.0f; /* greedy takes logits as they are */
+    const float penalty =
+        s->options.temperature > 0 ? s->options.repeat_penalty : 1.0f; /* greedy takes logits as they are */
     for (int32_t id = 0; id < s->vocab_size; id++) {
         float x = logits[id];
         QN_FAIL_IF(isnan(x) || x == INFINITY, error, QN_E_ARGUMENT, "logit %d is %s, expected a finite number or -Inf",

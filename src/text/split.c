@@ -21,7 +21,8 @@
 #define DEPTH_LIMIT 2000000u
 #define HEAP_LIMIT_KIB 262144u
 
-#define SPACE_SET "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
+#define SPACE_SET                                                                                                      \
+    "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 
 const char *const qn_pattern_gpt2 =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
@@ -103,7 +104,9 @@ static qn_status translate_escape(const char *pattern, const char *p, int in_cla
         unsigned value = 0;
         for (int i = 2; i < 6; i++) {
             const char d = p[i];
-            const int digit = d >= '0' && d <= '9' ? d - '0' : (d | 32) >= 'a' && (d | 32) <= 'f' ? (d | 32) - 'a' + 10 : -1;
+            const int digit = d >= '0' && d <= '9'                 ? d - '0'
+                              : (d | 32) >= 'a' && (d | 32) <= 'f' ? (d | 32) - 'a' + 10
+                                                                   : -1;
             if (digit < 0) {
                 return refuse(error, pattern, "\\u without four hex digits");
             }
@@ -206,7 +209,8 @@ static qn_status compile(const qn_ctx *ctx, qn_split *split, qn_error *error)
         if (!split->code) {
             unsigned char why[120];
             pcre2_get_error_message(code, why, sizeof why);
-            status = qn_error_set(error, QN_E_FILE, "split pattern '%s' does not compile: %s",
+            status = qn_error_set(error, code == PCRE2_ERROR_HEAP_FAILED ? QN_E_MEMORY : QN_E_FILE,
+                                  "split pattern '%s' does not compile: %s",
                                   qn_show(split->pattern, strlen(split->pattern)).text, (const char *)why);
         } else {
             (void)pcre2_jit_compile(split->code, PCRE2_JIT_COMPLETE); /* without it the interpreter runs */
@@ -222,7 +226,8 @@ qn_status qn_split_make(const qn_ctx *ctx, qn_split_kind kind, const char *patte
                         qn_split *out, qn_error *error)
 {
     *out = (qn_split){.kind = kind, .with_regex = with_regex};
-    const int has_pattern = kind == QN_SPLIT_REGEX || kind == QN_SPLIT_LITERAL || (kind == QN_SPLIT_BYTES && with_regex);
+    const int has_pattern =
+        kind == QN_SPLIT_REGEX || kind == QN_SPLIT_LITERAL || (kind == QN_SPLIT_BYTES && with_regex);
     if (!has_pattern) {
         return QN_OK;
     }

@@ -97,7 +97,8 @@ static qn_status set_context(tpl *t, const qn_tokenizer *tokenizer, const qn_cha
     for (size_t i = 0; i < count; i++) {
         tpl_value *m = &list.u.list->items[i];
         QN_TRY(tpl_new_dict(t, TPL_DICT, m));
-        QN_TRY(tpl_dict_set(t, m->u.dict, tpl_string("role", 4), tpl_string(messages[i].role, strlen(messages[i].role))));
+        QN_TRY(
+            tpl_dict_set(t, m->u.dict, tpl_string("role", 4), tpl_string(messages[i].role, strlen(messages[i].role))));
         QN_TRY(tpl_dict_set(t, m->u.dict, tpl_string("content", 7),
                             tpl_string(messages[i].content, strlen(messages[i].content))));
     }

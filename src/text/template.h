@@ -18,16 +18,26 @@
 #include "base/context.h"
 #include "base/error.h"
 
-#define TPL_MAX_DEPTH 120           /* nesting of the source */
-#define TPL_MAX_EVAL_DEPTH 400      /* nesting at run time, macros included */
+#define TPL_MAX_DEPTH 120      /* nesting of the source */
+#define TPL_MAX_EVAL_DEPTH 400 /* nesting at run time, macros included */
 #define TPL_MAX_STEPS 5000000u
 #define TPL_MAX_MEMORY (64u << 20)
 #define TPL_MAX_OUTPUT (16u << 20)
 #define TPL_MAX_RANGE 100000
 
 typedef enum tpl_kind {
-    TPL_UNDEFINED, TPL_NONE, TPL_BOOL, TPL_INT, TPL_FLOAT, TPL_STRING, TPL_LIST, TPL_DICT, TPL_NAMESPACE, TPL_MACRO,
-    TPL_FUNCTION, TPL_LOOP
+    TPL_UNDEFINED,
+    TPL_NONE,
+    TPL_BOOL,
+    TPL_INT,
+    TPL_FLOAT,
+    TPL_STRING,
+    TPL_LIST,
+    TPL_DICT,
+    TPL_NAMESPACE,
+    TPL_MACRO,
+    TPL_FUNCTION,
+    TPL_LOOP
 } tpl_kind;
 
 typedef struct tpl_text {
@@ -74,8 +84,17 @@ struct tpl_pair {
 /* --- tokens --- */
 
 typedef enum tpl_token_kind {
-    TOK_END, TOK_TEXT, TOK_VAR_BEGIN, TOK_VAR_END, TOK_BLOCK_BEGIN, TOK_BLOCK_END, TOK_NAME, TOK_STRING, TOK_INT,
-    TOK_FLOAT, TOK_OP
+    TOK_END,
+    TOK_TEXT,
+    TOK_VAR_BEGIN,
+    TOK_VAR_END,
+    TOK_BLOCK_BEGIN,
+    TOK_BLOCK_END,
+    TOK_NAME,
+    TOK_STRING,
+    TOK_INT,
+    TOK_FLOAT,
+    TOK_OP
 } tpl_token_kind;
 
 typedef struct tpl_token {
@@ -90,15 +109,55 @@ typedef struct tpl_token {
 
 typedef enum tpl_node_kind {
     /* statements */
-    N_TEXT, N_OUTPUT, N_IF, N_FOR, N_SET, N_SET_BLOCK, N_MACRO, N_BREAK, N_CONTINUE, N_GROUP,
+    N_TEXT,
+    N_OUTPUT,
+    N_IF,
+    N_FOR,
+    N_SET,
+    N_SET_BLOCK,
+    N_MACRO,
+    N_BREAK,
+    N_CONTINUE,
+    N_GROUP,
     /* expressions */
-    N_CONST, N_NAME, N_LIST, N_DICT, N_ATTRIBUTE, N_INDEX, N_SLICE, N_CALL, N_FILTER, N_TEST, N_NOT, N_NEGATE, N_PLUS,
-    N_AND, N_OR, N_BINARY, N_COMPARE, N_CHOICE, N_ARGUMENT
+    N_CONST,
+    N_NAME,
+    N_LIST,
+    N_DICT,
+    N_ATTRIBUTE,
+    N_INDEX,
+    N_SLICE,
+    N_CALL,
+    N_FILTER,
+    N_TEST,
+    N_NOT,
+    N_NEGATE,
+    N_PLUS,
+    N_AND,
+    N_OR,
+    N_BINARY,
+    N_COMPARE,
+    N_CHOICE,
+    N_ARGUMENT
 } tpl_node_kind;
 
 typedef enum tpl_op {
-    OP_ADD, OP_SUBTRACT, OP_MULTIPLY, OP_DIVIDE, OP_FLOOR, OP_MODULO, OP_POWER, OP_CONCAT, OP_EQ, OP_NE, OP_LT, OP_LE,
-    OP_GT, OP_GE, OP_IN, OP_NOT_IN
+    OP_ADD,
+    OP_SUBTRACT,
+    OP_MULTIPLY,
+    OP_DIVIDE,
+    OP_FLOOR,
+    OP_MODULO,
+    OP_POWER,
+    OP_CONCAT,
+    OP_EQ,
+    OP_NE,
+    OP_LT,
+    OP_LE,
+    OP_GT,
+    OP_GE,
+    OP_IN,
+    OP_NOT_IN
 } tpl_op;
 
 /* One shape for all; a, b, c and list mean what template_parse.c says beside each kind. */

@@ -42,7 +42,9 @@ static qn_status change_case(tpl *t, tpl_text s, text_case how, tpl_value *out)
         }
         const int big = how == CASE_UPPER || (how != CASE_LOWER && start);
         const utf8proc_int32_t code = (utf8proc_int32_t)c;
-        const utf8proc_int32_t mapped = !big ? utf8proc_tolower(code) : how == CASE_UPPER ? utf8proc_toupper(code) : utf8proc_totitle(code);
+        const utf8proc_int32_t mapped = !big                ? utf8proc_tolower(code)
+                                        : how == CASE_UPPER ? utf8proc_toupper(code)
+                                                            : utf8proc_totitle(code);
         if (how == CASE_TITLE) {
             const utf8proc_category_t k = utf8proc_category(code);
             start = !(k >= UTF8PROC_CATEGORY_LU && k <= UTF8PROC_CATEGORY_LO);
@@ -106,7 +108,8 @@ static qn_status replace(tpl *t, tpl_text s, tpl_text from, tpl_text to, int64_t
     size_t i = 0;
     QN_TRY(tpl_charge(t, s.bytes));
     while (i <= s.bytes && count != 0) {
-        const char *hit = from.bytes ? (s.bytes > i ? memmem(s.data + i, s.bytes - i, from.data, from.bytes) : NULL) : s.data + i;
+        const char *hit =
+            from.bytes ? (s.bytes > i ? memmem(s.data + i, s.bytes - i, from.data, from.bytes) : NULL) : s.data + i;
         if (!hit) {
             break;
         }
@@ -290,7 +293,8 @@ static qn_status select_items(tpl *t, tpl_value in, const tpl_value *args, size_
     return QN_OK;
 }
 
-static qn_status map_items(tpl *t, tpl_value in, const tpl_value *args, size_t count, const tpl_dict *named, tpl_value *out)
+static qn_status map_items(tpl *t, tpl_value in, const tpl_value *args, size_t count, const tpl_dict *named,
+                           tpl_value *out)
 {
     tpl_list *list;
     const tpl_value *attribute = tpl_dict_get(named, (tpl_text){"attribute", 9});
@@ -312,7 +316,8 @@ static qn_status map_items(tpl *t, tpl_value in, const tpl_value *args, size_t c
     return QN_OK;
 }
 
-static qn_status to_json(tpl *t, tpl_value in, const tpl_value *args, size_t count, const tpl_dict *named, tpl_value *out)
+static qn_status to_json(tpl *t, tpl_value in, const tpl_value *args, size_t count, const tpl_dict *named,
+                         tpl_value *out)
 {
     tpl_output o = {0};
     const tpl_value *indent = count ? &args[0] : tpl_dict_get(named, (tpl_text){"indent", 6});
@@ -328,15 +333,39 @@ static qn_status to_json(tpl *t, tpl_value in, const tpl_value *args, size_t cou
 }
 
 typedef enum filter_id {
-    F_TRIM, F_UPPER, F_LOWER, F_TITLE, F_CAPITALIZE, F_LENGTH, F_COUNT, F_JOIN, F_FIRST, F_LAST, F_DEFAULT, F_D, F_TOJSON,
-    F_REPLACE, F_LIST, F_ITEMS, F_STRING, F_INT, F_SAFE, F_ABS, F_REVERSE, F_SELECTATTR, F_REJECTATTR, F_SELECT,
-    F_REJECT, F_MAP, F_END
+    F_TRIM,
+    F_UPPER,
+    F_LOWER,
+    F_TITLE,
+    F_CAPITALIZE,
+    F_LENGTH,
+    F_COUNT,
+    F_JOIN,
+    F_FIRST,
+    F_LAST,
+    F_DEFAULT,
+    F_D,
+    F_TOJSON,
+    F_REPLACE,
+    F_LIST,
+    F_ITEMS,
+    F_STRING,
+    F_INT,
+    F_SAFE,
+    F_ABS,
+    F_REVERSE,
+    F_SELECTATTR,
+    F_REJECTATTR,
+    F_SELECT,
+    F_REJECT,
+    F_MAP,
+    F_END
 } filter_id;
 
 static const char *const filter_names[F_END] = {
-    "trim", "upper", "lower", "title", "capitalize", "length", "count", "join", "first", "last", "default", "d", "tojson",
-    "replace", "list", "items", "string", "int", "safe", "abs", "reverse", "selectattr", "rejectattr", "select",
-    "reject", "map"};
+    "trim", "upper",   "lower",   "title",      "capitalize", "length", "count",  "join",   "first",
+    "last", "default", "d",       "tojson",     "replace",    "list",   "items",  "string", "int",
+    "safe", "abs",     "reverse", "selectattr", "rejectattr", "select", "reject", "map"};
 
 static const tpl_value *argument(const tpl_value *args, size_t count, size_t i, const tpl_dict *named, const char *name)
 {
@@ -346,7 +375,9 @@ static const tpl_value *argument(const tpl_value *args, size_t count, size_t i, 
 static qn_status filter_text(tpl *t, filter_id id, tpl_value in, const tpl_value *args, size_t count,
                              const tpl_dict *named, tpl_value *out)
 {
-    static const text_case cases[] = {[F_UPPER] = CASE_UPPER, [F_LOWER] = CASE_LOWER, [F_TITLE] = CASE_TITLE_FILTER,
+    static const text_case cases[] = {[F_UPPER] = CASE_UPPER,
+                                      [F_LOWER] = CASE_LOWER,
+                                      [F_TITLE] = CASE_TITLE_FILTER,
                                       [F_CAPITALIZE] = CASE_CAPITALIZE};
     tpl_text s, a, b;
     QN_TRY(tpl_to_text(t, in, &s)); /* these filters take anything as its text */
@@ -475,9 +506,14 @@ qn_status tpl_test(tpl *t, tpl_text name, tpl_value in, const tpl_value *args, s
         const char *name;
         unsigned kinds; /* bits of the kinds for which it holds */
     } by_kind[] = {
-        {"undefined", 1u << TPL_UNDEFINED}, {"none", 1u << TPL_NONE},   {"string", 1u << TPL_STRING},
-        {"mapping", 1u << TPL_DICT},        {"boolean", 1u << TPL_BOOL}, {"integer", 1u << TPL_INT},
-        {"float", 1u << TPL_FLOAT},         {"number", 1u << TPL_BOOL | 1u << TPL_INT | 1u << TPL_FLOAT},
+        {"undefined", 1u << TPL_UNDEFINED},
+        {"none", 1u << TPL_NONE},
+        {"string", 1u << TPL_STRING},
+        {"mapping", 1u << TPL_DICT},
+        {"boolean", 1u << TPL_BOOL},
+        {"integer", 1u << TPL_INT},
+        {"float", 1u << TPL_FLOAT},
+        {"number", 1u << TPL_BOOL | 1u << TPL_INT | 1u << TPL_FLOAT},
         {"iterable", 1u << TPL_UNDEFINED | 1u << TPL_STRING | 1u << TPL_LIST | 1u << TPL_DICT},
         {"sequence", 1u << TPL_UNDEFINED | 1u << TPL_STRING | 1u << TPL_LIST | 1u << TPL_DICT},
         {"callable", 1u << TPL_MACRO | 1u << TPL_FUNCTION},
@@ -486,8 +522,8 @@ qn_status tpl_test(tpl *t, tpl_text name, tpl_value in, const tpl_value *args, s
     static const struct {
         const char *name;
         tpl_op op;
-    } by_order[] = {{"equalto", OP_EQ}, {"eq", OP_EQ}, {"==", OP_EQ}, {"ne", OP_NE}, {"!=", OP_NE}, {"lt", OP_LT},
-                    {"le", OP_LE},      {"gt", OP_GT}, {"ge", OP_GE}, {"in", OP_IN}};
+    } by_order[] = {{"equalto", OP_EQ}, {"eq", OP_EQ}, {"==", OP_EQ}, {"ne", OP_NE}, {"!=", OP_NE},
+                    {"lt", OP_LT},      {"le", OP_LE}, {"gt", OP_GT}, {"ge", OP_GE}, {"in", OP_IN}};
     QN_TRY(tpl_charge(t, 0));
     for (size_t i = 0; i < sizeof by_kind / sizeof *by_kind; i++) {
         if (tpl_is(name, by_kind[i].name)) {
@@ -511,7 +547,8 @@ qn_status tpl_test(tpl *t, tpl_text name, tpl_value in, const tpl_value *args, s
     if (odd || tpl_is(name, "even") || tpl_is(name, "divisibleby")) {
         const int64_t by = tpl_is(name, "divisibleby") ? (count == 1 && args[0].kind == TPL_INT ? args[0].u.i : 0) : 2;
         if (in.kind != TPL_INT || !by) {
-            TPL_FAIL(t, QN_E_ARGUMENT, "the test '%s' got %s", qn_show(name.data, name.bytes).text, tpl_kind_name(in.kind));
+            TPL_FAIL(t, QN_E_ARGUMENT, "the test '%s' got %s", qn_show(name.data, name.bytes).text,
+                     tpl_kind_name(in.kind));
         }
         *out = (by == -1 || in.u.i % by == 0) != odd;
         return QN_OK;
@@ -639,7 +676,8 @@ static qn_status make_range(tpl *t, const tpl_value *args, size_t count, tpl_val
         TPL_FAIL(t, QN_E_ARGUMENT, "range expects one to three numbers and a step other than 0");
     }
     const int64_t from = count == 1 ? 0 : n[0], to = count == 1 ? n[0] : n[1], by = n[2];
-    const int64_t items = by > 0 ? (to > from ? (to - from + by - 1) / by : 0) : (from > to ? (from - to - by - 1) / -by : 0);
+    const int64_t items =
+        by > 0 ? (to > from ? (to - from + by - 1) / by : 0) : (from > to ? (from - to - by - 1) / -by : 0);
     if (items > TPL_MAX_RANGE) {
         TPL_FAIL(t, QN_E_FILE, "range has %lld items, expected at most %d", (long long)items, TPL_MAX_RANGE);
     }
@@ -653,8 +691,8 @@ static qn_status make_range(tpl *t, const tpl_value *args, size_t count, tpl_val
 /* English names whatever the locale; local time. */
 static qn_status strftime_now(tpl *t, tpl_text format, tpl_value *out)
 {
-    static const char *const months[] = {"January", "February", "March", "April", "May", "June", "July", "August",
-                                         "September", "October", "November", "December"};
+    static const char *const months[] = {"January", "February", "March",     "April",   "May",      "June",
+                                         "July",    "August",   "September", "October", "November", "December"};
     static const char *const days[] = {"Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"};
     const time_t now = time(NULL);
     struct tm tm = {0};

@@ -187,7 +187,8 @@ static qn_status binary(tpl *t, tpl_op op, tpl_value a, tpl_value b, tpl_value *
         }
         return QN_OK;
     }
-    if (op == OP_MULTIPLY && (a.kind == TPL_STRING || a.kind == TPL_LIST) && (b.kind == TPL_INT || b.kind == TPL_BOOL)) {
+    if (op == OP_MULTIPLY && (a.kind == TPL_STRING || a.kind == TPL_LIST) &&
+        (b.kind == TPL_INT || b.kind == TPL_BOOL)) {
         return repeat(t, a, b.u.i, out);
     }
     if (op == OP_MODULO && a.kind == TPL_STRING) {
@@ -309,7 +310,8 @@ static qn_status eval_call(tpl *t, const tpl_node *node, tpl_value *out)
         return tpl_call_macro(t, callee.u.macro, a.values, a.count, a.named.u.dict, out);
     }
     if (callee.kind == TPL_UNDEFINED) {
-        TPL_FAIL(t, QN_E_UNSUPPORTED, "the function '%s' is not known", qn_show(callee.u.s.data, callee.u.s.bytes).text);
+        TPL_FAIL(t, QN_E_UNSUPPORTED, "the function '%s' is not known",
+                 qn_show(callee.u.s.data, callee.u.s.bytes).text);
     }
     TPL_FAIL(t, QN_E_ARGUMENT, "%s is called", tpl_kind_name(callee.kind));
 }
@@ -444,7 +446,8 @@ qn_status tpl_call_macro(tpl *t, const tpl_node *macro, const tpl_value *args, s
         QN_TRY(tpl_set_variable(t, p->name, value));
     }
     if (count > i || (named && used != named->count)) {
-        TPL_FAIL(t, QN_E_ARGUMENT, "the macro '%s' takes %zu arguments", qn_show(macro->name.data, macro->name.bytes).text, i);
+        TPL_FAIL(t, QN_E_ARGUMENT, "the macro '%s' takes %zu arguments",
+                 qn_show(macro->name.data, macro->name.bytes).text, i);
     }
     t->scope = &scope;
     QN_TRY(capture(t, macro->b, out));
@@ -578,9 +581,7 @@ qn_status tpl_run(tpl *t, const tpl_node *body)
         case N_FOR: QN_TRY(run_for(t, n)); break;
         case N_SET:
         case N_SET_BLOCK: QN_TRY(run_set(t, n)); break;
-        case N_MACRO:
-            QN_TRY(tpl_set_variable(t, n->name, (tpl_value){.kind = TPL_MACRO, .u.macro = n}));
-            break;
+        case N_MACRO: QN_TRY(tpl_set_variable(t, n->name, (tpl_value){.kind = TPL_MACRO, .u.macro = n})); break;
         case N_BREAK:
         case N_CONTINUE: t->signal = (int)n->kind; break;
         case N_GROUP: QN_TRY(tpl_run(t, n->list)); break;

@@ -84,7 +84,9 @@ static unsigned hex_digits(const char *p, size_t digits, int *bad)
     unsigned value = 0;
     for (size_t i = 0; i < digits; i++) {
         const char d = p[i];
-        const int digit = d >= '0' && d <= '9' ? d - '0' : (d | 32) >= 'a' && (d | 32) <= 'f' ? (d | 32) - 'a' + 10 : -1;
+        const int digit = d >= '0' && d <= '9'                 ? d - '0'
+                          : (d | 32) >= 'a' && (d | 32) <= 'f' ? (d | 32) - 'a' + 10
+                                                               : -1;
         *bad |= digit < 0;
         value = value << 4 | (unsigned)(digit & 15);
     }
@@ -158,7 +160,8 @@ static qn_status lex_number(lexer *x)
         if (c == '.' && !real && i + 1 < x->n && is_digit(x->s[i + 1])) {
             real = 1;
         } else if ((c | 32) == 'e' && i + 1 < x->n &&
-                   (is_digit(x->s[i + 1]) || ((x->s[i + 1] == '+' || x->s[i + 1] == '-') && i + 2 < x->n && is_digit(x->s[i + 2])))) {
+                   (is_digit(x->s[i + 1]) ||
+                    ((x->s[i + 1] == '+' || x->s[i + 1] == '-') && i + 2 < x->n && is_digit(x->s[i + 2])))) {
             real = 2;
             text[n++] = c;
             i++;
@@ -192,8 +195,8 @@ static qn_status lex_number(lexer *x)
 /* Tokens of a tag up to and with its end; closing is "%}" or "}}". */
 static qn_status lex_tag(lexer *x, const char *closing, tpl_token_kind end_kind)
 {
-    static const char *const ops[] = {"//", "**", "==", "!=", ">=", "<=", "+", "-", "*", "/", "%", "~", "[", "]", "(",
-                                      ")", "{", "}", "<", ">", "=", ".", ":", "|", ","};
+    static const char *const ops[] = {"//", "**", "==", "!=", ">=", "<=", "+", "-", "*", "/", "%", "~", "[",
+                                      "]",  "(",  ")",  "{",  "}",  "<",  ">", "=", ".", ":", "|", ","};
     size_t open = 0;
     for (;;) {
         const size_t before = x->i;

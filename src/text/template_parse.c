@@ -49,8 +49,17 @@ static qn_status unexpected(tpl *t, const char *expected)
 {
     const tpl_token *token = peek(t);
     t->line = token->line;
-    static const char *const kinds[] = {"the end of the template", "text", "{{", "the end of the tag", "{%",
-                                        "the end of the tag", "a name", "a string", "a number", "a number", "an operator"};
+    static const char *const kinds[] = {"the end of the template",
+                                        "text",
+                                        "{{",
+                                        "the end of the tag",
+                                        "{%",
+                                        "the end of the tag",
+                                        "a name",
+                                        "a string",
+                                        "a number",
+                                        "a number",
+                                        "an operator"};
     if (token->kind == TOK_NAME || token->kind == TOK_OP) {
         TPL_FAIL(t, QN_E_FILE, "found '%s', expected %s", qn_show(token->text.data, token->text.bytes).text, expected);
     }
@@ -107,7 +116,8 @@ static qn_status parse_arguments(tpl *t, tpl_node **out)
         if (is_op(t, "*") || is_op(t, "**")) {
             TPL_FAIL(t, QN_E_UNSUPPORTED, "* and ** arguments are not served");
         }
-        if (peek(t)->kind == TOK_NAME && t->tokens[t->at + 1].kind == TOK_OP && tpl_is(t->tokens[t->at + 1].text, "=")) {
+        if (peek(t)->kind == TOK_NAME && t->tokens[t->at + 1].kind == TOK_OP &&
+            tpl_is(t->tokens[t->at + 1].text, "=")) {
             QN_TRY(new_node(t, N_ARGUMENT, &value));
             value->name = take(t)->text;
             t->at++;
@@ -410,7 +420,8 @@ static qn_status parse_compare(tpl *t, tpl_node **out)
             t->at++;
         } else if (take_name(t, "in")) {
             op = OP_IN;
-        } else if (is_name(t, "not") && t->tokens[t->at + 1].kind == TOK_NAME && tpl_is(t->tokens[t->at + 1].text, "in")) {
+        } else if (is_name(t, "not") && t->tokens[t->at + 1].kind == TOK_NAME &&
+                   tpl_is(t->tokens[t->at + 1].text, "in")) {
             t->at += 2;
             op = OP_NOT_IN;
         } else {
@@ -659,8 +670,8 @@ static qn_status parse_statement(tpl *t, tpl_node **out)
         t->at++;
         return end_block(t);
     }
-    static const char *const others[] = {"raw", "filter", "call", "include", "import", "from", "extends", "block", "do",
-                                         "with", "autoescape", "trans", "print", NULL};
+    static const char *const others[] = {"raw",   "filter", "call", "include",    "import", "from",  "extends",
+                                         "block", "do",     "with", "autoescape", "trans",  "print", NULL};
     for (size_t i = 0; others[i]; i++) {
         if (tpl_is(name, others[i])) {
             TPL_FAIL(t, QN_E_UNSUPPORTED, "the tag '%s' is not served", others[i]);

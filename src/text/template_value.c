@@ -22,8 +22,9 @@ int tpl_same_text(tpl_text a, tpl_text b)
 
 const char *tpl_kind_name(tpl_kind kind)
 {
-    static const char *const names[] = {"undefined", "none",      "a boolean", "an integer", "a number", "a string",
-                                        "a list",    "a mapping", "a namespace", "a macro",  "a function", "the loop"};
+    static const char *const names[] = {"undefined",   "none",     "a boolean",  "an integer",
+                                        "a number",    "a string", "a list",     "a mapping",
+                                        "a namespace", "a macro",  "a function", "the loop"};
     return names[kind];
 }
 
@@ -69,7 +70,8 @@ static qn_status equal_at(tpl *t, tpl_value a, tpl_value b, int depth, int *out)
         TPL_FAIL(t, QN_E_FILE, "values nested deeper than %d are compared", MAX_VALUE_DEPTH);
     }
     if (is_number(a) && is_number(b)) {
-        *out = a.kind == TPL_FLOAT || b.kind == TPL_FLOAT ? !(real(a) < real(b)) && !(real(a) > real(b)) : a.u.i == b.u.i;
+        *out =
+            a.kind == TPL_FLOAT || b.kind == TPL_FLOAT ? !(real(a) < real(b)) && !(real(a) > real(b)) : a.u.i == b.u.i;
         return QN_OK;
     }
     if (a.kind != b.kind) {
@@ -590,10 +592,12 @@ qn_status tpl_slice(tpl *t, tpl_value v, const tpl_value *begin, const tpl_value
     const int64_t from = by > 0 ? bound(begin, 0, n, 0, n) : bound(begin, n - 1, n, -1, n - 1);
     const int64_t to = by > 0 ? bound(end, n, n, 0, n) : bound(end, -1, n, -1, n - 1);
     if (v.kind == TPL_STRING && by == 1) {
-        *out = (tpl_value){.kind = TPL_STRING, .u.s = characters(v.u.s, (size_t)from, to > from ? (size_t)(to - from) : 0)};
+        *out = (tpl_value){.kind = TPL_STRING,
+                           .u.s = characters(v.u.s, (size_t)from, to > from ? (size_t)(to - from) : 0)};
         return QN_OK;
     }
-    const int64_t count = by > 0 ? (to > from ? (to - from + by - 1) / by : 0) : (from > to ? (from - to - by - 1) / -by : 0);
+    const int64_t count =
+        by > 0 ? (to > from ? (to - from + by - 1) / by : 0) : (from > to ? (from - to - by - 1) / -by : 0);
     tpl_list *items;
     QN_TRY(tpl_iterate(t, v, &items));
     tpl_value list;

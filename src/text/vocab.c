@@ -179,7 +179,8 @@ qn_status qn_vocab_add(qn_tokenizer *t, int32_t id, const char *text, size_t byt
 {
     QN_FAIL_IF(id < 0 || id >= t->token_count, error, QN_E_FILE, "token '%s' has id %d, expected 0 to %d",
                qn_show(text, bytes).text, id, t->token_count - 1);
-    QN_FAIL_IF(bytes > (1u << 20), error, QN_E_FILE, "token %d has %zu bytes, expected at most %u", id, bytes, 1u << 20);
+    QN_FAIL_IF(bytes > (1u << 20), error, QN_E_FILE, "token %d has %zu bytes, expected at most %u", id, bytes,
+               1u << 20);
     QN_FAIL_IF(!qn_utf8_valid(text, bytes), error, QN_E_FILE, "the text of token %d is not UTF-8", id);
     qn_token *token = &t->tokens[id];
     QN_FAIL_IF(token->flags & QN_TOKEN_PRESENT, error, QN_E_FILE, "two tokens have id %d: '%s' and '%s'", id,
@@ -228,8 +229,8 @@ qn_status qn_vocab_add_merge(qn_tokenizer *t, int32_t rank, const char *left, si
     t->merge_left[rank] = a;
     t->merge_right[rank] = b;
     t->merge_to[rank] = to;
-    QN_FAIL_IF(qn_pair_map_put(&t->merges, qn_pair(a, b), rank), error, QN_E_FILE,
-               "merge %d repeats merge %d ('%s')", rank, qn_pair_map_get(&t->merges, qn_pair(a, b)), shown.text);
+    QN_FAIL_IF(qn_pair_map_put(&t->merges, qn_pair(a, b), rank), error, QN_E_FILE, "merge %d repeats merge %d ('%s')",
+               rank, qn_pair_map_get(&t->merges, qn_pair(a, b)), shown.text);
     return QN_OK;
 }
 
@@ -279,7 +280,7 @@ static qn_status build_trie(qn_tokenizer *t, uint32_t normalized, qn_trie *trie,
 qn_status qn_vocab_finish(qn_tokenizer *t, qn_error *error)
 {
     static const char *const ends[] = {"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>",
-                                       "<|end|>", "<end_of_turn>", "</s>", "<|return|>"};
+                                       "<|end|>",    "<end_of_turn>", "</s>",       "<|return|>"};
     for (unsigned byte = 0; byte < 256; byte++) {
         char text[4];
         t->byte_ids[byte] = qn_vocab_find(t, text, qn_utf8_put(text, qn_byte_char(byte)));

@@ -8,11 +8,21 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static char text[1 << 16];
-    static const qn_chat_message messages[] = {{"system", "Be brief."}, {"user", " h\xC3\xA9llo\n"}, {"assistant", "<think>a</think>b"}};
+    static const qn_chat_message messages[] = {
+        {"system", "Be brief."}, {"user", " h\xC3\xA9llo\n"}, {"assistant", "<think>a</think>b"}};
     static const qn_string tokens[] = {{"<s>", 3}, {"</s>", 4}, {"a", 1}, {"b", 1}, {"ab", 2}}, merges[] = {{"a b", 3}};
-    const qn_tokenizer_source source = {.model = "gpt2", .tokens = tokens, .token_count = 5, .merges = merges,
-                                        .merge_count = 1, .bos_id = 0, .eos_id = 1, .eot_id = -1, .unk_id = -1,
-                                        .pad_id = -1, .add_bos = 0, .add_eos = 0};
+    const qn_tokenizer_source source = {.model = "gpt2",
+                                        .tokens = tokens,
+                                        .token_count = 5,
+                                        .merges = merges,
+                                        .merge_count = 1,
+                                        .bos_id = 0,
+                                        .eos_id = 1,
+                                        .eot_id = -1,
+                                        .unk_id = -1,
+                                        .pad_id = -1,
+                                        .add_bos = 0,
+                                        .add_eos = 0};
     qn_ctx *ctx = NULL;
     qn_tokenizer *t = NULL;
     qn_error error;

@@ -17,8 +17,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (qn_ctx_create(NULL, &ctx, &error) != QN_OK) {
         return 0;
     }
-    qn_tokenizer_source source = {.bos_id = -1, .eos_id = -1, .eot_id = -1, .unk_id = -1, .pad_id = -1, .add_bos = -1,
-                                  .add_eos = -1};
+    qn_tokenizer_source source = {
+        .bos_id = -1, .eos_id = -1, .eot_id = -1, .unk_id = -1, .pad_id = -1, .add_bos = -1, .add_eos = -1};
     source.tokenizer_json = (qn_string){(const char *)data, size};
     if (qn_tokenizer_create(ctx, &source, 4096, &t, &error) == QN_OK) {
         const struct {
@@ -26,7 +26,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             size_t bytes;
         } inputs[] = {{fixed, sizeof fixed - 1}, {(const char *)data, size < 4096 ? size : 4096}};
         for (int i = 0; i < 2; i++) {
-            if (qn_tokenizer_encode(t, inputs[i].text, inputs[i].bytes, 3, ids, sizeof ids / sizeof *ids, &count, &error) == QN_OK &&
+            if (qn_tokenizer_encode(t, inputs[i].text, inputs[i].bytes, 3, ids, sizeof ids / sizeof *ids, &count,
+                                    &error) == QN_OK &&
                 qn_tokenizer_decode(t, ids, count, 0, text, sizeof text, &bytes, &error) == QN_E_ARGUMENT) {
                 abort(); /* an id that was made must be known */
             }

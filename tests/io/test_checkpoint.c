@@ -413,7 +413,7 @@ static void try_quant(const char *path, const char *value, json_t *root, void *u
         const int absent = strcmp(value, "missing") == 0 || strcmp(value, "twice") == 0 || strcmp(value, "null") == 0;
         if ((strstr(path, "num_bits") && !absent) || /* the default is 8 */
             strstr(path, "quant_method") || strstr(path, "weight_block_size") ||
-            (strstr(path, "config_groups") && strcmp(value, "\"x\"") == 0 && !strstr(path, "scale_dtype") &&
+            (strstr(path, "config_groups") && strcmp(value, "\"x\"") == 0 && !strstr(path, "_dtype") &&
              !strstr(path, "observer"))) {
             fail_msg("%s = %s was accepted", path, value);
         }

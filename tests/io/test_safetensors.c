@@ -2,6 +2,8 @@
  * every truncation and every flipped bit of a header. */
 #include "io_cases.h"
 
+#include <fcntl.h>
+
 #include "format/format.h"
 #include "io/safetensors.h"
 #include "io/safetensors_writer.h"
@@ -280,7 +282,14 @@ static void test_writer(void **state)
     assert_int_equal(qn_safetensors_writer_create(ctx, path, items, 3, NULL, 0, 1, &w, &error), QN_OK);
     qn_safetensors_writer_destroy(w);
     assert_int_not_equal(access(path, F_OK), 0);
-    assert_int_equal(qn_safetensors_writer_create(ctx, "/dev/full", items, 3, NULL, 0, 0, &w, &error), QN_E_IO);
+    /* what is no plain file is refused and stays */
+    snprintf(path, sizeof path, "%s/pipe", folder);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    const int reader = open(path, O_RDONLY | O_NONBLOCK);
+    assert_true(reader >= 0);
+    assert_int_equal(qn_safetensors_writer_create(ctx, path, items, 3, NULL, 0, 0, &w, &error), QN_E_IO);
+    assert_int_equal(access(path, F_OK), 0);
+    close(reader);
     remove_folder(folder);
     qn_ctx_destroy(ctx);
 }

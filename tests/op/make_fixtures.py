@@ -156,10 +156,14 @@ def store(values, out):
 
 # ---- files -----------------------------------------------------------------
 files = {}
+seen = {}
 
 
-def case(text, tol, ins, outs, name=None):
+def case(text, tol, ins, outs):
     op = text.split()[0]
+    seen[text] = seen.get(text, 0) + 1
+    if op == "dequantize" and seen[text] > 2:  # every quantize case comes with its way back: two a kind are enough
+        return
     tensors = files.setdefault(op, {})
     number = sum(1 for n in tensors if n.endswith("/case"))
     prefix = "%03d" % number

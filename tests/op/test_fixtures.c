@@ -23,7 +23,7 @@
 #include "op/op.h"
 
 #define FOLDER "tests/op/fixtures/"
-#define EXPECTED_CASES 698 /* what make_fixtures.py printed */
+#define EXPECTED_CASES 553 /* what make_fixtures.py printed */
 #define TEXT 256
 
 typedef struct fixture {
@@ -290,13 +290,16 @@ typedef struct command {
     char folder[64];
 } command;
 
-/* Run the program with these words; returns its exit code. */
-static int run_process(char *const words[])
+/* Run the program with these words; returns its exit code. errors: a file for its stderr, NULL: ours. */
+static int run_process(char *const words[], const char *errors)
 {
     fflush(NULL);
     const pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
+        if (errors && !freopen(errors, "w", stderr)) {
+            _exit(126);
+        }
         execv(words[0], words);
         _exit(127);
     }
@@ -341,7 +344,7 @@ static void by_command(qn_ctx *ctx, const fixture *f, void *user)
     words[n++] = (char[]){"--out"};
     words[n++] = out_path;
     words[n] = NULL;
-    const int code = run_process(words);
+    const int code = run_process(words, NULL);
     if (code != 0) {
         fail_msg("%s: the command ended with %d", f->label, code);
     }
@@ -373,6 +376,105 @@ static void by_command(qn_ctx *ctx, const fixture *f, void *user)
         compare(f, got, f->tolerance == 0, "the command");
     }
     qn_tensors_close(tensors);
+}
+
+typedef struct refusal {
+    const char *text;    /* what the command is asked */
+    const char *tensors; /* case string whose inputs it is given */
+    int32_t slot;        /* input whose last int32 is set to value first; -1: none */
+    int32_t value;
+    const char *word; /* what the one line on stderr must name */
+} refusal;
+
+/* The command refuses with one line that names the trouble, and writes nothing. */
+static void refuse(qn_ctx *ctx, const command *c, const refusal *r)
+{
+    char in_path[96], out_path[96], err_path[96], line[1024] = "", more[8];
+    snprintf(in_path, sizeof in_path, "%s/in.safetensors", c->folder);
+    snprintf(out_path, sizeof out_path, "%s/out.safetensors", c->folder);
+    snprintf(err_path, sizeof err_path, "%s/err", c->folder);
+    unlink(in_path);
+    unlink(out_path);
+    qn_op_desc desc;
+    assert_int_equal(qn_op_desc_parse(r->tensors, &desc, NULL), QN_OK);
+    void *in[QN_MAX_IN] = {NULL};
+    qn_named_view named[QN_MAX_IN];
+    int32_t count = 0;
+    for (int32_t i = 0; i < QN_MAX_IN; i++) {
+        size_t bytes = 0;
+        if (desc.in[i].format != QN_FORMAT_NONE) {
+            assert_int_equal(qn_shape_bytes(&desc.in[i], &bytes, NULL), QN_OK);
+            in[i] = malloc(bytes + 1);
+            named[count++] = (qn_named_view){qn_op_get_info(desc.op)->in[i].name, qn_view_make(in[i], &desc.in[i])};
+        }
+    }
+    assert_int_equal(qn_case_fill(&desc, 1, 0, in, NULL), QN_OK);
+    if (r->slot >= 0) {
+        memcpy((int32_t *)in[r->slot] + qn_shape_elements(&desc.in[r->slot]) - 1, &r->value, sizeof r->value);
+    }
+    assert_int_equal(qn_tensors_write(ctx, in_path, named, count, NULL, 0, NULL), QN_OK);
+    char text[TEXT], program[1024], *words[16];
+    int n = 0;
+    snprintf(program, sizeof program, "%s", c->program);
+    snprintf(text, sizeof text, "%s", r->text);
+    words[n++] = program;
+    words[n++] = (char[]){"op"};
+    char *save = NULL;
+    for (char *word = strtok_r(text, " ", &save); word; word = strtok_r(NULL, " ", &save)) {
+        words[n++] = word;
+    }
+    words[n++] = (char[]){"--in"};
+    words[n++] = in_path;
+    words[n++] = (char[]){"--out"};
+    words[n++] = out_path;
+    words[n] = NULL;
+    const int code = run_process(words, err_path);
+    FILE *errors = fopen(err_path, "r");
+    assert_non_null(errors);
+    const int first = fgets(line, sizeof line, errors) != NULL, second = fgets(more, sizeof more, errors) != NULL;
+    fclose(errors);
+    unlink(err_path);
+    if (code < 1 || code > 3 || !first || second || !strstr(line, r->word) || access(out_path, F_OK) == 0) {
+        fail_msg("%s: exit code %d, stderr '%s'%s, %s output file", r->text, code, line, second ? " and more" : "",
+                 access(out_path, F_OK) == 0 ? "an" : "no");
+    }
+    for (int32_t i = 0; i < QN_MAX_IN; i++) {
+        free(in[i]);
+    }
+    unlink(in_path);
+}
+
+static void command_refuses(void **state)
+{
+    (void)state;
+    static const refusal refusals[] = {
+        {"no_such_op", "silu_mul m=1 k=8", -1, 0, "no_such_op"},
+        {"silu_mul size=3", "silu_mul m=1 k=8", -1, 0, "size"},
+        {"quantize_fp8 granularity=row", "quantize_fp8 m=2 k=8", -1, 0, "granularity"},
+        {"quantize_fp8 mode=static", "quantize_fp8 m=2 k=8", -1, 0, "scale"},
+        {"quantize_nvfp4", "quantize_fp8 m=2 k=24", -1, 0, "K is 24"},
+        {"quantize_mxfp4", "quantize_fp8 m=2 k=48", -1, 0, "K is 48"},
+        {"block_scaled_mm scale_layout=col", "block_scaled_mm m=2 n=4 k=300", -1, 0, "scale_a"},
+        {"scaled_mm", "block_scaled_mm m=2 n=4 k=8", -1, 0, "scale_b"},
+        {"rmsnorm", "quantize_fp8 m=2 k=8", -1, 0, "w"},
+        {"grouped_block_scaled_mm", "grouped_block_scaled_mm m=4 n=3 k=8 e=2", QN_BMM_OFFSETS, 5, "offsets[2]"},
+        {"grouped_block_scaled_mm", "grouped_block_scaled_mm m=4 n=3 k=8 e=2", QN_BMM_OFFSETS, -1, "offsets[2]"},
+        {"grouped_block_scaled_mm layout=masked", "grouped_block_scaled_mm m=4 n=3 k=8 e=2 layout=masked",
+         QN_BMM_MASKED_M, 5, "masked_m[1]"},
+    };
+    command c = {getenv("QN_CLI"), "/tmp/quern-op-XXXXXX"};
+    struct stat info;
+    if (!c.program || stat(c.program, &info) != 0) {
+        printf("skipped: QN_CLI does not name a command that is built\n");
+        skip();
+    }
+    assert_non_null(mkdtemp(c.folder));
+    qn_ctx *ctx = make_ctx();
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        refuse(ctx, &c, &refusals[i]);
+    }
+    qn_ctx_destroy(ctx);
+    assert_int_equal(rmdir(c.folder), 0);
 }
 
 static void command_agrees(void **state)
@@ -408,6 +510,7 @@ int main(void)
         cmocka_unit_test(reference_agrees),
         cmocka_unit_test(cpu_agrees),
         cmocka_unit_test(command_agrees),
+        cmocka_unit_test(command_refuses),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -35,7 +35,7 @@ static void int8_channel(void **state)
     const qn_encoder e = make("int8", 2, 4, 0);
     assert_int_equal(e.scale_shape.dims[0], 2);
     assert_int_equal(e.scale_shape.dims[1], 1);
-    qn_encode_rows(&e, &w[0][0], 2, q, scale, &sums);
+    qn_encode_rows(&e, &w[0][0], 2, q, scale, NULL, &sums);
     const int8_t expected[2][4] = {{127, -64, 0, 2}, {0, 0, 0, 0}};
     assert_memory_equal(q, expected, 8);
     assert_true(scale[0] == 1.0f && scale[1] == 1.0f);
@@ -50,7 +50,7 @@ static void fp8_channel(void **state)
     float scale;
     qn_encode_sums sums = {0, 0};
     const qn_encoder e = make("fp8", 1, 5, 0);
-    qn_encode_rows(&e, w, 1, q, &scale, &sums);
+    qn_encode_rows(&e, w, 1, q, &scale, NULL, &sums);
     const uint8_t expected[5] = {0x7E, 0x58, 0x5A, 0x80, 0x00};
     assert_true(scale == 2.0f);
     assert_memory_equal(q, expected, 5);
@@ -75,7 +75,7 @@ static void fp8_block_edges(void **state)
     assert_int_equal(e.unit, 128);
     assert_int_equal(e.scale_shape.dims[0], 2);
     assert_int_equal(e.scale_shape.dims[1], 2);
-    qn_encode_rows(&e, w, 130, q, scale, &sums);
+    qn_encode_rows(&e, w, 130, q, scale, NULL, &sums);
     assert_true(scale[0] == 1.0f && scale[1] == 0.25f && scale[2] == 2.0f && scale[3] == 1.0f / 448.0f);
     assert_int_equal(q[0], 0x7E);
     assert_int_equal(q[127 * 130 + 127], 0xF6); /* -224 */
@@ -101,7 +101,7 @@ static void nvfp4_by_hand(void **state)
     assert_int_equal(e.scale_shape.format, QN_F8_E4M3);
     e.global_scale = qn_encode_global_scale(&e, 6);
     assert_true(e.global_scale == 256.0f); /* the power of two below 2688 / 6 */
-    qn_encode_rows(&e, w, 1, q, scale, &sums);
+    qn_encode_rows(&e, w, 1, q, scale, NULL, &sums);
     assert_int_equal(scale[0], 0x78); /* 256 */
     assert_int_equal(scale[1], 0x70); /* 128 */
     const uint8_t first[4] = {0xD7, 0x14, 0x63, 0xA0}; /* 6,-3  2,.5  1.5,4  .25->0,-.75->-1 */
@@ -121,7 +121,7 @@ static void mxfp4_by_hand(void **state)
     qn_encode_sums sums = {0, 0};
     const qn_encoder e = make("mxfp4", 1, 96, 0);
     assert_int_equal(e.scale_shape.format, QN_U8);
-    qn_encode_rows(&e, w, 1, q, scale, &sums);
+    qn_encode_rows(&e, w, 1, q, scale, NULL, &sums);
     assert_int_equal(scale[0], 127);
     assert_int_equal(scale[1], 128);
     assert_int_equal(scale[2], 127); /* zeros: 1 */
@@ -141,7 +141,7 @@ static void scale_overflow(void **state)
         qn_encode_sums sums = {0, 0};
         qn_encoder e = make("nvfp4", 1, 16, search);
         e.global_scale = qn_encode_global_scale(&e, 6); /* of another tensor, far smaller */
-        qn_encode_rows(&e, w, 1, q, &scale, &sums);
+        qn_encode_rows(&e, w, 1, q, &scale, NULL, &sums);
         assert_int_equal(scale, 0x7E);
         assert_int_equal(q[0], 0xF7); /* 6, -6 */
         assert_true(isfinite(sums.error));
@@ -219,13 +219,13 @@ static void check_scheme(const qn_scheme *s, int64_t n, int64_t k, float magnitu
         e.global_scale = qn_encode_global_scale(&e, amax);
     }
     qn_encode_sums sums = {0, 0}, parts = {0, 0};
-    qn_encode_rows(&e, w, n, data, scales, &sums);
+    qn_encode_rows(&e, w, n, data, scales, NULL, &sums);
     /* in pieces: the same bytes */
     uint8_t *again = malloc((size_t)(n * k) * 4), *scales2 = malloc((size_t)(n * k) * 4 + 4);
     assert_true(again && scales2);
     for (int64_t r = 0; r < n; r += e.unit) {
         qn_encode_rows(&e, w + r * k, qn_min_i64(e.unit, n - r), again + (size_t)r * e.row_bytes,
-                       scales2 + (size_t)(r / e.tile_n) * e.scale_row_bytes, &parts);
+                       scales2 + (size_t)(r / e.tile_n) * e.scale_row_bytes, NULL, &parts);
     }
     assert_memory_equal(data, again, (size_t)n * e.row_bytes);
     assert_memory_equal(scales, scales2, (size_t)qn_ceil_div(n, e.tile_n) * e.scale_row_bytes);
@@ -302,7 +302,7 @@ static void extremes(void **state)
                     e.global_scale = qn_encode_global_scale(&e, values[v]);
                 }
                 qn_encode_sums sums = {0, 0};
-                qn_encode_rows(&e, w, 2, data, scales, &sums);
+                qn_encode_rows(&e, w, 2, data, scales, NULL, &sums);
                 if (!e.scale) {
                     continue;
                 }
@@ -344,7 +344,7 @@ static void importance(void **state)
             float row[64];
             qn_encode_sums sums = {0, 0};
             e.importance = pass ? weights : NULL;
-            qn_encode_rows(&e, w, 64, data, scales, &sums);
+            qn_encode_rows(&e, w, 64, data, scales, NULL, &sums);
             error[pass] = 0;
             for (int r = 0; r < 64; r++) {
                 e.element->decode(data + (size_t)r * e.row_bytes, 64, row);

@@ -144,7 +144,7 @@ static void check_weight(const qn_scheme *scheme, const qn_weight *w)
     float *expected = malloc((size_t)k * sizeof(float)), *row = malloc((size_t)k * sizeof(float));
     assert_true(data && scales && expected && row);
     qn_encode_sums sums = {0, 0};
-    qn_encode_rows(&e, t->w, n, data, scales, &sums);
+    qn_encode_rows(&e, t->w, n, data, scales, NULL, &sums);
     assert_memory_equal(w->data.data, data, (size_t)n * e.row_bytes);
     if (e.scale) {
         assert_memory_equal(w->scale.data, scales, (size_t)qn_ceil_div(n, e.tile_n) * e.scale_row_bytes);

@@ -117,12 +117,13 @@ static inline int gguf_vocab_open(const char *path, gguf_vocab *v)
             }
         } else {
             const int32_t value = (int32_t)gguf_number(v, gguf_size(type));
-            static const char *const names[] = {"bos_token_id", "eos_token_id", "eot_token_id", "unknown_token_id",
+            static const char *const names[] = {"bos_token_id",     "eos_token_id",  "eot_token_id", "unknown_token_id",
                                                 "padding_token_id", "add_bos_token", "add_eos_token"};
-            int32_t *const targets[] = {&s->bos_id, &s->eos_id, &s->eot_id, &s->unk_id, &s->pad_id, &s->add_bos, &s->add_eos};
+            int32_t *const targets[] = {&s->bos_id, &s->eos_id,  &s->eot_id, &s->unk_id,
+                                        &s->pad_id, &s->add_bos, &s->add_eos};
             for (int i = 0; i < 7; i++) {
-                if (key.bytes > 15 && memcmp(key.data, "tokenizer.ggml.", 15) == 0 && key.bytes == 15 + strlen(names[i]) &&
-                    memcmp(key.data + 15, names[i], key.bytes - 15) == 0) {
+                if (key.bytes > 15 && memcmp(key.data, "tokenizer.ggml.", 15) == 0 &&
+                    key.bytes == 15 + strlen(names[i]) && memcmp(key.data + 15, names[i], key.bytes - 15) == 0) {
                     *targets[i] = value;
                 }
             }

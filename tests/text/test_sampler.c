@@ -193,7 +193,8 @@ static void bad_logits(void **state)
     (void)state;
     const float temperatures[] = {0, 1};
     for (int k = 0; k < 2; k++) {
-        const float none[2] = {-INFINITY, -INFINITY}, nan[2] = {0, NAN}, inf[2] = {INFINITY, 0}, one[2] = {-INFINITY, -3e38f};
+        const float none[2] = {-INFINITY, -INFINITY}, nan[2] = {0, NAN}, inf[2] = {INFINITY, 0},
+                    one[2] = {-INFINITY, -3e38f};
         const float huge[2] = {3e38f, -3e38f};
         qn_sampler *s = make(plain(temperatures[k], 1), 2);
         qn_error error = {0};
@@ -224,14 +225,14 @@ static void bad_options(void **state)
     (void)state;
     qn_sampler *s;
     qn_error error;
-#define BAD(change)                                                                  \
-    do {                                                                             \
-        qn_sampler_options o = plain(1, 1);                                          \
-        o.change;                                                                    \
-        error.text[0] = 0;                                                           \
-        assert_int_equal(qn_sampler_create(ctx, &o, 4, &s, &error), QN_E_ARGUMENT);  \
-        assert_null(s);                                                              \
-        assert_true(error.text[0]);                                                  \
+#define BAD(change)                                                                                                    \
+    do {                                                                                                               \
+        qn_sampler_options o = plain(1, 1);                                                                            \
+        o.change;                                                                                                      \
+        error.text[0] = 0;                                                                                             \
+        assert_int_equal(qn_sampler_create(ctx, &o, 4, &s, &error), QN_E_ARGUMENT);                                    \
+        assert_null(s);                                                                                                \
+        assert_true(error.text[0]);                                                                                    \
     } while (0)
     BAD(size = 1);
     BAD(temperature = -1);
@@ -260,10 +261,10 @@ int main(void)
     if (qn_ctx_create(NULL, &ctx, NULL) != QN_OK) {
         return 1;
     }
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(greedy),         cmocka_unit_test(distribution),          cmocka_unit_test(filters),
-        cmocka_unit_test(top_k_ties),     cmocka_unit_test(repeat_penalty),        cmocka_unit_test(same_seed_same_tokens),
-        cmocka_unit_test(bad_logits),     cmocka_unit_test(bad_options)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(greedy),         cmocka_unit_test(distribution),
+                                       cmocka_unit_test(filters),        cmocka_unit_test(top_k_ties),
+                                       cmocka_unit_test(repeat_penalty), cmocka_unit_test(same_seed_same_tokens),
+                                       cmocka_unit_test(bad_logits),     cmocka_unit_test(bad_options)};
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
     qn_ctx_destroy(ctx);
     return failed;

@@ -29,7 +29,8 @@ static void golden(void **state)
     size_t i, failed = 0;
     assert_non_null(cases);
     assert_true(json_array_size(cases) > 200);
-    json_array_foreach(cases, i, c) {
+    json_array_foreach(cases, i, c)
+    {
         qn_chat_message messages[8];
         json_t *list = json_object_get(c, "messages");
         const size_t count = json_array_size(list);
@@ -44,12 +45,14 @@ static void golden(void **state)
         json_t *want = json_object_get(c, "text");
         if (!want) {
             if (status != QN_E_ARGUMENT || !strstr(error.text, "line ")) {
-                printf("%s: status %d, expected an error\n", json_string_value(json_object_get(c, "name")), (int)status);
+                printf("%s: status %d, expected an error\n", json_string_value(json_object_get(c, "name")),
+                       (int)status);
                 failed++;
             }
-        } else if (status != QN_OK || bytes != json_string_length(want) || memcmp(text, json_string_value(want), bytes) != 0) {
-            printf("%s: %s\n--- got\n%.*s\n--- expected\n%s\n", json_string_value(json_object_get(c, "name")), error.text,
-                   (int)bytes, text, json_string_value(want));
+        } else if (status != QN_OK || bytes != json_string_length(want) ||
+                   memcmp(text, json_string_value(want), bytes) != 0) {
+            printf("%s: %s\n--- got\n%.*s\n--- expected\n%s\n", json_string_value(json_object_get(c, "name")),
+                   error.text, (int)bytes, text, json_string_value(want));
             failed++;
         }
     }
@@ -242,13 +245,14 @@ int main(void)
 {
     qn_error error = {0};
     if (qn_ctx_create(NULL, &ctx, &error) != QN_OK ||
-        small_tokenizer(ctx, "{{ messages[0].role }}:{{ messages[0].content }}{{ '+' if add_generation_prompt }}", &tokenizer,
-                        &error) != QN_OK) {
+        small_tokenizer(ctx, "{{ messages[0].role }}:{{ messages[0].content }}{{ '+' if add_generation_prompt }}",
+                        &tokenizer, &error) != QN_OK) {
         printf("cannot set up: %s\n", error.text);
         return 1;
     }
     const struct CMUnitTest tests[] = {cmocka_unit_test(golden), cmocka_unit_test(hostile_templates),
-                                       cmocka_unit_test(deep_templates), cmocka_unit_test(buffers), cmocka_unit_test(date)};
+                                       cmocka_unit_test(deep_templates), cmocka_unit_test(buffers),
+                                       cmocka_unit_test(date)};
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
     qn_tokenizer_destroy(tokenizer);
     qn_ctx_destroy(ctx);

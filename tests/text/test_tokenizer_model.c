@@ -29,7 +29,8 @@ int main(void)
 {
     const char *path = getenv("QN_TEST_MODEL");
     if (!path || !*path) {
-        printf("SKIP: QN_TEST_MODEL does not name the GGUF file of SmolLM2-135M-Instruct; its vocabulary is not tested\n");
+        printf(
+            "SKIP: QN_TEST_MODEL does not name the GGUF file of SmolLM2-135M-Instruct; its vocabulary is not tested\n");
         return 0;
     }
     gguf_vocab vocab;

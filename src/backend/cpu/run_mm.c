@@ -208,8 +208,9 @@ static char *out_row(const qn_mm_job *job, const block *b, int64_t r)
     return job->out + at + b->col * size;
 }
 
-/* Scales of the blocks of K in [k, k + count) for the task's rows and columns. */
-static void gather_scales(const qn_mm_job *job, const block *b, int64_t k, int64_t count, small_arrays *s)
+/* Scales of the blocks of K in [k, k + count) for the task's rows and the columns [c0, c0 + cols). */
+static void gather_scales(const qn_mm_job *job, const block *b, int64_t c0, int64_t cols, int64_t k, int64_t count,
+                          small_arrays *s)
 {
     const int64_t first = k / 128, n = qn_ceil_div(count, 128);
     const int64_t local = job->expert_rows ? b->row - b->expert * job->expert_rows : b->row;
@@ -219,7 +220,7 @@ static void gather_scales(const qn_mm_job *job, const block *b, int64_t k, int64
                    job->sa + b->expert * job->sa_expert + (local + r) * job->sa_row + (first + i) * job->sa_block, 4);
         }
     }
-    for (int64_t c = 0; c < b->cols; c++) {
+    for (int64_t c = c0; c < c0 + cols; c++) {
         for (int64_t i = 0; i < n; i++) {
             memcpy(&s->sb[c * QN_MM_SCALES + i],
                    job->sb + b->expert * job->b_scale_expert + (b->col + c) / 128 * job->sb_row +
@@ -256,7 +257,7 @@ static void accumulate(const qn_mm_job *job, const block *b, int64_t c0, int64_t
     const char *const a = job->a_panel + b->row * job->a_panel_stride + k * a_bytes;
     char *const at = lanes + c0 * lane_bytes;
     if (job->sa) {
-        gather_scales(job, b, k, count, s);
+        gather_scales(job, b, c0, cols, k, count, s);
         job->set->tile128((const float *)(const void *)a, job->a_panel_stride, (const float *)(const void *)src, stride,
                           b->rows, cols, padded, s->sa, s->sb + c0 * QN_MM_SCALES, at);
     } else if (job->i8) {

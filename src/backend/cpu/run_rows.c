@@ -168,6 +168,9 @@ static group_rule given_rule(const rows_job *job, int int8, int col, int64_t m, 
 static void put_rule(const rows_job *job, const group_rule *rule, int col, int64_t m, int64_t g)
 {
     const qn_mut_view *scale = &job->args->out[QN_QUANT_OUT_SCALE], *azp = &job->args->out[QN_QUANT_OUT_AZP];
+    if (scale->shape.ndim < 2 && m > 0) {
+        return; /* one for all rows: the first row's task writes it */
+    }
     memcpy((char *)scale->data + scale_offset(&scale->shape, scale->strides, col, m, g), &rule->scale, 4);
     if (azp->shape.format != QN_FORMAT_NONE) {
         memcpy((char *)azp->data + scale_offset(&azp->shape, azp->strides, col, m, g), &rule->azp, 4);
@@ -312,7 +315,7 @@ const char *qn_rows_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
     switch (desc->attr[QN_ATTR_GRANULARITY].i) {
     case QN_PER_BLOCK: return "scales of 128x128 blocks span rows";
     case QN_PER_TENSOR:
-        return desc->attr[QN_ATTR_MODE].i == QN_STATIC ? "one scale for all rows" : "one scale for all rows is not known";
+        return desc->attr[QN_ATTR_MODE].i == QN_STATIC ? NULL : "the one scale has to be found over all rows first";
     default: return NULL;
     }
 }

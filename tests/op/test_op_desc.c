@@ -102,6 +102,25 @@ static void print_is_like_snprintf(void **state)
     assert_int_equal(qn_op_desc_print(&desc, NULL, 0), strlen("dense_mm m=2 n=8 k=64 b=q4_0"));
 }
 
+/* Printing works on anything, also on what no check has seen. */
+static void print_unchecked(void **state)
+{
+    (void)state;
+    char text[256];
+    qn_op_desc desc;
+    qn_op_desc_init(&desc, QN_OP_NVFP4_MM);
+    assert_true(qn_op_desc_print(&desc, text, sizeof text) > 0);
+    desc.in[QN_NVMM_A] = qn_shape_make(QN_U8, 2, INT64_MAX, INT64_MAX, 1, 1);
+    desc.in[QN_NVMM_B] = qn_shape_make(QN_U8, 2, INT64_MIN, -1, 1, 1);
+    assert_true(qn_op_desc_print(&desc, text, sizeof text) > 0);
+    desc.in[QN_NVMM_B].ndim = 77;
+    desc.attr[QN_ATTR_OUT].i = -5;
+    assert_true(qn_op_desc_print(&desc, text, sizeof text) > 0);
+    assert_int_equal(qn_op_desc_check(&desc, NULL, NULL, NULL), QN_E_ARGUMENT);
+    qn_op_desc_init(&desc, QN_OP_NONE);
+    assert_true(qn_op_desc_print(&desc, text, sizeof text) > 0);
+}
+
 typedef struct bad_text {
     const char *text;
     qn_status status;
@@ -317,9 +336,11 @@ static void hostile_offsets(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(table_is_sound),         cmocka_unit_test(slot_numbers),  cmocka_unit_test(cases_round_trip),
-        cmocka_unit_test(print_is_like_snprintf), cmocka_unit_test(refused_texts), cmocka_unit_test(shape_mismatches),
-        cmocka_unit_test(scale_alternatives),     cmocka_unit_test(output_shapes), cmocka_unit_test(hostile_offsets),
+        cmocka_unit_test(table_is_sound),   cmocka_unit_test(slot_numbers),
+        cmocka_unit_test(cases_round_trip), cmocka_unit_test(print_is_like_snprintf),
+        cmocka_unit_test(print_unchecked),  cmocka_unit_test(refused_texts),
+        cmocka_unit_test(shape_mismatches), cmocka_unit_test(scale_alternatives),
+        cmocka_unit_test(output_shapes),    cmocka_unit_test(hostile_offsets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# make check-full, after make check: ThreadSanitizer, every fuzz target for 60 s
+# (QN_FUZZ_SECONDS), valgrind on the release command.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+jobs=${JOBS:-$(nproc)}
+exec </dev/null
+scripts/deps.sh full
+if model=$(scripts/model.sh); then
+    export QN_TEST_MODEL=$model
+fi
+
+echo "== ThreadSanitizer"
+[ -f build/tsan/build.ninja ] || cmake --preset tsan
+cmake --build build/tsan -j "$jobs"
+# ThreadSanitizer of gcc 12 cannot live with much address randomisation.
+setarch "$(uname -m)" -R ctest --test-dir build/tsan --output-on-failure --no-tests=error --timeout 900 \
+    -R 'exec|pool|plan|kernel|backend|model|session'
+
+echo "== fuzzing"
+[ -f build/fuzz/build.ninja ] || cmake --preset fuzz
+cmake --build build/fuzz -j "$jobs"
+targets=0
+while read -r target; do
+    targets=$((targets + 1))
+    name=$(basename "$target")
+    mkdir -p "build/fuzz/corpus/$name"
+    echo "-- $name"
+    "$target" -max_total_time="${QN_FUZZ_SECONDS:-60}" -rss_limit_mb=2048 -timeout=20 -print_final_stats=1 \
+        -artifact_prefix="build/fuzz/$name-" "build/fuzz/corpus/$name" >"build/fuzz/$name.log" 2>&1 || {
+        tail -n 40 "build/fuzz/$name.log"
+        exit 1
+    }
+    tail -n 6 "build/fuzz/$name.log" | head -n 2
+done < <(find build/fuzz -name 'fuzz_*' -type f -perm -u+x | sort)
+[ "$targets" -gt 0 ] || { echo "check_full: there is no fuzz target" >&2; exit 1; }
+
+echo "== valgrind"
+scripts/build.sh
+for verb in "--version" "kernels" "doctor" "explain scaled_mm m=3 n=65 k=127" ${model:+"inspect $model"}; do
+    # shellcheck disable=SC2086
+    valgrind -q --error-exitcode=99 --leak-check=full build/quern $verb >/dev/null
+    echo "valgrind: quern $verb"
+done

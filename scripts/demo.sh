@@ -1,0 +1,45 @@
+#!/bin/sh
+# make demo: a real model, quantised nine ways, compared and generating text.
+# Leaves the checkpoints under build/demo/ and the table as build/demo.jsonl.
+#
+# QN_DEMO_TOKENS  how many tokens from the start of the text are scored
+# QN_DEMO_MODEL   a checkpoint of your own instead of the fetched one
+set -eu
+cd "$(dirname "$0")/.."
+quern=build/quern
+text=data/alice.txt
+tokens=${QN_DEMO_TOKENS:-2048}
+prompt="The key to a good loaf of bread is"
+# The first one is what the others are compared with.
+schemes="bf16 f32 fp8-block fp8 int8 int8-azp nvfp4 nvfp4-w4a4 mxfp4"
+
+model=${QN_DEMO_MODEL:-$(scripts/model.sh)}
+mkdir -p build/demo
+
+# A checkpoint is reused when it is whole (quantize renames it into place at the
+# very end) and the same command made it from the same model.
+made_by="$($quern --version | head -n 1) $(sha256sum $quern | cut -d' ' -f1) $model"
+folders=
+for scheme in $schemes; do
+    out=build/demo/$scheme
+    stamp=build/demo/$scheme.made-by
+    folders="$folders $out"
+    if [ -f "$out/config.json" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$made_by" ]; then
+        echo "$scheme: reusing $out" >&2
+        continue
+    fi
+    echo "$scheme: quantising into $out" >&2
+    rm -f "$stamp"
+    # One line a tensor is too much here; kept in a log, shown when it fails.
+    if ! $quern quantize "$model" "$out" --weights "$scheme" --force </dev/null >"build/demo/$scheme.log" 2>&1; then
+        tail -n 20 "build/demo/$scheme.log" >&2
+        echo "demo.sh: quantising to $scheme failed; the whole log is build/demo/$scheme.log" >&2
+        exit 1
+    fi
+    printf '%s\n' "$made_by" >"$stamp"
+done
+
+echo "scoring the first $tokens tokens of $text, each scheme against bf16" >&2
+# shellcheck disable=SC2086
+$quern compare $folders -f $text --max-tokens "$tokens" --jsonl build/demo.jsonl -p "$prompt" -n 32 </dev/null
+echo "table as JSON lines: build/demo.jsonl" >&2

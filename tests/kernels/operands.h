@@ -1,0 +1,106 @@
+/* Operands of kernel tests: memory that ends, or begins, at a page that may not
+ * be touched, with poisoned gaps between rows. */
+#ifndef QN_TESTS_KERNELS_OPERANDS_H
+#define QN_TESTS_KERNELS_OPERANDS_H
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <quern/experimental.h>
+#include <quern/quern.h>
+
+typedef enum placement { AT_END = 0, AT_START = 1 } placement;
+
+typedef struct guarded {
+    char *map, *data;
+    size_t map_bytes, bytes, usable;
+} guarded;
+
+static guarded guarded_make(size_t bytes, placement where, int poison)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    guarded g = {.bytes = bytes, .usable = (bytes + page - 1) / page * page + (bytes ? 0 : page)};
+    g.map_bytes = g.usable + 2 * page;
+    g.map = mmap(NULL, g.map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (g.map == MAP_FAILED) {
+        abort();
+    }
+    mprotect(g.map, page, PROT_NONE);
+    mprotect(g.map + page + g.usable, page, PROT_NONE);
+    memset(g.map + page, poison, g.usable);
+    g.data = g.map + page + (where == AT_END ? g.usable - bytes : 0);
+    return g;
+}
+
+static void guarded_free(guarded *g)
+{
+    if (g->map) {
+        munmap(g->map, g->map_bytes);
+    }
+    g->map = NULL;
+}
+
+/* Bytes of the page that belong to no row still hold the poison. */
+static int canaries_alive(const guarded *g, int poison)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const unsigned char *p = (const unsigned char *)g->map + page;
+    const size_t before = (size_t)(g->data - g->map) - page;
+    for (size_t i = 0; i < g->usable; i++) {
+        if ((i < before || i >= before + g->bytes) && p[i] != (unsigned char)poison) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* Strides of a shape whose rows are gap elements longer than dense (0: dense). */
+static size_t strides_of(const qn_shape *shape, int64_t gap, int64_t strides[QN_MAX_DIMS])
+{
+    const qn_format_info *f = qn_format_get_info(shape->format);
+    size_t row = 0;
+    memset(strides, 0, sizeof(int64_t) * QN_MAX_DIMS);
+    if (shape->ndim == 0) {
+        return (size_t)f->block_bytes;
+    }
+    qn_format_row_bytes(shape->format, shape->dims[shape->ndim - 1], &row, NULL);
+    int64_t step = (int64_t)row + (shape->ndim > 1 ? gap * f->block_bytes : 0);
+    strides[shape->ndim - 1] = f->block_bytes;
+    size_t total = row;
+    for (int i = shape->ndim - 2; i >= 0; i--) {
+        strides[i] = step;
+        if (shape->dims[i] == 0) {
+            return 0;
+        }
+        total += (size_t)(step * (shape->dims[i] - 1));
+        step *= shape->dims[i];
+    }
+    return shape->dims[shape->ndim - 1] ? total : 0;
+}
+
+/* Rows of a dense tensor to or from a strided one. */
+static void copy_rows(const qn_shape *shape, char *to, const int64_t *to_strides, const char *from,
+                      const int64_t *from_strides)
+{
+    if (qn_shape_elements(shape) == 0) {
+        return;
+    }
+    size_t row;
+    qn_format_row_bytes(shape->format, shape->dims[shape->ndim - 1], &row, NULL);
+    const int64_t a = shape->ndim > 1 ? shape->dims[shape->ndim - 2] : 1;
+    const int64_t b = shape->ndim > 2 ? shape->dims[shape->ndim - 3] : 1;
+    const int ia = shape->ndim > 1 ? shape->ndim - 2 : 0, ib = shape->ndim > 2 ? shape->ndim - 3 : 0;
+    for (int64_t j = 0; j < b; j++) {
+        for (int64_t i = 0; i < a; i++) {
+            const int64_t t = (shape->ndim > 2 ? j * to_strides[ib] : 0) + (shape->ndim > 1 ? i * to_strides[ia] : 0);
+            const int64_t f =
+                (shape->ndim > 2 ? j * from_strides[ib] : 0) + (shape->ndim > 1 ? i * from_strides[ia] : 0);
+            memcpy(to + t, from + f, row);
+        }
+    }
+}
+
+#endif

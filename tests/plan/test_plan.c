@@ -1,0 +1,472 @@
+/* Plans: every status, the walk over candidates, packed blobs, workspace, and what
+ * qn_run must not do (allocate). */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <quern/experimental.h>
+#include <quern/quern.h>
+
+/* An allocator that counts and fails at one call. */
+typedef struct counter {
+    long calls, fail_at, live; /* fail_at: 0 never */
+} counter;
+
+static void *count_alloc(void *user, size_t size, size_t align)
+{
+    counter *c = user;
+    void *p = NULL;
+    if (++c->calls == c->fail_at || posix_memalign(&p, align, size) != 0) {
+        return NULL;
+    }
+    c->live++;
+    return p;
+}
+
+static void count_release(void *user, void *pointer)
+{
+    if (pointer) {
+        ((counter *)user)->live--;
+        free(pointer);
+    }
+}
+
+static qn_ctx *counted_ctx(counter *c, qn_isa cap)
+{
+    qn_ctx_options options;
+    qn_ctx_options_init(&options);
+    options.allocator = (qn_allocator){c, count_alloc, count_release};
+    options.isa_cap = cap;
+    qn_ctx *ctx = NULL;
+    qn_ctx_create(&options, &ctx, NULL);
+    return ctx;
+}
+
+typedef struct problem {
+    qn_op_desc desc;
+    qn_args args;
+    void *in[QN_MAX_IN], *out[QN_MAX_OUT];
+} problem;
+
+static problem problem_make(const char *text)
+{
+    problem p;
+    memset(&p, 0, sizeof p);
+    qn_error error = {0};
+    qn_shape out[QN_MAX_OUT];
+    assert_int_equal(qn_op_desc_parse(text, &p.desc, &error), QN_OK);
+    assert_int_equal(qn_op_desc_check(&p.desc, out, NULL, &error), QN_OK);
+    for (int i = 0; i < QN_MAX_IN; i++) {
+        if (p.desc.in[i].format) {
+            size_t bytes;
+            assert_int_equal(qn_shape_bytes(&p.desc.in[i], &bytes, &error), QN_OK);
+            p.in[i] = calloc(1, bytes + 64);
+            p.args.in[i] = qn_view_make(p.in[i], &p.desc.in[i]);
+        }
+    }
+    assert_int_equal(qn_case_fill(&p.desc, 7, 0, p.in, &error), QN_OK);
+    for (int i = 0; i < QN_MAX_OUT; i++) {
+        if (out[i].format) {
+            size_t bytes;
+            assert_int_equal(qn_shape_bytes(&out[i], &bytes, &error), QN_OK);
+            p.out[i] = calloc(1, bytes + 64);
+            p.args.out[i] = qn_mut_view_make(p.out[i], &out[i]);
+        }
+    }
+    return p;
+}
+
+static void problem_free(problem *p)
+{
+    for (int i = 0; i < QN_MAX_IN; i++) {
+        free(p->in[i]);
+    }
+    for (int i = 0; i < QN_MAX_OUT; i++) {
+        free(p->out[i]);
+    }
+}
+
+static void *aligned(size_t bytes)
+{
+    void *p = NULL;
+    assert_int_equal(posix_memalign(&p, 64, bytes + 64), 0);
+    return p;
+}
+
+static qn_plan *plan_for(qn_ctx *ctx, const qn_op_desc *desc)
+{
+    qn_plan *plan = NULL;
+    qn_error error = {0};
+    if (qn_plan_create(ctx, desc, NULL, &plan, &error) != QN_OK) {
+        fail_msg("%s", error.text);
+    }
+    return plan;
+}
+
+static void creation_refuses_with_the_right_status(void **state)
+{
+    (void)state;
+    qn_ctx *ctx = NULL;
+    qn_error error = {0};
+    assert_int_equal(qn_ctx_create(NULL, &ctx, NULL), QN_OK);
+    problem p = problem_make("dense_mm m=2 n=8 k=16");
+    qn_plan *plan = (qn_plan *)&error;
+    assert_int_equal(qn_plan_create(ctx, NULL, NULL, &plan, &error), QN_E_ARGUMENT);
+    assert_null(plan);
+    assert_int_equal(qn_plan_create(NULL, &p.desc, NULL, &plan, &error), QN_E_ARGUMENT);
+    assert_int_equal(qn_plan_create(ctx, &p.desc, NULL, NULL, &error), QN_E_ARGUMENT);
+    qn_plan_options o;
+    qn_plan_options_init(&o);
+    o.size = 1;
+    assert_int_equal(qn_plan_create(ctx, &p.desc, &o, &plan, &error), QN_E_ARGUMENT);
+    qn_plan_options_init(&o);
+    o.backend = (qn_backend)9;
+    assert_int_equal(qn_plan_create(ctx, &p.desc, &o, &plan, &error), QN_E_ARGUMENT);
+    qn_plan_options_init(&o);
+    o.isa = (qn_isa)99;
+    assert_int_equal(qn_plan_create(ctx, &p.desc, &o, &plan, &error), QN_E_ARGUMENT);
+    qn_plan_options_init(&o);
+    o.backend = QN_BACKEND_CUDA;
+    assert_int_equal(qn_plan_create(ctx, &p.desc, &o, &plan, &error), QN_E_UNSUPPORTED);
+    assert_non_null(strstr(error.text, "cuda"));
+    qn_plan_options_init(&o);
+    o.kernel = "qn_no_such_kernel";
+    assert_int_equal(qn_plan_create(ctx, &p.desc, &o, &plan, &error), QN_E_UNSUPPORTED);
+    qn_plan_options_init(&o);
+    o.isa = QN_ISA_AMX;
+    qn_kernel_info info;
+    if (qn_plan_create(ctx, &p.desc, &o, &plan, &error) == QN_OK) {
+        print_message("skipped refusal of amx: this machine has it\n");
+        qn_plan_destroy(plan);
+    }
+    assert_int_equal(qn_kernel_at(ctx, 100000, &info), QN_E_ARGUMENT);
+    assert_int_equal(qn_kernel_at(ctx, -1, &info), QN_E_ARGUMENT);
+    qn_op_desc bad = p.desc;
+    bad.in[1].dims[1] = 15;
+    assert_int_equal(qn_plan_create(ctx, &bad, NULL, &plan, &error), QN_E_SHAPE);
+    bad = p.desc;
+    bad.in[1].format = QN_I32;
+    assert_int_equal(qn_plan_create(ctx, &bad, NULL, &plan, &error), QN_E_FORMAT);
+    qn_plan_destroy(NULL);
+    problem_free(&p);
+    qn_ctx_destroy(ctx);
+}
+
+static void levels_and_backends_are_obeyed(void **state)
+{
+    (void)state;
+    qn_error error = {0};
+    problem p = problem_make("dense_mm m=2 n=8 k=16");
+    for (int cap = QN_ISA_SCALAR; cap <= QN_ISA_AVX512; cap++) {
+        counter c = {0};
+        qn_ctx *ctx = counted_ctx(&c, (qn_isa)cap);
+        qn_plan *plan = plan_for(ctx, &p.desc);
+        assert_true(qn_plan_backend(plan) == QN_BACKEND_CPU);
+        char want[32];
+        snprintf(want, sizeof want, "__%s_", qn_isa_name((qn_isa)cap));
+        qn_kernel_info info = {0};
+        for (int32_t i = 0; qn_kernel_at(ctx, i, &info) == QN_OK && strcmp(info.name, qn_plan_kernel(plan)) != 0; i++) {
+        }
+        assert_true((int)info.isa <= cap);
+        if (!strstr(qn_plan_kernel(plan), want)) {
+            print_message("skipped level %s: not on this machine\n", qn_isa_name((qn_isa)cap));
+        }
+        qn_plan_destroy(plan);
+        qn_plan_options o;
+        qn_plan_options_init(&o);
+        o.isa = (qn_isa)(cap + 1);
+        assert_int_equal(qn_plan_create(ctx, &p.desc, &o, &plan, &error), QN_E_UNSUPPORTED);
+        qn_ctx_destroy(ctx);
+        assert_int_equal(c.live, 0);
+    }
+    counter c = {0};
+    qn_ctx *ctx = counted_ctx(&c, QN_ISA_MAX);
+    qn_plan_options o;
+    qn_plan_options_init(&o);
+    o.isa = QN_ISA_SCALAR;
+    qn_plan *plan;
+    assert_int_equal(qn_plan_create(ctx, &p.desc, &o, &plan, &error), QN_OK);
+    assert_non_null(strstr(qn_plan_kernel(plan), "__scalar_"));
+    qn_plan_destroy(plan);
+    o.backend = QN_BACKEND_REF;
+    assert_int_equal(qn_plan_create(ctx, &p.desc, &o, &plan, &error), QN_OK);
+    assert_true(qn_plan_backend(plan) == QN_BACKEND_REF);
+    assert_string_equal(qn_plan_kernel(plan), "qn_dense_mm__ref");
+    qn_plan_destroy(plan);
+    qn_ctx_destroy(ctx);
+    problem_free(&p);
+}
+
+static void run_checks_its_arguments(void **state)
+{
+    (void)state;
+    qn_ctx *ctx = NULL;
+    qn_error error = {0};
+    assert_int_equal(qn_ctx_create(NULL, &ctx, NULL), QN_OK);
+    problem p = problem_make("dense_mm m=3 n=8 k=17 out=f32");
+    qn_plan *plan = plan_for(ctx, &p.desc);
+    const size_t bytes = qn_plan_workspace_bytes(plan, 3, 1);
+    assert_true(bytes > 0);
+    char *ws = aligned(bytes);
+    assert_int_equal(qn_run(plan, &p.args, ws, bytes, NULL, &error), QN_OK);
+    assert_int_equal(qn_run(NULL, &p.args, ws, bytes, NULL, &error), QN_E_ARGUMENT);
+    assert_int_equal(qn_run(plan, NULL, ws, bytes, NULL, &error), QN_E_ARGUMENT);
+    assert_int_equal(qn_run(plan, &p.args, ws, bytes - 1, NULL, &error), QN_E_WORKSPACE);
+    assert_int_equal(qn_run(plan, &p.args, NULL, bytes, NULL, &error), QN_E_WORKSPACE);
+    assert_int_equal(qn_run(plan, &p.args, ws + 8, bytes + 8, NULL, &error), QN_E_ALIGNMENT);
+    qn_args a = p.args;
+    a.in[0].data = NULL;
+    assert_int_equal(qn_run(plan, &a, ws, bytes, NULL, &error), QN_E_ARGUMENT);
+    a = p.args;
+    a.in[0].data = (const char *)a.in[0].data + 1;
+    assert_int_equal(qn_run(plan, &a, ws, bytes, NULL, &error), QN_E_ALIGNMENT);
+    a = p.args;
+    a.in[0].strides[0] = 18 * 4 + 2;
+    assert_int_equal(qn_run(plan, &a, ws, bytes, NULL, &error), QN_E_ALIGNMENT);
+    a = p.args;
+    a.in[0].strides[0] = -64;
+    assert_int_equal(qn_run(plan, &a, ws, bytes, NULL, &error), QN_E_ARGUMENT);
+    a = p.args;
+    a.out[0].strides[0] = 4;
+    assert_int_equal(qn_run(plan, &a, ws, bytes, NULL, &error), QN_E_ARGUMENT);
+    a = p.args;
+    a.out[0].data = p.in[1];
+    assert_int_equal(qn_run(plan, &a, ws, bytes, NULL, &error), QN_E_ARGUMENT);
+    assert_non_null(strstr(error.text, "overlaps"));
+    a = p.args;
+    a.in[0].shape.format = QN_BF16;
+    assert_int_equal(qn_run(plan, &a, ws, bytes, NULL, &error), QN_E_FORMAT);
+    a = p.args;
+    a.in[2] = a.in[0];
+    assert_int_equal(qn_run(plan, &a, ws, bytes, NULL, &error), QN_E_FORMAT);
+    a = p.args;
+    a.out[0].shape.format = QN_BF16;
+    assert_int_equal(qn_run(plan, &a, ws, bytes, NULL, &error), QN_E_FORMAT);
+    a = p.args;
+    a.in[1].shape.dims[0] = 7;
+    assert_int_equal(qn_run(plan, &a, ws, bytes, NULL, &error), QN_E_SHAPE);
+    a = p.args;
+    a.out[0].shape.dims[0] = 2;
+    assert_int_equal(qn_run(plan, &a, ws, bytes, NULL, &error), QN_E_SHAPE);
+    a = p.args;
+    a.in[0].shape.dims[0] = 0;
+    a.out[0].shape.dims[0] = 0;
+    memset(p.out[0], 0x5A, 8);
+    assert_int_equal(qn_run(plan, &a, NULL, 0, NULL, &error), QN_OK);
+    assert_int_equal(*(unsigned char *)p.out[0], 0x5A);
+    a.in[0].shape.dims[0] = 1; /* fewer rows than the plan's */
+    a.out[0].shape.dims[0] = 1;
+    assert_int_equal(qn_run(plan, &a, ws, bytes, NULL, &error), QN_OK);
+    free(ws);
+    qn_plan_destroy(plan);
+    problem_free(&p);
+    p = problem_make("grouped_block_scaled_mm m=9 n=33 k=70 e=3");
+    plan = plan_for(ctx, &p.desc);
+    const size_t more = qn_plan_workspace_bytes(plan, 9, 1);
+    ws = aligned(more);
+    ((int32_t *)p.in[4])[1] = 1000;
+    assert_int_equal(qn_run(plan, &p.args, ws, more, NULL, &error), QN_E_ARGUMENT);
+    free(ws);
+    qn_plan_destroy(plan);
+    problem_free(&p);
+    qn_ctx_destroy(ctx);
+}
+
+static void stale_blobs_are_refused(void **state)
+{
+    (void)state;
+    qn_ctx *ctx = NULL;
+    qn_error error = {0};
+    assert_int_equal(qn_ctx_create(NULL, &ctx, NULL), QN_OK);
+    problem p = problem_make("scaled_mm m=3 n=8 k=70"), q = problem_make("scaled_mm m=3 n=9 k=70");
+    problem d = problem_make("dense_mm m=3 n=8 k=70");
+    qn_plan *plan = plan_for(ctx, &p.desc), *other = plan_for(ctx, &q.desc), *dense = plan_for(ctx, &d.desc);
+    const size_t bytes = qn_plan_pack_bytes(plan), room = 4096 + bytes + qn_plan_pack_bytes(other);
+    char *blob = aligned(room), *ws = aligned(1 << 20);
+    assert_int_equal(qn_pack(plan, &p.args, blob, bytes - 1, &error), QN_E_WORKSPACE);
+    assert_int_equal(qn_pack(plan, &p.args, blob + 8, bytes, &error), QN_E_ALIGNMENT);
+    assert_int_equal(qn_pack(plan, &q.args, blob, bytes, &error), QN_E_SHAPE);
+    assert_int_equal(qn_pack(plan, &p.args, NULL, bytes, &error), QN_E_ARGUMENT);
+    assert_int_equal(qn_pack(dense, &d.args, blob, room, &error), QN_E_ARGUMENT);
+    assert_int_equal(qn_plan_pack_bytes(dense), 0);
+    assert_int_equal(qn_pack(plan, &p.args, blob, bytes, &error), QN_OK);
+    p.args.packed = q.args.packed = d.args.packed = blob;
+    assert_int_equal(qn_run(plan, &p.args, ws, 1 << 20, NULL, &error), QN_OK);
+    assert_int_equal(qn_run(other, &q.args, ws, 1 << 20, NULL, &error), QN_E_PACKED);
+    assert_int_equal(qn_run(dense, &d.args, ws, 1 << 20, NULL, &error), QN_E_PACKED);
+    for (size_t at = 0; at < 32; at += 4) { /* magic, version, layout, fingerprint, size */
+        blob[at] = (char)(blob[at] ^ 1);
+        assert_int_equal(qn_run(plan, &p.args, ws, 1 << 20, NULL, &error), QN_E_PACKED);
+        blob[at] = (char)(blob[at] ^ 1);
+    }
+    p.args.packed = blob + 4;
+    assert_int_equal(qn_run(plan, &p.args, ws, 1 << 20, NULL, &error), QN_E_ALIGNMENT);
+    free(blob);
+    free(ws);
+    qn_plan_destroy(plan);
+    qn_plan_destroy(other);
+    qn_plan_destroy(dense);
+    problem_free(&p);
+    problem_free(&q);
+    problem_free(&d);
+    qn_ctx_destroy(ctx);
+}
+
+static void memory_may_run_out_anywhere(void **state)
+{
+    (void)state;
+    problem p = problem_make("dense_mm m=3 n=8 k=17");
+    for (long n = 1;; n++) {
+        counter c = {0};
+        qn_ctx *ctx = counted_ctx(&c, QN_ISA_MAX);
+        const long before = c.live;
+        qn_error error = {0};
+        qn_plan_options o;
+        qn_plan_options_init(&o);
+        o.kernel = "qn_dense_mm__ref";
+        qn_plan *plan = NULL;
+        qn_pool *pool = NULL;
+        double value;
+        c.fail_at = c.calls + n;
+        const qn_status made = qn_plan_create(ctx, &p.desc, &o, &plan, &error);
+        const qn_status pooled = qn_pool_create(ctx, 3, &pool, &error);
+        const qn_status measured = n > 5 ? QN_OK : qn_ceiling_measure(ctx, "fp32_fma", QN_ISA_SCALAR, NULL, &value, &error);
+        assert_true(made == QN_OK || (made == QN_E_MEMORY && !plan));
+        assert_true(pooled == QN_OK || (pooled == QN_E_MEMORY && !pool));
+        assert_true(measured == QN_OK || measured == QN_E_MEMORY);
+        const int failed = made != QN_OK || pooled != QN_OK || measured != QN_OK;
+        qn_pool_destroy(pool);
+        qn_plan_destroy(plan);
+        assert_int_equal(c.live, before);
+        qn_ctx_destroy(ctx);
+        assert_int_equal(c.live, 0);
+        if (!failed) {
+            assert_true(n > 3);
+            break;
+        }
+    }
+    problem_free(&p);
+}
+
+static void run_allocates_nothing(void **state)
+{
+    (void)state;
+    counter c = {0};
+    qn_ctx *ctx = counted_ctx(&c, QN_ISA_MAX);
+    qn_pool *pool = NULL;
+    assert_int_equal(qn_pool_create(ctx, 2, &pool, NULL), QN_OK);
+    const qn_exec exec = {.pool = pool};
+    int32_t bench;
+    const char *text;
+    for (int32_t i = 0; (text = qn_case_at(i, &bench)); i += 3) {
+        if (bench) {
+            continue;
+        }
+        problem p = problem_make(text);
+        qn_plan *plan = plan_for(ctx, &p.desc);
+        qn_sizes sizes;
+        assert_int_equal(qn_op_desc_check(&p.desc, NULL, &sizes, NULL), QN_OK);
+        const size_t bytes = qn_plan_workspace_bytes(plan, sizes.m, 2);
+        void *ws = aligned(bytes);
+        qn_error error = {0};
+        const long calls = c.calls;
+        if (qn_run(plan, &p.args, ws, bytes, &exec, &error) != QN_OK) {
+            fail_msg("%s: %s", text, error.text);
+        }
+        assert_int_equal(c.calls, calls);
+        free(ws);
+        qn_plan_destroy(plan);
+        problem_free(&p);
+    }
+    qn_pool_destroy(pool);
+    qn_ctx_destroy(ctx);
+    assert_int_equal(c.live, 0);
+}
+
+static void explain_tells_the_choice(void **state)
+{
+    (void)state;
+    qn_ctx *ctx = NULL;
+    qn_error error = {0};
+    assert_int_equal(qn_ctx_create(NULL, &ctx, NULL), QN_OK);
+    problem p = problem_make("scaled_mm m=3 n=8 k=70");
+    qn_plan *plan = plan_for(ctx, &p.desc);
+    char text[4096], small[16];
+    size_t length = qn_plan_explain(plan, text, sizeof text);
+    assert_int_equal(length, strlen(text));
+    assert_non_null(strstr(text, qn_plan_kernel(plan)));
+    assert_non_null(strstr(text, "refused  cuda"));
+    assert_non_null(strstr(text, "case: scaled_mm"));
+    assert_non_null(strstr(text, "packing: layout 1"));
+    assert_int_equal(qn_plan_explain(plan, small, sizeof small), length);
+    assert_int_equal(strlen(small), sizeof small - 1);
+    assert_int_equal(qn_plan_explain(plan, NULL, 0), length);
+    qn_plan_options o;
+    qn_plan_options_init(&o);
+    o.backend = QN_BACKEND_CUDA;
+    assert_int_equal(qn_explain(ctx, &p.desc, &o, text, sizeof text, &length, &error), QN_OK);
+    assert_non_null(strstr(text, "chosen: none"));
+    /* sizes that no machine has are explained, not computed with */
+    qn_op_desc huge;
+    if (qn_op_desc_parse("dense_mm m=1000000000 n=1000000000 k=1000000000", &huge, &error) == QN_OK) {
+        assert_int_equal(qn_explain(ctx, &huge, NULL, text, sizeof text, &length, &error), QN_OK);
+    }
+    assert_true(qn_doctor(ctx, text, sizeof text) > 0);
+    assert_non_null(strstr(text, "isa scalar: yes"));
+    qn_plan_destroy(plan);
+    problem_free(&p);
+    qn_ctx_destroy(ctx);
+}
+
+static void names_of_kernels_are_unique(void **state)
+{
+    (void)state;
+    qn_ctx *ctx = NULL;
+    assert_int_equal(qn_ctx_create(NULL, &ctx, NULL), QN_OK);
+    qn_kernel_info a, b;
+    for (int32_t i = 0; qn_kernel_at(ctx, i, &a) == QN_OK; i++) {
+        for (int32_t j = i + 1; qn_kernel_at(ctx, j, &b) == QN_OK; j++) {
+            assert_string_not_equal(a.name, b.name);
+        }
+        const char *op = qn_op_get_info(a.op)->name;
+        assert_int_equal(strncmp(a.name + 3, op, strlen(op)), 0);
+    }
+    qn_ctx_destroy(ctx);
+}
+
+static void ceilings_have_names(void **state)
+{
+    (void)state;
+    qn_ctx *ctx = NULL;
+    qn_error error = {0};
+    double value = 0;
+    assert_int_equal(qn_ctx_create(NULL, &ctx, NULL), QN_OK);
+    assert_int_equal(qn_ceiling_measure(ctx, "fp32_fma", QN_ISA_SCALAR, NULL, &value, &error), QN_OK);
+    assert_true(value > 0);
+    assert_int_equal(qn_ceiling_measure(ctx, "bf16_dot", QN_ISA_SCALAR, NULL, &value, &error), QN_E_UNSUPPORTED);
+    assert_int_equal(qn_ceiling_measure(ctx, "speed", QN_ISA_MAX, NULL, &value, &error), QN_E_ARGUMENT);
+    assert_int_equal(qn_ceiling_measure(ctx, NULL, QN_ISA_MAX, NULL, &value, &error), QN_E_ARGUMENT);
+    qn_ctx_destroy(ctx);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(creation_refuses_with_the_right_status),
+        cmocka_unit_test(levels_and_backends_are_obeyed),
+        cmocka_unit_test(run_checks_its_arguments),
+        cmocka_unit_test(stale_blobs_are_refused),
+        cmocka_unit_test(memory_may_run_out_anywhere),
+        cmocka_unit_test(run_allocates_nothing),
+        cmocka_unit_test(explain_tells_the_choice),
+        cmocka_unit_test(names_of_kernels_are_unique),
+        cmocka_unit_test(ceilings_have_names),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
