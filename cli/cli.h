@@ -14,14 +14,22 @@
 
 #include "options.h"
 
-enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_INPUT = 3, EXIT_MEMORY = 4, EXIT_DEVICE = 5, EXIT_SIGNAL = 130 };
+enum {
+    EXIT_DONE = 0,
+    EXIT_FAILED = 1,
+    EXIT_USAGE = 2,
+    EXIT_INPUT = 3,
+    EXIT_MEMORY = 4,
+    EXIT_DEVICE = 5,
+    EXIT_SIGNAL = 130
+};
 
 /* What a status came from; it decides the exit code of the ambiguous ones. */
 typedef enum cli_phase {
-    PHASE_INPUT,  /* opening or using an input file */
-    PHASE_USAGE,  /* something typed on the command line */
-    PHASE_RUN,    /* working */
-    PHASE_OUTPUT  /* writing an output */
+    PHASE_INPUT, /* opening or using an input file */
+    PHASE_USAGE, /* something typed on the command line */
+    PHASE_RUN,   /* working */
+    PHASE_OUTPUT /* writing an output */
 } cli_phase;
 
 typedef struct cli {
@@ -31,8 +39,8 @@ typedef struct cli {
     int operand_count;
     const char **stops; /* --stop, in order */
     int stop_count;
-    int failed;         /* the error line was printed */
-    qn_ctx *ctx;        /* cli_start */
+    int failed;  /* the error line was printed */
+    qn_ctx *ctx; /* cli_start */
     qn_pool *pool;
     qn_exec exec;
     qn_plan_options plan; /* from --backend, --isa */
@@ -118,8 +126,8 @@ typedef struct json {
 } json;
 
 json json_begin(FILE *out);
-void json_open(json *j, const char *key, char bracket); /* '{' or '['; key NULL in arrays */
-void json_close(json *j, char bracket);                 /* '}' or ']'; the outermost ends the line */
+void json_open(json *j, const char *key, char bracket);      /* '{' or '['; key NULL in arrays */
+void json_close(json *j, char bracket);                      /* '}' or ']'; the outermost ends the line */
 void json_text(json *j, const char *key, const char *value); /* NULL: null */
 void json_bytes(json *j, const char *key, const char *value, size_t bytes);
 void json_int(json *j, const char *key, int64_t value);

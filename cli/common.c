@@ -62,6 +62,8 @@ int cli_check(cli *c, qn_status status, const qn_error *error, cli_phase phase)
     if (status == QN_OK)
         return 0;
     int code = code_of(status, phase);
+    if (status == QN_E_UNSUPPORTED && c->plan.backend == QN_BACKEND_CUDA)
+        code = EXIT_DEVICE; /* nothing but the device was allowed */
     if (error && error->status == status && error->text[0])
         return cli_fail(c, code, "%s", error->text);
     return cli_fail(c, code, "%s", qn_status_name(status));
@@ -100,8 +102,8 @@ int cli_start(cli *c)
     if (!code && cli_verb_takes(c->verb, OPT_ISA) && c->value[OPT_ISA].set)
         code = cli_check(c, qn_isa_parse(c->value[OPT_ISA].s, &c->plan.isa, &error), &error, PHASE_USAGE);
     if (!code && cli_verb_takes(c->verb, OPT_THREADS)) {
-        code = cli_check(c, qn_pool_create(c->ctx, (int32_t)c->value[OPT_THREADS].i, &c->pool, &error), &error,
-                         PHASE_RUN);
+        code =
+            cli_check(c, qn_pool_create(c->ctx, (int32_t)c->value[OPT_THREADS].i, &c->pool, &error), &error, PHASE_RUN);
         c->exec.pool = c->pool;
     }
     return code;

@@ -133,9 +133,9 @@ static int eval_prompt(cli *c, qn_session *session, const int32_t *ids, size_t c
         size_t n = count - at < batch ? count - at : batch;
         if (cli_interrupted())
             return EXIT_SIGNAL;
-        int code = cli_check(
-            c, qn_session_eval(session, ids + at, (int32_t)n, 0, at + n == count ? logits : NULL, &error), &error,
-            PHASE_RUN);
+        int code =
+            cli_check(c, qn_session_eval(session, ids + at, (int32_t)n, 0, at + n == count ? logits : NULL, &error),
+                      &error, PHASE_RUN);
         if (code)
             return code;
     }
@@ -154,8 +154,9 @@ int cli_generate(cli *c, qn_model *model, qn_session *session, qn_sampler *sampl
     if (count == 0)
         return cli_fail(c, EXIT_USAGE, "the prompt is empty: it gives no tokens");
     if ((int64_t)count > room)
-        return cli_fail(c, EXIT_USAGE, "the prompt has %zu tokens, the context has room for %lld; give a larger --ctx-size",
-                        count, (long long)room);
+        return cli_fail(c, EXIT_USAGE,
+                        "the prompt has %zu tokens, the context has room for %lld; give a larger --ctx-size", count,
+                        (long long)room);
     float *logits = cli_alloc((size_t)info.vocab_size, sizeof *logits);
     if (!logits)
         return cli_memory(c, "the logits");

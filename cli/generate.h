@@ -22,10 +22,10 @@ int cli_stream_push(cli *c, cli_stream *stream, const char *bytes, size_t count)
 void cli_stream_end(cli_stream *stream);
 
 typedef struct cli_generation {
-    int32_t prompt_tokens, generated; /* generated: tokens of the reply, without an end token */
-    int32_t decoded;                  /* single-token evaluations in decode_seconds */
+    int32_t prompt_tokens, generated;                     /* generated: tokens of the reply, without an end token */
+    int32_t decoded;                                      /* single-token evaluations in decode_seconds */
     double prompt_seconds, decode_seconds, first_seconds; /* first: from the start to the first token */
-    const char *end;                  /* "end of text", "stop text", "length", "context full", "interrupted" */
+    const char *end; /* "end of text", "stop text", "length", "context full", "interrupted" */
 } cli_generation;
 
 /* Evaluate the prompt's ids (after what the session holds) and generate at most

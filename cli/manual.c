@@ -260,7 +260,8 @@ static void zsh_option(FILE *out, const cli_option *o)
         choice_words(out, o->value);
         fputc(')', out);
     } else if (o->kind != KIND_FLAG) {
-        fprintf(out, ":%s:%s", o->value, strcmp(o->value, "FILE") == 0 || strcmp(o->value, "MODEL") == 0 ? "_files" : "");
+        fprintf(out, ":%s:%s", o->value,
+                strcmp(o->value, "FILE") == 0 || strcmp(o->value, "MODEL") == 0 ? "_files" : "");
     }
     fputs("' \\\n", out);
 }
@@ -279,13 +280,15 @@ static void completion_zsh(FILE *out)
     for (const uint8_t *o = cli_verbs[0].options; *o; o++)
         zsh_option(out, &cli_options[*o]);
     fputs("            && return\n        return\n    fi\n    local verb=${words[2]}\n"
-          "    [[ $verb == bench && -n ${words[3]} && CURRENT -gt 3 ]] && verb=\"bench ${words[3]}\"\n    case $verb in\n",
+          "    [[ $verb == bench && -n ${words[3]} && CURRENT -gt 3 ]] && verb=\"bench ${words[3]}\"\n    case $verb "
+          "in\n",
           out);
     for (const cli_verb *v = cli_verbs + 1; v->name; v++) {
         fprintf(out, "    '%s')\n        _arguments \\\n", v->name);
         for (const uint8_t *o = v->options; *o; o++)
             zsh_option(out, &cli_options[*o]);
-        fprintf(out, "            %s ;;\n", strcmp(v->name, "bench") == 0 ? "'*:what:(kernels model)'" : "'*:file:_files'");
+        fprintf(out, "            %s ;;\n",
+                strcmp(v->name, "bench") == 0 ? "'*:what:(kernels model)'" : "'*:file:_files'");
     }
     fputs("    esac\n}\ncompdef _quern quern\n", out);
 }
@@ -307,7 +310,8 @@ static void completion_fish(FILE *out)
             if (!*v->name)
                 fputs("complete -c quern -n __fish_use_subcommand", out);
             else if (space)
-                fprintf(out, "complete -c quern -n '__fish_seen_subcommand_from %.*s; and __fish_seen_subcommand_from %s'",
+                fprintf(out,
+                        "complete -c quern -n '__fish_seen_subcommand_from %.*s; and __fish_seen_subcommand_from %s'",
                         (int)(space - v->name), v->name, space + 1);
             else
                 fprintf(out, "complete -c quern -n '__fish_seen_subcommand_from %s'", v->name);

@@ -87,14 +87,14 @@ typedef struct cli_option {
 struct cli;
 
 typedef struct cli_verb {
-    const char *name;     /* may be two words: "bench kernels"; "" for the command itself */
-    const char *operands; /* as help shows them */
+    const char *name;               /* may be two words: "bench kernels"; "" for the command itself */
+    const char *operands;           /* as help shows them */
     int min_operands, max_operands; /* -1: any number */
-    int model_first;      /* the first operand is a model: --model gives it too */
+    int model_first;                /* the first operand is a model: --model gives it too */
     const uint8_t *options;
-    const char *summary;  /* one line */
-    const char *text;     /* paragraphs, '\n' between them */
-    const char *example;  /* lines */
+    const char *summary; /* one line */
+    const char *text;    /* paragraphs, '\n' between them */
+    const char *example; /* lines */
     int (*run)(struct cli *cli);
 } cli_verb;
 
@@ -102,9 +102,9 @@ extern const cli_option cli_options[OPT_LIMIT];
 extern const cli_verb cli_verbs[]; /* the first is the command itself; ends with a NULL name */
 
 typedef struct cli_value {
-    int set;      /* given on the command line */
-    int64_t i;    /* KIND_INT, KIND_FLAG, position of a KIND_CHOICE */
-    double f;     /* KIND_FLOAT */
+    int set;       /* given on the command line */
+    int64_t i;     /* KIND_INT, KIND_FLAG, position of a KIND_CHOICE */
+    double f;      /* KIND_FLOAT */
     const char *s; /* the text as given or the default; NULL: none */
 } cli_value;
 

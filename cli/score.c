@@ -189,7 +189,8 @@ int score_run(cli *c, const score_text *t, scored *models, int n)
     int code = first && weights && other && ids && j ? 0 : cli_memory(c, "the logits");
     for (int64_t i = 0; i < t->count && !code; i++)
         if (t->ids[i] < 0 || t->ids[i] >= vocab)
-            code = cli_fail(c, EXIT_INPUT, "token id %d is outside the vocabulary of %lld", t->ids[i], (long long)vocab);
+            code =
+                cli_fail(c, EXIT_INPUT, "token id %d is outside the vocabulary of %lld", t->ids[i], (long long)vocab);
     if (!code) {
         j->weights = weights;
         j->vocab = vocab;

@@ -11,20 +11,20 @@ typedef struct scored {
     qn_model *model;
     qn_session *session;
     qn_model_info info;
-    int64_t count;             /* tokens scored */
-    double nll, nll_squared;   /* sums over them */
-    float *kl;                 /* KL(reference || this) of each, in nats; NULL for the reference itself */
-    int64_t same_top;          /* tokens where both find the same id most likely */
+    int64_t count;                          /* tokens scored */
+    double nll, nll_squared;                /* sums over them */
+    float *kl;                              /* KL(reference || this) of each, in nats; NULL for the reference itself */
+    int64_t same_top;                       /* tokens where both find the same id most likely */
     double context_tokens, context_seconds; /* evaluations without logits */
 } scored;
 
 typedef struct score_text {
     const int32_t *ids;
-    int64_t count;          /* of ids */
-    int64_t chunk, stride;  /* tokens */
+    int64_t count;         /* of ids */
+    int64_t chunk, stride; /* tokens */
     int64_t chunks;
-    int64_t scored_tokens;  /* of the whole text */
-    int32_t bos;            /* in place of each chunk's first token; -1: none */
+    int64_t scored_tokens; /* of the whole text */
+    int32_t bos;           /* in place of each chunk's first token; -1: none */
 } score_text;
 
 typedef struct score_summary {

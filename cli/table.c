@@ -84,7 +84,11 @@ const cli_option cli_options[OPT_LIMIT] = {
 
 #define COMMON OPT_VERBOSE, OPT_QUIET, OPT_HELP
 #define COMPUTE OPT_BACKEND, OPT_ISA, OPT_THREADS
-#define OPTIONS(...) (const uint8_t[]){__VA_ARGS__, OPT_END}
+#define OPTIONS(...)                                                                                                   \
+    (const uint8_t[])                                                                                                  \
+    {                                                                                                                  \
+        __VA_ARGS__, OPT_END                                                                                           \
+    }
 
 const cli_verb cli_verbs[] = {
     {"", "VERB ...", 0, 0, 0, OPTIONS(OPT_HELP, OPT_VERSION, OPT_MAN, OPT_COMPLETION),
@@ -93,7 +97,8 @@ const cli_verb cli_verbs[] = {
      "quantisation costs.\n"
      "Results go to stdout, everything else to stderr. A failing call prints one line on stderr and leaves no output "
      "file.",
-     "quern run MODEL -p \"Why is the sky blue?\" -n 64\nquern quantize MODEL OUT --weights fp8-block\nquern perplexity "
+     "quern run MODEL -p \"Why is the sky blue?\" -n 64\nquern quantize MODEL OUT --weights fp8-block\nquern "
+     "perplexity "
      "OUT -f text.txt --reference MODEL",
      NULL},
 
@@ -111,8 +116,7 @@ const cli_verb cli_verbs[] = {
 
     {"chat", "MODEL", 1, 1, 1,
      OPTIONS(OPT_MODEL, OPT_SYSTEM, OPT_PREDICT, OPT_TEMP, OPT_TOP_K, OPT_TOP_P, OPT_MIN_P, OPT_REPEAT_PENALTY,
-             OPT_REPEAT_LAST, OPT_SEED, OPT_GREEDY, OPT_STOP, OPT_CTX_SIZE, OPT_BATCH, COMPUTE,
-             COMMON),
+             OPT_REPEAT_LAST, OPT_SEED, OPT_GREEDY, OPT_STOP, OPT_CTX_SIZE, OPT_BATCH, COMPUTE, COMMON),
      "talk with a model in the terminal",
      "Reads a message a line from stdin and streams the reply. /reset forgets the conversation, /system TEXT sets the "
      "system message and starts again, /exit or the end of input ends it. Control-C stops a reply; at the prompt it "
@@ -136,35 +140,39 @@ const cli_verb cli_verbs[] = {
      "quern quantize model.gguf out/ --weights fp8-block\nquern quantize --list", verb_quantize},
 
     {"perplexity", "MODEL", 1, 1, 1,
-     OPTIONS(OPT_MODEL, OPT_FILE, OPT_PROMPT, OPT_REFERENCE, OPT_CHUNK, OPT_STRIDE, OPT_MAX_TOKENS, OPT_BATCH,
-             COMPUTE, OPT_JSON, COMMON),
+     OPTIONS(OPT_MODEL, OPT_FILE, OPT_PROMPT, OPT_REFERENCE, OPT_CHUNK, OPT_STRIDE, OPT_MAX_TOKENS, OPT_BATCH, COMPUTE,
+             OPT_JSON, COMMON),
      "how well a model predicts a text",
      "The text is cut into chunks of --ctx tokens, each starting with the BOS token in place of its first token when "
      "the model adds one. The first half of a chunk is context; the predictions of the tokens in its second half are "
-     "scored. An incomplete last chunk is left out, except when it is the only one. Perplexity is exp(mean negative log-likelihood); "
+     "scored. An incomplete last chunk is left out, except when it is the only one. Perplexity is exp(mean negative "
+     "log-likelihood); "
      "its error is one standard error of that mean.\n"
      "With --reference: KL divergence KL(reference || model) per scored token (mean, median, 99 %, largest) and how "
      "often both find the same token most likely.",
      "quern perplexity out/ -f text.txt --reference model.gguf --max-tokens 8192", verb_perplexity},
 
     {"compare", "REFERENCE [MODEL ...]", 1, -1, 1,
-     OPTIONS(OPT_MODEL, OPT_FILE, OPT_PROMPT, OPT_CHUNK, OPT_MAX_TOKENS, OPT_SAMPLE, OPT_RAW, OPT_BATCH,
-             COMPUTE, OPT_JSONL, OPT_JSON, COMMON),
+     OPTIONS(OPT_MODEL, OPT_FILE, OPT_PROMPT, OPT_CHUNK, OPT_MAX_TOKENS, OPT_SAMPLE, OPT_RAW, OPT_BATCH, COMPUTE,
+             OPT_JSONL, OPT_JSON, COMMON),
      "a table of models against a reference",
      "Scores the text as `quern perplexity` does, all models in step, and prints per model: bits per weight, file "
      "size, perplexity, its ratio to the reference's, KL divergence, top-1 agreement, prefill and decode speed, and a "
-     "line of greedy text after the prompt of -p. Prefill speed is that of the context half of each chunk, for which no "
+     "line of greedy text after the prompt of -p. Prefill speed is that of the context half of each chunk, for which "
+     "no "
      "logits are made; decode speed is that of the greedy text after its first token.",
      "quern compare bf16/ fp8/ int8/ -f text.txt --max-tokens 4096 -p \"The capital of France is\"", verb_compare},
 
-    {"tokenize", "MODEL", 1, 1, 1,
-     OPTIONS(OPT_MODEL, OPT_PROMPT, OPT_FILE, OPT_LINES, OPT_SPECIAL, COMMON), "token ids of a text",
-     "Prints the ids on one line, with --lines one line of ids for each line of the text. Reads stdin without -p or -f.",
+    {"tokenize", "MODEL", 1, 1, 1, OPTIONS(OPT_MODEL, OPT_PROMPT, OPT_FILE, OPT_LINES, OPT_SPECIAL, COMMON),
+     "token ids of a text",
+     "Prints the ids on one line, with --lines one line of ids for each line of the text. Reads stdin without -p or "
+     "-f.",
      "quern tokenize model.gguf -p \"Hello world\"", verb_tokenize},
 
-    {"detokenize", "MODEL [ID ...]", 1, -1, 1,
-     OPTIONS(OPT_MODEL, OPT_IDS, OPT_FILE, OPT_LINES, OPT_SPECIAL, COMMON), "text of token ids",
-     "Prints the text of the ids as it is, without a line end. With --lines each line of ids gives one line of text. Reads stdin when no ids are given.",
+    {"detokenize", "MODEL [ID ...]", 1, -1, 1, OPTIONS(OPT_MODEL, OPT_IDS, OPT_FILE, OPT_LINES, OPT_SPECIAL, COMMON),
+     "text of token ids",
+     "Prints the text of the ids as it is, without a line end. With --lines each line of ids gives one line of text. "
+     "Reads stdin when no ids are given.",
      "quern detokenize model.gguf 19556 905", verb_detokenize},
 
     {"logits", "MODEL", 1, 1, 1,
@@ -177,7 +185,8 @@ const cli_verb cli_verbs[] = {
     {"op", "NAME [KEY=VALUE ...]", 1, -1, 0, OPTIONS(OPT_IN, OPT_OUT, COMPUTE, OPT_REPEAT, COMMON),
      "run one operator on tensors from a file",
      "Reads the operator's inputs by name from a safetensors file, and writes its outputs to another. KEY=VALUE sets "
-     "attributes. `ref` is the scalar reference that defines the result. The operators, their tensors and attributes are in docs/operators.md.",
+     "attributes. `ref` is the scalar reference that defines the result. The operators, their tensors and attributes "
+     "are in docs/operators.md.",
      "quern op scaled_mm --in in.safetensors --out out.safetensors out=f32 --backend ref", verb_op},
 
     {"kernels", "", 0, 0, 0, OPTIONS(OPT_FILTER, OPT_JSON, COMMON), "list the kernels",
@@ -199,12 +208,13 @@ const cli_verb cli_verbs[] = {
     {"bench kernels", "", 0, 0, 0, OPTIONS(OPT_FILTER, COMPUTE, OPT_JSON, COMMON), "measure kernels",
      "Checks each case of the case table against the reference, then times it with weights that the caches cannot "
      "hold, and prints time, GB/s and GFLOP/s beside the machine's ceiling measured in the same run. Cases of more "
-     "than 2^24 multiply-adds are checked on fewer rows (the field `verified` says on what). --json prints one object a case.",
+     "than 2^24 multiply-adds are checked on fewer rows (the field `verified` says on what). --json prints one object "
+     "a case.",
      "quern bench kernels --filter block_scaled_mm --threads 1", verb_bench_kernels},
 
     {"bench model", "MODEL", 1, 1, 1,
-     OPTIONS(OPT_MODEL, OPT_PROMPT_TOKENS, OPT_GEN_TOKENS, OPT_REPETITIONS, OPT_BATCH, COMPUTE,
-             OPT_OUTPUT_FORMAT, OPT_JSON, COMMON),
+     OPTIONS(OPT_MODEL, OPT_PROMPT_TOKENS, OPT_GEN_TOKENS, OPT_REPETITIONS, OPT_BATCH, COMPUTE, OPT_OUTPUT_FORMAT,
+             OPT_JSON, COMMON),
      "measure a model's speed",
      "Prompt processing (pp) and text generation (tg) in tokens a second, as mean and standard deviation of the "
      "repetitions after one warm-up, in the shape of llama-bench's table.",

@@ -10,7 +10,7 @@
 #include "cli.h"
 #include "kernel_info.h"
 
-#define MOST_CHECKED 16777216.0 /* multiply-adds the reference is given */
+#define MOST_CHECKED 16777216.0  /* multiply-adds the reference is given */
 #define ROTATED_BYTES 67108864.0 /* weights in rotation: more than the last cache holds */
 
 enum { MOST_CEILINGS = 32, MOST_REPS = 1000 };
@@ -306,7 +306,8 @@ static void set_roofline(bench *b, const qn_op_desc *desc, record *r)
         compute = get_ceiling(b, "fp32_fma", r->facts.level, 0); /* the level has no such instruction */
         cost.unit = "fp32_fma";
     }
-    double read_us = read > 0 ? cost.bytes / read * 1e-3 : 0, compute_us = compute > 0 ? cost.flops / compute * 1e-3 : 0;
+    double read_us = read > 0 ? cost.bytes / read * 1e-3 : 0,
+           compute_us = compute > 0 ? cost.flops / compute * 1e-3 : 0;
     if (read_us <= 0 && compute_us <= 0)
         return;
     int by_reading = read_us >= compute_us;
@@ -378,8 +379,8 @@ static int bench_one(bench *b, const char *text)
         if (!code && (!exact.pass || !random.pass)) {
             const qn_case_result *bad = exact.pass ? &random : &exact;
             b->failures++;
-            fprintf(stderr, "%s: %s disagrees with the reference: output %d element %lld is %.9g, expected %.9g\n", text,
-                    r.facts.kernel, bad->slot, (long long)bad->index, bad->got, bad->want);
+            fprintf(stderr, "%s: %s disagrees with the reference: output %d element %lld is %.9g, expected %.9g\n",
+                    text, r.facts.kernel, bad->slot, (long long)bad->index, bad->got, bad->want);
             close_case(&k);
             return 0;
         }

@@ -27,11 +27,11 @@ static int one_pass(cli *c, qn_session *session, const speed *t, int32_t vocab, 
         int64_t n = t->tokens - at < batch ? t->tokens - at : batch;
         for (int64_t i = 0; i < n; i++)
             ids[i] = id_at(at + i, vocab);
-        code = cli_interrupted()
-                   ? EXIT_SIGNAL
-                   : cli_check(c, qn_session_eval(session, ids, (int32_t)n, 0,
-                                                  batch == 1 || at + n == t->tokens ? logits : NULL, &error),
-                               &error, PHASE_RUN);
+        code = cli_interrupted() ? EXIT_SIGNAL
+                                 : cli_check(c,
+                                             qn_session_eval(session, ids, (int32_t)n, 0,
+                                                             batch == 1 || at + n == t->tokens ? logits : NULL, &error),
+                                             &error, PHASE_RUN);
     }
     return code;
 }
@@ -79,9 +79,8 @@ static void print_md(const cli *c, const qn_model_info *info, const speed *tests
         char test[32], rate[48];
         snprintf(test, sizeof test, "%s%lld", tests[i].kind, (long long)tests[i].tokens);
         snprintf(rate, sizeof rate, "%.2f \xC2\xB1 %.2f", tests[i].mean, tests[i].deviation);
-        printf("| %-28s | %6.2f MiB | %8.2f M | %-7s | %7d | %15s | %21s |\n", name,
-               (double)info->file_bytes / 1048576, (double)info->parameters / 1e6, backend_name(c),
-               qn_exec_threads(&c->exec), test, rate);
+        printf("| %-28s | %6.2f MiB | %8.2f M | %-7s | %7d | %15s | %21s |\n", name, (double)info->file_bytes / 1048576,
+               (double)info->parameters / 1e6, backend_name(c), qn_exec_threads(&c->exec), test, rate);
     }
     printf("\nbuild: quern %s\n", qn_version());
 }

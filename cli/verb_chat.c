@@ -99,8 +99,7 @@ static int reply(chat *t)
         code = cli_memory(c, "the reply");
     if (!code) {
         cli_generation g;
-        cli_stream stream = {
-            .out = stdout, .copy = copy, .stops = c->stops, .stop_count = c->stop_count, .live = 1};
+        cli_stream stream = {.out = stdout, .copy = copy, .stops = c->stops, .stop_count = c->stop_count, .live = 1};
         code = cli_generate(c, t->model, t->session, t->sampler, ids + same, count - same, c->value[OPT_PREDICT].i,
                             &stream, t->history, &t->length, &g);
         cli_stream_end(&stream);

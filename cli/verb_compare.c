@@ -51,8 +51,8 @@ static int take_sample(cli *c, const scored *s, const char *prompt, sample *out)
     if (!code)
         code = cli_open_session(c, s->model, (int64_t)count + predict + 1, c->value[OPT_BATCH].i, &session);
     if (!code)
-        code = cli_check(c, qn_sampler_create(c->ctx, &options, s->info.vocab_size, &sampler, &error), &error,
-                         PHASE_RUN);
+        code =
+            cli_check(c, qn_sampler_create(c->ctx, &options, s->info.vocab_size, &sampler, &error), &error, PHASE_RUN);
     cli_stream stream = {.out = code ? NULL : open_memstream(&out->text, &out->bytes)};
     if (!code && !stream.out)
         code = cli_memory(c, "the text");

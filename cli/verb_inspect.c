@@ -126,8 +126,7 @@ static void print_tensors(const qn_checkpoint *checkpoint, json *j)
     for (int32_t i = 0; qn_checkpoint_tensor(checkpoint, i, &t) == QN_OK; i++) {
         const qn_format_info *info = qn_format_get_info(t.shape.format);
         if (!j) {
-            printf("%-56s %-24s %10s\n", t.name, cli_shape_text(shape, &t.shape),
-                   cli_size_text(size, (double)t.bytes));
+            printf("%-56s %-24s %10s\n", t.name, cli_shape_text(shape, &t.shape), cli_size_text(size, (double)t.bytes));
             continue;
         }
         json_open(j, NULL, '{');

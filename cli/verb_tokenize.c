@@ -79,9 +79,9 @@ static int print_text(cli *c, const qn_tokenizer *tokenizer, const char *list, s
     if (!code && !(text = malloc(room)))
         code = cli_memory(c, "the text");
     if (!code)
-        code = cli_check(c, qn_tokenizer_decode(tokenizer, ids, count, !c->value[OPT_SPECIAL].set, text, room, &length,
-                                                &error),
-                         &error, PHASE_USAGE);
+        code = cli_check(
+            c, qn_tokenizer_decode(tokenizer, ids, count, !c->value[OPT_SPECIAL].set, text, room, &length, &error),
+            &error, PHASE_USAGE);
     if (!code)
         fwrite(text, 1, length, stdout);
     free(text);

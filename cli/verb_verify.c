@@ -44,8 +44,8 @@ int verb_verify(cli *c)
         json_int(&f.j, "tensors", info.tensor_count);
         json_open(&f.j, "findings", '[');
     }
-    code = cli_check(c, qn_checkpoint_verify(checkpoint, &c->exec, on_finding, &f, &errors, &error), &error,
-                     PHASE_INPUT);
+    code =
+        cli_check(c, qn_checkpoint_verify(checkpoint, &c->exec, on_finding, &f, &errors, &error), &error, PHASE_INPUT);
     if (f.as_json) {
         json_close(&f.j, ']');
         json_int(&f.j, "errors", errors);

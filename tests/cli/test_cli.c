@@ -96,6 +96,7 @@ static const situation situations[] = {
     {"op scaled_mm --in @/x.safetensors --out @/out", 2, "no input 'x'"},
     {"op quantize_int8 --in @/none.safetensors --out @/out", 3, "x"},
     {"op quantize_fp8 --in @/x.safetensors --out @/no/such/out", 1, ""},
+    {"op quantize_int8 --in @/x.safetensors --out @/out --backend cuda", 5, "cuda"},
     {"explain", 2, "too few arguments"},
     {"explain nothing m=1", 2, "nothing"},
     {"explain scaled_mm m=x", 2, ""},
@@ -202,11 +203,12 @@ static void failures_give_code_and_one_line(void **state)
 static void help_manual_and_completion_agree(void **state)
 {
     (void)state;
-    static const char *const verbs[] = {"run",      "chat",       "inspect", "verify", "quantize", "perplexity",
-                                        "compare",  "tokenize",   "detokenize", "logits", "op",    "kernels",
-                                        "explain",  "doctor",     "bench kernels", "bench model", "version", "help"};
+    static const char *const verbs[] = {"run",     "chat",     "inspect",       "verify",      "quantize", "perplexity",
+                                        "compare", "tokenize", "detokenize",    "logits",      "op",       "kernels",
+                                        "explain", "doctor",   "bench kernels", "bench model", "version",  "help"};
     outcome help = run_line("--help"), man = run_line("--man");
-    outcome bash = run_line("--completion bash"), zsh = run_line("--completion zsh"), fish = run_line("--completion fish");
+    outcome bash = run_line("--completion bash"), zsh = run_line("--completion zsh"),
+            fish = run_line("--completion fish");
     assert_int_equal(help.code + man.code + bash.code + zsh.code + fish.code, 0);
     assert_non_null(strstr(man.out, ".TH QUERN 1"));
     for (size_t v = 0; v < sizeof verbs / sizeof *verbs; v++) {
@@ -255,8 +257,15 @@ static void help_manual_and_completion_agree(void **state)
 static void reports_work(void **state)
 {
     (void)state;
-    static const char *const lines[] = {"--version", "version", "doctor", "doctor --json", "kernels", "kernels --json",
-                                        "quantize --list", "quantize --list --json", "explain scaled_mm m=1 n=576 k=576",
+    static const char *const lines[] = {"--version",
+                                        "version",
+                                        "doctor",
+                                        "doctor --json",
+                                        "kernels",
+                                        "kernels --json",
+                                        "quantize --list",
+                                        "quantize --list --json",
+                                        "explain scaled_mm m=1 n=576 k=576",
                                         "explain dense_mm m=1 n=64 k=64 --backend=ref"};
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
         outcome r = run_line(lines[i]);
@@ -342,7 +351,8 @@ static void a_full_disk_is_a_failure_and_a_closed_pipe_is_not(void **state)
     } else {
         printf("skipped: the full disk, because this machine has no device /dev/full\n");
     }
-    snprintf(line, sizeof line, "('%s' --man; echo $? > %s/rc) 2> %s/pipe | true; sleep 0.1; test ! -s %s/pipe && grep -qx 0 %s/rc",
+    snprintf(line, sizeof line,
+             "('%s' --man; echo $? > %s/rc) 2> %s/pipe | true; sleep 0.1; test ! -s %s/pipe && grep -qx 0 %s/rc",
              getenv("QN_CLI"), folder, folder, folder, folder);
     status = system(line);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
@@ -354,10 +364,11 @@ int main(void)
         printf("QN_CLI does not name the command: nothing can be tested\n");
         return 1;
     }
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(failures_give_code_and_one_line), cmocka_unit_test(help_manual_and_completion_agree),
-        cmocka_unit_test(reports_work), cmocka_unit_test(op_quantizes_a_file),
-        cmocka_unit_test(a_failing_op_keeps_the_old_output),
-        cmocka_unit_test(a_full_disk_is_a_failure_and_a_closed_pipe_is_not)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(failures_give_code_and_one_line),
+                                       cmocka_unit_test(help_manual_and_completion_agree),
+                                       cmocka_unit_test(reports_work),
+                                       cmocka_unit_test(op_quantizes_a_file),
+                                       cmocka_unit_test(a_failing_op_keeps_the_old_output),
+                                       cmocka_unit_test(a_full_disk_is_a_failure_and_a_closed_pipe_is_not)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }
