@@ -362,13 +362,105 @@ static void importance(void **state)
     }
 }
 
+/* Error feedback: the factor is R R^T = h + damp, and the error that counts, d h d^T, shrinks. */
+static void feedback(void **state)
+{
+    (void)state;
+    enum { N = 40, K = 96 };
+    qn_rng rng = {.state = 11};
+    static float w[N * K], h[K * K], factor[K * K], importances[K], row[K];
+    static uint8_t data[N * K * 4], scales[N * K * 4], again[N * K * 4], scales_again[N * K * 4];
+    for (int i = 0; i < N * K; i++) {
+        w[i] = normal(&rng);
+    }
+    for (int t = 0; t < 300; t++) { /* inputs that hang together */
+        float x[K];
+        const float common = normal(&rng);
+        for (int i = 0; i < K; i++) {
+            x[i] = common + normal(&rng) * (i % 5 ? 0.5f : 2.0f) + (i ? 0.5f * x[i - 1] : 0);
+        }
+        for (int i = 0; i < K * K; i++) {
+            h[i] += x[i / K] * x[i % K];
+        }
+    }
+    memcpy(factor, h, sizeof h);
+    qn_feedback_factor(factor, K, 0.01f, importances);
+    double mean = 0, trace = 0;
+    for (int i = 0; i < K; i++) {
+        mean += (double)importances[i] / K;
+        trace += (double)h[i * K + i] / K;
+    }
+    assert_true(fabs(mean - 1) < 1e-5);
+    /* h[i][j] / d0 = sum_k A[i][k] A[j][k] importance[k]; the last column gives the unit */
+    const double unit = ((double)h[K * K - 1] + 0.01 * trace) / (double)importances[K - 1];
+    for (int i = 0; i < K; i += 7) {
+        for (int j = i; j < K; j += 5) {
+            double sum = 0;
+            for (int k = j; k < K; k++) {
+                const double a = k == i ? 1 : (double)factor[k * K + i], b = k == j ? 1 : (double)factor[k * K + j];
+                sum += a * b * (double)importances[k] * unit;
+            }
+            const double expected = (double)h[i * K + j] + (i == j ? 0.01 * trace : 0);
+            assert_true(fabs(sum - expected) < 1e-3 * trace);
+        }
+    }
+    for (int32_t s = 0; qn_scheme_get(s); s++) {
+        const qn_scheme *scheme = qn_scheme_get(s);
+        if (scheme->scales == QN_SCALES_NONE) {
+            continue;
+        }
+        double error[2];
+        for (int pass = 0; pass < 2; pass++) {
+            qn_encoder e = make(scheme->name, N, K, 1);
+            e.global_scale = scheme->global_scale ? qn_encode_global_scale(&e, 6) : 1;
+            e.feedback = pass ? factor : NULL;
+            e.importance = pass ? importances : NULL;
+            float *scratch = malloc(qn_encode_scratch(&e, N) * sizeof(float) + 1);
+            assert_non_null(scratch);
+            qn_encode_sums sums = {0, 0};
+            qn_encode_rows(&e, w, N, data, scales, scratch, &sums);
+            if (e.unit == 1) { /* rows in other portions: the same bytes */
+                for (int64_t r = 0; r < N; r += 7) {
+                    qn_encode_rows(&e, w + r * K, qn_min_i64(7, N - r), again + (size_t)r * e.row_bytes,
+                                   scales_again + (size_t)r * e.scale_row_bytes, scratch, &sums);
+                }
+                assert_memory_equal(data, again, N * e.row_bytes);
+                assert_memory_equal(scales, scales_again, N * e.scale_row_bytes);
+            }
+            free(scratch);
+            error[pass] = 0;
+            for (int r = 0; r < N; r++) {
+                double d[K];
+                e.element->decode(data + (size_t)r * e.row_bytes, K, row);
+                for (int i = 0; i < K; i++) {
+                    const double scale = (double)stored_scale(&e, scales, r, i) / (double)e.global_scale;
+                    assert_true(isfinite(row[i]) && isfinite(scale) && scale > 0);
+                    d[i] = (double)row[i] * scale - (double)w[r * K + i];
+                }
+                for (int i = 0; i < K * K; i++) {
+                    error[pass] += d[i / K] * (double)h[i] * d[i % K];
+                }
+            }
+        }
+        print_message("%-11s error of the outputs with feedback: %.2f of that without\n", scheme->name,
+                      error[1] / error[0]);
+        assert_true(error[1] < 0.7 * error[0]);
+    }
+    /* inputs that were never met */
+    memset(factor, 0, sizeof factor);
+    qn_feedback_factor(factor, K, 0.01f, importances);
+    for (int i = 0; i < K; i++) {
+        assert_true(importances[i] == 1.0f);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(int8_channel),  cmocka_unit_test(fp8_channel),    cmocka_unit_test(fp8_block_edges),
         cmocka_unit_test(nvfp4_by_hand), cmocka_unit_test(mxfp4_by_hand),  cmocka_unit_test(scale_overflow),
         cmocka_unit_test(bad_shapes),    cmocka_unit_test(properties),     cmocka_unit_test(extremes),
-        cmocka_unit_test(importance),
+        cmocka_unit_test(importance),    cmocka_unit_test(feedback),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

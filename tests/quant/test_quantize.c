@@ -62,6 +62,15 @@ static qn_quantize_options options_of(const char *scheme)
     return o;
 }
 
+/* Most tests leave the calibration run out; its own test is below. */
+static qn_quant_tuning tuning = {.search = 1, .feedback = 0};
+
+static qn_status run(qn_ctx *with, const char *from, const char *to, const qn_quantize_options *o,
+                     qn_quantize_result *result, qn_error *error)
+{
+    return qn_quantize_with(with, from, to, o, &tuning, result, error);
+}
+
 static void must(qn_status status, const qn_error *error)
 {
     if (status != QN_OK) {
@@ -76,7 +85,7 @@ static void quantize(const char *scheme, const char *from, const char *to, uint6
     o.shard_bytes = shard_bytes;
     o.exec.pool = pool;
     qn_quantize_result result;
-    must(qn_quantize(ctx, from, to, &o, &result, &error), &error);
+    must(run(ctx, from, to, &o, &result, &error), &error);
     assert_int_equal(result.tensors, SYN_TENSORS);
     assert_true(result.bits_per_weight > 3 && result.bits_per_weight < 33);
     assert_int_equal(syn_entries(root) > 0, 1);
@@ -259,6 +268,32 @@ static void every_scheme(void **state)
     assert_int_equal(syn_entries(root), 1);
 }
 
+/* With error feedback: the same for any thread count, and closer where it counts. */
+static void feedback(void **state)
+{
+    (void)state;
+    qn_pool *pool;
+    assert_int_equal(qn_pool_create(ctx, 3, &pool, NULL), QN_OK);
+    tuning.feedback = 1;
+    static const char *const schemes[] = {"nvfp4-w4a4", "fp8-block", "int8", "mxfp4"};
+    for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
+        quantize(schemes[i], source, in_root("one"), 0, NULL);
+        quantize(schemes[i], source, in_root("three"), 0, pool);
+        assert_same_folder(in_root("one"), in_root("three"));
+        qn_checkpoint *c;
+        assert_int_equal(qn_checkpoint_open(ctx, in_root("one"), &c, NULL), QN_OK);
+        int64_t errors = -1;
+        qn_error error = {0};
+        must(qn_checkpoint_verify(c, NULL, print_finding, NULL, &errors, &error), &error);
+        assert_int_equal(errors, 0);
+        qn_checkpoint_close(c);
+        syn_remove(in_root("one"));
+        syn_remove(in_root("three"));
+    }
+    tuning.feedback = 0;
+    qn_pool_destroy(pool);
+}
+
 static void shards(void **state)
 {
     (void)state;
@@ -299,7 +334,7 @@ static void refuse(const char *from, const char *to, const qn_quantize_options *
 {
     qn_error error = {0};
     const int before = syn_entries(root);
-    const qn_status status = qn_quantize(ctx, from, to, o, NULL, &error);
+    const qn_status status = run(ctx, from, to, o, NULL, &error);
     if (status != expected || !strstr(error.text, words)) {
         fail_msg("expected %s with '%s', got %s: %s", qn_status_name(expected), words, qn_status_name(status),
                  error.text);
@@ -327,7 +362,7 @@ static void refusals(void **state)
     o.force = 1;
     o.scheme = "int8";
     qn_error error = {0};
-    must(qn_quantize(ctx, source, in_root("out"), &o, NULL, &error), &error);
+    must(run(ctx, source, in_root("out"), &o, NULL, &error), &error);
     check_folder(qn_scheme_find("int8"), in_root("out"));
     syn_remove(in_root("out"));
     o.size = 3;
@@ -388,7 +423,7 @@ static void progress_and_cancel(void **state)
         refuse(source, in_root("out"), &o, QN_E_CANCELLED, "cancelled");
     }
     s = (steps){0};
-    assert_int_equal(qn_quantize(ctx, source, in_root("out"), &o, NULL, NULL), QN_OK);
+    assert_int_equal(run(ctx, source, in_root("out"), &o, NULL, NULL), QN_OK);
     assert_int_equal(s.calls, SYN_TENSORS);
     assert_true(s.rms > 0.05 && s.rms < 0.12);
     syn_remove(in_root("out"));
@@ -408,7 +443,7 @@ static void full_disk(void **state)
         small.rlim_cur = limits[i];
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
         qn_error error = {0};
-        const qn_status status = qn_quantize(ctx, source, in_root("out"), &o, NULL, &error);
+        const qn_status status = run(ctx, source, in_root("out"), &o, NULL, &error);
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
         assert_int_equal(status, QN_E_IO);
         assert_int_equal(syn_entries(root), 1);
@@ -452,7 +487,7 @@ static void no_memory(void **state)
     qn_quantize_options o = options_of("nvfp4");
     o.force = 1;
     f.calls = 0;
-    assert_int_equal(qn_quantize(own, source, in_root("out"), &o, NULL, NULL), QN_OK);
+    assert_int_equal(run(own, source, in_root("out"), &o, NULL, NULL), QN_OK);
     const long total = f.calls;
     syn_remove(in_root("out"));
     long tried = 0, failed = 0;
@@ -460,7 +495,7 @@ static void no_memory(void **state)
         f.calls = 0;
         f.fail_at = n;
         qn_error error = {0};
-        const qn_status status = qn_quantize(own, source, in_root("out"), &o, NULL, &error);
+        const qn_status status = run(own, source, in_root("out"), &o, NULL, &error);
         f.fail_at = -1;
         tried++;
         failed += status != QN_OK;
@@ -482,7 +517,8 @@ static void no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_scheme),        cmocka_unit_test(shards),    cmocka_unit_test(again),
+        cmocka_unit_test(every_scheme),        cmocka_unit_test(feedback),  cmocka_unit_test(shards),
+        cmocka_unit_test(again),
         cmocka_unit_test(refusals),            cmocka_unit_test(bad_values), cmocka_unit_test(progress_and_cancel),
         cmocka_unit_test(full_disk),           cmocka_unit_test(no_memory),
     };
