@@ -267,9 +267,9 @@ static qn_status column_sums(qn_model *model, const qn_view *rows, qn_operand *o
 static qn_op_desc describe_quantize(const qn_scheme *scheme)
 {
     qn_op_desc desc = describe(scheme->act_op);
-    desc.attr[QN_ATTR_GRANULARITY].i = scheme->act_granularity;
+    desc.attr[QN_ATTR_GRANULARITY].i = (int32_t)scheme->act_granularity;
     if (scheme->act_op == QN_OP_QUANTIZE_FP8) {
-        desc.attr[QN_ATTR_TYPE].i = scheme->act_type;
+        desc.attr[QN_ATTR_TYPE].i = (int32_t)scheme->act_type;
     }
     if (scheme->act_op == QN_OP_QUANTIZE_INT8) {
         desc.attr[QN_ATTR_SYMMETRIC].i = scheme->act_symmetric;
@@ -352,6 +352,7 @@ static qn_status add_quantize(qn_model *model, int32_t layer, int32_t in, const 
         int32_t index_out;
         QN_TRY(qn_build_register(model, name, out[i].format, out[i].ndim == 2 ? out[i].dims[1] : 1, &index_out, error));
         step->out[i] = in_register(index_out, out[i]);
+        step->out[i].whole = strcmp(info->out[i].shape, "[1]") == 0;
     }
     return plan_step(model, step, &desc, error);
 }

@@ -29,6 +29,7 @@ typedef struct qn_operand {
     qn_place place;
     int32_t index;       /* register, or layer of the cache */
     int64_t offset;      /* bytes into a register's row */
+    int32_t whole;       /* 1: one tensor for all rows, not a row a token */
     qn_shape shape;      /* dims[0] of registers and caches is set at run time */
     qn_view view;        /* QN_PLACE_CONST */
 } qn_operand;

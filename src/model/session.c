@@ -158,7 +158,9 @@ static qn_mut_view resolve(const qn_session *s, const qn_operand *operand, const
     const int64_t cache_bytes = s->cache_row * (int64_t)sizeof(float);
     char *data = NULL;
     int64_t stride = cache_bytes;
-    shape.dims[0] = rows->count;
+    if (!operand->whole) {
+        shape.dims[0] = rows->count;
+    }
     switch (operand->place) {
     case QN_PLACE_NONE:
     case QN_PLACE_CONST: break;
@@ -174,7 +176,7 @@ static qn_mut_view resolve(const qn_session *s, const qn_operand *operand, const
             (void)qn_format_row_bytes(shape.format, 1, &element, NULL);
             stride = (int64_t)element;
         }
-        data = s->registers[operand->index] + rows->first * stride + operand->offset;
+        data = s->registers[operand->index] + (operand->whole ? 0 : rows->first * stride) + operand->offset;
         break;
     case QN_PLACE_POSITIONS:
         data = (char *)(s->positions + rows->first);
