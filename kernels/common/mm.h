@@ -60,17 +60,23 @@ typedef struct qn_mm_finish {
 typedef void (*qn_mm_finish_fn)(const qn_mm_finish *finish, const float *sums, float scale_a, int64_t count,
                                 void *out);
 
+/* Fragments and their functions in kernels/cpu/unpack.h. A new one is a line here and its function there. */
+#define QN_MM_FRAGMENT_LIST(X)          \
+    X(QN_MM_FRAG_F32, unpack_f32)       \
+    X(QN_MM_FRAG_F16, unpack_f16)       \
+    X(QN_MM_FRAG_BF16, unpack_bf16)     \
+    X(QN_MM_FRAG_E4M3, unpack_e4m3)     \
+    X(QN_MM_FRAG_NVFP4, unpack_nvfp4)   \
+    X(QN_MM_FRAG_MXFP4, unpack_mxfp4)   \
+    X(QN_MM_FRAG_Q4_0, unpack_q4_0)     \
+    X(QN_MM_FRAG_Q4_1, unpack_q4_1)     \
+    X(QN_MM_FRAG_Q8_0, unpack_q8_0)
+
 typedef enum qn_mm_fragment {
     QN_MM_ANY = 0, /* through qn_mm_operand.decode */
-    QN_MM_FRAG_F32,
-    QN_MM_FRAG_F16,
-    QN_MM_FRAG_BF16,
-    QN_MM_FRAG_E4M3,
-    QN_MM_FRAG_NVFP4,
-    QN_MM_FRAG_MXFP4,
-    QN_MM_FRAG_Q4_0,
-    QN_MM_FRAG_Q4_1,
-    QN_MM_FRAG_Q8_0,
+#define QN_MM_FRAGMENT_NAME(name, unpack) name,
+    QN_MM_FRAGMENT_LIST(QN_MM_FRAGMENT_NAME)
+#undef QN_MM_FRAGMENT_NAME
     QN_MM_FRAGMENTS
 } qn_mm_fragment;
 

@@ -7,12 +7,7 @@ const qn_mm_f32_set QN_NAME(mm_f32) = {.lanes = VL,
                                        .sum = mm_f32_sum,
                                        .finish = mm_finish,
                                        .unpack = {[QN_MM_ANY] = unpack_any,
-                                                  [QN_MM_FRAG_F32] = unpack_f32,
-                                                  [QN_MM_FRAG_F16] = unpack_f16,
-                                                  [QN_MM_FRAG_BF16] = unpack_bf16,
-                                                  [QN_MM_FRAG_E4M3] = unpack_e4m3,
-                                                  [QN_MM_FRAG_NVFP4] = unpack_nvfp4,
-                                                  [QN_MM_FRAG_MXFP4] = unpack_mxfp4,
-                                                  [QN_MM_FRAG_Q4_0] = unpack_q4_0,
-                                                  [QN_MM_FRAG_Q4_1] = unpack_q4_1,
-                                                  [QN_MM_FRAG_Q8_0] = unpack_q8_0}};
+#define QN_MM_FRAGMENT_ENTRY(name, unpack) [name] = unpack,
+                                                  QN_MM_FRAGMENT_LIST(QN_MM_FRAGMENT_ENTRY)
+#undef QN_MM_FRAGMENT_ENTRY
+                                       }};

@@ -176,6 +176,12 @@ static qn_status read_pair(const json_t *object, const char *key, int *n, int *k
     return QN_OK;
 }
 
+/* The word of quantization_config's fmt for an FP8 format: "e4m3" for f8_e4m3. */
+static const char *fp8_word(qn_format format)
+{
+    return qn_format_get_info(format)->name + strlen("f8_");
+}
+
 static qn_status parse_deepseek(qn_quant_config *config, qn_error *error)
 {
     const char *scheme = "dynamic", *fmt = "e4m3", *scale_fmt = "float";
@@ -184,7 +190,6 @@ static qn_status parse_deepseek(qn_quant_config *config, qn_error *error)
     QN_TRY(qn_json_get_string(config->json, "scale_fmt", &scale_fmt, error));
     QN_FAIL_IF(strcmp(scheme, "dynamic") != 0, error, QN_E_UNSUPPORTED,
                "activation_scheme %.40s is not supported, expected dynamic", scheme);
-    QN_FAIL_IF(strcmp(fmt, "e4m3") != 0, error, QN_E_UNSUPPORTED, "fmt %.40s is not supported, expected e4m3", fmt);
     QN_FAIL_IF(strcmp(scale_fmt, "float") != 0, error, QN_E_UNSUPPORTED,
                "scale_fmt %.40s is not supported, expected none or float", scale_fmt);
     QN_FAIL_IF(!has(config->json, "weight_block_size"), error, QN_E_UNSUPPORTED,
@@ -192,12 +197,18 @@ static qn_status parse_deepseek(qn_quant_config *config, qn_error *error)
     int n = 0, k = 0;
     QN_TRY(read_pair(config->json, "weight_block_size", &n, &k, error));
     const qn_scheme *s;
+    int known_fmt = 0;
     for (int32_t i = 0; (s = qn_scheme_get(i)) != NULL; i++) {
-        if (s->layout == QN_LAYOUT_DEEPSEEK_FP8 && s->block_n == n && s->block_k == k) {
+        if (s->layout != QN_LAYOUT_DEEPSEEK_FP8 || strcmp(fp8_word(s->weight), fmt) != 0) {
+            continue;
+        }
+        known_fmt = 1;
+        if (s->block_n == n && s->block_k == k) {
             config->scheme = s;
             return read_ignore(config, "modules_to_not_convert", 0, error);
         }
     }
+    QN_FAIL_IF(!known_fmt, error, QN_E_UNSUPPORTED, "fmt %.40s is not supported, expected e4m3", fmt);
     QN_FAIL(error, QN_E_UNSUPPORTED, "weight_block_size [%d, %d] is not supported, expected [128, 128]", n, k);
 }
 
@@ -450,8 +461,8 @@ json_t *qn_quant_config_make(const qn_scheme *scheme, const char *const *ignore,
     }
     if (!bad && scheme->layout == QN_LAYOUT_DEEPSEEK_FP8) {
         made =
-            json_pack("{s:s, s:s, s:s, s:[i,i], s:O}", "quant_method", "fp8", "fmt", "e4m3", "activation_scheme",
-                      "dynamic", "weight_block_size", scheme->block_n, scheme->block_k, "modules_to_not_convert", list);
+            json_pack("{s:s, s:s, s:s, s:[i,i], s:O}", "quant_method", "fp8", "fmt", fp8_word(scheme->weight),
+                      "activation_scheme", "dynamic", "weight_block_size", scheme->block_n, scheme->block_k, "modules_to_not_convert", list);
     } else if (!bad) {
         made = make_compressed(scheme, list);
     }
