@@ -66,6 +66,7 @@ typedef void (*qn_mm_finish_fn)(const qn_mm_finish *finish, const float *sums, f
     X(QN_MM_FRAG_F16, unpack_f16)       \
     X(QN_MM_FRAG_BF16, unpack_bf16)     \
     X(QN_MM_FRAG_E4M3, unpack_e4m3)     \
+    X(QN_MM_FRAG_E5M2, unpack_e5m2)     \
     X(QN_MM_FRAG_NVFP4, unpack_nvfp4)   \
     X(QN_MM_FRAG_MXFP4, unpack_mxfp4)   \
     X(QN_MM_FRAG_Q4_0, unpack_q4_0)     \

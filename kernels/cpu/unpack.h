@@ -48,6 +48,18 @@ UNPACK_ELEMENTS(unpack_f16, 2, vf_from_f16)
 UNPACK_ELEMENTS(unpack_bf16, 2, vf_from_bf16)
 UNPACK_ELEMENTS(unpack_e4m3, 1, vf_from_e4m3)
 
+/* An e5m2 code is the high byte of the f16 of the same value. */
+QN_INLINE vf from_e5m2(const uint8_t *p)
+{
+    uint16_t h[VL];
+    for (int i = 0; i < VL; i++) {
+        h[i] = (uint16_t)(p[i] << 8);
+    }
+    return vf_from_f16(h);
+}
+
+UNPACK_ELEMENTS(unpack_e5m2, 1, from_e5m2)
+
 QN_INLINE float real_bits(uint32_t bits)
 {
     float f;

@@ -137,7 +137,7 @@ static const qn_attr_info mm_attrs[] = {A_OUT(QN_OUT_BF16)};
 static const qn_slot_info block_scaled_mm_in[] = {
     {"a", "[M,K]", "f8_e4m3", 0, 0},
     {"scale_a", "[M,KB] or [KB,M]", "f32", 0, 0},
-    {"b", "[N,K]", "f8_e4m3", 0, 1},
+    {"b", "[N,K]", "f8_e4m3|f8_e5m2", 0, 1},
     {"scale_b", "[NB,KB]", "f32", 0, 1},
 };
 static const qn_attr_info block_scaled_mm_attrs[] = {A_OUT(QN_OUT_BF16), A_SCALE_LAYOUT};

@@ -54,6 +54,7 @@ static const qn_kernel kernels[] = {
     LEVELS(QN_OP_DENSE_MM, "dense_mm_fp_q6_k_fp", QN_Q6_K, QN_MM_ANY),
     LEVELS(QN_OP_SCALED_MM, "scaled_mm_e4m3_e4m3_fp", QN_F8_E4M3, QN_MM_FRAG_E4M3),
     LEVELS(QN_OP_BLOCK_SCALED_MM, "block_scaled_mm_e4m3_e4m3_fp", QN_F8_E4M3, QN_MM_FRAG_E4M3),
+    LEVELS(QN_OP_BLOCK_SCALED_MM, "block_scaled_mm_e4m3_e5m2_fp", QN_F8_E5M2, QN_MM_FRAG_E5M2),
     LEVELS(QN_OP_GROUPED_BLOCK_SCALED_MM, "grouped_block_scaled_mm_e4m3_e4m3_fp", QN_F8_E4M3, QN_MM_FRAG_E4M3),
     LEVELS(QN_OP_NVFP4_MM, "nvfp4_mm_fp_nvfp4_fp", QN_U8, QN_MM_FRAG_NVFP4),
     LEVELS(QN_OP_MXFP4_MM, "mxfp4_mm_fp_mxfp4_fp", QN_U8, QN_MM_FRAG_MXFP4),
