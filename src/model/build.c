@@ -520,7 +520,8 @@ qn_status qn_build_attention(qn_model *model, int32_t layer, int32_t in, int32_t
     if (!step) {
         return out_of_memory(error);
     }
-    const qn_shape cache = qn_shape_make(QN_F32, 3, 1, h->kv_heads, h->head_dim, 1);
+    /* planned for the longest context, so that the workspace serves every length */
+    const qn_shape cache = qn_shape_make(QN_F32, 3, h->context_length, h->kv_heads, h->head_dim, 1);
     step->in[qn_op_in_slot(QN_OP_ATTENTION, "q")] =
         in_register(in, qn_shape_make(QN_F32, 3, 1, h->heads, h->head_dim, 1));
     step->in[qn_op_in_slot(QN_OP_ATTENTION, "k")] =
