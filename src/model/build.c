@@ -128,7 +128,7 @@ static qn_status plan_step(qn_model *model, qn_step *step, qn_op_desc *desc, qn_
             step->out[i].shape = out[i];
         }
     }
-    if (status != QN_OK && step->label[0]) {
+    if (status != QN_OK && status != QN_E_DEVICE && step->label[0]) {
         return qn_error_prefix(error, status, "%s", step->label);
     }
     return status;
