@@ -61,9 +61,7 @@ int cli_check(cli *c, qn_status status, const qn_error *error, cli_phase phase)
 {
     if (status == QN_OK)
         return 0;
-    int code = code_of(status, phase);
-    if (status == QN_E_UNSUPPORTED && c->plan.backend == QN_BACKEND_CUDA)
-        code = EXIT_DEVICE; /* nothing but the device was allowed */
+    const int code = code_of(status, phase);
     if (error && error->status == status && error->text[0])
         return cli_fail(c, code, "%s", error->text);
     return cli_fail(c, code, "%s", qn_status_name(status));

@@ -15,7 +15,7 @@ typedef struct qn_kernel_info {
     qn_op op;
     qn_backend backend;
     qn_isa isa;
-    const char *status;   /* "measured", "compiled, not run", "reference" */
+    const char *status;   /* "tested", "compiled, not run", "reference" */
     const char *refusal;  /* why this machine cannot run it; NULL when it can */
 } qn_kernel_info;
 

@@ -41,6 +41,7 @@ typedef struct qn_args {
 
 /* Create a plan; *out is NULL on failure. options may be NULL.
  * QN_E_ARGUMENT, QN_E_SHAPE, QN_E_FORMAT: as qn_op_desc_check.
+ * QN_E_DEVICE: options force a backend or level that this machine lacks.
  * QN_E_UNSUPPORTED: no candidate accepts what options force. QN_E_MEMORY. */
 QN_API qn_status qn_plan_create(qn_ctx *ctx, const qn_op_desc *desc, const qn_plan_options *options, qn_plan **out,
                                 qn_error *error);

@@ -128,7 +128,7 @@ static qn_status plan_step(qn_model *model, qn_step *step, qn_op_desc *desc, qn_
             step->out[i].shape = out[i];
         }
     }
-    if (status != QN_OK && step->label[0]) {
+    if (status != QN_OK && status != QN_E_DEVICE && step->label[0]) {
         return qn_error_prefix(error, status, "%s", step->label);
     }
     return status;
@@ -520,7 +520,8 @@ qn_status qn_build_attention(qn_model *model, int32_t layer, int32_t in, int32_t
     if (!step) {
         return out_of_memory(error);
     }
-    const qn_shape cache = qn_shape_make(QN_F32, 3, 1, h->kv_heads, h->head_dim, 1);
+    /* planned for the longest context, so that the workspace serves every length */
+    const qn_shape cache = qn_shape_make(QN_F32, 3, h->context_length, h->kv_heads, h->head_dim, 1);
     step->in[qn_op_in_slot(QN_OP_ATTENTION, "q")] =
         in_register(in, qn_shape_make(QN_F32, 3, 1, h->heads, h->head_dim, 1));
     step->in[qn_op_in_slot(QN_OP_ATTENTION, "k")] =

@@ -70,6 +70,19 @@ static uint64_t fingerprint_of(const qn_op_desc *desc, const qn_sizes *sizes, co
     return XXH3_64bits_withSeed(&key, sizeof key, seed);
 }
 
+/* What options force and this machine lacks: QN_E_DEVICE with the reason. */
+static qn_status check_machine(const qn_ctx *ctx, const qn_plan_options *options, qn_error *error)
+{
+    for (int i = 0; qn_backend_at(i); i++) {
+        const qn_backend_row *backend = qn_backend_at(i);
+        const char *reason = backend->backend == options->backend ? backend->refusal(ctx) : NULL;
+        QN_FAIL_IF(reason, error, QN_E_DEVICE, "backend %s: %s", backend->name, reason);
+    }
+    const char *reason = options->isa == QN_ISA_MAX ? NULL : qn_backend_cpu_row.isa_refusal(ctx, options->isa);
+    QN_FAIL_IF(reason, error, QN_E_DEVICE, "isa %s: %s", qn_isa_name(options->isa), reason);
+    return QN_OK;
+}
+
 /* The last refusal of the walk, for the sentence of a failed creation. */
 static qn_status no_candidate(const qn_ctx *ctx, const qn_op_desc *desc, const qn_plan_options *options,
                               qn_error *error)
@@ -97,6 +110,7 @@ qn_status qn_plan_create(qn_ctx *ctx, const qn_op_desc *desc, const qn_plan_opti
     qn_shape shapes[QN_MAX_OUT];
     qn_sizes sizes;
     QN_TRY(qn_op_desc_check(desc, shapes, &sizes, error));
+    QN_TRY(check_machine(ctx, &chosen, error));
     qn_walk walk = {0};
     qn_candidate candidate;
     do {

@@ -14,7 +14,7 @@
 #define ROW(op_, contract, isa_, weight_, fragment_)                                                               \
     {                                                                                                              \
         .name = "qn_" contract "__" #isa_ "_" TILE_##isa_, .op = (op_), .backend = QN_BACKEND_CPU,                 \
-        .isa = LEVEL_##isa_, .status = "measured", .accepts = qn_mm_accepts,                                       \
+        .isa = LEVEL_##isa_, .status = "tested", .accepts = qn_mm_accepts,                                       \
         .workspace_bytes = qn_mm_workspace_bytes, .run = qn_mm_run,                                                \
         .impl = &(const qn_mm_impl){.set = &qn_mm_f32__##isa_, .weight = (weight_), .fragment = (fragment_)}       \
     }
@@ -28,7 +28,7 @@
 #define ROW_I8(isa_, level_, tile_, mr_, nr_, set_)                                                                \
     {                                                                                                              \
         .name = "qn_scaled_mm_i8_i8_fp__" #isa_ "_" tile_, .op = QN_OP_SCALED_MM, .backend = QN_BACKEND_CPU,       \
-        .isa = (level_), .mr = (mr_), .nr = (nr_), .pack_layout = QN_PACK_I8_ROWS, .status = "measured",           \
+        .isa = (level_), .mr = (mr_), .nr = (nr_), .pack_layout = QN_PACK_I8_ROWS, .status = "tested",           \
         .accepts = qn_mm_accepts, .pack_bytes = qn_mm_pack_bytes, .pack = qn_mm_pack,                              \
         .workspace_bytes = qn_mm_workspace_bytes, .run = qn_mm_run,                                                \
         .impl = &(const qn_mm_impl){.set = &qn_mm_f32__##set_, .i8 = &qn_mm_i8__##isa_, .weight = QN_I8}           \

@@ -6,7 +6,7 @@
 #define ROW(op_, contract, isa_, level_, nr_text, nr_)                                                             \
     {                                                                                                              \
         .name = "qn_" contract "__" #isa_ "_1x" nr_text, .op = (op_), .backend = QN_BACKEND_CPU, .isa = (level_),  \
-        .mr = 1, .nr = (nr_), .status = "measured", .accepts = qn_rows_accepts,                                    \
+        .mr = 1, .nr = (nr_), .status = "tested", .accepts = qn_rows_accepts,                                    \
         .workspace_bytes = qn_rows_workspace_bytes, .run = qn_rows_run,                                            \
         .impl = &(const qn_rows_impl){.set = &qn_rows__##isa_, .mm = &qn_mm_f32__##isa_}                           \
     }

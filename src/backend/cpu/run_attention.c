@@ -202,7 +202,7 @@ static const char *att_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 #define ROW(isa_, level_, tile_, mr_, nr_)                                                                         \
     {                                                                                                              \
         .name = "qn_attention_fp_fp_f32__" #isa_ "_" tile_, .op = QN_OP_ATTENTION, .backend = QN_BACKEND_CPU,      \
-        .isa = (level_), .mr = (mr_), .nr = (nr_), .status = "measured", .accepts = att_accepts,                   \
+        .isa = (level_), .mr = (mr_), .nr = (nr_), .status = "tested", .accepts = att_accepts,                   \
         .workspace_bytes = att_workspace, .run = att_run,                                                          \
         .impl = &(const att_impl){.set = &qn_att__##isa_, .mm = &qn_mm_f32__##isa_}                                \
     }
