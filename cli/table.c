@@ -208,8 +208,9 @@ const cli_verb cli_verbs[] = {
     {"bench kernels", "", 0, 0, 0, OPTIONS(OPT_FILTER, COMPUTE, OPT_JSON, COMMON), "measure kernels",
      "Checks each case of the case table against the reference, then times it with weights that the caches cannot "
      "hold, and prints time, GB/s and GFLOP/s beside the machine's ceiling measured in the same run. Cases of more "
-     "than 2^24 multiply-adds are checked on fewer rows (the field `verified` says on what). --json prints one object "
-     "a case.",
+     "than 2^24 multiply-adds are checked on fewer rows (the field `verified` says on what). Without --filter a "
+     "selection of two to three minutes runs; --filter reaches all shapes (`--filter .` runs every one). --json "
+     "prints one object a case.",
      "quern bench kernels --filter block_scaled_mm --threads 1", verb_bench_kernels},
 
     {"bench model", "MODEL", 1, 1, 1,

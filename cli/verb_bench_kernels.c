@@ -394,6 +394,8 @@ static int bench_one(bench *b, const char *text)
         code = time_case(c, &k, &rotated, &r);
     if (!code) {
         set_roofline(b, &k.desc, &r);
+        if (r.percent > 100)
+            fprintf(stderr, "%s: above the ceiling measured: its operands stay in a cache, or the machine is busy\n", text);
         print_record(b, &k.desc, &k.sizes, &r);
         b->done++;
     }
@@ -413,7 +415,7 @@ int verb_bench_kernels(cli *c)
     if (pattern && !valid)
         return cli_fail(c, EXIT_USAGE, "--filter: '%.100s' is not an extended regular expression", pattern);
     for (int32_t i = 0; !code && (text = qn_case_at(i, &timed)) != NULL; i++) {
-        if (pattern ? strcmp(pattern, text) != 0 && regexec(&filter, text, 0, NULL, 0) != 0 : !timed)
+        if (pattern ? strcmp(pattern, text) != 0 && regexec(&filter, text, 0, NULL, 0) != 0 : timed != 1)
             continue;
         if (!timed && strcmp(pattern, text) != 0)
             continue;

@@ -20,8 +20,5 @@ export CTEST_OUTPUT_ON_FAILURE=1
 # The last lines are held back until the skip reasons are printed.
 status=0
 ctest --test-dir build/check -j "$jobs" --no-tests=error --timeout 300 "$@" 2>&1 |
-    awk '/^[0-9]+% tests passed/ { held = 1 }
-         held { tail = tail $0 "\n"; next }
-         { print; fflush() }
-         END { system("scripts/skips.py build/check/Testing/Temporary/LastTest.log"); printf "\n%s", tail }' || status=$?
+    scripts/skips.py build/check/Testing/Temporary/LastTest.log || status=$?
 exit $status

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 quern=build/quern
 text=data/alice.txt
 tokens=${QN_DEMO_TOKENS:-2048}
-prompt="The key to a good loaf of bread is"
+prompt="What is the capital of France?"
 # The first one is what the others are compared with.
 schemes="bf16 f32 fp8-block fp8 int8 int8-azp nvfp4 nvfp4-w4a4 mxfp4"
 
@@ -39,7 +39,8 @@ for scheme in $schemes; do
     printf '%s\n' "$made_by" >"$stamp"
 done
 
-echo "scoring the first $tokens tokens of $text, each scheme against bf16" >&2
+echo "scoring the first $tokens tokens of $text in chunks of 512, each scheme against bf16:" >&2
+echo "of every chunk the first half is context, the second half is scored" >&2
 # shellcheck disable=SC2086
 $quern compare $folders -f $text --max-tokens "$tokens" --jsonl build/demo.jsonl -p "$prompt" -n 32 </dev/null
 echo "table as JSON lines: build/demo.jsonl" >&2

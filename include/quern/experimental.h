@@ -27,7 +27,7 @@ QN_API qn_status qn_kernel_at(qn_ctx *ctx, int32_t i, qn_kernel_info *info);
 QN_API size_t qn_doctor(qn_ctx *ctx, char *text, size_t capacity);
 
 /* The case table shared by tests and benches: row i as a case string; NULL past the end.
- * bench is 1 for rows worth timing (large), 0 for rows that only test. */
+ * bench is 0 for rows that only test, 1 for rows that a default bench times, 2 for more shapes to time. */
 QN_API const char *qn_case_at(int32_t i, int32_t *bench);
 
 /* Fill the inputs of a checked descriptor with reproducible values.

@@ -55,7 +55,13 @@ qn_status qn_error_prefix(qn_error *error, qn_status status, const char *format,
         int n = vsnprintf(error->text, sizeof error->text, format, args);
         va_end(args);
         if (n >= 0 && (size_t)n < sizeof error->text) {
-            snprintf(error->text + n, sizeof error->text - (size_t)n, ": %s", old);
+            /* What does not fit is cut off. */
+            const size_t used = (size_t)n, room = sizeof error->text - used;
+            if (room > 2) {
+                memcpy(error->text + used, ": ", 2);
+                memcpy(error->text + used + 2, old, room - 2);
+                error->text[sizeof error->text - 1] = 0;
+            }
         }
         make_printable(error->text);
     }

@@ -62,8 +62,8 @@ static qn_status take_string(cursor *c, const char *what, const char **text, siz
 /* A key or tensor name, copied and zero-terminated. */
 static qn_status take_name(cursor *c, const qn_ctx *ctx, const char *what, char **out, qn_error *error)
 {
-    const char *text;
-    size_t bytes;
+    const char *text = NULL;
+    size_t bytes = 0;
     QN_TRY(take_string(c, what, &text, &bytes, error));
     QN_FAIL_IF(bytes == 0 || bytes > QN_GGUF_MAX_NAME, error, QN_E_FILE, "%s has %zu bytes, expected 1 to %d", what,
                bytes, QN_GGUF_MAX_NAME);
@@ -169,7 +169,7 @@ static const char *type_name(uint64_t type)
 static qn_status read_tensor(cursor *c, const qn_ctx *ctx, qn_gguf_tensor *t, qn_error *error)
 {
     QN_TRY(take_name(c, ctx, "a tensor name", &t->name, error));
-    uint64_t rank = 0, dims[QN_MAX_DIMS], type = 0;
+    uint64_t rank = 0, dims[QN_MAX_DIMS] = {0}, type = 0;
     QN_TRY(take_uint(c, 4, t->name, &rank, error));
     QN_FAIL_IF(rank < 1 || rank > QN_MAX_DIMS, error, QN_E_FILE,
                "tensor %s has %" PRIu64 " dimensions, expected 1 to %d", t->name, rank, QN_MAX_DIMS);

@@ -201,7 +201,7 @@ static qn_status starts_or_ends(tpl *t, tpl_text s, tpl_value with, int at_end, 
         }
         return QN_OK;
     }
-    tpl_text w;
+    tpl_text w = {0};
     QN_TRY(need_string(t, with, at_end ? "endswith" : "startswith", &w));
     *out = w.bytes <= s.bytes && (!w.bytes || memcmp(s.data + (at_end ? s.bytes - w.bytes : 0), w.data, w.bytes) == 0);
     return QN_OK;

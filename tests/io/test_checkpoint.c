@@ -245,7 +245,7 @@ static void test_wrong_tensors(void **state)
                     continue;
                 }
                 char name[100];
-                snprintf(name, sizeof name, "%s", parts[p].name);
+                snprintf(name, sizeof name, "%.99s", parts[p].name);
                 qn_shape *shape = &parts[p].shape;
                 switch (how) {
                 case 0: drop_part(&parts[p]); break;

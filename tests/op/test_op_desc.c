@@ -84,7 +84,7 @@ static void cases_round_trip(void **state)
         assert_memory_equal(&desc, &again, sizeof desc);
         qn_case_cost cost;
         assert_int_equal(qn_case_get_cost(&desc, &cost, NULL), QN_OK);
-        benches += bench;
+        benches += bench > 0;
     }
     assert_true(count > 400);
     assert_true(benches > 150);

@@ -59,7 +59,7 @@ static qn_status work_arrays(qn_ctx *ctx, qn_error *error)
 
 static qn_status work_folder(qn_ctx *ctx, qn_error *error)
 {
-    size_t bytes, count;
+    size_t bytes = 0, count = 0;
     char *json = read_whole("tests/text/small.json", &bytes);
     qn_tokenizer_source source = {.tokenizer_json = {json, bytes}};
     qn_tokenizer *t;
