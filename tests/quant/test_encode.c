@@ -193,6 +193,7 @@ static double half_step(qn_format format, double x)
     switch (format) {
     case QN_I8: return 0.5;
     case QN_F8_E4M3: bits = 3, least = -6; break;
+    case QN_F8_E5M2: bits = 2, least = -14; break;
     case QN_F4_E2M1: bits = 1, least = 0; break;
     case QN_BF16: bits = 7, least = -126; break;
     case QN_F16: bits = 10, least = -14; break;
