@@ -8,7 +8,7 @@ set -eu
 cd "$(dirname "$0")/.."
 quern=build/quern
 text=data/alice.txt
-tokens=${QN_DEMO_TOKENS:-2048}
+tokens=${QN_DEMO_TOKENS:-6144}
 prompt="What is the capital of France?"
 # The first one is what the others are compared with.
 schemes="bf16 f32 fp8-block fp8 int8 int8-azp nvfp4 nvfp4-w4a4 mxfp4"
