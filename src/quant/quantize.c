@@ -193,12 +193,11 @@ static qn_status find_amax(qn_ctx *ctx, qn_outputs *outputs, const qn_exec *exec
 static void share_input_amax(qn_outputs *outputs, const qn_calibration *calibration)
 {
     for (int32_t i = 0; i < outputs->count; i++) {
-        qn_output *leader = &outputs->list[outputs->list[i].leader];
-        const float amax = calibration->list[i].amax;
-        leader->input_amax = amax > leader->input_amax ? amax : leader->input_amax;
-    }
-    for (int32_t i = 0; i < outputs->count; i++) {
-        outputs->list[i].input_amax = outputs->list[outputs->list[i].leader].input_amax;
+        qn_output *o = &outputs->list[i];
+        const float *channels = calibration->list[o->leader].channels;
+        for (int64_t k = 0; channels && k < o->encoder.k; k++) {
+            o->input_amax = channels[k] > o->input_amax ? channels[k] : o->input_amax;
+        }
     }
 }
 
@@ -359,11 +358,13 @@ static qn_status calibrate(run *r, const char *input, qn_error *error)
     }
     QN_TRY(qn_calibration_run(r->ctx, input, &r->outputs, &r->options->exec, feedback, &r->calibration, error));
     share_input_amax(&r->outputs, &r->calibration);
+    qn_calibration_factor(&r->calibration, &r->outputs, &r->options->exec);
     for (int32_t i = 0; i < r->outputs.count; i++) {
         qn_output *o = &r->outputs.list[i];
         if (o->linear && feedback) {
             o->encoder.feedback = r->calibration.list[o->leader].squares;
             o->encoder.importance = r->calibration.list[o->leader].importance;
+            o->encoder.order = r->calibration.list[o->leader].order;
         }
     }
     return QN_OK;
