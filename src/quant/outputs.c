@@ -36,6 +36,23 @@ int qn_scheme_needs_calibration(const qn_scheme *scheme)
     return scheme->global_scale && scheme->act_op != QN_OP_NONE;
 }
 
+void qn_output_decode_row(const qn_output *output, int64_t row, float *x)
+{
+    const qn_weight *w = output->weight;
+    const int64_t k = output->encoder.k;
+    if (w->ndim == 1) {
+        qn_decode(w->data.shape.format, w->data.data, w->n, x, NULL);
+    } else {
+        qn_weight_decode_row(w, row, x);
+    }
+    for (int64_t i = 0; output->columns && i < k; i++) {
+        x[i] *= output->columns[i];
+    }
+    for (int64_t i = 0; output->rows && i < k; i++) {
+        x[i] *= output->rows[row];
+    }
+}
+
 /* "model.x.weight" and "weight_scale" -> "model.x.weight_scale". */
 static char *part_name(qn_ctx *ctx, const char *weight, const char *suffix)
 {
@@ -90,7 +107,7 @@ static qn_status plan_parts(qn_outputs *outputs, qn_output *o, qn_error *error)
 static qn_status plan_output(qn_outputs *outputs, qn_output *o, qn_error *error)
 {
     const qn_weight *w = o->weight;
-    o->linear = outputs->scheme->layout != QN_LAYOUT_DENSE && w->ndim == 2 && find_linear(w->name) >= 0;
+    o->linear = w->ndim == 2 && find_linear(w->name) >= 0;
     const qn_scheme *scheme = o->linear ? outputs->scheme : outputs->kept;
     const qn_status status =
         qn_encoder_init(&o->encoder, scheme, w->ndim == 1 ? 1 : w->n, w->ndim == 1 ? w->n : w->k, error);
@@ -204,6 +221,8 @@ void qn_outputs_free(qn_outputs *outputs)
         for (int p = 0; p < QN_PART_COUNT; p++) {
             qn_free(outputs->ctx, outputs->list[i].names[p]);
         }
+        qn_free(outputs->ctx, outputs->list[i].own_rows);
+        qn_free(outputs->ctx, outputs->list[i].own_columns);
     }
     qn_free(outputs->ctx, outputs->list);
     outputs->list = NULL;

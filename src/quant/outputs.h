@@ -23,6 +23,8 @@ typedef struct qn_output {
     int32_t shard;
     int32_t first_item;            /* of its shard's items; parts follow in order */
     float amax, input_amax;        /* over the outputs that share them; set before writing */
+    const float *rows, *columns;   /* smoothing: what row n and column k are multiplied by; NULL: 1 */
+    float *own_rows, *own_columns; /* vectors that belong to this output, for itself and others */
 } qn_output;
 
 typedef struct qn_outputs {
@@ -38,6 +40,9 @@ typedef struct qn_outputs {
 qn_status qn_outputs_plan(qn_ctx *ctx, const qn_checkpoint *checkpoint, const qn_scheme *scheme, uint64_t shard_bytes,
                           qn_outputs *outputs, qn_error *error);
 void qn_outputs_free(qn_outputs *outputs);
+
+/* Decode row `row` (0 of a one-dimensional weight), smoothed, into encoder.k floats. */
+void qn_output_decode_row(const qn_output *output, int64_t row, float *x);
 
 /* 1 when the scheme stores a scale for the activations, which only a calibration run can give. */
 int qn_scheme_needs_calibration(const qn_scheme *scheme);
