@@ -5,11 +5,13 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "base/file_map.h"
 #include "base/map.h"
 #include "model/model.h"
 
 #define SEQUENCE 512    /* tokens evaluated together, each sequence from an empty context */
 #define MAX_TOKENS 4096
+#define MAX_TEXT_BYTES ((size_t)1 << 20) /* of a file, far more than the tokens need */
 #define DAMP 0.01f      /* of the mean square of the inputs, added to each */
 #define MAX_WIDTHS 8    /* plans kept, one an input width */
 
@@ -18,6 +20,7 @@ typedef struct observer {
     qn_calibration *calibration;
     const qn_outputs *outputs;
     const qn_exec *exec;
+    const char *text_path; /* NULL: the built-in text */
     qn_map map;      /* weight name -> output */
     int feedback;
     int32_t bad;     /* output whose input was not finite; -1: none */
@@ -178,14 +181,25 @@ static size_t useful_tokens(const qn_outputs *outputs)
 static qn_status encode_text(observer *o, const qn_model *model, int32_t *ids, size_t *count, qn_error *error)
 {
     const char *text = qn_calibration_text();
-    size_t n = 0;
+    size_t n = 0, bytes = strlen(text);
     const size_t capacity = useful_tokens(o->outputs);
-    const qn_status status = qn_tokenizer_encode(qn_model_tokenizer(model), text, strlen(text), 0, ids, capacity, &n, error);
+    qn_file_map map = {0};
+    if (o->text_path) {
+        QN_TRY(qn_file_map_open(o->text_path, &map, error));
+        text = map.data;
+        bytes = map.size < MAX_TEXT_BYTES ? map.size : MAX_TEXT_BYTES;
+        while (bytes < map.size && bytes > 0 && ((unsigned char)text[bytes] & 0xC0) == 0x80) {
+            bytes--; /* not inside a character */
+        }
+    }
+    const qn_status status = qn_tokenizer_encode(qn_model_tokenizer(model), text, bytes, 0, ids, capacity, &n, error);
+    qn_file_map_close(&map);
     if (status != QN_OK && status != QN_E_WORKSPACE) {
         return status;
     }
     *count = n > capacity ? capacity : n;
-    QN_FAIL_IF(*count < 1, error, QN_E_FILE, "the tokenizer makes no tokens of the calibration text");
+    QN_FAIL_IF(*count < 1, error, QN_E_FILE, "the tokenizer makes no tokens of the calibration text%s%s",
+               o->text_path ? " " : "", o->text_path ? o->text_path : "");
     return QN_OK;
 }
 
@@ -293,11 +307,12 @@ static qn_status check(const observer *o, qn_error *error)
     return QN_OK;
 }
 
-qn_status qn_calibration_run(qn_ctx *ctx, const char *input, const qn_outputs *outputs, const qn_exec *exec,
-                             int feedback, qn_calibration *out, qn_error *error)
+qn_status qn_calibration_run(qn_ctx *ctx, const char *input, const char *text_path, const qn_outputs *outputs,
+                             const qn_exec *exec, int feedback, qn_calibration *out, qn_error *error)
 {
     *out = (qn_calibration){.ctx = ctx};
-    observer o = {.ctx = ctx, .calibration = out, .outputs = outputs, .exec = exec, .map = qn_map_make(ctx),
+    observer o = {.ctx = ctx, .calibration = out, .outputs = outputs, .exec = exec, .text_path = text_path,
+                  .map = qn_map_make(ctx),
                   .feedback = feedback, .bad = -1, .owner = -1};
     qn_model *model = NULL;
     qn_model_options options;

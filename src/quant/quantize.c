@@ -23,7 +23,7 @@
 
 void qn_quantize_options_init(qn_quantize_options *options)
 {
-    *options = (qn_quantize_options){.size = sizeof *options};
+    *options = (qn_quantize_options){.size = sizeof *options, .keep_first = -1, .keep_last = -1};
 }
 
 qn_quant_tuning qn_quant_default_tuning(void)
@@ -366,7 +366,8 @@ static qn_status calibrate(run *r, const char *input, const qn_checkpoint *check
     if (!observe) {
         return QN_OK;
     }
-    QN_TRY(qn_calibration_run(r->ctx, input, &r->outputs, exec, w.feedback, &r->calibration, error));
+    QN_TRY(qn_calibration_run(r->ctx, input, r->options->calibration, &r->outputs, exec, w.feedback, &r->calibration,
+                              error));
     if (w.smooth > 0) {
         QN_TRY(qn_smooth(r->ctx, qn_checkpoint_hparams(checkpoint), &r->outputs, &r->calibration, w.smooth, exec,
                          error));
@@ -410,6 +411,9 @@ static qn_status check_arguments(const qn_ctx *ctx, const char *input, const cha
     *scheme = options->scheme ? qn_scheme_find(options->scheme) : NULL;
     QN_FAIL_IF(!*scheme, error, QN_E_ARGUMENT, "'%s' is no scheme of weights",
                options->scheme ? options->scheme : "(null)");
+    QN_FAIL_IF(options->keep_first < -1 || options->keep_last < -1, error, QN_E_ARGUMENT,
+               "qn_quantize: keep_first and keep_last are %d and %d, must be -1 or more", options->keep_first,
+               options->keep_last);
     return QN_OK;
 }
 
@@ -428,9 +432,8 @@ qn_status qn_quantize_with(qn_ctx *ctx, const char *input, const char *output, c
     qn_commit *commit = NULL;
     qn_status status = qn_checkpoint_open(ctx, input, &checkpoint, error);
     if (status == QN_OK) {
-        status = qn_outputs_plan(ctx, checkpoint, scheme, options->shard_bytes ? options->shard_bytes
-                                                                               : DEFAULT_SHARD_BYTES,
-                                 &r.outputs, error);
+        status = qn_outputs_plan(ctx, checkpoint, scheme, options->keep_first, options->keep_last,
+                                 options->shard_bytes ? options->shard_bytes : DEFAULT_SHARD_BYTES, &r.outputs, error);
     }
     for (int32_t i = 0; status == QN_OK && i < r.outputs.count; i++) {
         r.outputs.list[i].encoder.search = tuning->search;

@@ -1,4 +1,4 @@
-/* Smoothing changes what is stored, not what the model computes. */
+/* Smoothing changes what is stored, not what the model computes; layers that are kept; the calibration text. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -57,15 +57,24 @@ static void must(qn_status status, const qn_error *error)
     }
 }
 
-static void quantize(const char *scheme, float smooth)
+static qn_status try_quantize(const char *scheme, float smooth, int32_t first, int32_t last, const char *text,
+                              qn_error *error)
 {
-    qn_error error = {0};
     qn_quantize_options o;
     qn_quantize_options_init(&o);
     o.scheme = scheme;
     o.force = 1;
+    o.keep_first = first;
+    o.keep_last = last;
+    o.calibration = text;
     const qn_quant_tuning tuning = {.search = 1, .smooth = smooth};
-    must(qn_quantize_with(ctx, source, out, &o, &tuning, NULL, &error), &error);
+    return qn_quantize_with(ctx, source, out, &o, &tuning, NULL, error);
+}
+
+static void quantize(const char *scheme, float smooth)
+{
+    qn_error error = {0};
+    must(try_quantize(scheme, smooth, -1, -1, NULL, &error), &error);
 }
 
 /* Logits of some text; the caller frees. */
@@ -160,12 +169,80 @@ static void helps_int8(void **state)
     free(before);
 }
 
+/* Layers that are kept are BF16 in the file, named in the configuration, and read back. */
+static void kept_layers(void **state)
+{
+    (void)state;
+    static const char *const schemes[] = {"fp8", "fp8-block", "int8-azp", "nvfp4-w4a4", "mxfp4"};
+    for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
+        for (int last = 0; last < 2; last++) {
+            qn_error error = {0};
+            must(try_quantize(schemes[i], -1.0f, !last, last, NULL, &error), &error);
+            qn_checkpoint *c;
+            must(qn_checkpoint_open(ctx, out, &c, &error), &error);
+            qn_model_info info;
+            qn_checkpoint_get_info(c, &info);
+            assert_true(strncmp(info.scheme, schemes[i], 4) == 0);
+            assert_true(info.bits_per_weight > 6 && info.bits_per_weight < 16);
+            for (int layer = 0; layer < SYN_LAYERS; layer++) {
+                char name[96];
+                snprintf(name, sizeof name, "model.layers.%d.mlp.up_proj.weight", layer);
+                const qn_weight *w = qn_checkpoint_find(c, name);
+                assert_non_null(w);
+                assert_int_equal(w->scheme->scales == QN_SCALES_NONE, layer == last);
+                assert_int_equal(w->data.shape.format == QN_BF16, layer == last);
+            }
+            int64_t errors = -1;
+            must(qn_checkpoint_verify(c, NULL, NULL, NULL, &errors, &error), &error);
+            assert_int_equal(errors, 0);
+            qn_checkpoint_close(c);
+            float *logits = logits_of(out);
+            assert_true(isfinite(logits[0]));
+            free(logits);
+        }
+    }
+    qn_error error = {0};
+    assert_int_equal(try_quantize("fp8", 0, 1, 1, NULL, &error), QN_E_ARGUMENT);
+    assert_non_null(strstr(error.text, "2 layers"));
+    assert_int_equal(try_quantize("fp8", 0, -2, 0, NULL, &error), QN_E_ARGUMENT);
+    assert_non_null(strstr(error.text, "-2"));
+}
+
+/* Another calibration text gives other weights, the same one the same; a missing or empty one is refused. */
+static void calibration_text(void **state)
+{
+    (void)state;
+    char path[128];
+    snprintf(path, sizeof path, "%s/text", root);
+    qn_error error = {0};
+    uint8_t first[SYN_HIDDEN], again[SYN_HIDDEN];
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(syn_put(root, "text", i < 2 ? "Hello, hello, all the hills are still here." : "0123456789 \xc3\xa9"),
+                         0);
+        must(try_quantize("int8", 0.5f, 0, 0, path, &error), &error);
+        qn_checkpoint *c;
+        must(qn_checkpoint_open(ctx, out, &c, &error), &error);
+        const qn_weight *w = qn_checkpoint_find(c, "model.layers.1.self_attn.q_proj.weight");
+        memcpy(i ? again : first, w->data.data, SYN_HIDDEN);
+        qn_checkpoint_close(c);
+        assert_int_equal(i && memcmp(first, again, SYN_HIDDEN) != 0, i == 2);
+    }
+    assert_int_equal(syn_put(root, "text", ""), 0);
+    assert_int_equal(try_quantize("int8", 0.5f, 0, 0, path, &error), QN_E_FILE);
+    assert_non_null(strstr(error.text, "no tokens"));
+    snprintf(path, sizeof path, "%s/missing", root);
+    assert_int_equal(try_quantize("int8", 0.5f, 0, 0, path, &error), QN_E_IO);
+    assert_non_null(strstr(error.text, "missing"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(same_logits),
         cmocka_unit_test(folds),
         cmocka_unit_test(helps_int8),
+        cmocka_unit_test(kept_layers),
+        cmocka_unit_test(calibration_text),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
