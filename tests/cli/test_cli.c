@@ -341,6 +341,35 @@ static void a_failing_op_keeps_the_old_output(void **state)
     assert_int_equal(system(line), 0);
 }
 
+/* A file of another writer: an F32 tensor that begins two bytes after a multiple of four. */
+static void an_op_takes_unaligned_tensors(void **state)
+{
+    (void)state;
+    static const char header[] = "{\"x\":{\"dtype\":\"F16\",\"shape\":[1,1],\"data_offsets\":[0,2]},"
+                                 "\"scale\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[2,6]}}       ";
+    static const char data[6] = {0, 0x40, 0, 0, 0, 0x3f}; /* 2, 0.5 */
+    char file[256] = {0};
+    const size_t n = sizeof header - 1; /* a multiple of 8 */
+    assert_int_equal(n % 8, 0);
+    file[0] = (char)n;
+    memcpy(file + 8, header, n);
+    memcpy(file + 8 + n, data, sizeof data);
+    write_file("unaligned.safetensors", file, 8 + n + sizeof data);
+    outcome r = run_line("op quantize_fp8 --in @/unaligned.safetensors --out @/fp8 mode=static");
+    assert_int_equal(r.code, 0);
+    free_outcome(&r);
+    char path[512];
+    size_t bytes = 0;
+    snprintf(path, sizeof path, "%s/fp8", folder);
+    char *out = slurp(path, &bytes);
+    assert_true(bytes > 8);
+    int found = 0;
+    for (size_t i = 8; i < bytes; i++)
+        found |= out[i] == 0x48; /* the code of 4 */
+    assert_true(found);
+    free(out);
+}
+
 static void a_full_disk_is_a_failure_and_a_closed_pipe_is_not(void **state)
 {
     (void)state;
@@ -372,6 +401,7 @@ int main(void)
                                        cmocka_unit_test(reports_work),
                                        cmocka_unit_test(op_quantizes_a_file),
                                        cmocka_unit_test(a_failing_op_keeps_the_old_output),
+                                       cmocka_unit_test(an_op_takes_unaligned_tensors),
                                        cmocka_unit_test(a_full_disk_is_a_failure_and_a_closed_pipe_is_not)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }
