@@ -53,6 +53,8 @@ typedef enum cli_option_id {
     OPT_JSONL,
     OPT_WEIGHTS,
     OPT_FORCE,
+    OPT_KEEP_LAYERS,
+    OPT_CALIBRATE,
     OPT_LIST,
     OPT_IN,
     OPT_REPEAT,

@@ -68,6 +68,11 @@ const cli_option cli_options[OPT_LIMIT] = {
     [OPT_WEIGHTS] = {"weights", "scheme", 'w', KIND_TEXT, 0, 0, NULL, "SCHEME",
                      "how to store the weights; --list shows the schemes"},
     [OPT_FORCE] = {"force", NULL, 0, KIND_FLAG, 0, 0, NULL, NULL, "replace an output folder that exists"},
+    [OPT_KEEP_LAYERS] = {"keep-layers", NULL, 0, KIND_TEXT, 0, 0, NULL, "FIRST,LAST",
+                         "leave the linear weights of that many first and last layers in BF16 (default: 2,2 for the "
+                         "FP8 schemes and models of 12 layers or more, else 0,0)"},
+    [OPT_CALIBRATE] = {"calibrate", "calibration", 0, KIND_TEXT, 0, 0, NULL, "FILE",
+                       "the text whose first 4096 tokens show what inputs the layers get (default: a built-in one)"},
     [OPT_LIST] = {"list", NULL, 0, KIND_FLAG, 0, 0, NULL, NULL, "list the schemes"},
     [OPT_IN] = {"in", NULL, 'i', KIND_TEXT, 0, 0, NULL, "FILE", "the safetensors file with the input tensors"},
     [OPT_REPEAT] = {"repeat", NULL, 0, KIND_INT, 0, 1000000, "0", "N",
@@ -133,7 +138,8 @@ const cli_verb cli_verbs[] = {
      "quern verify folder/", verb_verify},
 
     {"quantize", "MODEL OUT", 2, 2, 1,
-     OPTIONS(OPT_MODEL, OPT_WEIGHTS, OPT_LIST, OPT_FORCE, OPT_THREADS, OPT_JSON, COMMON),
+     OPTIONS(OPT_MODEL, OPT_WEIGHTS, OPT_LIST, OPT_FORCE, OPT_KEEP_LAYERS, OPT_CALIBRATE, OPT_THREADS, OPT_JSON,
+             COMMON),
      "write a model in another number format",
      "Writes folder OUT with safetensors, config.json and tokenizer files in the layouts other tools read. The folder "
      "appears under its name only when it is complete.",

@@ -13,6 +13,7 @@ typedef struct op_work {
     qn_args args;
     qn_shape out[QN_MAX_OUT];
     qn_sizes sizes;
+    void *copies[QN_MAX_IN]; /* of inputs the file has at unaligned places */
     void *out_data[QN_MAX_OUT];
     qn_plan *plan;
     void *blob, *workspace;
@@ -53,6 +54,26 @@ static int set_attributes(cli *c, qn_op_desc *desc)
     return 0;
 }
 
+/* A safetensors file may have an element at any byte; kernels want it aligned. */
+static int align_input(cli *c, op_work *w, int32_t slot)
+{
+    qn_view *view = &w->args.in[slot];
+    const size_t unit = (size_t)qn_format_get_info(view->shape.format)->block_bytes;
+    size_t bytes = 0;
+    qn_error error = {0};
+    if (!view->data || (uintptr_t)view->data % unit == 0)
+        return 0;
+    int code = cli_check(c, qn_shape_bytes(&view->shape, &bytes, &error), &error, PHASE_INPUT);
+    if (code)
+        return code;
+    w->copies[slot] = cli_alloc(bytes, 1);
+    if (!w->copies[slot])
+        return cli_memory(c, "the inputs");
+    memcpy(w->copies[slot], view->data, bytes);
+    view->data = w->copies[slot];
+    return 0;
+}
+
 /* Tensors of the file to input slots; a name no slot has is a mistake. */
 static int take_inputs(cli *c, op_work *w)
 {
@@ -73,6 +94,9 @@ static int take_inputs(cli *c, op_work *w)
         }
         w->args.in[slot] = view;
         w->desc.in[slot] = view.shape;
+        code = align_input(c, w, slot);
+        if (code)
+            return code;
     }
     if (!unknown[0])
         return 0;
@@ -80,7 +104,7 @@ static int take_inputs(cli *c, op_work *w)
         size_t n = strlen(known);
         snprintf(known + n, sizeof known - n, "%s%s", n ? ", " : "", info->in[i].name);
     }
-    return cli_fail(c, EXIT_USAGE, "%s has no input %s; its inputs are %s", info->name, unknown, known);
+    return cli_fail(c, EXIT_INPUT, "%s has no input %s; its inputs are %s", info->name, unknown, known);
 }
 
 static int make_outputs(cli *c, op_work *w)
@@ -203,8 +227,10 @@ int verb_op(cli *c)
         code = cli_check(c, qn_tensors_open(c->ctx, c->value[OPT_IN].s, &w.file, &error), &error, PHASE_INPUT);
     if (!code)
         code = take_inputs(c, &w);
-    if (!code)
-        code = cli_check(c, qn_op_desc_check(&w.desc, w.out, &w.sizes, &error), &error, PHASE_INPUT);
+    if (!code) { /* what is out of range now are attributes that do not go together */
+        qn_status status = qn_op_desc_check(&w.desc, w.out, &w.sizes, &error);
+        code = cli_check(c, status, &error, status == QN_E_ARGUMENT ? PHASE_USAGE : PHASE_INPUT);
+    }
     if (!code)
         code = make_outputs(c, &w);
     if (!code)
@@ -221,6 +247,8 @@ int verb_op(cli *c)
     qn_tensors_close(w.file);
     for (int i = 0; i < QN_MAX_OUT; i++)
         free(w.out_data[i]);
+    for (int i = 0; i < QN_MAX_IN; i++)
+        free(w.copies[i]);
     free(w.blob);
     free(w.workspace);
     return code;

@@ -48,6 +48,25 @@ static int check_scheme(cli *c)
     return cli_fail(c, EXIT_USAGE, "--weights: there is no scheme '%.60s'; 'quern quantize --list' shows them", scheme);
 }
 
+/* FIRST,LAST */
+static int read_kept(cli *c, qn_quantize_options *options)
+{
+    const char *text = c->value[OPT_KEEP_LAYERS].s;
+    if (!text)
+        return 0;
+    const char *s = text;
+    int32_t *const out[] = {&options->keep_first, &options->keep_last};
+    for (int i = 0; i < 2; i++) {
+        char *end;
+        const long n = *s >= '0' && *s <= '9' ? strtol(s, &end, 10) : -1;
+        if (n < 0 || n > 100000 || *end != (i ? 0 : ','))
+            return cli_fail(c, EXIT_USAGE, "--keep-layers: '%.60s' is not two whole numbers like 2,2", text);
+        *out[i] = (int32_t)n;
+        s = end + 1;
+    }
+    return 0;
+}
+
 /* A bar on a terminal, a line for each tensor elsewhere. */
 static int on_progress(void *user, const qn_quantize_progress *p)
 {
@@ -113,6 +132,10 @@ int verb_quantize(cli *c)
     options.exec = c->exec;
     options.progress = on_progress;
     options.progress_user = c;
+    options.calibration = c->value[OPT_CALIBRATE].s;
+    code = read_kept(c, &options);
+    if (code)
+        return code;
     qn_status status = qn_quantize(c->ctx, c->operands[0], c->operands[1], &options, &result, &error);
     cli_progress_end(c);
     if (status == QN_E_CANCELLED && !cli_interrupted() && cli_output_closed())

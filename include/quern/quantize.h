@@ -39,6 +39,8 @@ typedef struct qn_quantize_options {
     qn_exec exec;
     qn_quantize_progress_fn progress;
     void *progress_user;
+    int32_t keep_first, keep_last; /* layers at either end whose linear weights stay BF16; -1: the scheme's default */
+    const char *calibration;       /* text file for the calibration run; NULL: a built-in text */
 } qn_quantize_options;
 
 typedef struct qn_quantize_result {
@@ -49,13 +51,14 @@ typedef struct qn_quantize_result {
     double seconds;
 } qn_quantize_result;
 
+/* keep_first and keep_last -1, everything else 0. */
 QN_API void qn_quantize_options_init(qn_quantize_options *options);
 
 /* Write folder `output` (model-*.safetensors, config.json, tokenizer files)
  * from the checkpoint at `input`. Everything is written under a temporary name
  * in the parent folder and renamed when complete: `output` is absent, the old
  * one, or whole; leftovers of a killed run are removed by the next.
- * QN_E_ARGUMENT: unknown scheme. QN_E_EXISTS: output exists, force is 0.
+ * QN_E_ARGUMENT: unknown scheme, layers to keep below -1 or all of them. QN_E_EXISTS: output exists, force is 0.
  * QN_E_FILE: non-finite weights (tensor and index named). QN_E_IO, QN_E_MEMORY, QN_E_CANCELLED. */
 QN_API qn_status qn_quantize(qn_ctx *ctx, const char *input, const char *output, const qn_quantize_options *options,
                              qn_quantize_result *result, qn_error *error);

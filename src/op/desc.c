@@ -146,8 +146,8 @@ static qn_status check_attr(const qn_op_info *op, const qn_attr_info *attr, qn_a
         return QN_OK;
     }
     if (attr->attr == QN_ATTR_GROUP) {
-        QN_FAIL_IF(value.i < 0, error, QN_E_ARGUMENT, "%s: attribute %s is %d, expected a positive number", op->name,
-                   attr->name, value.i);
+        QN_FAIL_IF(value.i < 0 || (value.i == 0 && op->op != QN_OP_SILU_MUL_QUANT), error, QN_E_ARGUMENT,
+                   "%s: attribute %s is %d, expected a positive number", op->name, attr->name, value.i);
         return QN_OK;
     }
     QN_FAIL_IF(value.i != 0 && value.i != 1, error, QN_E_ARGUMENT, "%s: attribute %s is %d, expected 0 or 1", op->name,
@@ -269,12 +269,12 @@ qn_status qn_op_desc_check(const qn_op_desc *desc, qn_shape *out, qn_sizes *size
     family->layout(desc, &s, &layout);
     for (int32_t i = 0; i < QN_MAX_IN; i++) {
         if (!qn_op_has(desc, i)) {
-            QN_FAIL_IF(layout.required >> i & 1, error, QN_E_ARGUMENT, "%s: input %s is missing, expected %s %s",
+            QN_FAIL_IF(layout.required >> i & 1, error, QN_E_FORMAT, "%s: input %s is missing, expected %s %s",
                        op->name, op->in[i].name, op->in[i].formats, op->in[i].shape);
             continue;
         }
         QN_FAIL_IF(i >= op->in_count, error, QN_E_ARGUMENT, "%s has no input number %d", op->name, i);
-        QN_FAIL_IF(!(layout.allowed >> i & 1), error, QN_E_ARGUMENT,
+        QN_FAIL_IF(!(layout.allowed >> i & 1), error, QN_E_FORMAT,
                    "%s: input %s is given, but these attributes and inputs do not use it", op->name, op->in[i].name);
         QN_TRY(check_slot(op, i, &desc->in[i], error));
     }

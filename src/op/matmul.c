@@ -137,7 +137,7 @@ static qn_status matmul_rules(const qn_op_desc *desc, const qn_sizes *s, qn_erro
                    qn_format_get_info(a)->name, qn_format_get_info(b)->name);
         QN_FAIL_IF(a != QN_I8 && qn_op_has(desc, QN_SMM_AZP_ADJ), error, QN_E_FORMAT,
                    "%s: input azp_adj is given with %s operands, expected i8", name, qn_format_get_info(a)->name);
-        QN_FAIL_IF(qn_op_has(desc, QN_SMM_AZP) && !qn_op_has(desc, QN_SMM_AZP_ADJ), error, QN_E_ARGUMENT,
+        QN_FAIL_IF(qn_op_has(desc, QN_SMM_AZP) && !qn_op_has(desc, QN_SMM_AZP_ADJ), error, QN_E_FORMAT,
                    "%s: input azp is given without azp_adj, expected the column sums of b there", name);
         return QN_OK;
     }

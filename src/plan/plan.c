@@ -193,8 +193,7 @@ static qn_status view_extent(const char *name, const qn_shape *shape, const int6
     return QN_OK;
 }
 
-static qn_status check_data(const char *name, const qn_shape *shape, const void *data, uint64_t extent,
-                            qn_error *error)
+static qn_status check_data(const char *name, const qn_shape *shape, const void *data, uint64_t extent, qn_error *error)
 {
     const qn_format_info *format = qn_format_get_info(shape->format);
     QN_FAIL_IF(extent && !data, error, QN_E_ARGUMENT, "%s: data is NULL for %llu bytes", name,
@@ -220,8 +219,8 @@ static int same_sizes(qn_op op, const qn_sizes *a, const qn_sizes *b)
 }
 
 /* Shapes of a run: those of args, but the plan's for weights that a blob replaces. */
-static qn_status run_shapes(const qn_plan *plan, const qn_args *args, qn_op_desc *desc, qn_shape *out,
-                            qn_sizes *sizes, qn_error *error)
+static qn_status run_shapes(const qn_plan *plan, const qn_args *args, qn_op_desc *desc, qn_shape *out, qn_sizes *sizes,
+                            qn_error *error)
 {
     const qn_op_info *info = qn_op_get_info(plan->desc.op);
     *desc = plan->desc;
@@ -230,10 +229,10 @@ static qn_status run_shapes(const qn_plan *plan, const qn_args *args, qn_op_desc
             desc->in[i] = args->in[i].shape;
             QN_FAIL_IF(desc->in[i].format != plan->desc.in[i].format, error, QN_E_FORMAT,
                        "%s is %s, the plan was made for %s", info->in[i].name,
-                       desc->in[i].format ? (qn_format_get_info(desc->in[i].format)
-                                                 ? qn_format_get_info(desc->in[i].format)->name
-                                                 : "of no known format")
-                                          : "absent",
+                       desc->in[i].format
+                           ? (qn_format_get_info(desc->in[i].format) ? qn_format_get_info(desc->in[i].format)->name
+                                                                     : "of no known format")
+                           : "absent",
                        plan->desc.in[i].format ? qn_format_get_info(plan->desc.in[i].format)->name : "none");
         }
     }
@@ -374,8 +373,23 @@ size_t qn_plan_workspace_bytes(const qn_plan *plan, int64_t m, int32_t threads)
     return workspace_for(plan->kernel, &plan->desc, m, threads);
 }
 
-qn_status qn_run(const qn_plan *plan, const qn_args *args, void *workspace, size_t workspace_bytes,
-                 const qn_exec *exec, qn_error *error)
+/* Without rows there still is the scale of a whole tensor to write. */
+static int has_elements(const qn_shape out[QN_MAX_OUT])
+{
+    for (int i = 0; i < QN_MAX_OUT; i++) {
+        int64_t elements = out[i].format ? 1 : 0;
+        for (int d = 0; d < out[i].ndim; d++) {
+            elements = out[i].dims[d] ? elements : 0;
+        }
+        if (elements) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+qn_status qn_run(const qn_plan *plan, const qn_args *args, void *workspace, size_t workspace_bytes, const qn_exec *exec,
+                 qn_error *error)
 {
     QN_FAIL_IF(!plan || !args, error, QN_E_ARGUMENT, "qn_run: %s is NULL", plan ? "args" : "plan");
     qn_op_desc desc;
@@ -387,7 +401,7 @@ qn_status qn_run(const qn_plan *plan, const qn_args *args, void *workspace, size
     QN_TRY(run_shapes(plan, args, &desc, out, &sizes, error));
     QN_TRY(check_operands(&desc, out, args, error));
     QN_TRY(qn_op_args_check(&desc, args, error));
-    if (sizes.m == 0) {
+    if (sizes.m == 0 && !has_elements(out)) {
         return QN_OK;
     }
     const qn_kernel *kernel = plan->kernel;

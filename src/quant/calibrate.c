@@ -5,11 +5,13 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "base/file_map.h"
 #include "base/map.h"
 #include "model/model.h"
 
 #define SEQUENCE 512    /* tokens evaluated together, each sequence from an empty context */
 #define MAX_TOKENS 4096
+#define MAX_TEXT_BYTES ((size_t)1 << 20) /* of a file, far more than the tokens need */
 #define DAMP 0.01f      /* of the mean square of the inputs, added to each */
 #define MAX_WIDTHS 8    /* plans kept, one an input width */
 
@@ -18,6 +20,7 @@ typedef struct observer {
     qn_calibration *calibration;
     const qn_outputs *outputs;
     const qn_exec *exec;
+    const char *text_path; /* NULL: the built-in text */
     qn_map map;      /* weight name -> output */
     int feedback;
     int32_t bad;     /* output whose input was not finite; -1: none */
@@ -100,16 +103,25 @@ static void add_product(observer *o)
     qn_free(o->ctx, packed);
 }
 
-static void keep_row(observer *o, int32_t output, const float *x, int64_t k)
+#define TILE 16 /* rows and columns that are turned together */
+
+/* Keep rows x[m,k], m no more than there is room for. */
+static void keep_rows(observer *o, const float *x, int64_t m, int64_t k)
 {
-    if (o->owner != output) {
-        o->count = 0;
-        o->owner = output;
+    float *to = o->rows + o->count;
+    for (int64_t c = 0; c < k; c += TILE) {
+        const int64_t columns = qn_min_i64(TILE, k - c);
+        for (int64_t r = 0; r < m; r += TILE) {
+            const int64_t rows = qn_min_i64(TILE, m - r);
+            for (int64_t i = c; i < c + columns; i++) {
+                for (int64_t j = r; j < r + rows; j++) {
+                    to[i * SEQUENCE + j] = x[j * k + i];
+                }
+            }
+        }
     }
-    for (int64_t i = 0; i < k; i++) {
-        o->rows[i * SEQUENCE + o->count] = x[i];
-    }
-    if (++o->count == o->expected) {
+    o->count += m;
+    if (o->count == o->expected) {
         add_product(o);
     }
 }
@@ -122,19 +134,33 @@ static void observe(void *user, const char *weight_name, const float *x, int64_t
         return;
     }
     qn_observed *seen = &o->calibration->list[i];
-    float amax = seen->amax;
-    for (int64_t j = 0; j < m * k; j++) {
-        const float a = fabsf(x[j]);
-        if (!(a <= 0x1.fffffep127f)) {
+    seen->rows += m;
+    if (!seen->channels) {
+        return;
+    }
+    for (int64_t r = 0; r < m; r++) {
+        float worst = 0;
+        for (int64_t j = 0; j < k; j++) {
+            const float a = fabsf(x[r * k + j]);
+            seen->channels[j] = a > seen->channels[j] ? a : seen->channels[j];
+            worst = a <= 0x1.fffffep127f ? worst : 1;
+        }
+        if (worst > 0) {
             o->bad = i;
             return;
         }
-        amax = a > amax ? a : amax;
     }
-    seen->amax = amax;
-    seen->rows += m;
-    for (int64_t r = 0; r < m && seen->squares && o->status == QN_OK; r++) {
-        keep_row(o, i, x + r * k, k);
+    if (!seen->squares) {
+        return;
+    }
+    if (o->owner != i) {
+        o->count = 0;
+        o->owner = i;
+    }
+    for (int64_t r = 0; r < m && o->status == QN_OK;) {
+        const int64_t part = qn_min_i64(m - r, o->expected - o->count);
+        keep_rows(o, x + r * k, part, k);
+        r += part;
     }
 }
 
@@ -155,14 +181,25 @@ static size_t useful_tokens(const qn_outputs *outputs)
 static qn_status encode_text(observer *o, const qn_model *model, int32_t *ids, size_t *count, qn_error *error)
 {
     const char *text = qn_calibration_text();
-    size_t n = 0;
+    size_t n = 0, bytes = strlen(text);
     const size_t capacity = useful_tokens(o->outputs);
-    const qn_status status = qn_tokenizer_encode(qn_model_tokenizer(model), text, strlen(text), 0, ids, capacity, &n, error);
+    qn_file_map map = {0};
+    if (o->text_path) {
+        QN_TRY(qn_file_map_open(o->text_path, &map, error));
+        text = map.data;
+        bytes = map.size < MAX_TEXT_BYTES ? map.size : MAX_TEXT_BYTES;
+        while (bytes < map.size && bytes > 0 && ((unsigned char)text[bytes] & 0xC0) == 0x80) {
+            bytes--; /* not inside a character */
+        }
+    }
+    const qn_status status = qn_tokenizer_encode(qn_model_tokenizer(model), text, bytes, 0, ids, capacity, &n, error);
+    qn_file_map_close(&map);
     if (status != QN_OK && status != QN_E_WORKSPACE) {
         return status;
     }
     *count = n > capacity ? capacity : n;
-    QN_FAIL_IF(*count < 1, error, QN_E_FILE, "the tokenizer makes no tokens of the calibration text");
+    QN_FAIL_IF(*count < 1, error, QN_E_FILE, "the tokenizer makes no tokens of the calibration text%s%s",
+               o->text_path ? " " : "", o->text_path ? o->text_path : "");
     return QN_OK;
 }
 
@@ -235,11 +272,16 @@ static qn_status prepare(observer *o, qn_error *error)
         const size_t k = (size_t)output->encoder.k;
         size_t squares = 0;
         int failed = qn_map_add(&o->map, name, strlen(name), i) < 0;
+        if (output->leader == i) {
+            c->list[i].channels = qn_calloc(o->ctx, k, sizeof(float));
+            failed = failed || !c->list[i].channels;
+        }
         if (o->feedback && output->leader == i) {
             failed = failed || qn_mul_size(k, k, &squares);
             c->list[i].squares = failed ? NULL : qn_calloc(o->ctx, squares, sizeof(float));
             c->list[i].importance = qn_calloc(o->ctx, k, sizeof(float));
-            failed = failed || !c->list[i].squares || !c->list[i].importance;
+            c->list[i].order = qn_calloc(o->ctx, k, sizeof(int32_t));
+            failed = failed || !c->list[i].squares || !c->list[i].importance || !c->list[i].order;
         }
         QN_FAIL_IF(failed, error, QN_E_MEMORY, "out of memory calibrating tensor %s", name);
         widest = k > widest ? k : widest;
@@ -265,21 +307,12 @@ static qn_status check(const observer *o, qn_error *error)
     return QN_OK;
 }
 
-static void factor_task(void *user, int64_t index, int32_t thread)
-{
-    (void)thread;
-    const observer *o = user;
-    qn_observed *seen = &o->calibration->list[index];
-    if (seen->squares) {
-        qn_feedback_factor(seen->squares, o->outputs->list[index].encoder.k, DAMP, seen->importance);
-    }
-}
-
-qn_status qn_calibration_run(qn_ctx *ctx, const char *input, const qn_outputs *outputs, const qn_exec *exec,
-                             int feedback, qn_calibration *out, qn_error *error)
+qn_status qn_calibration_run(qn_ctx *ctx, const char *input, const char *text_path, const qn_outputs *outputs,
+                             const qn_exec *exec, int feedback, qn_calibration *out, qn_error *error)
 {
     *out = (qn_calibration){.ctx = ctx};
-    observer o = {.ctx = ctx, .calibration = out, .outputs = outputs, .exec = exec, .map = qn_map_make(ctx),
+    observer o = {.ctx = ctx, .calibration = out, .outputs = outputs, .exec = exec, .text_path = text_path,
+                  .map = qn_map_make(ctx),
                   .feedback = feedback, .bad = -1, .owner = -1};
     qn_model *model = NULL;
     qn_model_options options;
@@ -306,17 +339,38 @@ qn_status qn_calibration_run(qn_ctx *ctx, const char *input, const qn_outputs *o
         qn_calibration_free(out);
         return qn_error_prefix(error, status, "calibration");
     }
-    if (feedback) {
-        qn_parallel_for(exec, outputs->count, factor_task, &o);
-    }
     return QN_OK;
+}
+
+typedef struct factors {
+    const qn_outputs *outputs;
+    qn_calibration *calibration;
+} factors;
+
+static void factor_task(void *user, int64_t index, int32_t thread)
+{
+    (void)thread;
+    const factors *f = user;
+    qn_observed *seen = &f->calibration->list[index];
+    if (seen->squares) {
+        qn_feedback_factor(seen->squares, f->outputs->list[index].encoder.k, DAMP, seen->importance, seen->order,
+                           seen->channels);
+    }
+}
+
+void qn_calibration_factor(qn_calibration *calibration, const qn_outputs *outputs, const qn_exec *exec)
+{
+    factors f = {.outputs = outputs, .calibration = calibration};
+    qn_parallel_for(exec, calibration->count, factor_task, &f);
 }
 
 void qn_calibration_free(qn_calibration *calibration)
 {
     for (int32_t i = 0; i < calibration->count; i++) {
+        qn_free(calibration->ctx, calibration->list[i].channels);
         qn_free(calibration->ctx, calibration->list[i].squares);
         qn_free(calibration->ctx, calibration->list[i].importance);
+        qn_free(calibration->ctx, calibration->list[i].order);
     }
     if (calibration->list) {
         qn_free(calibration->ctx, calibration->list);

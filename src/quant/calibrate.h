@@ -8,13 +8,14 @@
 
 /* What was seen of the inputs x[m,k] of one linear layer. */
 typedef struct qn_observed {
-    float amax;
     int64_t rows;
+    float *channels;   /* [k]: largest |x| of each; qn_calibration_factor uses it up */
     float *squares;    /* [k,k]: X^T X, then the factor of qn_feedback_factor; NULL: not asked for */
-    float *importance; /* [k] */
+    float *importance; /* [k], set by qn_calibration_factor as the next is */
+    int32_t *order;    /* [k] */
 } qn_observed;
 
-/* Figures of the inputs that several layers share are with their leader (outputs.h). */
+/* Figures of the inputs that several layers share are with their leader (outputs.h) alone. */
 typedef struct qn_calibration {
     qn_ctx *ctx;
     qn_observed *list; /* one an output, in order */
@@ -24,11 +25,14 @@ typedef struct qn_calibration {
 /* The text, one zero-terminated string. */
 const char *qn_calibration_text(void);
 
-/* Run the text through the model at `input`, in floats. feedback 1: also the
- * factors for error feedback, which take 4 K^2 bytes for each distinct input.
- * QN_E_UNSUPPORTED: the source's linear weights are quantised, so that their inputs cannot be seen. */
-qn_status qn_calibration_run(qn_ctx *ctx, const char *input, const qn_outputs *outputs, const qn_exec *exec,
-                             int feedback, qn_calibration *out, qn_error *error);
+/* Run the text (file text_path; NULL: qn_calibration_text) through the model at `input`, in floats. feedback 1: also X^T X,
+ * which takes 4 K^2 bytes for each distinct input.
+ * QN_E_IO, QN_E_FILE: the text. QN_E_UNSUPPORTED: the source's linear weights are quantised, so that their inputs cannot be seen. */
+qn_status qn_calibration_run(qn_ctx *ctx, const char *input, const char *text_path, const qn_outputs *outputs,
+                             const qn_exec *exec, int feedback, qn_calibration *out, qn_error *error);
+
+/* From X^T X to the factors of error feedback. */
+void qn_calibration_factor(qn_calibration *calibration, const qn_outputs *outputs, const qn_exec *exec);
 void qn_calibration_free(qn_calibration *calibration);
 
 /* Bytes of the factors of all inputs; UINT64_MAX when that overflows. */

@@ -48,6 +48,7 @@ typedef struct qn_encoder {
     float global_scale;           /* schemes with one: qn_encode_global_scale(amax of the tensor); initially 1 */
     const float *importance;      /* [K], weights of the squared errors; NULL: all 1 */
     const float *feedback;        /* [K,K] of qn_feedback_factor; NULL: each weight is rounded for itself */
+    const int32_t *order;         /* [K] of the same */
 } qn_encoder;
 
 typedef struct qn_encode_sums {
@@ -69,15 +70,16 @@ float qn_encode_global_scale(const qn_encoder *encoder, float amax);
 size_t qn_encode_scratch(const qn_encoder *encoder, int64_t rows);
 
 /* Error feedback. With h = X^T X of the inputs X the layer meets, the error of its
- * outputs is d h d^T for a row's error d = q - w. Factor h + damp = R R^T, R upper;
- * the sum becomes sum_j R[j][j]^2 (d_j + sum_{i<j} d_i R[i][j] / R[j][j])^2, so column j
- * is rounded towards w_j + sum_{i<j} (w_i - q_i) R[i][j] / R[j][j]: what was lost so far
- * is made good where the inputs allow it (LDLQ; Chee et al. 2023; the same as GPTQ,
- * Frantar et al. 2022, from the other end).
- * h[K,K], symmetric, is replaced: row j holds R[i][j] / R[j][j] at i < j. importance[K]
- * becomes R[j][j]^2 over its mean: the weights of the columns for the scale search.
- * damp: part of the mean of h's diagonal that is added to it. */
-void qn_feedback_factor(float *h, int64_t k, float damp, float *importance);
+ * outputs is d h d^T for a row's error d = q - w. Columns are put in descending order of h's
+ * diagonal (ties by number): the ones that matter most go first, while there are most columns left to
+ * make good what they lose. In that order factor h + damp = R R^T, R upper; the sum becomes
+ * sum_j R[j][j]^2 (d_j + sum_{i<j} d_i R[i][j] / R[j][j])^2, so column j is rounded towards
+ * w_j + sum_{i<j} (w_i - q_i) R[i][j] / R[j][j] (LDLQ; Chee et al. 2023; the same as GPTQ,
+ * Frantar et al. 2022, from the other end). All scales are chosen first, from w and importance.
+ * h[K,K], symmetric, is replaced: row j holds R[i][j] / R[j][j] at i < j. importance[K] becomes the diagonal
+ * of h + damp over its mean, by column; order[j] is the column at place j. damp: part of the mean of h's
+ * diagonal that is added to it. scratch: K floats. */
+void qn_feedback_factor(float *h, int64_t k, float damp, float *importance, int32_t *order, float *scratch);
 
 /* Encode `rows` finite rows w[rows,K], the first one at a multiple of unit.
  * data: row_bytes a row; scales: scale_row_bytes a tile row (may be NULL when there

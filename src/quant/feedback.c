@@ -1,8 +1,9 @@
 /* Rounding with error feedback; the mathematics is in encode.h.
  *
  * Rows go in bands of BAND, whose errors lie side by side in memory, so that one
- * pass over earlier columns serves them all. Rows never mix, sums run in column
- * order: bits do not depend on how rows are shared out. */
+ * pass over earlier columns serves them all; columns go in blocks of BLOCK, so that a band's
+ * errors are read from memory once a block. Rows never mix, sums run in the order of the
+ * columns: bits do not depend on how rows are shared out. */
 #include <math.h>
 #include <string.h>
 
@@ -10,20 +11,15 @@
 #include "quant/encode_internal.h"
 
 #define BAND 16
-
-/* Rows that are encoded together. */
-static int64_t group_rows(const qn_encoder *encoder, int64_t rows)
-{
-    return qn_min_i64(encoder->tile_n > 1 ? encoder->tile_n : BAND, rows);
-}
+#define BLOCK 32
 
 size_t qn_encode_scratch(const qn_encoder *encoder, int64_t rows)
 {
+    (void)rows; /* a band at a time */
     if (!encoder->feedback || !encoder->scale) {
         return 0;
     }
-    const size_t bands = (size_t)qn_ceil_div(group_rows(encoder, rows), BAND);
-    return bands * BAND * (size_t)(encoder->k + encoder->tile_k) + bands * BAND;
+    return BAND * (2 * (size_t)encoder->k + (size_t)encoder->tiles_k);
 }
 
 /* ---- Factor ---- */
@@ -43,17 +39,71 @@ static float dot(const float *a, const float *b, int64_t n)
     return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
 }
 
-void qn_feedback_factor(float *h, int64_t k, float damp, float *importance)
+/* Columns by descending diagonal of h, ties by number: a total order, so any sort gives the same. */
+static void sort_columns(const float *h, int64_t k, int32_t *order)
+{
+    for (int64_t i = 0; i < k; i++) {
+        order[i] = (int32_t)i;
+    }
+    int64_t gap = 1;
+    while (gap < k / 3) {
+        gap = 3 * gap + 1;
+    }
+    for (; gap > 0; gap /= 3) {
+        for (int64_t i = gap; i < k; i++) {
+            const int32_t c = order[i];
+            const float d = h[c * (k + 1)];
+            int64_t j = i;
+            for (; j >= gap; j -= gap) {
+                const int32_t other = order[j - gap];
+                const float o = h[other * (k + 1)];
+                if (o > d || (o == d && other < c)) {
+                    break;
+                }
+                order[j] = other;
+            }
+            order[j] = c;
+        }
+    }
+}
+
+/* Rows and columns of h into that order, in place. row: K floats. */
+static void permute(float *h, int64_t k, const int32_t *order, float *row)
+{
+    for (int64_t i = 0; i < k; i++) {
+        memcpy(row, h + i * k, (size_t)k * sizeof *row);
+        for (int64_t j = 0; j < k; j++) {
+            h[i * k + j] = row[order[j]];
+        }
+    }
+    for (int64_t i = 0; i < k; i++) {
+        int64_t from = order[i];
+        while (from < i) { /* was swapped away: follow where it went */
+            from = order[from];
+        }
+        if (from != i) {
+            memcpy(row, h + i * k, (size_t)k * sizeof *row);
+            memcpy(h + i * k, h + from * k, (size_t)k * sizeof *row);
+            memcpy(h + from * k, row, (size_t)k * sizeof *row);
+        }
+    }
+}
+
+void qn_feedback_factor(float *h, int64_t k, float damp, float *importance, int32_t *order, float *scratch)
 {
     double trace = 0;
     for (int64_t i = 0; i < k; i++) {
         trace += (double)h[i * k + i];
     }
-    float add = (float)(trace / (double)(k ? k : 1)) * damp;
+    const double mean = trace / (double)(k ? k : 1);
+    float add = (float)mean * damp;
     add = add > 0 ? add : 1.0f;
     for (int64_t i = 0; i < k; i++) {
         h[i * k + i] += add;
+        importance[i] = (float)((double)h[i * k + i] / (mean + (double)add));
     }
+    sort_columns(h, k, order);
+    permute(h, k, order, scratch);
     /* R into the upper triangle, last column first; a pivot is at least what was added */
     for (int64_t j = k - 1; j >= 0; j--) {
         float *row = h + j * k;
@@ -66,17 +116,11 @@ void qn_feedback_factor(float *h, int64_t k, float damp, float *importance)
             other[j] = (other[j] - dot(other + j + 1, row + j + 1, k - 1 - j)) * inverse;
         }
     }
-    double sum = 0;
     for (int64_t j = 0; j < k; j++) {
-        const float d = h[j * k + j];
-        importance[j] = d * d;
-        sum += (double)d * (double)d;
+        const float inverse = 1.0f / h[j * k + j];
         for (int64_t i = 0; i < j; i++) {
-            h[j * k + i] = h[i * k + j] / d;
+            h[j * k + i] = h[i * k + j] * inverse;
         }
-    }
-    for (int64_t j = 0; j < k; j++) {
-        importance[j] = (float)((double)importance[j] * (double)k / sum);
     }
 }
 
@@ -97,108 +141,107 @@ static void add_feedback(const float *errors, const float *factors, int64_t from
     memcpy(sum, s, sizeof s);
 }
 
-/* The rows of one group and where their results go. */
-typedef struct group {
+/* Up to BAND rows: where they come from and where they go. */
+typedef struct band {
     const qn_encoder *encoder;
     const float *w; /* [rows, K] */
     int64_t rows;
-    uint8_t *data;
-    float *errors;  /* a band: [K][BAND] */
-    float *targets; /* [rows, tile_k]: what a tile is rounded towards, then its grid values */
-    float *scales;  /* a row */
-} group;
+    float *errors;  /* [K][BAND], in the order of rounding */
+    float *scales;  /* [tiles_k][BAND] */
+    float *values;  /* [BAND][K]: grid values */
+} band;
 
-/* Targets of a tile from the errors of the columns before it. */
-static void make_targets(const group *g, int64_t k0, int64_t columns)
+/* Scales of all tiles, from the weights as they are. */
+static void choose_scales(const qn_encoder *e, const float *w, int64_t rows, uint8_t *stored)
 {
-    const int64_t k = g->encoder->k, stride = g->encoder->tile_k;
-    for (int64_t b = 0; b < g->rows; b += BAND) {
-        const int64_t high = qn_min_i64(BAND, g->rows - b);
-        const float *errors = g->errors + b * k;
-        for (int64_t j = 0; j < columns; j++) {
-            float sum[BAND] = {0};
-            add_feedback(errors, g->encoder->feedback + (k0 + j) * k, 0, k0, sum);
-            for (int64_t r = 0; r < high; r++) {
-                g->targets[(b + r) * stride + j] = g->w[(b + r) * k + k0 + j] + sum[r];
-            }
+    const size_t scale_bytes = (size_t)e->scale->info.block_bytes;
+    for (int64_t r = 0; r < rows; r += e->tile_n) {
+        for (int64_t b = 0; b < e->tiles_k; b++) {
+            const int64_t k = b * e->tile_k;
+            const qn_tile t = {.w = w + r * e->k + k,
+                               .importance = e->importance ? e->importance + k : NULL,
+                               .rows = qn_min_i64(e->tile_n, rows - r),
+                               .columns = qn_min_i64(e->tile_k, e->k - k),
+                               .stride = e->k};
+            const qn_scale_choice c = qn_choose_scale(e, &t);
+            memcpy(stored + (size_t)(r / e->tile_n) * e->scale_row_bytes + (size_t)b * scale_bytes, c.stored, scale_bytes);
         }
     }
 }
 
-/* Round a tile column by column; errors are those against w itself. */
-static void round_band(const group *g, int64_t b, int64_t k0, int64_t columns, qn_encode_sums *sums)
+/* The scales of a band, which starts at row `first` of what `stored` begins with. */
+static void load_scales(const band *b, int64_t first, const uint8_t *stored)
 {
-    const qn_encoder *e = g->encoder;
-    const int64_t high = qn_min_i64(BAND, g->rows - b), k = e->k, stride = e->tile_k;
+    const qn_encoder *e = b->encoder;
+    for (int64_t r = 0; r < BAND; r++) {
+        const int64_t row = first + (r < b->rows ? r : b->rows - 1);
+        const uint8_t *s = stored + (size_t)(row / e->tile_n) * e->scale_row_bytes;
+        for (int64_t i = 0; i < e->tiles_k; i++) {
+            e->scale->decode(s + i * e->scale->info.block_bytes, 1, &b->scales[i * BAND + r]);
+            b->scales[i * BAND + r] /= e->global_scale;
+        }
+    }
+}
+
+/* Round columns [from, to) of the order; errors are those against w itself. */
+static void round_block(const band *b, int64_t from, int64_t to, qn_encode_sums *sums)
+{
+    const qn_encoder *e = b->encoder;
+    const int64_t k = e->k;
     const float max = e->grid->max;
-    float *errors = g->errors + b * k;
+    float feedback[BLOCK][BAND] = {{0}};
     double error = 0, weight = 0;
-    for (int64_t j = 0; j < columns; j++) {
-        float sum[BAND] = {0}, x[BAND] = {0};
+    for (int64_t j = from; j < to; j++) {
+        add_feedback(b->errors, e->feedback + j * k, 0, from, feedback[j - from]);
+    }
+    for (int64_t j = from; j < to; j++) {
+        const int64_t column = e->order[j];
+        const float *scales = b->scales + column / e->tile_k * BAND;
+        float *sum = feedback[j - from], x[BAND] = {0}, w[BAND] = {0};
         uint8_t codes[BAND * 4];
-        add_feedback(errors, e->feedback + (k0 + j) * k, k0, k0 + j, sum);
-        for (int64_t r = 0; r < high; r++) {
-            const float v = (g->targets[(b + r) * stride + j] + sum[r]) / g->scales[b + r];
+        add_feedback(b->errors, e->feedback + j * k, from, j, sum);
+        for (int64_t r = 0; r < b->rows; r++) {
+            w[r] = b->w[r * k + column];
+        }
+        for (int64_t r = 0; r < BAND; r++) {
+            const float v = (w[r] + sum[r]) / scales[r];
             x[r] = v > max ? max : v < -max ? -max : v;
         }
         e->element->encode(x, BAND, codes);
         e->element->decode(codes, BAND, x);
-        float *out = errors + (k0 + j) * BAND;
-        memset(out, 0, BAND * sizeof *out);
-        for (int64_t r = 0; r < high; r++) {
-            const float w = g->w[(b + r) * k + k0 + j];
-            out[r] = w - x[r] * g->scales[b + r];
-            error += (double)out[r] * (double)out[r];
-            weight += (double)w * (double)w;
-            g->targets[(b + r) * stride + j] = x[r];
+        float *out = b->errors + j * BAND;
+        for (int64_t r = 0; r < BAND; r++) {
+            out[r] = w[r] - x[r] * scales[r];
         }
+        for (int64_t r = 0; r < b->rows; r++) {
+            error += (double)out[r] * (double)out[r];
+            weight += (double)w[r] * (double)w[r];
+            b->values[r * k + column] = x[r];
+        }
+        memset(out + b->rows, 0, (size_t)(BAND - b->rows) * sizeof *out);
     }
     sums->error += error;
     sums->weight += weight;
 }
 
-static void encode_tile(const group *g, int64_t k0, int64_t columns, uint8_t *stored, qn_encode_sums *sums)
-{
-    const qn_encoder *e = g->encoder;
-    const size_t scale_bytes = (size_t)e->scale->info.block_bytes;
-    make_targets(g, k0, columns);
-    for (int64_t r = 0; r < g->rows; r += e->tile_n) {
-        const qn_tile t = {.w = g->targets + r * e->tile_k,
-                           .importance = e->importance ? e->importance + k0 : NULL,
-                           .rows = qn_min_i64(e->tile_n, g->rows - r),
-                           .columns = columns,
-                           .stride = e->tile_k};
-        const qn_scale_choice c = qn_choose_scale(e, &t);
-        memcpy(stored + (size_t)(r / e->tile_n) * e->scale_row_bytes + (size_t)(k0 / e->tile_k) * scale_bytes, c.stored,
-               scale_bytes);
-        for (int64_t i = r; i < r + t.rows; i++) {
-            g->scales[i] = c.value;
-        }
-    }
-    for (int64_t b = 0; b < g->rows; b += BAND) {
-        round_band(g, b, k0, columns, sums);
-    }
-    const size_t place = (size_t)(k0 / e->element->info.block_elements) * (size_t)e->element->info.block_bytes;
-    for (int64_t r = 0; r < g->rows; r++) {
-        e->element->encode(g->targets + r * e->tile_k, columns, g->data + (size_t)r * e->row_bytes + place);
-    }
-}
-
 void qn_encode_rows_feedback(const qn_encoder *encoder, const float *w, int64_t rows, void *data, void *scales,
                              float *scratch, qn_encode_sums *sums)
 {
-    const int64_t step = group_rows(encoder, rows), bands = qn_ceil_div(qn_max_i64(step, 1), BAND);
-    for (int64_t r = 0; r < rows; r += step) {
-        group g = {.encoder = encoder,
-                   .w = w + r * encoder->k,
-                   .rows = qn_min_i64(step, rows - r),
-                   .data = (uint8_t *)data + (size_t)r * encoder->row_bytes};
-        g.errors = scratch;
-        g.targets = g.errors + bands * BAND * encoder->k;
-        g.scales = g.targets + bands * BAND * encoder->tile_k;
-        uint8_t *stored = (uint8_t *)scales + (size_t)(r / encoder->tile_n) * encoder->scale_row_bytes;
-        for (int64_t k = 0; k < encoder->k; k += encoder->tile_k) {
-            encode_tile(&g, k, qn_min_i64(encoder->tile_k, encoder->k - k), stored, sums);
+    const int64_t k = encoder->k;
+    choose_scales(encoder, w, rows, scales);
+    for (int64_t first = 0; first < rows; first += BAND) {
+        const band b = {.encoder = encoder,
+                        .w = w + first * k,
+                        .rows = qn_min_i64(BAND, rows - first),
+                        .errors = scratch,
+                        .scales = scratch + 2 * BAND * k,
+                        .values = scratch + BAND * k};
+        load_scales(&b, first, scales);
+        for (int64_t j = 0; j < k; j += BLOCK) {
+            round_block(&b, j, qn_min_i64(j + BLOCK, k), sums);
+        }
+        for (int64_t r = 0; r < b.rows; r++) {
+            encoder->element->encode(b.values + r * k, k, (uint8_t *)data + (size_t)(first + r) * encoder->row_bytes);
         }
     }
 }

@@ -278,19 +278,59 @@ static qn_status write_index(const qn_outputs *outputs, const char *folder, qn_e
     return status;
 }
 
+static void free_ignored(const qn_outputs *outputs, char **list, int32_t count)
+{
+    for (int32_t i = 0; list && i < count; i++) {
+        qn_free(outputs->ctx, list[i]);
+    }
+    qn_free(outputs->ctx, list);
+}
+
+/* Names of the linear modules that stay plain: lm_head and those of the kept layers. NULL: out of memory. */
+static char **list_ignored(const qn_outputs *outputs, int32_t *count, qn_error *error)
+{
+    char **list = qn_calloc(outputs->ctx, (size_t)outputs->count + 1, sizeof *list);
+    int failed = !list;
+    *count = 0;
+    for (int32_t i = -1; i < outputs->count && !failed; i++) {
+        if (i >= 0 && !outputs->list[i].left_out) {
+            continue;
+        }
+        char *name = qn_strdup(outputs->ctx, i < 0 ? "lm_head" : outputs->list[i].weight->name);
+        failed = !name;
+        if (name) {
+            char *dot = strrchr(name, '.');
+            if (dot) {
+                *dot = 0; /* without ".weight" */
+            }
+            list[(*count)++] = name;
+        }
+    }
+    if (failed) {
+        qn_error_set(error, QN_E_MEMORY, "out of memory writing config.json");
+        free_ignored(outputs, list, *count);
+        return NULL;
+    }
+    return list;
+}
+
 qn_status qn_folder_write_config(const qn_checkpoint *checkpoint, const qn_outputs *outputs, const char *folder,
                                  qn_error *error)
 {
     if (outputs->shard_count > 1) {
         QN_TRY(write_index(outputs, folder, error));
     }
-    static const char *const ignore[] = {"lm_head"};
+    int32_t ignored = 0;
+    char **ignore = list_ignored(outputs, &ignored, error);
+    if (!ignore) {
+        return QN_E_MEMORY;
+    }
     const char *dtype = outputs->kept->weight == QN_F32   ? "float32"
                         : outputs->kept->weight == QN_F16 ? "float16"
                                                           : "bfloat16";
     qn_status status = QN_OK;
     json_t *config = json_deep_copy(qn_checkpoint_config(checkpoint));
-    json_t *quantization = qn_quant_config_make(outputs->scheme, ignore, 1, &status);
+    json_t *quantization = qn_quant_config_make(outputs->scheme, (const char *const *)ignore, ignored, &status);
     if (status == QN_OK) {
         int failed = !config;
         if (config) {
@@ -306,5 +346,6 @@ qn_status qn_folder_write_config(const qn_checkpoint *checkpoint, const qn_outpu
     }
     json_decref(quantization);
     json_decref(config);
+    free_ignored(outputs, ignore, ignored);
     return status;
 }

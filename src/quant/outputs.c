@@ -1,6 +1,7 @@
 #include "quant/outputs.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/checked.h"
@@ -31,9 +32,57 @@ static int find_linear(const char *name)
     return -1;
 }
 
+/* FP8's error is small and even but for the outermost layers, which hold a third of it. */
+int32_t qn_scheme_kept_layers(const qn_scheme *scheme, int32_t layers)
+{
+    return scheme->act_op == QN_OP_QUANTIZE_FP8 && layers >= 12 ? 2 : 0;
+}
+
+/* 1 for a weight of a layer that is kept. */
+static int in_kept_layer(const qn_outputs *outputs, const char *name)
+{
+    static const char prefix[] = "model.layers.";
+    if (strncmp(name, prefix, sizeof prefix - 1) != 0) {
+        return 0;
+    }
+    const long layer = strtol(name + sizeof prefix - 1, NULL, 10);
+    return layer < outputs->keep_first || layer >= outputs->layers - outputs->keep_last;
+}
+
+static qn_status set_kept_layers(qn_outputs *outputs, int32_t first, int32_t last, qn_error *error)
+{
+    if (outputs->scheme->layout == QN_LAYOUT_DENSE) {
+        return QN_OK;
+    }
+    const int32_t usual = qn_scheme_kept_layers(outputs->scheme, outputs->layers);
+    outputs->keep_first = first < 0 ? usual : first;
+    outputs->keep_last = last < 0 ? usual : last;
+    QN_FAIL_IF((int64_t)outputs->keep_first + outputs->keep_last >= outputs->layers, error, QN_E_ARGUMENT,
+               "keeping %d and %d of %d layers leaves nothing to quantise; choose the scheme bf16 for that",
+               outputs->keep_first, outputs->keep_last, outputs->layers);
+    return QN_OK;
+}
+
 int qn_scheme_needs_calibration(const qn_scheme *scheme)
 {
     return scheme->global_scale && scheme->act_op != QN_OP_NONE;
+}
+
+void qn_output_decode_row(const qn_output *output, int64_t row, float *x)
+{
+    const qn_weight *w = output->weight;
+    const int64_t k = output->encoder.k;
+    if (w->ndim == 1) {
+        qn_decode(w->data.shape.format, w->data.data, w->n, x, NULL);
+    } else {
+        qn_weight_decode_row(w, row, x);
+    }
+    for (int64_t i = 0; output->columns && i < k; i++) {
+        x[i] *= output->columns[i];
+    }
+    for (int64_t i = 0; output->rows && i < k; i++) {
+        x[i] *= output->rows[row];
+    }
 }
 
 /* "model.x.weight" and "weight_scale" -> "model.x.weight_scale". */
@@ -90,7 +139,9 @@ static qn_status plan_parts(qn_outputs *outputs, qn_output *o, qn_error *error)
 static qn_status plan_output(qn_outputs *outputs, qn_output *o, qn_error *error)
 {
     const qn_weight *w = o->weight;
-    o->linear = outputs->scheme->layout != QN_LAYOUT_DENSE && w->ndim == 2 && find_linear(w->name) >= 0;
+    o->linear = w->ndim == 2 && find_linear(w->name) >= 0;
+    o->left_out = o->linear && in_kept_layer(outputs, w->name);
+    o->linear = o->linear && !o->left_out;
     const qn_scheme *scheme = o->linear ? outputs->scheme : outputs->kept;
     const qn_status status =
         qn_encoder_init(&o->encoder, scheme, w->ndim == 1 ? 1 : w->n, w->ndim == 1 ? w->n : w->k, error);
@@ -171,13 +222,15 @@ static qn_status cut_shards(qn_outputs *outputs, uint64_t shard_bytes, qn_error 
     return QN_OK;
 }
 
-qn_status qn_outputs_plan(qn_ctx *ctx, const qn_checkpoint *checkpoint, const qn_scheme *scheme, uint64_t shard_bytes,
-                          qn_outputs *outputs, qn_error *error)
+qn_status qn_outputs_plan(qn_ctx *ctx, const qn_checkpoint *checkpoint, const qn_scheme *scheme,
+                          int32_t keep_first, int32_t keep_last, uint64_t shard_bytes, qn_outputs *outputs,
+                          qn_error *error)
 {
-    *outputs = (qn_outputs){.ctx = ctx, .scheme = scheme};
+    *outputs = (qn_outputs){.ctx = ctx, .scheme = scheme, .layers = qn_checkpoint_hparams(checkpoint)->layers};
     outputs->kept = scheme->layout == QN_LAYOUT_DENSE ? scheme : qn_scheme_find("bf16");
     const int32_t count = qn_checkpoint_weight_count(checkpoint);
     QN_FAIL_IF(count < 1, error, QN_E_FILE, "the checkpoint has no weights");
+    QN_TRY(set_kept_layers(outputs, keep_first, keep_last, error));
     outputs->list = qn_calloc(ctx, (size_t)count, sizeof *outputs->list);
     QN_FAIL_IF(!outputs->list, error, QN_E_MEMORY, "out of memory planning %d tensors", count);
     outputs->count = count;
@@ -204,6 +257,8 @@ void qn_outputs_free(qn_outputs *outputs)
         for (int p = 0; p < QN_PART_COUNT; p++) {
             qn_free(outputs->ctx, outputs->list[i].names[p]);
         }
+        qn_free(outputs->ctx, outputs->list[i].own_rows);
+        qn_free(outputs->ctx, outputs->list[i].own_columns);
     }
     qn_free(outputs->ctx, outputs->list);
     outputs->list = NULL;

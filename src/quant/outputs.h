@@ -14,7 +14,8 @@ enum { QN_PART_DATA = 0, QN_PART_SCALE, QN_PART_GLOBAL, QN_PART_INPUT_GLOBAL, QN
 typedef struct qn_output {
     const qn_weight *weight;
     qn_encoder encoder;            /* a one-dimensional weight is one row */
-    int32_t linear;                /* 1: a linear layer, in the scheme; 0: kept in plain floats */
+    int32_t linear;                /* 1: a linear layer, in the scheme; 0: stays in plain floats */
+    int32_t left_out;              /* 1: a linear layer that stays in plain floats */
     int32_t leader;                /* output whose global scales this one shares (engines fuse q, k, v and gate, up) */
     char *names[QN_PART_COUNT];    /* of its tensors; NULL: has no such tensor */
     qn_shape shapes[QN_PART_COUNT];
@@ -23,6 +24,8 @@ typedef struct qn_output {
     int32_t shard;
     int32_t first_item;            /* of its shard's items; parts follow in order */
     float amax, input_amax;        /* over the outputs that share them; set before writing */
+    const float *rows, *columns;   /* smoothing: what row n and column k are multiplied by; NULL: 1 */
+    float *own_rows, *own_columns; /* vectors that belong to this output, for itself and others */
 } qn_output;
 
 typedef struct qn_outputs {
@@ -30,14 +33,22 @@ typedef struct qn_outputs {
     const qn_scheme *scheme, *kept; /* kept: scheme of the weights that stay plain */
     qn_output *list;
     int32_t count, shard_count;
+    int32_t layers, keep_first, keep_last; /* of the model; at either end with plain linear weights */
     int64_t parameters;
     uint64_t bytes_before, bytes_after;
 } qn_outputs;
 
-/* Plan the outputs of a checkpoint. QN_E_SHAPE names the tensor that the scheme cannot hold. QN_E_MEMORY. */
-qn_status qn_outputs_plan(qn_ctx *ctx, const qn_checkpoint *checkpoint, const qn_scheme *scheme, uint64_t shard_bytes,
-                          qn_outputs *outputs, qn_error *error);
+/* Layers at either end of a model of that many whose linear weights a scheme leaves in plain floats by default. */
+int32_t qn_scheme_kept_layers(const qn_scheme *scheme, int32_t layers);
+
+/* Plan the outputs of a checkpoint; keep_first, keep_last: -1 for the default. QN_E_ARGUMENT: all layers would be kept. QN_E_SHAPE names the tensor that the scheme cannot hold. QN_E_MEMORY. */
+qn_status qn_outputs_plan(qn_ctx *ctx, const qn_checkpoint *checkpoint, const qn_scheme *scheme,
+                          int32_t keep_first, int32_t keep_last, uint64_t shard_bytes, qn_outputs *outputs,
+                          qn_error *error);
 void qn_outputs_free(qn_outputs *outputs);
+
+/* Decode row `row` (0 of a one-dimensional weight), smoothed, into encoder.k floats. */
+void qn_output_decode_row(const qn_output *output, int64_t row, float *x);
 
 /* 1 when the scheme stores a scale for the activations, which only a calibration run can give. */
 int qn_scheme_needs_calibration(const qn_scheme *scheme);

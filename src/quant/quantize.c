@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "quant/calibrate.h"
 #include "quant/folder.h"
+#include "quant/smooth.h"
 
 #define PIECE_BYTES ((size_t)32 << 20) /* codes in memory at a time */
 #define TASK_ROWS 16                   /* rows a task, when no more share a scale */
@@ -22,12 +23,12 @@
 
 void qn_quantize_options_init(qn_quantize_options *options)
 {
-    *options = (qn_quantize_options){.size = sizeof *options};
+    *options = (qn_quantize_options){.size = sizeof *options, .keep_first = -1, .keep_last = -1};
 }
 
 qn_quant_tuning qn_quant_default_tuning(void)
 {
-    return (qn_quant_tuning){.search = 1, .feedback = 1};
+    return (qn_quant_tuning){.search = 1, .feedback = 1, .smooth = -1};
 }
 
 /* ---- Rows of one weight ---- */
@@ -43,15 +44,6 @@ typedef struct piece {
     int64_t *bad;              /* a task: index of its first non-finite element, or -1 */
 } piece;
 
-static void decode(const qn_weight *w, int64_t row, float *x)
-{
-    if (w->ndim == 1) {
-        qn_decode(w->data.shape.format, w->data.data, w->n, x, NULL);
-    } else {
-        qn_weight_decode_row(w, row, x);
-    }
-}
-
 static void encode_task(void *user, int64_t index, int32_t thread)
 {
     const piece *p = user;
@@ -62,7 +54,7 @@ static void encode_task(void *user, int64_t index, int32_t thread)
     p->bad[index] = -1;
     p->sums[index] = (qn_encode_sums){0, 0};
     for (int64_t r = 0; r < rows; r++) {
-        decode(p->output->weight, p->first + start + r, x + r * e->k);
+        qn_output_decode_row(p->output, p->first + start + r, x + r * e->k);
     }
     for (int64_t i = 0; i < rows * e->k; i++) {
         const float a = fabsf(x[i]);
@@ -156,11 +148,11 @@ static qn_status work_piece(work *w, int64_t first, const qn_exec *exec, qn_enco
 
 /* ---- Global scales ---- */
 
-/* Absolute maxima of the linear weights, shared with their leaders. */
+/* Absolute maxima of the linear weights, shared with their leaders; finds elements that are not finite. */
 static qn_status find_amax(qn_ctx *ctx, qn_outputs *outputs, const qn_exec *exec, qn_error *error)
 {
-    if (!outputs->scheme->global_scale) {
-        return QN_OK;
+    for (int32_t i = 0; i < outputs->count; i++) {
+        outputs->list[i].amax = 0;
     }
     for (int32_t i = 0; i < outputs->count; i++) {
         qn_output *o = &outputs->list[i];
@@ -170,20 +162,20 @@ static qn_status find_amax(qn_ctx *ctx, qn_outputs *outputs, const qn_exec *exec
         work w;
         QN_TRY(work_init(&w, ctx, o, exec, 0, error));
         qn_encode_sums sums = {0, 0};
+        float amax = 0;
         qn_status status = QN_OK;
         for (int64_t r = 0; r < o->encoder.n && status == QN_OK; r += w.piece_rows) {
-            status = work_piece(&w, r, exec, &sums, &o->amax, error);
+            status = work_piece(&w, r, exec, &sums, &amax, error);
         }
         work_free(&w);
         QN_TRY(status);
         qn_output *leader = &outputs->list[o->leader];
-        leader->amax = o->amax > leader->amax ? o->amax : leader->amax;
+        leader->amax = amax > leader->amax ? amax : leader->amax;
     }
-    for (int32_t i = 0; i < outputs->count; i++) {
+    for (int32_t i = 0; i < outputs->count && outputs->scheme->global_scale; i++) {
         qn_output *o = &outputs->list[i];
         if (o->linear) {
-            o->amax = outputs->list[o->leader].amax;
-            o->encoder.global_scale = qn_encode_global_scale(&o->encoder, o->amax);
+            o->encoder.global_scale = qn_encode_global_scale(&o->encoder, outputs->list[o->leader].amax);
         }
     }
     return QN_OK;
@@ -193,12 +185,11 @@ static qn_status find_amax(qn_ctx *ctx, qn_outputs *outputs, const qn_exec *exec
 static void share_input_amax(qn_outputs *outputs, const qn_calibration *calibration)
 {
     for (int32_t i = 0; i < outputs->count; i++) {
-        qn_output *leader = &outputs->list[outputs->list[i].leader];
-        const float amax = calibration->list[i].amax;
-        leader->input_amax = amax > leader->input_amax ? amax : leader->input_amax;
-    }
-    for (int32_t i = 0; i < outputs->count; i++) {
-        outputs->list[i].input_amax = outputs->list[outputs->list[i].leader].input_amax;
+        qn_output *o = &outputs->list[i];
+        const float *channels = calibration->list[o->leader].channels;
+        for (int64_t k = 0; channels && k < o->encoder.k; k++) {
+            o->input_amax = channels[k] > o->input_amax ? channels[k] : o->input_amax;
+        }
     }
 }
 
@@ -332,38 +323,66 @@ static qn_status write_shards(run *r, qn_error *error)
     return QN_OK;
 }
 
-/* 1 when errors are to be fed back: plain linear weights, and factors that fit. */
-static int wants_feedback(const run *r)
+/* What the calibration run is for. */
+typedef struct wishes {
+    int feedback, scale; /* error feedback; scales of the activations */
+    float smooth;        /* 0: none */
+} wishes;
+
+static wishes make_wishes(const run *r)
 {
+    const qn_scheme *scheme = r->outputs.scheme;
+    wishes w = {.scale = qn_scheme_needs_calibration(scheme)};
     int linear = 0;
     for (int32_t i = 0; i < r->outputs.count; i++) {
         const qn_output *o = &r->outputs.list[i];
         linear |= o->linear;
         if (o->linear && o->weight->scheme->scales != QN_SCALES_NONE) {
-            return 0;
+            return w; /* inputs of quantised layers are not to be seen */
         }
     }
-    if (linear && r->tuning->feedback && qn_calibration_bytes(&r->outputs) > MAX_FACTOR_BYTES) {
+    if (!linear) {
+        return (wishes){0};
+    }
+    w.smooth = r->tuning->smooth < 0 ? qn_smooth_alpha(scheme) : r->tuning->smooth;
+    w.feedback = r->tuning->feedback && scheme->scales != QN_SCALES_NONE;
+    if (w.feedback && qn_calibration_bytes(&r->outputs) > MAX_FACTOR_BYTES) {
         qn_log(r->ctx, QN_LOG_WARN, "no error feedback: its factors would take more than %d GB",
                (int)(MAX_FACTOR_BYTES >> 30));
-        return 0;
+        w.feedback = 0;
     }
-    return linear && r->tuning->feedback;
+    return w;
 }
 
-static qn_status calibrate(run *r, const char *input, qn_error *error)
+/* Look at the weights and at their inputs; set scales that are shared, smoothing and feedback. */
+static qn_status calibrate(run *r, const char *input, const qn_checkpoint *checkpoint, qn_error *error)
 {
-    const int feedback = wants_feedback(r);
-    if (!feedback && !qn_scheme_needs_calibration(r->outputs.scheme)) {
+    const qn_exec *exec = &r->options->exec;
+    const wishes w = make_wishes(r);
+    const int observe = w.feedback || w.scale || w.smooth > 0;
+    if (observe || r->outputs.scheme->global_scale) {
+        QN_TRY(find_amax(r->ctx, &r->outputs, exec, error));
+    }
+    if (!observe) {
         return QN_OK;
     }
-    QN_TRY(qn_calibration_run(r->ctx, input, &r->outputs, &r->options->exec, feedback, &r->calibration, error));
+    QN_TRY(qn_calibration_run(r->ctx, input, r->options->calibration, &r->outputs, exec, w.feedback, &r->calibration,
+                              error));
+    if (w.smooth > 0) {
+        QN_TRY(qn_smooth(r->ctx, qn_checkpoint_hparams(checkpoint), &r->outputs, &r->calibration, w.smooth, exec,
+                         error));
+        if (r->outputs.scheme->global_scale) {
+            QN_TRY(find_amax(r->ctx, &r->outputs, exec, error));
+        }
+    }
     share_input_amax(&r->outputs, &r->calibration);
+    qn_calibration_factor(&r->calibration, &r->outputs, exec);
     for (int32_t i = 0; i < r->outputs.count; i++) {
         qn_output *o = &r->outputs.list[i];
-        if (o->linear && feedback) {
+        if (o->linear && w.feedback) {
             o->encoder.feedback = r->calibration.list[o->leader].squares;
             o->encoder.importance = r->calibration.list[o->leader].importance;
+            o->encoder.order = r->calibration.list[o->leader].order;
         }
     }
     return QN_OK;
@@ -377,8 +396,7 @@ static qn_status write_folder(run *r, const char *input, const qn_checkpoint *ch
                QN_E_SHAPE, "the output is too large");
     QN_TRY(qn_folder_check_space(r->folder, need, error));
     QN_TRY(qn_folder_write_tokenizer(r->ctx, input, checkpoint, r->folder, error));
-    QN_TRY(find_amax(r->ctx, &r->outputs, &r->options->exec, error));
-    QN_TRY(calibrate(r, input, error));
+    QN_TRY(calibrate(r, input, checkpoint, error));
     QN_TRY(write_shards(r, error));
     return qn_folder_write_config(checkpoint, &r->outputs, r->folder, error);
 }
@@ -393,6 +411,9 @@ static qn_status check_arguments(const qn_ctx *ctx, const char *input, const cha
     *scheme = options->scheme ? qn_scheme_find(options->scheme) : NULL;
     QN_FAIL_IF(!*scheme, error, QN_E_ARGUMENT, "'%s' is no scheme of weights",
                options->scheme ? options->scheme : "(null)");
+    QN_FAIL_IF(options->keep_first < -1 || options->keep_last < -1, error, QN_E_ARGUMENT,
+               "qn_quantize: keep_first and keep_last are %d and %d, must be -1 or more", options->keep_first,
+               options->keep_last);
     return QN_OK;
 }
 
@@ -411,9 +432,8 @@ qn_status qn_quantize_with(qn_ctx *ctx, const char *input, const char *output, c
     qn_commit *commit = NULL;
     qn_status status = qn_checkpoint_open(ctx, input, &checkpoint, error);
     if (status == QN_OK) {
-        status = qn_outputs_plan(ctx, checkpoint, scheme, options->shard_bytes ? options->shard_bytes
-                                                                               : DEFAULT_SHARD_BYTES,
-                                 &r.outputs, error);
+        status = qn_outputs_plan(ctx, checkpoint, scheme, options->keep_first, options->keep_last,
+                                 options->shard_bytes ? options->shard_bytes : DEFAULT_SHARD_BYTES, &r.outputs, error);
     }
     for (int32_t i = 0; status == QN_OK && i < r.outputs.count; i++) {
         r.outputs.list[i].encoder.search = tuning->search;

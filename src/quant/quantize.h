@@ -9,6 +9,7 @@ typedef struct qn_quant_tuning {
     int32_t search;   /* look for the scales of least error (quant/encode.h) */
     int32_t feedback; /* error feedback with the inputs of a calibration run; skipped for sources whose linear
                          weights are quantised already and where the factors would pass 4 GB */
+    float smooth;     /* alpha of smoothing (quant/smooth.h); 0: none; below 0: what the scheme gains by */
 } qn_quant_tuning;
 
 /* What qn_quantize uses for a scheme. */

@@ -70,7 +70,8 @@ void qn_ref_quantize_nvfp4(const qn_op_desc *desc, const qn_args *args, void *sc
             const float s = qn_e4m3_to_f32(sf);
             const float factor = s == 0.0f ? 0.0f : 1.0f / (s * (1.0f / g));
             if (swizzled) {
-                ((uint8_t *)scale->data)[qn_scale_swizzle(i, b, k / 16)] = sf;
+                const int64_t at = qn_scale_swizzle(i, b, k / 16), columns = scale->shape.dims[1];
+                ((uint8_t *)ref_out_row(scale, at / columns))[at % columns] = sf;
             } else {
                 ((uint8_t *)ref_out_row(scale, i))[b] = sf;
             }

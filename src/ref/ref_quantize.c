@@ -276,8 +276,9 @@ static void dequantize_fp4(const qn_op_desc *desc, const qn_args *args, float *v
         char *out = ref_out_row(&args->out[QN_DEQ_OUT_X], row);
         for (int64_t c = 0; c < k; c++) {
             const int64_t b = c / block;
-            const uint8_t code = swizzled ? ((const uint8_t *)scale->data)[qn_scale_swizzle(row, b, k / 16)]
-                                          : ((const uint8_t *)ref_row(scale, row))[b];
+            const int64_t columns = scale->shape.dims[1];
+            const int64_t at = swizzled ? qn_scale_swizzle(row, b, k / 16) : row * columns + b;
+            const uint8_t code = ((const uint8_t *)ref_row(scale, at / columns))[at % columns];
             ref_put_f32(out, c, nvfp4 ? values[c] * qn_e4m3_to_f32(code) / global : values[c] * qn_e8m0_to_f32(code));
         }
     }

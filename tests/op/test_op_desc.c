@@ -141,7 +141,7 @@ static void refused_texts(void **state)
         {"scaled_mm m=1 n=2 k=3 scale_a=channel", QN_E_ARGUMENT, "scale_a"},
         {"scaled_mm m=1 n=2 k=3 a=f8_e4m3 azp_adj=1", QN_E_FORMAT, "azp_adj"},
         {"scaled_mm m=1 n=2 k=3 a=f8_e4m3 b=i8", QN_E_FORMAT, "input b"},
-        {"scaled_mm m=1 n=2 k=3 azp=1", QN_E_ARGUMENT, "azp"},
+        {"scaled_mm m=1 n=2 k=3 azp=1", QN_E_FORMAT, "azp"},
         {"scaled_mm m=999999999999999 n=2 k=3", QN_E_SHAPE, "size m"},
         {"scaled_mm m=9999999999999999 n=2 k=3", QN_E_ARGUMENT, "size m"},
         {"quantize_fp8 m=1 k=8 granularity=row", QN_E_ARGUMENT, "granularity"},
@@ -153,7 +153,7 @@ static void refused_texts(void **state)
         {"quantize_fp8 m=1 k=8 scale_layout=col", QN_E_ARGUMENT, "scale_layout"},
         {"quantize_fp8 m=1 k=8 mode=static scale_format=ue8m0", QN_E_ARGUMENT, "ue8m0"},
         {"quantize_fp8 m=1 k=8 mode=static scale_ub=1", QN_E_ARGUMENT, "scale_ub"},
-        {"quantize_fp8 m=1 k=8 scale=1", QN_E_ARGUMENT, "scale"},
+        {"quantize_fp8 m=1 k=8 scale=1", QN_E_FORMAT, "scale"},
         {"quantize_fp8 m=1 k=8 symmetric=0", QN_E_ARGUMENT, "symmetric"},
         {"quantize_int8 m=1 k=8 symmetric=2", QN_E_ARGUMENT, "symmetric"},
         {"quantize_int8 m=1 k=8 granularity=block", QN_E_ARGUMENT, "block"},
@@ -161,8 +161,8 @@ static void refused_texts(void **state)
         {"quantize_nvfp4 m=1 k=7", QN_E_SHAPE, "16"},
         {"quantize_mxfp4 m=1 k=48", QN_E_SHAPE, "32"},
         {"nvfp4_mm m=1 n=1 k=24", QN_E_SHAPE, "16"},
-        {"nvfp4_mm m=1 n=1 k=16 x=f32 a=1", QN_E_ARGUMENT, "input x"},
-        {"nvfp4_mm m=1 n=1 k=16 a_scale=1", QN_E_ARGUMENT, "a_scale"},
+        {"nvfp4_mm m=1 n=1 k=16 x=f32 a=1", QN_E_FORMAT, "input x"},
+        {"nvfp4_mm m=1 n=1 k=16 a_scale=1", QN_E_FORMAT, "a_scale"},
         {"mxfp4_mm m=1 n=1 k=16", QN_E_SHAPE, "32"},
         {"dense_mm m=1 n=1 k=33 b=q4_0", QN_E_SHAPE, "32"},
         {"dense_mm m=1 n=1 k=128 b=q6_k", QN_E_SHAPE, "256"},
@@ -222,7 +222,7 @@ static void shape_mismatches(void **state)
     assert_int_equal(qn_op_desc_check(&bad, NULL, NULL, &error), QN_E_SHAPE);
     bad = desc;
     bad.in[QN_BMM_B] = qn_shape_make(QN_FORMAT_NONE, 0, 1, 1, 1, 1);
-    assert_int_equal(qn_op_desc_check(&bad, NULL, NULL, &error), QN_E_ARGUMENT);
+    assert_int_equal(qn_op_desc_check(&bad, NULL, NULL, &error), QN_E_FORMAT);
     assert_non_null(strstr(error.text, "input b is missing"));
     bad = desc;
     bad.in[6] = qn_shape_make(QN_F32, 1, 1, 1, 1, 1);

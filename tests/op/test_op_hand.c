@@ -15,7 +15,7 @@
 #include "ref/slots.h"
 
 /* Run a case string through a plan of the reference. */
-static void run(const char *text, const void *const in[QN_MAX_IN], void *const out[QN_MAX_OUT])
+static void run_on(qn_backend backend, const char *text, const void *const in[QN_MAX_IN], void *const out[QN_MAX_OUT])
 {
     qn_ctx *ctx = NULL;
     qn_plan *plan = NULL;
@@ -24,7 +24,7 @@ static void run(const char *text, const void *const in[QN_MAX_IN], void *const o
     qn_error error;
     qn_plan_options options;
     qn_plan_options_init(&options);
-    options.backend = QN_BACKEND_REF;
+    options.backend = backend;
     assert_int_equal(qn_ctx_create(NULL, &ctx, NULL), QN_OK);
     if (qn_op_desc_parse(text, &desc, &error) != QN_OK || qn_op_desc_check(&desc, shapes, NULL, &error) != QN_OK ||
         qn_plan_create(ctx, &desc, &options, &plan, &error) != QN_OK) {
@@ -50,6 +50,11 @@ static void run(const char *text, const void *const in[QN_MAX_IN], void *const o
     free(workspace);
     qn_plan_destroy(plan);
     qn_ctx_destroy(ctx);
+}
+
+static void run(const char *text, const void *const in[QN_MAX_IN], void *const out[QN_MAX_OUT])
+{
+    run_on(QN_BACKEND_REF, text, in, out);
 }
 
 static void fp8_token(void **state)
@@ -312,6 +317,59 @@ static void model_operators(void **state)
     assert_true(y[0] == 1.0f && y[1] == 1.5f);
 }
 
+/* Without rows a scale of the whole tensor is that of zeros, and is written; by every backend. */
+static void no_rows(void **state)
+{
+    (void)state;
+    const qn_backend backends[2] = {QN_BACKEND_REF, QN_BACKEND_CPU};
+    for (int i = 0; i < 2; i++) {
+        const float none[1] = {0.0f}, given = 0.25f;
+        uint8_t q[1] = {1}, blocks[1] = {1};
+        float scale = NAN;
+        int32_t azp = 77;
+        run_on(backends[i], "quantize_fp8 m=0 k=8", (const void *[8]){none}, (void *[4]){q, &scale});
+        assert_true(scale == 1.0f / 229376.0f);
+        run_on(backends[i], "quantize_fp8 m=0 k=8 mode=static", (const void *[8]){none, &given},
+               (void *[4]){q, &scale});
+        assert_true(scale == 0.25f);
+        run_on(backends[i], "quantize_int8 m=0 k=8", (const void *[8]){none}, (void *[4]){q, &scale});
+        assert_true(scale == 0.0f);
+        run_on(backends[i], "quantize_int8 m=0 k=8 symmetric=0", (const void *[8]){none}, (void *[4]){q, &scale, &azp});
+        assert_true(scale == 1.0f && azp == 0);
+        run_on(backends[i], "quantize_nvfp4 m=0 k=16", (const void *[8]){none}, (void *[4]){q, blocks, &scale});
+        assert_true(scale == 2688.0f * 0x1p40f);
+        run_on(backends[i], "quantize_nvfp4 m=0 k=16 global_scale=1", (const void *[8]){none, &given},
+               (void *[4]){q, blocks, &scale});
+        assert_true(scale == 0.25f && q[0] == 1 && blocks[0] == 1);
+    }
+}
+
+/* An infinite block scale multiplies the sum of its block: sums of both signs, of zeros, and beside a finite block. */
+static void infinite_block_scale(void **state)
+{
+    (void)state;
+    uint8_t a[3][130] = {{0}}, b[2][130] = {{0}};
+    for (int k = 0; k < 128; k++) {
+        a[0][k] = k % 3 == 0 ? 0x40 : 0;    /* 2, 0, 0, ... */
+        a[1][k] = k % 2 == 0 ? 0x40 : 0xB8; /* 2, -1, 2, -1, ... */
+        b[0][k] = 0x38;                     /* 1 */
+        b[1][k] = 0xB8;                     /* -1 */
+    }
+    a[0][129] = b[0][129] = 0x38;
+    const float scale_a[3][2] = {{INFINITY, 1.0f}, {INFINITY, 1.0f}, {INFINITY, 1.0f}}, scale_b[1][2] = {{1.0f, 1.0f}};
+    const qn_backend backends[2] = {QN_BACKEND_REF, QN_BACKEND_CPU};
+    for (int i = 0; i < 2; i++) {
+        float d[3][2];
+        run_on(backends[i], "block_scaled_mm m=3 n=2 k=130 out=f32", (const void *[8]){a, scale_a, b, scale_b},
+               (void *[4]){d});
+        for (int r = 0; r < 2; r++) {
+            assert_true(isinf(d[r][0]) && d[r][0] > 0);
+            assert_true(isinf(d[r][1]) && d[r][1] < 0);
+        }
+        assert_true(isnan(d[2][0]) && isnan(d[2][1]));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -322,6 +380,7 @@ int main(void)
         cmocka_unit_test(blocks),        cmocka_unit_test(experts),
         cmocka_unit_test(nvfp4_product), cmocka_unit_test(silu),
         cmocka_unit_test(one_rounding),  cmocka_unit_test(model_operators),
+        cmocka_unit_test(no_rows),       cmocka_unit_test(infinite_block_scale),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

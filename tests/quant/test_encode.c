@@ -370,6 +370,7 @@ static void feedback(void **state)
     enum { N = 40, K = 96 };
     qn_rng rng = {.state = 11};
     static float w[N * K], h[K * K], factor[K * K], importances[K], row[K];
+    static int32_t order[K];
     static uint8_t data[N * K * 4], scales[N * K * 4], again[N * K * 4], scales_again[N * K * 4];
     for (int i = 0; i < N * K; i++) {
         w[i] = normal(&rng);
@@ -385,23 +386,34 @@ static void feedback(void **state)
         }
     }
     memcpy(factor, h, sizeof h);
-    qn_feedback_factor(factor, K, 0.01f, importances);
+    qn_feedback_factor(factor, K, 0.01f, importances, order, row);
     double mean = 0, trace = 0;
     for (int i = 0; i < K; i++) {
         mean += (double)importances[i] / K;
         trace += (double)h[i * K + i] / K;
     }
     assert_true(fabs(mean - 1) < 1e-5);
-    /* h[i][j] / d0 = sum_k A[i][k] A[j][k] importance[k]; the last column gives the unit */
-    const double unit = ((double)h[K * K - 1] + 0.01 * trace) / (double)importances[K - 1];
+    for (int i = 1; i < K; i++) { /* descending, ties by number */
+        const float a = h[order[i - 1] * (K + 1)], b = h[order[i] * (K + 1)];
+        assert_true(a > b || (a == b && order[i - 1] < order[i]));
+    }
+    /* h[i][j] = sum_k A[i][k] A[j][k] pivots[k], A unit upper, in that order; pivots from the last column up */
+    double pivots[K];
+    for (int k = K - 1; k >= 0; k--) {
+        pivots[k] = (double)h[order[k] * (K + 1)] + 0.01 * trace;
+        for (int l = k + 1; l < K; l++) {
+            pivots[k] -= (double)factor[l * K + k] * (double)factor[l * K + k] * pivots[l];
+        }
+        assert_true(pivots[k] > 0);
+    }
     for (int i = 0; i < K; i += 7) {
         for (int j = i; j < K; j += 5) {
             double sum = 0;
             for (int k = j; k < K; k++) {
                 const double a = k == i ? 1 : (double)factor[k * K + i], b = k == j ? 1 : (double)factor[k * K + j];
-                sum += a * b * (double)importances[k] * unit;
+                sum += a * b * pivots[k];
             }
-            const double expected = (double)h[i * K + j] + (i == j ? 0.01 * trace : 0);
+            const double expected = (double)h[order[i] * K + order[j]] + (i == j ? 0.01 * trace : 0);
             assert_true(fabs(sum - expected) < 1e-3 * trace);
         }
     }
@@ -416,6 +428,7 @@ static void feedback(void **state)
             e.global_scale = scheme->global_scale ? qn_encode_global_scale(&e, 6) : 1;
             e.feedback = pass ? factor : NULL;
             e.importance = pass ? importances : NULL;
+            e.order = pass ? order : NULL;
             float *scratch = malloc(qn_encode_scratch(&e, N) * sizeof(float) + 1);
             assert_non_null(scratch);
             qn_encode_sums sums = {0, 0};
@@ -449,7 +462,7 @@ static void feedback(void **state)
     }
     /* inputs that were never met */
     memset(factor, 0, sizeof factor);
-    qn_feedback_factor(factor, K, 0.01f, importances);
+    qn_feedback_factor(factor, K, 0.01f, importances, order, row);
     for (int i = 0; i < K; i++) {
         assert_true(importances[i] == 1.0f);
     }

@@ -23,6 +23,13 @@
         .run = qn_slices_run                                                                                       \
     }
 
+#define WHOLE(op_, contract)                                                                                       \
+    {                                                                                                              \
+        .name = "qn_" contract "__scalar_whole", .op = (op_), .backend = QN_BACKEND_CPU, .isa = QN_ISA_SCALAR,     \
+        .status = "reference", .accepts = qn_whole_accepts, .workspace_bytes = qn_whole_workspace_bytes,           \
+        .run = qn_whole_run                                                                                        \
+    }
+
 static const qn_kernel kernels[] = {
     LEVELS(QN_OP_QUANTIZE_FP8, "quantize_fp8_fp_q8"),
     LEVELS(QN_OP_QUANTIZE_INT8, "quantize_int8_fp_q8"),
@@ -33,6 +40,10 @@ static const qn_kernel kernels[] = {
     SLICES(QN_OP_QUANTIZE_NVFP4, "quantize_nvfp4_fp_nvfp4"),
     SLICES(QN_OP_QUANTIZE_MXFP4, "quantize_mxfp4_fp_mxfp4"),
     SLICES(QN_OP_DEQUANTIZE, "dequantize_q_f32"),
+    WHOLE(QN_OP_QUANTIZE_FP8, "quantize_fp8_fp_q8"),
+    WHOLE(QN_OP_QUANTIZE_INT8, "quantize_int8_fp_q8"),
+    WHOLE(QN_OP_QUANTIZE_NVFP4, "quantize_nvfp4_fp_nvfp4"),
+    WHOLE(QN_OP_DEQUANTIZE, "dequantize_q_f32"),
 };
 
 const qn_cpu_family qn_cpu_rows_family = {kernels, sizeof kernels / sizeof *kernels};

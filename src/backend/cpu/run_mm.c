@@ -7,6 +7,7 @@
  * time, and uses it for all its rows. Both give the same bits (kernels/common/mm.h). */
 #include "backend/cpu/run_mm.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "backend/cpu/mm_job.h"
@@ -315,6 +316,49 @@ static void convert_sums(const qn_mm_job *job, const block *b, int64_t r, small_
     }
 }
 
+static float scale_at(const char *scales, int64_t offset)
+{
+    float value;
+    memcpy(&value, scales + offset, sizeof value);
+    return value;
+}
+
+/* Block scales are applied to lanes, before these are added up. An infinite scale
+ * makes NaN of lanes that are 0 or differ in sign, where the formula scales the sum
+ * of the block: such a result is computed again as the formula has it. */
+static void repair_infinite(const qn_mm_job *job, const block *b, int64_t r, small_arrays *s)
+{
+    const int64_t local = (job->expert_rows ? b->row - b->expert * job->expert_rows : b->row) + r;
+    const int64_t sa = b->expert * job->sa_expert + local * job->sa_row;
+    const float *const a = (const float *)(const void *)(job->a_panel + (b->row + r) * job->a_panel_stride);
+    qn_mm_operand w = job->b;
+    w.data = (const char *)w.data + b->expert * job->b_expert;
+    for (int64_t c = 0; c < b->cols; c++) {
+        const int64_t sb = b->expert * job->b_scale_expert + (b->col + c) / 128 * job->sb_row;
+        int infinite = 0;
+        for (int64_t i = 0; isnan(s->reals[c]) && i * 128 < job->k; i++) {
+            infinite |=
+                isinf(scale_at(job->sa, sa + i * job->sa_block)) || isinf(scale_at(job->sb, sb + i * job->sb_block));
+        }
+        if (!infinite) {
+            continue;
+        }
+        double total = 0.0;
+        for (int64_t i = 0; i * 128 < job->k; i++) {
+            float values[128 + QN_MM_PAD];
+            const int64_t count = qn_min_i64(128, job->k - i * 128);
+            double sum = 0.0;
+            job->unpack_b(&w, b->col + c, i * 128, count, values);
+            for (int64_t k = 0; k < count; k++) {
+                sum += (double)a[i * 128 + k] * values[k];
+            }
+            total +=
+                (double)scale_at(job->sa, sa + i * job->sa_block) * scale_at(job->sb, sb + i * job->sb_block) * sum;
+        }
+        s->reals[c] = (float)total;
+    }
+}
+
 static void block_task(void *user, int64_t index, int32_t thread)
 {
     const qn_mm_job *job = user;
@@ -347,6 +391,9 @@ static void block_task(void *user, int64_t index, int32_t thread)
             convert_sums(job, &b, r, s);
         } else {
             job->set->sum(lanes + r * lane_row, s->reals);
+            if (job->sa) {
+                repair_infinite(job, &b, r, s);
+            }
         }
         float scale_a = 1.0f;
         if (job->scaled) {

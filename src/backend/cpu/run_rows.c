@@ -13,6 +13,7 @@
 #include "backend/cpu/sizes.h"
 #include "base/checked.h"
 #include "format/format.h"
+#include "ref/ref.h"
 #include "ref/slots.h"
 
 #define TASK_ROWS 8
@@ -28,8 +29,8 @@ typedef struct rows_job {
     void (*row)(const struct rows_job *job, int64_t row, float *in, float *v);
     char *scratch;
     size_t scratch_bytes;
-    const float *weights;   /* rmsnorm: decoded */
-    const double *turns;    /* rope: theta^(-2i/D) */
+    const float *weights; /* rmsnorm: decoded */
+    const double *turns;  /* rope: theta^(-2i/D) */
 } rows_job;
 
 static int64_t padded(int64_t k)
@@ -324,9 +325,8 @@ static void prepare(rows_job *job, const qn_run_call *call)
 {
     float *const shared = call->workspace;
     const qn_view *x = &call->args->in[0];
-    job->x = (qn_mm_operand){.data = x->data,
-                             .stride = x->strides[0],
-                             .block_bytes = qn_format_get_row(x->shape.format)->info.block_bytes};
+    job->x = (qn_mm_operand){
+        .data = x->data, .stride = x->strides[0], .block_bytes = qn_format_get_row(x->shape.format)->info.block_bytes};
     job->unpack_x = job->impl->mm->unpack[qn_mm_fragment_of(x->shape.format)];
     job->scratch = (char *)call->workspace + shared_bytes(job->k);
     job->scratch_bytes = thread_bytes(job->k);
@@ -363,6 +363,11 @@ void qn_rows_run(const qn_kernel *kernel, const qn_run_call *call)
                     .k = row_elements(call->desc)};
     if (job.k == 0 && call->desc->op != QN_OP_QUANTIZE_FP8 && call->desc->op != QN_OP_QUANTIZE_INT8 &&
         call->desc->op != QN_OP_SILU_MUL_QUANT) {
+        return;
+    }
+    if (job.rows == 0) {
+        qn_ref_get(call->desc->op)(call->desc, call->args,
+                                   call->workspace); /* one scale given for all is still copied */
         return;
     }
     prepare(&job, call);

@@ -19,4 +19,9 @@ const char *qn_slices_accepts(const qn_kernel *kernel, const qn_op_desc *desc);
 size_t qn_slices_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads);
 void qn_slices_run(const qn_kernel *kernel, const qn_run_call *call);
 
+/* The reference on all rows at once, on one thread: scales shared by rows. Accepts everything. */
+const char *qn_whole_accepts(const qn_kernel *kernel, const qn_op_desc *desc);
+size_t qn_whole_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads);
+void qn_whole_run(const qn_kernel *kernel, const qn_run_call *call);
+
 #endif

@@ -1,6 +1,8 @@
 /* The reference on slices of rows, side by side: what operators use that have
  * independent rows but no parts of their own yet (quantize_nvfp4 with its global
- * scale given, quantize_mxfp4, dequantize by token, group or FP4 block). */
+ * scale given, quantize_mxfp4, dequantize by token, group or FP4 block). And the
+ * reference on all rows, for scales that rows share (the whole tensor's, 128x128
+ * blocks, tiled): so the CPU backend refuses no case of these operators. */
 #include "backend/cpu/run_rows.h"
 
 #include "backend/cpu/sizes.h"
@@ -110,10 +112,34 @@ static void slice_task(void *user, int64_t index, int32_t thread)
 
 void qn_slices_run(const qn_kernel *kernel, const qn_run_call *call)
 {
+    if (call->args->in[0].shape.dims[0] == 0) { /* one scale given for all is still copied */
+        qn_ref_get(kernel->op)(call->desc, call->args, call->workspace);
+        return;
+    }
     slice_job job = {.call = call,
                      .ref = qn_ref_get(kernel->op),
                      .rows = call->args->in[0].shape.dims[0],
                      .scratch = call->workspace,
                      .scratch_bytes = slice_scratch(call->desc)};
     qn_parallel_for(call->exec, qn_ceil_div(job.rows, SLICE_ROWS), slice_task, &job);
+}
+
+const char *qn_whole_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
+{
+    (void)kernel;
+    (void)desc;
+    return NULL;
+}
+
+size_t qn_whole_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
+{
+    (void)kernel;
+    (void)m;
+    (void)threads;
+    return qn_ref_scratch_bytes(desc);
+}
+
+void qn_whole_run(const qn_kernel *kernel, const qn_run_call *call)
+{
+    qn_ref_get(kernel->op)(call->desc, call->args, call->workspace);
 }
