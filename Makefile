@@ -6,7 +6,7 @@
 #   make check-full  the same, then ThreadSanitizer, fuzzing and valgrind
 #   make bench       verify and time the kernels of this machine
 #   make deps        install the Debian packages that the build needs
-#   make fmt         format the C sources
+#   make fmt         format the C sources that differ from the last commit
 #   make install     install to $(DESTDIR)$(PREFIX)
 #   make clean       remove build/
 SHELL = /bin/sh
@@ -38,7 +38,7 @@ bench: all
 
 fmt:
 	@scripts/deps.sh fmt
-	@git ls-files -z '*.c' '*.h' | xargs -0 clang-format -i
+	@git ls-files -z -mo --deduplicate --exclude-standard '*.c' '*.h' | xargs -0 -r clang-format -i
 
 install: all
 	DESTDIR="$(DESTDIR)" cmake --install build/release --prefix "$(PREFIX)"

@@ -20,20 +20,24 @@ setarch "$(uname -m)" -R ctest --test-dir build/tsan --output-on-failure --no-te
 echo "== fuzzing"
 [ -f build/fuzz/build.ninja ] || cmake --preset fuzz
 cmake --build build/fuzz -j "$jobs"
-targets=0
-while read -r target; do
-    targets=$((targets + 1))
-    name=$(basename "$target")
-    mkdir -p "build/fuzz/corpus/$name"
-    echo "-- $name"
-    "$target" -max_total_time="${QN_FUZZ_SECONDS:-60}" -rss_limit_mb=2048 -timeout=20 -print_final_stats=1 \
-        -artifact_prefix="build/fuzz/$name-" "build/fuzz/corpus/$name" >"build/fuzz/$name.log" 2>&1 || {
+seconds=${QN_FUZZ_SECONDS:-60}
+tests/fuzz/seeds.sh build/fuzz/seeds
+targets=$(find build/fuzz -name 'fuzz_*' -type f -perm -u+x | sort)
+[ -n "$targets" ] || { echo "check_full: there is no fuzz target" >&2; exit 1; }
+fuzz() {
+    local name=${1##*/}
+    mkdir -p "build/fuzz/corpus/$name" "build/fuzz/seeds/${name#fuzz_}"
+    if "$1" -max_total_time="$2" -rss_limit_mb=2048 -timeout=20 -print_final_stats=1 -artifact_prefix="build/fuzz/$name-" \
+        "build/fuzz/corpus/$name" "build/fuzz/seeds/${name#fuzz_}" >"build/fuzz/$name.log" 2>&1 </dev/null; then
+        echo "$name: $2 s, $(sed -n 's/^stat::number_of_executed_units: *//p' "build/fuzz/$name.log") executions, no finding"
+    else
         tail -n 40 "build/fuzz/$name.log"
-        exit 1
-    }
-    tail -n 6 "build/fuzz/$name.log" | head -n 2
-done < <(find build/fuzz -name 'fuzz_*' -type f -perm -u+x | sort)
-[ "$targets" -gt 0 ] || { echo "check_full: there is no fuzz target" >&2; exit 1; }
+        echo "$name: FINDING, the input is build/fuzz/$name-*"
+        return 1
+    fi
+}
+export -f fuzz
+printf '%s\n' "$targets" | xargs -P "$jobs" -I{} bash -c 'fuzz "$1" "$2"' _ {} "$seconds"
 
 echo "== valgrind"
 scripts/build.sh

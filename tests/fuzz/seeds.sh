@@ -1,9 +1,8 @@
 #!/bin/sh
-# Make first corpora of small valid files: seeds.sh FOLDER gives FOLDER/{safetensors,config}.
-# (A GGUF seed is any small real file cut behind its header; the fuzzer also finds its own way.)
+# Make first corpora of small valid files: seeds.sh FOLDER gives FOLDER/{safetensors,config,gguf,tokenizer,template}.
 set -eu
 out=${1:?usage: seeds.sh FOLDER}
-mkdir -p "$out/safetensors" "$out/config" "$out/gguf"
+mkdir -p "$out/safetensors" "$out/config" "$out/gguf" "$out/tokenizer" "$out/template"
 header='{"__metadata__":{"k":"v"},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[3],"data_offsets":[4,7]}}'
 length=$(printf %s "$header" | wc -c)
 { printf "\\$(printf %o "$length")\\0\\0\\0\\0\\0\\0\\0"; printf '%sabcdefg' "$header"; } > "$out/safetensors/two"
@@ -15,3 +14,7 @@ printf '{%s,"quantization_config":{"quant_method":"fp8","fmt":"e4m3","activation
 printf '{%s,"quantization_config":{"quant_method":"compressed-tensors","format":"float-quantized","quantization_status":"compressed","config_groups":{"group_0":{"targets":["Linear"],"weights":{%s},"input_activations":{%s}}},"ignore":["lm_head","re:.*q_proj"]}}' "$base" "$weights" "$inputs" > "$out/config/fp8"
 printf '{"metadata":{"total_size":8},"weight_map":{"a.weight":"model-00001-of-00001.safetensors"}}' > "$out/config/index"
 printf 'GGUF\003\0\0\0\0\0\0\0\0\0\0\0\001\0\0\0\0\0\0\0\024\0\0\0\0\0\0\0general.architecture\010\0\0\0\005\0\0\0\0\0\0\0llama' > "$out/gguf/small"
+cp "$(dirname "$0")/../text/small.json" "$out/tokenizer/small"
+printf '{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]},"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false}}' > "$out/tokenizer/tiny"
+printf '{%% for m in messages %%}<|im_start|>{{ m.role }}\n{{ m["content"] | trim }}<|im_end|>\n{%% endfor %%}{%% if add_generation_prompt %%}assistant{%% endif %%}' > "$out/template/chatml"
+printf '{%%- set ns = namespace(n=0) -%%}{%% macro f(x, y=1) %%}{{ x ~ y }}{%% endmacro %%}{%% for i in range(3) if i != 1 %%}{{ f(i)[:2] }}{%% set ns.n = ns.n + i %%}{%% else %%}none{%% endfor %%}{{ ns.n is divisibleby 2 }}' > "$out/template/features"
