@@ -164,7 +164,8 @@ static void choose_scales(const qn_encoder *e, const float *w, int64_t rows, uin
                                .columns = qn_min_i64(e->tile_k, e->k - k),
                                .stride = e->k};
             const qn_scale_choice c = qn_choose_scale(e, &t);
-            memcpy(stored + (size_t)(r / e->tile_n) * e->scale_row_bytes + (size_t)b * scale_bytes, c.stored, scale_bytes);
+            memcpy(stored + (size_t)(r / e->tile_n) * e->scale_row_bytes + (size_t)b * scale_bytes, c.stored,
+                   scale_bytes);
         }
     }
 }

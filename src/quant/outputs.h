@@ -41,7 +41,8 @@ typedef struct qn_outputs {
 /* Layers at either end of a model of that many whose linear weights a scheme leaves in plain floats by default. */
 int32_t qn_scheme_kept_layers(const qn_scheme *scheme, int32_t layers);
 
-/* Plan the outputs of a checkpoint; keep_first, keep_last: -1 for the default. QN_E_ARGUMENT: all layers would be kept. QN_E_SHAPE names the tensor that the scheme cannot hold. QN_E_MEMORY. */
+/* Plan the outputs of a checkpoint; keep_first, keep_last: -1 for the default. QN_E_ARGUMENT: all layers would be
+ * kept. QN_E_SHAPE names the tensor that the scheme cannot hold. QN_E_MEMORY. */
 qn_status qn_outputs_plan(qn_ctx *ctx, const qn_checkpoint *checkpoint, const qn_scheme *scheme,
                           int32_t keep_first, int32_t keep_last, uint64_t shard_bytes, qn_outputs *outputs,
                           qn_error *error);

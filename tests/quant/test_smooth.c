@@ -217,8 +217,8 @@ static void calibration_text(void **state)
     qn_error error = {0};
     uint8_t first[SYN_HIDDEN], again[SYN_HIDDEN];
     for (int i = 0; i < 3; i++) {
-        assert_int_equal(syn_put(root, "text", i < 2 ? "Hello, hello, all the hills are still here." : "0123456789 \xc3\xa9"),
-                         0);
+        const char *text = i < 2 ? "Hello, hello, all the hills are still here." : "0123456789 \xc3\xa9";
+        assert_int_equal(syn_put(root, "text", text), 0);
         must(try_quantize("int8", 0.5f, 0, 0, path, &error), &error);
         qn_checkpoint *c;
         must(qn_checkpoint_open(ctx, out, &c, &error), &error);
