@@ -32,7 +32,7 @@ static int find_linear(const char *name)
     return -1;
 }
 
-/* FP8's error is small and even but for the outermost layers, which hold a third of it. */
+/* The outermost layers hold more of FP8's error than the others (docs/quantize.md). */
 int32_t qn_scheme_kept_layers(const qn_scheme *scheme, int32_t layers)
 {
     return scheme->act_op == QN_OP_QUANTIZE_FP8 && layers >= 12 ? 2 : 0;
