@@ -54,6 +54,7 @@ typedef enum cli_option_id {
     OPT_WEIGHTS,
     OPT_FORCE,
     OPT_KEEP_LAYERS,
+    OPT_KEEP_QKV,
     OPT_CALIBRATE,
     OPT_LIST,
     OPT_IN,

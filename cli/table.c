@@ -71,6 +71,9 @@ const cli_option cli_options[OPT_LIMIT] = {
     [OPT_KEEP_LAYERS] = {"keep-layers", NULL, 0, KIND_TEXT, 0, 0, NULL, "FIRST,LAST",
                          "leave the linear weights of that many first and last layers in BF16 (default: 2,2 for the "
                          "FP8 schemes and models of 12 layers or more, else 0,0)"},
+    [OPT_KEEP_QKV] = {"keep-qkv", NULL, 0, KIND_CHOICE, 0, 0, "auto", "auto|yes|no",
+                      "leave the q, k and v projections in BF16; auto: for the FP8 schemes and models of hidden size "
+                      "below 1024"},
     [OPT_CALIBRATE] = {"calibrate", "calibration", 0, KIND_TEXT, 0, 0, NULL, "FILE",
                        "the text whose first 4096 tokens show what inputs the layers get (default: a built-in one)"},
     [OPT_LIST] = {"list", NULL, 0, KIND_FLAG, 0, 0, NULL, NULL, "list the schemes"},
@@ -138,7 +141,7 @@ const cli_verb cli_verbs[] = {
      "quern verify folder/", verb_verify},
 
     {"quantize", "MODEL OUT", 2, 2, 1,
-     OPTIONS(OPT_MODEL, OPT_WEIGHTS, OPT_LIST, OPT_FORCE, OPT_KEEP_LAYERS, OPT_CALIBRATE, OPT_THREADS, OPT_JSON,
+     OPTIONS(OPT_MODEL, OPT_WEIGHTS, OPT_LIST, OPT_FORCE, OPT_KEEP_LAYERS, OPT_KEEP_QKV, OPT_CALIBRATE, OPT_THREADS, OPT_JSON,
              COMMON),
      "write a model in another number format",
      "Writes folder OUT with safetensors, config.json and tokenizer files in the layouts other tools read. The folder "

@@ -48,10 +48,12 @@ static int check_scheme(cli *c)
     return cli_fail(c, EXIT_USAGE, "--weights: there is no scheme '%.60s'; 'quern quantize --list' shows them", scheme);
 }
 
-/* FIRST,LAST */
+/* FIRST,LAST of --keep-layers; --keep-qkv */
 static int read_kept(cli *c, qn_quantize_options *options)
 {
     const char *text = c->value[OPT_KEEP_LAYERS].s;
+    const char *qkv = c->value[OPT_KEEP_QKV].s;
+    options->keep_qkv = strcmp(qkv, "auto") == 0 ? -1 : strcmp(qkv, "yes") == 0;
     if (!text)
         return 0;
     const char *s = text;
@@ -72,6 +74,11 @@ static int on_progress(void *user, const qn_quantize_progress *p)
 {
     const cli *c = user;
     char shape[128], before[32], after[32], text[256];
+    if (p->index == 0) {
+        if (cli_progress_on(c))
+            cli_progress(c, 0, p->name);
+        return cli_interrupted();
+    }
     cli_shape_text(shape, &p->shape);
     if (cli_progress_on(c)) {
         snprintf(text, sizeof text, "%d/%d %.40s", p->index, p->total, p->name);

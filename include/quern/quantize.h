@@ -28,7 +28,9 @@ typedef struct qn_quantize_progress {
     double rms_error;       /* relative root mean square error of the weights; 0 for copies */
 } qn_quantize_progress;
 
-/* Return 0 to go on, anything else to cancel. Called from one thread at a time. */
+/* Return 0 to go on, anything else to cancel. Called from one thread at a time:
+ * with index 0 while the source model is calibrated (only name and total are set
+ * then), and after each tensor. */
 typedef int (*qn_quantize_progress_fn)(void *user, const qn_quantize_progress *progress);
 
 typedef struct qn_quantize_options {
@@ -40,6 +42,7 @@ typedef struct qn_quantize_options {
     qn_quantize_progress_fn progress;
     void *progress_user;
     int32_t keep_first, keep_last; /* layers at either end whose linear weights stay BF16; -1: the scheme's default */
+    int32_t keep_qkv;              /* 1: the q, k and v projections stay BF16, 0: they do not; -1: the scheme's default */
     const char *calibration;       /* text file for the calibration run; NULL: a built-in text */
 } qn_quantize_options;
 
@@ -51,7 +54,7 @@ typedef struct qn_quantize_result {
     double seconds;
 } qn_quantize_result;
 
-/* keep_first and keep_last -1, everything else 0. */
+/* keep_first, keep_last and keep_qkv -1, everything else 0. */
 QN_API void qn_quantize_options_init(qn_quantize_options *options);
 
 /* Write folder `output` (model-*.safetensors, config.json, tokenizer files)

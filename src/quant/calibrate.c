@@ -20,7 +20,7 @@ typedef struct observer {
     qn_calibration *calibration;
     const qn_outputs *outputs;
     const qn_exec *exec;
-    const char *text_path; /* NULL: the built-in text */
+    const qn_quantize_options *quantize; /* the text's path, and whom to ask whether to go on */
     qn_map map;      /* weight name -> output */
     int feedback;
     int32_t bad;     /* output whose input was not finite; -1: none */
@@ -184,8 +184,8 @@ static qn_status encode_text(observer *o, const qn_model *model, int32_t *ids, s
     size_t n = 0, bytes = strlen(text);
     const size_t capacity = useful_tokens(o->outputs);
     qn_file_map map = {0};
-    if (o->text_path) {
-        QN_TRY(qn_file_map_open(o->text_path, &map, error));
+    if (o->quantize->calibration) {
+        QN_TRY(qn_file_map_open(o->quantize->calibration, &map, error));
         text = map.data;
         bytes = map.size < MAX_TEXT_BYTES ? map.size : MAX_TEXT_BYTES;
         while (bytes < map.size && bytes > 0 && ((unsigned char)text[bytes] & 0xC0) == 0x80) {
@@ -199,7 +199,16 @@ static qn_status encode_text(observer *o, const qn_model *model, int32_t *ids, s
     }
     *count = n > capacity ? capacity : n;
     QN_FAIL_IF(*count < 1, error, QN_E_FILE, "the tokenizer makes no tokens of the calibration text%s%s",
-               o->text_path ? " " : "", o->text_path ? o->text_path : "");
+               o->quantize->calibration ? " " : "", o->quantize->calibration ? o->quantize->calibration : "");
+    return QN_OK;
+}
+
+/* Whether the caller wants to go on. */
+static qn_status ask(const observer *o, qn_error *error)
+{
+    const qn_quantize_progress progress = {.total = o->outputs->count, .name = "calibration"};
+    QN_FAIL_IF(o->quantize->progress && o->quantize->progress(o->quantize->progress_user, &progress) != 0, error,
+               QN_E_CANCELLED, "cancelled while calibrating; nothing was written");
     return QN_OK;
 }
 
@@ -218,9 +227,7 @@ static qn_status run_text(observer *o, qn_model *model, qn_error *error)
         qn_session_options_init(&options);
         options.context_length = most;
         options.batch = most;
-        if (o->exec) {
-            options.exec = *o->exec;
-        }
+        options.exec = *o->exec;
         status = qn_session_create(model, &options, &session, error);
     }
     for (size_t i = 0; i < count && status == QN_OK; i += (size_t)most) {
@@ -232,6 +239,9 @@ static qn_status run_text(observer *o, qn_model *model, qn_error *error)
         }
         if (status == QN_OK && o->status != QN_OK) {
             status = qn_error_set(error, o->status, "%s", o->error.text);
+        }
+        if (status == QN_OK) {
+            status = ask(o, error);
         }
     }
     qn_session_destroy(session);
@@ -307,11 +317,11 @@ static qn_status check(const observer *o, qn_error *error)
     return QN_OK;
 }
 
-qn_status qn_calibration_run(qn_ctx *ctx, const char *input, const char *text_path, const qn_outputs *outputs,
-                             const qn_exec *exec, int feedback, qn_calibration *out, qn_error *error)
+qn_status qn_calibration_run(qn_ctx *ctx, const char *input, const qn_quantize_options *quantize,
+                             const qn_outputs *outputs, int feedback, qn_calibration *out, qn_error *error)
 {
     *out = (qn_calibration){.ctx = ctx};
-    observer o = {.ctx = ctx, .calibration = out, .outputs = outputs, .exec = exec, .text_path = text_path,
+    observer o = {.ctx = ctx, .calibration = out, .outputs = outputs, .exec = &quantize->exec, .quantize = quantize,
                   .map = qn_map_make(ctx),
                   .feedback = feedback, .bad = -1, .owner = -1};
     qn_model *model = NULL;

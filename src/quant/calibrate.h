@@ -25,11 +25,12 @@ typedef struct qn_calibration {
 /* The text, one zero-terminated string. */
 const char *qn_calibration_text(void);
 
-/* Run the text (file text_path; NULL: qn_calibration_text) through the model at `input`, in floats.
+/* Run the text (quantize->calibration; NULL: qn_calibration_text) through the model at `input`, in floats, on
+ * quantize->exec; quantize->progress is asked after each sequence.
  * feedback 1: also X^T X, which takes 4 K^2 bytes for each distinct input. QN_E_IO, QN_E_FILE: the text.
  * QN_E_UNSUPPORTED: the source's linear weights are quantised, so that their inputs cannot be seen. */
-qn_status qn_calibration_run(qn_ctx *ctx, const char *input, const char *text_path, const qn_outputs *outputs,
-                             const qn_exec *exec, int feedback, qn_calibration *out, qn_error *error);
+qn_status qn_calibration_run(qn_ctx *ctx, const char *input, const qn_quantize_options *quantize,
+                             const qn_outputs *outputs, int feedback, qn_calibration *out, qn_error *error);
 
 /* From X^T X to the factors of error feedback. */
 void qn_calibration_factor(qn_calibration *calibration, const qn_outputs *outputs, const qn_exec *exec);

@@ -32,31 +32,43 @@ static int find_linear(const char *name)
     return -1;
 }
 
-/* The outermost layers hold more of FP8's error than the others (docs/quantize.md). */
+/* FP8's rounding of activations cannot be made good by rounding weights; the outermost layers, and in small models
+ * the inputs of attention, hold more of its error than the others (docs/quantize.md). */
 int32_t qn_scheme_kept_layers(const qn_scheme *scheme, int32_t layers)
 {
     return scheme->act_op == QN_OP_QUANTIZE_FP8 && layers >= 12 ? 2 : 0;
 }
 
-/* 1 for a weight of a layer that is kept. */
-static int in_kept_layer(const qn_outputs *outputs, const char *name)
+int32_t qn_scheme_keeps_qkv(const qn_scheme *scheme, int32_t layers, int32_t hidden)
+{
+    return scheme->act_op == QN_OP_QUANTIZE_FP8 && layers >= 12 && hidden < 1024;
+}
+
+/* 1 for a linear weight that stays plain. */
+static int is_kept(const qn_outputs *outputs, const char *name)
 {
     static const char prefix[] = "model.layers.";
     if (strncmp(name, prefix, sizeof prefix - 1) != 0) {
         return 0;
     }
     const long layer = strtol(name + sizeof prefix - 1, NULL, 10);
-    return layer < outputs->keep_first || layer >= outputs->layers - outputs->keep_last;
+    if (layer < outputs->keep_first || layer >= outputs->layers - outputs->keep_last) {
+        return 1;
+    }
+    return outputs->keep_qkv && (strstr(name, ".q_proj.") || strstr(name, ".k_proj.") || strstr(name, ".v_proj."));
 }
 
-static qn_status set_kept_layers(qn_outputs *outputs, int32_t first, int32_t last, qn_error *error)
+static qn_status set_kept(qn_outputs *outputs, const qn_hparams *h, const qn_quantize_options *options,
+                          qn_error *error)
 {
     if (outputs->scheme->layout == QN_LAYOUT_DENSE) {
         return QN_OK;
     }
     const int32_t usual = qn_scheme_kept_layers(outputs->scheme, outputs->layers);
-    outputs->keep_first = first < 0 ? usual : first;
-    outputs->keep_last = last < 0 ? usual : last;
+    outputs->keep_first = options->keep_first < 0 ? usual : options->keep_first;
+    outputs->keep_last = options->keep_last < 0 ? usual : options->keep_last;
+    outputs->keep_qkv = options->keep_qkv < 0 ? qn_scheme_keeps_qkv(outputs->scheme, outputs->layers, h->hidden)
+                                              : options->keep_qkv;
     QN_FAIL_IF((int64_t)outputs->keep_first + outputs->keep_last >= outputs->layers, error, QN_E_ARGUMENT,
                "keeping %d and %d of %d layers leaves nothing to quantise; choose the scheme bf16 for that",
                outputs->keep_first, outputs->keep_last, outputs->layers);
@@ -140,7 +152,7 @@ static qn_status plan_output(qn_outputs *outputs, qn_output *o, qn_error *error)
 {
     const qn_weight *w = o->weight;
     o->linear = w->ndim == 2 && find_linear(w->name) >= 0;
-    o->left_out = o->linear && in_kept_layer(outputs, w->name);
+    o->left_out = o->linear && is_kept(outputs, w->name);
     o->linear = o->linear && !o->left_out;
     const qn_scheme *scheme = o->linear ? outputs->scheme : outputs->kept;
     const qn_status status =
@@ -223,14 +235,14 @@ static qn_status cut_shards(qn_outputs *outputs, uint64_t shard_bytes, qn_error 
 }
 
 qn_status qn_outputs_plan(qn_ctx *ctx, const qn_checkpoint *checkpoint, const qn_scheme *scheme,
-                          int32_t keep_first, int32_t keep_last, uint64_t shard_bytes, qn_outputs *outputs,
+                          const qn_quantize_options *options, uint64_t shard_bytes, qn_outputs *outputs,
                           qn_error *error)
 {
     *outputs = (qn_outputs){.ctx = ctx, .scheme = scheme, .layers = qn_checkpoint_hparams(checkpoint)->layers};
     outputs->kept = scheme->layout == QN_LAYOUT_DENSE ? scheme : qn_scheme_find("bf16");
     const int32_t count = qn_checkpoint_weight_count(checkpoint);
     QN_FAIL_IF(count < 1, error, QN_E_FILE, "the checkpoint has no weights");
-    QN_TRY(set_kept_layers(outputs, keep_first, keep_last, error));
+    QN_TRY(set_kept(outputs, qn_checkpoint_hparams(checkpoint), options, error));
     outputs->list = qn_calloc(ctx, (size_t)count, sizeof *outputs->list);
     QN_FAIL_IF(!outputs->list, error, QN_E_MEMORY, "out of memory planning %d tensors", count);
     outputs->count = count;

@@ -5,6 +5,8 @@
 #ifndef QN_QUANT_OUTPUTS_H
 #define QN_QUANT_OUTPUTS_H
 
+#include <quern/quantize.h>
+
 #include "io/checkpoint.h"
 #include "io/safetensors_writer.h"
 #include "quant/encode.h"
@@ -34,17 +36,20 @@ typedef struct qn_outputs {
     qn_output *list;
     int32_t count, shard_count;
     int32_t layers, keep_first, keep_last; /* of the model; at either end with plain linear weights */
+    int32_t keep_qkv;                      /* 1: so are all q, k and v projections */
     int64_t parameters;
     uint64_t bytes_before, bytes_after;
 } qn_outputs;
 
-/* Layers at either end of a model of that many whose linear weights a scheme leaves in plain floats by default. */
+/* Layers at either end of a model of that many whose linear weights a scheme leaves in plain floats by default,
+ * and whether it does so with all q, k and v projections. */
 int32_t qn_scheme_kept_layers(const qn_scheme *scheme, int32_t layers);
+int32_t qn_scheme_keeps_qkv(const qn_scheme *scheme, int32_t layers, int32_t hidden);
 
-/* Plan the outputs of a checkpoint; keep_first, keep_last: -1 for the default. QN_E_ARGUMENT: all layers would be
- * kept. QN_E_SHAPE names the tensor that the scheme cannot hold. QN_E_MEMORY. */
+/* Plan the outputs of a checkpoint; of options those that say what to keep are read. QN_E_ARGUMENT: all layers
+ * would be kept. QN_E_SHAPE names the tensor that the scheme cannot hold. QN_E_MEMORY. */
 qn_status qn_outputs_plan(qn_ctx *ctx, const qn_checkpoint *checkpoint, const qn_scheme *scheme,
-                          int32_t keep_first, int32_t keep_last, uint64_t shard_bytes, qn_outputs *outputs,
+                          const qn_quantize_options *options, uint64_t shard_bytes, qn_outputs *outputs,
                           qn_error *error);
 void qn_outputs_free(qn_outputs *outputs);
 

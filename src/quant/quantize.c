@@ -23,7 +23,7 @@
 
 void qn_quantize_options_init(qn_quantize_options *options)
 {
-    *options = (qn_quantize_options){.size = sizeof *options, .keep_first = -1, .keep_last = -1};
+    *options = (qn_quantize_options){.size = sizeof *options, .keep_first = -1, .keep_last = -1, .keep_qkv = -1};
 }
 
 qn_quant_tuning qn_quant_default_tuning(void)
@@ -366,8 +366,7 @@ static qn_status calibrate(run *r, const char *input, const qn_checkpoint *check
     if (!observe) {
         return QN_OK;
     }
-    QN_TRY(qn_calibration_run(r->ctx, input, r->options->calibration, &r->outputs, exec, w.feedback, &r->calibration,
-                              error));
+    QN_TRY(qn_calibration_run(r->ctx, input, r->options, &r->outputs, w.feedback, &r->calibration, error));
     if (w.smooth > 0) {
         QN_TRY(qn_smooth(r->ctx, qn_checkpoint_hparams(checkpoint), &r->outputs, &r->calibration, w.smooth, exec,
                          error));
@@ -432,7 +431,7 @@ qn_status qn_quantize_with(qn_ctx *ctx, const char *input, const char *output, c
     qn_commit *commit = NULL;
     qn_status status = qn_checkpoint_open(ctx, input, &checkpoint, error);
     if (status == QN_OK) {
-        status = qn_outputs_plan(ctx, checkpoint, scheme, options->keep_first, options->keep_last,
+        status = qn_outputs_plan(ctx, checkpoint, scheme, options,
                                  options->shard_bytes ? options->shard_bytes : DEFAULT_SHARD_BYTES, &r.outputs, error);
     }
     for (int32_t i = 0; status == QN_OK && i < r.outputs.count; i++) {

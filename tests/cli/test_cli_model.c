@@ -134,10 +134,10 @@ static void an_interrupted_quantize_leaves_nothing(void **state)
     for (int i = 0; i < 2; i++) {
         char line[1024];
         snprintf(line, sizeof line,
-                 "'%s' quantize '%s' %s/copy --weights bf16 >%s/log 2>&1 & p=$!; sleep 0.%d; kill -INT $p 2>/dev/null; "
+                 "'%s' quantize '%s' %s/copy --weights %s >%s/log 2>&1 & p=$!; sleep 0.%d; kill -INT $p 2>/dev/null; "
                  "wait $p; c=$?; if [ $c = 130 ]; then [ \"$(ls -A %s | grep -c copy)\" = 0 ]; "
                  "else [ $c = 0 ] && [ -f %s/copy/config.json ] && rm -r %s/copy; fi",
-                 getenv("QN_CLI"), model, folder, folder, 3 + 3 * i, folder, folder, folder);
+                 getenv("QN_CLI"), model, folder, i ? "bf16" : "int8", folder, 3 + 3 * i, folder, folder, folder);
         assert_int_equal(system(line), 0);
     }
 }
