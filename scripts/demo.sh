@@ -9,7 +9,8 @@ cd "$(dirname "$0")/.."
 quern=build/quern
 text=data/alice.txt
 tokens=${QN_DEMO_TOKENS:-6144}
-prompt="What is the capital of France?"
+# (with "What is the capital of France?" the bf16 model hesitates between two first tokens at 15 % and 14 %)
+prompt="Explain what a prime number is."
 # The first one is what the others are compared with.
 schemes="bf16 f32 fp8-block fp8 int8 int8-azp nvfp4 nvfp4-w4a4 mxfp4"
 
