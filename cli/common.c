@@ -82,7 +82,9 @@ void cli_note(const cli *c, const char *format, ...)
 static void log_line(void *user, qn_log_level level, const char *line)
 {
     static const char *const names[] = {"error", "warning", "info", "debug"};
-    (void)user;
+    const cli *c = user;
+    if (level > QN_LOG_WARN ? !c->value[OPT_VERBOSE].set : c->value[OPT_QUIET].set)
+        return;
     fprintf(stderr, "%s: %s\n", (unsigned)level < 4 ? names[level] : "log", line);
 }
 
@@ -91,8 +93,8 @@ int cli_start(cli *c)
     qn_error error = {0};
     qn_ctx_options options;
     qn_ctx_options_init(&options);
-    if (c->value[OPT_VERBOSE].set)
-        options.log = log_line;
+    options.log = log_line;
+    options.log_user = c;
     int code = cli_check(c, qn_ctx_create(&options, &c->ctx, &error), &error, PHASE_RUN);
     qn_plan_options_init(&c->plan);
     if (!code && cli_verb_takes(c->verb, OPT_BACKEND))

@@ -329,7 +329,7 @@ typedef struct wishes {
     float smooth;        /* 0: none */
 } wishes;
 
-static wishes make_wishes(const run *r)
+static wishes make_wishes(const run *r, const qn_checkpoint *checkpoint)
 {
     const qn_scheme *scheme = r->outputs.scheme;
     wishes w = {.scale = qn_scheme_needs_calibration(scheme)};
@@ -343,6 +343,14 @@ static wishes make_wishes(const run *r)
     }
     if (!linear) {
         return (wishes){0};
+    }
+    const qn_tokenizer_source *tokenizer = qn_checkpoint_tokenizer(checkpoint);
+    if (!w.scale && !tokenizer->tokenizer_json.bytes && !tokenizer->token_count) {
+        if (scheme->scales != QN_SCALES_NONE) {
+            qn_log(r->ctx, QN_LOG_WARN, "the model has no tokenizer to calibrate with: weights are rounded to nearest, "
+                                        "without smoothing and error feedback");
+        }
+        return w;
     }
     w.smooth = r->tuning->smooth < 0 ? qn_smooth_alpha(scheme) : r->tuning->smooth;
     w.feedback = r->tuning->feedback && scheme->scales != QN_SCALES_NONE;
@@ -358,7 +366,7 @@ static wishes make_wishes(const run *r)
 static qn_status calibrate(run *r, const char *input, const qn_checkpoint *checkpoint, qn_error *error)
 {
     const qn_exec *exec = &r->options->exec;
-    const wishes w = make_wishes(r);
+    const wishes w = make_wishes(r, checkpoint);
     const int observe = w.feedback || w.scale || w.smooth > 0;
     if (observe || r->outputs.scheme->global_scale) {
         QN_TRY(find_amax(r->ctx, &r->outputs, exec, error));
