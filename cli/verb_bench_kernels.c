@@ -1,5 +1,5 @@
 /* quern bench kernels: each case checked against the reference, then timed with
- * weights the caches cannot hold, beside the machine's ceiling of the same run. */
+ * operands the caches cannot hold, beside the machine's ceiling of the same run. */
 #include <math.h>
 #include <regex.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 #include "kernel_info.h"
 
 #define MOST_CHECKED 16777216.0  /* multiply-adds the reference is given */
-#define ROTATED_BYTES 67108864.0 /* weights in rotation: more than the last cache holds */
+#define ROTATED_BYTES 67108864.0 /* operands in rotation: more than the last cache holds */
 
 enum { MOST_CEILINGS = 32, MOST_REPS = 1000 };
 
@@ -209,46 +209,68 @@ static int verify(cli *c, const qn_op_desc *desc, const char *kernel, int32_t ex
     return code;
 }
 
-/* Copies of the weights (packed, or the weight tensors), so that a run never meets its own in a cache. */
+/* Copies of the operands that must not be met in a cache: the weights (packed, or
+ * the weight tensors), or, where those are the lesser part, all inputs and outputs. */
 typedef struct rotation {
     qn_args *args;
-    void **memory;
+    void **memory; /* a row of inputs, then outputs, a copy */
     int copies;
 } rotation;
 
-static int make_rotation(cli *c, const bench_case *k, void *blob, rotation *r)
+#define ROTATED_SLOTS (QN_MAX_IN + QN_MAX_OUT)
+
+/* Bytes of each slot that is rotated. */
+static int rotated_bytes(cli *c, const bench_case *k, size_t bytes[ROTATED_SLOTS])
 {
     const qn_op_info *info = qn_op_get_info(k->desc.op);
     qn_error error = {0};
-    size_t bytes[QN_MAX_IN] = {0}, total = qn_plan_pack_bytes(k->plan);
-    int packed = total > 0;
-    for (int i = 0; i < info->in_count && !packed; i++) {
-        if (!info->in[i].weight || k->desc.in[i].format == QN_FORMAT_NONE)
-            continue;
-        int code = cli_check(c, qn_shape_bytes(&k->desc.in[i], &bytes[i], &error), &error, PHASE_RUN);
-        if (code)
-            return code;
-        total += bytes[i];
+    size_t weights = 0, all = 0;
+    int code = 0;
+    for (int i = 0; i < ROTATED_SLOTS && !code; i++) {
+        const qn_shape *shape = i < QN_MAX_IN ? &k->desc.in[i] : &k->out[i - QN_MAX_IN];
+        bytes[i] = 0;
+        if (shape->format != QN_FORMAT_NONE)
+            code = cli_check(c, qn_shape_bytes(shape, &bytes[i], &error), &error, PHASE_RUN);
+        all += bytes[i];
+        weights += i < info->in_count && info->in[i].weight ? bytes[i] : 0;
     }
+    for (int i = 0; i < ROTATED_SLOTS && weights >= all / 2; i++)
+        if (i >= info->in_count || !info->in[i].weight)
+            bytes[i] = 0;
+    return code;
+}
+
+static int make_rotation(cli *c, const bench_case *k, void *blob, rotation *r)
+{
+    size_t bytes[ROTATED_SLOTS] = {0}, total = qn_plan_pack_bytes(k->plan);
+    const int packed = total > 0;
+    const int code = packed ? 0 : rotated_bytes(c, k, bytes);
+    if (code)
+        return code;
+    if (packed)
+        bytes[0] = total;
+    for (int i = 0; i < ROTATED_SLOTS && !packed; i++)
+        total += bytes[i];
     r->copies = total == 0 ? 1 : (int)fmin(4096, ceil(ROTATED_BYTES / (double)total) + 1);
     r->args = cli_alloc((size_t)r->copies, sizeof *r->args);
-    r->memory = cli_alloc((size_t)r->copies * QN_MAX_IN, sizeof *r->memory);
+    r->memory = cli_alloc((size_t)r->copies * ROTATED_SLOTS, sizeof *r->memory);
     if (!r->args || !r->memory)
-        return cli_memory(c, "copies of the weights");
+        return cli_memory(c, "copies of the operands");
     for (int i = 0; i < r->copies; i++) {
         r->args[i] = k->args;
         r->args[i].packed = blob;
-        if (i == 0)
-            continue;
-        for (int s = 0; s < QN_MAX_IN; s++) {
-            size_t n = packed ? (s == 0 ? total : 0) : bytes[s];
-            if (n == 0)
+        for (int s = 0; s < ROTATED_SLOTS && i > 0; s++) {
+            if (bytes[s] == 0)
                 continue;
-            void *copy = cli_alloc(n, 1);
+            void *copy = cli_alloc(bytes[s], 1);
             if (!copy)
-                return cli_memory(c, "copies of the weights");
-            r->memory[i * QN_MAX_IN + s] = copy;
-            memcpy(copy, packed ? blob : k->in_data[s], n);
+                return cli_memory(c, "copies of the operands");
+            r->memory[i * ROTATED_SLOTS + s] = copy;
+            if (s >= QN_MAX_IN) {
+                r->args[i].out[s - QN_MAX_IN] = qn_mut_view_make(copy, &k->out[s - QN_MAX_IN]);
+                continue;
+            }
+            memcpy(copy, packed ? blob : k->in_data[s], bytes[s]);
             if (packed)
                 r->args[i].packed = copy;
             else
@@ -260,7 +282,7 @@ static int make_rotation(cli *c, const bench_case *k, void *blob, rotation *r)
 
 static void free_rotation(rotation *r)
 {
-    for (int i = 0; r->memory && i < r->copies * QN_MAX_IN; i++)
+    for (int i = 0; r->memory && i < r->copies * ROTATED_SLOTS; i++)
         free(r->memory[i]);
     free(r->memory);
     free(r->args);
