@@ -488,7 +488,6 @@ qn_status qn_build_linear(qn_model *model, int32_t layer, int32_t in, int32_t ou
 
 qn_status qn_build_output(qn_model *model, int32_t in, const char *weight, qn_error *error)
 {
-    model->reg_logits_in = in;
     return add_multiply(model, -1, in, weight, (qn_operand){.place = QN_PLACE_REGISTER, .index = -1}, error);
 }
 

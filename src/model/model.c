@@ -99,11 +99,6 @@ const qn_tokenizer *qn_model_tokenizer(const qn_model *model)
     return model->tokenizer;
 }
 
-const qn_checkpoint *qn_model_checkpoint(const qn_model *model)
-{
-    return model->checkpoint;
-}
-
 void qn_model_set_observer(qn_model *model, qn_observe_fn observe, void *user)
 {
     model->observe = observe;

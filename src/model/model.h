@@ -68,7 +68,7 @@ struct qn_model {
     qn_step *steps;
     size_t step_count, step_capacity;
     size_t body_steps;   /* steps before the final norm: run for all rows; the rest for rows whose logits are asked */
-    int32_t reg_stream, reg_logits_in; /* residual stream; normed rows the output layer reads */
+    int32_t reg_stream;  /* the residual stream, where embeddings go */
     const qn_weight *embedding;
     qn_buffer notes;     /* what was fused and what could not be */
 
@@ -80,8 +80,5 @@ struct qn_model {
  * observer must have been opened from a checkpoint without quantised activations
  * for x to be what the layer reads. */
 void qn_model_set_observer(qn_model *model, qn_observe_fn observe, void *user);
-
-/* The checkpoint the model was opened from; borrowed. */
-const qn_checkpoint *qn_model_checkpoint(const qn_model *model);
 
 #endif

@@ -98,14 +98,3 @@ void qn_cpu_name(char name[49])
 }
 
 #endif
-
-qn_isa qn_cpu_best(void)
-{
-    qn_isa best = QN_ISA_SCALAR;
-    for (int i = QN_ISA_SCALAR; i < QN_ISA_COUNT; i++) {
-        if (!qn_cpu_refusal((qn_isa)i)) {
-            best = (qn_isa)i;
-        }
-    }
-    return best;
-}

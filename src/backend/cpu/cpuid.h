@@ -7,9 +7,6 @@
 /* NULL when code of that level can run here, else the static reason. */
 const char *qn_cpu_refusal(qn_isa isa);
 
-/* The best level that can run here. */
-qn_isa qn_cpu_best(void);
-
 /* The processor's name, 49 bytes with the final zero; "" when it tells none. */
 void qn_cpu_name(char name[49]);
 
