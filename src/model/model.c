@@ -63,6 +63,9 @@ qn_status qn_model_open(qn_ctx *ctx, const char *path, const qn_model_options *o
     if (status == QN_OK) {
         status = qn_model_fuse(model, error);
     }
+    if (status == QN_OK && !options->f32_activations) {
+        status = qn_model_narrow(model, error);
+    }
     if (status == QN_OK) {
         qn_build_drop_plans(model);
         status = qn_model_pack(model, &options->exec, !options->no_packed_file, error);
