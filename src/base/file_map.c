@@ -9,9 +9,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static int64_t modified_ns(const struct stat *st)
+static int64_t nanoseconds(const struct timespec *t)
 {
-    return (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec;
+    return (int64_t)t->tv_sec * 1000000000 + t->tv_nsec;
 }
 
 /* Map the open file. */
@@ -40,7 +40,8 @@ static qn_status map_descriptor(int fd, const char *path, qn_file_map *out, qn_e
                          .mapping = mapping,
                          .device = (uint64_t)after.st_dev,
                          .inode = (uint64_t)after.st_ino,
-                         .modified_ns = modified_ns(&after)};
+                         .modified_ns = nanoseconds(&after.st_mtim),
+                         .changed_ns = nanoseconds(&after.st_ctim)};
     return QN_OK;
 }
 
@@ -61,9 +62,28 @@ qn_status qn_file_map_check(const qn_file_map *map, const char *path, qn_error *
     QN_FAIL_IF((uint64_t)st.st_size != map->size, error, QN_E_IO,
                "%s had %zu bytes when it was opened and has %lld now", path, map->size, (long long)st.st_size);
     QN_FAIL_IF((uint64_t)st.st_dev != map->device || (uint64_t)st.st_ino != map->inode ||
-                   modified_ns(&st) != map->modified_ns,
+                   nanoseconds(&st.st_mtim) != map->modified_ns,
                error, QN_E_IO, "%s was replaced or written to after it was opened", path);
     return QN_OK;
+}
+
+int qn_file_map_holds(const qn_file_map *map, const void *data, size_t bytes)
+{
+    const uintptr_t first = (uintptr_t)map->data, at = (uintptr_t)data;
+    return map->mapping && at >= first && at - first <= map->size && bytes <= map->size - (at - first);
+}
+
+void qn_file_map_release(const qn_file_map *map, const void *data, size_t bytes)
+{
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)data;
+    const uintptr_t first = (at + page - 1) / page * page;
+    uintptr_t last = at + bytes;
+    if (last != (uintptr_t)map->data + map->size) {
+        last = last / page * page; /* the last page of a file is whole without being full */
+    }
+    if (map->mapping && first < last) {
+        (void)madvise((char *)map->mapping + (first - (uintptr_t)map->data), last - first, MADV_DONTNEED);
+    }
 }
 
 void qn_file_map_close(qn_file_map *map)
