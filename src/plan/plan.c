@@ -41,7 +41,7 @@ qn_status qn_plan_options_get(const qn_plan_options *options, qn_plan_options *o
     return QN_OK;
 }
 
-/* What packed weights depend on: not on the rows. */
+/* What packed weights depend on: the operator, its weights' shapes and the layout; not on rows, level or kernel. */
 static uint64_t fingerprint_of(const qn_op_desc *desc, const qn_sizes *sizes, const qn_kernel *kernel)
 {
     struct {
@@ -66,8 +66,7 @@ static uint64_t fingerprint_of(const qn_op_desc *desc, const qn_sizes *sizes, co
             memcpy(&key.slots[i][2], desc->in[i].dims, sizeof desc->in[i].dims);
         }
     }
-    const uint64_t seed = XXH3_64bits(kernel->name, strlen(kernel->name));
-    return XXH3_64bits_withSeed(&key, sizeof key, seed);
+    return XXH3_64bits_withSeed(&key, sizeof key, kernel->pack_layout);
 }
 
 /* What options force and this machine lacks: QN_E_DEVICE with the reason. */
