@@ -28,6 +28,10 @@
     }
 
 #define LEVELS(op, contract, weight, code)               \
+    ROW(op, contract, amx, 32, 32, weight, code),        \
+    ROW(op, contract, scalar, 1, 16, weight, code)
+
+#define LEVELS_F32(op, contract, weight, code)           \
     ROW(op, contract, scalar, 1, 16, weight, code)
 
 #define LEVELS_I8(op, contract, weight, code)            \
@@ -44,7 +48,7 @@ static const qn_kernel kernels[] = {
     LEVELS(QN_OP_NVFP4_MM, "nvfp4_mm_fp_nvfp4_fp", QN_U8, QN_PANEL_NVFP4),
     LEVELS(QN_OP_MXFP4_MM, "mxfp4_mm_fp_mxfp4_fp", QN_U8, QN_PANEL_MXFP4),
     LEVELS(QN_OP_DENSE_MM, "dense_mm_fp_bf16_fp", QN_BF16, QN_PANEL_BF16),
-    LEVELS(QN_OP_DENSE_MM, "dense_mm_fp_f32_fp", QN_F32, QN_PANEL_F32),
+    LEVELS_F32(QN_OP_DENSE_MM, "dense_mm_fp_f32_fp", QN_F32, QN_PANEL_F32),
 };
 
 const qn_cpu_family qn_cpu_panel_family = {kernels, sizeof kernels / sizeof *kernels};
