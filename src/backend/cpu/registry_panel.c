@@ -29,6 +29,7 @@
 
 #define LEVELS(op, contract, weight, code)               \
     ROW(op, contract, amx, 32, 32, weight, code),        \
+    ROW(op, contract, avx512bf16, 6, 64, weight, code),  \
     ROW(op, contract, scalar, 1, 16, weight, code)
 
 #define LEVELS_F32(op, contract, weight, code)           \
