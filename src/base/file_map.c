@@ -73,16 +73,16 @@ int qn_file_map_holds(const qn_file_map *map, const void *data, size_t bytes)
     return map->mapping && at >= first && at - first <= map->size && bytes <= map->size - (at - first);
 }
 
+/* A fault maps a window of this size around it, so what neighbours' reading brought in goes with it. */
+#define FAULT_AROUND ((size_t)65536)
+
 void qn_file_map_release(const qn_file_map *map, const void *data, size_t bytes)
 {
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)data;
-    const uintptr_t first = (at + page - 1) / page * page;
-    uintptr_t last = at + bytes;
-    if (last != (uintptr_t)map->data + map->size) {
-        last = last / page * page; /* the last page of a file is whole without being full */
-    }
-    if (map->mapping && first < last) {
-        (void)madvise((char *)map->mapping + (first - (uintptr_t)map->data), last - first, MADV_DONTNEED);
+    const size_t at = (size_t)((uintptr_t)data - (uintptr_t)map->data);
+    const size_t first = at / FAULT_AROUND * FAULT_AROUND;
+    const size_t left = map->size - at - bytes, more = FAULT_AROUND - 1 - (at + bytes - 1) % FAULT_AROUND;
+    if (map->mapping && bytes) {
+        (void)madvise((char *)map->mapping + first, at + bytes + (more < left ? more : left) - first, MADV_DONTNEED);
     }
 }
 

@@ -23,8 +23,8 @@ qn_status qn_file_map_check(const qn_file_map *map, const char *path, qn_error *
 /* Whether [data, data + bytes) lies in the map. */
 int qn_file_map_holds(const qn_file_map *map, const void *data, size_t bytes);
 
-/* Give back the memory of the whole pages inside [data, data + bytes), a part of the map. They stay readable: a
- * later read brings them in again. */
+/* Give back the memory of [data, data + bytes), a part of the map, and of a little around it. All of it stays
+ * readable: a later read brings it in again. */
 void qn_file_map_release(const qn_file_map *map, const void *data, size_t bytes);
 
 /* Unmap; fine for a zeroed one. */

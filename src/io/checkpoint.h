@@ -50,8 +50,8 @@ const qn_weight *qn_checkpoint_find(const qn_checkpoint *checkpoint, const char 
  * quantization_config; borrowed. What the quantiser writes into its output. */
 const json_t *qn_checkpoint_config(const qn_checkpoint *checkpoint);
 
-/* Give back the memory of mapped file pages: those inside [data, data + bytes) when that is part of a file, and
- * nothing else; or all. They stay readable, a later read brings them in again. */
+/* Give back the memory of mapped files: of [data, data + bytes) when that is part of one, else of nothing; or of all.
+ * It stays readable, a later read brings it in again. */
 void qn_checkpoint_release(const qn_checkpoint *checkpoint, const void *data, size_t bytes);
 void qn_checkpoint_release_all(const qn_checkpoint *checkpoint);
 

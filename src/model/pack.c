@@ -6,7 +6,9 @@
  * first. A weight's pages of the source file are given back as soon as it is
  * packed, so that source and blob are not both in memory; what later needs them
  * (rows of a tied embedding) reads them from the file again. Copies that only
- * packing needs (rows put in order, column sums) live in a scratch a thread. */
+ * packing needs (rows put in order, column sums) live in a scratch a thread.
+ * Work goes in waves, so that the weights being packed at one time, of which
+ * there are two copies, never make more than the blobs alone take at the end. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,9 +19,12 @@
 #include "model/build.h"
 #include "plan/plan.h"
 
+#define SLACK ((size_t)16 << 20) /* bytes that may be in memory twice at the very end */
+
 /* A weight to make ready. */
 typedef struct weight_job {
     qn_step *step;
+    size_t source_bytes;  /* of the file */
     size_t blob_bytes;    /* 0: the kernel reads the weight as it is stored */
     char *blob;
     size_t rows_bytes;    /* of a copy of the rows in logical order; 0: they are in order */
@@ -32,7 +37,7 @@ typedef struct weight_job {
 typedef struct pack_work {
     qn_model *model;
     weight_job *jobs;
-    int32_t count;
+    int32_t count, first; /* first: of this wave */
     char *scratch;
     size_t scratch_bytes; /* a thread */
 } pack_work;
@@ -88,7 +93,7 @@ static qn_status pack(const weight_job *job, qn_error *error)
 static void job_task(void *user, int64_t index, int32_t thread)
 {
     const pack_work *work = user;
-    weight_job *job = &work->jobs[index];
+    weight_job *job = &work->jobs[work->first + index];
     qn_step *step = job->step;
     const qn_weight *weight = step->weight;
     const qn_checkpoint *checkpoint = work->model->checkpoint;
@@ -152,6 +157,7 @@ static void find_jobs(qn_model *model, weight_job *jobs, int32_t *count)
             continue;
         }
         weight_job job = {.step = step, .blob_bytes = qn_plan_pack_bytes(step->plan)};
+        job.source_bytes = (size_t)step->weight->n * (size_t)step->weight->data.strides[0];
         if (step->weight->rope_interleaved) {
             job.rows_bytes = qn_align_up((size_t)step->weight->n * (size_t)step->weight->data.strides[0], QN_ALIGN);
         }
@@ -254,12 +260,49 @@ static qn_status prepare(pack_work *work, int32_t threads, qn_error *error)
     return QN_OK;
 }
 
+static size_t made_bytes(const weight_job *job)
+{
+    return job->blob_bytes ? job->blob_bytes : job->rows_bytes;
+}
+
+/* Jobs of the next wave, at least one: with what is done and what is being read they fit what all take at the end. */
+static int32_t wave_of(const pack_work *work, size_t done, size_t total, int32_t threads)
+{
+    size_t made = done, reading = 0;
+    int32_t count = 0;
+    while (work->first + count < work->count) {
+        const weight_job *job = &work->jobs[work->first + count];
+        made += made_bytes(job);
+        reading += count < threads ? job->source_bytes : 0; /* sorted: the largest ones */
+        if (count && made + reading > total + SLACK) {
+            break;
+        }
+        count++;
+    }
+    return count;
+}
+
+static void run_waves(pack_work *work, const qn_exec *exec)
+{
+    size_t total = 0, done = 0;
+    for (int32_t i = 0; i < work->count; i++) {
+        total += made_bytes(&work->jobs[i]);
+    }
+    for (work->first = 0; work->first < work->count;) {
+        const int32_t count = wave_of(work, done, total, qn_exec_threads(exec));
+        qn_parallel_for(exec, count, job_task, work);
+        for (int32_t end = work->first + count; work->first < end; work->first++) {
+            done += made_bytes(&work->jobs[work->first]);
+        }
+    }
+}
+
 static qn_status pack_all(pack_work *work, const qn_exec *exec, qn_error *error)
 {
     qsort(work->jobs, (size_t)work->count, sizeof *work->jobs, by_size);
     qn_status status = prepare(work, qn_exec_threads(exec), error);
     if (status == QN_OK) {
-        qn_parallel_for(exec, work->count, job_task, work);
+        run_waves(work, exec);
     }
     qn_free(work->model->ctx, work->scratch);
     for (int32_t i = 0; i < work->count && status == QN_OK; i++) {
