@@ -338,7 +338,7 @@ qn_status qn_pack(const qn_plan *plan, const qn_args *args, void *blob, size_t b
     return QN_OK;
 }
 
-static qn_status check_blob(const qn_plan *plan, const void *blob, qn_error *error)
+qn_status qn_plan_check_blob(const qn_plan *plan, const void *blob, qn_error *error)
 {
     QN_FAIL_IF(!plan->kernel->pack_bytes, error, QN_E_PACKED, "%s takes no packed weights", plan->kernel->name);
     QN_FAIL_IF((uintptr_t)blob % QN_ALIGN != 0, error, QN_E_ALIGNMENT, "the packed blob is not aligned to %d bytes",
@@ -395,7 +395,7 @@ qn_status qn_run(const qn_plan *plan, const qn_args *args, void *workspace, size
     qn_shape out[QN_MAX_OUT];
     qn_sizes sizes;
     if (args->packed) {
-        QN_TRY(check_blob(plan, args->packed, error));
+        QN_TRY(qn_plan_check_blob(plan, args->packed, error));
     }
     QN_TRY(run_shapes(plan, args, &desc, out, &sizes, error));
     QN_TRY(check_operands(&desc, out, args, error));
