@@ -60,6 +60,8 @@ typedef enum cli_option_id {
     OPT_IN,
     OPT_REPEAT,
     OPT_FILTER,
+    OPT_SVG,
+    OPT_MEASURE,
     OPT_PROMPT_TOKENS,
     OPT_GEN_TOKENS,
     OPT_REPETITIONS,
