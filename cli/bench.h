@@ -78,6 +78,10 @@ typedef struct bench {
     int failures; /* cases that disagree with the reference */
 } bench;
 
+/* Bytes to measure memory with: --memory, else what qn_meter_advise says, less where little is free. What may stay in
+ * a cache is said on stderr. */
+size_t bench_memory(cli *c, size_t *cache_bytes);
+
 int bench_begin(bench *b, cli *c);
 void bench_end(bench *b);
 

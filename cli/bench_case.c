@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_CHECKED 16777216.0        /* multiply-adds the reference is given, when a smaller case can do */
-#define MOST_CHECKED_ROWS 134217728.0  /* before rows are given up that decide the kernel's path */
-#define MOST_FILLED 4194304.0          /* elements filled one by one; larger tensors repeat them */
+#define MOST_CHECKED 16777216.0       /* multiply-adds the reference is given, when a smaller case can do */
+#define MOST_CHECKED_ROWS 134217728.0 /* before rows are given up that decide the kernel's path */
+#define MOST_FILLED 4194304.0         /* elements filled one by one; larger tensors repeat them */
 #define PAGE 4096
 
 enum { CHECKED_ROWS = 64, CHECKED_COLUMNS = 128 };
@@ -250,8 +250,7 @@ static size_t pages(size_t bytes)
     return (bytes + PAGE - 1) / PAGE * PAGE;
 }
 
-int bench_rotation_make(cli *c, const bench_case *k, void *blob, int most, char *arena, size_t arena_bytes,
-                        rotation *r)
+int bench_rotation_make(cli *c, const bench_case *k, void *blob, int most, char *arena, size_t arena_bytes, rotation *r)
 {
     size_t bytes[ROTATED_SLOTS] = {0}, packed = blob ? qn_plan_pack_bytes(k->plan) : 0, total = 0, room = 0, used = 0;
     const int code = packed ? 0 : rotated_bytes(c, k, bytes);

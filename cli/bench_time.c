@@ -12,7 +12,7 @@
 
 #define CASE_SECONDS 0.15
 #define LONGEST_SECONDS 2.0
-#define CEILING_SECONDS 10.0 /* arithmetic ceilings older than that are measured again */
+#define CEILING_SECONDS 5.0 /* arithmetic ceilings older than that are measured again before a case */
 
 enum { LEAST_REPS = 5, MOST_REPS = 1000 };
 
@@ -48,24 +48,31 @@ static double free_bytes(void)
     return fmax(machine, 0);
 }
 
-int bench_begin(bench *b, cli *c)
+size_t bench_memory(cli *c, size_t *cache_bytes)
 {
-    qn_error error = {0};
     char wanted[32], got[32];
-    memset(b, 0, sizeof *b);
-    b->c = c;
-    size_t bytes = qn_meter_advise(qn_exec_threads(&c->exec), &b->cache_bytes);
+    size_t bytes = qn_meter_advise(qn_exec_threads(&c->exec), cache_bytes);
     const double room = free_bytes() / 4; /* the meter's memory, the copies, and as much again for the operands */
     if (room > 0 && (double)bytes > room)
         bytes = (size_t)room;
-    if (bytes < 2 * b->cache_bytes)
+    if (c->value[OPT_MEMORY].i > 0)
+        bytes = (size_t)c->value[OPT_MEMORY].i << 20;
+    if (bytes < 2 * *cache_bytes)
         cli_note(c, "note: measuring with %s, less than twice the last-level caches (%s): a part may stay in them\n",
-                 cli_size_text(got, (double)bytes), cli_size_text(wanted, (double)b->cache_bytes));
-    b->arena_bytes = bytes;
-    b->arena = cli_alloc(bytes, 1);
+                 cli_size_text(got, (double)bytes), cli_size_text(wanted, (double)*cache_bytes));
+    return bytes;
+}
+
+int bench_begin(bench *b, cli *c)
+{
+    qn_error error = {0};
+    memset(b, 0, sizeof *b);
+    b->c = c;
+    b->arena_bytes = bench_memory(c, &b->cache_bytes);
+    b->arena = cli_alloc(b->arena_bytes, 1);
     if (!b->arena)
         return cli_memory(c, "copies of the operands");
-    return cli_check(c, qn_meter_create(c->ctx, &c->exec, bytes, &b->meter, &error), &error, PHASE_RUN);
+    return cli_check(c, qn_meter_create(c->ctx, &c->exec, b->arena_bytes, &b->meter, &error), &error, PHASE_RUN);
 }
 
 void bench_end(bench *b)
@@ -122,13 +129,15 @@ static int time_runs(cli *c, const bench_case *k, const rotation *r, int reps, b
     return code;
 }
 
-/* Where the memory ceiling applies to: a forced level, else whatever the machine does best. */
+/* The level of the memory ceiling: a forced one, else whatever the machine does best. */
 static qn_isa memory_level(const bench *b)
 {
     return b->c->plan.isa;
 }
 
-/* The ceiling that binds: the one that takes longer for this case's bytes or operations. */
+/* The ceiling that binds: the one that takes longer for this case's bytes or operations. Both were measured before the
+ * case; the one that binds is measured after it too and the higher value counts, so that a moment in which the machine
+ * was busy with something else does not pass for what it can do. */
 static void set_roofline(bench *b, const bench_case *k, const char *memory_name, bench_record *r)
 {
     const char *arithmetic = qn_plan_ceiling(k->plan);
@@ -136,11 +145,12 @@ static void set_roofline(bench *b, const bench_case *k, const char *memory_name,
         return;
     r->gbps = r->bytes / r->median * 1e-3;
     r->gflops = r->flops / r->median * 1e-3;
-    const qn_isa levels[2] = {memory_level(b), r->facts.level};
-    double memory = bench_ceiling_get(b, memory_name, levels[0], INFINITY);
-    double compute = bench_ceiling_get(b, arithmetic, levels[1], CEILING_SECONDS);
-    /* what plain multiply-adds of the level reach is reachable too: some processors have a bf16 dot at half their rate */
-    const double plain = strcmp(arithmetic, "fp32_fma") == 0 ? 0 : bench_ceiling_get(b, "fp32_fma", levels[1], CEILING_SECONDS);
+    double memory = bench_ceiling_get(b, memory_name, memory_level(b), INFINITY);
+    double compute = arithmetic ? bench_ceiling_get(b, arithmetic, r->facts.level, CEILING_SECONDS) : 0;
+    /* what plain multiply-adds of the level reach is reachable too: some processors have a bf16 dot at half their rate
+     */
+    const int is_plain = !arithmetic || strcmp(arithmetic, "fp32_fma") == 0;
+    const double plain = is_plain ? 0 : bench_ceiling_get(b, "fp32_fma", r->facts.level, CEILING_SECONDS);
     if (plain > compute) {
         arithmetic = "fp32_fma";
         compute = plain;
@@ -152,10 +162,8 @@ static void set_roofline(bench *b, const bench_case *k, const char *memory_name,
     const int by_memory = memory_us >= compute_us;
     const double work = by_memory ? r->bytes : r->flops;
     r->roofline = by_memory ? memory_name : arithmetic;
-    r->roofline_value = by_memory ? memory : compute;
-    /* above its ceiling: that was measured while the machine was busy; once more, now */
-    for (int i = 0; i < 2 && work / r->roofline_value * 1e-3 > r->median; i++)
-        r->roofline_value = fmax(r->roofline_value, bench_ceiling_get(b, r->roofline, levels[!by_memory], -1));
+    r->roofline_value = fmax(by_memory ? memory : compute,
+                             bench_ceiling_get(b, r->roofline, by_memory ? memory_level(b) : r->facts.level, -1));
     r->percent = 100 * work / r->roofline_value * 1e-3 / r->median;
 }
 
@@ -186,7 +194,7 @@ static int measure_opened(bench *b, bench_case *k, bench_record *r)
     if (!code) {
         r->rotated_bytes = rotated.bytes;
         bench_ceiling_get(b, cost.memory, memory_level(b), -1); /* nearest in time, and empties the caches */
-        code = bench_case_run(c, k, &rotated.args[0]);         /* the pool awake, the code in the cache */
+        code = bench_case_run(c, k, &rotated.args[0]);          /* the pool awake, the code in the cache */
     }
     if (!code)
         code = time_runs(c, k, &rotated, reps, r);

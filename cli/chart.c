@@ -11,11 +11,11 @@
 enum {
     WIDTH = 1180,
     MARGIN = 24,
-    HEAD = 92,        /* title, machine, legend */
+    HEAD = 92, /* title, machine, legend */
     ROW = 18,
-    GROUP = 30,       /* an operator's heading */
-    LABEL = 470,      /* where bars start */
-    BAR = 420,        /* 100 % */
+    GROUP = 30,  /* an operator's heading */
+    LABEL = 470, /* where bars start */
+    BAR = 420,   /* 100 % */
     PLOT_HEIGHT = 380,
     PLOT_LEFT = 90,
     PLOT_RIGHT = 300, /* room for the ceilings' names */
@@ -101,7 +101,7 @@ static const char *time_text(char text[32], double us)
 
 /* ---- Bars ---- */
 
-static const char *const rooflines[] = {"read",     "copy",     "fp32_fma",  "bf16_dot",
+static const char *const rooflines[] = {"read",     "copy",      "fp32_fma",  "bf16_dot",
                                         "int8_dot", "bf16_tile", "int8_tile", NULL};
 
 static int colour_of(const char *roofline)
@@ -189,7 +189,7 @@ static void legend(FILE *out, double y, const bench_record *records, int count)
 /* ---- The roofline plot: both axes logarithmic ---- */
 
 typedef struct plot {
-    double x0, x1, y0, y1;         /* log10 of the ends of the axes */
+    double x0, x1, y0, y1; /* log10 of the ends of the axes */
     double left, top, width, height;
 } plot;
 
@@ -223,8 +223,14 @@ static plot make_plot(double top, const bench_record *records, int count, const 
     for (int i = 0; i < n; i++)
         if (ceilings[i].value > 0 && !is_memory(ceilings[i].name))
             y1 = fmax(y1, ceilings[i].value);
-    plot p = {floor(log10(x0)), ceil(log10(x1)), floor(log10(y0)), ceil(log10(y1 * 1.05)), PLOT_LEFT, top,
-              WIDTH - PLOT_LEFT - PLOT_RIGHT, PLOT_HEIGHT};
+    plot p = {floor(log10(x0)),
+              ceil(log10(x1)),
+              floor(log10(y0)),
+              ceil(log10(y1 * 1.05)),
+              PLOT_LEFT,
+              top,
+              WIDTH - PLOT_LEFT - PLOT_RIGHT,
+              PLOT_HEIGHT};
     p.x1 = fmax(p.x1, p.x0 + 1);
     p.y1 = fmax(p.y1, p.y0 + 1);
     return p;
@@ -290,8 +296,8 @@ static void dots(FILE *out, const plot *p, const bench_record *records, int coun
     }
 }
 
-void chart_write(FILE *out, const char *subtitle, const bench_record *records, int count,
-                 const bench_ceiling *ceilings, int ceiling_count)
+void chart_write(FILE *out, const char *subtitle, const bench_record *records, int count, const bench_ceiling *ceilings,
+                 int ceiling_count)
 {
     const double bars_top = HEAD + 20, plot_top = bars_top + bars_height(records, count) + 80;
     const double height = plot_top + PLOT_HEIGHT + 60;
@@ -306,7 +312,8 @@ void chart_write(FILE *out, const char *subtitle, const bench_record *records, i
     legend(out, 80, records, count);
     bars(out, bars_top, records, count);
     const plot p = make_plot(plot_top, records, count, ceilings, ceiling_count);
-    label(out, MARGIN, plot_top - 34, "op", "start", "Roofline: what each case reaches, below what this machine can do");
+    label(out, MARGIN, plot_top - 34, "op", "start",
+          "Roofline: what each case reaches, below what this machine can do");
     axes(out, &p);
     ceiling_lines(out, &p, ceilings, ceiling_count);
     dots(out, &p, records, count);

@@ -62,6 +62,7 @@ typedef enum cli_option_id {
     OPT_FILTER,
     OPT_SVG,
     OPT_MEASURE,
+    OPT_MEMORY,
     OPT_PROMPT_TOKENS,
     OPT_GEN_TOKENS,
     OPT_REPETITIONS,

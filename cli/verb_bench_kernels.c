@@ -190,8 +190,8 @@ int verb_bench_kernels(cli *c)
     if (!code && chart.out)
         code = write_chart(c, &chart, &b, &list);
     if (!code && b.failures)
-        code = cli_fail(c, EXIT_FAILED, "%d of %d cases disagree with the reference", b.failures,
-                        b.failures + list.count);
+        code =
+            cli_fail(c, EXIT_FAILED, "%d of %d cases disagree with the reference", b.failures, b.failures + list.count);
     if (s.compiled)
         regfree(&s.filter);
     drop_chart(&chart);

@@ -45,27 +45,27 @@ QN_INLINE uint64_t read_range(const void *from, size_t bytes, size_t places, siz
     return sum;
 }
 
-#define READ(name, places, ahead)                               \
-    static uint64_t name(const void *from, size_t bytes)        \
-    {                                                           \
-        return read_range(from, bytes, places, ahead);          \
+#define READ(name, places, ahead)                                                                                      \
+    static uint64_t name(const void *from, size_t bytes)                                                               \
+    {                                                                                                                  \
+        return read_range(from, bytes, places, ahead);                                                                 \
     }
 
-#define COPY(name, PUT, ahead, END)                                                                \
-    static void name(void *to, const void *from, size_t bytes)                                     \
-    {                                                                                              \
-        for (size_t at = 0; at < bytes; at += LINES * LINE) {                                      \
-            const char *p = (const char *)from + at;                                               \
-            char *q = (char *)to + at;                                                             \
-            for (size_t i = 0; (ahead) && i < LINES; i++) {                                        \
-                PREFETCH(p + (ahead) + i * LINE);                                                  \
-            }                                                                                      \
-            _Pragma("GCC unroll 32") for (size_t v = 0; v < LINES * LINE; v += sizeof(VECTOR))     \
-            {                                                                                      \
-                PUT(q + v, LOAD(p + v));                                                           \
-            }                                                                                      \
-        }                                                                                          \
-        END;                                                                                       \
+#define COPY(name, PUT, ahead, END)                                                                                    \
+    static void name(void *to, const void *from, size_t bytes)                                                         \
+    {                                                                                                                  \
+        for (size_t at = 0; at < bytes; at += LINES * LINE) {                                                          \
+            const char *p = (const char *)from + at;                                                                   \
+            char *q = (char *)to + at;                                                                                 \
+            for (size_t i = 0; (ahead) && i < LINES; i++) {                                                            \
+                PREFETCH(p + (ahead) + i * LINE);                                                                      \
+            }                                                                                                          \
+            _Pragma("GCC unroll 32") for (size_t v = 0; v < LINES * LINE; v += sizeof(VECTOR))                         \
+            {                                                                                                          \
+                PUT(q + v, LOAD(p + v));                                                                               \
+            }                                                                                                          \
+        }                                                                                                              \
+        END;                                                                                                           \
     }
 
 READ(read_one, 1, 0)

@@ -54,7 +54,7 @@ struct qn_meter {
     qn_ctx *ctx;
     const qn_exec *exec;
     size_t bytes;
-    char *buffer;                /* allocated by the first measurement of memory */
+    char *buffer;                 /* allocated by the first measurement of memory */
     int32_t best[STREAM_ROWS][2]; /* fastest way to read, to copy, counted from 1; 0: not known yet */
 };
 
@@ -263,13 +263,13 @@ static int multiplies(qn_op op)
 
 const char *qn_kernel_ceiling(const qn_kernel *kernel, const qn_op_desc *desc)
 {
-    if (kernel->arithmetic) {
+    if (kernel->arithmetic || !multiplies(kernel->op)) {
         return kernel->arithmetic;
     }
     if (kernel->op == QN_OP_SCALED_MM && desc->in[QN_SMM_A].format == QN_I8) {
         return kernel->isa >= QN_ISA_AMX ? "int8_tile" : "int8_dot";
     }
-    if (!multiplies(kernel->op) || kernel->isa < QN_ISA_AVX512BF16) {
+    if (kernel->isa < QN_ISA_AVX512BF16) {
         return "fp32_fma";
     }
     return kernel->isa >= QN_ISA_AMX ? "bf16_tile" : "bf16_dot";
