@@ -63,7 +63,8 @@ typedef struct bench_record {
 typedef struct bench_ceiling {
     char name[24];
     qn_isa level;
-    double value, when; /* value 0: this machine cannot */
+    double value, when; /* the last measurement; value 0: this machine cannot */
+    double best;        /* the highest of all */
 } bench_ceiling;
 
 enum { BENCH_CEILINGS = 32 };

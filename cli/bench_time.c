@@ -93,12 +93,13 @@ double bench_ceiling_get(bench *b, const char *name, qn_isa level, double second
         b->ceiling_count++;
         snprintf(k->name, sizeof k->name, "%s", name);
         k->level = level;
-        k->value = 0;
+        k->value = k->best = 0;
     } else if (cli_now() - k->when <= seconds) {
         return k->value;
     }
     if (qn_meter_measure(b->meter, name, level, &k->value, &error) != QN_OK)
         k->value = 0;
+    k->best = fmax(k->best, k->value);
     k->when = cli_now();
     return k->value;
 }

@@ -9,7 +9,7 @@
 #include <string.h>
 
 enum {
-    WIDTH = 1180,
+    WIDTH = 1220,
     MARGIN = 24,
     HEAD = 92, /* title, machine, legend */
     ROW = 18,
@@ -127,7 +127,7 @@ static void bar(FILE *out, double y, const bench_record *r)
     char time[32], kind[8];
     const double percent = r->percent < 100 ? r->percent : 100;
     snprintf(kind, sizeof kind, "c%d", colour_of(r->roofline));
-    label(out, LABEL - 8, y + 12.5, "mono", "end", "%.74s", sizes ? sizes + 1 : r->text);
+    label(out, LABEL - 8, y + 12.5, "mono", "end", "%.66s", sizes ? sizes + 1 : r->text);
     box(out, "track", LABEL, y + 3, BAR, ROW - 6);
     box(out, kind, LABEL, y + 3, BAR * percent / 100, ROW - 6);
     if (r->roofline)
@@ -221,8 +221,8 @@ static plot make_plot(double top, const bench_record *records, int count, const 
         y1 = fmax(y1, records[i].gflops);
     }
     for (int i = 0; i < n; i++)
-        if (ceilings[i].value > 0 && !is_memory(ceilings[i].name))
-            y1 = fmax(y1, ceilings[i].value);
+        if (ceilings[i].best > 0 && !is_memory(ceilings[i].name))
+            y1 = fmax(y1, ceilings[i].best);
     plot p = {floor(log10(x0)),
               ceil(log10(x1)),
               floor(log10(y0)),
@@ -259,22 +259,22 @@ static void ceiling_lines(FILE *out, const plot *p, const bench_ceiling *ceiling
     double last = -1e9;
     for (int i = 0; i < n; i++) {
         const bench_ceiling *k = &ceilings[i];
-        if (k->value <= 0)
+        if (k->best <= 0)
             continue;
         if (is_memory(k->name)) {
-            const double low = fmax(pow(10, p->x0), pow(10, p->y0) / k->value);
-            const double high = fmin(pow(10, p->x1), pow(10, p->y1) / k->value);
+            const double low = fmax(pow(10, p->x0), pow(10, p->y0) / k->best);
+            const double high = fmin(pow(10, p->x1), pow(10, p->y1) / k->best);
             if (low >= high)
                 continue;
-            line(out, "line", plot_x(p, low), plot_y(p, low * k->value), plot_x(p, high), plot_y(p, high * k->value));
-            label(out, plot_x(p, high) + 6, plot_y(p, high * k->value) - 6, "mono", "start", "%s %.4g GB/s", k->name,
-                  k->value);
-        } else if (k->value >= pow(10, p->y0)) {
-            const double y = plot_y(p, k->value);
+            line(out, "line", plot_x(p, low), plot_y(p, low * k->best), plot_x(p, high), plot_y(p, high * k->best));
+            label(out, plot_x(p, high) + 6, plot_y(p, high * k->best) - 6, "mono", "start", "%s %.4g GB/s", k->name,
+                  k->best);
+        } else if (k->best >= pow(10, p->y0)) {
+            const double y = plot_y(p, k->best);
             const int close = fabs(y - last) < 12;
             last = y;
             line(out, "line", p->left, y, right, y);
-            label(out, right + (close ? 150 : 8), y + 4, "mono", "start", "%s %.4g%s%s", k->name, k->value,
+            label(out, right + (close ? 150 : 8), y + 4, "mono", "start", "%s %.4g%s%s", k->name, k->best,
                   k->level == QN_ISA_MAX ? "" : ", ", k->level == QN_ISA_MAX ? "" : qn_isa_name(k->level));
         }
     }
