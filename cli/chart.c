@@ -27,6 +27,7 @@ static const char style[] =
     "text{font:12px system-ui,sans-serif;fill:#24292f}"
     ".ground{fill:#fbfbfa}.title{font-size:18px;font-weight:600}.op{font-weight:600}.soft{fill:#667079}"
     ".grid{stroke:#d5d8dc;stroke-width:1}.track{fill:#e9ebed}.line{stroke:#24292f;stroke-width:1.5;fill:none}"
+    ".dash{stroke-dasharray:6 4}"
     ".c0{fill:#2f78c4}.c1{fill:#2f9e72}.c2{fill:#c9742b}.c3{fill:#a44fae}.c4{fill:#c0474f}.c5{fill:#8a8f2d}"
     ".c6{fill:#2c98a8}.c7{fill:#7a6fd0}.dot{fill-opacity:.8}.mono{font-family:ui-monospace,monospace;font-size:11px}"
     "@media (prefers-color-scheme:dark){text{fill:#e3e6ea}.ground{fill:#16191d}.soft{fill:#98a2ad}"
@@ -95,7 +96,7 @@ static const char *time_text(char text[32], double us)
     if (us < 1000)
         snprintf(text, 32, "%.3g \xC2\xB5s", us);
     else
-        snprintf(text, 32, "%.3g ms", us / 1000);
+        snprintf(text, 32, "%.3g %s", us < 1e6 ? us / 1e3 : us / 1e6, us < 1e6 ? "ms" : "s");
     return text;
 }
 
@@ -222,7 +223,7 @@ static plot make_plot(double top, const bench_record *records, int count, const 
     }
     for (int i = 0; i < n; i++)
         if (ceilings[i].best > 0 && !is_memory(ceilings[i].name))
-            y1 = fmax(y1, ceilings[i].best);
+            y1 = fmax(y1, 1.5 * ceilings[i].best);
     plot p = {floor(log10(x0)),
               ceil(log10(x1)),
               floor(log10(y0)),
@@ -252,30 +253,42 @@ static void axes(FILE *out, const plot *p)
     label(out, p->left, p->top - 10, "soft", "start", "GFLOP/s");
 }
 
-/* Arithmetic ceilings are level; a memory ceiling rises with the operations a byte. Either is cut at the frame. */
+/* Of one name the highest is drawn: kernels of lower levels stand beside their own ceiling in the bars. */
+static int is_highest(const bench_ceiling *ceilings, int n, int i)
+{
+    for (int j = 0; j < n; j++)
+        if (j != i && strcmp(ceilings[j].name, ceilings[i].name) == 0 &&
+            (ceilings[j].best > ceilings[i].best || (ceilings[j].best == ceilings[i].best && j < i)))
+            return 0;
+    return ceilings[i].best > 0;
+}
+
+/* Arithmetic ceilings are level; a memory ceiling rises with the operations a byte (copy: dashed). Either is cut at the
+ * frame and named to the right of it. */
 static void ceiling_lines(FILE *out, const plot *p, const bench_ceiling *ceilings, int n)
 {
     const double right = p->left + p->width;
-    double last = -1e9;
+    double named = p->top - 16;
     for (int i = 0; i < n; i++) {
         const bench_ceiling *k = &ceilings[i];
-        if (k->best <= 0)
+        if (!is_highest(ceilings, n, i))
             continue;
         if (is_memory(k->name)) {
             const double low = fmax(pow(10, p->x0), pow(10, p->y0) / k->best);
             const double high = fmin(pow(10, p->x1), pow(10, p->y1) / k->best);
+            const int dashed = strcmp(k->name, "copy") == 0;
             if (low >= high)
                 continue;
-            line(out, "line", plot_x(p, low), plot_y(p, low * k->best), plot_x(p, high), plot_y(p, high * k->best));
-            label(out, plot_x(p, high) + 6, plot_y(p, high * k->best) - 6, "mono", "start", "%s %.4g GB/s", k->name,
-                  k->best);
+            line(out, dashed ? "line dash" : "line", plot_x(p, low), plot_y(p, low * k->best), plot_x(p, high),
+                 plot_y(p, high * k->best));
+            label(out, right + 8, named, "mono", "start", "%s %.4g GB/s%s", k->name, k->best,
+                  dashed ? " (dashed)" : "");
+            named += 14;
         } else if (k->best >= pow(10, p->y0)) {
             const double y = plot_y(p, k->best);
-            const int close = fabs(y - last) < 12;
-            last = y;
             line(out, "line", p->left, y, right, y);
-            label(out, right + (close ? 150 : 8), y + 4, "mono", "start", "%s %.4g%s%s", k->name, k->best,
-                  k->level == QN_ISA_MAX ? "" : ", ", k->level == QN_ISA_MAX ? "" : qn_isa_name(k->level));
+            label(out, right + 8, y + 4, "mono", "start", "%s %.4g GFLOP/s, %s", k->name, k->best,
+                  qn_isa_name(k->level));
         }
     }
 }

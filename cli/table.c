@@ -87,7 +87,7 @@ const cli_option cli_options[OPT_LIMIT] = {
     [OPT_MEASURE] = {"measure", NULL, 0, KIND_FLAG, 0, 0, NULL, NULL,
                      "also time each operator's kernels and name those far below their roofline"},
     [OPT_MEMORY] = {"memory", NULL, 0, KIND_INT, 0, 65536, "0", "MIB",
-                    "memory that the read and copy ceilings go through, and as much for the copies of operands; 0: twice "
+                    "memory that the read and copy ceilings go through, and as much for copies of operands; 0: twice "
                     "the last-level caches, 256 to 1024"},
     [OPT_PROMPT_TOKENS] = {"n-prompt", "prompt", 'p', KIND_INT, 0, 1000000, "512", "N",
                            "tokens of the prompt test; 0: none"},
@@ -225,7 +225,8 @@ const cli_verb cli_verbs[] = {
     {"bench", "kernels | model ...", 0, -1, 0, OPTIONS(OPT_HELP), "measure kernels or a model",
      "See `quern bench kernels --help` and `quern bench model --help`.", "quern bench model model.gguf", verb_bench},
 
-    {"bench kernels", "", 0, 0, 0, OPTIONS(OPT_FILTER, OPT_SVG, OPT_MEMORY, COMPUTE, OPT_JSON, COMMON), "measure kernels",
+    {"bench kernels", "", 0, 0, 0, OPTIONS(OPT_FILTER, OPT_SVG, OPT_MEMORY, COMPUTE, OPT_JSON, COMMON),
+     "measure kernels",
      "Checks each case of the case table against the reference, then times it with operands that the caches cannot "
      "hold, and prints time, GB/s and GFLOP/s beside the ceiling that binds: the machine's memory or the arithmetic "
      "that the kernel uses, measured in the same run. Cases of more than 2^24 multiply-adds are checked on fewer "
