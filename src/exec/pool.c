@@ -2,246 +2,274 @@
  *
  * Owns qn_pool and the choice between the calling thread, a pool and the
  * caller's own threads; every backend runs its grids through qn_parallel_for.
- * Workers spin for a short while between jobs, because a decoding step is a
- * chain of jobs a few microseconds apart, and sleep on a condition variable
- * after that. Indices are handed out in runs from one atomic counter; which
- * thread gets which index never matters to a result.
+ * A decoding step is a chain of hundreds of jobs of a few microseconds, so what
+ * counts is how soon a job starts and ends.
  *
- * A worker joins a job through its gate and the caller waits only for those that
- * joined: on a busy machine a worker that gets no processor holds up nobody. */
+ * A thread has a seat: one cache line with its part of the job, written by the
+ * caller and watched by the worker. A job is cut into units (single tasks, or
+ * runs of them when there are many), and each seat gets a neighbouring range of
+ * them, so that a thread streams through memory; a thread that is done takes
+ * units from the other ends of the others' ranges. A range carries the number of
+ * its job and is changed by compare-and-swap only, so a thread that comes late
+ * finds nothing to take and can harm nobody: the caller waits for the units, not
+ * for the workers, and on a busy machine a worker that gets no processor holds
+ * up nobody. Which thread gets which unit never matters to a result.
+ *
+ * Workers watch their seats for a while after the last job, then sleep on a
+ * condition variable. */
 #include <quern/exec.h>
 
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <unistd.h>
+#include <string.h>
 
+#include "base/clock.h"
 #include "base/context.h"
 #include "base/error.h"
+#include "exec/processors.h"
 
 #define MAX_THREADS 1024
-#define SPINS 4000
-#define OPEN (UINT64_C(1) << 31)
-#define INSIDE (OPEN - 1)
+#define SPIN_NS 2000000u                /* from the last job to sleep */
+#define SPINS 64                        /* looks between two looks at the clock */
+#define UNITS_A_THREAD 64               /* most units of a job, a thread */
+#define MAX_UNITS 65535                 /* a range has 16 bits an end */
+#define FIRST_NUMBER (UINT32_MAX - 500) /* numbers of jobs wrap; early, so that this is no rare event */
+#define LINE 64
+
+typedef struct seat {
+    _Alignas(LINE) _Atomic uint64_t part; /* number of the job << 32 | next unit << 16 | end */
+    _Atomic uint64_t finished;            /* number of the job << 32 | units this thread has done of it */
+    qn_task_fn fn;                        /* the job; to be read by who has taken a unit of it */
+    void *user;
+    int64_t count, run; /* tasks; tasks a unit */
+    _Atomic int32_t asleep;
+} seat;
 
 typedef struct worker {
     qn_pool *pool;
-    int32_t thread;
+    int32_t thread, processor; /* -1: any */
     pthread_t handle;
+    pthread_cond_t wake;
 } worker;
 
 struct qn_pool {
+    /* Read by all, written when made. */
     const qn_ctx *ctx;
     int32_t threads, started; /* started: workers that exist, threads - 1 when complete */
-    int spins;                /* 0 when there are more threads than processors */
-    worker *workers;
+    uint64_t spin_ns;         /* 0: sleep at once, for more threads than there are processors for */
+    seat *seats;              /* [threads] */
+    worker *workers;          /* [threads], the first is the caller */
     pthread_mutex_t mutex;
-    pthread_cond_t wake, done;
-
-    /* The job: written by the caller while the gate is closed and nobody is inside. */
-    qn_task_fn fn;
-    void *user;
-    int64_t count, run;
-    _Atomic int64_t next;
-    _Atomic uint64_t gate;    /* number of the job << 32 | OPEN | workers inside */
-    _Atomic int32_t sleepers; /* workers about to sleep or asleep */
-    _Atomic int caller_sleeps;
-    _Atomic int stop;
+    pthread_cond_t done;
+    _Atomic int stop, caller_sleeps;
+    /* The caller's. */
+    _Alignas(LINE) _Atomic uint32_t number; /* of the last job */
+    _Atomic int busy;
 };
 
 static void relax(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
 #endif
 }
 
-static void take_tasks(qn_pool *pool, int32_t thread)
+static uint32_t number_of(uint64_t word)
 {
+    return (uint32_t)(word >> 32);
+}
+
+/* ---- units ---- */
+
+/* Take a unit of that job from a seat, from the front of one's own and from the end of another's; -1: none left. */
+static int32_t take_unit(seat *from, uint32_t number, int own)
+{
+    uint64_t part = atomic_load_explicit(&from->part, memory_order_acquire);
     for (;;) {
-        const int64_t first = atomic_fetch_add_explicit(&pool->next, pool->run, memory_order_relaxed);
-        if (first >= pool->count) {
-            return;
+        const int32_t next = (int32_t)(part >> 16 & 0xFFFF), end = (int32_t)(part & 0xFFFF);
+        if (number_of(part) != number || next >= end) {
+            return -1;
         }
-        const int64_t last = pool->count - first < pool->run ? pool->count : first + pool->run;
-        for (int64_t i = first; i < last; i++) {
-            pool->fn(pool->user, i, thread);
+        const uint64_t rest = own ? part + (1u << 16) : part - 1;
+        if (atomic_compare_exchange_weak_explicit(&from->part, &part, rest, memory_order_acq_rel,
+                                                  memory_order_acquire)) {
+            return own ? next : end - 1;
         }
     }
 }
 
-static uint32_t job_number(uint64_t gate)
+/* Do units of that job until there are none to take; returns how many. */
+static uint32_t do_units(qn_pool *pool, int32_t thread, uint32_t number)
 {
-    return (uint32_t)(gate >> 32);
+    const seat *const self = &pool->seats[thread];
+    uint32_t units = 0;
+    for (int32_t i = 0; i < pool->threads; i++) {
+        const int32_t from = thread + i < pool->threads ? thread + i : thread + i - pool->threads;
+        for (int32_t unit; (unit = take_unit(&pool->seats[from], number, i == 0)) >= 0; units++) {
+            const int64_t first = unit * self->run;
+            const int64_t last = self->count - first < self->run ? self->count : first + self->run;
+            for (int64_t task = first; task < last; task++) {
+                self->fn(self->user, task, thread);
+            }
+        }
+    }
+    return units;
 }
 
-/* Wait until there is a job after number seen; returns its number, or seen when the pool stops. */
-static uint32_t wait_for_job(qn_pool *pool, uint32_t seen)
+/* ---- workers ---- */
+
+/* Sleep until the seat has a job after number seen, or the pool stops. */
+static void sleep_for_job(worker *self, seat *mine, uint32_t seen)
 {
-    for (int i = 0; i < pool->spins; i++) {
-        const uint32_t number = job_number(atomic_load_explicit(&pool->gate, memory_order_acquire));
-        if (number != seen) {
-            return number;
-        }
-        if (atomic_load_explicit(&pool->stop, memory_order_relaxed)) {
-            return seen;
-        }
-        relax();
-    }
+    qn_pool *const pool = self->pool;
     pthread_mutex_lock(&pool->mutex);
-    /* Raised before the gate is looked at, as the caller opens the gate before it
-     * looks at sleepers: one of the two sees the other. */
-    atomic_fetch_add(&pool->sleepers, 1);
-    uint32_t number;
-    while ((number = job_number(atomic_load(&pool->gate))) == seen && !atomic_load(&pool->stop)) {
-        pthread_cond_wait(&pool->wake, &pool->mutex);
+    /* Both sides change pool->number between what they tell and what they look at: the worker
+     * tells that it is asleep and looks at its seat, the caller writes the seats and looks who
+     * is asleep. One of the two comes second there and sees what the other told. */
+    atomic_store_explicit(&mine->asleep, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&pool->number, 0, memory_order_acq_rel);
+    while (number_of(atomic_load_explicit(&mine->part, memory_order_acquire)) == seen && !atomic_load(&pool->stop)) {
+        pthread_cond_wait(&self->wake, &pool->mutex);
     }
-    atomic_fetch_sub(&pool->sleepers, 1);
+    atomic_store_explicit(&mine->asleep, 0, memory_order_relaxed);
     pthread_mutex_unlock(&pool->mutex);
-    return number;
 }
 
-/* Step inside the open gate of that job; 0 when it is closed or another job's. */
-static int join_job(qn_pool *pool, uint32_t number)
+/* Wait until the seat has a job after number seen; returns its number, or seen when the pool stops. */
+static uint32_t wait_for_job(worker *self, seat *mine, uint32_t seen)
 {
-    uint64_t gate = atomic_load(&pool->gate);
-    while (job_number(gate) == number && (gate & OPEN)) {
-        if (atomic_compare_exchange_weak(&pool->gate, &gate, gate + 1)) {
-            return 1;
+    qn_pool *const pool = self->pool;
+    uint32_t number, latest = atomic_load_explicit(&pool->number, memory_order_relaxed);
+    uint64_t deadline = pool->spin_ns ? qn_clock_ns() + pool->spin_ns : 0;
+    while (pool->spin_ns && !atomic_load_explicit(&pool->stop, memory_order_relaxed)) {
+        for (int i = 0; i < SPINS; i++) {
+            number = number_of(atomic_load_explicit(&mine->part, memory_order_acquire));
+            if (number != seen) {
+                return number;
+            }
+            relax();
+        }
+        if (qn_clock_ns() >= deadline) {
+            /* jobs too small for this seat count as well */
+            number = atomic_load_explicit(&pool->number, memory_order_relaxed);
+            if (number == latest) {
+                break;
+            }
+            latest = number;
+            deadline = qn_clock_ns() + pool->spin_ns;
         }
     }
-    return 0;
+    sleep_for_job(self, mine, seen);
+    return number_of(atomic_load_explicit(&mine->part, memory_order_acquire));
 }
 
 static void *work(void *argument)
 {
     worker *const self = argument;
     qn_pool *const pool = self->pool;
-    uint32_t seen = 0;
-    for (;;) {
-        const uint32_t number = wait_for_job(pool, seen);
-        if (number == seen) {
-            return NULL;
-        }
+    seat *const mine = &pool->seats[self->thread];
+    uint32_t seen = FIRST_NUMBER;
+    for (uint32_t number; (number = wait_for_job(self, mine, seen)) != seen;) {
         seen = number;
-        if (join_job(pool, number)) {
-            take_tasks(pool, self->thread);
-            const uint64_t before = atomic_fetch_sub(&pool->gate, 1);
-            if ((before & INSIDE) == 1 && atomic_load(&pool->caller_sleeps)) {
-                pthread_mutex_lock(&pool->mutex);
-                pthread_cond_signal(&pool->done);
-                pthread_mutex_unlock(&pool->mutex);
-            }
+        const uint32_t units = do_units(pool, self->thread, number);
+        if (units == 0) {
+            continue;
+        }
+        /* An exchange, as the caller reads by one before it sleeps: see sleep_for_job. */
+        atomic_exchange_explicit(&mine->finished, (uint64_t)number << 32 | units, memory_order_acq_rel);
+        if (atomic_load_explicit(&pool->caller_sleeps, memory_order_relaxed)) {
+            pthread_mutex_lock(&pool->mutex);
+            pthread_cond_signal(&pool->done);
+            pthread_mutex_unlock(&pool->mutex);
         }
     }
+    return NULL;
+}
+
+/* ---- the caller ---- */
+
+static uint32_t units_finished(qn_pool *pool, uint32_t number, int32_t parts, int going_to_sleep)
+{
+    uint32_t units = 0;
+    for (int32_t t = 1; t < parts; t++) {
+        _Atomic uint64_t *const finished = &pool->seats[t].finished;
+        const uint64_t word = going_to_sleep ? atomic_fetch_add_explicit(finished, 0, memory_order_acq_rel)
+                                             : atomic_load_explicit(finished, memory_order_acquire);
+        units += number_of(word) == number ? (uint32_t)word : 0;
+    }
+    return units;
+}
+
+/* Wait until the workers have done that many units. */
+static void wait_for_units(qn_pool *pool, uint32_t number, int32_t parts, uint32_t units)
+{
+    uint64_t deadline = 0;
+    do {
+        for (int i = 0; i < SPINS; i++) {
+            if (units_finished(pool, number, parts, 0) == units) {
+                return;
+            }
+            relax();
+        }
+        const uint64_t now = pool->spin_ns ? qn_clock_ns() : 0;
+        deadline = deadline ? deadline : now + pool->spin_ns;
+        if (now >= deadline) {
+            break;
+        }
+    } while (1);
+    pthread_mutex_lock(&pool->mutex);
+    atomic_store_explicit(&pool->caller_sleeps, 1, memory_order_relaxed);
+    while (units_finished(pool, number, parts, 1) != units) {
+        pthread_cond_wait(&pool->done, &pool->mutex);
+    }
+    atomic_store_explicit(&pool->caller_sleeps, 0, memory_order_relaxed);
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+/* The number of the next job, never 0. */
+static uint32_t next_number(qn_pool *pool)
+{
+    const uint32_t number = atomic_load_explicit(&pool->number, memory_order_relaxed) + 1;
+    if (number != 0) {
+        return number;
+    }
+    /* wrapped: nothing of the last round may be taken for news of the next one */
+    for (int32_t t = 0; t < pool->threads; t++) {
+        atomic_store_explicit(&pool->seats[t].finished, 0, memory_order_relaxed);
+    }
+    return 1;
 }
 
 static void pool_run(qn_pool *pool, int64_t count, qn_task_fn fn, void *user)
 {
-    pool->fn = fn;
-    pool->user = user;
-    pool->count = count;
-    pool->run = count / ((int64_t)pool->threads * 16);
-    if (pool->run < 1) {
-        pool->run = 1;
+    const int64_t most =
+        (int64_t)pool->threads * UNITS_A_THREAD < MAX_UNITS ? (int64_t)pool->threads * UNITS_A_THREAD : MAX_UNITS;
+    const int64_t run = count / most + (count % most != 0);
+    const int64_t units = count / run + (count % run != 0);
+    const int32_t parts = units < pool->threads ? (int32_t)units : pool->threads;
+    const uint32_t number = next_number(pool);
+    for (int32_t t = 0; t < parts; t++) {
+        seat *const s = &pool->seats[t];
+        s->fn = fn;
+        s->user = user;
+        s->count = count;
+        s->run = run;
+        const uint64_t next = (uint64_t)(units * t / parts), end = (uint64_t)(units * (t + 1) / parts);
+        atomic_store_explicit(&s->part, (uint64_t)number << 32 | next << 16 | end, memory_order_release);
     }
-    atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
-    /* The number wraps after 2^32 jobs; workers only compare it with the last one they saw. */
-    const uint32_t number = job_number(atomic_load_explicit(&pool->gate, memory_order_relaxed)) + 1;
-    atomic_store(&pool->gate, (uint64_t)number << 32 | OPEN);
-    if (atomic_load(&pool->sleepers) > 0) {
-        pthread_mutex_lock(&pool->mutex);
-        pthread_cond_broadcast(&pool->wake);
-        pthread_mutex_unlock(&pool->mutex);
-    }
-    take_tasks(pool, 0);
-    atomic_fetch_and(&pool->gate, ~OPEN);
-    for (int i = 0; i < pool->spins; i++) {
-        if ((atomic_load_explicit(&pool->gate, memory_order_acquire) & INSIDE) == 0) {
-            return;
+    atomic_exchange_explicit(&pool->number, number, memory_order_acq_rel);
+    for (int32_t t = 1; t < parts; t++) {
+        if (atomic_load_explicit(&pool->seats[t].asleep, memory_order_relaxed)) {
+            pthread_mutex_lock(&pool->mutex);
+            pthread_cond_signal(&pool->workers[t].wake);
+            pthread_mutex_unlock(&pool->mutex);
         }
-        relax();
     }
-    pthread_mutex_lock(&pool->mutex);
-    atomic_store(&pool->caller_sleeps, 1);
-    while ((atomic_load(&pool->gate) & INSIDE) != 0) {
-        pthread_cond_wait(&pool->done, &pool->mutex);
-    }
-    atomic_store(&pool->caller_sleeps, 0);
-    pthread_mutex_unlock(&pool->mutex);
-}
-
-static int32_t processors(void)
-{
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) {
-        return CPU_COUNT(&set);
-    }
-    const long n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n > 0 && n <= MAX_THREADS ? (int32_t)n : 1;
-}
-
-qn_status qn_pool_create(qn_ctx *ctx, int32_t threads, qn_pool **out, qn_error *error)
-{
-    QN_FAIL_IF(!out, error, QN_E_ARGUMENT, "qn_pool_create: out is NULL");
-    *out = NULL;
-    QN_FAIL_IF(!ctx, error, QN_E_ARGUMENT, "qn_pool_create: ctx is NULL");
-    QN_FAIL_IF(threads < 0 || threads > MAX_THREADS, error, QN_E_ARGUMENT, "threads is %d, expected 0 to %d", threads,
-               MAX_THREADS);
-    const int32_t available = processors();
-    if (threads == 0) {
-        threads = available < MAX_THREADS ? available : MAX_THREADS;
-    }
-    qn_pool *pool = qn_calloc(ctx, 1, sizeof *pool);
-    QN_FAIL_IF(!pool, error, QN_E_MEMORY, "out of memory for a thread pool");
-    pool->ctx = ctx;
-    pool->threads = threads;
-    pool->spins = threads <= available ? SPINS : 0;
-    pthread_mutex_init(&pool->mutex, NULL);
-    pthread_cond_init(&pool->wake, NULL);
-    pthread_cond_init(&pool->done, NULL);
-    pool->workers = qn_calloc(ctx, (size_t)threads, sizeof *pool->workers);
-    if (!pool->workers) {
-        qn_pool_destroy(pool);
-        QN_FAIL(error, QN_E_MEMORY, "out of memory for %d threads", threads);
-    }
-    for (int32_t i = 0; i < threads - 1; i++) {
-        worker *w = &pool->workers[i];
-        *w = (worker){.pool = pool, .thread = i + 1};
-        if (pthread_create(&w->handle, NULL, work, w) != 0) {
-            qn_pool_destroy(pool);
-            QN_FAIL(error, QN_E_MEMORY, "thread %d of %d could not be started", i + 2, threads);
-        }
-        pool->started++;
-    }
-    *out = pool;
-    return QN_OK;
-}
-
-int32_t qn_pool_threads(const qn_pool *pool)
-{
-    return pool ? pool->threads : 1;
-}
-
-void qn_pool_destroy(qn_pool *pool)
-{
-    if (!pool) {
-        return;
-    }
-    pthread_mutex_lock(&pool->mutex);
-    atomic_store(&pool->stop, 1);
-    pthread_cond_broadcast(&pool->wake);
-    pthread_mutex_unlock(&pool->mutex);
-    for (int32_t i = 0; i < pool->started; i++) {
-        pthread_join(pool->workers[i].handle, NULL);
-    }
-    pthread_cond_destroy(&pool->done);
-    pthread_cond_destroy(&pool->wake);
-    pthread_mutex_destroy(&pool->mutex);
-    const qn_ctx *ctx = pool->ctx;
-    qn_free(ctx, pool->workers);
-    qn_free(ctx, pool);
+    const uint32_t own = do_units(pool, 0, number);
+    wait_for_units(pool, number, parts, (uint32_t)units - own);
 }
 
 void qn_parallel_for(const qn_exec *exec, int64_t count, qn_task_fn fn, void *user)
@@ -250,11 +278,13 @@ void qn_parallel_for(const qn_exec *exec, int64_t count, qn_task_fn fn, void *us
         return;
     }
     if (exec && count > 1) {
-        if (exec->pool && exec->pool->threads > 1) {
-            pool_run(exec->pool, count, fn, user);
+        qn_pool *const pool = exec->pool;
+        if (pool && pool->threads > 1 && !atomic_exchange_explicit(&pool->busy, 1, memory_order_acquire)) {
+            pool_run(pool, count, fn, user);
+            atomic_store_explicit(&pool->busy, 0, memory_order_release);
             return;
         }
-        if (!exec->pool && exec->parallel_for) {
+        if (!pool && exec->parallel_for) {
             exec->parallel_for(exec->parallel_user, count, fn, user);
             return;
         }
@@ -273,4 +303,130 @@ int32_t qn_exec_threads(const qn_exec *exec)
         return exec->pool->threads;
     }
     return exec->parallel_for && exec->threads > 0 ? exec->threads : 1;
+}
+
+/* ---- making and ending ---- */
+
+void qn_pool_options_init(qn_pool_options *options)
+{
+    memset(options, 0, sizeof *options);
+    options->size = sizeof *options;
+    options->pin = 1;
+}
+
+static void pin(worker *w, int32_t processor)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET((size_t)processor, &set);
+    /* a system that refuses leaves the thread where it is */
+    if (pthread_setaffinity_np(w->handle, sizeof set, &set) == 0) {
+        w->processor = processor;
+    }
+}
+
+static qn_status start_workers(qn_pool *pool, const qn_processors *processors, int pinned, qn_error *error)
+{
+    for (int32_t t = 0; t < pool->threads; t++) {
+        atomic_init(&pool->seats[t].part, (uint64_t)FIRST_NUMBER << 32);
+        pool->workers[t] = (worker){.pool = pool, .thread = t, .processor = -1};
+        pthread_cond_init(&pool->workers[t].wake, NULL);
+    }
+    if (pinned) {
+        pool->workers[0].processor = processors->ids[0];
+    }
+    for (int32_t t = 1; t < pool->threads; t++) {
+        worker *const w = &pool->workers[t];
+        QN_FAIL_IF(pthread_create(&w->handle, NULL, work, w) != 0, error, QN_E_MEMORY,
+                   "thread %d of %d could not be started", t + 1, pool->threads);
+        pool->started++;
+        if (pinned) {
+            pin(w, processors->ids[t]);
+        }
+    }
+    return QN_OK;
+}
+
+qn_status qn_pool_create_with(qn_ctx *ctx, const qn_pool_options *options, qn_pool **out, qn_error *error)
+{
+    QN_FAIL_IF(!out, error, QN_E_ARGUMENT, "qn_pool_create: out is NULL");
+    *out = NULL;
+    QN_FAIL_IF(!ctx || !options, error, QN_E_ARGUMENT, "qn_pool_create: %s is NULL", !ctx ? "ctx" : "options");
+    QN_FAIL_IF(options->size != sizeof *options, error, QN_E_ARGUMENT,
+               "qn_pool_create: options.size is %zu, this library expects %zu", options->size, sizeof *options);
+    QN_FAIL_IF(options->threads < 0 || options->threads > MAX_THREADS, error, QN_E_ARGUMENT,
+               "threads is %d, expected 0 to %d", options->threads, MAX_THREADS);
+    qn_processors processors;
+    qn_processors_get("", &processors);
+    const double quota = qn_processors_quota("");
+    const double share = quota > 0 && quota < processors.count ? quota : processors.count;
+    int32_t threads = options->threads;
+    if (threads == 0) {
+        threads = (int32_t)share + (share > (int32_t)share);
+    }
+    qn_pool *pool = qn_calloc(ctx, 1, sizeof *pool);
+    QN_FAIL_IF(!pool, error, QN_E_MEMORY, "out of memory for a thread pool");
+    pool->ctx = ctx;
+    pool->threads = threads;
+    pool->spin_ns = threads <= share ? SPIN_NS : 0;
+    atomic_init(&pool->number, FIRST_NUMBER);
+    pthread_mutex_init(&pool->mutex, NULL);
+    pthread_cond_init(&pool->done, NULL);
+    pool->seats = qn_calloc(ctx, (size_t)threads, sizeof *pool->seats);
+    pool->workers = pool->seats ? qn_calloc(ctx, (size_t)threads, sizeof *pool->workers) : NULL;
+    if (!pool->workers) {
+        qn_pool_destroy(pool);
+        QN_FAIL(error, QN_E_MEMORY, "out of memory for %d threads", threads);
+    }
+    const qn_status status =
+        start_workers(pool, &processors, options->pin && processors.known && threads <= processors.count, error);
+    if (status != QN_OK) {
+        qn_pool_destroy(pool);
+        return status;
+    }
+    *out = pool;
+    return QN_OK;
+}
+
+qn_status qn_pool_create(qn_ctx *ctx, int32_t threads, qn_pool **out, qn_error *error)
+{
+    qn_pool_options options;
+    qn_pool_options_init(&options);
+    options.threads = threads;
+    return qn_pool_create_with(ctx, &options, out, error);
+}
+
+int32_t qn_pool_threads(const qn_pool *pool)
+{
+    return pool ? pool->threads : 1;
+}
+
+int32_t qn_pool_processor(const qn_pool *pool, int32_t thread)
+{
+    return pool && thread >= 0 && thread < pool->threads ? pool->workers[thread].processor : -1;
+}
+
+void qn_pool_destroy(qn_pool *pool)
+{
+    if (!pool) {
+        return;
+    }
+    pthread_mutex_lock(&pool->mutex);
+    atomic_store(&pool->stop, 1);
+    for (int32_t t = 1; t <= pool->started; t++) {
+        pthread_cond_signal(&pool->workers[t].wake);
+    }
+    pthread_mutex_unlock(&pool->mutex);
+    for (int32_t t = 1; t <= pool->started; t++) {
+        pthread_join(pool->workers[t].handle, NULL);
+    }
+    for (int32_t t = 0; pool->workers && t < pool->threads; t++) {
+        pthread_cond_destroy(&pool->workers[t].wake);
+    }
+    pthread_cond_destroy(&pool->done);
+    pthread_mutex_destroy(&pool->mutex);
+    const qn_ctx *ctx = pool->ctx;
+    qn_free(ctx, pool->workers);
+    qn_free(ctx, pool->seats);
+    qn_free(ctx, pool);
 }

@@ -74,16 +74,38 @@ static size_t row_stride_of(qn_panel_rows kind, int32_t terms, int64_t blocks)
     return bytes % 1024 == 0 ? qn_size_add(bytes, 64) : bytes; /* rows apart in the caches' sets */
 }
 
-static int64_t task_rows_of(const qn_panel_set *set, int64_t m)
+#define FEW_ROWS 16  /* a decode step: weights stream, one task a few panels */
+#define LEAST_TASKS 16
+
+typedef struct grid {
+    int64_t rows, panels; /* of a task */
+} grid;
+
+static grid largest_grid(const qn_panel_set *set)
 {
-    return qn_max_i64(1, qn_min_i64(m, set->rows_block));
+    return (grid){set->rows_block, qn_max_i64(4, qn_min_i64(set->panels_block, MAX_BLOCK_PANELS))};
 }
 
-/* Panels of a task: with few rows enough tasks to share out, with many what the set likes. */
-static int64_t task_panels_of(const qn_panel_set *set, int64_t m, int64_t panels)
+/* By shapes alone: what the set likes best, cut until there are tasks to share out. */
+static grid grid_of(const qn_panel_set *set, int64_t m, int64_t panels)
 {
-    const int64_t share = qn_max_i64(1, qn_min_i64(4, panels / 16));
-    return m <= 16 ? share : qn_min_i64(set->panels_block, MAX_BLOCK_PANELS);
+    grid g = largest_grid(set);
+    g.rows = qn_min_i64(m, g.rows);
+    g.panels = qn_min_i64(panels, g.panels);
+    if (m <= FEW_ROWS) {
+        g.panels = qn_max_i64(1, qn_min_i64(4, panels / LEAST_TASKS));
+        return g;
+    }
+    while (qn_ceil_div(m, g.rows) * qn_ceil_div(panels, g.panels) < LEAST_TASKS) {
+        if (g.panels > 8 || (g.rows <= 64 && g.panels > 2)) {
+            g.panels = (g.panels / 2 + 1) / 2 * 2;
+        } else if (g.rows > 64) {
+            g.rows = (g.rows / 2 + 31) / 32 * 32;
+        } else {
+            break;
+        }
+    }
+    return g;
 }
 
 /* Rows of the prepared panel: all experts' rows, whole row tiles readable. */
@@ -111,8 +133,8 @@ static memory memory_of(const qn_panel_impl *impl, const qn_op_desc *desc, int64
     const qn_panel_rows kind = impl->code == QN_PANEL_I8 ? set->rows_i8 : set->rows_f;
     const int32_t terms = kind == QN_PANEL_ROWS_BF16 ? qn_panel_terms(qn_panel_row_format(desc)) : 1;
     const size_t rows = (size_t)prepared_rows(set, desc, m);
-    const size_t block_rows = (size_t)task_rows_of(set, (int64_t)rows);
-    const size_t block_panels = (size_t)qn_max_i64(4, qn_min_i64(set->panels_block, MAX_BLOCK_PANELS));
+    const size_t block_rows = (size_t)qn_min_i64(largest_grid(set).rows, (int64_t)rows);
+    const size_t block_panels = (size_t)largest_grid(set).panels;
     memory at = {0};
     at.odd_rows = qn_size_pad(qn_size_mul(rows, row_stride_of(kind, terms, l.blocks)));
     at.rest = qn_size_pad(qn_size_add(at.odd_rows, l.scale_blocks ? rows : 0));
@@ -510,8 +532,9 @@ void qn_panel_run(const qn_kernel *kernel, const qn_run_call *call)
         qn_panel_pack_rest(&job->layout, call->desc, call->args, workspace + p.at.rest);
         qn_panel_bind_rest(job, workspace + p.at.rest);
     }
-    job->task_rows = task_rows_of(job->impl->set, job->m);
-    job->task_panels = task_panels_of(job->impl->set, job->m, job->layout.panels);
+    const grid g = grid_of(job->impl->set, job->m, job->layout.panels);
+    job->task_rows = g.rows;
+    job->task_panels = g.panels;
     const int64_t blocks = row_blocks(job);
     if (blocks == 0) {
         return;
