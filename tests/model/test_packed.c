@@ -414,7 +414,8 @@ static void other_layouts_are_packed_again(void **state)
             qn_blob_header header;
             memcpy(&header, step->packed, sizeof header);
             assert_true(count < 64);
-            blobs[count++] = (qn_packed_blob){step->label, header.layout, header.fingerprint, step->packed, header.bytes};
+            blobs[count++] =
+                (qn_packed_blob){step->label, header.layout, header.fingerprint, step->packed, header.bytes};
         }
     }
     for (int kind = 0; kind < 3; kind++) {
@@ -471,14 +472,10 @@ static void verify_and_inspect_know_it(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(same_bits_and_no_packing),
-        cmocka_unit_test(written_by_an_open_model),
-        cmocka_unit_test(a_changed_source_is_noticed),
-        cmocka_unit_test(damage_is_noticed),
-        cmocka_unit_test(other_versions_are_refused),
-        cmocka_unit_test(hostile_numbers_are_refused),
-        cmocka_unit_test(other_layouts_are_packed_again),
-        cmocka_unit_test(verify_and_inspect_know_it),
+        cmocka_unit_test(same_bits_and_no_packing),       cmocka_unit_test(written_by_an_open_model),
+        cmocka_unit_test(a_changed_source_is_noticed),    cmocka_unit_test(damage_is_noticed),
+        cmocka_unit_test(other_versions_are_refused),     cmocka_unit_test(hostile_numbers_are_refused),
+        cmocka_unit_test(other_layouts_are_packed_again), cmocka_unit_test(verify_and_inspect_know_it),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -31,8 +31,8 @@
 /* Peak resident bytes of the command, which must succeed. */
 static double peak_of(const char *model, const char *more)
 {
-    const char *words[] = {getenv("QN_CLI"), "run", model, "-p", "Why is the sky blue?", "-n", "4", "--greedy", "-q",
-                           more, NULL};
+    const char *words[] = {getenv("QN_CLI"), "run", model, "-p", "Why is the sky blue?", "-n", "4",
+                           "--greedy",       "-q",  more,  NULL};
     const pid_t child = fork();
     if (child == 0) {
         const int null = open("/dev/null", O_RDWR);
@@ -92,8 +92,8 @@ static void peak_memory_is_bounded(void **state)
     (void)state;
     const char *model = getenv("QN_TEST_MODEL");
     if (SANITIZED || !model || !*model) {
-        print_message("skipped: %s\n", SANITIZED ? "sanitizers take memory of their own"
-                                                 : "QN_TEST_MODEL does not name the model file");
+        print_message("skipped: %s\n",
+                      SANITIZED ? "sanitizers take memory of their own" : "QN_TEST_MODEL does not name the model file");
         skip();
     }
     expect_bounded("the file itself", model, size_of(model), "--raw");
