@@ -32,10 +32,9 @@ int verb_pack(cli *c)
         qn_packed_file file;
         qn_packing_info packing;
         qn_model_get_packing(model, &packing);
-        code = cli_check(c,
-                         qn_model_write_packed(model, c->value[OPT_OUT].s, c->value[OPT_FORCE].set, &c->exec, &file,
-                                               &error),
-                         &error, PHASE_OUTPUT);
+        code = cli_check(
+            c, qn_model_write_packed(model, c->value[OPT_OUT].s, c->value[OPT_FORCE].set, &c->exec, &file, &error),
+            &error, PHASE_OUTPUT);
         if (!code)
             print_result(c, &file, &packing);
     }

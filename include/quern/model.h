@@ -107,6 +107,7 @@ typedef struct qn_packing_info {
     const char *file;  /* the packed file in use; NULL: none */
 } qn_packing_info;
 
+/* Fill *info; its text lives as long as the model. */
 QN_API void qn_model_get_packing(const qn_model *model, qn_packing_info *info);
 
 /* Write the packed file of an open model, atomically. path NULL: where opening finds it. force 1: replace one that is

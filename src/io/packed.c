@@ -34,8 +34,8 @@ static qn_status check_header(const qn_packed *p, qn_error *error)
                h->version, QN_PACKED_VERSION);
     QN_FAIL_IF(h->file_bytes != p->map.size, error, QN_E_FILE, "it has %zu bytes, its header says %llu", p->map.size,
                (unsigned long long)h->file_bytes);
-    QN_FAIL_IF(h->data_offset % QN_PACKED_PAGE != 0 || h->data_offset > h->file_bytes ||
-                   h->data_offset < sizeof *h || h->index_bytes > h->data_offset - sizeof *h,
+    QN_FAIL_IF(h->data_offset % QN_PACKED_PAGE != 0 || h->data_offset > h->file_bytes || h->data_offset < sizeof *h ||
+                   h->index_bytes > h->data_offset - sizeof *h,
                error, QN_E_FILE, "its index does not fit the file");
     QN_FAIL_IF(h->sources > QN_PACKED_MAX_SOURCES || h->sources > h->index_bytes / sizeof(qn_packed_source) ||
                    h->blobs > QN_PACKED_MAX_BLOBS || h->blobs > h->index_bytes / sizeof(qn_packed_entry),
@@ -131,9 +131,8 @@ static qn_status parse(qn_packed *p, qn_error *error)
     for (uint32_t i = 0; i < h->blobs; i++) {
         QN_TRY(parse_blob(p, (int32_t)i, &c, &names, &end, error));
     }
-    QN_FAIL_IF(c.left || end != h->file_bytes ||
-                   !all_zero(c.at, h->data_offset - sizeof *h - h->index_bytes),
-               error, QN_E_FILE, "its index and its data do not fill the file");
+    QN_FAIL_IF(c.left || end != h->file_bytes || !all_zero(c.at, h->data_offset - sizeof *h - h->index_bytes), error,
+               QN_E_FILE, "its index and its data do not fill the file");
     return QN_OK;
 }
 
@@ -145,8 +144,8 @@ static qn_status check_sources(const qn_packed *p, const qn_checkpoint *c, int t
     const int32_t count = qn_packed_sources(c, files);
     qn_status status = QN_OK;
     if ((uint32_t)count != p->header.sources) {
-        status = qn_error_set(error, QN_E_PACKED, "it was made from %u files, the model has %d", p->header.sources,
-                              count);
+        status =
+            qn_error_set(error, QN_E_PACKED, "it was made from %u files, the model has %d", p->header.sources, count);
     } else {
         status = qn_packed_compare(c->ctx, files, p->sources, count, trust_times, exec, error);
     }

@@ -28,7 +28,8 @@ static void add_name(qn_buffer *index, const char *name)
 
 static qn_status check_blobs(const qn_ctx *ctx, const qn_packed_blob *blobs, int32_t count, qn_error *error)
 {
-    QN_FAIL_IF(count < 0 || (uint32_t)count > QN_PACKED_MAX_BLOBS, error, QN_E_ARGUMENT, "%d blobs are too many", count);
+    QN_FAIL_IF(count < 0 || (uint32_t)count > QN_PACKED_MAX_BLOBS, error, QN_E_ARGUMENT, "%d blobs are too many",
+               count);
     qn_map names = qn_map_make(ctx);
     qn_status status = QN_OK;
     for (int32_t i = 0; i < count && status == QN_OK; i++) {
@@ -117,7 +118,8 @@ static qn_status put(int fd, const char *path, const void *data, uint64_t bytes,
         if (n < 0 && errno == EINTR) {
             continue;
         }
-        QN_FAIL_IF(n <= 0, error, QN_E_IO, "cannot write %s: %s", path, n < 0 ? strerror(errno) : "nothing was written");
+        QN_FAIL_IF(n <= 0, error, QN_E_IO, "cannot write %s: %s", path,
+                   n < 0 ? strerror(errno) : "nothing was written");
         at += n;
         bytes -= (uint64_t)n;
     }

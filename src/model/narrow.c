@@ -55,7 +55,7 @@ static qn_status plan_narrow(qn_model *model, const qn_step *step, int32_t slot,
 
 /* Who reads what step i writes, before it is written again. */
 typedef struct readers {
-    size_t end;          /* past the last step to look at */
+    size_t end; /* past the last step to look at */
     int narrow, wide;
 } readers;
 
@@ -123,8 +123,8 @@ qn_status qn_model_narrow(qn_model *model, qn_error *error)
 {
     for (size_t i = 0; i < model->step_count; i++) {
         const qn_step *step = &model->steps[i];
-        if (!step->plan || !qn_build_takes(step->op, QN_ATTR_OUT) || step->weight || step->out[0].place != QN_PLACE_REGISTER ||
-            step->out[0].offset || step->out[0].shape.format != QN_F32) {
+        if (!step->plan || !qn_build_takes(step->op, QN_ATTR_OUT) || step->weight ||
+            step->out[0].place != QN_PLACE_REGISTER || step->out[0].offset || step->out[0].shape.format != QN_F32) {
             continue;
         }
         const readers r = find_readers(model, i, step->out[0].index);

@@ -24,12 +24,12 @@
 /* A weight to make ready. */
 typedef struct weight_job {
     qn_step *step;
-    size_t source_bytes;  /* of the file */
-    size_t blob_bytes;    /* 0: the kernel reads the weight as it is stored */
+    size_t source_bytes; /* of the file */
+    size_t blob_bytes;   /* 0: the kernel reads the weight as it is stored */
     char *blob;
-    size_t rows_bytes;    /* of a copy of the rows in logical order; 0: they are in order */
-    size_t sums_bytes;    /* of column sums; 0: not needed */
-    char *rows, *sums;    /* where they stay when nothing is packed; NULL: in the scratch */
+    size_t rows_bytes; /* of a copy of the rows in logical order; 0: they are in order */
+    size_t sums_bytes; /* of column sums; 0: not needed */
+    char *rows, *sums; /* where they stay when nothing is packed; NULL: in the scratch */
     qn_status status;
     qn_error error;
 } weight_job;
@@ -59,7 +59,8 @@ static void order_rows(const qn_weight *weight, char *copy)
 {
     const size_t row_bytes = (size_t)weight->data.strides[0];
     for (int64_t row = 0; row < weight->n; row++) {
-        const char *source = (const char *)weight->data.data + qn_weight_source_row(weight, row) * weight->data.strides[0];
+        const char *source =
+            (const char *)weight->data.data + qn_weight_source_row(weight, row) * weight->data.strides[0];
         memcpy(copy + (size_t)row * row_bytes, source, row_bytes);
     }
 }
@@ -207,8 +208,9 @@ static void take_from_file(qn_model *model, const char *path, const qn_exec *exe
     }
     *count = kept;
     if (refused) {
-        qn_log(model->ctx, QN_LOG_WARN, "%d of %d weights are not in %s as the kernels chosen here read them, and are "
-                                        "packed in memory",
+        qn_log(model->ctx, QN_LOG_WARN,
+               "%d of %d weights are not in %s as the kernels chosen here read them, and are "
+               "packed in memory",
                refused, model->packing.weights, path);
     }
     if (model->packing.from_file) {
@@ -380,8 +382,8 @@ qn_status qn_model_write_packed(qn_model *model, const char *path, int32_t force
                                                    .bytes = header.bytes};
         }
     }
-    const qn_status status = qn_packed_write(model->ctx, model->checkpoint, out->path, blobs, out->blobs, force, exec,
-                                             &out->bytes, error);
+    const qn_status status =
+        qn_packed_write(model->ctx, model->checkpoint, out->path, blobs, out->blobs, force, exec, &out->bytes, error);
     qn_free(model->ctx, blobs);
     return status;
 }
