@@ -3,7 +3,7 @@
  *
  * model.c opens a checkpoint and owns everything; llama.c writes the step list
  * of its family through the builder (build.h); fuse.c replaces neighbouring
- * steps by fused operators; session.c owns KV caches and runs the list. */
+ * steps by fused operators; session.c owns KV caches, batch.c runs the list. */
 #ifndef QN_MODEL_MODEL_H
 #define QN_MODEL_MODEL_H
 
