@@ -405,6 +405,8 @@ int cli_open_model(cli *c, const char *path, qn_model **model)
     qn_model_options options;
     qn_model_options_init(&options);
     options.plan = c->plan;
+    options.exec = c->exec;
+    options.no_packed_file = c->value[OPT_NO_PACKED].set;
     return cli_check(c, qn_model_open(c->ctx, path, &options, model, &error), &error, PHASE_INPUT);
 }
 

@@ -35,6 +35,7 @@ typedef enum cli_option_id {
     OPT_BACKEND,
     OPT_ISA,
     OPT_THREADS,
+    OPT_NO_PACKED,
     OPT_CTX_SIZE,
     OPT_BATCH,
     OPT_JSON_TIMINGS,
@@ -56,6 +57,7 @@ typedef enum cli_option_id {
     OPT_KEEP_LAYERS,
     OPT_KEEP_QKV,
     OPT_CALIBRATE,
+    OPT_PACK,
     OPT_LIST,
     OPT_IN,
     OPT_REPEAT,
@@ -142,6 +144,7 @@ int verb_logits(struct cli *cli);
 int verb_perplexity(struct cli *cli);
 int verb_compare(struct cli *cli);
 int verb_quantize(struct cli *cli);
+int verb_pack(struct cli *cli);
 int verb_op(struct cli *cli);
 int verb_kernels(struct cli *cli);
 int verb_explain(struct cli *cli);

@@ -39,6 +39,8 @@ const cli_option cli_options[OPT_LIMIT] = {
     [OPT_ISA] = {"isa", NULL, 0, KIND_CHOICE, 0, 0, NULL, ISA_WORDS,
                  "force this instruction-set level; without it the best of the machine"},
     [OPT_THREADS] = {"threads", NULL, 't', KIND_INT, 0, 1024, "0", "N", "threads; 0: all the process may use"},
+    [OPT_NO_PACKED] = {"no-packed", NULL, 0, KIND_FLAG, 0, 0, NULL, NULL,
+                       "pack the weights in memory even when the model has a packed file"},
     [OPT_CTX_SIZE] = {"ctx-size", "ctx|max-model-len", 'c', KIND_INT, 0, 16777216, "0", "N",
                       "context length in tokens; 0: the model's, at most 4096"},
     [OPT_BATCH] = {"batch", "batch-size", 'b', KIND_INT, 1, 65536, "512", "N",
@@ -53,7 +55,7 @@ const cli_option cli_options[OPT_LIMIT] = {
                      "tokenize: add the special tokens the model adds and read their text as those tokens; detokenize: "
                      "show them"},
     [OPT_IDS] = {"ids", NULL, 0, KIND_TEXT, 0, 0, NULL, "IDS", "token ids, with commas or spaces between them"},
-    [OPT_OUT] = {"out", NULL, 'o', KIND_TEXT, 0, 0, NULL, "FILE", "the safetensors file to write"},
+    [OPT_OUT] = {"out", NULL, 'o', KIND_TEXT, 0, 0, NULL, "FILE", "the file to write"},
     [OPT_ALL] = {"all", NULL, 0, KIND_FLAG, 0, 0, NULL, NULL, "logits of every token, not of the last one only"},
     [OPT_REFERENCE] = {"reference", NULL, 'r', KIND_TEXT, 0, 0, NULL, "MODEL",
                        "also compare the predictions with this model's"},
@@ -67,7 +69,7 @@ const cli_option cli_options[OPT_LIMIT] = {
     [OPT_JSONL] = {"jsonl", NULL, 0, KIND_TEXT, 0, 0, NULL, "FILE", "also write one JSON object a model to this file"},
     [OPT_WEIGHTS] = {"weights", "scheme", 'w', KIND_TEXT, 0, 0, NULL, "SCHEME",
                      "how to store the weights; --list shows the schemes"},
-    [OPT_FORCE] = {"force", NULL, 0, KIND_FLAG, 0, 0, NULL, NULL, "replace an output folder that exists"},
+    [OPT_FORCE] = {"force", NULL, 0, KIND_FLAG, 0, 0, NULL, NULL, "replace an output that exists"},
     [OPT_KEEP_LAYERS] = {"keep-layers", NULL, 0, KIND_TEXT, 0, 0, NULL, "FIRST,LAST",
                          "leave the linear weights of that many first and last layers in BF16 (default: 2,2 for the "
                          "FP8 schemes and models of 12 layers or more, else 0,0)"},
@@ -76,6 +78,8 @@ const cli_option cli_options[OPT_LIMIT] = {
                       "below 1024"},
     [OPT_CALIBRATE] = {"calibrate", "calibration", 0, KIND_TEXT, 0, 0, NULL, "FILE",
                        "the text whose first 4096 tokens show what inputs the layers get (default: a built-in one)"},
+    [OPT_PACK] = {"pack", NULL, 0, KIND_FLAG, 0, 0, NULL, NULL,
+                  "also write the packed file, so that no start has to pack (see quern pack)"},
     [OPT_LIST] = {"list", NULL, 0, KIND_FLAG, 0, 0, NULL, NULL, "list the schemes"},
     [OPT_IN] = {"in", NULL, 'i', KIND_TEXT, 0, 0, NULL, "FILE", "the safetensors file with the input tensors"},
     [OPT_REPEAT] = {"repeat", NULL, 0, KIND_INT, 0, 1000000, "0", "N",
@@ -113,7 +117,7 @@ const cli_verb cli_verbs[] = {
     {"run", "MODEL [TEXT | -]", 1, 2, 1,
      OPTIONS(OPT_MODEL, OPT_PROMPT, OPT_FILE, OPT_PREDICT, OPT_TEMP, OPT_TOP_K, OPT_TOP_P, OPT_MIN_P,
              OPT_REPEAT_PENALTY, OPT_REPEAT_LAST, OPT_SEED, OPT_GREEDY, OPT_STOP, OPT_RAW, OPT_SYSTEM, OPT_CTX_SIZE,
-             OPT_BATCH, COMPUTE, OPT_JSON_TIMINGS, COMMON),
+             OPT_BATCH, COMPUTE, OPT_NO_PACKED, OPT_JSON_TIMINGS, COMMON),
      "generate text",
      "Streams the text that follows the prompt to stdout and ends at an end token, a stop text, --predict tokens or "
      "the end of the context. Models with a chat template get the prompt as a user message unless --raw is given.\n"
@@ -124,7 +128,7 @@ const cli_verb cli_verbs[] = {
 
     {"chat", "MODEL", 1, 1, 1,
      OPTIONS(OPT_MODEL, OPT_SYSTEM, OPT_PREDICT, OPT_TEMP, OPT_TOP_K, OPT_TOP_P, OPT_MIN_P, OPT_REPEAT_PENALTY,
-             OPT_REPEAT_LAST, OPT_SEED, OPT_GREEDY, OPT_STOP, OPT_CTX_SIZE, OPT_BATCH, COMPUTE, COMMON),
+             OPT_REPEAT_LAST, OPT_SEED, OPT_GREEDY, OPT_STOP, OPT_CTX_SIZE, OPT_BATCH, COMPUTE, OPT_NO_PACKED, COMMON),
      "talk with a model in the terminal",
      "Reads a message a line from stdin and streams the reply. /reset forgets the conversation, /system TEXT sets the "
      "system message and starts again, /exit or the end of input ends it. Control-C stops a reply; at the prompt it "
@@ -141,15 +145,23 @@ const cli_verb cli_verbs[] = {
      "quern verify folder/", verb_verify},
 
     {"quantize", "MODEL OUT", 2, 2, 1,
-     OPTIONS(OPT_MODEL, OPT_WEIGHTS, OPT_LIST, OPT_FORCE, OPT_KEEP_LAYERS, OPT_KEEP_QKV, OPT_CALIBRATE, OPT_THREADS, OPT_JSON,
-             COMMON),
+     OPTIONS(OPT_MODEL, OPT_WEIGHTS, OPT_LIST, OPT_FORCE, OPT_KEEP_LAYERS, OPT_KEEP_QKV, OPT_CALIBRATE, OPT_PACK,
+             OPT_THREADS, OPT_JSON, COMMON),
      "write a model in another number format",
      "Writes folder OUT with safetensors, config.json and tokenizer files in the layouts other tools read. The folder "
      "appears under its name only when it is complete.",
      "quern quantize model.gguf out/ --weights fp8-block\nquern quantize --list", verb_quantize},
 
+    {"pack", "MODEL", 1, 1, 1, OPTIONS(OPT_MODEL, OPT_OUT, OPT_FORCE, COMPUTE, OPT_JSON, COMMON),
+     "write a model's packed file",
+     "Kernels read weights in a layout of their own. The packed file holds them so: with it, opening a model maps the "
+     "weights and packs nothing. It is used when it lies at its place, MODEL.packed beside a file or quern.packed in "
+     "a folder, and fits: one that is stale or damaged is never used, and a line on stderr says why. --out writes it "
+     "elsewhere.",
+     "quern pack model.gguf\nquern pack folder/ --force", verb_pack},
+
     {"perplexity", "MODEL", 1, 1, 1,
-     OPTIONS(OPT_MODEL, OPT_FILE, OPT_PROMPT, OPT_REFERENCE, OPT_CHUNK, OPT_STRIDE, OPT_MAX_TOKENS, OPT_BATCH, COMPUTE,
+     OPTIONS(OPT_MODEL, OPT_FILE, OPT_PROMPT, OPT_REFERENCE, OPT_CHUNK, OPT_STRIDE, OPT_MAX_TOKENS, OPT_BATCH, COMPUTE, OPT_NO_PACKED,
              OPT_JSON, COMMON),
      "how well a model predicts a text",
      "The text is cut into chunks of --ctx tokens, each starting with the BOS token in place of its first token when "
@@ -162,7 +174,7 @@ const cli_verb cli_verbs[] = {
      "quern perplexity out/ -f text.txt --reference model.gguf --max-tokens 8192", verb_perplexity},
 
     {"compare", "REFERENCE [MODEL ...]", 1, -1, 1,
-     OPTIONS(OPT_MODEL, OPT_FILE, OPT_PROMPT, OPT_CHUNK, OPT_MAX_TOKENS, OPT_SAMPLE, OPT_RAW, OPT_BATCH, COMPUTE,
+     OPTIONS(OPT_MODEL, OPT_FILE, OPT_PROMPT, OPT_CHUNK, OPT_MAX_TOKENS, OPT_SAMPLE, OPT_RAW, OPT_BATCH, COMPUTE, OPT_NO_PACKED,
              OPT_JSONL, OPT_JSON, COMMON),
      "a table of models against a reference",
      "Scores the text as `quern perplexity` does, all models in step, and prints per model: bits per weight, file "
@@ -185,7 +197,7 @@ const cli_verb cli_verbs[] = {
      "quern detokenize model.gguf 19556 905", verb_detokenize},
 
     {"logits", "MODEL", 1, 1, 1,
-     OPTIONS(OPT_MODEL, OPT_PROMPT, OPT_FILE, OPT_IDS, OPT_OUT, OPT_ALL, OPT_BATCH, COMPUTE, COMMON),
+     OPTIONS(OPT_MODEL, OPT_PROMPT, OPT_FILE, OPT_IDS, OPT_OUT, OPT_ALL, OPT_BATCH, COMPUTE, OPT_NO_PACKED, COMMON),
      "write a model's logits to a file",
      "Writes the tensors `logits` F32[T,vocabulary] (T is 1 without --all) and `ids` I32[tokens]. Text is tokenised as "
      "it is, with the special tokens the model adds.",
@@ -223,7 +235,7 @@ const cli_verb cli_verbs[] = {
      "quern bench kernels --filter block_scaled_mm --threads 1", verb_bench_kernels},
 
     {"bench model", "MODEL", 1, 1, 1,
-     OPTIONS(OPT_MODEL, OPT_PROMPT_TOKENS, OPT_GEN_TOKENS, OPT_REPETITIONS, OPT_BATCH, COMPUTE, OPT_OUTPUT_FORMAT,
+     OPTIONS(OPT_MODEL, OPT_PROMPT_TOKENS, OPT_GEN_TOKENS, OPT_REPETITIONS, OPT_BATCH, COMPUTE, OPT_NO_PACKED, OPT_OUTPUT_FORMAT,
              OPT_JSON, COMMON),
      "measure a model's speed",
      "Prompt processing (pp) and text generation (tg) in tokens a second, as mean and standard deviation of the "

@@ -117,6 +117,31 @@ static void print_formats(const qn_checkpoint *checkpoint, json *j)
         json_close(j, ']');
 }
 
+/* The packed file beside the model: its size, or why it is of no use. */
+static void print_packed(const qn_checkpoint *checkpoint, json *j)
+{
+    qn_error error = {0};
+    qn_packed_file file;
+    const qn_status status = qn_checkpoint_packed_file(checkpoint, NULL, &file, &error);
+    char size[32];
+    if (j && (status != QN_OK || file.bytes)) {
+        json_open(j, "packed_file", '{');
+        json_text(j, "path", file.path);
+        json_bool(j, "usable", status == QN_OK);
+        json_text(j, "reason", status == QN_OK ? NULL : error.text);
+        json_int(j, "weights", file.blobs);
+        json_int(j, "bytes", (int64_t)file.bytes);
+        json_close(j, '}');
+    } else if (j) {
+        json_text(j, "packed_file", NULL);
+    } else if (status != QN_OK) {
+        printf("packed file       not usable: %s\n", error.text);
+    } else if (file.bytes) {
+        printf("packed file       %s: %d weights, %s\n", file.path, file.blobs,
+               cli_size_text(size, (double)file.bytes));
+    }
+}
+
 static void print_tensors(const qn_checkpoint *checkpoint, json *j)
 {
     qn_tensor_info t;
@@ -173,6 +198,7 @@ int verb_inspect(cli *c)
             print_json_head(out, &info, tokenizer ? &t : NULL, missing);
         else
             print_text(&info, tokenizer ? &t : NULL, missing);
+        print_packed(checkpoint, out);
         print_formats(checkpoint, out);
         if (c->value[OPT_TENSORS].set)
             print_tensors(checkpoint, out);

@@ -17,6 +17,7 @@ typedef struct op_work {
     void *out_data[QN_MAX_OUT];
     qn_plan *plan;
     void *blob, *workspace;
+    double pack_us; /* once, before the runs; 0: nothing to pack */
     size_t workspace_bytes;
 } op_work;
 
@@ -136,9 +137,11 @@ static int make_plan(cli *c, op_work *w)
         w->blob = cli_alloc(pack_bytes, 1);
         if (!w->blob)
             return cli_memory(c, "the packed weights");
+        const double start = cli_now();
         code = cli_check(c, qn_pack(w->plan, &w->args, w->blob, pack_bytes, &error), &error, PHASE_INPUT);
         if (code)
             return code;
+        w->pack_us = 1e6 * (cli_now() - start);
         w->args.packed = w->blob;
     }
     w->workspace_bytes = qn_plan_workspace_bytes(w->plan, w->sizes.m, qn_exec_threads(&c->exec));
@@ -199,6 +202,8 @@ static int time_runs(cli *c, op_work *w)
         json_text(&j, "backend", facts.backend);
         json_text(&j, "isa", facts.isa);
         json_text(&j, "kernel", facts.kernel);
+        json_number(&j, "threads", qn_exec_threads(&c->exec), 6);
+        json_number(&j, "pack_us", w->pack_us, 6);
         json_number(&j, "us_median", median, 6);
         json_number(&j, "gbps", known ? cost.bytes / median * 1e-3 : 0, 6);
         json_number(&j, "gflops", known ? cost.flops / median * 1e-3 : 0, 6);

@@ -102,6 +102,8 @@ static void print_totals(const cli *c, const qn_quantize_result *r)
         printf("%s: %d tensors, %lld parameters, %s -> %s, %.3f bits per weight, %.1f s\n", c->operands[1], r->tensors,
                (long long)r->parameters, cli_size_text(before, (double)r->bytes_before),
                cli_size_text(after, (double)r->bytes_after), r->bits_per_weight, r->seconds);
+        if (r->packed_bytes)
+            printf("packed file: %s\n", cli_size_text(after, (double)r->packed_bytes));
         return;
     }
     json j = json_begin(stdout);
@@ -115,6 +117,7 @@ static void print_totals(const cli *c, const qn_quantize_result *r)
     json_int(&j, "bytes_after", (int64_t)r->bytes_after);
     json_number(&j, "bits_per_weight", r->bits_per_weight, 6);
     json_number(&j, "seconds", r->seconds, 4);
+    json_int(&j, "packed_bytes", (int64_t)r->packed_bytes);
     json_close(&j, '}');
 }
 
@@ -140,6 +143,7 @@ int verb_quantize(cli *c)
     options.progress = on_progress;
     options.progress_user = c;
     options.calibration = c->value[OPT_CALIBRATE].s;
+    options.pack = c->value[OPT_PACK].set;
     code = read_kept(c, &options);
     if (code)
         return code;

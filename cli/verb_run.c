@@ -46,8 +46,10 @@ static double per_second(double count, double seconds)
     return seconds > 0 ? count / seconds : 0;
 }
 
-static void print_timings(const cli *c, const cli_generation *g, double load_seconds)
+static void print_timings(const cli *c, const qn_model *model, const cli_generation *g, double load_seconds)
 {
+    qn_packing_info packing;
+    qn_model_get_packing(model, &packing);
     double prompt_rate = per_second(g->prompt_tokens, g->prompt_seconds);
     double decode_rate = per_second(g->decoded, g->decode_seconds);
     if (!c->value[OPT_JSON_TIMINGS].set) {
@@ -58,6 +60,9 @@ static void print_timings(const cli *c, const cli_generation *g, double load_sec
     json j = json_begin(stderr);
     json_open(&j, NULL, '{');
     json_number(&j, "load_ms", 1e3 * load_seconds, 6);
+    json_number(&j, "pack_ms", 1e3 * packing.seconds, 6);
+    json_int(&j, "packed_bytes", (int64_t)packing.bytes);
+    json_text(&j, "packed_file", packing.file);
     json_int(&j, "prompt_n", g->prompt_tokens);
     json_number(&j, "prompt_ms", 1e3 * g->prompt_seconds, 6);
     json_number(&j, "prompt_per_second", prompt_rate, 6);
@@ -97,7 +102,7 @@ int verb_run(cli *c)
     if (!code) {
         fputc('\n', stdout);
         fflush(stdout);
-        print_timings(c, &g, load);
+        print_timings(c, model, &g, load);
     }
     qn_sampler_destroy(sampler);
     qn_session_destroy(session);

@@ -51,10 +51,25 @@ QN_API qn_status qn_checkpoint_tensor(const qn_checkpoint *checkpoint, int32_t i
 typedef void (*qn_finding_fn)(void *user, int severity, const char *tensor, const char *text);
 
 /* Read all data: non-finite values, scales that are zero, negative, NaN or
- * Inf, all-zero rows, checksums where the files carry them. *errors counts
+ * Inf, all-zero rows, checksums where the files carry them, the packed file when
+ * there is one (damage is an error, being out of date a warning). *errors counts
  * findings of severity 2. QN_E_IO, QN_E_MEMORY when reading itself fails. */
 QN_API qn_status qn_checkpoint_verify(const qn_checkpoint *checkpoint, const qn_exec *exec, qn_finding_fn finding,
                                       void *user, int64_t *errors, qn_error *error);
+
+/* A packed file (docs/formats/packed.md): the weights as the kernels read them, so that opening a model maps them
+ * instead of packing. It lies as FILE.packed beside a file, as quern.packed in a folder. */
+typedef struct qn_packed_file {
+    const char *path; /* lives as long as the checkpoint or model, unless the caller gave it */
+    uint64_t bytes;   /* of the file; 0: there is none */
+    int32_t blobs;    /* weights in it */
+} qn_packed_file;
+
+/* Look at the packed file of a checkpoint: bytes 0 when there is none. The source files' content is read and compared
+ * when the file system's times do not vouch for it.
+ * Not usable, with the reason: QN_E_PACKED: of another version or made from other files; QN_E_FILE: malformed; QN_E_IO. */
+QN_API qn_status qn_checkpoint_packed_file(const qn_checkpoint *checkpoint, const qn_exec *exec, qn_packed_file *out,
+                                           qn_error *error);
 
 /* ---- Models: plans and weights, ready to run ---- */
 
@@ -64,18 +79,41 @@ typedef struct qn_session qn_session;
 typedef struct qn_model_options {
     size_t size;                 /* sizeof(qn_model_options), set by qn_model_options_init */
     qn_plan_options plan;        /* backend and level for every operator */
+    qn_exec exec;                /* threads for packing; used by qn_model_open only */
+    int32_t no_packed_file;      /* 1: pack in memory, also when there is a packed file */
+    int32_t f32_activations;     /* 1: linear layers read F32 rows where they would read BF16 */
 } qn_model_options;
 
 QN_API void qn_model_options_init(qn_model_options *options);
 
 /* Open a checkpoint, create the plans of every layer, pack weights where the
- * kernels want it. Immutable afterwards; sessions may share it across threads.
+ * kernels want it or map them from the packed file. One that cannot be used
+ * (stale, damaged, of another version) is never an error: the reason goes to the
+ * log, and so does one weight's blob that the chosen kernel does not read.
+ * Immutable afterwards; sessions may share it across threads.
  * Statuses of qn_checkpoint_open and qn_plan_create. */
 QN_API qn_status qn_model_open(qn_ctx *ctx, const char *path, const qn_model_options *options, qn_model **out,
                                qn_error *error);
 QN_API void qn_model_close(qn_model *model);
 QN_API void qn_model_get_info(const qn_model *model, qn_model_info *info);
 QN_API const qn_tokenizer *qn_model_tokenizer(const qn_model *model);
+
+/* How the weights of an open model were made ready. */
+typedef struct qn_packing_info {
+    int32_t weights;   /* weights that their kernels read packed */
+    int32_t from_file; /* of them: mapped from the packed file */
+    uint64_t bytes;    /* of all blobs */
+    double seconds;    /* for packing, and for checking the packed file */
+    const char *file;  /* the packed file in use; NULL: none */
+} qn_packing_info;
+
+QN_API void qn_model_get_packing(const qn_model *model, qn_packing_info *info);
+
+/* Write the packed file of an open model, atomically. path NULL: where opening finds it. force 1: replace one that is
+ * there. QN_E_UNSUPPORTED: no kernel of this model packs. QN_E_EXISTS: force is 0. QN_E_IO: also when a weight file
+ * changed since the model was opened. QN_E_ARGUMENT, QN_E_MEMORY. */
+QN_API qn_status qn_model_write_packed(qn_model *model, const char *path, int32_t force, const qn_exec *exec,
+                                       qn_packed_file *out, qn_error *error);
 
 /* Operators of one layer in order with their kernels, and what was fused, as text. Like snprintf. */
 QN_API size_t qn_model_explain(const qn_model *model, char *text, size_t capacity);

@@ -44,6 +44,7 @@ typedef struct qn_quantize_options {
     int32_t keep_first, keep_last; /* layers at either end whose linear weights stay BF16; -1: the scheme's default */
     int32_t keep_qkv;              /* 1: the q, k and v projections stay BF16, 0: they do not; -1: the scheme's default */
     const char *calibration;       /* text file for the calibration run; NULL: a built-in text */
+    int32_t pack;                  /* 1: also write the packed file (quern/model.h) into the folder */
 } qn_quantize_options;
 
 typedef struct qn_quantize_result {
@@ -52,6 +53,7 @@ typedef struct qn_quantize_result {
     uint64_t bytes_before, bytes_after;
     double bits_per_weight;
     double seconds;
+    uint64_t packed_bytes; /* of the packed file; 0: none was asked for */
 } qn_quantize_result;
 
 /* keep_first, keep_last and keep_qkv -1, everything else 0. */
@@ -62,6 +64,7 @@ QN_API void qn_quantize_options_init(qn_quantize_options *options);
  * in the parent folder and renamed when complete: `output` is absent, the old
  * one, or whole; leftovers of a killed run are removed by the next.
  * QN_E_ARGUMENT: unknown scheme, layers to keep below -1 or all of them. QN_E_EXISTS: output exists, force is 0.
+ * QN_E_UNSUPPORTED: pack is 1 and no kernel of this machine packs such weights.
  * QN_E_FILE: non-finite weights (tensor and index named). QN_E_IO, QN_E_MEMORY, QN_E_CANCELLED. */
 QN_API qn_status qn_quantize(qn_ctx *ctx, const char *input, const char *output, const qn_quantize_options *options,
                              qn_quantize_result *result, qn_error *error);

@@ -1,4 +1,4 @@
-/* The contract between the matmul runner (src/backend/cpu/run_mm.c) and the
+/* The contract between the runners of rows that are read as stored (src/backend/cpu/run_dense.c) and the
  * tiles, unpack fragments and epilogues of every instruction-set folder.
  *
  * D[m,n] = finish(sum over k of A[m,k] B[n,k]). The runner walks blocks of
@@ -35,12 +35,6 @@ typedef void (*qn_mm_unpack_fn)(const qn_mm_operand *operand, int64_t row, int64
 typedef void (*qn_mm_tile_fn)(const void *a, int64_t a_stride, const void *b, int64_t b_stride, int64_t rows,
                               int64_t cols, int64_t count, void *lanes);
 
-/* The same with a scale a row and a scale a column for every 128 of k:
- * lanes += sa[r,kb] sb[c,kb] * (sum inside the block). The last block may be short. */
-typedef void (*qn_mm_tile128_fn)(const float *a, int64_t a_stride, const float *b, int64_t b_stride, int64_t rows,
-                                 int64_t cols, int64_t count, const float *sa, const float *sb, void *lanes);
-#define QN_MM_SCALES 8 /* scales a row in sa[rows][QN_MM_SCALES] and sb: chunks are at most 1024 long */
-
 /* sums[c] of one row of lanes[QN_MM_COLS][lanes], in the tile's fixed tree. */
 typedef void (*qn_mm_sum_fn)(const void *lanes, void *sums);
 
@@ -59,6 +53,9 @@ typedef struct qn_mm_finish {
 /* Write count <= QN_MM_COLS outputs of a row. sums[QN_MM_COLS]. */
 typedef void (*qn_mm_finish_fn)(const qn_mm_finish *finish, const float *sums, float scale_a, int64_t count,
                                 void *out);
+
+/* x[count] (a multiple of QN_MM_PAD) as bf16 terms, out[count / 64][terms][64]. */
+typedef void (*qn_mm_split_fn)(const float *x, int64_t count, int32_t terms, uint16_t *out);
 
 /* Fragments and their functions in kernels/cpu/unpack.h. A new one is a line here and its function there. */
 #define QN_MM_FRAGMENT_LIST(X)          \
@@ -85,22 +82,12 @@ typedef enum qn_mm_fragment {
 typedef struct qn_mm_f32_set {
     int32_t lanes, mr, nr;
     qn_mm_tile_fn tile;
-    qn_mm_tile128_fn tile128;
     qn_mm_sum_fn sum;
     qn_mm_finish_fn finish;
+    qn_mm_split_fn split;
     qn_mm_unpack_fn unpack[QN_MM_FRAGMENTS];
 } qn_mm_f32_set;
 
-/* The same for exact int8 tiles: sums are int32, modulo 2^32. */
-typedef struct qn_mm_i8_set {
-    int32_t lanes, mr, nr;
-    int32_t a_bytes;         /* bytes of an element of A's panel: 2 (int16) or 1 (uint8, a + 128) */
-    qn_mm_tile_fn tile;
-    qn_mm_sum_fn sum;
-    qn_mm_unpack_fn unpack_a;
-} qn_mm_i8_set;
-
 extern const qn_mm_f32_set qn_mm_f32__scalar, qn_mm_f32__avx2, qn_mm_f32__avx512;
-extern const qn_mm_i8_set qn_mm_i8__scalar, qn_mm_i8__avx2, qn_mm_i8__avx512, qn_mm_i8__avx512vnni;
 
 #endif

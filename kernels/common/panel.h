@@ -78,7 +78,7 @@ typedef struct qn_panel_call {
     int64_t rows;              /* at least 1; memory is readable up to the level's row multiple */
     int32_t terms;             /* QN_PANEL_ROWS_BF16 */
     /* scales of blocks of 128 along K; sa NULL: none. The temporary chain of such a block starts at 0 and
-     * sum = fma(temporary, sa[r][kb] * sb[p][kb], sum). */
+     * sum = fma(temporary, sa[r][kb] * sb[p][kb], sum). Codes with scales of groups have none. */
     const float *sa;           /* sa[r * sa_stride + kb] */
     const float *sb;           /* sb[p * sb_stride + kb] */
     int64_t sa_stride, sb_stride;

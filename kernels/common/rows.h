@@ -1,30 +1,79 @@
-/* The contract between the runner of row-wise operators (src/backend/cpu/run_rows.c)
- * and the per-level parts: functions on a row, or a group of a row, of floats. */
+/* The contract between the runners of row-wise operators (src/backend/cpu/
+ * run_rows.c, run_quantize.c, run_fp4.c, run_dequantize.c) and the per-level
+ * parts: functions on a row, or a part of a row, of elements as they are stored. */
 #ifndef QN_KERNELS_COMMON_ROWS_H
 #define QN_KERNELS_COMMON_ROWS_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "kernels/common/mm.h"
 
+#define QN_ROWS_REALS 3 /* functions by element format, indexed by qn_mm_real */
+
+/* What values span: low = min(0, v), high = max(0, v), NaN left out; nan: there was one. */
+typedef struct qn_rows_range {
+    float low, high;
+    int32_t nan;
+} qn_rows_range;
+
+typedef enum qn_rows_code {
+    QN_ROWS_E4M3,
+    QN_ROWS_E4M3FNUZ, /* held to +-224 */
+    QN_ROWS_E5M2,
+    QN_ROWS_I8,
+    QN_ROWS_CODES
+} qn_rows_code;
+
+/* How values become codes: t = v * factor, or v / scale; then the code nearest to t, ties to even (int8: plus azp). */
+typedef struct qn_rows_rule {
+    float scale, factor; /* without multiply factor is 1 / scale */
+    int32_t multiply;
+    int32_t azp;         /* |azp| <= 65536 */
+    /* 0: there is no NaN, no t rounds beyond the codes' range, and scale is finite and far from the ends of f32 */
+    int32_t careful;
+} qn_rows_rule;
+
+typedef void (*qn_rows_range_fn)(const void *x, int64_t n, qn_rows_range *range);
+typedef void (*qn_rows_encode_fn)(const qn_rows_rule *rule, const void *x, int64_t n, void *codes);
+
+/* out[i] = code * scale; int8: (code - azp) * scale, |azp| <= 65536 */
+typedef void (*qn_rows_decode_fn)(const void *codes, int64_t n, float scale, int32_t azp, float *out);
+
+/* top[b] = largest magnitude of block b, NaN left out; n a multiple of block, 16 or 32. Returns 1 when there was a NaN
+ * or an infinity. */
+typedef int (*qn_rows_tops_fn)(const void *x, int64_t n, int64_t block, float *top);
+
+/* e2m1 codes of v * factor[block], held to 6, two a byte. nan: there may be NaN, which becomes +0. */
+typedef void (*qn_rows_e2m1_fn)(const void *x, int64_t n, int64_t block, const float *factor, int nan, uint8_t *q);
+
 typedef struct qn_rows_set {
-    /* v[i] = gate[i] / (1 + exp(-gate[i])) * up[i] in f32; reads and writes up to a multiple of 16. */
-    void (*silu_mul)(const float *gate, const float *up, int64_t n, float *v);
-    /* low = min(0, v), high = max(0, v), NaN ignored. */
-    void (*range)(const float *v, int64_t n, float *low, float *high);
+    qn_rows_range_fn range[QN_ROWS_REALS];
+    qn_rows_encode_fn encode[QN_ROWS_REALS][QN_ROWS_CODES];
+    qn_rows_decode_fn decode[QN_ROWS_CODES];
+    qn_rows_tops_fn tops[QN_ROWS_REALS];
+    qn_rows_e2m1_fn to_e2m1[QN_ROWS_REALS];
+    /* sf[b] = e4m3(g * (top[b] * (1/6))), factor[b] = 1 / (sf * (1/g)), 0 where sf is 0 */
+    void (*nvfp4_scales)(float g, const float *top, int64_t blocks, uint8_t *sf, float *factor);
+    /* out = (e2m1 * scale[block]) / g; g = 1: without the division. block 16 or 32, n a multiple of it. */
+    void (*from_e2m1)(const uint8_t *q, int64_t n, int64_t block, const float *scale, float g, float *out);
+    void (*from_e4m3)(const uint8_t *codes, int64_t n, float *out);
+    void (*load[QN_ROWS_REALS])(const void *x, int64_t n, float *v);
+    void (*store[QN_ROWS_REALS])(const float *v, int64_t n, void *out);
+    /* v[i] = gate[i] / (1 + exp(-gate[i])) * up[i] in f32 */
+    void (*silu_mul[QN_ROWS_REALS])(const void *gate, const void *up, int64_t n, float *v);
     /* sum of squares in double */
     double (*squares)(const float *v, int64_t n);
     /* y[i] = x[i] * factor * w[i] in double, rounded to f32 */
     void (*scale)(const float *x, double factor, const float *w, int64_t n, float *y);
-    /* y0 = a c - b s, y1 = b c + a s in double, rounded to f32; pairs step floats apart */
-    void (*rotate)(const float *a, const float *b, const double *c, const double *s, int64_t n, int64_t step,
-                   float *y0, float *y1);
-    /* t[i] = v[i] * factor, or v[i] / factor; held to +-limit when limit > 0 (NaN stays) */
-    void (*divide)(const float *v, float factor, int multiply, float limit, int64_t n, float *t);
-    /* codes of v: saturated, nearest even */
-    void (*to_e4m3)(const float *v, int64_t n, uint8_t *codes);
-    void (*to_i8)(const float *v, int64_t n, int32_t azp, int8_t *codes); /* sat8(rint(v) + azp), |azp| <= 65536 */
-    void (*store)(qn_mm_real format, const float *v, int64_t n, void *out);
+    /* cosines and sines of position * turns[i], within 2^-22 */
+    void (*angles)(int32_t position, const double *turns, int64_t n, float *cosines, float *sines);
+    /* y0 = a c - b s, y1 = b c + a s in f32; pairs step floats apart */
+    void (*rotate)(const float *a, const float *b, const float *c, const float *s, int64_t n, int64_t step, float *y0,
+                   float *y1);
+    /* Copy that leaves the caches alone; fence() before another thread may read. */
+    void (*stream)(void *to, const void *from, size_t bytes);
+    void (*fence)(void);
 } qn_rows_set;
 
 extern const qn_rows_set qn_rows__scalar, qn_rows__avx2, qn_rows__avx512;

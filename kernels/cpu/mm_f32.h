@@ -57,32 +57,6 @@ QN_INLINE void tile_plain(const int mr, const int nr, const float *a, int64_t a_
     tile_store(acc, mr, nr, lanes, r0, c0);
 }
 
-QN_INLINE void tile_scaled(const int mr, const int nr, const float *a, int64_t a_stride, const float *b,
-                           int64_t b_stride, int64_t count, const float *sa, const float *sb, void *lanes, int64_t r0,
-                           int64_t c0)
-{
-    for (int64_t k = 0; k < count; k += 128) {
-        vf acc[QN_MR][QN_NR];
-#pragma GCC unroll 8
-        for (int r = 0; r < mr; r++) {
-#pragma GCC unroll 8
-            for (int c = 0; c < nr; c++) {
-                acc[r][c] = vf_set(0.0f);
-            }
-        }
-        tile_accumulate(acc, mr, nr, a, a_stride, b, b_stride, k, count - k < 128 ? count : k + 128);
-#pragma GCC unroll 8
-        for (int r = 0; r < mr; r++) {
-#pragma GCC unroll 8
-            for (int c = 0; c < nr; c++) {
-                float *const p = LANES(lanes, r0 + r, c0 + c);
-                const float s = sa[(r0 + r) * QN_MM_SCALES + k / 128] * sb[(c0 + c) * QN_MM_SCALES + k / 128];
-                vf_store(p, vf_fma(acc[r][c], vf_set(s), vf_load(p)));
-            }
-        }
-    }
-}
-
 /* Cover rows x cols with tiles of constant size. */
 #define COVER_COLS(TILE, mr, r)                                       \
     do {                                                              \
@@ -118,16 +92,6 @@ static void mm_f32_tile(const void *a, int64_t a_stride, const void *b, int64_t 
     tile_plain(mr, nr, AT_ROW(a, a_stride, r), a_stride, AT_ROW(b, b_stride, c), b_stride, count, lanes, r, c)
     COVER(TILE_PLAIN);
 #undef TILE_PLAIN
-}
-
-static void mm_f32_tile128(const float *a, int64_t a_stride, const float *b, int64_t b_stride, int64_t rows,
-                           int64_t cols, int64_t count, const float *sa, const float *sb, void *lanes)
-{
-#define TILE_SCALED(mr, nr, r, c)                                                                                 \
-    tile_scaled(mr, nr, AT_ROW(a, a_stride, r), a_stride, AT_ROW(b, b_stride, c), b_stride, count, sa, sb, lanes, \
-                r, c)
-    COVER(TILE_SCALED);
-#undef TILE_SCALED
 }
 
 static void mm_f32_sum(const void *lanes, void *sums)

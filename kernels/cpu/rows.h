@@ -1,38 +1,80 @@
-/* Row-wise parts (kernels/common/rows.h). Mostly plain loops that the compiler
- * vectorises at the folder's level. Included once by rows.c of each folder,
- * after its vec.h. */
+/* Row-wise parts (kernels/common/rows.h): activations and normalisation here,
+ * codes in rows_codes.h. Included once by rows_<isa>.c of each folder, after its
+ * vec.h. Elements are taken 2 VL at a time; what does not fill them is copied to
+ * zeroed memory first, so nothing outside a row is touched. */
 #include "kernels/common/rows.h"
 #include "kernels/cpu/exp.h"
 #include "kernels/cpu/name.h"
 
 #include <math.h>
 
-static void rows_silu_mul(const float *gate, const float *up, int64_t n, float *v)
+#define STEP (2 * VL) /* elements of a step */
+
+QN_INLINE int64_t real_bytes(const int format)
 {
-    const vf one = vf_set(1.0f), zero = vf_set(0.0f);
-    for (int64_t i = 0; i < n; i += VL) {
-        const vf g = vf_load(gate + i);
-        vf_store(v + i, vf_mul(vf_div(g, vf_add(one, vf_exp(vf_sub(zero, g)))), vf_load(up + i)));
+    return format == QN_MM_F32 ? 4 : 2;
+}
+
+/* STEP elements as two vectors: in order, or of bf16 even and odd ones, which costs least. */
+QN_INLINE void load_step(const int format, const void *x, vf *a, vf *b)
+{
+    const char *const p = x;
+    if (format == QN_MM_F32) {
+        *a = vf_load((const float *)(const void *)p);
+        *b = vf_load((const float *)(const void *)p + VL);
+    } else if (format == QN_MM_F16) {
+        *a = vf_from_f16(p);
+        *b = vf_from_f16(p + 2 * VL);
+    } else {
+        vf_pairs_from_bf16(p, a, b);
     }
 }
 
-static void rows_range(const float *v, int64_t n, float *low, float *high)
+/* The last elements of a row with zeros behind them. */
+QN_INLINE const char *pad_step(const int format, const void *x, int64_t n, char pad[STEP * 4])
 {
-    vf lo = vf_set(0.0f), hi = lo;
+    memset(pad, 0, STEP * 4);
+    memcpy(pad, x, (size_t)(n * real_bytes(format)));
+    return pad;
+}
+
+#include "kernels/cpu/rows_codes.h"
+
+/* ---- silu ---- */
+
+QN_INLINE vf load_one(const int format, const char *p)
+{
+    return format == QN_MM_F32 ? vf_load((const float *)(const void *)p)
+                               : (format == QN_MM_F16 ? vf_from_f16(p) : vf_from_bf16(p));
+}
+
+/* 1 / (1 + e^-g) is t / (1 + t) or 1 / (1 + t) with t = e^-|g|: nothing overflows. */
+QN_INLINE vf silu_times(vf g, vf u)
+{
+    const vf one = vf_set(1.0f);
+    const vf t = vf_exp(vf_bits(vi_select(vi_set(0x80000000), vi_set(0x80000000), vi_bits(g))));
+    const vf share = vf_fraction(vf_where_negative(g, t, one), vf_add(one, t));
+    return vf_mul(vf_mul(g, share), u);
+}
+
+QN_INLINE void silu_mul_of(const int format, const void *gate, const void *up, int64_t n, float *v)
+{
+    const char *g = gate, *u = up;
+    const int64_t size = real_bytes(format);
     int64_t i = 0;
     for (; i + VL <= n; i += VL) {
-        const vf x = vf_load(v + i);
-        lo = vf_min(x, lo); /* the second operand where x is NaN */
-        hi = vf_max(x, hi);
+        vf_store(v + i, silu_times(load_one(format, g + i * size), load_one(format, u + i * size)));
     }
-    float l = -vf_highest(vf_sub(vf_set(0.0f), lo)), h = vf_highest(hi);
-    for (; i < n; i++) {
-        l = v[i] < l ? v[i] : l;
-        h = v[i] > h ? v[i] : h;
+    if (i < n) {
+        char pad[2][STEP * 4];
+        float out[VL];
+        vf_store(out, silu_times(load_one(format, pad_step(format, g + i * size, n - i, pad[0])),
+                                 load_one(format, pad_step(format, u + i * size, n - i, pad[1]))));
+        memcpy(v + i, out, (size_t)(n - i) * 4);
     }
-    *low = l;
-    *high = h;
 }
+
+/* ---- normalisation and rotation ---- */
 
 static double rows_squares(const float *v, int64_t n)
 {
@@ -56,109 +98,193 @@ static void rows_scale(const float *restrict x, double factor, const float *rest
     }
 }
 
-static void rows_rotate(const float *restrict a, const float *restrict b, const double *restrict c,
-                        const double *restrict s, int64_t n, int64_t step, float *restrict y0, float *restrict y1)
+/* Reduced by quarter turns in double, pi / 2 in three parts whose products with
+ * quarters < 2^19 are exact or small; then the Taylor polynomials on |r| <= pi / 4. */
+static void rows_angles(int32_t position, const double *restrict turns, int64_t n, float *restrict cosines,
+                        float *restrict sines)
+{
+    const double at = (double)position;
+    if (at > 500000.0 || at < -500000.0) {
+        for (int64_t i = 0; i < n; i++) {
+            cosines[i] = (float)cos(at * turns[i]);
+            sines[i] = (float)sin(at * turns[i]);
+        }
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        const double angle = at * turns[i];
+        const double z = angle * 0.63661977236758134308 + 0x1.8p52, quarters = z - 0x1.8p52;
+        double r = angle - quarters * 1.57079632673412561417e+00;
+        r -= quarters * 6.07710050630396597660e-11;
+        r -= quarters * 2.02226624879595063154e-21;
+        const double q = r * r;
+        const double s =
+            r + r * q * (-1.0 / 6 + q * (1.0 / 120 + q * (-1.0 / 5040 + q * (1.0 / 362880 - q * (1.0 / 39916800)))));
+        const double c =
+            1.0 - q * (0.5 - q * (1.0 / 24 - q * (1.0 / 720 - q * (1.0 / 40320 - q * (1.0 / 3628800)))));
+        const int32_t k = (int32_t)quarters;
+        const double one = k & 1 ? s : c, other = k & 1 ? c : s;
+        cosines[i] = (float)((k + 1) & 2 ? -one : one);
+        sines[i] = (float)(k & 2 ? -other : other);
+    }
+}
+
+static void rows_rotate(const float *restrict a, const float *restrict b, const float *restrict c,
+                        const float *restrict s, int64_t n, int64_t step, float *restrict y0, float *restrict y1)
 {
     if (step == 1) {
         for (int64_t i = 0; i < n; i++) {
-            y0[i] = (float)((double)a[i] * c[i] - (double)b[i] * s[i]);
-            y1[i] = (float)((double)b[i] * c[i] + (double)a[i] * s[i]);
+            y0[i] = a[i] * c[i] - b[i] * s[i];
+            y1[i] = b[i] * c[i] + a[i] * s[i];
         }
         return;
     }
     for (int64_t i = 0; i < n; i++) {
-        y0[i * step] = (float)((double)a[i * step] * c[i] - (double)b[i * step] * s[i]);
-        y1[i * step] = (float)((double)b[i * step] * c[i] + (double)a[i * step] * s[i]);
+        y0[i * step] = a[i * step] * c[i] - b[i * step] * s[i];
+        y1[i * step] = b[i * step] * c[i] + a[i * step] * s[i];
     }
 }
 
-static void rows_divide(const float *restrict v, float factor, int multiply, float limit, int64_t n,
-                        float *restrict t)
+/* ---- loads and stores ---- */
+
+QN_INLINE void load_all(const int format, const void *x, int64_t n, float *v)
 {
-    if (multiply) {
-        for (int64_t i = 0; i < n; i++) {
-            t[i] = v[i] * factor;
-        }
-    } else {
-        for (int64_t i = 0; i < n; i++) {
-            t[i] = v[i] / factor;
-        }
+    const char *const p = x;
+    const int64_t size = real_bytes(format);
+    int64_t i = 0;
+    for (; i + VL <= n; i += VL) {
+        vf_store(v + i, load_one(format, p + i * size));
     }
-    for (int64_t i = 0; limit > 0.0f && i < n; i++) {
-        const float low = t[i] < -limit ? -limit : t[i];
-        t[i] = low > limit ? limit : low;
+    if (i < n) {
+        char pad[STEP * 4];
+        float last[VL];
+        vf_store(last, load_one(format, pad_step(format, p + i * size, n - i, pad)));
+        memcpy(v + i, last, (size_t)(n - i) * 4);
     }
 }
 
-QN_INLINE uint32_t float_bits(float x)
+/* bf16 in the low half: nearest even, NaN kept. */
+QN_INLINE vi bf16_bits(vf v)
 {
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    return bits;
+    const vi bits = vi_bits(v), top = vi_shr(bits, 16);
+    const vi rounded = vi_add(vi_add(bits, vi_set(0x7fff)), vi_and(top, vi_set(1)));
+    return vi_where_nan(v, vi_select(vi_set(0x40), vi_set(0x40), top), vi_shr(rounded, 16));
 }
 
-/* Normal codes: add just under half of the last kept bit and the tie's parity.
- * Subnormal ones: 2^14 has the step 2^-9 of the codes as its last bit, so the
- * addition rounds. */
-static void rows_to_e4m3(const float *restrict v, int64_t n, uint8_t *restrict codes)
-{
-    for (int64_t i = 0; i < n; i++) {
-        const uint32_t bits = float_bits(v[i]), size = bits & 0x7fffffffu;
-        const uint32_t normal = ((size + 0x7ffffu + (size >> 20 & 1)) >> 20) - (120u << 3);
-        const uint32_t tiny = float_bits(fabsf(v[i]) + 16384.0f) - 0x46800000u;
-        uint32_t code = size < 0x3c800000u ? tiny : normal;
-        code = code > 0x7e ? 0x7e : code;
-        code |= bits >> 24 & 0x80;
-        codes[i] = (uint8_t)(size > 0x7f800000u ? 0x7f : code);
-    }
-}
-
-static void rows_to_i8(const float *restrict v, int64_t n, int32_t azp, int8_t *restrict codes)
-{
-    for (int64_t i = 0; i < n; i++) {
-        const float x = v[i] == v[i] ? v[i] : 0.0f;
-        const float low = x < -1e6f ? -1e6f : x;
-        const float held = low > 1e6f ? 1e6f : low;
-        const int32_t q = (int32_t)rintf(held) + azp;
-        const int32_t up = q < -128 ? -128 : q;
-        codes[i] = (int8_t)(up > 127 ? 127 : up);
-    }
-}
-
-static void rows_store(qn_mm_real format, const float *v, int64_t n, void *out)
+static void rows_store_bf16(const float *v, int64_t n, void *out)
 {
     uint16_t *const h = out;
-    if (format == QN_MM_F32) {
-        memcpy(out, v, (size_t)n * 4);
-        return;
+    int64_t i = 0;
+    for (; i + STEP <= n; i += STEP) {
+        vi_put_words(h + i, bf16_bits(vf_load(v + i)), bf16_bits(vf_load(v + i + VL)));
     }
-    if (format == QN_MM_BF16) {
-        for (int64_t i = 0; i < n; i++) {
-            const uint32_t bits = float_bits(v[i]);
-            const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-            h[i] = (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16 | 0x40) : rounded);
-        }
-        return;
+    if (i < n) {
+        char pad[STEP * 4];
+        uint16_t bits[STEP];
+        const float *const last = (const float *)(const void *)pad_step(QN_MM_F32, v + i, n - i, pad);
+        vi_put_words(bits, bf16_bits(vf_load(last)), bf16_bits(vf_load(last + VL)));
+        memcpy(h + i, bits, (size_t)(n - i) * 2);
     }
+}
+
+static void rows_store_f16(const float *v, int64_t n, void *out)
+{
+    uint16_t *const h = out;
     int64_t i = 0;
     for (; i + VL <= n; i += VL) {
         vf_to_f16(h + i, vf_load(v + i));
     }
     if (i < n) {
-        float tail[VL] = {0};
+        char pad[STEP * 4];
         uint16_t bits[VL];
-        memcpy(tail, v + i, (size_t)(n - i) * 4);
-        vf_to_f16(bits, vf_load(tail));
+        vf_to_f16(bits, vf_load((const float *)(const void *)pad_step(QN_MM_F32, v + i, n - i, pad)));
         memcpy(h + i, bits, (size_t)(n - i) * 2);
     }
 }
 
-const qn_rows_set QN_NAME(rows) = {.silu_mul = rows_silu_mul,
-                                   .range = rows_range,
+static void rows_store_f32(const float *v, int64_t n, void *out)
+{
+    memcpy(out, v, (size_t)n * 4);
+}
+
+static void rows_stream(void *to, const void *from, size_t bytes)
+{
+    vec_stream(to, from, bytes);
+}
+
+static void rows_fence(void)
+{
+    vec_fence();
+}
+
+/* ---- instances ---- */
+
+#define EACH_REAL(X) X(bf16, QN_MM_BF16) X(f16, QN_MM_F16) X(f32, QN_MM_F32)
+#define EACH_CODE(X, name, format)      \
+    X(name, format, e4m3, QN_ROWS_E4M3) \
+    X(name, format, fnuz, QN_ROWS_E4M3FNUZ) X(name, format, e5m2, QN_ROWS_E5M2) X(name, format, i8, QN_ROWS_I8)
+
+#define ENCODE(name, format, code_name, code)                                                               \
+    static void encode_##name##_##code_name(const qn_rows_rule *rule, const void *x, int64_t n, void *codes) \
+    {                                                                                                       \
+        encode_of(format, code, rule, x, n, codes);                                                         \
+    }
+
+#define REAL(name, format)                                                                                         \
+    EACH_CODE(ENCODE, name, format)                                                                                \
+    static void range_##name(const void *x, int64_t n, qn_rows_range *range)                                       \
+    {                                                                                                              \
+        range_of(format, x, n, range);                                                                             \
+    }                                                                                                              \
+    static int tops_##name(const void *x, int64_t n, int64_t block, float *top)                                    \
+    {                                                                                                              \
+        return tops_of(format, x, n, block, top);                                                                  \
+    }                                                                                                              \
+    static void to_e2m1_##name(const void *x, int64_t n, int64_t block, const float *factor, int nan, uint8_t *q)  \
+    {                                                                                                              \
+        to_e2m1_of(format, x, n, block, factor, nan, q);                                                           \
+    }                                                                                                              \
+    static void silu_mul_##name(const void *gate, const void *up, int64_t n, float *v)                             \
+    {                                                                                                              \
+        silu_mul_of(format, gate, up, n, v);                                                                       \
+    }                                                                                                              \
+    static void load_##name(const void *x, int64_t n, float *v)                                                    \
+    {                                                                                                              \
+        load_all(format, x, n, v);                                                                                 \
+    }
+EACH_REAL(REAL)
+
+#define DECODE(name, format, code_name, code)                                                                    \
+    static void decode_##code_name(const void *codes, int64_t n, float scale, int32_t azp, float *out)           \
+    {                                                                                                            \
+        decode_of(code, codes, n, scale, azp, out);                                                              \
+    }
+EACH_CODE(DECODE, , )
+
+#define ENCODE_ENTRY(name, format, code_name, code) [code] = encode_##name##_##code_name,
+#define DECODE_ENTRY(name, format, code_name, code) [code] = decode_##code_name,
+#define ENCODE_ROW(name, format) [format] = {EACH_CODE(ENCODE_ENTRY, name, format)},
+#define RANGE_ENTRY(name, format) [format] = range_##name,
+#define TOPS_ENTRY(name, format) [format] = tops_##name,
+#define E2M1_ENTRY(name, format) [format] = to_e2m1_##name,
+#define SILU_ENTRY(name, format) [format] = silu_mul_##name,
+#define LOAD_ENTRY(name, format) [format] = load_##name,
+#define STORE_ENTRY(name, format) [format] = rows_store_##name,
+
+const qn_rows_set QN_NAME(rows) = {.range = {EACH_REAL(RANGE_ENTRY)},
+                                   .encode = {EACH_REAL(ENCODE_ROW)},
+                                   .decode = {EACH_CODE(DECODE_ENTRY, , )},
+                                   .tops = {EACH_REAL(TOPS_ENTRY)},
+                                   .to_e2m1 = {EACH_REAL(E2M1_ENTRY)},
+                                   .nvfp4_scales = rows_nvfp4_scales,
+                                   .from_e2m1 = rows_from_e2m1,
+                                   .from_e4m3 = rows_from_e4m3,
+                                   .silu_mul = {EACH_REAL(SILU_ENTRY)},
                                    .squares = rows_squares,
                                    .scale = rows_scale,
+                                   .angles = rows_angles,
                                    .rotate = rows_rotate,
-                                   .divide = rows_divide,
-                                   .to_e4m3 = rows_to_e4m3,
-                                   .to_i8 = rows_to_i8,
-                                   .store = rows_store};
+                                   .load = {EACH_REAL(LOAD_ENTRY)},
+                                   .store = {EACH_REAL(STORE_ENTRY)},
+                                   .stream = rows_stream,
+                                   .fence = rows_fence};

@@ -9,9 +9,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static int64_t modified_ns(const struct stat *st)
+static int64_t nanoseconds(const struct timespec *t)
 {
-    return (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec;
+    return (int64_t)t->tv_sec * 1000000000 + t->tv_nsec;
 }
 
 /* Map the open file. */
@@ -40,7 +40,8 @@ static qn_status map_descriptor(int fd, const char *path, qn_file_map *out, qn_e
                          .mapping = mapping,
                          .device = (uint64_t)after.st_dev,
                          .inode = (uint64_t)after.st_ino,
-                         .modified_ns = modified_ns(&after)};
+                         .modified_ns = nanoseconds(&after.st_mtim),
+                         .changed_ns = nanoseconds(&after.st_ctim)};
     return QN_OK;
 }
 
@@ -61,9 +62,28 @@ qn_status qn_file_map_check(const qn_file_map *map, const char *path, qn_error *
     QN_FAIL_IF((uint64_t)st.st_size != map->size, error, QN_E_IO,
                "%s had %zu bytes when it was opened and has %lld now", path, map->size, (long long)st.st_size);
     QN_FAIL_IF((uint64_t)st.st_dev != map->device || (uint64_t)st.st_ino != map->inode ||
-                   modified_ns(&st) != map->modified_ns,
+                   nanoseconds(&st.st_mtim) != map->modified_ns,
                error, QN_E_IO, "%s was replaced or written to after it was opened", path);
     return QN_OK;
+}
+
+int qn_file_map_holds(const qn_file_map *map, const void *data, size_t bytes)
+{
+    const uintptr_t first = (uintptr_t)map->data, at = (uintptr_t)data;
+    return map->mapping && at >= first && at - first <= map->size && bytes <= map->size - (at - first);
+}
+
+/* A fault maps a window of this size around it, so what neighbours' reading brought in goes with it. */
+#define FAULT_AROUND ((size_t)65536)
+
+void qn_file_map_release(const qn_file_map *map, const void *data, size_t bytes)
+{
+    const size_t at = (size_t)((uintptr_t)data - (uintptr_t)map->data);
+    const size_t first = at / FAULT_AROUND * FAULT_AROUND;
+    const size_t left = map->size - at - bytes, more = FAULT_AROUND - 1 - (at + bytes - 1) % FAULT_AROUND;
+    if (map->mapping && bytes) {
+        (void)madvise((char *)map->mapping + first, at + bytes + (more < left ? more : left) - first, MADV_DONTNEED);
+    }
 }
 
 void qn_file_map_close(qn_file_map *map)

@@ -127,6 +127,21 @@ static int ends_with(const char *text, const char *end)
     return a >= b && strcmp(text + a - b, end) == 0;
 }
 
+/* FILE.packed beside a file, quern.packed in a folder. */
+static qn_status name_packed_file(qn_checkpoint *c, int folder, qn_error *error)
+{
+    size_t length = strlen(c->path);
+    while (folder && length > 1 && c->path[length - 1] == '/') {
+        length--;
+    }
+    const char *end = folder ? "/quern.packed" : ".packed";
+    c->packed_path = qn_checkpoint_own(c, length + strlen(end) + 1, 1);
+    QN_FAIL_IF(!c->packed_path, error, QN_E_MEMORY, "out of memory for %s", c->path);
+    memcpy(c->packed_path, c->path, length);
+    strcpy(c->packed_path + length, end);
+    return QN_OK;
+}
+
 /* A lone .safetensors file: its folder holds config.json. */
 static qn_status open_single(qn_checkpoint *c, qn_error *error)
 {
@@ -141,6 +156,7 @@ static qn_status open_any(qn_checkpoint *c, qn_error *error)
 {
     struct stat st;
     QN_FAIL_IF(stat(c->path, &st) != 0, error, QN_E_IO, "cannot open %s: %s", c->path, strerror(errno));
+    QN_TRY(name_packed_file(c, S_ISDIR(st.st_mode), error));
     if (S_ISDIR(st.st_mode)) {
         QN_TRY(qn_checkpoint_open_folder(c, c->path, NULL, error));
     } else if (ends_with(c->path, ".safetensors")) {
@@ -212,6 +228,26 @@ void qn_checkpoint_close(qn_checkpoint *c)
     }
     qn_free(ctx, c->path);
     qn_free(ctx, c);
+}
+
+void qn_checkpoint_release(const qn_checkpoint *c, const void *data, size_t bytes)
+{
+    for (int32_t i = 0; i < c->file_count; i++) {
+        if (qn_file_map_holds(&c->files[i].map, data, bytes)) {
+            qn_file_map_release(&c->files[i].map, data, bytes);
+            return;
+        }
+    }
+}
+
+void qn_checkpoint_release_all(const qn_checkpoint *c)
+{
+    for (int32_t i = 0; i < c->file_count; i++) {
+        qn_file_map_release(&c->files[i].map, c->files[i].map.data, c->files[i].map.size);
+    }
+    for (int i = 0; i < QN_TEXT_COUNT; i++) {
+        qn_file_map_release(&c->texts[i], c->texts[i].data, c->texts[i].size);
+    }
 }
 
 void qn_checkpoint_get_info(const qn_checkpoint *c, qn_model_info *info)

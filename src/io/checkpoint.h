@@ -50,6 +50,11 @@ const qn_weight *qn_checkpoint_find(const qn_checkpoint *checkpoint, const char 
  * quantization_config; borrowed. What the quantiser writes into its output. */
 const json_t *qn_checkpoint_config(const qn_checkpoint *checkpoint);
 
+/* Give back the memory of mapped files: of [data, data + bytes) when that is part of one, else of nothing; or of all.
+ * It stays readable, a later read brings it in again. */
+void qn_checkpoint_release(const qn_checkpoint *checkpoint, const void *data, size_t bytes);
+void qn_checkpoint_release_all(const qn_checkpoint *checkpoint);
+
 /* Stored row that holds logical row `row`. */
 int64_t qn_weight_source_row(const qn_weight *weight, int64_t row);
 

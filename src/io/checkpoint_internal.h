@@ -45,6 +45,7 @@ enum {
 struct qn_checkpoint {
     const qn_ctx *ctx;
     char *path;
+    char *packed_path; /* where its packed file lies */
     const char *container;
     qn_weight_file *files;
     int32_t file_count;

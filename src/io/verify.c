@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "format/format.h"
 #include "io/checkpoint_internal.h"
+#include "io/packed.h"
 
 typedef struct count_at {
     int64_t count, first;
@@ -177,6 +178,25 @@ static void report_weight(sink *s, const qn_weight *w, const weight_report *r)
     }
 }
 
+/* The packed file, when there is one: an error when it is damaged, a warning when it is only of no use. */
+static qn_status verify_packed(const qn_checkpoint *c, const qn_exec *exec, sink *s)
+{
+    qn_error why = {QN_OK, ""};
+    qn_packed *packed = NULL;
+    qn_status status = qn_packed_open(c, qn_packed_path(c), 0, exec, &packed, &why);
+    if (status == QN_OK && packed) {
+        status = qn_packed_check(packed, exec, &why);
+        if (status == QN_OK) {
+            report(s, 0, "packed file", "%d weights, made from these files", qn_packed_count(packed));
+        }
+    }
+    qn_packed_close(packed);
+    if (status != QN_OK && status != QN_E_MEMORY) {
+        report(s, status == QN_E_PACKED ? 1 : 2, "packed file", "%s", why.text);
+    }
+    return status == QN_E_MEMORY ? status : QN_OK;
+}
+
 qn_status qn_checkpoint_verify(const qn_checkpoint *c, const qn_exec *exec, qn_finding_fn finding, void *user,
                                int64_t *errors, qn_error *error)
 {
@@ -208,6 +228,9 @@ qn_status qn_checkpoint_verify(const qn_checkpoint *c, const qn_exec *exec, qn_f
         }
         for (int32_t i = 0; i < c->weight_count; i++) {
             report_weight(&s, &c->weights[i], &job.reports[i]);
+        }
+        if (verify_packed(c, exec, &s) != QN_OK) {
+            status = qn_error_set(error, QN_E_MEMORY, "out of memory for verifying %s", c->packed_path);
         }
         *errors = s.errors;
     }

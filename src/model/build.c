@@ -102,6 +102,44 @@ static qn_step *add_step(qn_model *model, int32_t layer, qn_op op, const char *l
     return step;
 }
 
+int qn_build_takes(qn_op op, qn_attr attr)
+{
+    const qn_op_info *info = qn_op_get_info(op);
+    for (int32_t i = 0; i < info->attr_count; i++) {
+        if (info->attrs[i].attr == attr) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+qn_status qn_build_repeat(qn_model *model, size_t i, qn_error *error)
+{
+    if (!add_step(model, 0, QN_OP_NONE, NULL)) {
+        return out_of_memory(error);
+    }
+    memmove(model->steps + i + 1, model->steps + i, (model->step_count - 1 - i) * sizeof *model->steps);
+    model->body_steps += i < model->body_steps;
+    return QN_OK;
+}
+
+void qn_build_drop_plans(qn_model *model)
+{
+    size_t kept = 0;
+    for (size_t p = 0; p < model->plan_count; p++) {
+        size_t i = 0;
+        while (i < model->step_count && model->steps[i].plan != model->plans[p]) {
+            i++;
+        }
+        if (i < model->step_count) {
+            model->plans[kept++] = model->plans[p];
+        } else {
+            qn_plan_destroy(model->plans[p]);
+        }
+    }
+    model->plan_count = kept;
+}
+
 static qn_operand in_register(int32_t index, qn_shape shape)
 {
     return (qn_operand){.place = QN_PLACE_REGISTER, .index = index, .shape = shape};
@@ -192,45 +230,6 @@ qn_status qn_build_norm(qn_model *model, int32_t layer, int32_t in, int32_t out,
 
 /* ---- Linear layers ---- */
 
-/* The weight's rows in logical order: a view of the file, or a copy where the file orders them otherwise. */
-static qn_status ordered_rows(qn_model *model, const qn_weight *weight, qn_view *view, qn_error *error)
-{
-    *view = weight->data;
-    if (!weight->rope_interleaved) {
-        return QN_OK;
-    }
-    const size_t row_bytes = (size_t)weight->data.strides[0];
-    char *copy = qn_build_own(model, row_bytes * (size_t)weight->n);
-    if (!copy) {
-        return out_of_memory(error);
-    }
-    for (int64_t row = 0; row < weight->n; row++) {
-        const char *source = (const char *)weight->data.data + qn_weight_source_row(weight, row) * weight->data.strides[0];
-        memcpy(copy + (size_t)row * row_bytes, source, row_bytes);
-    }
-    *view = qn_view_make(copy, &weight->data.shape);
-    return QN_OK;
-}
-
-/* Stored scales as the operators take them: F32 for channel and block scales, the stored bytes for group scales. */
-static qn_status scales_of(qn_model *model, const qn_weight *weight, qn_view *view, qn_error *error)
-{
-    *view = weight->scale;
-    if (weight->scheme->scales == QN_SCALES_GROUP || weight->scale.shape.format == QN_F32) {
-        return QN_OK;
-    }
-    qn_shape shape = weight->scale.shape;
-    const int64_t count = qn_shape_elements(&shape);
-    float *values = qn_build_own(model, (size_t)count * sizeof(float));
-    if (!values) {
-        return out_of_memory(error);
-    }
-    QN_TRY(qn_decode(shape.format, weight->scale.data, count, values, error));
-    shape.format = QN_F32;
-    *view = qn_view_make(values, &shape);
-    return QN_OK;
-}
-
 static qn_status scalar_constant(qn_model *model, float value, qn_operand *operand, qn_error *error)
 {
     const qn_shape shape = qn_shape_make(QN_F32, 1, 1, 1, 1, 1);
@@ -240,27 +239,6 @@ static qn_status scalar_constant(qn_model *model, float value, qn_operand *opera
     }
     *memory = value;
     *operand = constant(qn_view_make(memory, &shape));
-    return QN_OK;
-}
-
-/* azp_adj[n] = sum over k of W[n,k], the zero points' correction. */
-static qn_status column_sums(qn_model *model, const qn_view *rows, qn_operand *operand, qn_error *error)
-{
-    const int64_t n = rows->shape.dims[0], k = rows->shape.dims[1];
-    const qn_shape shape = qn_shape_make(QN_I32, 1, n, 1, 1, 1);
-    int32_t *sums = qn_build_own(model, (size_t)n * sizeof(int32_t));
-    if (!sums) {
-        return out_of_memory(error);
-    }
-    for (int64_t i = 0; i < n; i++) {
-        const int8_t *row = (const int8_t *)rows->data + i * rows->strides[0];
-        int32_t sum = 0;
-        for (int64_t j = 0; j < k; j++) {
-            sum += row[j];
-        }
-        sums[i] = sum;
-    }
-    *operand = constant(qn_view_make(sums, &shape));
     return QN_OK;
 }
 
@@ -391,25 +369,24 @@ static qn_status bind_activations(qn_model *model, int32_t layer, int32_t in, co
     return QN_OK;
 }
 
-/* The weight operands of a multiplication by the weight's scheme. */
+/* The weight operands of a multiplication by the weight's scheme, as they lie in the file: qn_model_pack makes them
+ * what the kernel reads. */
 static qn_status bind_weight(qn_model *model, const qn_weight *weight, const char *name, qn_operand operands[QN_MAX_IN],
                              qn_error *error)
 {
     const qn_scheme *scheme = weight->scheme;
     const qn_op mm = scheme->mm;
-    qn_view rows, scales;
-    QN_TRY(ordered_rows(model, weight, &rows, error));
-    operands[qn_op_in_slot(mm, "b")] = constant(rows);
+    operands[qn_op_in_slot(mm, "b")] = constant(weight->data);
     if (scheme->scales != QN_SCALES_NONE) {
-        QN_TRY(scales_of(model, weight, &scales, error));
         const int32_t named = qn_op_in_slot(mm, "scale_b");
-        operands[named >= 0 ? named : qn_op_in_slot(mm, "b_scale")] = constant(scales);
+        operands[named >= 0 ? named : qn_op_in_slot(mm, "b_scale")] = constant(weight->scale);
     }
     if (scheme->global_scale) {
         QN_TRY(scalar_constant(model, weight->global_scale, &operands[qn_op_in_slot(mm, "b_global")], error));
     }
     if (scheme->act_op == QN_OP_QUANTIZE_INT8 && !scheme->act_symmetric) {
-        QN_TRY(column_sums(model, &rows, &operands[qn_op_in_slot(mm, "azp_adj")], error));
+        const qn_shape sums = qn_shape_make(QN_I32, 1, weight->n, 1, 1, 1);
+        operands[qn_op_in_slot(mm, "azp_adj")] = constant(qn_view_make(NULL, &sums)); /* made by qn_model_pack */
     }
     char bias[256];
     const size_t stem = strlen(name) - strlen("weight");
@@ -424,28 +401,6 @@ static qn_status bind_weight(qn_model *model, const qn_weight *weight, const cha
             operands[slot] = constant(view);
         }
     }
-    return QN_OK;
-}
-
-static qn_status pack_step(qn_model *model, qn_step *step, qn_error *error)
-{
-    const size_t bytes = qn_plan_pack_bytes(step->plan);
-    if (!bytes) {
-        return QN_OK;
-    }
-    void *blob = qn_build_own(model, bytes);
-    if (!blob) {
-        return out_of_memory(error);
-    }
-    qn_args args;
-    memset(&args, 0, sizeof args);
-    for (int i = 0; i < QN_MAX_IN; i++) {
-        if (step->in[i].place == QN_PLACE_CONST) {
-            args.in[i] = step->in[i].view;
-        }
-    }
-    QN_TRY(qn_pack(step->plan, &args, blob, bytes, error));
-    step->packed = blob;
     return QN_OK;
 }
 
@@ -470,11 +425,11 @@ static qn_status add_multiply(qn_model *model, int32_t layer, int32_t in, const 
         return out_of_memory(error);
     }
     memcpy(step->in, operands, sizeof operands);
+    step->weight = weight;
     step->out[0] = out;
     qn_op_desc desc = describe(mm);
     desc.attr[QN_ATTR_OUT].i = QN_OUT_F32;
-    QN_TRY(plan_step(model, step, &desc, error));
-    return pack_step(model, step, error);
+    return plan_step(model, step, &desc, error);
 }
 
 qn_status qn_build_linear(qn_model *model, int32_t layer, int32_t in, int32_t out, int64_t column, int to_values,
@@ -529,6 +484,9 @@ qn_status qn_build_attention(qn_model *model, int32_t layer, int32_t in, int32_t
         (qn_operand){.place = QN_PLACE_VALUES, .index = layer, .shape = cache};
     step->out[0] = in_register(out, qn_shape_make(QN_F32, 3, 1, h->heads, h->head_dim, 1));
     qn_op_desc desc = describe(QN_OP_ATTENTION);
+    if (qn_build_takes(QN_OP_ATTENTION, QN_ATTR_OUT)) {
+        desc.attr[QN_ATTR_OUT].i = QN_OUT_F32;
+    }
     return plan_step(model, step, &desc, error);
 }
 

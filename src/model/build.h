@@ -13,6 +13,15 @@ qn_status qn_build_register(qn_model *model, const char *name, qn_format format,
 /* The distinct plan for a descriptor. */
 qn_status qn_build_plan(qn_model *model, const qn_op_desc *desc, const qn_plan **plan, qn_error *error);
 
+/* Whether an operator has an attribute. */
+int qn_build_takes(qn_op op, qn_attr attr);
+
+/* Insert a copy of step i behind it. */
+qn_status qn_build_repeat(qn_model *model, size_t i, qn_error *error);
+
+/* Free plans that no step uses any more. */
+void qn_build_drop_plans(qn_model *model);
+
 /* Memory owned by the model, freed with it; NULL when there is none. */
 void *qn_build_own(qn_model *model, size_t bytes);
 
@@ -42,6 +51,13 @@ qn_status qn_build_output(qn_model *model, int32_t in, const char *weight, qn_er
 
 /* Replace neighbouring steps by fused operators where a plan accepts them; notes what was fused and what not. */
 qn_status qn_model_fuse(qn_model *model, qn_error *error);
+
+/* Let linear layers of 16-bit and 4-bit weights without quantised activations read BF16 rows. */
+qn_status qn_model_narrow(qn_model *model, qn_error *error);
+
+/* Make the weights of all steps what their kernels read: blobs of the packed file, blobs packed here, or copies in
+ * the right order; gives the files' memory back. The last pass over the steps. */
+qn_status qn_model_pack(qn_model *model, const qn_exec *exec, int use_file, qn_error *error);
 
 /* Families. */
 qn_status qn_llama_build(qn_model *model, qn_error *error);

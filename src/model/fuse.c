@@ -98,7 +98,11 @@ static int fuse_silu_quantize(qn_model *model, size_t i, qn_step *fused)
 qn_status qn_model_fuse(qn_model *model, qn_error *error)
 {
     size_t kept = 0;
+    const size_t body = model->body_steps;
     for (size_t i = 0; i < model->step_count; i++) {
+        if (i == body) {
+            model->body_steps = kept;
+        }
         qn_step fused;
         if (i + 1 < model->step_count && fuse_silu_quantize(model, i, &fused)) {
             model->steps[i + 1] = fused; /* the pair's second place; the first is dropped */

@@ -95,7 +95,6 @@ qn_status qn_llama_build(qn_model *model, qn_error *error)
     for (int32_t l = 0; l < h->layers; l++) {
         QN_TRY(build_layer(model, h, &r, l, error));
     }
-    QN_TRY(qn_model_fuse(model, error));
     model->body_steps = model->step_count;
     QN_TRY(qn_build_norm(model, -1, r.stream, r.normed, "model.norm.weight", error));
     return qn_build_output(model, r.normed, h->tied_embeddings ? embedding : "lm_head.weight", error);

@@ -60,6 +60,16 @@ qn_status qn_model_open(qn_ctx *ctx, const char *path, const qn_model_options *o
     if (status == QN_OK) {
         status = build(model, error);
     }
+    if (status == QN_OK) {
+        status = qn_model_fuse(model, error);
+    }
+    if (status == QN_OK && !options->f32_activations) {
+        status = qn_model_narrow(model, error);
+    }
+    if (status == QN_OK) {
+        qn_build_drop_plans(model);
+        status = qn_model_pack(model, &options->exec, !options->no_packed_file, error);
+    }
     if (status != QN_OK) {
         qn_model_close(model);
         return status;
@@ -85,6 +95,7 @@ void qn_model_close(qn_model *model)
     qn_free(model->ctx, model->steps);
     qn_buffer_free(&model->notes);
     qn_tokenizer_destroy(model->tokenizer);
+    qn_packed_close(model->packed);
     qn_checkpoint_close(model->checkpoint);
     qn_free(model->ctx, model);
 }

@@ -3,7 +3,8 @@
  *
  * model.c opens a checkpoint and owns everything; llama.c writes the step list
  * of its family through the builder (build.h); fuse.c replaces neighbouring
- * steps by fused operators; session.c owns KV caches, batch.c runs the list. */
+ * steps by fused operators, narrow.c lets linear layers read BF16; pack.c makes
+ * the weights ready; session.c owns KV caches, batch.c runs the list. */
 #ifndef QN_MODEL_MODEL_H
 #define QN_MODEL_MODEL_H
 
@@ -12,6 +13,7 @@
 #include "base/context.h"
 #include "base/text.h"
 #include "io/checkpoint.h"
+#include "io/packed.h"
 
 /* Where an operand of a step lives. */
 typedef enum qn_place {
@@ -40,7 +42,8 @@ typedef struct qn_step {
     qn_op op;
     const char *label;   /* logical name of the weight or "" */
     qn_operand in[QN_MAX_IN], out[QN_MAX_OUT];
-    const void *packed;
+    const qn_weight *weight; /* of a linear layer */
+    const void *packed;      /* its blob; NULL: the weight's operands are read as they are */
     int32_t layer;
 } qn_step;
 
@@ -71,6 +74,8 @@ struct qn_model {
     int32_t reg_stream;  /* the residual stream, where embeddings go */
     const qn_weight *embedding;
     qn_buffer notes;     /* what was fused and what could not be */
+    qn_packed *packed;   /* the packed file that blobs lie in; NULL: none */
+    qn_packing_info packing;
 
     qn_observe_fn observe;
     void *observe_user;

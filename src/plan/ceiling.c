@@ -31,6 +31,8 @@ static const alu_row alu_rows[] = {
     {"int8_dot", QN_ISA_AVX2, &qn_ceiling_int8__avx2},
     {"int8_dot", QN_ISA_SCALAR, &qn_ceiling_int8__scalar},
     {"bf16_dot", QN_ISA_AVX512BF16, &qn_ceiling_bf16__avx512bf16},
+    {"int8_tile", QN_ISA_AMX, &qn_ceiling_int8__amx},
+    {"bf16_tile", QN_ISA_AMX, &qn_ceiling_bf16__amx},
 };
 
 typedef struct job {

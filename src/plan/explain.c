@@ -42,8 +42,8 @@ static void add_kernel(qn_text *text, const qn_kernel *kernel, const qn_op_desc 
         qn_text_add(text, "tile: %d rows x %d columns in registers\n", kernel->mr, kernel->nr);
     }
     if (kernel->pack_bytes) {
-        qn_text_add(text, "packing: layout %u, %zu bytes\n", kernel->pack_layout,
-                    sizeof(qn_blob_header) + kernel->pack_bytes(kernel, desc));
+        qn_text_add(text, "packing: layout %u, %zu bytes; a run without packed weights packs them again\n",
+                    kernel->pack_layout, sizeof(qn_blob_header) + kernel->pack_bytes(kernel, desc));
     } else {
         qn_text_add(text, "packing: none, weights are read as they are stored\n");
     }

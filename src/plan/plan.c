@@ -41,7 +41,7 @@ qn_status qn_plan_options_get(const qn_plan_options *options, qn_plan_options *o
     return QN_OK;
 }
 
-/* What packed weights depend on: not on the rows. */
+/* What packed weights depend on: the operator, its weights' shapes and the layout; not on rows, level or kernel. */
 static uint64_t fingerprint_of(const qn_op_desc *desc, const qn_sizes *sizes, const qn_kernel *kernel)
 {
     struct {
@@ -66,8 +66,7 @@ static uint64_t fingerprint_of(const qn_op_desc *desc, const qn_sizes *sizes, co
             memcpy(&key.slots[i][2], desc->in[i].dims, sizeof desc->in[i].dims);
         }
     }
-    const uint64_t seed = XXH3_64bits(kernel->name, strlen(kernel->name));
-    return XXH3_64bits_withSeed(&key, sizeof key, seed);
+    return XXH3_64bits_withSeed(&key, sizeof key, kernel->pack_layout);
 }
 
 /* What options force and this machine lacks: QN_E_DEVICE with the reason. */
@@ -339,7 +338,7 @@ qn_status qn_pack(const qn_plan *plan, const qn_args *args, void *blob, size_t b
     return QN_OK;
 }
 
-static qn_status check_blob(const qn_plan *plan, const void *blob, qn_error *error)
+qn_status qn_plan_check_blob(const qn_plan *plan, const void *blob, qn_error *error)
 {
     QN_FAIL_IF(!plan->kernel->pack_bytes, error, QN_E_PACKED, "%s takes no packed weights", plan->kernel->name);
     QN_FAIL_IF((uintptr_t)blob % QN_ALIGN != 0, error, QN_E_ALIGNMENT, "the packed blob is not aligned to %d bytes",
@@ -396,7 +395,7 @@ qn_status qn_run(const qn_plan *plan, const qn_args *args, void *workspace, size
     qn_shape out[QN_MAX_OUT];
     qn_sizes sizes;
     if (args->packed) {
-        QN_TRY(check_blob(plan, args->packed, error));
+        QN_TRY(qn_plan_check_blob(plan, args->packed, error));
     }
     QN_TRY(run_shapes(plan, args, &desc, out, &sizes, error));
     QN_TRY(check_operands(&desc, out, args, error));

@@ -43,6 +43,9 @@ typedef struct qn_blob_header {
     uint64_t reserved[4];
 } qn_blob_header;
 
+/* Whether the plan can run on a blob of at least its header's bytes. QN_E_ALIGNMENT, QN_E_PACKED. */
+qn_status qn_plan_check_blob(const qn_plan *plan, const void *blob, qn_error *error);
+
 #define QN_BLOB_MAGIC UINT64_C(0x314b434150564e51)
 #define QN_BLOB_VERSION 1u
 

@@ -395,6 +395,23 @@ static qn_status calibrate(run *r, const char *input, const qn_checkpoint *check
     return QN_OK;
 }
 
+/* The packed file of the folder that was just written. */
+static qn_status write_packed(const run *r, uint64_t *bytes, qn_error *error)
+{
+    qn_model *model = NULL;
+    qn_model_options options;
+    qn_model_options_init(&options);
+    options.exec = r->options->exec;
+    qn_status status = qn_model_open(r->ctx, r->folder, &options, &model, error);
+    if (status == QN_OK) {
+        qn_packed_file file;
+        status = qn_model_write_packed(model, NULL, 0, &r->options->exec, &file, error);
+        *bytes = file.bytes;
+    }
+    qn_model_close(model);
+    return status;
+}
+
 /* Everything between the opened checkpoint and the finished folder. */
 static qn_status write_folder(run *r, const char *input, const qn_checkpoint *checkpoint, qn_error *error)
 {
@@ -452,6 +469,10 @@ qn_status qn_quantize_with(qn_ctx *ctx, const char *input, const char *output, c
         r.folder = qn_commit_path(commit);
         status = write_folder(&r, input, checkpoint, error);
     }
+    uint64_t packed_bytes = 0;
+    if (status == QN_OK && options->pack) {
+        status = write_packed(&r, &packed_bytes, error);
+    }
     if (status == QN_OK) {
         status = qn_commit_finish(commit, error);
     }
@@ -460,6 +481,7 @@ qn_status qn_quantize_with(qn_ctx *ctx, const char *input, const char *output, c
                                        .parameters = r.outputs.parameters,
                                        .bytes_before = r.outputs.bytes_before,
                                        .bytes_after = r.outputs.bytes_after,
+                                       .packed_bytes = packed_bytes,
                                        .seconds = (double)(qn_clock_ns() - start) * 1e-9};
         result->bits_per_weight =
             result->parameters ? (double)result->bytes_after * 8 / (double)result->parameters : 0;

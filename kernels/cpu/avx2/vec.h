@@ -170,4 +170,308 @@ static inline float f16_value(uint16_t h)
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));
 }
 
+/* ---- integers, for the row-wise parts (kernels/cpu/rows.h) ---- */
+
+typedef __m256i vi; /* eight int32, or 16 uint16 where a name says so */
+
+static inline vi vi_load(const void *p)
+{
+    return _mm256_loadu_si256((const __m256i *)p);
+}
+
+static inline void vi_store(void *p, vi a)
+{
+    _mm256_storeu_si256((__m256i *)p, a);
+}
+
+static inline vi vi_set(uint32_t x)
+{
+    return _mm256_set1_epi32((int32_t)x);
+}
+
+static inline vi vi_bits(vf a)
+{
+    return _mm256_castps_si256(a);
+}
+
+static inline vf vf_bits(vi a)
+{
+    return _mm256_castsi256_ps(a);
+}
+
+static inline vi vi_and(vi a, vi b)
+{
+    return _mm256_and_si256(a, b);
+}
+
+static inline vi vi_add(vi a, vi b)
+{
+    return _mm256_add_epi32(a, b);
+}
+
+static inline vi vi_sub(vi a, vi b)
+{
+    return _mm256_sub_epi32(a, b);
+}
+
+static inline vi vi_shl(vi a, unsigned count)
+{
+    return _mm256_slli_epi32(a, (int)count);
+}
+
+static inline vi vi_shr(vi a, unsigned count)
+{
+    return _mm256_srli_epi32(a, (int)count);
+}
+
+static inline vi vi_max(vi a, vi b)
+{
+    return _mm256_max_epi32(a, b);
+}
+
+static inline vi vi_min(vi a, vi b)
+{
+    return _mm256_min_epi32(a, b);
+}
+
+static inline vi vi_umax(vi a, vi b)
+{
+    return _mm256_max_epu32(a, b);
+}
+
+static inline vi vi_max16(vi a, vi b)
+{
+    return _mm256_max_epi16(a, b);
+}
+
+static inline vi vi_umax16(vi a, vi b)
+{
+    return _mm256_max_epu16(a, b);
+}
+
+/* bits of a where mask has ones, of b where it has zeros */
+static inline vi vi_select(vi mask, vi a, vi b)
+{
+    return _mm256_or_si256(_mm256_and_si256(mask, a), _mm256_andnot_si256(mask, b));
+}
+
+/* b in the lanes where x is NaN, else a */
+static inline vi vi_where_nan(vf x, vi b, vi a)
+{
+    return _mm256_blendv_epi8(a, b, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+}
+
+/* 0 in the lanes where a == b, else a */
+static inline vi vi_zero_if(vi a, vi b)
+{
+    return _mm256_andnot_si256(_mm256_cmpeq_epi32(a, b), a);
+}
+
+/* The largest of the lanes, unsigned; and of 16 uint16. */
+static inline uint32_t vi_top(vi a)
+{
+    __m128i x = _mm_max_epu32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    x = _mm_max_epu32(x, _mm_shuffle_epi32(x, 0x4e));
+    return (uint32_t)_mm_cvtsi128_si32(_mm_max_epu32(x, _mm_shuffle_epi32(x, 0xb1)));
+}
+
+static inline uint32_t vi_top16(vi a)
+{
+    return vi_top(_mm256_max_epu32(_mm256_srli_epi32(a, 16), _mm256_and_si256(a, _mm256_set1_epi32(0xffff))));
+}
+
+/* a, but 0 in the lanes where b is 0 */
+static inline vi vi_zero_if_zero(vi a, vi b)
+{
+    return _mm256_andnot_si256(_mm256_cmpeq_epi32(b, _mm256_setzero_si256()), a);
+}
+
+/* nearest even; INT32_MIN where x has no int32 */
+static inline vi vi_round(vf x)
+{
+    return _mm256_cvtps_epi32(x);
+}
+
+static inline vf vf_from_i32(vi a)
+{
+    return _mm256_cvtepi32_ps(a);
+}
+
+/* a where the sign of x is set, else b */
+static inline vf vf_where_negative(vf x, vf a, vf b)
+{
+    return _mm256_blendv_ps(b, a, x);
+}
+
+/* x / s rounded to nearest even, r = 1 / s: right where neither overflows nor is near underflow */
+static inline vf vf_quotient(vf x, vf s, vf r)
+{
+    const vf q = _mm256_mul_ps(x, r);
+    return _mm256_fmadd_ps(_mm256_fnmadd_ps(q, s, x), r, q);
+}
+
+/* n / d within an ulp, exact quotients exact; 1 <= d <= 2, 0 <= n <= 1 */
+static inline vf vf_fraction(vf n, vf d)
+{
+    const vf y = _mm256_rcp_ps(d); /* 12 bits */
+    const vf error = _mm256_fnmadd_ps(d, y, _mm256_set1_ps(1.0f));
+    return vf_quotient(n, d, _mm256_fmadd_ps(y, error, y));
+}
+
+/* a in the lower half of the lanes, b in the upper */
+static inline vf vf_set2(float a, float b)
+{
+    return _mm256_set_m128(_mm_set1_ps(b), _mm_set1_ps(a));
+}
+
+/* Two vectors of 2 VL elements: elements 0, 2, ... and 1, 3, ... */
+static inline void vf_pairs_from_bf16(const void *p, vf *even, vf *odd)
+{
+    const __m256i w = _mm256_loadu_si256((const __m256i *)p);
+    *even = _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
+    *odd = _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32((int32_t)0xffff0000)));
+}
+
+/* The low bytes of a, then of b; and taken in turns: a0 b0 a1 b1 ... */
+static inline void vi_put_bytes(uint8_t *p, vi a, vi b)
+{
+    const __m256i low = _mm256_set1_epi32(255), order = _mm256_setr_epi32(0, 4, 1, 5, 0, 0, 0, 0);
+    const __m256i w = _mm256_packs_epi32(_mm256_and_si256(a, low), _mm256_and_si256(b, low));
+    const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(w, w), order);
+    _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(bytes));
+}
+
+static inline void vi_put_byte_pairs(uint8_t *p, vi even, vi odd)
+{
+    const __m256i both = _mm256_blend_epi16(even, _mm256_slli_epi32(odd, 16), 0xaa);
+    const __m256i w = _mm256_and_si256(both, _mm256_set1_epi16(255));
+    const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packus_epi16(w, w), 0x08);
+    _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(bytes));
+}
+
+/* The same with the low 16 bits. */
+static inline void vi_put_words(uint16_t *p, vi a, vi b)
+{
+    const __m256i low = _mm256_set1_epi32(0xffff);
+    const __m256i w = _mm256_packus_epi32(_mm256_and_si256(a, low), _mm256_and_si256(b, low));
+    _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(w, 0xd8));
+}
+
+/* Codes below 16, two a byte, the first in the low nibble. */
+static inline void vi_put_nibbles(uint8_t *p, vi a, vi b)
+{
+    const __m256i pick = _mm256_setr_epi8(0, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 8, -1, -1, -1,
+                                          -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+    const __m256i x = _mm256_shuffle_epi8(_mm256_or_si256(a, _mm256_srli_epi64(a, 28)), pick);
+    const __m256i y = _mm256_shuffle_epi8(_mm256_or_si256(b, _mm256_srli_epi64(b, 28)), pick);
+    const __m256i both = _mm256_unpacklo_epi16(x, y); /* lane: x0 x1 y0 y1 */
+    const __m128i w = _mm_unpacklo_epi16(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+    _mm_storel_epi64((__m128i *)p, w);
+}
+
+static inline void vi_put_nibble_pairs(uint8_t *p, vi even, vi odd)
+{
+    const __m256i both = _mm256_or_si256(even, _mm256_slli_epi32(odd, 4));
+    const __m256i w = _mm256_packus_epi32(both, both), order = _mm256_setr_epi32(0, 4, 0, 0, 0, 0, 0, 0);
+    const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(w, w), order);
+    _mm_storel_epi64((__m128i *)p, _mm256_castsi256_si128(bytes));
+}
+
+static inline __m256i vec_top32(__m256i a, __m256i b)
+{
+    return _mm256_max_epu32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+}
+
+static inline __m256i vec_top64(__m256i a, __m256i b)
+{
+    return _mm256_max_epu32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+}
+
+static inline __m256i vec_top128(__m256i a, __m256i b)
+{
+    return _mm256_max_epu32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
+}
+
+/* Largest magnitude bits of 16 blocks of 16: 256 floats in, 16 out. */
+static inline void vec_block_tops32(const void *p, uint32_t top[16])
+{
+    const __m256i clear = _mm256_set1_epi32(0x7fffffff);
+    for (int h = 0; h < 2; h++) {
+        __m256i t[2];
+        for (int i = 0; i < 2; i++) {
+            __m256i x[4];
+            for (int j = 0; j < 4; j++) {
+                const __m256i *const at = (const __m256i *)((const char *)p + (8 * h + 4 * i + j) * 64);
+                x[j] = _mm256_max_epu32(_mm256_and_si256(_mm256_loadu_si256(at), clear),
+                                        _mm256_and_si256(_mm256_loadu_si256(at + 1), clear));
+            }
+            t[i] = vec_top64(vec_top32(x[0], x[1]), vec_top32(x[2], x[3]));
+        }
+        _mm256_storeu_si256((__m256i *)(top + 8 * h), vec_top128(t[0], t[1]));
+    }
+}
+
+/* The same of 256 elements of 16 bits. */
+static inline void vec_block_tops16(const void *p, uint32_t top[16])
+{
+    const __m256i clear = _mm256_set1_epi16(0x7fff);
+    for (int h = 0; h < 2; h++) {
+        __m256i t[4], u[2];
+        for (int i = 0; i < 4; i++) {
+            const __m256i *const at = (const __m256i *)((const char *)p + (4 * h + i) * 64);
+            const __m256i a = _mm256_and_si256(_mm256_loadu_si256(at), clear);
+            const __m256i b = _mm256_and_si256(_mm256_loadu_si256(at + 1), clear);
+            t[i] = _mm256_max_epu16(_mm256_unpacklo_epi16(a, b), _mm256_unpackhi_epi16(a, b));
+        }
+        for (int i = 0; i < 2; i++) {
+            u[i] = _mm256_max_epu16(_mm256_unpacklo_epi32(t[2 * i], t[2 * i + 1]),
+                                    _mm256_unpackhi_epi32(t[2 * i], t[2 * i + 1]));
+        }
+        const __m256i v = _mm256_max_epu16(_mm256_unpacklo_epi64(u[0], u[1]), _mm256_unpackhi_epi64(u[0], u[1]));
+        const __m128i both = _mm_max_epu16(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+        _mm256_storeu_si256((__m256i *)(top + 8 * h), _mm256_cvtepu16_epi32(both));
+    }
+}
+
+static inline vf vf_from_e5m2(const uint8_t *p)
+{
+    return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)p)), 8));
+}
+
+static inline vf vf_from_e4m3fnuz(const uint8_t *p)
+{
+    const __m128i c = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p));
+    const __m128i h = _mm_and_si128(_mm_slli_epi16(c, 7), _mm_set1_epi16((short)0xbfff));
+    const __m128i nan = _mm_cmpeq_epi16(c, _mm_set1_epi16(-128));
+    const __m128i fixed = _mm_blendv_epi8(h, _mm_set1_epi16(0x7e00), nan);
+    return _mm256_mul_ps(_mm256_cvtph_ps(fixed), _mm256_set1_ps(128.0f));
+}
+
+/* Copy past the caches; vec_fence() before others may read. */
+static inline void vec_stream(char *to, const char *from, size_t bytes)
+{
+    const size_t head = (64 - (size_t)((uintptr_t)to & 63)) & 63;
+    if (bytes < 128) {
+        memcpy(to, from, bytes);
+        return;
+    }
+    memcpy(to, from, head);
+    size_t i = head;
+    for (; i + 64 <= bytes; i += 64) {
+        _mm256_stream_si256((__m256i *)(to + i), _mm256_loadu_si256((const __m256i *)(from + i)));
+        _mm256_stream_si256((__m256i *)(to + i + 32), _mm256_loadu_si256((const __m256i *)(from + i + 32)));
+    }
+    memcpy(to + i, from + i, bytes - i);
+}
+
+static inline void vec_fence(void)
+{
+    _mm_sfence();
+}
+
+static inline void vec_prefetch(const void *p)
+{
+    _mm_prefetch((const char *)p, _MM_HINT_T0);
+}
+
 #endif

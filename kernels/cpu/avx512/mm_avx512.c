@@ -3,5 +3,6 @@
 
 #include "kernels/cpu/mm_f32.h"
 #include "kernels/cpu/finish.h"
+#include "kernels/cpu/split.h"
 #include "kernels/cpu/unpack.h"
 #include "kernels/cpu/mm_set.h"

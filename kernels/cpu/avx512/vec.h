@@ -165,4 +165,285 @@ static inline float f16_value(uint16_t h)
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));
 }
 
+/* ---- integers, for the row-wise parts (kernels/cpu/rows.h) ---- */
+
+typedef __m512i vi; /* sixteen int32, or 32 uint16 where a name says so */
+
+static inline vi vi_load(const void *p)
+{
+    return _mm512_loadu_si512(p);
+}
+
+static inline void vi_store(void *p, vi a)
+{
+    _mm512_storeu_si512(p, a);
+}
+
+static inline vi vi_set(uint32_t x)
+{
+    return _mm512_set1_epi32((int32_t)x);
+}
+
+static inline vi vi_bits(vf a)
+{
+    return _mm512_castps_si512(a);
+}
+
+static inline vf vf_bits(vi a)
+{
+    return _mm512_castsi512_ps(a);
+}
+
+static inline vi vi_and(vi a, vi b)
+{
+    return _mm512_and_si512(a, b);
+}
+
+static inline vi vi_add(vi a, vi b)
+{
+    return _mm512_add_epi32(a, b);
+}
+
+static inline vi vi_sub(vi a, vi b)
+{
+    return _mm512_sub_epi32(a, b);
+}
+
+static inline vi vi_shl(vi a, unsigned count)
+{
+    return _mm512_slli_epi32(a, count);
+}
+
+static inline vi vi_shr(vi a, unsigned count)
+{
+    return _mm512_srli_epi32(a, count);
+}
+
+static inline vi vi_max(vi a, vi b)
+{
+    return _mm512_max_epi32(a, b);
+}
+
+static inline vi vi_min(vi a, vi b)
+{
+    return _mm512_min_epi32(a, b);
+}
+
+static inline vi vi_umax(vi a, vi b)
+{
+    return _mm512_max_epu32(a, b);
+}
+
+static inline vi vi_max16(vi a, vi b)
+{
+    return _mm512_max_epi16(a, b);
+}
+
+static inline vi vi_umax16(vi a, vi b)
+{
+    return _mm512_max_epu16(a, b);
+}
+
+/* bits of a where mask has ones, of b where it has zeros */
+static inline vi vi_select(vi mask, vi a, vi b)
+{
+    return _mm512_ternarylogic_epi32(mask, a, b, 0xCA);
+}
+
+/* b in the lanes where x is NaN, else a */
+static inline vi vi_where_nan(vf x, vi b, vi a)
+{
+    return _mm512_mask_mov_epi32(a, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), b);
+}
+
+/* 0 in the lanes where a == b, else a */
+static inline vi vi_zero_if(vi a, vi b)
+{
+    return _mm512_maskz_mov_epi32(_mm512_cmpneq_epi32_mask(a, b), a);
+}
+
+/* The largest of the lanes, unsigned; and of 32 uint16. */
+static inline uint32_t vi_top(vi a)
+{
+    return _mm512_reduce_max_epu32(a);
+}
+
+static inline uint32_t vi_top16(vi a)
+{
+    return _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_srli_epi32(a, 16), _mm512_and_si512(a, _mm512_set1_epi32(0xffff))));
+}
+
+/* a, but 0 in the lanes where b is 0 */
+static inline vi vi_zero_if_zero(vi a, vi b)
+{
+    return _mm512_maskz_mov_epi32(_mm512_test_epi32_mask(b, b), a);
+}
+
+/* nearest even; INT32_MIN where x has no int32 */
+static inline vi vi_round(vf x)
+{
+    return _mm512_cvt_roundps_epi32(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+static inline vf vf_from_i32(vi a)
+{
+    return _mm512_cvtepi32_ps(a);
+}
+
+/* a where the sign of x is set, else b */
+static inline vf vf_where_negative(vf x, vf a, vf b)
+{
+    return _mm512_mask_mov_ps(b, _mm512_movepi32_mask(_mm512_castps_si512(x)), a);
+}
+
+/* x / s rounded to nearest even, r = 1 / s: right where neither overflows nor is near underflow */
+static inline vf vf_quotient(vf x, vf s, vf r)
+{
+    const vf q = _mm512_mul_ps(x, r);
+    return _mm512_fmadd_ps(_mm512_fnmadd_ps(q, s, x), r, q);
+}
+
+/* n / d within an ulp, exact quotients exact; 1 <= d <= 2, 0 <= n <= 1 */
+static inline vf vf_fraction(vf n, vf d)
+{
+    return vf_quotient(n, d, _mm512_rcp14_ps(d));
+}
+
+/* a in the lower half of the lanes, b in the upper */
+static inline vf vf_set2(float a, float b)
+{
+    return _mm512_mask_mov_ps(_mm512_set1_ps(a), 0xff00, _mm512_set1_ps(b));
+}
+
+/* Two vectors of 2 VL elements: elements 0, 2, ... and 1, 3, ... */
+static inline void vf_pairs_from_bf16(const void *p, vf *even, vf *odd)
+{
+    const __m512i w = _mm512_loadu_si512(p);
+    *even = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
+    *odd = _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32((int32_t)0xffff0000)));
+}
+
+/* The low bytes of a, then of b; and taken in turns: a0 b0 a1 b1 ... */
+static inline void vi_put_bytes(uint8_t *p, vi a, vi b)
+{
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a));
+    _mm_storeu_si128((__m128i *)(p + 16), _mm512_cvtepi32_epi8(b));
+}
+
+static inline void vi_put_byte_pairs(uint8_t *p, vi even, vi odd)
+{
+    const __m512i w = _mm512_mask_mov_epi16(even, 0xaaaaaaaa, _mm512_slli_epi32(odd, 16));
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi16_epi8(w));
+}
+
+/* The same with the low 16 bits. */
+static inline void vi_put_words(uint16_t *p, vi a, vi b)
+{
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(a));
+    _mm256_storeu_si256((__m256i *)(p + 16), _mm512_cvtepi32_epi16(b));
+}
+
+/* Codes below 16, two a byte, the first in the low nibble. */
+static inline void vi_put_nibbles(uint8_t *p, vi a, vi b)
+{
+    _mm_storel_epi64((__m128i *)p, _mm512_cvtepi64_epi8(_mm512_or_si512(a, _mm512_srli_epi64(a, 28))));
+    _mm_storel_epi64((__m128i *)(p + 8), _mm512_cvtepi64_epi8(_mm512_or_si512(b, _mm512_srli_epi64(b, 28))));
+}
+
+static inline void vi_put_nibble_pairs(uint8_t *p, vi even, vi odd)
+{
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_or_si512(even, _mm512_slli_epi32(odd, 4))));
+}
+
+static inline __m512i vec_top32(__m512i a, __m512i b)
+{
+    return _mm512_max_epu32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+}
+
+static inline __m512i vec_top64(__m512i a, __m512i b)
+{
+    return _mm512_max_epu32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+}
+
+static inline __m512i vec_top128(__m512i a, __m512i b)
+{
+    return _mm512_max_epu32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+}
+
+/* Largest magnitude bits of 16 blocks of 16: 256 floats in, 16 out. */
+static inline void vec_block_tops32(const void *p, uint32_t top[16])
+{
+    const __m512i clear = _mm512_set1_epi32(0x7fffffff);
+    __m512i t[4];
+    for (int i = 0; i < 4; i++) {
+        __m512i x[4];
+        for (int j = 0; j < 4; j++) {
+            x[j] = _mm512_and_si512(_mm512_loadu_si512((const char *)p + (4 * i + j) * 64), clear);
+        }
+        t[i] = vec_top64(vec_top32(x[0], x[1]), vec_top32(x[2], x[3]));
+    }
+    _mm512_storeu_si512(top, vec_top128(vec_top128(t[0], t[1]), vec_top128(t[2], t[3])));
+}
+
+/* The same of 256 elements of 16 bits. */
+static inline void vec_block_tops16(const void *p, uint32_t top[16])
+{
+    const __m512i clear = _mm512_set1_epi16(0x7fff);
+    __m512i t[4], u[2];
+    for (int i = 0; i < 4; i++) {
+        const __m512i a = _mm512_and_si512(_mm512_loadu_si512((const char *)p + i * 128), clear);
+        const __m512i b = _mm512_and_si512(_mm512_loadu_si512((const char *)p + i * 128 + 64), clear);
+        t[i] = _mm512_max_epu16(_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b));
+    }
+    for (int i = 0; i < 2; i++) {
+        u[i] = _mm512_max_epu16(_mm512_unpacklo_epi32(t[2 * i], t[2 * i + 1]),
+                                _mm512_unpackhi_epi32(t[2 * i], t[2 * i + 1]));
+    }
+    __m512i v = _mm512_max_epu16(_mm512_unpacklo_epi64(u[0], u[1]), _mm512_unpackhi_epi64(u[0], u[1]));
+    v = _mm512_max_epu16(v, _mm512_shuffle_i32x4(v, v, 0xb1)); /* block 2i of load i in lane 0, 2i + 1 in lane 2 */
+    const __m128i even = _mm512_castsi512_si128(v), odd = _mm512_extracti32x4_epi32(v, 2);
+    _mm256_storeu_si256((__m256i *)top, _mm256_cvtepu16_epi32(_mm_unpacklo_epi16(even, odd)));
+    _mm256_storeu_si256((__m256i *)(top + 8), _mm256_cvtepu16_epi32(_mm_unpackhi_epi16(even, odd)));
+}
+
+static inline vf vf_from_e5m2(const uint8_t *p)
+{
+    return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p)), 8));
+}
+
+static inline vf vf_from_e4m3fnuz(const uint8_t *p)
+{
+    const __m256i c = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
+    const __m256i h = _mm256_and_si256(_mm256_slli_epi16(c, 7), _mm256_set1_epi16((short)0xbfff));
+    const __mmask16 nan = _mm256_cmpeq_epi16_mask(c, _mm256_set1_epi16(-128));
+    const __m256i fixed = _mm256_mask_mov_epi16(h, nan, _mm256_set1_epi16(0x7e00));
+    return _mm512_mul_ps(_mm512_cvtph_ps(fixed), _mm512_set1_ps(128.0f));
+}
+
+/* Copy past the caches; vec_fence() before others may read. */
+static inline void vec_stream(char *to, const char *from, size_t bytes)
+{
+    const size_t head = (64 - (size_t)((uintptr_t)to & 63)) & 63;
+    if (bytes < 128) {
+        memcpy(to, from, bytes);
+        return;
+    }
+    memcpy(to, from, head);
+    size_t i = head;
+    for (; i + 64 <= bytes; i += 64) {
+        _mm512_stream_si512((void *)(to + i), _mm512_loadu_si512(from + i));
+    }
+    memcpy(to + i, from + i, bytes - i);
+}
+
+static inline void vec_fence(void)
+{
+    _mm_sfence();
+}
+
+static inline void vec_prefetch(const void *p)
+{
+    _mm_prefetch((const char *)p, _MM_HINT_T0);
+}
+
 #endif

@@ -225,5 +225,309 @@ static inline vf vf_from_nibbles(const uint8_t *p, int shift)
     return r;
 }
 
+/* ---- integers, for the row-wise parts (kernels/cpu/rows.h) ---- */
+
+typedef struct vi {
+    uint32_t v[4]; /* four int32, or eight uint16 where a name says so */
+} vi;
+
+static inline vi vi_load(const void *p)
+{
+    vi r;
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+
+static inline void vi_store(void *p, vi a)
+{
+    memcpy(p, &a, sizeof a);
+}
+
+static inline vi vi_set(uint32_t x)
+{
+    return (vi){{x, x, x, x}};
+}
+
+static inline vi vi_bits(vf a)
+{
+    vi r;
+    memcpy(&r, &a, sizeof r);
+    return r;
+}
+
+static inline vf vf_bits(vi a)
+{
+    vf r;
+    memcpy(&r, &a, sizeof r);
+    return r;
+}
+
+static inline vi vi_and(vi a, vi b)
+{
+    EACH(i) a.v[i] &= b.v[i];
+    return a;
+}
+
+static inline vi vi_add(vi a, vi b)
+{
+    EACH(i) a.v[i] += b.v[i];
+    return a;
+}
+
+static inline vi vi_sub(vi a, vi b)
+{
+    EACH(i) a.v[i] -= b.v[i];
+    return a;
+}
+
+static inline vi vi_shl(vi a, unsigned count)
+{
+    EACH(i) a.v[i] <<= count;
+    return a;
+}
+
+static inline vi vi_shr(vi a, unsigned count)
+{
+    EACH(i) a.v[i] >>= count;
+    return a;
+}
+
+static inline vi vi_max(vi a, vi b)
+{
+    EACH(i) a.v[i] = (int32_t)a.v[i] > (int32_t)b.v[i] ? a.v[i] : b.v[i];
+    return a;
+}
+
+static inline vi vi_min(vi a, vi b)
+{
+    EACH(i) a.v[i] = (int32_t)a.v[i] < (int32_t)b.v[i] ? a.v[i] : b.v[i];
+    return a;
+}
+
+static inline vi vi_umax(vi a, vi b)
+{
+    EACH(i) a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
+    return a;
+}
+
+static inline vi vi_max16(vi a, vi b)
+{
+    int16_t x[8], y[8];
+    memcpy(x, &a, sizeof x);
+    memcpy(y, &b, sizeof y);
+    for (int i = 0; i < 8; i++) {
+        x[i] = x[i] > y[i] ? x[i] : y[i];
+    }
+    memcpy(&a, x, sizeof x);
+    return a;
+}
+
+static inline vi vi_umax16(vi a, vi b)
+{
+    uint16_t x[8], y[8];
+    memcpy(x, &a, sizeof x);
+    memcpy(y, &b, sizeof y);
+    for (int i = 0; i < 8; i++) {
+        x[i] = x[i] > y[i] ? x[i] : y[i];
+    }
+    memcpy(&a, x, sizeof x);
+    return a;
+}
+
+/* bits of a where mask has ones, of b where it has zeros */
+static inline vi vi_select(vi mask, vi a, vi b)
+{
+    EACH(i) a.v[i] = (a.v[i] & mask.v[i]) | (b.v[i] & ~mask.v[i]);
+    return a;
+}
+
+/* b in the lanes where x is NaN, else a */
+static inline vi vi_where_nan(vf x, vi b, vi a)
+{
+    EACH(i) a.v[i] = x.v[i] != x.v[i] ? b.v[i] : a.v[i];
+    return a;
+}
+
+/* 0 in the lanes where a == b, else a */
+static inline vi vi_zero_if(vi a, vi b)
+{
+    EACH(i) a.v[i] = a.v[i] == b.v[i] ? 0 : a.v[i];
+    return a;
+}
+
+/* The largest of the lanes, unsigned; and of eight uint16. */
+static inline uint32_t vi_top(vi a)
+{
+    uint32_t top = 0;
+    EACH(i) top = a.v[i] > top ? a.v[i] : top;
+    return top;
+}
+
+static inline uint32_t vi_top16(vi a)
+{
+    EACH(i) a.v[i] = a.v[i] >> 16 > (a.v[i] & 0xffff) ? a.v[i] >> 16 : a.v[i] & 0xffff;
+    return vi_top(a);
+}
+
+/* a, but 0 in the lanes where b is 0 */
+static inline vi vi_zero_if_zero(vi a, vi b)
+{
+    EACH(i) a.v[i] = b.v[i] ? a.v[i] : 0;
+    return a;
+}
+
+/* nearest even; INT32_MIN where x has no int32 */
+static inline vi vi_round(vf x)
+{
+    vi r;
+    EACH(i) {
+        const float y = rintf(x.v[i]);
+        r.v[i] = y >= -0x1p31f && y < 0x1p31f ? (uint32_t)(int32_t)y : 0x80000000u;
+    }
+    return r;
+}
+
+static inline vf vf_from_i32(vi a)
+{
+    vf r;
+    EACH(i) r.v[i] = (float)(int32_t)a.v[i];
+    return r;
+}
+
+/* a where the sign of x is set, else b */
+static inline vf vf_where_negative(vf x, vf a, vf b)
+{
+    EACH(i) b.v[i] = f32_to_bits(x.v[i]) >> 31 ? a.v[i] : b.v[i];
+    return b;
+}
+
+/* x / s rounded to nearest even, r = 1 / s: right where neither overflows nor is near underflow */
+static inline vf vf_quotient(vf x, vf s, vf r)
+{
+    (void)r;
+    return vf_div(x, s);
+}
+
+/* n / d within an ulp, exact quotients exact; 1 <= d <= 2, 0 <= n <= 1 */
+static inline vf vf_fraction(vf n, vf d)
+{
+    return vf_div(n, d);
+}
+
+/* a in the lower half of the lanes, b in the upper */
+static inline vf vf_set2(float a, float b)
+{
+    return (vf){{a, a, b, b}};
+}
+
+/* Two vectors of 2 VL elements: elements 0, 2, ... and 1, 3, ... */
+static inline void vf_pairs_from_bf16(const void *p, vf *even, vf *odd)
+{
+    const vi w = vi_load(p);
+    *even = vf_bits(vi_shl(w, 16));
+    *odd = vf_bits(vi_and(w, vi_set(0xffff0000)));
+}
+
+/* The low bytes of a, then of b; and taken in turns: a0 b0 a1 b1 ... */
+static inline void vi_put_bytes(uint8_t *p, vi a, vi b)
+{
+    EACH(i) {
+        p[i] = (uint8_t)a.v[i];
+        p[i + 4] = (uint8_t)b.v[i];
+    }
+}
+
+static inline void vi_put_byte_pairs(uint8_t *p, vi even, vi odd)
+{
+    EACH(i) {
+        p[2 * i] = (uint8_t)even.v[i];
+        p[2 * i + 1] = (uint8_t)odd.v[i];
+    }
+}
+
+/* The same with the low 16 bits. */
+static inline void vi_put_words(uint16_t *p, vi a, vi b)
+{
+    EACH(i) {
+        p[i] = (uint16_t)a.v[i];
+        p[i + 4] = (uint16_t)b.v[i];
+    }
+}
+
+/* Codes below 16, two a byte, the first in the low nibble. */
+static inline void vi_put_nibbles(uint8_t *p, vi a, vi b)
+{
+    for (int i = 0; i < 2; i++) {
+        p[i] = (uint8_t)(a.v[2 * i] | a.v[2 * i + 1] << 4);
+        p[i + 2] = (uint8_t)(b.v[2 * i] | b.v[2 * i + 1] << 4);
+    }
+}
+
+static inline void vi_put_nibble_pairs(uint8_t *p, vi even, vi odd)
+{
+    EACH(i) p[i] = (uint8_t)(even.v[i] | odd.v[i] << 4);
+}
+
+/* Largest magnitude bits of 16 blocks of 16: 256 floats in, 16 out. */
+static inline void vec_block_tops32(const void *p, uint32_t top[16])
+{
+    for (int b = 0; b < 16; b++) {
+        uint32_t x[16];
+        memcpy(x, (const char *)p + b * 64, sizeof x);
+        top[b] = 0;
+        for (int i = 0; i < 16; i++) {
+            const uint32_t size = x[i] & 0x7fffffffu;
+            top[b] = size > top[b] ? size : top[b];
+        }
+    }
+}
+
+/* The same of 256 elements of 16 bits. */
+static inline void vec_block_tops16(const void *p, uint32_t top[16])
+{
+    for (int b = 0; b < 16; b++) {
+        uint16_t x[16];
+        memcpy(x, (const char *)p + b * 32, sizeof x);
+        top[b] = 0;
+        for (int i = 0; i < 16; i++) {
+            const uint32_t size = x[i] & 0x7fffu;
+            top[b] = size > top[b] ? size : top[b];
+        }
+    }
+}
+
+static inline vf vf_from_e5m2(const uint8_t *p)
+{
+    vf r;
+    EACH(i) r.v[i] = f16_value((uint16_t)(p[i] << 8));
+    return r;
+}
+
+static inline vf vf_from_e4m3fnuz(const uint8_t *p)
+{
+    vf r;
+    EACH(i) {
+        const uint32_t c = p[i], sign = (c & 0x80) << 24;
+        const float f = bits_to_f32((c & 0x7f) << 20) * 0x1p119f;
+        r.v[i] = c == 0x80 ? bits_to_f32(0x7fc00000u) : bits_to_f32(f32_to_bits(f) | sign);
+    }
+    return r;
+}
+
+/* Copy past the caches, where a level can; vec_fence() before others may read. */
+static inline void vec_stream(char *to, const char *from, size_t bytes)
+{
+    memcpy(to, from, bytes);
+}
+
+static inline void vec_fence(void)
+{
+}
+
+static inline void vec_prefetch(const void *p)
+{
+    (void)p;
+}
+
 #undef EACH
 #endif

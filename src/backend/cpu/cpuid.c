@@ -10,9 +10,16 @@
 #if defined(__x86_64__)
 
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#define ARCH_REQ_XCOMP_PERM 0x1023 /* of asm/prctl.h; older headers lack it */
+#define XFEATURE_TILE_DATA 18      /* the bit of XCR0 */
+#endif
 
-#define XCR0_AVX 0x6u     /* XMM and YMM state */
-#define XCR0_AVX512 0xE6u /* and opmask, ZMM0-15 upper halves, ZMM16-31 */
+#define XCR0_AVX 0x6u       /* XMM and YMM state */
+#define XCR0_AVX512 0xE6u   /* and opmask, ZMM0-15 upper halves, ZMM16-31 */
+#define XCR0_TILES 0x60000u /* tile configuration and tile data */
 
 typedef struct leaf {
     unsigned a, b, c, d;
@@ -37,6 +44,17 @@ static unsigned enabled_state(void)
 static int has(unsigned word, unsigned bits)
 {
     return (word & bits) == bits;
+}
+
+/* Linux gives the 8 KiB of tile data only to a process that asks; asking again changes nothing. The
+ * permission is the process's: threads, those that run already too, have it from then on. */
+static int tiles_permitted(void)
+{
+#if defined(__linux__)
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_TILE_DATA) == 0;
+#else
+    return 0;
+#endif
 }
 
 const char *qn_cpu_refusal(qn_isa isa)
@@ -70,8 +88,15 @@ const char *qn_cpu_refusal(qn_isa isa)
         return "the processor lacks AVX-512 BF16 or GFNI";
     }
     if (isa >= QN_ISA_AMX) {
-        return has(seven.d, 1u << 24 | 1u << 25 | 1u << 22) ? "AMX kernels are not part of this version"
-                                                            : "the processor lacks AMX";
+        if (!has(seven.d, 1u << 22 | 1u << 24 | 1u << 25)) {
+            return "the processor lacks AMX tiles, AMX INT8 or AMX BF16";
+        }
+        if (!has(state, XCR0_TILES)) {
+            return "the operating system does not save AMX tiles";
+        }
+        if (!tiles_permitted()) {
+            return "the operating system does not permit this process AMX tiles";
+        }
     }
     return NULL;
 }

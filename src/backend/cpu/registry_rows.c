@@ -1,49 +1,32 @@
 /* Registry of the row-wise kernels. fp stands for f32, f16 or bf16, q8 for any
- * 8-bit type the operator makes; 1x16: one row, a vector of 16 (8, 4) at a time. */
+ * 8-bit type the operator makes, q for any code; 1x16: one row, a vector of 16
+ * (8, 4) at a time. */
 #include "backend/cpu/families.h"
 #include "backend/cpu/run_rows.h"
 
-#define ROW(op_, contract, isa_, level_, nr_text, nr_)                                                             \
+#define ROW(runner, op_, contract, isa_, level_, nr_text, nr_)                                                     \
     {                                                                                                              \
         .name = "qn_" contract "__" #isa_ "_1x" nr_text, .op = (op_), .backend = QN_BACKEND_CPU, .isa = (level_),  \
         .mr = 1, .nr = (nr_), .status = "tested", .accepts = qn_rows_accepts,                                    \
-        .workspace_bytes = qn_rows_workspace_bytes, .run = qn_rows_run,                                            \
-        .impl = &(const qn_rows_impl){.set = &qn_rows__##isa_, .mm = &qn_mm_f32__##isa_}                           \
+        .workspace_bytes = runner##_workspace_bytes, .run = runner##_run,                                          \
+        .impl = &(const qn_rows_impl){.set = &qn_rows__##isa_}                                                     \
     }
 
-#define LEVELS(op, contract)                                       \
-    ROW(op, contract, avx512, QN_ISA_AVX512, "16", 16),            \
-    ROW(op, contract, avx2, QN_ISA_AVX2, "8", 8),                  \
-    ROW(op, contract, scalar, QN_ISA_SCALAR, "4", 4)
-
-#define SLICES(op_, contract)                                                                                      \
-    {                                                                                                              \
-        .name = "qn_" contract "__scalar_rows", .op = (op_), .backend = QN_BACKEND_CPU, .isa = QN_ISA_SCALAR,      \
-        .status = "reference", .accepts = qn_slices_accepts, .workspace_bytes = qn_slices_workspace_bytes,         \
-        .run = qn_slices_run                                                                                       \
-    }
-
-#define WHOLE(op_, contract)                                                                                       \
-    {                                                                                                              \
-        .name = "qn_" contract "__scalar_whole", .op = (op_), .backend = QN_BACKEND_CPU, .isa = QN_ISA_SCALAR,     \
-        .status = "reference", .accepts = qn_whole_accepts, .workspace_bytes = qn_whole_workspace_bytes,           \
-        .run = qn_whole_run                                                                                        \
-    }
+#define LEVELS(runner, op, contract)                               \
+    ROW(runner, op, contract, avx512, QN_ISA_AVX512, "16", 16),    \
+    ROW(runner, op, contract, avx2, QN_ISA_AVX2, "8", 8),          \
+    ROW(runner, op, contract, scalar, QN_ISA_SCALAR, "4", 4)
 
 static const qn_kernel kernels[] = {
-    LEVELS(QN_OP_QUANTIZE_FP8, "quantize_fp8_fp_q8"),
-    LEVELS(QN_OP_QUANTIZE_INT8, "quantize_int8_fp_q8"),
-    LEVELS(QN_OP_SILU_MUL_QUANT, "silu_mul_quant_fp_q8"),
-    LEVELS(QN_OP_SILU_MUL, "silu_mul_fp_fp"),
-    LEVELS(QN_OP_RMSNORM, "rmsnorm_fp_fp"),
-    LEVELS(QN_OP_ROPE, "rope_fp_f32"),
-    SLICES(QN_OP_QUANTIZE_NVFP4, "quantize_nvfp4_fp_nvfp4"),
-    SLICES(QN_OP_QUANTIZE_MXFP4, "quantize_mxfp4_fp_mxfp4"),
-    SLICES(QN_OP_DEQUANTIZE, "dequantize_q_f32"),
-    WHOLE(QN_OP_QUANTIZE_FP8, "quantize_fp8_fp_q8"),
-    WHOLE(QN_OP_QUANTIZE_INT8, "quantize_int8_fp_q8"),
-    WHOLE(QN_OP_QUANTIZE_NVFP4, "quantize_nvfp4_fp_nvfp4"),
-    WHOLE(QN_OP_DEQUANTIZE, "dequantize_q_f32"),
+    LEVELS(qn_quantize, QN_OP_QUANTIZE_FP8, "quantize_fp8_fp_q8"),
+    LEVELS(qn_quantize, QN_OP_QUANTIZE_INT8, "quantize_int8_fp_q8"),
+    LEVELS(qn_quantize, QN_OP_SILU_MUL_QUANT, "silu_mul_quant_fp_q8"),
+    LEVELS(qn_fp4, QN_OP_QUANTIZE_NVFP4, "quantize_nvfp4_fp_nvfp4"),
+    LEVELS(qn_fp4, QN_OP_QUANTIZE_MXFP4, "quantize_mxfp4_fp_mxfp4"),
+    LEVELS(qn_dequantize, QN_OP_DEQUANTIZE, "dequantize_q_f32"),
+    LEVELS(qn_rows, QN_OP_SILU_MUL, "silu_mul_fp_fp"),
+    LEVELS(qn_rows, QN_OP_RMSNORM, "rmsnorm_fp_fp"),
+    LEVELS(qn_rows, QN_OP_ROPE, "rope_fp_f32"),
 };
 
 const qn_cpu_family qn_cpu_rows_family = {kernels, sizeof kernels / sizeof *kernels};

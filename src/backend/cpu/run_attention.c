@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "backend/cpu/mm_job.h"
+#include "backend/cpu/mm_fragment.h"
 #include "backend/cpu/sizes.h"
 #include "base/checked.h"
 #include "format/format.h"

@@ -1,27 +1,64 @@
-/* Row-wise kernels of the CPU backend. */
+/* Row-wise kernels of the CPU backend: one runner a group of operators, and what they share.
+ *
+ * A task is a run of rows of about TASK bytes, whatever the number of threads:
+ * little work stays on the calling thread. Outputs too large for the caches are
+ * made in the thread's scratch and copied past them. */
 #ifndef QN_BACKEND_CPU_RUN_ROWS_H
 #define QN_BACKEND_CPU_RUN_ROWS_H
 
 #include "backend/backend.h"
+#include "base/checked.h"
+#include "format/format.h"
 #include "kernels/common/rows.h"
+
+#define QN_ROWS_TASK_BYTES 65536
+#define QN_ROWS_STREAM_BYTES ((int64_t)16 << 20) /* outputs from here on leave the caches alone */
 
 typedef struct qn_rows_impl {
     const qn_rows_set *set;
-    const qn_mm_f32_set *mm; /* its fragments decode the inputs */
 } qn_rows_impl;
 
+/* Kernels that take every case of their operators. */
 const char *qn_rows_accepts(const qn_kernel *kernel, const qn_op_desc *desc);
+
+/* silu_mul, rmsnorm, rope: run_rows.c */
 size_t qn_rows_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads);
 void qn_rows_run(const qn_kernel *kernel, const qn_run_call *call);
 
-/* Rows of the reference side by side, for operators without parts of their own. */
-const char *qn_slices_accepts(const qn_kernel *kernel, const qn_op_desc *desc);
-size_t qn_slices_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads);
-void qn_slices_run(const qn_kernel *kernel, const qn_run_call *call);
+/* quantize_fp8, quantize_int8, silu_mul_quant: run_quantize.c */
+size_t qn_quantize_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads);
+void qn_quantize_run(const qn_kernel *kernel, const qn_run_call *call);
 
-/* The reference on all rows at once, on one thread: scales shared by rows. Accepts everything. */
-const char *qn_whole_accepts(const qn_kernel *kernel, const qn_op_desc *desc);
-size_t qn_whole_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads);
-void qn_whole_run(const qn_kernel *kernel, const qn_run_call *call);
+/* quantize_nvfp4, quantize_mxfp4: run_fp4.c */
+size_t qn_fp4_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads);
+void qn_fp4_run(const qn_kernel *kernel, const qn_run_call *call);
+
+/* dequantize: run_dequantize.c */
+size_t qn_dequantize_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads);
+void qn_dequantize_run(const qn_kernel *kernel, const qn_run_call *call);
+
+static inline qn_mm_real qn_rows_real(qn_format format)
+{
+    return format == QN_F32 ? QN_MM_F32 : (format == QN_F16 ? QN_MM_F16 : QN_MM_BF16);
+}
+
+static inline int64_t qn_rows_real_bytes(qn_mm_real real)
+{
+    return real == QN_MM_F32 ? 4 : 2;
+}
+
+/* Rows of a task. */
+static inline int64_t qn_rows_per_task(int64_t row_bytes)
+{
+    return qn_max_i64(1, qn_min_i64(1024, QN_ROWS_TASK_BYTES / qn_max_i64(1, row_bytes)));
+}
+
+/* The range of both. */
+static inline void qn_rows_range_join(qn_rows_range *a, const qn_rows_range *b)
+{
+    a->low = b->low < a->low ? b->low : a->low;
+    a->high = b->high > a->high ? b->high : a->high;
+    a->nan |= b->nan;
+}
 
 #endif

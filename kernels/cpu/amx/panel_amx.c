@@ -1,0 +1,34 @@
+/* Panel kernels of level amx: int8 by tdpbssd, every float code by tdpbf16ps, for
+ * any number of rows: the order in which a tile instruction adds its pairs is
+ * its own, and a row's bits may not depend on how many rows come with it. */
+#define QN_ISA amx
+#include "kernels/cpu/amx/panel_tile.h"
+#include "kernels/cpu/amx/unpack.h"
+
+#define PANEL_MM(name, tile, bytes, unpack)                                                                            \
+    static void panel_##name(const qn_panel_call *call)                                                                \
+    {                                                                                                                  \
+        panel_mm(call, (panel_kind){(tile), (bytes), (unpack)});                                                       \
+    }
+
+PANEL_MM(i8, TILE_I8, 1024, NULL)
+PANEL_MM(bf16, TILE_BF16, 2048, NULL)
+PANEL_MM(e4m3, TILE_BF16, 1024, unpack_e4m3)
+PANEL_MM(e5m2, TILE_BF16, 1024, unpack_e5m2)
+PANEL_MM(nvfp4, TILE_BF16, 576, unpack_nvfp4)
+PANEL_MM(mxfp4, TILE_BF16, 544, unpack_mxfp4)
+
+const qn_panel_set QN_NAME(panel) = {.rows_f = QN_PANEL_ROWS_BF16,
+                                     .rows_i8 = QN_PANEL_ROWS_I8,
+                                     .row_multiple = 2 * TILE_ROWS,
+                                     .mr = 2 * TILE_ROWS,
+                                     .nr = 2 * QN_PANEL_COLS,
+                                     .rows_block = 512,
+                                     .panels_block = 32,
+                                     .scratch_bytes = SCRATCH_BYTES,
+                                     .mm = {[QN_PANEL_BF16] = panel_bf16,
+                                            [QN_PANEL_E4M3] = panel_e4m3,
+                                            [QN_PANEL_E5M2] = panel_e5m2,
+                                            [QN_PANEL_NVFP4] = panel_nvfp4,
+                                            [QN_PANEL_MXFP4] = panel_mxfp4,
+                                            [QN_PANEL_I8] = panel_i8}};

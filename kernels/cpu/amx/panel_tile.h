@@ -1,0 +1,305 @@
+/* The loops of the panel kernels of level amx (kernels/common/panel.h), for weights
+ * that are tiles as they lie in memory (int8, bf16) and for codes that are
+ * unpacked to them.
+ *
+ * A block of K is one tile of int8 or two of bf16. Each sum is one chain of tile
+ * products along K, in a block by halves and in a half by terms, whatever the
+ * loops around it do: sums that leave the tiles between ranges of K return as
+ * they were. With block scales the chain of 128 of K starts at 0 and is added
+ * to the sums in memory. */
+#include "kernels/common/panel.h"
+#include "kernels/cpu/amx/tile.h"
+
+#define RANGE_BLOCKS 8 /* even. Two panels of a range of K, unpacked, stay in the first cache */
+#define FEW_PANELS 4   /* read at once when rows are few: as many chains as there are sums */
+#define SCALE_BLOCKS (QN_PANEL_SCALE_K / QN_PANEL_K)
+
+#define PART_STRIDE 128 /* 32 rows of two panels */
+#define PART_BYTES (2 * TILE_ROWS * PART_STRIDE)
+#define PAIR_BYTES (2 * TILE_BYTES) /* an unpacked block */
+#define SCRATCH_BYTES (PART_BYTES + 2 * RANGE_BLOCKS * PAIR_BYTES)
+
+typedef void (*unpack_fn)(const char *block, char *lines);
+
+/* What a kernel is made for; a constant of each. */
+typedef struct panel_kind {
+    tile_kind tile;
+    int64_t bytes;    /* of a block */
+    unpack_fn unpack; /* NULL: blocks are tiles */
+} panel_kind;
+
+QN_INLINE int64_t halves_of(panel_kind k)
+{
+    return k.tile == TILE_I8 ? 1 : 2;
+}
+
+QN_INLINE int64_t terms_of(const qn_panel_call *q, panel_kind k)
+{
+    return k.tile == TILE_I8 ? 1 : q->terms;
+}
+
+/* Bytes from the start of a row to block b. */
+QN_INLINE int64_t row_block(int64_t b, panel_kind k, int64_t terms)
+{
+    return b * (k.tile == TILE_I8 ? 64 : 128 * terms);
+}
+
+QN_INLINE int has_scales(const qn_panel_call *q, panel_kind k)
+{
+    return k.tile == TILE_BF16 && q->sa;
+}
+
+QN_INLINE float *sums_at(const qn_panel_call *q, int64_t r, int64_t p)
+{
+    return (float *)q->sums + r * q->sums_stride + p * QN_PANEL_COLS;
+}
+
+/* sums += part * sa * sb of block scales kb, n panels. */
+QN_INLINE void add_scaled(const qn_panel_call *q, int64_t r0, int64_t rows, int64_t p, int64_t n, int64_t kb,
+                          const float *part, int64_t part_stride)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        const __m512 sa = _mm512_set1_ps(q->sa[(r0 + r) * q->sa_stride + kb]);
+        float *const sums = sums_at(q, r0 + r, p);
+        for (int64_t i = 0; i < n; i++) {
+            const __m512 scale = _mm512_mul_ps(sa, _mm512_set1_ps(q->sb[(p + i) * q->sb_stride + kb]));
+            const __m512 v = _mm512_load_ps(part + r * part_stride + i * QN_PANEL_COLS);
+            float *const at = sums + i * QN_PANEL_COLS;
+            _mm512_store_ps(at, _mm512_fmadd_ps(v, scale, _mm512_load_ps(at)));
+        }
+    }
+}
+
+QN_INLINE void zero_sums(const qn_panel_call *q, int64_t p, int64_t n)
+{
+    for (int64_t r = 0; r < q->rows; r++) {
+        for (int64_t i = 0; i < n; i++) {
+            _mm512_store_ps(sums_at(q, r, p + i), _mm512_setzero_ps());
+        }
+    }
+}
+
+/* ---- many rows: 2 x 2 tiles, ranges of K ---- */
+
+/* m x n tiles (each 1 or 2) over blocks of K; the panels' tiles at b and b + b_stride. */
+QN_INLINE void products(const char *a, int64_t a_stride, const char *b, int64_t b_stride, int64_t blocks, int64_t terms,
+                        int m, int n, panel_kind k)
+{
+    const int64_t halves = halves_of(k);
+    for (int64_t s = 0; s < blocks * halves; s++) {
+        const char *at = a + (k.tile == TILE_I8 ? s * 64 : (s >> 1) * 128 * terms + (s & 1) * 64);
+        _tile_loadd(6, b + s * TILE_BYTES, 64);
+        if (n > 1) {
+            _tile_loadd(7, b + s * TILE_BYTES + b_stride, 64);
+        }
+        for (int64_t t = 0; t < terms; t++, at += 128) {
+            _tile_loadd(4, at, a_stride);
+            TILE_DOT(k.tile, 0, 4, 6);
+            if (n > 1) {
+                TILE_DOT(k.tile, 1, 4, 7);
+            }
+            if (m > 1) {
+                _tile_loadd(5, at + TILE_ROWS * a_stride, a_stride);
+                TILE_DOT(k.tile, 2, 5, 6);
+                if (n > 1) {
+                    TILE_DOT(k.tile, 3, 5, 7);
+                }
+            }
+        }
+    }
+}
+
+/* One range of K of n panels from p. */
+typedef struct range {
+    int64_t p, from, blocks;
+    const char *b; /* tiles of the first panel's range */
+    int64_t b_stride;
+} range;
+
+QN_INLINE void copy_rows(char *to, int64_t to_stride, const char *from, int64_t from_stride, int64_t rows, int n)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        memcpy(to + r * to_stride, from + r * from_stride, (size_t)n * 64);
+    }
+}
+
+/* Rows r0 to r0 + rows, m tiles of them; those of a part of the tiles pass through scratch. */
+QN_INLINE void range_rows(const qn_panel_call *q, const range *g, int64_t r0, int64_t rows, int m, int n, panel_kind k)
+{
+    const int64_t terms = terms_of(q, k), stride = q->sums_stride * 4;
+    const char *const a = q->a + r0 * q->a_stride + row_block(g->from, k, terms);
+    char *const sums = (char *)sums_at(q, r0, g->p), *const part = q->scratch;
+    if (has_scales(q, k)) {
+        for (int64_t b = 0; b < g->blocks; b += SCALE_BLOCKS) {
+            const int64_t blocks = g->blocks - b < SCALE_BLOCKS ? g->blocks - b : SCALE_BLOCKS;
+            sums_zero(m, n);
+            products(a + row_block(b, k, terms), q->a_stride, g->b + b * PAIR_BYTES, g->b_stride, blocks, terms, m, n,
+                     k);
+            sums_store(part, PART_STRIDE, m, n);
+            tile_fence();
+            add_scaled(q, r0, rows, g->p, n, (g->from + b) / SCALE_BLOCKS, (const float *)(const void *)part,
+                       PART_STRIDE / 4);
+        }
+        return;
+    }
+    const int whole = rows == m * TILE_ROWS;
+    if (g->from == 0) {
+        sums_zero(m, n);
+    } else if (whole) {
+        sums_load(sums, stride, m, n);
+    } else {
+        copy_rows(part, PART_STRIDE, sums, stride, rows, n);
+        tile_fence();
+        sums_load(part, PART_STRIDE, m, n);
+    }
+    products(a, q->a_stride, g->b, g->b_stride, g->blocks, terms, m, n, k);
+    if (whole) {
+        sums_store(sums, stride, m, n);
+    } else {
+        sums_store(part, PART_STRIDE, m, n);
+        tile_fence();
+        copy_rows(sums, stride, part, PART_STRIDE, rows, n);
+    }
+}
+
+QN_INLINE void range_panels(const qn_panel_call *q, int64_t p, int64_t from, int64_t blocks, int n, panel_kind k)
+{
+    const char *const w = q->w + p * q->panel_bytes + from * k.bytes;
+    range g = {p, from, blocks, w, q->panel_bytes};
+    if (k.unpack) {
+        char *const lines = q->scratch + PART_BYTES;
+        g.b = lines;
+        g.b_stride = RANGE_BLOCKS * PAIR_BYTES;
+        for (int64_t i = 0; i < n; i++) {
+            for (int64_t b = 0; b < blocks; b++) {
+                k.unpack(w + i * q->panel_bytes + b * k.bytes, lines + i * g.b_stride + b * PAIR_BYTES);
+            }
+        }
+        tile_fence();
+    }
+    if (from == 0 && has_scales(q, k)) {
+        zero_sums(q, p, n);
+    }
+    int64_t r = 0;
+    for (; r + 2 * TILE_ROWS <= q->rows; r += 2 * TILE_ROWS) {
+        range_rows(q, &g, r, 2 * TILE_ROWS, 2, n, k);
+    }
+    if (q->rows - r > TILE_ROWS) {
+        range_rows(q, &g, r, q->rows - r, 2, n, k);
+    } else if (q->rows > r) {
+        range_rows(q, &g, r, q->rows - r, 1, n, k);
+    }
+}
+
+QN_INLINE void many_rows(const qn_panel_call *q, panel_kind k)
+{
+    int64_t from = 0;
+    do { /* once when K is 0: sums are written whole */
+        const int64_t blocks = q->blocks - from < RANGE_BLOCKS ? q->blocks - from : RANGE_BLOCKS;
+        int64_t p = 0;
+        for (; p + 2 <= q->panels; p += 2) {
+            range_panels(q, p, from, blocks, 2, k);
+        }
+        if (p < q->panels) {
+            range_panels(q, p, from, blocks, 1, k);
+        }
+        from += RANGE_BLOCKS;
+    } while (from < q->blocks);
+}
+
+/* ---- up to 16 rows: one tile of them, panels stream ---- */
+
+QN_INLINE void few_store(char *to, int64_t stride, int n)
+{
+    _tile_stored(0, to, stride);
+    if (n > 1) {
+        _tile_stored(1, to + 64, stride);
+    }
+    if (n > 2) {
+        _tile_stored(2, to + 128, stride);
+        _tile_stored(3, to + 192, stride);
+    }
+}
+
+/* n panels from p: 1, 2 or 4. Of unpacked codes scratch holds two blocks: one is unpacked while the
+ * products of the other run. */
+QN_INLINE void few_panels(const qn_panel_call *q, int64_t p, int n, panel_kind k)
+{
+    const int64_t terms = terms_of(q, k), halves = halves_of(k);
+    const int scales = has_scales(q, k);
+    const char *const w = q->w + p * q->panel_bytes;
+    char *const part = q->scratch, *const ring = q->scratch + PART_BYTES;
+    const int64_t stride = k.unpack ? PAIR_BYTES : q->panel_bytes;
+    if (scales) {
+        zero_sums(q, p, n);
+    }
+    sums_zero(2, 2);
+    for (int64_t b = k.unpack ? -1 : 0; b < q->blocks; b++) {
+        if (k.unpack && b + 1 < q->blocks) {
+            char *const to = ring + ((b + 1) & 1) * FEW_PANELS * PAIR_BYTES;
+            for (int64_t i = 0; i < n; i++) {
+                k.unpack(w + i * q->panel_bytes + (b + 1) * k.bytes, to + i * PAIR_BYTES);
+            }
+            tile_fence();
+        }
+        if (b < 0) {
+            continue;
+        }
+        const char *const tiles = k.unpack ? ring + (b & 1) * FEW_PANELS * PAIR_BYTES : w + b * k.bytes;
+        for (int64_t h = 0; h < halves; h++) {
+            const char *const line = tiles + h * TILE_BYTES;
+            const char *at = q->a + row_block(b, k, terms) + h * 64;
+            for (int64_t t = 0; t < terms; t++, at += 128) {
+                _tile_loadd(4, at, q->a_stride);
+                _tile_loadd(6, line, 64);
+                TILE_DOT(k.tile, 0, 4, 6);
+                if (n > 1) {
+                    _tile_loadd(7, line + stride, 64);
+                    TILE_DOT(k.tile, 1, 4, 7);
+                }
+                if (n > 2) {
+                    _tile_loadd(6, line + 2 * stride, 64);
+                    TILE_DOT(k.tile, 2, 4, 6);
+                    _tile_loadd(7, line + 3 * stride, 64);
+                    TILE_DOT(k.tile, 3, 4, 7);
+                }
+            }
+        }
+        if (scales && ((b + 1) % SCALE_BLOCKS == 0 || b + 1 == q->blocks)) {
+            few_store(part, FEW_PANELS * 64, n);
+            tile_fence();
+            add_scaled(q, 0, q->rows, p, n, b / SCALE_BLOCKS, (const float *)(const void *)part,
+                       FEW_PANELS * QN_PANEL_COLS);
+            sums_zero(2, 2);
+        }
+    }
+    if (!scales) {
+        few_store((char *)sums_at(q, 0, p), q->sums_stride * 4, n);
+    }
+}
+
+QN_INLINE void few_rows(const qn_panel_call *q, panel_kind k)
+{
+    int64_t p = 0;
+    for (; p + 4 <= q->panels; p += 4) {
+        few_panels(q, p, 4, k);
+    }
+    for (; p + 2 <= q->panels; p += 2) {
+        few_panels(q, p, 2, k);
+    }
+    if (p < q->panels) {
+        few_panels(q, p, 1, k);
+    }
+}
+
+QN_INLINE void panel_mm(const qn_panel_call *q, panel_kind k)
+{
+    if (q->rows <= TILE_ROWS) {
+        tile_begin(q->rows);
+        few_rows(q, k);
+    } else {
+        tile_begin(TILE_ROWS);
+        many_rows(q, k);
+    }
+    tile_end();
+}

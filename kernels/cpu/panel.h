@@ -1,0 +1,369 @@
+/* Panel kernels (kernels/common/panel.h) of the levels with sixteen columns in lanes.
+ * Included once by a folder's panel_<isa>.c, after its pairs.h, which owns the
+ * vectors and the unpacking of codes:
+ *     vs       sums of sixteen columns, float or int32: vs_zero, vs_load, vs_store, vs_set, vs_fma
+ *     vw       the weights of two steps of k of sixteen columns, in the form vw_dot takes
+ *     vw_unpack(code, unit, p)   pair p of the unit at `unit`
+ *     vw_store(code, p, w)       the pair as the level's own code; code: that one
+ *     vw_dot(code, sums, w, a)   sums + w[0] * a[0] + w[1] * a[1], the row's pair at a
+ *     group_scales(code, block, out)  the block's scales of groups as floats [group][16]
+ * and the constants PAIRS_F (the code floats are unpacked to), PAIR_TERMS (rows may
+ * have terms), PAIR_MR x PAIR_NR (register tile: rows x panels), PAIR_BLOCKS (blocks
+ * unpacked at once) and FEW_NR(rows).
+ *
+ * A unit is eight steps of k, four pairs, of a panel. One function, panel_tile, walks
+ * the units for a constant number of rows and panels. With few rows it unpacks
+ * on its way; with many it reads what was unpacked to scratch once for all
+ * rows. Either way each output is one chain, or one chain a group or block
+ * scale with a chain over them in call->sums: the same operations in the same order. */
+#include "kernels/common/panel.h"
+#include "kernels/cpu/name.h"
+
+#define PAIRS_I8 QN_PANEL_CODES /* int8 as pairs of int16: what int8 is unpacked to */
+#define UNITS 8                 /* of a block */
+#define FEW_ROWS 8
+#define AHEAD_BYTES 8192 /* prefetched ahead of all panels read at once */
+
+#define UNROLL _Pragma("GCC unroll 8")
+
+/* Rows and panels of one tile. */
+typedef struct tile {
+    const char *w; /* panel n at w + n * w_stride */
+    int64_t w_stride;
+    const char *a; /* row r at a + r * a_stride */
+    int64_t a_stride;
+    int64_t blocks;
+    int32_t terms;
+    int32_t groups;      /* of a block; 0: no group scales */
+    const float *scales; /* of groups, [panel][PAIR_BLOCKS][groups][16]; NULL: read from w */
+    const float *sa, *sb;
+    int64_t sa_stride, sb_stride;
+    float *sums;
+    int64_t sums_stride;
+    int64_t after; /* bytes from the end of these panels to the panels read next; prefetching */
+} tile;
+
+/* ---- codes ---- */
+
+QN_INLINE int64_t unit_bytes(const int code)
+{
+    switch (code) {
+    case QN_PANEL_BF16: return 256;
+    case QN_PANEL_E4M3:
+    case QN_PANEL_E5M2:
+    case QN_PANEL_I8: return 128;
+    case QN_PANEL_NVFP4:
+    case QN_PANEL_MXFP4: return 64;
+    case PAIRS_I8: return 256;
+    default: return 512;
+    }
+}
+
+QN_INLINE int64_t block_bytes(const int code)
+{
+    return UNITS * unit_bytes(code) + (code == QN_PANEL_NVFP4 ? 64 : (code == QN_PANEL_MXFP4 ? 32 : 0));
+}
+
+QN_INLINE int32_t groups_of(const int code)
+{
+    return code == QN_PANEL_NVFP4 ? 4 : (code == QN_PANEL_MXFP4 ? 2 : 0);
+}
+
+/* Bytes of a pair of a row. */
+QN_INLINE int64_t row_pair_bytes(const int code)
+{
+    return code == QN_PANEL_I8 || code == PAIRS_I8 || PAIR_TERMS ? 4 : 8;
+}
+
+/* ---- the tile ---- */
+
+#define SUMS(r, n) (t->sums + (r)*t->sums_stride + (n)*QN_PANEL_COLS)
+
+/* Units [first, last) of block b. ahead: what to prefetch, in bytes from each unit. */
+QN_INLINE void tile_units(const int code, const int mr, const int nr, const tile *t, vs acc[PAIR_MR][PAIR_NR],
+                          int64_t b, int64_t first, int64_t last, const int prefetch, int64_t ahead)
+{
+    const int64_t ub = unit_bytes(code), pb = row_pair_bytes(code);
+    const int64_t terms = PAIR_TERMS ? t->terms : 1;
+    const char *const block = t->w + b * block_bytes(code);
+    const char *const rows = t->a + b * terms * (UNITS * 4 * pb);
+    for (int64_t u = first; u < last; u++) {
+        const char *const w = block + u * ub;
+        const char *const a = rows + u * 4 * pb;
+        if (prefetch) {
+            UNROLL for (int n = 0; n < nr; n++)
+            {
+                UNROLL for (int64_t i = 0; i < ub; i += QN_PANEL_LINE)
+                {
+                    _mm_prefetch(w + n * t->w_stride + ahead + i, _MM_HINT_T0);
+                }
+            }
+        }
+        if (PAIR_TERMS && code != PAIRS_F) {
+            UNROLL for (int n = 0; n < nr; n++)
+            {
+                vw v[4];
+                UNROLL for (int p = 0; p < 4; p++)
+                {
+                    v[p] = vw_unpack(code, w + n * t->w_stride, p);
+                }
+                for (int64_t i = 0; i < terms; i++) {
+                    UNROLL for (int p = 0; p < 4; p++)
+                    {
+                        UNROLL for (int r = 0; r < mr; r++)
+                        {
+                            acc[r][n] = vw_dot(code, acc[r][n], v[p], a + r * t->a_stride + i * 32 * pb + p * pb);
+                        }
+                    }
+                }
+            }
+            continue;
+        }
+        for (int64_t i = 0; i < terms; i++) {
+            UNROLL for (int p = 0; p < 4; p++)
+            {
+                vw v[PAIR_NR];
+                UNROLL for (int n = 0; n < nr; n++)
+                {
+                    v[n] = vw_unpack(code, w + n * t->w_stride, p);
+                }
+                UNROLL for (int r = 0; r < mr; r++)
+                {
+                    UNROLL for (int n = 0; n < nr; n++)
+                    {
+                        acc[r][n] = vw_dot(code, acc[r][n], v[n], a + r * t->a_stride + i * 32 * pb + p * pb);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#define EACH_SUM(statement)                                                                                            \
+    UNROLL for (int r = 0; r < mr; r++)                                                                                \
+    {                                                                                                                  \
+        UNROLL for (int n = 0; n < nr; n++)                                                                            \
+        {                                                                                                              \
+            statement;                                                                                                 \
+        }                                                                                                              \
+    }
+
+/* call->sums continue with blocks [0, t->blocks) of mr rows and nr panels. */
+QN_INLINE void panel_tile(const int code, const int mr, const int nr, const int prefetch, const tile *t)
+{
+    const int64_t bytes = block_bytes(code);
+    const int64_t distance = (AHEAD_BYTES / nr + bytes - 1) / bytes;
+    vs acc[PAIR_MR][PAIR_NR];
+    if (t->groups) {
+        const int64_t units = UNITS / t->groups;
+        _Alignas(64) float local[PAIR_NR][4 * QN_PANEL_COLS];
+        const int64_t panel_scales = PAIR_BLOCKS * t->groups * QN_PANEL_COLS;
+        for (int64_t b = 0; b < t->blocks; b++) {
+            const int64_t ahead = distance * bytes + (b + distance < t->blocks ? 0 : t->after);
+            if (!t->scales) {
+                UNROLL for (int n = 0; n < nr; n++)
+                {
+                    group_scales(code, t->w + n * t->w_stride + b * bytes, local[n]);
+                }
+            }
+            for (int64_t g = 0; g < t->groups; g++) {
+                EACH_SUM(acc[r][n] = vs_zero());
+                tile_units(code, mr, nr, t, acc, b, g * units, (g + 1) * units, prefetch, ahead);
+                UNROLL for (int n = 0; n < nr; n++)
+                {
+                    const float *const from = t->scales
+                                                  ? t->scales + n * panel_scales + (b * t->groups + g) * QN_PANEL_COLS
+                                                  : local[n] + g * QN_PANEL_COLS;
+                    const vs s = vs_load(from);
+                    UNROLL for (int r = 0; r < mr; r++)
+                    {
+                        vs_store(SUMS(r, n), vs_fma(acc[r][n], s, vs_load(SUMS(r, n))));
+                    }
+                }
+            }
+        }
+        return;
+    }
+    const int64_t step = t->sa ? QN_PANEL_SCALE_K / QN_PANEL_K : t->blocks;
+    for (int64_t b0 = 0; b0 < t->blocks; b0 += step) {
+        const int64_t end = b0 + step < t->blocks ? b0 + step : t->blocks;
+        EACH_SUM(acc[r][n] = t->sa ? vs_zero() : vs_load(SUMS(r, n)));
+        for (int64_t b = b0; b < end; b++) {
+            const int64_t ahead = distance * bytes + (b + distance < t->blocks ? 0 : t->after);
+            tile_units(code, mr, nr, t, acc, b, 0, UNITS, prefetch, ahead);
+        }
+        if (t->sa) {
+            const int64_t i = b0 / step;
+            EACH_SUM(const vs s = vs_set(t->sa[r * t->sa_stride + i] * t->sb[n * t->sb_stride + i]);
+                     vs_store(SUMS(r, n), vs_fma(acc[r][n], s, vs_load(SUMS(r, n)))));
+        } else {
+            EACH_SUM(vs_store(SUMS(r, n), acc[r][n]));
+        }
+    }
+}
+
+/* ---- calls ---- */
+
+/* The tile at row r and panel p of a call, from block b on. */
+QN_INLINE tile tile_at(const qn_panel_call *call, const int code, int64_t r, int64_t p, int64_t b, int64_t blocks)
+{
+    const int64_t terms = PAIR_TERMS ? call->terms : 1;
+    const int64_t i = b * QN_PANEL_K / QN_PANEL_SCALE_K;
+    return (tile){.w = call->w + p * call->panel_bytes + b * block_bytes(code),
+                  .w_stride = call->panel_bytes,
+                  .a = call->a + r * call->a_stride + b * terms * (UNITS * 4 * row_pair_bytes(code)),
+                  .a_stride = call->a_stride,
+                  .blocks = blocks,
+                  .terms = call->terms,
+                  .groups = groups_of(code),
+                  .sa = call->sa ? call->sa + r * call->sa_stride + i : NULL,
+                  .sb = call->sa ? call->sb + p * call->sb_stride + i : NULL,
+                  .sa_stride = call->sa_stride,
+                  .sb_stride = call->sb_stride,
+                  .sums = (float *)call->sums + r * call->sums_stride + p * QN_PANEL_COLS,
+                  .sums_stride = call->sums_stride};
+}
+
+QN_INLINE void zero_sums(const qn_panel_call *call)
+{
+    for (int64_t r = 0; r < call->rows; r++) {
+        for (int64_t p = 0; p < call->panels; p++) {
+            vs_store((float *)call->sums + r * call->sums_stride + p * QN_PANEL_COLS, vs_zero());
+        }
+    }
+}
+
+/* Few rows: all of them at once, nr panels at a time, unpacked on the way. */
+QN_INLINE void few_rows(const int code, const int mr, const int nr, const qn_panel_call *call)
+{
+    for (int64_t p = 0; p < call->panels;) {
+        tile t = tile_at(call, code, 0, p, 0, call->blocks);
+        const int whole = p + nr <= call->panels;
+        t.after = (whole ? nr - 1 : 0) * call->panel_bytes + (call->panel_bytes - call->blocks * block_bytes(code));
+        if (whole) {
+            panel_tile(code, mr, nr, 1, &t);
+        } else {
+            panel_tile(code, mr, 1, 1, &t);
+        }
+        p += whole ? nr : 1;
+    }
+}
+
+#define FEW(mr)                                                                                                        \
+    case mr: few_rows(code, mr, FEW_NR(mr), call); break
+
+QN_INLINE void few(const int code, const qn_panel_call *call)
+{
+    switch (call->rows) {
+        FEW(1);
+        FEW(2);
+        FEW(3);
+        FEW(4);
+        FEW(5);
+        FEW(6);
+        FEW(7);
+        FEW(8);
+    }
+}
+
+#undef FEW
+
+/* Rows [0, rows) of the tile's panels, in tiles of PAIR_MR rows and of powers of two. */
+QN_INLINE void tile_rows(const int code, const int nr, tile t, int64_t rows)
+{
+#define STEP(mr)                                                                                                       \
+    for (; rows >= (mr); rows -= (mr)) {                                                                               \
+        panel_tile(code, mr, nr, 0, &t);                                                                               \
+        t.a += (mr)*t.a_stride;                                                                                        \
+        t.sums += (mr)*t.sums_stride;                                                                                  \
+        t.sa = t.sa ? t.sa + (mr)*t.sa_stride : NULL;                                                                  \
+    }
+    STEP(PAIR_MR_MANY)
+    STEP(4)
+    STEP(2)
+    STEP(1)
+#undef STEP
+}
+
+/* The tiles over unpacked pairs: one function for all codes. */
+#define TILE_ROWS(name, code)                                                                                          \
+    static __attribute__((noinline)) void name(const tile *t, int64_t rows)                                            \
+    {                                                                                                                  \
+        tile_rows(code, PAIR_NR_MANY, *t, rows);                                                                       \
+    }                                                                                                                  \
+    static __attribute__((noinline)) void name##_1(const tile *t, int64_t rows)                                        \
+    {                                                                                                                  \
+        tile_rows(code, 1, *t, rows);                                                                                  \
+    }
+
+TILE_ROWS(rows_f, PAIRS_F)
+#if PAIR_I8
+TILE_ROWS(rows_i8, PAIRS_I8)
+#endif
+
+/* Unpacked pairs of a panel in scratch; the scales of groups follow those of all panels. */
+#define LINES_BYTES(code) (PAIR_BLOCKS * block_bytes(code))
+#define PANEL_SCRATCH (PAIR_NR_MANY * PAIR_BLOCKS * (4096 + 4 * QN_PANEL_COLS * (int)sizeof(float)))
+
+QN_INLINE void unpack_panel(const int code, const int to, const char *w, int64_t blocks, char *lines, float *scales)
+{
+    const int64_t ub = unit_bytes(code), tb = unit_bytes(to);
+    for (int64_t b = 0; b < blocks; b++) {
+        for (int64_t u = 0; u < UNITS; u++) {
+            const char *const unit = w + b * block_bytes(code) + u * ub;
+            UNROLL for (int64_t i = 0; i < ub; i += QN_PANEL_LINE)
+            {
+                _mm_prefetch(unit + PAIR_BLOCKS * block_bytes(code) + i, _MM_HINT_T1);
+            }
+            UNROLL for (int p = 0; p < 4; p++)
+            {
+                vw_store(to, lines + (b * UNITS + u) * tb + p * (tb / 4), vw_unpack(code, unit, p));
+            }
+        }
+        if (groups_of(code)) {
+            group_scales(code, w + b * block_bytes(code), scales + b * groups_of(code) * QN_PANEL_COLS);
+        }
+    }
+}
+
+/* Many rows: PAIR_BLOCKS blocks of PAIR_NR_MANY panels at a time, for all rows. */
+QN_INLINE void many(const int code, const int to, const qn_panel_call *call)
+{
+    float *const scales = (float *)(void *)(call->scratch + PAIR_NR_MANY * LINES_BYTES(to));
+    for (int64_t b = 0; b < call->blocks; b += PAIR_BLOCKS) {
+        const int64_t blocks = call->blocks - b < PAIR_BLOCKS ? call->blocks - b : PAIR_BLOCKS;
+        for (int64_t p = 0; p < call->panels;) {
+            const int64_t panels = p + PAIR_NR_MANY <= call->panels ? PAIR_NR_MANY : 1;
+            tile t = tile_at(call, code, 0, p, b, blocks);
+            if (code != to) {
+                for (int64_t n = 0; n < panels; n++) {
+                    unpack_panel(code, to, t.w + n * t.w_stride, blocks, call->scratch + n * LINES_BYTES(to),
+                                 scales + n * PAIR_BLOCKS * groups_of(code) * QN_PANEL_COLS);
+                }
+                t.w = call->scratch;
+                t.w_stride = LINES_BYTES(to);
+                t.scales = scales;
+            }
+#if PAIR_I8
+            if (to == PAIRS_I8) {
+                (panels == 1 ? rows_i8_1 : rows_i8)(&t, call->rows);
+                p += panels;
+                continue;
+            }
+#endif
+            (panels == 1 ? rows_f_1 : rows_f)(&t, call->rows);
+            p += panels;
+        }
+    }
+}
+
+#define PANEL_MM(name, code, to)                                                                                       \
+    static void name(const qn_panel_call *call)                                                                        \
+    {                                                                                                                  \
+        zero_sums(call);                                                                                               \
+        if (call->rows <= FEW_ROWS) {                                                                                  \
+            few(code, call);                                                                                           \
+        } else {                                                                                                       \
+            many(code, to, call);                                                                                      \
+        }                                                                                                              \
+    }

@@ -1,0 +1,55 @@
+/* Registry of the matmul kernels on packed panels. In names, fp stands for f32,
+ * f16 or bf16: outputs are rounded once from f32. */
+#include "backend/cpu/families.h"
+#include "backend/cpu/run_panel.h"
+
+/* A level: its place in the order and the level whose row decoders and epilogue it uses. */
+#define LEVEL_amx QN_ISA_AMX
+#define LEVEL_avx512bf16 QN_ISA_AVX512BF16
+#define LEVEL_avx512vnni QN_ISA_AVX512VNNI
+#define LEVEL_avx512 QN_ISA_AVX512
+#define LEVEL_avx2 QN_ISA_AVX2
+#define LEVEL_scalar QN_ISA_SCALAR
+#define PARTS_amx qn_mm_f32__avx512
+#define PARTS_avx512bf16 qn_mm_f32__avx512
+#define PARTS_avx512vnni qn_mm_f32__avx512
+#define PARTS_avx512 qn_mm_f32__avx512
+#define PARTS_avx2 qn_mm_f32__avx2
+#define PARTS_scalar qn_mm_f32__scalar
+
+#define ROW(op_, contract, isa_, mr_, nr_, weight_, code_)                                                         \
+    {                                                                                                              \
+        .name = "qn_" contract "__" #isa_ "_" #mr_ "x" #nr_, .op = (op_), .backend = QN_BACKEND_CPU,               \
+        .isa = LEVEL_##isa_, .mr = (mr_), .nr = (nr_), .pack_layout = QN_PANEL_LAYOUT_ID(code_),                   \
+        .status = "tested", .accepts = qn_panel_accepts, .pack_bytes = qn_panel_pack_bytes, .pack = qn_panel_pack, \
+        .workspace_bytes = qn_panel_workspace_bytes, .run = qn_panel_run,                                          \
+        .impl = &(const qn_panel_impl){.set = &qn_panel__##isa_, .parts = &PARTS_##isa_, .code = (code_),          \
+                                       .weight = (weight_)}                                                        \
+    }
+
+#define LEVELS(op, contract, weight, code)               \
+    ROW(op, contract, amx, 32, 32, weight, code),        \
+    ROW(op, contract, avx512bf16, 6, 64, weight, code),  \
+    ROW(op, contract, scalar, 1, 16, weight, code)
+
+#define LEVELS_F32(op, contract, weight, code)           \
+    ROW(op, contract, scalar, 1, 16, weight, code)
+
+#define LEVELS_I8(op, contract, weight, code)            \
+    ROW(op, contract, amx, 32, 32, weight, code),        \
+    ROW(op, contract, avx512vnni, 12, 32, weight, code), \
+    ROW(op, contract, scalar, 1, 16, weight, code)
+
+static const qn_kernel kernels[] = {
+    LEVELS_I8(QN_OP_SCALED_MM, "scaled_mm_i8_i8_fp", QN_I8, QN_PANEL_I8),
+    LEVELS(QN_OP_SCALED_MM, "scaled_mm_e4m3_e4m3_fp", QN_F8_E4M3, QN_PANEL_E4M3),
+    LEVELS(QN_OP_BLOCK_SCALED_MM, "block_scaled_mm_e4m3_e4m3_fp", QN_F8_E4M3, QN_PANEL_E4M3),
+    LEVELS(QN_OP_BLOCK_SCALED_MM, "block_scaled_mm_e4m3_e5m2_fp", QN_F8_E5M2, QN_PANEL_E5M2),
+    LEVELS(QN_OP_GROUPED_BLOCK_SCALED_MM, "grouped_block_scaled_mm_e4m3_e4m3_fp", QN_F8_E4M3, QN_PANEL_E4M3),
+    LEVELS(QN_OP_NVFP4_MM, "nvfp4_mm_fp_nvfp4_fp", QN_U8, QN_PANEL_NVFP4),
+    LEVELS(QN_OP_MXFP4_MM, "mxfp4_mm_fp_mxfp4_fp", QN_U8, QN_PANEL_MXFP4),
+    LEVELS(QN_OP_DENSE_MM, "dense_mm_fp_bf16_fp", QN_BF16, QN_PANEL_BF16),
+    LEVELS_F32(QN_OP_DENSE_MM, "dense_mm_fp_f32_fp", QN_F32, QN_PANEL_F32),
+};
+
+const qn_cpu_family qn_cpu_panel_family = {kernels, sizeof kernels / sizeof *kernels};

@@ -1,0 +1,545 @@
+/* The panel runner: every matmul on weights packed into panels.
+ *
+ * Rows of a are made ready once, in the form the level's kernels take. Then one
+ * grid of tasks, blocks of rows by runs of panels, consecutive tasks sharing
+ * weights. A task calls the level's kernel for the whole of K and finishes the
+ * sums: scales, zero points, bias, rounding. The kernels' order over K is fixed,
+ * so neither the grid nor the threads can change a bit.
+ *
+ * What kernels must not compute (panel_pack.c: NaN codes, scales out of range) is
+ * computed here in double from single elements: slow, rare and as the formula has it.
+ * A run without packed weights packs in its tasks, each the panels it needs. */
+#include "backend/cpu/panel_job.h"
+
+#include <string.h>
+
+#include "backend/cpu/sizes.h"
+#include "base/checked.h"
+#include "format/format.h"
+#include "ref/slots.h"
+
+#define CHUNK 1024             /* elements of a row decoded at a time */
+#define PREPARE_ROWS 8         /* rows of a a task */
+#define SERIAL_ELEMENTS 32768  /* activations worth more than one thread */
+#define MAX_BLOCK_PANELS 64
+
+typedef struct small_arrays {
+    float values[CHUNK + QN_MM_PAD];
+    float reals[QN_MM_COLS];
+    qn_mm_finish finish;
+    uint8_t flags[MAX_BLOCK_PANELS];
+} small_arrays;
+
+/* ---- acceptance and packing ---- */
+
+const char *qn_panel_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
+{
+    const qn_panel_impl *impl = kernel->impl;
+    if (desc->in[qn_panel_weight_slot(kernel->op)].format != impl->weight) {
+        return "made for another weight format";
+    }
+    const int bf16_rows = impl->code != QN_PANEL_I8 && impl->set->rows_f == QN_PANEL_ROWS_BF16;
+    if (bf16_rows && kernel->isa < QN_ISA_AMX && qn_panel_row_format(desc) == QN_F32) {
+        return "f32 activations take three bf16 terms, which the fp32 kernels beat";
+    }
+    return NULL;
+}
+
+size_t qn_panel_pack_bytes(const qn_kernel *kernel, const qn_op_desc *desc)
+{
+    const qn_panel_impl *impl = kernel->impl;
+    return qn_panel_layout_of(desc, impl->code).total;
+}
+
+void qn_panel_pack(const qn_kernel *kernel, const qn_op_desc *desc, const qn_args *args, void *body)
+{
+    const qn_panel_impl *impl = kernel->impl;
+    const qn_panel_layout l = qn_panel_layout_of(desc, impl->code);
+    char *const base = body;
+    memset(base + l.flags, 0, l.total - l.flags);
+    for (int64_t i = 0; i < l.experts * l.panels; i++) {
+        qn_panel_pack_one(&l, impl->code, desc, args, i / l.panels, i % l.panels, base + i * l.panel_bytes,
+                          (uint8_t *)base + l.flags + i,
+                          (float *)(void *)(base + l.block_scales) + i * l.scale_blocks);
+    }
+    qn_panel_pack_rest(&l, desc, args, base + l.scales);
+}
+
+/* ---- memory ---- */
+
+static size_t row_stride_of(qn_panel_rows kind, int32_t terms, int64_t blocks)
+{
+    const size_t element = kind == QN_PANEL_ROWS_F32 ? 4 : (kind == QN_PANEL_ROWS_I8 ? 1 : 2);
+    const size_t bytes = qn_size_mul((size_t)blocks * QN_PANEL_K, element * (size_t)terms);
+    return bytes % 1024 == 0 ? qn_size_add(bytes, 64) : bytes; /* rows apart in the caches' sets */
+}
+
+#define FEW_ROWS 16  /* a decode step: weights stream, one task a few panels */
+#define LEAST_TASKS 16
+
+typedef struct grid {
+    int64_t rows, panels; /* of a task */
+} grid;
+
+static grid largest_grid(const qn_panel_set *set)
+{
+    return (grid){set->rows_block, qn_max_i64(4, qn_min_i64(set->panels_block, MAX_BLOCK_PANELS))};
+}
+
+/* By shapes alone: what the set likes best, cut until there are tasks to share out. */
+static grid grid_of(const qn_panel_set *set, int64_t m, int64_t panels)
+{
+    grid g = largest_grid(set);
+    g.rows = qn_min_i64(m, g.rows);
+    g.panels = qn_min_i64(panels, g.panels);
+    if (m <= FEW_ROWS) {
+        g.panels = qn_max_i64(1, qn_min_i64(4, panels / LEAST_TASKS));
+        return g;
+    }
+    while (qn_ceil_div(m, g.rows) * qn_ceil_div(panels, g.panels) < LEAST_TASKS) {
+        if (g.panels > 8 || (g.rows <= 64 && g.panels > 2)) {
+            g.panels = (g.panels / 2 + 1) / 2 * 2;
+        } else if (g.rows > 64) {
+            g.rows = (g.rows / 2 + 31) / 32 * 32;
+        } else {
+            break;
+        }
+    }
+    return g;
+}
+
+/* Rows of the prepared panel: all experts' rows, whole row tiles readable. */
+static int64_t prepared_rows(const qn_panel_set *set, const qn_op_desc *desc, int64_t m)
+{
+    int64_t rows = m;
+    if (desc->op == QN_OP_GROUPED_BLOCK_SCALED_MM && desc->attr[QN_ATTR_LAYOUT].i == QN_LAYOUT_MASKED) {
+        const qn_shape *a = &desc->in[QN_BMM_A];
+        if (qn_mul_i64(a->dims[0], qn_max_i64(a->dims[1], m), &rows)) {
+            return INT64_MAX;
+        }
+    }
+    return rows > INT64_MAX - set->row_multiple ? INT64_MAX : rows + set->row_multiple - 1;
+}
+
+typedef struct memory {
+    size_t rows, odd_rows, rest, scratch, total;        /* of the run */
+    size_t sums, scales, pack, pack_scales, small, thread; /* of a thread, from its scratch on; kernel's at 0 */
+} memory;
+
+static memory memory_of(const qn_panel_impl *impl, const qn_op_desc *desc, int64_t m, int32_t threads)
+{
+    const qn_panel_set *set = impl->set;
+    const qn_panel_layout l = qn_panel_layout_of(desc, impl->code);
+    const qn_panel_rows kind = impl->code == QN_PANEL_I8 ? set->rows_i8 : set->rows_f;
+    const int32_t terms = kind == QN_PANEL_ROWS_BF16 ? qn_panel_terms(qn_panel_row_format(desc)) : 1;
+    const size_t rows = (size_t)prepared_rows(set, desc, m);
+    const size_t block_rows = (size_t)qn_min_i64(largest_grid(set).rows, (int64_t)rows);
+    const size_t block_panels = (size_t)largest_grid(set).panels;
+    memory at = {0};
+    at.odd_rows = qn_size_pad(qn_size_mul(rows, row_stride_of(kind, terms, l.blocks)));
+    at.rest = qn_size_pad(qn_size_add(at.odd_rows, l.scale_blocks ? rows : 0));
+    at.scratch = qn_size_pad(qn_size_add(at.rest, l.total == SIZE_MAX ? SIZE_MAX : l.total - l.scales));
+    at.sums = qn_size_pad(set->scratch_bytes);
+    at.scales = qn_size_pad(qn_size_add(at.sums, block_rows * block_panels * QN_PANEL_COLS * sizeof(float)));
+    at.small = qn_size_pad(qn_size_add(at.scales, qn_size_mul(block_rows * sizeof(float), (size_t)l.scale_blocks)));
+    at.pack_scales = qn_size_pad(qn_size_add(at.small, sizeof(small_arrays)));
+    at.pack = qn_size_pad(qn_size_add(at.pack_scales, qn_size_mul(block_panels * sizeof(float), (size_t)l.scale_blocks)));
+    at.thread = qn_size_pad(qn_size_add(at.pack, qn_size_mul(block_panels, (size_t)l.panel_bytes)));
+    at.total = qn_size_add(at.scratch, qn_size_mul((size_t)threads, at.thread));
+    return at;
+}
+
+size_t qn_panel_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
+{
+    return memory_of(kernel->impl, desc, m, threads).total;
+}
+
+/* ---- rows of a ---- */
+
+static const char *source_row(const qn_panel_job *job, int64_t row)
+{
+    const char *const data = job->a.data;
+    if (job->expert_rows) {
+        return data + row / job->expert_rows * job->a_expert + row % job->expert_rows * job->a.stride;
+    }
+    return data + row * job->a.stride;
+}
+
+static const char *row_scales(const qn_panel_job *job, int64_t row)
+{
+    const int64_t e = job->expert_rows ? row / job->expert_rows : 0;
+    return job->sa + e * job->sa_expert + (row - e * job->expert_rows) * job->sa_row;
+}
+
+static float float_at(const char *p)
+{
+    float value;
+    memcpy(&value, p, sizeof value);
+    return value;
+}
+
+static int has_odd_scale(const qn_panel_job *job, int64_t row)
+{
+    const char *const scales = row_scales(job, row);
+    for (int64_t i = 0; i < job->layout.scale_blocks; i++) {
+        if (!qn_panel_plain_scale(float_at(scales + i * job->sa_block))) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static void prepare_integers(const qn_panel_job *job, const char *source, char *row)
+{
+    const int64_t padded = job->layout.blocks * QN_PANEL_K;
+    const int8_t *const x = (const int8_t *)source;
+    if (job->kind == QN_PANEL_ROWS_I8) {
+        memcpy(row, x, (size_t)job->k);
+        memset(row + job->k, 0, (size_t)(padded - job->k));
+        return;
+    }
+    static const int8_t order[4] = {0, 2, 1, 3};
+    int16_t *const to = (int16_t *)(void *)row;
+    for (int64_t i = 0; i < padded; i += 4) {
+        for (int j = 0; j < 4; j++) {
+            to[i + j] = i + order[j] < job->k ? x[i + order[j]] : 0;
+        }
+    }
+}
+
+static void prepare_row(const qn_panel_job *job, int64_t r, float *values)
+{
+    char *const row = job->rows + r * job->row_stride;
+    qn_mm_operand a = job->a;
+    a.data = source_row(job, r);
+    if (a.scales) {
+        a.scales = (const char *)a.scales + r * a.scale_stride;
+    }
+    if (job->impl->code == QN_PANEL_I8) {
+        prepare_integers(job, a.data, row);
+    } else if (job->kind == QN_PANEL_ROWS_F32) {
+        job->unpack_a(&a, 0, 0, job->k, row);
+    } else if (job->a_format == QN_BF16) {
+        memcpy(row, a.data, (size_t)job->k * 2);
+        memset(row + job->k * 2, 0, (size_t)(job->layout.blocks * QN_PANEL_K - job->k) * 2);
+    } else {
+        for (int64_t k = 0; k < job->k; k += CHUNK) {
+            const int64_t count = qn_min_i64(CHUNK, job->k - k);
+            job->unpack_a(&a, 0, k, count, values);
+            job->impl->parts->split(values, (count + QN_PANEL_K - 1) / QN_PANEL_K * QN_PANEL_K, job->terms,
+                                    (uint16_t *)(void *)row + k * job->terms);
+        }
+    }
+}
+
+static small_arrays *small_of(const qn_panel_job *job, const memory *at, int32_t thread)
+{
+    return (small_arrays *)(void *)(job->scratch + (size_t)thread * at->thread + at->small);
+}
+
+typedef struct run {
+    qn_panel_job job;
+    memory at;
+} run;
+
+static void prepare_task(void *user, int64_t index, int32_t thread)
+{
+    const run *const p = user;
+    const qn_panel_job *job = &p->job;
+    const int64_t last = qn_min_i64(job->m, (index + 1) * PREPARE_ROWS);
+    for (int64_t r = index * PREPARE_ROWS; r < last; r++) {
+        if (job->masked_m && r % job->expert_rows >= job->masked_m[r / job->expert_rows]) {
+            continue;
+        }
+        prepare_row(job, r, small_of(job, &p->at, thread)->values);
+        if (job->sa) {
+            job->odd_rows[r] = (uint8_t)has_odd_scale(job, r);
+        }
+    }
+}
+
+/* ---- blocks ---- */
+
+typedef struct block {
+    int64_t expert, row, rows; /* row: of the prepared rows; rows to compute */
+    int64_t zero_rows;         /* rows after them to clear (masked layout) */
+    int64_t panel, panels;
+} block;
+
+static int64_t expert_first(const qn_panel_job *job, int64_t e)
+{
+    return job->offsets ? job->offsets[e] : e * job->expert_rows;
+}
+
+static int64_t expert_count(const qn_panel_job *job, int64_t e)
+{
+    return job->offsets ? job->offsets[e + 1] - job->offsets[e] : (job->expert_rows ? job->expert_rows : job->m);
+}
+
+static int64_t row_blocks(const qn_panel_job *job)
+{
+    int64_t total = 0;
+    for (int64_t e = 0; e < job->experts; e++) {
+        total += qn_ceil_div(expert_count(job, e), job->task_rows);
+    }
+    return total;
+}
+
+static block locate(const qn_panel_job *job, int64_t index)
+{
+    const int64_t blocks = row_blocks(job);
+    int64_t i = index % blocks, e = 0;
+    block b = {.panel = index / blocks * job->task_panels};
+    b.panels = qn_min_i64(job->task_panels, job->layout.panels - b.panel);
+    for (int64_t count; i >= (count = qn_ceil_div(expert_count(job, e), job->task_rows)); e++) {
+        i -= count;
+    }
+    b.expert = e;
+    b.row = expert_first(job, e) + i * job->task_rows;
+    b.rows = qn_min_i64(job->task_rows, expert_count(job, e) - i * job->task_rows);
+    if (job->masked_m) {
+        const int64_t valid = qn_max_i64(0, qn_min_i64(b.rows, job->masked_m[e] - i * job->task_rows));
+        b.zero_rows = b.rows - valid;
+        b.rows = valid;
+    }
+    return b;
+}
+
+static char *out_at(const qn_panel_job *job, const block *b, int64_t row, int64_t column)
+{
+    const int64_t size = job->out_real == QN_MM_F32 ? 4 : 2;
+    const int64_t local = row - b->expert * job->expert_rows;
+    return job->out + (job->expert_rows ? b->expert * job->out_expert : 0) + local * job->out_stride + column * size;
+}
+
+/* Weights of a block, packed before or now. */
+typedef struct weights {
+    const char *panels;
+    const uint8_t *flags;
+    const float *block_scales;
+} weights;
+
+static weights weights_of(const run *p, const block *b, char *scratch, small_arrays *s)
+{
+    const qn_panel_job *job = &p->job;
+    const qn_panel_layout *l = &job->layout;
+    const int64_t first = b->expert * l->panels + b->panel;
+    if (job->panels) {
+        return (weights){job->panels + first * l->panel_bytes, job->flags + first,
+                         job->block_scales + first * l->scale_blocks};
+    }
+    float *const scales = (float *)(void *)(scratch + p->at.pack_scales);
+    char *const panels = scratch + p->at.pack;
+    for (int64_t i = 0; i < b->panels; i++) {
+        qn_panel_pack_one(l, job->impl->code, job->call->desc, job->call->args, b->expert, b->panel + i,
+                          panels + i * l->panel_bytes, &s->flags[i], scales + i * l->scale_blocks);
+    }
+    return (weights){panels, s->flags, scales};
+}
+
+/* ---- what kernels must not compute ---- */
+
+static double row_value(const qn_panel_job *job, int64_t row, int64_t k)
+{
+    const char *const at = job->rows + row * job->row_stride;
+    if (job->kind == QN_PANEL_ROWS_F32) {
+        return (double)float_at(at + k * 4);
+    }
+    double value = 0.0;
+    for (int32_t t = 0; t < job->terms; t++) {
+        float term;
+        const int64_t i = (k / QN_PANEL_K * job->terms + t) * QN_PANEL_K + k % QN_PANEL_K;
+        qn_format_get_row(QN_BF16)->decode(at + i * 2, 1, &term);
+        value += (double)term;
+    }
+    return value;
+}
+
+/* Sum of the formula over K for one output, before scales that are not of blocks. */
+static float exact_sum(const qn_panel_job *job, int64_t row, const char *panel, const float *sb, int c)
+{
+    const int64_t step = job->sa ? QN_PANEL_SCALE_K : job->k;
+    double total = 0.0;
+    for (int64_t first = 0; first < job->k; first += step) {
+        const int64_t last = qn_min_i64(job->k, first + step);
+        double sum = 0.0;
+        for (int64_t k = first; k < last; k++) {
+            sum += row_value(job, row, k) * (double)qn_panel_value(job->impl->code, panel, k, c);
+        }
+        const int64_t i = first / QN_PANEL_SCALE_K;
+        total += job->sa ? (double)float_at(row_scales(job, row) + i * job->sa_block) * (double)sb[i] * sum : sum;
+    }
+    return (float)total;
+}
+
+static void repair_row(const qn_panel_job *job, const block *b, const weights *w, int64_t r, int64_t first,
+                       int64_t count, float *reals)
+{
+    const int odd = job->sa && job->odd_rows[b->row + r];
+    for (int64_t c = 0; c < count; c++) {
+        const int64_t p = (first + c) / QN_PANEL_COLS;
+        if (odd || w->flags[p]) {
+            reals[c] = exact_sum(job, b->row + r, w->panels + p * job->layout.panel_bytes,
+                                 w->block_scales + p * job->layout.scale_blocks, (int)((first + c) % QN_PANEL_COLS));
+        }
+    }
+}
+
+/* ---- finishing ---- */
+
+static void prepare_finish(const qn_panel_job *job, int64_t column, int64_t count, qn_mm_finish *f)
+{
+    memset(f, 0, sizeof *f);
+    f->scaled = job->scaled;
+    f->factor = job->factor;
+    f->out = job->out_real;
+    f->has_bias = job->bias != NULL;
+    for (int64_t c = 0; job->scaled && c < count; c++) {
+        f->scale_b[c] = job->scale_b[(column + c) * job->scale_b_step];
+    }
+    if (job->bias) {
+        memcpy(f->bias, job->bias + column, (size_t)count * sizeof(float));
+    }
+}
+
+/* int32 sums to float, the zero point's share taken off, modulo 2^32. */
+static void convert_integers(const qn_panel_job *job, int64_t row, int64_t column, int64_t count, const int32_t *sums,
+                             float *reals)
+{
+    const uint32_t azp = job->azp ? (uint32_t)job->azp[row] : 1;
+    for (int64_t c = 0; c < count; c++) {
+        uint32_t sum = (uint32_t)sums[c];
+        if (job->azp_adj) {
+            sum -= azp * (uint32_t)job->azp_adj[column + c];
+        }
+        reals[c] = (float)(int32_t)sum;
+    }
+}
+
+static void finish_block(const run *p, const block *b, const weights *w, const char *sums, small_arrays *s)
+{
+    const qn_panel_job *job = &p->job;
+    const int64_t stride = b->panels * QN_PANEL_COLS, column0 = b->panel * QN_PANEL_COLS;
+    const int64_t columns = qn_min_i64(stride, job->n - column0);
+    const float factor = job->sa ? 1.0f : qn_panel_factor(job->impl->code);
+    int special = 0;
+    for (int64_t i = 0; i < b->panels; i++) {
+        special |= w->flags[i];
+    }
+    memset(s->reals, 0, sizeof s->reals);
+    for (int64_t c = 0; c < columns; c += QN_MM_COLS) {
+        const int64_t count = qn_min_i64(QN_MM_COLS, columns - c);
+        prepare_finish(job, column0 + c, count, &s->finish);
+        for (int64_t r = 0; r < b->rows; r++) {
+            const char *const from = sums + (r * stride + c) * 4;
+            if (job->impl->code == QN_PANEL_I8) {
+                convert_integers(job, b->row + r, column0 + c, count, (const int32_t *)(const void *)from, s->reals);
+            } else {
+                const float *const x = (const float *)(const void *)from;
+                for (int64_t i = 0; i < count; i++) {
+                    s->reals[i] = x[i] * factor;
+                }
+                if (special || (job->sa && job->odd_rows[b->row + r])) {
+                    repair_row(job, b, w, r, c, count, s->reals);
+                }
+            }
+            const float scale_a = job->scaled ? float_at(job->scale_a + (b->row + r) * job->scale_a_stride) : 1.0f;
+            job->impl->parts->finish(&s->finish, s->reals, scale_a, count, out_at(job, b, b->row + r, column0 + c));
+        }
+    }
+}
+
+static void gather_scales(const qn_panel_job *job, const block *b, float *sa)
+{
+    const int64_t n = job->layout.scale_blocks;
+    const float factor = qn_panel_factor(job->impl->code);
+    for (int64_t r = 0; r < b->rows; r++) {
+        const char *const from = row_scales(job, b->row + r);
+        for (int64_t i = 0; i < n; i++) {
+            sa[r * n + i] = float_at(from + i * job->sa_block) * factor;
+        }
+    }
+}
+
+static void block_task(void *user, int64_t index, int32_t thread)
+{
+    const run *const p = user;
+    const qn_panel_job *job = &p->job;
+    const block b = locate(job, index);
+    const int64_t column = b.panel * QN_PANEL_COLS;
+    const int64_t columns = qn_min_i64(b.panels * QN_PANEL_COLS, job->n - column);
+    for (int64_t r = b.rows; r < b.rows + b.zero_rows; r++) {
+        memset(out_at(job, &b, b.row + r, column), 0, (size_t)columns * (job->out_real == QN_MM_F32 ? 4 : 2));
+    }
+    if (b.rows == 0) {
+        return;
+    }
+    char *const scratch = job->scratch + (size_t)thread * p->at.thread;
+    small_arrays *const s = small_of(job, &p->at, thread);
+    const weights w = weights_of(p, &b, scratch, s);
+    float *const sa = (float *)(void *)(scratch + p->at.scales);
+    char *const sums = scratch + p->at.sums;
+    if (job->sa) {
+        gather_scales(job, &b, sa);
+    }
+    const qn_panel_call call = {.w = w.panels,
+                                .panel_bytes = job->layout.panel_bytes,
+                                .panels = b.panels,
+                                .blocks = job->layout.blocks,
+                                .a = job->rows + b.row * job->row_stride,
+                                .a_stride = job->row_stride,
+                                .rows = b.rows,
+                                .terms = job->terms,
+                                .sa = job->sa ? sa : NULL,
+                                .sb = job->sa ? w.block_scales : NULL,
+                                .sa_stride = job->layout.scale_blocks,
+                                .sb_stride = job->layout.scale_blocks,
+                                .sums = sums,
+                                .sums_stride = b.panels * QN_PANEL_COLS,
+                                .scratch = scratch};
+    job->impl->set->mm[job->impl->code](&call);
+    finish_block(p, &b, &w, sums, s);
+}
+
+/* Rows that no expert owns become zeros. */
+static void zero_rows(const qn_panel_job *job, int64_t first, int64_t last)
+{
+    for (int64_t r = first; r < last; r++) {
+        memset(job->out + r * job->out_stride, 0, (size_t)job->n * (job->out_real == QN_MM_F32 ? 4 : 2));
+    }
+}
+
+void qn_panel_run(const qn_kernel *kernel, const qn_run_call *call)
+{
+    run p;
+    qn_panel_job *const job = &p.job;
+    qn_panel_bind(kernel, call, job);
+    if (job->m == 0 || job->n == 0) {
+        return;
+    }
+    if (job->offsets) {
+        zero_rows(job, 0, qn_min_i64(job->offsets[0], job->m));
+        zero_rows(job, job->offsets[job->experts], job->m);
+    }
+    char *const workspace = call->workspace;
+    p.at = memory_of(job->impl, call->desc, call->sizes.m, qn_exec_threads(call->exec));
+    job->rows = workspace;
+    job->row_stride = (int64_t)row_stride_of(job->kind, job->terms, job->layout.blocks);
+    job->odd_rows = (uint8_t *)workspace + p.at.odd_rows;
+    job->scratch = workspace + p.at.scratch;
+    job->scratch_bytes = p.at.thread;
+    if (!job->panels) {
+        qn_panel_pack_rest(&job->layout, call->desc, call->args, workspace + p.at.rest);
+        qn_panel_bind_rest(job, workspace + p.at.rest);
+    }
+    const grid g = grid_of(job->impl->set, job->m, job->layout.panels);
+    job->task_rows = g.rows;
+    job->task_panels = g.panels;
+    const int64_t blocks = row_blocks(job);
+    if (blocks == 0) {
+        return;
+    }
+    const int serial = job->m * job->k <= SERIAL_ELEMENTS;
+    qn_parallel_for(serial ? NULL : call->exec, qn_ceil_div(job->m, PREPARE_ROWS), prepare_task, &p);
+    qn_parallel_for(call->exec, blocks * qn_ceil_div(job->layout.panels, job->task_panels), block_task, &p);
+}

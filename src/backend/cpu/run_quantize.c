@@ -1,0 +1,421 @@
+/* quantize_fp8, quantize_int8 and silu_mul_quant: ranges, scales, codes.
+ *
+ * Rows (or groups of rows) with scales of their own are done one after the other.
+ * Blocks of 128x128 are done by bands of 128 rows and PANEL columns: all ranges
+ * of the panel, then all codes. One scale for all: a pass for the range, the
+ * tasks' parts joined (a maximum knows no order), and a pass for the codes. */
+#include "backend/cpu/run_rows.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/sizes.h"
+#include "ref/slots.h"
+
+#define SIDE 128 /* of a block */
+#define PANEL 8  /* blocks of a task */
+#define PIECE 256
+
+typedef struct quantize_job {
+    const qn_rows_set *set;
+    const qn_op_desc *desc;
+    const qn_args *args;
+    const char *x;
+    int64_t stride, m, k;
+    qn_mm_real real;
+    qn_rows_code code;
+    int32_t granularity;
+    int is_static, col, silu, stream;
+    int64_t group, groups; /* along a row */
+    int64_t per_task, panels;
+    qn_rows_rule rule;     /* one for all */
+    qn_rows_range *parts;  /* of the tasks of the first pass */
+    char *scratch;
+    size_t scratch_bytes;
+} quantize_job;
+
+static char *codes_at(const quantize_job *job, int64_t m)
+{
+    const qn_mut_view *q = &job->args->out[QN_QUANT_OUT_Q];
+    return (char *)q->data + m * q->strides[0];
+}
+
+static const char *row_at(const quantize_job *job, int64_t m)
+{
+    return job->x + m * job->stride;
+}
+
+/* ---- rules: the scale of a range, as docs/operators.md has them ---- */
+
+static float fp8_most(qn_rows_code code)
+{
+    return code == QN_ROWS_E4M3FNUZ ? 224.0f : (code == QN_ROWS_E5M2 ? 57344.0f : 448.0f);
+}
+
+/* Divisions by that scale come out right by multiplication. */
+static int is_tame(float scale)
+{
+    return scale >= 0x1p-60f && scale <= 0x1p60f;
+}
+
+static qn_rows_rule dividing(float scale, int careful)
+{
+    return (qn_rows_rule){.scale = scale, .factor = 1.0f / scale, .careful = careful || !is_tame(scale)};
+}
+
+static qn_rows_rule int8_asymmetric(const qn_rows_range *range)
+{
+    qn_rows_rule rule = {.scale = (range->high - range->low) / 255.0f, .multiply = 1, .careful = range->nan};
+    if (rule.scale == 0.0f) {
+        rule.scale = rule.factor = 1.0f;
+        return rule;
+    }
+    const float z = rintf(-128.0f - range->low / rule.scale);
+    rule.azp = isnan(z) ? 0 : (z < -128.0f ? -128 : (z > 127.0f ? 127 : (int32_t)z));
+    rule.factor = 1.0f / rule.scale;
+    rule.careful |= !is_tame(rule.scale);
+    return rule;
+}
+
+static float amax_of(const qn_rows_range *range)
+{
+    return range->high > -range->low ? range->high : -range->low;
+}
+
+static qn_rows_rule fp8_rule(const quantize_job *job, const qn_rows_range *range)
+{
+    const float most = fp8_most(job->code), bound = job->desc->attr[QN_ATTR_SCALE_UB].f;
+    const int bounded = bound > 0.0f && amax_of(range) > bound;
+    const float amax = bounded ? bound : amax_of(range);
+    float s;
+    if (job->granularity == QN_PER_GROUP || job->granularity == QN_PER_BLOCK) {
+        s = (amax > 1e-10f ? amax : 1e-10f) / most;
+    } else {
+        const float lowest = 1.0f / (most * 512.0f);
+        s = amax / most;
+        s = s > lowest ? s : lowest;
+    }
+    if (job->desc->attr[QN_ATTR_SCALE_FORMAT].i == QN_SCALE_UE8M0 && !isinf(s)) {
+        s = qn_e8m0_to_f32(qn_f32_to_e8m0_ceil(s > 1e-10f ? s : 1e-10f));
+    }
+    qn_rows_rule rule = dividing(s, range->nan || bounded);
+    rule.multiply = job->granularity == QN_PER_TENSOR;
+    return rule;
+}
+
+static qn_rows_rule int8_rule(const quantize_job *job, const qn_rows_range *range)
+{
+    const float amax = amax_of(range);
+    if (!job->desc->attr[QN_ATTR_SYMMETRIC].i) {
+        return int8_asymmetric(range);
+    }
+    if (job->granularity == QN_PER_GROUP) {
+        return dividing((amax > 1e-10f ? amax : 1e-10f) / 127.0f, range->nan);
+    }
+    return (qn_rows_rule){.scale = amax / 127.0f,
+                          .factor = amax == 0.0f ? 0.0f : 127.0f / amax,
+                          .multiply = 1,
+                          .careful = range->nan || !is_tame(amax)};
+}
+
+static qn_rows_rule silu_rule(const quantize_job *job, const qn_rows_range *range)
+{
+    const float bound = job->desc->attr[QN_ATTR_SCALE_UB].f;
+    if (!job->desc->attr[QN_ATTR_SYMMETRIC].i) {
+        return int8_asymmetric(range);
+    }
+    const float most = job->code == QN_ROWS_I8 ? 127.0f : fp8_most(job->code);
+    const float lowest = job->code == QN_ROWS_I8 ? FLT_EPSILON : 1.0f / (most * 512.0f);
+    float s = amax_of(range) / most;
+    const int bounded = bound > 0.0f && s > bound;
+    s = bounded ? bound : s;
+    return dividing(s > lowest ? s : lowest, range->nan || bounded);
+}
+
+static qn_rows_rule rule_of(const quantize_job *job, const qn_rows_range *range)
+{
+    if (job->silu) {
+        return silu_rule(job, range);
+    }
+    return job->code == QN_ROWS_I8 ? int8_rule(job, range) : fp8_rule(job, range);
+}
+
+/* Scale (or zero point) of row, or band, i and group j as stored: [1], [M,groups] or [groups,M]. */
+static size_t scale_offset(const qn_shape *shape, const int64_t *strides, int col, int64_t i, int64_t j)
+{
+    if (shape->ndim < 2) {
+        return 0;
+    }
+    return (size_t)(col ? j * strides[0] + i * 4 : i * strides[0] + j * 4);
+}
+
+static qn_rows_rule given_rule(const quantize_job *job, int64_t i, int64_t j)
+{
+    const qn_view *scale = &job->args->in[QN_QUANT_SCALE], *azp = &job->args->in[QN_QUANT_AZP];
+    const int asymmetric = job->code == QN_ROWS_I8 && !job->desc->attr[QN_ATTR_SYMMETRIC].i;
+    qn_rows_rule rule = {.multiply = job->code != QN_ROWS_I8 || asymmetric, .careful = 1};
+    memcpy(&rule.scale, (const char *)scale->data + scale_offset(&scale->shape, scale->strides, job->col, i, j), 4);
+    rule.factor = 1.0f / rule.scale;
+    if (asymmetric) {
+        memcpy(&rule.azp, (const char *)azp->data + scale_offset(&azp->shape, azp->strides, job->col, i, j), 4);
+    }
+    return rule;
+}
+
+static void put_rule(const quantize_job *job, const qn_rows_rule *rule, int64_t i, int64_t j)
+{
+    const qn_mut_view *scale = &job->args->out[QN_QUANT_OUT_SCALE], *azp = &job->args->out[QN_QUANT_OUT_AZP];
+    memcpy((char *)scale->data + scale_offset(&scale->shape, scale->strides, job->col, i, j), &rule->scale, 4);
+    if (azp->shape.format != QN_FORMAT_NONE) {
+        memcpy((char *)azp->data + scale_offset(&azp->shape, azp->strides, job->col, i, j), &rule->azp, 4);
+    }
+}
+
+/* ---- codes ---- */
+
+/* A given zero point of any size: the sum is exact. */
+static void encode_far(const quantize_job *job, const qn_rows_rule *rule, const char *x, int64_t n, int8_t *codes)
+{
+    float t[PIECE];
+    for (int64_t i = 0; i < n; i += PIECE) {
+        const int64_t count = qn_min_i64(PIECE, n - i);
+        job->set->load[job->real](x + i * qn_rows_real_bytes(job->real), count, t);
+        for (int64_t j = 0; j < count; j++) {
+            const float v = t[j] * rule->factor;
+            const double r = isnan(v) ? 0.0 : fmin(fmax(rint((double)v), -0x1p31), 0x1p31 - 1);
+            codes[i + j] = (int8_t)fmin(fmax(r + (double)rule->azp, -128.0), 127.0);
+        }
+    }
+}
+
+static void encode(const quantize_job *job, const qn_rows_rule *rule, qn_mm_real real, const void *x, int64_t n,
+                   char *codes)
+{
+    if (rule->azp < -65536 || rule->azp > 65536) {
+        encode_far(job, rule, x, n, (int8_t *)codes);
+    } else {
+        job->set->encode[real][job->code](rule, x, n, codes);
+    }
+}
+
+/* Codes of the row's elements from column c, past the caches where that is asked for. */
+static char *codes_begin(const quantize_job *job, int64_t m, int64_t c, char *scratch)
+{
+    return job->stream ? scratch : codes_at(job, m) + c;
+}
+
+static void codes_end(const quantize_job *job, int64_t m, int64_t c, int64_t n, const char *codes)
+{
+    if (job->stream) {
+        job->set->stream(codes_at(job, m) + c, codes, (size_t)n);
+    }
+}
+
+/* Rows with scales of their own. v: silu's values. */
+static void quantize_row(const quantize_job *job, int64_t m, char *scratch, float *v)
+{
+    char *const codes = codes_begin(job, m, 0, scratch);
+    const char *const x = row_at(job, m);
+    const int64_t size = qn_rows_real_bytes(job->real);
+    for (int64_t g = 0; g < job->groups; g++) {
+        const int64_t first = g * job->group, n = qn_min_i64(job->group, job->k - first);
+        const void *values = x + first * size;
+        const qn_mm_real real = job->silu ? QN_MM_F32 : job->real;
+        qn_rows_rule rule;
+        if (job->silu) {
+            job->set->silu_mul[job->real](values, x + (job->k + first) * size, n, v);
+            values = v;
+        }
+        if (job->is_static) {
+            rule = given_rule(job, m, g);
+        } else {
+            qn_rows_range range;
+            job->set->range[real](values, n, &range);
+            rule = rule_of(job, &range);
+        }
+        put_rule(job, &rule, m, g);
+        encode(job, &rule, real, values, n, codes + first);
+    }
+    codes_end(job, m, 0, job->k, codes);
+}
+
+static char *scratch_of(const quantize_job *job, int32_t thread)
+{
+    return job->scratch + (size_t)thread * job->scratch_bytes;
+}
+
+static void row_task(void *user, int64_t index, int32_t thread)
+{
+    const quantize_job *job = user;
+    char *const scratch = scratch_of(job, thread);
+    float *const v = (float *)(void *)(scratch + qn_size_pad((size_t)job->k));
+    const int64_t last = qn_min_i64(job->m, (index + 1) * job->per_task);
+    for (int64_t m = index * job->per_task; m < last; m++) {
+        quantize_row(job, m, scratch, v);
+    }
+    if (job->stream) {
+        job->set->fence();
+    }
+}
+
+static void block_task(void *user, int64_t index, int32_t thread)
+{
+    const quantize_job *job = user;
+    const int64_t size = qn_rows_real_bytes(job->real);
+    const int64_t band = index / job->panels, first = index % job->panels * PANEL;
+    const int64_t blocks = qn_min_i64(PANEL, qn_ceil_div(job->k, SIDE) - first), c0 = first * SIDE;
+    const int64_t m1 = qn_min_i64(job->m, (band + 1) * SIDE), columns = qn_min_i64(job->k - c0, blocks * SIDE);
+    qn_rows_range ranges[PANEL] = {{0.0f, 0.0f, 0}}, part;
+    qn_rows_rule rules[PANEL];
+    for (int64_t m = band * SIDE; m < m1 && !job->is_static; m++) {
+        for (int64_t b = 0; b < blocks; b++) {
+            const int64_t n = qn_min_i64(SIDE, columns - b * SIDE);
+            job->set->range[job->real](row_at(job, m) + (c0 + b * SIDE) * size, n, &part);
+            qn_rows_range_join(&ranges[b], &part);
+        }
+    }
+    for (int64_t b = 0; b < blocks; b++) {
+        rules[b] = job->is_static ? given_rule(job, band, first + b) : rule_of(job, &ranges[b]);
+        put_rule(job, &rules[b], band, first + b);
+    }
+    for (int64_t m = band * SIDE; m < m1; m++) {
+        char *const codes = codes_begin(job, m, c0, scratch_of(job, thread));
+        for (int64_t b = 0; b < blocks; b++) {
+            const int64_t n = qn_min_i64(SIDE, columns - b * SIDE);
+            encode(job, &rules[b], job->real, row_at(job, m) + (c0 + b * SIDE) * size, n, codes + b * SIDE);
+        }
+        codes_end(job, m, c0, columns, codes);
+    }
+    if (job->stream) {
+        job->set->fence();
+    }
+}
+
+/* ---- one scale for all ---- */
+
+static void range_task(void *user, int64_t index, int32_t thread)
+{
+    (void)thread;
+    const quantize_job *job = user;
+    const int64_t last = qn_min_i64(job->m, (index + 1) * job->per_task);
+    qn_rows_range all = {0.0f, 0.0f, 0}, part;
+    for (int64_t m = index * job->per_task; m < last; m++) {
+        job->set->range[job->real](row_at(job, m), job->k, &part);
+        qn_rows_range_join(&all, &part);
+    }
+    job->parts[index] = all;
+}
+
+static void tensor_task(void *user, int64_t index, int32_t thread)
+{
+    const quantize_job *job = user;
+    const int64_t last = qn_min_i64(job->m, (index + 1) * job->per_task);
+    for (int64_t m = index * job->per_task; m < last; m++) {
+        char *const codes = codes_begin(job, m, 0, scratch_of(job, thread));
+        encode(job, &job->rule, job->real, row_at(job, m), job->k, codes);
+        codes_end(job, m, 0, job->k, codes);
+    }
+    if (job->stream) {
+        job->set->fence();
+    }
+}
+
+static void run_tensor(quantize_job *job, int64_t tasks, const qn_exec *exec)
+{
+    if (job->is_static) {
+        job->rule = given_rule(job, 0, 0);
+    } else {
+        qn_rows_range all = {0.0f, 0.0f, 0};
+        qn_parallel_for(exec, tasks, range_task, job);
+        for (int64_t i = 0; i < tasks; i++) {
+            qn_rows_range_join(&all, &job->parts[i]);
+        }
+        job->rule = rule_of(job, &all);
+    }
+    put_rule(job, &job->rule, 0, 0);
+    qn_parallel_for(exec, tasks, tensor_task, job);
+}
+
+/* ---- the kernel's functions ---- */
+
+static int64_t row_elements(const qn_op_desc *desc)
+{
+    return desc->op == QN_OP_SILU_MUL_QUANT ? desc->in[0].dims[1] / 2 : desc->in[0].dims[1];
+}
+
+static int64_t row_bytes(const qn_op_desc *desc)
+{
+    const int64_t size = qn_rows_real_bytes(qn_rows_real(desc->in[0].format)), k = desc->in[0].dims[1];
+    return k > QN_ROWS_TASK_BYTES ? QN_ROWS_TASK_BYTES : k * size;
+}
+
+/* A thread: codes of a row, and silu's values of a group. */
+static size_t thread_bytes(const qn_op_desc *desc)
+{
+    const size_t k = (size_t)row_elements(desc);
+    const int silu = desc->op == QN_OP_SILU_MUL_QUANT;
+    return qn_size_add(qn_size_pad(k), silu ? qn_size_mul(qn_size_pad(k), 4) : 0);
+}
+
+static size_t parts_bytes(const qn_op_desc *desc, int64_t m)
+{
+    const int64_t tasks = qn_ceil_div(m, qn_rows_per_task(row_bytes(desc)));
+    return qn_size_pad(qn_size_mul((size_t)tasks, sizeof(qn_rows_range)));
+}
+
+size_t qn_quantize_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
+{
+    (void)kernel;
+    return qn_size_add(parts_bytes(desc, m), qn_size_mul((size_t)threads, thread_bytes(desc)));
+}
+
+static qn_rows_code code_of(const qn_op_desc *desc)
+{
+    if (desc->op == QN_OP_QUANTIZE_INT8) {
+        return QN_ROWS_I8;
+    }
+    switch (desc->attr[QN_ATTR_TYPE].i) {
+    case QN_TYPE_INT8: return QN_ROWS_I8;
+    case QN_TYPE_E4M3FNUZ: return QN_ROWS_E4M3FNUZ;
+    case QN_TYPE_E5M2: return QN_ROWS_E5M2;
+    default: return QN_ROWS_E4M3;
+    }
+}
+
+void qn_quantize_run(const qn_kernel *kernel, const qn_run_call *call)
+{
+    const qn_op_desc *desc = call->desc;
+    const qn_view *x = &call->args->in[QN_QUANT_X];
+    const int silu = desc->op == QN_OP_SILU_MUL_QUANT;
+    quantize_job job = {.set = ((const qn_rows_impl *)kernel->impl)->set,
+                        .desc = desc,
+                        .args = call->args,
+                        .x = x->data,
+                        .stride = x->strides[0],
+                        .m = x->shape.dims[0],
+                        .k = row_elements(desc),
+                        .real = qn_rows_real(x->shape.format),
+                        .code = code_of(desc),
+                        .silu = silu,
+                        .col = desc->attr[QN_ATTR_SCALE_LAYOUT].i == QN_SCALE_COL,
+                        .is_static = !silu && desc->attr[QN_ATTR_MODE].i == QN_STATIC};
+    const int32_t group = desc->attr[QN_ATTR_GROUP].i;
+    job.granularity = silu ? (group > 0 ? QN_PER_GROUP : QN_PER_TOKEN) : desc->attr[QN_ATTR_GRANULARITY].i;
+    job.group = job.granularity == QN_PER_GROUP ? group : qn_max_i64(job.k, 1);
+    job.groups = job.granularity == QN_PER_GROUP ? qn_ceil_div(job.k, group) : 1;
+    job.stream = job.k > 0 && job.m > QN_ROWS_STREAM_BYTES / job.k;
+    job.per_task = qn_rows_per_task(row_bytes(desc));
+    job.panels = qn_ceil_div(job.k, SIDE * PANEL);
+    job.parts = call->workspace;
+    job.scratch = (char *)call->workspace + (job.m > 0 ? parts_bytes(desc, job.m) : 0);
+    job.scratch_bytes = thread_bytes(desc);
+    const int64_t tasks = qn_ceil_div(job.m, job.per_task);
+    switch (job.granularity) {
+    case QN_PER_TENSOR: run_tensor(&job, tasks, call->exec); break;
+    case QN_PER_BLOCK:
+        qn_parallel_for(call->exec, qn_ceil_div(job.m, SIDE) * job.panels, block_task, &job);
+        break;
+    default: qn_parallel_for(call->exec, tasks, row_task, &job); break;
+    }
+}
