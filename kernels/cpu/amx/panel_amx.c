@@ -28,8 +28,8 @@ static void panel_i8(const qn_panel_call *call)
     }
 
 PANEL_MM(bf16, QN_PANEL_BF16, 2048, NULL, 4)
-PANEL_MM(e4m3, QN_PANEL_E4M3, 1024, unpack_e4m3, 8)
-PANEL_MM(e5m2, QN_PANEL_E5M2, 1024, unpack_e5m2, 8)
+PANEL_MM(e4m3, QN_PANEL_E4M3, 1024, unpack_e4m3, 3)
+PANEL_MM(e5m2, QN_PANEL_E5M2, 1024, unpack_e5m2, 3)
 PANEL_MM(nvfp4, QN_PANEL_NVFP4, 576, unpack_nvfp4, 2)
 PANEL_MM(mxfp4, QN_PANEL_MXFP4, 544, unpack_mxfp4, 2)
 
