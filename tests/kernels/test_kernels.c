@@ -365,12 +365,20 @@ static void special_values_travel_as_in_the_reference(void **state)
         "quantize_int8 m=6 k=130 granularity=token symmetric=0",
         "quantize_int8 m=6 k=130 granularity=token mode=static symmetric=0",
         "quantize_mxfp4 m=6 k=96",
+        "quantize_mxfp4 m=6 k=96 rule=even x=bf16",
+        "quantize_nvfp4 m=6 k=96",
+        "quantize_nvfp4 m=6 k=96 global_scale=1 x=f16",
+        "quantize_fp8 m=6 k=130 granularity=block",
+        "quantize_fp8 m=6 k=130",
+        "quantize_fp8 m=6 k=130 granularity=token scale_ub=0.5",
+        "quantize_int8 m=6 k=130 symmetric=0",
         "silu_mul_quant m=6 k=128",
         "silu_mul_quant m=6 k=128 type=int8",
         "silu_mul m=6 k=70 x=bf16",
         "rmsnorm m=6 k=70",
         "rope m=2 k=16 e=3",
         "attention m=4 n=70 k=16 e=4 g=2",
+        "attention m=6 n=300 k=16 e=4 g=2",
     };
     qn_kernel_info k;
     with_specials = 1;
@@ -420,7 +428,9 @@ static const char *const batch_cases[] = {
     "quantize_int8 m=17 k=577 granularity=token",    "silu_mul_quant m=17 k=577",
     "silu_mul m=17 k=577",                           "rmsnorm m=17 k=577",
     "rope m=17 k=64 e=3",                            "attention m=17 n=130 k=64 e=6 g=2",
-    "attention m=17 n=130 k=40 e=3 g=3 causal=0",
+    "attention m=17 n=130 k=40 e=3 g=3 causal=0",   "attention m=17 n=300 k=64 e=6 g=2 out=bf16",
+    "attention m=17 n=513 k=16 e=4 g=4 k=f16 v=f16", "quantize_nvfp4 m=17 k=576 global_scale=1",
+    "quantize_mxfp4 m=17 k=96 x=bf16",
 };
 
 static int m_axis(const qn_shape *shape)
@@ -458,8 +468,10 @@ static void compare_row(const tensors *t, const qn_plan *plan, void *const batch
     }
     for (int i = 0; i < t->info->out_count; i++) {
         if (t->out[i].format) {
-            const int axis = m_axis(&t->out[i]);
-            args.out[i].shape.dims[axis] = 1;
+            const int axis = m_axis(&t->out[i]); /* -1: one for all rows, and given */
+            if (axis >= 0) {
+                args.out[i].shape.dims[axis] = 1;
+            }
             alone[i] = calloc(1, t->out_bytes[i] + 64);
             args.out[i] = qn_mut_view_make(alone[i], &args.out[i].shape);
         }
@@ -477,7 +489,7 @@ static void compare_row(const tensors *t, const qn_plan *plan, void *const batch
                 const char *in_batch = (const char *)batch[i] + (axis == 0 ? row * strides[0] + e * size
                                                                              : e * strides[0] + row * size);
                 if (t->out[i].ndim == 1) {
-                    in_batch = (const char *)batch[i] + row * size;
+                    in_batch = (const char *)batch[i] + (axis < 0 ? e : row) * size;
                 }
                 if (memcmp(in_batch, (const char *)alone[i] + e * size, (size_t)size) != 0) {
                     fail_msg("%s, %s: row %lld, element %lld of output %d differs alone", qn_plan_kernel(plan), text,
