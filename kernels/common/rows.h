@@ -29,7 +29,7 @@ typedef enum qn_rows_code {
 typedef struct qn_rows_rule {
     float scale, factor; /* without multiply factor is 1 / scale */
     int32_t multiply;
-    int32_t azp;         /* |azp| <= 65536 */
+    int32_t azp; /* |azp| <= 65536 */
     /* 0: there is no NaN, no t rounds beyond the codes' range, and scale is finite and far from the ends of f32 */
     int32_t careful;
 } qn_rows_rule;

@@ -169,8 +169,7 @@ static void rows_angles(int32_t position, const double *restrict turns, int64_t 
         const double q = r * r;
         const double s =
             r + r * q * (-1.0 / 6 + q * (1.0 / 120 + q * (-1.0 / 5040 + q * (1.0 / 362880 - q * (1.0 / 39916800)))));
-        const double c =
-            1.0 - q * (0.5 - q * (1.0 / 24 - q * (1.0 / 720 - q * (1.0 / 40320 - q * (1.0 / 3628800)))));
+        const double c = 1.0 - q * (0.5 - q * (1.0 / 24 - q * (1.0 / 720 - q * (1.0 / 40320 - q * (1.0 / 3628800)))));
         /* the low bits of z are the quarter's number: odd ones swap sine and cosine */
         const uint64_t k = double_bits(z), swap = 0 - (k & 1), sb = double_bits(s), cb = double_bits(c);
         cosines[i] = (float)bits_double(((sb & swap) | (cb & ~swap)) ^ ((k + 1) & 2) << 62);
@@ -269,46 +268,46 @@ static void rows_fence(void)
 /* ---- instances ---- */
 
 #define EACH_REAL(X) X(bf16, QN_MM_BF16) X(f16, QN_MM_F16) X(f32, QN_MM_F32)
-#define EACH_CODE(X, name, format)      \
-    X(name, format, e4m3, QN_ROWS_E4M3) \
+#define EACH_CODE(X, name, format)                                                                                     \
+    X(name, format, e4m3, QN_ROWS_E4M3)                                                                                \
     X(name, format, fnuz, QN_ROWS_E4M3FNUZ) X(name, format, e5m2, QN_ROWS_E5M2) X(name, format, i8, QN_ROWS_I8)
 
-#define ENCODE(name, format, code_name, code)                                                               \
-    static void encode_##name##_##code_name(const qn_rows_rule *rule, const void *x, int64_t n,      \
-                                            int64_t ahead, void *codes)                                     \
-    {                                                                                                       \
-        encode_of(format, code, rule, x, n, ahead, codes);                                                         \
+#define ENCODE(name, format, code_name, code)                                                                          \
+    static void encode_##name##_##code_name(const qn_rows_rule *rule, const void *x, int64_t n, int64_t ahead,         \
+                                            void *codes)                                                               \
+    {                                                                                                                  \
+        encode_of(format, code, rule, x, n, ahead, codes);                                                             \
     }
 
-#define REAL(name, format)                                                                                         \
-    EACH_CODE(ENCODE, name, format)                                                                                \
-    static void range_##name(const void *x, int64_t n, qn_rows_range *range)                                       \
-    {                                                                                                              \
-        range_of(format, x, n, range);                                                                             \
-    }                                                                                                              \
-    static int tops_##name(const void *x, int64_t n, int64_t block, float *top)                                    \
-    {                                                                                                              \
-        return tops_of(format, x, n, block, top);                                                                  \
-    }                                                                                                              \
-    static void to_e2m1_##name(const void *x, int64_t n, int64_t block, const float *factor, int nan,              \
-                               int64_t ahead, uint8_t *q)                                                          \
-    {                                                                                                              \
-        to_e2m1_of(format, x, n, block, factor, nan, ahead, q);                                                           \
-    }                                                                                                              \
-    static void silu_mul_##name(const void *gate, const void *up, int64_t n, int64_t ahead, float *v)              \
-    {                                                                                                              \
-        silu_mul_of(format, gate, up, n, ahead, v);                                                                       \
-    }                                                                                                              \
-    static void load_##name(const void *x, int64_t n, float *v)                                                    \
-    {                                                                                                              \
-        load_all(format, x, n, v);                                                                                 \
+#define REAL(name, format)                                                                                             \
+    EACH_CODE(ENCODE, name, format)                                                                                    \
+    static void range_##name(const void *x, int64_t n, qn_rows_range *range)                                           \
+    {                                                                                                                  \
+        range_of(format, x, n, range);                                                                                 \
+    }                                                                                                                  \
+    static int tops_##name(const void *x, int64_t n, int64_t block, float *top)                                        \
+    {                                                                                                                  \
+        return tops_of(format, x, n, block, top);                                                                      \
+    }                                                                                                                  \
+    static void to_e2m1_##name(const void *x, int64_t n, int64_t block, const float *factor, int nan, int64_t ahead,   \
+                               uint8_t *q)                                                                             \
+    {                                                                                                                  \
+        to_e2m1_of(format, x, n, block, factor, nan, ahead, q);                                                        \
+    }                                                                                                                  \
+    static void silu_mul_##name(const void *gate, const void *up, int64_t n, int64_t ahead, float *v)                  \
+    {                                                                                                                  \
+        silu_mul_of(format, gate, up, n, ahead, v);                                                                    \
+    }                                                                                                                  \
+    static void load_##name(const void *x, int64_t n, float *v)                                                        \
+    {                                                                                                                  \
+        load_all(format, x, n, v);                                                                                     \
     }
 EACH_REAL(REAL)
 
-#define DECODE(name, format, code_name, code)                                                                    \
-    static void decode_##code_name(const void *codes, int64_t n, float scale, int32_t azp, float *out)           \
-    {                                                                                                            \
-        decode_of(code, codes, n, scale, azp, out);                                                              \
+#define DECODE(name, format, code_name, code)                                                                          \
+    static void decode_##code_name(const void *codes, int64_t n, float scale, int32_t azp, float *out)                 \
+    {                                                                                                                  \
+        decode_of(code, codes, n, scale, azp, out);                                                                    \
     }
 EACH_CODE(DECODE, , )
 

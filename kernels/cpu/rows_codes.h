@@ -166,8 +166,8 @@ QN_INLINE vi codes_of(const int code, vf t, vf sign, vi azp, const int careful)
 
 enum { MULTIPLY, QUOTIENT, DIVIDE };
 
-QN_INLINE void encode_step(const int format, const int code, const int how, const qn_rows_rule *rule, const void *x,
-                           uint8_t *codes)
+QN_INLINE void encode_step(const int format, const int code, const int how, const int careful, const qn_rows_rule *rule,
+                           const void *x, uint8_t *codes)
 {
     vf a, b;
     load_step(format, x, &a, &b);
@@ -175,8 +175,8 @@ QN_INLINE void encode_step(const int format, const int code, const int how, cons
     const vi azp = vi_set((uint32_t)rule->azp);
     const vf t = how == MULTIPLY ? vf_mul(a, r) : (how == QUOTIENT ? vf_quotient(a, s, r) : vf_div(a, s));
     const vf u = how == MULTIPLY ? vf_mul(b, r) : (how == QUOTIENT ? vf_quotient(b, s, r) : vf_div(b, s));
-    const vi p = codes_of(code, t, how == QUOTIENT ? a : t, azp, rule->careful);
-    const vi q = codes_of(code, u, how == QUOTIENT ? b : u, azp, rule->careful);
+    const vi p = codes_of(code, t, how == QUOTIENT ? a : t, azp, careful);
+    const vi q = codes_of(code, u, how == QUOTIENT ? b : u, azp, careful);
     if (format == QN_MM_BF16) {
         vi_put_byte_pairs(codes, p, q);
     } else {
@@ -184,20 +184,21 @@ QN_INLINE void encode_step(const int format, const int code, const int how, cons
     }
 }
 
-QN_INLINE void encode_all(const int format, const int code, const int how, const qn_rows_rule *rule, const void *x,
-                          int64_t n, int64_t ahead, uint8_t *codes)
+QN_INLINE void encode_all(const int format, const int code, const int how, const int careful, const qn_rows_rule *rule,
+                          const void *x, int64_t n, int64_t ahead, uint8_t *codes)
 {
     const char *const p = x;
     const int64_t size = real_bytes(format);
+    const qn_rows_rule own = *rule; /* which stores of codes cannot change */
     int64_t i = 0;
     for (; i + STEP <= n; i += STEP) {
         fetch_step(format, p + i * size, ahead);
-        encode_step(format, code, how, rule, p + i * size, codes + i);
+        encode_step(format, code, how, careful, &own, p + i * size, codes + i);
     }
     if (i < n) {
         char pad[STEP * 4];
         uint8_t last[STEP];
-        encode_step(format, code, how, rule, pad_step(format, p + i * size, n - i, pad), last);
+        encode_step(format, code, how, careful, &own, pad_step(format, p + i * size, n - i, pad), last);
         memcpy(codes + i, last, (size_t)(n - i));
     }
 }
@@ -205,21 +206,14 @@ QN_INLINE void encode_all(const int format, const int code, const int how, const
 QN_INLINE void encode_of(const int format, const int code, const qn_rows_rule *rule, const void *x, int64_t n,
                          int64_t ahead, void *codes)
 {
-    qn_rows_rule fixed = *rule;
-    if (rule->careful) {
-        fixed.careful = 1;
-        if (rule->multiply) {
-            encode_all(format, code, MULTIPLY, &fixed, x, n, ahead, codes);
-        } else {
-            encode_all(format, code, DIVIDE, &fixed, x, n, ahead, codes);
-        }
-        return;
-    }
-    fixed.careful = 0;
-    if (rule->multiply) {
-        encode_all(format, code, MULTIPLY, &fixed, x, n, ahead, codes);
+    if (rule->multiply && rule->careful) {
+        encode_all(format, code, MULTIPLY, 1, rule, x, n, ahead, codes);
+    } else if (rule->careful) {
+        encode_all(format, code, DIVIDE, 1, rule, x, n, ahead, codes);
+    } else if (rule->multiply) {
+        encode_all(format, code, MULTIPLY, 0, rule, x, n, ahead, codes);
     } else {
-        encode_all(format, code, QUOTIENT, &fixed, x, n, ahead, codes);
+        encode_all(format, code, QUOTIENT, 0, rule, x, n, ahead, codes);
     }
 }
 
@@ -353,9 +347,9 @@ QN_INLINE void from_e2m1_all(const uint8_t *q, int64_t n, const int block, const
     const vf by = vf_set(g), inverse = vf_set(1.0f / g);
     for (int64_t i = 0; i < n; i += VL) {
         const vf v = vf_mul(vf_from_e2m1(q + i / 2), vf_set(scale[i / block]));
-        vf_store(out + i, how == AS_IS ? v
-                                       : (how == EXACT_QUOTIENT ? vf_signed(vf_quotient(v, by, inverse), v)
-                                                                : vf_div(v, by)));
+        vf_store(out + i, how == AS_IS
+                              ? v
+                              : (how == EXACT_QUOTIENT ? vf_signed(vf_quotient(v, by, inverse), v) : vf_div(v, by)));
     }
 }
 

@@ -214,17 +214,38 @@ static qn_mut_view resolve(const qn_batch *b, const qn_operand *operand, const r
     return view;
 }
 
-/* x += y */
+/* x += y, rows at a time */
+typedef struct add_job {
+    qn_mut_view x, y;
+    int64_t per_task;
+} add_job;
+
+#define ADD_BYTES 65536 /* of a task: little work stays on the calling thread */
+
+static void add_row(float *restrict x, const float *restrict y, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        x[i] += y[i];
+    }
+}
+
+static void add_task(void *user, int64_t index, int32_t thread)
+{
+    (void)thread;
+    const add_job *job = user;
+    const qn_mut_view *x = &job->x, *y = &job->y;
+    const int64_t last = qn_min_i64(x->shape.dims[0], (index + 1) * job->per_task);
+    for (int64_t m = index * job->per_task; m < last; m++) {
+        add_row((float *)((char *)x->data + m * x->strides[0]),
+                (const float *)((const char *)y->data + m * y->strides[0]), x->shape.dims[1]);
+    }
+}
+
 static void add_rows(const qn_batch *b, const qn_step *step, const row_range *rows)
 {
-    const qn_mut_view x = resolve(b, &step->out[0], rows), y = resolve(b, &step->in[0], rows);
-    for (int64_t m = 0; m < x.shape.dims[0]; m++) {
-        float *to = (float *)((char *)x.data + m * x.strides[0]);
-        const float *from = (const float *)((const char *)y.data + m * y.strides[0]);
-        for (int64_t i = 0; i < x.shape.dims[1]; i++) {
-            to[i] += from[i];
-        }
-    }
+    add_job job = {.x = resolve(b, &step->out[0], rows), .y = resolve(b, &step->in[0], rows)};
+    job.per_task = qn_max_i64(1, ADD_BYTES / (job.x.shape.dims[1] * (int64_t)sizeof(float) + 1));
+    qn_parallel_for(&b->exec, qn_ceil_div(job.x.shape.dims[0], job.per_task), add_task, &job);
 }
 
 static void observe(const qn_model *model, const qn_step *step, const qn_view *x)

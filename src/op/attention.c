@@ -47,11 +47,10 @@ static qn_status attention_sizes(const qn_op_desc *desc, qn_sizes *sizes, qn_err
 
 static void attention_layout(const qn_op_desc *desc, const qn_sizes *s, qn_op_layout *layout)
 {
-    (void)desc;
     layout->in[QN_ATT_Q] = qn_shape_make(QN_F32, 3, s->m, s->e, s->k, 1);
     layout->in[QN_ATT_K] = qn_shape_make(QN_F32, 3, s->n, s->g, s->k, 1);
     layout->in[QN_ATT_V] = layout->in[QN_ATT_K];
-    layout->out[QN_ATT_OUT_O] = qn_shape_make(QN_F32, 3, s->m, s->e, s->k, 1);
+    layout->out[QN_ATT_OUT_O] = qn_shape_make(qn_op_out_format(desc), 3, s->m, s->e, s->k, 1);
     layout->required = 1u << QN_ATT_Q | 1u << QN_ATT_K | 1u << QN_ATT_V;
     layout->allowed = layout->required;
 }

@@ -446,11 +446,12 @@ static void judge_attention(const qn_op_desc *desc, const qn_sizes *sizes, const
     const double score = scale * largest(&in[QN_ATT_Q], 1) * largest(&in[QN_ATT_K], 1);
     const double keys = 2.0 * sqrt((double)sizes->n) + 32.0, size = 2.0 * sqrt((double)sizes->k) + 16.0;
     const double allowed = 0x1p-24 * (keys + size * score) * largest(&in[QN_ATT_V], 0);
+    const qn_format format = want->shape.format;
     const int64_t rows = rows_of(&want->shape), columns = columns_of(&want->shape);
     for (int64_t r = 0; r < rows; r++) {
         for (int64_t c = 0; c < columns; c++) {
-            const double x = element(QN_F32, row_of(want, r), c), y = element(QN_F32, row_of(got, r), c);
-            note(result, 0, r * columns + c, x, y, error_of(x, y, ulp_at(QN_F32, x) + allowed));
+            const double x = element(format, row_of(want, r), c), y = element(format, row_of(got, r), c);
+            note(result, 0, r * columns + c, x, y, error_of(x, y, ulp_at(format, x) + allowed));
         }
     }
 }

@@ -225,11 +225,12 @@ static const qn_slot_info attention_in[] = {
     {"v", "[N,G,K]", FLOATS, 0, 0},
 };
 static const qn_slot_info attention_out[] = {
-    {"o", "[M,E,K]", "f32", 0, 0},
+    {"o", "[M,E,K]", FLOATS, 0, 0},
 };
 static const qn_attr_info attention_attrs[] = {
     REAL(QN_ATTR_SCALE, "scale", "0", 0.0f),
     INTEGER(QN_ATTR_CAUSAL, "causal", "1", 1),
+    A_OUT(QN_OUT_F32),
 };
 
 #define ROW(id, text_name, text, ins, outs, attributes)                                                                \

@@ -1,5 +1,5 @@
 /* attention: o[t,h] = sum over visible keys s of softmax(scale * q[t,h].k[s,h']) v[s,h'],
- * h' = h / (Hq / Hkv), all in double, one rounding to f32. Causal: query t of T
+ * h' = h / (Hq / Hkv), all in double, one rounding. Causal: query t of T
  * sees keys 0 .. S - T + t. A query that sees no key gives zeros. */
 #include <math.h>
 
@@ -8,6 +8,7 @@
 void qn_ref_attention(const qn_op_desc *desc, const qn_args *args, void *scratch)
 {
     const qn_view *q = &args->in[QN_ATT_Q], *k = &args->in[QN_ATT_K], *v = &args->in[QN_ATT_V];
+    const qn_mut_view *o = &args->out[QN_ATT_OUT_O];
     const int64_t queries = q->shape.dims[0], heads = q->shape.dims[1], size = q->shape.dims[2];
     const int64_t keys = k->shape.dims[0], shared = k->shape.dims[1] > 0 ? heads / k->shape.dims[1] : 1;
     double scale = (double)desc->attr[QN_ATTR_SCALE].f;
@@ -42,9 +43,9 @@ void qn_ref_attention(const qn_op_desc *desc, const qn_args *args, void *scratch
                     sum[i] += p * (double)row[i];
                 }
             }
-            char *out = ref_out_row3(&args->out[QN_ATT_OUT_O], t, h);
+            char *out = ref_out_row3(o, t, h);
             for (int64_t i = 0; i < size; i++) {
-                ref_put_f32(out, i, seen > 0 ? (float)(sum[i] / total) : 0.0f);
+                ref_store(o->shape.format, out, i, seen > 0 ? sum[i] / total : 0.0);
             }
         }
     }

@@ -1,7 +1,8 @@
 /* Choosing the next token. All memory is taken at creation; a draw allocates
  * nothing and is a function of the options, the logits and the tokens before.
- * Probabilities are summed in double in one fixed order, so that a seed gives
- * the same tokens wherever expf's double sibling gives the same bits. */
+ * Probabilities are summed in double in one fixed order, best first, so that a
+ * seed gives the same tokens wherever expf's double sibling gives the same bits;
+ * options are ranked only as far as the draw looks. */
 #include <math.h>
 #include <string.h>
 
@@ -148,7 +149,9 @@ static void sort_best(option *options, size_t count, size_t k)
     }
     for (size_t i = k; i < count; i++) {
         if (better(&options[i], &options[0])) {
+            const option moved = options[0];
             options[0] = options[i];
+            options[i] = moved;
             sink(options, k, 0);
         }
     }
@@ -160,9 +163,66 @@ static void sort_best(option *options, size_t count, size_t k)
     }
 }
 
-/* The candidates with the repeat penalty applied, without those at -Inf. */
-static qn_status gather(qn_sampler *s, const float *logits, size_t *count, qn_error *error)
+/* Options of which the first `sorted` are the best, best first. */
+typedef struct ranking {
+    option *options;
+    size_t count, sorted;
+} ranking;
+
+/* At least k of them, where there are so many. */
+static void rank(ranking *r, size_t k)
 {
+    k = k < r->count ? k : r->count;
+    if (k > r->sorted) {
+        sort_best(r->options + r->sorted, r->count - r->sorted, k - r->sorted);
+        r->sorted = k;
+    }
+}
+
+/* Integers in the order of the floats; -0 as +0, NaN beyond the infinities. */
+static int32_t order_of(float x)
+{
+    const float y = x + 0.0f;
+    int32_t bits;
+    memcpy(&bits, &y, sizeof bits);
+    return bits ^ (int32_t)((uint32_t)(bits >> 31) >> 1);
+}
+
+#define BLOCK 512
+
+/* The first of the greatest logits in *best; -1 when there is a NaN or +Inf, or nothing above -Inf. */
+static void find_best(const float *logits, int32_t count, int32_t *best)
+{
+    const int32_t none = order_of(-INFINITY), beyond = order_of(INFINITY);
+    int32_t most = none, least = none, at = -1;
+    for (int32_t first = 0; first < count; first += BLOCK) {
+        const int32_t n = count - first < BLOCK ? count - first : BLOCK;
+        int32_t high = INT32_MIN, low = INT32_MAX;
+        for (int32_t i = 0; i < n; i++) {
+            const int32_t x = order_of(logits[first + i]);
+            high = x > high ? x : high;
+            low = x < low ? x : low;
+        }
+        least = low < least ? low : least;
+        if (high > most) {
+            most = high;
+            at = first;
+        }
+    }
+    *best = -1;
+    if (at >= 0 && most < beyond && least >= none) {
+        while (order_of(logits[at]) != most) {
+            at++;
+        }
+        *best = at;
+    }
+}
+
+/* The logits with the repeat penalty applied, without those at -Inf, into *count options; of more than `keep` the best
+ * `keep` only (0: all), as a heap whose root is the worst. */
+static qn_status gather(qn_sampler *s, const float *logits, size_t keep, size_t *count, qn_error *error)
+{
+    option *const heap = s->options_left;
     size_t n = 0;
     const float penalty =
         s->options.temperature > 0 ? s->options.repeat_penalty : 1.0f; /* greedy takes logits as they are */
@@ -170,12 +230,20 @@ static qn_status gather(qn_sampler *s, const float *logits, size_t *count, qn_er
         float x = logits[id];
         QN_FAIL_IF(isnan(x) || x == INFINITY, error, QN_E_ARGUMENT, "logit %d is %s, expected a finite number or -Inf",
                    id, isnan(x) ? "NaN" : "+Inf");
-        if (s->seen[id] && penalty != 1.0f) {
+        if (penalty != 1.0f && s->seen[id]) {
             x = x > 0 ? x / penalty : x * penalty;
             x = isinf(x) && x > 0 ? 3.402823466e38f : x;
         }
-        if (x != -INFINITY) {
-            s->options_left[n++] = (option){.logit = x, .id = id};
+        if (keep && n == keep) {
+            if (x > heap[0].logit) { /* of equals the earlier is the better */
+                heap[0] = (option){.logit = x, .id = id};
+                sink(heap, keep, 0);
+            }
+        } else if (x != -INFINITY) {
+            heap[n++] = (option){.logit = x, .id = id};
+            for (size_t i = keep / 2; n == keep && i-- > 0;) {
+                sink(heap, keep, i);
+            }
         }
     }
     QN_FAIL_IF(!n, error, QN_E_ARGUMENT, "all %d logits are -Inf, so there is nothing to draw", s->vocab_size);
@@ -183,46 +251,84 @@ static qn_status gather(qn_sampler *s, const float *logits, size_t *count, qn_er
     return QN_OK;
 }
 
-/* weight = exp((logit - best) / temperature); returns the sum. */
-static double weigh(option *options, size_t count, double temperature)
+/* weight = exp((logit - best) / temperature) of the first k; returns the sum. */
+static double weigh(ranking *r, size_t k, double temperature)
 {
     double sum = 0;
-    for (size_t i = 0; i < count; i++) {
-        options[i].weight = exp(((double)options[i].logit - (double)options[0].logit) / temperature);
-        sum += options[i].weight;
+    const double best = (double)r->options[0].logit;
+    for (size_t i = 0; i < k; i++) {
+        r->options[i].weight = exp(((double)r->options[i].logit - best) / temperature);
+        sum += r->options[i].weight;
     }
     return sum;
+}
+
+#define STEP 128   /* options ranked at first; then eight times as many */
+#define SLACK 1e-9 /* relative; far above what sums in another order differ by */
+
+/* Sums over options that are not ranked yet are in another order than over ranked ones. Where that could matter to a
+ * comparison, rank all: then sums are in the one order that defines the result. */
+static int must_rank_all(ranking *r, size_t k, double distance, double sum)
+{
+    if (r->sorted >= k || fabs(distance) > SLACK * sum) {
+        return 0;
+    }
+    rank(r, k);
+    return 1;
+}
+
+/* How many of the first k options top_p and min_p leave. */
+static size_t cut(ranking *r, size_t k, double top_p, double min_p)
+{
+    double sum = weigh(r, k, 1.0), reached = 0;
+    for (size_t kept = 0; kept < k; kept++) {
+        if (kept == r->sorted) {
+            rank(r, kept * 8 < k ? kept * 8 : k);
+        }
+        const double weight = r->options[kept].weight;
+        if (kept > 0 && weight < min_p) { /* relative to the best, whose weight is 1; so are all behind it */
+            return kept;
+        }
+        reached += weight;
+        if (top_p < 1 && must_rank_all(r, k, reached - top_p * sum, sum)) {
+            sum = weigh(r, k, 1.0);
+        }
+        if (top_p < 1 && reached >= top_p * sum) { /* the fewest that reach top_p */
+            return kept + 1;
+        }
+    }
+    return k;
+}
+
+/* The option at share u, 0 <= u < 1, of the first k options' weights. */
+static int32_t pick(ranking *r, size_t k, double temperature, double u)
+{
+    double sum = weigh(r, k, temperature), rest = u * sum;
+    for (size_t i = 0; i < k; i++) {
+        if (i == r->sorted) {
+            rank(r, i * 8 < k ? i * 8 : k);
+        }
+        rest -= r->options[i].weight;
+        if (must_rank_all(r, k, rest, sum)) {
+            return pick(r, k, temperature, u);
+        }
+        if (rest < 0) {
+            return r->options[i].id;
+        }
+    }
+    return r->options[0].id; /* rounding only */
 }
 
 static int32_t draw(qn_sampler *s, size_t count)
 {
     const qn_sampler_options *o = &s->options;
-    option *left = s->options_left;
+    ranking r = {.options = s->options_left, .count = count};
     size_t k = o->top_k > 0 && (size_t)o->top_k < count ? (size_t)o->top_k : count;
-    sort_best(left, count, k);
+    rank(&r, k < STEP ? k : STEP);
     if (o->top_p < 1 || o->min_p > 0) {
-        double sum = weigh(left, k, 1.0), reached = 0;
-        size_t kept = 0;
-        while (kept < k) { /* the fewest that reach top_p */
-            reached += left[kept++].weight;
-            if (o->top_p < 1 && reached >= (double)o->top_p * sum) {
-                break;
-            }
-        }
-        k = kept;
-        while (k > 1 && left[k - 1].weight < (double)o->min_p) { /* relative to the best, whose weight is 1 */
-            k--;
-        }
+        k = cut(&r, k, (double)o->top_p, (double)o->min_p);
     }
-    const double sum = weigh(left, k, (double)o->temperature);
-    double r = qn_rng_uniform(&s->rng) * sum;
-    for (size_t i = 0; i < k; i++) {
-        r -= left[i].weight;
-        if (r < 0) {
-            return left[i].id;
-        }
-    }
-    return left[0].id; /* rounding only */
+    return pick(&r, k, (double)o->temperature, qn_rng_uniform(&s->rng));
 }
 
 qn_status qn_sampler_draw(qn_sampler *sampler, const float *logits, int32_t *id, qn_error *error)
@@ -230,15 +336,16 @@ qn_status qn_sampler_draw(qn_sampler *sampler, const float *logits, int32_t *id,
     QN_FAIL_IF(!sampler || !logits || !id, error, QN_E_ARGUMENT, "draw got NULL for the sampler, logits or id");
     *id = -1;
     size_t count = 0;
-    QN_TRY(gather(sampler, logits, &count, error));
+    const int32_t top_k = sampler->options.top_k;
     if (sampler->options.temperature > 0) {
+        const size_t keep = top_k > 0 && top_k < sampler->vocab_size ? (size_t)top_k : 0;
+        QN_TRY(gather(sampler, logits, keep, &count, error));
         *id = draw(sampler, count);
     } else {
-        size_t best = 0;
-        for (size_t i = 1; i < count; i++) {
-            best = better(&sampler->options_left[i], &sampler->options_left[best]) ? i : best;
+        find_best(logits, sampler->vocab_size, id);
+        if (*id < 0) {
+            return gather(sampler, logits, 1, &count, error); /* says why */
         }
-        *id = sampler->options_left[best].id;
     }
     qn_sampler_accept(sampler, *id);
     return QN_OK;

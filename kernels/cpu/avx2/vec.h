@@ -147,8 +147,10 @@ static inline void vf_columns4(const float *from, int64_t from_stride, float *to
         const float *const p = from + i * from_stride;
         x[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + 4 * from_stride), 1);
     }
-    const __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(x[0], x[1])), b = _mm256_castps_pd(_mm256_unpacklo_ps(x[2], x[3]));
-    const __m256d c = _mm256_castps_pd(_mm256_unpackhi_ps(x[0], x[1])), d = _mm256_castps_pd(_mm256_unpackhi_ps(x[2], x[3]));
+    const __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(x[0], x[1]));
+    const __m256d b = _mm256_castps_pd(_mm256_unpacklo_ps(x[2], x[3]));
+    const __m256d c = _mm256_castps_pd(_mm256_unpackhi_ps(x[0], x[1]));
+    const __m256d d = _mm256_castps_pd(_mm256_unpackhi_ps(x[2], x[3]));
     vf_store(to, _mm256_castpd_ps(_mm256_unpacklo_pd(a, b)));
     vf_store(to + to_stride, _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
     vf_store(to + 2 * to_stride, _mm256_castpd_ps(_mm256_unpacklo_pd(c, d)));
@@ -350,8 +352,8 @@ static inline void vi_put_words(uint16_t *p, vi a, vi b)
 /* Codes below 16, two a byte, the first in the low nibble. */
 static inline void vi_put_nibbles(uint8_t *p, vi a, vi b)
 {
-    const __m256i pick = _mm256_setr_epi8(0, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 8, -1, -1, -1,
-                                          -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+    const __m128i first = _mm_setr_epi8(0, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+    const __m256i pick = _mm256_broadcastsi128_si256(first);
     const __m256i x = _mm256_shuffle_epi8(_mm256_or_si256(a, _mm256_srli_epi64(a, 28)), pick);
     const __m256i y = _mm256_shuffle_epi8(_mm256_or_si256(b, _mm256_srli_epi64(b, 28)), pick);
     const __m256i both = _mm256_unpacklo_epi16(x, y); /* lane: x0 x1 y0 y1 */

@@ -148,8 +148,10 @@ static inline void vf_columns4(const float *from, int64_t from_stride, float *to
         x[i] = _mm512_insertf32x4(x[i], _mm_loadu_ps(p + 2 * step), 2);
         x[i] = _mm512_insertf32x4(x[i], _mm_loadu_ps(p + 3 * step), 3);
     }
-    const __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(x[0], x[1])), b = _mm512_castps_pd(_mm512_unpacklo_ps(x[2], x[3]));
-    const __m512d c = _mm512_castps_pd(_mm512_unpackhi_ps(x[0], x[1])), d = _mm512_castps_pd(_mm512_unpackhi_ps(x[2], x[3]));
+    const __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(x[0], x[1]));
+    const __m512d b = _mm512_castps_pd(_mm512_unpacklo_ps(x[2], x[3]));
+    const __m512d c = _mm512_castps_pd(_mm512_unpackhi_ps(x[0], x[1]));
+    const __m512d d = _mm512_castps_pd(_mm512_unpackhi_ps(x[2], x[3]));
     vf_store(to, _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)));
     vf_store(to + to_stride, _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
     vf_store(to + 2 * to_stride, _mm512_castpd_ps(_mm512_unpacklo_pd(c, d)));
@@ -266,7 +268,8 @@ static inline uint32_t vi_top(vi a)
 
 static inline uint32_t vi_top16(vi a)
 {
-    return _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_srli_epi32(a, 16), _mm512_and_si512(a, _mm512_set1_epi32(0xffff))));
+    const vi low = _mm512_and_si512(a, _mm512_set1_epi32(0xffff));
+    return _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_srli_epi32(a, 16), low));
 }
 
 /* a, but 0 in the lanes where b is 0 */

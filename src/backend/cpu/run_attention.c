@@ -62,7 +62,7 @@ static int64_t queries_per_task(int64_t shared)
 static size_t scratch_parts(char *base, int64_t rows, int64_t d_pad, att_scratch *s)
 {
     size_t at = 0;
-    float **const parts[] = {&s->q,      &s->s,        &s->k,        &s->kt,      &s->v,      &s->part.max,
+    float **const parts[] = {&s->q,        &s->s,      &s->k,       &s->kt,      &s->v,    &s->part.max,
                              &s->part.sum, &s->part.o, &s->all.max, &s->all.sum, &s->all.o};
     const size_t r = (size_t)rows, d = (size_t)d_pad, row = qn_size_mul(r, d);
     const size_t panel = qn_size_mul(QN_ATT_PANEL, d), chunk = qn_size_mul(QN_ATT_CHUNK, d);
@@ -110,16 +110,16 @@ static const float *load_keys(const att_job *job, int slot, int64_t head, int64_
 }
 
 /* The parts of rows (query by query, shared heads inside) from the chunk at key `first`. */
-static void do_chunk(const att_job *job, int64_t head, int64_t t0, int64_t queries, int64_t first,
-                     const att_scratch *s, const att_state *part)
+static void do_chunk(const att_job *job, int64_t head, int64_t t0, int64_t queries, int64_t first, const att_scratch *s,
+                     const att_state *part)
 {
     const qn_att_set *set = job->set;
     const int64_t shared = job->shared, rows = queries * shared;
     const int64_t count = qn_min_i64(QN_ATT_CHUNK, visible_keys(job, t0 + queries - 1) - first);
     for (int64_t k = 0; k < count; k += QN_ATT_PANEL) {
         int64_t stride;
-        const float *const keys = load_keys(job, QN_ATT_K, head, first + k, qn_min_i64(QN_ATT_PANEL, count - k),
-                                            QN_ATT_PANEL, s->k, &stride);
+        const float *const keys =
+            load_keys(job, QN_ATT_K, head, first + k, qn_min_i64(QN_ATT_PANEL, count - k), QN_ATT_PANEL, s->k, &stride);
         set->transpose(keys, stride, job->d, s->kt);
         set->scores(s->q, job->d_pad, s->kt, job->d, rows, s->s + k);
     }
@@ -268,8 +268,8 @@ static void run_few(att_job *job, const qn_exec *exec)
 static size_t parts_bytes(int64_t queries, int64_t heads, int64_t d_pad)
 {
     const size_t row = qn_size_mul((size_t)d_pad + 2, 4);
-    return qn_size_pad(qn_size_mul(qn_size_mul((size_t)qn_min_i64(queries, FEW), (size_t)heads),
-                                   qn_size_mul(ROUND + 1, row)));
+    return qn_size_pad(
+        qn_size_mul(qn_size_mul((size_t)qn_min_i64(queries, FEW), (size_t)heads), qn_size_mul(ROUND + 1, row)));
 }
 
 static void att_run(const qn_kernel *kernel, const qn_run_call *call)
@@ -323,12 +323,14 @@ static const char *att_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
     return NULL;
 }
 
-#define ROW(isa_, level_, tile_, mr_, nr_)                                                                         \
-    {                                                                                                              \
-        .name = "qn_attention_fp_fp_fp__" #isa_ "_" tile_, .op = QN_OP_ATTENTION, .backend = QN_BACKEND_CPU,      \
-        .isa = (level_), .mr = (mr_), .nr = (nr_), .status = "tested", .accepts = att_accepts,                   \
-        .workspace_bytes = att_workspace, .run = att_run,                                                          \
-        .impl = &(const att_impl){.set = &qn_att__##isa_, .rows = &qn_rows__##isa_}                                \
+#define ROW(isa_, level_, tile_, mr_, nr_)                                                                             \
+    {                                                                                                                  \
+        .name = "qn_attention_fp_fp_fp__" #isa_ "_" tile_, .op = QN_OP_ATTENTION, .backend = QN_BACKEND_CPU,           \
+        .isa = (level_), .mr = (mr_), .nr = (nr_), .status = "tested", .accepts = att_accepts,                         \
+        .workspace_bytes = att_workspace, .run = att_run, .impl = &(const att_impl)                                    \
+        {                                                                                                              \
+            .set = &qn_att__##isa_, .rows = &qn_rows__##isa_                                                           \
+        }                                                                                                              \
     }
 
 static const qn_kernel kernels[] = {

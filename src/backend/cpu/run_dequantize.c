@@ -14,8 +14,8 @@ typedef struct dequantize_job {
     const qn_args *args;
     int64_t m, k, per_task;
     qn_rows_code code;
-    int64_t group;      /* fp8, int8: columns of a scale; else of a block */
-    int band, col;      /* scales of 128 rows; transposed */
+    int64_t group; /* fp8, int8: columns of a scale; else of a block */
+    int band, col; /* scales of 128 rows; transposed */
     int fp4, nvfp4, tiled, stream;
     float global;
     char *scratch;

@@ -71,8 +71,7 @@ static void silu_row(const rows_job *job, int64_t m, float *scratch)
 
 static void rmsnorm_row(const rows_job *job, int64_t m, float *scratch)
 {
-    const float *const x =
-        as_floats(job, (const char *)job->x->data + m * job->x->strides[0], job->k, scratch);
+    const float *const x = as_floats(job, (const char *)job->x->data + m * job->x->strides[0], job->k, scratch);
     float *const v = job->out == QN_MM_F32 ? (float *)(void *)out_at(job, m) : scratch + qn_size_pad((size_t)job->k);
     const double mean = job->set->squares(x, job->k) / (double)job->k;
     const double factor = 1.0 / sqrt(mean + (double)job->desc->attr[QN_ATTR_EPS].f);
