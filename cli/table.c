@@ -86,6 +86,13 @@ const cli_option cli_options[OPT_LIMIT] = {
                     "run N times more and print the median time as one JSON line"},
     [OPT_FILTER] = {"filter", NULL, 0, KIND_TEXT, 0, 0, NULL, "REGEX",
                     "only cases whose string matches this POSIX extended regular expression, or is exactly this text"},
+    [OPT_SVG] = {"svg", "chart", 0, KIND_TEXT, 0, 0, NULL, "FILE",
+                 "also draw the cases against their rooflines into this SVG file"},
+    [OPT_MEASURE] = {"measure", NULL, 0, KIND_FLAG, 0, 0, NULL, NULL,
+                     "also time each operator's kernels and name those far below their roofline"},
+    [OPT_MEMORY] = {"memory", NULL, 0, KIND_INT, 0, 65536, "0", "MIB",
+                    "memory that the read and copy ceilings go through, and as much for copies of operands; 0: twice "
+                    "the last-level caches, 256 to 1024"},
     [OPT_PROMPT_TOKENS] = {"n-prompt", "prompt", 'p', KIND_INT, 0, 1000000, "512", "N",
                            "tokens of the prompt test; 0: none"},
     [OPT_GEN_TOKENS] = {"n-gen", "predict", 'n', KIND_INT, 0, 1000000, "128", "N",
@@ -220,26 +227,36 @@ const cli_verb cli_verbs[] = {
      "Takes an operator with sizes and attributes, or a case string as `quern bench kernels` prints it.",
      "quern explain dense_mm m=1 n=576 k=576", verb_explain},
 
-    {"doctor", "", 0, 0, 0, OPTIONS(OPT_JSON, COMMON), "what this machine can run, and why not more", "",
-     "quern doctor", verb_doctor},
+    {"doctor", "", 0, 0, 0, OPTIONS(OPT_MEASURE, OPT_MEMORY, OPT_THREADS, OPT_JSON, COMMON),
+     "what this machine can run, and why not more",
+     "The processor and its levels, then for each operator the level that was chosen and what the machine lacks for "
+     "the next one. --measure also checks and times a case of each operator for one row and for many (about half a "
+     "minute) and names those below 10 % of their roofline.",
+     "quern doctor --measure", verb_doctor},
 
     {"bench", "kernels | model ...", 0, -1, 0, OPTIONS(OPT_HELP), "measure kernels or a model",
      "See `quern bench kernels --help` and `quern bench model --help`.", "quern bench model model.gguf", verb_bench},
 
-    {"bench kernels", "", 0, 0, 0, OPTIONS(OPT_FILTER, COMPUTE, OPT_JSON, COMMON), "measure kernels",
-     "Checks each case of the case table against the reference, then times it with weights that the caches cannot "
-     "hold, and prints time, GB/s and GFLOP/s beside the machine's ceiling measured in the same run. Cases of more "
-     "than 2^24 multiply-adds are checked on fewer rows (the field `verified` says on what). Without --filter a "
-     "selection of two to three minutes runs; --filter reaches all shapes (`--filter .` runs every one). --json "
-     "prints one object a case.",
-     "quern bench kernels --filter block_scaled_mm --threads 1", verb_bench_kernels},
+    {"bench kernels", "", 0, 0, 0, OPTIONS(OPT_FILTER, OPT_SVG, OPT_MEMORY, COMPUTE, OPT_JSON, COMMON),
+     "measure kernels",
+     "Checks each case of the case table against the reference, then times it with operands that the caches cannot "
+     "hold, and prints time, GB/s and GFLOP/s beside the ceiling that binds: the machine's memory or the arithmetic "
+     "that the kernel uses, measured in the same run. Cases of more than 2^24 multiply-adds are checked on fewer "
+     "columns and rows (the field `verified` says on what). Without --filter a selection of two to three minutes "
+     "runs; --filter reaches all shapes (`--filter .` runs every one). --json prints one object a case, --svg draws "
+     "them. docs/bench.md has the method.",
+     "quern bench kernels --filter block_scaled_mm --threads 1\nquern bench kernels --filter 'n=4096 k=14336' --svg "
+     "roofline.svg",
+     verb_bench_kernels},
 
     {"bench model", "MODEL", 1, 1, 1,
-     OPTIONS(OPT_MODEL, OPT_PROMPT_TOKENS, OPT_GEN_TOKENS, OPT_REPETITIONS, OPT_BATCH, COMPUTE, OPT_NO_PACKED,
-             OPT_OUTPUT_FORMAT, OPT_JSON, COMMON),
+     OPTIONS(OPT_MODEL, OPT_PROMPT_TOKENS, OPT_GEN_TOKENS, OPT_REPETITIONS, OPT_BATCH, OPT_MEMORY, COMPUTE,
+             OPT_NO_PACKED, OPT_OUTPUT_FORMAT, OPT_JSON, COMMON),
      "measure a model's speed",
      "Prompt processing (pp) and text generation (tg) in tokens a second, as mean and standard deviation of the "
-     "repetitions after one warm-up, in the shape of llama-bench's table.",
+     "repetitions after one warm-up, in the shape of llama-bench's table. Behind it: the bytes of weights that a "
+     "token reads, the share that generation reaches of what the memory's read bandwidth (measured right after the "
+     "tests) allows, the time of loading and packing, and the peak memory.",
      "quern bench model model.gguf -p 512 -n 128 -r 5", verb_bench_model},
 
     {"version", "", 0, 0, 0, OPTIONS(OPT_HELP), "print the version", "", "quern version", verb_version},

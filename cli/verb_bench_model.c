@@ -1,9 +1,11 @@
-/* quern bench model: prompt processing and generation speed in llama-bench's shape. */
+/* quern bench model: prompt processing and generation speed in llama-bench's
+ * shape, and how far decoding is from the machine's memory. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
-#include "cli.h"
+#include "bench.h"
 
 typedef struct speed {
     const char *kind; /* "pp" or "tg" */
@@ -11,6 +13,15 @@ typedef struct speed {
     double *seconds;
     double mean, deviation; /* tokens a second */
 } speed;
+
+/* What a token must read, and what this machine and process did. */
+typedef struct limits {
+    double bytes_per_token; /* weights as the file stores them, without an embedding table of which one row is read */
+    double read_gbps;       /* measured after the tests; 0: it could not be */
+    double cache_bytes;     /* last-level caches */
+    double load_seconds;    /* opening and packing */
+    double peak_rss;        /* bytes, before the ceiling's own memory; 0: not known */
+} limits;
 
 /* Ids that any vocabulary has, in a fixed order that repeats nothing for long. */
 static int32_t id_at(int64_t i, int32_t vocab)
@@ -67,7 +78,58 @@ static const char *backend_name(const cli *c)
     return strcmp(name, "auto") == 0 ? "cpu" : name;
 }
 
-static void print_md(const cli *c, const qn_model_info *info, const speed *tests, int n)
+static double bytes_per_token(cli *c, const qn_model_info *info)
+{
+    qn_checkpoint *checkpoint = NULL;
+    qn_tensor_info tensor;
+    qn_error error;
+    double bytes = (double)info->tensor_bytes;
+    if (info->tied_embeddings || qn_checkpoint_open(c->ctx, info->path, &checkpoint, &error) != QN_OK)
+        return bytes;
+    for (int32_t i = 0; qn_checkpoint_tensor(checkpoint, i, &tensor) == QN_OK; i++)
+        if (strcmp(tensor.name, "token_embd.weight") == 0 || strstr(tensor.name, "embed_tokens"))
+            bytes -= (double)tensor.bytes;
+    qn_checkpoint_close(checkpoint);
+    return bytes;
+}
+
+/* The read ceiling, with the caches gone past as in `bench kernels`. */
+static void measure_limits(cli *c, const qn_model_info *info, limits *l)
+{
+    struct rusage usage;
+    qn_meter *meter = NULL;
+    qn_error error;
+    size_t cache = 0;
+    l->peak_rss = getrusage(RUSAGE_SELF, &usage) == 0 ? 1024.0 * (double)usage.ru_maxrss : 0;
+    l->bytes_per_token = bytes_per_token(c, info);
+    const size_t memory = bench_memory(c, &cache);
+    l->cache_bytes = (double)cache;
+    if (qn_meter_create(c->ctx, &c->exec, memory, &meter, &error) == QN_OK)
+        (void)qn_meter_measure(meter, "read", c->plan.isa, &l->read_gbps, &error);
+    qn_meter_destroy(meter);
+    if (l->bytes_per_token < l->cache_bytes)
+        cli_note(c, "note: the weights of a token fit the last-level cache; decoding may pass the read ceiling\n");
+}
+
+/* Tokens a second that reading the weights allows; 0: not known. */
+static double decode_limit(const limits *l)
+{
+    return l->bytes_per_token > 0 ? 1e9 * l->read_gbps / l->bytes_per_token : 0;
+}
+
+static void print_limits(const limits *l, const speed *tests, int n)
+{
+    char bytes[32], peak[32];
+    printf("\ndecode reads %s a token", cli_size_text(bytes, l->bytes_per_token));
+    if (l->read_gbps > 0)
+        printf("; at %.2f GB/s, measured now, that is at most %.2f t/s", l->read_gbps, decode_limit(l));
+    for (int i = 0; i < n && l->read_gbps > 0; i++)
+        if (tests[i].kind[0] == 't')
+            printf(", of which %.1f %% are reached", 100 * tests[i].mean / decode_limit(l));
+    printf("\nload and packing %.2f s, peak memory %s\n", l->load_seconds, cli_size_text(peak, l->peak_rss));
+}
+
+static void print_md(const cli *c, const qn_model_info *info, const speed *tests, int n, const limits *l)
 {
     char name[128];
     snprintf(name, sizeof name, "%s %.2fM %s", info->architecture, (double)info->parameters / 1e6, info->scheme);
@@ -82,10 +144,11 @@ static void print_md(const cli *c, const qn_model_info *info, const speed *tests
         printf("| %-28s | %6.2f MiB | %8.2f M | %-7s | %7d | %15s | %21s |\n", name, (double)info->file_bytes / 1048576,
                (double)info->parameters / 1e6, backend_name(c), qn_exec_threads(&c->exec), test, rate);
     }
+    print_limits(l, tests, n);
     printf("\nbuild: quern %s\n", qn_version());
 }
 
-static void print_json(const cli *c, const qn_model_info *info, const speed *tests, int n)
+static void print_json(const cli *c, const qn_model_info *info, const speed *tests, int n, const limits *l)
 {
     int reps = (int)c->value[OPT_REPETITIONS].i;
     json j = json_begin(stdout);
@@ -120,6 +183,12 @@ static void print_json(const cli *c, const qn_model_info *info, const speed *tes
         for (int r = 0; r < reps; r++)
             json_number(&j, NULL, (double)tests[i].tokens / tests[i].seconds[r], 8);
         json_close(&j, ']');
+        json_number(&j, "bytes_per_token", l->bytes_per_token, 15);
+        json_number(&j, "read_gbps", l->read_gbps, 6);
+        json_number(&j, "decode_roofline_pct",
+                    tests[i].kind[0] == 't' && decode_limit(l) > 0 ? 100 * tests[i].mean / decode_limit(l) : NAN, 5);
+        json_number(&j, "load_seconds", l->load_seconds, 5);
+        json_number(&j, "peak_rss_bytes", l->peak_rss, 15);
         json_close(&j, '}');
     }
     json_close(&j, ']');
@@ -142,8 +211,11 @@ int verb_bench_model(cli *c)
     qn_session *session = NULL;
     qn_model_info info;
     float *logits = NULL;
+    limits l = {0};
     int32_t *ids = cli_alloc((size_t)c->value[OPT_BATCH].i, sizeof *ids);
+    const double start = cli_now();
     int code = ids ? cli_open_model(c, c->operands[0], &model) : cli_memory(c, "the token ids");
+    l.load_seconds = cli_now() - start;
     if (!code)
         code = cli_open_session(c, model, most, c->value[OPT_BATCH].i, &session);
     if (!code) {
@@ -157,10 +229,12 @@ int verb_bench_model(cli *c)
                                 : cli_memory(c, "the times");
     }
     int as_json = c->value[OPT_JSON].set || strcmp(c->value[OPT_OUTPUT_FORMAT].s, "json") == 0;
+    if (!code)
+        measure_limits(c, &info, &l);
     if (!code && as_json)
-        print_json(c, &info, tests, n);
+        print_json(c, &info, tests, n, &l);
     else if (!code)
-        print_md(c, &info, tests, n);
+        print_md(c, &info, tests, n, &l);
     for (int i = 0; i < n; i++)
         free(tests[i].seconds);
     free(logits);

@@ -51,16 +51,46 @@ typedef struct qn_case_result {
 QN_API qn_status qn_case_judge(const qn_op_desc *desc, const qn_view want[QN_MAX_OUT], const qn_view got[QN_MAX_OUT],
                                const qn_view in[QN_MAX_IN], int32_t exact, qn_case_result *result, qn_error *error);
 
-/* Bytes a run must move and operations it must do (2 per multiply-add). */
+/* Bytes a run must move, as the formats store them (weights, scales, activations,
+ * results), and operations it must do (2 per multiply-add). */
 typedef struct qn_case_cost {
     double bytes, flops;
-    const char *unit; /* compute ceiling that applies: "int8_dot", "bf16_dot", "fp32_fma", ... */
+    const char *memory; /* the memory ceiling that applies: "read"; "copy" where results are much of the bytes */
 } qn_case_cost;
 QN_API qn_status qn_case_get_cost(const qn_op_desc *desc, qn_case_cost *cost, qn_error *error);
 
-/* Measure a ceiling of this machine with these threads at this level: "read", "copy" in GB/s;
- * "fp32_fma", "bf16_dot", "int8_dot" in GFLOP/s. Takes about 0.3 s.
- * QN_E_UNSUPPORTED: the machine or level has no such instruction. */
+/* The arithmetic ceiling that a kernel's multiply-adds meet: the row's own word, else by its level and operands.
+ * NULL: an operator that works row by row, which memory bounds (a copy of the same bytes). */
+QN_API const char *qn_plan_ceiling(const qn_plan *plan);
+
+/* ---- Ceilings: what this machine reaches at best ----
+ *
+ * "read" and "copy" in GB/s (a copy counts both directions), over memory that
+ * the caches cannot hold; "fp32_fma", "bf16_dot", "int8_dot", "bf16_tile" and
+ * "int8_tile" in GFLOP/s (two per multiply-add), out of registers. Each is the
+ * best loop of the given level or below, on the exec's threads. */
+
+typedef struct qn_meter qn_meter;
+
+/* Twice the last-level caches that this many threads see, at least 256 MiB and
+ * at most 1 GiB: the memory that "read" and "copy" go through by default.
+ * *cache_bytes (may be NULL): those caches, 0 when the processor does not tell.
+ * Below 2 * cache_bytes a part may stay in a cache and a ceiling come out too high. */
+QN_API size_t qn_meter_advise(int32_t threads, size_t *cache_bytes);
+
+/* Create a meter that measures on exec (kept, not owned; NULL: the calling thread).
+ * memory_bytes 0: what qn_meter_advise says; the memory is allocated by the first
+ * "read" or "copy" and kept. *out is NULL on failure. QN_E_ARGUMENT, QN_E_MEMORY. */
+QN_API qn_status qn_meter_create(qn_ctx *ctx, const qn_exec *exec, size_t memory_bytes, qn_meter **out,
+                                 qn_error *error);
+QN_API void qn_meter_destroy(qn_meter *meter); /* NULL is fine */
+
+/* Measure now, about 0.1 s; the first "read" and the first "copy" of a level try every way
+ * that the level has and take about 1 s. A "read" or "copy" also empties the caches of anything else.
+ * QN_E_UNSUPPORTED: the machine or level has no such instruction. QN_E_ARGUMENT, QN_E_MEMORY. */
+QN_API qn_status qn_meter_measure(qn_meter *meter, const char *name, qn_isa isa, double *value, qn_error *error);
+
+/* One measurement with a meter of its own. Statuses of qn_meter_measure. */
 QN_API qn_status qn_ceiling_measure(qn_ctx *ctx, const char *name, qn_isa isa, const qn_exec *exec, double *value,
                                     qn_error *error);
 

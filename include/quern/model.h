@@ -146,6 +146,45 @@ QN_API qn_status qn_session_truncate(qn_session *session, int32_t length, qn_err
 QN_API qn_status qn_session_eval(qn_session *session, const int32_t *ids, int32_t count, int all, float *logits,
                                  qn_error *error);
 
+/* ---- Batches: a step of several sequences in one call ---- */
+
+typedef struct qn_batch qn_batch;
+
+typedef struct qn_batch_options {
+    size_t size;    /* sizeof(qn_batch_options), set by qn_batch_options_init */
+    int32_t tokens; /* most tokens of all sequences evaluated at once; 0: 512. Bounds the batch's memory. */
+    qn_exec exec;   /* borrowed; must outlive the batch */
+} qn_batch_options;
+
+/* New tokens of one sequence. */
+typedef struct qn_batch_item {
+    qn_session *session;
+    const int32_t *ids;
+    int32_t count; /* of ids; 0: nothing to do for this sequence */
+    int32_t all;   /* as in qn_session_eval */
+    float *logits; /* f32[vocab], or f32[count, vocab] with all; NULL: none. Must not overlap another item's. */
+} qn_batch_item;
+
+QN_API void qn_batch_options_init(qn_batch_options *options);
+
+/* Create a batch: the memory that sequences of this model are evaluated in. It owns
+ * no sequence; sessions come and go between calls. Sessions that are evaluated in
+ * batches only can be created with a `batch` of 1 to be small. options may be NULL.
+ * QN_E_ARGUMENT: model or out NULL, options.size, tokens < 0. QN_E_MEMORY. */
+QN_API qn_status qn_batch_create(qn_model *model, const qn_batch_options *options, qn_batch **out, qn_error *error);
+QN_API void qn_batch_destroy(qn_batch *batch); /* NULL is fine */
+
+/* Append each item's tokens to its session and give its logits, as qn_session_eval
+ * would one after the other, with the same bits: they depend neither on the other
+ * items, nor on their order, nor on batch.tokens, nor on threads. Rows of all
+ * sequences go through each linear layer together; attention runs sequence by
+ * sequence. More tokens than batch.tokens are evaluated in several passes.
+ * Nothing is allocated. One call at a time per batch and per session.
+ * On failure every session is as it was; logits may have been written in part.
+ * QN_E_ARGUMENT: batch or a session NULL, a session of another model or twice in
+ * items, an id outside the vocabulary, a negative count. QN_E_SHAPE: a context is full. */
+QN_API qn_status qn_batch_eval(qn_batch *batch, const qn_batch_item *items, int32_t count, qn_error *error);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,38 +1,48 @@
 /* The contract between the attention runner (src/backend/cpu/run_attention.c)
- * and the per-level parts. Keys are taken in blocks of QN_ATT_KEYS counted from
- * key 0, whatever the queries are: the operations of one (query, head) are the
- * same in every batch. */
+ * and the per-level parts.
+ *
+ * Keys are taken in chunks of QN_ATT_CHUNK counted from key 0. A chunk gives each
+ * (query, head) a part: the largest score, the sum of exponentials relative to
+ * it, and the weighted sum of values. Parts are merged one after the other in
+ * the order of the keys. What a row computes thus depends on the keys that it
+ * sees and on nothing else: not on how queries or keys are spread over calls,
+ * batches or threads. */
 #ifndef QN_KERNELS_COMMON_ATTENTION_H
 #define QN_KERNELS_COMMON_ATTENTION_H
 
 #include <stdint.h>
 
-#define QN_ATT_KEYS 64
-#define QN_ATT_LANES 16 /* floats of state a row keeps for its sum */
+#define QN_ATT_CHUNK 128
+#define QN_ATT_PANEL 64 /* keys that are transposed together; heads are padded to a multiple of it */
 
-/* s[r][key] = sum over i < d of q[r][i] kt[i][key], i ascending. q rows q_stride floats apart,
- * kt rows and s rows QN_ATT_KEYS floats. */
+/* s[r][key] = sum over i < d of q[r][i] kt[i][key], i ascending. q rows are q_stride floats apart, kt rows
+ * QN_ATT_PANEL, s rows QN_ATT_CHUNK. */
 typedef void (*qn_att_scores_fn)(const float *q, int64_t q_stride, const float *kt, int64_t d, int64_t rows, float *s);
 
-/* One row: s of the first visible keys becomes exp(scale s - max); max, lanes of the sum and o (d_pad floats)
- * are brought to the new maximum. */
-typedef void (*qn_att_softmax_fn)(float *s, int64_t visible, float scale, float *max, float *lanes, float *o,
-                                  int64_t d_pad);
+/* One row: s of the first visible keys becomes exp(scale s - max), where max is the largest of scale s. */
+typedef void (*qn_att_softmax_fn)(float *s, int64_t visible, float scale, float *max, float *sum);
 
-/* o[r][i] += sum over keys ascending of p[r][key] v[key][i], i < d_pad (a multiple of QN_ATT_KEYS). */
-typedef void (*qn_att_values_fn)(const float *p, const float *v, int64_t d_pad, int64_t keys, int64_t rows, float *o);
+/* o[r][i] = (start) or += sum over keys ascending of p[r][key] v[key][i], i < d_pad, a multiple of QN_ATT_PANEL.
+ * p rows are QN_ATT_CHUNK floats apart, o rows d_pad. */
+typedef void (*qn_att_values_fn)(const float *p, const float *v, int64_t v_stride, int64_t d_pad, int64_t keys,
+                                 int64_t rows, int start, float *o);
 
-/* out[i] = o[i] / sum of lanes, i < d. */
-typedef void (*qn_att_finish_fn)(const float *o, const float *lanes, int64_t d, float *out);
+/* One row: (max, sum, o) of all keys so far takes in a part. */
+typedef void (*qn_att_merge_fn)(float *max, float *sum, float *o, float part_max, float part_sum, const float *part_o,
+                                int64_t d_pad);
 
-/* kt[i][key] = k[key][i] for i < d and QN_ATT_KEYS keys; rows of k are k_stride floats, both padded to a multiple of
- * four elements. */
+/* out[i] = o[i] / sum, i < d. */
+typedef void (*qn_att_finish_fn)(const float *o, float sum, int64_t d, float *out);
+
+/* kt[i][key] = k[key][i] of QN_ATT_PANEL keys, for i < d up to the next multiple of four; rows of k are k_stride
+ * floats apart. */
 typedef void (*qn_att_transpose_fn)(const float *k, int64_t k_stride, int64_t d, float *kt);
 
 typedef struct qn_att_set {
     qn_att_scores_fn scores;
     qn_att_softmax_fn softmax;
     qn_att_values_fn values;
+    qn_att_merge_fn merge;
     qn_att_finish_fn finish;
     qn_att_transpose_fn transpose;
 } qn_att_set;

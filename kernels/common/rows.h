@@ -35,7 +35,8 @@ typedef struct qn_rows_rule {
 } qn_rows_rule;
 
 typedef void (*qn_rows_range_fn)(const void *x, int64_t n, qn_rows_range *range);
-typedef void (*qn_rows_encode_fn)(const qn_rows_rule *rule, const void *x, int64_t n, void *codes);
+/* ahead: bytes from x to what will be read next, which is fetched on the way; 0: nothing. Here and below. */
+typedef void (*qn_rows_encode_fn)(const qn_rows_rule *rule, const void *x, int64_t n, int64_t ahead, void *codes);
 
 /* out[i] = code * scale; int8: (code - azp) * scale, |azp| <= 65536 */
 typedef void (*qn_rows_decode_fn)(const void *codes, int64_t n, float scale, int32_t azp, float *out);
@@ -45,7 +46,8 @@ typedef void (*qn_rows_decode_fn)(const void *codes, int64_t n, float scale, int
 typedef int (*qn_rows_tops_fn)(const void *x, int64_t n, int64_t block, float *top);
 
 /* e2m1 codes of v * factor[block], held to 6, two a byte. nan: there may be NaN, which becomes +0. */
-typedef void (*qn_rows_e2m1_fn)(const void *x, int64_t n, int64_t block, const float *factor, int nan, uint8_t *q);
+typedef void (*qn_rows_e2m1_fn)(const void *x, int64_t n, int64_t block, const float *factor, int nan, int64_t ahead,
+                                uint8_t *q);
 
 typedef struct qn_rows_set {
     qn_rows_range_fn range[QN_ROWS_REALS];
@@ -55,16 +57,16 @@ typedef struct qn_rows_set {
     qn_rows_e2m1_fn to_e2m1[QN_ROWS_REALS];
     /* sf[b] = e4m3(g * (top[b] * (1/6))), factor[b] = 1 / (sf * (1/g)), 0 where sf is 0 */
     void (*nvfp4_scales)(float g, const float *top, int64_t blocks, uint8_t *sf, float *factor);
-    /* out = (e2m1 * scale[block]) / g; g = 1: without the division. block 16 or 32, n a multiple of it. */
+    /* out = (e2m1 * scale[block]) / g, block 16; e2m1 * scale[block], block 32; n a multiple of block */
     void (*from_e2m1)(const uint8_t *q, int64_t n, int64_t block, const float *scale, float g, float *out);
     void (*from_e4m3)(const uint8_t *codes, int64_t n, float *out);
     void (*load[QN_ROWS_REALS])(const void *x, int64_t n, float *v);
     void (*store[QN_ROWS_REALS])(const float *v, int64_t n, void *out);
     /* v[i] = gate[i] / (1 + exp(-gate[i])) * up[i] in f32 */
-    void (*silu_mul[QN_ROWS_REALS])(const void *gate, const void *up, int64_t n, float *v);
-    /* sum of squares in double */
+    void (*silu_mul[QN_ROWS_REALS])(const void *gate, const void *up, int64_t n, int64_t ahead, float *v);
+    /* sum of squares in f32, in double where that would overflow or underflow */
     double (*squares)(const float *v, int64_t n);
-    /* y[i] = x[i] * factor * w[i] in double, rounded to f32 */
+    /* y[i] = x[i] * factor * w[i] in f32, in double where factor is near the ends of f32 */
     void (*scale)(const float *x, double factor, const float *w, int64_t n, float *y);
     /* cosines and sines of position * turns[i], within 2^-22 */
     void (*angles)(int32_t position, const double *turns, int64_t n, float *cosines, float *sines);

@@ -1,6 +1,6 @@
 /* Attention parts (kernels/common/attention.h): outer products with the keys, or
- * the elements of v, in the lanes; softmax with a running maximum. Included once
- * by attention.c of each folder, after its vec.h. */
+ * the elements of v, in the lanes. Included once by attention.c of each folder,
+ * after its vec.h. */
 #include "kernels/common/attention.h"
 #include "kernels/cpu/exp.h"
 #include "kernels/cpu/name.h"
@@ -8,14 +8,14 @@
 #include <math.h>
 
 #define ATT_NV (VL == 16 ? 4 : 2) /* vectors a register tile is wide */
-#define ATT_MR 4
+#define ATT_MR (VL == 4 ? 2 : 6)
 
-/* c[r][..] (+)= sum over k ascending of a[r][k] b[k][..], ATT_NV vectors wide. */
+/* c[r][..] = or += sum over k ascending of a[r][k] b[k][..], ATT_NV vectors wide. */
 QN_INLINE void outer(const int mr, const float *a, int64_t a_stride, const float *b, int64_t b_stride, int64_t count,
                      float *c, int64_t c_stride, const int accumulate)
 {
     vf acc[ATT_MR][ATT_NV];
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int r = 0; r < mr; r++) {
 #pragma GCC unroll 4
         for (int v = 0; v < ATT_NV; v++) {
@@ -28,7 +28,7 @@ QN_INLINE void outer(const int mr, const float *a, int64_t a_stride, const float
         for (int v = 0; v < ATT_NV; v++) {
             bv[v] = vf_load(b + k * b_stride + v * VL);
         }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
         for (int r = 0; r < mr; r++) {
             const vf av = vf_set(a[r * a_stride + k]);
 #pragma GCC unroll 4
@@ -37,7 +37,7 @@ QN_INLINE void outer(const int mr, const float *a, int64_t a_stride, const float
             }
         }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int r = 0; r < mr; r++) {
 #pragma GCC unroll 4
         for (int v = 0; v < ATT_NV; v++) {
@@ -50,17 +50,18 @@ QN_INLINE void outer_rows(const float *a, int64_t a_stride, const float *b, int6
                           int64_t c_stride, int64_t rows, int64_t width, const int accumulate)
 {
     for (int64_t w = 0; w < width; w += ATT_NV * VL) {
-        int64_t r = 0;
-        for (; r + ATT_MR <= rows; r += ATT_MR) {
-            outer(ATT_MR, a + r * a_stride, a_stride, b + w, b_stride, count, c + r * c_stride + w, c_stride,
-                  accumulate);
-        }
-        if (r + 3 == rows) {
-            outer(3, a + r * a_stride, a_stride, b + w, b_stride, count, c + r * c_stride + w, c_stride, accumulate);
-        } else {
-            for (; r < rows; r++) {
-                outer(1, a + r * a_stride, a_stride, b + w, b_stride, count, c + r * c_stride + w, c_stride,
-                      accumulate);
+        for (int64_t r = 0; r < rows; r += ATT_MR) {
+            const float *const at = a + r * a_stride;
+            float *const to = c + r * c_stride + w;
+            switch (rows - r) {
+            case 1: outer(1, at, a_stride, b + w, b_stride, count, to, c_stride, accumulate); break;
+#if ATT_MR > 2
+            case 2: outer(2, at, a_stride, b + w, b_stride, count, to, c_stride, accumulate); break;
+            case 3: outer(3, at, a_stride, b + w, b_stride, count, to, c_stride, accumulate); break;
+            case 4: outer(4, at, a_stride, b + w, b_stride, count, to, c_stride, accumulate); break;
+            case 5: outer(5, at, a_stride, b + w, b_stride, count, to, c_stride, accumulate); break;
+#endif
+            default: outer(ATT_MR, at, a_stride, b + w, b_stride, count, to, c_stride, accumulate); break;
             }
         }
     }
@@ -68,60 +69,69 @@ QN_INLINE void outer_rows(const float *a, int64_t a_stride, const float *b, int6
 
 static void att_scores(const float *q, int64_t q_stride, const float *kt, int64_t d, int64_t rows, float *s)
 {
-    outer_rows(q, q_stride, kt, QN_ATT_KEYS, d, s, QN_ATT_KEYS, rows, QN_ATT_KEYS, 0);
+    outer_rows(q, q_stride, kt, QN_ATT_PANEL, d, s, QN_ATT_CHUNK, rows, QN_ATT_PANEL, 0);
 }
 
-static void att_softmax(float *s, int64_t visible, float scale, float *max, float *lanes, float *o, int64_t d_pad)
+/* exp(x - max), where a largest score of -infinity leaves only weights of 0 */
+QN_INLINE vf weight(vf x, float max)
 {
-    const vf lowest = vf_set(-INFINITY);
-    vf most = vf_set(*max);
-    for (int i = 0; i < QN_ATT_KEYS; i += VL) {
-        const vf x = vf_keep(vf_mul(vf_load(s + i), vf_set(scale)), lowest, visible - i);
+    return vf_exp(vf_sub(x, vf_set(max == -INFINITY ? 0.0f : max)));
+}
+
+static void att_softmax(float *s, int64_t visible, float scale, float *max, float *sum)
+{
+    const vf lowest = vf_set(-INFINITY), factor = vf_set(scale);
+    vf most = lowest, total = vf_set(0.0f);
+    for (int64_t i = 0; i < visible; i += VL) {
+        const vf x = vf_keep(vf_mul(vf_load(s + i), factor), lowest, visible - i);
         vf_store(s + i, x);
-        most = vf_max(x, most);
+        most = vf_max(x, most); /* the second operand where x is NaN */
     }
-    const float now = vf_highest(most);
-    if (now != *max) {
-        const vf factor = vf_exp(vf_set(*max - now));
-        for (int i = 0; i < QN_ATT_LANES; i += VL) {
-            vf_store(lanes + i, vf_mul(vf_load(lanes + i), factor));
-        }
-        for (int64_t i = 0; i < d_pad; i += VL) {
-            vf_store(o + i, vf_mul(vf_load(o + i), factor));
-        }
-        *max = now;
-    }
-    for (int i = 0; i < QN_ATT_KEYS; i += VL) {
-        const vf p = vf_keep(vf_exp(vf_sub(vf_load(s + i), vf_set(now))), vf_set(0.0f), visible - i);
+    *max = vf_highest(most);
+    for (int64_t i = 0; i < visible; i += VL) {
+        const vf p = weight(vf_load(s + i), *max);
         vf_store(s + i, p);
-        float *const l = lanes + i % QN_ATT_LANES;
-        vf_store(l, vf_add(vf_load(l), p));
+        total = vf_add(total, p);
+    }
+    *sum = vf_sum(total);
+}
+
+static void att_values(const float *p, const float *v, int64_t v_stride, int64_t d_pad, int64_t keys, int64_t rows,
+                       int start, float *o)
+{
+    if (start) {
+        outer_rows(p, QN_ATT_CHUNK, v, v_stride, keys, o, d_pad, rows, d_pad, 0);
+    } else {
+        outer_rows(p, QN_ATT_CHUNK, v, v_stride, keys, o, d_pad, rows, d_pad, 1);
     }
 }
 
-static void att_values(const float *p, const float *v, int64_t d_pad, int64_t keys, int64_t rows, float *o)
+static void att_merge(float *max, float *sum, float *o, float part_max, float part_sum, const float *part_o,
+                      int64_t d_pad)
 {
-    outer_rows(p, QN_ATT_KEYS, v, d_pad, keys, o, d_pad, rows, d_pad, 1);
+    const float most = part_max > *max ? part_max : *max;
+    const vf old = weight(vf_set(*max), most), new = weight(vf_set(part_max), most);
+    for (int64_t i = 0; i < d_pad; i += VL) {
+        vf_store(o + i, vf_fma(vf_load(o + i), old, vf_mul(vf_load(part_o + i), new)));
+    }
+    float both[VL];
+    vf_store(both, vf_fma(vf_set(*sum), old, vf_mul(vf_set(part_sum), new)));
+    *sum = both[0];
+    *max = most;
 }
 
-static void att_finish(const float *o, const float *lanes, int64_t d, float *out)
+static void att_finish(const float *o, float sum, int64_t d, float *out)
 {
-    vf sum = vf_load(lanes);
-    for (int i = VL; i < QN_ATT_LANES; i += VL) {
-        sum = vf_add(sum, vf_load(lanes + i));
-    }
-    const float total = vf_sum(sum);
     for (int64_t i = 0; i < d; i++) {
-        out[i] = o[i] / total;
+        out[i] = o[i] / sum;
     }
 }
 
-/* Up to three rows past d are written too: panels are padded to QN_MM_PAD. */
 static void att_transpose(const float *k, int64_t k_stride, int64_t d, float *kt)
 {
-    for (int64_t i = 0; i < d; i += 4) {
-        for (int64_t key = 0; key < QN_ATT_KEYS; key += 4) {
-            vf_transpose4(k + key * k_stride + i, k_stride, kt + i * QN_ATT_KEYS + key, QN_ATT_KEYS);
+    for (int64_t key = 0; key < QN_ATT_PANEL; key += VL) {
+        for (int64_t i = 0; i < d; i += 4) {
+            vf_columns4(k + key * k_stride + i, k_stride, kt + i * QN_ATT_PANEL + key, QN_ATT_PANEL);
         }
     }
 }
@@ -129,5 +139,6 @@ static void att_transpose(const float *k, int64_t k_stride, int64_t d, float *kt
 const qn_att_set QN_NAME(att) = {.scores = att_scores,
                                  .softmax = att_softmax,
                                  .values = att_values,
+                                 .merge = att_merge,
                                  .finish = att_finish,
                                  .transpose = att_transpose};

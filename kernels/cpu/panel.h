@@ -2,10 +2,12 @@
  * Included once by a folder's panel_<isa>.c, after its pairs.h, which owns the
  * vectors and the unpacking of codes:
  *     vs       sums of sixteen columns, float or int32: vs_zero, vs_load, vs_store, vs_set, vs_fma
- *     vw       the weights of two steps of k of sixteen columns, in the form vw_dot takes
+ *     vl       a line of the level's own code: vl_load, and vl_dot(code, sums, line, a), sums + line times the
+ *              four bytes of a row at a: a pair of bf16 or int16, or one float
+ *     vw       the weights of two steps of k of sixteen columns, as lines of the level's own code
  *     vw_unpack(code, unit, p)   pair p of the unit at `unit`
- *     vw_store(code, p, w)       the pair as the level's own code; code: that one
- *     vw_dot(code, sums, w, a)   sums + w[0] * a[0] + w[1] * a[1], the row's pair at a
+ *     vw_store(code, p, w)       its lines; code: the level's own
+ *     vw_dot(code, sums, w, a)   vl_dot of its lines
  *     group_scales(code, block, out)  the block's scales of groups as floats [group][16]
  * and the constants PAIRS_F (the code floats are unpacked to), PAIR_TERMS (rows may
  * have terms), PAIR_MR x PAIR_NR (register tile: rows x panels), PAIR_BLOCKS (blocks
@@ -21,8 +23,7 @@
 
 #define PAIRS_I8 QN_PANEL_CODES /* int8 as pairs of int16: what int8 is unpacked to */
 #define UNITS 8                 /* of a block */
-#define FEW_ROWS 8
-#define AHEAD_BYTES 8192 /* prefetched ahead of all panels read at once */
+#define AHEAD_BYTES 8192        /* prefetched ahead of all panels read at once */
 
 #define UNROLL _Pragma("GCC unroll 8")
 
@@ -95,17 +96,40 @@ QN_INLINE void tile_units(const int code, const int mr, const int nr, const tile
             {
                 UNROLL for (int64_t i = 0; i < ub; i += QN_PANEL_LINE)
                 {
-                    _mm_prefetch(w + n * t->w_stride + ahead + i, _MM_HINT_T0);
+                    __builtin_prefetch(w + n * t->w_stride + ahead + i, 0, 3);
                 }
             }
         }
-        if (PAIR_TERMS && code != PAIRS_F) {
-            UNROLL for (int n = 0; n < nr; n++)
-            {
+        if (code == PAIRS_F || code == PAIRS_I8) {
+            for (int64_t i = 0; i < terms; i++) {
+                const char *line = w;
+                __asm__("" : "+r"(line)); /* terms read lines again: they are too many to keep */
+                UNROLL for (int l = 0; l < ub / QN_PANEL_LINE; l++)
+                {
+                    vl v[PAIR_NR];
+                    UNROLL for (int n = 0; n < nr; n++)
+                    {
+                        v[n] = vl_load(line + n * t->w_stride + l * QN_PANEL_LINE);
+                    }
+                    UNROLL for (int r = 0; r < mr; r++)
+                    {
+                        UNROLL for (int n = 0; n < nr; n++)
+                        {
+                            acc[r][n] = vl_dot(code, acc[r][n], v[n], a + r * t->a_stride + i * 32 * pb + l * 4);
+                        }
+                    }
+                }
+            }
+            continue;
+        }
+        UNROLL for (int n = 0; n < nr; n++)
+        {
+            const char *const unit = w + n * t->w_stride;
+            if (PAIR_TERMS) {
                 vw v[4];
                 UNROLL for (int p = 0; p < 4; p++)
                 {
-                    v[p] = vw_unpack(code, w + n * t->w_stride, p);
+                    v[p] = vw_unpack(code, unit, p);
                 }
                 for (int64_t i = 0; i < terms; i++) {
                     UNROLL for (int p = 0; p < 4; p++)
@@ -116,22 +140,13 @@ QN_INLINE void tile_units(const int code, const int mr, const int nr, const tile
                         }
                     }
                 }
-            }
-            continue;
-        }
-        for (int64_t i = 0; i < terms; i++) {
-            UNROLL for (int p = 0; p < 4; p++)
-            {
-                vw v[PAIR_NR];
-                UNROLL for (int n = 0; n < nr; n++)
+            } else {
+                UNROLL for (int p = 0; p < 4; p++)
                 {
-                    v[n] = vw_unpack(code, w + n * t->w_stride, p);
-                }
-                UNROLL for (int r = 0; r < mr; r++)
-                {
-                    UNROLL for (int n = 0; n < nr; n++)
+                    const vw v = vw_unpack(code, unit, p);
+                    UNROLL for (int r = 0; r < mr; r++)
                     {
-                        acc[r][n] = vw_dot(code, acc[r][n], v[n], a + r * t->a_stride + i * 32 * pb + p * pb);
+                        acc[r][n] = vw_dot(code, acc[r][n], v, a + r * t->a_stride + p * pb);
                     }
                 }
             }
@@ -250,7 +265,7 @@ QN_INLINE void few_rows(const int code, const int mr, const int nr, const qn_pan
 }
 
 #define FEW(mr)                                                                                                        \
-    case mr: few_rows(code, mr, FEW_NR(mr), call); break
+    case mr: few_rows(code, (mr) <= PAIR_FEW ? (mr) : 1, FEW_NR(mr), call); break
 
 QN_INLINE void few(const int code, const qn_panel_call *call)
 {
@@ -313,7 +328,7 @@ QN_INLINE void unpack_panel(const int code, const int to, const char *w, int64_t
             const char *const unit = w + b * block_bytes(code) + u * ub;
             UNROLL for (int64_t i = 0; i < ub; i += QN_PANEL_LINE)
             {
-                _mm_prefetch(unit + PAIR_BLOCKS * block_bytes(code) + i, _MM_HINT_T1);
+                __builtin_prefetch(unit + PAIR_BLOCKS * block_bytes(code) + i, 0, 2);
             }
             UNROLL for (int p = 0; p < 4; p++)
             {
@@ -361,7 +376,7 @@ QN_INLINE void many(const int code, const int to, const qn_panel_call *call)
     static void name(const qn_panel_call *call)                                                                        \
     {                                                                                                                  \
         zero_sums(call);                                                                                               \
-        if (call->rows <= FEW_ROWS) {                                                                                  \
+        if (call->rows <= PAIR_FEW) {                                                                                  \
             few(code, call);                                                                                           \
         } else {                                                                                                       \
             many(code, to, call);                                                                                      \

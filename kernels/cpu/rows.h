@@ -38,6 +38,16 @@ QN_INLINE const char *pad_step(const int format, const void *x, int64_t n, char 
     return pad;
 }
 
+/* Fetch the lines that a later step at p + ahead will read. */
+QN_INLINE void fetch_step(const int format, const char *p, int64_t ahead)
+{
+    if (ahead) {
+        for (int64_t i = 0; i < STEP * real_bytes(format); i += 64) {
+            vec_prefetch(p + ahead + i);
+        }
+    }
+}
+
 #include "kernels/cpu/rows_codes.h"
 
 /* ---- silu ---- */
@@ -57,12 +67,16 @@ QN_INLINE vf silu_times(vf g, vf u)
     return vf_mul(vf_mul(g, share), u);
 }
 
-QN_INLINE void silu_mul_of(const int format, const void *gate, const void *up, int64_t n, float *v)
+QN_INLINE void silu_mul_of(const int format, const void *gate, const void *up, int64_t n, int64_t ahead, float *v)
 {
     const char *g = gate, *u = up;
     const int64_t size = real_bytes(format);
     int64_t i = 0;
     for (; i + VL <= n; i += VL) {
+        if (i % STEP == 0) {
+            fetch_step(format, g + i * size, ahead);
+            fetch_step(format, u + i * size, ahead);
+        }
         vf_store(v + i, silu_times(load_one(format, g + i * size), load_one(format, u + i * size)));
     }
     if (i < n) {
@@ -76,26 +90,61 @@ QN_INLINE void silu_mul_of(const int format, const void *gate, const void *up, i
 
 /* ---- normalisation and rotation ---- */
 
+static double squares_in_double(const float *v, int64_t n)
+{
+    double sum = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        sum += (double)v[i] * (double)v[i];
+    }
+    return sum;
+}
+
 static double rows_squares(const float *v, int64_t n)
 {
-    double sums[8] = {0};
+    vf sums[4] = {vf_set(0.0f), vf_set(0.0f), vf_set(0.0f), vf_set(0.0f)};
     int64_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        for (int j = 0; j < 8; j++) {
-            sums[j] += (double)v[i + j] * (double)v[i + j];
+    for (; i + 4 * VL <= n; i += 4 * VL) {
+        for (int j = 0; j < 4; j++) {
+            const vf x = vf_load(v + i + j * VL);
+            sums[j] = vf_fma(x, x, sums[j]);
         }
     }
-    for (; i < n; i++) {
-        sums[i % 8] += (double)v[i] * (double)v[i];
+    for (; i < n; i += VL) {
+        float pad[VL] = {0};
+        memcpy(pad, v + i, (size_t)(n - i < VL ? n - i : VL) * 4);
+        const vf x = vf_load(pad);
+        sums[0] = vf_fma(x, x, sums[0]);
     }
-    return ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
+    const float sum = vf_sum(vf_add(vf_add(sums[0], sums[1]), vf_add(sums[2], sums[3])));
+    return sum > 0x1p-80f && sum < 0x1p120f ? (double)sum : squares_in_double(v, n);
 }
 
 static void rows_scale(const float *restrict x, double factor, const float *restrict w, int64_t n, float *restrict y)
 {
-    for (int64_t i = 0; i < n; i++) {
-        y[i] = (float)((double)x[i] * factor * (double)w[i]);
+    const float f = (float)factor;
+    if (!(f > 0x1p-80f && f < 0x1p80f)) {
+        for (int64_t i = 0; i < n; i++) {
+            y[i] = (float)((double)x[i] * factor * (double)w[i]);
+        }
+        return;
     }
+    for (int64_t i = 0; i < n; i++) {
+        y[i] = x[i] * f * w[i];
+    }
+}
+
+QN_INLINE uint64_t double_bits(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, 8);
+    return bits;
+}
+
+QN_INLINE double bits_double(uint64_t bits)
+{
+    double x;
+    memcpy(&x, &bits, 8);
+    return x;
 }
 
 /* Reduced by quarter turns in double, pi / 2 in three parts whose products with
@@ -122,10 +171,10 @@ static void rows_angles(int32_t position, const double *restrict turns, int64_t 
             r + r * q * (-1.0 / 6 + q * (1.0 / 120 + q * (-1.0 / 5040 + q * (1.0 / 362880 - q * (1.0 / 39916800)))));
         const double c =
             1.0 - q * (0.5 - q * (1.0 / 24 - q * (1.0 / 720 - q * (1.0 / 40320 - q * (1.0 / 3628800)))));
-        const int32_t k = (int32_t)quarters;
-        const double one = k & 1 ? s : c, other = k & 1 ? c : s;
-        cosines[i] = (float)((k + 1) & 2 ? -one : one);
-        sines[i] = (float)(k & 2 ? -other : other);
+        /* the low bits of z are the quarter's number: odd ones swap sine and cosine */
+        const uint64_t k = double_bits(z), swap = 0 - (k & 1), sb = double_bits(s), cb = double_bits(c);
+        cosines[i] = (float)bits_double(((sb & swap) | (cb & ~swap)) ^ ((k + 1) & 2) << 62);
+        sines[i] = (float)bits_double(((cb & swap) | (sb & ~swap)) ^ (k & 2) << 62);
     }
 }
 
@@ -225,9 +274,10 @@ static void rows_fence(void)
     X(name, format, fnuz, QN_ROWS_E4M3FNUZ) X(name, format, e5m2, QN_ROWS_E5M2) X(name, format, i8, QN_ROWS_I8)
 
 #define ENCODE(name, format, code_name, code)                                                               \
-    static void encode_##name##_##code_name(const qn_rows_rule *rule, const void *x, int64_t n, void *codes) \
+    static void encode_##name##_##code_name(const qn_rows_rule *rule, const void *x, int64_t n,      \
+                                            int64_t ahead, void *codes)                                     \
     {                                                                                                       \
-        encode_of(format, code, rule, x, n, codes);                                                         \
+        encode_of(format, code, rule, x, n, ahead, codes);                                                         \
     }
 
 #define REAL(name, format)                                                                                         \
@@ -240,13 +290,14 @@ static void rows_fence(void)
     {                                                                                                              \
         return tops_of(format, x, n, block, top);                                                                  \
     }                                                                                                              \
-    static void to_e2m1_##name(const void *x, int64_t n, int64_t block, const float *factor, int nan, uint8_t *q)  \
+    static void to_e2m1_##name(const void *x, int64_t n, int64_t block, const float *factor, int nan,              \
+                               int64_t ahead, uint8_t *q)                                                          \
     {                                                                                                              \
-        to_e2m1_of(format, x, n, block, factor, nan, q);                                                           \
+        to_e2m1_of(format, x, n, block, factor, nan, ahead, q);                                                           \
     }                                                                                                              \
-    static void silu_mul_##name(const void *gate, const void *up, int64_t n, float *v)                             \
+    static void silu_mul_##name(const void *gate, const void *up, int64_t n, int64_t ahead, float *v)              \
     {                                                                                                              \
-        silu_mul_of(format, gate, up, n, v);                                                                       \
+        silu_mul_of(format, gate, up, n, ahead, v);                                                                       \
     }                                                                                                              \
     static void load_##name(const void *x, int64_t n, float *v)                                                    \
     {                                                                                                              \

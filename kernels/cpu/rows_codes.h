@@ -185,12 +185,13 @@ QN_INLINE void encode_step(const int format, const int code, const int how, cons
 }
 
 QN_INLINE void encode_all(const int format, const int code, const int how, const qn_rows_rule *rule, const void *x,
-                          int64_t n, uint8_t *codes)
+                          int64_t n, int64_t ahead, uint8_t *codes)
 {
     const char *const p = x;
     const int64_t size = real_bytes(format);
     int64_t i = 0;
     for (; i + STEP <= n; i += STEP) {
+        fetch_step(format, p + i * size, ahead);
         encode_step(format, code, how, rule, p + i * size, codes + i);
     }
     if (i < n) {
@@ -202,23 +203,23 @@ QN_INLINE void encode_all(const int format, const int code, const int how, const
 }
 
 QN_INLINE void encode_of(const int format, const int code, const qn_rows_rule *rule, const void *x, int64_t n,
-                         void *codes)
+                         int64_t ahead, void *codes)
 {
     qn_rows_rule fixed = *rule;
     if (rule->careful) {
         fixed.careful = 1;
         if (rule->multiply) {
-            encode_all(format, code, MULTIPLY, &fixed, x, n, codes);
+            encode_all(format, code, MULTIPLY, &fixed, x, n, ahead, codes);
         } else {
-            encode_all(format, code, DIVIDE, &fixed, x, n, codes);
+            encode_all(format, code, DIVIDE, &fixed, x, n, ahead, codes);
         }
         return;
     }
     fixed.careful = 0;
     if (rule->multiply) {
-        encode_all(format, code, MULTIPLY, &fixed, x, n, codes);
+        encode_all(format, code, MULTIPLY, &fixed, x, n, ahead, codes);
     } else {
-        encode_all(format, code, QUOTIENT, &fixed, x, n, codes);
+        encode_all(format, code, QUOTIENT, &fixed, x, n, ahead, codes);
     }
 }
 
@@ -253,13 +254,14 @@ QN_INLINE void e2m1_step(const int format, const void *x, vf fa, vf fb, const in
 }
 
 QN_INLINE void e2m1_all(const int format, const void *x, int64_t n, int64_t block, const float *factor, const int nan,
-                        uint8_t *q)
+                        int64_t ahead, uint8_t *q)
 {
     const char *const p = x;
     const int64_t size = real_bytes(format);
     vf fa, fb;
     int64_t i = 0;
     for (; i + STEP <= n; i += STEP) {
+        fetch_step(format, p + i * size, ahead);
         factors_at(format, factor, i, block, &fa, &fb);
         e2m1_step(format, p + i * size, fa, fb, nan, q + i / 2);
     }
@@ -273,14 +275,14 @@ QN_INLINE void e2m1_all(const int format, const void *x, int64_t n, int64_t bloc
 }
 
 QN_INLINE void to_e2m1_of(const int format, const void *x, int64_t n, int64_t block, const float *factor, int nan,
-                          uint8_t *q)
+                          int64_t ahead, uint8_t *q)
 {
     if (nan) {
-        e2m1_all(format, x, n, block, factor, 1, q);
+        e2m1_all(format, x, n, block, factor, 1, ahead, q);
     } else if (block == 16) {
-        e2m1_all(format, x, n, 16, factor, 0, q);
+        e2m1_all(format, x, n, 16, factor, 0, ahead, q);
     } else {
-        e2m1_all(format, x, n, 32, factor, 0, q);
+        e2m1_all(format, x, n, 32, factor, 0, ahead, q);
     }
 }
 
@@ -343,14 +345,27 @@ QN_INLINE vf vf_signed(vf a, vf b)
     return vf_bits(vi_select(vi_set(0x7fffffff), vi_bits(a), vi_bits(b)));
 }
 
-static void rows_from_e2m1(const uint8_t *q, int64_t n, int64_t block, const float *scale, float g, float *out)
+enum { AS_IS, EXACT_QUOTIENT, PLAIN_DIVIDE };
+
+QN_INLINE void from_e2m1_all(const uint8_t *q, int64_t n, const int block, const int how, const float *scale, float g,
+                             float *out)
 {
-    const int divide = g != 1.0f;
-    /* products are 0 or at least 2^-10 and at most 2688 unless a scale is NaN or a power near the ends */
-    const int quick = g >= 0x1p-60f && g <= 0x1p60f && block == 16;
     const vf by = vf_set(g), inverse = vf_set(1.0f / g);
     for (int64_t i = 0; i < n; i += VL) {
         const vf v = vf_mul(vf_from_e2m1(q + i / 2), vf_set(scale[i / block]));
-        vf_store(out + i, !divide ? v : (quick ? vf_signed(vf_quotient(v, by, inverse), v) : vf_div(v, by)));
+        vf_store(out + i, how == AS_IS ? v
+                                       : (how == EXACT_QUOTIENT ? vf_signed(vf_quotient(v, by, inverse), v)
+                                                                : vf_div(v, by)));
+    }
+}
+
+static void rows_from_e2m1(const uint8_t *q, int64_t n, int64_t block, const float *scale, float g, float *out)
+{
+    if (block == 32) {
+        from_e2m1_all(q, n, 32, AS_IS, scale, g, out); /* mxfp4 has no global scale */
+    } else if (g >= 0x1p-60f && g <= 0x1p60f) {
+        from_e2m1_all(q, n, 16, EXACT_QUOTIENT, scale, g, out); /* of 0 or of 2^-10 to 2688 */
+    } else {
+        from_e2m1_all(q, n, 16, PLAIN_DIVIDE, scale, g, out);
     }
 }

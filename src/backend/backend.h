@@ -31,6 +31,7 @@ struct qn_kernel {
     int32_t mr, nr;       /* rows and columns of the register tile; 0: none */
     uint32_t pack_layout; /* id of the packed layout; 0: reads weights as they are stored */
     const char *status;   /* "tested", "compiled, not run", "reference" */
+    const char *arithmetic; /* ceiling of its multiply-adds ("int8_dot", ...); NULL: see qn_kernel_ceiling */
     /* NULL when the kernel can compute this descriptor, else why not (static text). */
     const char *(*accepts)(const qn_kernel *kernel, const qn_op_desc *desc);
     /* Bytes of the packed body (without header); NULL function: packs nothing. */

@@ -4,7 +4,7 @@
  * model.c opens a checkpoint and owns everything; llama.c writes the step list
  * of its family through the builder (build.h); fuse.c replaces neighbouring
  * steps by fused operators, narrow.c lets linear layers read BF16; pack.c makes
- * the weights ready; session.c owns KV caches and runs the list. */
+ * the weights ready; session.c owns KV caches, batch.c runs the list. */
 #ifndef QN_MODEL_MODEL_H
 #define QN_MODEL_MODEL_H
 

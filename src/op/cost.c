@@ -10,13 +10,22 @@ static double shape_bytes(const qn_shape *shape)
     return shape->format != QN_FORMAT_NONE && qn_shape_bytes(shape, &bytes, NULL) == QN_OK ? (double)bytes : 0.0;
 }
 
+/* Query and key pairs of an attention: causal queries are the last ones and do not see what comes after them. */
+static double attended(const qn_op_desc *desc, double queries, double keys)
+{
+    if (!desc->attr[QN_ATTR_CAUSAL].i) {
+        return queries * keys;
+    }
+    return keys >= queries ? queries * (keys - queries) + queries * (queries + 1.0) / 2.0 : keys * (keys + 1.0) / 2.0;
+}
+
 qn_status qn_case_get_cost(const qn_op_desc *desc, qn_case_cost *cost, qn_error *error)
 {
     QN_FAIL_IF(!desc || !cost, error, QN_E_ARGUMENT, "qn_case_get_cost: a parameter is NULL");
     qn_shape out[QN_MAX_OUT];
     qn_sizes s;
     QN_TRY(qn_op_desc_check(desc, out, &s, error));
-    *cost = (qn_case_cost){0.0, 0.0, "fp32_fma"};
+    *cost = (qn_case_cost){0.0, 0.0, "read"};
     for (int i = 0; i < QN_MAX_IN; i++) {
         cost->bytes += shape_bytes(&desc->in[i]);
     }
@@ -26,9 +35,6 @@ qn_status qn_case_get_cost(const qn_op_desc *desc, qn_case_cost *cost, qn_error 
     const double m = (double)s.m, n = (double)s.n, k = (double)s.k, e = (double)s.e;
     switch (desc->op) {
     case QN_OP_SCALED_MM:
-        cost->unit = desc->in[QN_SMM_A].format == QN_I8 ? "int8_dot" : "fp32_fma";
-        cost->flops = 2.0 * m * n * k;
-        break;
     case QN_OP_BLOCK_SCALED_MM:
     case QN_OP_NVFP4_MM:
     case QN_OP_MXFP4_MM:
@@ -39,8 +45,18 @@ qn_status qn_case_get_cost(const qn_op_desc *desc, qn_case_cost *cost, qn_error 
     case QN_OP_SILU_MUL:
     case QN_OP_SILU_MUL_QUANT: cost->flops = 8.0 * m * k; break;
     case QN_OP_ROPE: cost->flops = 3.0 * m * k * e; break;
-    case QN_OP_ATTENTION: cost->flops = 4.0 * m * n * k * e; break;
+    case QN_OP_ATTENTION: cost->flops = 4.0 * attended(desc, m, n) * k * e; break;
     default: cost->flops = 4.0 * m * k; break;
+    }
+    switch (desc->op) {
+    case QN_OP_SCALED_MM:
+    case QN_OP_BLOCK_SCALED_MM:
+    case QN_OP_GROUPED_BLOCK_SCALED_MM:
+    case QN_OP_NVFP4_MM:
+    case QN_OP_MXFP4_MM:
+    case QN_OP_DENSE_MM:
+    case QN_OP_ATTENTION: break;
+    default: cost->memory = "copy"; break;
     }
     return QN_OK;
 }

@@ -1,20 +1,25 @@
-/* qn_ceiling_measure: what this machine reaches with these threads, so that
- * every speed can be shown beside its roofline. Memory is measured on buffers
- * far beyond the caches, arithmetic on loops that stay in registers
- * (kernels/cpu/<isa>/ceiling_<isa>.c). The best of several rounds counts. */
+/* Ceilings: what this machine reaches with these threads, so that every speed
+ * can be shown beside its roofline. Memory is measured on a buffer beyond the
+ * caches, by every way to stream that a level has (the fastest counts and is
+ * kept for the next time); arithmetic on loops that stay in registers
+ * (kernels/cpu/<isa>/ceiling_<isa>.c). The best of several rounds counts: other
+ * work on the machine only ever makes a round slower. */
 #include <string.h>
 
 #include "backend/backend.h"
-#include "base/checked.h"
+#include "backend/cpu/cache.h"
 #include "base/clock.h"
 #include "base/context.h"
 #include "base/error.h"
 #include "kernels/common/ceiling.h"
+#include "op/op.h"
+#include "plan/plan.h"
 
-#define MEASURE_NS UINT64_C(250000000)
-#define BUFFER_BYTES ((size_t)192 << 20)
+#define MEASURE_NS UINT64_C(80000000)
+#define LEAST_BYTES ((size_t)256 << 20)
+#define MOST_BYTES ((size_t)1 << 30)
 #define CHUNK_BYTES ((size_t)1 << 20)
-#define ALU_STEPS 200000
+#define ALU_STEPS 100000
 
 typedef struct alu_row {
     const char *name;
@@ -35,18 +40,42 @@ static const alu_row alu_rows[] = {
     {"bf16_tile", QN_ISA_AMX, &qn_ceiling_bf16__amx},
 };
 
+typedef struct stream_row {
+    qn_isa isa;
+    const qn_ceiling_stream *ways;
+} stream_row;
+
+static const stream_row stream_rows[] = {
+    {QN_ISA_AVX512, &qn_ceiling_stream__avx512},
+    {QN_ISA_AVX2, &qn_ceiling_stream__avx2},
+    {QN_ISA_SCALAR, &qn_ceiling_stream__scalar},
+};
+enum { STREAM_ROWS = sizeof stream_rows / sizeof *stream_rows };
+
+struct qn_meter {
+    qn_ctx *ctx;
+    const qn_exec *exec;
+    size_t bytes;
+    char *buffer;                 /* allocated by the first measurement of memory */
+    int32_t best[STREAM_ROWS][2]; /* fastest way to read, to copy, counted from 1; 0: not known yet */
+};
+
+/* What the tasks of one round share. */
 typedef struct job {
-    const alu_row *row;
-    char *buffer;  /* memory: BUFFER_BYTES */
+    const qn_ceiling_loop *loop;
+    qn_ceiling_read_fn read;
+    qn_ceiling_copy_fn copy;
+    char *buffer;
+    size_t bytes;
     int64_t tasks;
-    uint64_t *sums; /* a cache line a task, so that reads are not removed */
+    uint64_t *sums; /* a cache line a task, so that no loop can be removed */
 } job;
 
 static void alu_task(void *user, int64_t index, int32_t thread)
 {
     (void)thread;
     job *j = user;
-    const float sum = j->row->loop->run(ALU_STEPS);
+    const float sum = j->loop->run(ALU_STEPS);
     memcpy(&j->sums[index * 8], &sum, sizeof sum);
 }
 
@@ -54,14 +83,7 @@ static void read_task(void *user, int64_t index, int32_t thread)
 {
     (void)thread;
     job *j = user;
-    const uint64_t *p = (const uint64_t *)(const void *)(j->buffer + (size_t)index * CHUNK_BYTES);
-    uint64_t s[8] = {0};
-    for (size_t i = 0; i < CHUNK_BYTES / 8; i += 8) {
-        for (int l = 0; l < 8; l++) {
-            s[l] ^= p[i + (size_t)l];
-        }
-    }
-    j->sums[index * 8] = s[0] ^ s[1] ^ s[2] ^ s[3] ^ s[4] ^ s[5] ^ s[6] ^ s[7];
+    j->sums[index * 8] = j->read(j->buffer + (size_t)index * CHUNK_BYTES, CHUNK_BYTES);
 }
 
 static void copy_task(void *user, int64_t index, int32_t thread)
@@ -69,18 +91,23 @@ static void copy_task(void *user, int64_t index, int32_t thread)
     (void)thread;
     job *j = user;
     char *const from = j->buffer + (size_t)index * CHUNK_BYTES;
-    memcpy(from + BUFFER_BYTES / 2, from, CHUNK_BYTES);
+    j->copy(from + j->bytes / 2, from, CHUNK_BYTES);
 }
 
-/* Seconds of the fastest round, or 0 when the clock stood still. */
+static double one_round(job *j, qn_task_fn fn, const qn_exec *exec)
+{
+    const uint64_t from = qn_clock_ns();
+    qn_parallel_for(exec, j->tasks, fn, j);
+    return (double)(qn_clock_ns() - from) * 1e-9;
+}
+
+/* Seconds of the fastest round, or 0 when the clock stood still. The first one only wakes things up. */
 static double best_round(job *j, qn_task_fn fn, const qn_exec *exec)
 {
     double best = 0.0;
     const uint64_t start = qn_clock_ns();
-    for (int round = 0; round < 2 || qn_clock_ns() - start < MEASURE_NS; round++) {
-        const uint64_t from = qn_clock_ns();
-        qn_parallel_for(exec, j->tasks, fn, j);
-        const double seconds = (double)(qn_clock_ns() - from) * 1e-9;
+    for (int round = 0; round < 3 || qn_clock_ns() - start < MEASURE_NS; round++) {
+        const double seconds = one_round(j, fn, exec);
         if (round > 0 && seconds > 0.0 && (best == 0.0 || seconds < best)) {
             best = seconds;
         }
@@ -88,43 +115,133 @@ static double best_round(job *j, qn_task_fn fn, const qn_exec *exec)
     return best;
 }
 
-static qn_status measure_alu(qn_ctx *ctx, const char *name, qn_isa isa, const qn_exec *exec, double *value,
-                             qn_error *error)
+static int runs_here(const qn_ctx *ctx, qn_isa wanted, qn_isa row)
+{
+    return row <= wanted && !qn_backend_cpu_row.isa_refusal(ctx, row);
+}
+
+static qn_status measure_alu(qn_meter *meter, const char *name, qn_isa isa, double *value, qn_error *error)
 {
     const alu_row *row = NULL;
     for (size_t i = 0; i < sizeof alu_rows / sizeof *alu_rows && !row; i++) {
-        const int fits = isa == QN_ISA_MAX || alu_rows[i].isa <= isa;
-        if (strcmp(alu_rows[i].name, name) == 0 && fits && !qn_backend_cpu_row.isa_refusal(ctx, alu_rows[i].isa)) {
+        if (strcmp(alu_rows[i].name, name) == 0 && runs_here(meter->ctx, isa, alu_rows[i].isa)) {
             row = &alu_rows[i];
         }
     }
     QN_FAIL_IF(!row, error, QN_E_UNSUPPORTED, "ceiling %s: this machine or level has no such instruction", name);
-    job j = {.row = row, .tasks = (int64_t)qn_exec_threads(exec) * 4};
-    j.sums = qn_calloc(ctx, (size_t)j.tasks, 64);
+    job j = {.loop = row->loop, .tasks = (int64_t)qn_exec_threads(meter->exec) * 4};
+    j.sums = qn_calloc(meter->ctx, (size_t)j.tasks, 64);
     QN_FAIL_IF(!j.sums, error, QN_E_MEMORY, "out of memory for a ceiling");
-    const double seconds = best_round(&j, alu_task, exec);
+    const double seconds = best_round(&j, alu_task, meter->exec);
     *value = seconds > 0.0 ? row->loop->operations * ALU_STEPS * (double)j.tasks / seconds * 1e-9 : 0.0;
-    qn_free(ctx, j.sums);
+    qn_free(meter->ctx, j.sums);
     return QN_OK;
 }
 
-static qn_status measure_memory(qn_ctx *ctx, int copy, const qn_exec *exec, double *value, qn_error *error)
+/* Way w of a level, counted from 1, into the job; 0 when there is none. */
+static int take_way(job *j, const qn_ceiling_stream *ways, int copy, int32_t w)
 {
-    job j = {.tasks = (int64_t)(BUFFER_BYTES / CHUNK_BYTES) / (copy ? 2 : 1)};
-    qn_status status = QN_OK;
-    j.buffer = qn_alloc(ctx, BUFFER_BYTES);
-    j.sums = qn_calloc(ctx, (size_t)j.tasks, 64);
-    if (!j.buffer || !j.sums) {
-        status = qn_error_set(error, QN_E_MEMORY, "out of memory for a ceiling (%zu bytes)", BUFFER_BYTES);
-    } else {
-        memset(j.buffer, 1, BUFFER_BYTES);
-        const double seconds = best_round(&j, copy ? copy_task : read_task, exec);
-        /* a copy moves every byte twice */
-        *value = seconds > 0.0 ? (double)BUFFER_BYTES / seconds * 1e-9 : 0.0;
+    if (w > QN_CEILING_WAYS) {
+        return 0;
     }
-    qn_free(ctx, j.sums);
-    qn_free(ctx, j.buffer);
-    return status;
+    j->read = ways->read[w - 1];
+    j->copy = ways->copy[w - 1];
+    return copy ? j->copy != NULL : j->read != NULL;
+}
+
+static qn_status measure_memory(qn_meter *meter, int copy, qn_isa isa, double *value, qn_error *error)
+{
+    size_t row = 0;
+    while (!runs_here(meter->ctx, isa, stream_rows[row].isa)) {
+        row++; /* ends: the scalar level runs everywhere */
+    }
+    if (!meter->buffer) {
+        meter->buffer = qn_alloc(meter->ctx, meter->bytes);
+        QN_FAIL_IF(!meter->buffer, error, QN_E_MEMORY, "out of memory for a ceiling (%zu bytes)", meter->bytes);
+        memset(meter->buffer, 1, meter->bytes);
+    }
+    job j = {.buffer = meter->buffer, .bytes = meter->bytes};
+    j.tasks = (int64_t)(meter->bytes / CHUNK_BYTES) / (copy ? 2 : 1);
+    j.sums = qn_calloc(meter->ctx, (size_t)j.tasks, 64);
+    QN_FAIL_IF(!j.sums, error, QN_E_MEMORY, "out of memory for a ceiling");
+    const qn_task_fn fn = copy ? copy_task : read_task;
+    int32_t *known = &meter->best[row][copy];
+    double best = 0.0;
+    if (*known) {
+        take_way(&j, stream_rows[row].ways, copy, *known);
+        best = best_round(&j, fn, meter->exec);
+    }
+    /* every way in turn, so that a slow moment of the machine hits all alike; the first turn is not counted */
+    for (int turn = 0, all = *known == 0; all && turn < 4; turn++) {
+        for (int32_t w = 1; take_way(&j, stream_rows[row].ways, copy, w); w++) {
+            const double seconds = one_round(&j, fn, meter->exec);
+            if (turn > 0 && seconds > 0.0 && (best == 0.0 || seconds < best)) {
+                best = seconds;
+                *known = w;
+            }
+        }
+    }
+    /* a copy moves every byte of its half in and out */
+    *value = best > 0.0 ? (double)meter->bytes / best * 1e-9 : 0.0;
+    qn_free(meter->ctx, j.sums);
+    return QN_OK;
+}
+
+size_t qn_meter_advise(int32_t threads, size_t *cache_bytes)
+{
+    const size_t cache = qn_cpu_last_cache_bytes(threads);
+    if (cache_bytes) {
+        *cache_bytes = cache;
+    }
+    const size_t twice = cache < MOST_BYTES / 2 ? 2 * cache : MOST_BYTES;
+    return twice < LEAST_BYTES ? LEAST_BYTES : twice;
+}
+
+qn_status qn_meter_create(qn_ctx *ctx, const qn_exec *exec, size_t memory_bytes, qn_meter **out, qn_error *error)
+{
+    QN_FAIL_IF(!out, error, QN_E_ARGUMENT, "qn_meter_create: out is NULL");
+    *out = NULL;
+    QN_FAIL_IF(!ctx, error, QN_E_ARGUMENT, "qn_meter_create: ctx is NULL");
+    qn_meter *meter = qn_calloc(ctx, 1, sizeof *meter);
+    QN_FAIL_IF(!meter, error, QN_E_MEMORY, "out of memory for a meter");
+    const size_t bytes = memory_bytes ? memory_bytes : qn_meter_advise(qn_exec_threads(exec), NULL);
+    *meter = (qn_meter){.ctx = ctx, .exec = exec, .bytes = bytes / (2 * CHUNK_BYTES) * (2 * CHUNK_BYTES)};
+    if (meter->bytes == 0) {
+        meter->bytes = 2 * CHUNK_BYTES;
+    }
+    *out = meter;
+    return QN_OK;
+}
+
+void qn_meter_destroy(qn_meter *meter)
+{
+    if (meter) {
+        qn_free(meter->ctx, meter->buffer);
+        qn_free(meter->ctx, meter);
+    }
+}
+
+qn_status qn_meter_measure(qn_meter *meter, const char *name, qn_isa isa, double *value, qn_error *error)
+{
+    QN_FAIL_IF(!meter || !name || !value, error, QN_E_ARGUMENT, "qn_meter_measure: %s is NULL",
+               !meter ? "meter" : (!name ? "name" : "value"));
+    *value = 0.0;
+    QN_FAIL_IF(isa != QN_ISA_MAX && !qn_isa_name(isa), error, QN_E_ARGUMENT, "isa is %d, which is none", (int)isa);
+    if (isa != QN_ISA_MAX) {
+        const char *reason = qn_backend_cpu_row.isa_refusal(meter->ctx, isa);
+        QN_FAIL_IF(reason, error, QN_E_UNSUPPORTED, "isa %s: %s", qn_isa_name(isa), reason);
+    }
+    if (strcmp(name, "read") == 0 || strcmp(name, "copy") == 0) {
+        return measure_memory(meter, name[0] == 'c', isa, value, error);
+    }
+    static const char *const others[] = {"fp32_fma", "bf16_dot", "int8_dot", "bf16_tile", "int8_tile"};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        if (strcmp(others[i], name) == 0) {
+            return measure_alu(meter, name, isa, value, error);
+        }
+    }
+    QN_FAIL(error, QN_E_ARGUMENT,
+            "ceiling is '%s', expected read, copy, fp32_fma, bf16_dot, int8_dot, bf16_tile or int8_tile", name);
 }
 
 qn_status qn_ceiling_measure(qn_ctx *ctx, const char *name, qn_isa isa, const qn_exec *exec, double *value,
@@ -133,18 +250,34 @@ qn_status qn_ceiling_measure(qn_ctx *ctx, const char *name, qn_isa isa, const qn
     QN_FAIL_IF(!ctx || !name || !value, error, QN_E_ARGUMENT, "qn_ceiling_measure: %s is NULL",
                !ctx ? "ctx" : (!name ? "name" : "value"));
     *value = 0.0;
-    QN_FAIL_IF(isa != QN_ISA_MAX && !qn_isa_name(isa), error, QN_E_ARGUMENT, "isa is %d, which is none", (int)isa);
-    if (isa != QN_ISA_MAX) {
-        const char *reason = qn_backend_cpu_row.isa_refusal(ctx, isa);
-        QN_FAIL_IF(reason, error, QN_E_UNSUPPORTED, "isa %s: %s", qn_isa_name(isa), reason);
+    qn_meter *meter = NULL;
+    QN_TRY(qn_meter_create(ctx, exec, 0, &meter, error));
+    const qn_status status = qn_meter_measure(meter, name, isa, value, error);
+    qn_meter_destroy(meter);
+    return status;
+}
+
+static int multiplies(qn_op op)
+{
+    return op == QN_OP_SCALED_MM || op == QN_OP_BLOCK_SCALED_MM || op == QN_OP_GROUPED_BLOCK_SCALED_MM ||
+           op == QN_OP_NVFP4_MM || op == QN_OP_MXFP4_MM || op == QN_OP_DENSE_MM || op == QN_OP_ATTENTION;
+}
+
+const char *qn_kernel_ceiling(const qn_kernel *kernel, const qn_op_desc *desc)
+{
+    if (kernel->arithmetic || !multiplies(kernel->op)) {
+        return kernel->arithmetic;
     }
-    if (strcmp(name, "read") == 0 || strcmp(name, "copy") == 0) {
-        return measure_memory(ctx, name[0] == 'c', exec, value, error);
+    if (kernel->op == QN_OP_SCALED_MM && desc->in[QN_SMM_A].format == QN_I8) {
+        return kernel->isa >= QN_ISA_AMX ? "int8_tile" : "int8_dot";
     }
-    for (size_t i = 0; i < sizeof alu_rows / sizeof *alu_rows; i++) {
-        if (strcmp(alu_rows[i].name, name) == 0) {
-            return measure_alu(ctx, name, isa, exec, value, error);
-        }
+    if (kernel->isa < QN_ISA_AVX512BF16) {
+        return "fp32_fma";
     }
-    QN_FAIL(error, QN_E_ARGUMENT, "ceiling is '%s', expected read, copy, fp32_fma, bf16_dot or int8_dot", name);
+    return kernel->isa >= QN_ISA_AMX ? "bf16_tile" : "bf16_dot";
+}
+
+const char *qn_plan_ceiling(const qn_plan *plan)
+{
+    return qn_kernel_ceiling(plan->kernel, &plan->desc);
 }

@@ -52,8 +52,9 @@ static void add_kernel(qn_text *text, const qn_kernel *kernel, const qn_op_desc 
                 m && kernel->workspace_bytes ? kernel->workspace_bytes(kernel, desc, m, 1) : (size_t)0, (long long)m);
     qn_case_cost cost;
     if (qn_case_get_cost(desc, &cost, NULL) == QN_OK) {
-        qn_text_add(text, "predicted: %.0f bytes, %.0f operations, bound by read or %s\n", cost.bytes, cost.flops,
-                    cost.unit ? cost.unit : "?");
+        const char *arithmetic = qn_kernel_ceiling(kernel, desc);
+        qn_text_add(text, "predicted: %.0f bytes, %.0f operations, bound by %s%s%s\n", cost.bytes, cost.flops,
+                    cost.memory, arithmetic ? " or " : "", arithmetic ? arithmetic : "");
     }
     if (kernel->backend == QN_BACKEND_REF) {
         qn_text_add(text, "note: the scalar reference runs on one thread, far below what this machine can do\n");

@@ -34,6 +34,10 @@ int qn_walk_next(const qn_ctx *ctx, const qn_op_desc *desc, const qn_plan_option
 /* Copy options into *out (defaults when NULL) and check them. */
 qn_status qn_plan_options_get(const qn_plan_options *options, qn_plan_options *out, qn_error *error);
 
+/* The arithmetic ceiling of a kernel for this descriptor, by its row, else by its level and operands; NULL: memory
+ * alone bounds it (src/plan/ceiling.c). */
+const char *qn_kernel_ceiling(const qn_kernel *kernel, const qn_op_desc *desc);
+
 /* First 64 bytes of a packed blob. */
 typedef struct qn_blob_header {
     uint64_t magic;

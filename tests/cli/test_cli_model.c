@@ -29,6 +29,11 @@ static outcome run_model(const char *verb, const char *const *rest)
 {
     const char *words[40] = {verb, model};
     int n = 2;
+    if (strcmp(verb, "bench model") == 0) {
+        words[0] = "bench";
+        words[1] = "model";
+        words[n++] = model;
+    }
     for (int i = 0; rest[i] && n < 39; i++)
         words[n++] = rest[i];
     outcome r = run_command(folder, words);
@@ -142,6 +147,30 @@ static void an_interrupted_quantize_leaves_nothing(void **state)
     }
 }
 
+/* The table's first columns are llama-bench's; the record says how far decoding is from the memory. */
+static void a_bench_of_the_model_tells_its_limits(void **state)
+{
+    (void)state;
+    const char *const table[] = {"-p", "8", "-n", "4", "-r", "1", "--memory", "8", "--quiet", NULL};
+    outcome r = run_model("bench model", table);
+    assert_int_equal(r.code, 0);
+    assert_int_equal(strncmp(r.out, "| model ", 8), 0);
+    assert_non_null(strstr(r.out, " pp8 |"));
+    assert_non_null(strstr(r.out, " tg4 |"));
+    assert_non_null(strstr(r.out, "decode reads "));
+    assert_non_null(strstr(r.out, "peak memory "));
+    free_outcome(&r);
+    const char *const json[] = {"-p", "8", "-n", "4", "-r", "1", "--memory", "8", "--quiet", "-o", "json", NULL};
+    r = run_model("bench model", json);
+    assert_int_equal(r.code, 0);
+    static const char *const fields[] = {
+        "\"avg_ts\":",       "\"bytes_per_token\":", "\"read_gbps\":", "\"decode_roofline_pct\":",
+        "\"load_seconds\":", "\"peak_rss_bytes\":"};
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        assert_non_null(strstr(r.out, fields[i]));
+    free_outcome(&r);
+}
+
 int main(void)
 {
     model = getenv("QN_TEST_MODEL");
@@ -158,6 +187,7 @@ int main(void)
                                        cmocka_unit_test(a_stop_text_ends_before_itself),
                                        cmocka_unit_test(ids_come_back_as_the_text),
                                        cmocka_unit_test(a_model_agrees_with_itself),
+                                       cmocka_unit_test(a_bench_of_the_model_tells_its_limits),
                                        cmocka_unit_test(an_interrupted_quantize_leaves_nothing)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

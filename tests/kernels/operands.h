@@ -1,5 +1,5 @@
 /* Operands of kernel tests: memory that ends, or begins, at a page that may not
- * be touched, with poisoned gaps between rows. */
+ * be touched, or lies off every alignment, with poisoned gaps between rows. */
 #ifndef QN_TESTS_KERNELS_OPERANDS_H
 #define QN_TESTS_KERNELS_OPERANDS_H
 
@@ -12,17 +12,19 @@
 #include <quern/experimental.h>
 #include <quern/quern.h>
 
-typedef enum placement { AT_END = 0, AT_START = 1 } placement;
+typedef enum placement { AT_END = 0, AT_START = 1, OFF_ALIGNMENT = 2 } placement;
 
 typedef struct guarded {
     char *map, *data;
     size_t map_bytes, bytes, usable;
 } guarded;
 
-static guarded guarded_make(size_t bytes, placement where, int poison)
+/* shift: bytes off a page boundary for OFF_ALIGNMENT; of an element. */
+static inline guarded guarded_make(size_t bytes, placement where, size_t shift, int poison)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    guarded g = {.bytes = bytes, .usable = (bytes + page - 1) / page * page + (bytes ? 0 : page)};
+    const size_t room = bytes + (where == OFF_ALIGNMENT ? shift : 0);
+    guarded g = {.bytes = bytes, .usable = (room + page - 1) / page * page + (room ? 0 : page)};
     g.map_bytes = g.usable + 2 * page;
     g.map = mmap(NULL, g.map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (g.map == MAP_FAILED) {
@@ -31,11 +33,26 @@ static guarded guarded_make(size_t bytes, placement where, int poison)
     mprotect(g.map, page, PROT_NONE);
     mprotect(g.map + page + g.usable, page, PROT_NONE);
     memset(g.map + page, poison, g.usable);
-    g.data = g.map + page + (where == AT_END ? g.usable - bytes : 0);
+    g.data = g.map + page + (where == AT_END ? g.usable - bytes : (where == OFF_ALIGNMENT ? shift : 0));
     return g;
 }
 
-static void guarded_free(guarded *g)
+/* 64-byte aligned memory (workspace, packed weights) that ends less than 64 bytes before such a page. */
+static inline guarded guarded_make_aligned(size_t bytes, int poison)
+{
+    guarded g = guarded_make((bytes + 63) / 64 * 64, AT_END, 0, poison);
+    g.bytes = bytes;
+    return g;
+}
+
+/* From now on it may be read only. */
+static inline void guarded_freeze(const guarded *g)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    mprotect(g->map + page, g->usable, PROT_READ);
+}
+
+static inline void guarded_free(guarded *g)
 {
     if (g->map) {
         munmap(g->map, g->map_bytes);
@@ -44,7 +61,7 @@ static void guarded_free(guarded *g)
 }
 
 /* Bytes of the page that belong to no row still hold the poison. */
-static int canaries_alive(const guarded *g, int poison)
+static inline int canaries_alive(const guarded *g, int poison)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     const unsigned char *p = (const unsigned char *)g->map + page;
@@ -58,7 +75,7 @@ static int canaries_alive(const guarded *g, int poison)
 }
 
 /* Strides of a shape whose rows are gap elements longer than dense (0: dense). */
-static size_t strides_of(const qn_shape *shape, int64_t gap, int64_t strides[QN_MAX_DIMS])
+static inline size_t strides_of(const qn_shape *shape, int64_t gap, int64_t strides[QN_MAX_DIMS])
 {
     const qn_format_info *f = qn_format_get_info(shape->format);
     size_t row = 0;
@@ -82,7 +99,7 @@ static size_t strides_of(const qn_shape *shape, int64_t gap, int64_t strides[QN_
 }
 
 /* Rows of a dense tensor to or from a strided one. */
-static void copy_rows(const qn_shape *shape, char *to, const int64_t *to_strides, const char *from,
+static inline void copy_rows(const qn_shape *shape, char *to, const int64_t *to_strides, const char *from,
                       const int64_t *from_strides)
 {
     if (qn_shape_elements(shape) == 0) {

@@ -1,7 +1,8 @@
 /* Every row of the CPU registry that this machine can run against the reference:
  * the shared case table and sizes around the row's tile, on the exact grid bit for
- * bit and on random values within the error model; operands between forbidden
- * pages, strided, odd-aligned; 1, 2, 3 and 7 threads; rows alone and in a batch. */
+ * bit and on random values within the error model; operands, packed weights and
+ * workspace between forbidden pages, strided, odd-aligned; 1, 2, 3 and 7 threads;
+ * rows alone and in a batch (random ones: test_kernel_invariance.c). */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "backend/backend.h"
 #include "kernels/operands.h"
 
 #define SEED 20240607u
@@ -25,8 +27,8 @@ typedef struct tensors {
     qn_shape out[QN_MAX_OUT];
     qn_sizes sizes;
     const qn_op_info *info;
-    void *in[QN_MAX_IN];      /* dense */
-    void *want[QN_MAX_OUT];   /* dense */
+    void *in[QN_MAX_IN];    /* dense */
+    void *want[QN_MAX_OUT]; /* dense */
     size_t out_bytes[QN_MAX_OUT];
 } tensors;
 
@@ -57,19 +59,6 @@ static qn_args dense_args(const tensors *t, void *const out[QN_MAX_OUT])
     return args;
 }
 
-static void *workspace_for(const qn_plan *plan, int64_t m, int32_t threads, size_t *bytes)
-{
-    *bytes = qn_plan_workspace_bytes(plan, m, threads);
-    void *p = NULL;
-    if (*bytes && posix_memalign(&p, 64, *bytes) != 0) {
-        abort();
-    }
-    if (p) {
-        memset(p, 0xFF, *bytes);
-    }
-    return p;
-}
-
 static void must(qn_status status, const qn_error *error, const char *what)
 {
     if (status != QN_OK) {
@@ -80,11 +69,11 @@ static void must(qn_status status, const qn_error *error, const char *what)
 static void run_plan(const qn_plan *plan, const qn_args *args, int64_t m, const qn_exec *exec, const char *what)
 {
     qn_error error = {0};
-    size_t bytes;
-    void *workspace = workspace_for(plan, m, qn_exec_threads(exec), &bytes);
-    const qn_status status = qn_run(plan, args, workspace, bytes, exec, &error);
-    free(workspace);
+    guarded workspace = guarded_make_aligned(qn_plan_workspace_bytes(plan, m, qn_exec_threads(exec)), 0xFF);
+    const qn_status status = qn_run(plan, args, workspace.bytes ? workspace.data : NULL, workspace.bytes, exec, &error);
     must(status, &error, what);
+    assert_true(canaries_alive(&workspace, 0xFF));
+    guarded_free(&workspace);
 }
 
 /* NaN, infinities, a subnormal and large numbers among the activations. */
@@ -166,8 +155,9 @@ static void judge(const tensors *t, void *const got[QN_MAX_OUT], int exact, cons
     qn_case_result r;
     must(qn_case_judge(&t->desc, want, have, in, exact, &r, &error), &error, text);
     if (!r.pass) {
-        fail_msg("%s, %s, %s grid, seed %u: error %g of the allowed; output %d element %lld is %.9g, expected %.9g", kernel,
-                 text, exact ? "exact" : "random", SEED, r.max_error, r.slot, (long long)r.index, r.got, r.want);
+        fail_msg("%s, %s, %s grid, seed %u: error %g of the allowed; output %d element %lld is %.9g, expected %.9g",
+                 kernel, text, exact ? "exact" : "random", SEED, r.max_error, r.slot, (long long)r.index, r.got,
+                 r.want);
     }
 }
 
@@ -176,18 +166,21 @@ static int strided_output(const tensors *t, int i)
     return t->out[i].ndim > 1 && !(t->desc.op == QN_OP_QUANTIZE_NVFP4 && t->desc.attr[QN_ATTR_SWIZZLED].i);
 }
 
-/* Run between forbidden pages and compare with the judge and, from the second run on, with the first run's bits. */
-static void run_guarded(const tensors *t, const qn_plan *plan, placement where, int64_t gap, const qn_exec *exec,
-                        void *const first[QN_MAX_OUT], int compare, const char *text)
+/* Run between forbidden pages, with packed weights when there is a blob, and keep the bits in first[] or compare with
+ * them. */
+static void run_guarded(const tensors *t, const qn_plan *plan, placement where, int64_t gap, const guarded *blob,
+                        const qn_exec *exec, void *const first[QN_MAX_OUT], int compare, const char *text)
 {
     guarded in[QN_MAX_IN] = {{0}}, out[QN_MAX_OUT] = {{0}};
     qn_args args;
     memset(&args, 0, sizeof args);
     int64_t dense[QN_MAX_DIMS];
+    args.packed = blob ? blob->data : NULL;
     for (int i = 0; i < t->info->in_count; i++) {
-        if (t->desc.in[i].format) {
+        if (t->desc.in[i].format && !(blob && t->info->in[i].weight)) {
+            const size_t shift = (size_t)qn_format_get_info(t->desc.in[i].format)->block_bytes;
             args.in[i].shape = t->desc.in[i];
-            in[i] = guarded_make(strides_of(&t->desc.in[i], gap, args.in[i].strides), where, POISON_IN);
+            in[i] = guarded_make(strides_of(&t->desc.in[i], gap, args.in[i].strides), where, shift, POISON_IN);
             args.in[i].data = in[i].data;
             strides_of(&t->desc.in[i], 0, dense);
             copy_rows(&t->desc.in[i], in[i].data, args.in[i].strides, t->in[i], dense);
@@ -195,9 +188,10 @@ static void run_guarded(const tensors *t, const qn_plan *plan, placement where, 
     }
     for (int i = 0; i < t->info->out_count; i++) {
         if (t->out[i].format) {
+            const size_t shift = (size_t)qn_format_get_info(t->out[i].format)->block_bytes;
             args.out[i].shape = t->out[i];
             out[i] = guarded_make(strides_of(&t->out[i], strided_output(t, i) ? gap : 0, args.out[i].strides), where,
-                                  POISON_OUT);
+                                  shift, POISON_OUT);
             args.out[i].data = out[i].data;
         }
     }
@@ -208,8 +202,9 @@ static void run_guarded(const tensors *t, const qn_plan *plan, placement where, 
             strides_of(&t->out[i], 0, dense);
             copy_rows(&t->out[i], got, dense, out[i].data, args.out[i].strides);
             if (compare && memcmp(got, first[i], t->out_bytes[i]) != 0) {
-                fail_msg("%s, %s: output %d differs (%d threads, gap %lld, placement %d)", qn_plan_kernel(plan), text, i,
-                         qn_exec_threads(exec), (long long)gap, (int)where);
+                fail_msg("%s, %s: output %d differs (%d threads, gap %lld, placement %d, %s weights)",
+                         qn_plan_kernel(plan), text, i, qn_exec_threads(exec), (long long)gap, (int)where,
+                         blob ? "packed" : "stored");
             }
             if (!compare) {
                 memcpy(first[i], got, t->out_bytes[i]);
@@ -232,6 +227,23 @@ static void run_guarded(const tensors *t, const qn_plan *plan, placement where, 
     }
 }
 
+/* Packed weights, to be read only; no memory when the kernel packs nothing. */
+static guarded pack_guarded(const tensors *t, const qn_plan *plan, const char *text)
+{
+    qn_error error = {0};
+    const size_t bytes = qn_plan_pack_bytes(plan);
+    if (bytes == 0) {
+        return (guarded){0};
+    }
+    guarded blob = guarded_make_aligned(bytes, POISON_IN);
+    void *none[QN_MAX_OUT] = {NULL};
+    const qn_args args = dense_args(t, none);
+    must(qn_pack(plan, &args, blob.data, bytes, &error), &error, text);
+    assert_true(canaries_alive(&blob, POISON_IN));
+    guarded_freeze(&blob);
+    return blob;
+}
+
 static int run_case(const char *kernel, const char *text, int thorough)
 {
     int ran = 0;
@@ -247,15 +259,23 @@ static int run_case(const char *kernel, const char *text, int thorough)
         for (int i = 0; i < t.info->out_count; i++) {
             got[i] = calloc(1, t.out_bytes[i] + 1);
         }
-        run_guarded(&t, plan, AT_END, 0, NULL, got, 0, text);
+        guarded blob = pack_guarded(&t, plan, text);
+        run_guarded(&t, plan, AT_END, 0, NULL, NULL, got, 0, text);
         if (t.sizes.m > 0) {
             judge(&t, got, exact, kernel, text);
         }
-        run_guarded(&t, plan, AT_START, 3, NULL, got, 1, text);
+        run_guarded(&t, plan, AT_START, 3, NULL, NULL, got, 1, text);
+        run_guarded(&t, plan, OFF_ALIGNMENT, exact, NULL, NULL, got, 1, text);
         for (int p = 0; p < 3 && thorough && !exact; p++) {
             const qn_exec exec = {.pool = pools[p]};
-            run_guarded(&t, plan, AT_END, p, &exec, got, 1, text);
+            run_guarded(&t, plan, AT_END, p, NULL, &exec, got, 1, text);
         }
+        if (blob.map) {
+            const qn_exec exec = {.pool = pools[exact]};
+            run_guarded(&t, plan, AT_END, 0, &blob, NULL, got, 1, text);
+            run_guarded(&t, plan, OFF_ALIGNMENT, 1, &blob, &exec, got, 1, text);
+        }
+        guarded_free(&blob);
         for (int i = 0; i < QN_MAX_OUT; i++) {
             free(got[i]);
         }
@@ -306,38 +326,83 @@ static void every_row_on_the_case_table(void **state)
     print_message("%d registry rows, %d cases\n", rows, runs);
 }
 
-/* Weight formats and what their K must be a multiple of. */
+/* Operators by what makes their kernels differ, and what their K must be a multiple of. */
 static const struct {
     qn_op op;
     const char *words;
-    int k_unit;
+    int k_unit, has_n;
 } contracts[] = {
-    {QN_OP_DENSE_MM, "dense_mm b=f32 out=f32", 1},
-    {QN_OP_DENSE_MM, "dense_mm b=bf16 x=f16 out=f32", 1},
-    {QN_OP_DENSE_MM, "dense_mm b=f16 x=bf16 bias=1", 1},
-    {QN_OP_DENSE_MM, "dense_mm b=q4_1 out=f32", 32},
-    {QN_OP_DENSE_MM, "dense_mm b=q8_0", 32},
-    {QN_OP_DENSE_MM, "dense_mm b=q6_k out=f16", 256},
-    {QN_OP_SCALED_MM, "scaled_mm out=f32 scale_a=token scale_b=channel", 1},
-    {QN_OP_SCALED_MM, "scaled_mm a=f8_e4m3 scale_a=token bias=1", 1},
-    {QN_OP_BLOCK_SCALED_MM, "block_scaled_mm out=f32", 1},
-    {QN_OP_NVFP4_MM, "nvfp4_mm out=f32", 16},
-    {QN_OP_NVFP4_MM, "nvfp4_mm a=1 out=f32", 16},
-    {QN_OP_MXFP4_MM, "mxfp4_mm bias=1", 32},
+    {QN_OP_DENSE_MM, "dense_mm b=f32 out=f32", 1, 1},
+    {QN_OP_DENSE_MM, "dense_mm b=bf16 x=f16 out=f32", 1, 1},
+    {QN_OP_DENSE_MM, "dense_mm b=bf16 x=bf16", 1, 1},
+    {QN_OP_DENSE_MM, "dense_mm b=f16 x=bf16 bias=1", 1, 1},
+    {QN_OP_DENSE_MM, "dense_mm b=q4_1 out=f32", 32, 1},
+    {QN_OP_DENSE_MM, "dense_mm b=q8_0", 32, 1},
+    {QN_OP_DENSE_MM, "dense_mm b=q6_k out=f16", 256, 1},
+    {QN_OP_SCALED_MM, "scaled_mm out=f32 scale_a=token scale_b=channel", 1, 1},
+    {QN_OP_SCALED_MM, "scaled_mm scale_a=token scale_b=channel bias=f16 azp_adj=1 azp=1", 1, 1},
+    {QN_OP_SCALED_MM, "scaled_mm a=f8_e4m3 scale_a=token bias=1", 1, 1},
+    {QN_OP_BLOCK_SCALED_MM, "block_scaled_mm out=f32", 1, 1},
+    {QN_OP_GROUPED_BLOCK_SCALED_MM, "grouped_block_scaled_mm e=3 out=f32", 1, 1},
+    {QN_OP_NVFP4_MM, "nvfp4_mm out=f32", 16, 1},
+    {QN_OP_NVFP4_MM, "nvfp4_mm a=1 out=f32", 16, 1},
+    {QN_OP_MXFP4_MM, "mxfp4_mm bias=1", 32, 1},
+    {QN_OP_ATTENTION, "attention e=4 g=2", 1, 1},
+    {QN_OP_QUANTIZE_FP8, "quantize_fp8 granularity=token", 1, 0},
+    {QN_OP_QUANTIZE_FP8, "quantize_fp8 granularity=group x=bf16", 1, 0},
+    {QN_OP_QUANTIZE_INT8, "quantize_int8 granularity=token symmetric=0", 1, 0},
+    {QN_OP_QUANTIZE_INT8, "quantize_int8 granularity=group group=32 x=f16", 1, 0},
+    {QN_OP_QUANTIZE_NVFP4, "quantize_nvfp4 global_scale=1", 16, 0},
+    {QN_OP_QUANTIZE_MXFP4, "quantize_mxfp4 x=bf16", 32, 0},
+    {QN_OP_SILU_MUL_QUANT, "silu_mul_quant x=bf16", 1, 0},
+    {QN_OP_SILU_MUL, "silu_mul out=f32", 1, 0},
+    {QN_OP_RMSNORM, "rmsnorm", 1, 0},
+    {QN_OP_ROPE, "rope e=3", 2, 0},
 };
+
+/* Sizes that end before, at and after the multiples that tiles, panels and vectors have. */
+static const int around[] = {1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 127, 128, 129, 255, 256, 257, 576};
+static const int around_m[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 33, 130};
+#define AROUND ((int)(sizeof around / sizeof *around))
+#define AROUND_M ((int)(sizeof around_m / sizeof *around_m))
+
+static const qn_kernel *registry_row(const char *name)
+{
+    for (int32_t i = 0;; i++) {
+        const qn_kernel *kernel = qn_backend_cpu_row.kernel_at(i);
+        if (!kernel || strcmp(kernel->name, name) == 0) {
+            return kernel;
+        }
+    }
+}
+
+/* Size i of a list that goes on with the tile's own: one less, it, one more, twice it and one more. */
+static int size_at(const int *list, int count, int tile, int i)
+{
+    const int own[] = {tile - 1, tile, tile + 1, 2 * tile + 1};
+    const int size = i < count ? list[i] : own[(i - count) % 4];
+    return size > 0 ? size : 1;
+}
 
 static void sizes_around_the_tile(void **state)
 {
     (void)state;
     qn_kernel_info k;
-    static const int m[] = {1, 2, 3, 4, 5, 8, 9, 65}, n[] = {1, 3, 4, 5, 31, 33, 8, 2};
-    static const int k_sizes[] = {1, 15, 17, 63, 65, 129, 576, 1100};
     for (int32_t i = 0; next_kernel(&i, &k);) {
+        const qn_kernel *row = registry_row(k.name);
+        assert_non_null(row);
         for (size_t c = 0; c < sizeof contracts / sizeof *contracts; c++) {
-            for (int s = 0; s < 8 && contracts[c].op == k.op; s++) {
-                const int unit = contracts[c].k_unit, kk = (k_sizes[(s + 3) % 8] + unit - 1) / unit * unit;
+            /* strides without common factors: every size of every list, in ever other company */
+            for (int s = 0; s < AROUND + 4 && contracts[c].op == k.op; s++) {
+                const int unit = contracts[c].k_unit, m = size_at(around_m, AROUND_M, row->mr, s % (AROUND_M + 4));
+                const int n = size_at(around, AROUND, row->nr, s * 5 % (AROUND + 4));
+                const int kk = (size_at(around, AROUND, row->nr, s * 7 % (AROUND + 4)) + unit - 1) / unit * unit;
                 char text[128];
-                snprintf(text, sizeof text, "%s m=%d n=%d k=%d", contracts[c].words, m[s], n[s], kk);
+                if (contracts[c].has_n) {
+                    snprintf(text, sizeof text, "%s m=%d n=%d k=%d", contracts[c].words, m, n, kk);
+                } else {
+                    snprintf(text, sizeof text, "%s m=%d k=%d", contracts[c].words, m, kk);
+                }
                 run_case(k.name, text, 0);
             }
         }
@@ -406,20 +471,31 @@ static void special_values_travel_as_in_the_reference(void **state)
 #define BATCH 17
 
 static const char *const batch_cases[] = {
-    "dense_mm m=17 n=37 k=100 out=f32 b=f32",        "dense_mm m=17 n=37 k=1100 b=bf16",
-    "dense_mm m=17 n=37 k=544 out=f32 b=q4_1",       "dense_mm m=17 n=37 k=544 b=q4_0",
-    "dense_mm m=17 n=37 k=544 b=q8_0",               "dense_mm m=17 n=37 k=544 b=q5_1",
-    "dense_mm m=17 n=37 k=512 b=q6_k",               "dense_mm m=17 n=37 k=1100 x=bf16 b=f16 bias=1",
+    "dense_mm m=17 n=37 k=100 out=f32 b=f32",
+    "dense_mm m=17 n=37 k=1100 b=bf16",
+    "dense_mm m=17 n=37 k=544 out=f32 b=q4_1",
+    "dense_mm m=17 n=37 k=544 b=q4_0",
+    "dense_mm m=17 n=37 k=544 b=q8_0",
+    "dense_mm m=17 n=37 k=544 b=q5_1",
+    "dense_mm m=17 n=37 k=512 b=q6_k",
+    "dense_mm m=17 n=37 k=1100 x=bf16 b=f16 bias=1",
     "scaled_mm m=17 n=37 k=577 out=f32 scale_a=token scale_b=channel",
     "scaled_mm m=17 n=37 k=577 out=f32 a=f8_e4m3 scale_a=token scale_b=channel",
     "scaled_mm m=17 n=37 k=576 scale_a=token scale_b=channel bias=f16 azp_adj=1 azp=1",
-    "block_scaled_mm m=17 n=200 k=577 out=f32",      "block_scaled_mm m=17 n=37 k=1200 scale_layout=col",
-    "nvfp4_mm m=17 n=37 k=576 out=f32",              "nvfp4_mm m=17 n=37 k=576 a=1",
-    "mxfp4_mm m=17 n=37 k=576 out=f32",              "quantize_fp8 m=17 k=577 granularity=group",
-    "quantize_fp8 m=17 k=577 granularity=token",     "quantize_int8 m=17 k=577 granularity=token symmetric=0",
-    "quantize_int8 m=17 k=577 granularity=token",    "silu_mul_quant m=17 k=577",
-    "silu_mul m=17 k=577",                           "rmsnorm m=17 k=577",
-    "rope m=17 k=64 e=3",                            "attention m=17 n=130 k=64 e=6 g=2",
+    "block_scaled_mm m=17 n=200 k=577 out=f32",
+    "block_scaled_mm m=17 n=37 k=1200 scale_layout=col",
+    "nvfp4_mm m=17 n=37 k=576 out=f32",
+    "nvfp4_mm m=17 n=37 k=576 a=1",
+    "mxfp4_mm m=17 n=37 k=576 out=f32",
+    "quantize_fp8 m=17 k=577 granularity=group",
+    "quantize_fp8 m=17 k=577 granularity=token",
+    "quantize_int8 m=17 k=577 granularity=token symmetric=0",
+    "quantize_int8 m=17 k=577 granularity=token",
+    "silu_mul_quant m=17 k=577",
+    "silu_mul m=17 k=577",
+    "rmsnorm m=17 k=577",
+    "rope m=17 k=64 e=3",
+    "attention m=17 n=130 k=64 e=6 g=2",
     "attention m=17 n=130 k=40 e=3 g=3 causal=0",
 };
 
@@ -474,8 +550,8 @@ static void compare_row(const tensors *t, const qn_plan *plan, void *const batch
             /* rows along the first axis are contiguous; along the last, one element each */
             const int64_t size = qn_format_get_info(one->format)->block_bytes, count = qn_shape_elements(one);
             for (int64_t e = 0; e < count; e++) {
-                const char *in_batch = (const char *)batch[i] + (axis == 0 ? row * strides[0] + e * size
-                                                                             : e * strides[0] + row * size);
+                const char *in_batch =
+                    (const char *)batch[i] + (axis == 0 ? row * strides[0] + e * size : e * strides[0] + row * size);
                 if (t->out[i].ndim == 1) {
                     in_batch = (const char *)batch[i] + row * size;
                 }

@@ -459,6 +459,82 @@ static void ceilings_have_names(void **state)
     qn_ctx_destroy(ctx);
 }
 
+static void a_meter_measures_every_level(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"read", "copy", "fp32_fma", "int8_dot"};
+    counter c = {0};
+    qn_ctx *ctx = counted_ctx(&c, QN_ISA_MAX);
+    const long before = c.live;
+    qn_error error = {0};
+    qn_pool *pool = NULL;
+    qn_meter *meter = NULL;
+    assert_int_equal(qn_pool_create(ctx, 2, &pool, NULL), QN_OK);
+    const qn_exec exec = {.pool = pool};
+    size_t cache = 1;
+    const size_t advised = qn_meter_advise(2, &cache);
+    assert_true(advised >= (size_t)256 << 20 && advised <= (size_t)1 << 30);
+    assert_true(advised >= 2 * cache || advised == (size_t)1 << 30);
+    assert_int_equal(qn_meter_create(ctx, &exec, 3 << 20, &meter, &error), QN_OK);
+    int measured = 0;
+    for (int isa = 0; isa < QN_ISA_COUNT; isa++) {
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+            double first = 0, again = 0;
+            const qn_status status = qn_meter_measure(meter, names[i], (qn_isa)isa, &first, &error);
+            if (status == QN_E_UNSUPPORTED) {
+                assert_true(isa > 0);
+                continue;
+            }
+            assert_int_equal(status, QN_OK);
+            assert_int_equal(qn_meter_measure(meter, names[i], (qn_isa)isa, &again, &error), QN_OK);
+            assert_true(first > 0 && again > 0);
+            measured++;
+        }
+    }
+    assert_true(measured >= 4);
+    qn_meter_destroy(meter);
+    /* the buffer that cannot be had */
+    assert_int_equal(qn_meter_create(ctx, NULL, 0, &meter, &error), QN_OK);
+    double value;
+    c.fail_at = c.calls + 1;
+    assert_int_equal(qn_meter_measure(meter, "read", QN_ISA_SCALAR, &value, &error), QN_E_MEMORY);
+    qn_meter_destroy(meter);
+    qn_meter_destroy(NULL);
+    assert_int_equal(qn_meter_create(NULL, NULL, 0, &meter, &error), QN_E_ARGUMENT);
+    assert_null(meter);
+    qn_pool_destroy(pool);
+    assert_int_equal(c.live, before);
+    qn_ctx_destroy(ctx);
+}
+
+/* The ceiling follows the kernel that was chosen, not the best the machine has. */
+static void a_plan_names_its_ceiling(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        const char *ceiling; /* at level scalar */
+    } rows[] = {{"scaled_mm m=1 n=8 k=64", "int8_dot"},
+                {"scaled_mm m=1 n=8 k=64 a=f8_e4m3", "fp32_fma"},
+                {"dense_mm m=1 n=8 k=64", "fp32_fma"},
+                {"rmsnorm m=1 k=64", NULL}};
+    qn_ctx *ctx = NULL;
+    assert_int_equal(qn_ctx_create(NULL, &ctx, NULL), QN_OK);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        qn_op_desc desc;
+        qn_plan *plan = NULL;
+        qn_plan_options o;
+        qn_plan_options_init(&o);
+        o.isa = QN_ISA_SCALAR;
+        assert_int_equal(qn_op_desc_parse(rows[i].text, &desc, NULL), QN_OK);
+        assert_int_equal(qn_plan_create(ctx, &desc, &o, &plan, NULL), QN_OK);
+        const char *name = qn_plan_ceiling(plan);
+        assert_true(rows[i].ceiling ? name && strcmp(name, rows[i].ceiling) == 0 : !name);
+        qn_plan_destroy(plan);
+    }
+    qn_ctx_destroy(ctx);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -471,6 +547,8 @@ int main(void)
         cmocka_unit_test(explain_tells_the_choice),
         cmocka_unit_test(names_of_kernels_are_unique),
         cmocka_unit_test(ceilings_have_names),
+        cmocka_unit_test(a_meter_measures_every_level),
+        cmocka_unit_test(a_plan_names_its_ceiling),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

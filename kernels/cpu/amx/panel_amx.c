@@ -3,20 +3,35 @@
  * its own, and a row's bits may not depend on how many rows come with it. */
 #define QN_ISA amx
 #include "kernels/cpu/amx/panel_tile.h"
+#include "kernels/cpu/amx/panel_rows.h"
 #include "kernels/cpu/amx/unpack.h"
 
-#define PANEL_MM(name, tile, bytes, unpack)                                                                            \
+_Static_assert(ROWS_SCRATCH <= SCRATCH_BYTES, "rows as floats");
+
+static void panel_i8(const qn_panel_call *call)
+{
+    panel_mm(call, (panel_kind){TILE_I8, 1024, NULL});
+}
+
+#define FLUSH 0x8040u /* MXCSR: results and operands that are subnormal count as zero, as in tiles */
+
+/* most: rows up to which FMAs beat tiles. */
+#define PANEL_MM(name, code, bytes, unpack, most)                                                                      \
     static void panel_##name(const qn_panel_call *call)                                                                \
     {                                                                                                                  \
-        panel_mm(call, (panel_kind){(tile), (bytes), (unpack)});                                                       \
+        const unsigned control = _mm_getcsr();                                                                         \
+        _mm_setcsr(control | FLUSH);                                                                                   \
+        if (!few_rows_by_fma(code, most, call)) {                                                                      \
+            panel_mm(call, (panel_kind){TILE_BF16, (bytes), (unpack)});                                                \
+        }                                                                                                              \
+        _mm_setcsr(control);                                                                                           \
     }
 
-PANEL_MM(i8, TILE_I8, 1024, NULL)
-PANEL_MM(bf16, TILE_BF16, 2048, NULL)
-PANEL_MM(e4m3, TILE_BF16, 1024, unpack_e4m3)
-PANEL_MM(e5m2, TILE_BF16, 1024, unpack_e5m2)
-PANEL_MM(nvfp4, TILE_BF16, 576, unpack_nvfp4)
-PANEL_MM(mxfp4, TILE_BF16, 544, unpack_mxfp4)
+PANEL_MM(bf16, QN_PANEL_BF16, 2048, NULL, 4)
+PANEL_MM(e4m3, QN_PANEL_E4M3, 1024, unpack_e4m3, 8)
+PANEL_MM(e5m2, QN_PANEL_E5M2, 1024, unpack_e5m2, 8)
+PANEL_MM(nvfp4, QN_PANEL_NVFP4, 576, unpack_nvfp4, 2)
+PANEL_MM(mxfp4, QN_PANEL_MXFP4, 544, unpack_mxfp4, 2)
 
 const qn_panel_set QN_NAME(panel) = {.rows_f = QN_PANEL_ROWS_BF16,
                                      .rows_i8 = QN_PANEL_ROWS_I8,

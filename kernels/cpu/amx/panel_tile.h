@@ -79,20 +79,45 @@ QN_INLINE void zero_sums(const qn_panel_call *q, int64_t p, int64_t n)
     }
 }
 
+/* Weights asked for ahead of their use, a few lines at a time: `lines` of each of two panels. */
+typedef struct ahead {
+    const char *at, *end;
+    int64_t stride, lines;
+} ahead;
+
+QN_INLINE void ahead_step(ahead *o)
+{
+    if (o->at >= o->end) {
+        return;
+    }
+    for (int64_t i = 0; i < o->lines; i++) {
+        _mm_prefetch(o->at + i * QN_PANEL_LINE, _MM_HINT_T1);
+        _mm_prefetch(o->at + i * QN_PANEL_LINE + o->stride, _MM_HINT_T1);
+    }
+    o->at += o->lines * QN_PANEL_LINE;
+}
+
 /* ---- many rows: 2 x 2 tiles, ranges of K ---- */
+
+/* Bytes from the start of a row's range to term t of step s. */
+QN_INLINE int64_t row_step(int64_t s, int64_t t, int64_t terms, panel_kind k)
+{
+    return k.tile == TILE_I8 ? s * 64 : (s >> 1) * 128 * terms + t * 128 + (s & 1) * 64;
+}
 
 /* m x n tiles (each 1 or 2) over blocks of K; the panels' tiles at b and b + b_stride. */
 QN_INLINE void products(const char *a, int64_t a_stride, const char *b, int64_t b_stride, int64_t blocks, int64_t terms,
-                        int m, int n, panel_kind k)
+                        int m, int n, panel_kind k, ahead *next)
 {
-    const int64_t halves = halves_of(k);
-    for (int64_t s = 0; s < blocks * halves; s++) {
-        const char *at = a + (k.tile == TILE_I8 ? s * 64 : (s >> 1) * 128 * terms + (s & 1) * 64);
+    const int64_t steps = blocks * halves_of(k);
+    for (int64_t s = 0; s < steps; s++) {
+        ahead_step(next);
         _tile_loadd(6, b + s * TILE_BYTES, 64);
         if (n > 1) {
             _tile_loadd(7, b + s * TILE_BYTES + b_stride, 64);
         }
-        for (int64_t t = 0; t < terms; t++, at += 128) {
+        for (int64_t t = 0; t < terms; t++) {
+            const char *const at = a + row_step(s, t, terms, k);
             _tile_loadd(4, at, a_stride);
             TILE_DOT(k.tile, 0, 4, 6);
             if (n > 1) {
@@ -114,6 +139,7 @@ typedef struct range {
     int64_t p, from, blocks;
     const char *b; /* tiles of the first panel's range */
     int64_t b_stride;
+    ahead next;
 } range;
 
 QN_INLINE void copy_rows(char *to, int64_t to_stride, const char *from, int64_t from_stride, int64_t rows, int n)
@@ -124,7 +150,7 @@ QN_INLINE void copy_rows(char *to, int64_t to_stride, const char *from, int64_t 
 }
 
 /* Rows r0 to r0 + rows, m tiles of them; those of a part of the tiles pass through scratch. */
-QN_INLINE void range_rows(const qn_panel_call *q, const range *g, int64_t r0, int64_t rows, int m, int n, panel_kind k)
+QN_INLINE void range_rows(const qn_panel_call *q, range *g, int64_t r0, int64_t rows, int m, int n, panel_kind k)
 {
     const int64_t terms = terms_of(q, k), stride = q->sums_stride * 4;
     const char *const a = q->a + r0 * q->a_stride + row_block(g->from, k, terms);
@@ -134,7 +160,7 @@ QN_INLINE void range_rows(const qn_panel_call *q, const range *g, int64_t r0, in
             const int64_t blocks = g->blocks - b < SCALE_BLOCKS ? g->blocks - b : SCALE_BLOCKS;
             sums_zero(m, n);
             products(a + row_block(b, k, terms), q->a_stride, g->b + b * PAIR_BYTES, g->b_stride, blocks, terms, m, n,
-                     k);
+                     k, &g->next);
             sums_store(part, PART_STRIDE, m, n);
             tile_fence();
             add_scaled(q, r0, rows, g->p, n, (g->from + b) / SCALE_BLOCKS, (const float *)(const void *)part,
@@ -152,7 +178,7 @@ QN_INLINE void range_rows(const qn_panel_call *q, const range *g, int64_t r0, in
         tile_fence();
         sums_load(part, PART_STRIDE, m, n);
     }
-    products(a, q->a_stride, g->b, g->b_stride, g->blocks, terms, m, n, k);
+    products(a, q->a_stride, g->b, g->b_stride, g->blocks, terms, m, n, k, &g->next);
     if (whole) {
         sums_store(sums, stride, m, n);
     } else {
@@ -165,7 +191,14 @@ QN_INLINE void range_rows(const qn_panel_call *q, const range *g, int64_t r0, in
 QN_INLINE void range_panels(const qn_panel_call *q, int64_t p, int64_t from, int64_t blocks, int n, panel_kind k)
 {
     const char *const w = q->w + p * q->panel_bytes + from * k.bytes;
-    range g = {p, from, blocks, w, q->panel_bytes};
+    range g = {.p = p, .from = from, .blocks = blocks, .b = w, .b_stride = q->panel_bytes};
+    const int64_t rest = q->blocks - from - blocks; /* next: two more panels, or the next range of the first */
+    const int64_t next = p + 2 < q->panels ? blocks : (rest < RANGE_BLOCKS ? rest : RANGE_BLOCKS);
+    g.next.at = p + 2 < q->panels ? w + 2 * q->panel_bytes : q->w + (from + blocks) * k.bytes;
+    g.next.end = g.next.at + next * k.bytes;
+    g.next.stride = p + 3 < q->panels || p + 2 >= q->panels ? q->panel_bytes : 0;
+    const int64_t steps = (q->rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS) * blocks * halves_of(k);
+    g.next.lines = steps ? (next * k.bytes / QN_PANEL_LINE + steps) / steps : 0;
     if (k.unpack) {
         char *const lines = q->scratch + PART_BYTES;
         g.b = lines;
@@ -221,6 +254,20 @@ QN_INLINE void few_store(char *to, int64_t stride, int n)
     }
 }
 
+#define FEW_AHEAD 4096 /* bytes of each panel */
+
+/* Block b + FEW_AHEAD / bytes of n panels, behind the last block those of the next n. */
+QN_INLINE void few_ahead(const qn_panel_call *q, const char *w, int64_t b, int n, panel_kind k)
+{
+    const int64_t to = b + FEW_AHEAD / k.bytes;
+    const char *const at = w + to * k.bytes + (to >= q->blocks ? (n - 1) * q->panel_bytes : 0);
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t l = 0; l < k.bytes; l += QN_PANEL_LINE) {
+            _mm_prefetch(at + i * q->panel_bytes + l, _MM_HINT_T0);
+        }
+    }
+}
+
 /* n panels from p: 1, 2 or 4. Of unpacked codes scratch holds two blocks: one is unpacked while the
  * products of the other run. */
 QN_INLINE void few_panels(const qn_panel_call *q, int64_t p, int n, panel_kind k)
@@ -245,6 +292,7 @@ QN_INLINE void few_panels(const qn_panel_call *q, int64_t p, int n, panel_kind k
         if (b < 0) {
             continue;
         }
+        few_ahead(q, w, b, n, k);
         const char *const tiles = k.unpack ? ring + (b & 1) * FEW_PANELS * PAIR_BYTES : w + b * k.bytes;
         for (int64_t h = 0; h < halves; h++) {
             const char *const line = tiles + h * TILE_BYTES;

@@ -1,4 +1,4 @@
-/* Ceiling loops of level avx2. */
+/* Ceiling loops of level avx2: arithmetic and memory. */
 #include <immintrin.h>
 
 #define QN_ISA avx2
@@ -16,3 +16,12 @@ CEILING(fp32, __m256, _mm256_setzero_ps(), SETUP, _mm256_fmadd_ps(x, y, acc[i]),
 
 CEILING(int8, __m256i, _mm256_setzero_si256(), SETUP_I, _mm256_add_epi32(acc[i], _mm256_madd_epi16(x, y)), 32.0,
         _mm256_cvtss_f32(_mm256_castsi256_ps(acc[i])));
+
+#define VECTOR __m256i
+#define LOAD(p) _mm256_load_si256((const __m256i *)(const void *)(p))
+#define XOR(a, b) _mm256_xor_si256(a, b)
+#define STORE(p, v) _mm256_store_si256((__m256i *)(void *)(p), v)
+#define STORE_PAST(p, v) _mm256_stream_si256((__m256i *)(void *)(p), v)
+#define FENCE() _mm_sfence()
+#define PREFETCH(p) _mm_prefetch(p, _MM_HINT_T0)
+#include "kernels/cpu/ceiling_stream.h"

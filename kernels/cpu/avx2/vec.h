@@ -63,20 +63,6 @@ static inline vf vf_fma(vf a, vf b, vf c)
     return _mm256_fmadd_ps(a, b, c);
 }
 
-static inline vf vf_round(vf a)
-{
-    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-
-/* p * 2^n for integral n; infinity where x > 88.7, anything where x < -87.3 */
-static inline vf vf_scale2(vf p, vf n, vf x)
-{
-    const __m256i half = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(126)), 23);
-    const vf y = _mm256_mul_ps(_mm256_add_ps(p, p), _mm256_castsi256_ps(half));
-    const vf high = _mm256_cmp_ps(x, _mm256_set1_ps(88.722839f), _CMP_GT_OQ);
-    return _mm256_blendv_ps(y, _mm256_set1_ps(__builtin_inff()), high);
-}
-
 static inline vf vf_keep(vf a, vf b, int64_t count)
 {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -153,16 +139,20 @@ static inline vf vf_from_nibbles(const uint8_t *p, int shift)
     return _mm256_cvtepi32_ps(n);
 }
 
-/* to[j][i] = from[i][j] of a 4x4 block; strides in floats */
-static inline void vf_transpose4(const float *from, int64_t from_stride, float *to, int64_t to_stride)
+/* to[j][i] = from[i][j] for 8 rows of 4 columns; strides in floats */
+static inline void vf_columns4(const float *from, int64_t from_stride, float *to, int64_t to_stride)
 {
-    __m128 a = _mm_loadu_ps(from), b = _mm_loadu_ps(from + from_stride);
-    __m128 c = _mm_loadu_ps(from + 2 * from_stride), d = _mm_loadu_ps(from + 3 * from_stride);
-    _MM_TRANSPOSE4_PS(a, b, c, d);
-    _mm_storeu_ps(to, a);
-    _mm_storeu_ps(to + to_stride, b);
-    _mm_storeu_ps(to + 2 * to_stride, c);
-    _mm_storeu_ps(to + 3 * to_stride, d);
+    vf x[4];
+    for (int i = 0; i < 4; i++) {
+        const float *const p = from + i * from_stride;
+        x[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + 4 * from_stride), 1);
+    }
+    const __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(x[0], x[1])), b = _mm256_castps_pd(_mm256_unpacklo_ps(x[2], x[3]));
+    const __m256d c = _mm256_castps_pd(_mm256_unpackhi_ps(x[0], x[1])), d = _mm256_castps_pd(_mm256_unpackhi_ps(x[2], x[3]));
+    vf_store(to, _mm256_castpd_ps(_mm256_unpacklo_pd(a, b)));
+    vf_store(to + to_stride, _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+    vf_store(to + 2 * to_stride, _mm256_castpd_ps(_mm256_unpacklo_pd(c, d)));
+    vf_store(to + 3 * to_stride, _mm256_castpd_ps(_mm256_unpackhi_pd(c, d)));
 }
 
 static inline float f16_value(uint16_t h)

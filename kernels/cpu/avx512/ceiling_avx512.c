@@ -1,4 +1,4 @@
-/* Ceiling loops of level avx512. */
+/* Ceiling loops of level avx512: arithmetic and memory. */
 #include <immintrin.h>
 
 #define QN_ISA avx512
@@ -16,3 +16,12 @@ CEILING(fp32, __m512, _mm512_setzero_ps(), SETUP, _mm512_fmadd_ps(x, y, acc[i]),
 
 CEILING(int8, __m512i, _mm512_setzero_si512(), SETUP_I, _mm512_add_epi32(acc[i], _mm512_madd_epi16(x, y)), 64.0,
         _mm512_cvtss_f32(_mm512_castsi512_ps(acc[i])));
+
+#define VECTOR __m512i
+#define LOAD(p) _mm512_load_si512(p)
+#define XOR(a, b) _mm512_xor_si512(a, b)
+#define STORE(p, v) _mm512_store_si512(p, v)
+#define STORE_PAST(p, v) _mm512_stream_si512((__m512i *)(void *)(p), v)
+#define FENCE() _mm_sfence()
+#define PREFETCH(p) _mm_prefetch(p, _MM_HINT_T0)
+#include "kernels/cpu/ceiling_stream.h"

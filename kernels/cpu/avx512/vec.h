@@ -63,18 +63,6 @@ static inline vf vf_fma(vf a, vf b, vf c)
     return _mm512_fmadd_ps(a, b, c);
 }
 
-static inline vf vf_round(vf a)
-{
-    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-
-/* p * 2^n for integral n; infinity where x > 88.7, anything where x < -87.3 */
-static inline vf vf_scale2(vf p, vf n, vf x)
-{
-    const __mmask16 high = _mm512_cmp_ps_mask(x, _mm512_set1_ps(88.722839f), _CMP_GT_OQ);
-    return _mm512_mask_mov_ps(_mm512_scalef_ps(p, n), high, _mm512_set1_ps(__builtin_inff()));
-}
-
 static inline vf vf_keep(vf a, vf b, int64_t count)
 {
     const unsigned lanes = count >= 16 ? 0xffffu : (count <= 0 ? 0u : (1u << count) - 1u);
@@ -148,16 +136,24 @@ static inline vf vf_from_nibbles(const uint8_t *p, int shift)
     return _mm512_cvtepi32_ps(n);
 }
 
-/* to[j][i] = from[i][j] of a 4x4 block; strides in floats */
-static inline void vf_transpose4(const float *from, int64_t from_stride, float *to, int64_t to_stride)
+/* to[j][i] = from[i][j] for 16 rows of 4 columns; strides in floats */
+static inline void vf_columns4(const float *from, int64_t from_stride, float *to, int64_t to_stride)
 {
-    __m128 a = _mm_loadu_ps(from), b = _mm_loadu_ps(from + from_stride);
-    __m128 c = _mm_loadu_ps(from + 2 * from_stride), d = _mm_loadu_ps(from + 3 * from_stride);
-    _MM_TRANSPOSE4_PS(a, b, c, d);
-    _mm_storeu_ps(to, a);
-    _mm_storeu_ps(to + to_stride, b);
-    _mm_storeu_ps(to + 2 * to_stride, c);
-    _mm_storeu_ps(to + 3 * to_stride, d);
+    vf x[4];
+    for (int i = 0; i < 4; i++) {
+        const float *const p = from + i * from_stride;
+        const int64_t step = 4 * from_stride;
+        x[i] = _mm512_castps128_ps512(_mm_loadu_ps(p));
+        x[i] = _mm512_insertf32x4(x[i], _mm_loadu_ps(p + step), 1);
+        x[i] = _mm512_insertf32x4(x[i], _mm_loadu_ps(p + 2 * step), 2);
+        x[i] = _mm512_insertf32x4(x[i], _mm_loadu_ps(p + 3 * step), 3);
+    }
+    const __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(x[0], x[1])), b = _mm512_castps_pd(_mm512_unpacklo_ps(x[2], x[3]));
+    const __m512d c = _mm512_castps_pd(_mm512_unpackhi_ps(x[0], x[1])), d = _mm512_castps_pd(_mm512_unpackhi_ps(x[2], x[3]));
+    vf_store(to, _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)));
+    vf_store(to + to_stride, _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    vf_store(to + 2 * to_stride, _mm512_castpd_ps(_mm512_unpacklo_pd(c, d)));
+    vf_store(to + 3 * to_stride, _mm512_castpd_ps(_mm512_unpackhi_pd(c, d)));
 }
 
 static inline float f16_value(uint16_t h)

@@ -18,10 +18,12 @@
 #define PAIR_MR_MANY 6
 #define PAIR_NR_MANY 4
 #define PAIR_BLOCKS 4
+#define PAIR_FEW 8
 #define FEW_NR(rows) ((rows) <= 2 ? 4 : ((rows) <= 4 ? 2 : 1))
 
 typedef __m512 vs;
-typedef __m512i vw;
+typedef __m512i vl;
+typedef vl vw;
 
 QN_INLINE vs vs_zero(void)
 {
@@ -48,9 +50,17 @@ QN_INLINE vs vs_fma(vs a, vs b, vs c)
     return _mm512_fmadd_ps(a, b, c);
 }
 
-QN_INLINE __m512i line_at(const char *p)
+QN_INLINE vl vl_load(const char *p)
 {
     return _mm512_loadu_si512(p);
+}
+
+QN_INLINE vs vl_dot(const int code, vs sums, vl w, const char *a)
+{
+    int32_t pair;
+    (void)code;
+    memcpy(&pair, a, sizeof pair);
+    return _mm512_dpbf16_ps(sums, (__m512bh)w, (__m512bh)_mm512_set1_epi32(pair));
 }
 
 /* The two bytes of bf16 numbers. */
@@ -87,11 +97,8 @@ QN_INLINE vw from_e2m1(__m512i nibbles)
 
 QN_INLINE vw vw_unpack(const int code, const char *unit, const int p)
 {
-    if (code == QN_PANEL_BF16) {
-        return line_at(unit + p * QN_PANEL_LINE);
-    }
     if (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4) {
-        const __m512i x = line_at(unit);
+        const __m512i x = vl_load(unit);
         switch (p) {
         case 0: return from_e2m1(x);
         case 1: return from_e2m1(_mm512_srli_epi16(x, 4));
@@ -99,7 +106,7 @@ QN_INLINE vw vw_unpack(const int code, const char *unit, const int p)
         default: return from_e2m1(_mm512_srli_epi16(x, 12));
         }
     }
-    const bytes2 b = from_f8(code, line_at(unit + p / 2 * QN_PANEL_LINE));
+    const bytes2 b = from_f8(code, vl_load(unit + p / 2 * QN_PANEL_LINE));
     return p % 2 ? _mm512_unpackhi_epi8(b.low, b.high) : _mm512_unpacklo_epi8(b.low, b.high);
 }
 
@@ -111,10 +118,7 @@ QN_INLINE void vw_store(const int code, char *p, vw w)
 
 QN_INLINE vs vw_dot(const int code, vs sums, vw w, const char *a)
 {
-    int32_t pair;
-    (void)code;
-    memcpy(&pair, a, sizeof pair);
-    return _mm512_dpbf16_ps(sums, (__m512bh)w, (__m512bh)_mm512_set1_epi32(pair));
+    return vl_dot(code, sums, w, a);
 }
 
 QN_INLINE void group_scales(const int code, const char *block, float *out)
@@ -122,7 +126,7 @@ QN_INLINE void group_scales(const int code, const char *block, float *out)
     const char *const scales = block + 512;
     if (code == QN_PANEL_NVFP4) {
         const __m512i zero = _mm512_setzero_si512();
-        const bytes2 b = from_f8(QN_PANEL_E4M3, line_at(scales));
+        const bytes2 b = from_f8(QN_PANEL_E4M3, vl_load(scales));
         const __m512i low = _mm512_unpacklo_epi8(b.low, b.high), high = _mm512_unpackhi_epi8(b.low, b.high);
         _mm512_storeu_si512(out, _mm512_unpacklo_epi16(zero, low));
         _mm512_storeu_si512(out + 16, _mm512_unpackhi_epi16(zero, low));

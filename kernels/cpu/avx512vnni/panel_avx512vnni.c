@@ -11,9 +11,9 @@
 #define QN_ISA avx512vnni
 #include "kernels/cpu/name.h"
 
-#define LINES 16        /* of a block */
-#define MR 12           /* rows of a register tile of two panels */
-#define RANGE_BLOCKS 16 /* of 64: two panels of a range stay in the first cache */
+#define LINES 16      /* of a block */
+#define MR 12         /* rows of a register tile of two panels */
+#define RANGE_BLOCKS 16 /* blocks of 64: two panels of a range stay in the first cache */
 
 QN_INLINE __m512i weights(const char *line)
 {

@@ -20,3 +20,10 @@ static float int8_loop(int64_t steps)
     return (float)(acc[0] ^ acc[1] ^ acc[2] ^ acc[3]);
 }
 const qn_ceiling_loop qn_ceiling_int8__scalar = {int8_loop, 8.0};
+
+typedef uint64_t word_pair __attribute__((vector_size(16))); /* what the baseline's registers hold */
+#define VECTOR word_pair
+#define LOAD(p) (*(const word_pair *)(const void *)(p))
+#define XOR(a, b) ((a) ^ (b))
+#define STORE(p, v) (*(word_pair *)(void *)(p) = (v))
+#include "kernels/cpu/ceiling_stream.h"

@@ -91,23 +91,6 @@ static inline vf vf_fma(vf a, vf b, vf c)
     return c;
 }
 
-static inline vf vf_round(vf a)
-{
-    EACH(i) a.v[i] = rintf(a.v[i]);
-    return a;
-}
-
-/* p * 2^n for integral n; infinity where x > 88.7, anything where x < -87.3 */
-static inline vf vf_scale2(vf p, vf n, vf x)
-{
-    EACH(i) {
-        const float whole = n.v[i] > 128.0f ? 128.0f : (n.v[i] >= -126.0f ? n.v[i] : -126.0f);
-        const float half = bits_to_f32((uint32_t)((int32_t)whole + 126) << 23);
-        p.v[i] = x.v[i] > 88.722839f ? INFINITY : p.v[i] * 2.0f * half;
-    }
-    return p;
-}
-
 /* lanes of a where k < limit for k = first + lane, else lanes of b */
 static inline vf vf_keep(vf a, vf b, int64_t count)
 {
@@ -133,8 +116,8 @@ static inline float vf_highest(vf a)
     return a.v[0] > a.v[1] ? a.v[0] : a.v[1];
 }
 
-/* to[j][i] = from[i][j] of a 4x4 block; strides in floats */
-static inline void vf_transpose4(const float *from, int64_t from_stride, float *to, int64_t to_stride)
+/* to[j][i] = from[i][j] for 4 rows of 4 columns; strides in floats */
+static inline void vf_columns4(const float *from, int64_t from_stride, float *to, int64_t to_stride)
 {
     EACH(i) {
         for (int j = 0; j < 4; j++) {

@@ -30,15 +30,21 @@
 #define LEVELS(op, contract, weight, code)               \
     ROW(op, contract, amx, 32, 32, weight, code),        \
     ROW(op, contract, avx512bf16, 6, 64, weight, code),  \
-    ROW(op, contract, scalar, 1, 16, weight, code)
+    ROW(op, contract, avx512, 6, 64, weight, code),      \
+    ROW(op, contract, avx2, 6, 16, weight, code),        \
+    ROW(op, contract, scalar, 2, 16, weight, code)
 
 #define LEVELS_F32(op, contract, weight, code)           \
-    ROW(op, contract, scalar, 1, 16, weight, code)
+    ROW(op, contract, avx512, 6, 64, weight, code),      \
+    ROW(op, contract, avx2, 6, 16, weight, code),        \
+    ROW(op, contract, scalar, 2, 16, weight, code)
 
 #define LEVELS_I8(op, contract, weight, code)            \
     ROW(op, contract, amx, 32, 32, weight, code),        \
     ROW(op, contract, avx512vnni, 12, 32, weight, code), \
-    ROW(op, contract, scalar, 1, 16, weight, code)
+    ROW(op, contract, avx512, 6, 64, weight, code),      \
+    ROW(op, contract, avx2, 6, 16, weight, code),        \
+    ROW(op, contract, scalar, 2, 16, weight, code)
 
 static const qn_kernel kernels[] = {
     LEVELS_I8(QN_OP_SCALED_MM, "scaled_mm_i8_i8_fp", QN_I8, QN_PANEL_I8),

@@ -98,7 +98,8 @@ static void fp4_row(const fp4_job *job, int64_t m, fp4_scratch *s)
         } else {
             memcpy((char *)scale->data + m * scale->strides[0] + c / job->block, s->scale, (size_t)blocks);
         }
-        job->set->to_e2m1[job->real](x, n, job->block, s->factor, special || job->far, job->stream ? s->codes : codes);
+        job->set->to_e2m1[job->real](x, n, job->block, s->factor, special || job->far,
+                                     qn_rows_ahead(m, job->m, job->stride), job->stream ? s->codes : codes);
         if (job->stream) {
             job->set->stream(codes, s->codes, (size_t)(n / 2));
         }

@@ -15,6 +15,7 @@
 
 #define SIDE 128 /* of a block */
 #define PANEL 8  /* blocks of a task */
+#define GROUPS 32 /* of a row, done together */
 #define PIECE 256
 
 typedef struct quantize_job {
@@ -190,12 +191,12 @@ static void encode_far(const quantize_job *job, const qn_rows_rule *rule, const 
 }
 
 static void encode(const quantize_job *job, const qn_rows_rule *rule, qn_mm_real real, const void *x, int64_t n,
-                   char *codes)
+                   int64_t ahead, char *codes)
 {
     if (rule->azp < -65536 || rule->azp > 65536) {
         encode_far(job, rule, x, n, (int8_t *)codes);
     } else {
-        job->set->encode[real][job->code](rule, x, n, codes);
+        job->set->encode[real][job->code](rule, x, n, ahead, codes);
     }
 }
 
@@ -212,30 +213,54 @@ static void codes_end(const quantize_job *job, int64_t m, int64_t c, int64_t n, 
     }
 }
 
-/* Rows with scales of their own. v: silu's values. */
+/* Groups [g0, g0 + count) of a row: all ranges, all rules, all codes, so that no step waits for another. */
+static void quantize_groups(const quantize_job *job, int64_t m, int64_t g0, int64_t count, int64_t ahead, char *codes)
+{
+    qn_rows_range ranges[GROUPS];
+    qn_rows_rule rules[GROUPS];
+    const int64_t size = qn_rows_real_bytes(job->real);
+    const char *const x = row_at(job, m);
+    for (int64_t g = 0; g < count && !job->is_static; g++) {
+        const int64_t first = (g0 + g) * job->group;
+        job->set->range[job->real](x + first * size, qn_min_i64(job->group, job->k - first), &ranges[g]);
+    }
+    for (int64_t g = 0; g < count; g++) {
+        rules[g] = job->is_static ? given_rule(job, m, g0 + g) : rule_of(job, &ranges[g]);
+        put_rule(job, &rules[g], m, g0 + g);
+    }
+    for (int64_t g = 0; g < count; g++) {
+        const int64_t first = (g0 + g) * job->group;
+        encode(job, &rules[g], job->real, x + first * size, qn_min_i64(job->group, job->k - first), ahead,
+               codes + first);
+    }
+}
+
+static void silu_group(const quantize_job *job, int64_t m, int64_t g, int64_t ahead, float *v, char *codes)
+{
+    const int64_t size = qn_rows_real_bytes(job->real), first = g * job->group;
+    const int64_t n = qn_min_i64(job->group, job->k - first);
+    const char *const x = row_at(job, m) + first * size;
+    qn_rows_range range;
+    job->set->silu_mul[job->real](x, x + job->k * size, n, ahead, v);
+    job->set->range[QN_MM_F32](v, n, &range);
+    const qn_rows_rule rule = rule_of(job, &range);
+    put_rule(job, &rule, m, g);
+    encode(job, &rule, QN_MM_F32, v, n, 0, codes + first);
+}
+
+/* A row with scales of its own. v: silu's values. */
 static void quantize_row(const quantize_job *job, int64_t m, char *scratch, float *v)
 {
     char *const codes = codes_begin(job, m, 0, scratch);
-    const char *const x = row_at(job, m);
-    const int64_t size = qn_rows_real_bytes(job->real);
-    for (int64_t g = 0; g < job->groups; g++) {
-        const int64_t first = g * job->group, n = qn_min_i64(job->group, job->k - first);
-        const void *values = x + first * size;
-        const qn_mm_real real = job->silu ? QN_MM_F32 : job->real;
-        qn_rows_rule rule;
-        if (job->silu) {
-            job->set->silu_mul[job->real](values, x + (job->k + first) * size, n, v);
-            values = v;
+    const int64_t ahead = qn_rows_ahead(m, job->m, job->stride);
+    if (job->silu) {
+        for (int64_t g = 0; g < job->groups; g++) {
+            silu_group(job, m, g, ahead, v, codes);
         }
-        if (job->is_static) {
-            rule = given_rule(job, m, g);
-        } else {
-            qn_rows_range range;
-            job->set->range[real](values, n, &range);
-            rule = rule_of(job, &range);
+    } else {
+        for (int64_t g = 0; g < job->groups; g += GROUPS) {
+            quantize_groups(job, m, g, qn_min_i64(GROUPS, job->groups - g), ahead, codes);
         }
-        put_rule(job, &rule, m, g);
-        encode(job, &rule, real, values, n, codes + first);
     }
     codes_end(job, m, 0, job->k, codes);
 }
@@ -283,7 +308,7 @@ static void block_task(void *user, int64_t index, int32_t thread)
         char *const codes = codes_begin(job, m, c0, scratch_of(job, thread));
         for (int64_t b = 0; b < blocks; b++) {
             const int64_t n = qn_min_i64(SIDE, columns - b * SIDE);
-            encode(job, &rules[b], job->real, row_at(job, m) + (c0 + b * SIDE) * size, n, codes + b * SIDE);
+            encode(job, &rules[b], job->real, row_at(job, m) + (c0 + b * SIDE) * size, n, 0, codes + b * SIDE);
         }
         codes_end(job, m, c0, columns, codes);
     }
@@ -313,7 +338,7 @@ static void tensor_task(void *user, int64_t index, int32_t thread)
     const int64_t last = qn_min_i64(job->m, (index + 1) * job->per_task);
     for (int64_t m = index * job->per_task; m < last; m++) {
         char *const codes = codes_begin(job, m, 0, scratch_of(job, thread));
-        encode(job, &job->rule, job->real, row_at(job, m), job->k, codes);
+        encode(job, &job->rule, job->real, row_at(job, m), job->k, qn_rows_ahead(m, job->m, job->stride), codes);
         codes_end(job, m, 0, job->k, codes);
     }
     if (job->stream) {

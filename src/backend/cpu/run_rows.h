@@ -53,6 +53,12 @@ static inline int64_t qn_rows_per_task(int64_t row_bytes)
     return qn_max_i64(1, qn_min_i64(1024, QN_ROWS_TASK_BYTES / qn_max_i64(1, row_bytes)));
 }
 
+/* From a row's byte to the same byte of the next row, if there is one worth fetching early. */
+static inline int64_t qn_rows_ahead(int64_t m, int64_t rows, int64_t stride)
+{
+    return m + 1 < rows && stride <= QN_ROWS_TASK_BYTES ? stride : 0;
+}
+
 /* The range of both. */
 static inline void qn_rows_range_join(qn_rows_range *a, const qn_rows_range *b)
 {

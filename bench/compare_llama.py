@@ -1,0 +1,240 @@
+#!/usr/bin/env python3
+"""Quern beside llama.cpp: the same machine, the same run, the same threads, the nearest bits.
+
+    pip install --no-binary llama-cpp-python llama-cpp-python    # builds llama.cpp for this machine
+    bench/compare_llama.py --gguf "$(scripts/model.sh)" --work build/llama --threads 2 >results.jsonl
+
+Both sides start from one GGUF file. llama.cpp's own quantiser rewrites it (f32, bf16, f16, q8_0, q4_0 ...), `quern
+quantize` makes the folders; files that exist already in --work are used again. For every scheme the two are measured in
+turn, --rounds times: a prompt of -p tokens evaluated as one batch, and -n tokens generated one by one from an empty
+cache, after a warm-up. One JSON line a scheme on stdout: the median, the lowest and the highest round of each side and
+quern / llama.cpp. The first line describes the machine and both builds.
+
+Nothing of Quern needs this script; without the Python package llama_cpp it says so and ends with 1. Law: no number
+without the run that made it, so both sides are always measured here, never read from a file (--only skips one side).
+"""
+import argparse
+import ctypes
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+
+# quern scheme -> types of llama.cpp with the nearest bits; the first is the one that ratios are taken against
+PAIRS = {
+    "f32": ["f32"],
+    "bf16": ["bf16", "f16"],
+    "f16": ["f16"],
+    "fp8-block": ["q8_0"],
+    "fp8": ["q8_0"],
+    "int8": ["q8_0"],
+    "int8-azp": ["q8_0"],
+    "nvfp4": ["q4_0", "nvfp4"],
+    "nvfp4-w4a4": ["q4_0", "nvfp4"],
+    "mxfp4": ["q4_0"],  # llama.cpp makes MXFP4 of experts' weights only; of these models its "MXFP4" file is q8_0
+}
+FTYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0", "q4_0": "MOSTLY_Q4_0",
+          "nvfp4": "MOSTLY_NVFP4"}
+
+
+def note(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def load_llama():
+    try:
+        import llama_cpp
+    except ImportError as error:
+        note(f"skip: llama.cpp is not measured, the Python package llama_cpp is missing ({error})")
+        note("      pip install --no-binary llama-cpp-python llama-cpp-python")
+        return None
+    quiet = llama_cpp.llama_log_callback(lambda level, text, user: None)
+    llama_cpp.llama_log_set(quiet, None)
+    llama_cpp.quern_keeps = quiet  # the callback must outlive every call
+    llama_cpp.llama_backend_init()
+    return llama_cpp
+
+
+def make_gguf(llama, source, work, kind):
+    """A GGUF of that type; None when llama.cpp's quantiser does not make it from this model."""
+    path = os.path.join(work, kind + ".gguf")
+    if os.path.exists(path):
+        return path
+    ftype = getattr(llama, "LLAMA_FTYPE_" + FTYPES[kind], None)
+    if ftype is None:
+        note(f"skip: this llama.cpp knows no type {kind}")
+        return None
+    params = llama.llama_model_quantize_default_params()
+    params.ftype = ftype
+    params.allow_requantize = True
+    part = path + ".part"
+    if llama.llama_model_quantize(source.encode(), part.encode(), ctypes.byref(params)) != 0:
+        note(f"skip: llama.cpp's quantiser does not make {kind} of {source}")
+        if os.path.exists(part):
+            os.remove(part)
+        return None
+    os.rename(part, path)
+    return path
+
+
+class Llama:
+    """A model of llama.cpp, opened as llama-bench opens it."""
+
+    def __init__(self, llama, path, threads, prompt, generate):
+        self.llama, self.bytes = llama, os.path.getsize(path)
+        model_params = llama.llama_model_default_params()
+        model_params.n_gpu_layers = 0
+        self.model = llama.llama_model_load_from_file(path.encode(), model_params)
+        if not self.model:
+            raise RuntimeError(f"llama.cpp cannot open {path}")
+        params = llama.llama_context_default_params()
+        params.n_ctx = max(prompt, generate) + 32
+        params.n_batch = params.n_ubatch = max(prompt, 1)
+        params.n_threads = params.n_threads_batch = threads
+        self.context = llama.llama_init_from_model(self.model, params)
+        if not self.context:
+            raise RuntimeError(f"llama.cpp has no context for {path}")
+        vocab = llama.llama_model_get_vocab(self.model)
+        self.vocab = llama.llama_vocab_n_tokens(vocab)
+        text = ctypes.create_string_buffer(256)
+        llama.llama_model_desc(self.model, text, 256)
+        self.description = text.value.decode()
+        self.parameters = llama.llama_model_n_params(self.model)
+
+    def seconds(self, tokens, batch):
+        """Seconds for that many tokens from an empty cache, batch at a time."""
+        llama = self.llama
+        llama.llama_memory_clear(llama.llama_get_memory(self.context), True)
+        ids = [(i * 7919) % (self.vocab - 2) + 1 for i in range(tokens)]
+        start = time.perf_counter()
+        for at in range(0, tokens, batch):
+            part = ids[at:at + batch]
+            array = (llama.llama_token * len(part))(*part)
+            if llama.llama_decode(self.context, llama.llama_batch_get_one(array, len(part))) != 0:
+                raise RuntimeError("llama_decode failed")
+            llama.llama_synchronize(self.context)
+        return time.perf_counter() - start
+
+    def speeds(self, prompt, generate):
+        result = {}
+        if prompt:
+            self.seconds(min(prompt, 16), prompt)
+            result["prefill"] = prompt / self.seconds(prompt, prompt)
+        if generate:
+            self.seconds(min(generate, 16), 1)
+            result["decode"] = generate / self.seconds(generate, 1)
+        return result
+
+    def close(self):
+        self.llama.llama_free(self.context)
+        self.llama.llama_model_free(self.model)
+
+
+def make_folder(quern, source, work, scheme):
+    path = os.path.join(work, scheme)
+    if not os.path.exists(os.path.join(path, "config.json")):
+        subprocess.run([quern, "quantize", source, path, "--weights", scheme, "--quiet"], check=True,
+                       stdout=subprocess.DEVNULL)
+    return path
+
+
+def quern_round(quern, folder, args):
+    command = [quern, "bench", "model", folder, "-p", str(args.prompt), "-n", str(args.generate), "-r", "1",
+               "-b", str(max(args.prompt, 1)), "-t", str(args.threads), "-o", "json", "--quiet"]
+    if args.isa:
+        command += ["--isa", args.isa]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    rows = json.loads(done.stdout)
+    speeds = {("prefill" if row["n_prompt"] else "decode"): row["avg_ts"] for row in rows}
+    return speeds, rows[-1]
+
+
+def summary(rounds):
+    result = {}
+    for kind in ("prefill", "decode"):
+        values = [r[kind] for r in rounds if kind in r]
+        if values:
+            result[kind + "_tps"] = round(statistics.median(values), 2)
+            result[kind + "_range"] = [round(min(values), 2), round(max(values), 2)]
+    return result
+
+
+def compare(scheme, args, llama):
+    folder = None if args.only == "llama" else make_folder(args.quern, args.gguf, args.work, scheme)
+    models = {}
+    if llama:
+        for kind in PAIRS[scheme]:
+            path = make_gguf(llama, args.gguf, args.work, kind)
+            if path:
+                models[kind] = Llama(llama, path, args.threads, args.prompt, args.generate)
+    ours, theirs, facts = [], {kind: [] for kind in models}, {}
+    for _ in range(args.rounds):
+        if folder:
+            speeds, facts = quern_round(args.quern, folder, args)
+            ours.append(speeds)
+        for kind, model in models.items():
+            theirs[kind].append(model.speeds(args.prompt, args.generate))
+    record = {"scheme": scheme, "threads": args.threads, "n_prompt": args.prompt, "n_gen": args.generate,
+              "rounds": args.rounds}
+    if ours:
+        record["quern"] = {"model": facts["model_type"], "bytes": facts["model_size"], **summary(ours)}
+        for key in ("bytes_per_token", "read_gbps", "decode_roofline_pct", "load_seconds", "peak_rss_bytes"):
+            if key in facts:
+                record["quern"][key] = facts[key]
+    for kind, model in models.items():
+        record.setdefault("llama_cpp", []).append(
+            {"type": kind, "model": model.description, "bytes": model.bytes, **summary(theirs[kind])})
+        model.close()
+    if ours and models:
+        first = record["llama_cpp"][0]
+        for kind in ("prefill", "decode"):
+            if kind + "_tps" in first:
+                record[kind + "_ratio"] = round(record["quern"][kind + "_tps"] / first[kind + "_tps"], 3)
+    return record
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quern", default="build/quern", help="the command (default: build/quern)")
+    parser.add_argument("--gguf", required=True, help="the model both sides start from")
+    parser.add_argument("--work", required=True, help="folder for the files both sides make of it")
+    parser.add_argument("--schemes", default="f32,bf16,fp8-block,fp8,int8,nvfp4,mxfp4", help="comma-separated")
+    parser.add_argument("--threads", "-t", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--prompt", "-p", type=int, default=512)
+    parser.add_argument("--generate", "-n", type=int, default=128)
+    parser.add_argument("--rounds", "-r", type=int, default=3)
+    parser.add_argument("--isa", help="force a level on quern's side")
+    parser.add_argument("--only", choices=["quern", "llama"], help="measure one side only")
+    args = parser.parse_args()
+    schemes = args.schemes.split(",")
+    unknown = [s for s in schemes if s not in PAIRS]
+    if unknown:
+        parser.error(f"no scheme {unknown[0]}; known: {', '.join(PAIRS)}")
+    if not os.path.exists(args.gguf):
+        parser.error(f"{args.gguf}: no such file")
+    os.makedirs(args.work, exist_ok=True)
+    llama = None if args.only == "quern" else load_llama()
+    if not llama and args.only != "quern":
+        return 1
+    machine = {"machine": platform.processor() or platform.machine(), "threads": args.threads}
+    with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
+        names = [line.split(":", 1)[1].strip() for line in cpuinfo if line.startswith("model name")]
+    machine["machine"] = names[0] if names else machine["machine"]
+    if args.only != "llama":
+        version = subprocess.run([args.quern, "--version"], check=True, capture_output=True, text=True).stdout
+        machine["quern"] = version.split("\n")[0]
+    if llama:
+        machine["llama_cpp_python"] = llama.__version__
+        machine["llama_cpp_system"] = llama.llama_print_system_info().decode().strip()
+    print(json.dumps(machine), flush=True)
+    for scheme in schemes:
+        note(f"{scheme} ...")
+        print(json.dumps(compare(scheme, args, llama)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,237 @@
+/* Few rows at level amx: the sums of tdpbf16ps by f32 FMAs, bit for bit. When
+ * weights stream from memory once for a row or two, this needs fewer operations
+ * than unpacking them to tiles.
+ *
+ * The instruction adds, for 32 elements of K, the products of even k in one chain
+ * from 0, those of odd k in another, then the two, then that to the sum; every
+ * step rounds to nearest even and takes and makes no subnormals (Intel SDM,
+ * TDPBF16PS). So does this, with flushing switched on in MXCSR (panel_amx.c). */
+#include "kernels/common/panel.h"
+#include "kernels/cpu/amx/unpack.h"
+
+#define ROWS_MOST 8
+#define ROWS_BLOCKS 16 /* of 64: rows are widened to f32 for so many at a time */
+#define ROWS_SCRATCH (ROWS_MOST * ROWS_BLOCKS * QN_PANEL_K * (int)sizeof(float))
+#define ROWS_AHEAD 4096 /* bytes prefetched of each panel */
+
+#define ROWS_UNROLL _Pragma("GCC unroll 8")
+
+QN_INLINE int64_t rows_block_bytes(const int code)
+{
+    return code == QN_PANEL_BF16 ? 2048 : (code == QN_PANEL_NVFP4 ? 576 : (code == QN_PANEL_MXFP4 ? 544 : 1024));
+}
+
+/* A pair of k of sixteen columns as floats. */
+typedef struct pair_f32 {
+    __m512 even, odd;
+} pair_f32;
+
+QN_INLINE pair_f32 widen(__m512i pair)
+{
+    return (pair_f32){_mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)),
+                      _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32((int)0xffff0000)))};
+}
+
+/* Chains of one half of a block: of rows and panels. */
+typedef struct half_sums {
+    __m512 even[ROWS_MOST][4], odd[ROWS_MOST][4];
+} half_sums;
+
+QN_INLINE void chain(half_sums *h, const int rows, const int n, pair_f32 w, const float *a, int64_t a_stride)
+{
+    ROWS_UNROLL for (int r = 0; r < rows; r++)
+    {
+        h->even[r][n] = _mm512_fmadd_ps(_mm512_set1_ps(a[r * a_stride]), w.even, h->even[r][n]);
+        h->odd[r][n] = _mm512_fmadd_ps(_mm512_set1_ps(a[r * a_stride + 1]), w.odd, h->odd[r][n]);
+    }
+}
+
+QN_INLINE __m512 e2m1_floats(__m512i x, int shift)
+{
+    const __m512 table = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f,
+                                        -3.0f, -4.0f, -6.0f);
+    return _mm512_permutexvar_ps(shift ? _mm512_srli_epi32(x, (unsigned)shift) : x, table);
+}
+
+/* Scales of the four groups of sixteen of a block. */
+QN_INLINE void fp4_scales(const int code, const char *block, __m512 scales[4])
+{
+    if (code == QN_PANEL_NVFP4) {
+        const __m512i x = line_load(block + 512), zero = _mm512_setzero_si512();
+        __m512i high = e4m3_high(x), low = e4m3_low(x);
+        const __mmask64 small = e4m3_is_small(x);
+        if (small) {
+            high = e4m3_high_small(x, high, small);
+            low = e4m3_low_small(x, low, small);
+        }
+        const __m512i first = _mm512_unpacklo_epi8(low, high), last = _mm512_unpackhi_epi8(low, high);
+        scales[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, first));
+        scales[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, first));
+        scales[2] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, last));
+        scales[3] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, last));
+        return;
+    }
+    for (int g = 0; g < 4; g++) {
+        const __m128i e = _mm_loadu_si128((const __m128i *)(const void *)(block + 512 + g / 2 * QN_PANEL_COLS));
+        scales[g] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(e), 23));
+    }
+}
+
+/* Line i of the codes of a half, and its pairs' chains; of panel n. */
+QN_INLINE void line_chains(const int code, half_sums *h, const int rows, const int n, const char *line,
+                           const __m512 scale, const float *a, int64_t a_stride)
+{
+    const __m512i x = line_load(line);
+    _mm_prefetch(line + ROWS_AHEAD, _MM_HINT_T0);
+    if (code == QN_PANEL_BF16) {
+        chain(h, rows, n, widen(x), a, a_stride);
+    } else if (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4) {
+        ROWS_UNROLL for (int p = 0; p < 4; p++)
+        {
+            const pair_f32 w = {_mm512_mul_ps(e2m1_floats(x, 4 * p), scale),
+                                _mm512_mul_ps(e2m1_floats(x, 16 + 4 * p), scale)};
+            chain(h, rows, n, w, a + 2 * p, a_stride);
+        }
+    } else {
+        __m512i high = code == QN_PANEL_E4M3 ? e4m3_high(x) : e5m2_high(x);
+        __m512i low = code == QN_PANEL_E4M3 ? e4m3_low(x) : e5m2_low(x);
+        const __mmask64 small = code == QN_PANEL_E4M3 ? e4m3_is_small(x) : e5m2_is_small(x);
+        if (small) {
+            high = code == QN_PANEL_E4M3 ? e4m3_high_small(x, high, small) : e5m2_high_small(x, high, small);
+            low = code == QN_PANEL_E4M3 ? e4m3_low_small(x, low, small) : e5m2_low_small(x, low, small);
+        }
+        chain(h, rows, n, widen(_mm512_unpacklo_epi8(low, high)), a, a_stride);
+        chain(h, rows, n, widen(_mm512_unpackhi_epi8(low, high)), a + 2, a_stride);
+    }
+}
+
+/* Half `half` of block b of n panels. first: the chain of a block scale begins. */
+QN_INLINE void rows_half(const int code, const int rows, const int n, const char *w, int64_t w_stride, int half,
+                         const __m512 scales[4][4], const float *a, int64_t a_stride, float *sums, int64_t sums_stride)
+{
+    const int k_line = code == QN_PANEL_BF16 ? 2 : (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4 ? 8 : 4);
+    const int lines = 32 / k_line;
+    half_sums h;
+    ROWS_UNROLL for (int r = 0; r < rows; r++)
+    {
+        ROWS_UNROLL for (int i = 0; i < n; i++)
+        {
+            h.even[r][i] = h.odd[r][i] = _mm512_setzero_ps();
+        }
+    }
+    const float *const at = a + half * 32;
+#pragma GCC unroll 16
+    for (int l = 0; l < lines; l++) {
+        ROWS_UNROLL for (int i = 0; i < n; i++)
+        {
+            line_chains(code, &h, rows, i, w + i * w_stride + (half * lines + l) * QN_PANEL_LINE,
+                        scales[i][half * 2 + l * k_line / 16], at + l * k_line, a_stride);
+        }
+    }
+    ROWS_UNROLL for (int r = 0; r < rows; r++)
+    {
+        ROWS_UNROLL for (int i = 0; i < n; i++)
+        {
+            float *const s = sums + r * sums_stride + i * QN_PANEL_COLS;
+            _mm512_store_ps(s, _mm512_add_ps(_mm512_load_ps(s), _mm512_add_ps(h.even[r][i], h.odd[r][i])));
+        }
+    }
+}
+
+/* Blocks [from, to) of n panels from p; rows as floats at a. */
+QN_INLINE void rows_panels(const int code, const int rows, const int n, const qn_panel_call *q, int64_t p, int64_t from,
+                           int64_t to, const float *a, int64_t a_stride)
+{
+    const int64_t bytes = rows_block_bytes(code);
+    const char *const w = q->w + p * q->panel_bytes;
+    _Alignas(64) float part[ROWS_MOST * 4 * QN_PANEL_COLS];
+    float *const sums = (float *)q->sums + p * QN_PANEL_COLS;
+    float *const to_sums = q->sa ? part : sums;
+    const int64_t stride = q->sa ? 4 * QN_PANEL_COLS : q->sums_stride;
+    __m512 scales[4][4];
+    for (int64_t b = from; b < to; b++) {
+        const char *const block = w + b * bytes;
+        ROWS_UNROLL for (int i = 0; i < n; i++)
+        {
+            if (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4) {
+                fp4_scales(code, block + i * q->panel_bytes, scales[i]);
+            } else {
+                scales[i][0] = scales[i][1] = scales[i][2] = scales[i][3] = _mm512_setzero_ps();
+            }
+        }
+        for (int i = 0; q->sa && b % 2 == 0 && i < rows * 4; i++)
+        {
+            _mm512_store_ps(part + i * QN_PANEL_COLS, _mm512_setzero_ps());
+        }
+        for (int half = 0; half < 2; half++) {
+            rows_half(code, rows, n, block, q->panel_bytes, half, (const __m512(*)[4])scales,
+                      a + (b - from) * QN_PANEL_K, a_stride, to_sums, stride);
+        }
+        if (q->sa && (b % 2 == 1 || b + 1 == q->blocks)) {
+            ROWS_UNROLL for (int r = 0; r < rows; r++)
+            {
+                ROWS_UNROLL for (int i = 0; i < n; i++)
+                {
+                    const __m512 s = _mm512_set1_ps(q->sa[r * q->sa_stride + b / 2] * q->sb[(p + i) * q->sb_stride + b / 2]);
+                    float *const at = sums + r * q->sums_stride + i * QN_PANEL_COLS;
+                    const __m512 v = _mm512_load_ps(part + (r * 4 + i) * QN_PANEL_COLS);
+                    _mm512_store_ps(at, _mm512_fmadd_ps(v, s, _mm512_load_ps(at)));
+                }
+            }
+        }
+    }
+}
+
+QN_INLINE void rows_widen(const qn_panel_call *q, int64_t from, int64_t to, float *out, int64_t stride)
+{
+    for (int64_t r = 0; r < q->rows; r++) {
+        const char *const row = q->a + r * q->a_stride + from * QN_PANEL_K * 2;
+        for (int64_t k = 0; k < (to - from) * QN_PANEL_K; k += 16) {
+            const __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)(row + k * 2));
+            _mm512_store_si512(out + r * stride + k, _mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+        }
+    }
+}
+
+/* All panels of a call of `rows` rows, n at a time; ROWS_SCRATCH of scratch. */
+QN_INLINE void rows_call(const int code, const int rows, const int n, const qn_panel_call *q)
+{
+    float *const a = (float *)(void *)q->scratch;
+    const int64_t stride = ROWS_BLOCKS * QN_PANEL_K;
+    for (int64_t r = 0; r < q->rows; r++) {
+        memset((float *)q->sums + r * q->sums_stride, 0, (size_t)q->panels * QN_PANEL_COLS * sizeof(float));
+    }
+    for (int64_t from = 0; from < q->blocks; from += ROWS_BLOCKS) {
+        const int64_t to = q->blocks - from < ROWS_BLOCKS ? q->blocks : from + ROWS_BLOCKS;
+        rows_widen(q, from, to, a, stride);
+        int64_t p = 0;
+        for (; p + n <= q->panels; p += n) {
+            rows_panels(code, rows, n, q, p, from, to, a, stride);
+        }
+        for (; p < q->panels; p++) {
+            rows_panels(code, rows, 1, q, p, from, to, a, stride);
+        }
+    }
+}
+
+#define ROWS_CASE(rows, n)                                                                                             \
+    case rows: rows_call(code, rows, n, q); return 1
+
+/* 1: done; 0: too many rows (or terms) for it to pay. */
+QN_INLINE int few_rows_by_fma(const int code, const int most, const qn_panel_call *q)
+{
+    if (q->terms != 1 || q->rows > most) {
+        return 0;
+    }
+    switch (q->rows) {
+        ROWS_CASE(1, 4);
+        ROWS_CASE(2, 2);
+        ROWS_CASE(3, 2);
+        ROWS_CASE(4, 2);
+        ROWS_CASE(5, 1);
+        ROWS_CASE(6, 1);
+        ROWS_CASE(7, 1);
+        ROWS_CASE(8, 1);
+    default: return 0;
+    }
+}

@@ -1,0 +1,27 @@
+/* Sessions and batches inside the library: session.c owns the KV cache of a
+ * sequence, batch.c the registers and the loop that runs a model's steps. */
+#ifndef QN_MODEL_SESSION_H
+#define QN_MODEL_SESSION_H
+
+#include "model/model.h"
+
+struct qn_session {
+    qn_model *model;
+    int32_t capacity, length;
+    int64_t cache_row;      /* floats a token of one layer's keys (or values) */
+    float **keys, **values; /* [layers] -> [capacity, cache_row] */
+    qn_batch *own;          /* what qn_session_eval runs in, for this sequence alone */
+    int32_t before;         /* length when the batch of the moment began; -1: in no batch */
+};
+
+/* A batch for that many tokens a pass; several 0: it is only given one sequence at a time. */
+qn_status qn_batch_make(qn_model *model, int32_t tokens, const qn_exec *exec, int several, qn_batch **out,
+                        qn_error *error);
+
+/* NULL-safe check of one item against its session. */
+qn_status qn_batch_check_item(const qn_batch_item *item, qn_error *error);
+
+/* Evaluate checked items of distinct sessions; on failure every length is as before. */
+qn_status qn_batch_run(qn_batch *batch, const qn_batch_item *items, int32_t count, qn_error *error);
+
+#endif
