@@ -168,8 +168,8 @@ const cli_verb cli_verbs[] = {
      "quern pack model.gguf\nquern pack folder/ --force", verb_pack},
 
     {"perplexity", "MODEL", 1, 1, 1,
-     OPTIONS(OPT_MODEL, OPT_FILE, OPT_PROMPT, OPT_REFERENCE, OPT_CHUNK, OPT_STRIDE, OPT_MAX_TOKENS, OPT_BATCH, COMPUTE, OPT_NO_PACKED,
-             OPT_JSON, COMMON),
+     OPTIONS(OPT_MODEL, OPT_FILE, OPT_PROMPT, OPT_REFERENCE, OPT_CHUNK, OPT_STRIDE, OPT_MAX_TOKENS, OPT_BATCH, COMPUTE,
+             OPT_NO_PACKED, OPT_JSON, COMMON),
      "how well a model predicts a text",
      "The text is cut into chunks of --ctx tokens, each starting with the BOS token in place of its first token when "
      "the model adds one. The first half of a chunk is context; the predictions of the tokens in its second half are "
@@ -181,8 +181,8 @@ const cli_verb cli_verbs[] = {
      "quern perplexity out/ -f text.txt --reference model.gguf --max-tokens 8192", verb_perplexity},
 
     {"compare", "REFERENCE [MODEL ...]", 1, -1, 1,
-     OPTIONS(OPT_MODEL, OPT_FILE, OPT_PROMPT, OPT_CHUNK, OPT_MAX_TOKENS, OPT_SAMPLE, OPT_RAW, OPT_BATCH, COMPUTE, OPT_NO_PACKED,
-             OPT_JSONL, OPT_JSON, COMMON),
+     OPTIONS(OPT_MODEL, OPT_FILE, OPT_PROMPT, OPT_CHUNK, OPT_MAX_TOKENS, OPT_SAMPLE, OPT_RAW, OPT_BATCH, COMPUTE,
+             OPT_NO_PACKED, OPT_JSONL, OPT_JSON, COMMON),
      "a table of models against a reference",
      "Scores the text as `quern perplexity` does, all models in step, and prints per model: bits per weight, file "
      "size, perplexity, its ratio to the reference's, KL divergence, top-1 agreement, prefill and decode speed, and a "

@@ -81,7 +81,7 @@ typedef struct qn_model_options {
     qn_plan_options plan;        /* backend and level for every operator */
     qn_exec exec;                /* threads for packing; used by qn_model_open only */
     int32_t no_packed_file;      /* 1: pack in memory, also when there is a packed file */
-    int32_t f32_activations;     /* 1: linear layers read F32 rows where they would read BF16 */
+    int32_t unfused;             /* 1: each linear layer is a step of its own and reads F32 rows (calibration) */
 } qn_model_options;
 
 QN_API void qn_model_options_init(qn_model_options *options);

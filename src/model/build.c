@@ -369,6 +369,12 @@ static qn_status bind_activations(qn_model *model, int32_t layer, int32_t in, co
     return QN_OK;
 }
 
+int32_t qn_build_scale_slot(qn_op mm)
+{
+    const int32_t named = qn_op_in_slot(mm, "scale_b");
+    return named >= 0 ? named : qn_op_in_slot(mm, "b_scale");
+}
+
 /* The weight operands of a multiplication by the weight's scheme, as they lie in the file: qn_model_pack makes them
  * what the kernel reads. */
 static qn_status bind_weight(qn_model *model, const qn_weight *weight, const char *name, qn_operand operands[QN_MAX_IN],
@@ -378,8 +384,7 @@ static qn_status bind_weight(qn_model *model, const qn_weight *weight, const cha
     const qn_op mm = scheme->mm;
     operands[qn_op_in_slot(mm, "b")] = constant(weight->data);
     if (scheme->scales != QN_SCALES_NONE) {
-        const int32_t named = qn_op_in_slot(mm, "scale_b");
-        operands[named >= 0 ? named : qn_op_in_slot(mm, "b_scale")] = constant(weight->scale);
+        operands[qn_build_scale_slot(mm)] = constant(weight->scale);
     }
     if (scheme->global_scale) {
         QN_TRY(scalar_constant(model, weight->global_scale, &operands[qn_op_in_slot(mm, "b_global")], error));
@@ -448,8 +453,8 @@ qn_status qn_build_output(qn_model *model, int32_t in, const char *weight, qn_er
 
 /* ---- The other operators ---- */
 
-qn_status qn_build_rope(qn_model *model, int32_t layer, int32_t in, int32_t out, int to_keys, int32_t heads,
-                        qn_error *error)
+qn_status qn_build_rope(qn_model *model, int32_t layer, int32_t in, int64_t column, int32_t out, int to_keys,
+                        int32_t heads, qn_error *error)
 {
     const qn_hparams *h = qn_checkpoint_hparams(model->checkpoint);
     qn_step *step = add_step(model, layer, QN_OP_ROPE, to_keys ? "keys" : "queries");
@@ -457,7 +462,9 @@ qn_status qn_build_rope(qn_model *model, int32_t layer, int32_t in, int32_t out,
         return out_of_memory(error);
     }
     const qn_shape shape = qn_shape_make(QN_F32, 3, 1, heads, h->head_dim, 1);
-    step->in[qn_op_in_slot(QN_OP_ROPE, "x")] = in_register(in, shape);
+    qn_operand *x = &step->in[qn_op_in_slot(QN_OP_ROPE, "x")];
+    *x = in_register(in, shape);
+    x->offset = column * (int64_t)sizeof(float);
     step->in[qn_op_in_slot(QN_OP_ROPE, "pos")] =
         (qn_operand){.place = QN_PLACE_POSITIONS, .shape = qn_shape_make(QN_I32, 1, 1, 1, 1, 1)};
     step->out[0] = to_keys ? (qn_operand){.place = QN_PLACE_NEW_KEYS, .index = layer} : in_register(out, shape);

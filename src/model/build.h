@@ -33,9 +33,10 @@ qn_status qn_build_norm(qn_model *model, int32_t layer, int32_t in, int32_t out,
 qn_status qn_build_linear(qn_model *model, int32_t layer, int32_t in, int32_t out, int64_t column, int to_values,
                           const char *weight, qn_error *error);
 
-/* Rotate in[M, heads, head_dim] by position; to_keys: into the layer's key cache, else into out. */
-qn_status qn_build_rope(qn_model *model, int32_t layer, int32_t in, int32_t out, int to_keys, int32_t heads,
-                        qn_error *error);
+/* Rotate columns of in from `column` on, [M, heads, head_dim], by position; to_keys: into the layer's key cache, else
+ * into out. */
+qn_status qn_build_rope(qn_model *model, int32_t layer, int32_t in, int64_t column, int32_t out, int to_keys,
+                        int32_t heads, qn_error *error);
 
 /* out = causal attention of in over the layer's cache */
 qn_status qn_build_attention(qn_model *model, int32_t layer, int32_t in, int32_t out, qn_error *error);
@@ -49,8 +50,12 @@ qn_status qn_build_add(qn_model *model, int32_t layer, int32_t into, int32_t in,
 /* The output layer: logits of rows of `in`, f32, written where the caller of a session wants them. */
 qn_status qn_build_output(qn_model *model, int32_t in, const char *weight, qn_error *error);
 
-/* Replace neighbouring steps by fused operators where a plan accepts them; notes what was fused and what not. */
-qn_status qn_model_fuse(qn_model *model, qn_error *error);
+/* The slot of an operator's weight scales; -1 when it has none. */
+int32_t qn_build_scale_slot(qn_op mm);
+
+/* Replace neighbouring steps by fused operators where a plan accepts them; notes what was fused and what not.
+ * join 1: also linear layers that share their input and write side by side. */
+qn_status qn_model_fuse(qn_model *model, int join, qn_error *error);
 
 /* Let linear layers of 16-bit and 4-bit weights without quantised activations read BF16 rows. */
 qn_status qn_model_narrow(qn_model *model, qn_error *error);

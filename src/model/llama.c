@@ -7,7 +7,7 @@
 #include "model/build.h"
 
 typedef struct llama_registers {
-    int32_t stream, normed, query, rotated, key, attended, projected, gate_up, activated;
+    int32_t stream, normed, query_key, rotated, attended, projected, gate_up, activated;
 } llama_registers;
 
 static qn_status make_registers(qn_model *model, const qn_hparams *h, llama_registers *r, qn_error *error)
@@ -15,9 +15,8 @@ static qn_status make_registers(qn_model *model, const qn_hparams *h, llama_regi
     const int64_t q = (int64_t)h->heads * h->head_dim, kv = (int64_t)h->kv_heads * h->head_dim;
     QN_TRY(qn_build_register(model, "stream", QN_F32, h->hidden, &r->stream, error));
     QN_TRY(qn_build_register(model, "normed", QN_F32, h->hidden, &r->normed, error));
-    QN_TRY(qn_build_register(model, "query", QN_F32, q, &r->query, error));
+    QN_TRY(qn_build_register(model, "query_key", QN_F32, q + kv, &r->query_key, error));
     QN_TRY(qn_build_register(model, "rotated", QN_F32, q, &r->rotated, error));
-    QN_TRY(qn_build_register(model, "key", QN_F32, kv, &r->key, error));
     QN_TRY(qn_build_register(model, "attended", QN_F32, q, &r->attended, error));
     QN_TRY(qn_build_register(model, "projected", QN_F32, h->hidden, &r->projected, error));
     QN_TRY(qn_build_register(model, "gate_up", QN_F32, 2 * (int64_t)h->intermediate, &r->gate_up, error));
@@ -63,13 +62,14 @@ static qn_status check_layer(const qn_model *model, const qn_hparams *h, int32_t
 static qn_status build_layer(qn_model *model, const qn_hparams *h, const llama_registers *r, int32_t l, qn_error *error)
 {
     names n;
+    const int64_t q = (int64_t)h->heads * h->head_dim;
     QN_TRY(check_layer(model, h, l, error));
     QN_TRY(qn_build_norm(model, l, r->stream, r->normed, name_of(&n, l, "input_layernorm"), error));
-    QN_TRY(qn_build_linear(model, l, r->normed, r->query, 0, 0, name_of(&n, l, "self_attn.q_proj"), error));
-    QN_TRY(qn_build_linear(model, l, r->normed, r->key, 0, 0, name_of(&n, l, "self_attn.k_proj"), error));
+    QN_TRY(qn_build_linear(model, l, r->normed, r->query_key, 0, 0, name_of(&n, l, "self_attn.q_proj"), error));
+    QN_TRY(qn_build_linear(model, l, r->normed, r->query_key, q, 0, name_of(&n, l, "self_attn.k_proj"), error));
     QN_TRY(qn_build_linear(model, l, r->normed, 0, 0, 1, name_of(&n, l, "self_attn.v_proj"), error));
-    QN_TRY(qn_build_rope(model, l, r->query, r->rotated, 0, h->heads, error));
-    QN_TRY(qn_build_rope(model, l, r->key, 0, 1, h->kv_heads, error));
+    QN_TRY(qn_build_rope(model, l, r->query_key, 0, r->rotated, 0, h->heads, error));
+    QN_TRY(qn_build_rope(model, l, r->query_key, q, 0, 1, h->kv_heads, error));
     QN_TRY(qn_build_attention(model, l, r->rotated, r->attended, error));
     QN_TRY(qn_build_linear(model, l, r->attended, r->projected, 0, 0, name_of(&n, l, "self_attn.o_proj"), error));
     QN_TRY(qn_build_add(model, l, r->stream, r->projected, h->hidden, error));

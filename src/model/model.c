@@ -61,9 +61,9 @@ qn_status qn_model_open(qn_ctx *ctx, const char *path, const qn_model_options *o
         status = build(model, error);
     }
     if (status == QN_OK) {
-        status = qn_model_fuse(model, error);
+        status = qn_model_fuse(model, !options->unfused, error);
     }
-    if (status == QN_OK && !options->f32_activations) {
+    if (status == QN_OK && !options->unfused) {
         status = qn_model_narrow(model, error);
     }
     if (status == QN_OK) {

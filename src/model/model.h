@@ -43,7 +43,8 @@ typedef struct qn_step {
     const char *label;   /* logical name of the weight or "" */
     qn_operand in[QN_MAX_IN], out[QN_MAX_OUT];
     const qn_weight *weight; /* of a linear layer */
-    const void *packed;      /* its blob; NULL: the weight's operands are read as they are */
+    const qn_weight *second; /* whose rows follow those of weight, one multiplication for both; NULL: none */
+    const void *packed;      /* the blob; NULL: the weight's operands are read as they are */
     int32_t layer;
 } qn_step;
 

@@ -6,7 +6,8 @@
  * first. A weight's pages of the source file are given back as soon as it is
  * packed, so that source and blob are not both in memory; what later needs them
  * (rows of a tied embedding) reads them from the file again. Copies that only
- * packing needs (rows put in order, column sums) live in a scratch a thread.
+ * packing needs (rows put in order or together, column sums) live in a scratch a
+ * thread.
  * Work goes in waves, so that the weights being packed at one time, of which
  * there are two copies, never make more than the blobs alone take at the end. */
 #include <inttypes.h>
@@ -24,12 +25,13 @@
 /* A weight to make ready. */
 typedef struct weight_job {
     qn_step *step;
-    size_t source_bytes; /* of the file */
+    size_t source_bytes; /* of the file, and of its copy */
     size_t blob_bytes;   /* 0: the kernel reads the weight as it is stored */
     char *blob;
-    size_t rows_bytes; /* of a copy of the rows in logical order; 0: they are in order */
-    size_t sums_bytes; /* of column sums; 0: not needed */
-    char *rows, *sums; /* where they stay when nothing is packed; NULL: in the scratch */
+    size_t rows_bytes;  /* of a copy of the rows, in logical order or of two weights; 0: they are read in place */
+    size_t scale_bytes; /* of a copy of two weights' scales */
+    size_t sums_bytes;  /* of column sums; 0: not needed */
+    char *rows, *sums;  /* where they stay when nothing is packed; NULL: in the scratch */
     qn_status status;
     qn_error error;
 } weight_job;
@@ -39,7 +41,7 @@ typedef struct pack_work {
     weight_job *jobs;
     int32_t count, first; /* first: of this wave */
     char *scratch;
-    size_t scratch_bytes; /* a thread */
+    size_t scratch_bytes; /* a thread, in this wave */
 } pack_work;
 
 static qn_status out_of_memory(qn_error *error)
@@ -55,7 +57,19 @@ static int32_t sums_slot(const qn_step *step)
 
 /* ---- One weight ---- */
 
-static void order_rows(const qn_weight *weight, char *copy)
+static size_t rows_of(const qn_weight *weight)
+{
+    return (size_t)weight->n * (size_t)weight->data.strides[0];
+}
+
+static size_t scales_of(const qn_weight *weight)
+{
+    size_t bytes = 0;
+    return weight->scale.shape.format && qn_shape_bytes(&weight->scale.shape, &bytes, NULL) == QN_OK ? bytes : 0;
+}
+
+/* Copy the rows in logical order; returns the end of the copy. */
+static char *order_rows(const qn_weight *weight, char *copy)
 {
     const size_t row_bytes = (size_t)weight->data.strides[0];
     for (int64_t row = 0; row < weight->n; row++) {
@@ -63,6 +77,13 @@ static void order_rows(const qn_weight *weight, char *copy)
             (const char *)weight->data.data + qn_weight_source_row(weight, row) * weight->data.strides[0];
         memcpy(copy + (size_t)row * row_bytes, source, row_bytes);
     }
+    return copy + (size_t)weight->n * row_bytes;
+}
+
+static void release(const qn_checkpoint *checkpoint, const qn_weight *weight)
+{
+    qn_checkpoint_release(checkpoint, weight->data.data, rows_of(weight));
+    qn_checkpoint_release(checkpoint, weight->scale.data, scales_of(weight));
 }
 
 /* sums[n] = sum over k of W[n,k], what zero points of activations are corrected with. */
@@ -98,29 +119,36 @@ static void job_task(void *user, int64_t index, int32_t thread)
     qn_step *step = job->step;
     const qn_weight *weight = step->weight;
     const qn_checkpoint *checkpoint = work->model->checkpoint;
-    char *scratch = work->scratch + (size_t)thread * work->scratch_bytes;
+    char *scratch = work->scratch ? work->scratch + (size_t)thread * work->scratch_bytes : NULL;
+    const qn_weight *second = step->second;
     qn_view *b = &step->in[qn_op_in_slot(step->op, "b")].view;
-    const size_t stored = (size_t)weight->n * (size_t)weight->data.strides[0];
     if (job->rows_bytes) {
-        char *rows = job->rows ? job->rows : scratch;
-        order_rows(weight, rows);
+        char *rows = job->rows ? job->rows : scratch, *end = order_rows(weight, rows);
+        if (second) {
+            (void)order_rows(second, end);
+        }
         b->data = rows;
-        qn_checkpoint_release(checkpoint, weight->data.data, stored);
         scratch += job->rows_bytes;
+    }
+    if (job->scale_bytes) {
+        memcpy(scratch, weight->scale.data, scales_of(weight));
+        memcpy(scratch + scales_of(weight), second->scale.data, scales_of(second));
+        step->in[qn_build_scale_slot(step->op)].view.data = scratch;
+        scratch += job->scale_bytes;
     }
     if (job->sums_bytes) {
         int32_t *sums = (int32_t *)(void *)(job->sums ? job->sums : scratch);
         sum_columns(b, sums);
         step->in[sums_slot(step)].view.data = sums;
     }
-    if (!job->blob_bytes) {
-        return;
+    if (job->blob_bytes) {
+        job->status = pack(job, &job->error);
     }
-    job->status = pack(job, &job->error);
-    qn_checkpoint_release(checkpoint, weight->data.data, stored);
-    size_t scale_bytes = 0;
-    if (weight->scale.shape.format && qn_shape_bytes(&weight->scale.shape, &scale_bytes, NULL) == QN_OK) {
-        qn_checkpoint_release(checkpoint, weight->scale.data, scale_bytes);
+    if (job->blob_bytes || job->rows_bytes) {
+        release(checkpoint, weight);
+        if (second) {
+            release(checkpoint, second);
+        }
     }
 }
 
@@ -141,7 +169,7 @@ static void use_blob(qn_step *step, const void *blob)
 static int by_size(const void *a, const void *b)
 {
     const weight_job *x = a, *y = b;
-    const size_t i = x->blob_bytes + x->rows_bytes, j = y->blob_bytes + y->rows_bytes;
+    const size_t i = x->source_bytes, j = y->source_bytes;
     if (i != j) {
         return i < j ? 1 : -1;
     }
@@ -158,12 +186,16 @@ static void find_jobs(qn_model *model, weight_job *jobs, int32_t *count)
             continue;
         }
         weight_job job = {.step = step, .blob_bytes = qn_plan_pack_bytes(step->plan)};
-        job.source_bytes = (size_t)step->weight->n * (size_t)step->weight->data.strides[0];
-        if (step->weight->rope_interleaved) {
-            job.rows_bytes = qn_align_up((size_t)step->weight->n * (size_t)step->weight->data.strides[0], QN_ALIGN);
+        const qn_weight *weight = step->weight, *second = step->second;
+        const size_t rows = rows_of(weight) + (second ? rows_of(second) : 0);
+        job.source_bytes = rows;
+        if (weight->rope_interleaved || second) {
+            job.rows_bytes = qn_align_up(rows, QN_ALIGN);
+            job.scale_bytes = second ? qn_align_up(scales_of(weight) + scales_of(second), QN_ALIGN) : 0;
+            job.source_bytes += rows;
         }
         if (sums_slot(step) >= 0) {
-            job.sums_bytes = qn_align_up((size_t)step->weight->n * sizeof(int32_t), QN_ALIGN);
+            job.sums_bytes = qn_align_up((size_t)step->in[sums_slot(step)].shape.dims[0] * sizeof(int32_t), QN_ALIGN);
         }
         if (job.blob_bytes) {
             model->packing.weights++;
@@ -221,30 +253,19 @@ static void take_from_file(qn_model *model, const char *path, const qn_exec *exe
     }
 }
 
-/* Memory for what stays, and the scratch for what does not. */
-static qn_status prepare(pack_work *work, int32_t threads, qn_error *error)
+/* Memory for what stays. */
+static qn_status prepare(pack_work *work, qn_error *error)
 {
     size_t total = 0;
     for (int32_t i = 0; i < work->count; i++) {
-        weight_job *job = &work->jobs[i];
-        size_t own = job->blob_bytes ? 0 : job->rows_bytes + job->sums_bytes, blob = job->blob_bytes;
-        const size_t scratch = own ? 0 : job->rows_bytes + job->sums_bytes;
-        work->scratch_bytes = scratch > work->scratch_bytes ? scratch : work->scratch_bytes;
-        if (blob > SIZE_MAX - QN_ALIGN || qn_add_size(own, qn_align_up(blob, QN_ALIGN), &own) ||
-            qn_add_size(total, own, &total)) {
+        const weight_job *job = &work->jobs[i];
+        size_t own = job->blob_bytes ? job->blob_bytes : job->rows_bytes + job->sums_bytes;
+        if (own > SIZE_MAX - QN_ALIGN || qn_add_size(total, qn_align_up(own, QN_ALIGN), &total)) {
             return out_of_memory(error);
         }
     }
-    if (!total) {
-        return QN_OK;
-    }
-    size_t scratch;
-    char *memory = qn_build_own(work->model, total);
-    work->scratch = NULL;
-    if (memory && work->scratch_bytes && !qn_mul_size(work->scratch_bytes, (size_t)threads, &scratch)) {
-        work->scratch = qn_alloc(work->model->ctx, scratch);
-    }
-    if (!memory || (work->scratch_bytes && !work->scratch)) {
+    char *memory = total ? qn_build_own(work->model, total) : NULL;
+    if (total && !memory) {
         return out_of_memory(error);
     }
     for (int32_t i = 0; i < work->count; i++) {
@@ -284,7 +305,27 @@ static int32_t wave_of(const pack_work *work, size_t done, size_t total, int32_t
     return count;
 }
 
-static void run_waves(pack_work *work, const qn_exec *exec)
+/* The jobs from work->first on, with a scratch for what only they need. */
+static qn_status run_wave(pack_work *work, int32_t count, const qn_exec *exec, qn_error *error)
+{
+    work->scratch_bytes = 0;
+    for (int32_t i = work->first; i < work->first + count; i++) {
+        const weight_job *job = &work->jobs[i];
+        const size_t bytes = job->blob_bytes ? job->rows_bytes + job->scale_bytes + job->sums_bytes : 0;
+        work->scratch_bytes = bytes > work->scratch_bytes ? bytes : work->scratch_bytes;
+    }
+    size_t all;
+    const int failed = qn_mul_size(work->scratch_bytes, (size_t)qn_exec_threads(exec), &all);
+    work->scratch = work->scratch_bytes && !failed ? qn_alloc(work->model->ctx, all) : NULL;
+    if (work->scratch_bytes && !work->scratch) {
+        return out_of_memory(error);
+    }
+    qn_parallel_for(exec, count, job_task, work);
+    qn_free(work->model->ctx, work->scratch);
+    return QN_OK;
+}
+
+static qn_status run_waves(pack_work *work, const qn_exec *exec, qn_error *error)
 {
     size_t total = 0, done = 0;
     for (int32_t i = 0; i < work->count; i++) {
@@ -292,30 +333,27 @@ static void run_waves(pack_work *work, const qn_exec *exec)
     }
     for (work->first = 0; work->first < work->count;) {
         const int32_t count = wave_of(work, done, total, qn_exec_threads(exec));
-        qn_parallel_for(exec, count, job_task, work);
+        QN_TRY(run_wave(work, count, exec, error));
         for (int32_t end = work->first + count; work->first < end; work->first++) {
             done += made_bytes(&work->jobs[work->first]);
         }
     }
+    return QN_OK;
 }
 
 static qn_status pack_all(pack_work *work, const qn_exec *exec, qn_error *error)
 {
     qsort(work->jobs, (size_t)work->count, sizeof *work->jobs, by_size);
-    qn_status status = prepare(work, qn_exec_threads(exec), error);
-    if (status == QN_OK) {
-        run_waves(work, exec);
-    }
-    qn_free(work->model->ctx, work->scratch);
-    for (int32_t i = 0; i < work->count && status == QN_OK; i++) {
+    QN_TRY(prepare(work, error));
+    QN_TRY(run_waves(work, exec, error));
+    for (int32_t i = 0; i < work->count; i++) {
         const weight_job *job = &work->jobs[i];
-        if (job->status != QN_OK) {
-            status = qn_error_set(error, job->status, "%s: %s", job->step->label, job->error.text);
-        } else if (job->blob) {
+        QN_FAIL_IF(job->status != QN_OK, error, job->status, "%s: %s", job->step->label, job->error.text);
+        if (job->blob) {
             use_blob(job->step, job->blob);
         }
     }
-    return status;
+    return QN_OK;
 }
 
 static void report(const qn_model *model)

@@ -328,7 +328,7 @@ qn_status qn_calibration_run(qn_ctx *ctx, const char *input, const qn_quantize_o
     qn_model_options options;
     qn_model_options_init(&options);
     options.exec = quantize->exec;
-    options.f32_activations = 1; /* what the observer is shown */
+    options.unfused = 1; /* each layer by itself, with the F32 rows that the observer is shown */
     qn_status status = prepare(&o, error);
     if (status == QN_OK) {
         status = qn_model_open(ctx, input, &options, &model, error);

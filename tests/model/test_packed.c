@@ -444,6 +444,43 @@ static void other_layouts_are_packed_again(void **state)
     qn_model_close(model);
 }
 
+/* Logits of layers that share a multiplication, or of layers by themselves; the caller frees. */
+static float *logits_of_layers(int unfused, int joined)
+{
+    qn_error error = {QN_OK, ""};
+    qn_model *model;
+    qn_session *session;
+    qn_model_options mo;
+    qn_model_options_init(&mo);
+    mo.unfused = unfused;
+    must(qn_model_open(ctx, folder, &mo, &model, &error), &error);
+    int count = 0;
+    for (size_t i = 0; i < model->step_count; i++) {
+        count += model->steps[i].second != NULL;
+    }
+    assert_int_equal(count, joined);
+    must(qn_session_create(model, NULL, &session, &error), &error);
+    float *logits = calloc(SYN_VOCAB, sizeof *logits);
+    assert_non_null(logits);
+    const int32_t ids[] = {3, 141, 59, 26};
+    must(qn_session_eval(session, ids, 4, 0, logits, &error), &error);
+    qn_session_destroy(session);
+    qn_model_close(model);
+    return logits;
+}
+
+/* Query and key, gate and up: one multiplication each, the same bits. */
+static void joined_layers_give_the_same_bits(void **state)
+{
+    (void)state;
+    quantize("f32");
+    assert_int_equal(unlink(packed), 0); /* its blobs are those of joined layers */
+    float *joined = logits_of_layers(0, 2 * SYN_LAYERS), *single = logits_of_layers(1, 0);
+    assert_memory_equal(joined, single, SYN_VOCAB * sizeof *joined);
+    free(joined);
+    free(single);
+}
+
 static void verify_and_inspect_know_it(void **state)
 {
     (void)state;
@@ -475,7 +512,8 @@ int main(void)
         cmocka_unit_test(same_bits_and_no_packing),       cmocka_unit_test(written_by_an_open_model),
         cmocka_unit_test(a_changed_source_is_noticed),    cmocka_unit_test(damage_is_noticed),
         cmocka_unit_test(other_versions_are_refused),     cmocka_unit_test(hostile_numbers_are_refused),
-        cmocka_unit_test(other_layouts_are_packed_again), cmocka_unit_test(verify_and_inspect_know_it),
+        cmocka_unit_test(other_layouts_are_packed_again), cmocka_unit_test(joined_layers_give_the_same_bits),
+        cmocka_unit_test(verify_and_inspect_know_it),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
