@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# make check-full, after make check: ThreadSanitizer, every fuzz target for 60 s
-# (QN_FUZZ_SECONDS), valgrind on the release command.
+# make check-full, after make check: 1,000 random mixes of sequences over every scheme
+# and level, ThreadSanitizer, every fuzz target for 60 s (QN_FUZZ_SECONDS), valgrind
+# on the release command.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=${JOBS:-$(nproc)}
@@ -10,11 +11,14 @@ if model=$(scripts/model.sh); then
     export QN_TEST_MODEL=$model
 fi
 
+echo "== random mixes of sequences"
+QN_TEST_MIXES=1000 build/check/tests/test_model_batches
+
 echo "== ThreadSanitizer"
 [ -f build/tsan/build.ninja ] || cmake --preset tsan
 cmake --build build/tsan -j "$jobs"
 # ThreadSanitizer of gcc 12 cannot live with much address randomisation.
-setarch "$(uname -m)" -R ctest --test-dir build/tsan --output-on-failure --no-tests=error --timeout 900 \
+QN_TEST_MIXES=12 setarch "$(uname -m)" -R ctest --test-dir build/tsan --output-on-failure --no-tests=error --timeout 900 \
     -R 'exec|pool|plan|kernel|backend|model|session'
 
 echo "== fuzzing"
