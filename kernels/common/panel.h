@@ -60,7 +60,9 @@ typedef enum qn_panel_code {
     X(QN_PANEL_F32, 4096, 1.0f)        \
     X(QN_PANEL_I8, 1024, 1.0f)
 
-/* How a level wants the rows of a: K padded with zeros to a multiple of 64. */
+/* How a level wants the rows of a: K padded with zeros to a multiple of 64. Lines of 64 bytes of the rows of a
+ * group alternate: line i of row r is at a + r / group * a_stride + (i * group + r % group) * 64. A group of 16
+ * is tiles of AMX, one after the other; a group of 1 a plain row. */
 typedef enum qn_panel_rows {
     QN_PANEL_ROWS_F32 = 0, /* [K] floats */
     QN_PANEL_ROWS_BF16,    /* [K/64][terms][64] bf16: x as the exact sum of 1, 2 or 3 terms */
@@ -73,7 +75,7 @@ typedef struct qn_panel_call {
     const char *w;             /* blocks of panel p begin at w + p * panel_bytes */
     int64_t panel_bytes;
     int64_t panels, blocks;    /* blocks of 64 along K; may be 0 */
-    const char *a;             /* row r begins at a + r * a_stride; 64-byte aligned, stride a multiple of 64 */
+    const char *a;             /* group g begins at a + g * a_stride; 64-byte aligned, stride a multiple of 64 */
     int64_t a_stride;
     int64_t rows;              /* at least 1; memory is readable up to the level's row multiple */
     int32_t terms;             /* QN_PANEL_ROWS_BF16 */
@@ -93,6 +95,7 @@ typedef void (*qn_panel_fn)(const qn_panel_call *call);
 typedef struct qn_panel_set {
     qn_panel_rows rows_f;      /* rows for the float codes */
     qn_panel_rows rows_i8;     /* rows for QN_PANEL_I8 */
+    int32_t row_group;         /* rows whose lines alternate: 1, 2, 4, 8 or 16 */
     int32_t row_multiple;      /* rows of a are readable up to a multiple of this */
     int32_t mr, nr;            /* register tile: rows, columns */
     int32_t rows_block, panels_block; /* what the set likes best in one call when there are many rows */

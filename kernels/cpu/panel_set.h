@@ -9,6 +9,7 @@ PANEL_MM(mm_i8, QN_PANEL_I8, PAIRS_I8)
 
 const qn_panel_set QN_NAME(panel) = {.rows_f = QN_PANEL_ROWS_F32,
                                      .rows_i8 = QN_PANEL_ROWS_I16,
+                                     .row_group = 1,
                                      .row_multiple = 1,
                                      .mr = PAIR_MR_MANY,
                                      .nr = PAIR_NR_MANY * QN_PANEL_COLS,

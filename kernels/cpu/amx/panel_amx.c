@@ -35,7 +35,8 @@ PANEL_MM(mxfp4, QN_PANEL_MXFP4, 544, unpack_mxfp4, 2)
 
 const qn_panel_set QN_NAME(panel) = {.rows_f = QN_PANEL_ROWS_BF16,
                                      .rows_i8 = QN_PANEL_ROWS_I8,
-                                     .row_multiple = 2 * TILE_ROWS,
+                                     .row_group = TILE_ROWS,
+                                     .row_multiple = TILE_ROWS,
                                      .mr = 2 * TILE_ROWS,
                                      .nr = 2 * QN_PANEL_COLS,
                                      .rows_block = 512,

@@ -48,8 +48,8 @@ QN_INLINE void chain(half_sums *h, const int rows, const int n, pair_f32 w, cons
 
 QN_INLINE __m512 e2m1_floats(__m512i x, int shift)
 {
-    const __m512 table = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f,
-                                        -3.0f, -4.0f, -6.0f);
+    const __m512 table = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f,
+                                        -2.0f, -3.0f, -4.0f, -6.0f);
     return _mm512_permutexvar_ps(shift ? _mm512_srli_epi32(x, (unsigned)shift) : x, table);
 }
 
@@ -159,8 +159,7 @@ QN_INLINE void rows_panels(const int code, const int rows, const int n, const qn
                 scales[i][0] = scales[i][1] = scales[i][2] = scales[i][3] = _mm512_setzero_ps();
             }
         }
-        for (int i = 0; q->sa && b % 2 == 0 && i < rows * 4; i++)
-        {
+        for (int i = 0; q->sa && b % 2 == 0 && i < rows * 4; i++) {
             _mm512_store_ps(part + i * QN_PANEL_COLS, _mm512_setzero_ps());
         }
         for (int half = 0; half < 2; half++) {
@@ -172,7 +171,8 @@ QN_INLINE void rows_panels(const int code, const int rows, const int n, const qn
             {
                 ROWS_UNROLL for (int i = 0; i < n; i++)
                 {
-                    const __m512 s = _mm512_set1_ps(q->sa[r * q->sa_stride + b / 2] * q->sb[(p + i) * q->sb_stride + b / 2]);
+                    const __m512 s =
+                        _mm512_set1_ps(q->sa[r * q->sa_stride + b / 2] * q->sb[(p + i) * q->sb_stride + b / 2]);
                     float *const at = sums + r * q->sums_stride + i * QN_PANEL_COLS;
                     const __m512 v = _mm512_load_ps(part + (r * 4 + i) * QN_PANEL_COLS);
                     _mm512_store_ps(at, _mm512_fmadd_ps(v, s, _mm512_load_ps(at)));
@@ -185,10 +185,13 @@ QN_INLINE void rows_panels(const int code, const int rows, const int n, const qn
 QN_INLINE void rows_widen(const qn_panel_call *q, int64_t from, int64_t to, float *out, int64_t stride)
 {
     for (int64_t r = 0; r < q->rows; r++) {
-        const char *const row = q->a + r * q->a_stride + from * QN_PANEL_K * 2;
-        for (int64_t k = 0; k < (to - from) * QN_PANEL_K; k += 16) {
-            const __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)(row + k * 2));
-            _mm512_store_si512(out + r * stride + k, _mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+        const char *const row = q->a + r * QN_PANEL_LINE; /* of one group */
+        for (int64_t i = 0; i < (to - from) * 2; i++) {
+            const __m512i x = line_load(row + (from * 2 + i) * TILE_BYTES);
+            _mm512_store_si512(out + r * stride + i * 32,
+                               _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(x)), 16));
+            _mm512_store_si512(out + r * stride + i * 32 + 16,
+                               _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(x, 1)), 16));
         }
     }
 }

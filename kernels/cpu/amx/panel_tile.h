@@ -38,10 +38,10 @@ QN_INLINE int64_t terms_of(const qn_panel_call *q, panel_kind k)
     return k.tile == TILE_I8 ? 1 : q->terms;
 }
 
-/* Bytes from the start of a row to block b. */
-QN_INLINE int64_t row_block(int64_t b, panel_kind k, int64_t terms)
+/* Bytes from the start of a group of rows to the tiles of block b. */
+QN_INLINE int64_t row_tiles(int64_t b, panel_kind k, int64_t terms)
 {
-    return b * (k.tile == TILE_I8 ? 64 : 128 * terms);
+    return b * terms * halves_of(k) * TILE_BYTES;
 }
 
 QN_INLINE int has_scales(const qn_panel_call *q, panel_kind k)
@@ -99,32 +99,27 @@ QN_INLINE void ahead_step(ahead *o)
 
 /* ---- many rows: 2 x 2 tiles, ranges of K ---- */
 
-/* Bytes from the start of a row's range to term t of step s. */
-QN_INLINE int64_t row_step(int64_t s, int64_t t, int64_t terms, panel_kind k)
-{
-    return k.tile == TILE_I8 ? s * 64 : (s >> 1) * 128 * terms + t * 128 + (s & 1) * 64;
-}
-
-/* m x n tiles (each 1 or 2) over blocks of K; the panels' tiles at b and b + b_stride. */
+/* m x n tiles (each 1 or 2) over blocks of K; groups of rows at a and a + a_stride, the panels' tiles at b and
+ * b + b_stride. */
 QN_INLINE void products(const char *a, int64_t a_stride, const char *b, int64_t b_stride, int64_t blocks, int64_t terms,
                         int m, int n, panel_kind k, ahead *next)
 {
-    const int64_t steps = blocks * halves_of(k);
-    for (int64_t s = 0; s < steps; s++) {
+    const int64_t halves = halves_of(k);
+    for (int64_t s = 0; s < blocks * halves; s++, b += TILE_BYTES) {
         ahead_step(next);
-        _tile_loadd(6, b + s * TILE_BYTES, 64);
+        _tile_loadd(6, b, 64);
         if (n > 1) {
-            _tile_loadd(7, b + s * TILE_BYTES + b_stride, 64);
+            _tile_loadd(7, b + b_stride, 64);
         }
-        for (int64_t t = 0; t < terms; t++) {
-            const char *const at = a + row_step(s, t, terms, k);
-            _tile_loadd(4, at, a_stride);
+        const char *at = a + ((s / halves) * terms * halves + s % halves) * TILE_BYTES;
+        for (int64_t t = 0; t < terms; t++, at += halves * TILE_BYTES) {
+            _tile_loadd(4, at, 64);
             TILE_DOT(k.tile, 0, 4, 6);
             if (n > 1) {
                 TILE_DOT(k.tile, 1, 4, 7);
             }
             if (m > 1) {
-                _tile_loadd(5, at + TILE_ROWS * a_stride, a_stride);
+                _tile_loadd(5, at + a_stride, 64);
                 TILE_DOT(k.tile, 2, 5, 6);
                 if (n > 1) {
                     TILE_DOT(k.tile, 3, 5, 7);
@@ -153,13 +148,13 @@ QN_INLINE void copy_rows(char *to, int64_t to_stride, const char *from, int64_t 
 QN_INLINE void range_rows(const qn_panel_call *q, range *g, int64_t r0, int64_t rows, int m, int n, panel_kind k)
 {
     const int64_t terms = terms_of(q, k), stride = q->sums_stride * 4;
-    const char *const a = q->a + r0 * q->a_stride + row_block(g->from, k, terms);
+    const char *const a = q->a + r0 / TILE_ROWS * q->a_stride + row_tiles(g->from, k, terms);
     char *const sums = (char *)sums_at(q, r0, g->p), *const part = q->scratch;
     if (has_scales(q, k)) {
         for (int64_t b = 0; b < g->blocks; b += SCALE_BLOCKS) {
             const int64_t blocks = g->blocks - b < SCALE_BLOCKS ? g->blocks - b : SCALE_BLOCKS;
             sums_zero(m, n);
-            products(a + row_block(b, k, terms), q->a_stride, g->b + b * PAIR_BYTES, g->b_stride, blocks, terms, m, n,
+            products(a + row_tiles(b, k, terms), q->a_stride, g->b + b * PAIR_BYTES, g->b_stride, blocks, terms, m, n,
                      k, &g->next);
             sums_store(part, PART_STRIDE, m, n);
             tile_fence();
@@ -296,9 +291,9 @@ QN_INLINE void few_panels(const qn_panel_call *q, int64_t p, int n, panel_kind k
         const char *const tiles = k.unpack ? ring + (b & 1) * FEW_PANELS * PAIR_BYTES : w + b * k.bytes;
         for (int64_t h = 0; h < halves; h++) {
             const char *const line = tiles + h * TILE_BYTES;
-            const char *at = q->a + row_block(b, k, terms) + h * 64;
-            for (int64_t t = 0; t < terms; t++, at += 128) {
-                _tile_loadd(4, at, q->a_stride);
+            const char *at = q->a + row_tiles(b, k, terms) + h * TILE_BYTES;
+            for (int64_t t = 0; t < terms; t++, at += halves * TILE_BYTES) {
+                _tile_loadd(4, at, 64);
                 _tile_loadd(6, line, 64);
                 TILE_DOT(k.tile, 0, 4, 6);
                 if (n > 1) {

@@ -10,6 +10,7 @@ PANEL_MM(mm_nvfp4, QN_PANEL_NVFP4, PAIRS_F)
 PANEL_MM(mm_mxfp4, QN_PANEL_MXFP4, PAIRS_F)
 
 const qn_panel_set QN_NAME(panel) = {.rows_f = QN_PANEL_ROWS_BF16,
+                                     .row_group = 1,
                                      .row_multiple = 1,
                                      .mr = PAIR_MR_MANY,
                                      .nr = PAIR_NR_MANY * QN_PANEL_COLS,

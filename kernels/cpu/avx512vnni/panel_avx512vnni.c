@@ -118,6 +118,7 @@ static void panel_i8(const qn_panel_call *call)
 }
 
 const qn_panel_set QN_NAME(panel) = {.rows_i8 = QN_PANEL_ROWS_I8,
+                                     .row_group = 1,
                                      .row_multiple = 1,
                                      .mr = MR,
                                      .nr = 2 * QN_PANEL_COLS,

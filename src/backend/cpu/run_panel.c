@@ -18,14 +18,16 @@
 #include "format/format.h"
 #include "ref/slots.h"
 
-#define CHUNK 1024             /* elements of a row decoded at a time */
-#define PREPARE_ROWS 8         /* rows of a a task */
-#define SERIAL_ELEMENTS 32768  /* activations worth more than one thread */
+#define CHUNK 1024      /* elements of a row decoded at a time */
+#define PREPARE_ROWS 16 /* rows of a a task; a multiple of every set's row_group */
+#define MAX_TERMS 3
+#define SERIAL_ELEMENTS 32768 /* activations worth more than one thread */
 #define MAX_BLOCK_PANELS 64
 
 typedef struct small_arrays {
     float values[CHUNK + QN_MM_PAD];
     float reals[QN_MM_COLS];
+    char lines[CHUNK * MAX_TERMS * 2]; /* a chunk of a row as kernels take it, before its lines are spread */
     qn_mm_finish finish;
     uint8_t flags[MAX_BLOCK_PANELS];
 } small_arrays;
@@ -59,22 +61,31 @@ void qn_panel_pack(const qn_kernel *kernel, const qn_op_desc *desc, const qn_arg
     memset(base + l.flags, 0, l.total - l.flags);
     for (int64_t i = 0; i < l.experts * l.panels; i++) {
         qn_panel_pack_one(&l, impl->code, desc, args, i / l.panels, i % l.panels, base + i * l.panel_bytes,
-                          (uint8_t *)base + l.flags + i,
-                          (float *)(void *)(base + l.block_scales) + i * l.scale_blocks);
+                          (uint8_t *)base + l.flags + i, (float *)(void *)(base + l.block_scales) + i * l.scale_blocks);
     }
     qn_panel_pack_rest(&l, desc, args, base + l.scales);
 }
 
 /* ---- memory ---- */
 
-static size_t row_stride_of(qn_panel_rows kind, int32_t terms, int64_t blocks)
+static int64_t row_lines(qn_panel_rows kind, int32_t terms, int64_t blocks)
 {
-    const size_t element = kind == QN_PANEL_ROWS_F32 ? 4 : (kind == QN_PANEL_ROWS_I8 ? 1 : 2);
-    const size_t bytes = qn_size_mul((size_t)blocks * QN_PANEL_K, element * (size_t)terms);
-    return bytes % 1024 == 0 ? qn_size_add(bytes, 64) : bytes; /* rows apart in the caches' sets */
+    const int64_t element = kind == QN_PANEL_ROWS_F32 ? 4 : (kind == QN_PANEL_ROWS_I8 ? 1 : 2);
+    return blocks * element * terms;
 }
 
-#define FEW_ROWS 16  /* a decode step: weights stream, one task a few panels */
+/* Bytes from a group of rows to the next, apart in the sets of the caches that hold a part of every group:
+ * single rows in the first, groups, of which kernels take long runs of lines, in the second. */
+static size_t row_stride_of(const qn_panel_set *set, qn_panel_rows kind, int32_t terms, int64_t blocks)
+{
+    const size_t bytes = qn_size_mul((size_t)row_lines(kind, terms, blocks), (size_t)set->row_group * QN_PANEL_LINE);
+    if (set->row_group > 1) {
+        return bytes % 32768 == 0 ? qn_size_add(bytes, 16384) : bytes;
+    }
+    return bytes % 1024 == 0 ? qn_size_add(bytes, 64) : bytes;
+}
+
+#define FEW_ROWS 16 /* a decode step: weights stream, one task a few panels */
 #define LEAST_TASKS 16
 
 typedef struct grid {
@@ -108,8 +119,8 @@ static grid grid_of(const qn_panel_set *set, int64_t m, int64_t panels)
     return g;
 }
 
-/* Rows of the prepared panel: all experts' rows, whole row tiles readable. */
-static int64_t prepared_rows(const qn_panel_set *set, const qn_op_desc *desc, int64_t m)
+/* Rows of a: of all experts. */
+static int64_t source_rows(const qn_op_desc *desc, int64_t m)
 {
     int64_t rows = m;
     if (desc->op == QN_OP_GROUPED_BLOCK_SCALED_MM && desc->attr[QN_ATTR_LAYOUT].i == QN_LAYOUT_MASKED) {
@@ -118,11 +129,17 @@ static int64_t prepared_rows(const qn_panel_set *set, const qn_op_desc *desc, in
             return INT64_MAX;
         }
     }
-    return rows > INT64_MAX - set->row_multiple ? INT64_MAX : rows + set->row_multiple - 1;
+    return rows;
+}
+
+/* Prepared row of an expert whose rows of a begin at `first`: every expert begins a group of its own. */
+static int64_t prepared_first(int32_t group, int64_t first, int64_t expert)
+{
+    return (first / group + expert) * group;
 }
 
 typedef struct memory {
-    size_t rows, odd_rows, rest, scratch, total;        /* of the run */
+    size_t rows, odd_rows, rest, scratch, total;           /* of the run */
     size_t sums, scales, pack, pack_scales, small, thread; /* of a thread, from its scratch on; kernel's at 0 */
 } memory;
 
@@ -132,18 +149,21 @@ static memory memory_of(const qn_panel_impl *impl, const qn_op_desc *desc, int64
     const qn_panel_layout l = qn_panel_layout_of(desc, impl->code);
     const qn_panel_rows kind = impl->code == QN_PANEL_I8 ? set->rows_i8 : set->rows_f;
     const int32_t terms = kind == QN_PANEL_ROWS_BF16 ? qn_panel_terms(qn_panel_row_format(desc)) : 1;
-    const size_t rows = (size_t)prepared_rows(set, desc, m);
+    const size_t rows = (size_t)source_rows(desc, m);
+    const size_t groups = qn_size_add(rows / (size_t)set->row_group,
+                                      qn_size_add((size_t)l.experts, (size_t)(set->row_multiple / set->row_group)));
     const size_t block_rows = (size_t)qn_min_i64(largest_grid(set).rows, (int64_t)rows);
     const size_t block_panels = (size_t)largest_grid(set).panels;
     memory at = {0};
-    at.odd_rows = qn_size_pad(qn_size_mul(rows, row_stride_of(kind, terms, l.blocks)));
+    at.odd_rows = qn_size_pad(qn_size_mul(groups, row_stride_of(set, kind, terms, l.blocks)));
     at.rest = qn_size_pad(qn_size_add(at.odd_rows, l.scale_blocks ? rows : 0));
     at.scratch = qn_size_pad(qn_size_add(at.rest, l.total == SIZE_MAX ? SIZE_MAX : l.total - l.scales));
     at.sums = qn_size_pad(set->scratch_bytes);
     at.scales = qn_size_pad(qn_size_add(at.sums, block_rows * block_panels * QN_PANEL_COLS * sizeof(float)));
     at.small = qn_size_pad(qn_size_add(at.scales, qn_size_mul(block_rows * sizeof(float), (size_t)l.scale_blocks)));
     at.pack_scales = qn_size_pad(qn_size_add(at.small, sizeof(small_arrays)));
-    at.pack = qn_size_pad(qn_size_add(at.pack_scales, qn_size_mul(block_panels * sizeof(float), (size_t)l.scale_blocks)));
+    at.pack =
+        qn_size_pad(qn_size_add(at.pack_scales, qn_size_mul(block_panels * sizeof(float), (size_t)l.scale_blocks)));
     at.thread = qn_size_pad(qn_size_add(at.pack, qn_size_mul(block_panels, (size_t)l.panel_bytes)));
     at.total = qn_size_add(at.scratch, qn_size_mul((size_t)threads, at.thread));
     return at;
@@ -189,45 +209,68 @@ static int has_odd_scale(const qn_panel_job *job, int64_t row)
     return 0;
 }
 
-static void prepare_integers(const qn_panel_job *job, const char *source, char *row)
+/* Line i of a prepared row. */
+static char *line_of(const qn_panel_job *job, int64_t row, int64_t i)
 {
-    const int64_t padded = job->layout.blocks * QN_PANEL_K;
-    const int8_t *const x = (const int8_t *)source;
+    const int64_t group = job->impl->set->row_group;
+    return job->rows + row / group * job->row_stride + (i * group + row % group) * QN_PANEL_LINE;
+}
+
+static void prepare_integers(const qn_panel_job *job, const int8_t *x, int64_t count, int64_t padded, char *to)
+{
     if (job->kind == QN_PANEL_ROWS_I8) {
-        memcpy(row, x, (size_t)job->k);
-        memset(row + job->k, 0, (size_t)(padded - job->k));
+        memcpy(to, x, (size_t)count);
+        memset(to + count, 0, (size_t)(padded - count));
         return;
     }
     static const int8_t order[4] = {0, 2, 1, 3};
-    int16_t *const to = (int16_t *)(void *)row;
+    int16_t *const words = (int16_t *)(void *)to;
     for (int64_t i = 0; i < padded; i += 4) {
         for (int j = 0; j < 4; j++) {
-            to[i + j] = i + order[j] < job->k ? x[i + order[j]] : 0;
+            words[i + j] = i + order[j] < count ? x[i + order[j]] : 0;
         }
     }
 }
 
-static void prepare_row(const qn_panel_job *job, int64_t r, float *values)
+/* Elements k to k + count of row r of a, with zeros to whole blocks. */
+static void prepare_chunk(const qn_panel_job *job, int64_t r, int64_t k, int64_t count, float *values, char *to)
 {
-    char *const row = job->rows + r * job->row_stride;
+    const int64_t padded = qn_ceil_div(count, QN_PANEL_K) * QN_PANEL_K;
     qn_mm_operand a = job->a;
     a.data = source_row(job, r);
     if (a.scales) {
         a.scales = (const char *)a.scales + r * a.scale_stride;
     }
     if (job->impl->code == QN_PANEL_I8) {
-        prepare_integers(job, a.data, row);
+        prepare_integers(job, (const int8_t *)a.data + k, count, padded, to);
     } else if (job->kind == QN_PANEL_ROWS_F32) {
-        job->unpack_a(&a, 0, 0, job->k, row);
+        job->unpack_a(&a, 0, k, count, to);
     } else if (job->a_format == QN_BF16) {
-        memcpy(row, a.data, (size_t)job->k * 2);
-        memset(row + job->k * 2, 0, (size_t)(job->layout.blocks * QN_PANEL_K - job->k) * 2);
+        memcpy(to, (const char *)a.data + k * 2, (size_t)count * 2);
+        memset(to + count * 2, 0, (size_t)(padded - count) * 2);
     } else {
-        for (int64_t k = 0; k < job->k; k += CHUNK) {
-            const int64_t count = qn_min_i64(CHUNK, job->k - k);
-            job->unpack_a(&a, 0, k, count, values);
-            job->impl->parts->split(values, (count + QN_PANEL_K - 1) / QN_PANEL_K * QN_PANEL_K, job->terms,
-                                    (uint16_t *)(void *)row + k * job->terms);
+        job->unpack_a(&a, 0, k, count, values);
+        job->impl->parts->split(values, padded, job->terms, (uint16_t *)(void *)to);
+    }
+}
+
+/* Rows of a from r, to the prepared rows from `row`: chunk by chunk, so that the lines of a group are filled
+ * while they are in the first cache. */
+static void prepare_rows(const qn_panel_job *job, int64_t r, int64_t row, int64_t rows, small_arrays *s)
+{
+    for (int64_t k = 0; k < job->k; k += CHUNK) {
+        const int64_t count = qn_min_i64(CHUNK, job->k - k);
+        const int64_t first = row_lines(job->kind, job->terms, k / QN_PANEL_K);
+        const int64_t lines = row_lines(job->kind, job->terms, qn_ceil_div(count, QN_PANEL_K));
+        for (int64_t i = 0; i < rows; i++) {
+            if (job->impl->set->row_group == 1) {
+                prepare_chunk(job, r + i, k, count, s->values, line_of(job, row + i, first));
+                continue;
+            }
+            prepare_chunk(job, r + i, k, count, s->values, s->lines);
+            for (int64_t l = 0; l < lines; l++) {
+                memcpy(line_of(job, row + i, first + l), s->lines + l * QN_PANEL_LINE, QN_PANEL_LINE);
+            }
         }
     }
 }
@@ -242,26 +285,11 @@ typedef struct run {
     memory at;
 } run;
 
-static void prepare_task(void *user, int64_t index, int32_t thread)
-{
-    const run *const p = user;
-    const qn_panel_job *job = &p->job;
-    const int64_t last = qn_min_i64(job->m, (index + 1) * PREPARE_ROWS);
-    for (int64_t r = index * PREPARE_ROWS; r < last; r++) {
-        if (job->masked_m && r % job->expert_rows >= job->masked_m[r / job->expert_rows]) {
-            continue;
-        }
-        prepare_row(job, r, small_of(job, &p->at, thread)->values);
-        if (job->sa) {
-            job->odd_rows[r] = (uint8_t)has_odd_scale(job, r);
-        }
-    }
-}
-
 /* ---- blocks ---- */
 
 typedef struct block {
-    int64_t expert, row, rows; /* row: of the prepared rows; rows to compute */
+    int64_t expert, row, rows; /* row: of a; rows to compute */
+    int64_t prepared;          /* their first prepared row */
     int64_t zero_rows;         /* rows after them to clear (masked layout) */
     int64_t panel, panels;
 } block;
@@ -276,33 +304,51 @@ static int64_t expert_count(const qn_panel_job *job, int64_t e)
     return job->offsets ? job->offsets[e + 1] - job->offsets[e] : (job->expert_rows ? job->expert_rows : job->m);
 }
 
-static int64_t row_blocks(const qn_panel_job *job)
+static int64_t row_blocks(const qn_panel_job *job, int64_t rows)
 {
     int64_t total = 0;
     for (int64_t e = 0; e < job->experts; e++) {
-        total += qn_ceil_div(expert_count(job, e), job->task_rows);
+        total += qn_ceil_div(expert_count(job, e), rows);
     }
     return total;
 }
 
-static block locate(const qn_panel_job *job, int64_t index)
+/* Block i of all experts' rows in blocks of `rows`. */
+static block row_block(const qn_panel_job *job, int64_t i, int64_t rows)
 {
-    const int64_t blocks = row_blocks(job);
-    int64_t i = index % blocks, e = 0;
-    block b = {.panel = index / blocks * job->task_panels};
-    b.panels = qn_min_i64(job->task_panels, job->layout.panels - b.panel);
-    for (int64_t count; i >= (count = qn_ceil_div(expert_count(job, e), job->task_rows)); e++) {
+    int64_t e = 0;
+    for (int64_t count; i >= (count = qn_ceil_div(expert_count(job, e), rows)); e++) {
         i -= count;
     }
-    b.expert = e;
-    b.row = expert_first(job, e) + i * job->task_rows;
-    b.rows = qn_min_i64(job->task_rows, expert_count(job, e) - i * job->task_rows);
+    const int64_t first = expert_first(job, e);
+    block b = {.expert = e, .row = first + i * rows, .rows = qn_min_i64(rows, expert_count(job, e) - i * rows)};
+    b.prepared = prepared_first(job->impl->set->row_group, first, e) + i * rows;
     if (job->masked_m) {
-        const int64_t valid = qn_max_i64(0, qn_min_i64(b.rows, job->masked_m[e] - i * job->task_rows));
+        const int64_t valid = qn_max_i64(0, qn_min_i64(b.rows, job->masked_m[e] - i * rows));
         b.zero_rows = b.rows - valid;
         b.rows = valid;
     }
     return b;
+}
+
+static block locate(const qn_panel_job *job, int64_t index)
+{
+    const int64_t blocks = row_blocks(job, job->task_rows);
+    block b = row_block(job, index % blocks, job->task_rows);
+    b.panel = index / blocks * job->task_panels;
+    b.panels = qn_min_i64(job->task_panels, job->layout.panels - b.panel);
+    return b;
+}
+
+static void prepare_task(void *user, int64_t index, int32_t thread)
+{
+    const run *const p = user;
+    const qn_panel_job *job = &p->job;
+    const block b = row_block(job, index, PREPARE_ROWS);
+    prepare_rows(job, b.row, b.prepared, b.rows, small_of(job, &p->at, thread));
+    for (int64_t r = b.row; job->sa && r < b.row + b.rows; r++) {
+        job->odd_rows[r] = (uint8_t)has_odd_scale(job, r);
+    }
 }
 
 static char *out_at(const qn_panel_job *job, const block *b, int64_t row, int64_t column)
@@ -339,24 +385,24 @@ static weights weights_of(const run *p, const block *b, char *scratch, small_arr
 
 /* ---- what kernels must not compute ---- */
 
+/* Element k of a prepared row. */
 static double row_value(const qn_panel_job *job, int64_t row, int64_t k)
 {
-    const char *const at = job->rows + row * job->row_stride;
     if (job->kind == QN_PANEL_ROWS_F32) {
-        return (double)float_at(at + k * 4);
+        return (double)float_at(line_of(job, row, k / 16) + k % 16 * 4);
     }
     double value = 0.0;
     for (int32_t t = 0; t < job->terms; t++) {
         float term;
-        const int64_t i = (k / QN_PANEL_K * job->terms + t) * QN_PANEL_K + k % QN_PANEL_K;
-        qn_format_get_row(QN_BF16)->decode(at + i * 2, 1, &term);
+        const int64_t i = (k / QN_PANEL_K * job->terms + t) * 2 + k / 32 % 2;
+        qn_format_get_row(QN_BF16)->decode(line_of(job, row, i) + k % 32 * 2, 1, &term);
         value += (double)term;
     }
     return value;
 }
 
 /* Sum of the formula over K for one output, before scales that are not of blocks. */
-static float exact_sum(const qn_panel_job *job, int64_t row, const char *panel, const float *sb, int c)
+static float exact_sum(const qn_panel_job *job, const block *b, int64_t r, const char *panel, const float *sb, int c)
 {
     const int64_t step = job->sa ? QN_PANEL_SCALE_K : job->k;
     double total = 0.0;
@@ -364,10 +410,11 @@ static float exact_sum(const qn_panel_job *job, int64_t row, const char *panel, 
         const int64_t last = qn_min_i64(job->k, first + step);
         double sum = 0.0;
         for (int64_t k = first; k < last; k++) {
-            sum += row_value(job, row, k) * (double)qn_panel_value(job->impl->code, panel, k, c);
+            sum += row_value(job, b->prepared + r, k) * (double)qn_panel_value(job->impl->code, panel, k, c);
         }
         const int64_t i = first / QN_PANEL_SCALE_K;
-        total += job->sa ? (double)float_at(row_scales(job, row) + i * job->sa_block) * (double)sb[i] * sum : sum;
+        total +=
+            job->sa ? (double)float_at(row_scales(job, b->row + r) + i * job->sa_block) * (double)sb[i] * sum : sum;
     }
     return (float)total;
 }
@@ -379,7 +426,7 @@ static void repair_row(const qn_panel_job *job, const block *b, const weights *w
     for (int64_t c = 0; c < count; c++) {
         const int64_t p = (first + c) / QN_PANEL_COLS;
         if (odd || w->flags[p]) {
-            reals[c] = exact_sum(job, b->row + r, w->panels + p * job->layout.panel_bytes,
+            reals[c] = exact_sum(job, b, r, w->panels + p * job->layout.panel_bytes,
                                  w->block_scales + p * job->layout.scale_blocks, (int)((first + c) % QN_PANEL_COLS));
         }
     }
@@ -486,7 +533,7 @@ static void block_task(void *user, int64_t index, int32_t thread)
                                 .panel_bytes = job->layout.panel_bytes,
                                 .panels = b.panels,
                                 .blocks = job->layout.blocks,
-                                .a = job->rows + b.row * job->row_stride,
+                                .a = line_of(job, b.prepared, 0),
                                 .a_stride = job->row_stride,
                                 .rows = b.rows,
                                 .terms = job->terms,
@@ -524,7 +571,7 @@ void qn_panel_run(const qn_kernel *kernel, const qn_run_call *call)
     char *const workspace = call->workspace;
     p.at = memory_of(job->impl, call->desc, call->sizes.m, qn_exec_threads(call->exec));
     job->rows = workspace;
-    job->row_stride = (int64_t)row_stride_of(job->kind, job->terms, job->layout.blocks);
+    job->row_stride = (int64_t)row_stride_of(job->impl->set, job->kind, job->terms, job->layout.blocks);
     job->odd_rows = (uint8_t *)workspace + p.at.odd_rows;
     job->scratch = workspace + p.at.scratch;
     job->scratch_bytes = p.at.thread;
@@ -535,11 +582,11 @@ void qn_panel_run(const qn_kernel *kernel, const qn_run_call *call)
     const grid g = grid_of(job->impl->set, job->m, job->layout.panels);
     job->task_rows = g.rows;
     job->task_panels = g.panels;
-    const int64_t blocks = row_blocks(job);
+    const int64_t blocks = row_blocks(job, job->task_rows);
     if (blocks == 0) {
         return;
     }
     const int serial = job->m * job->k <= SERIAL_ELEMENTS;
-    qn_parallel_for(serial ? NULL : call->exec, qn_ceil_div(job->m, PREPARE_ROWS), prepare_task, &p);
+    qn_parallel_for(serial ? NULL : call->exec, row_blocks(job, PREPARE_ROWS), prepare_task, &p);
     qn_parallel_for(call->exec, blocks * qn_ceil_div(job->layout.panels, job->task_panels), block_task, &p);
 }
