@@ -17,12 +17,12 @@
 #define QN_ISA avx512vnni
 #include "kernels/cpu/name.h"
 
-#define LINES 16        /* of a block */
-#define FEW_ROWS 12     /* rows of a register tile of two panels */
-#define MR 6            /* rows of a register tile of NR panels, many rows */
+#define LINES 16    /* of a block */
+#define FEW_ROWS 12 /* rows of a register tile of two panels */
+#define MR 6        /* rows of a register tile of NR panels, many rows */
 #define NR 4
-#define ROWS_BLOCK 256  /* rows of a call that the scratch holds */
-#define RANGE_BLOCKS 6  /* blocks of 64 of a range */
+#define ROWS_BLOCK 256 /* rows of a call that the scratch holds */
+#define RANGE_BLOCKS 6 /* blocks of 64 of a range */
 #define RANGE_K (RANGE_BLOCKS * QN_PANEL_K)
 
 /* Bytes x + 128. */
@@ -127,14 +127,14 @@ static void few(const qn_panel_call *call)
 
 /* A range of K of n panels, and the rows of all. */
 typedef struct range {
-    const char *rows;       /* rows + 128, RANGE_K bytes each */
-    const char *w;          /* panel n at w + n * panel_bytes */
+    const char *rows; /* rows + 128, RANGE_K bytes each */
+    const char *w;    /* panel n at w + n * panel_bytes */
     int64_t panel_bytes;
     int64_t lines;
-    __m512i offset[NR];     /* -128 times the sums of the panels' columns */
+    __m512i offset[NR]; /* -128 times the sums of the panels' columns */
     int32_t *sums;
     int64_t sums_stride;
-    int first;              /* sums hold nothing yet */
+    int first; /* sums hold nothing yet */
     /* what the calls after this one read: the next panels, and a line of each row's next range */
     const char *next_w, *next_rows;
     int64_t next_rows_stride;
