@@ -9,9 +9,11 @@
  *     vw_store(code, p, w)       its lines; code: the level's own
  *     vw_dot(code, sums, w, a)   vl_dot of its lines
  *     group_scales(code, block, out)  the block's scales of groups as floats [group][16]
+ *     fp4_dot(mr, sums, unit, a, a_stride)  only with FP4_DOT: a unit of e2m1 codes for mr rows
  * and the constants PAIRS_F (the code floats are unpacked to), PAIR_TERMS (rows may
- * have terms), PAIR_MR x PAIR_NR (register tile: rows x panels), PAIR_BLOCKS (blocks
- * unpacked at once) and FEW_NR(rows).
+ * have terms), PAIR_I8 (int8 too, with I8_MR x I8_NR: kernels/cpu/panel_i8.h),
+ * PAIR_MR x PAIR_NR (register tile: rows x panels), PAIR_BLOCKS (blocks unpacked at
+ * once) and FEW_NR(rows).
  *
  * A unit is eight steps of k, four pairs, of a panel. One function, panel_tile, walks
  * the units for a constant number of rows and panels. With few rows it unpacks
@@ -24,6 +26,11 @@
 #define PAIRS_I8 QN_PANEL_CODES /* int8 as pairs of int16: what int8 is unpacked to */
 #define UNITS 8                 /* of a block */
 #define AHEAD_BYTES 8192        /* prefetched ahead of all panels read at once */
+
+#ifndef FP4_DOT
+#define FP4_DOT 0
+#define fp4_dot(mr, sums, unit, a, a_stride) (void)(sums)
+#endif
 
 #define UNROLL _Pragma("GCC unroll 8")
 
@@ -100,7 +107,7 @@ QN_INLINE void tile_units(const int code, const int mr, const int nr, const tile
                 }
             }
         }
-        if (code == PAIRS_F || code == PAIRS_I8) {
+        if (code == PAIRS_F) {
             for (int64_t i = 0; i < terms; i++) {
                 const char *line = w;
                 __asm__("" : "+r"(line)); /* terms read lines again: they are too many to keep */
@@ -139,6 +146,17 @@ QN_INLINE void tile_units(const int code, const int mr, const int nr, const tile
                             acc[r][n] = vw_dot(code, acc[r][n], v[p], a + r * t->a_stride + i * 32 * pb + p * pb);
                         }
                     }
+                }
+            } else if (FP4_DOT && (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4)) {
+                vs sums[PAIR_MR];
+                UNROLL for (int r = 0; r < mr; r++)
+                {
+                    sums[r] = acc[r][n];
+                }
+                fp4_dot(mr, sums, unit, a, t->a_stride);
+                UNROLL for (int r = 0; r < mr; r++)
+                {
+                    acc[r][n] = sums[r];
                 }
             } else {
                 UNROLL for (int p = 0; p < 4; p++)
@@ -312,9 +330,6 @@ QN_INLINE void tile_rows(const int code, const int nr, tile t, int64_t rows)
     }
 
 TILE_ROWS(rows_f, PAIRS_F)
-#if PAIR_I8
-TILE_ROWS(rows_i8, PAIRS_I8)
-#endif
 
 /* Unpacked pairs of a panel in scratch; the scales of groups follow those of all panels. */
 #define LINES_BYTES(code) (PAIR_BLOCKS * block_bytes(code))
@@ -342,43 +357,40 @@ QN_INLINE void unpack_panel(const int code, const int to, const char *w, int64_t
 }
 
 /* Many rows: PAIR_BLOCKS blocks of PAIR_NR_MANY panels at a time, for all rows. */
-QN_INLINE void many(const int code, const int to, const qn_panel_call *call)
+QN_INLINE void many(const int code, const qn_panel_call *call)
 {
-    float *const scales = (float *)(void *)(call->scratch + PAIR_NR_MANY * LINES_BYTES(to));
+    float *const scales = (float *)(void *)(call->scratch + PAIR_NR_MANY * LINES_BYTES(PAIRS_F));
     for (int64_t b = 0; b < call->blocks; b += PAIR_BLOCKS) {
         const int64_t blocks = call->blocks - b < PAIR_BLOCKS ? call->blocks - b : PAIR_BLOCKS;
         for (int64_t p = 0; p < call->panels;) {
             const int64_t panels = p + PAIR_NR_MANY <= call->panels ? PAIR_NR_MANY : 1;
             tile t = tile_at(call, code, 0, p, b, blocks);
-            if (code != to) {
+            if (code != PAIRS_F) {
                 for (int64_t n = 0; n < panels; n++) {
-                    unpack_panel(code, to, t.w + n * t.w_stride, blocks, call->scratch + n * LINES_BYTES(to),
+                    unpack_panel(code, PAIRS_F, t.w + n * t.w_stride, blocks, call->scratch + n * LINES_BYTES(PAIRS_F),
                                  scales + n * PAIR_BLOCKS * groups_of(code) * QN_PANEL_COLS);
                 }
                 t.w = call->scratch;
-                t.w_stride = LINES_BYTES(to);
+                t.w_stride = LINES_BYTES(PAIRS_F);
                 t.scales = scales;
             }
-#if PAIR_I8
-            if (to == PAIRS_I8) {
-                (panels == 1 ? rows_i8_1 : rows_i8)(&t, call->rows);
-                p += panels;
-                continue;
-            }
-#endif
             (panels == 1 ? rows_f_1 : rows_f)(&t, call->rows);
             p += panels;
         }
     }
 }
 
-#define PANEL_MM(name, code, to)                                                                                       \
+#define PANEL_MM(name, code)                                                                                           \
     static void name(const qn_panel_call *call)                                                                        \
     {                                                                                                                  \
         zero_sums(call);                                                                                               \
         if (call->rows <= PAIR_FEW) {                                                                                  \
             few(code, call);                                                                                           \
         } else {                                                                                                       \
-            many(code, to, call);                                                                                      \
+            many(code, call);                                                                                          \
         }                                                                                                              \
     }
+
+#if PAIR_I8
+#include "kernels/cpu/panel_i8.h"
+#endif

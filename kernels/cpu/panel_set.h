@@ -1,11 +1,10 @@
 /* The panel set of a level that takes rows as f32 and int16. Included last by its panel_<isa>.c. */
-PANEL_MM(mm_bf16, QN_PANEL_BF16, PAIRS_F)
-PANEL_MM(mm_e4m3, QN_PANEL_E4M3, PAIRS_F)
-PANEL_MM(mm_e5m2, QN_PANEL_E5M2, PAIRS_F)
-PANEL_MM(mm_nvfp4, QN_PANEL_NVFP4, PAIRS_F)
-PANEL_MM(mm_mxfp4, QN_PANEL_MXFP4, PAIRS_F)
-PANEL_MM(mm_f32, QN_PANEL_F32, PAIRS_F)
-PANEL_MM(mm_i8, QN_PANEL_I8, PAIRS_I8)
+PANEL_MM(mm_bf16, QN_PANEL_BF16)
+PANEL_MM(mm_e4m3, QN_PANEL_E4M3)
+PANEL_MM(mm_e5m2, QN_PANEL_E5M2)
+PANEL_MM(mm_nvfp4, QN_PANEL_NVFP4)
+PANEL_MM(mm_mxfp4, QN_PANEL_MXFP4)
+PANEL_MM(mm_f32, QN_PANEL_F32)
 
 const qn_panel_set QN_NAME(panel) = {.rows_f = QN_PANEL_ROWS_F32,
                                      .rows_i8 = QN_PANEL_ROWS_I16,
@@ -15,7 +14,7 @@ const qn_panel_set QN_NAME(panel) = {.rows_f = QN_PANEL_ROWS_F32,
                                      .nr = PAIR_NR_MANY * QN_PANEL_COLS,
                                      .rows_block = 256,
                                      .panels_block = 16,
-                                     .scratch_bytes = PANEL_SCRATCH,
+                                     .scratch_bytes = PANEL_SCRATCH > I8_SCRATCH ? PANEL_SCRATCH : I8_SCRATCH,
                                      .mm = {[QN_PANEL_BF16] = mm_bf16,
                                             [QN_PANEL_E4M3] = mm_e4m3,
                                             [QN_PANEL_E5M2] = mm_e5m2,

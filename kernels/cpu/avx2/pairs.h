@@ -14,12 +14,15 @@
 #define PAIRS_F QN_PANEL_F32
 #define PAIR_TERMS 0
 #define PAIR_I8 1
+#define I8_MR 4
+#define I8_NR 1
 #define PAIR_MR 6
 #define PAIR_NR 2
 #define PAIR_MR_MANY 6
 #define PAIR_NR_MANY 1
 #define PAIR_BLOCKS 4
 #define PAIR_FEW 4
+#define FP4_DOT 1
 #define FEW_NR(rows) ((rows) <= 2 ? 2 : 1)
 
 typedef struct vs {
@@ -138,6 +141,30 @@ QN_INLINE bytes2 from_e2m1(__m256i x, const int p)
     const __m256i h = _mm256_shuffle_epi8(table_of(0x404040403f3f3f00, (int64_t)0xc0c0c0c0bfbfbf80), nibbles);
     const __m256i l = _mm256_shuffle_epi8(table_of((int64_t)0xc0804000c0800000, (int64_t)0xc0804000c0800000), nibbles);
     return (bytes2){.low = _mm256_unpacklo_epi8(l, h), .high = _mm256_unpackhi_epi8(l, h)};
+}
+
+/* A unit of e2m1 codes times mr rows, one half after the other: a half's words and its sums fit into
+ * registers, and rows are read again rather than kept from half to half. */
+QN_INLINE void fp4_dot(const int mr, vs *sums, const char *unit, const char *a, int64_t a_stride)
+{
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; h++) {
+        const char *row = a;
+        __asm__("" : "+r"(row));
+        const __m256i x = half_at(unit, h);
+        const bytes2 words[2] = {from_e2m1(x, 0), from_e2m1(x, 1)};
+#pragma GCC unroll 8
+        for (int k = 0; k < 8; k++) {
+            const bytes2 of = words[k / 2 % 2];
+            const __m256i word = k % 2 ? of.high : of.low;
+            const __m256 w = _mm256_castsi256_ps(k < 4 ? low_of_pair(word) : high_of_pair(word));
+#pragma GCC unroll 8
+            for (int r = 0; r < mr; r++) {
+                const float *const v = (const float *)(const void *)(row + r * a_stride + 4 * k);
+                sums[r].v[h] = _mm256_fmadd_ps(w, _mm256_broadcast_ss(v), sums[r].v[h]);
+            }
+        }
+    }
 }
 
 QN_INLINE vw vw_unpack(const int code, const char *unit, const int p)

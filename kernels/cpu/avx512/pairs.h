@@ -13,6 +13,8 @@
 #define PAIRS_F QN_PANEL_F32
 #define PAIR_TERMS 0
 #define PAIR_I8 1
+#define I8_MR 6
+#define I8_NR 4
 #define PAIR_MR 8
 #define PAIR_NR 4
 #define PAIR_MR_MANY 6

@@ -3,11 +3,11 @@
 
 #include "kernels/cpu/panel.h"
 
-PANEL_MM(mm_bf16, QN_PANEL_BF16, PAIRS_F)
-PANEL_MM(mm_e4m3, QN_PANEL_E4M3, PAIRS_F)
-PANEL_MM(mm_e5m2, QN_PANEL_E5M2, PAIRS_F)
-PANEL_MM(mm_nvfp4, QN_PANEL_NVFP4, PAIRS_F)
-PANEL_MM(mm_mxfp4, QN_PANEL_MXFP4, PAIRS_F)
+PANEL_MM(mm_bf16, QN_PANEL_BF16)
+PANEL_MM(mm_e4m3, QN_PANEL_E4M3)
+PANEL_MM(mm_e5m2, QN_PANEL_E5M2)
+PANEL_MM(mm_nvfp4, QN_PANEL_NVFP4)
+PANEL_MM(mm_mxfp4, QN_PANEL_MXFP4)
 
 const qn_panel_set QN_NAME(panel) = {.rows_f = QN_PANEL_ROWS_BF16,
                                      .row_group = 1,

@@ -12,6 +12,8 @@
 #define PAIRS_F QN_PANEL_F32
 #define PAIR_TERMS 0
 #define PAIR_I8 1
+#define I8_MR 2
+#define I8_NR 1
 #define PAIR_MR 4
 #define PAIR_NR 1
 #define PAIR_MR_MANY 2
