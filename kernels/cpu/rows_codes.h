@@ -122,7 +122,7 @@ QN_INLINE int tops_of(const int format, const void *x, int64_t n, int64_t block,
     for (int64_t b = 0; special && b < n / block; b++) {
         qn_rows_range r;
         range_of(format, p + b * block * size, block, &r);
-        top[b] = r.high > -r.low ? r.high : -r.low;
+        top[b] = (r.high > -r.low ? r.high : -r.low) + 0.0f; /* never -0 */
     }
     return special != 0;
 }

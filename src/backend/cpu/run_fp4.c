@@ -36,7 +36,7 @@ static float largest_of(const fp4_job *job, int64_t m, float amax)
 {
     qn_rows_range range;
     job->set->range[job->real](job->x + m * job->stride, job->k, &range);
-    const float row = range.high > -range.low ? range.high : -range.low;
+    const float row = (range.high > -range.low ? range.high : -range.low) + 0.0f; /* never -0 */
     return row > amax ? row : amax;
 }
 

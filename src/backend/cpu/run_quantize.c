@@ -81,7 +81,7 @@ static qn_rows_rule int8_asymmetric(const qn_rows_range *range)
 
 static inline float amax_of(const qn_rows_range *range)
 {
-    return -range->low > range->high ? -range->low : range->high; /* never -0 */
+    return (-range->low > range->high ? -range->low : range->high) + 0.0f; /* never -0 */
 }
 
 static inline qn_rows_rule fp8_rule(const quantize_job *job, const qn_rows_range *range)
