@@ -208,7 +208,8 @@ static void help_manual_and_completion_agree(void **state)
     (void)state;
     static const char *const verbs[] = {"run",     "chat",     "inspect",       "verify",      "quantize", "perplexity",
                                         "compare", "tokenize", "detokenize",    "logits",      "op",       "kernels",
-                                        "explain", "doctor",   "bench kernels", "bench model", "version",  "help"};
+                                        "explain", "doctor",   "warm",          "bench kernels", "bench model", "version",
+                                        "help"};
     outcome help = run_line("--help"), man = run_line("--man");
     outcome bash = run_line("--completion bash"), zsh = run_line("--completion zsh"),
             fish = run_line("--completion fish");

@@ -1,0 +1,214 @@
+/* Host side of the row-wise quantisers: quantize_fp8 and silu_mul_quant.
+ *
+ * A plan has up to two functions of one cubin: the one-pass kernel that its shape
+ * allows (a team of lanes a group, or registers of a block a row) and the plain
+ * one, which any alignment, stride and length is left to at the run. */
+#include <string.h>
+
+#include "backend/cuda/cuda.h"
+#include "base/checked.h"
+#include "kernels/common/cuda_rows.h"
+#include "ref/slots.h"
+
+enum {
+    PER = 8,        /* elements of a lane: kernels/cuda/rows.h */
+    MOST_ITEMS = 4, /* lanes' worth in a thread's registers */
+    MOST_THREADS = 1024,
+    TEAM_THREADS = 256,
+    PLAIN_THREADS = 128,
+    UNROLL = 2,
+    MOST_GRID_X = 0x7fffffff,
+    MOST_GRID_Y = 65535
+};
+
+/* How the segments of a descriptor are worked on. */
+typedef struct shape_plan {
+    int64_t k, segments, length;
+    int32_t lanes;          /* of a team; 0: no team kernel */
+    int32_t items, threads; /* of a block a row; 0: no row kernel */
+} shape_plan;
+
+static int is_silu(const qn_op_desc *desc)
+{
+    return desc->op == QN_OP_SILU_MUL_QUANT;
+}
+
+static int is_static(const qn_op_desc *desc)
+{
+    return !is_silu(desc) && desc->attr[QN_ATTR_MODE].i == QN_STATIC;
+}
+
+static int is_grouped(const qn_op_desc *desc)
+{
+    return is_silu(desc) ? desc->attr[QN_ATTR_GROUP].i > 0 : desc->attr[QN_ATTR_GRANULARITY].i == QN_PER_GROUP;
+}
+
+static shape_plan plan_shape(const qn_op_desc *desc)
+{
+    const int64_t columns = desc->in[0].dims[1], k = is_silu(desc) ? columns / 2 : columns;
+    const int grouped = is_grouped(desc);
+    shape_plan p = {.k = k, .length = grouped ? desc->attr[QN_ATTR_GROUP].i : qn_max_i64(k, 1)};
+    p.segments = grouped ? qn_ceil_div(k, p.length) : 1;
+    const int64_t lanes = p.length / PER;
+    if (k % PER != 0 || k == 0) {
+        return p;
+    }
+    if (p.length % PER == 0 && lanes <= 32 && (lanes & (lanes - 1)) == 0) {
+        p.lanes = (int32_t)lanes;
+    } else if (p.segments == 1 && k <= (int64_t)PER * MOST_ITEMS * MOST_THREADS) {
+        const int64_t vectors = k / PER;
+        p.items = (int32_t)qn_min_i64(MOST_ITEMS, qn_ceil_div(vectors, 128));
+        p.threads = (int32_t)(qn_ceil_div(qn_ceil_div(vectors, p.items), 32) * 32);
+    }
+    return p;
+}
+
+static int32_t x_format(const qn_op_desc *desc)
+{
+    const qn_format format = desc->in[0].format;
+    return format == QN_F32 ? 0 : format == QN_F16 ? 1 : 2;
+}
+
+static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
+{
+    (void)kernel;
+    if (is_silu(desc)) {
+        return NULL;
+    }
+    const int32_t granularity = desc->attr[QN_ATTR_GRANULARITY].i;
+    if (granularity == QN_PER_BLOCK) {
+        return "scales of 128x128 blocks span rows";
+    }
+    if (granularity == QN_PER_TENSOR && !is_static(desc)) {
+        return "the range of a whole tensor spans rows";
+    }
+    return NULL;
+}
+
+static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
+                        qn_cuda_program *out)
+{
+    (void)kernel;
+    (void)device;
+    const shape_plan p = plan_shape(desc);
+    const int silu = is_silu(desc);
+    const int32_t count = p.lanes || p.items ? 2 : 1;
+    for (int32_t i = 0; i < count; i++) {
+        out[i].source = silu ? "silu_mul_quant.cu" : "quantize_fp8.cu";
+        qn_cuda_define(&out[i], "X_FORMAT", x_format(desc));
+        qn_cuda_define(&out[i], "TYPE", desc->attr[QN_ATTR_TYPE].i);
+        qn_cuda_define(&out[i], "LANES", p.lanes);
+        qn_cuda_define(&out[i], "UNROLL", UNROLL);
+        qn_cuda_define(&out[i], "ITEMS", p.items);
+        qn_cuda_define(&out[i], "THREADS", p.threads);
+        if (silu) {
+            qn_cuda_define(&out[i], "ASYMMETRIC", !desc->attr[QN_ATTR_SYMMETRIC].i);
+        } else {
+            qn_cuda_define(&out[i], "STATIC", is_static(desc));
+            qn_cuda_define(&out[i], "GROUPED", is_grouped(desc));
+        }
+    }
+    out[0].entry = silu ? "qn_silu_mul_quant_plain" : "qn_quantize_fp8_plain";
+    if (p.lanes) {
+        out[1].entry = silu ? "qn_silu_mul_quant_team" : "qn_quantize_fp8_team";
+    } else if (p.items) {
+        out[1].entry = silu ? "qn_silu_mul_quant_row" : "qn_quantize_fp8_row";
+    }
+    return count;
+}
+
+/* ---- the run ---- */
+
+/* Steps from row to row and from segment to segment of a tensor of scales; the scale of a whole tensor has none. */
+static void scale_steps(const qn_op_desc *desc, const qn_shape *shape, const int64_t *strides, long long *row,
+                        long long *segment)
+{
+    const int col = desc->attr[QN_ATTR_SCALE_LAYOUT].i == QN_SCALE_COL && is_grouped(desc);
+    const int per_tensor = !is_silu(desc) && desc->attr[QN_ATTR_GRANULARITY].i == QN_PER_TENSOR;
+    const int64_t across = shape->ndim == 2 ? strides[0] : 4;
+    *row = per_tensor ? 0 : col ? 4 : across;
+    *segment = col ? across : 4;
+}
+
+static qn_cuda_rows arguments_of(const qn_run_call *call, const shape_plan *p)
+{
+    const qn_op_desc *desc = call->desc;
+    const qn_args *args = call->args;
+    qn_cuda_rows a;
+    memset(&a, 0, sizeof a);
+    a.x = args->in[0].data;
+    a.x_row = args->in[0].strides[0];
+    a.q = args->out[0].data;
+    a.q_row = args->out[0].strides[0];
+    a.scale = args->out[1].data;
+    scale_steps(desc, &args->out[1].shape, args->out[1].strides, &a.scale_row, &a.scale_segment);
+    if (args->out[2].shape.format != QN_FORMAT_NONE) {
+        a.azp = args->out[2].data;
+        scale_steps(desc, &args->out[2].shape, args->out[2].strides, &a.azp_row, &a.azp_segment);
+    }
+    if (is_static(desc)) {
+        a.given = args->in[QN_QUANT_SCALE].data;
+        scale_steps(desc, &args->in[QN_QUANT_SCALE].shape, args->in[QN_QUANT_SCALE].strides, &a.given_row,
+                    &a.given_segment);
+    }
+    a.m = call->sizes.m;
+    a.k = p->k;
+    a.segments = p->segments;
+    a.length = p->length;
+    a.bound = desc->attr[QN_ATTR_SCALE_UB].f;
+    a.power_of_two = desc->attr[QN_ATTR_SCALE_FORMAT].i == QN_SCALE_UE8M0;
+    return a;
+}
+
+/* Rows start at 16-byte boundaries, and up after gate too. */
+static int is_aligned(const qn_cuda_rows *a, const qn_op_desc *desc)
+{
+    const int64_t element = desc->in[0].format == QN_F32 ? 4 : 2;
+    const uint64_t x = (uint64_t)(uintptr_t)a->x | (uint64_t)a->x_row | (uint64_t)(is_silu(desc) ? a->k * element : 0);
+    const uint64_t q = (uint64_t)(uintptr_t)a->q | (uint64_t)a->q_row;
+    return x % 16 == 0 && q % PER == 0;
+}
+
+static qn_status launch(const qn_cuda_run *run, qn_error *error)
+{
+    const qn_op_desc *desc = run->call->desc;
+    const shape_plan p = plan_shape(desc);
+    qn_cuda_rows a = arguments_of(run->call, &p);
+    void *const arguments[] = {&a};
+    qn_cuda_geometry g = {.grid = {(uint32_t)qn_min_i64(qn_max_i64(a.m, 1), MOST_GRID_X), 1, 1}, .block = {1, 1, 1}};
+    if (p.segments == 0) {
+        return QN_OK; /* groups of no columns */
+    }
+    if (a.m == 0) { /* the scale of a whole tensor is written even so */
+        a.m = 1;
+        a.k = 0;
+    }
+    const int fast = (p.lanes || p.items) && a.k && is_aligned(&a, desc);
+    if (fast && p.lanes) {
+        const int64_t vectors = p.segments * p.lanes, per_block = (int64_t)TEAM_THREADS * UNROLL;
+        const int64_t threads = qn_min_i64(TEAM_THREADS, qn_ceil_div(qn_ceil_div(vectors, UNROLL), 32) * 32);
+        g.block[0] = (uint32_t)threads;
+        g.grid[1] = (uint32_t)qn_ceil_div(vectors, qn_min_i64(per_block, threads * UNROLL));
+    } else if (fast) {
+        g.block[0] = (uint32_t)p.threads;
+    } else {
+        g.block[0] = PLAIN_THREADS;
+        g.grid[1] = (uint32_t)qn_min_i64(p.segments, MOST_GRID_Y);
+    }
+    return qn_cuda_launch(run, fast, &g, arguments, error);
+}
+
+static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .launch = launch};
+
+#define ROW(op_, contract)                                                                                             \
+    {                                                                                                                  \
+        QN_CUDA_HOOKS, .name = "qn_" contract "__sm80_rows", .op = (op_), .level = "sm_80 and later",                  \
+                       .status = "tested", .accepts = accepts, .impl = &impl                                           \
+    }
+
+static const qn_kernel kernels[] = {
+    ROW(QN_OP_QUANTIZE_FP8, "quantize_fp8_fp_q8"),
+    ROW(QN_OP_SILU_MUL_QUANT, "silu_mul_quant_fp_q8"),
+};
+
+const qn_cuda_family qn_cuda_quantize_family = {kernels, sizeof kernels};
