@@ -8,6 +8,7 @@
 #include <quern/experimental.h>
 
 #include "cli.h"
+#include "device.h"
 #include "kernel_info.h"
 
 #define MOST_CHECKED 16777216.0  /* multiply-adds the reference is given */
@@ -51,21 +52,27 @@ typedef struct bench {
     int failures, done;
 } bench;
 
+static qn_status measure_ceiling(bench *b, const char *name, qn_isa level, double *value)
+{
+    qn_error error;
+    if (b->c->plan.backend == QN_BACKEND_CUDA)
+        return qn_device_ceiling(b->c->ctx, name, value, &error);
+    return qn_ceiling_measure(b->c->ctx, name, level, &b->c->exec, value, &error);
+}
+
 /* Ceiling by name, measured once a run; `again` measures once more and keeps the higher value. */
 static double get_ceiling(bench *b, const char *name, qn_isa level, int again)
 {
-    qn_error error;
     double value = 0;
     for (int i = 0; i < b->ceiling_count; i++) {
         ceiling *k = &b->ceilings[i];
         if (k->level != level || strcmp(k->name, name) != 0)
             continue;
-        if (again && qn_ceiling_measure(b->c->ctx, name, level, &b->c->exec, &value, &error) == QN_OK &&
-            value > k->value)
+        if (again && measure_ceiling(b, name, level, &value) == QN_OK && value > k->value)
             k->value = value;
         return k->value;
     }
-    if (qn_ceiling_measure(b->c->ctx, name, level, &b->c->exec, &value, &error) != QN_OK)
+    if (measure_ceiling(b, name, level, &value) != QN_OK)
         value = 0;
     if (b->ceiling_count < MOST_CEILINGS) {
         ceiling *k = &b->ceilings[b->ceiling_count++];
@@ -115,7 +122,7 @@ static int open_case(cli *c, bench_case *k, const qn_plan_options *options, uint
         code = cli_check(c, qn_case_fill(&k->desc, seed, exact, k->in_data, &error), &error, PHASE_RUN);
     if (!code)
         code = cli_check(c, qn_plan_create(c->ctx, &k->desc, options, &k->plan, &error), &error, PHASE_RUN);
-    if (!code) {
+    if (!code && !plan_is_device(k->plan)) {
         k->workspace_bytes = qn_plan_workspace_bytes(k->plan, k->sizes.m, qn_exec_threads(&c->exec));
         k->workspace = cli_alloc(k->workspace_bytes, 1);
         code = k->workspace ? 0 : cli_memory(c, "the workspace of a case");
@@ -139,6 +146,8 @@ static int pack_case(cli *c, const bench_case *k, void **blob)
 static int run_case(cli *c, const bench_case *k, const qn_args *args)
 {
     qn_error error = {0};
+    if (plan_is_device(k->plan))
+        return device_run(c, k->plan, args, k->sizes.m);
     return cli_check(c, qn_run(k->plan, args, k->workspace, k->workspace_bytes, &c->exec, &error), &error, PHASE_RUN);
 }
 
@@ -313,6 +322,43 @@ static int time_case(cli *c, const bench_case *k, const rotation *r, record *out
     return code;
 }
 
+/* The same on a device, by replays of a graph over operands that its cache cannot hold. */
+static int time_device_case(cli *c, const bench_case *k, const void *blob, record *out)
+{
+    enum { MOST = 200 };
+    double us[MOST];
+    qn_args args = k->args;
+    args.packed = blob;
+    int code = device_time_cold(c, k->plan, &args, k->sizes.m, us, MOST, &out->reps);
+    if (!code) {
+        out->median = cli_median(us, out->reps);
+        out->least = us[0];
+    }
+    return code;
+}
+
+/* A device's ceilings are those of its memory: of copying where outputs are no small part of the bytes. What does
+ * many operations a byte has no ceiling yet. */
+static void set_device_roofline(bench *b, const bench_case *k, record *r)
+{
+    qn_case_cost cost = {0};
+    qn_error error;
+    size_t written = 0, bytes = 0;
+    if (qn_case_get_cost(&k->desc, &cost, &error) != QN_OK || r->median <= 0)
+        return;
+    for (int i = 0; i < QN_MAX_OUT; i++)
+        if (k->out[i].format != QN_FORMAT_NONE && qn_shape_bytes(&k->out[i], &bytes, &error) == QN_OK)
+            written += bytes;
+    r->gbps = cost.bytes / r->median * 1e-3;
+    r->gflops = cost.flops / r->median * 1e-3;
+    if (cost.flops > 200 * cost.bytes)
+        return;
+    r->roofline = (double)written > 0.1 * cost.bytes ? "copy" : "read";
+    r->roofline_value = get_ceiling(b, r->roofline, QN_ISA_MAX, 0);
+    if (r->roofline_value > 0)
+        r->percent = 100 * r->gbps / r->roofline_value;
+}
+
 /* The ceiling that binds: the one that takes longer for this case's bytes or operations. */
 static void set_roofline(bench *b, const qn_op_desc *desc, record *r)
 {
@@ -375,8 +421,25 @@ static void print_record(bench *b, const qn_op_desc *desc, const qn_sizes *sizes
     fflush(stdout);
 }
 
+/* 1, with a remark, when the device has no kernel for a case: most of the table may be such. */
+static int has_no_kernel(cli *c, const char *text)
+{
+    qn_error error = {0};
+    qn_op_desc desc;
+    qn_plan *plan = NULL;
+    if (c->plan.backend != QN_BACKEND_CUDA || qn_op_desc_parse(text, &desc, &error) != QN_OK)
+        return 0;
+    const qn_status status = qn_plan_create(c->ctx, &desc, &c->plan, &plan, &error);
+    qn_plan_destroy(plan);
+    if (status == QN_E_UNSUPPORTED)
+        cli_note(c, "%s: skipped: %s\n", text, error.text);
+    return status == QN_E_UNSUPPORTED;
+}
+
 static int bench_one(bench *b, const char *text)
 {
+    if (has_no_kernel(b->c, text))
+        return 0;
     cli *c = b->c;
     qn_error error = {0};
     bench_case k;
@@ -410,12 +473,18 @@ static int bench_one(bench *b, const char *text)
     }
     if (!code)
         code = pack_case(c, &k, &blob);
-    if (!code)
+    const int device = !code && plan_is_device(k.plan);
+    if (device)
+        code = time_device_case(c, &k, blob, &r);
+    if (!code && !device)
         code = make_rotation(c, &k, blob, &rotated);
-    if (!code)
+    if (!code && !device)
         code = time_case(c, &k, &rotated, &r);
     if (!code) {
-        set_roofline(b, &k.desc, &r);
+        if (device)
+            set_device_roofline(b, &k, &r);
+        else
+            set_roofline(b, &k.desc, &r);
         if (r.percent > 100)
             fprintf(stderr, "%s: above the ceiling measured: its operands stay in a cache, or the machine is busy\n", text);
         print_record(b, &k.desc, &k.sizes, &r);

@@ -45,13 +45,13 @@ static __device__ inline rule make_rule(const qn_cuda_rows &a, range r, i64 row,
     how.scale = *(const float *)(a.given + row * a.given_row + segment * a.given_segment);
     how.by.r = 1.0f / how.scale;
 #else
-    float most = fmaxf(r.high, -r.low);
+    float most = r.high;
     most = a.bound > 0.0f && most > a.bound ? a.bound : most;
     float s;
 #if GROUPED
-    s = fmaxf(most, 1e-10f) / CODE_MAX;
+    s = ratio(fmaxf(most, 1e-10f), CODE_MAX);
 #else
-    s = fmaxf(most / CODE_MAX, 1.0f / (CODE_MAX * 512.0f));
+    s = fmaxf(ratio(most, CODE_MAX), 1.0f / (CODE_MAX * 512.0f));
 #endif
     if (a.power_of_two && s < __int_as_float(0x7f800000)) {
         const u32 bits = __float_as_uint(fmaxf(s, 1e-10f));

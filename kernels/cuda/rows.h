@@ -4,6 +4,7 @@
  * Parameters, defined before this file by the plan:
  *   X_FORMAT  of x: 0 f32, 1 f16, 2 bf16
  *   TYPE      of codes: 0 e4m3fn, 1 e4m3fnuz, 2 e5m2, 3 int8
+ *   ASYMMETRIC  1: zero points; BOUNDED  1: scale_ub holds scales down
  *
  * A lane works on PER = 8 neighbouring elements. */
 #ifndef QN_CUDA_ROWS_H
@@ -87,14 +88,32 @@ static __device__ inline float load_one(const char *row, i64 i)
 
 /* ---- ranges ---- */
 
+/* NaN does not count. Zero points need both ends, which include 0; the others the largest magnitude. */
 struct range {
-    float low, high; /* include 0; NaN does not count */
+#if ASYMMETRIC
+    float low;
+#endif
+    float high;
 };
+
+static __device__ inline range no_range()
+{
+    range r;
+#if ASYMMETRIC
+    r.low = 0.0f;
+#endif
+    r.high = 0.0f;
+    return r;
+}
 
 static __device__ inline void widen_range(range *r, float v)
 {
+#if ASYMMETRIC
     r->low = fminf(r->low, v);
     r->high = fmaxf(r->high, v);
+#else
+    r->high = fmaxf(r->high, fabsf(v));
+#endif
 }
 
 /* Over LANES neighbouring lanes, a power of two. */
@@ -102,7 +121,9 @@ static __device__ inline void reduce_lanes(range *r, int lanes)
 {
 #pragma unroll
     for (int step = lanes / 2; step > 0; step /= 2) {
+#if ASYMMETRIC
         r->low = fminf(r->low, __shfl_xor_sync(0xffffffffu, r->low, step));
+#endif
         r->high = fmaxf(r->high, __shfl_xor_sync(0xffffffffu, r->high, step));
     }
 }
@@ -110,43 +131,67 @@ static __device__ inline void reduce_lanes(range *r, int lanes)
 /* Over the whole block, a multiple of 32 threads. */
 static __device__ inline void reduce_block(range *r)
 {
-    __shared__ float lows[32], highs[32];
+    __shared__ range parts[32];
     reduce_lanes(r, 32);
     if (blockDim.x <= 32) {
         return;
     }
     if (threadIdx.x % 32 == 0) {
-        lows[threadIdx.x / 32] = r->low;
-        highs[threadIdx.x / 32] = r->high;
+        parts[threadIdx.x / 32] = *r;
     }
     __syncthreads();
-    const u32 lane = threadIdx.x % 32;
-    r->low = lane < blockDim.x / 32 ? lows[lane] : 0.0f;
-    r->high = lane < blockDim.x / 32 ? highs[lane] : 0.0f;
+    const unsigned int lane = threadIdx.x % 32;
+    *r = lane < blockDim.x / 32 ? parts[lane] : no_range();
     reduce_lanes(r, 32);
+}
+
+/* Let the next kernel of the stream start its blocks, wait for the one before. */
+static __device__ inline void begin_kernel()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 /* ---- codes ---- */
 
-/* v / s, rounded correctly, for many v: a reciprocal and one correction. */
+/* v / s, rounded correctly, for many v: a reciprocal within an ulp and one correction. */
 struct divisor {
     float s, r;
 };
 
 static __device__ inline divisor divide_by(float s)
 {
-    const bool infinite = !(s < __int_as_float(0x7f800000));
     divisor d;
-    d.r = infinite ? 0.0f : 1.0f / s;
-    d.s = infinite ? 1.0f : s; /* finite / infinite is 0, infinite / infinite is NaN */
+    asm("rcp.approx.f32 %0, %1;" : "=f"(d.r) : "f"(s));
+    d.r = __fmaf_rn(d.r, __fmaf_rn(-s, d.r, 1.0f), d.r);
+    d.s = s;
+    if (!(s < __int_as_float(0x7f800000))) { /* finite / infinite is 0, infinite / infinite NaN */
+        d.r = 0.0f;
+        d.s = 1.0f;
+    }
     return d;
 }
 
+/* The signs make a negative zero stay one. */
 static __device__ inline float quotient(float v, divisor d)
 {
     const float q = v * d.r;
-    const float exact = __fmaf_rn(__fmaf_rn(-q, d.s, v), d.r, q);
-    return fabsf(q) < 1e30f ? exact : q;
+    const float exact = __fmaf_rn(-__fmaf_rn(q, d.s, -v), d.r, q);
+#if BOUNDED
+    return fabsf(q) < 1e30f ? exact : q; /* only a bound makes a scale smaller than its values ask for */
+#else
+    return exact;
+#endif
+}
+
+/* most / limit, rounded correctly, limit a constant; for most too small for that the floors of scales decide. */
+static __device__ inline float ratio(float most, float limit)
+{
+    const float r = 1.0f / limit, q = most * r;
+    const float exact = __fmaf_rn(-__fmaf_rn(q, limit, -most), r, q);
+    return most < __int_as_float(0x7f800000) ? exact : most;
 }
 
 /* Normal codes: add just under half of the last kept bit and the tie's parity. Subnormal ones: an

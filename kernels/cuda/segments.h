@@ -18,7 +18,7 @@
 
 static __device__ inline range whole_range(const float *v)
 {
-    range r = {0.0f, 0.0f};
+    range r = no_range();
     EACH for (int i = 0; i < PER; i++)
     {
         widen_range(&r, v[i]);
@@ -29,6 +29,7 @@ static __device__ inline range whole_range(const float *v)
 #if LANES > 0
 extern "C" __global__ void __launch_bounds__(256) JOIN(ENTRY, _team)(const qn_cuda_rows a)
 {
+    begin_kernel();
     const int place = threadIdx.x % LANES, teams = blockDim.x / LANES;
     const i64 first = (i64)blockIdx.y * teams * UNROLL + threadIdx.x / LANES;
     for (i64 row = blockIdx.x; row < a.m; row += gridDim.x) {
@@ -70,6 +71,7 @@ extern "C" __global__ void __launch_bounds__(256) JOIN(ENTRY, _team)(const qn_cu
 #if ITEMS > 0
 extern "C" __global__ void __launch_bounds__(THREADS) JOIN(ENTRY, _row)(const qn_cuda_rows a)
 {
+    begin_kernel();
     for (i64 row = blockIdx.x; row < a.m; row += gridDim.x) {
         const char *const x = a.x + row * a.x_row;
         kept values[ITEMS];
@@ -88,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) JOIN(ENTRY, _row)(const qn
                 keep(in[j], &values[j]);
             }
         }
-        range r = {0.0f, 0.0f};
+        range r = no_range();
         EACH for (int j = 0; j < ITEMS; j++)
         {
             float v[PER];
@@ -123,11 +125,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) JOIN(ENTRY, _row)(const qn
 
 extern "C" __global__ void __launch_bounds__(128) JOIN(ENTRY, _plain)(const qn_cuda_rows a)
 {
+    begin_kernel();
     for (i64 row = blockIdx.x; row < a.m; row += gridDim.x) {
         const char *const x = a.x + row * a.x_row;
         for (i64 segment = blockIdx.y; segment < a.segments; segment += gridDim.y) {
             const i64 from = segment * a.length, to = from + a.length < a.k ? from + a.length : a.k;
-            range r = {0.0f, 0.0f};
+            range r = no_range();
             for (i64 i = from + threadIdx.x; i < to; i += blockDim.x) {
                 widen_range(&r, value_at(a, x, i));
             }

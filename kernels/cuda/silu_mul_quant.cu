@@ -1,10 +1,9 @@
 /* silu_mul_quant: v = gate / (1 + exp(-gate)) * up in f32, never rounded to 16
  * bits, and its 8-bit codes with a scale a group or a row.
- * Parameters: those of rows.h and segments.h, and
- *   ASYMMETRIC  1: int8 with zero points
+ * Parameters: those of rows.h and segments.h.
  *
  * The sigmoid is one exponential and one reciprocal of the special function unit,
- * the exponential's argument carried in two parts, together within 2^-21. */
+ * the exponential's argument carried in two parts, together within 2^-21 where silu is not negligible. */
 #include "rows.h"
 #include "cuda_rows.h"
 
@@ -18,10 +17,10 @@ struct kept {
 
 static __device__ inline float silu_mul(float g, float u)
 {
-    const float log2e = 1.4426950216293335f, rest = 1.9259629911266175e-8f; /* two parts of log2(e) */
+    const float log2e = 1.4426950216293335f;
     const float held = fminf(g, 87.0f);
     const float high = -held * log2e;
-    const float low = __fmaf_rn(-held, rest, __fmaf_rn(-held, log2e, -high));
+    const float low = __fmaf_rn(-held, log2e, -high); /* what high lacks */
     float e, s;
     asm("ex2.approx.f32 %0, %1;" : "=f"(e) : "f"(high));
     e = __fmaf_rn(e, low * 0.6931471805599453f, e);
@@ -83,7 +82,7 @@ static __device__ inline rule make_rule(const qn_cuda_rows &a, range r, i64 row,
     how.azp = azp;
     how.by.r = 1.0f / s;
 #else
-    float s = fmaxf(r.high, -r.low) / CODE_MAX;
+    float s = ratio(r.high, CODE_MAX);
     s = a.bound > 0.0f && s > a.bound ? a.bound : s;
     s = fmaxf(s, INT8 ? 1.1920928955078125e-7f : 1.0f / (CODE_MAX * 512.0f));
     how.by = divide_by(s);

@@ -483,7 +483,7 @@ static int start(void **state)
         const char *name;
         void *to;
     } symbols[] = {{"fake_setup", &fake.setup}, {"fake_fail", &fake.break_at}, {"fake_calls", &fake.calls},
-                   {"fake_live", &fake.live},   {"fake_last", &fake.last}, {"fake_compiles", &fake.compiles}};
+                   {"fake_live", &fake.live},   {"fake_last", &fake.last},     {"fake_compiles", &fake.compiles}};
     for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
         void *symbol = dlsym(fake.handle, symbols[i].name);
         memcpy(symbols[i].to, &symbol, sizeof symbol);

@@ -19,6 +19,8 @@ typedef struct bench {
     void *start, *stop;
 } bench;
 
+const qn_cuda_program qn_cuda_ceiling_program = {.source = "ceiling.cu", .entry = "qn_ceiling_read"};
+
 static qn_status launch(const bench *b, qn_error *error)
 {
     cu_launch_config config = {.grid = {(uint32_t)b->cuda->device.sms * 4, 1, 1}, .block = {THREADS, 1, 1}};
@@ -48,7 +50,8 @@ static qn_status measure(const bench *b, double bytes, double *value, qn_error *
 
 static qn_status prepare(bench *b, int copy, qn_error *error)
 {
-    qn_cuda_program program = {.source = "ceiling.cu", .entry = copy ? "qn_ceiling_copy" : "qn_ceiling_read"};
+    qn_cuda_program program = qn_cuda_ceiling_program;
+    program.entry = copy ? "qn_ceiling_copy" : program.entry;
     QN_TRY(qn_cuda_function_get(b->cuda, &program, &b->function, error));
     QN_TRY(qn_event_create(b->ctx, &b->start, error));
     QN_TRY(qn_event_create(b->ctx, &b->stop, error));

@@ -15,8 +15,8 @@
 
 enum { MOST_HEADERS = 32 };
 
-/* fmad off: a kernel that wants a fused multiply-add says so. */
-const char *const qn_cuda_options[] = {"--std=c++17", "--fmad=false", "--ptxas-options=-v"};
+/* fmad off: a kernel that wants a fused multiply-add says so. 177: a header's function may go unused. */
+const char *const qn_cuda_options[] = {"--std=c++17", "--fmad=false", "--ptxas-options=-v", "--diag-suppress=177"};
 const int32_t qn_cuda_option_count = (int32_t)(sizeof qn_cuda_options / sizeof *qn_cuda_options);
 
 void qn_cuda_define(qn_cuda_program *program, const char *name, int64_t value)

@@ -238,6 +238,9 @@ typedef struct qn_cuda_family {
 
 extern const qn_cuda_family qn_cuda_quantize_family;
 
+/* The program of qn_device_ceiling, for warming. */
+extern const qn_cuda_program qn_cuda_ceiling_program;
+
 /* NULL when the row runs on the context's device, else why not. */
 const char *qn_cuda_kernel_refusal(const qn_ctx *ctx, const qn_kernel *kernel);
 

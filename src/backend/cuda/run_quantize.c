@@ -1,6 +1,6 @@
 /* Host side of the row-wise quantisers: quantize_fp8 and silu_mul_quant.
  *
- * A plan has up to two functions of one cubin: the one-pass kernel that its shape
+ * A plan has up to three functions: the one-pass kernel that its shape
  * allows (a team of lanes a group, or registers of a block a row) and the plain
  * one, which any alignment, stride and length is left to at the run. */
 #include <string.h>
@@ -21,11 +21,16 @@ enum {
     MOST_GRID_Y = 65535
 };
 
+/* The programs of a plan. WIDE: a row a block too, but spread over all its threads, for runs of so few
+ * rows that most multiprocessors have none. */
+enum { PLAIN = 0, FAST = 1, WIDE = 2 };
+
 /* How the segments of a descriptor are worked on. */
 typedef struct shape_plan {
     int64_t k, segments, length;
     int32_t lanes;          /* of a team; 0: no team kernel */
     int32_t items, threads; /* of a block a row; 0: no row kernel */
+    int32_t wide_items, wide_threads;
 } shape_plan;
 
 static int is_silu(const qn_op_desc *desc)
@@ -43,6 +48,11 @@ static int is_grouped(const qn_op_desc *desc)
     return is_silu(desc) ? desc->attr[QN_ATTR_GROUP].i > 0 : desc->attr[QN_ATTR_GRANULARITY].i == QN_PER_GROUP;
 }
 
+static int32_t block_threads(int64_t vectors, int32_t items)
+{
+    return (int32_t)(qn_ceil_div(qn_ceil_div(vectors, items), 32) * 32);
+}
+
 static shape_plan plan_shape(const qn_op_desc *desc)
 {
     const int64_t columns = desc->in[0].dims[1], k = is_silu(desc) ? columns / 2 : columns;
@@ -58,7 +68,12 @@ static shape_plan plan_shape(const qn_op_desc *desc)
     } else if (p.segments == 1 && k <= (int64_t)PER * MOST_ITEMS * MOST_THREADS) {
         const int64_t vectors = k / PER;
         p.items = (int32_t)qn_min_i64(MOST_ITEMS, qn_ceil_div(vectors, 128));
-        p.threads = (int32_t)(qn_ceil_div(qn_ceil_div(vectors, p.items), 32) * 32);
+        p.threads = block_threads(vectors, p.items);
+        p.wide_items = (int32_t)qn_ceil_div(vectors, MOST_THREADS);
+        p.wide_threads = block_threads(vectors, p.wide_items);
+        if (p.wide_items == p.items) {
+            p.wide_items = 0;
+        }
     }
     return p;
 }
@@ -92,27 +107,30 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
     (void)device;
     const shape_plan p = plan_shape(desc);
     const int silu = is_silu(desc);
-    const int32_t count = p.lanes || p.items ? 2 : 1;
+    const int32_t count = p.wide_items ? 3 : p.lanes || p.items ? 2 : 1;
     for (int32_t i = 0; i < count; i++) {
         out[i].source = silu ? "silu_mul_quant.cu" : "quantize_fp8.cu";
         qn_cuda_define(&out[i], "X_FORMAT", x_format(desc));
         qn_cuda_define(&out[i], "TYPE", desc->attr[QN_ATTR_TYPE].i);
         qn_cuda_define(&out[i], "LANES", p.lanes);
         qn_cuda_define(&out[i], "UNROLL", UNROLL);
-        qn_cuda_define(&out[i], "ITEMS", p.items);
-        qn_cuda_define(&out[i], "THREADS", p.threads);
-        if (silu) {
-            qn_cuda_define(&out[i], "ASYMMETRIC", !desc->attr[QN_ATTR_SYMMETRIC].i);
-        } else {
+        qn_cuda_define(&out[i], "ITEMS", i == WIDE ? p.wide_items : p.items);
+        qn_cuda_define(&out[i], "THREADS", i == WIDE ? p.wide_threads : p.threads);
+        qn_cuda_define(&out[i], "ASYMMETRIC", silu && !desc->attr[QN_ATTR_SYMMETRIC].i);
+        qn_cuda_define(&out[i], "BOUNDED", desc->attr[QN_ATTR_SCALE_UB].f > 0.0f);
+        if (!silu) {
             qn_cuda_define(&out[i], "STATIC", is_static(desc));
             qn_cuda_define(&out[i], "GROUPED", is_grouped(desc));
         }
     }
-    out[0].entry = silu ? "qn_silu_mul_quant_plain" : "qn_quantize_fp8_plain";
+    out[PLAIN].entry = silu ? "qn_silu_mul_quant_plain" : "qn_quantize_fp8_plain";
+    if (p.wide_items) {
+        out[WIDE].entry = silu ? "qn_silu_mul_quant_row" : "qn_quantize_fp8_row";
+    }
     if (p.lanes) {
-        out[1].entry = silu ? "qn_silu_mul_quant_team" : "qn_quantize_fp8_team";
+        out[FAST].entry = silu ? "qn_silu_mul_quant_team" : "qn_quantize_fp8_team";
     } else if (p.items) {
-        out[1].entry = silu ? "qn_silu_mul_quant_row" : "qn_quantize_fp8_row";
+        out[FAST].entry = silu ? "qn_silu_mul_quant_row" : "qn_quantize_fp8_row";
     }
     return count;
 }
@@ -184,18 +202,20 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         a.k = 0;
     }
     const int fast = (p.lanes || p.items) && a.k && is_aligned(&a, desc);
+    const int wide = fast && p.wide_items && a.m < run->device->sms;
+    g.dependent = run->device->major >= 9;
     if (fast && p.lanes) {
         const int64_t vectors = p.segments * p.lanes, per_block = (int64_t)TEAM_THREADS * UNROLL;
         const int64_t threads = qn_min_i64(TEAM_THREADS, qn_ceil_div(qn_ceil_div(vectors, UNROLL), 32) * 32);
         g.block[0] = (uint32_t)threads;
         g.grid[1] = (uint32_t)qn_ceil_div(vectors, qn_min_i64(per_block, threads * UNROLL));
     } else if (fast) {
-        g.block[0] = (uint32_t)p.threads;
+        g.block[0] = (uint32_t)(wide ? p.wide_threads : p.threads);
     } else {
         g.block[0] = PLAIN_THREADS;
         g.grid[1] = (uint32_t)qn_min_i64(p.segments, MOST_GRID_Y);
     }
-    return qn_cuda_launch(run, fast, &g, arguments, error);
+    return qn_cuda_launch(run, wide ? WIDE : fast ? FAST : PLAIN, &g, arguments, error);
 }
 
 static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .launch = launch};

@@ -138,6 +138,13 @@ qn_status qn_kernels_warm(qn_ctx *ctx, const char *targets, qn_warm_fn fn, void 
     for (int32_t i = 0; status == QN_OK && !w.stopped && (kernel = qn_backend_cuda_row.kernel_at(i)); i++) {
         status = warm_kernel(&w, kernel, set);
     }
+    for (int t = 0; t < QN_SM_COUNT && status == QN_OK && !w.stopped; t++) {
+        if (set & QN_SM_BIT(t)) {
+            qn_warm_info info = {
+                .kernel = "ceiling", .case_text = "", .target = qn_cuda_target_name((qn_cuda_target)t)};
+            warm_program(&w, &qn_cuda_ceiling_program, (qn_cuda_target)t, &info);
+        }
+    }
     qn_buffer_free(&w.keys);
     QN_FAIL_IF(status == QN_OK && w.stopped, error, QN_E_CANCELLED, "stopped");
     return status ? status : w.failed;
