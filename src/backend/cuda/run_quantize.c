@@ -16,21 +16,23 @@ enum {
     MOST_THREADS = 1024,
     TEAM_THREADS = 256,
     PLAIN_THREADS = 128,
-    UNROLL = 2,
+    UNROLL = 4,            /* segments of a team, one after the other, with all loads in flight */
+    DEPENDENT_BLOCKS = 32, /* up to here a launch gains from starting early; wider ones lost by it */
     MOST_GRID_X = 0x7fffffff,
     MOST_GRID_Y = 65535
 };
 
-/* The programs of a plan. WIDE: a row a block too, but spread over all its threads, for runs of so few
- * rows that most multiprocessors have none. */
+/* The programs of a plan. WIDE: as FAST, but spread over more threads (a row over a whole block, a segment
+ * a team), for runs of so few rows that multiprocessors would idle. */
 enum { PLAIN = 0, FAST = 1, WIDE = 2 };
 
 /* How the segments of a descriptor are worked on. */
 typedef struct shape_plan {
     int64_t k, segments, length;
-    int32_t lanes;          /* of a team; 0: no team kernel */
-    int32_t items, threads; /* of a block a row; 0: no row kernel */
-    int32_t wide_items, wide_threads;
+    int32_t lanes;                    /* of a team; 0: no team kernel */
+    int32_t items, threads;           /* of a block a row; 0: no row kernel */
+    int32_t wide_items, wide_threads; /* of the same in WIDE */
+    int32_t wide;                     /* there is a WIDE program */
 } shape_plan;
 
 static int is_silu(const qn_op_desc *desc)
@@ -65,15 +67,14 @@ static shape_plan plan_shape(const qn_op_desc *desc)
     }
     if (p.length % PER == 0 && lanes <= 32 && (lanes & (lanes - 1)) == 0) {
         p.lanes = (int32_t)lanes;
+        p.wide = 1;
     } else if (p.segments == 1 && k <= (int64_t)PER * MOST_ITEMS * MOST_THREADS) {
         const int64_t vectors = k / PER;
         p.items = (int32_t)qn_min_i64(MOST_ITEMS, qn_ceil_div(vectors, 128));
         p.threads = block_threads(vectors, p.items);
         p.wide_items = (int32_t)qn_ceil_div(vectors, MOST_THREADS);
         p.wide_threads = block_threads(vectors, p.wide_items);
-        if (p.wide_items == p.items) {
-            p.wide_items = 0;
-        }
+        p.wide = p.wide_items != p.items;
     }
     return p;
 }
@@ -107,13 +108,13 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
     (void)device;
     const shape_plan p = plan_shape(desc);
     const int silu = is_silu(desc);
-    const int32_t count = p.wide_items ? 3 : p.lanes || p.items ? 2 : 1;
+    const int32_t count = p.wide ? 3 : p.lanes || p.items ? 2 : 1;
     for (int32_t i = 0; i < count; i++) {
         out[i].source = silu ? "silu_mul_quant.cu" : "quantize_fp8.cu";
         qn_cuda_define(&out[i], "X_FORMAT", x_format(desc));
         qn_cuda_define(&out[i], "TYPE", desc->attr[QN_ATTR_TYPE].i);
         qn_cuda_define(&out[i], "LANES", p.lanes);
-        qn_cuda_define(&out[i], "UNROLL", UNROLL);
+        qn_cuda_define(&out[i], "UNROLL", i == WIDE ? 1 : UNROLL);
         qn_cuda_define(&out[i], "ITEMS", i == WIDE ? p.wide_items : p.items);
         qn_cuda_define(&out[i], "THREADS", i == WIDE ? p.wide_threads : p.threads);
         qn_cuda_define(&out[i], "ASYMMETRIC", silu && !desc->attr[QN_ATTR_SYMMETRIC].i);
@@ -124,13 +125,9 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
         }
     }
     out[PLAIN].entry = silu ? "qn_silu_mul_quant_plain" : "qn_quantize_fp8_plain";
-    if (p.wide_items) {
-        out[WIDE].entry = silu ? "qn_silu_mul_quant_row" : "qn_quantize_fp8_row";
-    }
-    if (p.lanes) {
-        out[FAST].entry = silu ? "qn_silu_mul_quant_team" : "qn_quantize_fp8_team";
-    } else if (p.items) {
-        out[FAST].entry = silu ? "qn_silu_mul_quant_row" : "qn_quantize_fp8_row";
+    for (int32_t i = FAST; i < count; i++) {
+        out[i].entry = p.lanes ? (silu ? "qn_silu_mul_quant_team" : "qn_quantize_fp8_team")
+                               : (silu ? "qn_silu_mul_quant_row" : "qn_quantize_fp8_row");
     }
     return count;
 }
@@ -201,20 +198,21 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         a.m = 1;
         a.k = 0;
     }
-    const int fast = (p.lanes || p.items) && a.k && is_aligned(&a, desc);
-    const int wide = fast && p.wide_items && a.m < run->device->sms;
-    g.dependent = run->device->major >= 9;
-    if (fast && p.lanes) {
-        const int64_t vectors = p.segments * p.lanes, per_block = (int64_t)TEAM_THREADS * UNROLL;
-        const int64_t threads = qn_min_i64(TEAM_THREADS, qn_ceil_div(qn_ceil_div(vectors, UNROLL), 32) * 32);
-        g.block[0] = (uint32_t)threads;
-        g.grid[1] = (uint32_t)qn_ceil_div(vectors, qn_min_i64(per_block, threads * UNROLL));
+    const int64_t vectors = p.segments * p.lanes;
+    const int fast =
+        (p.lanes || p.items) && a.k && is_aligned(&a, desc) && vectors <= (int64_t)MOST_GRID_Y * TEAM_THREADS;
+    const int wide = fast && p.wide && a.m * (p.lanes ? qn_ceil_div(vectors, TEAM_THREADS) : 1) < run->device->sms;
+    if (fast && p.lanes) { /* as many blocks a row as full ones would be, all of about the same size */
+        const int64_t unroll = wide ? 1 : UNROLL, blocks = qn_ceil_div(vectors, TEAM_THREADS * unroll);
+        g.block[0] = (uint32_t)(qn_ceil_div(qn_ceil_div(vectors, blocks * unroll), 32) * 32);
+        g.grid[1] = (uint32_t)qn_ceil_div(vectors, (int64_t)g.block[0] * unroll);
     } else if (fast) {
         g.block[0] = (uint32_t)(wide ? p.wide_threads : p.threads);
     } else {
         g.block[0] = PLAIN_THREADS;
         g.grid[1] = (uint32_t)qn_min_i64(p.segments, MOST_GRID_Y);
     }
+    g.dependent = run->device->major >= 9 && (int64_t)g.grid[0] * g.grid[1] <= DEPENDENT_BLOCKS;
     return qn_cuda_launch(run, wide ? WIDE : fast ? FAST : PLAIN, &g, arguments, error);
 }
 
