@@ -417,7 +417,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     }
     __syncthreads();
 #if CLUSTER > 1
-    cluster_arrive();
+    cluster_arrive_relaxed();
     cluster_wait();
 #endif
     grid_wait();
@@ -437,7 +437,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 #if CLUSTER > 1
     /* Nobody leaves while another may still fill its ring or arrive at its barriers. */
     __syncwarp();
-    cluster_arrive();
+    cluster_arrive_relaxed();
     cluster_wait();
 #endif
 }

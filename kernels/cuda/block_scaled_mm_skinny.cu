@@ -1,26 +1,29 @@
 /* block_scaled_mm and grouped_block_scaled_mm for few rows, on Hopper (sm_90a): bound by reading the weights.
  *
- * The operands change places: 128 rows of b are the left operand of the tensor core and ROWS rows of a its
- * columns, so no work is spent on rows that are not there. Every block takes one strip of 128 weights rows and
- * one part of K; the SPLIT blocks of a cluster hold the parts of one strip and add them through distributed
- * shared memory, always in the order of K. No workspace, no atomics, two runs are equal bit for bit.
+ * The operands change places: rows of b are the left operand of the tensor core and ROWS rows of a its
+ * columns, so no work is spent on rows that are not there. Every block takes one strip of 64 GROUPS rows of b and
+ * one part of K; a cluster holds the SPLIT parts of PAIR strips. It adds the parts through distributed shared
+ * memory, always in the order of K. No workspace, no atomics, two runs are equal bit for bit.
  * What counts is bytes in flight: all blocks should be resident at once (OCCUPANCY a multiprocessor), and each
  * fills its whole ring before anything else. With EARLY it does so before the kernel ahead of it has ended.
  *
  * Host contract
  *   Parameters
  *     ROWS      rows of a in one pass: a multiple of 8 up to 128, at least min(M, 128) (more rows take more passes)
- *     SPLIT     parts of K: 1, 2, 4 or 8, also the cluster size
+ *     GROUPS    warpgroups of a block, 64 rows of b each: 1 to 4 (wide strips read a fewer times)
+ *     PAIR      strips of a cluster, that share the reading of a: 1, or 2 with ROWS a multiple of 16
+ *     SPLIT     parts of K; PAIR * SPLIT at most 8, the cluster size
  *     UNROLL    k-blocks of a ring stage; STAGES stages
  *     OCCUPANCY blocks a multiprocessor should hold: 1 or 2 (2 needs ROWS <= 64)
  *     EARLY     1: weights and their scales may be read before the kernels ahead in the stream end, so nothing
  *               there may write them. Only for LAYOUT 0; matters only with programmatic stream serialization
  *     OUT, LAYOUT  as in block_scaled_mm.cu
- *   Tensor maps as there, with box {128, ROWS, 1} for a and {128, 128, 1} for b
+ *   Tensor maps as there, with box {128, ROWS / PAIR, 1} for a and {128, 64 * GROUPS, 1} for b
  *   Arguments as there
  *   Launch
- *     block 288, grid {ceil(N / 128) * SPLIT, E (1 for one matrix), 1}, cluster {SPLIT, 1, 1}
- *     dynamic shared memory = 1024 + STAGES * (UNROLL * (16384 + 128 * ROWS + 4 * (ROWS + 4)) + 16),
+ *     block 128 * GROUPS + 32, cluster {PAIR * SPLIT, 1, 1},
+ *     grid {ceil(N / (64 * GROUPS * PAIR)) * PAIR * SPLIT, E (1 for one matrix), 1}
+ *     dynamic shared memory = 1024 + STAGES * (UNROLL * (8192 * GROUPS + 128 * ROWS + 4 * (ROWS + 4)) + 16),
  *     at most 232448 / OCCUPANCY - 512
  *   Limits: K >= 1, N >= 1; D beyond the groups' rows is not written. */
 #include "ptx.h"
@@ -29,16 +32,18 @@
 #define OFFSETS 1
 #define MASKED 2
 
-#define STRIP 128
+#define STRIP (64 * GROUPS)
 #define SUMS (ROWS / 2)
-#define CONSUMERS 256
+#define CONSUMERS (128 * GROUPS)
+#define CLUSTER (PAIR * SPLIT)
 #define THREADS (CONSUMERS + 32)
 #define B_BYTES (STRIP * 128)
 #define A_BYTES (ROWS * 128)
-#define SCALES (ROWS + 4)         /* floats: one per row of a, then that of b */
+#define SCALES (ROWS + 4)         /* floats: one per row of a, then those of b */
+#define SCALES_B ((STRIP + 64 + 127) / 128)
 #define STAGE_BYTES (UNROLL * (A_BYTES + B_BYTES))
 #define PITCH (STRIP + 4)      /* floats of a row of partial sums */
-#if ROWS % 8 != 0 || ROWS > 128 || ROWS * PITCH * 4 > STAGES * STAGE_BYTES
+#if ROWS % (8 * PAIR) != 0 || ROWS > 128 || ROWS * PITCH * 4 > STAGES * STAGE_BYTES
 #error "block_scaled_mm_skinny: no such tile"
 #endif
 
@@ -50,6 +55,7 @@ typedef struct problem {
     int first, rows, n;               /* rows of a and d */
     int begin, end;                   /* k-blocks */
     int column, group, a_z;
+    u32 part, pair, peers;                 /* of K; which of those that share a's rows, a mask of them */
 } problem;
 
 typedef struct place {
@@ -93,8 +99,14 @@ DEV void load(const problem *p, const rings *ring, const tensor_map *a_map, cons
                 load_weights(p, ring, b_map, at->stage, kb);
             }
             for (int u = 0; u < UNROLL && kb + u < p->end; u++) {
-                tensor_load_3d(ring->tiles + at->stage * STAGE_BYTES + UNROLL * B_BYTES + u * A_BYTES, a_map, full,
-                               (kb + u) * 128, p->first + m, p->a_z, L2_EVICT_LAST);
+                const u32 to = ring->tiles + at->stage * STAGE_BYTES + UNROLL * B_BYTES + u * A_BYTES;
+#if PAIR > 1
+                const u32 part = p->pair * (ROWS / PAIR);
+                tensor_load_3d_multicast(to + part * 128, a_map, full, (kb + u) * 128, p->first + m + (int)part,
+                                         p->a_z, (u16)p->peers, L2_EVICT_LAST);
+#else
+                tensor_load_3d(to, a_map, full, (kb + u) * 128, p->first + m, p->a_z, L2_EVICT_LAST);
+#endif
             }
         }
         __syncwarp();
@@ -105,8 +117,11 @@ DEV void load(const problem *p, const rings *ring, const tensor_map *a_map, cons
                 const float *from = p->scale_a + (m + row) * p->scale_a_row + (kb + u) * p->scale_a_block;
                 copy_async_4(to + row * 4, valid ? from : p->scale_a, valid);
             }
-            if (lane == 0) {
-                copy_async_4(to + ROWS * 4, p->scale_b + (i64)(p->column / 128) * p->scale_b_row + kb + u, 1);
+            if (lane < SCALES_B) {
+                const int row = p->column / 128 + (int)lane;
+                const u32 valid = row * 128 < p->n;
+                const float *from = p->scale_b + row * p->scale_b_row + kb + u;
+                copy_async_4(to + (ROWS + lane) * 4, valid ? from : p->scale_b, valid);
             }
         }
         barrier_arrive_copies(full);
@@ -117,6 +132,7 @@ DEV void load(const problem *p, const rings *ring, const tensor_map *a_map, cons
 /* This block's part of K, left in shared memory as [ROWS][PITCH] floats, rows of a by rows of b. */
 DEV void multiply(const problem *p, const rings *ring, place *at, u32 group, u32 warp, u32 lane)
 {
+    const u32 scale_b = (ROWS + ((u32)p->column % 128 + group * 64) / 128) * 4;
     float sums[SUMS];
 #pragma unroll
     for (int i = 0; i < SUMS; i++) {
@@ -136,7 +152,7 @@ DEV void multiply(const problem *p, const rings *ring, place *at, u32 group, u32
                 WGMMA_E4M3(ROWS, part, b + i * WGMMA_K_STEP, a + i * WGMMA_K_STEP, i);
             }
             wgmma_commit();
-            const float sb = load_shared_f32(scales + ROWS * 4);
+            const float sb = load_shared_f32(scales + scale_b);
             WGMMA_WAIT(0);
 #pragma unroll
             for (int j = 0; j < ROWS / 8; j++) {
@@ -149,9 +165,15 @@ DEV void multiply(const problem *p, const rings *ring, place *at, u32 group, u32
             }
         }
         __syncwarp();
+#if PAIR > 1
+        if (lane < PAIR) {
+            barrier_arrive_cluster(cluster_address(ring->empty + 8 * at->stage, p->part * PAIR + lane));
+        }
+#else
         if (lane == 0) {
             barrier_arrive(ring->empty + 8 * at->stage);
         }
+#endif
         place_on(at);
     }
     /* The ring is free once all have multiplied: every copy into it has been waited for. */
@@ -193,17 +215,17 @@ DEV void store_one(char *to, float v)
 #endif
 
 /* The blocks of the cluster share the outputs of the strip; each output is the sum of the parts in the order of K. */
-DEV void finish(const problem *p, const rings *ring, int m, u32 rank, u32 thread)
+DEV void finish(const problem *p, const rings *ring, int m, u32 thread)
 {
     const int left = p->rows - m, rows = left < ROWS ? left : ROWS;
     const int vector = (u64)p->d % (4 * OUT_BYTES) == 0 && p->d_row % 4 == 0;
-    for (int i = (int)(rank * CONSUMERS + thread); i < rows * (STRIP / 4); i += SPLIT * CONSUMERS) {
+    for (int i = (int)(p->part * CONSUMERS + thread); i < rows * (STRIP / 4); i += SPLIT * CONSUMERS) {
         const int row = i / (STRIP / 4), column = i % (STRIP / 4) * 4, n = p->column + column;
         const u32 from = ring->tiles + (row * PITCH + column) * 4;
         float4 part[SPLIT];
 #pragma unroll
         for (u32 s = 0; s < SPLIT; s++) {
-            part[s] = load_cluster_f32x4(cluster_address(from, s));
+            part[s] = load_cluster_f32x4(cluster_address(from, s * PAIR + p->pair));
         }
         float4 v = part[0];
 #pragma unroll
@@ -228,11 +250,15 @@ DEV void finish(const problem *p, const rings *ring, int m, u32 rank, u32 thread
     }
 }
 
-/* Every thread of the cluster. */
-DEV void meet(void)
+/* Every thread of the cluster: the partial sums are there to be read; later, they have been read. */
+DEV void meet(int written)
 {
-#if SPLIT > 1
-    cluster_arrive();
+#if CLUSTER > 1
+    if (written) {
+        cluster_arrive();
+    } else {
+        cluster_arrive_relaxed();
+    }
     cluster_wait();
 #else
     threads_sync(0, THREADS);
@@ -252,13 +278,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
     ring.full = ring.scales + STAGES * UNROLL * SCALES * 4;
     ring.empty = ring.full + STAGES * 8;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const u32 rank = SPLIT > 1 ? cluster_rank() : 0;
+    const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
     const int blocks = (k + 127) / 128, group = (int)blockIdx.y;
     problem p;
     p.group = group;
-    p.column = (int)(blockIdx.x / SPLIT) * STRIP;
-    p.begin = (int)((u32)blocks * rank / SPLIT);
-    p.end = (int)((u32)blocks * (rank + 1) / SPLIT);
+    p.part = rank / PAIR;
+    p.pair = rank % PAIR;
+    p.peers = ((1u << PAIR) - 1) << (p.part * PAIR);
+    p.column = (int)(blockIdx.x / CLUSTER * PAIR + p.pair) * STRIP;
+    p.begin = (int)((u32)blocks * p.part / SPLIT);
+    p.end = (int)((u32)blocks * (p.part + 1) / SPLIT);
     p.n = n;
 
     int early = 0;
@@ -268,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
             tensor_map_prefetch(&a_map);
             for (u32 i = 0; i < STAGES; i++) {
                 barrier_init(ring.full + 8 * i, 1 + 32);
-                barrier_init(ring.empty + 8 * i, CONSUMERS / 32);
+                barrier_init(ring.empty + 8 * i, CONSUMERS / 32 * PAIR);
             }
             barrier_init_fence();
         }
@@ -281,6 +310,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
         }
 #endif
     }
+#if PAIR > 1
+    cluster_arrive_relaxed(); /* no copy goes to a block before its barriers are there */
+    cluster_wait();
+#endif
     grid_wait();
     grid_release();
 
@@ -313,17 +346,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
             load(&p, &ring, &a_map, &b_map, &at, row, early, lane);
             early = 0;
             __syncwarp();
-            meet();
-            meet();
+            meet(1);
+            meet(0);
         }
     } else {
         place at = {0, 0};
         for (int row = 0; row < p.rows; row += ROWS) {
             multiply(&p, &ring, &at, warp / 4, warp % 4, lane);
-            meet();
-            finish(&p, &ring, row, rank, threadIdx.x);
+            meet(1);
+            finish(&p, &ring, row, threadIdx.x);
             fence_proxy_async(); /* the ring is written by copies next */
-            meet();
+            __syncwarp();
+            meet(0);
         }
     }
 }

@@ -91,10 +91,11 @@ DEV void barrier_arrive(u32 bar)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
-/* bar is an address from cluster_address. */
+/* bar is an address from cluster_address. It says "I have read", and orders nothing that this thread wrote
+ * for other blocks: a release at cluster scope would wait for all its memory traffic. */
 DEV void barrier_arrive_cluster(u32 bar)
 {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
 DEV void barrier_arrive_expect(u32 bar, u32 bytes)
@@ -174,6 +175,12 @@ DEV u32 cluster_rank(void)
 DEV void cluster_arrive(void)
 {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+/* For a meeting that publishes no writes: cheap, as it waits for no memory traffic. */
+DEV void cluster_arrive_relaxed(void)
+{
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
 DEV void cluster_wait(void)
