@@ -41,8 +41,8 @@
 #define OFFSETS 1
 #define MASKED 2
 
-#define CONSUMERS 2
-#define WAVES (BM / 128)   /* 64-row products of a warpgroup */
+#define THREADS (128 + 128 * GROUPS)
+#define WAVES (BM / 64 / GROUPS) /* 64-row products of a warpgroup */
 #define SUMS (BN / 2)      /* registers of one product */
 #if BN % 128 == 0
 #define COLUMN_STEP 128
@@ -55,10 +55,11 @@
 #endif
 #define STEPS (BN / COLUMN_STEP)               /* parts of a tile with one scale of b each */
 #define SCALES_B ((128 - COLUMN_STEP + BN - 1) / 128 + 1)
+#define D_BYTES (STORE ? BM * BN * 2 : 0) /* of a tile on its way out */
 #define A_BYTES (BM * 128)
 #define B_BYTES (BN * 128)
 #define SCALES (BM + 4)    /* floats: one per row of a, then those of b */
-#if SCALES_B > 4 || BM % 128 != 0 || BN % 16 != 0 || WAVES * SUMS + SUMS > 192
+#if SCALES_B > 4 || BM != 64 * WAVES * GROUPS || BN % 16 != 0 || (STORE && (OUT == 2 || BN % 64 != 0))
 #error "block_scaled_mm: no such tile"
 #endif
 
@@ -150,7 +151,7 @@ DEV void place_on(place *at)
 }
 
 typedef struct rings {
-    u32 a, b, scales, full, empty; /* + stage * size */
+    u32 d, a, b, scales, full, empty; /* + stage * size, except d */
 } rings;
 
 DEV void load_tiles(const problem *p, const rings *ring, const tensor_map *a_map, const tensor_map *b_map)
@@ -161,6 +162,7 @@ DEV void load_tiles(const problem *p, const rings *ring, const tensor_map *a_map
     walk_start(&w, p);
     while (walk_on(&w, p)) {
         const int a_z = LAYOUT == MASKED ? w.group : 0;
+#pragma unroll 1
         for (int kb = 0; kb < blocks; kb++) {
             const u32 full = ring->full + 8 * at.stage;
             barrier_wait(ring->empty + 8 * at.stage, at.parity);
@@ -191,20 +193,20 @@ DEV void load_scales(const problem *p, const rings *ring, u32 lane)
         if (LAYOUT == MASKED) {
             a += (i64)w.group * p->scale_a_group;
         }
+#pragma unroll 1
         for (int kb = 0; kb < blocks; kb++) {
             const u32 to = ring->scales + (at.stage * SCALES + lane) * 4;
             barrier_wait(ring->empty + 8 * at.stage, at.parity);
 #pragma unroll
-            for (int i = 0; i < BM / 32; i++) {
-                const u32 valid = row + 32 * i < w.rows;
-                copy_async_4(to + 128 * i, valid ? a + (i64)(32 * i) * p->scale_a_row : p->scale_a, valid);
+            for (int j = 0; j < BM / 32; j++) {
+                const u32 valid = row + 32 * j < w.rows;
+                const float *from = a + kb * p->scale_a_block + (i64)(32 * j) * p->scale_a_row;
+                copy_async_4(to + 128 * j, valid ? from : p->scale_a, valid);
             }
             if (lane < SCALES_B) {
-                copy_async_4(to + BM * 4, b_row <= last_b ? b : p->scale_b, b_row <= last_b);
+                copy_async_4(to + BM * 4, b_row <= last_b ? b + kb : p->scale_b, b_row <= last_b);
             }
             barrier_arrive_copies(ring->full + 8 * at.stage);
-            a += p->scale_a_block;
-            b++;
             place_on(&at);
         }
     }
@@ -310,10 +312,92 @@ DEV void store_rows(const problem *p, const walk *w, char *d, int local, const f
     store_row(row + 8 < w->rows ? to + 8 * p->d_row * OUT_BYTES : 0, sums, 1, w->column, p->n, lane, vector);
 }
 
-DEV void multiply(const problem *p, const rings *ring, u32 group, u32 warp, u32 lane)
+#if STORE
+/* The same through shared memory and the copy engine, from where the stores go on while the next tile begins: boxes of
+ * 64 rows x 64 columns with the 128-byte swizzle, BN / 64 of them from `at` on. */
+DEV void stage_rows(u32 at, const float *sums, u32 warp, u32 lane)
+{
+    const u32 row = warp * 16 + lane % 16, right = lane / 16;
+#pragma unroll
+    for (int j = 0; j < BN / 8; j += 2) {
+        const u32 chunk = (u32)(j % 8) + right;
+        store_matrix(at + (u32)(j / 8) * 8192 + row * 128 + (chunk ^ (lane % 8)) * 16,
+                     pack(sums[4 * j], sums[4 * j + 1]), pack(sums[4 * j + 2], sums[4 * j + 3]),
+                     pack(sums[4 * j + 4], sums[4 * j + 5]), pack(sums[4 * j + 6], sums[4 * j + 7]));
+    }
+}
+#endif
+
+/* Scales of a k-block: the lane's rows of a, two of each product, and those of b. */
+typedef struct scales {
+    float a[WAVES][2], b[STEPS];
+} scales;
+
+DEV void read_scales(scales *s, u32 at, u32 local, u32 phase)
+{
+#pragma unroll
+    for (int v = 0; v < WAVES; v++) {
+        s->a[v][0] = load_shared_f32(at + (local + 64 * v) * 4);
+        s->a[v][1] = load_shared_f32(at + (local + 64 * v + 8) * 4);
+    }
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) {
+        s->b[i] = load_shared_f32(at + (BM + (phase + i * COLUMN_STEP) / 128) * 4);
+    }
+}
+
+/* part = a b' of one k-block, left under way. */
+DEV void multiply_block(float *part, u64 a, u64 b)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        WGMMA_E4M3(BN, part, a + i * WGMMA_K_STEP, b + i * WGMMA_K_STEP, i);
+    }
+    wgmma_commit();
+}
+
+DEV void promote(float *sums, const float *part, const float *sa, const float *sb)
+{
+#pragma unroll
+    for (int j = 0; j < BN / 8; j++) {
+        const float upper = sa[0] * sb[j * 8 / COLUMN_STEP], lower = sa[1] * sb[j * 8 / COLUMN_STEP];
+        sums[4 * j] += upper * part[4 * j];
+        sums[4 * j + 1] += upper * part[4 * j + 1];
+        sums[4 * j + 2] += lower * part[4 * j + 2];
+        sums[4 * j + 3] += lower * part[4 * j + 3];
+    }
+}
+
+/* This warp has read the stage. */
+DEV void release(u32 empty, u32 lane)
+{
+#if CLUSTER > 1
+    if (lane < CLUSTER) {
+        barrier_arrive_cluster(cluster_address(empty, lane));
+    }
+#else
+    if (lane == 0) {
+        barrier_arrive(empty);
+    }
+#endif
+}
+
+#define BEGIN(which)                                                                                                  \
+    barrier_wait(ring->full + 8 * at.stage, at.parity);                                                               \
+    read_scales(&which##_scales, ring->scales + at.stage * (SCALES * 4), local, phase);                               \
+    multiply_block(which, wgmma_operand(ring->a + at.stage * A_BYTES + first * 128),                                  \
+                   wgmma_operand(ring->b + at.stage * B_BYTES));                                                      \
+    which##_stage = at.stage;                                                                                         \
+    place_on(&at)
+#define END(which)                                                                                                    \
+    release(ring->empty + 8 * which##_stage, lane);                                                                   \
+    promote(sums[0], which, which##_scales.a[0], which##_scales.b)
+
+DEV void multiply(const problem *p, const rings *ring, const tensor_map *d_map, u32 group, u32 warp, u32 lane)
 {
     const int blocks = (p->k + 127) / 128;
-    const u32 local = group * (BM / 2) + warp * 16 + lane / 4; /* the lane's first row of the tile */
+    const u32 first = group * (BM / GROUPS), local = first + warp * 16 + lane / 4; /* the lane's first row of the tile */
     const int vector = (u64)p->d % 16 == 0 && p->d_row * OUT_BYTES % 16 == 0 &&
                        (LAYOUT != MASKED || p->d_group * OUT_BYTES % 16 == 0);
     float sums[WAVES][SUMS];
@@ -329,69 +413,95 @@ DEV void multiply(const problem *p, const rings *ring, u32 group, u32 warp, u32 
                 sums[v][i] = 0.0f;
             }
         }
+#if PARTS == 2
+        /* The next product is under way while one is promoted. */
+        float even[SUMS], odd[SUMS];
+        scales even_scales, odd_scales;
+        u32 even_stage = 0, odd_stage = 0;
+        int kb = 1;
+        BEGIN(even);
+        for (; kb + 1 < blocks; kb += 2) {
+            BEGIN(odd);
+            WGMMA_WAIT(1);
+            END(even);
+            BEGIN(even);
+            WGMMA_WAIT(1);
+            END(odd);
+        }
+        if (kb < blocks) {
+            BEGIN(odd);
+            WGMMA_WAIT(1);
+            END(even);
+            WGMMA_WAIT(0);
+            END(odd);
+        } else {
+            WGMMA_WAIT(0);
+            END(even);
+        }
+#else
         for (int kb = 0; kb < blocks; kb++) {
-            const u32 scales = ring->scales + at.stage * (SCALES * 4);
+            scales s;
             barrier_wait(ring->full + 8 * at.stage, at.parity);
-            float sa[WAVES][2], sb[STEPS];
+            read_scales(&s, ring->scales + at.stage * (SCALES * 4), local, phase);
 #pragma unroll
             for (int v = 0; v < WAVES; v++) {
-                sa[v][0] = load_shared_f32(scales + (local + 64 * v) * 4);
-                sa[v][1] = load_shared_f32(scales + (local + 64 * v + 8) * 4);
-            }
-#pragma unroll
-            for (int i = 0; i < STEPS; i++) {
-                sb[i] = load_shared_f32(scales + (BM + (phase + i * COLUMN_STEP) / 128) * 4);
-            }
-#pragma unroll
-            for (int v = 0; v < WAVES; v++) {
-                const u64 a = wgmma_operand(ring->a + at.stage * A_BYTES + (group * (BM / 2) + v * 64) * 128);
-                const u64 b = wgmma_operand(ring->b + at.stage * B_BYTES);
                 float part[SUMS];
-                wgmma_fence();
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    WGMMA_E4M3(BN, part, a + i * WGMMA_K_STEP, b + i * WGMMA_K_STEP, i);
-                }
-                wgmma_commit();
+                multiply_block(part, wgmma_operand(ring->a + at.stage * A_BYTES + (first + v * 64) * 128),
+                               wgmma_operand(ring->b + at.stage * B_BYTES));
                 WGMMA_WAIT(0);
                 if (v == WAVES - 1) {
-#if CLUSTER > 1
-                    if (lane < CLUSTER) {
-                        barrier_arrive_cluster(cluster_address(ring->empty + 8 * at.stage, lane));
-                    }
-#else
-                    if (lane == 0) {
-                        barrier_arrive(ring->empty + 8 * at.stage);
-                    }
-#endif
+                    release(ring->empty + 8 * at.stage, lane);
                 }
-#pragma unroll
-                for (int j = 0; j < BN / 8; j++) {
-                    const float s = sb[j * 8 / COLUMN_STEP];
-                    const float upper = sa[v][0] * s, lower = sa[v][1] * s;
-                    sums[v][4 * j] += upper * part[4 * j];
-                    sums[v][4 * j + 1] += upper * part[4 * j + 1];
-                    sums[v][4 * j + 2] += lower * part[4 * j + 2];
-                    sums[v][4 * j + 3] += lower * part[4 * j + 3];
-                }
+                promote(sums[v], part, s.a[v], s.b);
             }
             place_on(&at);
         }
+#endif
         char *d = (char *)p->d + (i64)w.first * p->d_row * OUT_BYTES;
         if (LAYOUT == MASKED) {
             d += (i64)w.group * p->d_group * OUT_BYTES;
         }
+#if STORE
+        /* Rows of another group below may not be touched: there the lanes store. */
+        const int whole = LAYOUT == ONE || w.row + (int)first + BM / GROUPS <= w.rows;
+        if (whole) {
+            const u32 out = ring->d + first * (BN * 2);
+            const u32 leader = warp == 0 && lane == 0;
+            if (leader) {
+                tensor_store_wait_read();
+            }
+            threads_sync(1 + group, 128);
+            stage_rows(out, sums[0], warp, lane);
+#if WAVES == 2
+            stage_rows(out + 64 * BN * 2, sums[1], warp, lane);
+#endif
+            fence_proxy_async();
+            threads_sync(1 + group, 128);
+            if (leader) {
+                for (int i = 0; i < WAVES * (BN / 64); i++) {
+                    tensor_store_3d(d_map, out + i * 8192, w.column + i % (BN / 64) * 64,
+                                    w.first + w.row + (int)first + i / (BN / 64) * 64, LAYOUT == MASKED ? w.group : 0);
+                }
+                tensor_store_commit();
+            }
+            __syncwarp();
+            continue;
+        }
+#endif
         store_rows(p, &w, d, (int)local, sums[0], lane, vector);
 #if WAVES == 2
         store_rows(p, &w, d, (int)local + 64, sums[1], lane, vector);
 #endif
     }
+#if STORE
+    tensor_store_wait();
+#endif
 }
 
-extern "C" __global__ void __launch_bounds__(384, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     qn_block_scaled_mm(const __grid_constant__ tensor_map a_map, const __grid_constant__ tensor_map b_map,
-                       const float *scale_a, i64 scale_a_row, i64 scale_a_block, i64 scale_a_group,
-                       const float *scale_b, i64 scale_b_row, i64 scale_b_group, void *d, i64 d_row, i64 d_group,
+                       const __grid_constant__ tensor_map d_map, const float *scale_a, i64 scale_a_row,
+                       i64 scale_a_block, i64 scale_a_group, const float *scale_b, i64 scale_b_row, i64 scale_b_group, void *d, i64 d_row, i64 d_group,
                        const int *groups, int m, int n, int k, int experts)
 {
     extern __shared__ char shared[];
@@ -399,7 +509,8 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                        d,       d_row,   d_group,     groups,        m,             n,           k,
                        experts};
     rings ring;
-    ring.a = (shared_address(shared) + 1023) / 1024 * 1024;
+    ring.d = (shared_address(shared) + 1023) / 1024 * 1024;
+    ring.a = ring.d + D_BYTES;
     ring.b = ring.a + STAGES * A_BYTES;
     ring.scales = ring.b + STAGES * B_BYTES;
     ring.full = ring.scales + STAGES * SCALES * 4;
@@ -411,7 +522,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         tensor_map_prefetch(&b_map);
         for (u32 i = 0; i < STAGES; i++) {
             barrier_init(ring.full + 8 * i, 1 + 32);
-            barrier_init(ring.empty + 8 * i, 4 * CONSUMERS * CLUSTER);
+            barrier_init(ring.empty + 8 * i, 4 * GROUPS * CLUSTER);
         }
         barrier_init_fence();
     }
@@ -424,15 +535,23 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     grid_release();
 
     if (warp < 4) {
+#if GROUPS == 2
         REGISTERS_GIVE(40);
+#else
+        REGISTERS_GIVE(24);
+#endif
         if (warp == 0 && lane == 0) {
             load_tiles(&p, &ring, &a_map, &b_map);
         } else if (warp == 1) {
             load_scales(&p, &ring, lane);
         }
     } else {
+#if GROUPS == 2
         REGISTERS_TAKE(232);
-        multiply(&p, &ring, (warp - 4) / 4, warp % 4, lane);
+#else
+        REGISTERS_TAKE(160);
+#endif
+        multiply(&p, &ring, &d_map, (warp - 4) / 4, warp % 4, lane);
     }
 #if CLUSTER > 1
     /* Nobody leaves while another may still fill its ring or arrive at its barriers. */

@@ -53,10 +53,18 @@ typedef struct problem {
     char *d;                          /* of the group */
     i64 d_row;
     int first, rows, n;               /* rows of a and d */
-    int begin, end;                   /* k-blocks */
+    int begin, count, turn;           /* k-blocks of this part, and the one to start with */
     int column, group, a_z;
     u32 part, pair, peers;                 /* of K; which of those that share a's rows, a mask of them */
 } problem;
+
+/* The i-th k-block of a block's walk. Strips start at different ones, so that not all ask for the same few
+ * lines of a, which lie in few slices of the L2, at the same time. */
+DEV int block_at(const problem *p, int i)
+{
+    const int kb = i + p->turn;
+    return p->begin + (kb < p->count ? kb : kb - p->count);
+}
 
 typedef struct place {
     u32 stage, parity;
@@ -74,14 +82,14 @@ typedef struct rings {
     u32 tiles, scales, full, empty;
 } rings;
 
-DEV void load_weights(const problem *p, const rings *ring, const tensor_map *b_map, u32 stage, int kb)
+DEV void load_weights(const problem *p, const rings *ring, const tensor_map *b_map, u32 stage, int i)
 {
-    const int left = p->end - kb, count = left < UNROLL ? left : UNROLL;
+    const int left = p->count - i, count = left < UNROLL ? left : UNROLL;
     const u32 full = ring->full + 8 * stage;
     barrier_arrive_expect(full, (u32)count * (A_BYTES + B_BYTES));
     for (int u = 0; u < count; u++) {
-        tensor_load_3d(ring->tiles + stage * STAGE_BYTES + u * B_BYTES, b_map, full, (kb + u) * 128, p->column,
-                       p->group, L2_EVICT_FIRST);
+        tensor_load_3d(ring->tiles + stage * STAGE_BYTES + u * B_BYTES, b_map, full, block_at(p, i + u) * 128,
+                       p->column, p->group, L2_EVICT_FIRST);
     }
 }
 
@@ -89,38 +97,40 @@ DEV void load_weights(const problem *p, const rings *ring, const tensor_map *b_m
 DEV void load(const problem *p, const rings *ring, const tensor_map *a_map, const tensor_map *b_map, place *at, int m,
               int early, u32 lane)
 {
-    for (int kb = p->begin; kb < p->end; kb += UNROLL, early--) {
+    for (int i = 0; i < p->count; i += UNROLL, early--) {
         const u32 full = ring->full + 8 * at->stage;
         if (early <= 0) {
             barrier_wait(ring->empty + 8 * at->stage, at->parity);
         }
         if (lane == 0) {
             if (early <= 0) {
-                load_weights(p, ring, b_map, at->stage, kb);
+                load_weights(p, ring, b_map, at->stage, i);
             }
-            for (int u = 0; u < UNROLL && kb + u < p->end; u++) {
+            for (int u = 0; u < UNROLL && i + u < p->count; u++) {
+                const int x = block_at(p, i + u) * 128;
                 const u32 to = ring->tiles + at->stage * STAGE_BYTES + UNROLL * B_BYTES + u * A_BYTES;
 #if PAIR > 1
                 const u32 part = p->pair * (ROWS / PAIR);
-                tensor_load_3d_multicast(to + part * 128, a_map, full, (kb + u) * 128, p->first + m + (int)part,
+                tensor_load_3d_multicast(to + part * 128, a_map, full, x, p->first + m + (int)part,
                                          p->a_z, (u16)p->peers, L2_EVICT_LAST);
 #else
-                tensor_load_3d(to, a_map, full, (kb + u) * 128, p->first + m, p->a_z, L2_EVICT_LAST);
+                tensor_load_3d(to, a_map, full, x, p->first + m, p->a_z, L2_EVICT_LAST);
 #endif
             }
         }
         __syncwarp();
-        for (int u = 0; u < UNROLL && kb + u < p->end; u++) {
+        for (int u = 0; u < UNROLL && i + u < p->count; u++) {
+            const int kb = block_at(p, i + u);
             const u32 to = ring->scales + (at->stage * UNROLL + u) * (SCALES * 4);
             for (int row = (int)lane; row < ROWS; row += 32) {
                 const u32 valid = m + row < p->rows;
-                const float *from = p->scale_a + (m + row) * p->scale_a_row + (kb + u) * p->scale_a_block;
+                const float *from = p->scale_a + (m + row) * p->scale_a_row + kb * p->scale_a_block;
                 copy_async_4(to + row * 4, valid ? from : p->scale_a, valid);
             }
             if (lane < SCALES_B) {
                 const int row = p->column / 128 + (int)lane;
                 const u32 valid = row * 128 < p->n;
-                const float *from = p->scale_b + row * p->scale_b_row + kb + u;
+                const float *from = p->scale_b + row * p->scale_b_row + kb;
                 copy_async_4(to + (ROWS + lane) * 4, valid ? from : p->scale_b, valid);
             }
         }
@@ -138,9 +148,9 @@ DEV void multiply(const problem *p, const rings *ring, place *at, u32 group, u32
     for (int i = 0; i < SUMS; i++) {
         sums[i] = 0.0f;
     }
-    for (int kb = p->begin; kb < p->end; kb += UNROLL) {
+    for (int k = 0; k < p->count; k += UNROLL) {
         barrier_wait(ring->full + 8 * at->stage, at->parity);
-        for (int u = 0; u < UNROLL && kb + u < p->end; u++) {
+        for (int u = 0; u < UNROLL && k + u < p->count; u++) {
             const u32 tiles = ring->tiles + at->stage * STAGE_BYTES;
             const u32 scales = ring->scales + (at->stage * UNROLL + u) * (SCALES * 4);
             const u64 b = wgmma_operand(tiles + u * B_BYTES + group * (64 * 128));
@@ -287,7 +297,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
     p.peers = ((1u << PAIR) - 1) << (p.part * PAIR);
     p.column = (int)(blockIdx.x / CLUSTER * PAIR + p.pair) * STRIP;
     p.begin = (int)((u32)blocks * p.part / SPLIT);
-    p.end = (int)((u32)blocks * (p.part + 1) / SPLIT);
+    p.count = (int)((u32)blocks * (p.part + 1) / SPLIT) - p.begin;
+    p.turn = p.count > 0 ? (int)(blockIdx.x / CLUSTER) % p.count : 0;
     p.n = n;
 
     int early = 0;
@@ -303,9 +314,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
         }
         __syncwarp();
 #if EARLY && LAYOUT == ONE
-        for (; early < STAGES && p.begin + early * UNROLL < p.end; early++) {
+        for (; early < STAGES && early * UNROLL < p.count; early++) {
             if (lane == 0) {
-                load_weights(&p, &ring, &b_map, early, p.begin + early * UNROLL);
+                load_weights(&p, &ring, &b_map, early, early * UNROLL);
             }
         }
 #endif

@@ -49,6 +49,15 @@ DEV void store_shared_f32(u32 at, float v)
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory");
 }
 
+/* Four 8 x 8 matrices of 16-bit values, each as it lies in a product's sums; lane l gives the address of row l % 8 of
+ * matrix l / 8. */
+DEV void store_matrix(u32 at, u32 a, u32 b, u32 c, u32 d)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c),
+                 "r"(d)
+                 : "memory");
+}
+
 /* Address of the same location in block `rank` of the cluster. */
 DEV u32 cluster_address(u32 at, u32 rank)
 {
@@ -161,6 +170,30 @@ DEV void tensor_load_3d_multicast(u32 to, const tensor_map *map, u32 bar, int x,
                  ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(to),
                  "l"(map), "r"(x), "r"(y), "r"(z), "r"(bar), "h"(blocks), "l"(policy)
                  : "memory");
+}
+
+/* From shared memory; what lies beyond the tensor is left out. */
+DEV void tensor_store_3d(const tensor_map *map, u32 from, int x, int y, int z)
+{
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+                 "r"(from), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+
+DEV void tensor_store_commit(void)
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* This thread's stores have read their shared memory; or are done. */
+DEV void tensor_store_wait_read(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+DEV void tensor_store_wait(void)
+{
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 /* ---- clusters, registers, launches ---- */
