@@ -197,10 +197,10 @@ DEV void load_scales(const problem *p, const rings *ring, u32 lane)
         for (int kb = 0; kb < blocks; kb++) {
             const u32 to = ring->scales + (at.stage * SCALES + lane) * 4;
             barrier_wait(ring->empty + 8 * at.stage, at.parity);
-#pragma unroll
-            for (int j = 0; j < BM / 32; j++) {
+            const float *from = a + kb * p->scale_a_block;
+#pragma unroll 2
+            for (int j = 0; j < BM / 32; j++, from += 32 * p->scale_a_row) {
                 const u32 valid = row + 32 * j < w.rows;
-                const float *from = a + kb * p->scale_a_block + (i64)(32 * j) * p->scale_a_row;
                 copy_async_4(to + 128 * j, valid ? from : p->scale_a, valid);
             }
             if (lane < SCALES_B) {
@@ -372,6 +372,7 @@ DEV void promote(float *sums, const float *part, const float *sa, const float *s
 /* This warp has read the stage. */
 DEV void release(u32 empty, u32 lane)
 {
+    __syncwarp(); /* all lanes have their scales */
 #if CLUSTER > 1
     if (lane < CLUSTER) {
         barrier_arrive_cluster(cluster_address(empty, lane));

@@ -21,7 +21,7 @@
  *   Tensor maps as there, with box {128, ROWS / PAIR, 1} for a and {128, 64 * GROUPS, 1} for b
  *   Arguments as there
  *   Launch
- *     block 128 * GROUPS + 32, cluster {PAIR * SPLIT, 1, 1},
+ *     block 128 * GROUPS + 64, cluster {PAIR * SPLIT, 1, 1},
  *     grid {ceil(N / (64 * GROUPS * PAIR)) * PAIR * SPLIT, E (1 for one matrix), 1}
  *     dynamic shared memory = 1024 + STAGES * (UNROLL * (8192 * GROUPS + 128 * ROWS + 4 * (ROWS + 4)) + 16),
  *     at most 232448 / OCCUPANCY - 512
@@ -36,7 +36,7 @@
 #define SUMS (ROWS / 2)
 #define CONSUMERS (128 * GROUPS)
 #define CLUSTER (PAIR * SPLIT)
-#define THREADS (CONSUMERS + 32)
+#define THREADS (CONSUMERS + 64) /* a warp for the tiles, one for their scales */
 #define B_BYTES (STRIP * 128)
 #define A_BYTES (ROWS * 128)
 #define SCALES (ROWS + 4)         /* floats: one per row of a, then those of b */
@@ -93,48 +93,56 @@ DEV void load_weights(const problem *p, const rings *ring, const tensor_map *b_m
     }
 }
 
-/* One warp. `early` stages have their weights under way. */
-DEV void load(const problem *p, const rings *ring, const tensor_map *a_map, const tensor_map *b_map, place *at, int m,
-              int early, u32 lane)
+/* One thread. `early` stages have their weights under way. */
+DEV void load_tiles(const problem *p, const rings *ring, const tensor_map *a_map, const tensor_map *b_map, place *at,
+                    int m, int early)
 {
     for (int i = 0; i < p->count; i += UNROLL, early--) {
         const u32 full = ring->full + 8 * at->stage;
         if (early <= 0) {
             barrier_wait(ring->empty + 8 * at->stage, at->parity);
+            load_weights(p, ring, b_map, at->stage, i);
         }
-        if (lane == 0) {
-            if (early <= 0) {
-                load_weights(p, ring, b_map, at->stage, i);
-            }
-            for (int u = 0; u < UNROLL && i + u < p->count; u++) {
-                const int x = block_at(p, i + u) * 128;
-                const u32 to = ring->tiles + at->stage * STAGE_BYTES + UNROLL * B_BYTES + u * A_BYTES;
+        for (int u = 0; u < UNROLL && i + u < p->count; u++) {
+            const int x = block_at(p, i + u) * 128;
+            const u32 to = ring->tiles + at->stage * STAGE_BYTES + UNROLL * B_BYTES + u * A_BYTES;
 #if PAIR > 1
-                const u32 part = p->pair * (ROWS / PAIR);
-                tensor_load_3d_multicast(to + part * 128, a_map, full, x, p->first + m + (int)part,
-                                         p->a_z, (u16)p->peers, L2_EVICT_LAST);
+            const u32 part = p->pair * (ROWS / PAIR);
+            tensor_load_3d_multicast(to + part * 128, a_map, full, x, p->first + m + (int)part, p->a_z,
+                                     (u16)p->peers, L2_EVICT_LAST);
 #else
-                tensor_load_3d(to, a_map, full, x, p->first + m, p->a_z, L2_EVICT_LAST);
+            tensor_load_3d(to, a_map, full, x, p->first + m, p->a_z, L2_EVICT_LAST);
 #endif
-            }
         }
-        __syncwarp();
+        place_on(at);
+    }
+}
+
+/* One warp. */
+DEV void load_scales(const problem *p, const rings *ring, place *at, int m, u32 lane)
+{
+    const int b_row = p->column / 128 + (int)lane;
+    const u32 b_valid = lane < SCALES_B && b_row * 128 < p->n;
+    const float *a = p->scale_a + (m + (i64)lane) * p->scale_a_row;
+    const float *b = b_valid ? p->scale_b + b_row * p->scale_b_row : p->scale_b;
+    for (int i = 0; i < p->count; i += UNROLL) {
+        barrier_wait(ring->empty + 8 * at->stage, at->parity);
         for (int u = 0; u < UNROLL && i + u < p->count; u++) {
             const int kb = block_at(p, i + u);
-            const u32 to = ring->scales + (at->stage * UNROLL + u) * (SCALES * 4);
-            for (int row = (int)lane; row < ROWS; row += 32) {
-                const u32 valid = m + row < p->rows;
-                const float *from = p->scale_a + (m + row) * p->scale_a_row + kb * p->scale_a_block;
-                copy_async_4(to + row * 4, valid ? from : p->scale_a, valid);
+            const u32 to = ring->scales + (at->stage * UNROLL + u) * (SCALES * 4) + lane * 4;
+            const float *from = a + kb * p->scale_a_block;
+#pragma unroll
+            for (int j = 0; j < (ROWS + 31) / 32; j++) {
+                if (32 * j + (int)lane < ROWS) {
+                    const u32 valid = m + 32 * j + (int)lane < p->rows;
+                    copy_async_4(to + 128 * j, valid ? from + 32 * j * p->scale_a_row : p->scale_a, valid);
+                }
             }
             if (lane < SCALES_B) {
-                const int row = p->column / 128 + (int)lane;
-                const u32 valid = row * 128 < p->n;
-                const float *from = p->scale_b + row * p->scale_b_row + kb;
-                copy_async_4(to + (ROWS + lane) * 4, valid ? from : p->scale_b, valid);
+                copy_async_4(to + ROWS * 4, b + (b_valid ? kb : 0), b_valid);
             }
         }
-        barrier_arrive_copies(full);
+        barrier_arrive_copies(ring->full + 8 * at->stage);
         place_on(at);
     }
 }
@@ -351,10 +359,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
     }
     __syncthreads(); /* the barriers are there */
 
-    if (warp == CONSUMERS / 32) {
+    if (warp >= CONSUMERS / 32) {
         place at = {0, 1};
         for (int row = 0; row < p.rows; row += ROWS) {
-            load(&p, &ring, &a_map, &b_map, &at, row, early, lane);
+            if (warp > CONSUMERS / 32) {
+                load_scales(&p, &ring, &at, row, lane);
+            } else if (lane == 0) {
+                load_tiles(&p, &ring, &a_map, &b_map, &at, row, early);
+            }
             early = 0;
             __syncwarp();
             meet(1);
