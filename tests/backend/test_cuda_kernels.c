@@ -439,7 +439,7 @@ static int start(void **state)
     qn_ctx_options options;
     qn_ctx_options_init(&options);
     options.cache_dir = getenv("QN_TEST_KERNEL_CACHE");
-    return qn_ctx_create(&options, &ctx, NULL);
+    return qn_ctx_create(&options, &ctx, NULL) == QN_OK ? 0 : -1;
 }
 
 static int stop(void **state)

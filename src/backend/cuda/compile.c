@@ -132,9 +132,10 @@ static void load_nvrtc(qn_cuda *cuda)
 {
     static const char *const names[] = {QN_NVRTC_FUNCTIONS(NAME)};
     _Static_assert(sizeof(qn_nvrtc_api) == sizeof names, "the table holds function pointers only");
-#ifdef QN_STATIC_BINARY
-    snprintf(cuda->no_compiler, sizeof cuda->no_compiler, "a statically linked program cannot load NVRTC");
-#else
+    if (!QN_CUDA_LOADS) {
+        snprintf(cuda->no_compiler, sizeof cuda->no_compiler, "a statically linked program cannot load NVRTC");
+        return;
+    }
     cuda->nvrtc_handle = open_library(cuda->ctx->nvrtc_library);
     if (!cuda->nvrtc_handle) {
         const char *why = dlerror();
@@ -151,7 +152,6 @@ static void load_nvrtc(qn_cuda *cuda)
         memcpy((char *)&cuda->nvrtc + i * sizeof symbol, &symbol, sizeof symbol);
     }
     identify(cuda, symbol);
-#endif
 }
 
 qn_status qn_cuda_nvrtc(qn_cuda *cuda, qn_error *error)

@@ -23,6 +23,13 @@
 #include "base/error.h"
 #include "base/text.h"
 
+/* glibc cannot load a driver into a statically linked program. */
+#ifdef QN_STATIC_BINARY
+#define QN_CUDA_LOADS 0
+#else
+#define QN_CUDA_LOADS 1
+#endif
+
 /* ---- the device ---- */
 
 typedef enum qn_cuda_target {
@@ -236,7 +243,7 @@ typedef struct qn_cuda_family {
     size_t bytes; /* sizeof the array */
 } qn_cuda_family;
 
-extern const qn_cuda_family qn_cuda_quantize_family;
+extern const qn_cuda_family qn_cuda_quantize_family, qn_cuda_block_scaled_mm_family;
 
 /* The program of qn_device_ceiling, for warming. */
 extern const qn_cuda_program qn_cuda_ceiling_program;

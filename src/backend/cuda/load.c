@@ -105,12 +105,10 @@ static int load_driver(qn_cuda *cuda)
     static const char *const needed[] = {QN_CU_FUNCTIONS(NAME)};
     static const char *const optional[] = {QN_CU_OPTIONAL(NAME)};
     _Static_assert(sizeof(qn_cu_api) == (sizeof needed + sizeof optional), "the table holds function pointers only");
-#ifdef QN_STATIC_BINARY
-    (void)needed;
-    (void)optional;
-    snprintf(cuda->refusal, sizeof cuda->refusal, "a statically linked program cannot load the CUDA driver");
-    return 0;
-#else
+    if (!QN_CUDA_LOADS) {
+        snprintf(cuda->refusal, sizeof cuda->refusal, "a statically linked program cannot load the CUDA driver");
+        return 0;
+    }
     const char *const file = cuda->ctx->cuda_library ? cuda->ctx->cuda_library : DRIVER;
     cuda->driver_handle = dlopen(file, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!cuda->driver_handle) {
@@ -127,7 +125,6 @@ static int load_driver(qn_cuda *cuda)
         resolve(cuda->driver_handle, &optional[i], 1, (char *)&cuda->cu + sizeof needed + i * sizeof(void *));
     }
     return 1;
-#endif
 }
 
 static qn_status get_attribute(const qn_cuda *cuda, int32_t attribute, int32_t *value, qn_error *error)
