@@ -9,3 +9,10 @@ add_custom_command(OUTPUT ${QN_CUDA_EMBEDDED}
 add_library(qn_cuda_sources OBJECT ${QN_CUDA_EMBEDDED})
 target_link_libraries(qn_cuda_sources PUBLIC quern_flags)
 list(APPEND QN_OBJECTS $<TARGET_OBJECTS:qn_cuda_sources>)
+
+# Kernels made ahead of time, beside the command, where it looks for them: `cmake --build ... --target cubins`
+# (needs NVRTC, no GPU). What is there is installed too (install.cmake).
+set(QN_CUBIN_TARGETS "sm_90a" CACHE STRING "architectures of the target cubins, commas between them")
+add_custom_target(cubins VERBATIM
+  COMMAND ${CMAKE_CURRENT_BINARY_DIR}/quern warm --target ${QN_CUBIN_TARGETS} --cache-dir ${CMAKE_CURRENT_BINARY_DIR}/cubins
+  COMMENT "Compiling device kernels for ${QN_CUBIN_TARGETS}")

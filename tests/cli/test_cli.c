@@ -106,6 +106,8 @@ static const situation situations[] = {
     {"kernels a", 2, "unexpected argument"},
     {"kernels --filter (", 2, "regular expression"},
     {"doctor --jsno", 2, "did you mean --json"},
+    {"warm --target sm_12", 2, "'sm_12' is none of all, sm_80"},
+    {"warm --jit on", 2, "none of allow|cache|off"},
     {"bench", 2, "bench kernels"},
     {"bench everything", 2, "everything"},
     {"bench kernels --filter [", 2, "regular expression"},
