@@ -3,35 +3,47 @@
  *   D[m,n] = sum over kb of scale_a[m,kb] scale_b[n/128,kb] (sum over k in kb of A[m,k] B[n,k]),  kb = k / 128
  *
  * A persistent grid, one block a multiprocessor, walks output tiles of BM x BN. Warp 0 keeps a ring of
- * STAGES k-blocks filled by bulk tensor copies, warp 1 adds their scales, two warpgroups multiply: each owns
- * BM / 2 rows, sums one k-block in the tensor core and then adds it, scaled, to sums in registers; while one
+ * STAGES k-blocks filled by bulk tensor copies, warp 1 adds their scales, GROUPS warpgroups multiply: each owns
+ * BM / GROUPS rows, sums one k-block in the tensor core and then adds it, scaled, to sums in registers; while one
  * promotes, the other multiplies. Blocks of a cluster take neighbouring tiles of a row and share A.
  * One output element is the same chain of operations whatever the tile, M or its neighbours.
  *
  * Host contract
- *   Parameters (all required unless a default is given)
- *     BM      128 or 256 rows of a tile
- *     BN      columns of a tile: a multiple of 16 up to 192; with BM 256 up to 128
+ *   Parameters (all required, but BAND)
+ *     BM      rows of a tile: 64 GROUPS, or 128 GROUPS with PARTS 1
+ *     BN      columns of a tile: a multiple of 16, at most 192; 128 where BM = 128 GROUPS or PARTS = 2
  *     STAGES  k-blocks in flight
  *     CLUSTER 1 or 2 blocks sharing A
+ *     GROUPS  2 (3 compiles, and spills)
+ *     PARTS   products in flight in a warpgroup: 1, or 2 with BM = 64 GROUPS
+ *     STORE   1: tiles leave through the copy engine: OUT 0 or 1, BN a multiple of 64, d as its map below asks;
+ *             0: lanes store, d of any alignment
  *     BAND    tiles of M walked together before the next ones of N (2048 / BM suits the L2 of an H200)
  *     OUT     0 bf16, 1 f16, 2 f32
  *     LAYOUT  0 one matrix; 1 offsets: rows groups[e] to groups[e+1] of A and D belong to b[e];
  *             2 masked: groups[e] rows of a[e] and d[e] count
- *   Tensor maps, e4m3 as UINT8, 3-D, swizzle 128B, no interleave, L2 promotion 256B, zero fill
- *     a  sizes {K, rows, groups}: {K, M, 1}, {K, Mtot, 1} or {K, Mmax, E}; box {128, BM / CLUSTER, 1}
- *     b  sizes {K, N, E} (E = 1 for one matrix); box {128, BN, 1}
- *     row and group strides in bytes: multiples of 16, base 16-aligned; else block_scaled_mm_plain.cu
- *   Arguments: strides in elements. d needs no alignment; 16-byte rows are stored faster.
- *     scale_a[row * scale_a_row + kb * scale_a_block + e * scale_a_group] (e only if masked)
- *     scale_b[nb * scale_b_row + kb + e * scale_b_group], groups: NULL for one matrix
+ *   Tensor maps, 3-D, swizzle 128B, no interleave, fill with zeros
+ *     a  UINT8, sizes {K, rows, groups}: {K, M, 1}, {K, Mtot, 1} or {K, Mmax, E}; box {128, BM / CLUSTER, 1}
+ *     b  UINT8, sizes {K, N, E} (E = 1 for one matrix); box {128, BN, 1}
+ *     d  (STORE 1, else any bytes) UINT16, sizes {N, rows, groups}; box {64, 64, 1}
+ *     row and group strides in bytes: multiples of 16, base 16-aligned; else block_scaled_mm_plain.cu.
+ *     L2 promotion 128B for a and b (256B measured up to 4 % slower for few rows), none for d
+ *   Arguments: a_map, b_map, d_map, then as declared; strides in elements
+ *     scale_a[row * scale_a_row + kb * scale_a_block + e * scale_a_group] (e only if masked): both scale layouts
+ *     scale_b[nb * scale_b_row + kb + e * scale_b_group]; groups: NULL for one matrix; m: rows of one matrix
  *   Launch
- *     block 384, grid = min(multiprocessors, blocks needed) rounded down to CLUSTER, cluster {CLUSTER,1,1}
- *     dynamic shared memory = 1024 + STAGES * (128 * (BM + BN) + 4 * (BM + 4) + 16), at most 232448
- *     may be launched with programmatic stream serialization
+ *     block 128 + 128 GROUPS, grid = min(multiprocessors, tiles * CLUSTER) rounded down to CLUSTER,
+ *     cluster {CLUSTER, 1, 1}; may be launched with programmatic stream serialization
+ *     dynamic shared memory = 1024 + STORE * BM * BN * 2 + STAGES * (128 * (BM + BN) + 4 * (BM + 4) + 24) <= 232448
  *   Limits: K >= 1, N >= 1, M and N below 2^31; D beyond the groups' rows is not written (zero it before).
- *   Choice of tile: see DESIGN of the candidates in the registry; estimate of one tile set
- *     waves = ceil(ceil(M/BM) * ceil(N/BN) / multiprocessors); time ~ waves * (KB * BM * BN / rate + fill) */
+ *   Choice of tile (BM BN STAGES CLUSTER GROUPS PARTS STORE): the least of
+ *     ceil(ceil(M/BM) * ceil(N/BN) / multiprocessors) * BM * BN / weight over
+ *       256 128 3 c 2 1 1  weight 1.00, c = 2 above 3 rounds of tiles, else 1
+ *       128 192 4 1 2 1 1  weight 0.94
+ *       128 160 6 1 2 1 0  weight 0.92
+ *     Where d allows no STORE, or OUT is 2: the same with STORE 0 and STAGES 4, 5, 6.
+ *     65 to 128 rows (one row of tiles): 128 192 5 1 2 1 0 if it fills one round, 128 128 6 1 2 2 0 if two rounds of it
+ *     do, 128 64 9 1 2 2 0 for K <= 4096; for longer K block_scaled_mm_skinny.cu with ROWS 128. */
 #include "ptx.h"
 
 #ifndef BAND
@@ -151,7 +163,7 @@ DEV void place_on(place *at)
 }
 
 typedef struct rings {
-    u32 d, a, b, scales, full, empty; /* + stage * size, except d */
+    u32 d, a, b, scales, full, empty, read; /* + stage * size, except d */
 } rings;
 
 DEV void load_tiles(const problem *p, const rings *ring, const tensor_map *a_map, const tensor_map *b_map)
@@ -196,7 +208,7 @@ DEV void load_scales(const problem *p, const rings *ring, u32 lane)
 #pragma unroll 1
         for (int kb = 0; kb < blocks; kb++) {
             const u32 to = ring->scales + (at.stage * SCALES + lane) * 4;
-            barrier_wait(ring->empty + 8 * at.stage, at.parity);
+            barrier_wait(ring->read + 8 * at.stage, at.parity);
             const float *from = a + kb * p->scale_a_block;
 #pragma unroll 2
             for (int j = 0; j < BM / 32; j++, from += 32 * p->scale_a_row) {
@@ -372,7 +384,6 @@ DEV void promote(float *sums, const float *part, const float *sa, const float *s
 /* This warp has read the stage. */
 DEV void release(u32 empty, u32 lane)
 {
-    __syncwarp(); /* all lanes have their scales */
 #if CLUSTER > 1
     if (lane < CLUSTER) {
         barrier_arrive_cluster(cluster_address(empty, lane));
@@ -389,16 +400,19 @@ DEV void release(u32 empty, u32 lane)
     read_scales(&which##_scales, ring->scales + at.stage * (SCALES * 4), local, phase);                               \
     multiply_block(which, wgmma_operand(ring->a + at.stage * A_BYTES + first * 128),                                  \
                    wgmma_operand(ring->b + at.stage * B_BYTES));                                                      \
+    barrier_arrive(ring->read + 8 * at.stage);                                                                        \
     which##_stage = at.stage;                                                                                         \
     place_on(&at)
 #define END(which)                                                                                                    \
     release(ring->empty + 8 * which##_stage, lane);                                                                   \
     promote(sums[0], which, which##_scales.a[0], which##_scales.b)
 
-DEV void multiply(const problem *p, const rings *ring, const tensor_map *d_map, u32 group, u32 warp, u32 lane)
+DEV void multiply(const problem *p, const rings *ring, const tensor_map *d_map, u32 group, u32 warp,
+                  u32 lane)
 {
     const int blocks = (p->k + 127) / 128;
-    const u32 first = group * (BM / GROUPS), local = first + warp * 16 + lane / 4; /* the lane's first row of the tile */
+    const u32 first = group * (BM / GROUPS);           /* the warpgroup's first row of the tile */
+    const u32 local = first + warp * 16 + lane / 4;    /* the lane's */
     const int vector = (u64)p->d % 16 == 0 && p->d_row * OUT_BYTES % 16 == 0 &&
                        (LAYOUT != MASKED || p->d_group * OUT_BYTES % 16 == 0);
     float sums[WAVES][SUMS];
@@ -449,6 +463,9 @@ DEV void multiply(const problem *p, const rings *ring, const tensor_map *d_map, 
                 float part[SUMS];
                 multiply_block(part, wgmma_operand(ring->a + at.stage * A_BYTES + (first + v * 64) * 128),
                                wgmma_operand(ring->b + at.stage * B_BYTES));
+                if (v == 0) {
+                    barrier_arrive(ring->read + 8 * at.stage);
+                }
                 WGMMA_WAIT(0);
                 if (v == WAVES - 1) {
                     release(ring->empty + 8 * at.stage, lane);
@@ -502,8 +519,8 @@ DEV void multiply(const problem *p, const rings *ring, const tensor_map *d_map, 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     qn_block_scaled_mm(const __grid_constant__ tensor_map a_map, const __grid_constant__ tensor_map b_map,
                        const __grid_constant__ tensor_map d_map, const float *scale_a, i64 scale_a_row,
-                       i64 scale_a_block, i64 scale_a_group, const float *scale_b, i64 scale_b_row, i64 scale_b_group, void *d, i64 d_row, i64 d_group,
-                       const int *groups, int m, int n, int k, int experts)
+                       i64 scale_a_block, i64 scale_a_group, const float *scale_b, i64 scale_b_row, i64 scale_b_group,
+                       void *d, i64 d_row, i64 d_group, const int *groups, int m, int n, int k, int experts)
 {
     extern __shared__ char shared[];
     const problem p = {scale_a, scale_b, scale_a_row, scale_a_block, scale_a_group, scale_b_row, scale_b_group,
@@ -516,6 +533,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     ring.scales = ring.b + STAGES * B_BYTES;
     ring.full = ring.scales + STAGES * SCALES * 4;
     ring.empty = ring.full + STAGES * 8;
+    ring.read = ring.empty + STAGES * 8;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
     if (threadIdx.x == 0) {
@@ -524,6 +542,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (u32 i = 0; i < STAGES; i++) {
             barrier_init(ring.full + 8 * i, 1 + 32);
             barrier_init(ring.empty + 8 * i, 4 * GROUPS * CLUSTER);
+            barrier_init(ring.read + 8 * i, 128 * GROUPS);
         }
         barrier_init_fence();
     }

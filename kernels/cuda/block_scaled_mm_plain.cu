@@ -95,7 +95,8 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int row = y + 16 * i;
-                const float s = row0 + row < rows ? scale_a[row * scale_a_row + kb * scale_a_block] * scale_b[kb] : 0.0f;
+                const int inside = row0 + row < rows;
+                const float s = inside ? scale_a[row * scale_a_row + kb * scale_a_block] * scale_b[kb] : 0.0f;
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     sums[i][j] += s * part[i][j];

@@ -23,9 +23,19 @@
  *   Launch
  *     block 128 * GROUPS + 64, cluster {PAIR * SPLIT, 1, 1},
  *     grid {ceil(N / (64 * GROUPS * PAIR)) * PAIR * SPLIT, E (1 for one matrix), 1}
- *     dynamic shared memory = 1024 + STAGES * (UNROLL * (8192 * GROUPS + 128 * ROWS + 4 * (ROWS + 4)) + 16),
+ *     dynamic shared memory = 1032 + STAGES * (UNROLL * (8192 * GROUPS + 128 * ROWS + 4 * (ROWS + 4)) + 24),
  *     at most 232448 / OCCUPANCY - 512
- *   Limits: K >= 1, N >= 1; D beyond the groups' rows is not written. */
+ *   Limits: K >= 1, N >= 1; D beyond the groups' rows is not written.
+ *   Choice: ROWS = 8, 16, 32, 64 or 128, the least not below M. As measured on an H200 (GROUPS PAIR SPLIT UNROLL STAGES
+ *   OCCUPANCY; with S strips of 64 rows of b, KB k-blocks; blocks = ceil(S / GROUPS) * SPLIT near 132):
+ *     S = 33,  KB 56    2 1 4 2 6 1   (64 rows: STAGES 4; 128 rows: UNROLL 1)
+ *     S = 64,  KB 56    1 1 2 4 6 1   (16 rows: STAGES 5; 64 and 128 rows: 1 1 2 4 3 1, 1 1 2 2 4 1)
+ *     S = 112, KB 16    1 1 2 2 6 2   (16 rows: STAGES 5; 64 rows: UNROLL 1)
+ *     S = 112, KB 128   4 1 4 2 3 1   (64 rows: 2 1 4 2 2 2; 128 rows: 2 1 2 1 6 1)
+ *     S = 384, KB 12    3 1 1 2 4 1   (64 rows: UNROLL 1 STAGES 7)
+ *     S = 512, KB 4     2 1 1 2 3 2   (64 rows: UNROLL 1 STAGES 4)
+ *   In words: no SPLIT where S / 4 fills the card, else the SPLIT that does with at least 8 k-blocks a part;
+ *   UNROLL 2 or 4, so that 256 or 512 bytes of a row of b come together. Groups of few rows: 3 1 1 2 4 1. */
 #include "ptx.h"
 
 #define ONE 0
@@ -79,7 +89,7 @@ DEV void place_on(place *at)
 }
 
 typedef struct rings {
-    u32 tiles, scales, full, empty;
+    u32 tiles, scales, full, empty, read, finished;
 } rings;
 
 DEV void load_weights(const problem *p, const rings *ring, const tensor_map *b_map, u32 stage, int i)
@@ -126,7 +136,7 @@ DEV void load_scales(const problem *p, const rings *ring, place *at, int m, u32 
     const float *a = p->scale_a + (m + (i64)lane) * p->scale_a_row;
     const float *b = b_valid ? p->scale_b + b_row * p->scale_b_row : p->scale_b;
     for (int i = 0; i < p->count; i += UNROLL) {
-        barrier_wait(ring->empty + 8 * at->stage, at->parity);
+        barrier_wait(ring->read + 8 * at->stage, at->parity);
         for (int u = 0; u < UNROLL && i + u < p->count; u++) {
             const int kb = block_at(p, i + u);
             const u32 to = ring->scales + (at->stage * UNROLL + u) * (SCALES * 4) + lane * 4;
@@ -182,6 +192,7 @@ DEV void multiply(const problem *p, const rings *ring, place *at, u32 group, u32
                 sums[4 * j + 3] += right * part[4 * j + 3];
             }
         }
+        barrier_arrive(ring->read + 8 * at->stage);
         __syncwarp();
 #if PAIR > 1
         if (lane < PAIR) {
@@ -268,18 +279,41 @@ DEV void finish(const problem *p, const rings *ring, int m, u32 thread)
     }
 }
 
-/* Every thread of the cluster: the partial sums are there to be read; later, they have been read. */
-DEV void meet(int written)
+/* Of those who multiply: the partial sums are there to be read. */
+DEV void meet_written(void)
 {
 #if CLUSTER > 1
-    if (written) {
-        cluster_arrive();
-    } else {
-        cluster_arrive_relaxed();
-    }
+    cluster_arrive();
     cluster_wait();
 #else
-    threads_sync(0, THREADS);
+    threads_sync(1, CONSUMERS);
+#endif
+}
+
+/* Of those who multiply: the ring may be filled again, or the block may end. */
+DEV void meet_read(const rings *ring)
+{
+    fence_proxy_async();
+    __syncwarp();
+#if CLUSTER > 1
+    cluster_arrive_relaxed();
+    cluster_wait();
+#else
+    barrier_arrive(ring->finished);
+#endif
+}
+
+/* Of those who load. */
+DEV void meet_loaders(const rings *ring, u32 parity)
+{
+    __syncwarp();
+#if CLUSTER > 1
+    cluster_arrive_relaxed();
+    cluster_wait();
+    cluster_arrive_relaxed();
+    cluster_wait();
+#else
+    barrier_wait(ring->finished, parity);
 #endif
 }
 
@@ -295,6 +329,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
     ring.scales = ring.tiles + STAGES * STAGE_BYTES;
     ring.full = ring.scales + STAGES * UNROLL * SCALES * 4;
     ring.empty = ring.full + STAGES * 8;
+    ring.read = ring.empty + STAGES * 8;
+    ring.finished = ring.read + STAGES * 8;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
     const int blocks = (k + 127) / 128, group = (int)blockIdx.y;
@@ -317,7 +353,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
             for (u32 i = 0; i < STAGES; i++) {
                 barrier_init(ring.full + 8 * i, 1 + 32);
                 barrier_init(ring.empty + 8 * i, CONSUMERS / 32 * PAIR);
+                barrier_init(ring.read + 8 * i, CONSUMERS);
             }
+            barrier_init(ring.finished, CONSUMERS);
             barrier_init_fence();
         }
         __syncwarp();
@@ -361,6 +399,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
 
     if (warp >= CONSUMERS / 32) {
         place at = {0, 1};
+        u32 turn = 0;
         for (int row = 0; row < p.rows; row += ROWS) {
             if (warp > CONSUMERS / 32) {
                 load_scales(&p, &ring, &at, row, lane);
@@ -368,19 +407,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
                 load_tiles(&p, &ring, &a_map, &b_map, &at, row, early);
             }
             early = 0;
-            __syncwarp();
-            meet(1);
-            meet(0);
+            meet_loaders(&ring, turn);
+            turn ^= 1;
         }
     } else {
         place at = {0, 0};
         for (int row = 0; row < p.rows; row += ROWS) {
             multiply(&p, &ring, &at, warp / 4, warp % 4, lane);
-            meet(1);
+            meet_written();
             finish(&p, &ring, row, threadIdx.x);
-            fence_proxy_async(); /* the ring is written by copies next */
-            __syncwarp();
-            meet(0);
+            meet_read(&ring);
         }
     }
 }
