@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device.h"
+
 #define MOST_CHECKED 16777216.0       /* multiply-adds the reference is given, when a smaller case can do */
 #define MOST_CHECKED_ROWS 134217728.0 /* before rows are given up that decide the kernel's path */
 #define MOST_FILLED 4194304.0         /* elements filled one by one; larger tensors repeat them */
@@ -103,7 +105,7 @@ int bench_case_open(cli *c, bench_case *k, const qn_plan_options *options, int32
         code = fill(c, k, exact);
     if (!code)
         code = cli_check(c, qn_plan_create(c->ctx, &k->desc, options, &k->plan, &error), &error, PHASE_RUN);
-    if (!code) {
+    if (!code && !plan_is_device(k->plan)) {
         k->workspace_bytes = qn_plan_workspace_bytes(k->plan, k->sizes.m, qn_exec_threads(&c->exec));
         k->workspace = cli_alloc(k->workspace_bytes, 1);
         code = k->workspace ? 0 : cli_memory(c, "the workspace of a case");
@@ -127,6 +129,8 @@ int bench_case_pack(cli *c, const bench_case *k, void **blob)
 int bench_case_run(cli *c, const bench_case *k, const qn_args *args)
 {
     qn_error error = {0};
+    if (plan_is_device(k->plan))
+        return device_run(c, k->plan, args, k->sizes.m);
     return cli_check(c, qn_run(k->plan, args, k->workspace, k->workspace_bytes, &c->exec, &error), &error, PHASE_RUN);
 }
 

@@ -10,11 +10,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device.h"
+
 #define CASE_SECONDS 0.15
 #define LONGEST_SECONDS 2.0
 #define CEILING_SECONDS 5.0 /* arithmetic ceilings older than that are measured again before a case */
 
-enum { LEAST_REPS = 5, MOST_REPS = 1000 };
+#define DEVICE_FLOPS_A_BYTE 200 /* above it a device's memory does not bind */
+
+enum { LEAST_REPS = 5, MOST_REPS = 1000, DEVICE_REPS = 200 };
 
 /* The number behind `name` in a file of "name   123 kB" lines or, without a name, the first one; -1: none. */
 static double number_in(const char *path, const char *name)
@@ -68,6 +72,8 @@ int bench_begin(bench *b, cli *c)
     qn_error error = {0};
     memset(b, 0, sizeof *b);
     b->c = c;
+    if (c->plan.backend == QN_BACKEND_CUDA)
+        return 0; /* operands rotate in the device's memory */
     b->arena_bytes = bench_memory(c, &b->cache_bytes);
     b->arena = cli_alloc(b->arena_bytes, 1);
     if (!b->arena)
@@ -81,9 +87,16 @@ void bench_end(bench *b)
     free(b->arena);
 }
 
-double bench_ceiling_get(bench *b, const char *name, qn_isa level, double seconds)
+static qn_status measure_ceiling(bench *b, const char *name, qn_isa level, double *value)
 {
     qn_error error;
+    if (!b->meter)
+        return qn_device_ceiling(b->c->ctx, name, value, &error);
+    return qn_meter_measure(b->meter, name, level, value, &error);
+}
+
+double bench_ceiling_get(bench *b, const char *name, qn_isa level, double seconds)
+{
     bench_ceiling *k = b->ceilings, *end = b->ceilings + b->ceiling_count;
     while (k < end && (k->level != level || strcmp(k->name, name) != 0))
         k++;
@@ -97,7 +110,7 @@ double bench_ceiling_get(bench *b, const char *name, qn_isa level, double second
     } else if (cli_now() - k->when <= seconds) {
         return k->value;
     }
-    if (qn_meter_measure(b->meter, name, level, &k->value, &error) != QN_OK)
+    if (measure_ceiling(b, name, level, &k->value) != QN_OK)
         k->value = 0;
     k->best = fmax(k->best, k->value);
     k->when = cli_now();
@@ -168,6 +181,45 @@ static void set_roofline(bench *b, const bench_case *k, const char *memory_name,
     r->percent = 100 * work / r->roofline_value * 1e-3 / r->median;
 }
 
+/* A device's ceilings are those of its memory: of copying where outputs are no small part of the bytes. What does
+ * many operations a byte has no ceiling yet. */
+static void set_device_roofline(bench *b, const bench_case *k, bench_record *r)
+{
+    qn_error error;
+    size_t written = 0, bytes = 0;
+    for (int i = 0; i < QN_MAX_OUT; i++)
+        if (k->out[i].format != QN_FORMAT_NONE && qn_shape_bytes(&k->out[i], &bytes, &error) == QN_OK)
+            written += bytes;
+    r->gbps = r->bytes / r->median * 1e-3;
+    r->gflops = r->flops / r->median * 1e-3;
+    if (r->flops > DEVICE_FLOPS_A_BYTE * r->bytes)
+        return;
+    const char *name = (double)written > 0.1 * r->bytes ? "copy" : "read";
+    const double value = bench_ceiling_get(b, name, QN_ISA_MAX, INFINITY);
+    if (value <= 0)
+        return;
+    r->roofline = name;
+    r->roofline_value = value;
+    r->percent = 100 * r->gbps / value;
+}
+
+/* By replays of a graph over operands that the device's cache cannot hold. */
+static int measure_on_device(bench *b, const bench_case *k, const void *blob, bench_record *r)
+{
+    double us[DEVICE_REPS];
+    qn_args args = k->args;
+    args.packed = blob;
+    const int code =
+        device_time_cold(b->c, k->plan, &args, k->sizes.m, us, DEVICE_REPS, &r->reps, &r->rotated_bytes);
+    if (code)
+        return code;
+    r->median = cli_median(us, r->reps);
+    r->least = us[0];
+    if (r->median > 0)
+        set_device_roofline(b, k, r);
+    return 0;
+}
+
 static int measure_opened(bench *b, bench_case *k, bench_record *r)
 {
     cli *c = b->c;
@@ -183,6 +235,11 @@ static int measure_opened(bench *b, bench_case *k, bench_record *r)
     r->pack_us = blob ? 1e6 * (cli_now() - start) : 0;
     r->bytes = cost.bytes;
     r->flops = cost.flops;
+    if (!code && plan_is_device(k->plan)) {
+        code = measure_on_device(b, k, blob, r);
+        free(blob);
+        return code;
+    }
     qn_args first = k->args;
     first.packed = blob;
     start = cli_now();

@@ -44,6 +44,7 @@ typedef struct cli {
     qn_pool *pool;
     qn_exec exec;
     qn_plan_options plan; /* from --backend, --isa */
+    char cache_dir[4096], cubin_dir[4096]; /* of GPU kernels; empty: none */
 } cli;
 
 /* Print the error line "quern VERB: sentence" (once) and return the code. */

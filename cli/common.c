@@ -88,6 +88,37 @@ static void log_line(void *user, qn_log_level level, const char *line)
     fprintf(stderr, "%s: %s\n", (unsigned)level < 4 ? names[level] : "log", line);
 }
 
+/* The folder of compiled GPU kernels: --cache-dir, or quern below the user's cache folder. */
+static void find_cache(cli *c)
+{
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    int n = 0;
+    if (c->value[OPT_CACHE_DIR].set)
+        n = snprintf(c->cache_dir, sizeof c->cache_dir, "%s", c->value[OPT_CACHE_DIR].s);
+    else if (cache && cache[0] == '/')
+        n = snprintf(c->cache_dir, sizeof c->cache_dir, "%s/quern", cache);
+    else if (home && home[0] == '/')
+        n = snprintf(c->cache_dir, sizeof c->cache_dir, "%s/.cache/quern", home);
+    if (n < 0 || (size_t)n >= sizeof c->cache_dir)
+        c->cache_dir[0] = 0;
+}
+
+/* Kernels made at build time: cubins/ beside the program, or ../lib/quern/cubins where it is installed. */
+static void find_cubins(cli *c)
+{
+    static const char *const places[] = {"cubins", "../lib/quern/cubins"};
+    char program[3072];
+    ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+    program[n > 0 ? n : 0] = 0;
+    char *slash = strrchr(program, '/');
+    for (size_t i = 0; slash && i < sizeof places / sizeof *places; i++) {
+        snprintf(c->cubin_dir, sizeof c->cubin_dir, "%.*s%s", (int)(slash + 1 - program), program, places[i]);
+        if (access(c->cubin_dir, R_OK | X_OK) == 0)
+            return;
+    }
+    c->cubin_dir[0] = 0;
+}
+
 int cli_start(cli *c)
 {
     qn_error error = {0};
@@ -95,6 +126,12 @@ int cli_start(cli *c)
     qn_ctx_options_init(&options);
     options.log = log_line;
     options.log_user = c;
+    find_cache(c);
+    find_cubins(c);
+    options.cache_dir = c->cache_dir[0] ? c->cache_dir : NULL;
+    options.cubin_dir = c->cubin_dir[0] ? c->cubin_dir : NULL;
+    options.jit = (qn_jit_policy)c->value[OPT_JIT].i;
+    options.device = (int32_t)c->value[OPT_DEVICE].i;
     int code = cli_check(c, qn_ctx_create(&options, &c->ctx, &error), &error, PHASE_RUN);
     qn_plan_options_init(&c->plan);
     if (!code && cli_verb_takes(c->verb, OPT_BACKEND))

@@ -5,7 +5,7 @@
 #include <quern/experimental.h>
 
 typedef struct kernel_facts {
-    const char *kernel, *backend, *isa; /* isa is "scalar" where no row says otherwise */
+    const char *kernel, *backend, *isa; /* isa: the level, or a device kernel's targets */
     qn_isa level;
 } kernel_facts;
 

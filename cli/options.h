@@ -36,6 +36,10 @@ typedef enum cli_option_id {
     OPT_ISA,
     OPT_THREADS,
     OPT_NO_PACKED,
+    OPT_JIT,
+    OPT_CACHE_DIR,
+    OPT_DEVICE,
+    OPT_TARGET,
     OPT_CTX_SIZE,
     OPT_BATCH,
     OPT_JSON_TIMINGS,
@@ -152,6 +156,7 @@ int verb_op(struct cli *cli);
 int verb_kernels(struct cli *cli);
 int verb_explain(struct cli *cli);
 int verb_doctor(struct cli *cli);
+int verb_warm(struct cli *cli);
 int verb_bench(struct cli *cli);
 int verb_bench_kernels(struct cli *cli);
 int verb_bench_model(struct cli *cli);

@@ -41,6 +41,15 @@ const cli_option cli_options[OPT_LIMIT] = {
     [OPT_THREADS] = {"threads", NULL, 't', KIND_INT, 0, 1024, "0", "N", "threads; 0: all the process may use"},
     [OPT_NO_PACKED] = {"no-packed", NULL, 0, KIND_FLAG, 0, 0, NULL, NULL,
                        "pack the weights in memory even when the model has a packed file"},
+    [OPT_JIT] = {"jit", NULL, 0, KIND_CHOICE, 0, 0, "allow", "allow|cache|off",
+                 "where GPU kernels may come from: compiled when they are neither shipped nor cached; shipped or "
+                 "cached only; shipped only"},
+    [OPT_CACHE_DIR] = {"cache-dir", NULL, 0, KIND_TEXT, 0, 0, NULL, "DIR",
+                       "folder of compiled GPU kernels, \"\" for none (default: quern in $XDG_CACHE_HOME or ~/.cache)"},
+    [OPT_DEVICE] = {"device", NULL, 0, KIND_INT, 0, 1024, "0", "N", "the GPU to use, as the driver counts them"},
+    [OPT_TARGET] = {"target", NULL, 0, KIND_TEXT, 0, 0, NULL, "LIST",
+                    "architectures to compile for, commas between them: sm_80, sm_86, sm_89, sm_90a, sm_100a, "
+                    "sm_120a, or all; without it that of the GPU here"},
     [OPT_CTX_SIZE] = {"ctx-size", "ctx|max-model-len", 'c', KIND_INT, 0, 16777216, "0", "N",
                       "context length in tokens; 0: the model's, at most 4096"},
     [OPT_BATCH] = {"batch", "batch-size", 'b', KIND_INT, 1, 65536, "512", "N",
@@ -102,7 +111,8 @@ const cli_option cli_options[OPT_LIMIT] = {
 };
 
 #define COMMON OPT_VERBOSE, OPT_QUIET, OPT_HELP
-#define COMPUTE OPT_BACKEND, OPT_ISA, OPT_THREADS
+#define GPU OPT_JIT, OPT_CACHE_DIR, OPT_DEVICE
+#define COMPUTE OPT_BACKEND, OPT_ISA, OPT_THREADS, GPU
 #define OPTIONS(...)                                                                                                   \
     (const uint8_t[])                                                                                                  \
     {                                                                                                                  \
@@ -222,17 +232,23 @@ const cli_verb cli_verbs[] = {
      "machine cannot run it.",
      "quern kernels", verb_kernels},
 
-    {"explain", "OP KEY=VALUE ...", 1, -1, 0, OPTIONS(OPT_BACKEND, OPT_ISA, COMMON),
+    {"explain", "OP KEY=VALUE ...", 1, -1, 0, OPTIONS(OPT_BACKEND, OPT_ISA, GPU, COMMON),
      "say which kernel would run and why",
      "Takes an operator with sizes and attributes, or a case string as `quern bench kernels` prints it.",
      "quern explain dense_mm m=1 n=576 k=576", verb_explain},
 
-    {"doctor", "", 0, 0, 0, OPTIONS(OPT_MEASURE, OPT_MEMORY, OPT_THREADS, OPT_JSON, COMMON),
+    {"doctor", "", 0, 0, 0, OPTIONS(OPT_MEASURE, OPT_MEMORY, OPT_THREADS, GPU, OPT_JSON, COMMON),
      "what this machine can run, and why not more",
      "The processor and its levels, then for each operator the level that was chosen and what the machine lacks for "
      "the next one. --measure also checks and times a case of each operator for one row and for many (about half a "
      "minute) and names those below 10 % of their roofline.",
      "quern doctor --measure", verb_doctor},
+
+    {"warm", "", 0, 0, 0, OPTIONS(OPT_TARGET, GPU, COMMON), "compile the GPU kernels ahead of time",
+     "Makes every GPU kernel that a case of the case table needs and keeps it in the cache folder, so that later runs "
+     "find it there. With --target no GPU is needed: the folder can be carried to a machine that has one. What is "
+     "cached already is not compiled again. One line a kernel, its time and where it came from.",
+     "quern warm\nquern warm --target sm_90a,sm_80 --cache-dir cubins", verb_warm},
 
     {"bench", "kernels | model ...", 0, -1, 0, OPTIONS(OPT_HELP), "measure kernels or a model",
      "See `quern bench kernels --help` and `quern bench model --help`.", "quern bench model model.gguf", verb_bench},

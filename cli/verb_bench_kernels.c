@@ -153,8 +153,25 @@ static int select_cases(cli *c, selection *s)
     return 0;
 }
 
+/* 1, with a remark, when the device has no kernel for a case: most of the table may be such. */
+static int has_no_kernel(cli *c, const char *text)
+{
+    qn_error error = {0};
+    qn_op_desc desc;
+    qn_plan *plan = NULL;
+    if (c->plan.backend != QN_BACKEND_CUDA || qn_op_desc_parse(text, &desc, &error) != QN_OK)
+        return 0;
+    const qn_status status = qn_plan_create(c->ctx, &desc, &c->plan, &plan, &error);
+    qn_plan_destroy(plan);
+    if (status == QN_E_UNSUPPORTED)
+        cli_note(c, "%s: skipped: %s\n", text, error.text);
+    return status == QN_E_UNSUPPORTED;
+}
+
 static int measure(bench *b, const char *text, json *j, record_list *list)
 {
+    if (has_no_kernel(b->c, text))
+        return 0;
     bench_record r;
     int ok = 0, code = bench_measure(b, text, &r, &ok);
     if (code || !ok)

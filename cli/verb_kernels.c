@@ -14,8 +14,8 @@ kernel_facts kernel_facts_of(qn_ctx *ctx, const qn_plan *plan)
                           .level = QN_ISA_SCALAR};
     qn_kernel_info info;
     for (int32_t i = 0; facts.kernel && qn_kernel_at(ctx, i, &info) == QN_OK; i++) {
-        if (strcmp(info.name, facts.kernel) == 0 && qn_isa_name(info.isa)) {
-            facts.isa = qn_isa_name(info.isa);
+        if (strcmp(info.name, facts.kernel) == 0) {
+            facts.isa = info.level;
             facts.level = info.isa;
         }
     }
@@ -37,19 +37,18 @@ int verb_kernels(cli *c)
         printf("%-64s %-24s %-5s %-11s %-18s %s\n", "kernel", "operator", "where", "level", "status", "this machine");
     for (int32_t i = 0; qn_kernel_at(c->ctx, i, &info) == QN_OK; i++) {
         const qn_op_info *op = qn_op_get_info(info.op);
-        const char *isa = qn_isa_name(info.isa);
         if (pattern && regexec(&filter, info.name, 0, NULL, 0) != 0)
             continue;
         if (!as_json) {
             printf("%-64s %-24s %-5s %-11s %-18s %s\n", info.name, op ? op->name : "?", qn_backend_name(info.backend),
-                   isa ? isa : "-", info.status, info.refusal ? info.refusal : "runs");
+                   info.level, info.status, info.refusal ? info.refusal : "runs");
             continue;
         }
         json_open(&j, NULL, '{');
         json_text(&j, "name", info.name);
         json_text(&j, "op", op ? op->name : NULL);
         json_text(&j, "backend", qn_backend_name(info.backend));
-        json_text(&j, "isa", isa);
+        json_text(&j, "isa", info.level);
         json_text(&j, "status", info.status);
         json_text(&j, "refusal", info.refusal);
         json_close(&j, '}');

@@ -5,6 +5,7 @@
 #include <quern/experimental.h>
 
 #include "cli.h"
+#include "device.h"
 #include "kernel_info.h"
 
 typedef struct op_work {
@@ -144,6 +145,8 @@ static int make_plan(cli *c, op_work *w)
         w->pack_us = 1e6 * (cli_now() - start);
         w->args.packed = w->blob;
     }
+    if (plan_is_device(w->plan))
+        return 0;
     w->workspace_bytes = qn_plan_workspace_bytes(w->plan, w->sizes.m, qn_exec_threads(&c->exec));
     w->workspace = cli_alloc(w->workspace_bytes, 1);
     return w->workspace ? 0 : cli_memory(c, "the workspace");
@@ -152,6 +155,8 @@ static int make_plan(cli *c, op_work *w)
 static int run_once(cli *c, op_work *w)
 {
     qn_error error = {0};
+    if (plan_is_device(w->plan))
+        return device_run(c, w->plan, &w->args, w->sizes.m);
     return cli_check(c, qn_run(w->plan, &w->args, w->workspace, w->workspace_bytes, &c->exec, &error), &error,
                      PHASE_INPUT);
 }
@@ -181,8 +186,9 @@ static int time_runs(cli *c, op_work *w)
     double *us = cli_alloc((size_t)count, sizeof *us);
     if (!us)
         return cli_memory(c, "the times");
-    int code = 0;
-    for (int i = 0; i < count && !code; i++) {
+    const int device = plan_is_device(w->plan);
+    int code = device ? device_time_runs(c, w->plan, &w->args, w->sizes.m, us, count) : 0;
+    for (int i = 0; i < count && !code && !device; i++) {
         double start = cli_now();
         code = cli_interrupted() ? EXIT_SIGNAL : run_once(c, w);
         us[i] = 1e6 * (cli_now() - start);

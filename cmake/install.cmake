@@ -45,6 +45,8 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/quernConfig.cmake ${CMAKE_CURRENT_BINA
 # ---- the command; its manual page and completions come from its own option table ----
 if(TARGET quern)
   install(TARGETS quern RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  add_dependencies(cubins quern)
+  install(DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/cubins DESTINATION lib/quern OPTIONAL)
   function(qn_install_printed file destination) # ARGN: the command's arguments
     install(CODE "
       execute_process(COMMAND \"$<TARGET_FILE:quern>\" ${ARGN} OUTPUT_VARIABLE text RESULT_VARIABLE status ERROR_QUIET)

@@ -2,7 +2,8 @@
  *
  * There are no globals. Everything the library creates hangs off a context
  * that the caller made and destroys last. A context is immutable after its
- * creation and may be shared by threads. */
+ * creation and may be shared by threads; what it keeps of a device (driver,
+ * loaded kernels) it opens at first use, under a lock. */
 #ifndef QUERN_CONTEXT_H
 #define QUERN_CONTEXT_H
 
@@ -40,7 +41,12 @@ typedef enum qn_isa {
     QN_ISA_MAX = 0x7fff     /* no cap: the best level this machine has */
 } qn_isa;
 
-typedef enum qn_jit_policy { QN_JIT_ALLOW = 0, QN_JIT_CACHE_ONLY = 1, QN_JIT_OFF = 2 } qn_jit_policy;
+/* Where device kernels may come from, in the order tried. Pinned values. */
+typedef enum qn_jit_policy {
+    QN_JIT_ALLOW = 0,      /* shipped, cached, compiled now */
+    QN_JIT_CACHE_ONLY = 1, /* shipped, cached */
+    QN_JIT_OFF = 2         /* shipped */
+} qn_jit_policy;
 
 typedef struct qn_ctx_options {
     size_t size;             /* sizeof(qn_ctx_options), set by qn_ctx_options_init */
@@ -49,7 +55,11 @@ typedef struct qn_ctx_options {
     void *log_user;
     qn_isa isa_cap;          /* QN_ISA_MAX: no cap */
     qn_jit_policy jit;
-    const char *cache_dir;   /* NULL: no kernel cache on disk; copied */
+    const char *cache_dir;   /* NULL: no kernel cache on disk; made when it is not there; copied, as all texts here */
+    const char *cubin_dir;   /* device kernels made ahead of time, a folder in the cache's format; NULL: none */
+    int32_t device;          /* ordinal of the GPU among those the driver shows */
+    const char *cuda_library;  /* the driver's file; NULL: libcuda.so.1 */
+    const char *nvrtc_library; /* the run-time compiler's file; NULL: libnvrtc.so of any version from 12 up */
 } qn_ctx_options;
 
 /* Fill the options with their defaults. */

@@ -16,11 +16,29 @@ typedef struct qn_kernel_info {
     qn_backend backend;
     qn_isa isa;
     const char *status;   /* "tested", "compiled, not run", "reference" */
+    const char *level;    /* name of isa; for device kernels their targets in words */
     const char *refusal;  /* why this machine cannot run it; NULL when it can */
 } qn_kernel_info;
 
 /* Row i (from 0) as seen from this context's machine; QN_E_ARGUMENT past the end. */
 QN_API qn_status qn_kernel_at(qn_ctx *ctx, int32_t i, qn_kernel_info *info);
+
+/* One program of qn_kernels_warm. Texts live until the callback returns. */
+typedef struct qn_warm_info {
+    const char *kernel, *case_text, *target;
+    const char *program; /* name of its cache entry */
+    const char *made;    /* "shipped", "cached", "compiled"; NULL: it failed, see error */
+    double seconds;
+    const qn_error *error;
+} qn_warm_info;
+
+/* Make every device kernel that a case of the table needs and put it into the context's cache
+ * folder, or find it there. targets: "sm_90a,sm_80", "all", NULL: the device's. fn, may be NULL,
+ * hears of each program and stops the work by a value other than 0 (QN_E_CANCELLED).
+ * QN_E_ARGUMENT: no such target. QN_E_DEVICE: targets is NULL and there is no device. QN_E_JIT: a program
+ * failed (the first failure; the others were still tried). */
+typedef int32_t (*qn_warm_fn)(void *user, const qn_warm_info *info);
+QN_API qn_status qn_kernels_warm(qn_ctx *ctx, const char *targets, qn_warm_fn fn, void *user, qn_error *error);
 
 /* What this machine can run and why not, one fact a line (quern doctor).
  * Like snprintf: returns the length it needs. */
@@ -93,6 +111,10 @@ QN_API qn_status qn_meter_measure(qn_meter *meter, const char *name, qn_isa isa,
 /* One measurement with a meter of its own. Statuses of qn_meter_measure. */
 QN_API qn_status qn_ceiling_measure(qn_ctx *ctx, const char *name, qn_isa isa, const qn_exec *exec, double *value,
                                     qn_error *error);
+
+/* The same of the context's device, with buffers far beyond its caches: "read", "copy" in GB/s (a copy counts
+ * the bytes read and those written). QN_E_ARGUMENT: no such name. QN_E_DEVICE, QN_E_JIT, QN_E_MEMORY. */
+QN_API qn_status qn_device_ceiling(qn_ctx *ctx, const char *name, double *value, qn_error *error);
 
 #ifdef __cplusplus
 }

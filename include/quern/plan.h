@@ -4,7 +4,15 @@
  * scalar reference is last and accepts everything. The plan is immutable,
  * shareable and re-entrant. Rows (M) may differ at each run; every other size
  * is fixed by the plan. In qn_run: no allocation, no file, no environment, no
- * string work, no lock outside the pool. */
+ * string work, no lock outside the pool.
+ *
+ * A CUDA plan is made only when options ask for that backend. Then every pointer
+ * of qn_args, the workspace and the packed blob (made on the host by qn_pack and
+ * copied) are memory of the context's device, qn_exec.stream is the stream, and
+ * qn_run only enqueues: no synchronisation, so it may be captured in a graph. What
+ * lies in device memory (offsets and counts of grouped operators, a blob's header)
+ * is not checked. quern/device.h has memory, streams and events for callers without
+ * CUDA code of their own. */
 #ifndef QUERN_PLAN_H
 #define QUERN_PLAN_H
 
@@ -42,7 +50,8 @@ typedef struct qn_args {
 /* Create a plan; *out is NULL on failure. options may be NULL.
  * QN_E_ARGUMENT, QN_E_SHAPE, QN_E_FORMAT: as qn_op_desc_check.
  * QN_E_DEVICE: options force a backend or level that this machine lacks.
- * QN_E_UNSUPPORTED: no candidate accepts what options force. QN_E_MEMORY. */
+ * QN_E_UNSUPPORTED: no candidate accepts what options force. QN_E_MEMORY.
+ * CUDA also: QN_E_JIT: the kernel is neither shipped nor cached and cannot be compiled. */
 QN_API qn_status qn_plan_create(qn_ctx *ctx, const qn_op_desc *desc, const qn_plan_options *options, qn_plan **out,
                                 qn_error *error);
 QN_API void qn_plan_destroy(qn_plan *plan); /* NULL is fine */
@@ -68,7 +77,7 @@ QN_API size_t qn_plan_workspace_bytes(const qn_plan *plan, int64_t m, int32_t th
  * Deterministic: the same bits for any thread count and, on the CPU, each
  * output row the same bits whatever the other rows are.
  * QN_E_ARGUMENT, QN_E_SHAPE, QN_E_FORMAT: args do not fit the plan.
- * QN_E_WORKSPACE, QN_E_ALIGNMENT, QN_E_PACKED, QN_E_DEVICE. */
+ * QN_E_WORKSPACE, QN_E_ALIGNMENT, QN_E_PACKED. QN_E_DEVICE: a launch failed, in the driver's words. */
 QN_API qn_status qn_run(const qn_plan *plan, const qn_args *args, void *workspace, size_t workspace_bytes,
                         const qn_exec *exec, qn_error *error);
 

@@ -3,6 +3,7 @@
 #define QUERN_QUERN_H
 
 #include <quern/context.h>
+#include <quern/device.h>
 #include <quern/exec.h>
 #include <quern/format.h>
 #include <quern/model.h>

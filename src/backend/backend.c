@@ -1,4 +1,4 @@
-/* The table of backends, and those that are only a row. */
+/* The table of backends, and the one that is only a row: the reference. */
 #include "backend/backend.h"
 
 #include <string.h>
@@ -80,38 +80,22 @@ const qn_backend_row qn_backend_ref_row = {.backend = QN_BACKEND_REF,
                                            .kernel_at = ref_kernel_at,
                                            .isa_refusal = no_isa_refusal};
 
-/* ---- CUDA: refused until its kernels are part of the build ---- */
-
-static const char *cuda_refusal(const qn_ctx *ctx)
-{
-    (void)ctx;
-    return "CUDA kernels are not part of this version";
-}
-
-static const qn_kernel *cuda_kernel_at(int32_t i)
-{
-    (void)i;
-    return NULL;
-}
-
-static const char *cuda_isa_refusal(const qn_ctx *ctx, qn_isa isa)
-{
-    (void)isa;
-    return cuda_refusal(ctx);
-}
-
-const qn_backend_row qn_backend_cuda_row = {.backend = QN_BACKEND_CUDA,
-                                            .name = "cuda",
-                                            .refusal = cuda_refusal,
-                                            .kernel_at = cuda_kernel_at,
-                                            .isa_refusal = cuda_isa_refusal};
-
 /* ---- the table ---- */
 
 const qn_backend_row *qn_backend_at(int32_t i)
 {
     static const qn_backend_row *const rows[] = {&qn_backend_cuda_row, &qn_backend_cpu_row, &qn_backend_ref_row};
     return i >= 0 && (size_t)i < sizeof rows / sizeof *rows ? rows[i] : NULL;
+}
+
+const qn_backend_row *qn_backend_find(qn_backend backend)
+{
+    for (int32_t i = 0; qn_backend_at(i); i++) {
+        if (qn_backend_at(i)->backend == backend) {
+            return qn_backend_at(i);
+        }
+    }
+    return NULL;
 }
 
 const char *qn_backend_name(qn_backend backend)

@@ -10,6 +10,8 @@
 #include <quern/experimental.h>
 #include <quern/plan.h>
 
+#include "base/text.h"
+
 typedef struct qn_kernel qn_kernel;
 
 /* One run: everything is checked by the plan. desc has the shapes of this run
@@ -21,6 +23,7 @@ typedef struct qn_run_call {
     const void *packed; /* body of the blob after its header; NULL: read the weight slots */
     void *workspace;    /* workspace_bytes() bytes, 64-byte aligned */
     const qn_exec *exec;
+    void *state;        /* what the kernel's open made for the plan */
 } qn_run_call;
 
 struct qn_kernel {
@@ -30,6 +33,7 @@ struct qn_kernel {
     qn_isa isa;
     int32_t mr, nr;       /* rows and columns of the register tile; 0: none */
     uint32_t pack_layout; /* id of the packed layout; 0: reads weights as they are stored */
+    const char *level;    /* device kernels: the targets in words, e.g. "sm_90a"; NULL: the name of isa */
     const char *status;   /* "tested", "compiled, not run", "reference" */
     const char *arithmetic; /* ceiling of its multiply-adds ("int8_dot", ...); NULL: see qn_kernel_ceiling */
     /* NULL when the kernel can compute this descriptor, else why not (static text). */
@@ -39,7 +43,13 @@ struct qn_kernel {
     void (*pack)(const qn_kernel *kernel, const qn_op_desc *desc, const qn_args *args, void *body);
     /* Bytes for at most m rows on that many threads; NULL function: none. */
     size_t (*workspace_bytes)(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads);
+    /* Host kernels: compute. Device kernels have launch instead, which enqueues the work on exec's stream. */
     void (*run)(const qn_kernel *kernel, const qn_run_call *call);
+    qn_status (*launch)(const qn_kernel *kernel, const qn_run_call *call, qn_error *error);
+    /* What a plan of this kernel keeps, made with the plan and freed with it; NULL functions: nothing. */
+    qn_status (*open)(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, void **state,
+                      qn_error *error);
+    void (*close)(const qn_ctx *ctx, void *state);
     const void *impl; /* the family's own fields (fragments, tiles) */
 };
 
@@ -50,12 +60,28 @@ typedef struct qn_backend_row {
     const char *(*refusal)(const qn_ctx *ctx);
     /* Kernels in order of preference; NULL past the end. */
     const qn_kernel *(*kernel_at)(int32_t i);
-    /* NULL when the machine and the context's cap allow that level, else why not. */
+    /* NULL when the machine and the context's cap allow that level, else why not. NULL function: no levels. */
     const char *(*isa_refusal)(const qn_ctx *ctx, qn_isa isa);
+    /* The same for one kernel; NULL function: as its level. */
+    const char *(*kernel_refusal)(const qn_ctx *ctx, const qn_kernel *kernel);
+    /* Lines for qn_doctor, where the backend works and where not; NULL function: none. */
+    void (*describe)(const qn_ctx *ctx, qn_text *text);
+    /* Operands, workspace and packed weights of a run are device memory. */
+    int32_t device;
 } qn_backend_row;
 
 /* Backend i in order of preference; NULL past the end. */
 const qn_backend_row *qn_backend_at(int32_t i);
+
+/* The row of a backend; never NULL for a kernel's. */
+const qn_backend_row *qn_backend_find(qn_backend backend);
+
+/* NULL when this machine and context can run the kernel, else why not. */
+static inline const char *qn_backend_kernel_refusal(const qn_backend_row *backend, const qn_ctx *ctx,
+                                                    const qn_kernel *kernel)
+{
+    return backend->kernel_refusal ? backend->kernel_refusal(ctx, kernel) : backend->isa_refusal(ctx, kernel->isa);
+}
 
 extern const qn_backend_row qn_backend_ref_row;
 extern const qn_backend_row qn_backend_cpu_row;

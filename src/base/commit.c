@@ -220,7 +220,7 @@ static qn_status open_parent(qn_commit *commit, const char *path, qn_error *erro
     return status;
 }
 
-qn_status qn_commit_begin(qn_ctx *ctx, const char *path, int folder, int force, qn_commit **out, qn_error *error)
+qn_status qn_commit_begin(const qn_ctx *ctx, const char *path, int folder, int force, qn_commit **out, qn_error *error)
 {
     QN_FAIL_IF(!out || !path, error, QN_E_ARGUMENT, "qn_commit_begin: path or out is NULL");
     *out = NULL;

@@ -24,7 +24,7 @@ typedef struct qn_commit qn_commit;
  * files (no folders), so that a mistyped path costs little.
  * QN_E_EXISTS: the target exists and force is 0, or may not be replaced.
  * QN_E_ARGUMENT: not a usable name ("", "/", ends in "." or ".."). QN_E_IO, QN_E_MEMORY. */
-qn_status qn_commit_begin(qn_ctx *ctx, const char *path, int folder, int force, qn_commit **out, qn_error *error);
+qn_status qn_commit_begin(const qn_ctx *ctx, const char *path, int folder, int force, qn_commit **out, qn_error *error);
 
 /* The temporary file or folder to write to; valid until destroy. */
 const char *qn_commit_path(const qn_commit *commit);

@@ -27,6 +27,25 @@ void qn_ctx_options_init(qn_ctx_options *options)
     options->isa_cap = QN_ISA_MAX;
 }
 
+/* Copies of the options' texts and room for late state; 0 when memory ran out. */
+static int fill_ctx(qn_ctx *ctx, const qn_ctx_options *options)
+{
+    const struct {
+        const char *from;
+        char **to;
+    } texts[] = {{options->cache_dir, &ctx->cache_dir},
+                 {options->cubin_dir, &ctx->cubin_dir},
+                 {options->cuda_library, &ctx->cuda_library},
+                 {options->nvrtc_library, &ctx->nvrtc_library}};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        if (texts[i].from && !(*texts[i].to = qn_strdup(ctx, texts[i].from))) {
+            return 0;
+        }
+    }
+    ctx->late = qn_calloc(ctx, 1, sizeof *ctx->late);
+    return ctx->late && pthread_mutex_init(&ctx->late->lock, NULL) == 0;
+}
+
 qn_status qn_ctx_create(const qn_ctx_options *options, qn_ctx **out, qn_error *error)
 {
     QN_FAIL_IF(!out, error, QN_E_ARGUMENT, "qn_ctx_create: out is NULL");
@@ -38,6 +57,10 @@ qn_status qn_ctx_create(const qn_ctx_options *options, qn_ctx **out, qn_error *e
     }
     QN_FAIL_IF(options->size != sizeof *options, error, QN_E_ARGUMENT,
                "qn_ctx_create: options.size is %zu, this library expects %zu", options->size, sizeof *options);
+    QN_FAIL_IF((unsigned)options->jit > QN_JIT_OFF, error, QN_E_ARGUMENT, "qn_ctx_create: jit is %d, which is none",
+               (int)options->jit);
+    QN_FAIL_IF(options->device < 0, error, QN_E_ARGUMENT, "qn_ctx_create: device is %d, expected 0 or more",
+               options->device);
     QN_FAIL_IF(!options->allocator.alloc != !options->allocator.release, error, QN_E_ARGUMENT,
                "qn_ctx_create: the allocator needs both alloc and release");
     qn_allocator a = options->allocator;
@@ -51,13 +74,11 @@ qn_status qn_ctx_create(const qn_ctx_options *options, qn_ctx **out, qn_error *e
                     .log = options->log,
                     .log_user = options->log_user,
                     .isa_cap = options->isa_cap,
-                    .jit = options->jit};
-    if (options->cache_dir) {
-        ctx->cache_dir = qn_strdup(ctx, options->cache_dir);
-        if (!ctx->cache_dir) {
-            qn_ctx_destroy(ctx);
-            QN_FAIL(error, QN_E_MEMORY, "out of memory for the cache folder's name");
-        }
+                    .jit = options->jit,
+                    .device = options->device};
+    if (!fill_ctx(ctx, options)) {
+        qn_ctx_destroy(ctx);
+        QN_FAIL(error, QN_E_MEMORY, "out of memory for the context's options");
     }
     *out = ctx;
     return QN_OK;
@@ -66,7 +87,17 @@ qn_status qn_ctx_create(const qn_ctx_options *options, qn_ctx **out, qn_error *e
 void qn_ctx_destroy(qn_ctx *ctx)
 {
     if (ctx) {
+        if (ctx->late) {
+            if (ctx->late->state) {
+                ctx->late->close(ctx->late->state);
+            }
+            pthread_mutex_destroy(&ctx->late->lock);
+            qn_free(ctx, ctx->late);
+        }
         qn_free(ctx, ctx->cache_dir);
+        qn_free(ctx, ctx->cubin_dir);
+        qn_free(ctx, ctx->cuda_library);
+        qn_free(ctx, ctx->nvrtc_library);
         const qn_allocator a = ctx->allocator;
         a.release(a.user, ctx);
     }

@@ -2,7 +2,16 @@
 #ifndef QN_BASE_CONTEXT_H
 #define QN_BASE_CONTEXT_H
 
+#include <pthread.h>
+
 #include <quern/context.h>
+
+/* What a backend opens at its first use and the context closes last. */
+typedef struct qn_ctx_late {
+    pthread_mutex_t lock; /* held while opening */
+    void *state;          /* NULL: not opened yet */
+    void (*close)(void *state);
+} qn_ctx_late;
 
 struct qn_ctx {
     qn_allocator allocator;
@@ -10,7 +19,9 @@ struct qn_ctx {
     void *log_user;
     qn_isa isa_cap;
     qn_jit_policy jit;
-    char *cache_dir; /* NULL: none */
+    char *cache_dir, *cubin_dir, *cuda_library, *nvrtc_library; /* NULL: none, the default */
+    int32_t device;
+    qn_ctx_late *late;
 };
 
 #define QN_ALIGN 64

@@ -123,7 +123,9 @@ qn_status qn_kernel_at(qn_ctx *ctx, int32_t i, qn_kernel_info *info)
                                          .backend = kernel->backend,
                                          .isa = kernel->isa,
                                          .status = kernel->status,
-                                         .refusal = reason ? reason : backend->isa_refusal(ctx, kernel->isa)};
+                                         .level = kernel->level ? kernel->level : qn_isa_name(kernel->isa),
+                                         .refusal =
+                                             reason ? reason : qn_backend_kernel_refusal(backend, ctx, kernel)};
                 return QN_OK;
             }
         }
@@ -148,12 +150,15 @@ size_t qn_doctor(qn_ctx *ctx, char *buffer, size_t capacity)
         const char *reason = backend->refusal(ctx);
         int32_t count = 0, usable = 0;
         for (const qn_kernel *kernel; (kernel = backend->kernel_at(count)); count++) {
-            usable += !reason && !backend->isa_refusal(ctx, kernel->isa);
+            usable += !reason && !qn_backend_kernel_refusal(backend, ctx, kernel);
         }
         if (reason) {
             qn_text_add(&text, "backend %s: %s\n", backend->name, reason);
         } else {
             qn_text_add(&text, "backend %s: yes, %d of %d kernels run here\n", backend->name, usable, count);
+        }
+        if (backend->describe) {
+            backend->describe(ctx, &text);
         }
     }
     return text.length;

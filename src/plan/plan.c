@@ -127,6 +127,14 @@ qn_status qn_plan_create(qn_ctx *ctx, const qn_op_desc *desc, const qn_plan_opti
         plan->options.kernel = plan->text;
     }
     plan->fingerprint = fingerprint_of(desc, &sizes, plan->kernel);
+    plan->backend = qn_backend_find(plan->kernel->backend);
+    if (plan->kernel->open) {
+        const qn_status status = plan->kernel->open(plan->kernel, ctx, desc, &plan->state, error);
+        if (status != QN_OK) {
+            qn_free(ctx, plan);
+            return status;
+        }
+    }
     *out = plan;
     return QN_OK;
 }
@@ -134,6 +142,9 @@ qn_status qn_plan_create(qn_ctx *ctx, const qn_op_desc *desc, const qn_plan_opti
 void qn_plan_destroy(qn_plan *plan)
 {
     if (plan) {
+        if (plan->kernel->close) {
+            plan->kernel->close(plan->ctx, plan->state);
+        }
         qn_free(plan->ctx, plan);
     }
 }
@@ -343,6 +354,9 @@ qn_status qn_plan_check_blob(const qn_plan *plan, const void *blob, qn_error *er
     QN_FAIL_IF(!plan->kernel->pack_bytes, error, QN_E_PACKED, "%s takes no packed weights", plan->kernel->name);
     QN_FAIL_IF((uintptr_t)blob % QN_ALIGN != 0, error, QN_E_ALIGNMENT, "the packed blob is not aligned to %d bytes",
                QN_ALIGN);
+    if (plan->backend->device) {
+        return QN_OK; /* its header is where only the device can read it */
+    }
     qn_blob_header header;
     memcpy(&header, blob, sizeof header);
     QN_FAIL_IF(header.magic != QN_BLOB_MAGIC || header.version != QN_BLOB_VERSION, error, QN_E_PACKED,
@@ -399,7 +413,9 @@ qn_status qn_run(const qn_plan *plan, const qn_args *args, void *workspace, size
     }
     QN_TRY(run_shapes(plan, args, &desc, out, &sizes, error));
     QN_TRY(check_operands(&desc, out, args, error));
-    QN_TRY(qn_op_args_check(&desc, args, error));
+    if (!plan->backend->device) {
+        QN_TRY(qn_op_args_check(&desc, args, error));
+    }
     if (sizes.m == 0 && !has_elements(out)) {
         return QN_OK;
     }
@@ -414,7 +430,11 @@ qn_status qn_run(const qn_plan *plan, const qn_args *args, void *workspace, size
                               .args = args,
                               .packed = args->packed ? (const char *)args->packed + sizeof(qn_blob_header) : NULL,
                               .workspace = workspace,
-                              .exec = exec};
+                              .exec = exec,
+                              .state = plan->state};
+    if (kernel->launch) {
+        return kernel->launch(kernel, &call, error);
+    }
     kernel->run(kernel, &call);
     return QN_OK;
 }

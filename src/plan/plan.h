@@ -11,6 +11,8 @@ struct qn_plan {
     qn_sizes sizes;
     qn_plan_options options; /* kernel points into text */
     const qn_kernel *kernel;
+    const qn_backend_row *backend;
+    void *state; /* of kernel->open */
     uint64_t fingerprint;
     char text[]; /* copy of options.kernel */
 };

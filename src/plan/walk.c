@@ -13,15 +13,22 @@ static const char *refuse(const qn_ctx *ctx, const qn_backend_row *backend, cons
     if (options->isa != QN_ISA_MAX && kernel->isa > options->isa) {
         return "above the level asked for";
     }
-    const char *reason = backend->isa_refusal(ctx, kernel->isa);
+    const char *reason = qn_backend_kernel_refusal(backend, ctx, kernel);
     return reason ? reason : kernel->accepts(kernel, desc);
 }
 
-/* A forced level that the machine lacks refuses everything. */
+/* A forced level that the machine lacks refuses everything. A device's operands live in its own
+ * memory, so it is never chosen for a caller who did not say so. */
 static const char *refuse_backend(const qn_ctx *ctx, const qn_backend_row *backend, const qn_plan_options *options)
 {
     if (options->backend != QN_BACKEND_AUTO && options->backend != backend->backend) {
         return "another backend is asked for";
+    }
+    if (backend->device && options->backend == QN_BACKEND_AUTO) {
+        return "only when asked for by name: its operands are device memory";
+    }
+    if (backend->device && options->isa != QN_ISA_MAX) {
+        return "an instruction-set level is asked for, which is a thing of the cpu";
     }
     const char *reason = backend->refusal(ctx);
     if (!reason && options->isa != QN_ISA_MAX) {

@@ -106,6 +106,8 @@ static const situation situations[] = {
     {"kernels a", 2, "unexpected argument"},
     {"kernels --filter (", 2, "regular expression"},
     {"doctor --jsno", 2, "did you mean --json"},
+    {"warm --target sm_12", 2, "'sm_12' is none of all, sm_80"},
+    {"warm --jit on", 2, "none of allow|cache|off"},
     {"bench", 2, "bench kernels"},
     {"bench everything", 2, "everything"},
     {"bench kernels --filter [", 2, "regular expression"},
@@ -214,7 +216,8 @@ static void help_manual_and_completion_agree(void **state)
     (void)state;
     static const char *const verbs[] = {"run",     "chat",     "inspect",       "verify",      "quantize", "perplexity",
                                         "compare", "tokenize", "detokenize",    "logits",      "op",       "kernels",
-                                        "explain", "doctor",   "bench kernels", "bench model", "version",  "help"};
+                                        "explain", "doctor",   "warm",          "bench kernels", "bench model", "version",
+                                        "help"};
     outcome help = run_line("--help"), man = run_line("--man");
     outcome bash = run_line("--completion bash"), zsh = run_line("--completion zsh"),
             fish = run_line("--completion fish");

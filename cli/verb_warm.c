@@ -1,0 +1,36 @@
+/* quern warm: GPU kernels compiled ahead of time into the cache folder. */
+#include <stdlib.h>
+
+#include <quern/experimental.h>
+
+#include "cli.h"
+
+typedef struct tally {
+    int made, failed;
+} tally;
+
+static int32_t print_program(void *user, const qn_warm_info *info)
+{
+    tally *t = user;
+    t->made += info->made != NULL;
+    t->failed += info->made == NULL;
+    if (info->made)
+        printf("%-9s %7.1f ms  %s\n", info->made, 1e3 * info->seconds, info->program);
+    else
+        fprintf(stderr, "%s for %s: %s\n", info->kernel, info->target, info->error->text);
+    fflush(stdout);
+    return cli_interrupted() || cli_output_closed();
+}
+
+int verb_warm(cli *c)
+{
+    tally t = {0, 0};
+    qn_error error = {0};
+    const char *targets = c->value[OPT_TARGET].s;
+    const qn_status status = qn_kernels_warm(c->ctx, targets, print_program, &t, &error);
+    if (status == QN_E_CANCELLED)
+        return cli_interrupted() ? EXIT_SIGNAL : EXIT_DONE;
+    if (t.failed)
+        return cli_fail(c, EXIT_DEVICE, "%d of %d kernels failed", t.failed, t.failed + t.made);
+    return cli_check(c, status, &error, PHASE_USAGE);
+}

@@ -1,0 +1,18 @@
+# Texts to a C file of byte arrays, so that device sources travel inside the library:
+#   cmake -DOUTPUT=FILE.c -DINPUTS=A;B -P embed.cmake
+set(rows "")
+file(WRITE ${OUTPUT}.new "/* Made by cmake/embed.cmake from kernels/: do not edit. */\n#include \"backend/cuda/cuda.h\"\n\n")
+set(number 0)
+foreach(input ${INPUTS})
+  get_filename_component(name ${input} NAME)
+  file(READ ${input} hex HEX)
+  string(LENGTH "${hex}" digits)
+  math(EXPR bytes "${digits} / 2")
+  string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," values "${hex}")
+  string(REGEX REPLACE "(................................................................................)" "\\1\n" values "${values}")
+  file(APPEND ${OUTPUT}.new "/* ${name} */\nstatic const char text_${number}[] = {\n${values}0};\n\n")
+  string(APPEND rows "    {\"${name}\", text_${number}, ${bytes}},\n")
+  math(EXPR number "${number} + 1")
+endforeach()
+file(APPEND ${OUTPUT}.new "const qn_cuda_source qn_cuda_sources[] = {\n${rows}    {0, 0, 0},\n};\n")
+file(RENAME ${OUTPUT}.new ${OUTPUT})

@@ -1,0 +1,422 @@
+/* block_scaled_mm and grouped_block_scaled_mm for few rows, on Hopper (sm_90a): bound by reading the weights.
+ *
+ * The operands change places: rows of b are the left operand of the tensor core and ROWS rows of a its
+ * columns, so no work is spent on rows that are not there. Every block takes one strip of 64 GROUPS rows of b and
+ * one part of K; a cluster holds the SPLIT parts of PAIR strips. It adds the parts through distributed shared
+ * memory, always in the order of K. No workspace, no atomics, two runs are equal bit for bit.
+ * What counts is bytes in flight: all blocks should be resident at once (OCCUPANCY a multiprocessor), and each
+ * fills its whole ring before anything else. With EARLY it does so before the kernel ahead of it has ended.
+ *
+ * Host contract
+ *   Parameters
+ *     ROWS      rows of a in one pass: a multiple of 8 up to 128, at least min(M, 128) (more rows take more passes)
+ *     GROUPS    warpgroups of a block, 64 rows of b each: 1 to 4 (wide strips read a fewer times)
+ *     PAIR      strips of a cluster, that share the reading of a: 1, or 2 with ROWS a multiple of 16
+ *     SPLIT     parts of K; PAIR * SPLIT at most 8, the cluster size
+ *     UNROLL    k-blocks of a ring stage; STAGES stages
+ *     OCCUPANCY blocks a multiprocessor should hold: 1 or 2 (2 needs ROWS <= 64)
+ *     EARLY     1: weights and their scales may be read before the kernels ahead in the stream end, so nothing
+ *               there may write them. Only for LAYOUT 0; matters only with programmatic stream serialization
+ *     OUT, LAYOUT  as in block_scaled_mm.cu
+ *   Tensor maps as there, with box {128, ROWS / PAIR, 1} for a and {128, 64 * GROUPS, 1} for b
+ *   Arguments as there
+ *   Launch
+ *     block 128 * GROUPS + 64, cluster {PAIR * SPLIT, 1, 1},
+ *     grid {ceil(N / (64 * GROUPS * PAIR)) * PAIR * SPLIT, E (1 for one matrix), 1}
+ *     dynamic shared memory = 1032 + STAGES * (UNROLL * (8192 * GROUPS + 128 * ROWS + 4 * (ROWS + 4)) + 24),
+ *     at most 232448 / OCCUPANCY - 512
+ *   Limits: K >= 1, N >= 1; D beyond the groups' rows is not written.
+ *   Choice: ROWS = 8, 16, 32, 64 or 128, the least not below M. As measured on an H200 (GROUPS PAIR SPLIT UNROLL STAGES
+ *   OCCUPANCY; with S strips of 64 rows of b, KB k-blocks; blocks = ceil(S / GROUPS) * SPLIT near 132):
+ *     S = 33,  KB 56    2 1 4 2 6 1   (64 rows: STAGES 4; 128 rows: UNROLL 1)
+ *     S = 64,  KB 56    1 1 2 4 6 1   (16 rows: STAGES 5; 64 and 128 rows: 1 1 2 4 3 1, 1 1 2 2 4 1)
+ *     S = 112, KB 16    1 1 2 2 6 2   (16 rows: STAGES 5; 64 rows: UNROLL 1)
+ *     S = 112, KB 128   4 1 4 2 3 1   (64 rows: 2 1 4 2 2 2; 128 rows: 2 1 2 1 6 1)
+ *     S = 384, KB 12    3 1 1 2 4 1   (64 rows: UNROLL 1 STAGES 7)
+ *     S = 512, KB 4     2 1 1 2 3 2   (64 rows: UNROLL 1 STAGES 4)
+ *   In words: no SPLIT where S / 4 fills the card, else the SPLIT that does with at least 8 k-blocks a part;
+ *   UNROLL 2 or 4, so that 256 or 512 bytes of a row of b come together. Groups of few rows: 3 1 1 2 4 1. */
+#include "ptx.h"
+
+#define ONE 0
+#define OFFSETS 1
+#define MASKED 2
+
+#define STRIP (64 * GROUPS)
+#define SUMS (ROWS / 2)
+#define CONSUMERS (128 * GROUPS)
+#define CLUSTER (PAIR * SPLIT)
+#define THREADS (CONSUMERS + 64) /* a warp for the tiles, one for their scales */
+#define B_BYTES (STRIP * 128)
+#define A_BYTES (ROWS * 128)
+#define SCALES (ROWS + 4)         /* floats: one per row of a, then those of b */
+#define SCALES_B ((STRIP + 64 + 127) / 128)
+#define STAGE_BYTES (UNROLL * (A_BYTES + B_BYTES))
+#define PITCH (STRIP + 4)      /* floats of a row of partial sums */
+#if ROWS % (8 * PAIR) != 0 || ROWS > 128 || ROWS * PITCH * 4 > STAGES * STAGE_BYTES
+#error "block_scaled_mm_skinny: no such tile"
+#endif
+
+typedef struct problem {
+    const float *scale_a, *scale_b;   /* of the group */
+    i64 scale_a_row, scale_a_block, scale_b_row;
+    char *d;                          /* of the group */
+    i64 d_row;
+    int first, rows, n;               /* rows of a and d */
+    int begin, count, turn;           /* k-blocks of this part, and the one to start with */
+    int column, group, a_z;
+    u32 part, pair, peers;                 /* of K; which of those that share a's rows, a mask of them */
+} problem;
+
+/* The i-th k-block of a block's walk. Strips start at different ones, so that not all ask for the same few
+ * lines of a, which lie in few slices of the L2, at the same time. */
+DEV int block_at(const problem *p, int i)
+{
+    const int kb = i + p->turn;
+    return p->begin + (kb < p->count ? kb : kb - p->count);
+}
+
+typedef struct place {
+    u32 stage, parity;
+} place;
+
+DEV void place_on(place *at)
+{
+    if (++at->stage == STAGES) {
+        at->stage = 0;
+        at->parity ^= 1;
+    }
+}
+
+typedef struct rings {
+    u32 tiles, scales, full, empty, read, finished;
+} rings;
+
+DEV void load_weights(const problem *p, const rings *ring, const tensor_map *b_map, u32 stage, int i)
+{
+    const int left = p->count - i, count = left < UNROLL ? left : UNROLL;
+    const u32 full = ring->full + 8 * stage;
+    barrier_arrive_expect(full, (u32)count * (A_BYTES + B_BYTES));
+    for (int u = 0; u < count; u++) {
+        tensor_load_3d(ring->tiles + stage * STAGE_BYTES + u * B_BYTES, b_map, full, block_at(p, i + u) * 128,
+                       p->column, p->group, L2_EVICT_FIRST);
+    }
+}
+
+/* One thread. `early` stages have their weights under way. */
+DEV void load_tiles(const problem *p, const rings *ring, const tensor_map *a_map, const tensor_map *b_map, place *at,
+                    int m, int early)
+{
+    for (int i = 0; i < p->count; i += UNROLL, early--) {
+        const u32 full = ring->full + 8 * at->stage;
+        if (early <= 0) {
+            barrier_wait(ring->empty + 8 * at->stage, at->parity);
+            load_weights(p, ring, b_map, at->stage, i);
+        }
+        for (int u = 0; u < UNROLL && i + u < p->count; u++) {
+            const int x = block_at(p, i + u) * 128;
+            const u32 to = ring->tiles + at->stage * STAGE_BYTES + UNROLL * B_BYTES + u * A_BYTES;
+#if PAIR > 1
+            const u32 part = p->pair * (ROWS / PAIR);
+            tensor_load_3d_multicast(to + part * 128, a_map, full, x, p->first + m + (int)part, p->a_z,
+                                     (u16)p->peers, L2_EVICT_LAST);
+#else
+            tensor_load_3d(to, a_map, full, x, p->first + m, p->a_z, L2_EVICT_LAST);
+#endif
+        }
+        place_on(at);
+    }
+}
+
+/* One warp. */
+DEV void load_scales(const problem *p, const rings *ring, place *at, int m, u32 lane)
+{
+    const int b_row = p->column / 128 + (int)lane;
+    const u32 b_valid = lane < SCALES_B && b_row * 128 < p->n;
+    const float *a = p->scale_a + (m + (i64)lane) * p->scale_a_row;
+    const float *b = b_valid ? p->scale_b + b_row * p->scale_b_row : p->scale_b;
+    for (int i = 0; i < p->count; i += UNROLL) {
+        barrier_wait(ring->read + 8 * at->stage, at->parity);
+        for (int u = 0; u < UNROLL && i + u < p->count; u++) {
+            const int kb = block_at(p, i + u);
+            const u32 to = ring->scales + (at->stage * UNROLL + u) * (SCALES * 4) + lane * 4;
+            const float *from = a + kb * p->scale_a_block;
+#pragma unroll
+            for (int j = 0; j < (ROWS + 31) / 32; j++) {
+                if (32 * j + (int)lane < ROWS) {
+                    const u32 valid = m + 32 * j + (int)lane < p->rows;
+                    copy_async_4(to + 128 * j, valid ? from + 32 * j * p->scale_a_row : p->scale_a, valid);
+                }
+            }
+            if (lane < SCALES_B) {
+                copy_async_4(to + ROWS * 4, b + (b_valid ? kb : 0), b_valid);
+            }
+        }
+        barrier_arrive_copies(ring->full + 8 * at->stage);
+        place_on(at);
+    }
+}
+
+/* This block's part of K, left in shared memory as [ROWS][PITCH] floats, rows of a by rows of b. */
+DEV void multiply(const problem *p, const rings *ring, place *at, u32 group, u32 warp, u32 lane)
+{
+    const u32 scale_b = (ROWS + ((u32)p->column % 128 + group * 64) / 128) * 4;
+    float sums[SUMS];
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) {
+        sums[i] = 0.0f;
+    }
+    for (int k = 0; k < p->count; k += UNROLL) {
+        barrier_wait(ring->full + 8 * at->stage, at->parity);
+        for (int u = 0; u < UNROLL && k + u < p->count; u++) {
+            const u32 tiles = ring->tiles + at->stage * STAGE_BYTES;
+            const u32 scales = ring->scales + (at->stage * UNROLL + u) * (SCALES * 4);
+            const u64 b = wgmma_operand(tiles + u * B_BYTES + group * (64 * 128));
+            const u64 a = wgmma_operand(tiles + UNROLL * B_BYTES + u * A_BYTES);
+            float part[SUMS];
+            wgmma_fence();
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                WGMMA_E4M3(ROWS, part, b + i * WGMMA_K_STEP, a + i * WGMMA_K_STEP, i);
+            }
+            wgmma_commit();
+            const float sb = load_shared_f32(scales + scale_b);
+            WGMMA_WAIT(0);
+#pragma unroll
+            for (int j = 0; j < ROWS / 8; j++) {
+                const float2 sa = load_shared_f32x2(scales + (8 * j + 2 * (lane % 4)) * 4);
+                const float left = sa.x * sb, right = sa.y * sb;
+                sums[4 * j] += left * part[4 * j];
+                sums[4 * j + 1] += right * part[4 * j + 1];
+                sums[4 * j + 2] += left * part[4 * j + 2];
+                sums[4 * j + 3] += right * part[4 * j + 3];
+            }
+        }
+        barrier_arrive(ring->read + 8 * at->stage);
+        __syncwarp();
+#if PAIR > 1
+        if (lane < PAIR) {
+            barrier_arrive_cluster(cluster_address(ring->empty + 8 * at->stage, p->part * PAIR + lane));
+        }
+#else
+        if (lane == 0) {
+            barrier_arrive(ring->empty + 8 * at->stage);
+        }
+#endif
+        place_on(at);
+    }
+    /* The ring is free once all have multiplied: every copy into it has been waited for. */
+    threads_sync(1, CONSUMERS);
+    const u32 to = ring->tiles + (2 * (lane % 4) * PITCH + group * 64 + warp * 16 + lane / 4) * 4;
+#pragma unroll
+    for (int j = 0; j < ROWS / 8; j++) {
+        store_shared_f32(to + (8 * j * PITCH) * 4, sums[4 * j]);
+        store_shared_f32(to + ((8 * j + 1) * PITCH) * 4, sums[4 * j + 1]);
+        store_shared_f32(to + (8 * j * PITCH + 8) * 4, sums[4 * j + 2]);
+        store_shared_f32(to + ((8 * j + 1) * PITCH + 8) * 4, sums[4 * j + 3]);
+    }
+}
+
+#if OUT == 2
+#define OUT_BYTES 4
+DEV void store_four(char *to, float4 v)
+{
+    *(float4 *)to = v;
+}
+DEV void store_one(char *to, float v)
+{
+    *(float *)to = v;
+}
+#else
+#define OUT_BYTES 2
+DEV u32 pack(float low, float high)
+{
+    return OUT == 0 ? pack_bf16(low, high) : pack_f16(low, high);
+}
+DEV void store_four(char *to, float4 v)
+{
+    *(uint2 *)to = make_uint2(pack(v.x, v.y), pack(v.z, v.w));
+}
+DEV void store_one(char *to, float v)
+{
+    *(u16 *)to = (u16)pack(v, 0.0f);
+}
+#endif
+
+/* The blocks of the cluster share the outputs of the strip; each output is the sum of the parts in the order of K. */
+DEV void finish(const problem *p, const rings *ring, int m, u32 thread)
+{
+    const int left = p->rows - m, rows = left < ROWS ? left : ROWS;
+    const int vector = (u64)p->d % (4 * OUT_BYTES) == 0 && p->d_row % 4 == 0;
+    for (int i = (int)(p->part * CONSUMERS + thread); i < rows * (STRIP / 4); i += SPLIT * CONSUMERS) {
+        const int row = i / (STRIP / 4), column = i % (STRIP / 4) * 4, n = p->column + column;
+        const u32 from = ring->tiles + (row * PITCH + column) * 4;
+        float4 part[SPLIT];
+#pragma unroll
+        for (u32 s = 0; s < SPLIT; s++) {
+            part[s] = load_cluster_f32x4(cluster_address(from, s * PAIR + p->pair));
+        }
+        float4 v = part[0];
+#pragma unroll
+        for (u32 s = 1; s < SPLIT; s++) {
+            v.x += part[s].x;
+            v.y += part[s].y;
+            v.z += part[s].z;
+            v.w += part[s].w;
+        }
+        char *to = p->d + ((m + row) * p->d_row + n) * OUT_BYTES;
+        if (vector && n + 3 < p->n) {
+            store_four(to, v);
+        } else {
+            const float values[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                if (n + c < p->n) {
+                    store_one(to + c * OUT_BYTES, values[c]);
+                }
+            }
+        }
+    }
+}
+
+/* Of those who multiply: the partial sums are there to be read. */
+DEV void meet_written(void)
+{
+#if CLUSTER > 1
+    cluster_arrive();
+    cluster_wait();
+#else
+    threads_sync(1, CONSUMERS);
+#endif
+}
+
+/* Of those who multiply: the ring may be filled again, or the block may end. */
+DEV void meet_read(const rings *ring)
+{
+    fence_proxy_async();
+    __syncwarp();
+#if CLUSTER > 1
+    cluster_arrive_relaxed();
+    cluster_wait();
+#else
+    barrier_arrive(ring->finished);
+#endif
+}
+
+/* Of those who load. */
+DEV void meet_loaders(const rings *ring, u32 parity)
+{
+    __syncwarp();
+#if CLUSTER > 1
+    cluster_arrive_relaxed();
+    cluster_wait();
+    cluster_arrive_relaxed();
+    cluster_wait();
+#else
+    barrier_wait(ring->finished, parity);
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
+    qn_block_scaled_mm_skinny(const __grid_constant__ tensor_map a_map, const __grid_constant__ tensor_map b_map,
+                              const float *scale_a, i64 scale_a_row, i64 scale_a_block, i64 scale_a_group,
+                              const float *scale_b, i64 scale_b_row, i64 scale_b_group, void *d, i64 d_row,
+                              i64 d_group, const int *groups, int m, int n, int k, int experts)
+{
+    extern __shared__ char shared[];
+    rings ring;
+    ring.tiles = (shared_address(shared) + 1023) / 1024 * 1024;
+    ring.scales = ring.tiles + STAGES * STAGE_BYTES;
+    ring.full = ring.scales + STAGES * UNROLL * SCALES * 4;
+    ring.empty = ring.full + STAGES * 8;
+    ring.read = ring.empty + STAGES * 8;
+    ring.finished = ring.read + STAGES * 8;
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
+    const int blocks = (k + 127) / 128, group = (int)blockIdx.y;
+    problem p;
+    p.group = group;
+    p.part = rank / PAIR;
+    p.pair = rank % PAIR;
+    p.peers = ((1u << PAIR) - 1) << (p.part * PAIR);
+    p.column = (int)(blockIdx.x / CLUSTER * PAIR + p.pair) * STRIP;
+    p.begin = (int)((u32)blocks * p.part / SPLIT);
+    p.count = (int)((u32)blocks * (p.part + 1) / SPLIT) - p.begin;
+    p.turn = p.count > 0 ? (int)(blockIdx.x / CLUSTER) % p.count : 0;
+    p.n = n;
+
+    int early = 0;
+    if (warp == CONSUMERS / 32) {
+        if (lane == 0) {
+            tensor_map_prefetch(&b_map);
+            tensor_map_prefetch(&a_map);
+            for (u32 i = 0; i < STAGES; i++) {
+                barrier_init(ring.full + 8 * i, 1 + 32);
+                barrier_init(ring.empty + 8 * i, CONSUMERS / 32 * PAIR);
+                barrier_init(ring.read + 8 * i, CONSUMERS);
+            }
+            barrier_init(ring.finished, CONSUMERS);
+            barrier_init_fence();
+        }
+        __syncwarp();
+#if EARLY && LAYOUT == ONE
+        for (; early < STAGES && early * UNROLL < p.count; early++) {
+            if (lane == 0) {
+                load_weights(&p, &ring, &b_map, early, early * UNROLL);
+            }
+        }
+#endif
+    }
+#if PAIR > 1
+    cluster_arrive_relaxed(); /* no copy goes to a block before its barriers are there */
+    cluster_wait();
+#endif
+    grid_wait();
+    grid_release();
+
+    p.first = 0;
+    p.rows = m;
+    p.a_z = 0;
+#if LAYOUT == OFFSETS
+    p.first = __ldg(groups + group);
+    p.rows = __ldg(groups + group + 1) - p.first;
+#elif LAYOUT == MASKED
+    p.rows = __ldg(groups + group);
+    p.a_z = group;
+#endif
+    const i64 outer = LAYOUT == MASKED ? group : 0;
+    p.scale_a = scale_a + p.first * scale_a_row + outer * scale_a_group;
+    p.scale_a_row = scale_a_row;
+    p.scale_a_block = scale_a_block;
+    p.scale_b = scale_b + group * scale_b_group;
+    p.scale_b_row = scale_b_row;
+    p.d = (char *)d + (p.first * d_row + outer * d_group) * OUT_BYTES;
+    p.d_row = d_row;
+    if (p.rows <= 0) {
+        return;
+    }
+    __syncthreads(); /* the barriers are there */
+
+    if (warp >= CONSUMERS / 32) {
+        place at = {0, 1};
+        u32 turn = 0;
+        for (int row = 0; row < p.rows; row += ROWS) {
+            if (warp > CONSUMERS / 32) {
+                load_scales(&p, &ring, &at, row, lane);
+            } else if (lane == 0) {
+                load_tiles(&p, &ring, &a_map, &b_map, &at, row, early);
+            }
+            early = 0;
+            meet_loaders(&ring, turn);
+            turn ^= 1;
+        }
+    } else {
+        place at = {0, 0};
+        for (int row = 0; row < p.rows; row += ROWS) {
+            multiply(&p, &ring, &at, warp / 4, warp % 4, lane);
+            meet_written();
+            finish(&p, &ring, row, threadIdx.x);
+            meet_read(&ring);
+        }
+    }
+}

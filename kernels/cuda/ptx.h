@@ -1,0 +1,386 @@
+/* The Hopper instructions that our kernels use, one function each: barriers in
+ * shared memory, bulk tensor copies, warpgroup matrix products, clusters,
+ * register hand-over and launch dependencies. Every .cu here includes it.
+ *
+ * It includes nothing, so that NVRTC needs no search path besides this folder. Names follow
+ * the PTX ISA; u32 addresses are shared-memory addresses of the own block unless
+ * a name says cluster. */
+#ifndef QN_KERNELS_CUDA_PTX_H
+#define QN_KERNELS_CUDA_PTX_H
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define DEV static __device__ __forceinline__
+
+/* CUtensorMap, passed by value as a __grid_constant__ argument. */
+typedef struct __align__(64) tensor_map {
+    u64 word[16];
+} tensor_map;
+
+DEV u32 shared_address(const void *p)
+{
+    u64 address;
+    asm("cvta.to.shared.u64 %0, %1;" : "=l"(address) : "l"(p));
+    return (u32)address;
+}
+
+/* ---- shared memory ---- */
+
+DEV float load_shared_f32(u32 at)
+{
+    float v;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at));
+    return v;
+}
+
+DEV float2 load_shared_f32x2(u32 at)
+{
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at));
+    return v;
+}
+
+DEV void store_shared_f32(u32 at, float v)
+{
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory");
+}
+
+/* Four 8 x 8 matrices of 16-bit values, each as it lies in a product's sums; lane l gives the address of row l % 8 of
+ * matrix l / 8. */
+DEV void store_matrix(u32 at, u32 a, u32 b, u32 c, u32 d)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c),
+                 "r"(d)
+                 : "memory");
+}
+
+/* Address of the same location in block `rank` of the cluster. */
+DEV u32 cluster_address(u32 at, u32 rank)
+{
+    u32 mapped;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(at), "r"(rank));
+    return mapped;
+}
+
+DEV float4 load_cluster_f32x4(u32 at)
+{
+    float4 v;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(at)
+                 : "memory");
+    return v;
+}
+
+/* Four bytes, or zeros where valid is 0: the source is then not read. */
+DEV void copy_async_4(u32 to, const void *from, u32 valid)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid ? 4 : 0) : "memory");
+}
+
+/* ---- barriers in shared memory ---- */
+
+DEV void barrier_init(u32 bar, u32 arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
+}
+
+/* After the inits and before anyone, or any copy, uses the barriers. */
+DEV void barrier_init_fence(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+DEV void barrier_arrive(u32 bar)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+
+/* bar is an address from cluster_address. It says "I have read", and orders nothing that this thread wrote
+ * for other blocks: a release at cluster scope would wait for all its memory traffic. */
+DEV void barrier_arrive_cluster(u32 bar)
+{
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+
+DEV void barrier_arrive_expect(u32 bar, u32 bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+
+/* Arrives when all earlier copy_async_4 of this thread have landed. */
+DEV void barrier_arrive_copies(u32 bar)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+}
+
+DEV void barrier_wait(u32 bar, u32 parity)
+{
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@done bra over;\n"
+                 "bra again;\n"
+                 "over:\n"
+                 "}" ::"r"(bar),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* Barrier `id` of some warps of a block. */
+DEV void threads_sync(u32 id, u32 threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* Orders ordinary shared-memory accesses before later bulk copies and matrix products. */
+DEV void fence_proxy_async(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* ---- bulk tensor copies ---- */
+
+#define L2_EVICT_FIRST 0x12F0000000000000ull
+#define L2_EVICT_NORMAL 0x1000000000000000ull
+#define L2_EVICT_LAST 0x14F0000000000000ull
+
+DEV void tensor_map_prefetch(const tensor_map *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+DEV void tensor_load_3d(u32 to, const tensor_map *map, u32 bar, int x, int y, int z, u64 policy)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(bar), "l"(policy)
+                 : "memory");
+}
+
+/* The same box to the same place in every block of the cluster whose bit is set in `blocks`. */
+DEV void tensor_load_3d_multicast(u32 to, const tensor_map *map, u32 bar, int x, int y, int z, u16 blocks, u64 policy)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(to),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(bar), "h"(blocks), "l"(policy)
+                 : "memory");
+}
+
+/* From shared memory; what lies beyond the tensor is left out. */
+DEV void tensor_store_3d(const tensor_map *map, u32 from, int x, int y, int z)
+{
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+                 "r"(from), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+
+DEV void tensor_store_commit(void)
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* This thread's stores have read their shared memory; or are done. */
+DEV void tensor_store_wait_read(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+DEV void tensor_store_wait(void)
+{
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/* ---- clusters, registers, launches ---- */
+
+DEV u32 cluster_rank(void)
+{
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+DEV void cluster_arrive(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+/* For a meeting that publishes no writes: cheap, as it waits for no memory traffic. */
+DEV void cluster_arrive_relaxed(void)
+{
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
+DEV void cluster_wait(void)
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+#define REGISTERS_GIVE(n) asm volatile("setmaxnreg.dec.sync.aligned.u32 " #n ";")
+#define REGISTERS_TAKE(n) asm volatile("setmaxnreg.inc.sync.aligned.u32 " #n ";")
+
+/* Wait until the kernels before this one in the stream are done and their writes are seen. */
+DEV void grid_wait(void)
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+/* Let the next kernel of the stream begin its part before its own grid_wait. */
+DEV void grid_release(void)
+{
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+/* ---- numbers ---- */
+
+/* Two floats to bf16, rounded to nearest even; `low` goes to the low half. */
+DEV u32 pack_bf16(float low, float high)
+{
+    u32 v;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+    return v;
+}
+
+DEV u32 pack_f16(float low, float high)
+{
+    u32 v;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+    return v;
+}
+
+/* ---- warpgroup matrix product: d[64,N] = or += a[64,32] b[N,32]', e4m3 with float sums ---- */
+
+/* An operand tile in shared memory: rows of 128 bytes along K with the 128-byte swizzle of the
+ * tensor map, first row at a multiple of 1024. 32 further values of K are 2 more in the descriptor. */
+DEV u64 wgmma_operand(u32 at)
+{
+    return (u64)((at & 0x3FFFF) >> 4) | ((u64)1 << 16) | ((u64)64 << 32) | ((u64)1 << 62);
+}
+#define WGMMA_K_STEP 2
+
+DEV void wgmma_fence(void)
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+DEV void wgmma_commit(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+#define WGMMA_WAIT(pending) asm volatile("wgmma.wait_group.sync.aligned " #pending ";" ::: "memory")
+
+/* WGMMA_E4M3(N, d, a, b, accumulate): d is float[N / 2]: for j < N / 8, lane l of warp w holds rows
+ * 16 w + l / 4 (d[4j], d[4j+1]) and 8 below it (d[4j+2], d[4j+3]), columns 8 j + 2 (l % 4) and the next. */
+#define WGMMA_E4M3(N, d, a, b, accumulate) WGMMA_E4M3_(N, d, a, b, accumulate)
+#define WGMMA_E4M3_(N, d, a, b, accumulate)                                                                           \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " WGMMA_P##N ", 0;\n"                                              \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" WGMMA_S##N "}, " WGMMA_O##N             \
+                 ", p, 1, 1;\n}"                                                                                      \
+                 : WGMMA_R##N(d)                                                                                      \
+                 : "l"(a), "l"(b), "r"(accumulate)                                                                    \
+                 : "memory")
+#define WGMMA_Q(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define WGMMA_S8 "%0,%1,%2,%3"
+#define WGMMA_R8(d) WGMMA_Q(d, 0)
+#define WGMMA_O8 "%4, %5"
+#define WGMMA_P8 "%6"
+#define WGMMA_S16 WGMMA_S8 ",%4,%5,%6,%7"
+#define WGMMA_R16(d) WGMMA_R8(d), WGMMA_Q(d, 4)
+#define WGMMA_O16 "%8, %9"
+#define WGMMA_P16 "%10"
+#define WGMMA_S24 WGMMA_S16 ",%8,%9,%10,%11"
+#define WGMMA_R24(d) WGMMA_R16(d), WGMMA_Q(d, 8)
+#define WGMMA_O24 "%12, %13"
+#define WGMMA_P24 "%14"
+#define WGMMA_S32 WGMMA_S24 ",%12,%13,%14,%15"
+#define WGMMA_R32(d) WGMMA_R24(d), WGMMA_Q(d, 12)
+#define WGMMA_O32 "%16, %17"
+#define WGMMA_P32 "%18"
+#define WGMMA_S40 WGMMA_S32 ",%16,%17,%18,%19"
+#define WGMMA_R40(d) WGMMA_R32(d), WGMMA_Q(d, 16)
+#define WGMMA_O40 "%20, %21"
+#define WGMMA_P40 "%22"
+#define WGMMA_S48 WGMMA_S40 ",%20,%21,%22,%23"
+#define WGMMA_R48(d) WGMMA_R40(d), WGMMA_Q(d, 20)
+#define WGMMA_O48 "%24, %25"
+#define WGMMA_P48 "%26"
+#define WGMMA_S56 WGMMA_S48 ",%24,%25,%26,%27"
+#define WGMMA_R56(d) WGMMA_R48(d), WGMMA_Q(d, 24)
+#define WGMMA_O56 "%28, %29"
+#define WGMMA_P56 "%30"
+#define WGMMA_S64 WGMMA_S56 ",%28,%29,%30,%31"
+#define WGMMA_R64(d) WGMMA_R56(d), WGMMA_Q(d, 28)
+#define WGMMA_O64 "%32, %33"
+#define WGMMA_P64 "%34"
+#define WGMMA_S72 WGMMA_S64 ",%32,%33,%34,%35"
+#define WGMMA_R72(d) WGMMA_R64(d), WGMMA_Q(d, 32)
+#define WGMMA_O72 "%36, %37"
+#define WGMMA_P72 "%38"
+#define WGMMA_S80 WGMMA_S72 ",%36,%37,%38,%39"
+#define WGMMA_R80(d) WGMMA_R72(d), WGMMA_Q(d, 36)
+#define WGMMA_O80 "%40, %41"
+#define WGMMA_P80 "%42"
+#define WGMMA_S88 WGMMA_S80 ",%40,%41,%42,%43"
+#define WGMMA_R88(d) WGMMA_R80(d), WGMMA_Q(d, 40)
+#define WGMMA_O88 "%44, %45"
+#define WGMMA_P88 "%46"
+#define WGMMA_S96 WGMMA_S88 ",%44,%45,%46,%47"
+#define WGMMA_R96(d) WGMMA_R88(d), WGMMA_Q(d, 44)
+#define WGMMA_O96 "%48, %49"
+#define WGMMA_P96 "%50"
+#define WGMMA_S104 WGMMA_S96 ",%48,%49,%50,%51"
+#define WGMMA_R104(d) WGMMA_R96(d), WGMMA_Q(d, 48)
+#define WGMMA_O104 "%52, %53"
+#define WGMMA_P104 "%54"
+#define WGMMA_S112 WGMMA_S104 ",%52,%53,%54,%55"
+#define WGMMA_R112(d) WGMMA_R104(d), WGMMA_Q(d, 52)
+#define WGMMA_O112 "%56, %57"
+#define WGMMA_P112 "%58"
+#define WGMMA_S120 WGMMA_S112 ",%56,%57,%58,%59"
+#define WGMMA_R120(d) WGMMA_R112(d), WGMMA_Q(d, 56)
+#define WGMMA_O120 "%60, %61"
+#define WGMMA_P120 "%62"
+#define WGMMA_S128 WGMMA_S120 ",%60,%61,%62,%63"
+#define WGMMA_R128(d) WGMMA_R120(d), WGMMA_Q(d, 60)
+#define WGMMA_O128 "%64, %65"
+#define WGMMA_P128 "%66"
+#define WGMMA_S136 WGMMA_S128 ",%64,%65,%66,%67"
+#define WGMMA_R136(d) WGMMA_R128(d), WGMMA_Q(d, 64)
+#define WGMMA_O136 "%68, %69"
+#define WGMMA_P136 "%70"
+#define WGMMA_S144 WGMMA_S136 ",%68,%69,%70,%71"
+#define WGMMA_R144(d) WGMMA_R136(d), WGMMA_Q(d, 68)
+#define WGMMA_O144 "%72, %73"
+#define WGMMA_P144 "%74"
+#define WGMMA_S152 WGMMA_S144 ",%72,%73,%74,%75"
+#define WGMMA_R152(d) WGMMA_R144(d), WGMMA_Q(d, 72)
+#define WGMMA_O152 "%76, %77"
+#define WGMMA_P152 "%78"
+#define WGMMA_S160 WGMMA_S152 ",%76,%77,%78,%79"
+#define WGMMA_R160(d) WGMMA_R152(d), WGMMA_Q(d, 76)
+#define WGMMA_O160 "%80, %81"
+#define WGMMA_P160 "%82"
+#define WGMMA_S168 WGMMA_S160 ",%80,%81,%82,%83"
+#define WGMMA_R168(d) WGMMA_R160(d), WGMMA_Q(d, 80)
+#define WGMMA_O168 "%84, %85"
+#define WGMMA_P168 "%86"
+#define WGMMA_S176 WGMMA_S168 ",%84,%85,%86,%87"
+#define WGMMA_R176(d) WGMMA_R168(d), WGMMA_Q(d, 84)
+#define WGMMA_O176 "%88, %89"
+#define WGMMA_P176 "%90"
+#define WGMMA_S184 WGMMA_S176 ",%88,%89,%90,%91"
+#define WGMMA_R184(d) WGMMA_R176(d), WGMMA_Q(d, 88)
+#define WGMMA_O184 "%92, %93"
+#define WGMMA_P184 "%94"
+#define WGMMA_S192 WGMMA_S184 ",%92,%93,%94,%95"
+#define WGMMA_R192(d) WGMMA_R184(d), WGMMA_Q(d, 92)
+#define WGMMA_O192 "%96, %97"
+#define WGMMA_P192 "%98"
+
+#endif

@@ -1,0 +1,250 @@
+/* What the row-wise quantisers share on the device: types, 16-byte loads, ranges
+ * within a warp or block, 8-bit codes, and the exact division by a scale.
+ *
+ * Parameters, defined before this file by the plan:
+ *   X_FORMAT  of x: 0 f32, 1 f16, 2 bf16
+ *   TYPE      of codes: 0 e4m3fn, 1 e4m3fnuz, 2 e5m2, 3 int8
+ *   ASYMMETRIC  1: zero points; BOUNDED  1: scale_ub holds scales down
+ *
+ * A lane works on PER = 8 neighbouring elements. */
+#ifndef QN_CUDA_ROWS_H
+#define QN_CUDA_ROWS_H
+
+#if __CUDA_ARCH__ >= 890
+#define HAS_FP8 1 /* cvt to e4m3 and e5m2 */
+#else
+#define HAS_FP8 0
+#endif
+
+#define PER 8
+#define X_BYTES (X_FORMAT == 0 ? 4 : 2)
+#define X_WORDS (PER * X_BYTES / 16) /* 16-byte words of a lane's elements */
+#define INT8 (TYPE == 3)
+#define CODE_MAX (TYPE == 3 ? 127.0f : TYPE == 2 ? 57344.0f : TYPE == 1 ? 224.0f : 448.0f)
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef long long i64;
+
+/* ---- loads ---- */
+
+static __device__ inline uint4 load_once(const char *p)
+{
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
+static __device__ inline float from_f16(u16 bits)
+{
+    float v;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(bits));
+    return v;
+}
+
+static __device__ inline void widen(u32 word, float *v)
+{
+#if X_FORMAT == 1
+    v[0] = from_f16((u16)word);
+    v[1] = from_f16((u16)(word >> 16));
+#else
+    v[0] = __uint_as_float(word << 16);
+    v[1] = __uint_as_float(word & 0xffff0000u);
+#endif
+}
+
+/* A lane's elements as floats. */
+static __device__ inline void unpack(const uint4 *raw, float *v)
+{
+#if X_FORMAT == 0
+#pragma unroll
+    for (int i = 0; i < X_WORDS; i++) {
+        v[4 * i] = __uint_as_float(raw[i].x);
+        v[4 * i + 1] = __uint_as_float(raw[i].y);
+        v[4 * i + 2] = __uint_as_float(raw[i].z);
+        v[4 * i + 3] = __uint_as_float(raw[i].w);
+    }
+#else
+    widen(raw[0].x, v);
+    widen(raw[0].y, v + 2);
+    widen(raw[0].z, v + 4);
+    widen(raw[0].w, v + 6);
+#endif
+}
+
+static __device__ inline float load_one(const char *row, i64 i)
+{
+#if X_FORMAT == 0
+    return ((const float *)row)[i];
+#elif X_FORMAT == 1
+    return from_f16(((const u16 *)row)[i]);
+#else
+    return __uint_as_float((u32)((const u16 *)row)[i] << 16);
+#endif
+}
+
+/* ---- ranges ---- */
+
+/* NaN does not count. Zero points need both ends, which include 0; the others the largest magnitude. */
+struct range {
+#if ASYMMETRIC
+    float low;
+#endif
+    float high;
+};
+
+static __device__ inline range no_range()
+{
+    range r;
+#if ASYMMETRIC
+    r.low = 0.0f;
+#endif
+    r.high = 0.0f;
+    return r;
+}
+
+static __device__ inline void widen_range(range *r, float v)
+{
+#if ASYMMETRIC
+    r->low = fminf(r->low, v);
+    r->high = fmaxf(r->high, v);
+#else
+    r->high = fmaxf(r->high, fabsf(v));
+#endif
+}
+
+/* Over LANES neighbouring lanes, a power of two. */
+static __device__ inline void reduce_lanes(range *r, int lanes)
+{
+#pragma unroll
+    for (int step = lanes / 2; step > 0; step /= 2) {
+#if ASYMMETRIC
+        r->low = fminf(r->low, __shfl_xor_sync(0xffffffffu, r->low, step));
+#endif
+        r->high = fmaxf(r->high, __shfl_xor_sync(0xffffffffu, r->high, step));
+    }
+}
+
+/* Over the whole block, a multiple of 32 threads. */
+static __device__ inline void reduce_block(range *r)
+{
+    __shared__ range parts[32];
+    reduce_lanes(r, 32);
+    if (blockDim.x <= 32) {
+        return;
+    }
+    if (threadIdx.x % 32 == 0) {
+        parts[threadIdx.x / 32] = *r;
+    }
+    __syncthreads();
+    const unsigned int lane = threadIdx.x % 32;
+    *r = lane < blockDim.x / 32 ? parts[lane] : no_range();
+    reduce_lanes(r, 32);
+}
+
+/* Let the next kernel of the stream start its blocks, wait for the one before. */
+static __device__ inline void begin_kernel()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* ---- codes ---- */
+
+/* v / s, rounded correctly, for many v: a reciprocal within an ulp and one correction. */
+struct divisor {
+    float s, r;
+};
+
+static __device__ inline divisor divide_by(float s)
+{
+    divisor d;
+    asm("rcp.approx.f32 %0, %1;" : "=f"(d.r) : "f"(s));
+    d.r = __fmaf_rn(d.r, __fmaf_rn(-s, d.r, 1.0f), d.r);
+    d.s = s;
+    if (!(s < __int_as_float(0x7f800000))) { /* finite / infinite is 0, infinite / infinite NaN */
+        d.r = 0.0f;
+        d.s = 1.0f;
+    }
+    return d;
+}
+
+/* The signs make a negative zero stay one. */
+static __device__ inline float quotient(float v, divisor d)
+{
+    const float q = v * d.r;
+    const float exact = __fmaf_rn(-__fmaf_rn(q, d.s, -v), d.r, q);
+#if BOUNDED
+    return fabsf(q) < 1e30f ? exact : q; /* only a bound makes a scale smaller than its values ask for */
+#else
+    return exact;
+#endif
+}
+
+/* most / limit, rounded correctly, limit a constant; for most too small for that the floors of scales decide. */
+static __device__ inline float ratio(float most, float limit)
+{
+    const float r = 1.0f / limit, q = most * r;
+    const float exact = __fmaf_rn(-__fmaf_rn(q, limit, -most), r, q);
+    return most < __int_as_float(0x7f800000) ? exact : most;
+}
+
+/* Normal codes: add just under half of the last kept bit and the tie's parity. Subnormal ones: an
+ * addition whose last bit is the step of the codes rounds. */
+static __device__ inline u32 soft_code(float v, int mantissa, u32 bias, float magic, u32 most)
+{
+    const u32 bits = __float_as_uint(v), size = bits & 0x7fffffffu;
+    const int drop = 23 - mantissa;
+    const u32 normal = ((size + (1u << (drop - 1)) - 1 + (size >> drop & 1)) >> drop) - (bias << mantissa);
+    const u32 tiny = __float_as_uint(fabsf(v) + magic) - __float_as_uint(magic);
+    u32 code = size < (bias + 1) << 23 ? tiny : normal;
+    code = code > most ? most : code;
+    code |= bits >> 24 & 0x80;
+    return size > 0x7f800000u ? 0x7fu : code;
+}
+
+/* Two codes, the first in the low byte. */
+static __device__ inline u32 two_codes(float a, float b)
+{
+#if TYPE == 3
+    int i, j;
+    asm("cvt.rni.sat.s8.f32 %0, %1;" : "=r"(i) : "f"(a));
+    asm("cvt.rni.sat.s8.f32 %0, %1;" : "=r"(j) : "f"(b));
+    return (u32)(i & 0xff) | (u32)(j & 0xff) << 8;
+#elif TYPE == 1
+    /* e4m3fnuz is e4m3fn of twice the value, without a negative zero; NaN is 0x80 */
+    const float held[2] = {fminf(fmaxf(a, -224.0f), 224.0f) * 2.0f, fminf(fmaxf(b, -224.0f), 224.0f) * 2.0f};
+    u32 i = soft_code(held[0], 3, 120, 16384.0f, 0x7e), j = soft_code(held[1], 3, 120, 16384.0f, 0x7e);
+    i = a != a ? 0x80u : i == 0x80u ? 0u : i;
+    j = b != b ? 0x80u : j == 0x80u ? 0u : j;
+    return i | j << 8;
+#elif HAS_FP8
+    u16 codes;
+#if TYPE == 2
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(b), "f"(a));
+#else
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(b), "f"(a));
+#endif
+    return codes;
+#elif TYPE == 2
+    return soft_code(a, 2, 112, 128.0f, 0x7b) | soft_code(b, 2, 112, 128.0f, 0x7b) << 8;
+#else
+    return soft_code(a, 3, 120, 16384.0f, 0x7e) | soft_code(b, 3, 120, 16384.0f, 0x7e) << 8;
+#endif
+}
+
+/* Store a lane's PER codes of values already divided. */
+static __device__ inline void store_codes(char *q, const float *v)
+{
+    uint2 out;
+    out.x = two_codes(v[0], v[1]) | two_codes(v[2], v[3]) << 16;
+    out.y = two_codes(v[4], v[5]) | two_codes(v[6], v[7]) << 16;
+    *(uint2 *)q = out;
+}
+
+#endif

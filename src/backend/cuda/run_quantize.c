@@ -1,0 +1,232 @@
+/* Host side of the row-wise quantisers: quantize_fp8 and silu_mul_quant.
+ *
+ * A plan has up to three functions: the one-pass kernel that its shape
+ * allows (a team of lanes a group, or registers of a block a row) and the plain
+ * one, which any alignment, stride and length is left to at the run. */
+#include <string.h>
+
+#include "backend/cuda/cuda.h"
+#include "base/checked.h"
+#include "kernels/common/cuda_rows.h"
+#include "ref/slots.h"
+
+enum {
+    PER = 8,        /* elements of a lane: kernels/cuda/rows.h */
+    MOST_ITEMS = 4, /* lanes' worth in a thread's registers */
+    MOST_THREADS = 1024,
+    TEAM_THREADS = 256,
+    PLAIN_THREADS = 128,
+    UNROLL = 4,            /* segments of a team, one after the other, with all loads in flight */
+    DEPENDENT_BLOCKS = 32, /* up to here a launch gains from starting early; wider ones lost by it */
+    MOST_GRID_X = 0x7fffffff,
+    MOST_GRID_Y = 65535
+};
+
+/* The programs of a plan. WIDE: as FAST, but spread over more threads (a row over a whole block, a segment
+ * a team), for runs of so few rows that multiprocessors would idle. */
+enum { PLAIN = 0, FAST = 1, WIDE = 2 };
+
+/* How the segments of a descriptor are worked on. */
+typedef struct shape_plan {
+    int64_t k, segments, length;
+    int32_t lanes;                    /* of a team; 0: no team kernel */
+    int32_t items, threads;           /* of a block a row; 0: no row kernel */
+    int32_t wide_items, wide_threads; /* of the same in WIDE */
+    int32_t wide;                     /* there is a WIDE program */
+} shape_plan;
+
+static int is_silu(const qn_op_desc *desc)
+{
+    return desc->op == QN_OP_SILU_MUL_QUANT;
+}
+
+static int is_static(const qn_op_desc *desc)
+{
+    return !is_silu(desc) && desc->attr[QN_ATTR_MODE].i == QN_STATIC;
+}
+
+static int is_grouped(const qn_op_desc *desc)
+{
+    return is_silu(desc) ? desc->attr[QN_ATTR_GROUP].i > 0 : desc->attr[QN_ATTR_GRANULARITY].i == QN_PER_GROUP;
+}
+
+static int32_t block_threads(int64_t vectors, int32_t items)
+{
+    return (int32_t)(qn_ceil_div(qn_ceil_div(vectors, items), 32) * 32);
+}
+
+static shape_plan plan_shape(const qn_op_desc *desc)
+{
+    const int64_t columns = desc->in[0].dims[1], k = is_silu(desc) ? columns / 2 : columns;
+    const int grouped = is_grouped(desc);
+    shape_plan p = {.k = k, .length = grouped ? desc->attr[QN_ATTR_GROUP].i : qn_max_i64(k, 1)};
+    p.segments = grouped ? qn_ceil_div(k, p.length) : 1;
+    const int64_t lanes = p.length / PER;
+    if (k % PER != 0 || k == 0) {
+        return p;
+    }
+    if (p.length % PER == 0 && lanes <= 32 && (lanes & (lanes - 1)) == 0) {
+        p.lanes = (int32_t)lanes;
+        p.wide = 1;
+    } else if (p.segments == 1 && k <= (int64_t)PER * MOST_ITEMS * MOST_THREADS) {
+        const int64_t vectors = k / PER;
+        p.items = (int32_t)qn_min_i64(MOST_ITEMS, qn_ceil_div(vectors, 128));
+        p.threads = block_threads(vectors, p.items);
+        p.wide_items = (int32_t)qn_ceil_div(vectors, MOST_THREADS);
+        p.wide_threads = block_threads(vectors, p.wide_items);
+        p.wide = p.wide_items != p.items;
+    }
+    return p;
+}
+
+static int32_t x_format(const qn_op_desc *desc)
+{
+    const qn_format format = desc->in[0].format;
+    return format == QN_F32 ? 0 : format == QN_F16 ? 1 : 2;
+}
+
+static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
+{
+    (void)kernel;
+    if (is_silu(desc)) {
+        return NULL;
+    }
+    const int32_t granularity = desc->attr[QN_ATTR_GRANULARITY].i;
+    if (granularity == QN_PER_BLOCK) {
+        return "scales of 128x128 blocks span rows";
+    }
+    if (granularity == QN_PER_TENSOR && !is_static(desc)) {
+        return "the range of a whole tensor spans rows";
+    }
+    return NULL;
+}
+
+static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
+                        qn_cuda_program *out)
+{
+    (void)kernel;
+    (void)device;
+    const shape_plan p = plan_shape(desc);
+    const int silu = is_silu(desc);
+    const int32_t count = p.wide ? 3 : p.lanes || p.items ? 2 : 1;
+    for (int32_t i = 0; i < count; i++) {
+        out[i].source = silu ? "silu_mul_quant.cu" : "quantize_fp8.cu";
+        qn_cuda_define(&out[i], "X_FORMAT", x_format(desc));
+        qn_cuda_define(&out[i], "TYPE", desc->attr[QN_ATTR_TYPE].i);
+        qn_cuda_define(&out[i], "LANES", p.lanes);
+        qn_cuda_define(&out[i], "UNROLL", i == WIDE ? 1 : UNROLL);
+        qn_cuda_define(&out[i], "ITEMS", i == WIDE ? p.wide_items : p.items);
+        qn_cuda_define(&out[i], "THREADS", i == WIDE ? p.wide_threads : p.threads);
+        qn_cuda_define(&out[i], "ASYMMETRIC", silu && !desc->attr[QN_ATTR_SYMMETRIC].i);
+        qn_cuda_define(&out[i], "BOUNDED", desc->attr[QN_ATTR_SCALE_UB].f > 0.0f);
+        if (!silu) {
+            qn_cuda_define(&out[i], "STATIC", is_static(desc));
+            qn_cuda_define(&out[i], "GROUPED", is_grouped(desc));
+        }
+    }
+    out[PLAIN].entry = silu ? "qn_silu_mul_quant_plain" : "qn_quantize_fp8_plain";
+    for (int32_t i = FAST; i < count; i++) {
+        out[i].entry = p.lanes ? (silu ? "qn_silu_mul_quant_team" : "qn_quantize_fp8_team")
+                               : (silu ? "qn_silu_mul_quant_row" : "qn_quantize_fp8_row");
+    }
+    return count;
+}
+
+/* ---- the run ---- */
+
+/* Steps from row to row and from segment to segment of a tensor of scales; the scale of a whole tensor has none. */
+static void scale_steps(const qn_op_desc *desc, const qn_shape *shape, const int64_t *strides, long long *row,
+                        long long *segment)
+{
+    const int col = desc->attr[QN_ATTR_SCALE_LAYOUT].i == QN_SCALE_COL && is_grouped(desc);
+    const int per_tensor = !is_silu(desc) && desc->attr[QN_ATTR_GRANULARITY].i == QN_PER_TENSOR;
+    const int64_t across = shape->ndim == 2 ? strides[0] : 4;
+    *row = per_tensor ? 0 : col ? 4 : across;
+    *segment = col ? across : 4;
+}
+
+static qn_cuda_rows arguments_of(const qn_run_call *call, const shape_plan *p)
+{
+    const qn_op_desc *desc = call->desc;
+    const qn_args *args = call->args;
+    qn_cuda_rows a;
+    memset(&a, 0, sizeof a);
+    a.x = args->in[0].data;
+    a.x_row = args->in[0].strides[0];
+    a.q = args->out[0].data;
+    a.q_row = args->out[0].strides[0];
+    a.scale = args->out[1].data;
+    scale_steps(desc, &args->out[1].shape, args->out[1].strides, &a.scale_row, &a.scale_segment);
+    if (args->out[2].shape.format != QN_FORMAT_NONE) {
+        a.azp = args->out[2].data;
+        scale_steps(desc, &args->out[2].shape, args->out[2].strides, &a.azp_row, &a.azp_segment);
+    }
+    if (is_static(desc)) {
+        a.given = args->in[QN_QUANT_SCALE].data;
+        scale_steps(desc, &args->in[QN_QUANT_SCALE].shape, args->in[QN_QUANT_SCALE].strides, &a.given_row,
+                    &a.given_segment);
+    }
+    a.m = call->sizes.m;
+    a.k = p->k;
+    a.segments = p->segments;
+    a.length = p->length;
+    a.bound = desc->attr[QN_ATTR_SCALE_UB].f;
+    a.power_of_two = desc->attr[QN_ATTR_SCALE_FORMAT].i == QN_SCALE_UE8M0;
+    return a;
+}
+
+/* Rows start at 16-byte boundaries, and up after gate too. */
+static int is_aligned(const qn_cuda_rows *a, const qn_op_desc *desc)
+{
+    const int64_t element = desc->in[0].format == QN_F32 ? 4 : 2;
+    const uint64_t x = (uint64_t)(uintptr_t)a->x | (uint64_t)a->x_row | (uint64_t)(is_silu(desc) ? a->k * element : 0);
+    const uint64_t q = (uint64_t)(uintptr_t)a->q | (uint64_t)a->q_row;
+    return x % 16 == 0 && q % PER == 0;
+}
+
+static qn_status launch(const qn_cuda_run *run, qn_error *error)
+{
+    const qn_op_desc *desc = run->call->desc;
+    const shape_plan p = plan_shape(desc);
+    qn_cuda_rows a = arguments_of(run->call, &p);
+    void *const arguments[] = {&a};
+    qn_cuda_geometry g = {.grid = {(uint32_t)qn_min_i64(qn_max_i64(a.m, 1), MOST_GRID_X), 1, 1}, .block = {1, 1, 1}};
+    if (p.segments == 0) {
+        return QN_OK; /* groups of no columns */
+    }
+    if (a.m == 0) { /* the scale of a whole tensor is written even so */
+        a.m = 1;
+        a.k = 0;
+    }
+    const int64_t vectors = p.segments * p.lanes;
+    const int fast =
+        (p.lanes || p.items) && a.k && is_aligned(&a, desc) && vectors <= (int64_t)MOST_GRID_Y * TEAM_THREADS;
+    const int wide = fast && p.wide && a.m * (p.lanes ? qn_ceil_div(vectors, TEAM_THREADS) : 1) < run->device->sms;
+    if (fast && p.lanes) { /* as many blocks a row as full ones would be, all of about the same size */
+        const int64_t unroll = wide ? 1 : UNROLL, blocks = qn_ceil_div(vectors, TEAM_THREADS * unroll);
+        g.block[0] = (uint32_t)(qn_ceil_div(qn_ceil_div(vectors, blocks * unroll), 32) * 32);
+        g.grid[1] = (uint32_t)qn_ceil_div(vectors, (int64_t)g.block[0] * unroll);
+    } else if (fast) {
+        g.block[0] = (uint32_t)(wide ? p.wide_threads : p.threads);
+    } else {
+        g.block[0] = PLAIN_THREADS;
+        g.grid[1] = (uint32_t)qn_min_i64(p.segments, MOST_GRID_Y);
+    }
+    g.dependent = run->device->major >= 9 && (int64_t)g.grid[0] * g.grid[1] <= DEPENDENT_BLOCKS;
+    return qn_cuda_launch(run, wide ? WIDE : fast ? FAST : PLAIN, &g, arguments, error);
+}
+
+static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .launch = launch};
+
+#define ROW(op_, contract)                                                                                             \
+    {                                                                                                                  \
+        QN_CUDA_HOOKS, .name = "qn_" contract "__sm80_rows", .op = (op_), .level = "sm_80 and later",                  \
+                       .status = "tested", .accepts = accepts, .impl = &impl                                           \
+    }
+
+static const qn_kernel kernels[] = {
+    ROW(QN_OP_QUANTIZE_FP8, "quantize_fp8_fp_q8"),
+    ROW(QN_OP_SILU_MUL_QUANT, "silu_mul_quant_fp_q8"),
+};
+
+const qn_cuda_family qn_cuda_quantize_family = {kernels, sizeof kernels};
