@@ -209,8 +209,7 @@ static int measure_on_device(bench *b, const bench_case *k, const void *blob, be
     double us[DEVICE_REPS];
     qn_args args = k->args;
     args.packed = blob;
-    const int code =
-        device_time_cold(b->c, k->plan, &args, k->sizes.m, us, DEVICE_REPS, &r->reps, &r->rotated_bytes);
+    const int code = device_time_cold(b->c, k->plan, &args, k->sizes.m, us, DEVICE_REPS, &r->reps, &r->rotated_bytes);
     if (code)
         return code;
     r->median = cli_median(us, r->reps);

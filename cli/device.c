@@ -117,8 +117,7 @@ static int open_run(device_run_state *s, cli *c, const qn_plan *plan, const qn_a
 static int enqueue(device_run_state *s, int copy)
 {
     qn_error error = {0};
-    return check(s, qn_run(s->plan, &s->copies[copy].args, s->workspace, s->workspace_bytes, &s->exec, &error),
-                 &error);
+    return check(s, qn_run(s->plan, &s->copies[copy].args, s->workspace, s->workspace_bytes, &s->exec, &error), &error);
 }
 
 static int wait(device_run_state *s)

@@ -65,6 +65,7 @@ typedef struct qn_tensor_map {
 
 enum {
     CU_TENSOR_U8 = 0,
+    CU_TENSOR_U16 = 1,
     CU_TENSOR_I32 = 3,
     CU_TENSOR_F16 = 6,
     CU_TENSOR_F32 = 7,

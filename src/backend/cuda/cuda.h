@@ -106,7 +106,7 @@ void qn_cuda_pop(const qn_cuda *cuda);
 
 /* ---- programs ---- */
 
-#define QN_CUDA_PROGRAMS 8 /* most that a plan may have */
+#define QN_CUDA_PROGRAMS 12 /* most that a plan may have */
 
 /* One kernel function to be compiled: the fixed body with these parameters before it. */
 typedef struct qn_cuda_program {

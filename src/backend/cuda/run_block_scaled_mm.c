@@ -1,7 +1,6 @@
-/* Host side of block_scaled_mm on Hopper. A plan has a kernel for few rows at each
- * of several heights, one for many rows, and a plain one for operands that the bulk
- * copies cannot take; the run picks by M and alignment. What the kernels expect is
- * the host contract at the top of each source.
+/* Host side of block_scaled_mm on Hopper. A plan has a kernel for few rows at each of several heights, one for 65 to
+ * 128 rows, tiles for many rows, and a plain kernel for operands that the bulk copies cannot take; the run picks by M
+ * and alignment. What the kernels expect, and which tile is best where, is the host contract at the top of each source.
  *
  * Hopper's FP8 products are summed with about 14 bits inside one instruction, so random values may pass the error
  * model of docs/operators.md, which supposes f32 sums (measured: up to 5.3 times it, at small K); the exact grid
@@ -12,27 +11,43 @@
 #include "base/checked.h"
 #include "ref/slots.h"
 
-enum {
-    BM = 128,
-    BN = 128,
-    STAGES = 6,
-    TILE_GROUPS = 2,
-    TILE_THREADS = 128 + 128 * TILE_GROUPS,
-    SKINNY_GROUPS = 1,
-    SKINNY_UNROLL = 2,
-    SKINNY_THREADS = 128 * SKINNY_GROUPS + 64,
-    STRIP = 64 * SKINNY_GROUPS,
-    MOST_SHARED = 232448,
-    MOST_SPLIT = 8,
-    PLAIN_TILE = 64,
-    PLAIN_THREADS = 256,
-    MOST_GRID_Y = 65535
-};
+enum { MOST_SHARED = 232448, MOST_SPLIT = 8, PLAIN_TILE = 64, PLAIN_THREADS = 256, MOST_GRID_Y = 65535 };
 
-/* Programs of a plan: plain, tiles, then the heights of the skinny kernel. */
-enum { PLAIN = 0, TILES = 1, SKINNY = 2 };
+/* Programs of a plan: plain, tiles, then the heights of the skinny kernel. FEW has one row of tiles. ANY takes any
+ * alignment of d. */
+enum { PLAIN = 0, TALL, TALL_PAIR, WIDE, ANY, FEW, SKINNY };
 static const int32_t heights[] = {8, 16, 32, 64, 128};
 enum { HEIGHTS = sizeof heights / sizeof *heights };
+
+typedef struct tile {
+    int32_t bm, bn, stages, cluster, parts, store;
+    double weight; /* share of the best tile's speed that it reaches when the card is full */
+} tile;
+
+enum { TILE_GROUPS = 2, TILE_THREADS = 128 + 128 * TILE_GROUPS };
+
+static const tile stored[] = {[TALL] = {256, 128, 3, 1, 1, 1, 1.00},
+                              [TALL_PAIR] = {256, 128, 3, 2, 1, 1, 1.00},
+                              [WIDE] = {128, 192, 4, 1, 1, 1, 0.94},
+                              [ANY] = {128, 160, 6, 1, 1, 0, 0.92}};
+
+/* Parameters of the skinny kernel; stages are at most those, fewer where they do not fit. */
+typedef struct strip {
+    int32_t groups, split, unroll, stages, occupancy;
+} strip;
+
+/* Measured on an H200: for strips of 64 rows of b and 128-blocks of K, up to 32, 64 and 128 rows. */
+static const struct tuned {
+    int32_t strips, blocks;
+    strip rows32, rows64, rows128;
+} tuned[] = {
+    {33, 56, {2, 4, 2, 6, 1}, {2, 4, 2, 4, 1}, {2, 4, 1, 6, 1}},
+    {64, 56, {1, 2, 4, 6, 1}, {1, 2, 4, 3, 1}, {1, 2, 2, 4, 1}},
+    {112, 16, {1, 2, 2, 6, 2}, {1, 2, 1, 6, 2}, {1, 2, 1, 6, 1}},
+    {112, 128, {4, 4, 2, 3, 1}, {2, 4, 2, 2, 2}, {2, 2, 1, 6, 1}},
+    {384, 12, {3, 1, 2, 4, 1}, {3, 1, 1, 7, 1}, {3, 1, 1, 4, 1}},
+    {512, 4, {2, 1, 2, 3, 2}, {2, 1, 1, 4, 2}, {2, 1, 1, 4, 1}},
+};
 
 static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 {
@@ -47,58 +62,115 @@ static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
     return b->dims[0] > INT32_MAX || b->dims[1] > INT32_MAX ? "N or K is 2^31 or more" : NULL;
 }
 
-/* Parts of K: as many blocks as the device holds at once, of whole 128-blocks. */
-static int32_t split_of(int64_t n, int64_t k, const qn_cuda_device *device)
+static int32_t tile_shared(const tile *t)
 {
-    const int64_t strips = qn_ceil_div(n, STRIP), blocks = qn_ceil_div(k, 128);
-    int32_t split = 1;
-    while (split < MOST_SPLIT && 2 * split * strips <= device->sms && 2 * split <= blocks) {
-        split *= 2;
-    }
-    return split;
+    return 1024 + t->store * t->bm * t->bn * 2 + t->stages * (128 * (t->bm + t->bn) + 4 * (t->bm + 4) + 24);
 }
 
-/* Stages of the skinny kernel's ring and the shared memory they take. */
-static int32_t skinny_stages(int32_t rows, int32_t *shared_bytes)
+/* Whether rows of d may leave through the copy engine, as far as a plan knows. */
+static int may_store(const qn_op_desc *desc)
 {
-    const int32_t stage = SKINNY_UNROLL * (8192 * SKINNY_GROUPS + 128 * rows + 4 * (rows + 4)) + 16;
-    const int32_t stages = (MOST_SHARED - 512 - 1024) / stage;
-    *shared_bytes = 1024 + stages * stage;
-    return stages;
+    return desc->attr[QN_ATTR_OUT].i != 2 && desc->in[QN_BMM_B].dims[0] % 8 == 0;
+}
+
+/* The tile of a program; FEW by N, K and the device alone. */
+static tile tile_of(int32_t program, const qn_op_desc *desc, const qn_cuda_device *device)
+{
+    static const int32_t unstored_stages[] = {[TALL] = 4, [TALL_PAIR] = 4, [WIDE] = 5, [ANY] = 6};
+    const int64_t n = desc->in[QN_BMM_B].dims[0];
+    if (program != FEW) {
+        tile t = stored[program];
+        if (!may_store(desc)) {
+            t.store = 0;
+            t.stages = unstored_stages[program];
+        }
+        return t;
+    }
+    const int64_t wide = qn_ceil_div(n, 192), square = qn_ceil_div(n, 128), sms = device->sms;
+    if (wide <= sms && 10 * wide >= 9 * sms) {
+        return (tile){128, 192, 5, 1, 1, 0, 1.0};
+    }
+    if (square <= 2 * sms && 10 * square >= 18 * sms) {
+        return (tile){128, 128, 6, 1, 2, 0, 1.0};
+    }
+    return (tile){128, 64, 9, 1, 2, 0, 1.0};
+}
+
+/* 65 to 128 rows go to FEW, else to the skinny kernel: long K wants its parts. */
+static int has_few(const qn_op_desc *desc, const qn_cuda_device *device)
+{
+    return desc->in[QN_BMM_B].dims[1] <= 4096 || tile_of(FEW, desc, device).bn > 64;
+}
+
+static int32_t strip_shared(const strip *s, int32_t rows)
+{
+    return 1032 + s->stages * (s->unroll * (8192 * s->groups + 128 * rows + 4 * (rows + 4)) + 24);
+}
+
+/* No parts of K where the strips fill the card, else those that do, of at least 8 blocks. */
+static strip strip_of(const qn_op_desc *desc, const qn_cuda_device *device, int32_t rows)
+{
+    const qn_shape *b = &desc->in[QN_BMM_B];
+    const int64_t strips = qn_ceil_div(b->dims[0], 64), blocks = qn_ceil_div(b->dims[1], 128);
+    strip s = {.groups = strips >= 3 * device->sms   ? 3
+                         : strips >= 2 * device->sms ? 2
+                                                     : 1,
+               .split = 1,
+               .unroll = rows < 64 ? 2 : 1,
+               .stages = 6,
+               .occupancy = 1};
+    while (s.split < MOST_SPLIT && 2 * s.split * qn_ceil_div(strips, s.groups) <= device->sms &&
+           16 * s.split <= blocks) {
+        s.split *= 2;
+    }
+    for (size_t i = 0; i < sizeof tuned / sizeof *tuned; i++) {
+        if (tuned[i].strips == strips && tuned[i].blocks == blocks) {
+            s = rows <= 32 ? tuned[i].rows32 : rows <= 64 ? tuned[i].rows64 : tuned[i].rows128;
+        }
+    }
+    while (strip_shared(&s, rows) > MOST_SHARED / s.occupancy - 512) {
+        s.stages--;
+    }
+    return s;
 }
 
 static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
                         qn_cuda_program *out)
 {
     (void)kernel;
-    const qn_shape *b = &desc->in[QN_BMM_B];
     for (int32_t i = 0; i < SKINNY + HEIGHTS; i++) {
         qn_cuda_define(&out[i], "OUT", desc->attr[QN_ATTR_OUT].i);
         qn_cuda_define(&out[i], "LAYOUT", 0);
     }
     out[PLAIN].source = "block_scaled_mm_plain.cu";
     out[PLAIN].entry = "qn_block_scaled_mm_plain";
-    out[TILES].source = "block_scaled_mm.cu";
-    out[TILES].entry = "qn_block_scaled_mm";
-    out[TILES].shared_bytes = 1024 + STAGES * (128 * (BM + BN) + 4 * (BM + 4) + 16);
-    qn_cuda_define(&out[TILES], "BM", BM);
-    qn_cuda_define(&out[TILES], "BN", BN);
-    qn_cuda_define(&out[TILES], "STAGES", STAGES);
-    qn_cuda_define(&out[TILES], "CLUSTER", 1);
-    qn_cuda_define(&out[TILES], "GROUPS", TILE_GROUPS);
-    qn_cuda_define(&out[TILES], "STORE", 0); /* tiles leave through registers: no map of d */
-    qn_cuda_define(&out[TILES], "PARTS", 1);
+    for (int32_t i = TALL; i < SKINNY; i++) {
+        qn_cuda_program *p = &out[i];
+        const tile t = tile_of(i, desc, device);
+        p->source = "block_scaled_mm.cu";
+        p->entry = "qn_block_scaled_mm";
+        p->shared_bytes = tile_shared(&t);
+        qn_cuda_define(p, "BM", t.bm);
+        qn_cuda_define(p, "BN", t.bn);
+        qn_cuda_define(p, "STAGES", t.stages);
+        qn_cuda_define(p, "CLUSTER", t.cluster);
+        qn_cuda_define(p, "GROUPS", TILE_GROUPS);
+        qn_cuda_define(p, "PARTS", t.parts);
+        qn_cuda_define(p, "STORE", t.store);
+    }
     for (int32_t i = 0; i < HEIGHTS; i++) {
         qn_cuda_program *p = &out[SKINNY + i];
+        const strip s = strip_of(desc, device, heights[i]);
         p->source = "block_scaled_mm_skinny.cu";
         p->entry = "qn_block_scaled_mm_skinny";
+        p->shared_bytes = strip_shared(&s, heights[i]);
         qn_cuda_define(p, "ROWS", heights[i]);
-        qn_cuda_define(p, "GROUPS", SKINNY_GROUPS);
+        qn_cuda_define(p, "GROUPS", s.groups);
         qn_cuda_define(p, "PAIR", 1);
-        qn_cuda_define(p, "SPLIT", split_of(b->dims[0], b->dims[1], device));
-        qn_cuda_define(p, "UNROLL", SKINNY_UNROLL);
-        qn_cuda_define(p, "STAGES", skinny_stages(heights[i], &p->shared_bytes));
-        qn_cuda_define(p, "OCCUPANCY", 1);
+        qn_cuda_define(p, "SPLIT", s.split);
+        qn_cuda_define(p, "UNROLL", s.unroll);
+        qn_cuda_define(p, "STAGES", s.stages);
+        qn_cuda_define(p, "OCCUPANCY", s.occupancy);
         qn_cuda_define(p, "EARLY", 0);
     }
     return SKINNY + HEIGHTS;
@@ -150,7 +222,7 @@ static qn_status make_map(const qn_cuda_run *run, const void *data, int64_t rows
                                    .type = CU_TENSOR_U8,
                                    .rank = 3,
                                    .swizzle = CU_SWIZZLE_128B,
-                                   .promotion = CU_L2_PROMOTION_256B,
+                                   .promotion = CU_L2_PROMOTION_128B,
                                    .dims = {(uint64_t)k, (uint64_t)rows, 1},
                                    .strides = {(uint64_t)step, (uint64_t)(step * rows)},
                                    .box = {128, box, 1}};
@@ -172,6 +244,48 @@ static qn_status launch_plain(const qn_cuda_run *run, operands *o, qn_error *err
     return qn_cuda_launch(run, PLAIN, &g, arguments, error);
 }
 
+/* The map of d for tiles that leave through the copy engine. */
+static qn_status make_d_map(const qn_cuda_run *run, const operands *o, qn_tensor_map *map, qn_error *error)
+{
+    const qn_cuda_tensor tensor = {.data = o->d,
+                                   .type = CU_TENSOR_U16,
+                                   .rank = 3,
+                                   .swizzle = CU_SWIZZLE_128B,
+                                   .dims = {(uint64_t)o->n, (uint64_t)o->m, 1},
+                                   .strides = {(uint64_t)(2 * o->d_row), (uint64_t)(2 * o->d_row * o->m)},
+                                   .box = {64, 64, 1}};
+    return qn_cuda_tensor_map(run->cuda, &tensor, map, error);
+}
+
+/* Rounds of the card that a tile takes. */
+static int64_t rounds_of(const tile *t, const operands *o, const qn_cuda_device *device)
+{
+    return qn_ceil_div(qn_ceil_div(o->m, t->bm) * qn_ceil_div(o->n, t->bn), device->sms);
+}
+
+/* The program of the least estimated time. */
+static int32_t choose_tile(const qn_cuda_run *run, const operands *o)
+{
+    static const int32_t candidates[] = {TALL, WIDE, ANY};
+    const int misaligned = ((uint64_t)(uintptr_t)o->d | (uint64_t)(2 * o->d_row)) % 16 != 0;
+    if (o->m <= 128) {
+        return FEW;
+    }
+    int32_t best = ANY;
+    double least = 0.0;
+    for (size_t i = 0; i < sizeof candidates / sizeof *candidates; i++) {
+        const tile t = tile_of(candidates[i], run->call->desc, run->device);
+        const int64_t rounds = rounds_of(&t, o, run->device);
+        const double cost = (double)rounds * t.bm * t.bn / t.weight;
+        if ((t.store && misaligned) || (least > 0.0 && cost >= least)) {
+            continue;
+        }
+        least = cost;
+        best = candidates[i] == TALL && rounds > 3 ? TALL_PAIR : candidates[i];
+    }
+    return best;
+}
+
 static qn_status launch(const qn_cuda_run *run, qn_error *error)
 {
     QN_FAIL_IF(run->call->sizes.m > INT32_MAX, error, QN_E_UNSUPPORTED, "block_scaled_mm: M is 2^31 or more");
@@ -183,30 +297,38 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     while (height < HEIGHTS && heights[height] < o.m) {
         height++;
     }
-    const int skinny = height < HEIGHTS;
-    qn_tensor_map a_map, b_map;
-    QN_TRY(make_map(run, o.a, o.m, o.k, o.a_row, skinny ? (uint32_t)heights[height] : BM, &a_map, error));
-    QN_TRY(make_map(run, o.b, o.n, o.k, o.b_row, skinny ? STRIP : BN, &b_map, error));
+    const int skinny = height < HEIGHTS && (o.m <= 64 || !has_few(run->call->desc, run->device));
+    const int32_t program = skinny ? SKINNY + height : choose_tile(run, &o);
+    qn_tensor_map a_map, b_map, d_map;
     void *common[] = {&o.scale_a, &o.scale_a_row, &o.scale_a_block, &o.none, &o.scale_b, &o.scale_b_row,
                       &o.none,    &o.d,           &o.d_row,         &o.none, &o.groups,  &o.m,
                       &o.n,       &o.k,           &o.experts};
-    void *arguments[3 + sizeof common / sizeof *common] = {&a_map, &b_map, &b_map}; /* tiles: a third map, not used */
+    void *arguments[3 + sizeof common / sizeof *common] = {&a_map, &b_map, &d_map};
     memcpy(&arguments[skinny ? 2 : 3], common, sizeof common);
     qn_cuda_geometry g = {.grid = {1, 1, 1}, .block = {1, 1, 1}, .dependent = 1};
     if (skinny) {
-        int32_t shared = 0;
-        skinny_stages(heights[height], &shared);
-        g.cluster = (uint32_t)split_of(o.n, o.k, run->device);
-        g.grid[0] = (uint32_t)qn_ceil_div(o.n, STRIP) * g.cluster;
-        g.block[0] = SKINNY_THREADS;
-        g.shared_bytes = (uint32_t)shared;
-        return qn_cuda_launch(run, SKINNY + height, &g, arguments, error);
+        const strip s = strip_of(run->call->desc, run->device, heights[height]);
+        QN_TRY(make_map(run, o.a, o.m, o.k, o.a_row, (uint32_t)heights[height], &a_map, error));
+        QN_TRY(make_map(run, o.b, o.n, o.k, o.b_row, 64 * (uint32_t)s.groups, &b_map, error));
+        g.cluster = (uint32_t)s.split;
+        g.grid[0] = (uint32_t)qn_ceil_div(o.n, 64 * s.groups) * g.cluster;
+        g.block[0] = 128 * (uint32_t)s.groups + 64;
+        g.shared_bytes = (uint32_t)strip_shared(&s, heights[height]);
+        return qn_cuda_launch(run, program, &g, arguments, error);
     }
-    const int64_t tiles = qn_ceil_div(o.m, BM) * qn_ceil_div(o.n, BN);
-    g.grid[0] = (uint32_t)qn_min_i64(run->device->sms, tiles);
+    const tile t = tile_of(program, run->call->desc, run->device);
+    QN_TRY(make_map(run, o.a, o.m, o.k, o.a_row, (uint32_t)(t.bm / t.cluster), &a_map, error));
+    QN_TRY(make_map(run, o.b, o.n, o.k, o.b_row, (uint32_t)t.bn, &b_map, error));
+    d_map = b_map; /* not read without STORE */
+    if (t.store) {
+        QN_TRY(make_d_map(run, &o, &d_map, error));
+    }
+    const int64_t blocks = qn_ceil_div(o.m, t.bm) * qn_ceil_div(o.n, (int64_t)t.bn * t.cluster) * t.cluster;
+    g.cluster = (uint32_t)t.cluster;
+    g.grid[0] = (uint32_t)(qn_min_i64(run->device->sms, blocks) / t.cluster * t.cluster);
     g.block[0] = TILE_THREADS;
-    g.shared_bytes = 1024 + STAGES * (128 * (BM + BN) + 4 * (BM + 4) + 16);
-    return qn_cuda_launch(run, TILES, &g, arguments, error);
+    g.shared_bytes = (uint32_t)tile_shared(&t);
+    return qn_cuda_launch(run, program, &g, arguments, error);
 }
 
 static const qn_cuda_impl impl = {.targets = QN_SM_BIT(QN_SM_90A), .programs = programs, .launch = launch};
