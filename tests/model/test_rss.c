@@ -42,7 +42,7 @@ static double peak_of(const char *model, const char *more)
         execv(words[0], (char *const *)(const void *)words);
         _exit(127);
     }
-    int status;
+    int status = 0;
     struct rusage usage;
     assert_true(child > 0 && wait4(child, &status, 0, &usage) == child);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
