@@ -68,7 +68,7 @@ static void quantize(const char *model, const char *scheme, const char *folder)
         }
         _exit(0);
     }
-    int status;
+    int status = 0;
     assert_true(child > 0 && waitpid(child, &status, 0) == child);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
