@@ -19,6 +19,6 @@ cmake --build build/check -j "$jobs"
 export CTEST_OUTPUT_ON_FAILURE=1
 # The last lines are held back until the skip reasons are printed.
 status=0
-ctest --test-dir build/check -j "$jobs" --no-tests=error --timeout 300 "$@" 2>&1 |
+ctest --test-dir build/check -j "$jobs" --no-tests=error --timeout 900 "$@" 2>&1 |
     scripts/skips.py build/check/Testing/Temporary/LastTest.log || status=$?
 exit $status
