@@ -26,7 +26,7 @@
 
 typedef struct seen {
     _Atomic int32_t times[MOST];
-    _Atomic int32_t busy[16];
+    _Atomic int32_t busy[32]; /* of each thread of the largest pool here */
     _Atomic int32_t bad;
     int64_t plain[MOST]; /* written without atomics: each index has one owner */
     int32_t threads;
@@ -48,6 +48,7 @@ static void check_job(const qn_exec *exec, int64_t count)
     static seen s;
     memset(&s, 0, sizeof s);
     s.threads = qn_exec_threads(exec);
+    assert_true(s.threads <= (int32_t)(sizeof s.busy / sizeof *s.busy));
     qn_parallel_for(exec, count, note, &s);
     assert_int_equal(atomic_load(&s.bad), 0);
     for (int64_t i = 0; i < MOST; i++) {
