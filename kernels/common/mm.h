@@ -40,18 +40,22 @@ typedef void (*qn_mm_sum_fn)(const void *lanes, void *sums);
 
 typedef enum qn_mm_real { QN_MM_BF16 = 0, QN_MM_F16 = 1, QN_MM_F32 = 2 } qn_mm_real;
 
-/* What happens to a row of sums. */
+/* What happens to rows of sums. Arrays are readable up to a multiple of QN_MM_STEP columns. */
 typedef struct qn_mm_finish {
-    int32_t scaled;       /* 1: t = sum * scale_b, v = scale_a * t (+ bias, fused) */
-    int32_t has_bias;
-    float factor;         /* scaled = 0: v = sum * factor (+ bias) */
+    int32_t integers;       /* sums are int32: sum - azp * azp_adj modulo 2^32, as a float */
+    int32_t scaled;         /* 1: t = sum * scale_b, v = scale_a * t (+ bias, fused) */
+    float unit;             /* float sums are multiplied with it first; a power of two */
+    float factor;           /* scaled = 0: v = sum * factor (+ bias) */
     qn_mm_real out;
-    float scale_b[QN_MM_COLS];
-    float bias[QN_MM_COLS];
+    const float *scale_b;
+    const float *bias;      /* NULL: none */
+    const int32_t *azp_adj; /* NULL: none */
 } qn_mm_finish;
 
-/* Write count <= QN_MM_COLS outputs of a row. sums[QN_MM_COLS]. */
-typedef void (*qn_mm_finish_fn)(const qn_mm_finish *finish, const float *sums, float scale_a, int64_t count,
+#define QN_MM_STEP 32
+
+/* Write count outputs of a row; sums is readable up to a multiple of QN_MM_STEP. */
+typedef void (*qn_mm_finish_fn)(const qn_mm_finish *finish, const void *sums, float scale_a, int32_t azp, int64_t count,
                                 void *out);
 
 /* x[count] (a multiple of QN_MM_PAD) as bf16 terms, out[count / 64][terms][64]. */

@@ -1,54 +1,82 @@
-/* Epilogue of every matmul: scales, bias, rounding to the output format.
- * Included after vec.h. Whole vectors are computed on arrays of QN_MM_COLS and
- * only the wanted part is copied out. */
+/* Epilogue of every matmul: zero points, scales, bias, rounding to the output
+ * format. Included after vec.h. Whole steps of columns are computed and only the
+ * wanted part of the last one is copied out. */
 #include "kernels/common/mm.h"
 #include "kernels/cpu/name.h"
 
-#include <math.h>
-
-/* To bf16: nearest even, NaN stays a quiet NaN. */
-QN_INLINE uint16_t bf16_bits(float x)
+/* To bf16, nearest even, in the low halves; NaN stays a quiet NaN. */
+QN_INLINE vi finish_bf16(vf x)
 {
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    const uint32_t nan = bits >> 16 | 0x40;
-    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+    const vi bits = vi_bits(x), high = vi_shr(bits, 16);
+    const vi rounded = vi_shr(vi_add(vi_add(bits, vi_set(0x7fff)), vi_and(high, vi_set(1))), 16);
+    const vi quiet = vi_add(vi_and(high, vi_set(0xffbf)), vi_set(0x40));
+    return vi_where_nan(x, quiet, rounded);
 }
 
-static void mm_finish(const qn_mm_finish *f, const float *sums, float scale_a, int64_t count, void *out)
+/* VL outputs from column c before rounding. */
+QN_INLINE vf finish_real(const qn_mm_finish *f, const char *sums, vf scale_a, vi azp, int64_t c)
 {
-    float v[QN_MM_COLS];
-    if (!f->scaled) {
-        for (int i = 0; i < QN_MM_COLS; i++) {
-            v[i] = sums[i] * f->factor;
+    vf v;
+    if (f->integers) {
+        vi x = vi_load(sums + c * 4);
+        if (f->azp_adj) {
+            x = vi_sub(x, vi_mul(azp, vi_load(f->azp_adj + c)));
         }
-        for (int i = 0; f->has_bias && i < QN_MM_COLS; i++) {
-            v[i] += f->bias[i];
-        }
-    } else if (f->has_bias) {
-        for (int i = 0; i < QN_MM_COLS; i++) {
-            v[i] = fmaf(scale_a, sums[i] * f->scale_b[i], f->bias[i]);
-        }
+        v = vf_from_i32(x);
     } else {
-        for (int i = 0; i < QN_MM_COLS; i++) {
-            v[i] = scale_a * (sums[i] * f->scale_b[i]);
+        v = vf_mul(vf_load((const float *)(const void *)sums + c), vf_set(f->unit));
+    }
+    if (!f->scaled) {
+        v = vf_mul(v, vf_set(f->factor));
+        return f->bias ? vf_add(v, vf_load(f->bias + c)) : v;
+    }
+    v = vf_mul(v, vf_load(f->scale_b + c));
+    return f->bias ? vf_fma(scale_a, v, vf_load(f->bias + c)) : vf_mul(scale_a, v);
+}
+
+_Static_assert(QN_MM_STEP % (2 * VL) == 0, "pairs of vectors");
+
+/* QN_MM_STEP outputs from column c. */
+QN_INLINE void finish_step(const qn_mm_finish *f, const char *sums, vf scale_a, vi azp, int64_t c, qn_mm_real real,
+                           void *out)
+{
+    uint16_t *const half = out;
+    for (int i = 0; i < QN_MM_STEP; i += 2 * VL) {
+        const vf v0 = finish_real(f, sums, scale_a, azp, c + i), v1 = finish_real(f, sums, scale_a, azp, c + i + VL);
+        if (real == QN_MM_F32) {
+            vf_store((float *)out + i, v0);
+            vf_store((float *)out + i + VL, v1);
+        } else if (real == QN_MM_F16) {
+            vf_to_f16(half + i, v0);
+            vf_to_f16(half + i + VL, v1);
+        } else {
+            vi_put_words(half + i, finish_bf16(v0), finish_bf16(v1));
         }
     }
-    uint16_t h[QN_MM_COLS];
+}
+
+QN_INLINE void finish_row(const qn_mm_finish *f, const char *sums, float scale, int32_t zero, int64_t count,
+                          qn_mm_real real, char *out)
+{
+    const int64_t size = real == QN_MM_F32 ? 4 : 2;
+    const vf scale_a = vf_set(scale);
+    const vi azp = vi_set((uint32_t)zero);
+    int64_t c = 0;
+    for (; c + QN_MM_STEP <= count; c += QN_MM_STEP) {
+        finish_step(f, sums, scale_a, azp, c, real, out + c * size);
+    }
+    if (c < count) {
+        float last[QN_MM_STEP];
+        finish_step(f, sums, scale_a, azp, c, real, last);
+        memcpy(out + c * size, last, (size_t)((count - c) * size));
+    }
+}
+
+static void mm_finish(const qn_mm_finish *f, const void *sums, float scale_a, int32_t azp, int64_t count, void *out)
+{
     switch (f->out) {
-    case QN_MM_F32: memcpy(out, v, (size_t)count * 4); break;
-    case QN_MM_F16:
-        for (int i = 0; i < QN_MM_COLS; i += VL) {
-            vf_to_f16(h + i, vf_load(v + i));
-        }
-        memcpy(out, h, (size_t)count * 2);
-        break;
-    case QN_MM_BF16:
-        for (int i = 0; i < QN_MM_COLS; i++) {
-            h[i] = bf16_bits(v[i]);
-        }
-        memcpy(out, h, (size_t)count * 2);
-        break;
+    case QN_MM_F32: finish_row(f, sums, scale_a, azp, count, QN_MM_F32, out); break;
+    case QN_MM_F16: finish_row(f, sums, scale_a, azp, count, QN_MM_F16, out); break;
+    case QN_MM_BF16: finish_row(f, sums, scale_a, azp, count, QN_MM_BF16, out); break;
     }
 }

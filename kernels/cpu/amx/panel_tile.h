@@ -10,14 +10,18 @@
 #include "kernels/common/panel.h"
 #include "kernels/cpu/amx/tile.h"
 
-#define RANGE_BLOCKS 8 /* even. Two panels of a range of K, unpacked, stay in the first cache */
+#define RANGE_TILES 8  /* of K: two panels of a range and two groups of rows stay in the first cache */
 #define FEW_PANELS 4   /* read at once when rows are few: as many chains as there are sums */
 #define SCALE_BLOCKS (QN_PANEL_SCALE_K / QN_PANEL_K)
 
 #define PART_STRIDE 128 /* 32 rows of two panels */
 #define PART_BYTES (2 * TILE_ROWS * PART_STRIDE)
 #define PAIR_BYTES (2 * TILE_BYTES) /* an unpacked block */
-#define SCRATCH_BYTES (PART_BYTES + 2 * RANGE_BLOCKS * PAIR_BYTES)
+#define RING_BYTES (2 * FEW_PANELS * PAIR_BYTES)
+#define SCRATCH_BYTES (2 * PART_BYTES + 2 * RING_BYTES)
+
+_Static_assert(RANGE_TILES == 2 * 2 * SCALE_BLOCKS, "a range is two block scales of bf16 tiles");
+_Static_assert(2 * RANGE_TILES * TILE_BYTES <= RING_BYTES, "a range of two panels");
 
 typedef void (*unpack_fn)(const char *block, char *lines);
 
@@ -31,6 +35,12 @@ typedef struct panel_kind {
 QN_INLINE int64_t halves_of(panel_kind k)
 {
     return k.tile == TILE_I8 ? 1 : 2;
+}
+
+/* Blocks of a range, an even number. */
+QN_INLINE int64_t range_blocks(panel_kind k)
+{
+    return RANGE_TILES / halves_of(k);
 }
 
 QN_INLINE int64_t terms_of(const qn_panel_call *q, panel_kind k)
@@ -54,18 +64,23 @@ QN_INLINE float *sums_at(const qn_panel_call *q, int64_t r, int64_t p)
     return (float *)q->sums + r * q->sums_stride + p * QN_PANEL_COLS;
 }
 
-/* sums += part * sa * sb of block scales kb, n panels. */
-QN_INLINE void add_scaled(const qn_panel_call *q, int64_t r0, int64_t rows, int64_t p, int64_t n, int64_t kb,
+/* sums += part * sa * sb, n panels, for one or two block scales from kb on: parts lie one after the other. */
+QN_INLINE void add_scaled(const qn_panel_call *q, int64_t r0, int64_t rows, int64_t p, int64_t n, int64_t kb, int parts,
                           const float *part, int64_t part_stride)
 {
+    const int64_t second = parts > 1 ? 1 : 0;
     for (int64_t r = 0; r < rows; r++) {
-        const __m512 sa = _mm512_set1_ps(q->sa[(r0 + r) * q->sa_stride + kb]);
+        const float *const sa = q->sa + (r0 + r) * q->sa_stride + kb;
         float *const sums = sums_at(q, r0 + r, p);
         for (int64_t i = 0; i < n; i++) {
-            const __m512 scale = _mm512_mul_ps(sa, _mm512_set1_ps(q->sb[(p + i) * q->sb_stride + kb]));
-            const __m512 v = _mm512_load_ps(part + r * part_stride + i * QN_PANEL_COLS);
+            const float *const sb = q->sb + (p + i) * q->sb_stride + kb;
+            const float *const x = part + r * part_stride + i * QN_PANEL_COLS;
             float *const at = sums + i * QN_PANEL_COLS;
-            _mm512_store_ps(at, _mm512_fmadd_ps(v, scale, _mm512_load_ps(at)));
+            __m512 sum = _mm512_fmadd_ps(_mm512_load_ps(x), _mm512_set1_ps(sa[0] * sb[0]), _mm512_load_ps(at));
+            if (second) {
+                sum = _mm512_fmadd_ps(_mm512_load_ps(x + PART_BYTES / 4), _mm512_set1_ps(sa[1] * sb[1]), sum);
+            }
+            _mm512_store_ps(at, sum);
         }
     }
 }
@@ -150,17 +165,23 @@ QN_INLINE void range_rows(const qn_panel_call *q, range *g, int64_t r0, int64_t 
     const int64_t terms = terms_of(q, k), stride = q->sums_stride * 4;
     const char *const a = q->a + r0 / TILE_ROWS * q->a_stride + row_tiles(g->from, k, terms);
     char *const sums = (char *)sums_at(q, r0, g->p), *const part = q->scratch;
+    if (has_scales(q, k) && g->blocks == 0) {
+        return; /* sums are 0, and there are no scales */
+    }
     if (has_scales(q, k)) {
-        for (int64_t b = 0; b < g->blocks; b += SCALE_BLOCKS) {
-            const int64_t blocks = g->blocks - b < SCALE_BLOCKS ? g->blocks - b : SCALE_BLOCKS;
+        const int64_t first = g->blocks < SCALE_BLOCKS ? g->blocks : SCALE_BLOCKS, second = g->blocks - first;
+        sums_zero(m, n);
+        products(a, q->a_stride, g->b, g->b_stride, first, terms, m, n, k, &g->next);
+        sums_store(part, PART_STRIDE, m, n);
+        if (second) {
             sums_zero(m, n);
-            products(a + row_tiles(b, k, terms), q->a_stride, g->b + b * PAIR_BYTES, g->b_stride, blocks, terms, m, n,
-                     k, &g->next);
-            sums_store(part, PART_STRIDE, m, n);
-            tile_fence();
-            add_scaled(q, r0, rows, g->p, n, (g->from + b) / SCALE_BLOCKS, (const float *)(const void *)part,
-                       PART_STRIDE / 4);
+            products(a + row_tiles(first, k, terms), q->a_stride, g->b + first * PAIR_BYTES, g->b_stride, second, terms,
+                     m, n, k, &g->next);
+            sums_store(part + PART_BYTES, PART_STRIDE, m, n);
         }
+        tile_fence();
+        add_scaled(q, r0, rows, g->p, n, g->from / SCALE_BLOCKS, second ? 2 : 1, (const float *)(const void *)part,
+                   PART_STRIDE / 4);
         return;
     }
     const int whole = rows == m * TILE_ROWS;
@@ -188,16 +209,16 @@ QN_INLINE void range_panels(const qn_panel_call *q, int64_t p, int64_t from, int
     const char *const w = q->w + p * q->panel_bytes + from * k.bytes;
     range g = {.p = p, .from = from, .blocks = blocks, .b = w, .b_stride = q->panel_bytes};
     const int64_t rest = q->blocks - from - blocks; /* next: two more panels, or the next range of the first */
-    const int64_t next = p + 2 < q->panels ? blocks : (rest < RANGE_BLOCKS ? rest : RANGE_BLOCKS);
+    const int64_t next = p + 2 < q->panels ? blocks : (rest < range_blocks(k) ? rest : range_blocks(k));
     g.next.at = p + 2 < q->panels ? w + 2 * q->panel_bytes : q->w + (from + blocks) * k.bytes;
     g.next.end = g.next.at + next * k.bytes;
     g.next.stride = p + 3 < q->panels || p + 2 >= q->panels ? q->panel_bytes : 0;
     const int64_t steps = (q->rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS) * blocks * halves_of(k);
     g.next.lines = steps ? (next * k.bytes / QN_PANEL_LINE + steps) / steps : 0;
     if (k.unpack) {
-        char *const lines = q->scratch + PART_BYTES;
+        char *const lines = q->scratch + 2 * PART_BYTES;
         g.b = lines;
-        g.b_stride = RANGE_BLOCKS * PAIR_BYTES;
+        g.b_stride = RANGE_TILES * TILE_BYTES;
         for (int64_t i = 0; i < n; i++) {
             for (int64_t b = 0; b < blocks; b++) {
                 k.unpack(w + i * q->panel_bytes + b * k.bytes, lines + i * g.b_stride + b * PAIR_BYTES);
@@ -223,7 +244,7 @@ QN_INLINE void many_rows(const qn_panel_call *q, panel_kind k)
 {
     int64_t from = 0;
     do { /* once when K is 0: sums are written whole */
-        const int64_t blocks = q->blocks - from < RANGE_BLOCKS ? q->blocks - from : RANGE_BLOCKS;
+        const int64_t blocks = q->blocks - from < range_blocks(k) ? q->blocks - from : range_blocks(k);
         int64_t p = 0;
         for (; p + 2 <= q->panels; p += 2) {
             range_panels(q, p, from, blocks, 2, k);
@@ -231,7 +252,7 @@ QN_INLINE void many_rows(const qn_panel_call *q, panel_kind k)
         if (p < q->panels) {
             range_panels(q, p, from, blocks, 1, k);
         }
-        from += RANGE_BLOCKS;
+        from += range_blocks(k);
     } while (from < q->blocks);
 }
 
@@ -311,7 +332,7 @@ QN_INLINE void few_panels(const qn_panel_call *q, int64_t p, int n, panel_kind k
         if (scales && ((b + 1) % SCALE_BLOCKS == 0 || b + 1 == q->blocks)) {
             few_store(part, FEW_PANELS * 64, n);
             tile_fence();
-            add_scaled(q, 0, q->rows, p, n, b / SCALE_BLOCKS, (const float *)(const void *)part,
+            add_scaled(q, 0, q->rows, p, n, b / SCALE_BLOCKS, 1, (const float *)(const void *)part,
                        FEW_PANELS * QN_PANEL_COLS);
             sums_zero(2, 2);
         }

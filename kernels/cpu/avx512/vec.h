@@ -207,6 +207,12 @@ static inline vi vi_sub(vi a, vi b)
     return _mm512_sub_epi32(a, b);
 }
 
+/* Low 32 bits of the products. */
+static inline vi vi_mul(vi a, vi b)
+{
+    return _mm512_mullo_epi32(a, b);
+}
+
 static inline vi vi_shl(vi a, unsigned count)
 {
     return _mm512_slli_epi32(a, count);

@@ -263,6 +263,13 @@ static inline vi vi_sub(vi a, vi b)
     return a;
 }
 
+/* Low 32 bits of the products. */
+static inline vi vi_mul(vi a, vi b)
+{
+    EACH(i) a.v[i] *= b.v[i];
+    return a;
+}
+
 static inline vi vi_shl(vi a, unsigned count)
 {
     EACH(i) a.v[i] <<= count;

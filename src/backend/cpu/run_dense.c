@@ -26,7 +26,7 @@
 _Static_assert(CHUNK_FEW % 256 == 0 && CHUNK_MANY % 256 == 0, "fragments start at multiples of 256");
 
 typedef struct small_arrays {
-    float reals[QN_MM_COLS + QN_MM_PAD];
+    float reals[QN_MM_COLS], bias[QN_MM_COLS + QN_MM_PAD];
     qn_mm_finish finish;
 } small_arrays;
 
@@ -135,17 +135,17 @@ static void block_task(void *user, int64_t index, int32_t thread)
             accumulate(job, &b, c, qn_min_i64(width, b.cols - c), k, qn_min_i64(step, job->k - k), scratch, lanes);
         }
     }
+    s->finish.unit = 1.0f;
     s->finish.factor = 1.0f;
     s->finish.out = job->out_real;
     if (job->unpack_bias) {
-        s->finish.has_bias = 1;
-        job->unpack_bias(&job->bias, 0, b.col, b.cols, s->reals);
-        memcpy(s->finish.bias, s->reals, sizeof s->finish.bias);
+        s->finish.bias = s->bias;
+        job->unpack_bias(&job->bias, 0, b.col, b.cols, s->bias);
     }
     for (int64_t r = 0; r < b.rows; r++) {
         job->set->sum(lanes + r * lane_row, s->reals);
         char *const out = job->out + (b.row + r) * job->out_stride + b.col * (job->out_real == QN_MM_F32 ? 4 : 2);
-        job->set->finish(&s->finish, s->reals, 1.0f, b.cols, out);
+        job->set->finish(&s->finish, s->reals, 1.0f, 0, b.cols, out);
     }
 }
 

@@ -23,10 +23,13 @@
 #define MAX_TERMS 3
 #define SERIAL_ELEMENTS 32768 /* activations worth more than one thread */
 #define MAX_BLOCK_PANELS 64
+#define MAX_BLOCK_COLS (MAX_BLOCK_PANELS * QN_PANEL_COLS)
 
 typedef struct small_arrays {
     float values[CHUNK + QN_MM_PAD];
-    float reals[QN_MM_COLS];
+    float reals[MAX_BLOCK_COLS];
+    float scale_b[MAX_BLOCK_COLS], bias[MAX_BLOCK_COLS]; /* of a block's columns, then zeros to a whole step */
+    int32_t azp_adj[MAX_BLOCK_COLS];
     char lines[CHUNK * MAX_TERMS * 2]; /* a chunk of a row as kernels take it, before its lines are spread */
     qn_mm_finish finish;
     uint8_t flags[MAX_BLOCK_PANELS];
@@ -74,13 +77,20 @@ static int64_t row_lines(qn_panel_rows kind, int32_t terms, int64_t blocks)
     return blocks * element * terms;
 }
 
+/* Elements from a row of sums to the next: an odd number of lines, so that rows lie in different sets of the
+ * first cache, with room for a whole last step of the epilogue. */
+static int64_t sums_stride_of(int64_t panels)
+{
+    return ((panels + 1) | 1) * QN_PANEL_COLS;
+}
+
 /* Bytes from a group of rows to the next, apart in the sets of the caches that hold a part of every group:
- * single rows in the first, groups, of which kernels take long runs of lines, in the second. */
+ * of the first one and, for groups of rows, of which kernels take long runs of lines, of the second. */
 static size_t row_stride_of(const qn_panel_set *set, qn_panel_rows kind, int32_t terms, int64_t blocks)
 {
     const size_t bytes = qn_size_mul((size_t)row_lines(kind, terms, blocks), (size_t)set->row_group * QN_PANEL_LINE);
     if (set->row_group > 1) {
-        return bytes % 32768 == 0 ? qn_size_add(bytes, 16384) : bytes;
+        return qn_size_add(bytes, bytes % 32768 == 0 ? 16384 + QN_PANEL_LINE : QN_PANEL_LINE);
     }
     return bytes % 1024 == 0 ? qn_size_add(bytes, 64) : bytes;
 }
@@ -159,7 +169,7 @@ static memory memory_of(const qn_panel_impl *impl, const qn_op_desc *desc, int64
     at.rest = qn_size_pad(qn_size_add(at.odd_rows, l.scale_blocks ? rows : 0));
     at.scratch = qn_size_pad(qn_size_add(at.rest, l.total == SIZE_MAX ? SIZE_MAX : l.total - l.scales));
     at.sums = qn_size_pad(set->scratch_bytes);
-    at.scales = qn_size_pad(qn_size_add(at.sums, block_rows * block_panels * QN_PANEL_COLS * sizeof(float)));
+    at.scales = qn_size_pad(qn_size_add(at.sums, block_rows * (size_t)sums_stride_of((int64_t)block_panels) * sizeof(float)));
     at.small = qn_size_pad(qn_size_add(at.scales, qn_size_mul(block_rows * sizeof(float), (size_t)l.scale_blocks)));
     at.pack_scales = qn_size_pad(qn_size_add(at.small, sizeof(small_arrays)));
     at.pack =
@@ -419,79 +429,85 @@ static float exact_sum(const qn_panel_job *job, const block *b, int64_t r, const
     return (float)total;
 }
 
-static void repair_row(const qn_panel_job *job, const block *b, const weights *w, int64_t r, int64_t first,
-                       int64_t count, float *reals)
+static void repair_row(const qn_panel_job *job, const block *b, const weights *w, int64_t r, int64_t columns,
+                       float *reals)
 {
     const int odd = job->sa && job->odd_rows[b->row + r];
-    for (int64_t c = 0; c < count; c++) {
-        const int64_t p = (first + c) / QN_PANEL_COLS;
+    for (int64_t c = 0; c < columns; c++) {
+        const int64_t p = c / QN_PANEL_COLS;
         if (odd || w->flags[p]) {
             reals[c] = exact_sum(job, b, r, w->panels + p * job->layout.panel_bytes,
-                                 w->block_scales + p * job->layout.scale_blocks, (int)((first + c) % QN_PANEL_COLS));
+                                 w->block_scales + p * job->layout.scale_blocks, (int)(c % QN_PANEL_COLS));
         }
     }
 }
 
 /* ---- finishing ---- */
 
-static void prepare_finish(const qn_panel_job *job, int64_t column, int64_t count, qn_mm_finish *f)
+/* The epilogue of the block's columns from `column`; a sum is counted in units. */
+static void prepare_finish(const qn_panel_job *job, int64_t column, int64_t columns, small_arrays *s)
 {
+    qn_mm_finish *const f = &s->finish;
+    const size_t rest = (size_t)(qn_ceil_div(columns, QN_MM_STEP) * QN_MM_STEP - columns);
     memset(f, 0, sizeof *f);
+    f->integers = job->impl->code == QN_PANEL_I8;
+    f->unit = job->sa ? 1.0f : qn_panel_factor(job->impl->code);
     f->scaled = job->scaled;
     f->factor = job->factor;
     f->out = job->out_real;
-    f->has_bias = job->bias != NULL;
-    for (int64_t c = 0; job->scaled && c < count; c++) {
-        f->scale_b[c] = job->scale_b[(column + c) * job->scale_b_step];
+    if (job->scaled) {
+        for (int64_t c = 0; c < columns; c++) {
+            s->scale_b[c] = job->scale_b[(column + c) * job->scale_b_step];
+        }
+        memset(s->scale_b + columns, 0, rest * sizeof *s->scale_b);
+        f->scale_b = s->scale_b;
     }
     if (job->bias) {
-        memcpy(f->bias, job->bias + column, (size_t)count * sizeof(float));
+        memcpy(s->bias, job->bias + column, (size_t)columns * sizeof *s->bias);
+        memset(s->bias + columns, 0, rest * sizeof *s->bias);
+        f->bias = s->bias;
+    }
+    if (job->azp_adj) {
+        memcpy(s->azp_adj, job->azp_adj + column, (size_t)columns * sizeof *s->azp_adj);
+        memset(s->azp_adj + columns, 0, rest * sizeof *s->azp_adj);
+        f->azp_adj = s->azp_adj;
     }
 }
 
-/* int32 sums to float, the zero point's share taken off, modulo 2^32. */
-static void convert_integers(const qn_panel_job *job, int64_t row, int64_t column, int64_t count, const int32_t *sums,
-                             float *reals)
+/* A row with outputs that kernels must not compute. */
+static void finish_odd_row(const qn_panel_job *job, const block *b, const weights *w, int64_t r, int64_t columns,
+                           const float *sums, float scale_a, small_arrays *s, char *out)
 {
-    const uint32_t azp = job->azp ? (uint32_t)job->azp[row] : 1;
-    for (int64_t c = 0; c < count; c++) {
-        uint32_t sum = (uint32_t)sums[c];
-        if (job->azp_adj) {
-            sum -= azp * (uint32_t)job->azp_adj[column + c];
-        }
-        reals[c] = (float)(int32_t)sum;
+    qn_mm_finish finish = s->finish;
+    finish.unit = 1.0f;
+    for (int64_t c = 0; c < columns; c++) {
+        s->reals[c] = sums[c] * s->finish.unit;
     }
+    memset(s->reals + columns, 0, (size_t)(qn_ceil_div(columns, QN_MM_STEP) * QN_MM_STEP - columns) * sizeof *s->reals);
+    repair_row(job, b, w, r, columns, s->reals);
+    job->impl->parts->finish(&finish, s->reals, scale_a, 0, columns, out);
 }
 
-static void finish_block(const run *p, const block *b, const weights *w, const char *sums, small_arrays *s)
+static void finish_block(const run *p, const block *b, const weights *w, const char *sums, int64_t sums_stride,
+                         small_arrays *s)
 {
     const qn_panel_job *job = &p->job;
-    const int64_t stride = b->panels * QN_PANEL_COLS, column0 = b->panel * QN_PANEL_COLS;
-    const int64_t columns = qn_min_i64(stride, job->n - column0);
-    const float factor = job->sa ? 1.0f : qn_panel_factor(job->impl->code);
+    const int64_t column = b->panel * QN_PANEL_COLS;
+    const int64_t columns = qn_min_i64(b->panels * QN_PANEL_COLS, job->n - column);
     int special = 0;
     for (int64_t i = 0; i < b->panels; i++) {
         special |= w->flags[i];
     }
-    memset(s->reals, 0, sizeof s->reals);
-    for (int64_t c = 0; c < columns; c += QN_MM_COLS) {
-        const int64_t count = qn_min_i64(QN_MM_COLS, columns - c);
-        prepare_finish(job, column0 + c, count, &s->finish);
-        for (int64_t r = 0; r < b->rows; r++) {
-            const char *const from = sums + (r * stride + c) * 4;
-            if (job->impl->code == QN_PANEL_I8) {
-                convert_integers(job, b->row + r, column0 + c, count, (const int32_t *)(const void *)from, s->reals);
-            } else {
-                const float *const x = (const float *)(const void *)from;
-                for (int64_t i = 0; i < count; i++) {
-                    s->reals[i] = x[i] * factor;
-                }
-                if (special || (job->sa && job->odd_rows[b->row + r])) {
-                    repair_row(job, b, w, r, c, count, s->reals);
-                }
-            }
-            const float scale_a = job->scaled ? float_at(job->scale_a + (b->row + r) * job->scale_a_stride) : 1.0f;
-            job->impl->parts->finish(&s->finish, s->reals, scale_a, count, out_at(job, b, b->row + r, column0 + c));
+    prepare_finish(job, column, columns, s);
+    for (int64_t r = 0; r < b->rows; r++) {
+        const int64_t row = b->row + r;
+        const char *const from = sums + r * sums_stride * 4;
+        char *const out = out_at(job, b, row, column);
+        const float scale_a = job->scaled ? float_at(job->scale_a + row * job->scale_a_stride) : 1.0f;
+        if (!s->finish.integers && (special || (job->sa && job->odd_rows[row]))) {
+            finish_odd_row(job, b, w, r, columns, (const float *)(const void *)from, scale_a, s, out);
+        } else {
+            job->impl->parts->finish(&s->finish, from, scale_a, job->azp ? job->azp[row] : 1, columns, out);
         }
     }
 }
@@ -542,10 +558,10 @@ static void block_task(void *user, int64_t index, int32_t thread)
                                 .sa_stride = job->layout.scale_blocks,
                                 .sb_stride = job->layout.scale_blocks,
                                 .sums = sums,
-                                .sums_stride = b.panels * QN_PANEL_COLS,
+                                .sums_stride = sums_stride_of(b.panels),
                                 .scratch = scratch};
     job->impl->set->mm[job->impl->code](&call);
-    finish_block(p, &b, &w, sums, s);
+    finish_block(p, &b, &w, sums, call.sums_stride, s);
 }
 
 /* Rows that no expert owns become zeros. */
