@@ -12,7 +12,9 @@
 #define ROWS_MOST 8
 #define ROWS_BLOCKS 16 /* of 64: rows are widened to f32 for so many at a time */
 #define ROWS_SCRATCH (ROWS_MOST * ROWS_BLOCKS * QN_PANEL_K * (int)sizeof(float))
-#define ROWS_AHEAD 4096 /* bytes prefetched of each panel */
+#define ROWS_AHEAD                                                                                                     \
+    4096 /* bytes of each panel that are asked for ahead; behind its last block those of the next ones                 \
+          */
 
 #define ROWS_UNROLL _Pragma("GCC unroll 8")
 
@@ -77,12 +79,12 @@ QN_INLINE void fp4_scales(const int code, const char *block, __m512 scales[4])
     }
 }
 
-/* Line i of the codes of a half, and its pairs' chains; of panel n. */
+/* A line of codes, and its pairs' chains; of panel n. The line `distance` bytes behind it is prefetched. */
 QN_INLINE void line_chains(const int code, half_sums *h, const int rows, const int n, const char *line,
-                           const __m512 scale, const float *a, int64_t a_stride)
+                           int64_t distance, const __m512 scale, const float *a, int64_t a_stride)
 {
     const __m512i x = line_load(line);
-    _mm_prefetch(line + ROWS_AHEAD, _MM_HINT_T0);
+    _mm_prefetch(line + distance, _MM_HINT_T0);
     if (code == QN_PANEL_BF16) {
         chain(h, rows, n, widen(x), a, a_stride);
     } else if (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4) {
@@ -106,8 +108,9 @@ QN_INLINE void line_chains(const int code, half_sums *h, const int rows, const i
 }
 
 /* Half `half` of block b of n panels. first: the chain of a block scale begins. */
-QN_INLINE void rows_half(const int code, const int rows, const int n, const char *w, int64_t w_stride, int half,
-                         const __m512 scales[4][4], const float *a, int64_t a_stride, float *sums, int64_t sums_stride)
+QN_INLINE void rows_half(const int code, const int rows, const int n, const char *w, int64_t w_stride, int64_t distance,
+                         int half, const __m512 scales[4][4], const float *a, int64_t a_stride, float *sums,
+                         int64_t sums_stride)
 {
     const int k_line = code == QN_PANEL_BF16 ? 2 : (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4 ? 8 : 4);
     const int lines = 32 / k_line;
@@ -124,7 +127,7 @@ QN_INLINE void rows_half(const int code, const int rows, const int n, const char
     for (int l = 0; l < lines; l++) {
         ROWS_UNROLL for (int i = 0; i < n; i++)
         {
-            line_chains(code, &h, rows, i, w + i * w_stride + (half * lines + l) * QN_PANEL_LINE,
+            line_chains(code, &h, rows, i, w + i * w_stride + (half * lines + l) * QN_PANEL_LINE, distance,
                         scales[i][half * 2 + l * k_line / 16], at + l * k_line, a_stride);
         }
     }
@@ -151,6 +154,7 @@ QN_INLINE void rows_panels(const int code, const int rows, const int n, const qn
     __m512 scales[4][4];
     for (int64_t b = from; b < to; b++) {
         const char *const block = w + b * bytes;
+        const int64_t distance = ROWS_AHEAD + (b + ROWS_AHEAD / bytes < q->blocks ? 0 : (n - 1) * q->panel_bytes);
         ROWS_UNROLL for (int i = 0; i < n; i++)
         {
             if (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4) {
@@ -163,7 +167,7 @@ QN_INLINE void rows_panels(const int code, const int rows, const int n, const qn
             _mm512_store_ps(part + i * QN_PANEL_COLS, _mm512_setzero_ps());
         }
         for (int half = 0; half < 2; half++) {
-            rows_half(code, rows, n, block, q->panel_bytes, half, (const __m512(*)[4])scales,
+            rows_half(code, rows, n, block, q->panel_bytes, distance, half, (const __m512(*)[4])scales,
                       a + (b - from) * QN_PANEL_K, a_stride, to_sums, stride);
         }
         if (q->sa && (b % 2 == 1 || b + 1 == q->blocks)) {
