@@ -12,9 +12,7 @@
 #define ROWS_MOST 8
 #define ROWS_BLOCKS 16 /* of 64: rows are widened to f32 for so many at a time */
 #define ROWS_SCRATCH (ROWS_MOST * ROWS_BLOCKS * QN_PANEL_K * (int)sizeof(float))
-#define ROWS_AHEAD                                                                                                     \
-    4096 /* bytes of each panel that are asked for ahead; behind its last block those of the next ones                 \
-          */
+#define ROWS_AHEAD 4096 /* bytes of each panel; behind its last block, of those read next */
 
 #define ROWS_UNROLL _Pragma("GCC unroll 8")
 
