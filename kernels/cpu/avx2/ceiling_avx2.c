@@ -10,11 +10,18 @@
 
 CEILING(fp32, __m256, _mm256_setzero_ps(), SETUP, _mm256_fmadd_ps(x, y, acc[i]), 16.0, _mm256_cvtss_f32(acc[i]));
 
+/* For the compiler x is another one every time, or it would multiply once. */
+static inline __m256i dot(__m256i sum, __m256i *x, __m256i y)
+{
+    __asm__ volatile("" : "+x"(*x));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(*x, y));
+}
+
 #define SETUP_I                                                 \
     __m256i x = _mm256_set1_epi16(3), y = _mm256_set1_epi16(5); \
     __asm__ volatile("" : "+x"(x), "+x"(y))
 
-CEILING(int8, __m256i, _mm256_setzero_si256(), SETUP_I, _mm256_add_epi32(acc[i], _mm256_madd_epi16(x, y)), 32.0,
+CEILING(int8, __m256i, _mm256_setzero_si256(), SETUP_I, dot(acc[i], &x, y), 32.0,
         _mm256_cvtss_f32(_mm256_castsi256_ps(acc[i])));
 
 #define VECTOR __m256i
