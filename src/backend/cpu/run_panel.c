@@ -23,6 +23,7 @@
 #define MAX_TERMS 3
 #define SERIAL_ELEMENTS 32768 /* activations worth more than one thread */
 #define MAX_BLOCK_PANELS 64
+#define OUT_AHEAD 4 /* rows of outputs whose lines are asked for ahead of the stores */
 #define MAX_BLOCK_COLS (MAX_BLOCK_PANELS * QN_PANEL_COLS)
 
 typedef struct small_arrays {
@@ -488,6 +489,16 @@ static void finish_odd_row(const qn_panel_job *job, const block *b, const weight
     job->impl->parts->finish(&finish, s->reals, scale_a, 0, columns, out);
 }
 
+/* Outputs are seldom in the caches, and stores alone do not wait side by side. */
+static void ask_for_outputs(const qn_panel_job *job, const block *b, int64_t row, int64_t column, int64_t columns)
+{
+    const char *const out = out_at(job, b, row, column);
+    const int64_t bytes = columns * (job->out_real == QN_MM_F32 ? 4 : 2);
+    for (int64_t i = 0; i < bytes; i += QN_PANEL_LINE) {
+        __builtin_prefetch(out + i, 1, 2);
+    }
+}
+
 static void finish_block(const run *p, const block *b, const weights *w, const char *sums, int64_t sums_stride,
                          small_arrays *s)
 {
@@ -504,6 +515,9 @@ static void finish_block(const run *p, const block *b, const weights *w, const c
         const char *const from = sums + r * sums_stride * 4;
         char *const out = out_at(job, b, row, column);
         const float scale_a = job->scaled ? float_at(job->scale_a + row * job->scale_a_stride) : 1.0f;
+        if (r + OUT_AHEAD < b->rows) {
+            ask_for_outputs(job, b, row + OUT_AHEAD, column, columns);
+        }
         if (!s->finish.integers && (special || (job->sa && job->odd_rows[row]))) {
             finish_odd_row(job, b, w, r, columns, (const float *)(const void *)from, scale_a, s, out);
         } else {
