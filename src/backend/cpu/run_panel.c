@@ -170,7 +170,8 @@ static memory memory_of(const qn_panel_impl *impl, const qn_op_desc *desc, int64
     at.rest = qn_size_pad(qn_size_add(at.odd_rows, l.scale_blocks ? rows : 0));
     at.scratch = qn_size_pad(qn_size_add(at.rest, l.total == SIZE_MAX ? SIZE_MAX : l.total - l.scales));
     at.sums = qn_size_pad(set->scratch_bytes);
-    at.scales = qn_size_pad(qn_size_add(at.sums, block_rows * (size_t)sums_stride_of((int64_t)block_panels) * sizeof(float)));
+    at.scales =
+        qn_size_pad(qn_size_add(at.sums, block_rows * (size_t)sums_stride_of((int64_t)block_panels) * sizeof(float)));
     at.small = qn_size_pad(qn_size_add(at.scales, qn_size_mul(block_rows * sizeof(float), (size_t)l.scale_blocks)));
     at.pack_scales = qn_size_pad(qn_size_add(at.small, sizeof(small_arrays)));
     at.pack =
