@@ -54,8 +54,16 @@ typedef struct qn_mm_finish {
 
 #define QN_MM_STEP 32
 
-/* Write count outputs of a row; sums is readable up to a multiple of QN_MM_STEP. */
-typedef void (*qn_mm_finish_fn)(const qn_mm_finish *finish, const void *sums, float scale_a, int32_t azp, int64_t count,
+/* Sums of a row: pieces of QN_MM_PIECE columns, `piece` elements apart, whole steps of them readable. */
+typedef struct qn_mm_sums {
+    const void *first;
+    int64_t piece;
+} qn_mm_sums;
+
+#define QN_MM_PIECE 16
+
+/* Write count outputs of a row. */
+typedef void (*qn_mm_finish_fn)(const qn_mm_finish *finish, qn_mm_sums sums, float scale_a, int32_t azp, int64_t count,
                                 void *out);
 
 /* x[count] (a multiple of QN_MM_PAD) as bf16 terms, out[count / 64][terms][64]. */

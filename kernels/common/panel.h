@@ -84,8 +84,10 @@ typedef struct qn_panel_call {
     const float *sa;           /* sa[r * sa_stride + kb] */
     const float *sb;           /* sb[p * sb_stride + kb] */
     int64_t sa_stride, sb_stride;
-    void *sums;                /* float or int32 sums[r * sums_stride + 16 p + c], written whole; 64-byte aligned */
-    int64_t sums_stride;       /* a multiple of 16 */
+    /* float or int32, 64-byte aligned, room for whole groups of rows: with a row_group of G, the sum of row r, column
+     * c of panel p is at r / G * G * sums_stride + p * 16 * G + r % G * 16 + c. G of 1: plain rows; 16: tiles. */
+    void *sums;
+    int64_t sums_stride;       /* elements a row of a group, a multiple of 16 */
     char *scratch;             /* the set's scratch_bytes, 64-byte aligned, private to the calling thread */
 } qn_panel_call;
 

@@ -14,17 +14,17 @@ QN_INLINE vi finish_bf16(vf x)
 }
 
 /* VL outputs from column c before rounding. */
-QN_INLINE vf finish_real(const qn_mm_finish *f, const char *sums, vf scale_a, vi azp, int64_t c)
+QN_INLINE vf finish_real(const qn_mm_finish *f, const float *sums, vf scale_a, vi azp, int64_t c)
 {
     vf v;
     if (f->integers) {
-        vi x = vi_load(sums + c * 4);
+        vi x = vi_load(sums);
         if (f->azp_adj) {
             x = vi_sub(x, vi_mul(azp, vi_load(f->azp_adj + c)));
         }
         v = vf_from_i32(x);
     } else {
-        v = vf_mul(vf_load((const float *)(const void *)sums + c), vf_set(f->unit));
+        v = vf_mul(vf_load(sums), vf_set(f->unit));
     }
     if (!f->scaled) {
         v = vf_mul(v, vf_set(f->factor));
@@ -34,15 +34,19 @@ QN_INLINE vf finish_real(const qn_mm_finish *f, const char *sums, vf scale_a, vi
     return f->bias ? vf_fma(scale_a, v, vf_load(f->bias + c)) : vf_mul(scale_a, v);
 }
 
-_Static_assert(QN_MM_STEP % (2 * VL) == 0, "pairs of vectors");
+_Static_assert(QN_MM_STEP % (2 * VL) == 0 && QN_MM_PIECE % VL == 0, "pairs of vectors");
 
 /* QN_MM_STEP outputs from column c. */
-QN_INLINE void finish_step(const qn_mm_finish *f, const char *sums, vf scale_a, vi azp, int64_t c, qn_mm_real real,
+QN_INLINE void finish_step(const qn_mm_finish *f, qn_mm_sums sums, vf scale_a, vi azp, int64_t c, qn_mm_real real,
                            void *out)
 {
+    const float *const first = (const float *)sums.first + c / QN_MM_PIECE * sums.piece;
     uint16_t *const half = out;
     for (int i = 0; i < QN_MM_STEP; i += 2 * VL) {
-        const vf v0 = finish_real(f, sums, scale_a, azp, c + i), v1 = finish_real(f, sums, scale_a, azp, c + i + VL);
+        const int j = i + VL;
+        const float *const x0 = first + i / QN_MM_PIECE * sums.piece + i % QN_MM_PIECE;
+        const float *const x1 = first + j / QN_MM_PIECE * sums.piece + j % QN_MM_PIECE;
+        const vf v0 = finish_real(f, x0, scale_a, azp, c + i), v1 = finish_real(f, x1, scale_a, azp, c + j);
         if (real == QN_MM_F32) {
             vf_store((float *)out + i, v0);
             vf_store((float *)out + i + VL, v1);
@@ -55,7 +59,7 @@ QN_INLINE void finish_step(const qn_mm_finish *f, const char *sums, vf scale_a, 
     }
 }
 
-QN_INLINE void finish_row(const qn_mm_finish *f, const char *sums, float scale, int32_t zero, int64_t count,
+QN_INLINE void finish_row(const qn_mm_finish *f, qn_mm_sums sums, float scale, int32_t zero, int64_t count,
                           qn_mm_real real, char *out)
 {
     const int64_t size = real == QN_MM_F32 ? 4 : 2;
@@ -72,7 +76,7 @@ QN_INLINE void finish_row(const qn_mm_finish *f, const char *sums, float scale, 
     }
 }
 
-static void mm_finish(const qn_mm_finish *f, const void *sums, float scale_a, int32_t azp, int64_t count, void *out)
+static void mm_finish(const qn_mm_finish *f, qn_mm_sums sums, float scale_a, int32_t azp, int64_t count, void *out)
 {
     switch (f->out) {
     case QN_MM_F32: finish_row(f, sums, scale_a, azp, count, QN_MM_F32, out); break;

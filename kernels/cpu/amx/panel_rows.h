@@ -14,6 +14,8 @@
 #define ROWS_SCRATCH (ROWS_MOST * ROWS_BLOCKS * QN_PANEL_K * (int)sizeof(float))
 #define ROWS_AHEAD 4096 /* bytes of each panel; behind its last block, of those read next */
 
+#define SUMS_PANEL (TILE_BYTES / 4) /* from a panel's sums of a group of rows to the next one's */
+
 #define ROWS_UNROLL _Pragma("GCC unroll 8")
 
 QN_INLINE int64_t rows_block_bytes(const int code)
@@ -108,7 +110,7 @@ QN_INLINE void line_chains(const int code, half_sums *h, const int rows, const i
 /* Half `half` of block b of n panels. first: the chain of a block scale begins. */
 QN_INLINE void rows_half(const int code, const int rows, const int n, const char *w, int64_t w_stride, int64_t distance,
                          int half, const __m512 scales[4][4], const float *a, int64_t a_stride, float *sums,
-                         int64_t sums_stride)
+                         int64_t row_stride, int64_t panel_stride)
 {
     const int k_line = code == QN_PANEL_BF16 ? 2 : (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4 ? 8 : 4);
     const int lines = 32 / k_line;
@@ -133,7 +135,7 @@ QN_INLINE void rows_half(const int code, const int rows, const int n, const char
     {
         ROWS_UNROLL for (int i = 0; i < n; i++)
         {
-            float *const s = sums + r * sums_stride + i * QN_PANEL_COLS;
+            float *const s = sums + r * row_stride + i * panel_stride;
             _mm512_store_ps(s, _mm512_add_ps(_mm512_load_ps(s), _mm512_add_ps(h.even[r][i], h.odd[r][i])));
         }
     }
@@ -146,9 +148,7 @@ QN_INLINE void rows_panels(const int code, const int rows, const int n, const qn
     const int64_t bytes = rows_block_bytes(code);
     const char *const w = q->w + p * q->panel_bytes;
     _Alignas(64) float part[ROWS_MOST * 4 * QN_PANEL_COLS];
-    float *const sums = (float *)q->sums + p * QN_PANEL_COLS;
-    float *const to_sums = q->sa ? part : sums;
-    const int64_t stride = q->sa ? 4 * QN_PANEL_COLS : q->sums_stride;
+    float *const sums = (float *)q->sums + p * SUMS_PANEL;
     __m512 scales[4][4];
     for (int64_t b = from; b < to; b++) {
         const char *const block = w + b * bytes;
@@ -166,7 +166,8 @@ QN_INLINE void rows_panels(const int code, const int rows, const int n, const qn
         }
         for (int half = 0; half < 2; half++) {
             rows_half(code, rows, n, block, q->panel_bytes, distance, half, (const __m512(*)[4])scales,
-                      a + (b - from) * QN_PANEL_K, a_stride, to_sums, stride);
+                      a + (b - from) * QN_PANEL_K, a_stride, q->sa ? part : sums,
+                      q->sa ? 4 * QN_PANEL_COLS : QN_PANEL_COLS, q->sa ? QN_PANEL_COLS : SUMS_PANEL);
         }
         if (q->sa && (b % 2 == 1 || b + 1 == q->blocks)) {
             ROWS_UNROLL for (int r = 0; r < rows; r++)
@@ -175,7 +176,7 @@ QN_INLINE void rows_panels(const int code, const int rows, const int n, const qn
                 {
                     const __m512 s =
                         _mm512_set1_ps(q->sa[r * q->sa_stride + b / 2] * q->sb[(p + i) * q->sb_stride + b / 2]);
-                    float *const at = sums + r * q->sums_stride + i * QN_PANEL_COLS;
+                    float *const at = sums + r * QN_PANEL_COLS + i * SUMS_PANEL;
                     const __m512 v = _mm512_load_ps(part + (r * 4 + i) * QN_PANEL_COLS);
                     _mm512_store_ps(at, _mm512_fmadd_ps(v, s, _mm512_load_ps(at)));
                 }
@@ -203,8 +204,8 @@ QN_INLINE void rows_call(const int code, const int rows, const int n, const qn_p
 {
     float *const a = (float *)(void *)q->scratch;
     const int64_t stride = ROWS_BLOCKS * QN_PANEL_K;
-    for (int64_t r = 0; r < q->rows; r++) {
-        memset((float *)q->sums + r * q->sums_stride, 0, (size_t)q->panels * QN_PANEL_COLS * sizeof(float));
+    for (int64_t p = 0; p < q->panels; p++) {
+        memset((float *)q->sums + p * SUMS_PANEL, 0, (size_t)q->rows * QN_PANEL_COLS * sizeof(float));
     }
     for (int64_t from = 0; from < q->blocks; from += ROWS_BLOCKS) {
         const int64_t to = q->blocks - from < ROWS_BLOCKS ? q->blocks : from + ROWS_BLOCKS;

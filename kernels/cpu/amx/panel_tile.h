@@ -10,12 +10,11 @@
 #include "kernels/common/panel.h"
 #include "kernels/cpu/amx/tile.h"
 
-#define RANGE_TILES 8  /* of K: two panels of a range and two groups of rows stay in the first cache */
-#define FEW_PANELS 4   /* read at once when rows are few: as many chains as there are sums */
+#define RANGE_TILES 8 /* of K: two panels of a range and two groups of rows stay in the first cache */
+#define FEW_PANELS 4  /* read at once when rows are few: as many chains as there are sums */
 #define SCALE_BLOCKS (QN_PANEL_SCALE_K / QN_PANEL_K)
 
-#define PART_STRIDE 128 /* 32 rows of two panels */
-#define PART_BYTES (2 * TILE_ROWS * PART_STRIDE)
+#define PART_BYTES (4 * TILE_BYTES)
 #define PAIR_BYTES (2 * TILE_BYTES) /* an unpacked block */
 #define RING_BYTES (2 * FEW_PANELS * PAIR_BYTES)
 #define SCRATCH_BYTES (2 * PART_BYTES + 2 * RING_BYTES)
@@ -59,25 +58,26 @@ QN_INLINE int has_scales(const qn_panel_call *q, panel_kind k)
     return k.tile == TILE_BF16 && q->sa;
 }
 
-QN_INLINE float *sums_at(const qn_panel_call *q, int64_t r, int64_t p)
+/* Tile of the sums of panel p of the group of rows from r0 on. */
+QN_INLINE float *sums_at(const qn_panel_call *q, int64_t r0, int64_t p)
 {
-    return (float *)q->sums + r * q->sums_stride + p * QN_PANEL_COLS;
+    return (float *)q->sums + r0 * q->sums_stride + p * (TILE_BYTES / 4);
 }
 
-/* sums += part * sa * sb, n panels, for one or two block scales from kb on: parts lie one after the other. */
+/* sums += part * sa * sb, n panels of the rows from r0 on, for one or two block scales from kb on. A part is tiles,
+ * panels inside groups of rows; the second part follows the first. */
 QN_INLINE void add_scaled(const qn_panel_call *q, int64_t r0, int64_t rows, int64_t p, int64_t n, int64_t kb, int parts,
-                          const float *part, int64_t part_stride)
+                          const float *part)
 {
-    const int64_t second = parts > 1 ? 1 : 0;
     for (int64_t r = 0; r < rows; r++) {
         const float *const sa = q->sa + (r0 + r) * q->sa_stride + kb;
-        float *const sums = sums_at(q, r0 + r, p);
+        const int64_t group = r / TILE_ROWS, line = r % TILE_ROWS * QN_PANEL_COLS;
         for (int64_t i = 0; i < n; i++) {
             const float *const sb = q->sb + (p + i) * q->sb_stride + kb;
-            const float *const x = part + r * part_stride + i * QN_PANEL_COLS;
-            float *const at = sums + i * QN_PANEL_COLS;
+            const float *const x = part + (group * n + i) * (TILE_BYTES / 4) + line;
+            float *const at = sums_at(q, r0 + group * TILE_ROWS, p + i) + line;
             __m512 sum = _mm512_fmadd_ps(_mm512_load_ps(x), _mm512_set1_ps(sa[0] * sb[0]), _mm512_load_ps(at));
-            if (second) {
+            if (parts > 1) {
                 sum = _mm512_fmadd_ps(_mm512_load_ps(x + PART_BYTES / 4), _mm512_set1_ps(sa[1] * sb[1]), sum);
             }
             _mm512_store_ps(at, sum);
@@ -87,10 +87,8 @@ QN_INLINE void add_scaled(const qn_panel_call *q, int64_t r0, int64_t rows, int6
 
 QN_INLINE void zero_sums(const qn_panel_call *q, int64_t p, int64_t n)
 {
-    for (int64_t r = 0; r < q->rows; r++) {
-        for (int64_t i = 0; i < n; i++) {
-            _mm512_store_ps(sums_at(q, r, p + i), _mm512_setzero_ps());
-        }
+    for (int64_t r = 0; r < q->rows; r += TILE_ROWS) {
+        memset(sums_at(q, r, p), 0, (size_t)n * TILE_BYTES);
     }
 }
 
@@ -152,17 +150,10 @@ typedef struct range {
     ahead next;
 } range;
 
-QN_INLINE void copy_rows(char *to, int64_t to_stride, const char *from, int64_t from_stride, int64_t rows, int n)
-{
-    for (int64_t r = 0; r < rows; r++) {
-        memcpy(to + r * to_stride, from + r * from_stride, (size_t)n * 64);
-    }
-}
-
-/* Rows r0 to r0 + rows, m tiles of them; those of a part of the tiles pass through scratch. */
+/* Rows r0 to r0 + rows, m tiles of them. */
 QN_INLINE void range_rows(const qn_panel_call *q, range *g, int64_t r0, int64_t rows, int m, int n, panel_kind k)
 {
-    const int64_t terms = terms_of(q, k), stride = q->sums_stride * 4;
+    const int64_t terms = terms_of(q, k), stride = TILE_ROWS * q->sums_stride * 4;
     const char *const a = q->a + r0 / TILE_ROWS * q->a_stride + row_tiles(g->from, k, terms);
     char *const sums = (char *)sums_at(q, r0, g->p), *const part = q->scratch;
     if (has_scales(q, k) && g->blocks == 0) {
@@ -172,36 +163,24 @@ QN_INLINE void range_rows(const qn_panel_call *q, range *g, int64_t r0, int64_t 
         const int64_t first = g->blocks < SCALE_BLOCKS ? g->blocks : SCALE_BLOCKS, second = g->blocks - first;
         sums_zero(m, n);
         products(a, q->a_stride, g->b, g->b_stride, first, terms, m, n, k, &g->next);
-        sums_store(part, PART_STRIDE, m, n);
+        sums_store(part, n * TILE_BYTES, m, n);
         if (second) {
             sums_zero(m, n);
             products(a + row_tiles(first, k, terms), q->a_stride, g->b + first * PAIR_BYTES, g->b_stride, second, terms,
                      m, n, k, &g->next);
-            sums_store(part + PART_BYTES, PART_STRIDE, m, n);
+            sums_store(part + PART_BYTES, n * TILE_BYTES, m, n);
         }
         tile_fence();
-        add_scaled(q, r0, rows, g->p, n, g->from / SCALE_BLOCKS, second ? 2 : 1, (const float *)(const void *)part,
-                   PART_STRIDE / 4);
+        add_scaled(q, r0, rows, g->p, n, g->from / SCALE_BLOCKS, second ? 2 : 1, (const float *)(const void *)part);
         return;
     }
-    const int whole = rows == m * TILE_ROWS;
     if (g->from == 0) {
         sums_zero(m, n);
-    } else if (whole) {
-        sums_load(sums, stride, m, n);
     } else {
-        copy_rows(part, PART_STRIDE, sums, stride, rows, n);
-        tile_fence();
-        sums_load(part, PART_STRIDE, m, n);
+        sums_load(sums, stride, m, n);
     }
     products(a, q->a_stride, g->b, g->b_stride, g->blocks, terms, m, n, k, &g->next);
-    if (whole) {
-        sums_store(sums, stride, m, n);
-    } else {
-        sums_store(part, PART_STRIDE, m, n);
-        tile_fence();
-        copy_rows(sums, stride, part, PART_STRIDE, rows, n);
-    }
+    sums_store(sums, stride, m, n);
 }
 
 QN_INLINE void range_panels(const qn_panel_call *q, int64_t p, int64_t from, int64_t blocks, int n, panel_kind k)
@@ -258,15 +237,16 @@ QN_INLINE void many_rows(const qn_panel_call *q, panel_kind k)
 
 /* ---- up to 16 rows: one tile of them, panels stream ---- */
 
-QN_INLINE void few_store(char *to, int64_t stride, int n)
+/* Tiles of n panels, one after the other. */
+QN_INLINE void few_store(char *to, int n)
 {
-    _tile_stored(0, to, stride);
+    _tile_stored(0, to, 64);
     if (n > 1) {
-        _tile_stored(1, to + 64, stride);
+        _tile_stored(1, to + TILE_BYTES, 64);
     }
     if (n > 2) {
-        _tile_stored(2, to + 128, stride);
-        _tile_stored(3, to + 192, stride);
+        _tile_stored(2, to + 2 * TILE_BYTES, 64);
+        _tile_stored(3, to + 3 * TILE_BYTES, 64);
     }
 }
 
@@ -330,15 +310,14 @@ QN_INLINE void few_panels(const qn_panel_call *q, int64_t p, int n, panel_kind k
             }
         }
         if (scales && ((b + 1) % SCALE_BLOCKS == 0 || b + 1 == q->blocks)) {
-            few_store(part, FEW_PANELS * 64, n);
+            few_store(part, n);
             tile_fence();
-            add_scaled(q, 0, q->rows, p, n, b / SCALE_BLOCKS, 1, (const float *)(const void *)part,
-                       FEW_PANELS * QN_PANEL_COLS);
+            add_scaled(q, 0, q->rows, p, n, b / SCALE_BLOCKS, 1, (const float *)(const void *)part);
             sums_zero(2, 2);
         }
     }
     if (!scales) {
-        few_store((char *)sums_at(q, 0, p), q->sums_stride * 4, n);
+        few_store((char *)sums_at(q, 0, p), n);
     }
 }
 

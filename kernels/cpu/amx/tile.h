@@ -58,7 +58,8 @@ typedef enum tile_kind { TILE_I8, TILE_BF16 } tile_kind;
         }                                                                                                              \
     } while (0)
 
-/* Sums, of up to 2 x 2 tiles: lines are sums_stride apart, tiles of one row side by side. */
+/* Sums, of up to 2 x 2 tiles, each 1024 bytes in memory: those of one group of rows one after the other,
+ * groups `stride` bytes apart. */
 QN_INLINE void sums_zero(int m, int n)
 {
     _tile_zero(0);
@@ -75,28 +76,28 @@ QN_INLINE void sums_zero(int m, int n)
 
 QN_INLINE void sums_load(const char *sums, int64_t stride, int m, int n)
 {
-    _tile_loadd(0, sums, stride);
+    _tile_loadd(0, sums, 64);
     if (n > 1) {
-        _tile_loadd(1, sums + 64, stride);
+        _tile_loadd(1, sums + TILE_BYTES, 64);
     }
     if (m > 1) {
-        _tile_loadd(2, sums + TILE_ROWS * stride, stride);
+        _tile_loadd(2, sums + stride, 64);
         if (n > 1) {
-            _tile_loadd(3, sums + TILE_ROWS * stride + 64, stride);
+            _tile_loadd(3, sums + stride + TILE_BYTES, 64);
         }
     }
 }
 
 QN_INLINE void sums_store(char *sums, int64_t stride, int m, int n)
 {
-    _tile_stored(0, sums, stride);
+    _tile_stored(0, sums, 64);
     if (n > 1) {
-        _tile_stored(1, sums + 64, stride);
+        _tile_stored(1, sums + TILE_BYTES, 64);
     }
     if (m > 1) {
-        _tile_stored(2, sums + TILE_ROWS * stride, stride);
+        _tile_stored(2, sums + stride, 64);
         if (n > 1) {
-            _tile_stored(3, sums + TILE_ROWS * stride + 64, stride);
+            _tile_stored(3, sums + stride + TILE_BYTES, 64);
         }
     }
 }

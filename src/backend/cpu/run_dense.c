@@ -145,7 +145,7 @@ static void block_task(void *user, int64_t index, int32_t thread)
     for (int64_t r = 0; r < b.rows; r++) {
         job->set->sum(lanes + r * lane_row, s->reals);
         char *const out = job->out + (b.row + r) * job->out_stride + b.col * (job->out_real == QN_MM_F32 ? 4 : 2);
-        job->set->finish(&s->finish, s->reals, 1.0f, 0, b.cols, out);
+        job->set->finish(&s->finish, (qn_mm_sums){s->reals, QN_MM_PIECE}, 1.0f, 0, b.cols, out);
     }
 }
 

@@ -165,13 +165,14 @@ static memory memory_of(const qn_panel_impl *impl, const qn_op_desc *desc, int64
                                       qn_size_add((size_t)l.experts, (size_t)(set->row_multiple / set->row_group)));
     const size_t block_rows = (size_t)qn_min_i64(largest_grid(set).rows, (int64_t)rows);
     const size_t block_panels = (size_t)largest_grid(set).panels;
+    const size_t group = (size_t)set->row_group, sum_rows = (block_rows + group - 1) / group * group;
     memory at = {0};
     at.odd_rows = qn_size_pad(qn_size_mul(groups, row_stride_of(set, kind, terms, l.blocks)));
     at.rest = qn_size_pad(qn_size_add(at.odd_rows, l.scale_blocks ? rows : 0));
     at.scratch = qn_size_pad(qn_size_add(at.rest, l.total == SIZE_MAX ? SIZE_MAX : l.total - l.scales));
     at.sums = qn_size_pad(set->scratch_bytes);
     at.scales =
-        qn_size_pad(qn_size_add(at.sums, block_rows * (size_t)sums_stride_of((int64_t)block_panels) * sizeof(float)));
+        qn_size_pad(qn_size_add(at.sums, sum_rows * (size_t)sums_stride_of((int64_t)block_panels) * sizeof(float)));
     at.small = qn_size_pad(qn_size_add(at.scales, qn_size_mul(block_rows * sizeof(float), (size_t)l.scale_blocks)));
     at.pack_scales = qn_size_pad(qn_size_add(at.small, sizeof(small_arrays)));
     at.pack =
@@ -478,16 +479,17 @@ static void prepare_finish(const qn_panel_job *job, int64_t column, int64_t colu
 
 /* A row with outputs that kernels must not compute. */
 static void finish_odd_row(const qn_panel_job *job, const block *b, const weights *w, int64_t r, int64_t columns,
-                           const float *sums, float scale_a, small_arrays *s, char *out)
+                           qn_mm_sums sums, float scale_a, small_arrays *s, char *out)
 {
     qn_mm_finish finish = s->finish;
     finish.unit = 1.0f;
     for (int64_t c = 0; c < columns; c++) {
-        s->reals[c] = sums[c] * s->finish.unit;
+        const float *const piece = (const float *)sums.first + c / QN_MM_PIECE * sums.piece;
+        s->reals[c] = piece[c % QN_MM_PIECE] * s->finish.unit;
     }
     memset(s->reals + columns, 0, (size_t)(qn_ceil_div(columns, QN_MM_STEP) * QN_MM_STEP - columns) * sizeof *s->reals);
     repair_row(job, b, w, r, columns, s->reals);
-    job->impl->parts->finish(&finish, s->reals, scale_a, 0, columns, out);
+    job->impl->parts->finish(&finish, (qn_mm_sums){s->reals, QN_MM_PIECE}, scale_a, 0, columns, out);
 }
 
 /* Outputs are seldom in the caches, and stores alone do not wait side by side. */
@@ -500,8 +502,15 @@ static void ask_for_outputs(const qn_panel_job *job, const block *b, int64_t row
     }
 }
 
-static void finish_block(const run *p, const block *b, const weights *w, const char *sums, int64_t sums_stride,
-                         small_arrays *s)
+/* Row r of what a call left (kernels/common/panel.h). */
+static qn_mm_sums sums_of_row(const qn_panel_call *call, int64_t group, int64_t r)
+{
+    const float *const sums = call->sums;
+    return (qn_mm_sums){sums + r / group * group * call->sums_stride + r % group * QN_PANEL_COLS,
+                        group * QN_PANEL_COLS};
+}
+
+static void finish_block(const run *p, const block *b, const weights *w, const qn_panel_call *call, small_arrays *s)
 {
     const qn_panel_job *job = &p->job;
     const int64_t column = b->panel * QN_PANEL_COLS;
@@ -513,14 +522,14 @@ static void finish_block(const run *p, const block *b, const weights *w, const c
     prepare_finish(job, column, columns, s);
     for (int64_t r = 0; r < b->rows; r++) {
         const int64_t row = b->row + r;
-        const char *const from = sums + r * sums_stride * 4;
+        const qn_mm_sums from = sums_of_row(call, job->impl->set->row_group, r);
         char *const out = out_at(job, b, row, column);
         const float scale_a = job->scaled ? float_at(job->scale_a + row * job->scale_a_stride) : 1.0f;
         if (r + OUT_AHEAD < b->rows) {
             ask_for_outputs(job, b, row + OUT_AHEAD, column, columns);
         }
         if (!s->finish.integers && (special || (job->sa && job->odd_rows[row]))) {
-            finish_odd_row(job, b, w, r, columns, (const float *)(const void *)from, scale_a, s, out);
+            finish_odd_row(job, b, w, r, columns, from, scale_a, s, out);
         } else {
             job->impl->parts->finish(&s->finish, from, scale_a, job->azp ? job->azp[row] : 1, columns, out);
         }
@@ -556,7 +565,6 @@ static void block_task(void *user, int64_t index, int32_t thread)
     small_arrays *const s = small_of(job, &p->at, thread);
     const weights w = weights_of(p, &b, scratch, s);
     float *const sa = (float *)(void *)(scratch + p->at.scales);
-    char *const sums = scratch + p->at.sums;
     if (job->sa) {
         gather_scales(job, &b, sa);
     }
@@ -572,11 +580,11 @@ static void block_task(void *user, int64_t index, int32_t thread)
                                 .sb = job->sa ? w.block_scales : NULL,
                                 .sa_stride = job->layout.scale_blocks,
                                 .sb_stride = job->layout.scale_blocks,
-                                .sums = sums,
+                                .sums = scratch + p->at.sums,
                                 .sums_stride = sums_stride_of(b.panels),
                                 .scratch = scratch};
     job->impl->set->mm[job->impl->code](&call);
-    finish_block(p, &b, &w, sums, call.sums_stride, s);
+    finish_block(p, &b, &w, &call, s);
 }
 
 /* Rows that no expert owns become zeros. */
