@@ -243,7 +243,8 @@ typedef struct qn_cuda_family {
     size_t bytes; /* sizeof the array */
 } qn_cuda_family;
 
-extern const qn_cuda_family qn_cuda_quantize_family, qn_cuda_block_scaled_mm_family;
+extern const qn_cuda_family qn_cuda_quantize_family, qn_cuda_block_scaled_mm_family, qn_cuda_mm_family,
+    qn_cuda_activation_family, qn_cuda_fp4_family;
 
 /* The program of qn_device_ceiling, for warming. */
 extern const qn_cuda_program qn_cuda_ceiling_program;

@@ -1,0 +1,63 @@
+/* The argument of the matrix products that read weights of any format
+ * (kernels/cuda/mm_few.cu, mm_tile.cu), as host and device see it. Strides are bytes. Included by
+ * both sides, so plain C and no other header. */
+#ifndef QN_KERNELS_CUDA_MM_H
+#define QN_KERNELS_CUDA_MM_H
+
+/* Numbers of formats as the parameters X_FORMAT, BIAS (+ 1) and OUT have them, and B_FORMAT goes on. */
+enum {
+    QN_MM_F32 = 0,
+    QN_MM_F16,
+    QN_MM_BF16,
+    QN_MM_Q4_0,
+    QN_MM_Q4_1,
+    QN_MM_Q5_0,
+    QN_MM_Q5_1,
+    QN_MM_Q8_0,
+    QN_MM_Q2_K,
+    QN_MM_Q3_K,
+    QN_MM_Q4_K,
+    QN_MM_Q5_K,
+    QN_MM_Q6_K,
+    QN_MM_E4M3,       /* with a scale an output channel, applied to sums */
+    QN_MM_I8,         /* the same, sums exact */
+    QN_MM_E4M3_BLOCK, /* with a scale a block of 128 x 128 */
+    QN_MM_E5M2_BLOCK,
+    QN_MM_NVFP4, /* an e4m3 scale a block of 16 */
+    QN_MM_MXFP4  /* an e8m0 scale a block of 32 */
+};
+
+/* What a row of x was quantised to: parameter A_FORMAT. */
+enum {
+    QN_MM_PLAIN = 0, /* X_FORMAT */
+    QN_MM_A_E4M3,    /* codes; their scale is applied to sums */
+    QN_MM_A_I8,
+    QN_MM_A_BLOCK, /* e4m3 codes with a scale a block of 128 */
+    QN_MM_A_NVFP4  /* e2m1 codes with an e4m3 scale a block of 16 */
+};
+
+/* A weight [n, k] and where its products go. */
+typedef struct qn_cuda_mm_part {
+    const char *b, *b_scale, *b_global, *bias, *azp_adj;
+    char *d;
+    long long b_row, b_scale_row, d_row;
+    long long d_position; /* bytes a position: d is of the row at *position; 0: it is where it says */
+    int n;
+} qn_cuda_mm_part;
+
+#define QN_CUDA_MM_PARTS 3
+
+typedef struct qn_cuda_mm {
+    qn_cuda_mm_part part[QN_CUDA_MM_PARTS]; /* weights that share x; columns of part 0 first */
+    const char *x, *x_scale, *x_global;     /* activations; x_scale: of a row (scaled_mm), or of its blocks */
+    const char *azp;
+    long long x_row, x_scale_row, x_scale_block, azp_row;
+    const char *norm;     /* what comes before the product, of one row: weight of the norm, f32 */
+    const char *partials; /* or an attention's parts, as attention.cu leaves them */
+    const int *position;
+    float eps;
+    int m, n, k; /* n: of all parts */
+    int heads, head_size;
+} qn_cuda_mm;
+
+#endif
