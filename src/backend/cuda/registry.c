@@ -63,4 +63,5 @@ const qn_backend_row qn_backend_cuda_row = {.backend = QN_BACKEND_CUDA,
                                             .kernel_at = kernel_at,
                                             .kernel_refusal = qn_cuda_kernel_refusal,
                                             .describe = describe,
-                                            .device = 1};
+                                            .device = 1,
+                                            .chains = &qn_cuda_chains};
