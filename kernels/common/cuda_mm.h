@@ -4,37 +4,34 @@
 #ifndef QN_KERNELS_CUDA_MM_H
 #define QN_KERNELS_CUDA_MM_H
 
-/* Numbers of formats as the parameters X_FORMAT, BIAS (+ 1) and OUT have them, and B_FORMAT goes on. */
-enum {
-    QN_MM_F32 = 0,
-    QN_MM_F16,
-    QN_MM_BF16,
-    QN_MM_Q4_0,
-    QN_MM_Q4_1,
-    QN_MM_Q5_0,
-    QN_MM_Q5_1,
-    QN_MM_Q8_0,
-    QN_MM_Q2_K,
-    QN_MM_Q3_K,
-    QN_MM_Q4_K,
-    QN_MM_Q5_K,
-    QN_MM_Q6_K,
-    QN_MM_E4M3,       /* with a scale an output channel, applied to sums */
-    QN_MM_I8,         /* the same, sums exact */
-    QN_MM_E4M3_BLOCK, /* with a scale a block of 128 x 128 */
-    QN_MM_E5M2_BLOCK,
-    QN_MM_NVFP4, /* an e4m3 scale a block of 16 */
-    QN_MM_MXFP4  /* an e8m0 scale a block of 32 */
-};
+/* Numbers of formats as the parameters X_FORMAT, BIAS (+ 1) and OUT have them, and B_FORMAT goes on. Macros, as the
+ * preprocessor chooses by them. */
+#define QN_MM_F32 0
+#define QN_MM_F16 1
+#define QN_MM_BF16 2
+#define QN_MM_Q4_0 3
+#define QN_MM_Q4_1 4
+#define QN_MM_Q5_0 5
+#define QN_MM_Q5_1 6
+#define QN_MM_Q8_0 7
+#define QN_MM_Q2_K 8
+#define QN_MM_Q3_K 9
+#define QN_MM_Q4_K 10
+#define QN_MM_Q5_K 11
+#define QN_MM_Q6_K 12
+#define QN_MM_E4M3 13 /* with a scale an output channel, applied to sums */
+#define QN_MM_I8 14 /* the same, sums exact */
+#define QN_MM_E4M3_BLOCK 15 /* with a scale a block of 128 x 128 */
+#define QN_MM_E5M2_BLOCK 16
+#define QN_MM_NVFP4 17 /* an e4m3 scale a block of 16 */
+#define QN_MM_MXFP4 18 /* an e8m0 scale a block of 32 */
 
 /* What a row of x was quantised to: parameter A_FORMAT. */
-enum {
-    QN_MM_PLAIN = 0, /* X_FORMAT */
-    QN_MM_A_E4M3,    /* codes; their scale is applied to sums */
-    QN_MM_A_I8,
-    QN_MM_A_BLOCK, /* e4m3 codes with a scale a block of 128 */
-    QN_MM_A_NVFP4  /* e2m1 codes with an e4m3 scale a block of 16 */
-};
+#define QN_MM_PLAIN 0 /* X_FORMAT */
+#define QN_MM_A_E4M3 1 /* codes; their scale is applied to sums */
+#define QN_MM_A_I8 2
+#define QN_MM_A_BLOCK 3 /* e4m3 codes with a scale a block of 128 */
+#define QN_MM_A_NVFP4 4 /* e2m1 codes with an e4m3 scale a block of 16 */
 
 /* A weight [n, k] and where its products go. */
 typedef struct qn_cuda_mm_part {

@@ -4,7 +4,7 @@
  *
  * Host contract
  *   Parameters: SIZE of a head, a multiple of 8, at most 128
- *   Launch: block 128, grid {parts of the whole cache, heads}, no dynamic shared memory */
+ *   Launch: block 128, grid {parts of the whole cache, heads}, dynamic shared memory of 128 * SIZE * 4 bytes */
 #include "formats.h"
 #include "cuda_activation.h"
 #include "parts.h"
@@ -13,6 +13,13 @@
 #define WARPS 4
 #define DIMS ((SIZE + 31) / 32)
 #define NONE __int_as_float(0xff800000u)
+
+extern __shared__ __align__(16) float rows[]; /* [PART_KEYS][SIZE]: the values */
+
+DEV void copy_async_16(void *to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
 
 extern "C" __global__ void __launch_bounds__(128) qn_decode_attention(const __grid_constant__ qn_cuda_decode a)
 {
@@ -33,13 +40,25 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_attention(const __gr
             k[i] = *(const float4 *)(keys + key * a.row + i * 16);
         }
     }
+    const int row0 = warp * 32; /* a warp copies the values of its own keys */
+#pragma unroll 4
+    for (int i = lane; i < 32 * (SIZE / 4); i += 32) {
+        const int s = row0 + i / (SIZE / 4);
+        if (first + s < position) {
+            copy_async_16(rows + s * SIZE + i % (SIZE / 4) * 4, values + (first + s) * a.row + i % (SIZE / 4) * 16);
+        }
+    }
     turn t = {1.0f, 0.0f};
     if (here && threadIdx.x < SIZE / 2) {
         t = turn_of(position, (int)threadIdx.x, SIZE, a.log2_theta);
     }
     wait_before();
     if (!here) {
+        asm volatile("cp.async.wait_all;" ::: "memory");
         return;
+    }
+    for (int i = (int)threadIdx.x; position < first + PART_KEYS && i < SIZE; i += 128) {
+        rows[(position - first) * SIZE + i] = ((const float *)(values + position * a.row))[i];
     }
     if (threadIdx.x < SIZE / 2) {
         const int i = (int)threadIdx.x, j = i + SIZE / 2;
@@ -86,16 +105,17 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_attention(const __gr
     if (lane == 0) {
         all[warp] = total;
     }
+    asm volatile("cp.async.wait_all;" ::: "memory");
     __syncwarp();
-    const int left = position + 1 - (first + warp * 32), count = left < 0 ? 0 : left < 32 ? left : 32;
+    const int left = position + 1 - (first + row0), count = left < 0 ? 0 : left < 32 ? left : 32;
     float sum[DIMS] = {};
 #pragma unroll 8
     for (int s = 0; s < count; s++) {
-        const float *const row = (const float *)(values + (first + warp * 32 + s) * a.row);
+        const float *const row = rows + (row0 + s) * SIZE;
 #pragma unroll
         for (int j = 0; j < DIMS; j++) {
             if (lane + 32 * j < SIZE) {
-                sum[j] = __fmaf_rn(weights[warp * 32 + s], row[lane + 32 * j], sum[j]);
+                sum[j] = __fmaf_rn(weights[row0 + s], row[lane + 32 * j], sum[j]);
             }
         }
     }
@@ -106,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_attention(const __gr
         }
     }
     __syncthreads();
-    float *const out = (float *)a.partials + ((i64)blockIdx.x * a.heads + head) * (SIZE + 2);
+    float *const out = (float *)a.partials + ((i64)blockIdx.x * a.heads + head) * PART_PITCH(SIZE);
     for (int i = (int)threadIdx.x; i < SIZE; i += 128) {
         out[i] = sums[0][i] + sums[1][i] + sums[2][i] + sums[3][i];
     }

@@ -6,8 +6,10 @@
  *   QUANT  0 none, 1 fp8 a row, 2 fp8 in groups of 128, 3 int8 a row, 4 int8 with a zero point a row,
  *          5 nvfp4 with the global scale given
  *   FLOORS 1: the scales of silu_mul_quant, else those of the quantize operators
+ *   ITEMS  four neighbouring elements each that a thread has: ceil(K / (4 * THREADS))
  *
- * Of threads THREADS, X_FORMAT 0; row holds a.k floats in shared memory. */
+ * Of threads THREADS, X_FORMAT 0, K a multiple of 4. The row stays in registers: a group of 128 is a warp's, a block
+ * of 16 that of four lanes. */
 #ifndef QN_CUDA_MM_BEFORE_H
 #define QN_CUDA_MM_BEFORE_H
 
@@ -19,15 +21,43 @@
 #include "parts.h"
 #include "fp4_code.h"
 
+/* A thread's elements. */
+struct mine {
+    float v[ITEMS][4];
+};
+
 /* What the sums of a quantised row are finished with. */
 struct before {
     float scale;
     int azp;
 };
 
+DEV int first_of(int item)
+{
+    return (item * THREADS + (int)threadIdx.x) * 4;
+}
+
+DEV void load_mine(const float *from, int k, mine *to)
+{
+#pragma unroll
+    for (int j = 0; j < ITEMS; j++) {
+        float4 f = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (first_of(j) < k) {
+            f = *(const float4 *)(from + first_of(j));
+        }
+        to->v[j][0] = f.x;
+        to->v[j][1] = f.y;
+        to->v[j][2] = f.z;
+        to->v[j][3] = f.w;
+    }
+}
+
+#define EACH_ELEMENT                                                                                                   \
+    _Pragma("unroll") for (int j = 0; j < ITEMS; j++) _Pragma("unroll") for (int e = 0; e < 4; e++)
+
 DEV float sum_block(float v)
 {
-    __shared__ float parts[32];
+    __shared__ float parts[THREADS / 32];
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
         v += __shfl_xor_sync(0xffffffffu, v, step);
@@ -44,10 +74,10 @@ DEV float sum_block(float v)
     return v;
 }
 
-/* Largest magnitude (or both ends) over a whole block; shared memory is free for use after the next barrier. */
+/* Largest magnitude, or both ends, of the whole block. */
 DEV range range_block(range r)
 {
-    __shared__ range parts[32];
+    __shared__ range parts[THREADS / 32];
     reduce_lanes(&r, 32);
     if (threadIdx.x % 32 == 0) {
         parts[threadIdx.x / 32] = r;
@@ -75,110 +105,133 @@ DEV float rounded(float v)
 #endif
 }
 
-/* The row as floats. */
-DEV void make_row(const qn_cuda_mm &a, float *row)
+/* Constants that the row needs: read before the kernels before are done. */
+DEV void load_gains(const qn_cuda_mm &a, mine *gains)
 {
-    const int tid = (int)threadIdx.x;
 #if PRE == 1
-    float squares = 0.0f;
-    for (int i = tid; i < a.k; i += THREADS) {
-        const float v = ((const float *)a.x)[i];
-        row[i] = v;
-        squares = __fmaf_rn(v, v, squares);
-    }
-    const float factor = 1.0f / sqrtf(sum_block(squares) / (float)a.k + a.eps);
-    for (int i = tid; i < a.k; i += THREADS) {
-        row[i] = rounded(row[i] * factor * ((const float *)a.norm)[i]);
-    }
-#elif PRE == 2
-    const float *const x = (const float *)a.x;
-    for (int i = tid; i < a.k; i += THREADS) {
-        row[i] = rounded(silu_mul(x[i], x[a.k + i]));
-    }
-#elif PRE == 3
-    for (int i = tid; i < a.k; i += THREADS) {
-        row[i] = rounded(join_parts(a.partials, a.heads, a.head_size, i / a.head_size, i % a.head_size, *a.position + 1));
-    }
-#else
-    for (int i = tid; i < a.k; i += THREADS) {
-        row[i] = rounded(((const float *)a.x)[i]);
-    }
+    load_mine((const float *)a.norm, a.k, gains);
 #endif
-    __syncthreads();
 }
 
-/* The row quantised, in place as the floats that codes stand for (int8: codes to bytes). */
-DEV before quantise_row(const qn_cuda_mm &a, float *row, signed char *bytes)
+/* The row as floats. */
+DEV void make_row(const qn_cuda_mm &a, const mine &gains, mine *row)
+{
+#if PRE == 3
+    const int position = *a.position;
+#pragma unroll
+    for (int j = 0; j < ITEMS; j++) {
+        const int i = first_of(j);
+        float4 f = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (i < a.k) {
+            f = join_parts(a.partials, a.heads, a.head_size, i / a.head_size, i % a.head_size, position + 1);
+        }
+        row->v[j][0] = f.x;
+        row->v[j][1] = f.y;
+        row->v[j][2] = f.z;
+        row->v[j][3] = f.w;
+    }
+#else
+    load_mine((const float *)a.x, a.k, row);
+#endif
+#if PRE == 1
+    float squares = 0.0f;
+    EACH_ELEMENT
+    {
+        squares = __fmaf_rn(row->v[j][e], row->v[j][e], squares);
+    }
+    const float factor = 1.0f / sqrtf(sum_block(squares) / (float)a.k + a.eps);
+    EACH_ELEMENT
+    {
+        row->v[j][e] = row->v[j][e] * factor * gains.v[j][e];
+    }
+#elif PRE == 2
+    mine up;
+    load_mine((const float *)a.x + a.k, a.k, &up);
+    EACH_ELEMENT
+    {
+        row->v[j][e] = silu_mul(row->v[j][e], up.v[j][e]);
+    }
+#endif
+    EACH_ELEMENT
+    {
+        row->v[j][e] = rounded(row->v[j][e]);
+    }
+}
+
+/* Quantise the row: to the floats that its codes stand for (of a row's scale: to the codes as floats). */
+DEV before quantise_row(const qn_cuda_mm &a, mine *row)
 {
     before out;
-    const int tid = (int)threadIdx.x;
     out.scale = 1.0f;
     out.azp = 0;
 #if QUANT == 1 || QUANT == 3 || QUANT == 4
     range r = no_range();
-    for (int i = tid; i < a.k; i += THREADS) {
-        widen_range(&r, row[i]);
+    EACH_ELEMENT
+    {
+        widen_range(&r, row->v[j][e]);
     }
     r = range_block(r);
-#if QUANT == 1
-    out.scale = fmaxf(ratio(r.high, CODE_MAX), 1.0f / (CODE_MAX * 512.0f));
-    const divisor by = divide_by(out.scale);
-    for (int i = tid; i < a.k; i += THREADS) {
-        row[i] = e4m3_float(two_codes(quotient(row[i], by), 0.0f));
-    }
-#elif QUANT == 3 && FLOORS
-    out.scale = fmaxf(ratio(r.high, CODE_MAX), 1.1920928955078125e-7f);
-    const divisor by = divide_by(out.scale);
-    for (int i = tid; i < a.k; i += THREADS) {
-        bytes[i] = (signed char)two_codes(quotient(row[i], by), 0.0f);
-    }
-#elif QUANT == 3
-    out.scale = r.high / 127.0f;
-    const float factor = r.high == 0.0f ? 0.0f : 127.0f / r.high;
-    for (int i = tid; i < a.k; i += THREADS) {
-        bytes[i] = (signed char)two_codes(row[i] * factor, 0.0f);
-    }
-#else
+#if QUANT == 4
     const zero_point z = find_zero_point(r);
+    const float inverse = 1.0f / z.scale;
     out.scale = z.scale;
     out.azp = z.azp;
-    const float inverse = 1.0f / z.scale;
-    for (int i = tid; i < a.k; i += THREADS) {
-        bytes[i] = (signed char)two_codes(with_zero_point(row[i] * inverse, z.azp), 0.0f);
-    }
+#elif QUANT == 3 && !FLOORS
+    const float factor = r.high == 0.0f ? 0.0f : 127.0f / r.high;
+    out.scale = r.high / 127.0f;
+#else
+    out.scale = fmaxf(ratio(r.high, CODE_MAX), QUANT == 3 ? 1.1920928955078125e-7f : 1.0f / (CODE_MAX * 512.0f));
+    const divisor by = divide_by(out.scale);
 #endif
+    EACH_ELEMENT
+    {
+#if QUANT == 4
+        const float t = with_zero_point(row->v[j][e] * inverse, z.azp);
+#elif QUANT == 3 && !FLOORS
+        const float t = row->v[j][e] * factor;
+#else
+        const float t = quotient(row->v[j][e], by);
+#endif
+        const u32 code = two_codes(t, 0.0f) & 0xff;
+        row->v[j][e] = QUANT == 1 ? e4m3_float(code) : (float)(signed char)code;
+    }
 #elif QUANT == 2
-    const int lane = tid % 32;
-    for (int g = tid / 32; g * 128 < a.k; g += THREADS / 32) {
+#pragma unroll
+    for (int j = 0; j < ITEMS; j++) {
         range r = no_range();
-        for (int i = g * 128 + lane; i < a.k && i < g * 128 + 128; i += 32) {
-            widen_range(&r, row[i]);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            widen_range(&r, row->v[j][e]);
         }
         reduce_lanes(&r, 32);
         const float s = FLOORS ? fmaxf(ratio(r.high, CODE_MAX), 1.0f / (CODE_MAX * 512.0f))
                                : ratio(fmaxf(r.high, 1e-10f), CODE_MAX);
         const divisor by = divide_by(s);
-        for (int i = g * 128 + lane; i < a.k && i < g * 128 + 128; i += 32) {
-            row[i] = e4m3_float(two_codes(quotient(row[i], by), 0.0f)) * s;
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            row->v[j][e] = e4m3_float(two_codes(quotient(row->v[j][e], by), 0.0f)) * s;
         }
     }
 #elif QUANT == 5
     const float global = *(const float *)a.x_global, inverse = 1.0f / global;
-    for (int g = tid; g * 16 < a.k; g += THREADS) {
-        float most = 0.0f;
-        for (int i = 0; i < 16; i++) {
-            most = fmaxf(most, fabsf(row[g * 16 + i]));
+#pragma unroll
+    for (int j = 0; j < ITEMS; j++) {
+        range r = no_range();
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            widen_range(&r, row->v[j][e]);
         }
-        const float s = e4m3_float(two_codes(global * (most * (1.0f / 6.0f)), 0.0f));
+        reduce_lanes(&r, 4);
+        const float s = e4m3_float(two_codes(global * (r.high * (1.0f / 6.0f)), 0.0f));
         const float factor = s == 0.0f ? 0.0f : 1.0f / (s * inverse);
-        for (int i = 0; i < 16; i++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
             float v[8];
-            e2m1_floats(e2m1_code(row[g * 16 + i] * factor), s, v);
-            row[g * 16 + i] = v[0];
+            e2m1_floats(e2m1_code(row->v[j][e] * factor), s, v);
+            row->v[j][e] = v[0];
         }
     }
 #endif
-    __syncthreads();
     return out;
 }
 

@@ -37,33 +37,47 @@ DEV float load_x(const qn_cuda_mm &a, int m, int i)
 #endif
 }
 
-/* A sum's result. scale_a, azp: of the row, where the format has them. */
-DEV float finish(const qn_cuda_mm_part &p, sum_t sum, int n, float scale_a, int azp, float a_global)
+/* What a column's sums are finished with: read before they are there. */
+struct tail {
+    float scale, bias, global;
+    int azp_adj;
+};
+
+DEV tail load_tail(const qn_cuda_mm_part &p, int n)
 {
+    tail t = {1.0f, 0.0f, 1.0f, 0};
 #if BIAS
-    const float bias = load_float(p.bias, n, BIAS - 1);
+    t.bias = load_float(p.bias, n, BIAS - 1);
 #endif
 #if CHANNEL_SCALES
+    t.scale = *(const float *)(p.b_scale + n * p.b_scale_row);
+#endif
+#if B_FORMAT == QN_MM_NVFP4
+    t.global = *(const float *)p.b_global;
+#endif
+#if AZP
+    t.azp_adj = ((const int *)p.azp_adj)[n];
+#endif
+    return t;
+}
+
+/* A sum's result. scale_a, azp, a_global: of the row, where the format has them. */
+DEV float finish(const tail &t, sum_t sum, float scale_a, int azp, float a_global)
+{
+#if CHANNEL_SCALES
 #if AZP == 2
-    sum = (int)((u32)sum - (u32)azp * (u32)((const int *)p.azp_adj)[n]);
+    sum = (int)((u32)sum - (u32)azp * (u32)t.azp_adj);
 #elif AZP == 1
-    sum = (int)((u32)sum - (u32)((const int *)p.azp_adj)[n]);
+    sum = (int)((u32)sum - (u32)t.azp_adj);
 #endif
-    const float t = (float)sum * *(const float *)(p.b_scale + n * p.b_scale_row);
-#if BIAS
-    return __fmaf_rn(scale_a, t, bias);
-#else
-    return t * scale_a;
-#endif
+    const float scaled = (float)sum * t.scale;
+    return BIAS ? __fmaf_rn(scale_a, scaled, t.bias) : scaled * scale_a;
 #else
     float v = sum;
 #if B_FORMAT == QN_MM_NVFP4
-    v = v / (A_FORMAT == QN_MM_A_NVFP4 ? *(const float *)p.b_global * a_global : *(const float *)p.b_global);
+    v = v / (A_FORMAT == QN_MM_A_NVFP4 ? t.global * a_global : t.global);
 #endif
-#if BIAS
-    v = v + bias;
-#endif
-    return v;
+    return BIAS ? v + t.bias : v;
 #endif
 }
 

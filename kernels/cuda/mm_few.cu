@@ -109,7 +109,40 @@ DEV int part_of(const qn_cuda_mm &a, int *n)
 #endif
 }
 
-DEV void load_pass(const qn_cuda_mm &a, const u8 *const *rows, const u8 *const *scales, int first, raw *r)
+/* Where a warp's columns lie, and what they are finished with. */
+struct columns {
+    const u8 *rows[COLUMNS], *scales[COLUMNS];
+    tail end; /* of this lane's result: column lane / ROWS */
+    char *d;
+    int n; /* -1: this lane has none */
+    float old;
+};
+
+DEV columns find_columns(const qn_cuda_mm &a, int column0, int lane)
+{
+    columns w;
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++) {
+        int n = column0 + c < a.n ? column0 + c : a.n - 1;
+        const qn_cuda_mm_part &p = a.part[part_of(a, &n)];
+        w.rows[c] = (const u8 *)p.b + n * p.b_row;
+        w.scales[c] = scales_of(p, n);
+    }
+    w.n = column0 + lane / ROWS;
+    if (lane >= COLUMNS * ROWS || lane % ROWS >= a.m || w.n >= a.n) {
+        w.n = -1;
+        return w;
+    }
+    const qn_cuda_mm_part &p = a.part[part_of(a, &w.n)];
+    w.d = p.d + lane % ROWS * p.d_row;
+    if (CHAIN && p.d_position) {
+        w.d += *a.position * p.d_position;
+    }
+    w.end = load_tail(p, w.n);
+    return w;
+}
+
+DEV void load_pass(const qn_cuda_mm &a, const columns &w, int first, raw *r)
 {
     const int units = (a.k + UNIT - 1) / UNIT;
 #pragma unroll
@@ -119,63 +152,16 @@ DEV void load_pass(const qn_cuda_mm &a, const u8 *const *rows, const u8 *const *
         for (int c = 0; c < COLUMNS; c++) {
             r[c * STEPS + s] = raw();
             if (unit < units) {
-                r[c * STEPS + s] = load_raw(rows[c], scales[c], unit, a.k);
+                r[c * STEPS + s] = load_raw(w.rows[c], w.scales[c], unit, a.k);
             }
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) qn_mm_few(const __grid_constant__ qn_cuda_mm a)
+/* Lane c * ROWS + m gets the sum of column c and row m over all lanes, and over the warps that share the columns. */
+DEV sum_t reduce(sum_t sums[COLUMNS][ROWS], int lane, int warp)
 {
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int column0 = ((int)blockIdx.x * (WARPS / SPLIT) + warp / SPLIT) * COLUMNS;
-    const int units = (a.k + UNIT - 1) / UNIT, mine = warp % SPLIT * (32 * STEPS) + lane;
-    const u8 *rows[COLUMNS], *scales[COLUMNS];
-#pragma unroll
-    for (int c = 0; c < COLUMNS; c++) {
-        int n = column0 + c < a.n ? column0 + c : a.n - 1;
-        const qn_cuda_mm_part &p = a.part[part_of(a, &n)];
-        rows[c] = (const u8 *)p.b + n * p.b_row;
-        scales[c] = scales_of(p, n);
-    }
-    raw r[COLUMNS * STEPS];
-    sum_t sums[COLUMNS][ROWS] = {};
-    item *const x = (item *)shared;
-    const int length = WHOLE ? units * UNIT : PASS, pitch = SPREAD(length);
-    release_next();
-#if CHAIN
-    load_pass(a, rows, scales, mine, r);
-#endif
-    wait_before();
-#if CHAIN
-    float *const row = (float *)(shared + (pitch * (int)sizeof(item) + 15) / 16 * 16);
-    make_row(a, row);
-    const before how = quantise_row(a, row, (signed char *)shared);
-    for (int i = (int)threadIdx.x; !INT_SUMS && i < length; i += THREADS) {
-        x[SPREAD(i)] = i < a.k ? (item)row[i] : (item)0;
-    }
-    __syncthreads();
-#endif
-    for (int base = 0; base < units; base += 32 * STEPS * SPLIT) {
-        if (!CHAIN || base) {
-            load_pass(a, rows, scales, base + mine, r);
-        }
-        if (!CHAIN && (!WHOLE || base == 0)) {
-            const int first = base * UNIT, left = units * UNIT - first;
-            stage(a, x, pitch, first, length < left ? length : left);
-            __syncthreads();
-        }
-#pragma unroll
-        for (int s = 0; s < STEPS; s++) {
-            const int unit = mine + s * 32;
-            if (base + unit < units) {
-                multiply(r + s, x + (WHOLE ? base + unit : unit) * (UNIT + GAP), pitch, sums);
-            }
-        }
-        if (!WHOLE) {
-            __syncthreads();
-        }
-    }
+    sum_t sum = 0;
 #pragma unroll
     for (int c = 0; c < COLUMNS; c++) {
 #pragma unroll
@@ -184,55 +170,105 @@ extern "C" __global__ void __launch_bounds__(THREADS) qn_mm_few(const __grid_con
             for (int step = 16; step > 0; step /= 2) {
                 sums[c][m] += __shfl_xor_sync(0xffffffffu, sums[c][m], step);
             }
+            sum = lane == c * ROWS + m ? sums[c][m] : sum;
         }
     }
 #if SPLIT > 1
     __shared__ sum_t parts[WARPS][COLUMNS * ROWS];
-    if (lane == 0) {
-#pragma unroll
-        for (int c = 0; c < COLUMNS; c++) {
-#pragma unroll
-            for (int m = 0; m < ROWS; m++) {
-                parts[warp][c * ROWS + m] = sums[c][m];
-            }
-        }
+    if (lane < COLUMNS * ROWS) {
+        parts[warp][lane] = sum;
     }
     __syncthreads();
-    if (warp % SPLIT) {
-        return;
-    }
+    if (warp % SPLIT == 0 && lane < COLUMNS * ROWS) {
 #pragma unroll
-    for (int c = 0; c < COLUMNS; c++) {
-#pragma unroll
-        for (int m = 0; m < ROWS; m++) {
-#pragma unroll
-            for (int i = 1; i < SPLIT; i++) {
-                sums[c][m] += parts[warp + i][c * ROWS + m];
-            }
+        for (int i = 1; i < SPLIT; i++) {
+            sum += parts[warp + i][lane];
         }
     }
 #endif
-    /* lane c * ROWS + m has the result of column c and row m */
-    sum_t sum = 0;
-#pragma unroll
-    for (int i = 0; i < COLUMNS * ROWS; i++) {
-        sum = lane == i ? sums[i / ROWS][i % ROWS] : sum;
-    }
-    const int m = lane % ROWS;
-    int n = column0 + lane / ROWS;
-    if (lane >= COLUMNS * ROWS || m >= a.m || n >= a.n) {
-        return;
-    }
-    const qn_cuda_mm_part &p = a.part[part_of(a, &n)];
+    return sum;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, CHAIN ? 3 : 2) qn_mm_few(const __grid_constant__ qn_cuda_mm a)
+{
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int units = (a.k + UNIT - 1) / UNIT, mine_first = warp % SPLIT * (32 * STEPS) + lane;
+    const int length = WHOLE ? units * UNIT : PASS, pitch = SPREAD(length), block_columns = WARPS / SPLIT * COLUMNS;
+    item *const x = (item *)shared;
+    release_next();
+#if !CHAIN
+    wait_before();
+#endif
+    float scale = 1.0f;
+    int azp = 0;
+    for (int start = (int)blockIdx.x * block_columns; start < a.n; start += (int)gridDim.x * block_columns) {
+        columns w = find_columns(a, start + warp / SPLIT * COLUMNS, lane);
+        raw r[COLUMNS * STEPS];
+        sum_t sums[COLUMNS][ROWS] = {};
+        load_pass(a, w, mine_first, r);
 #if CHAIN
-    const float v = finish(p, sum, n, how.scale, how.azp, QUANT == 5 ? *(const float *)a.x_global : 1.0f);
-    char *const d = p.d + (p.d_position ? *a.position * p.d_position : 0);
+        if (start == (int)blockIdx.x * block_columns) {
+            mine gains, row;
+            load_gains(a, &gains);
+            wait_before();
+            make_row(a, gains, &row);
+            const before how = quantise_row(a, &row);
+            scale = how.scale;
+            azp = how.azp;
+#pragma unroll
+            for (int j = 0; j < ITEMS; j++) {
+                const int i = first_of(j);
+                if (i < a.k) {
+#if INT_SUMS
+                    *(char4 *)(x + i) = make_char4((signed char)row.v[j][0], (signed char)row.v[j][1],
+                                                   (signed char)row.v[j][2], (signed char)row.v[j][3]);
+#else
+                    *(float4 *)(x + SPREAD(i)) = make_float4(row.v[j][0], row.v[j][1], row.v[j][2], row.v[j][3]);
+#endif
+                }
+            }
+            __syncthreads();
+        }
 #if ADD
-    ((float *)d)[n] += v;
+        w.old = w.n >= 0 ? ((const float *)w.d)[w.n] : 0.0f;
+#endif
+#endif
+        for (int base = 0; base < units; base += 32 * STEPS * SPLIT) {
+            if (base) {
+                load_pass(a, w, base + mine_first, r);
+            }
+            if (!CHAIN && (!WHOLE || (base == 0 && start == (int)blockIdx.x * block_columns))) {
+                const int first = base * UNIT, left = units * UNIT - first;
+                stage(a, x, pitch, first, length < left ? length : left);
+                __syncthreads();
+            }
+#pragma unroll
+            for (int s = 0; s < STEPS; s++) {
+                const int unit = mine_first + s * 32;
+                if (base + unit < units) {
+                    multiply(r + s, x + (WHOLE ? base + unit : unit) * (UNIT + GAP), pitch, sums);
+                }
+            }
+            if (!WHOLE) {
+                __syncthreads();
+            }
+        }
+        const sum_t sum = reduce(sums, lane, warp);
+        if (warp % SPLIT == 0 && w.n >= 0) {
+#if CHAIN
+            const float v = finish(w.end, sum, scale, azp, QUANT == 5 ? *(const float *)a.x_global : 1.0f);
+#if ADD
+            ((float *)w.d)[w.n] = w.old + v;
 #else
-    store_float(d, n, v, OUT);
+            store_float(w.d, w.n, v, OUT);
 #endif
 #else
-    store_float(p.d + m * p.d_row, n, finish(p, sum, n, row_scale(a, m), row_azp(a, m), row_global(a)), OUT);
+            const int m = lane % ROWS;
+            store_float(w.d, w.n, finish(w.end, sum, row_scale(a, m), row_azp(a, m), row_global(a)), OUT);
 #endif
+        }
+        if (SPLIT > 1) {
+            __syncthreads(); /* the next columns' sums go through the same memory */
+        }
+    }
 }

@@ -20,6 +20,9 @@
 enum { THREADS = 256, LOOKUP_THREADS = 128, DECODE_THREADS = 128, PART_KEYS = 128, MOST_HEAD = 128 };
 enum { MOST_LAUNCHES = 2, MOST_GRID_Y = 65535 };
 
+/* Registers of a thread allow that many quads of a row, and that many blocks of a multiprocessor (mm_few.cu). */
+enum { MOST_ITEMS = 8, RESIDENT = 3 };
+
 /* Values of the parameters of kernels/cuda/mm_before.h. */
 enum { PRE_NONE = 0, PRE_NORM, PRE_SILU, PRE_ATTENTION };
 enum { QUANT_NONE = 0, QUANT_FP8, QUANT_FP8_GROUP, QUANT_INT8, QUANT_INT8_AZP, QUANT_NVFP4 };
@@ -296,8 +299,9 @@ static qn_status make_product(const matcher *m, const product *p, launch *l, int
     memset(&program, 0, sizeof program);
     program.source = "mm_few.cu";
     program.entry = "qn_mm_few";
-    program.shared_bytes = few.shared_bytes + 16 + a->k * 4;
-    *possible = *possible && program.shared_bytes <= m->cuda->device.shared_bytes - 2048;
+    program.shared_bytes = few.shared_bytes;
+    const int32_t items = (int32_t)qn_ceil_div(a->k, 4 * THREADS);
+    *possible = *possible && items <= MOST_ITEMS && program.shared_bytes <= m->cuda->device.shared_bytes - 2048;
     if (!*possible) {
         return QN_OK;
     }
@@ -312,8 +316,10 @@ static qn_status make_product(const matcher *m, const product *p, launch *l, int
     qn_cuda_define(&program, "ROUND", qn_cuda_float_format(p->rounded));
     qn_cuda_define(&program, "QUANT", p->quant);
     qn_cuda_define(&program, "FLOORS", p->floors);
+    qn_cuda_define(&program, "ITEMS", items);
     qn_cuda_define(&program, "ADD", p->add != NULL);
-    l->geometry = (qn_cuda_geometry){.grid = {qn_cuda_few_blocks(&few, a->n), 1, 1},
+    const int64_t blocks = qn_min_i64(qn_cuda_few_blocks(&few, a->n), (int64_t)m->cuda->device.sms * RESIDENT);
+    l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)blocks, 1, 1},
                                      .block = {THREADS, 1, 1},
                                      .shared_bytes = (uint32_t)program.shared_bytes,
                                      .dependent = m->cuda->device.major >= 9};
@@ -345,7 +351,7 @@ static int match_attention(const matcher *m)
            attention->cached_in == (1u << QN_ATT_K | 1u << QN_ATT_V) &&
            args->in[QN_ATT_Q].data == query->args.out[0].data && args->in[QN_ATT_K].data == key->args.out[0].data &&
            !is_needed(m, 3, query->args.out[0].data) && (uint64_t)args->in[QN_ATT_K].strides[0] % 16 == 0 &&
-           (uint64_t)(uintptr_t)args->in[QN_ATT_K].data % 16 == 0;
+           ((uint64_t)(uintptr_t)args->in[QN_ATT_K].data | (uint64_t)(uintptr_t)args->in[QN_ATT_V].data) % 16 == 0;
 }
 
 static qn_status make_attention(const matcher *m, qn_chain *chain, launch *l, qn_error *error)
@@ -356,7 +362,7 @@ static qn_status make_attention(const matcher *m, qn_chain *chain, launch *l, qn
     const int64_t parts = qn_max_i64(1, qn_ceil_div(attention->args.in[QN_ATT_K].shape.dims[0], PART_KEYS));
     const float scale = d->attr[QN_ATTR_SCALE].f;
     QN_TRY(qn_cuda_push(m->cuda, error));
-    const cu_result result = m->cuda->cu.MemAlloc(&chain->partials, (size_t)(parts * heads * (size + 2)) * sizeof(float));
+    const cu_result result = m->cuda->cu.MemAlloc(&chain->partials, (size_t)(parts * heads * (size + 4)) * sizeof(float));
     qn_cuda_pop(m->cuda);
     QN_TRY(qn_cuda_check(m->cuda, result, "cuMemAlloc", error));
     l->arguments.decode =
@@ -375,9 +381,11 @@ static qn_status make_attention(const matcher *m, qn_chain *chain, launch *l, qn
     memset(&program, 0, sizeof program);
     program.source = "decode.cu";
     program.entry = "qn_decode_attention";
+    program.shared_bytes = (int32_t)(PART_KEYS * size * 4);
     qn_cuda_define(&program, "SIZE", size);
     l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)parts, (uint32_t)heads, 1},
                                      .block = {DECODE_THREADS, 1, 1},
+                                     .shared_bytes = (uint32_t)program.shared_bytes,
                                      .dependent = m->cuda->device.major >= 9};
     return qn_cuda_function_get(m->cuda, &program, &l->function, error);
 }

@@ -19,13 +19,13 @@ int32_t qn_cuda_stored_format(qn_format format);
 int32_t qn_cuda_weight_unit(int32_t format);
 int32_t qn_cuda_weight_align(int32_t format);
 
-/* How mm_few.cu is cut for n columns and k. */
+/* How mm_few.cu is cut for n columns and k, by itself or in a chain. */
 typedef struct qn_cuda_few {
     int32_t columns, split, steps, whole;
-    int32_t shared_bytes; /* without what a chain adds */
+    int32_t shared_bytes;
 } qn_cuda_few;
 
-qn_cuda_few qn_cuda_few_shape(int32_t format, int64_t n, int64_t k, int32_t rows, int32_t whole, int32_t sms);
+qn_cuda_few qn_cuda_few_shape(int32_t format, int64_t n, int64_t k, int32_t rows, int32_t chain, int32_t sms);
 
 /* Blocks of that cut for n columns. */
 uint32_t qn_cuda_few_blocks(const qn_cuda_few *few, int64_t n);

@@ -111,18 +111,19 @@ static int32_t act_format(const qn_op_desc *desc)
 
 /* ---- programs ---- */
 
-qn_cuda_few qn_cuda_few_shape(int32_t format, int64_t n, int64_t k, int32_t rows, int32_t whole, int32_t sms)
+qn_cuda_few qn_cuda_few_shape(int32_t format, int64_t n, int64_t k, int32_t rows, int32_t chain, int32_t sms)
 {
     const int64_t unit = qn_cuda_weight_unit(format), steps = qn_max_i64(1, qn_ceil_div(qn_ceil_div(k, unit), 32));
     const int64_t warps = (int64_t)sms * WARPS, words = unit_words(format);
     const int64_t item = format == QN_MM_I8 ? 1 : 4, gap = unit > 4 && format != QN_MM_I8 ? 4 : 0;
-    qn_cuda_few f = {.columns = n >= 16 * warps ? 4 : n >= 2 * warps ? 2 : 1, .split = 1};
+    /* a chain's blocks go on to further columns: no more of them a warp than hide the latency of memory */
+    qn_cuda_few f = {.columns = n >= 16 * warps && !chain ? 4 : n >= 2 * warps ? 2 : 1, .split = 1};
     while (f.split < 4 && f.columns == 1 && n * f.split < warps && steps >= 2 * f.split) {
         f.split *= 2;
     }
     f.steps = (int32_t)qn_max_i64(1, qn_min_i64(qn_min_i64(qn_ceil_div(steps, f.split), 6), 40 / (f.columns * words)));
     const int64_t all = rows * qn_ceil_div(k, unit) * (unit + gap) * item;
-    f.whole = whole || all <= MOST_SHARED;
+    f.whole = chain || all <= MOST_SHARED;
     if (f.whole) {
         f.shared_bytes = (int32_t)qn_min_i64(qn_max_i64(all, 16), INT32_MAX);
         return f;
