@@ -106,15 +106,25 @@ DEV float rounded(float v)
 }
 
 /* Constants that the row needs: read before the kernels before are done. */
-DEV void load_gains(const qn_cuda_mm &a, mine *gains)
-{
+struct constants {
 #if PRE == 1
-    load_mine((const float *)a.norm, a.k, gains);
+    mine gains;
 #endif
+    float global;
+};
+
+DEV constants load_constants(const qn_cuda_mm &a)
+{
+    constants c;
+#if PRE == 1
+    load_mine((const float *)a.norm, a.k, &c.gains);
+#endif
+    c.global = QUANT == 5 ? *(const float *)a.x_global : 1.0f;
+    return c;
 }
 
 /* The row as floats. */
-DEV void make_row(const qn_cuda_mm &a, const mine &gains, mine *row)
+DEV void make_row(const qn_cuda_mm &a, const constants &c, mine *row)
 {
 #if PRE == 3
     const int position = *a.position;
@@ -142,7 +152,7 @@ DEV void make_row(const qn_cuda_mm &a, const mine &gains, mine *row)
     const float factor = 1.0f / sqrtf(sum_block(squares) / (float)a.k + a.eps);
     EACH_ELEMENT
     {
-        row->v[j][e] = row->v[j][e] * factor * gains.v[j][e];
+        row->v[j][e] = row->v[j][e] * factor * c.gains.v[j][e];
     }
 #elif PRE == 2
     mine up;
@@ -159,7 +169,7 @@ DEV void make_row(const qn_cuda_mm &a, const mine &gains, mine *row)
 }
 
 /* Quantise the row: to the floats that its codes stand for (of a row's scale: to the codes as floats). */
-DEV before quantise_row(const qn_cuda_mm &a, mine *row)
+DEV before quantise_row(const constants &c, mine *row)
 {
     before out;
     out.scale = 1.0f;
@@ -213,7 +223,7 @@ DEV before quantise_row(const qn_cuda_mm &a, mine *row)
         }
     }
 #elif QUANT == 5
-    const float global = *(const float *)a.x_global, inverse = 1.0f / global;
+    const float inverse = 1.0f / c.global;
 #pragma unroll
     for (int j = 0; j < ITEMS; j++) {
         range r = no_range();
@@ -222,7 +232,7 @@ DEV before quantise_row(const qn_cuda_mm &a, mine *row)
             widen_range(&r, row->v[j][e]);
         }
         reduce_lanes(&r, 4);
-        const float s = e4m3_float(two_codes(global * (r.high * (1.0f / 6.0f)), 0.0f));
+        const float s = e4m3_float(two_codes(c.global * (r.high * (1.0f / 6.0f)), 0.0f));
         const float factor = s == 0.0f ? 0.0f : 1.0f / (s * inverse);
 #pragma unroll
         for (int e = 0; e < 4; e++) {

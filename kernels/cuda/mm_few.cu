@@ -199,8 +199,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHAIN ? 3 : 2) qn_mm_few(c
 #if !CHAIN
     wait_before();
 #endif
-    float scale = 1.0f;
+#if CHAIN
+    float scale = 1.0f, global = 1.0f;
     int azp = 0;
+#endif
     for (int start = (int)blockIdx.x * block_columns; start < a.n; start += (int)gridDim.x * block_columns) {
         columns w = find_columns(a, start + warp / SPLIT * COLUMNS, lane);
         raw r[COLUMNS * STEPS];
@@ -208,11 +210,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHAIN ? 3 : 2) qn_mm_few(c
         load_pass(a, w, mine_first, r);
 #if CHAIN
         if (start == (int)blockIdx.x * block_columns) {
-            mine gains, row;
-            load_gains(a, &gains);
+            mine row;
+            const constants c = load_constants(a);
             wait_before();
-            make_row(a, gains, &row);
-            const before how = quantise_row(a, &row);
+            make_row(a, c, &row);
+            const before how = quantise_row(c, &row);
+            global = c.global;
             scale = how.scale;
             azp = how.azp;
 #pragma unroll
@@ -256,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CHAIN ? 3 : 2) qn_mm_few(c
         const sum_t sum = reduce(sums, lane, warp);
         if (warp % SPLIT == 0 && w.n >= 0) {
 #if CHAIN
-            const float v = finish(w.end, sum, scale, azp, QUANT == 5 ? *(const float *)a.x_global : 1.0f);
+            const float v = finish(w.end, sum, scale, azp, global);
 #if ADD
             ((float *)w.d)[w.n] = w.old + v;
 #else

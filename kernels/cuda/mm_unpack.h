@@ -68,10 +68,17 @@ DEV void e2m1_floats(u32 codes, float scale, float *v)
     }
 }
 
-/* Four bytes at an address that is a multiple of 2 (ALIGNED) or any. */
+/* Blocks of whole words. */
+#define WORDS                                                                                                          \
+    (B_FORMAT == QN_MM_Q4_1 || B_FORMAT == QN_MM_Q5_1 || B_FORMAT == QN_MM_Q2_K || B_FORMAT == QN_MM_Q4_K ||           \
+     B_FORMAT == QN_MM_Q5_K)
+
+/* Four bytes at an address that is a multiple of 2 or 4 (ALIGNED), or any. */
 DEV u32 word_at(const u8 *p)
 {
-#if ALIGNED
+#if ALIGNED && WORDS
+    return *(const u32 *)p;
+#elif ALIGNED
     return (u32) * (const u16 *)p | (u32) * (const u16 *)(p + 2) << 16;
 #else
     return (u32)p[0] | (u32)p[1] << 8 | (u32)p[2] << 16 | (u32)p[3] << 24;

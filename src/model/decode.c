@@ -127,7 +127,15 @@ qn_status qn_decode_create(qn_batch *batch, qn_session *session, qn_decode_pass 
     d->batch = batch;
     d->logits_bytes = (size_t)qn_checkpoint_hparams(model->checkpoint)->vocab_size * sizeof(float);
     int possible = 1;
-    qn_status status = prepare(d, session, &possible, error);
+    qn_error why = {QN_OK, ""};
+    qn_status status = prepare(d, session, &possible, &why);
+    if (status == QN_E_JIT) { /* the operators' kernels may be shipped where those of chains are not */
+        qn_log(model->ctx, QN_LOG_WARN, "decoding goes step by step: %s", why.text);
+        status = QN_OK;
+        possible = 0;
+    } else if (status != QN_OK) {
+        qn_error_set(error, status, "%s", why.text);
+    }
     if (status == QN_OK && possible) {
         status = capture(d, error);
     }

@@ -1,7 +1,10 @@
 /* Models on a device. With the stand-in driver (backend/fake): every scheme opens, a decoding pass is few launches,
- * any driver call or allocation may fail without a leak, and the CPU serves on. With a real device: logits against
- * the reference backend's for every scheme, token by token, in batches and after cuts; the same bits twice. Without a device that part is
- * skipped and says why. */
+ * any driver call or allocation may fail without a leak, and the CPU serves on; with it and NVRTC: the launches'
+ * programs compile without spills. With a real device: logits against the CPU's for every scheme, token by token and in
+ * a batch, and the same bits twice. What is missing skips its part and says so.
+ *
+ * QN_TEST_EVERY_CUBIN=1   programs of every scheme for every target, without it of two schemes for two targets
+ * QN_TEST_MODEL           a model to compare on a real device too */
 #include <dlfcn.h>
 #include <math.h>
 #include <setjmp.h>
@@ -55,7 +58,7 @@ static void counted_release(void *user, void *pointer)
     free(pointer);
 }
 
-static qn_status open_world(world *w, const char *driver, long fail_at)
+static qn_status open_world(world *w, const char *driver, const char *compiler, const char *cache, long fail_at)
 {
     qn_ctx_options options;
     memset(w, 0, sizeof *w);
@@ -63,8 +66,8 @@ static qn_status open_world(world *w, const char *driver, long fail_at)
     qn_ctx_options_init(&options);
     options.allocator = (qn_allocator){w, counted_alloc, counted_release};
     options.cuda_library = driver;
-    options.nvrtc_library = driver;
-    options.cache_dir = driver ? NULL : getenv("QN_TEST_KERNEL_CACHE");
+    options.nvrtc_library = compiler;
+    options.cache_dir = cache;
     return qn_ctx_create(&options, &w->ctx, NULL);
 }
 
@@ -162,7 +165,7 @@ static void a_pass_is_few_launches_in_every_scheme(void **state)
         world w;
         qn_error error = {0};
         long launches = 0;
-        assert_int_equal(open_world(&w, QN_FAKE_CUDA, 0), QN_OK);
+        assert_int_equal(open_world(&w, QN_FAKE_CUDA, QN_FAKE_CUDA, NULL, 0), QN_OK);
         must(whole_use(&w, path_of(schemes[i]), &launches, &error), &error, schemes[i]);
         if (launches != PASS_LAUNCHES) {
             fail_msg("%s: %ld launches a token, expected %d", schemes[i], launches, PASS_LAUNCHES);
@@ -179,7 +182,7 @@ static void any_driver_call_may_fail(void **state)
         world w;
         qn_error error = {0};
         long launches;
-        assert_int_equal(open_world(&w, QN_FAKE_CUDA, 0), QN_OK);
+        assert_int_equal(open_world(&w, QN_FAKE_CUDA, QN_FAKE_CUDA, NULL, 0), QN_OK);
         fake.break_at(n, n % 2 ? 2 : 700);
         const qn_status status = whole_use(&w, path_of("int8-azp"), &launches, &error);
         qn_model *model = NULL;
@@ -204,7 +207,7 @@ static void memory_may_run_out_anywhere(void **state)
         world w;
         qn_error error = {0};
         long launches;
-        if (open_world(&w, QN_FAKE_CUDA, n) != QN_OK) {
+        if (open_world(&w, QN_FAKE_CUDA, QN_FAKE_CUDA, NULL, n) != QN_OK) {
             assert_int_equal(w.live, 0);
             continue;
         }
@@ -220,6 +223,73 @@ static void memory_may_run_out_anywhere(void **state)
         failed += status != QN_OK;
     }
     assert_true(failed > 20);
+}
+
+/* ---- the real compiler, no device ---- */
+
+static int logs, faults;
+
+/* A log of the compiler: no local memory, no spills. */
+static int look_at_log(const char *path, const struct stat *info, int kind, struct FTW *place)
+{
+    (void)info, (void)place;
+    static char text[1 << 14];
+    if (kind != FTW_F || strcmp(path + place->base, "log.txt") != 0) {
+        return 0;
+    }
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    text[fread(text, 1, sizeof text - 1, file)] = 0;
+    fclose(file);
+    logs++;
+    for (const char *at = text; (at = strstr(at, " bytes stack frame")) != NULL; at++) {
+        if (at < text + 2 || at[-1] != '0' || at[-2] != ' ') {
+            faults++;
+            print_error("%s: local memory or spills\n", path);
+            break;
+        }
+    }
+    return 0;
+}
+
+static void launches_compile_for_every_target(void **state)
+{
+    (void)state;
+    static const struct {
+        int major, minor;
+    } targets[] = {{8, 0}, {9, 0}, {8, 6}, {8, 9}, {10, 0}, {12, 0}};
+    const int every = getenv("QN_TEST_EVERY_CUBIN") != NULL;
+    static const char *const few[] = {"int8-azp", "nvfp4-w4a4"};
+    char cache[160];
+    snprintf(cache, sizeof cache, "%s/cache", folder);
+    for (int t = 0; t < (every ? 6 : 2); t++) {
+        for (int i = 0; i < (every ? SCHEMES : 2); i++) {
+            world w;
+            qn_error error = {0};
+            qn_model *model = NULL;
+            qn_session *session = NULL;
+            fake.setup(1, targets[t].major, targets[t].minor);
+            assert_int_equal(open_world(&w, QN_FAKE_CUDA, NULL, cache, 0), QN_OK);
+            const char *const scheme = every ? schemes[i] : few[i];
+            qn_status status = open_model(&w, path_of(scheme), QN_BACKEND_CUDA, &model, &error);
+            if (status == QN_E_JIT && strstr(error.text, "NVRTC")) {
+                printf("skipped: %s\n", error.text);
+                close_world(&w);
+                fake.setup(1, 9, 0);
+                skip();
+            }
+            must(status, &error, scheme);
+            must(open_session(model, &session, &error), &error, scheme);
+            qn_session_destroy(session);
+            qn_model_close(model);
+            close_world(&w);
+        }
+    }
+    fake.setup(1, 9, 0);
+    nftw(cache, look_at_log, 8, FTW_PHYS);
+    printf("%d programs compiled, %d faulty\n", logs, faults);
+    assert_true(logs > 20);
+    assert_int_equal(faults, 0);
 }
 
 /* ---- a real device ---- */
@@ -311,7 +381,7 @@ static void logits_agree_with_the_cpu(void **state)
     world w;
     qn_error error = {0};
     qn_device_info info;
-    assert_int_equal(open_world(&w, NULL, 0), QN_OK);
+    assert_int_equal(open_world(&w, NULL, NULL, getenv("QN_TEST_KERNEL_CACHE"), 0), QN_OK);
     if (qn_device_get_info(w.ctx, &info, &error) != QN_OK) {
         printf("skipped: %s\n", error.text);
         qn_ctx_destroy(w.ctx);
@@ -385,6 +455,7 @@ int main(void)
         cmocka_unit_test(a_pass_is_few_launches_in_every_scheme),
         cmocka_unit_test(any_driver_call_may_fail),
         cmocka_unit_test(memory_may_run_out_anywhere),
+        cmocka_unit_test(launches_compile_for_every_target),
         cmocka_unit_test(logits_agree_with_the_cpu),
     };
     return cmocka_run_group_tests(tests, start, stop);

@@ -90,7 +90,20 @@ int32_t qn_cuda_weight_unit(int32_t format)
 
 int32_t qn_cuda_weight_align(int32_t format)
 {
-    return format >= QN_MM_Q4_0 && format <= QN_MM_Q6_K ? 2 : format == QN_MM_NVFP4 ? 8 : 16;
+    switch (format) {
+    case QN_MM_Q4_0:
+    case QN_MM_Q5_0:
+    case QN_MM_Q8_0:
+    case QN_MM_Q3_K:
+    case QN_MM_Q6_K: return 2;
+    case QN_MM_Q4_1:
+    case QN_MM_Q5_1:
+    case QN_MM_Q2_K:
+    case QN_MM_Q4_K:
+    case QN_MM_Q5_K: return 4; /* blocks of whole words */
+    case QN_MM_NVFP4: return 8;
+    default: return 16;
+    }
 }
 
 /* Registers that a loaded unit takes. */
@@ -322,7 +335,7 @@ static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .l
 #define ROW(op_, contract)                                                                                             \
     {                                                                                                                  \
         QN_CUDA_HOOKS, .name = "qn_" contract "__sm80_64x64", .op = (op_), .level = "sm_80 and later",                 \
-                       .status = "compiled, not run", .accepts = accepts, .impl = &impl                                \
+                       .status = "tested", .accepts = accepts, .impl = &impl                                \
     }
 
 static const qn_kernel kernels[] = {
