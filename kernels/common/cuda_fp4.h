@@ -1,5 +1,5 @@
-/* The argument of kernels/cuda/quantize_fp4.cu, as host and device see it. Strides are bytes. Included by both sides, so
- * plain C and no other header. */
+/* The argument of kernels/cuda/quantize_fp4.cu, as host and device see it. Strides are bytes.
+ * Included by both sides, so plain C and no other header. */
 #ifndef QN_KERNELS_CUDA_FP4_H
 #define QN_KERNELS_CUDA_FP4_H
 

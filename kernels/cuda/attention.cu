@@ -47,7 +47,7 @@ DEV float4 load_four(const char *row, int i, int size)
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(128) qn_attention(const __grid_constant__ qn_cuda_attention a)
+extern "C" __global__ void __launch_bounds__(128, 1) qn_attention(const __grid_constant__ qn_cuda_attention a)
 {
     float *const q = shared, *const weights = q + QUERIES * SIZE, *const results = weights + WARPS * QUERIES * 32;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, head = (int)blockIdx.y;

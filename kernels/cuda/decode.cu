@@ -62,7 +62,8 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_attention(const __gr
     }
     if (threadIdx.x < SIZE / 2) {
         const int i = (int)threadIdx.x, j = i + SIZE / 2;
-        const float *const from = (const float *)a.q + head * SIZE, *const new_key = (const float *)a.k + shared_head * SIZE;
+        const float *const from = (const float *)a.q + head * SIZE;
+        const float *const new_key = (const float *)a.k + shared_head * SIZE;
         const float u = from[i], v = from[j], x = new_key[i], y = new_key[j], scale = a.scale * 1.4426950408889634f;
         q[i] = __fmaf_rn(u, t.c, -(v * t.s)) * scale;
         q[j] = __fmaf_rn(v, t.c, u * t.s) * scale;

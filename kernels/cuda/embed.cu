@@ -1,4 +1,5 @@
-/* Rows of a table of weights, decoded to f32, by ids. Parameters: those of mm_unpack.h (formats without scales beside the data).
+/* Rows of a table of weights, decoded to f32, by ids.
+ * Parameters: those of mm_unpack.h (formats without scales beside the data)
  * Launch: block 128, grid {rows}. */
 #include "mm_unpack.h"
 #include "cuda_activation.h"

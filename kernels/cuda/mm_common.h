@@ -26,7 +26,8 @@ DEV float load_x(const qn_cuda_mm &a, int m, int i)
 #if A_FORMAT == QN_MM_A_E4M3
     return e4m3_float(((const u8 *)row)[i]);
 #elif A_FORMAT == QN_MM_A_BLOCK
-    return e4m3_float(((const u8 *)row)[i]) * *(const float *)(a.x_scale + m * a.x_scale_row + i / 128 * a.x_scale_block);
+    const char *const scale = a.x_scale + m * a.x_scale_row + i / 128 * a.x_scale_block;
+    return e4m3_float(((const u8 *)row)[i]) * *(const float *)scale;
 #elif A_FORMAT == QN_MM_A_NVFP4
     float v[8];
     const u32 two = ((const u8 *)row)[i / 2];

@@ -189,7 +189,10 @@ DEV sum_t reduce(sum_t sums[COLUMNS][ROWS], int lane, int warp)
     return sum;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, CHAIN ? 3 : 2) qn_mm_few(const __grid_constant__ qn_cuda_mm a)
+/* Blocks of a multiprocessor that the registers must allow. */
+#define RESIDENT (CHAIN ? 3 : ROWS * COLUMNS >= 8 ? 1 : 2)
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) qn_mm_few(const __grid_constant__ qn_cuda_mm a)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int units = (a.k + UNIT - 1) / UNIT, mine_first = warp % SPLIT * (32 * STEPS) + lane;

@@ -184,7 +184,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_mm_tile(const __grid
             for (int j = 0; j < 4; j++) {
                 const int n = column0 + x + 16 * j;
                 if (n < p.n) {
-                    store_float(p.d + m * p.d_row, n, finish(load_tail(p, n), sums[i][j], scale, azp, row_global(a)), OUT);
+                    const float v = finish(load_tail(p, n), sums[i][j], scale, azp, row_global(a));
+                    store_float(p.d + m * p.d_row, n, v, OUT);
                 }
             }
         }

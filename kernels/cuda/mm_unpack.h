@@ -399,7 +399,8 @@ DEV void decode8(const raw &r, int j, float *v)
 #elif B_FORMAT == QN_MM_Q5_K
         v[i] = r.scale * (float)((byte >> r.group / 2 % 2 * 4 & 15) | (top >> r.group / 2 & 1) << 4) - r.minimum;
 #else
-        v[i] = r.scale * (float)((int)((byte >> r.group % 8 / 4 * 4 & 15) | (top >> r.group % 8 / 2 * 2 & 3) << 4) - 32);
+        const u32 code = (byte >> r.group % 8 / 4 * 4 & 15) | (top >> r.group % 8 / 2 * 2 & 3) << 4;
+        v[i] = r.scale * (float)((int)code - 32);
 #endif
     }
 }

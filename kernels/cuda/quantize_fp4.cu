@@ -59,8 +59,12 @@ extern "C" __global__ void __launch_bounds__(128) qn_quantize_fp4(const __grid_c
 {
     begin_kernel();
 #if BLOCK == 16
-    const float global = a.given ? *(const float *)a.given
-                                 : 2688.0f / fminf(fmaxf(__uint_as_float(*a.most), 9.094947017729282e-13f), 3.40282347e38f);
+    float global;
+    if (a.given) {
+        global = *(const float *)a.given;
+    } else {
+        global = 2688.0f / fminf(fmaxf(__uint_as_float(*a.most), 9.094947017729282e-13f), 3.40282347e38f);
+    }
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
         *(float *)a.global = global;
     }
@@ -99,9 +103,9 @@ extern "C" __global__ void __launch_bounds__(128) qn_quantize_fp4(const __grid_c
         const float s = from_f16((u16)bits) * 256.0f;
         const float factor = s == 0.0f ? 0.0f : 1.0f / (s * (1.0f / global));
         const i64 tiles = (a.blocks + 3) / 4;
-        const i64 at = a.swizzled ? (row / 128 * tiles + block / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 + block % 4
-                                  : row * a.scale_row + block;
-        a.scale[at] = (char)code;
+        const i64 inside = row % 32 * 16 + row % 128 / 32 * 4 + block % 4;
+        const i64 swizzled = (row / 128 * tiles + block / 4) * 512 + inside;
+        a.scale[a.swizzled ? swizzled : row * a.scale_row + block] = (char)code;
 #else
         const int e = exponent_of(most, a.rule);
         const float factor = power_of_two(-e);

@@ -97,7 +97,8 @@ static int allocate(qn_batch *b, int several)
         failed = !b->new_keys || !b->new_values;
     }
     if (!failed && (several || model->device)) {
-        b->logits = rows_alloc(model, (int32_t)qn_min_i64(b->tokens, LOGITS_ROWS), (size_t)h->vocab_size * sizeof(float));
+        b->logits =
+            rows_alloc(model, (int32_t)qn_min_i64(b->tokens, LOGITS_ROWS), (size_t)h->vocab_size * sizeof(float));
         failed = !b->logits;
     }
     for (size_t i = 0; !failed && i < model->plan_count; i++) {
@@ -412,7 +413,8 @@ static qn_status scatter(const qn_batch *b, const qn_operand *operand, qn_error 
     for (int32_t i = 0; i < b->segment_count; i++) {
         const qn_segment *seg = &b->segments[i];
         const qn_row_range rows = {.first = seg->first, .count = seg->count, .session = seg->session};
-        QN_TRY(copy_rows(b, resolve(b, operand, &rows).data, from + seg->first * row, (size_t)(seg->count * row), error));
+        QN_TRY(
+            copy_rows(b, resolve(b, operand, &rows).data, from + seg->first * row, (size_t)(seg->count * row), error));
     }
     return QN_OK;
 }
@@ -455,8 +457,8 @@ static qn_status run_output(qn_batch *b, qn_error *error)
     const size_t row_bytes = model->registers[model->reg_stream].row_bytes;
     for (int32_t i = 0; i < b->wanted_count; i++) {
         if (b->wanted[i].row != i) {
-            QN_TRY(copy_rows(b, stream + (size_t)i * row_bytes, stream + (size_t)b->wanted[i].row * row_bytes, row_bytes,
-                             error));
+            QN_TRY(copy_rows(b, stream + (size_t)i * row_bytes, stream + (size_t)b->wanted[i].row * row_bytes,
+                             row_bytes, error));
         }
     }
     for (int32_t i = 0; i < b->wanted_count;) {
@@ -515,17 +517,31 @@ static int32_t add_tokens(qn_batch *b, const qn_batch_item *item, int32_t done)
     return n;
 }
 
+static qn_status run_pass(qn_batch *b, qn_error *error)
+{
+    qn_status status = run_body(b, error);
+    if (status == QN_OK) {
+        status = run_output(b, error);
+    }
+    if (b->stream) { /* the input is written again, and the logits are read */
+        qn_error ignored;
+        const qn_status synced = qn_stream_sync(b->model->ctx, b->stream, status == QN_OK ? error : &ignored);
+        status = status == QN_OK ? synced : status;
+    }
+    return status;
+}
+
+/* A pass of one row, of the session that the graph is of. */
+static qn_status run_decode(qn_batch *b, qn_error *error)
+{
+    float *const logits = b->wanted_count ? b->wanted[0].logits : NULL;
+    return qn_decode_run(b->decode, b->input[0], b->segments[0].session->length, logits, error);
+}
+
 qn_status qn_batch_run(qn_batch *b, const qn_batch_item *items, int32_t count, qn_error *error)
 {
     for (int32_t i = 0; i < count; i++) {
         items[i].session->before = items[i].session->length;
-    }
-    if (b->decode && count == 1 && items[0].count == 1) {
-        qn_session *s = items[0].session;
-        const qn_status decoded = qn_decode_run(b->decode, items[0].ids[0], s->length, items[0].logits, error);
-        s->length += decoded == QN_OK;
-        s->before = -1;
-        return decoded;
     }
     qn_status status = QN_OK;
     for (int32_t i = 0, done = 0; status == QN_OK && i < count;) {
@@ -540,15 +556,7 @@ qn_status qn_batch_run(qn_batch *b, const qn_batch_item *items, int32_t count, q
         if (b->rows == 0) {
             break;
         }
-        status = run_body(b, error);
-        if (status == QN_OK) {
-            status = run_output(b, error);
-        }
-        if (b->stream) { /* the input is written again, and the logits are read */
-            qn_error ignored;
-            const qn_status done_status = qn_stream_sync(b->model->ctx, b->stream, status == QN_OK ? error : &ignored);
-            status = status == QN_OK ? done_status : status;
-        }
+        status = b->decode && b->rows == 1 ? run_decode(b, error) : run_pass(b, error);
         for (int32_t j = 0; j < b->segment_count; j++) {
             b->segments[j].session->length += b->segments[j].count;
         }

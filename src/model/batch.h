@@ -35,10 +35,10 @@ struct qn_batch {
     size_t workspace_bytes;
 
     /* Of a model on a device; else NULL. */
-    void *stream;          /* all of the batch's work */
-    int32_t *device_input; /* input's copy */
-    qn_chain **chains;     /* [1 + step_count]: the lookup of embeddings, then the steps that are sums */
-    qn_decode_pass *decode;     /* one sequence, one token: see decode.c */
+    void *stream;           /* all of the batch's work */
+    int32_t *device_input;  /* input's copy */
+    qn_chain **chains;      /* [1 + step_count]: the lookup of embeddings, then the steps that are sums */
+    qn_decode_pass *decode; /* one sequence, one token: see decode.c */
 };
 
 /* Rows of the registers as a step sees them. */

@@ -33,14 +33,15 @@ static qn_status out_of_memory(qn_error *error)
 }
 
 /* Steps to entries; *possible 0: one needs the position and has no kernel that reads it. */
-static qn_status make_entries(qn_decode_pass *d, const qn_chain_step *steps, size_t count, int *possible, qn_error *error)
+static qn_status make_entries(qn_decode_pass *d, const qn_chain_step *steps, size_t count, int *possible,
+                              qn_error *error)
 {
     const qn_model *model = d->batch->model;
     for (size_t i = 0; i < count && *possible;) {
         int32_t taken = 0;
         entry *e = &d->entries[d->count];
-        QN_TRY(model->device->chains->create(model->ctx, &steps[i], (int32_t)(count - i), d->device_input + 1, &e->chain,
-                                             &taken, error));
+        QN_TRY(model->device->chains->create(model->ctx, &steps[i], (int32_t)(count - i), d->device_input + 1,
+                                             &e->chain, &taken, error));
         if (!taken) {
             e->step = &model->steps[i - 1];
             taken = 1;

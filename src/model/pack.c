@@ -193,7 +193,8 @@ static void find_jobs(qn_model *model, weight_job *jobs, int32_t *count)
             job.source_bytes += rows;
         }
         if (qn_weight_sums_slot(step) >= 0) {
-            job.sums_bytes = qn_align_up((size_t)step->in[qn_weight_sums_slot(step)].shape.dims[0] * sizeof(int32_t), QN_ALIGN);
+            const size_t columns = (size_t)step->in[qn_weight_sums_slot(step)].shape.dims[0];
+            job.sums_bytes = qn_align_up(columns * sizeof(int32_t), QN_ALIGN);
         }
         if (job.blob_bytes) {
             model->packing.weights++;

@@ -29,8 +29,8 @@ enum { PROMPT = 7, STEPS = 6, CONTEXT = 300, TEXT = PROMPT + STEPS };
 /* A pass of the synthetic model: the lookup, five launches a layer, the output layer. */
 enum { PASS_LAUNCHES = 1 + 5 * SYN_LAYERS + 1 };
 
-static const char *const schemes[] = {"f32",      "bf16", "f16",        "fp8-block", "fp8-e5m2-block", "fp8", "int8",
-                                      "int8-azp", "nvfp4", "nvfp4-w4a4", "mxfp4"};
+static const char *const schemes[] = {"f32",  "bf16",     "f16",   "fp8-block",  "fp8-e5m2-block", "fp8",
+                                      "int8", "int8-azp", "nvfp4", "nvfp4-w4a4", "mxfp4"};
 enum { SCHEMES = sizeof schemes / sizeof *schemes };
 
 static fake_driver fake;

@@ -165,9 +165,9 @@ static int32_t quant_of(const qn_chain_step *s)
             d->attr[QN_ATTR_SCALE_UB].f > 0.0f || d->attr[QN_ATTR_SCALE_FORMAT].i != QN_SCALE_F32) {
             return -1;
         }
-        return granularity == QN_PER_TOKEN                                         ? QUANT_FP8
+        return granularity == QN_PER_TOKEN                                      ? QUANT_FP8
                : granularity == QN_PER_GROUP && d->attr[QN_ATTR_GROUP].i == 128 ? QUANT_FP8_GROUP
-                                                                                  : -1;
+                                                                                : -1;
     }
     if (d->op == QN_OP_QUANTIZE_INT8) {
         const int token = granularity == QN_PER_TOKEN && d->attr[QN_ATTR_MODE].i == QN_DYNAMIC;
@@ -219,8 +219,8 @@ static int match_product(const matcher *m, int32_t i, const qn_chain_step *from,
             p->floors = 1;
         }
     }
-    if (p->before && (!dense_f32(&p->before->args.in[0]) ||
-                      (p->pre == PRE_NORM && !dense_f32(&p->before->args.in[QN_ACT_W])))) {
+    if (p->before &&
+        (!dense_f32(&p->before->args.in[0]) || (p->pre == PRE_NORM && !dense_f32(&p->before->args.in[QN_ACT_W])))) {
         return 0;
     }
     const void *row = p->before && !p->quantize ? p->before->args.out[0].data : NULL;
@@ -243,8 +243,9 @@ static int match_product(const matcher *m, int32_t i, const qn_chain_step *from,
            (p->parts == 0 || same_product(mm, &m->steps[i]))) {
         p->mm[p->parts++] = &m->steps[i++];
     }
-    if (p->parts == 1 && i < m->count && m->steps[i].kind == QN_CHAIN_ADD && x_of(&m->steps[i]) == mm->args.out[0].data &&
-        mm->args.out[0].shape.format == QN_F32 && !is_needed(m, i + 1, mm->args.out[0].data)) {
+    if (p->parts == 1 && i < m->count && m->steps[i].kind == QN_CHAIN_ADD &&
+        x_of(&m->steps[i]) == mm->args.out[0].data && mm->args.out[0].shape.format == QN_F32 &&
+        !is_needed(m, i + 1, mm->args.out[0].data)) {
         p->add = &m->steps[i++];
     }
     if ((p->before && outputs_needed(m, i, p->before)) || (p->quantize && outputs_needed(m, i, p->quantize))) {
@@ -270,9 +271,7 @@ static qn_cuda_mm product_arguments(const matcher *m, const product *p)
     a.m = 1;
     a.k = (int32_t)depth_of(p->mm[0]->desc);
     a.position = m->position;
-    a.x = p->before     ? p->before->args.in[0].data
-          : p->quantize ? p->quantize->args.in[0].data
-                        : rows_of(p->mm[0])->data;
+    a.x = p->before ? p->before->args.in[0].data : p->quantize ? p->quantize->args.in[0].data : rows_of(p->mm[0])->data;
     if (p->pre == PRE_NORM) {
         a.norm = p->before->args.in[QN_ACT_W].data;
         a.eps = p->before->desc->attr[QN_ATTR_EPS].f;
@@ -362,21 +361,21 @@ static qn_status make_attention(const matcher *m, qn_chain *chain, launch *l, qn
     const int64_t parts = qn_max_i64(1, qn_ceil_div(attention->args.in[QN_ATT_K].shape.dims[0], PART_KEYS));
     const float scale = d->attr[QN_ATTR_SCALE].f;
     QN_TRY(qn_cuda_push(m->cuda, error));
-    const cu_result result = m->cuda->cu.MemAlloc(&chain->partials, (size_t)(parts * heads * (size + 4)) * sizeof(float));
+    const cu_result result =
+        m->cuda->cu.MemAlloc(&chain->partials, (size_t)(parts * heads * (size + 4)) * sizeof(float));
     qn_cuda_pop(m->cuda);
     QN_TRY(qn_cuda_check(m->cuda, result, "cuMemAlloc", error));
-    l->arguments.decode =
-        (qn_cuda_decode){.q = x_of(query),
-                         .k = x_of(key),
-                         .keys = key->args.out[0].data,
-                         .values = attention->args.in[QN_ATT_V].data,
-                         .partials = (char *)(uintptr_t)chain->partials,
-                         .position = m->position,
-                         .row = attention->args.in[QN_ATT_K].strides[0],
-                         .heads = (int32_t)heads,
-                         .group = (int32_t)(heads / d->in[QN_ATT_K].dims[1]),
-                         .scale = scale == 0.0f ? (float)(1.0 / sqrt((double)size)) : scale,
-                         .log2_theta = log2((double)query->desc->attr[QN_ATTR_THETA].f)};
+    l->arguments.decode = (qn_cuda_decode){.q = x_of(query),
+                                           .k = x_of(key),
+                                           .keys = key->args.out[0].data,
+                                           .values = attention->args.in[QN_ATT_V].data,
+                                           .partials = (char *)(uintptr_t)chain->partials,
+                                           .position = m->position,
+                                           .row = attention->args.in[QN_ATT_K].strides[0],
+                                           .heads = (int32_t)heads,
+                                           .group = (int32_t)(heads / d->in[QN_ATT_K].dims[1]),
+                                           .scale = scale == 0.0f ? (float)(1.0 / sqrt((double)size)) : scale,
+                                           .log2_theta = log2((double)query->desc->attr[QN_ATTR_THETA].f)};
     qn_cuda_program program;
     memset(&program, 0, sizeof program);
     program.source = "decode.cu";
@@ -529,10 +528,8 @@ static qn_status run(const qn_chain *chain, int32_t rows, void *stream, qn_error
             l.arguments.activation.m = rows;
             l.geometry.grid[1] = (uint32_t)qn_min_i64(rows, MOST_GRID_Y);
         }
-        const qn_cuda_run r = {.cuda = chain->cuda,
-                               .device = &chain->cuda->device,
-                               .functions = &l.function,
-                               .stream = stream};
+        const qn_cuda_run r = {
+            .cuda = chain->cuda, .device = &chain->cuda->device, .functions = &l.function, .stream = stream};
         status = qn_cuda_launch(&r, 0, &l.geometry, pointers, error);
     }
     qn_cuda_pop(chain->cuda);

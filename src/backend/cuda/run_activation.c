@@ -177,7 +177,7 @@ static const qn_cuda_impl attention = {
 
 #define ROW(op_, contract, accepts_, impl_)                                                                            \
     {                                                                                                                  \
-        QN_CUDA_HOOKS, .name = "qn_" contract, .op = (op_), .level = "sm_80 and later", .status = "tested", \
+        QN_CUDA_HOOKS, .name = "qn_" contract, .op = (op_), .level = "sm_80 and later", .status = "tested",            \
                        .accepts = accepts_, .impl = impl_                                                              \
     }
 

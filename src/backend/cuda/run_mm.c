@@ -174,9 +174,10 @@ void qn_cuda_mm_define(const qn_op_desc *desc, qn_cuda_program *program)
     qn_cuda_define(program, "B_FORMAT", qn_cuda_weight_format(desc));
     qn_cuda_define(program, "OUT", out == QN_OUT_F32 ? QN_MM_F32 : out == QN_OUT_F16 ? QN_MM_F16 : QN_MM_BF16);
     qn_cuda_define(program, "BIAS", biased ? qn_cuda_float_format(biased) + 1 : 0);
-    qn_cuda_define(program, "AZP", !scaled || !desc->in[QN_SMM_AZP_ADJ].format ? 0
-                                   : desc->in[QN_SMM_AZP].format               ? 2
-                                                                               : 1);
+    qn_cuda_define(program, "AZP",
+                   !scaled || !desc->in[QN_SMM_AZP_ADJ].format ? 0
+                   : desc->in[QN_SMM_AZP].format               ? 2
+                                                               : 1);
 }
 
 static int64_t depth_of(const qn_op_desc *desc)
@@ -335,7 +336,7 @@ static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .l
 #define ROW(op_, contract)                                                                                             \
     {                                                                                                                  \
         QN_CUDA_HOOKS, .name = "qn_" contract "__sm80_64x64", .op = (op_), .level = "sm_80 and later",                 \
-                       .status = "tested", .accepts = accepts, .impl = &impl                                \
+                       .status = "tested", .accepts = accepts, .impl = &impl                                           \
     }
 
 static const qn_kernel kernels[] = {
