@@ -347,7 +347,10 @@ DEV raw load_raw(const u8 *row, const u8 *scales, int unit, int k)
     raw r;
     const u8 *const p = row + (i64)(unit / 16) * BLOCK_BYTES;
     const int group = unit % 16;
-    const u8 *codes, *high = p;
+    const u8 *codes;
+#if HIGH_BITS
+    const u8 *high;
+#endif
     r.group = group;
     r.minimum = 0.0f;
 #if B_FORMAT == QN_MM_Q2_K
@@ -370,7 +373,9 @@ DEV raw load_raw(const u8 *row, const u8 *scales, int unit, int k)
     r.scale = half_float(half_at(p)) * (float)scale;
     r.minimum = half_float(half_at(p + 2)) * (float)minimum;
     codes = p + (B_FORMAT == QN_MM_Q5_K ? 48 : 16) + group / 4 * 32 + group % 2 * 16;
+#if B_FORMAT == QN_MM_Q5_K
     high = p + 16 + group % 2 * 16;
+#endif
 #endif
 #pragma unroll
     for (int i = 0; i < 4; i++) {
