@@ -139,6 +139,7 @@ qn_status qn_decode_create(qn_batch *batch, qn_session *session, qn_decode_pass 
     }
     if (status == QN_OK && possible) {
         status = capture(d, error);
+        qn_log(model->ctx, QN_LOG_DEBUG, "a decoding pass: %zu steps in %zu chains", model->step_count + 1, d->count);
     }
     if (status != QN_OK || !possible) {
         qn_decode_destroy(d);

@@ -24,7 +24,7 @@
 #include "backend/fake/fake_cuda.h"
 #include "quant/synthetic.h"
 
-enum { PROMPT = 7, STEPS = 6, CONTEXT = 300, TEXT = PROMPT + STEPS };
+enum { PROMPT = 6, STEPS = 7, CONTEXT = 300, TEXT = PROMPT + STEPS };
 
 /* A pass of the synthetic model: the lookup, five launches a layer, the output layer. */
 enum { PASS_LAUNCHES = 1 + 5 * SYN_LAYERS + 1 };
@@ -109,7 +109,8 @@ static qn_status open_session(qn_model *model, qn_session **session, qn_error *e
     return qn_session_create(model, &options, session, error);
 }
 
-/* Logits of every token of a text: the prompt in one call, the rest one by one. */
+/* Logits of every token of a text: the prompt in one call, which is a pass of five rows and one of one, the rest one
+ * by one. */
 static qn_status eval_text(qn_session *session, const int32_t *ids, int32_t vocab, float *logits, qn_error *error)
 {
     qn_status status = qn_session_truncate(session, 0, error);
