@@ -42,6 +42,13 @@ QN_API qn_status qn_device_copy_in(qn_ctx *ctx, void *device, const void *host, 
 QN_API qn_status qn_device_copy_out(qn_ctx *ctx, void *host, const void *device, size_t bytes, void *stream,
                                     qn_error *error);
 
+/* Device to device, in the stream's order; the two must not overlap. */
+QN_API qn_status qn_device_copy(qn_ctx *ctx, void *to, const void *from, size_t bytes, void *stream, qn_error *error);
+
+/* Page-locked host memory: copies from and to it do not wait, and graphs may hold them. *out is NULL on failure. */
+QN_API qn_status qn_host_alloc(qn_ctx *ctx, size_t bytes, void **out, qn_error *error);
+QN_API void qn_host_free(qn_ctx *ctx, void *pointer); /* NULL is fine */
+
 /* Set every byte. */
 QN_API qn_status qn_device_fill(qn_ctx *ctx, void *device, uint8_t value, size_t bytes, void *stream, qn_error *error);
 

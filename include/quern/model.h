@@ -76,6 +76,9 @@ QN_API qn_status qn_checkpoint_packed_file(const qn_checkpoint *checkpoint, cons
 typedef struct qn_model qn_model;
 typedef struct qn_session qn_session;
 
+/* A model whose options name a device's backend has its weights, caches and registers in the device's memory; what goes
+ * in and out of the functions below is host memory all the same. Its sessions and batches work on streams of their own
+ * and return when their work is done. */
 typedef struct qn_model_options {
     size_t size;                 /* sizeof(qn_model_options), set by qn_model_options_init */
     qn_plan_options plan;        /* backend and level for every operator */
@@ -140,9 +143,11 @@ QN_API qn_status qn_session_truncate(qn_session *session, int32_t length, qn_err
 
 /* Append count tokens and give logits: all = 0: of the last token, f32[vocab];
  * 1: of each, f32[count, vocab]; logits NULL: none. The bits do not depend on
- * how a text is cut into calls, nor on threads.
+ * how a text is cut into calls, nor on threads; on a device two runs have the same bits, but one
+ * token by itself may be summed in another order than among others.
  * QN_E_ARGUMENT: an id outside the vocabulary, count < 0. QN_E_SHAPE: the
- * context is full (nothing was appended). */
+ * context is full (nothing was appended). QN_E_DEVICE: the device failed, in the driver's words (nothing was
+ * appended). */
 QN_API qn_status qn_session_eval(qn_session *session, const int32_t *ids, int32_t count, int all, float *logits,
                                  qn_error *error);
 
@@ -175,7 +180,7 @@ QN_API qn_status qn_batch_create(qn_model *model, const qn_batch_options *option
 QN_API void qn_batch_destroy(qn_batch *batch); /* NULL is fine */
 
 /* Append each item's tokens to its session and give its logits, as qn_session_eval
- * would one after the other, with the same bits: they depend neither on the other
+ * would one after the other, with the same bits (on a device see there): they depend neither on the other
  * items, nor on their order, nor on batch.tokens, nor on threads. Rows of all
  * sequences go through each linear layer together; attention runs sequence by
  * sequence. More tokens than batch.tokens are evaluated in several passes.

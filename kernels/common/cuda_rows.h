@@ -6,9 +6,10 @@
 
 typedef struct qn_cuda_rows {
     const char *x;     /* [m, k], or [m, 2k]: gate, then up */
-    const char *given; /* static quantisation: the scales */
+    const char *given, *given_azp; /* static quantisation: the scales, the zero points */
     char *q, *scale, *azp;
-    long long x_row, given_row, given_segment, q_row, scale_row, scale_segment, azp_row, azp_segment;
+    long long x_row, given_row, given_segment, given_azp_row, given_azp_segment, q_row;
+    long long scale_row, scale_segment, azp_row, azp_segment;
     long long m, k, segments, length; /* segments of a row, and the length of each but the last */
     float bound;                      /* scale_ub; 0: none */
     int power_of_two;                 /* scales are rounded up to powers of two */

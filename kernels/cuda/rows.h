@@ -208,6 +208,34 @@ static __device__ inline u32 soft_code(float v, int mantissa, u32 bias, float ma
     return size > 0x7f800000u ? 0x7fu : code;
 }
 
+/* Scale and zero point of a range for int8. */
+struct zero_point {
+    float scale;
+    int azp;
+};
+
+#if ASYMMETRIC
+static __device__ inline zero_point find_zero_point(range r)
+{
+    zero_point z;
+    z.scale = (r.high - r.low) / 255.0f;
+    z.azp = 0;
+    if (z.scale == 0.0f) {
+        z.scale = 1.0f;
+    } else {
+        const int azp = __float2int_rn(-128.0f - r.low / z.scale); /* NaN is 0 */
+        z.azp = azp < -128 ? -128 : azp > 127 ? 127 : azp;
+    }
+    return z;
+}
+#endif
+
+/* A value already divided, moved by its zero point; NaN is the zero point. */
+static __device__ inline float with_zero_point(float t, int azp)
+{
+    return t == t ? fminf(fmaxf(rintf(t), -1e6f), 1e6f) + (float)azp : (float)azp;
+}
+
 /* Two codes, the first in the low byte. */
 static __device__ inline u32 two_codes(float a, float b)
 {

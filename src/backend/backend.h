@@ -53,6 +53,37 @@ struct qn_kernel {
     const void *impl; /* the family's own fields (fragments, tiles) */
 };
 
+/* ---- Chains: what a device does with neighbouring steps of a model in as few launches as it can ---- */
+
+typedef enum qn_chain_kind {
+    QN_CHAIN_OPERATOR = 0, /* desc */
+    QN_CHAIN_ADD,          /* out[0] += in[0], f32 */
+    QN_CHAIN_LOOKUP        /* out[0] = rows of the table in[0] by the ids in[1] */
+} qn_chain_kind;
+
+/* One step with its operands in device memory, of one row. What it computes is the operator's definition; how many
+ * steps a launch covers and what of the operands between them is written is the backend's affair. */
+typedef struct qn_chain_step {
+    qn_chain_kind kind;
+    const qn_op_desc *desc;   /* of an operator */
+    qn_args args;
+    uint32_t cached_in;       /* bit per input: rows of a cache up to the position; its view has them all */
+    uint32_t cached_out;      /* bit per output: the cache's row at the position */
+} qn_chain_step;
+
+typedef struct qn_chain qn_chain;
+
+typedef struct qn_backend_chains {
+    /* Take the first steps of a list that ends where their results are last needed. *taken: how many; 0, and *out
+     * NULL: none, as they are no pattern that has a kernel here. position: in device memory, where kernels read it.
+     * Weights must not change while the chain lives. QN_E_MEMORY, QN_E_JIT, QN_E_DEVICE. */
+    qn_status (*create)(const qn_ctx *ctx, const qn_chain_step *steps, int32_t count, const int32_t *position,
+                        qn_chain **out, int32_t *taken, qn_error *error);
+    /* Enqueue. rows: of ADD and LOOKUP, else 1. No allocation, no synchronisation. */
+    qn_status (*run)(const qn_chain *chain, int32_t rows, void *stream, qn_error *error);
+    void (*destroy)(const qn_ctx *ctx, qn_chain *chain);
+} qn_backend_chains;
+
 typedef struct qn_backend_row {
     qn_backend backend;
     const char *name;
@@ -68,6 +99,7 @@ typedef struct qn_backend_row {
     void (*describe)(const qn_ctx *ctx, qn_text *text);
     /* Operands, workspace and packed weights of a run are device memory. */
     int32_t device;
+    const qn_backend_chains *chains; /* NULL: none */
 } qn_backend_row;
 
 /* Backend i in order of preference; NULL past the end. */

@@ -7,38 +7,14 @@
  * cut into calls and passes nor on the sequences beside it. */
 #include <string.h>
 
+#include <quern/device.h>
+
 #include "base/checked.h"
 #include "base/error.h"
-#include "model/session.h"
+#include "model/batch.h"
+#include "model/device.h"
 
 #define LOGITS_ROWS 32 /* rows of logits that are made together when they belong in different places */
-
-/* Rows of one sequence in a pass. */
-typedef struct segment {
-    qn_session *session;
-    int32_t first, count;
-} segment;
-
-/* A row whose logits are asked for. */
-typedef struct wanted_row {
-    int32_t row;
-    float *logits;
-} wanted_row;
-
-struct qn_batch {
-    qn_model *model;
-    qn_exec exec;
-    int32_t tokens;              /* most rows of a pass */
-    char **registers;            /* [register_count] -> [tokens, row_bytes] */
-    int32_t *positions;          /* [tokens] */
-    char *new_keys, *new_values; /* [tokens, cache_row] on their way to several caches; NULL: one sequence only */
-    float *logits;               /* [LOGITS_ROWS, vocab] on their way to several places; NULL: one sequence only */
-    segment *segments;           /* [tokens] */
-    wanted_row *wanted;          /* [tokens] */
-    int32_t segment_count, wanted_count, rows; /* of the pass */
-    void *workspace;
-    size_t workspace_bytes;
-};
 
 /* ---- making ---- */
 
@@ -54,11 +30,52 @@ static int64_t cache_bytes(const qn_model *model)
     return (int64_t)h->kv_heads * h->head_dim * (int64_t)sizeof(float);
 }
 
-/* rows of row_bytes each; NULL when there is no such memory. */
-static void *rows_alloc(const qn_ctx *ctx, int32_t rows, size_t row_bytes)
+/* rows of row_bytes each on the host; NULL when there is no such memory. */
+static void *host_rows(const qn_ctx *ctx, int32_t rows, size_t row_bytes)
 {
     size_t bytes;
     return qn_mul_size(row_bytes, (size_t)rows, &bytes) ? NULL : qn_alloc(ctx, bytes);
+}
+
+/* The same where the model's operands live. */
+static void *rows_alloc(const qn_model *model, int32_t rows, size_t row_bytes)
+{
+    if (!model->device) {
+        return host_rows(model->ctx, rows, row_bytes);
+    }
+    size_t bytes;
+    void *memory = NULL;
+    return qn_mul_size(row_bytes, (size_t)rows, &bytes) || qn_device_alloc(model->ctx, bytes, &memory, NULL) != QN_OK
+               ? NULL
+               : memory;
+}
+
+static void rows_free(const qn_model *model, void *memory)
+{
+    if (model->device) {
+        qn_device_free(model->ctx, memory);
+    } else {
+        qn_free(model->ctx, memory);
+    }
+}
+
+static int allocate_input(qn_batch *b)
+{
+    const qn_model *model = b->model;
+    if (!model->device) {
+        b->input = host_rows(model->ctx, b->tokens, 2 * sizeof *b->input);
+        b->positions = b->input ? b->input + b->tokens : NULL;
+        return b->input != NULL;
+    }
+    void *input = NULL;
+    b->chains = qn_calloc(model->ctx, model->step_count + 1, sizeof *b->chains);
+    if (!b->chains || qn_host_alloc(model->ctx, (size_t)b->tokens * 2 * sizeof *b->input, &input, NULL) != QN_OK) {
+        return 0;
+    }
+    b->input = input;
+    b->device_input = rows_alloc(model, b->tokens, 2 * sizeof *b->input);
+    b->positions = b->device_input ? b->device_input + b->tokens : NULL;
+    return b->device_input != NULL;
 }
 
 static int allocate(qn_batch *b, int several)
@@ -67,29 +84,54 @@ static int allocate(qn_batch *b, int several)
     const qn_ctx *ctx = model->ctx;
     const qn_hparams *h = qn_checkpoint_hparams(model->checkpoint);
     b->registers = qn_calloc(ctx, model->register_count, sizeof *b->registers);
-    b->positions = rows_alloc(ctx, b->tokens, sizeof *b->positions);
-    b->segments = rows_alloc(ctx, several ? b->tokens : 1, sizeof *b->segments);
-    b->wanted = rows_alloc(ctx, b->tokens, sizeof *b->wanted);
-    int failed = !b->registers || !b->positions || !b->segments || !b->wanted;
+    b->segments = host_rows(ctx, several ? b->tokens : 1, sizeof *b->segments);
+    b->wanted = host_rows(ctx, b->tokens, sizeof *b->wanted);
+    int failed = !b->registers || !b->segments || !b->wanted || !allocate_input(b);
     for (size_t i = 0; !failed && i < model->register_count; i++) {
-        b->registers[i] = rows_alloc(ctx, b->tokens, model->registers[i].row_bytes);
+        b->registers[i] = rows_alloc(model, b->tokens, model->registers[i].row_bytes);
         failed = !b->registers[i];
     }
     if (!failed && several) {
-        b->new_keys = rows_alloc(ctx, b->tokens, (size_t)cache_bytes(model));
-        b->new_values = rows_alloc(ctx, b->tokens, (size_t)cache_bytes(model));
-        b->logits = rows_alloc(ctx, (int32_t)qn_min_i64(b->tokens, LOGITS_ROWS), (size_t)h->vocab_size * sizeof(float));
-        failed = !b->new_keys || !b->new_values || !b->logits;
+        b->new_keys = rows_alloc(model, b->tokens, (size_t)cache_bytes(model));
+        b->new_values = rows_alloc(model, b->tokens, (size_t)cache_bytes(model));
+        failed = !b->new_keys || !b->new_values;
+    }
+    if (!failed && (several || model->device)) {
+        b->logits =
+            rows_alloc(model, (int32_t)qn_min_i64(b->tokens, LOGITS_ROWS), (size_t)h->vocab_size * sizeof(float));
+        failed = !b->logits;
     }
     for (size_t i = 0; !failed && i < model->plan_count; i++) {
         const size_t bytes = qn_plan_workspace_bytes(model->plans[i], b->tokens, qn_exec_threads(&b->exec));
         b->workspace_bytes = bytes > b->workspace_bytes ? bytes : b->workspace_bytes;
     }
     if (!failed && b->workspace_bytes) {
-        b->workspace = qn_alloc(ctx, b->workspace_bytes);
+        b->workspace = rows_alloc(model, 1, b->workspace_bytes);
         failed = !b->workspace;
     }
     return !failed;
+}
+
+/* The stream, and what a device does besides the operators: the lookup of embeddings and the sums. */
+static qn_status prepare_device(qn_batch *b, qn_error *error)
+{
+    const qn_model *model = b->model;
+    const qn_backend_chains *chains = model->device->chains;
+    qn_chain_step step;
+    int32_t taken = 0;
+    QN_TRY(qn_stream_create(model->ctx, &b->stream, error));
+    b->exec.stream = b->stream;
+    qn_batch_lookup_step(b, &step);
+    QN_TRY(chains->create(model->ctx, &step, 1, b->positions, &b->chains[0], &taken, error));
+    QN_FAIL_IF(!taken, error, QN_E_UNSUPPORTED, "tensor %s: no kernel of the device looks up rows of its format",
+               model->embedding->name);
+    for (size_t i = 0; i < model->step_count; i++) {
+        if (!model->steps[i].plan) {
+            qn_batch_chain_step(b, &model->steps[i], NULL, &step);
+            QN_TRY(chains->create(model->ctx, &step, 1, b->positions, &b->chains[1 + i], &taken, error));
+        }
+    }
+    return QN_OK;
 }
 
 qn_status qn_batch_make(qn_model *model, int32_t tokens, const qn_exec *exec, int several, qn_batch **out,
@@ -101,11 +143,16 @@ qn_status qn_batch_make(qn_model *model, int32_t tokens, const qn_exec *exec, in
         b->model = model;
         b->exec = *exec;
         b->tokens = tokens;
-        if (allocate(b, several)) {
+        const int made = allocate(b, several);
+        const qn_status status = made && model->device ? prepare_device(b, error) : QN_OK;
+        if (made && status == QN_OK) {
             *out = b;
             return QN_OK;
         }
         qn_batch_destroy(b);
+        if (status != QN_OK) {
+            return status;
+        }
     }
     QN_FAIL(error, QN_E_MEMORY, "out of memory for a batch of %d tokens", tokens);
 }
@@ -132,29 +179,34 @@ void qn_batch_destroy(qn_batch *b)
     if (!b) {
         return;
     }
-    const qn_ctx *ctx = b->model->ctx;
-    for (size_t i = 0; b->registers && i < b->model->register_count; i++) {
-        qn_free(ctx, b->registers[i]);
+    const qn_model *model = b->model;
+    const qn_ctx *ctx = model->ctx;
+    qn_decode_destroy(b->decode);
+    for (size_t i = 0; b->chains && i < model->step_count + 1; i++) {
+        model->device->chains->destroy(ctx, b->chains[i]);
+    }
+    qn_free(ctx, b->chains);
+    qn_stream_destroy(model->ctx, b->stream);
+    for (size_t i = 0; b->registers && i < model->register_count; i++) {
+        rows_free(model, b->registers[i]);
     }
     qn_free(ctx, b->registers);
-    qn_free(ctx, b->positions);
-    qn_free(ctx, b->new_keys);
-    qn_free(ctx, b->new_values);
-    qn_free(ctx, b->logits);
+    if (model->device) {
+        qn_host_free(model->ctx, b->input);
+    } else {
+        qn_free(ctx, b->input);
+    }
+    rows_free(model, b->device_input);
+    rows_free(model, b->new_keys);
+    rows_free(model, b->new_values);
+    rows_free(model, b->logits);
     qn_free(ctx, b->segments);
     qn_free(ctx, b->wanted);
-    qn_free(ctx, b->workspace);
+    rows_free(model, b->workspace);
     qn_free(ctx, b);
 }
 
 /* ---- steps ---- */
-
-/* Rows of the registers as a step sees them. */
-typedef struct row_range {
-    int32_t first, count;
-    const qn_session *session; /* whose they are; NULL: of several sequences */
-    float *logits;             /* [count, vocab] for the output layer */
-} row_range;
 
 static int is_new(const qn_operand *operand)
 {
@@ -162,7 +214,7 @@ static int is_new(const qn_operand *operand)
 }
 
 /* Memory and view of an operand for these rows. */
-static qn_mut_view resolve(const qn_batch *b, const qn_operand *operand, const row_range *rows)
+static qn_mut_view resolve(const qn_batch *b, const qn_operand *operand, const qn_row_range *rows)
 {
     qn_mut_view view;
     memset(&view, 0, sizeof view);
@@ -241,7 +293,7 @@ static void add_task(void *user, int64_t index, int32_t thread)
     }
 }
 
-static void add_rows(const qn_batch *b, const qn_step *step, const row_range *rows)
+static void add_rows(const qn_batch *b, const qn_step *step, const qn_row_range *rows)
 {
     add_job job = {.x = resolve(b, &step->out[0], rows), .y = resolve(b, &step->in[0], rows)};
     job.per_task = qn_max_i64(1, ADD_BYTES / (job.x.shape.dims[1] * (int64_t)sizeof(float) + 1));
@@ -259,22 +311,31 @@ static void observe(const qn_model *model, const qn_step *step, const qn_view *x
     }
 }
 
-static qn_status run_step(qn_batch *b, const qn_step *step, const row_range *rows, qn_error *error)
+void qn_batch_args(const qn_batch *b, const qn_step *step, const qn_row_range *rows, qn_args *args)
 {
+    memset(args, 0, sizeof *args);
+    for (int j = 0; j < QN_MAX_IN; j++) {
+        const qn_mut_view view = resolve(b, &step->in[j], rows);
+        args->in[j] = step->in[j].place == QN_PLACE_CONST ? step->in[j].view : qn_view_of(&view);
+    }
+    for (int j = 0; j < QN_MAX_OUT; j++) {
+        args->out[j] = resolve(b, &step->out[j], rows);
+    }
+    args->packed = step->packed;
+}
+
+static qn_status run_step(qn_batch *b, const qn_step *step, const qn_row_range *rows, qn_error *error)
+{
+    if (!step->plan && b->chains) {
+        const qn_chain *sum = b->chains[1 + (step - b->model->steps)];
+        return b->model->device->chains->run(sum, rows->count, b->stream, error);
+    }
     if (!step->plan) {
         add_rows(b, step, rows);
         return QN_OK;
     }
     qn_args args;
-    memset(&args, 0, sizeof args);
-    for (int j = 0; j < QN_MAX_IN; j++) {
-        const qn_mut_view view = resolve(b, &step->in[j], rows);
-        args.in[j] = step->in[j].place == QN_PLACE_CONST ? step->in[j].view : qn_view_of(&view);
-    }
-    for (int j = 0; j < QN_MAX_OUT; j++) {
-        args.out[j] = resolve(b, &step->out[j], rows);
-    }
-    args.packed = step->packed;
+    qn_batch_args(b, step, rows, &args);
     if (b->model->observe) {
         observe(b->model, step, &args.in[0]);
     }
@@ -284,6 +345,44 @@ static qn_status run_step(qn_batch *b, const qn_step *step, const row_range *row
                                step->label);
     }
     return QN_OK;
+}
+
+static uint32_t bits_of(const qn_operand *operands, int count, qn_place keys, qn_place values)
+{
+    uint32_t bits = 0;
+    for (int j = 0; j < count; j++) {
+        bits |= (uint32_t)(operands[j].place == keys || operands[j].place == values) << j;
+    }
+    return bits;
+}
+
+void qn_batch_chain_step(const qn_batch *b, const qn_step *step, const qn_session *session, qn_chain_step *out)
+{
+    const qn_row_range row = {.count = 1, .session = session, .logits = b->logits};
+    memset(out, 0, sizeof *out);
+    out->kind = step->plan ? QN_CHAIN_OPERATOR : QN_CHAIN_ADD;
+    out->desc = step->plan ? qn_plan_desc(step->plan) : NULL;
+    qn_batch_args(b, step, &row, &out->args);
+    out->cached_in = bits_of(step->in, QN_MAX_IN, QN_PLACE_KEYS, QN_PLACE_VALUES);
+    out->cached_out = bits_of(step->out, QN_MAX_OUT, QN_PLACE_NEW_KEYS, QN_PLACE_NEW_VALUES);
+    for (int j = 0; j < QN_MAX_IN; j++) {
+        if (out->cached_in >> j & 1) {
+            out->args.in[j].shape.dims[0] = session->capacity;
+        }
+    }
+}
+
+void qn_batch_lookup_step(const qn_batch *b, qn_chain_step *out)
+{
+    const qn_model *model = b->model;
+    const qn_shape ids = qn_shape_make(QN_I32, 1, b->tokens, 1, 1, 1);
+    const qn_shape rows = qn_shape_make(QN_F32, 2, b->tokens, model->embedding->k, 1, 1);
+    memset(out, 0, sizeof *out);
+    out->kind = QN_CHAIN_LOOKUP;
+    out->args.in[0] = model->table;
+    out->args.in[1] = qn_view_make(b->device_input, &ids);
+    out->args.out[0] = qn_mut_view_make(b->registers[model->reg_stream], &rows);
+    out->args.out[0].strides[0] = (int64_t)model->registers[model->reg_stream].row_bytes;
 }
 
 static int reads_cache(const qn_step *step)
@@ -296,36 +395,53 @@ static int reads_cache(const qn_step *step)
     return 0;
 }
 
+/* Rows where the model's operands live, after what was enqueued before. */
+static qn_status copy_rows(const qn_batch *b, void *to, const void *from, size_t bytes, qn_error *error)
+{
+    if (b->model->device) {
+        return qn_device_copy(b->model->ctx, to, from, bytes, b->stream, error);
+    }
+    memcpy(to, from, bytes);
+    return QN_OK;
+}
+
 /* New keys or values of all rows to the caches they belong to. */
-static void scatter(const qn_batch *b, const qn_operand *operand)
+static qn_status scatter(const qn_batch *b, const qn_operand *operand, qn_error *error)
 {
     const int64_t row = cache_bytes(b->model);
     const char *const from = operand->place == QN_PLACE_NEW_KEYS ? b->new_keys : b->new_values;
     for (int32_t i = 0; i < b->segment_count; i++) {
-        const segment *seg = &b->segments[i];
-        const row_range rows = {.first = seg->first, .count = seg->count, .session = seg->session};
-        memcpy(resolve(b, operand, &rows).data, from + seg->first * row, (size_t)(seg->count * row));
+        const qn_segment *seg = &b->segments[i];
+        const qn_row_range rows = {.first = seg->first, .count = seg->count, .session = seg->session};
+        QN_TRY(
+            copy_rows(b, resolve(b, operand, &rows).data, from + seg->first * row, (size_t)(seg->count * row), error));
     }
+    return QN_OK;
 }
 
 /* The layers, for all rows of the pass. */
 static qn_status run_body(qn_batch *b, qn_error *error)
 {
-    const row_range all = {.count = b->rows, .session = b->segment_count == 1 ? b->segments[0].session : NULL};
+    const qn_row_range all = {.count = b->rows, .session = b->segment_count == 1 ? b->segments[0].session : NULL};
+    if (b->model->device) {
+        const size_t bytes = (size_t)b->tokens * 2 * sizeof *b->input;
+        QN_TRY(qn_device_copy_in(b->model->ctx, b->device_input, b->input, bytes, b->stream, error));
+        QN_TRY(b->model->device->chains->run(b->chains[0], b->rows, b->stream, error));
+    }
     for (size_t i = 0; i < b->model->body_steps; i++) {
         const qn_step *step = &b->model->steps[i];
         if (all.session || !reads_cache(step)) {
             QN_TRY(run_step(b, step, &all, error));
         } else {
             for (int32_t j = 0; j < b->segment_count; j++) {
-                const segment *seg = &b->segments[j];
-                const row_range rows = {.first = seg->first, .count = seg->count, .session = seg->session};
+                const qn_segment *seg = &b->segments[j];
+                const qn_row_range rows = {.first = seg->first, .count = seg->count, .session = seg->session};
                 QN_TRY(run_step(b, step, &rows, error));
             }
         }
         for (int j = 0; !all.session && j < QN_MAX_OUT; j++) {
             if (is_new(&step->out[j])) {
-                scatter(b, &step->out[j]);
+                QN_TRY(scatter(b, &step->out[j], error));
             }
         }
     }
@@ -341,16 +457,17 @@ static qn_status run_output(qn_batch *b, qn_error *error)
     const size_t row_bytes = model->registers[model->reg_stream].row_bytes;
     for (int32_t i = 0; i < b->wanted_count; i++) {
         if (b->wanted[i].row != i) {
-            memcpy(stream + (size_t)i * row_bytes, stream + (size_t)b->wanted[i].row * row_bytes, row_bytes);
+            QN_TRY(copy_rows(b, stream + (size_t)i * row_bytes, stream + (size_t)b->wanted[i].row * row_bytes,
+                             row_bytes, error));
         }
     }
     for (int32_t i = 0; i < b->wanted_count;) {
-        row_range rows = {.first = i, .count = 1, .logits = b->wanted[i].logits};
+        qn_row_range rows = {.first = i, .count = 1, .logits = b->wanted[i].logits};
         while (i + rows.count < b->wanted_count &&
                b->wanted[i + rows.count].logits == rows.logits + (size_t)rows.count * vocab) {
             rows.count++;
         }
-        const int apart = rows.count == 1 && i + 1 < b->wanted_count;
+        const int apart = model->device || (rows.count == 1 && i + 1 < b->wanted_count);
         if (apart) {
             rows.count = (int32_t)qn_min_i64(b->wanted_count - i, LOGITS_ROWS);
             rows.logits = b->logits;
@@ -359,7 +476,13 @@ static qn_status run_output(qn_batch *b, qn_error *error)
             QN_TRY(run_step(b, &model->steps[s], &rows, error));
         }
         for (int32_t j = 0; apart && j < rows.count; j++) {
-            memcpy(b->wanted[i + j].logits, b->logits + (size_t)j * vocab, vocab * sizeof(float));
+            const float *const from = b->logits + (size_t)j * vocab;
+            if (model->device) {
+                QN_TRY(qn_device_copy_out(model->ctx, b->wanted[i + j].logits, from, vocab * sizeof(float), b->stream,
+                                          error));
+            } else {
+                memcpy(b->wanted[i + j].logits, from, vocab * sizeof(float));
+            }
         }
         i += rows.count;
     }
@@ -378,17 +501,41 @@ static int32_t add_tokens(qn_batch *b, const qn_batch_item *item, int32_t done)
     if (n == 0) {
         return 0;
     }
-    b->segments[b->segment_count++] = (segment){.session = item->session, .first = b->rows, .count = n};
+    b->segments[b->segment_count++] = (qn_segment){.session = item->session, .first = b->rows, .count = n};
     for (int32_t i = 0; i < n; i++, b->rows++) {
-        char *row = b->registers[model->reg_stream] + (size_t)b->rows * row_bytes;
-        qn_weight_decode_row(model->embedding, item->ids[done + i], (float *)(void *)row);
-        b->positions[b->rows] = item->session->length + i;
+        b->input[b->rows] = item->ids[done + i];
+        b->input[b->tokens + b->rows] = item->session->length + i;
+        if (!model->device) {
+            char *row = b->registers[model->reg_stream] + (size_t)b->rows * row_bytes;
+            qn_weight_decode_row(model->embedding, item->ids[done + i], (float *)(void *)row);
+        }
         if (item->logits && (item->all || done + i == item->count - 1)) {
             b->wanted[b->wanted_count++] =
-                (wanted_row){.row = b->rows, .logits = item->logits + (item->all ? (size_t)(done + i) * vocab : 0)};
+                (qn_wanted_row){.row = b->rows, .logits = item->logits + (item->all ? (size_t)(done + i) * vocab : 0)};
         }
     }
     return n;
+}
+
+static qn_status run_pass(qn_batch *b, qn_error *error)
+{
+    qn_status status = run_body(b, error);
+    if (status == QN_OK) {
+        status = run_output(b, error);
+    }
+    if (b->stream) { /* the input is written again, and the logits are read */
+        qn_error ignored;
+        const qn_status synced = qn_stream_sync(b->model->ctx, b->stream, status == QN_OK ? error : &ignored);
+        status = status == QN_OK ? synced : status;
+    }
+    return status;
+}
+
+/* A pass of one row, of the session that the graph is of. */
+static qn_status run_decode(qn_batch *b, qn_error *error)
+{
+    float *const logits = b->wanted_count ? b->wanted[0].logits : NULL;
+    return qn_decode_run(b->decode, b->input[0], b->segments[0].session->length, logits, error);
 }
 
 qn_status qn_batch_run(qn_batch *b, const qn_batch_item *items, int32_t count, qn_error *error)
@@ -409,10 +556,7 @@ qn_status qn_batch_run(qn_batch *b, const qn_batch_item *items, int32_t count, q
         if (b->rows == 0) {
             break;
         }
-        status = run_body(b, error);
-        if (status == QN_OK) {
-            status = run_output(b, error);
-        }
+        status = b->decode && b->rows == 1 ? run_decode(b, error) : run_pass(b, error);
         for (int32_t j = 0; j < b->segment_count; j++) {
             b->segments[j].session->length += b->segments[j].count;
         }
@@ -424,6 +568,11 @@ qn_status qn_batch_run(qn_batch *b, const qn_batch_item *items, int32_t count, q
         items[i].session->before = -1;
     }
     return status;
+}
+
+qn_status qn_batch_prepare_decode(qn_batch *b, qn_session *session, qn_error *error)
+{
+    return qn_decode_create(b, session, &b->decode, error);
 }
 
 qn_status qn_batch_check_item(const qn_batch_item *item, qn_error *error)

@@ -3,8 +3,11 @@
 
 #include <string.h>
 
+#include <quern/device.h>
+
 #include "base/error.h"
 #include "model/build.h"
+#include "model/device.h"
 #include "text/tokenizer.h"
 
 typedef struct family {
@@ -51,6 +54,8 @@ qn_status qn_model_open(qn_ctx *ctx, const char *path, const qn_model_options *o
     QN_FAIL_IF(!model, error, QN_E_MEMORY, "out of memory for the model");
     model->ctx = ctx;
     model->plan_options = options->plan;
+    model->device = qn_backend_find(options->plan.backend);
+    model->device = model->device && model->device->device ? model->device : NULL;
     model->notes = qn_buffer_make(ctx);
     qn_status status = qn_checkpoint_open(ctx, path, &model->checkpoint, error);
     if (status == QN_OK) {
@@ -61,14 +66,15 @@ qn_status qn_model_open(qn_ctx *ctx, const char *path, const qn_model_options *o
         status = build(model, error);
     }
     if (status == QN_OK) {
-        status = qn_model_fuse(model, !options->unfused, error);
+        status = qn_model_fuse(model, !options->unfused && !model->device, error);
     }
     if (status == QN_OK && !options->unfused) {
         status = qn_model_narrow(model, error);
     }
     if (status == QN_OK) {
         qn_build_drop_plans(model);
-        status = qn_model_pack(model, &options->exec, !options->no_packed_file, error);
+        status = model->device ? qn_model_upload(model, error)
+                               : qn_model_pack(model, &options->exec, !options->no_packed_file, error);
     }
     if (status != QN_OK) {
         qn_model_close(model);
@@ -89,6 +95,7 @@ void qn_model_close(qn_model *model)
     for (size_t i = 0; i < model->owned_count; i++) {
         qn_free(model->ctx, model->owned[i]);
     }
+    qn_device_free(model->ctx, model->device_memory);
     qn_free(model->ctx, model->plans);
     qn_free(model->ctx, model->owned);
     qn_free(model->ctx, model->registers);

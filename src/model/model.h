@@ -10,6 +10,7 @@
 
 #include <quern/model.h>
 
+#include "backend/backend.h"
 #include "base/context.h"
 #include "base/text.h"
 #include "io/checkpoint.h"
@@ -80,6 +81,10 @@ struct qn_model {
 
     qn_observe_fn observe;
     void *observe_user;
+
+    const qn_backend_row *device; /* where operands live; NULL: host memory */
+    void *device_memory;          /* the weights there */
+    qn_view table;                /* the embeddings there */
 };
 
 /* Set or clear (NULL) the observer. Not while a session runs. A model with an

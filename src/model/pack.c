@@ -49,7 +49,7 @@ static qn_status out_of_memory(qn_error *error)
     QN_FAIL(error, QN_E_MEMORY, "out of memory for the packed weights");
 }
 
-static int32_t sums_slot(const qn_step *step)
+int32_t qn_weight_sums_slot(const qn_step *step)
 {
     const int32_t slot = qn_op_in_slot(step->op, "azp_adj");
     return slot >= 0 && step->in[slot].place == QN_PLACE_CONST ? slot : -1;
@@ -68,8 +68,7 @@ static size_t scales_of(const qn_weight *weight)
     return weight->scale.shape.format && qn_shape_bytes(&weight->scale.shape, &bytes, NULL) == QN_OK ? bytes : 0;
 }
 
-/* Copy the rows in logical order; returns the end of the copy. */
-static char *order_rows(const qn_weight *weight, char *copy)
+char *qn_weight_order_rows(const qn_weight *weight, char *copy)
 {
     const size_t row_bytes = (size_t)weight->data.strides[0];
     for (int64_t row = 0; row < weight->n; row++) {
@@ -86,8 +85,7 @@ static void release(const qn_checkpoint *checkpoint, const qn_weight *weight)
     qn_checkpoint_release(checkpoint, weight->scale.data, scales_of(weight));
 }
 
-/* sums[n] = sum over k of W[n,k], what zero points of activations are corrected with. */
-static void sum_columns(const qn_view *rows, int32_t *sums)
+void qn_weight_sum_columns(const qn_view *rows, int32_t *sums)
 {
     const int64_t n = rows->shape.dims[0], k = rows->shape.dims[1];
     for (int64_t i = 0; i < n; i++) {
@@ -123,9 +121,9 @@ static void job_task(void *user, int64_t index, int32_t thread)
     const qn_weight *second = step->second;
     qn_view *b = &step->in[qn_op_in_slot(step->op, "b")].view;
     if (job->rows_bytes) {
-        char *rows = job->rows ? job->rows : scratch, *end = order_rows(weight, rows);
+        char *rows = job->rows ? job->rows : scratch, *end = qn_weight_order_rows(weight, rows);
         if (second) {
-            (void)order_rows(second, end);
+            (void)qn_weight_order_rows(second, end);
         }
         b->data = rows;
         scratch += job->rows_bytes;
@@ -138,8 +136,8 @@ static void job_task(void *user, int64_t index, int32_t thread)
     }
     if (job->sums_bytes) {
         int32_t *sums = (int32_t *)(void *)(job->sums ? job->sums : scratch);
-        sum_columns(b, sums);
-        step->in[sums_slot(step)].view.data = sums;
+        qn_weight_sum_columns(b, sums);
+        step->in[qn_weight_sums_slot(step)].view.data = sums;
     }
     if (job->blob_bytes) {
         job->status = pack(job, &job->error);
@@ -194,8 +192,9 @@ static void find_jobs(qn_model *model, weight_job *jobs, int32_t *count)
             job.scale_bytes = second ? qn_align_up(scales_of(weight) + scales_of(second), QN_ALIGN) : 0;
             job.source_bytes += rows;
         }
-        if (sums_slot(step) >= 0) {
-            job.sums_bytes = qn_align_up((size_t)step->in[sums_slot(step)].shape.dims[0] * sizeof(int32_t), QN_ALIGN);
+        if (qn_weight_sums_slot(step) >= 0) {
+            const size_t columns = (size_t)step->in[qn_weight_sums_slot(step)].shape.dims[0];
+            job.sums_bytes = qn_align_up(columns * sizeof(int32_t), QN_ALIGN);
         }
         if (job.blob_bytes) {
             model->packing.weights++;

@@ -2,6 +2,8 @@
  * (batch.c); a session has one of its own, for a sequence by itself. */
 #include <string.h>
 
+#include <quern/device.h>
+
 #include "base/checked.h"
 #include "base/error.h"
 #include "model/session.h"
@@ -22,7 +24,21 @@ static qn_status allocate(qn_session *s, qn_error *error)
     s->keys = qn_calloc(ctx, (size_t)h->layers, sizeof *s->keys);
     s->values = qn_calloc(ctx, (size_t)h->layers, sizeof *s->values);
     failed = failed || !s->keys || !s->values;
-    for (int32_t l = 0; !failed && l < h->layers; l++) {
+    if (s->model->device && !failed) {
+        size_t bytes;
+        failed = qn_mul_size(layer_bytes, 2 * (size_t)h->layers, &bytes);
+        if (!failed) {
+            const qn_status status = qn_device_alloc(s->model->ctx, bytes, &s->device_memory, error);
+            if (status != QN_OK) {
+                return qn_error_prefix(error, status, "a session of %d tokens of context", s->capacity);
+            }
+        }
+        for (int32_t l = 0; !failed && l < h->layers; l++) {
+            s->keys[l] = (float *)(void *)((char *)s->device_memory + 2 * (size_t)l * layer_bytes);
+            s->values[l] = (float *)(void *)((char *)s->keys[l] + layer_bytes);
+        }
+    }
+    for (int32_t l = 0; !s->model->device && !failed && l < h->layers; l++) {
         s->keys[l] = qn_alloc(ctx, layer_bytes);
         s->values[l] = qn_alloc(ctx, layer_bytes);
         failed = !s->keys[l] || !s->values[l];
@@ -60,6 +76,9 @@ qn_status qn_session_create(qn_model *model, const qn_session_options *options, 
     if (status == QN_OK) {
         status = qn_batch_make(model, tokens, &options->exec, 0, &s->own, error);
     }
+    if (status == QN_OK && model->device) {
+        status = qn_batch_prepare_decode(s->own, s, error);
+    }
     if (status != QN_OK) {
         qn_session_destroy(s);
         return status;
@@ -75,13 +94,14 @@ void qn_session_destroy(qn_session *s)
     }
     const qn_ctx *ctx = s->model->ctx;
     const int32_t layers = qn_checkpoint_hparams(s->model->checkpoint)->layers;
-    for (int32_t l = 0; l < layers; l++) {
+    qn_batch_destroy(s->own); /* its work on the caches ends first */
+    for (int32_t l = 0; !s->device_memory && l < layers; l++) {
         qn_free(ctx, s->keys ? s->keys[l] : NULL);
         qn_free(ctx, s->values ? s->values[l] : NULL);
     }
     qn_free(ctx, s->keys);
     qn_free(ctx, s->values);
-    qn_batch_destroy(s->own);
+    qn_device_free(s->model->ctx, s->device_memory);
     qn_free(ctx, s);
 }
 

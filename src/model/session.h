@@ -5,11 +5,14 @@
 
 #include "model/model.h"
 
+typedef struct qn_decode_pass qn_decode_pass;
+
 struct qn_session {
     qn_model *model;
     int32_t capacity, length;
     int64_t cache_row;      /* floats a token of one layer's keys (or values) */
-    float **keys, **values; /* [layers] -> [capacity, cache_row] */
+    float **keys, **values; /* [layers] -> [capacity, cache_row], in device memory for a model there */
+    void *device_memory;    /* of those; NULL: they are the host's */
     qn_batch *own;          /* what qn_session_eval runs in, for this sequence alone */
     int32_t before;         /* length when the batch of the moment began; -1: in no batch */
 };
@@ -17,6 +20,9 @@ struct qn_session {
 /* A batch for that many tokens a pass; several 0: it is only given one sequence at a time. */
 qn_status qn_batch_make(qn_model *model, int32_t tokens, const qn_exec *exec, int several, qn_batch **out,
                         qn_error *error);
+
+/* Make ready for single tokens of that session, whose own batch it is; of a model on a device. */
+qn_status qn_batch_prepare_decode(qn_batch *batch, qn_session *session, qn_error *error);
 
 /* NULL-safe check of one item against its session. */
 qn_status qn_batch_check_item(const qn_batch_item *item, qn_error *error);

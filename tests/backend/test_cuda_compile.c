@@ -17,7 +17,7 @@
 #include "backend/cuda/cuda.h"
 #include "base/clock.h"
 
-enum { MOST = 4096 };
+enum { MOST = 1 << 14 };
 
 static qn_ctx *ctx;
 static qn_cuda *cuda;

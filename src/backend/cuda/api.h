@@ -107,6 +107,9 @@ enum {
     X(MemFree, "cuMemFree_v2", cu_result, (cu_pointer pointer))                                                        \
     X(CopyIn, "cuMemcpyHtoDAsync_v2", cu_result, (cu_pointer to, const void *from, size_t bytes, cu_stream stream))    \
     X(CopyOut, "cuMemcpyDtoHAsync_v2", cu_result, (void *to, cu_pointer from, size_t bytes, cu_stream stream))         \
+    X(CopyWithin, "cuMemcpyDtoDAsync_v2", cu_result, (cu_pointer to, cu_pointer from, size_t bytes, cu_stream stream)) \
+    X(HostAlloc, "cuMemHostAlloc", cu_result, (void **pointer, size_t bytes, uint32_t flags))                          \
+    X(HostFree, "cuMemFreeHost", cu_result, (void *pointer))                                                           \
     X(Fill, "cuMemsetD8Async", cu_result, (cu_pointer to, uint8_t value, size_t bytes, cu_stream stream))              \
     X(StreamCreate, "cuStreamCreate", cu_result, (cu_stream * stream, uint32_t flags))                                 \
     X(StreamDestroy, "cuStreamDestroy_v2", cu_result, (cu_stream stream))                                              \

@@ -8,6 +8,7 @@
  *   registry.c  families, the backend's row, warming the cache
  *   device.c    memory, streams, events and graphs for callers without CUDA code
  *   ceiling.c   what the device reaches
+ *   chain.c     neighbouring steps of a model as few launches
  *   run_*.c     families: which programs a descriptor needs and how to launch them
  *
  * A family is a table of qn_kernel rows whose impl is a qn_cuda_impl and whose
@@ -243,7 +244,10 @@ typedef struct qn_cuda_family {
     size_t bytes; /* sizeof the array */
 } qn_cuda_family;
 
-extern const qn_cuda_family qn_cuda_quantize_family, qn_cuda_block_scaled_mm_family;
+extern const qn_cuda_family qn_cuda_quantize_family, qn_cuda_block_scaled_mm_family, qn_cuda_mm_family,
+    qn_cuda_activation_family, qn_cuda_fp4_family;
+
+extern const qn_backend_chains qn_cuda_chains;
 
 /* The program of qn_device_ceiling, for warming. */
 extern const qn_cuda_program qn_cuda_ceiling_program;

@@ -96,6 +96,26 @@ qn_status qn_device_copy_out(qn_ctx *ctx, void *host, const void *device, size_t
     CALL("qn_device_copy_out", !device || !host, CopyOut, host, address(device), bytes, stream);
 }
 
+qn_status qn_device_copy(qn_ctx *ctx, void *to, const void *from, size_t bytes, void *stream, qn_error *error)
+{
+    if (bytes == 0) {
+        return QN_OK;
+    }
+    CALL("qn_device_copy", !to || !from, CopyWithin, address(to), address(from), bytes, stream);
+}
+
+qn_status qn_host_alloc(qn_ctx *ctx, size_t bytes, void **out, qn_error *error)
+{
+    QN_FAIL_IF(!out, error, QN_E_ARGUMENT, "qn_host_alloc: out is NULL");
+    *out = NULL;
+    CALL("qn_host_alloc", 0, HostAlloc, out, bytes ? bytes : 1, 0);
+}
+
+void qn_host_free(qn_ctx *ctx, void *pointer)
+{
+    RELEASE(pointer, HostFree, pointer);
+}
+
 qn_status qn_device_fill(qn_ctx *ctx, void *device, uint8_t value, size_t bytes, void *stream, qn_error *error)
 {
     if (bytes == 0) {

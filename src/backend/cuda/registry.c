@@ -3,7 +3,8 @@
 
 #include <string.h>
 
-static const qn_cuda_family *const families[] = {&qn_cuda_block_scaled_mm_family, &qn_cuda_quantize_family};
+static const qn_cuda_family *const families[] = {&qn_cuda_block_scaled_mm_family, &qn_cuda_quantize_family,
+                                                 &qn_cuda_mm_family, &qn_cuda_activation_family, &qn_cuda_fp4_family};
 
 static const qn_kernel *kernel_at(int32_t i)
 {
@@ -61,4 +62,5 @@ const qn_backend_row qn_backend_cuda_row = {.backend = QN_BACKEND_CUDA,
                                             .kernel_at = kernel_at,
                                             .kernel_refusal = qn_cuda_kernel_refusal,
                                             .describe = describe,
-                                            .device = 1};
+                                            .device = 1,
+                                            .chains = &qn_cuda_chains};

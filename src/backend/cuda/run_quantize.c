@@ -1,4 +1,4 @@
-/* Host side of the row-wise quantisers: quantize_fp8 and silu_mul_quant.
+/* Host side of the row-wise quantisers: quantize_fp8, quantize_int8 and silu_mul_quant.
  *
  * A plan has up to three functions: the one-pass kernel that its shape
  * allows (a team of lanes a group, or registers of a block a row) and the plain
@@ -38,6 +38,11 @@ typedef struct shape_plan {
 static int is_silu(const qn_op_desc *desc)
 {
     return desc->op == QN_OP_SILU_MUL_QUANT;
+}
+
+static int is_int8(const qn_op_desc *desc)
+{
+    return desc->op == QN_OP_QUANTIZE_INT8;
 }
 
 static int is_static(const qn_op_desc *desc)
@@ -107,27 +112,31 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
     (void)kernel;
     (void)device;
     const shape_plan p = plan_shape(desc);
-    const int silu = is_silu(desc);
+    const int silu = is_silu(desc), int8 = is_int8(desc);
     const int32_t count = p.wide ? 3 : p.lanes || p.items ? 2 : 1;
     for (int32_t i = 0; i < count; i++) {
-        out[i].source = silu ? "silu_mul_quant.cu" : "quantize_fp8.cu";
+        out[i].source = silu ? "silu_mul_quant.cu" : int8 ? "quantize_int8.cu" : "quantize_fp8.cu";
         qn_cuda_define(&out[i], "X_FORMAT", x_format(desc));
-        qn_cuda_define(&out[i], "TYPE", desc->attr[QN_ATTR_TYPE].i);
+        qn_cuda_define(&out[i], "TYPE", int8 ? QN_TYPE_INT8 : desc->attr[QN_ATTR_TYPE].i);
         qn_cuda_define(&out[i], "LANES", p.lanes);
         qn_cuda_define(&out[i], "UNROLL", i == WIDE ? 1 : UNROLL);
         qn_cuda_define(&out[i], "ITEMS", i == WIDE ? p.wide_items : p.items);
         qn_cuda_define(&out[i], "THREADS", i == WIDE ? p.wide_threads : p.threads);
-        qn_cuda_define(&out[i], "ASYMMETRIC", silu && !desc->attr[QN_ATTR_SYMMETRIC].i);
+        qn_cuda_define(&out[i], "ASYMMETRIC", (silu || int8) && !desc->attr[QN_ATTR_SYMMETRIC].i);
         qn_cuda_define(&out[i], "BOUNDED", desc->attr[QN_ATTR_SCALE_UB].f > 0.0f);
         if (!silu) {
             qn_cuda_define(&out[i], "STATIC", is_static(desc));
             qn_cuda_define(&out[i], "GROUPED", is_grouped(desc));
         }
     }
-    out[PLAIN].entry = silu ? "qn_silu_mul_quant_plain" : "qn_quantize_fp8_plain";
-    for (int32_t i = FAST; i < count; i++) {
-        out[i].entry = p.lanes ? (silu ? "qn_silu_mul_quant_team" : "qn_quantize_fp8_team")
-                               : (silu ? "qn_silu_mul_quant_row" : "qn_quantize_fp8_row");
+    static const char *const entries[3][3] = {
+        {"qn_quantize_fp8_plain", "qn_quantize_fp8_row", "qn_quantize_fp8_team"},
+        {"qn_quantize_int8_plain", "qn_quantize_int8_row", "qn_quantize_int8_team"},
+        {"qn_silu_mul_quant_plain", "qn_silu_mul_quant_row", "qn_silu_mul_quant_team"},
+    };
+    const char *const *const names = entries[silu ? 2 : int8];
+    for (int32_t i = PLAIN; i < count; i++) {
+        out[i].entry = names[i == PLAIN ? 0 : p.lanes ? 2 : 1];
     }
     return count;
 }
@@ -165,6 +174,11 @@ static qn_cuda_rows arguments_of(const qn_run_call *call, const shape_plan *p)
         a.given = args->in[QN_QUANT_SCALE].data;
         scale_steps(desc, &args->in[QN_QUANT_SCALE].shape, args->in[QN_QUANT_SCALE].strides, &a.given_row,
                     &a.given_segment);
+        if (is_int8(desc) && args->in[QN_QUANT_AZP].shape.format != QN_FORMAT_NONE) {
+            a.given_azp = args->in[QN_QUANT_AZP].data;
+            scale_steps(desc, &args->in[QN_QUANT_AZP].shape, args->in[QN_QUANT_AZP].strides, &a.given_azp_row,
+                        &a.given_azp_segment);
+        }
     }
     a.m = call->sizes.m;
     a.k = p->k;
@@ -226,6 +240,7 @@ static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .l
 
 static const qn_kernel kernels[] = {
     ROW(QN_OP_QUANTIZE_FP8, "quantize_fp8_fp_q8"),
+    ROW(QN_OP_QUANTIZE_INT8, "quantize_int8_fp_i8"),
     ROW(QN_OP_SILU_MUL_QUANT, "silu_mul_quant_fp_q8"),
 };
 

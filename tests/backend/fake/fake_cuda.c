@@ -205,6 +205,16 @@ FAKE cu_result cuLaunchKernelEx(const cu_launch_config *config, cu_function func
     return 0;
 }
 
+FAKE cu_result cuTensorMapEncodeTiled(qn_tensor_map *map, int32_t type, uint32_t rank, void *address,
+                                      const uint64_t *dims, const uint64_t *strides, const uint32_t *box,
+                                      const uint32_t *element_strides, int32_t interleave, int32_t swizzle,
+                                      int32_t promotion, int32_t fill)
+{
+    CALL();
+    memset(map, 0, sizeof *map);
+    return rank >= 1 && rank <= 5 && dims[0] && box[0] && (uintptr_t)address % 16 == 0 ? 0 : 1;
+}
+
 FAKE cu_result cuMemAlloc_v2(cu_pointer *pointer, size_t bytes)
 {
     CALL();
@@ -232,6 +242,28 @@ FAKE cu_result cuMemcpyDtoHAsync_v2(void *to, cu_pointer from, size_t bytes, cu_
 {
     CALL();
     memcpy(to, (const void *)(uintptr_t)from, bytes);
+    return 0;
+}
+
+FAKE cu_result cuMemcpyDtoDAsync_v2(cu_pointer to, cu_pointer from, size_t bytes, cu_stream stream)
+{
+    CALL();
+    memcpy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
+    return 0;
+}
+
+FAKE cu_result cuMemHostAlloc(void **pointer, size_t bytes, uint32_t flags)
+{
+    CALL();
+    *pointer = malloc(bytes);
+    live += *pointer != NULL;
+    return *pointer && !flags ? 0 : 2;
+}
+
+FAKE cu_result cuMemFreeHost(void *pointer)
+{
+    free(pointer);
+    live--;
     return 0;
 }
 

@@ -1,0 +1,48 @@
+/* Arguments of the CUDA kernels between the matrix products (kernels/cuda/activation.cu, attention.cu, embed.cu), as
+ * host and device see them. Strides are bytes. Included by both sides, so plain C and no other header. */
+#ifndef QN_KERNELS_CUDA_ACTIVATION_H
+#define QN_KERNELS_CUDA_ACTIVATION_H
+
+/* rmsnorm, silu_mul, rope and x += y: rows of k elements; rope: heads of k elements a row. */
+typedef struct qn_cuda_activation {
+    const char *x, *w; /* w: weight of the norm, positions of rope, what is added */
+    char *y;
+    long long x_row, w_row, y_row, x_head, y_head;
+    long long m, k;
+    int heads;
+    float eps;
+    double log2_theta;
+} qn_cuda_activation;
+
+/* attention of `queries` queries over `keys` keys. */
+typedef struct qn_cuda_attention {
+    const char *q, *k, *v;
+    char *o;
+    long long q_row, q_head, k_row, k_head, v_row, v_head, o_row, o_head;
+    int queries, keys, heads, group, size, causal; /* group: query heads a key head */
+    float scale;
+} qn_cuda_attention;
+
+/* One query over a cache, with its rotation: parts of it (kernels/cuda/parts.h). All f32. */
+typedef struct qn_cuda_decode {
+    const char *q, *k;    /* of this token, before rotation, heads side by side */
+    char *keys;           /* the cache: rows before *position are there, this token's becomes the next */
+    const char *values;   /* with this token's row */
+    char *partials;
+    const int *position;
+    long long row; /* of the caches */
+    int heads, group;
+    float scale;
+    double log2_theta;
+} qn_cuda_decode;
+
+/* Rows of a table by ids; weights with scales of their own beside the data as in qn_cuda_mm_part. */
+typedef struct qn_cuda_embed {
+    const int *ids;
+    const char *b, *b_scale;
+    float *y;
+    long long b_row, b_scale_row, y_row;
+    int k;
+} qn_cuda_embed;
+
+#endif

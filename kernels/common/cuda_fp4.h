@@ -1,0 +1,15 @@
+/* The argument of kernels/cuda/quantize_fp4.cu, as host and device see it. Strides are bytes.
+ * Included by both sides, so plain C and no other header. */
+#ifndef QN_KERNELS_CUDA_FP4_H
+#define QN_KERNELS_CUDA_FP4_H
+
+typedef struct qn_cuda_fp4 {
+    const char *x, *given; /* given: global scale, or NULL */
+    char *q, *scale, *global;
+    unsigned int *most;    /* largest magnitude of x as bits, where the global scale comes from it */
+    long long x_row, q_row, scale_row;
+    long long m, blocks;   /* of a row */
+    int swizzled, rule;
+} qn_cuda_fp4;
+
+#endif

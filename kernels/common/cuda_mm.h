@@ -1,0 +1,60 @@
+/* The argument of the matrix products that read weights of any format
+ * (kernels/cuda/mm_few.cu, mm_tile.cu), as host and device see it. Strides are bytes. Included by
+ * both sides, so plain C and no other header. */
+#ifndef QN_KERNELS_CUDA_MM_H
+#define QN_KERNELS_CUDA_MM_H
+
+/* Numbers of formats as the parameters X_FORMAT, BIAS (+ 1) and OUT have them, and B_FORMAT goes on. Macros, as the
+ * preprocessor chooses by them. */
+#define QN_MM_F32 0
+#define QN_MM_F16 1
+#define QN_MM_BF16 2
+#define QN_MM_Q4_0 3
+#define QN_MM_Q4_1 4
+#define QN_MM_Q5_0 5
+#define QN_MM_Q5_1 6
+#define QN_MM_Q8_0 7
+#define QN_MM_Q2_K 8
+#define QN_MM_Q3_K 9
+#define QN_MM_Q4_K 10
+#define QN_MM_Q5_K 11
+#define QN_MM_Q6_K 12
+#define QN_MM_E4M3 13 /* with a scale an output channel, applied to sums */
+#define QN_MM_I8 14 /* the same, sums exact */
+#define QN_MM_E4M3_BLOCK 15 /* with a scale a block of 128 x 128 */
+#define QN_MM_E5M2_BLOCK 16
+#define QN_MM_NVFP4 17 /* an e4m3 scale a block of 16 */
+#define QN_MM_MXFP4 18 /* an e8m0 scale a block of 32 */
+
+/* What a row of x was quantised to: parameter A_FORMAT. */
+#define QN_MM_PLAIN 0 /* X_FORMAT */
+#define QN_MM_A_E4M3 1 /* codes; their scale is applied to sums */
+#define QN_MM_A_I8 2
+#define QN_MM_A_BLOCK 3 /* e4m3 codes with a scale a block of 128 */
+#define QN_MM_A_NVFP4 4 /* e2m1 codes with an e4m3 scale a block of 16 */
+
+/* A weight [n, k] and where its products go. */
+typedef struct qn_cuda_mm_part {
+    const char *b, *b_scale, *b_global, *bias, *azp_adj;
+    char *d;
+    long long b_row, b_scale_row, d_row;
+    long long d_position; /* bytes a position: d is of the row at *position; 0: it is where it says */
+    int n;
+} qn_cuda_mm_part;
+
+#define QN_CUDA_MM_PARTS 3
+
+typedef struct qn_cuda_mm {
+    qn_cuda_mm_part part[QN_CUDA_MM_PARTS]; /* weights that share x; columns of part 0 first */
+    const char *x, *x_scale, *x_global;     /* activations; x_scale: of a row (scaled_mm), or of its blocks */
+    const char *azp;
+    long long x_row, x_scale_row, x_scale_block, azp_row;
+    const char *norm;     /* what comes before the product, of one row: weight of the norm, f32 */
+    const char *partials; /* or an attention's parts, as attention.cu leaves them */
+    const int *position;
+    float eps;
+    int m, n, k; /* n: of all parts */
+    int heads, head_size;
+} qn_cuda_mm;
+
+#endif

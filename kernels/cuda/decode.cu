@@ -1,0 +1,138 @@
+/* Attention of one new token over its cache, rotary positions included: rotates the query and the new key, puts the
+ * key into the cache, and leaves the parts that parts.h puts together. Keys before this token's are read while the
+ * kernels before are still at work: nothing of this pass changes them.
+ *
+ * Host contract
+ *   Parameters: SIZE of a head, a multiple of 8, at most 128
+ *   Launch: block 128, grid {parts of the whole cache, heads}, dynamic shared memory of 128 * SIZE * 4 bytes */
+#include "formats.h"
+#include "cuda_activation.h"
+#include "parts.h"
+#include "turn.h"
+
+#define WARPS 4
+#define DIMS ((SIZE + 31) / 32)
+#define NONE __int_as_float(0xff800000u)
+
+extern __shared__ __align__(16) float rows[]; /* [PART_KEYS][SIZE]: the values */
+
+DEV void copy_async_16(void *to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+
+extern "C" __global__ void __launch_bounds__(128) qn_decode_attention(const __grid_constant__ qn_cuda_decode a)
+{
+    __shared__ __align__(16) float q[SIZE], fresh[SIZE];
+    __shared__ float weights[WARPS * 32], high[WARPS], all[WARPS], sums[WARPS][SIZE];
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int head = (int)blockIdx.y, shared_head = head / a.group, first = (int)blockIdx.x * PART_KEYS;
+    release_next();
+    const int position = *a.position; /* written before this pass's first kernel */
+    const int key = first + (int)threadIdx.x, here = first <= position;
+    char *const keys = a.keys + shared_head * (SIZE * 4);
+    const char *const values = a.values + shared_head * (SIZE * 4);
+    float4 k[SIZE / 4];
+#pragma unroll
+    for (int i = 0; i < SIZE / 4; i++) {
+        k[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (key < position) {
+            k[i] = *(const float4 *)(keys + key * a.row + i * 16);
+        }
+    }
+    const int row0 = warp * 32; /* a warp copies the values of its own keys */
+#pragma unroll 4
+    for (int i = lane; i < 32 * (SIZE / 4); i += 32) {
+        const int s = row0 + i / (SIZE / 4);
+        if (first + s < position) {
+            copy_async_16(rows + s * SIZE + i % (SIZE / 4) * 4, values + (first + s) * a.row + i % (SIZE / 4) * 16);
+        }
+    }
+    turn t = {1.0f, 0.0f};
+    if (here && threadIdx.x < SIZE / 2) {
+        t = turn_of(position, (int)threadIdx.x, SIZE, a.log2_theta);
+    }
+    wait_before();
+    if (!here) {
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        return;
+    }
+    for (int i = (int)threadIdx.x; position < first + PART_KEYS && i < SIZE; i += 128) {
+        rows[(position - first) * SIZE + i] = ((const float *)(values + position * a.row))[i];
+    }
+    if (threadIdx.x < SIZE / 2) {
+        const int i = (int)threadIdx.x, j = i + SIZE / 2;
+        const float *const from = (const float *)a.q + head * SIZE;
+        const float *const new_key = (const float *)a.k + shared_head * SIZE;
+        const float u = from[i], v = from[j], x = new_key[i], y = new_key[j], scale = a.scale * 1.4426950408889634f;
+        q[i] = __fmaf_rn(u, t.c, -(v * t.s)) * scale;
+        q[j] = __fmaf_rn(v, t.c, u * t.s) * scale;
+        fresh[i] = __fmaf_rn(x, t.c, -(y * t.s));
+        fresh[j] = __fmaf_rn(y, t.c, x * t.s);
+        if (head % a.group == 0 && position < first + PART_KEYS) {
+            float *const to = (float *)(keys + position * a.row);
+            to[i] = fresh[i];
+            to[j] = fresh[j];
+        }
+    }
+    __syncthreads();
+    float score = 0.0f;
+#pragma unroll
+    for (int i = 0; i < SIZE / 4; i++) {
+        const float4 g = *(const float4 *)(q + 4 * i), f = key == position ? *(const float4 *)(fresh + 4 * i) : k[i];
+        score = __fmaf_rn(f.x, g.x, score);
+        score = __fmaf_rn(f.y, g.y, score);
+        score = __fmaf_rn(f.z, g.z, score);
+        score = __fmaf_rn(f.w, g.w, score);
+    }
+    score = key <= position ? score : NONE;
+    float most = score;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
+    }
+    if (lane == 0) {
+        high[warp] = most;
+    }
+    __syncthreads();
+    most = fmaxf(fmaxf(high[0], high[1]), fmaxf(high[2], high[3]));
+    const float weight = score == NONE ? 0.0f : exp_base2(score - most);
+    weights[threadIdx.x] = weight;
+    float total = weight;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        total += __shfl_xor_sync(0xffffffffu, total, step);
+    }
+    if (lane == 0) {
+        all[warp] = total;
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();
+    const int left = position + 1 - (first + row0), count = left < 0 ? 0 : left < 32 ? left : 32;
+    float sum[DIMS] = {};
+#pragma unroll 8
+    for (int s = 0; s < count; s++) {
+        const float *const row = rows + (row0 + s) * SIZE;
+#pragma unroll
+        for (int j = 0; j < DIMS; j++) {
+            if (lane + 32 * j < SIZE) {
+                sum[j] = __fmaf_rn(weights[row0 + s], row[lane + 32 * j], sum[j]);
+            }
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < DIMS; j++) {
+        if (lane + 32 * j < SIZE) {
+            sums[warp][lane + 32 * j] = sum[j];
+        }
+    }
+    __syncthreads();
+    float *const out = (float *)a.partials + ((i64)blockIdx.x * a.heads + head) * PART_PITCH(SIZE);
+    for (int i = (int)threadIdx.x; i < SIZE; i += 128) {
+        out[i] = sums[0][i] + sums[1][i] + sums[2][i] + sums[3][i];
+    }
+    if (threadIdx.x == 0) {
+        out[SIZE] = most;
+        out[SIZE + 1] = all[0] + all[1] + all[2] + all[3];
+    }
+}

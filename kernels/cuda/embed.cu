@@ -1,0 +1,28 @@
+/* Rows of a table of weights, decoded to f32, by ids.
+ * Parameters: those of mm_unpack.h (formats without scales beside the data)
+ * Launch: block 128, grid {rows}. */
+#include "mm_unpack.h"
+#include "cuda_activation.h"
+
+extern "C" __global__ void __launch_bounds__(128) qn_embed(const __grid_constant__ qn_cuda_embed a)
+{
+    release_next();
+    wait_before();
+    const u8 *const from = (const u8 *)a.b + a.ids[blockIdx.x] * a.b_row;
+    float *const y = (float *)((char *)a.y + blockIdx.x * a.y_row);
+    for (int unit = (int)threadIdx.x; unit * UNIT < a.k; unit += 128) {
+        const raw r = load_raw(from, (const u8 *)a.b_scale + a.ids[blockIdx.x] * a.b_scale_row, unit, a.k);
+#pragma unroll
+        for (int j = 0; j < (UNIT + 7) / 8; j++) {
+            float v[8];
+            decode8(r, j, v);
+#pragma unroll
+            for (int i = 0; i < (UNIT < 8 ? UNIT : 8); i++) {
+                const int at = unit * UNIT + 8 * j + i;
+                if (at < a.k) {
+                    y[at] = v[i];
+                }
+            }
+        }
+    }
+}

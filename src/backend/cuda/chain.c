@@ -1,0 +1,539 @@
+/* Chains: neighbouring steps of a decoding pass, of one row, as few launches.
+ *
+ *   lookup                                          embed.cu
+ *   add                                             activation.cu
+ *   [rmsnorm | silu_mul | silu_mul_quant] [quantize]
+ *     1 to 3 products of the same rows [add]        mm_few.cu
+ *   rope, rope into the cache, attention, then such
+ *     a product                                     decode.cu, mm_few.cu
+ *
+ * A pattern is taken when nothing after it reads what its kernels leave out. Every kernel is launched so that it may
+ * start while the one before drains, and loads its weights meanwhile. */
+#include <math.h>
+#include <string.h>
+
+#include "backend/cuda/mm.h"
+#include "base/checked.h"
+#include "kernels/common/cuda_activation.h"
+#include "ref/slots.h"
+
+enum { THREADS = 256, LOOKUP_THREADS = 128, DECODE_THREADS = 128, PART_KEYS = 128, MOST_HEAD = 128 };
+enum { MOST_LAUNCHES = 2, MOST_GRID_Y = 65535 };
+
+/* Registers of a thread allow that many quads of a row, and that many blocks of a multiprocessor (mm_few.cu). */
+enum { MOST_ITEMS = 8, RESIDENT = 3 };
+
+/* Values of the parameters of kernels/cuda/mm_before.h. */
+enum { PRE_NONE = 0, PRE_NORM, PRE_SILU, PRE_ATTENTION };
+enum { QUANT_NONE = 0, QUANT_FP8, QUANT_FP8_GROUP, QUANT_INT8, QUANT_INT8_AZP, QUANT_NVFP4 };
+
+typedef union arguments {
+    qn_cuda_mm mm;
+    qn_cuda_decode decode;
+    qn_cuda_embed embed;
+    qn_cuda_activation activation;
+} arguments;
+
+typedef struct launch {
+    qn_cuda_function function;
+    qn_cuda_geometry geometry;
+    arguments arguments;
+} launch;
+
+struct qn_chain {
+    qn_cuda *cuda;
+    qn_chain_kind kind;
+    int32_t count;
+    cu_pointer partials;
+    launch launches[MOST_LAUNCHES];
+};
+
+/* What a pattern is matched in. */
+typedef struct matcher {
+    const qn_chain_step *steps;
+    int32_t count;
+    const int32_t *position;
+    qn_cuda *cuda;
+} matcher;
+
+static const qn_chain_step *operator_at(const matcher *m, int32_t i, qn_op op)
+{
+    const qn_chain_step *s = i < m->count ? &m->steps[i] : NULL;
+    return s && s->kind == QN_CHAIN_OPERATOR && s->desc->op == op ? s : NULL;
+}
+
+static const void *x_of(const qn_chain_step *s)
+{
+    return s->args.in[0].data;
+}
+
+/* Whether a step from `from` on reads what lies at data before it is written anew. */
+static int is_needed(const matcher *m, int32_t from, const void *data)
+{
+    for (int32_t i = from; data && i < m->count; i++) {
+        const qn_args *args = &m->steps[i].args;
+        for (int j = 0; j < QN_MAX_IN; j++) {
+            if (args->in[j].data == data) {
+                return 1;
+            }
+        }
+        if (m->steps[i].kind == QN_CHAIN_ADD && args->out[0].data == data) {
+            return 1;
+        }
+        for (int j = 0; j < QN_MAX_OUT; j++) {
+            if (args->out[j].data == data) {
+                return 0;
+            }
+        }
+    }
+    return 0;
+}
+
+static int outputs_needed(const matcher *m, int32_t from, const qn_chain_step *s)
+{
+    for (int j = 0; j < QN_MAX_OUT; j++) {
+        if (is_needed(m, from, s->args.out[j].data)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* ---- products ---- */
+
+static int is_product(const qn_chain_step *s)
+{
+    if (!s || s->kind != QN_CHAIN_OPERATOR) {
+        return 0;
+    }
+    const qn_op op = s->desc->op;
+    return op == QN_OP_DENSE_MM || op == QN_OP_SCALED_MM || op == QN_OP_BLOCK_SCALED_MM || op == QN_OP_NVFP4_MM ||
+           op == QN_OP_MXFP4_MM;
+}
+
+static int64_t depth_of(const qn_op_desc *desc)
+{
+    switch (desc->op) {
+    case QN_OP_NVFP4_MM: return desc->in[QN_NVMM_B].dims[1] * 2;
+    case QN_OP_MXFP4_MM: return desc->in[QN_MXMM_B].dims[1] * 2;
+    case QN_OP_BLOCK_SCALED_MM: return desc->in[QN_BMM_B].dims[1];
+    default: return desc->in[1].dims[1]; /* b of dense_mm and scaled_mm */
+    }
+}
+
+/* The activations a product reads. */
+static const qn_view *rows_of(const qn_chain_step *s)
+{
+    const int quantised = s->desc->op == QN_OP_NVFP4_MM && s->desc->in[QN_NVMM_A].format;
+    return &s->args.in[quantised ? QN_NVMM_A : 0];
+}
+
+/* A product, or a few neighbours that read the same rows and differ in weights alone, and what stands around. */
+typedef struct product {
+    const qn_chain_step *before, *quantize, *mm[QN_CUDA_MM_PARTS], *add;
+    int32_t parts, taken, pre, quant, floors;
+    qn_format rounded; /* of the row before its quantisation */
+} product;
+
+static int same_product(const qn_chain_step *a, const qn_chain_step *b)
+{
+    if (a->desc->op != b->desc->op || rows_of(a)->data != rows_of(b)->data || depth_of(a->desc) != depth_of(b->desc) ||
+        memcmp(a->desc->attr, b->desc->attr, sizeof a->desc->attr) != 0) {
+        return 0;
+    }
+    for (int i = 0; i < QN_MAX_IN; i++) {
+        const int weight = qn_op_get_info(a->desc->op)->in_count > i && qn_op_get_info(a->desc->op)->in[i].weight;
+        if (a->desc->in[i].format != b->desc->in[i].format || (!weight && a->args.in[i].data != b->args.in[i].data)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static int dense_f32(const qn_view *v)
+{
+    return v->shape.format == QN_F32 && (uint64_t)(uintptr_t)v->data % 16 == 0;
+}
+
+/* How mm_before.h quantises as this step does; -1: it does not. */
+static int32_t quant_of(const qn_chain_step *s)
+{
+    const qn_op_desc *d = s->desc;
+    const int32_t granularity = d->attr[QN_ATTR_GRANULARITY].i;
+    if (d->op == QN_OP_QUANTIZE_FP8) {
+        if (d->attr[QN_ATTR_MODE].i != QN_DYNAMIC || d->attr[QN_ATTR_TYPE].i != QN_TYPE_E4M3FN ||
+            d->attr[QN_ATTR_SCALE_UB].f > 0.0f || d->attr[QN_ATTR_SCALE_FORMAT].i != QN_SCALE_F32) {
+            return -1;
+        }
+        return granularity == QN_PER_TOKEN                                      ? QUANT_FP8
+               : granularity == QN_PER_GROUP && d->attr[QN_ATTR_GROUP].i == 128 ? QUANT_FP8_GROUP
+                                                                                : -1;
+    }
+    if (d->op == QN_OP_QUANTIZE_INT8) {
+        const int token = granularity == QN_PER_TOKEN && d->attr[QN_ATTR_MODE].i == QN_DYNAMIC;
+        return !token ? -1 : d->attr[QN_ATTR_SYMMETRIC].i ? QUANT_INT8 : QUANT_INT8_AZP;
+    }
+    if (d->op == QN_OP_QUANTIZE_NVFP4) {
+        return d->in[QN_FP4_GLOBAL].format && !d->attr[QN_ATTR_SWIZZLED].i ? QUANT_NVFP4 : -1;
+    }
+    if (d->op == QN_OP_SILU_MUL_QUANT && d->attr[QN_ATTR_SCALE_UB].f == 0.0f) {
+        const int32_t group = d->attr[QN_ATTR_GROUP].i, type = d->attr[QN_ATTR_TYPE].i;
+        if (type == QN_TYPE_INT8) {
+            return group ? -1 : d->attr[QN_ATTR_SYMMETRIC].i ? QUANT_INT8 : QUANT_INT8_AZP;
+        }
+        return type != QN_TYPE_E4M3FN ? -1 : group == 0 ? QUANT_FP8 : group == 128 ? QUANT_FP8_GROUP : -1;
+    }
+    return -1;
+}
+
+/* The quantisation that a product's operator takes. */
+static int fits(const qn_chain_step *mm, int32_t quant)
+{
+    switch (mm->desc->op) {
+    case QN_OP_SCALED_MM:
+        return mm->desc->in[QN_SMM_A].format == QN_I8 ? quant == QUANT_INT8 || quant == QUANT_INT8_AZP
+                                                      : quant == QUANT_FP8;
+    case QN_OP_BLOCK_SCALED_MM: return quant == QUANT_FP8_GROUP;
+    case QN_OP_NVFP4_MM: return quant == (mm->desc->in[QN_NVMM_A].format ? QUANT_NVFP4 : QUANT_NONE);
+    default: return quant == QUANT_NONE;
+    }
+}
+
+/* Match a product from step i on, its rows made by `from` (an attention; NULL: the steps themselves say). */
+static int match_product(const matcher *m, int32_t i, const qn_chain_step *from, product *p)
+{
+    memset(p, 0, sizeof *p);
+    const int32_t start = i;
+    p->before = from;
+    p->pre = from ? PRE_ATTENTION : PRE_NONE;
+    if (!from) {
+        const qn_chain_step *norm = operator_at(m, i, QN_OP_RMSNORM), *silu = operator_at(m, i, QN_OP_SILU_MUL);
+        const qn_chain_step *both = operator_at(m, i, QN_OP_SILU_MUL_QUANT);
+        if (norm || silu || both) {
+            p->before = norm ? norm : silu ? silu : both;
+            p->pre = norm ? PRE_NORM : PRE_SILU;
+            i++;
+        }
+        if (both) {
+            p->quantize = both;
+            p->floors = 1;
+        }
+    }
+    if (p->before &&
+        (!dense_f32(&p->before->args.in[0]) || (p->pre == PRE_NORM && !dense_f32(&p->before->args.in[QN_ACT_W])))) {
+        return 0;
+    }
+    const void *row = p->before && !p->quantize ? p->before->args.out[0].data : NULL;
+    p->rounded = p->before && !p->quantize ? p->before->args.out[0].shape.format : QN_F32;
+    if (!p->quantize && i < m->count && m->steps[i].kind == QN_CHAIN_OPERATOR && quant_of(&m->steps[i]) > 0 &&
+        m->steps[i].desc->op != QN_OP_SILU_MUL_QUANT) {
+        p->quantize = &m->steps[i++];
+        if ((row && x_of(p->quantize) != row) || (!row && !dense_f32(&p->quantize->args.in[0]))) {
+            return 0;
+        }
+    }
+    p->quant = p->quantize ? quant_of(p->quantize) : QUANT_NONE;
+    const qn_chain_step *mm = i < m->count ? &m->steps[i] : NULL;
+    const void *input = p->quantize ? p->quantize->args.out[0].data : row;
+    if (p->quant < 0 || !is_product(mm) || !fits(mm, p->quant) || (input && rows_of(mm)->data != input) ||
+        (!input && !dense_f32(rows_of(mm)))) {
+        return 0;
+    }
+    while (i < m->count && p->parts < QN_CUDA_MM_PARTS && is_product(&m->steps[i]) &&
+           (p->parts == 0 || same_product(mm, &m->steps[i]))) {
+        p->mm[p->parts++] = &m->steps[i++];
+    }
+    if (p->parts == 1 && i < m->count && m->steps[i].kind == QN_CHAIN_ADD &&
+        x_of(&m->steps[i]) == mm->args.out[0].data && mm->args.out[0].shape.format == QN_F32 &&
+        !is_needed(m, i + 1, mm->args.out[0].data)) {
+        p->add = &m->steps[i++];
+    }
+    if ((p->before && outputs_needed(m, i, p->before)) || (p->quantize && outputs_needed(m, i, p->quantize))) {
+        return 0;
+    }
+    p->taken = i - start;
+    return 1;
+}
+
+static qn_cuda_mm product_arguments(const matcher *m, const product *p)
+{
+    qn_cuda_mm a;
+    memset(&a, 0, sizeof a);
+    for (int32_t i = 0; i < p->parts; i++) {
+        const qn_chain_step *mm = p->mm[i];
+        a.part[i] = qn_cuda_mm_part_of(mm->desc, &mm->args);
+        a.part[i].d_position = mm->cached_out & 1 ? mm->args.out[0].strides[0] : 0;
+        a.n += a.part[i].n;
+    }
+    if (p->add) {
+        a.part[0].d = p->add->args.out[0].data;
+    }
+    a.m = 1;
+    a.k = (int32_t)depth_of(p->mm[0]->desc);
+    a.position = m->position;
+    a.x = p->before ? p->before->args.in[0].data : p->quantize ? p->quantize->args.in[0].data : rows_of(p->mm[0])->data;
+    if (p->pre == PRE_NORM) {
+        a.norm = p->before->args.in[QN_ACT_W].data;
+        a.eps = p->before->desc->attr[QN_ATTR_EPS].f;
+    }
+    if (p->quant == QUANT_NVFP4) {
+        a.x_global = p->quantize->args.in[QN_FP4_GLOBAL].data;
+    }
+    return a;
+}
+
+/* The launch of a product; *possible 0: its weights or sizes are not for this kernel. */
+static qn_status make_product(const matcher *m, const product *p, launch *l, int *possible, qn_error *error)
+{
+    qn_cuda_mm *a = &l->arguments.mm;
+    *a = product_arguments(m, p);
+    const qn_op_desc *desc = p->mm[0]->desc;
+    const int32_t format = qn_cuda_weight_format(desc);
+    *possible = format >= 0;
+    for (int32_t i = 0; i < p->parts && *possible; i++) {
+        *possible = qn_cuda_mm_aligned(format, &a->part[i], a->k);
+    }
+    const qn_cuda_few few = qn_cuda_few_shape(format, a->n, a->k, 1, 1, m->cuda->device.sms);
+    qn_cuda_program program;
+    memset(&program, 0, sizeof program);
+    program.source = "mm_few.cu";
+    program.entry = "qn_mm_few";
+    program.shared_bytes = few.shared_bytes;
+    const int32_t items = (int32_t)qn_ceil_div(a->k, 4 * THREADS);
+    *possible = *possible && items <= MOST_ITEMS && program.shared_bytes <= m->cuda->device.shared_bytes - 2048;
+    if (!*possible) {
+        return QN_OK;
+    }
+    static const int32_t act[] = {QN_MM_PLAIN, QN_MM_A_E4M3, QN_MM_A_BLOCK, QN_MM_A_I8, QN_MM_A_I8, QN_MM_A_NVFP4};
+    qn_cuda_mm_define(desc, &program);
+    qn_cuda_few_define(&few, 1, &program);
+    qn_cuda_define(&program, "A_FORMAT", act[p->quant]);
+    qn_cuda_define(&program, "X_FORMAT", 0);
+    qn_cuda_define(&program, "ALIGNED", 1);
+    qn_cuda_define(&program, "CHAIN", 1);
+    qn_cuda_define(&program, "PRE", p->pre);
+    qn_cuda_define(&program, "ROUND", qn_cuda_float_format(p->rounded));
+    qn_cuda_define(&program, "QUANT", p->quant);
+    qn_cuda_define(&program, "FLOORS", p->floors);
+    qn_cuda_define(&program, "ITEMS", items);
+    qn_cuda_define(&program, "ADD", p->add != NULL);
+    const int64_t blocks = qn_min_i64(qn_cuda_few_blocks(&few, a->n), (int64_t)m->cuda->device.sms * RESIDENT);
+    l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)blocks, 1, 1},
+                                     .block = {THREADS, 1, 1},
+                                     .shared_bytes = (uint32_t)program.shared_bytes,
+                                     .dependent = m->cuda->device.major >= 9};
+    return qn_cuda_function_get(m->cuda, &program, &l->function, error);
+}
+
+/* ---- attention ---- */
+
+/* The three steps before an attention's product; 1: they are what decode.cu does. */
+static int match_attention(const matcher *m)
+{
+    const qn_chain_step *query = operator_at(m, 0, QN_OP_ROPE), *key = operator_at(m, 1, QN_OP_ROPE);
+    const qn_chain_step *attention = operator_at(m, 2, QN_OP_ATTENTION);
+    if (!query || !key || !attention || !(key->cached_out & 1) || query->cached_out) {
+        return 0;
+    }
+    const qn_op_desc *d = attention->desc;
+    const int64_t size = d->in[QN_ATT_Q].dims[2], step = size * 4;
+    const qn_args *args = &attention->args;
+    const int f32 = d->in[QN_ATT_Q].format == QN_F32 && d->in[QN_ATT_K].format == QN_F32 &&
+                    d->in[QN_ATT_V].format == QN_F32 && query->desc->in[0].format == QN_F32 &&
+                    key->desc->in[0].format == QN_F32;
+    const int same_turn = memcmp(query->desc->attr, key->desc->attr, sizeof key->desc->attr) == 0 &&
+                          query->desc->attr[QN_ATTR_STYLE].i == QN_ROPE_HALF;
+    const int dense = query->args.in[0].strides[1] == step && key->args.in[0].strides[1] == step &&
+                      args->in[QN_ATT_K].strides[1] == step && args->in[QN_ATT_V].strides[1] == step &&
+                      args->in[QN_ATT_K].strides[0] == args->in[QN_ATT_V].strides[0];
+    return f32 && same_turn && dense && size % 8 == 0 && size <= MOST_HEAD && d->attr[QN_ATTR_CAUSAL].i &&
+           attention->cached_in == (1u << QN_ATT_K | 1u << QN_ATT_V) &&
+           args->in[QN_ATT_Q].data == query->args.out[0].data && args->in[QN_ATT_K].data == key->args.out[0].data &&
+           !is_needed(m, 3, query->args.out[0].data) && (uint64_t)args->in[QN_ATT_K].strides[0] % 16 == 0 &&
+           ((uint64_t)(uintptr_t)args->in[QN_ATT_K].data | (uint64_t)(uintptr_t)args->in[QN_ATT_V].data) % 16 == 0;
+}
+
+static qn_status make_attention(const matcher *m, qn_chain *chain, launch *l, qn_error *error)
+{
+    const qn_chain_step *query = &m->steps[0], *key = &m->steps[1], *attention = &m->steps[2];
+    const qn_op_desc *d = attention->desc;
+    const int64_t heads = d->in[QN_ATT_Q].dims[1], size = d->in[QN_ATT_Q].dims[2];
+    const int64_t parts = qn_max_i64(1, qn_ceil_div(attention->args.in[QN_ATT_K].shape.dims[0], PART_KEYS));
+    const float scale = d->attr[QN_ATTR_SCALE].f;
+    QN_TRY(qn_cuda_push(m->cuda, error));
+    const cu_result result =
+        m->cuda->cu.MemAlloc(&chain->partials, (size_t)(parts * heads * (size + 4)) * sizeof(float));
+    qn_cuda_pop(m->cuda);
+    QN_TRY(qn_cuda_check(m->cuda, result, "cuMemAlloc", error));
+    l->arguments.decode = (qn_cuda_decode){.q = x_of(query),
+                                           .k = x_of(key),
+                                           .keys = key->args.out[0].data,
+                                           .values = attention->args.in[QN_ATT_V].data,
+                                           .partials = (char *)(uintptr_t)chain->partials,
+                                           .position = m->position,
+                                           .row = attention->args.in[QN_ATT_K].strides[0],
+                                           .heads = (int32_t)heads,
+                                           .group = (int32_t)(heads / d->in[QN_ATT_K].dims[1]),
+                                           .scale = scale == 0.0f ? (float)(1.0 / sqrt((double)size)) : scale,
+                                           .log2_theta = log2((double)query->desc->attr[QN_ATTR_THETA].f)};
+    qn_cuda_program program;
+    memset(&program, 0, sizeof program);
+    program.source = "decode.cu";
+    program.entry = "qn_decode_attention";
+    program.shared_bytes = (int32_t)(PART_KEYS * size * 4);
+    qn_cuda_define(&program, "SIZE", size);
+    l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)parts, (uint32_t)heads, 1},
+                                     .block = {DECODE_THREADS, 1, 1},
+                                     .shared_bytes = (uint32_t)program.shared_bytes,
+                                     .dependent = m->cuda->device.major >= 9};
+    return qn_cuda_function_get(m->cuda, &program, &l->function, error);
+}
+
+/* ---- lookup, add ---- */
+
+static qn_status make_lookup(const matcher *m, launch *l, int *possible, qn_error *error)
+{
+    const qn_chain_step *s = &m->steps[0];
+    const qn_view *table = &s->args.in[0];
+    const int32_t format = qn_cuda_stored_format(table->shape.format);
+    const int64_t k = table->shape.dims[1];
+    *possible = format >= 0 && k <= INT32_MAX;
+    if (!*possible) {
+        return QN_OK;
+    }
+    const qn_cuda_mm_part rows = {.b = table->data, .b_row = table->strides[0]};
+    qn_cuda_program program;
+    memset(&program, 0, sizeof program);
+    program.source = "embed.cu";
+    program.entry = "qn_embed";
+    qn_cuda_define(&program, "B_FORMAT", format);
+    qn_cuda_define(&program, "ALIGNED", qn_cuda_mm_aligned(format, &rows, k));
+    l->arguments.embed = (qn_cuda_embed){.ids = s->args.in[1].data,
+                                         .b = table->data,
+                                         .y = s->args.out[0].data,
+                                         .b_row = table->strides[0],
+                                         .y_row = s->args.out[0].strides[0],
+                                         .k = (int32_t)k};
+    l->geometry = (qn_cuda_geometry){.grid = {1, 1, 1}, .block = {LOOKUP_THREADS, 1, 1}};
+    return qn_cuda_function_get(m->cuda, &program, &l->function, error);
+}
+
+static qn_status make_add(const matcher *m, launch *l, qn_error *error)
+{
+    const qn_args *args = &m->steps[0].args;
+    qn_cuda_program program;
+    memset(&program, 0, sizeof program);
+    program.source = "activation.cu";
+    program.entry = "qn_add";
+    static const char *const names[] = {"X_FORMAT", "W_FORMAT", "OUT", "STYLE"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        qn_cuda_define(&program, names[i], 0);
+    }
+    qn_cuda_define(&program, "THREADS", THREADS);
+    const int64_t k = args->out[0].shape.dims[1];
+    l->arguments.activation = (qn_cuda_activation){.w = args->in[0].data,
+                                                   .y = args->out[0].data,
+                                                   .w_row = args->in[0].strides[0],
+                                                   .y_row = args->out[0].strides[0],
+                                                   .m = 1,
+                                                   .k = k};
+    l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)qn_ceil_div(k, THREADS), 1, 1},
+                                     .block = {THREADS, 1, 1},
+                                     .dependent = m->cuda->device.major >= 9};
+    return qn_cuda_function_get(m->cuda, &program, &l->function, error);
+}
+
+/* ---- the chain ---- */
+
+static qn_status make(const matcher *m, qn_chain *chain, int32_t *taken, qn_error *error)
+{
+    int possible = 1;
+    product p;
+    *taken = 0;
+    if (m->steps[0].kind != QN_CHAIN_OPERATOR) {
+        chain->count = *taken = 1;
+        chain->kind = m->steps[0].kind;
+        if (m->steps[0].kind == QN_CHAIN_ADD) {
+            return make_add(m, &chain->launches[0], error);
+        }
+        QN_TRY(make_lookup(m, &chain->launches[0], &possible, error));
+        *taken = possible;
+        return QN_OK;
+    }
+    if (match_attention(m)) {
+        if (!match_product(m, 3, &m->steps[2], &p)) {
+            return QN_OK;
+        }
+        QN_TRY(make_product(m, &p, &chain->launches[1], &possible, error));
+        if (possible) {
+            QN_TRY(make_attention(m, chain, &chain->launches[0], error));
+            qn_cuda_mm *a = &chain->launches[1].arguments.mm;
+            a->partials = chain->launches[0].arguments.decode.partials;
+            a->heads = chain->launches[0].arguments.decode.heads;
+            a->head_size = a->k / a->heads;
+            chain->count = 2;
+            *taken = 3 + p.taken;
+        }
+        return QN_OK;
+    }
+    if (match_product(m, 0, NULL, &p)) {
+        QN_TRY(make_product(m, &p, &chain->launches[0], &possible, error));
+        chain->count = 1;
+        *taken = possible ? p.taken : 0;
+    }
+    return QN_OK;
+}
+
+static void destroy(const qn_ctx *ctx, qn_chain *chain)
+{
+    if (!chain) {
+        return;
+    }
+    if (chain->partials && qn_cuda_push(chain->cuda, NULL) == QN_OK) {
+        chain->cuda->cu.MemFree(chain->partials);
+        qn_cuda_pop(chain->cuda);
+    }
+    qn_free(ctx, chain);
+}
+
+static qn_status create(const qn_ctx *ctx, const qn_chain_step *steps, int32_t count, const int32_t *position,
+                        qn_chain **out, int32_t *taken, qn_error *error)
+{
+    *out = NULL;
+    *taken = 0;
+    matcher m = {.steps = steps, .count = count, .position = position};
+    QN_TRY(qn_cuda_require(ctx, &m.cuda, error));
+    qn_chain *chain = qn_calloc(ctx, 1, sizeof *chain);
+    QN_FAIL_IF(!chain, error, QN_E_MEMORY, "out of memory for a chain of steps");
+    chain->cuda = m.cuda;
+    const qn_status status = make(&m, chain, taken, error);
+    if (status == QN_OK && *taken) {
+        *out = chain;
+    } else {
+        destroy(ctx, chain);
+    }
+    return status;
+}
+
+static qn_status run(const qn_chain *chain, int32_t rows, void *stream, qn_error *error)
+{
+    QN_TRY(qn_cuda_push(chain->cuda, error));
+    qn_status status = QN_OK;
+    for (int32_t i = 0; i < chain->count && status == QN_OK; i++) {
+        launch l = chain->launches[i];
+        void *const pointers[] = {&l.arguments};
+        if (chain->kind == QN_CHAIN_LOOKUP) {
+            l.geometry.grid[0] = (uint32_t)rows;
+        } else if (chain->kind == QN_CHAIN_ADD) {
+            l.arguments.activation.m = rows;
+            l.geometry.grid[1] = (uint32_t)qn_min_i64(rows, MOST_GRID_Y);
+        }
+        const qn_cuda_run r = {
+            .cuda = chain->cuda, .device = &chain->cuda->device, .functions = &l.function, .stream = stream};
+        status = qn_cuda_launch(&r, 0, &l.geometry, pointers, error);
+    }
+    qn_cuda_pop(chain->cuda);
+    return status;
+}
+
+const qn_backend_chains qn_cuda_chains = {.create = create, .run = run, .destroy = destroy};

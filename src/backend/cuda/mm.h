@@ -1,0 +1,43 @@
+/* What the host side of the portable matrix products (run_mm.c) gives to chains (chain.c) too: an operator's operands
+ * as kernels/cuda/mm_few.cu takes them, and how that kernel is cut. */
+#ifndef QN_BACKEND_CUDA_MM_H
+#define QN_BACKEND_CUDA_MM_H
+
+#include "backend/cuda/cuda.h"
+#include "kernels/common/cuda_mm.h"
+
+/* Number of f32, f16 or bf16 in device code. */
+int32_t qn_cuda_float_format(qn_format format);
+
+/* Number of a matrix product's weights in device code; -1: none that is known there. */
+int32_t qn_cuda_weight_format(const qn_op_desc *desc);
+
+/* Number of a stored format without scales beside it; -1: none. */
+int32_t qn_cuda_stored_format(qn_format format);
+
+/* Elements of a unit of weights, and the alignment that its wide loads want. */
+int32_t qn_cuda_weight_unit(int32_t format);
+int32_t qn_cuda_weight_align(int32_t format);
+
+/* How mm_few.cu is cut for n columns and k, by itself or in a chain. */
+typedef struct qn_cuda_few {
+    int32_t columns, split, steps, whole;
+    int32_t shared_bytes;
+} qn_cuda_few;
+
+qn_cuda_few qn_cuda_few_shape(int32_t format, int64_t n, int64_t k, int32_t rows, int32_t chain, int32_t sms);
+
+/* Blocks of that cut for n columns. */
+uint32_t qn_cuda_few_blocks(const qn_cuda_few *few, int64_t n);
+
+/* The weight, bias and the like of a run. */
+qn_cuda_mm_part qn_cuda_mm_part_of(const qn_op_desc *desc, const qn_args *args);
+
+/* Parameters that follow from the descriptor: B_FORMAT, OUT, BIAS, AZP. */
+void qn_cuda_mm_define(const qn_op_desc *desc, qn_cuda_program *program);
+void qn_cuda_few_define(const qn_cuda_few *few, int32_t rows, qn_cuda_program *program);
+
+/* Whether rows of b may be loaded by whole units. */
+int qn_cuda_mm_aligned(int32_t format, const qn_cuda_mm_part *part, int64_t k);
+
+#endif

@@ -1,0 +1,191 @@
+/* Host side of rmsnorm, silu_mul, rope and attention. */
+#include <math.h>
+#include <string.h>
+
+#include "backend/cuda/mm.h"
+#include "base/checked.h"
+#include "kernels/common/cuda_activation.h"
+#include "ref/slots.h"
+
+enum { NORM_THREADS = 256, THREADS = 256, MOST_GRID_X = 0x7fffffff, MOST_GRID_Y = 65535 };
+enum { ATTENTION_THREADS = 128, WARPS = ATTENTION_THREADS / 32, MOST_SIZE = 256, MANY_QUERIES = 16 };
+
+static int32_t out_of(const qn_op_desc *desc)
+{
+    const int32_t out = desc->attr[QN_ATTR_OUT].i;
+    return out == QN_OUT_F32 ? QN_MM_F32 : out == QN_OUT_F16 ? QN_MM_F16 : QN_MM_BF16;
+}
+
+/* ---- rmsnorm, silu_mul, rope ---- */
+
+static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
+{
+    (void)kernel;
+    const qn_shape *x = &desc->in[QN_ACT_X];
+    return x->dims[1] > INT32_MAX / 2 || (x->ndim == 3 && x->dims[1] * x->dims[2] > INT32_MAX / 2)
+               ? "a row has 2^30 elements or more"
+               : NULL;
+}
+
+static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
+                        qn_cuda_program *out)
+{
+    (void)kernel;
+    (void)device;
+    const int norm = desc->op == QN_OP_RMSNORM, rope = desc->op == QN_OP_ROPE;
+    out->source = "activation.cu";
+    out->entry = norm ? "qn_rmsnorm" : rope ? "qn_rope" : "qn_silu_mul";
+    qn_cuda_define(out, "X_FORMAT", qn_cuda_float_format(desc->in[QN_ACT_X].format));
+    qn_cuda_define(out, "W_FORMAT", norm ? qn_cuda_float_format(desc->in[QN_ACT_W].format) : 0);
+    qn_cuda_define(out, "OUT", rope ? 0 : out_of(desc));
+    qn_cuda_define(out, "STYLE", rope && desc->attr[QN_ATTR_STYLE].i == QN_ROPE_INTERLEAVED);
+    qn_cuda_define(out, "THREADS", NORM_THREADS);
+    return 1;
+}
+
+static qn_status launch(const qn_cuda_run *run, qn_error *error)
+{
+    const qn_op_desc *desc = run->call->desc;
+    const qn_view *x = &run->call->args->in[QN_ACT_X], *w = &run->call->args->in[QN_ACT_W];
+    const qn_mut_view *y = &run->call->args->out[QN_ACT_OUT_Y];
+    const int rope = desc->op == QN_OP_ROPE;
+    qn_cuda_activation a = {.x = x->data,
+                            .w = w->data,
+                            .y = y->data,
+                            .x_row = x->strides[0],
+                            .y_row = y->strides[0],
+                            .x_head = x->strides[1],
+                            .y_head = y->strides[1],
+                            .m = x->shape.dims[0],
+                            .k = rope ? x->shape.dims[2] : y->shape.dims[1],
+                            .heads = rope ? (int32_t)x->shape.dims[1] : 1,
+                            .eps = desc->attr[QN_ATTR_EPS].f,
+                            .log2_theta = log2((double)desc->attr[QN_ATTR_THETA].f)};
+    void *const arguments[] = {&a};
+    const int64_t work = rope ? a.k / 2 * a.heads : a.k;
+    if (work == 0) {
+        return QN_OK;
+    }
+    qn_cuda_geometry g = {.grid = {(uint32_t)qn_min_i64(a.m, MOST_GRID_X), 1, 1},
+                          .block = {NORM_THREADS, 1, 1},
+                          .dependent = run->device->major >= 9};
+    if (desc->op != QN_OP_RMSNORM) {
+        g.grid[0] = (uint32_t)qn_ceil_div(work, THREADS);
+        g.grid[1] = (uint32_t)qn_min_i64(a.m, MOST_GRID_Y);
+        g.block[0] = THREADS;
+    }
+    return qn_cuda_launch(run, 0, &g, arguments, error);
+}
+
+/* ---- attention ---- */
+
+/* Programs of a plan: for few and for many queries, keys of any alignment and aligned ones. */
+enum { FEW = 0, MANY = 1, ALIGNED = 2 };
+
+static int32_t dims_of(const qn_op_desc *desc)
+{
+    return (int32_t)qn_ceil_div(desc->in[QN_ATT_Q].dims[2], 32);
+}
+
+static int32_t queries_of(int32_t program, int32_t dims)
+{
+    return program & MANY ? (dims <= 2 ? 8 : dims <= 4 ? 4 : 2) : 1;
+}
+
+static int32_t attention_shared(int32_t queries, int32_t dims)
+{
+    return 4 * (queries * dims * 32 + WARPS * queries * (32 + dims * 32 + 2));
+}
+
+static const char *accepts_attention(const qn_kernel *kernel, const qn_op_desc *desc)
+{
+    (void)kernel;
+    const qn_shape *q = &desc->in[QN_ATT_Q];
+    if (q->dims[2] > MOST_SIZE || q->dims[2] == 0) {
+        return "the head size is 0 or above 256";
+    }
+    return q->dims[1] > MOST_GRID_Y || q->dims[0] > INT32_MAX || desc->in[QN_ATT_K].dims[0] > INT32_MAX
+               ? "there are too many heads, queries or keys"
+               : NULL;
+}
+
+static int32_t attention_programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
+                                  qn_cuda_program *out)
+{
+    (void)kernel;
+    (void)device;
+    const int32_t dims = dims_of(desc), count = desc->in[QN_ATT_Q].dims[2] % 8 == 0 ? 4 : 2;
+    for (int32_t i = 0; i < count; i++) {
+        out[i].source = "attention.cu";
+        out[i].entry = "qn_attention";
+        out[i].shared_bytes = attention_shared(queries_of(i, dims), dims);
+        qn_cuda_define(&out[i], "Q_FORMAT", qn_cuda_float_format(desc->in[QN_ATT_Q].format));
+        qn_cuda_define(&out[i], "K_FORMAT", qn_cuda_float_format(desc->in[QN_ATT_K].format));
+        qn_cuda_define(&out[i], "V_FORMAT", qn_cuda_float_format(desc->in[QN_ATT_V].format));
+        qn_cuda_define(&out[i], "OUT", out_of(desc));
+        qn_cuda_define(&out[i], "QUERIES", queries_of(i, dims));
+        qn_cuda_define(&out[i], "DIMS", dims);
+        qn_cuda_define(&out[i], "ALIGNED", i >= ALIGNED);
+    }
+    return count;
+}
+
+static qn_status launch_attention(const qn_cuda_run *run, qn_error *error)
+{
+    const qn_op_desc *desc = run->call->desc;
+    const qn_view *q = &run->call->args->in[QN_ATT_Q], *k = &run->call->args->in[QN_ATT_K];
+    const qn_view *v = &run->call->args->in[QN_ATT_V];
+    const qn_mut_view *o = &run->call->args->out[QN_ATT_OUT_O];
+    const qn_sizes *s = &run->call->sizes;
+    const float scale = desc->attr[QN_ATTR_SCALE].f;
+    qn_cuda_attention a = {.q = q->data,
+                           .k = k->data,
+                           .v = v->data,
+                           .o = o->data,
+                           .q_row = q->strides[0],
+                           .q_head = q->strides[1],
+                           .k_row = k->strides[0],
+                           .k_head = k->strides[1],
+                           .v_row = v->strides[0],
+                           .v_head = v->strides[1],
+                           .o_row = o->strides[0],
+                           .o_head = o->strides[1],
+                           .queries = (int32_t)s->m,
+                           .keys = (int32_t)s->n,
+                           .heads = (int32_t)s->e,
+                           .group = s->g > 0 ? (int32_t)(s->e / s->g) : 1,
+                           .size = (int32_t)s->k,
+                           .causal = desc->attr[QN_ATTR_CAUSAL].i,
+                           .scale = scale == 0.0f ? (float)(1.0 / sqrt((double)s->k)) : scale};
+    void *const arguments[] = {&a};
+    if (s->e == 0) {
+        return QN_OK;
+    }
+    const int aligned = s->k % 8 == 0 && ((uint64_t)(uintptr_t)a.k | (uint64_t)a.k_row | (uint64_t)a.k_head) % 16 == 0;
+    const int32_t program = (aligned ? ALIGNED : 0) + (s->m >= MANY_QUERIES ? MANY : FEW), dims = dims_of(desc);
+    const int32_t queries = queries_of(program, dims);
+    const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(s->m, queries), (uint32_t)s->e, 1},
+                                .block = {ATTENTION_THREADS, 1, 1},
+                                .shared_bytes = (uint32_t)attention_shared(queries, dims),
+                                .dependent = run->device->major >= 9};
+    return qn_cuda_launch(run, program, &g, arguments, error);
+}
+
+static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .launch = launch};
+static const qn_cuda_impl attention = {
+    .targets = QN_SM_ALL, .programs = attention_programs, .launch = launch_attention};
+
+#define ROW(op_, contract, accepts_, impl_)                                                                            \
+    {                                                                                                                  \
+        QN_CUDA_HOOKS, .name = "qn_" contract, .op = (op_), .level = "sm_80 and later", .status = "tested",            \
+                       .accepts = accepts_, .impl = impl_                                                              \
+    }
+
+static const qn_kernel kernels[] = {
+    ROW(QN_OP_RMSNORM, "rmsnorm_fp_fp__sm80_rows", accepts, &impl),
+    ROW(QN_OP_SILU_MUL, "silu_mul_fp_fp__sm80_rows", accepts, &impl),
+    ROW(QN_OP_ROPE, "rope_fp_f32__sm80_rows", accepts, &impl),
+    ROW(QN_OP_ATTENTION, "attention_fp_fp_fp__sm80_8x32", accepts_attention, &attention),
+};
+
+const qn_cuda_family qn_cuda_activation_family = {kernels, sizeof kernels};

@@ -1,0 +1,350 @@
+/* Host side of the matrix products with weights of any format: dense_mm, scaled_mm, block_scaled_mm, nvfp4_mm and
+ * mxfp4_mm on every architecture.
+ *
+ * A plan has a kernel of tiles for many rows and one for up to 1, 2, 4 and 8 rows each, which read weights by whole
+ * units (kernels/cuda/mm_unpack.h); and a kernel of tiles that reads any alignment and K. */
+#include "backend/cuda/mm.h"
+
+#include <string.h>
+
+#include "base/checked.h"
+#include "format/format.h"
+#include "ref/slots.h"
+
+enum { TILE = 64, THREADS = 256, WARPS = THREADS / 32, MOST_GRID_Y = 65535, MOST_SHARED = 40 << 10 };
+
+/* Programs of a plan. */
+enum { ANY = 0, TILES, FEW };
+static const int32_t few_rows[] = {1, 2, 4, 8};
+enum { FEW_COUNT = sizeof few_rows / sizeof *few_rows };
+
+/* ---- formats ---- */
+
+static const struct {
+    qn_format format;
+    int32_t number;
+} stored_formats[] = {
+    {QN_F32, QN_MM_F32},   {QN_F16, QN_MM_F16},   {QN_BF16, QN_MM_BF16}, {QN_Q4_0, QN_MM_Q4_0}, {QN_Q4_1, QN_MM_Q4_1},
+    {QN_Q5_0, QN_MM_Q5_0}, {QN_Q5_1, QN_MM_Q5_1}, {QN_Q8_0, QN_MM_Q8_0}, {QN_Q2_K, QN_MM_Q2_K}, {QN_Q3_K, QN_MM_Q3_K},
+    {QN_Q4_K, QN_MM_Q4_K}, {QN_Q5_K, QN_MM_Q5_K}, {QN_Q6_K, QN_MM_Q6_K},
+};
+
+int32_t qn_cuda_stored_format(qn_format format)
+{
+    for (size_t i = 0; i < sizeof stored_formats / sizeof *stored_formats; i++) {
+        if (stored_formats[i].format == format) {
+            return stored_formats[i].number;
+        }
+    }
+    return -1;
+}
+
+int32_t qn_cuda_float_format(qn_format format)
+{
+    return format == QN_F32 ? QN_MM_F32 : format == QN_F16 ? QN_MM_F16 : QN_MM_BF16;
+}
+
+/* Slots of an operator's operands; -1: it has none. */
+typedef struct slots {
+    int32_t x, b, b_scale, bias, b_global;
+} slots;
+
+static slots slots_of(qn_op op)
+{
+    switch (op) {
+    case QN_OP_SCALED_MM: return (slots){QN_SMM_A, QN_SMM_B, QN_SMM_SCALE_B, QN_SMM_BIAS, -1};
+    case QN_OP_BLOCK_SCALED_MM: return (slots){QN_BMM_A, QN_BMM_B, QN_BMM_SCALE_B, -1, -1};
+    case QN_OP_NVFP4_MM: return (slots){QN_NVMM_X, QN_NVMM_B, QN_NVMM_B_SCALE, QN_NVMM_BIAS, QN_NVMM_B_GLOBAL};
+    case QN_OP_MXFP4_MM: return (slots){QN_MXMM_X, QN_MXMM_B, QN_MXMM_B_SCALE, QN_MXMM_BIAS, -1};
+    default: return (slots){QN_DMM_X, QN_DMM_B, -1, QN_DMM_BIAS, -1};
+    }
+}
+
+int32_t qn_cuda_weight_format(const qn_op_desc *desc)
+{
+    const qn_format format = desc->in[slots_of(desc->op).b].format;
+    switch (desc->op) {
+    case QN_OP_SCALED_MM: return format == QN_I8 ? QN_MM_I8 : QN_MM_E4M3;
+    case QN_OP_BLOCK_SCALED_MM: return format == QN_F8_E5M2 ? QN_MM_E5M2_BLOCK : QN_MM_E4M3_BLOCK;
+    case QN_OP_NVFP4_MM: return QN_MM_NVFP4;
+    case QN_OP_MXFP4_MM: return QN_MM_MXFP4;
+    default: return qn_cuda_stored_format(format);
+    }
+}
+
+int32_t qn_cuda_weight_unit(int32_t format)
+{
+    switch (format) {
+    case QN_MM_F32: return 4;
+    case QN_MM_F16:
+    case QN_MM_BF16: return 8;
+    case QN_MM_Q4_0:
+    case QN_MM_Q4_1:
+    case QN_MM_Q5_0:
+    case QN_MM_Q5_1:
+    case QN_MM_Q8_0:
+    case QN_MM_MXFP4: return 32;
+    default: return 16;
+    }
+}
+
+int32_t qn_cuda_weight_align(int32_t format)
+{
+    switch (format) {
+    case QN_MM_Q4_0:
+    case QN_MM_Q5_0:
+    case QN_MM_Q8_0:
+    case QN_MM_Q3_K:
+    case QN_MM_Q6_K: return 2;
+    case QN_MM_Q4_1:
+    case QN_MM_Q5_1:
+    case QN_MM_Q2_K:
+    case QN_MM_Q4_K:
+    case QN_MM_Q5_K: return 4; /* blocks of whole words */
+    case QN_MM_NVFP4: return 8;
+    default: return 16;
+    }
+}
+
+/* Registers that a loaded unit takes. */
+static int32_t unit_words(int32_t format)
+{
+    return format == QN_MM_Q8_0 ? 9 : format >= QN_MM_Q2_K && format <= QN_MM_Q6_K ? 10 : format == QN_MM_NVFP4 ? 3 : 5;
+}
+
+static int32_t act_format(const qn_op_desc *desc)
+{
+    switch (desc->op) {
+    case QN_OP_SCALED_MM: return desc->in[QN_SMM_A].format == QN_I8 ? QN_MM_A_I8 : QN_MM_A_E4M3;
+    case QN_OP_BLOCK_SCALED_MM: return QN_MM_A_BLOCK;
+    case QN_OP_NVFP4_MM: return desc->in[QN_NVMM_A].format ? QN_MM_A_NVFP4 : QN_MM_PLAIN;
+    default: return QN_MM_PLAIN;
+    }
+}
+
+/* ---- programs ---- */
+
+qn_cuda_few qn_cuda_few_shape(int32_t format, int64_t n, int64_t k, int32_t rows, int32_t chain, int32_t sms)
+{
+    const int64_t unit = qn_cuda_weight_unit(format), steps = qn_max_i64(1, qn_ceil_div(qn_ceil_div(k, unit), 32));
+    const int64_t warps = (int64_t)sms * WARPS, words = unit_words(format);
+    const int64_t item = format == QN_MM_I8 ? 1 : 4, gap = unit > 4 && format != QN_MM_I8 ? 4 : 0;
+    /* a chain's blocks go on to further columns: no more of them a warp than hide the latency of memory */
+    qn_cuda_few f = {.columns = n >= 16 * warps && !chain ? 4 : n >= 2 * warps ? 2 : 1, .split = 1};
+    while (f.split < 4 && f.columns == 1 && n * f.split < warps && steps >= 2 * f.split) {
+        f.split *= 2;
+    }
+    f.steps = (int32_t)qn_max_i64(1, qn_min_i64(qn_min_i64(qn_ceil_div(steps, f.split), 6), 40 / (f.columns * words)));
+    const int64_t all = rows * qn_ceil_div(k, unit) * (unit + gap) * item;
+    f.whole = chain || all <= MOST_SHARED;
+    if (f.whole) {
+        f.shared_bytes = (int32_t)qn_min_i64(qn_max_i64(all, 16), INT32_MAX);
+        return f;
+    }
+    const int64_t pass = rows * 32 * (unit + gap) * item;
+    while (f.steps > 1 && pass * f.steps * f.split > MOST_SHARED) {
+        f.steps--;
+    }
+    while (f.split > 1 && pass * f.steps * f.split > MOST_SHARED) {
+        f.split /= 2;
+    }
+    f.shared_bytes = (int32_t)(pass * f.steps * f.split);
+    return f;
+}
+
+uint32_t qn_cuda_few_blocks(const qn_cuda_few *few, int64_t n)
+{
+    return (uint32_t)qn_ceil_div(n, (int64_t)few->columns * (WARPS / few->split));
+}
+
+void qn_cuda_few_define(const qn_cuda_few *few, int32_t rows, qn_cuda_program *program)
+{
+    qn_cuda_define(program, "ROWS", rows);
+    qn_cuda_define(program, "COLUMNS", few->columns);
+    qn_cuda_define(program, "SPLIT", few->split);
+    qn_cuda_define(program, "STEPS", few->steps);
+    qn_cuda_define(program, "WHOLE", few->whole);
+}
+
+void qn_cuda_mm_define(const qn_op_desc *desc, qn_cuda_program *program)
+{
+    const int32_t bias = slots_of(desc->op).bias, out = desc->attr[QN_ATTR_OUT].i;
+    const qn_format biased = bias >= 0 ? desc->in[bias].format : QN_FORMAT_NONE;
+    const int scaled = desc->op == QN_OP_SCALED_MM;
+    qn_cuda_define(program, "B_FORMAT", qn_cuda_weight_format(desc));
+    qn_cuda_define(program, "OUT", out == QN_OUT_F32 ? QN_MM_F32 : out == QN_OUT_F16 ? QN_MM_F16 : QN_MM_BF16);
+    qn_cuda_define(program, "BIAS", biased ? qn_cuda_float_format(biased) + 1 : 0);
+    qn_cuda_define(program, "AZP",
+                   !scaled || !desc->in[QN_SMM_AZP_ADJ].format ? 0
+                   : desc->in[QN_SMM_AZP].format               ? 2
+                                                               : 1);
+}
+
+static int64_t depth_of(const qn_op_desc *desc)
+{
+    const slots s = slots_of(desc->op);
+    const int fp4 = desc->op == QN_OP_NVFP4_MM || desc->op == QN_OP_MXFP4_MM;
+    return desc->in[s.b].dims[1] * (fp4 ? 2 : 1);
+}
+
+static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
+{
+    (void)kernel;
+    const qn_shape *b = &desc->in[slots_of(desc->op).b];
+    if (qn_cuda_weight_format(desc) < 0) {
+        return "weights of that format have no device code";
+    }
+    return b->dims[0] > INT32_MAX / 2 || depth_of(desc) > INT32_MAX / 2 ? "N or K is 2^30 or more" : NULL;
+}
+
+static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
+                        qn_cuda_program *out)
+{
+    (void)kernel;
+    const slots s = slots_of(desc->op);
+    const int32_t format = qn_cuda_weight_format(desc);
+    const int64_t n = desc->in[s.b].dims[0], k = depth_of(desc);
+    const int32_t count = k % qn_cuda_weight_unit(format) ? 1 : FEW + FEW_COUNT;
+    for (int32_t i = 0; i < count; i++) {
+        qn_cuda_program *p = &out[i];
+        const int32_t act = act_format(desc);
+        p->source = i < FEW ? "mm_tile.cu" : "mm_few.cu";
+        p->entry = i < FEW ? "qn_mm_tile" : "qn_mm_few";
+        qn_cuda_mm_define(desc, p);
+        qn_cuda_define(p, "A_FORMAT", act);
+        qn_cuda_define(p, "X_FORMAT", act ? 0 : qn_cuda_float_format(desc->in[s.x].format));
+        qn_cuda_define(p, "ALIGNED", i != ANY);
+        if (i >= FEW) {
+            const int32_t rows = few_rows[i - FEW];
+            const qn_cuda_few few = qn_cuda_few_shape(format, n, k, rows, 0, device->sms);
+            qn_cuda_few_define(&few, rows, p);
+            qn_cuda_define(p, "CHAIN", 0);
+            p->shared_bytes = few.shared_bytes;
+        }
+    }
+    return count;
+}
+
+/* ---- the run ---- */
+
+/* Step from one scale, zero point or the like to the next; 0: there is one for all. */
+static int64_t vector_step(const qn_view *v)
+{
+    if (v->shape.ndim == 2) {
+        return v->strides[0];
+    }
+    return v->shape.ndim == 0 || v->shape.dims[0] == 1 ? 0 : 4;
+}
+
+static int64_t scale_step(const qn_view *v)
+{
+    return v->shape.ndim == 2 && v->shape.dims[0] == 1 ? 0 : vector_step(v);
+}
+
+qn_cuda_mm_part qn_cuda_mm_part_of(const qn_op_desc *desc, const qn_args *args)
+{
+    const slots s = slots_of(desc->op);
+    const qn_mut_view *d = &args->out[QN_MM_OUT_D];
+    qn_cuda_mm_part p = {.b = args->in[s.b].data,
+                         .b_row = args->in[s.b].strides[0],
+                         .d = d->data,
+                         .d_row = d->strides[0],
+                         .n = (int32_t)desc->in[s.b].dims[0]};
+    if (s.b_scale >= 0) {
+        const qn_view *scale = &args->in[s.b_scale];
+        p.b_scale = scale->data;
+        p.b_scale_row = desc->op == QN_OP_SCALED_MM ? scale_step(scale) : scale->strides[0];
+    }
+    p.b_global = s.b_global >= 0 ? args->in[s.b_global].data : NULL;
+    p.bias = s.bias >= 0 ? args->in[s.bias].data : NULL;
+    p.azp_adj = desc->op == QN_OP_SCALED_MM ? args->in[QN_SMM_AZP_ADJ].data : NULL;
+    return p;
+}
+
+int qn_cuda_mm_aligned(int32_t format, const qn_cuda_mm_part *part, int64_t k)
+{
+    const uint64_t align = (uint64_t)qn_cuda_weight_align(format);
+    return k % qn_cuda_weight_unit(format) == 0 && ((uint64_t)(uintptr_t)part->b | (uint64_t)part->b_row) % align == 0;
+}
+
+static qn_cuda_mm arguments_of(const qn_run_call *call)
+{
+    const qn_op_desc *desc = call->desc;
+    const qn_view *in = call->args->in;
+    qn_cuda_mm a;
+    memset(&a, 0, sizeof a);
+    a.part[0] = qn_cuda_mm_part_of(desc, call->args);
+    a.m = (int32_t)call->sizes.m;
+    a.n = a.part[0].n;
+    a.k = (int32_t)depth_of(desc);
+    const qn_view *x = &in[slots_of(desc->op).x];
+    if (desc->op == QN_OP_SCALED_MM) {
+        a.x_scale = in[QN_SMM_SCALE_A].data;
+        a.x_scale_row = scale_step(&in[QN_SMM_SCALE_A]);
+        a.azp = in[QN_SMM_AZP].data;
+        a.azp_row = in[QN_SMM_AZP].shape.ndim == 2 ? in[QN_SMM_AZP].strides[0] : 4;
+    } else if (desc->op == QN_OP_BLOCK_SCALED_MM) {
+        const int col = desc->attr[QN_ATTR_SCALE_LAYOUT].i == QN_SCALE_COL;
+        const int64_t step = in[QN_BMM_SCALE_A].strides[0];
+        a.x_scale = in[QN_BMM_SCALE_A].data;
+        a.x_scale_row = col ? 4 : step;
+        a.x_scale_block = col ? step : 4;
+    } else if (desc->op == QN_OP_NVFP4_MM && desc->in[QN_NVMM_A].format) {
+        x = &in[QN_NVMM_A];
+        a.x_scale = in[QN_NVMM_A_SCALE].data;
+        a.x_scale_row = in[QN_NVMM_A_SCALE].strides[0];
+        a.x_global = in[QN_NVMM_A_GLOBAL].data;
+    }
+    a.x = x->data;
+    a.x_row = x->strides[0];
+    return a;
+}
+
+static qn_status launch(const qn_cuda_run *run, qn_error *error)
+{
+    QN_FAIL_IF(run->call->sizes.m > (int64_t)TILE * MOST_GRID_Y, error, QN_E_UNSUPPORTED,
+               "%s: %lld rows are more than one launch takes", run->kernel->name, (long long)run->call->sizes.m);
+    qn_cuda_mm a = arguments_of(run->call);
+    void *const arguments[] = {&a};
+    const int32_t format = qn_cuda_weight_format(run->call->desc);
+    if (a.n == 0) {
+        return QN_OK;
+    }
+    int aligned = qn_cuda_mm_aligned(format, &a.part[0], a.k);
+    if (format == QN_MM_I8) {
+        aligned = aligned && ((uint64_t)(uintptr_t)a.x | (uint64_t)a.x_row) % 4 == 0;
+    }
+    qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(a.n, TILE), (uint32_t)qn_ceil_div(a.m, TILE), 1},
+                          .block = {THREADS, 1, 1},
+                          .dependent = run->device->major >= 9};
+    if (!aligned || a.m > few_rows[FEW_COUNT - 1]) {
+        return qn_cuda_launch(run, aligned ? TILES : ANY, &g, arguments, error);
+    }
+    int32_t i = 0;
+    while (few_rows[i] < a.m) {
+        i++;
+    }
+    const qn_cuda_few few = qn_cuda_few_shape(format, a.n, a.k, few_rows[i], 0, run->device->sms);
+    g.grid[0] = qn_cuda_few_blocks(&few, a.n);
+    g.grid[1] = 1;
+    g.shared_bytes = (uint32_t)few.shared_bytes;
+    return qn_cuda_launch(run, FEW + i, &g, arguments, error);
+}
+
+static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .launch = launch};
+
+#define ROW(op_, contract)                                                                                             \
+    {                                                                                                                  \
+        QN_CUDA_HOOKS, .name = "qn_" contract "__sm80_64x64", .op = (op_), .level = "sm_80 and later",                 \
+                       .status = "tested", .accepts = accepts, .impl = &impl                                           \
+    }
+
+static const qn_kernel kernels[] = {
+    ROW(QN_OP_DENSE_MM, "dense_mm_fp_any_fp"),
+    ROW(QN_OP_SCALED_MM, "scaled_mm_q8_q8_fp_any"),
+    ROW(QN_OP_BLOCK_SCALED_MM, "block_scaled_mm_e4m3_f8_fp"),
+    ROW(QN_OP_NVFP4_MM, "nvfp4_mm_any_nvfp4_fp"),
+    ROW(QN_OP_MXFP4_MM, "mxfp4_mm_fp_mxfp4_fp"),
+};
+
+const qn_cuda_family qn_cuda_mm_family = {kernels, sizeof kernels};

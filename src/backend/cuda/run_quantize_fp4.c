@@ -1,0 +1,117 @@
+/* Host side of quantize_nvfp4 and quantize_mxfp4: one pass, and one before it for the range of the whole tensor where
+ * no global scale is given. */
+#include <string.h>
+
+#include "backend/cuda/mm.h"
+#include "base/checked.h"
+#include "kernels/common/cuda_fp4.h"
+#include "ref/slots.h"
+
+enum { THREADS = 128, RANGE_THREADS = 256, MOST_GRID_Y = 65535 };
+enum { ANY = 0, ALIGNED, RANGE };
+
+static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
+{
+    (void)kernel;
+    (void)desc;
+    return NULL;
+}
+
+static int is_nvfp4(const qn_op_desc *desc)
+{
+    return desc->op == QN_OP_QUANTIZE_NVFP4;
+}
+
+static int has_range(const qn_op_desc *desc)
+{
+    return is_nvfp4(desc) && desc->in[QN_FP4_GLOBAL].format == QN_FORMAT_NONE;
+}
+
+static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
+                        qn_cuda_program *out)
+{
+    (void)kernel;
+    (void)device;
+    const int32_t count = has_range(desc) ? 3 : 2;
+    for (int32_t i = 0; i < count; i++) {
+        out[i].source = "quantize_fp4.cu";
+        out[i].entry = i == RANGE ? "qn_fp4_range" : "qn_quantize_fp4";
+        qn_cuda_define(&out[i], "X_FORMAT", qn_cuda_float_format(desc->in[QN_FP4_X].format));
+        qn_cuda_define(&out[i], "BLOCK", is_nvfp4(desc) ? 16 : 32);
+        qn_cuda_define(&out[i], "ALIGNED", i == ALIGNED);
+    }
+    return count;
+}
+
+/* The largest magnitude of x. */
+static size_t workspace(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
+{
+    (void)kernel;
+    (void)m;
+    (void)threads;
+    return has_range(desc) ? sizeof(uint32_t) : 0;
+}
+
+static qn_status fill(const qn_cuda_run *run, void *to, size_t bytes, qn_error *error)
+{
+    return qn_cuda_check(run->cuda, run->cuda->cu.Fill((cu_pointer)(uintptr_t)to, 0, bytes, run->stream),
+                         "cuMemsetD8Async", error);
+}
+
+static qn_status launch(const qn_cuda_run *run, qn_error *error)
+{
+    const qn_op_desc *desc = run->call->desc;
+    const qn_args *args = run->call->args;
+    const qn_view *x = &args->in[QN_FP4_X];
+    const qn_mut_view *scale = &args->out[QN_FP4_OUT_SCALE];
+    qn_cuda_fp4 a;
+    memset(&a, 0, sizeof a);
+    a.x = x->data;
+    a.given = is_nvfp4(desc) ? args->in[QN_FP4_GLOBAL].data : NULL;
+    a.q = args->out[QN_FP4_OUT_Q].data;
+    a.scale = scale->data;
+    a.global = is_nvfp4(desc) ? args->out[QN_FP4_OUT_GLOBAL].data : NULL;
+    a.x_row = x->strides[0];
+    a.q_row = args->out[QN_FP4_OUT_Q].strides[0];
+    a.scale_row = scale->strides[0];
+    a.m = x->shape.dims[0];
+    a.blocks = x->shape.dims[1] / (is_nvfp4(desc) ? 16 : 32);
+    a.swizzled = is_nvfp4(desc) && desc->attr[QN_ATTR_SWIZZLED].i;
+    a.rule = desc->attr[QN_ATTR_RULE].i;
+    void *const arguments[] = {&a};
+    if (a.swizzled && a.m > 0 && a.blocks > 0) { /* the padding between is part of the output */
+        QN_TRY(fill(run, a.scale, (size_t)(scale->shape.dims[0] * scale->shape.dims[1]), error));
+    }
+    qn_cuda_geometry g = {.grid = {1, 1, 1}, .block = {RANGE_THREADS, 1, 1}};
+    if (has_range(desc)) {
+        a.most = run->call->workspace;
+        if (!a.most) { /* no rows: any word that stays 0 would do, the output itself is one */
+            a.most = (unsigned int *)(void *)a.global;
+        }
+        QN_TRY(fill(run, a.most, sizeof *a.most, error));
+        g.grid[0] = (uint32_t)qn_max_i64(
+            1, qn_min_i64(qn_ceil_div(a.m * a.blocks, RANGE_THREADS), (int64_t)run->device->sms * 8));
+        QN_TRY(qn_cuda_launch(run, RANGE, &g, arguments, error));
+    }
+    const uint64_t at = (uint64_t)(uintptr_t)a.x | (uint64_t)a.x_row;
+    const int aligned = at % 16 == 0 && ((uint64_t)(uintptr_t)a.q | (uint64_t)a.q_row) % 8 == 0;
+    g.block[0] = THREADS;
+    g.grid[0] = (uint32_t)qn_max_i64(1, qn_ceil_div(a.blocks, THREADS));
+    g.grid[1] = (uint32_t)qn_max_i64(1, qn_min_i64(a.m, MOST_GRID_Y));
+    return qn_cuda_launch(run, aligned ? ALIGNED : ANY, &g, arguments, error);
+}
+
+static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .launch = launch};
+
+#define ROW(op_, contract)                                                                                             \
+    {                                                                                                                  \
+        QN_CUDA_HOOKS, .name = "qn_" contract "__sm80_rows", .op = (op_), .level = "sm_80 and later",                  \
+                       .status = "tested", .accepts = accepts, .workspace_bytes = workspace, .impl = &impl             \
+    }
+
+static const qn_kernel kernels[] = {
+    ROW(QN_OP_QUANTIZE_NVFP4, "quantize_nvfp4_fp"),
+    ROW(QN_OP_QUANTIZE_MXFP4, "quantize_mxfp4_fp"),
+};
+
+const qn_cuda_family qn_cuda_fp4_family = {kernels, sizeof kernels};

@@ -1,0 +1,60 @@
+/* A batch inside the library: what batch.c and decode.c share. */
+#ifndef QN_MODEL_BATCH_H
+#define QN_MODEL_BATCH_H
+
+#include "backend/backend.h"
+#include "model/session.h"
+
+/* Rows of one sequence in a pass. */
+typedef struct qn_segment {
+    qn_session *session;
+    int32_t first, count;
+} qn_segment;
+
+/* A row whose logits are asked for. */
+typedef struct qn_wanted_row {
+    int32_t row;
+    float *logits;
+} qn_wanted_row;
+
+/* Registers, new keys and values, logits and workspace lie where the model's operands do: in the device's memory when
+ * it runs there. */
+struct qn_batch {
+    qn_model *model;
+    qn_exec exec;
+    int32_t tokens;              /* most rows of a pass */
+    char **registers;            /* [register_count] -> [tokens, row_bytes] */
+    int32_t *input;              /* [2, tokens]: ids, then positions; page-locked for a device */
+    int32_t *positions;          /* the positions where operators read them */
+    char *new_keys, *new_values; /* [tokens, cache_row] on their way to several caches; NULL: one sequence only */
+    float *logits;               /* [LOGITS_ROWS, vocab] on their way to where they are asked for; NULL: none are */
+    qn_segment *segments;        /* [tokens] */
+    qn_wanted_row *wanted;       /* [tokens] */
+    int32_t segment_count, wanted_count, rows; /* of the pass */
+    void *workspace;
+    size_t workspace_bytes;
+
+    /* Of a model on a device; else NULL. */
+    void *stream;           /* all of the batch's work */
+    int32_t *device_input;  /* input's copy */
+    qn_chain **chains;      /* [1 + step_count]: the lookup of embeddings, then the steps that are sums */
+    qn_decode_pass *decode; /* one sequence, one token: see decode.c */
+};
+
+/* Rows of the registers as a step sees them. */
+typedef struct qn_row_range {
+    int32_t first, count;
+    const qn_session *session; /* whose they are; NULL: of several sequences */
+    float *logits;             /* [count, vocab] for the output layer */
+} qn_row_range;
+
+/* Operands of a step for these rows. */
+void qn_batch_args(const qn_batch *b, const qn_step *step, const qn_row_range *rows, qn_args *args);
+
+/* The same as a step of a chain: one row from the first on. */
+void qn_batch_chain_step(const qn_batch *b, const qn_step *step, const qn_session *session, qn_chain_step *out);
+
+/* The lookup of the rows of embeddings. */
+void qn_batch_lookup_step(const qn_batch *b, qn_chain_step *out);
+
+#endif

@@ -1,0 +1,463 @@
+/* Models on a device. With the stand-in driver (backend/fake): every scheme opens, a decoding pass is few launches,
+ * any driver call or allocation may fail without a leak, and the CPU serves on; with it and NVRTC: the launches'
+ * programs compile without spills. With a real device: logits against the CPU's for every scheme, token by token and in
+ * a batch, and the same bits twice. What is missing skips its part and says so.
+ *
+ * QN_TEST_EVERY_CUBIN=1   programs of every scheme for every target, without it of two schemes for two targets
+ * QN_TEST_MODEL           a model to compare on a real device too */
+#include <dlfcn.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include <quern/device.h>
+#include <quern/quern.h>
+
+#include "backend/fake/fake_cuda.h"
+#include "quant/synthetic.h"
+
+enum { PROMPT = 6, STEPS = 7, CONTEXT = 300, TEXT = PROMPT + STEPS };
+
+/* A pass of the synthetic model: the lookup, five launches a layer, the output layer. */
+enum { PASS_LAUNCHES = 1 + 5 * SYN_LAYERS + 1 };
+
+static const char *const schemes[] = {"f32",  "bf16",     "f16",   "fp8-block",  "fp8-e5m2-block", "fp8",
+                                      "int8", "int8-azp", "nvfp4", "nvfp4-w4a4", "mxfp4"};
+enum { SCHEMES = sizeof schemes / sizeof *schemes };
+
+static fake_driver fake;
+static char folder[] = "/tmp/quern-device-XXXXXX";
+
+typedef struct world {
+    qn_ctx *ctx;
+    long allocations, fail_at, live;
+} world;
+
+static void *counted_alloc(void *user, size_t size, size_t align)
+{
+    world *w = user;
+    void *p = NULL;
+    if (++w->allocations == w->fail_at || posix_memalign(&p, align, size) != 0) {
+        return NULL;
+    }
+    w->live++;
+    return p;
+}
+
+static void counted_release(void *user, void *pointer)
+{
+    ((world *)user)->live -= pointer != NULL;
+    free(pointer);
+}
+
+static qn_status open_world(world *w, const char *driver, const char *compiler, const char *cache, long fail_at)
+{
+    qn_ctx_options options;
+    memset(w, 0, sizeof *w);
+    w->fail_at = fail_at;
+    qn_ctx_options_init(&options);
+    options.allocator = (qn_allocator){w, counted_alloc, counted_release};
+    options.cuda_library = driver;
+    options.nvrtc_library = compiler;
+    options.cache_dir = cache;
+    return qn_ctx_create(&options, &w->ctx, NULL);
+}
+
+static void close_world(world *w)
+{
+    qn_ctx_destroy(w->ctx);
+    assert_int_equal(w->live, 0);
+    assert_int_equal(fake.live(), 0);
+}
+
+static const char *path_of(const char *scheme)
+{
+    static char path[128];
+    snprintf(path, sizeof path, "%s/%s", folder, scheme);
+    return path;
+}
+
+static void must(qn_status status, const qn_error *error, const char *what)
+{
+    if (status != QN_OK) {
+        fail_msg("%s: %s: %s", what, qn_status_name(status), error->text);
+    }
+}
+
+static qn_status open_model(world *w, const char *path, qn_backend backend, qn_model **model, qn_error *error)
+{
+    qn_model_options options;
+    qn_model_options_init(&options);
+    options.plan.backend = backend;
+    return qn_model_open(w->ctx, path, &options, model, error);
+}
+
+static qn_status open_session(qn_model *model, qn_session **session, qn_error *error)
+{
+    qn_session_options options;
+    qn_session_options_init(&options);
+    options.context_length = CONTEXT;
+    options.batch = 5;
+    return qn_session_create(model, &options, session, error);
+}
+
+/* Logits of every token of a text: the prompt in one call, which is a pass of five rows and one of one, the rest one
+ * by one. */
+static qn_status eval_text(qn_session *session, const int32_t *ids, int32_t vocab, float *logits, qn_error *error)
+{
+    qn_status status = qn_session_truncate(session, 0, error);
+    if (status == QN_OK) {
+        status = qn_session_eval(session, ids, PROMPT, 1, logits, error);
+    }
+    for (int i = PROMPT; i < TEXT && status == QN_OK; i++) {
+        status = qn_session_eval(session, ids + i, 1, 0, logits + (size_t)i * (size_t)vocab, error);
+    }
+    return status;
+}
+
+/* Open, evaluate, close; the first failure ends it. */
+static qn_status whole_use(world *w, const char *path, long *launches, qn_error *error)
+{
+    static float logits[TEXT * SYN_VOCAB];
+    int32_t ids[TEXT];
+    qn_model *model = NULL;
+    qn_session *session = NULL;
+    qn_batch *batch = NULL;
+    for (int i = 0; i < TEXT; i++) {
+        ids[i] = i * 7 % SYN_VOCAB;
+    }
+    qn_status status = open_model(w, path, QN_BACKEND_CUDA, &model, error);
+    const long before = fake.last().launches;
+    if (status == QN_OK) {
+        status = open_session(model, &session, error);
+    }
+    *launches = fake.last().launches - before;
+    if (status == QN_OK) {
+        status = eval_text(session, ids, SYN_VOCAB, logits, error);
+    }
+    if (status == QN_OK) {
+        assert_int_equal(qn_session_length(session), TEXT);
+        status = qn_batch_create(model, NULL, &batch, error);
+    }
+    if (status == QN_OK) {
+        const qn_batch_item item = {.session = session, .ids = ids, .count = 3, .logits = logits};
+        status = qn_batch_eval(batch, &item, 1, error);
+        assert_int_equal(qn_session_length(session), status == QN_OK ? TEXT + 3 : TEXT);
+    }
+    fake.break_at(0, 0); /* what follows cannot be refused */
+    qn_batch_destroy(batch);
+    qn_session_destroy(session);
+    qn_model_close(model);
+    return status;
+}
+
+static void a_pass_is_few_launches_in_every_scheme(void **state)
+{
+    (void)state;
+    for (int i = 0; i < SCHEMES; i++) {
+        world w;
+        qn_error error = {0};
+        long launches = 0;
+        assert_int_equal(open_world(&w, QN_FAKE_CUDA, QN_FAKE_CUDA, NULL, 0), QN_OK);
+        must(whole_use(&w, path_of(schemes[i]), &launches, &error), &error, schemes[i]);
+        if (launches != PASS_LAUNCHES) {
+            fail_msg("%s: %ld launches a token, expected %d", schemes[i], launches, PASS_LAUNCHES);
+        }
+        close_world(&w);
+    }
+}
+
+static void any_driver_call_may_fail(void **state)
+{
+    (void)state;
+    long failed = 0;
+    for (long n = 1;; n += n < 40 ? 1 : 37) {
+        world w;
+        qn_error error = {0};
+        long launches;
+        assert_int_equal(open_world(&w, QN_FAKE_CUDA, QN_FAKE_CUDA, NULL, 0), QN_OK);
+        fake.break_at(n, n % 2 ? 2 : 700);
+        const qn_status status = whole_use(&w, path_of("int8-azp"), &launches, &error);
+        qn_model *model = NULL;
+        must(open_model(&w, path_of("int8-azp"), QN_BACKEND_CPU, &model, &error), &error, "the CPU after a failure");
+        qn_model_close(model);
+        close_world(&w);
+        if (status == QN_OK) {
+            break;
+        }
+        assert_true(status == QN_E_MEMORY || status == QN_E_DEVICE || status == QN_E_JIT);
+        assert_true(error.text[0]);
+        failed++;
+    }
+    assert_true(failed > 40);
+}
+
+static void memory_may_run_out_anywhere(void **state)
+{
+    (void)state;
+    long failed = 0;
+    for (long n = 1;; n += n < 40 ? 1 : 41) {
+        world w;
+        qn_error error = {0};
+        long launches;
+        if (open_world(&w, QN_FAKE_CUDA, QN_FAKE_CUDA, NULL, n) != QN_OK) {
+            assert_int_equal(w.live, 0);
+            continue;
+        }
+        const qn_status status = whole_use(&w, path_of("nvfp4"), &launches, &error);
+        const int done = w.allocations < n;
+        close_world(&w);
+        if (status == QN_OK && done) {
+            break;
+        }
+        /* one that is not needed may be missing: the log's, a compiler's identity */
+        assert_true(status == QN_OK || status == QN_E_MEMORY || status == QN_E_DEVICE || status == QN_E_JIT ||
+                    status == QN_E_FILE);
+        failed += status != QN_OK;
+    }
+    assert_true(failed > 20);
+}
+
+/* ---- the real compiler, no device ---- */
+
+static int logs, faults;
+
+/* A log of the compiler: no local memory, no spills. */
+static int look_at_log(const char *path, const struct stat *info, int kind, struct FTW *place)
+{
+    (void)info, (void)place;
+    static char text[1 << 14];
+    if (kind != FTW_F || strcmp(path + place->base, "log.txt") != 0) {
+        return 0;
+    }
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    text[fread(text, 1, sizeof text - 1, file)] = 0;
+    fclose(file);
+    logs++;
+    for (const char *at = text; (at = strstr(at, " bytes stack frame")) != NULL; at++) {
+        if (at < text + 2 || at[-1] != '0' || at[-2] != ' ') {
+            faults++;
+            print_error("%s: local memory or spills\n", path);
+            break;
+        }
+    }
+    return 0;
+}
+
+static void launches_compile_for_every_target(void **state)
+{
+    (void)state;
+    static const struct {
+        int major, minor;
+    } targets[] = {{8, 0}, {9, 0}, {8, 6}, {8, 9}, {10, 0}, {12, 0}};
+    const int every = getenv("QN_TEST_EVERY_CUBIN") != NULL;
+    static const char *const few[] = {"int8-azp", "nvfp4-w4a4"};
+    char cache[160];
+    snprintf(cache, sizeof cache, "%s/cache", folder);
+    for (int t = 0; t < (every ? 6 : 2); t++) {
+        for (int i = 0; i < (every ? SCHEMES : 2); i++) {
+            world w;
+            qn_error error = {0};
+            qn_model *model = NULL;
+            qn_session *session = NULL;
+            fake.setup(1, targets[t].major, targets[t].minor);
+            assert_int_equal(open_world(&w, QN_FAKE_CUDA, NULL, cache, 0), QN_OK);
+            const char *const scheme = every ? schemes[i] : few[i];
+            qn_status status = open_model(&w, path_of(scheme), QN_BACKEND_CUDA, &model, &error);
+            if (status == QN_E_JIT && strstr(error.text, "NVRTC")) {
+                printf("skipped: %s\n", error.text);
+                close_world(&w);
+                fake.setup(1, 9, 0);
+                skip();
+            }
+            must(status, &error, scheme);
+            must(open_session(model, &session, &error), &error, scheme);
+            qn_session_destroy(session);
+            qn_model_close(model);
+            close_world(&w);
+        }
+    }
+    fake.setup(1, 9, 0);
+    nftw(cache, look_at_log, 8, FTW_PHYS);
+    printf("%d programs compiled, %d faulty\n", logs, faults);
+    assert_true(logs > 20);
+    assert_int_equal(faults, 0);
+}
+
+/* ---- a real device ---- */
+
+static double largest_difference(const float *a, const float *b, size_t n, double *largest)
+{
+    double worst = 0.0;
+    *largest = 0.0;
+    for (size_t i = 0; i < n; i++) {
+        const double d = fabs((double)a[i] - (double)b[i]);
+        worst = d > worst || d != d ? d : worst;
+        *largest = fabs((double)a[i]) > *largest ? fabs((double)a[i]) : *largest;
+    }
+    return worst;
+}
+
+static int32_t best_of(const float *logits, int32_t vocab)
+{
+    int32_t best = 0;
+    for (int32_t i = 1; i < vocab; i++) {
+        best = logits[i] > logits[best] ? i : best;
+    }
+    return best;
+}
+
+/* A model's text on both backends. Quantised activations may take the neighbouring code where a value lies between
+ * two, so the distance is of that size. */
+static void compare(world *w, const char *path, const char *what, double allowed)
+{
+    qn_error error = {0};
+    qn_model *models[2];
+    qn_session *sessions[2];
+    qn_model_info info;
+    must(open_model(w, path, QN_BACKEND_CUDA, &models[0], &error), &error, what);
+    must(open_model(w, path, QN_BACKEND_CPU, &models[1], &error), &error, what);
+    qn_model_get_info(models[0], &info);
+    const size_t vocab = (size_t)info.vocab_size;
+    float *logits[3];
+    int32_t ids[TEXT];
+    for (int i = 0; i < TEXT; i++) {
+        ids[i] = (int32_t)((uint32_t)i * 7919u % (uint32_t)info.vocab_size);
+    }
+    for (int i = 0; i < 2; i++) {
+        must(open_session(models[i], &sessions[i], &error), &error, what);
+    }
+    for (int i = 0; i < 3; i++) {
+        logits[i] = calloc(TEXT * vocab, sizeof(float));
+        assert_non_null(logits[i]);
+        must(eval_text(sessions[i == 1], ids, info.vocab_size, logits[i], &error), &error, what);
+    }
+    double largest, worst = largest_difference(logits[1], logits[0], TEXT * vocab, &largest);
+    int same = 0;
+    for (size_t i = 0; i < TEXT; i++) {
+        same += best_of(logits[0] + i * vocab, info.vocab_size) == best_of(logits[1] + i * vocab, info.vocab_size);
+    }
+    printf("%-16s largest logit %.3g, difference to the CPU %.3g, the same best token %d of %d\n", what, largest, worst,
+           same, TEXT);
+    if (!(worst <= allowed * largest)) {
+        fail_msg("%s: logits differ by %g, allowed are %g", what, worst, allowed * largest);
+    }
+    assert_memory_equal(logits[0], logits[2], TEXT * vocab * sizeof(float));
+    /* in a batch of two sequences */
+    qn_batch *batch;
+    qn_session *other;
+    must(open_session(models[0], &other, &error), &error, what);
+    must(qn_session_truncate(sessions[0], 0, &error), &error, what);
+    must(qn_batch_create(models[0], NULL, &batch, &error), &error, what);
+    const qn_batch_item items[] = {{.session = sessions[0], .ids = ids, .count = TEXT, .all = 1, .logits = logits[2]},
+                                   {.session = other, .ids = ids + 2, .count = 4}};
+    must(qn_batch_eval(batch, items, 2, &error), &error, what);
+    worst = largest_difference(logits[1], logits[2], TEXT * vocab, &largest);
+    if (!(worst <= allowed * largest)) {
+        fail_msg("%s, in a batch: logits differ by %g, allowed are %g", what, worst, allowed * largest);
+    }
+    qn_batch_destroy(batch);
+    qn_session_destroy(other);
+    for (int i = 0; i < 2; i++) {
+        qn_session_destroy(sessions[i]);
+        qn_model_close(models[i]);
+    }
+    for (int i = 0; i < 3; i++) {
+        free(logits[i]);
+    }
+}
+
+static void logits_agree_with_the_cpu(void **state)
+{
+    (void)state;
+    world w;
+    qn_error error = {0};
+    qn_device_info info;
+    assert_int_equal(open_world(&w, NULL, NULL, getenv("QN_TEST_KERNEL_CACHE"), 0), QN_OK);
+    if (qn_device_get_info(w.ctx, &info, &error) != QN_OK) {
+        printf("skipped: %s\n", error.text);
+        qn_ctx_destroy(w.ctx);
+        skip();
+    }
+    for (int i = 0; i < SCHEMES; i++) {
+        const int plain = i < 3 || strcmp(schemes[i], "nvfp4") == 0 || strcmp(schemes[i], "mxfp4") == 0;
+        compare(&w, path_of(schemes[i]), schemes[i], i == 0 ? 2e-5 : plain ? 1e-2 : 5e-2);
+    }
+    const char *model = getenv("QN_TEST_MODEL");
+    if (model) {
+        compare(&w, model, "QN_TEST_MODEL", 1e-3);
+    }
+    qn_ctx_destroy(w.ctx);
+    assert_int_equal(w.live, 0);
+}
+
+static int start(void **state)
+{
+    (void)state;
+    fake.handle = dlopen(QN_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
+    if (!fake.handle || !mkdtemp(folder)) {
+        return -1;
+    }
+    const struct {
+        const char *name;
+        void *to;
+    } symbols[] = {{"fake_setup", &fake.setup}, {"fake_fail", &fake.break_at}, {"fake_calls", &fake.calls},
+                   {"fake_live", &fake.live},   {"fake_last", &fake.last},     {"fake_compiles", &fake.compiles}};
+    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
+        void *symbol = dlsym(fake.handle, symbols[i].name);
+        memcpy(symbols[i].to, &symbol, sizeof symbol);
+    }
+    syn_tensor tensors[SYN_TENSORS];
+    qn_ctx *ctx;
+    if (qn_ctx_create(NULL, &ctx, NULL) != QN_OK) {
+        return -1;
+    }
+    syn_make(tensors, 11);
+    char source[128];
+    snprintf(source, sizeof source, "%s", path_of("source"));
+    int failed = syn_write(ctx, source, tensors);
+    for (int i = 0; i < SCHEMES && !failed; i++) {
+        qn_quantize_options options;
+        qn_quantize_result result;
+        qn_error error = {0};
+        qn_quantize_options_init(&options);
+        options.scheme = schemes[i];
+        options.keep_first = options.keep_last = 0;
+        options.keep_qkv = 0;
+        failed = qn_quantize(ctx, source, path_of(schemes[i]), &options, &result, &error) != QN_OK;
+        if (failed) {
+            fprintf(stderr, "%s: %s\n", schemes[i], error.text);
+        }
+    }
+    syn_free(tensors);
+    qn_ctx_destroy(ctx);
+    return failed ? -1 : 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    syn_remove(folder);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_pass_is_few_launches_in_every_scheme),
+        cmocka_unit_test(any_driver_call_may_fail),
+        cmocka_unit_test(memory_may_run_out_anywhere),
+        cmocka_unit_test(launches_compile_for_every_target),
+        cmocka_unit_test(logits_agree_with_the_cpu),
+    };
+    return cmocka_run_group_tests(tests, start, stop);
+}
