@@ -8,7 +8,7 @@
  *   registry.c  families, the backend's row, warming the cache
  *   device.c    memory, streams, events and graphs for callers without CUDA code
  *   ceiling.c   what the device reaches
- *   run_*.c     families: which programs a descriptor needs and how to launch them
+ *   run_*.c     families: which programs a descriptor needs and how to launch them; tiles.c: what products share
  *
  * A family is a table of qn_kernel rows whose impl is a qn_cuda_impl and whose
  * open, close and launch are QN_CUDA_HOOKS; registry.c lists it. See docs/howto/new-cuda-kernel.md. */
@@ -243,7 +243,8 @@ typedef struct qn_cuda_family {
     size_t bytes; /* sizeof the array */
 } qn_cuda_family;
 
-extern const qn_cuda_family qn_cuda_quantize_family, qn_cuda_block_scaled_mm_family;
+extern const qn_cuda_family qn_cuda_quantize_family, qn_cuda_block_scaled_mm_family,
+    qn_cuda_grouped_block_scaled_mm_family, qn_cuda_scaled_mm_family;
 
 /* The program of qn_device_ceiling, for warming. */
 extern const qn_cuda_program qn_cuda_ceiling_program;

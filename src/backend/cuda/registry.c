@@ -3,7 +3,9 @@
 
 #include <string.h>
 
-static const qn_cuda_family *const families[] = {&qn_cuda_block_scaled_mm_family, &qn_cuda_quantize_family};
+static const qn_cuda_family *const families[] = {&qn_cuda_block_scaled_mm_family,
+                                                 &qn_cuda_grouped_block_scaled_mm_family, &qn_cuda_scaled_mm_family,
+                                                 &qn_cuda_quantize_family};
 
 static const qn_kernel *kernel_at(int32_t i)
 {
