@@ -219,12 +219,41 @@ static void faults_do_not_pass(void **state)
     }
 }
 
+/* A kernel of f32 sums gets no such allowance. */
+static void plans_judge_by_their_kernel(void **state)
+{
+    (void)state;
+    job j;
+    qn_ctx *ctx = NULL;
+    qn_plan *plan = NULL;
+    qn_plan_options options;
+    qn_case_result result;
+    qn_plan_options_init(&options);
+    options.backend = QN_BACKEND_REF;
+    job_make(&j, BLOCK);
+    reference(&j, j.want);
+    tensor_core(&j, j.got);
+    assert_int_equal(qn_ctx_create(NULL, &ctx, NULL), QN_OK);
+    assert_int_equal(qn_plan_create(ctx, &j.desc, &options, &plan, NULL), QN_OK);
+    qn_view want[QN_MAX_OUT] = {qn_view_of(&j.args.out[0])}, got[QN_MAX_OUT] = {want[0]};
+    assert_int_equal(qn_plan_judge(plan, want, got, j.args.in, 0, &result, NULL), QN_OK);
+    assert_true(result.pass);
+    got[0].data = j.got;
+    assert_int_equal(qn_plan_judge(plan, want, got, j.args.in, 0, &result, NULL), QN_OK);
+    assert_false(result.pass);
+    assert_int_equal(qn_plan_judge(NULL, want, got, j.args.in, 0, &result, NULL), QN_E_ARGUMENT);
+    qn_plan_destroy(plan);
+    qn_ctx_destroy(ctx);
+    job_free(&j);
+}
+
 int main(void)
 {
     printf("seed %d\n", SEED);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tensor_cores_pass),
         cmocka_unit_test(faults_do_not_pass),
+        cmocka_unit_test(plans_judge_by_their_kernel),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
