@@ -204,7 +204,7 @@ static int check(cli *c, const qn_op_desc *desc, const char *kernel, int32_t exa
             a[i] = qn_view_of(&want.args.out[i]);
             b[i] = qn_view_of(&got.args.out[i]);
         }
-        code = cli_check(c, qn_case_judge(desc, a, b, want.args.in, exact, result, &error), &error, PHASE_RUN);
+        code = cli_check(c, qn_plan_judge(got.plan, a, b, want.args.in, exact, result, &error), &error, PHASE_RUN);
     }
     free(blob);
     bench_case_close(&got);

@@ -69,6 +69,11 @@ typedef struct qn_case_result {
 QN_API qn_status qn_case_judge(const qn_op_desc *desc, const qn_view want[QN_MAX_OUT], const qn_view got[QN_MAX_OUT],
                                const qn_view in[QN_MAX_IN], int32_t exact, qn_case_result *result, qn_error *error);
 
+/* The same for outputs of a plan, on inputs of the plan's shapes, and with what the error model allows the sums of its
+ * kernel (docs/operators.md): FP8 tensor cores keep fewer bits than f32. */
+QN_API qn_status qn_plan_judge(const qn_plan *plan, const qn_view want[QN_MAX_OUT], const qn_view got[QN_MAX_OUT],
+                               const qn_view in[QN_MAX_IN], int32_t exact, qn_case_result *result, qn_error *error);
+
 /* Bytes a run must move, as the formats store them (weights, scales, activations,
  * results), and operations it must do (2 per multiply-add). */
 typedef struct qn_case_cost {

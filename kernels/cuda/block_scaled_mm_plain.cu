@@ -7,8 +7,9 @@
  *   Parameters: OUT 0 bf16, 1 f16, 2 f32; LAYOUT 0 one matrix, 1 offsets, 2 masked (as in block_scaled_mm.cu)
  *   Arguments: a[row * a_row + k + e * a_group (masked)], b[n * b_row + k + e * b_group], the rest as there
  *   Launch: block 256, no dynamic shared memory, grid {ceil(N / 64), y, z}: y = ceil(M / 64), z = 1 for one matrix;
- *           y = ceil(Mtot / 64) + E, z = 1 for offsets; y = ceil(Mmax / 64), z = E for masked */
-#include "ptx.h"
+ *           y = ceil(Mtot / 64) + E, z = 1 for offsets; y = ceil(Mmax / 64), z = E for masked
+ *   Rows of d that belong to no group become zeros. */
+#include "groups.h"
 
 #define ONE 0
 #define OFFSETS 1
@@ -36,7 +37,7 @@ DEV void store(void *d, i64 at, float v)
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 2)
     qn_block_scaled_mm_plain(const u8 *a, i64 a_row, i64 a_group, const u8 *b, i64 b_row, i64 b_group,
                              const float *scale_a, i64 scale_a_row, i64 scale_a_block, i64 scale_a_group,
                              const float *scale_b, i64 scale_b_row, i64 scale_b_group, void *d, i64 d_row,
@@ -44,6 +45,11 @@ extern "C" __global__ void __launch_bounds__(256)
 {
     __shared__ float a_tile[STEP][TILE + 1], b_tile[STEP][TILE + 1];
     int group = 0, first = 0, rows = m, tile = (int)blockIdx.y;
+#if LAYOUT != ONE
+    const u32 block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    zero_rest((char *)d, d_row, d_group, OUT == 2 ? 4 : 2, LAYOUT == MASKED, groups, experts, m, n,
+              (int)(block * 8 + threadIdx.x / 32), (int)(gridDim.x * gridDim.y * gridDim.z * 8), threadIdx.x % 32);
+#endif
 #if LAYOUT == OFFSETS
     for (;; group++) {
         if (group == experts) {
@@ -85,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(256)
             for (int i = 0; i < 4; i++) {
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    part[i][j] += a_tile[kk][y + 16 * i] * b_tile[kk][x + 16 * j];
+                    part[i][j] = __fmaf_rn(a_tile[kk][y + 16 * i], b_tile[kk][x + 16 * j], part[i][j]);
                 }
             }
         }
@@ -99,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(256)
                 const float s = inside ? scale_a[row * scale_a_row + kb * scale_a_block] * scale_b[kb] : 0.0f;
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    sums[i][j] += s * part[i][j];
+                    sums[i][j] = __fmaf_rn(s, part[i][j], sums[i][j]);
                     part[i][j] = 0.0f;
                 }
             }

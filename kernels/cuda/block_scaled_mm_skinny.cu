@@ -11,32 +11,32 @@
  *   Parameters
  *     ROWS      rows of a in one pass: a multiple of 8 up to 128, at least min(M, 128) (more rows take more passes)
  *     GROUPS    warpgroups of a block, 64 rows of b each: 1 to 4 (wide strips read a fewer times)
- *     PAIR      strips of a cluster, that share the reading of a: 1, or 2 with ROWS a multiple of 16
- *     SPLIT     parts of K; PAIR * SPLIT at most 8, the cluster size
+ *     PAIR      strips of a cluster, that share the reading of a: 1, or 2 with ROWS a multiple of 16; 1 for groups
+ *     SPLIT     parts of K; PAIR * SPLIT at most 8, the cluster size; 1 for groups
  *     UNROLL    k-blocks of a ring stage; STAGES stages
  *     OCCUPANCY blocks a multiprocessor should hold: 1 or 2 (2 needs ROWS <= 64)
  *     EARLY     1: weights and their scales may be read before the kernels ahead in the stream end, so nothing
  *               there may write them. Only for LAYOUT 0; matters only with programmatic stream serialization
  *     OUT, LAYOUT  as in block_scaled_mm.cu
  *   Tensor maps as there, with box {128, ROWS / PAIR, 1} for a and {128, 64 * GROUPS, 1} for b
- *   Arguments as there
+ *   Arguments as there, and high: groups of more rows are left out too
  *   Launch
  *     block 128 * GROUPS + 64, cluster {PAIR * SPLIT, 1, 1},
- *     grid {ceil(N / (64 * GROUPS * PAIR)) * PAIR * SPLIT, E (1 for one matrix), 1}
+ *     grid {ceil(N / (64 * GROUPS * PAIR)) * PAIR * SPLIT, 1, 1}; for groups any, OCCUPANCY * multiprocessors
  *     dynamic shared memory = 1032 + STAGES * (UNROLL * (8192 * GROUPS + 128 * ROWS + 4 * (ROWS + 4)) + 24),
- *     at most 232448 / OCCUPANCY - 512
- *   Limits: K >= 1, N >= 1; D beyond the groups' rows is not written.
+ *     at most 232448 / OCCUPANCY - 512; for groups 4 * ROWS * (64 * GROUPS + 4) more
+ *   Limits: K >= 1, N >= 1.
  *   Choice: ROWS = 8, 16, 32, 64 or 128, the least not below M. As measured on an H200 (GROUPS PAIR SPLIT UNROLL STAGES
  *   OCCUPANCY; with S strips of 64 rows of b, KB k-blocks; blocks = ceil(S / GROUPS) * SPLIT near 132):
  *     S = 33,  KB 56    2 1 4 2 6 1   (64 rows: STAGES 4; 128 rows: UNROLL 1)
- *     S = 64,  KB 56    1 1 2 4 6 1   (16 rows: STAGES 5; 64 and 128 rows: 1 1 2 4 3 1, 1 1 2 2 4 1)
- *     S = 112, KB 16    1 1 2 2 6 2   (16 rows: STAGES 5; 64 rows: UNROLL 1)
+ *     S = 64,  KB 56    1 1 2 2 8 1   (64 and 128 rows: 1 1 2 4 3 1, 1 1 2 2 4 1)
+ *     S = 112, KB 16    1 1 1 2 8 1   (64 rows: STAGES 6)
  *     S = 112, KB 128   4 1 4 2 3 1   (64 rows: 2 1 4 2 2 2; 128 rows: 2 1 2 1 6 1)
- *     S = 384, KB 12    3 1 1 2 4 1   (64 rows: UNROLL 1 STAGES 7)
- *     S = 512, KB 4     2 1 1 2 3 2   (64 rows: UNROLL 1 STAGES 4)
+ *     S = 384, KB 12    3 1 1 1 7 1
+ *     S = 512, KB 4     2 1 1 1 5 2   (64 rows: STAGES 4)
  *   In words: no SPLIT where S / 4 fills the card, else the SPLIT that does with at least 8 k-blocks a part;
- *   UNROLL 2 or 4, so that 256 or 512 bytes of a row of b come together. Groups of few rows: 3 1 1 2 4 1. */
-#include "ptx.h"
+ *   UNROLL 2, so that 256 bytes of a row of b come together. Groups: the width whose strips fill the card best. */
+#include "groups.h"
 
 #define ONE 0
 #define OFFSETS 1
@@ -53,7 +53,9 @@
 #define SCALES_B ((STRIP + 64 + 127) / 128)
 #define STAGE_BYTES (UNROLL * (A_BYTES + B_BYTES))
 #define PITCH (STRIP + 4)      /* floats of a row of partial sums */
-#if ROWS % (8 * PAIR) != 0 || ROWS > 128 || ROWS * PITCH * 4 > STAGES * STAGE_BYTES
+/* Sums on their way out lie where the ring was; for groups apart, so that the next strip's tiles come meanwhile. */
+#define SUMS_BYTES (LAYOUT == 0 ? 0 : ROWS * PITCH * 4)
+#if (LAYOUT != 0 && CLUSTER > 1) || ROWS % (8 * PAIR) != 0 || ROWS > 128 || ROWS * PITCH * 4 > STAGES * STAGE_BYTES
 #error "block_scaled_mm_skinny: no such tile"
 #endif
 
@@ -67,6 +69,33 @@ typedef struct problem {
     int column, group, a_z;
     u32 part, pair, peers;                 /* of K; which of those that share a's rows, a mask of them */
 } problem;
+
+#if LAYOUT != ONE
+/* A block's walk over the strips of the groups that have rows, low < rows <= high. */
+typedef struct walk {
+    int next, begin, end;
+    int group, first, rows, strip;
+} walk;
+
+DEV walk walk_start(void)
+{
+    const walk w = {(int)blockIdx.x, 0, 0, -1, 0, 0, 0};
+    return w;
+}
+
+DEV int walk_on(walk *w, const int *groups, int experts, int n, int low, int high)
+{
+    while (w->next >= w->end && ++w->group < experts) {
+        w->first = LAYOUT == OFFSETS ? __ldg(groups + w->group) : 0;
+        w->rows = LAYOUT == OFFSETS ? __ldg(groups + w->group + 1) - w->first : __ldg(groups + w->group);
+        w->begin = w->end;
+        w->end += w->rows > low && w->rows <= high ? (n + STRIP - 1) / STRIP : 0;
+    }
+    w->strip = w->next - w->begin;
+    w->next += (int)gridDim.x;
+    return w->group < experts;
+}
+#endif
 
 /* The i-th k-block of a block's walk. Strips start at different ones, so that not all ask for the same few
  * lines of a, which lie in few slices of the L2, at the same time. */
@@ -89,7 +118,7 @@ DEV void place_on(place *at)
 }
 
 typedef struct rings {
-    u32 tiles, scales, full, empty, read, finished;
+    u32 tiles, sums, scales, full, empty, read, finished;
 } rings;
 
 DEV void load_weights(const problem *p, const rings *ring, const tensor_map *b_map, u32 stage, int i)
@@ -186,10 +215,10 @@ DEV void multiply(const problem *p, const rings *ring, place *at, u32 group, u32
             for (int j = 0; j < ROWS / 8; j++) {
                 const float2 sa = load_shared_f32x2(scales + (8 * j + 2 * (lane % 4)) * 4);
                 const float left = sa.x * sb, right = sa.y * sb;
-                sums[4 * j] += left * part[4 * j];
-                sums[4 * j + 1] += right * part[4 * j + 1];
-                sums[4 * j + 2] += left * part[4 * j + 2];
-                sums[4 * j + 3] += right * part[4 * j + 3];
+                sums[4 * j] = __fmaf_rn(left, part[4 * j], sums[4 * j]);
+                sums[4 * j + 1] = __fmaf_rn(right, part[4 * j + 1], sums[4 * j + 1]);
+                sums[4 * j + 2] = __fmaf_rn(left, part[4 * j + 2], sums[4 * j + 2]);
+                sums[4 * j + 3] = __fmaf_rn(right, part[4 * j + 3], sums[4 * j + 3]);
             }
         }
         barrier_arrive(ring->read + 8 * at->stage);
@@ -205,9 +234,9 @@ DEV void multiply(const problem *p, const rings *ring, place *at, u32 group, u32
 #endif
         place_on(at);
     }
-    /* The ring is free once all have multiplied: every copy into it has been waited for. */
+    /* All have multiplied: every copy into the ring has been waited for, and the sums before these are stored. */
     threads_sync(1, CONSUMERS);
-    const u32 to = ring->tiles + (2 * (lane % 4) * PITCH + group * 64 + warp * 16 + lane / 4) * 4;
+    const u32 to = ring->sums + (2 * (lane % 4) * PITCH + group * 64 + warp * 16 + lane / 4) * 4;
 #pragma unroll
     for (int j = 0; j < ROWS / 8; j++) {
         store_shared_f32(to + (8 * j * PITCH) * 4, sums[4 * j]);
@@ -250,7 +279,7 @@ DEV void finish(const problem *p, const rings *ring, int m, u32 thread)
     const int vector = (u64)p->d % (4 * OUT_BYTES) == 0 && p->d_row % 4 == 0;
     for (int i = (int)(p->part * CONSUMERS + thread); i < rows * (STRIP / 4); i += SPLIT * CONSUMERS) {
         const int row = i / (STRIP / 4), column = i % (STRIP / 4) * 4, n = p->column + column;
-        const u32 from = ring->tiles + (row * PITCH + column) * 4;
+        const u32 from = ring->sums + (row * PITCH + column) * 4;
         float4 part[SPLIT];
 #pragma unroll
         for (u32 s = 0; s < SPLIT; s++) {
@@ -290,6 +319,7 @@ DEV void meet_written(void)
 #endif
 }
 
+#if LAYOUT == ONE
 /* Of those who multiply: the ring may be filled again, or the block may end. */
 DEV void meet_read(const rings *ring)
 {
@@ -316,26 +346,54 @@ DEV void meet_loaders(const rings *ring, u32 parity)
     barrier_wait(ring->finished, parity);
 #endif
 }
+#endif
+
+/* Passes over rows of a, `row` the first, of every strip of a block. */
+#if LAYOUT == ONE
+#define EACH_STRIP for (int row = 0; row < p.rows; row += ROWS)
+#else
+#define EACH_STRIP                                                                                                    \
+    for (walk w = walk_start(); walk_on(&w, groups, experts, n, low, high);)                                          \
+        for (int row = (set_strip(&p, &w, scale_a, scale_a_group, scale_b, scale_b_group, d, d_group), 0);            \
+             row < p.rows; row += ROWS)
+
+DEV void set_strip(problem *p, const walk *w, const float *scale_a, i64 scale_a_group, const float *scale_b,
+                   i64 scale_b_group, char *d, i64 d_group)
+{
+    const i64 outer = LAYOUT == MASKED ? w->group : 0;
+    p->group = w->group;
+    p->first = w->first;
+    p->rows = w->rows;
+    p->column = w->strip * STRIP;
+    p->turn = w->strip % p->count;
+    p->a_z = (int)outer;
+    p->scale_a = scale_a + w->first * p->scale_a_row + outer * scale_a_group;
+    p->scale_b = scale_b + w->group * scale_b_group;
+    p->d = d + (w->first * p->d_row + outer * d_group) * OUT_BYTES;
+}
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
     qn_block_scaled_mm_skinny(const __grid_constant__ tensor_map a_map, const __grid_constant__ tensor_map b_map,
                               const float *scale_a, i64 scale_a_row, i64 scale_a_block, i64 scale_a_group,
-                              const float *scale_b, i64 scale_b_row, i64 scale_b_group, void *d, i64 d_row,
-                              i64 d_group, const int *groups, int m, int n, int k, int experts)
+                              const float *scale_b, i64 scale_b_row, i64 scale_b_group, char *d, i64 d_row,
+                              i64 d_group, const int *groups, int m, int n, int k, int experts, int low, int zero,
+                              int high)
 {
     extern __shared__ char shared[];
     rings ring;
     ring.tiles = (shared_address(shared) + 1023) / 1024 * 1024;
-    ring.scales = ring.tiles + STAGES * STAGE_BYTES;
+    ring.sums = ring.tiles + (LAYOUT == ONE ? 0 : STAGES * STAGE_BYTES);
+    ring.scales = ring.tiles + STAGES * STAGE_BYTES + SUMS_BYTES;
     ring.full = ring.scales + STAGES * UNROLL * SCALES * 4;
     ring.empty = ring.full + STAGES * 8;
     ring.read = ring.empty + STAGES * 8;
     ring.finished = ring.read + STAGES * 8;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
-    const int blocks = (k + 127) / 128, group = (int)blockIdx.y;
+    const int blocks = (k + 127) / 128;
     problem p;
-    p.group = group;
+    p.group = 0;
     p.part = rank / PAIR;
     p.pair = rank % PAIR;
     p.peers = ((1u << PAIR) - 1) << (p.part * PAIR);
@@ -344,6 +402,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
     p.count = (int)((u32)blocks * (p.part + 1) / SPLIT) - p.begin;
     p.turn = p.count > 0 ? (int)(blockIdx.x / CLUSTER) % p.count : 0;
     p.n = n;
+    p.scale_a_row = scale_a_row;
+    p.scale_a_block = scale_a_block;
+    p.scale_b_row = scale_b_row;
+    p.d_row = d_row;
+    p.first = 0;
+    p.rows = m;
+    p.a_z = 0;
+    p.scale_a = scale_a;
+    p.scale_b = scale_b;
+    p.d = d;
 
     int early = 0;
     if (warp == CONSUMERS / 32) {
@@ -373,50 +441,40 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
 #endif
     grid_wait();
     grid_release();
-
-    p.first = 0;
-    p.rows = m;
-    p.a_z = 0;
-#if LAYOUT == OFFSETS
-    p.first = __ldg(groups + group);
-    p.rows = __ldg(groups + group + 1) - p.first;
-#elif LAYOUT == MASKED
-    p.rows = __ldg(groups + group);
-    p.a_z = group;
-#endif
-    const i64 outer = LAYOUT == MASKED ? group : 0;
-    p.scale_a = scale_a + p.first * scale_a_row + outer * scale_a_group;
-    p.scale_a_row = scale_a_row;
-    p.scale_a_block = scale_a_block;
-    p.scale_b = scale_b + group * scale_b_group;
-    p.scale_b_row = scale_b_row;
-    p.d = (char *)d + (p.first * d_row + outer * d_group) * OUT_BYTES;
-    p.d_row = d_row;
-    if (p.rows <= 0) {
-        return;
-    }
     __syncthreads(); /* the barriers are there */
 
     if (warp >= CONSUMERS / 32) {
         place at = {0, 1};
+#if LAYOUT == ONE
         u32 turn = 0;
-        for (int row = 0; row < p.rows; row += ROWS) {
+#endif
+        EACH_STRIP {
             if (warp > CONSUMERS / 32) {
                 load_scales(&p, &ring, &at, row, lane);
             } else if (lane == 0) {
                 load_tiles(&p, &ring, &a_map, &b_map, &at, row, early);
             }
+#if LAYOUT == ONE
             early = 0;
             meet_loaders(&ring, turn);
             turn ^= 1;
+#endif
         }
     } else {
         place at = {0, 0};
-        for (int row = 0; row < p.rows; row += ROWS) {
+#if LAYOUT != ONE
+        if (zero) { /* while the first tiles are on their way */
+            zero_rest(d, d_row, d_group, OUT_BYTES, LAYOUT == MASKED, groups, experts, m, n,
+                      (int)(blockIdx.x * (CONSUMERS / 32) + warp), (int)(gridDim.x * (CONSUMERS / 32)), lane);
+        }
+#endif
+        EACH_STRIP {
             multiply(&p, &ring, &at, warp / 4, warp % 4, lane);
             meet_written();
             finish(&p, &ring, row, threadIdx.x);
+#if LAYOUT == ONE
             meet_read(&ring);
+#endif
         }
     }
 }

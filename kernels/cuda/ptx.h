@@ -44,6 +44,25 @@ DEV float2 load_shared_f32x2(u32 at)
     return v;
 }
 
+DEV int load_shared_i32(u32 at)
+{
+    int v;
+    asm volatile("ld.shared.s32 %0, [%1];" : "=r"(v) : "r"(at));
+    return v;
+}
+
+DEV int2 load_shared_i32x2(u32 at)
+{
+    int2 v;
+    asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at));
+    return v;
+}
+
+DEV void store_shared_i32(u32 at, int v)
+{
+    asm volatile("st.shared.s32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
+}
+
 DEV void store_shared_f32(u32 at, float v)
 {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory");
@@ -253,7 +272,14 @@ DEV u32 pack_f16(float low, float high)
     return v;
 }
 
-/* ---- warpgroup matrix product: d[64,N] = or += a[64,32] b[N,32]', e4m3 with float sums ---- */
+DEV float widen_f16(u16 bits)
+{
+    float v;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(bits));
+    return v;
+}
+
+/* ---- warpgroup matrix product: d[64,N] = or += a[64,32] b[N,32]' ---- */
 
 /* An operand tile in shared memory: rows of 128 bytes along K with the 128-byte swizzle of the
  * tensor map, first row at a multiple of 1024. 32 further values of K are 2 more in the descriptor. */
@@ -275,111 +301,119 @@ DEV void wgmma_commit(void)
 
 #define WGMMA_WAIT(pending) asm volatile("wgmma.wait_group.sync.aligned " #pending ";" ::: "memory")
 
-/* WGMMA_E4M3(N, d, a, b, accumulate): d is float[N / 2]: for j < N / 8, lane l of warp w holds rows
- * 16 w + l / 4 (d[4j], d[4j+1]) and 8 below it (d[4j+2], d[4j+3]), columns 8 j + 2 (l % 4) and the next. */
+/* WGMMA_E4M3(N, d, a, b, accumulate): d is float[N / 2], of WGMMA_S8S8 int[N / 2], which wraps. For j < N / 8, lane l
+ * of warp w holds rows 16 w + l / 4 (d[4j], d[4j+1]) and 8 below it (d[4j+2], d[4j+3]), columns 8 j + 2 (l % 4) and the
+ * next. */
 #define WGMMA_E4M3(N, d, a, b, accumulate) WGMMA_E4M3_(N, d, a, b, accumulate)
 #define WGMMA_E4M3_(N, d, a, b, accumulate)                                                                           \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " WGMMA_P##N ", 0;\n"                                              \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" WGMMA_S##N "}, " WGMMA_O##N             \
                  ", p, 1, 1;\n}"                                                                                      \
-                 : WGMMA_R##N(d)                                                                                      \
+                 : WGMMA_R##N("+f", d)                                                                                \
                  : "l"(a), "l"(b), "r"(accumulate)                                                                    \
                  : "memory")
-#define WGMMA_Q(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define WGMMA_S8S8(N, d, a, b, accumulate) WGMMA_S8S8_(N, d, a, b, accumulate)
+#define WGMMA_S8S8_(N, d, a, b, accumulate)                                                                           \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " WGMMA_P##N ", 0;\n"                                              \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k32.s32.s8.s8 {" WGMMA_S##N "}, " WGMMA_O##N ", p;\n}"       \
+                 : WGMMA_R##N("+r", d)                                                                                \
+                 : "l"(a), "l"(b), "r"(accumulate)                                                                    \
+                 : "memory")
+#define WGMMA_Q(c, d, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
 #define WGMMA_S8 "%0,%1,%2,%3"
-#define WGMMA_R8(d) WGMMA_Q(d, 0)
+#define WGMMA_R8(c, d) WGMMA_Q(c, d, 0)
 #define WGMMA_O8 "%4, %5"
 #define WGMMA_P8 "%6"
 #define WGMMA_S16 WGMMA_S8 ",%4,%5,%6,%7"
-#define WGMMA_R16(d) WGMMA_R8(d), WGMMA_Q(d, 4)
+#define WGMMA_R16(c, d) WGMMA_R8(c, d), WGMMA_Q(c, d, 4)
 #define WGMMA_O16 "%8, %9"
 #define WGMMA_P16 "%10"
 #define WGMMA_S24 WGMMA_S16 ",%8,%9,%10,%11"
-#define WGMMA_R24(d) WGMMA_R16(d), WGMMA_Q(d, 8)
+#define WGMMA_R24(c, d) WGMMA_R16(c, d), WGMMA_Q(c, d, 8)
 #define WGMMA_O24 "%12, %13"
 #define WGMMA_P24 "%14"
 #define WGMMA_S32 WGMMA_S24 ",%12,%13,%14,%15"
-#define WGMMA_R32(d) WGMMA_R24(d), WGMMA_Q(d, 12)
+#define WGMMA_R32(c, d) WGMMA_R24(c, d), WGMMA_Q(c, d, 12)
 #define WGMMA_O32 "%16, %17"
 #define WGMMA_P32 "%18"
 #define WGMMA_S40 WGMMA_S32 ",%16,%17,%18,%19"
-#define WGMMA_R40(d) WGMMA_R32(d), WGMMA_Q(d, 16)
+#define WGMMA_R40(c, d) WGMMA_R32(c, d), WGMMA_Q(c, d, 16)
 #define WGMMA_O40 "%20, %21"
 #define WGMMA_P40 "%22"
 #define WGMMA_S48 WGMMA_S40 ",%20,%21,%22,%23"
-#define WGMMA_R48(d) WGMMA_R40(d), WGMMA_Q(d, 20)
+#define WGMMA_R48(c, d) WGMMA_R40(c, d), WGMMA_Q(c, d, 20)
 #define WGMMA_O48 "%24, %25"
 #define WGMMA_P48 "%26"
 #define WGMMA_S56 WGMMA_S48 ",%24,%25,%26,%27"
-#define WGMMA_R56(d) WGMMA_R48(d), WGMMA_Q(d, 24)
+#define WGMMA_R56(c, d) WGMMA_R48(c, d), WGMMA_Q(c, d, 24)
 #define WGMMA_O56 "%28, %29"
 #define WGMMA_P56 "%30"
 #define WGMMA_S64 WGMMA_S56 ",%28,%29,%30,%31"
-#define WGMMA_R64(d) WGMMA_R56(d), WGMMA_Q(d, 28)
+#define WGMMA_R64(c, d) WGMMA_R56(c, d), WGMMA_Q(c, d, 28)
 #define WGMMA_O64 "%32, %33"
 #define WGMMA_P64 "%34"
 #define WGMMA_S72 WGMMA_S64 ",%32,%33,%34,%35"
-#define WGMMA_R72(d) WGMMA_R64(d), WGMMA_Q(d, 32)
+#define WGMMA_R72(c, d) WGMMA_R64(c, d), WGMMA_Q(c, d, 32)
 #define WGMMA_O72 "%36, %37"
 #define WGMMA_P72 "%38"
 #define WGMMA_S80 WGMMA_S72 ",%36,%37,%38,%39"
-#define WGMMA_R80(d) WGMMA_R72(d), WGMMA_Q(d, 36)
+#define WGMMA_R80(c, d) WGMMA_R72(c, d), WGMMA_Q(c, d, 36)
 #define WGMMA_O80 "%40, %41"
 #define WGMMA_P80 "%42"
 #define WGMMA_S88 WGMMA_S80 ",%40,%41,%42,%43"
-#define WGMMA_R88(d) WGMMA_R80(d), WGMMA_Q(d, 40)
+#define WGMMA_R88(c, d) WGMMA_R80(c, d), WGMMA_Q(c, d, 40)
 #define WGMMA_O88 "%44, %45"
 #define WGMMA_P88 "%46"
 #define WGMMA_S96 WGMMA_S88 ",%44,%45,%46,%47"
-#define WGMMA_R96(d) WGMMA_R88(d), WGMMA_Q(d, 44)
+#define WGMMA_R96(c, d) WGMMA_R88(c, d), WGMMA_Q(c, d, 44)
 #define WGMMA_O96 "%48, %49"
 #define WGMMA_P96 "%50"
 #define WGMMA_S104 WGMMA_S96 ",%48,%49,%50,%51"
-#define WGMMA_R104(d) WGMMA_R96(d), WGMMA_Q(d, 48)
+#define WGMMA_R104(c, d) WGMMA_R96(c, d), WGMMA_Q(c, d, 48)
 #define WGMMA_O104 "%52, %53"
 #define WGMMA_P104 "%54"
 #define WGMMA_S112 WGMMA_S104 ",%52,%53,%54,%55"
-#define WGMMA_R112(d) WGMMA_R104(d), WGMMA_Q(d, 52)
+#define WGMMA_R112(c, d) WGMMA_R104(c, d), WGMMA_Q(c, d, 52)
 #define WGMMA_O112 "%56, %57"
 #define WGMMA_P112 "%58"
 #define WGMMA_S120 WGMMA_S112 ",%56,%57,%58,%59"
-#define WGMMA_R120(d) WGMMA_R112(d), WGMMA_Q(d, 56)
+#define WGMMA_R120(c, d) WGMMA_R112(c, d), WGMMA_Q(c, d, 56)
 #define WGMMA_O120 "%60, %61"
 #define WGMMA_P120 "%62"
 #define WGMMA_S128 WGMMA_S120 ",%60,%61,%62,%63"
-#define WGMMA_R128(d) WGMMA_R120(d), WGMMA_Q(d, 60)
+#define WGMMA_R128(c, d) WGMMA_R120(c, d), WGMMA_Q(c, d, 60)
 #define WGMMA_O128 "%64, %65"
 #define WGMMA_P128 "%66"
 #define WGMMA_S136 WGMMA_S128 ",%64,%65,%66,%67"
-#define WGMMA_R136(d) WGMMA_R128(d), WGMMA_Q(d, 64)
+#define WGMMA_R136(c, d) WGMMA_R128(c, d), WGMMA_Q(c, d, 64)
 #define WGMMA_O136 "%68, %69"
 #define WGMMA_P136 "%70"
 #define WGMMA_S144 WGMMA_S136 ",%68,%69,%70,%71"
-#define WGMMA_R144(d) WGMMA_R136(d), WGMMA_Q(d, 68)
+#define WGMMA_R144(c, d) WGMMA_R136(c, d), WGMMA_Q(c, d, 68)
 #define WGMMA_O144 "%72, %73"
 #define WGMMA_P144 "%74"
 #define WGMMA_S152 WGMMA_S144 ",%72,%73,%74,%75"
-#define WGMMA_R152(d) WGMMA_R144(d), WGMMA_Q(d, 72)
+#define WGMMA_R152(c, d) WGMMA_R144(c, d), WGMMA_Q(c, d, 72)
 #define WGMMA_O152 "%76, %77"
 #define WGMMA_P152 "%78"
 #define WGMMA_S160 WGMMA_S152 ",%76,%77,%78,%79"
-#define WGMMA_R160(d) WGMMA_R152(d), WGMMA_Q(d, 76)
+#define WGMMA_R160(c, d) WGMMA_R152(c, d), WGMMA_Q(c, d, 76)
 #define WGMMA_O160 "%80, %81"
 #define WGMMA_P160 "%82"
 #define WGMMA_S168 WGMMA_S160 ",%80,%81,%82,%83"
-#define WGMMA_R168(d) WGMMA_R160(d), WGMMA_Q(d, 80)
+#define WGMMA_R168(c, d) WGMMA_R160(c, d), WGMMA_Q(c, d, 80)
 #define WGMMA_O168 "%84, %85"
 #define WGMMA_P168 "%86"
 #define WGMMA_S176 WGMMA_S168 ",%84,%85,%86,%87"
-#define WGMMA_R176(d) WGMMA_R168(d), WGMMA_Q(d, 84)
+#define WGMMA_R176(c, d) WGMMA_R168(c, d), WGMMA_Q(c, d, 84)
 #define WGMMA_O176 "%88, %89"
 #define WGMMA_P176 "%90"
 #define WGMMA_S184 WGMMA_S176 ",%88,%89,%90,%91"
-#define WGMMA_R184(d) WGMMA_R176(d), WGMMA_Q(d, 88)
+#define WGMMA_R184(c, d) WGMMA_R176(c, d), WGMMA_Q(c, d, 88)
 #define WGMMA_O184 "%92, %93"
 #define WGMMA_P184 "%94"
 #define WGMMA_S192 WGMMA_S184 ",%92,%93,%94,%95"
-#define WGMMA_R192(d) WGMMA_R184(d), WGMMA_Q(d, 92)
+#define WGMMA_R192(c, d) WGMMA_R184(c, d), WGMMA_Q(c, d, 92)
 #define WGMMA_O192 "%96, %97"
 #define WGMMA_P192 "%98"
 

@@ -11,6 +11,7 @@
 #include <quern/plan.h>
 
 #include "base/text.h"
+#include "op/op.h"
 
 typedef struct qn_kernel qn_kernel;
 
@@ -35,6 +36,7 @@ struct qn_kernel {
     uint32_t pack_layout; /* id of the packed layout; 0: reads weights as they are stored */
     const char *level;    /* device kernels: the targets in words, e.g. "sm_90a"; NULL: the name of isa */
     const char *status;   /* "tested", "compiled, not run", "reference" */
+    qn_sums sums;         /* of a matmul: what the error model allows it */
     const char *arithmetic; /* ceiling of its multiply-adds ("int8_dot", ...); NULL: see qn_kernel_ceiling */
     /* NULL when the kernel can compute this descriptor, else why not (static text). */
     const char *(*accepts)(const qn_kernel *kernel, const qn_op_desc *desc);

@@ -5,6 +5,7 @@
  *   matmuls          |d| <= ulp_T(want) + (2 sqrt(K) + 16) 2^-24 (|a_m| |b_n| + |bias_n|), |.| the Euclidean norms
  *                    of the dequantised rows, whose product bounds sum |a b|.
  *                    int8: ulp_T(want) + 2^-21 (|want| + |bias_n|)
+ *                    kernels whose sums are QN_SUMS_FP8_MMA: + FP8_MMA_CUT <a_m> <b_n>, see side_norms
  *   quantise         scales within 1 ulp (silu_mul_quant 2^-20 of their size), zero points within 1, codes within
  *                    1 step and fewer than 1 in 1000 (but one is always allowed) different
  *   others           ulp_T(want) + what each function below says
@@ -22,6 +23,12 @@
 
 #define CHUNK 256   /* elements decoded at a time: a multiple of every block */
 #define COLUMNS 512 /* norms of b kept at a time */
+#define BLOCK 128   /* of K: what tensor cores sum on their own before the sum is added in f32 */
+
+/* What a block's sum may be off by, of the product of the norms of its operands. The tensor core cuts the products of a
+ * step of 32 and the sum so far to 13 bits below the largest of them, which is at most that product: simulated on
+ * random operands, the four steps of a block stay below 2^-12.9 of it. */
+#define FP8_MMA_CUT 0x1p-12
 
 /* Spacing of a float format's values at |value|. */
 static double ulp_at(qn_format format, double value)
@@ -143,21 +150,33 @@ static double scale_e8m0(const side *s, int64_t column)
     return (double)qn_e8m0_to_f32((uint8_t)s->scales[column / s->block]);
 }
 
-static double side_norm(const side *s, int64_t k)
+/* Norms of a row: |v|, the Euclidean one, and <v>, the fourth root of the sum over blocks of 128 of their Euclidean
+ * norms to the fourth. Errors of blocks are independent: the root of the sum of the squares of |a_kb| |b_kb| bounds
+ * theirs, and <a> <b> bounds that (Cauchy and Schwarz). */
+typedef struct norms {
+    double row, blocks;
+} norms;
+
+static norms side_norms(const side *s, int64_t k)
 {
     float values[CHUNK];
     const qn_format_row *codec = qn_format_get_row(s->format);
     const int64_t chunk_bytes = CHUNK / codec->info.block_elements * codec->info.block_bytes;
-    double sum = 0.0;
+    double sum = 0.0, fourths = 0.0;
     for (int64_t k0 = 0; k0 < k; k0 += CHUNK) {
         const int64_t count = qn_min_i64(CHUNK, k - k0);
         codec->decode(s->row + k0 / CHUNK * chunk_bytes, count, values);
-        for (int64_t i = 0; i < count; i++) {
-            const double v = (double)values[i] * (s->scale ? s->scale(s, k0 + i) : 1.0);
-            sum += v * v;
+        for (int64_t b0 = 0; b0 < count; b0 += BLOCK) {
+            double block = 0.0;
+            for (int64_t i = b0; i < qn_min_i64(b0 + BLOCK, count); i++) {
+                const double v = (double)values[i] * (s->scale ? s->scale(s, k0 + i) : 1.0);
+                block += v * v;
+            }
+            sum += block;
+            fourths += block * block;
         }
     }
-    return sqrt(sum) * s->factor;
+    return (norms){sqrt(sum) * s->factor, sqrt(sqrt(fourths)) * s->factor};
 }
 
 static double vector_f32(const qn_view *scale, int64_t i)
@@ -256,10 +275,12 @@ static const qn_view *bias_of(const qn_op_desc *desc, const qn_view in[QN_MAX_IN
 }
 
 /* One expert's rows [first, end) of the outputs want and got. */
-static void judge_product(const qn_op_desc *desc, const qn_sizes *sizes, const qn_view *want, const qn_view *got,
-                          const qn_view in[QN_MAX_IN], int64_t e, int64_t first, int64_t end, qn_case_result *result)
+static void judge_product(const qn_op_desc *desc, qn_sums sums, const qn_sizes *sizes, const qn_view *want,
+                          const qn_view *got, const qn_view in[QN_MAX_IN], int64_t e, int64_t first, int64_t end,
+                          qn_case_result *result)
 {
-    double norms[COLUMNS];
+    norms right[COLUMNS];
+    const double cut = sums == QN_SUMS_FP8_MMA ? FP8_MMA_CUT : 0.0;
     const qn_format format = want->shape.format;
     const int int8 = desc->op == QN_OP_SCALED_MM && in[QN_SMM_A].shape.format == QN_I8;
     const double growth = (2.0 * sqrt((double)sizes->k) + 16.0) * 0x1p-24;
@@ -269,21 +290,26 @@ static void judge_product(const qn_op_desc *desc, const qn_sizes *sizes, const q
         const int64_t count = qn_min_i64(COLUMNS, sizes->n - n0);
         for (int64_t i = 0; i < count && sizes->k > 0 && !int8; i++) {
             const side s = right_side(desc, in, e, n0 + i);
-            norms[i] = side_norm(&s, sizes->k);
+            right[i] = side_norms(&s, sizes->k);
         }
         for (int64_t m = first; m < end; m++) {
-            double norm = 0.0;
+            norms left = {0.0, 0.0};
             if (sizes->k > 0 && !int8) {
                 const side s = left_side(desc, in, e, m);
-                norm = side_norm(&s, sizes->k);
+                left = side_norms(&s, sizes->k);
             }
             const char *a = three ? ref_row3(want, e, m) : ref_row(want, m);
             const char *b = three ? ref_row3(got, e, m) : ref_row(got, m);
             for (int64_t i = 0; i < count; i++) {
                 const double x = element(format, a, n0 + i), y = element(format, b, n0 + i);
                 const double add = bias ? fabs((double)ref_vector_at(bias, n0 + i)) : 0.0;
-                const double sum = sizes->k > 0 && !int8 ? norm * norms[i] : 0.0;
-                const double allowed = ulp_at(format, x) + (int8 ? 0x1p-21 * (fabs(x) + add) : growth * (sum + add));
+                double allowed = 0x1p-21 * (fabs(x) + add);
+                if (!int8) {
+                    const int none = sizes->k == 0;
+                    allowed = growth * ((none ? 0.0 : left.row * right[i].row) + add) +
+                              cut * (none ? 0.0 : left.blocks * right[i].blocks);
+                }
+                allowed += ulp_at(format, x);
                 const int64_t row = three ? e * want->shape.dims[1] + m : m;
                 note(result, 0, row * sizes->n + n0 + i, x, y, error_of(x, y, allowed));
             }
@@ -305,18 +331,18 @@ static void judge_zeros(const qn_view *got, int64_t e, int64_t first, int64_t en
     }
 }
 
-static void judge_matmul(const qn_op_desc *desc, const qn_sizes *sizes, const qn_view *want, const qn_view *got,
-                         const qn_view in[QN_MAX_IN], qn_case_result *result)
+static void judge_matmul(const qn_op_desc *desc, qn_sums sums, const qn_sizes *sizes, const qn_view *want,
+                         const qn_view *got, const qn_view in[QN_MAX_IN], qn_case_result *result)
 {
     if (desc->op != QN_OP_GROUPED_BLOCK_SCALED_MM) {
-        judge_product(desc, sizes, want, got, in, 0, 0, sizes->m, result);
+        judge_product(desc, sums, sizes, want, got, in, 0, 0, sizes->m, result);
         return;
     }
     const int masked = desc->attr[QN_ATTR_LAYOUT].i == QN_LAYOUT_MASKED;
     for (int64_t e = 0; e < sizes->e; e++) {
         const int64_t first = masked ? 0 : ref_i32(in[QN_BMM_OFFSETS].data, e);
         const int64_t end = masked ? ref_i32(in[QN_BMM_MASKED_M].data, e) : ref_i32(in[QN_BMM_OFFSETS].data, e + 1);
-        judge_product(desc, sizes, want, got, in, e, first, end, result);
+        judge_product(desc, sums, sizes, want, got, in, e, first, end, result);
         if (masked) {
             judge_zeros(got, e, end, sizes->m, result);
         }
@@ -456,7 +482,7 @@ static void judge_attention(const qn_op_desc *desc, const qn_sizes *sizes, const
     }
 }
 
-static void judge_slot(const qn_op_desc *desc, const qn_sizes *sizes, int32_t slot, const qn_view *want,
+static void judge_slot(const qn_op_desc *desc, qn_sums sums, const qn_sizes *sizes, int32_t slot, const qn_view *want,
                        const qn_view *got, const qn_view in[QN_MAX_IN], qn_case_result *result)
 {
     switch (desc->op) {
@@ -472,12 +498,12 @@ static void judge_slot(const qn_op_desc *desc, const qn_sizes *sizes, int32_t sl
         break;
     case QN_OP_ROPE: judge_rope(want, got, result); break;
     case QN_OP_ATTENTION: judge_attention(desc, sizes, want, got, in, result); break;
-    default: judge_matmul(desc, sizes, want, got, in, result); break;
+    default: judge_matmul(desc, sums, sizes, want, got, in, result); break;
     }
 }
 
-qn_status qn_case_judge(const qn_op_desc *desc, const qn_view want[QN_MAX_OUT], const qn_view got[QN_MAX_OUT],
-                        const qn_view in[QN_MAX_IN], int32_t exact, qn_case_result *result, qn_error *error)
+qn_status qn_judge(const qn_op_desc *desc, qn_sums sums, const qn_view want[QN_MAX_OUT], const qn_view got[QN_MAX_OUT],
+                   const qn_view in[QN_MAX_IN], int32_t exact, qn_case_result *result, qn_error *error)
 {
     QN_FAIL_IF(!desc || !want || !got || !in || !result, error, QN_E_ARGUMENT, "qn_case_judge: a parameter is NULL");
     *result = (qn_case_result){0};
@@ -499,9 +525,15 @@ qn_status qn_case_judge(const qn_op_desc *desc, const qn_view want[QN_MAX_OUT], 
         if (exact && is_exact_op(desc->op)) {
             judge_exact(&want[i], &got[i], i, result);
         } else {
-            judge_slot(desc, &sizes, i, &want[i], &got[i], in, result);
+            judge_slot(desc, sums, &sizes, i, &want[i], &got[i], in, result);
         }
     }
     result->pass = result->max_error <= 1.0;
     return QN_OK;
+}
+
+qn_status qn_case_judge(const qn_op_desc *desc, const qn_view want[QN_MAX_OUT], const qn_view got[QN_MAX_OUT],
+                        const qn_view in[QN_MAX_IN], int32_t exact, qn_case_result *result, qn_error *error)
+{
+    return qn_judge(desc, QN_SUMS_F32, want, got, in, exact, result, error);
 }

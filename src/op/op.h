@@ -7,6 +7,7 @@
 #ifndef QN_OP_OP_H
 #define QN_OP_OP_H
 
+#include <quern/experimental.h>
 #include <quern/op.h>
 #include <quern/plan.h>
 
@@ -61,6 +62,16 @@ qn_format qn_op_type_format(int32_t type);
  * masked_m of grouped_block_scaled_mm. qn_run calls it after its shape checks;
  * the other operators have nothing to check. QN_E_ARGUMENT. */
 qn_status qn_op_args_check(const qn_op_desc *desc, const qn_args *args, qn_error *error);
+
+/* How a kernel sums the products of a matmul: what the error model has to allow it. */
+typedef enum qn_sums {
+    QN_SUMS_F32 = 0,    /* f32 in any order, or wider */
+    QN_SUMS_FP8_MMA = 1 /* Hopper's FP8 tensor core within 128 of K, those sums added in f32 */
+} qn_sums;
+
+/* qn_case_judge for a kernel with such sums. */
+qn_status qn_judge(const qn_op_desc *desc, qn_sums sums, const qn_view want[QN_MAX_OUT], const qn_view got[QN_MAX_OUT],
+                   const qn_view in[QN_MAX_IN], int32_t exact, qn_case_result *result, qn_error *error);
 
 static inline int qn_op_has(const qn_op_desc *desc, int32_t slot)
 {

@@ -438,3 +438,12 @@ qn_status qn_run(const qn_plan *plan, const qn_args *args, void *workspace, size
     kernel->run(kernel, &call);
     return QN_OK;
 }
+
+/* ---- judging ---- */
+
+qn_status qn_plan_judge(const qn_plan *plan, const qn_view want[QN_MAX_OUT], const qn_view got[QN_MAX_OUT],
+                        const qn_view in[QN_MAX_IN], int32_t exact, qn_case_result *result, qn_error *error)
+{
+    QN_FAIL_IF(!plan, error, QN_E_ARGUMENT, "qn_plan_judge: plan is NULL");
+    return qn_judge(&plan->desc, plan->kernel->sums, want, got, in, exact, result, error);
+}

@@ -29,6 +29,7 @@ static qn_ctx *ctx;
 static void *stream;
 static const char *word;
 static int runs, rows_met, failures;
+static double worst; /* of a row: the largest error of what is allowed */
 
 /* A tensor on the host and on the device, rows `stride` bytes apart, GUARD bytes on both sides. */
 typedef struct operand {
@@ -216,7 +217,7 @@ static void fetch(problem *p, const char *what)
     }
 }
 
-static void judge(problem *p, int exact, const char *what)
+static void judge(problem *p, const qn_plan *plan, int exact, const char *what)
 {
     qn_view want[QN_MAX_OUT], got[QN_MAX_OUT], in[QN_MAX_IN];
     memset(want, 0, sizeof want);
@@ -235,7 +236,8 @@ static void judge(problem *p, int exact, const char *what)
     }
     qn_case_result r;
     qn_error error = {0};
-    must(qn_case_judge(&p->desc, want, got, in, exact, &r, &error), &error, what);
+    must(qn_plan_judge(plan, want, got, in, exact, &r, &error), &error, what);
+    worst = r.max_error > worst ? r.max_error : worst;
     if (!r.pass) {
         WRONG("%s: error %g of the allowed; output %d element %lld is %.9g, expected %.9g", what, r.max_error, r.slot,
               (long long)r.index, r.got, r.want);
@@ -304,7 +306,7 @@ static void run_layout(problem *p, const qn_plan *plan, size_t gap, size_t shift
     must(qn_run(plan, &args, workspace, bytes, &exec, &error), &error, what);
     must(qn_stream_sync(ctx, stream, &error), &error, what);
     fetch(p, what);
-    judge(p, exact, what);
+    judge(p, plan, exact, what);
     char *first[QN_MAX_OUT] = {NULL};
     for (int i = 0; i < QN_MAX_OUT; i++) {
         if (p->out[i].dense) {
@@ -376,6 +378,7 @@ static void rows_agree_with_the_reference(void **state)
         const char *text;
         int32_t bench;
         const int before = runs, failed = failures;
+        worst = 0.0;
         for (int32_t c = 0; (text = qn_case_at(c, &bench)) != NULL; c++) {
             qn_op_desc desc;
             qn_case_cost cost;
@@ -387,7 +390,8 @@ static void rows_agree_with_the_reference(void **state)
             }
         }
         rows_met++;
-        printf("%s: %d runs on %s, %d wrong\n", kernel->name, runs - before, info.name, failures - failed);
+        printf("%s: %d runs on %s, %d wrong, the largest error %.3g of the allowed\n", kernel->name, runs - before,
+               info.name, failures - failed, worst);
     }
     qn_stream_destroy(ctx, stream);
     assert_true(rows_met > 0 && (runs > 0 || word));
@@ -439,6 +443,7 @@ static int start(void **state)
     qn_ctx_options options;
     qn_ctx_options_init(&options);
     options.cache_dir = getenv("QN_TEST_KERNEL_CACHE");
+    options.cubin_dir = getenv("QN_TEST_CUBINS");
     return qn_ctx_create(&options, &ctx, NULL) == QN_OK ? 0 : -1;
 }
 

@@ -9,7 +9,7 @@
  *   device.c    memory, streams, events and graphs for callers without CUDA code
  *   ceiling.c   what the device reaches
  *   chain.c     neighbouring steps of a model as few launches
- *   run_*.c     families: which programs a descriptor needs and how to launch them
+ *   run_*.c     families: which programs a descriptor needs and how to launch them; tiles.c: what products share
  *
  * A family is a table of qn_kernel rows whose impl is a qn_cuda_impl and whose
  * open, close and launch are QN_CUDA_HOOKS; registry.c lists it. See docs/howto/new-cuda-kernel.md. */
@@ -244,8 +244,9 @@ typedef struct qn_cuda_family {
     size_t bytes; /* sizeof the array */
 } qn_cuda_family;
 
-extern const qn_cuda_family qn_cuda_quantize_family, qn_cuda_block_scaled_mm_family, qn_cuda_mm_family,
-    qn_cuda_activation_family, qn_cuda_fp4_family;
+extern const qn_cuda_family qn_cuda_quantize_family, qn_cuda_block_scaled_mm_family,
+    qn_cuda_grouped_block_scaled_mm_family, qn_cuda_scaled_mm_family, qn_cuda_mm_family, qn_cuda_activation_family,
+    qn_cuda_fp4_family;
 
 extern const qn_backend_chains qn_cuda_chains;
 

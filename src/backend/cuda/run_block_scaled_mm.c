@@ -2,51 +2,33 @@
  * 128 rows, tiles for many rows, and a plain kernel for operands that the bulk copies cannot take; the run picks by M
  * and alignment. What the kernels expect, and which tile is best where, is the host contract at the top of each source.
  *
- * Hopper's FP8 products are summed with about 14 bits inside one instruction, so random values may pass the error
- * model of docs/operators.md, which supposes f32 sums (measured: up to 5.3 times it, at small K); the exact grid
- * agrees bit for bit. The row's status says so. */
+ * The tensor core sums FP8 products with fewer bits than f32 has: the row says QN_SUMS_FP8_MMA, docs/operators.md how
+ * much that may cost. */
 #include <string.h>
 
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/tiles.h"
 #include "base/checked.h"
 #include "ref/slots.h"
 
-enum { MOST_SHARED = 232448, MOST_SPLIT = 8, PLAIN_TILE = 64, PLAIN_THREADS = 256, MOST_GRID_Y = 65535 };
+enum { MOST_SPLIT = 8 };
 
 /* Programs of a plan: plain, tiles, then the heights of the skinny kernel. FEW has one row of tiles. ANY takes any
  * alignment of d. */
-enum { PLAIN = 0, TALL, TALL_PAIR, WIDE, ANY, FEW, SKINNY };
+enum { PLAIN = 0, TILES, FEW = TILES + QN_BLOCK_TILES, SKINNY };
 static const int32_t heights[] = {8, 16, 32, 64, 128};
 enum { HEIGHTS = sizeof heights / sizeof *heights };
-
-typedef struct tile {
-    int32_t bm, bn, stages, cluster, parts, store;
-    double weight; /* share of the best tile's speed that it reaches when the card is full */
-} tile;
-
-enum { TILE_GROUPS = 2, TILE_THREADS = 128 + 128 * TILE_GROUPS };
-
-static const tile stored[] = {[TALL] = {256, 128, 3, 1, 1, 1, 1.00},
-                              [TALL_PAIR] = {256, 128, 3, 2, 1, 1, 1.00},
-                              [WIDE] = {128, 192, 4, 1, 1, 1, 0.94},
-                              [ANY] = {128, 160, 6, 1, 1, 0, 0.92}};
-
-/* Parameters of the skinny kernel; stages are at most those, fewer where they do not fit. */
-typedef struct strip {
-    int32_t groups, split, unroll, stages, occupancy;
-} strip;
 
 /* Measured on an H200: for strips of 64 rows of b and 128-blocks of K, up to 32, 64 and 128 rows. */
 static const struct tuned {
     int32_t strips, blocks;
-    strip rows32, rows64, rows128;
+    qn_strip rows32, rows64, rows128;
 } tuned[] = {
     {33, 56, {2, 4, 2, 6, 1}, {2, 4, 2, 4, 1}, {2, 4, 1, 6, 1}},
-    {64, 56, {1, 2, 4, 6, 1}, {1, 2, 4, 3, 1}, {1, 2, 2, 4, 1}},
-    {112, 16, {1, 2, 2, 6, 2}, {1, 2, 1, 6, 2}, {1, 2, 1, 6, 1}},
+    {64, 56, {1, 2, 2, 8, 1}, {1, 2, 4, 3, 1}, {1, 2, 2, 4, 1}},
+    {112, 16, {1, 1, 2, 8, 1}, {1, 1, 2, 6, 1}, {1, 2, 1, 6, 1}},
     {112, 128, {4, 4, 2, 3, 1}, {2, 4, 2, 2, 2}, {2, 2, 1, 6, 1}},
-    {384, 12, {3, 1, 2, 4, 1}, {3, 1, 1, 7, 1}, {3, 1, 1, 4, 1}},
-    {512, 4, {2, 1, 2, 3, 2}, {2, 1, 1, 4, 2}, {2, 1, 1, 4, 1}},
+    {384, 12, {3, 1, 1, 7, 1}, {3, 1, 1, 7, 1}, {2, 1, 1, 4, 1}},
+    {512, 4, {2, 1, 1, 5, 2}, {2, 1, 1, 4, 2}, {2, 1, 1, 4, 1}},
 };
 
 static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
@@ -62,38 +44,21 @@ static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
     return b->dims[0] > INT32_MAX || b->dims[1] > INT32_MAX ? "N or K is 2^31 or more" : NULL;
 }
 
-static int32_t tile_shared(const tile *t)
-{
-    return 1024 + t->store * t->bm * t->bn * 2 + t->stages * (128 * (t->bm + t->bn) + 4 * (t->bm + 4) + 24);
-}
-
-/* Whether rows of d may leave through the copy engine, as far as a plan knows. */
-static int may_store(const qn_op_desc *desc)
-{
-    return desc->attr[QN_ATTR_OUT].i != 2 && desc->in[QN_BMM_B].dims[0] % 8 == 0;
-}
-
 /* The tile of a program; FEW by N, K and the device alone. */
-static tile tile_of(int32_t program, const qn_op_desc *desc, const qn_cuda_device *device)
+static qn_tile tile_of(int32_t program, const qn_op_desc *desc, const qn_cuda_device *device)
 {
-    static const int32_t unstored_stages[] = {[TALL] = 4, [TALL_PAIR] = 4, [WIDE] = 5, [ANY] = 6};
     const int64_t n = desc->in[QN_BMM_B].dims[0];
     if (program != FEW) {
-        tile t = stored[program];
-        if (!may_store(desc)) {
-            t.store = 0;
-            t.stages = unstored_stages[program];
-        }
-        return t;
+        return qn_block_tile(program - TILES, qn_tile_may_store(desc->attr[QN_ATTR_OUT].i, n));
     }
     const int64_t wide = qn_ceil_div(n, 192), square = qn_ceil_div(n, 128), sms = device->sms;
     if (wide <= sms && 10 * wide >= 9 * sms) {
-        return (tile){128, 192, 5, 1, 1, 0, 1.0};
+        return (qn_tile){128, 192, 5, 1, 1, 0, 1.0};
     }
     if (square <= 2 * sms && 10 * square >= 18 * sms) {
-        return (tile){128, 128, 6, 1, 2, 0, 1.0};
+        return (qn_tile){128, 128, 6, 1, 2, 0, 1.0};
     }
-    return (tile){128, 64, 9, 1, 2, 0, 1.0};
+    return (qn_tile){128, 64, 9, 1, 2, 0, 1.0};
 }
 
 /* 65 to 128 rows go to FEW, else to the skinny kernel: long K wants its parts. */
@@ -102,23 +67,18 @@ static int has_few(const qn_op_desc *desc, const qn_cuda_device *device)
     return desc->in[QN_BMM_B].dims[1] <= 4096 || tile_of(FEW, desc, device).bn > 64;
 }
 
-static int32_t strip_shared(const strip *s, int32_t rows)
-{
-    return 1032 + s->stages * (s->unroll * (8192 * s->groups + 128 * rows + 4 * (rows + 4)) + 24);
-}
-
 /* No parts of K where the strips fill the card, else those that do, of at least 8 blocks. */
-static strip strip_of(const qn_op_desc *desc, const qn_cuda_device *device, int32_t rows)
+static qn_strip strip_of(const qn_op_desc *desc, const qn_cuda_device *device, int32_t rows)
 {
     const qn_shape *b = &desc->in[QN_BMM_B];
     const int64_t strips = qn_ceil_div(b->dims[0], 64), blocks = qn_ceil_div(b->dims[1], 128);
-    strip s = {.groups = strips >= 3 * device->sms   ? 3
-                         : strips >= 2 * device->sms ? 2
-                                                     : 1,
-               .split = 1,
-               .unroll = rows < 64 ? 2 : 1,
-               .stages = 6,
-               .occupancy = 1};
+    qn_strip s = {.groups = strips >= 3 * device->sms   ? 3
+                            : strips >= 2 * device->sms ? 2
+                                                        : 1,
+                  .split = 1,
+                  .unroll = rows < 64 ? 2 : 1,
+                  .stages = 6,
+                  .occupancy = 1};
     while (s.split < MOST_SPLIT && 2 * s.split * qn_ceil_div(strips, s.groups) <= device->sms &&
            16 * s.split <= blocks) {
         s.split *= 2;
@@ -128,9 +88,10 @@ static strip strip_of(const qn_op_desc *desc, const qn_cuda_device *device, int3
             s = rows <= 32 ? tuned[i].rows32 : rows <= 64 ? tuned[i].rows64 : tuned[i].rows128;
         }
     }
-    while (strip_shared(&s, rows) > MOST_SHARED / s.occupancy - 512) {
-        s.stages--;
+    if (rows > 64 && s.groups > 2) {
+        s.groups = 2; /* sums of 128 rows need more registers than 14 warps have */
     }
+    qn_strip_fit(&s, rows, QN_ONE_MATRIX);
     return s;
 }
 
@@ -138,40 +99,18 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
                         qn_cuda_program *out)
 {
     (void)kernel;
-    for (int32_t i = 0; i < SKINNY + HEIGHTS; i++) {
-        qn_cuda_define(&out[i], "OUT", desc->attr[QN_ATTR_OUT].i);
-        qn_cuda_define(&out[i], "LAYOUT", 0);
-    }
+    const int32_t form = desc->attr[QN_ATTR_OUT].i;
     out[PLAIN].source = "block_scaled_mm_plain.cu";
     out[PLAIN].entry = "qn_block_scaled_mm_plain";
-    for (int32_t i = TALL; i < SKINNY; i++) {
-        qn_cuda_program *p = &out[i];
-        const tile t = tile_of(i, desc, device);
-        p->source = "block_scaled_mm.cu";
-        p->entry = "qn_block_scaled_mm";
-        p->shared_bytes = tile_shared(&t);
-        qn_cuda_define(p, "BM", t.bm);
-        qn_cuda_define(p, "BN", t.bn);
-        qn_cuda_define(p, "STAGES", t.stages);
-        qn_cuda_define(p, "CLUSTER", t.cluster);
-        qn_cuda_define(p, "GROUPS", TILE_GROUPS);
-        qn_cuda_define(p, "PARTS", t.parts);
-        qn_cuda_define(p, "STORE", t.store);
+    qn_cuda_define(&out[PLAIN], "OUT", form);
+    qn_cuda_define(&out[PLAIN], "LAYOUT", QN_ONE_MATRIX);
+    for (int32_t i = TILES; i < SKINNY; i++) {
+        const qn_tile t = tile_of(i, desc, device);
+        qn_block_tile_program(&t, form, QN_ONE_MATRIX, &out[i]);
     }
     for (int32_t i = 0; i < HEIGHTS; i++) {
-        qn_cuda_program *p = &out[SKINNY + i];
-        const strip s = strip_of(desc, device, heights[i]);
-        p->source = "block_scaled_mm_skinny.cu";
-        p->entry = "qn_block_scaled_mm_skinny";
-        p->shared_bytes = strip_shared(&s, heights[i]);
-        qn_cuda_define(p, "ROWS", heights[i]);
-        qn_cuda_define(p, "GROUPS", s.groups);
-        qn_cuda_define(p, "PAIR", 1);
-        qn_cuda_define(p, "SPLIT", s.split);
-        qn_cuda_define(p, "UNROLL", s.unroll);
-        qn_cuda_define(p, "STAGES", s.stages);
-        qn_cuda_define(p, "OCCUPANCY", s.occupancy);
-        qn_cuda_define(p, "EARLY", 0);
+        const qn_strip s = strip_of(desc, device, heights[i]);
+        qn_strip_program(&s, heights[i], form, QN_ONE_MATRIX, &out[SKINNY + i]);
     }
     return SKINNY + HEIGHTS;
 }
@@ -183,7 +122,7 @@ typedef struct operands {
     const void *a, *b, *scale_a, *scale_b, *groups;
     void *d;
     long long a_row, b_row, scale_a_row, scale_a_block, scale_b_row, d_row, none;
-    int32_t m, n, k, experts;
+    int32_t m, n, k, experts, zero;
 } operands;
 
 static operands operands_of(const qn_run_call *call)
@@ -209,26 +148,6 @@ static operands operands_of(const qn_run_call *call)
                       .experts = 1};
 }
 
-static int may_copy(const operands *o)
-{
-    return ((uint64_t)(uintptr_t)o->a | (uint64_t)(uintptr_t)o->b | (uint64_t)o->a_row | (uint64_t)o->b_row) % 16 == 0;
-}
-
-/* The map of a matrix of bytes in boxes of 128 columns. */
-static qn_status make_map(const qn_cuda_run *run, const void *data, int64_t rows, int64_t k, int64_t step, uint32_t box,
-                          qn_tensor_map *map, qn_error *error)
-{
-    const qn_cuda_tensor tensor = {.data = data,
-                                   .type = CU_TENSOR_U8,
-                                   .rank = 3,
-                                   .swizzle = CU_SWIZZLE_128B,
-                                   .promotion = CU_L2_PROMOTION_128B,
-                                   .dims = {(uint64_t)k, (uint64_t)rows, 1},
-                                   .strides = {(uint64_t)step, (uint64_t)(step * rows)},
-                                   .box = {128, box, 1}};
-    return qn_cuda_tensor_map(run->cuda, &tensor, map, error);
-}
-
 static qn_status launch_plain(const qn_cuda_run *run, operands *o, qn_error *error)
 {
     void *const arguments[] = {&o->a,       &o->a_row,       &o->none,          &o->b,    &o->b_row,   &o->none,
@@ -236,29 +155,16 @@ static qn_status launch_plain(const qn_cuda_run *run, operands *o, qn_error *err
                                &o->none,    &o->d,           &o->d_row,         &o->none, &o->groups,  &o->m,
                                &o->n,       &o->k,           &o->experts};
     const qn_cuda_geometry g = {
-        .grid = {(uint32_t)qn_ceil_div(o->n, PLAIN_TILE), (uint32_t)qn_ceil_div(o->m, PLAIN_TILE), 1},
-        .block = {PLAIN_THREADS, 1, 1}};
-    QN_FAIL_IF(g.grid[1] > MOST_GRID_Y, error, QN_E_UNSUPPORTED,
+        .grid = {(uint32_t)qn_ceil_div(o->n, QN_PLAIN_TILE), (uint32_t)qn_ceil_div(o->m, QN_PLAIN_TILE), 1},
+        .block = {QN_PLAIN_THREADS, 1, 1}};
+    QN_FAIL_IF(g.grid[1] > QN_MOST_GRID_Y, error, QN_E_UNSUPPORTED,
                "block_scaled_mm: %d rows of operands that are not 16-byte aligned are more than one launch takes",
                o->m);
     return qn_cuda_launch(run, PLAIN, &g, arguments, error);
 }
 
-/* The map of d for tiles that leave through the copy engine. */
-static qn_status make_d_map(const qn_cuda_run *run, const operands *o, qn_tensor_map *map, qn_error *error)
-{
-    const qn_cuda_tensor tensor = {.data = o->d,
-                                   .type = CU_TENSOR_U16,
-                                   .rank = 3,
-                                   .swizzle = CU_SWIZZLE_128B,
-                                   .dims = {(uint64_t)o->n, (uint64_t)o->m, 1},
-                                   .strides = {(uint64_t)(2 * o->d_row), (uint64_t)(2 * o->d_row * o->m)},
-                                   .box = {64, 64, 1}};
-    return qn_cuda_tensor_map(run->cuda, &tensor, map, error);
-}
-
 /* Rounds of the card that a tile takes. */
-static int64_t rounds_of(const tile *t, const operands *o, const qn_cuda_device *device)
+static int64_t rounds_of(const qn_tile *t, const operands *o, const qn_cuda_device *device)
 {
     return qn_ceil_div(qn_ceil_div(o->m, t->bm) * qn_ceil_div(o->n, t->bn), device->sms);
 }
@@ -266,22 +172,22 @@ static int64_t rounds_of(const tile *t, const operands *o, const qn_cuda_device 
 /* The program of the least estimated time. */
 static int32_t choose_tile(const qn_cuda_run *run, const operands *o)
 {
-    static const int32_t candidates[] = {TALL, WIDE, ANY};
+    static const int32_t candidates[] = {TILES + QN_TILE_TALL, TILES + QN_TILE_WIDE, TILES + QN_TILE_ANY};
     const int misaligned = ((uint64_t)(uintptr_t)o->d | (uint64_t)(2 * o->d_row)) % 16 != 0;
     if (o->m <= 128) {
         return FEW;
     }
-    int32_t best = ANY;
+    int32_t best = TILES + QN_TILE_ANY;
     double least = 0.0;
     for (size_t i = 0; i < sizeof candidates / sizeof *candidates; i++) {
-        const tile t = tile_of(candidates[i], run->call->desc, run->device);
+        const qn_tile t = tile_of(candidates[i], run->call->desc, run->device);
         const int64_t rounds = rounds_of(&t, o, run->device);
         const double cost = (double)rounds * t.bm * t.bn / t.weight;
         if ((t.store && misaligned) || (least > 0.0 && cost >= least)) {
             continue;
         }
         least = cost;
-        best = candidates[i] == TALL && rounds > 3 ? TALL_PAIR : candidates[i];
+        best = i == 0 && rounds > 3 ? TILES + QN_TILE_TALL_PAIR : candidates[i];
     }
     return best;
 }
@@ -290,7 +196,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
 {
     QN_FAIL_IF(run->call->sizes.m > INT32_MAX, error, QN_E_UNSUPPORTED, "block_scaled_mm: M is 2^31 or more");
     operands o = operands_of(run->call);
-    if (!may_copy(&o)) {
+    if (!qn_tile_aligned(o.a, o.a_row, 0) || !qn_tile_aligned(o.b, o.b_row, 0)) {
         return launch_plain(run, &o, error);
     }
     int32_t height = 0;
@@ -302,32 +208,29 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     qn_tensor_map a_map, b_map, d_map;
     void *common[] = {&o.scale_a, &o.scale_a_row, &o.scale_a_block, &o.none, &o.scale_b, &o.scale_b_row,
                       &o.none,    &o.d,           &o.d_row,         &o.none, &o.groups,  &o.m,
-                      &o.n,       &o.k,           &o.experts};
+                      &o.n,       &o.k,           &o.experts,       &o.zero, &o.zero,    &o.zero};
     void *arguments[3 + sizeof common / sizeof *common] = {&a_map, &b_map, &d_map};
     memcpy(&arguments[skinny ? 2 : 3], common, sizeof common);
-    qn_cuda_geometry g = {.grid = {1, 1, 1}, .block = {1, 1, 1}, .dependent = 1};
     if (skinny) {
-        const strip s = strip_of(run->call->desc, run->device, heights[height]);
-        QN_TRY(make_map(run, o.a, o.m, o.k, o.a_row, (uint32_t)heights[height], &a_map, error));
-        QN_TRY(make_map(run, o.b, o.n, o.k, o.b_row, 64 * (uint32_t)s.groups, &b_map, error));
-        g.cluster = (uint32_t)s.split;
-        g.grid[0] = (uint32_t)qn_ceil_div(o.n, 64 * s.groups) * g.cluster;
-        g.block[0] = 128 * (uint32_t)s.groups + 64;
-        g.shared_bytes = (uint32_t)strip_shared(&s, heights[height]);
+        const qn_strip s = strip_of(run->call->desc, run->device, heights[height]);
+        QN_TRY(qn_tile_byte_map(run, o.a, o.k, o.m, 1, o.a_row, o.a_row * o.m, heights[height], &a_map, error));
+        QN_TRY(qn_tile_byte_map(run, o.b, o.k, o.n, 1, o.b_row, o.b_row * o.n, 64 * s.groups, &b_map, error));
+        const qn_cuda_geometry g = {.grid = {(uint32_t)(qn_ceil_div(o.n, 64 * s.groups) * s.split), 1, 1},
+                                    .block = {128 * (uint32_t)s.groups + 64, 1, 1},
+                                    .shared_bytes = (uint32_t)qn_strip_shared(&s, heights[height], QN_ONE_MATRIX),
+                                    .cluster = (uint32_t)s.split,
+                                    .dependent = 1};
         return qn_cuda_launch(run, program, &g, arguments, error);
     }
-    const tile t = tile_of(program, run->call->desc, run->device);
-    QN_TRY(make_map(run, o.a, o.m, o.k, o.a_row, (uint32_t)(t.bm / t.cluster), &a_map, error));
-    QN_TRY(make_map(run, o.b, o.n, o.k, o.b_row, (uint32_t)t.bn, &b_map, error));
+    const qn_tile t = tile_of(program, run->call->desc, run->device);
+    QN_TRY(qn_tile_byte_map(run, o.a, o.k, o.m, 1, o.a_row, o.a_row * o.m, t.bm / t.cluster, &a_map, error));
+    QN_TRY(qn_tile_byte_map(run, o.b, o.k, o.n, 1, o.b_row, o.b_row * o.n, t.bn, &b_map, error));
     d_map = b_map; /* not read without STORE */
     if (t.store) {
-        QN_TRY(make_d_map(run, &o, &d_map, error));
+        QN_TRY(qn_tile_out_map(run, o.d, o.n, o.m, 1, 2 * o.d_row, 2 * o.d_row * o.m, &d_map, error));
     }
     const int64_t blocks = qn_ceil_div(o.m, t.bm) * qn_ceil_div(o.n, (int64_t)t.bn * t.cluster) * t.cluster;
-    g.cluster = (uint32_t)t.cluster;
-    g.grid[0] = (uint32_t)(qn_min_i64(run->device->sms, blocks) / t.cluster * t.cluster);
-    g.block[0] = TILE_THREADS;
-    g.shared_bytes = (uint32_t)tile_shared(&t);
+    const qn_cuda_geometry g = qn_tile_geometry(run->device, t.cluster, blocks, qn_tile_shared(&t));
     return qn_cuda_launch(run, program, &g, arguments, error);
 }
 
@@ -335,7 +238,7 @@ static const qn_cuda_impl impl = {.targets = QN_SM_BIT(QN_SM_90A), .programs = p
 
 static const qn_kernel kernels[] = {
     {QN_CUDA_HOOKS, .name = "qn_block_scaled_mm_e4m3_e4m3_fp__sm90a_128x128", .op = QN_OP_BLOCK_SCALED_MM,
-     .level = "sm_90a", .status = "exact grid only", .accepts = accepts, .impl = &impl},
+     .level = "sm_90a", .sums = QN_SUMS_FP8_MMA, .status = "tested", .accepts = accepts, .impl = &impl},
 };
 
 const qn_cuda_family qn_cuda_block_scaled_mm_family = {kernels, sizeof kernels};

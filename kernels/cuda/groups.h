@@ -1,0 +1,42 @@
+/* Rows of d that belong to no group of a grouped product: its kernels write zeros there. */
+#ifndef QN_KERNELS_CUDA_GROUPS_H
+#define QN_KERNELS_CUDA_GROUPS_H
+
+#include "ptx.h"
+
+/* Rows [from, to) of d; strides and n in elements of `bytes`, 2 or 4. Rows go to `workers` warps in turn, over all
+ * calls: *turn is how many came before. */
+DEV void zero_rows(char *d, i64 d_row, int bytes, int from, int to, int n, int worker, int workers, int *turn, u32 lane)
+{
+    const i64 length = (i64)n * bytes;
+    const int first = worker - *turn < 0 ? worker - *turn + workers : worker - *turn;
+    for (int row = from + first; row < to; row += workers) {
+        char *const at = d + row * d_row * bytes;
+        const i64 wide = (u64)at % 16 == 0 ? length / 16 * 16 : 0;
+        for (i64 i = 16 * (i64)lane; i < wide; i += 512) {
+            *(uint4 *)(at + i) = make_uint4(0, 0, 0, 0);
+        }
+        for (i64 i = wide + 2 * (i64)lane; i < length; i += 64) {
+            *(u16 *)(at + i) = 0;
+        }
+    }
+    *turn = to > from ? (*turn + to - from) % workers : *turn;
+}
+
+/* All of them: masked 1: rows from groups[e] on of each of the experts' m rows; 0: those before groups[0] and from
+ * groups[experts] on of m. `worker` of `workers` warps. */
+DEV void zero_rest(char *d, i64 d_row, i64 d_group, int bytes, int masked, const int *groups, int experts, int m,
+                   int n, int worker, int workers, u32 lane)
+{
+    int turn = 0;
+    if (!masked) {
+        zero_rows(d, d_row, bytes, 0, __ldg(groups), n, worker, workers, &turn, lane);
+        zero_rows(d, d_row, bytes, __ldg(groups + experts), m, n, worker, workers, &turn, lane);
+        return;
+    }
+    for (int e = 0; e < experts; e++) {
+        zero_rows(d + e * d_group * bytes, d_row, bytes, __ldg(groups + e), m, n, worker, workers, &turn, lane);
+    }
+}
+
+#endif

@@ -1,0 +1,340 @@
+/* What the tile kernels share: the walk of a persistent grid over the tiles of one matrix or of groups, the place in
+ * a ring of stages, and how a tile's sums leave. The includer says, before:
+ *
+ *   BM, BN    rows and columns of a tile;  WAVES 64-row products, 1 or 2, of each of GROUPS warpgroups
+ *   STAGES    of the ring;  CLUSTER  blocks that take neighbouring tiles of a row
+ *   STORE     1: tiles leave through the copy engine, see stage_rows;  BAND  tiles of M walked together
+ *   OUT       0 bf16, 1 f16, 2 f32;  LAYOUT  0 one matrix, 1 offsets, 2 masked, as block_scaled_mm.cu explains */
+#ifndef QN_KERNELS_CUDA_TILES_H
+#define QN_KERNELS_CUDA_TILES_H
+
+#include "ptx.h"
+
+#define ONE 0
+#define OFFSETS 1
+#define MASKED 2
+
+/* First row in the tile of a warpgroup's product. Masked groups are often smaller than a tile: there the warpgroups'
+ * products alternate, so that whole ones can be left out of both. */
+#if LAYOUT == MASKED
+#define PRODUCT_ROW(group, v) (64 * (GROUPS * (v) + (group)))
+#else
+#define PRODUCT_ROW(group, v) (64 * (WAVES * (group) + (v)))
+#endif
+
+/* What there is to compute. */
+typedef struct extent {
+    const int *groups;
+    int m, n, k, experts;
+    int low; /* groups of no more rows than this are left out */
+} extent;
+
+/* Where a block stands in the list of tiles, and the tile in hand. */
+typedef struct walk {
+    int next, begin, end;
+    int group, rows;       /* rows of the group */
+    int first;             /* its first row in a and d */
+    int row, column;       /* of the tile, within the group */
+} walk;
+
+DEV int tiles_of(const extent *p, int rows)
+{
+    const int columns = (p->n + BN * CLUSTER - 1) / (BN * CLUSTER);
+    return (rows + BM - 1) / BM * columns;
+}
+
+DEV void walk_start(walk *w, const extent *p)
+{
+    w->next = (int)blockIdx.x / CLUSTER;
+    w->begin = 0;
+    w->first = 0;
+#if LAYOUT == ONE
+    w->group = 0;
+    w->rows = p->m;
+    w->end = tiles_of(p, p->m);
+#else
+    w->group = -1;
+    w->rows = 0;
+    w->end = 0;
+#endif
+}
+
+/* To the next tile of this block; 0 at the end. The order is the same for every role. */
+DEV int walk_on(walk *w, const extent *p)
+{
+    const int index = w->next;
+    w->next += (int)gridDim.x / CLUSTER;
+#if LAYOUT != ONE
+    while (index >= w->end && ++w->group < p->experts) {
+#if LAYOUT == OFFSETS
+        w->first = __ldg(p->groups + w->group);
+        w->rows = __ldg(p->groups + w->group + 1) - w->first;
+#else
+        w->rows = __ldg(p->groups + w->group);
+#endif
+        w->begin = w->end;
+        w->end += w->rows > p->low ? tiles_of(p, w->rows) : 0;
+    }
+#endif
+    if (index >= w->end) {
+        return 0;
+    }
+    const int local = index - w->begin;
+    const int columns = (p->n + BN * CLUSTER - 1) / (BN * CLUSTER), row_tiles = (w->rows + BM - 1) / BM;
+    const int band = local / (BAND * columns), in_band = local - band * (BAND * columns);
+    const int left = row_tiles - band * BAND, high = left < BAND ? left : BAND;
+    const int column = in_band / high;
+    w->row = (band * BAND + in_band - column * high) * BM;
+#if CLUSTER > 1
+    w->column = (column * CLUSTER + (int)cluster_rank()) * BN;
+#else
+    w->column = column * BN;
+#endif
+    return 1;
+}
+
+/* Place in the ring. */
+typedef struct place {
+    u32 stage, parity;
+} place;
+
+DEV void place_on(place *at)
+{
+    if (++at->stage == STAGES) {
+        at->stage = 0;
+        at->parity ^= 1;
+    }
+}
+
+/* ---- the ring ---- */
+
+#define A_BYTES (BM * 128)
+#define B_BYTES (BN * 128)
+
+typedef struct ring {
+    u32 a, b, full, empty; /* + stage * size */
+} ring;
+
+/* One thread: the tiles of a and b of every k-block of every tile of the walk. */
+DEV void load_tiles(const extent *p, const ring *r, const tensor_map *a_map, const tensor_map *b_map)
+{
+    const int blocks = (p->k + 127) / 128;
+    place at = {0, 1};
+    walk w;
+    walk_start(&w, p);
+    while (walk_on(&w, p)) {
+        const int a_z = LAYOUT == MASKED ? w.group : 0;
+#pragma unroll 1
+        for (int kb = 0; kb < blocks; kb++) {
+            const u32 full = r->full + 8 * at.stage;
+            barrier_wait(r->empty + 8 * at.stage, at.parity);
+            barrier_arrive_expect(full, A_BYTES + B_BYTES);
+            tensor_load_3d(r->b + at.stage * B_BYTES, b_map, full, kb * 128, w.column, w.group, L2_EVICT_NORMAL);
+#if CLUSTER > 1
+            const int part = (int)cluster_rank() * (BM / CLUSTER);
+            tensor_load_3d_multicast(r->a + at.stage * A_BYTES + part * 128, a_map, full, kb * 128,
+                                     w.first + w.row + part, a_z, (1 << CLUSTER) - 1, L2_EVICT_NORMAL);
+#else
+            tensor_load_3d(r->a + at.stage * A_BYTES, a_map, full, kb * 128, w.first + w.row, a_z, L2_EVICT_NORMAL);
+#endif
+            place_on(&at);
+        }
+    }
+}
+
+/* This warp has read the stage of that barrier. */
+DEV void release(u32 empty, u32 lane)
+{
+#if CLUSTER > 1
+    if (lane < CLUSTER) {
+        barrier_arrive_cluster(cluster_address(empty, lane));
+    }
+#else
+    if (lane == 0) {
+        barrier_arrive(empty);
+    }
+#endif
+}
+
+/* ---- tiles on their way out ---- */
+
+#if OUT == 2
+#define OUT_BYTES 4
+DEV void store_one(void *row, int column, float v)
+{
+    ((float *)row)[column] = v;
+}
+#else
+#define OUT_BYTES 2
+DEV u32 pack(float low, float high)
+{
+    return OUT == 0 ? pack_bf16(low, high) : pack_f16(low, high);
+}
+
+DEV void store_one(void *row, int column, float v)
+{
+    ((u16 *)row)[column] = (u16)pack(v, 0.0f);
+}
+#endif
+
+/* Columns [column, column + count) that a lane holds in consecutive registers, one by one. */
+DEV void store_some(void *row, int column, int n, float x, float y)
+{
+    if (column < n) {
+        store_one(row, column, x);
+    }
+    if (column + 1 < n) {
+        store_one(row, column + 1, y);
+    }
+}
+
+/* A row of sums (`half` 0: the lane's first row, 1: the one 8 below) to d. `row` is NULL where the row is no row of d;
+ * all lanes come here, since the 16-bit types are exchanged within a quad so that a lane stores 16 bytes. */
+DEV void store_row(char *row, const float *sums, int half, int column, int n, u32 lane, int vector)
+{
+    const int pair = 2 * (int)(lane % 4);
+#if OUT == 2
+#pragma unroll
+    for (int j = 0; j < BN / 8; j++) {
+        const float x = sums[4 * j + 2 * half], y = sums[4 * j + 2 * half + 1];
+        const int c = column + 8 * j + pair;
+        if (row != 0 && vector && c + 1 < n) {
+            *(float2 *)(row + (i64)c * 4) = make_float2(x, y);
+        } else if (row != 0) {
+            store_some(row, c, n, x, y);
+        }
+    }
+#else
+#pragma unroll
+    for (int j = 0; j < BN / 8; j += 4) {
+        if (j + 4 <= BN / 8) {
+            u32 v[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                v[i] = pack(sums[4 * (j + i) + 2 * half], sums[4 * (j + i) + 2 * half + 1]);
+            }
+            if (vector && column + 8 * j + 32 <= n) {
+                /* Transpose 4 x 4 words in the quad: lane i gets the 8 columns of part j + i. */
+#pragma unroll
+                for (int i = 0; i < 4; i += 2) {
+                    const u32 got = __shfl_xor_sync(~0u, lane & 1 ? v[i] : v[i + 1], 1);
+                    v[i] = lane & 1 ? got : v[i];
+                    v[i + 1] = lane & 1 ? v[i + 1] : got;
+                }
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const u32 got = __shfl_xor_sync(~0u, lane & 2 ? v[i] : v[i + 2], 2);
+                    v[i] = lane & 2 ? got : v[i];
+                    v[i + 2] = lane & 2 ? v[i + 2] : got;
+                }
+                if (row != 0) {
+                    *(uint4 *)(row + (i64)(column + 8 * j + 4 * pair) * 2) = make_uint4(v[0], v[1], v[2], v[3]);
+                }
+                continue;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (j + i < BN / 8) {
+                const float x = sums[4 * (j + i) + 2 * half], y = sums[4 * (j + i) + 2 * half + 1];
+                const int c = column + 8 * (j + i) + pair;
+                if (row != 0 && vector && c + 1 < n) {
+                    *(u32 *)(row + (i64)c * 2) = pack(x, y);
+                } else if (row != 0) {
+                    store_some(row, c, n, x, y);
+                }
+            }
+        }
+    }
+#endif
+}
+
+#if STORE
+/* The same through shared memory and the copy engine, from where the stores go on while the next tile begins: boxes of
+ * 64 rows x 64 columns with the 128-byte swizzle, BN / 64 of them from `at` on. */
+DEV void stage_rows(u32 at, const float *sums, u32 warp, u32 lane)
+{
+    const u32 row = warp * 16 + lane % 16, right = lane / 16;
+#pragma unroll
+    for (int j = 0; j < BN / 8; j += 2) {
+        const u32 chunk = (u32)(j % 8) + right;
+        store_matrix(at + (u32)(j / 8) * 8192 + row * 128 + (chunk ^ (lane % 8)) * 16,
+                     pack(sums[4 * j], sums[4 * j + 1]), pack(sums[4 * j + 2], sums[4 * j + 3]),
+                     pack(sums[4 * j + 4], sums[4 * j + 5]), pack(sums[4 * j + 6], sums[4 * j + 7]));
+    }
+}
+#endif
+
+#if STORE
+/* A warpgroup's products to d through `staging`, the tile's place in shared memory; bit v of `which`: product v. */
+DEV void store_boxes(const walk *w, const tensor_map *d_map, u32 staging, float sums[WAVES][BN / 2], u32 which,
+                     u32 group, u32 warp, u32 lane)
+{
+    const u32 leader = warp == 0 && lane == 0;
+    if (leader) {
+        tensor_store_wait_read();
+    }
+    threads_sync(1 + group, 128);
+    if (which & 1) {
+        stage_rows(staging + PRODUCT_ROW(group, 0) * (BN * 2), sums[0], warp, lane);
+    }
+#if BM == 128 * GROUPS
+    if (which & 2) {
+        stage_rows(staging + PRODUCT_ROW(group, 1) * (BN * 2), sums[1], warp, lane);
+    }
+#endif
+    fence_proxy_async();
+    threads_sync(1 + group, 128);
+    if (leader) {
+        for (u32 i = 0; i < WAVES * (BN / 64); i++) {
+            const u32 row = PRODUCT_ROW(group, i / (BN / 64)), part = i % (BN / 64);
+            if (which >> (i / (BN / 64)) & 1) {
+                tensor_store_3d(d_map, staging + row * (BN * 2) + part * 8192, w->column + (int)part * 64,
+                                w->first + w->row + (int)row, LAYOUT == MASKED ? w->group : 0);
+            }
+        }
+        tensor_store_commit();
+    }
+    __syncwarp();
+}
+#endif
+
+/* One product's by the lanes, `row` of the group its first; `d` is the group's first row. */
+DEV void store_rows(const extent *p, const walk *w, char *d, i64 d_row, int vector, int row, const float *sums,
+                    u32 warp, u32 lane)
+{
+    row += (int)(warp * 16 + lane / 4);
+    char *to = d + row * d_row * OUT_BYTES;
+    store_row(row < w->rows ? to : 0, sums, 0, w->column, p->n, lane, vector);
+    store_row(row + 8 < w->rows ? to + 8 * d_row * OUT_BYTES : 0, sums, 1, w->column, p->n, lane, vector);
+}
+
+/* A warpgroup's products to d: by boxes where they may be, as rows of another group below may not be touched. */
+DEV void store_tile(const extent *p, const walk *w, const tensor_map *d_map, u32 staging, char *d, i64 d_row,
+                    float sums[WAVES][BN / 2], u32 group, u32 warp, u32 lane)
+{
+    u32 boxes = 0;
+#if STORE
+#pragma unroll
+    for (int v = 0; v < WAVES; v++) {
+        const int row = w->row + (int)PRODUCT_ROW(group, v);
+        boxes |= (u32)(LAYOUT == ONE ? row < w->rows : row + 64 <= w->rows) << v;
+    }
+    if (boxes) {
+        store_boxes(w, d_map, staging, sums, boxes, group, warp, lane);
+    }
+#endif
+#if !STORE || LAYOUT != ONE
+    const int vector = (u64)d % 16 == 0 && d_row * OUT_BYTES % 16 == 0;
+    if (!(boxes & 1)) {
+        store_rows(p, w, d, d_row, vector, w->row + (int)PRODUCT_ROW(group, 0), sums[0], warp, lane);
+    }
+#if BM == 128 * GROUPS
+    if (!(boxes & 2)) {
+        store_rows(p, w, d, d_row, vector, w->row + (int)PRODUCT_ROW(group, 1), sums[1], warp, lane);
+    }
+#endif
+#endif
+}
+
+#endif

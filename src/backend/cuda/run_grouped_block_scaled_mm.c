@@ -1,0 +1,277 @@
+/* Host side of grouped_block_scaled_mm on Hopper. Only the device knows how many rows a group has, so a run may take
+ * two launches: strips for the groups of at most FEW rows, which read the weights once, and tiles for the others;
+ * each leaves the other's groups out. Where sizes known here decide (no group can have more than FEW rows, or groups
+ * have many on average), there is one. Rows of no group become zeros in the launch that comes last. */
+#include <string.h>
+
+#include "backend/cuda/tiles.h"
+#include "base/checked.h"
+#include "ref/slots.h"
+
+enum { FEW = 64, MANY = 256 };
+
+/* Programs of a plan: plain, tiles, strips of several heights. */
+enum { PLAIN = 0, TILES, STRIPS = TILES + QN_BLOCK_TILES };
+static const int32_t heights[] = {8, 16, 32, FEW};
+enum { HEIGHTS = sizeof heights / sizeof *heights };
+
+static int is_masked(const qn_op_desc *desc)
+{
+    return desc->attr[QN_ATTR_LAYOUT].i == QN_LAYOUT_MASKED;
+}
+
+static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
+{
+    (void)kernel;
+    const qn_shape *b = &desc->in[QN_BMM_B];
+    if (b->format != QN_F8_E4M3) {
+        return "weights are not e4m3";
+    }
+    for (int i = 0; i < 3; i++) {
+        if (b->dims[i] == 0) {
+            return "there are no weights";
+        }
+        if (b->dims[i] > INT32_MAX) {
+            return "E, N or K is 2^31 or more";
+        }
+    }
+    return NULL;
+}
+
+/* The width whose strips of all groups fill the card best; narrow ones read the rows of a more often. */
+static qn_strip strip_of(const qn_op_desc *desc, const qn_cuda_device *device, int32_t rows)
+{
+    const qn_shape *b = &desc->in[QN_BMM_B];
+    qn_strip best = {.groups = 1, .split = 1, .unroll = 2, .stages = 8, .occupancy = 1};
+    double least = 0.0;
+    for (int32_t groups = 3; groups > 0; groups--) {
+        const int64_t rounds = qn_ceil_div(b->dims[0] * qn_ceil_div(b->dims[1], 64 * groups), device->sms);
+        const double cost = (double)rounds * (64 * groups + rows / 2);
+        if (least <= 0.0 || cost < 0.97 * least) {
+            least = cost;
+            best.groups = groups;
+        }
+    }
+    qn_strip_fit(&best, rows, QN_GROUP_OFFSETS);
+    return best;
+}
+
+static qn_tile tile_of(int32_t program, const qn_op_desc *desc)
+{
+    return qn_block_tile(program - TILES, qn_tile_may_store(desc->attr[QN_ATTR_OUT].i, desc->in[QN_BMM_B].dims[1]));
+}
+
+static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
+                        qn_cuda_program *out)
+{
+    (void)kernel;
+    const int32_t form = desc->attr[QN_ATTR_OUT].i;
+    const int32_t layout = is_masked(desc) ? QN_GROUPS_MASKED : QN_GROUP_OFFSETS;
+    out[PLAIN].source = "block_scaled_mm_plain.cu";
+    out[PLAIN].entry = "qn_block_scaled_mm_plain";
+    qn_cuda_define(&out[PLAIN], "OUT", form);
+    qn_cuda_define(&out[PLAIN], "LAYOUT", layout);
+    for (int32_t i = TILES; i < STRIPS; i++) {
+        const qn_tile t = tile_of(i, desc);
+        qn_block_tile_program(&t, form, layout, &out[i]);
+    }
+    for (int32_t i = 0; i < HEIGHTS; i++) {
+        const qn_strip s = strip_of(desc, device, heights[i]);
+        qn_strip_program(&s, heights[i], form, layout, &out[STRIPS + i]);
+    }
+    return STRIPS + HEIGHTS;
+}
+
+/* ---- the run ---- */
+
+/* Device memory, steps in elements (all but d's are bytes or floats). */
+typedef struct operands {
+    const void *a, *b, *scale_a, *scale_b, *groups;
+    void *d;
+    long long a_row, a_group, b_row, b_group, scale_a_row, scale_a_block, scale_a_group, scale_b_row, scale_b_group;
+    long long d_row, d_group;
+    int64_t d_bytes;
+    int32_t m, n, k, experts, low, high, zero, masked;
+} operands;
+
+static operands operands_of(const qn_run_call *call)
+{
+    const qn_args *args = call->args;
+    const int masked = is_masked(call->desc), row = masked ? 1 : 0;
+    const qn_view *a = &args->in[QN_BMM_A], *b = &args->in[QN_BMM_B];
+    const qn_view *scale_a = &args->in[QN_BMM_SCALE_A], *scale_b = &args->in[QN_BMM_SCALE_B];
+    const qn_mut_view *d = &args->out[QN_MM_OUT_D];
+    const int64_t scale_step = scale_a->strides[row] / 4;
+    const int col = call->desc->attr[QN_ATTR_SCALE_LAYOUT].i == QN_SCALE_COL;
+    operands o = {.a = a->data,
+                  .b = b->data,
+                  .scale_a = scale_a->data,
+                  .scale_b = scale_b->data,
+                  .groups = args->in[masked ? QN_BMM_MASKED_M : QN_BMM_OFFSETS].data,
+                  .d = d->data,
+                  .a_row = a->strides[row],
+                  .b_row = b->strides[1],
+                  .b_group = b->strides[0],
+                  .scale_a_row = col ? 1 : scale_step,
+                  .scale_a_block = col ? scale_step : 1,
+                  .scale_a_group = masked ? scale_a->strides[0] / 4 : 0,
+                  .scale_b_row = scale_b->strides[1] / 4,
+                  .scale_b_group = scale_b->strides[0] / 4,
+                  .d_bytes = qn_format_get_info(d->shape.format)->block_bytes,
+                  .m = (int32_t)call->sizes.m,
+                  .n = (int32_t)call->sizes.n,
+                  .k = (int32_t)call->sizes.k,
+                  .experts = (int32_t)call->sizes.e,
+                  .high = INT32_MAX,
+                  .zero = 1,
+                  .masked = masked};
+    o.a_group = masked ? a->strides[0] : o.a_row * o.m;
+    o.d_row = d->strides[row] / o.d_bytes;
+    o.d_group = masked ? d->strides[0] / o.d_bytes : o.d_row * o.m;
+    return o;
+}
+
+static qn_status launch_plain(const qn_cuda_run *run, operands *o, qn_error *error)
+{
+    void *const arguments[] = {&o->a,
+                               &o->a_row,
+                               &o->a_group,
+                               &o->b,
+                               &o->b_row,
+                               &o->b_group,
+                               &o->scale_a,
+                               &o->scale_a_row,
+                               &o->scale_a_block,
+                               &o->scale_a_group,
+                               &o->scale_b,
+                               &o->scale_b_row,
+                               &o->scale_b_group,
+                               &o->d,
+                               &o->d_row,
+                               &o->d_group,
+                               &o->groups,
+                               &o->m,
+                               &o->n,
+                               &o->k,
+                               &o->experts};
+    const int64_t tiles = qn_ceil_div(o->m, QN_PLAIN_TILE), rows = o->masked ? tiles : tiles + o->experts;
+    const int64_t layers = o->masked ? o->experts : 1;
+    QN_FAIL_IF(rows > QN_MOST_GRID_Y || layers > QN_MOST_GRID_Y, error, QN_E_UNSUPPORTED,
+               "grouped_block_scaled_mm: %d rows of %d groups whose operands are not 16-byte aligned are more than one "
+               "launch takes",
+               o->m, o->experts);
+    const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(o->n, QN_PLAIN_TILE), (uint32_t)rows, (uint32_t)layers},
+                                .block = {QN_PLAIN_THREADS, 1, 1}};
+    return qn_cuda_launch(run, PLAIN, &g, arguments, error);
+}
+
+/* Arguments of tiles and strips after their maps. */
+enum { COMMON = 18 };
+static void common_arguments(operands *o, void **to)
+{
+    void *const common[COMMON] = {&o->scale_a, &o->scale_a_row, &o->scale_a_block, &o->scale_a_group,
+                                  &o->scale_b, &o->scale_b_row, &o->scale_b_group, &o->d,
+                                  &o->d_row,   &o->d_group,     &o->groups,        &o->m,
+                                  &o->n,       &o->k,           &o->experts,       &o->low,
+                                  &o->zero,    &o->high};
+    memcpy(to, common, sizeof common);
+}
+
+static qn_status make_maps(const qn_cuda_run *run, const operands *o, int32_t a_box, int32_t b_box, qn_tensor_map *a,
+                           qn_tensor_map *b, qn_error *error)
+{
+    const int32_t outer = o->masked ? o->experts : 1;
+    QN_TRY(qn_tile_byte_map(run, o->a, o->k, o->m, outer, o->a_row, o->a_group, a_box, a, error));
+    return qn_tile_byte_map(run, o->b, o->k, o->n, o->experts, o->b_row, o->b_group, b_box, b, error);
+}
+
+static qn_status launch_strips(const qn_cuda_run *run, operands *o, qn_error *error)
+{
+    int32_t height = 0;
+    while (height < HEIGHTS - 1 && heights[height] < o->m) {
+        height++;
+    }
+    const qn_strip s = strip_of(run->call->desc, run->device, heights[height]);
+    qn_tensor_map a_map, b_map;
+    QN_TRY(make_maps(run, o, heights[height], 64 * s.groups, &a_map, &b_map, error));
+    void *arguments[2 + COMMON] = {&a_map, &b_map};
+    common_arguments(o, arguments + 2);
+    const int64_t strips = o->experts * qn_ceil_div(o->n, 64 * s.groups);
+    const qn_cuda_geometry g = {.grid = {(uint32_t)qn_min_i64((int64_t)run->device->sms * s.occupancy, strips), 1, 1},
+                                .block = {128 * (uint32_t)s.groups + 64, 1, 1},
+                                .shared_bytes = (uint32_t)qn_strip_shared(&s, heights[height], QN_GROUP_OFFSETS),
+                                .dependent = 1};
+    return qn_cuda_launch(run, STRIPS + height, &g, arguments, error);
+}
+
+/* The tile of the least estimated time where every group has its share of the rows, or three quarters of the most. */
+static int32_t choose_tile(const qn_cuda_run *run, const operands *o, int may_store)
+{
+    static const int32_t candidates[] = {QN_TILE_TALL, QN_TILE_WIDE, QN_TILE_ANY};
+    const int64_t rows = o->masked ? qn_ceil_div(3 * (int64_t)o->m, 4) : qn_ceil_div(o->m, o->experts);
+    int32_t best = QN_TILE_ANY;
+    double least = 0.0;
+    for (size_t i = 0; i < sizeof candidates / sizeof *candidates; i++) {
+        const qn_tile t = tile_of(TILES + candidates[i], run->call->desc);
+        const int64_t rounds =
+            qn_ceil_div(o->experts * qn_ceil_div(rows, t.bm) * qn_ceil_div(o->n, t.bn), run->device->sms);
+        const double cost = (double)rounds * t.bm * t.bn / t.weight;
+        if ((t.store && !may_store) || (least > 0.0 && cost >= least)) {
+            continue;
+        }
+        least = cost;
+        best = i == 0 && rounds > 3 ? QN_TILE_TALL_PAIR : candidates[i];
+    }
+    return TILES + best;
+}
+
+static qn_status launch_tiles(const qn_cuda_run *run, operands *o, qn_error *error)
+{
+    const int may_store = qn_tile_aligned(o->d, o->d_row * o->d_bytes, o->d_group * o->d_bytes);
+    const int32_t program = choose_tile(run, o, may_store);
+    const qn_tile t = tile_of(program, run->call->desc);
+    qn_tensor_map a_map, b_map, d_map;
+    QN_TRY(make_maps(run, o, t.bm / t.cluster, t.bn, &a_map, &b_map, error));
+    d_map = b_map; /* not read without STORE */
+    if (t.store) {
+        QN_TRY(qn_tile_out_map(run, o->d, o->n, o->m, o->masked ? o->experts : 1, o->d_row * o->d_bytes,
+                               o->d_group * o->d_bytes, &d_map, error));
+    }
+    void *arguments[3 + COMMON] = {&a_map, &b_map, &d_map};
+    common_arguments(o, arguments + 3);
+    const int64_t most = qn_ceil_div(o->m, t.bm), rows = o->masked ? most * o->experts : most + o->experts;
+    const int64_t blocks = rows * qn_ceil_div(o->n, (int64_t)t.bn * t.cluster) * t.cluster;
+    const qn_cuda_geometry g = qn_tile_geometry(run->device, t.cluster, blocks, qn_tile_shared(&t));
+    return qn_cuda_launch(run, program, &g, arguments, error);
+}
+
+static qn_status launch(const qn_cuda_run *run, qn_error *error)
+{
+    QN_FAIL_IF(run->call->sizes.m > INT32_MAX, error, QN_E_UNSUPPORTED, "grouped_block_scaled_mm: 2^31 rows or more");
+    operands o = operands_of(run->call);
+    if (!qn_tile_aligned(o.a, o.a_row, o.a_group) || !qn_tile_aligned(o.b, o.b_row, o.b_group)) {
+        return launch_plain(run, &o, error);
+    }
+    const int tiles = o.m > FEW, strips = o.masked || o.m / o.experts <= MANY;
+    if (strips) {
+        o.high = tiles ? FEW : INT32_MAX;
+        o.zero = !tiles;
+        QN_TRY(launch_strips(run, &o, error));
+    }
+    if (!tiles) {
+        return QN_OK;
+    }
+    o.low = strips ? FEW : 0;
+    o.zero = 1;
+    return launch_tiles(run, &o, error);
+}
+
+static const qn_cuda_impl impl = {.targets = QN_SM_BIT(QN_SM_90A), .programs = programs, .launch = launch};
+
+static const qn_kernel kernels[] = {
+    {QN_CUDA_HOOKS, .name = "qn_grouped_block_scaled_mm_e4m3_e4m3_fp__sm90a_128x128",
+     .op = QN_OP_GROUPED_BLOCK_SCALED_MM, .level = "sm_90a", .sums = QN_SUMS_FP8_MMA, .status = "tested",
+     .accepts = accepts, .impl = &impl},
+};
+
+const qn_cuda_family qn_cuda_grouped_block_scaled_mm_family = {kernels, sizeof kernels};

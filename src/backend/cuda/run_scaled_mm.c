@@ -1,0 +1,225 @@
+/* Host side of scaled_mm on Hopper: FP8 and INT8, every scale, bias and zero point. A plan has tiles for many rows and
+ * for few, and a plain kernel for operands that the bulk copies cannot take; the run picks by M and alignment. */
+#include <string.h>
+
+#include "backend/cuda/tiles.h"
+#include "base/checked.h"
+#include "ref/slots.h"
+
+/* Programs of a plan. PAIR is TALL in clusters of two; ANY takes any alignment of d. */
+enum { PLAIN = 0, TALL, PAIR, WIDE, SQUARE, ANY, LOW, PROGRAMS };
+
+static const qn_tile tiles[PROGRAMS] = {[TALL] = {256, 128, 3, 1, 1, 1, 1.00}, [PAIR] = {256, 128, 3, 2, 1, 1, 1.00},
+                                        [WIDE] = {128, 192, 4, 1, 1, 1, 0.90}, [SQUARE] = {128, 128, 5, 1, 1, 1, 0.80},
+                                        [ANY] = {128, 128, 6, 1, 1, 0, 0.75},  [LOW] = {128, 64, 8, 1, 1, 0, 0.60}};
+
+/* FP8 sums are added once a k-block; WIDE does that in fewer, longer products. */
+#define FP8_WIDE_WEIGHT 1.08
+
+static int is_int8(const qn_op_desc *desc)
+{
+    return desc->in[QN_SMM_A].format == QN_I8;
+}
+
+static qn_tile tile_of(int32_t program, const qn_op_desc *desc)
+{
+    qn_tile t = tiles[program];
+    if (program == WIDE && !is_int8(desc)) {
+        t.weight = FP8_WIDE_WEIGHT;
+    }
+    if (!qn_tile_may_store(desc->attr[QN_ATTR_OUT].i, desc->in[QN_SMM_B].dims[0])) {
+        t.stages += t.store; /* in the room of a tile on its way out */
+        t.store = 0;
+    }
+    return t;
+}
+
+static int32_t shared_of(const qn_tile *t)
+{
+    return 1024 + t->store * t->bm * t->bn * 2 + t->stages * (128 * (t->bm + t->bn) + 16) +
+           2 * (8 * t->bm + 12 * t->bn + 16);
+}
+
+static const char *accepts_either(const qn_op_desc *desc, qn_format format, const char *refusal)
+{
+    const qn_shape *b = &desc->in[QN_SMM_B];
+    if (desc->in[QN_SMM_A].format != format) {
+        return refusal;
+    }
+    return b->dims[0] > INT32_MAX || b->dims[1] > INT32_MAX ? "N or K is 2^31 or more" : NULL;
+}
+
+static const char *accepts_int8(const qn_kernel *kernel, const qn_op_desc *desc)
+{
+    (void)kernel;
+    return accepts_either(desc, QN_I8, "operands are not i8");
+}
+
+static const char *accepts_fp8(const qn_kernel *kernel, const qn_op_desc *desc)
+{
+    (void)kernel;
+    return accepts_either(desc, QN_F8_E4M3, "operands are not e4m3");
+}
+
+static int32_t bias_of(const qn_op_desc *desc)
+{
+    switch (desc->in[QN_SMM_BIAS].format) {
+    case QN_F32: return 1;
+    case QN_F16: return 2;
+    case QN_BF16: return 3;
+    default: return 0;
+    }
+}
+
+static int32_t azp_of(const qn_op_desc *desc)
+{
+    const int azp = desc->in[QN_SMM_AZP].format != QN_FORMAT_NONE;
+    return azp ? 2 : desc->in[QN_SMM_AZP_ADJ].format != QN_FORMAT_NONE;
+}
+
+static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
+                        qn_cuda_program *out)
+{
+    (void)kernel;
+    (void)device;
+    for (int32_t i = 0; i < PROGRAMS; i++) {
+        qn_cuda_program *p = &out[i];
+        qn_cuda_define(p, "INT8", is_int8(desc));
+        qn_cuda_define(p, "OUT", desc->attr[QN_ATTR_OUT].i);
+        qn_cuda_define(p, "BIAS", bias_of(desc));
+        qn_cuda_define(p, "AZP", azp_of(desc));
+        p->source = i == PLAIN ? "scaled_mm_plain.cu" : "scaled_mm.cu";
+        p->entry = i == PLAIN ? "qn_scaled_mm_plain" : "qn_scaled_mm";
+        if (i == PLAIN) {
+            continue;
+        }
+        const qn_tile t = tile_of(i, desc);
+        p->shared_bytes = shared_of(&t);
+        qn_cuda_define(p, "BM", t.bm);
+        qn_cuda_define(p, "BN", t.bn);
+        qn_cuda_define(p, "STAGES", t.stages);
+        qn_cuda_define(p, "CLUSTER", t.cluster);
+        qn_cuda_define(p, "GROUPS", QN_TILE_GROUPS);
+        qn_cuda_define(p, "STORE", t.store);
+    }
+    return PROGRAMS;
+}
+
+/* ---- the run ---- */
+
+/* Device memory; steps in elements, a's and b's in bytes. */
+typedef struct operands {
+    const void *a, *b, *scale_a, *scale_b, *bias, *adjust, *azp;
+    void *d;
+    long long a_row, b_row, scale_a_step, scale_b_step, azp_step, d_row;
+    int32_t m, n, k;
+} operands;
+
+/* From one element of a vector to the next: 0 where one serves all. */
+static int64_t step_of(const qn_view *vector)
+{
+    if (vector->shape.ndim == 2) {
+        return vector->strides[0] / 4;
+    }
+    return vector->shape.ndim == 1 && vector->shape.dims[0] > 1;
+}
+
+static operands operands_of(const qn_run_call *call)
+{
+    const qn_view *in = call->args->in;
+    const qn_mut_view *d = &call->args->out[QN_MM_OUT_D];
+    return (operands){.a = in[QN_SMM_A].data,
+                      .b = in[QN_SMM_B].data,
+                      .scale_a = in[QN_SMM_SCALE_A].data,
+                      .scale_b = in[QN_SMM_SCALE_B].data,
+                      .bias = in[QN_SMM_BIAS].data,
+                      .adjust = in[QN_SMM_AZP_ADJ].data,
+                      .azp = in[QN_SMM_AZP].data,
+                      .d = d->data,
+                      .a_row = in[QN_SMM_A].strides[0],
+                      .b_row = in[QN_SMM_B].strides[0],
+                      .scale_a_step = step_of(&in[QN_SMM_SCALE_A]),
+                      .scale_b_step = step_of(&in[QN_SMM_SCALE_B]),
+                      .azp_step = step_of(&in[QN_SMM_AZP]),
+                      .d_row = d->strides[0] / qn_format_get_info(d->shape.format)->block_bytes,
+                      .m = (int32_t)call->sizes.m,
+                      .n = (int32_t)call->sizes.n,
+                      .k = (int32_t)call->sizes.k};
+}
+
+enum { COMMON = 13 };
+static void common_arguments(operands *o, void **to)
+{
+    void *const common[COMMON] = {&o->scale_a, &o->scale_a_step, &o->scale_b, &o->scale_b_step, &o->bias, &o->adjust,
+                                  &o->azp,     &o->azp_step,     &o->d,       &o->d_row,        &o->m,    &o->n,
+                                  &o->k};
+    memcpy(to, common, sizeof common);
+}
+
+static qn_status launch_plain(const qn_cuda_run *run, operands *o, qn_error *error)
+{
+    void *arguments[4 + COMMON] = {&o->a, &o->a_row, &o->b, &o->b_row};
+    common_arguments(o, arguments + 4);
+    const qn_cuda_geometry g = {
+        .grid = {(uint32_t)qn_ceil_div(o->n, QN_PLAIN_TILE), (uint32_t)qn_ceil_div(o->m, QN_PLAIN_TILE), 1},
+        .block = {QN_PLAIN_THREADS, 1, 1}};
+    QN_FAIL_IF(g.grid[1] > QN_MOST_GRID_Y, error, QN_E_UNSUPPORTED,
+               "scaled_mm: %d rows of operands that are not 16-byte aligned are more than one launch takes", o->m);
+    return qn_cuda_launch(run, PLAIN, &g, arguments, error);
+}
+
+/* The program of the least estimated time. */
+static int32_t choose_tile(const qn_cuda_run *run, const operands *o, int may_store)
+{
+    int32_t best = ANY;
+    double least = 0.0;
+    for (int32_t i = TALL; i < PROGRAMS; i++) {
+        const qn_tile t = tile_of(i, run->call->desc);
+        const int64_t rounds =
+            qn_ceil_div(qn_ceil_div(o->m, t.bm) * qn_ceil_div(o->n, t.bn), (int64_t)run->device->sms);
+        const double cost = (double)rounds * t.bm * t.bn / t.weight;
+        if (i == PAIR || (t.store && !may_store) || (least > 0.0 && cost >= least)) {
+            continue;
+        }
+        least = cost;
+        best = i == TALL && rounds > 3 ? PAIR : i;
+    }
+    return best;
+}
+
+static qn_status launch(const qn_cuda_run *run, qn_error *error)
+{
+    QN_FAIL_IF(run->call->sizes.m > INT32_MAX, error, QN_E_UNSUPPORTED, "scaled_mm: M is 2^31 or more");
+    operands o = operands_of(run->call);
+    if (o.n == 0) {
+        return QN_OK;
+    }
+    if (o.k == 0 || !qn_tile_aligned(o.a, o.a_row, 0) || !qn_tile_aligned(o.b, o.b_row, 0)) {
+        return launch_plain(run, &o, error);
+    }
+    const int32_t program = choose_tile(run, &o, qn_tile_aligned(o.d, 2 * o.d_row, 0));
+    const qn_tile t = tile_of(program, run->call->desc);
+    qn_tensor_map a_map, b_map, d_map;
+    QN_TRY(qn_tile_byte_map(run, o.a, o.k, o.m, 1, o.a_row, o.a_row * o.m, t.bm / t.cluster, &a_map, error));
+    QN_TRY(qn_tile_byte_map(run, o.b, o.k, o.n, 1, o.b_row, o.b_row * o.n, t.bn, &b_map, error));
+    d_map = b_map; /* not read without STORE */
+    if (t.store) {
+        QN_TRY(qn_tile_out_map(run, o.d, o.n, o.m, 1, 2 * o.d_row, 2 * o.d_row * o.m, &d_map, error));
+    }
+    void *arguments[3 + COMMON] = {&a_map, &b_map, &d_map};
+    common_arguments(&o, arguments + 3);
+    const int64_t blocks = qn_ceil_div(o.m, t.bm) * qn_ceil_div(o.n, (int64_t)t.bn * t.cluster) * t.cluster;
+    const qn_cuda_geometry g = qn_tile_geometry(run->device, t.cluster, blocks, shared_of(&t));
+    return qn_cuda_launch(run, program, &g, arguments, error);
+}
+
+static const qn_cuda_impl impl = {.targets = QN_SM_BIT(QN_SM_90A), .programs = programs, .launch = launch};
+
+static const qn_kernel kernels[] = {
+    {QN_CUDA_HOOKS, .name = "qn_scaled_mm_e4m3_e4m3_fp__sm90a_256x128", .op = QN_OP_SCALED_MM, .level = "sm_90a",
+     .sums = QN_SUMS_FP8_MMA, .status = "tested", .accepts = accepts_fp8, .impl = &impl},
+    {QN_CUDA_HOOKS, .name = "qn_scaled_mm_i8_i8_fp__sm90a_256x128", .op = QN_OP_SCALED_MM, .level = "sm_90a",
+     .status = "tested", .accepts = accepts_int8, .impl = &impl},
+};
+
+const qn_cuda_family qn_cuda_scaled_mm_family = {kernels, sizeof kernels};

@@ -1,0 +1,67 @@
+/* Host side of what the matrix product kernels for Hopper share: tiles of kernels/cuda/tiles.h, strips of
+ * block_scaled_mm_skinny.cu, their programs and tensor maps. Used by run_block_scaled_mm.c,
+ * run_grouped_block_scaled_mm.c and run_scaled_mm.c. */
+#ifndef QN_BACKEND_CUDA_TILES_H
+#define QN_BACKEND_CUDA_TILES_H
+
+#include "backend/cuda/cuda.h"
+
+enum {
+    QN_TILE_SHARED = 232448, /* most dynamic shared memory of a block */
+    QN_TILE_GROUPS = 2,      /* warpgroups that multiply */
+    QN_TILE_THREADS = 128 + 128 * QN_TILE_GROUPS,
+    QN_PLAIN_TILE = 64, /* rows and columns of a block of the plain kernels */
+    QN_PLAIN_THREADS = 256,
+    QN_MOST_GRID_Y = 65535
+};
+
+/* LAYOUT of the kernels. */
+enum { QN_ONE_MATRIX = 0, QN_GROUP_OFFSETS = 1, QN_GROUPS_MASKED = 2 };
+
+typedef struct qn_tile {
+    int32_t bm, bn, stages, cluster, parts, store;
+    double weight; /* share of the best tile's speed that it reaches when the card is full */
+} qn_tile;
+
+/* Parameters of the kernel for few rows. */
+typedef struct qn_strip {
+    int32_t groups, split, unroll, stages, occupancy;
+} qn_strip;
+
+/* The tiles for many rows, in the order of qn_block_tiles. */
+enum { QN_TILE_TALL = 0, QN_TILE_TALL_PAIR, QN_TILE_WIDE, QN_TILE_ANY, QN_BLOCK_TILES };
+
+/* Such a tile, for outputs that may leave through the copy engine or not. */
+qn_tile qn_block_tile(int32_t i, int may_store);
+
+/* Whether rows of d may leave through the copy engine, as far as a plan knows: out is a QN_OUT_*. */
+int qn_tile_may_store(int32_t out, int64_t n);
+
+/* Parameters and size of a program of block_scaled_mm.cu, and of block_scaled_mm_skinny.cu with that many rows. */
+void qn_block_tile_program(const qn_tile *tile, int32_t out, int32_t layout, qn_cuda_program *program);
+void qn_strip_program(const qn_strip *strip, int32_t rows, int32_t out, int32_t layout, qn_cuda_program *program);
+
+/* Dynamic shared memory of a block. */
+int32_t qn_tile_shared(const qn_tile *tile);
+int32_t qn_strip_shared(const qn_strip *strip, int32_t rows, int32_t layout);
+
+/* Fewer stages until the strip's shared memory fits. */
+void qn_strip_fit(qn_strip *strip, int32_t rows, int32_t layout);
+
+/* A tensor of bytes [groups][rows][k] in boxes of 128 columns, or of 16-bit values [groups][rows][n] in boxes of 64 x
+ * 64 as results leave; strides in bytes. */
+qn_status qn_tile_byte_map(const qn_cuda_run *run, const void *data, int64_t k, int64_t rows, int64_t groups,
+                           int64_t row_step, int64_t group_step, int32_t box, qn_tensor_map *map, qn_error *error);
+qn_status qn_tile_out_map(const qn_cuda_run *run, const void *data, int64_t n, int64_t rows, int64_t groups,
+                          int64_t row_step, int64_t group_step, qn_tensor_map *map, qn_error *error);
+
+/* The tile's geometry but for the grid, which is at most all multiprocessors: min(that, blocks), whole clusters. */
+qn_cuda_geometry qn_tile_geometry(const qn_cuda_device *device, int32_t cluster, int64_t blocks, int32_t shared_bytes);
+
+/* Whether an address and steps in bytes are multiples of 16, as tensor maps want them. */
+static inline int qn_tile_aligned(const void *data, int64_t row_step, int64_t group_step)
+{
+    return ((uint64_t)(uintptr_t)data | (uint64_t)row_step | (uint64_t)group_step) % 16 == 0;
+}
+
+#endif
