@@ -30,6 +30,22 @@ QN_INLINE void load_step(const int format, const void *x, vf *a, vf *b)
     }
 }
 
+/* The same without signs. Returns pairs of 16-bit halves whose top bits are the signs. */
+QN_INLINE vi load_magnitudes(const int format, const void *x, vf *a, vf *b)
+{
+    if (format == QN_MM_BF16) {
+        const vi w = vi_load(x), size = vi_and(w, vi_set(0x7fff7fff));
+        *a = vf_bits(vi_shl(size, 16));
+        *b = vf_bits(vi_and(size, vi_set(0xffff0000)));
+        return w;
+    }
+    load_step(format, x, a, b);
+    const vi signs = vi_select(vi_set(0xffff0000), vi_bits(*b), vi_shr(vi_bits(*a), 16));
+    *a = vf_bits(vi_and(vi_bits(*a), vi_set(0x7fffffff)));
+    *b = vf_bits(vi_and(vi_bits(*b), vi_set(0x7fffffff)));
+    return signs;
+}
+
 /* The last elements of a row with zeros behind them. */
 QN_INLINE const char *pad_step(const int format, const void *x, int64_t n, char pad[STEP * 4])
 {
@@ -224,13 +240,13 @@ static void rows_store_bf16(const float *v, int64_t n, void *out)
     uint16_t *const h = out;
     int64_t i = 0;
     for (; i + STEP <= n; i += STEP) {
-        vi_put_words(h + i, bf16_bits(vf_load(v + i)), bf16_bits(vf_load(v + i + VL)));
+        vi_store(h + i, vi_in_order(vi_pairs(bf16_bits(vf_load(v + i)), bf16_bits(vf_load(v + i + VL)))));
     }
     if (i < n) {
         char pad[STEP * 4];
         uint16_t bits[STEP];
         const float *const last = (const float *)(const void *)pad_step(QN_MM_F32, v + i, n - i, pad);
-        vi_put_words(bits, bf16_bits(vf_load(last)), bf16_bits(vf_load(last + VL)));
+        vi_store(bits, vi_in_order(vi_pairs(bf16_bits(vf_load(last)), bf16_bits(vf_load(last + VL)))));
         memcpy(h + i, bits, (size_t)(n - i) * 2);
     }
 }
@@ -273,10 +289,10 @@ static void rows_fence(void)
     X(name, format, fnuz, QN_ROWS_E4M3FNUZ) X(name, format, e5m2, QN_ROWS_E5M2) X(name, format, i8, QN_ROWS_I8)
 
 #define ENCODE(name, format, code_name, code)                                                                          \
-    static void encode_##name##_##code_name(const qn_rows_rule *rule, const void *x, int64_t n, int64_t ahead,         \
-                                            void *codes)                                                               \
+    static void encode_##name##_##code_name(const qn_rows_rule *rules, const void *x, int64_t n, int64_t group,        \
+                                            int64_t ahead, int past, void *codes)                                      \
     {                                                                                                                  \
-        encode_of(format, code, rule, x, n, ahead, codes);                                                             \
+        encode_of(format, code, rules, x, n, group, ahead, past, codes);                                               \
     }
 
 #define REAL(name, format)                                                                                             \
@@ -290,9 +306,9 @@ static void rows_fence(void)
         return tops_of(format, x, n, block, top);                                                                      \
     }                                                                                                                  \
     static void to_e2m1_##name(const void *x, int64_t n, int64_t block, const float *factor, int nan, int64_t ahead,   \
-                               uint8_t *q)                                                                             \
+                               int past, uint8_t *q)                                                                   \
     {                                                                                                                  \
-        to_e2m1_of(format, x, n, block, factor, nan, ahead, q);                                                        \
+        to_e2m1_of(format, x, n, block, factor, nan, ahead, past, q);                                                  \
     }                                                                                                                  \
     static void silu_mul_##name(const void *gate, const void *up, int64_t n, int64_t ahead, float *v)                  \
     {                                                                                                                  \
