@@ -226,21 +226,34 @@ QN_INLINE vi signed_pairs(const int code, vf a, vf b, vi signs)
 
 enum { MULTIPLY, QUOTIENT, DIVIDE };
 
-QN_INLINE vf scaled(const int how, vf a, vf s, vf r)
-{
-    return how == MULTIPLY ? vf_mul(a, r) : (how == QUOTIENT ? vf_quotient(a, s, r) : vf_div(a, s));
-}
+/* What a rule needs in vectors. */
+typedef struct rule_vectors {
+    vf scale, factor, rest; /* factor + rest: 1 / scale to twice the bits */
+    vi azp;
+} rule_vectors;
 
-QN_INLINE vi encode_step(const int format, const int code, const int how, const int careful, const qn_rows_rule *rule,
-                         const void *x)
+QN_INLINE rule_vectors rule_load(const qn_rows_rule *rule)
 {
     const vf s = vf_set(rule->scale), r = vf_set(rule->factor);
-    const vi azp = vi_set((uint32_t)rule->azp);
+    return (rule_vectors){s, r, vf_inverse_rest(s, r), vi_set((uint32_t)rule->azp)};
+}
+
+QN_INLINE vf scaled(const int how, vf a, const rule_vectors *rule)
+{
+    return how == MULTIPLY ? vf_mul(a, rule->factor)
+                           : (how == QUOTIENT ? vf_times_inverse(a, rule->scale, rule->factor, rule->rest)
+                                              : vf_div(a, rule->scale));
+}
+
+QN_INLINE vi encode_step(const int format, const int code, const int how, const int careful, const rule_vectors *rule,
+                         const void *x)
+{
+    const vi azp = rule->azp;
     vf a, b;
     vi w;
     if (careful || code == QN_ROWS_I8) {
         load_step(format, x, &a, &b);
-        const vf t = scaled(how, a, s, r), u = scaled(how, b, s, r);
+        const vf t = scaled(how, a, rule), u = scaled(how, b, rule);
         if (careful) {
             w = vi_pairs(careful_codes(code, t, azp), careful_codes(code, u, azp));
         } else {
@@ -249,7 +262,7 @@ QN_INLINE vi encode_step(const int format, const int code, const int how, const 
         }
     } else {
         const vi signs = load_magnitudes(format, x, &a, &b);
-        w = signed_pairs(code, scaled(how, a, s, r), scaled(how, b, s, r), signs);
+        w = signed_pairs(code, scaled(how, a, rule), scaled(how, b, rule), signs);
         if (code == QN_ROWS_E4M3FNUZ) {
             w = vi_zero_if16(w, vi_set(0x00800080)); /* one zero only */
         }
@@ -262,7 +275,7 @@ QN_INLINE void encode_all(const int format, const int code, const int how, const
 {
     const char *const p = x;
     const int64_t size = real_bytes(format);
-    const qn_rows_rule own = *rule; /* which stores of codes cannot change */
+    const rule_vectors own = rule_load(rule);
     int64_t i = 0;
     for (; i + STEP <= n; i += STEP) {
         fetch_step(format, p + i * size, ahead);
@@ -281,20 +294,36 @@ QN_INLINE void encode_all(const int format, const int code, const int how, const
     }
 }
 
+/* Groups that are coded the same way, whose constants thus stay in registers. */
+QN_INLINE void encode_alike(const int format, const int code, const int how, const int careful,
+                            const qn_rows_rule *rules, const char *x, int64_t n, int64_t group, int64_t ahead, int past,
+                            uint8_t *codes)
+{
+    for (int64_t i = 0; i < n; i += group) {
+        encode_all(format, code, how, careful, rules++, x + i * real_bytes(format), n - i < group ? n - i : group,
+                   ahead, past, codes + i);
+    }
+}
+
 QN_INLINE void encode_of(const int format, const int code, const qn_rows_rule *rules, const void *x, int64_t n,
                          int64_t group, int64_t ahead, int past, uint8_t *codes)
 {
-    for (int64_t i = 0; i < n; i += group, rules++) {
+    for (int64_t i = 0, count; i < n; i += count) {
         const char *const p = (const char *)x + i * real_bytes(format);
-        const int64_t count = n - i < group ? n - i : group;
-        if (rules->multiply && rules->careful) {
-            encode_all(format, code, MULTIPLY, 1, rules, p, count, ahead, past, codes + i);
-        } else if (rules->careful) {
-            encode_all(format, code, DIVIDE, 1, rules, p, count, ahead, past, codes + i);
-        } else if (rules->multiply) {
-            encode_all(format, code, MULTIPLY, 0, rules, p, count, ahead, past, codes + i);
+        const int multiply = rules->multiply, careful = rules->careful;
+        const qn_rows_rule *const first = rules++;
+        for (count = group; i + count < n && rules->multiply == multiply && rules->careful == careful; rules++) {
+            count += group;
+        }
+        count = i + count < n ? count : n - i;
+        if (multiply && careful) {
+            encode_alike(format, code, MULTIPLY, 1, first, p, count, group, ahead, past, codes + i);
+        } else if (careful) {
+            encode_alike(format, code, DIVIDE, 1, first, p, count, group, ahead, past, codes + i);
+        } else if (multiply) {
+            encode_alike(format, code, MULTIPLY, 0, first, p, count, group, ahead, past, codes + i);
         } else {
-            encode_all(format, code, QUOTIENT, 0, rules, p, count, ahead, past, codes + i);
+            encode_alike(format, code, QUOTIENT, 0, first, p, count, group, ahead, past, codes + i);
         }
     }
 }

@@ -304,12 +304,6 @@ static inline vf vf_from_i32(vi a)
     return _mm256_cvtepi32_ps(a);
 }
 
-/* a where the sign of x is set, else b */
-static inline vf vf_where_negative(vf x, vf a, vf b)
-{
-    return _mm256_blendv_ps(b, a, x);
-}
-
 /* x / s rounded to nearest even, r = 1 / s: right where neither overflows nor is near underflow */
 static inline vf vf_quotient(vf x, vf s, vf r)
 {
@@ -317,12 +311,32 @@ static inline vf vf_quotient(vf x, vf s, vf r)
     return _mm256_fmadd_ps(_mm256_fnmadd_ps(q, s, x), r, q);
 }
 
-/* n / d within an ulp, exact quotients exact; 1 <= d <= 2, 0 <= n <= 1 */
-static inline vf vf_fraction(vf n, vf d)
+/* 1 / s - r for r = 1 / s rounded; and x / s from both: right for x of 8 bits, else wrong once in 10^8. */
+static inline vf vf_inverse_rest(vf s, vf r)
 {
-    const vf y = _mm256_rcp_ps(d); /* 12 bits */
-    const vf error = _mm256_fnmadd_ps(d, y, _mm256_set1_ps(1.0f));
-    return vf_quotient(n, d, _mm256_fmadd_ps(y, error, y));
+    return _mm256_mul_ps(_mm256_fnmadd_ps(s, r, _mm256_set1_ps(1.0f)), r);
+}
+
+static inline vf vf_times_inverse(vf x, vf s, vf r, vf rest)
+{
+    (void)s;
+    return _mm256_fmadd_ps(x, r, _mm256_mul_ps(x, rest));
+}
+
+/* 1 / d within an ulp, of powers of two exactly; 1 <= d < 2^126 */
+static inline vf vf_inverse(vf d)
+{
+    const vf one = _mm256_set1_ps(1.0f), y = _mm256_rcp_ps(d); /* 12 bits */
+    const vf r = _mm256_fmadd_ps(_mm256_fnmadd_ps(d, y, one), y, y);
+    return _mm256_fmadd_ps(_mm256_fnmadd_ps(d, r, one), r, r);
+}
+
+/* Even and odd elements of two vectors' worth into the first and the second half. */
+static inline void vf_interleave(vf *a, vf *b)
+{
+    const vf low = _mm256_unpacklo_ps(*a, *b), high = _mm256_unpackhi_ps(*a, *b);
+    *a = _mm256_permute2f128_ps(low, high, 0x20);
+    *b = _mm256_permute2f128_ps(low, high, 0x31);
 }
 
 /* a in the lower half of the lanes, b in the upper */

@@ -304,12 +304,6 @@ static inline vf vf_from_i32(vi a)
     return _mm512_cvtepi32_ps(a);
 }
 
-/* a where the sign of x is set, else b */
-static inline vf vf_where_negative(vf x, vf a, vf b)
-{
-    return _mm512_mask_mov_ps(b, _mm512_movepi32_mask(_mm512_castps_si512(x)), a);
-}
-
 /* x / s rounded to nearest even, r = 1 / s: right where neither overflows nor is near underflow */
 static inline vf vf_quotient(vf x, vf s, vf r)
 {
@@ -317,10 +311,33 @@ static inline vf vf_quotient(vf x, vf s, vf r)
     return _mm512_fmadd_ps(_mm512_fnmadd_ps(q, s, x), r, q);
 }
 
-/* n / d within an ulp, exact quotients exact; 1 <= d <= 2, 0 <= n <= 1 */
-static inline vf vf_fraction(vf n, vf d)
+/* 1 / s - r for r = 1 / s rounded; and x / s from both: right for x of 8 bits, else wrong once in 10^8. */
+static inline vf vf_inverse_rest(vf s, vf r)
 {
-    return vf_quotient(n, d, _mm512_rcp14_ps(d));
+    return _mm512_mul_ps(_mm512_fnmadd_ps(s, r, _mm512_set1_ps(1.0f)), r);
+}
+
+static inline vf vf_times_inverse(vf x, vf s, vf r, vf rest)
+{
+    (void)s;
+    return _mm512_fmadd_ps(x, r, _mm512_mul_ps(x, rest));
+}
+
+/* 1 / d within an ulp, of powers of two exactly; 1 <= d < 2^126 */
+static inline vf vf_inverse(vf d)
+{
+    const vf r = _mm512_rcp14_ps(d);
+    return _mm512_fmadd_ps(_mm512_fnmadd_ps(d, r, _mm512_set1_ps(1.0f)), r, r);
+}
+
+/* Even and odd elements of two vectors' worth into the first and the second half. */
+static inline void vf_interleave(vf *a, vf *b)
+{
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    const vf even = *a;
+    *a = _mm512_permutex2var_ps(even, low, *b);
+    *b = _mm512_permutex2var_ps(even, high, *b);
 }
 
 /* a in the lower half of the lanes, b in the upper */

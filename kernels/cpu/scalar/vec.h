@@ -414,13 +414,6 @@ static inline vf vf_from_i32(vi a)
     return r;
 }
 
-/* a where the sign of x is set, else b */
-static inline vf vf_where_negative(vf x, vf a, vf b)
-{
-    EACH(i) b.v[i] = f32_to_bits(x.v[i]) >> 31 ? a.v[i] : b.v[i];
-    return b;
-}
-
 /* x / s rounded to nearest even, r = 1 / s: right where neither overflows nor is near underflow */
 static inline vf vf_quotient(vf x, vf s, vf r)
 {
@@ -428,10 +421,35 @@ static inline vf vf_quotient(vf x, vf s, vf r)
     return vf_div(x, s);
 }
 
-/* n / d within an ulp, exact quotients exact; 1 <= d <= 2, 0 <= n <= 1 */
-static inline vf vf_fraction(vf n, vf d)
+/* What other levels add to r = 1 / s rounded, and x / s from both. */
+static inline vf vf_inverse_rest(vf s, vf r)
 {
-    return vf_div(n, d);
+    (void)r;
+    return s;
+}
+
+static inline vf vf_times_inverse(vf x, vf s, vf r, vf rest)
+{
+    (void)r;
+    (void)rest;
+    return vf_div(x, s);
+}
+
+/* 1 / d within an ulp, of powers of two exactly; 1 <= d < 2^126 */
+static inline vf vf_inverse(vf d)
+{
+    return vf_div(vf_set(1.0f), d);
+}
+
+/* Even and odd elements of two vectors' worth into the first and the second half. */
+static inline void vf_interleave(vf *a, vf *b)
+{
+    const vf even = *a, odd = *b;
+    EACH(i)
+    {
+        a->v[i] = i % 2 ? odd.v[i / 2] : even.v[i / 2];
+        b->v[i] = i % 2 ? odd.v[2 + i / 2] : even.v[2 + i / 2];
+    }
 }
 
 /* a in the lower half of the lanes, b in the upper */

@@ -68,15 +68,19 @@ static void mx_scales(int32_t rule, const float *top, int64_t blocks, uint8_t *s
     }
 }
 
-/* Scales of row m from block b0 on, four columns of a tile at a time. */
+/* Scales of row m from block b0 on, four columns of a tile at a time: tiles follow each other along the row. */
 static void put_tiled(const fp4_job *job, int64_t m, int64_t b0, int64_t blocks, const uint8_t *scale)
 {
     const qn_mut_view *out = &job->args->out[QN_FP4_OUT_SCALE];
-    const int64_t columns = out->shape.dims[1];
-    for (int64_t b = 0; b < blocks; b += 4) {
-        const int64_t at = qn_scale_swizzle(m, b0 + b, job->k / 16);
-        memcpy((char *)out->data + at / columns * out->strides[0] + at % columns, scale + b,
-               (size_t)qn_min_i64(4, blocks - b));
+    const int64_t columns = out->shape.dims[1], stride = out->strides[0];
+    int64_t at = qn_scale_swizzle(m, b0, job->k / 16);
+    for (int64_t b = 0; b < blocks; b += 4, at += 4 * TILE_ROWS) {
+        char *const to = (char *)out->data + (stride == columns ? at : at / columns * stride + at % columns);
+        if (b + 4 <= blocks) {
+            memcpy(to, scale + b, 4);
+        } else {
+            memcpy(to, scale + b, (size_t)(blocks - b));
+        }
     }
 }
 

@@ -30,8 +30,10 @@ typedef struct quantize_job {
     qn_mm_real real;
     qn_rows_code code;
     int32_t granularity;
-    int is_static, col, silu, symmetric, stream;
-    int64_t group, piece; /* elements along a row; a piece is whole groups */
+    int is_static, col, silu, stream;
+    int symmetric, divides, ue8m0;                            /* the rule: choose_rule() */
+    float most, least_top, most_top, least_scale, most_scale; /* the largest code; limits of amax and of scales */
+    int64_t group, piece;                                     /* elements along a row; a piece is whole groups */
     int64_t per_task, panels;
     qn_rows_rule rule;    /* one for all */
     qn_rows_range *parts; /* of the tasks of the first pass */
@@ -63,11 +65,6 @@ static inline int is_tame(float scale)
     return scale >= 0x1p-60f && scale <= 0x1p60f;
 }
 
-static inline qn_rows_rule dividing(float scale, int careful)
-{
-    return (qn_rows_rule){.scale = scale, .factor = 1.0f / scale, .careful = careful || !is_tame(scale)};
-}
-
 static qn_rows_rule int8_asymmetric(const qn_rows_range *range)
 {
     qn_rows_rule rule = {.scale = (range->high - range->low) / 255.0f, .multiply = 1, .careful = range->nan};
@@ -87,62 +84,53 @@ static inline float amax_of(const qn_rows_range *range)
     return (-range->low > range->high ? -range->low : range->high) + 0.0f; /* never -0 */
 }
 
-static inline qn_rows_rule fp8_rule(const quantize_job *job, const qn_rows_range *range)
+/* Scales that values are divided by (fp8 of a tensor: multiplied by the inverse). */
+static inline qn_rows_rule dividing_rule(const quantize_job *job, const qn_rows_range *range)
 {
-    const float most = fp8_most(job->code), bound = job->desc->attr[QN_ATTR_SCALE_UB].f;
-    const int bounded = bound > 0.0f && amax_of(range) > bound;
-    const float amax = bounded ? bound : amax_of(range);
-    float s;
-    if (job->granularity == QN_PER_GROUP || job->granularity == QN_PER_BLOCK) {
-        s = (amax > 1e-10f ? amax : 1e-10f) / most;
-    } else {
-        const float lowest = 1.0f / (most * 512.0f);
-        s = amax / most;
-        s = s > lowest ? s : lowest;
-    }
-    if (job->desc->attr[QN_ATTR_SCALE_FORMAT].i == QN_SCALE_UE8M0 && !isinf(s)) {
+    const float amax = amax_of(range), top = amax > job->most_top ? job->most_top : amax;
+    const float whole = (top > job->least_top ? top : job->least_top) / job->most;
+    const float bounded = whole > job->most_scale ? job->most_scale : whole;
+    float s = bounded > job->least_scale ? bounded : job->least_scale;
+    if (job->ue8m0 && !isinf(s)) {
         s = qn_e8m0_to_f32(qn_f32_to_e8m0_ceil(s > 1e-10f ? s : 1e-10f));
     }
-    qn_rows_rule rule = dividing(s, range->nan || bounded);
-    rule.multiply = job->granularity == QN_PER_TENSOR;
-    return rule;
+    return (qn_rows_rule){.scale = s,
+                          .factor = 1.0f / s,
+                          .multiply = job->granularity == QN_PER_TENSOR,
+                          .careful = range->nan | (amax > top) | (whole > bounded) | !is_tame(s)};
 }
 
-static inline qn_rows_rule int8_rule(const quantize_job *job, const qn_rows_range *range)
+static qn_rows_rule int8_symmetric(const qn_rows_range *range)
 {
     const float amax = amax_of(range);
-    if (!job->desc->attr[QN_ATTR_SYMMETRIC].i) {
-        return int8_asymmetric(range);
-    }
-    if (job->granularity == QN_PER_GROUP) {
-        return dividing((amax > 1e-10f ? amax : 1e-10f) / 127.0f, range->nan);
-    }
     return (qn_rows_rule){.scale = amax / 127.0f,
                           .factor = amax == 0.0f ? 0.0f : 127.0f / amax,
                           .multiply = 1,
                           .careful = range->nan || !is_tame(amax)};
 }
 
-static qn_rows_rule silu_rule(const quantize_job *job, const qn_rows_range *range)
-{
-    const float bound = job->desc->attr[QN_ATTR_SCALE_UB].f;
-    if (!job->desc->attr[QN_ATTR_SYMMETRIC].i) {
-        return int8_asymmetric(range);
-    }
-    const float most = job->code == QN_ROWS_I8 ? 127.0f : fp8_most(job->code);
-    const float lowest = job->code == QN_ROWS_I8 ? FLT_EPSILON : 1.0f / (most * 512.0f);
-    float s = amax_of(range) / most;
-    const int bounded = bound > 0.0f && s > bound;
-    s = bounded ? bound : s;
-    return dividing(s > lowest ? s : lowest, range->nan || bounded);
-}
-
 static inline qn_rows_rule rule_of(const quantize_job *job, const qn_rows_range *range)
 {
-    if (job->silu) {
-        return silu_rule(job, range);
+    if (job->divides) {
+        return dividing_rule(job, range);
     }
-    return job->code == QN_ROWS_I8 ? int8_rule(job, range) : fp8_rule(job, range);
+    return job->symmetric ? int8_symmetric(range) : int8_asymmetric(range);
+}
+
+/* Which rule, and its numbers. */
+static void choose_rule(quantize_job *job)
+{
+    const int grouped = job->granularity == QN_PER_GROUP || job->granularity == QN_PER_BLOCK;
+    const int int8 = job->code == QN_ROWS_I8;
+    const float bound = job->code == QN_ROWS_I8 && !job->silu ? 0.0f : job->desc->attr[QN_ATTR_SCALE_UB].f;
+    job->symmetric = !int8 || job->desc->attr[QN_ATTR_SYMMETRIC].i;
+    job->divides = job->symmetric && (!int8 || job->silu || grouped);
+    job->ue8m0 = !job->silu && !int8 && job->desc->attr[QN_ATTR_SCALE_FORMAT].i == QN_SCALE_UE8M0;
+    job->most = int8 ? 127.0f : fp8_most(job->code);
+    job->most_top = bound > 0.0f && !job->silu ? bound : INFINITY;
+    job->most_scale = bound > 0.0f && job->silu ? bound : INFINITY;
+    job->least_top = grouped && !job->silu ? 1e-10f : 0.0f;
+    job->least_scale = grouped && !job->silu ? 0.0f : (int8 ? FLT_EPSILON : 1.0f / (job->most * 512.0f));
 }
 
 /* Scale (or zero point) of row, or band, i and group j as stored: [1], [M,groups] or [groups,M]. */
@@ -167,12 +155,17 @@ static qn_rows_rule given_rule(const quantize_job *job, int64_t i, int64_t j)
     return rule;
 }
 
-static void put_rule(const quantize_job *job, const qn_rows_rule *rule, int64_t i, int64_t j)
+/* Of groups [j, j + count) of row, or band, i. */
+static void put_rules(const quantize_job *job, const qn_rows_rule *rules, int64_t count, int64_t i, int64_t j)
 {
     const qn_mut_view *scale = &job->args->out[QN_QUANT_OUT_SCALE], *azp = &job->args->out[QN_QUANT_OUT_AZP];
-    memcpy((char *)scale->data + scale_offset(&scale->shape, scale->strides, job->col, i, j), &rule->scale, 4);
-    if (azp->shape.format != QN_FORMAT_NONE) {
-        memcpy((char *)azp->data + scale_offset(&azp->shape, azp->strides, job->col, i, j), &rule->azp, 4);
+    char *at = (char *)scale->data + scale_offset(&scale->shape, scale->strides, job->col, i, j);
+    const int64_t step = job->col ? scale->strides[0] : 4;
+    for (int64_t g = 0; g < count; g++, at += step) {
+        memcpy(at, &rules[g].scale, 4);
+    }
+    for (int64_t g = 0; azp->shape.format != QN_FORMAT_NONE && g < count; g++) {
+        memcpy((char *)azp->data + scale_offset(&azp->shape, azp->strides, job->col, i, j + g), &rules[g].azp, 4);
     }
 }
 
@@ -262,14 +255,14 @@ static void quantize_groups(const quantize_job *job, qn_mm_real real, const char
 {
     qn_rows_range ranges[GROUPS];
     qn_rows_rule rules[GROUPS];
-    const int64_t first = c / job->group;
+    const int64_t first = c / job->group, count = qn_ceil_div(n, job->group);
     if (!job->is_static) {
         find_ranges(job, real, x, n, job->group, ranges);
     }
-    for (int64_t g = 0; g * job->group < n; g++) {
+    for (int64_t g = 0; g < count; g++) {
         rules[g] = job->is_static ? given_rule(job, m, first + g) : rule_of(job, &ranges[g]);
-        put_rule(job, &rules[g], m, first + g);
     }
+    put_rules(job, rules, count, m, first);
     put_codes(job, rules, real, x, m, c, n, job->group, ahead, scratch);
 }
 
@@ -279,7 +272,7 @@ static void quantize_row(const quantize_job *job, int64_t m, char *scratch, floa
     if (job->k == 0 && job->granularity == QN_PER_TOKEN) {
         const qn_rows_range none = {0.0f, 0.0f, 0};
         const qn_rows_rule rule = job->is_static ? given_rule(job, m, 0) : rule_of(job, &none);
-        put_rule(job, &rule, m, 0);
+        put_rules(job, &rule, 1, m, 0);
     }
     const int64_t size = qn_rows_real_bytes(job->real), row = job->k * size;
     for (int64_t c = 0; c < job->k; c += job->piece) {
@@ -325,7 +318,7 @@ static void block_task(void *user, int64_t index, int32_t thread)
                              ? columns * size
                              : (m1 < job->m ? SIDE * job->stride - c0 * size : 0); /* the next task's columns */
     qn_rows_range ranges[PANEL] = {{0.0f, 0.0f, 0}}, part[PANEL];
-    qn_rows_rule rules[PANEL];
+    qn_rows_rule rules[PANEL] = {{0}};
     for (int64_t m = band * SIDE; m < m1 && !job->is_static; m++) {
         find_ranges(job, job->real, row_at(job, m) + c0 * size, columns, SIDE, part);
         for (int64_t b = 0; b < blocks; b++) {
@@ -334,8 +327,8 @@ static void block_task(void *user, int64_t index, int32_t thread)
     }
     for (int64_t b = 0; b < blocks; b++) {
         rules[b] = job->is_static ? given_rule(job, band, first + b) : rule_of(job, &ranges[b]);
-        put_rule(job, &rules[b], band, first + b);
     }
+    put_rules(job, rules, blocks, band, first);
     for (int64_t m = band * SIDE; m < m1; m++) {
         put_codes(job, rules, job->real, row_at(job, m) + c0 * size, m, c0, columns, SIDE, next,
                   scratch_of(job, thread));
@@ -386,7 +379,7 @@ static void run_tensor(quantize_job *job, int64_t tasks, const qn_exec *exec)
         }
         job->rule = rule_of(job, &all);
     }
-    put_rule(job, &job->rule, 0, 0);
+    put_rules(job, &job->rule, 1, 0, 0);
     qn_parallel_for(exec, tasks, tensor_task, job);
 }
 
@@ -451,7 +444,6 @@ void qn_quantize_run(const qn_kernel *kernel, const qn_run_call *call)
                         .real = qn_rows_real(x->shape.format),
                         .code = code_of(desc),
                         .silu = silu,
-                        .symmetric = code_of(desc) != QN_ROWS_I8 || desc->attr[QN_ATTR_SYMMETRIC].i,
                         .col = desc->attr[QN_ATTR_SCALE_LAYOUT].i == QN_SCALE_COL,
                         .is_static = !silu && desc->attr[QN_ATTR_MODE].i == QN_STATIC};
     const int32_t group = desc->attr[QN_ATTR_GROUP].i;
@@ -462,6 +454,7 @@ void qn_quantize_run(const qn_kernel *kernel, const qn_run_call *call)
     job.per_task = qn_rows_per_task(row_bytes(desc));
     job.panels = qn_ceil_div(job.k, SIDE * PANEL);
     job.parts = call->workspace;
+    choose_rule(&job);
     job.scratch = (char *)call->workspace + (job.m > 0 ? parts_bytes(desc, job.m) : 0);
     job.scratch_bytes = thread_bytes(desc);
     const int64_t tasks = qn_ceil_div(job.m, job.per_task);
