@@ -84,20 +84,33 @@ static inline float amax_of(const qn_rows_range *range)
     return (-range->low > range->high ? -range->low : range->high) + 0.0f; /* never -0 */
 }
 
-/* Scales that values are divided by (fp8 of a tensor: multiplied by the inverse). */
-static inline qn_rows_rule dividing_rule(const quantize_job *job, const qn_rows_range *range)
+/* Scales that values are divided by (fp8 of a tensor: multiplied by the inverse), in loops over all groups. */
+static void dividing_rules(const quantize_job *job, const qn_rows_range *ranges, int64_t count, qn_rows_rule *rules)
 {
-    const float amax = amax_of(range), top = amax > job->most_top ? job->most_top : amax;
-    const float whole = (top > job->least_top ? top : job->least_top) / job->most;
-    const float bounded = whole > job->most_scale ? job->most_scale : whole;
-    float s = bounded > job->least_scale ? bounded : job->least_scale;
-    if (job->ue8m0 && !isinf(s)) {
-        s = qn_e8m0_to_f32(qn_f32_to_e8m0_ceil(s > 1e-10f ? s : 1e-10f));
+    const float most = job->most, least_top = job->least_top, most_top = job->most_top;
+    const float least_scale = job->least_scale, most_scale = job->most_scale;
+    float scale[GROUPS], factor[GROUPS];
+    int32_t careful[GROUPS];
+    for (int64_t g = 0; g < count; g++) {
+        const float amax = amax_of(&ranges[g]), top = amax > most_top ? most_top : amax;
+        const float whole = (top > least_top ? top : least_top) / most;
+        const float bounded = whole > most_scale ? most_scale : whole;
+        scale[g] = bounded > least_scale ? bounded : least_scale;
+        careful[g] = ranges[g].nan | (amax > top) | (whole > bounded);
     }
-    return (qn_rows_rule){.scale = s,
-                          .factor = 1.0f / s,
-                          .multiply = job->granularity == QN_PER_TENSOR,
-                          .careful = range->nan | (amax > top) | (whole > bounded) | !is_tame(s)};
+    for (int64_t g = 0; job->ue8m0 && g < count; g++) {
+        if (!isinf(scale[g])) {
+            scale[g] = qn_e8m0_to_f32(qn_f32_to_e8m0_ceil(scale[g] > 1e-10f ? scale[g] : 1e-10f));
+        }
+    }
+    for (int64_t g = 0; g < count; g++) {
+        factor[g] = 1.0f / scale[g];
+        careful[g] |= !is_tame(scale[g]);
+    }
+    const int32_t multiply = job->granularity == QN_PER_TENSOR;
+    for (int64_t g = 0; g < count; g++) {
+        rules[g] = (qn_rows_rule){scale[g], factor[g], multiply, 0, careful[g]};
+    }
 }
 
 static qn_rows_rule int8_symmetric(const qn_rows_range *range)
@@ -109,12 +122,16 @@ static qn_rows_rule int8_symmetric(const qn_rows_range *range)
                           .careful = range->nan || !is_tame(amax)};
 }
 
-static inline qn_rows_rule rule_of(const quantize_job *job, const qn_rows_range *range)
+/* At most GROUPS. */
+static void rules_of(const quantize_job *job, const qn_rows_range *ranges, int64_t count, qn_rows_rule *rules)
 {
     if (job->divides) {
-        return dividing_rule(job, range);
+        dividing_rules(job, ranges, count, rules);
+        return;
     }
-    return job->symmetric ? int8_symmetric(range) : int8_asymmetric(range);
+    for (int64_t g = 0; g < count; g++) {
+        rules[g] = job->symmetric ? int8_symmetric(&ranges[g]) : int8_asymmetric(&ranges[g]);
+    }
 }
 
 /* Which rule, and its numbers. */
@@ -142,20 +159,23 @@ static size_t scale_offset(const qn_shape *shape, const int64_t *strides, int co
     return (size_t)(col ? j * strides[0] + i * 4 : i * strides[0] + j * 4);
 }
 
-static qn_rows_rule given_rule(const quantize_job *job, int64_t i, int64_t j)
+/* Of groups [j, j + count) of row, or band, i. */
+static void given_rules(const quantize_job *job, int64_t count, int64_t i, int64_t j, qn_rows_rule *rules)
 {
     const qn_view *scale = &job->args->in[QN_QUANT_SCALE], *azp = &job->args->in[QN_QUANT_AZP];
-    const int asymmetric = job->code == QN_ROWS_I8 && !job->desc->attr[QN_ATTR_SYMMETRIC].i;
-    qn_rows_rule rule = {.multiply = job->code != QN_ROWS_I8 || asymmetric, .careful = 1};
-    memcpy(&rule.scale, (const char *)scale->data + scale_offset(&scale->shape, scale->strides, job->col, i, j), 4);
-    rule.factor = 1.0f / rule.scale;
-    if (asymmetric) {
-        memcpy(&rule.azp, (const char *)azp->data + scale_offset(&azp->shape, azp->strides, job->col, i, j), 4);
+    const int asymmetric = job->code == QN_ROWS_I8 && !job->symmetric;
+    for (int64_t g = 0; g < count; g++) {
+        qn_rows_rule rule = {.multiply = job->code != QN_ROWS_I8 || asymmetric, .careful = 1};
+        memcpy(&rule.scale, (const char *)scale->data + scale_offset(&scale->shape, scale->strides, job->col, i, j + g),
+               4);
+        rule.factor = 1.0f / rule.scale;
+        if (asymmetric) {
+            memcpy(&rule.azp, (const char *)azp->data + scale_offset(&azp->shape, azp->strides, job->col, i, j + g), 4);
+        }
+        rules[g] = rule;
     }
-    return rule;
 }
 
-/* Of groups [j, j + count) of row, or band, i. */
 static void put_rules(const quantize_job *job, const qn_rows_rule *rules, int64_t count, int64_t i, int64_t j)
 {
     const qn_mut_view *scale = &job->args->out[QN_QUANT_OUT_SCALE], *azp = &job->args->out[QN_QUANT_OUT_AZP];
@@ -253,14 +273,14 @@ static void find_ranges(const quantize_job *job, qn_mm_real real, const char *x,
 static void quantize_groups(const quantize_job *job, qn_mm_real real, const char *x, int64_t m, int64_t c, int64_t n,
                             int64_t ahead, char *scratch)
 {
-    qn_rows_range ranges[GROUPS];
+    qn_rows_range ranges[GROUPS] = {{0.0f, 0.0f, 0}};
     qn_rows_rule rules[GROUPS];
-    const int64_t first = c / job->group, count = qn_ceil_div(n, job->group);
-    if (!job->is_static) {
+    const int64_t first = c / job->group, count = qn_max_i64(1, qn_ceil_div(n, job->group));
+    if (job->is_static) {
+        given_rules(job, count, m, first, rules);
+    } else {
         find_ranges(job, real, x, n, job->group, ranges);
-    }
-    for (int64_t g = 0; g < count; g++) {
-        rules[g] = job->is_static ? given_rule(job, m, first + g) : rule_of(job, &ranges[g]);
+        rules_of(job, ranges, count, rules);
     }
     put_rules(job, rules, count, m, first);
     put_codes(job, rules, real, x, m, c, n, job->group, ahead, scratch);
@@ -270,9 +290,8 @@ static void quantize_groups(const quantize_job *job, qn_mm_real real, const char
 static void quantize_row(const quantize_job *job, int64_t m, char *scratch, float *v)
 {
     if (job->k == 0 && job->granularity == QN_PER_TOKEN) {
-        const qn_rows_range none = {0.0f, 0.0f, 0};
-        const qn_rows_rule rule = job->is_static ? given_rule(job, m, 0) : rule_of(job, &none);
-        put_rules(job, &rule, 1, m, 0);
+        quantize_groups(job, job->real, row_at(job, m), m, 0, 0, 0, scratch); /* a scale for no elements */
+        return;
     }
     const int64_t size = qn_rows_real_bytes(job->real), row = job->k * size;
     for (int64_t c = 0; c < job->k; c += job->piece) {
@@ -325,8 +344,10 @@ static void block_task(void *user, int64_t index, int32_t thread)
             qn_rows_range_join(&ranges[b], &part[b]);
         }
     }
-    for (int64_t b = 0; b < blocks; b++) {
-        rules[b] = job->is_static ? given_rule(job, band, first + b) : rule_of(job, &ranges[b]);
+    if (job->is_static) {
+        given_rules(job, blocks, band, first, rules);
+    } else {
+        rules_of(job, ranges, blocks, rules);
     }
     put_rules(job, rules, blocks, band, first);
     for (int64_t m = band * SIDE; m < m1; m++) {
@@ -370,14 +391,14 @@ static void tensor_task(void *user, int64_t index, int32_t thread)
 static void run_tensor(quantize_job *job, int64_t tasks, const qn_exec *exec)
 {
     if (job->is_static) {
-        job->rule = given_rule(job, 0, 0);
+        given_rules(job, 1, 0, 0, &job->rule);
     } else {
         qn_rows_range all = {0.0f, 0.0f, 0};
         qn_parallel_for(exec, tasks, range_task, job);
         for (int64_t i = 0; i < tasks; i++) {
             qn_rows_range_join(&all, &job->parts[i]);
         }
-        job->rule = rule_of(job, &all);
+        rules_of(job, &all, 1, &job->rule);
     }
     put_rules(job, &job->rule, 1, 0, 0);
     qn_parallel_for(exec, tasks, tensor_task, job);
