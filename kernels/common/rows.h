@@ -50,10 +50,9 @@ typedef void (*qn_rows_decode_fn)(const void *codes, int64_t n, float scale, int
  * when there was a NaN or an infinity. */
 typedef int (*qn_rows_tops_fn)(const void *x, int64_t n, int64_t block, float *top);
 
-/* e2m1 codes of v * factor[block], held to 6, two a byte. careful: there may be products from 2^16 on, or NaN, which
- * becomes +0. */
-typedef void (*qn_rows_e2m1_fn)(const void *x, int64_t n, int64_t block, const float *factor, int careful,
-                                int64_t ahead, int past, uint8_t *q);
+/* e2m1 codes of v * factor[block], held to 6, two a byte. nan: there may be NaN, which becomes +0. */
+typedef void (*qn_rows_e2m1_fn)(const void *x, int64_t n, int64_t block, const float *factor, int nan, int64_t ahead,
+                                int past, uint8_t *q);
 
 typedef struct qn_rows_set {
     qn_rows_range_fn range[QN_ROWS_REALS];
@@ -61,9 +60,8 @@ typedef struct qn_rows_set {
     qn_rows_decode_fn decode[QN_ROWS_CODES];
     qn_rows_tops_fn tops[QN_ROWS_REALS];
     qn_rows_e2m1_fn to_e2m1[QN_ROWS_REALS];
-    /* sf[b] = e4m3(g * (top[b] * (1/6))), factor[b] = 1 / (sf * (1/g)), 0 where sf is 0; returns 1 where g is so large
-     * that codes want care */
-    int (*nvfp4_scales)(float g, const float *top, int64_t blocks, uint8_t *sf, float *factor);
+    /* sf[b] = e4m3(g * (top[b] * (1/6))), factor[b] = 1 / (sf * (1/g)), 0 where sf is 0 */
+    void (*nvfp4_scales)(float g, const float *top, int64_t blocks, uint8_t *sf, float *factor);
     /* out = (e2m1 * scale[block]) / g, block 16; e2m1 * scale[block], block 32; n a multiple of block */
     void (*from_e2m1)(const uint8_t *q, int64_t n, int64_t block, const float *scale, float g, float *out);
     void (*from_e4m3)(const uint8_t *codes, int64_t n, float *out);

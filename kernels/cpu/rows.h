@@ -326,10 +326,10 @@ static void rows_fence(void)
     {                                                                                                                  \
         return tops_of(format, x, n, block, top);                                                                      \
     }                                                                                                                  \
-    static void to_e2m1_##name(const void *x, int64_t n, int64_t block, const float *factor, int careful,              \
-                               int64_t ahead, int past, uint8_t *q)                                                    \
+    static void to_e2m1_##name(const void *x, int64_t n, int64_t block, const float *factor, int nan, int64_t ahead,   \
+                               int past, uint8_t *q)                                                                   \
     {                                                                                                                  \
-        to_e2m1_of(format, x, n, block, factor, careful, ahead, past, q);                                              \
+        to_e2m1_of(format, x, n, block, factor, nan, ahead, past, q);                                                  \
     }                                                                                                                  \
     static void silu_mul_##name(const void *gate, const void *up, int64_t n, int64_t ahead, float *v)                  \
     {                                                                                                                  \

@@ -177,30 +177,13 @@ QN_INLINE int tops_of(const int format, const void *x, int64_t n, int64_t block,
 
 /* ---- f32 to codes ---- */
 
-/* Codes of t >= 0 in the low half of each lane; m mantissa bits, e_min the smallest normal exponent. Where a register
- * holds sixteen addends they are looked up, code's constant included, by exponents from e_min to e_min + 15. */
+/* Codes of t >= 0 in the low half of each lane; m mantissa bits, e_min the smallest normal exponent. */
 QN_INLINE vi round_small(vf t, const unsigned m, const int e_min)
 {
     const uint32_t least = (uint32_t)(127 + e_min), rest = (0u - (least << m)) & 0xffff;
     const vi e = vi_max(vi_and(vi_bits(t), vi_set(0x7f800000)), vi_set(least << 23));
     const vf sum = vf_fma(vf_bits(e), vf_bits(vi_set(((150 - m) << 23) + rest)), t); /* the product is exact */
     return vi_add(vi_bits(sum), vi_shr(e, 23 - m));
-}
-
-QN_INLINE vi round_near(vf t, const unsigned m, const int e_min)
-{
-#ifdef VEC_LOOKUP
-    const uint32_t least = (uint32_t)(127 + e_min);
-    uint32_t addends[VL];
-    for (uint32_t i = 0; i < VL; i++) {
-        const uint32_t above = (i - least) % VL;
-        addends[i] = ((least + above + 23 - m) << 23) + (above << m);
-    }
-    const vi e = vi_max(vi_shr(vi_bits(t), 23), vi_set(least));
-    return vi_bits(vf_add(t, vf_lookup(vf_bits(vi_load(addends)), e)));
-#else
-    return round_small(t, m, e_min);
-#endif
 }
 
 QN_INLINE vf magnitudes(vf a)
@@ -216,7 +199,7 @@ QN_INLINE vf held(vf t, const float most)
 
 QN_INLINE vi round_code(const int code, vf t)
 {
-    return code == QN_ROWS_E5M2 ? round_small(t, 2, -14) : round_near(t, 3, code == QN_ROWS_E4M3 ? -6 : -7);
+    return code == QN_ROWS_E5M2 ? round_small(t, 2, -14) : round_small(t, 3, code == QN_ROWS_E4M3 ? -6 : -7);
 }
 
 /* Codes of any t, with its sign, in the low half of each lane. */
@@ -277,7 +260,6 @@ QN_INLINE vi encode_step(const int format, const int code, const int how, const 
             const vi c = vi_pairs(vi_add(vi_round(t), azp), vi_add(vi_round(u), azp));
             w = vi_max16(vi_set(0xff80ff80u), vi_min16(vi_set(0x007f007f), c));
         }
-        w = vi_and(w, vi_set(0x00ff00ff));
     } else {
         const vi signs = load_magnitudes(format, x, &a, &b);
         w = signed_pairs(code, scaled(how, a, rule), scaled(how, b, rule), signs);
@@ -291,27 +273,24 @@ QN_INLINE vi encode_step(const int format, const int code, const int how, const 
 QN_INLINE void encode_all(const int format, const int code, const int how, const int careful, const qn_rows_rule *rule,
                           const void *x, int64_t n, int64_t ahead, int past, uint8_t *codes)
 {
-    const char *p = x;
+    const char *const p = x;
     const int64_t size = real_bytes(format);
     const rule_vectors own = rule_load(rule);
-    for (; n >= 2 * STEP; n -= 2 * STEP, p += 2 * STEP * size, codes += 2 * STEP) {
-        fetch_step(format, p, ahead);
-        fetch_step(format, p + STEP * size, ahead);
-        const vi w = encode_step(format, code, how, careful, &own, p);
-        const vi bytes = vi_bytes(w, encode_step(format, code, how, careful, &own, p + STEP * size));
+    int64_t i = 0;
+    for (; i + STEP <= n; i += STEP) {
+        fetch_step(format, p + i * size, ahead);
+        const vi w = encode_step(format, code, how, careful, &own, p + i * size);
         if (past) {
-            vi_store_past(codes, bytes);
+            vi_put_bytes_past(codes + i, w);
         } else {
-            vi_store(codes, bytes);
+            vi_put_bytes(codes + i, w);
         }
     }
-    for (; n > 0; n -= STEP, p += STEP * size, codes += STEP) {
+    if (i < n) {
         char pad[STEP * 4];
-        uint8_t last[2 * STEP];
-        const int64_t count = n < STEP ? n : STEP;
-        const vi w = encode_step(format, code, how, careful, &own, count < STEP ? pad_step(format, p, count, pad) : p);
-        vi_store(last, vi_bytes(w, w));
-        memcpy(codes, last, (size_t)count);
+        uint8_t last[STEP];
+        vi_put_bytes(last, encode_step(format, code, how, careful, &own, pad_step(format, p + i * size, n - i, pad)));
+        memcpy(codes + i, last, (size_t)(n - i));
     }
 }
 
@@ -369,58 +348,51 @@ QN_INLINE vi e2m1_or_zero(vf t)
     return vi_where_nan(t, vi_set(0), c);
 }
 
-QN_INLINE vi e2m1_step(const int format, const void *x, const float *factor, int64_t i, int64_t block,
-                       const int careful)
+QN_INLINE vi e2m1_step(const int format, const void *x, vf fa, vf fb, const int nan)
 {
-    vf fa, fb;
-    factors_at(format, factor, i, block, &fa, &fb);
     vf a, b;
     vi w;
-    if (careful) {
+    if (nan) {
         load_step(format, x, &a, &b);
         w = vi_pairs(e2m1_or_zero(vf_mul(a, fa)), e2m1_or_zero(vf_mul(b, fb)));
     } else {
         const vi signs = load_magnitudes(format, x, &a, &b);
-        w = vi_pairs(round_near(vf_mul(a, fa), 1, 0), round_near(vf_mul(b, fb), 1, 0));
+        w = vi_pairs(round_small(vf_mul(a, fa), 1, 0), round_small(vf_mul(b, fb), 1, 0));
         w = vi_select(vi_set(0x00070007), vi_umin16(w, vi_set(0x00070007)), vi_shr16(signs, 12));
     }
     return format == QN_MM_BF16 ? w : vi_in_order(w);
 }
 
-QN_INLINE void e2m1_all(const int format, const void *x, int64_t n, int64_t block, const float *factor,
-                        const int careful, int64_t ahead, int past, uint8_t *q)
+QN_INLINE void e2m1_all(const int format, const void *x, int64_t n, int64_t block, const float *factor, const int nan,
+                        int64_t ahead, int past, uint8_t *q)
 {
     const char *const p = x;
     const int64_t size = real_bytes(format);
+    vf fa, fb;
     int64_t i = 0;
-    for (; i + 2 * STEP <= n; i += 2 * STEP) {
-        const char *const second = p + (i + STEP) * size;
+    for (; i + STEP <= n; i += STEP) {
         fetch_step(format, p + i * size, ahead);
-        fetch_step(format, second, ahead);
-        const vi w = e2m1_step(format, p + i * size, factor, i, block, careful);
-        const vi bytes = vi_bytes(w, e2m1_step(format, second, factor, i + STEP, block, careful));
+        factors_at(format, factor, i, block, &fa, &fb);
+        const vi w = e2m1_step(format, p + i * size, fa, fb, nan);
         if (past) {
-            vi_put_nibbles_past(q + i / 2, bytes);
+            vi_put_nibbles_past(q + i / 2, w);
         } else {
-            vi_put_nibbles(q + i / 2, bytes);
+            vi_put_nibbles(q + i / 2, w);
         }
     }
-    for (; i < n; i += STEP) { /* n is a multiple of 16: perhaps half a step of a level with vectors of 16 */
+    if (i < n) { /* n is a multiple of 16: one block, of a level with vectors of 16 */
         char pad[STEP * 4];
-        uint8_t last[STEP];
-        const int64_t count = n - i < STEP ? n - i : STEP;
-        float both[2] = {factor[i / block], factor[(i + count - 1) / block]};
-        const char *const at = count < STEP ? pad_step(format, p + i * size, count, pad) : p + i * size;
-        const vi w = e2m1_step(format, at, both, 0, block < STEP ? STEP / 2 : STEP, careful);
-        vi_put_nibbles(last, vi_bytes(w, w));
-        memcpy(q + i / 2, last, (size_t)(count / 2));
+        uint8_t last[VL];
+        fa = fb = vf_set(factor[i / block]);
+        vi_put_nibbles(last, e2m1_step(format, pad_step(format, p + i * size, n - i, pad), fa, fb, nan));
+        memcpy(q + i / 2, last, (size_t)((n - i) / 2));
     }
 }
 
-QN_INLINE void to_e2m1_of(const int format, const void *x, int64_t n, int64_t block, const float *factor, int careful,
+QN_INLINE void to_e2m1_of(const int format, const void *x, int64_t n, int64_t block, const float *factor, int nan,
                           int64_t ahead, int past, uint8_t *q)
 {
-    if (careful) {
+    if (nan) {
         e2m1_all(format, x, n, block, factor, 1, ahead, past, q);
     } else if (block == 16) {
         e2m1_all(format, x, n, 16, factor, 0, ahead, past, q);
@@ -429,36 +401,33 @@ QN_INLINE void to_e2m1_of(const int format, const void *x, int64_t n, int64_t bl
     }
 }
 
-/* Of VL blocks. Returns the quotients. */
-QN_INLINE vf nvfp4_scales_step(float g, vf inverse, const float *top, uint8_t codes[2 * STEP], float *factor)
+/* Of VL blocks. */
+QN_INLINE void nvfp4_scales_step(float g, vf inverse, const float *top, uint8_t codes[STEP], float *factor)
 {
     const vf y = vf_mul(vf_set(g), vf_mul(vf_load(top), vf_set(1.0f / 6.0f)));
-    const vi c = vi_in_order(vi_pairs(careful_codes(QN_ROWS_E4M3, y, vi_set(0)), vi_set(0)));
-    vi_store(codes, vi_bytes(c, c));
+    const vi c = careful_codes(QN_ROWS_E4M3, y, vi_set(0));
+    vi_put_bytes(codes, vi_in_order(vi_pairs(c, c)));
     const vi s = vi_bits(vf_from_e4m3(codes));
     const vi f = vi_bits(vf_div(vf_set(1.0f), vf_mul(vf_bits(s), inverse)));
     vf_store(factor, vf_bits(vi_zero_if_zero(f, s)));
-    return y;
 }
 
-static int rows_nvfp4_scales(float g, const float *top, int64_t blocks, uint8_t *sf, float *factor)
+static void rows_nvfp4_scales(float g, const float *top, int64_t blocks, uint8_t *sf, float *factor)
 {
     const vf inverse = vf_set(1.0f / g);
-    uint8_t codes[2 * STEP];
-    vf most = vf_set(0.0f);
+    uint8_t codes[STEP];
     int64_t i = 0;
     for (; i + VL <= blocks; i += VL) {
-        most = vf_max(nvfp4_scales_step(g, inverse, top + i, codes, factor + i), most);
+        nvfp4_scales_step(g, inverse, top + i, codes, factor + i);
         memcpy(sf + i, codes, VL);
     }
     if (i < blocks) {
         float in[VL] = {0}, out[VL];
         memcpy(in, top + i, (size_t)(blocks - i) * 4);
-        most = vf_max(nvfp4_scales_step(g, inverse, in, codes, out), most);
+        nvfp4_scales_step(g, inverse, in, codes, out);
         memcpy(sf + i, codes, (size_t)(blocks - i));
         memcpy(factor + i, out, (size_t)(blocks - i) * 4);
     }
-    return !(vf_highest(most) <= 448.0f * 1024.0f);
 }
 
 /* ---- codes to f32 ---- */

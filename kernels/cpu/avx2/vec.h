@@ -366,33 +366,38 @@ static inline vi vi_in_order(vi w)
     return _mm256_permute4x64_epi64(_mm256_packus_epi32(low, _mm256_srli_epi32(w, 16)), 0xd8);
 }
 
-/* Words below 256 of both as bytes: a's, then b's. */
-static inline vi vi_bytes(vi a, vi b)
+/* The low bytes of words. */
+static inline void vi_put_bytes(uint8_t *p, vi w)
 {
-    return _mm256_permute4x64_epi64(_mm256_packus_epi16(a, b), 0xd8);
+    const __m256i low = _mm256_and_si256(w, _mm256_set1_epi16(255));
+    const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+    _mm_storeu_si128((__m128i *)p, bytes);
 }
 
-/* Past the caches: p aligned. */
-static inline void vi_store_past(void *p, vi a)
+/* The same past the caches: p aligned. */
+static inline void vi_put_bytes_past(uint8_t *p, vi w)
 {
-    _mm256_stream_si256(p, a);
+    const __m256i low = _mm256_and_si256(w, _mm256_set1_epi16(255));
+    const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+    _mm_stream_si128((__m128i *)p, bytes);
 }
 
-/* Bytes below 16, two in one, the first in the low nibble. */
-static inline __m128i vec_nibbles(vi bytes)
+/* Words below 16, two a byte, the first in the low nibble. */
+static inline __m128i vec_nibbles(vi w)
 {
-    const __m256i words = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(0x1001));
-    return _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    const __m256i both = _mm256_and_si256(_mm256_or_si256(w, _mm256_srli_epi32(w, 12)), _mm256_set1_epi32(255));
+    const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+    return _mm_packus_epi16(words, words);
 }
 
-static inline void vi_put_nibbles(uint8_t *p, vi bytes)
+static inline void vi_put_nibbles(uint8_t *p, vi w)
 {
-    _mm_storeu_si128((__m128i *)p, vec_nibbles(bytes));
+    _mm_storel_epi64((__m128i *)p, vec_nibbles(w));
 }
 
-static inline void vi_put_nibbles_past(uint8_t *p, vi bytes)
+static inline void vi_put_nibbles_past(uint8_t *p, vi w)
 {
-    _mm_stream_si128((__m128i *)p, vec_nibbles(bytes));
+    _mm_stream_si64((long long *)p, _mm_cvtsi128_si64(vec_nibbles(w)));
 }
 
 static inline __m256i vec_top32(__m256i a, __m256i b)

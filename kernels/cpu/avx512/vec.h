@@ -368,39 +368,27 @@ static inline vi vi_in_order(vi w)
     return _mm512_permutexvar_epi16(step, w);
 }
 
-/* Words below 256 of both as bytes: a's, then b's. */
-static inline vi vi_bytes(vi a, vi b)
+/* The low bytes of words. */
+static inline void vi_put_bytes(uint8_t *p, vi w)
 {
-    return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), _mm512_packus_epi16(a, b));
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi16_epi8(w));
 }
 
-/* Past the caches: p aligned. */
-static inline void vi_store_past(void *p, vi a)
+/* The same past the caches: p aligned. */
+static inline void vi_put_bytes_past(uint8_t *p, vi w)
 {
-    _mm512_stream_si512(p, a);
+    _mm256_stream_si256((__m256i *)p, _mm512_cvtepi16_epi8(w));
 }
 
-/* Bytes below 16, two in one, the first in the low nibble. */
-static inline __m256i vec_nibbles(vi bytes)
+/* Words below 16, two a byte, the first in the low nibble. */
+static inline void vi_put_nibbles(uint8_t *p, vi w)
 {
-    return _mm512_cvtepi16_epi8(_mm512_maddubs_epi16(bytes, _mm512_set1_epi16(0x1001)));
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_or_si512(w, _mm512_srli_epi32(w, 12))));
 }
 
-static inline void vi_put_nibbles(uint8_t *p, vi bytes)
+static inline void vi_put_nibbles_past(uint8_t *p, vi w)
 {
-    _mm256_storeu_si256((__m256i *)p, vec_nibbles(bytes));
-}
-
-static inline void vi_put_nibbles_past(uint8_t *p, vi bytes)
-{
-    _mm256_stream_si256((__m256i *)p, vec_nibbles(bytes));
-}
-
-/* table[i mod 16] in each lane */
-#define VEC_LOOKUP
-static inline vf vf_lookup(vf table, vi i)
-{
-    return _mm512_permutexvar_ps(i, table);
+    _mm_stream_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_or_si512(w, _mm512_srli_epi32(w, 12))));
 }
 
 static inline __m512i vec_top32(__m512i a, __m512i b)

@@ -481,37 +481,30 @@ static inline vi vi_in_order(vi w)
                  v[2] >> 16 | (v[3] & 0xffff0000)}};
 }
 
-/* Words below 256 of both as bytes: a's, then b's. */
-static inline vi vi_bytes(vi a, vi b)
-{
-    vi r;
-    for (int i = 0; i < 2; i++) {
-        const uint32_t x = a.v[2 * i], y = a.v[2 * i + 1], z = b.v[2 * i], w = b.v[2 * i + 1];
-        r.v[i] = (x & 255) | (x >> 16 & 255) << 8 | (y & 255) << 16 | (y >> 16) << 24;
-        r.v[i + 2] = (z & 255) | (z >> 16 & 255) << 8 | (w & 255) << 16 | (w >> 16) << 24;
-    }
-    return r;
-}
-
-/* Past the caches, where a level can: p aligned. */
-static inline void vi_store_past(void *p, vi a)
-{
-    vi_store(p, a);
-}
-
-/* Bytes below 16, two in one, the first in the low nibble. */
-static inline void vi_put_nibbles(uint8_t *p, vi bytes)
+/* The low bytes of words. */
+static inline void vi_put_bytes(uint8_t *p, vi w)
 {
     EACH(i)
     {
-        p[2 * i] = (uint8_t)((bytes.v[i] & 15) | (bytes.v[i] >> 8 & 15) << 4);
-        p[2 * i + 1] = (uint8_t)((bytes.v[i] >> 16 & 15) | bytes.v[i] >> 24 << 4);
+        p[2 * i] = (uint8_t)w.v[i];
+        p[2 * i + 1] = (uint8_t)(w.v[i] >> 16);
     }
 }
 
-static inline void vi_put_nibbles_past(uint8_t *p, vi bytes)
+static inline void vi_put_bytes_past(uint8_t *p, vi w)
 {
-    vi_put_nibbles(p, bytes);
+    vi_put_bytes(p, w);
+}
+
+/* Words below 16, two a byte, the first in the low nibble. */
+static inline void vi_put_nibbles(uint8_t *p, vi w)
+{
+    EACH(i) p[i] = (uint8_t)(w.v[i] | w.v[i] >> 12);
+}
+
+static inline void vi_put_nibbles_past(uint8_t *p, vi w)
+{
+    vi_put_nibbles(p, w);
 }
 
 /* Largest magnitude bits of 16 blocks of `block` floats, a multiple of 16. */

@@ -91,11 +91,11 @@ static void fp4_row(const fp4_job *job, int64_t m, fp4_scratch *s)
     for (int64_t c = 0; c < job->k; c += CHUNK) {
         const int64_t n = qn_min_i64(CHUNK, job->k - c), blocks = n / job->block;
         const char *const x = job->x + m * job->stride + c * size;
-        int careful = job->set->tops[job->real](x, n, job->block, s->top);
+        const int special = job->set->tops[job->real](x, n, job->block, s->top);
         uint8_t *const codes = (uint8_t *)q->data + m * q->strides[0] + c / 2;
         const int past = job->stream && qn_rows_aligned(codes), copied = job->stream && !past;
         if (job->nvfp4) {
-            careful |= job->set->nvfp4_scales(job->global, s->top, blocks, s->scale, s->factor) | job->far;
+            job->set->nvfp4_scales(job->global, s->top, blocks, s->scale, s->factor);
         } else {
             mx_scales(job->rule, s->top, blocks, s->scale, s->factor);
         }
@@ -105,7 +105,7 @@ static void fp4_row(const fp4_job *job, int64_t m, fp4_scratch *s)
             memcpy((char *)scale->data + m * scale->strides[0] + c / job->block, s->scale, (size_t)blocks);
         }
         job->set->to_e2m1[job->real](
-            x, n, job->block, s->factor, careful,
+            x, n, job->block, s->factor, special || job->far,
             qn_rows_ahead(m, job->m, job->stride, job->k * size, c * size, n * size + QN_ROWS_AHEAD_BYTES), past,
             copied ? s->codes : codes);
         if (copied) {
