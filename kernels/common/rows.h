@@ -9,6 +9,7 @@
 
 #include "kernels/common/mm.h"
 
+#define QN_ROWS_PAST_BYTES 64
 #define QN_ROWS_REALS 3 /* functions by element format, indexed by qn_mm_real */
 
 /* What values span: low = min(0, v), high = max(0, v), NaN left out; nan: there was one. */
@@ -35,19 +36,23 @@ typedef struct qn_rows_rule {
 } qn_rows_rule;
 
 typedef void (*qn_rows_range_fn)(const void *x, int64_t n, qn_rows_range *range);
-/* ahead: bytes from x to what will be read next, which is fetched on the way; 0: nothing. Here and below. */
-typedef void (*qn_rows_encode_fn)(const qn_rows_rule *rule, const void *x, int64_t n, int64_t ahead, void *codes);
+/* Elements [g * group, (g + 1) * group) by rules[g], the last ones short. Here and below:
+ * ahead: bytes from x to what will be read next, which is fetched on the way; 0: nothing.
+ * past: codes leave the caches alone, fence() before another thread may read. They start at a multiple of
+ * QN_ROWS_PAST_BYTES, and so do those of every group. */
+typedef void (*qn_rows_encode_fn)(const qn_rows_rule *rules, const void *x, int64_t n, int64_t group, int64_t ahead,
+                                  int past, void *codes);
 
 /* out[i] = code * scale; int8: (code - azp) * scale, |azp| <= 65536 */
 typedef void (*qn_rows_decode_fn)(const void *codes, int64_t n, float scale, int32_t azp, float *out);
 
-/* top[b] = largest magnitude of block b, NaN left out; n a multiple of block, 16 or 32. Returns 1 when there was a NaN
- * or an infinity. */
+/* top[b] = largest magnitude of block b, NaN left out; block is 16, 32, 64 or 128, the last one may be short. Returns 1
+ * when there was a NaN or an infinity. */
 typedef int (*qn_rows_tops_fn)(const void *x, int64_t n, int64_t block, float *top);
 
 /* e2m1 codes of v * factor[block], held to 6, two a byte. nan: there may be NaN, which becomes +0. */
 typedef void (*qn_rows_e2m1_fn)(const void *x, int64_t n, int64_t block, const float *factor, int nan, int64_t ahead,
-                                uint8_t *q);
+                                int past, uint8_t *q);
 
 typedef struct qn_rows_set {
     qn_rows_range_fn range[QN_ROWS_REALS];

@@ -30,6 +30,22 @@ QN_INLINE void load_step(const int format, const void *x, vf *a, vf *b)
     }
 }
 
+/* The same without signs. Returns pairs of 16-bit halves whose top bits are the signs. */
+QN_INLINE vi load_magnitudes(const int format, const void *x, vf *a, vf *b)
+{
+    if (format == QN_MM_BF16) {
+        const vi w = vi_load(x), size = vi_and(w, vi_set(0x7fff7fff));
+        *a = vf_bits(vi_shl(size, 16));
+        *b = vf_bits(vi_and(size, vi_set(0xffff0000)));
+        return w;
+    }
+    load_step(format, x, a, b);
+    const vi signs = vi_select(vi_set(0xffff0000), vi_bits(*b), vi_shr(vi_bits(*a), 16));
+    *a = vf_bits(vi_and(vi_bits(*a), vi_set(0x7fffffff)));
+    *b = vf_bits(vi_and(vi_bits(*b), vi_set(0x7fffffff)));
+    return signs;
+}
+
 /* The last elements of a row with zeros behind them. */
 QN_INLINE const char *pad_step(const int format, const void *x, int64_t n, char pad[STEP * 4])
 {
@@ -58,13 +74,36 @@ QN_INLINE vf load_one(const int format, const char *p)
                                : (format == QN_MM_F16 ? vf_from_f16(p) : vf_from_bf16(p));
 }
 
-/* 1 / (1 + e^-g) is t / (1 + t) or 1 / (1 + t) with t = e^-|g|: nothing overflows. */
+/* g u / (1 + e^-g), the quotient within 2^-21. e^-g is 2^n times a polynomial of degree 5 in r = g + n ln2, which is 1
+ * at 0. Below -86.5 the quotient is 0 (1 / e^-g would soon be subnormal), above 86.5 the power is held to what does not
+ * count. NaN stays, -infinity gives NaN as in the reference. */
 QN_INLINE vf silu_times(vf g, vf u)
 {
-    const vf one = vf_set(1.0f);
-    const vf t = vf_exp(vf_bits(vi_select(vi_set(0x80000000), vi_set(0x80000000), vi_bits(g))));
-    const vf share = vf_fraction(vf_where_negative(g, t, one), vf_add(one, t));
+    const vf round = vf_set(12582912.0f), one = vf_set(1.0f); /* 1.5 * 2^23: the sum's last bits are the integer */
+    const vf x = vf_min(g, vf_set(86.5f));
+    const vf z = vf_fma(x, vf_set(-1.44269504f), round);
+    const vf n = vf_sub(z, round), r = vf_fma(n, vf_set(-2.12194440e-4f), vf_fma(n, vf_set(0.693359375f), x));
+    vf p = vf_fma(r, vf_set(-0.00829031109f), vf_set(0.0418979388f));
+    p = vf_fma(p, r, vf_set(-0.166676363f));
+    p = vf_fma(p, r, vf_set(0.499991495f));
+    p = vf_fma(p, r, vf_set(-0.999999707f));
+    p = vf_fma(p, r, one);
+    const vf power = vf_bits(vi_add(vi_bits(p), vi_shl(vi_bits(z), 23)));
+    const vf share = vf_zero_below(vf_inverse(vf_add(one, power)), g, -86.5f);
     return vf_mul(vf_mul(g, share), u);
+}
+
+QN_INLINE void silu_step(const int format, const char *gate, const char *up, float *v)
+{
+    vf g, h, u, w;
+    load_step(format, gate, &g, &h);
+    load_step(format, up, &u, &w);
+    vf a = silu_times(g, u), b = silu_times(h, w);
+    if (format == QN_MM_BF16) {
+        vf_interleave(&a, &b);
+    }
+    vf_store(v, a);
+    vf_store(v + VL, b);
 }
 
 QN_INLINE void silu_mul_of(const int format, const void *gate, const void *up, int64_t n, int64_t ahead, float *v)
@@ -72,18 +111,16 @@ QN_INLINE void silu_mul_of(const int format, const void *gate, const void *up, i
     const char *g = gate, *u = up;
     const int64_t size = real_bytes(format);
     int64_t i = 0;
-    for (; i + VL <= n; i += VL) {
-        if (i % STEP == 0) {
-            fetch_step(format, g + i * size, ahead);
-            fetch_step(format, u + i * size, ahead);
-        }
-        vf_store(v + i, silu_times(load_one(format, g + i * size), load_one(format, u + i * size)));
+    for (; i + STEP <= n; i += STEP) {
+        fetch_step(format, g + i * size, ahead);
+        fetch_step(format, u + i * size, ahead);
+        silu_step(format, g + i * size, u + i * size, v + i);
     }
     if (i < n) {
         char pad[2][STEP * 4];
-        float out[VL];
-        vf_store(out, silu_times(load_one(format, pad_step(format, g + i * size, n - i, pad[0])),
-                                 load_one(format, pad_step(format, u + i * size, n - i, pad[1]))));
+        float out[STEP];
+        silu_step(format, pad_step(format, g + i * size, n - i, pad[0]), pad_step(format, u + i * size, n - i, pad[1]),
+                  out);
         memcpy(v + i, out, (size_t)(n - i) * 4);
     }
 }
@@ -224,13 +261,13 @@ static void rows_store_bf16(const float *v, int64_t n, void *out)
     uint16_t *const h = out;
     int64_t i = 0;
     for (; i + STEP <= n; i += STEP) {
-        vi_put_words(h + i, bf16_bits(vf_load(v + i)), bf16_bits(vf_load(v + i + VL)));
+        vi_store(h + i, vi_in_order(vi_pairs(bf16_bits(vf_load(v + i)), bf16_bits(vf_load(v + i + VL)))));
     }
     if (i < n) {
         char pad[STEP * 4];
         uint16_t bits[STEP];
         const float *const last = (const float *)(const void *)pad_step(QN_MM_F32, v + i, n - i, pad);
-        vi_put_words(bits, bf16_bits(vf_load(last)), bf16_bits(vf_load(last + VL)));
+        vi_store(bits, vi_in_order(vi_pairs(bf16_bits(vf_load(last)), bf16_bits(vf_load(last + VL)))));
         memcpy(h + i, bits, (size_t)(n - i) * 2);
     }
 }
@@ -273,10 +310,10 @@ static void rows_fence(void)
     X(name, format, fnuz, QN_ROWS_E4M3FNUZ) X(name, format, e5m2, QN_ROWS_E5M2) X(name, format, i8, QN_ROWS_I8)
 
 #define ENCODE(name, format, code_name, code)                                                                          \
-    static void encode_##name##_##code_name(const qn_rows_rule *rule, const void *x, int64_t n, int64_t ahead,         \
-                                            void *codes)                                                               \
+    static void encode_##name##_##code_name(const qn_rows_rule *rules, const void *x, int64_t n, int64_t group,        \
+                                            int64_t ahead, int past, void *codes)                                      \
     {                                                                                                                  \
-        encode_of(format, code, rule, x, n, ahead, codes);                                                             \
+        encode_of(format, code, rules, x, n, group, ahead, past, codes);                                               \
     }
 
 #define REAL(name, format)                                                                                             \
@@ -290,9 +327,9 @@ static void rows_fence(void)
         return tops_of(format, x, n, block, top);                                                                      \
     }                                                                                                                  \
     static void to_e2m1_##name(const void *x, int64_t n, int64_t block, const float *factor, int nan, int64_t ahead,   \
-                               uint8_t *q)                                                                             \
+                               int past, uint8_t *q)                                                                   \
     {                                                                                                                  \
-        to_e2m1_of(format, x, n, block, factor, nan, ahead, q);                                                        \
+        to_e2m1_of(format, x, n, block, factor, nan, ahead, past, q);                                                  \
     }                                                                                                                  \
     static void silu_mul_##name(const void *gate, const void *up, int64_t n, int64_t ahead, float *v)                  \
     {                                                                                                                  \

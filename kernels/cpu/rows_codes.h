@@ -6,7 +6,10 @@
  * with e held to the smallest normal exponent the same sum rounds subnormals.
  * Exponent and mantissa then add up to the code. The constant that is left of
  * the exponents' biases is put into the addend's last bits (it is even, so ties
- * stay ties), and only the low byte counts. */
+ * stay ties), and only the low half counts.
+ *
+ * Codes of a step's two vectors meet in 32-bit lanes, the first one's in the low
+ * half ("pairs"): signs, limits and packing are done there for both at once. */
 
 /* ---- ranges: magnitudes compared as integers, which sees NaN as the largest ---- */
 
@@ -85,60 +88,107 @@ QN_INLINE void range_of(const int format, const void *x, int64_t n, qn_rows_rang
     range->nan = 0;
 }
 
-QN_INLINE int tops_of(const int format, const void *x, int64_t n, int64_t block, float *top)
+/* Magnitudes of VL blocks from their bits. */
+QN_INLINE vf magnitudes_of(const int format, vi bits)
 {
-    const int64_t size = real_bytes(format);
-    const char *const p = x;
-    uint32_t special = 0;
-    for (int64_t i = 0; i < n; i += 256) {
-        char pad[256 * 4];
-        uint32_t bits[16];
-        const char *at = p + i * size;
-        const int64_t count = n - i < 256 ? n - i : 256;
-        if (count < 256) {
-            memset(pad, 0, sizeof pad);
-            memcpy(pad, at, (size_t)(count * size));
-            at = pad;
+    if (format == QN_MM_F16) {
+        uint16_t words[STEP];
+        vi_store(words, vi_in_order(bits));
+        return vf_from_f16(words);
+    }
+    return vf_bits(format == QN_MM_F32 ? bits : vi_shl(bits, 16));
+}
+
+/* Largest magnitude bits of a block of n elements, one vector after the other. */
+QN_INLINE uint32_t top_of(const int format, const char *p, int64_t n)
+{
+    const int64_t size = real_bytes(format), lanes = VL * 4 / size;
+    vi top = vi_set(0);
+    for (int64_t i = 0; i < n; i += lanes) {
+        char pad[VL * 4] = {0};
+        const int whole = i + lanes <= n;
+        if (!whole) {
+            memcpy(pad, p + i * size, (size_t)((n - i) * size));
         }
+        const vi x = vi_load(whole ? p + i * size : pad);
+        top = format == QN_MM_F32 ? vi_umax(top, vi_and(x, vi_set(0x7fffffff)))
+                                  : vi_umax16(top, vi_and(x, vi_set(0x7fff7fff)));
+    }
+    return format == QN_MM_F32 ? vi_top(top) : vi_top16(top);
+}
+
+QN_INLINE int tops_in(const int format, const void *x, int64_t n, const int64_t block, float *top)
+{
+    /* blocks that are done together: of two bytes an element 8, but 16 of the smallest */
+    const int64_t size = real_bytes(format), together = size == 2 && block > 16 ? 8 : 16;
+    const char *p = x;
+    uint32_t bits[16] = {0}, last = 0;
+    vi most = vi_set(0);
+    for (; n >= together * block; n -= together * block, p += together * block * size, top += together) {
         if (format == QN_MM_F32) {
-            vec_block_tops32(at, bits);
+            vec_block_tops32(p, block, bits);
         } else {
-            vec_block_tops16(at, bits);
+            vec_block_tops16(p, block, bits);
         }
-        const int64_t blocks = count / 16;
-        float tops[16];
-        for (int b = 0; b < 16; b++) {
-            special |= bits[b] >= infinity_bits(format);
-            tops[b] = magnitude(format, bits[b]);
-        }
-        if (block == 16) {
-            memcpy(top + i / 16, tops, (size_t)blocks * 4);
-        } else {
-            for (int64_t b = 0; b < blocks; b += 2) {
-                top[(i / 16 + b) / 2] = tops[b] > tops[b + 1] ? tops[b] : tops[b + 1];
+        for (int64_t b = 0; b < together; b += VL) {
+            const vi v = vi_load(bits + b);
+            most = vi_umax(most, v);
+            if (b + VL <= together) {
+                vf_store(top + b, magnitudes_of(format, v));
+            } else {
+                float some[VL];
+                vf_store(some, magnitudes_of(format, v));
+                memcpy(top + b, some, 8 * sizeof(float));
             }
         }
     }
-    for (int64_t b = 0; special && b < n / block; b++) {
-        qn_rows_range r;
-        range_of(format, p + b * block * size, block, &r);
-        top[b] = (r.high > -r.low ? r.high : -r.low) + 0.0f; /* never -0 */
+    for (; n > 0; n -= block, p += block * size) {
+        const uint32_t v = top_of(format, p, n < block ? n : block);
+        last = v > last ? v : last;
+        *top++ = magnitude(format, v);
     }
-    return special != 0;
+    return last >= infinity_bits(format) || vi_top(most) >= infinity_bits(format);
+}
+
+/* A NaN or an infinity: once more, block by block. */
+QN_INLINE void tops_without_nan(const int format, const void *x, int64_t n, int64_t block, float *top)
+{
+    for (int64_t i = 0; i < n; i += block) {
+        qn_rows_range r;
+        range_of(format, (const char *)x + i * real_bytes(format), n - i < block ? n - i : block, &r);
+        top[i / block] = (r.high > -r.low ? r.high : -r.low) + 0.0f; /* never -0 */
+    }
+}
+
+QN_INLINE int tops_of(const int format, const void *x, int64_t n, int64_t block, float *top)
+{
+    int special;
+    switch (block) {
+    case 16: special = tops_in(format, x, n, 16, top); break;
+    case 32: special = tops_in(format, x, n, 32, top); break;
+    case 64: special = tops_in(format, x, n, 64, top); break;
+    default: special = tops_in(format, x, n, 128, top); break;
+    }
+    if (special) {
+        tops_without_nan(format, x, n, block, top);
+    }
+    return special;
 }
 
 /* ---- f32 to codes ---- */
 
-/* Codes of |t| with the signs of another vector (a quotient may have lost that of 0) in the low bits of each lane;
- * m mantissa bits, e_min the smallest normal exponent, magnitudes below 2^bits. */
-QN_INLINE vi small_codes(vf t, vf sign, const unsigned m, const int e_min, const unsigned bits)
+/* Codes of t >= 0 in the low half of each lane; m mantissa bits, e_min the smallest normal exponent. */
+QN_INLINE vi round_small(vf t, const unsigned m, const int e_min)
 {
-    const uint32_t least = (uint32_t)(127 + e_min), addend = (23 - m) << 23, rest = 0u - (least << m);
-    const vi x = vi_bits(t);
-    const vi e = vi_max(vi_and(x, vi_set(0x7f800000)), vi_set(least << 23));
-    const vf sum = vf_add(vf_bits(vi_and(x, vi_set(0x7fffffff))), vf_bits(vi_add(e, vi_set(addend + (rest & 0xff)))));
-    const vi code = vi_add(vi_bits(sum), vi_shr(e, 23 - m));
-    return vi_select(vi_set((1u << bits) - 1), code, vi_shr(vi_bits(sign), 31 - bits));
+    const uint32_t least = (uint32_t)(127 + e_min), rest = (0u - (least << m)) & 0xffff;
+    const vi e = vi_max(vi_and(vi_bits(t), vi_set(0x7f800000)), vi_set(least << 23));
+    const vf sum = vf_fma(vf_bits(e), vf_bits(vi_set(((150 - m) << 23) + rest)), t); /* the product is exact */
+    return vi_add(vi_bits(sum), vi_shr(e, 23 - m));
+}
+
+QN_INLINE vf magnitudes(vf a)
+{
+    return vf_bits(vi_and(vi_bits(a), vi_set(0x7fffffff)));
 }
 
 /* t held to +-most, NaN kept. */
@@ -147,73 +197,134 @@ QN_INLINE vf held(vf t, const float most)
     return vf_max(vf_set(-most), vf_min(vf_set(most), t));
 }
 
-QN_INLINE vi codes_of(const int code, vf t, vf sign, vi azp, const int careful)
+QN_INLINE vi round_code(const int code, vf t)
+{
+    return code == QN_ROWS_E5M2 ? round_small(t, 2, -14) : round_small(t, 3, code == QN_ROWS_E4M3 ? -6 : -7);
+}
+
+/* Codes of any t, with its sign, in the low half of each lane. */
+QN_INLINE vi careful_codes(const int code, vf t, vi azp)
 {
     if (code == QN_ROWS_I8) {
-        if (careful) {
-            t = vf_bits(vi_where_nan(t, vi_set(0), vi_bits(held(t, 1e6f))));
-        }
+        t = vf_bits(vi_where_nan(t, vi_set(0), vi_bits(held(t, 1e6f))));
         return vi_max(vi_set(0xffffff80u), vi_min(vi_set(127), vi_add(vi_round(t), azp)));
     }
-    const vf h = careful ? held(t, code == QN_ROWS_E4M3 ? 448.0f : (code == QN_ROWS_E5M2 ? 57344.0f : 224.0f)) : t;
+    const vf h = held(t, code == QN_ROWS_E4M3 ? 448.0f : (code == QN_ROWS_E5M2 ? 57344.0f : 224.0f));
+    const vi c = vi_select(vi_set(0x7f), round_code(code, magnitudes(h)), vi_shr(vi_bits(t), 24));
     if (code == QN_ROWS_E4M3FNUZ) {
-        const vi c = vi_zero_if(small_codes(h, sign, 3, -7, 7), vi_set(0x80)); /* one zero only */
-        return careful ? vi_where_nan(t, vi_set(0x80), c) : c;
+        return vi_where_nan(t, vi_set(0x80), vi_zero_if16(c, vi_set(0x80))); /* one zero only */
     }
-    const vi c = code == QN_ROWS_E4M3 ? small_codes(h, sign, 3, -6, 7) : small_codes(h, sign, 2, -14, 7);
-    return careful ? vi_where_nan(t, vi_set(0x7f), c) : c;
+    return vi_where_nan(t, vi_set(0x7f), c);
+}
+
+/* Codes of a and b, with their signs (which a quotient of 0 has lost), in pairs. */
+QN_INLINE vi signed_pairs(const int code, vf a, vf b, vi signs)
+{
+    const vi w = vi_pairs(round_code(code, a), round_code(code, b));
+    return vi_select(vi_set(0x007f007f), w, vi_shr16(signs, 8));
 }
 
 enum { MULTIPLY, QUOTIENT, DIVIDE };
 
-QN_INLINE void encode_step(const int format, const int code, const int how, const int careful, const qn_rows_rule *rule,
-                           const void *x, uint8_t *codes)
+/* What a rule needs in vectors. */
+typedef struct rule_vectors {
+    vf scale, factor, rest; /* factor + rest: 1 / scale to twice the bits */
+    vi azp;
+} rule_vectors;
+
+QN_INLINE rule_vectors rule_load(const qn_rows_rule *rule)
 {
-    vf a, b;
-    load_step(format, x, &a, &b);
     const vf s = vf_set(rule->scale), r = vf_set(rule->factor);
-    const vi azp = vi_set((uint32_t)rule->azp);
-    const vf t = how == MULTIPLY ? vf_mul(a, r) : (how == QUOTIENT ? vf_quotient(a, s, r) : vf_div(a, s));
-    const vf u = how == MULTIPLY ? vf_mul(b, r) : (how == QUOTIENT ? vf_quotient(b, s, r) : vf_div(b, s));
-    const vi p = codes_of(code, t, how == QUOTIENT ? a : t, azp, careful);
-    const vi q = codes_of(code, u, how == QUOTIENT ? b : u, azp, careful);
-    if (format == QN_MM_BF16) {
-        vi_put_byte_pairs(codes, p, q);
+    return (rule_vectors){s, r, vf_inverse_rest(s, r), vi_set((uint32_t)rule->azp)};
+}
+
+QN_INLINE vf scaled(const int how, vf a, const rule_vectors *rule)
+{
+    return how == MULTIPLY ? vf_mul(a, rule->factor)
+                           : (how == QUOTIENT ? vf_times_inverse(a, rule->scale, rule->factor, rule->rest)
+                                              : vf_div(a, rule->scale));
+}
+
+QN_INLINE vi encode_step(const int format, const int code, const int how, const int careful, const rule_vectors *rule,
+                         const void *x)
+{
+    const vi azp = rule->azp;
+    vf a, b;
+    vi w;
+    if (careful || code == QN_ROWS_I8) {
+        load_step(format, x, &a, &b);
+        const vf t = scaled(how, a, rule), u = scaled(how, b, rule);
+        if (careful) {
+            w = vi_pairs(careful_codes(code, t, azp), careful_codes(code, u, azp));
+        } else {
+            const vi c = vi_pairs(vi_add(vi_round(t), azp), vi_add(vi_round(u), azp));
+            w = vi_max16(vi_set(0xff80ff80u), vi_min16(vi_set(0x007f007f), c));
+        }
     } else {
-        vi_put_bytes(codes, p, q);
+        const vi signs = load_magnitudes(format, x, &a, &b);
+        w = signed_pairs(code, scaled(how, a, rule), scaled(how, b, rule), signs);
+        if (code == QN_ROWS_E4M3FNUZ) {
+            w = vi_zero_if16(w, vi_set(0x00800080)); /* one zero only */
+        }
     }
+    return format == QN_MM_BF16 ? w : vi_in_order(w);
 }
 
 QN_INLINE void encode_all(const int format, const int code, const int how, const int careful, const qn_rows_rule *rule,
-                          const void *x, int64_t n, int64_t ahead, uint8_t *codes)
+                          const void *x, int64_t n, int64_t ahead, int past, uint8_t *codes)
 {
     const char *const p = x;
     const int64_t size = real_bytes(format);
-    const qn_rows_rule own = *rule; /* which stores of codes cannot change */
+    const rule_vectors own = rule_load(rule);
     int64_t i = 0;
     for (; i + STEP <= n; i += STEP) {
         fetch_step(format, p + i * size, ahead);
-        encode_step(format, code, how, careful, &own, p + i * size, codes + i);
+        const vi w = encode_step(format, code, how, careful, &own, p + i * size);
+        if (past) {
+            vi_put_bytes_past(codes + i, w);
+        } else {
+            vi_put_bytes(codes + i, w);
+        }
     }
     if (i < n) {
         char pad[STEP * 4];
         uint8_t last[STEP];
-        encode_step(format, code, how, careful, &own, pad_step(format, p + i * size, n - i, pad), last);
+        vi_put_bytes(last, encode_step(format, code, how, careful, &own, pad_step(format, p + i * size, n - i, pad)));
         memcpy(codes + i, last, (size_t)(n - i));
     }
 }
 
-QN_INLINE void encode_of(const int format, const int code, const qn_rows_rule *rule, const void *x, int64_t n,
-                         int64_t ahead, void *codes)
+/* Groups that are coded the same way, whose constants thus stay in registers. */
+QN_INLINE void encode_alike(const int format, const int code, const int how, const int careful,
+                            const qn_rows_rule *rules, const char *x, int64_t n, int64_t group, int64_t ahead, int past,
+                            uint8_t *codes)
 {
-    if (rule->multiply && rule->careful) {
-        encode_all(format, code, MULTIPLY, 1, rule, x, n, ahead, codes);
-    } else if (rule->careful) {
-        encode_all(format, code, DIVIDE, 1, rule, x, n, ahead, codes);
-    } else if (rule->multiply) {
-        encode_all(format, code, MULTIPLY, 0, rule, x, n, ahead, codes);
-    } else {
-        encode_all(format, code, QUOTIENT, 0, rule, x, n, ahead, codes);
+    for (int64_t i = 0; i < n; i += group) {
+        encode_all(format, code, how, careful, rules++, x + i * real_bytes(format), n - i < group ? n - i : group,
+                   ahead, past, codes + i);
+    }
+}
+
+QN_INLINE void encode_of(const int format, const int code, const qn_rows_rule *rules, const void *x, int64_t n,
+                         int64_t group, int64_t ahead, int past, uint8_t *codes)
+{
+    for (int64_t i = 0, count; i < n; i += count) {
+        const char *const p = (const char *)x + i * real_bytes(format);
+        const int multiply = rules->multiply, careful = rules->careful;
+        const qn_rows_rule *const first = rules++;
+        for (count = group; i + count < n && rules->multiply == multiply && rules->careful == careful; rules++) {
+            count += group;
+        }
+        count = i + count < n ? count : n - i;
+        if (multiply && careful) {
+            encode_alike(format, code, MULTIPLY, 1, first, p, count, group, ahead, past, codes + i);
+        } else if (careful) {
+            encode_alike(format, code, DIVIDE, 1, first, p, count, group, ahead, past, codes + i);
+        } else if (multiply) {
+            encode_alike(format, code, MULTIPLY, 0, first, p, count, group, ahead, past, codes + i);
+        } else {
+            encode_alike(format, code, QUOTIENT, 0, first, p, count, group, ahead, past, codes + i);
+        }
     }
 }
 
@@ -221,7 +332,9 @@ QN_INLINE void encode_of(const int format, const int code, const qn_rows_rule *r
 QN_INLINE void factors_at(const int format, const float *factor, int64_t i, int64_t block, vf *a, vf *b)
 {
     const float first = factor[i / block], second = factor[(i + VL) / block];
-    if (format == QN_MM_BF16) {
+    if (block >= STEP) {
+        *a = *b = vf_set(first);
+    } else if (format == QN_MM_BF16) {
         *a = *b = vf_set2(first, second);
     } else {
         *a = vf_set(first);
@@ -229,26 +342,29 @@ QN_INLINE void factors_at(const int format, const float *factor, int64_t i, int6
     }
 }
 
-QN_INLINE vi e2m1_codes(vf t, const int nan)
+QN_INLINE vi e2m1_or_zero(vf t)
 {
-    const vi c = small_codes(held(t, 6.0f), t, 1, 0, 3);
-    return nan ? vi_where_nan(t, vi_set(0), c) : c;
+    const vi c = vi_select(vi_set(7), round_small(magnitudes(held(t, 6.0f)), 1, 0), vi_shr(vi_bits(t), 28));
+    return vi_where_nan(t, vi_set(0), c);
 }
 
-QN_INLINE void e2m1_step(const int format, const void *x, vf fa, vf fb, const int nan, uint8_t *q)
+QN_INLINE vi e2m1_step(const int format, const void *x, vf fa, vf fb, const int nan)
 {
     vf a, b;
-    load_step(format, x, &a, &b);
-    const vi p = e2m1_codes(vf_mul(a, fa), nan), r = e2m1_codes(vf_mul(b, fb), nan);
-    if (format == QN_MM_BF16) {
-        vi_put_nibble_pairs(q, p, r);
+    vi w;
+    if (nan) {
+        load_step(format, x, &a, &b);
+        w = vi_pairs(e2m1_or_zero(vf_mul(a, fa)), e2m1_or_zero(vf_mul(b, fb)));
     } else {
-        vi_put_nibbles(q, p, r);
+        const vi signs = load_magnitudes(format, x, &a, &b);
+        w = vi_pairs(round_small(vf_mul(a, fa), 1, 0), round_small(vf_mul(b, fb), 1, 0));
+        w = vi_select(vi_set(0x00070007), vi_umin16(w, vi_set(0x00070007)), vi_shr16(signs, 12));
     }
+    return format == QN_MM_BF16 ? w : vi_in_order(w);
 }
 
 QN_INLINE void e2m1_all(const int format, const void *x, int64_t n, int64_t block, const float *factor, const int nan,
-                        int64_t ahead, uint8_t *q)
+                        int64_t ahead, int past, uint8_t *q)
 {
     const char *const p = x;
     const int64_t size = real_bytes(format);
@@ -257,45 +373,60 @@ QN_INLINE void e2m1_all(const int format, const void *x, int64_t n, int64_t bloc
     for (; i + STEP <= n; i += STEP) {
         fetch_step(format, p + i * size, ahead);
         factors_at(format, factor, i, block, &fa, &fb);
-        e2m1_step(format, p + i * size, fa, fb, nan, q + i / 2);
+        const vi w = e2m1_step(format, p + i * size, fa, fb, nan);
+        if (past) {
+            vi_put_nibbles_past(q + i / 2, w);
+        } else {
+            vi_put_nibbles(q + i / 2, w);
+        }
     }
     if (i < n) { /* n is a multiple of 16: one block, of a level with vectors of 16 */
         char pad[STEP * 4];
         uint8_t last[VL];
         fa = fb = vf_set(factor[i / block]);
-        e2m1_step(format, pad_step(format, p + i * size, n - i, pad), fa, fb, nan, last);
+        vi_put_nibbles(last, e2m1_step(format, pad_step(format, p + i * size, n - i, pad), fa, fb, nan));
         memcpy(q + i / 2, last, (size_t)((n - i) / 2));
     }
 }
 
 QN_INLINE void to_e2m1_of(const int format, const void *x, int64_t n, int64_t block, const float *factor, int nan,
-                          int64_t ahead, uint8_t *q)
+                          int64_t ahead, int past, uint8_t *q)
 {
     if (nan) {
-        e2m1_all(format, x, n, block, factor, 1, ahead, q);
+        e2m1_all(format, x, n, block, factor, 1, ahead, past, q);
     } else if (block == 16) {
-        e2m1_all(format, x, n, 16, factor, 0, ahead, q);
+        e2m1_all(format, x, n, 16, factor, 0, ahead, past, q);
     } else {
-        e2m1_all(format, x, n, 32, factor, 0, ahead, q);
+        e2m1_all(format, x, n, 32, factor, 0, ahead, past, q);
     }
+}
+
+/* Of VL blocks. */
+QN_INLINE void nvfp4_scales_step(float g, vf inverse, const float *top, uint8_t codes[STEP], float *factor)
+{
+    const vf y = vf_mul(vf_set(g), vf_mul(vf_load(top), vf_set(1.0f / 6.0f)));
+    const vi c = careful_codes(QN_ROWS_E4M3, y, vi_set(0));
+    vi_put_bytes(codes, vi_in_order(vi_pairs(c, c)));
+    const vi s = vi_bits(vf_from_e4m3(codes));
+    const vi f = vi_bits(vf_div(vf_set(1.0f), vf_mul(vf_bits(s), inverse)));
+    vf_store(factor, vf_bits(vi_zero_if_zero(f, s)));
 }
 
 static void rows_nvfp4_scales(float g, const float *top, int64_t blocks, uint8_t *sf, float *factor)
 {
-    const vf inverse = vf_set(1.0f / g), one = vf_set(1.0f);
-    for (int64_t i = 0; i < blocks; i += VL) {
-        const int64_t n = blocks - i < VL ? blocks - i : VL;
+    const vf inverse = vf_set(1.0f / g);
+    uint8_t codes[STEP];
+    int64_t i = 0;
+    for (; i + VL <= blocks; i += VL) {
+        nvfp4_scales_step(g, inverse, top + i, codes, factor + i);
+        memcpy(sf + i, codes, VL);
+    }
+    if (i < blocks) {
         float in[VL] = {0}, out[VL];
-        uint8_t codes[STEP];
-        memcpy(in, top + i, (size_t)n * 4);
-        const vf y = vf_mul(vf_set(g), vf_mul(vf_load(in), vf_set(1.0f / 6.0f)));
-        const vi c = codes_of(QN_ROWS_E4M3, y, y, vi_set(0), 1);
-        vi_put_bytes(codes, c, c);
-        const vi s = vi_bits(vf_from_e4m3(codes));
-        const vi f = vi_bits(vf_div(one, vf_mul(vf_bits(s), inverse)));
-        vf_store(out, vf_bits(vi_zero_if_zero(f, s)));
-        memcpy(sf + i, codes, (size_t)n);
-        memcpy(factor + i, out, (size_t)n * 4);
+        memcpy(in, top + i, (size_t)(blocks - i) * 4);
+        nvfp4_scales_step(g, inverse, in, codes, out);
+        memcpy(sf + i, codes, (size_t)(blocks - i));
+        memcpy(factor + i, out, (size_t)(blocks - i) * 4);
     }
 }
 

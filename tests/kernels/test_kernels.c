@@ -490,15 +490,24 @@ static const char *const batch_cases[] = {
     "scaled_mm m=17 n=37 k=577 out=f32 scale_a=token scale_b=channel",
     "scaled_mm m=17 n=37 k=577 out=f32 a=f8_e4m3 scale_a=token scale_b=channel",
     "scaled_mm m=17 n=37 k=576 scale_a=token scale_b=channel bias=f16 azp_adj=1 azp=1",
-    "block_scaled_mm m=17 n=200 k=577 out=f32",      "block_scaled_mm m=17 n=37 k=1200 scale_layout=col",
-    "nvfp4_mm m=17 n=37 k=576 out=f32",              "nvfp4_mm m=17 n=37 k=576 a=1",
-    "mxfp4_mm m=17 n=37 k=576 out=f32",              "quantize_fp8 m=17 k=577 granularity=group",
-    "quantize_fp8 m=17 k=577 granularity=token",     "quantize_int8 m=17 k=577 granularity=token symmetric=0",
-    "quantize_int8 m=17 k=577 granularity=token",    "silu_mul_quant m=17 k=577",
-    "silu_mul m=17 k=577",                           "rmsnorm m=17 k=577",
-    "rope m=17 k=64 e=3",                            "attention m=17 n=130 k=64 e=6 g=2",
-    "attention m=17 n=130 k=40 e=3 g=3 causal=0",   "attention m=17 n=300 k=64 e=6 g=2 out=bf16",
-    "attention m=17 n=513 k=16 e=4 g=4 k=f16 v=f16", "quantize_nvfp4 m=17 k=576 global_scale=1",
+    "block_scaled_mm m=17 n=200 k=577 out=f32",
+    "block_scaled_mm m=17 n=37 k=1200 scale_layout=col",
+    "nvfp4_mm m=17 n=37 k=576 out=f32",
+    "nvfp4_mm m=17 n=37 k=576 a=1",
+    "mxfp4_mm m=17 n=37 k=576 out=f32",
+    "quantize_fp8 m=17 k=577 granularity=group",
+    "quantize_fp8 m=17 k=577 granularity=token",
+    "quantize_int8 m=17 k=577 granularity=token symmetric=0",
+    "quantize_int8 m=17 k=577 granularity=token",
+    "silu_mul_quant m=17 k=577",
+    "silu_mul m=17 k=577",
+    "rmsnorm m=17 k=577",
+    "rope m=17 k=64 e=3",
+    "attention m=17 n=130 k=64 e=6 g=2",
+    "attention m=17 n=130 k=40 e=3 g=3 causal=0",
+    "attention m=17 n=300 k=64 e=6 g=2 out=bf16",
+    "attention m=17 n=513 k=16 e=4 g=4 k=f16 v=f16",
+    "quantize_nvfp4 m=17 k=576 global_scale=1",
     "quantize_mxfp4 m=17 k=96 x=bf16",
 };
 
@@ -604,13 +613,108 @@ static void rows_do_not_know_their_batch(void **state)
     }
 }
 
+/* A kernel's outputs from one input, bit for bit those of the reference. */
+static void same_bits(const char *text, const char *kernel, const void *x, float scalar)
+{
+    qn_error error = {0};
+    qn_plan *plans[2];
+    void *out[2][QN_MAX_OUT] = {{NULL}};
+    tensors t;
+    memset(&t, 0, sizeof t);
+    must(qn_op_desc_parse(text, &t.desc, &error), &error, text);
+    must(qn_op_desc_check(&t.desc, t.out, &t.sizes, &error), &error, text);
+    t.info = qn_op_get_info(t.desc.op);
+    for (int p = 0; p < 2; p++) {
+        qn_plan_options options;
+        qn_plan_options_init(&options);
+        options.backend = p ? QN_BACKEND_REF : QN_BACKEND_CPU;
+        options.kernel = p ? NULL : kernel;
+        must(qn_plan_create(ctx, &t.desc, &options, &plans[p], &error), &error, text);
+        for (int i = 0; i < t.info->out_count; i++) {
+            if (t.out[i].format) {
+                must(qn_shape_bytes(&t.out[i], &t.out_bytes[i], &error), &error, text);
+                out[p][i] = calloc(1, t.out_bytes[i] + 1);
+            }
+        }
+        qn_args args = dense_args(&t, out[p]);
+        args.in[0].data = x;
+        args.in[1].data = &scalar;
+        run_plan(plans[p], &args, t.sizes.m, NULL, text);
+        qn_plan_destroy(plans[p]);
+    }
+    for (int i = 0; i < t.info->out_count; i++) {
+        for (size_t b = 0; b < t.out_bytes[i]; b++) {
+            const uint8_t got = ((uint8_t *)out[0][i])[b], want = ((uint8_t *)out[1][i])[b];
+            if (got != want) {
+                fail_msg("%s, %s: byte %zu of output %d is 0x%02x, expected 0x%02x", kernel, text, b, i, got, want);
+            }
+        }
+        free(out[0][i]);
+        free(out[1][i]);
+    }
+}
+
+#define OCTAVES 20 /* of magnitudes a row, 128 each: e4m3 ends 18 below the largest */
+
+/* Row r: the largest magnitude has significand 128 + r, the others are all of 8 bits below it. */
+static uint16_t *quotients_make(void)
+{
+    uint16_t *const x = calloc(128 * 128 * OCTAVES, sizeof *x);
+    for (int r = 0; r < 128; r++) {
+        for (int i = 0; i < 128 * OCTAVES; i++) {
+            const uint16_t top = (uint16_t)(0x3f80 + r), bits = (uint16_t)(0x3f80 + i % 128 - i / 128 * 0x80);
+            x[r * 128 * OCTAVES + i] = (uint16_t)((bits > top ? top : bits) | (i % 3 == 0 ? 0x8000 : 0));
+        }
+    }
+    return x;
+}
+
+/* x / s rounded to a code: ties are met only where the quotient is right to the last bit. */
+static void quotients_of_eight_bits_are_exact(void **state)
+{
+    (void)state;
+    static const char *const cases[] = {
+        "quantize_fp8 m=128 k=2560 granularity=token x=bf16",
+        "quantize_fp8 m=128 k=2560 granularity=token type=e5m2 x=bf16",
+        "quantize_fp8 m=128 k=2560 granularity=token type=e4m3fnuz x=bf16",
+        "quantize_fp8 m=128 k=2560 granularity=group group=2560 x=bf16",
+        "quantize_fp8 m=128 k=2560 granularity=group scale_format=ue8m0 x=bf16",
+        "quantize_fp8 m=128 k=2560 granularity=block x=bf16",
+        "quantize_int8 m=128 k=2560 granularity=group group=2560 x=bf16",
+        "quantize_mxfp4 m=128 k=2560 rule=even x=bf16",
+        "quantize_nvfp4 m=128 k=2560 x=bf16 global_scale=1",
+    };
+    static const float globals[] = {900.0f, 1e-3f, 1e6f, 3e9f, 1e30f}; /* from the third on, codes are held to 6 */
+    uint16_t *const x = quotients_make();
+    qn_kernel_info k;
+    for (int32_t i = 0; next_kernel(&i, &k);) {
+        for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+            qn_op_desc desc;
+            qn_error error;
+            must(qn_op_desc_parse(cases[c], &desc, &error), &error, cases[c]);
+            for (size_t g = 0; desc.op == k.op && g < (k.op == QN_OP_QUANTIZE_NVFP4 ? 5 : 1); g++) {
+                same_bits(cases[c], k.name, x, globals[g]);
+            }
+        }
+    }
+    free(x);
+}
+
 /* Outputs too large for the caches take another way to memory. */
 static void large_outputs_are_the_same(void **state)
 {
     (void)state;
     qn_kernel_info k;
-    static const char *const cases[] = {"quantize_fp8 m=4100 k=4111 x=bf16", "dequantize m=1100 k=4111 granularity=token",
-                                        "silu_mul m=1100 k=4111 out=f32 x=bf16"};
+    static const char *const cases[] = {
+        "quantize_fp8 m=4100 k=4111 x=bf16", /* rows at every alignment */
+        "quantize_fp8 m=2050 k=8256 granularity=group x=bf16",
+        "quantize_fp8 m=2050 k=8256 granularity=block x=bf16",
+        "quantize_int8 m=2050 k=8256 granularity=token symmetric=0 x=f16",
+        "quantize_mxfp4 m=2060 k=16480 x=bf16", /* codes of every other row are not aligned */
+        "silu_mul_quant m=2050 k=8256 x=bf16",
+        "dequantize m=1100 k=4111 granularity=token",
+        "silu_mul m=1100 k=4111 out=f32 x=bf16",
+    };
     for (int32_t i = 0; next_kernel(&i, &k);) {
         for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
             qn_op_desc desc;
@@ -624,7 +728,7 @@ static void large_outputs_are_the_same(void **state)
             if (tensors_make(cases[c], k.name, 0, &t, &plan)) {
                 void *got[QN_MAX_OUT] = {NULL};
                 for (int o = 0; o < t.info->out_count; o++) {
-                    got[o] = calloc(1, t.out_bytes[o] + 1);
+                    got[o] = aligned_alloc(64, t.out_bytes[o] / 64 * 64 + 64);
                 }
                 const qn_args args = dense_args(&t, got);
                 const qn_exec exec = {.pool = pools[0]};
@@ -715,6 +819,7 @@ int main(void)
         cmocka_unit_test(sizes_around_the_tile),
         cmocka_unit_test(special_values_travel_as_in_the_reference),
         cmocka_unit_test(rows_do_not_know_their_batch),
+        cmocka_unit_test(quotients_of_eight_bits_are_exact),
         cmocka_unit_test(large_outputs_are_the_same),
         cmocka_unit_test(packed_weights_give_the_same_bits),
     };

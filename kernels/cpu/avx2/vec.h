@@ -247,6 +247,21 @@ static inline vi vi_umax16(vi a, vi b)
     return _mm256_max_epu16(a, b);
 }
 
+static inline vi vi_min16(vi a, vi b)
+{
+    return _mm256_min_epi16(a, b);
+}
+
+static inline vi vi_umin16(vi a, vi b)
+{
+    return _mm256_min_epu16(a, b);
+}
+
+static inline vi vi_shr16(vi a, unsigned count)
+{
+    return _mm256_srli_epi16(a, (int)count);
+}
+
 /* bits of a where mask has ones, of b where it has zeros */
 static inline vi vi_select(vi mask, vi a, vi b)
 {
@@ -259,10 +274,10 @@ static inline vi vi_where_nan(vf x, vi b, vi a)
     return _mm256_blendv_epi8(a, b, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
 }
 
-/* 0 in the lanes where a == b, else a */
-static inline vi vi_zero_if(vi a, vi b)
+/* 0 in the words where a == b, else a */
+static inline vi vi_zero_if16(vi a, vi b)
 {
-    return _mm256_andnot_si256(_mm256_cmpeq_epi32(a, b), a);
+    return _mm256_andnot_si256(_mm256_cmpeq_epi16(a, b), a);
 }
 
 /* The largest of the lanes, unsigned; and of 16 uint16. */
@@ -295,12 +310,6 @@ static inline vf vf_from_i32(vi a)
     return _mm256_cvtepi32_ps(a);
 }
 
-/* a where the sign of x is set, else b */
-static inline vf vf_where_negative(vf x, vf a, vf b)
-{
-    return _mm256_blendv_ps(b, a, x);
-}
-
 /* x / s rounded to nearest even, r = 1 / s: right where neither overflows nor is near underflow */
 static inline vf vf_quotient(vf x, vf s, vf r)
 {
@@ -308,12 +317,32 @@ static inline vf vf_quotient(vf x, vf s, vf r)
     return _mm256_fmadd_ps(_mm256_fnmadd_ps(q, s, x), r, q);
 }
 
-/* n / d within an ulp, exact quotients exact; 1 <= d <= 2, 0 <= n <= 1 */
-static inline vf vf_fraction(vf n, vf d)
+/* 1 / s - r for r = 1 / s rounded; and x / s from both: right for x of 8 bits, else wrong once in 10^8. */
+static inline vf vf_inverse_rest(vf s, vf r)
 {
-    const vf y = _mm256_rcp_ps(d); /* 12 bits */
-    const vf error = _mm256_fnmadd_ps(d, y, _mm256_set1_ps(1.0f));
-    return vf_quotient(n, d, _mm256_fmadd_ps(y, error, y));
+    return _mm256_mul_ps(_mm256_fnmadd_ps(s, r, _mm256_set1_ps(1.0f)), r);
+}
+
+static inline vf vf_times_inverse(vf x, vf s, vf r, vf rest)
+{
+    (void)s;
+    return _mm256_fmadd_ps(x, r, _mm256_mul_ps(x, rest));
+}
+
+/* 1 / d within an ulp, of powers of two exactly; 1 <= d < 2^126 */
+static inline vf vf_inverse(vf d)
+{
+    const vf one = _mm256_set1_ps(1.0f), y = _mm256_rcp_ps(d); /* 12 bits */
+    const vf r = _mm256_fmadd_ps(_mm256_fnmadd_ps(d, y, one), y, y);
+    return _mm256_fmadd_ps(_mm256_fnmadd_ps(d, r, one), r, r);
+}
+
+/* Even and odd elements of two vectors' worth into the first and the second half. */
+static inline void vf_interleave(vf *a, vf *b)
+{
+    const vf low = _mm256_unpacklo_ps(*a, *b), high = _mm256_unpackhi_ps(*a, *b);
+    *a = _mm256_permute2f128_ps(low, high, 0x20);
+    *b = _mm256_permute2f128_ps(low, high, 0x31);
 }
 
 /* a in the lower half of the lanes, b in the upper */
@@ -330,49 +359,51 @@ static inline void vf_pairs_from_bf16(const void *p, vf *even, vf *odd)
     *odd = _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32((int32_t)0xffff0000)));
 }
 
-/* The low bytes of a, then of b; and taken in turns: a0 b0 a1 b1 ... */
-static inline void vi_put_bytes(uint8_t *p, vi a, vi b)
+/* The low halves of the lanes of both: a's in the low half of each lane, b's in the high one. */
+static inline vi vi_pairs(vi a, vi b)
 {
-    const __m256i low = _mm256_set1_epi32(255), order = _mm256_setr_epi32(0, 4, 1, 5, 0, 0, 0, 0);
-    const __m256i w = _mm256_packs_epi32(_mm256_and_si256(a, low), _mm256_and_si256(b, low));
-    const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(w, w), order);
-    _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(bytes));
+    return _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xaa);
 }
 
-static inline void vi_put_byte_pairs(uint8_t *p, vi even, vi odd)
+/* Pairs as words: a's, then b's. */
+static inline vi vi_in_order(vi w)
 {
-    const __m256i both = _mm256_blend_epi16(even, _mm256_slli_epi32(odd, 16), 0xaa);
-    const __m256i w = _mm256_and_si256(both, _mm256_set1_epi16(255));
-    const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packus_epi16(w, w), 0x08);
-    _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(bytes));
+    const __m256i low = _mm256_and_si256(w, _mm256_set1_epi32(0xffff));
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(low, _mm256_srli_epi32(w, 16)), 0xd8);
 }
 
-/* The same with the low 16 bits. */
-static inline void vi_put_words(uint16_t *p, vi a, vi b)
+/* The low bytes of words. */
+static inline void vi_put_bytes(uint8_t *p, vi w)
 {
-    const __m256i low = _mm256_set1_epi32(0xffff);
-    const __m256i w = _mm256_packus_epi32(_mm256_and_si256(a, low), _mm256_and_si256(b, low));
-    _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(w, 0xd8));
+    const __m256i low = _mm256_and_si256(w, _mm256_set1_epi16(255));
+    const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+    _mm_storeu_si128((__m128i *)p, bytes);
 }
 
-/* Codes below 16, two a byte, the first in the low nibble. */
-static inline void vi_put_nibbles(uint8_t *p, vi a, vi b)
+/* The same past the caches: p aligned. */
+static inline void vi_put_bytes_past(uint8_t *p, vi w)
 {
-    const __m128i first = _mm_setr_epi8(0, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
-    const __m256i pick = _mm256_broadcastsi128_si256(first);
-    const __m256i x = _mm256_shuffle_epi8(_mm256_or_si256(a, _mm256_srli_epi64(a, 28)), pick);
-    const __m256i y = _mm256_shuffle_epi8(_mm256_or_si256(b, _mm256_srli_epi64(b, 28)), pick);
-    const __m256i both = _mm256_unpacklo_epi16(x, y); /* lane: x0 x1 y0 y1 */
-    const __m128i w = _mm_unpacklo_epi16(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
-    _mm_storel_epi64((__m128i *)p, w);
+    const __m256i low = _mm256_and_si256(w, _mm256_set1_epi16(255));
+    const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+    _mm_stream_si128((__m128i *)p, bytes);
 }
 
-static inline void vi_put_nibble_pairs(uint8_t *p, vi even, vi odd)
+/* Words below 16, two a byte, the first in the low nibble. */
+static inline __m128i vec_nibbles(vi w)
 {
-    const __m256i both = _mm256_or_si256(even, _mm256_slli_epi32(odd, 4));
-    const __m256i w = _mm256_packus_epi32(both, both), order = _mm256_setr_epi32(0, 4, 0, 0, 0, 0, 0, 0);
-    const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(w, w), order);
-    _mm_storel_epi64((__m128i *)p, _mm256_castsi256_si128(bytes));
+    const __m256i both = _mm256_and_si256(_mm256_or_si256(w, _mm256_srli_epi32(w, 12)), _mm256_set1_epi32(255));
+    const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+    return _mm_packus_epi16(words, words);
+}
+
+static inline void vi_put_nibbles(uint8_t *p, vi w)
+{
+    _mm_storel_epi64((__m128i *)p, vec_nibbles(w));
+}
+
+static inline void vi_put_nibbles_past(uint8_t *p, vi w)
+{
+    _mm_stream_si64((long long *)p, _mm_cvtsi128_si64(vec_nibbles(w)));
 }
 
 static inline __m256i vec_top32(__m256i a, __m256i b)
@@ -390,8 +421,8 @@ static inline __m256i vec_top128(__m256i a, __m256i b)
     return _mm256_max_epu32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
 }
 
-/* Largest magnitude bits of 16 blocks of 16: 256 floats in, 16 out. */
-static inline void vec_block_tops32(const void *p, uint32_t top[16])
+/* Largest magnitude bits of 16 blocks of `block` floats, a multiple of 16. */
+static inline void vec_block_tops32(const void *p, const int64_t block, uint32_t top[16])
 {
     const __m256i clear = _mm256_set1_epi32(0x7fffffff);
     for (int h = 0; h < 2; h++) {
@@ -399,9 +430,11 @@ static inline void vec_block_tops32(const void *p, uint32_t top[16])
         for (int i = 0; i < 2; i++) {
             __m256i x[4];
             for (int j = 0; j < 4; j++) {
-                const __m256i *const at = (const __m256i *)((const char *)p + (8 * h + 4 * i + j) * 64);
-                x[j] = _mm256_max_epu32(_mm256_and_si256(_mm256_loadu_si256(at), clear),
-                                        _mm256_and_si256(_mm256_loadu_si256(at + 1), clear));
+                const char *const at = (const char *)p + (8 * h + 4 * i + j) * block * 4;
+                x[j] = _mm256_and_si256(vi_load(at), clear);
+                for (int64_t k = 32; k < block * 4; k += 32) {
+                    x[j] = _mm256_max_epu32(x[j], _mm256_and_si256(vi_load(at + k), clear));
+                }
             }
             t[i] = vec_top64(vec_top32(x[0], x[1]), vec_top32(x[2], x[3]));
         }
@@ -409,17 +442,22 @@ static inline void vec_block_tops32(const void *p, uint32_t top[16])
     }
 }
 
-/* The same of 256 elements of 16 bits. */
-static inline void vec_block_tops16(const void *p, uint32_t top[16])
+/* Of 16-bit elements: of 16 blocks of 16, or of 8 blocks of a multiple of 32. */
+static inline void vec_block_tops16(const void *p, const int64_t block, uint32_t top[16])
 {
     const __m256i clear = _mm256_set1_epi16(0x7fff);
-    for (int h = 0; h < 2; h++) {
+    for (int h = 0; h < (block > 16 ? 1 : 2); h++) {
         __m256i t[4], u[2];
         for (int i = 0; i < 4; i++) {
-            const __m256i *const at = (const __m256i *)((const char *)p + (4 * h + i) * 64);
-            const __m256i a = _mm256_and_si256(_mm256_loadu_si256(at), clear);
-            const __m256i b = _mm256_and_si256(_mm256_loadu_si256(at + 1), clear);
-            t[i] = _mm256_max_epu16(_mm256_unpacklo_epi16(a, b), _mm256_unpackhi_epi16(a, b));
+            __m256i x[2];
+            for (int j = 0; j < 2; j++) {
+                const char *const at = (const char *)p + (8 * h + 2 * i + j) * block * 2;
+                x[j] = _mm256_and_si256(vi_load(at), clear);
+                for (int64_t k = 32; k < block * 2; k += 32) {
+                    x[j] = _mm256_max_epu16(x[j], _mm256_and_si256(vi_load(at + k), clear));
+                }
+            }
+            t[i] = _mm256_max_epu16(_mm256_unpacklo_epi16(x[0], x[1]), _mm256_unpackhi_epi16(x[0], x[1]));
         }
         for (int i = 0; i < 2; i++) {
             u[i] = _mm256_max_epu16(_mm256_unpacklo_epi32(t[2 * i], t[2 * i + 1]),
@@ -467,9 +505,8 @@ static inline void vec_fence(void)
     _mm_sfence();
 }
 
-static inline void vec_prefetch(const void *p)
-{
-    _mm_prefetch((const char *)p, _MM_HINT_T0);
-}
+/* Into the second cache: the first one's few outstanding lines are not for what comes later. A macro: gcc finds that a
+ * function which only prefetches has no effect, and leaves out its calls. */
+#define vec_prefetch(p) _mm_prefetch((const char *)(p), _MM_HINT_T1)
 
 #endif

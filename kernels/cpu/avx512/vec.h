@@ -248,6 +248,21 @@ static inline vi vi_umax16(vi a, vi b)
     return _mm512_max_epu16(a, b);
 }
 
+static inline vi vi_min16(vi a, vi b)
+{
+    return _mm512_min_epi16(a, b);
+}
+
+static inline vi vi_umin16(vi a, vi b)
+{
+    return _mm512_min_epu16(a, b);
+}
+
+static inline vi vi_shr16(vi a, unsigned count)
+{
+    return _mm512_srli_epi16(a, (unsigned char)count);
+}
+
 /* bits of a where mask has ones, of b where it has zeros */
 static inline vi vi_select(vi mask, vi a, vi b)
 {
@@ -260,10 +275,10 @@ static inline vi vi_where_nan(vf x, vi b, vi a)
     return _mm512_mask_mov_epi32(a, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), b);
 }
 
-/* 0 in the lanes where a == b, else a */
-static inline vi vi_zero_if(vi a, vi b)
+/* 0 in the words where a == b, else a */
+static inline vi vi_zero_if16(vi a, vi b)
 {
-    return _mm512_maskz_mov_epi32(_mm512_cmpneq_epi32_mask(a, b), a);
+    return _mm512_maskz_mov_epi16(_mm512_cmpneq_epi16_mask(a, b), a);
 }
 
 /* The largest of the lanes, unsigned; and of 32 uint16. */
@@ -295,12 +310,6 @@ static inline vf vf_from_i32(vi a)
     return _mm512_cvtepi32_ps(a);
 }
 
-/* a where the sign of x is set, else b */
-static inline vf vf_where_negative(vf x, vf a, vf b)
-{
-    return _mm512_mask_mov_ps(b, _mm512_movepi32_mask(_mm512_castps_si512(x)), a);
-}
-
 /* x / s rounded to nearest even, r = 1 / s: right where neither overflows nor is near underflow */
 static inline vf vf_quotient(vf x, vf s, vf r)
 {
@@ -308,10 +317,33 @@ static inline vf vf_quotient(vf x, vf s, vf r)
     return _mm512_fmadd_ps(_mm512_fnmadd_ps(q, s, x), r, q);
 }
 
-/* n / d within an ulp, exact quotients exact; 1 <= d <= 2, 0 <= n <= 1 */
-static inline vf vf_fraction(vf n, vf d)
+/* 1 / s - r for r = 1 / s rounded; and x / s from both: right for x of 8 bits, else wrong once in 10^8. */
+static inline vf vf_inverse_rest(vf s, vf r)
 {
-    return vf_quotient(n, d, _mm512_rcp14_ps(d));
+    return _mm512_mul_ps(_mm512_fnmadd_ps(s, r, _mm512_set1_ps(1.0f)), r);
+}
+
+static inline vf vf_times_inverse(vf x, vf s, vf r, vf rest)
+{
+    (void)s;
+    return _mm512_fmadd_ps(x, r, _mm512_mul_ps(x, rest));
+}
+
+/* 1 / d within an ulp, of powers of two exactly; 1 <= d < 2^126 */
+static inline vf vf_inverse(vf d)
+{
+    const vf r = _mm512_rcp14_ps(d);
+    return _mm512_fmadd_ps(_mm512_fnmadd_ps(d, r, _mm512_set1_ps(1.0f)), r, r);
+}
+
+/* Even and odd elements of two vectors' worth into the first and the second half. */
+static inline void vf_interleave(vf *a, vf *b)
+{
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    const vf even = *a;
+    *a = _mm512_permutex2var_ps(even, low, *b);
+    *b = _mm512_permutex2var_ps(even, high, *b);
 }
 
 /* a in the lower half of the lanes, b in the upper */
@@ -328,36 +360,41 @@ static inline void vf_pairs_from_bf16(const void *p, vf *even, vf *odd)
     *odd = _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32((int32_t)0xffff0000)));
 }
 
-/* The low bytes of a, then of b; and taken in turns: a0 b0 a1 b1 ... */
-static inline void vi_put_bytes(uint8_t *p, vi a, vi b)
+/* The low halves of the lanes of both: a's in the low half of each lane, b's in the high one. */
+static inline vi vi_pairs(vi a, vi b)
 {
-    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a));
-    _mm_storeu_si128((__m128i *)(p + 16), _mm512_cvtepi32_epi8(b));
+    return _mm512_mask_mov_epi16(a, 0xaaaaaaaa, _mm512_slli_epi32(b, 16));
 }
 
-static inline void vi_put_byte_pairs(uint8_t *p, vi even, vi odd)
+/* Pairs as words: a's, then b's. */
+static inline vi vi_in_order(vi w)
 {
-    const __m512i w = _mm512_mask_mov_epi16(even, 0xaaaaaaaa, _mm512_slli_epi32(odd, 16));
+    const __m512i step = _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, 30, 28, 26, 24, 22,
+                                          20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    return _mm512_permutexvar_epi16(step, w);
+}
+
+/* The low bytes of words. */
+static inline void vi_put_bytes(uint8_t *p, vi w)
+{
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi16_epi8(w));
 }
 
-/* The same with the low 16 bits. */
-static inline void vi_put_words(uint16_t *p, vi a, vi b)
+/* The same past the caches: p aligned. */
+static inline void vi_put_bytes_past(uint8_t *p, vi w)
 {
-    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(a));
-    _mm256_storeu_si256((__m256i *)(p + 16), _mm512_cvtepi32_epi16(b));
+    _mm256_stream_si256((__m256i *)p, _mm512_cvtepi16_epi8(w));
 }
 
-/* Codes below 16, two a byte, the first in the low nibble. */
-static inline void vi_put_nibbles(uint8_t *p, vi a, vi b)
+/* Words below 16, two a byte, the first in the low nibble. */
+static inline void vi_put_nibbles(uint8_t *p, vi w)
 {
-    _mm_storel_epi64((__m128i *)p, _mm512_cvtepi64_epi8(_mm512_or_si512(a, _mm512_srli_epi64(a, 28))));
-    _mm_storel_epi64((__m128i *)(p + 8), _mm512_cvtepi64_epi8(_mm512_or_si512(b, _mm512_srli_epi64(b, 28))));
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_or_si512(w, _mm512_srli_epi32(w, 12))));
 }
 
-static inline void vi_put_nibble_pairs(uint8_t *p, vi even, vi odd)
+static inline void vi_put_nibbles_past(uint8_t *p, vi w)
 {
-    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_or_si512(even, _mm512_slli_epi32(odd, 4))));
+    _mm_stream_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_or_si512(w, _mm512_srli_epi32(w, 12))));
 }
 
 static inline __m512i vec_top32(__m512i a, __m512i b)
@@ -375,40 +412,55 @@ static inline __m512i vec_top128(__m512i a, __m512i b)
     return _mm512_max_epu32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
 }
 
-/* Largest magnitude bits of 16 blocks of 16: 256 floats in, 16 out. */
-static inline void vec_block_tops32(const void *p, uint32_t top[16])
+/* Largest magnitude bits of 16 blocks of `block` floats, a multiple of 16. */
+static inline void vec_block_tops32(const void *p, const int64_t block, uint32_t top[16])
 {
     const __m512i clear = _mm512_set1_epi32(0x7fffffff);
     __m512i t[4];
     for (int i = 0; i < 4; i++) {
         __m512i x[4];
         for (int j = 0; j < 4; j++) {
-            x[j] = _mm512_and_si512(_mm512_loadu_si512((const char *)p + (4 * i + j) * 64), clear);
+            const char *const at = (const char *)p + (4 * i + j) * block * 4;
+            x[j] = _mm512_and_si512(_mm512_loadu_si512(at), clear);
+            for (int64_t k = 64; k < block * 4; k += 64) {
+                x[j] = _mm512_max_epu32(x[j], _mm512_and_si512(_mm512_loadu_si512(at + k), clear));
+            }
         }
         t[i] = vec_top64(vec_top32(x[0], x[1]), vec_top32(x[2], x[3]));
     }
     _mm512_storeu_si512(top, vec_top128(vec_top128(t[0], t[1]), vec_top128(t[2], t[3])));
 }
 
-/* The same of 256 elements of 16 bits. */
-static inline void vec_block_tops16(const void *p, uint32_t top[16])
+/* Of 16-bit elements: of 16 blocks of 16, or of 8 blocks of a multiple of 32. */
+static inline void vec_block_tops16(const void *p, const int64_t block, uint32_t top[16])
 {
     const __m512i clear = _mm512_set1_epi16(0x7fff);
+    const int64_t step = block > 16 ? block * 2 : 64;
     __m512i t[4], u[2];
     for (int i = 0; i < 4; i++) {
-        const __m512i a = _mm512_and_si512(_mm512_loadu_si512((const char *)p + i * 128), clear);
-        const __m512i b = _mm512_and_si512(_mm512_loadu_si512((const char *)p + i * 128 + 64), clear);
-        t[i] = _mm512_max_epu16(_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b));
+        __m512i x[2];
+        for (int j = 0; j < 2; j++) {
+            const char *const at = (const char *)p + (2 * i + j) * step;
+            x[j] = _mm512_and_si512(_mm512_loadu_si512(at), clear);
+            for (int64_t k = 64; k < step; k += 64) {
+                x[j] = _mm512_max_epu16(x[j], _mm512_and_si512(_mm512_loadu_si512(at + k), clear));
+            }
+        }
+        t[i] = _mm512_max_epu16(_mm512_unpacklo_epi16(x[0], x[1]), _mm512_unpackhi_epi16(x[0], x[1]));
     }
     for (int i = 0; i < 2; i++) {
         u[i] = _mm512_max_epu16(_mm512_unpacklo_epi32(t[2 * i], t[2 * i + 1]),
                                 _mm512_unpackhi_epi32(t[2 * i], t[2 * i + 1]));
     }
     __m512i v = _mm512_max_epu16(_mm512_unpacklo_epi64(u[0], u[1]), _mm512_unpackhi_epi64(u[0], u[1]));
-    v = _mm512_max_epu16(v, _mm512_shuffle_i32x4(v, v, 0xb1)); /* block 2i of load i in lane 0, 2i + 1 in lane 2 */
-    const __m128i even = _mm512_castsi512_si128(v), odd = _mm512_extracti32x4_epi32(v, 2);
-    _mm256_storeu_si256((__m256i *)top, _mm256_cvtepu16_epi32(_mm_unpacklo_epi16(even, odd)));
-    _mm256_storeu_si256((__m256i *)(top + 8), _mm256_cvtepu16_epi32(_mm_unpackhi_epi16(even, odd)));
+    v = _mm512_max_epu16(v, _mm512_shuffle_i32x4(v, v, 0xb1)); /* first halves of steps in lane 0, second in lane 2 */
+    const __m128i first = _mm512_castsi512_si128(v), second = _mm512_extracti32x4_epi32(v, 2);
+    if (block > 16) {
+        _mm256_storeu_si256((__m256i *)top, _mm256_cvtepu16_epi32(_mm_max_epu16(first, second)));
+    } else {
+        _mm256_storeu_si256((__m256i *)top, _mm256_cvtepu16_epi32(_mm_unpacklo_epi16(first, second)));
+        _mm256_storeu_si256((__m256i *)(top + 8), _mm256_cvtepu16_epi32(_mm_unpackhi_epi16(first, second)));
+    }
 }
 
 static inline vf vf_from_e5m2(const uint8_t *p)
@@ -446,9 +498,8 @@ static inline void vec_fence(void)
     _mm_sfence();
 }
 
-static inline void vec_prefetch(const void *p)
-{
-    _mm_prefetch((const char *)p, _MM_HINT_T0);
-}
+/* Into the second cache: the first one's few outstanding lines are not for what comes later. A macro: gcc finds that a
+ * function which only prefetches has no effect, and leaves out its calls. */
+#define vec_prefetch(p) _mm_prefetch((const char *)(p), _MM_HINT_T1)
 
 #endif

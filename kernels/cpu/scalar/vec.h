@@ -119,7 +119,8 @@ static inline float vf_highest(vf a)
 /* to[j][i] = from[i][j] for 4 rows of 4 columns; strides in floats */
 static inline void vf_columns4(const float *from, int64_t from_stride, float *to, int64_t to_stride)
 {
-    EACH(i) {
+    EACH(i)
+    {
         for (int j = 0; j < 4; j++) {
             to[j * to_stride + i] = from[i * from_stride + j];
         }
@@ -177,7 +178,8 @@ static inline void vf_to_f16(uint16_t *p, vf a)
 static inline vf vf_from_e4m3(const uint8_t *p)
 {
     vf r;
-    EACH(i) {
+    EACH(i)
+    {
         const uint32_t c = p[i], sign = (c & 0x80) << 24;
         const float f = bits_to_f32((c & 0x7f) << 20) * 0x1p120f;
         r.v[i] = (c & 0x7f) == 0x7f ? bits_to_f32(sign | 0x7fc00000u) : bits_to_f32(f32_to_bits(f) | sign);
@@ -324,6 +326,36 @@ static inline vi vi_umax16(vi a, vi b)
     return a;
 }
 
+static inline vi vi_min16(vi a, vi b)
+{
+    int16_t x[8], y[8];
+    memcpy(x, &a, sizeof x);
+    memcpy(y, &b, sizeof y);
+    for (int i = 0; i < 8; i++) {
+        x[i] = x[i] < y[i] ? x[i] : y[i];
+    }
+    memcpy(&a, x, sizeof x);
+    return a;
+}
+
+static inline vi vi_umin16(vi a, vi b)
+{
+    uint16_t x[8], y[8];
+    memcpy(x, &a, sizeof x);
+    memcpy(y, &b, sizeof y);
+    for (int i = 0; i < 8; i++) {
+        x[i] = x[i] < y[i] ? x[i] : y[i];
+    }
+    memcpy(&a, x, sizeof x);
+    return a;
+}
+
+static inline vi vi_shr16(vi a, unsigned count)
+{
+    EACH(i) a.v[i] = (a.v[i] & 0xffff) >> count | a.v[i] >> 16 >> count << 16;
+    return a;
+}
+
 /* bits of a where mask has ones, of b where it has zeros */
 static inline vi vi_select(vi mask, vi a, vi b)
 {
@@ -338,10 +370,14 @@ static inline vi vi_where_nan(vf x, vi b, vi a)
     return a;
 }
 
-/* 0 in the lanes where a == b, else a */
-static inline vi vi_zero_if(vi a, vi b)
+/* 0 in the words where a == b, else a */
+static inline vi vi_zero_if16(vi a, vi b)
 {
-    EACH(i) a.v[i] = a.v[i] == b.v[i] ? 0 : a.v[i];
+    EACH(i)
+    {
+        const uint32_t same = a.v[i] ^ b.v[i];
+        a.v[i] &= (same & 0xffff ? 0xffffu : 0) | (same >> 16 ? 0xffff0000u : 0);
+    }
     return a;
 }
 
@@ -370,7 +406,8 @@ static inline vi vi_zero_if_zero(vi a, vi b)
 static inline vi vi_round(vf x)
 {
     vi r;
-    EACH(i) {
+    EACH(i)
+    {
         const float y = rintf(x.v[i]);
         r.v[i] = y >= -0x1p31f && y < 0x1p31f ? (uint32_t)(int32_t)y : 0x80000000u;
     }
@@ -384,13 +421,6 @@ static inline vf vf_from_i32(vi a)
     return r;
 }
 
-/* a where the sign of x is set, else b */
-static inline vf vf_where_negative(vf x, vf a, vf b)
-{
-    EACH(i) b.v[i] = f32_to_bits(x.v[i]) >> 31 ? a.v[i] : b.v[i];
-    return b;
-}
-
 /* x / s rounded to nearest even, r = 1 / s: right where neither overflows nor is near underflow */
 static inline vf vf_quotient(vf x, vf s, vf r)
 {
@@ -398,10 +428,35 @@ static inline vf vf_quotient(vf x, vf s, vf r)
     return vf_div(x, s);
 }
 
-/* n / d within an ulp, exact quotients exact; 1 <= d <= 2, 0 <= n <= 1 */
-static inline vf vf_fraction(vf n, vf d)
+/* What other levels add to r = 1 / s rounded, and x / s from both. */
+static inline vf vf_inverse_rest(vf s, vf r)
 {
-    return vf_div(n, d);
+    (void)r;
+    return s;
+}
+
+static inline vf vf_times_inverse(vf x, vf s, vf r, vf rest)
+{
+    (void)r;
+    (void)rest;
+    return vf_div(x, s);
+}
+
+/* 1 / d within an ulp, of powers of two exactly; 1 <= d < 2^126 */
+static inline vf vf_inverse(vf d)
+{
+    return vf_div(vf_set(1.0f), d);
+}
+
+/* Even and odd elements of two vectors' worth into the first and the second half. */
+static inline void vf_interleave(vf *a, vf *b)
+{
+    const vf even = *a, odd = *b;
+    EACH(i)
+    {
+        a->v[i] = i % 2 ? odd.v[i / 2] : even.v[i / 2];
+        b->v[i] = i % 2 ? odd.v[2 + i / 2] : even.v[2 + i / 2];
+    }
 }
 
 /* a in the lower half of the lanes, b in the upper */
@@ -418,69 +473,70 @@ static inline void vf_pairs_from_bf16(const void *p, vf *even, vf *odd)
     *odd = vf_bits(vi_and(w, vi_set(0xffff0000)));
 }
 
-/* The low bytes of a, then of b; and taken in turns: a0 b0 a1 b1 ... */
-static inline void vi_put_bytes(uint8_t *p, vi a, vi b)
+/* The low halves of the lanes of both: a's in the low half of each lane, b's in the high one. */
+static inline vi vi_pairs(vi a, vi b)
 {
-    EACH(i) {
-        p[i] = (uint8_t)a.v[i];
-        p[i + 4] = (uint8_t)b.v[i];
+    EACH(i) a.v[i] = (a.v[i] & 0xffff) | b.v[i] << 16;
+    return a;
+}
+
+/* Pairs as words: a's, then b's. */
+static inline vi vi_in_order(vi w)
+{
+    const uint32_t *const v = w.v;
+    return (vi){{(v[0] & 0xffff) | v[1] << 16, (v[2] & 0xffff) | v[3] << 16, v[0] >> 16 | (v[1] & 0xffff0000),
+                 v[2] >> 16 | (v[3] & 0xffff0000)}};
+}
+
+/* The low bytes of words. */
+static inline void vi_put_bytes(uint8_t *p, vi w)
+{
+    EACH(i)
+    {
+        p[2 * i] = (uint8_t)w.v[i];
+        p[2 * i + 1] = (uint8_t)(w.v[i] >> 16);
     }
 }
 
-static inline void vi_put_byte_pairs(uint8_t *p, vi even, vi odd)
+static inline void vi_put_bytes_past(uint8_t *p, vi w)
 {
-    EACH(i) {
-        p[2 * i] = (uint8_t)even.v[i];
-        p[2 * i + 1] = (uint8_t)odd.v[i];
-    }
+    vi_put_bytes(p, w);
 }
 
-/* The same with the low 16 bits. */
-static inline void vi_put_words(uint16_t *p, vi a, vi b)
+/* Words below 16, two a byte, the first in the low nibble. */
+static inline void vi_put_nibbles(uint8_t *p, vi w)
 {
-    EACH(i) {
-        p[i] = (uint16_t)a.v[i];
-        p[i + 4] = (uint16_t)b.v[i];
-    }
+    EACH(i) p[i] = (uint8_t)(w.v[i] | w.v[i] >> 12);
 }
 
-/* Codes below 16, two a byte, the first in the low nibble. */
-static inline void vi_put_nibbles(uint8_t *p, vi a, vi b)
+static inline void vi_put_nibbles_past(uint8_t *p, vi w)
 {
-    for (int i = 0; i < 2; i++) {
-        p[i] = (uint8_t)(a.v[2 * i] | a.v[2 * i + 1] << 4);
-        p[i + 2] = (uint8_t)(b.v[2 * i] | b.v[2 * i + 1] << 4);
-    }
+    vi_put_nibbles(p, w);
 }
 
-static inline void vi_put_nibble_pairs(uint8_t *p, vi even, vi odd)
-{
-    EACH(i) p[i] = (uint8_t)(even.v[i] | odd.v[i] << 4);
-}
-
-/* Largest magnitude bits of 16 blocks of 16: 256 floats in, 16 out. */
-static inline void vec_block_tops32(const void *p, uint32_t top[16])
+/* Largest magnitude bits of 16 blocks of `block` floats, a multiple of 16. */
+static inline void vec_block_tops32(const void *p, const int64_t block, uint32_t top[16])
 {
     for (int b = 0; b < 16; b++) {
-        uint32_t x[16];
-        memcpy(x, (const char *)p + b * 64, sizeof x);
         top[b] = 0;
-        for (int i = 0; i < 16; i++) {
-            const uint32_t size = x[i] & 0x7fffffffu;
-            top[b] = size > top[b] ? size : top[b];
+        for (int64_t i = 0; i < block; i++) {
+            uint32_t x;
+            memcpy(&x, (const char *)p + (b * block + i) * 4, sizeof x);
+            x &= 0x7fffffffu;
+            top[b] = x > top[b] ? x : top[b];
         }
     }
 }
 
-/* The same of 256 elements of 16 bits. */
-static inline void vec_block_tops16(const void *p, uint32_t top[16])
+/* Of 16-bit elements: of 16 blocks of 16, or of 8 blocks of a multiple of 32. */
+static inline void vec_block_tops16(const void *p, const int64_t block, uint32_t top[16])
 {
-    for (int b = 0; b < 16; b++) {
-        uint16_t x[16];
-        memcpy(x, (const char *)p + b * 32, sizeof x);
+    for (int b = 0; b < (block > 16 ? 8 : 16); b++) {
         top[b] = 0;
-        for (int i = 0; i < 16; i++) {
-            const uint32_t size = x[i] & 0x7fffu;
+        for (int64_t i = 0; i < block; i++) {
+            uint16_t x;
+            memcpy(&x, (const char *)p + (b * block + i) * 2, sizeof x);
+            const uint32_t size = x & 0x7fffu;
             top[b] = size > top[b] ? size : top[b];
         }
     }
@@ -496,7 +552,8 @@ static inline vf vf_from_e5m2(const uint8_t *p)
 static inline vf vf_from_e4m3fnuz(const uint8_t *p)
 {
     vf r;
-    EACH(i) {
+    EACH(i)
+    {
         const uint32_t c = p[i], sign = (c & 0x80) << 24;
         const float f = bits_to_f32((c & 0x7f) << 20) * 0x1p119f;
         r.v[i] = c == 0x80 ? bits_to_f32(0x7fc00000u) : bits_to_f32(f32_to_bits(f) | sign);
@@ -514,10 +571,7 @@ static inline void vec_fence(void)
 {
 }
 
-static inline void vec_prefetch(const void *p)
-{
-    (void)p;
-}
+#define vec_prefetch(p) ((void)(p))
 
 #undef EACH
 #endif

@@ -68,26 +68,32 @@ static void mx_scales(int32_t rule, const float *top, int64_t blocks, uint8_t *s
     }
 }
 
-/* Scales of row m from block b0 on, four columns of a tile at a time. */
+/* Scales of row m from block b0 on, four columns of a tile at a time: tiles follow each other along the row. */
 static void put_tiled(const fp4_job *job, int64_t m, int64_t b0, int64_t blocks, const uint8_t *scale)
 {
     const qn_mut_view *out = &job->args->out[QN_FP4_OUT_SCALE];
-    const int64_t columns = out->shape.dims[1];
-    for (int64_t b = 0; b < blocks; b += 4) {
-        const int64_t at = qn_scale_swizzle(m, b0 + b, job->k / 16);
-        memcpy((char *)out->data + at / columns * out->strides[0] + at % columns, scale + b,
-               (size_t)qn_min_i64(4, blocks - b));
+    const int64_t columns = out->shape.dims[1], stride = out->strides[0];
+    int64_t at = qn_scale_swizzle(m, b0, job->k / 16);
+    for (int64_t b = 0; b < blocks; b += 4, at += 4 * TILE_ROWS) {
+        char *const to = (char *)out->data + (stride == columns ? at : at / columns * stride + at % columns);
+        if (b + 4 <= blocks) {
+            memcpy(to, scale + b, 4);
+        } else {
+            memcpy(to, scale + b, (size_t)(blocks - b));
+        }
     }
 }
 
 static void fp4_row(const fp4_job *job, int64_t m, fp4_scratch *s)
 {
     const qn_mut_view *q = &job->args->out[QN_FP4_OUT_Q], *scale = &job->args->out[QN_FP4_OUT_SCALE];
+    const int64_t size = qn_rows_real_bytes(job->real);
     for (int64_t c = 0; c < job->k; c += CHUNK) {
         const int64_t n = qn_min_i64(CHUNK, job->k - c), blocks = n / job->block;
-        const char *const x = job->x + m * job->stride + c * qn_rows_real_bytes(job->real);
+        const char *const x = job->x + m * job->stride + c * size;
         const int special = job->set->tops[job->real](x, n, job->block, s->top);
         uint8_t *const codes = (uint8_t *)q->data + m * q->strides[0] + c / 2;
+        const int past = job->stream && qn_rows_aligned(codes), copied = job->stream && !past;
         if (job->nvfp4) {
             job->set->nvfp4_scales(job->global, s->top, blocks, s->scale, s->factor);
         } else {
@@ -98,9 +104,11 @@ static void fp4_row(const fp4_job *job, int64_t m, fp4_scratch *s)
         } else {
             memcpy((char *)scale->data + m * scale->strides[0] + c / job->block, s->scale, (size_t)blocks);
         }
-        job->set->to_e2m1[job->real](x, n, job->block, s->factor, special || job->far,
-                                     qn_rows_ahead(m, job->m, job->stride), job->stream ? s->codes : codes);
-        if (job->stream) {
+        job->set->to_e2m1[job->real](
+            x, n, job->block, s->factor, special || job->far,
+            qn_rows_ahead(m, job->m, job->stride, job->k * size, c * size, n * size + QN_ROWS_AHEAD_BYTES), past,
+            copied ? s->codes : codes);
+        if (copied) {
             job->set->stream(codes, s->codes, (size_t)(n / 2));
         }
     }

@@ -1,6 +1,8 @@
 /* quantize_fp8, quantize_int8 and silu_mul_quant: ranges, scales, codes.
  *
- * Rows (or groups of rows) with scales of their own are done one after the other.
+ * A piece is a whole row with one scale, or a run of its groups that the first
+ * cache holds: all ranges, all rules, all codes, so that no step waits for
+ * another. While codes are made, what the next piece reads is on its way.
  * Blocks of 128x128 are done by bands of 128 rows and PANEL columns: all ranges
  * of the panel, then all codes. One scale for all: a pass for the range, the
  * tasks' parts joined (a maximum knows no order), and a pass for the codes. */
@@ -13,10 +15,11 @@
 #include "backend/cpu/sizes.h"
 #include "ref/slots.h"
 
-#define SIDE 128  /* of a block */
-#define PANEL 8   /* blocks of a task */
-#define GROUPS 32 /* of a row, done together */
-#define PIECE 256
+#define SIDE 128   /* of a block */
+#define PANEL 8    /* blocks of a task */
+#define GROUPS 32  /* most of a piece */
+#define PIECE 4096 /* elements of its codes, or of a piece, at most; of longer groups one is a piece */
+#define FAR_PIECE 256
 
 typedef struct quantize_job {
     const qn_rows_set *set;
@@ -28,7 +31,9 @@ typedef struct quantize_job {
     qn_rows_code code;
     int32_t granularity;
     int is_static, col, silu, stream;
-    int64_t group, groups; /* along a row */
+    int symmetric, divides, ue8m0;                            /* the rule: choose_rule() */
+    float most, least_top, most_top, least_scale, most_scale; /* the largest code; limits of amax and of scales */
+    int64_t group, piece;                                     /* elements along a row; a piece is whole groups */
     int64_t per_task, panels;
     qn_rows_rule rule;    /* one for all */
     qn_rows_range *parts; /* of the tasks of the first pass */
@@ -60,11 +65,6 @@ static inline int is_tame(float scale)
     return scale >= 0x1p-60f && scale <= 0x1p60f;
 }
 
-static inline qn_rows_rule dividing(float scale, int careful)
-{
-    return (qn_rows_rule){.scale = scale, .factor = 1.0f / scale, .careful = careful || !is_tame(scale)};
-}
-
 static qn_rows_rule int8_asymmetric(const qn_rows_range *range)
 {
     qn_rows_rule rule = {.scale = (range->high - range->low) / 255.0f, .multiply = 1, .careful = range->nan};
@@ -84,62 +84,70 @@ static inline float amax_of(const qn_rows_range *range)
     return (-range->low > range->high ? -range->low : range->high) + 0.0f; /* never -0 */
 }
 
-static inline qn_rows_rule fp8_rule(const quantize_job *job, const qn_rows_range *range)
+/* Scales that values are divided by (fp8 of a tensor: multiplied by the inverse), in loops over all groups. */
+static void dividing_rules(const quantize_job *job, const qn_rows_range *ranges, int64_t count, qn_rows_rule *rules)
 {
-    const float most = fp8_most(job->code), bound = job->desc->attr[QN_ATTR_SCALE_UB].f;
-    const int bounded = bound > 0.0f && amax_of(range) > bound;
-    const float amax = bounded ? bound : amax_of(range);
-    float s;
-    if (job->granularity == QN_PER_GROUP || job->granularity == QN_PER_BLOCK) {
-        s = (amax > 1e-10f ? amax : 1e-10f) / most;
-    } else {
-        const float lowest = 1.0f / (most * 512.0f);
-        s = amax / most;
-        s = s > lowest ? s : lowest;
+    const float most = job->most, least_top = job->least_top, most_top = job->most_top;
+    const float least_scale = job->least_scale, most_scale = job->most_scale;
+    float scale[GROUPS], factor[GROUPS];
+    int32_t careful[GROUPS];
+    for (int64_t g = 0; g < count; g++) {
+        const float amax = amax_of(&ranges[g]), top = amax > most_top ? most_top : amax;
+        const float whole = (top > least_top ? top : least_top) / most;
+        const float bounded = whole > most_scale ? most_scale : whole;
+        scale[g] = bounded > least_scale ? bounded : least_scale;
+        careful[g] = ranges[g].nan | (amax > top) | (whole > bounded);
     }
-    if (job->desc->attr[QN_ATTR_SCALE_FORMAT].i == QN_SCALE_UE8M0 && !isinf(s)) {
-        s = qn_e8m0_to_f32(qn_f32_to_e8m0_ceil(s > 1e-10f ? s : 1e-10f));
+    for (int64_t g = 0; job->ue8m0 && g < count; g++) {
+        if (!isinf(scale[g])) {
+            scale[g] = qn_e8m0_to_f32(qn_f32_to_e8m0_ceil(scale[g] > 1e-10f ? scale[g] : 1e-10f));
+        }
     }
-    qn_rows_rule rule = dividing(s, range->nan || bounded);
-    rule.multiply = job->granularity == QN_PER_TENSOR;
-    return rule;
+    for (int64_t g = 0; g < count; g++) {
+        factor[g] = 1.0f / scale[g];
+        careful[g] |= !is_tame(scale[g]);
+    }
+    const int32_t multiply = job->granularity == QN_PER_TENSOR;
+    for (int64_t g = 0; g < count; g++) {
+        rules[g] = (qn_rows_rule){scale[g], factor[g], multiply, 0, careful[g]};
+    }
 }
 
-static inline qn_rows_rule int8_rule(const quantize_job *job, const qn_rows_range *range)
+static qn_rows_rule int8_symmetric(const qn_rows_range *range)
 {
     const float amax = amax_of(range);
-    if (!job->desc->attr[QN_ATTR_SYMMETRIC].i) {
-        return int8_asymmetric(range);
-    }
-    if (job->granularity == QN_PER_GROUP) {
-        return dividing((amax > 1e-10f ? amax : 1e-10f) / 127.0f, range->nan);
-    }
     return (qn_rows_rule){.scale = amax / 127.0f,
                           .factor = amax == 0.0f ? 0.0f : 127.0f / amax,
                           .multiply = 1,
                           .careful = range->nan || !is_tame(amax)};
 }
 
-static qn_rows_rule silu_rule(const quantize_job *job, const qn_rows_range *range)
+/* At most GROUPS. */
+static void rules_of(const quantize_job *job, const qn_rows_range *ranges, int64_t count, qn_rows_rule *rules)
 {
-    const float bound = job->desc->attr[QN_ATTR_SCALE_UB].f;
-    if (!job->desc->attr[QN_ATTR_SYMMETRIC].i) {
-        return int8_asymmetric(range);
+    if (job->divides) {
+        dividing_rules(job, ranges, count, rules);
+        return;
     }
-    const float most = job->code == QN_ROWS_I8 ? 127.0f : fp8_most(job->code);
-    const float lowest = job->code == QN_ROWS_I8 ? FLT_EPSILON : 1.0f / (most * 512.0f);
-    float s = amax_of(range) / most;
-    const int bounded = bound > 0.0f && s > bound;
-    s = bounded ? bound : s;
-    return dividing(s > lowest ? s : lowest, range->nan || bounded);
+    for (int64_t g = 0; g < count; g++) {
+        rules[g] = job->symmetric ? int8_symmetric(&ranges[g]) : int8_asymmetric(&ranges[g]);
+    }
 }
 
-static inline qn_rows_rule rule_of(const quantize_job *job, const qn_rows_range *range)
+/* Which rule, and its numbers. */
+static void choose_rule(quantize_job *job)
 {
-    if (job->silu) {
-        return silu_rule(job, range);
-    }
-    return job->code == QN_ROWS_I8 ? int8_rule(job, range) : fp8_rule(job, range);
+    const int grouped = job->granularity == QN_PER_GROUP || job->granularity == QN_PER_BLOCK;
+    const int int8 = job->code == QN_ROWS_I8;
+    const float bound = job->code == QN_ROWS_I8 && !job->silu ? 0.0f : job->desc->attr[QN_ATTR_SCALE_UB].f;
+    job->symmetric = !int8 || job->desc->attr[QN_ATTR_SYMMETRIC].i;
+    job->divides = job->symmetric && (!int8 || job->silu || grouped);
+    job->ue8m0 = !job->silu && !int8 && job->desc->attr[QN_ATTR_SCALE_FORMAT].i == QN_SCALE_UE8M0;
+    job->most = int8 ? 127.0f : fp8_most(job->code);
+    job->most_top = bound > 0.0f && !job->silu ? bound : INFINITY;
+    job->most_scale = bound > 0.0f && job->silu ? bound : INFINITY;
+    job->least_top = grouped && !job->silu ? 1e-10f : 0.0f;
+    job->least_scale = grouped && !job->silu ? 0.0f : (int8 ? FLT_EPSILON : 1.0f / (job->most * 512.0f));
 }
 
 /* Scale (or zero point) of row, or band, i and group j as stored: [1], [M,groups] or [groups,M]. */
@@ -151,25 +159,33 @@ static size_t scale_offset(const qn_shape *shape, const int64_t *strides, int co
     return (size_t)(col ? j * strides[0] + i * 4 : i * strides[0] + j * 4);
 }
 
-static qn_rows_rule given_rule(const quantize_job *job, int64_t i, int64_t j)
+/* Of groups [j, j + count) of row, or band, i. */
+static void given_rules(const quantize_job *job, int64_t count, int64_t i, int64_t j, qn_rows_rule *rules)
 {
     const qn_view *scale = &job->args->in[QN_QUANT_SCALE], *azp = &job->args->in[QN_QUANT_AZP];
-    const int asymmetric = job->code == QN_ROWS_I8 && !job->desc->attr[QN_ATTR_SYMMETRIC].i;
-    qn_rows_rule rule = {.multiply = job->code != QN_ROWS_I8 || asymmetric, .careful = 1};
-    memcpy(&rule.scale, (const char *)scale->data + scale_offset(&scale->shape, scale->strides, job->col, i, j), 4);
-    rule.factor = 1.0f / rule.scale;
-    if (asymmetric) {
-        memcpy(&rule.azp, (const char *)azp->data + scale_offset(&azp->shape, azp->strides, job->col, i, j), 4);
+    const int asymmetric = job->code == QN_ROWS_I8 && !job->symmetric;
+    for (int64_t g = 0; g < count; g++) {
+        qn_rows_rule rule = {.multiply = job->code != QN_ROWS_I8 || asymmetric, .careful = 1};
+        memcpy(&rule.scale, (const char *)scale->data + scale_offset(&scale->shape, scale->strides, job->col, i, j + g),
+               4);
+        rule.factor = 1.0f / rule.scale;
+        if (asymmetric) {
+            memcpy(&rule.azp, (const char *)azp->data + scale_offset(&azp->shape, azp->strides, job->col, i, j + g), 4);
+        }
+        rules[g] = rule;
     }
-    return rule;
 }
 
-static void put_rule(const quantize_job *job, const qn_rows_rule *rule, int64_t i, int64_t j)
+static void put_rules(const quantize_job *job, const qn_rows_rule *rules, int64_t count, int64_t i, int64_t j)
 {
     const qn_mut_view *scale = &job->args->out[QN_QUANT_OUT_SCALE], *azp = &job->args->out[QN_QUANT_OUT_AZP];
-    memcpy((char *)scale->data + scale_offset(&scale->shape, scale->strides, job->col, i, j), &rule->scale, 4);
-    if (azp->shape.format != QN_FORMAT_NONE) {
-        memcpy((char *)azp->data + scale_offset(&azp->shape, azp->strides, job->col, i, j), &rule->azp, 4);
+    char *at = (char *)scale->data + scale_offset(&scale->shape, scale->strides, job->col, i, j);
+    const int64_t step = job->col ? scale->strides[0] : 4;
+    for (int64_t g = 0; g < count; g++, at += step) {
+        memcpy(at, &rules[g].scale, 4);
+    }
+    for (int64_t g = 0; azp->shape.format != QN_FORMAT_NONE && g < count; g++) {
+        memcpy((char *)azp->data + scale_offset(&azp->shape, azp->strides, job->col, i, j + g), &rules[g].azp, 4);
     }
 }
 
@@ -178,9 +194,9 @@ static void put_rule(const quantize_job *job, const qn_rows_rule *rule, int64_t 
 /* A given zero point of any size: the sum is exact. */
 static void encode_far(const quantize_job *job, const qn_rows_rule *rule, const char *x, int64_t n, int8_t *codes)
 {
-    float t[PIECE];
-    for (int64_t i = 0; i < n; i += PIECE) {
-        const int64_t count = qn_min_i64(PIECE, n - i);
+    float t[FAR_PIECE];
+    for (int64_t i = 0; i < n; i += FAR_PIECE) {
+        const int64_t count = qn_min_i64(FAR_PIECE, n - i);
         job->set->load[job->real](x + i * qn_rows_real_bytes(job->real), count, t);
         for (int64_t j = 0; j < count; j++) {
             const float v = t[j] * rule->factor;
@@ -190,79 +206,105 @@ static void encode_far(const quantize_job *job, const qn_rows_rule *rule, const 
     }
 }
 
-static void encode(const quantize_job *job, const qn_rows_rule *rule, qn_mm_real real, const void *x, int64_t n,
-                   int64_t ahead, char *codes)
+static inline int is_far(const qn_rows_rule *rule)
 {
-    if (rule->azp < -65536 || rule->azp > 65536) {
-        encode_far(job, rule, x, n, (int8_t *)codes);
-    } else {
-        job->set->encode[real][job->code](rule, x, n, ahead, codes);
+    return rule->azp < -65536 || rule->azp > 65536;
+}
+
+static void encode_groups(const quantize_job *job, const qn_rows_rule *rules, qn_mm_real real, const char *x, int64_t n,
+                          int64_t group, int64_t ahead, int past, char *codes)
+{
+    int any_far = 0;
+    for (int64_t g = 0; g * group < n; g++) {
+        any_far |= is_far(&rules[g]);
+    }
+    if (!any_far) {
+        job->set->encode[real][job->code](rules, x, n, group, ahead, past, codes);
+        return;
+    }
+    for (int64_t i = 0; i < n; i += group, rules++) {
+        const char *const from = x + i * qn_rows_real_bytes(real);
+        const int64_t count = qn_min_i64(group, n - i);
+        if (is_far(rules)) {
+            encode_far(job, rules, from, count, (int8_t *)codes + i);
+        } else {
+            job->set->encode[real][job->code](rules, from, count, count, 0, 0, codes + i);
+        }
     }
 }
 
-/* Codes of the row's elements from column c, past the caches where that is asked for. */
-static char *codes_begin(const quantize_job *job, int64_t m, int64_t c, char *scratch)
+/* Codes of row m from column c on, past the caches where that is asked for. n: groups of rules[], or part of one. */
+static void put_codes(const quantize_job *job, const qn_rows_rule *rules, qn_mm_real real, const char *x, int64_t m,
+                      int64_t c, int64_t n, int64_t group, int64_t ahead, char *scratch)
 {
-    return job->stream ? scratch : codes_at(job, m) + c;
-}
-
-static void codes_end(const quantize_job *job, int64_t m, int64_t c, int64_t n, const char *codes)
-{
-    if (job->stream) {
-        job->set->stream(codes_at(job, m) + c, codes, (size_t)n);
+    char *const codes = codes_at(job, m) + c;
+    if (!job->stream || (qn_rows_aligned(codes) && (group >= n || group % QN_ROWS_PAST_BYTES == 0))) {
+        encode_groups(job, rules, real, x, n, group, ahead, job->stream, codes);
+        return;
+    }
+    const int64_t step = group < n ? n : PIECE; /* one rule: any part of it */
+    for (int64_t i = 0; i < n; i += step) {
+        const int64_t count = qn_min_i64(step, n - i);
+        encode_groups(job, rules, real, x + i * qn_rows_real_bytes(real), count, qn_min_i64(group, count), ahead, 0,
+                      scratch);
+        job->set->stream(codes + i, scratch, (size_t)count);
     }
 }
 
-/* Groups [g0, g0 + count) of a row: all ranges, all rules, all codes, so that no step waits for another. */
-static void quantize_groups(const quantize_job *job, int64_t m, int64_t g0, int64_t count, int64_t ahead, char *codes)
+/* Ranges of a run of groups. */
+static void find_ranges(const quantize_job *job, qn_mm_real real, const char *x, int64_t n, int64_t group,
+                        qn_rows_range *ranges)
 {
-    qn_rows_range ranges[GROUPS];
+    const int64_t size = qn_rows_real_bytes(real);
+    float tops[GROUPS];
+    const int by_tops = job->symmetric && (group == 16 || group == 32 || group == 64 || group == 128);
+    if (by_tops && !job->set->tops[real](x, n, group, tops)) {
+        for (int64_t g = 0; g * group < n; g++) {
+            ranges[g] = (qn_rows_range){.high = tops[g]};
+        }
+        return;
+    }
+    for (int64_t i = 0; i < n; i += group, ranges++) {
+        job->set->range[real](x + i * size, qn_min_i64(group, n - i), ranges);
+    }
+}
+
+/* A run of groups of row m, from column c on: x holds its values. */
+static void quantize_groups(const quantize_job *job, qn_mm_real real, const char *x, int64_t m, int64_t c, int64_t n,
+                            int64_t ahead, char *scratch)
+{
+    qn_rows_range ranges[GROUPS] = {{0.0f, 0.0f, 0}};
     qn_rows_rule rules[GROUPS];
-    const int64_t size = qn_rows_real_bytes(job->real);
-    const char *const x = row_at(job, m);
-    for (int64_t g = 0; g < count && !job->is_static; g++) {
-        const int64_t first = (g0 + g) * job->group;
-        job->set->range[job->real](x + first * size, qn_min_i64(job->group, job->k - first), &ranges[g]);
+    const int64_t first = c / job->group, count = qn_max_i64(1, qn_ceil_div(n, job->group));
+    if (job->is_static) {
+        given_rules(job, count, m, first, rules);
+    } else {
+        find_ranges(job, real, x, n, job->group, ranges);
+        rules_of(job, ranges, count, rules);
     }
-    for (int64_t g = 0; g < count; g++) {
-        rules[g] = job->is_static ? given_rule(job, m, g0 + g) : rule_of(job, &ranges[g]);
-        put_rule(job, &rules[g], m, g0 + g);
-    }
-    for (int64_t g = 0; g < count; g++) {
-        const int64_t first = (g0 + g) * job->group;
-        encode(job, &rules[g], job->real, x + first * size, qn_min_i64(job->group, job->k - first), ahead,
-               codes + first);
-    }
+    put_rules(job, rules, count, m, first);
+    put_codes(job, rules, real, x, m, c, n, job->group, ahead, scratch);
 }
 
-static void silu_group(const quantize_job *job, int64_t m, int64_t g, int64_t ahead, float *v, char *codes)
-{
-    const int64_t size = qn_rows_real_bytes(job->real), first = g * job->group;
-    const int64_t n = qn_min_i64(job->group, job->k - first);
-    const char *const x = row_at(job, m) + first * size;
-    qn_rows_range range;
-    job->set->silu_mul[job->real](x, x + job->k * size, n, ahead, v);
-    job->set->range[QN_MM_F32](v, n, &range);
-    const qn_rows_rule rule = rule_of(job, &range);
-    put_rule(job, &rule, m, g);
-    encode(job, &rule, QN_MM_F32, v, n, 0, codes + first);
-}
-
-/* A row with scales of its own. v: silu's values. */
+/* A row with scales of its own. v: silu's values of a piece. */
 static void quantize_row(const quantize_job *job, int64_t m, char *scratch, float *v)
 {
-    char *const codes = codes_begin(job, m, 0, scratch);
-    const int64_t ahead = qn_rows_ahead(m, job->m, job->stride);
-    if (job->silu) {
-        for (int64_t g = 0; g < job->groups; g++) {
-            silu_group(job, m, g, ahead, v, codes);
-        }
-    } else {
-        for (int64_t g = 0; g < job->groups; g += GROUPS) {
-            quantize_groups(job, m, g, qn_min_i64(GROUPS, job->groups - g), ahead, codes);
+    if (job->k == 0 && job->granularity == QN_PER_TOKEN) {
+        quantize_groups(job, job->real, row_at(job, m), m, 0, 0, 0, scratch); /* a scale for no elements */
+        return;
+    }
+    const int64_t size = qn_rows_real_bytes(job->real), row = job->k * size;
+    for (int64_t c = 0; c < job->k; c += job->piece) {
+        const int64_t n = qn_min_i64(job->piece, job->k - c);
+        const int64_t ahead = qn_rows_ahead(m, job->m, job->stride, row, c * size, n * size + QN_ROWS_AHEAD_BYTES);
+        const char *const x = row_at(job, m) + c * size;
+        if (job->silu) {
+            job->set->silu_mul[job->real](x, x + job->k * size, n, ahead, v);
+            quantize_groups(job, QN_MM_F32, (const char *)v, m, c, n, 0, scratch);
+        } else {
+            quantize_groups(job, job->real, x, m, c, n, ahead, scratch);
         }
     }
-    codes_end(job, m, 0, job->k, codes);
 }
 
 static char *scratch_of(const quantize_job *job, int32_t thread)
@@ -291,26 +333,26 @@ static void block_task(void *user, int64_t index, int32_t thread)
     const int64_t band = index / job->panels, first = index % job->panels * PANEL;
     const int64_t blocks = qn_min_i64(PANEL, qn_ceil_div(job->k, SIDE) - first), c0 = first * SIDE;
     const int64_t m1 = qn_min_i64(job->m, (band + 1) * SIDE), columns = qn_min_i64(job->k - c0, blocks * SIDE);
-    qn_rows_range ranges[PANEL] = {{0.0f, 0.0f, 0}}, part;
-    qn_rows_rule rules[PANEL];
+    const int64_t next = first + PANEL < qn_ceil_div(job->k, SIDE)
+                             ? columns * size
+                             : (m1 < job->m ? SIDE * job->stride - c0 * size : 0); /* the next task's columns */
+    qn_rows_range ranges[PANEL] = {{0.0f, 0.0f, 0}}, part[PANEL];
+    qn_rows_rule rules[PANEL] = {{0}};
     for (int64_t m = band * SIDE; m < m1 && !job->is_static; m++) {
+        find_ranges(job, job->real, row_at(job, m) + c0 * size, columns, SIDE, part);
         for (int64_t b = 0; b < blocks; b++) {
-            const int64_t n = qn_min_i64(SIDE, columns - b * SIDE);
-            job->set->range[job->real](row_at(job, m) + (c0 + b * SIDE) * size, n, &part);
-            qn_rows_range_join(&ranges[b], &part);
+            qn_rows_range_join(&ranges[b], &part[b]);
         }
     }
-    for (int64_t b = 0; b < blocks; b++) {
-        rules[b] = job->is_static ? given_rule(job, band, first + b) : rule_of(job, &ranges[b]);
-        put_rule(job, &rules[b], band, first + b);
+    if (job->is_static) {
+        given_rules(job, blocks, band, first, rules);
+    } else {
+        rules_of(job, ranges, blocks, rules);
     }
+    put_rules(job, rules, blocks, band, first);
     for (int64_t m = band * SIDE; m < m1; m++) {
-        char *const codes = codes_begin(job, m, c0, scratch_of(job, thread));
-        for (int64_t b = 0; b < blocks; b++) {
-            const int64_t n = qn_min_i64(SIDE, columns - b * SIDE);
-            encode(job, &rules[b], job->real, row_at(job, m) + (c0 + b * SIDE) * size, n, 0, codes + b * SIDE);
-        }
-        codes_end(job, m, c0, columns, codes);
+        put_codes(job, rules, job->real, row_at(job, m) + c0 * size, m, c0, columns, SIDE, next,
+                  scratch_of(job, thread));
     }
     if (job->stream) {
         job->set->fence();
@@ -332,24 +374,14 @@ static void range_task(void *user, int64_t index, int32_t thread)
     job->parts[index] = all;
 }
 
-/* Read a row at the rate of memory, which a loop that computes on it does not reach (static fp8: 8.3 to 6.3 ms). */
-static void fetch_row(const quantize_job *job, int64_t m)
-{
-    if (job->stream) {
-        qn_rows_range unused;
-        job->set->range[job->real](row_at(job, m), job->k, &unused);
-    }
-}
-
 static void tensor_task(void *user, int64_t index, int32_t thread)
 {
     const quantize_job *job = user;
     const int64_t last = qn_min_i64(job->m, (index + 1) * job->per_task);
+    const int64_t row = job->k * qn_rows_real_bytes(job->real);
     for (int64_t m = index * job->per_task; m < last; m++) {
-        fetch_row(job, m);
-        char *const codes = codes_begin(job, m, 0, scratch_of(job, thread));
-        encode(job, &job->rule, job->real, row_at(job, m), job->k, qn_rows_ahead(m, job->m, job->stride), codes);
-        codes_end(job, m, 0, job->k, codes);
+        put_codes(job, &job->rule, job->real, row_at(job, m), m, 0, job->k, job->k,
+                  qn_rows_ahead(m, job->m, job->stride, row, 0, QN_ROWS_AHEAD_BYTES), scratch_of(job, thread));
     }
     if (job->stream) {
         job->set->fence();
@@ -359,16 +391,16 @@ static void tensor_task(void *user, int64_t index, int32_t thread)
 static void run_tensor(quantize_job *job, int64_t tasks, const qn_exec *exec)
 {
     if (job->is_static) {
-        job->rule = given_rule(job, 0, 0);
+        given_rules(job, 1, 0, 0, &job->rule);
     } else {
         qn_rows_range all = {0.0f, 0.0f, 0};
         qn_parallel_for(exec, tasks, range_task, job);
         for (int64_t i = 0; i < tasks; i++) {
             qn_rows_range_join(&all, &job->parts[i]);
         }
-        job->rule = rule_of(job, &all);
+        rules_of(job, &all, 1, &job->rule);
     }
-    put_rule(job, &job->rule, 0, 0);
+    put_rules(job, &job->rule, 1, 0, 0);
     qn_parallel_for(exec, tasks, tensor_task, job);
 }
 
@@ -437,12 +469,13 @@ void qn_quantize_run(const qn_kernel *kernel, const qn_run_call *call)
                         .is_static = !silu && desc->attr[QN_ATTR_MODE].i == QN_STATIC};
     const int32_t group = desc->attr[QN_ATTR_GROUP].i;
     job.granularity = silu ? (group > 0 ? QN_PER_GROUP : QN_PER_TOKEN) : desc->attr[QN_ATTR_GRANULARITY].i;
-    job.group = job.granularity == QN_PER_GROUP ? group : qn_max_i64(job.k, 1);
-    job.groups = job.granularity == QN_PER_GROUP ? qn_ceil_div(job.k, group) : 1;
+    job.group = job.granularity == QN_PER_GROUP ? qn_min_i64(group, qn_max_i64(job.k, 1)) : qn_max_i64(job.k, 1);
+    job.piece = job.group * qn_max_i64(1, qn_min_i64(GROUPS, PIECE / job.group));
     job.stream = job.k > 0 && job.m > QN_ROWS_STREAM_BYTES / job.k;
     job.per_task = qn_rows_per_task(row_bytes(desc));
     job.panels = qn_ceil_div(job.k, SIDE * PANEL);
     job.parts = call->workspace;
+    choose_rule(&job);
     job.scratch = (char *)call->workspace + (job.m > 0 ? parts_bytes(desc, job.m) : 0);
     job.scratch_bytes = thread_bytes(desc);
     const int64_t tasks = qn_ceil_div(job.m, job.per_task);

@@ -57,9 +57,10 @@ static void silu_row(const rows_job *job, int64_t m, float *scratch)
     for (int64_t c = 0; c < job->k; c += CHUNK) {
         const int64_t n = qn_min_i64(CHUNK, job->k - c);
         char *const out = out_at(job, m) + c * out_size;
-        job->set->silu_mul[job->real](x + c * size, x + (job->k + c) * size, n,
-                                      qn_rows_ahead(m, job->rows, job->x->strides[0]),
-                                      job->out == QN_MM_F32 && !job->stream ? (float *)(void *)out : v);
+        job->set->silu_mul[job->real](
+            x + c * size, x + (job->k + c) * size, n,
+            qn_rows_ahead(m, job->rows, job->x->strides[0], job->k * size, c * size, n * size + QN_ROWS_AHEAD_BYTES),
+            job->out == QN_MM_F32 && !job->stream ? (float *)(void *)out : v);
         if (job->out != QN_MM_F32) {
             job->set->store[job->out](v, n, job->stream ? packed : out);
         }

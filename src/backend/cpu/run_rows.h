@@ -12,6 +12,7 @@
 #include "kernels/common/rows.h"
 
 #define QN_ROWS_TASK_BYTES 65536
+#define QN_ROWS_AHEAD_BYTES 8192                 /* fetched before a piece's end */
 #define QN_ROWS_STREAM_BYTES ((int64_t)16 << 20) /* outputs from here on leave the caches alone */
 
 typedef struct qn_rows_impl {
@@ -53,10 +54,19 @@ static inline int64_t qn_rows_per_task(int64_t row_bytes)
     return qn_max_i64(1, qn_min_i64(1024, QN_ROWS_TASK_BYTES / qn_max_i64(1, row_bytes)));
 }
 
-/* From a row's byte to the same byte of the next row, if there is one worth fetching early. */
-static inline int64_t qn_rows_ahead(int64_t m, int64_t rows, int64_t stride)
+/* From byte c of row m to the byte that is read `distance` bytes later, rows of row_bytes one after the other; 0: none.
+ */
+static inline int64_t qn_rows_ahead(int64_t m, int64_t rows, int64_t stride, int64_t row_bytes, int64_t c,
+                                    int64_t distance)
 {
-    return m + 1 < rows && stride <= QN_ROWS_TASK_BYTES ? stride : 0;
+    const int64_t down = (c + distance) / qn_max_i64(1, row_bytes);
+    return m + down < rows ? distance + down * (stride - row_bytes) : 0;
+}
+
+/* Whether codes may go past the caches without being copied. */
+static inline int qn_rows_aligned(const void *codes)
+{
+    return (uintptr_t)codes % QN_ROWS_PAST_BYTES == 0;
 }
 
 /* The range of both. */
