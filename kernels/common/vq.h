@@ -71,6 +71,32 @@ typedef struct qn_vq_tiles_set {
 
 extern const qn_vq_tiles_set qn_vq_tiles__avx512vnni, qn_vq_tiles__amx;
 
+/* Partial sums: aqlm with codebooks of 256 entries. A slab is some groups of K with all their codes, QN_VQ_LOOKUPS of
+ * them at most. For a row of x each (group, codebook) has a table of the 256 products x . vector, in f32 by a chain of
+ * fused multiply-adds, rounded to integers of 24 bits of one power of two that the slab's largest possible product
+ * fits into; a weight row's sum over the slab is then a sum of looked-up integers, exact in any order:
+ *
+ *     sum = fma(sum of integers, unit, sum)      over the slabs of a part, f32; parts are added in order
+ *
+ * Tables lie as planes of bytes, 256 each: byte 0, 1, 2 of integer + 2^23. Codes lie a line of 128 rows of w a lookup; byte
+ * 64 h + 4 i + r of a line is row 64 h + 16 r + i, so that sums come out in the order of rows. */
+#define QN_VQ_LOOKUPS 32
+#define QN_VQ_LINE 128
+#define QN_VQ_TABLE_BYTES 768
+#define QN_VQ_TABLE_ENTRIES 256
+
+typedef struct qn_vq_sums_set {
+    /* Tables of a slab: x[groups * vector], book[books][vector][256], norms[books] of the longest vectors. 1 when the
+     * products fit no such integers: NaN, infinities, far below or above 1; tables are then not to be used. */
+    int (*tables)(const float *x, int64_t groups, int64_t books, int64_t vector, const float *book, const float *norms,
+                  uint8_t *tables, float *unit);
+    /* sums[lines * 128] go on with a slab's lookups: codes[lines][lookups][128]. */
+    void (*look_up)(const uint8_t *codes, int64_t lines, int64_t lookups, const uint8_t *tables, float unit,
+                    float *sums);
+} qn_vq_sums_set;
+
+extern const qn_vq_sums_set qn_vq_sums__avx512vnni;
+
 extern const qn_vq_books_set qn_vq_books__scalar, qn_vq_books__avx2, qn_vq_books__avx512;
 
 #endif

@@ -1,9 +1,6 @@
 /* gptvq tiles (kernels/common/vq.h) by byte permutes and VNNI dots: what levels
- * avx512vnni and amx share.
- *
- * A book of 256 bytes is four registers; two permutes of 128 bytes and a choice by
- * the code's highest bit look 64 codes up. A looked-up line holds element j of four
- * neighbouring vectors of sixteen rows, which is what a dot of four bytes wants. */
+ * avx512vnni and amx share. A looked-up line holds element j of four neighbouring
+ * vectors of sixteen rows, which is what a dot of four bytes wants. */
 #ifndef QN_KERNELS_AVX512VNNI_VQ_TILES_H
 #define QN_KERNELS_AVX512VNNI_VQ_TILES_H
 
@@ -11,29 +8,21 @@
 #include <string.h>
 
 #include "kernels/common/vq.h"
+#include "kernels/cpu/avx512vnni/bytes.h"
 #include "kernels/cpu/name.h"
 
 #define LINES 16 /* of codes of a tile */
 
 typedef struct book {
-    __m512i part[4][4]; /* element, quarter of the entries */
+    byte_table element[4];
 } book;
 
 QN_INLINE void book_load(book *b, const uint8_t *from)
 {
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) {
-            b->part[j][i] = _mm512_loadu_si512(from + j * 256 + i * 64);
-        }
+        table_load(&b->element[j], from + j * 256);
     }
-}
-
-QN_INLINE __m512i look_up(const book *b, int j, __m512i codes, __mmask64 high)
-{
-    const __m512i low = _mm512_permutex2var_epi8(b->part[j][0], codes, b->part[j][1]);
-    return _mm512_mask_mov_epi8(low, high, _mm512_permutex2var_epi8(b->part[j][2], codes, b->part[j][3]));
 }
 
 /* The sums of a tile's three digits of sixteen rows of w, to the running sums. */
@@ -71,10 +60,10 @@ static void tiles_one(const qn_vq_tiles_call *c)
             for (int q = 0; q < LINES; q++) {
                 _mm_prefetch((const char *)codes + 8 * QN_VQ_TILE_BYTES + q * 64, _MM_HINT_T0);
                 const __m512i line = _mm512_loadu_si512(codes + q * 64);
-                const __mmask64 high = _mm512_movepi8_mask(line);
+                const byte_quarters quarter = quarters_of(line);
 #pragma GCC unroll 4
                 for (int j = 0; j < 4; j++) {
-                    const __m512i w = look_up(&b, j, line, high);
+                    const __m512i w = look_up(&b.element[j], line, quarter);
 #pragma GCC unroll 3
                     for (int i = 0; i < QN_VQ_PLANES; i++) {
                         s[j % 2][i] =
@@ -96,10 +85,10 @@ QN_INLINE void look_up_tile(const book *b, const uint8_t *codes, char *lines)
     for (int q = 0; q < LINES; q++) {
         _mm_prefetch((const char *)codes + 8 * QN_VQ_TILE_BYTES + q * 64, _MM_HINT_T0);
         const __m512i line = _mm512_loadu_si512(codes + q * 64);
-        const __mmask64 high = _mm512_movepi8_mask(line);
+        const byte_quarters quarter = quarters_of(line);
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++) {
-            _mm512_store_si512(lines + (q * 4 + j) * 64, look_up(b, j, line, high));
+            _mm512_store_si512(lines + (q * 4 + j) * 64, look_up(&b->element[j], line, quarter));
         }
     }
 }

@@ -2,6 +2,7 @@
  * bf16: activations are widened to f32 first and outputs rounded once. */
 #include "backend/cpu/families.h"
 #include "backend/cpu/run_vq_books.h"
+#include "backend/cpu/run_vq_sums.h"
 #include "backend/cpu/run_vq_tiles.h"
 
 #define TILE_scalar "2x2"
@@ -37,6 +38,11 @@
     }
 
 static const qn_kernel kernels[] = {
+    {.name = "qn_vq_mm_fp_aqlm_fp__avx512vnni_1x128_sums", .op = QN_OP_VQ_MM, .backend = QN_BACKEND_CPU,
+     .isa = QN_ISA_AVX512VNNI, .mr = 1, .nr = 128, .pack_layout = QN_VQ_SUMS_LAYOUT, .status = "tested",
+     .accepts = qn_vq_sums_accepts, .pack_bytes = qn_vq_sums_pack_bytes, .pack = qn_vq_sums_pack,
+     .workspace_bytes = qn_vq_sums_workspace_bytes, .run = qn_vq_sums_run,
+     .impl = &(const qn_vq_sums_impl){.set = &qn_vq_sums__avx512vnni, .parts = &qn_mm_f32__avx512}},
     TILES(amx, QN_ISA_AMX, 16),
     TILES(avx512vnni, QN_ISA_AVX512VNNI, 4),
     LEVELS("vq_mm_fp_aqlm_fp", QN_VQ_AQLM),
