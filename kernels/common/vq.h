@@ -48,7 +48,7 @@ typedef struct qn_vq_books_set {
 #define QN_VQ_ROW_GROUP 16    /* digits of rows are readable up to a multiple of this when there are more */
 
 typedef struct qn_vq_tiles_call {
-    const uint8_t *codes;     /* [tiles][4][1024]: a block's panels, tile after tile along K */
+    const uint8_t *codes;     /* [2][tiles][2][1024]: a block's pairs of panels, tile after tile along K */
     const uint8_t *books;     /* [tiles][4][256] */
     const float *book_scales; /* [tiles] */
     int64_t tiles;
@@ -78,8 +78,9 @@ extern const qn_vq_tiles_set qn_vq_tiles__avx512vnni, qn_vq_tiles__amx;
  *
  *     sum = fma(sum of integers, unit, sum)      over the slabs of a part, f32; parts are added in order
  *
- * Tables lie as planes of bytes, 256 each: byte 0, 1, 2 of integer + 2^23. Codes lie a line of 128 rows of w a lookup; byte
- * 64 h + 4 i + r of a line is row 64 h + 16 r + i, so that sums come out in the order of rows. */
+ * Tables lie as planes of bytes, 256 each: byte 0, 1, 2 of integer + 2^23. Codes lie in blocks of 64 rows of w, a line of 64
+ * bytes a lookup; byte 4 i + r of a line is row 16 r + i, so that sums come out in the order of rows. A call walks two runs
+ * of blocks at once, the first and the second half of its rows: two streams of memory are faster than one. */
 #define QN_VQ_LOOKUPS 32
 #define QN_VQ_LINE 128
 #define QN_VQ_TABLE_BYTES 768
@@ -90,7 +91,7 @@ typedef struct qn_vq_sums_set {
      * products fit no such integers: NaN, infinities, far below or above 1; tables are then not to be used. */
     int (*tables)(const float *x, int64_t groups, int64_t books, int64_t vector, const float *book, const float *norms,
                   uint8_t *tables, float *unit);
-    /* sums[lines * 128] go on with a slab's lookups: codes[lines][lookups][128]. */
+    /* sums[2 * lines * 64] go on with a slab's lookups: codes[2][lines][lookups][64]. */
     void (*look_up)(const uint8_t *codes, int64_t lines, int64_t lookups, const uint8_t *tables, float unit,
                     float *sums);
 } qn_vq_sums_set;

@@ -44,7 +44,7 @@ static void tiles_mm(const qn_vq_tiles_call *c)
         book b;
         for (int p = 0; p < QN_VQ_BLOCK / QN_VQ_PANEL; p++) {
             book_load(&b, c->books + t * QN_VQ_TILE_BYTES);
-            look_up_tile(&b, c->codes + (t * 4 + p) * QN_VQ_TILE_BYTES, c->scratch);
+            look_up_tile(&b, panel_codes(c, t, p), c->scratch);
             int64_t m = 0;
             for (; m + ROWS <= c->rows; m += ROWS) {
                 rows_by_lines(c, ROWS, m, t, p);

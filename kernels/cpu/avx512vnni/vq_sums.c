@@ -8,6 +8,7 @@
 
 #define PLANES 3
 #define MIDDLE (1 << 23)
+#define AHEAD 4096 /* prefetched in each stream */
 
 /* ---- tables ---- */
 
@@ -47,20 +48,41 @@ static __m512i byte_order(int first)
     return _mm512_loadu_si512(at);
 }
 
-QN_INLINE void make_table(const float *x, const int64_t vector, const float *book, float factor, __m512i low,
-                          __m512i high, uint8_t *to)
+/* 64 entries' products go on with up to eight elements of their vectors. */
+QN_INLINE void add_products(__m512 sum[4], const float *x, const int vector, const float *book, float factor)
+{
+    __m512 xs[8];
+#pragma GCC unroll 8
+    for (int j = 0; j < vector; j++) {
+        xs[j] = _mm512_set1_ps(x[j] * factor);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+#pragma GCC unroll 8
+        for (int j = 0; j < vector; j++) {
+            const __m512 w = _mm512_loadu_ps(book + i * 16 + j * QN_VQ_TABLE_ENTRIES);
+            sum[i] = _mm512_fmadd_ps(xs[j], w, sum[i]);
+        }
+    }
+}
+
+QN_INLINE void make_table(const float *x, int64_t vector, const float *book, float factor, __m512i low, __m512i high,
+                          uint8_t *to)
 {
     for (int e = 0; e < QN_VQ_TABLE_ENTRIES; e += 64) {
+        __m512 sum[4];
         __m512i q[4];
+        sum[0] = sum[1] = sum[2] = sum[3] = _mm512_setzero_ps();
+        int64_t j = 0;
+        for (; j + 8 <= vector; j += 8) {
+            add_products(sum, x + j, 8, book + e + j * QN_VQ_TABLE_ENTRIES, factor);
+        }
+        for (; j < vector; j++) {
+            add_products(sum, x + j, 1, book + e + j * QN_VQ_TABLE_ENTRIES, factor);
+        }
+#pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
-            const float *const from = book + e + i * 16;
-            __m512 sum = _mm512_mul_ps(_mm512_set1_ps(x[0] * factor), _mm512_loadu_ps(from));
-#pragma GCC unroll 8
-            for (int64_t j = 1; j < vector; j++) {
-                sum = _mm512_fmadd_ps(_mm512_set1_ps(x[j] * factor),
-                                      _mm512_loadu_ps(from + j * QN_VQ_TABLE_ENTRIES), sum);
-            }
-            q[i] = _mm512_add_epi32(_mm512_cvtps_epi32(sum), _mm512_set1_epi32(MIDDLE));
+            q[i] = _mm512_add_epi32(_mm512_cvtps_epi32(sum[i]), _mm512_set1_epi32(MIDDLE));
         }
         put_planes(to + e, q, low, high);
     }
@@ -84,11 +106,7 @@ static int sums_tables(const float *x, int64_t groups, int64_t books, int64_t ve
         for (int64_t c = 0; c < books; c++) {
             const float *const from = book + c * vector * QN_VQ_TABLE_ENTRIES;
             uint8_t *const to = tables + (g * books + c) * QN_VQ_TABLE_BYTES;
-            if (vector == 8) {
-                make_table(x + g * 8, 8, from, factor, low, high, to);
-            } else {
-                make_table(x + g * vector, vector, from, factor, low, high, to);
-            }
+            make_table(x + g * vector, vector, from, factor, low, high, to);
         }
     }
     return 0;
@@ -127,16 +145,15 @@ static void sums_look_up(const uint8_t *codes, int64_t lines, int64_t lookups, c
 {
     const __m512i middle = _mm512_set1_epi32((int32_t)lookups * MIDDLE);
     for (int64_t n = 0; n < lines; n++) {
-        const uint8_t *const line = codes + n * lookups * QN_VQ_LINE;
+        const uint8_t *const first = codes + n * lookups * 64, *const second = first + lines * lookups * 64;
         pairs p[2][PLANES];
         for (int i = 0; i < PLANES; i++) {
             p[0][i] = p[1][i] = (pairs){_mm512_setzero_si512(), _mm512_setzero_si512()};
         }
         for (int64_t l = 0; l < lookups; l++) {
-            const __m512i a = _mm512_loadu_si512(line + l * QN_VQ_LINE);
-            const __m512i b = _mm512_loadu_si512(line + l * QN_VQ_LINE + 64);
-            _mm_prefetch((const char *)line + l * QN_VQ_LINE + 8192, _MM_HINT_T0);
-            _mm_prefetch((const char *)line + l * QN_VQ_LINE + 8192 + 64, _MM_HINT_T0);
+            const __m512i a = _mm512_loadu_si512(first + l * 64), b = _mm512_loadu_si512(second + l * 64);
+            _mm_prefetch((const char *)first + l * 64 + AHEAD, _MM_HINT_T0);
+            _mm_prefetch((const char *)second + l * 64 + AHEAD, _MM_HINT_T0);
             const byte_quarters qa = quarters_of(a), qb = quarters_of(b);
 #pragma GCC unroll 3
             for (int i = 0; i < PLANES; i++) {
@@ -148,7 +165,7 @@ static void sums_look_up(const uint8_t *codes, int64_t lines, int64_t lookups, c
         }
 #pragma GCC unroll 8
         for (int r = 0; r < 8; r++) {
-            add_rows(p[r / 4], r % 4, middle, _mm512_set1_ps(unit), sums + n * QN_VQ_LINE + r / 4 * 64);
+            add_rows(p[r / 4], r % 4, middle, _mm512_set1_ps(unit), sums + (r / 4 * lines + n) * 64);
         }
     }
 }

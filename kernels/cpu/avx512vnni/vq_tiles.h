@@ -11,7 +11,8 @@
 #include "kernels/cpu/avx512vnni/bytes.h"
 #include "kernels/cpu/name.h"
 
-#define LINES 16 /* of codes of a tile */
+#define LINES 16   /* of codes of a tile */
+#define AHEAD 4096 /* prefetched in each stream of codes */
 
 typedef struct book {
     byte_table element[4];
@@ -43,7 +44,28 @@ QN_INLINE __m512i broadcast(const int8_t *digits)
     return _mm512_set1_epi32(word);
 }
 
-/* One row: codes are looked up on their way, weights are never stored. */
+/* Panel p of tile t of a block. */
+QN_INLINE const uint8_t *panel_codes(const qn_vq_tiles_call *c, int64_t t, int p)
+{
+    return c->codes + ((p / 2 * c->tiles + t) * 2 + p % 2) * QN_VQ_TILE_BYTES;
+}
+
+QN_INLINE void dot_line(__m512i s[QN_VQ_PLANES], const book *b, const uint8_t *codes, const int8_t *digits)
+{
+    const __m512i line = _mm512_loadu_si512(codes);
+    const byte_quarters quarter = quarters_of(line);
+    _mm_prefetch((const char *)codes + AHEAD, _MM_HINT_T0);
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        const __m512i w = look_up(&b->element[j], line, quarter);
+#pragma GCC unroll 3
+        for (int i = 0; i < QN_VQ_PLANES; i++) {
+            s[i] = _mm512_dpbusd_epi32(s[i], w, broadcast(digits + i * QN_VQ_TILE_K + j * 4));
+        }
+    }
+}
+
+/* One row: codes are looked up on their way, weights are never stored. Two panels at once, from both halves of the block. */
 static void tiles_one(const qn_vq_tiles_call *c)
 {
     for (int64_t t = 0; t < c->tiles; t++) {
@@ -51,30 +73,18 @@ static void tiles_one(const qn_vq_tiles_call *c)
         const float scale = c->scales[t] * c->book_scales[t];
         book b;
         book_load(&b, c->books + t * QN_VQ_TILE_BYTES);
-        for (int p = 0; p < QN_VQ_BLOCK / QN_VQ_PANEL; p++) {
-            const uint8_t *const codes = c->codes + (t * 4 + p) * QN_VQ_TILE_BYTES;
+        for (int p = 0; p < 2; p++) {
+            const uint8_t *const first = panel_codes(c, t, p), *const second = panel_codes(c, t, p + 2);
             __m512i s[2][QN_VQ_PLANES];
             for (int i = 0; i < QN_VQ_PLANES; i++) {
                 s[0][i] = s[1][i] = _mm512_setzero_si512();
             }
             for (int q = 0; q < LINES; q++) {
-                _mm_prefetch((const char *)codes + 8 * QN_VQ_TILE_BYTES + q * 64, _MM_HINT_T0);
-                const __m512i line = _mm512_loadu_si512(codes + q * 64);
-                const byte_quarters quarter = quarters_of(line);
-#pragma GCC unroll 4
-                for (int j = 0; j < 4; j++) {
-                    const __m512i w = look_up(&b.element[j], line, quarter);
-#pragma GCC unroll 3
-                    for (int i = 0; i < QN_VQ_PLANES; i++) {
-                        s[j % 2][i] =
-                            _mm512_dpbusd_epi32(s[j % 2][i], w, broadcast(digits + i * QN_VQ_TILE_K + q * 16 + j * 4));
-                    }
-                }
-            }
-            for (int i = 0; i < QN_VQ_PLANES; i++) {
-                s[0][i] = _mm512_add_epi32(s[0][i], s[1][i]);
+                dot_line(s[0], &b, first + q * 64, digits + q * 16);
+                dot_line(s[1], &b, second + q * 64, digits + q * 16);
             }
             add_tile(c->sums + p * QN_VQ_PANEL, s[0], c->offsets + t * 4, scale);
+            add_tile(c->sums + (p + 2) * QN_VQ_PANEL, s[1], c->offsets + t * 4, scale);
         }
     }
 }
@@ -83,7 +93,7 @@ static void tiles_one(const qn_vq_tiles_call *c)
 QN_INLINE void look_up_tile(const book *b, const uint8_t *codes, char *lines)
 {
     for (int q = 0; q < LINES; q++) {
-        _mm_prefetch((const char *)codes + 8 * QN_VQ_TILE_BYTES + q * 64, _MM_HINT_T0);
+        _mm_prefetch((const char *)codes + AHEAD + q * 64, _MM_HINT_T0);
         const __m512i line = _mm512_loadu_si512(codes + q * 64);
         const byte_quarters quarter = quarters_of(line);
 #pragma GCC unroll 4

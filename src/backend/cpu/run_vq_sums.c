@@ -6,7 +6,7 @@
  * buffer of parts, and a second pass adds the parts in order. Parts are a function of K alone, so a row's bits
  * depend on nothing but its values and the weights.
  *
- * Packed: codes [slabs][lines][lookups][128], codebooks as [books][vector][256] f32, the norms of their longest vectors, and
+ * Packed: codes [slabs][tasks along N][2][lines][lookups][64], codebooks as [books][vector][256] f32, the norms of their longest vectors, and
  * the side section. Rows of x whose products fit no 24-bit integers are computed in double from single elements. */
 #include "backend/cpu/run_vq_sums.h"
 
@@ -20,6 +20,8 @@
 
 #define SLABS_PART 8   /* slabs of a part of K */
 #define LINES_TASK 64  /* lines of w a task */
+#define TASK_ROWS (LINES_TASK * QN_VQ_LINE)
+#define ADD_COLUMNS 1024 /* sums a task of the second pass */
 #define ROWS_ROUND 16  /* rows of x whose parts are kept at a time */
 
 /* ---- packed body ---- */
@@ -62,10 +64,12 @@ static int64_t slab_lookups(const sums_layout *l, int64_t slab)
 /* Where the code of row n of w, group g, codebook c is. */
 static int64_t code_at(const sums_layout *l, int64_t n, int64_t g, int64_t c)
 {
-    const int64_t slab = g / l->slab_groups, lookups = slab_lookups(l, slab), within = n % QN_VQ_LINE;
-    const int64_t line = slab * l->slab_groups * l->books * l->lines + n / QN_VQ_LINE * lookups;
-    const int64_t byte = within / 64 * 64 + within % 16 * 4 + within % 64 / 16;
-    return (line + g % l->slab_groups * l->books + c) * QN_VQ_LINE + byte;
+    const int64_t slab = g / l->slab_groups, lookups = slab_lookups(l, slab), line0 = n / TASK_ROWS * LINES_TASK;
+    const int64_t lines = qn_min_i64(LINES_TASK, l->lines - line0), within = n % TASK_ROWS;
+    const int64_t half = within / (lines * 64), block = within % (lines * 64) / 64;
+    const int64_t first = slab * l->slab_groups * l->books * l->lines + line0 * lookups;
+    const int64_t line = (half * lines + block) * lookups + g % l->slab_groups * l->books + c;
+    return first * QN_VQ_LINE + line * 64 + within % 16 * 4 + within % 64 / 16;
 }
 
 static void pack_body(const sums_layout *l, const qn_vq *vq, const qn_view *bias, char *body)
@@ -202,12 +206,12 @@ static void part_task(void *user, int64_t index, int32_t thread)
 }
 
 /* A row that fits no integers. */
-static void special_row(const sums_job *job, int64_t r)
+static void special_row(const sums_job *job, int64_t r, int64_t n0, int64_t count)
 {
     const sums_layout *l = &job->l;
     const float *const x = job->side.rows + (job->m0 + r) * job->side.k_pad;
     const float *const book = (const float *)(const void *)(job->body + l->book);
-    for (int64_t n = 0; n < job->side.n; n++) {
+    for (int64_t n = n0; n < n0 + count; n++) {
         double sum = 0.0;
         for (int64_t i = 0; i < l->groups * l->books * l->vector; i++) {
             const int64_t g = i / l->vector / l->books, c = i / l->vector % l->books, j = i % l->vector;
@@ -218,23 +222,24 @@ static void special_row(const sums_job *job, int64_t r)
     }
 }
 
-static void add_task(void *user, int64_t r, int32_t thread)
+static void add_task(void *user, int64_t index, int32_t thread)
 {
     (void)thread;
     const sums_job *job = user;
-    const int64_t stride = job->l.lines * QN_VQ_LINE;
-    float *const sums = job->side.sums + (job->m0 + r) * job->side.n;
+    const int64_t stride = job->l.lines * QN_VQ_LINE, pieces = qn_ceil_div(job->side.n, ADD_COLUMNS);
+    const int64_t r = index / pieces, n0 = index % pieces * ADD_COLUMNS, count = qn_min_i64(ADD_COLUMNS, job->side.n - n0);
+    float *const sums = job->side.sums + (job->m0 + r) * job->side.n + n0;
     int special = 0;
-    memset(sums, 0, (size_t)job->side.n * sizeof *sums);
+    memset(sums, 0, (size_t)count * sizeof *sums);
     for (int64_t p = 0; p < job->l.parts; p++) {
-        const float *const from = job->partial + (p * job->rows + r) * stride;
-        for (int64_t n = 0; n < job->side.n; n++) {
+        const float *const from = job->partial + (p * job->rows + r) * stride + n0;
+        for (int64_t n = 0; n < count; n++) {
             sums[n] += from[n];
         }
         special |= job->special[p * job->rows + r];
     }
     if (special) {
-        special_row(job, r);
+        special_row(job, r, n0, count);
     }
 }
 
@@ -260,7 +265,7 @@ void qn_vq_sums_run(const qn_kernel *kernel, const qn_run_call *call)
     for (; job.m0 < job.side.m; job.m0 += ROWS_ROUND) {
         job.rows = qn_min_i64(ROWS_ROUND, job.side.m - job.m0);
         qn_parallel_for(call->exec, job.l.parts * job.tasks_n, part_task, &job);
-        qn_parallel_for(job.rows == 1 ? NULL : call->exec, job.rows, add_task, &job);
+        qn_parallel_for(call->exec, job.rows * qn_ceil_div(job.side.n, ADD_COLUMNS), add_task, &job);
     }
     qn_vq_side_finish(&job.side, call->exec);
 }

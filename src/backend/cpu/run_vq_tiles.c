@@ -1,7 +1,7 @@
 /* vq_mm of gptvq: rows of x become digits once, then a task is a block of 64 rows
  * of w along the whole of K, whose codes stream from front to back.
  *
- * Packed: codes [blocks of 64][tiles along K][4 panels][1024] (kernels/common/vq.h), books [tile rows][tiles][1024], their
+ * Packed: codes [blocks of 64][2][tiles along K][2 panels][1024] (kernels/common/vq.h), books [tile rows][tiles][1024], their
  * scales, and the side section. Padding of N and K is code 0, which padded digits of 0 take out again.
  *
  * Rows of x that digits cannot hold (NaN, infinities, sizes beyond 2^+-80) are computed here in double from single
@@ -50,7 +50,8 @@ static tiles_layout layout_of(const qn_op_desc *desc, const qn_vq *vq)
 /* Where the code of row n of w, elements 4 g to 4 g + 3 is. */
 static int64_t code_at(const tiles_layout *l, int64_t n, int64_t g)
 {
-    const int64_t tile = (n / QN_VQ_BLOCK * l->tiles + g / 64) * 4 + n % QN_VQ_BLOCK / QN_VQ_PANEL;
+    const int64_t pair = n / (2 * QN_VQ_PANEL); /* of panels: a stream along K */
+    const int64_t tile = (pair * l->tiles + g / 64) * 2 + n % (2 * QN_VQ_PANEL) / QN_VQ_PANEL;
     return tile * QN_VQ_TILE_BYTES + g % 64 / 4 * 64 + n % QN_VQ_PANEL * 4 + g % 4;
 }
 
