@@ -17,7 +17,7 @@
 #include "base/rng.h"
 #include "format/format.h"
 
-#define LAST_BACKEND QN_BACKEND_REF
+#define LAST_BACKEND QN_BACKEND_REF /* vq_dequantize, vq_encode and vq_attention have no other yet */
 static qn_ctx *ctx;
 static qn_rng rng = {99};
 
@@ -475,7 +475,7 @@ static void quip_transforms(void **state)
         give(&c, "SV", sv, QN_F16, 1, n, 1, 1, 1);
         give(&c, "Wscale", &wscale, QN_F32, 0, 1, 1, 1, 1);
         must_run(&c, QN_BACKEND_REF, y, NULL);
-        must_run(&c, LAST_BACKEND, y2, NULL);
+        must_run(&c, QN_BACKEND_CPU, y2, NULL);
         c = call_make("vq_dequantize", attributes[3] ? (const char *const[]){"format", "quip_e8p", NULL} : NULL);
         give(&c, "Qidxs", words, QN_I64, 2, n, k / 32, 1, 1);
         give(&c, "SU", su, QN_F16, 1, k, 1, 1, 1);

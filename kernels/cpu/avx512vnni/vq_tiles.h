@@ -50,22 +50,8 @@ QN_INLINE const uint8_t *panel_codes(const qn_vq_tiles_call *c, int64_t t, int p
     return c->codes + ((p / 2 * c->tiles + t) * 2 + p % 2) * QN_VQ_TILE_BYTES;
 }
 
-QN_INLINE void dot_line(__m512i s[QN_VQ_PLANES], const book *b, const uint8_t *codes, const int8_t *digits)
-{
-    const __m512i line = _mm512_loadu_si512(codes);
-    const byte_quarters quarter = quarters_of(line);
-    _mm_prefetch((const char *)codes + AHEAD, _MM_HINT_T0);
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-        const __m512i w = look_up(&b->element[j], line, quarter);
-#pragma GCC unroll 3
-        for (int i = 0; i < QN_VQ_PLANES; i++) {
-            s[i] = _mm512_dpbusd_epi32(s[i], w, broadcast(digits + i * QN_VQ_TILE_K + j * 4));
-        }
-    }
-}
-
-/* One row: codes are looked up on their way, weights are never stored. Two panels at once, from both halves of the block. */
+/* One row: codes are looked up on their way, weights are never stored. Panels of both halves of the block take turns: two
+ * streams of codes; a line's elements go to two chains. */
 static void tiles_one(const qn_vq_tiles_call *c)
 {
     for (int64_t t = 0; t < c->tiles; t++) {
@@ -73,18 +59,31 @@ static void tiles_one(const qn_vq_tiles_call *c)
         const float scale = c->scales[t] * c->book_scales[t];
         book b;
         book_load(&b, c->books + t * QN_VQ_TILE_BYTES);
-        for (int p = 0; p < 2; p++) {
-            const uint8_t *const first = panel_codes(c, t, p), *const second = panel_codes(c, t, p + 2);
+        for (int i = 0; i < 4; i++) {
+            const int p = i / 2 + i % 2 * 2;
+            const uint8_t *const codes = panel_codes(c, t, p);
             __m512i s[2][QN_VQ_PLANES];
-            for (int i = 0; i < QN_VQ_PLANES; i++) {
-                s[0][i] = s[1][i] = _mm512_setzero_si512();
+            for (int d = 0; d < QN_VQ_PLANES; d++) {
+                s[0][d] = s[1][d] = _mm512_setzero_si512();
             }
             for (int q = 0; q < LINES; q++) {
-                dot_line(s[0], &b, first + q * 64, digits + q * 16);
-                dot_line(s[1], &b, second + q * 64, digits + q * 16);
+                _mm_prefetch((const char *)codes + AHEAD + q * 64, _MM_HINT_T0);
+                const __m512i line = _mm512_loadu_si512(codes + q * 64);
+                const byte_quarters quarter = quarters_of(line);
+#pragma GCC unroll 4
+                for (int j = 0; j < 4; j++) {
+                    const __m512i w = look_up(&b.element[j], line, quarter);
+#pragma GCC unroll 3
+                    for (int d = 0; d < QN_VQ_PLANES; d++) {
+                        s[j % 2][d] =
+                            _mm512_dpbusd_epi32(s[j % 2][d], w, broadcast(digits + d * QN_VQ_TILE_K + q * 16 + j * 4));
+                    }
+                }
+            }
+            for (int d = 0; d < QN_VQ_PLANES; d++) {
+                s[0][d] = _mm512_add_epi32(s[0][d], s[1][d]);
             }
             add_tile(c->sums + p * QN_VQ_PANEL, s[0], c->offsets + t * 4, scale);
-            add_tile(c->sums + (p + 2) * QN_VQ_PANEL, s[1], c->offsets + t * 4, scale);
         }
     }
 }
