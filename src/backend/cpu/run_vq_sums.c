@@ -213,10 +213,14 @@ static void special_row(const sums_job *job, int64_t r, int64_t n0, int64_t coun
     const float *const book = (const float *)(const void *)(job->body + l->book);
     for (int64_t n = n0; n < n0 + count; n++) {
         double sum = 0.0;
-        for (int64_t i = 0; i < l->groups * l->books * l->vector; i++) {
-            const int64_t g = i / l->vector / l->books, c = i / l->vector % l->books, j = i % l->vector;
-            const uint8_t code = (uint8_t)job->body[code_at(l, n, g, c)];
-            sum += (double)book[(c * l->vector + j) * QN_VQ_TABLE_ENTRIES + code] * (double)x[g * l->vector + j];
+        for (int64_t i = 0; i < l->groups * l->vector; i++) {
+            const int64_t g = i / l->vector, j = i % l->vector;
+            double w = 0.0; /* one weight, so that an infinity meets one sign */
+            for (int64_t c = 0; c < l->books; c++) {
+                const uint8_t code = (uint8_t)job->body[code_at(l, n, g, c)];
+                w += (double)book[(c * l->vector + j) * QN_VQ_TABLE_ENTRIES + code];
+            }
+            sum += w * (double)x[i];
         }
         job->side.sums[(job->m0 + r) * job->side.n + n] = (float)sum;
     }
