@@ -1,8 +1,8 @@
 /* The error model of the vector-quantised operators (docs/operators.md):
  *
  *   vq_dequantize   2 ulp; with Hadamard transforms 2^-18 of the coded matrix' mean size, in the output's scale
- *   vq_mm           as the other matmuls, the norm of a row of w taken over sums of the magnitudes of its terms (codewords,
- *                   residuals, shifts); with transforms the norm of the coded matrix, per row
+ *   vq_mm           as the other matmuls, the norm of a row of w taken over sums of the magnitudes of its terms
+ *                   (codewords, residuals, shifts); with transforms the norm of the coded matrix, per row
  *   vq_encode       another code than the reference's must be as near: squared distances within 2^-18 of
  *                   |x|^2 + |c|^2
  *   vq_attention    as attention, over the largest centroids */

@@ -75,7 +75,8 @@ static void vptq_layout(const qn_vq *vq, qn_shape *in)
     in[QN_VQ_RES_CENTROIDS] = qn_shape_make(QN_F16, 2, vq->groups, vq->res_entries * v, 1, 1);
     in[QN_VQ_INDICES] = qn_shape_make(QN_I32, 3, vq->groups, qn_ceil_div(vq->n, v),
                                       qn_vq_index_words(vq, qn_min_i64(vq->group_size, QN_OP_SIZE_LIMIT)), 1);
-    in[QN_VQ_OUTLIER_CENTROIDS] = qn_shape_make(QN_F16, 2, 1, vq->outlier_entries * qn_min_i64(vo, QN_VQ_MAX_VECTOR), 1, 1);
+    in[QN_VQ_OUTLIER_CENTROIDS] =
+        qn_shape_make(QN_F16, 2, 1, vq->outlier_entries * qn_min_i64(vo, QN_VQ_MAX_VECTOR), 1, 1);
     in[QN_VQ_OUTLIER_INDICES] = qn_shape_make(QN_I16, 3, 1, qn_ceil_div(vq->n, vo), vq->outlier_size, 1);
 }
 
@@ -123,7 +124,7 @@ static void vq_layout(const qn_op_desc *desc, const qn_sizes *s, qn_op_layout *l
     in[QN_VQ_PERM] = vector_shape(QN_I16, vq.k);
     in[QN_VQ_WEIGHT_SCALE] = in[QN_VQ_WEIGHT_BIAS] = vector_shape(QN_F16, vq.k);
     uint32_t allowed = 0;
-    layout->required = required_of(vq.format, &allowed) << first;
+    layout->required = required_of((int32_t)vq.format, &allowed) << first;
     layout->allowed = allowed << first;
     if (desc->op == QN_OP_VQ_MM) {
         layout->in[QN_VQMM_X] = qn_shape_make(QN_F16, 2, s->m, s->k, 1, 1);

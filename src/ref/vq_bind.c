@@ -90,7 +90,8 @@ static void describe_vptq(const qn_op_desc *desc, qn_vq *vq)
     const int outliers = tensor_shape(desc, QN_VQ_OUTLIER_INDICES)->format != QN_FORMAT_NONE;
     vq->vector_len = choose(desc, QN_ATTR_VECTOR_LEN, -1, 8);
     vq->groups = choose(desc, QN_ATTR_GROUP_NUM, dim_of(desc, QN_VQ_INDICES, 3, 0), 1);
-    vq->entries = choose(desc, QN_ATTR_NUM_CENTROIDS, quotient(dim_of(desc, QN_VQ_CENTROIDS, 2, 1), vq->vector_len), 256);
+    const int64_t stored = quotient(dim_of(desc, QN_VQ_CENTROIDS, 2, 1), vq->vector_len);
+    vq->entries = choose(desc, QN_ATTR_NUM_CENTROIDS, stored, 256);
     if (residual) {
         vq->res_entries = choose(desc, QN_ATTR_NUM_RES_CENTROIDS,
                                  quotient(dim_of(desc, QN_VQ_RES_CENTROIDS, 2, 1), vq->vector_len), 256);

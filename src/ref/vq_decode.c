@@ -35,7 +35,8 @@ double qn_vq_quip_resid_scale(qn_vq_codebook codebook)
     return codebook == QN_VQ_E8P12RVQ4B ? 3.45 : (codebook == QN_VQ_E8P12RVQ3B ? 2.04 : 1.0);
 }
 
-/* A part of a row is what one code stands for: value[count] and sizes[count] from column *column on. Each returns count. */
+/* A part of a row is what one code stands for: value[count] and sizes[count] from column *column on. Each returns
+ * count. */
 static int64_t aqlm_part(const qn_vq *vq, int64_t row, int64_t g, int64_t *column, double *value, double *sizes)
 {
     const qn_view *books = &vq->tensor[QN_VQ_CODEBOOKS];

@@ -50,8 +50,8 @@ QN_INLINE const uint8_t *panel_codes(const qn_vq_tiles_call *c, int64_t t, int p
     return c->codes + ((p / 2 * c->tiles + t) * 2 + p % 2) * QN_VQ_TILE_BYTES;
 }
 
-/* One row: codes are looked up on their way, weights are never stored. Panels of both halves of the block take turns: two
- * streams of codes; a line's elements go to two chains. */
+/* One row: codes are looked up on their way, weights are never stored. Panels of both halves of the block take turns:
+ * two streams of codes; a line's elements go to two chains. */
 static void tiles_one(const qn_vq_tiles_call *c)
 {
     for (int64_t t = 0; t < c->tiles; t++) {

@@ -1,13 +1,13 @@
 /* vq_mm of aqlm with 8-bit codes by tables of partial sums.
  *
  * A table is made once and serves every row of w, so K is what tasks share out: a
- * task is a part of K (some slabs) by up to LINES_TASK lines of 128 rows of w, for some rows of x. It makes the tables of a
- * slab, small enough for the first cache, and walks the slab's codes, which stream; its sums over the part go to a
+ * task is a part of K (some slabs) by up to LINES_TASK lines of 128 rows of w, for some rows of x. It makes the
+ * tables of a slab, small enough for the first cache, and walks the slab's codes, which stream; its sums over the part go to a
  * buffer of parts, and a second pass adds the parts in order. Parts are a function of K alone, so a row's bits
  * depend on nothing but its values and the weights.
  *
- * Packed: codes [slabs][tasks along N][2][lines][lookups][64], codebooks as [books][vector][256] f32, the norms of their longest vectors, and
- * the side section. Rows of x whose products fit no 24-bit integers are computed in double from single elements. */
+ * Packed: codes [slabs][tasks along N][2][lines][lookups][64], codebooks as [books][vector][256] f32, the
+ * norms of their longest vectors, and the side section. Rows of x whose products fit no 24-bit integers are computed in double from single elements. */
 #include "backend/cpu/run_vq_sums.h"
 
 #include <math.h>
@@ -231,7 +231,8 @@ static void add_task(void *user, int64_t index, int32_t thread)
     (void)thread;
     const sums_job *job = user;
     const int64_t stride = job->l.lines * QN_VQ_LINE, pieces = qn_ceil_div(job->side.n, ADD_COLUMNS);
-    const int64_t r = index / pieces, n0 = index % pieces * ADD_COLUMNS, count = qn_min_i64(ADD_COLUMNS, job->side.n - n0);
+    const int64_t r = index / pieces, n0 = index % pieces * ADD_COLUMNS;
+    const int64_t count = qn_min_i64(ADD_COLUMNS, job->side.n - n0);
     float *const sums = job->side.sums + (job->m0 + r) * job->side.n + n0;
     int special = 0;
     memset(sums, 0, (size_t)count * sizeof *sums);

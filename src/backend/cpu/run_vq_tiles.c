@@ -1,8 +1,8 @@
 /* vq_mm of gptvq: rows of x become digits once, then a task is a block of 64 rows
  * of w along the whole of K, whose codes stream from front to back.
  *
- * Packed: codes [blocks of 64][2][tiles along K][2 panels][1024] (kernels/common/vq.h), books [tile rows][tiles][1024], their
- * scales, and the side section. Padding of N and K is code 0, which padded digits of 0 take out again.
+ * Packed: codes [blocks of 64][2][tiles along K][2 panels][1024] (kernels/common/vq.h), books [tile rows][tiles][1024],
+ * their scales, and the side section. Padding of N and K is code 0, which padded digits of 0 take out again.
  *
  * Rows of x that digits cannot hold (NaN, infinities, sizes beyond 2^+-80) are computed here in double from single
  * elements: rare, slow and as the formula has it. Grid and bits depend on shapes and the row itself only. */

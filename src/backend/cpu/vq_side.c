@@ -48,7 +48,8 @@ qn_vq_side_layout qn_vq_side_layout_of(const qn_op_desc *desc, const qn_vq *vq)
 void qn_vq_side_pack(const qn_vq_side_layout *l, const qn_vq *vq, const qn_view *bias, char *section)
 {
     const qn_view *t = vq->tensor;
-    float *const in_scale = (float *)(void *)(section + l->in_scale), *const shift = (float *)(void *)(section + l->shift);
+    float *const in_scale = (float *)(void *)(section + l->in_scale);
+    float *const shift = (float *)(void *)(section + l->shift);
     float *const out_scale = (float *)(void *)(section + l->out_scale);
     int32_t *const column = (int32_t *)(void *)(section + l->column);
     memset(section, 0, l->total);
