@@ -22,7 +22,7 @@
 extern "C" {
 #endif
 
-#define QN_MAX_IN 8
+#define QN_MAX_IN 20
 #define QN_MAX_OUT 4
 
 /* Pinned values. */
@@ -44,6 +44,10 @@ typedef enum qn_op {
     QN_OP_RMSNORM = 22,
     QN_OP_ROPE = 23,
     QN_OP_ATTENTION = 24,
+    QN_OP_VQ_DEQUANTIZE = 30, /* vector-quantised weights: w[N,K] */
+    QN_OP_VQ_MM = 31,         /* x[M,K] by vector-quantised weights */
+    QN_OP_VQ_ENCODE = 32,     /* nearest codes of a KV cache's codebooks */
+    QN_OP_VQ_ATTENTION = 33,  /* one query a sequence over a vector-quantised KV cache */
     QN_OP_LIMIT = 64
 } qn_op;
 
@@ -67,6 +71,26 @@ typedef enum qn_attr {
     QN_ATTR_STYLE,           /* qn_rope_style */
     QN_ATTR_SCALE,           /* float; 0: 1/sqrt(D) */
     QN_ATTR_CAUSAL,          /* 1, 0 */
+    QN_ATTR_LEVEL,           /* qn_vq_level */
+    /* Sizes of a vector-quantised format (src/op/vq.c); 0: as the tensors' shapes say. */
+    QN_ATTR_NUM_CODEBOOKS,
+    QN_ATTR_NBITS,
+    QN_ATTR_IN_GROUP,
+    QN_ATTR_OUT_GROUP,
+    QN_ATTR_CODEBOOK,        /* qn_vq_codebook */
+    QN_ATTR_RESID_SCALE,     /* float; 0 or below: the codebook's own */
+    QN_ATTR_VECTOR_LEN,
+    QN_ATTR_NUM_CENTROIDS,
+    QN_ATTR_NUM_RES_CENTROIDS,
+    QN_ATTR_GROUP_NUM,
+    QN_ATTR_OUTLIER_SIZE,
+    QN_ATTR_OUTLIER_VECTOR_LEN,
+    QN_ATTR_NUM_OUTLIER_CENTROIDS,
+    QN_ATTR_IN_FEATURES,
+    QN_ATTR_OUT_FEATURES,
+    QN_ATTR_CHANNELS,        /* of a KV codebook's vectors */
+    QN_ATTR_BITS,            /* of a KV code */
+    QN_ATTR_ROPE_THETA,      /* float; 0: keys need no rotation */
     QN_ATTR_COUNT
 } qn_attr;
 
@@ -79,6 +103,17 @@ typedef enum qn_rule { QN_RULE_CEIL = 0, QN_RULE_OCP, QN_RULE_EVEN } qn_rule;
 typedef enum qn_quant_format { QN_QUANT_FP8 = 0, QN_QUANT_INT8, QN_QUANT_NVFP4, QN_QUANT_MXFP4 } qn_quant_format;
 typedef enum qn_out { QN_OUT_BF16 = 0, QN_OUT_F16, QN_OUT_F32 } qn_out;
 typedef enum qn_layout { QN_LAYOUT_OFFSETS = 0, QN_LAYOUT_MASKED } qn_layout;
+typedef enum qn_vq_format { QN_VQ_AQLM = 0, QN_VQ_QUIP_E8P, QN_VQ_VPTQ, QN_VQ_GPTVQ } qn_vq_format;
+typedef enum qn_vq_codebook { QN_VQ_CODEBOOK_AUTO = 0, QN_VQ_E8P12, QN_VQ_E8P12RVQ3B, QN_VQ_E8P12RVQ4B } qn_vq_codebook;
+typedef enum qn_vq_level {
+    QN_VQ_LEVEL_AUTO = 0,
+    QN_VQ_LEVEL_GC,
+    QN_VQ_LEVEL_SC,
+    QN_VQ_LEVEL_O1,
+    QN_VQ_LEVEL_O2,
+    QN_VQ_LEVEL_O3,
+    QN_VQ_LEVEL_O4
+} qn_vq_level;
 typedef enum qn_rope_style { QN_ROPE_HALF = 0, QN_ROPE_INTERLEAVED } qn_rope_style;
 
 typedef union qn_attr_value {

@@ -58,4 +58,4 @@ static qn_status activation_rules(const qn_op_desc *desc, const qn_sizes *s, qn_
     return QN_OK;
 }
 
-const qn_op_family qn_family_activation = {activation_sizes, activation_layout, activation_rules, "mk"};
+const qn_op_family qn_family_activation = {activation_sizes, activation_layout, activation_rules, "mk", NULL};

@@ -30,7 +30,7 @@ static qn_status rope_rules(const qn_op_desc *desc, const qn_sizes *s, qn_error 
     return QN_OK;
 }
 
-const qn_op_family qn_family_rope = {rope_sizes, rope_layout, rope_rules, "mke"};
+const qn_op_family qn_family_rope = {rope_sizes, rope_layout, rope_rules, "mke", NULL};
 
 static qn_status attention_sizes(const qn_op_desc *desc, qn_sizes *sizes, qn_error *error)
 {
@@ -63,4 +63,4 @@ static qn_status attention_rules(const qn_op_desc *desc, const qn_sizes *s, qn_e
     return QN_OK;
 }
 
-const qn_op_family qn_family_attention = {attention_sizes, attention_layout, attention_rules, "mnkeg"};
+const qn_op_family qn_family_attention = {attention_sizes, attention_layout, attention_rules, "mnkeg", NULL};

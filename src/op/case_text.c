@@ -83,8 +83,10 @@ static int has_sane_shapes(const qn_op_desc *desc)
     return 1;
 }
 
-size_t qn_op_desc_print(const qn_op_desc *desc, char *data, size_t capacity)
+size_t qn_op_desc_print(const qn_op_desc *given, char *data, size_t capacity)
 {
+    qn_op_desc named = *given;
+    const qn_op_desc *const desc = &named;
     qn_text text = qn_text_make(data, capacity);
     const qn_op_info *op = qn_op_get_info(desc->op);
     const qn_op_family *family = qn_op_get_family(desc->op);
@@ -94,7 +96,11 @@ size_t qn_op_desc_print(const qn_op_desc *desc, char *data, size_t capacity)
     }
     qn_text_add(&text, "%s", op->name);
     qn_sizes sizes = {0, 0, 0, 0, 0};
-    if (has_sane_shapes(desc) && family->sizes(desc, &sizes, NULL) == QN_OK) {
+    const int sane = has_sane_shapes(desc);
+    if (sane && family->attributes) {
+        family->attributes(&named);
+    }
+    if (sane && family->sizes(desc, &sizes, NULL) == QN_OK) {
         for (const char *letter = family->size_names; *letter; letter++) {
             qn_text_add(&text, " %c=%lld", *letter, (long long)*size_field(&sizes, *letter));
         }

@@ -6,6 +6,8 @@
 
 #include <stddef.h>
 
+#include "op/op.h"
+
 static const struct {
     const char *text;
     int32_t bench; /* 0: test only, 1: timed by default, 2: timed when asked for */
@@ -625,7 +627,11 @@ static const struct {
 
 const char *qn_case_at(int32_t i, int32_t *bench)
 {
-    if (i < 0 || (size_t)i >= sizeof cases / sizeof *cases) {
+    const int32_t count = (int32_t)(sizeof cases / sizeof *cases);
+    if (i >= count) {
+        return qn_vq_case_at(i - count, bench);
+    }
+    if (i < 0) {
         return NULL;
     }
     if (bench) {

@@ -38,7 +38,10 @@ qn_status qn_case_get_cost(const qn_op_desc *desc, qn_case_cost *cost, qn_error 
     case QN_OP_BLOCK_SCALED_MM:
     case QN_OP_NVFP4_MM:
     case QN_OP_MXFP4_MM:
-    case QN_OP_DENSE_MM: cost->flops = 2.0 * m * n * k; break;
+    case QN_OP_DENSE_MM:
+    case QN_OP_VQ_MM: cost->flops = 2.0 * m * n * k; break;
+    case QN_OP_VQ_ENCODE: cost->flops = 3.0 * m * n * k * e * (double)desc->in[QN_VQE_CODEBOOK].dims[2]; break;
+    case QN_OP_VQ_ATTENTION: cost->flops = 4.0 * m * n * k * e; break;
     case QN_OP_GROUPED_BLOCK_SCALED_MM:
         cost->flops = 2.0 * m * n * k * (desc->attr[QN_ATTR_LAYOUT].i == QN_LAYOUT_MASKED ? e : 1.0);
         break;
@@ -55,6 +58,8 @@ qn_status qn_case_get_cost(const qn_op_desc *desc, qn_case_cost *cost, qn_error 
     case QN_OP_NVFP4_MM:
     case QN_OP_MXFP4_MM:
     case QN_OP_DENSE_MM:
+    case QN_OP_VQ_MM:
+    case QN_OP_VQ_ATTENTION:
     case QN_OP_ATTENTION: break;
     default: cost->memory = "copy"; break;
     }

@@ -30,6 +30,10 @@ const qn_op_family *qn_op_get_family(qn_op op)
     case QN_OP_RMSNORM: return &qn_family_activation;
     case QN_OP_ROPE: return &qn_family_rope;
     case QN_OP_ATTENTION: return &qn_family_attention;
+    case QN_OP_VQ_DEQUANTIZE: return &qn_family_vq;
+    case QN_OP_VQ_MM: return &qn_family_vq_mm;
+    case QN_OP_VQ_ENCODE: return &qn_family_vq_encode;
+    case QN_OP_VQ_ATTENTION: return &qn_family_vq_attention;
     case QN_OP_NONE:
     case QN_OP_LIMIT: break;
     }
@@ -139,6 +143,9 @@ static qn_status check_attr(const qn_op_info *op, const qn_attr_info *attr, qn_a
     if (attr->kind == QN_ATTR_KIND_FLOAT) {
         QN_FAIL_IF(!isfinite(value.f), error, QN_E_ARGUMENT, "%s: attribute %s is %g, expected a finite number",
                    op->name, attr->name, (double)value.f);
+        if (attr->attr == QN_ATTR_RESID_SCALE) {
+            return QN_OK; /* checkpoints write -1 for the codebook's own */
+        }
         const int positive = attr->attr == QN_ATTR_THETA;
         QN_FAIL_IF(value.f < 0.0f || (positive && value.f == 0.0f), error, QN_E_ARGUMENT,
                    "%s: attribute %s is %g, expected %s", op->name, attr->name, (double)value.f,
@@ -148,6 +155,11 @@ static qn_status check_attr(const qn_op_info *op, const qn_attr_info *attr, qn_a
     if (attr->attr == QN_ATTR_GROUP) {
         QN_FAIL_IF(value.i < 0 || (value.i == 0 && op->op != QN_OP_SILU_MUL_QUANT), error, QN_E_ARGUMENT,
                    "%s: attribute %s is %d, expected a positive number", op->name, attr->name, value.i);
+        return QN_OK;
+    }
+    if (attr->attr >= QN_ATTR_NUM_CODEBOOKS && attr->attr <= QN_ATTR_BITS) {
+        QN_FAIL_IF(value.i < 0, error, QN_E_ARGUMENT, "%s: attribute %s is %d, expected 0 or a positive number",
+                   op->name, attr->name, value.i);
         return QN_OK;
     }
     QN_FAIL_IF(value.i != 0 && value.i != 1, error, QN_E_ARGUMENT, "%s: attribute %s is %d, expected 0 or 1", op->name,

@@ -15,96 +15,92 @@
 #include "base/error.h"
 #include "base/rng.h"
 #include "format/format.h"
+#include "op/fill.h"
 #include "op/op.h"
 
-typedef struct filler {
-    qn_rng rng;
-    int exact;
-} filler;
-
-static int64_t pick(filler *f, int64_t low, int64_t high)
+int64_t qn_fill_pick(qn_filler *f, int64_t low, int64_t high)
 {
     return low + (int64_t)(qn_rng_next(&f->rng) % (uint64_t)(high - low + 1));
 }
 
 /* Roughly normal with deviation 1; one in 64 eight times larger. */
-static float normal(filler *f)
+static float normal(qn_filler *f)
 {
     double sum = -2.0;
     for (int i = 0; i < 4; i++) {
         sum += qn_rng_uniform(&f->rng);
     }
     const double v = sum * 1.7320508;
-    return (float)(pick(f, 0, 63) == 0 ? v * 8.0 : v);
+    return (float)(qn_fill_pick(f, 0, 63) == 0 ? v * 8.0 : v);
 }
 
-static void put(qn_format format, void *data, int64_t i, float value)
+void qn_fill_put(qn_format format, void *data, int64_t i, float value)
 {
     const qn_format_row *row = qn_format_get_row(format);
     row->encode(&value, 1, (char *)data + i * row->info.block_bytes);
 }
 
-static void fill_values(filler *f, const qn_shape *shape, void *data, double deviation)
+void qn_fill_values(qn_filler *f, const qn_shape *shape, void *data, double deviation)
 {
     const int64_t count = qn_shape_elements(shape);
     for (int64_t i = 0; i < count; i++) {
-        put(shape->format, data, i, f->exact ? (float)pick(f, -2, 2) : (float)((double)normal(f) * deviation));
+        qn_fill_put(shape->format, data, i, f->exact ? (float)qn_fill_pick(f, -2, 2) : (float)((double)normal(f) * deviation));
     }
 }
 
 /* Positive scales. */
-static void fill_scales(filler *f, const qn_shape *shape, void *data, double typical)
+void qn_fill_scales(qn_filler *f, const qn_shape *shape, void *data, double typical)
 {
     static const float powers[] = {0.5f, 1.0f, 2.0f};
     const int64_t count = qn_shape_elements(shape);
     for (int64_t i = 0; i < count; i++) {
         const double v = typical * (0.5 + qn_rng_uniform(&f->rng));
-        put(shape->format, data, i, f->exact ? powers[pick(f, 0, 2)] : (float)v);
+        qn_fill_put(shape->format, data, i, f->exact ? powers[qn_fill_pick(f, 0, 2)] : (float)v);
     }
 }
 
 /* Bytes 2^(b-127); also for U8, which holds the same bytes. */
-static void fill_e8m0(filler *f, const qn_shape *shape, void *data)
+static void fill_e8m0(qn_filler *f, const qn_shape *shape, void *data)
 {
     const int64_t count = qn_shape_elements(shape);
     for (int64_t i = 0; i < count; i++) {
-        ((uint8_t *)data)[i] = (uint8_t)(f->exact ? pick(f, 126, 128) : pick(f, 118, 124));
+        ((uint8_t *)data)[i] = (uint8_t)(f->exact ? qn_fill_pick(f, 126, 128) : qn_fill_pick(f, 118, 124));
     }
 }
 
-static void fill_int8(filler *f, const qn_shape *shape, void *data)
+void qn_fill_int8(qn_filler *f, const qn_shape *shape, void *data)
 {
     const int64_t count = qn_shape_elements(shape);
     for (int64_t i = 0; i < count; i++) {
-        ((int8_t *)data)[i] = (int8_t)(f->exact ? pick(f, -3, 3) : pick(f, -128, 127));
+        ((int8_t *)data)[i] = (int8_t)(f->exact ? qn_fill_pick(f, -3, 3) : qn_fill_pick(f, -128, 127));
     }
 }
 
-static void fill_int32(filler *f, const qn_shape *shape, void *data, int64_t low, int64_t high)
+void qn_fill_int32(qn_filler *f, const qn_shape *shape, void *data, int64_t low, int64_t high)
 {
     const int64_t count = qn_shape_elements(shape);
     for (int64_t i = 0; i < count; i++) {
-        const int32_t value = (int32_t)pick(f, low, high);
+        const int32_t value = (int32_t)qn_fill_pick(f, low, high);
         memcpy((char *)data + i * 4, &value, sizeof value);
     }
 }
 
-static void fill_e4m3(filler *f, const qn_shape *shape, void *data)
+static void fill_e4m3(qn_filler *f, const qn_shape *shape, void *data)
 {
     const int64_t count = qn_shape_elements(shape);
     for (int64_t i = 0; i < count; i++) {
-        ((uint8_t *)data)[i] = qn_f32_to_e4m3(f->exact ? (float)pick(f, -2, 2) : normal(f) * 80.0f);
+        ((uint8_t *)data)[i] = qn_f32_to_e4m3(f->exact ? (float)qn_fill_pick(f, -2, 2) : normal(f) * 80.0f);
     }
 }
 
 /* Two e2m1 codes a byte; exact: 0, +-1, +-2 only. */
-static void fill_fp4(filler *f, const qn_shape *shape, void *data)
+static void fill_fp4(qn_filler *f, const qn_shape *shape, void *data)
 {
     static const uint8_t small[] = {0x0, 0x2, 0x4, 0xA, 0xC};
     const int64_t count = qn_shape_elements(shape);
     for (int64_t i = 0; i < count; i++) {
-        const uint64_t low = f->exact ? small[pick(f, 0, 4)] : (uint64_t)pick(f, 0, 15);
-        const uint64_t high = f->exact ? small[pick(f, 0, 4)] : (uint64_t)pick(f, 0, 15);
+        const uint64_t low = f->exact ? small[qn_fill_pick(f, 0, 4)] : (uint64_t)qn_fill_pick(f, 0, 15);
+        const uint64_t high = f->exact ? small[qn_fill_pick(f, 0, 4)] : (uint64_t)qn_fill_pick(f, 0, 15);
         ((uint8_t *)data)[i] = (uint8_t)(low | high << 4);
     }
 }
@@ -124,7 +120,7 @@ static const block_fields gguf[] = {
     {QN_Q6_K, 208, -1, 192, 16, 0x03},
 };
 
-static void fill_blocks(filler *f, const qn_shape *shape, void *data)
+static void fill_blocks(qn_filler *f, const qn_shape *shape, void *data)
 {
     const qn_format_info *info = qn_format_get_info(shape->format);
     const block_fields *fields = NULL;
@@ -152,14 +148,14 @@ static void fill_blocks(filler *f, const qn_shape *shape, void *data)
 }
 
 /* Non-decreasing, from 0 to rows; some experts empty. */
-static void fill_offsets(filler *f, const qn_shape *shape, void *data, int64_t rows)
+static void fill_offsets(qn_filler *f, const qn_shape *shape, void *data, int64_t rows)
 {
     const int64_t count = shape->dims[0];
     int64_t at = 0;
     for (int64_t e = 0; e < count; e++) {
         if (e > 0) {
             const int64_t fair = rows / (count - 1) + 1;
-            at = e == count - 1 ? rows : qn_min_i64(rows, at + pick(f, 0, 2 * fair));
+            at = e == count - 1 ? rows : qn_min_i64(rows, at + qn_fill_pick(f, 0, 2 * fair));
         }
         const int32_t value = (int32_t)at;
         memcpy((char *)data + e * 4, &value, sizeof value);
@@ -167,28 +163,28 @@ static void fill_offsets(filler *f, const qn_shape *shape, void *data, int64_t r
 }
 
 /* gate | up rows on the exact grid. */
-static void fill_gate_up(filler *f, const qn_shape *shape, void *data)
+static void fill_gate_up(qn_filler *f, const qn_shape *shape, void *data)
 {
     const int64_t rows = shape->dims[0], half = shape->dims[1] / 2;
     for (int64_t m = 0; m < rows; m++) {
         for (int64_t i = 0; i < 2 * half; i++) {
-            const int64_t v = i < half ? 32 * pick(f, 0, 2) : pick(f, -4, 4);
-            put(shape->format, data, m * 2 * half + i, (float)v);
+            const int64_t v = i < half ? 32 * qn_fill_pick(f, 0, 2) : qn_fill_pick(f, -4, 4);
+            qn_fill_put(shape->format, data, m * 2 * half + i, (float)v);
         }
     }
 }
 
-static void fill_scaled(filler *f, const qn_shape *shape, int32_t slot, void *data)
+static void fill_scaled(qn_filler *f, const qn_shape *shape, int32_t slot, void *data)
 {
     switch (slot) {
-    case QN_SMM_SCALE_A: fill_scales(f, shape, data, 0.02); break;
-    case QN_SMM_SCALE_B: fill_scales(f, shape, data, 0.002); break;
-    case QN_SMM_BIAS: fill_values(f, shape, data, 0.5); break;
-    case QN_SMM_AZP_ADJ: fill_int32(f, shape, data, -400, 400); break;
-    case QN_SMM_AZP: fill_int32(f, shape, data, -128, 127); break;
+    case QN_SMM_SCALE_A: qn_fill_scales(f, shape, data, 0.02); break;
+    case QN_SMM_SCALE_B: qn_fill_scales(f, shape, data, 0.002); break;
+    case QN_SMM_BIAS: qn_fill_values(f, shape, data, 0.5); break;
+    case QN_SMM_AZP_ADJ: qn_fill_int32(f, shape, data, -400, 400); break;
+    case QN_SMM_AZP: qn_fill_int32(f, shape, data, -128, 127); break;
     default:
         if (shape->format == QN_I8) {
-            fill_int8(f, shape, data);
+            qn_fill_int8(f, shape, data);
         } else {
             fill_e4m3(f, shape, data);
         }
@@ -196,66 +192,66 @@ static void fill_scaled(filler *f, const qn_shape *shape, int32_t slot, void *da
     }
 }
 
-static void fill_grouped(filler *f, const qn_op_desc *desc, int32_t slot, void *data)
+static void fill_grouped(qn_filler *f, const qn_op_desc *desc, int32_t slot, void *data)
 {
     const qn_shape *shape = &desc->in[slot];
     switch (slot) {
-    case QN_BMM_SCALE_A: fill_scales(f, shape, data, 0.01); break;
-    case QN_BMM_SCALE_B: fill_scales(f, shape, data, 0.0005); break;
+    case QN_BMM_SCALE_A: qn_fill_scales(f, shape, data, 0.01); break;
+    case QN_BMM_SCALE_B: qn_fill_scales(f, shape, data, 0.0005); break;
     case QN_BMM_OFFSETS: fill_offsets(f, shape, data, desc->in[QN_BMM_A].dims[0]); break;
-    case QN_BMM_MASKED_M: fill_int32(f, shape, data, 0, desc->in[QN_BMM_A].dims[1]); break;
+    case QN_BMM_MASKED_M: qn_fill_int32(f, shape, data, 0, desc->in[QN_BMM_A].dims[1]); break;
     default:
         if (shape->format == QN_F8_E4M3) {
             fill_e4m3(f, shape, data);
         } else {
-            fill_values(f, shape, data, 80.0);
+            qn_fill_values(f, shape, data, 80.0);
         }
         break;
     }
 }
 
-static void fill_fp4_mm(filler *f, const qn_op_desc *desc, int32_t slot, void *data)
+static void fill_fp4_mm(qn_filler *f, const qn_op_desc *desc, int32_t slot, void *data)
 {
     const qn_shape *shape = &desc->in[slot];
     const int nvfp4 = desc->op == QN_OP_NVFP4_MM;
     if (nvfp4 ? slot == QN_NVMM_X : slot == QN_MXMM_X) {
-        fill_values(f, shape, data, 1.0);
+        qn_fill_values(f, shape, data, 1.0);
     } else if (nvfp4 ? slot == QN_NVMM_BIAS : slot == QN_MXMM_BIAS) {
-        fill_values(f, shape, data, 0.5);
+        qn_fill_values(f, shape, data, 0.5);
     } else if (!nvfp4 && slot == QN_MXMM_B_SCALE) {
         fill_e8m0(f, shape, data);
     } else if (nvfp4 && (slot == QN_NVMM_A_SCALE || slot == QN_NVMM_B_SCALE)) {
-        fill_scales(f, shape, data, 60.0);
+        qn_fill_scales(f, shape, data, 60.0);
     } else if (nvfp4 && (slot == QN_NVMM_A_GLOBAL || slot == QN_NVMM_B_GLOBAL)) {
-        fill_scales(f, shape, data, slot == QN_NVMM_A_GLOBAL ? 300.0 : 8000.0);
+        qn_fill_scales(f, shape, data, slot == QN_NVMM_A_GLOBAL ? 300.0 : 8000.0);
     } else {
         fill_fp4(f, shape, data);
     }
 }
 
-static void fill_dequantize(filler *f, const qn_op_desc *desc, int32_t slot, void *data)
+static void fill_dequantize(qn_filler *f, const qn_op_desc *desc, int32_t slot, void *data)
 {
     const qn_shape *shape = &desc->in[slot];
     const int32_t format = desc->attr[QN_ATTR_FORMAT].i;
     if (slot == QN_DEQ_AZP) {
-        fill_int32(f, shape, data, -128, 127);
+        qn_fill_int32(f, shape, data, -128, 127);
     } else if (slot == QN_DEQ_GLOBAL) {
-        fill_scales(f, shape, data, 500.0);
+        qn_fill_scales(f, shape, data, 500.0);
     } else if (slot == QN_DEQ_SCALE && format == QN_QUANT_MXFP4) {
         fill_e8m0(f, shape, data);
     } else if (slot == QN_DEQ_SCALE && format == QN_QUANT_NVFP4) {
         const int64_t count = qn_shape_elements(shape);
         for (int64_t i = 0; i < count; i++) {
-            ((uint8_t *)data)[i] = (uint8_t)pick(f, 0x30, 0x7E);
+            ((uint8_t *)data)[i] = (uint8_t)qn_fill_pick(f, 0x30, 0x7E);
         }
     } else if (slot == QN_DEQ_SCALE) {
-        fill_scales(f, shape, data, 0.01);
+        qn_fill_scales(f, shape, data, 0.01);
     } else if (format == QN_QUANT_INT8) {
-        fill_int8(f, shape, data);
+        qn_fill_int8(f, shape, data);
     } else if (format == QN_QUANT_FP8) {
         const int64_t count = qn_shape_elements(shape);
         for (int64_t i = 0; i < count; i++) { /* finite codes of every 8-bit float */
-            ((uint8_t *)data)[i] = (uint8_t)(pick(f, 0, 0x7B) | (pick(f, 0, 1) ? 0x80 : 0));
+            ((uint8_t *)data)[i] = (uint8_t)(qn_fill_pick(f, 0, 0x7B) | (qn_fill_pick(f, 0, 1) ? 0x80 : 0));
             if (((uint8_t *)data)[i] == 0x80) {
                 ((uint8_t *)data)[i] = 0;
             }
@@ -265,7 +261,7 @@ static void fill_dequantize(filler *f, const qn_op_desc *desc, int32_t slot, voi
     }
 }
 
-static void fill_slot(filler *f, const qn_op_desc *desc, int32_t slot, void *data)
+static void fill_slot(qn_filler *f, const qn_op_desc *desc, int32_t slot, void *data)
 {
     const qn_shape *shape = &desc->in[slot];
     switch (desc->op) {
@@ -278,18 +274,18 @@ static void fill_slot(filler *f, const qn_op_desc *desc, int32_t slot, void *dat
     case QN_OP_QUANTIZE_FP8:
     case QN_OP_QUANTIZE_INT8:
         if (slot == QN_QUANT_SCALE) {
-            fill_scales(f, shape, data, 0.03);
+            qn_fill_scales(f, shape, data, 0.03);
         } else if (slot == QN_QUANT_AZP) {
-            fill_int32(f, shape, data, -128, 127);
+            qn_fill_int32(f, shape, data, -128, 127);
         } else {
-            fill_values(f, shape, data, 1.0);
+            qn_fill_values(f, shape, data, 1.0);
         }
         break;
     case QN_OP_QUANTIZE_NVFP4:
         if (slot == QN_FP4_GLOBAL) {
-            fill_scales(f, shape, data, 256.0);
+            qn_fill_scales(f, shape, data, 256.0);
         } else {
-            fill_values(f, shape, data, 1.0);
+            qn_fill_values(f, shape, data, 1.0);
         }
         break;
     case QN_OP_SILU_MUL_QUANT:
@@ -297,24 +293,28 @@ static void fill_slot(filler *f, const qn_op_desc *desc, int32_t slot, void *dat
         if (f->exact) {
             fill_gate_up(f, shape, data);
         } else {
-            fill_values(f, shape, data, 1.5);
+            qn_fill_values(f, shape, data, 1.5);
         }
         break;
     case QN_OP_DENSE_MM:
         if (slot == QN_DMM_B && qn_format_get_info(shape->format)->block_elements > 1) {
             fill_blocks(f, shape, data);
         } else {
-            fill_values(f, shape, data, slot == QN_DMM_X ? 1.0 : 0.05);
+            qn_fill_values(f, shape, data, slot == QN_DMM_X ? 1.0 : 0.05);
         }
         break;
     case QN_OP_ROPE:
         if (slot == QN_ACT_POS) {
-            fill_int32(f, shape, data, 0, 4095);
+            qn_fill_int32(f, shape, data, 0, 4095);
             break;
         }
-        fill_values(f, shape, data, 1.0);
+        qn_fill_values(f, shape, data, 1.0);
         break;
-    default: fill_values(f, shape, data, 1.0); break;
+    case QN_OP_VQ_DEQUANTIZE:
+    case QN_OP_VQ_MM:
+    case QN_OP_VQ_ENCODE:
+    case QN_OP_VQ_ATTENTION: qn_fill_vq(f, desc, slot, data); break;
+    default: qn_fill_values(f, shape, data, 1.0); break;
     }
 }
 
@@ -326,7 +326,7 @@ qn_status qn_case_fill(const qn_op_desc *desc, uint64_t seed, int32_t exact, voi
         if (qn_op_has(desc, i) && qn_shape_elements(&desc->in[i]) > 0) {
             QN_FAIL_IF(!in[i], error, QN_E_ARGUMENT, "qn_case_fill: the buffer of input %s is NULL",
                        qn_op_get_info(desc->op)->in[i].name);
-            filler f = {{seed * 64 + (uint64_t)i}, exact != 0};
+            qn_filler f = {{seed * 64 + (uint64_t)i}, exact != 0};
             fill_slot(&f, desc, i, in[i]);
         }
     }

@@ -60,7 +60,7 @@ static qn_status grouped_rules(const qn_op_desc *desc, const qn_sizes *s, qn_err
     return QN_OK;
 }
 
-const qn_op_family qn_family_grouped = {grouped_sizes, grouped_layout, grouped_rules, "mnke"};
+const qn_op_family qn_family_grouped = {grouped_sizes, grouped_layout, grouped_rules, "mnke", NULL};
 
 static int32_t read_i32(const qn_view *view, int64_t i)
 {
@@ -69,11 +69,8 @@ static int32_t read_i32(const qn_view *view, int64_t i)
     return value;
 }
 
-qn_status qn_op_args_check(const qn_op_desc *desc, const qn_args *args, qn_error *error)
+qn_status qn_grouped_args_check(const qn_op_desc *desc, const qn_args *args, qn_error *error)
 {
-    if (desc->op != QN_OP_GROUPED_BLOCK_SCALED_MM) {
-        return QN_OK;
-    }
     if (is_masked(desc)) {
         const qn_view *masked = &args->in[QN_BMM_MASKED_M];
         const int64_t rows = args->in[QN_BMM_A].shape.dims[1];

@@ -18,6 +18,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "op/judge.h"
 #include "op/op.h"
 #include "ref/ref_common.h"
 
@@ -30,82 +31,12 @@
  * random operands, the four steps of a block stay below 2^-12.9 of it. */
 #define FP8_MMA_CUT 0x1p-12
 
-/* Spacing of a float format's values at |value|. */
-static double ulp_at(qn_format format, double value)
+static int is_exact(const qn_op_desc *desc)
 {
-    const int bits = format == QN_F16 ? 10 : format == QN_BF16 ? 7 : 23;
-    const int lowest = format == QN_F16 ? -14 : -126;
-    int e = lowest;
-    if (value != 0.0 && isfinite(value)) {
-        frexp(value, &e);
-        e = e - 1 < lowest ? lowest : e - 1;
+    const qn_op op = desc->op;
+    if (op == QN_OP_VQ_DEQUANTIZE || op == QN_OP_VQ_MM || op == QN_OP_VQ_ATTENTION) {
+        return qn_judge_vq_is_exact(desc);
     }
-    return ldexp(1.0, e - bits);
-}
-
-static void note(qn_case_result *result, int32_t slot, int64_t index, double want, double got, double error)
-{
-    const double distance = fabs(got - want);
-    if (distance > result->max_abs) {
-        result->max_abs = distance;
-    }
-    if (error > result->max_error) {
-        result->max_error = error;
-        result->slot = slot;
-        result->index = index;
-        result->want = want;
-        result->got = got;
-    }
-}
-
-/* |got - want| over allowed; NaN and infinities only agree with themselves. */
-static double error_of(double want, double got, double allowed)
-{
-    if (isnan(want) || isnan(got) || isinf(want) || isinf(got)) {
-        return (isnan(want) && isnan(got)) || want == got ? 0.0 : HUGE_VAL;
-    }
-    return fabs(got - want) / allowed;
-}
-
-/* Rows of a tensor: all dimensions but the last. */
-static int64_t rows_of(const qn_shape *shape)
-{
-    int64_t rows = 1;
-    for (int32_t i = 0; i + 1 < shape->ndim; i++) {
-        rows *= shape->dims[i];
-    }
-    return rows;
-}
-
-static const char *row_of(const qn_view *view, int64_t row)
-{
-    const int32_t n = view->shape.ndim;
-    const char *at = view->data;
-    for (int32_t i = n - 2; i >= 0; i--) {
-        at += row % view->shape.dims[i] * view->strides[i];
-        row /= view->shape.dims[i];
-    }
-    return at;
-}
-
-static int64_t columns_of(const qn_shape *shape)
-{
-    return shape->ndim > 0 ? shape->dims[shape->ndim - 1] : 1;
-}
-
-static double element(qn_format format, const char *row, int64_t i)
-{
-    if (format == QN_I32) {
-        return (double)ref_i32(row, i);
-    }
-    const qn_format_row *codec = qn_format_get_row(format);
-    float value = 0.0f;
-    codec->decode(row + i * codec->info.block_bytes, 1, &value);
-    return (double)value;
-}
-
-static int is_exact_op(qn_op op)
-{
     return op != QN_OP_RMSNORM && op != QN_OP_ROPE && op != QN_OP_ATTENTION;
 }
 
@@ -498,6 +429,10 @@ static void judge_slot(const qn_op_desc *desc, qn_sums sums, const qn_sizes *siz
         break;
     case QN_OP_ROPE: judge_rope(want, got, result); break;
     case QN_OP_ATTENTION: judge_attention(desc, sizes, want, got, in, result); break;
+    case QN_OP_VQ_DEQUANTIZE:
+    case QN_OP_VQ_MM:
+    case QN_OP_VQ_ENCODE:
+    case QN_OP_VQ_ATTENTION: qn_judge_vq(desc, sizes, slot, want, got, in, result); break;
     default: judge_matmul(desc, sums, sizes, want, got, in, result); break;
     }
 }
@@ -522,7 +457,7 @@ qn_status qn_judge(const qn_op_desc *desc, qn_sums sums, const qn_view want[QN_M
                        error, QN_E_SHAPE, "qn_case_judge: output %s of %s does not have the descriptor's shape", name,
                        p ? "got" : "want");
         }
-        if (exact && is_exact_op(desc->op)) {
+        if (exact && is_exact(desc)) {
             judge_exact(&want[i], &got[i], i, result);
         } else {
             judge_slot(desc, sums, &sizes, i, &want[i], &got[i], in, result);

@@ -156,4 +156,4 @@ static qn_status matmul_rules(const qn_op_desc *desc, const qn_sizes *s, qn_erro
     return QN_OK;
 }
 
-const qn_op_family qn_family_matmul = {matmul_sizes, matmul_layout, matmul_rules, "mnk"};
+const qn_op_family qn_family_matmul = {matmul_sizes, matmul_layout, matmul_rules, "mnk", NULL};

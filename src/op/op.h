@@ -32,10 +32,12 @@ typedef struct qn_op_family {
     /* What attributes and sizes must obey beside that. */
     qn_status (*rules)(const qn_op_desc *desc, const qn_sizes *sizes, qn_error *error);
     const char *size_names; /* the letters of qn_sizes it uses, in case string order: "mnk" */
+    /* Attributes that shapes decide, as a case string has them: 0 where usual. NULL: there are none. */
+    void (*attributes)(qn_op_desc *desc);
 } qn_op_family;
 
 extern const qn_op_family qn_family_quantize, qn_family_matmul, qn_family_grouped, qn_family_activation, qn_family_rope,
-    qn_family_attention;
+    qn_family_attention, qn_family_vq, qn_family_vq_mm, qn_family_vq_encode, qn_family_vq_attention;
 
 /* Family of an operator; NULL when it is none. */
 const qn_op_family *qn_op_get_family(qn_op op);
@@ -58,10 +60,20 @@ qn_format qn_op_out_format(const qn_op_desc *desc);
 /* Element format of codes that attribute type asks for (fnuz: QN_U8). */
 qn_format qn_op_type_format(int32_t type);
 
-/* Check input values that could lead a kernel outside its operands: offsets and
- * masked_m of grouped_block_scaled_mm. qn_run calls it after its shape checks;
- * the other operators have nothing to check. QN_E_ARGUMENT. */
+/* Check input values that could lead a kernel outside its operands or that no checkpoint means: offsets and masked_m
+ * of grouped_block_scaled_mm, seq_lens, and what qn_op_weights_check looks at where weights are read as they are
+ * stored. qn_run calls it after its shape checks; the other operators have nothing to check. QN_E_ARGUMENT. */
 qn_status qn_op_args_check(const qn_op_desc *desc, const qn_args *args, qn_error *error);
+
+/* The same of the weight slots alone, which qn_pack reads: codes beyond their codebook, centroids that are not finite,
+ * a perm that is no permutation (src/op/vq_check.c). QN_E_ARGUMENT. */
+qn_status qn_op_weights_check(const qn_op_desc *desc, const qn_args *args, qn_error *error);
+
+qn_status qn_grouped_args_check(const qn_op_desc *desc, const qn_args *args, qn_error *error);
+qn_status qn_vq_kv_args_check(const qn_op_desc *desc, const qn_args *args, qn_error *error);
+
+/* The rows of qn_case_at for the vector-quantised operators, counted from 0 (cases_vq.c). */
+const char *qn_vq_case_at(int32_t i, int32_t *bench);
 
 /* How a kernel sums the products of a matmul: what the error model has to allow it. */
 typedef enum qn_sums {

@@ -233,6 +233,84 @@ static const qn_attr_info attention_attrs[] = {
     A_OUT(QN_OUT_F32),
 };
 
+#define A_LEVEL CHOICE(QN_ATTR_LEVEL, "level", "auto|gc|sc|o1|o2|o3|o4", QN_VQ_LEVEL_AUTO)
+#define A_VQ                                                                                                           \
+    CHOICE(QN_ATTR_FORMAT, "format", "aqlm|quip_e8p|vptq|gptvq", QN_VQ_AQLM),                                          \
+        INTEGER(QN_ATTR_NUM_CODEBOOKS, "num_codebooks", "0", 0), INTEGER(QN_ATTR_NBITS, "nbits_per_codebook", "0", 0), \
+        INTEGER(QN_ATTR_IN_GROUP, "in_group_size", "0", 0), INTEGER(QN_ATTR_OUT_GROUP, "out_group_size", "0", 0),      \
+        CHOICE(QN_ATTR_CODEBOOK, "codebook", "auto|E8P12|E8P12RVQ3B|E8P12RVQ4B", QN_VQ_CODEBOOK_AUTO),                 \
+        REAL(QN_ATTR_RESID_SCALE, "resid_scale_override", "0", 0.0f),                                                  \
+        INTEGER(QN_ATTR_VECTOR_LEN, "vector_len", "0", 0), INTEGER(QN_ATTR_NUM_CENTROIDS, "num_centroids", "0", 0),    \
+        INTEGER(QN_ATTR_NUM_RES_CENTROIDS, "num_res_centroids", "0", 0),                                               \
+        INTEGER(QN_ATTR_GROUP_NUM, "group_num", "0", 0), INTEGER(QN_ATTR_OUTLIER_SIZE, "outlier_size", "0", 0),        \
+        INTEGER(QN_ATTR_OUTLIER_VECTOR_LEN, "outlier_vector_len", "0", 0),                                             \
+        INTEGER(QN_ATTR_NUM_OUTLIER_CENTROIDS, "num_outlier_centroids", "0", 0),                                       \
+        INTEGER(QN_ATTR_IN_FEATURES, "in_features", "0", 0), INTEGER(QN_ATTR_OUT_FEATURES, "out_features", "0", 0)
+
+/* The tensors of every vector format, named as checkpoints name them (slots: QN_VQ_*). */
+#define VQ_TENSORS                                                                                                     \
+    {"codes", "[N/out_group,K/in_group,C] or packed [N/out_group,bytes]; gptvq [N,K/4]", "i8|i16|u8|u16", 1, 1},       \
+        {"codebooks", "[C,2^bits,out_group,in_group]; gptvq [NT,KT,256,4]", FLOATS_HALF "|i8", 1, 1},                  \
+        {"scales", "[N/out_group,1,1,1] or [N/out_group]", FLOATS_HALF, 1, 1},                                         \
+        {"codebook_scales", "[NT,KT]", "f32", 1, 1}, {"Qidxs", "[N,words]", "i64", 1, 1},                              \
+        {"SU", "[K]", FLOATS_HALF, 1, 1}, {"SV", "[N]", FLOATS_HALF, 1, 1}, {"Wscale", "[1]", FLOATS, 1, 1},           \
+        {"scaleWH", "[K]", FLOATS, 1, 1}, {"codebook_id", "[1]", "i64|i32", 1, 1},                                     \
+        {"centroids.weight", "[groups,num_centroids*vector_len]", FLOATS_HALF, 1, 1},                                  \
+        {"res_centroids.weight", "[groups,num_res_centroids*vector_len]", FLOATS_HALF, 1, 1},                          \
+        {"indices", "[groups,ceil(N/vector_len),words]", "i32", 1, 1},                                                 \
+        {"outlier_centroids.weight", "[1,num_outlier_centroids*outlier_vector_len]", FLOATS_HALF, 1, 1},               \
+        {"outlier_indices", "[1,ceil(N/outlier_vector_len),outlier_size]", "i16|u16", 1, 1},                           \
+        {"perm", "[K]", "i16|u16", 1, 1}, {"weight_scale", "[K]", FLOATS_HALF, 1, 1},                                  \
+    {                                                                                                                  \
+        "weight_bias", "[K]", FLOATS_HALF, 1, 1                                                                        \
+    }
+#define FLOATS_HALF "f16|bf16|f32"
+
+static const qn_slot_info vq_dequantize_in[] = {VQ_TENSORS};
+static const qn_slot_info vq_dequantize_out[] = {
+    {"w", "[N,K]", "f32", 0, 0},
+};
+static const qn_attr_info vq_dequantize_attrs[] = {A_VQ};
+
+static const qn_slot_info vq_mm_in[] = {{"x", "[M,K]", FLOATS_HALF, 0, 0}, VQ_TENSORS, {"bias", "[N]", FLOATS, 1, 1}};
+static const qn_slot_info vq_mm_out[] = {
+    {"y", "[M,N]", "f16|bf16|f32", 0, 0},
+};
+static const qn_attr_info vq_mm_attrs[] = {A_VQ, A_OUT(QN_OUT_F16), A_LEVEL};
+
+static const qn_slot_info vq_encode_in[] = {
+    {"x", "[N,M,E,K]", FLOATS, 0, 0},
+    {"codebook", "[E,K/channels,2^bits,channels]", FLOATS_HALF, 0, 1},
+};
+static const qn_slot_info vq_encode_out[] = {
+    {"codes", "[N,M,E,K/channels]", "u8|u16", 0, 0},
+};
+static const qn_attr_info vq_encode_attrs[] = {
+    INTEGER(QN_ATTR_CHANNELS, "channels", "0", 0),
+    INTEGER(QN_ATTR_BITS, "bits", "0", 0),
+};
+
+static const qn_slot_info vq_attention_in[] = {
+    {"q", "[M,E,K]", FLOATS, 0, 0},
+    {"k_codes", "[M,N,G,K/channels]", "u8|u16", 0, 0},
+    {"v_codes", "[M,N,G,K/channels]", "u8|u16", 0, 0},
+    {"k_codebook", "[G,K/channels,2^bits,channels]", FLOATS_HALF, 0, 1},
+    {"v_codebook", "[G,K/channels,2^bits,channels]", FLOATS_HALF, 0, 1},
+    {"seq_lens", "[M]", "i32", 0, 0},
+};
+static const qn_slot_info vq_attention_out[] = {
+    {"o", "[M,E,K]", "f32", 0, 0},
+    {"lse", "[M,E]", "f32", 0, 0},
+};
+static const qn_attr_info vq_attention_attrs[] = {
+    REAL(QN_ATTR_SCALE, "scale", "0", 0.0f),
+    REAL(QN_ATTR_ROPE_THETA, "rope_theta", "0", 0.0f),
+    CHOICE(QN_ATTR_STYLE, "rope_style", "half|interleaved", QN_ROPE_HALF),
+    INTEGER(QN_ATTR_CHANNELS, "channels", "0", 0),
+    INTEGER(QN_ATTR_BITS, "bits", "0", 0),
+    A_LEVEL,
+};
+
 #define ROW(id, text_name, text, ins, outs, attributes)                                                                \
     {                                                                                                                  \
         .op = id, .name = text_name, .summary = text, .in_count = COUNT(ins), .out_count = COUNT(outs),                \
@@ -270,6 +348,13 @@ static const qn_op_info table[] = {
     ROW(QN_OP_ROPE, "rope", "y = x with pairs rotated by pos * theta^(-2i/K)", rope_in, rope_out, rope_attrs),
     ROW(QN_OP_ATTENTION, "attention", "o = softmax(scale q k^T) v, query t of M sees keys 0..N-M+t when causal",
         attention_in, attention_out, attention_attrs),
+    ROW(QN_OP_VQ_DEQUANTIZE, "vq_dequantize", "w from vector-quantised weights: codes into codebooks, scales, transforms",
+        vq_dequantize_in, vq_dequantize_out, vq_dequantize_attrs),
+    ROW(QN_OP_VQ_MM, "vq_mm", "y = x w^T (+ bias), w as vq_dequantize gives it", vq_mm_in, vq_mm_out, vq_mm_attrs),
+    ROW(QN_OP_VQ_ENCODE, "vq_encode", "codes of the nearest centroids, a codebook for every channel group of a head",
+        vq_encode_in, vq_encode_out, vq_encode_attrs),
+    ROW(QN_OP_VQ_ATTENTION, "vq_attention", "o = softmax(scale q k^T) v, one query a sequence, k and v as codes",
+        vq_attention_in, vq_attention_out, vq_attention_attrs),
 };
 
 const qn_op_info *qn_op_get_info(qn_op op)

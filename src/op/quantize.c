@@ -184,4 +184,4 @@ static qn_status quantize_rules(const qn_op_desc *desc, const qn_sizes *sizes, q
     return QN_OK;
 }
 
-const qn_op_family qn_family_quantize = {quantize_sizes, quantize_layout, quantize_rules, "mk"};
+const qn_op_family qn_family_quantize = {quantize_sizes, quantize_layout, quantize_rules, "mk", NULL};

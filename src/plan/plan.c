@@ -225,7 +225,7 @@ static int spans_overlap(span a, span b)
 /* Sizes that one plan serves any value of. */
 static int same_sizes(qn_op op, const qn_sizes *a, const qn_sizes *b)
 {
-    return a->k == b->k && a->e == b->e && a->g == b->g && (a->n == b->n || op == QN_OP_ATTENTION);
+    return a->k == b->k && a->e == b->e && a->g == b->g && (a->n == b->n || op == QN_OP_ATTENTION || op == QN_OP_VQ_ATTENTION || op == QN_OP_VQ_ENCODE);
 }
 
 /* Shapes of a run: those of args, but the plan's for weights that a blob replaces. */
@@ -338,6 +338,9 @@ qn_status qn_pack(const qn_plan *plan, const qn_args *args, void *blob, size_t b
         uint64_t extent;
         QN_TRY(view_extent(info->in[i].name, &v->shape, v->strides, 0, &extent, error));
         QN_TRY(check_data(info->in[i].name, &v->shape, v->data, extent, error));
+    }
+    if (!plan->backend->device) {
+        QN_TRY(qn_op_weights_check(&plan->desc, args, error));
     }
     const qn_blob_header header = {.magic = QN_BLOB_MAGIC,
                                    .version = QN_BLOB_VERSION,

@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "ref/ref_common.h"
+#include "ref/vq.h"
 
 qn_ref_fn qn_ref_get(qn_op op)
 {
@@ -26,6 +27,10 @@ qn_ref_fn qn_ref_get(qn_op op)
     case QN_OP_RMSNORM: return qn_ref_rmsnorm;
     case QN_OP_ROPE: return qn_ref_rope;
     case QN_OP_ATTENTION: return qn_ref_attention;
+    case QN_OP_VQ_DEQUANTIZE: return qn_ref_vq_dequantize;
+    case QN_OP_VQ_MM: return qn_ref_vq_mm;
+    case QN_OP_VQ_ENCODE: return qn_ref_vq_encode;
+    case QN_OP_VQ_ATTENTION: return qn_ref_vq_attention;
     case QN_OP_NONE:
     case QN_OP_LIMIT: break;
     }
@@ -41,6 +46,17 @@ static size_t scratch_bytes(int64_t rows, int64_t more, int64_t columns, size_t 
         return SIZE_MAX;
     }
     return bytes;
+}
+
+/* Doubles, floats counted as such: a row of weights, a column, a transform's scratch, inputs and sums of all rows;
+ * transformed weights as a whole. */
+static size_t vq_scratch_bytes(const qn_op_desc *desc)
+{
+    const int mm = desc->op == QN_OP_VQ_MM;
+    qn_vq vq;
+    qn_vq_describe(desc, -1, mm ? desc->in[QN_VQMM_X].dims[1] : -1, &vq);
+    const int64_t rows = mm ? desc->in[QN_VQMM_X].dims[0] : (vq.format == QN_VQ_QUIP_E8P ? vq.n : 0);
+    return scratch_bytes(rows, 4, vq.n + vq.k, sizeof(double));
 }
 
 size_t qn_ref_scratch_bytes(const qn_op_desc *desc)
@@ -71,6 +87,11 @@ size_t qn_ref_scratch_bytes(const qn_op_desc *desc)
     case QN_OP_ATTENTION:
         /* scores, then the accumulated row (doubles), then one decoded row */
         return scratch_bytes(desc->in[QN_ATT_K].dims[0], 2 * x->dims[2], 1, sizeof(double));
+    case QN_OP_VQ_DEQUANTIZE:
+    case QN_OP_VQ_MM: return vq_scratch_bytes(desc);
+    case QN_OP_VQ_ENCODE: return scratch_bytes(1, 0, x->dims[3] + desc->in[QN_VQE_CODEBOOK].dims[3], sizeof(float));
+    case QN_OP_VQ_ATTENTION:
+        return scratch_bytes(desc->in[QN_VQA_K_CODES].dims[1], 2 * x->dims[2], 1, sizeof(double));
     case QN_OP_NONE:
     case QN_OP_LIMIT: break;
     }

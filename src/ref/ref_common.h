@@ -103,5 +103,9 @@ void qn_ref_silu_mul(const qn_op_desc *desc, const qn_args *args, void *scratch)
 void qn_ref_rmsnorm(const qn_op_desc *desc, const qn_args *args, void *scratch);
 void qn_ref_rope(const qn_op_desc *desc, const qn_args *args, void *scratch);
 void qn_ref_attention(const qn_op_desc *desc, const qn_args *args, void *scratch);
+void qn_ref_vq_dequantize(const qn_op_desc *desc, const qn_args *args, void *scratch);
+void qn_ref_vq_mm(const qn_op_desc *desc, const qn_args *args, void *scratch);
+void qn_ref_vq_encode(const qn_op_desc *desc, const qn_args *args, void *scratch);
+void qn_ref_vq_attention(const qn_op_desc *desc, const qn_args *args, void *scratch);
 
 #endif

@@ -81,7 +81,49 @@ enum {
     QN_ATT_Q = 0,
     QN_ATT_K = 1,
     QN_ATT_V = 2,
-    QN_ATT_OUT_O = 0
+    QN_ATT_OUT_O = 0,
+
+    /* tensors of vector-quantised weights: vq_dequantize; in vq_mm each is one later, after x */
+    QN_VQ_CODES = 0,
+    QN_VQ_CODEBOOKS = 1,
+    QN_VQ_SCALES = 2,
+    QN_VQ_CODEBOOK_SCALES = 3,
+    QN_VQ_QIDXS = 4,
+    QN_VQ_SU = 5,
+    QN_VQ_SV = 6,
+    QN_VQ_WSCALE = 7,
+    QN_VQ_SCALE_WH = 8,
+    QN_VQ_CODEBOOK_ID = 9,
+    QN_VQ_CENTROIDS = 10,
+    QN_VQ_RES_CENTROIDS = 11,
+    QN_VQ_INDICES = 12,
+    QN_VQ_OUTLIER_CENTROIDS = 13,
+    QN_VQ_OUTLIER_INDICES = 14,
+    QN_VQ_PERM = 15,
+    QN_VQ_WEIGHT_SCALE = 16,
+    QN_VQ_WEIGHT_BIAS = 17,
+    QN_VQ_TENSORS = 18,
+    QN_VQ_OUT_W = 0,
+
+    /* vq_mm */
+    QN_VQMM_X = 0,
+    QN_VQMM_FIRST = 1, /* slot of QN_VQ_CODES */
+    QN_VQMM_BIAS = 19,
+
+    /* vq_encode */
+    QN_VQE_X = 0,
+    QN_VQE_CODEBOOK = 1,
+    QN_VQE_OUT_CODES = 0,
+
+    /* vq_attention */
+    QN_VQA_Q = 0,
+    QN_VQA_K_CODES = 1,
+    QN_VQA_V_CODES = 2,
+    QN_VQA_K_CODEBOOK = 3,
+    QN_VQA_V_CODEBOOK = 4,
+    QN_VQA_SEQ_LENS = 5,
+    QN_VQA_OUT_O = 0,
+    QN_VQA_OUT_LSE = 1
 };
 
 #endif

@@ -107,16 +107,18 @@ static inline void copy_rows(const qn_shape *shape, char *to, const int64_t *to_
     }
     size_t row;
     qn_format_row_bytes(shape->format, shape->dims[shape->ndim - 1], &row, NULL);
-    const int64_t a = shape->ndim > 1 ? shape->dims[shape->ndim - 2] : 1;
-    const int64_t b = shape->ndim > 2 ? shape->dims[shape->ndim - 3] : 1;
-    const int ia = shape->ndim > 1 ? shape->ndim - 2 : 0, ib = shape->ndim > 2 ? shape->ndim - 3 : 0;
-    for (int64_t j = 0; j < b; j++) {
-        for (int64_t i = 0; i < a; i++) {
-            const int64_t t = (shape->ndim > 2 ? j * to_strides[ib] : 0) + (shape->ndim > 1 ? i * to_strides[ia] : 0);
-            const int64_t f =
-                (shape->ndim > 2 ? j * from_strides[ib] : 0) + (shape->ndim > 1 ? i * from_strides[ia] : 0);
-            memcpy(to + t, from + f, row);
+    int64_t rows = 1;
+    for (int i = 0; i + 1 < shape->ndim; i++) {
+        rows *= shape->dims[i];
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t t = 0, f = 0, at = r;
+        for (int i = shape->ndim - 2; i >= 0; i--) {
+            t += at % shape->dims[i] * to_strides[i];
+            f += at % shape->dims[i] * from_strides[i];
+            at /= shape->dims[i];
         }
+        memcpy(to + t, from + f, row);
     }
 }
 

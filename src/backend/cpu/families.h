@@ -4,6 +4,7 @@
 
 #include "backend/cpu/registry.h"
 
-extern const qn_cpu_family qn_cpu_panel_family, qn_cpu_dense_family, qn_cpu_attention_family, qn_cpu_rows_family;
+extern const qn_cpu_family qn_cpu_panel_family, qn_cpu_dense_family, qn_cpu_attention_family, qn_cpu_rows_family,
+    qn_cpu_vq_family;
 
 #endif

@@ -1,0 +1,103 @@
+/* What the runners of vq_mm (src/backend/cpu/run_vq_*.c) and their kernels
+ * (kernels/cpu/<isa>/vq_<isa>.c) agree on.
+ *
+ * Books: the portable form. A row of weights is a run of groups; a group is the
+ * sum of one vector of each book, chosen by codes that follow one another in a
+ * bit stream, lowest bit first. Every format is one or a few such runs. */
+#ifndef QN_KERNELS_VQ_H
+#define QN_KERNELS_VQ_H
+
+#include <stdint.h>
+
+#define QN_VQ_BOOKS 64
+#define QN_VQ_STREAM_PAD 8 /* bytes readable past a stream's last code */
+
+typedef struct qn_vq_run {
+    int32_t books, vector;        /* elements of a vector */
+    int64_t stride;               /* floats from a vector to the next of its book */
+    int32_t bits[QN_VQ_BOOKS];    /* of a code, at most 16 */
+    const float *table[QN_VQ_BOOKS];
+    const uint8_t *codes;
+    int64_t first_bit, groups;
+} qn_vq_run;
+
+/* out[groups * vector]: sums of the books' vectors in their order, f32. */
+typedef void (*qn_vq_decode_fn)(const qn_vq_run *run, float *out);
+
+typedef struct qn_vq_books_set {
+    qn_vq_decode_fn decode;
+} qn_vq_books_set;
+
+/* Tiles: gptvq by exact integers. A tile of weights is 256 columns of K by a panel of 16 rows of w (columns of the
+ * output), 1024 codes: line q of 64 bytes holds in byte 4 i + g the code of row i, elements 16 q + 4 g to + 3. All of
+ * its rows share a book of 256 vectors of four int8, kept as four tables of bytes, one an element, plus 128.
+ *
+ * A row of x becomes digits, 256 elements at a time: x = scale * (d0 + 256 d1 + 65536 d2), int8 digits, scale a power of
+ * two so that the largest |x| is 2^21 to 2^22 of it. Digits lie as the bytes of looked-up lines do: byte
+ * 16 q + 4 j + g of a plane is element 16 q + 4 g + j. So each digit's sum over a tile is an exact integer in any
+ * order, and
+ *
+ *     sum = fma(s0 + 256 s1 + 65536 s2, scale * book scale, sum)      over the tiles along K, f32
+ *
+ * is the same whatever the instructions, the rows of a call and the threads. */
+#define QN_VQ_TILE_K 256
+#define QN_VQ_PANEL 16
+#define QN_VQ_BLOCK 64        /* rows of w a call: four panels */
+#define QN_VQ_PLANES 3
+#define QN_VQ_TILE_BYTES 1024 /* codes of a tile; a tile's book */
+#define QN_VQ_ROW_GROUP 16    /* digits of rows are readable up to a multiple of this when there are more */
+
+typedef struct qn_vq_tiles_call {
+    const uint8_t *codes;     /* [2][tiles][2][1024]: a block's pairs of panels, tile after tile along K */
+    const uint8_t *books;     /* [tiles][4][256] */
+    const float *book_scales; /* [tiles] */
+    int64_t tiles;
+    const int8_t *digits;     /* row m from + m * digit_stride: [tiles][3][256] */
+    int64_t digit_stride;     /* a multiple of 64 */
+    const float *scales;      /* row m from + m * tiles */
+    const int32_t *offsets;   /* row m from + m * tiles * 4: -128 times the sums of the digits of each plane */
+    int64_t rows;
+    float *sums;              /* [rows][64], written whole; 64-byte aligned */
+    char *scratch;            /* QN_VQ_TILES_SCRATCH bytes, 64-byte aligned, private to the thread */
+} qn_vq_tiles_call;
+
+#define QN_VQ_TILES_SCRATCH 8192
+
+typedef struct qn_vq_tiles_set {
+    void (*mm)(const qn_vq_tiles_call *call);
+    /* Digits of 256 elements; 1 when they cannot hold them: NaN, infinity, far below or above 1. */
+    int (*digits)(const float *x, int8_t *planes, float *scale, int32_t offsets[4]);
+} qn_vq_tiles_set;
+
+extern const qn_vq_tiles_set qn_vq_tiles__avx512vnni, qn_vq_tiles__amx;
+
+/* Partial sums: aqlm with codebooks of 256 entries. A slab is some groups of K with all their codes, QN_VQ_LOOKUPS of
+ * them at most. For a row of x each (group, codebook) has a table of the 256 products x . vector, in f32 by a chain of
+ * fused multiply-adds, rounded to integers of 24 bits of one power of two that the slab's largest possible product
+ * fits into; a weight row's sum over the slab is then a sum of looked-up integers, exact in any order:
+ *
+ *     sum = fma(sum of integers, unit, sum)      over the slabs of a part, f32; parts are added in order
+ *
+ * Tables lie as planes of bytes, 256 each: byte 0, 1, 2 of integer + 2^23. Codes lie in blocks of 64 rows of w, a line of 64
+ * bytes a lookup; byte 4 i + r of a line is row 16 r + i, so that sums come out in the order of rows. A call walks two runs
+ * of blocks at once, the first and the second half of its rows: two streams of memory are faster than one. */
+#define QN_VQ_LOOKUPS 32
+#define QN_VQ_LINE 128
+#define QN_VQ_TABLE_BYTES 768
+#define QN_VQ_TABLE_ENTRIES 256
+
+typedef struct qn_vq_sums_set {
+    /* Tables of a slab: x[groups * vector], book[books][vector][256], norms[books] of the longest vectors. 1 when the
+     * products fit no such integers: NaN, infinities, far below or above 1; tables are then not to be used. */
+    int (*tables)(const float *x, int64_t groups, int64_t books, int64_t vector, const float *book, const float *norms,
+                  uint8_t *tables, float *unit);
+    /* sums[2 * lines * 64] go on with a slab's lookups: codes[2][lines][lookups][64]. */
+    void (*look_up)(const uint8_t *codes, int64_t lines, int64_t lookups, const uint8_t *tables, float unit,
+                    float *sums);
+} qn_vq_sums_set;
+
+extern const qn_vq_sums_set qn_vq_sums__avx512vnni;
+
+extern const qn_vq_books_set qn_vq_books__scalar, qn_vq_books__avx2, qn_vq_books__avx512;
+
+#endif

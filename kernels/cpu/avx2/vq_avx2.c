@@ -1,0 +1,4 @@
+/* Vector-quantised weights of level avx2 (kernels/common/vq.h). */
+#include "kernels/cpu/avx2/vec.h"
+
+#include "kernels/cpu/vq_books.h"

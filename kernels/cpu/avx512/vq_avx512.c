@@ -1,0 +1,4 @@
+/* Vector-quantised weights of level avx512 (kernels/common/vq.h). */
+#include "kernels/cpu/avx512/vec.h"
+
+#include "kernels/cpu/vq_books.h"

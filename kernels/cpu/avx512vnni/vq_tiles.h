@@ -1,0 +1,152 @@
+/* gptvq tiles (kernels/common/vq.h) by byte permutes and VNNI dots: what levels
+ * avx512vnni and amx share. A looked-up line holds element j of four neighbouring
+ * vectors of sixteen rows, which is what a dot of four bytes wants. */
+#ifndef QN_KERNELS_AVX512VNNI_VQ_TILES_H
+#define QN_KERNELS_AVX512VNNI_VQ_TILES_H
+
+#include <immintrin.h>
+#include <string.h>
+
+#include "kernels/common/vq.h"
+#include "kernels/cpu/avx512vnni/bytes.h"
+#include "kernels/cpu/name.h"
+
+#define LINES 16   /* of codes of a tile */
+#define AHEAD 4096 /* prefetched in each stream of codes */
+
+typedef struct book {
+    byte_table element[4];
+} book;
+
+QN_INLINE void book_load(book *b, const uint8_t *from)
+{
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        table_load(&b->element[j], from + j * 256);
+    }
+}
+
+/* The sums of a tile's three digits of sixteen rows of w, to the running sums. */
+QN_INLINE void add_tile(float *sums, const __m512i s[QN_VQ_PLANES], const int32_t *offsets, float scale)
+{
+    const __m512 low = _mm512_cvtepi32_ps(_mm512_add_epi32(s[0], _mm512_set1_epi32(offsets[0])));
+    const __m512 middle = _mm512_cvtepi32_ps(_mm512_add_epi32(s[1], _mm512_set1_epi32(offsets[1])));
+    const __m512 high = _mm512_cvtepi32_ps(_mm512_add_epi32(s[2], _mm512_set1_epi32(offsets[2])));
+    const __m512 all =
+        _mm512_fmadd_ps(high, _mm512_set1_ps(65536.0f), _mm512_fmadd_ps(middle, _mm512_set1_ps(256.0f), low));
+    _mm512_store_ps(sums, _mm512_fmadd_ps(all, _mm512_set1_ps(scale), _mm512_load_ps(sums)));
+}
+
+QN_INLINE __m512i broadcast(const int8_t *digits)
+{
+    int32_t word;
+    memcpy(&word, digits, sizeof word);
+    return _mm512_set1_epi32(word);
+}
+
+/* Panel p of tile t of a block. */
+QN_INLINE const uint8_t *panel_codes(const qn_vq_tiles_call *c, int64_t t, int p)
+{
+    return c->codes + ((p / 2 * c->tiles + t) * 2 + p % 2) * QN_VQ_TILE_BYTES;
+}
+
+/* One row: codes are looked up on their way, weights are never stored. Panels of both halves of the block take turns:
+ * two streams of codes; a line's elements go to two chains. */
+static void tiles_one(const qn_vq_tiles_call *c)
+{
+    for (int64_t t = 0; t < c->tiles; t++) {
+        const int8_t *const digits = c->digits + t * QN_VQ_PLANES * QN_VQ_TILE_K;
+        const float scale = c->scales[t] * c->book_scales[t];
+        book b;
+        book_load(&b, c->books + t * QN_VQ_TILE_BYTES);
+        for (int i = 0; i < 4; i++) {
+            const int p = i / 2 + i % 2 * 2;
+            const uint8_t *const codes = panel_codes(c, t, p);
+            __m512i s[2][QN_VQ_PLANES];
+            for (int d = 0; d < QN_VQ_PLANES; d++) {
+                s[0][d] = s[1][d] = _mm512_setzero_si512();
+            }
+            for (int q = 0; q < LINES; q++) {
+                _mm_prefetch((const char *)codes + AHEAD + q * 64, _MM_HINT_T0);
+                const __m512i line = _mm512_loadu_si512(codes + q * 64);
+                const byte_quarters quarter = quarters_of(line);
+#pragma GCC unroll 4
+                for (int j = 0; j < 4; j++) {
+                    const __m512i w = look_up(&b.element[j], line, quarter);
+#pragma GCC unroll 3
+                    for (int d = 0; d < QN_VQ_PLANES; d++) {
+                        s[j % 2][d] =
+                            _mm512_dpbusd_epi32(s[j % 2][d], w, broadcast(digits + d * QN_VQ_TILE_K + q * 16 + j * 4));
+                    }
+                }
+            }
+            for (int d = 0; d < QN_VQ_PLANES; d++) {
+                s[0][d] = _mm512_add_epi32(s[0][d], s[1][d]);
+            }
+            add_tile(c->sums + p * QN_VQ_PANEL, s[0], c->offsets + t * 4, scale);
+        }
+    }
+}
+
+/* A tile's weights as 64 lines of sixteen rows by four elements. */
+QN_INLINE void look_up_tile(const book *b, const uint8_t *codes, char *lines)
+{
+    for (int q = 0; q < LINES; q++) {
+        _mm_prefetch((const char *)codes + AHEAD + q * 64, _MM_HINT_T0);
+        const __m512i line = _mm512_loadu_si512(codes + q * 64);
+        const byte_quarters quarter = quarters_of(line);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+            _mm512_store_si512(lines + (q * 4 + j) * 64, look_up(&b->element[j], line, quarter));
+        }
+    }
+}
+
+static void clear_sums(const qn_vq_tiles_call *c)
+{
+    memset(c->sums, 0, (size_t)c->rows * QN_VQ_BLOCK * sizeof *c->sums);
+}
+
+/* ---- digits ---- */
+
+static int tile_digits(const float *x, int8_t *planes, float *scale, int32_t offsets[4])
+{
+    const __m512i clear = _mm512_set1_epi32(0x7fffffff);
+    const __m512i turned = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    __m512i top = _mm512_setzero_si512();
+    for (int i = 0; i < QN_VQ_TILE_K; i += 16) {
+        top = _mm512_max_epi32(top, _mm512_and_si512(_mm512_loadu_si512(x + i), clear));
+    }
+    const int32_t most = _mm512_reduce_max_epi32(top), exponent = most >> 23;
+    offsets[0] = offsets[1] = offsets[2] = offsets[3] = 0;
+    if (most == 0 || exponent < 127 - 80 || exponent > 127 + 80) {
+        memset(planes, 0, QN_VQ_PLANES * QN_VQ_TILE_K);
+        *scale = 0.0f;
+        return most != 0;
+    }
+    /* 2^e <= most < 2^(e + 1): times 2^(21 - e) */
+    const int32_t up = (127 + 21 - (exponent - 127)) << 23, down = (127 - 21 + (exponent - 127)) << 23;
+    float factor;
+    memcpy(&factor, &up, sizeof factor);
+    memcpy(scale, &down, sizeof *scale);
+    __m512i sums[QN_VQ_PLANES];
+    for (int p = 0; p < QN_VQ_PLANES; p++) {
+        sums[p] = _mm512_setzero_si512();
+    }
+    for (int i = 0; i < QN_VQ_TILE_K; i += 16) {
+        const __m512 v = _mm512_mul_ps(_mm512_loadu_ps(x + i), _mm512_set1_ps(factor));
+        __m512i left = _mm512_permutexvar_epi32(turned, _mm512_cvtps_epi32(v));
+        for (int p = 0; p < QN_VQ_PLANES; p++) {
+            const __m512i digit = _mm512_srai_epi32(_mm512_slli_epi32(left, 24), 24);
+            left = _mm512_srai_epi32(_mm512_sub_epi32(left, digit), 8);
+            sums[p] = _mm512_add_epi32(sums[p], digit);
+            _mm_storeu_si128((__m128i *)(planes + p * QN_VQ_TILE_K + i), _mm512_cvtepi32_epi8(digit));
+        }
+    }
+    for (int p = 0; p < QN_VQ_PLANES; p++) {
+        offsets[p] = -128 * _mm512_reduce_add_epi32(sums[p]);
+    }
+    return 0;
+}
+
+#endif

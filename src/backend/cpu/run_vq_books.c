@@ -1,0 +1,394 @@
+/* vq_mm of every format, any sizes: rows of weights are decoded through tables of
+ * floats (kernels/common/vq.h) and multiplied by the tiles of the f32 matmul.
+ *
+ * Packed: streams of codes without gaps, one a row of codes (12-bit codes take 12
+ * bits), tables of f32, and the side section (vq_side.h). Formats as runs of a row:
+ *     aqlm       one run: its codebooks
+ *     quip_e8p   one run: all E8P points as a book of 65536, the residual's points divided by its scale as another
+ *     vptq       the outliers, then a run a group: vectors of one element, whose stride is the vector length
+ *     gptvq      a run of 64 groups a tile, a book a tile with its scale multiplied in
+ * Grid: blocks of QN_MM_ROWS rows by QN_MM_COLS columns, fixed by the shapes. Each output is the chain of the f32
+ * tiles (kernels/common/mm.h): bits depend on the level, K and the output's own row and column. */
+#include "backend/cpu/run_vq_books.h"
+
+#include <string.h>
+
+#include "backend/cpu/sizes.h"
+#include "backend/cpu/vq_side.h"
+#include "base/checked.h"
+#include "format/lattice.h"
+#include "ref/slots.h"
+
+#define FEW_ROWS 8
+#define FEW_COLS 4
+#define CHUNK 512
+
+/* ---- packed body ---- */
+
+typedef struct books_layout {
+    qn_vq_side_layout side;
+    int64_t streams, stream_bytes; /* rows of codes, and of outliers' codes behind them */
+    int64_t outlier_streams, outlier_bytes;
+    int64_t books, entries[QN_VQ_BOOKS]; /* of a run */
+    int32_t bits[QN_VQ_BOOKS];
+    int64_t vector, stride, groups; /* groups of 1 column in vptq: of one group of columns */
+    int64_t tables;                 /* sets of books: groups of vptq, tiles of gptvq, 1 */
+    size_t outliers, table, outlier_table, side_at, total;
+} books_layout;
+
+static int64_t table_floats(const books_layout *l)
+{
+    int64_t count = 0;
+    for (int64_t c = 0; c < l->books; c++) {
+        count += l->entries[c] * l->stride;
+    }
+    return count;
+}
+
+static size_t place(size_t *at, int64_t count, int64_t size)
+{
+    const size_t here = *at;
+    *at = qn_size_pad(qn_size_add(here, qn_size_mul((size_t)count, (size_t)size)));
+    return here;
+}
+
+static void add_book(books_layout *l, int64_t entries)
+{
+    l->entries[l->books] = entries;
+    l->bits[l->books++] = (int32_t)qn_vq_bits_for(entries);
+}
+
+static books_layout layout_of(const qn_op_desc *desc, const qn_vq *vq)
+{
+    books_layout l = {.side = qn_vq_side_layout_of(desc, vq), .streams = vq->n, .vector = 1, .tables = 1};
+    switch (vq->format) {
+    case QN_VQ_AQLM:
+        l.streams = vq->n / vq->out_group;
+        l.vector = vq->in_group;
+        l.stride = vq->out_group * vq->in_group;
+        for (int64_t c = 0; c < vq->codebooks; c++) {
+            add_book(&l, INT64_C(1) << vq->bits);
+        }
+        break;
+    case QN_VQ_QUIP_E8P:
+        l.vector = l.stride = 8;
+        add_book(&l, 65536);
+        if (vq->codebook != QN_VQ_E8P12) {
+            add_book(&l, vq->codebook == QN_VQ_E8P12RVQ4B ? 65536 : 256);
+        }
+        break;
+    case QN_VQ_VPTQ:
+        l.streams = qn_ceil_div(vq->n, vq->vector_len) * vq->groups;
+        l.stride = vq->vector_len;
+        l.tables = vq->groups;
+        add_book(&l, vq->entries);
+        if (vq->res_entries) {
+            add_book(&l, vq->res_entries);
+        }
+        if (vq->outlier_size) {
+            l.outlier_streams = qn_ceil_div(vq->n, vq->outlier_len);
+            l.outlier_bytes = vq->outlier_size * 2;
+        }
+        break;
+    case QN_VQ_GPTVQ:
+        l.vector = l.stride = 4;
+        l.tables = qn_ceil_div(vq->n, QN_VQ_TILE) * qn_ceil_div(vq->k, QN_VQ_TILE);
+        add_book(&l, 256);
+        break;
+    }
+    int64_t bits = 0;
+    for (int64_t c = 0; c < l.books; c++) {
+        bits += l.bits[c];
+    }
+    l.groups = vq->format == QN_VQ_VPTQ ? vq->group_size : vq->k / l.vector;
+    l.stream_bytes = qn_ceil_div(qn_min_i64(l.groups, INT64_MAX / 2048) * bits, 8);
+    size_t at = 0;
+    (void)place(&at, l.streams, l.stream_bytes);
+    at = qn_size_add(at, QN_VQ_STREAM_PAD);
+    l.outliers = place(&at, l.outlier_streams, l.outlier_bytes);
+    at = qn_size_add(at, QN_VQ_STREAM_PAD);
+    at = qn_size_pad(at);
+    l.table = place(&at, l.tables, table_floats(&l) * 4);
+    l.outlier_table = place(&at, vq->outlier_entries * vq->outlier_len, 4);
+    l.side_at = at;
+    l.total = qn_size_add(at, l.side.total);
+    return l;
+}
+
+static void put_bits(uint8_t *stream, int64_t first, int64_t count, uint32_t value)
+{
+    for (int64_t i = 0; i < count;) {
+        const int64_t at = first + i, some = qn_min_i64(count - i, 8 - at % 8);
+        stream[at / 8] = (uint8_t)(stream[at / 8] | (value >> i & ((1u << some) - 1)) << (at % 8));
+        i += some;
+    }
+}
+
+/* Code of book c, group g of stream s. */
+static uint32_t code_of(const qn_vq *vq, int64_t s, int64_t g, int64_t c)
+{
+    uint32_t main = 0, residual = 0;
+    switch (vq->format) {
+    case QN_VQ_AQLM: return qn_vq_aqlm_code(vq, s, g, c, NULL);
+    case QN_VQ_QUIP_E8P: return c ? qn_vq_quip_residual(vq, s, g) : qn_vq_quip_code(vq, s, g);
+    case QN_VQ_VPTQ:
+        qn_vq_vptq_index(vq, s % vq->groups, s / vq->groups, g, &main, &residual);
+        return c ? residual : main;
+    case QN_VQ_GPTVQ: break;
+    }
+    const qn_view *codes = &vq->tensor[QN_VQ_CODES];
+    return ((const uint8_t *)codes->data + s * codes->strides[0])[g];
+}
+
+static void pack_table(const qn_vq *vq, int64_t set, int64_t c, int64_t entry, int64_t stride, float *to)
+{
+    const qn_view *t = vq->tensor;
+    switch (vq->format) {
+    case QN_VQ_AQLM: {
+        const int64_t first = ((c << vq->bits) + entry) * stride;
+        for (int64_t j = 0; j < stride; j += vq->in_group) {
+            qn_vq_values(&t[QN_VQ_CODEBOOKS], first + j, vq->in_group, to + j);
+        }
+        break;
+    }
+    case QN_VQ_QUIP_E8P:
+        if (c && vq->codebook == QN_VQ_E8P12RVQ3B) {
+            qn_e8_decode((uint32_t)entry, to);
+        } else {
+            qn_e8p_decode((uint32_t)entry, to);
+        }
+        for (int j = 0; j < 8 && c; j++) {
+            to[j] = (float)((double)to[j] / vq->resid_scale);
+        }
+        break;
+    case QN_VQ_VPTQ:
+        qn_vq_values(&t[c ? QN_VQ_RES_CENTROIDS : QN_VQ_CENTROIDS],
+                     (set * (c ? vq->res_entries : vq->entries) + entry) * stride, stride, to);
+        break;
+    case QN_VQ_GPTVQ: {
+        const double scale = qn_vq_value(&t[QN_VQ_CODEBOOK_SCALES], set, 1.0);
+        qn_vq_values(&t[QN_VQ_CODEBOOKS], (set * 256 + entry) * 4, 4, to);
+        for (int j = 0; j < 4; j++) {
+            to[j] = (float)(scale * (double)to[j]);
+        }
+        break;
+    }
+    }
+}
+
+static void pack_streams(const books_layout *l, const qn_vq *vq, uint8_t *streams, uint8_t *outliers)
+{
+    for (int64_t s = 0; s < l->streams; s++) {
+        int64_t bit = 0, groups = l->groups;
+        if (vq->format == QN_VQ_VPTQ) { /* the last group of columns may be shorter */
+            groups = qn_min_i64(groups, vq->k - vq->outlier_size - s % vq->groups * vq->group_size);
+        }
+        for (int64_t g = 0; g < groups; g++) {
+            for (int64_t c = 0; c < l->books; c++) {
+                put_bits(streams + s * l->stream_bytes, bit, l->bits[c], code_of(vq, s, g, c));
+                bit += l->bits[c];
+            }
+        }
+    }
+    const qn_view *indices = &vq->tensor[QN_VQ_OUTLIER_INDICES];
+    for (int64_t s = 0; s < l->outlier_streams; s++) {
+        memcpy(outliers + s * l->outlier_bytes, (const char *)indices->data + s * indices->strides[1],
+               (size_t)l->outlier_bytes);
+    }
+}
+
+static void pack_body(const books_layout *l, const qn_vq *vq, const qn_view *bias, char *body)
+{
+    memset(body, 0, l->total);
+    if (vq->n == 0 || vq->k == 0) {
+        qn_vq_side_pack(&l->side, vq, bias, body + l->side_at);
+        return;
+    }
+    pack_streams(l, vq, (uint8_t *)body, (uint8_t *)body + l->outliers);
+    float *table = (float *)(void *)(body + l->table);
+    for (int64_t set = 0; set < l->tables; set++) {
+        for (int64_t c = 0; c < l->books; c++) {
+            for (int64_t e = 0; e < l->entries[c]; e++, table += l->stride) {
+                pack_table(vq, set, c, e, l->stride, table);
+            }
+        }
+    }
+    if (vq->outlier_size) {
+        for (int64_t e = 0; e < vq->outlier_entries; e++) {
+            qn_vq_values(&vq->tensor[QN_VQ_OUTLIER_CENTROIDS], e * vq->outlier_len, vq->outlier_len,
+                         (float *)(void *)(body + l->outlier_table) + e * vq->outlier_len);
+        }
+    }
+    qn_vq_side_pack(&l->side, vq, bias, body + l->side_at);
+}
+
+const char *qn_vq_books_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
+{
+    const qn_vq_books_impl *impl = kernel->impl;
+    return desc->attr[QN_ATTR_FORMAT].i == (int32_t)impl->format ? NULL : "made for another vector format";
+}
+
+size_t qn_vq_books_pack_bytes(const qn_kernel *kernel, const qn_op_desc *desc)
+{
+    (void)kernel;
+    qn_vq vq;
+    qn_vq_describe(desc, -1, desc->in[QN_VQMM_X].dims[1], &vq);
+    return layout_of(desc, &vq).total;
+}
+
+void qn_vq_books_pack(const qn_kernel *kernel, const qn_op_desc *desc, const qn_args *args, void *body)
+{
+    (void)kernel;
+    qn_vq vq;
+    qn_vq_bind(desc, args, &vq);
+    const books_layout l = layout_of(desc, &vq);
+    pack_body(&l, &vq, &args->in[QN_VQMM_BIAS], body);
+}
+
+/* ---- running ---- */
+
+typedef struct books_job {
+    const qn_vq_books_impl *impl;
+    qn_vq vq;
+    books_layout l;
+    qn_vq_side side;
+    const char *body;
+    char *scratch; /* of thread 0: decoded columns, then lanes */
+    size_t scratch_bytes, lanes_at;
+} books_job;
+
+static size_t scratch_of(const qn_vq_books_impl *impl, int64_t k_pad, int64_t m, size_t *lanes_at)
+{
+    const int64_t width = m <= FEW_ROWS ? FEW_COLS : QN_MM_COLS;
+    *lanes_at = qn_size_pad(qn_size_mul((size_t)width * 4, (size_t)k_pad));
+    return qn_size_add(*lanes_at, (size_t)(qn_min_i64(m, QN_MM_ROWS) * QN_MM_COLS * impl->parts->lanes * 4));
+}
+
+size_t qn_vq_books_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
+{
+    size_t lanes_at;
+    qn_vq vq;
+    qn_vq_describe(desc, -1, desc->in[QN_VQMM_X].dims[1], &vq);
+    const int64_t k_pad = (vq.k + QN_MM_PAD - 1) / QN_MM_PAD * QN_MM_PAD;
+    const size_t scratch = qn_size_mul((size_t)threads, qn_size_pad(scratch_of(kernel->impl, k_pad, m, &lanes_at)));
+    return qn_size_add(qn_size_add(qn_size_pad(qn_vq_side_bytes(&vq, m, threads)), scratch),
+                       layout_of(desc, &vq).total);
+}
+
+/* Run number i of column n of weights and where its elements go; 0 when there is none left. */
+static int run_at(const books_job *job, int64_t n, int64_t i, qn_vq_run *run, int64_t *at)
+{
+    const qn_vq *vq = &job->vq;
+    const books_layout *l = &job->l;
+    const float *table = (const float *)(const void *)(job->body + l->table);
+    int64_t stream = n, set = 0, offset = 0;
+    *run = (qn_vq_run){.books = (int32_t)l->books, .vector = (int32_t)l->vector, .stride = l->stride,
+                       .groups = l->groups};
+    *at = 0;
+    if (vq->format == QN_VQ_VPTQ) {
+        const int outliers = vq->outlier_size > 0;
+        if (outliers && i == 0) {
+            run->books = 1;
+            run->stride = vq->outlier_len;
+            run->bits[0] = 16;
+            run->table[0] = (const float *)(const void *)(job->body + l->outlier_table) + n % vq->outlier_len;
+            run->codes = (const uint8_t *)job->body + l->outliers + n / vq->outlier_len * l->outlier_bytes;
+            run->groups = vq->outlier_size;
+            return 1;
+        }
+        set = i - outliers;
+        *at = vq->outlier_size + set * vq->group_size;
+        run->groups = qn_min_i64(l->groups, vq->k - *at);
+        if (set >= vq->groups || run->groups <= 0) {
+            return 0;
+        }
+        stream = n / vq->vector_len * vq->groups + set;
+        offset = n % vq->vector_len;
+    } else if (vq->format == QN_VQ_GPTVQ) {
+        *at = i * QN_VQ_TILE;
+        if (*at >= vq->k) {
+            return 0;
+        }
+        set = n / QN_VQ_TILE * qn_ceil_div(vq->k, QN_VQ_TILE) + i;
+        run->groups = qn_min_i64(QN_VQ_TILE, vq->k - *at) / 4;
+        run->first_bit = *at / 4 * 8;
+    } else if (i > 0) {
+        return 0;
+    } else if (vq->format == QN_VQ_AQLM) {
+        stream = n / vq->out_group;
+        offset = n % vq->out_group * vq->in_group;
+    }
+    table += set * table_floats(l) + offset;
+    for (int64_t c = 0; c < l->books; c++) {
+        run->bits[c] = l->bits[c];
+        run->table[c] = table;
+        table += l->entries[c] * l->stride;
+    }
+    run->codes = (const uint8_t *)job->body + stream * l->stream_bytes;
+    return 1;
+}
+
+static void decode_column(const books_job *job, int64_t n, float *out)
+{
+    qn_vq_run run;
+    int64_t at;
+    for (int64_t i = 0; run_at(job, n, i, &run, &at); i++) {
+        job->impl->set->decode(&run, out + at);
+    }
+    for (int64_t i = job->side.k; i < job->side.k_pad; i++) {
+        out[i] = 0.0f;
+    }
+}
+
+static void block_task(void *user, int64_t index, int32_t thread)
+{
+    const books_job *job = user;
+    const qn_vq_side *side = &job->side;
+    const qn_mm_f32_set *set = job->impl->parts;
+    const int64_t blocks = qn_ceil_div(side->m, QN_MM_ROWS), k_bytes = side->k_pad * 4;
+    const int64_t row = index % blocks * QN_MM_ROWS, col = index / blocks * QN_MM_COLS;
+    const int64_t rows = qn_min_i64(QN_MM_ROWS, side->m - row), cols = qn_min_i64(QN_MM_COLS, side->n - col);
+    char *const scratch = job->scratch + (size_t)thread * job->scratch_bytes, *const lanes = scratch + job->lanes_at;
+    const int64_t lane_row = QN_MM_COLS * set->lanes * 4, width = side->m <= FEW_ROWS ? FEW_COLS : QN_MM_COLS;
+    memset(lanes, 0, (size_t)(rows * lane_row));
+    for (int64_t c = 0; c < cols; c += width) {
+        const int64_t count = qn_min_i64(width, cols - c);
+        for (int64_t i = 0; i < count; i++) {
+            decode_column(job, col + c + i, (float *)(void *)(scratch + i * k_bytes));
+        }
+        for (int64_t k = 0; k < side->k_pad; k += CHUNK) {
+            set->tile(side->rows + row * side->k_pad + k, k_bytes, scratch + k * 4, k_bytes, rows, count,
+                      qn_min_i64(CHUNK, side->k_pad - k), lanes + c * set->lanes * 4);
+        }
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        float sums[QN_MM_COLS];
+        set->sum(lanes + r * lane_row, sums);
+        memcpy(side->sums + (row + r) * side->n + col, sums, (size_t)cols * sizeof *sums);
+    }
+}
+
+void qn_vq_books_run(const qn_kernel *kernel, const qn_run_call *call)
+{
+    books_job job = {.impl = kernel->impl};
+    qn_vq_bind(call->desc, call->args, &job.vq);
+    job.l = layout_of(call->desc, &job.vq);
+    if (call->sizes.m == 0 || job.vq.n == 0) {
+        return;
+    }
+    const int32_t threads = qn_exec_threads(call->exec);
+    char *at = call->workspace;
+    job.body = call->packed;
+    if (!job.body) {
+        pack_body(&job.l, &job.vq, &call->args->in[QN_VQMM_BIAS], at);
+        job.body = at;
+    }
+    at += qn_align_up(job.l.total, 64);
+    qn_vq_side_bind(call, &job.vq, job.impl->parts, job.body + job.l.side_at, at, &job.side);
+    job.scratch = at + qn_align_up(qn_vq_side_bytes(&job.vq, call->sizes.m, threads), 64);
+    job.scratch_bytes = qn_align_up(scratch_of(job.impl, job.side.k_pad, call->sizes.m, &job.lanes_at), 64);
+    qn_vq_side_prepare(&job.side, call->exec);
+    qn_parallel_for(call->exec, qn_ceil_div(job.side.m, QN_MM_ROWS) * qn_ceil_div(job.side.n, QN_MM_COLS), block_task,
+                    &job);
+    qn_vq_side_finish(&job.side, call->exec);
+}

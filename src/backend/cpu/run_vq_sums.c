@@ -1,0 +1,276 @@
+/* vq_mm of aqlm with 8-bit codes by tables of partial sums.
+ *
+ * A table is made once and serves every row of w, so K is what tasks share out: a
+ * task is a part of K (some slabs) by up to LINES_TASK lines of 128 rows of w, for some rows of x. It makes the
+ * tables of a slab, small enough for the first cache, and walks the slab's codes, which stream; its sums over the part go to a
+ * buffer of parts, and a second pass adds the parts in order. Parts are a function of K alone, so a row's bits
+ * depend on nothing but its values and the weights.
+ *
+ * Packed: codes [slabs][tasks along N][2][lines][lookups][64], codebooks as [books][vector][256] f32, the
+ * norms of their longest vectors, and the side section. Rows of x whose products fit no 24-bit integers are computed in double from single elements. */
+#include "backend/cpu/run_vq_sums.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/sizes.h"
+#include "backend/cpu/vq_side.h"
+#include "base/checked.h"
+#include "ref/slots.h"
+
+#define SLABS_PART 8   /* slabs of a part of K */
+#define LINES_TASK 64  /* lines of w a task */
+#define TASK_ROWS (LINES_TASK * QN_VQ_LINE)
+#define ADD_COLUMNS 1024 /* sums a task of the second pass */
+#define ROWS_ROUND 16  /* rows of x whose parts are kept at a time */
+
+/* ---- packed body ---- */
+
+typedef struct sums_layout {
+    qn_vq_side_layout side;
+    int64_t books, vector, groups, slab_groups, slabs, lines, parts;
+    size_t book, norms, side_at, total;
+} sums_layout;
+
+static size_t place(size_t *at, int64_t a, int64_t b, int64_t size)
+{
+    const size_t here = *at;
+    *at = qn_size_pad(qn_size_add(here, qn_size_mul(qn_size_mul((size_t)a, (size_t)b), (size_t)size)));
+    return here;
+}
+
+static sums_layout layout_of(const qn_op_desc *desc, const qn_vq *vq)
+{
+    sums_layout l = {.side = qn_vq_side_layout_of(desc, vq), .books = vq->codebooks, .vector = vq->in_group};
+    l.groups = vq->k / l.vector;
+    l.slab_groups = qn_max_i64(1, QN_VQ_LOOKUPS / l.books);
+    l.slabs = qn_ceil_div(l.groups, l.slab_groups);
+    l.parts = qn_ceil_div(l.slabs, SLABS_PART);
+    l.lines = qn_ceil_div(vq->n, QN_VQ_LINE);
+    size_t at = 0;
+    (void)place(&at, l.lines, l.groups * l.books, QN_VQ_LINE);
+    l.book = place(&at, l.books, l.vector * QN_VQ_TABLE_ENTRIES, sizeof(float));
+    l.norms = place(&at, l.books, 1, sizeof(float));
+    l.side_at = at;
+    l.total = qn_size_add(at, l.side.total);
+    return l;
+}
+
+static int64_t slab_lookups(const sums_layout *l, int64_t slab)
+{
+    return qn_min_i64(l->slab_groups, l->groups - slab * l->slab_groups) * l->books;
+}
+
+/* Where the code of row n of w, group g, codebook c is. */
+static int64_t code_at(const sums_layout *l, int64_t n, int64_t g, int64_t c)
+{
+    const int64_t slab = g / l->slab_groups, lookups = slab_lookups(l, slab), line0 = n / TASK_ROWS * LINES_TASK;
+    const int64_t lines = qn_min_i64(LINES_TASK, l->lines - line0), within = n % TASK_ROWS;
+    const int64_t half = within / (lines * 64), block = within % (lines * 64) / 64;
+    const int64_t first = slab * l->slab_groups * l->books * l->lines + line0 * lookups;
+    const int64_t line = (half * lines + block) * lookups + g % l->slab_groups * l->books + c;
+    return first * QN_VQ_LINE + line * 64 + within % 16 * 4 + within % 64 / 16;
+}
+
+static void pack_body(const sums_layout *l, const qn_vq *vq, const qn_view *bias, char *body)
+{
+    memset(body, 0, l->total);
+    for (int64_t n = 0; n < vq->n; n++) {
+        for (int64_t g = 0; g < l->groups; g++) {
+            for (int64_t c = 0; c < l->books; c++) {
+                body[code_at(l, n, g, c)] = (char)qn_vq_aqlm_code(vq, n, g, c, NULL);
+            }
+        }
+    }
+    float *const book = (float *)(void *)(body + l->book), *const norms = (float *)(void *)(body + l->norms);
+    for (int64_t e = 0; e < l->books * QN_VQ_TABLE_ENTRIES; e++) {
+        float entry[QN_VQ_MAX_VECTOR];
+        double squares = 0.0;
+        const int64_t c = e / QN_VQ_TABLE_ENTRIES;
+        qn_vq_values(&vq->tensor[QN_VQ_CODEBOOKS], e * l->vector, l->vector, entry);
+        for (int64_t j = 0; j < l->vector; j++) {
+            book[(c * l->vector + j) * QN_VQ_TABLE_ENTRIES + e % QN_VQ_TABLE_ENTRIES] = entry[j];
+            squares += (double)entry[j] * (double)entry[j];
+        }
+        norms[c] = fmaxf(norms[c], (float)sqrt(squares));
+    }
+    qn_vq_side_pack(&l->side, vq, bias, body + l->side_at);
+}
+
+static void describe(const qn_op_desc *desc, qn_vq *vq)
+{
+    qn_vq_describe(desc, -1, desc->in[QN_VQMM_X].dims[1], vq);
+}
+
+const char *qn_vq_sums_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
+{
+    (void)kernel;
+    qn_vq vq;
+    describe(desc, &vq);
+    if (vq.format != QN_VQ_AQLM) {
+        return "made for another vector format";
+    }
+    if (vq.bits != 8 || vq.codebooks > QN_VQ_LOOKUPS) {
+        return "made for codes of 8 bits";
+    }
+    return vq.out_group == 1 ? NULL : "made for vectors of single rows";
+}
+
+size_t qn_vq_sums_pack_bytes(const qn_kernel *kernel, const qn_op_desc *desc)
+{
+    (void)kernel;
+    qn_vq vq;
+    describe(desc, &vq);
+    return layout_of(desc, &vq).total;
+}
+
+void qn_vq_sums_pack(const qn_kernel *kernel, const qn_op_desc *desc, const qn_args *args, void *body)
+{
+    (void)kernel;
+    qn_vq vq;
+    qn_vq_bind(desc, args, &vq);
+    const sums_layout l = layout_of(desc, &vq);
+    pack_body(&l, &vq, &args->in[QN_VQMM_BIAS], body);
+}
+
+/* ---- memory ---- */
+
+typedef struct memory {
+    size_t partial, special, scratch, thread, body, total;
+} memory;
+
+static memory memory_of(const qn_op_desc *desc, const qn_vq *vq, int64_t m, int32_t threads)
+{
+    const sums_layout l = layout_of(desc, vq);
+    const int64_t rows = qn_min_i64(m, ROWS_ROUND);
+    memory at = {.partial = qn_size_pad(qn_vq_side_bytes(vq, m, threads))};
+    const size_t row = qn_size_mul((size_t)l.lines, QN_VQ_LINE * sizeof(float));
+    at.special = qn_size_pad(qn_size_add(at.partial, qn_size_mul(qn_size_mul((size_t)l.parts, (size_t)rows), row)));
+    at.scratch = qn_size_pad(qn_size_add(at.special, qn_size_mul((size_t)rows, (size_t)l.parts)));
+    at.thread = QN_VQ_LOOKUPS * QN_VQ_TABLE_BYTES;
+    at.body = qn_size_add(at.scratch, qn_size_mul((size_t)threads, at.thread));
+    at.total = qn_size_add(at.body, l.total);
+    return at;
+}
+
+size_t qn_vq_sums_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
+{
+    (void)kernel;
+    qn_vq vq;
+    describe(desc, &vq);
+    return memory_of(desc, &vq, m, threads).total;
+}
+
+/* ---- running ---- */
+
+typedef struct sums_job {
+    const qn_vq_sums_impl *impl;
+    sums_layout l;
+    memory at;
+    qn_vq_side side;
+    const char *body;
+    char *workspace;
+    int64_t m0, rows, tasks_n; /* of this round; tasks along N */
+    float *partial;            /* [parts][rows][lines * 128] */
+    uint8_t *special;          /* [parts][rows] */
+} sums_job;
+
+static void part_task(void *user, int64_t index, int32_t thread)
+{
+    const sums_job *job = user;
+    const sums_layout *l = &job->l;
+    const int64_t part = index / job->tasks_n, line0 = index % job->tasks_n * LINES_TASK;
+    const int64_t lines = qn_min_i64(LINES_TASK, l->lines - line0);
+    const float *const book = (const float *)(const void *)(job->body + l->book);
+    const float *const norms = (const float *)(const void *)(job->body + l->norms);
+    uint8_t *const tables = (uint8_t *)job->workspace + job->at.scratch + (size_t)thread * job->at.thread;
+    for (int64_t r = 0; r < job->rows; r++) {
+        float *const sums = job->partial + ((part * job->rows + r) * l->lines + line0) * QN_VQ_LINE;
+        memset(sums, 0, (size_t)lines * QN_VQ_LINE * sizeof *sums);
+        job->special[part * job->rows + r] = 0;
+    }
+    for (int64_t s = part * SLABS_PART; s < qn_min_i64(l->slabs, (part + 1) * SLABS_PART); s++) {
+        const int64_t lookups = slab_lookups(l, s), before = s * l->slab_groups * l->books * l->lines;
+        const uint8_t *const codes = (const uint8_t *)job->body + (before + line0 * lookups) * QN_VQ_LINE;
+        for (int64_t r = 0; r < job->rows; r++) {
+            const float *const x = job->side.rows + (job->m0 + r) * job->side.k_pad + s * l->slab_groups * l->vector;
+            float *const sums = job->partial + ((part * job->rows + r) * l->lines + line0) * QN_VQ_LINE;
+            float unit;
+            if (job->impl->set->tables(x, lookups / l->books, l->books, l->vector, book, norms, tables, &unit)) {
+                job->special[part * job->rows + r] = 1;
+            } else {
+                job->impl->set->look_up(codes, lines, lookups, tables, unit, sums);
+            }
+        }
+    }
+}
+
+/* A row that fits no integers. */
+static void special_row(const sums_job *job, int64_t r, int64_t n0, int64_t count)
+{
+    const sums_layout *l = &job->l;
+    const float *const x = job->side.rows + (job->m0 + r) * job->side.k_pad;
+    const float *const book = (const float *)(const void *)(job->body + l->book);
+    for (int64_t n = n0; n < n0 + count; n++) {
+        double sum = 0.0;
+        for (int64_t i = 0; i < l->groups * l->vector; i++) {
+            const int64_t g = i / l->vector, j = i % l->vector;
+            double w = 0.0; /* one weight, so that an infinity meets one sign */
+            for (int64_t c = 0; c < l->books; c++) {
+                const uint8_t code = (uint8_t)job->body[code_at(l, n, g, c)];
+                w += (double)book[(c * l->vector + j) * QN_VQ_TABLE_ENTRIES + code];
+            }
+            sum += w * (double)x[i];
+        }
+        job->side.sums[(job->m0 + r) * job->side.n + n] = (float)sum;
+    }
+}
+
+static void add_task(void *user, int64_t index, int32_t thread)
+{
+    (void)thread;
+    const sums_job *job = user;
+    const int64_t stride = job->l.lines * QN_VQ_LINE, pieces = qn_ceil_div(job->side.n, ADD_COLUMNS);
+    const int64_t r = index / pieces, n0 = index % pieces * ADD_COLUMNS;
+    const int64_t count = qn_min_i64(ADD_COLUMNS, job->side.n - n0);
+    float *const sums = job->side.sums + (job->m0 + r) * job->side.n + n0;
+    int special = 0;
+    memset(sums, 0, (size_t)count * sizeof *sums);
+    for (int64_t p = 0; p < job->l.parts; p++) {
+        const float *const from = job->partial + (p * job->rows + r) * stride + n0;
+        for (int64_t n = 0; n < count; n++) {
+            sums[n] += from[n];
+        }
+        special |= job->special[p * job->rows + r];
+    }
+    if (special) {
+        special_row(job, r, n0, count);
+    }
+}
+
+void qn_vq_sums_run(const qn_kernel *kernel, const qn_run_call *call)
+{
+    sums_job job = {.impl = kernel->impl, .workspace = call->workspace, .body = call->packed};
+    qn_vq vq;
+    qn_vq_bind(call->desc, call->args, &vq);
+    if (call->sizes.m == 0 || vq.n == 0) {
+        return;
+    }
+    job.l = layout_of(call->desc, &vq);
+    job.at = memory_of(call->desc, &vq, call->sizes.m, qn_exec_threads(call->exec));
+    job.partial = (float *)(void *)(job.workspace + job.at.partial);
+    job.special = (uint8_t *)job.workspace + job.at.special;
+    job.tasks_n = qn_ceil_div(job.l.lines, LINES_TASK);
+    if (!job.body) {
+        pack_body(&job.l, &vq, &call->args->in[QN_VQMM_BIAS], job.workspace + job.at.body);
+        job.body = job.workspace + job.at.body;
+    }
+    qn_vq_side_bind(call, &vq, job.impl->parts, job.body + job.l.side_at, job.workspace, &job.side);
+    qn_vq_side_prepare(&job.side, call->exec);
+    for (; job.m0 < job.side.m; job.m0 += ROWS_ROUND) {
+        job.rows = qn_min_i64(ROWS_ROUND, job.side.m - job.m0);
+        qn_parallel_for(call->exec, job.l.parts * job.tasks_n, part_task, &job);
+        qn_parallel_for(call->exec, job.rows * qn_ceil_div(job.side.n, ADD_COLUMNS), add_task, &job);
+    }
+    qn_vq_side_finish(&job.side, call->exec);
+}

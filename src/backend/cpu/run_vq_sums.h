@@ -1,0 +1,22 @@
+/* vq_mm of aqlm with 8-bit codes by tables of partial sums (kernels/common/vq.h). */
+#ifndef QN_BACKEND_CPU_RUN_VQ_SUMS_H
+#define QN_BACKEND_CPU_RUN_VQ_SUMS_H
+
+#include "backend/backend.h"
+#include "kernels/common/mm.h"
+#include "kernels/common/vq.h"
+
+#define QN_VQ_SUMS_LAYOUT 290u
+
+typedef struct qn_vq_sums_impl {
+    const qn_vq_sums_set *set;
+    const qn_mm_f32_set *parts;
+} qn_vq_sums_impl;
+
+const char *qn_vq_sums_accepts(const qn_kernel *kernel, const qn_op_desc *desc);
+size_t qn_vq_sums_pack_bytes(const qn_kernel *kernel, const qn_op_desc *desc);
+void qn_vq_sums_pack(const qn_kernel *kernel, const qn_op_desc *desc, const qn_args *args, void *body);
+size_t qn_vq_sums_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads);
+void qn_vq_sums_run(const qn_kernel *kernel, const qn_run_call *call);
+
+#endif

@@ -1,0 +1,21 @@
+/* Fixed codebooks and transforms that vector-quantised formats name: the E8P and
+ * E8 lattice points of quip_e8p, and Hadamard transforms. docs/formats/vq.md. */
+#ifndef QN_FORMAT_LATTICE_H
+#define QN_FORMAT_LATTICE_H
+
+#include <stdint.h>
+
+/* The eight values of a 16-bit E8P code, multiples of 1/4; of a residual code of E8P12RVQ3B, multiples of 1/2. */
+void qn_e8p_decode(uint32_t code, float value[8]);
+void qn_e8_decode(uint32_t code, float value[8]);
+
+/* The base that quip_e8p takes for a length: 1, 12, 20, 28, 36 ...; 0: no transform of that length is known. */
+int64_t qn_hadamard_base(int64_t n);
+
+/* x[n] becomes H x / sqrt(n), or H^T x / sqrt(n). scratch: n numbers. */
+void qn_hadamard(double *x, int64_t n, int transposed, double *scratch);
+
+/* Element of the base's matrix: +1 or -1. */
+int qn_hadamard_sign(int64_t base, int64_t row, int64_t column);
+
+#endif
