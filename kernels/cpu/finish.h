@@ -54,7 +54,7 @@ QN_INLINE void finish_step(const qn_mm_finish *f, qn_mm_sums sums, vf scale_a, v
             vf_to_f16(half + i, v0);
             vf_to_f16(half + i + VL, v1);
         } else {
-            vi_put_words(half + i, finish_bf16(v0), finish_bf16(v1));
+            vi_store(half + i, vi_in_order(vi_pairs(finish_bf16(v0), finish_bf16(v1))));
         }
     }
 }

@@ -138,7 +138,7 @@ QN_INLINE int tops_in(const int format, const void *x, int64_t n, const int64_t 
             } else {
                 float some[VL];
                 vf_store(some, magnitudes_of(format, v));
-                memcpy(top + b, some, 8 * sizeof(float));
+                memcpy(top + b, some, (VL < 8 ? VL : 8) * sizeof(float)); /* VL > 8 */
             }
         }
     }

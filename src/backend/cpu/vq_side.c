@@ -185,7 +185,8 @@ static void finish_task(void *user, int64_t m, int32_t thread)
     float *const sums = side->sums + m * side->n;
     char *const out = (char *)side->y->data + m * side->y->strides[0];
     const float shift = l->has_shift && side->k > 0 ? side->shifts[m] : 0.0f;
-    qn_mm_finish f = {.scaled = 1, .has_bias = l->has_bias || l->has_shift};
+    float scales[QN_MM_COLS], bias[QN_MM_COLS];
+    qn_mm_finish f = {.scaled = 1, .unit = 1.0f, .scale_b = scales, .bias = l->has_bias || l->has_shift ? bias : NULL};
     f.out = format == QN_F32 ? QN_MM_F32 : (format == QN_F16 ? QN_MM_F16 : QN_MM_BF16);
     if (l->turns_out) {
         turn(side, sums, side->n, 0, thread);
@@ -195,10 +196,11 @@ static void finish_task(void *user, int64_t m, int32_t thread)
         float values[QN_MM_COLS] = {0};
         memcpy(values, sums + n, (size_t)count * sizeof *values);
         for (int64_t i = 0; i < QN_MM_COLS; i++) {
-            f.scale_b[i] = l->has_out_scale && i < count ? floats_at(side, l->out_scale)[n + i] : 1.0f;
-            f.bias[i] = (l->has_bias && i < count ? floats_at(side, l->bias)[n + i] : 0.0f) + shift;
+            scales[i] = l->has_out_scale && i < count ? floats_at(side, l->out_scale)[n + i] : 1.0f;
+            bias[i] = (l->has_bias && i < count ? floats_at(side, l->bias)[n + i] : 0.0f) + shift;
         }
-        side->parts->finish(&f, values, 1.0f, count, out + n * (format == QN_F32 ? 4 : 2));
+        side->parts->finish(&f, (qn_mm_sums){values, QN_MM_PIECE}, 1.0f, 0, count,
+                            out + n * (format == QN_F32 ? 4 : 2));
     }
 }
 
