@@ -12,8 +12,8 @@
 #include "quant/kmeans.h"
 #include "quant/vq_fit.h"
 
-#define ROUNDS 6         /* of refit and descent */
-#define STEPS 8          /* of conjugate gradients in a refit */
+#define ROUNDS 3         /* of refit and descent */
+#define STEPS 5          /* of conjugate gradients in a refit */
 #define BEAM 8
 #define DAMP 0.01f       /* of the mean square of the inputs, added to each */
 #define MEANS 15         /* iterations of k-means */
@@ -268,20 +268,19 @@ static void store(const vq_work *x, void *const parts[QN_VQ_PARTS])
 static qn_status fit(vq_work *x, int feedback, qn_error *error)
 {
     qn_vq_fit *f = &x->fit;
-    double loss;
     if (!feedback) {
         round_books(x);
-        return qn_vq_pass(f, 1, &loss, error);
+        return qn_vq_pass(f, 1, NULL, error);
     }
-    QN_TRY(qn_vq_pass(f, 1, &loss, error));
+    QN_TRY(qn_vq_pass(f, 1, NULL, error));
     for (int i = 0; i < ROUNDS; i++) {
         QN_TRY(qn_vq_refit(f, STEPS, error));
-        QN_TRY(qn_vq_pass(f, 0, &loss, error));
+        QN_TRY(qn_vq_pass(f, 0, NULL, error));
     }
     QN_TRY(qn_vq_refit(f, STEPS, error));
     round_books(x);
     qn_vq_decode(f);
-    return qn_vq_pass(f, 0, &loss, error);
+    return qn_vq_pass(f, 0, NULL, error);
 }
 
 static double relative_error(const qn_vq_fit *f)

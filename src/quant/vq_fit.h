@@ -60,7 +60,7 @@ static inline int64_t qn_vq_cell_floats(const qn_vq_fit *f)
 }
 
 /* Choose all codes anew and set q: feedback 1: the first pass, first group to last; 0: descent from the codes and q as
- * they are. *loss: L afterwards. QN_E_MEMORY. */
+ * they are. *loss (may be NULL): L afterwards. QN_E_MEMORY. */
 qn_status qn_vq_pass(qn_vq_fit *f, int feedback, double *loss, qn_error *error);
 
 /* Set q from codes, table and scales. */

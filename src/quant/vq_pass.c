@@ -19,7 +19,7 @@ typedef struct pass {
     int feedback;
     float *scratch;
     size_t scratch_floats; /* a thread */
-    double *losses;        /* a band */
+    double *losses;        /* a band; NULL: not asked for */
 } pass;
 
 /* A sum of vectors that is being put together. */
@@ -311,7 +311,9 @@ static void band_task(void *user, int64_t band, int32_t thread)
         f->set->add_product(spread + line_end, f->stride, step, BLOCK, s.rows, matrix + c * f->stride + line_end,
                             f->stride, end - c, f->stride - line_end);
     }
-    p->losses[band] = band_loss(f, first, s.rows, d, spread);
+    if (p->losses) {
+        p->losses[band] = band_loss(f, first, s.rows, d, spread);
+    }
 }
 
 qn_status qn_vq_pass(qn_vq_fit *f, int feedback, double *loss, qn_error *error)
@@ -323,15 +325,14 @@ qn_status qn_vq_pass(qn_vq_fit *f, int feedback, double *loss, qn_error *error)
     p.scratch_floats = (size_t)(2 * BAND * f->stride) + BAND * MAX_BEAM * (MAX_VECTOR + 2 * QN_FIT_LANES) +
                        2 * BAND * MAX_BEAM * (sizeof(member) / sizeof(float));
     p.scratch = qn_calloc(f->ctx, p.scratch_floats * (size_t)qn_exec_threads(f->exec), sizeof(float));
-    p.losses = qn_calloc(f->ctx, (size_t)bands + 1, sizeof(double));
-    const int failed = !p.scratch || !p.losses;
-    *loss = 0;
+    p.losses = loss ? qn_calloc(f->ctx, (size_t)bands + 1, sizeof(double)) : NULL;
+    const int failed = !p.scratch || (loss && !p.losses);
     if (!failed) {
         turn(f);
         qn_parallel_for(f->exec, f->groups, metrics_task, &p);
         qn_parallel_for(f->exec, bands, band_task, &p);
-        for (int64_t b = 0; b < bands; b++) {
-            *loss += p.losses[b];
+        for (int64_t b = 0; b < bands && loss; b++) {
+            *loss = (b ? *loss : 0) + p.losses[b];
         }
     }
     qn_free(f->ctx, p.losses);
