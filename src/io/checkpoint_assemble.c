@@ -189,6 +189,10 @@ static qn_status add_coded(qn_checkpoint *c, const qn_file_tensor *t, size_t len
     QN_FAIL_IF(shape->ndim < 2 || shape->dims[0] < 1 || shape->dims[1] < 1, error, QN_E_FILE,
                "tensor %s has %d dimensions, %" PRId64 " x %" PRId64 ", expected codes of a matrix", t->name,
                (int)shape->ndim, shape->dims[0], shape->dims[1]);
+    char *module = qn_checkpoint_own_text(c, t->name, length);
+    const int ignored = module ? qn_quant_config_ignores(c->quant, module) : -1;
+    QN_FAIL_IF(ignored < 0, error, QN_E_MEMORY, "out of memory for quantization_config");
+    QN_FAIL_IF(ignored, error, QN_E_FILE, "%s is quantised although quantization_config leaves it out", module);
     w.n = shape->dims[0];
     QN_FAIL_IF(qn_mul_i64(shape->dims[1], s->vq.vector, &w.k), error, QN_E_FILE, "tensor %s: its size overflows",
                t->name);

@@ -225,8 +225,8 @@ static qn_status parse_vq(qn_quant_config *config, qn_scheme_layout layout, qn_e
     for (int32_t i = 0; (s = qn_scheme_get(i)) != NULL; i++) {
         if (s->layout == layout && s->vq.vector == vector && s->vq.books == books && s->vq.bits == bits && rows == 1 &&
             s->vq.tile == tile) {
-            config->scheme = s; /* what is left alone has no codes: the list says nothing more */
-            return QN_OK;
+            config->scheme = s;
+            return read_ignore(config, "linear_weights_not_to_quantize", 0, error);
         }
     }
     QN_FAIL(error, QN_E_UNSUPPORTED, "%d codebooks of %d bits for groups of %d x %d weights are not supported",
@@ -402,13 +402,23 @@ static int names_module(const char *text, const char *module)
     return ends || begins;
 }
 
+/* "lm_head.weight": the module's weight. */
+static int names_weight(const char *text, const char *module)
+{
+    const size_t length = strlen(module);
+    return strncmp(text, module, length) == 0 && (text[length] == 0 || strcmp(text + length, ".weight") == 0);
+}
+
 int qn_quant_config_ignores(const qn_quant_config *config, const char *module)
 {
     const int exact = config->scheme->layout == QN_LAYOUT_COMPRESSED_TENSORS;
+    const int vectors = config->scheme->scales == QN_SCALES_VECTOR;
     for (int32_t i = 0; i < config->ignore_count; i++) {
         const pattern *p = &config->ignore[i];
         if (p->text) {
-            if (exact ? strcmp(p->text, module) == 0 : names_module(p->text, module)) {
+            if (vectors ? names_weight(p->text, module)
+                : exact ? strcmp(p->text, module) == 0
+                        : names_module(p->text, module)) {
                 return 1;
             }
             continue;
