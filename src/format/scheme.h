@@ -54,7 +54,7 @@ typedef struct qn_scheme {
         qn_vq_format format;
         int32_t books, bits, vector;
         int32_t tile;              /* rows and columns that share codebooks; 0: all */
-        const char *tensors[4];    /* names of a layer's tensors, the codes first, as checkpoints and operators have them */
+        const char *tensors[4];    /* names of a layer's tensors in checkpoints and operators, the codes first */
     } vq;
 
     /* words of compressed-tensors' quantization_config */

@@ -176,8 +176,7 @@ static qn_status add_quantised(qn_checkpoint *c, const qn_file_tensor *data, siz
     return qn_checkpoint_add_weight(c, &w, error);
 }
 
-/* A vector-quantised module, whose codes are t: its tensors under one roof. What they must look like is the operator's to
- * check. */
+/* A vector-quantised module, whose codes are t, with all its tensors, which the operator checks. */
 static qn_status add_coded(qn_checkpoint *c, const qn_file_tensor *t, size_t length, qn_error *error)
 {
     const qn_scheme *s = qn_quant_config_scheme(c->quant);
@@ -234,7 +233,7 @@ static qn_status add_data(qn_checkpoint *c, const qn_file_tensor *t, size_t leng
 {
     const qn_scheme *s = c->quant ? qn_quant_config_scheme(c->quant) : NULL;
     qn_status status = QN_OK;
-    const qn_file_tensor *scale = s && s->scale_suffix ? find_part(c, t->name, length, s->scale_suffix, &status, error) : NULL;
+    const qn_file_tensor *scale = s ? find_part(c, t->name, length, s->scale_suffix, &status, error) : NULL;
     QN_TRY(status);
     const qn_format format = t->view.shape.format;
     const int plain = format == QN_F32 || format == QN_F16 || format == QN_BF16;

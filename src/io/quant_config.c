@@ -360,7 +360,8 @@ qn_status qn_quant_config_parse(const qn_ctx *ctx, const json_t *object, qn_quan
         status = parse_vq(config, QN_LAYOUT_GPTVQ, error);
     } else {
         status = qn_error_set(error, QN_E_UNSUPPORTED,
-                              "quant_method %.40s is not supported, expected fp8, compressed-tensors, aqlm or gptvq", method);
+                              "quant_method %.40s is not supported, expected fp8, compressed-tensors, aqlm or gptvq",
+                              method);
     }
     if (status != QN_OK) {
         qn_quant_config_destroy(config);

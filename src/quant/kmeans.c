@@ -15,10 +15,10 @@ typedef struct kmeans {
     const qn_kmeans_job *job;
     const qn_fit_set *set;
     int64_t chunks;
-    float *turned;    /* [vector][entries]: what points are compared with now */
-    float *norms;     /* [entries] without column weights */
+    float *turned;        /* [vector][entries]: what points are compared with now */
+    float *norms;         /* [entries] without column weights */
     int64_t first, count; /* entries of centroids that are compared with */
-    float *distances; /* a point, weighted */
+    float *distances;     /* a point, weighted */
     uint16_t *codes;
     float *sums, *masses; /* [chunks][entries][vector]; NULL: only look */
     double *errors;       /* a chunk */
@@ -205,8 +205,8 @@ static int64_t move(kmeans *m, float *centroids, int32_t *empty)
     return empties;
 }
 
-qn_status qn_kmeans(qn_ctx *ctx, const qn_fit_set *set, const qn_kmeans_job *job, const qn_exec *exec,
-                    float *centroids, uint16_t *codes, double *error, qn_error *why)
+qn_status qn_kmeans(qn_ctx *ctx, const qn_fit_set *set, const qn_kmeans_job *job, const qn_exec *exec, float *centroids,
+                    uint16_t *codes, double *error, qn_error *why)
 {
     const size_t points = (size_t)(job->rows * job->groups), size = (size_t)job->entries * (size_t)job->vector;
     kmeans m = {.job = job, .set = set, .chunks = qn_ceil_div(job->rows, CHUNK), .codes = codes};

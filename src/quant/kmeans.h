@@ -2,8 +2,8 @@
  * into, as codebooks start from (vq.c).
  *
  * Sum of row_weights[r] column_weights[c] (x[r][c] - centroid)^2. Starts from points drawn by
- * k-means++ (Arthur and Vassilvitskii 2007), an entries/16th of them at a time: each is drawn with its
- * weighted distance from the ones before. Then assignments and means in turn (Lloyd);
+ * k-means++ (Arthur and Vassilvitskii 2007), a sixteenth of them at a time: drawn with a chance in proportion to
+ * the weighted distance from those drawn before. Then assignments and means in turn (Lloyd);
  * a centroid nobody is nearest to is put on a point drawn the same way. Sums run over
  * chunks of CHUNK rows and then over the chunks in order: the result does not depend on the threads. */
 #ifndef QN_QUANT_KMEANS_H

@@ -12,11 +12,11 @@
 #include "quant/kmeans.h"
 #include "quant/vq_fit.h"
 
-#define ROUNDS 3         /* of refit and descent */
-#define STEPS 5          /* of conjugate gradients in a refit */
+#define ROUNDS 3 /* of refit and descent */
+#define STEPS 5  /* of conjugate gradients in a refit */
 #define BEAM 8
-#define DAMP 0.01f       /* of the mean square of the inputs, added to each */
-#define MEANS 15         /* iterations of k-means */
+#define DAMP 0.01f /* of the mean square of the inputs, added to each */
+#define MEANS 15   /* iterations of k-means */
 #define MEANS_GAIN 2e-3
 
 qn_status qn_vq_shapes(const qn_scheme *s, int64_t n, int64_t k, qn_shape shapes[QN_VQ_PARTS], qn_error *error)
@@ -45,19 +45,19 @@ typedef struct vq_work {
     int32_t *order;      /* [groups]: which group is at a place */
     int32_t *across_of;
     float *w, *h, *r;
-    float *left;         /* [n][k]: what the books so far leave, in the source's order */
-    float *importance;   /* [k] in the source's order */
-    float *row_weights;  /* [n] */
-    float *cell_scales;  /* [cells] of INT8 books */
-    uint16_t *nearest;   /* codes of a start's cell */
+    float *left;        /* [n][k]: what the books so far leave, in the source's order */
+    float *importance;  /* [k] in the source's order */
+    float *row_weights; /* [n] */
+    float *cell_scales; /* [cells] of INT8 books */
+    uint16_t *nearest;  /* codes of a start's cell */
 } vq_work;
 
 static void work_free(vq_work *x)
 {
     qn_vq_fit *f = &x->fit;
-    void *const all[] = {x->order, x->across_of, x->w,      x->h,     x->r,       x->left,  x->importance, x->row_weights,
-                         x->cell_scales, x->nearest, f->scales, f->q, f->codes, f->table, f->turned,     f->norms,
-                         f->metric};
+    void *const all[] = {x->order,      x->across_of,   x->w,           x->h,       x->r,      x->left,
+                         x->importance, x->row_weights, x->cell_scales, x->nearest, f->scales, f->q,
+                         f->codes,      f->table,       f->turned,      f->norms,   f->metric};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         qn_free(f->ctx, all[i]);
     }
@@ -229,8 +229,8 @@ static void round_books(vq_work *x)
         const float scale = amax > 0 ? amax / 127 : 1;
         x->cell_scales[cell] = scale;
         for (int64_t i = 0; i < size; i++) {
-            table[i] = x->scheme->vq.format == QN_VQ_GPTVQ ? scale * nearbyintf(table[i] / scale)
-                                                           : rounded(QN_F16, table[i]);
+            table[i] =
+                x->scheme->vq.format == QN_VQ_GPTVQ ? scale * nearbyintf(table[i] / scale) : rounded(QN_F16, table[i]);
         }
     }
 }

@@ -11,11 +11,11 @@
  * minimises c S c^T - 2 c t^T for an S[v,v] of the group:
  *
  *     feedback   h = R R^T, R upper: L is the sum over groups of |d_g R_gg + a|^2, a = sum_{i<g} d_i R_ig.
- *                S = R_gg R_gg^T, t = S w_g - R_gg a: errors so far are made good (LDLQ in blocks; Chee et al. 2023,
- *                van Baalen et al. 2024), first to last
+ *                S = R_gg R_gg^T, t = S w_g - R_gg a: errors so far are made good, first group to last (LDLQ in
+ *                blocks: Chee et al. 2023; GPTVQ: van Baalen et al. 2024)
  *     descent    S = h_gg, t = S q_g - (d h)_g: the best vector with all others as they are, never worse than before
- *     refit      books by conjugate gradients on L with the codes as they are (vq_refit.c), as AQLM alternates (Egiazarian et
- *                al. 2024) with Adam
+ *     refit      books by conjugate gradients on L with the codes as they are (vq_refit.c); AQLM (Egiazarian et al.
+ *                2024) alternates in the same way, with Adam
  *
  * Rows go in bands of BAND; nothing crosses bands but the books' gradients, summed in order. */
 #ifndef QN_QUANT_VQ_FIT_H

@@ -8,11 +8,11 @@
 #include "quant/vq_fit.h"
 
 #define BAND QN_VQ_BAND
-#define BLOCK 64   /* columns whose errors are spread to the others together */
+#define BLOCK 64 /* columns whose errors are spread to the others together */
 #define MAX_BEAM 8
 #define MAX_VECTOR 16
 #define MAX_BOOKS 8
-#define ROUNDS 2   /* of choosing each book's vector again */
+#define ROUNDS 2 /* of choosing each book's vector again */
 
 typedef struct pass {
     qn_vq_fit *fit;
@@ -37,7 +37,7 @@ typedef struct spot {
     int64_t rows;
     float *targets, *scores; /* [BAND * MAX_BEAM][v], [BAND * MAX_BEAM][lanes] */
     int32_t *entries;
-    member *beam, *next;     /* [BAND][MAX_BEAM] */
+    member *beam, *next; /* [BAND][MAX_BEAM] */
 } spot;
 
 static void metrics_task(void *user, int64_t g, int32_t thread)
@@ -101,8 +101,8 @@ static void set_target(const spot *s, const float *t, const float *sum, float *t
 static void search(const spot *s, int32_t book, int64_t count)
 {
     const qn_vq_fit *f = s->fit;
-    const qn_fit_book b = {s->norms + book * f->entries, s->turned + (int64_t)book * f->entries * f->vector,
-                           f->entries, f->vector};
+    const qn_fit_book b = {s->norms + book * f->entries, s->turned + (int64_t)book * f->entries * f->vector, f->entries,
+                           f->vector};
     f->set->nearest(&b, s->targets, count, s->scores, s->entries);
 }
 
@@ -302,8 +302,8 @@ static void band_task(void *user, int64_t band, int32_t thread)
             s.turned = f->turned + cell * qn_vq_cell_floats(f);
             s.norms = f->norms + (first / f->cell_rows * f->groups + g) * f->books * f->entries;
             settle(p, &s, first, g, spread, step);
-            f->set->add_product(spread + c, f->stride, step + g * v % BLOCK, BLOCK, s.rows, matrix + g * v * f->stride + c,
-                                f->stride, v, line_end - c);
+            f->set->add_product(spread + c, f->stride, step + g * v % BLOCK, BLOCK, s.rows,
+                                matrix + g * v * f->stride + c, f->stride, v, line_end - c);
         }
         if (!p->feedback) {
             f->set->add_product(spread, f->stride, step, BLOCK, s.rows, matrix + c * f->stride, f->stride, end - c, c);
@@ -337,6 +337,7 @@ qn_status qn_vq_pass(qn_vq_fit *f, int feedback, double *loss, qn_error *error)
     }
     qn_free(f->ctx, p.losses);
     qn_free(f->ctx, p.scratch);
-    QN_FAIL_IF(failed, error, QN_E_MEMORY, "out of memory for a weight of %lld x %lld", (long long)f->n, (long long)f->k);
+    QN_FAIL_IF(failed, error, QN_E_MEMORY, "out of memory for a weight of %lld x %lld", (long long)f->n,
+               (long long)f->k);
     return QN_OK;
 }

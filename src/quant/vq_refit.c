@@ -49,7 +49,8 @@ static void chunk_task(void *user, int64_t chunk, int32_t thread)
     const refit *x = user;
     const qn_vq_fit *f = x->fit;
     const int64_t v = f->vector, cell_floats = qn_vq_cell_floats(f), line = f->across * cell_floats;
-    float *d = x->scratch + (size_t)thread * 2 * (size_t)(QN_VQ_BAND * f->stride), *product = d + QN_VQ_BAND * f->stride;
+    float *d = x->scratch + (size_t)thread * 2 * (size_t)(QN_VQ_BAND * f->stride),
+          *product = d + QN_VQ_BAND * f->stride;
     float *sums = x->partial + chunk * line;
     memset(sums, 0, (size_t)line * sizeof *sums);
     const int64_t end = qn_min_i64((chunk + 1) * QN_VQ_CHUNK, f->n);
@@ -156,7 +157,8 @@ qn_status qn_vq_refit(qn_vq_fit *f, int steps, qn_error *error)
     const int64_t chunks = qn_ceil_div(f->n, QN_VQ_CHUNK);
     refit x = {.fit = f};
     x.partial = qn_calloc(f->ctx, (size_t)(chunks * line) + 1, sizeof(float));
-    x.scratch = qn_calloc(f->ctx, 2 * (size_t)(QN_VQ_BAND * f->stride) * (size_t)qn_exec_threads(f->exec), sizeof(float));
+    x.scratch =
+        qn_calloc(f->ctx, 2 * (size_t)(QN_VQ_BAND * f->stride) * (size_t)qn_exec_threads(f->exec), sizeof(float));
     float *work = qn_calloc(f->ctx, 5 * (size_t)size + 1, sizeof *work);
     const int failed = !x.partial || !x.scratch || !work;
     if (!failed) {
