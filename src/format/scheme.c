@@ -137,6 +137,30 @@ static const qn_scheme schemes[] = {
      .scale_suffix = "weight_scale",
      .mm = QN_OP_MXFP4_MM,
      .ct_format = "mxfp4-pack-quantized"},
+    {.name = "gptvq-2",
+     .summary = "GPTVQ weights: 4 weights a code of 8 bits, an INT8 codebook per 256x256 tile; activations as they are",
+     .layout = QN_LAYOUT_GPTVQ,
+     .scales = QN_SCALES_VECTOR,
+     .vq = {QN_VQ_GPTVQ, 1, 8, 4, 256, {"codes", "codebooks", "codebook_scales", NULL}},
+     .mm = QN_OP_VQ_MM},
+    {.name = "aqlm-2x8",
+     .summary = "AQLM weights: 2 codes of 8 bits for 8 weights, FP16 codebooks per layer, a scale per output channel",
+     .layout = QN_LAYOUT_AQLM,
+     .scales = QN_SCALES_VECTOR,
+     .vq = {QN_VQ_AQLM, 2, 8, 8, 0, {"codes", "codebooks", "scales", NULL}},
+     .mm = QN_OP_VQ_MM},
+    {.name = "aqlm-3",
+     .summary = "AQLM weights: 2 codes of 12 bits for 8 weights, FP16 codebooks per layer, a scale per output channel",
+     .layout = QN_LAYOUT_AQLM,
+     .scales = QN_SCALES_VECTOR,
+     .vq = {QN_VQ_AQLM, 2, 12, 8, 0, {"codes", "codebooks", "scales", NULL}},
+     .mm = QN_OP_VQ_MM},
+    {.name = "aqlm-1x16",
+     .summary = "AQLM weights: a code of 16 bits for 8 weights, FP16 codebooks per layer, a scale per output channel",
+     .layout = QN_LAYOUT_AQLM,
+     .scales = QN_SCALES_VECTOR,
+     .vq = {QN_VQ_AQLM, 1, 16, 8, 0, {"codes", "codebooks", "scales", NULL}},
+     .mm = QN_OP_VQ_MM},
 };
 
 const qn_scheme *qn_scheme_get(int32_t i)
@@ -165,7 +189,7 @@ qn_status qn_scheme_at(int32_t i, qn_scheme_info *info)
     if (!scheme || !info) {
         return QN_E_ARGUMENT;
     }
-    static const char *const layouts[] = {"dense", "deepseek-fp8", "compressed-tensors"};
+    static const char *const layouts[] = {"dense", "deepseek-fp8", "compressed-tensors", "aqlm", "gptvq"};
     *info = (qn_scheme_info){scheme->name, scheme->summary, layouts[scheme->layout]};
     return QN_OK;
 }

@@ -12,7 +12,9 @@
 typedef enum qn_scheme_layout {
     QN_LAYOUT_DENSE = 0,          /* X.weight in an element format, no quantization_config */
     QN_LAYOUT_DEEPSEEK_FP8,       /* quant_method "fp8", X.weight_scale_inv */
-    QN_LAYOUT_COMPRESSED_TENSORS  /* quant_method "compressed-tensors" */
+    QN_LAYOUT_COMPRESSED_TENSORS, /* quant_method "compressed-tensors" */
+    QN_LAYOUT_AQLM,               /* quant_method "aqlm": X.codes, X.codebooks, X.scales */
+    QN_LAYOUT_GPTVQ               /* quant_method "gptvq": X.codes, X.codebooks, X.codebook_scales */
 } qn_scheme_layout;
 
 /* Which elements of a weight [N,K] share a scale. */
@@ -20,7 +22,8 @@ typedef enum qn_weight_scales {
     QN_SCALES_NONE = 0,
     QN_SCALES_CHANNEL, /* [N,1] */
     QN_SCALES_BLOCK,   /* [ceil(N/block_n), ceil(K/block_k)], edge blocks short */
-    QN_SCALES_GROUP    /* [N, K/block_k] */
+    QN_SCALES_GROUP,   /* [N, K/block_k] */
+    QN_SCALES_VECTOR   /* vector-quantised: codes of short vectors (vq) */
 } qn_weight_scales;
 
 typedef struct qn_scheme {
@@ -45,6 +48,14 @@ typedef struct qn_scheme {
     int32_t act_symmetric;
 
     qn_op mm;                 /* operator of the linear layer */
+
+    /* vector-quantised weights (docs/formats/vq.md) */
+    struct {
+        qn_vq_format format;
+        int32_t books, bits, vector;
+        int32_t tile;              /* rows and columns that share codebooks; 0: all */
+        const char *tensors[4];    /* names of a layer's tensors in checkpoints and operators, the codes first */
+    } vq;
 
     /* words of compressed-tensors' quantization_config */
     const char *ct_format;    /* "float-quantized", ...; NULL: not of that layout */

@@ -17,6 +17,12 @@
 #include "format/scheme.h"
 #include "text/source.h"
 
+/* A tensor of a vector-quantised weight, under the name that checkpoints and operators have for it. */
+typedef struct qn_weight_part {
+    const char *name;
+    qn_view view;
+} qn_weight_part;
+
 typedef struct qn_weight {
     const char *name;         /* logical name, e.g. "model.norm.weight" (always ends in .weight or .bias) */
     const qn_scheme *scheme;  /* how data and scales make numbers; qn_scheme_dense() for plain tensors */
@@ -24,6 +30,8 @@ typedef struct qn_weight {
     int64_t n, k;             /* k = 1 when ndim is 1 */
     qn_view data;             /* as stored, e.g. U8[n,k/2] for nvfp4, Q4_1[n,k] for GGUF */
     qn_view scale;            /* by the scheme; format NONE when there is none */
+    const qn_weight_part *parts; /* vector-quantised: all tensors, `data` (the codes) first; else NULL */
+    int32_t part_count;
     float global_scale;       /* nvfp4: weight_global_scale (dequantising divides); else 0 */
     float input_global_scale; /* nvfp4 W4A4: the activations'; 0 when absent */
     int32_t rope_interleaved; /* rows are GGUF-ordered heads of this many... 0: no; else rows a head */
@@ -58,7 +66,7 @@ void qn_checkpoint_release_all(const qn_checkpoint *checkpoint);
 /* Stored row that holds logical row `row`. */
 int64_t qn_weight_source_row(const qn_weight *weight, int64_t row);
 
-/* Decode logical row `row` (k floats) exactly as the scheme defines it. */
+/* Decode logical row `row` (k floats) exactly as the scheme defines it. Not for vector-quantised weights. */
 void qn_weight_decode_row(const qn_weight *weight, int64_t row, float *destination);
 
 #endif

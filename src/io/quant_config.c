@@ -212,6 +212,27 @@ static qn_status parse_deepseek(qn_quant_config *config, qn_error *error)
     QN_FAIL(error, QN_E_UNSUPPORTED, "weight_block_size [%d, %d] is not supported, expected [128, 128]", n, k);
 }
 
+/* aqlm, and gptvq in the same words: a row of these numbers. */
+static qn_status parse_vq(qn_quant_config *config, qn_scheme_layout layout, qn_error *error)
+{
+    int64_t vector = 0, rows = 1, books = 1, bits = 0, tile = 0;
+    QN_TRY(qn_json_get_int(config->json, "in_group_size", 1, 256, &vector, error));
+    QN_TRY(qn_json_get_int(config->json, "out_group_size", 1, 256, &rows, error));
+    QN_TRY(qn_json_get_int(config->json, "num_codebooks", 1, 64, &books, error));
+    QN_TRY(qn_json_get_int(config->json, "nbits_per_codebook", 1, 16, &bits, error));
+    QN_TRY(qn_json_get_int(config->json, "tile_size", 0, 65536, &tile, error));
+    const qn_scheme *s;
+    for (int32_t i = 0; (s = qn_scheme_get(i)) != NULL; i++) {
+        if (s->layout == layout && s->vq.vector == vector && s->vq.books == books && s->vq.bits == bits && rows == 1 &&
+            s->vq.tile == tile) {
+            config->scheme = s;
+            return read_ignore(config, "linear_weights_not_to_quantize", 0, error);
+        }
+    }
+    QN_FAIL(error, QN_E_UNSUPPORTED, "%d codebooks of %d bits for groups of %d x %d weights are not supported",
+            (int)books, (int)bits, (int)rows, (int)vector);
+}
+
 /* One side of a config group. */
 static qn_status read_args(const json_t *object, const char *side, ct_args *out, qn_error *error)
 {
@@ -333,9 +354,14 @@ qn_status qn_quant_config_parse(const qn_ctx *ctx, const json_t *object, qn_quan
         status = parse_deepseek(config, error);
     } else if (strcmp(method, "compressed-tensors") == 0) {
         status = parse_compressed(config, error);
+    } else if (strcmp(method, "aqlm") == 0) {
+        status = parse_vq(config, QN_LAYOUT_AQLM, error);
+    } else if (strcmp(method, "gptvq") == 0) {
+        status = parse_vq(config, QN_LAYOUT_GPTVQ, error);
     } else {
         status = qn_error_set(error, QN_E_UNSUPPORTED,
-                              "quant_method %.40s is not supported, expected fp8 or compressed-tensors", method);
+                              "quant_method %.40s is not supported, expected fp8, compressed-tensors, aqlm or gptvq",
+                              method);
     }
     if (status != QN_OK) {
         qn_quant_config_destroy(config);
@@ -377,13 +403,23 @@ static int names_module(const char *text, const char *module)
     return ends || begins;
 }
 
+/* "lm_head.weight": the module's weight. */
+static int names_weight(const char *text, const char *module)
+{
+    const size_t length = strlen(module);
+    return strncmp(text, module, length) == 0 && (text[length] == 0 || strcmp(text + length, ".weight") == 0);
+}
+
 int qn_quant_config_ignores(const qn_quant_config *config, const char *module)
 {
     const int exact = config->scheme->layout == QN_LAYOUT_COMPRESSED_TENSORS;
+    const int vectors = config->scheme->scales == QN_SCALES_VECTOR;
     for (int32_t i = 0; i < config->ignore_count; i++) {
         const pattern *p = &config->ignore[i];
         if (p->text) {
-            if (exact ? strcmp(p->text, module) == 0 : names_module(p->text, module)) {
+            if (vectors ? names_weight(p->text, module)
+                : exact ? strcmp(p->text, module) == 0
+                        : names_module(p->text, module)) {
                 return 1;
             }
             continue;
@@ -447,12 +483,38 @@ static json_t *make_compressed(const qn_scheme *scheme, json_t *ignore)
                      "kv_cache_scheme", "global_compression_ratio");
 }
 
+static json_t *make_vq(const qn_scheme *scheme, const char *const *ignore, int32_t ignore_count)
+{
+    json_t *list = json_array(), *made = NULL; /* aqlm's loader compares with names of weights */
+    int bad = !list;
+    for (int32_t i = 0; !bad && i < ignore_count; i++) {
+        bad = json_array_append_new(list, json_sprintf("%s.weight", ignore[i])) != 0;
+    }
+    if (!bad) {
+        made = json_pack("{s:s, s:i, s:i, s:i, s:i, s:O}", "quant_method",
+                         scheme->layout == QN_LAYOUT_AQLM ? "aqlm" : "gptvq", "in_group_size", scheme->vq.vector,
+                         "out_group_size", 1, "num_codebooks", scheme->vq.books, "nbits_per_codebook", scheme->vq.bits,
+                         "linear_weights_not_to_quantize", list);
+    }
+    if (made && scheme->vq.tile && json_object_set_new(made, "tile_size", json_integer(scheme->vq.tile)) != 0) {
+        json_decref(made);
+        made = NULL;
+    }
+    json_decref(list);
+    return made;
+}
+
 json_t *qn_quant_config_make(const qn_scheme *scheme, const char *const *ignore, int32_t ignore_count,
                              qn_status *status)
 {
     *status = QN_OK;
     if (scheme->layout == QN_LAYOUT_DENSE) {
         return NULL;
+    }
+    if (scheme->scales == QN_SCALES_VECTOR) {
+        json_t *vq = make_vq(scheme, ignore, ignore_count);
+        *status = vq ? QN_OK : QN_E_MEMORY;
+        return vq;
     }
     json_t *list = json_array(), *made = NULL;
     int bad = !list;

@@ -65,6 +65,24 @@ static void judge_scales(const qn_weight *w, weight_report *r)
     }
 }
 
+/* Codebooks and scales of a vector-quantised weight; any code is one of an entry. */
+static void judge_parts(const qn_weight *w, weight_report *r)
+{
+    for (int32_t p = 0; p < w->part_count; p++) {
+        const qn_view *part = &w->parts[p].view;
+        const qn_format format = part->shape.format;
+        const qn_format_row *codec = qn_format_get_row(format);
+        const int is_float = format == QN_F32 || format == QN_F16 || format == QN_BF16;
+        for (int64_t i = 0; is_float && i < qn_shape_elements(&part->shape); i++) {
+            float value;
+            codec->decode((const char *)part->data + i * codec->info.block_bytes, 1, &value);
+            if (!isfinite(value)) {
+                note(&r->bad_scales, i);
+            }
+        }
+    }
+}
+
 /* Codes of a quantised row, without their scales. */
 static void judge_codes(const qn_weight *w, int64_t row, float *buffer, weight_report *r)
 {
@@ -85,7 +103,8 @@ static void judge_weight(void *user, int64_t index, int32_t thread)
     float *buffer = job->rows + thread * job->row_elements;
     const int quantised = w->scheme->scales != QN_SCALES_NONE;
     judge_scales(w, r);
-    for (int64_t row = 0; row < w->n; row++) {
+    judge_parts(w, r);
+    for (int64_t row = 0; row < w->n && !w->part_count; row++) {
         int64_t nonzero = 0;
         if (quantised) {
             judge_codes(w, row, buffer, r);

@@ -382,8 +382,13 @@ static qn_status bind_weight(qn_model *model, const qn_weight *weight, const cha
 {
     const qn_scheme *scheme = weight->scheme;
     const qn_op mm = scheme->mm;
-    operands[qn_op_in_slot(mm, "b")] = constant(weight->data);
-    if (scheme->scales != QN_SCALES_NONE) {
+    for (int32_t i = 0; i < weight->part_count; i++) {
+        operands[qn_op_in_slot(mm, weight->parts[i].name)] = constant(weight->parts[i].view);
+    }
+    if (!weight->part_count) {
+        operands[qn_op_in_slot(mm, "b")] = constant(weight->data);
+    }
+    if (scheme->scales != QN_SCALES_NONE && scheme->scales != QN_SCALES_VECTOR) {
         operands[qn_build_scale_slot(mm)] = constant(weight->scale);
     }
     if (scheme->global_scale) {
@@ -434,6 +439,9 @@ static qn_status add_multiply(qn_model *model, int32_t layer, int32_t in, const 
     step->out[0] = out;
     qn_op_desc desc = describe(mm);
     desc.attr[QN_ATTR_OUT].i = QN_OUT_F32;
+    if (mm == QN_OP_VQ_MM) {
+        desc.attr[QN_ATTR_FORMAT].i = (int32_t)weight->scheme->vq.format;
+    }
     return plan_step(model, step, &desc, error);
 }
 

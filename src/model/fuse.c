@@ -105,6 +105,9 @@ static int same_operand(const qn_operand *a, const qn_operand *b)
 static const char *cannot_join(const qn_step *a, const qn_step *b)
 {
     const qn_weight *x = a->weight, *y = b->weight;
+    if (x->part_count || y->part_count) {
+        return "each has codebooks of its own";
+    }
     if (x->scheme != y->scheme || x->data.shape.format != y->data.shape.format || x->k != y->k ||
         x->scale.shape.format != y->scale.shape.format || x->data.strides[0] != y->data.strides[0]) {
         return "they are stored differently";

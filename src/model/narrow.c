@@ -2,7 +2,7 @@
  * without quantised activations, reads its rows as BF16, which is what the fast
  * kernels multiply and half the bytes. The step that makes the rows writes them
  * so at once. The residual stream, and rows that anything else reads (a
- * quantiser, GGUF blocks, F16 and F32 weights), stay F32.
+ * quantiser, GGUF blocks, F16 and F32 weights, vector-quantised ones), stay F32.
  *
  * A register that has readers of both kinds is made twice: its producer runs
  * again into the BF16 register. */
@@ -15,7 +15,7 @@
 /* The step's input of rows that may be BF16: its slot, or -1. */
 static int32_t narrow_slot(const qn_step *step)
 {
-    if (!step->weight || step->weight->scheme->act_op != QN_OP_NONE) {
+    if (!step->weight || step->weight->scheme->act_op != QN_OP_NONE || step->weight->part_count) {
         return -1;
     }
     const int plain = step->weight->scheme->scales == QN_SCALES_NONE;

@@ -119,7 +119,8 @@ static void job_task(void *user, int64_t index, int32_t thread)
     const qn_checkpoint *checkpoint = work->model->checkpoint;
     char *scratch = work->scratch ? work->scratch + (size_t)thread * work->scratch_bytes : NULL;
     const qn_weight *second = step->second;
-    qn_view *b = &step->in[qn_op_in_slot(step->op, "b")].view;
+    const int32_t slot = qn_op_in_slot(step->op, "b");
+    qn_view *b = slot >= 0 ? &step->in[slot].view : NULL; /* NULL: nothing is ordered or summed */
     if (job->rows_bytes) {
         char *rows = job->rows ? job->rows : scratch, *end = qn_weight_order_rows(weight, rows);
         if (second) {

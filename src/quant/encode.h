@@ -81,6 +81,9 @@ size_t qn_encode_scratch(const qn_encoder *encoder, int64_t rows);
  * diagonal that is added to it. scratch: K floats. */
 void qn_feedback_factor(float *h, int64_t k, float damp, float *importance, int32_t *order, float *scratch);
 
+/* h[k][stride] = R R^T, symmetric, positive: R into its upper triangle; a pivot's square is at least `least`. */
+void qn_feedback_upper(float *h, int64_t k, int64_t stride, float least);
+
 /* Encode `rows` finite rows w[rows,K], the first one at a multiple of unit.
  * data: row_bytes a row; scales: scale_row_bytes a tile row (may be NULL when there
  * are none). scratch: qn_encode_scratch floats, NULL when that is 0. sums is added to. Thread-safe. */

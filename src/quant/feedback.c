@@ -89,6 +89,21 @@ static void permute(float *h, int64_t k, const int32_t *order, float *row)
     }
 }
 
+void qn_feedback_upper(float *h, int64_t k, int64_t stride, float least)
+{
+    for (int64_t j = k - 1; j >= 0; j--) {
+        float *row = h + j * stride;
+        float pivot = row[j] - dot(row + j + 1, row + j + 1, k - 1 - j);
+        pivot = sqrtf(pivot > least ? pivot : least);
+        row[j] = pivot;
+        const float inverse = 1.0f / pivot;
+        for (int64_t i = 0; i < j; i++) {
+            float *other = h + i * stride;
+            other[j] = (other[j] - dot(other + j + 1, row + j + 1, k - 1 - j)) * inverse;
+        }
+    }
+}
+
 void qn_feedback_factor(float *h, int64_t k, float damp, float *importance, int32_t *order, float *scratch)
 {
     double trace = 0;
@@ -104,18 +119,7 @@ void qn_feedback_factor(float *h, int64_t k, float damp, float *importance, int3
     }
     sort_columns(h, k, order);
     permute(h, k, order, scratch);
-    /* R into the upper triangle, last column first; a pivot is at least what was added */
-    for (int64_t j = k - 1; j >= 0; j--) {
-        float *row = h + j * k;
-        float pivot = row[j] - dot(row + j + 1, row + j + 1, k - 1 - j);
-        pivot = sqrtf(pivot > add ? pivot : add);
-        row[j] = pivot;
-        const float inverse = 1.0f / pivot;
-        for (int64_t i = 0; i < j; i++) {
-            float *other = h + i * k;
-            other[j] = (other[j] - dot(other + j + 1, row + j + 1, k - 1 - j)) * inverse;
-        }
-    }
+    qn_feedback_upper(h, k, k, add);
     for (int64_t j = 0; j < k; j++) {
         const float inverse = 1.0f / h[j * k + j];
         for (int64_t i = 0; i < j; i++) {

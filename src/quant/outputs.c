@@ -133,6 +133,14 @@ static qn_status plan_parts(qn_outputs *outputs, qn_output *o, qn_error *error)
         return add_part(o, QN_PART_DATA, qn_strdup(ctx, name), &shape, error);
     }
     const qn_scheme *scheme = outputs->scheme;
+    if (scheme->scales == QN_SCALES_VECTOR) {
+        qn_shape shapes[QN_VQ_PARTS];
+        QN_TRY(qn_vq_shapes(scheme, o->encoder.n, o->encoder.k, shapes, error));
+        for (int i = 0; i < QN_VQ_PARTS; i++) {
+            QN_TRY(add_part(o, QN_PART_DATA + i, part_name(ctx, name, scheme->vq.tensors[i]), &shapes[i], error));
+        }
+        return QN_OK;
+    }
     const qn_shape one = qn_shape_make(QN_F32, 1, 1, 1, 1, 1);
     QN_TRY(add_part(o, QN_PART_DATA, part_name(ctx, name, scheme->data_suffix), &o->encoder.data_shape, error));
     if (scheme->scale_suffix) {
@@ -154,13 +162,19 @@ static qn_status plan_output(qn_outputs *outputs, qn_output *o, qn_error *error)
     o->linear = w->ndim == 2 && find_linear(w->name) >= 0;
     o->left_out = o->linear && is_kept(outputs, w->name);
     o->linear = o->linear && !o->left_out;
-    const qn_scheme *scheme = o->linear ? outputs->scheme : outputs->kept;
-    const qn_status status =
+    QN_FAIL_IF(w->part_count, error, QN_E_UNSUPPORTED, "tensor %s is vector-quantised already", w->name);
+    /* vectors are no elements to encode: of their encoder, sizes alone are used */
+    const int elements = o->linear && outputs->scheme->scales != QN_SCALES_VECTOR;
+    const qn_scheme *scheme = elements ? outputs->scheme : outputs->kept;
+    qn_status status =
         qn_encoder_init(&o->encoder, scheme, w->ndim == 1 ? 1 : w->n, w->ndim == 1 ? w->n : w->k, error);
     if (status != QN_OK) {
         return qn_error_prefix(error, status, "tensor %s", w->name);
     }
-    QN_TRY(plan_parts(outputs, o, error));
+    status = plan_parts(outputs, o, error);
+    if (status != QN_OK) {
+        return qn_error_prefix(error, status, "tensor %s", w->name);
+    }
     size_t before = 0, scale = 0;
     QN_TRY(qn_shape_bytes(&w->data.shape, &before, error));
     if (w->scale.shape.format != QN_FORMAT_NONE) {

@@ -10,6 +10,7 @@
 #include "io/checkpoint.h"
 #include "io/safetensors_writer.h"
 #include "quant/encode.h"
+#include "quant/vq.h"
 
 enum { QN_PART_DATA = 0, QN_PART_SCALE, QN_PART_GLOBAL, QN_PART_INPUT_GLOBAL, QN_PART_COUNT };
 
@@ -25,6 +26,7 @@ typedef struct qn_output {
     uint64_t bytes_before;
     int32_t shard;
     int32_t first_item;            /* of its shard's items; parts follow in order */
+    const float *squares;          /* [K,K] X^T X of the inputs, for vector-quantised schemes; NULL: not to be used */
     float amax, input_amax;        /* over the outputs that share them; set before writing */
     const float *rows, *columns;   /* smoothing: what row n and column k are multiplied by; NULL: 1 */
     float *own_rows, *own_columns; /* vectors that belong to this output, for itself and others */

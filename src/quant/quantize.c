@@ -205,9 +205,72 @@ typedef struct run {
     int32_t done;
 } run;
 
+typedef struct rows_of {
+    const qn_output *output;
+    float *w;
+    int64_t *bad; /* a row: its first non-finite element, or -1 */
+} rows_of;
+
+static void decode_task(void *user, int64_t row, int32_t thread)
+{
+    (void)thread;
+    const rows_of *d = user;
+    const int64_t k = d->output->encoder.k;
+    qn_output_decode_row(d->output, row, d->w + row * k);
+    d->bad[row] = -1;
+    for (int64_t i = k; i-- > 0;) {
+        d->bad[row] = fabsf(d->w[row * k + i]) <= 0x1.fffffep127f ? d->bad[row] : i;
+    }
+}
+
+/* A vector-quantised weight, which is fitted whole. */
+static qn_status put_vectors(run *r, const qn_output *o, qn_safetensors_writer *writer, double *rms, qn_error *error)
+{
+    const qn_encoder *e = &o->encoder;
+    const qn_exec *exec = &r->options->exec;
+    size_t count;
+    QN_FAIL_IF(qn_mul_size((size_t)e->n, (size_t)e->k, &count), error, QN_E_SHAPE, "tensor %s is too large",
+               o->weight->name);
+    const rows_of d = {o, qn_calloc(r->ctx, count, sizeof(float)), qn_calloc(r->ctx, (size_t)e->n, sizeof(int64_t))};
+    void *parts[QN_VQ_PARTS] = {NULL};
+    int failed = !d.w || !d.bad;
+    for (int i = 0; i < QN_VQ_PARTS; i++) {
+        parts[i] = qn_calloc(r->ctx, 1, (size_t)o->bytes[i]);
+        failed = failed || !parts[i];
+    }
+    qn_status status = QN_OK;
+    if (failed) {
+        status = qn_error_set(error, QN_E_MEMORY, "out of memory quantising tensor %s", o->weight->name);
+    } else {
+        qn_parallel_for(exec, e->n, decode_task, (void *)&d);
+    }
+    for (int64_t row = 0; row < e->n && status == QN_OK; row++) {
+        if (d.bad[row] >= 0) {
+            status = qn_error_set(error, QN_E_FILE,
+                                  "tensor %s: element [%lld, %lld] is not finite; quantising it would spoil the model",
+                                  o->weight->name, (long long)row, (long long)d.bad[row]);
+        }
+    }
+    if (status == QN_OK) {
+        status = qn_vq_quantise(r->ctx, r->outputs.scheme, d.w, e->n, e->k, o->squares, exec, parts, rms, error);
+    }
+    for (int i = 0; i < QN_VQ_PARTS && status == QN_OK; i++) {
+        status = qn_safetensors_writer_put(writer, o->first_item + i, parts[i], (size_t)o->bytes[i], error);
+    }
+    for (int i = 0; i < QN_VQ_PARTS; i++) {
+        qn_free(r->ctx, parts[i]);
+    }
+    qn_free(r->ctx, d.bad);
+    qn_free(r->ctx, d.w);
+    return status;
+}
+
 static qn_status put_output(run *r, qn_output *o, qn_safetensors_writer *writer, double *rms, qn_error *error)
 {
     const qn_encoder *e = &o->encoder;
+    if (o->linear && r->outputs.scheme->scales == QN_SCALES_VECTOR) {
+        return put_vectors(r, o, writer, rms, error);
+    }
     work w;
     QN_TRY(work_init(&w, r->ctx, o, &r->options->exec, 1, error));
     qn_encode_sums sums = {0, 0};
@@ -256,12 +319,13 @@ static qn_status report(run *r, const qn_output *o, double rms, qn_error *error)
         return QN_OK;
     }
     const qn_weight *w = o->weight;
+    const int vectors = o->linear && r->outputs.scheme->scales == QN_SCALES_VECTOR;
     qn_quantize_progress progress = {.index = r->done,
                                      .total = r->outputs.count,
                                      .name = w->name,
                                      .shape = qn_shape_make(w->data.shape.format, w->ndim, w->n, w->k, 1, 1),
                                      .from = stored_as(w),
-                                     .to = o->encoder.element->info.name,
+                                     .to = vectors ? r->outputs.scheme->name : o->encoder.element->info.name,
                                      .bytes_before = o->bytes_before,
                                      .rms_error = rms};
     for (int p = 0; p < QN_PART_COUNT; p++) {
@@ -383,6 +447,13 @@ static qn_status calibrate(run *r, const char *input, const qn_checkpoint *check
         }
     }
     share_input_amax(&r->outputs, &r->calibration);
+    if (r->outputs.scheme->scales == QN_SCALES_VECTOR) {
+        for (int32_t i = 0; i < r->outputs.count; i++) {
+            qn_output *o = &r->outputs.list[i];
+            o->squares = o->linear ? r->calibration.list[o->leader].squares : NULL;
+        }
+        return QN_OK;
+    }
     qn_calibration_factor(&r->calibration, &r->outputs, exec);
     for (int32_t i = 0; i < r->outputs.count; i++) {
         qn_output *o = &r->outputs.list[i];

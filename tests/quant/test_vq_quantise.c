@@ -1,0 +1,239 @@
+/* Vector-quantised schemes: what is stored decodes to the error that is told, error
+ * feedback lessens the error of outputs, bytes do not depend on threads, folders verify and run. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "format/format.h"
+#include "io/checkpoint.h"
+#include "quant/quantize.h"
+#include "quant/vq.h"
+#include "synthetic.h"
+
+enum { N = 288, K = 320, TOKENS = 640 };
+
+static qn_ctx *ctx;
+static qn_pool *pool;
+static float w[N * K], squares[K * K];
+
+static int setup(void **state)
+{
+    (void)state;
+    if (qn_ctx_create(NULL, &ctx, NULL) != QN_OK || qn_pool_create(ctx, 3, &pool, NULL) != QN_OK) {
+        return 1;
+    }
+    qn_rng rng = {.state = 4};
+    for (int i = 0; i < N * K; i++) {
+        const double u = qn_rng_uniform(&rng) + qn_rng_uniform(&rng) + qn_rng_uniform(&rng) - 1.5;
+        w[i] = (float)(u * (1 + i / K % 5));
+    }
+    /* inputs whose channels share much of what they say */
+    static float x[K];
+    double common[8];
+    for (int t = 0; t < TOKENS; t++) {
+        for (int c = 0; c < 8; c++) {
+            common[c] = qn_rng_uniform(&rng) - 0.5;
+        }
+        for (int i = 0; i < K; i++) {
+            x[i] = (float)(3 * common[i % 8] + common[i * 5 % 8] + qn_rng_uniform(&rng) - 0.5);
+        }
+        for (int i = 0; i < K; i++) {
+            for (int j = 0; j < K; j++) {
+                squares[i * K + j] += x[i] * x[j];
+            }
+        }
+    }
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    qn_pool_destroy(pool);
+    qn_ctx_destroy(ctx);
+    return 0;
+}
+
+static void *parts[QN_VQ_PARTS];
+static size_t bytes[QN_VQ_PARTS];
+
+static double quantise(const qn_scheme *s, const float *h, const qn_exec *exec)
+{
+    qn_shape shapes[QN_VQ_PARTS];
+    qn_error error;
+    assert_int_equal(qn_vq_shapes(s, N, K, shapes, &error), QN_OK);
+    for (int i = 0; i < QN_VQ_PARTS; i++) {
+        assert_int_equal(qn_shape_bytes(&shapes[i], &bytes[i], &error), QN_OK);
+        parts[i] = calloc(1, bytes[i]);
+        assert_non_null(parts[i]);
+    }
+    double rms = 0;
+    if (qn_vq_quantise(ctx, s, w, N, K, h, exec, parts, &rms, &error) != QN_OK) {
+        fail_msg("%s", error.text);
+    }
+    return rms;
+}
+
+static void release(void)
+{
+    for (int i = 0; i < QN_VQ_PARTS; i++) {
+        free(parts[i]);
+    }
+}
+
+static float half(const void *from, int64_t i)
+{
+    float x;
+    qn_format_get_row(QN_F16)->decode((const uint8_t *)from + 2 * i, 1, &x);
+    return x;
+}
+
+/* Element [n][k] by docs/formats/vq.md. */
+static float element(const qn_scheme *s, int64_t n, int64_t k)
+{
+    if (s->vq.format == QN_VQ_GPTVQ) {
+        const int64_t cell = n / 256 * 2 + k / 256;
+        const int code = ((const uint8_t *)parts[0])[n * (K / 4) + k / 4];
+        return ((const float *)parts[2])[cell] * (float)((const int8_t *)parts[1])[(cell * 256 + code) * 4 + k % 4];
+    }
+    const int64_t entries = INT64_C(1) << s->vq.bits, at = (n * (K / 8) + k / 8) * s->vq.books;
+    float sum = 0;
+    for (int64_t c = 0; c < s->vq.books; c++) {
+        const int64_t code = s->vq.bits > 8 ? ((const int16_t *)parts[0])[at + c] : ((const int8_t *)parts[0])[at + c];
+        sum += half(parts[1], (c * entries + (code & (entries - 1))) * 8 + k % 8);
+    }
+    return half(parts[2], n) * sum;
+}
+
+/* Relative root mean square errors of the weights and of the outputs. */
+static void errors(const qn_scheme *s, double *weights, double *outputs)
+{
+    static double d[K];
+    double sum = 0, of = 0, loss = 0, whole = 0;
+    for (int64_t n = 0; n < N; n++) {
+        for (int64_t k = 0; k < K; k++) {
+            d[k] = (double)element(s, n, k) - (double)w[n * K + k];
+            sum += d[k] * d[k];
+            of += (double)w[n * K + k] * (double)w[n * K + k];
+        }
+        for (int64_t i = 0; i < K; i++) {
+            for (int64_t j = 0; j < K; j++) {
+                loss += d[i] * d[j] * (double)squares[i * K + j];
+                whole += (double)w[n * K + i] * (double)w[n * K + j] * (double)squares[i * K + j];
+            }
+        }
+    }
+    *weights = sqrt(sum / of);
+    *outputs = sqrt(loss / whole);
+}
+
+static void feedback_lessens_the_error(void **state)
+{
+    (void)state;
+    static const char *const schemes[] = {"gptvq-2", "aqlm-2x8", "aqlm-3"};
+    for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
+        const qn_scheme *s = qn_scheme_find(schemes[i]);
+        double rms[2], weights[2], outputs[2];
+        for (int with = 0; with < 2; with++) {
+            rms[with] = quantise(s, with ? squares : NULL, &(qn_exec){.pool = pool});
+            errors(s, &weights[with], &outputs[with]);
+            assert_true(fabs(rms[with] - weights[with]) < 1e-3 * rms[with]);
+            release();
+        }
+        print_message("%s: weights %.4f, with feedback %.4f; outputs %.4f, with feedback %.4f\n", s->name, weights[0],
+                      weights[1], outputs[0], outputs[1]);
+        assert_true(weights[0] < (s->vq.bits == 12 ? 0.15 : 0.40));
+        assert_true(outputs[1] < 0.7 * outputs[0]);
+    }
+}
+
+static void threads_do_not_matter(void **state)
+{
+    (void)state;
+    static const char *const schemes[] = {"gptvq-2", "aqlm-2x8"};
+    for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
+        const qn_scheme *s = qn_scheme_find(schemes[i]);
+        void *first[QN_VQ_PARTS];
+        const double alone = quantise(s, squares, NULL);
+        memcpy(first, parts, sizeof first);
+        const double together = quantise(s, squares, &(qn_exec){.pool = pool});
+        assert_true(alone == together);
+        for (int p = 0; p < QN_VQ_PARTS; p++) {
+            assert_memory_equal(first[p], parts[p], bytes[p]);
+            free(first[p]);
+        }
+        release();
+    }
+}
+
+static void print_finding(void *user, int severity, const char *tensor, const char *text)
+{
+    (void)user;
+    if (severity > 0) {
+        print_message("verify: %s: %s\n", tensor ? tensor : "-", text);
+    }
+}
+
+/* The folder: written, verified, read back under its name, and the model runs. */
+static void folders(void **state)
+{
+    (void)state;
+    char root[64] = "/tmp/quern-vq-XXXXXX", source[80], out[80];
+    assert_non_null(mkdtemp(root));
+    snprintf(source, sizeof source, "%s/source", root);
+    snprintf(out, sizeof out, "%s/out", root);
+    static syn_tensor tensors[SYN_TENSORS];
+    syn_make(tensors, 20);
+    assert_int_equal(syn_write(ctx, source, tensors), 0);
+    static const char *const schemes[] = {"gptvq-2", "aqlm-2x8", "aqlm-3"};
+    for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
+        qn_quantize_options options;
+        qn_quantize_options_init(&options);
+        options.scheme = schemes[i];
+        options.force = 1;
+        qn_error error = {0};
+        if (qn_quantize(ctx, source, out, &options, NULL, &error) != QN_OK) {
+            fail_msg("%s: %s", schemes[i], error.text);
+        }
+        qn_checkpoint *c;
+        assert_int_equal(qn_checkpoint_open(ctx, out, &c, NULL), QN_OK);
+        qn_model_info info;
+        qn_checkpoint_get_info(c, &info);
+        assert_string_equal(info.scheme, schemes[i]);
+        int64_t findings = -1;
+        assert_int_equal(qn_checkpoint_verify(c, NULL, print_finding, NULL, &findings, &error), QN_OK);
+        assert_int_equal(findings, 0);
+        qn_checkpoint_close(c);
+        qn_model_options how;
+        qn_model_options_init(&how);
+        qn_model *model;
+        if (qn_model_open(ctx, out, &how, &model, &error) != QN_OK) {
+            fail_msg("%s: %s", schemes[i], error.text);
+        }
+        qn_model_close(model);
+        /* what is quantised this way is no source for another scheme */
+        options.scheme = "int8";
+        char again[96];
+        snprintf(again, sizeof again, "%s/again", root);
+        assert_int_equal(qn_quantize(ctx, out, again, &options, NULL, &error), QN_E_UNSUPPORTED);
+    }
+    syn_free(tensors);
+    syn_remove(root);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(feedback_lessens_the_error),
+        cmocka_unit_test(threads_do_not_matter),
+        cmocka_unit_test(folders),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
