@@ -310,6 +310,12 @@ static inline vf vf_from_i32(vi a)
     return _mm256_cvtepi32_ps(a);
 }
 
+/* a where the sign of x is set, else b */
+static inline vf vf_where_negative(vf x, vf a, vf b)
+{
+    return _mm256_blendv_ps(b, a, x);
+}
+
 /* x / s rounded to nearest even, r = 1 / s: right where neither overflows nor is near underflow */
 static inline vf vf_quotient(vf x, vf s, vf r)
 {

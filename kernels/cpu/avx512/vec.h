@@ -310,6 +310,12 @@ static inline vf vf_from_i32(vi a)
     return _mm512_cvtepi32_ps(a);
 }
 
+/* a where the sign of x is set, else b */
+static inline vf vf_where_negative(vf x, vf a, vf b)
+{
+    return _mm512_mask_mov_ps(b, _mm512_movepi32_mask(_mm512_castps_si512(x)), a);
+}
+
 /* x / s rounded to nearest even, r = 1 / s: right where neither overflows nor is near underflow */
 static inline vf vf_quotient(vf x, vf s, vf r)
 {

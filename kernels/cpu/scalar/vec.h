@@ -421,6 +421,13 @@ static inline vf vf_from_i32(vi a)
     return r;
 }
 
+/* a where the sign of x is set, else b */
+static inline vf vf_where_negative(vf x, vf a, vf b)
+{
+    EACH(i) b.v[i] = f32_to_bits(x.v[i]) >> 31 ? a.v[i] : b.v[i];
+    return b;
+}
+
 /* x / s rounded to nearest even, r = 1 / s: right where neither overflows nor is near underflow */
 static inline vf vf_quotient(vf x, vf s, vf r)
 {
