@@ -14,6 +14,9 @@ fi
 echo "== random mixes of sequences"
 QN_TEST_MIXES=1000 build/check/tests/test_model_batches
 
+echo "== every distortion anchor"
+QN_TEST_EVERY_ANCHOR=1 build/check/tests/test_kmeans
+
 echo "== every device kernel for every target"
 QN_TEST_EVERY_CUBIN=1 build/check/tests/test_cuda_compile
 
