@@ -80,9 +80,9 @@ int cli_tokenize(cli *c, const qn_tokenizer *tokenizer, const char *text, size_t
 int cli_render_chat(cli *c, const qn_tokenizer *tokenizer, const qn_chat_message *messages, size_t count, char **text,
                     size_t *bytes);
 
-/* Open a model with --backend and --isa. Verbs that only need its
+/* Open a model with --backend and --isa; kv: how it keeps keys and values, NULL: as floats. Verbs that only need its
  * tokenizer open it on the reference backend, which packs no weights. */
-int cli_open_model(cli *c, const char *path, qn_model **model);
+int cli_open_model(cli *c, const char *path, const char *kv, qn_model **model);
 int cli_open_model_for_text(cli *c, const char *path, qn_model **model);
 
 /* A session over the model with this context length and batch (0: defaults). */

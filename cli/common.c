@@ -436,7 +436,7 @@ int cli_render_chat(cli *c, const qn_tokenizer *tokenizer, const qn_chat_message
 
 /* ---- Models ---- */
 
-int cli_open_model(cli *c, const char *path, qn_model **model)
+int cli_open_model(cli *c, const char *path, const char *kv, qn_model **model)
 {
     qn_error error = {0};
     qn_model_options options;
@@ -444,6 +444,7 @@ int cli_open_model(cli *c, const char *path, qn_model **model)
     options.plan = c->plan;
     options.exec = c->exec;
     options.no_packed_file = c->value[OPT_NO_PACKED].set;
+    options.kv = kv;
     return cli_check(c, qn_model_open(c->ctx, path, &options, model, &error), &error, PHASE_INPUT);
 }
 

@@ -36,6 +36,8 @@ typedef enum cli_option_id {
     OPT_ISA,
     OPT_THREADS,
     OPT_NO_PACKED,
+    OPT_KV,
+    OPT_KV_BOOKS,
     OPT_JIT,
     OPT_CACHE_DIR,
     OPT_DEVICE,

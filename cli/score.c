@@ -84,13 +84,16 @@ int score_cut(cli *c, score_text *t)
     return 0;
 }
 
-int score_open(cli *c, scored *s, const char *path, int64_t chunk)
+int score_open(cli *c, scored *s, const char *path, const char *kv, int64_t chunk)
 {
     s->path = path;
-    int code = cli_open_model(c, path, &s->model);
+    int code = cli_open_model(c, path, kv, &s->model);
     if (code)
         return code;
     qn_model_get_info(s->model, &s->info);
+    qn_model_get_kv(s->model, &s->kv);
+    snprintf(s->label, sizeof s->label, "%s%s%s", s->info.scheme, kv && strcmp(kv, "f32") != 0 ? "+" : "",
+             kv && strcmp(kv, "f32") != 0 ? kv : "");
     return cli_open_session(c, s->model, chunk, c->value[OPT_BATCH].i, &s->session);
 }
 

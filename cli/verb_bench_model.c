@@ -214,7 +214,7 @@ int verb_bench_model(cli *c)
     limits l = {0};
     int32_t *ids = cli_alloc((size_t)c->value[OPT_BATCH].i, sizeof *ids);
     const double start = cli_now();
-    int code = ids ? cli_open_model(c, c->operands[0], &model) : cli_memory(c, "the token ids");
+    int code = ids ? cli_open_model(c, c->operands[0], c->value[OPT_KV].s, &model) : cli_memory(c, "the token ids");
     l.load_seconds = cli_now() - start;
     if (!code)
         code = cli_open_session(c, model, most, c->value[OPT_BATCH].i, &session);

@@ -82,6 +82,8 @@ static void print_object(FILE *out, const cli *c, const scored *s, const scored 
     json j = json_begin(out);
     json_open(&j, NULL, '{');
     json_text(&j, "scheme", s->info.scheme);
+    json_text(&j, "kv", s->kv.scheme);
+    json_int(&j, "kv_bytes_per_token", (int64_t)s->kv.bytes_per_token);
     json_text(&j, "backend", backend_name(c));
     json_number(&j, "bits_per_weight", s->info.bits_per_weight, 6);
     json_number(&j, "file_mb", (double)s->info.file_bytes / 1e6, 6);
@@ -122,7 +124,7 @@ static void print_table(const score_text *t, const scored *models, const sample 
     for (int i = 0; i < n; i++) {
         const scored *s = &models[i];
         score_summary r = score_sum(s);
-        printf("%-12s %7.3f %8.1f %9.4f %7.4f %9.6f %9.4f %7.2f %9.1f %9.1f\n", s->info.scheme, s->info.bits_per_weight,
+        printf("%-12s %7.3f %8.1f %9.4f %7.4f %9.6f %9.4f %7.2f %9.1f %9.1f\n", s->label, s->info.bits_per_weight,
                (double)s->info.file_bytes / 1e6, r.perplexity, r.perplexity / ref.perplexity, r.kl_mean, r.kl_max,
                100 * r.same_top, prefill_rate(s), samples[i].decode_rate);
     }
@@ -130,7 +132,7 @@ static void print_table(const score_text *t, const scored *models, const sample 
            (long long)models[0].count, (long long)t->chunks, (long long)t->chunk, models[0].path, ref.perplexity,
            ref.perplexity_error);
     for (int i = 0; i < n; i++) {
-        printf("%-12s ", models[i].info.scheme);
+        printf("%-12s ", models[i].label);
         print_one_line(samples[i].text ? samples[i].text : "", samples[i].bytes);
     }
 }
@@ -200,7 +202,7 @@ int verb_compare(cli *c)
     int code = models && samples ? cli_read_file(c, c->value[OPT_FILE].s, &text, &bytes) : cli_memory(c, "the models");
     for (int i = 0; i < n && !code; i++) {
         cli_progress(c, 0, c->operands[i]);
-        code = score_open(c, &models[i], c->operands[i], c->value[OPT_CHUNK].i);
+        code = score_open(c, &models[i], c->operands[i], i ? c->value[OPT_KV].s : NULL, c->value[OPT_CHUNK].i);
     }
     if (!code)
         code = score_all(c, text, bytes, models, samples, n, &t);

@@ -121,19 +121,74 @@ static void print_totals(const cli *c, const qn_quantize_result *r)
     json_close(&j, '}');
 }
 
+/* Codebooks of a KV scheme beside the model. */
+static int make_books(cli *c)
+{
+    qn_error error = {0};
+    char size[32], plain[32], coded[32];
+    qn_kv_books_options options;
+    qn_kv_books_result r = {0};
+    qn_kv_books_options_init(&options);
+    options.scheme = c->value[OPT_KV_BOOKS].s;
+    options.calibration = c->value[OPT_CALIBRATE].s;
+    options.force = c->value[OPT_FORCE].set;
+    options.exec = c->exec;
+    options.progress = on_progress;
+    options.progress_user = c;
+    qn_status status = qn_make_kv_books(c->ctx, c->operands[0], NULL, &options, &r, &error);
+    cli_progress_end(c);
+    if (status == QN_E_CANCELLED && !cli_interrupted() && cli_output_closed())
+        return EXIT_DONE;
+    int code = cli_check(c, status, &error, PHASE_OUTPUT);
+    if (code)
+        return code;
+    if (!c->value[OPT_JSON].set) {
+        printf("%s: codebooks of %s for %d layers, %s, from %d tokens; a token's keys and values %s -> %s, %.1f s\n",
+               c->operands[0], options.scheme, r.layers, cli_size_text(size, (double)r.bytes), r.tokens,
+               cli_size_text(plain, (double)r.bytes_per_token_before),
+               cli_size_text(coded, (double)r.bytes_per_token_after), r.seconds);
+        return 0;
+    }
+    json j = json_begin(stdout);
+    json_open(&j, NULL, '{');
+    json_text(&j, "input", c->operands[0]);
+    json_text(&j, "kv", options.scheme);
+    json_int(&j, "layers", r.layers);
+    json_int(&j, "tokens", r.tokens);
+    json_int(&j, "bytes", (int64_t)r.bytes);
+    json_int(&j, "kv_bytes_per_token_before", (int64_t)r.bytes_per_token_before);
+    json_int(&j, "kv_bytes_per_token", (int64_t)r.bytes_per_token_after);
+    json_number(&j, "seconds", r.seconds, 4);
+    json_close(&j, '}');
+    return 0;
+}
+
+/* What is written: a folder with OUT, else codebooks of a KV scheme. */
+static int check_operands(cli *c)
+{
+    if (c->operand_count == 2)
+        return check_scheme(c);
+    if (!c->value[OPT_KV_BOOKS].set || c->value[OPT_WEIGHTS].set)
+        return cli_fail(c, EXIT_USAGE, "too few arguments; usage: quern quantize MODEL OUT --weights SCHEME, or "
+                                       "quern quantize MODEL --kv SCHEME");
+    return 0;
+}
+
 int verb_quantize(cli *c)
 {
     qn_error error = {0};
     qn_checkpoint *input = NULL;
     if (c->value[OPT_LIST].set)
         return list_schemes(c);
-    int code = check_scheme(c);
+    int code = check_operands(c);
     /* opened here first, so that a bad input is told from a failing output */
     if (!code)
         code = cli_check(c, qn_checkpoint_open(c->ctx, c->operands[0], &input, &error), &error, PHASE_INPUT);
     qn_checkpoint_close(input);
     if (code)
         return code;
+    if (c->operand_count == 1)
+        return make_books(c);
     qn_quantize_options options;
     qn_quantize_result result = {0};
     qn_quantize_options_init(&options);
@@ -144,6 +199,7 @@ int verb_quantize(cli *c)
     options.progress_user = c;
     options.calibration = c->value[OPT_CALIBRATE].s;
     options.pack = c->value[OPT_PACK].set;
+    options.kv = c->value[OPT_KV_BOOKS].s;
     code = read_kept(c, &options);
     if (code)
         return code;

@@ -87,7 +87,7 @@ int verb_run(cli *c)
     double start = cli_now(), load = 0;
     int code = read_prompt(c, &text, &bytes);
     if (!code)
-        code = cli_open_model(c, c->operands[0], &model);
+        code = cli_open_model(c, c->operands[0], c->value[OPT_KV].s, &model);
     if (!code)
         code = prompt_ids(c, qn_model_tokenizer(model), text, bytes, &ids, &count);
     if (!code)

@@ -76,6 +76,16 @@ QN_API qn_status qn_checkpoint_packed_file(const qn_checkpoint *checkpoint, cons
 typedef struct qn_model qn_model;
 typedef struct qn_session qn_session;
 
+/* A KV scheme (docs/kv-cache.md). */
+typedef struct qn_kv_info {
+    const char *name;    /* "cq2" */
+    const char *summary; /* in words */
+    int32_t codebooks;   /* 1: it needs a file of codebooks made for the model (qn_make_kv_books) */
+} qn_kv_info;
+
+/* Scheme i in table order; QN_E_ARGUMENT past the end. */
+QN_API qn_status qn_kv_at(int32_t i, qn_kv_info *info);
+
 /* A model whose options name a device's backend has its weights, caches and registers in the device's memory; what goes
  * in and out of the functions below is host memory all the same. Its sessions and batches work on streams of their own
  * and return when their work is done. */
@@ -84,6 +94,7 @@ typedef struct qn_model_options {
     qn_plan_options plan;        /* backend and level for every operator */
     qn_exec exec;                /* threads for packing; used by qn_model_open only */
     int32_t no_packed_file;      /* 1: pack in memory, also when there is a packed file */
+    const char *kv;              /* how keys and values of earlier tokens are kept: a name of qn_kv_at; NULL: "f32" */
     int32_t unfused;             /* 1: each linear layer is a step of its own and reads F32 rows (calibration) */
 } qn_model_options;
 
@@ -94,7 +105,9 @@ QN_API void qn_model_options_init(qn_model_options *options);
  * (stale, damaged, of another version) is never an error: the reason goes to the
  * log, and so does one weight's blob that the chosen kernel does not read.
  * Immutable afterwards; sessions may share it across threads.
- * Statuses of qn_checkpoint_open and qn_plan_create. */
+ * Statuses of qn_checkpoint_open and qn_plan_create. options.kv: QN_E_ARGUMENT: no such scheme; QN_E_IO: there are no
+ * codebooks, and the sentence says how to make them; QN_E_FILE: they are damaged or another model's;
+ * QN_E_UNSUPPORTED: not on a device, or the head size is no multiple of the channels coded together. */
 QN_API qn_status qn_model_open(qn_ctx *ctx, const char *path, const qn_model_options *options, qn_model **out,
                                qn_error *error);
 QN_API void qn_model_close(qn_model *model);
@@ -121,6 +134,17 @@ QN_API qn_status qn_model_write_packed(qn_model *model, const char *path, int32_
 
 /* Operators of one layer in order with their kernels, and what was fused, as text. Like snprintf. */
 QN_API size_t qn_model_explain(const qn_model *model, char *text, size_t capacity);
+
+/* How an open model keeps keys and values. */
+typedef struct qn_model_kv {
+    const char *scheme;       /* "f32" */
+    uint64_t bytes_per_token; /* of keys and values of all layers, scales included */
+    uint64_t codebook_bytes;  /* of the file; 0: the scheme has none */
+    const char *file;         /* NULL: none */
+} qn_model_kv;
+
+/* Fill *kv; its text lives as long as the model. */
+QN_API void qn_model_get_kv(const qn_model *model, qn_model_kv *kv);
 
 typedef struct qn_session_options {
     size_t size;            /* sizeof(qn_session_options), set by qn_session_options_init */

@@ -44,6 +44,7 @@ typedef enum qn_op {
     QN_OP_RMSNORM = 22,
     QN_OP_ROPE = 23,
     QN_OP_ATTENTION = 24,
+    QN_OP_SCALED_ATTENTION = 25, /* over 8-bit keys and values with a scale for each and head */
     QN_OP_VQ_DEQUANTIZE = 30, /* vector-quantised weights: w[N,K] */
     QN_OP_VQ_MM = 31,         /* x[M,K] by vector-quantised weights */
     QN_OP_VQ_ENCODE = 32,     /* nearest codes of a KV cache's codebooks */

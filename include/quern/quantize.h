@@ -44,6 +44,7 @@ typedef struct qn_quantize_options {
     int32_t keep_first, keep_last; /* layers at either end whose linear weights stay BF16; -1: the scheme's default */
     int32_t keep_qkv;              /* 1: the q, k and v projections stay BF16, 0: they do not; -1: the scheme's default */
     const char *calibration;       /* text file for the calibration run; NULL: a built-in text */
+    const char *kv;                /* also write codebooks of this KV scheme (qn_kv_at); NULL: none */
     int32_t pack;                  /* 1: also write the packed file (quern/model.h) into the folder */
 } qn_quantize_options;
 
@@ -68,6 +69,36 @@ QN_API void qn_quantize_options_init(qn_quantize_options *options);
  * QN_E_FILE: non-finite weights (tensor and index named). QN_E_IO, QN_E_MEMORY, QN_E_CANCELLED. */
 QN_API qn_status qn_quantize(qn_ctx *ctx, const char *input, const char *output, const qn_quantize_options *options,
                              qn_quantize_result *result, qn_error *error);
+
+/* ---- Codebooks of KV schemes ---- */
+
+typedef struct qn_kv_books_options {
+    size_t size; /* sizeof(qn_kv_books_options), set by qn_kv_books_options_init */
+    const char *scheme;      /* one of qn_kv_at with codebooks */
+    const char *calibration; /* text file for the calibration run; NULL: a built-in text */
+    int32_t force;           /* replace an existing file */
+    qn_exec exec;
+    qn_quantize_progress_fn progress; /* index counts layers; the bytes are a token's keys and values in that layer */
+    void *progress_user;
+} qn_kv_books_options;
+
+typedef struct qn_kv_books_result {
+    int32_t layers, tokens;                   /* tokens: of the calibration run */
+    uint64_t bytes;                           /* of the file */
+    uint64_t bytes_per_token_before, bytes_per_token_after; /* of keys and values in all layers */
+    double seconds;
+} qn_kv_books_result;
+
+/* Everything 0. */
+QN_API void qn_kv_books_options_init(qn_kv_books_options *options);
+
+/* Run a text through the model at `model`, fit codebooks to its keys (before RoPE) and values by k-means, and write
+ * them atomically to `path`; NULL: where opening the model finds them. The result does not depend on the threads.
+ * QN_E_ARGUMENT: the scheme has no codebooks or is none. QN_E_EXISTS: force is 0. QN_E_UNSUPPORTED: the head size is no
+ * multiple of the channels coded together. QN_E_FILE: keys or values that are not finite. Statuses of qn_model_open;
+ * QN_E_IO, QN_E_MEMORY, QN_E_CANCELLED. result may be NULL. */
+QN_API qn_status qn_make_kv_books(qn_ctx *ctx, const char *model, const char *path, const qn_kv_books_options *options,
+                                  qn_kv_books_result *result, qn_error *error);
 
 #ifdef __cplusplus
 }

@@ -54,6 +54,7 @@ static const qn_kernel ref_kernels[] = {
     REF(QN_OP_RMSNORM, "rmsnorm"),
     REF(QN_OP_ROPE, "rope"),
     REF(QN_OP_ATTENTION, "attention"),
+    REF(QN_OP_SCALED_ATTENTION, "scaled_attention"),
     REF(QN_OP_VQ_DEQUANTIZE, "vq_dequantize"),
     REF(QN_OP_VQ_MM, "vq_mm"),
     REF(QN_OP_VQ_ENCODE, "vq_encode"),

@@ -24,12 +24,6 @@ void qn_batch_options_init(qn_batch_options *options)
     options->size = sizeof *options;
 }
 
-static int64_t cache_bytes(const qn_model *model)
-{
-    const qn_hparams *h = qn_checkpoint_hparams(model->checkpoint);
-    return (int64_t)h->kv_heads * h->head_dim * (int64_t)sizeof(float);
-}
-
 /* rows of row_bytes each on the host; NULL when there is no such memory. */
 static void *host_rows(const qn_ctx *ctx, int32_t rows, size_t row_bytes)
 {
@@ -63,7 +57,7 @@ static int allocate_input(qn_batch *b)
 {
     const qn_model *model = b->model;
     if (!model->device) {
-        b->input = host_rows(model->ctx, b->tokens, 2 * sizeof *b->input);
+        b->input = host_rows(model->ctx, b->tokens, 3 * sizeof *b->input);
         b->positions = b->input ? b->input + b->tokens : NULL;
         return b->input != NULL;
     }
@@ -92,8 +86,8 @@ static int allocate(qn_batch *b, int several)
         failed = !b->registers[i];
     }
     if (!failed && several) {
-        b->new_keys = rows_alloc(model, b->tokens, (size_t)cache_bytes(model));
-        b->new_values = rows_alloc(model, b->tokens, (size_t)cache_bytes(model));
+        b->new_keys = rows_alloc(model, b->tokens, model->kv_row_bytes);
+        b->new_values = rows_alloc(model, b->tokens, model->kv_row_bytes);
         failed = !b->new_keys || !b->new_values;
     }
     if (!failed && (several || model->device)) {
@@ -224,9 +218,10 @@ static qn_mut_view resolve(const qn_batch *b, const qn_operand *operand, const q
     const qn_session *s = rows->session;
     qn_shape shape = operand->shape;
     char *data = NULL;
-    int64_t stride = cache_bytes(b->model);
+    int64_t stride = (int64_t)b->model->kv_row_bytes;
+    const int batched = shape.ndim == 4; /* rows are its second dimension */
     if (!operand->whole) {
-        shape.dims[0] = rows->count;
+        shape.dims[batched] = rows->count;
     }
     switch (operand->place) {
     case QN_PLACE_NONE:
@@ -249,20 +244,26 @@ static qn_mut_view resolve(const qn_batch *b, const qn_operand *operand, const q
         data = (char *)(b->positions + rows->first);
         stride = (int64_t)sizeof(int32_t);
         break;
+    case QN_PLACE_LENGTHS:
+        data = (char *)(b->positions + b->tokens + rows->first);
+        stride = (int64_t)sizeof(int32_t);
+        break;
     case QN_PLACE_KEYS:
     case QN_PLACE_VALUES:
-        shape.dims[0] = s->length + rows->count;
-        data = (char *)(operand->place == QN_PLACE_KEYS ? s->keys : s->values)[operand->index];
+        shape.dims[batched] = s->length + rows->count;
+        shape.dims[0] = batched ? rows->count : shape.dims[0];
+        data = (operand->place == QN_PLACE_KEYS ? s->keys : s->values)[operand->index] + operand->offset;
         break;
     case QN_PLACE_NEW_KEYS:
     case QN_PLACE_NEW_VALUES:
-        data =
-            s ? (char *)(operand->place == QN_PLACE_NEW_KEYS ? s->keys : s->values)[operand->index] + s->length * stride
-              : (operand->place == QN_PLACE_NEW_KEYS ? b->new_keys : b->new_values);
+        data = s ? (operand->place == QN_PLACE_NEW_KEYS ? s->keys : s->values)[operand->index] + s->length * stride
+                 : (operand->place == QN_PLACE_NEW_KEYS ? b->new_keys : b->new_values);
+        data += operand->offset;
         break;
     }
     view = qn_mut_view_make(data, &shape);
-    view.strides[0] = stride;
+    view.strides[0] = batched ? 0 : stride; /* a cache's batch is one cache */
+    view.strides[batched] = stride;
     return view;
 }
 
@@ -339,6 +340,9 @@ static qn_status run_step(qn_batch *b, const qn_step *step, const qn_row_range *
     if (b->model->observe) {
         observe(b->model, step, &args.in[0]);
     }
+    if (b->model->observe_step) {
+        b->model->observe_step(b->model->observe_step_user, step, &args);
+    }
     const qn_status status = qn_run(step->plan, &args, b->workspace, b->workspace_bytes, &b->exec, error);
     if (status != QN_OK) {
         return qn_error_prefix(error, status, "layer %d, %s %s", step->layer, qn_op_get_info(step->op)->name,
@@ -408,13 +412,13 @@ static qn_status copy_rows(const qn_batch *b, void *to, const void *from, size_t
 /* New keys or values of all rows to the caches they belong to. */
 static qn_status scatter(const qn_batch *b, const qn_operand *operand, qn_error *error)
 {
-    const int64_t row = cache_bytes(b->model);
+    const int64_t row = (int64_t)b->model->kv_row_bytes;
     const char *const from = operand->place == QN_PLACE_NEW_KEYS ? b->new_keys : b->new_values;
     for (int32_t i = 0; i < b->segment_count; i++) {
         const qn_segment *seg = &b->segments[i];
         const qn_row_range rows = {.first = seg->first, .count = seg->count, .session = seg->session};
-        QN_TRY(
-            copy_rows(b, resolve(b, operand, &rows).data, from + seg->first * row, (size_t)(seg->count * row), error));
+        QN_TRY(copy_rows(b, (char *)resolve(b, operand, &rows).data - operand->offset, from + seg->first * row,
+                         (size_t)(seg->count * row), error));
     }
     return QN_OK;
 }
@@ -440,7 +444,7 @@ static qn_status run_body(qn_batch *b, qn_error *error)
             }
         }
         for (int j = 0; !all.session && j < QN_MAX_OUT; j++) {
-            if (is_new(&step->out[j])) {
+            if (is_new(&step->out[j]) && step->out[j].offset == 0) { /* whole rows, once */
                 QN_TRY(scatter(b, &step->out[j], error));
             }
         }
@@ -506,6 +510,7 @@ static int32_t add_tokens(qn_batch *b, const qn_batch_item *item, int32_t done)
         b->input[b->rows] = item->ids[done + i];
         b->input[b->tokens + b->rows] = item->session->length + i;
         if (!model->device) {
+            b->positions[b->tokens + b->rows] = item->session->length + i + 1;
             char *row = b->registers[model->reg_stream] + (size_t)b->rows * row_bytes;
             qn_weight_decode_row(model->embedding, item->ids[done + i], (float *)(void *)row);
         }

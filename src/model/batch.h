@@ -25,8 +25,8 @@ struct qn_batch {
     int32_t tokens;              /* most rows of a pass */
     char **registers;            /* [register_count] -> [tokens, row_bytes] */
     int32_t *input;              /* [2, tokens]: ids, then positions; page-locked for a device */
-    int32_t *positions;          /* the positions where operators read them */
-    char *new_keys, *new_values; /* [tokens, cache_row] on their way to several caches; NULL: one sequence only */
+    int32_t *positions;          /* the positions where operators read them; on the host lengths[tokens] follow */
+    char *new_keys, *new_values; /* [tokens] rows of kv_row_bytes on their way to several caches; NULL: one sequence only */
     float *logits;               /* [LOGITS_ROWS, vocab] on their way to where they are asked for; NULL: none are */
     qn_segment *segments;        /* [tokens] */
     qn_wanted_row *wanted;       /* [tokens] */

@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "format/format.h"
+#include "model/kv.h"
 
 /* Room for one more element of an array the model owns; 1 when memory is out. */
 static int grow(qn_ctx *ctx, void **array, size_t *capacity, size_t count, size_t size)
@@ -482,25 +483,124 @@ qn_status qn_build_rope(qn_model *model, int32_t layer, int32_t in, int64_t colu
     return plan_step(model, step, &desc, error);
 }
 
-qn_status qn_build_attention(qn_model *model, int32_t layer, int32_t in, int32_t out, qn_error *error)
+/* The new rows of a cache: [M] rows of that shape. */
+static qn_operand new_rows(int32_t layer, int values, size_t offset, qn_shape shape)
+{
+    return (qn_operand){.place = values ? QN_PLACE_NEW_VALUES : QN_PLACE_NEW_KEYS,
+                        .index = layer,
+                        .offset = (int64_t)offset,
+                        .shape = shape};
+}
+
+/* Codes and scales of columns of in, a head a group. */
+static qn_status keep_scaled(qn_model *model, int32_t layer, int32_t in, int64_t column, int values, qn_error *error)
 {
     const qn_hparams *h = qn_checkpoint_hparams(model->checkpoint);
-    qn_step *step = add_step(model, layer, QN_OP_ATTENTION, "");
+    qn_step *step = add_step(model, layer, QN_OP_QUANTIZE_FP8, values ? "values" : "keys");
     if (!step) {
         return out_of_memory(error);
     }
-    /* planned for the longest context, so that the workspace serves every length */
-    const qn_shape cache = qn_shape_make(QN_F32, 3, h->context_length, h->kv_heads, h->head_dim, 1);
-    step->in[qn_op_in_slot(QN_OP_ATTENTION, "q")] =
-        in_register(in, qn_shape_make(QN_F32, 3, 1, h->heads, h->head_dim, 1));
-    step->in[qn_op_in_slot(QN_OP_ATTENTION, "k")] =
-        (qn_operand){.place = QN_PLACE_KEYS, .index = layer, .shape = cache};
-    step->in[qn_op_in_slot(QN_OP_ATTENTION, "v")] =
-        (qn_operand){.place = QN_PLACE_VALUES, .index = layer, .shape = cache};
-    step->out[0] = in_register(out, qn_shape_make(QN_F32, 3, 1, h->heads, h->head_dim, 1));
-    qn_op_desc desc = describe(QN_OP_ATTENTION);
-    if (qn_build_takes(QN_OP_ATTENTION, QN_ATTR_OUT)) {
-        desc.attr[QN_ATTR_OUT].i = QN_OUT_F32;
+    qn_operand *x = &step->in[qn_op_in_slot(QN_OP_QUANTIZE_FP8, "x")];
+    *x = in_register(in, rows_of(QN_F32, (int64_t)h->kv_heads * h->head_dim));
+    x->offset = column * (int64_t)sizeof(float);
+    const qn_shape any = {.format = QN_FORMAT_NONE}; /* set with the plan */
+    step->out[qn_op_out_slot(QN_OP_QUANTIZE_FP8, "q")] = new_rows(layer, values, 0, any);
+    step->out[qn_op_out_slot(QN_OP_QUANTIZE_FP8, "scale")] =
+        new_rows(layer, values, qn_kv_scales_at(h->kv_heads, h->head_dim), any);
+    qn_op_desc desc = describe(QN_OP_QUANTIZE_FP8);
+    desc.attr[QN_ATTR_GRANULARITY].i = QN_PER_GROUP;
+    desc.attr[QN_ATTR_GROUP].i = h->head_dim;
+    return plan_step(model, step, &desc, error);
+}
+
+/* Codes of columns of in. */
+static qn_status keep_coded(qn_model *model, int32_t layer, int32_t in, int64_t column, int values, qn_error *error)
+{
+    const qn_hparams *h = qn_checkpoint_hparams(model->checkpoint);
+    qn_step *step = add_step(model, layer, QN_OP_VQ_ENCODE, values ? "values" : "keys");
+    if (!step) {
+        return out_of_memory(error);
+    }
+    qn_operand *x = &step->in[qn_op_in_slot(QN_OP_VQ_ENCODE, "x")];
+    *x = in_register(in, qn_shape_make(QN_F32, 4, 1, 1, h->kv_heads, h->head_dim));
+    x->offset = column * (int64_t)sizeof(float);
+    step->in[qn_op_in_slot(QN_OP_VQ_ENCODE, "codebook")] = constant(*qn_kv_book(model, layer, values));
+    step->out[0] = new_rows(layer, values, 0, (qn_shape){.format = QN_FORMAT_NONE});
+    qn_op_desc desc = describe(QN_OP_VQ_ENCODE);
+    return plan_step(model, step, &desc, error);
+}
+
+qn_status qn_build_keep(qn_model *model, int32_t layer, int32_t in, int64_t column, int32_t keys, qn_error *error)
+{
+    const qn_hparams *h = qn_checkpoint_hparams(model->checkpoint);
+    const int64_t values = column + (int64_t)h->kv_heads * h->head_dim;
+    if (model->kv->scaled) {
+        QN_TRY(qn_build_rope(model, layer, in, column, keys, 0, h->kv_heads, error));
+        QN_TRY(keep_scaled(model, layer, keys, 0, 0, error));
+        return keep_scaled(model, layer, in, values, 1, error);
+    }
+    QN_TRY(keep_coded(model, layer, in, column, 0, error));
+    return keep_coded(model, layer, in, values, 1, error);
+}
+
+static qn_operand cached(int32_t layer, int values, size_t offset, qn_shape shape)
+{
+    return (qn_operand){.place = values ? QN_PLACE_VALUES : QN_PLACE_KEYS,
+                        .index = layer,
+                        .offset = (int64_t)offset,
+                        .shape = shape};
+}
+
+/* The operands that a KV scheme's attention reads beside q, and its attributes; planned for the longest context, so
+ * that the workspace serves every length. */
+static void bind_cache(const qn_model *model, int32_t layer, qn_step *step, qn_op_desc *desc)
+{
+    const qn_hparams *h = qn_checkpoint_hparams(model->checkpoint);
+    const qn_kv_scheme *kv = model->kv;
+    static const char *const names[3][2] = {{"k", "v"}, {"k_codes", "v_codes"}, {"k_codebook", "v_codebook"}};
+    for (int values = 0; values < 2; values++) {
+        if (kv->channels) {
+            const qn_shape codes =
+                qn_shape_make(QN_U8, 4, 1, h->context_length, h->kv_heads, h->head_dim / kv->channels);
+            step->in[qn_op_in_slot(step->op, names[1][values])] = cached(layer, values, 0, codes);
+            step->in[qn_op_in_slot(step->op, names[2][values])] = constant(*qn_kv_book(model, layer, values));
+            continue;
+        }
+        const qn_format format = kv->scaled ? QN_F8_E4M3 : QN_F32;
+        step->in[qn_op_in_slot(step->op, names[0][values])] = cached(
+            layer, values, 0, qn_shape_make(format, 3, h->context_length, h->kv_heads, h->head_dim, 1));
+        if (kv->scaled) {
+            step->in[qn_op_in_slot(step->op, values ? "v_scale" : "k_scale")] =
+                cached(layer, values, qn_kv_scales_at(h->kv_heads, h->head_dim),
+                       qn_shape_make(QN_F32, 2, h->context_length, h->kv_heads, 1, 1));
+        }
+    }
+    if (kv->channels) {
+        step->in[qn_op_in_slot(step->op, "seq_lens")] =
+            (qn_operand){.place = QN_PLACE_LENGTHS, .shape = qn_shape_make(QN_I32, 1, 1, 1, 1, 1)};
+        desc->attr[QN_ATTR_ROPE_THETA].f = h->rope_theta;
+        desc->attr[QN_ATTR_STYLE].i = QN_ROPE_HALF;
+    } else {
+        desc->attr[QN_ATTR_OUT].i = QN_OUT_F32;
+    }
+}
+
+qn_status qn_build_attention(qn_model *model, int32_t layer, int32_t in, int32_t out, int32_t sums, qn_error *error)
+{
+    const qn_hparams *h = qn_checkpoint_hparams(model->checkpoint);
+    const qn_op op =
+        model->kv->channels ? QN_OP_VQ_ATTENTION : (model->kv->scaled ? QN_OP_SCALED_ATTENTION : QN_OP_ATTENTION);
+    qn_step *step = add_step(model, layer, op, "");
+    if (!step) {
+        return out_of_memory(error);
+    }
+    const qn_shape rows = qn_shape_make(QN_F32, 3, 1, h->heads, h->head_dim, 1);
+    qn_op_desc desc = describe(op);
+    step->in[qn_op_in_slot(op, "q")] = in_register(in, rows);
+    bind_cache(model, layer, step, &desc);
+    step->out[0] = in_register(out, rows);
+    if (op == QN_OP_VQ_ATTENTION) {
+        step->out[qn_op_out_slot(op, "lse")] = in_register(sums, rows_of(QN_F32, h->heads));
     }
     return plan_step(model, step, &desc, error);
 }

@@ -33,13 +33,17 @@ qn_status qn_build_norm(qn_model *model, int32_t layer, int32_t in, int32_t out,
 qn_status qn_build_linear(qn_model *model, int32_t layer, int32_t in, int32_t out, int64_t column, int to_values,
                           const char *weight, qn_error *error);
 
+/* Keep the new keys, columns of in from `column` on before rotation, and the new values behind them, as a KV scheme
+ * other than floats does; keys: a register for rotated keys. */
+qn_status qn_build_keep(qn_model *model, int32_t layer, int32_t in, int64_t column, int32_t keys, qn_error *error);
+
 /* Rotate columns of in from `column` on, [M, heads, head_dim], by position; to_keys: into the layer's key cache, else
  * into out. */
 qn_status qn_build_rope(qn_model *model, int32_t layer, int32_t in, int64_t column, int32_t out, int to_keys,
                         int32_t heads, qn_error *error);
 
-/* out = causal attention of in over the layer's cache */
-qn_status qn_build_attention(qn_model *model, int32_t layer, int32_t in, int32_t out, qn_error *error);
+/* out = causal attention of in over the layer's cache; sums: a register for the logarithms that vq_attention gives */
+qn_status qn_build_attention(qn_model *model, int32_t layer, int32_t in, int32_t out, int32_t sums, qn_error *error);
 
 /* out[M,H] = silu(in[:, :H]) * in[:, H:] */
 qn_status qn_build_silu_mul(qn_model *model, int32_t layer, int32_t in, int32_t out, int64_t width, qn_error *error);

@@ -8,6 +8,7 @@
 
 typedef struct llama_registers {
     int32_t stream, normed, query_key, rotated, attended, projected, gate_up, activated;
+    int32_t keys, sums; /* of KV schemes other than floats */
 } llama_registers;
 
 static qn_status make_registers(qn_model *model, const qn_hparams *h, llama_registers *r, qn_error *error)
@@ -15,7 +16,16 @@ static qn_status make_registers(qn_model *model, const qn_hparams *h, llama_regi
     const int64_t q = (int64_t)h->heads * h->head_dim, kv = (int64_t)h->kv_heads * h->head_dim;
     QN_TRY(qn_build_register(model, "stream", QN_F32, h->hidden, &r->stream, error));
     QN_TRY(qn_build_register(model, "normed", QN_F32, h->hidden, &r->normed, error));
-    QN_TRY(qn_build_register(model, "query_key", QN_F32, q + kv, &r->query_key, error));
+    const int floats = !model->kv->channels && !model->kv->scaled;
+    /* queries, keys; where keys and values are not kept as they are, values too */
+    QN_TRY(qn_build_register(model, "query_key", QN_F32, floats ? q + kv : q + 2 * kv, &r->query_key, error));
+    r->keys = r->sums = -1;
+    if (model->kv->scaled) {
+        QN_TRY(qn_build_register(model, "keys", QN_F32, kv, &r->keys, error));
+    }
+    if (model->kv->channels) {
+        QN_TRY(qn_build_register(model, "sums", QN_F32, h->heads, &r->sums, error));
+    }
     QN_TRY(qn_build_register(model, "rotated", QN_F32, q, &r->rotated, error));
     QN_TRY(qn_build_register(model, "attended", QN_F32, q, &r->attended, error));
     QN_TRY(qn_build_register(model, "projected", QN_F32, h->hidden, &r->projected, error));
@@ -67,10 +77,17 @@ static qn_status build_layer(qn_model *model, const qn_hparams *h, const llama_r
     QN_TRY(qn_build_norm(model, l, r->stream, r->normed, name_of(&n, l, "input_layernorm"), error));
     QN_TRY(qn_build_linear(model, l, r->normed, r->query_key, 0, 0, name_of(&n, l, "self_attn.q_proj"), error));
     QN_TRY(qn_build_linear(model, l, r->normed, r->query_key, q, 0, name_of(&n, l, "self_attn.k_proj"), error));
-    QN_TRY(qn_build_linear(model, l, r->normed, 0, 0, 1, name_of(&n, l, "self_attn.v_proj"), error));
-    QN_TRY(qn_build_rope(model, l, r->query_key, 0, r->rotated, 0, h->heads, error));
-    QN_TRY(qn_build_rope(model, l, r->query_key, q, 0, 1, h->kv_heads, error));
-    QN_TRY(qn_build_attention(model, l, r->rotated, r->attended, error));
+    if (model->kv->channels || model->kv->scaled) {
+        const int64_t values = q + (int64_t)h->kv_heads * h->head_dim;
+        QN_TRY(qn_build_linear(model, l, r->normed, r->query_key, values, 0, name_of(&n, l, "self_attn.v_proj"), error));
+        QN_TRY(qn_build_rope(model, l, r->query_key, 0, r->rotated, 0, h->heads, error));
+        QN_TRY(qn_build_keep(model, l, r->query_key, q, r->keys, error));
+    } else {
+        QN_TRY(qn_build_linear(model, l, r->normed, 0, 0, 1, name_of(&n, l, "self_attn.v_proj"), error));
+        QN_TRY(qn_build_rope(model, l, r->query_key, 0, r->rotated, 0, h->heads, error));
+        QN_TRY(qn_build_rope(model, l, r->query_key, q, 0, 1, h->kv_heads, error));
+    }
+    QN_TRY(qn_build_attention(model, l, r->rotated, r->attended, r->sums, error));
     QN_TRY(qn_build_linear(model, l, r->attended, r->projected, 0, 0, name_of(&n, l, "self_attn.o_proj"), error));
     QN_TRY(qn_build_add(model, l, r->stream, r->projected, h->hidden, error));
 

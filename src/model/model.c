@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "model/build.h"
 #include "model/device.h"
+#include "model/kv.h"
 #include "text/tokenizer.h"
 
 typedef struct family {
@@ -63,6 +64,9 @@ qn_status qn_model_open(qn_ctx *ctx, const char *path, const qn_model_options *o
                                      qn_checkpoint_hparams(model->checkpoint)->vocab_size, &model->tokenizer, error);
     }
     if (status == QN_OK) {
+        status = qn_kv_prepare(model, options->kv, error);
+    }
+    if (status == QN_OK) {
         status = build(model, error);
     }
     if (status == QN_OK) {
@@ -75,6 +79,9 @@ qn_status qn_model_open(qn_ctx *ctx, const char *path, const qn_model_options *o
         qn_build_drop_plans(model);
         status = model->device ? qn_model_upload(model, error)
                                : qn_model_pack(model, &options->exec, !options->no_packed_file, error);
+    }
+    if (status == QN_OK) {
+        status = qn_kv_pack(model, error);
     }
     if (status != QN_OK) {
         qn_model_close(model);
@@ -103,6 +110,7 @@ void qn_model_close(qn_model *model)
     qn_buffer_free(&model->notes);
     qn_tokenizer_destroy(model->tokenizer);
     qn_packed_close(model->packed);
+    qn_kv_release(model);
     qn_checkpoint_close(model->checkpoint);
     qn_free(model->ctx, model);
 }
@@ -121,6 +129,12 @@ void qn_model_set_observer(qn_model *model, qn_observe_fn observe, void *user)
 {
     model->observe = observe;
     model->observe_user = user;
+}
+
+void qn_model_set_step_observer(qn_model *model, qn_observe_step_fn observe, void *user)
+{
+    model->observe_step = observe;
+    model->observe_step_user = user;
 }
 
 static void print_step(qn_text *text, const qn_step *step)

@@ -4,7 +4,8 @@
  * model.c opens a checkpoint and owns everything; llama.c writes the step list
  * of its family through the builder (build.h); fuse.c replaces neighbouring
  * steps by fused operators, narrow.c lets linear layers read BF16; pack.c makes
- * the weights ready; session.c owns KV caches, batch.c runs the list. */
+ * the weights ready; kv.c knows how keys and values are kept; session.c owns KV
+ * caches, batch.c runs the list. */
 #ifndef QN_MODEL_MODEL_H
 #define QN_MODEL_MODEL_H
 
@@ -14,6 +15,7 @@
 #include "base/context.h"
 #include "base/text.h"
 #include "io/checkpoint.h"
+#include "io/kv_books.h"
 #include "io/packed.h"
 
 /* Where an operand of a step lives. */
@@ -22,6 +24,7 @@ typedef enum qn_place {
     QN_PLACE_REGISTER,   /* rows of a session register, from column `offset` */
     QN_PLACE_CONST,      /* a weight or other constant: view */
     QN_PLACE_POSITIONS,  /* I32[M]: position of each token */
+    QN_PLACE_LENGTHS,    /* I32[M]: keys each token sees, one more than its position */
     QN_PLACE_KEYS,       /* the layer's cached keys [S, kv_heads, head_dim], the new ones among them */
     QN_PLACE_VALUES,
     QN_PLACE_NEW_KEYS,   /* the rows of the cache the M new tokens go to */
@@ -31,9 +34,10 @@ typedef enum qn_place {
 typedef struct qn_operand {
     qn_place place;
     int32_t index;       /* register, or layer of the cache */
-    int64_t offset;      /* bytes into a register's row */
+    int64_t offset;      /* bytes into a register's or cache's row */
     int32_t whole;       /* 1: one tensor for all rows, not a row a token */
-    qn_shape shape;      /* dims[0] of registers and caches is set at run time */
+    qn_shape shape;      /* dims[0] of registers and caches is set at run time; of four dimensions dims[1], where
+                            dims[0] is a batch: of 1, or of the queries that read the same cache */
     qn_view view;        /* QN_PLACE_CONST */
 } qn_operand;
 
@@ -58,6 +62,9 @@ typedef struct qn_register {
 /* Called before a linear layer with its f32 input x[m,k] (dense rows), for calibration. */
 typedef void (*qn_observe_fn)(void *user, const char *weight_name, const float *x, int64_t m, int64_t k);
 
+/* Called before every step that is an operator, with its operands, for calibration. */
+typedef void (*qn_observe_step_fn)(void *user, const qn_step *step, const qn_args *args);
+
 struct qn_model {
     qn_ctx *ctx;
     qn_checkpoint *checkpoint;
@@ -79,8 +86,14 @@ struct qn_model {
     qn_packed *packed;   /* the packed file that blobs lie in; NULL: none */
     qn_packing_info packing;
 
+    const qn_kv_scheme *kv;
+    size_t kv_row_bytes; /* of a token's keys (or values) in a layer's cache */
+    qn_kv_books kv_books;
+    char *kv_path;       /* of the codebooks; NULL: the scheme has none */
+
     qn_observe_fn observe;
-    void *observe_user;
+    qn_observe_step_fn observe_step;
+    void *observe_user, *observe_step_user;
 
     const qn_backend_row *device; /* where operands live; NULL: host memory */
     void *device_memory;          /* the weights there */
@@ -91,5 +104,8 @@ struct qn_model {
  * observer must have been opened from a checkpoint without quantised activations
  * for x to be what the layer reads. */
 void qn_model_set_observer(qn_model *model, qn_observe_fn observe, void *user);
+
+/* The same for steps. */
+void qn_model_set_step_observer(qn_model *model, qn_observe_step_fn observe, void *user);
 
 #endif

@@ -410,7 +410,7 @@ qn_status qn_model_write_packed(qn_model *model, const char *path, int32_t force
     }
     for (size_t i = 0; i < model->step_count; i++) {
         const qn_step *step = &model->steps[i];
-        if (step->packed) {
+        if (step->packed && step->weight) {
             qn_blob_header header;
             memcpy(&header, step->packed, sizeof header);
             blobs[out->blobs++] = (qn_packed_blob){.name = step->label,

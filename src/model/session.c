@@ -18,9 +18,8 @@ static qn_status allocate(qn_session *s, qn_error *error)
 {
     const qn_hparams *h = qn_checkpoint_hparams(s->model->checkpoint);
     const qn_ctx *ctx = s->model->ctx;
-    s->cache_row = (int64_t)h->kv_heads * h->head_dim;
     size_t layer_bytes;
-    int failed = qn_mul_size((size_t)s->cache_row * sizeof(float), (size_t)s->capacity, &layer_bytes);
+    int failed = qn_mul_size(s->model->kv_row_bytes, (size_t)s->capacity, &layer_bytes);
     s->keys = qn_calloc(ctx, (size_t)h->layers, sizeof *s->keys);
     s->values = qn_calloc(ctx, (size_t)h->layers, sizeof *s->values);
     failed = failed || !s->keys || !s->values;
@@ -34,8 +33,8 @@ static qn_status allocate(qn_session *s, qn_error *error)
             }
         }
         for (int32_t l = 0; !failed && l < h->layers; l++) {
-            s->keys[l] = (float *)(void *)((char *)s->device_memory + 2 * (size_t)l * layer_bytes);
-            s->values[l] = (float *)(void *)((char *)s->keys[l] + layer_bytes);
+            s->keys[l] = (char *)s->device_memory + 2 * (size_t)l * layer_bytes;
+            s->values[l] = s->keys[l] + layer_bytes;
         }
     }
     for (int32_t l = 0; !s->model->device && !failed && l < h->layers; l++) {
@@ -44,7 +43,7 @@ static qn_status allocate(qn_session *s, qn_error *error)
         failed = !s->keys[l] || !s->values[l];
     }
     QN_FAIL_IF(failed, error, QN_E_MEMORY, "out of memory for a session of %d tokens of context (%.1f MB of KV cache)",
-               s->capacity, 2e-6 * (double)h->layers * (double)s->cache_row * sizeof(float) * (double)s->capacity);
+               s->capacity, 2e-6 * (double)h->layers * (double)s->model->kv_row_bytes * (double)s->capacity);
     return QN_OK;
 }
 

@@ -10,8 +10,7 @@ typedef struct qn_decode_pass qn_decode_pass;
 struct qn_session {
     qn_model *model;
     int32_t capacity, length;
-    int64_t cache_row;      /* floats a token of one layer's keys (or values) */
-    float **keys, **values; /* [layers] -> [capacity, cache_row], in device memory for a model there */
+    char **keys, **values;  /* [layers] -> [capacity] rows of kv_row_bytes, in device memory for a model there */
     void *device_memory;    /* of those; NULL: they are the host's */
     qn_batch *own;          /* what qn_session_eval runs in, for this sequence alone */
     int32_t before;         /* length when the batch of the moment began; -1: in no batch */

@@ -1,4 +1,4 @@
-/* Shapes and rules of rope and attention. */
+/* Shapes and rules of rope, attention and scaled_attention. */
 #include "base/error.h"
 #include "op/op.h"
 
@@ -35,8 +35,9 @@ const qn_op_family qn_family_rope = {rope_sizes, rope_layout, rope_rules, "mke",
 static qn_status attention_sizes(const qn_op_desc *desc, qn_sizes *sizes, qn_error *error)
 {
     const qn_shape *q = &desc->in[QN_ATT_Q], *k = &desc->in[QN_ATT_K];
-    QN_FAIL_IF(q->ndim != 3, error, QN_E_SHAPE, "attention: input q has %d dimensions, expected [T,Hq,D]", q->ndim);
-    QN_FAIL_IF(k->ndim != 3, error, QN_E_SHAPE, "attention: input k has %d dimensions, expected [S,Hkv,D]", k->ndim);
+    const char *op = qn_op_get_info(desc->op)->name;
+    QN_FAIL_IF(q->ndim != 3, error, QN_E_SHAPE, "%s: input q has %d dimensions, expected [T,Hq,D]", op, q->ndim);
+    QN_FAIL_IF(k->ndim != 3, error, QN_E_SHAPE, "%s: input k has %d dimensions, expected [S,Hkv,D]", op, k->ndim);
     sizes->m = q->dims[0];
     sizes->e = q->dims[1];
     sizes->k = q->dims[2];
@@ -49,17 +50,21 @@ static void attention_layout(const qn_op_desc *desc, const qn_sizes *s, qn_op_la
 {
     layout->in[QN_ATT_Q] = qn_shape_make(QN_F32, 3, s->m, s->e, s->k, 1);
     layout->in[QN_ATT_K] = qn_shape_make(QN_F32, 3, s->n, s->g, s->k, 1);
+    layout->required = 1u << QN_ATT_Q | 1u << QN_ATT_K | 1u << QN_ATT_V;
+    if (desc->op == QN_OP_SCALED_ATTENTION) {
+        layout->in[QN_ATT_K].format = QN_F8_E4M3;
+        layout->in[QN_ATT_K_SCALE] = layout->in[QN_ATT_V_SCALE] = qn_shape_make(QN_F32, 2, s->n, s->g, 1, 1);
+        layout->required |= 1u << QN_ATT_K_SCALE | 1u << QN_ATT_V_SCALE;
+    }
     layout->in[QN_ATT_V] = layout->in[QN_ATT_K];
     layout->out[QN_ATT_OUT_O] = qn_shape_make(qn_op_out_format(desc), 3, s->m, s->e, s->k, 1);
-    layout->required = 1u << QN_ATT_Q | 1u << QN_ATT_K | 1u << QN_ATT_V;
     layout->allowed = layout->required;
 }
 
 static qn_status attention_rules(const qn_op_desc *desc, const qn_sizes *s, qn_error *error)
 {
-    (void)desc;
     QN_FAIL_IF(s->g == 0 ? s->e != 0 : s->e % s->g != 0, error, QN_E_SHAPE,
-               "attention: q has %lld heads and k has %lld, expected a multiple", (long long)s->e, (long long)s->g);
+               "%s: q has %lld heads and k has %lld, expected a multiple", qn_op_get_info(desc->op)->name, (long long)s->e, (long long)s->g);
     return QN_OK;
 }
 

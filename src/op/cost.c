@@ -48,7 +48,8 @@ qn_status qn_case_get_cost(const qn_op_desc *desc, qn_case_cost *cost, qn_error 
     case QN_OP_SILU_MUL:
     case QN_OP_SILU_MUL_QUANT: cost->flops = 8.0 * m * k; break;
     case QN_OP_ROPE: cost->flops = 3.0 * m * k * e; break;
-    case QN_OP_ATTENTION: cost->flops = 4.0 * attended(desc, m, n) * k * e; break;
+    case QN_OP_ATTENTION:
+    case QN_OP_SCALED_ATTENTION: cost->flops = 4.0 * attended(desc, m, n) * k * e; break;
     default: cost->flops = 4.0 * m * k; break;
     }
     switch (desc->op) {
@@ -60,7 +61,8 @@ qn_status qn_case_get_cost(const qn_op_desc *desc, qn_case_cost *cost, qn_error 
     case QN_OP_DENSE_MM:
     case QN_OP_VQ_MM:
     case QN_OP_VQ_ATTENTION:
-    case QN_OP_ATTENTION: break;
+    case QN_OP_ATTENTION:
+    case QN_OP_SCALED_ATTENTION: break;
     default: cost->memory = "copy"; break;
     }
     return QN_OK;

@@ -29,7 +29,8 @@ const qn_op_family *qn_op_get_family(qn_op op)
     case QN_OP_SILU_MUL:
     case QN_OP_RMSNORM: return &qn_family_activation;
     case QN_OP_ROPE: return &qn_family_rope;
-    case QN_OP_ATTENTION: return &qn_family_attention;
+    case QN_OP_ATTENTION:
+    case QN_OP_SCALED_ATTENTION: return &qn_family_attention;
     case QN_OP_VQ_DEQUANTIZE: return &qn_family_vq;
     case QN_OP_VQ_MM: return &qn_family_vq_mm;
     case QN_OP_VQ_ENCODE: return &qn_family_vq_encode;

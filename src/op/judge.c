@@ -37,7 +37,7 @@ static int is_exact(const qn_op_desc *desc)
     if (op == QN_OP_VQ_DEQUANTIZE || op == QN_OP_VQ_MM || op == QN_OP_VQ_ATTENTION) {
         return qn_judge_vq_is_exact(desc);
     }
-    return op != QN_OP_RMSNORM && op != QN_OP_ROPE && op != QN_OP_ATTENTION;
+    return op != QN_OP_RMSNORM && op != QN_OP_ROPE && op != QN_OP_ATTENTION && op != QN_OP_SCALED_ATTENTION;
 }
 
 static void judge_exact(const qn_view *want, const qn_view *got, int32_t slot, qn_case_result *result)
@@ -379,7 +379,8 @@ static void judge_rope(const qn_view *want, const qn_view *got, qn_case_result *
     }
 }
 
-static double largest(const qn_view *view, int norm)
+/* Largest element, or norm of a row, of a tensor whose rows have a scale each; scales NULL: 1. */
+static double largest(const qn_view *view, const qn_view *scales, int norm)
 {
     double most = 0.0;
     const int64_t rows = rows_of(&view->shape), columns = columns_of(&view->shape);
@@ -389,7 +390,10 @@ static double largest(const qn_view *view, int norm)
             const double v = fabs(element(view->shape.format, row_of(view, r), c));
             sum = norm ? sum + v * v : fmax(sum, v);
         }
-        most = fmax(most, norm ? sqrt(sum) : sum);
+        const double scale = scales && scales->shape.format ? fabs(element(QN_F32, row_of(scales, r / scales->shape.dims[1]),
+                                                                          r % scales->shape.dims[1]))
+                                                           : 1.0;
+        most = fmax(most, scale * (norm ? sqrt(sum) : sum));
     }
     return most;
 }
@@ -400,9 +404,9 @@ static void judge_attention(const qn_op_desc *desc, const qn_sizes *sizes, const
 {
     const double given = (double)desc->attr[QN_ATTR_SCALE].f;
     const double scale = given > 0.0 ? given : 1.0 / sqrt((double)qn_max_i64(sizes->k, 1));
-    const double score = scale * largest(&in[QN_ATT_Q], 1) * largest(&in[QN_ATT_K], 1);
+    const double score = scale * largest(&in[QN_ATT_Q], NULL, 1) * largest(&in[QN_ATT_K], &in[QN_ATT_K_SCALE], 1);
     const double keys = 2.0 * sqrt((double)sizes->n) + 32.0, size = 2.0 * sqrt((double)sizes->k) + 16.0;
-    const double allowed = 0x1p-24 * (keys + size * score) * largest(&in[QN_ATT_V], 0);
+    const double allowed = 0x1p-24 * (keys + size * score) * largest(&in[QN_ATT_V], &in[QN_ATT_V_SCALE], 0);
     const qn_format format = want->shape.format;
     const int64_t rows = rows_of(&want->shape), columns = columns_of(&want->shape);
     for (int64_t r = 0; r < rows; r++) {
@@ -428,7 +432,8 @@ static void judge_slot(const qn_op_desc *desc, qn_sums sums, const qn_sizes *siz
         judge_floats(want, got, 1.0, (2.0 * sqrt((double)sizes->k) + 16.0) * 0x1p-24, slot, result);
         break;
     case QN_OP_ROPE: judge_rope(want, got, result); break;
-    case QN_OP_ATTENTION: judge_attention(desc, sizes, want, got, in, result); break;
+    case QN_OP_ATTENTION:
+    case QN_OP_SCALED_ATTENTION: judge_attention(desc, sizes, want, got, in, result); break;
     case QN_OP_VQ_DEQUANTIZE:
     case QN_OP_VQ_MM:
     case QN_OP_VQ_ENCODE:

@@ -227,6 +227,13 @@ static const qn_slot_info attention_in[] = {
 static const qn_slot_info attention_out[] = {
     {"o", "[M,E,K]", FLOATS, 0, 0},
 };
+static const qn_slot_info scaled_attention_in[] = {
+    {"q", "[M,E,K]", FLOATS, 0, 0},
+    {"k", "[N,G,K]", "f8_e4m3", 0, 0},
+    {"v", "[N,G,K]", "f8_e4m3", 0, 0},
+    {"k_scale", "[N,G]", "f32", 0, 0},
+    {"v_scale", "[N,G]", "f32", 0, 0},
+};
 static const qn_attr_info attention_attrs[] = {
     REAL(QN_ATTR_SCALE, "scale", "0", 0.0f),
     INTEGER(QN_ATTR_CAUSAL, "causal", "1", 1),
@@ -348,6 +355,8 @@ static const qn_op_info table[] = {
     ROW(QN_OP_ROPE, "rope", "y = x with pairs rotated by pos * theta^(-2i/K)", rope_in, rope_out, rope_attrs),
     ROW(QN_OP_ATTENTION, "attention", "o = softmax(scale q k^T) v, query t of M sees keys 0..N-M+t when causal",
         attention_in, attention_out, attention_attrs),
+    ROW(QN_OP_SCALED_ATTENTION, "scaled_attention", "attention over 8-bit keys and values, a scale for each and head",
+        scaled_attention_in, attention_out, attention_attrs),
     ROW(QN_OP_VQ_DEQUANTIZE, "vq_dequantize", "w from vector-quantised weights: codes into codebooks, scales, transforms",
         vq_dequantize_in, vq_dequantize_out, vq_dequantize_attrs),
     ROW(QN_OP_VQ_MM, "vq_mm", "y = x w^T (+ bias), w as vq_dequantize gives it", vq_mm_in, vq_mm_out, vq_mm_attrs),

@@ -225,7 +225,9 @@ static int spans_overlap(span a, span b)
 /* Sizes that one plan serves any value of. */
 static int same_sizes(qn_op op, const qn_sizes *a, const qn_sizes *b)
 {
-    return a->k == b->k && a->e == b->e && a->g == b->g && (a->n == b->n || op == QN_OP_ATTENTION || op == QN_OP_VQ_ATTENTION || op == QN_OP_VQ_ENCODE);
+    const int any_n = op == QN_OP_ATTENTION || op == QN_OP_SCALED_ATTENTION || op == QN_OP_VQ_ATTENTION ||
+                      op == QN_OP_VQ_ENCODE;
+    return a->k == b->k && a->e == b->e && a->g == b->g && (a->n == b->n || any_n);
 }
 
 /* Shapes of a run: those of args, but the plan's for weights that a blob replaces. */

@@ -178,14 +178,15 @@ static size_t useful_tokens(const qn_outputs *outputs)
     return (size_t)qn_min_i64(qn_max_i64(4 * widest, 256), MAX_TOKENS);
 }
 
-static qn_status encode_text(observer *o, const qn_model *model, int32_t *ids, size_t *count, qn_error *error)
+qn_status qn_calibration_encode(const char *path, const qn_model *model, int32_t *ids, size_t capacity, size_t *count,
+                                qn_error *error)
 {
     const char *text = qn_calibration_text();
     size_t n = 0, bytes = strlen(text);
-    const size_t capacity = useful_tokens(o->outputs);
     qn_file_map map = {0};
-    if (o->quantize->calibration) {
-        QN_TRY(qn_file_map_open(o->quantize->calibration, &map, error));
+    QN_FAIL_IF(!qn_model_tokenizer(model), error, QN_E_FILE, "the model has no tokenizer to calibrate with");
+    if (path) {
+        QN_TRY(qn_file_map_open(path, &map, error));
         text = map.data;
         bytes = map.size < MAX_TEXT_BYTES ? map.size : MAX_TEXT_BYTES;
         while (bytes < map.size && bytes > 0 && ((unsigned char)text[bytes] & 0xC0) == 0x80) {
@@ -199,7 +200,7 @@ static qn_status encode_text(observer *o, const qn_model *model, int32_t *ids, s
     }
     *count = n > capacity ? capacity : n;
     QN_FAIL_IF(*count < 1, error, QN_E_FILE, "the tokenizer makes no tokens of the calibration text%s%s",
-               o->quantize->calibration ? " " : "", o->quantize->calibration ? o->quantize->calibration : "");
+               path ? " " : "", path ? path : "");
     return QN_OK;
 }
 
@@ -221,7 +222,8 @@ static qn_status run_text(observer *o, qn_model *model, qn_error *error)
     QN_FAIL_IF(!ids, error, QN_E_MEMORY, "out of memory for the calibration text");
     size_t count = 0;
     qn_session *session = NULL;
-    qn_status status = encode_text(o, model, ids, &count, error);
+    qn_status status =
+        qn_calibration_encode(o->quantize->calibration, model, ids, useful_tokens(o->outputs), &count, error);
     if (status == QN_OK) {
         qn_session_options options;
         qn_session_options_init(&options);

@@ -25,6 +25,10 @@ typedef struct qn_calibration {
 /* The text, one zero-terminated string. */
 const char *qn_calibration_text(void);
 
+/* The first `capacity` tokens of that text, or of the file at path; *count of them. QN_E_IO, QN_E_FILE. */
+qn_status qn_calibration_encode(const char *path, const qn_model *model, int32_t *ids, size_t capacity, size_t *count,
+                                qn_error *error);
+
 /* Run the text (quantize->calibration; NULL: qn_calibration_text) through the model at `input`, in floats, on
  * quantize->exec; quantize->progress is asked after each sequence.
  * feedback 1: also X^T X, which takes 4 K^2 bytes for each distinct input. QN_E_IO, QN_E_FILE: the text.

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "quant/calibrate.h"
 #include "quant/folder.h"
+#include "quant/kv.h"
 #include "quant/smooth.h"
 
 #define PIECE_BYTES ((size_t)32 << 20) /* codes in memory at a time */
@@ -506,6 +507,7 @@ static qn_status check_arguments(const qn_ctx *ctx, const char *input, const cha
     *scheme = options->scheme ? qn_scheme_find(options->scheme) : NULL;
     QN_FAIL_IF(!*scheme, error, QN_E_ARGUMENT, "'%s' is no scheme of weights",
                options->scheme ? options->scheme : "(null)");
+    QN_TRY(options->kv ? qn_kv_books_check(options->kv, error) : QN_OK);
     QN_FAIL_IF(options->keep_first < -1 || options->keep_last < -1, error, QN_E_ARGUMENT,
                "qn_quantize: keep_first and keep_last are %d and %d, must be -1 or more", options->keep_first,
                options->keep_last);
@@ -539,6 +541,9 @@ qn_status qn_quantize_with(qn_ctx *ctx, const char *input, const char *output, c
     if (status == QN_OK) {
         r.folder = qn_commit_path(commit);
         status = write_folder(&r, input, checkpoint, error);
+    }
+    if (status == QN_OK && options->kv) {
+        status = qn_kv_books_of_folder(ctx, input, r.folder, options, error);
     }
     uint64_t packed_bytes = 0;
     if (status == QN_OK && options->pack) {

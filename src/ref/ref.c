@@ -26,7 +26,8 @@ qn_ref_fn qn_ref_get(qn_op op)
     case QN_OP_SILU_MUL: return qn_ref_silu_mul;
     case QN_OP_RMSNORM: return qn_ref_rmsnorm;
     case QN_OP_ROPE: return qn_ref_rope;
-    case QN_OP_ATTENTION: return qn_ref_attention;
+    case QN_OP_ATTENTION:
+    case QN_OP_SCALED_ATTENTION: return qn_ref_attention;
     case QN_OP_VQ_DEQUANTIZE: return qn_ref_vq_dequantize;
     case QN_OP_VQ_MM: return qn_ref_vq_mm;
     case QN_OP_VQ_ENCODE: return qn_ref_vq_encode;
@@ -85,6 +86,7 @@ size_t qn_ref_scratch_bytes(const qn_op_desc *desc)
         }
         return scratch_bytes(x->dims[0], 1, x->dims[1], sizeof(float));
     case QN_OP_ATTENTION:
+    case QN_OP_SCALED_ATTENTION:
         /* scores, then the accumulated row (doubles), then one decoded row */
         return scratch_bytes(desc->in[QN_ATT_K].dims[0], 2 * x->dims[2], 1, sizeof(double));
     case QN_OP_VQ_DEQUANTIZE:

@@ -1,9 +1,22 @@
 /* attention: o[t,h] = sum over visible keys s of softmax(scale * q[t,h].k[s,h']) v[s,h'],
  * h' = h / (Hq / Hkv), all in double, one rounding. Causal: query t of T
- * sees keys 0 .. S - T + t. A query that sees no key gives zeros. */
+ * sees keys 0 .. S - T + t. A query that sees no key gives zeros. scaled_attention: element i of k[s,h] is code times
+ * k_scale[s,h] rounded to f32, of v likewise. */
 #include <math.h>
 
 #include "ref/ref_common.h"
+
+/* Row (i, j) as floats, times its scale where it has one. */
+static void decode(const qn_view *view, const qn_view *scales, int64_t i, int64_t j, int64_t size, float *row)
+{
+    ref_decode(view->shape.format, ref_row3(view, i, j), size, row);
+    if (ref_has(scales)) {
+        const float scale = ref_f32(ref_row(scales, i), j);
+        for (int64_t k = 0; k < size; k++) {
+            row[k] *= scale;
+        }
+    }
+}
 
 void qn_ref_attention(const qn_op_desc *desc, const qn_args *args, void *scratch)
 {
@@ -24,7 +37,7 @@ void qn_ref_attention(const qn_op_desc *desc, const qn_args *args, void *scratch
             ref_decode(q->shape.format, ref_row3(q, t, h), size, query);
             double most = -INFINITY, total = 0.0;
             for (int64_t s = 0; s < seen; s++) {
-                ref_decode(k->shape.format, ref_row3(k, s, h / shared), size, row);
+                decode(k, &args->in[QN_ATT_K_SCALE], s, h / shared, size, row);
                 double dot = 0.0;
                 for (int64_t i = 0; i < size; i++) {
                     dot += (double)query[i] * (double)row[i];
@@ -38,7 +51,7 @@ void qn_ref_attention(const qn_op_desc *desc, const qn_args *args, void *scratch
             for (int64_t s = 0; s < seen; s++) {
                 const double p = exp(scores[s] - most);
                 total += p;
-                ref_decode(v->shape.format, ref_row3(v, s, h / shared), size, row);
+                decode(v, &args->in[QN_ATT_V_SCALE], s, h / shared, size, row);
                 for (int64_t i = 0; i < size; i++) {
                     sum[i] += p * (double)row[i];
                 }

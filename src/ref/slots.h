@@ -81,6 +81,8 @@ enum {
     QN_ATT_Q = 0,
     QN_ATT_K = 1,
     QN_ATT_V = 2,
+    QN_ATT_K_SCALE = 3,
+    QN_ATT_V_SCALE = 4,
     QN_ATT_OUT_O = 0,
 
     /* tensors of vector-quantised weights: vq_dequantize; in vq_mm each is one later, after x */

@@ -162,6 +162,25 @@ static inline float f16_value(uint16_t h)
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));
 }
 
+/* f16 entries to floats: two of two, four, eight elements. */
+static inline void vec_floats_2x2(const uint16_t *a, const uint16_t *b, float *out)
+{
+    uint32_t low, high;
+    memcpy(&low, a, 4);
+    memcpy(&high, b, 4);
+    _mm_storeu_ps(out, _mm_cvtph_ps(_mm_cvtsi64_si128((int64_t)((uint64_t)high << 32 | low))));
+}
+
+static inline void vec_floats4(const uint16_t *h, float *out)
+{
+    _mm_storeu_ps(out, _mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)(const void *)h)));
+}
+
+static inline void vec_floats8(const uint16_t *h, float *out)
+{
+    _mm256_storeu_ps(out, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)h)));
+}
+
 /* ---- integers, for the row-wise parts (kernels/cpu/rows.h) ---- */
 
 typedef __m256i vi; /* eight int32, or 16 uint16 where a name says so */

@@ -1,0 +1,250 @@
+/* The attention engine (attention.h). */
+#include "backend/cpu/attention.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/sizes.h"
+#include "ref/slots.h"
+
+#define QUERY_ROWS 96
+#define FEW 4    /* queries that are spread over the keys */
+#define ROUND 32 /* chunks whose parts are kept */
+
+int64_t qn_att_padded(int64_t d)
+{
+    return (int64_t)qn_size_pad((size_t)d);
+}
+
+static int64_t queries_per_task(int64_t shared)
+{
+    return qn_max_i64(1, QUERY_ROWS / qn_max_i64(1, shared));
+}
+
+/* Parts of a thread's scratch; base NULL: only the size. */
+static size_t scratch_parts(char *base, int64_t rows, int64_t d_pad, size_t own, qn_att_scratch *s)
+{
+    size_t at = 0;
+    float **const parts[] = {&s->q,        &s->s,      &s->k,       &s->kt,      &s->v,    &s->part.max,
+                             &s->part.sum, &s->part.o, &s->all.max, &s->all.sum, &s->all.o, &s->own};
+    const size_t r = (size_t)rows, d = (size_t)d_pad, row = qn_size_mul(r, d);
+    const size_t panel = qn_size_mul(QN_ATT_PANEL, d), chunk = qn_size_mul(QN_ATT_CHUNK, d);
+    const size_t floats[] = {row, qn_size_mul(r, QN_ATT_CHUNK), panel, panel, chunk, r, r, row, r, r, row, own};
+    for (size_t i = 0; i < sizeof floats / sizeof *floats; i++) {
+        *parts[i] = base ? (float *)(void *)(base + at) : NULL;
+        at = qn_size_pad(qn_size_add(at, qn_size_mul(floats[i], 4)));
+    }
+    return at;
+}
+
+/* Keys that query t sees. */
+static int64_t visible_keys(const qn_att_job *job, int64_t t)
+{
+    if (job->lens) {
+        int32_t length;
+        memcpy(&length, job->lens + t * 4, sizeof length);
+        return length;
+    }
+    return job->causal ? qn_max_i64(0, job->keys - job->queries + t + 1) : job->keys;
+}
+
+/* The parts of rows (query by query, shared heads inside) from the chunk at key `first`. */
+static void do_chunk(const qn_att_job *job, int64_t head, int64_t t0, int64_t queries, int64_t first, qn_att_scratch *s,
+                     const qn_att_state *part)
+{
+    const qn_att_set *set = job->set;
+    const int64_t shared = job->shared, rows = queries * shared;
+    const int64_t count = qn_min_i64(QN_ATT_CHUNK, visible_keys(job, t0 + queries - 1) - first);
+    for (int64_t k = 0; k < count; k += QN_ATT_PANEL) {
+        int64_t stride;
+        const float *const keys =
+            job->load(job, 0, head, first + k, qn_min_i64(QN_ATT_PANEL, count - k), QN_ATT_PANEL, s, s->k, &stride);
+        set->transpose(keys, stride, job->d, s->kt);
+        set->scores(s->q, job->d_pad, s->kt, job->d, rows, s->s + k);
+    }
+    int64_t v_stride, hidden = 0; /* queries that see none of the chunk */
+    for (int64_t t = 0; t < queries; t++) {
+        const int64_t visible = qn_min_i64(count, visible_keys(job, t0 + t) - first);
+        hidden += visible <= 0;
+        for (int64_t r = t * shared; visible > 0 && r < (t + 1) * shared; r++) {
+            set->softmax(s->s + r * QN_ATT_CHUNK, visible, job->scale, part->max + r, part->sum + r);
+        }
+    }
+    /* what all see first; then each query's own rest */
+    const float *const v = job->load(job, 1, head, first, count, count, s, s->v, &v_stride);
+    const int64_t common = qn_min_i64(count, visible_keys(job, t0 + hidden) - first), r0 = hidden * shared;
+    set->values(s->s + r0 * QN_ATT_CHUNK, v, v_stride, job->d_pad, common, rows - r0, 1, part->o + r0 * job->d_pad);
+    for (int64_t t = hidden; t < queries; t++) {
+        const int64_t rest = qn_min_i64(count, visible_keys(job, t0 + t) - first) - common, r = t * shared;
+        if (rest > 0) {
+            set->values(s->s + r * QN_ATT_CHUNK + common, v + common * v_stride, v_stride, job->d_pad, rest, shared, 0,
+                        part->o + r * job->d_pad);
+        }
+    }
+}
+
+/* Rows of all take in their parts of the chunk at `first`, where they see any of it. */
+static void merge_chunk(const qn_att_job *job, int64_t t0, int64_t queries, int64_t first, const qn_att_state *part,
+                        const qn_att_state *all)
+{
+    for (int64_t r = 0; r < queries * job->shared; r++) {
+        if (visible_keys(job, t0 + r / job->shared) <= first) {
+            continue;
+        }
+        if (first == 0) {
+            all->max[r] = part->max[r];
+            all->sum[r] = part->sum[r];
+            memcpy(all->o + r * job->d_pad, part->o + r * job->d_pad, (size_t)job->d_pad * 4);
+        } else {
+            job->set->merge(all->max + r, all->sum + r, all->o + r * job->d_pad, part->max[r], part->sum[r],
+                            part->o + r * job->d_pad, job->d_pad);
+        }
+    }
+}
+
+static void load_queries(const qn_att_job *job, int64_t head, int64_t t0, int64_t queries, float *q)
+{
+    const qn_view *view = &job->args->in[QN_ATT_Q];
+    const qn_mm_real real = qn_rows_real(view->shape.format);
+    const int64_t step = job->heads > 1 ? view->strides[1] : 0;
+    for (int64_t r = 0; r < queries * job->shared; r++) {
+        job->rows->load[real]((const char *)view->data + (job->at + t0 + r / job->shared) * view->strides[0] +
+                                  (head * job->shared + r % job->shared) * step,
+                              job->d, q + r * job->d_pad);
+    }
+}
+
+/* value: d floats of scratch */
+static void finish(const qn_att_job *job, int64_t head, int64_t t0, int64_t queries, const qn_att_state *all, float *value)
+{
+    const qn_mut_view *out = &job->args->out[QN_ATT_OUT_O];
+    const qn_mut_view *lse = &job->args->out[QN_VQA_OUT_LSE]; /* of vq_attention */
+    const qn_mm_real real = qn_rows_real(out->shape.format);
+    for (int64_t r = 0; r < queries * job->shared; r++) {
+        const int64_t t = t0 + r / job->shared, h = head * job->shared + r % job->shared;
+        char *const o =
+            (char *)out->data + (job->at + t) * out->strides[0] + h * (job->heads > 1 ? out->strides[1] : 0);
+        if (lse->shape.format != QN_FORMAT_NONE) {
+            const float all_keys = visible_keys(job, t) > 0 ? all->max[r] + logf(all->sum[r]) : -INFINITY;
+            memcpy((char *)lse->data + (job->at + t) * lse->strides[0] + h * 4, &all_keys, sizeof all_keys);
+        }
+        if (visible_keys(job, t) > 0) {
+            job->set->finish(all->o + r * job->d_pad, all->sum[r], job->d, value);
+            job->rows->store[real](value, job->d, o);
+        } else {
+            memset(o, 0, (size_t)(job->d * qn_rows_real_bytes(real)));
+        }
+    }
+}
+
+static void get_scratch(const qn_att_job *job, int32_t thread, qn_att_scratch *s)
+{
+    scratch_parts(job->scratch + (size_t)thread * job->scratch_bytes, job->per_task * job->shared, job->d_pad,
+                  job->own_floats, s);
+    s->key[0] = s->key[1] = -1;
+}
+
+/* ---- many queries ---- */
+
+/* The last queries, which see most, first. */
+static void many_task(void *user, int64_t index, int32_t thread)
+{
+    const qn_att_job *job = user;
+    const int64_t blocks = qn_ceil_div(job->queries, job->per_task);
+    const int64_t head = index % job->key_heads, t0 = (blocks - 1 - index / job->key_heads) * job->per_task;
+    const int64_t queries = qn_min_i64(job->per_task, job->queries - t0);
+    qn_att_scratch s;
+    get_scratch(job, thread, &s);
+    load_queries(job, head, t0, queries, s.q);
+    for (int64_t first = 0; first < visible_keys(job, t0 + queries - 1); first += QN_ATT_CHUNK) {
+        do_chunk(job, head, t0, queries, first, &s, &s.part);
+        merge_chunk(job, t0, queries, first, &s.part, &s.all);
+    }
+    finish(job, head, t0, queries, &s.all, s.k);
+}
+
+/* ---- few queries ---- */
+
+/* Floats of one chunk's states of all rows. */
+static int64_t state_floats(int64_t rows, int64_t d_pad)
+{
+    return rows * (d_pad + 2);
+}
+
+/* The state of a key head's rows in slot i of the parts; slot ROUND holds that of all keys so far. */
+static qn_att_state state_at(const qn_att_job *job, int64_t i, int64_t head)
+{
+    const int64_t rows = job->queries * job->shared;
+    float *const base = job->parts + (i * job->key_heads + head) * state_floats(rows, job->d_pad);
+    return (qn_att_state){.max = base, .sum = base + rows, .o = base + 2 * rows};
+}
+
+static void few_task(void *user, int64_t index, int32_t thread)
+{
+    const qn_att_job *job = user;
+    const int64_t slot = index / job->spread, heads = job->key_heads / job->spread, h0 = index % job->spread * heads;
+    qn_att_scratch s;
+    get_scratch(job, thread, &s);
+    for (int64_t head = h0; head < h0 + heads; head++) {
+        const qn_att_state part = state_at(job, slot, head);
+        load_queries(job, head, 0, job->queries, s.q);
+        do_chunk(job, head, 0, job->queries, (job->first_chunk + slot) * QN_ATT_CHUNK, &s, &part);
+    }
+}
+
+static void run_few(qn_att_job *job, const qn_exec *exec)
+{
+    const int64_t chunks = qn_ceil_div(visible_keys(job, job->queries - 1), QN_ATT_CHUNK);
+    for (job->first_chunk = 0; job->first_chunk < chunks; job->first_chunk += ROUND) {
+        job->chunks = qn_min_i64(ROUND, chunks - job->first_chunk);
+        job->spread = job->chunks < 8 ? job->key_heads : 1;
+        qn_parallel_for(exec, job->chunks * job->spread, few_task, job);
+        for (int64_t i = 0; i < job->chunks; i++) {
+            for (int64_t head = 0; head < job->key_heads; head++) {
+                const qn_att_state part = state_at(job, i, head), all = state_at(job, ROUND, head);
+                merge_chunk(job, 0, job->queries, (job->first_chunk + i) * QN_ATT_CHUNK, &part, &all);
+            }
+        }
+    }
+    for (int64_t head = 0; head < job->key_heads; head++) {
+        const qn_att_state all = state_at(job, ROUND, head);
+        finish(job, head, 0, job->queries, &all, (float *)(void *)job->scratch);
+    }
+}
+
+/* ---- running ---- */
+
+static size_t parts_bytes(int64_t queries, int64_t heads, int64_t d_pad)
+{
+    const size_t row = qn_size_mul((size_t)d_pad + 2, 4);
+    return qn_size_pad(
+        qn_size_mul(qn_size_mul((size_t)qn_min_i64(queries, FEW), (size_t)heads), qn_size_mul(ROUND + 1, row)));
+}
+
+size_t qn_att_workspace_bytes(int64_t queries, int64_t heads, int64_t key_heads, int64_t d, size_t own_floats,
+                              int32_t threads)
+{
+    const int64_t shared = key_heads > 0 ? heads / key_heads : 0, d_pad = qn_att_padded(d);
+    qn_att_scratch none;
+    const size_t thread = scratch_parts(NULL, queries_per_task(shared) * shared, d_pad, own_floats, &none);
+    return qn_size_add(parts_bytes(queries, heads, d_pad), qn_size_mul((size_t)threads, thread));
+}
+
+void qn_att_run(qn_att_job *job, void *workspace, const qn_exec *exec)
+{
+    qn_att_scratch none;
+    job->d_pad = qn_att_padded(job->d);
+    job->shared = job->heads / job->key_heads;
+    job->per_task = queries_per_task(job->shared);
+    job->parts = workspace;
+    job->scratch = (char *)workspace + parts_bytes(job->queries, job->heads, job->d_pad);
+    job->scratch_bytes = scratch_parts(NULL, job->per_task * job->shared, job->d_pad, job->own_floats, &none);
+    if (job->scale == 0.0f) {
+        job->scale = (float)(1.0 / sqrt((double)job->d));
+    }
+    if (job->queries <= FEW && job->queries <= job->per_task) {
+        run_few(job, exec);
+    } else {
+        qn_parallel_for(exec, job->key_heads * qn_ceil_div(job->queries, job->per_task), many_task, job);
+    }
+}

@@ -1,0 +1,240 @@
+/* vq_attention on the CPU: the attention engine (attention.h) over keys and values
+ * that are codes. A panel of keys is decoded, turned by its positions where keys were
+ * coded before RoPE, and then is a panel like any other.
+ *
+ * Rows of q whose codes are the same memory (a batch stride of 0) and whose lengths do not
+ * fall are queries of one sequence: they share the decoded keys. Packed codebooks are dense
+ * copies, which nobody checks again; a run without them packs into its workspace first. */
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/attention.h"
+#include "backend/cpu/run_kv.h"
+#include "backend/cpu/sizes.h"
+#include "ref/slots.h"
+
+#define STEPS 6 /* turns by 1, 2, 4 .. QN_ATT_PANEL / 2 positions */
+
+typedef struct coded {
+    const qn_kv_impl *impl;
+    const char *codes[2], *books[2]; /* keys, values; of the first token */
+    const qn_view *views[2];
+    qn_format formats[2];            /* of the books */
+    int64_t groups, entries, channels, half;
+    int wide, rotate, pairs;         /* pairs: rope_style=interleaved */
+    const double *turns;             /* [half] angle of position 1 */
+    const float *steps;              /* [STEPS][cosines, sines][half] */
+} coded;
+
+static size_t book_bytes(const qn_op_desc *desc, int values)
+{
+    const qn_shape *book = &desc->in[values ? QN_VQA_V_CODEBOOK : QN_VQA_K_CODEBOOK];
+    size_t bytes = (size_t)qn_rows_real_bytes(qn_rows_real(book->format));
+    for (int i = 0; i < 4; i++) {
+        bytes = qn_size_mul(bytes, (size_t)book->dims[i]);
+    }
+    return qn_size_pad(bytes);
+}
+
+size_t qn_vq_attention_pack_bytes(const qn_kernel *kernel, const qn_op_desc *desc)
+{
+    (void)kernel;
+    return qn_size_add(book_bytes(desc, 0), book_bytes(desc, 1));
+}
+
+void qn_vq_attention_pack(const qn_kernel *kernel, const qn_op_desc *desc, const qn_args *args, void *body)
+{
+    (void)kernel;
+    for (int values = 0; values < 2; values++) {
+        const qn_view *view = &args->in[values ? QN_VQA_V_CODEBOOK : QN_VQA_K_CODEBOOK];
+        const int64_t *dims = view->shape.dims, *strides = view->strides;
+        const int64_t bytes = dims[3] * qn_rows_real_bytes(qn_rows_real(view->shape.format));
+        char *out = (char *)body + (values ? book_bytes(desc, 0) : 0);
+        for (int64_t g = 0; g < dims[0] * dims[1]; g++) {
+            for (int64_t e = 0; e < dims[2]; e++, out += bytes) {
+                memcpy(out, (const char *)view->data + g / dims[1] * strides[0] + g % dims[1] * strides[1] + e * strides[2],
+                       (size_t)bytes);
+            }
+        }
+    }
+}
+
+/* ---- decoding ---- */
+
+/* The d floats of a token and head. */
+static void decode(const qn_att_job *job, int values, int64_t token, int64_t head, float *out)
+{
+    const coded *c = job->source;
+    const int64_t *strides = c->views[values]->strides;
+    const uint8_t *const codes = (const uint8_t *)c->codes[values] + token * strides[1] + head * strides[2];
+    const int64_t size = qn_rows_real_bytes(qn_rows_real(c->formats[values])), vector = c->channels * size;
+    const char *book = c->books[values] + head * c->groups * c->entries * vector;
+    if (c->formats[values] == QN_F16 && !c->wide) {
+        c->impl->kv->decode(codes, (const uint16_t *)(const void *)book, c->groups, c->entries, c->channels, out);
+        return;
+    }
+    for (int64_t g = 0; g < c->groups; g++, book += c->entries * vector) {
+        const int64_t code = c->wide ? codes[2 * g] | codes[2 * g + 1] << 8 : codes[g];
+        job->rows->load[qn_rows_real(c->formats[values])](book + code * vector, c->channels, out + g * c->channels);
+    }
+}
+
+/* Cosines, then sines, of positions [first, first + count), half floats each: the first position's by its angles, the
+ * others by turning those that are there by 1, 2, 4, ... positions. */
+static const float *angles(const qn_att_job *job, int64_t first, int64_t count, qn_att_scratch *s)
+{
+    const coded *c = job->source;
+    const int panel = (int)(first / QN_ATT_PANEL % 2);
+    const int64_t half = c->half;
+    float *const table = s->own + panel * 2 * QN_ATT_PANEL * half;
+    if (s->key[panel] == first) {
+        return table;
+    }
+    job->rows->angles((int32_t)first, c->turns, half, table, table + half);
+    for (int64_t done = 1, step = 0; done < count; done *= 2, step++) {
+        const float *const by = c->steps + step * 2 * half;
+        for (int64_t i = 0; i < done && done + i < count; i++) {
+            const float *const from = table + i * 2 * half;
+            float *const to = table + (done + i) * 2 * half;
+            job->rows->rotate(from, from + half, by, by + half, half, 1, to, to + half);
+        }
+    }
+    s->key[panel] = first;
+    return table;
+}
+
+static const float *load(const qn_att_job *job, int values, int64_t head, int64_t first, int64_t count, int64_t rows,
+                         qn_att_scratch *s, float *copy, int64_t *stride)
+{
+    const coded *c = job->source;
+    const int64_t d = job->d, half = c->half;
+    const int rotate = c->rotate && !values;
+    const float *const table = rotate ? angles(job, first, count, s) : NULL;
+    float *const flat = s->own + 2 * QN_ATT_CHUNK * half; /* a key as it was coded */
+    for (int64_t i = 0; i < count; i++) {
+        float *const row = copy + i * job->d_pad;
+        decode(job, values, first + i, head, rotate ? flat : row);
+        if (rotate) {
+            const float *const turn = table + i * 2 * half;
+            if (c->pairs) {
+                job->rows->rotate(flat, flat + 1, turn, turn + half, half, 2, row, row + 1);
+            } else {
+                job->rows->rotate(flat, flat + half, turn, turn + half, half, 1, row, row + half);
+            }
+        }
+        memset(row + d, 0, (size_t)(job->d_pad - d) * 4);
+    }
+    memset(copy + count * job->d_pad, 0, (size_t)((rows - count) * job->d_pad) * 4);
+    *stride = job->d_pad;
+    return copy;
+}
+
+/* ---- running ---- */
+
+static size_t own_floats(int64_t d)
+{
+    return qn_size_add(qn_size_mul(2 * QN_ATT_CHUNK, (size_t)d / 2), (size_t)d);
+}
+
+/* Bytes of turns and steps. */
+static size_t turns_bytes(int64_t d)
+{
+    const size_t half = (size_t)d / 2;
+    return qn_size_add(qn_size_pad(qn_size_mul(half, sizeof(double))),
+                       qn_size_pad(qn_size_mul(half, 2 * STEPS * sizeof(float))));
+}
+
+static void make_turns(coded *c, double theta, int64_t d, char *memory)
+{
+    double *const turns = (double *)(void *)memory;
+    float *const steps = (float *)(void *)(memory + qn_size_pad((size_t)c->half * sizeof(double)));
+    for (int64_t i = 0; i < c->half; i++) {
+        turns[i] = pow(theta, -2.0 * (double)i / (double)d);
+    }
+    for (int64_t k = 0; k < STEPS; k++) {
+        c->impl->rows->angles(1 << k, turns, c->half, steps + 2 * k * c->half, steps + (2 * k + 1) * c->half);
+    }
+    c->turns = turns;
+    c->steps = steps;
+}
+
+static int32_t length_of(const qn_view *lens, int64_t b)
+{
+    int32_t length;
+    memcpy(&length, (const char *)lens->data + b * 4, sizeof length);
+    return length;
+}
+
+/* Rows of q from b on that are one sequence's queries. */
+static int64_t sequence(const qn_args *args, int64_t b, int64_t rows)
+{
+    const qn_view *lens = &args->in[QN_VQA_SEQ_LENS];
+    int64_t end = b + 1;
+    if (args->in[QN_VQA_K_CODES].strides[0] == 0 && args->in[QN_VQA_V_CODES].strides[0] == 0) {
+        while (end < rows && length_of(lens, end) >= length_of(lens, end - 1)) {
+            end++;
+        }
+    }
+    return end - b;
+}
+
+size_t qn_vq_attention_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
+{
+    const int64_t *q = desc->in[QN_VQA_Q].dims;
+    const size_t before = qn_size_add(qn_vq_attention_pack_bytes(kernel, desc), turns_bytes(q[2]));
+    return qn_size_add(before, qn_att_workspace_bytes(m, q[1], desc->in[QN_VQA_K_CODES].dims[2], q[2],
+                                                      own_floats(q[2]), threads));
+}
+
+void qn_vq_attention_run(const qn_kernel *kernel, const qn_run_call *call)
+{
+    const qn_sizes *z = &call->sizes;
+    const qn_args *args = call->args;
+    const qn_shape *book = &call->desc->in[QN_VQA_K_CODEBOOK];
+    if (z->m == 0 || z->e == 0 || z->g == 0 || z->k == 0) {
+        return;
+    }
+    char *workspace = call->workspace;
+    const char *books = call->packed;
+    if (!books) {
+        qn_vq_attention_pack(kernel, call->desc, args, workspace);
+        books = workspace;
+    }
+    workspace += qn_vq_attention_pack_bytes(kernel, call->desc);
+    coded c = {.impl = kernel->impl,
+               .books = {books, books + book_bytes(call->desc, 0)},
+               .views = {&args->in[QN_VQA_K_CODES], &args->in[QN_VQA_V_CODES]},
+               .formats = {book->format, call->desc->in[QN_VQA_V_CODEBOOK].format},
+               .groups = book->dims[1],
+               .entries = book->dims[2],
+               .channels = book->dims[3],
+               .half = z->k / 2,
+               .wide = args->in[QN_VQA_K_CODES].shape.format == QN_U16,
+               .rotate = call->desc->attr[QN_ATTR_ROPE_THETA].f > 0.0f,
+               .pairs = call->desc->attr[QN_ATTR_STYLE].i == QN_ROPE_INTERLEAVED};
+    if (c.rotate) {
+        make_turns(&c, (double)call->desc->attr[QN_ATTR_ROPE_THETA].f, z->k, workspace);
+    }
+    workspace += turns_bytes(z->k);
+    for (int64_t b = 0; b < z->m;) {
+        qn_att_job job = {.set = c.impl->att,
+                          .rows = c.impl->rows,
+                          .args = args,
+                          .at = b,
+                          .queries = sequence(args, b, z->m),
+                          .keys = z->n,
+                          .heads = z->e,
+                          .key_heads = z->g,
+                          .d = z->k,
+                          .scale = call->desc->attr[QN_ATTR_SCALE].f,
+                          .lens = (const char *)args->in[QN_VQA_SEQ_LENS].data + b * 4,
+                          .load = load,
+                          .source = &c,
+                          .own_floats = own_floats(z->k)};
+        for (int i = 0; i < 2; i++) {
+            c.codes[i] = (const char *)c.views[i]->data + b * c.views[i]->strides[0];
+        }
+        qn_att_run(&job, workspace, call->exec);
+        b += job.queries;
+    }
+}

@@ -1,0 +1,28 @@
+/* KV schemes: how the keys and values of earlier tokens are kept. One row of the
+ * table in kv.c a scheme; the model builds its steps and caches from the row, the
+ * quantiser its codebooks. */
+#ifndef QN_FORMAT_KV_H
+#define QN_FORMAT_KV_H
+
+#include <quern/model.h>
+
+typedef struct qn_kv_scheme {
+    qn_kv_info info;
+    int32_t channels, bits; /* coded: vectors of so many channels as codes of so many bits; else 0 */
+    int32_t scaled;         /* 1: 8-bit floats with a scale for every token and head */
+} qn_kv_scheme;
+
+#define QN_KV_MAX_SCHEMES 8
+
+/* NULL name: the first, plain floats. NULL: there is none of that name. */
+const qn_kv_scheme *qn_kv_find(const char *name);
+
+/* Bytes of one token's keys (or values) in one layer: heads * size elements, then the scales of 4 bytes where there are
+ * any, at qn_kv_scales_at. */
+size_t qn_kv_row_bytes(const qn_kv_scheme *scheme, int32_t heads, int32_t size);
+size_t qn_kv_scales_at(int32_t heads, int32_t size);
+
+/* The codebook of a layer's keys or values: F16[heads, size / channels, 2^bits, channels]. */
+qn_shape qn_kv_book_shape(const qn_kv_scheme *scheme, int32_t heads, int32_t size);
+
+#endif
