@@ -92,7 +92,12 @@ static int reply(chat *t)
         same++;
     if (same == count && same)
         same--; /* the last token is evaluated again for its logits */
-    code = cli_check(c, qn_session_truncate(t->session, (int32_t)same, &error), &error, PHASE_RUN);
+    qn_status status = qn_session_truncate(t->session, (int32_t)same, &error);
+    if (status == QN_E_UNSUPPORTED) { /* too far back for a window of recent tokens: all is evaluated again */
+        same = 0;
+        status = qn_session_truncate(t->session, 0, &error);
+    }
+    code = cli_check(c, status, &error, PHASE_RUN);
     t->length = same;
     FILE *copy = code ? NULL : open_memstream(&text, &bytes);
     if (!code && !copy)

@@ -139,6 +139,8 @@ QN_API size_t qn_model_explain(const qn_model *model, char *text, size_t capacit
 typedef struct qn_model_kv {
     const char *scheme;       /* "f32" */
     uint64_t bytes_per_token; /* of keys and values of all layers, scales included */
+    int32_t window;           /* tokens before a block of queries that are read as F16; 0: all are kept as they are */
+    uint64_t bytes_per_recent_token; /* besides; a session keeps the window, 32 and its `batch` of them */
     uint64_t codebook_bytes;  /* of the file; 0: the scheme has none */
     const char *file;         /* NULL: none */
 } qn_model_kv;
@@ -162,7 +164,8 @@ QN_API void qn_session_destroy(qn_session *session);
 QN_API int32_t qn_session_length(const qn_session *session);
 QN_API int32_t qn_session_capacity(const qn_session *session);
 
-/* Forget all tokens from position length on. QN_E_ARGUMENT: beyond what is there. */
+/* Forget all tokens from position length on. QN_E_ARGUMENT: beyond what is there. QN_E_UNSUPPORTED: a KV scheme with a
+ * window keeps recent tokens only, and those before `length` are not among them any more; 0 always works. */
 QN_API qn_status qn_session_truncate(qn_session *session, int32_t length, qn_error *error);
 
 /* Append count tokens and give logits: all = 0: of the last token, f32[vocab];

@@ -92,6 +92,7 @@ typedef enum qn_attr {
     QN_ATTR_CHANNELS,        /* of a KV codebook's vectors */
     QN_ATTR_BITS,            /* of a KV code */
     QN_ATTR_ROPE_THETA,      /* float; 0: keys need no rotation */
+    QN_ATTR_WINDOW,          /* recent keys that are read from k_recent, v_recent; 0: none */
     QN_ATTR_COUNT
 } qn_attr;
 

@@ -12,7 +12,14 @@ typedef struct qn_kv_scheme {
     int32_t scaled;         /* 1: 8-bit floats with a scale for every token and head */
 } qn_kv_scheme;
 
-#define QN_KV_MAX_SCHEMES 8
+/* Tokens before a block of queries whose keys and values are read as F16, also of schemes that keep less. */
+#define QN_KV_WINDOW 128
+
+/* 1: keys and values are not kept as they are. */
+static inline int qn_kv_lossy(const qn_kv_scheme *scheme)
+{
+    return scheme->channels || scheme->scaled;
+}
 
 /* NULL name: the first, plain floats. NULL: there is none of that name. */
 const qn_kv_scheme *qn_kv_find(const char *name);

@@ -11,6 +11,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "format/format.h"
 #include "model/batch.h"
 #include "model/device.h"
 
@@ -254,6 +255,15 @@ static qn_mut_view resolve(const qn_batch *b, const qn_operand *operand, const q
         shape.dims[0] = batched ? rows->count : shape.dims[0];
         data = (operand->place == QN_PLACE_KEYS ? s->keys : s->values)[operand->index] + operand->offset;
         break;
+    case QN_PLACE_RECENT_KEYS:
+    case QN_PLACE_RECENT_VALUES: {
+        const int values = operand->place == QN_PLACE_RECENT_VALUES;
+        shape.dims[batched] = s->recent_rows;
+        shape.dims[0] = batched ? rows->count : shape.dims[0];
+        data = s->recent[2 * operand->index + values];
+        stride = shape.dims[batched + 1] * shape.dims[batched + 2] * 2;
+        break;
+    }
     case QN_PLACE_NEW_KEYS:
     case QN_PLACE_NEW_VALUES:
         data = s ? (operand->place == QN_PLACE_NEW_KEYS ? s->keys : s->values)[operand->index] + s->length * stride
@@ -301,6 +311,23 @@ static void add_rows(const qn_batch *b, const qn_step *step, const qn_row_range 
     qn_parallel_for(&b->exec, qn_ceil_div(job.x.shape.dims[0], job.per_task), add_task, &job);
 }
 
+static int is_recent(const qn_operand *operand)
+{
+    return operand->place == QN_PLACE_RECENT_KEYS || operand->place == QN_PLACE_RECENT_VALUES;
+}
+
+/* New keys or values of one sequence into its recent rows. */
+static void keep_recent(const qn_batch *b, const qn_step *step, const qn_row_range *rows)
+{
+    const qn_session *s = rows->session;
+    const qn_mut_view from = resolve(b, &step->in[0], rows), to = resolve(b, &step->out[0], rows);
+    for (int64_t m = 0; m < from.shape.dims[0]; m++) {
+        const float *x = (const float *)(const void *)((const char *)from.data + m * from.strides[0]);
+        qn_format_get_row(QN_F16)->encode(x, from.shape.dims[1],
+                                          (char *)to.data + (s->length + m) % s->recent_rows * to.strides[0]);
+    }
+}
+
 static void observe(const qn_model *model, const qn_step *step, const qn_view *x)
 {
     if (step->op != QN_OP_DENSE_MM || x->shape.format != QN_F32) {
@@ -330,6 +357,10 @@ static qn_status run_step(qn_batch *b, const qn_step *step, const qn_row_range *
     if (!step->plan && b->chains) {
         const qn_chain *sum = b->chains[1 + (step - b->model->steps)];
         return b->model->device->chains->run(sum, rows->count, b->stream, error);
+    }
+    if (!step->plan && is_recent(&step->out[0])) {
+        keep_recent(b, step, rows);
+        return QN_OK;
     }
     if (!step->plan) {
         add_rows(b, step, rows);
@@ -389,14 +420,15 @@ void qn_batch_lookup_step(const qn_batch *b, qn_chain_step *out)
     out->args.out[0].strides[0] = (int64_t)model->registers[model->reg_stream].row_bytes;
 }
 
-static int reads_cache(const qn_step *step)
+/* A step that belongs to one sequence: it reads its cache or writes its recent rows. */
+static int needs_session(const qn_step *step)
 {
     for (int j = 0; j < QN_MAX_IN; j++) {
         if (step->in[j].place == QN_PLACE_KEYS || step->in[j].place == QN_PLACE_VALUES) {
             return 1;
         }
     }
-    return 0;
+    return is_recent(&step->out[0]);
 }
 
 /* Rows where the model's operands live, after what was enqueued before. */
@@ -434,7 +466,7 @@ static qn_status run_body(qn_batch *b, qn_error *error)
     }
     for (size_t i = 0; i < b->model->body_steps; i++) {
         const qn_step *step = &b->model->steps[i];
-        if (all.session || !reads_cache(step)) {
+        if (all.session || !needs_session(step)) {
             QN_TRY(run_step(b, step, &all, error));
         } else {
             for (int32_t j = 0; j < b->segment_count; j++) {
@@ -499,7 +531,8 @@ static qn_status run_output(qn_batch *b, qn_error *error)
 static int32_t add_tokens(qn_batch *b, const qn_batch_item *item, int32_t done)
 {
     const qn_model *model = b->model;
-    const int32_t n = (int32_t)qn_min_i64(item->count - done, b->tokens - b->rows);
+    const int64_t most = qn_min_i64(qn_session_room(item->session), b->tokens - b->rows);
+    const int32_t n = (int32_t)qn_min_i64(item->count - done, most);
     const size_t vocab = (size_t)qn_checkpoint_hparams(model->checkpoint)->vocab_size;
     const size_t row_bytes = model->registers[model->reg_stream].row_bytes;
     if (n == 0) {
@@ -553,17 +586,20 @@ qn_status qn_batch_run(qn_batch *b, const qn_batch_item *items, int32_t count, q
         b->rows = b->segment_count = b->wanted_count = 0;
         while (i < count && b->rows < b->tokens) {
             done += add_tokens(b, &items[i], done);
-            if (done == items[i].count) {
-                i++;
-                done = 0;
+            if (done < items[i].count) {
+                break; /* its next tokens need those before in the cache */
             }
+            i++;
+            done = 0;
         }
         if (b->rows == 0) {
             break;
         }
         status = b->decode && b->rows == 1 ? run_decode(b, error) : run_pass(b, error);
         for (int32_t j = 0; j < b->segment_count; j++) {
-            b->segments[j].session->length += b->segments[j].count;
+            qn_session *s = b->segments[j].session;
+            s->length += b->segments[j].count;
+            s->intact = (int32_t)qn_max_i64(s->intact, s->length - s->recent_rows);
         }
     }
     for (int32_t i = 0; i < count; i++) {

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "format/format.h"
 #include "model/kv.h"
+#include "ref/slots.h"
 
 /* Room for one more element of an array the model owns; 1 when memory is out. */
 static int grow(qn_ctx *ctx, void **array, size_t *capacity, size_t count, size_t size)
@@ -492,6 +493,14 @@ static qn_operand new_rows(int32_t layer, int values, size_t offset, qn_shape sh
                         .shape = shape};
 }
 
+static qn_operand recent(int32_t layer, int values, qn_shape shape)
+{
+    return (qn_operand){.place = values ? QN_PLACE_RECENT_VALUES : QN_PLACE_RECENT_KEYS,
+                        .index = layer,
+                        .whole = 1,
+                        .shape = shape};
+}
+
 /* Codes and scales of columns of in, a head a group. */
 static qn_status keep_scaled(qn_model *model, int32_t layer, int32_t in, int64_t column, int values, qn_error *error)
 {
@@ -530,12 +539,28 @@ static qn_status keep_coded(qn_model *model, int32_t layer, int32_t in, int64_t 
     return plan_step(model, step, &desc, error);
 }
 
+/* Columns of in into the recent rows. */
+static qn_status keep_recent(qn_model *model, int32_t layer, int32_t in, int64_t column, int values, qn_error *error)
+{
+    const qn_hparams *h = qn_checkpoint_hparams(model->checkpoint);
+    qn_step *step = add_step(model, layer, QN_OP_NONE, "");
+    if (!step) {
+        return out_of_memory(error);
+    }
+    step->in[0] = in_register(in, rows_of(QN_F32, (int64_t)h->kv_heads * h->head_dim));
+    step->in[0].offset = column * (int64_t)sizeof(float);
+    step->out[0] = recent(layer, values, qn_shape_make(QN_F16, 3, 1, h->kv_heads, h->head_dim, 1));
+    return QN_OK;
+}
+
 qn_status qn_build_keep(qn_model *model, int32_t layer, int32_t in, int64_t column, int32_t keys, qn_error *error)
 {
     const qn_hparams *h = qn_checkpoint_hparams(model->checkpoint);
     const int64_t values = column + (int64_t)h->kv_heads * h->head_dim;
+    QN_TRY(qn_build_rope(model, layer, in, column, keys, 0, h->kv_heads, error));
+    QN_TRY(keep_recent(model, layer, keys, 0, 0, error));
+    QN_TRY(keep_recent(model, layer, in, values, 1, error));
     if (model->kv->scaled) {
-        QN_TRY(qn_build_rope(model, layer, in, column, keys, 0, h->kv_heads, error));
         QN_TRY(keep_scaled(model, layer, keys, 0, 0, error));
         return keep_scaled(model, layer, in, values, 1, error);
     }
@@ -559,6 +584,12 @@ static void bind_cache(const qn_model *model, int32_t layer, qn_step *step, qn_o
     const qn_kv_scheme *kv = model->kv;
     static const char *const names[3][2] = {{"k", "v"}, {"k_codes", "v_codes"}, {"k_codebook", "v_codebook"}};
     for (int values = 0; values < 2; values++) {
+        const int64_t rows = QN_KV_WINDOW + QN_WINDOW_BLOCK; /* at least; a session has as many as it needs */
+        if (qn_kv_lossy(kv)) {
+            step->in[qn_op_in_slot(step->op, values ? "v_recent" : "k_recent")] =
+                recent(layer, values, kv->channels ? qn_shape_make(QN_F16, 4, 1, rows, h->kv_heads, h->head_dim)
+                                                   : qn_shape_make(QN_F16, 3, rows, h->kv_heads, h->head_dim, 1));
+        }
         if (kv->channels) {
             const qn_shape codes =
                 qn_shape_make(QN_U8, 4, 1, h->context_length, h->kv_heads, h->head_dim / kv->channels);
@@ -575,6 +606,7 @@ static void bind_cache(const qn_model *model, int32_t layer, qn_step *step, qn_o
                        qn_shape_make(QN_F32, 2, h->context_length, h->kv_heads, 1, 1));
         }
     }
+    desc->attr[QN_ATTR_WINDOW].i = qn_kv_lossy(kv) ? QN_KV_WINDOW : 0;
     if (kv->channels) {
         step->in[qn_op_in_slot(step->op, "seq_lens")] =
             (qn_operand){.place = QN_PLACE_LENGTHS, .shape = qn_shape_make(QN_I32, 1, 1, 1, 1, 1)};

@@ -28,8 +28,7 @@ qn_status qn_kv_prepare(qn_model *model, const char *name, qn_error *error)
     const qn_hparams *h = qn_checkpoint_hparams(model->checkpoint);
     model->kv = qn_kv_find(name);
     QN_FAIL_IF(!model->kv, error, QN_E_ARGUMENT, "'%s' is no scheme of keys and values", name);
-    const int plain = !model->kv->channels && !model->kv->scaled;
-    QN_FAIL_IF(!plain && model->device, error, QN_E_UNSUPPORTED,
+    QN_FAIL_IF(qn_kv_lossy(model->kv) && model->device, error, QN_E_UNSUPPORTED,
                "KV scheme %s runs on the CPU only in this version; on a device keys and values stay floats", name);
     model->kv_row_bytes = qn_kv_row_bytes(model->kv, h->kv_heads, h->head_dim);
     return model->kv->channels ? open_books(model, error) : QN_OK;
@@ -74,9 +73,13 @@ void qn_kv_release(qn_model *model)
 
 void qn_model_get_kv(const qn_model *model, qn_model_kv *kv)
 {
-    const int32_t layers = qn_checkpoint_hparams(model->checkpoint)->layers;
+    const qn_hparams *h = qn_checkpoint_hparams(model->checkpoint);
+    const uint64_t layers = (uint64_t)h->layers;
+    const uint64_t recent = 2 * layers * (uint64_t)h->kv_heads * (uint64_t)h->head_dim * 2;
     *kv = (qn_model_kv){.scheme = model->kv->info.name,
-                        .bytes_per_token = 2 * (uint64_t)layers * model->kv_row_bytes,
+                        .bytes_per_token = 2 * layers * model->kv_row_bytes,
+                        .window = qn_kv_lossy(model->kv) ? QN_KV_WINDOW : 0,
+                        .bytes_per_recent_token = qn_kv_lossy(model->kv) ? recent : 0,
                         .codebook_bytes = model->kv_books.map.size,
                         .file = model->kv_path};
 }

@@ -16,11 +16,11 @@ static qn_status make_registers(qn_model *model, const qn_hparams *h, llama_regi
     const int64_t q = (int64_t)h->heads * h->head_dim, kv = (int64_t)h->kv_heads * h->head_dim;
     QN_TRY(qn_build_register(model, "stream", QN_F32, h->hidden, &r->stream, error));
     QN_TRY(qn_build_register(model, "normed", QN_F32, h->hidden, &r->normed, error));
-    const int floats = !model->kv->channels && !model->kv->scaled;
+    const int floats = !qn_kv_lossy(model->kv);
     /* queries, keys; where keys and values are not kept as they are, values too */
     QN_TRY(qn_build_register(model, "query_key", QN_F32, floats ? q + kv : q + 2 * kv, &r->query_key, error));
     r->keys = r->sums = -1;
-    if (model->kv->scaled) {
+    if (!floats) {
         QN_TRY(qn_build_register(model, "keys", QN_F32, kv, &r->keys, error));
     }
     if (model->kv->channels) {
@@ -77,7 +77,7 @@ static qn_status build_layer(qn_model *model, const qn_hparams *h, const llama_r
     QN_TRY(qn_build_norm(model, l, r->stream, r->normed, name_of(&n, l, "input_layernorm"), error));
     QN_TRY(qn_build_linear(model, l, r->normed, r->query_key, 0, 0, name_of(&n, l, "self_attn.q_proj"), error));
     QN_TRY(qn_build_linear(model, l, r->normed, r->query_key, q, 0, name_of(&n, l, "self_attn.k_proj"), error));
-    if (model->kv->channels || model->kv->scaled) {
+    if (qn_kv_lossy(model->kv)) {
         const int64_t values = q + (int64_t)h->kv_heads * h->head_dim;
         QN_TRY(qn_build_linear(model, l, r->normed, r->query_key, values, 0, name_of(&n, l, "self_attn.v_proj"), error));
         QN_TRY(qn_build_rope(model, l, r->query_key, 0, r->rotated, 0, h->heads, error));

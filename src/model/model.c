@@ -142,7 +142,8 @@ static void print_step(qn_text *text, const qn_step *step)
     if (step->plan) {
         qn_text_add(text, "  %-24s %-52s %s\n", qn_op_get_info(step->op)->name, qn_plan_kernel(step->plan), step->label);
     } else {
-        qn_text_add(text, "  %-24s\n", "add");
+        const int adds = step->out[0].place == QN_PLACE_REGISTER;
+        qn_text_add(text, "  %-24s\n", adds ? "add" : "keep recent");
     }
 }
 

@@ -27,6 +27,8 @@ typedef enum qn_place {
     QN_PLACE_LENGTHS,    /* I32[M]: keys each token sees, one more than its position */
     QN_PLACE_KEYS,       /* the layer's cached keys [S, kv_heads, head_dim], the new ones among them */
     QN_PLACE_VALUES,
+    QN_PLACE_RECENT_KEYS,   /* the layer's recent keys F16[R, kv_heads, head_dim], row position % R */
+    QN_PLACE_RECENT_VALUES,
     QN_PLACE_NEW_KEYS,   /* the rows of the cache the M new tokens go to */
     QN_PLACE_NEW_VALUES
 } qn_place;
@@ -41,7 +43,8 @@ typedef struct qn_operand {
     qn_view view;        /* QN_PLACE_CONST */
 } qn_operand;
 
-/* One step: an operator run by a plan, or x += y on registers (plan NULL). */
+/* One step: an operator run by a plan; or, plan NULL, x += y on registers, or a register's rows into the recent keys or
+ * values. */
 typedef struct qn_step {
     const qn_plan *plan;
     qn_op op;

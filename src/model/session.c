@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "model/session.h"
+#include "ref/slots.h"
 
 void qn_session_options_init(qn_session_options *options)
 {
@@ -14,7 +15,24 @@ void qn_session_options_init(qn_session_options *options)
     options->size = sizeof *options;
 }
 
-static qn_status allocate(qn_session *s, qn_error *error)
+/* Recent keys and values, for a window and the tokens of a pass. */
+static int allocate_recent(qn_session *s, int32_t tokens)
+{
+    const qn_hparams *h = qn_checkpoint_hparams(s->model->checkpoint);
+    const qn_ctx *ctx = s->model->ctx;
+    size_t bytes;
+    s->recent_rows = QN_KV_WINDOW + QN_WINDOW_BLOCK + tokens;
+    int failed = qn_mul_size((size_t)h->kv_heads * (size_t)h->head_dim * 2, (size_t)s->recent_rows, &bytes);
+    s->recent = failed ? NULL : qn_calloc(ctx, 2 * (size_t)h->layers, sizeof *s->recent);
+    failed = !s->recent;
+    for (int32_t i = 0; i < 2 * h->layers && !failed; i++) {
+        s->recent[i] = qn_calloc(ctx, 1, bytes);
+        failed = !s->recent[i];
+    }
+    return failed;
+}
+
+static qn_status allocate(qn_session *s, int32_t tokens, qn_error *error)
 {
     const qn_hparams *h = qn_checkpoint_hparams(s->model->checkpoint);
     const qn_ctx *ctx = s->model->ctx;
@@ -41,6 +59,9 @@ static qn_status allocate(qn_session *s, qn_error *error)
         s->keys[l] = qn_alloc(ctx, layer_bytes);
         s->values[l] = qn_alloc(ctx, layer_bytes);
         failed = !s->keys[l] || !s->values[l];
+    }
+    if (!failed && qn_kv_lossy(s->model->kv)) {
+        failed = allocate_recent(s, tokens);
     }
     QN_FAIL_IF(failed, error, QN_E_MEMORY, "out of memory for a session of %d tokens of context (%.1f MB of KV cache)",
                s->capacity, 2e-6 * (double)h->layers * (double)s->model->kv_row_bytes * (double)s->capacity);
@@ -71,7 +92,7 @@ qn_status qn_session_create(qn_model *model, const qn_session_options *options, 
     s->before = -1;
     s->capacity = options->context_length ? options->context_length : (int32_t)qn_min_i64(h->context_length, 4096);
     const int32_t tokens = (int32_t)qn_min_i64(options->batch ? options->batch : 512, s->capacity);
-    qn_status status = allocate(s, error);
+    qn_status status = allocate(s, tokens, error);
     if (status == QN_OK) {
         status = qn_batch_make(model, tokens, &options->exec, 0, &s->own, error);
     }
@@ -100,6 +121,10 @@ void qn_session_destroy(qn_session *s)
     }
     qn_free(ctx, s->keys);
     qn_free(ctx, s->values);
+    for (int32_t i = 0; s->recent && i < 2 * layers; i++) {
+        qn_free(ctx, s->recent[i]);
+    }
+    qn_free(ctx, s->recent);
     qn_device_free(s->model->ctx, s->device_memory);
     qn_free(ctx, s);
 }
@@ -118,8 +143,18 @@ qn_status qn_session_truncate(qn_session *session, int32_t length, qn_error *err
 {
     QN_FAIL_IF(length < 0 || length > session->length, error, QN_E_ARGUMENT,
                "cannot truncate to %d tokens, the session holds %d", length, session->length);
+    QN_FAIL_IF(session->recent && qn_window_first(length + 1, QN_KV_WINDOW) < session->intact, error, QN_E_UNSUPPORTED,
+               "cannot truncate to %d tokens: recent keys and values are kept from token %d on, and the next token would "
+               "read them from token %lld; truncate to 0 or to more",
+               length, session->intact, (long long)qn_window_first(length + 1, QN_KV_WINDOW));
     session->length = length;
+    session->intact = length ? session->intact : 0;
     return QN_OK;
+}
+
+int32_t qn_session_room(const qn_session *session)
+{
+    return session->recent ? session->recent_rows - QN_KV_WINDOW - QN_WINDOW_BLOCK : INT32_MAX;
 }
 
 qn_status qn_session_eval(qn_session *s, const int32_t *ids, int32_t count, int all, float *logits, qn_error *error)

@@ -11,6 +11,9 @@ struct qn_session {
     qn_model *model;
     int32_t capacity, length;
     char **keys, **values;  /* [layers] -> [capacity] rows of kv_row_bytes, in device memory for a model there */
+    char **recent;          /* [layers][keys, values] -> F16 [recent_rows][kv_heads, head_dim]; NULL: no window */
+    int32_t recent_rows;
+    int32_t intact;         /* positions from here to length are in the recent rows */
     void *device_memory;    /* of those; NULL: they are the host's */
     qn_batch *own;          /* what qn_session_eval runs in, for this sequence alone */
     int32_t before;         /* length when the batch of the moment began; -1: in no batch */
@@ -25,6 +28,9 @@ qn_status qn_batch_prepare_decode(qn_batch *batch, qn_session *session, qn_error
 
 /* NULL-safe check of one item against its session. */
 qn_status qn_batch_check_item(const qn_batch_item *item, qn_error *error);
+
+/* Tokens of the session that fit a pass: what the recent rows can take without losing those still read. */
+int32_t qn_session_room(const qn_session *session);
 
 /* Evaluate checked items of distinct sessions; on failure every length is as before. */
 qn_status qn_batch_run(qn_batch *batch, const qn_batch_item *items, int32_t count, qn_error *error);

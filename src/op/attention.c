@@ -1,6 +1,7 @@
 /* Shapes and rules of rope, attention and scaled_attention. */
 #include "base/error.h"
 #include "op/op.h"
+#include "ref/slots.h"
 
 static qn_status rope_sizes(const qn_op_desc *desc, qn_sizes *sizes, qn_error *error)
 {
@@ -55,6 +56,11 @@ static void attention_layout(const qn_op_desc *desc, const qn_sizes *s, qn_op_la
         layout->in[QN_ATT_K].format = QN_F8_E4M3;
         layout->in[QN_ATT_K_SCALE] = layout->in[QN_ATT_V_SCALE] = qn_shape_make(QN_F32, 2, s->n, s->g, 1, 1);
         layout->required |= 1u << QN_ATT_K_SCALE | 1u << QN_ATT_V_SCALE;
+        if (desc->attr[QN_ATTR_WINDOW].i > 0) {
+            const int64_t rows = qn_window_rows(desc, QN_ATT_K_RECENT);
+            layout->in[QN_ATT_K_RECENT] = layout->in[QN_ATT_V_RECENT] = qn_shape_make(QN_F16, 3, rows, s->g, s->k, 1);
+            layout->required |= 1u << QN_ATT_K_RECENT | 1u << QN_ATT_V_RECENT;
+        }
     }
     layout->in[QN_ATT_V] = layout->in[QN_ATT_K];
     layout->out[QN_ATT_OUT_O] = qn_shape_make(qn_op_out_format(desc), 3, s->m, s->e, s->k, 1);
@@ -65,6 +71,24 @@ static qn_status attention_rules(const qn_op_desc *desc, const qn_sizes *s, qn_e
 {
     QN_FAIL_IF(s->g == 0 ? s->e != 0 : s->e % s->g != 0, error, QN_E_SHAPE,
                "%s: q has %lld heads and k has %lld, expected a multiple", qn_op_get_info(desc->op)->name, (long long)s->e, (long long)s->g);
+    return desc->op == QN_OP_SCALED_ATTENTION ? qn_window_rules(desc, QN_ATT_K_RECENT, error) : QN_OK;
+}
+
+int64_t qn_window_rows(const qn_op_desc *desc, int32_t k)
+{
+    const qn_shape *recent = &desc->in[k];
+    return recent->format && recent->ndim >= 3 ? recent->dims[recent->ndim - 3]
+                                               : desc->attr[QN_ATTR_WINDOW].i + QN_WINDOW_BLOCK;
+}
+
+qn_status qn_window_rules(const qn_op_desc *desc, int32_t k, qn_error *error)
+{
+    const int32_t window = desc->attr[QN_ATTR_WINDOW].i;
+    const char *op = qn_op_get_info(desc->op)->name;
+    QN_FAIL_IF(window < 0 || window > 1 << 24, error, QN_E_ARGUMENT, "%s: window is %d, expected 0 to 2^24", op, window);
+    QN_FAIL_IF(window > 0 && qn_window_rows(desc, k) < window + QN_WINDOW_BLOCK, error, QN_E_SHAPE,
+               "%s: k_recent has %lld rows, a window of %d needs %d", op, (long long)qn_window_rows(desc, k), window,
+               window + QN_WINDOW_BLOCK);
     return QN_OK;
 }
 

@@ -313,10 +313,10 @@ static void fill_slot(qn_filler *f, const qn_op_desc *desc, int32_t slot, void *
     case QN_OP_SCALED_ATTENTION:
         if (slot == QN_ATT_K_SCALE || slot == QN_ATT_V_SCALE) {
             qn_fill_scales(f, shape, data, 0.012);
-        } else if (slot == QN_ATT_Q) {
-            qn_fill_values(f, shape, data, 1.0);
-        } else {
+        } else if (slot == QN_ATT_K || slot == QN_ATT_V) {
             fill_e4m3(f, shape, data);
+        } else {
+            qn_fill_values(f, shape, data, 1.0);
         }
         break;
     case QN_OP_VQ_DEQUANTIZE:

@@ -398,15 +398,21 @@ static double largest(const qn_view *view, const qn_view *scales, int norm)
     return most;
 }
 
+/* The same of the recent keys or values; 0: there are none. */
+static double recent(const qn_op_desc *desc, const qn_view in[QN_MAX_IN], int32_t slot, int norm)
+{
+    return desc->attr[QN_ATTR_WINDOW].i > 0 ? largest(&in[slot], NULL, norm) : 0.0;
+}
+
 /* Errors of the scores move the weights in proportion; sums over keys add theirs. */
 static void judge_attention(const qn_op_desc *desc, const qn_sizes *sizes, const qn_view *want, const qn_view *got,
                             const qn_view in[QN_MAX_IN], qn_case_result *result)
 {
     const double given = (double)desc->attr[QN_ATTR_SCALE].f;
     const double scale = given > 0.0 ? given : 1.0 / sqrt((double)qn_max_i64(sizes->k, 1));
-    const double score = scale * largest(&in[QN_ATT_Q], NULL, 1) * largest(&in[QN_ATT_K], &in[QN_ATT_K_SCALE], 1);
+    const double score = scale * largest(&in[QN_ATT_Q], NULL, 1) * fmax(largest(&in[QN_ATT_K], &in[QN_ATT_K_SCALE], 1), recent(desc, in, QN_ATT_K_RECENT, 1));
     const double keys = 2.0 * sqrt((double)sizes->n) + 32.0, size = 2.0 * sqrt((double)sizes->k) + 16.0;
-    const double allowed = 0x1p-24 * (keys + size * score) * largest(&in[QN_ATT_V], &in[QN_ATT_V_SCALE], 0);
+    const double allowed = 0x1p-24 * (keys + size * score) * fmax(largest(&in[QN_ATT_V], &in[QN_ATT_V_SCALE], 0), recent(desc, in, QN_ATT_V_RECENT, 0));
     const qn_format format = want->shape.format;
     const int64_t rows = rows_of(&want->shape), columns = columns_of(&want->shape);
     for (int64_t r = 0; r < rows; r++) {

@@ -5,7 +5,7 @@
  *                   (codewords, residuals, shifts); with transforms the norm of the coded matrix, per row
  *   vq_encode       another code than the reference's must be as near: squared distances within 2^-18 of
  *                   |x|^2 + |c|^2
- *   vq_attention    as attention, over the largest centroids */
+ *   vq_attention    as attention, over the largest centroids and recent tokens */
 #include "base/checked.h"
 #include "op/judge.h"
 #include "ref/vq.h"
@@ -175,6 +175,21 @@ static void book_sizes(const qn_view *book, double *most, double *norm)
     }
 }
 
+/* The same with the rows of recent tokens. */
+static void recent_sizes(const qn_view *recent, double *most, double *norm)
+{
+    const int64_t rows = rows_of(&recent->shape), columns = columns_of(&recent->shape);
+    for (int64_t r = 0; r < rows; r++) {
+        double squares = 0.0;
+        for (int64_t c = 0; c < columns; c++) {
+            const double v = element(recent->shape.format, row_of(recent, r), c);
+            *most = fmax(*most, fabs(v));
+            squares += v * v;
+        }
+        *norm = fmax(*norm, sqrt(squares));
+    }
+}
+
 static void judge_attention(const qn_op_desc *desc, const qn_sizes *sizes, int32_t slot, const qn_view *want,
                             const qn_view *got, const qn_view in[QN_MAX_IN], qn_case_result *result)
 {
@@ -185,6 +200,10 @@ static void judge_attention(const qn_op_desc *desc, const qn_sizes *sizes, int32
     double key_most, key_norm, value_most, value_norm;
     book_sizes(&in[QN_VQA_K_CODEBOOK], &key_most, &key_norm);
     book_sizes(&in[QN_VQA_V_CODEBOOK], &value_most, &value_norm);
+    if (desc->attr[QN_ATTR_WINDOW].i > 0) {
+        recent_sizes(&in[QN_VQA_K_RECENT], &key_most, &key_norm);
+        recent_sizes(&in[QN_VQA_V_RECENT], &value_most, &value_norm);
+    }
     const double keys = 2.0 * sqrt((double)sizes->n) + 32.0, size = 2.0 * sqrt((double)sizes->k) + 16.0;
     /* a kernel's angle of position t is good to 2^-24 of t radians */
     const double turn = desc->attr[QN_ATTR_ROPE_THETA].f > 0.0f ? 2.0 * (double)sizes->n : 0.0;

@@ -70,6 +70,9 @@ qn_status qn_op_args_check(const qn_op_desc *desc, const qn_args *args, qn_error
 qn_status qn_op_weights_check(const qn_op_desc *desc, const qn_args *args, qn_error *error);
 
 qn_status qn_grouped_args_check(const qn_op_desc *desc, const qn_args *args, qn_error *error);
+/* The recent keys and values of a windowed attention, in slots k and v: how many rows there are, and their checks. */
+int64_t qn_window_rows(const qn_op_desc *desc, int32_t k);
+qn_status qn_window_rules(const qn_op_desc *desc, int32_t k, qn_error *error);
 qn_status qn_vq_kv_args_check(const qn_op_desc *desc, const qn_args *args, qn_error *error);
 
 /* The rows of qn_case_at for the vector-quantised operators, counted from 0 (cases_vq.c). */

@@ -30,6 +30,7 @@
     }
 
 #define FLOATS "f32|f16|bf16"
+#define FLOATS_HALF "f16|bf16|f32"
 
 #define A_GROUP INTEGER(QN_ATTR_GROUP, "group", "128", 128)
 #define A_MODE CHOICE(QN_ATTR_MODE, "mode", "dynamic|static", QN_DYNAMIC)
@@ -233,6 +234,14 @@ static const qn_slot_info scaled_attention_in[] = {
     {"v", "[N,G,K]", "f8_e4m3", 0, 0},
     {"k_scale", "[N,G]", "f32", 0, 0},
     {"v_scale", "[N,G]", "f32", 0, 0},
+    {"k_recent", "[R,G,K]", FLOATS_HALF, 1, 0},
+    {"v_recent", "[R,G,K]", FLOATS_HALF, 1, 0},
+};
+static const qn_attr_info scaled_attention_attrs[] = {
+    REAL(QN_ATTR_SCALE, "scale", "0", 0.0f),
+    INTEGER(QN_ATTR_CAUSAL, "causal", "1", 1),
+    A_OUT(QN_OUT_F32),
+    INTEGER(QN_ATTR_WINDOW, "window", "0", 0),
 };
 static const qn_attr_info attention_attrs[] = {
     REAL(QN_ATTR_SCALE, "scale", "0", 0.0f),
@@ -271,7 +280,6 @@ static const qn_attr_info attention_attrs[] = {
     {                                                                                                                  \
         "weight_bias", "[K]", FLOATS_HALF, 1, 1                                                                        \
     }
-#define FLOATS_HALF "f16|bf16|f32"
 
 static const qn_slot_info vq_dequantize_in[] = {VQ_TENSORS};
 static const qn_slot_info vq_dequantize_out[] = {
@@ -304,6 +312,8 @@ static const qn_slot_info vq_attention_in[] = {
     {"k_codebook", "[G,K/channels,2^bits,channels]", FLOATS_HALF, 0, 1},
     {"v_codebook", "[G,K/channels,2^bits,channels]", FLOATS_HALF, 0, 1},
     {"seq_lens", "[M]", "i32", 0, 0},
+    {"k_recent", "[M,R,G,K]", FLOATS_HALF, 1, 0},
+    {"v_recent", "[M,R,G,K]", FLOATS_HALF, 1, 0},
 };
 static const qn_slot_info vq_attention_out[] = {
     {"o", "[M,E,K]", "f32", 0, 0},
@@ -315,6 +325,7 @@ static const qn_attr_info vq_attention_attrs[] = {
     CHOICE(QN_ATTR_STYLE, "rope_style", "half|interleaved", QN_ROPE_HALF),
     INTEGER(QN_ATTR_CHANNELS, "channels", "0", 0),
     INTEGER(QN_ATTR_BITS, "bits", "0", 0),
+    INTEGER(QN_ATTR_WINDOW, "window", "0", 0),
     A_LEVEL,
 };
 
@@ -356,7 +367,7 @@ static const qn_op_info table[] = {
     ROW(QN_OP_ATTENTION, "attention", "o = softmax(scale q k^T) v, query t of M sees keys 0..N-M+t when causal",
         attention_in, attention_out, attention_attrs),
     ROW(QN_OP_SCALED_ATTENTION, "scaled_attention", "attention over 8-bit keys and values, a scale for each and head",
-        scaled_attention_in, attention_out, attention_attrs),
+        scaled_attention_in, attention_out, scaled_attention_attrs),
     ROW(QN_OP_VQ_DEQUANTIZE, "vq_dequantize", "w from vector-quantised weights: codes into codebooks, scales, transforms",
         vq_dequantize_in, vq_dequantize_out, vq_dequantize_attrs),
     ROW(QN_OP_VQ_MM, "vq_mm", "y = x w^T (+ bias), w as vq_dequantize gives it", vq_mm_in, vq_mm_out, vq_mm_attrs),

@@ -60,7 +60,7 @@ static qn_status kv_rules(const qn_op_desc *desc, const qn_sizes *s, qn_error *e
                "%s: q has %lld heads and k_codes has %lld, expected a multiple", op, (long long)s->e, (long long)s->g);
     QN_FAIL_IF(desc->attr[QN_ATTR_ROPE_THETA].f > 0.0f && s->k % 2 != 0, error, QN_E_SHAPE,
                "%s: the head size is %lld, expected an even number where keys are rotated", op, (long long)s->k);
-    return QN_OK;
+    return qn_window_rules(desc, QN_VQA_K_RECENT, error);
 }
 
 static void kv_attributes(qn_op_desc *desc)
@@ -121,7 +121,13 @@ static void attention_layout(const qn_op_desc *desc, const qn_sizes *s, qn_op_la
     layout->in[QN_VQA_SEQ_LENS] = qn_shape_make(QN_I32, 1, s->m, 1, 1, 1);
     layout->out[QN_VQA_OUT_O] = qn_shape_make(QN_F32, 3, s->m, s->e, s->k, 1);
     layout->out[QN_VQA_OUT_LSE] = qn_shape_make(QN_F32, 2, s->m, s->e, 1, 1);
-    layout->required = layout->allowed = (1u << (QN_VQA_SEQ_LENS + 1)) - 1;
+    layout->required = (1u << (QN_VQA_SEQ_LENS + 1)) - 1;
+    if (desc->attr[QN_ATTR_WINDOW].i > 0) {
+        const int64_t rows = qn_window_rows(desc, QN_VQA_K_RECENT);
+        layout->in[QN_VQA_K_RECENT] = layout->in[QN_VQA_V_RECENT] = qn_shape_make(QN_F16, 4, s->m, rows, s->g, s->k);
+        layout->required |= 1u << QN_VQA_K_RECENT | 1u << QN_VQA_V_RECENT;
+    }
+    layout->allowed = layout->required;
 }
 
 const qn_op_family qn_family_vq_attention = {attention_sizes, attention_layout, kv_rules, "mnkeg", kv_attributes};

@@ -1,7 +1,7 @@
 /* attention: o[t,h] = sum over visible keys s of softmax(scale * q[t,h].k[s,h']) v[s,h'],
  * h' = h / (Hq / Hkv), all in double, one rounding. Causal: query t of T
  * sees keys 0 .. S - T + t. A query that sees no key gives zeros. scaled_attention: element i of k[s,h] is code times
- * k_scale[s,h] rounded to f32, of v likewise. */
+ * k_scale[s,h] rounded to f32, of v likewise; with a window keys from qn_window_first on are row s % R of k_recent, v_recent. */
 #include <math.h>
 
 #include "ref/ref_common.h"
@@ -24,6 +24,8 @@ void qn_ref_attention(const qn_op_desc *desc, const qn_args *args, void *scratch
     const qn_mut_view *o = &args->out[QN_ATT_OUT_O];
     const int64_t queries = q->shape.dims[0], heads = q->shape.dims[1], size = q->shape.dims[2];
     const int64_t keys = k->shape.dims[0], shared = k->shape.dims[1] > 0 ? heads / k->shape.dims[1] : 1;
+    const int64_t window = desc->attr[QN_ATTR_WINDOW].i, rows = args->in[QN_ATT_K_RECENT].shape.dims[0];
+    const qn_view none = {.shape = {.format = QN_FORMAT_NONE}};
     double scale = (double)desc->attr[QN_ATTR_SCALE].f;
     if (scale == 0.0) {
         scale = 1.0 / sqrt((double)size);
@@ -33,11 +35,16 @@ void qn_ref_attention(const qn_op_desc *desc, const qn_args *args, void *scratch
     for (int64_t t = 0; t < queries && size > 0; t++) {
         int64_t seen = desc->attr[QN_ATTR_CAUSAL].i ? keys - queries + t + 1 : keys;
         seen = seen < 0 ? 0 : seen;
+        const int64_t recent = window > 0 ? qn_window_first(seen, window) : seen; /* the first key read from there */
         for (int64_t h = 0; h < heads; h++) {
             ref_decode(q->shape.format, ref_row3(q, t, h), size, query);
             double most = -INFINITY, total = 0.0;
             for (int64_t s = 0; s < seen; s++) {
-                decode(k, &args->in[QN_ATT_K_SCALE], s, h / shared, size, row);
+                if (s < recent) {
+                    decode(k, &args->in[QN_ATT_K_SCALE], s, h / shared, size, row);
+                } else {
+                    decode(&args->in[QN_ATT_K_RECENT], &none, s % rows, h / shared, size, row);
+                }
                 double dot = 0.0;
                 for (int64_t i = 0; i < size; i++) {
                     dot += (double)query[i] * (double)row[i];
@@ -51,7 +58,11 @@ void qn_ref_attention(const qn_op_desc *desc, const qn_args *args, void *scratch
             for (int64_t s = 0; s < seen; s++) {
                 const double p = exp(scores[s] - most);
                 total += p;
-                decode(v, &args->in[QN_ATT_V_SCALE], s, h / shared, size, row);
+                if (s < recent) {
+                    decode(v, &args->in[QN_ATT_V_SCALE], s, h / shared, size, row);
+                } else {
+                    decode(&args->in[QN_ATT_V_RECENT], &none, s % rows, h / shared, size, row);
+                }
                 for (int64_t i = 0; i < size; i++) {
                     sum[i] += p * (double)row[i];
                 }

@@ -5,7 +5,8 @@
  *                 has code 0
  *   vq_attention  o = softmax(scale q k^T) v over the first seq_lens[b] tokens, lse the logarithm of the sum of
  *                 exponentials of the scaled scores, in double, one rounding; no tokens: zeros and -inf. With
- *                 rope_theta keys were encoded before RoPE: the decoded key of token t is turned by t. */
+ *                 rope_theta keys were encoded before RoPE: the decoded key of token t is turned by t. With a window
+ *                 tokens from qn_window_first on are row t % R of k_recent and v_recent, keys turned already */
 #include <math.h>
 
 #include "ref/ref_common.h"
@@ -61,6 +62,24 @@ static void decode(const qn_view *codes, const qn_view *book, int64_t b, int64_t
     }
 }
 
+/* The same of a recent token: row t % R, rotated already. */
+static void decode_recent(const qn_view *recent, int64_t b, int64_t t, int64_t h, float *row)
+{
+    const int64_t *s = recent->strides;
+    ref_decode(recent->shape.format,
+               (const char *)recent->data + b * s[0] + t % recent->shape.dims[1] * s[1] + h * s[2],
+               recent->shape.dims[3], row);
+}
+
+static double plain_dot(const float *q, const float *k, int64_t size)
+{
+    double sum = 0.0;
+    for (int64_t i = 0; i < size; i++) {
+        sum += (double)q[i] * (double)k[i];
+    }
+    return sum;
+}
+
 /* q . k with k turned by position t. */
 static double turned_dot(const qn_op_desc *desc, const float *q, const float *k, int64_t size, int64_t t)
 {
@@ -68,10 +87,7 @@ static double turned_dot(const qn_op_desc *desc, const float *q, const float *k,
     const int half = desc->attr[QN_ATTR_STYLE].i == QN_ROPE_HALF;
     double sum = 0.0;
     if (theta == 0.0) {
-        for (int64_t i = 0; i < size; i++) {
-            sum += (double)q[i] * (double)k[i];
-        }
-        return sum;
+        return plain_dot(q, k, size);
     }
     for (int64_t i = 0; i < size / 2; i++) {
         const double angle = (double)t * pow(theta, -2.0 * (double)i / (double)size), c = cos(angle), s = sin(angle);
@@ -97,12 +113,19 @@ void qn_ref_vq_attention(const qn_op_desc *desc, const qn_args *args, void *scra
     float *const query = (float *)(sum + size), *const row = query + size;
     for (int64_t b = 0; b < q->shape.dims[0]; b++) {
         const int64_t seen = ref_i32(args->in[QN_VQA_SEQ_LENS].data, b);
+        const int32_t window = desc->attr[QN_ATTR_WINDOW].i;
+        const int64_t recent = window > 0 ? qn_window_first(seen, window) : seen; /* the first token read from there */
         for (int64_t h = 0; h < heads; h++) {
             double most = -INFINITY, total = 0.0;
             ref_decode(q->shape.format, ref_row3(q, b, h), size, query);
             for (int64_t t = 0; t < seen; t++) {
-                decode(kc, kb, b, t, h / shared, row);
-                scores[t] = size > 0 ? turned_dot(desc, query, row, size, t) * scale : 0.0;
+                if (t < recent) {
+                    decode(kc, kb, b, t, h / shared, row);
+                    scores[t] = size > 0 ? turned_dot(desc, query, row, size, t) * scale : 0.0;
+                } else {
+                    decode_recent(&args->in[QN_VQA_K_RECENT], b, t, h / shared, row);
+                    scores[t] = scale * plain_dot(query, row, size);
+                }
                 most = scores[t] > most ? scores[t] : most;
             }
             for (int64_t i = 0; i < size; i++) {
@@ -111,7 +134,11 @@ void qn_ref_vq_attention(const qn_op_desc *desc, const qn_args *args, void *scra
             for (int64_t t = 0; t < seen; t++) {
                 const double p = exp(scores[t] - most);
                 total += p;
-                decode(vc, vb, b, t, h / shared, row);
+                if (t < recent) {
+                    decode(vc, vb, b, t, h / shared, row);
+                } else {
+                    decode_recent(&args->in[QN_VQA_V_RECENT], b, t, h / shared, row);
+                }
                 for (int64_t i = 0; i < size; i++) {
                     sum[i] += p * (double)row[i];
                 }

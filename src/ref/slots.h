@@ -4,6 +4,8 @@
 #ifndef QN_REF_SLOTS_H
 #define QN_REF_SLOTS_H
 
+#include <stdint.h>
+
 enum {
     /* quantize_fp8, quantize_int8 (azp: int8 only) */
     QN_QUANT_X = 0,
@@ -83,6 +85,8 @@ enum {
     QN_ATT_V = 2,
     QN_ATT_K_SCALE = 3,
     QN_ATT_V_SCALE = 4,
+    QN_ATT_K_RECENT = 5,
+    QN_ATT_V_RECENT = 6,
     QN_ATT_OUT_O = 0,
 
     /* tensors of vector-quantised weights: vq_dequantize; in vq_mm each is one later, after x */
@@ -124,8 +128,20 @@ enum {
     QN_VQA_K_CODEBOOK = 3,
     QN_VQA_V_CODEBOOK = 4,
     QN_VQA_SEQ_LENS = 5,
+    QN_VQA_K_RECENT = 6,
+    QN_VQA_V_RECENT = 7,
     QN_VQA_OUT_O = 0,
     QN_VQA_OUT_LSE = 1
 };
+
+/* With a window, queries in blocks of this many positions read the same keys from the recent ones: the query at
+ * position n - 1, which sees n keys, those from this key on. So a block of queries shares what it decodes. */
+#define QN_WINDOW_BLOCK 32
+
+static inline int64_t qn_window_first(int64_t n, int64_t window)
+{
+    const int64_t first = n > 0 ? (n - 1) / QN_WINDOW_BLOCK * QN_WINDOW_BLOCK - window : 0;
+    return first > 0 ? first : 0;
+}
 
 #endif

@@ -278,7 +278,8 @@ static int subject_make(const char *text, subject *s)
         return 0;
     }
     s->info = qn_op_get_info(s->desc.op);
-    if (s->desc.op == QN_OP_ATTENTION && s->desc.in[1].dims[0] < ROWS) { /* every query sees a key */
+    const int attends = s->desc.op == QN_OP_ATTENTION || s->desc.op == QN_OP_SCALED_ATTENTION;
+    if (attends && s->desc.in[1].dims[0] < ROWS) { /* every query sees a key */
         char longer[200];
         snprintf(longer, sizeof longer, "%s", s->text);
         const char *at = strstr(longer, " n=");
@@ -296,7 +297,7 @@ static int subject_make(const char *text, subject *s)
         s->experts = (int32_t)s->desc.in[offsets].dims[0] - 1;
         assert_true(s->experts < 63);
     }
-    s->causal = s->desc.op == QN_OP_ATTENTION && s->desc.attr[QN_ATTR_CAUSAL].i;
+    s->causal = attends && s->desc.attr[QN_ATTR_CAUSAL].i;
     if (!rows_are_independent(&s->desc, s)) {
         return 0;
     }

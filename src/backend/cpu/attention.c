@@ -48,6 +48,33 @@ static int64_t visible_keys(const qn_att_job *job, int64_t t)
     return job->causal ? qn_max_i64(0, job->keys - job->queries + t + 1) : job->keys;
 }
 
+/* What job->load does, the recent ones from where they are. */
+static const float *load_rows(const qn_att_job *job, int values, int64_t head, int64_t first, int64_t count,
+                              int64_t rows, qn_att_scratch *s, float *copy, int64_t *stride)
+{
+    const int64_t older = qn_max_i64(0, qn_min_i64(count, s->recent - first));
+    if (!job->window || older == count) {
+        return job->load(job, values, head, first, count, rows, s, copy, stride);
+    }
+    if (older > 0) {
+        (void)job->load(job, values, head, first, older, older, s, copy, stride);
+    }
+    const qn_view *view = job->recents[values];
+    const int32_t axis = view->shape.ndim - 3;
+    const qn_mm_real real = qn_rows_real(view->shape.format);
+    for (int64_t i = older; i < count; i++) {
+        float *const row = copy + i * job->d_pad;
+        job->rows->load[real]((const char *)view->data + job->recent_at[values] +
+                                  (first + i) % view->shape.dims[axis] * view->strides[axis] +
+                                  (job->key_heads > 1 ? head * view->strides[axis + 1] : 0),
+                              job->d, row);
+        memset(row + job->d, 0, (size_t)(job->d_pad - job->d) * 4);
+    }
+    memset(copy + count * job->d_pad, 0, (size_t)((rows - count) * job->d_pad) * 4);
+    *stride = job->d_pad;
+    return copy;
+}
+
 /* The parts of rows (query by query, shared heads inside) from the chunk at key `first`. */
 static void do_chunk(const qn_att_job *job, int64_t head, int64_t t0, int64_t queries, int64_t first, qn_att_scratch *s,
                      const qn_att_state *part)
@@ -58,7 +85,7 @@ static void do_chunk(const qn_att_job *job, int64_t head, int64_t t0, int64_t qu
     for (int64_t k = 0; k < count; k += QN_ATT_PANEL) {
         int64_t stride;
         const float *const keys =
-            job->load(job, 0, head, first + k, qn_min_i64(QN_ATT_PANEL, count - k), QN_ATT_PANEL, s, s->k, &stride);
+            load_rows(job, 0, head, first + k, qn_min_i64(QN_ATT_PANEL, count - k), QN_ATT_PANEL, s, s->k, &stride);
         set->transpose(keys, stride, job->d, s->kt);
         set->scores(s->q, job->d_pad, s->kt, job->d, rows, s->s + k);
     }
@@ -71,7 +98,7 @@ static void do_chunk(const qn_att_job *job, int64_t head, int64_t t0, int64_t qu
         }
     }
     /* what all see first; then each query's own rest */
-    const float *const v = job->load(job, 1, head, first, count, count, s, s->v, &v_stride);
+    const float *const v = load_rows(job, 1, head, first, count, count, s, s->v, &v_stride);
     const int64_t common = qn_min_i64(count, visible_keys(job, t0 + hidden) - first), r0 = hidden * shared;
     set->values(s->s + r0 * QN_ATT_CHUNK, v, v_stride, job->d_pad, common, rows - r0, 1, part->o + r0 * job->d_pad);
     for (int64_t t = hidden; t < queries; t++) {
@@ -137,10 +164,12 @@ static void finish(const qn_att_job *job, int64_t head, int64_t t0, int64_t quer
     }
 }
 
-static void get_scratch(const qn_att_job *job, int32_t thread, qn_att_scratch *s)
+/* The scratch of a task whose last query is t. */
+static void get_scratch(const qn_att_job *job, int32_t thread, int64_t t, qn_att_scratch *s)
 {
     scratch_parts(job->scratch + (size_t)thread * job->scratch_bytes, job->per_task * job->shared, job->d_pad,
                   job->own_floats, s);
+    s->recent = qn_window_first(visible_keys(job, t), job->window);
     s->key[0] = s->key[1] = -1;
 }
 
@@ -150,11 +179,11 @@ static void get_scratch(const qn_att_job *job, int32_t thread, qn_att_scratch *s
 static void many_task(void *user, int64_t index, int32_t thread)
 {
     const qn_att_job *job = user;
-    const int64_t blocks = qn_ceil_div(job->queries, job->per_task);
-    const int64_t head = index % job->key_heads, t0 = (blocks - 1 - index / job->key_heads) * job->per_task;
-    const int64_t queries = qn_min_i64(job->per_task, job->queries - t0);
+    const int64_t blocks = qn_ceil_div(job->phase + job->queries, job->per_task), head = index % job->key_heads;
+    const int64_t start = (blocks - 1 - index / job->key_heads) * job->per_task - job->phase;
+    const int64_t t0 = qn_max_i64(0, start), queries = qn_min_i64(start + job->per_task, job->queries) - t0;
     qn_att_scratch s;
-    get_scratch(job, thread, &s);
+    get_scratch(job, thread, t0 + queries - 1, &s);
     load_queries(job, head, t0, queries, s.q);
     for (int64_t first = 0; first < visible_keys(job, t0 + queries - 1); first += QN_ATT_CHUNK) {
         do_chunk(job, head, t0, queries, first, &s, &s.part);
@@ -184,7 +213,7 @@ static void few_task(void *user, int64_t index, int32_t thread)
     const qn_att_job *job = user;
     const int64_t slot = index / job->spread, heads = job->key_heads / job->spread, h0 = index % job->spread * heads;
     qn_att_scratch s;
-    get_scratch(job, thread, &s);
+    get_scratch(job, thread, job->queries - 1, &s);
     for (int64_t head = h0; head < h0 + heads; head++) {
         const qn_att_state part = state_at(job, slot, head);
         load_queries(job, head, 0, job->queries, s.q);
@@ -236,15 +265,26 @@ void qn_att_run(qn_att_job *job, void *workspace, const qn_exec *exec)
     job->d_pad = qn_att_padded(job->d);
     job->shared = job->heads / job->key_heads;
     job->per_task = queries_per_task(job->shared);
+    job->phase = 0;
+    if (job->window) {
+        /* position of the first query, which may be before the first key */
+        const int64_t at = job->lens ? visible_keys(job, 0) - 1 : job->keys - (job->causal ? job->queries : 1);
+        int64_t per = QN_WINDOW_BLOCK;
+        while (per > job->per_task) {
+            per /= 2;
+        }
+        job->per_task = per;
+        job->phase = (at % per + per) % per;
+    }
     job->parts = workspace;
     job->scratch = (char *)workspace + parts_bytes(job->queries, job->heads, job->d_pad);
     job->scratch_bytes = scratch_parts(NULL, job->per_task * job->shared, job->d_pad, job->own_floats, &none);
     if (job->scale == 0.0f) {
         job->scale = (float)(1.0 / sqrt((double)job->d));
     }
-    if (job->queries <= FEW && job->queries <= job->per_task) {
+    if (job->queries <= FEW && job->phase + job->queries <= job->per_task) {
         run_few(job, exec);
     } else {
-        qn_parallel_for(exec, job->key_heads * qn_ceil_div(job->queries, job->per_task), many_task, job);
+        qn_parallel_for(exec, job->key_heads * qn_ceil_div(job->phase + job->queries, job->per_task), many_task, job);
     }
 }

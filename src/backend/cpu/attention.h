@@ -6,7 +6,10 @@
  * of keys from key 0 to the last that any of its queries sees. Few queries (a
  * decoding step): a task is a chunk of keys, whose parts go to the workspace and
  * are merged in order after every round of chunks. Both do the same operations for a
- * row in the same order; memory does not grow with the keys. */
+ * row in the same order; memory does not grow with the keys.
+ *
+ * With a window the keys from qn_window_first (src/ref/slots.h) on come from recent rows; blocks of queries
+ * then end where that key changes. */
 #ifndef QN_BACKEND_CPU_ATTENTION_H
 #define QN_BACKEND_CPU_ATTENTION_H
 
@@ -23,6 +26,7 @@ typedef struct qn_att_scratch {
     float *q, *s, *k, *kt, *v;
     qn_att_state part, all;
     float *own;     /* own_floats of the source */
+    int64_t recent; /* with a window: the first key that the task's queries read from the recent ones */
     int64_t key[2]; /* what the source has there; -1 at the start of a task */
 } qn_att_scratch;
 
@@ -41,10 +45,14 @@ struct qn_att_job {
     int64_t keys, heads, key_heads, d, d_pad, shared, per_task;
     float scale;
     int causal;
-    const char *lens;   /* i32 of row `at` on: keys that each query sees, none fewer than the one before; NULL: causal */
+    const char *lens;   /* i32 of row `at` on: keys that each query sees, one more than the one before; NULL: causal */
     qn_att_load_fn load;
     const void *source; /* of load */
+    int64_t window;     /* 0: none */
+    const qn_view *recents[2]; /* keys, values: [.., R, key heads, d]; offset in bytes of this job's */
+    int64_t recent_at[2];
     size_t own_floats;
+    int64_t phase; /* queries of the first block that are before this job */
     int64_t first_chunk, chunks, spread; /* few queries: of this round; tasks of a chunk */
     float *parts;                        /* of the round, then of all keys so far */
     char *scratch;

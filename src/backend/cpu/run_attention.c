@@ -61,7 +61,9 @@ static void att_run(const qn_kernel *kernel, const qn_run_call *call)
                       .d = z->k,
                       .scale = call->desc->attr[QN_ATTR_SCALE].f,
                       .causal = call->desc->attr[QN_ATTR_CAUSAL].i,
-                      .load = load};
+                      .load = load,
+                      .window = call->desc->attr[QN_ATTR_WINDOW].i,
+                      .recents = {&call->args->in[QN_ATT_K_RECENT], &call->args->in[QN_ATT_V_RECENT]}};
     if (job.heads > 0 && job.key_heads > 0 && job.d > 0) {
         qn_att_run(&job, call->workspace, call->exec);
     }

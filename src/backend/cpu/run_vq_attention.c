@@ -2,8 +2,8 @@
  * that are codes. A panel of keys is decoded, turned by its positions where keys were
  * coded before RoPE, and then is a panel like any other.
  *
- * Rows of q whose codes are the same memory (a batch stride of 0) and whose lengths do not
- * fall are queries of one sequence: they share the decoded keys. Packed codebooks are dense
+ * Rows of q whose codes are the same memory (a batch stride of 0) and whose lengths count
+ * up are queries of one sequence: they share the decoded keys. Packed codebooks are dense
  * copies, which nobody checks again; a run without them packs into its workspace first. */
 #include <math.h>
 #include <string.h>
@@ -169,11 +169,15 @@ static int32_t length_of(const qn_view *lens, int64_t b)
 static int64_t sequence(const qn_args *args, int64_t b, int64_t rows)
 {
     const qn_view *lens = &args->in[QN_VQA_SEQ_LENS];
+    static const int32_t slots[] = {QN_VQA_K_CODES, QN_VQA_V_CODES, QN_VQA_K_RECENT, QN_VQA_V_RECENT};
     int64_t end = b + 1;
-    if (args->in[QN_VQA_K_CODES].strides[0] == 0 && args->in[QN_VQA_V_CODES].strides[0] == 0) {
-        while (end < rows && length_of(lens, end) >= length_of(lens, end - 1)) {
-            end++;
+    for (size_t i = 0; i < sizeof slots / sizeof *slots; i++) {
+        if (args->in[slots[i]].shape.format && args->in[slots[i]].strides[0] != 0) {
+            return 1;
         }
+    }
+    while (end < rows && length_of(lens, end) == length_of(lens, end - 1) + 1) {
+        end++;
     }
     return end - b;
 }
@@ -230,9 +234,12 @@ void qn_vq_attention_run(const qn_kernel *kernel, const qn_run_call *call)
                           .lens = (const char *)args->in[QN_VQA_SEQ_LENS].data + b * 4,
                           .load = load,
                           .source = &c,
-                          .own_floats = own_floats(z->k)};
+                          .own_floats = own_floats(z->k),
+                          .window = call->desc->attr[QN_ATTR_WINDOW].i,
+                          .recents = {&args->in[QN_VQA_K_RECENT], &args->in[QN_VQA_V_RECENT]}};
         for (int i = 0; i < 2; i++) {
-            c.codes[i] = (const char *)c.views[i]->data + b * c.views[i]->strides[0];
+            job.recent_at[i] = z->m > 1 ? b * job.recents[i]->strides[0] : 0;
+            c.codes[i] = (const char *)c.views[i]->data + (z->m > 1 ? b * c.views[i]->strides[0] : 0);
         }
         qn_att_run(&job, workspace, call->exec);
         b += job.queries;
