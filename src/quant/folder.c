@@ -14,6 +14,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "io/kv_books.h"
 #include "io/quant_config.h"
 #include "text/tokenizer.h"
 
@@ -314,8 +315,21 @@ static char **list_ignored(const qn_outputs *outputs, int32_t *count, qn_error *
     return list;
 }
 
-qn_status qn_folder_write_config(const qn_checkpoint *checkpoint, const qn_outputs *outputs, const char *folder,
-                                 qn_error *error)
+/* What config.json says of codebooks of keys and values; 1: out of memory. */
+static int set_kv(json_t *config, const char *kv)
+{
+    char name[40];
+    json_object_del(config, "quern_kv_cache");
+    if (!kv) {
+        return 0;
+    }
+    qn_kv_books_name(qn_kv_find(kv), name);
+    json_t *entry = json_pack("{s:s, s:s}", "scheme", kv, "codebooks", name);
+    return !entry || json_object_set_new(config, "quern_kv_cache", entry);
+}
+
+qn_status qn_folder_write_config(const qn_checkpoint *checkpoint, const qn_outputs *outputs, const char *kv,
+                                 const char *folder, qn_error *error)
 {
     if (outputs->shard_count > 1) {
         QN_TRY(write_index(outputs, folder, error));
@@ -337,7 +351,8 @@ qn_status qn_folder_write_config(const qn_checkpoint *checkpoint, const qn_outpu
             json_object_del(config, "quantization_config");
             json_object_del(config, "dtype");
             failed = json_object_set_new(config, "torch_dtype", json_string(dtype)) ||
-                     (quantization && json_object_set(config, "quantization_config", quantization));
+                     (quantization && json_object_set(config, "quantization_config", quantization)) ||
+                     set_kv(config, kv);
         }
         status = failed ? QN_E_MEMORY : write_json(outputs->ctx, folder, "config.json", config, error);
     }

@@ -494,7 +494,7 @@ static qn_status write_folder(run *r, const char *input, const qn_checkpoint *ch
     QN_TRY(qn_folder_write_tokenizer(r->ctx, input, checkpoint, r->folder, error));
     QN_TRY(calibrate(r, input, checkpoint, error));
     QN_TRY(write_shards(r, error));
-    return qn_folder_write_config(checkpoint, &r->outputs, r->folder, error);
+    return qn_folder_write_config(checkpoint, &r->outputs, r->options->kv, r->folder, error);
 }
 
 static qn_status check_arguments(const qn_ctx *ctx, const char *input, const char *output,
