@@ -152,7 +152,8 @@ const cli_verb cli_verbs[] = {
 
     {"chat", "MODEL", 1, 1, 1,
      OPTIONS(OPT_MODEL, OPT_SYSTEM, OPT_PREDICT, OPT_TEMP, OPT_TOP_K, OPT_TOP_P, OPT_MIN_P, OPT_REPEAT_PENALTY,
-             OPT_REPEAT_LAST, OPT_SEED, OPT_GREEDY, OPT_STOP, OPT_CTX_SIZE, OPT_BATCH, COMPUTE, OPT_KV, OPT_NO_PACKED, COMMON),
+             OPT_REPEAT_LAST, OPT_SEED, OPT_GREEDY, OPT_STOP, OPT_CTX_SIZE, OPT_BATCH, COMPUTE, OPT_KV,
+             OPT_NO_PACKED, COMMON),
      "talk with a model in the terminal",
      "Reads a message a line from stdin and streams the reply. /reset forgets the conversation, /system TEXT sets the "
      "system message and starts again, /exit or the end of input ends it. Control-C stops a reply; at the prompt it "
@@ -174,8 +175,8 @@ const cli_verb cli_verbs[] = {
      "write a model in another number format",
      "Writes folder OUT with safetensors, config.json and tokenizer files in the layouts other tools read. The folder "
      "appears under its name only when it is complete.\n"
-     "With --kv also codebooks for `--kv` of the verbs that run a model. Without OUT and --weights only these are made, "
-     "from what the model does on a text, and put where the model looks for them: MODEL.kv-SCHEME.safetensors beside a "
+     "With --kv also codebooks for `--kv` of the verbs that run a model. Without OUT and --weights only these are "
+     "made, from what the model does on a text, and put where the model looks for them: MODEL.kv-SCHEME.safetensors beside a "
      "file, kv-SCHEME.safetensors in a folder.",
      "quern quantize model.gguf out/ --weights fp8-block\nquern quantize model.gguf --kv cq2\nquern quantize --list",
      verb_quantize},
@@ -197,7 +198,8 @@ const cli_verb cli_verbs[] = {
      "scored. An incomplete last chunk is left out, except when it is the only one. Perplexity is exp(mean negative "
      "log-likelihood); "
      "its error is one standard error of that mean.\n"
-     "With --reference, which always keeps keys and values as floats: KL divergence KL(reference || model) per scored token (mean, median, 99 %, largest) and how "
+     "With --reference, which always keeps keys and values as floats: KL divergence KL(reference || model) per "
+     "scored token (mean, median, 99 %, largest) and how "
      "often both find the same token most likely.",
      "quern perplexity out/ -f text.txt --reference model.gguf --max-tokens 8192", verb_perplexity},
 
@@ -207,7 +209,8 @@ const cli_verb cli_verbs[] = {
      "a table of models against a reference",
      "Scores the text as `quern perplexity` does, all models in step, and prints per model: bits per weight, file "
      "size, perplexity, its ratio to the reference's, KL divergence, top-1 agreement, prefill and decode speed, and a "
-     "line of greedy text after the prompt of -p. --kv is of all models but the reference. Prefill speed is that of the context half of each chunk, for which "
+     "line of greedy text after the prompt of -p. --kv is of all models but the reference. Prefill speed is that "
+     "of the context half of each chunk, for which "
      "no "
      "logits are made; decode speed is that of the greedy text after its first token.",
      "quern compare bf16/ fp8/ int8/ -f text.txt --max-tokens 4096 -p \"The capital of France is\"", verb_compare},
@@ -225,7 +228,8 @@ const cli_verb cli_verbs[] = {
      "quern detokenize model.gguf 19556 905", verb_detokenize},
 
     {"logits", "MODEL", 1, 1, 1,
-     OPTIONS(OPT_MODEL, OPT_PROMPT, OPT_FILE, OPT_IDS, OPT_OUT, OPT_ALL, OPT_BATCH, COMPUTE, OPT_KV, OPT_NO_PACKED, COMMON),
+     OPTIONS(OPT_MODEL, OPT_PROMPT, OPT_FILE, OPT_IDS, OPT_OUT, OPT_ALL, OPT_BATCH, COMPUTE, OPT_KV,
+             OPT_NO_PACKED, COMMON),
      "write a model's logits to a file",
      "Writes the tensors `logits` F32[T,vocabulary] (T is 1 without --all) and `ids` I32[tokens]. Text is tokenised as "
      "it is, with the special tokens the model adds.",

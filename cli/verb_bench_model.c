@@ -19,8 +19,9 @@ typedef struct limits {
     double bytes_per_token; /* weights as the file stores them, without an embedding table of which one row is read */
     double read_gbps;       /* measured after the tests; 0: it could not be */
     double cache_bytes;     /* last-level caches */
-    double load_seconds;    /* opening and packing */
-    double peak_rss;        /* bytes, before the ceiling's own memory; 0: not known */
+    qn_model_kv kv;
+    double load_seconds; /* opening and packing */
+    double peak_rss;     /* bytes, before the ceiling's own memory; 0: not known */
 } limits;
 
 /* Ids that any vocabulary has, in a fixed order that repeats nothing for long. */
@@ -126,6 +127,8 @@ static void print_limits(const limits *l, const speed *tests, int n)
     for (int i = 0; i < n && l->read_gbps > 0; i++)
         if (tests[i].kind[0] == 't')
             printf(", of which %.1f %% are reached", 100 * tests[i].mean / decode_limit(l));
+    printf("\nkeys and values %s, %s a token of context", l->kv.scheme,
+           cli_size_text(bytes, (double)l->kv.bytes_per_token));
     printf("\nload and packing %.2f s, peak memory %s\n", l->load_seconds, cli_size_text(peak, l->peak_rss));
 }
 
@@ -187,6 +190,8 @@ static void print_json(const cli *c, const qn_model_info *info, const speed *tes
         json_number(&j, "read_gbps", l->read_gbps, 6);
         json_number(&j, "decode_roofline_pct",
                     tests[i].kind[0] == 't' && decode_limit(l) > 0 ? 100 * tests[i].mean / decode_limit(l) : NAN, 5);
+        json_text(&j, "kv", l->kv.scheme);
+        json_int(&j, "kv_bytes_per_token", (int64_t)l->kv.bytes_per_token);
         json_number(&j, "load_seconds", l->load_seconds, 5);
         json_number(&j, "peak_rss_bytes", l->peak_rss, 15);
         json_close(&j, '}');
@@ -220,6 +225,7 @@ int verb_bench_model(cli *c)
         code = cli_open_session(c, model, most, c->value[OPT_BATCH].i, &session);
     if (!code) {
         qn_model_get_info(model, &info);
+        qn_model_get_kv(model, &l.kv);
         logits = cli_alloc((size_t)info.vocab_size, sizeof *logits);
         code = logits ? 0 : cli_memory(c, "the logits");
     }

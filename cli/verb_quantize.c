@@ -171,8 +171,9 @@ static int check_operands(cli *c)
     if (c->operand_count == 2)
         return check_scheme(c);
     if (!c->value[OPT_KV_BOOKS].set || c->value[OPT_WEIGHTS].set)
-        return cli_fail(c, EXIT_USAGE, "too few arguments; usage: quern quantize MODEL OUT --weights SCHEME, or "
-                                       "quern quantize MODEL --kv SCHEME");
+        return cli_fail(c, EXIT_USAGE,
+                        "too few arguments; usage: quern quantize MODEL OUT --weights SCHEME, or "
+                        "quern quantize MODEL --kv SCHEME");
     return 0;
 }
 

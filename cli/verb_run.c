@@ -49,7 +49,9 @@ static double per_second(double count, double seconds)
 static void print_timings(const cli *c, const qn_model *model, const cli_generation *g, double load_seconds)
 {
     qn_packing_info packing;
+    qn_model_kv kv;
     qn_model_get_packing(model, &packing);
+    qn_model_get_kv(model, &kv);
     double prompt_rate = per_second(g->prompt_tokens, g->prompt_seconds);
     double decode_rate = per_second(g->decoded, g->decode_seconds);
     if (!c->value[OPT_JSON_TIMINGS].set) {
@@ -63,6 +65,8 @@ static void print_timings(const cli *c, const qn_model *model, const cli_generat
     json_number(&j, "pack_ms", 1e3 * packing.seconds, 6);
     json_int(&j, "packed_bytes", (int64_t)packing.bytes);
     json_text(&j, "packed_file", packing.file);
+    json_text(&j, "kv", kv.scheme);
+    json_int(&j, "kv_bytes_per_token", (int64_t)kv.bytes_per_token);
     json_int(&j, "prompt_n", g->prompt_tokens);
     json_number(&j, "prompt_ms", 1e3 * g->prompt_seconds, 6);
     json_number(&j, "prompt_per_second", prompt_rate, 6);

@@ -76,7 +76,7 @@ QN_API qn_status qn_quantize(qn_ctx *ctx, const char *input, const char *output,
 /* ---- Codebooks of KV schemes ---- */
 
 typedef struct qn_kv_books_options {
-    size_t size; /* sizeof(qn_kv_books_options), set by qn_kv_books_options_init */
+    size_t size;             /* sizeof(qn_kv_books_options), set by qn_kv_books_options_init */
     const char *scheme;      /* one of qn_kv_at with codebooks */
     const char *calibration; /* text file for the calibration run; NULL: a built-in text */
     int32_t force;           /* replace an existing file */
@@ -86,8 +86,8 @@ typedef struct qn_kv_books_options {
 } qn_kv_books_options;
 
 typedef struct qn_kv_books_result {
-    int32_t layers, tokens;                   /* tokens: of the calibration run */
-    uint64_t bytes;                           /* of the file */
+    int32_t layers, tokens;                                 /* tokens: of the calibration run */
+    uint64_t bytes;                                         /* of the file */
     uint64_t bytes_per_token_before, bytes_per_token_after; /* of keys and values in all layers */
     double seconds;
 } qn_kv_books_result;

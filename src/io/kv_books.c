@@ -29,8 +29,8 @@ char *qn_kv_books_path(qn_ctx *ctx, const qn_checkpoint *checkpoint, const qn_kv
     /* as its packed file lies: FOLDER/quern.packed, FILE.packed */
     const char *packed = qn_packed_path(checkpoint), *slash = strrchr(packed, '/');
     const char *last = slash ? slash + 1 : packed;
-    const size_t length = strcmp(last, "quern.packed") == 0 && slash ? (size_t)(slash - packed)
-                                                                     : strlen(packed) - strlen(".packed");
+    const size_t length =
+        strcmp(last, "quern.packed") == 0 && slash ? (size_t)(slash - packed) : strlen(packed) - strlen(".packed");
     char *path = qn_alloc(ctx, length + sizeof name + 1);
     if (path) {
         memcpy(path, packed, length);
@@ -118,7 +118,7 @@ qn_status qn_kv_books_write(qn_ctx *ctx, const char *path, const qn_kv_scheme *s
     const qn_shape shape = qn_kv_book_shape(scheme, hparams->kv_heads, hparams->head_dim);
     const int32_t count = 2 * hparams->layers;
     qn_safetensors_item *items = qn_calloc(ctx, (size_t)count, sizeof *items);
-    char (*names)[NAME_BYTES] = qn_calloc(ctx, (size_t)count, sizeof *names);
+    char(*names)[NAME_BYTES] = qn_calloc(ctx, (size_t)count, sizeof *names);
     const char *const metadata[] = {"format", "quern-kv", "quern.kv", scheme->info.name};
     const size_t elements = (size_t)qn_shape_elements(&shape);
     qn_safetensors_writer *writer = NULL;

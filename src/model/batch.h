@@ -22,14 +22,15 @@ typedef struct qn_wanted_row {
 struct qn_batch {
     qn_model *model;
     qn_exec exec;
-    int32_t tokens;              /* most rows of a pass */
-    char **registers;            /* [register_count] -> [tokens, row_bytes] */
-    int32_t *input;              /* [2, tokens]: ids, then positions; page-locked for a device */
-    int32_t *positions;          /* the positions where operators read them; on the host lengths[tokens] follow */
-    char *new_keys, *new_values; /* [tokens] rows of kv_row_bytes on their way to several caches; NULL: one sequence only */
-    float *logits;               /* [LOGITS_ROWS, vocab] on their way to where they are asked for; NULL: none are */
-    qn_segment *segments;        /* [tokens] */
-    qn_wanted_row *wanted;       /* [tokens] */
+    int32_t tokens;     /* most rows of a pass */
+    char **registers;   /* [register_count] -> [tokens, row_bytes] */
+    int32_t *input;     /* [2, tokens]: ids, then positions; page-locked for a device */
+    int32_t *positions; /* the positions where operators read them; on the host lengths[tokens] follow */
+    char *new_keys,
+        *new_values;       /* [tokens] rows of kv_row_bytes on their way to several caches; NULL: one sequence only */
+    float *logits;         /* [LOGITS_ROWS, vocab] on their way to where they are asked for; NULL: none are */
+    qn_segment *segments;  /* [tokens] */
+    qn_wanted_row *wanted; /* [tokens] */
     int32_t segment_count, wanted_count, rows; /* of the pass */
     void *workspace;
     size_t workspace_bytes;

@@ -495,10 +495,8 @@ static qn_operand new_rows(int32_t layer, int values, size_t offset, qn_shape sh
 
 static qn_operand recent(int32_t layer, int values, qn_shape shape)
 {
-    return (qn_operand){.place = values ? QN_PLACE_RECENT_VALUES : QN_PLACE_RECENT_KEYS,
-                        .index = layer,
-                        .whole = 1,
-                        .shape = shape};
+    return (qn_operand){
+        .place = values ? QN_PLACE_RECENT_VALUES : QN_PLACE_RECENT_KEYS, .index = layer, .whole = 1, .shape = shape};
 }
 
 /* Codes and scales of columns of in, a head a group. */
@@ -570,10 +568,8 @@ qn_status qn_build_keep(qn_model *model, int32_t layer, int32_t in, int64_t colu
 
 static qn_operand cached(int32_t layer, int values, size_t offset, qn_shape shape)
 {
-    return (qn_operand){.place = values ? QN_PLACE_VALUES : QN_PLACE_KEYS,
-                        .index = layer,
-                        .offset = (int64_t)offset,
-                        .shape = shape};
+    return (qn_operand){
+        .place = values ? QN_PLACE_VALUES : QN_PLACE_KEYS, .index = layer, .offset = (int64_t)offset, .shape = shape};
 }
 
 /* The operands that a KV scheme's attention reads beside q, and its attributes; planned for the longest context, so
@@ -587,8 +583,9 @@ static void bind_cache(const qn_model *model, int32_t layer, qn_step *step, qn_o
         const int64_t rows = QN_KV_WINDOW + QN_WINDOW_BLOCK; /* at least; a session has as many as it needs */
         if (qn_kv_lossy(kv)) {
             step->in[qn_op_in_slot(step->op, values ? "v_recent" : "k_recent")] =
-                recent(layer, values, kv->channels ? qn_shape_make(QN_F16, 4, 1, rows, h->kv_heads, h->head_dim)
-                                                   : qn_shape_make(QN_F16, 3, rows, h->kv_heads, h->head_dim, 1));
+                recent(layer, values,
+                       kv->channels ? qn_shape_make(QN_F16, 4, 1, rows, h->kv_heads, h->head_dim)
+                                    : qn_shape_make(QN_F16, 3, rows, h->kv_heads, h->head_dim, 1));
         }
         if (kv->channels) {
             const qn_shape codes =
@@ -598,8 +595,8 @@ static void bind_cache(const qn_model *model, int32_t layer, qn_step *step, qn_o
             continue;
         }
         const qn_format format = kv->scaled ? QN_F8_E4M3 : QN_F32;
-        step->in[qn_op_in_slot(step->op, names[0][values])] = cached(
-            layer, values, 0, qn_shape_make(format, 3, h->context_length, h->kv_heads, h->head_dim, 1));
+        step->in[qn_op_in_slot(step->op, names[0][values])] =
+            cached(layer, values, 0, qn_shape_make(format, 3, h->context_length, h->kv_heads, h->head_dim, 1));
         if (kv->scaled) {
             step->in[qn_op_in_slot(step->op, values ? "v_scale" : "k_scale")] =
                 cached(layer, values, qn_kv_scales_at(h->kv_heads, h->head_dim),

@@ -79,7 +79,8 @@ static qn_status build_layer(qn_model *model, const qn_hparams *h, const llama_r
     QN_TRY(qn_build_linear(model, l, r->normed, r->query_key, q, 0, name_of(&n, l, "self_attn.k_proj"), error));
     if (qn_kv_lossy(model->kv)) {
         const int64_t values = q + (int64_t)h->kv_heads * h->head_dim;
-        QN_TRY(qn_build_linear(model, l, r->normed, r->query_key, values, 0, name_of(&n, l, "self_attn.v_proj"), error));
+        QN_TRY(
+            qn_build_linear(model, l, r->normed, r->query_key, values, 0, name_of(&n, l, "self_attn.v_proj"), error));
         QN_TRY(qn_build_rope(model, l, r->query_key, 0, r->rotated, 0, h->heads, error));
         QN_TRY(qn_build_keep(model, l, r->query_key, q, r->keys, error));
     } else {

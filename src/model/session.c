@@ -143,10 +143,12 @@ qn_status qn_session_truncate(qn_session *session, int32_t length, qn_error *err
 {
     QN_FAIL_IF(length < 0 || length > session->length, error, QN_E_ARGUMENT,
                "cannot truncate to %d tokens, the session holds %d", length, session->length);
-    QN_FAIL_IF(session->recent && length > 0 && qn_window_first(length + 1, QN_KV_WINDOW) < session->intact, error, QN_E_UNSUPPORTED,
-               "cannot truncate to %d tokens: recent keys and values are kept from token %d on, and the next token would "
-               "read them from token %lld; truncate to 0 or to more",
-               length, session->intact, (long long)qn_window_first(length + 1, QN_KV_WINDOW));
+    QN_FAIL_IF(
+        session->recent && length > 0 && qn_window_first(length + 1, QN_KV_WINDOW) < session->intact, error,
+        QN_E_UNSUPPORTED,
+        "cannot truncate to %d tokens: recent keys and values are kept from token %d on, and the next token would "
+        "read them from token %lld; truncate to 0 or to more",
+        length, session->intact, (long long)qn_window_first(length + 1, QN_KV_WINDOW));
     session->length = length;
     session->intact = length ? session->intact : 0;
     return QN_OK;

@@ -10,13 +10,13 @@ typedef struct qn_decode_pass qn_decode_pass;
 struct qn_session {
     qn_model *model;
     int32_t capacity, length;
-    char **keys, **values;  /* [layers] -> [capacity] rows of kv_row_bytes, in device memory for a model there */
-    char **recent;          /* [layers][keys, values] -> F16 [recent_rows][kv_heads, head_dim]; NULL: no window */
+    char **keys, **values; /* [layers] -> [capacity] rows of kv_row_bytes, in device memory for a model there */
+    char **recent;         /* [layers][keys, values] -> F16 [recent_rows][kv_heads, head_dim]; NULL: no window */
     int32_t recent_rows;
-    int32_t intact;         /* positions from here to length are in the recent rows */
-    void *device_memory;    /* of those; NULL: they are the host's */
-    qn_batch *own;          /* what qn_session_eval runs in, for this sequence alone */
-    int32_t before;         /* length when the batch of the moment began; -1: in no batch */
+    int32_t intact;      /* positions from here to length are in the recent rows */
+    void *device_memory; /* of those; NULL: they are the host's */
+    qn_batch *own;       /* what qn_session_eval runs in, for this sequence alone */
+    int32_t before;      /* length when the batch of the moment began; -1: in no batch */
 };
 
 /* A batch for that many tokens a pass; several 0: it is only given one sequence at a time. */

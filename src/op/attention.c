@@ -70,7 +70,8 @@ static void attention_layout(const qn_op_desc *desc, const qn_sizes *s, qn_op_la
 static qn_status attention_rules(const qn_op_desc *desc, const qn_sizes *s, qn_error *error)
 {
     QN_FAIL_IF(s->g == 0 ? s->e != 0 : s->e % s->g != 0, error, QN_E_SHAPE,
-               "%s: q has %lld heads and k has %lld, expected a multiple", qn_op_get_info(desc->op)->name, (long long)s->e, (long long)s->g);
+               "%s: q has %lld heads and k has %lld, expected a multiple", qn_op_get_info(desc->op)->name,
+               (long long)s->e, (long long)s->g);
     return desc->op == QN_OP_SCALED_ATTENTION ? qn_window_rules(desc, QN_ATT_K_RECENT, error) : QN_OK;
 }
 
@@ -85,7 +86,8 @@ qn_status qn_window_rules(const qn_op_desc *desc, int32_t k, qn_error *error)
 {
     const int32_t window = desc->attr[QN_ATTR_WINDOW].i;
     const char *op = qn_op_get_info(desc->op)->name;
-    QN_FAIL_IF(window < 0 || window > 1 << 24, error, QN_E_ARGUMENT, "%s: window is %d, expected 0 to 2^24", op, window);
+    QN_FAIL_IF(window < 0 || window > 1 << 24, error, QN_E_ARGUMENT, "%s: window is %d, expected 0 to 2^24", op,
+               window);
     QN_FAIL_IF(window > 0 && qn_window_rows(desc, k) < window + QN_WINDOW_BLOCK, error, QN_E_SHAPE,
                "%s: k_recent has %lld rows, a window of %d needs %d", op, (long long)qn_window_rows(desc, k), window,
                window + QN_WINDOW_BLOCK);

@@ -390,9 +390,10 @@ static double largest(const qn_view *view, const qn_view *scales, int norm)
             const double v = fabs(element(view->shape.format, row_of(view, r), c));
             sum = norm ? sum + v * v : fmax(sum, v);
         }
-        const double scale = scales && scales->shape.format ? fabs(element(QN_F32, row_of(scales, r / scales->shape.dims[1]),
-                                                                          r % scales->shape.dims[1]))
-                                                           : 1.0;
+        const double scale =
+            scales && scales->shape.format
+                ? fabs(element(QN_F32, row_of(scales, r / scales->shape.dims[1]), r % scales->shape.dims[1]))
+                : 1.0;
         most = fmax(most, scale * (norm ? sqrt(sum) : sum));
     }
     return most;
@@ -410,9 +411,11 @@ static void judge_attention(const qn_op_desc *desc, const qn_sizes *sizes, const
 {
     const double given = (double)desc->attr[QN_ATTR_SCALE].f;
     const double scale = given > 0.0 ? given : 1.0 / sqrt((double)qn_max_i64(sizes->k, 1));
-    const double score = scale * largest(&in[QN_ATT_Q], NULL, 1) * fmax(largest(&in[QN_ATT_K], &in[QN_ATT_K_SCALE], 1), recent(desc, in, QN_ATT_K_RECENT, 1));
+    const double score = scale * largest(&in[QN_ATT_Q], NULL, 1) *
+                         fmax(largest(&in[QN_ATT_K], &in[QN_ATT_K_SCALE], 1), recent(desc, in, QN_ATT_K_RECENT, 1));
     const double keys = 2.0 * sqrt((double)sizes->n) + 32.0, size = 2.0 * sqrt((double)sizes->k) + 16.0;
-    const double allowed = 0x1p-24 * (keys + size * score) * fmax(largest(&in[QN_ATT_V], &in[QN_ATT_V_SCALE], 0), recent(desc, in, QN_ATT_V_RECENT, 0));
+    const double allowed = 0x1p-24 * (keys + size * score) *
+                           fmax(largest(&in[QN_ATT_V], &in[QN_ATT_V_SCALE], 0), recent(desc, in, QN_ATT_V_RECENT, 0));
     const qn_format format = want->shape.format;
     const int64_t rows = rows_of(&want->shape), columns = columns_of(&want->shape);
     for (int64_t r = 0; r < rows; r++) {

@@ -21,8 +21,8 @@ void qn_folder_shard_name(const qn_outputs *outputs, int32_t shard, char *name, 
 qn_status qn_folder_write_tokenizer(qn_ctx *ctx, const char *input, const qn_checkpoint *checkpoint,
                                     const char *folder, qn_error *error);
 
-/* Write the index (of more than one shard) and config.json: the last files of a folder. kv: the scheme of codebooks that
- * the folder has; NULL: none. */
+/* Write the index (of more than one shard) and config.json: the last files of a folder. kv: the scheme of the
+ * codebooks that the folder has; NULL: none. */
 qn_status qn_folder_write_config(const qn_checkpoint *checkpoint, const qn_outputs *outputs, const char *kv,
                                  const char *folder, qn_error *error);
 

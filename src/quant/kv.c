@@ -155,8 +155,8 @@ static void collect_free(collect *c)
 static qn_status collect_init(collect *c, qn_error *error)
 {
     size_t floats, bytes;
-    int failed = qn_mul_size((size_t)c->tokens, (size_t)c->width, &floats) ||
-                 qn_mul_size(floats, sizeof(float), &bytes);
+    int failed =
+        qn_mul_size((size_t)c->tokens, (size_t)c->width, &floats) || qn_mul_size(floats, sizeof(float), &bytes);
     c->layers = qn_calloc(c->ctx, 2 * (size_t)c->h.layers, sizeof *c->layers);
     failed = failed || !c->layers;
     for (int32_t i = 0; i < 2 * c->h.layers && !failed; i++) {
@@ -210,7 +210,7 @@ typedef struct fit_job {
     size_t book;     /* elements of one group's codebook */
     double *errors;  /* a task: weighted squares of what is left, and of all */
     qn_status *statuses;
-    qn_error *why;   /* a task */
+    qn_error *why; /* a task */
 } fit_job;
 
 static double squares_of(const qn_kmeans_job *k)
@@ -245,9 +245,9 @@ static void fit_task(void *user, int64_t index, int32_t thread)
                              .seed = SEED + (uint64_t)index + ((uint64_t)job->layer << 32)};
     float *const centroids = qn_alloc(c->ctx, job->book * sizeof(float));
     qn_status *const status = &job->statuses[index];
-    *status = centroids ? qn_kmeans(c->ctx, job->set, &k, NULL, centroids, NULL, &job->errors[2 * index],
-                                    &job->why[index])
-                        : QN_E_MEMORY;
+    *status = centroids
+                  ? qn_kmeans(c->ctx, job->set, &k, NULL, centroids, NULL, &job->errors[2 * index], &job->why[index])
+                  : QN_E_MEMORY;
     job->errors[2 * index + 1] = squares_of(&k);
     for (size_t i = 0; *status == QN_OK && i < job->book; i++) {
         if (!(fabsf(centroids[i]) <= 65504.0f)) {

@@ -1,7 +1,8 @@
 /* attention: o[t,h] = sum over visible keys s of softmax(scale * q[t,h].k[s,h']) v[s,h'],
  * h' = h / (Hq / Hkv), all in double, one rounding. Causal: query t of T
  * sees keys 0 .. S - T + t. A query that sees no key gives zeros. scaled_attention: element i of k[s,h] is code times
- * k_scale[s,h] rounded to f32, of v likewise; with a window keys from qn_window_first on are row s % R of k_recent, v_recent. */
+ * k_scale[s,h] rounded to f32, of v likewise; with a window keys from qn_window_first on are row s % R of k_recent,
+ * v_recent. */
 #include <math.h>
 
 #include "ref/ref_common.h"

@@ -395,9 +395,12 @@ static void quantised_folders_bring_their_codebooks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(logits_are_near_those_of_plain_caches), cmocka_unit_test(bits_depend_on_nothing_else),
-        cmocka_unit_test(truncation_keeps_bits_or_refuses),      cmocka_unit_test(codebook_files_are_checked),
-        cmocka_unit_test(bytes_are_those_kept),                  cmocka_unit_test(quantised_folders_bring_their_codebooks),
+        cmocka_unit_test(logits_are_near_those_of_plain_caches),
+        cmocka_unit_test(bits_depend_on_nothing_else),
+        cmocka_unit_test(truncation_keeps_bits_or_refuses),
+        cmocka_unit_test(codebook_files_are_checked),
+        cmocka_unit_test(bytes_are_those_kept),
+        cmocka_unit_test(quantised_folders_bring_their_codebooks),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

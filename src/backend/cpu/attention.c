@@ -25,7 +25,7 @@ static int64_t queries_per_task(int64_t shared)
 static size_t scratch_parts(char *base, int64_t rows, int64_t d_pad, size_t own, qn_att_scratch *s)
 {
     size_t at = 0;
-    float **const parts[] = {&s->q,        &s->s,      &s->k,       &s->kt,      &s->v,    &s->part.max,
+    float **const parts[] = {&s->q,        &s->s,      &s->k,       &s->kt,      &s->v,     &s->part.max,
                              &s->part.sum, &s->part.o, &s->all.max, &s->all.sum, &s->all.o, &s->own};
     const size_t r = (size_t)rows, d = (size_t)d_pad, row = qn_size_mul(r, d);
     const size_t panel = qn_size_mul(QN_ATT_PANEL, d), chunk = qn_size_mul(QN_ATT_CHUNK, d);
@@ -142,7 +142,8 @@ static void load_queries(const qn_att_job *job, int64_t head, int64_t t0, int64_
 }
 
 /* value: d floats of scratch */
-static void finish(const qn_att_job *job, int64_t head, int64_t t0, int64_t queries, const qn_att_state *all, float *value)
+static void finish(const qn_att_job *job, int64_t head, int64_t t0, int64_t queries, const qn_att_state *all,
+                   float *value)
 {
     const qn_mut_view *out = &job->args->out[QN_ATT_OUT_O];
     const qn_mut_view *lse = &job->args->out[QN_VQA_OUT_LSE]; /* of vq_attention */

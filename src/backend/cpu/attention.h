@@ -45,14 +45,14 @@ struct qn_att_job {
     int64_t keys, heads, key_heads, d, d_pad, shared, per_task;
     float scale;
     int causal;
-    const char *lens;   /* i32 of row `at` on: keys that each query sees, one more than the one before; NULL: causal */
+    const char *lens; /* i32 of row `at` on: keys that each query sees, one more than the one before; NULL: causal */
     qn_att_load_fn load;
-    const void *source; /* of load */
-    int64_t window;     /* 0: none */
+    const void *source;        /* of load */
+    int64_t window;            /* 0: none */
     const qn_view *recents[2]; /* keys, values: [.., R, key heads, d]; offset in bytes of this job's */
     int64_t recent_at[2];
     size_t own_floats;
-    int64_t phase; /* queries of the first block that are before this job */
+    int64_t phase;                       /* queries of the first block that are before this job */
     int64_t first_chunk, chunks, spread; /* few queries: of this round; tasks of a chunk */
     float *parts;                        /* of the round, then of all keys so far */
     char *scratch;

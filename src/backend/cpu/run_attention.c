@@ -85,9 +85,9 @@ static const char *att_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 
 #define ROW(op_, contract, isa_, level_, tile_, mr_, nr_)                                                              \
     {                                                                                                                  \
-        .name = "qn_" contract "__" #isa_ "_" tile_, .op = (op_), .backend = QN_BACKEND_CPU,                           \
-        .isa = (level_), .mr = (mr_), .nr = (nr_), .status = "tested", .accepts = att_accepts,                         \
-        .workspace_bytes = att_workspace, .run = att_run, .impl = &(const att_impl)                                    \
+        .name = "qn_" contract "__" #isa_ "_" tile_, .op = (op_), .backend = QN_BACKEND_CPU, .isa = (level_),          \
+        .mr = (mr_), .nr = (nr_), .status = "tested", .accepts = att_accepts, .workspace_bytes = att_workspace,        \
+        .run = att_run, .impl = &(const att_impl)                                                                      \
         {                                                                                                              \
             .set = &qn_att__##isa_, .rows = &qn_rows__##isa_                                                           \
         }                                                                                                              \

@@ -19,11 +19,11 @@ typedef struct coded {
     const qn_kv_impl *impl;
     const char *codes[2], *books[2]; /* keys, values; of the first token */
     const qn_view *views[2];
-    qn_format formats[2];            /* of the books */
+    qn_format formats[2]; /* of the books */
     int64_t groups, entries, channels, half;
-    int wide, rotate, pairs;         /* pairs: rope_style=interleaved */
-    const double *turns;             /* [half] angle of position 1 */
-    const float *steps;              /* [STEPS][cosines, sines][half] */
+    int wide, rotate, pairs; /* pairs: rope_style=interleaved */
+    const double *turns;     /* [half] angle of position 1 */
+    const float *steps;      /* [STEPS][cosines, sines][half] */
 } coded;
 
 static size_t book_bytes(const qn_op_desc *desc, int values)
@@ -52,7 +52,8 @@ void qn_vq_attention_pack(const qn_kernel *kernel, const qn_op_desc *desc, const
         char *out = (char *)body + (values ? book_bytes(desc, 0) : 0);
         for (int64_t g = 0; g < dims[0] * dims[1]; g++) {
             for (int64_t e = 0; e < dims[2]; e++, out += bytes) {
-                memcpy(out, (const char *)view->data + g / dims[1] * strides[0] + g % dims[1] * strides[1] + e * strides[2],
+                memcpy(out,
+                       (const char *)view->data + g / dims[1] * strides[0] + g % dims[1] * strides[1] + e * strides[2],
                        (size_t)bytes);
             }
         }
@@ -186,8 +187,8 @@ size_t qn_vq_attention_workspace_bytes(const qn_kernel *kernel, const qn_op_desc
 {
     const int64_t *q = desc->in[QN_VQA_Q].dims;
     const size_t before = qn_size_add(qn_vq_attention_pack_bytes(kernel, desc), turns_bytes(q[2]));
-    return qn_size_add(before, qn_att_workspace_bytes(m, q[1], desc->in[QN_VQA_K_CODES].dims[2], q[2],
-                                                      own_floats(q[2]), threads));
+    return qn_size_add(
+        before, qn_att_workspace_bytes(m, q[1], desc->in[QN_VQA_K_CODES].dims[2], q[2], own_floats(q[2]), threads));
 }
 
 void qn_vq_attention_run(const qn_kernel *kernel, const qn_run_call *call)

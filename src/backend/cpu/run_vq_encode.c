@@ -169,8 +169,7 @@ static void encode_task(void *user, int64_t index, int32_t thread)
         for (int64_t t = 0; t < tokens; t++) {
             char *const out =
                 (char *)job->codes->data + offset_of(job->codes->shape.dims, job->codes->strides, first + t, head);
-            const int64_t code =
-                least(s.targets + t * c, c, s.scores + t * QN_FIT_LANES, s.entries + t * QN_FIT_LANES);
+            const int64_t code = least(s.targets + t * c, c, s.scores + t * QN_FIT_LANES, s.entries + t * QN_FIT_LANES);
             if (wide) {
                 const uint16_t both = (uint16_t)code;
                 memcpy(out + 2 * g, &both, sizeof both);
