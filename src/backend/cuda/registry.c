@@ -64,5 +64,7 @@ const qn_backend_row qn_backend_cuda_row = {.backend = QN_BACKEND_CUDA,
                                             .kernel_at = kernel_at,
                                             .kernel_refusal = qn_cuda_kernel_refusal,
                                             .describe = describe,
+                                            .vq_device = qn_cuda_vq_device_of,
+                                            .sources = qn_cuda_sources_of,
                                             .device = 1,
                                             .chains = &qn_cuda_chains};
