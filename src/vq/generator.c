@@ -121,7 +121,7 @@ static void place_entries(const qn_vq_problem *p, const qn_vq_device *d, qn_vq_c
     const int32_t slots = d->cpu ? 1 : p->entry_bytes >= 16 ? 8 : d->banks * d->bank_bytes / p->entry_bytes;
     c->copies = 1;
     c->global_entries = p->entries;
-    if (c->level == QN_VQ_LEVEL_GC) {
+    if (c->level == QN_VQ_LEVEL_GC || (!d->cpu && p->use == QN_VQ_USE_MM && c->form == QN_VQ_FORM_DIRECT)) {
         return;
     }
     /* A third of the room stays for what the rest of the kernel keeps there. */
@@ -276,8 +276,11 @@ int32_t qn_vq_candidates(const qn_vq_problem *problem, const qn_vq_device *devic
             continue;
         }
         for (int32_t form = QN_VQ_FORM_DIRECT; form <= QN_VQ_FORM_TENSOR; form++) {
+            /* a device's direct kernel of products reads entries from global memory; it is there for every format */
+            const int direct = device->cpu || problem->use == QN_VQ_USE_ATTENTION || problem->along_n ||
+                               level == QN_VQ_LEVEL_GC;
             const int fits =
-                form == QN_VQ_FORM_DIRECT ? 1
+                form == QN_VQ_FORM_DIRECT ? direct
                 : form == QN_VQ_FORM_TENSOR
                     ? device->tensor > 0.0 && !problem->along_n
                     : level == QN_VQ_LEVEL_O4 && problem->level == QN_VQ_LEVEL_AUTO && sums_possible(problem, device);
