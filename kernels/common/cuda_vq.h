@@ -52,7 +52,8 @@ typedef struct qn_cuda_vq {
     float *turned;        /* [m][k]: rows of x after SU and Hin */
     unsigned int *halves; /* rows of x as operands of the matrix product, see vq_side.cu */
     float *row_scale;     /* [m]: what halves are to be multiplied by */
-    float *parts;         /* [parts][m][n] sums; of the direct kernel [1][m][n] */
+    float *total;         /* [m][n]: sums of parts in front of Hout */
+    float *parts;         /* [parts][m][n] sums */
     int spans, tokens;    /* of K; rows of x of a tile */
     int blocks;           /* that the spans of all rows of w are dealt to; 0: one a block of rows */
     int slabs;            /* vq_sums.cu: parts of K */

@@ -8,7 +8,7 @@
  *     quip   CODEBOOK 1 E8P12, 2 E8P12RVQ3B, 3 E8P12RVQ4B; WSCALE_FORMAT
  *     vptq   VECTOR, BITS, RES_BITS, OUTLIER_VECTOR, BOOK_FORMAT, RES_FORMAT, OUTLIER_FORMAT, IN_SCALE and IN_SHIFT
  *            (format + 1, 0: none)
- *     OUT QN_MM_F32 with RAW 1: sums to parts, without scales and bias
+ *     RAW 1: sums to total, without scales and bias
  *   Launch: block 256, grid {ceil(N / 8), ceil(M / ROWS)} */
 #include "formats.h"
 #include "cuda_vq.h"
@@ -220,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) qn_vq_direct(const _
             return;
         }
 #if RAW
-        a.parts[(i64)(first + r) * a.n + n] = v;
+        a.total[(i64)(first + r) * a.n + n] = v;
 #else
 #if FORMAT == QN_CUDA_AQLM
         v *= load_float(a.scales + (i64)(n / OUT_GROUP) * a.scales_row, 0, SCALE_FORMAT);

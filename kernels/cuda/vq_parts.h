@@ -14,7 +14,8 @@ DEV i64 first_span(const qn_cuda_vq &a, i64 total, int b)
 
 DEV int block_of_span(const qn_cuda_vq &a, i64 total, i64 u)
 {
-    return (int)(((u + 1) * a.blocks - 1) / total);
+    const i64 product = (u + 1) * a.blocks - 1;
+    return (product | total) >> 32 ? (int)(product / total) : (int)((u32)product / (u32)total);
 }
 
 DEV i64 all_spans(const qn_cuda_vq &a)
@@ -32,6 +33,7 @@ DEV float sum_parts(const qn_cuda_vq &a, int m, int n)
     const float *at = a.parts + (i64)m * a.n + n;
     const i64 step = (i64)a.m * a.n;
     float sum = at[0];
+#pragma unroll 8
     for (int i = 1; i < count; i++) {
         sum += at[i * step];
     }

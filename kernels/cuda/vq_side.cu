@@ -6,11 +6,14 @@
  *                 [8 rows][row % 8][t]. NATURAL 1: words of a quad's chunks are transposed, for products through shared
  *                 memory. SCALED 1: a row is multiplied by a power of two that brings its largest element to 2^13.
  *                 Grid {rows with padding}, block 256.
- *   qn_vq_finish  y = sum of parts * scale + bias. Grid {ceil(N / 256), M}, block 256.
- *   qn_vq_turn    a Hadamard transform: INPUT 1: turned = Hin(SU . x / scaleWH); 0: y = SV . Wscale Hout(sum of parts) +
+ *   qn_vq_digits  two rows of x as digits for vq_bytes.cu: three int8 an element, their spans' scales behind them. Product
+ *                 i of a span, column 4 m + digit, lane t of a quad: elements 64 t + 8 i to + 7. Grid {spans, 2}, block
+ *                 256.
+ *   qn_vq_finish  y = sum of parts * scale + bias; RAW 1: total = sum of parts. Grid {ceil(N / 256), M}, block 256.
+ *   qn_vq_turn    a Hadamard transform: INPUT 1: turned = Hin(SU . x / scaleWH); 0: y = SV . Wscale Hout(total) +
  *                 bias. Grid {slow axis, M}, block 256.
  *
- * Parameters: ENTRY 0, 1, 2: which of them; X_FORMAT (of what it reads), OUT, BIAS; SCALE_FORMAT (format + 1, 0: none); SU_FORMAT, SV_FORMAT, WSCALE_FORMAT, WH_FORMAT (format + 1, 0: none) */
+ * Parameters: ENTRY 0 rows, 1 finish, 2 turn, 3 digits: which of them; X_FORMAT (of what it reads), OUT, BIAS; SCALE_FORMAT (format + 1, 0: none); SU_FORMAT, SV_FORMAT, WSCALE_FORMAT, WH_FORMAT (format + 1, 0: none) */
 #include "vq_parts.h"
 
 #define THREADS 256
@@ -86,6 +89,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_rows(const __grid
     }
 }
 
+#elif ENTRY == 3
+extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_digits(const __grid_constant__ qn_cuda_vq a)
+{
+    release_next();
+    wait_before();
+    const int span = (int)blockIdx.x, m = (int)blockIdx.y, i = (int)threadIdx.x, k = span * QN_VQ_SPAN + i;
+    const float v = m < a.m && k < a.k ? load_float(a.x + (i64)m * a.x_row, k, X_FORMAT) : 0.0f;
+    const int bad = __syncthreads_or(!(fabsf(v) <= 3.4028235e38f));
+    const int exponent = (int)(__float_as_uint(block_max(fabsf(v))) >> 23);
+    /* x = scale * (d0 + 256 d1 + 65536 d2) with scale a power of two, so that the largest is 2^21 to 2^22 of it */
+    const int shift = exponent > 24 ? exponent - 21 : 3;
+    int left = (int)rintf(v * __uint_as_float((u32)(254 - shift) << 23));
+    u8 *const to = (u8 *)a.halves +
+                   ((((i64)span * 8 + i % 64 / 8) * 32 + m * 16 + i / 64) * 8 + i % 8 / 4 * 4 + i % 4);
+#pragma unroll
+    for (int d = 0; d < 4; d++) {
+        const int digit = bad || d == 3 ? 0 : (int)(signed char)left;
+        to[d * 32] = (u8)digit;
+        left = (left - digit) >> 8;
+    }
+    if (i == 0) {
+        float *const scales = (float *)(a.halves + (i64)a.spans * 512);
+        scales[(i64)m * a.spans + span] = __uint_as_float(bad ? 0x7fc00000u : (u32)shift << 23);
+    }
+}
+
 #elif ENTRY == 1
 extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_finish(const __grid_constant__ qn_cuda_vq a)
 {
@@ -96,6 +125,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_finish(const __gr
         return;
     }
     float v = sum_parts(a, m, n);
+#if RAW
+    a.total[(i64)m * a.n + n] = v;
+    return;
+#endif
 #if SCALE_FORMAT
     v *= load_float(a.scales + (i64)n * a.scales_row, 0, SCALE_FORMAT - 1);
 #endif
@@ -115,22 +148,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __shared__ float line[1024];
     release_next();
     wait_before();
-    const int i = (int)blockIdx.x, m = (int)blockIdx.y, slow = turn.base * turn.copies;
+    const int i = (int)blockIdx.x, m = (int)blockIdx.y, copy = i % turn.copies;
     const u64 signs = turn.rows[i / turn.copies];
     for (int f = (int)threadIdx.x; f < turn.fast; f += THREADS) {
         float sum = 0.0f;
-        for (int j = 0; j < slow; j++) {
-            const int at = j * turn.fast + f;
+        int at = f;
+        for (int base = 0; base < turn.base; base++) {
+            const u32 sign = (u32)(signs >> base) << 31;
+#pragma unroll 8
+            for (int j = 0; j < turn.copies; j++, at += turn.fast) {
 #if INPUT
-            float v = load_float(a.x + (i64)m * a.x_row, at, X_FORMAT) * load_float(a.su, at, SU_FORMAT - 1);
+                float v = load_float(a.x + (i64)m * a.x_row, at, X_FORMAT) * load_float(a.su, at, SU_FORMAT - 1);
 #if WH_FORMAT
-            v /= load_float(a.scale_wh, at, WH_FORMAT - 1);
+                v /= load_float(a.scale_wh, at, WH_FORMAT - 1);
 #endif
 #else
-            const float v = sum_parts(a, m, at);
+                const float v = a.total[(i64)m * a.n + at];
 #endif
-            const u32 odd = (u32)(signs >> (j / turn.copies)) ^ (u32)__popc(i % turn.copies & j % turn.copies);
-            sum += odd & 1 ? -v : v;
+                const u32 odd = (u32)__popc(copy & j) << 31;
+                sum += __uint_as_float(__float_as_uint(v) ^ sign ^ odd);
+            }
         }
         line[f] = sum;
     }

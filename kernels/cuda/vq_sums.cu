@@ -8,7 +8,7 @@
  *   Parameters: BOOKS 1, 2 or 4; VECTOR; X_FORMAT, BOOK_FORMAT
  *   codes: rows of groups * BOOKS bytes at multiples of 4, codebooks without gaps at multiples of 16; groups * BOOKS a
  *   multiple of 4
- *   Launch: block 512, grid {parts of N, slabs}, QN_VQ_SUMS_SHARED bytes */
+ *   Launch: block 512, grid {parts of N, slabs}, QN_VQ_SUMS_SHARED bytes and 4 an element of the codebooks */
 #include "vq_parts.h"
 
 #define THREADS 512
@@ -17,50 +17,30 @@
 #define ROWS QN_VQ_SUMS_ROWS
 #define TABLE(b) (((b) / 2) * 65536 + ((b) % 2) * 128)
 
-/* Entry e of all codebooks, the same for all lanes. */
-DEV void load_entry(const char *books, int e, float *c)
+/* All entries as f32, in the order of memory; two at a time where their type allows. */
+DEV void load_books(const qn_cuda_vq &a, float *books)
 {
-#if BOOK_FORMAT != QN_MM_F32 && VECTOR % 8 == 0
-#pragma unroll
-    for (int i = 0; i < VECTOR; i += 8) {
-        const uint4 v = *(const uint4 *)(books + ((i64)e * VECTOR + i) * 2);
-        const u32 word[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
+    for (int i = (int)threadIdx.x * 2; i < 256 * BOOKS * VECTOR; i += THREADS * 2) {
+#if BOOK_FORMAT == QN_MM_F32
+        *(float2 *)(books + i) = *(const float2 *)(a.books + (i64)i * 4);
+#else
+        const u32 two = *(const u32 *)(a.books + (i64)i * 2);
 #if BOOK_FORMAT == QN_MM_F16
-            c[i + 2 * j] = half_float(word[j] & 0xffffu);
-            c[i + 2 * j + 1] = half_float(word[j] >> 16);
+        *(float2 *)(books + i) = make_float2(half_float(two & 0xffffu), half_float(two >> 16));
 #else
-            c[i + 2 * j] = __uint_as_float(word[j] << 16);
-            c[i + 2 * j + 1] = __uint_as_float(word[j] & 0xffff0000u);
+        *(float2 *)(books + i) = make_float2(__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u));
 #endif
-        }
-    }
-#else
-#pragma unroll
-    for (int j = 0; j < VECTOR; j++) {
-        c[j] = load_float(books, (i64)e * VECTOR + j, BOOK_FORMAT);
-    }
 #endif
+    }
 }
 
-/* Table b = vector * BOOKS + book. */
-DEV void build(const qn_cuda_vq &a, int word, u8 *tables, int warp, int lane)
+/* Table b = vector * BOOKS + book of the vectors of x of the lane's word. */
+DEV void build(const float (*x)[VECTOR], const float *books, u8 *tables, int warp, int lane)
 {
-    float x[EACH][VECTOR];
-#pragma unroll
-    for (int v = 0; v < EACH; v++) {
-        const int group = word * EACH + v;
-#pragma unroll
-        for (int j = 0; j < VECTOR; j++) {
-            x[v][j] = group < a.groups ? load_float(a.x, (i64)group * VECTOR + j, X_FORMAT) : 0.0f;
-        }
-    }
-#pragma unroll 2
+#pragma unroll 4
     for (int e = warp; e < 256 * BOOKS; e += WARPS) {
         const int book = e / 256, entry = e % 256;
-        float c[VECTOR];
-        load_entry(a.books, e, c);
+        const float *const c = books + e * VECTOR;
 #pragma unroll
         for (int v = 0; v < EACH; v++) {
             float sum = 0.0f;
@@ -93,6 +73,7 @@ DEV u32 load_code(const char *p)
 extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_sums(const __grid_constant__ qn_cuda_vq a)
 {
     extern __shared__ __align__(256) u8 tables[];
+    float *const books = (float *)(tables + QN_VQ_SUMS_SHARED);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int word = (int)blockIdx.y * 32 + lane, words = a.groups * BOOKS / 4, valid = word < words;
     const int batches = (a.n + ROWS - 1) / ROWS, parts = (int)gridDim.x;
@@ -108,7 +89,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_sums(const __grid
         const int n = batch * ROWS + r;
         next[r] = batch < last && n < a.n ? load_code(codes + (i64)n * a.codes_row) : 0;
     }
-    build(a, word, tables, warp, lane);
+    float x[EACH][VECTOR];
+#pragma unroll
+    for (int v = 0; v < EACH; v++) {
+        const int group = word * EACH + v;
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++) {
+            x[v][j] = group < a.groups ? load_float(a.x, (i64)group * VECTOR + j, X_FORMAT) : 0.0f;
+        }
+    }
+    load_books(a, books);
+    __syncthreads();
+    build(x, books, tables, warp, lane);
     __syncthreads();
     const u32 base = shared_address(tables), mine = (u32)lane * 4;
     for (; batch < last; batch += WARPS) {

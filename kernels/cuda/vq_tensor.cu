@@ -92,10 +92,12 @@ DEV uint4 load_once_4(const char *p)
 }
 
 /* Rows of x were written by the kernel before; volatile, so that no more of them are loaded early than registers hold. */
-DEV uint4 load_rows(const uint4 *p)
+DEV uint4 load_rows(const uint4 *p, int there)
 {
-    uint4 v;
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    uint4 v = make_uint4(0, 0, 0, 0);
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+                 : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+                 : "l"(p), "r"(there));
     return v;
 }
 
@@ -410,7 +412,7 @@ DEV void step_products(const tables &t, const u32 (*codes)[CODE_WORDS], const ui
 #if FORMAT == QN_CUDA_QUIP
                        const residual_codes *residuals, u32 inverse,
 #endif
-                       int lane)
+                       int lane, int there)
 {
 #pragma unroll
     for (int s = 0; s < GROUP; s++) {
@@ -435,7 +437,7 @@ DEV void step_products(const tables &t, const u32 (*codes)[CODE_WORDS], const ui
         }
 #pragma unroll
         for (int j = 0; j < NT; j++) {
-            const uint4 b = load_rows(x + (s * NT + j) * 32);
+            const uint4 b = load_rows(x + (s * NT + j) * 32, TOKENS > 8 || there);
 #pragma unroll
             for (int tile = 0; tile < TILES; tile++) {
                 multiply(sums[tile][j], u[tile][0], v[tile][0], u[tile][1], v[tile][1], b.x, b.y);
@@ -451,14 +453,14 @@ DEV void span_products(const tables &t, u32 (*codes)[CODE_WORDS], const uint4 *x
 #if FORMAT == QN_CUDA_QUIP
                        residual_codes *residuals, u32 inverse,
 #endif
-                       int lane)
+                       int lane, int there)
 {
 #pragma unroll 1
     for (int i = 0; i < STEPS / GROUP; i++) {
 #if FORMAT == QN_CUDA_QUIP
-        step_products(t, codes, x, sums, exchange, residuals, inverse, lane);
+        step_products(t, codes, x, sums, exchange, residuals, inverse, lane, there);
 #else
-        step_products(t, codes, x, sums, exchange, lane);
+        step_products(t, codes, x, sums, exchange, lane, there);
 #endif
         x += GROUP * NT * 32;
 #pragma unroll
@@ -510,15 +512,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) qn_vq_tensor(con
     }
 #endif
     __syncthreads();
-    const i64 total = all_spans(a);
-    i64 at = (i64)blockIdx.x * a.spans, last = at + a.spans;
+    const int there = lane / 4 < a.m; /* whether the lane's row of x is one, where there are 8 at most */
+    int at = (int)blockIdx.x * a.spans, last = at + a.spans;
     if (a.blocks > 0) {
-        at = first_span(a, total, (int)blockIdx.x);
-        last = first_span(a, total, (int)blockIdx.x + 1);
+        at = (int)first_span(a, all_spans(a), (int)blockIdx.x);
+        last = (int)first_span(a, all_spans(a), (int)blockIdx.x + 1);
     }
     while (at < last) {
-        const int block = (int)(at / a.spans), span0 = (int)(at % a.spans);
-        const int span1 = (int)min((i64)a.spans, (i64)span0 + (last - at));
+        const int block = at / a.spans, span0 = at % a.spans, span1 = min(a.spans, span0 + last - at);
         const int row0 = block * QN_VQ_BLOCK_ROWS, row = row0 + warp * (16 * TILES);
         float sums[TILES][NT][4] = {};
         u32 next[TILES][CODE_WORDS];
@@ -566,7 +567,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) qn_vq_tensor(con
             __syncthreads();
             const float scale = ((const float *)(a.scales + (i64)block * a.scales_row))[span];
             float part[TILES][NT][4] = {};
-            span_products(t, codes, x, part, exchange, lane);
+            span_products(t, codes, x, part, exchange, lane, there);
 #pragma unroll
             for (int tile = 0; tile < TILES; tile++) {
 #pragma unroll
@@ -578,12 +579,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) qn_vq_tensor(con
                 }
             }
 #elif FORMAT == QN_CUDA_QUIP
-            span_products(t, codes, x, sums, exchange, residuals, inverse, lane);
+            span_products(t, codes, x, sums, exchange, residuals, inverse, lane, there);
 #else
-            span_products(t, codes, x, sums, exchange, lane);
+            span_products(t, codes, x, sums, exchange, lane, there);
 #endif
         }
-        const int piece = a.blocks > 0 ? (int)blockIdx.x - block_of_span(a, total, (i64)block * a.spans) : 0;
+        const int piece = a.blocks > 0 ? (int)blockIdx.x - block_of_span(a, all_spans(a), (i64)block * a.spans) : 0;
 #pragma unroll
         for (int tile = 0; tile < TILES; tile++) {
 #pragma unroll

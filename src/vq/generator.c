@@ -2,11 +2,15 @@
  *
  * A prediction is the longest of what can overlap, and what cannot on top:
  *
- *     us = max(memory, lookups, instructions, multiply-adds) + fill + reduction + launches */
+ *     us = longest of memory, lookups, instructions, multiply-adds + a share of the second + fill + reduction +
+ * launches */
 #include "vq/generator.h"
 
 #include <math.h>
 #include <string.h>
+
+#define OVERLAP 0.35 /* measured on an H200, docs/vq.md */
+#define MEETING 1.3  /* a trip through shared memory makes a warp's lanes wait for one another */
 
 enum {
     MATRIX_ROWS = 16,       /* rows of w of a matrix instruction */
@@ -172,6 +176,18 @@ static void split_work(const qn_vq_problem *p, const qn_vq_device *d, double til
     }
 }
 
+/* What overlaps: the longest part, and of the second longest a share that gets in its way. */
+static double together(const qn_vq_choice *c)
+{
+    const double parts[4] = {c->memory_us, c->lookup_us, c->issue_us, c->math_us};
+    double most = 0.0, second = 0.0;
+    for (int i = 0; i < 4; i++) {
+        second = parts[i] > most ? most : max2(second, parts[i]);
+        most = max2(most, parts[i]);
+    }
+    return most + OVERLAP * second;
+}
+
 static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_vq_level level, qn_vq_form form)
 {
     qn_vq_choice c = {.level = level, .form = form, .copies = 1, .split = 1, .conflicts = 1.0};
@@ -200,7 +216,7 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
         c.issue_us = clocks_to_us(d, c.lookups / d->lanes * 4.25 / d->issue / units_busy);
         c.reduce_us = d->cpu ? 0.0 : d->launch + 8.0 * (double)p->n * slabs / (d->l2_rate * 1e3);
         c.occupancy = d->cpu ? 1.0 : occupancy_of(d, c.shared_bytes);
-        c.us = max2(max2(c.memory_us, c.lookup_us), c.issue_us) + c.fill_us + c.reduce_us + d->launch;
+        c.us = (d->cpu ? max2(c.memory_us, c.lookup_us) : together(&c)) + c.fill_us + c.reduce_us + d->launch;
         return c;
     }
     place_entries(p, d, &c);
@@ -216,7 +232,7 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
     access += in_global * (d->cpu ? accesses(d, p->entry_bytes) * (working_set(p) > (double)d->shared_bytes ? 3.0 : 1.0)
                                   : (in_l1 ? 16.0 : 32.0));
     if (c.fusion == QN_VQ_FUSION_SHARED) { /* decoded values are written and read again */
-        access += 2.0 * accesses(d, p->vector * 2) / p->books;
+        access = (access + 2.0 * accesses(d, p->vector * 2) / p->books) * MEETING;
     }
     const double tiles = p->use == QN_VQ_USE_ATTENTION ? (double)p->m * p->kv_heads : ceil((double)p->n / BLOCK_ROWS);
     split_work(p, d, tiles, &c);
@@ -240,8 +256,13 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
                     min2((double)c.shared_bytes / c.copies * d->units, 64e6) / (d->l2_rate * 1e3);
     }
     const double hidden = c.occupancy < 0.5 && level < QN_VQ_LEVEL_O3 ? 1.15 : 1.0;
-    c.us = max2(max2(c.memory_us, c.lookup_us), max2(c.issue_us, c.math_us)) * hidden + c.fill_us + c.reduce_us +
-           d->launch;
+    c.lookup_us /= d->lookup_share;
+    c.issue_us /= d->issue_share;
+    c.math_us /= form == QN_VQ_FORM_TENSOR ? d->math_share : 1.0;
+    if (form == QN_VQ_FORM_TENSOR && !d->cpu) { /* a pass in front lays rows of x out */
+        c.fill_us += d->launch / 2.0 + 2.0 * rows * (double)p->k / (d->l2_rate * 1e3);
+    }
+    c.us = together(&c) * hidden + c.fill_us + c.reduce_us + d->launch;
     return c;
 }
 
@@ -277,8 +298,8 @@ int32_t qn_vq_candidates(const qn_vq_problem *problem, const qn_vq_device *devic
         }
         for (int32_t form = QN_VQ_FORM_DIRECT; form <= QN_VQ_FORM_TENSOR; form++) {
             /* a device's direct kernel of products reads entries from global memory; it is there for every format */
-            const int direct = device->cpu || problem->use == QN_VQ_USE_ATTENTION || problem->along_n ||
-                               level == QN_VQ_LEVEL_GC;
+            const int direct =
+                device->cpu || problem->use == QN_VQ_USE_ATTENTION || problem->along_n || level == QN_VQ_LEVEL_GC;
             const int fits =
                 form == QN_VQ_FORM_DIRECT ? direct
                 : form == QN_VQ_FORM_TENSOR

@@ -77,6 +77,7 @@ typedef struct qn_vq_device {
     double fma;              /* f32 multiply-adds */
     double tensor;           /* 16-bit multiply-adds of matrix instructions; 0: none */
     double launch;           /* us of a launch, and of a pass after it */
+    double lookup_share, issue_share, math_share; /* of those rates that generated kernels reach, measured */
 } qn_vq_device;
 
 typedef struct qn_vq_choice {

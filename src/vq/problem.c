@@ -56,6 +56,7 @@ static void describe_mm(const qn_op_desc *desc, const qn_sizes *sizes, qn_vq_pro
         p->books = 1;
         p->scope = QN_VQ_SCOPE_TILE;
         p->scope_rows = p->scope_columns = QN_VQ_TILE;
+        p->element_bytes = sizes->m <= 2 ? 1 : 2; /* few rows are multiplied as exact integers */
         break;
     }
 }

@@ -39,6 +39,9 @@ void qn_cpu_vq_device(const qn_ctx *ctx, qn_vq_device *out)
                           .tensor = best >= QN_ISA_AMX ? 1024.0
                                     : dots             ? 128.0
                                                        : 0.0,
-                          .launch = 5.0};
+                          .launch = 5.0,
+                          .lookup_share = 1.0,
+                          .issue_share = 1.0,
+                          .math_share = 1.0};
     snprintf(out->name, sizeof out->name, "%.40s, %s", *name ? name : "this processor", qn_isa_name(best));
 }

@@ -1,8 +1,9 @@
 /* Host side of vq_mm: weights of every vector format as checkpoints store them.
  *
- * A plan has the kernel that is always right (vq_direct.cu) and, where the generator's choice has one, kernels on tensor
- * cores for up to 8, 16, 32 and 64 rows of x at a time (vq_tensor.cu) and by partial sums for one (vq_sums.cu). What
- * operands must be like for those is looked at in every run; others take the first. */
+ * A plan has the kernel that is always right (vq_direct.cu) and, where the generator's choice has one, kernels on
+ * tensor cores for up to 8, 16, 32 and 64 rows of x at a time (vq_tensor.cu), by exact integers for one and two rows
+ * with gptvq (vq_bytes.cu) and by partial sums for one with aqlm (vq_sums.cu). What operands must be like for those is
+ * looked at in every run; others take the first. */
 #include <math.h>
 #include <string.h>
 
@@ -17,11 +18,13 @@ enum {
     THREADS = 256,
     DIRECT_ROWS = 4,
     DIRECT_COLUMNS = 8,
-    MOST_BLOCKS = 384,      /* that spans are dealt to */
+    MOST_BLOCKS = 384, /* that spans are dealt to */
     MOST_GRID_Y = 65535,
     MOST_LANE_BYTES = 32,
     EXCHANGE_BYTES = 16 * 80, /* of a warp */
-    TENSORS = 4             /* programs of vq_tensor.cu: 8, 16, 32, 64 rows */
+    BYTES_ROWS = 2,           /* rows of x that vq_bytes.cu takes */
+    BYTES_SHARED = 2 * 32768,
+    TENSORS = 4 /* programs of vq_tensor.cu: 8, 16, 32, 64 rows */
 };
 
 /* A row's own: whether it has the generator's kernels beside the direct one. */
@@ -31,7 +34,7 @@ typedef struct vq_impl {
 
 /* Programs of a plan by their place; -1: it has none. */
 typedef struct places {
-    int32_t direct, rows, finish, turn_in, turn_out, sums, tensor, count;
+    int32_t direct, rows, finish, turn_in, turn_out, sums, digits, bytes, tensor, tensors, count;
 } places;
 
 /* What vq_tensor.cu is made with for a number of rows. */
@@ -130,6 +133,11 @@ static int sums_possible(const qn_op_desc *desc, const qn_vq *vq)
            vq->k / vq->in_group * c % 4 == 0;
 }
 
+static int32_t sums_shared(const qn_vq *vq)
+{
+    return QN_VQ_SUMS_SHARED + (int32_t)(256 * vq->codebooks * vq->in_group * 4);
+}
+
 /* The generator's problem for that many rows. */
 static qn_vq_problem problem_for(const qn_op_desc *desc, const qn_vq *vq, int64_t m)
 {
@@ -141,7 +149,8 @@ static qn_vq_problem problem_for(const qn_op_desc *desc, const qn_vq *vq, int64_
 
 static int sums_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
 {
-    if (desc->attr[QN_ATTR_LEVEL].i != QN_VQ_LEVEL_AUTO || !sums_possible(desc, vq) || device->shared_bytes < QN_VQ_SUMS_SHARED) {
+    if (desc->attr[QN_ATTR_LEVEL].i != QN_VQ_LEVEL_AUTO || !sums_possible(desc, vq) ||
+        device->shared_bytes < sums_shared(vq)) {
         return 0;
     }
     qn_vq_device d;
@@ -151,12 +160,9 @@ static int sums_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_de
 }
 
 /* 16-row tiles a warp: two share the rows of x that they load, but take more registers. */
-static int32_t tiles_for(const qn_op_desc *desc, const qn_vq *vq, int32_t tokens)
+static int32_t tiles_for(const qn_vq *vq, int32_t tokens)
 {
-    if (tokens == 16 || (vq->format == QN_VQ_GPTVQ && tokens > 8)) {
-        return 1;
-    }
-    return tokens == 64 && vq->format == QN_VQ_AQLM && lane_bytes(desc, vq) > 16 ? 1 : 2;
+    return tokens == 16 || (vq->format == QN_VQ_GPTVQ && tokens > 8) ? 1 : 2;
 }
 
 /* The kernel for that many rows, from the cheapest candidate on tensor cores. */
@@ -173,7 +179,7 @@ static cut cut_for(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device
     }
     const qn_vq_choice *c = &list[i];
     cut t = {.tokens = tokens,
-             .tiles = tiles_for(desc, vq, tokens),
+             .tiles = tiles_for(vq, tokens),
              .fusion = c->fusion == QN_VQ_FUSION_SHARED ? 1 : 3,
              .hot = c->shared_entries,
              .copies = c->copies,
@@ -181,6 +187,9 @@ static cut cut_for(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device
              .split = c->level >= QN_VQ_LEVEL_O3};
     const int32_t entry = vq->format == QN_VQ_QUIP_E8P ? 4 : vq->format == QN_VQ_GPTVQ ? 8 : (int32_t)vq->in_group * 2;
     const int32_t books = vq->format == QN_VQ_GPTVQ ? 2 : vq->format == QN_VQ_QUIP_E8P ? 1 : (int32_t)vq->codebooks;
+    if (t.hot < (vq->format == QN_VQ_AQLM ? 1 << vq->bits : 256) && tokens <= 16) {
+        t.tiles = 1; /* lanes wait for global memory: more warps */
+    }
     const int32_t exchange = t.fusion == 1 ? 16 / t.tiles * EXCHANGE_BYTES : 0;
     while (t.copies > 1 && t.hot * entry * t.copies * books + exchange > device->shared_bytes) {
         t.copies /= 2;
@@ -189,14 +198,31 @@ static cut cut_for(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device
         t.hot = (device->shared_bytes - exchange) / (entry * books);
     }
     t.shared_bytes = t.hot * entry * t.copies * books + exchange;
-    t.resident = tokens <= 16 && t.tiles == 2 && t.shared_bytes <= device->shared_bytes / 2 ? 2 : 1;
+    const int light = t.tiles == 2 && tokens <= 16 && (vq->format != QN_VQ_QUIP_E8P || codebook_number(vq) == 1);
+    t.resident = light && t.shared_bytes <= device->shared_bytes / 2 ? 2 : 1;
     return t;
+}
+
+/* gptvq as exact integers, for one and two rows: the highest rung. */
+static int bytes_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
+{
+    const int32_t level = desc->attr[QN_ATTR_LEVEL].i;
+    return vq->format == QN_VQ_GPTVQ && tensor_possible(desc, vq) && device->shared_bytes >= BYTES_SHARED &&
+           (level == QN_VQ_LEVEL_AUTO || level == QN_VQ_LEVEL_O4);
 }
 
 /* full: beside the direct kernel those that the generator chooses. */
 static places places_of(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int full)
 {
-    places p = {.direct = 0, .rows = -1, .finish = -1, .turn_in = -1, .turn_out = -1, .sums = -1, .tensor = -1};
+    places p = {.direct = 0,
+                .rows = -1,
+                .finish = -1,
+                .turn_in = -1,
+                .turn_out = -1,
+                .sums = -1,
+                .digits = -1,
+                .bytes = -1,
+                .tensor = -1};
     p.count = 1;
     if (turns_in(desc, vq)) {
         p.turn_in = p.count++;
@@ -207,10 +233,17 @@ static places places_of(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_d
     if (full && sums_chosen(desc, vq, device)) {
         p.sums = p.count++;
     }
+    if (full && bytes_chosen(desc, vq, device)) {
+        p.digits = p.count++;
+        p.bytes = p.count++;
+    }
     if (full && tensor_possible(desc, vq)) {
         p.rows = p.count++;
         p.tensor = p.count;
-        p.count += TENSORS;
+        /* more than 16 bytes of codes a lane, or sums apart for a book, and 64 rows of x need too many registers */
+        const int heavy = vq->format == QN_VQ_GPTVQ || (vq->format == QN_VQ_AQLM && lane_bytes(desc, vq) > 16);
+        p.tensors = heavy ? TENSORS - 1 : TENSORS;
+        p.count += p.tensors;
     }
     if (p.sums >= 0 || p.tensor >= 0) {
         p.finish = p.count++;
@@ -246,8 +279,7 @@ static void direct_program(const qn_op_desc *desc, const qn_vq *vq, qn_cuda_prog
     p->source = "vq_direct.cu";
     p->entry = "qn_vq_direct";
     define_common(desc, vq, p);
-    qn_cuda_define(p, "X_FORMAT",
-                   turns_in(desc, vq) ? QN_MM_F32 : qn_cuda_float_format(desc->in[QN_VQMM_X].format));
+    qn_cuda_define(p, "X_FORMAT", turns_in(desc, vq) ? QN_MM_F32 : qn_cuda_float_format(desc->in[QN_VQMM_X].format));
     qn_cuda_define(p, "ROWS", DIRECT_ROWS);
     qn_cuda_define(p, "RAW", turns_out(desc, vq));
     switch (vq->format) {
@@ -305,8 +337,7 @@ static void tensor_program(const qn_op_desc *desc, const qn_vq *vq, const cut *t
     qn_cuda_define(p, "ENTRIES", aqlm ? INT64_C(1) << vq->bits : 256);
 }
 
-static void side_program(const qn_op_desc *desc, const qn_vq *vq, const char *entry, int32_t number,
-                         qn_cuda_program *p)
+static void side_program(const qn_op_desc *desc, const qn_vq *vq, const char *entry, int32_t number, qn_cuda_program *p)
 {
     const int turned = turns_in(desc, vq);
     p->source = "vq_side.cu";
@@ -318,8 +349,7 @@ static void side_program(const qn_op_desc *desc, const qn_vq *vq, const char *en
     qn_cuda_define(p, "SV_FORMAT", optional_format(desc, QN_VQ_SV));
     qn_cuda_define(p, "WSCALE_FORMAT", optional_format(desc, QN_VQ_WSCALE));
     qn_cuda_define(p, "WH_FORMAT", optional_format(desc, QN_VQ_SCALE_WH));
-    qn_cuda_define(p, "X_FORMAT",
-                   number == 0 && turned ? QN_MM_F32 : qn_cuda_float_format(desc->in[QN_VQMM_X].format));
+    qn_cuda_define(p, "X_FORMAT", number == 0 && turned ? QN_MM_F32 : qn_cuda_float_format(desc->in[QN_VQMM_X].format));
 }
 
 static int32_t tokens_of(int32_t i)
@@ -344,16 +374,23 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
     }
     if (p.finish >= 0) {
         side_program(desc, &vq, "qn_vq_finish", 1, &out[p.finish]);
+        qn_cuda_define(&out[p.finish], "RAW", turns_out(desc, &vq));
     }
     if (p.sums >= 0) {
         qn_cuda_program *s = &out[p.sums];
         s->source = "vq_sums.cu";
         s->entry = "qn_vq_sums";
-        s->shared_bytes = QN_VQ_SUMS_SHARED;
+        s->shared_bytes = sums_shared(&vq);
         qn_cuda_define(s, "BOOKS", vq.codebooks);
         qn_cuda_define(s, "VECTOR", vq.in_group);
         qn_cuda_define(s, "X_FORMAT", qn_cuda_float_format(desc->in[QN_VQMM_X].format));
         qn_cuda_define(s, "BOOK_FORMAT", qn_cuda_float_format(tensor(desc, QN_VQ_CODEBOOKS)->format));
+    }
+    if (p.bytes >= 0) {
+        side_program(desc, &vq, "qn_vq_digits", 3, &out[p.digits]);
+        out[p.bytes].source = "vq_bytes.cu";
+        out[p.bytes].entry = "qn_vq_bytes";
+        out[p.bytes].shared_bytes = BYTES_SHARED;
     }
     if (p.tensor >= 0) {
         const cut first = cut_for(desc, &vq, device, tokens_of(0));
@@ -361,7 +398,7 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
         qn_cuda_define(&out[p.rows], "LAYOUT", vq.format == QN_VQ_QUIP_E8P);
         qn_cuda_define(&out[p.rows], "SCALED", turns_in(desc, &vq) || desc->in[QN_VQMM_X].format != QN_F16);
         qn_cuda_define(&out[p.rows], "NATURAL", first.fusion == 1);
-        for (int32_t i = 0; i < TENSORS; i++) {
+        for (int32_t i = 0; i < p.tensors; i++) {
             cut t = cut_for(desc, &vq, device, tokens_of(i));
             t.fusion = first.fusion; /* rows of x are laid out once */
             tensor_program(desc, &vq, &t, &out[p.tensor + i]);
@@ -373,7 +410,7 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
 /* ---- memory between kernels ---- */
 
 typedef struct work {
-    size_t turned, halves, row_scale, parts, total;
+    size_t turned, halves, row_scale, sums, parts, total;
 } work;
 
 static size_t place(size_t *at, int64_t count, int64_t size)
@@ -419,7 +456,8 @@ static work work_of(const qn_op_desc *desc, const qn_vq *vq, int64_t m)
     w.turned = place(&at, turns_in(desc, vq) ? m : 0, qn_max_i64(vq->k, 1) * 4);
     w.halves = place(&at, tensors ? tokens : 0, spans_of(vq) * QN_VQ_SPAN * 2);
     w.row_scale = place(&at, m, 4);
-    int64_t parts = turns_out(desc, vq) ? 1 : 0;
+    w.sums = place(&at, turns_out(desc, vq) ? m : 0, qn_max_i64(vq->n, 1) * 4);
+    int64_t parts = 0;
     if (tensors) {
         parts = m <= QN_VQ_MOST_TOKENS ? most_parts(vq, MOST_BLOCKS) : 1;
     }
@@ -525,9 +563,8 @@ static void bind_tensors(const qn_vq *vq, const qn_args *args, qn_cuda_vq *a)
     a->within_step = books->strides[2];
     const qn_view *scales = &t[vq->format == QN_VQ_AQLM ? QN_VQ_SCALES : QN_VQ_CODEBOOK_SCALES];
     a->scales = scales->data;
-    a->scales_row = vq->format == QN_VQ_AQLM && scales->shape.ndim == 1
-                        ? (scales->shape.format == QN_F32 ? 4 : 2)
-                        : scales->strides[0];
+    a->scales_row = vq->format == QN_VQ_AQLM && scales->shape.ndim == 1 ? (scales->shape.format == QN_F32 ? 4 : 2)
+                                                                        : scales->strides[0];
     a->groups = vq->format == QN_VQ_AQLM ? (int32_t)(vq->k / vq->in_group) : (int32_t)(vq->k / 4);
 }
 
@@ -565,14 +602,12 @@ static qn_status launch_turn(const qn_cuda_run *run, int32_t program, const qn_c
 
 static qn_status launch_finish(const qn_cuda_run *run, const places *p, qn_cuda_vq *a, qn_error *error)
 {
-    if (p->turn_out >= 0) {
-        return launch_turn(run, p->turn_out, a, a->n, 0, error);
-    }
     void *const arguments[] = {a};
     const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(a->n, THREADS), (uint32_t)a->m, 1},
                                 .block = {THREADS, 1, 1},
                                 .dependent = run->device->major >= 9};
-    return qn_cuda_launch(run, p->finish, &g, arguments, error);
+    QN_TRY(qn_cuda_launch(run, p->finish, &g, arguments, error));
+    return p->turn_out >= 0 ? launch_turn(run, p->turn_out, a, a->n, 0, error) : QN_OK;
 }
 
 static qn_status launch_sums(const qn_cuda_run *run, const places *p, const qn_vq *vq, qn_cuda_vq *a, qn_error *error)
@@ -584,7 +619,7 @@ static qn_status launch_sums(const qn_cuda_run *run, const places *p, const qn_v
     void *const arguments[] = {a};
     const qn_cuda_geometry g = {.grid = {(uint32_t)parts, (uint32_t)slabs, 1},
                                 .block = {512, 1, 1},
-                                .shared_bytes = QN_VQ_SUMS_SHARED,
+                                .shared_bytes = (uint32_t)sums_shared(vq),
                                 .dependent = run->device->major >= 9};
     QN_TRY(qn_cuda_launch(run, p->sums, &g, arguments, error));
     return launch_finish(run, p, a, error);
@@ -594,23 +629,22 @@ static qn_status launch_tensor(const qn_cuda_run *run, const places *p, const qn
                                qn_error *error)
 {
     int32_t i = 0;
-    while (i + 1 < TENSORS && tokens_of(i) < a->m) {
+    while (i + 1 < p->tensors && tokens_of(i) < a->m) {
         i++;
     }
     const cut t = cut_for(run->call->desc, vq, run->device, tokens_of(i));
     const int64_t spans = spans_of(vq), rows = row_blocks(vq), tiles = qn_ceil_div(a->m, t.tokens);
     a->spans = (int32_t)spans;
     a->tokens = t.tokens;
-    if (t.split && tiles == 1) {
+    if (t.split && a->m <= QN_VQ_MOST_TOKENS) {
         a->blocks = (int32_t)qn_min_i64(qn_min_i64((int64_t)run->device->sms * t.resident, MOST_BLOCKS), rows * spans);
     }
     if (!scaled) {
         a->row_scale = NULL;
     }
     void *const arguments[] = {a};
-    qn_cuda_geometry g = {.grid = {(uint32_t)(tiles * t.tokens), 1, 1},
-                          .block = {THREADS, 1, 1},
-                          .dependent = run->device->major >= 9};
+    qn_cuda_geometry g = {
+        .grid = {(uint32_t)(tiles * t.tokens), 1, 1}, .block = {THREADS, 1, 1}, .dependent = run->device->major >= 9};
     QN_TRY(qn_cuda_launch(run, p->rows, &g, arguments, error));
     g.grid[0] = (uint32_t)(a->blocks > 0 ? a->blocks : rows);
     g.grid[1] = (uint32_t)tiles;
@@ -620,14 +654,31 @@ static qn_status launch_tensor(const qn_cuda_run *run, const places *p, const qn
     return launch_finish(run, p, a, error);
 }
 
+static qn_status launch_bytes(const qn_cuda_run *run, const places *p, const qn_vq *vq, qn_cuda_vq *a, qn_error *error)
+{
+    const int64_t spans = spans_of(vq), all = row_blocks(vq) * spans;
+    a->spans = (int32_t)spans;
+    a->blocks = (int32_t)qn_min_i64(qn_min_i64((int64_t)run->device->sms * 2, MOST_BLOCKS), all);
+    a->row_scale = NULL;
+    void *const arguments[] = {a};
+    qn_cuda_geometry g = {
+        .grid = {(uint32_t)spans, BYTES_ROWS, 1}, .block = {THREADS, 1, 1}, .dependent = run->device->major >= 9};
+    QN_TRY(qn_cuda_launch(run, p->digits, &g, arguments, error));
+    g.grid[0] = (uint32_t)a->blocks;
+    g.grid[1] = 1;
+    g.shared_bytes = BYTES_SHARED;
+    QN_TRY(qn_cuda_launch(run, p->bytes, &g, arguments, error));
+    return launch_finish(run, p, a, error);
+}
+
 static qn_status launch_direct(const qn_cuda_run *run, const places *p, qn_cuda_vq *a, qn_error *error)
 {
     a->row_scale = NULL;
     void *const arguments[] = {a};
-    const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(a->n, DIRECT_COLUMNS),
-                                         (uint32_t)qn_ceil_div(a->m, DIRECT_ROWS), 1},
-                                .block = {THREADS, 1, 1},
-                                .dependent = run->device->major >= 9};
+    const qn_cuda_geometry g = {
+        .grid = {(uint32_t)qn_ceil_div(a->n, DIRECT_COLUMNS), (uint32_t)qn_ceil_div(a->m, DIRECT_ROWS), 1},
+        .block = {THREADS, 1, 1},
+        .dependent = run->device->major >= 9};
     QN_TRY(qn_cuda_launch(run, p->direct, &g, arguments, error));
     return p->turn_out >= 0 ? launch_turn(run, p->turn_out, a, a->n, 0, error) : QN_OK;
 }
@@ -641,8 +692,8 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     const places p = places_of(desc, &vq, run->device, own->full);
     const qn_view *x = &call->args->in[QN_VQMM_X];
     const qn_mut_view *y = &call->args->out[QN_MM_OUT_D];
-    QN_FAIL_IF(call->sizes.m > MOST_GRID_Y, error, QN_E_UNSUPPORTED,
-               "%s: %lld rows are more than one launch takes", run->kernel->name, (long long)call->sizes.m);
+    QN_FAIL_IF(call->sizes.m > MOST_GRID_Y, error, QN_E_UNSUPPORTED, "%s: %lld rows are more than one launch takes",
+               run->kernel->name, (long long)call->sizes.m);
     if (vq.n == 0) {
         return QN_OK;
     }
@@ -662,6 +713,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     a.halves = (unsigned *)(void *)(memory + w.halves);
     a.row_scale = (float *)(void *)(memory + w.row_scale);
     a.parts = (float *)(void *)(memory + w.parts);
+    a.total = (float *)(void *)(memory + w.sums);
     bind_tensors(&vq, call->args, &a);
     if (p.sums >= 0 && a.m == 1 && sums_take(&vq, call->args)) {
         return launch_sums(run, &p, &vq, &a, error);
@@ -670,6 +722,9 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         QN_TRY(launch_turn(run, p.turn_in, &a, a.k, 1, error));
         a.x = (const char *)a.turned;
         a.x_row = (int64_t)a.k * 4;
+    }
+    if (p.bytes >= 0 && a.m <= BYTES_ROWS && tensor_takes(desc, &vq, call->args)) {
+        return launch_bytes(run, &p, &vq, &a, error);
     }
     if (p.tensor >= 0 && tensor_takes(desc, &vq, call->args)) {
         return launch_tensor(run, &p, &vq, &a, p.turn_in >= 0 || desc->in[QN_VQMM_X].format != QN_F16, error);

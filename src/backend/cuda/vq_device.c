@@ -29,7 +29,10 @@ void qn_cuda_vq_device(const qn_cuda_device *device, qn_vq_device *out)
                           .issue = 4.0,
                           .fma = 128.0,
                           .tensor = rates[device->target].tensor,
-                          .launch = 1.5};
+                          .launch = 4.0,
+                          .lookup_share = 0.85,
+                          .issue_share = 0.55,
+                          .math_share = 0.6};
     snprintf(out->name, sizeof out->name, "%.63s", *device->name ? device->name : qn_cuda_target_name(device->target));
 }
 
