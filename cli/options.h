@@ -70,6 +70,7 @@ typedef enum cli_option_id {
     OPT_REPEAT,
     OPT_FILTER,
     OPT_SVG,
+    OPT_DUMP_KERNEL,
     OPT_MEASURE,
     OPT_MEMORY,
     OPT_PROMPT_TOKENS,

@@ -104,6 +104,8 @@ const cli_option cli_options[OPT_LIMIT] = {
                     "only cases whose string matches this POSIX extended regular expression, or is exactly this text"},
     [OPT_SVG] = {"svg", "chart", 0, KIND_TEXT, 0, 0, NULL, "FILE",
                  "also draw the cases against their rooflines into this SVG file"},
+    [OPT_DUMP_KERNEL] = {"dump-kernel", NULL, 0, KIND_FLAG, 0, 0, NULL, NULL,
+                         "print the device sources that the case compiles, parameters first"},
     [OPT_MEASURE] = {"measure", NULL, 0, KIND_FLAG, 0, 0, NULL, NULL,
                      "also time each operator's kernels and name those far below their roofline"},
     [OPT_MEMORY] = {"memory", NULL, 0, KIND_INT, 0, 65536, "0", "MIB",
@@ -247,9 +249,10 @@ const cli_verb cli_verbs[] = {
      "machine cannot run it.",
      "quern kernels", verb_kernels},
 
-    {"explain", "OP KEY=VALUE ...", 1, -1, 0, OPTIONS(OPT_BACKEND, OPT_ISA, GPU, COMMON),
+    {"explain", "OP KEY=VALUE ...", 1, -1, 0, OPTIONS(OPT_BACKEND, OPT_ISA, OPT_DUMP_KERNEL, GPU, COMMON),
      "say which kernel would run and why",
-     "Takes an operator with sizes and attributes, or a case string as `quern bench kernels` prints it.",
+     "Takes an operator with sizes and attributes, or a case string as `quern bench kernels` prints it. For operators on "
+     "vector-quantised weights it prints the generator's decision and what each level is predicted to cost (docs/vq.md).",
      "quern explain dense_mm m=1 n=576 k=576", verb_explain},
 
     {"doctor", "", 0, 0, 0, OPTIONS(OPT_MEASURE, OPT_MEMORY, OPT_THREADS, GPU, OPT_JSON, COMMON),

@@ -1,6 +1,8 @@
-/* quern explain: candidates of a case, each with its reason. */
+/* quern explain: candidates of a case, each with its reason; or the sources of its kernels. */
 #include <stdlib.h>
 #include <string.h>
+
+#include <quern/experimental.h>
 
 #include "cli.h"
 
@@ -28,7 +30,10 @@ int verb_explain(cli *c)
         text = calloc(room, 1);
         if (!text)
             return cli_memory(c, "the explanation");
-        code = cli_check(c, qn_explain(c->ctx, &desc, &c->plan, text, room, &length, &error), &error, PHASE_USAGE);
+        const qn_status status = c->value[OPT_DUMP_KERNEL].set
+                                     ? qn_kernel_sources(c->ctx, &desc, &c->plan, text, room, &length, &error)
+                                     : qn_explain(c->ctx, &desc, &c->plan, text, room, &length, &error);
+        code = cli_check(c, status, &error, PHASE_USAGE);
         if (code || length < room)
             break;
         room = length + 1;

@@ -19,12 +19,13 @@ LAYERS = {
     "ref": "format base",
     "exec": "base",
     "op": "format ref base",
-    "backend": "exec op ref format base",
-    "plan": "backend exec op ref format base",
+    "vq": "op ref format base",
+    "backend": "vq exec op ref format base",
+    "plan": "backend vq exec op ref format base",
     "text": "base",
     "io": "format exec base",
-    "model": "plan backend exec op ref format base io text",
-    "quant": "plan backend exec op ref format base io text model",
+    "model": "plan backend vq exec op ref format base io text",
+    "quant": "plan backend vq exec op ref format base io text model",
 }
 # Single headers allowed beyond the rows.
 EXTRA = {"io": {"text/source.h"}}
@@ -139,6 +140,8 @@ def self_test():
         ("src/op/a.c", "#include <sys/mman.h>", True),
         ("src/op/a.c", '#include "missing/x.h"', False),
         ("src/backend/cpu/a.c", '#include "kernels/common/k.h"', True),
+        ("src/backend/cuda/a.c", '#include "vq/g.h"', True),
+        ("src/vq/a.c", '#include "backend/b.h"', False),
         ("src/ref/a.c", '#include "kernels/common/k.h"', False),
         ("src/plan/a.c", "#include <quern/quern.h>", True),
         ("src/plan/a.c", '/* #include "model/m.h" */', True),
@@ -153,7 +156,7 @@ def self_test():
     failures = 0
     for file, line, allowed in cases:
         with tempfile.TemporaryDirectory() as root:
-            for header in ("src/base/b.h", "src/format/f.h", "src/plan/p.h", "src/text/source.h", "src/text/t.h",
+            for header in ("src/vq/g.h", "src/backend/b.h", "src/base/b.h", "src/format/f.h", "src/plan/p.h", "src/text/source.h", "src/text/t.h",
                            "src/model/m.h", "kernels/common/k.h", "include/quern/quern.h"):
                 os.makedirs(os.path.join(root, os.path.dirname(header)), exist_ok=True)
                 open(os.path.join(root, header), "w").close()

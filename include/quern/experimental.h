@@ -23,6 +23,11 @@ typedef struct qn_kernel_info {
 /* Row i (from 0) as seen from this context's machine; QN_E_ARGUMENT past the end. */
 QN_API qn_status qn_kernel_at(qn_ctx *ctx, int32_t i, qn_kernel_info *info);
 
+/* The device sources that a plan of this descriptor compiles at run time, parameters first; for a typical device where
+ * there is none. Like snprintf: *length (may be NULL) is what it needs. QN_E_UNSUPPORTED: nothing is compiled for it. */
+QN_API qn_status qn_kernel_sources(qn_ctx *ctx, const qn_op_desc *desc, const qn_plan_options *options, char *text,
+                                   size_t capacity, size_t *length, qn_error *error);
+
 /* One program of qn_kernels_warm. Texts live until the callback returns. */
 typedef struct qn_warm_info {
     const char *kernel, *case_text, *target;

@@ -12,6 +12,7 @@
 
 #include "base/text.h"
 #include "op/op.h"
+#include "vq/generator.h"
 
 typedef struct qn_kernel qn_kernel;
 
@@ -99,6 +100,10 @@ typedef struct qn_backend_row {
     const char *(*kernel_refusal)(const qn_ctx *ctx, const qn_kernel *kernel);
     /* Lines for qn_doctor, where the backend works and where not; NULL function: none. */
     void (*describe)(const qn_ctx *ctx, qn_text *text);
+    /* The machine as the generator sees it; without a device, a typical one. NULL function: it has no generated kernels. */
+    void (*vq_device)(const qn_ctx *ctx, qn_vq_device *device);
+    /* The sources that a kernel of this descriptor is compiled from, one after the other. NULL function: none. */
+    void (*sources)(const qn_ctx *ctx, const qn_kernel *kernel, const qn_op_desc *desc, qn_text *text);
     /* Operands, workspace and packed weights of a run are device memory. */
     int32_t device;
     const qn_backend_chains *chains; /* NULL: none */

@@ -446,7 +446,7 @@ static void judge_slot(const qn_op_desc *desc, qn_sums sums, const qn_sizes *siz
     case QN_OP_VQ_DEQUANTIZE:
     case QN_OP_VQ_MM:
     case QN_OP_VQ_ENCODE:
-    case QN_OP_VQ_ATTENTION: qn_judge_vq(desc, sizes, slot, want, got, in, result); break;
+    case QN_OP_VQ_ATTENTION: qn_judge_vq(desc, sums, sizes, slot, want, got, in, result); break;
     default: judge_matmul(desc, sums, sizes, want, got, in, result); break;
     }
 }

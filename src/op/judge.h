@@ -84,7 +84,7 @@ static inline double element(qn_format format, const char *row, int64_t i)
 }
 
 /* Outputs of the vector-quantised operators. */
-void qn_judge_vq(const qn_op_desc *desc, const qn_sizes *sizes, int32_t slot, const qn_view *want, const qn_view *got,
+void qn_judge_vq(const qn_op_desc *desc, qn_sums sums, const qn_sizes *sizes, int32_t slot, const qn_view *want, const qn_view *got,
                  const qn_view in[QN_MAX_IN], qn_case_result *result);
 
 /* 1 when the exact grid makes every order of an operation give the same bits. */

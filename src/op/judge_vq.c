@@ -2,7 +2,8 @@
  *
  *   vq_dequantize   2 ulp; with Hadamard transforms 2^-18 of the coded matrix' mean size, in the output's scale
  *   vq_mm           as the other matmuls, the norm of a row of w taken over sums of the magnitudes of its terms
- *                   (codewords, residuals, shifts); with transforms the norm of the coded matrix, per row
+ *                   (codewords, residuals, shifts); with transforms the norm of the coded matrix, per row. Kernels
+ *                   whose sums are QN_SUMS_HALF: + 2^-11 of the norms' product
  *   vq_encode       another code than the reference's must be as near: squared distances within 2^-18 of
  *                   |x|^2 + |c|^2
  *   vq_attention    as attention, over the largest centroids and recent tokens */
@@ -21,6 +22,10 @@ int qn_judge_vq_is_exact(const qn_op_desc *desc)
     return vq.format != QN_VQ_QUIP_E8P || (vq.codebook == QN_VQ_E8P12 && !qn_op_has(desc, first + QN_VQ_SU) &&
                                            !qn_op_has(desc, first + QN_VQ_SV));
 }
+
+/* Each factor is rounded by 2^-12 of itself at most, and a sum of terms once more; |w x| summed is about 0.64 of the
+ * product of norms. */
+#define HALF_CUT 0x1p-11
 
 #define COLUMNS 512 /* sizes of rows of w kept at a time */
 
@@ -70,11 +75,12 @@ static double input_norm(const qn_vq *vq, const qn_view *x, int64_t m)
     return sqrt(squares);
 }
 
-static void judge_mm(const qn_vq *vq, const qn_sizes *sizes, const qn_view *want, const qn_view *got,
+static void judge_mm(const qn_vq *vq, qn_sums sums, const qn_sizes *sizes, const qn_view *want, const qn_view *got,
                      const qn_view in[QN_MAX_IN], qn_case_result *result)
 {
     double rows[COLUMNS];
-    const double growth = (2.0 * sqrt((double)sizes->k) + 16.0) * 0x1p-24, mean = mean_size(vq);
+    const double rounded = sums == QN_SUMS_HALF ? HALF_CUT : 0.0, mean = mean_size(vq);
+    const double growth = (2.0 * sqrt((double)sizes->k) + 16.0) * 0x1p-24 + rounded;
     const qn_format format = want->shape.format;
     for (int64_t n0 = 0; n0 < sizes->n; n0 += COLUMNS) {
         const int64_t count = qn_min_i64(COLUMNS, sizes->n - n0);
@@ -224,7 +230,7 @@ static void judge_attention(const qn_op_desc *desc, const qn_sizes *sizes, int32
     }
 }
 
-void qn_judge_vq(const qn_op_desc *desc, const qn_sizes *sizes, int32_t slot, const qn_view *want, const qn_view *got,
+void qn_judge_vq(const qn_op_desc *desc, qn_sums sums, const qn_sizes *sizes, int32_t slot, const qn_view *want, const qn_view *got,
                  const qn_view in[QN_MAX_IN], qn_case_result *result)
 {
     if (desc->op == QN_OP_VQ_ENCODE) {
@@ -241,7 +247,7 @@ void qn_judge_vq(const qn_op_desc *desc, const qn_sizes *sizes, int32_t slot, co
     qn_vq vq;
     qn_vq_bind(desc, &args, &vq);
     if (desc->op == QN_OP_VQ_MM) {
-        judge_mm(&vq, sizes, want, got, in, result);
+        judge_mm(&vq, sums, sizes, want, got, in, result);
     } else {
         judge_weights(&vq, sizes, want, got, result);
     }

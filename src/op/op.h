@@ -81,7 +81,8 @@ const char *qn_vq_case_at(int32_t i, int32_t *bench);
 /* How a kernel sums the products of a matmul: what the error model has to allow it. */
 typedef enum qn_sums {
     QN_SUMS_F32 = 0,    /* f32 in any order, or wider */
-    QN_SUMS_FP8_MMA = 1 /* Hopper's FP8 tensor core within 128 of K, those sums added in f32 */
+    QN_SUMS_FP8_MMA = 1, /* Hopper's FP8 tensor core within 128 of K, those sums added in f32 */
+    QN_SUMS_HALF = 2     /* decoded weights and scaled rows of x rounded to f16, their products summed in f32 */
 } qn_sums;
 
 /* qn_case_judge for a kernel with such sums. */

@@ -61,6 +61,26 @@ static void add_kernel(qn_text *text, const qn_kernel *kernel, const qn_op_desc 
     }
 }
 
+/* What the generator decides for the chosen backend; where none is chosen, for each that has a generator. */
+static void add_generated(qn_text *text, const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes *sizes,
+                          const qn_plan_options *options, const qn_kernel *chosen)
+{
+    qn_vq_problem problem;
+    if (!qn_vq_problem_of(desc, sizes, &problem)) {
+        return;
+    }
+    for (int32_t b = 0; qn_backend_at(b); b++) {
+        const qn_backend_row *backend = qn_backend_at(b);
+        const int wanted = chosen ? backend->backend == chosen->backend
+                                  : options->backend == QN_BACKEND_AUTO || options->backend == backend->backend;
+        if (wanted && backend->vq_device) {
+            qn_vq_device device;
+            backend->vq_device(ctx, &device);
+            qn_vq_explain(&problem, &device, text);
+        }
+    }
+}
+
 static size_t explain(const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes *sizes, const qn_plan_options *options,
                       char *buffer, size_t capacity)
 {
@@ -76,6 +96,7 @@ static size_t explain(const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes 
     if (chosen) {
         add_kernel(&text, chosen, desc, sizes);
     }
+    add_generated(&text, ctx, desc, sizes, options, chosen);
     return text.length;
 }
 
@@ -99,6 +120,35 @@ qn_status qn_explain(qn_ctx *ctx, const qn_op_desc *desc, const qn_plan_options 
         *length = n;
     }
     return QN_OK;
+}
+
+qn_status qn_kernel_sources(qn_ctx *ctx, const qn_op_desc *desc, const qn_plan_options *options, char *buffer,
+                            size_t capacity, size_t *length, qn_error *error)
+{
+    QN_FAIL_IF(!ctx || !desc || (!buffer && capacity), error, QN_E_ARGUMENT, "qn_kernel_sources: %s is NULL",
+               !ctx ? "ctx" : (!desc ? "desc" : "text"));
+    qn_plan_options chosen;
+    QN_TRY(qn_plan_options_get(options, &chosen, error));
+    qn_sizes sizes;
+    qn_shape out[QN_MAX_OUT];
+    QN_TRY(qn_op_desc_check(desc, out, &sizes, error));
+    for (int32_t b = 0; qn_backend_at(b); b++) {
+        const qn_backend_row *backend = qn_backend_at(b);
+        const int wanted = chosen.backend == QN_BACKEND_AUTO || chosen.backend == backend->backend;
+        const qn_kernel *kernel;
+        for (int32_t i = 0; wanted && backend->sources && (kernel = backend->kernel_at(i)); i++) {
+            if (kernel->op == desc->op && (!chosen.kernel || strcmp(chosen.kernel, kernel->name) == 0) &&
+                !kernel->accepts(kernel, desc)) {
+                qn_text text = qn_text_make(buffer, capacity);
+                backend->sources(ctx, kernel, desc, &text);
+                if (length) {
+                    *length = text.length;
+                }
+                return QN_OK;
+            }
+        }
+    }
+    QN_FAIL(error, QN_E_UNSUPPORTED, "%s: no kernel for it is compiled at run time", qn_op_get_info(desc->op)->name);
 }
 
 qn_status qn_kernel_at(qn_ctx *ctx, int32_t i, qn_kernel_info *info)

@@ -3,6 +3,7 @@
 
 #include "backend/cpu/cpuid.h"
 #include "backend/cpu/registry.h"
+#include "backend/cpu/vq_device.h"
 #include "base/context.h"
 
 static const char *refusal(const qn_ctx *ctx)
@@ -35,4 +36,5 @@ const qn_backend_row qn_backend_cpu_row = {.backend = QN_BACKEND_CPU,
                                            .name = "cpu",
                                            .refusal = refusal,
                                            .kernel_at = kernel_at,
-                                           .isa_refusal = isa_refusal};
+                                           .isa_refusal = isa_refusal,
+                                           .vq_device = qn_cpu_vq_device};

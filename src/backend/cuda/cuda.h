@@ -8,6 +8,7 @@
  *   registry.c  families, the backend's row, warming the cache
  *   device.c    memory, streams, events and graphs for callers without CUDA code
  *   ceiling.c   what the device reaches
+ *   vq_device.c the device and its sources for the generator (src/vq)
  *   chain.c     neighbouring steps of a model as few launches
  *   run_*.c     families: which programs a descriptor needs and how to launch them; tiles.c: what products share
  *
@@ -246,9 +247,16 @@ typedef struct qn_cuda_family {
 
 extern const qn_cuda_family qn_cuda_quantize_family, qn_cuda_block_scaled_mm_family,
     qn_cuda_grouped_block_scaled_mm_family, qn_cuda_scaled_mm_family, qn_cuda_mm_family, qn_cuda_activation_family,
-    qn_cuda_fp4_family;
+    qn_cuda_fp4_family, qn_cuda_vq_family;
 
 extern const qn_backend_chains qn_cuda_chains;
+
+/* A device for the generator (vq_device.c); the context's, or a typical one. */
+void qn_cuda_vq_device(const qn_cuda_device *device, qn_vq_device *out);
+void qn_cuda_vq_device_of(const qn_ctx *ctx, qn_vq_device *out);
+
+/* qn_backend_row.sources. */
+void qn_cuda_sources_of(const qn_ctx *ctx, const qn_kernel *kernel, const qn_op_desc *desc, qn_text *text);
 
 /* The program of qn_device_ceiling, for warming. */
 extern const qn_cuda_program qn_cuda_ceiling_program;

@@ -6,7 +6,7 @@
 static const qn_cuda_family *const families[] = {&qn_cuda_block_scaled_mm_family,
                                                  &qn_cuda_grouped_block_scaled_mm_family, &qn_cuda_scaled_mm_family,
                                                  &qn_cuda_quantize_family, &qn_cuda_mm_family,
-                                                 &qn_cuda_activation_family, &qn_cuda_fp4_family};
+                                                 &qn_cuda_activation_family, &qn_cuda_fp4_family, &qn_cuda_vq_family};
 
 static const qn_kernel *kernel_at(int32_t i)
 {
@@ -64,5 +64,7 @@ const qn_backend_row qn_backend_cuda_row = {.backend = QN_BACKEND_CUDA,
                                             .kernel_at = kernel_at,
                                             .kernel_refusal = qn_cuda_kernel_refusal,
                                             .describe = describe,
+                                            .vq_device = qn_cuda_vq_device_of,
+                                            .sources = qn_cuda_sources_of,
                                             .device = 1,
                                             .chains = &qn_cuda_chains};

@@ -1,0 +1,62 @@
+/* The argument of the kernels for vector-quantised weights (kernels/cuda/vq_*.cu) as host and device see it. Strides
+ * are bytes. Included by both sides, so plain C and no other header. */
+#ifndef QN_KERNELS_CUDA_VQ_H
+#define QN_KERNELS_CUDA_VQ_H
+
+/* Parameter FORMAT. */
+#define QN_CUDA_AQLM 0
+#define QN_CUDA_QUIP 1
+#define QN_CUDA_VPTQ 2
+#define QN_CUDA_GPTVQ 3
+
+/* A block's rows of w and a step's columns of K in vq_tensor.cu. */
+#define QN_VQ_BLOCK_ROWS 256
+#define QN_VQ_SPAN 256
+#define QN_VQ_MOST_TOKENS 64 /* rows of x that a block multiplies at a time */
+
+/* Words that a lane's four tables of vq_sums.cu are looked up by: a slab is 32 of them. */
+#define QN_VQ_SUMS_ROWS 32
+#define QN_VQ_SUMS_SHARED (4 * 256 * 32 * 4)
+
+/* A Hadamard transform of length slow * fast: fast is a power of two, at most 1024; the slow axis is a base matrix
+ * times one of Sylvester's of `copies` rows. Bit j of rows[i]: element (i, j) of the base matrix is -1. */
+typedef struct qn_cuda_turn {
+    int base, copies, fast, transposed;
+    float scale; /* 1 / sqrt(length) */
+    unsigned long long rows[36];
+} qn_cuda_turn;
+
+typedef struct qn_cuda_vq {
+    const char *x, *bias;
+    char *y;
+    long long x_row, y_row;
+    int m, n, k;
+
+    /* codes: aqlm codes, gptvq codes, quip Qidxs, vptq indices */
+    const char *codes, *books, *scales;
+    long long codes_row, codes_group, code_bytes; /* step of a row, of a group; bytes of a row */
+    long long book_step, entry_step, within_step; /* of a codebook, an entry, a row of its group */
+    long long scales_row;
+    int groups;                                   /* vectors along K */
+    float resid_inverse;                          /* quip: 1 / what a residual is divided by */
+
+    /* vptq */
+    const char *res_books, *outlier_codes, *outlier_books, *perm, *in_scale, *in_shift;
+    long long res_book_step, outlier_row;
+    int group_size, outliers;
+
+    /* quip: in front of and behind the product */
+    const char *su, *sv, *wscale, *scale_wh;
+
+    /* work between kernels */
+    float *turned;        /* [m][k]: rows of x after SU and Hin */
+    unsigned int *halves; /* rows of x as operands of the matrix product, see vq_side.cu */
+    float *row_scale;     /* [m]: what halves are to be multiplied by */
+    float *total;         /* [m][n]: sums of parts in front of Hout */
+    float *parts;         /* [parts][m][n] sums */
+    int spans, tokens;    /* of K; rows of x of a tile */
+    int blocks;           /* that the spans of all rows of w are dealt to; 0: one a block of rows */
+    int slabs;            /* vq_sums.cu: parts of K */
+} qn_cuda_vq;
+
+#endif

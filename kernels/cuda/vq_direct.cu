@@ -1,0 +1,236 @@
+/* y = x w^T for vector-quantised weights of every format as checkpoints store them, any strides and alignment: the
+ * kernel that is always right. A warp a row of w; lanes take vectors along K, decode them in f32 and multiply ROWS rows
+ * of x. The order of a sum depends on K alone.
+ *
+ * Host contract
+ *   Parameters: FORMAT; X_FORMAT, OUT, BIAS (format + 1, 0: none); ROWS rows of x a pass
+ *     aqlm   BOOKS, BITS, CODE_BYTES (0: a stream of BITS bits), VECTOR, OUT_GROUP, BOOK_FORMAT, SCALE_FORMAT
+ *     quip   CODEBOOK 1 E8P12, 2 E8P12RVQ3B, 3 E8P12RVQ4B; WSCALE_FORMAT
+ *     vptq   VECTOR, BITS, RES_BITS, OUTLIER_VECTOR, BOOK_FORMAT, RES_FORMAT, OUTLIER_FORMAT, IN_SCALE and IN_SHIFT
+ *            (format + 1, 0: none)
+ *     RAW 1: sums to total, without scales and bias
+ *   Launch: block 256, grid {ceil(N / 8), ceil(M / ROWS)} */
+#include "formats.h"
+#include "cuda_vq.h"
+#include "vq_lattice.h"
+
+#define WARPS 8
+
+#if FORMAT == QN_CUDA_AQLM
+
+#define STEP VECTOR
+#define COUNT(a) ((a).groups)
+
+DEV u32 code_of(const qn_cuda_vq &a, int row, int g, int c)
+{
+    const char *const codes = a.codes + (i64)row * a.codes_row;
+#if CODE_BYTES == 0
+    const i64 bit = ((i64)g * BOOKS + c) * BITS, at = bit / 8;
+    u32 word = 0;
+    for (int i = 0; i < 3 && at + i < a.code_bytes; i++) {
+        word |= (u32)((const u8 *)codes)[at + i] << 8 * i;
+    }
+    return word >> (bit % 8) & ((1u << BITS) - 1);
+#elif CODE_BYTES == 1
+    return ((const u8 *)(codes + (i64)g * a.codes_group))[c] & ((1u << BITS) - 1);
+#else
+    return ((const u16 *)(codes + (i64)g * a.codes_group))[c] & ((1u << BITS) - 1);
+#endif
+}
+
+/* Elements [j, j + 8) of vector g of row n, f32; those past the vector are 0. */
+DEV void decode(const qn_cuda_vq &a, int n, int g, int j, float *w)
+{
+    const int row = n / OUT_GROUP, within = n % OUT_GROUP;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        w[i] = 0.0f;
+    }
+    for (int c = 0; c < BOOKS; c++) {
+        const char *const entry = a.books + (i64)c * a.book_step + (i64)code_of(a, row, g, c) * a.entry_step +
+                                  (i64)within * a.within_step;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            if (j + i < VECTOR) {
+                w[i] += load_float(entry, j + i, BOOK_FORMAT);
+            }
+        }
+    }
+}
+
+#elif FORMAT == QN_CUDA_QUIP
+
+#define VECTOR 8
+#define STEP 8
+#define COUNT(a) ((a).k / 8)
+
+DEV void e8p(u32 abs, u32 signs, float scale, float *w)
+{
+    u32 low;
+    const u32 word = e8p_signed(e8p_words[abs], signs, &low);
+    const float shift = low ? -0.25f : 0.25f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float v = (float)(int)(word >> (i / 2 * 4 + i % 2 * 16) & 15) * 0.5f - 4.0f + shift;
+        w[i] = __fmaf_rn(v, scale, w[i]);
+    }
+}
+
+DEV void decode_part(const qn_cuda_vq &a, int n, int g, int first, float scale, float *w)
+{
+    const i64 columns = a.k / 32, word = ((i64)(n / 16 * (a.k / 64) + g / 8) * 8 + n / 2 % 8) * 4 + g / 2 % 4;
+    const u32 *const at = (const u32 *)(a.codes + word / columns * a.codes_row) + (first + word % columns) * 2;
+    const int i = n % 2 + g % 2 * 2;
+    e8p(at[0] >> 8 * i & 255, at[1] >> i & 0x11111111u, scale, w);
+}
+
+DEV void decode(const qn_cuda_vq &a, int n, int g, int j, float *w)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        w[i] = 0.0f;
+    }
+    decode_part(a, n, g, 0, 1.0f, w);
+#if CODEBOOK == 3
+    decode_part(a, n, g, a.k / 32, a.resid_inverse, w);
+#elif CODEBOOK == 2
+    const u32 word = e8_words[((const u8 *)a.codes)[(i64)n * a.codes_row + a.k / 4 + g]];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float v = (float)(int)(word >> (i / 2 * 4 + i % 2 * 16) & 15) * 0.5f - 4.0f;
+        w[i] = __fmaf_rn(v, a.resid_inverse, w[i]);
+    }
+#endif
+}
+
+#elif FORMAT == QN_CUDA_VPTQ
+
+#define STEP 1
+#define COUNT(a) ((a).k)
+
+/* Decoded column p: its place among the columns of x, and its value in row n. */
+DEV int decode(const qn_cuda_vq &a, int n, int p, float *w)
+{
+    const int column = a.perm ? ((const u16 *)a.perm)[p] : p;
+    float v;
+    if (p < a.outliers) {
+        const u32 entry = ((const u16 *)(a.outlier_codes + (i64)(n / OUTLIER_VECTOR) * a.outlier_row))[p];
+        v = load_float(a.outlier_books, (i64)entry * OUTLIER_VECTOR + n % OUTLIER_VECTOR, OUTLIER_FORMAT);
+    } else {
+        const int g = (p - a.outliers) / a.group_size, i = (p - a.outliers) % a.group_size;
+        const char *const row = a.codes + (i64)g * a.codes_group + (i64)(n / VECTOR) * a.codes_row;
+        const i64 bit = (i64)i * (BITS + RES_BITS);
+        u32 words[2];
+        words[0] = ((const u32 *)row)[bit / 32];
+        words[1] = bit / 32 * 4 + 4 < a.code_bytes ? ((const u32 *)row)[bit / 32 + 1] : 0;
+        const u64 word = ((u64)words[1] << 32 | words[0]) >> (bit % 32);
+        const i64 entry = (i64)(word & ((1u << BITS) - 1)) * VECTOR + n % VECTOR;
+        v = load_float(a.books + (i64)g * a.book_step, entry, BOOK_FORMAT);
+#if RES_BITS
+        const i64 more = (i64)(word >> BITS & ((1u << RES_BITS) - 1)) * VECTOR + n % VECTOR;
+        v += load_float(a.res_books + (i64)g * a.res_book_step, more, RES_FORMAT);
+#endif
+    }
+#if IN_SCALE
+    v *= load_float(a.in_scale, column, IN_SCALE - 1);
+#endif
+#if IN_SHIFT
+    v += load_float(a.in_shift, column, IN_SHIFT - 1);
+#endif
+    *w = v;
+    return column;
+}
+
+#else
+
+#define VECTOR 4
+#define STEP 4
+#define COUNT(a) ((a).k / 4)
+
+DEV void decode(const qn_cuda_vq &a, int n, int g, int j, float *w)
+{
+    const u32 code = ((const u8 *)a.codes)[(i64)n * a.codes_row + g];
+    const int column = g / 64;
+    const float scale = ((const float *)(a.scales + (i64)(n / 256) * a.scales_row))[column];
+    const char *const entry =
+        a.books + (i64)(n / 256) * a.book_step + (i64)column * a.entry_step + (i64)code * a.within_step;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        w[i] = i < 4 ? scale * (float)((const signed char *)entry)[i] : 0.0f;
+    }
+}
+
+#endif
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) qn_vq_direct(const __grid_constant__ qn_cuda_vq a)
+{
+    release_next();
+    wait_before();
+    const int lane = (int)threadIdx.x % 32, n = (int)blockIdx.x * WARPS + (int)threadIdx.x / 32;
+    const int first = (int)blockIdx.y * ROWS;
+    if (n >= a.n) {
+        return;
+    }
+    const char *x[ROWS];
+    float sum[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const int m = first + r < a.m ? first + r : a.m - 1;
+        x[r] = a.x + (i64)m * a.x_row;
+        sum[r] = 0.0f;
+    }
+    for (int g = lane; g < COUNT(a); g += 32) {
+#if FORMAT == QN_CUDA_VPTQ
+        float w;
+        const int column = decode(a, n, g, &w);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            sum[r] = __fmaf_rn(load_float(x[r], column, X_FORMAT), w, sum[r]);
+        }
+#else
+        for (int j = 0; j < VECTOR; j += 8) {
+            float w[8];
+            decode(a, n, g, j, w);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                if (j + i < VECTOR) {
+#pragma unroll
+                    for (int r = 0; r < ROWS; r++) {
+                        sum[r] = __fmaf_rn(load_float(x[r], (i64)g * STEP + j + i, X_FORMAT), w[i], sum[r]);
+                    }
+                }
+            }
+        }
+#endif
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) {
+            sum[r] += __shfl_xor_sync(~0u, sum[r], step);
+        }
+    }
+    if (lane != 0) {
+        return;
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        float v = sum[r];
+        if (first + r >= a.m) {
+            return;
+        }
+#if RAW
+        a.total[(i64)(first + r) * a.n + n] = v;
+#else
+#if FORMAT == QN_CUDA_AQLM
+        v *= load_float(a.scales + (i64)(n / OUT_GROUP) * a.scales_row, 0, SCALE_FORMAT);
+#elif FORMAT == QN_CUDA_QUIP
+        v *= a.wscale ? load_float(a.wscale, 0, WSCALE_FORMAT) : 1.0f;
+#endif
+#if BIAS
+        v += load_float(a.bias, n, BIAS - 1);
+#endif
+        store_float(a.y + (i64)(first + r) * a.y_row, n, v, OUT);
+#endif
+    }
+}

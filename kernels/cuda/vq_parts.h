@@ -1,0 +1,43 @@
+/* Sums of products in parts: of K cut into slabs, or of the spans of K of all blocks of rows dealt to a number of
+ * blocks in order, so that a block of rows has as many parts as blocks met it. Parts are added in order. */
+#ifndef QN_CUDA_VQ_PARTS_H
+#define QN_CUDA_VQ_PARTS_H
+
+#include "formats.h"
+#include "cuda_vq.h"
+
+/* Spans that block b starts with, and the block that span u is dealt to. */
+DEV i64 first_span(const qn_cuda_vq &a, i64 total, int b)
+{
+    return total * b / a.blocks;
+}
+
+DEV int block_of_span(const qn_cuda_vq &a, i64 total, i64 u)
+{
+    const i64 product = (u + 1) * a.blocks - 1;
+    return (product | total) >> 32 ? (int)(product / total) : (int)((u32)product / (u32)total);
+}
+
+DEV i64 all_spans(const qn_cuda_vq &a)
+{
+    return (i64)((a.n + QN_VQ_BLOCK_ROWS - 1) / QN_VQ_BLOCK_ROWS) * a.spans;
+}
+
+DEV float sum_parts(const qn_cuda_vq &a, int m, int n)
+{
+    int count = a.slabs > 0 ? a.slabs : 1;
+    if (a.blocks > 0) {
+        const i64 total = all_spans(a), first = (i64)(n / QN_VQ_BLOCK_ROWS) * a.spans;
+        count = block_of_span(a, total, first + a.spans - 1) - block_of_span(a, total, first) + 1;
+    }
+    const float *at = a.parts + (i64)m * a.n + n;
+    const i64 step = (i64)a.m * a.n;
+    float sum = at[0];
+#pragma unroll 8
+    for (int i = 1; i < count; i++) {
+        sum += at[i * step];
+    }
+    return a.row_scale ? sum * a.row_scale[m] : sum;
+}
+
+#endif

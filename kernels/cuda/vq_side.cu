@@ -1,0 +1,201 @@
+/* What stands in front of and behind the products of vector-quantised weights.
+ *
+ *   qn_vq_rows    rows of x as the operands of vq_tensor.cu: f16 in chunks of 8 elements along K. A span of 256 elements
+ *                 is 8 steps of 32, four chunks each, one a lane of a quad: chunk (step s, t) is elements 64 t + 8 s on
+ *                 (LAYOUT 0) or 64 (s / 2) + 16 t + 8 (s % 2) on (LAYOUT 1, quip). Chunks lie [tile of x][span][step]
+ *                 [8 rows][row % 8][t]. NATURAL 1: words of a quad's chunks are transposed, for products through shared
+ *                 memory. SCALED 1: a row is multiplied by a power of two that brings its largest element to 2^13.
+ *                 Grid {rows with padding}, block 256.
+ *   qn_vq_digits  two rows of x as digits for vq_bytes.cu: three int8 an element, their spans' scales behind them. Product
+ *                 i of a span, column 4 m + digit, lane t of a quad: elements 64 t + 8 i to + 7. Grid {spans, 2}, block
+ *                 256.
+ *   qn_vq_finish  y = sum of parts * scale + bias; RAW 1: total = sum of parts. Grid {ceil(N / 256), M}, block 256.
+ *   qn_vq_turn    a Hadamard transform: INPUT 1: turned = Hin(SU . x / scaleWH); 0: y = SV . Wscale Hout(total) +
+ *                 bias. Grid {slow axis, M}, block 256.
+ *
+ * Parameters: ENTRY 0 rows, 1 finish, 2 turn, 3 digits: which of them; X_FORMAT (of what it reads), OUT, BIAS; SCALE_FORMAT (format + 1, 0: none); SU_FORMAT, SV_FORMAT, WSCALE_FORMAT, WH_FORMAT (format + 1, 0: none) */
+#include "vq_parts.h"
+
+#define THREADS 256
+
+DEV float block_max(float v)
+{
+    __shared__ float most[THREADS / 32];
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        v = fmaxf(v, __shfl_xor_sync(~0u, v, step));
+    }
+    if (threadIdx.x % 32 == 0) {
+        most[threadIdx.x / 32] = v;
+    }
+    __syncthreads();
+    v = most[0];
+#pragma unroll
+    for (int i = 1; i < THREADS / 32; i++) {
+        v = fmaxf(v, most[i]);
+    }
+    return v;
+}
+
+#if ENTRY == 0
+extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_rows(const __grid_constant__ qn_cuda_vq a)
+{
+    release_next();
+    wait_before();
+    const int m = (int)blockIdx.x, valid = m < a.m;
+    const char *const row = a.x + (i64)(valid ? m : 0) * a.x_row;
+    float scale = 1.0f;
+#if SCALED
+    float most = 0.0f;
+    for (int i = (int)threadIdx.x; i < a.k && valid; i += THREADS) {
+        most = fmaxf(most, fabsf(load_float(row, i, X_FORMAT)));
+    }
+    most = block_max(most);
+    /* 2^(13 - exponent); of zeros, infinities and numbers too small to bring there: 1 */
+    const int exponent = (int)(__float_as_uint(most) >> 23);
+    const int usable = exponent > 20 && exponent < 255;
+    scale = usable ? __uint_as_float((u32)(267 - exponent) << 23) : 1.0f;
+    if (valid && threadIdx.x == 0) {
+        a.row_scale[m] = usable ? __uint_as_float((u32)(exponent - 13) << 23) : 1.0f;
+    }
+#endif
+    const int chunks = a.spans * 32, tile = m / a.tokens, token = m % a.tokens;
+    for (int i = (int)threadIdx.x; i < chunks; i += THREADS) {
+        const int span = i / 32, chunk = i % 32;
+#if LAYOUT == 0
+        const int t = chunk / 8, s = chunk % 8;
+#else
+        const int t = chunk % 8 / 2, s = chunk / 8 * 2 + chunk % 2;
+#endif
+        u32 word[4] = {0, 0, 0, 0};
+        if (valid && i * 8 < a.k) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float low = load_float(row, i * 8 + 2 * j, X_FORMAT);
+                const float high = load_float(row, i * 8 + 2 * j + 1, X_FORMAT);
+                word[j] = pack_f16(low * scale, high * scale);
+            }
+        }
+        const i64 group = (((i64)tile * a.spans + span) * 8 + s) * (a.tokens / 8) + token / 8;
+        u32 *const to = a.halves + (group * 32 + token % 8 * 4) * 4;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+#if NATURAL
+            to[j * 4 + t] = word[j];
+#else
+            to[t * 4 + j] = word[j];
+#endif
+        }
+    }
+}
+
+#elif ENTRY == 3
+extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_digits(const __grid_constant__ qn_cuda_vq a)
+{
+    release_next();
+    wait_before();
+    const int span = (int)blockIdx.x, m = (int)blockIdx.y, i = (int)threadIdx.x, k = span * QN_VQ_SPAN + i;
+    const float v = m < a.m && k < a.k ? load_float(a.x + (i64)m * a.x_row, k, X_FORMAT) : 0.0f;
+    const int bad = __syncthreads_or(!(fabsf(v) <= 3.4028235e38f));
+    const int exponent = (int)(__float_as_uint(block_max(fabsf(v))) >> 23);
+    /* x = scale * (d0 + 256 d1 + 65536 d2) with scale a power of two, so that the largest is 2^21 to 2^22 of it */
+    const int shift = exponent > 24 ? exponent - 21 : 3;
+    int left = (int)rintf(v * __uint_as_float((u32)(254 - shift) << 23));
+    u8 *const to = (u8 *)a.halves +
+                   ((((i64)span * 8 + i % 64 / 8) * 32 + m * 16 + i / 64) * 8 + i % 8 / 4 * 4 + i % 4);
+#pragma unroll
+    for (int d = 0; d < 4; d++) {
+        const int digit = bad || d == 3 ? 0 : (int)(signed char)left;
+        to[d * 32] = (u8)digit;
+        left = (left - digit) >> 8;
+    }
+    if (i == 0) {
+        float *const scales = (float *)(a.halves + (i64)a.spans * 512);
+        scales[(i64)m * a.spans + span] = __uint_as_float(bad ? 0x7fc00000u : (u32)shift << 23);
+    }
+}
+
+#elif ENTRY == 1
+extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_finish(const __grid_constant__ qn_cuda_vq a)
+{
+    release_next();
+    wait_before();
+    const int n = (int)(blockIdx.x * THREADS + threadIdx.x), m = (int)blockIdx.y;
+    if (n >= a.n) {
+        return;
+    }
+    float v = sum_parts(a, m, n);
+#if RAW
+    a.total[(i64)m * a.n + n] = v;
+    return;
+#endif
+#if SCALE_FORMAT
+    v *= load_float(a.scales + (i64)n * a.scales_row, 0, SCALE_FORMAT - 1);
+#endif
+#if WSCALE_FORMAT
+    v *= load_float(a.wscale, 0, WSCALE_FORMAT - 1);
+#endif
+#if BIAS
+    v += load_float(a.bias, n, BIAS - 1);
+#endif
+    store_float(a.y + (i64)m * a.y_row, n, v, OUT);
+}
+
+#else
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    qn_vq_turn(const __grid_constant__ qn_cuda_vq a, const __grid_constant__ qn_cuda_turn turn)
+{
+    __shared__ float line[1024];
+    release_next();
+    wait_before();
+    const int i = (int)blockIdx.x, m = (int)blockIdx.y, copy = i % turn.copies;
+    const u64 signs = turn.rows[i / turn.copies];
+    for (int f = (int)threadIdx.x; f < turn.fast; f += THREADS) {
+        float sum = 0.0f;
+        int at = f;
+        for (int base = 0; base < turn.base; base++) {
+            const u32 sign = (u32)(signs >> base) << 31;
+#pragma unroll 8
+            for (int j = 0; j < turn.copies; j++, at += turn.fast) {
+#if INPUT
+                float v = load_float(a.x + (i64)m * a.x_row, at, X_FORMAT) * load_float(a.su, at, SU_FORMAT - 1);
+#if WH_FORMAT
+                v /= load_float(a.scale_wh, at, WH_FORMAT - 1);
+#endif
+#else
+                const float v = a.total[(i64)m * a.n + at];
+#endif
+                const u32 odd = (u32)__popc(copy & j) << 31;
+                sum += __uint_as_float(__float_as_uint(v) ^ sign ^ odd);
+            }
+        }
+        line[f] = sum;
+    }
+    for (int half = 1; half < turn.fast; half *= 2) {
+        __syncthreads();
+        for (int p = (int)threadIdx.x; p < turn.fast / 2; p += THREADS) {
+            const int low = p / half * 2 * half + p % half;
+            const float u = line[low], v = line[low + half];
+            line[low] = u + v;
+            line[low + half] = u - v;
+        }
+    }
+    __syncthreads();
+    for (int f = (int)threadIdx.x; f < turn.fast; f += THREADS) {
+        const int at = i * turn.fast + f;
+        float v = line[f] * turn.scale;
+#if INPUT
+        a.turned[(i64)m * a.k + at] = v;
+#else
+        v *= load_float(a.sv, at, SV_FORMAT - 1);
+#if WSCALE_FORMAT
+        v *= load_float(a.wscale, 0, WSCALE_FORMAT - 1);
+#endif
+#if BIAS
+        v += load_float(a.bias, at, BIAS - 1);
+#endif
+        store_float(a.y + (i64)m * a.y_row, at, v, OUT);
+#endif
+    }
+}
+#endif

@@ -1,0 +1,322 @@
+/* The cost model and the choice it makes. See generator.h and docs/vq.md.
+ *
+ * A prediction is the longest of what can overlap, and what cannot on top:
+ *
+ *     us = longest of memory, lookups, instructions, multiply-adds + a share of the second + fill + reduction +
+ * launches */
+#include "vq/generator.h"
+
+#include <math.h>
+#include <string.h>
+
+#define OVERLAP 0.35 /* measured on an H200, docs/vq.md */
+#define MEETING 1.3  /* a trip through shared memory makes a warp's lanes wait for one another */
+
+enum {
+    MATRIX_ROWS = 16,       /* rows of w of a matrix instruction */
+    TOKENS = 8,             /* columns of one */
+    MOST_TOKENS = 64,       /* rows of x that share a decoded vector */
+    BLOCK_ROWS = 256,       /* rows of w a block keeps sums of */
+    SUMS_GROUPS = 64,       /* vectors of x whose products a block keeps */
+    SHARED_LATENCY_OPS = 5, /* one trip through shared memory in shuffles */
+    REGISTER_ENTRIES = 32   /* one a lane */
+};
+
+static double max2(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+static double min2(double a, double b)
+{
+    return a < b ? a : b;
+}
+
+/* ---- conflicts ---- */
+
+double qn_vq_conflicts(const qn_vq_device *device, int32_t entry_bytes, int32_t copies)
+{
+    if (device->cpu) {
+        return 1.0; /* loads of an L1 cache are one at a time anyway */
+    }
+    /* Bank groups as wide as an entry; as many lanes are served at once. */
+    const int32_t width = entry_bytes < device->bank_bytes ? device->bank_bytes : entry_bytes;
+    const int32_t slots =
+        width < 16 ? device->banks * device->bank_bytes / width : device->banks * device->bank_bytes / 16;
+    const int32_t sharing = slots / (copies > 0 ? copies : 1); /* lanes on the groups of one copy */
+    /* Expected maximum of s balls in s bins, s = 2, 4, 8, 16, 32. */
+    static const double expected[] = {1.0, 1.5, 2.13, 2.6, 3.08, 3.53};
+    int32_t i = 0;
+    while (i < 5 && 1 << i < sharing) {
+        i++;
+    }
+    return expected[i];
+}
+
+/* Accesses of a warp's lookup when none conflict. */
+static double accesses(const qn_vq_device *device, int32_t entry_bytes)
+{
+    if (device->cpu) {
+        return (double)device->lanes / 2.0 * ceil((double)entry_bytes / 64.0); /* two loads a clock */
+    }
+    const double bytes = entry_bytes < device->bank_bytes ? device->bank_bytes : entry_bytes;
+    return ceil(bytes * device->lanes / (device->banks * device->bank_bytes));
+}
+
+/* ---- sizes ---- */
+
+static double weights_of(const qn_vq_problem *p)
+{
+    return p->use == QN_VQ_USE_ATTENTION ? 2.0 * (double)p->m * (double)p->n * (double)p->k * p->kv_heads
+                                         : (double)p->n * (double)p->k;
+}
+
+static double sets_of(const qn_vq_problem *p)
+{
+    if (p->scope == QN_VQ_SCOPE_TILE) {
+        return ceil((double)p->n / (double)p->scope_rows) * ceil((double)p->k / (double)p->scope_columns);
+    }
+    return p->scope == QN_VQ_SCOPE_CHANNELS ? 2.0 * p->kv_heads * ceil((double)p->k / p->vector) : 1.0;
+}
+
+static double set_bytes(const qn_vq_problem *p)
+{
+    return (double)p->books * p->entries * p->entry_bytes;
+}
+
+static double books_bytes(const qn_vq_problem *p)
+{
+    return p->scope == QN_VQ_SCOPE_MODEL ? 0.0 : sets_of(p) * set_bytes(p);
+}
+
+/* Bytes of tables that a block works with at a time: a head's sets for channels. */
+static double working_set(const qn_vq_problem *p)
+{
+    return p->scope == QN_VQ_SCOPE_CHANNELS ? ceil((double)p->k / p->vector) * set_bytes(p) : set_bytes(p);
+}
+
+/* Rows that one decoding serves: rows of x, or the queries on a head of keys. */
+static double rows_of(const qn_vq_problem *p)
+{
+    return p->use == QN_VQ_USE_ATTENTION ? (double)(p->heads / (p->kv_heads > 0 ? p->kv_heads : 1)) : (double)p->m;
+}
+
+static double memory_bytes(const qn_vq_problem *p)
+{
+    const double codes = weights_of(p) / p->vector * p->books * p->stored_bits / 8.0;
+    const double io = p->use == QN_VQ_USE_ATTENTION ? 8.0 * (double)p->m * p->heads * (double)p->k
+                                                    : 2.0 * (double)p->m * (double)(p->k + p->n);
+    return codes + books_bytes(p) + io;
+}
+
+/* ---- one candidate ---- */
+
+/* Share of accesses that the most frequent `count` of `all` entries serve, between an even distribution and the
+ * measured one: a quarter serves `hot`. A power law through that point. */
+static double served(const qn_vq_problem *p, double count, double all)
+{
+    const double hot = p->hot > 0.0 ? p->hot : 0.45;
+    return count >= all ? 1.0 : count <= 0.0 ? 0.0 : pow(count / all, log(hot) / log(0.25));
+}
+
+static void place_entries(const qn_vq_problem *p, const qn_vq_device *d, qn_vq_choice *c)
+{
+    const double set = working_set(p);
+    const int32_t slots = d->cpu ? 1 : p->entry_bytes >= 16 ? 8 : d->banks * d->bank_bytes / p->entry_bytes;
+    c->copies = 1;
+    c->global_entries = p->entries;
+    if (c->level == QN_VQ_LEVEL_GC || (!d->cpu && p->use == QN_VQ_USE_MM && c->form == QN_VQ_FORM_DIRECT)) {
+        return;
+    }
+    /* A third of the room stays for what the rest of the kernel keeps there. */
+    const double slack = c->level == QN_VQ_LEVEL_SC ? d->shared_bytes : 0.9 * d->shared_bytes;
+    const double share = set <= slack ? 1.0 : slack / set;
+    c->shared_entries = (int32_t)floor(p->entries * share);
+    if (c->level >= QN_VQ_LEVEL_O1 && share == 1.0) {
+        while (c->copies * 2 <= slots && set * c->copies * 2 <= 0.6 * slack) {
+            c->copies *= 2;
+        }
+    }
+    if (c->level >= QN_VQ_LEVEL_O2 && share < 1.0 && p->entries > REGISTER_ENTRIES) {
+        c->register_entries = REGISTER_ENTRIES;
+    }
+    c->global_entries = p->entries - c->shared_entries;
+    c->shared_bytes = (int32_t)min2(set * share * c->copies, d->shared_bytes);
+}
+
+/* Threads that may be resident against what hides latency well: half of a unit's room is enough for one block. */
+static double occupancy_of(const qn_vq_device *d, int32_t shared_bytes)
+{
+    const double blocks = shared_bytes > 0 ? floor((double)d->shared_bytes / shared_bytes) : 4.0;
+    return min2(1.0, 0.25 * max2(1.0, blocks));
+}
+
+static double clocks_to_us(const qn_vq_device *d, double clocks)
+{
+    return clocks / (d->units * d->clock * 1e3);
+}
+
+/* Parts of the reduced axis so that all units have work, and its cost. */
+static void split_work(const qn_vq_problem *p, const qn_vq_device *d, double tiles, qn_vq_choice *c)
+{
+    c->split = 1;
+    if (d->cpu || c->level < QN_VQ_LEVEL_O3) {
+        return;
+    }
+    const int64_t most = p->use == QN_VQ_USE_ATTENTION ? (p->n + 127) / 128 : (p->k + 511) / 512;
+    const double traffic = books_bytes(p), output = 4.0 * (double)p->m * (double)p->n;
+    /* The paper's rule, s = sqrt(codebook traffic / output), and at least so many parts that no unit is idle. */
+    double split = max2(sqrt(traffic / max2(output, 1.0)), ceil(d->units / max2(tiles, 1.0)));
+    split = max2(1.0, min2(split, (double)most));
+    c->split = (int32_t)split;
+    if (c->split > 1) {
+        const double out =
+            p->use == QN_VQ_USE_ATTENTION ? (double)p->m * p->heads * (double)p->k : (double)p->m * (double)p->n;
+        c->reduce_us = d->launch + 8.0 * out * c->split / (d->l2_rate * 1e3);
+    }
+}
+
+/* What overlaps: the longest part, and of the second longest a share that gets in its way. */
+static double together(const qn_vq_choice *c)
+{
+    const double parts[4] = {c->memory_us, c->lookup_us, c->issue_us, c->math_us};
+    double most = 0.0, second = 0.0;
+    for (int i = 0; i < 4; i++) {
+        second = parts[i] > most ? most : max2(second, parts[i]);
+        most = max2(most, parts[i]);
+    }
+    return most + OVERLAP * second;
+}
+
+static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_vq_level level, qn_vq_form form)
+{
+    qn_vq_choice c = {.level = level, .form = form, .copies = 1, .split = 1, .conflicts = 1.0};
+    const double weights = weights_of(p), rows = rows_of(p), vectors = weights / p->vector;
+    const double tokens = form == QN_VQ_FORM_TENSOR ? (rows > TOKENS ? MOST_TOKENS : TOKENS)
+                          : form == QN_VQ_FORM_SUMS ? 1.0
+                                                    : 4.0;
+    const double passes = ceil(max2(rows, 1.0) / tokens);
+    c.row_tile = (int32_t)tokens;
+    c.bytes = memory_bytes(p);
+    c.lookups = vectors * p->books * passes;
+    c.memory_us = c.bytes / (d->read_rate * 1e3);
+    double units_busy = 1.0;
+    if (form == QN_VQ_FORM_SUMS) {
+        /* 4 bytes an entry, one vector of x a lane: no conflicts; a block keeps SUMS_GROUPS vectors' tables. */
+        const double slabs = ceil((double)p->k / p->vector / SUMS_GROUPS);
+        c.shared_entries = p->entries;
+        c.shared_bytes = d->cpu ? 0 : SUMS_GROUPS * p->books * p->entries * 4;
+        c.split = (int32_t)slabs;
+        const double table = (double)p->books * p->entries * ((double)p->k / p->vector) * p->vector * rows;
+        const double blocks = d->cpu ? d->units : floor(d->units / slabs) * slabs;
+        units_busy = d->cpu ? 1.0 : blocks > 0.0 ? blocks / d->units : 1.0;
+        /* every part of N builds its own */
+        c.fill_us = d->cpu ? clocks_to_us(d, table / d->fma) : table / (slabs * d->fma / 2.0 * d->clock * 1e3);
+        c.lookup_us = clocks_to_us(d, c.lookups / d->lanes * (d->cpu ? 6.0 / d->issue : 1.5) / units_busy);
+        c.issue_us = clocks_to_us(d, c.lookups / d->lanes * 4.25 / d->issue / units_busy);
+        c.reduce_us = d->cpu ? 0.0 : d->launch + 8.0 * (double)p->n * slabs / (d->l2_rate * 1e3);
+        c.occupancy = d->cpu ? 1.0 : occupancy_of(d, c.shared_bytes);
+        c.us = (d->cpu ? max2(c.memory_us, c.lookup_us) : together(&c)) + c.fill_us + c.reduce_us + d->launch;
+        return c;
+    }
+    place_entries(p, d, &c);
+    c.fusion = form == QN_VQ_FORM_DIRECT ? QN_VQ_FUSION_NONE
+               : level >= QN_VQ_LEVEL_O4 ? QN_VQ_FUSION_PERMUTED
+                                         : QN_VQ_FUSION_SHARED;
+    const double in_shared = served(p, c.shared_entries, p->entries), in_global = 1.0 - in_shared;
+    c.conflicts = c.shared_entries ? qn_vq_conflicts(d, p->entry_bytes, c.copies) : 1.0;
+    double access = in_shared * accesses(d, p->entry_bytes) * c.conflicts;
+    /* Global entries: L1 where the set fits beside the rest, else a sector of 32 bytes from L2 each. */
+    const int in_l1 = working_set(p) <= 64 << 10;
+    const double sector_us = in_l1 ? 0.0 : c.lookups * in_global * 32.0 / (d->l2_rate * 1e3);
+    access += in_global * (d->cpu ? accesses(d, p->entry_bytes) * (working_set(p) > (double)d->shared_bytes ? 3.0 : 1.0)
+                                  : (in_l1 ? 16.0 : 32.0));
+    if (c.fusion == QN_VQ_FUSION_SHARED) { /* decoded values are written and read again */
+        access = (access + 2.0 * accesses(d, p->vector * 2) / p->books) * MEETING;
+    }
+    const double tiles = p->use == QN_VQ_USE_ATTENTION ? (double)p->m * p->kv_heads : ceil((double)p->n / BLOCK_ROWS);
+    split_work(p, d, tiles, &c);
+    units_busy = d->cpu ? 1.0 : min2(1.0, tiles * c.split / d->units);
+    if (level < QN_VQ_LEVEL_O3 && !d->cpu && p->use == QN_VQ_USE_MM) {
+        units_busy = min2(1.0, ceil((double)p->n / MATRIX_ROWS / 2.0) / d->units); /* smaller blocks instead */
+    }
+    c.lookup_us = max2(clocks_to_us(d, c.lookups / d->lanes * access / units_busy), sector_us);
+    const double ops =
+        p->decode_ops + 2.0 * p->books +
+        (form == QN_VQ_FORM_DIRECT ? p->vector * (1.0 + min2(rows, tokens)) : p->vector * p->books / 2.0 + 4.0);
+    c.issue_us = clocks_to_us(d, vectors * passes / d->lanes * ops / d->issue / units_busy);
+    const double math_rows = form == QN_VQ_FORM_TENSOR ? TOKENS * ceil(max2(rows, 1.0) / TOKENS) : rows;
+    c.math_us = clocks_to_us(d, weights * math_rows / (form == QN_VQ_FORM_TENSOR ? d->tensor : d->fma) / units_busy);
+    c.occupancy = d->cpu ? 1.0 : occupancy_of(d, c.shared_bytes);
+    if (!d->cpu && c.shared_bytes) { /* each block fills its copies, from L2, once a set it walks over */
+        const double fills = p->scope == QN_VQ_SCOPE_TILE       ? sets_of(p) / d->units
+                             : p->scope == QN_VQ_SCOPE_CHANNELS ? ceil(tiles * c.split / d->units) * 2.0
+                                                                : 1.0;
+        c.fill_us = fills * (double)c.shared_bytes / (128.0 * d->clock * 1e3) +
+                    min2((double)c.shared_bytes / c.copies * d->units, 64e6) / (d->l2_rate * 1e3);
+    }
+    const double hidden = c.occupancy < 0.5 && level < QN_VQ_LEVEL_O3 ? 1.15 : 1.0;
+    c.lookup_us /= d->lookup_share;
+    c.issue_us /= d->issue_share;
+    c.math_us /= form == QN_VQ_FORM_TENSOR ? d->math_share : 1.0;
+    if (form == QN_VQ_FORM_TENSOR && !d->cpu) { /* a pass in front lays rows of x out */
+        c.fill_us += d->launch / 2.0 + 2.0 * rows * (double)p->k / (d->l2_rate * 1e3);
+    }
+    c.us = together(&c) * hidden + c.fill_us + c.reduce_us + d->launch;
+    return c;
+}
+
+/* ---- the choice ---- */
+
+static int sums_possible(const qn_vq_problem *p, const qn_vq_device *d)
+{
+    if (p->scope != QN_VQ_SCOPE_TENSOR || p->along_n || p->bits > 8 || p->use != QN_VQ_USE_MM) {
+        return 0;
+    }
+    const double bytes = (double)SUMS_GROUPS * p->books * p->entries * 4;
+    return d->cpu ? p->bits == 8 : rows_of(p) <= 1.0 && bytes <= d->shared_bytes;
+}
+
+static void insert(qn_vq_choice *list, int32_t *count, const qn_vq_choice *c)
+{
+    int32_t i = *count;
+    while (i > 0 && list[i - 1].us > c->us) {
+        list[i] = list[i - 1];
+        i--;
+    }
+    list[i] = *c;
+    ++*count;
+}
+
+int32_t qn_vq_candidates(const qn_vq_problem *problem, const qn_vq_device *device,
+                         qn_vq_choice candidates[QN_VQ_CANDIDATES])
+{
+    int32_t count = 0;
+    for (int32_t level = QN_VQ_LEVEL_GC; level <= QN_VQ_LEVEL_O4; level++) {
+        if (problem->level != QN_VQ_LEVEL_AUTO && problem->level != (qn_vq_level)level) {
+            continue;
+        }
+        for (int32_t form = QN_VQ_FORM_DIRECT; form <= QN_VQ_FORM_TENSOR; form++) {
+            /* a device's direct kernel of products reads entries from global memory; it is there for every format */
+            const int direct =
+                device->cpu || problem->use == QN_VQ_USE_ATTENTION || problem->along_n || level == QN_VQ_LEVEL_GC;
+            const int fits =
+                form == QN_VQ_FORM_DIRECT ? direct
+                : form == QN_VQ_FORM_TENSOR
+                    ? device->tensor > 0.0 && !problem->along_n
+                    : level == QN_VQ_LEVEL_O4 && problem->level == QN_VQ_LEVEL_AUTO && sums_possible(problem, device);
+            if (fits && count < QN_VQ_CANDIDATES) {
+                const qn_vq_choice c = evaluate(problem, device, (qn_vq_level)level, (qn_vq_form)form);
+                insert(candidates, &count, &c);
+            }
+        }
+    }
+    return count;
+}
+
+qn_vq_choice qn_vq_choose(const qn_vq_problem *problem, const qn_vq_device *device)
+{
+    qn_vq_choice candidates[QN_VQ_CANDIDATES];
+    (void)qn_vq_candidates(problem, device, candidates);
+    return candidates[0];
+}
