@@ -9,7 +9,8 @@
 void qn_e8p_decode(uint32_t code, float value[8]);
 void qn_e8_decode(uint32_t code, float value[8]);
 
-/* The base that quip_e8p takes for a length: 1, 12, 20, 28, 36 ...; 0: no transform of that length is known. */
+/* The base that quip_e8p takes for a length: 1, 12, 20, 28, 36, 52, 60, 108, 116, 124, 140, 156, 172; 0: no transform
+ * of that length is known. */
 int64_t qn_hadamard_base(int64_t n);
 
 /* x[n] becomes H x / sqrt(n), or H^T x / sqrt(n). scratch: n numbers. */
