@@ -76,6 +76,56 @@ static void nearest(const qn_fit_book *b, const float *targets, int64_t rows, fl
     }
 }
 
+/* Magnitudes and signs are chosen apart: y = x - shift is nearest with y's own signs, which the lattice allows when
+ * their number of minuses is as odd as the sum of the magnitudes; else the coordinate that costs least turns round. */
+static void nearest_e8p(const qn_fit_lattice *lattice, const float *x, int64_t rows, float *scores, int32_t *entries)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        float size[2][8], squares[2] = {0, 0};
+        int odd[2] = {0, 0};
+        for (int s = 0; s < 2; s++) {
+            for (int j = 0; j < 8; j++) {
+                const float y = x[r * 8 + j] - (s ? -0.25f : 0.25f);
+                size[s][j] = y < 0 ? -y : y;
+                squares[s] += y * y;
+                odd[s] ^= y < 0;
+            }
+        }
+        vf best[PARTS], at[PARTS];
+        for (int p = 0; p < PARTS; p++) {
+            best[p] = vf_set(INFINITY);
+            at[p] = vf_bits(vi_set(0));
+        }
+        for (int a = 0; a < 256; a += VL) {
+            const int p = a / VL % PARTS;
+            const vf norm = vf_load(lattice->norms + a), odds = vf_load(lattice->odd + a);
+            for (int s = 0; s < 2; s++) {
+                const vf line = vf_load(lattice->magnitudes + a);
+                vf sum = vf_mul(line, vf_set(size[s][0])), least = sum;
+                for (int j = 1; j < 8; j++) {
+                    const vf term = vf_mul(vf_load(lattice->magnitudes + j * 256 + a), vf_set(size[s][j]));
+                    sum = vf_add(sum, term);
+                    least = vf_min(least, term);
+                }
+                const vf turns = odd[s] ? vf_sub(vf_set(1), odds) : odds;
+                vf score = vf_add(norm, vf_set(squares[s]));
+                score = vf_fma(vf_set(-2), sum, score);
+                score = vf_fma(vf_mul(turns, vf_set(4)), least, score);
+                const vf here = vf_bits(vi_set((uint32_t)(a - p * VL + 256 * s)));
+                at[p] = vf_where_negative(vf_sub(score, best[p]), here, at[p]);
+                best[p] = vf_min(score, best[p]);
+            }
+        }
+        for (int p = 0; p < PARTS; p++) {
+            vf_store(scores + r * QN_FIT_LANES + p * VL, best[p]);
+            vi_store(entries + r * QN_FIT_LANES + p * VL, vi_bits(at[p]));
+        }
+        for (int l = 0; l < QN_FIT_LANES; l++) {
+            entries[r * QN_FIT_LANES + l] += l;
+        }
+    }
+}
+
 QN_INLINE void product_tile(float *out, int64_t out_stride, const float *a, int64_t a_stride, const int rows,
                             const float *b, int64_t b_stride, int64_t depth, const int width)
 {
@@ -128,4 +178,4 @@ static void add_product(float *out, int64_t out_stride, const float *a, int64_t 
     }
 }
 
-const qn_fit_set QN_NAME(fit) = {nearest, add_product};
+const qn_fit_set QN_NAME(fit) = {nearest, nearest_e8p, add_product};
