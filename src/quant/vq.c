@@ -21,6 +21,9 @@
 #define DAMP 0.01f /* of the mean square of the inputs, added to each */
 #define MEANS 15   /* iterations of k-means */
 #define MEANS_GAIN 2e-3
+#define LARGE 32768 /* entries of a book for which there are few points each: it settles sooner, and a search is long */
+#define LARGE_ROUNDS 1
+#define LARGE_MEANS 4
 
 qn_status qn_vq_shapes(const qn_scheme *s, int64_t n, int64_t k, qn_shape shapes[QN_VQ_PARTS], qn_error *error)
 {
@@ -186,6 +189,12 @@ static void set_scales(vq_work *x)
     }
 }
 
+/* One book with an entry for every vector of the weight: there is nothing to fit. */
+static int is_exact(const qn_vq_fit *f)
+{
+    return f->books == 1 && f->down * f->across == 1 && f->n * f->groups <= f->entries;
+}
+
 /* k-means of one cell and book; `left` loses the nearest vectors. */
 static qn_status start_cell(vq_work *x, int64_t down, int64_t across, int32_t book, qn_error *error)
 {
@@ -203,10 +212,11 @@ static qn_status start_cell(vq_work *x, int64_t down, int64_t across, int32_t bo
                                .entries = f->entries,
                                .row_weights = x->row_weights + first,
                                .column_weights = x->importance + column,
-                               .iterations = MEANS,
+                               .iterations = f->entries >= LARGE ? LARGE_MEANS : MEANS,
                                .gain = MEANS_GAIN,
                                .seed = (uint64_t)(down * f->across + across) * 64 + (uint64_t)book};
-    QN_TRY(qn_kmeans(f->ctx, f->set, &job, f->exec, table, x->nearest, NULL, error));
+    const int asked = book + 1 < f->books || is_exact(f); /* for the codes */
+    QN_TRY(qn_kmeans(f->ctx, f->set, &job, f->exec, table, asked ? x->nearest : NULL, NULL, error));
     for (int64_t r = 0; r < rows && book + 1 < f->books; r++) {
         for (int64_t j = 0; j < columns; j++) {
             left[r * f->k + j] -= table[x->nearest[r * job.groups + j / v] * v + j % v];
@@ -295,12 +305,20 @@ static qn_status fit(vq_work *x, int feedback, qn_error *error)
     if (f->lattice) {
         return fit_lattice(x, feedback, error);
     }
+    if (is_exact(f)) {
+        for (int64_t i = 0; i < f->n * f->groups; i++) {
+            f->codes[i] = x->nearest[i / f->groups * f->groups + x->order[i % f->groups]];
+        }
+        round_books(x);
+        qn_vq_decode(f);
+        return QN_OK;
+    }
     if (!feedback) {
         round_books(x);
         return qn_vq_pass(f, 1, NULL, error);
     }
     QN_TRY(qn_vq_pass(f, 1, NULL, error));
-    for (int i = 0; i < ROUNDS; i++) {
+    for (int i = 0; i < (f->entries >= LARGE ? LARGE_ROUNDS : ROUNDS); i++) {
         QN_TRY(qn_vq_refit(f, STEPS, error));
         QN_TRY(qn_vq_pass(f, 0, NULL, error));
     }

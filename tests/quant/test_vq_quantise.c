@@ -231,7 +231,8 @@ static void folders(void **state)
     static syn_tensor tensors[SYN_TENSORS];
     syn_make(tensors, 20);
     assert_int_equal(syn_write(ctx, source, tensors), 0);
-    static const char *const schemes[] = {"gptvq-2", "aqlm-2x8", "aqlm-3", "quip-2", "quip-4"};
+    static const char *const schemes[] = {"gptvq-2",   "aqlm-2x8", "aqlm-3",
+                                          "aqlm-1x16", "quip-2",   "quip-4"};
     for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
         qn_quantize_options options;
         qn_quantize_options_init(&options);
@@ -267,6 +268,19 @@ static void folders(void **state)
     syn_remove(root);
 }
 
+/* A book with room for every vector of the weight loses no more than FP16 does. */
+static void large_books_are_exact(void **state)
+{
+    (void)state;
+    const qn_scheme *s = qn_scheme_find("aqlm-1x16");
+    double weights, outputs;
+    const double rms = quantise(s, squares, &(qn_exec){.pool = pool});
+    errors(s, &weights, &outputs);
+    release();
+    print_message("aqlm-1x16: weights %.6f, outputs %.6f\n", weights, outputs);
+    assert_true(weights < 5e-4 && fabs(rms - weights) < 1e-3 * weights);
+}
+
 /* A weight that the format has no place for. */
 static void shapes_are_refused(void **state)
 {
@@ -292,6 +306,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(feedback_lessens_the_error),
         cmocka_unit_test(threads_do_not_matter), cmocka_unit_test(shapes_are_refused),
+        cmocka_unit_test(large_books_are_exact),
         cmocka_unit_test(folders),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
