@@ -13,17 +13,22 @@
 #include "quant/vq_fit.h"
 #include "quant/vq_lattice.h"
 
-#define ROUNDS 3 /* of refit and descent */
+/* What a search of a book costs its entries, so large books are searched less often. */
+typedef struct effort {
+    int32_t entries;   /* of books up to that many */
+    int32_t means;     /* iterations of k-means: where there are few points for each entry, it settles soon */
+    int32_t beam;      /* sums of vectors that are kept in a search */
+    int32_t polish;    /* times each vector of the best sum is chosen again */
+    int32_t rounds;    /* of refit and descent */
+} effort;
+
+static const effort efforts[] = {{1024, 15, 8, 2, 3}, {16384, 6, 4, 1, 2}, {65536, 4, 4, 1, 1}};
+
 #define LATTICE_ROUNDS 2 /* of rescaling and descent */
 #define STEPS 5  /* of conjugate gradients in a refit */
-#define BEAM 8 /* sums of vectors in a search */
-#define LATTICE_BEAM 4 /* the same of lattice points */
+#define LATTICE_BEAM 4
 #define DAMP 0.01f /* of the mean square of the inputs, added to each */
-#define MEANS 15   /* iterations of k-means */
 #define MEANS_GAIN 2e-3
-#define LARGE 32768 /* entries of a book for which there are few points each: it settles sooner, and a search is long */
-#define LARGE_ROUNDS 1
-#define LARGE_MEANS 4
 
 qn_status qn_vq_shapes(const qn_scheme *s, int64_t n, int64_t k, qn_shape shapes[QN_VQ_PARTS], qn_error *error)
 {
@@ -54,6 +59,7 @@ qn_status qn_vq_shapes(const qn_scheme *s, int64_t n, int64_t k, qn_shape shapes
 typedef struct vq_work {
     qn_vq_fit fit;
     const qn_scheme *scheme;
+    const effort *effort;
     const float *source; /* [n][k] as given */
     int32_t *order;      /* [groups]: which group is at a place */
     int32_t *across_of;
@@ -212,7 +218,7 @@ static qn_status start_cell(vq_work *x, int64_t down, int64_t across, int32_t bo
                                .entries = f->entries,
                                .row_weights = x->row_weights + first,
                                .column_weights = x->importance + column,
-                               .iterations = f->entries >= LARGE ? LARGE_MEANS : MEANS,
+                               .iterations = x->effort->means,
                                .gain = MEANS_GAIN,
                                .seed = (uint64_t)(down * f->across + across) * 64 + (uint64_t)book};
     const int asked = book + 1 < f->books || is_exact(f); /* for the codes */
@@ -318,7 +324,7 @@ static qn_status fit(vq_work *x, int feedback, qn_error *error)
         return qn_vq_pass(f, 1, NULL, error);
     }
     QN_TRY(qn_vq_pass(f, 1, NULL, error));
-    for (int i = 0; i < (f->entries >= LARGE ? LARGE_ROUNDS : ROUNDS); i++) {
+    for (int i = 0; i < x->effort->rounds; i++) {
         QN_TRY(qn_vq_refit(f, STEPS, error));
         QN_TRY(qn_vq_pass(f, 0, NULL, error));
     }
@@ -386,7 +392,10 @@ qn_status qn_vq_quantise(qn_ctx *ctx, const qn_scheme *scheme, const float *w, i
     const int32_t tile = scheme->vq.tile;
     const int lattice = scheme->vq.format == QN_VQ_QUIP_E8P;
     qn_vq_space space = {.ctx = ctx};
-    vq_work x = {.scheme = scheme, .source = w};
+    vq_work x = {.scheme = scheme, .effort = efforts, .source = w};
+    while (x.effort->entries < 1 << scheme->vq.bits) {
+        x.effort++;
+    }
     x.fit = (qn_vq_fit){.ctx = ctx,
                         .exec = exec,
                         .set = qn_cpu_fit(ctx),
@@ -397,7 +406,8 @@ qn_status qn_vq_quantise(qn_ctx *ctx, const qn_scheme *scheme, const float *w, i
                         .vector = scheme->vq.vector,
                         .books = scheme->vq.books,
                         .entries = 1 << scheme->vq.bits,
-                        .beam = lattice ? LATTICE_BEAM : (squares ? BEAM : 1),
+                        .beam = lattice ? LATTICE_BEAM : (squares ? x.effort->beam : 1),
+                        .polish = lattice ? 1 : x.effort->polish,
                         .cell_rows = tile ? tile : (int64_t)qn_align_up((size_t)n, QN_VQ_CHUNK),
                         .across = tile ? qn_ceil_div(k, tile) : 1,
                         .down = tile ? qn_ceil_div(n, tile) : 1};

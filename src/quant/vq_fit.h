@@ -38,6 +38,7 @@ typedef struct qn_vq_fit {
     int64_t n, k, stride, groups; /* stride: floats of a row of w, h, r and q; a multiple of 16, zeros behind k */
     int32_t vector, books, entries;
     int32_t beam;             /* sums of vectors kept while books are searched one after the other */
+    int32_t polish;           /* times each vector of the best sum is chosen again with the others as they are */
     int64_t cell_rows;        /* rows of a cell, a multiple of QN_VQ_CHUNK, or at least n */
     int64_t across, down;     /* cells */
     const int32_t *across_of; /* [groups]: a group's cell */

@@ -14,7 +14,6 @@
 #define CANDIDATES 6 /* lattice points that are weighed by S, at most QN_FIT_LANES */
 #define MAX_VECTOR 16
 #define MAX_BOOKS 8
-#define ROUNDS 2 /* of choosing each book's vector again */
 
 typedef struct pass {
     qn_vq_fit *fit;
@@ -241,7 +240,7 @@ static void polish(const spot *s, const float *t)
 {
     const qn_vq_fit *f = s->fit;
     const int32_t v = f->vector;
-    for (int32_t i = 0; i < (f->lattice ? 1 : ROUNDS) * f->books; i++) {
+    for (int32_t i = 0; i < f->polish * f->books; i++) {
         const int32_t book = i % f->books;
         for (int64_t r = 0; r < s->rows; r++) {
             member *m = &s->beam[r * MAX_BEAM], *without = &s->next[r * MAX_BEAM];
