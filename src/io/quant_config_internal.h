@@ -8,10 +8,21 @@
 
 #include "io/quant_config.h"
 
-typedef struct qn_ignore_pattern {
+typedef struct qn_name_pattern {
     const char *text;  /* a name, or NULL for a regular expression */
     pcre2_code *regex; /* "re:..." */
-} qn_ignore_pattern;
+} qn_name_pattern;
+
+typedef struct qn_name_patterns {
+    qn_name_pattern *list;
+    int32_t count;
+} qn_name_patterns;
+
+/* A group of compressed-tensors: its scheme and the modules it names. */
+typedef struct qn_config_group {
+    const qn_scheme *scheme;
+    qn_name_patterns modules; /* none: all linear ones */
+} qn_config_group;
 
 struct qn_quant_config {
     const qn_ctx *ctx;
@@ -21,8 +32,10 @@ struct qn_quant_config {
     char own_name[32];
     float resid_scale; /* quip_params' resid_scale_override; 0: the codebook's own */
     int rescale;       /* quip_params' rescale_WH */
-    qn_ignore_pattern *ignore;
-    int32_t ignore_count;
+    int32_t named_only; /* 1: modules that no group names are plain */
+    qn_name_patterns ignore;
+    qn_config_group *groups; /* those that name modules */
+    int32_t group_count;
     pcre2_general_context *memory;
     pcre2_match_context *limits;
 };
