@@ -181,7 +181,7 @@ static const qn_scheme schemes[] = {
      .vq = {QUIP_TENSORS, .books = 1, .codebook = QN_VQ_E8P12},
      .mm = QN_OP_VQ_MM},
     {.name = "quip-4",
-     .summary = "QuIP# weights: sums of two E8P lattice points, 32 bits for 8 weights, Hadamard transforms on both sides",
+     .summary = "QuIP# weights: sums of two E8P points, 32 bits for 8 weights, Hadamard transforms on both sides",
      .layout = QN_LAYOUT_QUIP,
      .scales = QN_SCALES_VECTOR,
      .vq = {QUIP_TENSORS, .books = 2, .codebook = QN_VQ_E8P12RVQ4B},

@@ -59,7 +59,7 @@ typedef struct qn_scheme {
         int32_t tile;              /* rows and columns that share codebooks; 0: all */
         int32_t rows;              /* of a vector; 0: one */
         qn_vq_codebook codebook;   /* quip_e8p */
-        const char *tensors[9];    /* names of a layer's tensors in checkpoints and operators, the codes first; NULL ends */
+        const char *tensors[9];    /* names of a layer's tensors in files and operators, the codes first; NULL ends */
         int32_t required, written; /* of those: the first ones that every layer has, and that the quantiser makes */
     } vq;
 

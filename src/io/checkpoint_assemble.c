@@ -195,7 +195,8 @@ static qn_status add_data(qn_checkpoint *c, const qn_file_tensor *t, size_t leng
     const qn_scheme *s;
     QN_TRY(scheme_of(c, t->name, length, &s, error));
     qn_status status = QN_OK;
-    const qn_file_tensor *scale = s ? qn_checkpoint_find_part(c, t->name, length, s->scale_suffix, &status, error) : NULL;
+    const qn_file_tensor *scale =
+        s ? qn_checkpoint_find_part(c, t->name, length, s->scale_suffix, &status, error) : NULL;
     QN_TRY(status);
     const qn_format format = t->view.shape.format;
     const int plain = format == QN_F32 || format == QN_F16 || format == QN_BF16;

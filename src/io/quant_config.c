@@ -86,8 +86,8 @@ static void pcre_free(void *pointer, void *ctx)
     qn_free(ctx, pointer);
 }
 
-static qn_status add_pattern(qn_quant_config *config, qn_name_patterns *to, const char *key, const char *text, int regex,
-                             qn_error *error)
+static qn_status add_pattern(qn_quant_config *config, qn_name_patterns *to, const char *key, const char *text,
+                             int regex, qn_error *error)
 {
     qn_name_pattern *p = &to->list[to->count];
     QN_FAIL_IF(strlen(text) > MAX_PATTERN, error, QN_E_FILE, "%s holds an entry of %zu bytes, at most %d are allowed",
@@ -120,8 +120,8 @@ static qn_status add_pattern(qn_quant_config *config, qn_name_patterns *to, cons
 }
 
 /* An array of names; "re:" entries are regular expressions when allowed. */
-static qn_status read_patterns(qn_quant_config *config, const json_t *object, const char *key, int regex, qn_name_patterns *out,
-                               qn_error *error)
+static qn_status read_patterns(qn_quant_config *config, const json_t *object, const char *key, int regex,
+                               qn_name_patterns *out, qn_error *error)
 {
     const json_t *list = json_object_get(object, key);
     if (!list || json_is_null(list)) {

@@ -419,7 +419,8 @@ qn_status qn_vq_quantise(qn_ctx *ctx, const qn_scheme *scheme, const float *w, i
         x.fit.sizes = space.sizes;
     }
     if (status == QN_OK) {
-        status = quantise(&x, lattice ? space.squares : squares, lattice ? &space : NULL, w, squares, parts, rms, error);
+        const float *h = lattice ? space.squares : squares;
+        status = quantise(&x, h, lattice ? &space : NULL, w, squares, parts, rms, error);
     }
     work_free(&x);
     qn_vq_space_free(&space);

@@ -19,7 +19,8 @@
 
 #define QN_VQ_PARTS 5 /* most tensors of a weight; the first scheme->vq.written of scheme->vq.tensors are made */
 
-/* Shapes of the tensors of a weight [n,k]. QN_E_SHAPE: k does not fill whole vectors, or what else the format asks for. */
+/* Shapes of the tensors of a weight [n,k]. QN_E_SHAPE: k does not fill whole vectors, or what else the format asks
+ * for. */
 qn_status qn_vq_shapes(const qn_scheme *scheme, int64_t n, int64_t k, qn_shape shapes[QN_VQ_PARTS], qn_error *error);
 
 /* Quantise finite w[n,k] into parts[] of those shapes. squares[k,k]: X^T X, NULL: none. *rms: relative root

@@ -50,7 +50,7 @@ typedef struct qn_vq_fit {
     float *turned;            /* the same with entries side by side; qn_vq_pass makes it */
     float *norms;             /* [down][groups][books][entries]; likewise */
     float *metric;            /* [groups][vector][vector]; likewise */
-    const qn_fit_lattice *lattice; /* books are E8P points, entries are codes; norms and turned are not used; NULL: no */
+    const qn_fit_lattice *lattice; /* NULL: none; else books are E8P points, entries codes, norms and turned not used */
     const float *sizes;            /* [books] of a lattice: the factor of each book's points in table */
     float *inverse;                /* [groups][vector][vector]: of metric, where there is a lattice */
 } qn_vq_fit;

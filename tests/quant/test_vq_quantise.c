@@ -175,7 +175,11 @@ static void feedback_lessens_the_error(void **state)
         const char *name;
         double weights, gain; /* most error of the weights without feedback; what it leaves of the outputs' */
     } schemes[] = {
-        {"gptvq-2", 0.40, 0.7}, {"aqlm-2x8", 0.40, 0.7}, {"aqlm-3", 0.15, 0.7}, {"quip-2", 0.31, 0.7}, {"quip-4", 0.10, 0.7}};
+        {"gptvq-2", 0.40, 0.7},
+        {"aqlm-2x8", 0.40, 0.7},
+        {"aqlm-3", 0.15, 0.7},
+        {"quip-2", 0.31, 0.7},
+        {"quip-4", 0.10, 0.7}};
     for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
         const qn_scheme *s = qn_scheme_find(schemes[i].name);
         double rms[2], weights[2], outputs[2];
@@ -289,7 +293,9 @@ static void shapes_are_refused(void **state)
         const char *scheme;
         int64_t n, k;
         const char *word;
-    } bad[] = {{"quip-2", 24, 64, "16 rows by 64"}, {"quip-4", 32, 96, "16 rows by 64"}, {"quip-2", 64, 64 * 11, "length 704"},
+    } bad[] = {{"quip-2", 24, 64, "16 rows by 64"},
+               {"quip-4", 32, 96, "16 rows by 64"},
+               {"quip-2", 64, 64 * 11, "length 704"},
                {"quip-2", 16 * 19, 64, "length 304"}, {"aqlm-2x8", 8, 12, "vectors of 8"}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         qn_shape shapes[QN_VQ_PARTS];
