@@ -1,28 +1,30 @@
 /* Nearest entries and products in place (kernels/common/fit.h). Included once by a
  * folder's fit_<isa>.c after its vec.h. Rows go a few at a time, so that a book's
- * or a matrix' registers are loaded once for all of them; no result depends on
- * which rows go together. */
+ * or a matrix' registers are loaded once for all of them, and books by BLOCK entries, which
+ * stay in the first cache for all rows; no result depends on which rows or entries go together. */
 #include <math.h>
 
 #include "kernels/common/fit.h"
 #include "kernels/cpu/name.h"
 
 #define PARTS (QN_FIT_LANES / VL) /* registers of a line of entries */
+#define BLOCK 512
 #define NEAREST_ROWS (VL == 16 ? 4 : 2)
 #define PRODUCT_ROWS 4
 #define PRODUCT_WIDTH (VL == 16 ? 4 : 2)
 
-QN_INLINE void nearest_rows(const qn_fit_book *b, const float *targets, const int rows, const int vector, float *scores,
-                            int32_t *entries)
+/* Entries [from, to), after those before; entries[] are without their lanes. */
+QN_INLINE void nearest_rows(const qn_fit_book *b, int64_t from, int64_t to, const float *targets, const int rows,
+                            const int vector, float *scores, int32_t *entries)
 {
     vf best[NEAREST_ROWS][PARTS], at[NEAREST_ROWS][PARTS];
     for (int r = 0; r < rows; r++) {
         for (int p = 0; p < PARTS; p++) {
-            best[r][p] = vf_set(INFINITY);
-            at[r][p] = vf_bits(vi_set(0));
+            best[r][p] = vf_load(scores + r * QN_FIT_LANES + p * VL);
+            at[r][p] = vf_bits(vi_load(entries + r * QN_FIT_LANES + p * VL));
         }
     }
-    for (int64_t e = 0; e < b->entries; e += QN_FIT_LANES) {
+    for (int64_t e = from; e < to; e += QN_FIT_LANES) {
         const vf here = vf_bits(vi_set((uint32_t)e));
         for (int p = 0; p < PARTS; p++) {
             const vf norm = vf_load(b->norms + e + p * VL);
@@ -47,22 +49,30 @@ QN_INLINE void nearest_rows(const qn_fit_book *b, const float *targets, const in
             vf_store(scores + r * QN_FIT_LANES + p * VL, best[r][p]);
             vi_store(entries + r * QN_FIT_LANES + p * VL, vi_bits(at[r][p]));
         }
-        for (int l = 0; l < QN_FIT_LANES; l++) {
-            entries[r * QN_FIT_LANES + l] += l;
-        }
     }
 }
 
 QN_INLINE void nearest_of(const qn_fit_book *b, const float *targets, int64_t rows, const int vector, float *scores,
                           int32_t *entries)
 {
-    int64_t r = 0;
-    for (; r + NEAREST_ROWS <= rows; r += NEAREST_ROWS) {
-        nearest_rows(b, targets + r * vector, NEAREST_ROWS, vector, scores + r * QN_FIT_LANES,
-                     entries + r * QN_FIT_LANES);
+    for (int64_t i = 0; i < rows * QN_FIT_LANES; i++) {
+        scores[i] = INFINITY;
+        entries[i] = 0;
     }
-    for (; r < rows; r++) {
-        nearest_rows(b, targets + r * vector, 1, vector, scores + r * QN_FIT_LANES, entries + r * QN_FIT_LANES);
+    for (int64_t from = 0; from < b->entries; from += BLOCK) {
+        const int64_t to = from + BLOCK < b->entries ? from + BLOCK : b->entries;
+        int64_t r = 0;
+        for (; r + NEAREST_ROWS <= rows; r += NEAREST_ROWS) {
+            nearest_rows(b, from, to, targets + r * vector, NEAREST_ROWS, vector, scores + r * QN_FIT_LANES,
+                         entries + r * QN_FIT_LANES);
+        }
+        for (; r < rows; r++) {
+            nearest_rows(b, from, to, targets + r * vector, 1, vector, scores + r * QN_FIT_LANES,
+                         entries + r * QN_FIT_LANES);
+        }
+    }
+    for (int64_t i = 0; i < rows * QN_FIT_LANES; i++) {
+        entries[i] += (int32_t)(i % QN_FIT_LANES);
     }
 }
 
@@ -73,6 +83,56 @@ static void nearest(const qn_fit_book *b, const float *targets, int64_t rows, fl
     case 4: nearest_of(b, targets, rows, 4, scores, entries); break;
     case 8: nearest_of(b, targets, rows, 8, scores, entries); break;
     default: nearest_of(b, targets, rows, b->vector, scores, entries); break;
+    }
+}
+
+/* Magnitudes and signs are chosen apart: y = x - shift is nearest with y's own signs, which the lattice allows when
+ * their number of minuses is as odd as the sum of the magnitudes; else the coordinate that costs least turns round. */
+static void nearest_e8p(const qn_fit_lattice *lattice, const float *x, int64_t rows, float *scores, int32_t *entries)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        float size[2][8], squares[2] = {0, 0};
+        int odd[2] = {0, 0};
+        for (int s = 0; s < 2; s++) {
+            for (int j = 0; j < 8; j++) {
+                const float y = x[r * 8 + j] - (s ? -0.25f : 0.25f);
+                size[s][j] = y < 0 ? -y : y;
+                squares[s] += y * y;
+                odd[s] ^= y < 0;
+            }
+        }
+        vf best[PARTS], at[PARTS];
+        for (int p = 0; p < PARTS; p++) {
+            best[p] = vf_set(INFINITY);
+            at[p] = vf_bits(vi_set(0));
+        }
+        for (int a = 0; a < 256; a += VL) {
+            const int p = a / VL % PARTS;
+            const vf norm = vf_load(lattice->norms + a), odds = vf_load(lattice->odd + a);
+            for (int s = 0; s < 2; s++) {
+                const vf line = vf_load(lattice->magnitudes + a);
+                vf sum = vf_mul(line, vf_set(size[s][0])), least = sum;
+                for (int j = 1; j < 8; j++) {
+                    const vf term = vf_mul(vf_load(lattice->magnitudes + j * 256 + a), vf_set(size[s][j]));
+                    sum = vf_add(sum, term);
+                    least = vf_min(least, term);
+                }
+                const vf turns = odd[s] ? vf_sub(vf_set(1), odds) : odds;
+                vf score = vf_add(norm, vf_set(squares[s]));
+                score = vf_fma(vf_set(-2), sum, score);
+                score = vf_fma(vf_mul(turns, vf_set(4)), least, score);
+                const vf here = vf_bits(vi_set((uint32_t)(a - p * VL + 256 * s)));
+                at[p] = vf_where_negative(vf_sub(score, best[p]), here, at[p]);
+                best[p] = vf_min(score, best[p]);
+            }
+        }
+        for (int p = 0; p < PARTS; p++) {
+            vf_store(scores + r * QN_FIT_LANES + p * VL, best[p]);
+            vi_store(entries + r * QN_FIT_LANES + p * VL, vi_bits(at[p]));
+        }
+        for (int l = 0; l < QN_FIT_LANES; l++) {
+            entries[r * QN_FIT_LANES + l] += l;
+        }
     }
 }
 
@@ -128,4 +188,4 @@ static void add_product(float *out, int64_t out_stride, const float *a, int64_t 
     }
 }
 
-const qn_fit_set QN_NAME(fit) = {nearest, add_product};
+const qn_fit_set QN_NAME(fit) = {nearest, nearest_e8p, add_product};

@@ -70,9 +70,11 @@ static const uint32_t e8[256] = {
     0xc8888888, 0x88888884, 0x88888848, 0x88888488, 0x88884888, 0x88848888, 0x88488888, 0x84888888,
 };
 
+/* Bit of a code's low byte that negates a coordinate. */
+static const int sign_bit[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+
 void qn_e8p_decode(uint32_t code, float value[8])
 {
-    static const int sign_bit[8] = {0, 4, 1, 5, 2, 6, 3, 7};
     const uint32_t magnitude = magnitudes[code >> 8 & 255];
     uint32_t signs = code & 255, halves = 0;
     const uint32_t parity = (uint32_t)__builtin_parity(signs);
@@ -86,6 +88,39 @@ void qn_e8p_decode(uint32_t code, float value[8])
         const uint32_t negative = (signs >> sign_bit[i] & 1) ^ (i == 7 ? odd : 0);
         value[i] = (negative ? -v : v) + (parity ? -0.25f : 0.25f);
     }
+}
+
+void qn_e8p_magnitudes(uint32_t index, float value[8])
+{
+    for (int i = 0; i < 8; i++) {
+        value[i] = (float)(magnitudes[index & 255] >> (2 * i) & 3) + 0.5f;
+    }
+}
+
+uint32_t qn_e8p_encode(uint32_t index, int shift, const float x[8])
+{
+    float size[8], least = 0;
+    uint32_t signs = 0, minuses = 0, halves = 0;
+    int turn = 0;
+    qn_e8p_magnitudes(index, size);
+    for (int i = 0; i < 8; i++) {
+        const float y = x[i] - (shift ? -0.25f : 0.25f), cost = size[i] * (y < 0 ? -y : y);
+        halves += 2u * (magnitudes[index & 255] >> (2 * i) & 3u) + 1u;
+        minuses |= (uint32_t)(y < 0) << i;
+        if (i == 0 || cost < least) {
+            least = cost;
+            turn = i;
+        }
+    }
+    const uint32_t odd = halves / 2 & 1; /* so must be the number of minuses */
+    if ((uint32_t)__builtin_parity(minuses) != odd) {
+        minuses ^= 1u << turn;
+    }
+    minuses ^= odd << 7;
+    for (int i = 0; i < 8; i++) {
+        signs |= (minuses >> i & 1) << sign_bit[i];
+    }
+    return (index & 255) << 8 | (signs ^ (uint32_t)shift);
 }
 
 void qn_e8_decode(uint32_t code, float value[8])

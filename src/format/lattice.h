@@ -9,7 +9,15 @@
 void qn_e8p_decode(uint32_t code, float value[8]);
 void qn_e8_decode(uint32_t code, float value[8]);
 
-/* The base that quip_e8p takes for a length: 1, 12, 20, 28, 36 ...; 0: no transform of that length is known. */
+/* The magnitudes of the points, by the code's high byte: 1/2, 3/2 or 5/2. */
+void qn_e8p_magnitudes(uint32_t index, float value[8]);
+
+/* The code of the point nearest to x of those with the magnitudes of that index, shifted by 1/4 (shift 0) or
+ * -1/4 (1). */
+uint32_t qn_e8p_encode(uint32_t index, int shift, const float x[8]);
+
+/* The base that quip_e8p takes for a length: 1, 12, 20, 28, 36, 52, 60, 108, 116, 124, 140, 156, 172; 0: no transform
+ * of that length is known. */
 int64_t qn_hadamard_base(int64_t n);
 
 /* x[n] becomes H x / sqrt(n), or H^T x / sqrt(n). scratch: n numbers. */

@@ -9,6 +9,12 @@
 static const qn_scheme dense = {
     .name = "dense", .summary = "plain tensors", .layout = QN_LAYOUT_DENSE, .data_suffix = "weight", .mm = QN_OP_DENSE_MM};
 
+#define AQLM_TENSORS                                                                                                   \
+    .format = QN_VQ_AQLM, .tensors = {"codes", "codebooks", "scales"}, .required = 3, .written = 3
+#define QUIP_TENSORS                                                                                                   \
+    .format = QN_VQ_QUIP_E8P, .bits = 16, .vector = 8, .required = 3, .written = 5,                                    \
+    .tensors = {"Qidxs", "SU", "SV", "Wscale", "codebook_id", "scaleWH", "fuse_scales"}
+
 static const qn_scheme schemes[] = {
     {.name = "f32",
      .summary = "FP32 weights and activations",
@@ -141,25 +147,44 @@ static const qn_scheme schemes[] = {
      .summary = "GPTVQ weights: 4 weights a code of 8 bits, an INT8 codebook per 256x256 tile; activations as they are",
      .layout = QN_LAYOUT_GPTVQ,
      .scales = QN_SCALES_VECTOR,
-     .vq = {QN_VQ_GPTVQ, 1, 8, 4, 256, {"codes", "codebooks", "codebook_scales", NULL}},
+     .vq = {.format = QN_VQ_GPTVQ,
+            .books = 1,
+            .bits = 8,
+            .vector = 4,
+            .tile = 256,
+            .tensors = {"codes", "codebooks", "codebook_scales"},
+            .required = 3,
+            .written = 3},
      .mm = QN_OP_VQ_MM},
     {.name = "aqlm-2x8",
      .summary = "AQLM weights: 2 codes of 8 bits for 8 weights, FP16 codebooks per layer, a scale per output channel",
      .layout = QN_LAYOUT_AQLM,
      .scales = QN_SCALES_VECTOR,
-     .vq = {QN_VQ_AQLM, 2, 8, 8, 0, {"codes", "codebooks", "scales", NULL}},
+     .vq = {AQLM_TENSORS, .books = 2, .bits = 8, .vector = 8},
      .mm = QN_OP_VQ_MM},
     {.name = "aqlm-3",
      .summary = "AQLM weights: 2 codes of 12 bits for 8 weights, FP16 codebooks per layer, a scale per output channel",
      .layout = QN_LAYOUT_AQLM,
      .scales = QN_SCALES_VECTOR,
-     .vq = {QN_VQ_AQLM, 2, 12, 8, 0, {"codes", "codebooks", "scales", NULL}},
+     .vq = {AQLM_TENSORS, .books = 2, .bits = 12, .vector = 8},
      .mm = QN_OP_VQ_MM},
     {.name = "aqlm-1x16",
      .summary = "AQLM weights: a code of 16 bits for 8 weights, FP16 codebooks per layer, a scale per output channel",
      .layout = QN_LAYOUT_AQLM,
      .scales = QN_SCALES_VECTOR,
-     .vq = {QN_VQ_AQLM, 1, 16, 8, 0, {"codes", "codebooks", "scales", NULL}},
+     .vq = {AQLM_TENSORS, .books = 1, .bits = 16, .vector = 8},
+     .mm = QN_OP_VQ_MM},
+    {.name = "quip-2",
+     .summary = "QuIP# weights: E8P lattice points, 16 bits for 8 weights, Hadamard transforms on both sides",
+     .layout = QN_LAYOUT_QUIP,
+     .scales = QN_SCALES_VECTOR,
+     .vq = {QUIP_TENSORS, .books = 1, .codebook = QN_VQ_E8P12},
+     .mm = QN_OP_VQ_MM},
+    {.name = "quip-4",
+     .summary = "QuIP# weights: sums of two E8P points, 32 bits for 8 weights, Hadamard transforms on both sides",
+     .layout = QN_LAYOUT_QUIP,
+     .scales = QN_SCALES_VECTOR,
+     .vq = {QUIP_TENSORS, .books = 2, .codebook = QN_VQ_E8P12RVQ4B},
      .mm = QN_OP_VQ_MM},
 };
 
@@ -189,7 +214,8 @@ qn_status qn_scheme_at(int32_t i, qn_scheme_info *info)
     if (!scheme || !info) {
         return QN_E_ARGUMENT;
     }
-    static const char *const layouts[] = {"dense", "deepseek-fp8", "compressed-tensors", "aqlm", "gptvq"};
+    static const char *const layouts[] = {"dense", "deepseek-fp8", "compressed-tensors", "aqlm",
+                                          "gptvq", "vptq",         "quip"};
     *info = (qn_scheme_info){scheme->name, scheme->summary, layouts[scheme->layout]};
     return QN_OK;
 }

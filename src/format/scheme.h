@@ -3,7 +3,8 @@
  *
  * A scheme is one row of the table in scheme.c. The reader (src/io), the model
  * (src/model) and the quantiser (src/quant) all work from the row, so a new
- * scheme of known kinds is that row alone. */
+ * scheme of known kinds is that row alone. Vector formats that are only read have sizes of
+ * their own in each checkpoint; the reader makes their row (src/io/quant_config_vq.c). */
 #ifndef QN_FORMAT_SCHEME_H
 #define QN_FORMAT_SCHEME_H
 
@@ -14,7 +15,9 @@ typedef enum qn_scheme_layout {
     QN_LAYOUT_DEEPSEEK_FP8,       /* quant_method "fp8", X.weight_scale_inv */
     QN_LAYOUT_COMPRESSED_TENSORS, /* quant_method "compressed-tensors" */
     QN_LAYOUT_AQLM,               /* quant_method "aqlm": X.codes, X.codebooks, X.scales */
-    QN_LAYOUT_GPTVQ               /* quant_method "gptvq": X.codes, X.codebooks, X.codebook_scales */
+    QN_LAYOUT_GPTVQ,              /* quant_method "gptvq": X.codes, X.codebooks, X.codebook_scales */
+    QN_LAYOUT_VPTQ,               /* quant_method "vptq": X.indices, X.centroids.weight, ... */
+    QN_LAYOUT_QUIP                /* quip_params: X.Qidxs, X.SU, X.SV, ... */
 } qn_scheme_layout;
 
 /* Which elements of a weight [N,K] share a scale. */
@@ -54,7 +57,10 @@ typedef struct qn_scheme {
         qn_vq_format format;
         int32_t books, bits, vector;
         int32_t tile;              /* rows and columns that share codebooks; 0: all */
-        const char *tensors[4];    /* names of a layer's tensors in checkpoints and operators, the codes first */
+        int32_t rows;              /* of a vector; 0: one */
+        qn_vq_codebook codebook;   /* quip_e8p */
+        const char *tensors[9];    /* names of a layer's tensors in files and operators, the codes first; NULL ends */
+        int32_t required, written; /* of those: the first ones that every layer has, and that the quantiser makes */
     } vq;
 
     /* words of compressed-tensors' quantization_config */

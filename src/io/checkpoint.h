@@ -32,6 +32,7 @@ typedef struct qn_weight {
     qn_view scale;            /* by the scheme; format NONE when there is none */
     const qn_weight_part *parts; /* vector-quantised: all tensors, `data` (the codes) first; else NULL */
     int32_t part_count;
+    const qn_attr_value *attr;   /* [QN_ATTR_COUNT]: sizes that the shapes of parts leave open; NULL: none */
     float global_scale;       /* nvfp4: weight_global_scale (dequantising divides); else 0 */
     float input_global_scale; /* nvfp4 W4A4: the activations'; 0 when absent */
     int32_t rope_interleaved; /* rows are GGUF-ordered heads of this many... 0: no; else rows a head */

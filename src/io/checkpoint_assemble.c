@@ -40,7 +40,7 @@ static int is_one_of(const char *text, const char *const *list, size_t count)
 #define IS_ONE_OF(text, list) is_one_of((text), (list), sizeof(list) / sizeof *(list))
 
 /* module.suffix as text of the checkpoint; NULL when there is no memory. */
-static char *part_name(qn_checkpoint *c, const char *module, size_t length, const char *suffix)
+char *qn_checkpoint_part_name(qn_checkpoint *c, const char *module, size_t length, const char *suffix)
 {
     char *name = qn_checkpoint_own(c, length + strlen(suffix) + 2, 1);
     if (name) {
@@ -65,13 +65,13 @@ static qn_status scheme_of(qn_checkpoint *c, const char *module, size_t length, 
     return QN_OK;
 }
 
-static const qn_file_tensor *find_part(qn_checkpoint *c, const char *module, size_t length, const char *suffix,
+const qn_file_tensor *qn_checkpoint_find_part(qn_checkpoint *c, const char *module, size_t length, const char *suffix,
                                        qn_status *status, qn_error *error)
 {
     if (!suffix) {
         return NULL;
     }
-    const char *name = part_name(c, module, length, suffix);
+    const char *name = qn_checkpoint_part_name(c, module, length, suffix);
     if (!name) {
         *status = qn_error_set(error, QN_E_MEMORY, "out of memory for tensor names");
         return NULL;
@@ -169,18 +169,18 @@ static qn_status check_scale(qn_checkpoint *c, const qn_scheme *s, const qn_file
 static qn_status add_quantised(qn_checkpoint *c, const qn_scheme *s, const qn_file_tensor *data, size_t length,
                                const qn_file_tensor *scale, qn_error *error)
 {
-    qn_weight w = {.scheme = s, .name = part_name(c, data->name, length, "weight")};
+    qn_weight w = {.scheme = s, .name = qn_checkpoint_part_name(c, data->name, length, "weight")};
     QN_FAIL_IF(!w.name, error, QN_E_MEMORY, "out of memory for tensor names");
     QN_TRY(check_data(s, data, &w, error));
     QN_TRY(check_scale(c, s, scale, &w, error));
     qn_status status = QN_OK;
     if (s->global_scale) {
-        const qn_file_tensor *t = find_part(c, data->name, length, "weight_global_scale", &status, error);
+        const qn_file_tensor *t = qn_checkpoint_find_part(c, data->name, length, "weight_global_scale", &status, error);
         QN_TRY(status);
         QN_FAIL_IF(!t, error, QN_E_FILE, "tensor %s has no weight_global_scale beside it", data->name);
         QN_TRY(one_float(t, &w.global_scale, error));
     }
-    const qn_file_tensor *input = find_part(c, data->name, length, "input_global_scale", &status, error);
+    const qn_file_tensor *input = qn_checkpoint_find_part(c, data->name, length, "input_global_scale", &status, error);
     QN_TRY(status);
     if (s->act_op == QN_OP_QUANTIZE_NVFP4) {
         QN_FAIL_IF(!input, error, QN_E_FILE, "tensor %s has no input_global_scale beside it", data->name);
@@ -189,65 +189,14 @@ static qn_status add_quantised(qn_checkpoint *c, const qn_scheme *s, const qn_fi
     return qn_checkpoint_add_weight(c, &w, error);
 }
 
-/* A vector-quantised module, whose codes are t, with all its tensors, which the operator checks. */
-static qn_status add_coded(qn_checkpoint *c, const qn_file_tensor *t, size_t length, qn_error *error)
-{
-    const qn_scheme *s = qn_quant_config_scheme(c->quant);
-    const qn_shape *shape = &t->view.shape;
-    qn_weight_part *parts = qn_checkpoint_own(c, sizeof s->vq.tensors / sizeof *s->vq.tensors, sizeof *parts);
-    qn_weight w = {
-        .scheme = s, .name = part_name(c, t->name, length, "weight"), .ndim = 2, .data = t->view, .parts = parts};
-    QN_FAIL_IF(!w.name || !parts, error, QN_E_MEMORY, "out of memory for tensor names");
-    QN_FAIL_IF(shape->ndim < 2 || shape->dims[0] < 1 || shape->dims[1] < 1, error, QN_E_FILE,
-               "tensor %s has %d dimensions, %" PRId64 " x %" PRId64 ", expected codes of a matrix", t->name,
-               (int)shape->ndim, shape->dims[0], shape->dims[1]);
-    char *module = qn_checkpoint_own_text(c, t->name, length);
-    const int ignored = module ? qn_quant_config_ignores(c->quant, module) : -1;
-    QN_FAIL_IF(ignored < 0, error, QN_E_MEMORY, "out of memory for quantization_config");
-    QN_FAIL_IF(ignored, error, QN_E_FILE, "%s is quantised although quantization_config leaves it out", module);
-    w.n = shape->dims[0];
-    QN_FAIL_IF(qn_mul_i64(shape->dims[1], s->vq.vector, &w.k), error, QN_E_FILE, "tensor %s: its size overflows",
-               t->name);
-    for (int i = 0; s->vq.tensors[i]; i++) {
-        qn_status status = QN_OK;
-        const qn_file_tensor *part = find_part(c, t->name, length, s->vq.tensors[i], &status, error);
-        QN_TRY(status);
-        QN_FAIL_IF(!part, error, QN_E_FILE, "tensor %s has no %s beside it", t->name, s->vq.tensors[i]);
-        parts[w.part_count++] = (qn_weight_part){s->vq.tensors[i], part->view};
-    }
-    return qn_checkpoint_add_weight(c, &w, error);
-}
-
-/* A tensor of a scheme with codebooks that is no codes: they must be there. */
-static qn_status check_coded(qn_checkpoint *c, const qn_file_tensor *t, size_t length, qn_error *error)
-{
-    const qn_scheme *s = qn_quant_config_scheme(c->quant);
-    qn_status status = QN_OK;
-    const qn_file_tensor *codes = find_part(c, t->name, length, s->vq.tensors[0], &status, error);
-    QN_TRY(status);
-    QN_FAIL_IF(!codes, error, QN_E_FILE, "tensor %s has no %s beside it", t->name, s->vq.tensors[0]);
-    return QN_OK;
-}
-
-/* Place of a suffix among the tensors of a vector-quantised scheme; -1: none of them. */
-static int vq_part(const qn_checkpoint *c, const char *suffix)
-{
-    const qn_scheme *s = c->quant ? qn_quant_config_scheme(c->quant) : qn_scheme_dense();
-    for (int i = 0; s->vq.tensors[i]; i++) {
-        if (strcmp(suffix, s->vq.tensors[i]) == 0) {
-            return i;
-        }
-    }
-    return -1;
-}
-
 /* A tensor that carries a module's numbers: X.weight or X.weight_packed. */
 static qn_status add_data(qn_checkpoint *c, const qn_file_tensor *t, size_t length, const char *suffix, qn_error *error)
 {
     const qn_scheme *s;
     QN_TRY(scheme_of(c, t->name, length, &s, error));
     qn_status status = QN_OK;
-    const qn_file_tensor *scale = s ? find_part(c, t->name, length, s->scale_suffix, &status, error) : NULL;
+    const qn_file_tensor *scale =
+        s ? qn_checkpoint_find_part(c, t->name, length, s->scale_suffix, &status, error) : NULL;
     QN_TRY(status);
     const qn_format format = t->view.shape.format;
     const int plain = format == QN_F32 || format == QN_F16 || format == QN_BF16;
@@ -278,7 +227,7 @@ static qn_status check_part(qn_checkpoint *c, const qn_file_tensor *t, size_t le
         (s->global_scale && (strcmp(suffix, "weight_global_scale") == 0 || strcmp(suffix, "input_global_scale") == 0));
     QN_FAIL_IF(!known, error, QN_E_FILE, "tensor %s does not belong to the scheme %s", t->name, s->name);
     qn_status status = QN_OK;
-    const qn_file_tensor *data = find_part(c, t->name, length, s->data_suffix, &status, error);
+    const qn_file_tensor *data = qn_checkpoint_find_part(c, t->name, length, s->data_suffix, &status, error);
     QN_TRY(status);
     QN_FAIL_IF(!data, error, QN_E_FILE, "tensor %s has no %s beside it", t->name, s->data_suffix);
     return QN_OK;
@@ -294,10 +243,12 @@ qn_status qn_checkpoint_assemble(qn_checkpoint *c, qn_error *error)
         }
         const size_t length = (size_t)(dot - t->name);
         const char *suffix = dot + 1;
-        const int coded = vq_part(c, suffix);
-        if (coded >= 0) {
-            QN_TRY(coded ? check_coded(c, t, length, error) : add_coded(c, t, length, error));
-        } else if (strcmp(suffix, "weight") == 0 || strcmp(suffix, "weight_packed") == 0) {
+        int taken = 0;
+        QN_TRY(qn_checkpoint_assemble_vq(c, t, &taken, error));
+        if (taken) {
+            continue;
+        }
+        if (strcmp(suffix, "weight") == 0 || strcmp(suffix, "weight_packed") == 0) {
             QN_TRY(add_data(c, t, length, suffix, error));
         } else if (strcmp(suffix, "bias") == 0) {
             QN_TRY(qn_checkpoint_add_dense(c, t->name, t, 0, error));

@@ -65,6 +65,11 @@ static qn_status read_config(qn_checkpoint *c, const char *folder, qn_error *err
     if (status == QN_OK && quant && !json_is_null(quant)) {
         status = qn_quant_config_parse(c->ctx, quant, &c->quant, error);
     }
+    const json_t *quip = json_object_get(c->config, "quip_params");
+    if (status == QN_OK && quip && !json_is_null(quip)) {
+        status = c->quant ? qn_error_set(error, QN_E_FILE, "there are both quantization_config and quip_params")
+                          : qn_quant_config_parse_quip(c->ctx, quip, &c->quant, error);
+    }
     const json_t *old = json_object_get(c->config, "compression_config"); /* the name of years ago */
     if (status == QN_OK && old && !json_is_null(old)) {
         status =
@@ -73,7 +78,8 @@ static qn_status read_config(qn_checkpoint *c, const char *folder, qn_error *err
     if (status != QN_OK) {
         return qn_error_prefix(error, status, "%s", path);
     }
-    (void)json_object_del(c->config, "quantization_config"); /* qn_quant_config keeps it alive */
+    (void)json_object_del(c->config, "quantization_config"); /* qn_quant_config keeps them alive */
+    (void)json_object_del(c->config, "quip_params");
     return QN_OK;
 }
 

@@ -86,6 +86,15 @@ qn_status qn_checkpoint_open_gguf(qn_checkpoint *c, qn_error *error);
 qn_status qn_checkpoint_open_folder(qn_checkpoint *c, const char *folder, const char *single, qn_error *error);
 qn_status qn_checkpoint_assemble(qn_checkpoint *c, qn_error *error);
 
+/* Of assembling: module.suffix, the module given by its length, as text of the checkpoint (NULL: out of memory), and
+ * the tensor of that name (NULL: none, or *status is an error, or suffix is NULL). */
+char *qn_checkpoint_part_name(qn_checkpoint *c, const char *module, size_t length, const char *suffix);
+const qn_file_tensor *qn_checkpoint_find_part(qn_checkpoint *c, const char *module, size_t length, const char *suffix,
+                                              qn_status *status, qn_error *error);
+
+/* Take a tensor of a vector-quantised module; *taken 0: it is none. */
+qn_status qn_checkpoint_assemble_vq(qn_checkpoint *c, const qn_file_tensor *t, int *taken, qn_error *error);
+
 /* Hyperparameters from a config.json object; tied_embeddings as declared. */
 qn_status qn_hparams_from_config(const json_t *config, qn_hparams *out, qn_error *error);
 qn_status qn_hparams_from_gguf(const qn_gguf *file, qn_hparams *out, qn_error *error);

@@ -44,6 +44,66 @@ static qn_status check_weight(const qn_checkpoint *c, const char *name, int64_t 
     return QN_OK;
 }
 
+/* The rows of several layers in one vector-quantised weight: it stands for weights [first, last] of a layer. */
+static const struct {
+    const char *name;
+    int first, last;
+} fused[] = {{"self_attn.qkv_proj", 2, 4}, {"mlp.upgate_proj", 6, 7}};
+
+#define FUSED (sizeof fused / sizeof *fused)
+
+/* The fused weight of a layer; NULL: it has none. */
+static const qn_weight *find_fused(const qn_checkpoint *c, int32_t layer, size_t i)
+{
+    char name[128];
+    snprintf(name, sizeof name, "model.layers.%d.%s.weight", (int)layer, fused[i].name);
+    const qn_weight *w = qn_checkpoint_find(c, name);
+    return w && w->part_count ? w : NULL;
+}
+
+static qn_status check_layer(const qn_checkpoint *c, int32_t layer, qn_error *error)
+{
+    char name[128];
+    int present[QN_LLAMA_LAYER_NAMES] = {0};
+    int64_t n, k = 0;
+    for (size_t f = 0; f < FUSED; f++) {
+        const qn_weight *w = find_fused(c, layer, f);
+        int64_t rows = 0;
+        for (int i = fused[f].first; w && i <= fused[f].last; i++) {
+            layer_shape(&c->hparams, i, &n, &k);
+            rows += n;
+            present[i] = 1;
+        }
+        if (w) {
+            QN_TRY(check_weight(c, w->name, rows, k, error));
+        }
+    }
+    for (int i = 0; i < QN_LLAMA_LAYER_NAMES; i++) {
+        snprintf(name, sizeof name, "model.layers.%d.%s.weight", (int)layer, qn_llama_layer_names[i].hf);
+        layer_shape(&c->hparams, i, &n, &k);
+        if (!present[i]) {
+            QN_TRY(check_weight(c, name, n, k, error));
+        } else {
+            QN_FAIL_IF(qn_checkpoint_find(c, name), error, QN_E_FILE,
+                       "the weight %s is there although its layer has a fused one", name);
+        }
+    }
+    return QN_OK;
+}
+
+/* The bias of a vector-quantised weight. */
+static int is_bias(const qn_checkpoint *c, const qn_weight *w)
+{
+    const size_t length = strlen(w->name);
+    char name[160];
+    if (length < 5 || length >= sizeof name - 2 || strcmp(w->name + length - 5, ".bias") != 0) {
+        return 0;
+    }
+    snprintf(name, sizeof name, "%.*sweight", (int)length - 4, w->name);
+    const qn_weight *of = qn_checkpoint_find(c, name);
+    return of && of->part_count && w->ndim == 1 && w->n == of->n;
+}
+
 /* Is it one of the names the architecture has? */
 static int is_expected(const qn_checkpoint *c, const char *name)
 {
@@ -60,6 +120,12 @@ static int is_expected(const qn_checkpoint *c, const char *name)
         const size_t length = strlen(qn_llama_layer_names[i].hf);
         if (strncmp(name + used, qn_llama_layer_names[i].hf, length) == 0 &&
             strcmp(name + used + length, ".weight") == 0) {
+            return 1;
+        }
+    }
+    for (size_t i = 0; i < FUSED; i++) {
+        const qn_weight *w = find_fused(c, layer, i);
+        if (w && strcmp(w->name, name) == 0) {
             return 1;
         }
     }
@@ -93,7 +159,6 @@ static qn_status drop_tied_head(qn_checkpoint *c, qn_error *error)
 qn_status qn_checkpoint_check_llama(qn_checkpoint *c, qn_error *error)
 {
     const qn_hparams *h = &c->hparams;
-    char name[128];
     QN_TRY(drop_tied_head(c, error));
     QN_TRY(check_weight(c, "model.embed_tokens.weight", h->vocab_size, h->hidden, error));
     QN_TRY(check_weight(c, "model.norm.weight", h->hidden, 0, error));
@@ -101,15 +166,10 @@ qn_status qn_checkpoint_check_llama(qn_checkpoint *c, qn_error *error)
         QN_TRY(check_weight(c, "lm_head.weight", h->vocab_size, h->hidden, error));
     }
     for (int32_t layer = 0; layer < h->layers; layer++) {
-        for (int i = 0; i < QN_LLAMA_LAYER_NAMES; i++) {
-            int64_t n, k;
-            layer_shape(h, i, &n, &k);
-            snprintf(name, sizeof name, "model.layers.%d.%s.weight", (int)layer, qn_llama_layer_names[i].hf);
-            QN_TRY(check_weight(c, name, n, k, error));
-        }
+        QN_TRY(check_layer(c, layer, error));
     }
     for (int32_t i = 0; i < c->weight_count; i++) {
-        QN_FAIL_IF(!is_expected(c, c->weights[i].name), error, QN_E_UNSUPPORTED,
+        QN_FAIL_IF(!is_expected(c, c->weights[i].name) && !is_bias(c, &c->weights[i]), error, QN_E_UNSUPPORTED,
                    "the weight %s is not part of a llama model of %d layers", c->weights[i].name, (int)h->layers);
     }
     return QN_OK;

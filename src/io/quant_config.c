@@ -1,12 +1,9 @@
 /* quantization_config, read and written from the same description of a scheme
  * row, so that the two cannot drift apart. */
-#include "io/quant_config.h"
+#include "io/quant_config_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
 
 #include "io/json.h"
 
@@ -14,34 +11,6 @@
 #define MAX_GROUPS 64
 #define MAX_PATTERN 4096
 #define MATCH_LIMIT 100000
-
-typedef struct pattern {
-    const char *text;  /* a name, or NULL for a regular expression */
-    pcre2_code *regex; /* "re:..." */
-} pattern;
-
-typedef struct patterns {
-    pattern *list;
-    int32_t count;
-} patterns;
-
-/* A group of compressed-tensors: its scheme and the modules it names. */
-typedef struct ct_group {
-    const qn_scheme *scheme;
-    patterns modules; /* none: all linear ones */
-} ct_group;
-
-struct qn_quant_config {
-    const qn_ctx *ctx;
-    json_t *json; /* keeps the names alive */
-    const qn_scheme *scheme;
-    int32_t named_only; /* 1: modules that no group names are plain */
-    patterns ignore;
-    ct_group *groups; /* those that name modules */
-    int32_t group_count;
-    pcre2_general_context *memory;
-    pcre2_match_context *limits;
-};
 
 /* How compressed-tensors describes one side (weights or input activations). */
 typedef struct ct_args {
@@ -117,10 +86,10 @@ static void pcre_free(void *pointer, void *ctx)
     qn_free(ctx, pointer);
 }
 
-static qn_status add_pattern(qn_quant_config *config, patterns *to, const char *key, const char *text, int regex,
-                             qn_error *error)
+static qn_status add_pattern(qn_quant_config *config, qn_name_patterns *to, const char *key, const char *text,
+                             int regex, qn_error *error)
 {
-    pattern *p = &to->list[to->count];
+    qn_name_pattern *p = &to->list[to->count];
     QN_FAIL_IF(strlen(text) > MAX_PATTERN, error, QN_E_FILE, "%s holds an entry of %zu bytes, at most %d are allowed",
                key, strlen(text), MAX_PATTERN);
     if (!regex) {
@@ -151,8 +120,8 @@ static qn_status add_pattern(qn_quant_config *config, patterns *to, const char *
 }
 
 /* An array of names; "re:" entries are regular expressions when allowed. */
-static qn_status read_patterns(qn_quant_config *config, const json_t *object, const char *key, int regex, patterns *out,
-                               qn_error *error)
+static qn_status read_patterns(qn_quant_config *config, const json_t *object, const char *key, int regex,
+                               qn_name_patterns *out, qn_error *error)
 {
     const json_t *list = json_object_get(object, key);
     if (!list || json_is_null(list)) {
@@ -174,7 +143,7 @@ static qn_status read_patterns(qn_quant_config *config, const json_t *object, co
     return QN_OK;
 }
 
-static qn_status read_ignore(qn_quant_config *config, const char *key, int regex, qn_error *error)
+qn_status qn_quant_config_read_ignore(qn_quant_config *config, const char *key, int regex, qn_error *error)
 {
     return read_patterns(config, config->json, key, regex, &config->ignore, error);
 }
@@ -226,32 +195,11 @@ static qn_status parse_deepseek(qn_quant_config *config, qn_error *error)
         known_fmt = 1;
         if (s->block_n == n && s->block_k == k) {
             config->scheme = s;
-            return read_ignore(config, "modules_to_not_convert", 0, error);
+            return qn_quant_config_read_ignore(config, "modules_to_not_convert", 0, error);
         }
     }
     QN_FAIL_IF(!known_fmt, error, QN_E_UNSUPPORTED, "fmt %.40s is not supported, expected e4m3", fmt);
     QN_FAIL(error, QN_E_UNSUPPORTED, "weight_block_size [%d, %d] is not supported, expected [128, 128]", n, k);
-}
-
-/* aqlm, and gptvq in the same words: a row of these numbers. */
-static qn_status parse_vq(qn_quant_config *config, qn_scheme_layout layout, qn_error *error)
-{
-    int64_t vector = 0, rows = 1, books = 1, bits = 0, tile = 0;
-    QN_TRY(qn_json_get_int(config->json, "in_group_size", 1, 256, &vector, error));
-    QN_TRY(qn_json_get_int(config->json, "out_group_size", 1, 256, &rows, error));
-    QN_TRY(qn_json_get_int(config->json, "num_codebooks", 1, 64, &books, error));
-    QN_TRY(qn_json_get_int(config->json, "nbits_per_codebook", 1, 16, &bits, error));
-    QN_TRY(qn_json_get_int(config->json, "tile_size", 0, 65536, &tile, error));
-    const qn_scheme *s;
-    for (int32_t i = 0; (s = qn_scheme_get(i)) != NULL; i++) {
-        if (s->layout == layout && s->vq.vector == vector && s->vq.books == books && s->vq.bits == bits && rows == 1 &&
-            s->vq.tile == tile) {
-            config->scheme = s;
-            return read_ignore(config, "linear_weights_not_to_quantize", 0, error);
-        }
-    }
-    QN_FAIL(error, QN_E_UNSUPPORTED, "%d codebooks of %d bits for groups of %d x %d weights are not supported",
-            (int)books, (int)bits, (int)rows, (int)vector);
 }
 
 /* One side of a config group. */
@@ -337,7 +285,7 @@ static qn_status read_group(qn_quant_config *config, const json_t *object, const
     const json_t *targets = json_object_get(object, "targets");
     QN_FAIL_IF(!json_is_array(targets) || !json_array_size(targets), error, QN_E_FILE,
                "targets is not an array of names");
-    ct_group *g = &config->groups[config->group_count];
+    qn_config_group *g = &config->groups[config->group_count];
     QN_TRY(find_row(object, format, &g->scheme, error));
     const char *first = json_string_value(json_array_get(targets, 0));
     if (first && strcmp(first, "Linear") == 0) {
@@ -388,43 +336,70 @@ static qn_status parse_compressed(qn_quant_config *config, qn_error *error)
         config->named_only = 1;
         config->scheme = config->groups[0].scheme;
     }
-    return read_ignore(config, "ignore", 1, error);
+    return qn_quant_config_read_ignore(config, "ignore", 1, error);
 }
 
-qn_status qn_quant_config_parse(const qn_ctx *ctx, const json_t *object, qn_quant_config **out, qn_error *error)
+static qn_status begin(const qn_ctx *ctx, const json_t *object, const char *key, qn_quant_config **config,
+                       qn_quant_config **out, qn_error *error)
 {
     *out = NULL;
-    QN_FAIL_IF(!json_is_object(object), error, QN_E_FILE, "quantization_config is not an object");
-    const char *method = NULL;
-    QN_TRY(qn_json_get_string(object, "quant_method", &method, error));
-    QN_FAIL_IF(!method, error, QN_E_FILE, "quantization_config has no quant_method");
-    qn_quant_config *config = qn_calloc(ctx, 1, sizeof *config);
-    QN_FAIL_IF(!config, error, QN_E_MEMORY, "out of memory for quantization_config");
-    config->ctx = ctx;
-    config->json = json_incref((json_t *)object);
-    qn_status status;
-    if (strcmp(method, "fp8") == 0) {
-        status = parse_deepseek(config, error);
-    } else if (strcmp(method, "compressed-tensors") == 0) {
-        status = parse_compressed(config, error);
-    } else if (strcmp(method, "aqlm") == 0) {
-        status = parse_vq(config, QN_LAYOUT_AQLM, error);
-    } else if (strcmp(method, "gptvq") == 0) {
-        status = parse_vq(config, QN_LAYOUT_GPTVQ, error);
-    } else {
-        status = qn_error_set(error, QN_E_UNSUPPORTED,
-                              "quant_method %.40s is not supported, expected fp8, compressed-tensors, aqlm or gptvq",
-                              method);
-    }
+    QN_FAIL_IF(!json_is_object(object), error, QN_E_FILE, "%s is not an object", key);
+    *config = qn_calloc(ctx, 1, sizeof **config);
+    QN_FAIL_IF(!*config, error, QN_E_MEMORY, "out of memory for %s", key);
+    (*config)->ctx = ctx;
+    (*config)->json = json_incref((json_t *)object);
+    return QN_OK;
+}
+
+static qn_status finish(qn_quant_config *config, const char *key, qn_status status, qn_quant_config **out,
+                        qn_error *error)
+{
     if (status != QN_OK) {
         qn_quant_config_destroy(config);
-        return qn_error_prefix(error, status, "quantization_config");
+        return qn_error_prefix(error, status, "%s", key);
     }
     *out = config;
     return QN_OK;
 }
 
-static void free_patterns(const qn_quant_config *config, patterns *p)
+qn_status qn_quant_config_parse(const qn_ctx *ctx, const json_t *object, qn_quant_config **out, qn_error *error)
+{
+    const char *method = NULL;
+    qn_quant_config *config = NULL;
+    QN_TRY(begin(ctx, object, "quantization_config", &config, out, error));
+    qn_status status = qn_json_get_string(object, "quant_method", &method, error);
+    if (status == QN_OK && !method) {
+        status = qn_error_set(error, QN_E_FILE, "there is no quant_method");
+    }
+    if (status != QN_OK) {
+        return finish(config, "quantization_config", status, out, error);
+    }
+    if (strcmp(method, "fp8") == 0) {
+        status = parse_deepseek(config, error);
+    } else if (strcmp(method, "compressed-tensors") == 0) {
+        status = parse_compressed(config, error);
+    } else if (strcmp(method, "aqlm") == 0) {
+        status = qn_quant_config_parse_books(config, QN_LAYOUT_AQLM, error);
+    } else if (strcmp(method, "gptvq") == 0) {
+        status = qn_quant_config_parse_books(config, QN_LAYOUT_GPTVQ, error);
+    } else if (strcmp(method, "vptq") == 0) {
+        status = qn_quant_config_parse_vptq(config, error);
+    } else {
+        status = qn_error_set(
+            error, QN_E_UNSUPPORTED,
+            "quant_method %.40s is not supported, expected fp8, compressed-tensors, aqlm, gptvq or vptq", method);
+    }
+    return finish(config, "quantization_config", status, out, error);
+}
+
+qn_status qn_quant_config_parse_quip(const qn_ctx *ctx, const json_t *object, qn_quant_config **out, qn_error *error)
+{
+    qn_quant_config *config = NULL;
+    QN_TRY(begin(ctx, object, "quip_params", &config, out, error));
+    return finish(config, "quip_params", qn_quant_config_parse_lattice(config, error), out, error);
+}
+
+static void free_patterns(const qn_quant_config *config, qn_name_patterns *p)
 {
     for (int32_t i = 0; i < p->count; i++) {
         pcre2_code_free(p->list[i].regex);
@@ -473,11 +448,11 @@ static int names_weight(const char *text, const char *module)
 }
 
 /* 1: one of the patterns is the module; -1: out of memory. fits: how a name that is no expression is compared. */
-static int matches(const qn_quant_config *config, const patterns *list, int (*fits)(const char *, const char *),
+static int matches(const qn_quant_config *config, const qn_name_patterns *list, int (*fits)(const char *, const char *),
                    const char *module)
 {
     for (int32_t i = 0; i < list->count; i++) {
-        const pattern *p = &list->list[i];
+        const qn_name_pattern *p = &list->list[i];
         if (p->text) {
             if (fits(p->text, module)) {
                 return 1;
@@ -581,25 +556,9 @@ static json_t *make_compressed(const qn_scheme *scheme, const qn_scheme *head, j
     return made;
 }
 
-static json_t *make_vq(const qn_scheme *scheme, const char *const *ignore, int32_t ignore_count)
+const char *qn_quant_config_key(const qn_scheme *scheme)
 {
-    json_t *list = json_array(), *made = NULL; /* aqlm's loader compares with names of weights */
-    int bad = !list;
-    for (int32_t i = 0; !bad && i < ignore_count; i++) {
-        bad = json_array_append_new(list, json_sprintf("%s.weight", ignore[i])) != 0;
-    }
-    if (!bad) {
-        made = json_pack("{s:s, s:i, s:i, s:i, s:i, s:O}", "quant_method",
-                         scheme->layout == QN_LAYOUT_AQLM ? "aqlm" : "gptvq", "in_group_size", scheme->vq.vector,
-                         "out_group_size", 1, "num_codebooks", scheme->vq.books, "nbits_per_codebook", scheme->vq.bits,
-                         "linear_weights_not_to_quantize", list);
-    }
-    if (made && scheme->vq.tile && json_object_set_new(made, "tile_size", json_integer(scheme->vq.tile)) != 0) {
-        json_decref(made);
-        made = NULL;
-    }
-    json_decref(list);
-    return made;
+    return scheme->layout == QN_LAYOUT_QUIP ? "quip_params" : "quantization_config";
 }
 
 json_t *qn_quant_config_make(const qn_scheme *scheme, const qn_scheme *head, const char *const *ignore,
@@ -610,7 +569,7 @@ json_t *qn_quant_config_make(const qn_scheme *scheme, const qn_scheme *head, con
         return NULL;
     }
     if (scheme->scales == QN_SCALES_VECTOR) {
-        json_t *vq = make_vq(scheme, ignore, ignore_count);
+        json_t *vq = qn_quant_config_make_vq(scheme, ignore, ignore_count);
         *status = vq ? QN_OK : QN_E_MEMORY;
         return vq;
     }

@@ -1,7 +1,7 @@
 /* quantization_config of config.json: which scheme the linear weights of a
  * folder are in, and which of them it leaves alone. Reads DeepSeek's "fp8",
- * "compressed-tensors", "aqlm" and "gptvq"; writes the same for the quantiser. All from the rows of
- * format/scheme.h. */
+ * "compressed-tensors", "aqlm", "vptq", "gptvq", and QuIP#'s quip_params; writes the same, but vptq, for the
+ * quantiser. All from the rows of format/scheme.h. */
 #ifndef QN_IO_QUANT_CONFIG_H
 #define QN_IO_QUANT_CONFIG_H
 
@@ -16,6 +16,9 @@ typedef struct qn_quant_config qn_quant_config;
 /* Parse the object. QN_E_FILE: malformed. QN_E_UNSUPPORTED: a method, format or
  * strategy that no scheme row describes, named. */
 qn_status qn_quant_config_parse(const qn_ctx *ctx, const json_t *object, qn_quant_config **out, qn_error *error);
+
+/* The same for the object quip_params. */
+qn_status qn_quant_config_parse_quip(const qn_ctx *ctx, const json_t *object, qn_quant_config **out, qn_error *error);
 void qn_quant_config_destroy(qn_quant_config *config); /* NULL is fine */
 
 /* Scheme of the linear weights: of a config with several groups, the one of all that no other names. */
@@ -27,6 +30,17 @@ const qn_scheme *qn_quant_config_scheme_of(const qn_quant_config *config, const 
 
 /* 1 when the linear module ("model.layers.0.self_attn.q_proj") is left unquantised, 0 when not, -1: out of memory. */
 int qn_quant_config_ignores(const qn_quant_config *config, const char *module);
+
+/* What is said of a vector-quantised module: sizes, as attributes of the operators, and of the scheme's tensors
+ * (bit i: vq.tensors[i]) those that must be there and those that may. QN_E_FILE, QN_E_UNSUPPORTED. */
+typedef struct qn_vq_module {
+    qn_attr_value attr[QN_ATTR_COUNT];
+    uint32_t needed, allowed;
+} qn_vq_module;
+qn_status qn_quant_config_module(const qn_quant_config *config, const char *module, qn_vq_module *out, qn_error *error);
+
+/* Key in config.json that the object of a scheme goes under. */
+const char *qn_quant_config_key(const qn_scheme *scheme);
 
 /* The object to put into config.json for a scheme, with the output layer in `head` (NULL: in none); ignore: names of
  * the linear modules left unquantised (normally just "lm_head"). NULL with *status QN_OK for dense schemes, which have

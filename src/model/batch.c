@@ -277,10 +277,11 @@ static qn_mut_view resolve(const qn_batch *b, const qn_operand *operand, const q
     return view;
 }
 
-/* x += y, rows at a time */
+/* x += y or x = y, rows at a time */
 typedef struct add_job {
     qn_mut_view x, y;
     int64_t per_task;
+    int copies;
 } add_job;
 
 #define ADD_BYTES 65536 /* of a task: little work stays on the calling thread */
@@ -299,14 +300,20 @@ static void add_task(void *user, int64_t index, int32_t thread)
     const qn_mut_view *x = &job->x, *y = &job->y;
     const int64_t last = qn_min_i64(x->shape.dims[0], (index + 1) * job->per_task);
     for (int64_t m = index * job->per_task; m < last; m++) {
-        add_row((float *)((char *)x->data + m * x->strides[0]),
-                (const float *)((const char *)y->data + m * y->strides[0]), x->shape.dims[1]);
+        float *const to = (float *)(void *)((char *)x->data + m * x->strides[0]);
+        const float *const from = (const float *)(const void *)((const char *)y->data + m * y->strides[0]);
+        if (job->copies) {
+            memcpy(to, from, (size_t)x->shape.dims[1] * sizeof *to);
+        } else {
+            add_row(to, from, x->shape.dims[1]);
+        }
     }
 }
 
 static void add_rows(const qn_batch *b, const qn_step *step, const qn_row_range *rows)
 {
-    add_job job = {.x = resolve(b, &step->out[0], rows), .y = resolve(b, &step->in[0], rows)};
+    add_job job = {
+        .x = resolve(b, &step->out[0], rows), .y = resolve(b, &step->in[0], rows), .copies = step->copies};
     job.per_task = qn_max_i64(1, ADD_BYTES / (job.x.shape.dims[1] * (int64_t)sizeof(float) + 1));
     qn_parallel_for(&b->exec, qn_ceil_div(job.x.shape.dims[0], job.per_task), add_task, &job);
 }

@@ -443,6 +443,9 @@ static qn_status add_multiply(qn_model *model, int32_t layer, int32_t in, const 
     desc.attr[QN_ATTR_OUT].i = QN_OUT_F32;
     if (mm == QN_OP_VQ_MM) {
         desc.attr[QN_ATTR_FORMAT].i = (int32_t)weight->scheme->vq.format;
+        for (int a = QN_ATTR_NUM_CODEBOOKS; weight->attr && a <= QN_ATTR_OUT_FEATURES; a++) {
+            desc.attr[a] = weight->attr[a];
+        }
     }
     return plan_step(model, step, &desc, error);
 }
@@ -645,6 +648,27 @@ qn_status qn_build_silu_mul(qn_model *model, int32_t layer, int32_t in, int32_t 
     qn_op_desc desc = describe(QN_OP_SILU_MUL);
     desc.attr[QN_ATTR_OUT].i = QN_OUT_F32;
     return plan_step(model, step, &desc, error);
+}
+
+qn_status qn_build_copy(qn_model *model, int32_t layer, int32_t in, int64_t column, int32_t out, int64_t to_column,
+                        int to_values, int64_t width, qn_error *error)
+{
+    QN_FAIL_IF(model->device != NULL, error, QN_E_UNSUPPORTED,
+               "layer %d: fused projections run on the CPU only", layer);
+    qn_step *step = add_step(model, layer, QN_OP_NONE, "");
+    if (!step) {
+        return out_of_memory(error);
+    }
+    step->copies = 1;
+    step->in[0] = in_register(in, rows_of(QN_F32, width));
+    step->in[0].offset = column * (int64_t)sizeof(float);
+    step->out[0] = in_register(out, rows_of(QN_F32, width));
+    step->out[0].offset = to_column * (int64_t)sizeof(float);
+    if (to_values) {
+        step->out[0].place = QN_PLACE_NEW_VALUES;
+        step->out[0].index = layer;
+    }
+    return QN_OK;
 }
 
 qn_status qn_build_add(qn_model *model, int32_t layer, int32_t into, int32_t in, int64_t width, qn_error *error)

@@ -51,6 +51,11 @@ qn_status qn_build_silu_mul(qn_model *model, int32_t layer, int32_t in, int32_t 
 /* into += in */
 qn_status qn_build_add(qn_model *model, int32_t layer, int32_t into, int32_t in, int64_t width, qn_error *error);
 
+/* Columns [column, column + width) of in, to columns from to_column on of out, or to a new row of the layer's values
+ * when to_values is 1. On the CPU only: QN_E_UNSUPPORTED for a model on a device. */
+qn_status qn_build_copy(qn_model *model, int32_t layer, int32_t in, int64_t column, int32_t out, int64_t to_column,
+                        int to_values, int64_t width, qn_error *error);
+
 /* The output layer: logits of rows of `in`, f32, written where the caller of a session wants them. */
 qn_status qn_build_output(qn_model *model, int32_t in, const char *weight, qn_error *error);
 

@@ -55,18 +55,69 @@ static qn_status check_shape(const qn_model *model, const char *name, int64_t n,
     return QN_OK;
 }
 
+/* 1 when the checkpoint has such a weight of the layer: one that holds the rows of several. */
+static int has(const qn_model *model, int32_t layer, const char *part)
+{
+    names n;
+    return qn_checkpoint_find(model->checkpoint, name_of(&n, layer, part)) != NULL;
+}
+
 static qn_status check_layer(const qn_model *model, const qn_hparams *h, int32_t l, qn_error *error)
 {
     const int64_t q = (int64_t)h->heads * h->head_dim, kv = (int64_t)h->kv_heads * h->head_dim;
     names n;
-    QN_TRY(check_shape(model, name_of(&n, l, "self_attn.q_proj"), q, h->hidden, error));
-    QN_TRY(check_shape(model, name_of(&n, l, "self_attn.k_proj"), kv, h->hidden, error));
-    QN_TRY(check_shape(model, name_of(&n, l, "self_attn.v_proj"), kv, h->hidden, error));
+    if (has(model, l, "self_attn.qkv_proj")) {
+        QN_TRY(check_shape(model, name_of(&n, l, "self_attn.qkv_proj"), q + 2 * kv, h->hidden, error));
+    } else {
+        QN_TRY(check_shape(model, name_of(&n, l, "self_attn.q_proj"), q, h->hidden, error));
+        QN_TRY(check_shape(model, name_of(&n, l, "self_attn.k_proj"), kv, h->hidden, error));
+        QN_TRY(check_shape(model, name_of(&n, l, "self_attn.v_proj"), kv, h->hidden, error));
+    }
     QN_TRY(check_shape(model, name_of(&n, l, "self_attn.o_proj"), h->hidden, q, error));
-    QN_TRY(check_shape(model, name_of(&n, l, "mlp.gate_proj"), h->intermediate, h->hidden, error));
-    QN_TRY(check_shape(model, name_of(&n, l, "mlp.up_proj"), h->intermediate, h->hidden, error));
+    if (has(model, l, "mlp.upgate_proj")) {
+        const int64_t both = 2 * (int64_t)h->intermediate;
+        QN_TRY(check_shape(model, name_of(&n, l, "mlp.upgate_proj"), both, h->hidden, error));
+    } else {
+        QN_TRY(check_shape(model, name_of(&n, l, "mlp.gate_proj"), h->intermediate, h->hidden, error));
+        QN_TRY(check_shape(model, name_of(&n, l, "mlp.up_proj"), h->intermediate, h->hidden, error));
+    }
     QN_TRY(check_shape(model, name_of(&n, l, "mlp.down_proj"), h->hidden, h->intermediate, error));
     return QN_OK;
+}
+
+/* Queries and keys side by side; values behind them, or where they are kept when that is as they are. */
+static qn_status build_qkv(qn_model *model, const qn_hparams *h, const llama_registers *r, int32_t l, qn_error *error)
+{
+    names n;
+    const int64_t q = (int64_t)h->heads * h->head_dim, kv = (int64_t)h->kv_heads * h->head_dim;
+    const int lossy = qn_kv_lossy(model->kv);
+    if (has(model, l, "self_attn.qkv_proj")) {
+        int32_t whole;
+        QN_TRY(qn_build_register(model, "query_key", QN_F32, q + 2 * kv, &whole, error));
+        QN_TRY(qn_build_linear(model, l, r->normed, whole, 0, 0, name_of(&n, l, "self_attn.qkv_proj"), error));
+        return lossy ? QN_OK : qn_build_copy(model, l, whole, q + kv, 0, 0, 1, kv, error);
+    }
+    QN_TRY(qn_build_linear(model, l, r->normed, r->query_key, 0, 0, name_of(&n, l, "self_attn.q_proj"), error));
+    QN_TRY(qn_build_linear(model, l, r->normed, r->query_key, q, 0, name_of(&n, l, "self_attn.k_proj"), error));
+    const char *const values = name_of(&n, l, "self_attn.v_proj");
+    return lossy ? qn_build_linear(model, l, r->normed, r->query_key, q + kv, 0, values, error)
+                 : qn_build_linear(model, l, r->normed, 0, 0, 1, values, error);
+}
+
+static qn_status build_gate_up(qn_model *model, const qn_hparams *h, const llama_registers *r, int32_t l,
+                               qn_error *error)
+{
+    names n;
+    const int64_t width = h->intermediate;
+    if (has(model, l, "mlp.upgate_proj")) { /* up before gate */
+        int32_t both;
+        QN_TRY(qn_build_register(model, "up_gate", QN_F32, 2 * width, &both, error));
+        QN_TRY(qn_build_linear(model, l, r->normed, both, 0, 0, name_of(&n, l, "mlp.upgate_proj"), error));
+        QN_TRY(qn_build_copy(model, l, both, width, r->gate_up, 0, 0, width, error));
+        return qn_build_copy(model, l, both, 0, r->gate_up, width, 0, width, error);
+    }
+    QN_TRY(qn_build_linear(model, l, r->normed, r->gate_up, 0, 0, name_of(&n, l, "mlp.gate_proj"), error));
+    return qn_build_linear(model, l, r->normed, r->gate_up, width, 0, name_of(&n, l, "mlp.up_proj"), error);
 }
 
 static qn_status build_layer(qn_model *model, const qn_hparams *h, const llama_registers *r, int32_t l, qn_error *error)
@@ -75,17 +126,11 @@ static qn_status build_layer(qn_model *model, const qn_hparams *h, const llama_r
     const int64_t q = (int64_t)h->heads * h->head_dim;
     QN_TRY(check_layer(model, h, l, error));
     QN_TRY(qn_build_norm(model, l, r->stream, r->normed, name_of(&n, l, "input_layernorm"), error));
-    QN_TRY(qn_build_linear(model, l, r->normed, r->query_key, 0, 0, name_of(&n, l, "self_attn.q_proj"), error));
-    QN_TRY(qn_build_linear(model, l, r->normed, r->query_key, q, 0, name_of(&n, l, "self_attn.k_proj"), error));
+    QN_TRY(build_qkv(model, h, r, l, error));
+    QN_TRY(qn_build_rope(model, l, r->query_key, 0, r->rotated, 0, h->heads, error));
     if (qn_kv_lossy(model->kv)) {
-        const int64_t values = q + (int64_t)h->kv_heads * h->head_dim;
-        QN_TRY(
-            qn_build_linear(model, l, r->normed, r->query_key, values, 0, name_of(&n, l, "self_attn.v_proj"), error));
-        QN_TRY(qn_build_rope(model, l, r->query_key, 0, r->rotated, 0, h->heads, error));
         QN_TRY(qn_build_keep(model, l, r->query_key, q, r->keys, error));
     } else {
-        QN_TRY(qn_build_linear(model, l, r->normed, 0, 0, 1, name_of(&n, l, "self_attn.v_proj"), error));
-        QN_TRY(qn_build_rope(model, l, r->query_key, 0, r->rotated, 0, h->heads, error));
         QN_TRY(qn_build_rope(model, l, r->query_key, q, 0, 1, h->kv_heads, error));
     }
     QN_TRY(qn_build_attention(model, l, r->rotated, r->attended, r->sums, error));
@@ -93,8 +138,7 @@ static qn_status build_layer(qn_model *model, const qn_hparams *h, const llama_r
     QN_TRY(qn_build_add(model, l, r->stream, r->projected, h->hidden, error));
 
     QN_TRY(qn_build_norm(model, l, r->stream, r->normed, name_of(&n, l, "post_attention_layernorm"), error));
-    QN_TRY(qn_build_linear(model, l, r->normed, r->gate_up, 0, 0, name_of(&n, l, "mlp.gate_proj"), error));
-    QN_TRY(qn_build_linear(model, l, r->normed, r->gate_up, h->intermediate, 0, name_of(&n, l, "mlp.up_proj"), error));
+    QN_TRY(build_gate_up(model, h, r, l, error));
     QN_TRY(qn_build_silu_mul(model, l, r->gate_up, r->activated, h->intermediate, error));
     QN_TRY(qn_build_linear(model, l, r->activated, r->projected, 0, 0, name_of(&n, l, "mlp.down_proj"), error));
     QN_TRY(qn_build_add(model, l, r->stream, r->projected, h->hidden, error));

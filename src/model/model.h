@@ -43,10 +43,11 @@ typedef struct qn_operand {
     qn_view view;        /* QN_PLACE_CONST */
 } qn_operand;
 
-/* One step: an operator run by a plan; or, plan NULL, x += y on registers, or a register's rows into the recent keys or
- * values. */
+/* One step: an operator run by a plan; or, plan NULL, x += y on registers, x = y, or a register's rows into the recent
+ * keys or values. */
 typedef struct qn_step {
     const qn_plan *plan;
+    int32_t copies;      /* 1: x = y */
     qn_op op;
     const char *label;   /* logical name of the weight or "" */
     qn_operand in[QN_MAX_IN], out[QN_MAX_OUT];

@@ -59,6 +59,10 @@ int32_t qn_weight_sums_slot(const qn_step *step)
 
 static size_t rows_of(const qn_weight *weight)
 {
+    size_t bytes = 0;
+    if (weight->part_count) { /* rows are not what codes lie in */
+        return qn_shape_bytes(&weight->data.shape, &bytes, NULL) == QN_OK ? bytes : 0;
+    }
     return (size_t)weight->n * (size_t)weight->data.strides[0];
 }
 

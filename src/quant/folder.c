@@ -352,10 +352,11 @@ qn_status qn_folder_write_config(const qn_checkpoint *checkpoint, const qn_outpu
         int failed = !config;
         if (config) {
             json_object_del(config, "quantization_config");
+            json_object_del(config, "quip_params");
             json_object_del(config, "dtype");
             failed = json_object_set_new(config, "torch_dtype", json_string(dtype)) ||
                      (head && json_object_set_new(config, "tie_word_embeddings", json_false())) ||
-                     (quantization && json_object_set(config, "quantization_config", quantization)) ||
+                     (quantization && json_object_set(config, qn_quant_config_key(outputs->scheme), quantization)) ||
                      set_kv(config, kv);
         }
         status = failed ? QN_E_MEMORY : write_json(outputs->ctx, folder, "config.json", config, error);

@@ -205,10 +205,31 @@ static int64_t move(kmeans *m, float *centroids, int32_t *empty)
     return empties;
 }
 
+/* No more points than centroids: each has its own. */
+static void keep_points(const qn_kmeans_job *job, float *centroids, uint16_t *codes, double *error)
+{
+    const int64_t points = job->rows * job->groups;
+    memset(centroids, 0, (size_t)job->entries * (size_t)job->vector * sizeof *centroids);
+    for (int64_t i = 0; i < points; i++) {
+        memcpy(centroids + i * job->vector, job->x + i / job->groups * job->stride + i % job->groups * job->vector,
+               (size_t)job->vector * sizeof *centroids);
+        if (codes) {
+            codes[i] = (uint16_t)i;
+        }
+    }
+    if (error) {
+        *error = 0;
+    }
+}
+
 qn_status qn_kmeans(qn_ctx *ctx, const qn_fit_set *set, const qn_kmeans_job *job, const qn_exec *exec, float *centroids,
                     uint16_t *codes, double *error, qn_error *why)
 {
     const size_t points = (size_t)(job->rows * job->groups), size = (size_t)job->entries * (size_t)job->vector;
+    if (points <= (size_t)job->entries) {
+        keep_points(job, centroids, codes, error);
+        return QN_OK;
+    }
     kmeans m = {.job = job, .set = set, .chunks = qn_ceil_div(job->rows, CHUNK), .codes = codes};
     m.scratch_floats = (size_t)job->entries + CHUNK * ((size_t)job->vector + 2 * QN_FIT_LANES);
     m.scratch = qn_calloc(ctx, m.scratch_floats * (size_t)qn_exec_threads(exec), sizeof(float));
@@ -222,8 +243,6 @@ qn_status qn_kmeans(qn_ctx *ctx, const qn_fit_set *set, const qn_kmeans_job *job
     qn_status status = QN_OK;
     if (!m.scratch || !m.turned || !m.norms || !m.distances || !m.errors || !all || !running || !empty) {
         status = qn_error_set(why, QN_E_MEMORY, "out of memory for %d centroids of %zu vectors", job->entries, points);
-    } else if (!points) {
-        memset(centroids, 0, size * sizeof *centroids);
     } else {
         qn_rng rng = {.state = job->seed};
         start(&m, &rng, centroids, running, exec);
@@ -240,7 +259,7 @@ qn_status qn_kmeans(qn_ctx *ctx, const qn_fit_set *set, const qn_kmeans_job *job
             last = now;
         }
         m.sums = NULL;
-        const double now = compare(&m, centroids, 0, job->entries, exec);
+        const double now = codes || error ? compare(&m, centroids, 0, job->entries, exec) : 0;
         if (error) {
             *error = now;
         }

@@ -155,7 +155,7 @@ static qn_status plan_parts(qn_outputs *outputs, qn_output *o, qn_error *error)
     if (scheme->scales == QN_SCALES_VECTOR) {
         qn_shape shapes[QN_VQ_PARTS];
         QN_TRY(qn_vq_shapes(scheme, o->encoder.n, o->encoder.k, shapes, error));
-        for (int i = 0; i < QN_VQ_PARTS; i++) {
+        for (int i = 0; i < scheme->vq.written; i++) {
             QN_TRY(add_part(o, QN_PART_DATA + i, part_name(ctx, name, scheme->vq.tensors[i]), &shapes[i], error));
         }
         return QN_OK;

@@ -12,7 +12,8 @@
 #include "quant/encode.h"
 #include "quant/vq.h"
 
-enum { QN_PART_DATA = 0, QN_PART_SCALE, QN_PART_GLOBAL, QN_PART_INPUT_GLOBAL, QN_PART_COUNT };
+/* What the tensors of a weight with scales are; one with codebooks has those of its scheme, in order. */
+enum { QN_PART_DATA = 0, QN_PART_SCALE, QN_PART_GLOBAL, QN_PART_INPUT_GLOBAL, QN_PART_COUNT = QN_VQ_PARTS };
 
 typedef struct qn_output {
     const qn_weight *weight;

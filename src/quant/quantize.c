@@ -233,8 +233,9 @@ static qn_status put_vectors(run *r, const qn_output *o, qn_safetensors_writer *
                o->weight->name);
     const rows_of d = {o, qn_calloc(r->ctx, count, sizeof(float)), qn_calloc(r->ctx, (size_t)e->n, sizeof(int64_t))};
     void *parts[QN_VQ_PARTS] = {NULL};
+    const int32_t written = r->outputs.scheme->vq.written;
     int failed = !d.w || !d.bad;
-    for (int i = 0; i < QN_VQ_PARTS; i++) {
+    for (int i = 0; i < written; i++) {
         parts[i] = qn_calloc(r->ctx, 1, (size_t)o->bytes[i]);
         failed = failed || !parts[i];
     }
@@ -254,7 +255,7 @@ static qn_status put_vectors(run *r, const qn_output *o, qn_safetensors_writer *
     if (status == QN_OK) {
         status = qn_vq_quantise(r->ctx, r->outputs.scheme, d.w, e->n, e->k, o->squares, exec, parts, rms, error);
     }
-    for (int i = 0; i < QN_VQ_PARTS && status == QN_OK; i++) {
+    for (int i = 0; i < written && status == QN_OK; i++) {
         status = qn_safetensors_writer_put(writer, o->first_item + i, parts[i], (size_t)o->bytes[i], error);
     }
     for (int i = 0; i < QN_VQ_PARTS; i++) {

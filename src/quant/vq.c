@@ -11,12 +11,23 @@
 #include "quant/encode.h"
 #include "quant/kmeans.h"
 #include "quant/vq_fit.h"
+#include "quant/vq_lattice.h"
 
-#define ROUNDS 3 /* of refit and descent */
+/* What a search of a book costs its entries, so large books are searched less often. */
+typedef struct effort {
+    int32_t entries;   /* of books up to that many */
+    int32_t means;     /* iterations of k-means: where there are few points for each entry, it settles soon */
+    int32_t beam;      /* sums of vectors that are kept in a search */
+    int32_t polish;    /* times each vector of the best sum is chosen again */
+    int32_t rounds;    /* of refit and descent */
+} effort;
+
+static const effort efforts[] = {{1024, 15, 8, 2, 3}, {16384, 6, 4, 1, 2}, {65536, 4, 4, 1, 1}};
+
+#define LATTICE_ROUNDS 2 /* of rescaling and descent */
 #define STEPS 5  /* of conjugate gradients in a refit */
-#define BEAM 8
+#define LATTICE_BEAM 4
 #define DAMP 0.01f /* of the mean square of the inputs, added to each */
-#define MEANS 15   /* iterations of k-means */
 #define MEANS_GAIN 2e-3
 
 qn_status qn_vq_shapes(const qn_scheme *s, int64_t n, int64_t k, qn_shape shapes[QN_VQ_PARTS], qn_error *error)
@@ -29,6 +40,13 @@ qn_status qn_vq_shapes(const qn_scheme *s, int64_t n, int64_t k, qn_shape shapes
         shapes[0] = qn_shape_make(QN_U8, 2, n, k / s->vq.vector, 1, 1);
         shapes[1] = qn_shape_make(QN_I8, 4, down, across, entries, s->vq.vector);
         shapes[2] = qn_shape_make(QN_F32, 2, down, across, 1, 1);
+    } else if (s->vq.format == QN_VQ_QUIP_E8P) {
+        QN_TRY(qn_vq_space_check(s, n, k, error));
+        shapes[0] = qn_shape_make(QN_I64, 2, n, k / 32 * s->vq.books, 1, 1);
+        shapes[1] = qn_shape_make(QN_F16, 1, k, 1, 1, 1);
+        shapes[2] = qn_shape_make(QN_F16, 1, n, 1, 1, 1);
+        shapes[3] = qn_shape_make(QN_F32, 0, 1, 1, 1, 1);
+        shapes[4] = qn_shape_make(QN_I64, 0, 1, 1, 1, 1);
     } else {
         shapes[0] = qn_shape_make(s->vq.bits > 8 ? QN_I16 : QN_I8, 3, n, k / s->vq.vector, s->vq.books, 1);
         shapes[1] = qn_shape_make(QN_F16, 4, s->vq.books, entries, 1, s->vq.vector);
@@ -41,6 +59,7 @@ qn_status qn_vq_shapes(const qn_scheme *s, int64_t n, int64_t k, qn_shape shapes
 typedef struct vq_work {
     qn_vq_fit fit;
     const qn_scheme *scheme;
+    const effort *effort;
     const float *source; /* [n][k] as given */
     int32_t *order;      /* [groups]: which group is at a place */
     int32_t *across_of;
@@ -57,7 +76,7 @@ static void work_free(vq_work *x)
     qn_vq_fit *f = &x->fit;
     void *const all[] = {x->order,      x->across_of,   x->w,           x->h,       x->r,      x->left,
                          x->importance, x->row_weights, x->cell_scales, x->nearest, f->scales, f->q,
-                         f->codes,      f->table,       f->turned,      f->norms,   f->metric};
+                         f->codes,      f->table,       f->turned,      f->norms,   f->metric, f->inverse};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         qn_free(f->ctx, all[i]);
     }
@@ -69,6 +88,8 @@ static qn_status work_init(vq_work *x, qn_error *error)
     qn_ctx *ctx = f->ctx;
     const size_t n = (size_t)f->n, stride = (size_t)f->stride, k = (size_t)f->k, groups = (size_t)f->groups;
     const size_t cells = (size_t)(f->down * f->across), table = cells * (size_t)qn_vq_cell_floats(f);
+    const size_t norms = (size_t)f->down * groups * (size_t)f->books * (size_t)f->entries;
+    const size_t metric = groups * (size_t)f->vector * (size_t)f->vector;
     x->order = qn_calloc(ctx, groups, sizeof *x->order);
     x->across_of = qn_calloc(ctx, groups, sizeof *x->across_of);
     f->w = x->w = qn_calloc(ctx, n * stride, sizeof(float));
@@ -83,13 +104,14 @@ static qn_status work_init(vq_work *x, qn_error *error)
     f->q = qn_calloc(ctx, n * stride, sizeof(float));
     f->codes = qn_calloc(ctx, n * groups * (size_t)f->books, sizeof *f->codes);
     f->table = qn_calloc(ctx, table, sizeof(float));
-    f->turned = qn_calloc(ctx, table, sizeof(float));
-    f->norms = qn_calloc(ctx, (size_t)f->down * groups * (size_t)f->books * (size_t)f->entries, sizeof(float));
-    f->metric = qn_calloc(ctx, groups * (size_t)f->vector * (size_t)f->vector, sizeof(float));
+    f->turned = qn_calloc(ctx, f->lattice ? 1 : table, sizeof(float));
+    f->norms = qn_calloc(ctx, f->lattice ? groups : norms, sizeof(float));
+    f->metric = qn_calloc(ctx, metric, sizeof(float));
+    f->inverse = qn_calloc(ctx, f->lattice ? metric : 1, sizeof(float));
     f->across_of = x->across_of;
     const int failed = !x->order || !x->across_of || !f->w || !f->h || !f->r || !x->left || !x->importance ||
                        !x->row_weights || !x->cell_scales || !x->nearest || !f->scales || !f->q || !f->codes ||
-                       !f->table || !f->turned || !f->norms || !f->metric;
+                       !f->table || !f->turned || !f->norms || !f->metric || !f->inverse;
     QN_FAIL_IF(failed, error, QN_E_MEMORY, "out of memory for a weight of %lld x %lld", (long long)f->n,
                (long long)f->k);
     return QN_OK;
@@ -173,6 +195,12 @@ static void set_scales(vq_work *x)
     }
 }
 
+/* One book with an entry for every vector of the weight: there is nothing to fit. */
+static int is_exact(const qn_vq_fit *f)
+{
+    return f->books == 1 && f->down * f->across == 1 && f->n * f->groups <= f->entries;
+}
+
 /* k-means of one cell and book; `left` loses the nearest vectors. */
 static qn_status start_cell(vq_work *x, int64_t down, int64_t across, int32_t book, qn_error *error)
 {
@@ -190,10 +218,11 @@ static qn_status start_cell(vq_work *x, int64_t down, int64_t across, int32_t bo
                                .entries = f->entries,
                                .row_weights = x->row_weights + first,
                                .column_weights = x->importance + column,
-                               .iterations = MEANS,
+                               .iterations = x->effort->means,
                                .gain = MEANS_GAIN,
                                .seed = (uint64_t)(down * f->across + across) * 64 + (uint64_t)book};
-    QN_TRY(qn_kmeans(f->ctx, f->set, &job, f->exec, table, x->nearest, NULL, error));
+    const int asked = book + 1 < f->books || is_exact(f); /* for the codes */
+    QN_TRY(qn_kmeans(f->ctx, f->set, &job, f->exec, table, asked ? x->nearest : NULL, NULL, error));
     for (int64_t r = 0; r < rows && book + 1 < f->books; r++) {
         for (int64_t j = 0; j < columns; j++) {
             left[r * f->k + j] -= table[x->nearest[r * job.groups + j / v] * v + j % v];
@@ -265,15 +294,37 @@ static void store(const vq_work *x, void *const parts[QN_VQ_PARTS])
 
 /* ---- One weight ---- */
 
+static qn_status fit_lattice(vq_work *x, int feedback, qn_error *error)
+{
+    qn_vq_fit *f = &x->fit;
+    QN_TRY(qn_vq_pass(f, 1, NULL, error));
+    for (int i = 0; i < LATTICE_ROUNDS && feedback; i++) {
+        QN_TRY(qn_vq_rescale(f, error));
+        QN_TRY(qn_vq_pass(f, 0, NULL, error));
+    }
+    return QN_OK;
+}
+
 static qn_status fit(vq_work *x, int feedback, qn_error *error)
 {
     qn_vq_fit *f = &x->fit;
+    if (f->lattice) {
+        return fit_lattice(x, feedback, error);
+    }
+    if (is_exact(f)) {
+        for (int64_t i = 0; i < f->n * f->groups; i++) {
+            f->codes[i] = x->nearest[i / f->groups * f->groups + x->order[i % f->groups]];
+        }
+        round_books(x);
+        qn_vq_decode(f);
+        return QN_OK;
+    }
     if (!feedback) {
         round_books(x);
         return qn_vq_pass(f, 1, NULL, error);
     }
     QN_TRY(qn_vq_pass(f, 1, NULL, error));
-    for (int i = 0; i < ROUNDS; i++) {
+    for (int i = 0; i < x->effort->rounds; i++) {
         QN_TRY(qn_vq_refit(f, STEPS, error));
         QN_TRY(qn_vq_pass(f, 0, NULL, error));
     }
@@ -294,12 +345,57 @@ static double relative_error(const qn_vq_fit *f)
     return weight > 0 ? sqrt(error / weight) : 0;
 }
 
+/* The books of a lattice need no start. */
+static void start_lattice(vq_work *x, const qn_vq_space *space)
+{
+    for (int64_t row = 0; row < x->fit.n; row++) {
+        x->fit.scales[row] = space->scale;
+    }
+    qn_vq_space_fill(space, x->scheme, x->fit.table);
+}
+
+/* x is set but for what is allocated; space NULL: the weight is fitted as it is. */
+static qn_status quantise(vq_work *x, const float *squares, const qn_vq_space *space, const float *w,
+                          const float *given, void *const parts[QN_VQ_PARTS], double *rms, qn_error *error)
+{
+    const int64_t k = x->fit.k;
+    double trace = 0;
+    QN_TRY(work_init(x, error));
+    for (int64_t i = 0; i < k && squares; i++) {
+        trace += (double)squares[i * (k + 1)];
+    }
+    float damp = (float)(trace / (double)k) * DAMP;
+    damp = squares && damp > 0 ? damp : 1;
+    for (int64_t i = 0; i < k; i++) {
+        x->importance[i] = squares ? (squares[i * (k + 1)] + damp) / (float)(trace / (double)k + (double)damp) : 1;
+    }
+    order_groups(x);
+    set_matrices(x, squares, damp);
+    if (space) {
+        start_lattice(x, space);
+    } else {
+        QN_TRY(start(x, error));
+    }
+    QN_TRY(fit(x, squares != NULL, error));
+    if (space) {
+        return qn_vq_space_store(space, x->scheme, &x->fit, x->order, w, given, damp, parts, rms, error);
+    }
+    store(x, parts);
+    *rms = relative_error(&x->fit);
+    return QN_OK;
+}
+
 qn_status qn_vq_quantise(qn_ctx *ctx, const qn_scheme *scheme, const float *w, int64_t n, int64_t k,
                          const float *squares, const qn_exec *exec, void *const parts[QN_VQ_PARTS], double *rms,
                          qn_error *error)
 {
     const int32_t tile = scheme->vq.tile;
-    vq_work x = {.scheme = scheme, .source = w};
+    const int lattice = scheme->vq.format == QN_VQ_QUIP_E8P;
+    qn_vq_space space = {.ctx = ctx};
+    vq_work x = {.scheme = scheme, .effort = efforts, .source = w};
+    while (x.effort->entries < 1 << scheme->vq.bits) {
+        x.effort++;
+    }
     x.fit = (qn_vq_fit){.ctx = ctx,
                         .exec = exec,
                         .set = qn_cpu_fit(ctx),
@@ -310,32 +406,23 @@ qn_status qn_vq_quantise(qn_ctx *ctx, const qn_scheme *scheme, const float *w, i
                         .vector = scheme->vq.vector,
                         .books = scheme->vq.books,
                         .entries = 1 << scheme->vq.bits,
-                        .beam = squares ? BEAM : 1,
+                        .beam = lattice ? LATTICE_BEAM : (squares ? x.effort->beam : 1),
+                        .polish = lattice ? 1 : x.effort->polish,
                         .cell_rows = tile ? tile : (int64_t)qn_align_up((size_t)n, QN_VQ_CHUNK),
                         .across = tile ? qn_ceil_div(k, tile) : 1,
                         .down = tile ? qn_ceil_div(n, tile) : 1};
-    qn_status status = work_init(&x, error);
-    if (status == QN_OK) {
-        double trace = 0;
-        for (int64_t i = 0; i < k && squares; i++) {
-            trace += (double)squares[i * (k + 1)];
-        }
-        float damp = (float)(trace / (double)k) * DAMP;
-        damp = squares && damp > 0 ? damp : 1;
-        for (int64_t i = 0; i < k; i++) {
-            x.importance[i] = squares ? (squares[i * (k + 1)] + damp) / (float)(trace / (double)k + (double)damp) : 1;
-        }
-        order_groups(&x);
-        set_matrices(&x, squares, damp);
-        status = start(&x, error);
+    qn_status status = QN_OK;
+    if (lattice) {
+        status = qn_vq_space_enter(ctx, exec, scheme, w, n, k, squares, &space, error);
+        x.source = space.w;
+        x.fit.lattice = &space.lattice;
+        x.fit.sizes = space.sizes;
     }
     if (status == QN_OK) {
-        status = fit(&x, squares != NULL, error);
-    }
-    if (status == QN_OK) {
-        store(&x, parts);
-        *rms = relative_error(&x.fit);
+        const float *h = lattice ? space.squares : squares;
+        status = quantise(&x, h, lattice ? &space : NULL, w, squares, parts, rms, error);
     }
     work_free(&x);
+    qn_vq_space_free(&space);
     return status;
 }

@@ -7,6 +7,8 @@
  *     fit       one pass with feedback, then refit of the books and descent in turn, ROUNDS times
  *     store     books rounded as the format stores them (INT8 with a scale, FP16), a last descent with those
  *
+ * quip_e8p has a lattice for a book: no start and no refit but of one scale, all in the space of vq_lattice.h.
+ *
  * Without the inputs' X^T X: the start, and the nearest sums of vectors. */
 #ifndef QN_QUANT_VQ_H
 #define QN_QUANT_VQ_H
@@ -15,9 +17,10 @@
 
 #include "format/scheme.h"
 
-#define QN_VQ_PARTS 3 /* tensors of a weight, named by scheme->vq.tensors */
+#define QN_VQ_PARTS 5 /* most tensors of a weight; the first scheme->vq.written of scheme->vq.tensors are made */
 
-/* Shapes of the tensors of a weight [n,k]. QN_E_SHAPE: k does not fill whole vectors. */
+/* Shapes of the tensors of a weight [n,k]. QN_E_SHAPE: k does not fill whole vectors, or what else the format asks
+ * for. */
 qn_status qn_vq_shapes(const qn_scheme *scheme, int64_t n, int64_t k, qn_shape shapes[QN_VQ_PARTS], qn_error *error);
 
 /* Quantise finite w[n,k] into parts[] of those shapes. squares[k,k]: X^T X, NULL: none. *rms: relative root

@@ -17,6 +17,9 @@
  *     refit      books by conjugate gradients on L with the codes as they are (vq_refit.c); AQLM (Egiazarian et al.
  *                2024) alternates in the same way, with Adam
  *
+ * A book is searched as a whole, by tables of c S c^T. E8P points are searched by their structure: the nearest
+ * to S^-1 t in plain distance, one a lane, of which the best by S is taken.
+ *
  * Rows go in bands of BAND; nothing crosses bands but the books' gradients, summed in order. */
 #ifndef QN_QUANT_VQ_FIT_H
 #define QN_QUANT_VQ_FIT_H
@@ -35,6 +38,7 @@ typedef struct qn_vq_fit {
     int64_t n, k, stride, groups; /* stride: floats of a row of w, h, r and q; a multiple of 16, zeros behind k */
     int32_t vector, books, entries;
     int32_t beam;             /* sums of vectors kept while books are searched one after the other */
+    int32_t polish;           /* times each vector of the best sum is chosen again with the others as they are */
     int64_t cell_rows;        /* rows of a cell, a multiple of QN_VQ_CHUNK, or at least n */
     int64_t across, down;     /* cells */
     const int32_t *across_of; /* [groups]: a group's cell */
@@ -46,6 +50,9 @@ typedef struct qn_vq_fit {
     float *turned;            /* the same with entries side by side; qn_vq_pass makes it */
     float *norms;             /* [down][groups][books][entries]; likewise */
     float *metric;            /* [groups][vector][vector]; likewise */
+    const qn_fit_lattice *lattice; /* NULL: none; else books are E8P points, entries codes, norms and turned not used */
+    const float *sizes;            /* [books] of a lattice: the factor of each book's points in table */
+    float *inverse;                /* [groups][vector][vector]: of metric, where there is a lattice */
 } qn_vq_fit;
 
 static inline int64_t qn_vq_cell(const qn_vq_fit *f, int64_t row, int64_t group)
@@ -62,6 +69,9 @@ static inline int64_t qn_vq_cell_floats(const qn_vq_fit *f)
 /* Choose all codes anew and set q: feedback 1: the first pass, first group to last; 0: descent from the codes and q as
  * they are. *loss (may be NULL): L afterwards. QN_E_MEMORY. */
 qn_status qn_vq_pass(qn_vq_fit *f, int feedback, double *loss, qn_error *error);
+
+/* Multiply all scales by what lessens L most with the codes as they are, and set q. QN_E_MEMORY. */
+qn_status qn_vq_rescale(qn_vq_fit *f, qn_error *error);
 
 /* Set q from codes, table and scales. */
 void qn_vq_decode(qn_vq_fit *f);

@@ -5,14 +5,15 @@
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/error.h"
+#include "format/lattice.h"
 #include "quant/vq_fit.h"
 
 #define BAND QN_VQ_BAND
 #define BLOCK 64 /* columns whose errors are spread to the others together */
 #define MAX_BEAM 8
+#define CANDIDATES 6 /* lattice points that are weighed by S, at most QN_FIT_LANES */
 #define MAX_VECTOR 16
 #define MAX_BOOKS 8
-#define ROUNDS 2 /* of choosing each book's vector again */
 
 typedef struct pass {
     qn_vq_fit *fit;
@@ -32,13 +33,40 @@ typedef struct member {
 /* The rows of a band at one group. */
 typedef struct spot {
     const qn_vq_fit *fit;
-    const float *metric; /* [v][v] */
+    const float *metric, *inverse; /* [v][v] */
     const float *table, *turned, *norms;
     int64_t rows;
     float *targets, *scores; /* [BAND * MAX_BEAM][v], [BAND * MAX_BEAM][lanes] */
     int32_t *entries;
     member *beam, *next; /* [BAND][MAX_BEAM] */
 } spot;
+
+/* The inverse of a symmetric, positive s[v][v]. */
+static void invert(const float *s, int64_t v, float *out)
+{
+    double a[MAX_VECTOR][2 * MAX_VECTOR] = {{0}};
+    for (int64_t i = 0; i < v; i++) {
+        for (int64_t j = 0; j < v; j++) {
+            a[i][j] = (double)s[i * v + j];
+        }
+        a[i][v + i] = 1;
+    }
+    for (int64_t i = 0; i < v; i++) {
+        const double pivot = a[i][i] > 0 ? 1 / a[i][i] : 0;
+        for (int64_t j = 0; j < 2 * v; j++) {
+            a[i][j] *= pivot;
+        }
+        for (int64_t r = 0; r < v; r++) {
+            const double factor = r == i ? 0 : a[r][i];
+            for (int64_t j = 0; j < 2 * v && factor != 0; j++) {
+                a[r][j] -= factor * a[i][j];
+            }
+        }
+    }
+    for (int64_t i = 0; i < v * v; i++) {
+        out[i] = (float)a[i / v][v + i % v];
+    }
+}
 
 static void metrics_task(void *user, int64_t g, int32_t thread)
 {
@@ -54,6 +82,10 @@ static void metrics_task(void *user, int64_t g, int32_t thread)
             }
             f->metric[(g * v + i) * v + j] = p->feedback ? s : f->h[(first + i) * f->stride + first + j];
         }
+    }
+    if (f->lattice) {
+        invert(f->metric + g * v * v, v, f->inverse + g * v * v);
+        return;
     }
     for (int64_t d = 0; d < f->down; d++) {
         const float *table = f->table + (d * f->across + f->across_of[g]) * qn_vq_cell_floats(f);
@@ -98,9 +130,75 @@ static void set_target(const spot *s, const float *t, const float *sum, float *t
     }
 }
 
+/* c S c^T of the vector c. */
+static float norm_of(const spot *s, const float *c)
+{
+    const int32_t v = s->fit->vector;
+    float sum = 0;
+    for (int32_t i = 0; i < v; i++) {
+        float m = 0;
+        for (int32_t j = 0; j < v; j++) {
+            m += s->metric[i * v + j] * c[j];
+        }
+        sum += m * c[i];
+    }
+    return sum;
+}
+
+/* out = x m, the symmetric m[8][8]. */
+static void times_8(const float *x, const float *m, float out[8])
+{
+    memset(out, 0, 8 * sizeof *out);
+    for (int i = 0; i < 8; i++) {
+        for (int j = 0; j < 8; j++) {
+            out[j] += x[i] * m[i * 8 + j];
+        }
+    }
+}
+
+/* One point a lane, the nearest to S^-1 t; those of the nearest lanes get their score by S, the others none. */
+static void search_lattice(const spot *s, int32_t book, int64_t count)
+{
+    const qn_vq_fit *f = s->fit;
+    const float *table = s->table + (int64_t)book * f->entries * 8;
+    for (int64_t r = 0; r < count; r++) {
+        const float *target = s->targets + r * 8;
+        float x[8], image[8], *scores = s->scores + r * QN_FIT_LANES;
+        int32_t *entries = s->entries + r * QN_FIT_LANES;
+        times_8(target, s->inverse, x);
+        for (int i = 0; i < 8; i++) {
+            x[i] *= -0.5f / f->sizes[book];
+        }
+        f->set->nearest_e8p(f->lattice, x, 1, scores, entries);
+        for (int i = 0; i < CANDIDATES; i++) { /* to the front, nearest first */
+            int best = i;
+            for (int l = i + 1; l < QN_FIT_LANES; l++) {
+                best = scores[l] < scores[best] ? l : best;
+            }
+            const int32_t entry = entries[best];
+            scores[best] = scores[i];
+            entries[best] = entries[i];
+            entries[i] = (int32_t)qn_e8p_encode((uint32_t)entry & 255, entry >> 8, x);
+            const float *c = table + (int64_t)entries[i] * 8;
+            times_8(c, s->metric, image);
+            scores[i] = 0;
+            for (int j = 0; j < 8; j++) {
+                scores[i] += (target[j] + image[j]) * c[j];
+            }
+        }
+        for (int l = CANDIDATES; l < QN_FIT_LANES; l++) {
+            scores[l] = INFINITY;
+        }
+    }
+}
+
 static void search(const spot *s, int32_t book, int64_t count)
 {
     const qn_vq_fit *f = s->fit;
+    if (f->lattice) {
+        search_lattice(s, book, count);
+        return;
+    }
     const qn_fit_book b = {s->norms + book * f->entries, s->turned + (int64_t)book * f->entries * f->vector, f->entries,
                            f->vector};
     f->set->nearest(&b, s->targets, count, s->scores, s->entries);
@@ -142,7 +240,7 @@ static void polish(const spot *s, const float *t)
 {
     const qn_vq_fit *f = s->fit;
     const int32_t v = f->vector;
-    for (int32_t i = 0; i < ROUNDS * f->books; i++) {
+    for (int32_t i = 0; i < f->polish * f->books; i++) {
         const int32_t book = i % f->books;
         for (int64_t r = 0; r < s->rows; r++) {
             member *m = &s->beam[r * MAX_BEAM], *without = &s->next[r * MAX_BEAM];
@@ -156,7 +254,8 @@ static void polish(const spot *s, const float *t)
             for (int32_t j = 0; j < v; j++) {
                 dot += s->targets[r * v + j] * s->table[old * v + j];
             }
-            without->cost = m->cost - (s->norms[old] + dot);
+            const float norm = f->lattice ? norm_of(s, s->table + old * v) : s->norms[old];
+            without->cost = m->cost - (norm + dot);
         }
         search(s, book, s->rows);
         for (int64_t r = 0; r < s->rows; r++) {
@@ -298,9 +397,12 @@ static void band_task(void *user, int64_t band, int32_t thread)
         for (int64_t g = c / v; g < end / v; g++) {
             const int64_t cell = qn_vq_cell(f, first, g);
             s.metric = f->metric + g * v * v;
+            s.inverse = f->lattice ? f->inverse + g * v * v : NULL;
             s.table = f->table + cell * qn_vq_cell_floats(f);
-            s.turned = f->turned + cell * qn_vq_cell_floats(f);
-            s.norms = f->norms + (first / f->cell_rows * f->groups + g) * f->books * f->entries;
+            if (!f->lattice) {
+                s.turned = f->turned + cell * qn_vq_cell_floats(f);
+                s.norms = f->norms + (first / f->cell_rows * f->groups + g) * f->books * f->entries;
+            }
             settle(p, &s, first, g, spread, step);
             f->set->add_product(spread + c, f->stride, step + g * v % BLOCK, BLOCK, s.rows,
                                 matrix + g * v * f->stride + c, f->stride, v, line_end - c);
@@ -328,7 +430,9 @@ qn_status qn_vq_pass(qn_vq_fit *f, int feedback, double *loss, qn_error *error)
     p.losses = loss ? qn_calloc(f->ctx, (size_t)bands + 1, sizeof(double)) : NULL;
     const int failed = !p.scratch || (loss && !p.losses);
     if (!failed) {
-        turn(f);
+        if (!f->lattice) {
+            turn(f);
+        }
         qn_parallel_for(f->exec, f->groups, metrics_task, &p);
         qn_parallel_for(f->exec, bands, band_task, &p);
         for (int64_t b = 0; b < bands && loss; b++) {

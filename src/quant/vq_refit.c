@@ -171,3 +171,51 @@ qn_status qn_vq_refit(qn_vq_fit *f, int steps, qn_error *error)
     QN_FAIL_IF(failed, error, QN_E_MEMORY, "out of memory for %d codebooks", f->books);
     return QN_OK;
 }
+
+/* ---- One factor for all scales ---- */
+
+typedef struct rescale {
+    const qn_vq_fit *fit;
+    float *scratch;      /* BAND * stride floats a thread */
+    double *both, *own;  /* <w, q>_h and <q, q>_h of a band */
+} rescale;
+
+static void rescale_task(void *user, int64_t band, int32_t thread)
+{
+    const rescale *x = user;
+    const qn_vq_fit *f = x->fit;
+    const int64_t first = band * QN_VQ_BAND, rows = qn_min_i64(QN_VQ_BAND, f->n - first);
+    const float *q = f->q + first * f->stride, *w = f->w + first * f->stride;
+    float *product = x->scratch + thread * QN_VQ_BAND * f->stride;
+    memset(product, 0, (size_t)(QN_VQ_BAND * f->stride) * sizeof *product);
+    f->set->add_product(product, f->stride, q, f->stride, rows, f->h, f->stride, f->k, f->stride);
+    x->both[band] = dot(product, w, rows * f->stride);
+    x->own[band] = dot(product, q, rows * f->stride);
+}
+
+qn_status qn_vq_rescale(qn_vq_fit *f, qn_error *error)
+{
+    const int64_t bands = qn_ceil_div(f->n, QN_VQ_BAND);
+    rescale x = {.fit = f};
+    x.scratch = qn_calloc(f->ctx, (size_t)(QN_VQ_BAND * f->stride) * (size_t)qn_exec_threads(f->exec), sizeof(float));
+    x.both = qn_calloc(f->ctx, 2 * (size_t)bands + 1, sizeof *x.both);
+    const int failed = !x.scratch || !x.both;
+    if (!failed) {
+        double both = 0, own = 0;
+        x.own = x.both + bands;
+        qn_parallel_for(f->exec, bands, rescale_task, &x);
+        for (int64_t b = 0; b < bands; b++) {
+            both += x.both[b];
+            own += x.own[b];
+        }
+        for (int64_t row = 0; both > 0 && own > 0 && row < f->n; row++) {
+            f->scales[row] *= (float)(both / own);
+        }
+        qn_vq_decode(f);
+    }
+    qn_free(f->ctx, x.both);
+    qn_free(f->ctx, x.scratch);
+    QN_FAIL_IF(failed, error, QN_E_MEMORY, "out of memory for a weight of %lld x %lld", (long long)f->n,
+               (long long)f->k);
+    return QN_OK;
+}

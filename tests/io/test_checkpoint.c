@@ -411,10 +411,20 @@ static void try_quant(const char *path, const char *value, json_t *root, void *u
     tally *t = user;
     qn_quant_config *config = NULL;
     qn_error error = {0};
-    const qn_status status = qn_quant_config_parse(ctx, root, &config, &error);
+    const int quip = strncmp(path, "quip", 4) == 0;
+    qn_status status = quip ? qn_quant_config_parse_quip(ctx, root, &config, &error)
+                            : qn_quant_config_parse(ctx, root, &config, &error);
+    if (status == QN_OK && strncmp(path, "vptq", 4) == 0) {
+        qn_vq_module module;
+        status = qn_quant_config_module(config, "model.layers.0.self_attn.q_proj", &module, &error);
+        if (status != QN_OK) {
+            qn_quant_config_destroy(config);
+        }
+    }
     if (status == QN_OK) {
         t->accepted++;
         qn_quant_config_destroy(config);
+        assert_false(quip && (strstr(path, "codebook") && !strstr(path, "version") && strcmp(value, "twice") != 0));
         /* what decides about the numbers is never accepted with another value */
         const int absent = strcmp(value, "missing") == 0 || strcmp(value, "twice") == 0 || strcmp(value, "null") == 0;
         if ((strstr(path, "num_bits") && !absent) || /* the default is 8 */
@@ -429,6 +439,13 @@ static void try_quant(const char *path, const char *value, json_t *root, void *u
         check_sentence(path, &error);
         t->refused++;
     }
+}
+
+/* The parser of a scheme's object. */
+static qn_status parse_quant(const qn_scheme *s, const json_t *object, qn_quant_config **config, qn_error *error)
+{
+    return strcmp(qn_quant_config_key(s), "quip_params") == 0 ? qn_quant_config_parse_quip(ctx, object, config, error)
+                                                              : qn_quant_config_parse(ctx, object, config, error);
 }
 
 static void test_quant_config(void **state)
@@ -446,7 +463,7 @@ static void test_quant_config(void **state)
             continue;
         }
         qn_quant_config *config = NULL;
-        if (qn_quant_config_parse(ctx, object, &config, &error) != QN_OK) {
+        if (parse_quant(s, object, &config, &error) != QN_OK) {
             fail_msg("%s: %s", s->name, error.text);
         }
         assert_ptr_equal(qn_quant_config_scheme(config), s);
@@ -456,6 +473,18 @@ static void test_quant_config(void **state)
         spoil_members(object, object, s->name, try_quant, &t);
         json_decref(object);
     }
+    static const char vptq[] =
+        "{\"quant_method\":\"vptq\",\"config_for_layers\":{\"model.layers.0.self_attn.q_proj\":{\"in_features\":128,"
+        "\"out_features\":64,\"vector_lens\":[4,8],\"num_centroids\":[32,256],\"num_res_centroids\":[-1,16],"
+        "\"group_num\":2,\"group_size\":60,\"outlier_size\":8,\"indices_as_float\":false,\"enable_norm\":true,"
+        "\"enable_perm\":true,\"is_indice_packed\":true,\"bias\":false,\"vector_quant_dim\":\"out\"}},"
+        "\"modules_to_not_convert\":[\"lm_head\"]}";
+    json_t *object = json_loads(vptq, 0, NULL);
+    assert_non_null(object);
+    const int32_t before = t.accepted;
+    spoil_members(object, object, "vptq", try_quant, &t);
+    assert_true(t.accepted > before);
+    json_decref(object);
     print_message("%d quantization_configs refused, %d accepted\n", t.refused, t.accepted);
     assert_true(t.refused >= 300);
 }

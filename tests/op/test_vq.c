@@ -16,6 +16,8 @@
 
 #include "base/rng.h"
 #include "format/format.h"
+#include "format/lattice.h"
+#include "op/quip_reference.h"
 
 #define LAST_BACKEND QN_BACKEND_REF /* vq_dequantize, vq_encode and vq_attention have no other yet */
 static qn_ctx *ctx;
@@ -214,60 +216,6 @@ static void aqlm_codes(void **state)
 
 /* ---- quip_e8p ---- */
 
-static int by_order(const void *a, const void *b)
-{
-    return memcmp(a, b, 8);
-}
-
-/* Magnitudes in halves, each row in ascending order: docs/formats/vq.md, "E8P". */
-static void e8p_table(uint8_t table[256][8])
-{
-    static const char tail[] = "123 023 013 012 367 357 347 356 346 345 267 257 247 256 246 245 167 157 147 156 146 045 "
-                               "067 057 047 056 046 014 237";
-    int count = 0;
-    for (int i = 0; i < 6561; i++) {
-        uint8_t v[8];
-        int norm = 0;
-        for (int j = 0, rest = i; j < 8; j++, rest /= 3) {
-            v[j] = (uint8_t)(1 + 2 * (rest % 3));
-            norm += v[j] * v[j];
-        }
-        if (norm <= 40) {
-            memcpy(table[count++], v, 8);
-        }
-    }
-    assert_int_equal(count, 227);
-    qsort(table, 227, 8, by_order);
-    for (int i = 0; i < 29; i++) {
-        memset(table[227 + i], 3, 8);
-        for (int j = 0; j < 3; j++) {
-            table[227 + i][tail[4 * i + j] - '0'] = 1;
-        }
-    }
-}
-
-static void e8p_value(uint8_t table[256][8], uint32_t code, double value[8])
-{
-    static const int bit[8] = {0, 4, 1, 5, 2, 6, 3, 7};
-    uint32_t s = code & 255;
-    int parity = 0, total = 0;
-    for (int i = 0; i < 8; i++) {
-        parity ^= (int)(s >> i & 1);
-        total += table[code >> 8][i];
-    }
-    s ^= (uint32_t)parity;
-    for (int i = 0; i < 8; i++) {
-        value[i] = table[code >> 8][i] / 2.0;
-        if (s >> bit[i] & 1) {
-            value[i] = -value[i];
-        }
-        if (i == 7 && total / 2 % 2) {
-            value[i] = -value[i];
-        }
-        value[i] += parity ? -0.25 : 0.25;
-    }
-}
-
 /* The 256 points of the residual codebook of E8P12RVQ3B, in halves. */
 static void e8_table(int table[256][8])
 {
@@ -291,33 +239,6 @@ static void e8_table(int table[256][8])
         memset(table[count], 0, sizeof table[count]);
         table[count++][i % 8] = i < 8 ? 4 : -4;
     }
-}
-
-/* One word for two rows by two groups, words in tiles of 8 x 4: written as the packer of the format does. */
-static void e8p_pack(const uint16_t *codes, int64_t n, int64_t groups, uint64_t *words, int64_t row_words,
-                     int64_t first)
-{
-    uint64_t *flat = calloc((size_t)(n / 2 * groups / 2), 8);
-    int64_t at = 0;
-    for (int64_t a = 0; a < n / 16; a++) {
-        for (int64_t b = 0; b < groups / 8; b++) {
-            for (int64_t pair = 0; pair < 8; pair++) {
-                for (int64_t two = 0; two < 4; two++, at++) {
-                    for (int64_t i = 0; i < 4; i++) {
-                        const uint64_t code = codes[(a * 16 + pair * 2 + i % 2) * groups + b * 8 + two * 2 + i / 2];
-                        flat[at] |= (code >> 8) << (8 * i);
-                        for (int64_t j = 0; j < 8; j++) {
-                            flat[at] |= (code >> j & 1) << (32 + 4 * j + i);
-                        }
-                    }
-                }
-            }
-        }
-    }
-    for (int64_t i = 0; i < at; i++) {
-        words[i / (groups / 4) * row_words + first + i % (groups / 4)] = flat[i];
-    }
-    free(flat);
 }
 
 static void quip_codes(void **state)
@@ -379,52 +300,42 @@ static const char *const had28[3] = {"++++++++++++++-+++++++++++++", "+++-++----
                                      "++++-++----++-++-+-++----++-"};
 static const char had28_14[] = "-+++++++++++++--------------", had28_15[] = "+-+-++----++-+---+--++++--+-";
 
-/* Dense transform from qn_hadamard's definition: base matrix over Walsh signs. */
-static int dense_sign(const char *base, int64_t size, int64_t fast, int64_t i, int64_t j)
+/* Every base: the matrix is the published one, and H H^T = n I. */
+static void hadamard_bases(void **state)
 {
-    const int walsh = __builtin_popcountll((uint64_t)(i % fast & j % fast)) % 2 ? -1 : 1;
-    return (base[i / fast * size + j / fast] == '+' ? 1 : -1) * walsh;
-}
-
-/* The whole base matrix by running unit vectors through vq_mm would be circular: build Paley's from squares. */
-static void paley(int size, char *base)
-{
-    const int second = size == 28 || size == 36, prime = second ? size / 2 - 1 : size - 1;
-    char square[64] = {0};
-    for (int i = 1; i < prime; i++) {
-        square[i * i % prime] = 1;
-    }
-    for (int i = 0; i < size; i++) {
-        for (int j = 0; j < size; j++) {
-            const int r = second ? i % (size / 2) : i, c = second ? j % (size / 2) : j;
-            const int chi = r == 0 || c == 0 ? 1 : (square[((c - r) % prime + prime) % prime] ? 1 : -1);
-            int sign;
-            if (!second) {
-                sign = c == 0 ? 1 : (r == 0 ? -1 : (r == c ? 1 : -chi));
-            } else if (r == c) {
-                sign = i < size / 2 && j < size / 2 ? 1 : -1;
-            } else {
-                sign = i >= size / 2 && j >= size / 2 ? -chi : chi;
+    (void)state;
+    static const int sizes[] = {1, 12, 20, 28, 36, 52, 60, 108, 116, 124, 140, 156, 172};
+    static char base[172 * 172];
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        const int size = sizes[s];
+        base_matrix(size, base);
+        assert_int_equal(qn_hadamard_base((int64_t)size << 7), size);
+        for (int i = 0; i < size; i++) {
+            for (int r = 0; r < size; r++) {
+                int product = 0;
+                for (int j = 0; j < size; j++) {
+                    product += base[i * size + j] == base[r * size + j] ? 1 : -1;
+                }
+                assert_int_equal(product, i == r ? size : 0);
+                assert_int_equal(qn_hadamard_sign(size, i, r), base[i * size + r] == '+' ? 1 : -1);
             }
-            base[i * size + j] = sign > 0 ? '+' : '-';
         }
     }
+    assert_int_equal(qn_hadamard_base(44 * 64), 0);
+    assert_int_equal(qn_hadamard_base(0), 0);
 }
 
 static void quip_transforms(void **state)
 {
     (void)state;
-    static const int64_t lengths[][3] = {{64, 1, 0}, {192, 12, 0}, {320, 20, 0}, {448, 28, 0}, {576, 36, 0}};
+    static const int64_t lengths[][3] = {{64, 1, 0}, {192, 12, 0}, {320, 20, 0}, {448, 28, 0}, {576, 36, 0},
+                                         {832, 52, 0}, {1984, 124, 0}, {2752, 172, 0}};
     static uint8_t table[256][8];
     e8p_table(table);
     for (size_t t = 0; t < sizeof lengths / sizeof *lengths; t++) {
         const int64_t k = lengths[t][0], size = lengths[t][1], n = 32, fast = k / size, groups = k / 8;
         char *base = calloc((size_t)(size * size), 1);
-        if (size == 1) {
-            base[0] = '+';
-        } else {
-            paley((int)size, base);
-        }
+        base_matrix((int)size, base);
         for (int r = 0; r < 3 && (size == 12 || size == 28); r++) {
             assert_memory_equal(base + r * size, size == 12 ? had12[r] : had28[r], (size_t)size);
         }
@@ -836,7 +747,8 @@ static int stop(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(aqlm_codes),  cmocka_unit_test(quip_codes), cmocka_unit_test(quip_transforms),
+        cmocka_unit_test(aqlm_codes),      cmocka_unit_test(quip_codes),
+        cmocka_unit_test(hadamard_bases),  cmocka_unit_test(quip_transforms),
         cmocka_unit_test(vptq_codes),  cmocka_unit_test(gptvq_codes), cmocka_unit_test(refused),
         cmocka_unit_test(cache),
     };

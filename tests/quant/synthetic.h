@@ -1,5 +1,5 @@
 /* A small llama checkpoint made of random numbers, written as a Hugging Face
- * folder: 2 layers, hidden 160, intermediate 288, tied embeddings. */
+ * folder: 2 layers, hidden 192, intermediate 320, tied embeddings. */
 #ifndef QN_TESTS_SYNTHETIC_H
 #define QN_TESTS_SYNTHETIC_H
 
@@ -17,7 +17,7 @@
 
 #include "base/rng.h"
 
-enum { SYN_LAYERS = 2, SYN_HIDDEN = 160, SYN_INNER = 288, SYN_KV = 32, SYN_VOCAB = 300, SYN_TENSORS = 2 + 9 * SYN_LAYERS };
+enum { SYN_LAYERS = 2, SYN_HIDDEN = 192, SYN_INNER = 320, SYN_KV = 32, SYN_VOCAB = 300, SYN_TENSORS = 2 + 9 * SYN_LAYERS };
 
 typedef struct syn_tensor {
     char name[96];
@@ -134,7 +134,7 @@ static inline int syn_write(qn_ctx *ctx, const char *folder, const syn_tensor *t
     return syn_put_tokenizer(folder) ||
            syn_put(folder, "config.json",
                    "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_act\":\"silu\","
-                   "\"hidden_size\":160,\"intermediate_size\":288,\"num_hidden_layers\":2,\"num_attention_heads\":5,"
+                   "\"hidden_size\":192,\"intermediate_size\":320,\"num_hidden_layers\":2,\"num_attention_heads\":6,"
                    "\"num_key_value_heads\":1,\"head_dim\":32,\"vocab_size\":300,\"max_position_embeddings\":1024,"
                    "\"rms_norm_eps\":1e-05,\"rope_theta\":10000.0,\"tie_word_embeddings\":true,\"torch_dtype\":\"float32\","
                    "\"attention_bias\":false,\"mlp_bias\":false,\"eos_token_id\":258}\n");
