@@ -90,7 +90,7 @@ static const struct {
      0},
     {"vq_attention m=2 n=7 k=16 e=1 g=1 channels=8 bits=10", 0},
     {"vq_attention m=2 n=0 k=8 e=2 g=1", 0},
-    {"vq_attention m=3 n=200 k=16 e=4 g=2 rope_theta=1e+04 window=40 k_recent=1 v_recent=1", 0},
+    {"vq_attention m=3 n=200 k=16 e=4 g=2 rope_theta=1e+04 window=40", 0},
     {"vq_attention m=2 n=130 k=64 e=3 g=1 channels=2 window=64 k_recent=f32 v_recent=bf16", 0},
     {"vq_attention m=0 n=4 k=8 e=2 g=1", 0},
     {"vq_mm m=1 n=4096 k=14336 x=bf16", 1},

@@ -40,7 +40,7 @@ static void table_is_sound(void **state)
             }
         }
     }
-    assert_int_equal(count, 20);
+    assert_int_equal(count, 21);
     assert_int_equal(qn_op_find("no_such_op"), QN_OP_NONE);
     assert_null(qn_op_get_info((qn_op)63));
 }
