@@ -300,6 +300,9 @@ static void direct_program(const qn_op_desc *desc, const qn_vq *vq, qn_cuda_prog
         break;
     case QN_VQ_VPTQ:
         qn_cuda_define(p, "VECTOR", vq->vector_len);
+        qn_cuda_define(p, "ENTRIES", vq->entries);
+        qn_cuda_define(p, "RES_ENTRIES", vq->res_entries);
+        qn_cuda_define(p, "OUTLIER_ENTRIES", vq->outlier_entries);
         qn_cuda_define(p, "BITS", qn_vq_bits_for(vq->entries));
         qn_cuda_define(p, "RES_BITS", qn_vq_bits_for(vq->res_entries));
         qn_cuda_define(p, "OUTLIER_VECTOR", vq->outlier_size ? vq->outlier_len : 1);
