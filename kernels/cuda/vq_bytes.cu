@@ -1,7 +1,7 @@
-/* Sums of x w^T for gptvq and one or two rows of x in exact integers on tensor cores: an entry of four int8 is an operand
- * register of m16n8k32, and the columns of the other operand are digits of x, three a row (qn_vq_digits). One access of 4
- * bytes a code, none of which conflict: a book lies in shared memory once a lane, for a span of 256 columns of K while
- * the next is filled.
+/* Sums of x w^T for gptvq and one or two rows of x in exact integers on tensor cores: an entry of four int8 is an
+ * operand register of m16n8k32, and the columns of the other operand are digits of x, three a row (qn_vq_digits). One
+ * access of 4 bytes a code, none of which conflict: a book lies in shared memory once a lane, for a span of 256 columns
+ * of K while the next is filled.
  *
  * A block has QN_VQ_BLOCK_ROWS rows of w, as many as share books, and takes its share of all blocks' spans in order. A
  * lane's chunk of a span is 64 elements, 16 codes; product i takes codes 2 i and 2 i + 1 of two rows.

@@ -6,10 +6,10 @@
  *   Parameters: FORMAT; X_FORMAT, OUT, BIAS (format + 1, 0: none); ROWS rows of x a pass
  *     aqlm   BOOKS, BITS, CODE_BYTES (0: a stream of BITS bits), VECTOR, OUT_GROUP, BOOK_FORMAT, SCALE_FORMAT
  *     quip   CODEBOOK 1 E8P12, 2 E8P12RVQ3B, 3 E8P12RVQ4B; WSCALE_FORMAT
- *     vptq   VECTOR, BITS, RES_BITS, OUTLIER_VECTOR, BOOK_FORMAT, RES_FORMAT, OUTLIER_FORMAT, IN_SCALE and IN_SHIFT
- *            (format + 1, 0: none)
- *     RAW 1: sums to total, without scales and bias
- *   Launch: block 256, grid {ceil(N / 8), ceil(M / ROWS)} */
+ *     vptq   VECTOR, ENTRIES, RES_ENTRIES and OUTLIER_ENTRIES (codes and columns beyond are taken for the last, so that
+ *            no operand is left), BITS, RES_BITS, OUTLIER_VECTOR, BOOK_FORMAT, RES_FORMAT, OUTLIER_FORMAT, IN_SCALE and
+ * IN_SHIFT (format + 1, 0: none) RAW 1: sums to total, without scales and bias Launch: block 256, grid {ceil(N / 8),
+ * ceil(M / ROWS)} */
 #include "formats.h"
 #include "cuda_vq.h"
 #include "vq_lattice.h"
@@ -47,8 +47,8 @@ DEV void decode(const qn_cuda_vq &a, int n, int g, int j, float *w)
         w[i] = 0.0f;
     }
     for (int c = 0; c < BOOKS; c++) {
-        const char *const entry = a.books + (i64)c * a.book_step + (i64)code_of(a, row, g, c) * a.entry_step +
-                                  (i64)within * a.within_step;
+        const char *const entry =
+            a.books + (i64)c * a.book_step + (i64)code_of(a, row, g, c) * a.entry_step + (i64)within * a.within_step;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             if (j + i < VECTOR) {
@@ -111,10 +111,11 @@ DEV void decode(const qn_cuda_vq &a, int n, int g, int j, float *w)
 /* Decoded column p: its place among the columns of x, and its value in row n. */
 DEV int decode(const qn_cuda_vq &a, int n, int p, float *w)
 {
-    const int column = a.perm ? ((const u16 *)a.perm)[p] : p;
+    const int column = a.perm ? min((int)((const u16 *)a.perm)[p], a.k - 1) : p;
     float v;
     if (p < a.outliers) {
-        const u32 entry = ((const u16 *)(a.outlier_codes + (i64)(n / OUTLIER_VECTOR) * a.outlier_row))[p];
+        const u32 code = ((const u16 *)(a.outlier_codes + (i64)(n / OUTLIER_VECTOR) * a.outlier_row))[p];
+        const u32 entry = min(code, OUTLIER_ENTRIES - 1u);
         v = load_float(a.outlier_books, (i64)entry * OUTLIER_VECTOR + n % OUTLIER_VECTOR, OUTLIER_FORMAT);
     } else {
         const int g = (p - a.outliers) / a.group_size, i = (p - a.outliers) % a.group_size;
@@ -124,10 +125,10 @@ DEV int decode(const qn_cuda_vq &a, int n, int p, float *w)
         words[0] = ((const u32 *)row)[bit / 32];
         words[1] = bit / 32 * 4 + 4 < a.code_bytes ? ((const u32 *)row)[bit / 32 + 1] : 0;
         const u64 word = ((u64)words[1] << 32 | words[0]) >> (bit % 32);
-        const i64 entry = (i64)(word & ((1u << BITS) - 1)) * VECTOR + n % VECTOR;
+        const i64 entry = (i64)min((u32)word & ((1u << BITS) - 1), ENTRIES - 1u) * VECTOR + n % VECTOR;
         v = load_float(a.books + (i64)g * a.book_step, entry, BOOK_FORMAT);
 #if RES_BITS
-        const i64 more = (i64)(word >> BITS & ((1u << RES_BITS) - 1)) * VECTOR + n % VECTOR;
+        const i64 more = (i64)min((u32)(word >> BITS) & ((1u << RES_BITS) - 1), RES_ENTRIES - 1u) * VECTOR + n % VECTOR;
         v += load_float(a.res_books + (i64)g * a.res_book_step, more, RES_FORMAT);
 #endif
     }

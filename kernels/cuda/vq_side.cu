@@ -1,19 +1,19 @@
 /* What stands in front of and behind the products of vector-quantised weights.
  *
- *   qn_vq_rows    rows of x as the operands of vq_tensor.cu: f16 in chunks of 8 elements along K. A span of 256 elements
- *                 is 8 steps of 32, four chunks each, one a lane of a quad: chunk (step s, t) is elements 64 t + 8 s on
+ *   qn_vq_rows    rows of x as the operands of vq_tensor.cu: f16 in chunks of 8 elements along K. A span of 256
+ * elements is 8 steps of 32, four chunks each, one a lane of a quad: chunk (step s, t) is elements 64 t + 8 s on
  *                 (LAYOUT 0) or 64 (s / 2) + 16 t + 8 (s % 2) on (LAYOUT 1, quip). Chunks lie [tile of x][span][step]
  *                 [8 rows][row % 8][t]. NATURAL 1: words of a quad's chunks are transposed, for products through shared
  *                 memory. SCALED 1: a row is multiplied by a power of two that brings its largest element to 2^13.
  *                 Grid {rows with padding}, block 256.
- *   qn_vq_digits  two rows of x as digits for vq_bytes.cu: three int8 an element, their spans' scales behind them. Product
- *                 i of a span, column 4 m + digit, lane t of a quad: elements 64 t + 8 i to + 7. Grid {spans, 2}, block
- *                 256.
+ *   qn_vq_digits  two rows of x as digits for vq_bytes.cu: three int8 an element, their spans' scales behind them.
+ * Product i of a span, column 4 m + digit, lane t of a quad: elements 64 t + 8 i to + 7. Grid {spans, 2}, block 256.
  *   qn_vq_finish  y = sum of parts * scale + bias; RAW 1: total = sum of parts. Grid {ceil(N / 256), M}, block 256.
  *   qn_vq_turn    a Hadamard transform: INPUT 1: turned = Hin(SU . x / scaleWH); 0: y = SV . Wscale Hout(total) +
  *                 bias. Grid {slow axis, M}, block 256.
  *
- * Parameters: ENTRY 0 rows, 1 finish, 2 turn, 3 digits: which of them; X_FORMAT (of what it reads), OUT, BIAS; SCALE_FORMAT (format + 1, 0: none); SU_FORMAT, SV_FORMAT, WSCALE_FORMAT, WH_FORMAT (format + 1, 0: none) */
+ * Parameters: ENTRY 0 rows, 1 finish, 2 turn, 3 digits: which of them; X_FORMAT (of what it reads), OUT, BIAS;
+ * SCALE_FORMAT (format + 1, 0: none); SU_FORMAT, SV_FORMAT, WSCALE_FORMAT, WH_FORMAT (format + 1, 0: none) */
 #include "vq_parts.h"
 
 #define THREADS 256
@@ -101,8 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_digits(const __gr
     /* x = scale * (d0 + 256 d1 + 65536 d2) with scale a power of two, so that the largest is 2^21 to 2^22 of it */
     const int shift = exponent > 24 ? exponent - 21 : 3;
     int left = (int)rintf(v * __uint_as_float((u32)(254 - shift) << 23));
-    u8 *const to = (u8 *)a.halves +
-                   ((((i64)span * 8 + i % 64 / 8) * 32 + m * 16 + i / 64) * 8 + i % 8 / 4 * 4 + i % 4);
+    u8 *const to = (u8 *)a.halves + ((((i64)span * 8 + i % 64 / 8) * 32 + m * 16 + i / 64) * 8 + i % 8 / 4 * 4 + i % 4);
 #pragma unroll
     for (int d = 0; d < 4; d++) {
         const int digit = bad || d == 3 ? 0 : (int)(signed char)left;

@@ -91,7 +91,8 @@ DEV uint4 load_once_4(const char *p)
     return v;
 }
 
-/* Rows of x were written by the kernel before; volatile, so that no more of them are loaded early than registers hold. */
+/* Rows of x were written by the kernel before; volatile, so that no more of them are loaded early than registers hold.
+ */
 DEV uint4 load_rows(const uint4 *p, int there)
 {
     uint4 v = make_uint4(0, 0, 0, 0);
@@ -303,8 +304,8 @@ DEV void load_residuals(const qn_cuda_vq &a, int row, int span, int lane, residu
         for (int half = 0; half < 2; half++) {
             r->word[2 * j + half] = 0;
             if (k < a.k && row < a.n) {
-                r->word[2 * j + half] = *(const u16 *)(a.codes + (i64)(row + ROW_OF(half)) * a.codes_row + a.k / 4 +
-                                                       k / 8 + lane % 4 * 2);
+                r->word[2 * j + half] =
+                    *(const u16 *)(a.codes + (i64)(row + ROW_OF(half)) * a.codes_row + a.k / 4 + k / 8 + lane % 4 * 2);
             }
         }
     }
@@ -447,8 +448,8 @@ DEV void step_products(const tables &t, const u32 (*codes)[CODE_WORDS], const ui
     }
 }
 
-/* A span a group of steps at a time: codes are moved on, so that they stay in registers without the loop being unrolled,
- * which would fill the registers with operands loaded early. */
+/* A span a group of steps at a time: codes are moved on, so that they stay in registers without the loop being
+ * unrolled, which would fill the registers with operands loaded early. */
 DEV void span_products(const tables &t, u32 (*codes)[CODE_WORDS], const uint4 *x, float (*sums)[NT][4], u32 exchange,
 #if FORMAT == QN_CUDA_QUIP
                        residual_codes *residuals, u32 inverse,

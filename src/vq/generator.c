@@ -2,8 +2,8 @@
  *
  * A prediction is the longest of what can overlap, and what cannot on top:
  *
- *     us = longest of memory, lookups, instructions, multiply-adds + a share of the second + fill + reduction +
- * launches */
+ *     us = the longest of memory, lookups, instructions, multiply-adds, a share of the second longest,
+ *          + fill + reduction + launches */
 #include "vq/generator.h"
 
 #include <math.h>
@@ -13,13 +13,11 @@
 #define MEETING 1.3  /* a trip through shared memory makes a warp's lanes wait for one another */
 
 enum {
-    MATRIX_ROWS = 16,       /* rows of w of a matrix instruction */
-    TOKENS = 8,             /* columns of one */
-    MOST_TOKENS = 64,       /* rows of x that share a decoded vector */
-    BLOCK_ROWS = 256,       /* rows of w a block keeps sums of */
-    SUMS_GROUPS = 64,       /* vectors of x whose products a block keeps */
-    SHARED_LATENCY_OPS = 5, /* one trip through shared memory in shuffles */
-    REGISTER_ENTRIES = 32   /* one a lane */
+    TOKENS = 8,           /* columns of a matrix instruction */
+    MOST_TOKENS = 64,     /* rows of x that share a decoded vector */
+    BLOCK_ROWS = 256,     /* rows of w a block keeps sums of */
+    SUMS_GROUPS = 64,     /* vectors of x whose products a block keeps */
+    REGISTER_ENTRIES = 32 /* one a lane */
 };
 
 static double max2(double a, double b)
@@ -236,14 +234,14 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
     }
     const double tiles = p->use == QN_VQ_USE_ATTENTION ? (double)p->m * p->kv_heads : ceil((double)p->n / BLOCK_ROWS);
     split_work(p, d, tiles, &c);
-    units_busy = d->cpu ? 1.0 : min2(1.0, tiles * c.split / d->units);
-    if (level < QN_VQ_LEVEL_O3 && !d->cpu && p->use == QN_VQ_USE_MM) {
-        units_busy = min2(1.0, ceil((double)p->n / MATRIX_ROWS / 2.0) / d->units); /* smaller blocks instead */
+    if (!d->cpu && (form == QN_VQ_FORM_TENSOR || p->use == QN_VQ_USE_ATTENTION)) {
+        units_busy = min2(1.0, tiles * c.split / d->units); /* the direct kernel of products has a warp a row */
     }
     c.lookup_us = max2(clocks_to_us(d, c.lookups / d->lanes * access / units_busy), sector_us);
-    const double ops =
-        p->decode_ops + 2.0 * p->books +
-        (form == QN_VQ_FORM_DIRECT ? p->vector * (1.0 + min2(rows, tokens)) : p->vector * p->books / 2.0 + 4.0);
+    const double product = form == QN_VQ_FORM_DIRECT ? p->vector * (1.0 + min2(rows, tokens))
+                           : p->element_bytes == 1   ? 2.0
+                                                     : p->vector * p->books / 2.0 + 4.0;
+    const double ops = p->decode_ops + 2.0 * p->books + product;
     c.issue_us = clocks_to_us(d, vectors * passes / d->lanes * ops / d->issue / units_busy);
     const double math_rows = form == QN_VQ_FORM_TENSOR ? TOKENS * ceil(max2(rows, 1.0) / TOKENS) : rows;
     c.math_us = clocks_to_us(d, weights * math_rows / (form == QN_VQ_FORM_TENSOR ? d->tensor : d->fma) / units_busy);
@@ -297,13 +295,12 @@ int32_t qn_vq_candidates(const qn_vq_problem *problem, const qn_vq_device *devic
             continue;
         }
         for (int32_t form = QN_VQ_FORM_DIRECT; form <= QN_VQ_FORM_TENSOR; form++) {
-            /* a device's direct kernel of products reads entries from global memory; it is there for every format */
-            const int direct =
-                device->cpu || problem->use == QN_VQ_USE_ATTENTION || problem->along_n || level == QN_VQ_LEVEL_GC;
+            /* a device's direct kernel of products is for what others cannot take */
+            const int direct = device->cpu || problem->use == QN_VQ_USE_ATTENTION || problem->direct_only;
             const int fits =
                 form == QN_VQ_FORM_DIRECT ? direct
                 : form == QN_VQ_FORM_TENSOR
-                    ? device->tensor > 0.0 && !problem->along_n
+                    ? device->tensor > 0.0 && !problem->direct_only
                     : level == QN_VQ_LEVEL_O4 && problem->level == QN_VQ_LEVEL_AUTO && sums_possible(problem, device);
             if (fits && count < QN_VQ_CANDIDATES) {
                 const qn_vq_choice c = evaluate(problem, device, (qn_vq_level)level, (qn_vq_form)form);

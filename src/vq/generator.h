@@ -55,6 +55,7 @@ typedef struct qn_vq_problem {
     qn_vq_scope scope;
     int64_t scope_rows, scope_columns; /* of QN_VQ_SCOPE_TILE */
     int32_t along_n;                   /* vectors run along N (vptq) */
+    int32_t direct_only;               /* no matrix operands can be made of what is stored */
     /* MM: y[m, n] = x[m, k] w[n, k]. ATTENTION: m sequences of n keys of k channels, heads of queries on kv_heads. */
     int64_t m, n, k;
     int32_t heads, kv_heads;

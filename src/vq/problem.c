@@ -31,6 +31,8 @@ static void describe_mm(const qn_op_desc *desc, const qn_sizes *sizes, qn_vq_pro
         p->books = (int32_t)vq.codebooks;
         p->stored_bits = code_bits(desc, &vq);
         p->decode_ops = p->stored_bits % 8 ? UNPACK_OPS : 0;
+        p->direct_only = vq.out_group != 1 || vq.in_group < 2 || vq.in_group > 32 ||
+                         (vq.in_group & (vq.in_group - 1)) || vq.codebooks > 8;
         break;
     case QN_VQ_QUIP_E8P:
         p->vector = 8;
@@ -48,7 +50,7 @@ static void describe_mm(const qn_op_desc *desc, const qn_sizes *sizes, qn_vq_pro
         p->books = vq.res_entries ? 2 : 1;
         p->stored_bits = (p->bits + (int32_t)qn_vq_bits_for(vq.res_entries)) / p->books;
         p->decode_ops = UNPACK_OPS;
-        p->along_n = 1;
+        p->along_n = p->direct_only = 1;
         break;
     case QN_VQ_GPTVQ:
         p->vector = 4;

@@ -241,7 +241,8 @@ static places places_of(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_d
         p.rows = p.count++;
         p.tensor = p.count;
         /* more than 16 bytes of codes a lane, or sums apart for a book, and 64 rows of x need too many registers */
-        const int heavy = vq->format == QN_VQ_GPTVQ || (vq->format == QN_VQ_AQLM && lane_bytes(desc, vq) > 16);
+        const int heavy = vq->format == QN_VQ_GPTVQ || (vq->format == QN_VQ_QUIP_E8P && codebook_number(vq) != 1) ||
+                          (vq->format == QN_VQ_AQLM && lane_bytes(desc, vq) > 16);
         p.tensors = heavy ? TENSORS - 1 : TENSORS;
         p.count += p.tensors;
     }
@@ -299,6 +300,9 @@ static void direct_program(const qn_op_desc *desc, const qn_vq *vq, qn_cuda_prog
         break;
     case QN_VQ_VPTQ:
         qn_cuda_define(p, "VECTOR", vq->vector_len);
+        qn_cuda_define(p, "ENTRIES", vq->entries);
+        qn_cuda_define(p, "RES_ENTRIES", vq->res_entries);
+        qn_cuda_define(p, "OUTLIER_ENTRIES", vq->outlier_entries);
         qn_cuda_define(p, "BITS", qn_vq_bits_for(vq->entries));
         qn_cuda_define(p, "RES_BITS", qn_vq_bits_for(vq->res_entries));
         qn_cuda_define(p, "OUTLIER_VECTOR", vq->outlier_size ? vq->outlier_len : 1);
