@@ -62,7 +62,7 @@ class CtxOptions(ctypes.Structure):
 
 
 class Exec(ctypes.Structure):
-    _fields_ = [("pool", ctypes.c_void_p), ("parallel", ctypes.c_void_p * 2), ("threads", ctypes.c_int32), ("stream", ctypes.c_void_p)]
+    _fields_ = [("pool", ctypes.c_void_p), ("parallel", ctypes.c_void_p * 2), ("threads", ctypes.c_int32), ("stream", ctypes.c_void_p), ("constant_weights", ctypes.c_int32)]
 
 
 class Quern:
@@ -91,7 +91,7 @@ class Quern:
         return plan, desc, out
 
     def run(self, plan, args):
-        run = Exec(stream=torch.cuda.current_stream().cuda_stream)
+        run = Exec(stream=torch.cuda.current_stream().cuda_stream, constant_weights=1)
         self.must(self.lib.qn_run, plan, ctypes.byref(args), None, ctypes.c_size_t(0), ctypes.byref(run))
 
 

@@ -5,7 +5,7 @@
  * one part of K; a cluster holds the SPLIT parts of PAIR strips. It adds the parts through distributed shared
  * memory, always in the order of K. No workspace, no atomics, two runs are equal bit for bit.
  * What counts is bytes in flight: all blocks should be resident at once (OCCUPANCY a multiprocessor), and each
- * fills its whole ring before anything else. With EARLY it does so before the kernel ahead of it has ended.
+ * fills its whole ring before anything else; weights that are constant even before the kernel ahead of it has ended.
  *
  * Host contract
  *   Parameters
@@ -15,8 +15,6 @@
  *     SPLIT     parts of K; PAIR * SPLIT at most 8, the cluster size; 1 for groups
  *     UNROLL    k-blocks of a ring stage; STAGES stages
  *     OCCUPANCY blocks a multiprocessor should hold: 1 or 2 (2 needs ROWS <= 64)
- *     EARLY     1: weights and their scales may be read before the kernels ahead in the stream end, so nothing
- *               there may write them. Only for LAYOUT 0; matters only with programmatic stream serialization
  *     OUT, LAYOUT  as in block_scaled_mm.cu
  *   Tensor maps as there, with box {128, ROWS / PAIR, 1} for a and {128, 64 * GROUPS, 1} for b
  *   Arguments as there, and high: groups of more rows are left out too
@@ -378,7 +376,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
                               const float *scale_a, i64 scale_a_row, i64 scale_a_block, i64 scale_a_group,
                               const float *scale_b, i64 scale_b_row, i64 scale_b_group, char *d, i64 d_row,
                               i64 d_group, const int *groups, int m, int n, int k, int experts, int low, int zero,
-                              int high)
+                              int constant, int high)
 {
     extern __shared__ char shared[];
     rings ring;
@@ -414,6 +412,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
     p.d = d;
 
     int early = 0;
+    grid_release();
     if (warp == CONSUMERS / 32) {
         if (lane == 0) {
             tensor_map_prefetch(&b_map);
@@ -427,8 +426,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
             barrier_init_fence();
         }
         __syncwarp();
-#if EARLY && LAYOUT == ONE
-        for (; early < STAGES && early * UNROLL < p.count; early++) {
+#if LAYOUT == ONE
+        for (; constant && early < STAGES && early * UNROLL < p.count; early++) {
             if (lane == 0) {
                 load_weights(&p, &ring, &b_map, early, early * UNROLL);
             }
@@ -440,7 +439,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
     cluster_wait();
 #endif
     grid_wait();
-    grid_release();
     __syncthreads(); /* the barriers are there */
 
     if (warp >= CONSUMERS / 32) {

@@ -122,7 +122,7 @@ typedef struct operands {
     const void *a, *b, *scale_a, *scale_b, *groups;
     void *d;
     long long a_row, b_row, scale_a_row, scale_a_block, scale_b_row, d_row, none;
-    int32_t m, n, k, experts, zero;
+    int32_t m, n, k, experts, zero, constant;
 } operands;
 
 static operands operands_of(const qn_run_call *call)
@@ -196,6 +196,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
 {
     QN_FAIL_IF(run->call->sizes.m > INT32_MAX, error, QN_E_UNSUPPORTED, "block_scaled_mm: M is 2^31 or more");
     operands o = operands_of(run->call);
+    o.constant = qn_cuda_constant_weights(run);
     if (!qn_tile_aligned(o.a, o.a_row, 0) || !qn_tile_aligned(o.b, o.b_row, 0)) {
         return launch_plain(run, &o, error);
     }
@@ -208,7 +209,8 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     qn_tensor_map a_map, b_map, d_map;
     void *common[] = {&o.scale_a, &o.scale_a_row, &o.scale_a_block, &o.none, &o.scale_b, &o.scale_b_row,
                       &o.none,    &o.d,           &o.d_row,         &o.none, &o.groups,  &o.m,
-                      &o.n,       &o.k,           &o.experts,       &o.zero, &o.zero,    &o.zero};
+                      &o.n,       &o.k,           &o.experts,       &o.zero, &o.zero,    &o.constant,
+                      &o.zero};
     void *arguments[3 + sizeof common / sizeof *common] = {&a_map, &b_map, &d_map};
     memcpy(&arguments[skinny ? 2 : 3], common, sizeof common);
     if (skinny) {

@@ -65,7 +65,6 @@ void qn_strip_program(const qn_strip *s, int32_t rows, int32_t out, int32_t layo
     qn_cuda_define(p, "UNROLL", s->unroll);
     qn_cuda_define(p, "STAGES", s->stages);
     qn_cuda_define(p, "OCCUPANCY", s->occupancy);
-    qn_cuda_define(p, "EARLY", 0);
 }
 
 void qn_strip_fit(qn_strip *s, int32_t rows, int32_t layout)
