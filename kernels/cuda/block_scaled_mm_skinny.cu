@@ -17,23 +17,17 @@
  *     OCCUPANCY blocks a multiprocessor should hold: 1 or 2 (2 needs ROWS <= 64)
  *     OUT, LAYOUT  as in block_scaled_mm.cu
  *   Tensor maps as there, with box {128, ROWS / PAIR, 1} for a and {128, 64 * GROUPS, 1} for b
- *   Arguments as there, and high: groups of more rows are left out too
+ *   Arguments as there (constant: for one matrix), and high: groups of more rows are left out too
  *   Launch
  *     block 128 * GROUPS + 64, cluster {PAIR * SPLIT, 1, 1},
  *     grid {ceil(N / (64 * GROUPS * PAIR)) * PAIR * SPLIT, 1, 1}; for groups any, OCCUPANCY * multiprocessors
  *     dynamic shared memory = 1032 + STAGES * (UNROLL * (8192 * GROUPS + 128 * ROWS + 4 * (ROWS + 4)) + 24),
  *     at most 232448 / OCCUPANCY - 512; for groups 4 * ROWS * (64 * GROUPS + 4) more
  *   Limits: K >= 1, N >= 1.
- *   Choice: ROWS = 8, 16, 32, 64 or 128, the least not below M. As measured on an H200 (GROUPS PAIR SPLIT UNROLL STAGES
- *   OCCUPANCY; with S strips of 64 rows of b, KB k-blocks; blocks = ceil(S / GROUPS) * SPLIT near 132):
- *     S = 33,  KB 56    2 1 4 2 6 1   (64 rows: STAGES 4; 128 rows: UNROLL 1)
- *     S = 64,  KB 56    1 1 2 2 8 1   (64 and 128 rows: 1 1 2 4 3 1, 1 1 2 2 4 1)
- *     S = 112, KB 16    1 1 1 2 8 1   (64 rows: STAGES 6)
- *     S = 112, KB 128   4 1 4 2 3 1   (64 rows: 2 1 4 2 2 2; 128 rows: 2 1 2 1 6 1)
- *     S = 384, KB 12    3 1 1 1 7 1
- *     S = 512, KB 4     2 1 1 1 5 2   (64 rows: STAGES 4)
- *   In words: no SPLIT where S / 4 fills the card, else the SPLIT that does with at least 8 k-blocks a part;
- *   UNROLL 2, so that 256 bytes of a row of b come together. Groups: the width whose strips fill the card best. */
+ *   Choice: ROWS = 8, 16, 32, 64 or 128, the least not below M. No SPLIT where a quarter of the strips fills the card,
+ *   else the SPLIT that does with at least 8 k-blocks a part; UNROLL 2, so that 256 bytes of a row of b come together;
+ *   with constant weights two blocks a multiprocessor, so that the next kernel's fill their rings while this one's
+ *   multiply. Groups: the width whose strips fill the card best. Measured: src/backend/cuda/run_block_scaled_mm.c. */
 #include "groups.h"
 
 #define ONE 0

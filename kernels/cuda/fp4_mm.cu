@@ -4,8 +4,8 @@
  * Rows of b are the left operand of the tensor core and ROWS rows of x its columns, so that few rows of x cost no work
  * that is not there. A block takes one strip of 32 WN rows of b, ROWS rows of x and one part of K; a cluster holds the
  * SPLIT parts and adds them through distributed shared memory, always in the order of K. One warp keeps a ring of
- * stages of 256 of K filled with codes by bulk copies, others copy x; WK warps share the rows of b and take turns at the
- * stages. Scales come for four stages at a time: 64 bytes of a row, as memory gives less than that at the same price.
+ * stages of 256 of K filled with codes by bulk copies, others copy x; WK warps share the rows of b and take turns at
+ * the stages. Scales come for four stages at a time: 64 bytes of a row, as memory gives less than that at the same price.
  * No workspace, no atomics, two runs are equal bit for bit.
  *
  * What is few instructions a weight (about 2.7 at 8 rows, where reading at full speed leaves 4):

@@ -312,9 +312,9 @@ DEV float widen_f16(u16 bits)
 
 /* ---- warp matrix product: d[16,8] += a[16,16] b[8,16]' ---- */
 
-/* Of 16-bit floats, two a word. Lane l holds, with g = l / 4 and t = l % 4: of a rows g, g + 8, g, g + 8 and columns 2 t
- * and the next, the latter two 8 further; of b row g and the same columns; of d rows g (d[0], d[1]) and g + 8, columns
- * 2 t and the next. */
+/* Of 16-bit floats, two a word. Lane l holds, with g = l / 4 and t = l % 4: of a rows g, g + 8, g, g + 8 and columns
+ * 2 t and the next, the latter two 8 further; of b row g and the same columns; of d rows g (d[0], d[1]) and g + 8,
+ * columns 2 t and the next. */
 #define MMA_16816_(type, d, a, b0, b1)                                                                                \
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 "                                       \
                  "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                    \

@@ -22,6 +22,7 @@
 
 #include "backend/backend.h"
 #include "backend/cuda/cuda.h"
+#include "base/clock.h"
 
 enum { SEED = 7, GUARD = 256, POISON = 0xA5, MOST_WORK = 1 << 26 };
 
@@ -408,6 +409,59 @@ static void rows_agree_with_the_reference(void **state)
     assert_int_equal(failures, 0);
 }
 
+/* Milliseconds until there is a plan of that case in a new context and, in `second`, of another one. */
+static double plan_ms(const char *text, double *second)
+{
+    qn_ctx *fresh;
+    qn_op_desc desc;
+    qn_error error = {0};
+    qn_plan_options options;
+    qn_plan *plans[2];
+    double ms[2];
+    const qn_ctx_options context = ctx_options();
+    must(qn_ctx_create(&context, &fresh, &error), &error, "context");
+    must(qn_op_desc_parse(text, &desc, &error), &error, text);
+    qn_plan_options_init(&options);
+    options.backend = QN_BACKEND_CUDA;
+    qn_device_info info;
+    must(qn_device_get_info(fresh, &info, &error), &error, "device"); /* opens the driver */
+    for (int i = 0; i < 2; i++) {
+        const uint64_t start = qn_clock_ns();
+        must(qn_plan_create(fresh, &desc, &options, &plans[i], &error), &error, text);
+        ms[i] = (double)(qn_clock_ns() - start) * 1e-6;
+    }
+    qn_plan_destroy(plans[0]);
+    qn_plan_destroy(plans[1]);
+    qn_ctx_destroy(fresh);
+    *second = ms[1];
+    return ms[0];
+}
+
+/* A plan whose kernels were made before: out of files once, then out of memory. */
+static void warm_plans_are_quick(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {"block_scaled_mm m=16 n=4096 k=7168", "nvfp4_mm m=8 n=4096 k=4096 x=bf16",
+                                        "quantize_fp8 m=8 k=7168 granularity=group x=bf16"};
+    qn_error error = {0};
+    qn_device_info info;
+    if (qn_device_get_info(ctx, &info, &error) != QN_OK) {
+        printf("skipped: %s\n", error.text);
+        skip();
+    }
+    const int before = failures;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        double made, read, again;
+        made = plan_ms(texts[i], &again);
+        read = plan_ms(texts[i], &again);
+        printf("plan of '%s': %.2f ms first, %.2f ms out of files, %.3f ms again\n", texts[i], made, read, again);
+        if (again > 5.0) {
+            WRONG("%s: a second plan took %.2f ms", texts[i], again);
+        }
+    }
+    assert_int_equal(failures, before);
+}
+
 /* Compiled code needs no local memory: asked of the driver, for every function a case needs whose cubin is at hand.
  * Those of cases that are only timed may not be: compiling them all takes minutes, and test_cuda_compile looks at them
  * without a device. */
@@ -480,7 +534,7 @@ int main(int argc, char **argv)
 {
     word = argc > 1 ? argv[1] : NULL;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_agree_with_the_reference),
+        cmocka_unit_test(rows_agree_with_the_reference), cmocka_unit_test(warm_plans_are_quick),
         cmocka_unit_test(functions_do_not_spill), /* after it: it looks at what that compiled */
     };
     return cmocka_run_group_tests(tests, start, stop);

@@ -1,6 +1,6 @@
 /* What the host side of the portable matrix products (run_mm.c) gives to others: to chains (chain.c) and to families of
- * one architecture (run_fp4_mm.c) an operator's operands as the kernels take them; to chains how kernels/cuda/mm_few.cu is
- * cut; to families the portable kernel for what theirs do not take. */
+ * one architecture (run_fp4_mm.c) an operator's operands as the kernels take them; to chains how kernels/cuda/mm_few.cu
+ * is cut; to families the portable kernel for what theirs do not take. */
 #ifndef QN_BACKEND_CUDA_MM_H
 #define QN_BACKEND_CUDA_MM_H
 

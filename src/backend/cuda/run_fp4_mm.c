@@ -7,7 +7,7 @@
 #include "base/checked.h"
 #include "ref/slots.h"
 
-enum { MOST_SPLIT = 8, MOST_WARPS = 16, MOST_WN = 8, MOST_STAGES = 32, DEPTH = 256, SPAN = 4, LOADERS = 128 };
+enum { MOST_SPLIT = 8, MOST_WN = 8, MOST_STAGES = 32, DEPTH = 256, SPAN = 4, LOADERS = 128 };
 
 /* Programs: any alignment, then one for each number of rows of x in a block. */
 enum { ANY = 0, CUTS };
@@ -72,8 +72,9 @@ static double larger(double a, double b)
     return a > b ? a : b;
 }
 
-/* Cycles of a multiprocessor, roughly, as counted from the instructions: of a block's stage what takes longest of
- * reading, issuing and the tensor cores, with what a block costs beside its stages. */
+/* Cycles of a multiprocessor, roughly, as counted from the instructions and fitted to measurements: of a block's stage
+ * what takes longest of reading, issuing and the tensor cores, with what a block costs beside its stages. Clusters of
+ * four and more leave a part of the multiprocessors out. */
 static double cost_of(const cut *c, const shape *s, int64_t m)
 {
     const double rows = (double)qn_min_i64(m, c->rows), warps = c->wn;
@@ -81,16 +82,21 @@ static double cost_of(const cut *c, const shape *s, int64_t m)
     const int64_t stages = qn_ceil_div(qn_ceil_div(s->k, DEPTH), c->split);
     const double read = (32.0 * warps * (128 + DEPTH / s->unit) + 256.0 * rows) / 18.0;
     const double issue = warps * (650.0 + 9.5 * c->rows) / (c->wn * c->wk >= 8 ? 4.0 : 2.5);
-    const double multiply = warps * c->rows * 6.5;
-    return (double)qn_ceil_div(blocks, s->sms) *
-           ((double)stages * larger(read, larger(issue, multiply)) + (c->split > 1 ? 3800.0 : 3000.0));
+    const double multiply = warps * c->rows * 8.0;
+    return (double)qn_ceil_div(blocks, c->split >= 4 ? s->sms * 28 / 33 : s->sms) *
+           ((double)stages * (100.0 + larger(read, larger(issue, multiply))) + (c->split > 1 ? 6500.0 : 4000.0));
+}
+
+/* Warps that share rows of b, as measured: more than hide the latencies hold more stages. */
+static int32_t sharing_of(int32_t wn, int32_t rows)
+{
+    return rows == 128 ? 1 : rows >= 32 || wn < 4 ? 8 / wn : wn < 7 ? 12 / wn : 2;
 }
 
 /* The cut of a number of rows for that many rows or, of the highest, for a few times as many. */
 static cut cut_of(int32_t rows, const shape *s)
 {
     const int64_t blocks = qn_ceil_div(s->k, DEPTH), m = rows == heights[HEIGHTS - 1] ? 4 * rows : rows;
-    const int32_t warps = rows >= 32 ? MOST_WARPS / 2 : MOST_WARPS;
     cut best = {0};
     double least = 0.0;
     for (int32_t wn = MOST_WN; wn >= 1; wn--) {
@@ -98,8 +104,7 @@ static cut cut_of(int32_t rows, const shape *s)
             continue; /* registers change hands by groups of four warps */
         }
         for (int32_t split = 1; split <= MOST_SPLIT && split <= blocks; split *= 2) {
-            cut c = {rows, wn, warps / wn, split, 0};
-            c.wk = (int32_t)qn_min_i64(rows == 128 ? 1 : c.wk, qn_ceil_div(blocks, split));
+            cut c = {rows, wn, (int32_t)qn_min_i64(sharing_of(wn, rows), qn_ceil_div(blocks, split)), split, 0};
             c.stages = (int32_t)qn_min_i64((QN_TILE_SHARED - 1024 - scale_bytes(&c, s)) / stage_bytes(&c), MOST_STAGES);
             const double cost = cost_of(&c, s, m);
             if (c.stages > c.wk && shared_bytes(&c, s) <= QN_TILE_SHARED && (least <= 0.0 || cost < least)) {
@@ -179,12 +184,11 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         QN_TRY(scale_map(run, b, &s, &c, &scales, error));
     }
     void *const arguments[] = {&codes, &scales, &a, &mapped, &constant};
-    const qn_cuda_geometry g = {
-        .grid = {(uint32_t)(qn_ceil_div(s.n, 32 * c.wn) * c.split), (uint32_t)passes, 1},
-        .block = {(uint32_t)(32 * c.wn * c.wk + LOADERS), 1, 1},
-        .shared_bytes = (uint32_t)shared_bytes(&c, &s),
-        .cluster = (uint32_t)c.split,
-        .dependent = 1};
+    const qn_cuda_geometry g = {.grid = {(uint32_t)(qn_ceil_div(s.n, 32 * c.wn) * c.split), (uint32_t)passes, 1},
+                                .block = {(uint32_t)(32 * c.wn * c.wk + LOADERS), 1, 1},
+                                .shared_bytes = (uint32_t)shared_bytes(&c, &s),
+                                .cluster = (uint32_t)c.split,
+                                .dependent = 1};
     return qn_cuda_launch(run, CUTS + i, &g, arguments, error);
 }
 
