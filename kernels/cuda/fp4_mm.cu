@@ -5,7 +5,7 @@
  * that is not there. A block takes one strip of 32 WN rows of b, ROWS rows of x and one part of K; a cluster holds the
  * SPLIT parts and adds them through distributed shared memory, always in the order of K. One warp keeps a ring of
  * stages of 256 of K filled with codes by bulk copies, others copy x; WK warps share the rows of b and take turns at
- * the stages. Scales come for four stages at a time: 64 bytes of a row, as memory gives less than that at the same price.
+ * the stages. Scales come for four stages at a time: 64 bytes of a row, as less would cost memory as much.
  * No workspace, no atomics, two runs are equal bit for bit.
  *
  * What is few instructions a weight (about 2.7 at 8 rows, where reading at full speed leaves 4):
@@ -42,6 +42,7 @@
 #define TILES_X (ROWS / 8)
 #define DEPTH 256 /* of K a stage */
 #define B_BYTES (STRIP * 128)
+#define STEP (16 * UNIT) /* of K that parts are multiples of: 16 bytes of scales, as bulk copies want */
 #define SPAN 4 /* stages whose scales come together */
 #define SCALE_ROW (SPAN * DEPTH / UNIT)
 #define SCALE_BYTES (STRIP * SCALE_ROW)
@@ -64,7 +65,7 @@
 typedef struct problem {
     int row, rows;    /* of x */
     int column;       /* first row of b */
-    int begin, end;   /* this part of K; begin is a multiple of DEPTH */
+    int begin, end;   /* this part of K; begin is a multiple of STEP */
     u32 codes, x, full, empty;              /* of the ring */
     u32 scales, scales_full, scales_empty; /* of two spans */
 } problem;
@@ -411,7 +412,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 {
     extern __shared__ __align__(16) char shared[];
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = SPLIT > 1 ? cluster_rank() : 0;
-    const int stages = (a.k + DEPTH - 1) / DEPTH;
+    const int steps = (a.k + STEP - 1) / STEP;
     problem p;
     p.codes = (shared_address(shared) + 1023) / 1024 * 1024;
     p.scales = p.codes + STAGES * B_BYTES;
@@ -423,8 +424,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     p.row = (int)blockIdx.y * ROWS;
     p.rows = a.m - p.row < ROWS ? a.m - p.row : ROWS;
     p.column = (int)(blockIdx.x / SPLIT) * STRIP;
-    p.begin = (int)((u32)stages * part / SPLIT) * DEPTH;
-    p.end = part + 1 < SPLIT ? (int)((u32)stages * (part + 1) / SPLIT) * DEPTH : a.k;
+    p.begin = (int)((u32)steps * part / SPLIT) * STEP;
+    p.end = part + 1 < SPLIT ? (int)((u32)steps * (part + 1) / SPLIT) * STEP : a.k;
     int early = 0;
     release_next();
     if (warp == CONSUMERS / 32 && lane == 0) {

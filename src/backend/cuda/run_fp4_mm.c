@@ -96,15 +96,16 @@ static int32_t sharing_of(int32_t wn, int32_t rows)
 /* The cut of a number of rows for that many rows or, of the highest, for a few times as many. */
 static cut cut_of(int32_t rows, const shape *s)
 {
-    const int64_t blocks = qn_ceil_div(s->k, DEPTH), m = rows == heights[HEIGHTS - 1] ? 4 * rows : rows;
+    const int64_t blocks = qn_ceil_div(s->k, 16 * s->unit), m = rows == heights[HEIGHTS - 1] ? 4 * rows : rows;
     cut best = {0};
     double least = 0.0;
     for (int32_t wn = MOST_WN; wn >= 1; wn--) {
-        if (rows == 128 && wn % 4 != 0) {
-            continue; /* registers change hands by groups of four warps */
+        if (rows == 128 && (wn % 4 != 0 || (wn > 4 && s->unit == 32))) {
+            continue; /* registers change hands by groups of four warps; MXFP4's eight would spill */
         }
         for (int32_t split = 1; split <= MOST_SPLIT && split <= blocks; split *= 2) {
-            cut c = {rows, wn, (int32_t)qn_min_i64(sharing_of(wn, rows), qn_ceil_div(blocks, split)), split, 0};
+            cut c = {rows, wn, (int32_t)qn_min_i64(sharing_of(wn, rows), qn_ceil_div(qn_ceil_div(s->k, DEPTH), split)),
+                     split, 0};
             c.stages = (int32_t)qn_min_i64((QN_TILE_SHARED - 1024 - scale_bytes(&c, s)) / stage_bytes(&c), MOST_STAGES);
             const double cost = cost_of(&c, s, m);
             if (c.stages > c.wk && shared_bytes(&c, s) <= QN_TILE_SHARED && (least <= 0.0 || cost < least)) {
