@@ -302,6 +302,40 @@ static void launches_compile_for_every_target(void **state)
     assert_int_equal(faults, 0);
 }
 
+/* A folder made by opening a model is what it opens from when nothing may be compiled: quern warm MODEL, --jit off. */
+static void models_open_from_shipped_kernels(void **state)
+{
+    (void)state;
+    char cache[160];
+    snprintf(cache, sizeof cache, "%s/cache", folder);
+    if (logs == 0) {
+        printf("skipped: no kernels were compiled\n");
+        skip();
+    }
+    for (int shipped = 0; shipped < 2; shipped++) {
+        qn_ctx *ctx;
+        qn_ctx_options options;
+        qn_error error = {0};
+        qn_model *model = NULL;
+        qn_session *session = NULL;
+        qn_ctx_options_init(&options);
+        options.cuda_library = fake_driver_path();
+        options.jit = QN_JIT_OFF;
+        options.cubin_dir = shipped ? cache : NULL;
+        must(qn_ctx_create(&options, &ctx, &error), &error, "context");
+        world w = {.ctx = ctx};
+        qn_status status = open_model(&w, path_of("nvfp4-w4a4"), QN_BACKEND_CUDA, &model, &error);
+        if (status == QN_OK) {
+            status = open_session(model, &session, &error);
+        }
+        assert_int_equal(status, shipped ? QN_OK : QN_E_JIT);
+        qn_session_destroy(session);
+        qn_model_close(model);
+        qn_ctx_destroy(ctx);
+        assert_int_equal(fake.live(), 0);
+    }
+}
+
 /* ---- a real device ---- */
 
 static double largest_difference(const float *a, const float *b, size_t n, double *largest)
@@ -470,6 +504,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(any_driver_call_may_fail),
         cmocka_unit_test(memory_may_run_out_anywhere),
         cmocka_unit_test(launches_compile_for_every_target),
+        cmocka_unit_test(models_open_from_shipped_kernels),
         cmocka_unit_test(logits_agree_with_the_cpu),
     };
     return cmocka_run_group_tests(tests, start, stop);
