@@ -2,7 +2,7 @@
 """Quern's CUDA products beside PyTorch's (cuBLASLt) and DeepGEMM's: one GPU, one run, the same operands.
 
     make                                                                           # gives libquern.so
-    bench/compare_torch.py --lib build/release/libquern.so [--cubins FOLDER] [gemm grouped scaled] >results.jsonl
+    bench/compare_torch.py --lib build/release/libquern.so [--cubins FOLDER] [gemm grouped scaled fp4] >results.jsonl
 
 Every side runs as a CUDA graph of back-to-back calls over copies of the operands that the L2 cache cannot hold; the time
 is the median of the replays, sides in turn. Some rows of each of Quern's results are checked against f32 products of
@@ -23,10 +23,11 @@ try:
 except ImportError:
     deep_gemm = None
 
-MAX_IN, MAX_OUT, ATTRS = 8, 4, 18
+MAX_IN, MAX_OUT, ATTRS = 20, 4, 37
 F32, F16, BF16, I8, I32, F8 = 1, 2, 3, 10, 14, 20
 DTYPE = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16, I8: torch.int8, I32: torch.int32, F8: torch.float8_e4m3fn}
 SHAPES = [(2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048)]
+FP4 = [(8192, 28672), (28672, 8192)]
 GROUPED = [(6144, 7168), (7168, 3072), (4096, 4096), (4096, 2048)]
 
 
@@ -62,7 +63,7 @@ class CtxOptions(ctypes.Structure):
 
 
 class Exec(ctypes.Structure):
-    _fields_ = [("pool", ctypes.c_void_p), ("parallel", ctypes.c_void_p * 2), ("threads", ctypes.c_int32), ("stream", ctypes.c_void_p)]
+    _fields_ = [("pool", ctypes.c_void_p), ("parallel", ctypes.c_void_p * 2), ("threads", ctypes.c_int32), ("stream", ctypes.c_void_p), ("constant_weights", ctypes.c_int32)]
 
 
 class Quern:
@@ -91,7 +92,7 @@ class Quern:
         return plan, desc, out
 
     def run(self, plan, args):
-        run = Exec(stream=torch.cuda.current_stream().cuda_stream)
+        run = Exec(stream=torch.cuda.current_stream().cuda_stream, constant_weights=1)
         self.must(self.lib.qn_run, plan, ctypes.byref(args), None, ctypes.c_size_t(0), ctypes.byref(run))
 
 
@@ -188,8 +189,8 @@ def bench(q, text, given_of, peers_of, check, flops, moved):
     for name, us in times.items():
         if name != "quern":
             row["over_" + name] = round(us / times["quern"], 3)
-    report(row)
     q.lib.qn_plan_destroy(plan)
+    return row
 
 
 def bench_gemm(q, rows):
@@ -212,7 +213,8 @@ def bench_gemm(q, rows):
                         ScalingType.BlockWise128x128, output_dtype=torch.bfloat16)
                 return found
 
-            bench(q, f"block_scaled_mm m={m} n={n} k={k}", dict, peers, check, 2.0 * m * n * k, n * k + m * k + 2 * m * n)
+            report(bench(q, f"block_scaled_mm m={m} n={n} k={k}", dict, peers, check, 2.0 * m * n * k,
+                         n * k + m * k + 2 * m * n))
 
 
 def group_sizes(count, mean, spread=0.3):
@@ -248,8 +250,8 @@ def bench_grouped(q, wanted):
                 return worst
 
             moved = e * n * k + total * k + 2 * (e * most if masked else total) * n
-            bench(q, text, lambda: {5 if masked else 4: counts if masked else offsets}, lambda sets: {}, check, 2.0 * total * n * k,
-                  moved)
+            report(bench(q, text, lambda: {5 if masked else 4: counts if masked else offsets}, lambda sets: {}, check,
+                         2.0 * total * n * k, moved))
 
 
 def bench_scaled(q, rows, wanted):
@@ -279,7 +281,52 @@ def bench_scaled(q, rows, wanted):
                         return {"int_mm": lambda i: torch._int_mm(sets[i][0], sets[i][1].t())}
                     return {}
 
-                bench(q, f"scaled_mm m={m} n={n} k={k}{words}", dict, peers, check, 2.0 * m * n * k, n * k + m * k + 2 * m * n)
+                report(bench(q, f"scaled_mm m={m} n={n} k={k}{words}", dict, peers, check, 2.0 * m * n * k,
+                             n * k + m * k + 2 * m * n))
+
+
+def bench_fp4(q, rows):
+    """4-bit weights times bf16; no peer here reads them. `read_pct` is of what reading reaches in the same run."""
+    ceiling = read_ceiling()
+    values = torch.tensor([0, .5, 1, 1.5, 2, 3, 4, 6, -0., -.5, -1, -1.5, -2, -3, -4, -6], device="cuda")
+    for op, unit, b in (("nvfp4_mm", 16, 4), ("mxfp4_mm", 32, 1)):
+        for n, k in FP4:
+            for m in rows:
+                def given():
+                    if unit == 16:
+                        scale = (torch.rand(n, k // unit, device="cuda") * 2 + 0.01).to(torch.float8_e4m3fn)
+                    else:
+                        scale = torch.randint(120, 130, (n, k // unit), dtype=torch.uint8, device="cuda")
+                    codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device="cuda")
+                    made = {0: torch.randn(m, k, device="cuda", dtype=torch.bfloat16), b: codes, b + 1: scale}
+                    return {**made, 6: torch.full((1,), 3.0, device="cuda")} if unit == 16 else made
+
+                def check(t, got):
+                    pick = torch.randperm(m, device="cuda")[:64]
+                    w = torch.stack((values[(t[b] & 15).long()], values[(t[b] >> 4).long()]), -1).reshape(n, k)
+                    w *= (t[b + 1].float() if unit == 16 else torch.exp2(t[b + 1].float() - 127)).repeat_interleave(unit, 1)
+                    return error_of(got[pick], t[0][pick].float() @ w.t() / (3.0 if unit == 16 else 1.0))
+
+                moved = n * k // 2 + n * k // unit + 2 * m * k + 2 * m * n
+                row = bench(q, f"{op} m={m} n={n} k={k} x=bf16", given, lambda sets: {}, check, 2.0 * m * n * k, moved)
+                row["read_pct"] = round(100.0 * row["gbps"] / ceiling, 1)
+                report(row)
+
+
+def read_ceiling():
+    """GB/s of a sum over 4 GB."""
+    x = torch.ones(1 << 30, device="cuda", dtype=torch.float32)
+    times = []
+    for i in range(6):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        x.sum()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop))
+    gbps = 4 * (1 << 30) / statistics.median(times[2:]) * 1e-6
+    report({"read_gbps": round(gbps)})
+    return gbps
 
 
 def main():
@@ -306,6 +353,8 @@ def main():
                 bench_grouped(q, wanted)
             elif kind == "scaled":
                 bench_scaled(q, rows, wanted)
+            elif kind == "fp4":
+                bench_fp4(q, rows)
             else:
                 bench_gemm(q, rows)
         except Exception as failure:

@@ -107,6 +107,7 @@ static int open_run(device_run_state *s, cli *c, const qn_plan *plan, const qn_a
     if (!code)
         code = check(s, qn_event_create(c->ctx, &s->to, &error), &error);
     s->exec.stream = s->stream;
+    s->exec.constant_weights = 1; /* copied in before, and the copies waited for */
     s->workspace_bytes = qn_plan_workspace_bytes(plan, m, 1);
     if (!code && s->workspace_bytes)
         code = check(s, qn_device_alloc(c->ctx, s->workspace_bytes, &s->workspace, &error), &error);

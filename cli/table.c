@@ -262,11 +262,14 @@ const cli_verb cli_verbs[] = {
      "minute) and names those below 10 % of their roofline.",
      "quern doctor --measure", verb_doctor},
 
-    {"warm", "", 0, 0, 0, OPTIONS(OPT_TARGET, GPU, COMMON), "compile the GPU kernels ahead of time",
+    {"warm", "[MODEL]", 0, 1, 0, OPTIONS(OPT_TARGET, GPU, COMMON), "compile the GPU kernels ahead of time",
      "Makes every GPU kernel that a case of the case table needs and keeps it in the cache folder, so that later runs "
      "find it there. With --target no GPU is needed: the folder can be carried to a machine that has one. What is "
-     "cached already is not compiled again. One line a kernel, its time and where it came from.",
-     "quern warm\nquern warm --target sm_90a,sm_80 --cache-dir cubins", verb_warm},
+     "cached already is not compiled again. One line a kernel, its time and where it came from. With a MODEL, the "
+     "kernels of that model instead, on the GPU here: those of its shapes, and the fused ones that decoding goes "
+     "through. A folder made so beside the program, as `cubins`, is what --jit off runs the model from.",
+     "quern warm\nquern warm model.gguf --cache-dir cubins\nquern warm --target sm_90a,sm_80 --cache-dir cubins",
+     verb_warm},
 
     {"bench", "kernels | model ...", 0, -1, 0, OPTIONS(OPT_HELP), "measure kernels or a model",
      "See `quern bench kernels --help` and `quern bench model --help`.", "quern bench model model.gguf", verb_bench},

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include <quern/experimental.h>
+#include <quern/model.h>
 
 #include "cli.h"
 
@@ -22,8 +23,28 @@ static int32_t print_program(void *user, const qn_warm_info *info)
     return cli_interrupted() || cli_output_closed();
 }
 
+/* Opening a model makes what its prompts need, a session what decoding does: chains are cut by shapes. */
+static int warm_model(cli *c, const char *path)
+{
+    qn_model *model = NULL;
+    qn_session *session = NULL;
+    c->plan.backend = QN_BACKEND_CUDA;
+    int code = cli_open_model(c, path, &model);
+    if (!code)
+        code = cli_open_session(c, model, 0, 0, &session);
+    if (!code)
+        printf("every kernel of %s is at hand\n", path);
+    qn_session_destroy(session);
+    qn_model_close(model);
+    return code;
+}
+
 int verb_warm(cli *c)
 {
+    if (c->operand_count && c->value[OPT_TARGET].s)
+        return cli_fail(c, EXIT_USAGE, "a model's kernels are made for the GPU here: --target goes without a model");
+    if (c->operand_count)
+        return warm_model(c, c->operands[0]);
     tally t = {0, 0};
     qn_error error = {0};
     const char *targets = c->value[OPT_TARGET].s;

@@ -27,6 +27,9 @@ typedef struct qn_exec {
     void *parallel_user;
     int32_t threads; /* with parallel_for: thread numbers it uses */
     void *stream;    /* CUDA stream for device plans */
+    /* Device plans: 1 promises that no work under way in the stream writes the weights and their scales; they may then be
+     * read before that work is done. For weights that stay, as a model's do. */
+    int32_t constant_weights;
 } qn_exec;           /* all zero (or a NULL pointer): the calling thread, default stream */
 
 typedef struct qn_pool_options {

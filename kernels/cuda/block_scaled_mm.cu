@@ -34,7 +34,8 @@
  *     scale_a[row * scale_a_row + kb * scale_a_block + e * scale_a_group] (e only if masked): both scale layouts
  *     scale_b[nb * scale_b_row + kb + e * scale_b_group]; groups: NULL for one matrix; m: rows of one matrix, Mtot or
  *     Mmax; low: groups of no more rows than that are left out; zero 1: rows of d that belong to no group become zeros
- *     (one of the launches of a run does that; for one matrix low and zero are 0)
+ *     (one of the launches of a run does that; for one matrix low and zero are 0); constant 1: kernels ahead in the
+ *     stream do not write b, which is then read before they end (one matrix only)
  *   Launch
  *     block 128 + 128 GROUPS, grid = min(multiprocessors, tiles * CLUSTER) rounded down to CLUSTER,
  *     cluster {CLUSTER, 1, 1}; may be launched with programmatic stream serialization
@@ -297,7 +298,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                        const __grid_constant__ tensor_map d_map, const float *scale_a, i64 scale_a_row,
                        i64 scale_a_block, i64 scale_a_group, const float *scale_b, i64 scale_b_row, i64 scale_b_group,
                        char *d, i64 d_row, i64 d_group, const int *groups, int m, int n, int k, int experts, int low,
-                       int zero)
+                       int zero, int constant)
 {
     extern __shared__ char shared[];
     const problem p = {{groups, m, n, k, experts, low}, scale_a, scale_b, scale_a_row,  scale_a_block,
@@ -311,6 +312,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     r.tiles.empty = r.tiles.full + STAGES * 8;
     r.read = r.tiles.empty + STAGES * 8;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int early = 0;
+    grid_release();
 
     if (threadIdx.x == 0) {
         tensor_map_prefetch(&a_map);
@@ -321,6 +324,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(r.read + 8 * i, 128 * GROUPS);
         }
         barrier_init_fence();
+#if LAYOUT == ONE
+        early = constant ? load_early(&p.size, &r.tiles, &b_map) : 0;
+#endif
     }
     __syncthreads();
 #if CLUSTER > 1
@@ -328,7 +334,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     cluster_wait();
 #endif
     grid_wait();
-    grid_release();
 
     if (warp < 4) {
 #if GROUPS == 2
@@ -337,7 +342,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         REGISTERS_GIVE(24);
 #endif
         if (warp == 0 && lane == 0) {
-            load_tiles(&p.size, &r.tiles, &a_map, &b_map);
+            load_tiles(&p.size, &r.tiles, &a_map, &b_map, early);
         } else if (warp == 1) {
             load_scales(&p, &r, lane);
         }

@@ -5,7 +5,7 @@
  * one part of K; a cluster holds the SPLIT parts of PAIR strips. It adds the parts through distributed shared
  * memory, always in the order of K. No workspace, no atomics, two runs are equal bit for bit.
  * What counts is bytes in flight: all blocks should be resident at once (OCCUPANCY a multiprocessor), and each
- * fills its whole ring before anything else. With EARLY it does so before the kernel ahead of it has ended.
+ * fills its whole ring before anything else; weights that are constant even before the kernel ahead of it has ended.
  *
  * Host contract
  *   Parameters
@@ -15,27 +15,19 @@
  *     SPLIT     parts of K; PAIR * SPLIT at most 8, the cluster size; 1 for groups
  *     UNROLL    k-blocks of a ring stage; STAGES stages
  *     OCCUPANCY blocks a multiprocessor should hold: 1 or 2 (2 needs ROWS <= 64)
- *     EARLY     1: weights and their scales may be read before the kernels ahead in the stream end, so nothing
- *               there may write them. Only for LAYOUT 0; matters only with programmatic stream serialization
  *     OUT, LAYOUT  as in block_scaled_mm.cu
  *   Tensor maps as there, with box {128, ROWS / PAIR, 1} for a and {128, 64 * GROUPS, 1} for b
- *   Arguments as there, and high: groups of more rows are left out too
+ *   Arguments as there (constant: for one matrix), and high: groups of more rows are left out too
  *   Launch
  *     block 128 * GROUPS + 64, cluster {PAIR * SPLIT, 1, 1},
  *     grid {ceil(N / (64 * GROUPS * PAIR)) * PAIR * SPLIT, 1, 1}; for groups any, OCCUPANCY * multiprocessors
  *     dynamic shared memory = 1032 + STAGES * (UNROLL * (8192 * GROUPS + 128 * ROWS + 4 * (ROWS + 4)) + 24),
  *     at most 232448 / OCCUPANCY - 512; for groups 4 * ROWS * (64 * GROUPS + 4) more
  *   Limits: K >= 1, N >= 1.
- *   Choice: ROWS = 8, 16, 32, 64 or 128, the least not below M. As measured on an H200 (GROUPS PAIR SPLIT UNROLL STAGES
- *   OCCUPANCY; with S strips of 64 rows of b, KB k-blocks; blocks = ceil(S / GROUPS) * SPLIT near 132):
- *     S = 33,  KB 56    2 1 4 2 6 1   (64 rows: STAGES 4; 128 rows: UNROLL 1)
- *     S = 64,  KB 56    1 1 2 2 8 1   (64 and 128 rows: 1 1 2 4 3 1, 1 1 2 2 4 1)
- *     S = 112, KB 16    1 1 1 2 8 1   (64 rows: STAGES 6)
- *     S = 112, KB 128   4 1 4 2 3 1   (64 rows: 2 1 4 2 2 2; 128 rows: 2 1 2 1 6 1)
- *     S = 384, KB 12    3 1 1 1 7 1
- *     S = 512, KB 4     2 1 1 1 5 2   (64 rows: STAGES 4)
- *   In words: no SPLIT where S / 4 fills the card, else the SPLIT that does with at least 8 k-blocks a part;
- *   UNROLL 2, so that 256 bytes of a row of b come together. Groups: the width whose strips fill the card best. */
+ *   Choice: ROWS = 8, 16, 32, 64 or 128, the least not below M. No SPLIT where a quarter of the strips fills the card,
+ *   else the SPLIT that does with at least 8 k-blocks a part; UNROLL 2, so that 256 bytes of a row of b come together;
+ *   with constant weights two blocks a multiprocessor, so that the next kernel's fill their rings while this one's
+ *   multiply. Groups: the width whose strips fill the card best. Measured: src/backend/cuda/run_block_scaled_mm.c. */
 #include "groups.h"
 
 #define ONE 0
@@ -378,7 +370,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
                               const float *scale_a, i64 scale_a_row, i64 scale_a_block, i64 scale_a_group,
                               const float *scale_b, i64 scale_b_row, i64 scale_b_group, char *d, i64 d_row,
                               i64 d_group, const int *groups, int m, int n, int k, int experts, int low, int zero,
-                              int high)
+                              int constant, int high)
 {
     extern __shared__ char shared[];
     rings ring;
@@ -414,6 +406,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
     p.d = d;
 
     int early = 0;
+    grid_release();
     if (warp == CONSUMERS / 32) {
         if (lane == 0) {
             tensor_map_prefetch(&b_map);
@@ -427,8 +420,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
             barrier_init_fence();
         }
         __syncwarp();
-#if EARLY && LAYOUT == ONE
-        for (; early < STAGES && early * UNROLL < p.count; early++) {
+#if LAYOUT == ONE
+        for (; constant && early < STAGES && early * UNROLL < p.count; early++) {
             if (lane == 0) {
                 load_weights(&p, &ring, &b_map, early, early * UNROLL);
             }
@@ -440,7 +433,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
     cluster_wait();
 #endif
     grid_wait();
-    grid_release();
     __syncthreads(); /* the barriers are there */
 
     if (warp >= CONSUMERS / 32) {

@@ -77,6 +77,20 @@ DEV void store_matrix(u32 at, u32 a, u32 b, u32 c, u32 d)
                  : "memory");
 }
 
+DEV u32 load_shared_u32(u32 at)
+{
+    u32 v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at));
+    return v;
+}
+
+DEV uint4 load_shared_u32x4(u32 at)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
+    return v;
+}
+
 /* Address of the same location in block `rank` of the cluster. */
 DEV u32 cluster_address(u32 at, u32 rank)
 {
@@ -99,6 +113,23 @@ DEV float4 load_cluster_f32x4(u32 at)
 DEV void copy_async_4(u32 to, const void *from, u32 valid)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid ? 4 : 0) : "memory");
+}
+
+/* The same with 8 or 16 bytes at multiples of that, of which the first `count` are read and the others become zeros. */
+DEV void copy_async_8(u32 to, const void *from, u32 count)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(count) : "memory");
+}
+
+DEV void copy_async_16(u32 to, const void *from, u32 count)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(count) : "memory");
+}
+
+/* All copies of this thread have landed. */
+DEV void copy_async_wait(void)
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 /* ---- barriers in shared memory ---- */
@@ -278,6 +309,19 @@ DEV float widen_f16(u16 bits)
     asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(bits));
     return v;
 }
+
+/* ---- warp matrix product: d[16,8] += a[16,16] b[8,16]' ---- */
+
+/* Of 16-bit floats, two a word. Lane l holds, with g = l / 4 and t = l % 4: of a rows g, g + 8, g, g + 8 and columns
+ * 2 t and the next, the latter two 8 further; of b row g and the same columns; of d rows g (d[0], d[1]) and g + 8,
+ * columns 2 t and the next. */
+#define MMA_16816_(type, d, a, b0, b1)                                                                                \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 "                                       \
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                    \
+                 : "+f"((d)[0]), "+f"((d)[1]), "+f"((d)[2]), "+f"((d)[3])                                             \
+                 : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "r"(b0), "r"(b1))
+#define MMA_BF16(d, a, b0, b1) MMA_16816_("bf16", d, a, b0, b1)
+#define MMA_F16(d, a, b0, b1) MMA_16816_("f16", d, a, b0, b1)
 
 /* ---- warpgroup matrix product: d[64,N] = or += a[64,32] b[N,32]' ---- */
 

@@ -15,7 +15,8 @@
  *     BIAS    0 none, 1 f32, 2 f16, 3 bf16;  AZP  0 none, 1 azp_adj alone, 2 azp too
  *   Tensor maps a, b, d as there
  *   Arguments: maps, then as declared; scale_a[row * scale_a_step], scale_b[n * scale_b_step] (0: one for all), azp
- *     [row * azp_step]; d_row in elements
+ *     [row * azp_step]; d_row in elements; constant 1: kernels ahead in the stream do not write b, which is then read
+ *     before they end
  *   Launch: block 128 + 128 GROUPS, grid and cluster as there;
  *     dynamic shared memory = 1024 + STORE * BM * BN * 2 + STAGES * (128 * (BM + BN) + 16)
  *                             + 2 * (8 * BM + 12 * BN + 16)
@@ -267,7 +268,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     qn_scaled_mm(const __grid_constant__ tensor_map a_map, const __grid_constant__ tensor_map b_map,
                  const __grid_constant__ tensor_map d_map, const float *scale_a, i64 scale_a_step,
                  const float *scale_b, i64 scale_b_step, const void *bias, const int *adjust, const int *azp,
-                 i64 azp_step, char *d, i64 d_row, int m, int n, int k)
+                 i64 azp_step, char *d, i64 d_row, int m, int n, int k, int constant)
 {
     extern __shared__ char shared[];
     const problem p = {{0, m, n, k, 1, 0}, scale_a, scale_b,      bias,        adjust, azp, d,
@@ -282,6 +283,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     r.filled = r.tiles.empty + STAGES * 8;
     r.used = r.filled + 16;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int early = 0;
+    grid_release();
 
     if (threadIdx.x == 0) {
         tensor_map_prefetch(&a_map);
@@ -295,6 +298,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(r.used + 8 * i, 128 * GROUPS);
         }
         barrier_init_fence();
+        early = constant ? load_early(&p.size, &r.tiles, &b_map) : 0;
     }
     __syncthreads();
 #if CLUSTER > 1
@@ -302,12 +306,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     cluster_wait();
 #endif
     grid_wait();
-    grid_release();
 
     if (warp < 4) {
         REGISTERS_GIVE(40);
         if (warp == 0 && lane == 0) {
-            load_tiles(&p.size, &r.tiles, &a_map, &b_map);
+            load_tiles(&p.size, &r.tiles, &a_map, &b_map, early);
         } else if (warp == 1) {
             load_vectors(&p, &r, lane);
         }

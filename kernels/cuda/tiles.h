@@ -115,8 +115,25 @@ typedef struct ring {
     u32 a, b, full, empty; /* + stage * size */
 } ring;
 
-/* One thread: the tiles of a and b of every k-block of every tile of the walk. */
-DEV void load_tiles(const extent *p, const ring *r, const tensor_map *a_map, const tensor_map *b_map)
+/* One thread, before the kernels ahead have ended: b of the first k-blocks of the first tile. How many. */
+DEV int load_early(const extent *p, const ring *r, const tensor_map *b_map)
+{
+    const int blocks = (p->k + 127) / 128;
+    int kb = 0;
+    walk w;
+    walk_start(&w, p);
+    if (walk_on(&w, p)) {
+        for (; kb < STAGES && kb < blocks; kb++) {
+            const u32 full = r->full + 8 * (u32)kb;
+            barrier_arrive_expect(full, A_BYTES + B_BYTES);
+            tensor_load_3d(r->b + (u32)kb * B_BYTES, b_map, full, kb * 128, w.column, w.group, L2_EVICT_NORMAL);
+        }
+    }
+    return kb;
+}
+
+/* One thread: the tiles of a and b of every k-block of every tile of the walk, but b of the `early` first. */
+DEV void load_tiles(const extent *p, const ring *r, const tensor_map *a_map, const tensor_map *b_map, int early)
 {
     const int blocks = (p->k + 127) / 128;
     place at = {0, 1};
@@ -125,11 +142,13 @@ DEV void load_tiles(const extent *p, const ring *r, const tensor_map *a_map, con
     while (walk_on(&w, p)) {
         const int a_z = LAYOUT == MASKED ? w.group : 0;
 #pragma unroll 1
-        for (int kb = 0; kb < blocks; kb++) {
+        for (int kb = 0; kb < blocks; kb++, early--) {
             const u32 full = r->full + 8 * at.stage;
             barrier_wait(r->empty + 8 * at.stage, at.parity);
-            barrier_arrive_expect(full, A_BYTES + B_BYTES);
-            tensor_load_3d(r->b + at.stage * B_BYTES, b_map, full, kb * 128, w.column, w.group, L2_EVICT_NORMAL);
+            if (early <= 0) {
+                barrier_arrive_expect(full, A_BYTES + B_BYTES);
+                tensor_load_3d(r->b + at.stage * B_BYTES, b_map, full, kb * 128, w.column, w.group, L2_EVICT_NORMAL);
+            }
 #if CLUSTER > 1
             const int part = (int)cluster_rank() * (BM / CLUSTER);
             tensor_load_3d_multicast(r->a + at.stage * A_BYTES + part * 128, a_map, full, kb * 128,

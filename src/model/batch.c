@@ -116,6 +116,7 @@ static qn_status prepare_device(qn_batch *b, qn_error *error)
     int32_t taken = 0;
     QN_TRY(qn_stream_create(model->ctx, &b->stream, error));
     b->exec.stream = b->stream;
+    b->exec.constant_weights = 1;
     qn_batch_lookup_step(b, &step);
     QN_TRY(chains->create(model->ctx, &step, 1, b->positions, &b->chains[0], &taken, error));
     QN_FAIL_IF(!taken, error, QN_E_UNSUPPORTED, "tensor %s: no kernel of the device looks up rows of its format",

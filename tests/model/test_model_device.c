@@ -3,6 +3,8 @@
  * programs compile without spills. With a real device: logits against the CPU's for every scheme, token by token and in
  * a batch, and the same bits twice. What is missing skips its part and says so.
  *
+ *   test_model_device [PATTERN]   only tests of such a name
+ *
  * QN_TEST_EVERY_CUBIN=1   programs of every scheme for every target, without it of two schemes for two targets
  * QN_TEST_MODEL           a model to compare on a real device too */
 #include <dlfcn.h>
@@ -34,6 +36,13 @@ static const char *const schemes[] = {"f32",  "bf16",     "f16",   "fp8-block", 
 enum { SCHEMES = sizeof schemes / sizeof *schemes };
 
 static fake_driver fake;
+
+/* Where the build left it or, on another machine, among the libraries beside the program. */
+static const char *fake_driver_path(void)
+{
+    return access(QN_FAKE_CUDA, R_OK) == 0 ? QN_FAKE_CUDA : strrchr(QN_FAKE_CUDA, '/') + 1;
+}
+
 static char folder[] = "/tmp/quern-device-XXXXXX";
 
 typedef struct world {
@@ -166,7 +175,7 @@ static void a_pass_is_few_launches_in_every_scheme(void **state)
         world w;
         qn_error error = {0};
         long launches = 0;
-        assert_int_equal(open_world(&w, QN_FAKE_CUDA, QN_FAKE_CUDA, NULL, 0), QN_OK);
+        assert_int_equal(open_world(&w, fake_driver_path(), fake_driver_path(), NULL, 0), QN_OK);
         must(whole_use(&w, path_of(schemes[i]), &launches, &error), &error, schemes[i]);
         if (launches != PASS_LAUNCHES) {
             fail_msg("%s: %ld launches a token, expected %d", schemes[i], launches, PASS_LAUNCHES);
@@ -183,7 +192,7 @@ static void any_driver_call_may_fail(void **state)
         world w;
         qn_error error = {0};
         long launches;
-        assert_int_equal(open_world(&w, QN_FAKE_CUDA, QN_FAKE_CUDA, NULL, 0), QN_OK);
+        assert_int_equal(open_world(&w, fake_driver_path(), fake_driver_path(), NULL, 0), QN_OK);
         fake.break_at(n, n % 2 ? 2 : 700);
         const qn_status status = whole_use(&w, path_of("int8-azp"), &launches, &error);
         qn_model *model = NULL;
@@ -208,7 +217,7 @@ static void memory_may_run_out_anywhere(void **state)
         world w;
         qn_error error = {0};
         long launches;
-        if (open_world(&w, QN_FAKE_CUDA, QN_FAKE_CUDA, NULL, n) != QN_OK) {
+        if (open_world(&w, fake_driver_path(), fake_driver_path(), NULL, n) != QN_OK) {
             assert_int_equal(w.live, 0);
             continue;
         }
@@ -270,7 +279,7 @@ static void launches_compile_for_every_target(void **state)
             qn_model *model = NULL;
             qn_session *session = NULL;
             fake.setup(1, targets[t].major, targets[t].minor);
-            assert_int_equal(open_world(&w, QN_FAKE_CUDA, NULL, cache, 0), QN_OK);
+            assert_int_equal(open_world(&w, fake_driver_path(), NULL, cache, 0), QN_OK);
             const char *const scheme = every ? schemes[i] : few[i];
             qn_status status = open_model(&w, path_of(scheme), QN_BACKEND_CUDA, &model, &error);
             if (status == QN_E_JIT && strstr(error.text, "NVRTC")) {
@@ -291,6 +300,40 @@ static void launches_compile_for_every_target(void **state)
     printf("%d programs compiled, %d faulty\n", logs, faults);
     assert_true(logs > 20);
     assert_int_equal(faults, 0);
+}
+
+/* A folder made by opening a model is what it opens from when nothing may be compiled: quern warm MODEL, --jit off. */
+static void models_open_from_shipped_kernels(void **state)
+{
+    (void)state;
+    char cache[160];
+    snprintf(cache, sizeof cache, "%s/cache", folder);
+    if (logs == 0) {
+        printf("skipped: no kernels were compiled\n");
+        skip();
+    }
+    for (int shipped = 0; shipped < 2; shipped++) {
+        qn_ctx *ctx;
+        qn_ctx_options options;
+        qn_error error = {0};
+        qn_model *model = NULL;
+        qn_session *session = NULL;
+        qn_ctx_options_init(&options);
+        options.cuda_library = fake_driver_path();
+        options.jit = QN_JIT_OFF;
+        options.cubin_dir = shipped ? cache : NULL;
+        must(qn_ctx_create(&options, &ctx, &error), &error, "context");
+        world w = {.ctx = ctx};
+        qn_status status = open_model(&w, path_of("nvfp4-w4a4"), QN_BACKEND_CUDA, &model, &error);
+        if (status == QN_OK) {
+            status = open_session(model, &session, &error);
+        }
+        assert_int_equal(status, shipped ? QN_OK : QN_E_JIT);
+        qn_session_destroy(session);
+        qn_model_close(model);
+        qn_ctx_destroy(ctx);
+        assert_int_equal(fake.live(), 0);
+    }
 }
 
 /* ---- a real device ---- */
@@ -403,8 +446,9 @@ static void logits_agree_with_the_cpu(void **state)
 static int start(void **state)
 {
     (void)state;
-    fake.handle = dlopen(QN_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
+    fake.handle = dlopen(fake_driver_path(), RTLD_NOW | RTLD_LOCAL);
     if (!fake.handle || !mkdtemp(folder)) {
+        fprintf(stderr, "the stand-in driver: %s\n", fake.handle ? "no temporary folder" : dlerror());
         return -1;
     }
     const struct {
@@ -450,13 +494,17 @@ static int stop(void **state)
     return 0;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 1) {
+        cmocka_set_test_filter(argv[1]);
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_pass_is_few_launches_in_every_scheme),
         cmocka_unit_test(any_driver_call_may_fail),
         cmocka_unit_test(memory_may_run_out_anywhere),
         cmocka_unit_test(launches_compile_for_every_target),
+        cmocka_unit_test(models_open_from_shipped_kernels),
         cmocka_unit_test(logits_agree_with_the_cpu),
     };
     return cmocka_run_group_tests(tests, start, stop);

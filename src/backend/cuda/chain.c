@@ -391,6 +391,37 @@ static qn_status make_attention(const matcher *m, qn_chain *chain, launch *l, qn
 
 /* ---- lookup, add ---- */
 
+static void lookup_program(int32_t format, int32_t aligned, qn_cuda_program *program)
+{
+    memset(program, 0, sizeof *program);
+    program->source = "embed.cu";
+    program->entry = "qn_embed";
+    qn_cuda_define(program, "B_FORMAT", format);
+    qn_cuda_define(program, "ALIGNED", aligned);
+}
+
+static void add_program(qn_cuda_program *program)
+{
+    static const char *const zero[] = {"X_FORMAT", "W_FORMAT", "OUT", "STYLE"};
+    memset(program, 0, sizeof *program);
+    program->source = "activation.cu";
+    program->entry = "qn_add";
+    for (size_t i = 0; i < sizeof zero / sizeof *zero; i++) {
+        qn_cuda_define(program, zero[i], 0);
+    }
+    qn_cuda_define(program, "THREADS", THREADS);
+}
+
+int qn_cuda_chain_program(int32_t i, qn_cuda_program *program)
+{
+    if (i == 0) {
+        add_program(program);
+    } else {
+        lookup_program((i - 1) / 2, (i - 1) % 2, program);
+    }
+    return i <= 2 * (QN_MM_Q6_K + 1);
+}
+
 static qn_status make_lookup(const matcher *m, launch *l, int *possible, qn_error *error)
 {
     const qn_chain_step *s = &m->steps[0];
@@ -403,11 +434,7 @@ static qn_status make_lookup(const matcher *m, launch *l, int *possible, qn_erro
     }
     const qn_cuda_mm_part rows = {.b = table->data, .b_row = table->strides[0]};
     qn_cuda_program program;
-    memset(&program, 0, sizeof program);
-    program.source = "embed.cu";
-    program.entry = "qn_embed";
-    qn_cuda_define(&program, "B_FORMAT", format);
-    qn_cuda_define(&program, "ALIGNED", qn_cuda_mm_aligned(format, &rows, k));
+    lookup_program(format, qn_cuda_mm_aligned(format, &rows, k), &program);
     l->arguments.embed = (qn_cuda_embed){.ids = s->args.in[1].data,
                                          .b = table->data,
                                          .y = s->args.out[0].data,
@@ -422,14 +449,7 @@ static qn_status make_add(const matcher *m, launch *l, qn_error *error)
 {
     const qn_args *args = &m->steps[0].args;
     qn_cuda_program program;
-    memset(&program, 0, sizeof program);
-    program.source = "activation.cu";
-    program.entry = "qn_add";
-    static const char *const names[] = {"X_FORMAT", "W_FORMAT", "OUT", "STYLE"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        qn_cuda_define(&program, names[i], 0);
-    }
-    qn_cuda_define(&program, "THREADS", THREADS);
+    add_program(&program);
     const int64_t k = args->out[0].shape.dims[1];
     l->arguments.activation = (qn_cuda_activation){.w = args->in[0].data,
                                                    .y = args->out[0].data,

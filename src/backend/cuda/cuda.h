@@ -137,6 +137,12 @@ typedef struct qn_cuda_run {
     cu_stream stream;
 } qn_cuda_run;
 
+/* 1: the caller promises that no work under way in the stream writes the weights. */
+static inline int32_t qn_cuda_constant_weights(const qn_cuda_run *run)
+{
+    return run->call->exec && run->call->exec->constant_weights;
+}
+
 /* impl of a CUDA row. */
 typedef struct qn_cuda_impl {
     uint32_t targets; /* QN_SM_BIT of each */
@@ -247,9 +253,13 @@ typedef struct qn_cuda_family {
 
 extern const qn_cuda_family qn_cuda_quantize_family, qn_cuda_block_scaled_mm_family,
     qn_cuda_grouped_block_scaled_mm_family, qn_cuda_scaled_mm_family, qn_cuda_mm_family, qn_cuda_activation_family,
-    qn_cuda_fp4_family, qn_cuda_vq_family;
+    qn_cuda_fp4_family, qn_cuda_fp4_mm_family, qn_cuda_vq_family;
 
 extern const qn_backend_chains qn_cuda_chains;
+
+/* Program i (from 0) of those that every model needs beside its operators' and that no shape changes; 0: there is
+ * none. For warming. */
+int qn_cuda_chain_program(int32_t i, qn_cuda_program *program);
 
 /* A device for the generator (vq_device.c); the context's, or a typical one. */
 void qn_cuda_vq_device(const qn_cuda_device *device, qn_vq_device *out);

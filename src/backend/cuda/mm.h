@@ -1,5 +1,6 @@
-/* What the host side of the portable matrix products (run_mm.c) gives to chains (chain.c) too: an operator's operands
- * as kernels/cuda/mm_few.cu takes them, and how that kernel is cut. */
+/* What the host side of the portable matrix products (run_mm.c) gives to others: to chains (chain.c) and to families of
+ * one architecture (run_fp4_mm.c) an operator's operands as the kernels take them; to chains how kernels/cuda/mm_few.cu
+ * is cut; to families the portable kernel for what theirs do not take. */
 #ifndef QN_BACKEND_CUDA_MM_H
 #define QN_BACKEND_CUDA_MM_H
 
@@ -32,6 +33,16 @@ uint32_t qn_cuda_few_blocks(const qn_cuda_few *few, int64_t n);
 
 /* The weight, bias and the like of a run. */
 qn_cuda_mm_part qn_cuda_mm_part_of(const qn_op_desc *desc, const qn_args *args);
+
+/* K of a matrix product. */
+int64_t qn_cuda_mm_depth(const qn_op_desc *desc);
+
+/* The argument of a run. */
+qn_cuda_mm qn_cuda_mm_arguments(const qn_run_call *call);
+
+/* The portable kernel that takes operands of any alignment: its program, and the launch of program i of a plan. */
+void qn_cuda_mm_any_program(const qn_op_desc *desc, qn_cuda_program *program);
+qn_status qn_cuda_mm_launch_any(const qn_cuda_run *run, int32_t i, qn_error *error);
 
 /* Parameters that follow from the descriptor: B_FORMAT, OUT, BIAS, AZP. */
 void qn_cuda_mm_define(const qn_op_desc *desc, qn_cuda_program *program);

@@ -18,17 +18,18 @@ enum { PLAIN = 0, TILES, FEW = TILES + QN_BLOCK_TILES, SKINNY };
 static const int32_t heights[] = {8, 16, 32, 64, 128};
 enum { HEIGHTS = sizeof heights / sizeof *heights };
 
-/* Measured on an H200: for strips of 64 rows of b and 128-blocks of K, up to 32, 64 and 128 rows. */
+/* Measured on an H200 with constant weights: for strips of 64 rows of b and 128-blocks of K, up to 32, 64 and 128 rows.
+ */
 static const struct tuned {
     int32_t strips, blocks;
     qn_strip rows32, rows64, rows128;
 } tuned[] = {
-    {33, 56, {2, 4, 2, 6, 1}, {2, 4, 2, 4, 1}, {2, 4, 1, 6, 1}},
-    {64, 56, {1, 2, 2, 8, 1}, {1, 2, 4, 3, 1}, {1, 2, 2, 4, 1}},
-    {112, 16, {1, 1, 2, 8, 1}, {1, 1, 2, 6, 1}, {1, 2, 1, 6, 1}},
-    {112, 128, {4, 4, 2, 3, 1}, {2, 4, 2, 2, 2}, {2, 2, 1, 6, 1}},
-    {384, 12, {3, 1, 1, 7, 1}, {3, 1, 1, 7, 1}, {2, 1, 1, 4, 1}},
-    {512, 4, {2, 1, 1, 5, 2}, {2, 1, 1, 4, 2}, {2, 1, 1, 4, 1}},
+    {33, 56, {1, 4, 2, 6, 2, 1, 0}, {1, 4, 2, 3, 2, 2, 0}, {2, 4, 2, 3, 1, 2, 0}},
+    {64, 56, {1, 2, 2, 6, 2, 1, 0}, {1, 2, 4, 3, 1, 1, 1}, {1, 2, 2, 4, 1, 1, 0}},
+    {112, 16, {2, 2, 2, 3, 2, 1, 0}, {1, 1, 2, 6, 1, 1, 1}, {1, 2, 1, 6, 1, 1, 0}},
+    {112, 128, {2, 4, 2, 3, 2, 1, 0}, {2, 2, 2, 4, 1, 2, 0}, {2, 2, 2, 3, 1, 2, 0}},
+    {384, 12, {3, 1, 2, 4, 1, 1, 0}, {3, 1, 1, 6, 1, 1, 0}, {2, 1, 1, 4, 1, 1, 0}},
+    {512, 4, {2, 1, 2, 2, 2, 1, 0}, {2, 1, 1, 4, 2, 1, 1}, {2, 1, 1, 4, 1, 1, 0}},
 };
 
 static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
@@ -78,7 +79,8 @@ static qn_strip strip_of(const qn_op_desc *desc, const qn_cuda_device *device, i
                   .split = 1,
                   .unroll = rows < 64 ? 2 : 1,
                   .stages = 6,
-                  .occupancy = 1};
+                  .occupancy = 1,
+                  .pair = 1};
     while (s.split < MOST_SPLIT && 2 * s.split * qn_ceil_div(strips, s.groups) <= device->sms &&
            16 * s.split <= blocks) {
         s.split *= 2;
@@ -122,7 +124,7 @@ typedef struct operands {
     const void *a, *b, *scale_a, *scale_b, *groups;
     void *d;
     long long a_row, b_row, scale_a_row, scale_a_block, scale_b_row, d_row, none;
-    int32_t m, n, k, experts, zero;
+    int32_t m, n, k, experts, zero, constant;
 } operands;
 
 static operands operands_of(const qn_run_call *call)
@@ -196,6 +198,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
 {
     QN_FAIL_IF(run->call->sizes.m > INT32_MAX, error, QN_E_UNSUPPORTED, "block_scaled_mm: M is 2^31 or more");
     operands o = operands_of(run->call);
+    o.constant = qn_cuda_constant_weights(run);
     if (!qn_tile_aligned(o.a, o.a_row, 0) || !qn_tile_aligned(o.b, o.b_row, 0)) {
         return launch_plain(run, &o, error);
     }
@@ -206,19 +209,22 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     const int skinny = height < HEIGHTS && (o.m <= 64 || !has_few(run->call->desc, run->device));
     const int32_t program = skinny ? SKINNY + height : choose_tile(run, &o);
     qn_tensor_map a_map, b_map, d_map;
-    void *common[] = {&o.scale_a, &o.scale_a_row, &o.scale_a_block, &o.none, &o.scale_b, &o.scale_b_row,
-                      &o.none,    &o.d,           &o.d_row,         &o.none, &o.groups,  &o.m,
-                      &o.n,       &o.k,           &o.experts,       &o.zero, &o.zero,    &o.zero};
+    void *common[] = {&o.scale_a, &o.scale_a_row, &o.scale_a_block, &o.none,     &o.scale_b, &o.scale_b_row, &o.none,
+                      &o.d,       &o.d_row,       &o.none,          &o.groups,   &o.m,       &o.n,           &o.k,
+                      &o.experts, &o.zero,        &o.zero,          &o.constant, &o.zero};
     void *arguments[3 + sizeof common / sizeof *common] = {&a_map, &b_map, &d_map};
     memcpy(&arguments[skinny ? 2 : 3], common, sizeof common);
     if (skinny) {
         const qn_strip s = strip_of(run->call->desc, run->device, heights[height]);
-        QN_TRY(qn_tile_byte_map(run, o.a, o.k, o.m, 1, o.a_row, o.a_row * o.m, heights[height], &a_map, error));
+        QN_TRY(
+            qn_tile_byte_map(run, o.a, o.k, o.m, 1, o.a_row, o.a_row * o.m, heights[height] / s.pair, &a_map, error));
         QN_TRY(qn_tile_byte_map(run, o.b, o.k, o.n, 1, o.b_row, o.b_row * o.n, 64 * s.groups, &b_map, error));
-        const qn_cuda_geometry g = {.grid = {(uint32_t)(qn_ceil_div(o.n, 64 * s.groups) * s.split), 1, 1},
+        const int32_t cluster = s.pair * s.split;
+        o.constant = o.constant && !s.late;
+        const qn_cuda_geometry g = {.grid = {(uint32_t)(qn_ceil_div(o.n, 64 * s.groups * s.pair) * cluster), 1, 1},
                                     .block = {128 * (uint32_t)s.groups + 64, 1, 1},
                                     .shared_bytes = (uint32_t)qn_strip_shared(&s, heights[height], QN_ONE_MATRIX),
-                                    .cluster = (uint32_t)s.split,
+                                    .cluster = (uint32_t)cluster,
                                     .dependent = 1};
         return qn_cuda_launch(run, program, &g, arguments, error);
     }

@@ -42,7 +42,7 @@ static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 static qn_strip strip_of(const qn_op_desc *desc, const qn_cuda_device *device, int32_t rows)
 {
     const qn_shape *b = &desc->in[QN_BMM_B];
-    qn_strip best = {.groups = 1, .split = 1, .unroll = 2, .stages = 8, .occupancy = 1};
+    qn_strip best = {.groups = 1, .split = 1, .unroll = 2, .stages = 8, .occupancy = 1, .pair = 1};
     double least = 0.0;
     for (int32_t groups = 3; groups > 0; groups--) {
         const int64_t rounds = qn_ceil_div(b->dims[0] * qn_ceil_div(b->dims[1], 64 * groups), device->sms);
@@ -91,7 +91,7 @@ typedef struct operands {
     long long a_row, a_group, b_row, b_group, scale_a_row, scale_a_block, scale_a_group, scale_b_row, scale_b_group;
     long long d_row, d_group;
     int64_t d_bytes;
-    int32_t m, n, k, experts, low, high, zero, masked;
+    int32_t m, n, k, experts, low, high, zero, constant, masked;
 } operands;
 
 static operands operands_of(const qn_run_call *call)
@@ -166,14 +166,14 @@ static qn_status launch_plain(const qn_cuda_run *run, operands *o, qn_error *err
 }
 
 /* Arguments of tiles and strips after their maps. */
-enum { COMMON = 18 };
+enum { COMMON = 19 };
 static void common_arguments(operands *o, void **to)
 {
     void *const common[COMMON] = {&o->scale_a, &o->scale_a_row, &o->scale_a_block, &o->scale_a_group,
                                   &o->scale_b, &o->scale_b_row, &o->scale_b_group, &o->d,
                                   &o->d_row,   &o->d_group,     &o->groups,        &o->m,
                                   &o->n,       &o->k,           &o->experts,       &o->low,
-                                  &o->zero,    &o->high};
+                                  &o->zero,    &o->constant,    &o->high};
     memcpy(to, common, sizeof common);
 }
 

@@ -180,7 +180,7 @@ void qn_cuda_mm_define(const qn_op_desc *desc, qn_cuda_program *program)
                                                                : 1);
 }
 
-static int64_t depth_of(const qn_op_desc *desc)
+int64_t qn_cuda_mm_depth(const qn_op_desc *desc)
 {
     const slots s = slots_of(desc->op);
     const int fp4 = desc->op == QN_OP_NVFP4_MM || desc->op == QN_OP_MXFP4_MM;
@@ -194,29 +194,41 @@ static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
     if (qn_cuda_weight_format(desc) < 0) {
         return "weights of that format have no device code";
     }
-    return b->dims[0] > INT32_MAX / 2 || depth_of(desc) > INT32_MAX / 2 ? "N or K is 2^30 or more" : NULL;
+    return b->dims[0] > INT32_MAX / 2 || qn_cuda_mm_depth(desc) > INT32_MAX / 2 ? "N or K is 2^30 or more" : NULL;
+}
+
+/* The program of mm_tile.cu. */
+static void program_of(const qn_op_desc *desc, int32_t aligned, qn_cuda_program *p)
+{
+    const int32_t act = act_format(desc);
+    p->source = "mm_tile.cu";
+    p->entry = "qn_mm_tile";
+    qn_cuda_mm_define(desc, p);
+    qn_cuda_define(p, "A_FORMAT", act);
+    qn_cuda_define(p, "X_FORMAT", act ? 0 : qn_cuda_float_format(desc->in[slots_of(desc->op).x].format));
+    qn_cuda_define(p, "ALIGNED", aligned);
+}
+
+void qn_cuda_mm_any_program(const qn_op_desc *desc, qn_cuda_program *program)
+{
+    program_of(desc, 0, program);
 }
 
 static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
                         qn_cuda_program *out)
 {
     (void)kernel;
-    const slots s = slots_of(desc->op);
     const int32_t format = qn_cuda_weight_format(desc);
-    const int64_t n = desc->in[s.b].dims[0], k = depth_of(desc);
+    const int64_t n = desc->in[slots_of(desc->op).b].dims[0], k = qn_cuda_mm_depth(desc);
     const int32_t count = k % qn_cuda_weight_unit(format) ? 1 : FEW + FEW_COUNT;
     for (int32_t i = 0; i < count; i++) {
         qn_cuda_program *p = &out[i];
-        const int32_t act = act_format(desc);
-        p->source = i < FEW ? "mm_tile.cu" : "mm_few.cu";
-        p->entry = i < FEW ? "qn_mm_tile" : "qn_mm_few";
-        qn_cuda_mm_define(desc, p);
-        qn_cuda_define(p, "A_FORMAT", act);
-        qn_cuda_define(p, "X_FORMAT", act ? 0 : qn_cuda_float_format(desc->in[s.x].format));
-        qn_cuda_define(p, "ALIGNED", i != ANY);
+        program_of(desc, i != ANY, p);
         if (i >= FEW) {
             const int32_t rows = few_rows[i - FEW];
             const qn_cuda_few few = qn_cuda_few_shape(format, n, k, rows, 0, device->sms);
+            p->source = "mm_few.cu";
+            p->entry = "qn_mm_few";
             qn_cuda_few_define(&few, rows, p);
             qn_cuda_define(p, "CHAIN", 0);
             p->shared_bytes = few.shared_bytes;
@@ -267,16 +279,16 @@ int qn_cuda_mm_aligned(int32_t format, const qn_cuda_mm_part *part, int64_t k)
     return k % qn_cuda_weight_unit(format) == 0 && ((uint64_t)(uintptr_t)part->b | (uint64_t)part->b_row) % align == 0;
 }
 
-static qn_cuda_mm arguments_of(const qn_run_call *call)
+qn_cuda_mm qn_cuda_mm_arguments(const qn_run_call *call)
 {
     const qn_op_desc *desc = call->desc;
     const qn_view *in = call->args->in;
     qn_cuda_mm a;
     memset(&a, 0, sizeof a);
     a.part[0] = qn_cuda_mm_part_of(desc, call->args);
-    a.m = (int32_t)call->sizes.m;
+    a.m = (int32_t)qn_min_i64(call->sizes.m, INT32_MAX);
     a.n = a.part[0].n;
-    a.k = (int32_t)depth_of(desc);
+    a.k = (int32_t)qn_cuda_mm_depth(desc);
     const qn_view *x = &in[slots_of(desc->op).x];
     if (desc->op == QN_OP_SCALED_MM) {
         a.x_scale = in[QN_SMM_SCALE_A].data;
@@ -300,34 +312,44 @@ static qn_cuda_mm arguments_of(const qn_run_call *call)
     return a;
 }
 
+static qn_status launch_tiles(const qn_cuda_run *run, int32_t program, qn_cuda_mm *a, qn_error *error)
+{
+    QN_FAIL_IF(a->m > TILE * MOST_GRID_Y, error, QN_E_UNSUPPORTED, "%s: %d rows are more than one launch takes",
+               run->kernel->name, a->m);
+    void *const arguments[] = {a};
+    const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(a->n, TILE), (uint32_t)qn_ceil_div(a->m, TILE), 1},
+                                .block = {THREADS, 1, 1},
+                                .dependent = run->device->major >= 9};
+    return a->n == 0 ? QN_OK : qn_cuda_launch(run, program, &g, arguments, error);
+}
+
+qn_status qn_cuda_mm_launch_any(const qn_cuda_run *run, int32_t program, qn_error *error)
+{
+    qn_cuda_mm a = qn_cuda_mm_arguments(run->call);
+    return launch_tiles(run, program, &a, error);
+}
+
 static qn_status launch(const qn_cuda_run *run, qn_error *error)
 {
-    QN_FAIL_IF(run->call->sizes.m > (int64_t)TILE * MOST_GRID_Y, error, QN_E_UNSUPPORTED,
-               "%s: %lld rows are more than one launch takes", run->kernel->name, (long long)run->call->sizes.m);
-    qn_cuda_mm a = arguments_of(run->call);
+    qn_cuda_mm a = qn_cuda_mm_arguments(run->call);
     void *const arguments[] = {&a};
     const int32_t format = qn_cuda_weight_format(run->call->desc);
-    if (a.n == 0) {
-        return QN_OK;
-    }
     int aligned = qn_cuda_mm_aligned(format, &a.part[0], a.k);
     if (format == QN_MM_I8) {
         aligned = aligned && ((uint64_t)(uintptr_t)a.x | (uint64_t)a.x_row) % 4 == 0;
     }
-    qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(a.n, TILE), (uint32_t)qn_ceil_div(a.m, TILE), 1},
-                          .block = {THREADS, 1, 1},
-                          .dependent = run->device->major >= 9};
-    if (!aligned || a.m > few_rows[FEW_COUNT - 1]) {
-        return qn_cuda_launch(run, aligned ? TILES : ANY, &g, arguments, error);
+    if (!aligned || a.m > few_rows[FEW_COUNT - 1] || a.n == 0) {
+        return launch_tiles(run, aligned ? TILES : ANY, &a, error);
     }
     int32_t i = 0;
     while (few_rows[i] < a.m) {
         i++;
     }
     const qn_cuda_few few = qn_cuda_few_shape(format, a.n, a.k, few_rows[i], 0, run->device->sms);
-    g.grid[0] = qn_cuda_few_blocks(&few, a.n);
-    g.grid[1] = 1;
-    g.shared_bytes = (uint32_t)few.shared_bytes;
+    const qn_cuda_geometry g = {.grid = {qn_cuda_few_blocks(&few, a.n), 1, 1},
+                                .block = {THREADS, 1, 1},
+                                .shared_bytes = (uint32_t)few.shared_bytes,
+                                .dependent = run->device->major >= 9};
     return qn_cuda_launch(run, FEW + i, &g, arguments, error);
 }
 

@@ -128,7 +128,8 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
         qn_cuda_define(&out[i], "TYPE", int8 ? QN_TYPE_INT8 : desc->attr[QN_ATTR_TYPE].i);
         qn_cuda_define(&out[i], "LANES", p.lanes);
         qn_cuda_define(&out[i], "UNROLL", unroll_of(desc, i == WIDE));
-        qn_cuda_define(&out[i], "TEAM_BLOCKS", i == WIDE ? 1 : silu ? 6 : 4);
+        /* as many blocks as the registers of two segments allow: f32 takes twice those of 16 bits */
+        qn_cuda_define(&out[i], "TEAM_BLOCKS", i == WIDE ? 1 : !silu ? 4 : desc->in[0].format == QN_F32 ? 5 : 6);
         qn_cuda_define(&out[i], "ITEMS", i == WIDE ? p.wide_items : p.items);
         qn_cuda_define(&out[i], "THREADS", i == WIDE ? p.wide_threads : p.threads);
         qn_cuda_define(&out[i], "ASYMMETRIC", (silu || int8) && !desc->attr[QN_ATTR_SYMMETRIC].i);

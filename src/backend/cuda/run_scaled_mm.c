@@ -112,7 +112,7 @@ typedef struct operands {
     const void *a, *b, *scale_a, *scale_b, *bias, *adjust, *azp;
     void *d;
     long long a_row, b_row, scale_a_step, scale_b_step, azp_step, d_row;
-    int32_t m, n, k;
+    int32_t m, n, k, constant;
 } operands;
 
 /* From one element of a vector to the next: 0 where one serves all. */
@@ -147,12 +147,12 @@ static operands operands_of(const qn_run_call *call)
                       .k = (int32_t)call->sizes.k};
 }
 
-enum { COMMON = 13 };
+enum { COMMON = 14 };
 static void common_arguments(operands *o, void **to)
 {
     void *const common[COMMON] = {&o->scale_a, &o->scale_a_step, &o->scale_b, &o->scale_b_step, &o->bias, &o->adjust,
                                   &o->azp,     &o->azp_step,     &o->d,       &o->d_row,        &o->m,    &o->n,
-                                  &o->k};
+                                  &o->k,       &o->constant};
     memcpy(to, common, sizeof common);
 }
 
@@ -191,6 +191,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
 {
     QN_FAIL_IF(run->call->sizes.m > INT32_MAX, error, QN_E_UNSUPPORTED, "scaled_mm: M is 2^31 or more");
     operands o = operands_of(run->call);
+    o.constant = qn_cuda_constant_weights(run);
     if (o.n == 0) {
         return QN_OK;
     }

@@ -60,12 +60,11 @@ void qn_strip_program(const qn_strip *s, int32_t rows, int32_t out, int32_t layo
     qn_cuda_define(p, "LAYOUT", layout);
     qn_cuda_define(p, "ROWS", rows);
     qn_cuda_define(p, "GROUPS", s->groups);
-    qn_cuda_define(p, "PAIR", 1);
+    qn_cuda_define(p, "PAIR", s->pair);
     qn_cuda_define(p, "SPLIT", s->split);
     qn_cuda_define(p, "UNROLL", s->unroll);
     qn_cuda_define(p, "STAGES", s->stages);
     qn_cuda_define(p, "OCCUPANCY", s->occupancy);
-    qn_cuda_define(p, "EARLY", 0);
 }
 
 void qn_strip_fit(qn_strip *s, int32_t rows, int32_t layout)

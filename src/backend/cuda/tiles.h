@@ -25,7 +25,8 @@ typedef struct qn_tile {
 
 /* Parameters of the kernel for few rows. */
 typedef struct qn_strip {
-    int32_t groups, split, unroll, stages, occupancy;
+    int32_t groups, split, unroll, stages, occupancy, pair;
+    int32_t late; /* 1: faster when constant weights wait too */
 } qn_strip;
 
 /* The tiles for many rows, in the order of qn_block_tiles. */

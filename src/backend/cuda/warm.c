@@ -143,6 +143,11 @@ qn_status qn_kernels_warm(qn_ctx *ctx, const char *targets, qn_warm_fn fn, void 
             qn_warm_info info = {
                 .kernel = "ceiling", .case_text = "", .target = qn_cuda_target_name((qn_cuda_target)t)};
             warm_program(&w, &qn_cuda_ceiling_program, (qn_cuda_target)t, &info);
+            qn_cuda_program program;
+            info.kernel = "chain";
+            for (int32_t i = 0; !w.stopped && qn_cuda_chain_program(i, &program); i++) {
+                warm_program(&w, &program, (qn_cuda_target)t, &info);
+            }
         }
     }
     qn_buffer_free(&w.keys);
