@@ -191,12 +191,18 @@ static const char *accepts_plain(const qn_kernel *kernel, const qn_op_desc *desc
                : NULL;
 }
 
+/* 0: keys are not turned; 1: pairs of halves, 2: of neighbours. */
+static int32_t turn_of(const qn_op_desc *desc)
+{
+    const int neighbours = desc->attr[QN_ATTR_STYLE].i == QN_ROPE_INTERLEAVED;
+    return desc->attr[QN_ATTR_ROPE_THETA].f > 0.0f ? 1 + neighbours : 0;
+}
+
 /* The plain program of a rung; aligned: entries begin at multiples of their size. */
 static void plain_program(const qn_op_desc *desc, const qn_cuda_device *device, int aligned, qn_cuda_program *out)
 {
     const scheme s = scheme_of(desc);
     const int32_t cached = cached_of(desc, &s, device);
-    const int turned = desc->attr[QN_ATTR_ROPE_THETA].f > 0.0f;
     out->source = "vq_attention_plain.cu";
     out->entry = "qn_vq_attention_plain";
     out->shared_bytes = plain_shared(desc, &s, cached);
@@ -207,7 +213,7 @@ static void plain_program(const qn_op_desc *desc, const qn_cuda_device *device, 
     qn_cuda_define(out, "VEC", s.vector);
     qn_cuda_define(out, "CACHED", cached);
     qn_cuda_define(out, "SWEEP", sweeps(desc));
-    qn_cuda_define(out, "TURN", !turned ? 0 : desc->attr[QN_ATTR_STYLE].i == QN_ROPE_INTERLEAVED ? 2 : 1);
+    qn_cuda_define(out, "TURN", turn_of(desc));
     qn_cuda_define(out, "ALIGNED", aligned);
 }
 
@@ -273,28 +279,36 @@ typedef struct shape {
     int32_t kv_heads, queries, warps, halves, code_bytes, shared_bytes;
 } shape;
 
-/* How a block shares tables; halves 0: it cannot. */
-static shape shape_of(const scheme *s)
+/* How a block shares tables; halves 0: it cannot. Keys that are turned have a table of pairs for all queries, others one of
+ * products for each. */
+static shape shape_of(const scheme *s, int turned)
 {
     shape best = {0};
     const int32_t groups = s->size / s->vector, words = groups > 32 ? 2 : 1;
-    const int32_t sharers = groups < 32 ? 32 / qn_max_i64(groups, 1) > 0 ? 32 / groups : 1 : 1;
-    const int32_t values = words * (s->vector / 2 / sharers);
-    for (int32_t queries = 1; queries <= 4 && queries <= s->group; queries *= 2) {
-        if (s->group % queries == 0 && words * queries + values <= MOST_HALVES) {
-            best.queries = queries;
-            best.kv_heads = queries == 1 && s->kv_heads % 2 == 0 && 2 * (words + values) <= MOST_HALVES ? 2 : 1;
-        }
-    }
-    if (best.queries == 0) {
+    const int32_t sharers = groups > 0 && groups < 32 ? 32 / groups : 1;
+    const int32_t values = words * (s->vector / 2 / sharers), pairs = 2 * (s->size > 128 ? s->size / 128 : 1);
+    if (groups > 64 || groups < (turned ? 8 : 4)) {
         return best;
     }
-    best.warps = best.queries == 4 ? 8 : best.queries == 2 || s->size > 128 ? 12 : 16;
-    best.halves = best.kv_heads * (words * best.queries + values);
+    for (int32_t queries = 1; queries <= (turned ? 2 : 4); queries *= 2) {
+        const int32_t keys = turned ? pairs : words * queries;
+        if (s->group % queries == 0 && keys + values <= MOST_HALVES) {
+            best.queries = queries;
+            best.kv_heads = queries == 1 && s->kv_heads % 2 == 0 && 2 * (keys + values) <= MOST_HALVES ? 2 : 1;
+            best.halves = best.kv_heads * (keys + values);
+        }
+    }
+    best.warps = turned || (words == 2 && (best.queries == 2 || s->size > 128)) ? 8 : 12;
     best.code_bytes = 4 * words;
     best.shared_bytes = (best.halves + 1) / 2 * 256 * s->entries + best.warps * best.queries * 128 +
                         best.kv_heads * best.queries * s->size * 4 + best.warps * (s->size + 2) * 4;
+    best.shared_bytes = (best.shared_bytes + 15) / 16 * 16 + (turned ? s->size * 8 : 0);
     return best;
+}
+
+static int turns(const qn_op_desc *desc)
+{
+    return desc->attr[QN_ATTR_ROPE_THETA].f > 0.0f;
 }
 
 static const char *accepts_tables(const qn_kernel *kernel, const qn_op_desc *desc)
@@ -304,9 +318,6 @@ static const char *accepts_tables(const qn_kernel *kernel, const qn_op_desc *des
     const int32_t level = desc->attr[QN_ATTR_LEVEL].i;
     if (level != QN_VQ_LEVEL_AUTO && level != QN_VQ_LEVEL_O4) {
         return "another rung of the ladder is asked for";
-    }
-    if (desc->attr[QN_ATTR_ROPE_THETA].f > 0.0f) {
-        return "keys are turned: their products with a query differ by token";
     }
     if (s.size != 64 && s.size != 128 && s.size != 256) {
         return "the head size is none of 64, 128, 256";
@@ -323,7 +334,7 @@ static const char *accepts_tables(const qn_kernel *kernel, const qn_op_desc *des
     if (desc->in[QN_VQA_K_CODES].dims[1] > INT32_MAX / 4 || desc->in[QN_VQA_Q].dims[0] > MOST_GRID_Y) {
         return "there are too many tokens or sequences";
     }
-    return s.heads > 0 && shape_of(&s).halves > 0 ? NULL : "the tables of a head do not fit into shared memory";
+    return s.heads > 0 && shape_of(&s, turns(desc)).halves > 0 ? NULL : "the tables of a head do not fit into shared memory";
 }
 
 static int32_t tables_programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
@@ -331,7 +342,7 @@ static int32_t tables_programs(const qn_kernel *kernel, const qn_op_desc *desc, 
 {
     (void)kernel;
     const scheme s = scheme_of(desc);
-    const shape t = shape_of(&s);
+    const shape t = shape_of(&s, turns(desc));
     out[TABLES].source = "vq_attention.cu";
     out[TABLES].entry = "qn_vq_attention";
     out[TABLES].shared_bytes = t.shared_bytes;
@@ -339,6 +350,7 @@ static int32_t tables_programs(const qn_kernel *kernel, const qn_op_desc *desc, 
     qn_cuda_define(&out[TABLES], "SIZE", s.size);
     qn_cuda_define(&out[TABLES], "VEC", s.vector);
     qn_cuda_define(&out[TABLES], "BITS", s.bits);
+    qn_cuda_define(&out[TABLES], "TURN", turn_of(desc));
     qn_cuda_define(&out[TABLES], "KV_HEADS", t.kv_heads);
     qn_cuda_define(&out[TABLES], "QUERIES", t.queries);
     qn_cuda_define(&out[TABLES], "WARPS", t.warps);
@@ -347,16 +359,17 @@ static int32_t tables_programs(const qn_kernel *kernel, const qn_op_desc *desc, 
     return TABLES_PROGRAMS;
 }
 
+/* Rows begin at multiples of `unit`, and not too far apart. */
 static int aligned_codes(const qn_cuda_vq_codes *c, int64_t unit)
 {
-    return ((int64_t)(uintptr_t)c->data | c->batch | c->token | c->head) % unit == 0;
+    return c->token <= INT32_MAX && c->token >= 0 && ((int64_t)(uintptr_t)c->data | c->batch | c->token | c->head) % unit == 0;
 }
 
 static qn_status launch_tables(const qn_cuda_run *run, qn_error *error)
 {
     qn_cuda_vq_attention a = attention_of(run);
     const scheme s = scheme_of(run->call->desc);
-    const shape t = shape_of(&s);
+    const shape t = shape_of(&s, turns(run->call->desc));
     if (a.batch == 0) {
         return QN_OK;
     }
