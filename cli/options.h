@@ -60,6 +60,7 @@ typedef enum cli_option_id {
     OPT_FORCE,
     OPT_KEEP_LAYERS,
     OPT_KEEP_QKV,
+    OPT_HEAD,
     OPT_CALIBRATE,
     OPT_PACK,
     OPT_LIST,

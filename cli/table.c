@@ -85,6 +85,9 @@ const cli_option cli_options[OPT_LIMIT] = {
     [OPT_KEEP_QKV] = {"keep-qkv", NULL, 0, KIND_CHOICE, 0, 0, "auto", "auto|yes|no",
                       "leave the q, k and v projections in BF16; auto: for the FP8 schemes and models of hidden size "
                       "below 1024"},
+    [OPT_HEAD] = {"head", "output-layer", 0, KIND_CHOICE, 0, 0, "bf16", "bf16|fp8|int8|int8-azp",
+                  "how to store the output layer, beside weights in a scheme of compressed-tensors; embeddings that it "
+                  "shares stay BF16 and it gets a weight of its own"},
     [OPT_CALIBRATE] = {"calibrate", "calibration", 0, KIND_TEXT, 0, 0, NULL, "FILE",
                        "the text whose first 4096 tokens show what inputs the layers get (default: a built-in one)"},
     [OPT_PACK] = {"pack", NULL, 0, KIND_FLAG, 0, 0, NULL, NULL,
@@ -162,8 +165,8 @@ const cli_verb cli_verbs[] = {
      "quern verify folder/", verb_verify},
 
     {"quantize", "MODEL OUT", 2, 2, 1,
-     OPTIONS(OPT_MODEL, OPT_WEIGHTS, OPT_LIST, OPT_FORCE, OPT_KEEP_LAYERS, OPT_KEEP_QKV, OPT_CALIBRATE, OPT_PACK,
-             OPT_THREADS, OPT_JSON, COMMON),
+     OPTIONS(OPT_MODEL, OPT_WEIGHTS, OPT_LIST, OPT_FORCE, OPT_KEEP_LAYERS, OPT_KEEP_QKV, OPT_HEAD, OPT_CALIBRATE,
+             OPT_PACK, OPT_THREADS, OPT_JSON, COMMON),
      "write a model in another number format",
      "Writes folder OUT with safetensors, config.json and tokenizer files in the layouts other tools read. The folder "
      "appears under its name only when it is complete.",

@@ -48,12 +48,14 @@ static int check_scheme(cli *c)
     return cli_fail(c, EXIT_USAGE, "--weights: there is no scheme '%.60s'; 'quern quantize --list' shows them", scheme);
 }
 
-/* FIRST,LAST of --keep-layers; --keep-qkv */
+/* FIRST,LAST of --keep-layers; --keep-qkv; --head */
 static int read_kept(cli *c, qn_quantize_options *options)
 {
     const char *text = c->value[OPT_KEEP_LAYERS].s;
     const char *qkv = c->value[OPT_KEEP_QKV].s;
+    const char *head = c->value[OPT_HEAD].s;
     options->keep_qkv = strcmp(qkv, "auto") == 0 ? -1 : strcmp(qkv, "yes") == 0;
+    options->head = strcmp(head, "bf16") == 0 ? NULL : head;
     if (!text)
         return 0;
     const char *s = text;

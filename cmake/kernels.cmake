@@ -6,11 +6,11 @@ set(QN_ISA_FLAGS_avx512 -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mav
 set(QN_ISA_FLAGS_avx512vnni ${QN_ISA_FLAGS_avx512} -mavx512vnni -mavx512vbmi)
 set(QN_ISA_FLAGS_avx512bf16 ${QN_ISA_FLAGS_avx512vnni} -mavx512bf16 -mgfni)
 set(QN_ISA_FLAGS_amx ${QN_ISA_FLAGS_avx512bf16} -mamx-tile -mamx-int8 -mamx-bf16)
-# Unrolled tiles under sanitizers at -O3 take a compiler minutes a file: there, less optimisation and none of the
+# Unrolled tiles under sanitizers at -O3 take a compiler minutes a file: there, less optimisation, calls (kernels/cpu/name.h) and none of the
 # checks that put a branch at every access and that ASan covers.
 set(QN_KERNEL_OPTIMISE -O3)
 if(QN_SANITIZE OR QN_THREAD_SANITIZE)
-  set(QN_KERNEL_OPTIMISE -O1 -fno-sanitize=pointer-overflow,null,alignment,object-size)
+  set(QN_KERNEL_OPTIMISE -O1 -DQN_KERNEL_CALLS -fno-sanitize=pointer-overflow,null,alignment,object-size)
 endif()
 foreach(isa scalar avx2 avx512 avx512vnni avx512bf16 amx)
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/kernels/cpu/${isa}/*.c)
@@ -19,5 +19,9 @@ foreach(isa scalar avx2 avx512 avx512vnni avx512bf16 amx)
     target_link_libraries(qn_kernels_${isa} PUBLIC quern_flags)
     target_compile_options(qn_kernels_${isa} PRIVATE ${QN_ISA_FLAGS_${isa}} ${QN_KERNEL_OPTIMISE})
     list(APPEND QN_OBJECTS $<TARGET_OBJECTS:qn_kernels_${isa}>)
+    if(QN_SANITIZE OR QN_THREAD_SANITIZE) # small, and most of the time of the tests that fit codebooks
+      set_source_files_properties(${PROJECT_SOURCE_DIR}/kernels/cpu/${isa}/fit_${isa}.c PROPERTIES COMPILE_OPTIONS
+        "-O3;-UQN_KERNEL_CALLS")
+    endif()
   endif()
 endforeach()

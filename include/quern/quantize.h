@@ -20,12 +20,12 @@ typedef struct qn_scheme_info {
 QN_API qn_status qn_scheme_at(int32_t i, qn_scheme_info *info);
 
 typedef struct qn_quantize_progress {
-    int32_t index, total;   /* tensors done, of how many */
+    int32_t index, total; /* tensors done, of how many */
     const char *name;
     qn_shape shape;
     const char *from, *to;
     uint64_t bytes_before, bytes_after;
-    double rms_error;       /* relative root mean square error of the weights; 0 for copies */
+    double rms_error; /* relative root mean square error of the weights; 0 for copies */
 } qn_quantize_progress;
 
 /* Return 0 to go on, anything else to cancel. Called from one thread at a time:
@@ -36,15 +36,18 @@ typedef int (*qn_quantize_progress_fn)(void *user, const qn_quantize_progress *p
 typedef struct qn_quantize_options {
     size_t size; /* sizeof(qn_quantize_options), set by qn_quantize_options_init */
     const char *scheme;
-    int32_t force;         /* replace an existing output folder */
-    uint64_t shard_bytes;  /* most bytes a weight file; 0: 4 GB */
+    int32_t force;        /* replace an existing output folder */
+    uint64_t shard_bytes; /* most bytes a weight file; 0: 4 GB */
     qn_exec exec;
     qn_quantize_progress_fn progress;
     void *progress_user;
     int32_t keep_first, keep_last; /* layers at either end whose linear weights stay BF16; -1: the scheme's default */
-    int32_t keep_qkv;              /* 1: the q, k and v projections stay BF16, 0: they do not; -1: the scheme's default */
-    const char *calibration;       /* text file for the calibration run; NULL: a built-in text */
-    int32_t pack;                  /* 1: also write the packed file (quern/model.h) into the folder */
+    int32_t keep_qkv;        /* 1: the q, k and v projections stay BF16, 0: they do not; -1: the scheme's default */
+    const char *head;        /* scheme of the output layer (lm_head): "fp8", "int8" or "int8-azp" beside a scheme of
+                              * compressed-tensors; NULL, "bf16": it stays plain. Embeddings that it shares stay as
+                              * they are, and the folder gets a weight of its own for it */
+    const char *calibration; /* text file for the calibration run; NULL: a built-in text */
+    int32_t pack;            /* 1: also write the packed file (quern/model.h) into the folder */
 } qn_quantize_options;
 
 typedef struct qn_quantize_result {
@@ -63,9 +66,9 @@ QN_API void qn_quantize_options_init(qn_quantize_options *options);
  * from the checkpoint at `input`. Everything is written under a temporary name
  * in the parent folder and renamed when complete: `output` is absent, the old
  * one, or whole; leftovers of a killed run are removed by the next.
- * QN_E_ARGUMENT: unknown scheme, layers to keep below -1 or all of them. QN_E_EXISTS: output exists, force is 0.
- * QN_E_UNSUPPORTED: pack is 1 and no kernel of this machine packs such weights.
- * QN_E_FILE: non-finite weights (tensor and index named). QN_E_IO, QN_E_MEMORY, QN_E_CANCELLED. */
+ * QN_E_ARGUMENT: unknown scheme or one that no output layer has, layers to keep below -1 or all of them. QN_E_EXISTS:
+ * output exists, force is 0. QN_E_UNSUPPORTED: pack is 1 and no kernel of this machine packs such weights. QN_E_FILE:
+ * non-finite weights (tensor and index named). QN_E_IO, QN_E_MEMORY, QN_E_CANCELLED. */
 QN_API qn_status qn_quantize(qn_ctx *ctx, const char *input, const char *output, const qn_quantize_options *options,
                              qn_quantize_result *result, qn_error *error);
 

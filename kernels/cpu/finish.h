@@ -2,16 +2,8 @@
  * format. Included after vec.h. Whole steps of columns are computed and only the
  * wanted part of the last one is copied out. */
 #include "kernels/common/mm.h"
+#include "kernels/cpu/bf16.h"
 #include "kernels/cpu/name.h"
-
-/* To bf16, nearest even, in the low halves; NaN stays a quiet NaN. */
-QN_INLINE vi finish_bf16(vf x)
-{
-    const vi bits = vi_bits(x), high = vi_shr(bits, 16);
-    const vi rounded = vi_shr(vi_add(vi_add(bits, vi_set(0x7fff)), vi_and(high, vi_set(1))), 16);
-    const vi quiet = vi_add(vi_and(high, vi_set(0xffbf)), vi_set(0x40));
-    return vi_where_nan(x, quiet, rounded);
-}
 
 /* VL outputs from column c before rounding. */
 QN_INLINE vf finish_real(const qn_mm_finish *f, const float *sums, vf scale_a, vi azp, int64_t c)
@@ -54,7 +46,7 @@ QN_INLINE void finish_step(const qn_mm_finish *f, qn_mm_sums sums, vf scale_a, v
             vf_to_f16(half + i, v0);
             vf_to_f16(half + i + VL, v1);
         } else {
-            vi_store(half + i, vi_in_order(vi_pairs(finish_bf16(v0), finish_bf16(v1))));
+            vi_store(half + i, bf16_step(v0, v1));
         }
     }
 }

@@ -3,6 +3,7 @@
  * vec.h. Elements are taken 2 VL at a time; what does not fill them is copied to
  * zeroed memory first, so nothing outside a row is touched. */
 #include "kernels/common/rows.h"
+#include "kernels/cpu/bf16.h"
 #include "kernels/cpu/exp.h"
 #include "kernels/cpu/name.h"
 
@@ -248,26 +249,18 @@ QN_INLINE void load_all(const int format, const void *x, int64_t n, float *v)
     }
 }
 
-/* bf16 in the low half: nearest even, NaN kept. */
-QN_INLINE vi bf16_bits(vf v)
-{
-    const vi bits = vi_bits(v), top = vi_shr(bits, 16);
-    const vi rounded = vi_add(vi_add(bits, vi_set(0x7fff)), vi_and(top, vi_set(1)));
-    return vi_where_nan(v, vi_select(vi_set(0x40), vi_set(0x40), top), vi_shr(rounded, 16));
-}
-
 static void rows_store_bf16(const float *v, int64_t n, void *out)
 {
     uint16_t *const h = out;
     int64_t i = 0;
     for (; i + STEP <= n; i += STEP) {
-        vi_store(h + i, vi_in_order(vi_pairs(bf16_bits(vf_load(v + i)), bf16_bits(vf_load(v + i + VL)))));
+        vi_store(h + i, bf16_step(vf_load(v + i), vf_load(v + i + VL)));
     }
     if (i < n) {
         char pad[STEP * 4];
         uint16_t bits[STEP];
         const float *const last = (const float *)(const void *)pad_step(QN_MM_F32, v + i, n - i, pad);
-        vi_store(bits, vi_in_order(vi_pairs(bf16_bits(vf_load(last)), bf16_bits(vf_load(last + VL)))));
+        vi_store(bits, bf16_step(vf_load(last), vf_load(last + VL)));
         memcpy(h + i, bits, (size_t)(n - i) * 2);
     }
 }

@@ -8,7 +8,8 @@
  *   struct rule           make_rule(args, range, row, segment), write_rule, apply(rule, value)
  *
  * Three entries, all with one block row a row of x:
- *   ENTRY##_team   LANES lanes a segment of LANES * PER elements, UNROLL segments a lane: one pass
+ *   ENTRY##_team   LANES lanes a segment of LANES * PER elements, UNROLL segments a lane: one pass; registers for
+ *                  TEAM_BLOCKS blocks of 256 threads a multiprocessor
  *   ENTRY##_row    one segment a row, ITEMS lanes' worth a thread in registers: one pass
  *   ENTRY##_plain  any length, alignment and stride: a block a segment, two passes
  * The first two want 16-byte aligned rows and whole lanes. */
@@ -27,7 +28,7 @@ static __device__ inline range whole_range(const float *v)
 }
 
 #if LANES > 0
-extern "C" __global__ void __launch_bounds__(256) JOIN(ENTRY, _team)(const qn_cuda_rows a)
+extern "C" __global__ void __launch_bounds__(256, TEAM_BLOCKS) JOIN(ENTRY, _team)(const qn_cuda_rows a)
 {
     begin_kernel();
     const int place = threadIdx.x % LANES, teams = blockDim.x / LANES;

@@ -51,6 +51,20 @@ static char *part_name(qn_checkpoint *c, const char *module, size_t length, cons
     return name;
 }
 
+/* The scheme that a module would be in; NULL with QN_OK: no weights of this checkpoint are quantised. */
+static qn_status scheme_of(qn_checkpoint *c, const char *module, size_t length, const qn_scheme **scheme,
+                           qn_error *error)
+{
+    *scheme = NULL;
+    if (!c->quant) {
+        return QN_OK;
+    }
+    char *name = qn_checkpoint_own_text(c, module, length);
+    *scheme = name ? qn_quant_config_scheme_of(c->quant, name) : NULL;
+    QN_FAIL_IF(!*scheme, error, QN_E_MEMORY, "out of memory for tensor names");
+    return QN_OK;
+}
+
 static const qn_file_tensor *find_part(qn_checkpoint *c, const char *module, size_t length, const char *suffix,
                                        qn_status *status, qn_error *error)
 {
@@ -152,10 +166,9 @@ static qn_status check_scale(qn_checkpoint *c, const qn_scheme *s, const qn_file
 }
 
 /* One quantised module: module is the name without suffix, of `length` bytes. */
-static qn_status add_quantised(qn_checkpoint *c, const qn_file_tensor *data, size_t length, const qn_file_tensor *scale,
-                               qn_error *error)
+static qn_status add_quantised(qn_checkpoint *c, const qn_scheme *s, const qn_file_tensor *data, size_t length,
+                               const qn_file_tensor *scale, qn_error *error)
 {
-    const qn_scheme *s = qn_quant_config_scheme(c->quant);
     qn_weight w = {.scheme = s, .name = part_name(c, data->name, length, "weight")};
     QN_FAIL_IF(!w.name, error, QN_E_MEMORY, "out of memory for tensor names");
     QN_TRY(check_data(s, data, &w, error));
@@ -182,8 +195,8 @@ static qn_status add_coded(qn_checkpoint *c, const qn_file_tensor *t, size_t len
     const qn_scheme *s = qn_quant_config_scheme(c->quant);
     const qn_shape *shape = &t->view.shape;
     qn_weight_part *parts = qn_checkpoint_own(c, sizeof s->vq.tensors / sizeof *s->vq.tensors, sizeof *parts);
-    qn_weight w = {.scheme = s, .name = part_name(c, t->name, length, "weight"), .ndim = 2, .data = t->view,
-                   .parts = parts};
+    qn_weight w = {
+        .scheme = s, .name = part_name(c, t->name, length, "weight"), .ndim = 2, .data = t->view, .parts = parts};
     QN_FAIL_IF(!w.name || !parts, error, QN_E_MEMORY, "out of memory for tensor names");
     QN_FAIL_IF(shape->ndim < 2 || shape->dims[0] < 1 || shape->dims[1] < 1, error, QN_E_FILE,
                "tensor %s has %d dimensions, %" PRId64 " x %" PRId64 ", expected codes of a matrix", t->name,
@@ -231,13 +244,14 @@ static int vq_part(const qn_checkpoint *c, const char *suffix)
 /* A tensor that carries a module's numbers: X.weight or X.weight_packed. */
 static qn_status add_data(qn_checkpoint *c, const qn_file_tensor *t, size_t length, const char *suffix, qn_error *error)
 {
-    const qn_scheme *s = c->quant ? qn_quant_config_scheme(c->quant) : NULL;
+    const qn_scheme *s;
+    QN_TRY(scheme_of(c, t->name, length, &s, error));
     qn_status status = QN_OK;
     const qn_file_tensor *scale = s ? find_part(c, t->name, length, s->scale_suffix, &status, error) : NULL;
     QN_TRY(status);
     const qn_format format = t->view.shape.format;
     const int plain = format == QN_F32 || format == QN_F16 || format == QN_BF16;
-    if (s && s->data_suffix && strcmp(suffix, s->data_suffix) == 0 && (scale || !plain)) {
+    if (s && s->scale_suffix && strcmp(suffix, s->data_suffix) == 0 && (scale || !plain)) {
         QN_FAIL_IF(!scale, error, QN_E_FILE, "tensor %s is in the format %s but has no %s beside it", t->name,
                    qn_format_get_info(format)->name, s->scale_suffix);
         char *module = qn_checkpoint_own_text(c, t->name, length);
@@ -245,7 +259,7 @@ static qn_status add_data(qn_checkpoint *c, const qn_file_tensor *t, size_t leng
         const int ignored = qn_quant_config_ignores(c->quant, module);
         QN_FAIL_IF(ignored < 0, error, QN_E_MEMORY, "out of memory for quantization_config");
         QN_FAIL_IF(ignored, error, QN_E_FILE, "%s is quantised although quantization_config leaves it out", module);
-        return add_quantised(c, t, length, scale, error);
+        return add_quantised(c, s, t, length, scale, error);
     }
     QN_FAIL_IF(strcmp(suffix, "weight") != 0, error, QN_E_FILE, "tensor %s does not belong to %s", t->name,
                s ? s->name : "a checkpoint without quantization_config");
@@ -256,7 +270,8 @@ static qn_status add_data(qn_checkpoint *c, const qn_file_tensor *t, size_t leng
 static qn_status check_part(qn_checkpoint *c, const qn_file_tensor *t, size_t length, const char *suffix,
                             qn_error *error)
 {
-    const qn_scheme *s = c->quant ? qn_quant_config_scheme(c->quant) : NULL;
+    const qn_scheme *s;
+    QN_TRY(scheme_of(c, t->name, length, &s, error));
     QN_FAIL_IF(!s, error, QN_E_FILE, "tensor %s is there although config.json has no quantization_config", t->name);
     const int known =
         (s->scale_suffix && strcmp(suffix, s->scale_suffix) == 0) ||

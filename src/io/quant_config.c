@@ -10,7 +10,8 @@
 
 #include "io/json.h"
 
-#define MAX_IGNORE 65536
+#define MAX_NAMES 65536
+#define MAX_GROUPS 64
 #define MAX_PATTERN 4096
 #define MATCH_LIMIT 100000
 
@@ -19,12 +20,25 @@ typedef struct pattern {
     pcre2_code *regex; /* "re:..." */
 } pattern;
 
+typedef struct patterns {
+    pattern *list;
+    int32_t count;
+} patterns;
+
+/* A group of compressed-tensors: its scheme and the modules it names. */
+typedef struct ct_group {
+    const qn_scheme *scheme;
+    patterns modules; /* none: all linear ones */
+} ct_group;
+
 struct qn_quant_config {
     const qn_ctx *ctx;
     json_t *json; /* keeps the names alive */
     const qn_scheme *scheme;
-    pattern *ignore;
-    int32_t ignore_count;
+    int32_t named_only; /* 1: modules that no group names are plain */
+    patterns ignore;
+    ct_group *groups; /* those that name modules */
+    int32_t group_count;
     pcre2_general_context *memory;
     pcre2_match_context *limits;
 };
@@ -103,26 +117,27 @@ static void pcre_free(void *pointer, void *ctx)
     qn_free(ctx, pointer);
 }
 
-static qn_status add_ignore(qn_quant_config *config, const char *text, int regex, qn_error *error)
+static qn_status add_pattern(qn_quant_config *config, patterns *to, const char *key, const char *text, int regex,
+                             qn_error *error)
 {
-    pattern *p = &config->ignore[config->ignore_count];
-    QN_FAIL_IF(strlen(text) > MAX_PATTERN, error, QN_E_FILE,
-               "ignore holds an entry of %zu bytes, at most %d are allowed", strlen(text), MAX_PATTERN);
+    pattern *p = &to->list[to->count];
+    QN_FAIL_IF(strlen(text) > MAX_PATTERN, error, QN_E_FILE, "%s holds an entry of %zu bytes, at most %d are allowed",
+               key, strlen(text), MAX_PATTERN);
     if (!regex) {
         p->text = text;
-        config->ignore_count++;
+        to->count++;
         return QN_OK;
     }
     if (!config->memory) {
         config->memory = pcre2_general_context_create(pcre_alloc, pcre_free, (void *)config->ctx);
         config->limits = config->memory ? pcre2_match_context_create(config->memory) : NULL;
-        QN_FAIL_IF(!config->limits, error, QN_E_MEMORY, "out of memory for ignore patterns");
+        QN_FAIL_IF(!config->limits, error, QN_E_MEMORY, "out of memory for %s patterns", key);
         pcre2_set_match_limit(config->limits, MATCH_LIMIT);
         pcre2_set_depth_limit(config->limits, 1000);
         pcre2_set_heap_limit(config->limits, 4096);
     }
     pcre2_compile_context *compile = pcre2_compile_context_create(config->memory);
-    QN_FAIL_IF(!compile, error, QN_E_MEMORY, "out of memory for ignore patterns");
+    QN_FAIL_IF(!compile, error, QN_E_MEMORY, "out of memory for %s patterns", key);
     pcre2_set_parens_nest_limit(compile, 32);
     int code = 0;
     PCRE2_SIZE at = 0;
@@ -130,22 +145,23 @@ static qn_status add_ignore(qn_quant_config *config, const char *text, int regex
                              PCRE2_UTF | PCRE2_ANCHORED | PCRE2_NEVER_BACKSLASH_C, &code, &at, compile);
     pcre2_compile_context_free(compile);
     QN_FAIL_IF(!p->regex, error, code == PCRE2_ERROR_HEAP_FAILED ? QN_E_MEMORY : QN_E_FILE,
-               "ignore pattern re:%.80s is not a regular expression (at %zu)", text, (size_t)at);
-    config->ignore_count++;
+               "%s pattern re:%.80s is not a regular expression (at %zu)", key, text, (size_t)at);
+    to->count++;
     return QN_OK;
 }
 
 /* An array of names; "re:" entries are regular expressions when allowed. */
-static qn_status read_ignore(qn_quant_config *config, const char *key, int regex, qn_error *error)
+static qn_status read_patterns(qn_quant_config *config, const json_t *object, const char *key, int regex, patterns *out,
+                               qn_error *error)
 {
-    const json_t *list = json_object_get(config->json, key);
+    const json_t *list = json_object_get(object, key);
     if (!list || json_is_null(list)) {
         return QN_OK;
     }
-    QN_FAIL_IF(!json_is_array(list) || json_array_size(list) > MAX_IGNORE, error, QN_E_FILE,
-               "%s is not an array of at most %d names", key, MAX_IGNORE);
-    config->ignore = qn_calloc(config->ctx, json_array_size(list) + 1, sizeof *config->ignore);
-    QN_FAIL_IF(!config->ignore, error, QN_E_MEMORY, "out of memory for %s", key);
+    QN_FAIL_IF(!json_is_array(list) || json_array_size(list) > MAX_NAMES, error, QN_E_FILE,
+               "%s is not an array of at most %d names", key, MAX_NAMES);
+    out->list = qn_calloc(config->ctx, json_array_size(list) + 1, sizeof *out->list);
+    QN_FAIL_IF(!out->list, error, QN_E_MEMORY, "out of memory for %s", key);
     size_t i;
     json_t *value;
     json_array_foreach((json_t *)list, i, value)
@@ -153,9 +169,14 @@ static qn_status read_ignore(qn_quant_config *config, const char *key, int regex
         const char *text = json_string_value(value);
         QN_FAIL_IF(!text, error, QN_E_FILE, "%s[%zu] is not a string", key, i);
         const int is_regex = regex && strncmp(text, "re:", 3) == 0;
-        QN_TRY(add_ignore(config, is_regex ? text + 3 : text, is_regex, error));
+        QN_TRY(add_pattern(config, out, key, is_regex ? text + 3 : text, is_regex, error));
     }
     return QN_OK;
+}
+
+static qn_status read_ignore(qn_quant_config *config, const char *key, int regex, qn_error *error)
+{
+    return read_patterns(config, config->json, key, regex, &config->ignore, error);
 }
 
 static int has(const json_t *object, const char *key)
@@ -283,11 +304,57 @@ static int same_args(const ct_args *wanted, const ct_args *found)
            wanted->symmetric == found->symmetric && strcmp(wanted->dynamic, found->dynamic) == 0;
 }
 
-static int has_linear_target(const json_t *group)
+/* The scheme row that a group describes; format: the config's, unless the group says its own. */
+static qn_status find_row(const json_t *object, const char *format, const qn_scheme **scheme, qn_error *error)
 {
-    const json_t *targets = json_object_get(group, "targets");
-    return json_array_size(targets) == 1 && json_is_string(json_array_get(targets, 0)) &&
-           strcmp(json_string_value(json_array_get(targets, 0)), "Linear") == 0;
+    QN_FAIL_IF(has(object, "output_activations"), error, QN_E_UNSUPPORTED, "output_activations are not supported");
+    QN_TRY(qn_json_get_string(object, "format", &format, error));
+    QN_FAIL_IF(!format, error, QN_E_FILE, "quantization_config has no format");
+    ct_args weights, activations;
+    QN_FAIL_IF(!has(object, "weights"), error, QN_E_UNSUPPORTED, "a config group without weights is not supported");
+    QN_TRY(read_args(json_object_get(object, "weights"), "weights", &weights, error));
+    QN_TRY(read_args(json_object_get(object, "input_activations"), "input_activations", &activations, error));
+    for (int32_t i = 0; (*scheme = qn_scheme_get(i)) != NULL; i++) {
+        if ((*scheme)->layout != QN_LAYOUT_COMPRESSED_TENSORS || strcmp((*scheme)->ct_format, format) != 0) {
+            continue;
+        }
+        const ct_args w = weights_of(*scheme), a = activations_of(*scheme);
+        if (same_args(&w, &weights) && same_args(&a, &activations)) {
+            return QN_OK;
+        }
+    }
+    QN_FAIL(error, QN_E_UNSUPPORTED,
+            "format %.40s with %d-bit %.10s weights (%.20s, group %d) and %d-bit activations (%.20s, %.10s) is not "
+            "supported",
+            format, weights.bits, weights.type, weights.strategy, weights.group, activations.bits,
+            activations.bits ? activations.strategy : "none", activations.dynamic);
+}
+
+/* A group of the class Linear gives all modules their scheme; others name modules, as text or expressions. */
+static qn_status read_group(qn_quant_config *config, const json_t *object, const char *format, qn_error *error)
+{
+    QN_FAIL_IF(!json_is_object(object), error, QN_E_UNSUPPORTED, "a config group that is no object is not supported");
+    const json_t *targets = json_object_get(object, "targets");
+    QN_FAIL_IF(!json_is_array(targets) || !json_array_size(targets), error, QN_E_FILE,
+               "targets is not an array of names");
+    ct_group *g = &config->groups[config->group_count];
+    QN_TRY(find_row(object, format, &g->scheme, error));
+    const char *first = json_string_value(json_array_get(targets, 0));
+    if (first && strcmp(first, "Linear") == 0) {
+        QN_FAIL_IF(json_array_size(targets) != 1, error, QN_E_UNSUPPORTED,
+                   "targets with Linear and %zu others are not supported", json_array_size(targets) - 1);
+        QN_FAIL_IF(config->scheme, error, QN_E_UNSUPPORTED, "two config groups have the target Linear");
+        config->scheme = g->scheme;
+        return QN_OK;
+    }
+    config->group_count++;
+    QN_TRY(read_patterns(config, object, "targets", 1, &g->modules, error));
+    for (int32_t i = 0; i < g->modules.count; i++) {
+        const char *text = g->modules.list[i].text; /* a class has no dot; of modules, lm_head has none either */
+        QN_FAIL_IF(text && !strchr(text, '.') && strcmp(text, "lm_head") != 0, error, QN_E_UNSUPPORTED,
+                   "the target %.40s is not supported, expected Linear or names of modules", text);
+    }
+    return QN_OK;
 }
 
 static qn_status parse_compressed(qn_quant_config *config, qn_error *error)
@@ -300,13 +367,8 @@ static qn_status parse_compressed(qn_quant_config *config, qn_error *error)
                "quantization_status %.40s is not supported, expected compressed", status);
     QN_FAIL_IF(!json_is_object(groups) || json_object_size(groups) == 0, error, QN_E_FILE,
                "config_groups is not an object with a group");
-    QN_FAIL_IF(json_object_size(groups) != 1, error, QN_E_UNSUPPORTED,
-               "config_groups has %zu groups, only one is supported", json_object_size(groups));
-    const json_t *group = json_object_iter_value(json_object_iter((json_t *)groups));
-    QN_FAIL_IF(!json_is_object(group), error, QN_E_UNSUPPORTED, "a config group that is no object is not supported");
-    QN_FAIL_IF(!json_is_array(json_object_get(group, "targets")), error, QN_E_FILE, "targets is not an array");
-    QN_FAIL_IF(!has_linear_target(group), error, QN_E_UNSUPPORTED, "targets other than [\"Linear\"] are not supported");
-    QN_FAIL_IF(has(group, "output_activations"), error, QN_E_UNSUPPORTED, "output_activations are not supported");
+    QN_FAIL_IF(json_object_size(groups) > MAX_GROUPS, error, QN_E_UNSUPPORTED,
+               "config_groups has %zu groups, at most %d are supported", json_object_size(groups), MAX_GROUPS);
     QN_FAIL_IF(has(config->json, "sparsity_config") &&
                    json_object_size(json_object_get(config->json, "sparsity_config")),
                error, QN_E_UNSUPPORTED, "sparsity_config is not supported");
@@ -314,28 +376,19 @@ static qn_status parse_compressed(qn_quant_config *config, qn_error *error)
                    json_object_size(json_object_get(config->json, "transform_config")),
                error, QN_E_UNSUPPORTED, "transform_config is not supported");
     QN_FAIL_IF(has(config->json, "kv_cache_scheme"), error, QN_E_UNSUPPORTED, "kv_cache_scheme is not supported");
-    QN_TRY(qn_json_get_string(group, "format", &format, error));
-    QN_FAIL_IF(!format, error, QN_E_FILE, "quantization_config has no format");
-    ct_args weights, activations;
-    QN_FAIL_IF(!has(group, "weights"), error, QN_E_UNSUPPORTED, "a config group without weights is not supported");
-    QN_TRY(read_args(json_object_get(group, "weights"), "weights", &weights, error));
-    QN_TRY(read_args(json_object_get(group, "input_activations"), "input_activations", &activations, error));
-    const qn_scheme *s;
-    for (int32_t i = 0; (s = qn_scheme_get(i)) != NULL; i++) {
-        if (s->layout != QN_LAYOUT_COMPRESSED_TENSORS || strcmp(s->ct_format, format) != 0) {
-            continue;
-        }
-        const ct_args w = weights_of(s), a = activations_of(s);
-        if (same_args(&w, &weights) && same_args(&a, &activations)) {
-            config->scheme = s;
-            return read_ignore(config, "ignore", 1, error);
-        }
+    config->groups = qn_calloc(config->ctx, json_object_size(groups), sizeof *config->groups);
+    QN_FAIL_IF(!config->groups, error, QN_E_MEMORY, "out of memory for config_groups");
+    const char *name;
+    json_t *object;
+    json_object_foreach((json_t *)groups, name, object)
+    {
+        QN_TRY(read_group(config, object, format, error));
     }
-    QN_FAIL(error, QN_E_UNSUPPORTED,
-            "format %.40s with %d-bit %.10s weights (%.20s, group %d) and %d-bit activations (%.20s, %.10s) is not "
-            "supported",
-            format, weights.bits, weights.type, weights.strategy, weights.group, activations.bits,
-            activations.bits ? activations.strategy : "none", activations.dynamic);
+    if (!config->scheme) {
+        config->named_only = 1;
+        config->scheme = config->groups[0].scheme;
+    }
+    return read_ignore(config, "ignore", 1, error);
 }
 
 qn_status qn_quant_config_parse(const qn_ctx *ctx, const json_t *object, qn_quant_config **out, qn_error *error)
@@ -371,17 +424,26 @@ qn_status qn_quant_config_parse(const qn_ctx *ctx, const json_t *object, qn_quan
     return QN_OK;
 }
 
+static void free_patterns(const qn_quant_config *config, patterns *p)
+{
+    for (int32_t i = 0; i < p->count; i++) {
+        pcre2_code_free(p->list[i].regex);
+    }
+    qn_free(config->ctx, p->list);
+}
+
 void qn_quant_config_destroy(qn_quant_config *config)
 {
     if (!config) {
         return;
     }
-    for (int32_t i = 0; i < config->ignore_count; i++) {
-        pcre2_code_free(config->ignore[i].regex);
+    free_patterns(config, &config->ignore);
+    for (int32_t i = 0; i < config->group_count; i++) {
+        free_patterns(config, &config->groups[i].modules);
     }
+    qn_free(config->ctx, config->groups);
     pcre2_match_context_free(config->limits);
     pcre2_general_context_free(config->memory);
-    qn_free(config->ctx, config->ignore);
     json_decref(config->json);
     qn_free(config->ctx, config);
 }
@@ -410,16 +472,14 @@ static int names_weight(const char *text, const char *module)
     return strncmp(text, module, length) == 0 && (text[length] == 0 || strcmp(text + length, ".weight") == 0);
 }
 
-int qn_quant_config_ignores(const qn_quant_config *config, const char *module)
+/* 1: one of the patterns is the module; -1: out of memory. fits: how a name that is no expression is compared. */
+static int matches(const qn_quant_config *config, const patterns *list, int (*fits)(const char *, const char *),
+                   const char *module)
 {
-    const int exact = config->scheme->layout == QN_LAYOUT_COMPRESSED_TENSORS;
-    const int vectors = config->scheme->scales == QN_SCALES_VECTOR;
-    for (int32_t i = 0; i < config->ignore_count; i++) {
-        const pattern *p = &config->ignore[i];
+    for (int32_t i = 0; i < list->count; i++) {
+        const pattern *p = &list->list[i];
         if (p->text) {
-            if (vectors ? names_weight(p->text, module)
-                : exact ? strcmp(p->text, module) == 0
-                        : names_module(p->text, module)) {
+            if (fits(p->text, module)) {
                 return 1;
             }
             continue;
@@ -433,6 +493,32 @@ int qn_quant_config_ignores(const qn_quant_config *config, const char *module)
         }
     }
     return 0;
+}
+
+static int is_module(const char *text, const char *module)
+{
+    return strcmp(text, module) == 0;
+}
+
+int qn_quant_config_ignores(const qn_quant_config *config, const char *module)
+{
+    const qn_scheme *s = config->scheme;
+    return matches(config, &config->ignore,
+                   s->scales == QN_SCALES_VECTOR               ? names_weight
+                   : s->layout == QN_LAYOUT_COMPRESSED_TENSORS ? is_module
+                                                               : names_module,
+                   module);
+}
+
+const qn_scheme *qn_quant_config_scheme_of(const qn_quant_config *config, const char *module)
+{
+    for (int32_t i = 0; i < config->group_count; i++) {
+        const int found = matches(config, &config->groups[i].modules, is_module, module);
+        if (found) {
+            return found > 0 ? config->groups[i].scheme : NULL;
+        }
+    }
+    return config->named_only ? qn_scheme_dense() : config->scheme;
 }
 
 /* ---- writing ---- */
@@ -467,7 +553,7 @@ static json_t *args_object(const ct_args *a)
     return o;
 }
 
-static json_t *make_compressed(const qn_scheme *scheme, json_t *ignore)
+static json_t *make_group(const qn_scheme *scheme, const char *target)
 {
     const ct_args w = weights_of(scheme), a = activations_of(scheme);
     json_t *weights = args_object(&w), *activations = args_object(&a);
@@ -476,11 +562,23 @@ static json_t *make_compressed(const qn_scheme *scheme, json_t *ignore)
         json_decref(activations);
         return NULL;
     }
-    return json_pack("{s:s, s:s, s:s, s:{s:{s:[s], s:o, s:o, s:n, s:s}}, s:O, s:n, s:n}", "quant_method",
-                     "compressed-tensors", "format", scheme->ct_format, "quantization_status", "compressed",
-                     "config_groups", "group_0", "targets", "Linear", "weights", weights, "input_activations",
-                     activations, "output_activations", "format", scheme->ct_format, "ignore", ignore,
-                     "kv_cache_scheme", "global_compression_ratio");
+    return json_pack("{s:[s], s:o, s:o, s:n, s:s}", "targets", target, "weights", weights, "input_activations",
+                     activations, "output_activations", "format", scheme->ct_format);
+}
+
+static json_t *make_compressed(const qn_scheme *scheme, const qn_scheme *head, json_t *ignore)
+{
+    const int mixed = head && strcmp(head->ct_format, scheme->ct_format) != 0;
+    json_t *groups = json_object();
+    int bad = !groups || json_object_set_new(groups, "group_0", make_group(scheme, "Linear")) != 0;
+    bad = bad || (head && json_object_set_new(groups, "group_1", make_group(head, "lm_head")) != 0);
+    json_t *made =
+        bad ? NULL
+            : json_pack("{s:s, s:s, s:s, s:O, s:O, s:n, s:n}", "quant_method", "compressed-tensors", "format",
+                        mixed ? "mixed-precision" : scheme->ct_format, "quantization_status", "compressed",
+                        "config_groups", groups, "ignore", ignore, "kv_cache_scheme", "global_compression_ratio");
+    json_decref(groups);
+    return made;
 }
 
 static json_t *make_vq(const qn_scheme *scheme, const char *const *ignore, int32_t ignore_count)
@@ -504,8 +602,8 @@ static json_t *make_vq(const qn_scheme *scheme, const char *const *ignore, int32
     return made;
 }
 
-json_t *qn_quant_config_make(const qn_scheme *scheme, const char *const *ignore, int32_t ignore_count,
-                             qn_status *status)
+json_t *qn_quant_config_make(const qn_scheme *scheme, const qn_scheme *head, const char *const *ignore,
+                             int32_t ignore_count, qn_status *status)
 {
     *status = QN_OK;
     if (scheme->layout == QN_LAYOUT_DENSE) {
@@ -522,11 +620,11 @@ json_t *qn_quant_config_make(const qn_scheme *scheme, const char *const *ignore,
         bad = json_array_append_new(list, json_string(ignore[i])) != 0;
     }
     if (!bad && scheme->layout == QN_LAYOUT_DEEPSEEK_FP8) {
-        made =
-            json_pack("{s:s, s:s, s:s, s:[i,i], s:O}", "quant_method", "fp8", "fmt", fp8_word(scheme->weight),
-                      "activation_scheme", "dynamic", "weight_block_size", scheme->block_n, scheme->block_k, "modules_to_not_convert", list);
+        made = json_pack("{s:s, s:s, s:s, s:[i,i], s:O}", "quant_method", "fp8", "fmt", fp8_word(scheme->weight),
+                         "activation_scheme", "dynamic", "weight_block_size", scheme->block_n, scheme->block_k,
+                         "modules_to_not_convert", list);
     } else if (!bad) {
-        made = make_compressed(scheme, list);
+        made = make_compressed(scheme, head, list);
     }
     json_decref(list);
     if (!made) {

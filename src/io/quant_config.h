@@ -18,16 +18,20 @@ typedef struct qn_quant_config qn_quant_config;
 qn_status qn_quant_config_parse(const qn_ctx *ctx, const json_t *object, qn_quant_config **out, qn_error *error);
 void qn_quant_config_destroy(qn_quant_config *config); /* NULL is fine */
 
-/* Scheme of the linear weights. */
+/* Scheme of the linear weights: of a config with several groups, the one of all that no other names. */
 const qn_scheme *qn_quant_config_scheme(const qn_quant_config *config);
+
+/* Scheme of one linear module ("lm_head"), by the groups' targets; qn_scheme_dense() when no group is for it. NULL: out
+ * of memory. */
+const qn_scheme *qn_quant_config_scheme_of(const qn_quant_config *config, const char *module);
 
 /* 1 when the linear module ("model.layers.0.self_attn.q_proj") is left unquantised, 0 when not, -1: out of memory. */
 int qn_quant_config_ignores(const qn_quant_config *config, const char *module);
 
-/* The object to put into config.json for a scheme; ignore: names of the linear
- * modules left unquantised (normally just "lm_head"). NULL with *status QN_OK for dense schemes, which
- * have none; NULL with QN_E_MEMORY. New reference. */
-json_t *qn_quant_config_make(const qn_scheme *scheme, const char *const *ignore, int32_t ignore_count,
-                             qn_status *status);
+/* The object to put into config.json for a scheme, with the output layer in `head` (NULL: in none); ignore: names of
+ * the linear modules left unquantised (normally just "lm_head"). NULL with *status QN_OK for dense schemes, which have
+ * none; NULL with QN_E_MEMORY. New reference. */
+json_t *qn_quant_config_make(const qn_scheme *scheme, const qn_scheme *head, const char *const *ignore,
+                             int32_t ignore_count, qn_status *status);
 
 #endif

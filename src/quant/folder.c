@@ -75,7 +75,8 @@ static qn_status write_all(int fd, const char *path, const char *data, size_t by
         if (n < 0 && errno == EINTR) {
             continue;
         }
-        QN_FAIL_IF(n <= 0, error, QN_E_IO, "cannot write %s: %s", path, n < 0 ? strerror(errno) : "nothing was written");
+        QN_FAIL_IF(n <= 0, error, QN_E_IO, "cannot write %s: %s", path,
+                   n < 0 ? strerror(errno) : "nothing was written");
         data += n;
         bytes -= (size_t)n;
     }
@@ -118,7 +119,8 @@ static qn_status copy_file(qn_ctx *ctx, const char *source, const char *folder, 
         goto done;
     }
     if (in < 0 || fstat(in, &s) != 0 || !S_ISREG(s.st_mode)) {
-        status = qn_error_set(error, QN_E_IO, "cannot read %s: %s", from, in < 0 ? strerror(errno) : "not a plain file");
+        status =
+            qn_error_set(error, QN_E_IO, "cannot read %s: %s", from, in < 0 ? strerror(errno) : "not a plain file");
         goto done;
     }
     out = open(to, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
@@ -171,7 +173,7 @@ static qn_status write_json(qn_ctx *ctx, const char *folder, const char *name, c
 /* ---- Tokenizer ---- */
 
 static const char *const tokenizer_files[] = {
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",    "vocab.json",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",      "vocab.json",
     "merges.txt",     "tokenizer.model",       "chat_template.jinja",     "generation_config.json",
 };
 
@@ -209,9 +211,8 @@ static qn_status write_generation_config(qn_ctx *ctx, const qn_hparams *h, const
             failed |= json_object_set_new(object, ids[i].name, json_integer(ids[i].id));
         }
     }
-    const qn_status status = failed
-                                 ? qn_error_set(error, QN_E_MEMORY, "out of memory writing generation_config.json")
-                                 : write_json(ctx, folder, "generation_config.json", object, error);
+    const qn_status status = failed ? qn_error_set(error, QN_E_MEMORY, "out of memory writing generation_config.json")
+                                    : write_json(ctx, folder, "generation_config.json", object, error);
     json_decref(object);
     return status;
 }
@@ -244,8 +245,8 @@ static qn_status export_tokenizer(qn_ctx *ctx, const qn_checkpoint *checkpoint, 
     return write_generation_config(ctx, h, folder, error);
 }
 
-qn_status qn_folder_write_tokenizer(qn_ctx *ctx, const char *input, const qn_checkpoint *checkpoint,
-                                    const char *folder, qn_error *error)
+qn_status qn_folder_write_tokenizer(qn_ctx *ctx, const char *input, const qn_checkpoint *checkpoint, const char *folder,
+                                    qn_error *error)
 {
     qn_model_info info;
     qn_checkpoint_get_info(checkpoint, &info);
@@ -286,13 +287,14 @@ static void free_ignored(const qn_outputs *outputs, char **list, int32_t count)
     qn_free(outputs->ctx, list);
 }
 
-/* Names of the linear modules that stay plain: lm_head and those of the kept layers. NULL: out of memory. */
+/* Names of the linear modules that stay plain: lm_head unless it has a scheme, and those of the kept layers. NULL: out
+ * of memory. */
 static char **list_ignored(const qn_outputs *outputs, int32_t *count, qn_error *error)
 {
     char **list = qn_calloc(outputs->ctx, (size_t)outputs->count + 1, sizeof *list);
     int failed = !list;
     *count = 0;
-    for (int32_t i = -1; i < outputs->count && !failed; i++) {
+    for (int32_t i = outputs->head == outputs->kept ? -1 : 0; i < outputs->count && !failed; i++) {
         if (i >= 0 && !outputs->list[i].left_out) {
             continue;
         }
@@ -328,15 +330,17 @@ qn_status qn_folder_write_config(const qn_checkpoint *checkpoint, const qn_outpu
     const char *dtype = outputs->kept->weight == QN_F32   ? "float32"
                         : outputs->kept->weight == QN_F16 ? "float16"
                                                           : "bfloat16";
+    const qn_scheme *const head = outputs->head == outputs->kept ? NULL : outputs->head;
     qn_status status = QN_OK;
     json_t *config = json_deep_copy(qn_checkpoint_config(checkpoint));
-    json_t *quantization = qn_quant_config_make(outputs->scheme, (const char *const *)ignore, ignored, &status);
+    json_t *quantization = qn_quant_config_make(outputs->scheme, head, (const char *const *)ignore, ignored, &status);
     if (status == QN_OK) {
         int failed = !config;
         if (config) {
             json_object_del(config, "quantization_config");
             json_object_del(config, "dtype");
             failed = json_object_set_new(config, "torch_dtype", json_string(dtype)) ||
+                     (head && json_object_set_new(config, "tie_word_embeddings", json_false())) ||
                      (quantization && json_object_set(config, "quantization_config", quantization));
         }
         status = failed ? QN_E_MEMORY : write_json(outputs->ctx, folder, "config.json", config, error);

@@ -19,6 +19,8 @@ static const struct {
     {".mlp.down_proj.weight", ".mlp.down_proj.weight"},
 };
 
+static const char embeddings[] = "model.embed_tokens.weight", output_layer[] = "lm_head.weight";
+
 /* Row of linears[] for a name; -1 when it is none. */
 static int find_linear(const char *name)
 {
@@ -44,6 +46,24 @@ int32_t qn_scheme_keeps_qkv(const qn_scheme *scheme, int32_t layers, int32_t hid
     return scheme->act_op == QN_OP_QUANTIZE_FP8 && layers >= 12 && hidden < 1024;
 }
 
+qn_status qn_scheme_for_head(const qn_scheme *scheme, const qn_scheme *kept, const char *name, const qn_scheme **head,
+                             qn_error *error)
+{
+    *head = kept;
+    if (!name || strcmp(name, kept->name) == 0) {
+        return QN_OK;
+    }
+    *head = qn_scheme_find(name);
+    QN_FAIL_IF(!*head, error, QN_E_ARGUMENT, "'%s' is no scheme for the output layer", name);
+    const int fits = scheme->layout == QN_LAYOUT_COMPRESSED_TENSORS &&
+                     (*head)->layout == QN_LAYOUT_COMPRESSED_TENSORS && (*head)->scales == QN_SCALES_CHANNEL;
+    QN_FAIL_IF(!fits, error, QN_E_ARGUMENT,
+               "an output layer in %s beside weights in %s: only compressed-tensors' schemes hold one, in fp8, int8 or "
+               "int8-azp",
+               name, scheme->name);
+    return QN_OK;
+}
+
 /* 1 for a linear weight that stays plain. */
 static int is_kept(const qn_outputs *outputs, const char *name)
 {
@@ -58,8 +78,7 @@ static int is_kept(const qn_outputs *outputs, const char *name)
     return outputs->keep_qkv && (strstr(name, ".q_proj.") || strstr(name, ".k_proj.") || strstr(name, ".v_proj."));
 }
 
-static qn_status set_kept(qn_outputs *outputs, const qn_hparams *h, const qn_quantize_options *options,
-                          qn_error *error)
+static qn_status set_kept(qn_outputs *outputs, const qn_hparams *h, const qn_quantize_options *options, qn_error *error)
 {
     if (outputs->scheme->layout == QN_LAYOUT_DENSE) {
         return QN_OK;
@@ -67,8 +86,8 @@ static qn_status set_kept(qn_outputs *outputs, const qn_hparams *h, const qn_qua
     const int32_t usual = qn_scheme_kept_layers(outputs->scheme, outputs->layers);
     outputs->keep_first = options->keep_first < 0 ? usual : options->keep_first;
     outputs->keep_last = options->keep_last < 0 ? usual : options->keep_last;
-    outputs->keep_qkv = options->keep_qkv < 0 ? qn_scheme_keeps_qkv(outputs->scheme, outputs->layers, h->hidden)
-                                              : options->keep_qkv;
+    outputs->keep_qkv =
+        options->keep_qkv < 0 ? qn_scheme_keeps_qkv(outputs->scheme, outputs->layers, h->hidden) : options->keep_qkv;
     QN_FAIL_IF((int64_t)outputs->keep_first + outputs->keep_last >= outputs->layers, error, QN_E_ARGUMENT,
                "keeping %d and %d of %d layers leaves nothing to quantise; choose the scheme bf16 for that",
                outputs->keep_first, outputs->keep_last, outputs->layers);
@@ -112,7 +131,7 @@ static char *part_name(qn_ctx *ctx, const char *weight, const char *suffix)
 
 static qn_status add_part(qn_output *output, int part, char *name, const qn_shape *shape, qn_error *error)
 {
-    QN_FAIL_IF(!name, error, QN_E_MEMORY, "out of memory planning tensor %s", output->weight->name);
+    QN_FAIL_IF(!name, error, QN_E_MEMORY, "out of memory planning tensor %s", output->name);
     output->names[part] = name;
     output->shapes[part] = *shape;
     size_t bytes;
@@ -124,15 +143,15 @@ static qn_status add_part(qn_output *output, int part, char *name, const qn_shap
 static qn_status plan_parts(qn_outputs *outputs, qn_output *o, qn_error *error)
 {
     qn_ctx *ctx = outputs->ctx;
-    const char *name = o->weight->name;
-    if (!o->linear) {
+    const char *name = o->name;
+    if (o->scheme == outputs->kept) {
         qn_shape shape = o->encoder.data_shape;
         if (o->weight->ndim == 1) {
             shape = qn_shape_make(shape.format, 1, o->weight->n, 1, 1, 1);
         }
         return add_part(o, QN_PART_DATA, qn_strdup(ctx, name), &shape, error);
     }
-    const qn_scheme *scheme = outputs->scheme;
+    const qn_scheme *scheme = o->scheme;
     if (scheme->scales == QN_SCALES_VECTOR) {
         qn_shape shapes[QN_VQ_PARTS];
         QN_TRY(qn_vq_shapes(scheme, o->encoder.n, o->encoder.k, shapes, error));
@@ -144,8 +163,7 @@ static qn_status plan_parts(qn_outputs *outputs, qn_output *o, qn_error *error)
     const qn_shape one = qn_shape_make(QN_F32, 1, 1, 1, 1, 1);
     QN_TRY(add_part(o, QN_PART_DATA, part_name(ctx, name, scheme->data_suffix), &o->encoder.data_shape, error));
     if (scheme->scale_suffix) {
-        QN_TRY(add_part(o, QN_PART_SCALE, part_name(ctx, name, scheme->scale_suffix), &o->encoder.scale_shape,
-                        error));
+        QN_TRY(add_part(o, QN_PART_SCALE, part_name(ctx, name, scheme->scale_suffix), &o->encoder.scale_shape, error));
     }
     if (scheme->global_scale) {
         QN_TRY(add_part(o, QN_PART_GLOBAL, part_name(ctx, name, "weight_global_scale"), &one, error));
@@ -159,21 +177,20 @@ static qn_status plan_parts(qn_outputs *outputs, qn_output *o, qn_error *error)
 static qn_status plan_output(qn_outputs *outputs, qn_output *o, qn_error *error)
 {
     const qn_weight *w = o->weight;
-    o->linear = w->ndim == 2 && find_linear(w->name) >= 0;
-    o->left_out = o->linear && is_kept(outputs, w->name);
+    o->linear = w->ndim == 2 && find_linear(o->name) >= 0;
+    o->left_out = o->linear && is_kept(outputs, o->name);
     o->linear = o->linear && !o->left_out;
+    o->scheme = o->linear ? outputs->scheme : strcmp(o->name, output_layer) == 0 ? outputs->head : outputs->kept;
     QN_FAIL_IF(w->part_count, error, QN_E_UNSUPPORTED, "tensor %s is vector-quantised already", w->name);
     /* vectors are no elements to encode: of their encoder, sizes alone are used */
-    const int elements = o->linear && outputs->scheme->scales != QN_SCALES_VECTOR;
-    const qn_scheme *scheme = elements ? outputs->scheme : outputs->kept;
-    qn_status status =
-        qn_encoder_init(&o->encoder, scheme, w->ndim == 1 ? 1 : w->n, w->ndim == 1 ? w->n : w->k, error);
+    const qn_scheme *scheme = o->scheme->scales != QN_SCALES_VECTOR ? o->scheme : outputs->kept;
+    qn_status status = qn_encoder_init(&o->encoder, scheme, w->ndim == 1 ? 1 : w->n, w->ndim == 1 ? w->n : w->k, error);
     if (status != QN_OK) {
-        return qn_error_prefix(error, status, "tensor %s", w->name);
+        return qn_error_prefix(error, status, "tensor %s", o->name);
     }
     status = plan_parts(outputs, o, error);
     if (status != QN_OK) {
-        return qn_error_prefix(error, status, "tensor %s", w->name);
+        return qn_error_prefix(error, status, "tensor %s", o->name);
     }
     size_t before = 0, scale = 0;
     QN_TRY(qn_shape_bytes(&w->data.shape, &before, error));
@@ -190,7 +207,7 @@ static qn_status find_leaders(qn_outputs *outputs, qn_error *error)
     qn_map map = qn_map_make(outputs->ctx);
     qn_status status = QN_OK;
     for (int32_t i = 0; i < outputs->count && status == QN_OK; i++) {
-        const char *name = outputs->list[i].weight->name;
+        const char *name = outputs->list[i].name;
         outputs->list[i].leader = i;
         if (qn_map_add(&map, name, strlen(name), i) < 0) {
             status = qn_error_set(error, QN_E_MEMORY, "out of memory planning %d tensors", outputs->count);
@@ -198,7 +215,7 @@ static qn_status find_leaders(qn_outputs *outputs, qn_error *error)
     }
     for (int32_t i = 0; i < outputs->count && status == QN_OK; i++) {
         qn_output *o = &outputs->list[i];
-        const char *name = o->weight->name;
+        const char *name = o->name;
         const int row = o->linear ? find_linear(name) : -1;
         if (row < 0) {
             continue;
@@ -227,8 +244,7 @@ static qn_status cut_shards(qn_outputs *outputs, uint64_t shard_bytes, qn_error 
         uint64_t bytes = 0;
         int32_t parts = 0;
         for (int p = 0; p < QN_PART_COUNT; p++) {
-            QN_FAIL_IF(qn_add_u64(bytes, o->bytes[p], &bytes), error, QN_E_SHAPE, "tensor %s is too large",
-                       o->weight->name);
+            QN_FAIL_IF(qn_add_u64(bytes, o->bytes[p], &bytes), error, QN_E_SHAPE, "tensor %s is too large", o->name);
             parts += o->names[p] != NULL;
         }
         if (items && (bytes > shard_bytes || used > shard_bytes - bytes)) {
@@ -243,7 +259,7 @@ static qn_status cut_shards(qn_outputs *outputs, uint64_t shard_bytes, qn_error 
         QN_FAIL_IF(qn_add_u64(outputs->bytes_after, bytes, &outputs->bytes_after) ||
                        qn_add_u64(outputs->bytes_before, o->bytes_before, &outputs->bytes_before),
                    error, QN_E_SHAPE, "the checkpoint is too large");
-        outputs->parameters += o->encoder.n * o->encoder.k;
+        outputs->parameters += strcmp(o->name, o->weight->name) == 0 ? o->encoder.n * o->encoder.k : 0;
     }
     return QN_OK;
 }
@@ -254,15 +270,21 @@ qn_status qn_outputs_plan(qn_ctx *ctx, const qn_checkpoint *checkpoint, const qn
 {
     *outputs = (qn_outputs){.ctx = ctx, .scheme = scheme, .layers = qn_checkpoint_hparams(checkpoint)->layers};
     outputs->kept = scheme->layout == QN_LAYOUT_DENSE ? scheme : qn_scheme_find("bf16");
-    const int32_t count = qn_checkpoint_weight_count(checkpoint);
-    QN_FAIL_IF(count < 1, error, QN_E_FILE, "the checkpoint has no weights");
+    const int32_t stored = qn_checkpoint_weight_count(checkpoint);
+    QN_FAIL_IF(stored < 1, error, QN_E_FILE, "the checkpoint has no weights");
+    QN_TRY(qn_scheme_for_head(scheme, outputs->kept, options->head, &outputs->head, error));
+    /* embeddings that are the output layer too stay as they are; the layer gets its own weight */
+    const int untie = outputs->head != outputs->kept && qn_checkpoint_hparams(checkpoint)->tied_embeddings;
+    const int32_t count = stored + untie;
     QN_TRY(set_kept(outputs, qn_checkpoint_hparams(checkpoint), options, error));
     outputs->list = qn_calloc(ctx, (size_t)count, sizeof *outputs->list);
     QN_FAIL_IF(!outputs->list, error, QN_E_MEMORY, "out of memory planning %d tensors", count);
     outputs->count = count;
     qn_status status = QN_OK;
     for (int32_t i = 0; i < count && status == QN_OK; i++) {
-        outputs->list[i].weight = qn_checkpoint_weight_at(checkpoint, i);
+        qn_output *o = &outputs->list[i];
+        o->weight = i < stored ? qn_checkpoint_weight_at(checkpoint, i) : qn_checkpoint_find(checkpoint, embeddings);
+        o->name = i < stored ? o->weight->name : output_layer;
         status = plan_output(outputs, &outputs->list[i], error);
     }
     if (status == QN_OK) {

@@ -16,11 +16,13 @@ enum { QN_PART_DATA = 0, QN_PART_SCALE, QN_PART_GLOBAL, QN_PART_INPUT_GLOBAL, QN
 
 typedef struct qn_output {
     const qn_weight *weight;
-    qn_encoder encoder;            /* a one-dimensional weight is one row */
-    int32_t linear;                /* 1: a linear layer, in the scheme; 0: stays in plain floats */
-    int32_t left_out;              /* 1: a linear layer that stays in plain floats */
-    int32_t leader;                /* output whose global scales this one shares (engines fuse q, k, v and gate, up) */
-    char *names[QN_PART_COUNT];    /* of its tensors; NULL: has no such tensor */
+    const char *name;           /* of the weight it becomes: weight's own, but lm_head.weight made from embeddings */
+    const qn_scheme *scheme;    /* how it is stored */
+    qn_encoder encoder;         /* a one-dimensional weight is one row */
+    int32_t linear;             /* 1: a linear layer, in the scheme; 0: stays in plain floats */
+    int32_t left_out;           /* 1: a linear layer that stays in plain floats */
+    int32_t leader;             /* output whose global scales this one shares (engines fuse q, k, v and gate, up) */
+    char *names[QN_PART_COUNT]; /* of its tensors; NULL: has no such tensor */
     qn_shape shapes[QN_PART_COUNT];
     uint64_t bytes[QN_PART_COUNT]; /* of its tensors */
     uint64_t bytes_before;
@@ -35,11 +37,12 @@ typedef struct qn_output {
 typedef struct qn_outputs {
     qn_ctx *ctx;
     const qn_scheme *scheme, *kept; /* kept: scheme of the weights that stay plain */
+    const qn_scheme *head;          /* of the output layer */
     qn_output *list;
     int32_t count, shard_count;
     int32_t layers, keep_first, keep_last; /* of the model; at either end with plain linear weights */
     int32_t keep_qkv;                      /* 1: so are all q, k and v projections */
-    int64_t parameters;
+    int64_t parameters;                    /* of the model: embeddings that become the output layer too count once */
     uint64_t bytes_before, bytes_after;
 } qn_outputs;
 
@@ -47,6 +50,11 @@ typedef struct qn_outputs {
  * and whether it does so with all q, k and v projections. */
 int32_t qn_scheme_kept_layers(const qn_scheme *scheme, int32_t layers);
 int32_t qn_scheme_keeps_qkv(const qn_scheme *scheme, int32_t layers, int32_t hidden);
+
+/* The scheme of the output layer beside linear weights of `scheme`: that of `name`, or by default (NULL) the plain one
+ * (kept). QN_E_ARGUMENT: the name is none, or the two cannot stand in one config. */
+qn_status qn_scheme_for_head(const qn_scheme *scheme, const qn_scheme *kept, const char *name, const qn_scheme **head,
+                             qn_error *error);
 
 /* Plan the outputs of a checkpoint; of options those that say what to keep are read. QN_E_ARGUMENT: all layers
  * would be kept. QN_E_SHAPE names the tensor that the scheme cannot hold. QN_E_MEMORY. */

@@ -38,10 +38,10 @@ typedef struct piece {
     int64_t first, rows, step; /* rows of this piece, rows a task */
     float *scratch;            /* rows and the encoder's own, scratch_floats a thread */
     size_t scratch_floats;
-    uint8_t *data, *scales;    /* of the first row; NULL: only look */
-    qn_encode_sums *sums;      /* a task */
-    float *amax;               /* a task */
-    int64_t *bad;              /* a task: index of its first non-finite element, or -1 */
+    uint8_t *data, *scales; /* of the first row; NULL: only look */
+    qn_encode_sums *sums;   /* a task */
+    float *amax;            /* a task */
+    int64_t *bad;           /* a task: index of its first non-finite element, or -1 */
 } piece;
 
 static void encode_task(void *user, int64_t index, int32_t thread)
@@ -67,8 +67,7 @@ static void encode_task(void *user, int64_t index, int32_t thread)
     p->amax[index] = amax;
     if (p->data) {
         uint8_t *scales = p->scales ? p->scales + (size_t)(start / e->tile_n) * e->scale_row_bytes : NULL;
-        qn_encode_rows(e, x, rows, p->data + (size_t)start * e->row_bytes, scales,
-                       x + p->step * e->k, &p->sums[index]);
+        qn_encode_rows(e, x, rows, p->data + (size_t)start * e->row_bytes, scales, x + p->step * e->k, &p->sums[index]);
     }
 }
 
@@ -268,7 +267,7 @@ static qn_status put_vectors(run *r, const qn_output *o, qn_safetensors_writer *
 static qn_status put_output(run *r, qn_output *o, qn_safetensors_writer *writer, double *rms, qn_error *error)
 {
     const qn_encoder *e = &o->encoder;
-    if (o->linear && r->outputs.scheme->scales == QN_SCALES_VECTOR) {
+    if (o->scheme->scales == QN_SCALES_VECTOR) {
         return put_vectors(r, o, writer, rms, error);
     }
     work w;
@@ -319,13 +318,13 @@ static qn_status report(run *r, const qn_output *o, double rms, qn_error *error)
         return QN_OK;
     }
     const qn_weight *w = o->weight;
-    const int vectors = o->linear && r->outputs.scheme->scales == QN_SCALES_VECTOR;
+    const int vectors = o->scheme->scales == QN_SCALES_VECTOR;
     qn_quantize_progress progress = {.index = r->done,
                                      .total = r->outputs.count,
-                                     .name = w->name,
+                                     .name = o->name,
                                      .shape = qn_shape_make(w->data.shape.format, w->ndim, w->n, w->k, 1, 1),
                                      .from = stored_as(w),
-                                     .to = vectors ? r->outputs.scheme->name : o->encoder.element->info.name,
+                                     .to = vectors ? o->scheme->name : o->encoder.element->info.name,
                                      .bytes_before = o->bytes_before,
                                      .rms_error = rms};
     for (int p = 0; p < QN_PART_COUNT; p++) {
@@ -411,8 +410,9 @@ static wishes make_wishes(const run *r, const qn_checkpoint *checkpoint)
     const qn_tokenizer_source *tokenizer = qn_checkpoint_tokenizer(checkpoint);
     if (!w.scale && !tokenizer->tokenizer_json.bytes && !tokenizer->token_count) {
         if (scheme->scales != QN_SCALES_NONE) {
-            qn_log(r->ctx, QN_LOG_WARN, "the model has no tokenizer to calibrate with: weights are rounded to nearest, "
-                                        "without smoothing and error feedback");
+            qn_log(r->ctx, QN_LOG_WARN,
+                   "the model has no tokenizer to calibrate with: weights are rounded to nearest, "
+                   "without smoothing and error feedback");
         }
         return w;
     }
@@ -440,8 +440,8 @@ static qn_status calibrate(run *r, const char *input, const qn_checkpoint *check
     }
     QN_TRY(qn_calibration_run(r->ctx, input, r->options, &r->outputs, w.feedback, &r->calibration, error));
     if (w.smooth > 0) {
-        QN_TRY(qn_smooth(r->ctx, qn_checkpoint_hparams(checkpoint), &r->outputs, &r->calibration, w.smooth, exec,
-                         error));
+        QN_TRY(
+            qn_smooth(r->ctx, qn_checkpoint_hparams(checkpoint), &r->outputs, &r->calibration, w.smooth, exec, error));
         if (r->outputs.scheme->global_scale) {
             QN_TRY(find_amax(r->ctx, &r->outputs, exec, error));
         }
@@ -554,8 +554,7 @@ qn_status qn_quantize_with(qn_ctx *ctx, const char *input, const char *output, c
                                        .bytes_after = r.outputs.bytes_after,
                                        .packed_bytes = packed_bytes,
                                        .seconds = (double)(qn_clock_ns() - start) * 1e-9};
-        result->bits_per_weight =
-            result->parameters ? (double)result->bytes_after * 8 / (double)result->parameters : 0;
+        result->bits_per_weight = result->parameters ? (double)result->bytes_after * 8 / (double)result->parameters : 0;
     }
     qn_commit_destroy(commit);
     qn_calibration_free(&r.calibration);

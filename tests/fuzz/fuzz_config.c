@@ -18,7 +18,7 @@ static void check_round_trip(const qn_ctx *ctx, const qn_quant_config *quant)
     qn_status status;
     qn_error error = {0};
     qn_quant_config *again = NULL;
-    json_t *made = qn_quant_config_make(qn_quant_config_scheme(quant), NULL, 0, &status);
+    json_t *made = qn_quant_config_make(qn_quant_config_scheme(quant), NULL, NULL, 0, &status);
     if (!made || qn_quant_config_parse(ctx, made, &again, &error) != QN_OK ||
         qn_quant_config_scheme(again) != qn_quant_config_scheme(quant)) {
         abort();

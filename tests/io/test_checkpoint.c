@@ -142,7 +142,7 @@ static char *quant_text(const qn_scheme *s)
 {
     static const char *const ignore[] = {"lm_head"};
     qn_status status;
-    json_t *object = qn_quant_config_make(s, ignore, 1, &status);
+    json_t *object = qn_quant_config_make(s, NULL, ignore, 1, &status);
     assert_int_equal(status, QN_OK);
     char *text = object ? json_dumps(object, 0) : NULL;
     json_decref(object);
@@ -440,7 +440,7 @@ static void test_quant_config(void **state)
         static const char *const ignore[] = {"lm_head"};
         qn_status status;
         qn_error error = {0};
-        json_t *object = qn_quant_config_make(s, ignore, 1, &status);
+        json_t *object = qn_quant_config_make(s, NULL, ignore, 1, &status);
         if (!object) {
             assert_int_equal(s->layout, QN_LAYOUT_DENSE);
             continue;
@@ -460,13 +460,59 @@ static void test_quant_config(void **state)
     assert_true(t.refused >= 300);
 }
 
+/* Groups that name modules go before the one of all linear modules; without that one the others are plain. */
+static void test_config_groups(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"model.layers.0.mlp.up_proj"};
+    const qn_scheme *body = qn_scheme_find("nvfp4"), *head = qn_scheme_find("int8");
+    qn_status status;
+    qn_error error = {0};
+    qn_quant_config *config = NULL;
+    json_t *object = qn_quant_config_make(body, head, names, 1, &status);
+    assert_int_equal(qn_quant_config_parse(ctx, object, &config, &error), QN_OK);
+    assert_ptr_equal(qn_quant_config_scheme(config), body);
+    assert_ptr_equal(qn_quant_config_scheme_of(config, "lm_head"), head);
+    assert_ptr_equal(qn_quant_config_scheme_of(config, "model.layers.0.mlp.down_proj"), body);
+    assert_int_equal(qn_quant_config_ignores(config, "lm_head"), 0);
+    assert_int_equal(qn_quant_config_ignores(config, names[0]), 1);
+    qn_quant_config_destroy(config);
+
+    json_t *groups = json_object_get(object, "config_groups");
+    json_t *targets = json_object_get(json_object_get(groups, "group_0"), "targets");
+    static const struct {
+        const char *target;
+        qn_status status;
+    } cases[] = {{"re:.*\\.mlp\\..*", QN_OK},
+                 {"model.layers.1.mlp.down_proj", QN_OK},
+                 {"Embedding", QN_E_UNSUPPORTED},
+                 {"re:(", QN_E_FILE}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        json_array_set_new(targets, 0, json_string(cases[i].target));
+        assert_int_equal(qn_quant_config_parse(ctx, object, &config, &error), cases[i].status);
+        if (cases[i].status == QN_OK) {
+            assert_ptr_equal(qn_quant_config_scheme_of(config, "model.layers.1.mlp.down_proj"), body);
+            assert_ptr_equal(qn_quant_config_scheme_of(config, "model.layers.1.self_attn.q_proj"), qn_scheme_dense());
+            assert_ptr_equal(qn_quant_config_scheme_of(config, "lm_head"), head);
+            qn_quant_config_destroy(config);
+        } else {
+            check_sentence(cases[i].target, &error);
+        }
+    }
+    json_array_set_new(targets, 0, json_string("Linear"));
+    json_object_set_new(groups, "group_2", json_deep_copy(json_object_get(groups, "group_0")));
+    assert_int_equal(qn_quant_config_parse(ctx, object, &config, &error), QN_E_UNSUPPORTED);
+    check_sentence("two groups", &error);
+    json_decref(object);
+}
+
 static void test_ignore_patterns(void **state)
 {
     (void)state;
     static const char *const ignore[] = {"lm_head", "re:.*self_attn.*", "re:^model\\.layers\\.[02]\\.mlp"};
     qn_status status;
     qn_quant_config *config = NULL;
-    json_t *object = qn_quant_config_make(qn_scheme_find("fp8"), ignore, 3, &status);
+    json_t *object = qn_quant_config_make(qn_scheme_find("fp8"), NULL, ignore, 3, &status);
     assert_int_equal(qn_quant_config_parse(ctx, object, &config, NULL), QN_OK);
     assert_int_equal(qn_quant_config_ignores(config, "model.layers.1.self_attn.q_proj"), 1);
     assert_int_equal(qn_quant_config_ignores(config, "model.layers.2.mlp.up_proj"), 1);
@@ -476,13 +522,13 @@ static void test_ignore_patterns(void **state)
     json_decref(object);
     static const char *const bad[] = {"re:(", "re:[", "re:\\", "re:(?<x", "re:*"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        object = qn_quant_config_make(qn_scheme_find("fp8"), &bad[i], 1, &status);
+        object = qn_quant_config_make(qn_scheme_find("fp8"), NULL, &bad[i], 1, &status);
         assert_int_equal(qn_quant_config_parse(ctx, object, &config, NULL), QN_E_FILE);
         json_decref(object);
     }
     /* a pattern made to backtrack for ever stops at its limit */
     static const char *const slow[] = {"re:(a+)+$"};
-    object = qn_quant_config_make(qn_scheme_find("fp8"), slow, 1, &status);
+    object = qn_quant_config_make(qn_scheme_find("fp8"), NULL, slow, 1, &status);
     assert_int_equal(qn_quant_config_parse(ctx, object, &config, NULL), QN_OK);
     assert_int_equal(qn_quant_config_ignores(config, "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab"),
                      0);
@@ -666,6 +712,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_foreign_tensors, setup, teardown),
         cmocka_unit_test_setup_teardown(test_config, setup, teardown),
         cmocka_unit_test_setup_teardown(test_quant_config, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_config_groups, setup, teardown),
         cmocka_unit_test_setup_teardown(test_ignore_patterns, setup, teardown),
         cmocka_unit_test_setup_teardown(test_shards, setup, teardown),
         cmocka_unit_test_setup_teardown(test_single_and_absent, setup, teardown),

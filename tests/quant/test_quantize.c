@@ -332,6 +332,59 @@ static void again(void **state)
     syn_remove(in_root("second"));
 }
 
+/* An output layer with a scheme of its own: read back with it, from the tied embeddings, which stay; and quantised
+ * again. */
+static void output_layer(void **state)
+{
+    (void)state;
+    static const char *const bodies[] = {"nvfp4", "int8", "mxfp4"}, *const heads[] = {"int8", "int8-azp", "fp8"};
+    for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) {
+        qn_error error = {0};
+        qn_quantize_options o = options_of(bodies[i]);
+        o.head = heads[i];
+        qn_quantize_result result;
+        must(run(ctx, source, in_root("first"), &o, &result, &error), &error);
+        assert_int_equal(result.tensors, SYN_TENSORS + 1);
+        quantize("bf16", source, in_root("plain"), 0, NULL);
+        qn_checkpoint *a, *plain;
+        must(qn_checkpoint_open(ctx, in_root("first"), &a, &error), &error);
+        must(qn_checkpoint_open(ctx, in_root("plain"), &plain, &error), &error);
+        qn_model_info info;
+        qn_checkpoint_get_info(a, &info);
+        assert_string_equal(info.scheme, bodies[i]);
+        assert_int_equal(qn_checkpoint_hparams(a)->tied_embeddings, 0);
+        const qn_weight *head = qn_checkpoint_find(a, "lm_head.weight");
+        const qn_weight *embeddings = qn_checkpoint_find(a, "model.embed_tokens.weight");
+        const qn_weight *before = qn_checkpoint_find(plain, "model.embed_tokens.weight");
+        assert_non_null(head);
+        const int azp = strcmp(heads[i], "int8-azp") == 0; /* weights of the two INT8 schemes are stored alike */
+        assert_int_equal(strcmp(head->scheme->name, heads[i]) == 0 || azp, 1);
+        assert_ptr_equal(embeddings->scheme, qn_scheme_dense());
+        for (int64_t row = 0; row < SYN_VOCAB; row++) {
+            float x[SYN_HIDDEN], y[SYN_HIDDEN], z[SYN_HIDDEN], amax = 0;
+            qn_weight_decode_row(head, row, x);
+            qn_weight_decode_row(embeddings, row, y);
+            qn_weight_decode_row(before, row, z);
+            assert_memory_equal(y, z, sizeof y);
+            for (int k = 0; k < SYN_HIDDEN; k++) {
+                amax = fmaxf(amax, fabsf(y[k]));
+            }
+            for (int k = 0; k < SYN_HIDDEN; k++) {
+                assert_true(fabsf(x[k] - y[k]) <= amax * (strcmp(heads[i], "fp8") == 0 ? 0x1p-4f : 0x1p-6f));
+            }
+        }
+        qn_checkpoint_close(a);
+        qn_checkpoint_close(plain);
+        o.head = NULL;
+        o.scheme = "bf16"; /* the layer's own weight goes on beside the embeddings */
+        must(run(ctx, in_root("first"), in_root("second"), &o, &result, &error), &error);
+        assert_int_equal(result.tensors, SYN_TENSORS + 1);
+        syn_remove(in_root("first"));
+        syn_remove(in_root("second"));
+        syn_remove(in_root("plain"));
+    }
+}
+
 static void refuse(const char *from, const char *to, const qn_quantize_options *o, qn_status expected,
                    const char *words)
 {
@@ -352,6 +405,14 @@ static void refusals(void **state)
     refuse(source, in_root("out"), &o, QN_E_ARGUMENT, "q17");
     o = options_of(NULL);
     refuse(source, in_root("out"), &o, QN_E_ARGUMENT, "scheme");
+    o = options_of("nvfp4");
+    o.head = "q17";
+    refuse(source, in_root("out"), &o, QN_E_ARGUMENT, "q17");
+    o.head = "nvfp4";
+    refuse(source, in_root("out"), &o, QN_E_ARGUMENT, "output layer");
+    o = options_of("fp8-block");
+    o.head = "int8";
+    refuse(source, in_root("out"), &o, QN_E_ARGUMENT, "fp8-block");
     o = options_of("fp8");
     refuse(in_root("nothing"), in_root("out"), &o, QN_E_IO, "nothing");
     refuse(source, in_root("no/such/parent"), &o, QN_E_IO, "no/such");
@@ -464,7 +525,8 @@ static void *faulty_alloc(void *user, size_t size, size_t align)
 {
     faults *f = user;
     void *p = NULL;
-    if (__atomic_add_fetch(&f->calls, 1, __ATOMIC_RELAXED) == f->fail_at || posix_memalign(&p, align, size ? size : 1)) {
+    if (__atomic_add_fetch(&f->calls, 1, __ATOMIC_RELAXED) == f->fail_at ||
+        posix_memalign(&p, align, size ? size : 1)) {
         return NULL;
     }
     __atomic_add_fetch(&f->live, 1, __ATOMIC_RELAXED);
@@ -520,10 +582,11 @@ static void no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_scheme),        cmocka_unit_test(feedback),  cmocka_unit_test(shards),
-        cmocka_unit_test(again),
-        cmocka_unit_test(refusals),            cmocka_unit_test(bad_values), cmocka_unit_test(progress_and_cancel),
-        cmocka_unit_test(full_disk),           cmocka_unit_test(no_memory),
+        cmocka_unit_test(every_scheme), cmocka_unit_test(feedback),
+        cmocka_unit_test(shards),       cmocka_unit_test(again),
+        cmocka_unit_test(output_layer), cmocka_unit_test(refusals),
+        cmocka_unit_test(bad_values),   cmocka_unit_test(progress_and_cancel),
+        cmocka_unit_test(full_disk),    cmocka_unit_test(no_memory),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

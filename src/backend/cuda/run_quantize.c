@@ -15,8 +15,11 @@ enum {
     MOST_ITEMS = 4, /* lanes' worth in a thread's registers */
     MOST_THREADS = 1024,
     TEAM_THREADS = 256,
+    WIDE_THREADS = 128,
+    WIDE_WAVES = 8, /* teams spread wide up to that many blocks a multiprocessor */
     PLAIN_THREADS = 128,
-    UNROLL = 4,            /* segments of a team, one after the other, with all loads in flight */
+    UNROLL = 4, /* segments of a team, one after the other, with all loads in flight; of silu's two loads */
+    SILU_UNROLL = 2,
     DEPENDENT_BLOCKS = 32, /* up to here a launch gains from starting early; wider ones lost by it */
     MOST_GRID_X = 0x7fffffff,
     MOST_GRID_Y = 65535
@@ -84,6 +87,11 @@ static shape_plan plan_shape(const qn_op_desc *desc)
     return p;
 }
 
+static int32_t unroll_of(const qn_op_desc *desc, int wide)
+{
+    return wide ? 1 : is_silu(desc) ? SILU_UNROLL : UNROLL;
+}
+
 static int32_t x_format(const qn_op_desc *desc)
 {
     const qn_format format = desc->in[0].format;
@@ -119,7 +127,8 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
         qn_cuda_define(&out[i], "X_FORMAT", x_format(desc));
         qn_cuda_define(&out[i], "TYPE", int8 ? QN_TYPE_INT8 : desc->attr[QN_ATTR_TYPE].i);
         qn_cuda_define(&out[i], "LANES", p.lanes);
-        qn_cuda_define(&out[i], "UNROLL", i == WIDE ? 1 : UNROLL);
+        qn_cuda_define(&out[i], "UNROLL", unroll_of(desc, i == WIDE));
+        qn_cuda_define(&out[i], "TEAM_BLOCKS", i == WIDE ? 1 : silu ? 6 : 4);
         qn_cuda_define(&out[i], "ITEMS", i == WIDE ? p.wide_items : p.items);
         qn_cuda_define(&out[i], "THREADS", i == WIDE ? p.wide_threads : p.threads);
         qn_cuda_define(&out[i], "ASYMMETRIC", (silu || int8) && !desc->attr[QN_ATTR_SYMMETRIC].i);
@@ -214,10 +223,12 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     }
     const int64_t vectors = p.segments * p.lanes;
     const int fast =
-        (p.lanes || p.items) && a.k && is_aligned(&a, desc) && vectors <= (int64_t)MOST_GRID_Y * TEAM_THREADS;
-    const int wide = fast && p.wide && a.m * (p.lanes ? qn_ceil_div(vectors, TEAM_THREADS) : 1) < run->device->sms;
+        (p.lanes || p.items) && a.k && is_aligned(&a, desc) && vectors <= (int64_t)MOST_GRID_Y * WIDE_THREADS;
+    const int64_t full = p.lanes ? qn_ceil_div(a.m * qn_ceil_div(vectors, TEAM_THREADS), WIDE_WAVES) : a.m;
+    const int wide = fast && p.wide && full < run->device->sms;
     if (fast && p.lanes) { /* as many blocks a row as full ones would be, all of about the same size */
-        const int64_t unroll = wide ? 1 : UNROLL, blocks = qn_ceil_div(vectors, TEAM_THREADS * unroll);
+        const int64_t unroll = unroll_of(desc, wide), threads = wide ? WIDE_THREADS : TEAM_THREADS;
+        const int64_t blocks = qn_ceil_div(vectors, threads * unroll);
         g.block[0] = (uint32_t)(qn_ceil_div(qn_ceil_div(vectors, blocks * unroll), 32) * 32);
         g.grid[1] = (uint32_t)qn_ceil_div(vectors, (int64_t)g.block[0] * unroll);
     } else if (fast) {
