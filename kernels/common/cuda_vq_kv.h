@@ -1,5 +1,6 @@
 /* Arguments of the CUDA kernels over coded keys and values (kernels/cuda/vq_attention.cu, vq_attention_plain.cu,
- * vq_encode.cu), as host and device see them. Strides are bytes. Included by both sides, so plain C and no other header. */
+ * vq_encode.cu), as host and device see them. Strides are bytes. Included by both sides, so plain C and no other
+ * header. */
 #ifndef QN_KERNELS_CUDA_VQ_KV_H
 #define QN_KERNELS_CUDA_VQ_KV_H
 
@@ -24,12 +25,12 @@ typedef struct qn_cuda_vq_attention {
     const int *lens;
     char *o, *lse, *partials;
     long long q_row, q_head, o_row, o_head, lse_row;
-    int batch, heads, kv_heads, group;  /* group: query heads a key head */
-    int size, vector, entries;          /* of a head, of a vector; of a book */
-    int room, parts, part_tokens;       /* tokens there is room for, their parts, and the length of each but the last */
-    int items, block_items;             /* all, and of a block */
+    int batch, heads, kv_heads, group; /* group: query heads a key head */
+    int size, vector, entries;         /* of a head, of a vector; of a book */
+    int room, parts, part_tokens;      /* tokens there is room for, their parts, and the length of each but the last */
+    int items, block_items;            /* all, and of a block */
     int interleaved;
-    float scale;                        /* of scores, in units of log 2 */
+    float scale; /* of scores, in units of log 2 */
     double log2_theta;
 } qn_cuda_vq_attention;
 

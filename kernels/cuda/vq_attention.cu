@@ -5,20 +5,20 @@
  * matrix instruction that adds weight x pair to the sums; a weight is two f16 that hold 22 bits of it together.
  *
  * A table's row is one entry of 64 columns, 256 bytes: a lookup's offset is the code as the second byte of an address,
- * one byte permutation, and the column alone decides the bank. A lane reads four codes of a token at once, but at step s
- * looks up the ((token + s) % 4)-th of them: so the 32 lanes, four tokens of eight words, meet 32 banks. What a token's
- * columns are turned by is undone where the weights are laid out for the matrix instruction.
+ * one byte permutation, and the column alone decides the bank. A lane reads four codes of a token at once, but at step
+ * s looks up the ((token + s) % 4)-th of them: so the 32 lanes, four tokens of eight words, meet 32 banks. What a
+ * token's columns are turned by is undone where the weights are laid out for the matrix instruction.
  *
- * Keys that are to be turned by their position (TURN) have no such products: their table holds pairs of channels too. A lane
- * looks up the words of channels i and i + SIZE / 2 and turns its part of the query the other way, by four tokens from one
- * lookup to the next, in f32.
+ * Keys that are to be turned by their position (TURN) have no such products: their table holds pairs of channels too. A
+ * lane looks up the words of channels i and i + SIZE / 2 and turns its part of the query the other way, by four tokens
+ * from one lookup to the next, in f32.
  *
  * A warp takes tokens in chunks of 32, keeps a running largest score, and joins the others at an item's end. Parts of
  * the tokens are joined by a second kernel. Codebooks stay for all items of a head.
  *
  * Host contract
- *   Parameters: Q_FORMAT; SIZE of a head: 64, 128, 256; VEC: 2, 4, 8, 16; BITS: 4 to 8; TURN: keys are turned, 1 pairs of
- *     halves, 2 of neighbours; KV_HEADS, 1 or 2, and QUERIES, query heads of each, a block; WARPS a block, a multiple of
+ *   Parameters: Q_FORMAT; SIZE of a head: 64, 128, 256; VEC: 2, 4, 8, 16; BITS: 4 to 8; TURN: keys are turned, 1 pairs
+ * of halves, 2 of neighbours; KV_HEADS, 1 or 2, and QUERIES, query heads of each, a block; WARPS a block, a multiple of
  *     KV_HEADS. At most 6 half tables (HALVES) and
  *     SIZE / VEC at most 64
  *   Books f16; codes' rows begin at multiples of CODE_BYTES
@@ -30,9 +30,9 @@
 
 #define GROUPS (SIZE / VEC)
 #define ENTRIES (1 << BITS)
-#define WORDS (GROUPS > 32 ? 2 : 1)           /* words of four codes that a lane reads of a token */
+#define WORDS (GROUPS > 32 ? 2 : 1)             /* words of four codes that a lane reads of a token */
 #define SHARERS (GROUPS < 32 ? 32 / GROUPS : 1) /* lanes that read the same word, and look up its parts */
-#define PAIRS (VEC / 2 / SHARERS)             /* pairs of channels that a lane looks up by a value's code */
+#define PAIRS (VEC / 2 / SHARERS)               /* pairs of channels that a lane looks up by a value's code */
 #define CODE_BYTES (4 * WORDS)
 #define V_HALVES (WORDS * PAIRS)
 #if TURN
@@ -51,15 +51,16 @@
 
 /* Half table h of a key head: side by side with the other head's, or with its own next one. */
 #if KV_HEADS == 2
-#define HALF_AT(h) ((h) * TABLE_BYTES)
+#define HALF_AT(h) ((h)*TABLE_BYTES)
 #else
 #define HALF_AT(h) ((h) / 2 * TABLE_BYTES + (h) % 2 * 128)
 #endif
 
-#define WEIGHTS_AT (TABLES * TABLE_BYTES)                  /* [WARPS][QUERIES][32] pairs of f16 */
-#define QUERY_AT (WEIGHTS_AT + WARPS * QUERIES * 128)      /* [KV_HEADS][QUERIES][SIZE] */
+#define WEIGHTS_AT (TABLES * TABLE_BYTES)                   /* [WARPS][QUERIES][32] pairs of f16 */
+#define QUERY_AT (WEIGHTS_AT + WARPS * QUERIES * 128)       /* [KV_HEADS][QUERIES][SIZE] */
 #define MERGE_AT (QUERY_AT + KV_HEADS * QUERIES * SIZE * 4) /* [WARPS][PARTIAL] */
-#define TURNS_AT ((MERGE_AT + WARPS * PARTIAL * 4 + 15) / 16 * 16) /* [SIZE / 2] frequencies, then turns by four tokens */
+#define TURNS_AT                                                                                                       \
+    ((MERGE_AT + WARPS * PARTIAL * 4 + 15) / 16 * 16) /* [SIZE / 2] frequencies, then turns by four tokens */
 #define SHARED_BYTES (TURN ? TURNS_AT + SIZE * 8 : TURNS_AT)
 
 extern __shared__ __align__(256) char shared[];
@@ -129,8 +130,7 @@ DEV void put_products(char *half0, const float *q, int group, int column, int en
 #define TASKS (KV_HEADS * WORDS * STEPS)
 #define TOGETHER (WORDS == 2 ? 2 : 4)
 
-template <bool keys>
-static __device__ void fill_wide(const qn_cuda_vq_book &book, int head)
+template <bool keys> static __device__ void fill_wide(const qn_cuda_vq_book &book, int head)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, quarter = lane % 4, row = lane / 4;
     for (int task = warp; task < TASKS; task += TOGETHER * WARPS) {
@@ -195,8 +195,7 @@ static __device__ void fill_wide(const qn_cuda_vq_book &book, int head)
 #endif
 
 /* Books of any stride: a lane a column. */
-template <bool keys>
-static __device__ void fill_any(const qn_cuda_vq_book &book, int head)
+template <bool keys> static __device__ void fill_any(const qn_cuda_vq_book &book, int head)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     for (int task = warp; task < KV_HEADS * WORDS * ENTRIES; task += WARPS) {
@@ -224,8 +223,7 @@ static __device__ void fill_any(const qn_cuda_vq_book &book, int head)
 #pragma unroll
             for (int p = 0; p < PAIRS; p++) {
                 const int pair = sharer * PAIRS + p;
-                char *const at = WORDS == 2 && word ? to + HALF_AT(K_HALVES + PAIRS + p)
-                                                    : to + HALF_AT(K_HALVES + p);
+                char *const at = WORDS == 2 && word ? to + HALF_AT(K_HALVES + PAIRS + p) : to + HALF_AT(K_HALVES + p);
                 *(u32 *)(at + entry * 256 + lane * 4) = (u32)from[2 * pair] | (u32)from[2 * pair + 1] << 16;
             }
         }
@@ -264,14 +262,14 @@ static __device__ void fill_turned(const qn_cuda_vq_book &book, int head)
         }
 #pragma unroll
         for (int e = 0; e < 8; e++) {
-            *(u32 *)(to + e * 256 + (KV_HEADS == 2 ? half * TABLE_BYTES : half / 2 * TABLE_BYTES + half % 2 * 128)) = v[e];
+            *(u32 *)(to + e * 256 + (KV_HEADS == 2 ? half * TABLE_BYTES : half / 2 * TABLE_BYTES + half % 2 * 128)) =
+                v[e];
         }
     }
 }
 #endif
 
-template <bool keys>
-DEV void fill(const qn_cuda_vq_book &book, int head)
+template <bool keys> DEV void fill(const qn_cuda_vq_book &book, int head)
 {
 #if SHARERS == 1 && VEC <= 8
     if (book.wide) {
@@ -292,9 +290,7 @@ struct v_codes {
     u32 word[8][WORDS];
 };
 
-#ifndef PREFETCH
-#define PREFETCH ".L2::256B"
-#endif
+#define PREFETCH ".L2::256B" /* other blocks read the codes beside these at about the same time */
 
 DEV u32 load_word(const char *at)
 {
@@ -350,12 +346,10 @@ DEV u32 row_of(u32 word, u32 base, u32 pick)
 /* Largest of a warp; of NaN a NaN or the largest, which is told by the sums. */
 DEV float warp_max(float v)
 {
-#if __CUDA_ARCH__ >= 800
     int key = __float_as_int(v), most;
     key ^= key >> 31 & 0x7fffffff;
     asm volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(most) : "r"(key));
     return __int_as_float(most ^ (most >> 31 & 0x7fffffff));
-#endif
 }
 
 /* d[16, 8] += a[16, 16] b[16, 8], f16 operands, f32 sums. */
@@ -392,8 +386,8 @@ DEV void begin_stream(stream *s)
 }
 
 #if TURN
-/* What a lane has of a query at the position of its next token: two pairs that turn together, (x, y) each, and the turns by
- * four tokens. */
+/* What a lane has of a query at the position of its next token: two pairs that turn together, (x, y) each, and the
+ * turns by four tokens. */
 struct part_of_query {
     float x[2], y[2];
 };
@@ -409,7 +403,8 @@ DEV void turn_back(float *x, float *y, turn t)
     *y = __fmaf_rn(*y, t.c, -(was * t.s));
 }
 
-/* Queries as they are in shared memory, turned to `position`; frequencies and turns by four tokens in shared memory too. */
+/* Queries as they are in shared memory, turned to `position`; frequencies and turns by four tokens in shared memory
+ * too. */
 DEV void begin_query(const float *q, int position, int word_lane, int phase, part_of_query (*part)[4 * TURN_PAIRS],
                      turn_of_pairs *by)
 {
@@ -561,7 +556,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
                         const u32 y = *(const u32 *)(shared + HALF_AT(2 * p + 1) + second);
 #pragma unroll
                         for (int r = 0; r < QUERIES; r++) {
-                            score[r][n] = add_turned(score[r][n], x, y, &part[r][j * TURN_PAIRS + p], by[j * TURN_PAIRS + p]);
+                            score[r][n] =
+                                add_turned(score[r][n], x, y, &part[r][j * TURN_PAIRS + p], by[j * TURN_PAIRS + p]);
                         }
                     }
                 }

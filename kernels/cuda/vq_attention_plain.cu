@@ -1,13 +1,13 @@
-/* vq_attention on any strides, vectors and codes, and the lower rungs of the ladder: an entry is looked up where it is and
- * multiplied in f32. A block has one query head of one sequence and a part of its tokens; its warps take strips of 32
- * tokens in turn, a lane a token for the scores, a lane a group of channels for the sums.
+/* vq_attention on any strides, vectors and codes, and the lower rungs of the ladder: an entry is looked up where it is
+ * and multiplied in f32. A block has one query head of one sequence and a part of its tokens; its warps take strips of
+ * 32 tokens in turn, a lane a token for the scores, a lane a group of channels for the sums.
  *
  * Host contract
  *   Parameters: Q_FORMAT; B_FORMAT of the books; WIDE 1: codes of 16 bits; SIZE of a head, VEC of a vector, at most 16;
  *     CACHED: entries of each group's book that are held in shared memory, the first ones; SWEEP 1: a block does all
- *     sequences of its head, so that it loads them once; TURN 1, 2: keys are turned by their position, pairs of halves or
- *     of neighbours; ALIGNED 1: entries begin at their own size, at most 16 bytes, VEC even, B_FORMAT f16
- *   Launch: block 128, grid {query heads, parts, sequences or 1}, dynamic shared memory of SHARED_BYTES */
+ *     sequences of its head, so that it loads them once; TURN 1, 2: keys are turned by their position, pairs of halves
+ * or of neighbours; ALIGNED 1: entries begin at their own size, at most 16 bytes, VEC even, B_FORMAT f16 Launch: block
+ * 128, grid {query heads, parts, sequences or 1}, dynamic shared memory of SHARED_BYTES */
 #include "formats.h"
 #include "turn.h"
 #include "vq_parts.h"
@@ -16,7 +16,7 @@
 #define GROUPS (SIZE / VEC)
 #define LANE_GROUPS ((GROUPS + 31) / 32)
 #define ENTRY_BYTES (B_FORMAT == 0 ? 4 * VEC : 2 * VEC)
-#define BOOK_BYTES ((CACHED) * ENTRY_BYTES * GROUPS)
+#define BOOK_BYTES ((CACHED)*ENTRY_BYTES * GROUPS)
 #define ROW (SIZE + 2)
 
 /* q, frequencies, a warp's weights and result; then the books */

@@ -1,11 +1,11 @@
-/* vq_encode: the nearest centroid of a group's book, of equals the first. A warp has a group of a head and goes over the
- * rows of x; its lanes share the entries and, where registers hold them, keep them. |x - c|^2 is least where
- * x . c - |c|^2 / 2 is largest: one fused multiply-add an element. A vector that is not finite has code 0; one whose
- * products would leave f32 is measured in double.
+/* vq_encode: the nearest centroid of a group's book, of equals the first. A warp has a group of a head and goes over
+ * the rows of x; its lanes share the entries and, where registers hold them, keep them. |x - c|^2 is least where x . c
+ * - |c|^2 / 2 is largest: one fused multiply-add an element. A vector that is not finite has code 0; one whose products
+ * would leave f32 is measured in double.
  *
  * Host contract
- *   Parameters: X_FORMAT, B_FORMAT, VEC, HELD: entries of a lane in registers, ENTRIES / 32; 0: read again for each row; WIDE
- *   Launch: block 128, grid {ceil(heads * groups / 4), strips of rows} */
+ *   Parameters: X_FORMAT, B_FORMAT, VEC, HELD: entries of a lane in registers, ENTRIES / 32; 0: read again for each
+ * row; WIDE Launch: block 128, grid {ceil(heads * groups / 4), strips of rows} */
 #include "formats.h"
 #include "cuda_vq_kv.h"
 

@@ -53,30 +53,31 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     const int tiles = vq.format == QN_VQ_GPTVQ;
     const qn_view *codes = &vq.tensor[QN_VQ_CODES];
     const qn_mut_view *w = &run->call->args->out[QN_VQ_OUT_W];
-    qn_cuda_vq_weights a = {
-        .codes = codes->data,
-        .books = tensor_of(&vq.tensor[QN_VQ_CODEBOOKS]),
-        .scales = tensor_of(&vq.tensor[tiles ? QN_VQ_CODEBOOK_SCALES : QN_VQ_SCALES]),
-        .w = w->data,
-        .codes_row = codes->strides[0],
-        .codes_group = codes->strides[1],
-        .w_row = w->strides[0],
-        .n = vq.n,
-        .k = vq.k,
-        .codebooks = (int32_t)vq.codebooks,
-        .bits = (int32_t)vq.bits,
-        .in_group = tiles ? 4 : (int32_t)vq.in_group,
-        .out_group = (int32_t)vq.out_group,
-        .code_bytes = vq.packed ? 0 : codes->shape.format == QN_I8 || codes->shape.format == QN_U8 ? 1 : 2,
-        .stream = codes->shape.dims[1]};
+    qn_cuda_vq_weights a = {.codes = codes->data,
+                            .books = tensor_of(&vq.tensor[QN_VQ_CODEBOOKS]),
+                            .scales = tensor_of(&vq.tensor[tiles ? QN_VQ_CODEBOOK_SCALES : QN_VQ_SCALES]),
+                            .w = w->data,
+                            .codes_row = codes->strides[0],
+                            .codes_group = codes->strides[1],
+                            .w_row = w->strides[0],
+                            .n = vq.n,
+                            .k = vq.k,
+                            .codebooks = (int32_t)vq.codebooks,
+                            .bits = (int32_t)vq.bits,
+                            .in_group = tiles ? 4 : (int32_t)vq.in_group,
+                            .out_group = (int32_t)vq.out_group,
+                            .code_bytes = vq.packed                                                      ? 0
+                                          : codes->shape.format == QN_I8 || codes->shape.format == QN_U8 ? 1
+                                                                                                         : 2,
+                            .stream = codes->shape.dims[1]};
     if (a.n == 0 || a.k == 0) {
         return QN_OK;
     }
     void *const arguments[] = {&a};
-    const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(a.k / a.in_group, THREADS),
-                                         (uint32_t)qn_min_i64(a.n, MOST_GRID_Y), 1},
-                                .block = {THREADS, 1, 1},
-                                .dependent = run->device->major >= 9};
+    const qn_cuda_geometry g = {
+        .grid = {(uint32_t)qn_ceil_div(a.k / a.in_group, THREADS), (uint32_t)qn_min_i64(a.n, MOST_GRID_Y), 1},
+        .block = {THREADS, 1, 1},
+        .dependent = run->device->major >= 9};
     return qn_cuda_launch(run, 0, &g, arguments, error);
 }
 

@@ -78,8 +78,8 @@ static qn_cuda_vq_book book_of(const qn_view *view)
                              .head = s[0],
                              .group = s[1],
                              .entry = s[2],
-                             .wide = s[2] == row && ((uint64_t)(uintptr_t)view->data | (uint64_t)s[0] |
-                                                     (uint64_t)s[1]) % 16 == 0};
+                             .wide = s[2] == row &&
+                                     ((uint64_t)(uintptr_t)view->data | (uint64_t)s[0] | (uint64_t)s[1]) % 16 == 0};
 }
 
 static qn_cuda_vq_attention attention_of(const qn_cuda_run *run)
@@ -150,8 +150,8 @@ static int64_t plain_fixed(const qn_op_desc *desc, const scheme *s)
            PLAIN_WARPS * (s->size + 2) * 4 + 16;
 }
 
-/* Entries of each group that a rung holds in shared memory: none, all, or as many as leave occupancy as it is. No entry of a
- * key or value book is frequent enough for registers, so o2 is o1 here. */
+/* Entries of each group that a rung holds in shared memory: none, all, or as many as leave occupancy as it is. No entry
+ * of a key or value book is frequent enough for registers, so o2 is o1 here. */
 static int32_t cached_of(const qn_op_desc *desc, const scheme *s, const qn_cuda_device *device)
 {
     const int64_t rank = 2 * (int64_t)s->size * (desc->in[QN_VQA_K_CODEBOOK].format == QN_F32 ? 4 : 2);
@@ -249,11 +249,10 @@ static qn_status run_plain(const qn_cuda_run *run, qn_cuda_vq_attention *a, int3
     const int sweep = sweeps(desc);
     cut(a, (int64_t)a->heads * (sweep ? 1 : a->batch), 2 * run->device->sms, STRIP * PLAIN_WARPS);
     void *const arguments[] = {a};
-    const qn_cuda_geometry g = {
-        .grid = {(uint32_t)a->heads, (uint32_t)a->parts, sweep ? 1 : (uint32_t)a->batch},
-        .block = {PLAIN_WARPS * 32, 1, 1},
-        .shared_bytes = (uint32_t)plain_shared(desc, &s, cached_of(desc, &s, run->device)),
-        .dependent = run->device->major >= 9};
+    const qn_cuda_geometry g = {.grid = {(uint32_t)a->heads, (uint32_t)a->parts, sweep ? 1 : (uint32_t)a->batch},
+                                .block = {PLAIN_WARPS * 32, 1, 1},
+                                .shared_bytes = (uint32_t)plain_shared(desc, &s, cached_of(desc, &s, run->device)),
+                                .dependent = run->device->major >= 9};
     QN_TRY(qn_cuda_launch(run, program, &g, arguments, error));
     return join(run, second, a, error);
 }
@@ -279,8 +278,8 @@ typedef struct shape {
     int32_t kv_heads, queries, warps, halves, code_bytes, shared_bytes;
 } shape;
 
-/* How a block shares tables; halves 0: it cannot. Keys that are turned have a table of pairs for all queries, others one of
- * products for each. */
+/* How a block shares tables; halves 0: it cannot. Keys that are turned have a table of pairs for all queries, others
+ * one of products for each. */
 static shape shape_of(const scheme *s, int turned)
 {
     shape best = {0};
@@ -334,7 +333,8 @@ static const char *accepts_tables(const qn_kernel *kernel, const qn_op_desc *des
     if (desc->in[QN_VQA_K_CODES].dims[1] > INT32_MAX / 4 || desc->in[QN_VQA_Q].dims[0] > MOST_GRID_Y) {
         return "there are too many tokens or sequences";
     }
-    return s.heads > 0 && shape_of(&s, turns(desc)).halves > 0 ? NULL : "the tables of a head do not fit into shared memory";
+    return s.heads > 0 && shape_of(&s, turns(desc)).halves > 0 ? NULL
+                                                               : "the tables of a head do not fit into shared memory";
 }
 
 static int32_t tables_programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
@@ -362,7 +362,8 @@ static int32_t tables_programs(const qn_kernel *kernel, const qn_op_desc *desc, 
 /* Rows begin at multiples of `unit`, and not too far apart. */
 static int aligned_codes(const qn_cuda_vq_codes *c, int64_t unit)
 {
-    return c->token <= INT32_MAX && c->token >= 0 && ((int64_t)(uintptr_t)c->data | c->batch | c->token | c->head) % unit == 0;
+    return c->token <= INT32_MAX && c->token >= 0 &&
+           ((int64_t)(uintptr_t)c->data | c->batch | c->token | c->head) % unit == 0;
 }
 
 static qn_status launch_tables(const qn_cuda_run *run, qn_error *error)
