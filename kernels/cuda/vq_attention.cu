@@ -26,7 +26,7 @@
  *   With more than one part qn_vq_attention_join follows (vq_attention_join.cu) */
 #include "formats.h"
 #include "turn.h"
-#include "vq_parts.h"
+#include "vq_attention_parts.h"
 
 #define GROUPS (SIZE / VEC)
 #define ENTRIES (1 << BITS)

@@ -1,7 +1,7 @@
 /* The second pass of vq_attention where tokens are cut: parts of a head in their order.
  * Launch: block 128, grid {query heads, sequences} */
 #include "formats.h"
-#include "vq_parts.h"
+#include "vq_attention_parts.h"
 
 extern "C" __global__ void __launch_bounds__(128) qn_vq_attention_join(const __grid_constant__ qn_cuda_vq_attention a)
 {

@@ -10,7 +10,7 @@
  * 128, grid {query heads, parts, sequences or 1}, dynamic shared memory of SHARED_BYTES */
 #include "formats.h"
 #include "turn.h"
-#include "vq_parts.h"
+#include "vq_attention_parts.h"
 
 #define WARPS 4
 #define GROUPS (SIZE / VEC)

@@ -1,7 +1,7 @@
 /* Results of vq_attention, whole or in parts: sums of weighted values, the largest score in units of log 2, the sum of
  * weights; weights are 2^(score - largest + 15). Part p of head h of sequence b: floats [b][h][p][size + 2]. */
-#ifndef QN_CUDA_VQ_PARTS_H
-#define QN_CUDA_VQ_PARTS_H
+#ifndef QN_CUDA_VQ_ATTENTION_PARTS_H
+#define QN_CUDA_VQ_ATTENTION_PARTS_H
 
 #include "cuda_vq_kv.h"
 #include "parts.h"
