@@ -7,9 +7,13 @@ struct turn {
     float c, s;
 };
 
-static __device__ inline turn turn_of(int pos, int i, int size, double log2_theta)
+static __device__ inline double frequency_of(int i, int size, double log2_theta)
 {
-    const double angle = (double)pos * exp2(-2.0 * (double)i / (double)size * log2_theta);
+    return exp2(-2.0 * (double)i / (double)size * log2_theta);
+}
+
+static __device__ inline turn turn_by(double angle)
+{
     const double quarter = rint(angle * 0.63661977236758134308);
     const float x = (float)(angle - quarter * 1.57079632679489661923);
     const int quadrant = (int)(long long)quarter & 3;
@@ -23,6 +27,11 @@ static __device__ inline turn turn_of(int pos, int i, int size, double log2_thet
     t.c = quadrant == 0 ? c : quadrant == 1 ? -s : quadrant == 2 ? -c : s;
     t.s = quadrant == 0 ? s : quadrant == 1 ? c : quadrant == 2 ? -s : -c;
     return t;
+}
+
+static __device__ inline turn turn_of(int pos, int i, int size, double log2_theta)
+{
+    return turn_by((double)pos * frequency_of(i, size, log2_theta));
 }
 
 #endif

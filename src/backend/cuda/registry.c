@@ -4,10 +4,16 @@
 #include <string.h>
 
 static const qn_cuda_family *const families[] = {&qn_cuda_block_scaled_mm_family,
-                                                 &qn_cuda_grouped_block_scaled_mm_family, &qn_cuda_scaled_mm_family,
-                                                 &qn_cuda_quantize_family, &qn_cuda_fp4_mm_family,
-                                                 &qn_cuda_mm_family, &qn_cuda_activation_family, &qn_cuda_fp4_family,
-                                                 &qn_cuda_vq_family};
+                                                 &qn_cuda_grouped_block_scaled_mm_family,
+                                                 &qn_cuda_scaled_mm_family,
+                                                 &qn_cuda_quantize_family,
+                                                 &qn_cuda_fp4_mm_family,
+                                                 &qn_cuda_mm_family,
+                                                 &qn_cuda_activation_family,
+                                                 &qn_cuda_fp4_family,
+                                                 &qn_cuda_vq_family,
+                                                 &qn_cuda_vq_kv_family,
+                                                 &qn_cuda_vq_dequantize_family};
 
 static const qn_kernel *kernel_at(int32_t i)
 {

@@ -1,0 +1,44 @@
+/* Results of vq_attention, whole or in parts: sums of weighted values, the largest score in units of log 2, the sum of
+ * weights; weights are 2^(score - largest + 15). Part p of head h of sequence b: floats [b][h][p][size + 2]. */
+#ifndef QN_CUDA_VQ_ATTENTION_PARTS_H
+#define QN_CUDA_VQ_ATTENTION_PARTS_H
+
+#include "cuda_vq_kv.h"
+#include "parts.h"
+
+#define NONE __int_as_float(0xff800000u)
+#define WEIGHT_SHIFT 15.0f
+
+DEV void put_result(const qn_cuda_vq_attention &a, int sequence, int head, int d, int length, float most, float all,
+                    float sum)
+{
+    ((float *)(a.o + sequence * a.o_row + head * a.o_head))[d] = length > 0 ? sum / all : 0.0f;
+    if (d == 0) {
+        ((float *)(a.lse + sequence * a.lse_row))[head] =
+            length > 0 ? (most - WEIGHT_SHIFT + log2f(all)) * 0.69314718f : NONE;
+    }
+}
+
+DEV float *part_of(const qn_cuda_vq_attention &a, int sequence, int head, int part)
+{
+    return (float *)a.partials + (((i64)sequence * a.heads + head) * a.parts + part) * (a.size + 2);
+}
+
+DEV void put_part(const qn_cuda_vq_attention &a, int sequence, int head, int part, int d, float most, float all,
+                  float sum)
+{
+    float *const to = part_of(a, sequence, head, part);
+    to[d] = sum;
+    if (d == 0) {
+        to[a.size] = most;
+        to[a.size + 1] = all;
+    }
+}
+
+/* What a part with that largest score counts for beside the largest of all. */
+DEV float part_weight(float most, float of_all)
+{
+    return most == NONE ? 0.0f : exp_base2(most - of_all);
+}
+
+#endif

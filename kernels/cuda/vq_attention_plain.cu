@@ -1,0 +1,246 @@
+/* vq_attention on any strides, vectors and codes, and the lower rungs of the ladder: an entry is looked up where it is
+ * and multiplied in f32. A block has one query head of one sequence and a part of its tokens; its warps take strips of
+ * 32 tokens in turn, a lane a token for the scores, a lane a group of channels for the sums.
+ *
+ * Host contract
+ *   Parameters: Q_FORMAT; B_FORMAT of the books; WIDE 1: codes of 16 bits; SIZE of a head, VEC of a vector, at most 16;
+ *     CACHED: entries of each group's book that are held in shared memory, the first ones; SWEEP 1: a block does all
+ *     sequences of its head, so that it loads them once; TURN 1, 2: keys are turned by their position, pairs of halves
+ * or of neighbours; ALIGNED 1: entries begin at their own size, at most 16 bytes, VEC even, B_FORMAT f16 Launch: block
+ * 128, grid {query heads, parts, sequences or 1}, dynamic shared memory of SHARED_BYTES */
+#include "formats.h"
+#include "turn.h"
+#include "vq_attention_parts.h"
+
+#define WARPS 4
+#define GROUPS (SIZE / VEC)
+#define LANE_GROUPS ((GROUPS + 31) / 32)
+#define ENTRY_BYTES (B_FORMAT == 0 ? 4 * VEC : 2 * VEC)
+#define BOOK_BYTES ((CACHED)*ENTRY_BYTES * GROUPS)
+#define ROW (SIZE + 2)
+
+/* q, frequencies, a warp's weights and result; then the books */
+#define FREQUENCY_AT ((SIZE * 4 + 7) / 8 * 8)
+#define WEIGHTS_AT (FREQUENCY_AT + (TURN ? (SIZE + 1) / 2 * 8 : 0))
+#define RESULT_AT (WEIGHTS_AT + WARPS * 32 * 4)
+#define BOOKS_AT ((RESULT_AT + WARPS * ROW * 4 + 15) / 16 * 16)
+
+extern __shared__ __align__(16) char shared[];
+
+DEV u32 code_at(const char *row, int group, int entries)
+{
+#if WIDE
+    return ((const u16 *)row)[group] & (u32)(entries - 1);
+#else
+    return ((const u8 *)row)[group] & (u32)(entries - 1);
+#endif
+}
+
+/* An entry of a group, wherever it is; `held` is the cached part of the book. */
+DEV const char *entry_of(const qn_cuda_vq_book &book, const char *of_head, const char *held, int group, u32 code)
+{
+#if CACHED
+    if (code < CACHED) {
+        return held + (group * CACHED + (int)code) * ENTRY_BYTES;
+    }
+#endif
+    return of_head + group * book.group + code * book.entry;
+}
+
+DEV void load_entry(const char *at, float *v)
+{
+#if ALIGNED
+#pragma unroll
+    for (int j = 0; j < VEC; j += VEC < 8 ? VEC : 8) {
+#if VEC == 2
+        const u32 w[1] = {*(const u32 *)at};
+#elif VEC == 4
+        const uint2 x = *(const uint2 *)at;
+        const u32 w[2] = {x.x, x.y};
+#else
+        const uint4 x = *(const uint4 *)(at + 2 * j);
+        const u32 w[4] = {x.x, x.y, x.z, x.w};
+#endif
+#pragma unroll
+        for (int k = 0; k < (VEC < 8 ? VEC : 8); k += 2) {
+            v[j + k] = half_float(w[k / 2] & 0xffff);
+            v[j + k + 1] = half_float(w[k / 2] >> 16);
+        }
+    }
+#else
+#pragma unroll
+    for (int j = 0; j < VEC; j++) {
+        v[j] = load_float(at, j, B_FORMAT);
+    }
+#endif
+}
+
+#if CACHED
+DEV void hold(const qn_cuda_vq_book &book, const char *of_head, char *to)
+{
+    for (int i = (int)threadIdx.x; i < GROUPS * CACHED; i += 128) {
+        const char *const from = of_head + i / CACHED * book.group + i % CACHED * book.entry;
+#if ALIGNED
+#pragma unroll
+        for (int j = 0; j < ENTRY_BYTES; j += 4) {
+            *(u32 *)(to + i * ENTRY_BYTES + j) = *(const u32 *)(from + j);
+        }
+#else
+        for (int j = 0; j < ENTRY_BYTES; j += 2) {
+            *(u16 *)(to + i * ENTRY_BYTES + j) = *(const u16 *)(from + j);
+        }
+#endif
+    }
+}
+#endif
+
+#if TURN
+DEV float channel_of(const qn_cuda_vq_attention &a, const char *book, const char *held, const char *row, int channel)
+{
+    const int group = channel / VEC;
+    return load_float(entry_of(a.k_book, book, held, group, code_at(row, group, a.entries)), channel % VEC, B_FORMAT);
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(128) qn_vq_attention_plain(const __grid_constant__ qn_cuda_vq_attention a)
+{
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int head = (int)blockIdx.x, part = (int)blockIdx.y, kv = head / a.group;
+    const char *const k_book = a.k_book.data + kv * a.k_book.head, *const v_book = a.v_book.data + kv * a.v_book.head;
+    float *const q = (float *)shared, *const weights = (float *)(shared + WEIGHTS_AT) + warp * 32;
+    float *const results = (float *)(shared + RESULT_AT);
+    char *const k_held = shared + BOOKS_AT, *const v_held = k_held + BOOK_BYTES;
+    release_next();
+    wait_before();
+#if CACHED
+    hold(a.k_book, k_book, k_held);
+    hold(a.v_book, v_book, v_held);
+#endif
+#if TURN
+    double *const frequency = (double *)(shared + FREQUENCY_AT);
+    for (int i = (int)threadIdx.x; i < SIZE / 2; i += 128) {
+        frequency[i] = frequency_of(i, SIZE, a.log2_theta);
+    }
+#endif
+    for (int sequence = SWEEP ? 0 : (int)blockIdx.z; sequence < (SWEEP ? a.batch : (int)blockIdx.z + 1); sequence++) {
+        __syncthreads();
+        for (int i = (int)threadIdx.x; i < SIZE; i += 128) {
+            q[i] = load_float(a.q + sequence * a.q_row + head * a.q_head, i, Q_FORMAT) * a.scale;
+        }
+        __syncthreads();
+        int length = a.lens[sequence];
+        length = length < 0 ? 0 : length < a.room ? length : a.room;
+        const int begin = part * a.part_tokens, end = begin + a.part_tokens < length ? begin + a.part_tokens : length;
+        const char *const k_row = a.k.data + sequence * a.k.batch + kv * a.k.head;
+        const char *const v_row = a.v.data + sequence * a.v.batch + kv * a.v.head;
+        float most = NONE, total = 0.0f, sums[LANE_GROUPS][VEC];
+#pragma unroll
+        for (int x = 0; x < LANE_GROUPS; x++) {
+#pragma unroll
+            for (int j = 0; j < VEC; j++) {
+                sums[x][j] = 0.0f;
+            }
+        }
+        for (int strip = begin + warp * 32; strip < end; strip += WARPS * 32) {
+            const int token = strip + lane;
+            float score = 0.0f;
+            if (token < end) {
+                const char *const row = k_row + token * a.k.token;
+#if TURN
+                for (int i = 0; i < SIZE / 2; i++) {
+                    const turn t = turn_by((double)token * frequency[i]);
+                    const int first = TURN == 1 ? i : 2 * i, second = TURN == 1 ? i + SIZE / 2 : 2 * i + 1;
+                    const float x = channel_of(a, k_book, k_held, row, first);
+                    const float y = channel_of(a, k_book, k_held, row, second);
+                    score = __fmaf_rn(q[first], __fmaf_rn(x, t.c, -(y * t.s)), score);
+                    score = __fmaf_rn(q[second], __fmaf_rn(y, t.c, x * t.s), score);
+                }
+#else
+#pragma unroll 4
+                for (int group = 0; group < GROUPS; group++) {
+                    float v[VEC];
+                    load_entry(entry_of(a.k_book, k_book, k_held, group, code_at(row, group, a.entries)), v);
+#pragma unroll
+                    for (int j = 0; j < VEC; j++) {
+                        score = __fmaf_rn(v[j], q[group * VEC + j], score);
+                    }
+                }
+#endif
+            }
+            score = token < end ? score : NONE;
+            float high = score;
+#pragma unroll
+            for (int step = 16; step > 0; step /= 2) {
+                high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, step));
+            }
+            high = fmaxf(high, most);
+            const float weight = exp_base2(score - high + WEIGHT_SHIFT), keep = part_weight(most, high);
+            most = high;
+            total = __fmaf_rn(total, keep, weight);
+#pragma unroll
+            for (int x = 0; x < LANE_GROUPS; x++) {
+#pragma unroll
+                for (int j = 0; j < VEC; j++) {
+                    sums[x][j] *= keep;
+                }
+            }
+            weights[lane] = token < end ? weight : 0.0f;
+            __syncwarp();
+            const int count = end - strip < 32 ? end - strip : 32;
+#pragma unroll 4
+            for (int s = 0; s < count; s++) {
+                const char *const row = v_row + (strip + s) * a.v.token;
+#pragma unroll
+                for (int x = 0; x < LANE_GROUPS; x++) {
+                    const int group = lane + 32 * x;
+                    if (group < GROUPS) {
+                        float v[VEC];
+                        load_entry(entry_of(a.v_book, v_book, v_held, group, code_at(row, group, a.entries)), v);
+#pragma unroll
+                        for (int j = 0; j < VEC; j++) {
+                            sums[x][j] = __fmaf_rn(weights[s], v[j], sums[x][j]);
+                        }
+                    }
+                }
+            }
+            __syncwarp();
+        }
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) {
+            total += __shfl_xor_sync(0xffffffffu, total, step);
+        }
+        float *const mine = results + warp * ROW;
+#pragma unroll
+        for (int x = 0; x < LANE_GROUPS; x++) {
+#pragma unroll
+            for (int j = 0; j < VEC; j++) {
+                if (lane + 32 * x < GROUPS) {
+                    mine[(lane + 32 * x) * VEC + j] = sums[x][j];
+                }
+            }
+        }
+        if (lane == 0) {
+            mine[SIZE] = most;
+            mine[SIZE + 1] = total;
+        }
+        __syncthreads();
+        for (int d = (int)threadIdx.x; d < SIZE; d += 128) {
+            float high = NONE, all = 0.0f, sum = 0.0f;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) {
+                high = fmaxf(high, results[w * ROW + SIZE]);
+            }
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) {
+                const float weight = part_weight(results[w * ROW + SIZE], high);
+                all = __fmaf_rn(weight, results[w * ROW + SIZE + 1], all);
+                sum = __fmaf_rn(weight, results[w * ROW + d], sum);
+            }
+            if (a.parts == 1) {
+                put_result(a, sequence, head, d, length, high, all, sum);
+            } else {
+                put_part(a, sequence, head, part, d, high, all, sum);
+            }
+        }
+    }
+}

@@ -1,0 +1,473 @@
+/* Host side of vq_encode and vq_attention: caches of keys and values as codes.
+ *
+ * vq_attention has two rows. Tables (kernels/cuda/vq_attention.cu): level auto and o4, for the sizes that its tables in
+ * shared memory fit. Plain (vq_attention_plain.cu): everything, and the rungs gc to o3. Both cut tokens into as many
+ * parts as it takes to give every multiprocessor work; a second launch joins them in their order. */
+#include <math.h>
+#include <string.h>
+
+#include "backend/cuda/mm.h"
+#include "base/checked.h"
+#include "kernels/common/cuda_vq_kv.h"
+#include "ref/slots.h"
+
+enum { MOST_GRID_Y = 65535, MOST_PARTS = 1024, MOST_VECTOR = 16, MOST_SIZE = 256, STRIP = 32 };
+enum { MOST_UNITS = 264 }; /* of a device that parts are made for: bounds the workspace */
+
+typedef struct scheme {
+    int32_t size, vector, entries, bits, heads, kv_heads, group;
+} scheme;
+
+static scheme scheme_of(const qn_op_desc *desc)
+{
+    const qn_shape *q = &desc->in[QN_VQA_Q], *book = &desc->in[QN_VQA_K_CODEBOOK];
+    scheme s = {.size = (int32_t)q->dims[2], .heads = (int32_t)q->dims[1], .kv_heads = (int32_t)book->dims[0]};
+    s.vector = (int32_t)book->dims[3];
+    s.entries = (int32_t)book->dims[2];
+    while (1 << s.bits < s.entries) {
+        s.bits++;
+    }
+    s.group = s.kv_heads > 0 ? s.heads / s.kv_heads : 1;
+    return s;
+}
+
+/* ---- parts ---- */
+
+/* Parts of the room for `units` independent pieces of work: 2 * MOST_UNITS parts in all at most, and `least` tokens. */
+static int32_t parts_of(int64_t units, int64_t room, int32_t blocks, int32_t least)
+{
+    const int64_t most = qn_min_i64(qn_max_i64(room / least, 1), MOST_PARTS);
+    const int64_t limit = qn_max_i64(qn_min_i64(2 * MOST_UNITS / qn_max_i64(units, 1), most), 1);
+    int64_t best = 1;
+    double cost = 0.0;
+    for (int64_t parts = 1; parts <= limit; parts++) {
+        /* rounds of blocks, each with its tables, which cost as much as some 600 tokens; a second pass as 500 */
+        const double rounds = (double)qn_ceil_div(units * parts, blocks);
+        const double c = rounds * ((double)qn_ceil_div(room, parts) + 600.0) + (parts > 1 ? 500.0 : 0.0);
+        if (parts == 1 || c < cost) {
+            cost = c;
+            best = parts;
+        }
+    }
+    return (int32_t)best;
+}
+
+/* Floats of the parts of all heads of m sequences, however they are cut. */
+static size_t workspace(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
+{
+    (void)kernel;
+    (void)threads;
+    const scheme s = scheme_of(desc);
+    const int64_t rows = m * s.heads;
+    return rows > 0 ? (size_t)(rows + 2 * MOST_UNITS * qn_max_i64(s.group, 2)) * (size_t)(s.size + 2) * 4 : 0;
+}
+
+/* ---- arguments ---- */
+
+static qn_cuda_vq_codes codes_of(const qn_view *view)
+{
+    return (qn_cuda_vq_codes){
+        .data = view->data, .batch = view->strides[0], .token = view->strides[1], .head = view->strides[2]};
+}
+
+static qn_cuda_vq_book book_of(const qn_view *view)
+{
+    const int64_t *s = view->strides;
+    const int64_t row = view->shape.dims[3] * (view->shape.format == QN_F32 ? 4 : 2);
+    return (qn_cuda_vq_book){.data = view->data,
+                             .head = s[0],
+                             .group = s[1],
+                             .entry = s[2],
+                             .wide = s[2] == row &&
+                                     ((uint64_t)(uintptr_t)view->data | (uint64_t)s[0] | (uint64_t)s[1]) % 16 == 0};
+}
+
+static qn_cuda_vq_attention attention_of(const qn_cuda_run *run)
+{
+    const qn_op_desc *desc = run->call->desc;
+    const qn_view *in = run->call->args->in;
+    const qn_mut_view *o = &run->call->args->out[QN_VQA_OUT_O], *lse = &run->call->args->out[QN_VQA_OUT_LSE];
+    const scheme s = scheme_of(desc);
+    const float scale = desc->attr[QN_ATTR_SCALE].f, theta = desc->attr[QN_ATTR_ROPE_THETA].f;
+    const double given = scale == 0.0f ? 1.0 / sqrt((double)s.size) : (double)scale;
+    return (qn_cuda_vq_attention){.q = in[QN_VQA_Q].data,
+                                  .k = codes_of(&in[QN_VQA_K_CODES]),
+                                  .v = codes_of(&in[QN_VQA_V_CODES]),
+                                  .k_book = book_of(&in[QN_VQA_K_CODEBOOK]),
+                                  .v_book = book_of(&in[QN_VQA_V_CODEBOOK]),
+                                  .lens = in[QN_VQA_SEQ_LENS].data,
+                                  .o = o->data,
+                                  .lse = lse->data,
+                                  .partials = run->call->workspace,
+                                  .q_row = in[QN_VQA_Q].strides[0],
+                                  .q_head = in[QN_VQA_Q].strides[1],
+                                  .o_row = o->strides[0],
+                                  .o_head = o->strides[1],
+                                  .lse_row = lse->strides[0],
+                                  .batch = (int32_t)run->call->sizes.m,
+                                  .heads = s.heads,
+                                  .kv_heads = s.kv_heads,
+                                  .group = s.group,
+                                  .size = s.size,
+                                  .vector = s.vector,
+                                  .entries = s.entries,
+                                  .room = (int32_t)run->call->sizes.n,
+                                  .scale = (float)(given * 1.4426950408889634),
+                                  .log2_theta = theta > 0.0f ? log2((double)theta) : 0.0};
+}
+
+static void cut(qn_cuda_vq_attention *a, int64_t units, int32_t blocks, int32_t least)
+{
+    a->parts = parts_of(units, a->room, blocks, least);
+    a->part_tokens = (int32_t)(qn_ceil_div(qn_ceil_div(a->room, a->parts), STRIP) * STRIP);
+    a->parts = (int32_t)qn_max_i64(qn_ceil_div(a->room, qn_max_i64(a->part_tokens, 1)), 1);
+}
+
+static qn_status join(const qn_cuda_run *run, int32_t program, qn_cuda_vq_attention *a, qn_error *error)
+{
+    void *const arguments[] = {a};
+    const qn_cuda_geometry g = {.grid = {(uint32_t)a->heads, (uint32_t)a->batch, 1},
+                                .block = {128, 1, 1},
+                                .dependent = run->device->major >= 9};
+    return a->parts > 1 ? qn_cuda_launch(run, program, &g, arguments, error) : QN_OK;
+}
+
+static void join_program(qn_cuda_program *out)
+{
+    out->source = "vq_attention_join.cu";
+    out->entry = "qn_vq_attention_join";
+}
+
+/* ---- plain ---- */
+
+enum { PLAIN = 0, PLAIN_JOIN, PLAIN_ALIGNED, PLAIN_PROGRAMS };
+enum { PLAIN_WARPS = 4, PLAIN_BLOCKS = 8 }; /* blocks of a multiprocessor that registers allow */
+
+static int64_t plain_fixed(const qn_op_desc *desc, const scheme *s)
+{
+    const int turned = desc->attr[QN_ATTR_ROPE_THETA].f > 0.0f;
+    return qn_ceil_div(s->size * 4, 8) * 8 + (turned ? (s->size + 1) / 2 * 8 : 0) + PLAIN_WARPS * 128 +
+           PLAIN_WARPS * (s->size + 2) * 4 + 16;
+}
+
+/* Entries of each group that a rung holds in shared memory: none, all, or as many as leave occupancy as it is. No entry
+ * of a key or value book is frequent enough for registers, so o2 is o1 here. */
+static int32_t cached_of(const qn_op_desc *desc, const scheme *s, const qn_cuda_device *device)
+{
+    const int64_t rank = 2 * (int64_t)s->size * (desc->in[QN_VQA_K_CODEBOOK].format == QN_F32 ? 4 : 2);
+    const int64_t fixed = plain_fixed(desc, s), room = device->shared_bytes;
+    const int32_t level = desc->attr[QN_ATTR_LEVEL].i;
+    if (level == QN_VQ_LEVEL_AUTO || level == QN_VQ_LEVEL_GC) {
+        return 0;
+    }
+    const int32_t slack = level == QN_VQ_LEVEL_O1 || level == QN_VQ_LEVEL_O2;
+    const int64_t held = (slack ? room / PLAIN_BLOCKS - 1024 - fixed : room - fixed) / qn_max_i64(rank, 1);
+    return (int32_t)qn_max_i64(qn_min_i64(held, s->entries), 0);
+}
+
+static int32_t plain_shared(const qn_op_desc *desc, const scheme *s, int32_t cached)
+{
+    const int64_t element = desc->in[QN_VQA_K_CODEBOOK].format == QN_F32 ? 4 : 2;
+    return (int32_t)(plain_fixed(desc, s) + 2 * (int64_t)cached * s->size * element);
+}
+
+static int sweeps(const qn_op_desc *desc)
+{
+    return desc->attr[QN_ATTR_LEVEL].i >= QN_VQ_LEVEL_O3;
+}
+
+static const char *accepts_plain(const qn_kernel *kernel, const qn_op_desc *desc)
+{
+    (void)kernel;
+    const scheme s = scheme_of(desc);
+    if (s.size < 1 || s.size > MOST_SIZE || s.vector > MOST_VECTOR) {
+        return "the head size is 0 or above 256, or vectors have more than 16 channels";
+    }
+    if (desc->in[QN_VQA_K_CODEBOOK].format != desc->in[QN_VQA_V_CODEBOOK].format) {
+        return "the codebooks have different formats";
+    }
+    return desc->in[QN_VQA_K_CODES].dims[1] > INT32_MAX / 4 || desc->in[QN_VQA_Q].dims[0] > MOST_GRID_Y
+               ? "there are too many tokens or sequences"
+               : NULL;
+}
+
+/* 0: keys are not turned; 1: pairs of halves, 2: of neighbours. */
+static int32_t turn_of(const qn_op_desc *desc)
+{
+    const int neighbours = desc->attr[QN_ATTR_STYLE].i == QN_ROPE_INTERLEAVED;
+    return desc->attr[QN_ATTR_ROPE_THETA].f > 0.0f ? 1 + neighbours : 0;
+}
+
+/* The plain program of a rung; aligned: entries begin at multiples of their size. */
+static void plain_program(const qn_op_desc *desc, const qn_cuda_device *device, int aligned, qn_cuda_program *out)
+{
+    const scheme s = scheme_of(desc);
+    const int32_t cached = cached_of(desc, &s, device);
+    out->source = "vq_attention_plain.cu";
+    out->entry = "qn_vq_attention_plain";
+    out->shared_bytes = plain_shared(desc, &s, cached);
+    qn_cuda_define(out, "Q_FORMAT", qn_cuda_float_format(desc->in[QN_VQA_Q].format));
+    qn_cuda_define(out, "B_FORMAT", qn_cuda_float_format(desc->in[QN_VQA_K_CODEBOOK].format));
+    qn_cuda_define(out, "WIDE", desc->in[QN_VQA_K_CODES].format == QN_U16);
+    qn_cuda_define(out, "SIZE", s.size);
+    qn_cuda_define(out, "VEC", s.vector);
+    qn_cuda_define(out, "CACHED", cached);
+    qn_cuda_define(out, "SWEEP", sweeps(desc));
+    qn_cuda_define(out, "TURN", turn_of(desc));
+    qn_cuda_define(out, "ALIGNED", aligned);
+}
+
+static int may_align(const qn_op_desc *desc)
+{
+    const int64_t vector = desc->in[QN_VQA_K_CODEBOOK].dims[3];
+    return desc->in[QN_VQA_K_CODEBOOK].format == QN_F16 && vector % 2 == 0 && (vector & (vector - 1)) == 0;
+}
+
+static int32_t plain_programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
+                              qn_cuda_program *out)
+{
+    (void)kernel;
+    plain_program(desc, device, 0, &out[PLAIN]);
+    join_program(&out[PLAIN_JOIN]);
+    if (!may_align(desc)) {
+        return PLAIN_ALIGNED;
+    }
+    plain_program(desc, device, 1, &out[PLAIN_ALIGNED]);
+    return PLAIN_PROGRAMS;
+}
+
+static int aligned_book(const qn_cuda_vq_book *book, int64_t unit)
+{
+    return ((int64_t)(uintptr_t)book->data | book->head | book->group | book->entry) % unit == 0;
+}
+
+static qn_status run_plain(const qn_cuda_run *run, qn_cuda_vq_attention *a, int32_t program, int32_t second,
+                           qn_error *error)
+{
+    const qn_op_desc *desc = run->call->desc;
+    const scheme s = scheme_of(desc);
+    const int sweep = sweeps(desc);
+    cut(a, (int64_t)a->heads * (sweep ? 1 : a->batch), 2 * run->device->sms, STRIP * PLAIN_WARPS);
+    void *const arguments[] = {a};
+    const qn_cuda_geometry g = {.grid = {(uint32_t)a->heads, (uint32_t)a->parts, sweep ? 1 : (uint32_t)a->batch},
+                                .block = {PLAIN_WARPS * 32, 1, 1},
+                                .shared_bytes = (uint32_t)plain_shared(desc, &s, cached_of(desc, &s, run->device)),
+                                .dependent = run->device->major >= 9};
+    QN_TRY(qn_cuda_launch(run, program, &g, arguments, error));
+    return join(run, second, a, error);
+}
+
+static qn_status launch_plain(const qn_cuda_run *run, qn_error *error)
+{
+    qn_cuda_vq_attention a = attention_of(run);
+    if (a.batch == 0 || a.heads == 0) {
+        return QN_OK;
+    }
+    const int64_t unit = qn_min_i64(2 * a.vector, 16);
+    const int aligned = may_align(run->call->desc) && aligned_book(&a.k_book, unit) && aligned_book(&a.v_book, unit);
+    return run_plain(run, &a, aligned ? PLAIN_ALIGNED : PLAIN, PLAIN_JOIN, error);
+}
+
+/* ---- tables ---- */
+
+/* ANY: codes or books of any alignment, the plain kernel. */
+enum { TABLES = 0, TABLES_JOIN, TABLES_ANY, TABLES_PROGRAMS };
+enum { MOST_HALVES = 6 }; /* half tables of a block: as in kernels/cuda/vq_attention.cu */
+
+typedef struct shape {
+    int32_t kv_heads, queries, warps, halves, code_bytes, shared_bytes;
+} shape;
+
+/* How a block shares tables; halves 0: it cannot. Keys that are turned have a table of pairs for all queries, others
+ * one of products for each. */
+static shape shape_of(const scheme *s, int turned)
+{
+    shape best = {0};
+    const int32_t groups = s->size / s->vector, words = groups > 32 ? 2 : 1;
+    const int32_t sharers = groups > 0 && groups < 32 ? 32 / groups : 1;
+    const int32_t values = words * (s->vector / 2 / sharers), pairs = 2 * (s->size > 128 ? s->size / 128 : 1);
+    if (groups > 64 || groups < (turned ? 8 : 4)) {
+        return best;
+    }
+    for (int32_t queries = 1; queries <= (turned ? 2 : 4); queries *= 2) {
+        const int32_t keys = turned ? pairs : words * queries;
+        if (s->group % queries == 0 && keys + values <= MOST_HALVES) {
+            best.queries = queries;
+            best.kv_heads = queries == 1 && s->kv_heads % 2 == 0 && 2 * (keys + values) <= MOST_HALVES ? 2 : 1;
+            best.halves = best.kv_heads * (keys + values);
+        }
+    }
+    best.warps = turned || (words == 2 && (best.queries == 2 || s->size > 128)) ? 8 : 12;
+    best.code_bytes = 4 * words;
+    best.shared_bytes = (best.halves + 1) / 2 * 256 * s->entries + best.warps * best.queries * 128 +
+                        best.kv_heads * best.queries * s->size * 4 + best.warps * (s->size + 2) * 4;
+    best.shared_bytes = (best.shared_bytes + 15) / 16 * 16 + (turned ? s->size * 8 : 0);
+    return best;
+}
+
+static int turns(const qn_op_desc *desc)
+{
+    return desc->attr[QN_ATTR_ROPE_THETA].f > 0.0f;
+}
+
+static const char *accepts_tables(const qn_kernel *kernel, const qn_op_desc *desc)
+{
+    (void)kernel;
+    const scheme s = scheme_of(desc);
+    const int32_t level = desc->attr[QN_ATTR_LEVEL].i;
+    if (level != QN_VQ_LEVEL_AUTO && level != QN_VQ_LEVEL_O4) {
+        return "another rung of the ladder is asked for";
+    }
+    if (s.size != 64 && s.size != 128 && s.size != 256) {
+        return "the head size is none of 64, 128, 256";
+    }
+    if (s.vector != 2 && s.vector != 4 && s.vector != 8 && s.vector != 16) {
+        return "vectors have none of 2, 4, 8, 16 channels";
+    }
+    if (s.bits < 4 || s.bits > 8) {
+        return "codes have fewer than 4 or more than 8 bits";
+    }
+    if (desc->in[QN_VQA_K_CODEBOOK].format != QN_F16 || desc->in[QN_VQA_V_CODEBOOK].format != QN_F16) {
+        return "a codebook is not f16";
+    }
+    if (desc->in[QN_VQA_K_CODES].dims[1] > INT32_MAX / 4 || desc->in[QN_VQA_Q].dims[0] > MOST_GRID_Y) {
+        return "there are too many tokens or sequences";
+    }
+    return s.heads > 0 && shape_of(&s, turns(desc)).halves > 0 ? NULL
+                                                               : "the tables of a head do not fit into shared memory";
+}
+
+static int32_t tables_programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
+                               qn_cuda_program *out)
+{
+    (void)kernel;
+    const scheme s = scheme_of(desc);
+    const shape t = shape_of(&s, turns(desc));
+    out[TABLES].source = "vq_attention.cu";
+    out[TABLES].entry = "qn_vq_attention";
+    out[TABLES].shared_bytes = t.shared_bytes;
+    qn_cuda_define(&out[TABLES], "Q_FORMAT", qn_cuda_float_format(desc->in[QN_VQA_Q].format));
+    qn_cuda_define(&out[TABLES], "SIZE", s.size);
+    qn_cuda_define(&out[TABLES], "VEC", s.vector);
+    qn_cuda_define(&out[TABLES], "BITS", s.bits);
+    qn_cuda_define(&out[TABLES], "TURN", turn_of(desc));
+    qn_cuda_define(&out[TABLES], "KV_HEADS", t.kv_heads);
+    qn_cuda_define(&out[TABLES], "QUERIES", t.queries);
+    qn_cuda_define(&out[TABLES], "WARPS", t.warps);
+    join_program(&out[TABLES_JOIN]);
+    plain_program(desc, device, 0, &out[TABLES_ANY]);
+    return TABLES_PROGRAMS;
+}
+
+/* Rows begin at multiples of `unit`, and not too far apart. */
+static int aligned_codes(const qn_cuda_vq_codes *c, int64_t unit)
+{
+    return c->token <= INT32_MAX && c->token >= 0 &&
+           ((int64_t)(uintptr_t)c->data | c->batch | c->token | c->head) % unit == 0;
+}
+
+static qn_status launch_tables(const qn_cuda_run *run, qn_error *error)
+{
+    qn_cuda_vq_attention a = attention_of(run);
+    const scheme s = scheme_of(run->call->desc);
+    const shape t = shape_of(&s, turns(run->call->desc));
+    if (a.batch == 0) {
+        return QN_OK;
+    }
+    if (!aligned_codes(&a.k, t.code_bytes) || !aligned_codes(&a.v, t.code_bytes)) {
+        return run_plain(run, &a, TABLES_ANY, TABLES_JOIN, error);
+    }
+    const int64_t units = (int64_t)a.batch * (s.kv_heads / t.kv_heads) * (s.group / t.queries);
+    cut(&a, units, run->device->sms, STRIP * (t.warps / t.kv_heads));
+    a.items = (int32_t)(units * a.parts);
+    a.block_items = (int32_t)qn_ceil_div(a.items, run->device->sms);
+    void *const arguments[] = {&a};
+    const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(a.items, a.block_items), 1, 1},
+                                .block = {(uint32_t)t.warps * 32, 1, 1},
+                                .shared_bytes = (uint32_t)t.shared_bytes,
+                                .dependent = run->device->major >= 9};
+    QN_TRY(qn_cuda_launch(run, TABLES, &g, arguments, error));
+    return join(run, TABLES_JOIN, &a, error);
+}
+
+/* ---- vq_encode ---- */
+
+enum { ENCODE_WARPS = 4, HELD_FLOATS = 64 };
+
+static const char *accepts_encode(const qn_kernel *kernel, const qn_op_desc *desc)
+{
+    (void)kernel;
+    const int64_t *x = desc->in[QN_VQE_X].dims, *book = desc->in[QN_VQE_CODEBOOK].dims;
+    if (book[3] > MOST_VECTOR) {
+        return "vectors have more than 16 channels";
+    }
+    return x[0] > INT32_MAX || x[1] > INT32_MAX || x[2] * book[1] > INT32_MAX / 8 ? "there are too many rows or groups"
+                                                                                  : NULL;
+}
+
+static int32_t encode_programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
+                               qn_cuda_program *out)
+{
+    (void)kernel;
+    (void)device;
+    const qn_shape *book = &desc->in[QN_VQE_CODEBOOK];
+    const int64_t held = book->dims[2] / 32;
+    out->source = "vq_encode.cu";
+    out->entry = "qn_vq_encode";
+    qn_cuda_define(out, "X_FORMAT", qn_cuda_float_format(desc->in[QN_VQE_X].format));
+    qn_cuda_define(out, "B_FORMAT", qn_cuda_float_format(book->format));
+    qn_cuda_define(out, "VEC", book->dims[3]);
+    qn_cuda_define(out, "HELD", held * book->dims[3] <= HELD_FLOATS ? held : 0);
+    qn_cuda_define(out, "WIDE", book->dims[2] > 256);
+    return 1;
+}
+
+static qn_status launch_encode(const qn_cuda_run *run, qn_error *error)
+{
+    const qn_view *x = &run->call->args->in[QN_VQE_X], *book = &run->call->args->in[QN_VQE_CODEBOOK];
+    const qn_mut_view *codes = &run->call->args->out[QN_VQE_OUT_CODES];
+    qn_cuda_vq_encode a = {.x = x->data,
+                           .book = book_of(book),
+                           .codes = codes->data,
+                           .x_batch = x->strides[0],
+                           .x_token = x->strides[1],
+                           .x_head = x->strides[2],
+                           .codes_batch = codes->strides[0],
+                           .codes_token = codes->strides[1],
+                           .codes_head = codes->strides[2],
+                           .batch = (int32_t)x->shape.dims[0],
+                           .tokens = (int32_t)x->shape.dims[1],
+                           .heads = (int32_t)x->shape.dims[2],
+                           .groups = (int32_t)book->shape.dims[1],
+                           .entries = (int32_t)book->shape.dims[2],
+                           .vector = (int32_t)book->shape.dims[3]};
+    const int64_t rows = (int64_t)a.batch * a.tokens, tasks = (int64_t)a.heads * a.groups;
+    if (rows == 0 || tasks == 0) {
+        return QN_OK;
+    }
+    /* enough strips of rows to fill the device some times over; a strip reads its books once */
+    const int64_t blocks = qn_ceil_div(tasks, ENCODE_WARPS);
+    const int64_t strips = qn_min_i64(rows, qn_max_i64(qn_ceil_div((int64_t)run->device->sms * 16, blocks), 1));
+    void *const arguments[] = {&a};
+    const qn_cuda_geometry g = {.grid = {(uint32_t)blocks, (uint32_t)qn_min_i64(strips, MOST_GRID_Y), 1},
+                                .block = {ENCODE_WARPS * 32, 1, 1},
+                                .dependent = run->device->major >= 9};
+    return qn_cuda_launch(run, 0, &g, arguments, error);
+}
+
+static const qn_cuda_impl tables = {
+    .targets = QN_SM_BIT(QN_SM_90A), .programs = tables_programs, .launch = launch_tables};
+static const qn_cuda_impl plain = {.targets = QN_SM_ALL, .programs = plain_programs, .launch = launch_plain};
+static const qn_cuda_impl encode = {.targets = QN_SM_ALL, .programs = encode_programs, .launch = launch_encode};
+
+static const qn_kernel kernels[] = {
+    {QN_CUDA_HOOKS, .name = "qn_vq_attention_fp_cq_f32__sm90a_tables", .op = QN_OP_VQ_ATTENTION, .level = "sm_90a",
+     .status = "tested", .accepts = accepts_tables, .workspace_bytes = workspace, .impl = &tables},
+    {QN_CUDA_HOOKS, .name = "qn_vq_attention_fp_cq_f32__sm80_plain", .op = QN_OP_VQ_ATTENTION,
+     .level = "sm_80 and later", .status = "tested", .accepts = accepts_plain, .workspace_bytes = workspace,
+     .impl = &plain},
+    {QN_CUDA_HOOKS, .name = "qn_vq_encode_fp_fp_codes__sm80_rows", .op = QN_OP_VQ_ENCODE, .level = "sm_80 and later",
+     .status = "tested", .accepts = accepts_encode, .impl = &encode},
+};
+
+const qn_cuda_family qn_cuda_vq_kv_family = {kernels, sizeof kernels};
