@@ -180,6 +180,9 @@ static const char *accepts_plain(const qn_kernel *kernel, const qn_op_desc *desc
 {
     (void)kernel;
     const scheme s = scheme_of(desc);
+    if (desc->attr[QN_ATTR_WINDOW].i > 0) {
+        return "recent keys and values come as f16";
+    }
     if (s.size < 1 || s.size > MOST_SIZE || s.vector > MOST_VECTOR) {
         return "the head size is 0 or above 256, or vectors have more than 16 channels";
     }
@@ -315,6 +318,9 @@ static const char *accepts_tables(const qn_kernel *kernel, const qn_op_desc *des
     (void)kernel;
     const scheme s = scheme_of(desc);
     const int32_t level = desc->attr[QN_ATTR_LEVEL].i;
+    if (desc->attr[QN_ATTR_WINDOW].i > 0) {
+        return "recent keys and values come as f16";
+    }
     if (level != QN_VQ_LEVEL_AUTO && level != QN_VQ_LEVEL_O4) {
         return "another rung of the ladder is asked for";
     }
