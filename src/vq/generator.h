@@ -1,7 +1,7 @@
 /* The generator for vector-quantised operators: from VQ<vector, bits, books>, an operator's sizes and a device to the
  * parameters of a kernel template, and what each level of the ladder would cost. Pure functions of plain structs: no
  * device is asked, nothing is kept. Backends fill qn_vq_device (qn_backend_row.vq_device) and turn a qn_vq_choice into
- * macros or a runner; plans print it. docs/vq.md explains the model, docs/adr/0009-vq-generator.md why it is so.
+ * macros or a runner; plans print it. docs/vq.md explains the model, docs/adr/0010-vq-generator.md why it is so.
  *
  * A level says how much of the machinery may be used:
  *
