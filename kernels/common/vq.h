@@ -98,6 +98,50 @@ typedef struct qn_vq_sums_set {
 
 extern const qn_vq_sums_set qn_vq_sums__avx512vnni;
 
+/* Lattice: quip_e8p by exact integers. Four times a weight of E8P (or of E8) is an integer; plus QN_VQ_LATTICE_BIAS it
+ * is a byte that dots with digits, in their natural order, as tiles do. A unit of codes is 8 rows of w by 8 groups of 8
+ * elements, code 8 g + r that of row r, group g: 64 bytes of indices of magnitudes, and for E8P 64 bytes of signs. Bit i
+ * of those is coordinate i's sign, but bit 0 is turned over where the point is shifted by -1/4. As signs and odd
+ * magnitudes of a point are even in number together, the parity of both says which are.
+ *
+ * Books (1, or 2: the residual's) lie as [blocks of 64 rows][tiles of 256 columns][panels of 16 rows][units along K]
+ * [2 halves of a panel], the last block and the last tile as short as they are. Sums over a tile are exact as above:
+ *
+ *     sum = fma(s0 + 256 s1 + 65536 s2, scale * unit of the book, sum)      over the tiles along K and their books, f32 */
+#define QN_VQ_LATTICE_BIAS 15
+#define QN_VQ_LATTICE_BOOKS 2
+#define QN_VQ_UNIT_K 64
+#define QN_VQ_LATTICE_SCRATCH 8192
+#define QN_VQ_MAGNITUDE_BYTES 512 /* two tables: coordinates 0 to 3, 4 to 7; two bits each: 0, 1, 2 for 1/2, 3/2, 5/2 */
+#define QN_VQ_E8_BYTES 2048       /* 256 vectors of 8 bytes */
+
+typedef struct qn_vq_lattice_call {
+    int32_t books, last_is_e8;
+    const uint8_t *codes[QN_VQ_LATTICE_BOOKS]; /* a block's */
+    float unit[QN_VQ_LATTICE_BOOKS];
+    const uint8_t *magnitudes, *e8;
+    int64_t panels, units; /* of the block; along K */
+    const int8_t *digits;  /* row m from + m * digit_stride: [tiles][3][256] */
+    int64_t digit_stride;
+    const float *scales;    /* row m from + m * tiles */
+    const int32_t *offsets; /* row m from + m * tiles * 4 */
+    int64_t rows;
+    float *sums;   /* [rows][64], the block's panels written; 64-byte aligned */
+    char *scratch; /* QN_VQ_LATTICE_SCRATCH bytes, 64-byte aligned, private to the thread */
+} qn_vq_lattice_call;
+
+/* x[n] becomes its Hadamard transform over sqrt(n): n = base * a power of two, mix[base][base] the matrix to multiply
+ * with, NULL for base 1. scratch: n floats. */
+typedef void (*qn_vq_turn_fn)(float *x, int64_t n, int64_t base, const float *mix, float *scratch);
+
+typedef struct qn_vq_lattice_set {
+    void (*mm)(const qn_vq_lattice_call *call);
+    int (*digits)(const float *x, int8_t *planes, float *scale, int32_t offsets[4]);
+    qn_vq_turn_fn turn;
+} qn_vq_lattice_set;
+
+extern const qn_vq_lattice_set qn_vq_lattice__avx512vnni;
+
 extern const qn_vq_books_set qn_vq_books__scalar, qn_vq_books__avx2, qn_vq_books__avx512;
 
 #endif

@@ -9,6 +9,7 @@
 
 #include "kernels/common/vq.h"
 #include "kernels/cpu/avx512vnni/bytes.h"
+#include "kernels/cpu/avx512vnni/vq_digits.h"
 #include "kernels/cpu/name.h"
 
 #define LINES 16   /* of codes of a tile */
@@ -24,17 +25,6 @@ QN_INLINE void book_load(book *b, const uint8_t *from)
     for (int j = 0; j < 4; j++) {
         table_load(&b->element[j], from + j * 256);
     }
-}
-
-/* The sums of a tile's three digits of sixteen rows of w, to the running sums. */
-QN_INLINE void add_tile(float *sums, const __m512i s[QN_VQ_PLANES], const int32_t *offsets, float scale)
-{
-    const __m512 low = _mm512_cvtepi32_ps(_mm512_add_epi32(s[0], _mm512_set1_epi32(offsets[0])));
-    const __m512 middle = _mm512_cvtepi32_ps(_mm512_add_epi32(s[1], _mm512_set1_epi32(offsets[1])));
-    const __m512 high = _mm512_cvtepi32_ps(_mm512_add_epi32(s[2], _mm512_set1_epi32(offsets[2])));
-    const __m512 all =
-        _mm512_fmadd_ps(high, _mm512_set1_ps(65536.0f), _mm512_fmadd_ps(middle, _mm512_set1_ps(256.0f), low));
-    _mm512_store_ps(sums, _mm512_fmadd_ps(all, _mm512_set1_ps(scale), _mm512_load_ps(sums)));
 }
 
 QN_INLINE __m512i broadcast(const int8_t *digits)
@@ -107,46 +97,10 @@ static void clear_sums(const qn_vq_tiles_call *c)
     memset(c->sums, 0, (size_t)c->rows * QN_VQ_BLOCK * sizeof *c->sums);
 }
 
-/* ---- digits ---- */
-
 static int tile_digits(const float *x, int8_t *planes, float *scale, int32_t offsets[4])
 {
-    const __m512i clear = _mm512_set1_epi32(0x7fffffff);
-    const __m512i turned = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    __m512i top = _mm512_setzero_si512();
-    for (int i = 0; i < QN_VQ_TILE_K; i += 16) {
-        top = _mm512_max_epi32(top, _mm512_and_si512(_mm512_loadu_si512(x + i), clear));
-    }
-    const int32_t most = _mm512_reduce_max_epi32(top), exponent = most >> 23;
-    offsets[0] = offsets[1] = offsets[2] = offsets[3] = 0;
-    if (most == 0 || exponent < 127 - 80 || exponent > 127 + 80) {
-        memset(planes, 0, QN_VQ_PLANES * QN_VQ_TILE_K);
-        *scale = 0.0f;
-        return most != 0;
-    }
-    /* 2^e <= most < 2^(e + 1): times 2^(21 - e) */
-    const int32_t up = (127 + 21 - (exponent - 127)) << 23, down = (127 - 21 + (exponent - 127)) << 23;
-    float factor;
-    memcpy(&factor, &up, sizeof factor);
-    memcpy(scale, &down, sizeof *scale);
-    __m512i sums[QN_VQ_PLANES];
-    for (int p = 0; p < QN_VQ_PLANES; p++) {
-        sums[p] = _mm512_setzero_si512();
-    }
-    for (int i = 0; i < QN_VQ_TILE_K; i += 16) {
-        const __m512 v = _mm512_mul_ps(_mm512_loadu_ps(x + i), _mm512_set1_ps(factor));
-        __m512i left = _mm512_permutexvar_epi32(turned, _mm512_cvtps_epi32(v));
-        for (int p = 0; p < QN_VQ_PLANES; p++) {
-            const __m512i digit = _mm512_srai_epi32(_mm512_slli_epi32(left, 24), 24);
-            left = _mm512_srai_epi32(_mm512_sub_epi32(left, digit), 8);
-            sums[p] = _mm512_add_epi32(sums[p], digit);
-            _mm_storeu_si128((__m128i *)(planes + p * QN_VQ_TILE_K + i), _mm512_cvtepi32_epi8(digit));
-        }
-    }
-    for (int p = 0; p < QN_VQ_PLANES; p++) {
-        offsets[p] = -128 * _mm512_reduce_add_epi32(sums[p]);
-    }
-    return 0;
+    return digits_of(x, _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), 128, planes, scale,
+                     offsets);
 }
 
 #endif

@@ -2,6 +2,7 @@
  * bf16: activations are widened to f32 first and outputs rounded once. */
 #include "backend/cpu/families.h"
 #include "backend/cpu/run_vq_books.h"
+#include "backend/cpu/run_vq_lattice.h"
 #include "backend/cpu/run_vq_sums.h"
 #include "backend/cpu/run_vq_tiles.h"
 
@@ -45,6 +46,11 @@ static const qn_kernel kernels[] = {
      .impl = &(const qn_vq_sums_impl){.set = &qn_vq_sums__avx512vnni, .parts = &qn_mm_f32__avx512}},
     TILES(amx, QN_ISA_AMX, 16),
     TILES(avx512vnni, QN_ISA_AVX512VNNI, 4),
+    {.name = "qn_vq_mm_fp_quip_e8p_fp__avx512vnni_4x16_lattice", .op = QN_OP_VQ_MM, .backend = QN_BACKEND_CPU,
+     .isa = QN_ISA_AVX512VNNI, .mr = 4, .nr = 16, .pack_layout = QN_VQ_LATTICE_LAYOUT, .status = "tested",
+     .arithmetic = "int8_dot", .accepts = qn_vq_lattice_accepts, .pack_bytes = qn_vq_lattice_pack_bytes,
+     .pack = qn_vq_lattice_pack, .workspace_bytes = qn_vq_lattice_workspace_bytes, .run = qn_vq_lattice_run,
+     .impl = &(const qn_vq_lattice_impl){.set = &qn_vq_lattice__avx512vnni, .parts = &qn_mm_f32__avx512}},
     LEVELS("vq_mm_fp_aqlm_fp", QN_VQ_AQLM),
     LEVELS("vq_mm_fp_quip_e8p_fp", QN_VQ_QUIP_E8P),
     LEVELS("vq_mm_fp_vptq_fp", QN_VQ_VPTQ),

@@ -1,7 +1,8 @@
 /* Rows of x in front of, and sums behind the codes of vq_mm. See vq_side.h.
  *
  * Everything is by rows: a row's numbers depend on nothing else, whatever the
- * threads. Hadamard transforms are computed in double, as the reference does. */
+ * threads. Hadamard transforms are computed in double, as the reference does, where
+ * the kernel brings none of its own. */
 #include "backend/cpu/vq_side.h"
 
 #include <string.h>
@@ -135,6 +136,10 @@ static const float *floats_at(const qn_vq_side *side, size_t offset)
 static void turn(const qn_vq_side *side, float *row, int64_t n, int transposed, int32_t thread)
 {
     double *const values = (double *)(void *)(side->scratch + (size_t)thread * side->scratch_bytes);
+    if (side->turn) {
+        side->turn(row, n, qn_hadamard_base(n), side->mix[!transposed], (float *)(void *)values);
+        return;
+    }
     for (int64_t i = 0; i < n; i++) {
         values[i] = (double)row[i];
     }

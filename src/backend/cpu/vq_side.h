@@ -6,6 +6,7 @@
 
 #include "backend/backend.h"
 #include "kernels/common/mm.h"
+#include "kernels/common/vq.h"
 #include "ref/vq.h"
 
 /* Byte offsets in the section; the parts that a format lacks are not there. */
@@ -36,6 +37,8 @@ typedef struct qn_vq_side {
     float *sums;   /* [m][n], before the turn back */
     char *scratch; /* per thread */
     size_t scratch_bytes;
+    qn_vq_turn_fn turn;  /* set by kernels that have one: Hadamard transforms in f32 ... */
+    const float *mix[2]; /* ... and its matrices, of x and of sums */
 } qn_vq_side;
 
 /* Workspace for m rows on that many threads, and its use. */

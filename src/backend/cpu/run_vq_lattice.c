@@ -1,0 +1,336 @@
+/* vq_mm of quip_e8p: rows of x are turned and become digits once, then a task is a
+ * block of 64 rows of w along the whole of K, whose codes stream from front to back.
+ *
+ * Packed: the codes of each book (kernels/common/vq.h, "Lattice"), 16 bits for 8 weights as in the checkpoint, the tables
+ * of magnitudes and of E8, the matrices of the Hadamard bases, and the side section.
+ *
+ * Rows of x that digits cannot hold (NaN, infinities, sizes beyond 2^+-80) are computed here in double from single
+ * points: rare, slow and as the formula has it. Grid and bits depend on shapes and the row itself only. */
+#include "backend/cpu/run_vq_lattice.h"
+
+#include <string.h>
+
+#include "backend/cpu/sizes.h"
+#include "backend/cpu/vq_side.h"
+#include "base/checked.h"
+#include "format/lattice.h"
+#include "ref/slots.h"
+
+#define MOST_ROWS 256 /* of x a task: their digits stay in the cache beside each other */
+#define PANELS (QN_VQ_BLOCK / QN_VQ_PANEL)
+#define TILE_UNITS (QN_VQ_TILE_K / QN_VQ_UNIT_K)
+
+/* ---- packed body ---- */
+
+typedef struct lattice_layout {
+    qn_vq_side_layout side;
+    int64_t panels, units, tiles, blocks, bases[2]; /* bases: of the turns of x and of sums; 0 or 1: no matrix */
+    int32_t books, last_is_e8;
+    int64_t bytes[QN_VQ_LATTICE_BOOKS]; /* of half a unit */
+    size_t codes[QN_VQ_LATTICE_BOOKS], magnitudes, e8, mix[2], side_at, total;
+} lattice_layout;
+
+static size_t place(size_t *at, int64_t a, int64_t b, int64_t size)
+{
+    const size_t here = *at;
+    *at = qn_size_pad(qn_size_add(here, qn_size_mul(qn_size_mul((size_t)a, (size_t)b), (size_t)size)));
+    return here;
+}
+
+static lattice_layout layout_of(const qn_op_desc *desc, const qn_vq *vq)
+{
+    lattice_layout l = {.side = qn_vq_side_layout_of(desc, vq),
+                        .panels = qn_ceil_div(vq->n, QN_VQ_PANEL),
+                        .units = qn_ceil_div(vq->k, QN_VQ_UNIT_K),
+                        .books = vq->codebook == QN_VQ_E8P12 ? 1 : 2,
+                        .last_is_e8 = vq->codebook == QN_VQ_E8P12RVQ3B};
+    l.tiles = qn_ceil_div(l.units, TILE_UNITS);
+    l.blocks = qn_ceil_div(l.panels, PANELS);
+    l.bases[0] = l.side.turns_in ? qn_hadamard_base(vq->k) : 0;
+    l.bases[1] = l.side.turns_out ? qn_hadamard_base(vq->n) : 0;
+    size_t at = 0;
+    for (int b = 0; b < l.books; b++) {
+        l.bytes[b] = b > 0 && l.last_is_e8 ? 64 : 128;
+        l.codes[b] = place(&at, l.panels, l.units, 2 * l.bytes[b]);
+    }
+    l.magnitudes = place(&at, 1, 1, QN_VQ_MAGNITUDE_BYTES);
+    l.e8 = place(&at, 1, l.last_is_e8, QN_VQ_E8_BYTES);
+    for (int i = 0; i < 2; i++) {
+        l.mix[i] = place(&at, l.bases[i], l.bases[i], sizeof(float));
+    }
+    l.side_at = at;
+    l.total = qn_size_add(at, l.side.total);
+    return l;
+}
+
+/* Where a block's codes begin, and the bytes of row n, group g; the first of its codes. */
+static size_t block_at(const lattice_layout *l, int b, int64_t block)
+{
+    return l->codes[b] + (size_t)(block * PANELS * l->units * 2 * l->bytes[b]);
+}
+
+static size_t code_at(const lattice_layout *l, int b, int64_t n, int64_t g)
+{
+    const int64_t block = n / QN_VQ_BLOCK, panel = n / QN_VQ_PANEL % PANELS, half = n / 8 % 2, unit = g / 8;
+    const int64_t panels = qn_min_i64(PANELS, l->panels - block * PANELS), tile = unit / TILE_UNITS;
+    const int64_t units = qn_min_i64(TILE_UNITS, l->units - tile * TILE_UNITS);
+    const int64_t at = (tile * TILE_UNITS * panels + panel * units + unit % TILE_UNITS) * 2 + half;
+    return block_at(l, b, block) + (size_t)(at * l->bytes[b] + g % 8 * 8 + n % 8);
+}
+
+static void pack_code(uint32_t code, char *to)
+{
+    float value[8];
+    uint32_t signs = 0;
+    qn_e8p_decode(code, value);
+    for (int i = 0; i < 8; i++) {
+        signs |= (uint32_t)(value[i] < 0) << i; /* magnitudes are above the shift */
+    }
+    to[0] = (char)(code >> 8);
+    to[64] = (char)(signs ^ (uint32_t)__builtin_parity(code & 255));
+}
+
+static void pack_tables(const lattice_layout *l, uint8_t *body)
+{
+    float value[8];
+    for (uint32_t e = 0; e < 256; e++) {
+        qn_e8p_magnitudes(e, value);
+        for (int i = 0; i < 8; i++) {
+            uint8_t *const to = body + l->magnitudes + i / 4 * 256 + e;
+            *to = (uint8_t)(*to | (uint32_t)value[i] << i % 4 * 2);
+        }
+        qn_e8_decode(e, value);
+        for (int i = 0; i < 8 && l->last_is_e8; i++) {
+            body[l->e8 + e * 8 + (size_t)i] = (uint8_t)((int32_t)(4.0f * value[i]) + QN_VQ_LATTICE_BIAS);
+        }
+    }
+    for (int64_t t = 0; t < 2; t++) {
+        const int64_t base = l->bases[t];
+        float *const mix = (float *)(void *)(body + l->mix[t]);
+        for (int64_t i = 0; i < base * base; i++) { /* x is turned by the transpose */
+            const int64_t row = i / base, column = i % base;
+            mix[i] = (float)qn_hadamard_sign(base, t ? row : column, t ? column : row);
+        }
+    }
+}
+
+static void pack_body(const lattice_layout *l, const qn_vq *vq, const qn_view *bias, char *body)
+{
+    memset(body, 0, l->total);
+    for (int64_t n = 0; n < vq->n; n++) {
+        for (int64_t g = 0; g < vq->k / 8; g++) {
+            pack_code(qn_vq_quip_code(vq, n, g), body + code_at(l, 0, n, g));
+            if (l->last_is_e8) {
+                body[code_at(l, 1, n, g)] = (char)qn_vq_quip_residual(vq, n, g);
+            } else if (l->books > 1) {
+                pack_code(qn_vq_quip_residual(vq, n, g), body + code_at(l, 1, n, g));
+            }
+        }
+    }
+    pack_tables(l, (uint8_t *)body);
+    qn_vq_side_pack(&l->side, vq, bias, body + l->side_at);
+}
+
+const char *qn_vq_lattice_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
+{
+    (void)kernel;
+    return desc->attr[QN_ATTR_FORMAT].i == QN_VQ_QUIP_E8P ? NULL : "made for another vector format";
+}
+
+static void describe(const qn_op_desc *desc, qn_vq *vq)
+{
+    qn_vq_describe(desc, -1, desc->in[QN_VQMM_X].dims[1], vq);
+}
+
+size_t qn_vq_lattice_pack_bytes(const qn_kernel *kernel, const qn_op_desc *desc)
+{
+    (void)kernel;
+    qn_vq vq;
+    describe(desc, &vq);
+    return layout_of(desc, &vq).total;
+}
+
+void qn_vq_lattice_pack(const qn_kernel *kernel, const qn_op_desc *desc, const qn_args *args, void *body)
+{
+    (void)kernel;
+    qn_vq vq;
+    qn_vq_bind(desc, args, &vq);
+    const lattice_layout l = layout_of(desc, &vq);
+    pack_body(&l, &vq, &args->in[QN_VQMM_BIAS], body);
+}
+
+/* ---- memory ---- */
+
+typedef struct memory {
+    size_t digits, scales, offsets, special, scratch, thread, sums, body, total;
+    int64_t stride; /* bytes from a row's digits to the next, apart in the caches' sets */
+} memory;
+
+static memory memory_of(const qn_op_desc *desc, const qn_vq *vq, int64_t m, int32_t threads)
+{
+    const lattice_layout l = layout_of(desc, vq);
+    memory at = {0};
+    const size_t stride = qn_size_mul((size_t)l.tiles, QN_VQ_PLANES * QN_VQ_TILE_K);
+    at.stride = stride > INT64_MAX / 2 ? INT64_MAX / 2 : (int64_t)stride + 64;
+    const size_t rows = (size_t)m, some = (size_t)qn_min_i64(m, MOST_ROWS);
+    at.digits = qn_size_pad(qn_vq_side_bytes(vq, m, threads));
+    at.scales = qn_size_pad(qn_size_add(at.digits, qn_size_mul(rows, (size_t)at.stride)));
+    at.offsets = qn_size_pad(qn_size_add(at.scales, qn_size_mul(qn_size_mul(rows, (size_t)l.tiles), 4)));
+    at.special = qn_size_pad(qn_size_add(at.offsets, qn_size_mul(qn_size_mul(rows, (size_t)l.tiles), 16)));
+    at.scratch = qn_size_pad(qn_size_add(at.special, rows));
+    at.sums = QN_VQ_LATTICE_SCRATCH;
+    at.thread = at.sums + qn_size_pad(some * QN_VQ_BLOCK * sizeof(float));
+    at.body = qn_size_add(at.scratch, qn_size_mul((size_t)threads, at.thread));
+    at.total = qn_size_add(at.body, l.total);
+    return at;
+}
+
+size_t qn_vq_lattice_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
+{
+    (void)kernel;
+    qn_vq vq;
+    describe(desc, &vq);
+    return memory_of(desc, &vq, m, threads).total;
+}
+
+/* ---- running ---- */
+
+typedef struct lattice_job {
+    const qn_vq_lattice_impl *impl;
+    lattice_layout l;
+    memory at;
+    qn_vq_side side;
+    const char *body;
+    char *workspace;
+    uint8_t *special;
+    double unit[QN_VQ_LATTICE_BOOKS]; /* of a book's integers */
+} lattice_job;
+
+static void digits_task(void *user, int64_t m, int32_t thread)
+{
+    (void)thread;
+    const lattice_job *job = user;
+    const qn_vq_side *side = &job->side;
+    const float *const x = side->rows + m * side->k_pad;
+    int8_t *const digits = (int8_t *)job->workspace + job->at.digits + m * job->at.stride;
+    float *const scales = (float *)(void *)(job->workspace + job->at.scales) + m * job->l.tiles;
+    int32_t *const offsets = (int32_t *)(void *)(job->workspace + job->at.offsets) + m * job->l.tiles * 4;
+    int special = 0;
+    for (int64_t t = 0; t < job->l.tiles; t++) {
+        float last[QN_VQ_TILE_K] = {0};
+        const float *from = x + t * QN_VQ_TILE_K;
+        if ((t + 1) * QN_VQ_TILE_K > side->k) {
+            memcpy(last, from, (size_t)(side->k - t * QN_VQ_TILE_K) * sizeof *last);
+            from = last;
+        }
+        special |= job->impl->set->digits(from, digits + t * QN_VQ_PLANES * QN_VQ_TILE_K, scales + t, offsets + t * 4);
+    }
+    job->special[m] = (uint8_t)special;
+}
+
+/* Four times the values of a packed code. */
+static void integers_at(const lattice_job *job, int b, int64_t n, int64_t g, int32_t value[8])
+{
+    const uint8_t *const body = (const uint8_t *)job->body, *const at = body + code_at(&job->l, b, n, g);
+    if (job->l.bytes[b] == 64) {
+        for (int i = 0; i < 8; i++) {
+            value[i] = body[job->l.e8 + at[0] * UINT64_C(8) + (uint64_t)i] - QN_VQ_LATTICE_BIAS;
+        }
+        return;
+    }
+    const uint32_t low = body[job->l.magnitudes + at[0]], high = body[job->l.magnitudes + 256 + at[0]];
+    const int shifted = __builtin_parity(((low ^ high) & 0x55) ^ at[64]);
+    for (int i = 0; i < 8; i++) {
+        const int32_t size = (int32_t)((low | high << 8) >> (2 * i) & 3) * 4 + 2;
+        const int negative = (at[64] >> i & 1) ^ (i == 0 && shifted);
+        value[i] = (negative ? -size : size) + (shifted ? -1 : 1);
+    }
+}
+
+/* A row that has no digits. */
+static void special_row(const lattice_job *job, int64_t m, int64_t n0, int64_t count)
+{
+    const qn_vq_side *side = &job->side;
+    const float *const x = side->rows + m * side->k_pad;
+    for (int64_t n = n0; n < n0 + count; n++) {
+        double sum = 0.0;
+        for (int64_t g = 0; g < side->k / 8; g++) {
+            double weight[8] = {0};
+            for (int b = 0; b < job->l.books; b++) {
+                int32_t value[8];
+                integers_at(job, b, n, g, value);
+                for (int i = 0; i < 8; i++) {
+                    weight[i] += (double)value[i] * job->unit[b];
+                }
+            }
+            for (int i = 0; i < 8; i++) {
+                sum += weight[i] * (double)x[g * 8 + i];
+            }
+        }
+        side->sums[m * side->n + n] = (float)sum;
+    }
+}
+
+static void block_task(void *user, int64_t index, int32_t thread)
+{
+    const lattice_job *job = user;
+    const qn_vq_side *side = &job->side;
+    const lattice_layout *l = &job->l;
+    char *const scratch = job->workspace + job->at.scratch + (size_t)thread * job->at.thread;
+    const int64_t parts = qn_ceil_div(side->m, MOST_ROWS), block = index / parts, m0 = index % parts * MOST_ROWS;
+    const int64_t n0 = block * QN_VQ_BLOCK, count = qn_min_i64(QN_VQ_BLOCK, side->n - n0);
+    const uint8_t *const body = (const uint8_t *)job->body;
+    qn_vq_lattice_call call = {
+        .books = l->books,
+        .last_is_e8 = l->last_is_e8,
+        .magnitudes = body + l->magnitudes,
+        .e8 = body + l->e8,
+        .panels = qn_min_i64(PANELS, l->panels - block * PANELS),
+        .units = l->units,
+        .digits = (const int8_t *)job->workspace + job->at.digits + m0 * job->at.stride,
+        .digit_stride = job->at.stride,
+        .scales = (const float *)(const void *)(job->workspace + job->at.scales) + m0 * l->tiles,
+        .offsets = (const int32_t *)(const void *)(job->workspace + job->at.offsets) + m0 * l->tiles * 4,
+        .rows = qn_min_i64(MOST_ROWS, side->m - m0),
+        .sums = (float *)(void *)(scratch + job->at.sums),
+        .scratch = scratch};
+    for (int b = 0; b < l->books; b++) {
+        call.codes[b] = body + block_at(l, b, block);
+        call.unit[b] = (float)job->unit[b];
+    }
+    job->impl->set->mm(&call);
+    for (int64_t r = 0; r < call.rows; r++) {
+        memcpy(side->sums + (m0 + r) * side->n + n0, call.sums + r * QN_VQ_BLOCK, (size_t)count * sizeof(float));
+        if (job->special[m0 + r]) {
+            special_row(job, m0 + r, n0, count);
+        }
+    }
+}
+
+void qn_vq_lattice_run(const qn_kernel *kernel, const qn_run_call *call)
+{
+    lattice_job job = {.impl = kernel->impl, .workspace = call->workspace, .body = call->packed};
+    qn_vq vq;
+    qn_vq_bind(call->desc, call->args, &vq);
+    if (call->sizes.m == 0 || vq.n == 0) {
+        return;
+    }
+    job.l = layout_of(call->desc, &vq);
+    job.at = memory_of(call->desc, &vq, call->sizes.m, qn_exec_threads(call->exec));
+    job.special = (uint8_t *)job.workspace + job.at.special;
+    job.unit[0] = 0.25;
+    job.unit[1] = 0.25 / vq.resid_scale;
+    if (!job.body) {
+        pack_body(&job.l, &vq, &call->args->in[QN_VQMM_BIAS], job.workspace + job.at.body);
+        job.body = job.workspace + job.at.body;
+    }
+    qn_vq_side_bind(call, &vq, job.impl->parts, job.body + job.l.side_at, job.workspace, &job.side);
+    job.side.turn = job.impl->set->turn;
+    for (int i = 0; i < 2; i++) {
+        job.side.mix[i] = (const float *)(const void *)(job.body + job.l.mix[i]);
+    }
+    qn_vq_side_prepare(&job.side, call->exec);
+    qn_parallel_for(job.side.m == 1 ? NULL : call->exec, job.side.m, digits_task, &job);
+    qn_parallel_for(call->exec, job.l.blocks * qn_ceil_div(job.side.m, MOST_ROWS), block_task, &job);
+    qn_vq_side_finish(&job.side, call->exec);
+}
