@@ -1,8 +1,8 @@
 /* vq_mm of quip_e8p: rows of x are turned and become digits once, then a task is a
  * block of 64 rows of w along the whole of K, whose codes stream from front to back.
  *
- * Packed: the codes of each book (kernels/common/vq.h, "Lattice"), 16 bits for 8 weights as in the checkpoint, the tables
- * of magnitudes and of E8, the matrices of the Hadamard bases, and the side section.
+ * Packed: the codes of each book (kernels/common/vq.h, "Lattice"), 16 bits for 8 weights as in the checkpoint, the
+ * tables of magnitudes and of E8, the matrices of the Hadamard bases, and the side section.
  *
  * Rows of x that digits cannot hold (NaN, infinities, sizes beyond 2^+-80) are computed here in double from single
  * points: rare, slow and as the formula has it. Grid and bits depend on shapes and the row itself only. */
@@ -280,20 +280,20 @@ static void block_task(void *user, int64_t index, int32_t thread)
     const int64_t parts = qn_ceil_div(side->m, MOST_ROWS), block = index / parts, m0 = index % parts * MOST_ROWS;
     const int64_t n0 = block * QN_VQ_BLOCK, count = qn_min_i64(QN_VQ_BLOCK, side->n - n0);
     const uint8_t *const body = (const uint8_t *)job->body;
-    qn_vq_lattice_call call = {
-        .books = l->books,
-        .last_is_e8 = l->last_is_e8,
-        .magnitudes = body + l->magnitudes,
-        .e8 = body + l->e8,
-        .panels = qn_min_i64(PANELS, l->panels - block * PANELS),
-        .units = l->units,
-        .digits = (const int8_t *)job->workspace + job->at.digits + m0 * job->at.stride,
-        .digit_stride = job->at.stride,
-        .scales = (const float *)(const void *)(job->workspace + job->at.scales) + m0 * l->tiles,
-        .offsets = (const int32_t *)(const void *)(job->workspace + job->at.offsets) + m0 * l->tiles * 4,
-        .rows = qn_min_i64(MOST_ROWS, side->m - m0),
-        .sums = (float *)(void *)(scratch + job->at.sums),
-        .scratch = scratch};
+    qn_vq_lattice_call call = {.books = l->books,
+                               .last_is_e8 = l->last_is_e8,
+                               .magnitudes = body + l->magnitudes,
+                               .e8 = body + l->e8,
+                               .panels = qn_min_i64(PANELS, l->panels - block * PANELS),
+                               .units = l->units,
+                               .digits = (const int8_t *)job->workspace + job->at.digits + m0 * job->at.stride,
+                               .digit_stride = job->at.stride,
+                               .scales = (const float *)(const void *)(job->workspace + job->at.scales) + m0 * l->tiles,
+                               .offsets = (const int32_t *)(const void *)(job->workspace + job->at.offsets) +
+                                          m0 * l->tiles * 4,
+                               .rows = qn_min_i64(MOST_ROWS, side->m - m0),
+                               .sums = (float *)(void *)(scratch + job->at.sums),
+                               .scratch = scratch};
     for (int b = 0; b < l->books; b++) {
         call.codes[b] = body + block_at(l, b, block);
         call.unit[b] = (float)job->unit[b];
