@@ -9,10 +9,12 @@ import statistics
 
 import torch
 
-with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "include", "quern", "op.h"), encoding="utf-8") as header:
+HERE = os.path.dirname(os.path.abspath(__file__))
+with open(os.path.join(HERE, "..", "include", "quern", "op.h"), encoding="utf-8") as header:
     OP_H = header.read()
 MAX_IN, MAX_OUT = (int(re.search(rf"#define QN_MAX_{side} (\d+)", OP_H)[1]) for side in ("IN", "OUT"))
-ATTRS = len(re.findall(r"^    QN_ATTR_(?!COUNT|KIND)\w+", re.search(r"typedef enum qn_attr \{(.*?)\} qn_attr;", OP_H, re.S)[1], re.M))
+ENUM = re.search(r"typedef enum qn_attr \{(.*?)\} qn_attr;", OP_H, re.S)[1]
+ATTRS = len(re.findall(r"^    QN_ATTR_(?!COUNT)\w+", ENUM, re.M))
 F32, F16, BF16, I8, U8, I32, F8 = 1, 2, 3, 10, 11, 14, 20
 CUDA = 3  # QN_BACKEND_CUDA
 
