@@ -8,9 +8,7 @@ median of the replays. Some heads of each of Quern's results are checked against
 are as skewed as those of a trained codebook sorted by frequency: its first quarter serves 44 %. One JSON line a case.
 """
 import argparse
-import ctypes
 import json
-import statistics
 import sys
 
 try:
@@ -18,104 +16,9 @@ try:
 except ImportError:
     sys.exit("compare_attention: skipped, PyTorch is not installed")
 
-MAX_IN, MAX_OUT, ATTRS = 20, 4, 37
-F32, F16, U8, I32 = 1, 2, 11, 14
-LEVELS = ["gc", "sc", "o1", "o2", "o3", "o4", "auto"]
+from quern_c import Args, F16, F32, I32, Quern, U8, time_graph, view_of
 
-
-class Shape(ctypes.Structure):
-    _fields_ = [("format", ctypes.c_int32), ("ndim", ctypes.c_int32), ("dims", ctypes.c_int64 * 4)]
-
-
-class View(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("shape", Shape), ("strides", ctypes.c_int64 * 4)]
-
-
-class Desc(ctypes.Structure):
-    _fields_ = [("op", ctypes.c_int32), ("attr", ctypes.c_int32 * ATTRS), ("inputs", Shape * MAX_IN)]
-
-
-class Args(ctypes.Structure):
-    _fields_ = [("inputs", View * MAX_IN), ("outputs", View * MAX_OUT), ("packed", ctypes.c_void_p)]
-
-
-class Error(ctypes.Structure):
-    _fields_ = [("status", ctypes.c_int32), ("text", ctypes.c_char * 500)]
-
-
-class PlanOptions(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("backend", ctypes.c_int32), ("isa", ctypes.c_int32), ("batch_invariant", ctypes.c_int32),
-                ("kernel", ctypes.c_char_p)]
-
-
-class CtxOptions(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("allocator", ctypes.c_void_p * 3), ("log", ctypes.c_void_p * 2), ("isa", ctypes.c_int32),
-                ("jit", ctypes.c_int32), ("cache_dir", ctypes.c_char_p), ("cubin_dir", ctypes.c_char_p), ("device", ctypes.c_int32),
-                ("cuda", ctypes.c_char_p), ("nvrtc", ctypes.c_char_p)]
-
-
-class Exec(ctypes.Structure):
-    _fields_ = [("pool", ctypes.c_void_p), ("parallel", ctypes.c_void_p * 2), ("threads", ctypes.c_int32), ("stream", ctypes.c_void_p)]
-
-
-def view_of(tensor, format):
-    v = View(data=tensor.data_ptr())
-    v.shape.format, v.shape.ndim = format, tensor.dim()
-    for i in range(4):
-        v.shape.dims[i] = tensor.shape[i] if i < tensor.dim() else 1
-        v.strides[i] = tensor.stride(i) * tensor.element_size() if i < tensor.dim() else 0
-    return v
-
-
-class Quern:
-    def __init__(self, lib, cubins):
-        self.lib = ctypes.CDLL(lib)
-        self.lib.qn_plan_workspace_bytes.restype = ctypes.c_size_t
-        self.lib.qn_plan_workspace_bytes.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]
-        self.ctx = ctypes.c_void_p()
-        options = CtxOptions()
-        self.lib.qn_ctx_options_init(ctypes.byref(options))
-        options.cubin_dir = cubins.encode() if cubins else None
-        self.must(self.lib.qn_ctx_create, ctypes.byref(options), ctypes.byref(self.ctx))
-
-    def must(self, call, *arguments):
-        error = Error()
-        if call(*arguments, ctypes.byref(error)) != 0:
-            raise RuntimeError(error.text.decode())
-
-    def plan(self, text, rows):
-        desc, options, plan = Desc(), PlanOptions(), ctypes.c_void_p()
-        self.must(self.lib.qn_op_desc_parse, text.encode(), ctypes.byref(desc))
-        self.lib.qn_plan_options_init(ctypes.byref(options))
-        options.backend = 3
-        self.must(self.lib.qn_plan_create, self.ctx, ctypes.byref(desc), ctypes.byref(options), ctypes.byref(plan))
-        bytes = self.lib.qn_plan_workspace_bytes(plan, rows, 1)
-        return plan, torch.empty(max(bytes, 64), dtype=torch.uint8, device="cuda"), bytes
-
-    def run(self, plan, args):
-        run = Exec(stream=torch.cuda.current_stream().cuda_stream)
-        self.must(self.lib.qn_run, plan[0], ctypes.byref(args), ctypes.c_void_p(plan[1].data_ptr()), ctypes.c_size_t(plan[2]),
-                  ctypes.byref(run))
-
-
-def time_graph(call, copies, guess):
-    """Microseconds a call, by replays of a graph of calls over the copies."""
-    count = max(copies, min(200, int(1500 / max(guess, 5.0))))
-    call(0)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(count):
-            call(i % copies)
-    times = []
-    for _ in range(6):
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop) * 1e3 / count)
-    return statistics.median(times[1:])
+CALLS_US = 1500  # of a graph
 
 
 class Cache:
@@ -125,7 +28,6 @@ class Cache:
 
 
 def attention(q, b, hq, h, t, d, c, level, sets, extra=""):
-    text = f"vq_attention m={b} n={t} k={d} e={hq} g={h} q=f16{extra}"
     text = f"vq_attention m={b} n={t} k={d} e={hq} g={h}{extra}" + (f" channels={c}" if c != 4 else "") + \
         (f" level={level}" if level != "auto" else "") + " q=f16"
     plan = q.plan(text, b)
@@ -140,7 +42,7 @@ def attention(q, b, hq, h, t, d, c, level, sets, extra=""):
             a.inputs[i] = view_of(tensor, format)
         a.outputs[0], a.outputs[1] = view_of(out, F32), view_of(lse, F32)
         args.append(a)
-    q.run(plan, args[0])
+    plan.run(args[0])
     torch.cuda.synchronize()
     worst = 0.0
     if not extra:
@@ -151,8 +53,8 @@ def attention(q, b, hq, h, t, d, c, level, sets, extra=""):
             v = vb[kv][at, sets["caches"][0].v[bi, :, kv].long()].reshape(t, d).double()
             p = torch.softmax(k @ x[bi, hi].double() / d ** 0.5, 0)
             worst = max(worst, ((out[bi, hi].double() - p @ v).norm() / (p @ v).norm()).item())
-    us = time_graph(lambda i: q.run(plan, args[i]), len(args), 30)
-    q.lib.qn_plan_destroy(plan[0])
+    us = time_graph(lambda i: plan.run(args[i]), len(args), 30, CALLS_US)
+    plan.close()
     return {"case": text, "us": round(us, 2), "error": float(f"{worst:.2g}"),
             "gbps": round((2 * b * t * h * d // c + 2 * kb.numel() * 2) / us * 1e-3)}
 
@@ -163,7 +65,7 @@ def sdpa(b, hq, h, t, d):
     kv = [torch.randn(2, b, h, t, d, device="cuda", dtype=torch.float16) for _ in range(copies)]
     x = torch.randn(b, hq, 1, d, device="cuda", dtype=torch.float16)
     call = lambda i: torch.nn.functional.scaled_dot_product_attention(x, kv[i][0], kv[i][1], enable_gqa=hq != h)
-    us = time_graph(call, copies, bytes / 4e6)
+    us = time_graph(call, copies, bytes / 4e6, CALLS_US)
     return {"case": f"sdpa f16 m={b} n={t} k={d} e={hq} g={h}", "us": round(us, 2), "gbps": round(bytes / us * 1e-3)}
 
 
@@ -195,13 +97,13 @@ def encode(q, b, t, h, d, c):
     codes = torch.zeros(b, t, h, d // c, device="cuda", dtype=torch.uint8)
     a = Args()
     a.inputs[0], a.inputs[1], a.outputs[0] = view_of(x, F16), view_of(book, F16), view_of(codes, U8)
-    q.run(plan, a)
+    plan.run(a)
     torch.cuda.synchronize()
     want = torch.cdist(x[0, 0].reshape(h * (d // c), 1, c).float(), book.reshape(h * (d // c), 256, c).float()).argmin(-1)
     same = (want.reshape(-1) == codes[0, 0].reshape(-1)).float().mean().item()
-    us = time_graph(lambda i: q.run(plan, a), 1, 5)
+    us = time_graph(lambda i: plan.run(a), 1, 5, CALLS_US)
     print(json.dumps({"case": text, "us": round(us, 2), "same_as_cdist": round(same, 5)}), flush=True)
-    q.lib.qn_plan_destroy(plan[0])
+    plan.close()
 
 
 def main():

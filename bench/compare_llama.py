@@ -136,8 +136,9 @@ class Llama:
 def make_folder(quern, source, work, scheme):
     path = os.path.join(work, scheme)
     if not os.path.exists(os.path.join(path, "config.json")):
-        subprocess.run([quern, "quantize", source, path, "--weights", scheme, "--quiet"], check=True,
-                       stdout=subprocess.DEVNULL)
+        weights, plus, head = scheme.partition("+")
+        subprocess.run([quern, "quantize", source, path, "--weights", weights, "--quiet"] +
+                       (["--head", head] if plus else []), check=True, stdout=subprocess.DEVNULL)
     return path
 
 
@@ -166,7 +167,7 @@ def compare(scheme, args, llama):
     folder = None if args.only == "llama" else make_folder(args.quern, args.gguf, args.work, scheme)
     models = {}
     if llama:
-        for kind in PAIRS[scheme]:
+        for kind in PAIRS[scheme.partition("+")[0]]:
             path = make_gguf(llama, args.gguf, args.work, kind)
             if path:
                 models[kind] = Llama(llama, path, args.threads, args.prompt, args.generate)
@@ -201,7 +202,7 @@ def main():
     parser.add_argument("--quern", default="build/quern", help="the command (default: build/quern)")
     parser.add_argument("--gguf", required=True, help="the model both sides start from")
     parser.add_argument("--work", required=True, help="folder for the files both sides make of it")
-    parser.add_argument("--schemes", default="f32,bf16,fp8-block,fp8,int8,nvfp4,mxfp4", help="comma-separated")
+    parser.add_argument("--schemes", default="f32,bf16,fp8-block,fp8,int8,nvfp4,mxfp4", help="comma-separated; nvfp4+int8: with --head int8, as llama.cpp has it")
     parser.add_argument("--threads", "-t", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--prompt", "-p", type=int, default=512)
     parser.add_argument("--generate", "-n", type=int, default=128)
@@ -210,7 +211,7 @@ def main():
     parser.add_argument("--only", choices=["quern", "llama"], help="measure one side only")
     args = parser.parse_args()
     schemes = args.schemes.split(",")
-    unknown = [s for s in schemes if s not in PAIRS]
+    unknown = [s for s in schemes if s.partition("+")[0] not in PAIRS]
     if unknown:
         parser.error(f"no scheme {unknown[0]}; known: {', '.join(PAIRS)}")
     if not os.path.exists(args.gguf):

@@ -9,7 +9,6 @@ is the median of the replays, sides in turn. Some rows of each of Quern's result
 the same operands. One JSON line a case. A peer that is not installed is said to be missing; nothing of Quern needs it.
 """
 import argparse
-import ctypes
 import json
 import statistics
 import sys
@@ -23,97 +22,23 @@ try:
 except ImportError:
     deep_gemm = None
 
-MAX_IN, MAX_OUT, ATTRS = 20, 4, 37
-F32, F16, BF16, I8, I32, F8 = 1, 2, 3, 10, 14, 20
+from quern_c import Args, BF16, F16, F32, F8, I32, I8, MAX_IN, Quern, time_graph, view_of
+
 DTYPE = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16, I8: torch.int8, I32: torch.int32, F8: torch.float8_e4m3fn}
 SHAPES = [(2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048)]
 FP4 = [(8192, 28672), (28672, 8192)]
 GROUPED = [(6144, 7168), (7168, 3072), (4096, 4096), (4096, 2048)]
 
 
-class Shape(ctypes.Structure):
-    _fields_ = [("format", ctypes.c_int32), ("ndim", ctypes.c_int32), ("dims", ctypes.c_int64 * 4)]
-
-
-class View(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("shape", Shape), ("strides", ctypes.c_int64 * 4)]
-
-
-class Desc(ctypes.Structure):
-    _fields_ = [("op", ctypes.c_int32), ("attr", ctypes.c_int32 * ATTRS), ("inputs", Shape * MAX_IN)]
-
-
-class Args(ctypes.Structure):
-    _fields_ = [("inputs", View * MAX_IN), ("outputs", View * MAX_OUT), ("packed", ctypes.c_void_p)]
-
-
-class Error(ctypes.Structure):
-    _fields_ = [("status", ctypes.c_int32), ("text", ctypes.c_char * 500)]
-
-
-class PlanOptions(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("backend", ctypes.c_int32), ("isa", ctypes.c_int32), ("batch_invariant", ctypes.c_int32),
-                ("kernel", ctypes.c_char_p)]
-
-
-class CtxOptions(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("allocator", ctypes.c_void_p * 3), ("log", ctypes.c_void_p * 2), ("isa", ctypes.c_int32),
-                ("jit", ctypes.c_int32), ("cache_dir", ctypes.c_char_p), ("cubin_dir", ctypes.c_char_p), ("device", ctypes.c_int32),
-                ("cuda", ctypes.c_char_p), ("nvrtc", ctypes.c_char_p)]
-
-
-class Exec(ctypes.Structure):
-    _fields_ = [("pool", ctypes.c_void_p), ("parallel", ctypes.c_void_p * 2), ("threads", ctypes.c_int32), ("stream", ctypes.c_void_p), ("constant_weights", ctypes.c_int32)]
-
-
-class Quern:
-    def __init__(self, lib, cubins):
-        self.lib = ctypes.CDLL(lib)
-        self.peers = True
-        self.ctx = ctypes.c_void_p()
-        options = CtxOptions()
-        self.lib.qn_ctx_options_init(ctypes.byref(options))
-        options.cubin_dir = cubins.encode() if cubins else None
-        self.must(self.lib.qn_ctx_create, ctypes.byref(options), ctypes.byref(self.ctx))
-
-    def must(self, call, *arguments):
-        error = Error()
-        if call(*arguments, ctypes.byref(error)) != 0:
-            raise RuntimeError(error.text.decode())
-
-    def plan(self, text):
-        desc, options, plan = Desc(), PlanOptions(), ctypes.c_void_p()
-        out = (Shape * MAX_OUT)()
-        self.must(self.lib.qn_op_desc_parse, text.encode(), ctypes.byref(desc))
-        self.must(self.lib.qn_op_desc_check, ctypes.byref(desc), out, None)
-        self.lib.qn_plan_options_init(ctypes.byref(options))
-        options.backend = 3
-        self.must(self.lib.qn_plan_create, self.ctx, ctypes.byref(desc), ctypes.byref(options), ctypes.byref(plan))
-        return plan, desc, out
-
-    def run(self, plan, args):
-        run = Exec(stream=torch.cuda.current_stream().cuda_stream, constant_weights=1)
-        self.must(self.lib.qn_run, plan, ctypes.byref(args), None, ctypes.c_size_t(0), ctypes.byref(run))
-
-
-def view_of(tensor, format):
-    v = View(data=tensor.data_ptr())
-    v.shape.format, v.shape.ndim = format, tensor.dim()
-    for i in range(4):
-        v.shape.dims[i] = tensor.shape[i] if i < tensor.dim() else 1
-        v.strides[i] = tensor.stride(i) * tensor.element_size() if i < tensor.dim() else 0
-    return v
-
-
 def dims(shape):
     return [shape.dims[i] for i in range(shape.ndim)]
 
 
-def operands(desc, out, given):
+def operands(plan, given):
     """Tensors of every slot, random where not given, and the views of them."""
     tensors, args = {}, Args()
     for i in range(MAX_IN):
-        shape = desc.inputs[i]
+        shape = plan.desc.inputs[i]
         if shape.format == 0:
             continue
         if i in given:
@@ -128,29 +53,9 @@ def operands(desc, out, given):
             t = ((torch.rand(dims(shape), device="cuda") + 0.5) * 0.01).to(DTYPE[shape.format])
         tensors[i] = t
         args.inputs[i] = view_of(t, shape.format)
-    result = torch.full(dims(out[0]), float("nan"), device="cuda", dtype=DTYPE[out[0].format])
-    args.outputs[0] = view_of(result, out[0].format)
+    result = torch.full(dims(plan.out[0]), float("nan"), device="cuda", dtype=DTYPE[plan.out[0].format])
+    args.outputs[0] = view_of(result, plan.out[0].format)
     return tensors, result, args
-
-
-def time_graph(call, copies, flops_us):
-    """Microseconds a call, by replays of a graph of calls over the copies."""
-    count = max(copies, min(200, int(20000 / max(flops_us, 5.0))))
-    call(0)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(count):
-            call(i % copies)
-    times = []
-    for i in range(7):
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop) * 1e3 / count)
-    return statistics.median(times[2:])
 
 
 def expand(scale, rows, columns):
@@ -164,20 +69,24 @@ def error_of(got, want):
     return ((got - want).norm() / want.norm()).item()
 
 
+def rows_of(text):
+    return int(text.split(" m=")[1].split(" ")[0])
+
+
 def report(row):
     print(json.dumps(row), flush=True)
 
 
 def bench(q, text, given_of, peers_of, check, flops, moved):
-    plan, desc, out = q.plan(text)
-    size = sum(t.numel() * t.element_size() for t in operands(desc, out, given_of())[0].values())
+    plan = q.plan(text, rows_of(text))
+    size = sum(t.numel() * t.element_size() for t in operands(plan, given_of())[0].values())
     copies = max(1, min(64, int(260e6 / max(size, 1)) + 1))
-    sets = [operands(desc, out, given_of()) for _ in range(copies)]
-    q.run(plan, sets[0][2])
+    sets = [operands(plan, given_of()) for _ in range(copies)]
+    plan.run(sets[0][2])
     torch.cuda.synchronize()
     row = {"case": text, "error": round(check(sets[0][0], sets[0][1]), 7)}
     guess = max(flops / 1e9, moved / 3.5e6)
-    times = {"quern": time_graph(lambda i: q.run(plan, sets[i][2]), copies, guess)}
+    times = {"quern": time_graph(lambda i: plan.run(sets[i][2]), copies, guess)}
     for name, peer in (peers_of([s[0] for s in sets]) if q.peers else {}).items():
         try:
             times[name] = time_graph(peer, copies, guess)
@@ -189,7 +98,7 @@ def bench(q, text, given_of, peers_of, check, flops, moved):
     for name, us in times.items():
         if name != "quern":
             row["over_" + name] = round(us / times["quern"], 3)
-    q.lib.qn_plan_destroy(plan)
+    plan.close()
     return row
 
 

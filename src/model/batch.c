@@ -336,17 +336,6 @@ static void keep_recent(const qn_batch *b, const qn_step *step, const qn_row_ran
     }
 }
 
-static void observe(const qn_model *model, const qn_step *step, const qn_view *x)
-{
-    if (step->op != QN_OP_DENSE_MM || x->shape.format != QN_F32) {
-        return;
-    }
-    for (int64_t m = 0; m < x->shape.dims[0]; m++) {
-        const float *row = (const float *)((const char *)x->data + m * x->strides[0]);
-        model->observe(model->observe_user, step->label, row, 1, x->shape.dims[1]);
-    }
-}
-
 void qn_batch_args(const qn_batch *b, const qn_step *step, const qn_row_range *rows, qn_args *args)
 {
     memset(args, 0, sizeof *args);
@@ -377,10 +366,7 @@ static qn_status run_step(qn_batch *b, const qn_step *step, const qn_row_range *
     qn_args args;
     qn_batch_args(b, step, rows, &args);
     if (b->model->observe) {
-        observe(b->model, step, &args.in[0]);
-    }
-    if (b->model->observe_step) {
-        b->model->observe_step(b->model->observe_step_user, step, &args);
+        QN_TRY(b->model->observe(b->model->observe_user, step, &args, error));
     }
     const qn_status status = qn_run(step->plan, &args, b->workspace, b->workspace_bytes, &b->exec, error);
     if (status != QN_OK) {

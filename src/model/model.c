@@ -131,12 +131,6 @@ void qn_model_set_observer(qn_model *model, qn_observe_fn observe, void *user)
     model->observe_user = user;
 }
 
-void qn_model_set_step_observer(qn_model *model, qn_observe_step_fn observe, void *user)
-{
-    model->observe_step = observe;
-    model->observe_step_user = user;
-}
-
 static void print_step(qn_text *text, const qn_step *step)
 {
     if (step->plan) {

@@ -63,11 +63,9 @@ typedef struct qn_register {
     size_t row_bytes;
 } qn_register;
 
-/* Called before a linear layer with its f32 input x[m,k] (dense rows), for calibration. */
-typedef void (*qn_observe_fn)(void *user, const char *weight_name, const float *x, int64_t m, int64_t k);
-
-/* Called before every step that is an operator, with its operands, for calibration. */
-typedef void (*qn_observe_step_fn)(void *user, const qn_step *step, const qn_args *args);
+/* Called before every step that is an operator, with its operands, for calibration. Anything but QN_OK ends the
+ * evaluation with it. */
+typedef qn_status (*qn_observe_fn)(void *user, const qn_step *step, const qn_args *args, qn_error *error);
 
 struct qn_model {
     qn_ctx *ctx;
@@ -96,20 +94,14 @@ struct qn_model {
     char *kv_path;       /* of the codebooks; NULL: the scheme has none */
 
     qn_observe_fn observe;
-    qn_observe_step_fn observe_step;
-    void *observe_user, *observe_step_user;
+    void *observe_user;
 
     const qn_backend_row *device; /* where operands live; NULL: host memory */
     void *device_memory;          /* the weights there */
     qn_view table;                /* the embeddings there */
 };
 
-/* Set or clear (NULL) the observer. Not while a session runs. A model with an
- * observer must have been opened from a checkpoint without quantised activations
- * for x to be what the layer reads. */
+/* Set or clear (NULL) the observer. Not while a session runs. */
 void qn_model_set_observer(qn_model *model, qn_observe_fn observe, void *user);
-
-/* The same for steps. */
-void qn_model_set_step_observer(qn_model *model, qn_observe_step_fn observe, void *user);
 
 #endif

@@ -9,11 +9,11 @@
 #include "base/map.h"
 #include "model/model.h"
 
-#define SEQUENCE 512    /* tokens evaluated together, each sequence from an empty context */
+#define SEQUENCE 512 /* tokens evaluated together, each sequence from an empty context */
 #define MAX_TOKENS 4096
 #define MAX_TEXT_BYTES ((size_t)1 << 20) /* of a file, far more than the tokens need */
-#define DAMP 0.01f      /* of the mean square of the inputs, added to each */
-#define MAX_WIDTHS 8    /* plans kept, one an input width */
+#define DAMP 0.01f                       /* of the mean square of the inputs, added to each */
+#define MAX_WIDTHS 8                     /* plans kept, one an input width */
 
 typedef struct observer {
     qn_ctx *ctx;
@@ -21,24 +21,21 @@ typedef struct observer {
     const qn_outputs *outputs;
     const qn_exec *exec;
     const qn_quantize_options *quantize; /* the text's path, and whom to ask whether to go on */
-    qn_map map;      /* weight name -> output */
+    qn_map map;                          /* weight name -> output */
     int feedback;
-    int32_t bad;     /* output whose input was not finite; -1: none */
-    qn_status status; /* of the products */
-    qn_error error;
     /* rows of the layer that is being met, transposed: [k][SEQUENCE] */
     float *rows;
-    int32_t owner;   /* output they belong to */
+    int32_t owner;           /* output they belong to */
     int64_t count, expected; /* rows so far; of this evaluation */
-    float *product;  /* [k,k] */
+    float *product;          /* [k,k] */
     qn_plan *plans[MAX_WIDTHS];
     int64_t widths[MAX_WIDTHS];
 } observer;
 
 /* ---- Products of the inputs ---- */
 
-/* A plan for product[k,k] = rows[k,SEQUENCE] rows^T; NULL with o->status set. */
-static const qn_plan *plan_of(observer *o, int64_t k)
+/* A plan for product[k,k] = rows[k,SEQUENCE] rows^T. */
+static qn_status plan_of(observer *o, int64_t k, const qn_plan **plan, qn_error *error)
 {
     int i = 0;
     while (i < MAX_WIDTHS && o->plans[i] && o->widths[i] != k) {
@@ -54,24 +51,23 @@ static const qn_plan *plan_of(observer *o, int64_t k)
         desc.in[qn_op_in_slot(QN_OP_DENSE_MM, "x")] = qn_shape_make(QN_F32, 2, k, SEQUENCE, 1, 1);
         desc.in[qn_op_in_slot(QN_OP_DENSE_MM, "b")] = qn_shape_make(QN_F32, 2, k, SEQUENCE, 1, 1);
         desc.attr[QN_ATTR_OUT].i = QN_OUT_F32;
-        o->status = qn_plan_create(o->ctx, &desc, NULL, &o->plans[i], &o->error);
+        QN_TRY(qn_plan_create(o->ctx, &desc, NULL, &o->plans[i], error));
         o->widths[i] = k;
     }
-    return o->plans[i];
+    *plan = o->plans[i];
+    return QN_OK;
 }
 
 /* Add the product of the rows that are there to their owner's. */
-static void add_product(observer *o)
+static qn_status add_product(observer *o, qn_error *error)
 {
     const int64_t k = o->outputs->list[o->owner].encoder.k;
     for (int64_t i = 0; i < k && o->count < SEQUENCE; i++) {
         memset(o->rows + i * SEQUENCE + o->count, 0, (size_t)(SEQUENCE - o->count) * sizeof(float));
     }
     o->count = 0;
-    const qn_plan *plan = plan_of(o, k);
-    if (!plan) {
-        return;
-    }
+    const qn_plan *plan;
+    QN_TRY(plan_of(o, k, &plan, error));
     const qn_shape in = qn_shape_make(QN_F32, 2, k, SEQUENCE, 1, 1), out = qn_shape_make(QN_F32, 2, k, k, 1, 1);
     qn_args args;
     memset(&args, 0, sizeof args);
@@ -82,18 +78,19 @@ static void add_product(observer *o)
     const size_t work_bytes = qn_plan_workspace_bytes(plan, k, qn_exec_threads(o->exec));
     void *packed = pack_bytes ? qn_alloc(o->ctx, pack_bytes) : NULL;
     void *workspace = work_bytes ? qn_alloc(o->ctx, work_bytes) : NULL;
+    qn_status status = QN_OK;
     if ((pack_bytes && !packed) || (work_bytes && !workspace)) {
-        o->status = qn_error_set(&o->error, QN_E_MEMORY, "out of memory for the inputs of %s",
-                                 o->outputs->list[o->owner].weight->name);
+        status =
+            qn_error_set(error, QN_E_MEMORY, "out of memory for the inputs of %s", o->outputs->list[o->owner].name);
     }
-    if (o->status == QN_OK && packed) {
-        o->status = qn_pack(plan, &args, packed, pack_bytes, &o->error);
+    if (status == QN_OK && packed) {
+        status = qn_pack(plan, &args, packed, pack_bytes, error);
         args.packed = packed;
     }
-    if (o->status == QN_OK) {
-        o->status = qn_run(plan, &args, workspace, work_bytes, o->exec, &o->error);
+    if (status == QN_OK) {
+        status = qn_run(plan, &args, workspace, work_bytes, o->exec, error);
     }
-    if (o->status == QN_OK) {
+    if (status == QN_OK) {
         float *sum = o->calibration->list[o->owner].squares;
         for (int64_t i = 0; i < k * k; i++) {
             sum[i] += o->product[i];
@@ -101,12 +98,13 @@ static void add_product(observer *o)
     }
     qn_free(o->ctx, workspace);
     qn_free(o->ctx, packed);
+    return status;
 }
 
 #define TILE 16 /* rows and columns that are turned together */
 
-/* Keep rows x[m,k], m no more than there is room for. */
-static void keep_rows(observer *o, const float *x, int64_t m, int64_t k)
+/* Keep m rows of k, `stride` floats apart, no more than there is room for. */
+static qn_status keep_rows(observer *o, const float *x, int64_t stride, int64_t m, int64_t k, qn_error *error)
 {
     float *to = o->rows + o->count;
     for (int64_t c = 0; c < k; c += TILE) {
@@ -115,53 +113,63 @@ static void keep_rows(observer *o, const float *x, int64_t m, int64_t k)
             const int64_t rows = qn_min_i64(TILE, m - r);
             for (int64_t i = c; i < c + columns; i++) {
                 for (int64_t j = r; j < r + rows; j++) {
-                    to[i * SEQUENCE + j] = x[j * k + i];
+                    to[i * SEQUENCE + j] = x[j * stride + i];
                 }
             }
         }
     }
     o->count += m;
-    if (o->count == o->expected) {
-        add_product(o);
-    }
+    return o->count == o->expected ? add_product(o, error) : QN_OK;
 }
 
-static void observe(void *user, const char *weight_name, const float *x, int64_t m, int64_t k)
+/* Whether the caller wants to go on. */
+static qn_status ask(const observer *o, qn_error *error)
+{
+    const qn_quantize_progress progress = {.total = o->outputs->count, .name = "calibration"};
+    QN_FAIL_IF(o->quantize->progress && o->quantize->progress(o->quantize->progress_user, &progress) != 0, error,
+               QN_E_CANCELLED, "cancelled while calibrating; nothing was written");
+    return QN_OK;
+}
+
+/* The input of a linear layer: x of a step in plain floats. */
+static qn_status observe(void *user, const qn_step *step, const qn_args *args, qn_error *error)
 {
     observer *o = user;
-    const int32_t i = qn_map_get(&o->map, weight_name, strlen(weight_name));
-    if (i < 0 || o->outputs->list[i].encoder.k != k || o->status != QN_OK) {
-        return;
+    const qn_view *x = &args->in[0];
+    const int32_t i = step->op == QN_OP_DENSE_MM && x->shape.format == QN_F32
+                          ? qn_map_get(&o->map, step->label, strlen(step->label))
+                          : -1;
+    const int64_t m = x->shape.dims[0], k = x->shape.dims[1], stride = x->strides[0] / (int64_t)sizeof(float);
+    if (i < 0 || o->outputs->list[i].encoder.k != k) {
+        return QN_OK;
     }
+    QN_TRY(ask(o, error));
     qn_observed *seen = &o->calibration->list[i];
+    const float *const rows = x->data;
     seen->rows += m;
-    if (!seen->channels) {
-        return;
-    }
-    for (int64_t r = 0; r < m; r++) {
-        float worst = 0;
+    for (int64_t r = 0; seen->channels && r < m; r++) {
+        int finite = 1;
         for (int64_t j = 0; j < k; j++) {
-            const float a = fabsf(x[r * k + j]);
+            const float a = fabsf(rows[r * stride + j]);
             seen->channels[j] = a > seen->channels[j] ? a : seen->channels[j];
-            worst = a <= 0x1.fffffep127f ? worst : 1;
+            finite &= a <= 0x1.fffffep127f;
         }
-        if (worst > 0) {
-            o->bad = i;
-            return;
-        }
+        QN_FAIL_IF(!finite, error, QN_E_FILE, "tensor %s: its input is not finite on the calibration text",
+                   o->outputs->list[i].name);
     }
     if (!seen->squares) {
-        return;
+        return QN_OK;
     }
     if (o->owner != i) {
         o->count = 0;
         o->owner = i;
     }
-    for (int64_t r = 0; r < m && o->status == QN_OK;) {
+    for (int64_t r = 0; r < m;) {
         const int64_t part = qn_min_i64(m - r, o->expected - o->count);
-        keep_rows(o, x + r * k, part, k);
+        QN_TRY(keep_rows(o, rows + r * stride, stride, part, k, error));
         r += part;
     }
+    return QN_OK;
 }
 
 /* ---- The run ---- */
@@ -204,15 +212,6 @@ qn_status qn_calibration_encode(const char *path, const qn_model *model, int32_t
     return QN_OK;
 }
 
-/* Whether the caller wants to go on. */
-static qn_status ask(const observer *o, qn_error *error)
-{
-    const qn_quantize_progress progress = {.total = o->outputs->count, .name = "calibration"};
-    QN_FAIL_IF(o->quantize->progress && o->quantize->progress(o->quantize->progress_user, &progress) != 0, error,
-               QN_E_CANCELLED, "cancelled while calibrating; nothing was written");
-    return QN_OK;
-}
-
 static qn_status run_text(observer *o, qn_model *model, qn_error *error)
 {
     qn_model_info info;
@@ -238,12 +237,6 @@ static qn_status run_text(observer *o, qn_model *model, qn_error *error)
         status = qn_session_truncate(session, 0, error);
         if (status == QN_OK) {
             status = qn_session_eval(session, ids + i, n, 0, NULL, error);
-        }
-        if (status == QN_OK && o->status != QN_OK) {
-            status = qn_error_set(error, o->status, "%s", o->error.text);
-        }
-        if (status == QN_OK) {
-            status = ask(o, error);
         }
     }
     qn_session_destroy(session);
@@ -309,8 +302,6 @@ static qn_status prepare(observer *o, qn_error *error)
 /* Every watched layer must have been met. */
 static qn_status check(const observer *o, qn_error *error)
 {
-    QN_FAIL_IF(o->bad >= 0, error, QN_E_FILE, "tensor %s: its input is not finite on the calibration text",
-               o->outputs->list[o->bad].weight->name);
     for (int32_t i = 0; i < o->outputs->count; i++) {
         QN_FAIL_IF(o->outputs->list[i].linear && o->calibration->list[i].rows == 0, error, QN_E_UNSUPPORTED,
                    "tensor %s cannot be calibrated: the source must be plain (f32, f16, bf16 or GGUF), not quantised",
@@ -323,9 +314,14 @@ qn_status qn_calibration_run(qn_ctx *ctx, const char *input, const qn_quantize_o
                              const qn_outputs *outputs, int feedback, qn_calibration *out, qn_error *error)
 {
     *out = (qn_calibration){.ctx = ctx};
-    observer o = {.ctx = ctx, .calibration = out, .outputs = outputs, .exec = &quantize->exec, .quantize = quantize,
+    observer o = {.ctx = ctx,
+                  .calibration = out,
+                  .outputs = outputs,
+                  .exec = &quantize->exec,
+                  .quantize = quantize,
                   .map = qn_map_make(ctx),
-                  .feedback = feedback, .bad = -1, .owner = -1};
+                  .feedback = feedback,
+                  .owner = -1};
     qn_model *model = NULL;
     qn_model_options options;
     qn_model_options_init(&options);

@@ -108,8 +108,9 @@ static void keep_rows(const collect *c, const qn_view *view, int64_t from, float
     }
 }
 
-static void observe(void *user, const qn_step *step, const qn_args *args)
+static qn_status observe(void *user, const qn_step *step, const qn_args *args, qn_error *error)
 {
+    (void)error;
     collect *c = user;
     if (step->op == QN_OP_ROPE && step->out[0].place == QN_PLACE_NEW_KEYS) {
         keep_rows(c, &args->in[QN_ACT_X], 0, c->layers[2 * step->layer].rows + c->first * c->width);
@@ -119,6 +120,7 @@ static void observe(void *user, const qn_step *step, const qn_args *args)
         weigh_job job = {c, args, step->layer};
         qn_parallel_for(c->exec, c->h.kv_heads, weigh_head, &job);
     }
+    return QN_OK;
 }
 
 static qn_status run_text(collect *c, qn_model *model, const int32_t *ids, qn_error *error)
@@ -190,7 +192,7 @@ static qn_status collect_run(collect *c, const char *path, const char *calibrati
         status = collect_init(c, error);
     }
     if (status == QN_OK) {
-        qn_model_set_step_observer(model, observe, c);
+        qn_model_set_observer(model, observe, c);
         status = run_text(c, model, ids, error);
     }
     qn_model_close(model);

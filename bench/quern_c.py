@@ -1,0 +1,133 @@
+"""What the comparisons with PyTorch share: libquern's structures by ctypes, views of tensors, timing by CUDA graphs.
+
+The sizes that change with the library are read from its header, beside which these scripts lie.
+"""
+import ctypes
+import os
+import re
+import statistics
+
+import torch
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+with open(os.path.join(HERE, "..", "include", "quern", "op.h"), encoding="utf-8") as header:
+    OP_H = header.read()
+MAX_IN, MAX_OUT = (int(re.search(rf"#define QN_MAX_{side} (\d+)", OP_H)[1]) for side in ("IN", "OUT"))
+ENUM = re.search(r"typedef enum qn_attr \{(.*?)\} qn_attr;", OP_H, re.S)[1]
+ATTRS = len(re.findall(r"^    QN_ATTR_(?!COUNT)\w+", ENUM, re.M))
+F32, F16, BF16, I8, U8, I32, F8 = 1, 2, 3, 10, 11, 14, 20
+CUDA = 3  # QN_BACKEND_CUDA
+
+
+class Shape(ctypes.Structure):
+    _fields_ = [("format", ctypes.c_int32), ("ndim", ctypes.c_int32), ("dims", ctypes.c_int64 * 4)]
+
+
+class View(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("shape", Shape), ("strides", ctypes.c_int64 * 4)]
+
+
+class Desc(ctypes.Structure):
+    _fields_ = [("op", ctypes.c_int32), ("attr", ctypes.c_int32 * ATTRS), ("inputs", Shape * MAX_IN)]
+
+
+class Args(ctypes.Structure):
+    _fields_ = [("inputs", View * MAX_IN), ("outputs", View * MAX_OUT), ("packed", ctypes.c_void_p)]
+
+
+class Error(ctypes.Structure):
+    _fields_ = [("status", ctypes.c_int32), ("text", ctypes.c_char * 500)]
+
+
+class PlanOptions(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("backend", ctypes.c_int32), ("isa", ctypes.c_int32),
+                ("batch_invariant", ctypes.c_int32), ("kernel", ctypes.c_char_p)]
+
+
+class CtxOptions(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("allocator", ctypes.c_void_p * 3), ("log", ctypes.c_void_p * 2),
+                ("isa", ctypes.c_int32), ("jit", ctypes.c_int32), ("cache_dir", ctypes.c_char_p),
+                ("cubin_dir", ctypes.c_char_p), ("device", ctypes.c_int32), ("cuda", ctypes.c_char_p),
+                ("nvrtc", ctypes.c_char_p)]
+
+
+class Exec(ctypes.Structure):
+    _fields_ = [("pool", ctypes.c_void_p), ("parallel", ctypes.c_void_p * 2), ("threads", ctypes.c_int32),
+                ("stream", ctypes.c_void_p), ("constant_weights", ctypes.c_int32)]
+
+
+def view_of(tensor, format):
+    v = View(data=tensor.data_ptr())
+    v.shape.format, v.shape.ndim = format, tensor.dim()
+    for i in range(4):
+        v.shape.dims[i] = tensor.shape[i] if i < tensor.dim() else 1
+        v.strides[i] = tensor.stride(i) * tensor.element_size() if i < tensor.dim() else 0
+    return v
+
+
+class Plan:
+    """A plan of the CUDA backend with its workspace for that many rows, and its descriptor and results' shapes."""
+
+    def __init__(self, quern, text, rows):
+        self.quern, self.handle = quern, ctypes.c_void_p()
+        self.desc, self.out, options = Desc(), (Shape * MAX_OUT)(), PlanOptions()
+        quern.must(quern.lib.qn_op_desc_parse, text.encode(), ctypes.byref(self.desc))
+        quern.must(quern.lib.qn_op_desc_check, ctypes.byref(self.desc), self.out, None)
+        quern.lib.qn_plan_options_init(ctypes.byref(options))
+        if options.size != ctypes.sizeof(options):
+            raise RuntimeError(f"qn_plan_options has {options.size} bytes, these scripts expect {ctypes.sizeof(options)}")
+        options.backend = CUDA
+        quern.must(quern.lib.qn_plan_create, quern.ctx, ctypes.byref(self.desc), ctypes.byref(options),
+                   ctypes.byref(self.handle))
+        self.bytes = quern.lib.qn_plan_workspace_bytes(self.handle, rows, 1)
+        self.workspace = torch.empty(max(self.bytes, 64), dtype=torch.uint8, device="cuda")
+
+    def run(self, args):
+        run = Exec(stream=torch.cuda.current_stream().cuda_stream, constant_weights=1)
+        self.quern.must(self.quern.lib.qn_run, self.handle, ctypes.byref(args), ctypes.c_void_p(self.workspace.data_ptr()),
+                        ctypes.c_size_t(self.bytes), ctypes.byref(run))
+
+    def close(self):
+        self.quern.lib.qn_plan_destroy(self.handle)
+
+
+class Quern:
+    def __init__(self, lib, cubins):
+        self.lib = ctypes.CDLL(lib)
+        self.lib.qn_plan_workspace_bytes.restype = ctypes.c_size_t
+        self.lib.qn_plan_workspace_bytes.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]
+        self.ctx = ctypes.c_void_p()
+        options = CtxOptions()
+        self.lib.qn_ctx_options_init(ctypes.byref(options))
+        if options.size != ctypes.sizeof(options):
+            raise RuntimeError(f"qn_ctx_options has {options.size} bytes, these scripts expect {ctypes.sizeof(options)}")
+        options.cubin_dir = cubins.encode() if cubins else None
+        self.must(self.lib.qn_ctx_create, ctypes.byref(options), ctypes.byref(self.ctx))
+
+    def must(self, call, *arguments):
+        error = Error()
+        if call(*arguments, ctypes.byref(error)) != 0:
+            raise RuntimeError(error.text.decode())
+
+    def plan(self, text, rows):
+        return Plan(self, text, rows)
+
+
+def time_graph(call, copies, guess, total=20000):
+    """Microseconds a call, by replays of a graph of calls over the copies; about `total` of them at `guess` a call."""
+    count = max(copies, min(200, int(total / max(guess, 5.0))))
+    call(0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(count):
+            call(i % copies)
+    times = []
+    for _ in range(7):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop) * 1e3 / count)
+    return statistics.median(times[1:])
