@@ -69,6 +69,8 @@ static const struct {
     {"vq_mm m=3 n=32 k=128 format=quip_e8p SU=1 SV=1", 0},
     {"vq_mm m=5 n=48 k=128 format=quip_e8p codebook=E8P12RVQ4B out=f32 SU=1", 0},
     {"vq_mm m=2 n=16 k=192 format=quip_e8p codebook=E8P12RVQ3B out=f32", 0},
+    {"vq_mm m=1 n=144 k=576 format=quip_e8p codebook=E8P12RVQ4B x=bf16 SU=1 SV=1", 0},
+    {"vq_mm m=1 n=80 k=320 format=quip_e8p codebook=E8P12RVQ3B out=f32", 0},
     {"vq_mm m=4 n=112 k=448 format=quip_e8p out=f32 x=bf16 SU=1 SV=1 Wscale=1 scaleWH=1 bias=1", 0},
     {"vq_mm m=1 n=19 k=40 format=vptq out_features=19 out=f32", 0},
     {"vq_mm m=3 n=16 k=50 format=vptq num_centroids=512 num_res_centroids=16 out=f32"

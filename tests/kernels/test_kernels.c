@@ -427,6 +427,8 @@ static void special_values_travel_as_in_the_reference(void **state)
         "mxfp4_mm m=6 n=37 k=64 out=f16",
         "vq_mm m=6 n=37 k=104 out=f32 x=f32",
         "vq_mm m=6 n=37 k=600 format=gptvq out=f32 x=f32",
+        "vq_mm m=6 n=80 k=576 format=quip_e8p codebook=E8P12RVQ4B out=f32 x=f32",
+        "vq_mm m=6 n=80 k=576 format=quip_e8p codebook=E8P12RVQ3B out=f32 x=f32",
         "quantize_fp8 m=6 k=130 granularity=token",
         "quantize_fp8 m=6 k=130 granularity=group type=e5m2",
         "quantize_fp8 m=6 k=130 granularity=group type=e4m3fnuz x=f16",
@@ -518,6 +520,8 @@ static const char *const batch_cases[] = {
     "vq_mm m=17 n=37 k=584 out=f32",
     "vq_mm m=17 n=300 k=520 format=gptvq x=bf16",
     "vq_mm m=17 n=64 k=192 format=quip_e8p out=f32 SU=1 SV=1",
+    "vq_mm m=17 n=144 k=576 format=quip_e8p codebook=E8P12RVQ4B out=f32 SU=1 SV=1",
+    "vq_mm m=17 n=80 k=320 format=quip_e8p codebook=E8P12RVQ3B x=bf16",
     "quantize_mxfp4 m=17 k=96 x=bf16",
 };
 
