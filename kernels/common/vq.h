@@ -100,14 +100,14 @@ extern const qn_vq_sums_set qn_vq_sums__avx512vnni;
 
 /* Lattice: quip_e8p by exact integers. Four times a weight of E8P (or of E8) is an integer; plus QN_VQ_LATTICE_BIAS it
  * is a byte that dots with digits, in their natural order, as tiles do. A unit of codes is 8 rows of w by 8 groups of 8
- * elements, code 8 g + r that of row r, group g: 64 bytes of indices of magnitudes, and for E8P 64 bytes of signs. Bit i
- * of those is coordinate i's sign, but bit 0 is turned over where the point is shifted by -1/4. As signs and odd
+ * elements, code 8 g + r that of row r, group g: 64 bytes of indices of magnitudes, and for E8P 64 bytes of signs.
+ * Bit i of those is coordinate i's sign, but bit 0 is turned over where the point is shifted by -1/4. As signs and odd
  * magnitudes of a point are even in number together, the parity of both says which are.
  *
  * Books (1, or 2: the residual's) lie as [blocks of 64 rows][tiles of 256 columns][panels of 16 rows][units along K]
  * [2 halves of a panel], the last block and the last tile as short as they are. Sums over a tile are exact as above:
  *
- *     sum = fma(s0 + 256 s1 + 65536 s2, scale * unit of the book, sum)      over the tiles along K and their books, f32 */
+ *     sum = fma(s0 + 256 s1 + 65536 s2, scale * unit of the book, sum)      over tiles along K and their books, f32 */
 #define QN_VQ_LATTICE_BIAS 15
 #define QN_VQ_LATTICE_BOOKS 2
 #define QN_VQ_UNIT_K 64
