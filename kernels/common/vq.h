@@ -63,10 +63,12 @@ typedef struct qn_vq_tiles_call {
 
 #define QN_VQ_TILES_SCRATCH 8192
 
+/* Digits of QN_VQ_TILE_K elements; 1 when they cannot hold them: NaN, infinity, far below or above 1. */
+typedef int (*qn_vq_digits_fn)(const float *x, int8_t *planes, float *scale, int32_t offsets[4]);
+
 typedef struct qn_vq_tiles_set {
     void (*mm)(const qn_vq_tiles_call *call);
-    /* Digits of 256 elements; 1 when they cannot hold them: NaN, infinity, far below or above 1. */
-    int (*digits)(const float *x, int8_t *planes, float *scale, int32_t offsets[4]);
+    qn_vq_digits_fn digits;
 } qn_vq_tiles_set;
 
 extern const qn_vq_tiles_set qn_vq_tiles__avx512vnni, qn_vq_tiles__amx;
@@ -136,7 +138,7 @@ typedef void (*qn_vq_turn_fn)(float *x, int64_t n, int64_t base, const float *mi
 
 typedef struct qn_vq_lattice_set {
     void (*mm)(const qn_vq_lattice_call *call);
-    int (*digits)(const float *x, int8_t *planes, float *scale, int32_t offsets[4]);
+    qn_vq_digits_fn digits;
     qn_vq_turn_fn turn;
 } qn_vq_lattice_set;
 

@@ -137,16 +137,11 @@ const char *qn_vq_lattice_accepts(const qn_kernel *kernel, const qn_op_desc *des
     return desc->attr[QN_ATTR_FORMAT].i == QN_VQ_QUIP_E8P ? NULL : "made for another vector format";
 }
 
-static void describe(const qn_op_desc *desc, qn_vq *vq)
-{
-    qn_vq_describe(desc, -1, desc->in[QN_VQMM_X].dims[1], vq);
-}
-
 size_t qn_vq_lattice_pack_bytes(const qn_kernel *kernel, const qn_op_desc *desc)
 {
     (void)kernel;
     qn_vq vq;
-    describe(desc, &vq);
+    qn_vq_side_describe(desc, &vq);
     return layout_of(desc, &vq).total;
 }
 
@@ -189,7 +184,7 @@ size_t qn_vq_lattice_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *
 {
     (void)kernel;
     qn_vq vq;
-    describe(desc, &vq);
+    qn_vq_side_describe(desc, &vq);
     return memory_of(desc, &vq, m, threads).total;
 }
 
@@ -210,22 +205,10 @@ static void digits_task(void *user, int64_t m, int32_t thread)
 {
     (void)thread;
     const lattice_job *job = user;
-    const qn_vq_side *side = &job->side;
-    const float *const x = side->rows + m * side->k_pad;
     int8_t *const digits = (int8_t *)job->workspace + job->at.digits + m * job->at.stride;
     float *const scales = (float *)(void *)(job->workspace + job->at.scales) + m * job->l.tiles;
     int32_t *const offsets = (int32_t *)(void *)(job->workspace + job->at.offsets) + m * job->l.tiles * 4;
-    int special = 0;
-    for (int64_t t = 0; t < job->l.tiles; t++) {
-        float last[QN_VQ_TILE_K] = {0};
-        const float *from = x + t * QN_VQ_TILE_K;
-        if ((t + 1) * QN_VQ_TILE_K > side->k) {
-            memcpy(last, from, (size_t)(side->k - t * QN_VQ_TILE_K) * sizeof *last);
-            from = last;
-        }
-        special |= job->impl->set->digits(from, digits + t * QN_VQ_PLANES * QN_VQ_TILE_K, scales + t, offsets + t * 4);
-    }
-    job->special[m] = (uint8_t)special;
+    job->special[m] = (uint8_t)qn_vq_side_digits(&job->side, m, job->impl->set->digits, digits, scales, offsets);
 }
 
 /* Four times the values of a packed code. */

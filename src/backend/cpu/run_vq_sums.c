@@ -97,16 +97,11 @@ static void pack_body(const sums_layout *l, const qn_vq *vq, const qn_view *bias
     qn_vq_side_pack(&l->side, vq, bias, body + l->side_at);
 }
 
-static void describe(const qn_op_desc *desc, qn_vq *vq)
-{
-    qn_vq_describe(desc, -1, desc->in[QN_VQMM_X].dims[1], vq);
-}
-
 const char *qn_vq_sums_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 {
     (void)kernel;
     qn_vq vq;
-    describe(desc, &vq);
+    qn_vq_side_describe(desc, &vq);
     if (vq.format != QN_VQ_AQLM) {
         return "made for another vector format";
     }
@@ -120,7 +115,7 @@ size_t qn_vq_sums_pack_bytes(const qn_kernel *kernel, const qn_op_desc *desc)
 {
     (void)kernel;
     qn_vq vq;
-    describe(desc, &vq);
+    qn_vq_side_describe(desc, &vq);
     return layout_of(desc, &vq).total;
 }
 
@@ -157,7 +152,7 @@ size_t qn_vq_sums_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *des
 {
     (void)kernel;
     qn_vq vq;
-    describe(desc, &vq);
+    qn_vq_side_describe(desc, &vq);
     return memory_of(desc, &vq, m, threads).total;
 }
 

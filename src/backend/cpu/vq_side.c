@@ -34,8 +34,8 @@ qn_vq_side_layout qn_vq_side_layout_of(const qn_op_desc *desc, const qn_vq *vq)
     l.has_in_scale = l.turns_in || (vq->format == QN_VQ_VPTQ && given(desc, QN_VQ_WEIGHT_SCALE));
     l.has_shift = vq->format == QN_VQ_VPTQ && given(desc, QN_VQ_WEIGHT_BIAS);
     l.has_column = vq->format == QN_VQ_VPTQ && given(desc, QN_VQ_PERM);
-    l.has_out_scale = vq->format == QN_VQ_AQLM || l.turns_out ||
-                      (vq->format == QN_VQ_QUIP_E8P && given(desc, QN_VQ_WSCALE));
+    l.has_out_scale =
+        vq->format == QN_VQ_AQLM || l.turns_out || (vq->format == QN_VQ_QUIP_E8P && given(desc, QN_VQ_WSCALE));
     size_t at = 0;
     l.in_scale = place(&at, l.has_in_scale, vq->k);
     l.shift = place(&at, l.has_shift, vq->k);
@@ -212,4 +212,26 @@ static void finish_task(void *user, int64_t m, int32_t thread)
 void qn_vq_side_finish(const qn_vq_side *side, const qn_exec *exec)
 {
     qn_parallel_for(side->m == 1 ? NULL : exec, side->m, finish_task, (void *)(uintptr_t)side);
+}
+
+void qn_vq_side_describe(const qn_op_desc *desc, qn_vq *vq)
+{
+    qn_vq_describe(desc, -1, desc->in[QN_VQMM_X].dims[1], vq);
+}
+
+int qn_vq_side_digits(const qn_vq_side *side, int64_t m, qn_vq_digits_fn digits_of, int8_t *digits, float *scales,
+                      int32_t *offsets)
+{
+    const float *const x = side->rows + m * side->k_pad;
+    int special = 0;
+    for (int64_t t = 0; t * QN_VQ_TILE_K < side->k; t++) {
+        float last[QN_VQ_TILE_K] = {0};
+        const float *from = x + t * QN_VQ_TILE_K;
+        if ((t + 1) * QN_VQ_TILE_K > side->k) {
+            memcpy(last, from, (size_t)(side->k - t * QN_VQ_TILE_K) * sizeof *last);
+            from = last;
+        }
+        special |= digits_of(from, digits + t * QN_VQ_PLANES * QN_VQ_TILE_K, scales + t, offsets + t * 4);
+    }
+    return special;
 }

@@ -41,12 +41,20 @@ typedef struct qn_vq_side {
     const float *mix[2]; /* ... and its matrices, of x and of sums */
 } qn_vq_side;
 
+/* The numbers of a descriptor of vq_mm. */
+void qn_vq_side_describe(const qn_op_desc *desc, qn_vq *vq);
+
 /* Workspace for m rows on that many threads, and its use. */
 size_t qn_vq_side_bytes(const qn_vq *vq, int64_t m, int32_t threads);
 void qn_vq_side_bind(const qn_run_call *call, const qn_vq *vq, const qn_mm_f32_set *parts, const char *section,
                      char *workspace, qn_vq_side *side);
 
 void qn_vq_side_prepare(const qn_vq_side *side, const qn_exec *exec);
+
+/* Row m as digits of tiles of QN_VQ_TILE_K (kernels/common/vq.h), zeros behind k. 1: it has none. */
+int qn_vq_side_digits(const qn_vq_side *side, int64_t m, qn_vq_digits_fn digits_of, int8_t *digits, float *scales,
+                      int32_t *offsets);
+
 void qn_vq_side_finish(const qn_vq_side *side, const qn_exec *exec);
 
 #endif
