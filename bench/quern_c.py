@@ -87,12 +87,17 @@ class Plan:
         self.quern.must(self.quern.lib.qn_run, self.handle, ctypes.byref(args), ctypes.c_void_p(self.workspace.data_ptr()),
                         ctypes.c_size_t(self.bytes), ctypes.byref(run))
 
+    def explain(self):
+        text = ctypes.create_string_buffer(1 << 16)
+        self.quern.lib.qn_plan_explain(self.handle, text, ctypes.c_size_t(len(text)))
+        return text.value.decode()
+
     def close(self):
         self.quern.lib.qn_plan_destroy(self.handle)
 
 
 class Quern:
-    def __init__(self, lib, cubins):
+    def __init__(self, lib, cubins, cache=None):
         self.lib = ctypes.CDLL(lib)
         self.lib.qn_plan_workspace_bytes.restype = ctypes.c_size_t
         self.lib.qn_plan_workspace_bytes.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]
@@ -102,6 +107,7 @@ class Quern:
         if options.size != ctypes.sizeof(options):
             raise RuntimeError(f"qn_ctx_options has {options.size} bytes, these scripts expect {ctypes.sizeof(options)}")
         options.cubin_dir = cubins.encode() if cubins else None
+        options.cache_dir = cache.encode() if cache else None
         self.must(self.lib.qn_ctx_create, ctypes.byref(options), ctypes.byref(self.ctx))
 
     def must(self, call, *arguments):
@@ -111,6 +117,9 @@ class Quern:
 
     def plan(self, text, rows):
         return Plan(self, text, rows)
+
+    def close(self):
+        self.lib.qn_ctx_destroy(self.ctx)
 
 
 def time_graph(call, copies, guess, total=20000):
