@@ -226,8 +226,10 @@ static void explain_and_doctor_tell(void **state)
 static void write_tuned(const char *text)
 {
     char path[128];
+    snprintf(path, sizeof path, "%s/a", folder);
+    mkdir(path, 0700); /* both may be there */
+    mkdir(cache, 0700);
     snprintf(path, sizeof path, "%s/tuned-cuts.txt", cache);
-    mkdir(cache, 0700); /* may be there */
     FILE *file = fopen(path, "w");
     assert_non_null(file);
     assert_true(fputs(text, file) >= 0);
