@@ -61,7 +61,8 @@ struct qn_kernel {
 typedef enum qn_chain_kind {
     QN_CHAIN_OPERATOR = 0, /* desc */
     QN_CHAIN_ADD,          /* out[0] += in[0], f32 */
-    QN_CHAIN_LOOKUP        /* out[0] = rows of the table in[0] by the ids in[1] */
+    QN_CHAIN_LOOKUP,       /* out[0] = rows of the table in[0] by the ids in[1] */
+    QN_CHAIN_KEEP          /* row position % R of out[0], F16 [R, ...], = rows of in[0], f32 */
 } qn_chain_kind;
 
 /* One step with its operands in device memory, of one row. What it computes is the operator's definition; how many
@@ -84,6 +85,9 @@ typedef struct qn_backend_chains {
                         qn_chain **out, int32_t *taken, qn_error *error);
     /* Enqueue. rows: of ADD and LOOKUP, else 1. No allocation, no synchronisation. */
     qn_status (*run)(const qn_chain *chain, int32_t rows, void *stream, qn_error *error);
+    /* Enqueue a KEEP of these rows at these positions in place of those it was made with. */
+    qn_status (*keep)(const qn_chain *chain, const qn_args *args, const int32_t *positions, void *stream,
+                      qn_error *error);
     void (*destroy)(const qn_ctx *ctx, qn_chain *chain);
 } qn_backend_chains;
 
