@@ -313,8 +313,7 @@ static void add_task(void *user, int64_t index, int32_t thread)
 
 static void add_rows(const qn_batch *b, const qn_step *step, const qn_row_range *rows)
 {
-    add_job job = {
-        .x = resolve(b, &step->out[0], rows), .y = resolve(b, &step->in[0], rows), .copies = step->copies};
+    add_job job = {.x = resolve(b, &step->out[0], rows), .y = resolve(b, &step->in[0], rows), .copies = step->copies};
     job.per_task = qn_max_i64(1, ADD_BYTES / (job.x.shape.dims[1] * (int64_t)sizeof(float) + 1));
     qn_parallel_for(&b->exec, qn_ceil_div(job.x.shape.dims[0], job.per_task), add_task, &job);
 }
@@ -354,12 +353,12 @@ static qn_status run_step(qn_batch *b, const qn_step *step, const qn_row_range *
     if (!step->plan && b->chains) {
         const qn_backend_chains *chains = b->model->device->chains;
         const qn_chain *chain = b->chains[1 + (step - b->model->steps)];
-        if (!is_recent(&step->out[0])) {
+        if (!is_recent(&step->out[0]) && !step->copies) {
             return chains->run(chain, rows->count, b->stream, error);
         }
         qn_args args;
         qn_batch_args(b, step, rows, &args);
-        return chains->keep(chain, &args, b->positions + rows->first, b->stream, error);
+        return chains->keep(chain, &args, step->copies ? NULL : b->positions + rows->first, b->stream, error);
     }
     if (!step->plan && is_recent(&step->out[0])) {
         keep_recent(b, step, rows);
@@ -395,7 +394,10 @@ void qn_batch_chain_step(const qn_batch *b, const qn_step *step, const qn_sessio
 {
     const qn_row_range row = {.count = 1, .session = session, .logits = b->logits};
     memset(out, 0, sizeof *out);
-    out->kind = step->plan ? QN_CHAIN_OPERATOR : is_recent(&step->out[0]) ? QN_CHAIN_KEEP : QN_CHAIN_ADD;
+    out->kind = step->plan                 ? QN_CHAIN_OPERATOR
+                : is_recent(&step->out[0]) ? QN_CHAIN_KEEP
+                : step->copies             ? QN_CHAIN_COPY
+                                           : QN_CHAIN_ADD;
     out->desc = step->plan ? qn_plan_desc(step->plan) : NULL;
     qn_batch_args(b, step, &row, &out->args);
     out->cached_in = bits_of(step->in, QN_MAX_IN, QN_PLACE_KEYS, QN_PLACE_VALUES);
