@@ -11,10 +11,12 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "exec/pool.h"
 #include "format/format.h"
 #include "model/batch.h"
 #include "model/device.h"
 
+#define FEW_ROWS 16    /* of a pass that reads weights faster than it computes */
 #define LOGITS_ROWS 32 /* rows of logits that are made together when they belong in different places */
 
 /* ---- making ---- */
@@ -349,6 +351,19 @@ void qn_batch_args(const qn_batch *b, const qn_step *step, const qn_row_range *r
     args->packed = step->packed;
 }
 
+/* Let threads that wait bring the weights of the next product closer. */
+static void say_next(const qn_batch *b, const qn_step *step, int64_t rows)
+{
+    const qn_model *model = b->model;
+    const qn_step *const end = model->steps + model->step_count;
+    const qn_step *next = step + 1;
+    while (next < end && !next->packed) {
+        next++;
+    }
+    const size_t bytes = rows <= FEW_ROWS && next < end ? qn_plan_pack_bytes(next->plan) : 0;
+    qn_exec_ahead(&b->exec, bytes ? next->packed : NULL, bytes);
+}
+
 static qn_status run_step(qn_batch *b, const qn_step *step, const qn_row_range *rows, qn_error *error)
 {
     if (!step->plan && b->chains) {
@@ -362,6 +377,9 @@ static qn_status run_step(qn_batch *b, const qn_step *step, const qn_row_range *
     if (!step->plan) {
         add_rows(b, step, rows);
         return QN_OK;
+    }
+    if (step->packed) {
+        say_next(b, step, rows->count);
     }
     qn_args args;
     qn_batch_args(b, step, rows, &args);

@@ -97,7 +97,7 @@ static size_t row_stride_of(const qn_panel_set *set, qn_panel_rows kind, int32_t
 }
 
 #define FEW_ROWS 16   /* a decode step: weights stream, one task a few panels */
-#define FEW_PANELS 16 /* at most */
+#define FEW_PANELS 8  /* at most */
 #define LEAST_TASKS 16
 
 typedef struct grid {
@@ -520,6 +520,29 @@ static void ask_for_outputs(const qn_panel_job *job, const block *b, int64_t row
     }
 }
 
+/* What finishing few rows reads beside their sums lies apart from the panels and is as seldom in the caches: asked for
+ * when the block begins. */
+static void ask_for_rest(const qn_panel_job *job, const block *b, const uint8_t *flags)
+{
+    const int64_t column = b->panel * QN_PANEL_COLS;
+    const int64_t columns = qn_min_i64(b->panels * QN_PANEL_COLS, job->n - column);
+    __builtin_prefetch(flags);
+    for (int64_t c = 0; c < columns; c += QN_PANEL_LINE / (int64_t)sizeof(float)) {
+        if (job->scaled && job->scale_b_step) {
+            __builtin_prefetch(job->scale_b + column + c);
+        }
+        if (job->bias) {
+            __builtin_prefetch(job->bias + column + c);
+        }
+        if (job->azp_adj) {
+            __builtin_prefetch(job->azp_adj + column + c);
+        }
+    }
+    for (int64_t r = 0; r < qn_min_i64(b->rows, OUT_AHEAD); r++) {
+        ask_for_outputs(job, b, b->row + r, column, columns);
+    }
+}
+
 /* Row r of what a call left (kernels/common/panel.h). */
 static qn_mm_sums sums_of_row(const qn_panel_call *call, int64_t group, int64_t r)
 {
@@ -583,6 +606,9 @@ static void block_task(void *user, int64_t index, int32_t thread)
     small_arrays *const s = small_of(job, &p->at, thread);
     const weights w = weights_of(p, &b, scratch, s);
     float *const sa = (float *)(void *)(scratch + p->at.scales);
+    if (b.rows <= FEW_ROWS) {
+        ask_for_rest(job, &b, w.flags);
+    }
     if (job->sa) {
         gather_scales(job, &b, sa);
     }
