@@ -161,11 +161,15 @@ typedef void (*qn_vq_turn_fn)(float *x, int64_t n, int64_t base, const float *mi
 
 typedef struct qn_vq_lattice_set {
     void (*mm)(const qn_vq_lattice_call *call);
-    qn_vq_digits_fn digits;
-    qn_vq_turn_fn turn;
 } qn_vq_lattice_set;
 
-extern const qn_vq_lattice_set qn_vq_lattice__avx512vnni;
+typedef struct qn_vq_lattice_rows {
+    qn_vq_digits_fn digits;
+    qn_vq_turn_fn turn;
+} qn_vq_lattice_rows;
+
+extern const qn_vq_lattice_set qn_vq_lattice__avx512vnni, qn_vq_lattice__amx;
+extern const qn_vq_lattice_rows qn_vq_lattice_rows__avx512vnni;
 
 extern const qn_vq_books_set qn_vq_books__scalar, qn_vq_books__avx2, qn_vq_books__avx512;
 
