@@ -18,9 +18,10 @@ enum {
     WIDE_THREADS = 128,
     WIDE_WAVES = 8, /* teams spread wide up to that many blocks a multiprocessor */
     PLAIN_THREADS = 128,
-    UNROLL = 4, /* segments of a team, one after the other, with all loads in flight; of silu's two loads */
-    SILU_UNROLL = 2,
-    DEPENDENT_BLOCKS = 32, /* up to here a launch gains from starting early; wider ones lost by it */
+    UNROLL = 4,         /* segments of a team, one after the other, with all loads in flight */
+    SHORT_UNROLL = 2,   /* of silu's two loads in rows that would leave a block too few threads, and of f32 */
+    SHORT_VECTORS = 768,
+    DEPENDENT_BLOCKS = 64, /* up to that many a multiprocessor, starting early gains; wider launches lose by it */
     MOST_GRID_X = 0x7fffffff,
     MOST_GRID_Y = 65535
 };
@@ -87,9 +88,17 @@ static shape_plan plan_shape(const qn_op_desc *desc)
     return p;
 }
 
-static int32_t unroll_of(const qn_op_desc *desc, int wide)
+static int32_t unroll_of(const qn_op_desc *desc, const shape_plan *p, int wide)
 {
-    return wide ? 1 : is_silu(desc) ? SILU_UNROLL : UNROLL;
+    const int heavy = is_silu(desc) && (p->k / PER < SHORT_VECTORS || desc->in[0].format == QN_F32);
+    return wide ? 1 : heavy ? SHORT_UNROLL : UNROLL;
+}
+
+/* As many blocks a multiprocessor as the registers of the segments in flight allow: f32 takes twice those of 16 bits. */
+static int32_t team_blocks(const qn_op_desc *desc, const shape_plan *p, int wide)
+{
+    const int32_t most = desc->in[0].format == QN_F32 && is_silu(desc) ? 5 : 6;
+    return wide ? 1 : unroll_of(desc, p, 0) == UNROLL ? 4 : most;
 }
 
 static int32_t x_format(const qn_op_desc *desc)
@@ -127,9 +136,8 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
         qn_cuda_define(&out[i], "X_FORMAT", x_format(desc));
         qn_cuda_define(&out[i], "TYPE", int8 ? QN_TYPE_INT8 : desc->attr[QN_ATTR_TYPE].i);
         qn_cuda_define(&out[i], "LANES", p.lanes);
-        qn_cuda_define(&out[i], "UNROLL", unroll_of(desc, i == WIDE));
-        /* as many blocks as the registers of two segments allow: f32 takes twice those of 16 bits */
-        qn_cuda_define(&out[i], "TEAM_BLOCKS", i == WIDE ? 1 : !silu ? 4 : desc->in[0].format == QN_F32 ? 5 : 6);
+        qn_cuda_define(&out[i], "UNROLL", unroll_of(desc, &p, i == WIDE));
+        qn_cuda_define(&out[i], "TEAM_BLOCKS", team_blocks(desc, &p, i == WIDE));
         qn_cuda_define(&out[i], "ITEMS", i == WIDE ? p.wide_items : p.items);
         qn_cuda_define(&out[i], "THREADS", i == WIDE ? p.wide_threads : p.threads);
         qn_cuda_define(&out[i], "ASYMMETRIC", (silu || int8) && !desc->attr[QN_ATTR_SYMMETRIC].i);
@@ -228,7 +236,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     const int64_t full = p.lanes ? qn_ceil_div(a.m * qn_ceil_div(vectors, TEAM_THREADS), WIDE_WAVES) : a.m;
     const int wide = fast && p.wide && full < run->device->sms;
     if (fast && p.lanes) { /* as many blocks a row as full ones would be, all of about the same size */
-        const int64_t unroll = unroll_of(desc, wide), threads = wide ? WIDE_THREADS : TEAM_THREADS;
+        const int64_t unroll = unroll_of(desc, &p, wide), threads = wide ? WIDE_THREADS : TEAM_THREADS;
         const int64_t blocks = qn_ceil_div(vectors, threads * unroll);
         g.block[0] = (uint32_t)(qn_ceil_div(qn_ceil_div(vectors, blocks * unroll), 32) * 32);
         g.grid[1] = (uint32_t)qn_ceil_div(vectors, (int64_t)g.block[0] * unroll);
@@ -238,7 +246,8 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         g.block[0] = PLAIN_THREADS;
         g.grid[1] = (uint32_t)qn_min_i64(p.segments, MOST_GRID_Y);
     }
-    g.dependent = run->device->major >= 9 && (int64_t)g.grid[0] * g.grid[1] <= DEPENDENT_BLOCKS;
+    g.dependent = run->device->major >= 9 && 
+                  (int64_t)g.grid[0] * g.grid[1] <= (int64_t)run->device->sms * DEPENDENT_BLOCKS;
     return qn_cuda_launch(run, wide ? WIDE : fast ? FAST : PLAIN, &g, arguments, error);
 }
 
