@@ -62,7 +62,7 @@ class Tuner:
                 with open(path, "w", encoding="utf-8") as file:
                     file.write(f"{self.name} | {n} {k} {m} | {cut}\n")
             try:
-                q = Quern(self.options.lib, self.options.cubins, folder)
+                q = Quern(self.options.lib, self.options.cubins, cache=folder)
                 plan = q.plan(f"block_scaled_mm m={m} n={n} k={k}", m)
             except RuntimeError as failure:
                 print(f"# {cut}: {str(failure)[:100]}", file=sys.stderr)

@@ -10,7 +10,7 @@
  *   device.c    memory, streams, events and graphs for callers without CUDA code
  *   ceiling.c   what the device reaches
  *   vq_device.c the device and its sources for the generator (src/vq)
- *   chain.c     neighbouring steps of a model as few launches
+ *   chain.c     neighbouring steps of a model as few launches; chain_kv.c those that keep keys and values
  *   run_*.c     families: which programs a descriptor needs and how to launch them; tiles.c: what products share
  *
  * A family is a table of qn_kernel rows whose impl is a qn_cuda_impl and whose
@@ -119,7 +119,7 @@ void qn_cuda_pop(const qn_cuda *cuda);
 
 /* ---- programs ---- */
 
-#define QN_CUDA_PROGRAMS 12 /* most that a plan may have */
+#define QN_CUDA_PROGRAMS 16 /* most that a plan may have */
 
 /* One kernel function to be compiled: the fixed body with these parameters before it. */
 typedef struct qn_cuda_program {
@@ -127,6 +127,7 @@ typedef struct qn_cuda_program {
     const char *entry;     /* extern "C" name in it */
     int32_t shared_bytes;  /* dynamic shared memory it is launched with at most; 0: none */
     int32_t wide_clusters; /* clusters of more than 8 blocks */
+    int32_t cluster, threads; /* where the plan must know how many clusters of that size run at a time; 0: need not */
     char params[512];      /* "#define NAME value" lines (qn_cuda_define) */
 } qn_cuda_program;
 
@@ -136,6 +137,7 @@ void qn_cuda_define(qn_cuda_program *program, const char *name, int64_t value);
 typedef struct qn_cuda_function {
     cu_function handle;
     int32_t registers, local_bytes; /* a thread's; local memory means spills */
+    int32_t clusters;               /* of the program's size at a time; 0: not known */
 } qn_cuda_function;
 
 /* A run, as a family's launch sees it. functions[i] belongs to programs()'s i. */
@@ -267,7 +269,8 @@ typedef struct qn_cuda_family {
 
 extern const qn_cuda_family qn_cuda_quantize_family, qn_cuda_block_scaled_mm_family,
     qn_cuda_grouped_block_scaled_mm_family, qn_cuda_scaled_mm_family, qn_cuda_mm_family, qn_cuda_activation_family,
-    qn_cuda_fp4_family, qn_cuda_fp4_mm_family, qn_cuda_vq_family, qn_cuda_vq_kv_family, qn_cuda_vq_dequantize_family;
+    qn_cuda_fp4_family, qn_cuda_fp4_mm_family, qn_cuda_vq_family, qn_cuda_vq_kv_family, qn_cuda_vq_dequantize_family,
+    qn_cuda_scaled_attention_family;
 
 extern const qn_backend_chains qn_cuda_chains;
 
