@@ -5,7 +5,8 @@
  * A persistent grid, one block a multiprocessor, walks output tiles of BM x BN. Warp 0 keeps a ring of
  * STAGES k-blocks filled by bulk tensor copies, warp 1 another with scales, GROUPS warpgroups multiply: each owns
  * BM / GROUPS rows, sums one k-block in the tensor core and then adds it, scaled, to sums in registers; while one
- * promotes, the other multiplies (with one product a k-block they take turns, else they run as they come: measured). Blocks of a cluster take neighbouring tiles of a row and share A.
+ * promotes, the other multiplies (with one product a k-block they take turns, else they run as they come: measured).
+ * Blocks of a cluster take neighbouring tiles of a row and share A.
  * The work list, the ring and the way out are in tiles.h. Tiles of 256 x 96 or 128 x 128 with two products of a
  * warpgroup under way were tried against those below: 5 to 17 % slower.
  * One output element is the same chain of operations whatever the tile, M or its neighbours.
@@ -70,8 +71,8 @@
 #define STEPS (BN / COLUMN_STEP)               /* parts of a tile with one scale of b each */
 #define SCALES_B ((128 - COLUMN_STEP + BN - 1) / 128 + 1)
 #define D_BYTES (STORE ? BM * BN * 2 : 0) /* of a tile on its way out */
-/* Scales come SCALE_BLOCKS k-blocks at a time, 16 bytes a row of a and of b where these lie so: one by one they would be
- * a sector of L2 each. They have a ring of their own. */
+/* Scales come SCALE_BLOCKS k-blocks at a time, 16 bytes a row of a and of b where these lie so: one by one they would
+ * be a sector of L2 each. They have a ring of their own. */
 #define SCALE_BLOCKS 4
 #define SCALE_STAGES 2
 #define SCALE_BYTES ((BM + 4) * SCALE_BLOCKS * 4) /* of a stage: rows of a, then those of b */

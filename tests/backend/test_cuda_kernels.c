@@ -428,7 +428,7 @@ static void run_cut(qn_cuda *cuda, const char *text, int32_t strip, const int32_
     cuda->device.sms = sms ? sms : kept.sms;
     const qn_kernel *kernel;
     for (int32_t i = 0; (kernel = qn_backend_cuda_row.kernel_at(i)); i++) {
-        if (kernel->op == desc.op && kernel->impl && kernel->sums == QN_SUMS_FP8_MMA && !kernel->accepts(kernel, &desc)) {
+        if (kernel->op == desc.op && kernel->sums == QN_SUMS_FP8_MMA && !kernel->accepts(kernel, &desc)) {
             run_case(kernel, text, &desc);
         }
     }
@@ -465,10 +465,10 @@ static void every_cut_agrees(void **state)
         {"block_scaled_mm m=100 n=392 k=656", 1, {2, 2, 2, 1, 6, 1, 1, 0}},
         {"block_scaled_mm m=10 n=392 k=656", 1, {2, 2, 3, 2, 4, 2, 2, 0}},
     };
-    static const char *const groups[] = {"grouped_block_scaled_mm m=900 n=392 k=272 e=3",
-                                         "grouped_block_scaled_mm m=600 n=136 k=656 e=2 out=f16",
-                                         "grouped_block_scaled_mm m=300 n=392 k=272 e=3 layout=masked",
-                                         "grouped_block_scaled_mm m=200 n=520 k=656 e=2 layout=masked scale_layout=col"};
+    static const char *const groups[] = {
+        "grouped_block_scaled_mm m=900 n=392 k=272 e=3", "grouped_block_scaled_mm m=600 n=136 k=656 e=2 out=f16",
+        "grouped_block_scaled_mm m=300 n=392 k=272 e=3 layout=masked",
+        "grouped_block_scaled_mm m=200 n=520 k=656 e=2 layout=masked scale_layout=col"};
     static const int32_t cards[] = {0, 1, 5};
     qn_cuda *cuda;
     qn_error error = {0};

@@ -1,5 +1,5 @@
-/* Host side of block_scaled_mm on Hopper. A plan has a cut for few rows at each of several heights, a strip or one row of
- * tiles; tiles for many rows; and a plain kernel for operands that the bulk copies cannot take. The run picks by M and
+/* Host side of block_scaled_mm on Hopper. A plan has a cut for few rows at each of several heights, a strip or one row
+ * of tiles; tiles for many rows; and a plain kernel for operands that the bulk copies cannot take. The run picks by M and
  * alignment. What the kernels expect, and which cut is best where, is the host contract at the top of each source;
  * measured exceptions are data/tuned-cuts.txt.
  *

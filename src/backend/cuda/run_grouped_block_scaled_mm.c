@@ -205,8 +205,8 @@ static qn_status launch_strips(const qn_cuda_run *run, operands *o, qn_error *er
     return qn_cuda_launch(run, STRIPS + height, &g, arguments, error);
 }
 
-/* The tile of the least estimated time where every group has its share of the rows, or two thirds of the most, and wastes
- * half a tile. Of masked groups lower than a tall tile, whole products are left out. Measured beside the estimate: tall
+/* The tile of the least estimated time where every group has its share of the rows, or two thirds of the most, and
+ * wastes half a tile. Of masked groups lower than a tall tile, whole products are left out. Measured beside the estimate: tall
  * tiles stored by boxes are never the best, wide ones gain where groups are masked. */
 static int32_t choose_tile(const qn_cuda_run *run, const operands *o, int may_store)
 {

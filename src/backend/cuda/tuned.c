@@ -3,8 +3,8 @@
  *   DEVICE | N K M | tile BM BN STORE
  *   DEVICE | N K M | strip GROUPS PAIR SPLIT UNROLL STAGES OCCUPANCY PARTS LATE
  *
- * with the parameters of block_scaled_mm.cu and block_scaled_mm_skinny.cu; empty lines and those that begin with # count
- * for nothing. Other devices' lines are checked too. */
+ * with the parameters of block_scaled_mm.cu and block_scaled_mm_skinny.cu; empty lines and those that begin with #
+ * count for nothing. Other devices' lines are checked too. */
 #include "backend/cuda/tuned.h"
 
 #include <stdio.h>

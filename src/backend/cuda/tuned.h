@@ -1,5 +1,5 @@
-/* Tuned overrides: for a device, N and K, which of the candidate cuts of block_scaled_mm measurements chose for how many
- * rows. Texts: data/tuned-cuts.txt, which the build embeds, and a file of that name in the cache folder, whose entries
+/* Tuned overrides: for a device, N and K, which of the candidate cuts of block_scaled_mm measurements chose for how
+ * many rows. Texts: data/tuned-cuts.txt, which the build embeds, and a file of that name in the cache folder, whose entries
  * come first. Read once, when a context's device is opened (load.c); used by run_block_scaled_mm.c. */
 #ifndef QN_BACKEND_CUDA_TUNED_H
 #define QN_BACKEND_CUDA_TUNED_H
