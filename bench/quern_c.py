@@ -72,7 +72,7 @@ def view_of(tensor, format):
 class Plan:
     """A plan with its workspace for that many rows, and its descriptor and results' shapes."""
 
-    def __init__(self, quern, text, rows):
+    def __init__(self, quern, text, rows, kernel=None):
         self.quern, self.handle = quern, ctypes.c_void_p()
         self.desc, self.out, options = Desc(), (Shape * MAX_OUT)(), PlanOptions()
         quern.must(quern.lib.qn_op_desc_parse, text.encode(), ctypes.byref(self.desc))
@@ -81,6 +81,7 @@ class Plan:
         if options.size != ctypes.sizeof(options):
             raise RuntimeError(f"qn_plan_options has {options.size} bytes, these scripts expect {ctypes.sizeof(options)}")
         options.backend = quern.backend
+        options.kernel = kernel.encode() if kernel else None
         quern.must(quern.lib.qn_plan_create, quern.ctx, ctypes.byref(self.desc), ctypes.byref(options),
                    ctypes.byref(self.handle))
         self.bytes = quern.lib.qn_plan_workspace_bytes(self.handle, rows, quern.threads)
@@ -141,8 +142,8 @@ class Quern:
         if call(*arguments, ctypes.byref(error)) != 0:
             raise RuntimeError(error.text.decode())
 
-    def plan(self, text, rows):
-        return Plan(self, text, rows)
+    def plan(self, text, rows, kernel=None):
+        return Plan(self, text, rows, kernel)
 
 
 def time_graph(call, copies, guess, total=20000):
