@@ -108,15 +108,16 @@ void qn_cuda_pop(const qn_cuda *cuda);
 
 /* ---- programs ---- */
 
-#define QN_CUDA_PROGRAMS 12 /* most that a plan may have */
+#define QN_CUDA_PROGRAMS 16 /* most that a plan may have */
 
 /* One kernel function to be compiled: the fixed body with these parameters before it. */
 typedef struct qn_cuda_program {
-    const char *source;    /* file under kernels/cuda/ */
-    const char *entry;     /* extern "C" name in it */
-    int32_t shared_bytes;  /* dynamic shared memory it is launched with at most; 0: none */
-    int32_t wide_clusters; /* clusters of more than 8 blocks */
-    char params[512];      /* "#define NAME value" lines (qn_cuda_define) */
+    const char *source;       /* file under kernels/cuda/ */
+    const char *entry;        /* extern "C" name in it */
+    int32_t shared_bytes;     /* dynamic shared memory it is launched with at most; 0: none */
+    int32_t wide_clusters;    /* clusters of more than 8 blocks */
+    int32_t cluster, threads; /* where the plan must know how many clusters of that size run at a time; 0: need not */
+    char params[512];         /* "#define NAME value" lines (qn_cuda_define) */
 } qn_cuda_program;
 
 /* Add "#define name value" to a program. */
@@ -125,6 +126,7 @@ void qn_cuda_define(qn_cuda_program *program, const char *name, int64_t value);
 typedef struct qn_cuda_function {
     cu_function handle;
     int32_t registers, local_bytes; /* a thread's; local memory means spills */
+    int32_t clusters;               /* of the program's size at a time; 0: not known */
 } qn_cuda_function;
 
 /* A run, as a family's launch sees it. functions[i] belongs to programs()'s i. */
