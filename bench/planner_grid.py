@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""How good the choice of the VQ generator is: vq_mm over a grid of formats and shapes, every rung of the ladder beside `auto`.
+"""How good the choice of the planner is: vq_mm over a grid of formats and shapes, every rung of the ladder beside `auto`; on
+the CPU, whose kernels are not generated, every kernel of the processor that takes the format.
 
     bench/planner_grid.py --lib build/gpu/libquern.so [--cubins FOLDER] >grid.jsonl            # a GPU; needs PyTorch
-    bench/planner_grid.py --lib build/release/libquern.so --threads 2 --memory 700 >grid.jsonl # the CPU
+    bench/planner_grid.py --lib build/release/libquern.so --threads 2 --most 20000000 --rounds 3 >grid.jsonl # the CPU
     bench/planner_grid.py --ladder ...           # not the grid: the paper's formats with 1 and 16 rows
     bench/planner_grid.py --list                 # the cases alone
     bench/planner_grid.py --summary grid.jsonl   # how many are within 5 % of the best rung, and those that are not
@@ -36,6 +37,10 @@ FORMATS = {
     "quip-3": " format=quip_e8p codebook=E8P12RVQ3B",
     "quip-4": " format=quip_e8p codebook=E8P12RVQ4B",
 }
+CPU_FORMATS = {"vptq-2": " format=vptq num_centroids=256 num_res_centroids=256 res_centroids.weight=1 weight_scale=1"}
+CPU_KERNELS = ["avx512vnni_1x128_sums", "amx_16x16_tiles", "avx512vnni_4x16_tiles", "amx_16x16_lattice",
+               "avx512vnni_4x16_lattice", "avx512_4x4_books", "avx2_4x2_books"]
+CPU_SHAPES = [(64, 576), (192, 576), (576, 576), (1536, 576), (576, 1536), (32, 4096), (128, 4096), (320, 960)]
 SHAPES = [(1024, 4096), (4096, 4096), (6144, 4096), (11008, 4096), (14336, 4096), (4096, 11008), (4096, 14336), (5120, 5120),
           (8192, 8192), (13824, 5120), (1536, 8960), (2560, 6912), (28672, 8192), (8192, 28672)]
 ROWS = [1, 2, 4, 8, 16, 32, 64]
@@ -46,10 +51,11 @@ WIDE = (12, 13)  # i16, u16
 BYTES = {F32: 4, F16: 2, BF16: 2, I8: 1, U8: 1, 12: 2, 13: 2, 14: 4, 15: 4, 16: 8, 17: 8}
 
 
-def grid(count, most):
+def grid(count, most, cpu):
     """So many of all combinations of at most `most` weights, the same every time."""
     draw, chosen = random.Random(5), []
-    every = [(f, m, n, k) for f in FORMATS for m in ROWS for n, k in SHAPES if n * k <= most]
+    formats, shapes = {**FORMATS, **CPU_FORMATS} if cpu else FORMATS, CPU_SHAPES + SHAPES if cpu else SHAPES
+    every = [(f, m, n, k) for f in formats for m in ROWS for n, k in shapes if n * k <= most]
     weights = [WEIGHT_OF_ONE if c[1] == 1 else 1 for c in every]
     while every and len(chosen) < count:
         i = draw.choices(range(len(every)), weights)[0]
@@ -60,7 +66,15 @@ def grid(count, most):
 
 def text_of(case, level):
     format, m, n, k = case
-    return f"vq_mm m={m} n={n} k={k}" + FORMATS[format] + ("" if level == "auto" else f" level={level}")
+    rung = f" level={level}" if level in LEVELS[:-1] else ""
+    more = f" out_features={n} in_features={k}" if format in CPU_FORMATS else ""
+    return f"vq_mm m={m} n={n} k={k}" + {**FORMATS, **CPU_FORMATS}[format] + more + rung
+
+
+def kernel_of(case, level):
+    """The name of a CPU kernel; None: the plan chooses."""
+    word = {"g": "gptvq", "q": "quip_e8p", "v": "vptq", "a": "aqlm"}[case[0][0]]
+    return f"qn_vq_mm_fp_{word}_fp__{level}" if level in CPU_KERNELS else None
 
 
 def elements(shape):
@@ -161,7 +175,7 @@ class Operands:
 
 
 def time_calls(plan, turns, seconds):
-    """Median of single calls, on the host's clock."""
+    """The least of single calls, on the host's clock: other work only makes a call longer."""
     times, i, end = [], 0, time.perf_counter() + seconds
     plan.run(turns[0])
     while len(times) < 5 or time.perf_counter() < end:
@@ -169,26 +183,33 @@ def time_calls(plan, turns, seconds):
         before = time.perf_counter()
         plan.run(turns[i])
         times.append((time.perf_counter() - before) * 1e6)
-    return statistics.median(times)
+    return min(times)
 
 
 def measure(q, case, options):
-    operands, us = None, {}
+    operands, us, chosen = None, {}, None
     for pass_ in range(options.rounds):
-        for level in options.levels.split(","):
+        for level in options.levels.split(",") if q.backend == CUDA else ["auto"] + CPU_KERNELS:
             try:
-                plan = q.plan(text_of(case, level), case[1])
+                plan = q.plan(text_of(case, level), case[1], kernel_of(case, level))
             except RuntimeError as error:
-                if pass_ == 0:
+                if pass_ == 0 and q.backend == CUDA:
                     print(f"{text_of(case, level)}: {error}", file=sys.stderr)
                 continue
             operands = operands or Operands(q, plan, options.skew, options.memory << 20)
             if q.backend == CUDA:
                 t = time_graph(lambda i: plan.run(operands.turns[i]), len(operands.turns), 20, options.seconds * 1e6)
             else:
+                kernel = q.lib.qn_plan_kernel(plan.handle).decode()
+                if level == "auto": # which of the kernels that is; they are timed by name
+                    chosen = kernel.split("__")[1]
+                    plan.close()
+                    continue
                 t = time_calls(plan, operands.packed(q, plan), options.seconds)
             us[level] = min(t, us.get(level, t))
             plan.close()
+    if q.backend != CUDA:
+        us["auto"] = us[chosen]
     rungs = {level: t for level, t in us.items() if level != "auto"}
     row = {"case": text_of(case, "auto"), "format": case[0], "m": case[1], "n": case[2], "k": case[3],
            "us": {level: round(t, 2) for level, t in us.items()}}
@@ -201,7 +222,7 @@ def measure(q, case, options):
 def summary(path):
     rows = [r for r in map(json.loads, open(path, encoding="utf-8")) if "auto_over_best" in r]
     good = [r for r in rows if r["auto_over_best"] <= 1.05]
-    print(f"{len(good)} of {len(rows)} cases ({100 * len(good) / max(len(rows), 1):.1f} %) within 5 % of the best rung")
+    print(f"{len(good)} of {len(rows)} cases ({100 * len(good) / max(len(rows), 1):.1f} %) within 5 % of the best")
     for r in sorted(rows, key=lambda r: -r["auto_over_best"]):
         if r["auto_over_best"] > 1.05:
             print(f"  {r['auto_over_best']:6.3f}  {r['case']}: auto {r['us']['auto']}, {r['best']} {r['us'][r['best']]}")
@@ -224,12 +245,13 @@ def main():
     parser.add_argument("--seconds", type=float, default=0.001, help="of a graph's calls, or of timing a rung on the CPU")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--ladder", action="store_true")
+    parser.add_argument("--skip", type=int, default=0, help="cases to leave out at the front")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--summary", metavar="FILE")
     options = parser.parse_args()
     if options.summary:
         return summary(options.summary)
-    cases = [c for c in (LADDER if options.ladder else grid(options.cases, options.most)) if options.only in text_of(c, "auto")]
+    cases = [c for c in (LADDER if options.ladder else grid(options.cases, options.most, options.threads > 0)) if options.only in text_of(c, "auto")]
     if options.list:
         return print("\n".join(text_of(c, "auto") for c in cases))
     if not options.lib:
@@ -237,7 +259,7 @@ def main():
     if options.threads == 0 and torch is None:
         sys.exit("planner_grid: skipped, PyTorch is not installed")
     q = Quern(options.lib, options.cubins, options.threads)
-    for case in cases:
+    for case in cases[options.skip:]:
         print(json.dumps(measure(q, case, options)), flush=True)
 
 

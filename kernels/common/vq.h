@@ -10,6 +10,8 @@
 #include <stdint.h>
 
 #define QN_VQ_BOOKS 64
+#define QN_VQ_VECTOR 256 /* elements of a vector at most */
+#define QN_VQ_ACROSS 16 /* elements of a vector that lies across rows, at most: of longer ones a part */
 #define QN_VQ_STREAM_PAD 8 /* bytes readable past a stream's last code */
 
 typedef struct qn_vq_run {
@@ -24,8 +26,12 @@ typedef struct qn_vq_run {
 /* out[groups * vector]: sums of the books' vectors in their order, f32. */
 typedef void (*qn_vq_decode_fn)(const qn_vq_run *run, float *out);
 
+/* The same for vectors that lie across rows of weights: element j of group g to out[j * stride + g], j < run->vector. */
+typedef void (*qn_vq_decode_across_fn)(const qn_vq_run *run, float *out, int64_t stride);
+
 typedef struct qn_vq_books_set {
     qn_vq_decode_fn decode;
+    qn_vq_decode_across_fn across;
 } qn_vq_books_set;
 
 /* Tiles: gptvq by exact integers. A tile of weights is 256 columns of K by a panel of 16 rows of w (columns of the

@@ -22,7 +22,7 @@
  *   Launch
  *     block 128 * GROUPS + 64, cluster {PAIR * SPLIT, 1, 1},
  *     grid {ceil(N / (64 * GROUPS * PAIR)) * PAIR * SPLIT, 1, 1}; for groups any, OCCUPANCY * multiprocessors
- *     dynamic shared memory = 1032 + STAGES * (UNROLL * (8192 * GROUPS + 128 * ROWS + 4 * (ROWS + 4)) + 16),
+ *     dynamic shared memory = 1032 + STAGES * (UNROLL * (8192 * GROUPS + 128 * ROWS + 4 * (ROWS + 4)) + 24),
  *     at most 232448 / OCCUPANCY - 512; for groups 4 * ROWS * (64 * GROUPS + 4) more
  *   Limits: K >= 1, N >= 1.
  *   Choice: ROWS = 8, 16, 32, 64 or 128, the least not below M. No SPLIT where a quarter of the strips fills the card,
@@ -111,7 +111,7 @@ DEV void place_on(place *at)
 }
 
 typedef struct rings {
-    u32 tiles, sums, scales, full, empty, finished;
+    u32 tiles, sums, scales, full, empty, read, finished;
 } rings;
 
 DEV void load_weights(const problem *p, const rings *ring, const tensor_map *b_map, u32 stage, int i)
@@ -158,7 +158,7 @@ DEV void load_scales(const problem *p, const rings *ring, place *at, int m, u32 
     const float *a = p->scale_a + (m + (i64)lane) * p->scale_a_row;
     const float *b = b_valid ? p->scale_b + b_row * p->scale_b_row : p->scale_b;
     for (int i = 0; i < p->count; i += UNROLL) {
-        barrier_wait(ring->empty + 8 * at->stage, at->parity);
+        barrier_wait(ring->read + 8 * at->stage, at->parity);
         for (int u = 0; u < UNROLL && i + u < p->count; u++) {
             const int kb = block_at(p, i + u);
             const u32 to = ring->scales + (at->stage * UNROLL + u) * (SCALES * 4) + lane * 4;
@@ -197,9 +197,7 @@ DEV void cursor_on(cursor *c, int last)
 DEV void begin_product(const rings *ring, cursor *c, int last, float *part, u32 group)
 {
     const u32 tiles = ring->tiles + c->at.stage * STAGE_BYTES;
-    if (c->block == 0) {
-        barrier_wait(ring->full + 8 * c->at.stage, c->at.parity);
-    }
+    barrier_wait(ring->full + 8 * c->at.stage, c->at.parity);
     const u64 b = wgmma_operand(tiles + (u32)c->block * B_BYTES + group * (64 * 128));
     const u64 a = wgmma_operand(tiles + UNROLL * B_BYTES + (u32)c->block * A_BYTES);
     wgmma_fence();
@@ -216,7 +214,7 @@ DEV void end_product(const problem *p, const rings *ring, cursor *c, int last, f
                      u32 scale_b, u32 lane)
 {
     const u32 scales = ring->scales + (c->at.stage * UNROLL + (u32)c->block) * (SCALES * 4);
-    const u32 empty = ring->empty + 8 * c->at.stage;
+    const u32 empty = ring->empty + 8 * c->at.stage, read = ring->read + 8 * c->at.stage;
     const float sb = load_shared_f32(scales + scale_b);
 #pragma unroll
     for (int j = 0; j < ROWS / 8; j++) {
@@ -229,6 +227,7 @@ DEV void end_product(const problem *p, const rings *ring, cursor *c, int last, f
     }
     cursor_on(c, last);
     if (c->block == 0) {
+        barrier_arrive(read);
         __syncwarp();
 #if PAIR > 1
         if (lane < PAIR) {
@@ -280,6 +279,7 @@ DEV void multiply(const problem *p, const rings *ring, place *at, u32 group, u32
         }
     }
 #else
+#pragma unroll 1 /* unrolled, the compiler lets the products wait for each other */
     for (int i = 0; i <= last; i++) {
         float part[SUMS];
         BEGIN(part, i);
@@ -441,7 +441,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
     ring.scales = ring.tiles + STAGES * STAGE_BYTES + SUMS_BYTES;
     ring.full = ring.scales + STAGES * UNROLL * SCALES * 4;
     ring.empty = ring.full + STAGES * 8;
-    ring.finished = ring.empty + STAGES * 8;
+    ring.read = ring.empty + STAGES * 8;
+    ring.finished = ring.read + STAGES * 8;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
     const int blocks = (k + 127) / 128;
@@ -475,6 +476,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
             for (u32 i = 0; i < STAGES; i++) {
                 barrier_init(ring.full + 8 * i, 1 + 32);
                 barrier_init(ring.empty + 8 * i, CONSUMERS / 32 * PAIR);
+                barrier_init(ring.read + 8 * i, CONSUMERS);
             }
             barrier_init(ring.finished, CONSUMERS);
             barrier_init_fence();
