@@ -95,9 +95,9 @@ class Tuner:
             us = self.measure(m, n, k, cut, sets)
             if us:
                 found.append((us, cut))
-        for us, cut in sorted(found)[:3]:
-            found.append((min(us, self.measure(m, n, k, cut, sets)), cut))
-        us, cut = min(found[-3:])
+        if not found:
+            return
+        us, cut = min((min(us, self.measure(m, n, k, cut, sets)), cut) for us, cut in sorted(found)[:3])
         print(f"# {m} rows of {n} x {k}: chosen {plain:.2f} us, {cut} {us:.2f} us", file=sys.stderr, flush=True)
         if plain >= self.options.gain * us:
             print(f"{self.name} | {n} {k} {m} | {cut}", flush=True)

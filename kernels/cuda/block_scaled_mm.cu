@@ -5,7 +5,7 @@
  * A persistent grid, one block a multiprocessor, walks output tiles of BM x BN. Warp 0 keeps a ring of
  * STAGES k-blocks filled by bulk tensor copies, warp 1 another with scales, GROUPS warpgroups multiply: each owns
  * BM / GROUPS rows, sums one k-block in the tensor core and then adds it, scaled, to sums in registers; while one
- * promotes, the other multiplies. Blocks of a cluster take neighbouring tiles of a row and share A.
+ * promotes, the other multiplies (with one product a k-block they take turns, else they run as they come: measured). Blocks of a cluster take neighbouring tiles of a row and share A.
  * The work list, the ring and the way out are in tiles.h. Tiles of 256 x 96 or 128 x 128 with two products of a
  * warpgroup under way were tried against those below: 5 to 17 % slower.
  * One output element is the same chain of operations whatever the tile, M or its neighbours.
@@ -16,7 +16,7 @@
  *     BN      columns of a tile: a multiple of 16, at most 192; at most 128 where BM = 128 GROUPS or PARTS = 2
  *     STAGES  k-blocks in flight
  *     CLUSTER 1 or 2 blocks sharing A
- *     GROUPS  2 (3 compiles, and spills)
+ *     GROUPS  2, or 1 with BM = 64
  *     PARTS   products in flight in a warpgroup: 1, or 2 with BM = 64 GROUPS and one matrix
  *     STORE   1: tiles leave through the copy engine: OUT 0 or 1, BN a multiple of 64, d as its map below asks;
  *             0: lanes store, d of any alignment
@@ -41,14 +41,8 @@
  *     cluster {CLUSTER, 1, 1}; may be launched with programmatic stream serialization
  *     dynamic shared memory = 1024 + STORE * BM * BN * 2 + STAGES * (128 * (BM + BN) + 16) + 32 * (BM + 5) <= 232448
  *   Limits: K >= 1, N >= 1, M and N below 2^31.
- *   Choice of tile (BM BN STAGES CLUSTER GROUPS PARTS STORE): the least of
- *     ceil(ceil(M/BM) * ceil(N/BN) / multiprocessors) * BM * BN / weight over
- *       256 128 3 c 2 1 1  weight 1.00, c = 2 above 3 rounds of tiles, else 1
- *       128 192 4 1 2 1 1  weight 1.00
- *       128 160 6 1 2 1 0  weight 0.92
- *     Where d allows no STORE, or OUT is 2: the same with STORE 0 and STAGES 4, 5, 6.
- *     65 to 128 rows (one row of tiles): 128 192 5 1 2 1 0 if it fills one round, 128 128 6 1 2 2 0 if two rounds of it
- *     do, 128 64 9 1 2 2 0 for K <= 4096; for longer K block_scaled_mm_skinny.cu with ROWS 128. */
+ *   Choice of tile: src/backend/cuda/tiles.c and run_block_scaled_mm.c; measured exceptions: data/tuned-cuts.txt. Four
+ *     stages reach further than three with room for stores by boxes where K is long. */
 #ifndef BAND
 #define BAND (2048 / BM)
 #endif

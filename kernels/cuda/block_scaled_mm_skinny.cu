@@ -209,13 +209,17 @@ DEV void begin_product(const rings *ring, cursor *c, int last, float *part, u32 
     cursor_on(c, last);
 }
 
+DEV u32 scales_at(const rings *ring, const cursor *c)
+{
+    return ring->scales + (c->at.stage * UNROLL + (u32)c->block) * (SCALES * 4);
+}
+
 /* Adds a finished product, scaled; gives the stage back after its last. */
 DEV void end_product(const problem *p, const rings *ring, cursor *c, int last, float *sums, const float *part,
-                     u32 scale_b, u32 lane)
+                     float sb, u32 lane)
 {
-    const u32 scales = ring->scales + (c->at.stage * UNROLL + (u32)c->block) * (SCALES * 4);
+    const u32 scales = scales_at(ring, c);
     const u32 empty = ring->empty + 8 * c->at.stage, read = ring->read + 8 * c->at.stage;
-    const float sb = load_shared_f32(scales + scale_b);
 #pragma unroll
     for (int j = 0; j < ROWS / 8; j++) {
         const float2 sa = load_shared_f32x2(scales + (8 * j + 2 * (lane % 4)) * 4);
@@ -253,7 +257,12 @@ DEV void multiply(const problem *p, const rings *ring, place *at, u32 group, u32
     }
     cursor ahead = {*at, 0}, behind = {*at, 0};
 #define BEGIN(which, i) begin_product(ring, &ahead, (i) == last, which, group)
-#define END(which, i) end_product(p, ring, &behind, (i) == last, sums, which, scale_b, lane)
+#define END(which, i, pending)                                                                                        \
+    do {                                                                                                              \
+        const float sb = load_shared_f32(scales_at(ring, &behind) + scale_b);                                         \
+        WGMMA_WAIT(pending);                                                                                          \
+        end_product(p, ring, &behind, (i) == last, sums, which, sb, lane);                                            \
+    } while (0)
 #if PARTS == 2
     if (last >= 0) {
         float even[SUMS], odd[SUMS];
@@ -261,21 +270,16 @@ DEV void multiply(const problem *p, const rings *ring, place *at, u32 group, u32
         BEGIN(even, 0);
         for (; i < last; i += 2) {
             BEGIN(odd, i);
-            WGMMA_WAIT(1);
-            END(even, i - 1);
+            END(even, i - 1, 1);
             BEGIN(even, i + 1);
-            WGMMA_WAIT(1);
-            END(odd, i);
+            END(odd, i, 1);
         }
         if (i == last) {
             BEGIN(odd, i);
-            WGMMA_WAIT(1);
-            END(even, i - 1);
-            WGMMA_WAIT(0);
-            END(odd, i);
+            END(even, i - 1, 1);
+            END(odd, i, 0);
         } else {
-            WGMMA_WAIT(0);
-            END(even, i - 1);
+            END(even, i - 1, 0);
         }
     }
 #else
@@ -283,8 +287,7 @@ DEV void multiply(const problem *p, const rings *ring, place *at, u32 group, u32
     for (int i = 0; i <= last; i++) {
         float part[SUMS];
         BEGIN(part, i);
-        WGMMA_WAIT(0);
-        END(part, i);
+        END(part, i, 0);
     }
 #endif
     *at = behind.at;

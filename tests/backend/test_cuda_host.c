@@ -223,6 +223,77 @@ static void explain_and_doctor_tell(void **state)
     close_world(&w);
 }
 
+static void write_tuned(const char *text)
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/a", folder);
+    mkdir(path, 0700); /* both may be there */
+    mkdir(cache, 0700);
+    snprintf(path, sizeof path, "%s/tuned-cuts.txt", cache);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_true(fputs(text, file) >= 0);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* What explain says of a case in a context of its own; `log` gets what that logged. */
+static void explained(const char *text, char *out, size_t room, char *log)
+{
+    world w;
+    qn_op_desc desc;
+    qn_plan_options options;
+    qn_plan_options_init(&options);
+    options.backend = QN_BACKEND_CUDA;
+    assert_int_equal(open_world(&w, &(setup){.cache = cache}, NULL), QN_OK);
+    assert_int_equal(qn_op_desc_parse(text, &desc, NULL), QN_OK);
+    assert_int_equal(qn_explain(w.ctx, &desc, &options, out, room, NULL, NULL), QN_OK);
+    memcpy(log, w.log, sizeof w.log);
+    close_world(&w);
+}
+
+/* A file of tuned cuts in the cache folder is read with the device, cited by explain, and refused in one sentence. */
+static void tuned_cuts_are_read(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *line, *wrong;
+    } bad[] = {
+        {"Fake GPU, 256 384", ":1: it is not DEVICE | N K M | CUT"},
+        {"# first\nFake GPU | 256 zero 8 | tile 64 64 0", ":2: N, K and M are not three positive numbers"},
+        {"Fake GPU | 256 384 8 1 | tile 64 64 0", ":1: N, K and M are not three positive numbers"},
+        {"Fake GPU | 256 384 8 | plank 1", ":1: the cut is neither tile nor strip"},
+        {"Fake GPU | 256 384 8 | tile 64 64 0 1", ":1: a tile has 3 numbers"},
+        {"Fake GPU | 256 384 8 | strip 1 1 1", ":1: a strip has 8 numbers"},
+        {"Fake GPU | 256 384 8 | strip 1 1 9 1 4 1 1 0", ":1: there is no such strip"},
+        {"Fake GPU | 256 384 200 | strip 1 1 1 1 4 1 1 0", ":1: strips are for at most 128 rows"},
+        {"Other GPU | 256 384 200 | tile 64 64 0", ":1: there is no such tile for that many rows"},
+    };
+    char text[8192], log[4096];
+    empty_cache();
+    explained("block_scaled_mm m=200 n=256 k=384", text, sizeof text, log);
+    assert_non_null(strstr(text, "tiles of 256 x 128: estimate "));
+    assert_non_null(strstr(text, "cut: tiles of 128 x 64\n"));
+    write_tuned("# cuts\n\nFake GPU | 256 384 64 | strip 1 2 3 1 6 2 1 0\nOther GPU | 256 384 60 | tile 64 64 0\n"
+                "Fake GPU | 256 384 150 | tile 256 128 0\nFake GPU | 256 384 4096 | tile 128 192 1");
+    explained("block_scaled_mm m=200 n=256 k=384", text, sizeof text, log);
+    assert_non_null(strstr(text, "cut: tiles of 256 x 128, tuned for Fake GPU at M = 150 (tuned-cuts.txt)\n"));
+    explained("block_scaled_mm m=2000 n=256 k=384", text, sizeof text, log);
+    assert_non_null(strstr(text, "cut: tiles of 128 x 192, stored by boxes, tuned for Fake GPU at M = 4096"));
+    explained("block_scaled_mm m=40 n=256 k=384", text, sizeof text, log);
+    assert_non_null(strstr(text, "cut: strips of 64 columns, 3 parts of K, clusters of 6, tuned for Fake GPU at M = 64"));
+    explained("block_scaled_mm m=40 n=256 k=512", text, sizeof text, log);
+    assert_null(strstr(text, "tuned for"));
+    assert_null(strstr(log, "tuned"));
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        write_tuned(bad[i].line);
+        explained("block_scaled_mm m=8 n=256 k=384", text, sizeof text, log);
+        assert_null(strstr(text, "tuned for"));
+        assert_non_null(strstr(log, "tuned cuts are not used: "));
+        assert_non_null(strstr(log, bad[i].wrong));
+    }
+    empty_cache();
+}
+
 static void cubins_are_cached(void **state)
 {
     (void)state;
@@ -508,6 +579,7 @@ int main(void)
         cmocka_unit_test(a_missing_driver_is_a_reason),
         cmocka_unit_test(auto_never_takes_a_device),
         cmocka_unit_test(explain_and_doctor_tell),
+        cmocka_unit_test(tuned_cuts_are_read),
         cmocka_unit_test(cubins_are_cached),
         cmocka_unit_test(policies_are_kept),
         cmocka_unit_test(a_damaged_entry_is_made_again),

@@ -56,7 +56,8 @@ qn_cuda_device qn_cuda_typical_device(qn_cuda_target target)
                         .shared_bytes = t->shared_bytes,
                         .l2_bytes = t->l2};
     if (target == QN_SM_90A) {
-        qn_tuned_embedded("NVIDIA H200", &d);
+        snprintf(d.name, sizeof d.name, "NVIDIA H200");
+        qn_tuned_embedded(&d);
     }
     return d;
 }
@@ -67,7 +68,7 @@ static void read_tuned(qn_cuda *cuda)
     char path[4096], *text = NULL;
     size_t bytes = 0;
     qn_error error = {0};
-    qn_tuned_embedded(cuda->device.name, &cuda->device);
+    qn_tuned_embedded(&cuda->device);
     if (!cuda->ctx->cache_dir ||
         snprintf(path, sizeof path, "%s/%s", cuda->ctx->cache_dir, QN_TUNED_FILE) >= (int)sizeof path ||
         !qn_cuda_read_file(cuda, path, &text, &bytes)) {

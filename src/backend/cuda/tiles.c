@@ -18,7 +18,7 @@ int32_t qn_strip_shared(const qn_strip *s, int32_t rows, int32_t layout)
 /* Weights and epilogues: a fit of measurements on an H200, M from 256 to 4096. */
 qn_tile qn_block_tile(int32_t i, int may_store, int32_t layout)
 {
-    static const qn_tile tiles[QN_BLOCK_TILES] = {[QN_TILE_TALL] = {256, 128, 4, 2, 1, 0, 1.00, 2.5},
+    static const qn_tile tiles[QN_BLOCK_TILES] = {[QN_TILE_TALL] = {256, 128, 4, 2, 1, 0, 1.00, 3.0},
                                                   [QN_TILE_TALL_STORED] = {256, 128, 3, 2, 1, 1, 0.93, 1.2},
                                                   [QN_TILE_WIDE] = {128, 192, 4, 1, 1, 1, 0.93, 1.0},
                                                   [QN_TILE_ANY] = {128, 160, 6, 1, 1, 0, 0.85, 2.5},

@@ -89,11 +89,10 @@ qn_status qn_tuned_read(const char *text, const char *file, qn_cuda_device *devi
     return QN_OK;
 }
 
-void qn_tuned_embedded(const char *name, qn_cuda_device *device)
+void qn_tuned_embedded(qn_cuda_device *device)
 {
     for (const qn_cuda_source *s = qn_cuda_sources; s->name; s++) {
         if (strcmp(s->name, QN_TUNED_FILE) == 0) {
-            snprintf(device->name, sizeof device->name, "%s", name);
             qn_tuned_read(s->text, QN_TUNED_FILE, device, NULL); /* a test reads it too: it is well-formed */
         }
     }

@@ -8,8 +8,8 @@
 
 #define QN_TUNED_FILE "tuned-cuts.txt"
 
-/* Entries of the embedded text for that device's name, added to the device. */
-void qn_tuned_embedded(const char *name, qn_cuda_device *device);
+/* Entries of the embedded text for the device's name, added to the device. */
+void qn_tuned_embedded(qn_cuda_device *device);
 
 /* Those of a text, in front. QN_E_FORMAT names the line; the device then stays as it was. */
 qn_status qn_tuned_read(const char *text, const char *file, qn_cuda_device *device, qn_error *error);
