@@ -23,7 +23,8 @@
  *     SIZE / VEC at most 64
  *   Books f16; codes' rows begin at multiples of CODE_BYTES
  *   Launch: block 32 * WARPS, grid ceil(items / block_items), dynamic shared memory of SHARED_BYTES
- *   With more than one part qn_vq_attention_join follows (vq_attention_join.cu) */
+ *   With more than one part qn_vq_attention_join follows (vq_attention_join.cu); with a window vq_attention_plain.cu
+ *   makes its part before that */
 #include "formats.h"
 #include "turn.h"
 #include "vq_attention_parts.h"
@@ -488,10 +489,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     const int last = ((int)blockIdx.x + 1) * a.block_items < a.items ? ((int)blockIdx.x + 1) * a.block_items : a.items;
     for (int i = (int)blockIdx.x * a.block_items; i < last; i++) {
         const item it = item_of(a, i);
-        int length = a.lens[it.sequence];
-        length = length < 0 ? 0 : length < a.room ? length : a.room;
+        const int length = length_of(a, it.sequence), coded = coded_of(a, length);
         const int begin = it.part * a.part_tokens;
-        int end = begin + a.part_tokens < length ? begin + a.part_tokens : length;
+        int end = begin + a.part_tokens < coded ? begin + a.part_tokens : coded;
         const char *const k_at = a.k.data + it.sequence * a.k.batch + (it.head + kv) * a.k.head + k_offset;
         const char *const v_at = a.v.data + it.sequence * a.v.batch + (it.head + kv) * a.v.head + word_offset;
 #if TURN /* neighbouring chunks, so that every turn is by four tokens */
@@ -696,7 +696,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
                     sum = __fmaf_rn(weight, p[y * PARTIAL + x % SIZE], sum);
                 }
                 const int head = (it.head + x / SIZE) * a.group + it.first + r;
-                if (a.parts == 1) {
+                if (a.all_parts == 1) {
                     put_result(a, it.sequence, head, x % SIZE, length, most, all, sum);
                 } else {
                     put_part(a, it.sequence, head, it.part, x % SIZE, most, all, sum);

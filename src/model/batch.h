@@ -26,8 +26,8 @@ struct qn_batch {
     qn_exec exec;
     int32_t tokens;     /* most rows of a pass */
     char **registers;   /* [register_count] -> [tokens, row_bytes] */
-    int32_t *input;     /* [2, tokens]: ids, then positions; page-locked for a device */
-    int32_t *positions; /* the positions where operators read them; on the host lengths[tokens] follow */
+    int32_t *input;     /* [3, tokens]: ids, positions, keys each token sees; page-locked for a device */
+    int32_t *positions; /* the positions where operators read them; the numbers of keys follow */
     char *new_keys,
         *new_values;       /* [tokens] rows of kv_row_bytes on their way to several caches; NULL: one sequence only */
     float *logits;         /* [LOGITS_ROWS, vocab] on their way to where they are asked for; NULL: none are */
@@ -41,7 +41,7 @@ struct qn_batch {
     /* Of a model on a device; else NULL. */
     void *stream;           /* all of the batch's work */
     int32_t *device_input;  /* input's copy */
-    qn_chain **chains;      /* [1 + step_count]: the lookup of embeddings, then the steps that are sums */
+    qn_chain **chains;      /* [1 + step_count]: the lookup of embeddings, then the steps that are no operators */
     qn_decode_pass *decode; /* one sequence, one token: see decode.c */
 };
 
