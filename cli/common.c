@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -161,7 +162,16 @@ void *cli_alloc(size_t count, size_t size)
     if (size != 0 && count > (SIZE_MAX - 128) / size)
         return NULL;
     size_t bytes = (count * size + 64) / 64 * 64; /* at least one byte, a multiple of the alignment */
-    void *p = aligned_alloc(64, bytes);
+    const size_t large = (size_t)2 << 20;
+    void *p;
+    if (bytes < 4 * large) {
+        p = aligned_alloc(64, bytes);
+    } else { /* copies of operands: in large pages, as the library has a model's weights */
+        bytes = (bytes + large - 1) / large * large;
+        p = aligned_alloc(large, bytes);
+        if (p)
+            (void)madvise(p, bytes, MADV_HUGEPAGE);
+    }
     if (p)
         memset(p, 0, bytes);
     return p;

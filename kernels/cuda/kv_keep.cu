@@ -1,9 +1,10 @@
 /* New keys and values into a cache that is not of floats, at positions that the device knows: rows as f16 into those of
- * a window, and heads as e4m3 with a scale each, as quantize_fp8 makes them by group.
+ * a window, and heads as e4m3 with a scale each, as quantize_fp8 makes them by group. Or rows as they are, into a cache of
+ * floats from the position on (one row) or from the first on.
  *
  * Host contract
  *   Parameters: X_FORMAT 0, TYPE 0 (rows.h)
- *   qn_keep_recent   block 128, grid {ceil(width / 256), rows}
+ *   qn_keep_recent, qn_keep_rows   block 128, grid {ceil(width / 256), rows}; position NULL: from the first row on
  *   qn_keep_scaled   block 32, grid {heads, rows}; heads of at most 256 elements */
 #include "rows.h"
 #include "cuda_vq_kv.h"
@@ -19,6 +20,22 @@ extern "C" __global__ void __launch_bounds__(128) qn_keep_recent(const __grid_co
             const int i = ((int)blockIdx.x * 2 + j) * 128 + (int)threadIdx.x;
             if (i < a.width) {
                 asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y[i]) : "f"(x[i]));
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(128) qn_keep_rows(const __grid_constant__ qn_cuda_kv_keep a)
+{
+    begin_kernel();
+    for (int m = (int)blockIdx.y; m < a.rows; m += (int)gridDim.y) {
+        const float *const x = (const float *)(a.x + m * a.x_row);
+        float *const y = (float *)(a.y + (i64)(a.position ? *a.position + m : m) * a.y_row);
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const int i = ((int)blockIdx.x * 2 + j) * 128 + (int)threadIdx.x;
+            if (i < a.width) {
+                y[i] = x[i];
             }
         }
     }

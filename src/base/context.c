@@ -4,8 +4,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/error.h"
+
+#define LARGE_BYTES ((size_t)8 << 20) /* a few large pages */
 
 static void *default_alloc(void *user, size_t size, size_t align)
 {
@@ -106,6 +110,20 @@ void qn_ctx_destroy(qn_ctx *ctx)
 void *qn_alloc(const qn_ctx *ctx, size_t size)
 {
     return ctx->allocator.alloc(ctx->allocator.user, size ? size : 1, QN_ALIGN);
+}
+
+void qn_want_large_pages(void *memory, size_t bytes)
+{
+#ifdef MADV_HUGEPAGE
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t lost = (page - (uintptr_t)memory % page) % page; /* before the first whole page */
+    if (bytes >= LARGE_BYTES && lost < bytes) {
+        (void)madvise((char *)memory + lost, (bytes - lost) / page * page, MADV_HUGEPAGE);
+    }
+#else
+    (void)memory;
+    (void)bytes;
+#endif
 }
 
 void *qn_calloc(const qn_ctx *ctx, size_t count, size_t size)

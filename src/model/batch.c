@@ -11,10 +11,13 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "exec/pool.h"
 #include "format/format.h"
 #include "model/batch.h"
 #include "model/device.h"
+#include "model/ready.h"
 
+#define FEW_ROWS 16    /* of a pass that reads weights faster than it computes */
 #define LOGITS_ROWS 32 /* rows of logits that are made together when they belong in different places */
 
 /* ---- making ---- */
@@ -140,7 +143,10 @@ qn_status qn_batch_make(qn_model *model, int32_t tokens, const qn_exec *exec, in
         b->exec = *exec;
         b->tokens = tokens;
         const int made = allocate(b, several);
-        const qn_status status = made && model->device ? prepare_device(b, error) : QN_OK;
+        qn_status status = QN_OK;
+        if (made) {
+            status = model->device ? prepare_device(b, error) : qn_ready_create(model, &b->ready, error);
+        }
         if (made && status == QN_OK) {
             *out = b;
             return QN_OK;
@@ -178,6 +184,7 @@ void qn_batch_destroy(qn_batch *b)
     const qn_model *model = b->model;
     const qn_ctx *ctx = model->ctx;
     qn_decode_destroy(b->decode);
+    qn_ready_destroy(ctx, b->ready);
     for (size_t i = 0; b->chains && i < model->step_count + 1; i++) {
         model->device->chains->destroy(ctx, b->chains[i]);
     }
@@ -313,8 +320,7 @@ static void add_task(void *user, int64_t index, int32_t thread)
 
 static void add_rows(const qn_batch *b, const qn_step *step, const qn_row_range *rows)
 {
-    add_job job = {
-        .x = resolve(b, &step->out[0], rows), .y = resolve(b, &step->in[0], rows), .copies = step->copies};
+    add_job job = {.x = resolve(b, &step->out[0], rows), .y = resolve(b, &step->in[0], rows), .copies = step->copies};
     job.per_task = qn_max_i64(1, ADD_BYTES / (job.x.shape.dims[1] * (int64_t)sizeof(float) + 1));
     qn_parallel_for(&b->exec, qn_ceil_div(job.x.shape.dims[0], job.per_task), add_task, &job);
 }
@@ -354,12 +360,12 @@ static qn_status run_step(qn_batch *b, const qn_step *step, const qn_row_range *
     if (!step->plan && b->chains) {
         const qn_backend_chains *chains = b->model->device->chains;
         const qn_chain *chain = b->chains[1 + (step - b->model->steps)];
-        if (!is_recent(&step->out[0])) {
+        if (!is_recent(&step->out[0]) && !step->copies) {
             return chains->run(chain, rows->count, b->stream, error);
         }
         qn_args args;
         qn_batch_args(b, step, rows, &args);
-        return chains->keep(chain, &args, b->positions + rows->first, b->stream, error);
+        return chains->keep(chain, &args, step->copies ? NULL : b->positions + rows->first, b->stream, error);
     }
     if (!step->plan && is_recent(&step->out[0])) {
         keep_recent(b, step, rows);
@@ -369,12 +375,23 @@ static qn_status run_step(qn_batch *b, const qn_step *step, const qn_row_range *
         add_rows(b, step, rows);
         return QN_OK;
     }
-    qn_args args;
-    qn_batch_args(b, step, rows, &args);
-    if (b->model->observe) {
-        QN_TRY(b->model->observe(b->model->observe_user, step, &args, error));
+    const size_t index = (size_t)(step - b->model->steps);
+    qn_status status;
+    if (b->ready && !b->model->observe && qn_ready_takes(b->ready, index, rows)) {
+        size_t bytes;
+        const void *const next = qn_ready_next(b->ready, index, &bytes);
+        if (next) {
+            qn_exec_ahead(&b->exec, rows->count <= FEW_ROWS ? next : NULL, bytes);
+        }
+        status = qn_ready_run(b, index, rows, error);
+    } else {
+        qn_args args;
+        qn_batch_args(b, step, rows, &args);
+        if (b->model->observe) {
+            QN_TRY(b->model->observe(b->model->observe_user, step, &args, error));
+        }
+        status = qn_run(step->plan, &args, b->workspace, b->workspace_bytes, &b->exec, error);
     }
-    const qn_status status = qn_run(step->plan, &args, b->workspace, b->workspace_bytes, &b->exec, error);
     if (status != QN_OK) {
         return qn_error_prefix(error, status, "layer %d, %s %s", step->layer, qn_op_get_info(step->op)->name,
                                step->label);
@@ -395,7 +412,10 @@ void qn_batch_chain_step(const qn_batch *b, const qn_step *step, const qn_sessio
 {
     const qn_row_range row = {.count = 1, .session = session, .logits = b->logits};
     memset(out, 0, sizeof *out);
-    out->kind = step->plan ? QN_CHAIN_OPERATOR : is_recent(&step->out[0]) ? QN_CHAIN_KEEP : QN_CHAIN_ADD;
+    out->kind = step->plan                 ? QN_CHAIN_OPERATOR
+                : is_recent(&step->out[0]) ? QN_CHAIN_KEEP
+                : step->copies             ? QN_CHAIN_COPY
+                                           : QN_CHAIN_ADD;
     out->desc = step->plan ? qn_plan_desc(step->plan) : NULL;
     qn_batch_args(b, step, &row, &out->args);
     out->cached_in = bits_of(step->in, QN_MAX_IN, QN_PLACE_KEYS, QN_PLACE_VALUES);
@@ -558,10 +578,14 @@ static int32_t add_tokens(qn_batch *b, const qn_batch_item *item, int32_t done)
 
 static qn_status run_pass(qn_batch *b, qn_error *error)
 {
+    if (b->ready) {
+        qn_ready_begin(b->ready);
+    }
     qn_status status = run_body(b, error);
     if (status == QN_OK) {
         status = run_output(b, error);
     }
+    qn_exec_ahead(&b->exec, NULL, 0);
     if (b->stream) { /* the input is written again, and the logits are read */
         qn_error ignored;
         const qn_status synced = qn_stream_sync(b->model->ctx, b->stream, status == QN_OK ? error : &ignored);

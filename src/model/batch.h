@@ -17,6 +17,8 @@ typedef struct qn_wanted_row {
     float *logits;
 } qn_wanted_row;
 
+typedef struct qn_ready qn_ready; /* ready.h */
+
 /* Registers, new keys and values, logits and workspace lie where the model's operands do: in the device's memory when
  * it runs there. */
 struct qn_batch {
@@ -34,6 +36,7 @@ struct qn_batch {
     int32_t segment_count, wanted_count, rows; /* of the pass */
     void *workspace;
     size_t workspace_bytes;
+    qn_ready *ready; /* NULL for a model on a device */
 
     /* Of a model on a device; else NULL. */
     void *stream;           /* all of the batch's work */

@@ -135,7 +135,10 @@ static void place_entries(const qn_vq_problem *p, const qn_vq_device *d, qn_vq_c
             c->copies *= 2;
         }
     }
-    if (c->level >= QN_VQ_LEVEL_O2 && share < 1.0 && p->entries > REGISTER_ENTRIES) {
+    /* A shuffle a lookup: the highest rung keeps registers only where they serve many. */
+    const double served_by_registers = served(p, REGISTER_ENTRIES, p->entries);
+    if (c->level >= QN_VQ_LEVEL_O2 && share < 1.0 && p->entries > REGISTER_ENTRIES &&
+        (d->cpu || c->level < QN_VQ_LEVEL_O4 || served_by_registers > 0.1)) {
         c->register_entries = REGISTER_ENTRIES;
     }
     c->global_entries = p->entries - c->shared_entries;

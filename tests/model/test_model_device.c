@@ -30,12 +30,21 @@
 enum { PROMPT = 6, STEPS = 7, CONTEXT = 300, TEXT = PROMPT + STEPS };
 
 /* A pass of the synthetic model: the lookup, five launches a layer, the output layer. With a KV scheme other than
- * floats a layer has the turning, the window's rows and the codes of keys and values, and three for attention. */
-enum { PASS_LAUNCHES = 1 + 5 * SYN_LAYERS + 1, KV_PASS_LAUNCHES = 1 + 13 * SYN_LAYERS + 1 };
+ * floats a layer has the turning, the window's rows and the codes of keys and values, and three for attention. With
+ * vectors of weights two norms, seven products, the values' copy, attention and its joining, SiLU, two sums at least. */
+enum {
+    PASS_LAUNCHES = 1 + 5 * SYN_LAYERS + 1,
+    KV_PASS_LAUNCHES = 1 + 13 * SYN_LAYERS + 1,
+    VQ_PASS_LAUNCHES = 1 + 15 * SYN_LAYERS + 1
+};
 
 static const char *const schemes[] = {"f32",  "bf16",     "f16",   "fp8-block",  "fp8-e5m2-block", "fp8",
                                       "int8", "int8-azp", "nvfp4", "nvfp4-w4a4", "mxfp4"};
 enum { SCHEMES = sizeof schemes / sizeof *schemes };
+
+/* Vectors of weights: their products are launches of their own, several each. */
+static const char *const vq_schemes[] = {"gptvq-2", "aqlm-2x8", "quip-2", "quip-4"};
+enum { VQ_SCHEMES = sizeof vq_schemes / sizeof *vq_schemes };
 
 static const char *const kv_schemes[] = {"fp8", "cq4", "cq2", "cq1"};
 enum { KV_SCHEMES = sizeof kv_schemes / sizeof *kv_schemes };
@@ -187,6 +196,18 @@ static void a_pass_is_few_launches_in_every_scheme(void **state)
         must(whole_use(&w, path_of(schemes[i]), NULL, &launches, &error), &error, schemes[i]);
         if (launches != PASS_LAUNCHES) {
             fail_msg("%s: %ld launches a token, expected %d", schemes[i], launches, PASS_LAUNCHES);
+        }
+        close_world(&w);
+    }
+    for (int i = 0; i < VQ_SCHEMES; i++) {
+        world w;
+        qn_error error = {0};
+        long launches = 0;
+        assert_int_equal(open_world(&w, fake_driver_path(), fake_driver_path(), NULL, 0), QN_OK);
+        must(whole_use(&w, path_of(vq_schemes[i]), NULL, &launches, &error), &error, vq_schemes[i]);
+        if (launches < VQ_PASS_LAUNCHES || launches > 3 * VQ_PASS_LAUNCHES) {
+            fail_msg("%s: %ld launches a token, expected %d to three times that", vq_schemes[i], launches,
+                     VQ_PASS_LAUNCHES);
         }
         close_world(&w);
     }
@@ -530,6 +551,9 @@ static void logits_agree_with_the_cpu(void **state)
         const int plain = i < 3 || strcmp(schemes[i], "nvfp4") == 0 || strcmp(schemes[i], "mxfp4") == 0;
         compare(&w, path_of(schemes[i]), schemes[i], i == 0 ? 2e-5 : plain ? 1e-2 : 5e-2);
     }
+    for (int i = 0; i < VQ_SCHEMES; i++) {
+        compare(&w, path_of(vq_schemes[i]), vq_schemes[i], 2e-2);
+    }
     for (int i = 0; i < KV_SCHEMES; i++) {
         compare_kv(&w, path_of("f32"), kv_schemes[i], 5e-2);
     }
@@ -577,17 +601,18 @@ static int start(void **state)
         fputc(' ' + i * i % 89, file);
     }
     failed |= !file || fclose(file) != 0;
-    for (int i = 0; i < SCHEMES && !failed; i++) {
+    for (int i = 0; i < SCHEMES + VQ_SCHEMES && !failed; i++) {
+        const char *const scheme = i < SCHEMES ? schemes[i] : vq_schemes[i - SCHEMES];
         qn_quantize_options options;
         qn_quantize_result result;
         qn_error error = {0};
         qn_quantize_options_init(&options);
-        options.scheme = schemes[i];
+        options.scheme = scheme;
         options.keep_first = options.keep_last = 0;
         options.keep_qkv = 0;
-        failed = qn_quantize(ctx, source, path_of(schemes[i]), &options, &result, &error) != QN_OK;
+        failed = qn_quantize(ctx, source, path_of(scheme), &options, &result, &error) != QN_OK;
         if (failed) {
-            fprintf(stderr, "%s: %s\n", schemes[i], error.text);
+            fprintf(stderr, "%s: %s\n", scheme, error.text);
         }
     }
     for (int i = 1; i < KV_SCHEMES && !failed; i++) {

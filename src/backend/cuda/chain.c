@@ -4,8 +4,8 @@
  *   add                                             activation.cu
  *   [rmsnorm | silu_mul | silu_mul_quant] [quantize]
  *     1 to 3 products of the same rows [add]        mm_few.cu
- *   rope, rope into the cache, attention, then such
- *     a product                                     decode.cu, mm_few.cu
+ *   rope, rope into the cache, attention; then such
+ *     a product, or not                             decode.cu, mm_few.cu
  *   what keeps keys and values otherwise            chain_kv.c
  *
  * A pattern is taken when nothing after it reads what its kernels leave out. Every kernel is launched so that it may
@@ -17,8 +17,8 @@
 #include "base/checked.h"
 #include "ref/slots.h"
 
-enum { THREADS = 256, LOOKUP_THREADS = 128, DECODE_THREADS = 128, PART_KEYS = 128, MOST_HEAD = 128 };
-enum { MOST_GRID_Y = 65535 };
+enum { THREADS = 256, LOOKUP_THREADS = 128, DECODE_THREADS = 128, JOIN_THREADS = 32, PART_KEYS = 128, MOST_HEAD = 128 };
+enum { MOST_GRID_Y = 65535, LOOKUPS = 2 * (QN_MM_Q6_K + 1) };
 
 /* Registers of a thread allow that many quads of a row, and that many blocks of a multiprocessor (mm_few.cu). */
 enum { MOST_ITEMS = 8, RESIDENT = 3 };
@@ -333,6 +333,14 @@ static int match_attention(const matcher *m)
            ((uint64_t)(uintptr_t)args->in[QN_ATT_K].data | (uint64_t)(uintptr_t)args->in[QN_ATT_V].data) % 16 == 0;
 }
 
+static void decode_program(int64_t size, const char *entry, qn_cuda_program *program)
+{
+    memset(program, 0, sizeof *program);
+    program->source = "decode.cu";
+    program->entry = entry;
+    qn_cuda_define(program, "SIZE", size);
+}
+
 static qn_status make_attention(const matcher *m, qn_chain *chain, qn_cuda_chain_launch *l, qn_error *error)
 {
     const qn_chain_step *query = &m->steps[0], *key = &m->steps[1], *attention = &m->steps[2];
@@ -357,14 +365,27 @@ static qn_status make_attention(const matcher *m, qn_chain *chain, qn_cuda_chain
                                            .scale = scale == 0.0f ? (float)(1.0 / sqrt((double)size)) : scale,
                                            .log2_theta = log2((double)query->desc->attr[QN_ATTR_THETA].f)};
     qn_cuda_program program;
-    memset(&program, 0, sizeof program);
-    program.source = "decode.cu";
-    program.entry = "qn_decode_attention";
+    decode_program(size, "qn_decode_attention", &program);
     program.shared_bytes = (int32_t)(PART_KEYS * size * 4);
-    qn_cuda_define(&program, "SIZE", size);
     l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)parts, (uint32_t)heads, 1},
                                      .block = {DECODE_THREADS, 1, 1},
                                      .shared_bytes = (uint32_t)program.shared_bytes,
+                                     .dependent = m->cuda->device.major >= 9};
+    return qn_cuda_function_get(m->cuda, &program, &l->function, error);
+}
+
+/* The parts as a row of the attention's output, for what follows it is no product that joins them itself. */
+static qn_status make_join(const matcher *m, qn_chain *chain, qn_error *error)
+{
+    const qn_cuda_chain_launch *attention = &chain->launches[0];
+    qn_cuda_chain_launch *l = &chain->launches[1];
+    const int64_t size = m->steps[2].desc->in[QN_ATT_Q].dims[2];
+    qn_cuda_program program;
+    decode_program(size, "qn_decode_join", &program);
+    l->arguments.decode = attention->arguments.decode;
+    l->arguments.decode.out = m->steps[2].args.out[0].data;
+    l->geometry = (qn_cuda_geometry){.grid = {attention->geometry.grid[1], 1, 1},
+                                     .block = {JOIN_THREADS, 1, 1},
                                      .dependent = m->cuda->device.major >= 9};
     return qn_cuda_function_get(m->cuda, &program, &l->function, error);
 }
@@ -396,12 +417,12 @@ int qn_cuda_chain_program(int32_t i, qn_cuda_program *program)
 {
     if (i == 0) {
         add_program(program);
-    } else if (i > 2 * (QN_MM_Q6_K + 1)) {
-        qn_cuda_keep_program(i == 2 * (QN_MM_Q6_K + 1) + 2, program);
+    } else if (i > LOOKUPS) {
+        qn_cuda_keep_program((qn_cuda_keep)qn_min_i64(i - LOOKUPS - 1, QN_CUDA_KEEP_COUNT - 1), program);
     } else {
         lookup_program((i - 1) / 2, (i - 1) % 2, program);
     }
-    return i <= 2 * (QN_MM_Q6_K + 1) + 2;
+    return i <= LOOKUPS + QN_CUDA_KEEP_COUNT;
 }
 
 static qn_status make_lookup(const matcher *m, qn_cuda_chain_launch *l, int *possible, qn_error *error)
@@ -466,19 +487,25 @@ static qn_status make(const matcher *m, qn_chain *chain, int32_t *taken, qn_erro
         return QN_OK;
     }
     if (match_attention(m)) {
-        if (!match_product(m, 3, &m->steps[2], &p)) {
+        if (match_product(m, 3, &m->steps[2], &p)) {
+            QN_TRY(make_product(m, &p, &chain->launches[1], &possible, error));
+        } else {
+            possible = 0;
+        }
+        if (!possible && m->steps[2].args.out[0].shape.format != QN_F32) {
             return QN_OK;
         }
-        QN_TRY(make_product(m, &p, &chain->launches[1], &possible, error));
-        if (possible) {
-            QN_TRY(make_attention(m, chain, &chain->launches[0], error));
-            qn_cuda_mm *a = &chain->launches[1].arguments.mm;
-            a->partials = chain->launches[0].arguments.decode.partials;
-            a->heads = chain->launches[0].arguments.decode.heads;
-            a->head_size = a->k / a->heads;
-            chain->count = 2;
-            *taken = 3 + p.taken;
+        QN_TRY(make_attention(m, chain, &chain->launches[0], error));
+        chain->count = 2;
+        if (!possible) {
+            *taken = 3;
+            return make_join(m, chain, error);
         }
+        qn_cuda_mm *a = &chain->launches[1].arguments.mm;
+        a->partials = chain->launches[0].arguments.decode.partials;
+        a->heads = chain->launches[0].arguments.decode.heads;
+        a->head_size = a->k / a->heads;
+        *taken = 3 + p.taken;
         return QN_OK;
     }
     if (match_product(m, 0, NULL, &p)) {

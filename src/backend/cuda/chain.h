@@ -41,7 +41,14 @@ qn_status qn_cuda_chain_kv(const qn_chain_step *step, const int32_t *position, q
 qn_status qn_cuda_chain_keep(const qn_chain *chain, const qn_args *args, const int32_t *positions, void *stream,
                              qn_error *error);
 
-/* The program of rows into a window, which no shape changes. */
-void qn_cuda_keep_program(int32_t scaled, qn_cuda_program *program);
+/* Programs of kv_keep.cu, which no shape changes: rows into a window, scaled codes, rows as they are. */
+typedef enum qn_cuda_keep {
+    QN_CUDA_KEEP_RECENT = 0,
+    QN_CUDA_KEEP_SCALED,
+    QN_CUDA_KEEP_ROWS,
+    QN_CUDA_KEEP_COUNT
+} qn_cuda_keep;
+
+void qn_cuda_keep_program(qn_cuda_keep what, qn_cuda_program *program);
 
 #endif

@@ -2,6 +2,7 @@
  * device's position says, so that one graph serves every position.
  *
  *   keep                rows into the recent ones of a window       kv_keep.cu
+ *   copy                rows, into a cache of floats too            kv_keep.cu
  *   quantize_fp8, vq_encode into a cache                            kv_keep.cu, vq_encode.cu
  *   scaled_attention over a cache                                   vq_attention_plain.cu, vq_attention_join.cu
  *
@@ -15,12 +16,13 @@
 
 enum { KEEP_COLUMNS = 256, KEEP_THREADS = 128, MOST_GRID_Y = 65535 };
 
-void qn_cuda_keep_program(int32_t scaled, qn_cuda_program *program)
+void qn_cuda_keep_program(qn_cuda_keep what, qn_cuda_program *program)
 {
+    static const char *const entries[] = {"qn_keep_recent", "qn_keep_scaled", "qn_keep_rows"};
     static const char *const zero[] = {"X_FORMAT", "TYPE", "ASYMMETRIC", "BOUNDED"};
     memset(program, 0, sizeof *program);
     program->source = "kv_keep.cu";
-    program->entry = scaled ? "qn_keep_scaled" : "qn_keep_recent";
+    program->entry = entries[what];
     for (size_t i = 0; i < sizeof zero / sizeof *zero; i++) {
         qn_cuda_define(program, zero[i], 0);
     }
@@ -31,7 +33,7 @@ static int dependent(const qn_chain *chain)
     return chain->cuda->device.major >= 9;
 }
 
-/* ---- rows into a window ---- */
+/* ---- rows into a window or a cache of floats ---- */
 
 static void keep_arguments(const qn_args *args, const int32_t *positions, qn_cuda_chain_launch *l)
 {
@@ -54,7 +56,7 @@ static qn_status make_keep(const qn_chain_step *s, const int32_t *position, qn_c
 {
     qn_cuda_program program;
     qn_cuda_chain_launch *l = &chain->launches[0];
-    qn_cuda_keep_program(0, &program);
+    qn_cuda_keep_program(s->kind == QN_CHAIN_COPY ? QN_CUDA_KEEP_ROWS : QN_CUDA_KEEP_RECENT, &program);
     l->geometry = (qn_cuda_geometry){.grid = {1, 1, 1}, .block = {KEEP_THREADS, 1, 1}, .dependent = dependent(chain)};
     keep_arguments(&s->args, position, l);
     chain->count = 1;
@@ -94,7 +96,7 @@ static qn_status make_scaled(const qn_chain_step *s, const int32_t *position, qn
     const qn_mut_view *q = &s->args.out[QN_QUANT_OUT_Q], *scale = &s->args.out[QN_QUANT_OUT_SCALE];
     qn_cuda_program program;
     qn_cuda_chain_launch *l = &chain->launches[0];
-    qn_cuda_keep_program(1, &program);
+    qn_cuda_keep_program(QN_CUDA_KEEP_SCALED, &program);
     l->arguments.keep = (qn_cuda_kv_keep){.x = x->data,
                                           .y = q->data,
                                           .scale = scale->data,
@@ -159,8 +161,8 @@ qn_status qn_cuda_chain_kv(const qn_chain_step *s, const int32_t *position, qn_c
                            qn_error *error)
 {
     *taken = 1;
-    if (s->kind == QN_CHAIN_KEEP) {
-        return make_keep(s, position, chain, error);
+    if (s->kind == QN_CHAIN_KEEP || s->kind == QN_CHAIN_COPY) {
+        return make_keep(s, s->kind == QN_CHAIN_COPY && !s->cached_out ? NULL : position, chain, error);
     }
     if (s->kind == QN_CHAIN_OPERATOR && s->desc->op == QN_OP_QUANTIZE_FP8 && s->cached_out && is_plain_fp8(s)) {
         return make_scaled(s, position, chain, error);

@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backend/cuda/tuned.h"
+
 #define DRIVER "libcuda.so.1"
 
 /* ---- targets ---- */
@@ -47,12 +49,34 @@ static qn_cuda_target target_of(int32_t major, int32_t minor)
 qn_cuda_device qn_cuda_typical_device(qn_cuda_target target)
 {
     const target_row *t = &targets[target];
-    return (qn_cuda_device){.target = target,
-                            .major = t->major,
-                            .minor = t->minor,
-                            .sms = t->sms,
-                            .shared_bytes = t->shared_bytes,
-                            .l2_bytes = t->l2};
+    qn_cuda_device d = {.target = target,
+                        .major = t->major,
+                        .minor = t->minor,
+                        .sms = t->sms,
+                        .shared_bytes = t->shared_bytes,
+                        .l2_bytes = t->l2};
+    if (target == QN_SM_90A) {
+        qn_tuned_embedded("NVIDIA H200", &d);
+    }
+    return d;
+}
+
+/* The device's tuned cuts: the embedded ones, and before them those of the cache folder's file. */
+static void read_tuned(qn_cuda *cuda)
+{
+    char path[4096], *text = NULL;
+    size_t bytes = 0;
+    qn_error error = {0};
+    qn_tuned_embedded(cuda->device.name, &cuda->device);
+    if (!cuda->ctx->cache_dir ||
+        snprintf(path, sizeof path, "%s/%s", cuda->ctx->cache_dir, QN_TUNED_FILE) >= (int)sizeof path ||
+        !qn_cuda_read_file(cuda, path, &text, &bytes)) {
+        return;
+    }
+    if (qn_tuned_read(text, path, &cuda->device, &error) != QN_OK) {
+        qn_log(cuda->ctx, QN_LOG_WARN, "tuned cuts are not used: %s", error.text);
+    }
+    qn_free(cuda->ctx, text);
 }
 
 /* ---- calls ---- */
@@ -200,8 +224,12 @@ static qn_cuda *open_state(const qn_ctx *ctx)
     cuda->ctx = ctx;
     pthread_mutex_init(&cuda->lock, NULL);
     qn_error error = {0};
-    if (load_driver(cuda) && open_device(cuda, &error) != QN_OK) {
-        snprintf(cuda->refusal, sizeof cuda->refusal, "%s", error.text);
+    if (load_driver(cuda)) {
+        if (open_device(cuda, &error) != QN_OK) {
+            snprintf(cuda->refusal, sizeof cuda->refusal, "%s", error.text);
+        } else {
+            read_tuned(cuda);
+        }
     }
     return cuda;
 }
