@@ -19,7 +19,7 @@ struct qn_ctx {
     void *log_user;
     qn_isa isa_cap;
     qn_jit_policy jit;
-    char *cache_dir, *cubin_dir, *cuda_library, *nvrtc_library; /* NULL: none, the default */
+    char *cache_dir, *cubin_dir, *cuda_library, *nvrtc_library, *cuda_target; /* NULL: none, the default */
     int32_t device;
     qn_ctx_late *late;
 };

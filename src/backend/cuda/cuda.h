@@ -77,6 +77,9 @@ typedef struct qn_cuda_device {
 /* A device of that target for compiling without one. */
 qn_cuda_device qn_cuda_typical_device(qn_cuda_target target);
 
+/* Functions in the place of a driver's for a device that is not there. */
+extern const qn_cu_api qn_cuda_absent;
+
 /* ---- state of a context ---- */
 
 /* A loaded cubin; several functions may be in it. */
