@@ -1,4 +1,5 @@
-/* Elements of the row-wise quantisers that are those of x as they are (segments.h): quantize_fp8.cu, quantize_int8.cu. */
+/* Elements of the row-wise quantisers that are those of x as they are (segments.h): quantize_fp8.cu, quantize_int8.cu.
+ */
 #ifndef QN_CUDA_PLAIN_LANES_H
 #define QN_CUDA_PLAIN_LANES_H
 

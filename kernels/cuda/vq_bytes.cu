@@ -64,7 +64,8 @@ DEV void fill(u32 table)
 }
 
 /* The signs of four points: bit 8 b + i is set where byte b of point i is negated, of even and of odd nibbles, and (in
- * every byte) where point i has 1/4 subtracted, which is where its signs are odd in number; its first is turned then. */
+ * every byte) where point i has 1/4 subtracted, which is where its signs are odd in number; its first is turned then.
+ */
 struct four_signs {
     u32 even, odd, low;
 };

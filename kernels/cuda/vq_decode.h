@@ -1,7 +1,7 @@
 /* Codes of vector-quantised weights as operand registers of 16-bit products: what the kernels on tensor cores share
- * (vq_tensor.cu, vq_wide.cu). A lane of a quad owns chunks of 8 consecutive elements of K of two rows; a step is a chunk
- * of each. A file that includes it has FORMAT and its parameters, HOT, COPIES, REGISTERS, TOKENS and THREADS, the threads
- * that fill tables; see vq_tensor.cu. */
+ * (vq_tensor.cu, vq_wide.cu). A lane of a quad owns chunks of 8 consecutive elements of K of two rows; a step is a
+ * chunk of each. A file that includes it has FORMAT and its parameters, HOT, COPIES, REGISTERS, TOKENS and THREADS, the
+ * threads that fill tables; see vq_tensor.cu. */
 #ifndef QN_CUDA_VQ_DECODE_H
 #define QN_CUDA_VQ_DECODE_H
 
@@ -26,10 +26,7 @@
 #define GROUP (FAR && TOKENS == 8 ? 8 : WHOLE < VECTOR / 8 ? VECTOR / 8 : FAR && WHOLE < 4 ? 4 : WHOLE)
 #define MOVED (LANE_BYTES / 4 * GROUP / STEPS)
 #define ENTRY_BYTES (VECTOR * 2)
-#ifndef SHARE
-#define SHARE 1
-#endif
-#define BOOK_BYTES (HOT / SHARE * ENTRY_BYTES * COPIES) /* the blocks of a cluster have every SHAREth entry each */
+#define BOOK_BYTES (HOT * ENTRY_BYTES * COPIES)
 #endif
 
 DEV uint4 load_shared_words(u32 at)
@@ -133,17 +130,10 @@ DEV void look_up(const tables &t, int book, u32 code, int part, u32 *w)
 #elif HOT == ENTRIES
     from_shared(t, book, code, part, w);
 #elif PART_WORDS == 4
-    const u32 place = code / SHARE * (ENTRY_BYTES * COPIES) + part * 16;
+    const u32 near = t.shared + book * BOOK_BYTES + code * (ENTRY_BYTES * COPIES) + part * 16;
     const char *const far = t.books + ((i64)book * ENTRIES + code) * ENTRY_BYTES + part * 16;
-#if SHARE > 1
-    const u32 near = cluster_address(t.shared + book * BOOK_BYTES + place, code % SHARE);
-#define NEAR "shared::cluster"
-#else
-    const u32 near = t.shared + book * BOOK_BYTES + place;
-#define NEAR "shared"
-#endif
     asm volatile("{\n.reg .pred near;\nsetp.lt.u32 near, %6, %7;\n"
-                 "@near ld." NEAR ".v4.u32 {%0, %1, %2, %3}, [%4];\n"
+                 "@near ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
                  "@!near ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%5];\n}"
                  : "=&r"(w[0]), "=&r"(w[1]), "=&r"(w[2]), "=&r"(w[3])
                  : "r"(near), "l"(far), "r"(code), "n"(HOT));
@@ -339,15 +329,10 @@ DEV void chunk_of(const tables &t, const u32 *codes, const residual_codes &r, u3
 #if FORMAT == QN_CUDA_AQLM && HOT > 0
 DEV void fill(const qn_cuda_vq &a, u32 shared)
 {
-    const int pieces = ENTRY_BYTES / 4, own = HOT / SHARE; /* words of an entry */
-#if SHARE > 1
-    const int rank = (int)cluster_rank();
-#else
-    const int rank = 0;
-#endif
-    for (int i = (int)threadIdx.x; i < BOOKS * own * pieces; i += THREADS) {
-        const int book = i / (own * pieces), entry = i / pieces % own, word = i % pieces;
-        const u32 v = ((const u32 *)a.books)[((i64)book * ENTRIES + entry * SHARE + rank) * pieces + word];
+    const int pieces = ENTRY_BYTES / 4; /* words of an entry */
+    for (int i = (int)threadIdx.x; i < BOOKS * HOT * pieces; i += THREADS) {
+        const int book = i / (HOT * pieces), entry = i / pieces % HOT, word = i % pieces;
+        const u32 v = ((const u32 *)a.books)[((i64)book * ENTRIES + entry) * pieces + word];
         const u32 to = shared + book * BOOK_BYTES + entry * (ENTRY_BYTES * COPIES) + word * 4;
 #pragma unroll
         for (int c = 0; c < COPIES; c++) {

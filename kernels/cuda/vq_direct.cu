@@ -10,7 +10,7 @@
  *            no operand is left), BITS, RES_BITS, OUTLIER_VECTOR, BOOK_FORMAT, RES_FORMAT, OUTLIER_FORMAT, IN_SCALE and
  * IN_SHIFT (format + 1, 0: none)
  *     RAW 1: sums to total, without scales and bias
- *     UNPACK 1: qn_vq_unpack instead, w as f16 to y, without the rows' scales; K a multiple of 8
+ *     UNPACK 1 (aqlm): qn_vq_unpack instead, w as f16 to y, without the rows' scales; K a multiple of 8
  *   Launch: block 256, grid {ceil(N / 8), ceil(M / ROWS)}; qn_vq_unpack grid {ceil(N / 8)} */
 #include "formats.h"
 #include "cuda_vq.h"
@@ -177,11 +177,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) qn_vq_unpack(const _
     u16 *const row = (u16 *)(a.y + (i64)n * a.y_row);
 #pragma unroll 4
     for (int g = lane; g < COUNT(a); g += 32) {
-#if FORMAT == QN_CUDA_VPTQ
-        float w;
-        const int column = decode(a, n, g, &w);
-        row[column] = (u16)pack_f16(w, 0.0f);
-#else
         for (int j = 0; j < VECTOR; j += 8) {
             float w[8];
             decode(a, n, g, j, w);
@@ -197,7 +192,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) qn_vq_unpack(const _
                 }
             }
         }
-#endif
     }
 }
 #else

@@ -2,11 +2,11 @@
  *
  *   qn_vq_rows    rows of x as the operands of vq_tensor.cu: f16 in chunks of 8 elements along K. A span of 256
  * elements is 8 steps of 32, four chunks each, one a lane of a quad: chunk (step s, t) is elements 64 t + 8 s on
- *                 (LAYOUT 0), 64 (s / 2) + 16 t + 8 (s % 2) on (LAYOUT 1, quip) or 32 s + 8 t on (LAYOUT 2, dense). Chunks lie [tile of
- * x][span][step][8 rows][row % 8][t]. NATURAL 1: words of a quad's chunks are transposed, for products through shared
- *                 memory. WIDE 1: for vq_wide.cu, [tile of x][span][pair of steps][row], in a row's 128 bytes the
- *                 transposed words of both steps, their 16-byte pieces swizzled as matrix descriptors say. SCALED 1: a row is multiplied by a power of two that brings its largest element to 2^13.
- *                 Grid {rows with padding}, block 256.
+ *                 (LAYOUT 0), 64 (s / 2) + 16 t + 8 (s % 2) on (LAYOUT 1, quip) or 32 s + 8 t on (LAYOUT 2, dense).
+ * Chunks lie [tile of x][span][step][8 rows][row % 8][t]. NATURAL 1: words of a quad's chunks are transposed, for
+ * products through shared memory. WIDE 1: for vq_wide.cu, [tile of x][span][pair of steps][row], in a row's 128 bytes
+ * the transposed words of both steps, their 16-byte pieces swizzled as matrix descriptors say. SCALED 1: a row is
+ * multiplied by a power of two that brings its largest element to 2^13. Grid {rows with padding}, block 256.
  *   qn_vq_digits  two rows of x as digits for vq_bytes.cu: three int8 an element, their spans' scales behind them.
  * Product i of a span, column 4 m + digit, lane t of a quad: elements 64 t + 8 i to + 7; quip:
  *                 64 (i / 2) + 16 t + 8 (i % 2) on, in the order 0 4 1 5 2 6 3 7. Grid {spans, 2}, block 256.
@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_rows(const __grid
             word[0] = v.x, word[1] = v.y, word[2] = v.z, word[3] = v.w;
         } else
 #endif
-        if (valid && i * 8 < a.k) {
+            if (valid && i * 8 < a.k) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 const float low = load_float(row, i * 8 + 2 * j, X_FORMAT);

@@ -28,8 +28,10 @@
 #define BLOCKS (256 / 8 / WARPS) /* of eight entries of a book, a warp */
 #define DEPTH ((VECTOR + 7) / 8) /* products along a vector */
 #define SPLIT (X_FORMAT == QN_MM_F32 ? 2 : 1)
-#define X_AHEAD (ROWS == 16 && VECTOR <= 8 && X_FORMAT != QN_MM_F32)   /* x of the slab after is loaded early where registers hold it */
-#define EARLY_LINES 16           /* rows' codes that a thread asks for before the kernel in front is done */
+#define X_AHEAD                                                                                                        \
+    (ROWS == 16 && VECTOR <= 8 &&                                                                                      \
+     X_FORMAT != QN_MM_F32) /* x of the slab after is loaded early where registers hold it */
+#define EARLY_LINES 16      /* rows' codes that a thread asks for before the kernel in front is done */
 
 DEV u32 tf32_of(float v)
 {

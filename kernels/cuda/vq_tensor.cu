@@ -14,8 +14,7 @@
  *
  * Host contract
  *   Parameters: FORMAT; TOKENS; TILES 16-row tiles of w a warp; FUSION, HOT, COPIES, REGISTERS,
- *     RESIDENT blocks a multiprocessor; SHARE blocks of a cluster that keep entries together (aqlm, entries of 16 bytes
- *     and more, HOT < ENTRIES)
+ *     RESIDENT blocks a multiprocessor
  *     aqlm   BOOKS, BITS, STORED bits of a code in memory, VECTOR (2 to 32, a power of two), ENTRIES = 2^BITS; f16
  *            codebooks without gaps at multiples of 16; K a multiple of 64; a lane's LANE_BYTES codes of a span at
  *            multiples of their largest power of two
@@ -161,10 +160,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) qn_vq_tensor(con
         }
     }
 #endif
-#if FORMAT == QN_CUDA_AQLM && SHARE > 1
-    cluster_arrive();
-    cluster_wait();
-#endif
     __syncthreads();
     const int there = lane / 4 < a.m; /* whether the lane's row of x is one, where there are 8 at most */
     int at = (int)blockIdx.x * a.spans, last = at + a.spans;
@@ -258,8 +253,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) qn_vq_tensor(con
         __syncthreads(); /* the next rows' first table may be the one just read */
 #endif
     }
-#if FORMAT == QN_CUDA_AQLM && SHARE > 1
-    cluster_arrive_relaxed(); /* no block leaves while another reads its entries */
-    cluster_wait();
-#endif
 }

@@ -13,9 +13,9 @@
  *
  * Host contract
  *   Parameters: as vq_tensor.cu without TILES, FUSION and REGISTERS; FORMAT QN_CUDA_DENSE: codes are f16 weights;
- *     TOKENS 64, 128 or 256; GROUPS, PAIR; STAGES of x; TABLE_BYTES; OUT, BIAS, SCALE_FORMAT, WSCALE_FORMAT (format + 1)
- *   Launch: block 128 GROUPS + 128, cluster PAIR, grid {clusters * PAIR, tiles of x or 1}; 2048 + TABLE_BYTES + STAGES *
- *   TOKENS * 128 bytes */
+ *     TOKENS 64, 128 or 256; GROUPS 2, PAIR 2; STAGES of x; TABLE_BYTES; OUT, BIAS, SCALE_FORMAT, WSCALE_FORMAT (format
+ * + 1) Launch: block 128 GROUPS + 128, cluster PAIR, grid {clusters * PAIR, tiles of x or 1}; 2048 + TABLE_BYTES +
+ * STAGES * TOKENS * 128 bytes */
 #include "formats.h"
 #include "cuda_vq.h"
 
@@ -28,7 +28,8 @@
 #define WGMMA_F16_(N, d, a, b, accumulate) WGMMA_F16__(N, d, a, b, accumulate)
 #define WGMMA_F16__(N, d, a, b, accumulate)                                                                            \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " WGMMA_AP##N ", 0;\n"                                              \
-                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" WGMMA_S##N "}, " WGMMA_A##N                \
+                                                                 "wgmma.mma_async.sync.aligned.m64n" #N                \
+                                                                 "k16.f32.f16.f16 {" WGMMA_S##N "}, " WGMMA_A##N       \
                  ", p, 1, 1, 0;\n}"                                                                                    \
                  : WGMMA_R##N("+f", d)                                                                                 \
                  : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "l"(b), "r"(accumulate)                         \
@@ -158,8 +159,7 @@ DEV float scale_unit(const qn_cuda_vq &a, int block)
 
 DEV void fill_scaled(u32 bytes, float scale, u32 shared)
 {
-    const u32 low =
-        pack_f16((float)(int)(signed char)bytes * scale, (float)(int)(signed char)(bytes >> 8) * scale);
+    const u32 low = pack_f16((float)(int)(signed char)bytes * scale, (float)(int)(signed char)(bytes >> 8) * scale);
     const u32 high =
         pack_f16((float)(int)(signed char)(bytes >> 16) * scale, (float)(int)(signed char)(bytes >> 24) * scale);
 #pragma unroll
@@ -273,8 +273,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
         if (threadIdx.x == THREADS) {
             while (w.at < w.last) {
                 const share s = next_share(a, cluster, w);
-                const char *from = (const char *)a.halves +
-                                   ((i64)s.tile * a.spans + s.span0) * (4 * STAGE_BYTES) + rank * (STAGE_BYTES / PAIR);
+                const char *from = (const char *)a.halves + ((i64)s.tile * a.spans + s.span0) * (4 * STAGE_BYTES) +
+                                   rank * (STAGE_BYTES / PAIR);
                 for (int i = 4 * s.span0; i < 4 * s.span1; i++, from += STAGE_BYTES) {
                     barrier_wait(empty + 8 * stage, phase ^ 1);
                     barrier_arrive_expect(full + 8 * stage, STAGE_BYTES);
@@ -286,12 +286,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
             }
         }
     } else {
-        /* no more in all than the block began with: 96 a thread of 640, 168 of 384 */
-#if GROUPS == 4
-        REGISTERS_TAKE(112);
-#else
-        REGISTERS_TAKE(240);
-#endif
+        REGISTERS_TAKE(240); /* no more in all than the block began with, or it waits for ever: 384 times 168 */
 #if FORMAT != QN_CUDA_DENSE
         tables t;
         t.books = a.books;

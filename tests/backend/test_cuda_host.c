@@ -31,7 +31,7 @@ static char cache[64], blocked[64];
 /* ---- contexts ---- */
 
 typedef struct setup {
-    const char *cuda, *nvrtc, *cache, *cubins;
+    const char *cuda, *nvrtc, *cache, *cubins, *target;
     qn_jit_policy jit;
     int32_t device;
     long fail_at; /* allocation of the context that fails; 0: none */
@@ -80,6 +80,7 @@ static qn_status open_world(world *w, const setup *s, qn_error *error)
     options.cache_dir = s->cache;
     options.cubin_dir = s->cubins;
     options.device = s->device;
+    options.cuda_target = s->target;
     options.cuda_library = s->cuda ? s->cuda : QN_FAKE_CUDA;
     options.nvrtc_library = s->nvrtc ? s->nvrtc : QN_FAKE_CUDA;
     return qn_ctx_create(&options, &w->ctx, error);
@@ -209,9 +210,9 @@ static void explain_and_doctor_tell(void **state)
     qn_plan_options_init(&options);
     options.backend = QN_BACKEND_CUDA;
     assert_int_equal(open_world(&w, &(setup){.cache = cache}, NULL), QN_OK);
-    assert_int_equal(qn_op_desc_parse("block_scaled_mm m=4 n=64 k=256 b=f8_e5m2", &desc, NULL), QN_OK);
+    assert_int_equal(qn_op_desc_parse("mxfp4_mm m=3 n=9 k=64", &desc, NULL), QN_OK);
     assert_int_equal(qn_explain(w.ctx, &desc, &options, text, sizeof text, NULL, NULL), QN_OK);
-    assert_non_null(strstr(text, "refused  qn_block_scaled_mm_e4m3_e4m3_fp__sm90a_128x128: weights are not e4m3"));
+    assert_non_null(strstr(text, "refused  qn_mxfp4_mm_bf16_mxfp4_fp__sm90a_mma: activations are not bf16"));
     qn_doctor(w.ctx, text, sizeof text);
     assert_non_null(strstr(text, "backend cuda: yes"));
     assert_non_null(strstr(text, "device: Fake GPU, sm_90a, 132 multiprocessors"));
@@ -312,6 +313,42 @@ static void cubins_are_cached(void **state)
     assert_string_equal(log, "");
     works(&(setup){0}, log);
     assert_int_equal(fake.compiles() - before, 4);
+}
+
+/* Kernels for a device that is not here are compiled and kept as for one that is; what would be read back is NaN. */
+static void a_target_needs_no_device(void **state)
+{
+    (void)state;
+    char log[4096];
+    const char *const nowhere = "/nowhere/libcuda.so";
+    empty_cache();
+    const long before = fake.compiles();
+    works(&(setup){.cuda = nowhere, .cache = cache, .target = "sm_90a"}, log);
+    assert_int_equal(fake.compiles() - before, 2);
+    assert_non_null(strstr(log, "2 compiled silu_mul_quant-sm_90a-"));
+    works(&(setup){.cache = cache, .jit = QN_JIT_CACHE_ONLY}, log); /* the device takes the same */
+    refuses(&(setup){.target = "sm_77"}, QN_E_DEVICE, "target 'sm_77' is none of sm_80");
+    world w;
+    qn_error error = {0};
+    void *one = NULL, *other = NULL, *stream = NULL, *graph = NULL;
+    float out = 0.0f;
+    assert_int_equal(open_world(&w, &(setup){.cuda = nowhere, .target = "sm_90a"}, &error), QN_OK);
+    assert_int_equal(qn_device_alloc(w.ctx, (size_t)1 << 36, &one, &error), QN_OK);
+    assert_int_equal(qn_device_alloc(w.ctx, 4, &other, &error), QN_OK);
+    assert_ptr_not_equal(one, other);
+    assert_int_equal(qn_stream_create(w.ctx, &stream, &error), QN_OK);
+    assert_int_equal(qn_device_copy_in(w.ctx, other, &out, sizeof out, stream, &error), QN_OK);
+    assert_int_equal(qn_device_copy_out(w.ctx, &out, other, sizeof out, stream, &error), QN_OK);
+    assert_true(out != out);
+    assert_int_equal(qn_graph_begin(w.ctx, stream, &error), QN_OK);
+    assert_int_equal(qn_graph_end(w.ctx, stream, &graph, &error), QN_OK);
+    assert_int_equal(qn_graph_launch(w.ctx, graph, stream, &error), QN_E_DEVICE);
+    assert_non_null(strstr(error.text, "only compiled"));
+    assert_int_equal(qn_device_alloc(w.ctx, SIZE_MAX, &graph, &error), QN_E_MEMORY);
+    qn_stream_destroy(w.ctx, stream);
+    qn_device_free(w.ctx, other);
+    qn_device_free(w.ctx, one);
+    close_world(&w);
 }
 
 static void policies_are_kept(void **state)
@@ -581,6 +618,7 @@ int main(void)
         cmocka_unit_test(explain_and_doctor_tell),
         cmocka_unit_test(tuned_cuts_are_read),
         cmocka_unit_test(cubins_are_cached),
+        cmocka_unit_test(a_target_needs_no_device),
         cmocka_unit_test(policies_are_kept),
         cmocka_unit_test(a_damaged_entry_is_made_again),
         cmocka_unit_test(a_cache_that_cannot_be_used_is_said_once),

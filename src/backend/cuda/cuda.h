@@ -77,6 +77,9 @@ typedef struct qn_cuda_device {
 /* A device of that target for compiling without one. */
 qn_cuda_device qn_cuda_typical_device(qn_cuda_target target);
 
+/* Functions in the place of a driver's for a device that is not there. */
+extern const qn_cu_api qn_cuda_absent;
+
 /* ---- state of a context ---- */
 
 /* A loaded cubin; several functions may be in it. */
@@ -123,12 +126,12 @@ void qn_cuda_pop(const qn_cuda *cuda);
 
 /* One kernel function to be compiled: the fixed body with these parameters before it. */
 typedef struct qn_cuda_program {
-    const char *source;    /* file under kernels/cuda/ */
-    const char *entry;     /* extern "C" name in it */
-    int32_t shared_bytes;  /* dynamic shared memory it is launched with at most; 0: none */
-    int32_t wide_clusters; /* clusters of more than 8 blocks */
+    const char *source;       /* file under kernels/cuda/ */
+    const char *entry;        /* extern "C" name in it */
+    int32_t shared_bytes;     /* dynamic shared memory it is launched with at most; 0: none */
+    int32_t wide_clusters;    /* clusters of more than 8 blocks */
     int32_t cluster, threads; /* where the plan must know how many clusters of that size run at a time; 0: need not */
-    char params[512];      /* "#define NAME value" lines (qn_cuda_define) */
+    char params[512];         /* "#define NAME value" lines (qn_cuda_define) */
 } qn_cuda_program;
 
 /* Add "#define name value" to a program. */

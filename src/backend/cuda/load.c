@@ -191,11 +191,27 @@ static qn_status open_device(qn_cuda *cuda, qn_error *error)
                          error);
 }
 
+/* The named target's device, which is not there. */
+static void open_absent(qn_cuda *cuda)
+{
+    for (int t = 0; t < QN_SM_COUNT; t++) {
+        if (strcmp(targets[t].name, cuda->ctx->cuda_target) == 0) {
+            cuda->cu = qn_cuda_absent;
+            cuda->device = qn_cuda_typical_device((qn_cuda_target)t);
+            cuda->device.memory_bytes = SIZE_MAX / 2;
+            snprintf(cuda->device.name, sizeof cuda->device.name, "no device, target %s", targets[t].name);
+            return;
+        }
+    }
+    snprintf(cuda->refusal, sizeof cuda->refusal,
+             "target '%.32s' is none of sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120a", cuda->ctx->cuda_target);
+}
+
 static void close_state(void *state)
 {
     qn_cuda *cuda = state;
-    if (cuda->context) {
-        const int current = cuda->cu.CtxPush(cuda->context) == CU_SUCCESS;
+    if (cuda->context || cuda->ctx->cuda_target) {
+        const int current = cuda->context && cuda->cu.CtxPush(cuda->context) == CU_SUCCESS;
         for (qn_cuda_module *m = cuda->modules, *next; m; m = next) {
             next = m->next;
             cuda->cu.ModuleUnload(m->handle);
@@ -204,7 +220,9 @@ static void close_state(void *state)
         if (current) {
             qn_cuda_pop(cuda);
         }
-        cuda->cu.PrimaryRelease(cuda->ordinal);
+        if (cuda->context) {
+            cuda->cu.PrimaryRelease(cuda->ordinal);
+        }
     }
     if (cuda->nvrtc_handle) {
         dlclose(cuda->nvrtc_handle);
@@ -225,7 +243,9 @@ static qn_cuda *open_state(const qn_ctx *ctx)
     cuda->ctx = ctx;
     pthread_mutex_init(&cuda->lock, NULL);
     qn_error error = {0};
-    if (load_driver(cuda)) {
+    if (ctx->cuda_target) {
+        open_absent(cuda);
+    } else if (load_driver(cuda)) {
         if (open_device(cuda, &error) != QN_OK) {
             snprintf(cuda->refusal, sizeof cuda->refusal, "%s", error.text);
         } else {

@@ -113,8 +113,8 @@ static int32_t sharing_of(int32_t wn, int32_t rows)
     return rows == 128 ? 1 : rows >= 32 || wn < 4 ? 8 / wn : wn < 7 ? 12 / wn : 2;
 }
 
-/* The same of fp4_mm_few.cu: 12 or 16 warps issue at that share of the schedulers' rate, a stage costs its warps a wait,
- * and sums of other blocks come slowly. */
+/* The same of fp4_mm_few.cu: 12 or 16 warps issue at that share of the schedulers' rate, a stage costs its warps a
+ * wait, and sums of other blocks come slowly. */
 static double cost_of_few(const cut *c, const shape *s)
 {
     const int32_t strip = strip_of(c), columns = c->rows / 8;

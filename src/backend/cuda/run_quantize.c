@@ -19,8 +19,8 @@ enum {
     WIDE_THREADS = 128,
     WIDE_WAVES = 8, /* teams spread wide up to that many blocks a multiprocessor */
     PLAIN_THREADS = 128,
-    UNROLL = 4,         /* segments of a team, one after the other, with all loads in flight */
-    SHORT_UNROLL = 2,   /* of silu's two loads in rows that would leave a block too few threads, and of f32 */
+    UNROLL = 4,       /* segments of a team, one after the other, with all loads in flight */
+    SHORT_UNROLL = 2, /* of silu's two loads in rows that would leave a block too few threads, and of f32 */
     SHORT_VECTORS = 768,
     DEPENDENT_BLOCKS = 64, /* up to that many a multiprocessor, starting early gains; wider launches lose by it */
     MOST_GRID_X = 0x7fffffff,
@@ -65,8 +65,7 @@ static int is_per(const qn_op_desc *desc, int32_t granularity)
 /* A row has several scales. */
 static int is_grouped(const qn_op_desc *desc)
 {
-    return is_silu(desc) ? desc->attr[QN_ATTR_GROUP].i > 0
-                         : is_per(desc, QN_PER_GROUP) || is_per(desc, QN_PER_BLOCK);
+    return is_silu(desc) ? desc->attr[QN_ATTR_GROUP].i > 0 : is_per(desc, QN_PER_GROUP) || is_per(desc, QN_PER_BLOCK);
 }
 
 /* A launch before finds the ranges. */
@@ -84,7 +83,10 @@ static shape_plan plan_shape(const qn_op_desc *desc)
 {
     const int64_t columns = desc->in[0].dims[1], k = is_silu(desc) ? columns / 2 : columns;
     const int grouped = is_grouped(desc);
-    shape_plan p = {.k = k, .length = is_per(desc, QN_PER_BLOCK) ? SPAN : grouped ? desc->attr[QN_ATTR_GROUP].i : qn_max_i64(k, 1)};
+    shape_plan p = {.k = k,
+                    .length = is_per(desc, QN_PER_BLOCK) ? SPAN
+                              : grouped                  ? desc->attr[QN_ATTR_GROUP].i
+                                                         : qn_max_i64(k, 1)};
     p.segments = grouped ? qn_ceil_div(k, p.length) : 1;
     const int64_t lanes = p.length / PER;
     if (k % PER != 0 || k == 0) {
@@ -110,7 +112,8 @@ static int32_t unroll_of(const qn_op_desc *desc, const shape_plan *p, int wide)
     return wide ? 1 : heavy ? SHORT_UNROLL : UNROLL;
 }
 
-/* As many blocks a multiprocessor as the registers of the segments in flight allow: f32 takes twice those of 16 bits. */
+/* As many blocks a multiprocessor as the registers of the segments in flight allow: f32 takes twice those of 16 bits.
+ */
 static int32_t team_blocks(const qn_op_desc *desc, const shape_plan *p, int wide)
 {
     const int32_t most = desc->in[0].format == QN_F32 && is_silu(desc) ? 5 : 6;
@@ -249,10 +252,10 @@ static qn_status launch_ranges(const qn_cuda_run *run, qn_cuda_rows *a, int32_t 
         a->range_row = 2 * across;
         a->range_segment = 2;
     }
-    QN_TRY(qn_cuda_check(run->cuda,
-                         run->cuda->cu.Fill((cu_pointer)(uintptr_t)a->ranges, 0,
-                                            workspace(run->kernel, desc, a->m, 0), run->stream),
-                         "cuMemsetD8Async", error));
+    QN_TRY(qn_cuda_check(
+        run->cuda,
+        run->cuda->cu.Fill((cu_pointer)(uintptr_t)a->ranges, 0, workspace(run->kernel, desc, a->m, 0), run->stream),
+        "cuMemsetD8Async", error));
     const qn_cuda_geometry g = {
         .grid = {(uint32_t)across, (uint32_t)qn_min_i64(qn_ceil_div(a->m, SPAN), MOST_GRID_Y), 1},
         .block = {RANGE_THREADS, 1, 1}};
@@ -293,8 +296,8 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         g.block[0] = PLAIN_THREADS;
         g.grid[1] = (uint32_t)qn_min_i64(p.segments, MOST_GRID_Y);
     }
-    g.dependent = run->device->major >= 9 && 
-                  (int64_t)g.grid[0] * g.grid[1] <= (int64_t)run->device->sms * DEPENDENT_BLOCKS;
+    g.dependent =
+        run->device->major >= 9 && (int64_t)g.grid[0] * g.grid[1] <= (int64_t)run->device->sms * DEPENDENT_BLOCKS;
     return qn_cuda_launch(run, wide ? WIDE : fast ? FAST : PLAIN, &g, arguments, error);
 }
 
@@ -303,8 +306,7 @@ static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .l
 #define ROW(op_, contract)                                                                                             \
     {                                                                                                                  \
         QN_CUDA_HOOKS, .name = "qn_" contract "__sm80_rows", .op = (op_), .level = "sm_80 and later",                  \
-                       .status = "tested", .accepts = accepts, .workspace_bytes = workspace,                           \
-                       .impl = &impl                                                                                   \
+                       .status = "tested", .accepts = accepts, .workspace_bytes = workspace, .impl = &impl             \
     }
 
 static const qn_kernel kernels[] = {

@@ -14,19 +14,12 @@
 #include "kernels/common/cuda_vq.h"
 #include "ref/vq.h"
 
-#include <stdlib.h>
-#include <stdio.h>
-static int DEV(const char *name, int other)
-{
-    return getenv(name) ? atoi(getenv(name)) : other;
-}
-
 enum {
     THREADS = 256,
     DIRECT_ROWS = 4,
     DIRECT_COLUMNS = 8,
-    MOST_BLOCKS = 384, /* that spans are dealt to */
-    MOST_CLUSTERS = 160, /* the same of vq_wide.cu's clusters */
+    MOST_BLOCKS = 384,  /* that spans are dealt to */
+    MOST_CLUSTERS = 96, /* the same of vq_wide.cu's clusters */
     MOST_GRID_Y = 65535,
     MOST_LANE_BYTES = 32,
     MANY_LANE_BYTES = 24,
@@ -34,12 +27,13 @@ enum {
     BYTES_ROWS = 2,           /* rows of x that vq_bytes.cu takes */
     BYTES_SHARED = 2 * 32768,
     SUMS_CLUSTER = 8,
-    SHARE = 4,
     SUMS_MANY_ROWS = 16384, /* of w: warps take 32 at a time */
-    TENSORS = 4, /* programs of vq_tensor.cu: 8, 16, 32, 64 rows */
-    WIDES = 3,   /* programs of vq_wide.cu: 64, 128, 256 rows */
-    WIDE_FROM = 33, /* rows of x from which it is taken, */
-    DENSE_FROM = 65, /* and where weights are written out before */
+    TENSORS = 4,            /* programs of vq_tensor.cu: 8, 16, 32, 64 rows */
+    WIDES = 3,              /* programs of vq_wide.cu: 64, 128, 256 rows */
+    WIDE_FROM = 33,         /* rows of x from which it is taken, */
+    DENSE_FROM = 65,        /* and where weights are written out before */
+    WIDE_GROUPS = 2,        /* warpgroups of a block, blocks of a cluster: QN_VQ_BLOCK_ROWS rows of w */
+    WIDE_PAIR = 2,
     WIDE_STAGES = 8,
     WIDE_FRONT = 2048, /* bytes of barriers and of alignment */
     WIDE_TABLES = 128 << 10
@@ -52,14 +46,14 @@ typedef struct vq_impl {
 
 /* Programs of a plan by their place; -1: it has none. */
 typedef struct places {
-    int32_t direct, rows, finish, turn_in, turn_out, sums, digits, bytes, tensor, tensors, unpack, wide_rows, wide, wides;
+    int32_t direct, rows, finish, turn_in, turn_out, sums, digits, bytes, tensor, tensors, unpack, wide_rows, wide,
+        wides;
     int32_t count;
 } places;
 
 /* What vq_tensor.cu is made with for a number of rows. */
 typedef struct cut {
     int32_t tokens, tiles, fusion, hot, copies, registers, resident, shared_bytes;
-    int32_t share; /* blocks of a cluster that keep the entries together */
     int32_t split; /* spans are dealt to all blocks */
 } cut;
 
@@ -172,10 +166,7 @@ static sums_cut sums_cut_of(const qn_vq *vq, const qn_cuda_device *device)
                   .cluster = device->major >= 9 ? (int32_t)qn_min_i64(slabs, SUMS_CLUSTER) : 1,
                   .shared_bytes = QN_VQ_SUMS_SHARED};
     const int64_t batches = qn_ceil_div(vq->n, c.rows);
-    /* A round of a cluster's blocks over their slabs takes 2.2 us (H200) beside the lookups, which are the faster the
-     * fewer blocks read at the same time; adding parts in a launch of its own takes 2.5 us. */
-    const double rounds = (double)qn_ceil_div(slabs, SUMS_CLUSTER), weights = (double)vq->n * (double)vq->k;
-    if (2.2 * rounds - 2.5 > 2.1e-8 * weights) {
+    if (!qn_vq_sums_in_turn(vq->n, vq->k, (double)slabs)) {
         c.cluster = 1;
     }
     if (c.cluster > 1) {
@@ -256,14 +247,8 @@ static cut cut_for(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device
         t.hot = (device->shared_bytes - exchange) / (entry * books);
     }
     t.shared_bytes = t.hot * entry * t.copies * books + exchange;
-    t.share = 1;
-    if (device->major >= 9 && c->level == QN_VQ_LEVEL_O4 && vq->format == QN_VQ_AQLM && vq->in_group >= 8 &&
-        t.hot > 0 && t.hot < 1 << vq->bits && tokens <= 16) {
-        t.share = DEV("QN_DEV_SHARE", SHARE);
-        t.hot = (int32_t)qn_min_i64((int64_t)t.hot * t.share, INT64_C(1) << vq->bits);
-        t.hot -= t.hot % t.share;
-    }
-    const int light = t.tiles == 2 && tokens <= 16 && !many && (vq->format != QN_VQ_QUIP_E8P || codebook_number(vq) == 1);
+    const int light =
+        t.tiles == 2 && tokens <= 16 && !many && (vq->format != QN_VQ_QUIP_E8P || codebook_number(vq) == 1);
     t.resident = light && t.shared_bytes <= device->shared_bytes / 2 ? 2 : 1;
     return t;
 }
@@ -288,16 +273,18 @@ static int wide_possible(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_
 {
     const int32_t level = desc->attr[QN_ATTR_LEVEL].i;
     return device->target == QN_SM_90A && level == QN_VQ_LEVEL_AUTO && vq->k > 0 && vq->n > 0 && vq->k % 64 == 0 &&
-           (vq->format != QN_VQ_AQLM || vq->out_group == 1);
+           vq->format != QN_VQ_VPTQ &&
+           (vq->format != QN_VQ_AQLM || (vq->out_group == 1 && tensor(desc, QN_VQ_CODEBOOKS)->format == QN_F16));
 }
 
 static wide_cut wide_cut_of(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int32_t tokens)
 {
-    const int64_t entry = vq->format == QN_VQ_QUIP_E8P ? 4 : vq->format == QN_VQ_GPTVQ ? 8 : vq->in_group * 2;
+    const int aqlm = vq->format == QN_VQ_AQLM;
+    const int64_t entry = aqlm ? vq->in_group * 2 : vq->format == QN_VQ_QUIP_E8P ? 4 : 8;
     const int64_t slots = entry >= 16 ? 8 : 128 / entry; /* lanes that are served together */
-    const int64_t books = vq->format == QN_VQ_AQLM ? vq->codebooks : vq->format == QN_VQ_GPTVQ ? 2 : 1;
-    const int64_t bytes = books * entry * (vq->format == QN_VQ_AQLM ? INT64_C(1) << vq->bits : 256);
-    wide_cut c = {.dense = vq->format == QN_VQ_VPTQ || !tensor_possible(desc, vq) || bytes > WIDE_TABLES, .copies = 1};
+    const int64_t books = aqlm ? vq->codebooks : vq->format == QN_VQ_GPTVQ ? 2 : 1;
+    const int64_t bytes = books * entry * (aqlm ? INT64_C(1) << vq->bits : 256);
+    wide_cut c = {.dense = !tensor_possible(desc, vq) || bytes > WIDE_TABLES, .copies = 1};
     while (!c.dense && c.copies < slots && bytes * c.copies * 2 <= WIDE_TABLES / 2) {
         c.copies *= 2;
     }
@@ -437,13 +424,6 @@ static int32_t wide_tokens(int32_t i)
     return 256 >> i;
 }
 
-/* Blocks of a cluster; each has its share of the four warpgroups that QN_VQ_BLOCK_ROWS rows take. With few rows of x
- * decoding is what takes long, and more warps of a multiprocessor do it faster. */
-static int32_t wide_pair(int32_t tokens)
-{
-    return tokens == QN_VQ_MOST_TOKENS ? 1 : 2;
-}
-
 static void wide_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int32_t tokens,
                          qn_cuda_program *p)
 {
@@ -455,8 +435,8 @@ static void wide_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_
     p->shared_bytes = c.shared_bytes;
     qn_cuda_define(p, "FORMAT", c.dense ? QN_CUDA_DENSE : number_of(vq->format));
     qn_cuda_define(p, "TOKENS", tokens);
-    qn_cuda_define(p, "GROUPS", 4 / wide_pair(tokens));
-    qn_cuda_define(p, "PAIR", wide_pair(tokens));
+    qn_cuda_define(p, "GROUPS", WIDE_GROUPS);
+    qn_cuda_define(p, "PAIR", WIDE_PAIR);
     qn_cuda_define(p, "STAGES", c.stages);
     qn_cuda_define(p, "OUT", turned ? QN_MM_F32 : out_format(desc));
     qn_cuda_define(p, "BIAS", bias && !turned ? qn_cuda_float_format(bias) + 1 : 0);
@@ -494,11 +474,6 @@ static void tensor_program(const qn_op_desc *desc, const qn_vq *vq, const cut *t
     qn_cuda_define(p, "COPIES", t->copies);
     qn_cuda_define(p, "REGISTERS", t->registers);
     qn_cuda_define(p, "RESIDENT", t->resident);
-    qn_cuda_define(p, "SHARE", t->share);
-    if (t->share > 1) {
-        p->cluster = t->share;
-        p->threads = 32 * QN_VQ_BLOCK_ROWS / (16 * t->tiles);
-    }
     if (quip) {
         qn_cuda_define(p, "CODEBOOK", codebook_number(vq));
         return;
@@ -715,8 +690,8 @@ static int tensor_takes(const qn_op_desc *desc, const qn_vq *vq, const qn_args *
 
 static int bytes_take(const qn_op_desc *desc, const qn_vq *vq, const qn_args *args)
 {
-    return tensor_takes(desc, vq, args) && (vq->format != QN_VQ_QUIP_E8P ||
-                                            args->in[QN_VQMM_FIRST + QN_VQ_QIDXS].strides[0] == vq->k / 32 * 8);
+    return tensor_takes(desc, vq, args) &&
+           (vq->format != QN_VQ_QUIP_E8P || args->in[QN_VQMM_FIRST + QN_VQ_QIDXS].strides[0] == vq->k / 32 * 8);
 }
 
 static int sums_take(const qn_vq *vq, const qn_args *args)
@@ -725,8 +700,8 @@ static int sums_take(const qn_vq *vq, const qn_args *args)
     const qn_view *books = &args->in[QN_VQMM_FIRST + QN_VQ_CODEBOOKS];
     const int64_t size = books->shape.format == QN_F32 ? 4 : 2;
     return aligned(codes, codes->strides[0], 4) && codes->strides[0] >= 0 && codes->strides[0] <= INT32_MAX &&
-           (vq->packed || codes->strides[1] == vq->codebooks) &&
-           books_dense(books, vq->in_group * size) && aligned(books, 0, 16);
+           (vq->packed || codes->strides[1] == vq->codebooks) && books_dense(books, vq->in_group * size) &&
+           aligned(books, 0, 16);
 }
 
 static void bind_tensors(const qn_vq *vq, const qn_args *args, qn_cuda_vq *a)
@@ -831,12 +806,11 @@ static qn_status launch_sums(const qn_cuda_run *run, const places *p, const qn_v
     a->slabs = (int32_t)slabs_of(vq);
     a->row_scale = NULL;
     void *const arguments[] = {a};
-    const qn_cuda_geometry g = {
-        .grid = {(uint32_t)(c.parts * c.cluster), c.cluster > 1 ? 1 : (uint32_t)a->slabs, 1},
-        .block = {512, 1, 1},
-        .shared_bytes = (uint32_t)c.shared_bytes,
-        .cluster = (uint32_t)c.cluster,
-        .dependent = run->device->major >= 9};
+    const qn_cuda_geometry g = {.grid = {(uint32_t)(c.parts * c.cluster), c.cluster > 1 ? 1 : (uint32_t)a->slabs, 1},
+                                .block = {512, 1, 1},
+                                .shared_bytes = (uint32_t)c.shared_bytes,
+                                .cluster = (uint32_t)c.cluster,
+                                .dependent = run->device->major >= 9};
     QN_TRY(qn_cuda_launch(run, p->sums, &g, arguments, error));
     return c.cluster > 1 ? QN_OK : launch_finish(run, p, a, error);
 }
@@ -855,12 +829,6 @@ static qn_status launch_tensor(const qn_cuda_run *run, const places *p, const qn
     if (t.split && a->m <= QN_VQ_MOST_TOKENS) {
         a->blocks = (int32_t)qn_min_i64(qn_min_i64((int64_t)run->device->sms * t.resident, MOST_BLOCKS), rows * spans);
     }
-    if (t.share > 1) {
-        const int64_t most = run->functions[p->tensor + i].clusters;
-        if (getenv("QN_DEV_TALK")) fprintf(stderr, "share %d clusters %d hot %d\n", t.share, (int)most, t.hot);
-        const int64_t clusters = most > 0 ? most : run->device->sms / t.share;
-        a->blocks = (int32_t)qn_max_i64(1, qn_min_i64(a->blocks / t.share, clusters)) * t.share;
-    }
     if (!scaled) {
         a->row_scale = NULL;
     }
@@ -872,7 +840,6 @@ static qn_status launch_tensor(const qn_cuda_run *run, const places *p, const qn
     g.grid[1] = (uint32_t)tiles;
     g.block[0] = (uint32_t)(32 * QN_VQ_BLOCK_ROWS / (16 * t.tiles));
     g.shared_bytes = (uint32_t)t.shared_bytes;
-    g.cluster = (uint32_t)t.share;
     QN_TRY(qn_cuda_launch(run, p->tensor + i, &g, arguments, error));
     return launch_finish(run, p, a, error);
 }
@@ -894,16 +861,16 @@ static qn_status launch_bytes(const qn_cuda_run *run, const places *p, const qn_
     return launch_finish(run, p, a, error);
 }
 
-/* Clusters that the spans of a tile of x are dealt to; 0: clusters take whole tiles. In multiples of the time of a span
- * of 256 rows of x, half a microsecond a cluster of two: parts are written and read, and another launch adds them. */
+/* Clusters that the spans of a tile of x are dealt to; 0: clusters take whole tiles. A cluster's span of 256 rows of x
+ * takes 3.25 us (H200); parts are written and read, and another launch adds them. */
 static int64_t wide_blocks(const qn_cuda_run *run, const qn_vq *vq, int32_t tokens, int64_t m)
 {
-    const int64_t clusters = qn_min_i64(run->device->sms / wide_pair(tokens), MOST_CLUSTERS);
+    const int64_t clusters = qn_min_i64(run->device->sms / WIDE_PAIR, MOST_CLUSTERS);
     const int64_t tiles = qn_ceil_div(m, tokens), all = row_blocks(vq) * tiles, spans = spans_of(vq);
     if (tiles * 2 > clusters) {
         return 0;
     }
-    const double span_us = 3.25 * (tokens > QN_VQ_MOST_TOKENS ? tokens / 256.0 : 0.5);
+    const double span_us = 3.25 * (tokens > QN_VQ_MOST_TOKENS ? tokens / 256.0 : 0.46); /* few rows: lookups */
     const double whole = (double)(qn_ceil_div(all, clusters) * spans) * span_us;
     const double parts = 4.0 + 16.0 * (double)m * (double)vq->n / 3.5e6;
     const double split = 1.05 * (double)(all * spans) / (double)clusters * span_us + parts;
@@ -917,8 +884,8 @@ static qn_status launch_wide(const qn_cuda_run *run, const places *p, const qn_v
     while (i > 0 && wide_tokens(i) < a->m) {
         i--;
     }
-    const int32_t tokens = wide_tokens(i), pair = wide_pair(tokens);
-    const int64_t tiles = qn_ceil_div(a->m, tokens), clusters = run->device->sms / pair;
+    const int32_t tokens = wide_tokens(i);
+    const int64_t tiles = qn_ceil_div(a->m, tokens), clusters = run->device->sms / WIDE_PAIR;
     const int turned = p->turn_out >= 0;
     void *const arguments[] = {a};
     qn_cuda_geometry g = {.block = {THREADS, 1, 1}, .dependent = run->device->major >= 9};
@@ -947,10 +914,10 @@ static qn_status launch_wide(const qn_cuda_run *run, const places *p, const qn_v
         a->y_row = (int64_t)a->n * 4;
     }
     const int64_t all = row_blocks(vq) * tiles;
-    g.grid[0] = (uint32_t)((a->blocks > 0 ? a->blocks : qn_min_i64(clusters, all)) * pair);
+    g.grid[0] = (uint32_t)((a->blocks > 0 ? a->blocks : qn_min_i64(clusters, all)) * WIDE_PAIR);
     g.grid[1] = (uint32_t)(a->blocks > 0 ? tiles : 1);
-    g.block[0] = (uint32_t)(128 * (4 / pair) + 128);
-    g.cluster = (uint32_t)pair;
+    g.block[0] = 128 * WIDE_GROUPS + 128;
+    g.cluster = WIDE_PAIR;
     g.shared_bytes = (uint32_t)wide_cut_of(run->call->desc, vq, run->device, tokens).shared_bytes;
     QN_TRY(qn_cuda_launch(run, p->wide + i, &g, arguments, error));
     if (a->blocks > 0) {
