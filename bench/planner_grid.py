@@ -117,7 +117,8 @@ class Operands:
     """Of a case, by the shapes that a plan names; copies of the codes are in rotation."""
 
     def __init__(self, q, plan, skew, memory):
-        self.keep, self.args, code_slots = [], Args(), {}
+        self.q, self.keep, self.args, code_slots = q, [], Args(), []
+        self.code_bytes = 0
         for slot in range(MAX_IN):
             shape = plan.desc.inputs[slot]
             if shape.format == 0:
@@ -125,27 +126,35 @@ class Operands:
             bytes = elements(shape) * BYTES[shape.format]
             if shape.format in FLOATS:
                 part = values(shape.format, slot)
-                data = (part * (bytes // len(part) + 1))[:bytes]
+                view(self.args.inputs[slot], shape, self.place((part * (bytes // len(part) + 1))[:bytes]))
             else:
-                data = codes(bytes, slot, shape.format in WIDE, 1 if shape.ndim == 4 else skew)
-                code_slots[slot] = data
-            self.put(q, self.args.inputs[slot], shape, data)
+                even = 1 if shape.ndim == 4 else skew
+                view(self.args.inputs[slot], shape, self.place_codes(bytes, slot, shape.format in WIDE, even))
+                code_slots.append((slot, bytes))
+                self.code_bytes += bytes
         shape = plan.out[0]
-        self.put(q, self.args.outputs[0], shape, b"\0" * (elements(shape) * BYTES[shape.format]))
-        size = sum(len(data) for data in code_slots.values())
-        self.copies = max(2, min(400, memory // max(size, 1) + 1))
+        view(self.args.outputs[0], shape, self.place(b"\0" * (elements(shape) * BYTES[shape.format])))
+        self.copies = max(2, min(400, memory // max(self.code_bytes, 1) + 1))
         self.turns = [self.args]
         for _ in range(self.copies - 1 if q.backend == CUDA else 0):
             a = Args.from_buffer_copy(self.args)
-            for slot, data in code_slots.items():
-                raw, a.inputs[slot].data = q.place(data)
-                self.keep.append(raw)
+            for slot, bytes in code_slots:
+                a.inputs[slot].data = self.place_codes(bytes, slot, a.inputs[slot].shape.format in WIDE, skew)
             self.turns.append(a)
 
-    def put(self, q, v, shape, data):
-        raw, at = q.place(data)
+    def place(self, data):
+        raw, at = self.q.place(data)
         self.keep.append(raw)
-        view(v, shape, at)
+        return at
+
+    def place_codes(self, bytes, slot, wide, skew):
+        if self.q.backend != CUDA:
+            return self.place(codes(bytes, slot, wide, skew))
+        raw = (torch.rand(bytes, device="cuda") ** skew * 256).clamp_(max=255).to(torch.uint8)
+        if wide:
+            raw[0::2] = torch.randint(0, 256, (bytes // 2,), device="cuda", dtype=torch.uint8)
+        self.keep.append(raw)
+        return raw.data_ptr()
 
     def packed(self, q, plan):
         """Copies of packed weights, for a plan that has any."""

@@ -95,6 +95,11 @@ class Plan:
         quern.must(quern.lib.qn_run, self.handle, ctypes.byref(args), ctypes.c_void_p(self.workspace),
                    ctypes.c_size_t(self.bytes), ctypes.byref(run))
 
+    def explain(self):
+        text = ctypes.create_string_buffer(1 << 16)
+        self.quern.lib.qn_plan_explain(self.handle, text, ctypes.c_size_t(len(text)))
+        return text.value.decode()
+
     def close(self):
         self.quern.lib.qn_plan_destroy(self.handle)
 
@@ -102,7 +107,7 @@ class Plan:
 class Quern:
     """The library and a context of it; with `threads` plans are of the CPU backend and their memory is this process's."""
 
-    def __init__(self, lib, cubins, threads=0):
+    def __init__(self, lib, cubins, threads=0, cache=None):
         self.lib = ctypes.CDLL(lib)
         self.backend, self.threads = (CPU, threads) if threads else (CUDA, 1)
         self.lib.qn_plan_kernel.restype = ctypes.c_char_p
@@ -117,6 +122,7 @@ class Quern:
         if options.size != ctypes.sizeof(options):
             raise RuntimeError(f"qn_ctx_options has {options.size} bytes, these scripts expect {ctypes.sizeof(options)}")
         options.cubin_dir = cubins.encode() if cubins else None
+        options.cache_dir = cache.encode() if cache else None
         self.must(self.lib.qn_ctx_create, ctypes.byref(options), ctypes.byref(self.ctx))
         self.pool = ctypes.c_void_p()
         if threads:
@@ -146,6 +152,9 @@ class Quern:
 
     def plan(self, text, rows, kernel=None):
         return Plan(self, text, rows, kernel)
+
+    def close(self):
+        self.lib.qn_ctx_destroy(self.ctx)
 
 
 def time_graph(call, copies, guess, total=20000):

@@ -133,6 +133,8 @@ int cli_start(cli *c)
     options.cubin_dir = c->cubin_dir[0] ? c->cubin_dir : NULL;
     options.jit = (qn_jit_policy)c->value[OPT_JIT].i;
     options.device = (int32_t)c->value[OPT_DEVICE].i;
+    if (cli_verb_takes(c->verb, OPT_TARGET) && c->operand_count) /* a model's kernels without a GPU */
+        options.cuda_target = c->value[OPT_TARGET].s;
     int code = cli_check(c, qn_ctx_create(&options, &c->ctx, &error), &error, PHASE_RUN);
     qn_plan_options_init(&c->plan);
     if (!code && cli_verb_takes(c->verb, OPT_BACKEND))

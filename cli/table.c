@@ -53,7 +53,7 @@ const cli_option cli_options[OPT_LIMIT] = {
     [OPT_DEVICE] = {"device", NULL, 0, KIND_INT, 0, 1024, "0", "N", "the GPU to use, as the driver counts them"},
     [OPT_TARGET] = {"target", NULL, 0, KIND_TEXT, 0, 0, NULL, "LIST",
                     "architectures to compile for, commas between them: sm_80, sm_86, sm_89, sm_90a, sm_100a, "
-                    "sm_120a, or all; without it that of the GPU here"},
+                    "sm_120a, or all; with a MODEL one of them; without it that of the GPU here"},
     [OPT_CTX_SIZE] = {"ctx-size", "ctx|max-model-len", 'c', KIND_INT, 0, 16777216, "0", "N",
                       "context length in tokens; 0: the model's, at most 4096"},
     [OPT_BATCH] = {"batch", "batch-size", 'b', KIND_INT, 1, 65536, "512", "N",
@@ -268,9 +268,11 @@ const cli_verb cli_verbs[] = {
      "Makes every GPU kernel that a case of the case table needs and keeps it in the cache folder, so that later runs "
      "find it there. With --target no GPU is needed: the folder can be carried to a machine that has one. What is "
      "cached already is not compiled again. One line a kernel, its time and where it came from. With a MODEL, the "
-     "kernels of that model instead, on the GPU here: those of its shapes, and the fused ones that decoding goes "
-     "through. A folder made so beside the program, as `cubins`, is what --jit off runs the model from.",
-     "quern warm\nquern warm model.gguf --cache-dir cubins\nquern warm --target sm_90a,sm_80 --cache-dir cubins",
+     "kernels of that model instead: those of its shapes, and the fused ones that decoding goes through, as the GPU "
+     "here takes them or, with --target, a typical one of that architecture. A folder made so beside the program, "
+     "as `cubins`, is what --jit off runs the model from.",
+     "quern warm\nquern warm model.gguf --cache-dir cubins\nquern warm model.gguf --target sm_90a --cache-dir cubins\n"
+     "quern warm --target sm_90a,sm_80 --cache-dir cubins",
      verb_warm},
 
     {"bench", "kernels | model ...", 0, -1, 0, OPTIONS(OPT_HELP), "measure kernels or a model",

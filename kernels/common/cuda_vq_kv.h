@@ -19,7 +19,7 @@ typedef struct qn_cuda_vq_book {
 } qn_cuda_vq_book;
 
 /* Items are what a block does one after the other: part `item % parts` of the tokens of one sequence, for the query
- * heads that share its tables. A sequence is one query; it sees lens[i] tokens or, lens NULL, what row i of `batch`
+ * heads that share its tables. A sequence is one query; it sees lens[i] tokens or, without lens, what row i of `batch`
  * queries at the end of `room` tokens sees; position not NULL: of *position + 1 tokens. With a window tokens from a
  * multiple of 32 on are rows token % recent_rows of `recent`: they are one part more, the last. */
 typedef struct qn_cuda_vq_attention {

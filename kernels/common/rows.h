@@ -9,7 +9,7 @@
 
 #include "kernels/common/mm.h"
 
-#define QN_ROWS_PAST_BYTES 64
+#define QN_ROWS_PAST_BYTES 16
 #define QN_ROWS_REALS 3 /* functions by element format, indexed by qn_mm_real */
 
 /* What values span: low = min(0, v), high = max(0, v), NaN left out; nan: there was one. */

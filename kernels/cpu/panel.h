@@ -275,8 +275,8 @@ QN_INLINE void few_rows(const int code, const int mr, const int nr, const qn_pan
         t.after = (n - 1) * call->panel_bytes + (call->panel_bytes - call->blocks * block_bytes(code));
         if (n == nr) {
             panel_tile(code, mr, nr, 1, &t);
-        } else if (nr > 2 && n == 2) {
-            panel_tile(code, mr, 2, 1, &t);
+        } else if (n == 2) {
+            panel_tile(code, mr, nr > 2 ? 2 : 1, 1, &t); /* dead where nr is no more than that */
         } else {
             panel_tile(code, mr, 1, 1, &t);
         }

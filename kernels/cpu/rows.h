@@ -31,20 +31,11 @@ QN_INLINE void load_step(const int format, const void *x, vf *a, vf *b)
     }
 }
 
-/* The same without signs. Returns pairs of 16-bit halves whose top bits are the signs. */
-QN_INLINE vi load_magnitudes(const int format, const void *x, vf *a, vf *b)
+/* The same; returns pairs of 16-bit halves whose top bits are the signs. */
+QN_INLINE vi load_signs(const int format, const void *x, vf *a, vf *b)
 {
-    if (format == QN_MM_BF16) {
-        const vi w = vi_load(x), size = vi_and(w, vi_set(0x7fff7fff));
-        *a = vf_bits(vi_shl(size, 16));
-        *b = vf_bits(vi_and(size, vi_set(0xffff0000)));
-        return w;
-    }
     load_step(format, x, a, b);
-    const vi signs = vi_select(vi_set(0xffff0000), vi_bits(*b), vi_shr(vi_bits(*a), 16));
-    *a = vf_bits(vi_and(vi_bits(*a), vi_set(0x7fffffff)));
-    *b = vf_bits(vi_and(vi_bits(*b), vi_set(0x7fffffff)));
-    return signs;
+    return format == QN_MM_BF16 ? vi_load(x) : vi_select(vi_set(0xffff0000), vi_bits(*b), vi_shr(vi_bits(*a), 16));
 }
 
 /* The last elements of a row with zeros behind them. */

@@ -186,6 +186,41 @@ QN_INLINE vi round_small(vf t, const unsigned m, const int e_min)
     return vi_add(vi_bits(sum), vi_shr(e, 23 - m));
 }
 
+/* The same of |t|, where a level looks up addends by exponent: t below 2^(e_min + 28 - m), or held to 16. */
+#ifdef VEC_ADDENDS
+typedef vec_addends addends;
+
+QN_INLINE addends addends_of(const unsigned m, const int e_min)
+{
+    return vec_addends_of((int)m, e_min);
+}
+
+QN_INLINE vi round_size(vf t, const unsigned m, const int e_min, const int held, const addends *a)
+{
+    (void)m;
+    (void)e_min;
+    return vec_round(t, held, a);
+}
+#else
+typedef struct addends {
+    char none;
+} addends;
+
+QN_INLINE addends addends_of(const unsigned m, const int e_min)
+{
+    (void)m;
+    (void)e_min;
+    return (addends){0};
+}
+
+QN_INLINE vi round_size(vf t, const unsigned m, const int e_min, const int held, const addends *a)
+{
+    (void)held;
+    (void)a;
+    return round_small(vf_bits(vi_and(vi_bits(t), vi_set(0x7fffffff))), m, e_min);
+}
+#endif
+
 QN_INLINE vf magnitudes(vf a)
 {
     return vf_bits(vi_and(vi_bits(a), vi_set(0x7fffffff)));
@@ -218,9 +253,11 @@ QN_INLINE vi careful_codes(const int code, vf t, vi azp)
 }
 
 /* Codes of a and b, with their signs (which a quotient of 0 has lost), in pairs. */
-QN_INLINE vi signed_pairs(const int code, vf a, vf b, vi signs)
+QN_INLINE vi signed_pairs(const int code, vf a, vf b, vi signs, const addends *by)
 {
-    const vi w = vi_pairs(round_code(code, a), round_code(code, b));
+    const int e_min = code == QN_ROWS_E4M3 ? -6 : -7;
+    const vi w = code == QN_ROWS_E5M2 ? vi_pairs(round_code(code, magnitudes(a)), round_code(code, magnitudes(b)))
+                                      : vi_pairs(round_size(a, 3, e_min, 0, by), round_size(b, 3, e_min, 0, by));
     return vi_select(vi_set(0x007f007f), w, vi_shr16(signs, 8));
 }
 
@@ -230,12 +267,14 @@ enum { MULTIPLY, QUOTIENT, DIVIDE };
 typedef struct rule_vectors {
     vf scale, factor, rest; /* factor + rest: 1 / scale to twice the bits */
     vi azp;
+    addends by;
 } rule_vectors;
 
-QN_INLINE rule_vectors rule_load(const qn_rows_rule *rule)
+QN_INLINE rule_vectors rule_load(const int code, const qn_rows_rule *rule)
 {
     const vf s = vf_set(rule->scale), r = vf_set(rule->factor);
-    return (rule_vectors){s, r, vf_inverse_rest(s, r), vi_set((uint32_t)rule->azp)};
+    return (rule_vectors){s, r, vf_inverse_rest(s, r), vi_set((uint32_t)rule->azp),
+                          addends_of(3, code == QN_ROWS_E4M3 ? -6 : -7)};
 }
 
 QN_INLINE vf scaled(const int how, vf a, const rule_vectors *rule)
@@ -261,8 +300,8 @@ QN_INLINE vi encode_step(const int format, const int code, const int how, const 
             w = vi_max16(vi_set(0xff80ff80u), vi_min16(vi_set(0x007f007f), c));
         }
     } else {
-        const vi signs = load_magnitudes(format, x, &a, &b);
-        w = signed_pairs(code, scaled(how, a, rule), scaled(how, b, rule), signs);
+        const vi signs = load_signs(format, x, &a, &b);
+        w = signed_pairs(code, scaled(how, a, rule), scaled(how, b, rule), signs, &rule->by);
         if (code == QN_ROWS_E4M3FNUZ) {
             w = vi_zero_if16(w, vi_set(0x00800080)); /* one zero only */
         }
@@ -275,7 +314,7 @@ QN_INLINE void encode_all(const int format, const int code, const int how, const
 {
     const char *const p = x;
     const int64_t size = real_bytes(format);
-    const rule_vectors own = rule_load(rule);
+    const rule_vectors own = rule_load(code, rule);
     int64_t i = 0;
     for (; i + STEP <= n; i += STEP) {
         fetch_step(format, p + i * size, ahead);
@@ -348,7 +387,7 @@ QN_INLINE vi e2m1_or_zero(vf t)
     return vi_where_nan(t, vi_set(0), c);
 }
 
-QN_INLINE vi e2m1_step(const int format, const void *x, vf fa, vf fb, const int nan)
+QN_INLINE vi e2m1_step(const int format, const void *x, vf fa, vf fb, const int nan, const addends *by)
 {
     vf a, b;
     vi w;
@@ -356,8 +395,8 @@ QN_INLINE vi e2m1_step(const int format, const void *x, vf fa, vf fb, const int 
         load_step(format, x, &a, &b);
         w = vi_pairs(e2m1_or_zero(vf_mul(a, fa)), e2m1_or_zero(vf_mul(b, fb)));
     } else {
-        const vi signs = load_magnitudes(format, x, &a, &b);
-        w = vi_pairs(round_small(vf_mul(a, fa), 1, 0), round_small(vf_mul(b, fb), 1, 0));
+        const vi signs = load_signs(format, x, &a, &b);
+        w = vi_pairs(round_size(vf_mul(a, fa), 1, 0, 1, by), round_size(vf_mul(b, fb), 1, 0, 1, by));
         w = vi_select(vi_set(0x00070007), vi_umin16(w, vi_set(0x00070007)), vi_shr16(signs, 12));
     }
     return format == QN_MM_BF16 ? w : vi_in_order(w);
@@ -368,12 +407,13 @@ QN_INLINE void e2m1_all(const int format, const void *x, int64_t n, int64_t bloc
 {
     const char *const p = x;
     const int64_t size = real_bytes(format);
+    const addends by = addends_of(1, 0);
     vf fa, fb;
     int64_t i = 0;
     for (; i + STEP <= n; i += STEP) {
         fetch_step(format, p + i * size, ahead);
         factors_at(format, factor, i, block, &fa, &fb);
-        const vi w = e2m1_step(format, p + i * size, fa, fb, nan);
+        const vi w = e2m1_step(format, p + i * size, fa, fb, nan, &by);
         if (past) {
             vi_put_nibbles_past(q + i / 2, w);
         } else {
@@ -384,7 +424,7 @@ QN_INLINE void e2m1_all(const int format, const void *x, int64_t n, int64_t bloc
         char pad[STEP * 4];
         uint8_t last[VL];
         fa = fb = vf_set(factor[i / block]);
-        vi_put_nibbles(last, e2m1_step(format, pad_step(format, p + i * size, n - i, pad), fa, fb, nan));
+        vi_put_nibbles(last, e2m1_step(format, pad_step(format, p + i * size, n - i, pad), fa, fb, nan, &by));
         memcpy(q + i / 2, last, (size_t)((n - i) / 2));
     }
 }

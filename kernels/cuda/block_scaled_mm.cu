@@ -5,7 +5,7 @@
  * A persistent grid, one block a multiprocessor, walks output tiles of BM x BN. Warp 0 keeps a ring of
  * STAGES k-blocks filled by bulk tensor copies, warp 1 another with scales, GROUPS warpgroups multiply: each owns
  * BM / GROUPS rows, sums one k-block in the tensor core and then adds it, scaled, to sums in registers; while one
- * promotes, the other multiplies. Blocks of a cluster take neighbouring tiles of a row and share A.
+ * promotes, the other multiplies (with one product a k-block they take turns, else they run as they come: measured). Blocks of a cluster take neighbouring tiles of a row and share A.
  * The work list, the ring and the way out are in tiles.h. Tiles of 256 x 96 or 128 x 128 with two products of a
  * warpgroup under way were tried against those below: 5 to 17 % slower.
  * One output element is the same chain of operations whatever the tile, M or its neighbours.
@@ -16,7 +16,7 @@
  *     BN      columns of a tile: a multiple of 16, at most 192; at most 128 where BM = 128 GROUPS or PARTS = 2
  *     STAGES  k-blocks in flight
  *     CLUSTER 1 or 2 blocks sharing A
- *     GROUPS  2 (3 compiles, and spills)
+ *     GROUPS  2, or 1 with BM = 64
  *     PARTS   products in flight in a warpgroup: 1, or 2 with BM = 64 GROUPS and one matrix
  *     STORE   1: tiles leave through the copy engine: OUT 0 or 1, BN a multiple of 64, d as its map below asks;
  *             0: lanes store, d of any alignment
@@ -41,19 +41,19 @@
  *     cluster {CLUSTER, 1, 1}; may be launched with programmatic stream serialization
  *     dynamic shared memory = 1024 + STORE * BM * BN * 2 + STAGES * (128 * (BM + BN) + 16) + 32 * (BM + 5) <= 232448
  *   Limits: K >= 1, N >= 1, M and N below 2^31.
- *   Choice of tile (BM BN STAGES CLUSTER GROUPS PARTS STORE): the least of
- *     ceil(ceil(M/BM) * ceil(N/BN) / multiprocessors) * BM * BN / weight over
- *       256 128 3 c 2 1 1  weight 1.00, c = 2 above 3 rounds of tiles, else 1
- *       128 192 4 1 2 1 1  weight 1.00
- *       128 160 6 1 2 1 0  weight 0.92
- *     Where d allows no STORE, or OUT is 2: the same with STORE 0 and STAGES 4, 5, 6.
- *     65 to 128 rows (one row of tiles): 128 192 5 1 2 1 0 if it fills one round, 128 128 6 1 2 2 0 if two rounds of it
- *     do, 128 64 9 1 2 2 0 for K <= 4096; for longer K block_scaled_mm_skinny.cu with ROWS 128. */
+ *   Choice of tile: src/backend/cuda/tiles.c and run_block_scaled_mm.c; measured exceptions: data/tuned-cuts.txt. Four
+ *     stages reach further than three with room for stores by boxes where K is long. */
 #ifndef BAND
 #define BAND (2048 / BM)
 #endif
 #define THREADS (128 + 128 * GROUPS)
 #define WAVES (BM / 64 / GROUPS) /* 64-row products of a warpgroup */
+#ifndef ORDER
+#define ORDER (GROUPS == 2 && PARTS == 1 && WAVES == 1)
+#endif
+#ifndef UNIFORM
+#define UNIFORM (!STORE || WAVES == 1)
+#endif
 #include "groups.h"
 #include "tiles.h"
 
@@ -182,16 +182,18 @@ DEV void read_scales(scales *s, const rings *r, const place *batch, int kb, u32 
 }
 
 /* After k-block kb's have been read. */
-DEV void release_scales(const rings *r, place *batch, int kb, int blocks, u32 lane)
+DEV void release_scales(const rings *r, place *batch, int kb, int blocks)
 {
     if (kb % SCALE_BLOCKS == SCALE_BLOCKS - 1 || kb + 1 == blocks) {
-        __syncwarp();
-        if (lane == 0) {
-            barrier_arrive(r->scales_empty + 8 * batch->stage);
-        }
+        barrier_arrive(r->scales_empty + 8 * batch->stage);
         scale_place_on(batch);
     }
 }
+
+/* Steps of a k-block's product after which the other warpgroup may begin its own (ORDER). */
+#ifndef LEAD
+#define LEAD 3
+#endif
 
 /* part = a b' of one k-block, left under way. */
 DEV void multiply_block(float *part, u64 a, u64 b)
@@ -200,8 +202,23 @@ DEV void multiply_block(float *part, u64 a, u64 b)
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         WGMMA_E4M3(BN, part, a + i * WGMMA_K_STEP, b + i * WGMMA_K_STEP, i);
+        if (ORDER && i == LEAD - 1) {
+            wgmma_commit();
+        }
     }
     wgmma_commit();
+}
+
+/* Turns of the two warpgroups: products that run side by side end together, and while both add them up the tensor core
+ * has nothing to do. wait_turn before a product, give_turn while its last steps run. */
+DEV void wait_turn(u32 group)
+{
+    threads_sync(3 + group, 256);
+}
+
+DEV void give_turn(u32 group)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(4 - group), "r"(256) : "memory");
 }
 
 DEV void promote(float *sums, const float *part, const float *sa, const float *sb)
@@ -216,8 +233,16 @@ DEV void promote(float *sums, const float *part, const float *sa, const float *s
     }
 }
 
-#define OPERAND_A(stage, v) wgmma_operand(r->tiles.a + (stage) * A_BYTES + PRODUCT_ROW(group, v) * 128)
-#define OPERAND_B(stage) wgmma_operand(r->tiles.b + (stage) * B_BYTES)
+/* Operands of a k-block, of the first product's a. The address is the same in all lanes, which the compiler cannot see:
+ * so the descriptors stay in uniform registers, and the products follow each other at once. */
+DEV u64 uniform_operand(u32 at)
+{
+    return wgmma_operand(UNIFORM ? __shfl_sync(~0u, at, 0) : at);
+}
+
+#define OPERAND_A(stage) uniform_operand(r->tiles.a + (stage) * A_BYTES + PRODUCT_ROW(group, 0) * 128)
+#define OPERAND_B(stage) uniform_operand(r->tiles.b + (stage) * B_BYTES)
+#define PRODUCT_STEP ((PRODUCT_ROW(0, 1) - PRODUCT_ROW(0, 0)) * 128 / 16) /* of descriptors of a */
 
 /* Where the consumers stand: in the ring of tiles and in that of scales. */
 typedef struct stand {
@@ -226,10 +251,12 @@ typedef struct stand {
 
 #if PARTS == 2
 #define BEGIN(which, kb)                                                                                              \
+    a = OPERAND_A(at.stage);                                                                                          \
+    b = OPERAND_B(at.stage);                                                                                          \
     barrier_wait(r->tiles.full + 8 * at.stage, at.parity);                                                            \
     read_scales(&which##_scales, r, &batch, kb, local, phase);                                                        \
-    multiply_block(which, OPERAND_A(at.stage, 0), OPERAND_B(at.stage));                                               \
-    release_scales(r, &batch, kb, blocks, lane);                                                                      \
+    multiply_block(which, a, b);                                                                                      \
+    release_scales(r, &batch, kb, blocks);                                                                      \
     which##_stage = at.stage;                                                                                         \
     place_on(&at)
 #define END(which)                                                                                                    \
@@ -244,6 +271,7 @@ DEV void multiply_tile(const rings *r, stand *now, float sums[WAVES][SUMS], int 
     float even[SUMS], odd[SUMS];
     scales even_scales, odd_scales;
     u32 even_stage = 0, odd_stage = 0;
+    u64 a, b;
     int kb = 1;
     BEGIN(even, 0);
     for (; kb + 1 < blocks; kb += 2) {
@@ -269,21 +297,29 @@ DEV void multiply_tile(const rings *r, stand *now, float sums[WAVES][SUMS], int 
 }
 #else
 /* `products` of a k-block, a constant, one after the other; the other warpgroup's are under way meanwhile. */
-DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], int blocks, int products, u32 phase,
-                           u32 group, u32 local, u32 lane)
+DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], int blocks, int products, int ordered,
+                           u32 phase, u32 group, u32 local, u32 lane)
 {
     place at = now->at, batch = now->batch;
 #pragma unroll 1
     for (int kb = 0; kb < blocks; kb++) {
         scales s;
+        const u64 a = OPERAND_A(at.stage), b = OPERAND_B(at.stage);
         barrier_wait(r->tiles.full + 8 * at.stage, at.parity);
         read_scales(&s, r, &batch, kb, local, phase);
 #pragma unroll
         for (int v = 0; v < products; v++) {
             float part[SUMS];
-            multiply_block(part, OPERAND_A(at.stage, v), OPERAND_B(at.stage));
+            if (ordered) {
+                wait_turn(group);
+            }
+            multiply_block(part, a + (u64)v * PRODUCT_STEP, b);
             if (v == 0) {
-                release_scales(r, &batch, kb, blocks, lane);
+                release_scales(r, &batch, kb, blocks);
+            }
+            if (ordered) {
+                WGMMA_WAIT(1);
+                give_turn(group);
             }
             WGMMA_WAIT(0);
             if (v == products - 1) {
@@ -299,7 +335,7 @@ DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], 
 
 #if LAYOUT != MASKED
 #define multiply_tile(r, at, sums, blocks, phase, group, local, lane)                                                 \
-    multiply_products(r, at, sums, blocks, WAVES, phase, group, local, lane)
+    multiply_products(r, at, sums, blocks, WAVES, ORDER, phase, group, local, lane)
 #else
 #define multiply_tile(r, at, sums, blocks, phase, group, local, lane)                                                 \
     multiply_some(r, at, sums, blocks, w.rows - w.row, phase, group, local, lane)
@@ -308,10 +344,12 @@ DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], 
 DEV void multiply_some(const rings *r, stand *now, float sums[WAVES][SUMS], int blocks, int rows, u32 phase, u32 group,
                        u32 local, u32 lane)
 {
-    if (rows > (int)PRODUCT_ROW(group, WAVES - 1)) {
-        multiply_products(r, now, sums, blocks, WAVES, phase, group, local, lane);
+    if (ORDER && rows > (int)PRODUCT_ROW(GROUPS - 1, WAVES - 1)) {
+        multiply_products(r, now, sums, blocks, WAVES, 1, phase, group, local, lane);
+    } else if (rows > (int)PRODUCT_ROW(group, WAVES - 1)) {
+        multiply_products(r, now, sums, blocks, WAVES, 0, phase, group, local, lane);
     } else if (WAVES > 1 && rows > (int)PRODUCT_ROW(group, 0)) {
-        multiply_products(r, now, sums, blocks, 1, phase, group, local, lane);
+        multiply_products(r, now, sums, blocks, 1, 0, phase, group, local, lane);
     } else {
 #pragma unroll 1
         for (int kb = 0; kb < blocks; kb++) {
@@ -321,7 +359,7 @@ DEV void multiply_some(const rings *r, stand *now, float sums[WAVES][SUMS], int 
             if (kb % SCALE_BLOCKS == 0) {
                 barrier_wait(r->scales_full + 8 * now->batch.stage, now->batch.parity);
             }
-            release_scales(r, &now->batch, kb, blocks, lane);
+            release_scales(r, &now->batch, kb, blocks);
         }
     }
 }
@@ -335,6 +373,9 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
     float sums[WAVES][SUMS];
     stand at = {{0, 0}, {0, 0}};
     walk w;
+    if (ORDER && group == 1) {
+        give_turn(group);
+    }
     walk_start(&w, &p->size);
     while (walk_on(&w, &p->size)) {
 #pragma unroll
@@ -351,9 +392,35 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
         }
         store_tile(&p->size, &w, d_map, r->d, d, p->d_row, sums, group, warp, lane);
     }
+    if (ORDER && group == 0) {
+        wait_turn(group);
+    }
 #if STORE
     tensor_store_wait();
 #endif
+}
+
+/* Read anew by every role, as the rings' addresses are: kept from the start, they would take registers where there are
+ * none. */
+DEV u32 thread_index(void)
+{
+    u32 i;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(i));
+    return i;
+}
+
+DEV rings rings_at(u32 shared)
+{
+    rings r;
+    asm volatile("mov.u32 %0, %1;" : "=r"(r.d) : "r"((shared + 1023) / 1024 * 1024));
+    r.tiles.a = r.d + D_BYTES;
+    r.tiles.b = r.tiles.a + STAGES * A_BYTES;
+    r.scales = r.tiles.b + STAGES * B_BYTES;
+    r.tiles.full = r.scales + SCALE_STAGES * SCALE_BYTES;
+    r.tiles.empty = r.tiles.full + STAGES * 8;
+    r.scales_full = r.tiles.empty + STAGES * 8;
+    r.scales_empty = r.scales_full + SCALE_STAGES * 8;
+    return r;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -366,15 +433,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ char shared[];
     const problem p = {{groups, m, n, k, experts, low}, scale_a, scale_b, scale_a_row,  scale_a_block,
                        scale_a_group,                   scale_b_row, scale_b_group, d, d_row, d_group};
-    rings r;
-    r.d = (shared_address(shared) + 1023) / 1024 * 1024;
-    r.tiles.a = r.d + D_BYTES;
-    r.tiles.b = r.tiles.a + STAGES * A_BYTES;
-    r.scales = r.tiles.b + STAGES * B_BYTES;
-    r.tiles.full = r.scales + SCALE_STAGES * SCALE_BYTES;
-    r.tiles.empty = r.tiles.full + STAGES * 8;
-    r.scales_full = r.tiles.empty + STAGES * 8;
-    r.scales_empty = r.scales_full + SCALE_STAGES * 8;
+    const rings r = rings_at(shared_address(shared));
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int early = 0;
     grid_release();
@@ -388,7 +447,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
         for (u32 i = 0; i < SCALE_STAGES; i++) {
             barrier_init(r.scales_full + 8 * i, 32);
-            barrier_init(r.scales_empty + 8 * i, 4 * GROUPS);
+            barrier_init(r.scales_empty + 8 * i, 128 * GROUPS);
         }
         barrier_init_fence();
 #if LAYOUT == ONE
@@ -405,13 +464,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (warp < 4) {
 #if GROUPS == 2
         REGISTERS_GIVE(40);
-#else
-        REGISTERS_GIVE(24);
 #endif
         if (warp == 0 && lane == 0) {
             load_tiles(&p.size, &r.tiles, &a_map, &b_map, early);
         } else if (warp == 1) {
-            load_scales(&p, &r, lane);
+            load_scales(&p, &r, thread_index() % 32);
         }
 #if LAYOUT != ONE
         else if (warp > 1 && zero) {
@@ -422,10 +479,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     } else {
 #if GROUPS == 2
         REGISTERS_TAKE(232);
-#else
-        REGISTERS_TAKE(160);
 #endif
-        multiply(&p, &r, &d_map, (warp - 4) / 4, warp % 4, lane);
+        const u32 thread = thread_index() - 128;
+        const rings own = rings_at(shared_address(shared));
+        multiply(&p, &own, &d_map, thread / 128, thread / 32 % 4, thread % 32);
     }
 #if CLUSTER > 1
     /* Nobody leaves while another may still fill its ring or arrive at its barriers. */

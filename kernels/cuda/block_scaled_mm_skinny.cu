@@ -22,7 +22,7 @@
  *   Launch
  *     block 128 * GROUPS + 64, cluster {PAIR * SPLIT, 1, 1},
  *     grid {ceil(N / (64 * GROUPS * PAIR)) * PAIR * SPLIT, 1, 1}; for groups any, OCCUPANCY * multiprocessors
- *     dynamic shared memory = 1032 + STAGES * (UNROLL * (8192 * GROUPS + 128 * ROWS + 4 * (ROWS + 4)) + 16),
+ *     dynamic shared memory = 1032 + STAGES * (UNROLL * (8192 * GROUPS + 128 * ROWS + 4 * (ROWS + 4)) + 24),
  *     at most 232448 / OCCUPANCY - 512; for groups 4 * ROWS * (64 * GROUPS + 4) more
  *   Limits: K >= 1, N >= 1.
  *   Choice: ROWS = 8, 16, 32, 64 or 128, the least not below M. No SPLIT where a quarter of the strips fills the card,
@@ -111,7 +111,7 @@ DEV void place_on(place *at)
 }
 
 typedef struct rings {
-    u32 tiles, sums, scales, full, empty, finished;
+    u32 tiles, sums, scales, full, empty, read, finished;
 } rings;
 
 DEV void load_weights(const problem *p, const rings *ring, const tensor_map *b_map, u32 stage, int i)
@@ -158,7 +158,7 @@ DEV void load_scales(const problem *p, const rings *ring, place *at, int m, u32 
     const float *a = p->scale_a + (m + (i64)lane) * p->scale_a_row;
     const float *b = b_valid ? p->scale_b + b_row * p->scale_b_row : p->scale_b;
     for (int i = 0; i < p->count; i += UNROLL) {
-        barrier_wait(ring->empty + 8 * at->stage, at->parity);
+        barrier_wait(ring->read + 8 * at->stage, at->parity);
         for (int u = 0; u < UNROLL && i + u < p->count; u++) {
             const int kb = block_at(p, i + u);
             const u32 to = ring->scales + (at->stage * UNROLL + u) * (SCALES * 4) + lane * 4;
@@ -197,9 +197,7 @@ DEV void cursor_on(cursor *c, int last)
 DEV void begin_product(const rings *ring, cursor *c, int last, float *part, u32 group)
 {
     const u32 tiles = ring->tiles + c->at.stage * STAGE_BYTES;
-    if (c->block == 0) {
-        barrier_wait(ring->full + 8 * c->at.stage, c->at.parity);
-    }
+    barrier_wait(ring->full + 8 * c->at.stage, c->at.parity);
     const u64 b = wgmma_operand(tiles + (u32)c->block * B_BYTES + group * (64 * 128));
     const u64 a = wgmma_operand(tiles + UNROLL * B_BYTES + (u32)c->block * A_BYTES);
     wgmma_fence();
@@ -211,13 +209,17 @@ DEV void begin_product(const rings *ring, cursor *c, int last, float *part, u32 
     cursor_on(c, last);
 }
 
+DEV u32 scales_at(const rings *ring, const cursor *c)
+{
+    return ring->scales + (c->at.stage * UNROLL + (u32)c->block) * (SCALES * 4);
+}
+
 /* Adds a finished product, scaled; gives the stage back after its last. */
 DEV void end_product(const problem *p, const rings *ring, cursor *c, int last, float *sums, const float *part,
-                     u32 scale_b, u32 lane)
+                     float sb, u32 lane)
 {
-    const u32 scales = ring->scales + (c->at.stage * UNROLL + (u32)c->block) * (SCALES * 4);
-    const u32 empty = ring->empty + 8 * c->at.stage;
-    const float sb = load_shared_f32(scales + scale_b);
+    const u32 scales = scales_at(ring, c);
+    const u32 empty = ring->empty + 8 * c->at.stage, read = ring->read + 8 * c->at.stage;
 #pragma unroll
     for (int j = 0; j < ROWS / 8; j++) {
         const float2 sa = load_shared_f32x2(scales + (8 * j + 2 * (lane % 4)) * 4);
@@ -229,6 +231,7 @@ DEV void end_product(const problem *p, const rings *ring, cursor *c, int last, f
     }
     cursor_on(c, last);
     if (c->block == 0) {
+        barrier_arrive(read);
         __syncwarp();
 #if PAIR > 1
         if (lane < PAIR) {
@@ -254,7 +257,12 @@ DEV void multiply(const problem *p, const rings *ring, place *at, u32 group, u32
     }
     cursor ahead = {*at, 0}, behind = {*at, 0};
 #define BEGIN(which, i) begin_product(ring, &ahead, (i) == last, which, group)
-#define END(which, i) end_product(p, ring, &behind, (i) == last, sums, which, scale_b, lane)
+#define END(which, i, pending)                                                                                        \
+    do {                                                                                                              \
+        const float sb = load_shared_f32(scales_at(ring, &behind) + scale_b);                                         \
+        WGMMA_WAIT(pending);                                                                                          \
+        end_product(p, ring, &behind, (i) == last, sums, which, sb, lane);                                            \
+    } while (0)
 #if PARTS == 2
     if (last >= 0) {
         float even[SUMS], odd[SUMS];
@@ -262,29 +270,24 @@ DEV void multiply(const problem *p, const rings *ring, place *at, u32 group, u32
         BEGIN(even, 0);
         for (; i < last; i += 2) {
             BEGIN(odd, i);
-            WGMMA_WAIT(1);
-            END(even, i - 1);
+            END(even, i - 1, 1);
             BEGIN(even, i + 1);
-            WGMMA_WAIT(1);
-            END(odd, i);
+            END(odd, i, 1);
         }
         if (i == last) {
             BEGIN(odd, i);
-            WGMMA_WAIT(1);
-            END(even, i - 1);
-            WGMMA_WAIT(0);
-            END(odd, i);
+            END(even, i - 1, 1);
+            END(odd, i, 0);
         } else {
-            WGMMA_WAIT(0);
-            END(even, i - 1);
+            END(even, i - 1, 0);
         }
     }
 #else
+#pragma unroll 1 /* unrolled, the compiler lets the products wait for each other */
     for (int i = 0; i <= last; i++) {
         float part[SUMS];
         BEGIN(part, i);
-        WGMMA_WAIT(0);
-        END(part, i);
+        END(part, i, 0);
     }
 #endif
     *at = behind.at;
@@ -441,7 +444,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
     ring.scales = ring.tiles + STAGES * STAGE_BYTES + SUMS_BYTES;
     ring.full = ring.scales + STAGES * UNROLL * SCALES * 4;
     ring.empty = ring.full + STAGES * 8;
-    ring.finished = ring.empty + STAGES * 8;
+    ring.read = ring.empty + STAGES * 8;
+    ring.finished = ring.read + STAGES * 8;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
     const int blocks = (k + 127) / 128;
@@ -475,6 +479,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
             for (u32 i = 0; i < STAGES; i++) {
                 barrier_init(ring.full + 8 * i, 1 + 32);
                 barrier_init(ring.empty + 8 * i, CONSUMERS / 32 * PAIR);
+                barrier_init(ring.read + 8 * i, CONSUMERS);
             }
             barrier_init(ring.finished, CONSUMERS);
             barrier_init_fence();

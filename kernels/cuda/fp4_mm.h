@@ -1,11 +1,12 @@
 /* e2m1 codes expanded in registers to the activations' 16-bit type, exactly, and multiplied: what the kernels of
- * FP4 weights for few rows (fp4_mm_few.cu) and for many (fp4_mm.cu) share. These define, before: ROWS, SPLIT and STAGES,
- * parameters; STRIP, rows of b a block; CONSUMERS, threads that multiply; COPIERS, threads that copy scales for which
- * there is no map; PARTS of a block's sums.
+ * FP4 weights for few rows (fp4_mm_few.cu) and for many (fp4_mm.cu) share. These define, before: ROWS, SPLIT and
+ * STAGES, parameters; STRIP, rows of b a block; CONSUMERS, threads that multiply; COPIERS, threads that copy scales for
+ * which there is no map; PARTS of a block's sums.
  *
  * A code at bits 3:0 of each half of a word, times 2^12 + 2^6, has its sign at bit 15 and its size at 8:6: masked, a
  * bf16 pair of 2^-126 of the code. The scale that it is multiplied by (one instruction for two, exact: a product has at
- * most 6 significant bits) brings the power of two back, of NVFP4 but for 2^-8 that the sum gets at the end (FACTOR). */
+ * most 6 significant bits) brings the power of two back, of NVFP4 but for 2^-8 that the sum gets at the end (FACTOR).
+ */
 #ifndef QN_CUDA_FP4_EXPAND_H
 #define QN_CUDA_FP4_EXPAND_H
 
@@ -31,10 +32,10 @@
 #endif
 
 typedef struct problem {
-    int row, rows;    /* of x */
-    int column;       /* first row of b */
-    int begin, end;   /* this part of K; begin is a multiple of STEP */
-    u32 codes, x, full, empty;              /* of the ring */
+    int row, rows;                         /* of x */
+    int column;                            /* first row of b */
+    int begin, end;                        /* this part of K; begin is a multiple of STEP */
+    u32 codes, x, full, empty;             /* of the ring */
     u32 scales, scales_full, scales_empty; /* of two spans */
 } problem;
 

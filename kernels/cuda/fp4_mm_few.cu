@@ -2,9 +2,9 @@
  * expanded in registers as fp4_mm.cu does, which has more rows.
  *
  * With so few rows the time is that of instructions: measured, the pipe of shifts and masks is busy to 60 % and memory
- * idle to 35 % where warps share the rows of b. So here warps share K instead. A warp takes a quarter of a stage's 256 of
- * K for many rows of b, and loads and pairs the x of it once for all of them; x comes by the copy engine, which costs no
- * warp anything; a scale as a pair of 16-bit floats comes out of a table of all 256.
+ * idle to 35 % where warps share the rows of b. So here warps share K instead. A warp takes a quarter of a stage's 256
+ * of K for many rows of b, and loads and pairs the x of it once for all of them; x comes by the copy engine, which
+ * costs no warp anything; a scale as a pair of 16-bit floats comes out of a table of all 256.
  *
  *   - The order of k within a product is free as long as both operands have the same: a lane takes 16 consecutive k of
  *     its row, half or all of what has one scale, and pairs nibbles that are 16 bits apart.
@@ -242,7 +242,7 @@ DEV void multiply(const few *f, u32 sums_at, u32 warp, u32 lane)
 #pragma unroll 1
     for (int first = 0; p->begin + first * DEPTH < p->end; first += SPAN) {
         barrier_wait(p->scales_full + 8 * span, parity);
-        #if IS_MX
+#if IS_MX
         const uint4 saw = load_shared_u32x4(f->large + 16 * span);
         const int large = (saw.x | saw.y | saw.z) != 0;
 #else

@@ -1,9 +1,9 @@
 /* quantize_nvfp4 and quantize_mxfp4: a lane eight elements, two or four lanes a block of 16 or 32.
  * Parameters: X_FORMAT; BLOCK 16: nvfp4, 32: mxfp4; ALIGNED 1: rows of x begin at 16 bytes, of q at 4
  * Launch
- *   qn_quantize_fp4  block of whole warps, at most 256 threads, grid {rows, ceil(K / (8 UNROLL threads))}; padding of swizzled scales is set by the
- *                    host
- *   qn_fp4_range     first, where no global scale is given: the same, fewer blocks along x at will; most is 0 before */
+ *   qn_quantize_fp4  block of whole warps, at most 256 threads, grid {rows, ceil(K / (8 UNROLL threads))}; padding of
+ * swizzled scales is set by the host qn_fp4_range     first, where no global scale is given: the same, fewer blocks
+ * along x at will; most is 0 before */
 #define TYPE 0
 #define ASYMMETRIC 0
 #define BOUNDED 0

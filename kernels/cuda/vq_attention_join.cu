@@ -1,7 +1,7 @@
 /* The second pass of vq_attention where tokens are cut: parts of a head in their order.
  *
  * Host contract
- *   Parameters: OUT, the result's format
+ *   Parameters: OUT, the result's format; LENS as for vq_attention_plain.cu
  *   Launch: block 128, grid {query heads, sequences} */
 #include "formats.h"
 #include "vq_attention_parts.h"

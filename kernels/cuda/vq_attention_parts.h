@@ -11,17 +11,19 @@
 #ifndef OUT
 #define OUT QN_MM_F32 /* format of the result */
 #endif
+#ifndef LENS
+#define LENS 1 /* lengths are given */
+#endif
 
 /* Tokens that a query sees. */
 DEV int length_of(const qn_cuda_vq_attention &a, int sequence)
 {
-    int length;
-    if (a.lens) {
-        length = a.lens[sequence];
-    } else {
-        const int all = a.position ? *a.position + 1 : a.room;
-        length = a.causal ? all - a.batch + sequence + 1 : all;
-    }
+#if LENS
+    const int length = a.lens[sequence];
+#else
+    const int all = a.position ? *a.position + 1 : a.room;
+    const int length = a.causal ? all - a.batch + sequence + 1 : all;
+#endif
     return length < 0 ? 0 : length < a.room ? length : a.room;
 }
 
@@ -29,7 +31,7 @@ DEV int length_of(const qn_cuda_vq_attention &a, int sequence)
 DEV int coded_of(const qn_cuda_vq_attention &a, int length)
 {
     const int first = (length - 1) / 32 * 32 - a.window;
-    return a.window == 0 ? length : length == 0 || first < 0 ? 0 : first;
+    return a.window == 0 ? length : max(first, 0);
 }
 
 DEV void put_result(const qn_cuda_vq_attention &a, int sequence, int head, int d, int length, float most, float all,

@@ -11,7 +11,7 @@
  *     sequences of its head, so that it loads them once; TURN 1, 2: keys are turned by their position, pairs of halves
  *     or of neighbours; ALIGNED 1: entries begin at their own size, at most 16 bytes, VEC even, B_FORMAT f16
  *     ROWS 0: codes; 1: rows of B_FORMAT, those of the window; 2: rows of e4m3 with scales, VEC 4 at 4 bytes or 1; OUT,
- *     the result's format
+ *     the result's format; LENS 0: lengths follow from the queries' places
  *   Launch: block 128, grid {query heads, parts, sequences or 1}, dynamic shared memory of SHARED_BYTES */
 #include "formats.h"
 #include "turn.h"
@@ -103,10 +103,11 @@ DEV void hold(const qn_cuda_vq_book &book, const char *of_head, char *to)
 #endif
 
 #if ROWS
-/* The row of a token. */
-DEV const char *row_of(const qn_cuda_vq_attention &a, const qn_cuda_vq_codes &all, const char *first, int token)
+/* The row of token strip + i, i below 32: of a window's rows, which are more, `at` is that of the strip's first. */
+DEV const char *row_of(const qn_cuda_vq_attention &a, const qn_cuda_vq_codes &all, const char *first, int at, int i)
 {
-    return first + (i64)(ROWS == 1 ? token % a.recent_rows : token) * all.token;
+    const int row = at + i;
+    return first + (i64)(ROWS == 1 && row >= a.recent_rows ? row - a.recent_rows : row) * all.token;
 }
 
 DEV float scale_of(const qn_cuda_vq_codes &all, int kv, int token)
@@ -162,7 +163,8 @@ DEV float channel_of(const qn_cuda_vq_attention &a, const char *book, const char
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(128) qn_vq_attention_plain(const __grid_constant__ qn_cuda_vq_attention a)
+extern "C" __global__ void __launch_bounds__(128, 4)
+    qn_vq_attention_plain(const __grid_constant__ qn_cuda_vq_attention a)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int head = (int)blockIdx.x, part = ROWS == 1 ? a.parts : (int)blockIdx.y, kv = head / a.group;
@@ -208,10 +210,13 @@ extern "C" __global__ void __launch_bounds__(128) qn_vq_attention_plain(const __
         }
         for (int strip = begin + warp * 32; strip < end; strip += WARPS * 32) {
             const int token = strip + lane;
+#if ROWS
+            const int at = ROWS == 1 ? strip % a.recent_rows : strip;
+#endif
             float score = 0.0f;
             if (token < end) {
 #if ROWS
-                const char *const row = row_of(a, keys, k_row, token);
+                const char *const row = row_of(a, keys, k_row, at, lane);
                 const float scale = scale_of(keys, kv, token);
 #pragma unroll 4
                 for (int group = 0; group < GROUPS; group++) {
@@ -269,7 +274,7 @@ extern "C" __global__ void __launch_bounds__(128) qn_vq_attention_plain(const __
 #pragma unroll 4
             for (int s = 0; s < count; s++) {
 #if ROWS
-                const char *const row = row_of(a, values, v_row, strip + s);
+                const char *const row = row_of(a, values, v_row, at, s);
                 const float scale = scale_of(values, kv, strip + s);
 #else
                 const char *const row = v_row + (strip + s) * a.v.token;

@@ -53,6 +53,9 @@ struct qn_kernel {
     qn_status (*open)(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, void **state,
                       qn_error *error);
     void (*close)(const qn_ctx *ctx, void *state);
+    /* Lines for explain on how the kernel is cut for this descriptor and these sizes; NULL function: none. */
+    void (*describe)(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes *sizes,
+                     qn_text *text);
     const void *impl; /* the family's own fields (fragments, tiles) */
 };
 

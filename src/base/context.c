@@ -40,7 +40,8 @@ static int fill_ctx(qn_ctx *ctx, const qn_ctx_options *options)
     } texts[] = {{options->cache_dir, &ctx->cache_dir},
                  {options->cubin_dir, &ctx->cubin_dir},
                  {options->cuda_library, &ctx->cuda_library},
-                 {options->nvrtc_library, &ctx->nvrtc_library}};
+                 {options->nvrtc_library, &ctx->nvrtc_library},
+                 {options->cuda_target, &ctx->cuda_target}};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         if (texts[i].from && !(*texts[i].to = qn_strdup(ctx, texts[i].from))) {
             return 0;
@@ -102,6 +103,7 @@ void qn_ctx_destroy(qn_ctx *ctx)
         qn_free(ctx, ctx->cubin_dir);
         qn_free(ctx, ctx->cuda_library);
         qn_free(ctx, ctx->nvrtc_library);
+        qn_free(ctx, ctx->cuda_target);
         const qn_allocator a = ctx->allocator;
         a.release(a.user, ctx);
     }

@@ -39,7 +39,7 @@
 #define FIRST_NUMBER (UINT32_MAX - 500) /* numbers of jobs wrap; early, so that this is no rare event */
 #define LINE 64
 #define AHEAD_BYTES 262144 /* fetched ahead by a thread: a part of its second cache */
-#define AHEAD_LINES 4      /* between two looks */
+#define AHEAD_LINES 2      /* between two looks */
 
 typedef struct seat {
     _Alignas(LINE) _Atomic uint64_t part; /* number of the job << 32 | next unit << 16 | end */

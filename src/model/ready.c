@@ -19,7 +19,7 @@
 
 /* An address that steps of the same arguments differ in. */
 typedef struct move {
-    int32_t slot;  /* of inputs; of outputs behind QN_MAX_IN */
+    int32_t slot; /* of inputs; of outputs behind QN_MAX_IN */
     qn_place place;
     int32_t index; /* layer of the cache */
     int64_t offset;
@@ -145,8 +145,8 @@ static void make_step(qn_ready *ready, const qn_model *model, const qn_step *ste
     for (int32_t slot = 0; slot < QN_MAX_IN + QN_MAX_OUT; slot++) {
         const qn_operand *o = operand_at(step, slot);
         if (moves(step, slot)) {
-            out->moves[out->move_count++] = (move){
-                .slot = slot, .place = o->place, .index = o->index, .offset = o->offset, .data = o->view.data};
+            out->moves[out->move_count++] =
+                (move){.slot = slot, .place = o->place, .index = o->index, .offset = o->offset, .data = o->view.data};
         }
     }
     const qn_step *next = step + 1, *const end = model->steps + model->step_count;

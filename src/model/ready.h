@@ -12,7 +12,7 @@ void qn_ready_destroy(const qn_ctx *ctx, qn_ready *ready); /* NULL is fine */
 /* A pass begins: caches are longer than they were. */
 void qn_ready_begin(qn_ready *ready);
 
-/* Whether qn_ready_run does the step for these rows. Rows of several sequences are none of a step that reads a cache. */
+/* Whether qn_ready_run does the step for these rows; of a step that reads a cache they are of one sequence. */
 int qn_ready_takes(const qn_ready *ready, size_t step, const qn_row_range *rows);
 
 qn_status qn_ready_run(qn_batch *b, size_t step, const qn_row_range *rows, qn_error *error);

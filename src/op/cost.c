@@ -19,6 +19,18 @@ static double attended(const qn_op_desc *desc, double queries, double keys)
     return keys >= queries ? queries * (keys - queries) + queries * (queries + 1.0) / 2.0 : keys * (keys + 1.0) / 2.0;
 }
 
+/* One scale for the whole tensor, found first: no code can be made before the last element is read. */
+static int needs_two_passes(const qn_op_desc *desc)
+{
+    switch (desc->op) {
+    case QN_OP_QUANTIZE_FP8:
+    case QN_OP_QUANTIZE_INT8:
+        return desc->attr[QN_ATTR_GRANULARITY].i == QN_PER_TENSOR && desc->attr[QN_ATTR_MODE].i != QN_STATIC;
+    case QN_OP_QUANTIZE_NVFP4: return desc->in[QN_FP4_GLOBAL].format == QN_FORMAT_NONE;
+    default: return 0;
+    }
+}
+
 qn_status qn_case_get_cost(const qn_op_desc *desc, qn_case_cost *cost, qn_error *error)
 {
     QN_FAIL_IF(!desc || !cost, error, QN_E_ARGUMENT, "qn_case_get_cost: a parameter is NULL");
@@ -31,6 +43,9 @@ qn_status qn_case_get_cost(const qn_op_desc *desc, qn_case_cost *cost, qn_error 
     }
     for (int i = 0; i < QN_MAX_OUT; i++) {
         cost->bytes += shape_bytes(&out[i]);
+    }
+    if (needs_two_passes(desc)) {
+        cost->bytes += shape_bytes(&desc->in[0]);
     }
     const double m = (double)s.m, n = (double)s.n, k = (double)s.k, e = (double)s.e;
     switch (desc->op) {

@@ -405,7 +405,7 @@ static inline void vi_put_bytes(uint8_t *p, vi w)
     _mm_storeu_si128((__m128i *)p, bytes);
 }
 
-/* The same past the caches: p aligned. */
+/* The same past the caches: p of 16-byte alignment. */
 static inline void vi_put_bytes_past(uint8_t *p, vi w)
 {
     const __m256i low = _mm256_and_si256(w, _mm256_set1_epi16(255));

@@ -405,10 +405,16 @@ static inline void vi_put_bytes(uint8_t *p, vi w)
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi16_epi8(w));
 }
 
-/* The same past the caches: p aligned. */
+/* The same past the caches, p aligned to 16 bytes: lines fill up from step to step. */
 static inline void vi_put_bytes_past(uint8_t *p, vi w)
 {
-    _mm256_stream_si256((__m256i *)p, _mm512_cvtepi16_epi8(w));
+    const __m256i bytes = _mm512_cvtepi16_epi8(w);
+    if ((uintptr_t)p & 16) {
+        _mm_stream_si128((__m128i *)p, _mm256_castsi256_si128(bytes));
+        _mm_stream_si128((__m128i *)p + 1, _mm256_extracti128_si256(bytes, 1));
+    } else {
+        _mm256_stream_si256((__m256i *)p, bytes);
+    }
 }
 
 /* Words below 16, two a byte, the first in the low nibble. */
@@ -480,12 +486,11 @@ static inline void vec_block_tops16(const void *p, const int64_t block, uint32_t
     __m512i v = _mm512_max_epu16(_mm512_unpacklo_epi64(u[0], u[1]), _mm512_unpackhi_epi64(u[0], u[1]));
     v = _mm512_max_epu16(v, _mm512_shuffle_i32x4(v, v, 0xb1)); /* first halves of steps in lane 0, second in lane 2 */
     const __m128i first = _mm512_castsi512_si128(v), second = _mm512_extracti32x4_epi32(v, 2);
-    if (block > 16) {
-        _mm256_storeu_si256((__m256i *)top, _mm256_cvtepu16_epi32(_mm_max_epu16(first, second)));
-    } else {
-        _mm256_storeu_si256((__m256i *)top, _mm256_cvtepu16_epi32(_mm_unpacklo_epi16(first, second)));
-        _mm256_storeu_si256((__m256i *)(top + 8), _mm256_cvtepu16_epi32(_mm_unpackhi_epi16(first, second)));
-    }
+    /* one store, which the load that follows can take from the store buffer */
+    const __m256i words = block > 16 ? _mm256_zextsi128_si256(_mm_max_epu16(first, second))
+                                     : _mm256_set_m128i(_mm_unpackhi_epi16(first, second),
+                                                        _mm_unpacklo_epi16(first, second));
+    _mm512_storeu_si512(top, _mm512_cvtepu16_epi32(words));
 }
 
 static inline vf vf_from_e5m2(const uint8_t *p)
@@ -521,6 +526,42 @@ static inline void vec_stream(char *to, const char *from, size_t bytes)
 static inline void vec_fence(void)
 {
     _mm_sfence();
+}
+
+/* Small floats of m mantissa bits and smallest normal exponent e_min (kernels/cpu/rows_codes.h: round_small), by
+ * addends that are looked up by exponent, modulo 32. Besides the power of two that rounds, an addend has what the
+ * exponent makes of the code in its last bits, so that the sum's are the code. */
+#define VEC_ADDENDS 1
+typedef struct vec_addends {
+    __m512 low, high, least; /* least: half of the smallest number, which rounds to 0 */
+} vec_addends;
+
+static inline vec_addends vec_addends_of(const int m, const int e_min)
+{
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i first = _mm512_set1_epi32(126 + e_min - m); /* exponent, biased */
+    __m512 half[2];
+    for (int h = 0; h < 2; h++) {
+        const __m512i index = _mm512_add_epi32(lane, _mm512_set1_epi32(16 * h));
+        const __m512i from_first = _mm512_and_si512(_mm512_sub_epi32(index, first), _mm512_set1_epi32(31));
+        const __m512i up =
+            _mm512_max_epi32(_mm512_sub_epi32(from_first, _mm512_set1_epi32(m + 1)), _mm512_setzero_si512());
+        const __m512i power = _mm512_add_epi32(up, _mm512_set1_epi32(150 - m + e_min));
+        half[h] = _mm512_castsi512_ps(
+            _mm512_add_epi32(_mm512_slli_epi32(power, 23), _mm512_slli_epi32(up, (unsigned)m)));
+    }
+    return (vec_addends){half[0], half[1], _mm512_castsi512_ps(_mm512_slli_epi32(first, 23))};
+}
+
+/* Codes of |t| in the low half of each lane; t beyond 16 with `held` counts as 16. */
+static inline vi vec_round(vf t, const int held, const vec_addends *a)
+{
+    __m512 size = _mm512_range_ps(t, a->least, 0xB); /* max(|t|, least) */
+    if (held) {
+        size = _mm512_min_ps(size, _mm512_set1_ps(16.0f));
+    }
+    const __m512i exponent = _mm512_srli_epi32(_mm512_castps_si512(size), 23);
+    return _mm512_castps_si512(_mm512_add_ps(size, _mm512_permutex2var_ps(a->low, exponent, a->high)));
 }
 
 /* Into the second cache: the first one's few outstanding lines are not for what comes later. A macro: gcc finds that a

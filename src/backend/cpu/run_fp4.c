@@ -40,10 +40,12 @@ static float largest_of(const fp4_job *job, int64_t m, float amax)
     return row > amax ? row : amax;
 }
 
+/* Tasks go backwards: what they read last, the pass that follows finds in the caches. */
 static void largest_task(void *user, int64_t index, int32_t thread)
 {
     (void)thread;
     const fp4_job *job = user;
+    index = qn_ceil_div(job->m, job->per_task) - 1 - index;
     const int64_t last = qn_min_i64(job->m, (index + 1) * job->per_task);
     float amax = 0.0f;
     for (int64_t m = index * job->per_task; m < last; m++) {

@@ -96,8 +96,8 @@ static size_t row_stride_of(const qn_panel_set *set, qn_panel_rows kind, int32_t
     return bytes % 1024 == 0 ? qn_size_add(bytes, 64) : bytes;
 }
 
-#define FEW_ROWS 16   /* a decode step: weights stream, one task a few panels */
-#define FEW_PANELS 8  /* at most */
+#define FEW_ROWS 16  /* a decode step: weights stream, one task a few panels */
+#define FEW_PANELS 8 /* at most */
 #define LEAST_TASKS 16
 
 typedef struct grid {

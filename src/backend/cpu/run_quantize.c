@@ -189,6 +189,18 @@ static void put_rules(const quantize_job *job, const qn_rows_rule *rules, int64_
     }
 }
 
+/* Given rules take no care where a look at the values shows that none is needed: mostly. */
+static void spare_care(const quantize_job *job, const qn_rows_range *ranges, int64_t count, qn_rows_rule *rules)
+{
+    const float most = job->code == QN_ROWS_I8 ? 16384.0f : job->most; /* 16 bits hold such a code and its zero point */
+    for (int64_t g = 0; g < count; g++) {
+        qn_rows_rule *const r = &rules[g];
+        const int exact = r->multiply || job->real == QN_MM_BF16; /* quotients by the inverse: of 8 bits */
+        r->careful = !exact || ranges[g].nan || !is_tame(r->scale) || !(amax_of(&ranges[g]) * r->factor <= most) ||
+                     r->azp < -16384 || r->azp > 16383;
+    }
+}
+
 /* ---- codes ---- */
 
 /* A given zero point of any size: the sum is exact. */
@@ -276,10 +288,11 @@ static void quantize_groups(const quantize_job *job, qn_mm_real real, const char
     qn_rows_range ranges[GROUPS] = {{0.0f, 0.0f, 0}};
     qn_rows_rule rules[GROUPS];
     const int64_t first = c / job->group, count = qn_max_i64(1, qn_ceil_div(n, job->group));
+    find_ranges(job, real, x, n, job->group, ranges);
     if (job->is_static) {
         given_rules(job, count, m, first, rules);
+        spare_care(job, ranges, count, rules);
     } else {
-        find_ranges(job, real, x, n, job->group, ranges);
         rules_of(job, ranges, count, rules);
     }
     put_rules(job, rules, count, m, first);
@@ -338,7 +351,7 @@ static void block_task(void *user, int64_t index, int32_t thread)
                              : (m1 < job->m ? SIDE * job->stride - c0 * size : 0); /* the next task's columns */
     qn_rows_range ranges[PANEL] = {{0.0f, 0.0f, 0}}, part[PANEL];
     qn_rows_rule rules[PANEL] = {{0}};
-    for (int64_t m = band * SIDE; m < m1 && !job->is_static; m++) {
+    for (int64_t m = band * SIDE; m < m1; m++) {
         find_ranges(job, job->real, row_at(job, m) + c0 * size, columns, SIDE, part);
         for (int64_t b = 0; b < blocks; b++) {
             qn_rows_range_join(&ranges[b], &part[b]);
@@ -346,6 +359,7 @@ static void block_task(void *user, int64_t index, int32_t thread)
     }
     if (job->is_static) {
         given_rules(job, blocks, band, first, rules);
+        spare_care(job, ranges, blocks, rules);
     } else {
         rules_of(job, ranges, blocks, rules);
     }
@@ -361,10 +375,12 @@ static void block_task(void *user, int64_t index, int32_t thread)
 
 /* ---- one scale for all ---- */
 
+/* Tasks go backwards: what they read last, the pass that follows finds in the caches. */
 static void range_task(void *user, int64_t index, int32_t thread)
 {
     (void)thread;
     const quantize_job *job = user;
+    index = qn_ceil_div(job->m, job->per_task) - 1 - index;
     const int64_t last = qn_min_i64(job->m, (index + 1) * job->per_task);
     qn_rows_range all = {0.0f, 0.0f, 0}, part;
     for (int64_t m = index * job->per_task; m < last; m++) {
@@ -380,8 +396,16 @@ static void tensor_task(void *user, int64_t index, int32_t thread)
     const int64_t last = qn_min_i64(job->m, (index + 1) * job->per_task);
     const int64_t row = job->k * qn_rows_real_bytes(job->real);
     for (int64_t m = index * job->per_task; m < last; m++) {
-        put_codes(job, &job->rule, job->real, row_at(job, m), m, 0, job->k, job->k,
-                  qn_rows_ahead(m, job->m, job->stride, row, 0, QN_ROWS_AHEAD_BYTES), scratch_of(job, thread));
+        qn_rows_rule rule = job->rule;
+        int64_t distance = QN_ROWS_AHEAD_BYTES;
+        if (job->is_static) {
+            distance += row; /* the next row's range reads all of it */
+            qn_rows_range range;
+            job->set->range[job->real](row_at(job, m), job->k, &range);
+            spare_care(job, &range, 1, &rule);
+        }
+        put_codes(job, &rule, job->real, row_at(job, m), m, 0, job->k, job->k,
+                  qn_rows_ahead(m, job->m, job->stride, row, 0, distance), scratch_of(job, thread));
     }
     if (job->stream) {
         job->set->fence();

@@ -113,17 +113,19 @@ static int32_t sharing_of(int32_t wn, int32_t rows)
     return rows == 128 ? 1 : rows >= 32 || wn < 4 ? 8 / wn : wn < 7 ? 12 / wn : 2;
 }
 
-/* The same of fp4_mm_few.cu, whose four schedulers have the same number of warps each. */
+/* The same of fp4_mm_few.cu: 12 or 16 warps issue at that share of the schedulers' rate, a stage costs its warps a
+ * wait, and sums of other blocks come slowly. */
 static double cost_of_few(const cut *c, const shape *s)
 {
     const int32_t strip = strip_of(c), columns = c->rows / 8;
     const int64_t blocks = qn_ceil_div(s->n, strip) * c->split;
     const int64_t stages = qn_ceil_div(qn_ceil_div(s->k, DEPTH), c->split);
-    const double read = (strip * (128.0 + DEPTH / s->unit) + 512.0 * c->rows) / 18.0;
+    const double read = (strip * (128.0 + DEPTH / s->unit) + 128.0 * c->rows) / 18.0;
     const double issue = c->wn * (c->tiles * (84.0 + 4.0 * columns) + 10.0 * columns + 60.0);
+    const double sums = c->split > 1 ? 1500.0 + parts_of(c) * c->rows * strip * c->split / 12.0 : 0.0;
     const double rounds = (double)qn_ceil_div(stages, c->wk) * c->wk;
     return (double)qn_ceil_div(blocks, c->split >= 4 ? s->sms * 28 / 33 : s->sms) *
-           (rounds * larger(read, issue / (c->wn * c->wk >= 3 ? 0.7 : 0.45)) + (c->split > 1 ? 6500.0 : 4500.0));
+           (rounds * (350.0 + larger(read, issue / (c->wn == 1 ? 0.72 : 0.66))) + sums + 4500.0);
 }
 
 static cut few_cut_of(int32_t rows, const shape *s)

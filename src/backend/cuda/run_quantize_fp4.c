@@ -83,8 +83,9 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         QN_TRY(fill(run, a.scale, (size_t)(scale->shape.dims[0] * scale->shape.dims[1]), error));
     }
     const int64_t chunks = qn_ceil_div(x->shape.dims[1], THREADS * UNROLL * PER);
-    QN_FAIL_IF(chunks > MOST_GRID_Y, error, QN_E_UNSUPPORTED, "%s: rows of %lld elements are more than one launch takes",
-               run->kernel->name, (long long)x->shape.dims[1]);
+    QN_FAIL_IF(chunks > MOST_GRID_Y, error, QN_E_UNSUPPORTED,
+               "%s: rows of %lld elements are more than one launch takes", run->kernel->name,
+               (long long)x->shape.dims[1]);
     /* as many blocks a row as full ones would be, all of about the same size */
     const int64_t vectors = qn_ceil_div(x->shape.dims[1], PER), warps = qn_max_i64(chunks, 1) * UNROLL * 32;
     qn_cuda_geometry g = {.grid = {1, (uint32_t)qn_max_i64(chunks, 1), 1},

@@ -78,6 +78,7 @@ void qn_cuda_kv_rows_program(const qn_op_desc *desc, int32_t kind, int32_t forma
     qn_cuda_define(out, "ALIGNED", aligned);
     qn_cuda_define(out, "ROWS", kind);
     qn_cuda_define(out, "OUT", out_of(desc));
+    qn_cuda_define(out, "LENS", desc->op == QN_OP_VQ_ATTENTION);
 }
 
 qn_cuda_geometry qn_cuda_kv_rows_geometry(const qn_cuda_vq_attention *a, int32_t parts, const qn_cuda_device *device)
@@ -108,6 +109,7 @@ int32_t qn_cuda_kv_programs(const qn_op_desc *desc, int32_t recent, qn_cuda_prog
     out[QN_CUDA_KV_JOIN].source = "vq_attention_join.cu";
     out[QN_CUDA_KV_JOIN].entry = "qn_vq_attention_join";
     qn_cuda_define(&out[QN_CUDA_KV_JOIN], "OUT", out_of(desc));
+    qn_cuda_define(&out[QN_CUDA_KV_JOIN], "LENS", desc->op == QN_OP_VQ_ATTENTION);
     if (desc->attr[QN_ATTR_WINDOW].i == 0) {
         return QN_CUDA_KV_RECENT;
     }
@@ -210,7 +212,7 @@ static qn_cuda_vq_codes scaled_rows(const qn_view *rows, const qn_view *scales)
                               .token = rows->strides[0],
                               .head = rows->strides[1],
                               .scale_token = scales->strides[0],
-                              .scale_head = scales->strides[1]};
+                              .scale_head = 4};
 }
 
 /* Cut for queries of `batch` sequences. */

@@ -1,8 +1,9 @@
 /* Host side of vq_encode and vq_attention: caches of keys and values as codes.
  *
- * vq_attention has two rows. Tables (kernels/cuda/vq_attention.cu): level auto and o4, for the sizes that its tables in
- * shared memory fit. Plain (vq_attention_plain.cu): everything, and the rungs gc to o3. Both cut tokens into as many
- * parts as it takes to give every multiprocessor work; a window's tokens are one part more (kv.h). */
+ * vq_attention has two rows. Tables: level auto and o4, for the sizes whose tables fit into shared memory; keys that
+ * are not turned and codes that the copy engine can take by vq_attention_pairs.cu, others by vq_attention.cu. Plain
+ * (vq_attention_plain.cu): everything, and the rungs gc to o3. Both cut tokens into as many parts as it takes to give
+ * every multiprocessor work; a window's tokens are one part more (kv.h). */
 #include "backend/cuda/kv.h"
 
 #include <math.h>
@@ -225,8 +226,9 @@ static qn_status launch_plain(const qn_cuda_run *run, qn_error *error)
 
 /* ---- tables ---- */
 
-/* ANY: codes or books of any alignment, the plain kernel. */
-enum { TABLES = 0, TABLES_ANY, TABLES_FINISH };
+/* ANY: codes or books of any alignment, the plain kernel. PAIRS: what the pairs' kernel takes; TABLES again where it
+ * takes nothing. */
+enum { TABLES = 0, TABLES_ANY, TABLES_PAIRS, TABLES_FINISH };
 enum { MOST_HALVES = 6 }; /* half tables of a block: as in kernels/cuda/vq_attention.cu */
 
 typedef struct shape {
@@ -252,12 +254,38 @@ static shape shape_of(const scheme *s, int turned)
             best.halves = best.kv_heads * (keys + values);
         }
     }
-    best.warps = turned || (words == 2 && (best.queries == 2 || s->size > 128)) ? 8 : 12;
+    best.warps = turned || best.queries == 4 || words == 2 ? 8 : 12;
     best.code_bytes = 4 * words;
     best.shared_bytes = (best.halves + 1) / 2 * 256 * s->entries + best.warps * best.queries * 128 +
                         best.kv_heads * best.queries * s->size * 4 + best.warps * (s->size + 2) * 4;
     best.shared_bytes = (best.shared_bytes + 15) / 16 * 16 + (turned ? s->size * 8 : 0);
     return best;
+}
+
+/* How a block of the pairs' kernel is cut; queries 0: it cannot. */
+typedef struct pairs {
+    int32_t queries, warps, slots, shared_bytes;
+} pairs;
+
+enum { PAIRS_SLOTS = 8, PAIRS_LEAST_SLOTS = 2, PAIRS_QUERIES = 4 };
+
+/* least: query heads that a block of the other kernel does, which reads codes no oftener. */
+static pairs pairs_of(const scheme *s, int turned, int32_t least, const qn_cuda_device *device)
+{
+    pairs p = {0};
+    const int32_t groups = s->size / s->vector, halves = s->size / 64, tables = halves * 256 * s->entries;
+    if (turned || groups % 16 != 0 || groups > 64) {
+        return p;
+    }
+    for (int32_t queries = 1; queries <= PAIRS_QUERIES && queries * halves <= PAIRS_QUERIES; queries++) {
+        p.queries = s->group % queries == 0 ? queries : p.queries;
+    }
+    p.warps = p.queries > 1 || halves > 2 ? 8 : s->vector == 2 ? 16 : 12;
+    const int32_t fixed = tables + p.warps * p.queries * 128 + p.queries * s->size * 4 + p.warps * (s->size + 2) * 4;
+    const int32_t slot = p.warps * (32 * groups + 8);
+    p.slots = (int32_t)qn_min_i64((device->shared_bytes - fixed) / slot, PAIRS_SLOTS);
+    p.shared_bytes = fixed + p.slots * slot;
+    return p.slots < PAIRS_LEAST_SLOTS || p.queries < least ? (pairs){0} : p;
 }
 
 static int turns(const qn_op_desc *desc)
@@ -313,6 +341,23 @@ static int32_t tables_programs(const qn_kernel *kernel, const qn_op_desc *desc, 
     qn_cuda_define(&out[TABLES], "QUERIES", t.queries);
     qn_cuda_define(&out[TABLES], "WARPS", t.warps);
     plain_program(desc, device, 0, &out[TABLES_ANY]);
+    out[TABLES_PAIRS] = out[TABLES];
+    const pairs p = pairs_of(&s, turns(desc), t.queries, device);
+    if (p.queries > 0) {
+        qn_cuda_program *program = &out[TABLES_PAIRS];
+        memset(program, 0, sizeof *program);
+        program->source = "vq_attention_pairs.cu";
+        program->entry = "qn_vq_attention_pairs";
+        program->shared_bytes = p.shared_bytes;
+        qn_cuda_define(program, "Q_FORMAT", qn_cuda_float_format(desc->in[QN_VQA_Q].format));
+        qn_cuda_define(program, "SIZE", s.size);
+        qn_cuda_define(program, "VEC", s.vector);
+        qn_cuda_define(program, "BITS", s.bits);
+        qn_cuda_define(program, "KV_HEADS", 1);
+        qn_cuda_define(program, "QUERIES", p.queries);
+        qn_cuda_define(program, "WARPS", p.warps);
+        qn_cuda_define(program, "SLOTS", p.slots);
+    }
     return TABLES_FINISH + qn_cuda_kv_programs(desc, QN_VQA_K_RECENT, out + TABLES_FINISH);
 }
 
@@ -323,6 +368,47 @@ static int aligned_codes(const qn_cuda_vq_codes *c, int64_t unit)
            ((int64_t)(uintptr_t)c->data | c->batch | c->token | c->head) % unit == 0;
 }
 
+/* Codes that the copy engine can take: rows of heads at multiples of 16 bytes. */
+static int boxed_codes(const qn_cuda_vq_codes *c, const qn_cuda_vq_attention *a)
+{
+    return ((int64_t)(uintptr_t)c->data | c->token | (a->kv_heads > 1 ? c->head : 0) | c->batch) % 16 == 0 &&
+           c->token > 0 && c->head > 0 && c->batch >= 0 && c->token < INT64_C(1) << 40 && c->batch < INT64_C(1) << 40;
+}
+
+static qn_status map_codes(const qn_cuda_run *run, const qn_cuda_vq_codes *c, const qn_cuda_vq_attention *a,
+                           qn_tensor_map *map, qn_error *error)
+{
+    const uint64_t groups = (uint64_t)(a->size / a->vector), token = (uint64_t)c->token;
+    const qn_cuda_tensor tensor = {
+        .data = c->data,
+        .type = CU_TENSOR_U8,
+        .rank = 4,
+        .swizzle = CU_SWIZZLE_NONE,
+        .promotion = CU_L2_PROMOTION_256B, /* other blocks read the codes beside these at about the same time */
+        .dims = {groups, (uint64_t)a->kv_heads, (uint64_t)a->room, c->batch > 0 ? (uint64_t)a->batch : 1},
+        .strides = {a->kv_heads > 1 ? (uint64_t)c->head : groups, token, c->batch > 0 ? (uint64_t)c->batch : token},
+        .box = {(uint32_t)groups, 1, STRIP, 1}};
+    return qn_cuda_tensor_map(run->cuda, &tensor, map, error);
+}
+
+static qn_status launch_pairs(const qn_cuda_run *run, qn_cuda_vq_attention *a, const pairs *p, qn_error *error)
+{
+    qn_tensor_map keys, values;
+    QN_TRY(map_codes(run, &a->k, a, &keys, error));
+    QN_TRY(map_codes(run, &a->v, a, &values, error));
+    const int64_t units = (int64_t)a->batch * a->kv_heads * (a->group / p->queries);
+    qn_cuda_kv_cut(a, units, run->device->sms, STRIP * p->warps);
+    a->items = (int32_t)(units * a->parts);
+    a->block_items = (int32_t)qn_ceil_div(a->items, run->device->sms);
+    void *const arguments[] = {a, &keys, &values};
+    const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(a->items, a->block_items), 1, 1},
+                                .block = {(uint32_t)p->warps * 32, 1, 1},
+                                .shared_bytes = (uint32_t)p->shared_bytes,
+                                .dependent = run->device->major >= 9};
+    QN_TRY(qn_cuda_launch(run, TABLES_PAIRS, &g, arguments, error));
+    return qn_cuda_kv_finish(run, TABLES_FINISH, QN_VQA_K_RECENT, a, error);
+}
+
 static qn_status launch_tables(const qn_cuda_run *run, qn_error *error)
 {
     qn_cuda_vq_attention a = attention_of(run);
@@ -330,6 +416,10 @@ static qn_status launch_tables(const qn_cuda_run *run, qn_error *error)
     const shape t = shape_of(&s, turns(run->call->desc));
     if (a.batch == 0) {
         return QN_OK;
+    }
+    const pairs p = pairs_of(&s, turns(run->call->desc), t.queries, run->device);
+    if (p.queries > 0 && a.room > 0 && boxed_codes(&a.k, &a) && boxed_codes(&a.v, &a)) {
+        return launch_pairs(run, &a, &p, error);
     }
     if (!aligned_codes(&a.k, t.code_bytes) || !aligned_codes(&a.v, t.code_bytes)) {
         return run_plain(run, &a, TABLES_ANY, TABLES_FINISH, error);
