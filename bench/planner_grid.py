@@ -3,7 +3,7 @@
 the CPU, whose kernels are not generated, every kernel of the processor that takes the format.
 
     bench/planner_grid.py --lib build/gpu/libquern.so [--cubins FOLDER] >grid.jsonl            # a GPU; needs PyTorch
-    bench/planner_grid.py --lib build/release/libquern.so --threads 2 --most 20000000 --rounds 3 >grid.jsonl # the CPU
+    bench/planner_grid.py --lib build/release/libquern.so --threads 1 --most 6000000 --rounds 2 >grid.jsonl # the CPU
     bench/planner_grid.py --ladder ...           # not the grid: the paper's formats with 1 and 16 rows
     bench/planner_grid.py --list                 # the cases alone
     bench/planner_grid.py --summary grid.jsonl   # how many are within 5 % of the best rung, and those that are not
@@ -174,15 +174,16 @@ class Operands:
         return turns
 
 
-def time_calls(plan, turns, seconds):
-    """The least of single calls, on the host's clock: other work only makes a call longer."""
-    times, i, end = [], 0, time.perf_counter() + seconds
+def time_calls(plan, turns, seconds, threads):
+    """The least of single calls, as other work only makes a call longer; of one thread its processor time."""
+    clock = time.process_time if threads == 1 else time.perf_counter
+    times, i, end = [], 0, clock() + seconds
     plan.run(turns[0])
-    while len(times) < 5 or time.perf_counter() < end:
+    while len(times) < 5 or clock() < end:
         i = (i + 1) % len(turns)
-        before = time.perf_counter()
+        before = clock()
         plan.run(turns[i])
-        times.append((time.perf_counter() - before) * 1e6)
+        times.append((clock() - before) * 1e6)
     return min(times)
 
 
@@ -205,7 +206,7 @@ def measure(q, case, options):
                     chosen = kernel.split("__")[1]
                     plan.close()
                     continue
-                t = time_calls(plan, operands.packed(q, plan), options.seconds)
+                t = time_calls(plan, operands.packed(q, plan), options.seconds, options.threads)
             us[level] = min(t, us.get(level, t))
             plan.close()
     if q.backend != CUDA:

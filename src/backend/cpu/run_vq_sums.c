@@ -23,10 +23,11 @@
 #define SLABS_PART 8  /* slabs of a part of K */
 #define LINES_TASK 64 /* lines of w a task */
 #define TASK_ROWS (LINES_TASK * QN_VQ_LINE)
-#define ADD_COLUMNS 1024 /* sums a task of the second pass, ... */
-#define ADD_STEP 64      /* ... of them at a time */
-#define ROWS_ROUND 16    /* rows of x whose parts are kept at a time */
-#define FEW 3            /* rows of x that are faster beside each other than one by one */
+#define ADD_COLUMNS 1024  /* sums a task of the second pass, ... */
+#define ADD_STEP 64       /* ... of them at a time */
+#define ROWS_ROUND 16     /* rows of x whose parts are kept at a time */
+#define LEAST_COLUMNS 100 /* rows of w; whatever M, as bits must not depend on it */
+#define FEW 3             /* rows of x that are faster beside each other than one by one */
 
 /* ---- packed body ---- */
 
@@ -111,6 +112,9 @@ const char *qn_vq_sums_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
     }
     if (vq.bits != 8 || vq.codebooks > QN_VQ_LOOKUPS) {
         return "made for codes of 8 bits";
+    }
+    if (vq.n > 0 && vq.n < LEAST_COLUMNS) {
+        return "a table costs more than so few rows of w take from it";
     }
     return vq.out_group == 1 ? NULL : "made for vectors of single rows";
 }
