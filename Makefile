@@ -1,7 +1,7 @@
 # The one-command front; CMake does the work. See README.md.
 #
 #   make             release build, leaves build/quern
-#   make demo        quantise a real model nine ways and print the table
+#   make demo        quantise a real model ten ways and print the table
 #   make check       build with sanitizers, run every test
 #   make check-full  the same, then ThreadSanitizer, fuzzing and valgrind
 #   make bench       verify and time the kernels of this machine

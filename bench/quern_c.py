@@ -1,13 +1,17 @@
-"""What the comparisons with PyTorch share: libquern's structures by ctypes, views of tensors, timing by CUDA graphs.
+"""What these scripts share: libquern's structures by ctypes, views of tensors, timing by CUDA graphs.
 
-The sizes that change with the library are read from its header, beside which these scripts lie.
+The sizes that change with the library are read from its header, beside which these scripts lie. PyTorch is needed for
+everything that touches a GPU.
 """
 import ctypes
 import os
 import re
 import statistics
 
-import torch
+try:
+    import torch
+except ImportError:
+    torch = None
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 with open(os.path.join(HERE, "..", "include", "quern", "op.h"), encoding="utf-8") as header:
@@ -16,7 +20,7 @@ MAX_IN, MAX_OUT = (int(re.search(rf"#define QN_MAX_{side} (\d+)", OP_H)[1]) for 
 ENUM = re.search(r"typedef enum qn_attr \{(.*?)\} qn_attr;", OP_H, re.S)[1]
 ATTRS = len(re.findall(r"^    QN_ATTR_(?!COUNT)\w+", ENUM, re.M))
 F32, F16, BF16, I8, U8, I32, F8 = 1, 2, 3, 10, 11, 14, 20
-CUDA = 3  # QN_BACKEND_CUDA
+CPU, CUDA = 2, 3  # QN_BACKEND_CPU, QN_BACKEND_CUDA
 
 
 class Shape(ctypes.Structure):
@@ -66,9 +70,9 @@ def view_of(tensor, format):
 
 
 class Plan:
-    """A plan of the CUDA backend with its workspace for that many rows, and its descriptor and results' shapes."""
+    """A plan with its workspace for that many rows, and its descriptor and results' shapes."""
 
-    def __init__(self, quern, text, rows):
+    def __init__(self, quern, text, rows, kernel=None):
         self.quern, self.handle = quern, ctypes.c_void_p()
         self.desc, self.out, options = Desc(), (Shape * MAX_OUT)(), PlanOptions()
         quern.must(quern.lib.qn_op_desc_parse, text.encode(), ctypes.byref(self.desc))
@@ -76,24 +80,40 @@ class Plan:
         quern.lib.qn_plan_options_init(ctypes.byref(options))
         if options.size != ctypes.sizeof(options):
             raise RuntimeError(f"qn_plan_options has {options.size} bytes, these scripts expect {ctypes.sizeof(options)}")
-        options.backend = CUDA
+        options.backend = quern.backend
+        options.kernel = kernel.encode() if kernel else None
         quern.must(quern.lib.qn_plan_create, quern.ctx, ctypes.byref(self.desc), ctypes.byref(options),
                    ctypes.byref(self.handle))
-        self.bytes = quern.lib.qn_plan_workspace_bytes(self.handle, rows, 1)
-        self.workspace = torch.empty(max(self.bytes, 64), dtype=torch.uint8, device="cuda")
+        self.bytes = quern.lib.qn_plan_workspace_bytes(self.handle, rows, quern.threads)
+        self.keep, self.workspace = quern.room(max(self.bytes, 64))
 
     def run(self, args):
-        run = Exec(stream=torch.cuda.current_stream().cuda_stream, constant_weights=1)
-        self.quern.must(self.quern.lib.qn_run, self.handle, ctypes.byref(args), ctypes.c_void_p(self.workspace.data_ptr()),
-                        ctypes.c_size_t(self.bytes), ctypes.byref(run))
+        quern = self.quern
+        run = Exec(pool=quern.pool)
+        if quern.backend == CUDA:
+            run = Exec(stream=torch.cuda.current_stream().cuda_stream, constant_weights=1)
+        quern.must(quern.lib.qn_run, self.handle, ctypes.byref(args), ctypes.c_void_p(self.workspace),
+                   ctypes.c_size_t(self.bytes), ctypes.byref(run))
+
+    def explain(self):
+        text = ctypes.create_string_buffer(1 << 16)
+        self.quern.lib.qn_plan_explain(self.handle, text, ctypes.c_size_t(len(text)))
+        return text.value.decode()
 
     def close(self):
         self.quern.lib.qn_plan_destroy(self.handle)
 
 
 class Quern:
-    def __init__(self, lib, cubins):
+    """The library and a context of it; with `threads` plans are of the CPU backend and their memory is this process's."""
+
+    def __init__(self, lib, cubins, threads=0, cache=None):
         self.lib = ctypes.CDLL(lib)
+        self.backend, self.threads = (CPU, threads) if threads else (CUDA, 1)
+        self.lib.qn_plan_kernel.restype = ctypes.c_char_p
+        self.lib.qn_plan_kernel.argtypes = [ctypes.c_void_p]
+        self.lib.qn_plan_pack_bytes.restype = ctypes.c_size_t
+        self.lib.qn_plan_pack_bytes.argtypes = [ctypes.c_void_p]
         self.lib.qn_plan_workspace_bytes.restype = ctypes.c_size_t
         self.lib.qn_plan_workspace_bytes.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]
         self.ctx = ctypes.c_void_p()
@@ -102,15 +122,39 @@ class Quern:
         if options.size != ctypes.sizeof(options):
             raise RuntimeError(f"qn_ctx_options has {options.size} bytes, these scripts expect {ctypes.sizeof(options)}")
         options.cubin_dir = cubins.encode() if cubins else None
+        options.cache_dir = cache.encode() if cache else None
         self.must(self.lib.qn_ctx_create, ctypes.byref(options), ctypes.byref(self.ctx))
+        self.pool = ctypes.c_void_p()
+        if threads:
+            self.must(self.lib.qn_pool_create, self.ctx, threads, ctypes.byref(self.pool))
+
+    def room(self, bytes):
+        """Memory where plans of this context work: what keeps it, and its address, a multiple of 64."""
+        if self.backend == CUDA:
+            raw = torch.empty(bytes, dtype=torch.uint8, device="cuda")
+            return raw, raw.data_ptr()
+        raw = ctypes.create_string_buffer(bytes + 64)
+        return raw, (ctypes.addressof(raw) + 63) // 64 * 64
+
+    def place(self, data):
+        """The same, holding these bytes."""
+        if self.backend == CUDA:
+            raw = torch.frombuffer(bytearray(data or b"0"), dtype=torch.uint8).cuda()
+            return raw, raw.data_ptr()
+        raw, at = self.room(len(data))
+        ctypes.memmove(at, data, len(data))
+        return raw, at
 
     def must(self, call, *arguments):
         error = Error()
         if call(*arguments, ctypes.byref(error)) != 0:
             raise RuntimeError(error.text.decode())
 
-    def plan(self, text, rows):
-        return Plan(self, text, rows)
+    def plan(self, text, rows, kernel=None):
+        return Plan(self, text, rows, kernel)
+
+    def close(self):
+        self.lib.qn_ctx_destroy(self.ctx)
 
 
 def time_graph(call, copies, guess, total=20000):

@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -132,6 +133,8 @@ int cli_start(cli *c)
     options.cubin_dir = c->cubin_dir[0] ? c->cubin_dir : NULL;
     options.jit = (qn_jit_policy)c->value[OPT_JIT].i;
     options.device = (int32_t)c->value[OPT_DEVICE].i;
+    if (cli_verb_takes(c->verb, OPT_TARGET) && c->operand_count) /* a model's kernels without a GPU */
+        options.cuda_target = c->value[OPT_TARGET].s;
     int code = cli_check(c, qn_ctx_create(&options, &c->ctx, &error), &error, PHASE_RUN);
     qn_plan_options_init(&c->plan);
     if (!code && cli_verb_takes(c->verb, OPT_BACKEND))
@@ -161,7 +164,16 @@ void *cli_alloc(size_t count, size_t size)
     if (size != 0 && count > (SIZE_MAX - 128) / size)
         return NULL;
     size_t bytes = (count * size + 64) / 64 * 64; /* at least one byte, a multiple of the alignment */
-    void *p = aligned_alloc(64, bytes);
+    const size_t large = (size_t)2 << 20;
+    void *p;
+    if (bytes < 4 * large) {
+        p = aligned_alloc(64, bytes);
+    } else { /* copies of operands: in large pages, as the library has a model's weights */
+        bytes = (bytes + large - 1) / large * large;
+        p = aligned_alloc(large, bytes);
+        if (p)
+            (void)madvise(p, bytes, MADV_HUGEPAGE);
+    }
     if (p)
         memset(p, 0, bytes);
     return p;

@@ -53,7 +53,7 @@ const cli_option cli_options[OPT_LIMIT] = {
     [OPT_DEVICE] = {"device", NULL, 0, KIND_INT, 0, 1024, "0", "N", "the GPU to use, as the driver counts them"},
     [OPT_TARGET] = {"target", NULL, 0, KIND_TEXT, 0, 0, NULL, "LIST",
                     "architectures to compile for, commas between them: sm_80, sm_86, sm_89, sm_90a, sm_100a, "
-                    "sm_120a, or all; without it that of the GPU here"},
+                    "sm_120a, or all; with a MODEL one of them; without it that of the GPU here"},
     [OPT_CTX_SIZE] = {"ctx-size", "ctx|max-model-len", 'c', KIND_INT, 0, 16777216, "0", "N",
                       "context length in tokens; 0: the model's, at most 4096"},
     [OPT_BATCH] = {"batch", "batch-size", 'b', KIND_INT, 1, 65536, "512", "N",
@@ -154,8 +154,8 @@ const cli_verb cli_verbs[] = {
 
     {"chat", "MODEL", 1, 1, 1,
      OPTIONS(OPT_MODEL, OPT_SYSTEM, OPT_PREDICT, OPT_TEMP, OPT_TOP_K, OPT_TOP_P, OPT_MIN_P, OPT_REPEAT_PENALTY,
-             OPT_REPEAT_LAST, OPT_SEED, OPT_GREEDY, OPT_STOP, OPT_CTX_SIZE, OPT_BATCH, COMPUTE, OPT_KV,
-             OPT_NO_PACKED, COMMON),
+             OPT_REPEAT_LAST, OPT_SEED, OPT_GREEDY, OPT_STOP, OPT_CTX_SIZE, OPT_BATCH, COMPUTE, OPT_KV, OPT_NO_PACKED,
+             COMMON),
      "talk with a model in the terminal",
      "Reads a message a line from stdin and streams the reply. /reset forgets the conversation, /system TEXT sets the "
      "system message and starts again, /exit or the end of input ends it. Control-C stops a reply; at the prompt it "
@@ -178,7 +178,8 @@ const cli_verb cli_verbs[] = {
      "Writes folder OUT with safetensors, config.json and tokenizer files in the layouts other tools read. The folder "
      "appears under its name only when it is complete.\n"
      "With --kv also codebooks for `--kv` of the verbs that run a model. Without OUT and --weights only these are "
-     "made, from what the model does on a text, and put where the model looks for them: MODEL.kv-SCHEME.safetensors beside a "
+     "made, from what the model does on a text, and put where the model looks for them: MODEL.kv-SCHEME.safetensors "
+     "beside a "
      "file, kv-SCHEME.safetensors in a folder.",
      "quern quantize model.gguf out/ --weights fp8-block\nquern quantize model.gguf --kv cq2\nquern quantize --list",
      verb_quantize},
@@ -211,11 +212,10 @@ const cli_verb cli_verbs[] = {
      "a table of models against a reference",
      "Scores the text as `quern perplexity` does, all models in step, and prints per model: bits per weight, file "
      "size, perplexity, its ratio to the reference's, KL divergence, top-1 agreement, prefill and decode speed, and a "
-     "line of greedy text after the prompt of -p. --kv is of all models but the reference. Prefill speed is that "
-     "of the context half of each chunk, for which "
-     "no "
-     "logits are made; decode speed is that of the greedy text after its first token.",
-     "quern compare bf16/ fp8/ int8/ -f text.txt --max-tokens 4096 -p \"The capital of France is\"", verb_compare},
+     "line of greedy text after the prompt of -p. --kv is of all models but the reference; MODEL+cq2 is a model that "
+     "keeps keys and values so. Prefill speed is that of the context half of each chunk, for which no logits are made; "
+     "decode speed is that of the greedy text after its first token.",
+     "quern compare bf16/ bf16/+fp8 int8/ -f text.txt --max-tokens 4096 -p \"The capital of France is\"", verb_compare},
 
     {"tokenize", "MODEL", 1, 1, 1, OPTIONS(OPT_MODEL, OPT_PROMPT, OPT_FILE, OPT_LINES, OPT_SPECIAL, COMMON),
      "token ids of a text",
@@ -230,8 +230,8 @@ const cli_verb cli_verbs[] = {
      "quern detokenize model.gguf 19556 905", verb_detokenize},
 
     {"logits", "MODEL", 1, 1, 1,
-     OPTIONS(OPT_MODEL, OPT_PROMPT, OPT_FILE, OPT_IDS, OPT_OUT, OPT_ALL, OPT_BATCH, COMPUTE, OPT_KV,
-             OPT_NO_PACKED, COMMON),
+     OPTIONS(OPT_MODEL, OPT_PROMPT, OPT_FILE, OPT_IDS, OPT_OUT, OPT_ALL, OPT_BATCH, COMPUTE, OPT_KV, OPT_NO_PACKED,
+             COMMON),
      "write a model's logits to a file",
      "Writes the tensors `logits` F32[T,vocabulary] (T is 1 without --all) and `ids` I32[tokens]. Text is tokenised as "
      "it is, with the special tokens the model adds.",
@@ -251,8 +251,10 @@ const cli_verb cli_verbs[] = {
 
     {"explain", "OP KEY=VALUE ...", 1, -1, 0, OPTIONS(OPT_BACKEND, OPT_ISA, OPT_DUMP_KERNEL, GPU, COMMON),
      "say which kernel would run and why",
-     "Takes an operator with sizes and attributes, or a case string as `quern bench kernels` prints it. For operators on "
-     "vector-quantised weights it prints the generator's decision and what each level is predicted to cost (docs/vq.md).",
+     "Takes an operator with sizes and attributes, or a case string as `quern bench kernels` prints it. For operators "
+     "on "
+     "vector-quantised weights it prints the generator's decision and what each level is predicted to cost "
+     "(docs/vq.md).",
      "quern explain dense_mm m=1 n=576 k=576", verb_explain},
 
     {"doctor", "", 0, 0, 0, OPTIONS(OPT_MEASURE, OPT_MEMORY, OPT_THREADS, GPU, OPT_JSON, COMMON),
@@ -266,9 +268,11 @@ const cli_verb cli_verbs[] = {
      "Makes every GPU kernel that a case of the case table needs and keeps it in the cache folder, so that later runs "
      "find it there. With --target no GPU is needed: the folder can be carried to a machine that has one. What is "
      "cached already is not compiled again. One line a kernel, its time and where it came from. With a MODEL, the "
-     "kernels of that model instead, on the GPU here: those of its shapes, and the fused ones that decoding goes "
-     "through. A folder made so beside the program, as `cubins`, is what --jit off runs the model from.",
-     "quern warm\nquern warm model.gguf --cache-dir cubins\nquern warm --target sm_90a,sm_80 --cache-dir cubins",
+     "kernels of that model instead: those of its shapes, and the fused ones that decoding goes through, as the GPU "
+     "here takes them or, with --target, a typical one of that architecture. A folder made so beside the program, "
+     "as `cubins`, is what --jit off runs the model from.",
+     "quern warm\nquern warm model.gguf --cache-dir cubins\nquern warm model.gguf --target sm_90a --cache-dir cubins\n"
+     "quern warm --target sm_90a,sm_80 --cache-dir cubins",
      verb_warm},
 
     {"bench", "kernels | model ...", 0, -1, 0, OPTIONS(OPT_HELP), "measure kernels or a model",
@@ -287,8 +291,8 @@ const cli_verb cli_verbs[] = {
      verb_bench_kernels},
 
     {"bench model", "MODEL", 1, 1, 1,
-     OPTIONS(OPT_MODEL, OPT_PROMPT_TOKENS, OPT_GEN_TOKENS, OPT_REPETITIONS, OPT_BATCH, OPT_MEMORY, COMPUTE,
-             OPT_KV, OPT_NO_PACKED, OPT_OUTPUT_FORMAT, OPT_JSON, COMMON),
+     OPTIONS(OPT_MODEL, OPT_PROMPT_TOKENS, OPT_GEN_TOKENS, OPT_REPETITIONS, OPT_BATCH, OPT_MEMORY, COMPUTE, OPT_KV,
+             OPT_NO_PACKED, OPT_OUTPUT_FORMAT, OPT_JSON, COMMON),
      "measure a model's speed",
      "Prompt processing (pp) and text generation (tg) in tokens a second, as mean and standard deviation of the "
      "repetitions after one warm-up, in the shape of llama-bench's table. Behind it: the bytes of weights that a "

@@ -81,7 +81,7 @@ static void print_object(FILE *out, const cli *c, const scored *s, const scored 
     score_summary r = score_sum(s), ref = score_sum(reference);
     json j = json_begin(out);
     json_open(&j, NULL, '{');
-    json_text(&j, "scheme", s->info.scheme);
+    json_text(&j, "scheme", s->label);
     json_text(&j, "kv", s->kv.scheme);
     json_int(&j, "kv_bytes_per_token", (int64_t)s->kv.bytes_per_token);
     json_text(&j, "backend", backend_name(c));
@@ -189,6 +189,25 @@ static int score_all(cli *c, const char *text, size_t bytes, scored *models, sam
     return code;
 }
 
+/* How the model of an operand keeps keys and values: MODEL+SCHEME says it, unless that is the name of a file; others do
+ * as --kv says, the reference keeps floats. *path is the operand without it, the caller's to free. */
+static int open_operand(cli *c, scored *s, int i, char **path)
+{
+    const char *const operand = c->operands[i], *const mark = strrchr(operand, '+');
+    const char *kv = i ? c->value[OPT_KV].s : NULL;
+    qn_kv_info info;
+    *path = strdup(operand);
+    if (!*path)
+        return cli_memory(c, "the models");
+    for (int32_t j = 0; mark && access(operand, F_OK) != 0 && qn_kv_at(j, &info) == QN_OK; j++) {
+        if (strcmp(mark + 1, info.name) == 0) {
+            (*path)[mark - operand] = 0;
+            kv = info.name;
+        }
+    }
+    return score_open(c, s, *path, kv, c->value[OPT_CHUNK].i);
+}
+
 int verb_compare(cli *c)
 {
     int n = c->operand_count;
@@ -199,10 +218,12 @@ int verb_compare(cli *c)
         return cli_fail(c, EXIT_USAGE, "--file FILE is missing: the text to score (- is stdin)");
     scored *models = cli_alloc((size_t)n, sizeof *models);
     sample *samples = cli_alloc((size_t)n, sizeof *samples);
-    int code = models && samples ? cli_read_file(c, c->value[OPT_FILE].s, &text, &bytes) : cli_memory(c, "the models");
+    char **paths = cli_alloc((size_t)n, sizeof *paths);
+    int code = models && samples && paths ? cli_read_file(c, c->value[OPT_FILE].s, &text, &bytes)
+                                          : cli_memory(c, "the models");
     for (int i = 0; i < n && !code; i++) {
         cli_progress(c, 0, c->operands[i]);
-        code = score_open(c, &models[i], c->operands[i], i ? c->value[OPT_KV].s : NULL, c->value[OPT_CHUNK].i);
+        code = open_operand(c, &models[i], i, &paths[i]);
     }
     if (!code)
         code = score_all(c, text, bytes, models, samples, n, &t);
@@ -215,10 +236,12 @@ int verb_compare(cli *c)
     } else if (!code) {
         print_table(&t, models, samples, n);
     }
-    for (int i = 0; i < n && models && samples; i++) {
+    for (int i = 0; i < n && models && samples && paths; i++) {
         score_close(&models[i]);
         free(samples[i].text);
+        free(paths[i]);
     }
+    free(paths);
     free(models);
     free(samples);
     free(text);

@@ -23,7 +23,8 @@ static int32_t print_program(void *user, const qn_warm_info *info)
     return cli_interrupted() || cli_output_closed();
 }
 
-/* Opening a model makes what its prompts need, a session what decoding does: chains are cut by shapes. */
+/* Opening a model makes what its prompts need, a session what decoding does: chains are cut by shapes. With a target
+ * the context's device is one that is not there (cli_start). */
 static int warm_model(cli *c, const char *path)
 {
     qn_model *model = NULL;
@@ -41,8 +42,6 @@ static int warm_model(cli *c, const char *path)
 
 int verb_warm(cli *c)
 {
-    if (c->operand_count && c->value[OPT_TARGET].s)
-        return cli_fail(c, EXIT_USAGE, "a model's kernels are made for the GPU here: --target goes without a model");
     if (c->operand_count)
         return warm_model(c, c->operands[0]);
     tally t = {0, 0};

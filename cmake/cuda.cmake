@@ -1,7 +1,7 @@
 # The CUDA backend needs no toolkit: device sources are embedded as bytes and
 # compiled at run time. A new file under kernels/cuda/ is found by itself.
 file(GLOB QN_CUDA_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/kernels/cuda/*.cu ${PROJECT_SOURCE_DIR}/kernels/cuda/*.h
-  ${PROJECT_SOURCE_DIR}/kernels/common/cuda_*.h)
+  ${PROJECT_SOURCE_DIR}/kernels/common/cuda_*.h ${PROJECT_SOURCE_DIR}/data/tuned-cuts.txt)
 set(QN_CUDA_EMBEDDED ${CMAKE_CURRENT_BINARY_DIR}/cuda_sources.c)
 add_custom_command(OUTPUT ${QN_CUDA_EMBEDDED}
   COMMAND ${CMAKE_COMMAND} "-DOUTPUT=${QN_CUDA_EMBEDDED}" "-DINPUTS=${QN_CUDA_SOURCES}" -P ${CMAKE_CURRENT_LIST_DIR}/embed.cmake

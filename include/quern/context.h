@@ -60,6 +60,8 @@ typedef struct qn_ctx_options {
     int32_t device;          /* ordinal of the GPU among those the driver shows */
     const char *cuda_library;  /* the driver's file; NULL: libcuda.so.1 */
     const char *nvrtc_library; /* the run-time compiler's file; NULL: libnvrtc.so of any version from 12 up */
+    const char *cuda_target;   /* "sm_90a", ...: no driver is opened; device kernels are compiled and cached for a
+                                * typical device of that target, and results read back are NaN; NULL: the driver */
 } qn_ctx_options;
 
 /* Fill the options with their defaults. */

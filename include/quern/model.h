@@ -52,7 +52,8 @@ typedef void (*qn_finding_fn)(void *user, int severity, const char *tensor, cons
 
 /* Read all data: non-finite values, scales that are zero, negative, NaN or
  * Inf, all-zero rows, checksums where the files carry them, the packed file when
- * there is one (damage is an error, being out of date a warning). *errors counts
+ * there is one (damage is an error, being out of date a warning), codebooks of KV
+ * schemes beside the model (damage, or being another model's, is an error). *errors counts
  * findings of severity 2. QN_E_IO, QN_E_MEMORY when reading itself fails. */
 QN_API qn_status qn_checkpoint_verify(const qn_checkpoint *checkpoint, const qn_exec *exec, qn_finding_fn finding,
                                       void *user, int64_t *errors, qn_error *error);

@@ -13,7 +13,7 @@ extern "C" {
 typedef struct qn_scheme_info {
     const char *name;    /* "fp8-block" */
     const char *summary; /* "FP8 e4m3, 128x128 weight blocks, 1x128 dynamic activations" */
-    const char *layout;  /* "dense", "deepseek-fp8", "compressed-tensors", "aqlm", "gptvq", "quip" */
+    const char *layout;  /* "dense", "deepseek-fp8", "compressed-tensors", "aqlm", "gptvq", "vptq", "quip" */
 } qn_scheme_info;
 
 /* Scheme i in table order; QN_E_ARGUMENT past the end. */

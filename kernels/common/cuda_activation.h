@@ -29,6 +29,7 @@ typedef struct qn_cuda_decode {
     char *keys;           /* the cache: rows before *position are there, this token's becomes the next */
     const char *values;   /* with this token's row */
     char *partials;
+    float *out; /* of qn_decode_join: heads side by side */
     const int *position;
     long long row; /* of the caches */
     int heads, group;

@@ -8,14 +8,14 @@
 #define QN_CUDA_QUIP 1
 #define QN_CUDA_VPTQ 2
 #define QN_CUDA_GPTVQ 3
+#define QN_CUDA_DENSE 4 /* f16 weights in scratch memory */
 
 /* A block's rows of w and a step's columns of K in vq_tensor.cu. */
 #define QN_VQ_BLOCK_ROWS 256
 #define QN_VQ_SPAN 256
 #define QN_VQ_MOST_TOKENS 64 /* rows of x that a block multiplies at a time */
 
-/* Words that a lane's four tables of vq_sums.cu are looked up by: a slab is 32 of them. */
-#define QN_VQ_SUMS_ROWS 32
+/* Four tables a lane of vq_sums.cu; a slab of K is 32 words of four codes. */
 #define QN_VQ_SUMS_SHARED (4 * 256 * 32 * 4)
 
 /* A Hadamard transform of length slow * fast: fast is a power of two, at most 1024; the slow axis is a base matrix
@@ -57,6 +57,7 @@ typedef struct qn_cuda_vq {
     int spans, tokens;    /* of K; rows of x of a tile */
     int blocks;           /* that the spans of all rows of w are dealt to; 0: one a block of rows */
     int slabs;            /* vq_sums.cu: parts of K */
+    int early;            /* codes and codebooks may be read before the kernel in front is done */
 } qn_cuda_vq;
 
 #endif

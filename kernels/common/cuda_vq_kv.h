@@ -1,14 +1,16 @@
 /* Arguments of the CUDA kernels over coded keys and values (kernels/cuda/vq_attention.cu, vq_attention_plain.cu,
- * vq_encode.cu), as host and device see them. Strides are bytes. Included by both sides, so plain C and no other
- * header. */
+ * vq_encode.cu, kv_keep.cu), as host and device see them. Strides are bytes. Included by both sides, so plain C and no
+ * other header. */
 #ifndef QN_KERNELS_CUDA_VQ_KV_H
 #define QN_KERNELS_CUDA_VQ_KV_H
 
-/* Codes [batch, token, head, group] or their codebooks [head, group, entry, channel]; the last dimension is dense. */
+/* Codes or elements [batch, token, head, ...], the last dimension dense; scales [token, head], where there are any. */
 typedef struct qn_cuda_vq_codes {
-    const char *data;
-    long long batch, token, head;
+    const char *data, *scale;
+    long long batch, token, head, scale_token, scale_head;
 } qn_cuda_vq_codes;
+
+/* Codebooks [head, group, entry, channel], the last dimension dense. */
 
 typedef struct qn_cuda_vq_book {
     const char *data;
@@ -17,18 +19,23 @@ typedef struct qn_cuda_vq_book {
 } qn_cuda_vq_book;
 
 /* Items are what a block does one after the other: part `item % parts` of the tokens of one sequence, for the query
- * heads that share its tables. */
+ * heads that share its tables. A sequence is one query; it sees lens[i] tokens or, without lens, what row i of `batch`
+ * queries at the end of `room` tokens sees; position not NULL: of *position + 1 tokens. With a window tokens from a
+ * multiple of 32 on are rows token % recent_rows of `recent`: they are one part more, the last. */
 typedef struct qn_cuda_vq_attention {
     const char *q;
     qn_cuda_vq_codes k, v;
     qn_cuda_vq_book k_book, v_book;
-    const int *lens;
+    qn_cuda_vq_codes k_recent, v_recent;
+    const int *lens, *position;
     char *o, *lse, *partials;
     long long q_row, q_head, o_row, o_head, lse_row;
     int batch, heads, kv_heads, group; /* group: query heads a key head */
     int size, vector, entries;         /* of a head, of a vector; of a book */
     int room, parts, part_tokens;      /* tokens there is room for, their parts, and the length of each but the last */
-    int items, block_items;            /* all, and of a block */
+    int all_parts;                     /* with the window's */
+    int window, recent_rows, causal;
+    int items, block_items; /* all, and of a block */
     int interleaved;
     float scale; /* of scores, in units of log 2 */
     double log2_theta;
@@ -39,7 +46,18 @@ typedef struct qn_cuda_vq_encode {
     qn_cuda_vq_book book;
     char *codes;
     long long x_batch, x_token, x_head, codes_batch, codes_token, codes_head;
+    const int *position; /* not NULL: codes go to token *position */
     int batch, tokens, heads, groups, entries, vector;
 } qn_cuda_vq_encode;
+
+/* Rows of f32 into a cache: as f16 at row position % ring, or heads of `size` elements each as e4m3 with a scale at row
+ * position. */
+typedef struct qn_cuda_kv_keep {
+    const char *x;
+    char *y, *scale;
+    const int *position; /* [rows] */
+    long long x_row, y_row, scale_row;
+    int rows, width, ring, size;
+} qn_cuda_kv_keep;
 
 #endif

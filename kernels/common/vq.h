@@ -10,12 +10,14 @@
 #include <stdint.h>
 
 #define QN_VQ_BOOKS 64
+#define QN_VQ_VECTOR 256 /* elements of a vector at most */
+#define QN_VQ_ACROSS 16 /* elements of a vector that lies across rows, at most: of longer ones a part */
 #define QN_VQ_STREAM_PAD 8 /* bytes readable past a stream's last code */
 
 typedef struct qn_vq_run {
-    int32_t books, vector;        /* elements of a vector */
-    int64_t stride;               /* floats from a vector to the next of its book */
-    int32_t bits[QN_VQ_BOOKS];    /* of a code, at most 16 */
+    int32_t books, vector;     /* elements of a vector */
+    int64_t stride;            /* floats from a vector to the next of its book */
+    int32_t bits[QN_VQ_BOOKS]; /* of a code, at most 16 */
     const float *table[QN_VQ_BOOKS];
     const uint8_t *codes;
     int64_t first_bit, groups;
@@ -24,25 +26,28 @@ typedef struct qn_vq_run {
 /* out[groups * vector]: sums of the books' vectors in their order, f32. */
 typedef void (*qn_vq_decode_fn)(const qn_vq_run *run, float *out);
 
+/* The same for vectors that lie across rows of weights: element j of group g to out[j * stride + g], j < run->vector. */
+typedef void (*qn_vq_decode_across_fn)(const qn_vq_run *run, float *out, int64_t stride);
+
 typedef struct qn_vq_books_set {
     qn_vq_decode_fn decode;
+    qn_vq_decode_across_fn across;
 } qn_vq_books_set;
 
 /* Tiles: gptvq by exact integers. A tile of weights is 256 columns of K by a panel of 16 rows of w (columns of the
  * output), 1024 codes: line q of 64 bytes holds in byte 4 i + g the code of row i, elements 16 q + 4 g to + 3. All of
  * its rows share a book of 256 vectors of four int8, kept as four tables of bytes, one an element, plus 128.
  *
- * A row of x becomes digits, 256 elements at a time: x = scale * (d0 + 256 d1 + 65536 d2), int8 digits, scale a power of
- * two so that the largest |x| is 2^21 to 2^22 of it. Digits lie as the bytes of looked-up lines do: byte
- * 16 q + 4 j + g of a plane is element 16 q + 4 g + j. So each digit's sum over a tile is an exact integer in any
- * order, and
+ * A row of x becomes digits, 256 elements at a time: x = scale * (d0 + 256 d1 + 65536 d2), int8 digits, scale a power
+ * of two so that the largest |x| is 2^21 to 2^22 of it. Digits lie as the bytes of looked-up lines do: byte 16 q + 4 j
+ * + g of a plane is element 16 q + 4 g + j. So each digit's sum over a tile is an exact integer in any order, and
  *
  *     sum = fma(s0 + 256 s1 + 65536 s2, scale * book scale, sum)      over the tiles along K, f32
  *
  * is the same whatever the instructions, the rows of a call and the threads. */
 #define QN_VQ_TILE_K 256
 #define QN_VQ_PANEL 16
-#define QN_VQ_BLOCK 64        /* rows of w a call: four panels */
+#define QN_VQ_BLOCK 64 /* rows of w a call: four panels */
 #define QN_VQ_PLANES 3
 #define QN_VQ_TILE_BYTES 1024 /* codes of a tile; a tile's book */
 #define QN_VQ_ROW_GROUP 16    /* digits of rows are readable up to a multiple of this when there are more */
@@ -52,13 +57,13 @@ typedef struct qn_vq_tiles_call {
     const uint8_t *books;     /* [tiles][4][256] */
     const float *book_scales; /* [tiles] */
     int64_t tiles;
-    const int8_t *digits;     /* row m from + m * digit_stride: [tiles][3][256] */
-    int64_t digit_stride;     /* a multiple of 64 */
-    const float *scales;      /* row m from + m * tiles */
-    const int32_t *offsets;   /* row m from + m * tiles * 4: -128 times the sums of the digits of each plane */
+    const int8_t *digits;   /* row m from + m * digit_stride: [tiles][3][256] */
+    int64_t digit_stride;   /* a multiple of 64 */
+    const float *scales;    /* row m from + m * tiles */
+    const int32_t *offsets; /* row m from + m * tiles * 4: -128 times the sums of the digits of each plane */
     int64_t rows;
-    float *sums;              /* [rows][64], written whole; 64-byte aligned */
-    char *scratch;            /* QN_VQ_TILES_SCRATCH bytes, 64-byte aligned, private to the thread */
+    float *sums;   /* [rows][64], written whole; 64-byte aligned */
+    char *scratch; /* QN_VQ_TILES_SCRATCH bytes, 64-byte aligned, private to the thread */
 } qn_vq_tiles_call;
 
 #define QN_VQ_TILES_SCRATCH 8192
@@ -80,13 +85,34 @@ extern const qn_vq_tiles_set qn_vq_tiles__avx512vnni, qn_vq_tiles__amx;
  *
  *     sum = fma(sum of integers, unit, sum)      over the slabs of a part, f32; parts are added in order
  *
- * Tables lie as planes of bytes, 256 each: byte 0, 1, 2 of integer + 2^23. Codes lie in blocks of 64 rows of w, a line of 64
- * bytes a lookup; byte 4 i + r of a line is row 16 r + i, so that sums come out in the order of rows. A call walks two runs
- * of blocks at once, the first and the second half of its rows: two streams of memory are faster than one. */
+ * Tables lie as planes of bytes, 256 each: byte 0, 1, 2 of integer + 2^23. Codes lie in blocks of 64 rows of w, a line
+ * of 64 bytes a lookup; byte 4 i + r of a line is row 16 r + i, so that sums come out in the order of rows. A call
+ * walks two runs of blocks at once, the first and the second half of its rows: two streams of memory are faster than
+ * one.
+ *
+ * Many rows of x go eight at a time: a table then holds the same integers as int32, those of all rows beside each
+ * other, and one load and one addition a code serve them all. */
 #define QN_VQ_LOOKUPS 32
 #define QN_VQ_LINE 128
 #define QN_VQ_TABLE_BYTES 768
 #define QN_VQ_TABLE_ENTRIES 256
+#define QN_VQ_SIDE_ROWS 8
+#define QN_VQ_SIDE_LOOKUPS 4                                         /* at a time */
+#define QN_VQ_SIDE_TABLE (QN_VQ_TABLE_ENTRIES * QN_VQ_SIDE_ROWS * 4) /* bytes */
+#define QN_VQ_SIDE_VECTOR 256                                        /* elements of a vector at most */
+
+/* A slab of some rows of x. */
+typedef struct qn_vq_sums_call {
+    const uint8_t *codes; /* [2][lines][lookups][64] */
+    int64_t lines, lookups, books, vector;
+    const float *x;         /* row r of the slab from + r * x_stride */
+    int64_t x_stride, rows; /* rows: at most QN_VQ_SIDE_ROWS */
+    const float *book, *norms;
+    char *tables;     /* QN_VQ_SIDE_LOOKUPS * QN_VQ_SIDE_TABLE bytes, 64-byte aligned, private to the thread, ... */
+    int32_t *totals;  /* ... and [2 * lines * 64][QN_VQ_SIDE_ROWS] */
+    float *sums;      /* [2 * lines * 64][QN_VQ_SIDE_ROWS]: go on with the slab's lookups; 64-byte aligned */
+    uint8_t *special; /* row r's: set to 1 when its products fit no such integers */
+} qn_vq_sums_call;
 
 typedef struct qn_vq_sums_set {
     /* Tables of a slab: x[groups * vector], book[books][vector][256], norms[books] of the longest vectors. 1 when the
@@ -96,6 +122,7 @@ typedef struct qn_vq_sums_set {
     /* sums[2 * lines * 64] go on with a slab's lookups: codes[2][lines][lookups][64]. */
     void (*look_up)(const uint8_t *codes, int64_t lines, int64_t lookups, const uint8_t *tables, float unit,
                     float *sums);
+    void (*side)(const qn_vq_sums_call *call);
 } qn_vq_sums_set;
 
 extern const qn_vq_sums_set qn_vq_sums__avx512vnni;
@@ -114,8 +141,10 @@ extern const qn_vq_sums_set qn_vq_sums__avx512vnni;
 #define QN_VQ_LATTICE_BOOKS 2
 #define QN_VQ_UNIT_K 64
 #define QN_VQ_LATTICE_SCRATCH 8192
-#define QN_VQ_MAGNITUDE_BYTES 512 /* two tables: coordinates 0 to 3, 4 to 7; two bits each: 0, 1, 2 for 1/2, 3/2, 5/2 */
-#define QN_VQ_E8_BYTES 2048       /* 256 vectors of 8 bytes */
+#define QN_VQ_MAGNITUDE_BYTES                                                                                          \
+    512                     /* two tables: coordinates 0 to 3, 4 to 7; two bits each: 0, 1, 2 for 1/2, 3/2, 5/2        \
+                             */
+#define QN_VQ_E8_BYTES 2048 /* 256 vectors of 8 bytes */
 
 typedef struct qn_vq_lattice_call {
     int32_t books, last_is_e8;
@@ -138,11 +167,15 @@ typedef void (*qn_vq_turn_fn)(float *x, int64_t n, int64_t base, const float *mi
 
 typedef struct qn_vq_lattice_set {
     void (*mm)(const qn_vq_lattice_call *call);
-    qn_vq_digits_fn digits;
-    qn_vq_turn_fn turn;
 } qn_vq_lattice_set;
 
-extern const qn_vq_lattice_set qn_vq_lattice__avx512vnni;
+typedef struct qn_vq_lattice_rows {
+    qn_vq_digits_fn digits;
+    qn_vq_turn_fn turn;
+} qn_vq_lattice_rows;
+
+extern const qn_vq_lattice_set qn_vq_lattice__avx512vnni, qn_vq_lattice__amx;
+extern const qn_vq_lattice_rows qn_vq_lattice_rows__avx512vnni;
 
 extern const qn_vq_books_set qn_vq_books__scalar, qn_vq_books__avx2, qn_vq_books__avx512;
 

@@ -271,14 +271,16 @@ QN_INLINE void few_rows(const int code, const int mr, const int nr, const qn_pan
 {
     for (int64_t p = 0; p < call->panels;) {
         tile t = tile_at(call, code, 0, p, 0, call->blocks);
-        const int whole = p + nr <= call->panels;
-        t.after = (whole ? nr - 1 : 0) * call->panel_bytes + (call->panel_bytes - call->blocks * block_bytes(code));
-        if (whole) {
+        const int64_t left = call->panels - p, n = left >= nr ? nr : (left >= 2 ? 2 : 1);
+        t.after = (n - 1) * call->panel_bytes + (call->panel_bytes - call->blocks * block_bytes(code));
+        if (n == nr) {
             panel_tile(code, mr, nr, 1, &t);
+        } else if (n == 2) {
+            panel_tile(code, mr, nr > 2 ? 2 : 1, 1, &t); /* dead where nr is no more than that */
         } else {
             panel_tile(code, mr, 1, 1, &t);
         }
-        p += whole ? nr : 1;
+        p += n;
     }
 }
 

@@ -6,25 +6,36 @@
 #include "kernels/common/vq.h"
 #include "kernels/cpu/name.h"
 
-QN_INLINE uint32_t code_at(const uint8_t *codes, int64_t bit, int32_t bits)
+QN_INLINE uint32_t word_at(const uint8_t *codes, int64_t bit)
 {
     uint32_t word;
     memcpy(&word, codes + (bit >> 3), sizeof word);
-    return word >> (bit & 7) & ((1u << bits) - 1);
+    return word >> (bit & 7);
 }
 
+/* Sums go through an array of their own: elements of tables and of results might be the same for all a compiler knows.
+ */
 QN_INLINE void decode_run(const qn_vq_run *run, const int32_t books, const int32_t vector, float *out)
 {
+    const int64_t stride = run->stride, groups = run->groups;
+    const uint8_t *const codes = run->codes;
+    const float *table[QN_VQ_BOOKS];
+    uint32_t masks[QN_VQ_BOOKS];
     int64_t bit = run->first_bit;
-    for (int64_t g = 0; g < run->groups; g++) {
-        float *const to = out + g * vector;
+    for (int32_t c = 0; c < books; c++) {
+        table[c] = run->table[c];
+        masks[c] = (1u << run->bits[c]) - 1;
+    }
+    for (int64_t g = 0; g < groups; g++) {
+        float sum[QN_VQ_VECTOR];
         for (int32_t c = 0; c < books; c++) {
-            const float *const from = run->table[c] + code_at(run->codes, bit, run->bits[c]) * run->stride;
+            const float *const from = table[c] + (word_at(codes, bit) & masks[c]) * stride;
             bit += run->bits[c];
             for (int32_t j = 0; j < vector; j++) {
-                to[j] = c ? to[j] + from[j] : from[j];
+                sum[j] = c ? sum[j] + from[j] : from[j];
             }
         }
+        memcpy(out + g * vector, sum, (size_t)vector * sizeof *sum);
     }
 }
 
@@ -38,9 +49,64 @@ static void vq_decode(const qn_vq_run *run, float *out)
         decode_run(run, 1, 4, out);
     } else if (run->vector == 1 && run->books == 1) {
         decode_run(run, 1, 1, out);
+    } else if (run->vector == 8) {
+        decode_run(run, run->books, 8, out);
+    } else if (run->vector == 4) {
+        decode_run(run, run->books, 4, out);
+    } else if (run->vector == 16) {
+        decode_run(run, run->books, 16, out);
     } else {
         decode_run(run, run->books, run->vector, out);
     }
 }
 
-const qn_vq_books_set QN_NAME(vq_books) = {vq_decode};
+#define ACROSS 16 /* groups turned over at a time */
+
+/* `some` groups from bit on. */
+QN_INLINE void turn_run(const qn_vq_run *run, const int32_t books, const int32_t vector, int64_t bit,
+                        const int64_t some, float *out, int64_t stride)
+{
+    float lines[ACROSS][QN_VQ_ACROSS];
+    for (int64_t g = 0; g < some; g++) {
+        float sum[QN_VQ_ACROSS];
+        for (int32_t c = 0; c < books; c++) {
+            const float *const from =
+                run->table[c] + (word_at(run->codes, bit) & ((1u << run->bits[c]) - 1)) * run->stride;
+            bit += run->bits[c];
+            for (int32_t j = 0; j < vector; j++) {
+                sum[j] = c ? sum[j] + from[j] : from[j];
+            }
+        }
+        memcpy(lines[g], sum, (size_t)vector * sizeof *sum);
+    }
+    for (int32_t j = 0; j < vector; j++) {
+        for (int64_t g = 0; g < some; g++) {
+            out[j * stride + g] = lines[g][j];
+        }
+    }
+}
+
+QN_INLINE void across_run(const qn_vq_run *run, const int32_t books, const int32_t vector, float *out, int64_t stride)
+{
+    int64_t g = 0, bit = run->first_bit, bits = 0;
+    for (int32_t c = 0; c < books; c++) {
+        bits += run->bits[c];
+    }
+    for (; g + ACROSS <= run->groups; g += ACROSS) {
+        turn_run(run, books, vector, bit + g * bits, ACROSS, out + g, stride);
+    }
+    turn_run(run, books, vector, bit + g * bits, run->groups - g, out + g, stride);
+}
+
+static void vq_across(const qn_vq_run *run, float *out, int64_t stride)
+{
+    if (run->vector == 8 && run->books == 1) {
+        across_run(run, 1, 8, out, stride);
+    } else if (run->vector == 8 && run->books == 2) {
+        across_run(run, 2, 8, out, stride);
+    } else {
+        across_run(run, run->books, run->vector, out, stride);
+    }
+}
+
+const qn_vq_books_set QN_NAME(vq_books) = {vq_decode, vq_across};

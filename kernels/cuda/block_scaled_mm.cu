@@ -3,9 +3,10 @@
  *   D[m,n] = sum over kb of scale_a[m,kb] scale_b[n/128,kb] (sum over k in kb of A[m,k] B[n,k]),  kb = k / 128
  *
  * A persistent grid, one block a multiprocessor, walks output tiles of BM x BN. Warp 0 keeps a ring of
- * STAGES k-blocks filled by bulk tensor copies, warp 1 adds their scales, GROUPS warpgroups multiply: each owns
+ * STAGES k-blocks filled by bulk tensor copies, warp 1 another with scales, GROUPS warpgroups multiply: each owns
  * BM / GROUPS rows, sums one k-block in the tensor core and then adds it, scaled, to sums in registers; while one
- * promotes, the other multiplies. Blocks of a cluster take neighbouring tiles of a row and share A.
+ * promotes, the other multiplies (with one product a k-block they take turns, else they run as they come: measured).
+ * Blocks of a cluster take neighbouring tiles of a row and share A.
  * The work list, the ring and the way out are in tiles.h. Tiles of 256 x 96 or 128 x 128 with two products of a
  * warpgroup under way were tried against those below: 5 to 17 % slower.
  * One output element is the same chain of operations whatever the tile, M or its neighbours.
@@ -16,7 +17,7 @@
  *     BN      columns of a tile: a multiple of 16, at most 192; at most 128 where BM = 128 GROUPS or PARTS = 2
  *     STAGES  k-blocks in flight
  *     CLUSTER 1 or 2 blocks sharing A
- *     GROUPS  2 (3 compiles, and spills)
+ *     GROUPS  2, or 1 with BM = 64
  *     PARTS   products in flight in a warpgroup: 1, or 2 with BM = 64 GROUPS and one matrix
  *     STORE   1: tiles leave through the copy engine: OUT 0 or 1, BN a multiple of 64, d as its map below asks;
  *             0: lanes store, d of any alignment
@@ -39,21 +40,21 @@
  *   Launch
  *     block 128 + 128 GROUPS, grid = min(multiprocessors, tiles * CLUSTER) rounded down to CLUSTER,
  *     cluster {CLUSTER, 1, 1}; may be launched with programmatic stream serialization
- *     dynamic shared memory = 1024 + STORE * BM * BN * 2 + STAGES * (128 * (BM + BN) + 4 * (BM + 4) + 24) <= 232448
+ *     dynamic shared memory = 1024 + STORE * BM * BN * 2 + STAGES * (128 * (BM + BN) + 16) + 32 * (BM + 5) <= 232448
  *   Limits: K >= 1, N >= 1, M and N below 2^31.
- *   Choice of tile (BM BN STAGES CLUSTER GROUPS PARTS STORE): the least of
- *     ceil(ceil(M/BM) * ceil(N/BN) / multiprocessors) * BM * BN / weight over
- *       256 128 3 c 2 1 1  weight 1.00, c = 2 above 3 rounds of tiles, else 1
- *       128 192 4 1 2 1 1  weight 1.00
- *       128 160 6 1 2 1 0  weight 0.92
- *     Where d allows no STORE, or OUT is 2: the same with STORE 0 and STAGES 4, 5, 6.
- *     65 to 128 rows (one row of tiles): 128 192 5 1 2 1 0 if it fills one round, 128 128 6 1 2 2 0 if two rounds of it
- *     do, 128 64 9 1 2 2 0 for K <= 4096; for longer K block_scaled_mm_skinny.cu with ROWS 128. */
+ *   Choice of tile: src/backend/cuda/tiles.c and run_block_scaled_mm.c; measured exceptions: data/tuned-cuts.txt. Four
+ *     stages reach further than three with room for stores by boxes where K is long. */
 #ifndef BAND
 #define BAND (2048 / BM)
 #endif
 #define THREADS (128 + 128 * GROUPS)
 #define WAVES (BM / 64 / GROUPS) /* 64-row products of a warpgroup */
+#ifndef ORDER
+#define ORDER (GROUPS == 2 && PARTS == 1 && WAVES == 1)
+#endif
+#ifndef UNIFORM
+#define UNIFORM (!STORE || WAVES == 1)
+#endif
 #include "groups.h"
 #include "tiles.h"
 
@@ -70,7 +71,11 @@
 #define STEPS (BN / COLUMN_STEP)               /* parts of a tile with one scale of b each */
 #define SCALES_B ((128 - COLUMN_STEP + BN - 1) / 128 + 1)
 #define D_BYTES (STORE ? BM * BN * 2 : 0) /* of a tile on its way out */
-#define SCALES (BM + 4)    /* floats: one per row of a, then those of b */
+/* Scales come SCALE_BLOCKS k-blocks at a time, 16 bytes a row of a and of b where these lie so: one by one they would
+ * be a sector of L2 each. They have a ring of their own. */
+#define SCALE_BLOCKS 4
+#define SCALE_STAGES 2
+#define SCALE_BYTES ((BM + 4) * SCALE_BLOCKS * 4) /* of a stage: rows of a, then those of b */
 #if SCALES_B > 4 || BM != 64 * WAVES * GROUPS || BN % 16 != 0 || (STORE && (OUT == 2 || BN % 64 != 0)) ||             \
     (PARTS == 2 && (WAVES != 1 || LAYOUT != 0))
 #error "block_scaled_mm: no such tile"
@@ -87,37 +92,68 @@ typedef struct problem {
 
 typedef struct rings {
     ring tiles;
-    u32 d, scales, read; /* + stage * size, except d */
+    u32 d, scales, scales_full, scales_empty; /* + stage * size, except d */
 } rings;
 
+DEV void scale_place_on(place *at)
+{
+    at->stage ^= 1;
+    at->parity ^= at->stage == 0;
+}
+
+/* `count` k-blocks' scales of a row; none: zeros, and nothing is read. wide: 16 bytes at once. */
+DEV void copy_scales(u32 to, const float *from, i64 block, int count, int wide)
+{
+    if (wide) {
+        copy_async_16(to, from, 4 * (u32)count);
+        return;
+    }
+#pragma unroll 1
+    for (u32 end = to + 4 * SCALE_BLOCKS; to < end; to += 4, from += block, count--) {
+        copy_async_4(to, from, count > 0);
+    }
+}
+
+DEV int scales_wide(const float *scales, i64 row, i64 block, i64 group)
+{
+    return block == 1 && ((u64)scales | (u64)(row | group) * 4) % 16 == 0;
+}
+
+/* One warp. */
 DEV void load_scales(const problem *p, const rings *r, u32 lane)
 {
-    const int blocks = (p->size.k + 127) / 128, last_b = (p->size.n - 1) / 128;
+    const int wide_a = scales_wide(p->scale_a, p->scale_a_row, p->scale_a_block, p->scale_a_group);
+    const int wide_b = scales_wide(p->scale_b, p->scale_b_row, 1, p->scale_b_group);
     place at = {0, 1};
     walk w;
     walk_start(&w, &p->size);
     while (walk_on(&w, &p->size)) {
-        const int row = w.row + (int)lane, b_row = w.column / 128 + (int)lane;
-        const float *a = p->scale_a + (i64)(w.first + row) * p->scale_a_row;
+        const int b_row = w.column / 128 + (int)lane;
+        const float *a = p->scale_a + (i64)(w.first + w.row + (int)lane) * p->scale_a_row;
         const float *b = p->scale_b + (i64)b_row * p->scale_b_row + (i64)w.group * p->scale_b_group;
         if (LAYOUT == MASKED) {
             a += (i64)w.group * p->scale_a_group;
         }
 #pragma unroll 1
-        for (int kb = 0; kb < blocks; kb++) {
-            const u32 to = r->scales + (at.stage * SCALES + lane) * 4;
-            barrier_wait(r->read + 8 * at.stage, at.parity);
-            const float *from = a + kb * p->scale_a_block;
-#pragma unroll 2
-            for (int j = 0; j < BM / 32; j++, from += 32 * p->scale_a_row) {
-                const u32 valid = row + 32 * j < w.rows;
-                copy_async_4(to + 128 * j, valid ? from : p->scale_a, valid);
+        for (int left = (p->size.k + 127) / 128; left > 0; left -= SCALE_BLOCKS) {
+            const int count = left < SCALE_BLOCKS ? left : SCALE_BLOCKS;
+            const u32 to = r->scales + at.stage * SCALE_BYTES + lane * (SCALE_BLOCKS * 4);
+            barrier_wait(r->scales_empty + 8 * at.stage, at.parity);
+            const float *from = a;
+            int rows = w.rows - w.row - (int)lane; /* from this one on */
+#pragma unroll 1
+            for (u32 j = 0; j < BM * SCALE_BLOCKS * 4; j += 32 * SCALE_BLOCKS * 4, rows -= 32) {
+                copy_scales(to + j, rows > 0 ? from : p->scale_a, p->scale_a_block, rows > 0 ? count : 0, wide_a);
+                from += 32 * p->scale_a_row;
             }
             if (lane < SCALES_B) {
-                copy_async_4(to + BM * 4, b_row <= last_b ? b + kb : p->scale_b, b_row <= last_b);
+                const int valid = b_row * 128 < p->size.n;
+                copy_scales(to + BM * (SCALE_BLOCKS * 4), valid ? b : p->scale_b, 1, valid ? count : 0, wide_b);
             }
-            barrier_arrive_copies(r->tiles.full + 8 * at.stage);
-            place_on(&at);
+            barrier_arrive_copies(r->scales_full + 8 * at.stage);
+            scale_place_on(&at);
+            a += SCALE_BLOCKS * p->scale_a_block;
+            b += SCALE_BLOCKS;
         }
     }
 }
@@ -127,18 +163,38 @@ typedef struct scales {
     float a[WAVES][2], b[STEPS];
 } scales;
 
-DEV void read_scales(scales *s, u32 at, u32 local, u32 phase)
+/* Those of k-block kb, waited for where its batch begins and given back where it ends: every lane has its own before
+ * the warp's products of the k-block are waited for. */
+DEV void read_scales(scales *s, const rings *r, const place *batch, int kb, u32 local, u32 phase)
 {
+    const u32 at = r->scales + batch->stage * SCALE_BYTES + (u32)(kb % SCALE_BLOCKS) * 4;
+    if (kb % SCALE_BLOCKS == 0) {
+        barrier_wait(r->scales_full + 8 * batch->stage, batch->parity);
+    }
 #pragma unroll
     for (int v = 0; v < WAVES; v++) {
-        s->a[v][0] = load_shared_f32(at + (local + PRODUCT_ROW(0, v)) * 4);
-        s->a[v][1] = load_shared_f32(at + (local + PRODUCT_ROW(0, v) + 8) * 4);
+        s->a[v][0] = load_shared_f32(at + (local + PRODUCT_ROW(0, v)) * (SCALE_BLOCKS * 4));
+        s->a[v][1] = load_shared_f32(at + (local + PRODUCT_ROW(0, v) + 8) * (SCALE_BLOCKS * 4));
     }
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
-        s->b[i] = load_shared_f32(at + (BM + (phase + i * COLUMN_STEP) / 128) * 4);
+        s->b[i] = load_shared_f32(at + (BM + (phase + i * COLUMN_STEP) / 128) * (SCALE_BLOCKS * 4));
     }
 }
+
+/* After k-block kb's have been read. */
+DEV void release_scales(const rings *r, place *batch, int kb, int blocks)
+{
+    if (kb % SCALE_BLOCKS == SCALE_BLOCKS - 1 || kb + 1 == blocks) {
+        barrier_arrive(r->scales_empty + 8 * batch->stage);
+        scale_place_on(batch);
+    }
+}
+
+/* Steps of a k-block's product after which the other warpgroup may begin its own (ORDER). */
+#ifndef LEAD
+#define LEAD 3
+#endif
 
 /* part = a b' of one k-block, left under way. */
 DEV void multiply_block(float *part, u64 a, u64 b)
@@ -147,8 +203,23 @@ DEV void multiply_block(float *part, u64 a, u64 b)
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         WGMMA_E4M3(BN, part, a + i * WGMMA_K_STEP, b + i * WGMMA_K_STEP, i);
+        if (ORDER && i == LEAD - 1) {
+            wgmma_commit();
+        }
     }
     wgmma_commit();
+}
+
+/* Turns of the two warpgroups: products that run side by side end together, and while both add them up the tensor core
+ * has nothing to do. wait_turn before a product, give_turn while its last steps run. */
+DEV void wait_turn(u32 group)
+{
+    threads_sync(3 + group, 256);
+}
+
+DEV void give_turn(u32 group)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(4 - group), "r"(256) : "memory");
 }
 
 DEV void promote(float *sums, const float *part, const float *sa, const float *sb)
@@ -163,15 +234,30 @@ DEV void promote(float *sums, const float *part, const float *sa, const float *s
     }
 }
 
-#define OPERAND_A(stage, v) wgmma_operand(r->tiles.a + (stage) * A_BYTES + PRODUCT_ROW(group, v) * 128)
-#define OPERAND_B(stage) wgmma_operand(r->tiles.b + (stage) * B_BYTES)
+/* Operands of a k-block, of the first product's a. The address is the same in all lanes, which the compiler cannot see:
+ * so the descriptors stay in uniform registers, and the products follow each other at once. */
+DEV u64 uniform_operand(u32 at)
+{
+    return wgmma_operand(UNIFORM ? __shfl_sync(~0u, at, 0) : at);
+}
+
+#define OPERAND_A(stage) uniform_operand(r->tiles.a + (stage) * A_BYTES + PRODUCT_ROW(group, 0) * 128)
+#define OPERAND_B(stage) uniform_operand(r->tiles.b + (stage) * B_BYTES)
+#define PRODUCT_STEP ((PRODUCT_ROW(0, 1) - PRODUCT_ROW(0, 0)) * 128 / 16) /* of descriptors of a */
+
+/* Where the consumers stand: in the ring of tiles and in that of scales. */
+typedef struct stand {
+    place at, batch;
+} stand;
 
 #if PARTS == 2
-#define BEGIN(which)                                                                                                  \
+#define BEGIN(which, kb)                                                                                              \
+    a = OPERAND_A(at.stage);                                                                                          \
+    b = OPERAND_B(at.stage);                                                                                          \
     barrier_wait(r->tiles.full + 8 * at.stage, at.parity);                                                            \
-    read_scales(&which##_scales, r->scales + at.stage * (SCALES * 4), local, phase);                                  \
-    multiply_block(which, OPERAND_A(at.stage, 0), OPERAND_B(at.stage));                                               \
-    barrier_arrive(r->read + 8 * at.stage);                                                                           \
+    read_scales(&which##_scales, r, &batch, kb, local, phase);                                                        \
+    multiply_block(which, a, b);                                                                                      \
+    release_scales(r, &batch, kb, blocks);                                                                      \
     which##_stage = at.stage;                                                                                         \
     place_on(&at)
 #define END(which)                                                                                                    \
@@ -179,25 +265,26 @@ DEV void promote(float *sums, const float *part, const float *sa, const float *s
     promote(sums[0], which, which##_scales.a[0], which##_scales.b)
 
 /* One product a k-block; the next one is under way while one is promoted. */
-DEV void multiply_tile(const rings *r, place *ring_at, float sums[WAVES][SUMS], int blocks, u32 phase, u32 group,
+DEV void multiply_tile(const rings *r, stand *now, float sums[WAVES][SUMS], int blocks, u32 phase, u32 group,
                        u32 local, u32 lane)
 {
-    place at = *ring_at;
+    place at = now->at, batch = now->batch;
     float even[SUMS], odd[SUMS];
     scales even_scales, odd_scales;
     u32 even_stage = 0, odd_stage = 0;
+    u64 a, b;
     int kb = 1;
-    BEGIN(even);
+    BEGIN(even, 0);
     for (; kb + 1 < blocks; kb += 2) {
-        BEGIN(odd);
+        BEGIN(odd, kb);
         WGMMA_WAIT(1);
         END(even);
-        BEGIN(even);
+        BEGIN(even, kb + 1);
         WGMMA_WAIT(1);
         END(odd);
     }
     if (kb < blocks) {
-        BEGIN(odd);
+        BEGIN(odd, kb);
         WGMMA_WAIT(1);
         END(even);
         WGMMA_WAIT(0);
@@ -206,25 +293,34 @@ DEV void multiply_tile(const rings *r, place *ring_at, float sums[WAVES][SUMS], 
         WGMMA_WAIT(0);
         END(even);
     }
-    *ring_at = at;
+    now->at = at;
+    now->batch = batch;
 }
 #else
 /* `products` of a k-block, a constant, one after the other; the other warpgroup's are under way meanwhile. */
-DEV void multiply_products(const rings *r, place *ring_at, float sums[WAVES][SUMS], int blocks, int products,
+DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], int blocks, int products, int ordered,
                            u32 phase, u32 group, u32 local, u32 lane)
 {
-    place at = *ring_at;
+    place at = now->at, batch = now->batch;
 #pragma unroll 1
     for (int kb = 0; kb < blocks; kb++) {
         scales s;
+        const u64 a = OPERAND_A(at.stage), b = OPERAND_B(at.stage);
         barrier_wait(r->tiles.full + 8 * at.stage, at.parity);
-        read_scales(&s, r->scales + at.stage * (SCALES * 4), local, phase);
+        read_scales(&s, r, &batch, kb, local, phase);
 #pragma unroll
         for (int v = 0; v < products; v++) {
             float part[SUMS];
-            multiply_block(part, OPERAND_A(at.stage, v), OPERAND_B(at.stage));
+            if (ordered) {
+                wait_turn(group);
+            }
+            multiply_block(part, a + (u64)v * PRODUCT_STEP, b);
             if (v == 0) {
-                barrier_arrive(r->read + 8 * at.stage);
+                release_scales(r, &batch, kb, blocks);
+            }
+            if (ordered) {
+                WGMMA_WAIT(1);
+                give_turn(group);
             }
             WGMMA_WAIT(0);
             if (v == products - 1) {
@@ -234,31 +330,37 @@ DEV void multiply_products(const rings *r, place *ring_at, float sums[WAVES][SUM
         }
         place_on(&at);
     }
-    *ring_at = at;
+    now->at = at;
+    now->batch = batch;
 }
 
 #if LAYOUT != MASKED
 #define multiply_tile(r, at, sums, blocks, phase, group, local, lane)                                                 \
-    multiply_products(r, at, sums, blocks, WAVES, phase, group, local, lane)
+    multiply_products(r, at, sums, blocks, WAVES, ORDER, phase, group, local, lane)
 #else
 #define multiply_tile(r, at, sums, blocks, phase, group, local, lane)                                                 \
     multiply_some(r, at, sums, blocks, w.rows - w.row, phase, group, local, lane)
 
 /* Products whose rows are all beyond the group's are left out. */
-DEV void multiply_some(const rings *r, place *at, float sums[WAVES][SUMS], int blocks, int rows, u32 phase, u32 group,
+DEV void multiply_some(const rings *r, stand *now, float sums[WAVES][SUMS], int blocks, int rows, u32 phase, u32 group,
                        u32 local, u32 lane)
 {
-    if (rows > (int)PRODUCT_ROW(group, WAVES - 1)) {
-        multiply_products(r, at, sums, blocks, WAVES, phase, group, local, lane);
+    if (ORDER && rows > (int)PRODUCT_ROW(GROUPS - 1, WAVES - 1)) {
+        multiply_products(r, now, sums, blocks, WAVES, 1, phase, group, local, lane);
+    } else if (rows > (int)PRODUCT_ROW(group, WAVES - 1)) {
+        multiply_products(r, now, sums, blocks, WAVES, 0, phase, group, local, lane);
     } else if (WAVES > 1 && rows > (int)PRODUCT_ROW(group, 0)) {
-        multiply_products(r, at, sums, blocks, 1, phase, group, local, lane);
+        multiply_products(r, now, sums, blocks, 1, 0, phase, group, local, lane);
     } else {
 #pragma unroll 1
         for (int kb = 0; kb < blocks; kb++) {
-            barrier_wait(r->tiles.full + 8 * at->stage, at->parity);
-            barrier_arrive(r->read + 8 * at->stage);
-            release(r->tiles.empty + 8 * at->stage, lane);
-            place_on(at);
+            barrier_wait(r->tiles.full + 8 * now->at.stage, now->at.parity);
+            release(r->tiles.empty + 8 * now->at.stage, lane);
+            place_on(&now->at);
+            if (kb % SCALE_BLOCKS == 0) {
+                barrier_wait(r->scales_full + 8 * now->batch.stage, now->batch.parity);
+            }
+            release_scales(r, &now->batch, kb, blocks);
         }
     }
 }
@@ -270,8 +372,11 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
     const int blocks = (p->size.k + 127) / 128;
     const u32 local = PRODUCT_ROW(group, 0) + warp * 16 + lane / 4; /* the lane's first row of the tile */
     float sums[WAVES][SUMS];
-    place at = {0, 0};
+    stand at = {{0, 0}, {0, 0}};
     walk w;
+    if (ORDER && group == 1) {
+        give_turn(group);
+    }
     walk_start(&w, &p->size);
     while (walk_on(&w, &p->size)) {
 #pragma unroll
@@ -288,9 +393,35 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
         }
         store_tile(&p->size, &w, d_map, r->d, d, p->d_row, sums, group, warp, lane);
     }
+    if (ORDER && group == 0) {
+        wait_turn(group);
+    }
 #if STORE
     tensor_store_wait();
 #endif
+}
+
+/* Read anew by every role, as the rings' addresses are: kept from the start, they would take registers where there are
+ * none. */
+DEV u32 thread_index(void)
+{
+    u32 i;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(i));
+    return i;
+}
+
+DEV rings rings_at(u32 shared)
+{
+    rings r;
+    asm volatile("mov.u32 %0, %1;" : "=r"(r.d) : "r"((shared + 1023) / 1024 * 1024));
+    r.tiles.a = r.d + D_BYTES;
+    r.tiles.b = r.tiles.a + STAGES * A_BYTES;
+    r.scales = r.tiles.b + STAGES * B_BYTES;
+    r.tiles.full = r.scales + SCALE_STAGES * SCALE_BYTES;
+    r.tiles.empty = r.tiles.full + STAGES * 8;
+    r.scales_full = r.tiles.empty + STAGES * 8;
+    r.scales_empty = r.scales_full + SCALE_STAGES * 8;
+    return r;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -303,14 +434,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ char shared[];
     const problem p = {{groups, m, n, k, experts, low}, scale_a, scale_b, scale_a_row,  scale_a_block,
                        scale_a_group,                   scale_b_row, scale_b_group, d, d_row, d_group};
-    rings r;
-    r.d = (shared_address(shared) + 1023) / 1024 * 1024;
-    r.tiles.a = r.d + D_BYTES;
-    r.tiles.b = r.tiles.a + STAGES * A_BYTES;
-    r.scales = r.tiles.b + STAGES * B_BYTES;
-    r.tiles.full = r.scales + STAGES * SCALES * 4;
-    r.tiles.empty = r.tiles.full + STAGES * 8;
-    r.read = r.tiles.empty + STAGES * 8;
+    const rings r = rings_at(shared_address(shared));
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int early = 0;
     grid_release();
@@ -319,9 +443,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         tensor_map_prefetch(&a_map);
         tensor_map_prefetch(&b_map);
         for (u32 i = 0; i < STAGES; i++) {
-            barrier_init(r.tiles.full + 8 * i, 1 + 32);
+            barrier_init(r.tiles.full + 8 * i, 1);
             barrier_init(r.tiles.empty + 8 * i, 4 * GROUPS * CLUSTER);
-            barrier_init(r.read + 8 * i, 128 * GROUPS);
+        }
+        for (u32 i = 0; i < SCALE_STAGES; i++) {
+            barrier_init(r.scales_full + 8 * i, 32);
+            barrier_init(r.scales_empty + 8 * i, 128 * GROUPS);
         }
         barrier_init_fence();
 #if LAYOUT == ONE
@@ -338,13 +465,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (warp < 4) {
 #if GROUPS == 2
         REGISTERS_GIVE(40);
-#else
-        REGISTERS_GIVE(24);
 #endif
         if (warp == 0 && lane == 0) {
             load_tiles(&p.size, &r.tiles, &a_map, &b_map, early);
         } else if (warp == 1) {
-            load_scales(&p, &r, lane);
+            load_scales(&p, &r, thread_index() % 32);
         }
 #if LAYOUT != ONE
         else if (warp > 1 && zero) {
@@ -355,10 +480,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     } else {
 #if GROUPS == 2
         REGISTERS_TAKE(232);
-#else
-        REGISTERS_TAKE(160);
 #endif
-        multiply(&p, &r, &d_map, (warp - 4) / 4, warp % 4, lane);
+        const u32 thread = thread_index() - 128;
+        const rings own = rings_at(shared_address(shared));
+        multiply(&p, &own, &d_map, thread / 128, thread / 32 % 4, thread % 32);
     }
 #if CLUSTER > 1
     /* Nobody leaves while another may still fill its ring or arrive at its barriers. */

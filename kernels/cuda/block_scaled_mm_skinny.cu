@@ -13,7 +13,8 @@
  *     GROUPS    warpgroups of a block, 64 rows of b each: 1 to 4 (wide strips read a fewer times)
  *     PAIR      strips of a cluster, that share the reading of a: 1, or 2 with ROWS a multiple of 16; 1 for groups
  *     SPLIT     parts of K; PAIR * SPLIT at most 8, the cluster size; 1 for groups
- *     UNROLL    k-blocks of a ring stage; STAGES stages
+ *     UNROLL    k-blocks of a ring stage; STAGES stages, at least 2
+ *     PARTS     products in flight in a warpgroup: 1, or 2, so that the sums of one are added while the next is formed
  *     OCCUPANCY blocks a multiprocessor should hold: 1 or 2 (2 needs ROWS <= 64)
  *     OUT, LAYOUT  as in block_scaled_mm.cu
  *   Tensor maps as there, with box {128, ROWS / PAIR, 1} for a and {128, 64 * GROUPS, 1} for b
@@ -178,54 +179,118 @@ DEV void load_scales(const problem *p, const rings *ring, place *at, int m, u32 
     }
 }
 
+/* Where a warpgroup stands in the ring: a stage, and a k-block of it. */
+typedef struct cursor {
+    place at;
+    int block;
+} cursor;
+
+DEV void cursor_on(cursor *c, int last)
+{
+    if (++c->block == UNROLL || last) {
+        c->block = 0;
+        place_on(&c->at);
+    }
+}
+
+/* part = the next k-block's product, left under way. */
+DEV void begin_product(const rings *ring, cursor *c, int last, float *part, u32 group)
+{
+    const u32 tiles = ring->tiles + c->at.stage * STAGE_BYTES;
+    barrier_wait(ring->full + 8 * c->at.stage, c->at.parity);
+    const u64 b = wgmma_operand(tiles + (u32)c->block * B_BYTES + group * (64 * 128));
+    const u64 a = wgmma_operand(tiles + UNROLL * B_BYTES + (u32)c->block * A_BYTES);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        WGMMA_E4M3(ROWS, part, b + i * WGMMA_K_STEP, a + i * WGMMA_K_STEP, i);
+    }
+    wgmma_commit();
+    cursor_on(c, last);
+}
+
+DEV u32 scales_at(const rings *ring, const cursor *c)
+{
+    return ring->scales + (c->at.stage * UNROLL + (u32)c->block) * (SCALES * 4);
+}
+
+/* Adds a finished product, scaled; gives the stage back after its last. */
+DEV void end_product(const problem *p, const rings *ring, cursor *c, int last, float *sums, const float *part,
+                     float sb, u32 lane)
+{
+    const u32 scales = scales_at(ring, c);
+    const u32 empty = ring->empty + 8 * c->at.stage, read = ring->read + 8 * c->at.stage;
+#pragma unroll
+    for (int j = 0; j < ROWS / 8; j++) {
+        const float2 sa = load_shared_f32x2(scales + (8 * j + 2 * (lane % 4)) * 4);
+        const float left = sa.x * sb, right = sa.y * sb;
+        sums[4 * j] = __fmaf_rn(left, part[4 * j], sums[4 * j]);
+        sums[4 * j + 1] = __fmaf_rn(right, part[4 * j + 1], sums[4 * j + 1]);
+        sums[4 * j + 2] = __fmaf_rn(left, part[4 * j + 2], sums[4 * j + 2]);
+        sums[4 * j + 3] = __fmaf_rn(right, part[4 * j + 3], sums[4 * j + 3]);
+    }
+    cursor_on(c, last);
+    if (c->block == 0) {
+        barrier_arrive(read);
+        __syncwarp();
+#if PAIR > 1
+        if (lane < PAIR) {
+            barrier_arrive_cluster(cluster_address(empty, p->part * PAIR + lane));
+        }
+#else
+        if (lane == 0) {
+            barrier_arrive(empty);
+        }
+#endif
+    }
+}
+
 /* This block's part of K, left in shared memory as [ROWS][PITCH] floats, rows of a by rows of b. */
 DEV void multiply(const problem *p, const rings *ring, place *at, u32 group, u32 warp, u32 lane)
 {
     const u32 scale_b = (ROWS + ((u32)p->column % 128 + group * 64) / 128) * 4;
+    const int last = p->count - 1;
     float sums[SUMS];
 #pragma unroll
     for (int i = 0; i < SUMS; i++) {
         sums[i] = 0.0f;
     }
-    for (int k = 0; k < p->count; k += UNROLL) {
-        barrier_wait(ring->full + 8 * at->stage, at->parity);
-        for (int u = 0; u < UNROLL && k + u < p->count; u++) {
-            const u32 tiles = ring->tiles + at->stage * STAGE_BYTES;
-            const u32 scales = ring->scales + (at->stage * UNROLL + u) * (SCALES * 4);
-            const u64 b = wgmma_operand(tiles + u * B_BYTES + group * (64 * 128));
-            const u64 a = wgmma_operand(tiles + UNROLL * B_BYTES + u * A_BYTES);
-            float part[SUMS];
-            wgmma_fence();
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                WGMMA_E4M3(ROWS, part, b + i * WGMMA_K_STEP, a + i * WGMMA_K_STEP, i);
-            }
-            wgmma_commit();
-            const float sb = load_shared_f32(scales + scale_b);
-            WGMMA_WAIT(0);
-#pragma unroll
-            for (int j = 0; j < ROWS / 8; j++) {
-                const float2 sa = load_shared_f32x2(scales + (8 * j + 2 * (lane % 4)) * 4);
-                const float left = sa.x * sb, right = sa.y * sb;
-                sums[4 * j] = __fmaf_rn(left, part[4 * j], sums[4 * j]);
-                sums[4 * j + 1] = __fmaf_rn(right, part[4 * j + 1], sums[4 * j + 1]);
-                sums[4 * j + 2] = __fmaf_rn(left, part[4 * j + 2], sums[4 * j + 2]);
-                sums[4 * j + 3] = __fmaf_rn(right, part[4 * j + 3], sums[4 * j + 3]);
-            }
+    cursor ahead = {*at, 0}, behind = {*at, 0};
+#define BEGIN(which, i) begin_product(ring, &ahead, (i) == last, which, group)
+#define END(which, i, pending)                                                                                        \
+    do {                                                                                                              \
+        const float sb = load_shared_f32(scales_at(ring, &behind) + scale_b);                                         \
+        WGMMA_WAIT(pending);                                                                                          \
+        end_product(p, ring, &behind, (i) == last, sums, which, sb, lane);                                            \
+    } while (0)
+#if PARTS == 2
+    if (last >= 0) {
+        float even[SUMS], odd[SUMS];
+        int i = 1;
+        BEGIN(even, 0);
+        for (; i < last; i += 2) {
+            BEGIN(odd, i);
+            END(even, i - 1, 1);
+            BEGIN(even, i + 1);
+            END(odd, i, 1);
         }
-        barrier_arrive(ring->read + 8 * at->stage);
-        __syncwarp();
-#if PAIR > 1
-        if (lane < PAIR) {
-            barrier_arrive_cluster(cluster_address(ring->empty + 8 * at->stage, p->part * PAIR + lane));
+        if (i == last) {
+            BEGIN(odd, i);
+            END(even, i - 1, 1);
+            END(odd, i, 0);
+        } else {
+            END(even, i - 1, 0);
         }
-#else
-        if (lane == 0) {
-            barrier_arrive(ring->empty + 8 * at->stage);
-        }
-#endif
-        place_on(at);
     }
+#else
+#pragma unroll 1 /* unrolled, the compiler lets the products wait for each other */
+    for (int i = 0; i <= last; i++) {
+        float part[SUMS];
+        BEGIN(part, i);
+        END(part, i, 0);
+    }
+#endif
+    *at = behind.at;
     /* All have multiplied: every copy into the ring has been waited for, and the sums before these are stored. */
     threads_sync(1, CONSUMERS);
     const u32 to = ring->sums + (2 * (lane % 4) * PITCH + group * 64 + warp * 16 + lane / 4) * 4;

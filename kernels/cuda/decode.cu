@@ -1,10 +1,11 @@
 /* Attention of one new token over its cache, rotary positions included: rotates the query and the new key, puts the
- * key into the cache, and leaves the parts that parts.h puts together. Keys before this token's are read while the
+ * key into the cache, and leaves the parts that parts.h puts together: in the product that follows, or by qn_decode_join. Keys before this token's are read while the
  * kernels before are still at work: nothing of this pass changes them.
  *
  * Host contract
  *   Parameters: SIZE of a head, a multiple of 8, at most 128
- *   Launch: block 128, grid {parts of the whole cache, heads}, dynamic shared memory of 128 * SIZE * 4 bytes */
+ *   qn_decode_attention   block 128, grid {parts of the whole cache, heads}, dynamic shared memory of 128 * SIZE * 4 bytes
+ *   qn_decode_join        block 32, grid {heads} */
 #include "formats.h"
 #include "cuda_activation.h"
 #include "parts.h"
@@ -134,5 +135,15 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_attention(const __gr
     if (threadIdx.x == 0) {
         out[SIZE] = most;
         out[SIZE + 1] = all[0] + all[1] + all[2] + all[3];
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(32) qn_decode_join(const __grid_constant__ qn_cuda_decode a)
+{
+    release_next();
+    wait_before();
+    const int head = (int)blockIdx.x, i = (int)threadIdx.x * 4;
+    if (i < SIZE) {
+        *(float4 *)(a.out + head * SIZE + i) = join_parts(a.partials, a.heads, SIZE, head, i, *a.position + 1);
     }
 }

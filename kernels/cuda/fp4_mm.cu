@@ -33,55 +33,18 @@
  *                                        4 WK ROWS (32 WN + 4))
  *   May be launched with programmatic stream serialization; constant 1: kernels ahead in the stream do not write the
  *   weights, which are then read before they end. */
-#include "mm_common.h"
 
 #define STRIP (32 * WN)
 #define CONSUMERS (32 * WN * WK)
 #define COPIERS 96 /* threads that copy scales and x */
 #define THREADS (CONSUMERS + 32 + COPIERS)
 #define TILES_X (ROWS / 8)
-#define DEPTH 256 /* of K a stage */
-#define B_BYTES (STRIP * 128)
-#define STEP (16 * UNIT) /* of K that parts are multiples of: 16 bytes of scales, as bulk copies want */
-#define SPAN 4 /* stages whose scales come together */
-#define SCALE_ROW (SPAN * DEPTH / UNIT)
-#define SCALE_BYTES (STRIP * SCALE_ROW)
-#define X_BYTES (ROWS * DEPTH * 2)
-#define PITCH (STRIP + 4) /* floats of a row of partial sums */
-#define IS_MX (B_FORMAT == QN_MM_MXFP4)
-#define IS_F16 (X_FORMAT == QN_MM_F16)
+#define PARTS WK
+#include "fp4_mm.h"
 
-#if IS_MX
-#define FACTOR 1.0f
-#elif IS_F16
-#define FACTOR 16384.0f
-#else
-#define FACTOR 256.0f
-#endif
 #if STAGES <= WK || (IS_MX && IS_F16) || (X_FORMAT != QN_MM_F16 && X_FORMAT != QN_MM_BF16)
 #error "fp4_mm: no such cut"
 #endif
-
-typedef struct problem {
-    int row, rows;    /* of x */
-    int column;       /* first row of b */
-    int begin, end;   /* this part of K; begin is a multiple of STEP */
-    u32 codes, x, full, empty;              /* of the ring */
-    u32 scales, scales_full, scales_empty; /* of two spans */
-} problem;
-
-typedef struct place {
-    u32 stage, parity;
-} place;
-
-DEV void place_on(place *at, u32 steps)
-{
-    at->stage += steps;
-    if (at->stage >= STAGES) {
-        at->stage -= STAGES;
-        at->parity ^= 1;
-    }
-}
 
 /* ---- loading ---- */
 
@@ -137,39 +100,6 @@ DEV void load_x_stage(const qn_cuda_mm &a, const problem *p, u32 to, int k0, int
     }
 }
 
-/* Where the word of four scales at `byte` of row r of a span lies: as the map's swizzle has it, so that the words of
- * eight rows meet in no bank. */
-DEV u32 scale_at(u32 r, u32 byte)
-{
-    const u32 at = r * SCALE_ROW + byte;
-    return at ^ (at >> 7 & (SCALE_ROW / 16 - 1)) << 4;
-}
-
-/* Scales of a span without a map: by words where rows and K allow it, else byte by byte, which is no copy. */
-DEV void load_scale_span(const qn_cuda_mm &a, const problem *p, u32 to, int k0, int words, int thread)
-{
-    const qn_cuda_mm_part &w = a.part[0];
-    const int left = a.k / UNIT - k0 / UNIT;
-#pragma unroll 1
-    for (int i = thread; i < SCALE_BYTES / 4; i += COPIERS) {
-        const int r = i / (SCALE_ROW / 4), n = p->column + r, j = i % (SCALE_ROW / 4) * 4;
-        const u32 valid = n < a.n && j < left, at = to + scale_at((u32)r, (u32)j);
-        const char *const from = valid ? w.b_scale + n * w.b_scale_row + k0 / UNIT + j : w.b_scale;
-        if (words) {
-            copy_async_4(at, from, valid);
-        } else {
-            u32 word = 0;
-            for (int b = 0; b < 4 && valid && j + b < left; b++) {
-                word |= (u32)((const u8 *)from)[b] << 8 * b;
-            }
-            store_shared_i32(at, (int)word);
-        }
-    }
-    if (!words) {
-        copy_async_wait();
-    }
-}
-
 DEV void load_rest(const qn_cuda_mm &a, const problem *p, int mapped, int thread)
 {
     const u64 rows = (u64)a.part[0].b_scale | (u64)a.part[0].b_scale_row;
@@ -201,17 +131,6 @@ DEV void load_rest(const qn_cuda_mm &a, const problem *p, int mapped, int thread
 
 /* ---- expanding ---- */
 
-DEV u32 multiply_pair(u32 a, u32 b)
-{
-    u32 v;
-#if IS_F16
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
-#else
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
-#endif
-    return v;
-}
-
 /* The scales of half h of a lane's 64 k of one row out of the word with them, each twice in a word: times the power of
  * two that expand_pair() leaves out. */
 DEV void read_scales(u32 word, u32 h, u32 lane, u32 s[32 / UNIT])
@@ -238,27 +157,8 @@ DEV void read_scales(u32 word, u32 h, u32 lane, u32 s[32 / UNIT])
 /* Codes i and i + 4 of a word, scaled. */
 DEV u32 expand_pair(u32 word, int i, u32 scale)
 {
-#if IS_F16
-    const u32 size = (i < 3 ? word << (9 - 4 * i) : word >> 3) & 0x0e000e00u;
-    return multiply_pair((word << (12 - 4 * i) & 0x80008000u) | size, scale);
-#else
-    const u32 low = (i < 2 ? word : word >> 8) & (i % 2 ? 0x00f000f0u : 0x000f000fu);
-    const u32 v = low * (i % 2 ? 260u : 4160u) & 0x81c081c0u;
-#if IS_MX
-    return multiply_pair(multiply_pair(v, 0x7e807e80u), scale);
-#else
-    return multiply_pair(v, scale);
-#endif
-#endif
-}
-
-DEV void multiply_add(float *sums, const u32 *b, u32 x0, u32 x1)
-{
-#if IS_F16
-    MMA_F16(sums, b, x0, x1);
-#else
-    MMA_BF16(sums, b, x0, x1);
-#endif
+    const u32 v = place_pair(word, i);
+    return multiply_pair(IS_MX ? multiply_pair(v, MX_RAISE) : v, scale);
 }
 
 /* A stage of K of 32 rows of b. codes, x: of the lane's row and k; scales: words of its rows; key: what its chunks of x
@@ -356,51 +256,6 @@ DEV void multiply(const problem *p, u32 sums_at, u32 warp, u32 lane)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 store_shared_f32(to + ((8 * j + i % 2) * PITCH + 16 * r + i / 2 * 8) * 4, sums[r][j][i]);
-            }
-        }
-    }
-}
-
-/* The blocks of the cluster share the results of the strip; each is the sum of its parts in one order. */
-DEV void finish_strip(const qn_cuda_mm &a, const problem *p, u32 sums_at, u32 part, u32 thread)
-{
-    const qn_cuda_mm_part &w = a.part[0];
-    const u32 out_bytes = OUT == QN_MM_F32 ? 4 : 2;
-    const int vector = ((u64)w.d | (u64)w.d_row) % (4 * out_bytes) == 0;
-    for (int i = (int)(part * CONSUMERS + thread); i < p->rows * (STRIP / 4); i += SPLIT * CONSUMERS) {
-        const int row = i / (STRIP / 4), column = i % (STRIP / 4) * 4, n = p->column + column;
-        float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 1
-        for (u32 s = 0; s < SPLIT; s++) {
-#pragma unroll
-            for (int k = 0; k < WK; k++) {
-                const u32 from = sums_at + (u32)((k * ROWS + row) * PITCH + column) * 4;
-                const float4 four = load_cluster_f32x4(cluster_address(from, s));
-                v[0] += four.x;
-                v[1] += four.y;
-                v[2] += four.z;
-                v[3] += four.w;
-            }
-        }
-        char *const to = w.d + (p->row + row) * w.d_row;
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-            v[c] = n + c < a.n ? finish(load_tail(w, n + c), v[c] * FACTOR, 1.0f, 0, 1.0f) : 0.0f;
-        }
-        if (vector && n + 3 < a.n) {
-#if OUT == QN_MM_F32
-            *(float4 *)(to + (i64)n * 4) = make_float4(v[0], v[1], v[2], v[3]);
-#elif OUT == QN_MM_F16
-            *(uint2 *)(to + (i64)n * 2) = make_uint2(pack_f16(v[0], v[1]), pack_f16(v[2], v[3]));
-#else
-            *(uint2 *)(to + (i64)n * 2) = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
-#endif
-        } else {
-#pragma unroll
-            for (int c = 0; c < 4; c++) {
-                if (n + c < a.n) {
-                    store_float(to, n + c, v[c], OUT);
-                }
             }
         }
     }

@@ -236,9 +236,7 @@ DEV before quantise_row(const constants &c, mine *row)
         const float factor = s == 0.0f ? 0.0f : 1.0f / (s * inverse);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            float v[8];
-            e2m1_floats(e2m1_code(row->v[j][e] * factor), s, v);
-            row->v[j][e] = v[0];
+            row->v[j][e] = e2m1_round(row->v[j][e] * factor) * s;
         }
     }
 #endif

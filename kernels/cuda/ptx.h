@@ -84,6 +84,13 @@ DEV u32 load_shared_u32(u32 at)
     return v;
 }
 
+DEV u32 load_shared_u8(u32 at)
+{
+    u32 v;
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(at));
+    return v;
+}
+
 DEV uint4 load_shared_u32x4(u32 at)
 {
     uint4 v;

@@ -1,37 +1,11 @@
-/* quantize_fp8 by token or by group, with scales from the ranges or given.
+/* quantize_fp8 by tensor, token, group or block of 128 x 128, with scales from the ranges or given.
  * Parameters: those of rows.h and segments.h, and
- *   STATIC   1: scales are given and values multiplied by their reciprocals
- *   GROUPED  1: the scale rule of groups, 0: that of rows */
+ *   STATIC    1: scales are given
+ *   MULTIPLY  1: values are multiplied by the reciprocal of their scale: of given ones and of a whole tensor's
+ *   GROUPED   1: the scale rule of groups and blocks, 0: that of rows */
 #include "rows.h"
 #include "cuda_rows.h"
-
-struct lane {
-    uint4 raw[X_WORDS];
-};
-typedef lane kept;
-
-static __device__ inline void load_lane(const qn_cuda_rows &a, const char *x, i64 column, lane *to)
-{
-#pragma unroll
-    for (int i = 0; i < X_WORDS; i++) {
-        to->raw[i] = load_once(x + column * X_BYTES + i * 16);
-    }
-}
-
-static __device__ inline float value_at(const qn_cuda_rows &a, const char *x, i64 column)
-{
-    return load_one(x, column);
-}
-
-static __device__ inline void keep(const lane &from, kept *to)
-{
-    *to = from;
-}
-
-static __device__ inline void restore(const kept &from, float *v)
-{
-    unpack(from.raw, v);
-}
+#include "plain_lanes.h"
 
 struct rule {
     float scale;
@@ -43,7 +17,6 @@ static __device__ inline rule make_rule(const qn_cuda_rows &a, range r, i64 row,
     rule how;
 #if STATIC
     how.scale = *(const float *)(a.given + row * a.given_row + segment * a.given_segment);
-    how.by.r = 1.0f / how.scale;
 #else
     float most = r.high;
     most = a.bound > 0.0f && most > a.bound ? a.bound : most;
@@ -58,7 +31,11 @@ static __device__ inline rule make_rule(const qn_cuda_rows &a, range r, i64 row,
         s = __uint_as_float((bits + 0x007fffffu) & 0x7f800000u);
     }
     how.scale = s;
-    how.by = divide_by(s);
+#endif
+#if MULTIPLY
+    how.by.r = 1.0f / how.scale;
+#else
+    how.by = divide_by(how.scale);
 #endif
     return how;
 }
@@ -70,7 +47,7 @@ static __device__ inline void write_rule(const qn_cuda_rows &a, const rule &how,
 
 static __device__ inline float apply(const rule &how, float v)
 {
-#if STATIC
+#if MULTIPLY
     return v * how.by.r;
 #else
     return quotient(v, how.by);

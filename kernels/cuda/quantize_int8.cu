@@ -1,35 +1,8 @@
-/* quantize_int8 by token or by group, symmetric or with zero points, scales from the ranges or given.
+/* quantize_int8 by tensor, token or group, symmetric or with zero points, scales from the ranges or given.
  * Parameters: those of rows.h (TYPE 3) and segments.h, and STATIC and GROUPED as in quantize_fp8.cu */
 #include "rows.h"
 #include "cuda_rows.h"
-
-struct lane {
-    uint4 raw[X_WORDS];
-};
-typedef lane kept;
-
-static __device__ inline void load_lane(const qn_cuda_rows &a, const char *x, i64 column, lane *to)
-{
-#pragma unroll
-    for (int i = 0; i < X_WORDS; i++) {
-        to->raw[i] = load_once(x + column * X_BYTES + i * 16);
-    }
-}
-
-static __device__ inline float value_at(const qn_cuda_rows &a, const char *x, i64 column)
-{
-    return load_one(x, column);
-}
-
-static __device__ inline void keep(const lane &from, kept *to)
-{
-    *to = from;
-}
-
-static __device__ inline void restore(const kept &from, float *v)
-{
-    unpack(from.raw, v);
-}
+#include "plain_lanes.h"
 
 struct rule {
     float scale, factor;

@@ -145,12 +145,13 @@ static __device__ inline void reduce_block(range *r)
     reduce_lanes(r, 32);
 }
 
-/* Let the next kernel of the stream start its blocks, wait for the one before. */
+/* Wait for the kernel before in the stream, then let the next one start its blocks: in the other order the blocks of
+ * several kernels would wait together, in the place of those that work. */
 static __device__ inline void begin_kernel()
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 

@@ -1,5 +1,8 @@
 /* The second pass of vq_attention where tokens are cut: parts of a head in their order.
- * Launch: block 128, grid {query heads, sequences} */
+ *
+ * Host contract
+ *   Parameters: OUT, the result's format; LENS as for vq_attention_plain.cu
+ *   Launch: block 128, grid {query heads, sequences} */
 #include "formats.h"
 #include "vq_attention_parts.h"
 
@@ -9,14 +12,14 @@ extern "C" __global__ void __launch_bounds__(128) qn_vq_attention_join(const __g
     release_next();
     wait_before();
     const float *const p = part_of(a, sequence, head, 0);
-    const int pitch = a.size + 2, length = a.lens[sequence];
+    const int pitch = a.size + 2, length = length_of(a, sequence);
     float most = NONE;
-    for (int i = 0; i < a.parts; i++) {
+    for (int i = 0; i < a.all_parts; i++) {
         most = fmaxf(most, p[i * pitch + a.size]);
     }
     for (int d = (int)threadIdx.x; d < a.size; d += 128) {
         float all = 0.0f, sum = 0.0f;
-        for (int i = 0; i < a.parts; i++) {
+        for (int i = 0; i < a.all_parts; i++) {
             const float weight = part_weight(p[i * pitch + a.size], most);
             all = __fmaf_rn(weight, p[i * pitch + a.size + 1], all);
             sum = __fmaf_rn(weight, p[i * pitch + d], sum);

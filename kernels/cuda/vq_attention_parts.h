@@ -8,12 +8,37 @@
 
 #define NONE __int_as_float(0xff800000u)
 #define WEIGHT_SHIFT 15.0f
+#ifndef OUT
+#define OUT QN_MM_F32 /* format of the result */
+#endif
+#ifndef LENS
+#define LENS 1 /* lengths are given */
+#endif
+
+/* Tokens that a query sees. */
+DEV int length_of(const qn_cuda_vq_attention &a, int sequence)
+{
+#if LENS
+    const int length = a.lens[sequence];
+#else
+    const int all = a.position ? *a.position + 1 : a.room;
+    const int length = a.causal ? all - a.batch + sequence + 1 : all;
+#endif
+    return length < 0 ? 0 : length < a.room ? length : a.room;
+}
+
+/* Of those the first that are read as codes (qn_window_first of src/ref/slots.h). */
+DEV int coded_of(const qn_cuda_vq_attention &a, int length)
+{
+    const int first = (length - 1) / 32 * 32 - a.window;
+    return a.window == 0 ? length : max(first, 0);
+}
 
 DEV void put_result(const qn_cuda_vq_attention &a, int sequence, int head, int d, int length, float most, float all,
                     float sum)
 {
-    ((float *)(a.o + sequence * a.o_row + head * a.o_head))[d] = length > 0 ? sum / all : 0.0f;
-    if (d == 0) {
+    store_float(a.o + sequence * a.o_row + head * a.o_head, d, length > 0 ? sum / all : 0.0f, OUT);
+    if (d == 0 && a.lse) {
         ((float *)(a.lse + sequence * a.lse_row))[head] =
             length > 0 ? (most - WEIGHT_SHIFT + log2f(all)) * 0.69314718f : NONE;
     }
@@ -21,7 +46,7 @@ DEV void put_result(const qn_cuda_vq_attention &a, int sequence, int head, int d
 
 DEV float *part_of(const qn_cuda_vq_attention &a, int sequence, int head, int part)
 {
-    return (float *)a.partials + (((i64)sequence * a.heads + head) * a.parts + part) * (a.size + 2);
+    return (float *)a.partials + (((i64)sequence * a.heads + head) * a.all_parts + part) * (a.size + 2);
 }
 
 DEV void put_part(const qn_cuda_vq_attention &a, int sequence, int head, int part, int d, float most, float all,

@@ -2,12 +2,17 @@
  * and multiplied in f32. A block has one query head of one sequence and a part of its tokens; its warps take strips of
  * 32 tokens in turn, a lane a token for the scores, a lane a group of channels for the sums.
  *
+ * The same over rows that are no codes (ROWS): the recent tokens of a window, and keys and values of 8 bits with scales
+ * (scaled_attention). A vector is then VEC neighbouring elements of the row.
+ *
  * Host contract
  *   Parameters: Q_FORMAT; B_FORMAT of the books; WIDE 1: codes of 16 bits; SIZE of a head, VEC of a vector, at most 16;
  *     CACHED: entries of each group's book that are held in shared memory, the first ones; SWEEP 1: a block does all
  *     sequences of its head, so that it loads them once; TURN 1, 2: keys are turned by their position, pairs of halves
- * or of neighbours; ALIGNED 1: entries begin at their own size, at most 16 bytes, VEC even, B_FORMAT f16 Launch: block
- * 128, grid {query heads, parts, sequences or 1}, dynamic shared memory of SHARED_BYTES */
+ *     or of neighbours; ALIGNED 1: entries begin at their own size, at most 16 bytes, VEC even, B_FORMAT f16
+ *     ROWS 0: codes; 1: rows of B_FORMAT, those of the window; 2: rows of e4m3 with scales, VEC 4 at 4 bytes or 1; OUT,
+ *     the result's format; LENS 0: lengths follow from the queries' places
+ *   Launch: block 128, grid {query heads, parts, sequences or 1}, dynamic shared memory of SHARED_BYTES */
 #include "formats.h"
 #include "turn.h"
 #include "vq_attention_parts.h"
@@ -16,6 +21,9 @@
 #define GROUPS (SIZE / VEC)
 #define LANE_GROUPS ((GROUPS + 31) / 32)
 #define ENTRY_BYTES (B_FORMAT == 0 ? 4 * VEC : 2 * VEC)
+#ifndef ROWS
+#define ROWS 0
+#endif
 #define BOOK_BYTES ((CACHED)*ENTRY_BYTES * GROUPS)
 #define ROW (SIZE + 2)
 
@@ -94,6 +102,59 @@ DEV void hold(const qn_cuda_vq_book &book, const char *of_head, char *to)
 }
 #endif
 
+#if ROWS
+/* The row of token strip + i, i below 32: of a window's rows, which are more, `at` is that of the strip's first. */
+DEV const char *row_of(const qn_cuda_vq_attention &a, const qn_cuda_vq_codes &all, const char *first, int at, int i)
+{
+    const int row = at + i;
+    return first + (i64)(ROWS == 1 && row >= a.recent_rows ? row - a.recent_rows : row) * all.token;
+}
+
+DEV float scale_of(const qn_cuda_vq_codes &all, int kv, int token)
+{
+    return ROWS == 2 ? *(const float *)(all.scale + token * all.scale_token + kv * all.scale_head) : 1.0f;
+}
+
+/* Two codes in the low bytes. */
+DEV void e4m3_floats(u32 codes, float *v)
+{
+#if __CUDA_ARCH__ >= 890
+    u32 pair;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((u16)codes));
+    v[0] = half_float(pair & 0xffff);
+    v[1] = half_float(pair >> 16);
+#else
+#pragma unroll
+    for (int i = 0; i < 2; i++) { /* the exponent's bias is 8 less than that of f16 */
+        const u32 code = codes >> 8 * i & 0xff;
+        const float size = half_float((code & 0x80) << 8 | (code & 0x7f) << 7) * 256.0f;
+        v[i] = (code & 0x7f) == 0x7f ? __uint_as_float(0x7fc00000u) : size;
+    }
+#endif
+}
+
+DEV void load_elements(const char *row, int group, float scale, float *v)
+{
+#if ROWS == 1
+    load_entry(row + group * ENTRY_BYTES, v);
+#elif VEC == 4
+    const u32 word = *(const u32 *)(row + group * 4);
+    e4m3_floats(word, v);
+    e4m3_floats(word >> 16, v + 2);
+#else
+    float two[2];
+    e4m3_floats(((const u8 *)row)[group], two);
+    v[0] = two[0];
+#endif
+#if ROWS == 2
+#pragma unroll
+    for (int j = 0; j < VEC; j++) {
+        v[j] *= scale;
+    }
+#endif
+}
+#endif
+
 #if TURN
 DEV float channel_of(const qn_cuda_vq_attention &a, const char *book, const char *held, const char *row, int channel)
 {
@@ -102,10 +163,16 @@ DEV float channel_of(const qn_cuda_vq_attention &a, const char *book, const char
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(128) qn_vq_attention_plain(const __grid_constant__ qn_cuda_vq_attention a)
+extern "C" __global__ void __launch_bounds__(128, 4)
+    qn_vq_attention_plain(const __grid_constant__ qn_cuda_vq_attention a)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int head = (int)blockIdx.x, part = (int)blockIdx.y, kv = head / a.group;
+    const int head = (int)blockIdx.x, part = ROWS == 1 ? a.parts : (int)blockIdx.y, kv = head / a.group;
+#if ROWS == 1
+    const qn_cuda_vq_codes &keys = a.k_recent, &values = a.v_recent;
+#else
+    const qn_cuda_vq_codes &keys = a.k, &values = a.v;
+#endif
     const char *const k_book = a.k_book.data + kv * a.k_book.head, *const v_book = a.v_book.data + kv * a.v_book.head;
     float *const q = (float *)shared, *const weights = (float *)(shared + WEIGHTS_AT) + warp * 32;
     float *const results = (float *)(shared + RESULT_AT);
@@ -128,11 +195,11 @@ extern "C" __global__ void __launch_bounds__(128) qn_vq_attention_plain(const __
             q[i] = load_float(a.q + sequence * a.q_row + head * a.q_head, i, Q_FORMAT) * a.scale;
         }
         __syncthreads();
-        int length = a.lens[sequence];
-        length = length < 0 ? 0 : length < a.room ? length : a.room;
-        const int begin = part * a.part_tokens, end = begin + a.part_tokens < length ? begin + a.part_tokens : length;
-        const char *const k_row = a.k.data + sequence * a.k.batch + kv * a.k.head;
-        const char *const v_row = a.v.data + sequence * a.v.batch + kv * a.v.head;
+        const int length = length_of(a, sequence), coded = coded_of(a, length);
+        const int begin = ROWS == 1 ? coded : part * a.part_tokens;
+        const int end = ROWS == 1 ? length : begin + a.part_tokens < coded ? begin + a.part_tokens : coded;
+        const char *const k_row = keys.data + sequence * keys.batch + kv * keys.head;
+        const char *const v_row = values.data + sequence * values.batch + kv * values.head;
         float most = NONE, total = 0.0f, sums[LANE_GROUPS][VEC];
 #pragma unroll
         for (int x = 0; x < LANE_GROUPS; x++) {
@@ -143,8 +210,24 @@ extern "C" __global__ void __launch_bounds__(128) qn_vq_attention_plain(const __
         }
         for (int strip = begin + warp * 32; strip < end; strip += WARPS * 32) {
             const int token = strip + lane;
+#if ROWS
+            const int at = ROWS == 1 ? strip % a.recent_rows : strip;
+#endif
             float score = 0.0f;
             if (token < end) {
+#if ROWS
+                const char *const row = row_of(a, keys, k_row, at, lane);
+                const float scale = scale_of(keys, kv, token);
+#pragma unroll 4
+                for (int group = 0; group < GROUPS; group++) {
+                    float v[VEC];
+                    load_elements(row, group, scale, v);
+#pragma unroll
+                    for (int j = 0; j < VEC; j++) {
+                        score = __fmaf_rn(v[j], q[group * VEC + j], score);
+                    }
+                }
+#else
                 const char *const row = k_row + token * a.k.token;
 #if TURN
                 for (int i = 0; i < SIZE / 2; i++) {
@@ -165,6 +248,7 @@ extern "C" __global__ void __launch_bounds__(128) qn_vq_attention_plain(const __
                         score = __fmaf_rn(v[j], q[group * VEC + j], score);
                     }
                 }
+#endif
 #endif
             }
             score = token < end ? score : NONE;
@@ -189,13 +273,22 @@ extern "C" __global__ void __launch_bounds__(128) qn_vq_attention_plain(const __
             const int count = end - strip < 32 ? end - strip : 32;
 #pragma unroll 4
             for (int s = 0; s < count; s++) {
+#if ROWS
+                const char *const row = row_of(a, values, v_row, at, s);
+                const float scale = scale_of(values, kv, strip + s);
+#else
                 const char *const row = v_row + (strip + s) * a.v.token;
+#endif
 #pragma unroll
                 for (int x = 0; x < LANE_GROUPS; x++) {
                     const int group = lane + 32 * x;
                     if (group < GROUPS) {
                         float v[VEC];
+#if ROWS
+                        load_elements(row, group, scale, v);
+#else
                         load_entry(entry_of(a.v_book, v_book, v_held, group, code_at(row, group, a.entries)), v);
+#endif
 #pragma unroll
                         for (int j = 0; j < VEC; j++) {
                             sums[x][j] = __fmaf_rn(weights[s], v[j], sums[x][j]);
@@ -236,7 +329,7 @@ extern "C" __global__ void __launch_bounds__(128) qn_vq_attention_plain(const __
                 all = __fmaf_rn(weight, results[w * ROW + SIZE + 1], all);
                 sum = __fmaf_rn(weight, results[w * ROW + d], sum);
             }
-            if (a.parts == 1) {
+            if (a.all_parts == 1) {
                 put_result(a, sequence, head, d, length, high, all, sum);
             } else {
                 put_part(a, sequence, head, part, d, high, all, sum);

@@ -8,8 +8,10 @@
  *     quip   CODEBOOK 1 E8P12, 2 E8P12RVQ3B, 3 E8P12RVQ4B; WSCALE_FORMAT
  *     vptq   VECTOR, ENTRIES, RES_ENTRIES and OUTLIER_ENTRIES (codes and columns beyond are taken for the last, so that
  *            no operand is left), BITS, RES_BITS, OUTLIER_VECTOR, BOOK_FORMAT, RES_FORMAT, OUTLIER_FORMAT, IN_SCALE and
- * IN_SHIFT (format + 1, 0: none) RAW 1: sums to total, without scales and bias Launch: block 256, grid {ceil(N / 8),
- * ceil(M / ROWS)} */
+ * IN_SHIFT (format + 1, 0: none)
+ *     RAW 1: sums to total, without scales and bias
+ *     UNPACK 1 (aqlm): qn_vq_unpack instead, w as f16 to y, without the rows' scales; K a multiple of 8
+ *   Launch: block 256, grid {ceil(N / 8), ceil(M / ROWS)}; qn_vq_unpack grid {ceil(N / 8)} */
 #include "formats.h"
 #include "cuda_vq.h"
 #include "vq_lattice.h"
@@ -163,6 +165,36 @@ DEV void decode(const qn_cuda_vq &a, int n, int g, int j, float *w)
 
 #endif
 
+#if UNPACK
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) qn_vq_unpack(const __grid_constant__ qn_cuda_vq a)
+{
+    release_next();
+    wait_before();
+    const int lane = (int)threadIdx.x % 32, n = (int)blockIdx.x * WARPS + (int)threadIdx.x / 32;
+    if (n >= a.n) {
+        return;
+    }
+    u16 *const row = (u16 *)(a.y + (i64)n * a.y_row);
+#pragma unroll 4
+    for (int g = lane; g < COUNT(a); g += 32) {
+        for (int j = 0; j < VECTOR; j += 8) {
+            float w[8];
+            decode(a, n, g, j, w);
+            if (VECTOR % 8 == 0) {
+                *(uint4 *)(row + (i64)g * STEP + j) =
+                    make_uint4(pack_f16(w[0], w[1]), pack_f16(w[2], w[3]), pack_f16(w[4], w[5]), pack_f16(w[6], w[7]));
+            } else {
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    if (j + i < VECTOR) {
+                        row[(i64)g * STEP + j + i] = (u16)pack_f16(w[i], 0.0f);
+                    }
+                }
+            }
+        }
+    }
+}
+#else
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) qn_vq_direct(const __grid_constant__ qn_cuda_vq a)
 {
     release_next();
@@ -235,3 +267,4 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) qn_vq_direct(const _
 #endif
     }
 }
+#endif

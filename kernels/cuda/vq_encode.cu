@@ -117,7 +117,8 @@ extern "C" __global__ void __launch_bounds__(128) qn_vq_encode(const __grid_cons
             best = nearest_far(book, a.book.entry, a.entries, x);
         }
         if (lane == 0) {
-            char *const to = a.codes + b * a.codes_batch + t * a.codes_token + head * a.codes_head;
+            const i64 token = a.position ? *a.position : t;
+            char *const to = a.codes + b * a.codes_batch + token * a.codes_token + head * a.codes_head;
 #if WIDE
             ((u16 *)to)[group] = (u16)best;
 #else

@@ -2,12 +2,14 @@
  *
  *   qn_vq_rows    rows of x as the operands of vq_tensor.cu: f16 in chunks of 8 elements along K. A span of 256
  * elements is 8 steps of 32, four chunks each, one a lane of a quad: chunk (step s, t) is elements 64 t + 8 s on
- *                 (LAYOUT 0) or 64 (s / 2) + 16 t + 8 (s % 2) on (LAYOUT 1, quip). Chunks lie [tile of x][span][step]
- *                 [8 rows][row % 8][t]. NATURAL 1: words of a quad's chunks are transposed, for products through shared
- *                 memory. SCALED 1: a row is multiplied by a power of two that brings its largest element to 2^13.
- *                 Grid {rows with padding}, block 256.
+ *                 (LAYOUT 0), 64 (s / 2) + 16 t + 8 (s % 2) on (LAYOUT 1, quip) or 32 s + 8 t on (LAYOUT 2, dense).
+ * Chunks lie [tile of x][span][step][8 rows][row % 8][t]. NATURAL 1: words of a quad's chunks are transposed, for
+ * products through shared memory. WIDE 1: for vq_wide.cu, [tile of x][span][pair of steps][row], in a row's 128 bytes
+ * the transposed words of both steps, their 16-byte pieces swizzled as matrix descriptors say. SCALED 1: a row is
+ * multiplied by a power of two that brings its largest element to 2^13. Grid {rows with padding}, block 256.
  *   qn_vq_digits  two rows of x as digits for vq_bytes.cu: three int8 an element, their spans' scales behind them.
- * Product i of a span, column 4 m + digit, lane t of a quad: elements 64 t + 8 i to + 7. Grid {spans, 2}, block 256.
+ * Product i of a span, column 4 m + digit, lane t of a quad: elements 64 t + 8 i to + 7; quip:
+ *                 64 (i / 2) + 16 t + 8 (i % 2) on, in the order 0 4 1 5 2 6 3 7. Grid {spans, 2}, block 256.
  *   qn_vq_finish  y = sum of parts * scale + bias; RAW 1: total = sum of parts. Grid {ceil(N / 256), M}, block 256.
  *   qn_vq_turn    a Hadamard transform: INPUT 1: turned = Hin(SU . x / scaleWH); 0: y = SV . Wscale Hout(total) +
  *                 bias. Grid {slow axis, M}, block 256.
@@ -17,6 +19,7 @@
 #include "vq_parts.h"
 
 #define THREADS 256
+#define FAST 1024 /* most of a transform's fast axis */
 
 DEV float block_max(float v)
 {
@@ -44,6 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_rows(const __grid
     wait_before();
     const int m = (int)blockIdx.x, valid = m < a.m;
     const char *const row = a.x + (i64)(valid ? m : 0) * a.x_row;
+    const int whole = valid && ((u64)row & 15) == 0; /* K is a multiple of 64 */
     float scale = 1.0f;
 #if SCALED
     float most = 0.0f;
@@ -64,11 +68,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_rows(const __grid
         const int span = i / 32, chunk = i % 32;
 #if LAYOUT == 0
         const int t = chunk / 8, s = chunk % 8;
+#elif LAYOUT == 2
+        const int t = chunk % 4, s = chunk / 4;
 #else
         const int t = chunk % 8 / 2, s = chunk / 8 * 2 + chunk % 2;
 #endif
         u32 word[4] = {0, 0, 0, 0};
-        if (valid && i * 8 < a.k) {
+#if X_FORMAT == QN_MM_F16 && !SCALED
+        if (whole && i * 8 < a.k) { /* as they are */
+            const uint4 v = ((const uint4 *)row)[i];
+            word[0] = v.x, word[1] = v.y, word[2] = v.z, word[3] = v.w;
+        } else
+#endif
+            if (valid && i * 8 < a.k) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 const float low = load_float(row, i * 8 + 2 * j, X_FORMAT);
@@ -76,6 +88,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_rows(const __grid
                 word[j] = pack_f16(low * scale, high * scale);
             }
         }
+#if WIDE
+        const i64 line = (((i64)tile * a.spans + span) * 4 + s / 2) * a.tokens + token;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            a.halves[line * 32 + ((s % 2 * 4 + j) ^ (token % 8)) * 4 + t] = word[j];
+        }
+#else
         const i64 group = (((i64)tile * a.spans + span) * 8 + s) * (a.tokens / 8) + token / 8;
         u32 *const to = a.halves + (group * 32 + token % 8 * 4) * 4;
 #pragma unroll
@@ -86,6 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_rows(const __grid
             to[t * 4 + j] = word[j];
 #endif
         }
+#endif
     }
 }
 
@@ -101,7 +121,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_digits(const __gr
     /* x = scale * (d0 + 256 d1 + 65536 d2) with scale a power of two, so that the largest is 2^21 to 2^22 of it */
     const int shift = exponent > 24 ? exponent - 21 : 3;
     int left = (int)rintf(v * __uint_as_float((u32)(254 - shift) << 23));
-    u8 *const to = (u8 *)a.halves + ((((i64)span * 8 + i % 64 / 8) * 32 + m * 16 + i / 64) * 8 + i % 8 / 4 * 4 + i % 4);
+#if FORMAT == QN_CUDA_QUIP
+    const int product = i / 64 * 2 + i % 16 / 8, t = i % 64 / 16, byte = (i / 2 % 2) * 4 + (i % 2) * 2 + i / 4 % 2;
+#else
+    const int product = i % 64 / 8, t = i / 64, byte = i % 8;
+#endif
+    u8 *const to = (u8 *)a.halves + ((((i64)span * 8 + product) * 32 + m * 16 + t) * 8 + byte);
 #pragma unroll
     for (int d = 0; d < 4; d++) {
         const int digit = bad || d == 3 ? 0 : (int)(signed char)left;
@@ -144,18 +169,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_finish(const __gr
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     qn_vq_turn(const __grid_constant__ qn_cuda_vq a, const __grid_constant__ qn_cuda_turn turn)
 {
-    __shared__ float line[1024];
+    __shared__ float line[FAST];
     release_next();
     wait_before();
     const int i = (int)blockIdx.x, m = (int)blockIdx.y, copy = i % turn.copies;
     const u64 signs = turn.rows[i / turn.copies];
-    for (int f = (int)threadIdx.x; f < turn.fast; f += THREADS) {
-        float sum = 0.0f;
-        int at = f;
-        for (int base = 0; base < turn.base; base++) {
-            const u32 sign = (u32)(signs >> base) << 31;
+    /* the slow axis: all its elements are loaded by every block, many at a time */
+    const int shift = 31 - __clz(turn.copies);
+    float sum[FAST / THREADS] = {};
 #pragma unroll 8
-            for (int j = 0; j < turn.copies; j++, at += turn.fast) {
+    for (int row = 0; row < turn.base << shift; row++) {
+        const u32 odd = (u32)__popc(copy & row & (turn.copies - 1)) + (u32)(signs >> (row >> shift));
+#pragma unroll
+        for (int q = 0; q < FAST / THREADS; q++) {
+            const int f = (int)threadIdx.x + q * THREADS, at = row * turn.fast + f;
+            if (f < turn.fast) {
 #if INPUT
                 float v = load_float(a.x + (i64)m * a.x_row, at, X_FORMAT) * load_float(a.su, at, SU_FORMAT - 1);
 #if WH_FORMAT
@@ -164,11 +192,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #else
                 const float v = a.total[(i64)m * a.n + at];
 #endif
-                const u32 odd = (u32)__popc(copy & j) << 31;
-                sum += __uint_as_float(__float_as_uint(v) ^ sign ^ odd);
+                sum[q] += __uint_as_float(__float_as_uint(v) ^ odd << 31);
             }
         }
-        line[f] = sum;
+    }
+#pragma unroll
+    for (int q = 0; q < FAST / THREADS; q++) {
+        if ((int)threadIdx.x + q * THREADS < turn.fast) {
+            line[threadIdx.x + q * THREADS] = sum[q];
+        }
     }
     for (int half = 1; half < turn.fast; half *= 2) {
         __syncthreads();

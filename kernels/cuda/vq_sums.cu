@@ -1,55 +1,153 @@
 /* y = x w^T for one row of x by partial sums: aqlm with codebooks of 256 entries of VECTOR elements along K. A block
  * keeps the products of entries with the vectors of x of a slab of K, four tables of 256 a lane: the lane loads a word
  * of codes, four neighbouring ones of a row of w, and looks each up in a table of its own. A table's entry e of lane l
- * is at bank l whatever e is, so no access conflicts, and its address is made by one byte permutation. Sums of 32 rows
- * are then exchanged so that each lane adds up one row. Parts of K are added by qn_vq_finish.
+ * is at bank l whatever e is, so no access conflicts, and its address is made by one byte permutation. Sums of ROWS
+ * rows are then exchanged so that each lane adds up one row.
+ *
+ * Tables are made by tf32 products (16-bit numbers are exact in them, x of f32 is taken in two parts): the vectors of x
+ * are the 16-row operand, entries the 8-column one, which a warp keeps in registers. A thread's sums are those of four
+ * banks times two entries; it stores them in an order turned by its place in the quad, so that no two threads of a warp
+ * meet in a bank.
+ *
+ * CLUSTER above 1: the blocks of a cluster share rows, take slabs in turn and add up what they found in each other's
+ * shared memory, in order of rank: one launch. CLUSTER 1: a block a slab, parts are added by qn_vq_finish.
  *
  * Host contract
- *   Parameters: BOOKS 1, 2 or 4; VECTOR; X_FORMAT, BOOK_FORMAT
+ *   Parameters: BOOKS 1, 2 or 4; VECTOR, at most 16; X_FORMAT, BOOK_FORMAT; ROWS 16 or 32; CLUSTER; where it is above
+ *   1: OUT, BIAS (format + 1, 0: none), SCALE_FORMAT (format + 1)
  *   codes: rows of groups * BOOKS bytes at multiples of 4, codebooks without gaps at multiples of 16; groups * BOOKS a
- *   multiple of 4
- *   Launch: block 512, grid {parts of N, slabs}, QN_VQ_SUMS_SHARED bytes and 4 an element of the codebooks */
+ *   multiple of 4; a row's step below 2^31
+ *   Launch: block 512, grid {groups of rows * CLUSTER} or {groups of rows, slabs}; QN_VQ_SUMS_SHARED bytes and, in
+ *   clusters, 4 for each row of the largest group */
 #include "vq_parts.h"
 
 #define THREADS 512
 #define WARPS (THREADS / 32)
 #define EACH (4 / BOOKS) /* vectors of x a lane */
-#define ROWS QN_VQ_SUMS_ROWS
 #define TABLE(b) (((b) / 2) * 65536 + ((b) % 2) * 128)
+#define BLOCKS (256 / 8 / WARPS) /* of eight entries of a book, a warp */
+#define DEPTH ((VECTOR + 7) / 8) /* products along a vector */
+#define SPLIT (X_FORMAT == QN_MM_F32 ? 2 : 1)
+#define X_AHEAD                                                                                                        \
+    (ROWS == 16 && VECTOR <= 8 &&                                                                                      \
+     X_FORMAT != QN_MM_F32) /* x of the slab after is loaded early where registers hold it */
+#define EARLY_LINES 16      /* rows' codes that a thread asks for before the kernel in front is done */
 
-/* All entries as f32, in the order of memory; two at a time where their type allows. */
-DEV void load_books(const qn_cuda_vq &a, float *books)
+DEV u32 tf32_of(float v)
 {
-    for (int i = (int)threadIdx.x * 2; i < 256 * BOOKS * VECTOR; i += THREADS * 2) {
-#if BOOK_FORMAT == QN_MM_F32
-        *(float2 *)(books + i) = *(const float2 *)(a.books + (i64)i * 4);
-#else
-        const u32 two = *(const u32 *)(a.books + (i64)i * 2);
-#if BOOK_FORMAT == QN_MM_F16
-        *(float2 *)(books + i) = make_float2(half_float(two & 0xffffu), half_float(two >> 16));
-#else
-        *(float2 *)(books + i) = make_float2(__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u));
-#endif
-#endif
+    u32 bits;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(v));
+    return bits;
+}
+
+DEV void multiply(float *sum, const u32 *a, const u32 *b)
+{
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* Of the vectors of x of a slab: vector v of lane 8 q + g for q even (rows g) and odd (rows g + 8). */
+struct slab_rows {
+    float value[EACH][2][DEPTH][4];
+};
+
+DEV void load_slab(const qn_cuda_vq &a, int slab, int lane, slab_rows &x)
+{
+#pragma unroll
+    for (int v = 0; v < EACH; v++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) { /* eight lanes at a time */
+            const int group = (slab * 32 + 8 * i + lane / 4) * EACH + v;
+#pragma unroll
+            for (int d = 0; d < DEPTH; d++) {
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int j = 8 * d + 4 * half + lane % 4;
+                    x.value[v][i / 2][d][i % 2 + 2 * half] =
+                        j < VECTOR && group < a.groups ? load_float(a.x, (i64)group * VECTOR + j, X_FORMAT) : 0.0f;
+                }
+            }
+        }
     }
 }
 
-/* Table b = vector * BOOKS + book of the vectors of x of the lane's word. */
-DEV void build(const float (*x)[VECTOR], const float *books, u8 *tables, int warp, int lane)
+/* The warp's entries of all books: its share of each. */
+DEV void load_entries(const qn_cuda_vq &a, int warp, int lane, u32 (*entries)[BLOCKS][DEPTH][2])
 {
-#pragma unroll 4
-    for (int e = warp; e < 256 * BOOKS; e += WARPS) {
-        const int book = e / 256, entry = e % 256;
-        const float *const c = books + e * VECTOR;
 #pragma unroll
-        for (int v = 0; v < EACH; v++) {
-            float sum = 0.0f;
+    for (int c = 0; c < BOOKS; c++) {
 #pragma unroll
-            for (int j = 0; j < VECTOR; j++) {
-                sum = __fmaf_rn(x[v][j], c[j], sum);
+        for (int i = 0; i < BLOCKS; i++) {
+            const int entry = c * 256 + (i * WARPS + warp) * 8 + lane / 4;
+#pragma unroll
+            for (int d = 0; d < DEPTH; d++) {
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int j = 8 * d + 4 * half + lane % 4;
+                    entries[c][i][d][half] =
+                        j < VECTOR ? tf32_of(load_float(a.books, (i64)entry * VECTOR + j, BOOK_FORMAT)) : 0;
+                }
             }
-            const int b = v * BOOKS + book;
-            *(float *)(tables + TABLE(b) + entry * 256 + lane * 4) = sum;
+        }
+    }
+}
+
+DEV float either(int second, float a, float b)
+{
+    return second ? b : a;
+}
+
+/* Table b = vector * BOOKS + book of the vectors of x of the lanes' words. */
+DEV void build(const slab_rows &x, const u32 (*entries)[BLOCKS][DEPTH][2], u32 tables, int warp, int lane)
+{
+    const int t = lane % 4;
+    u32 place[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        place[i] = tables + (u32)((warp * 8 + 2 * t) * 256 + (t + i) % 4 * 32 + lane / 4 * 4);
+    }
+#pragma unroll
+    for (int v = 0; v < EACH; v++) {
+        u32 rows[SPLIT][2][DEPTH][4];
+#pragma unroll
+        for (int p = 0; p < 2 * DEPTH * 4; p++) {
+            const float value = x.value[v][p / (4 * DEPTH)][p / 4 % DEPTH][p % 4];
+            u32 *const to = &rows[0][p / (4 * DEPTH)][p / 4 % DEPTH][p % 4];
+            *to = tf32_of(value);
+#if X_FORMAT == QN_MM_F32
+            rows[1][p / (4 * DEPTH)][p / 4 % DEPTH][p % 4] = tf32_of(value - __uint_as_float(*to));
+#endif
+        }
+#pragma unroll
+        for (int c = 0; c < BOOKS; c++) {
+#pragma unroll
+            for (int i = 0; i < BLOCKS; i++) {
+                float sum[2][4] = {};
+#pragma unroll
+                for (int s = SPLIT - 1; s >= 0; s--) {
+#pragma unroll
+                    for (int d = 0; d < DEPTH; d++) {
+                        multiply(sum[0], rows[s][0][d], entries[c][i][d]);
+                        multiply(sum[1], rows[s][1][d], entries[c][i][d]);
+                    }
+                }
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    float one[4], turned[4];
+#pragma unroll
+                    for (int q = 0; q < 4; q++) {
+                        one[q] = either(t & 1, sum[q / 2][q % 2 * 2 + e], sum[(q + 1) % 4 / 2][(q + 1) % 2 * 2 + e]);
+                    }
+#pragma unroll
+                    for (int q = 0; q < 4; q++) {
+                        turned[q] = either(t & 2, one[q], one[(q + 2) % 4]);
+                        store_shared_f32(place[q] + (u32)(TABLE(v * BOOKS + c) + i * WARPS * 8 * 256 + e * 256),
+                                         turned[q]);
+                    }
+                }
+            }
         }
     }
 }
@@ -63,68 +161,159 @@ DEV void build(const float (*x)[VECTOR], const float *books, u8 *tables, int war
         sum[i] = keep + __shfl_xor_sync(~0u, send, HALF);                                                              \
     }
 
-DEV u32 load_code(const char *p)
+/* Word r rows of `step` bytes further into *word, where that row is one; else *word stays, and serves nobody. */
+DEV void load_code(u32 *word, const char *p, u32 r, u32 step, int there)
 {
-    u32 v;
-    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
-    return v;
+    asm volatile("{\n.reg .pred p;\n.reg .u64 at;\nsetp.ne.b32 p, %4, 0;\nmad.wide.u32 at, %1, %2, %3;\n"
+                 "@p ld.global.nc.L1::no_allocate.u32 %0, [at];\n}"
+                 : "+r"(*word)
+                 : "r"(r), "r"(step), "l"(p), "r"(there));
+}
+
+DEV void prefetch(const char *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
+/* The first rows' codes of a slab: batches of ROWS are the warps' in turn. */
+DEV void load_batch(const qn_cuda_vq &a, const char *codes, int batch, int last, u32 *next)
+{
+    const char *const at = codes + (i64)batch * ROWS * a.codes_row;
+    const int left = a.n - batch * ROWS;
+    const u32 step = (u32)a.codes_row;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        load_code(&next[r], at, (u32)r, step, batch < last && r < left);
+    }
+}
+
+DEV const char *codes_of(const qn_cuda_vq &a, int slab, int lane)
+{
+    const int word = slab * 32 + lane;
+    return a.codes + (i64)(word < a.groups * BOOKS / 4 ? word : 0) * 4;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_sums(const __grid_constant__ qn_cuda_vq a)
 {
     extern __shared__ __align__(256) u8 tables[];
-    float *const books = (float *)(tables + QN_VQ_SUMS_SHARED);
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int word = (int)blockIdx.y * 32 + lane, words = a.groups * BOOKS / 4, valid = word < words;
-    const int batches = (a.n + ROWS - 1) / ROWS, parts = (int)gridDim.x;
-    const int first = (int)((i64)batches * (int)blockIdx.x / parts);
-    const int last = (int)((i64)batches * ((int)blockIdx.x + 1) / parts);
-    const char *const codes = a.codes + (i64)(valid ? word : 0) * 4;
-    release_next();
-    wait_before();
-    u32 next[ROWS];
-    int batch = first + warp;
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        const int n = batch * ROWS + r;
-        next[r] = batch < last && n < a.n ? load_code(codes + (i64)n * a.codes_row) : 0;
-    }
-    float x[EACH][VECTOR];
-#pragma unroll
-    for (int v = 0; v < EACH; v++) {
-        const int group = word * EACH + v;
-#pragma unroll
-        for (int j = 0; j < VECTOR; j++) {
-            x[v][j] = group < a.groups ? load_float(a.x, (i64)group * VECTOR + j, X_FORMAT) : 0.0f;
-        }
-    }
-    load_books(a, books);
-    __syncthreads();
-    build(x, books, tables, warp, lane);
-    __syncthreads();
+    const int lane = (int)threadIdx.x % 32, warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0); /* the same register */
+    const int batches = (a.n + ROWS - 1) / ROWS, slabs = (a.groups * BOOKS / 4 + 31) / 32;
+#if CLUSTER > 1
+    const int part = (int)blockIdx.x / CLUSTER, parts = (int)gridDim.x / CLUSTER, step = CLUSTER;
+    int slab = (int)cluster_rank();
+    float *const totals = (float *)(tables + QN_VQ_SUMS_SHARED);
+#else
+    const int part = (int)blockIdx.x, parts = (int)gridDim.x, step = (int)gridDim.y;
+    int slab = (int)blockIdx.y;
+#endif
+    const int first = (int)((i64)batches * part / parts), last = (int)((i64)batches * (part + 1) / parts);
     const u32 base = shared_address(tables), mine = (u32)lane * 4;
-    for (; batch < last; batch += WARPS) {
-        float sum[ROWS];
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            const u32 w = next[r];
-            const int n = (batch + WARPS) * ROWS + r;
-            next[r] = batch + WARPS < last && n < a.n ? load_code(codes + (i64)n * a.codes_row) : 0;
-            /* byte b of the codes above the lane's four bits of place */
-            const float s0 = load_shared_f32(base + TABLE(0) + __byte_perm(w, mine, 0x7704));
-            const float s1 = load_shared_f32(base + TABLE(1) + __byte_perm(w, mine, 0x7714));
-            const float s2 = load_shared_f32(base + TABLE(2) + __byte_perm(w, mine, 0x7724));
-            const float s3 = load_shared_f32(base + TABLE(3) + __byte_perm(w, mine, 0x7734));
-            sum[r] = (s0 + s1) + (s2 + s3);
-        }
-        EXCHANGE(16)
-        EXCHANGE(8)
-        EXCHANGE(4)
-        EXCHANGE(2)
-        EXCHANGE(1)
-        const int n = batch * ROWS + lane;
-        if (n < a.n) {
-            a.parts[(i64)blockIdx.y * a.n + n] = sum[0];
+    u32 next[ROWS] = {}, entries[BOOKS][BLOCKS][DEPTH][2];
+    slab_rows x;
+    release_next();
+    if (a.early && slab < slabs) { /* weights stay: they may be read while the kernel in front works */
+        load_batch(a, codes_of(a, slab, lane), first + warp, last, next);
+        load_entries(a, warp, lane, entries);
+        const char *const line = codes_of(a, slab, 0);
+        for (int i = 0; i < EARLY_LINES; i++) {
+            const int n = (first + WARPS) * ROWS + i * THREADS + (int)threadIdx.x;
+            if (n < last * ROWS && n < a.n) {
+                prefetch(line + (i64)n * a.codes_row);
+            }
         }
     }
+    wait_before();
+    if (!a.early && slab < slabs) {
+        load_batch(a, codes_of(a, slab, lane), first + warp, last, next);
+        load_entries(a, warp, lane, entries);
+    }
+    if (X_AHEAD && slab < slabs) {
+        load_slab(a, slab, lane, x);
+    }
+#pragma unroll 1
+    for (int round = 0; slab < slabs; slab += step, round++) {
+        const char *const codes = codes_of(a, slab, lane);
+        const char *const after = codes_of(a, slab + step < slabs ? slab + step : slab, lane);
+        if (!X_AHEAD) {
+            load_slab(a, slab, lane, x);
+        }
+        build(x, entries, base, warp, lane);
+        __syncthreads();
+        if (X_AHEAD && slab + step < slabs) {
+            load_slab(a, slab + step, lane, x);
+        }
+#pragma unroll 1
+        for (int batch = first + warp; batch < last; batch += WARPS) {
+            /* the next codes: of the batch after, or the first of the slab after */
+            const int over = batch + WARPS >= last, ahead = over ? first + warp : batch + WARPS;
+            const char *const from = (over ? after : codes) + (i64)ahead * ROWS * a.codes_row;
+            const int left = over && slab + step >= slabs ? 0 : a.n - ahead * ROWS;
+            const u32 stride = (u32)a.codes_row;
+            float sum[ROWS];
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                const u32 w = next[r];
+                load_code(&next[r], from, (u32)r, stride, r < left);
+                /* byte b of the codes above the lane's four bits of place */
+                const float s0 = load_shared_f32(base + TABLE(0) + __byte_perm(w, mine, 0x7704));
+                const float s1 = load_shared_f32(base + TABLE(1) + __byte_perm(w, mine, 0x7714));
+                const float s2 = load_shared_f32(base + TABLE(2) + __byte_perm(w, mine, 0x7724));
+                const float s3 = load_shared_f32(base + TABLE(3) + __byte_perm(w, mine, 0x7734));
+                sum[r] = (s0 + s1) + (s2 + s3);
+            }
+#if ROWS == 32
+            EXCHANGE(16)
+#endif
+            EXCHANGE(8)
+            EXCHANGE(4)
+            EXCHANGE(2)
+            EXCHANGE(1)
+#if ROWS == 16
+            sum[0] += __shfl_xor_sync(~0u, sum[0], 16);
+#endif
+            const int row = lane % ROWS;
+#if CLUSTER > 1
+            float *const total = totals + (batch - first) * ROWS + row;
+            if (lane < ROWS) {
+                *total = round == 0 ? sum[0] : *total + sum[0];
+            }
+#else
+            if (lane < ROWS && batch * ROWS + row < a.n) {
+                a.parts[(i64)blockIdx.y * a.n + batch * ROWS + row] = sum[0];
+            }
+#endif
+        }
+        __syncthreads();
+    }
+#if CLUSTER > 1
+    const u32 rank = cluster_rank(), own = shared_address(totals);
+    const int members = slabs < CLUSTER ? slabs : CLUSTER, row0 = first * ROWS;
+    const int rows = min(last * ROWS, a.n) - row0;
+    cluster_arrive();
+    cluster_wait();
+    for (int i = (int)(rank * THREADS + threadIdx.x); i < rows; i += CLUSTER * THREADS) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int r = 0; r < CLUSTER; r++) {
+            if (r < members) {
+                float v;
+                asm volatile("ld.shared::cluster.f32 %0, [%1];"
+                             : "=f"(v)
+                             : "r"(cluster_address(own + (u32)i * 4, (u32)r))
+                             : "memory");
+                sum += v;
+            }
+        }
+        const int n = row0 + i;
+#if SCALE_FORMAT
+        sum *= load_float(a.scales + (i64)n * a.scales_row, 0, SCALE_FORMAT - 1);
+#endif
+#if BIAS
+        sum += load_float(a.bias, n, BIAS - 1);
+#endif
+        store_float(a.y, n, sum, OUT);
+    }
+    cluster_arrive_relaxed();
+    cluster_wait();
+#endif
 }

@@ -25,7 +25,7 @@ typedef struct qn_run_call {
     const void *packed; /* body of the blob after its header; NULL: read the weight slots */
     void *workspace;    /* workspace_bytes() bytes, 64-byte aligned */
     const qn_exec *exec;
-    void *state;        /* what the kernel's open made for the plan */
+    void *state; /* what the kernel's open made for the plan */
 } qn_run_call;
 
 struct qn_kernel {
@@ -33,11 +33,11 @@ struct qn_kernel {
     qn_op op;
     qn_backend backend;
     qn_isa isa;
-    int32_t mr, nr;       /* rows and columns of the register tile; 0: none */
-    uint32_t pack_layout; /* id of the packed layout; 0: reads weights as they are stored */
-    const char *level;    /* device kernels: the targets in words, e.g. "sm_90a"; NULL: the name of isa */
-    const char *status;   /* "tested", "compiled, not run", "reference" */
-    qn_sums sums;         /* of a matmul: what the error model allows it */
+    int32_t mr, nr;         /* rows and columns of the register tile; 0: none */
+    uint32_t pack_layout;   /* id of the packed layout; 0: reads weights as they are stored */
+    const char *level;      /* device kernels: the targets in words, e.g. "sm_90a"; NULL: the name of isa */
+    const char *status;     /* "tested", "compiled, not run", "reference" */
+    qn_sums sums;           /* of a matmul: what the error model allows it */
     const char *arithmetic; /* ceiling of its multiply-adds ("int8_dot", ...); NULL: see qn_kernel_ceiling */
     /* NULL when the kernel can compute this descriptor, else why not (static text). */
     const char *(*accepts)(const qn_kernel *kernel, const qn_op_desc *desc);
@@ -53,6 +53,9 @@ struct qn_kernel {
     qn_status (*open)(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, void **state,
                       qn_error *error);
     void (*close)(const qn_ctx *ctx, void *state);
+    /* Lines for explain on how the kernel is cut for this descriptor and these sizes; NULL function: none. */
+    void (*describe)(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes *sizes,
+                     qn_text *text);
     const void *impl; /* the family's own fields (fragments, tiles) */
 };
 
@@ -61,17 +64,19 @@ struct qn_kernel {
 typedef enum qn_chain_kind {
     QN_CHAIN_OPERATOR = 0, /* desc */
     QN_CHAIN_ADD,          /* out[0] += in[0], f32 */
-    QN_CHAIN_LOOKUP        /* out[0] = rows of the table in[0] by the ids in[1] */
+    QN_CHAIN_LOOKUP,       /* out[0] = rows of the table in[0] by the ids in[1] */
+    QN_CHAIN_KEEP,         /* row position % R of out[0], F16 [R, ...], = rows of in[0], f32 */
+    QN_CHAIN_COPY          /* out[0] = rows of in[0], f32 */
 } qn_chain_kind;
 
 /* One step with its operands in device memory, of one row. What it computes is the operator's definition; how many
  * steps a launch covers and what of the operands between them is written is the backend's affair. */
 typedef struct qn_chain_step {
     qn_chain_kind kind;
-    const qn_op_desc *desc;   /* of an operator */
+    const qn_op_desc *desc; /* of an operator */
     qn_args args;
-    uint32_t cached_in;       /* bit per input: rows of a cache up to the position; its view has them all */
-    uint32_t cached_out;      /* bit per output: the cache's row at the position */
+    uint32_t cached_in;  /* bit per input: rows of a cache up to the position; its view has them all */
+    uint32_t cached_out; /* bit per output: the cache's row at the position */
 } qn_chain_step;
 
 typedef struct qn_chain qn_chain;
@@ -84,6 +89,9 @@ typedef struct qn_backend_chains {
                         qn_chain **out, int32_t *taken, qn_error *error);
     /* Enqueue. rows: of ADD and LOOKUP, else 1. No allocation, no synchronisation. */
     qn_status (*run)(const qn_chain *chain, int32_t rows, void *stream, qn_error *error);
+    /* Enqueue a KEEP or COPY of these rows in place of those it was made with; positions: of a KEEP. */
+    qn_status (*keep)(const qn_chain *chain, const qn_args *args, const int32_t *positions, void *stream,
+                      qn_error *error);
     void (*destroy)(const qn_ctx *ctx, qn_chain *chain);
 } qn_backend_chains;
 
@@ -100,7 +108,8 @@ typedef struct qn_backend_row {
     const char *(*kernel_refusal)(const qn_ctx *ctx, const qn_kernel *kernel);
     /* Lines for qn_doctor, where the backend works and where not; NULL function: none. */
     void (*describe)(const qn_ctx *ctx, qn_text *text);
-    /* The machine as the generator sees it; without a device, a typical one. NULL function: it has no generated kernels. */
+    /* The machine as the generator sees it; without a device, a typical one. NULL function: it has no generated
+     * kernels. */
     void (*vq_device)(const qn_ctx *ctx, qn_vq_device *device);
     /* The sources that a kernel of this descriptor is compiled from, one after the other. NULL function: none. */
     void (*sources)(const qn_ctx *ctx, const qn_kernel *kernel, const qn_op_desc *desc, qn_text *text);

@@ -4,8 +4,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/error.h"
+
+#define LARGE_BYTES ((size_t)8 << 20) /* a few large pages */
 
 static void *default_alloc(void *user, size_t size, size_t align)
 {
@@ -36,7 +40,8 @@ static int fill_ctx(qn_ctx *ctx, const qn_ctx_options *options)
     } texts[] = {{options->cache_dir, &ctx->cache_dir},
                  {options->cubin_dir, &ctx->cubin_dir},
                  {options->cuda_library, &ctx->cuda_library},
-                 {options->nvrtc_library, &ctx->nvrtc_library}};
+                 {options->nvrtc_library, &ctx->nvrtc_library},
+                 {options->cuda_target, &ctx->cuda_target}};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         if (texts[i].from && !(*texts[i].to = qn_strdup(ctx, texts[i].from))) {
             return 0;
@@ -98,6 +103,7 @@ void qn_ctx_destroy(qn_ctx *ctx)
         qn_free(ctx, ctx->cubin_dir);
         qn_free(ctx, ctx->cuda_library);
         qn_free(ctx, ctx->nvrtc_library);
+        qn_free(ctx, ctx->cuda_target);
         const qn_allocator a = ctx->allocator;
         a.release(a.user, ctx);
     }
@@ -106,6 +112,20 @@ void qn_ctx_destroy(qn_ctx *ctx)
 void *qn_alloc(const qn_ctx *ctx, size_t size)
 {
     return ctx->allocator.alloc(ctx->allocator.user, size ? size : 1, QN_ALIGN);
+}
+
+void qn_want_large_pages(void *memory, size_t bytes)
+{
+#ifdef MADV_HUGEPAGE
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t lost = (page - (uintptr_t)memory % page) % page; /* before the first whole page */
+    if (bytes >= LARGE_BYTES && lost < bytes) {
+        (void)madvise((char *)memory + lost, (bytes - lost) / page * page, MADV_HUGEPAGE);
+    }
+#else
+    (void)memory;
+    (void)bytes;
+#endif
 }
 
 void *qn_calloc(const qn_ctx *ctx, size_t count, size_t size)

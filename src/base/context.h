@@ -19,7 +19,7 @@ struct qn_ctx {
     void *log_user;
     qn_isa isa_cap;
     qn_jit_policy jit;
-    char *cache_dir, *cubin_dir, *cuda_library, *nvrtc_library; /* NULL: none, the default */
+    char *cache_dir, *cubin_dir, *cuda_library, *nvrtc_library, *cuda_target; /* NULL: none, the default */
     int32_t device;
     qn_ctx_late *late;
 };
@@ -28,6 +28,10 @@ struct qn_ctx {
 
 /* 64-byte aligned memory, not cleared; NULL when there is none. size 0 gives a valid pointer. */
 void *qn_alloc(const qn_ctx *ctx, size_t size);
+
+/* Ask for large pages in that memory, before its first use. For what is streamed through: a core reads a page of
+ * 4 KiB in a quarter of a microsecond, and finding the next one costs as much. A wish; small memory is left alone. */
+void qn_want_large_pages(void *memory, size_t bytes);
 
 /* Cleared memory of count * size bytes; NULL on overflow or when there is none. */
 void *qn_calloc(const qn_ctx *ctx, size_t count, size_t size);

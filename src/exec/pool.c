@@ -16,8 +16,10 @@
  * up nobody. Which thread gets which unit never matters to a result.
  *
  * Workers watch their seats for a while after the last job, then sleep on a
- * condition variable. */
-#include <quern/exec.h>
+ * condition variable. While a thread waits, for a job or for the end of one, it
+ * fetches what it will read next, where the caller has said what that is: between
+ * the products of a decoding step memory would rest otherwise. */
+#include "exec/pool.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -36,6 +38,8 @@
 #define MAX_UNITS 65535                 /* a range has 16 bits an end */
 #define FIRST_NUMBER (UINT32_MAX - 500) /* numbers of jobs wrap; early, so that this is no rare event */
 #define LINE 64
+#define AHEAD_BYTES 262144 /* fetched ahead by a thread: a part of its second cache */
+#define AHEAD_LINES 2      /* between two looks */
 
 typedef struct seat {
     _Alignas(LINE) _Atomic uint64_t part; /* number of the job << 32 | next unit << 16 | end */
@@ -63,6 +67,10 @@ struct qn_pool {
     pthread_mutex_t mutex;
     pthread_cond_t done;
     _Atomic int stop, caller_sleeps;
+    /* The hint: written by the caller at times, read by all. */
+    _Alignas(LINE) _Atomic uint32_t ahead_number;
+    _Atomic uintptr_t ahead_data;
+    _Atomic size_t ahead_bytes;
     /* The caller's. */
     _Alignas(LINE) _Atomic uint32_t number; /* of the last job */
     _Atomic int busy;
@@ -119,6 +127,46 @@ static uint32_t do_units(qn_pool *pool, int32_t thread, uint32_t number)
     return units;
 }
 
+/* ---- reading ahead ---- */
+
+/* What a waiting thread has still to fetch. */
+typedef struct reading {
+    uint32_t number; /* of the hint */
+    const char *at, *end;
+} reading;
+
+void qn_exec_ahead(const qn_exec *exec, const void *data, size_t bytes)
+{
+    qn_pool *const pool = exec ? exec->pool : NULL;
+    if (!pool || pool->threads == 1) {
+        return;
+    }
+    /* who reads while this is written fetches too much or the wrong bytes once */
+    atomic_store_explicit(&pool->ahead_data, (uintptr_t)data, memory_order_relaxed);
+    atomic_store_explicit(&pool->ahead_bytes, data ? bytes : 0, memory_order_relaxed);
+    atomic_fetch_add_explicit(&pool->ahead_number, 1, memory_order_release);
+}
+
+/* A few lines of a thread's share; 0 when there is nothing to fetch. */
+static int read_ahead(qn_pool *pool, int32_t thread, reading *r)
+{
+    const uint32_t number = atomic_load_explicit(&pool->ahead_number, memory_order_acquire);
+    if (r->number != number) {
+        const size_t bytes = atomic_load_explicit(&pool->ahead_bytes, memory_order_relaxed);
+        const size_t share = bytes / (size_t)pool->threads;
+        r->number = number;
+        r->at = (const char *)atomic_load_explicit(&pool->ahead_data, memory_order_relaxed) + share * (size_t)thread;
+        r->end = r->at + (share < AHEAD_BYTES ? share : AHEAD_BYTES);
+    }
+    if (r->at >= r->end) {
+        return 0;
+    }
+    for (int i = 0; i < AHEAD_LINES; i++, r->at += LINE) {
+        __builtin_prefetch(r->at, 0, 2);
+    }
+    return 1;
+}
+
 /* ---- workers ---- */
 
 /* Sleep until the seat has a job after number seen, or the pool stops. */
@@ -142,6 +190,7 @@ static void sleep_for_job(worker *self, seat *mine, uint32_t seen)
 static uint32_t wait_for_job(worker *self, seat *mine, uint32_t seen)
 {
     qn_pool *const pool = self->pool;
+    reading next = {0};
     uint32_t number, latest = atomic_load_explicit(&pool->number, memory_order_relaxed);
     uint64_t deadline = pool->spin_ns ? qn_clock_ns() + pool->spin_ns : 0;
     while (pool->spin_ns && !atomic_load_explicit(&pool->stop, memory_order_relaxed)) {
@@ -150,7 +199,9 @@ static uint32_t wait_for_job(worker *self, seat *mine, uint32_t seen)
             if (number != seen) {
                 return number;
             }
-            relax();
+            if (!read_ahead(pool, self->thread, &next)) {
+                relax();
+            }
         }
         if (qn_clock_ns() >= deadline) {
             /* jobs too small for this seat count as well */
@@ -207,12 +258,15 @@ static uint32_t units_finished(qn_pool *pool, uint32_t number, int32_t parts, in
 static void wait_for_units(qn_pool *pool, uint32_t number, int32_t parts, uint32_t units)
 {
     uint64_t deadline = 0;
+    reading next = {0};
     do {
         for (int i = 0; i < SPINS; i++) {
             if (units_finished(pool, number, parts, 0) == units) {
                 return;
             }
-            relax();
+            if (!read_ahead(pool, 0, &next)) {
+                relax();
+            }
         }
         const uint64_t now = pool->spin_ns ? qn_clock_ns() : 0;
         deadline = deadline ? deadline : now + pool->spin_ns;
@@ -370,6 +424,7 @@ qn_status qn_pool_create_with(qn_ctx *ctx, const qn_pool_options *options, qn_po
     pool->threads = threads;
     pool->spin_ns = threads <= share ? SPIN_NS : 0;
     atomic_init(&pool->number, FIRST_NUMBER);
+    atomic_init(&pool->ahead_number, 1); /* 0: a thread that has not looked */
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->done, NULL);
     pool->seats = qn_calloc(ctx, (size_t)threads, sizeof *pool->seats);

@@ -11,6 +11,10 @@ static const qn_scheme dense = {
 
 #define AQLM_TENSORS                                                                                                   \
     .format = QN_VQ_AQLM, .tensors = {"codes", "codebooks", "scales"}, .required = 3, .written = 3
+#define VPTQ_TENSORS                                                                                                   \
+    .format = QN_VQ_VPTQ, .required = 2, .written = 5,                                                                 \
+    .tensors = {"indices", "centroids.weight", "res_centroids.weight",    "weight_scale", "weight_bias",               \
+                "perm",    "outlier_indices",  "outlier_centroids.weight"}
 #define QUIP_TENSORS                                                                                                   \
     .format = QN_VQ_QUIP_E8P, .bits = 16, .vector = 8, .required = 3, .written = 5,                                    \
     .tensors = {"Qidxs", "SU", "SV", "Wscale", "codebook_id", "scaleWH", "fuse_scales"}
@@ -174,6 +178,19 @@ static const qn_scheme schemes[] = {
      .scales = QN_SCALES_VECTOR,
      .vq = {AQLM_TENSORS, .books = 1, .bits = 16, .vector = 8},
      .mm = QN_OP_VQ_MM},
+    {.name = "vptq-2",
+     .summary = "VPTQ weights: codes of 8 and 8 bits for 8 rows of a column, FP16 codebooks per layer, scaled columns",
+     .layout = QN_LAYOUT_VPTQ,
+     .scales = QN_SCALES_VECTOR,
+     .vq = {VPTQ_TENSORS, .books = 2, .bits = 8, .vector = 8},
+     .mm = QN_OP_VQ_MM},
+    {.name = "vptq-3",
+     .summary =
+         "VPTQ weights: codes of 12 and 12 bits for 8 rows of a column, FP16 codebooks per layer, scaled columns",
+     .layout = QN_LAYOUT_VPTQ,
+     .scales = QN_SCALES_VECTOR,
+     .vq = {VPTQ_TENSORS, .books = 2, .bits = 12, .vector = 8},
+     .mm = QN_OP_VQ_MM},
     {.name = "quip-2",
      .summary = "QuIP# weights: E8P lattice points, 16 bits for 8 weights, Hadamard transforms on both sides",
      .layout = QN_LAYOUT_QUIP,
@@ -214,8 +231,8 @@ qn_status qn_scheme_at(int32_t i, qn_scheme_info *info)
     if (!scheme || !info) {
         return QN_E_ARGUMENT;
     }
-    static const char *const layouts[] = {"dense", "deepseek-fp8", "compressed-tensors", "aqlm",
-                                          "gptvq", "vptq",         "quip"};
+    static const char *const layouts[] = {"dense", "deepseek-fp8", "compressed-tensors", "aqlm", "gptvq",
+                                          "vptq",  "quip"};
     *info = (qn_scheme_info){scheme->name, scheme->summary, layouts[scheme->layout]};
     return QN_OK;
 }

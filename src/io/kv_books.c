@@ -22,7 +22,7 @@ void qn_kv_books_name(const qn_kv_scheme *scheme, char name[40])
     snprintf(name, 40, "kv-%.20s.safetensors", scheme->info.name);
 }
 
-char *qn_kv_books_path(qn_ctx *ctx, const qn_checkpoint *checkpoint, const qn_kv_scheme *scheme)
+char *qn_kv_books_path(const qn_ctx *ctx, const qn_checkpoint *checkpoint, const qn_kv_scheme *scheme)
 {
     char name[40];
     qn_kv_books_name(scheme, name);
@@ -79,7 +79,7 @@ static qn_status check_tensor(const qn_kv_books *b, const qn_shape *want, int32_
     return QN_OK;
 }
 
-qn_status qn_kv_books_open(qn_ctx *ctx, const char *path, const qn_kv_scheme *scheme, const qn_hparams *hparams,
+qn_status qn_kv_books_open(const qn_ctx *ctx, const char *path, const qn_kv_scheme *scheme, const qn_hparams *hparams,
                            qn_kv_books *out, qn_error *error)
 {
     memset(out, 0, sizeof *out);

@@ -20,10 +20,10 @@ void qn_kv_books_name(const qn_kv_scheme *scheme, char name[40]);
 
 /* Where a checkpoint's codebooks of that scheme lie: FOLDER/kv-cq2.safetensors, FILE.kv-cq2.safetensors. Released with
  * qn_free; NULL: out of memory. */
-char *qn_kv_books_path(qn_ctx *ctx, const qn_checkpoint *checkpoint, const qn_kv_scheme *scheme);
+char *qn_kv_books_path(const qn_ctx *ctx, const qn_checkpoint *checkpoint, const qn_kv_scheme *scheme);
 
 /* Open and check all of a codebook file: shapes, checksums, finite values. QN_E_IO: there is none; QN_E_FILE. */
-qn_status qn_kv_books_open(qn_ctx *ctx, const char *path, const qn_kv_scheme *scheme, const qn_hparams *hparams,
+qn_status qn_kv_books_open(const qn_ctx *ctx, const char *path, const qn_kv_scheme *scheme, const qn_hparams *hparams,
                            qn_kv_books *out, qn_error *error);
 void qn_kv_books_close(const qn_ctx *ctx, qn_kv_books *books); /* fine for a zeroed one */
 

@@ -48,4 +48,9 @@ const char *qn_quant_config_key(const qn_scheme *scheme);
 json_t *qn_quant_config_make(const qn_scheme *scheme, const qn_scheme *head, const char *const *ignore,
                              int32_t ignore_count, qn_status *status);
 
+/* Say of a quantised module [n,k] what its scheme's config says of each (vptq; others: nothing). bias: 1 when it has
+ * one. 1: out of memory. */
+int qn_quant_config_add_module(json_t *quantization, const qn_scheme *scheme, const char *module, int64_t n, int64_t k,
+                               int bias);
+
 #endif

@@ -51,29 +51,51 @@ qn_status qn_quant_config_parse_books(qn_quant_config *config, qn_scheme_layout 
 
 /* ---- vptq ---- */
 
-static const qn_scheme vptq = {
-    .name = "vptq",
-    .summary = "VPTQ weights: codes of vectors along the outputs, residuals, outlier columns, permutation",
-    .layout = QN_LAYOUT_VPTQ,
-    .scales = QN_SCALES_VECTOR,
-    .vq = {.format = QN_VQ_VPTQ,
-           .tensors = {"indices", "centroids.weight", "res_centroids.weight", "outlier_indices",
-                       "outlier_centroids.weight", "perm", "weight_scale", "weight_bias"},
-           .required = 2},
-    .mm = QN_OP_VQ_MM};
+static int is_two(const json_t *layer, const char *key, int64_t main)
+{
+    const json_t *pair = json_object_get(layer, key);
+    return json_integer_value(json_array_get(pair, 0)) <= 0 && json_integer_value(json_array_get(pair, 1)) == main;
+}
+
+/* A module that a row of the table describes. */
+static int is_of_row(const json_t *layer, const qn_scheme *s)
+{
+    return is_two(layer, "vector_lens", s->vq.vector) && is_two(layer, "num_centroids", INT64_C(1) << s->vq.bits) &&
+           is_two(layer, "num_res_centroids", INT64_C(1) << s->vq.bits) &&
+           json_integer_value(json_object_get(layer, "group_num")) == 1 &&
+           json_is_true(json_object_get(layer, "enable_norm")) && !json_is_true(json_object_get(layer, "enable_perm"));
+}
 
 qn_status qn_quant_config_parse_vptq(qn_quant_config *config, qn_error *error)
 {
     static const char *const keys[] = {"config_for_layers", "shared_layer_config"};
     size_t modules = 0;
+    json_t *layers, *layer;
+    const char *name;
     for (int i = 0; i < 2; i++) {
-        const json_t *layers = json_object_get(config->json, keys[i]);
+        layers = json_object_get(config->json, keys[i]);
         QN_FAIL_IF(layers && !json_is_null(layers) && !json_is_object(layers), error, QN_E_FILE, "%s is not an object",
                    keys[i]);
         modules += json_object_size(layers);
     }
     QN_FAIL_IF(!modules, error, QN_E_FILE, "config_for_layers and shared_layer_config describe no module");
-    config->scheme = &vptq;
+    config->own = *qn_scheme_find("vptq-2");
+    config->own.name = "vptq";
+    config->own.summary = "VPTQ weights: codes of vectors along the outputs, residuals, outlier columns, permutation";
+    config->own.vq.books = config->own.vq.bits = config->own.vq.vector = 0; /* each module has its own */
+    config->scheme = &config->own;
+    const qn_scheme *s;
+    for (int32_t r = 0; (s = qn_scheme_get(r)) != NULL; r++) {
+        size_t same = 0;
+        for (int i = 0; i < 2 && s->layout == QN_LAYOUT_VPTQ; i++) {
+            layers = json_object_get(config->json, keys[i]);
+            json_object_foreach(layers, name, layer)
+            {
+                same += (size_t)is_of_row(layer, s);
+            }
+        }
+        config->scheme = same == modules ? s : config->scheme;
+    }
     return qn_quant_config_read_ignore(config, "modules_to_not_convert", 0, error);
 }
 
@@ -119,14 +141,14 @@ static qn_status check_variants(const json_t *layer, qn_error *error)
     return QN_OK;
 }
 
-static void need(qn_vq_module *out, const char *tensor)
+static void need(const qn_scheme *s, qn_vq_module *out, const char *tensor)
 {
-    for (int i = 0; vptq.vq.tensors[i]; i++) {
-        out->needed |= (uint32_t)(strcmp(vptq.vq.tensors[i], tensor) == 0) << i;
+    for (int i = 0; s->vq.tensors[i]; i++) {
+        out->needed |= (uint32_t)(strcmp(s->vq.tensors[i], tensor) == 0) << i;
     }
 }
 
-static qn_status describe_vptq(const json_t *layer, qn_vq_module *out, qn_error *error)
+static qn_status describe_vptq(const qn_scheme *s, const json_t *layer, qn_vq_module *out, qn_error *error)
 {
     int64_t vectors[2], entries[2], residual[2], in = 0, rows = 0, groups = 1, group_size = 0, outliers = 0;
     int norm = 0, perm = 0;
@@ -163,21 +185,21 @@ static qn_status describe_vptq(const json_t *layer, qn_vq_module *out, qn_error 
     out->attr[QN_ATTR_GROUP_NUM].i = (int32_t)groups;
     if (residual[1] > 0) {
         out->attr[QN_ATTR_NUM_RES_CENTROIDS].i = (int32_t)residual[1];
-        need(out, "res_centroids.weight");
+        need(s, out, "res_centroids.weight");
     }
     if (with_outliers) {
         out->attr[QN_ATTR_OUTLIER_SIZE].i = (int32_t)outliers;
         out->attr[QN_ATTR_OUTLIER_VECTOR_LEN].i = (int32_t)vectors[0];
         out->attr[QN_ATTR_NUM_OUTLIER_CENTROIDS].i = (int32_t)entries[0];
-        need(out, "outlier_indices");
-        need(out, "outlier_centroids.weight");
+        need(s, out, "outlier_indices");
+        need(s, out, "outlier_centroids.weight");
     }
     if (perm) {
-        need(out, "perm");
+        need(s, out, "perm");
     }
     if (norm) {
-        need(out, "weight_scale");
-        need(out, "weight_bias");
+        need(s, out, "weight_scale");
+        need(s, out, "weight_bias");
     }
     out->allowed = out->needed;
     return QN_OK;
@@ -243,7 +265,7 @@ qn_status qn_quant_config_module(const qn_quant_config *config, const char *modu
     case QN_VQ_VPTQ: {
         const json_t *layer = find_module(config, module);
         QN_FAIL_IF(!layer, error, QN_E_FILE, "config_for_layers says nothing about %s", module);
-        const qn_status status = describe_vptq(layer, out, error);
+        const qn_status status = describe_vptq(s, layer, out, error);
         return status == QN_OK ? QN_OK : qn_error_prefix(error, status, "config_for_layers: %s", module);
     }
     case QN_VQ_QUIP_E8P:
@@ -280,14 +302,18 @@ static json_t *make_quip(const qn_scheme *scheme, json_t *ignore)
 
 json_t *qn_quant_config_make_vq(const qn_scheme *scheme, const char *const *ignore, int32_t ignore_count)
 {
-    const int lattice = scheme->layout == QN_LAYOUT_QUIP; /* aqlm's loader compares with names of weights */
+    const int aqlm = scheme->layout != QN_LAYOUT_QUIP && scheme->layout != QN_LAYOUT_VPTQ; /* its loader compares with
+                                                                                            * names of weights */
     json_t *list = json_array(), *made = NULL;
     int bad = !list;
     for (int32_t i = 0; !bad && i < ignore_count; i++) {
-        bad = json_array_append_new(list, json_sprintf("%s%s", ignore[i], lattice ? "" : ".weight")) != 0;
+        bad = json_array_append_new(list, json_sprintf("%s%s", ignore[i], aqlm ? ".weight" : "")) != 0;
     }
-    if (!bad && lattice) {
+    if (!bad && scheme->layout == QN_LAYOUT_QUIP) {
         made = make_quip(scheme, list);
+    } else if (!bad && scheme->layout == QN_LAYOUT_VPTQ) {
+        made = json_pack("{s:s, s:{}, s:{}, s:O}", "quant_method", "vptq", "config_for_layers", "shared_layer_config",
+                         "modules_to_not_convert", list);
     } else if (!bad) {
         made = json_pack("{s:s, s:i, s:i, s:i, s:i, s:O}", "quant_method",
                          scheme->layout == QN_LAYOUT_AQLM ? "aqlm" : "gptvq", "in_group_size", scheme->vq.vector,
@@ -300,4 +326,20 @@ json_t *qn_quant_config_make_vq(const qn_scheme *scheme, const char *const *igno
     }
     json_decref(list);
     return made;
+}
+
+int qn_quant_config_add_module(json_t *quantization, const qn_scheme *scheme, const char *module, int64_t n, int64_t k,
+                               int bias)
+{
+    const int entries = 1 << scheme->vq.bits;
+    if (scheme->layout != QN_LAYOUT_VPTQ) {
+        return 0;
+    }
+    json_t *layer =
+        json_pack("{s:I, s:I, s:[i,i], s:[i,i], s:[i,i], s:i, s:I, s:i, s:b, s:b, s:b, s:b, s:b, s:s}", "in_features",
+                  (json_int_t)k, "out_features", (json_int_t)n, "vector_lens", -1, scheme->vq.vector, "num_centroids",
+                  -1, entries, "num_res_centroids", -1, entries, "group_num", 1, "group_size", (json_int_t)k,
+                  "outlier_size", 0, "indices_as_float", 0, "enable_norm", 1, "enable_perm", 0, "is_indice_packed", 1,
+                  "bias", bias, "vector_quant_dim", "out");
+    return !layer || json_object_set_new(json_object_get(quantization, "config_for_layers"), module, layer) != 0;
 }

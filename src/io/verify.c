@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <xxhash.h>
 
@@ -15,6 +16,7 @@
 #include "base/error.h"
 #include "format/format.h"
 #include "io/checkpoint_internal.h"
+#include "io/kv_books.h"
 #include "io/packed.h"
 
 typedef struct count_at {
@@ -216,6 +218,45 @@ static qn_status verify_packed(const qn_checkpoint *c, const qn_exec *exec, sink
     return status == QN_E_MEMORY ? status : QN_OK;
 }
 
+/* Codebooks of KV schemes that lie beside the model: damaged ones, or another model's, are errors. */
+static qn_status verify_kv_books(const qn_checkpoint *c, sink *s)
+{
+    const qn_hparams *h = qn_checkpoint_hparams(c);
+    qn_kv_info info;
+    for (int32_t i = 0; qn_kv_at(i, &info) == QN_OK; i++) {
+        const qn_kv_scheme *scheme = qn_kv_find(info.name);
+        if (!scheme->channels) {
+            continue;
+        }
+        qn_error why = {QN_OK, ""};
+        qn_kv_books books = {0};
+        char name[40], *path = qn_kv_books_path(c->ctx, c, scheme);
+        if (!path) {
+            return QN_E_MEMORY;
+        }
+        qn_kv_books_name(scheme, name);
+        const int there = access(path, F_OK) == 0, fits = h->head_dim % scheme->channels == 0;
+        qn_status status = QN_OK;
+        if (there && fits) {
+            status = qn_kv_books_open(c->ctx, path, scheme, h, &books, &why);
+            qn_kv_books_close(c->ctx, &books);
+        }
+        qn_free(c->ctx, path);
+        if (status == QN_E_MEMORY) {
+            return status;
+        }
+        if (there && !fits) {
+            report(s, 2, name, "its vectors have %d channels, the heads of this model %d", scheme->channels,
+                   h->head_dim);
+        } else if (status != QN_OK) {
+            report(s, 2, name, "%s", why.text);
+        } else if (there) {
+            report(s, 0, name, "codebooks of KV scheme %s, right for this model", info.name);
+        }
+    }
+    return QN_OK;
+}
+
 qn_status qn_checkpoint_verify(const qn_checkpoint *c, const qn_exec *exec, qn_finding_fn finding, void *user,
                                int64_t *errors, qn_error *error)
 {
@@ -248,7 +289,9 @@ qn_status qn_checkpoint_verify(const qn_checkpoint *c, const qn_exec *exec, qn_f
         for (int32_t i = 0; i < c->weight_count; i++) {
             report_weight(&s, &c->weights[i], &job.reports[i]);
         }
-        if (verify_packed(c, exec, &s) != QN_OK) {
+        if (verify_kv_books(c, &s) != QN_OK) {
+            status = qn_error_set(error, QN_E_MEMORY, "out of memory for verifying the codebooks of %s", c->path);
+        } else if (verify_packed(c, exec, &s) != QN_OK) {
             status = qn_error_set(error, QN_E_MEMORY, "out of memory for verifying %s", c->packed_path);
         }
         *errors = s.errors;

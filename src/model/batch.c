@@ -11,10 +11,13 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "exec/pool.h"
 #include "format/format.h"
 #include "model/batch.h"
 #include "model/device.h"
+#include "model/ready.h"
 
+#define FEW_ROWS 16    /* of a pass that reads weights faster than it computes */
 #define LOGITS_ROWS 32 /* rows of logits that are made together when they belong in different places */
 
 /* ---- making ---- */
@@ -64,11 +67,11 @@ static int allocate_input(qn_batch *b)
     }
     void *input = NULL;
     b->chains = qn_calloc(model->ctx, model->step_count + 1, sizeof *b->chains);
-    if (!b->chains || qn_host_alloc(model->ctx, (size_t)b->tokens * 2 * sizeof *b->input, &input, NULL) != QN_OK) {
+    if (!b->chains || qn_host_alloc(model->ctx, (size_t)b->tokens * 3 * sizeof *b->input, &input, NULL) != QN_OK) {
         return 0;
     }
     b->input = input;
-    b->device_input = rows_alloc(model, b->tokens, 2 * sizeof *b->input);
+    b->device_input = rows_alloc(model, b->tokens, 3 * sizeof *b->input);
     b->positions = b->device_input ? b->device_input + b->tokens : NULL;
     return b->device_input != NULL;
 }
@@ -107,7 +110,7 @@ static int allocate(qn_batch *b, int several)
     return !failed;
 }
 
-/* The stream, and what a device does besides the operators: the lookup of embeddings and the sums. */
+/* The stream, and what a device does besides the operators: the lookup of embeddings, the sums, recent rows. */
 static qn_status prepare_device(qn_batch *b, qn_error *error)
 {
     const qn_model *model = b->model;
@@ -140,7 +143,10 @@ qn_status qn_batch_make(qn_model *model, int32_t tokens, const qn_exec *exec, in
         b->exec = *exec;
         b->tokens = tokens;
         const int made = allocate(b, several);
-        const qn_status status = made && model->device ? prepare_device(b, error) : QN_OK;
+        qn_status status = QN_OK;
+        if (made) {
+            status = model->device ? prepare_device(b, error) : qn_ready_create(model, &b->ready, error);
+        }
         if (made && status == QN_OK) {
             *out = b;
             return QN_OK;
@@ -178,6 +184,7 @@ void qn_batch_destroy(qn_batch *b)
     const qn_model *model = b->model;
     const qn_ctx *ctx = model->ctx;
     qn_decode_destroy(b->decode);
+    qn_ready_destroy(ctx, b->ready);
     for (size_t i = 0; b->chains && i < model->step_count + 1; i++) {
         model->device->chains->destroy(ctx, b->chains[i]);
     }
@@ -259,9 +266,9 @@ static qn_mut_view resolve(const qn_batch *b, const qn_operand *operand, const q
     case QN_PLACE_RECENT_KEYS:
     case QN_PLACE_RECENT_VALUES: {
         const int values = operand->place == QN_PLACE_RECENT_VALUES;
-        shape.dims[batched] = s->recent_rows;
+        shape.dims[batched] = s ? s->recent_rows : shape.dims[batched];
         shape.dims[0] = batched ? rows->count : shape.dims[0];
-        data = s->recent[2 * operand->index + values];
+        data = s ? s->recent[2 * operand->index + values] : NULL; /* a step as such, in prepare_device */
         stride = shape.dims[batched + 1] * shape.dims[batched + 2] * 2;
         break;
     }
@@ -313,8 +320,7 @@ static void add_task(void *user, int64_t index, int32_t thread)
 
 static void add_rows(const qn_batch *b, const qn_step *step, const qn_row_range *rows)
 {
-    add_job job = {
-        .x = resolve(b, &step->out[0], rows), .y = resolve(b, &step->in[0], rows), .copies = step->copies};
+    add_job job = {.x = resolve(b, &step->out[0], rows), .y = resolve(b, &step->in[0], rows), .copies = step->copies};
     job.per_task = qn_max_i64(1, ADD_BYTES / (job.x.shape.dims[1] * (int64_t)sizeof(float) + 1));
     qn_parallel_for(&b->exec, qn_ceil_div(job.x.shape.dims[0], job.per_task), add_task, &job);
 }
@@ -352,8 +358,14 @@ void qn_batch_args(const qn_batch *b, const qn_step *step, const qn_row_range *r
 static qn_status run_step(qn_batch *b, const qn_step *step, const qn_row_range *rows, qn_error *error)
 {
     if (!step->plan && b->chains) {
-        const qn_chain *sum = b->chains[1 + (step - b->model->steps)];
-        return b->model->device->chains->run(sum, rows->count, b->stream, error);
+        const qn_backend_chains *chains = b->model->device->chains;
+        const qn_chain *chain = b->chains[1 + (step - b->model->steps)];
+        if (!is_recent(&step->out[0]) && !step->copies) {
+            return chains->run(chain, rows->count, b->stream, error);
+        }
+        qn_args args;
+        qn_batch_args(b, step, rows, &args);
+        return chains->keep(chain, &args, step->copies ? NULL : b->positions + rows->first, b->stream, error);
     }
     if (!step->plan && is_recent(&step->out[0])) {
         keep_recent(b, step, rows);
@@ -363,12 +375,23 @@ static qn_status run_step(qn_batch *b, const qn_step *step, const qn_row_range *
         add_rows(b, step, rows);
         return QN_OK;
     }
-    qn_args args;
-    qn_batch_args(b, step, rows, &args);
-    if (b->model->observe) {
-        QN_TRY(b->model->observe(b->model->observe_user, step, &args, error));
+    const size_t index = (size_t)(step - b->model->steps);
+    qn_status status;
+    if (b->ready && !b->model->observe && qn_ready_takes(b->ready, index, rows)) {
+        size_t bytes;
+        const void *const next = qn_ready_next(b->ready, index, &bytes);
+        if (next) {
+            qn_exec_ahead(&b->exec, rows->count <= FEW_ROWS ? next : NULL, bytes);
+        }
+        status = qn_ready_run(b, index, rows, error);
+    } else {
+        qn_args args;
+        qn_batch_args(b, step, rows, &args);
+        if (b->model->observe) {
+            QN_TRY(b->model->observe(b->model->observe_user, step, &args, error));
+        }
+        status = qn_run(step->plan, &args, b->workspace, b->workspace_bytes, &b->exec, error);
     }
-    const qn_status status = qn_run(step->plan, &args, b->workspace, b->workspace_bytes, &b->exec, error);
     if (status != QN_OK) {
         return qn_error_prefix(error, status, "layer %d, %s %s", step->layer, qn_op_get_info(step->op)->name,
                                step->label);
@@ -389,14 +412,18 @@ void qn_batch_chain_step(const qn_batch *b, const qn_step *step, const qn_sessio
 {
     const qn_row_range row = {.count = 1, .session = session, .logits = b->logits};
     memset(out, 0, sizeof *out);
-    out->kind = step->plan ? QN_CHAIN_OPERATOR : QN_CHAIN_ADD;
+    out->kind = step->plan                 ? QN_CHAIN_OPERATOR
+                : is_recent(&step->out[0]) ? QN_CHAIN_KEEP
+                : step->copies             ? QN_CHAIN_COPY
+                                           : QN_CHAIN_ADD;
     out->desc = step->plan ? qn_plan_desc(step->plan) : NULL;
     qn_batch_args(b, step, &row, &out->args);
     out->cached_in = bits_of(step->in, QN_MAX_IN, QN_PLACE_KEYS, QN_PLACE_VALUES);
     out->cached_out = bits_of(step->out, QN_MAX_OUT, QN_PLACE_NEW_KEYS, QN_PLACE_NEW_VALUES);
     for (int j = 0; j < QN_MAX_IN; j++) {
         if (out->cached_in >> j & 1) {
-            out->args.in[j].shape.dims[0] = session->capacity;
+            qn_shape *rows = &out->args.in[j].shape;
+            rows->dims[rows->ndim == 4] = session->capacity;
         }
     }
 }
@@ -454,7 +481,7 @@ static qn_status run_body(qn_batch *b, qn_error *error)
 {
     const qn_row_range all = {.count = b->rows, .session = b->segment_count == 1 ? b->segments[0].session : NULL};
     if (b->model->device) {
-        const size_t bytes = (size_t)b->tokens * 2 * sizeof *b->input;
+        const size_t bytes = (size_t)b->tokens * 3 * sizeof *b->input;
         QN_TRY(qn_device_copy_in(b->model->ctx, b->device_input, b->input, bytes, b->stream, error));
         QN_TRY(b->model->device->chains->run(b->chains[0], b->rows, b->stream, error));
     }
@@ -536,8 +563,8 @@ static int32_t add_tokens(qn_batch *b, const qn_batch_item *item, int32_t done)
     for (int32_t i = 0; i < n; i++, b->rows++) {
         b->input[b->rows] = item->ids[done + i];
         b->input[b->tokens + b->rows] = item->session->length + i;
+        b->input[2 * b->tokens + b->rows] = item->session->length + i + 1;
         if (!model->device) {
-            b->positions[b->tokens + b->rows] = item->session->length + i + 1;
             char *row = b->registers[model->reg_stream] + (size_t)b->rows * row_bytes;
             qn_weight_decode_row(model->embedding, item->ids[done + i], (float *)(void *)row);
         }
@@ -551,10 +578,14 @@ static int32_t add_tokens(qn_batch *b, const qn_batch_item *item, int32_t done)
 
 static qn_status run_pass(qn_batch *b, qn_error *error)
 {
+    if (b->ready) {
+        qn_ready_begin(b->ready);
+    }
     qn_status status = run_body(b, error);
     if (status == QN_OK) {
         status = run_output(b, error);
     }
+    qn_exec_ahead(&b->exec, NULL, 0);
     if (b->stream) { /* the input is written again, and the logits are read */
         qn_error ignored;
         const qn_status synced = qn_stream_sync(b->model->ctx, b->stream, status == QN_OK ? error : &ignored);
@@ -572,10 +603,11 @@ static qn_status run_decode(qn_batch *b, qn_error *error)
 
 qn_status qn_batch_run(qn_batch *b, const qn_batch_item *items, int32_t count, qn_error *error)
 {
-    for (int32_t i = 0; i < count; i++) {
-        items[i].session->before = items[i].session->length;
-    }
     qn_status status = QN_OK;
+    for (int32_t i = 0; i < count; i++) {
+        const qn_status begun = qn_session_begin(items[i].session, items[i].count, b->stream, error);
+        status = status == QN_OK ? begun : status;
+    }
     for (int32_t i = 0, done = 0; status == QN_OK && i < count;) {
         b->rows = b->segment_count = b->wanted_count = 0;
         while (i < count && b->rows < b->tokens) {
@@ -597,10 +629,11 @@ qn_status qn_batch_run(qn_batch *b, const qn_batch_item *items, int32_t count, q
         }
     }
     for (int32_t i = 0; i < count; i++) {
-        if (status != QN_OK) {
-            items[i].session->length = items[i].session->before;
+        qn_error ignored;
+        const qn_status ended = qn_session_end(items[i].session, status != QN_OK, b->stream, &ignored);
+        if (ended != QN_OK && status == QN_OK) {
+            status = qn_error_set(error, ended, "%s", ignored.text);
         }
-        items[i].session->before = -1;
     }
     return status;
 }

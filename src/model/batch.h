@@ -17,6 +17,8 @@ typedef struct qn_wanted_row {
     float *logits;
 } qn_wanted_row;
 
+typedef struct qn_ready qn_ready; /* ready.h */
+
 /* Registers, new keys and values, logits and workspace lie where the model's operands do: in the device's memory when
  * it runs there. */
 struct qn_batch {
@@ -24,8 +26,8 @@ struct qn_batch {
     qn_exec exec;
     int32_t tokens;     /* most rows of a pass */
     char **registers;   /* [register_count] -> [tokens, row_bytes] */
-    int32_t *input;     /* [2, tokens]: ids, then positions; page-locked for a device */
-    int32_t *positions; /* the positions where operators read them; on the host lengths[tokens] follow */
+    int32_t *input;     /* [3, tokens]: ids, positions, keys each token sees; page-locked for a device */
+    int32_t *positions; /* the positions where operators read them; the numbers of keys follow */
     char *new_keys,
         *new_values;       /* [tokens] rows of kv_row_bytes on their way to several caches; NULL: one sequence only */
     float *logits;         /* [LOGITS_ROWS, vocab] on their way to where they are asked for; NULL: none are */
@@ -34,11 +36,12 @@ struct qn_batch {
     int32_t segment_count, wanted_count, rows; /* of the pass */
     void *workspace;
     size_t workspace_bytes;
+    qn_ready *ready; /* NULL for a model on a device */
 
     /* Of a model on a device; else NULL. */
     void *stream;           /* all of the batch's work */
     int32_t *device_input;  /* input's copy */
-    qn_chain **chains;      /* [1 + step_count]: the lookup of embeddings, then the steps that are sums */
+    qn_chain **chains;      /* [1 + step_count]: the lookup of embeddings, then the steps that are no operators */
     qn_decode_pass *decode; /* one sequence, one token: see decode.c */
 };
 

@@ -653,8 +653,6 @@ qn_status qn_build_silu_mul(qn_model *model, int32_t layer, int32_t in, int32_t 
 qn_status qn_build_copy(qn_model *model, int32_t layer, int32_t in, int64_t column, int32_t out, int64_t to_column,
                         int to_values, int64_t width, qn_error *error)
 {
-    QN_FAIL_IF(model->device != NULL, error, QN_E_UNSUPPORTED,
-               "layer %d: fused projections run on the CPU only", layer);
     qn_step *step = add_step(model, layer, QN_OP_NONE, "");
     if (!step) {
         return out_of_memory(error);

@@ -10,10 +10,11 @@
 #include "model/batch.h"
 #include "model/device.h"
 
-/* One entry of the pass: a chain, or a step by itself. */
+/* One entry of the pass: a chain, or a step by itself with its operands. */
 typedef struct entry {
     qn_chain *chain;
     const qn_step *step;
+    qn_args args;
 } entry;
 
 struct qn_decode_pass {
@@ -21,11 +22,20 @@ struct qn_decode_pass {
     entry *entries;
     size_t count;
     void *graph;
-    int32_t *input; /* [2], page-locked: id, position */
+    int32_t *input; /* [INPUTS], page-locked: id, position, keys it sees */
     float *logits;  /* [vocab], page-locked */
     size_t logits_bytes;
     int32_t *device_input;
 };
+
+enum { INPUTS = 3 };
+
+/* Whether a step may be launched as it is for every position: what it reads and writes must not depend on the
+ * position but through the device's memory. */
+static int same_everywhere(const qn_step *step, const qn_chain_step *s)
+{
+    return !s->cached_out && (!s->cached_in || step->op == QN_OP_VQ_ATTENTION);
+}
 
 static qn_status out_of_memory(qn_error *error)
 {
@@ -44,8 +54,9 @@ static qn_status make_entries(qn_decode_pass *d, const qn_chain_step *steps, siz
                                              &e->chain, &taken, error));
         if (!taken) {
             e->step = &model->steps[i - 1];
+            e->args = steps[i].args;
             taken = 1;
-            *possible = e->step->op != QN_OP_ROPE && !steps[i].cached_in && !steps[i].cached_out;
+            *possible = same_everywhere(e->step, &steps[i]);
             if (!*possible) {
                 qn_log(model->ctx, QN_LOG_INFO, "decoding goes step by step: layer %d, %s has no kernel for a graph",
                        e->step->layer, qn_op_get_info(e->step->op)->name);
@@ -62,17 +73,14 @@ static qn_status enqueue(const qn_decode_pass *d, qn_error *error)
 {
     qn_batch *b = d->batch;
     const qn_model *model = b->model;
-    const qn_row_range row = {.count = 1, .logits = b->logits};
-    QN_TRY(qn_device_copy_in(model->ctx, d->device_input, d->input, 2 * sizeof *d->input, b->stream, error));
+    QN_TRY(qn_device_copy_in(model->ctx, d->device_input, d->input, INPUTS * sizeof *d->input, b->stream, error));
     for (size_t i = 0; i < d->count; i++) {
         const entry *e = &d->entries[i];
         if (e->chain) {
             QN_TRY(model->device->chains->run(e->chain, 1, b->stream, error));
             continue;
         }
-        qn_args args;
-        qn_batch_args(b, e->step, &row, &args);
-        QN_TRY(qn_run(e->step->plan, &args, b->workspace, b->workspace_bytes, &b->exec, error));
+        QN_TRY(qn_run(e->step->plan, &e->args, b->workspace, b->workspace_bytes, &b->exec, error));
     }
     return qn_device_copy_out(model->ctx, d->logits, b->logits, d->logits_bytes, b->stream, error);
 }
@@ -95,11 +103,11 @@ static qn_status prepare(qn_decode_pass *d, const qn_session *session, int *poss
     const qn_batch *b = d->batch;
     const qn_model *model = b->model;
     void *input = NULL, *logits = NULL, *device_input = NULL;
-    QN_TRY(qn_host_alloc(model->ctx, 2 * sizeof *d->input, &input, error));
+    QN_TRY(qn_host_alloc(model->ctx, INPUTS * sizeof *d->input, &input, error));
     d->input = input;
     QN_TRY(qn_host_alloc(model->ctx, d->logits_bytes, &logits, error));
     d->logits = logits;
-    QN_TRY(qn_device_alloc(model->ctx, 2 * sizeof *d->input, &device_input, error));
+    QN_TRY(qn_device_alloc(model->ctx, INPUTS * sizeof *d->input, &device_input, error));
     d->device_input = device_input;
     qn_chain_step *steps = qn_calloc(model->ctx, model->step_count + 1, sizeof *steps);
     d->entries = qn_calloc(model->ctx, model->step_count + 1, sizeof *d->entries);
@@ -111,6 +119,12 @@ static qn_status prepare(qn_decode_pass *d, const qn_session *session, int *poss
     steps[0].args.in[1].data = d->device_input;
     for (size_t i = 0; i < model->step_count; i++) {
         qn_batch_chain_step(b, &model->steps[i], session, &steps[1 + i]);
+        for (int j = 0; j < QN_MAX_IN; j++) {
+            const qn_place place = model->steps[i].in[j].place;
+            if (place == QN_PLACE_POSITIONS || place == QN_PLACE_LENGTHS) {
+                steps[1 + i].args.in[j].data = d->device_input + (place == QN_PLACE_POSITIONS ? 1 : 2);
+            }
+        }
     }
     const qn_status status = make_entries(d, steps, model->step_count + 1, possible, error);
     qn_free(model->ctx, steps);
@@ -171,6 +185,7 @@ qn_status qn_decode_run(qn_decode_pass *d, int32_t id, int32_t position, float *
     const qn_batch *b = d->batch;
     d->input[0] = id;
     d->input[1] = position;
+    d->input[2] = position + 1;
     QN_TRY(qn_graph_launch(b->model->ctx, d->graph, b->stream, error));
     QN_TRY(qn_stream_sync(b->model->ctx, b->stream, error));
     if (logits) {

@@ -100,8 +100,15 @@ static qn_status build_qkv(qn_model *model, const qn_hparams *h, const llama_reg
     QN_TRY(qn_build_linear(model, l, r->normed, r->query_key, 0, 0, name_of(&n, l, "self_attn.q_proj"), error));
     QN_TRY(qn_build_linear(model, l, r->normed, r->query_key, q, 0, name_of(&n, l, "self_attn.k_proj"), error));
     const char *const values = name_of(&n, l, "self_attn.v_proj");
-    return lossy ? qn_build_linear(model, l, r->normed, r->query_key, q + kv, 0, values, error)
-                 : qn_build_linear(model, l, r->normed, 0, 0, 1, values, error);
+    if (lossy) {
+        return qn_build_linear(model, l, r->normed, r->query_key, q + kv, 0, values, error);
+    }
+    if (model->device && qn_checkpoint_find(model->checkpoint, values)->scheme->mm == QN_OP_VQ_MM) {
+        /* such a product cannot write where the device's position says; a copy can */
+        QN_TRY(qn_build_linear(model, l, r->normed, r->attended, 0, 0, values, error));
+        return qn_build_copy(model, l, r->attended, 0, 0, 0, 1, kv, error);
+    }
+    return qn_build_linear(model, l, r->normed, 0, 0, 1, values, error);
 }
 
 static qn_status build_gate_up(qn_model *model, const qn_hparams *h, const llama_registers *r, int32_t l,

@@ -5,7 +5,7 @@
  * of its family through the builder (build.h); fuse.c replaces neighbouring
  * steps by fused operators, narrow.c lets linear layers read BF16; pack.c makes
  * the weights ready; kv.c knows how keys and values are kept; session.c owns KV
- * caches, batch.c runs the list. */
+ * caches, batch.c runs the list, on operands that ready.c keeps for many tokens. */
 #ifndef QN_MODEL_MODEL_H
 #define QN_MODEL_MODEL_H
 

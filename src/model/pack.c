@@ -272,6 +272,7 @@ static qn_status prepare(pack_work *work, qn_error *error)
     if (total && !memory) {
         return out_of_memory(error);
     }
+    qn_want_large_pages(memory, total);
     for (int32_t i = 0; i < work->count; i++) {
         weight_job *job = &work->jobs[i];
         if (job->blob_bytes) {

@@ -15,21 +15,85 @@ void qn_session_options_init(qn_session_options *options)
     options->size = sizeof *options;
 }
 
-/* Recent keys and values, for a window and the tokens of a pass. */
+/* Most rows before a position that its window reads. */
+enum { KEPT_ROWS = QN_KV_WINDOW + QN_WINDOW_BLOCK };
+
+static size_t recent_row_bytes(const qn_session *s)
+{
+    const qn_hparams *h = qn_checkpoint_hparams(s->model->checkpoint);
+    return (size_t)h->kv_heads * (size_t)h->head_dim * 2;
+}
+
+/* Recent keys and values, for a window and the tokens of a pass, and room to put a window aside. */
 static int allocate_recent(qn_session *s, int32_t tokens)
 {
     const qn_hparams *h = qn_checkpoint_hparams(s->model->checkpoint);
     const qn_ctx *ctx = s->model->ctx;
-    size_t bytes;
+    const size_t count = 2 * (size_t)h->layers;
+    size_t rows, bytes;
     s->recent_rows = QN_KV_WINDOW + QN_WINDOW_BLOCK + tokens;
-    int failed = qn_mul_size((size_t)h->kv_heads * (size_t)h->head_dim * 2, (size_t)s->recent_rows, &bytes);
-    s->recent = failed ? NULL : qn_calloc(ctx, 2 * (size_t)h->layers, sizeof *s->recent);
-    failed = !s->recent;
-    for (int32_t i = 0; i < 2 * h->layers && !failed; i++) {
-        s->recent[i] = qn_calloc(ctx, 1, bytes);
-        failed = !s->recent[i];
+    if (qn_mul_size(recent_row_bytes(s), (size_t)s->recent_rows + KEPT_ROWS, &rows) ||
+        qn_mul_size(rows, count, &bytes)) {
+        return 1;
     }
-    return failed;
+    if (s->model->device) {
+        void *memory = NULL;
+        s->recent_memory = qn_device_alloc(s->model->ctx, bytes, &memory, NULL) == QN_OK ? memory : NULL;
+    } else {
+        s->recent_memory = qn_calloc(ctx, 1, bytes);
+    }
+    s->recent = s->recent_memory ? qn_calloc(ctx, count, sizeof *s->recent) : NULL;
+    for (size_t i = 0; s->recent && i < count; i++) {
+        s->recent[i] = s->recent_memory + i * rows;
+    }
+    return !s->recent;
+}
+
+/* The rows that the next token's window reads, between the ring and where they are put aside behind it. */
+static qn_status move_window(const qn_session *s, int32_t length, int aside, void *stream, qn_error *error)
+{
+    const size_t row = recent_row_bytes(s);
+    const int32_t layers = qn_checkpoint_hparams(s->model->checkpoint)->layers;
+    for (int64_t at = qn_window_first((int64_t)length + 1, QN_KV_WINDOW), done = 0; at < length;) {
+        const int64_t first = at % s->recent_rows, count = qn_min_i64(length - at, s->recent_rows - first);
+        for (int32_t i = 0; i < 2 * layers; i++) {
+            char *const ring = s->recent[i] + (size_t)first * row;
+            char *const kept = s->recent[i] + ((size_t)s->recent_rows + (size_t)done) * row;
+            char *const to = aside ? kept : ring, *const from = aside ? ring : kept;
+            if (s->model->device) {
+                QN_TRY(qn_device_copy(s->model->ctx, to, from, (size_t)count * row, stream, error));
+            } else {
+                memcpy(to, from, (size_t)count * row);
+            }
+        }
+        at += count;
+        done += count;
+    }
+    return QN_OK;
+}
+
+qn_status qn_session_begin(qn_session *s, int32_t tokens, void *stream, qn_error *error)
+{
+    s->before = s->length;
+    s->aside =
+        s->recent && tokens > qn_session_room(s) && s->intact <= qn_window_first((int64_t)s->length + 1, QN_KV_WINDOW);
+    const qn_status status = s->aside ? move_window(s, s->length, 1, stream, error) : QN_OK;
+    s->aside = s->aside && status == QN_OK;
+    return status;
+}
+
+qn_status qn_session_end(qn_session *s, int failed, void *stream, qn_error *error)
+{
+    qn_status status = QN_OK;
+    if (failed) {
+        s->length = s->before;
+        if (s->aside) {
+            status = move_window(s, s->length, 0, stream, error);
+            s->intact = (int32_t)qn_window_first((int64_t)s->length + 1, QN_KV_WINDOW);
+        }
+    }
+    s->before = -1;
+    return status;
 }
 
 static qn_status allocate(qn_session *s, int32_t tokens, qn_error *error)
@@ -121,8 +185,10 @@ void qn_session_destroy(qn_session *s)
     }
     qn_free(ctx, s->keys);
     qn_free(ctx, s->values);
-    for (int32_t i = 0; s->recent && i < 2 * layers; i++) {
-        qn_free(ctx, s->recent[i]);
+    if (s->model->device) {
+        qn_device_free(s->model->ctx, s->recent_memory);
+    } else {
+        qn_free(ctx, s->recent_memory);
     }
     qn_free(ctx, s->recent);
     qn_device_free(s->model->ctx, s->device_memory);

@@ -158,6 +158,7 @@ static qn_status measure_memory(qn_meter *meter, int copy, qn_isa isa, double *v
     if (!meter->buffer) {
         meter->buffer = qn_alloc(meter->ctx, meter->bytes);
         QN_FAIL_IF(!meter->buffer, error, QN_E_MEMORY, "out of memory for a ceiling (%zu bytes)", meter->bytes);
+        qn_want_large_pages(meter->buffer, meter->bytes);
         memset(meter->buffer, 1, meter->bytes);
     }
     job j = {.buffer = meter->buffer, .bytes = meter->bytes};

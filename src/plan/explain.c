@@ -34,12 +34,16 @@ static void add_candidates(qn_text *text, const qn_ctx *ctx, const qn_op_desc *d
     }
 }
 
-static void add_kernel(qn_text *text, const qn_kernel *kernel, const qn_op_desc *desc, const qn_sizes *sizes)
+static void add_kernel(qn_text *text, const qn_ctx *ctx, const qn_kernel *kernel, const qn_op_desc *desc,
+                       const qn_sizes *sizes)
 {
     qn_text_add(text, "chosen: %s\n", kernel->name);
     qn_text_add(text, "status: %s\n", kernel->status);
     if (kernel->mr > 0) {
         qn_text_add(text, "tile: %d rows x %d columns in registers\n", kernel->mr, kernel->nr);
+    }
+    if (kernel->describe) {
+        kernel->describe(kernel, ctx, desc, sizes, text);
     }
     if (kernel->pack_bytes) {
         qn_text_add(text, "packing: layout %u, %zu bytes; a run without packed weights packs them again\n",
@@ -94,7 +98,7 @@ static size_t explain(const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes 
     add_case(&text, desc);
     add_candidates(&text, ctx, desc, options, chosen);
     if (chosen) {
-        add_kernel(&text, chosen, desc, sizes);
+        add_kernel(&text, ctx, chosen, desc, sizes);
     }
     add_generated(&text, ctx, desc, sizes, options, chosen);
     return text.length;

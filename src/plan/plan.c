@@ -406,42 +406,59 @@ static int has_elements(const qn_shape out[QN_MAX_OUT])
     return 0;
 }
 
-qn_status qn_run(const qn_plan *plan, const qn_args *args, void *workspace, size_t workspace_bytes, const qn_exec *exec,
-                 qn_error *error)
+qn_status qn_plan_check_run(const qn_plan *plan, const qn_args *args, const void *workspace, size_t workspace_bytes,
+                            const qn_exec *exec, qn_checked *out, qn_error *error)
 {
-    QN_FAIL_IF(!plan || !args, error, QN_E_ARGUMENT, "qn_run: %s is NULL", plan ? "args" : "plan");
-    qn_op_desc desc;
-    qn_shape out[QN_MAX_OUT];
-    qn_sizes sizes;
+    qn_shape shapes[QN_MAX_OUT];
     if (args->packed) {
         QN_TRY(qn_plan_check_blob(plan, args->packed, error));
     }
-    QN_TRY(run_shapes(plan, args, &desc, out, &sizes, error));
-    QN_TRY(check_operands(&desc, out, args, error));
+    QN_TRY(run_shapes(plan, args, &out->desc, shapes, &out->sizes, error));
+    QN_TRY(check_operands(&out->desc, shapes, args, error));
     if (!plan->backend->device) {
-        QN_TRY(qn_op_args_check(&desc, args, error));
+        QN_TRY(qn_op_args_check(&out->desc, args, error));
     }
-    if (sizes.m == 0 && !has_elements(out)) {
+    out->empty = out->sizes.m == 0 && !has_elements(shapes);
+    if (out->empty) {
         return QN_OK;
     }
     const qn_kernel *kernel = plan->kernel;
-    const size_t need = workspace_for(kernel, &desc, sizes.m, qn_exec_threads(exec));
+    const size_t need = workspace_for(kernel, &out->desc, out->sizes.m, qn_exec_threads(exec));
     QN_FAIL_IF(need && (!workspace || workspace_bytes < need), error, QN_E_WORKSPACE,
                "the workspace has %zu bytes, %s needs %zu", workspace ? workspace_bytes : 0, kernel->name, need);
     QN_FAIL_IF(need && (uintptr_t)workspace % QN_ALIGN != 0, error, QN_E_ALIGNMENT,
                "the workspace is not aligned to %d bytes", QN_ALIGN);
-    const qn_run_call call = {.desc = &desc,
-                              .sizes = sizes,
+    return QN_OK;
+}
+
+qn_status qn_plan_run_checked(const qn_plan *plan, const qn_checked *checked, const qn_args *args, void *workspace,
+                              const qn_exec *exec, qn_error *error)
+{
+    const qn_kernel *kernel = plan->kernel;
+    const qn_run_call call = {.desc = &checked->desc,
+                              .sizes = checked->sizes,
                               .args = args,
                               .packed = args->packed ? (const char *)args->packed + sizeof(qn_blob_header) : NULL,
                               .workspace = workspace,
                               .exec = exec,
                               .state = plan->state};
+    if (checked->empty) {
+        return QN_OK;
+    }
     if (kernel->launch) {
         return kernel->launch(kernel, &call, error);
     }
     kernel->run(kernel, &call);
     return QN_OK;
+}
+
+qn_status qn_run(const qn_plan *plan, const qn_args *args, void *workspace, size_t workspace_bytes, const qn_exec *exec,
+                 qn_error *error)
+{
+    QN_FAIL_IF(!plan || !args, error, QN_E_ARGUMENT, "qn_run: %s is NULL", plan ? "args" : "plan");
+    qn_checked checked;
+    QN_TRY(qn_plan_check_run(plan, args, workspace, workspace_bytes, exec, &checked, error));
+    return qn_plan_run_checked(plan, &checked, args, workspace, exec, error);
 }
 
 /* ---- judging ---- */

@@ -52,6 +52,19 @@ typedef struct qn_blob_header {
 /* Whether the plan can run on a blob of at least its header's bytes. QN_E_ALIGNMENT, QN_E_PACKED. */
 qn_status qn_plan_check_blob(const qn_plan *plan, const void *blob, qn_error *error);
 
+/* What a run finds out about its arguments. Good for all of the same plan that differ in addresses alone. */
+typedef struct qn_checked {
+    qn_op_desc desc; /* with the shapes of the run */
+    qn_sizes sizes;
+    int32_t empty;   /* there is nothing to compute */
+} qn_checked;
+
+/* The two halves of qn_run: a caller who runs a plan again and again on operands of its own checks them once. */
+qn_status qn_plan_check_run(const qn_plan *plan, const qn_args *args, const void *workspace, size_t workspace_bytes,
+                            const qn_exec *exec, qn_checked *out, qn_error *error);
+qn_status qn_plan_run_checked(const qn_plan *plan, const qn_checked *checked, const qn_args *args, void *workspace,
+                              const qn_exec *exec, qn_error *error);
+
 #define QN_BLOB_MAGIC UINT64_C(0x314b434150564e51)
 #define QN_BLOB_VERSION 1u
 

@@ -330,6 +330,32 @@ static int set_kv(json_t *config, const char *kv)
     return !entry || json_object_set_new(config, "quern_kv_cache", entry);
 }
 
+/* Every quantised module, where the scheme's config describes them one by one; 1: out of memory. */
+static int add_modules(const qn_checkpoint *checkpoint, const qn_outputs *outputs, json_t *quantization)
+{
+    int failed = 0;
+    for (int32_t i = 0; i < outputs->count && !failed && quantization; i++) {
+        const qn_output *o = &outputs->list[i];
+        const char *dot = strrchr(o->name, '.');
+        if (!o->linear || !dot) {
+            continue;
+        }
+        const size_t length = (size_t)(dot - o->name);
+        char *module = qn_alloc(outputs->ctx, length + sizeof ".bias");
+        if (module) {
+            memcpy(module, o->name, length);
+            memcpy(module + length, ".bias", sizeof ".bias");
+            const int bias = qn_checkpoint_find(checkpoint, module) != NULL;
+            module[length] = 0;
+            failed =
+                qn_quant_config_add_module(quantization, outputs->scheme, module, o->encoder.n, o->encoder.k, bias);
+        }
+        failed = failed || !module;
+        qn_free(outputs->ctx, module);
+    }
+    return failed;
+}
+
 qn_status qn_folder_write_config(const qn_checkpoint *checkpoint, const qn_outputs *outputs, const char *kv,
                                  const char *folder, qn_error *error)
 {
@@ -349,8 +375,8 @@ qn_status qn_folder_write_config(const qn_checkpoint *checkpoint, const qn_outpu
     json_t *config = json_deep_copy(qn_checkpoint_config(checkpoint));
     json_t *quantization = qn_quant_config_make(outputs->scheme, head, (const char *const *)ignore, ignored, &status);
     if (status == QN_OK) {
-        int failed = !config;
-        if (config) {
+        int failed = !config || add_modules(checkpoint, outputs, quantization);
+        if (!failed) {
             json_object_del(config, "quantization_config");
             json_object_del(config, "quip_params");
             json_object_del(config, "dtype");

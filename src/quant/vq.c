@@ -10,6 +10,7 @@
 #include "format/format.h"
 #include "quant/encode.h"
 #include "quant/kmeans.h"
+#include "quant/vq_columns.h"
 #include "quant/vq_fit.h"
 #include "quant/vq_lattice.h"
 
@@ -32,7 +33,14 @@ static const effort efforts[] = {{1024, 15, 8, 2, 3}, {16384, 6, 4, 1, 2}, {6553
 
 qn_status qn_vq_shapes(const qn_scheme *s, int64_t n, int64_t k, qn_shape shapes[QN_VQ_PARTS], qn_error *error)
 {
-    const int64_t entries = INT64_C(1) << s->vq.bits;
+    const int64_t entries = INT64_C(1) << s->vq.bits, v = s->vq.vector;
+    if (s->vq.format == QN_VQ_VPTQ) { /* vectors along n, the last ones padded */
+        const int64_t words = qn_ceil_div(k * s->vq.books * s->vq.bits, 32);
+        shapes[0] = qn_shape_make(QN_I32, 3, 1, qn_ceil_div(n, v), words, 1);
+        shapes[1] = shapes[2] = qn_shape_make(QN_F16, 2, 1, entries * v, 1, 1);
+        shapes[3] = shapes[4] = qn_shape_make(QN_F16, 1, k, 1, 1, 1);
+        return QN_OK;
+    }
     QN_FAIL_IF(k % s->vq.vector, error, QN_E_SHAPE, "%s cuts rows into vectors of %d, but they have %lld elements",
                s->name, s->vq.vector, (long long)k);
     if (s->vq.format == QN_VQ_GPTVQ) {
@@ -389,6 +397,9 @@ qn_status qn_vq_quantise(qn_ctx *ctx, const qn_scheme *scheme, const float *w, i
                          const float *squares, const qn_exec *exec, void *const parts[QN_VQ_PARTS], double *rms,
                          qn_error *error)
 {
+    if (scheme->vq.format == QN_VQ_VPTQ) {
+        return qn_vq_columns_quantise(ctx, qn_cpu_fit(ctx), scheme, w, n, k, squares, exec, parts, rms, error);
+    }
     const int32_t tile = scheme->vq.tile;
     const int lattice = scheme->vq.format == QN_VQ_QUIP_E8P;
     qn_vq_space space = {.ctx = ctx};

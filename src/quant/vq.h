@@ -9,6 +9,8 @@
  *
  * quip_e8p has a lattice for a book: no start and no refit but of one scale, all in the space of vq_lattice.h.
  *
+ * vptq has vectors along the outputs and a fit of its own: vq_columns.h.
+ *
  * Without the inputs' X^T X: the start, and the nearest sums of vectors. */
 #ifndef QN_QUANT_VQ_H
 #define QN_QUANT_VQ_H

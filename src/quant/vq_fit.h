@@ -70,6 +70,14 @@ static inline int64_t qn_vq_cell_floats(const qn_vq_fit *f)
  * they are. *loss (may be NULL): L afterwards. QN_E_MEMORY. */
 qn_status qn_vq_pass(qn_vq_fit *f, int feedback, double *loss, qn_error *error);
 
+/* A square form of tables' elements: out[size] becomes half its gradient where the table is (table NULL), the form
+ * times the table, or its diagonal (diagonal 1, table NULL). */
+typedef void (*qn_vq_gather_fn)(void *user, const float *table, int diagonal, float *out);
+
+/* Move table[size] to lessen the form, at most that many steps of conjugate gradients with its diagonal as
+ * preconditioner; elements without one stay. work: 5 * size floats. */
+void qn_vq_solve(qn_vq_gather_fn sums, void *user, int steps, float *table, int64_t size, float *work);
+
 /* Multiply all scales by what lessens L most with the codes as they are, and set q. QN_E_MEMORY. */
 qn_status qn_vq_rescale(qn_vq_fit *f, qn_error *error);
 

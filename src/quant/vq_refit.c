@@ -89,9 +89,10 @@ static void chunk_task(void *user, int64_t chunk, int32_t thread)
     }
 }
 
-/* out: the sums over all rows, for every cell. */
-static void gather(refit *x, const float *table, int diagonal, float *out)
+/* qn_vq_gather_fn: the sums over all rows, for every cell. */
+static void gather(void *user, const float *table, int diagonal, float *out)
 {
+    refit *x = user;
     const qn_vq_fit *f = x->fit;
     const int64_t line = f->across * qn_vq_cell_floats(f), chunks = qn_ceil_div(f->n, QN_VQ_CHUNK);
     x->table = table;
@@ -116,13 +117,12 @@ static double dot(const float *a, const float *b, int64_t n)
 }
 
 /* size floats each: left (minus the gradient's half), scaled (by the diagonal), direction, image, diagonal. */
-static void descend(refit *x, int steps, float *work, int64_t size)
+void qn_vq_solve(qn_vq_gather_fn sums, void *user, int steps, float *table, int64_t size, float *work)
 {
-    qn_vq_fit *f = x->fit;
     float *left = work, *scaled = work + size, *way = work + 2 * size, *image = work + 3 * size;
     float *diagonal = work + 4 * size;
-    gather(x, NULL, 0, left);
-    gather(x, NULL, 1, diagonal);
+    sums(user, NULL, 0, left);
+    sums(user, NULL, 1, diagonal);
     for (int64_t i = 0; i < size; i++) {
         left[i] = diagonal[i] > 0 ? -left[i] : 0;
         diagonal[i] = diagonal[i] > 0 ? 1 / diagonal[i] : 0; /* nobody's entries stay */
@@ -131,14 +131,14 @@ static void descend(refit *x, int steps, float *work, int64_t size)
     double force = dot(left, scaled, size);
     const double enough = 1e-6 * force;
     for (int s = 0; s < steps && force > enough; s++) {
-        gather(x, way, 0, image);
+        sums(user, way, 0, image);
         const double curve = dot(way, image, size);
         if (!(curve > 0)) {
             break;
         }
         const float length = (float)(force / curve);
         for (int64_t i = 0; i < size; i++) {
-            f->table[i] += length * way[i];
+            table[i] += length * way[i];
             left[i] -= length * image[i];
             scaled[i] = left[i] * diagonal[i];
         }
@@ -162,7 +162,7 @@ qn_status qn_vq_refit(qn_vq_fit *f, int steps, qn_error *error)
     float *work = qn_calloc(f->ctx, 5 * (size_t)size + 1, sizeof *work);
     const int failed = !x.partial || !x.scratch || !work;
     if (!failed) {
-        descend(&x, steps, work, size);
+        qn_vq_solve(gather, &x, steps, f->table, size, work);
         qn_vq_decode(f);
     }
     qn_free(f->ctx, work);
@@ -176,8 +176,8 @@ qn_status qn_vq_refit(qn_vq_fit *f, int steps, qn_error *error)
 
 typedef struct rescale {
     const qn_vq_fit *fit;
-    float *scratch;      /* BAND * stride floats a thread */
-    double *both, *own;  /* <w, q>_h and <q, q>_h of a band */
+    float *scratch;     /* BAND * stride floats a thread */
+    double *both, *own; /* <w, q>_h and <q, q>_h of a band */
 } rescale;
 
 static void rescale_task(void *user, int64_t band, int32_t thread)

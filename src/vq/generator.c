@@ -15,10 +15,17 @@
 enum {
     TOKENS = 8,           /* columns of a matrix instruction */
     MOST_TOKENS = 64,     /* rows of x that share a decoded vector */
+    WIDE_FROM = 32,       /* and more than so many do on warpgroups */
     BLOCK_ROWS = 256,     /* rows of w a block keeps sums of */
-    SUMS_GROUPS = 64,     /* vectors of x whose products a block keeps */
+    SUMS_CODES = 128,     /* codes along K whose tables a block keeps */
+    SUMS_CLUSTER = 8,     /* blocks that take slabs of so many in turn */
     REGISTER_ENTRIES = 32 /* one a lane */
 };
+
+/* Microseconds of making tables once, and of adding parts in a launch of its own; share of a launch: one is enough. */
+#define SUMS_ROUND 2.2
+#define SUMS_ADDED 2.5
+#define SUMS_LAUNCH 0.68
 
 static double max2(double a, double b)
 {
@@ -135,7 +142,10 @@ static void place_entries(const qn_vq_problem *p, const qn_vq_device *d, qn_vq_c
             c->copies *= 2;
         }
     }
-    if (c->level >= QN_VQ_LEVEL_O2 && share < 1.0 && p->entries > REGISTER_ENTRIES) {
+    /* A shuffle a lookup: the highest rung keeps registers only where they serve many. */
+    const double served_by_registers = served(p, REGISTER_ENTRIES, p->entries);
+    if (c->level >= QN_VQ_LEVEL_O2 && share < 1.0 && p->entries > REGISTER_ENTRIES &&
+        (d->cpu || c->level < QN_VQ_LEVEL_O4 || served_by_registers > 0.1)) {
         c->register_entries = REGISTER_ENTRIES;
     }
     c->global_entries = p->entries - c->shared_entries;
@@ -190,9 +200,15 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
 {
     qn_vq_choice c = {.level = level, .form = form, .copies = 1, .split = 1, .conflicts = 1.0};
     const double weights = weights_of(p), rows = rows_of(p), vectors = weights / p->vector;
-    const double tokens = form == QN_VQ_FORM_TENSOR ? (rows > TOKENS ? MOST_TOKENS : TOKENS)
-                          : form == QN_VQ_FORM_SUMS ? 1.0
-                                                    : 4.0;
+    /* many rows on warpgroups, where nothing less is asked for */
+    const int wide = form == QN_VQ_FORM_TENSOR && p->use == QN_VQ_USE_MM && p->level == QN_VQ_LEVEL_AUTO &&
+                     level == QN_VQ_LEVEL_O4 && rows > WIDE_FROM && d->wide > 0.0;
+    const double tokens = wide                        ? (rows > 128.0         ? 256.0
+                                                         : rows > MOST_TOKENS ? 128.0
+                                                                              : MOST_TOKENS)
+                          : form == QN_VQ_FORM_TENSOR ? (rows > TOKENS ? MOST_TOKENS : TOKENS)
+                          : form == QN_VQ_FORM_SUMS   ? 1.0
+                                                      : 4.0;
     const double passes = ceil(max2(rows, 1.0) / tokens);
     c.row_tile = (int32_t)tokens;
     c.bytes = memory_bytes(p);
@@ -200,21 +216,24 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
     c.memory_us = c.bytes / (d->read_rate * 1e3);
     double units_busy = 1.0;
     if (form == QN_VQ_FORM_SUMS) {
-        /* 4 bytes an entry, one vector of x a lane: no conflicts; a block keeps SUMS_GROUPS vectors' tables. */
-        const double slabs = ceil((double)p->k / p->vector / SUMS_GROUPS);
+        /* 4 bytes an entry, one vector of x a lane: no conflicts; a block keeps the tables of SUMS_CODES codes. */
+        const double slabs = ceil((double)p->k / p->vector * p->books / SUMS_CODES);
+        const double rounds = ceil(slabs / SUMS_CLUSTER);
+        const double table = (double)p->books * p->entries * (double)p->k * rows;
         c.shared_entries = p->entries;
-        c.shared_bytes = d->cpu ? 0 : SUMS_GROUPS * p->books * p->entries * 4;
+        c.shared_bytes = d->cpu ? 0 : SUMS_CODES * p->entries * 4;
         c.split = (int32_t)slabs;
-        const double table = (double)p->books * p->entries * ((double)p->k / p->vector) * p->vector * rows;
-        const double blocks = d->cpu ? d->units : floor(d->units / slabs) * slabs;
-        units_busy = d->cpu ? 1.0 : blocks > 0.0 ? blocks / d->units : 1.0;
-        /* every part of N builds its own */
-        c.fill_us = d->cpu ? clocks_to_us(d, table / d->fma) : table / (slabs * d->fma / 2.0 * d->clock * 1e3);
-        c.lookup_us = clocks_to_us(d, c.lookups / d->lanes * (d->cpu ? 6.0 / d->issue : 1.5) / units_busy);
-        c.issue_us = clocks_to_us(d, c.lookups / d->lanes * 4.25 / d->issue / units_busy);
-        c.reduce_us = d->cpu ? 0.0 : d->launch + 8.0 * (double)p->n * slabs / (d->l2_rate * 1e3);
+        c.lookup_us = clocks_to_us(d, c.lookups / d->lanes * (d->cpu ? 6.0 / d->issue : 1.6));
+        c.issue_us = clocks_to_us(d, c.lookups / d->lanes * 5.3 / d->issue);
+        /* Blocks of a cluster take slabs in turn, or every slab has blocks of its own and its parts are added. */
+        const double in_turn = SUMS_ROUND * rounds, added = SUMS_ROUND + SUMS_ADDED + 0.25 * c.lookup_us;
+        c.fill_us = d->cpu                                  ? clocks_to_us(d, table / d->fma)
+                    : qn_vq_sums_in_turn(p->n, p->k, slabs) ? in_turn
+                                                            : SUMS_ROUND;
+        c.reduce_us = d->cpu || qn_vq_sums_in_turn(p->n, p->k, slabs) ? 0.0 : added - SUMS_ROUND;
         c.occupancy = d->cpu ? 1.0 : occupancy_of(d, c.shared_bytes);
-        c.us = (d->cpu ? max2(c.memory_us, c.lookup_us) : together(&c)) + c.fill_us + c.reduce_us + d->launch;
+        c.us = (d->cpu ? max2(c.memory_us, c.lookup_us) : together(&c)) + c.fill_us + c.reduce_us +
+               (d->cpu ? d->launch : SUMS_LAUNCH * d->launch);
         return c;
     }
     place_entries(p, d, &c);
@@ -244,7 +263,8 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
     const double ops = p->decode_ops + 2.0 * p->books + product;
     c.issue_us = clocks_to_us(d, vectors * passes / d->lanes * ops / d->issue / units_busy);
     const double math_rows = form == QN_VQ_FORM_TENSOR ? TOKENS * ceil(max2(rows, 1.0) / TOKENS) : rows;
-    c.math_us = clocks_to_us(d, weights * math_rows / (form == QN_VQ_FORM_TENSOR ? d->tensor : d->fma) / units_busy);
+    const double rate = wide ? d->wide : form == QN_VQ_FORM_TENSOR ? d->tensor : d->fma;
+    c.math_us = clocks_to_us(d, weights * (wide ? ceil(rows / tokens) * tokens : math_rows) / rate / units_busy);
     c.occupancy = d->cpu ? 1.0 : occupancy_of(d, c.shared_bytes);
     if (!d->cpu && c.shared_bytes) { /* each block fills its copies, from L2, once a set it walks over */
         const double fills = p->scope == QN_VQ_SCOPE_TILE       ? sets_of(p) / d->units
@@ -256,7 +276,7 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
     const double hidden = c.occupancy < 0.5 && level < QN_VQ_LEVEL_O3 ? 1.15 : 1.0;
     c.lookup_us /= d->lookup_share;
     c.issue_us /= d->issue_share;
-    c.math_us /= form == QN_VQ_FORM_TENSOR ? d->math_share : 1.0;
+    c.math_us /= form == QN_VQ_FORM_TENSOR && !wide ? d->math_share : 1.0;
     if (form == QN_VQ_FORM_TENSOR && !d->cpu) { /* a pass in front lays rows of x out */
         c.fill_us += d->launch / 2.0 + 2.0 * rows * (double)p->k / (d->l2_rate * 1e3);
     }
@@ -271,8 +291,14 @@ static int sums_possible(const qn_vq_problem *p, const qn_vq_device *d)
     if (p->scope != QN_VQ_SCOPE_TENSOR || p->along_n || p->bits > 8 || p->use != QN_VQ_USE_MM) {
         return 0;
     }
-    const double bytes = (double)SUMS_GROUPS * p->books * p->entries * 4;
+    const double bytes = (double)SUMS_CODES * p->entries * 4;
     return d->cpu ? p->bits == 8 : rows_of(p) <= 1.0 && bytes <= d->shared_bytes;
+}
+
+int qn_vq_sums_in_turn(int64_t n, int64_t k, double slabs)
+{
+    /* Fewer blocks read at a time, which lookups gain by: 2.1e-8 us a weight (measured). */
+    return SUMS_ROUND * ceil(slabs / SUMS_CLUSTER) - SUMS_ADDED <= 2.1e-8 * (double)n * (double)k;
 }
 
 static void insert(qn_vq_choice *list, int32_t *count, const qn_vq_choice *c)

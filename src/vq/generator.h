@@ -25,8 +25,8 @@ typedef enum qn_vq_use { QN_VQ_USE_MM = 0, QN_VQ_USE_ATTENTION } qn_vq_use;
 typedef enum qn_vq_scope {
     QN_VQ_SCOPE_MODEL = 0, /* fixed numbers: a lattice */
     QN_VQ_SCOPE_TENSOR,
-    QN_VQ_SCOPE_TILE,      /* scope_rows x scope_columns elements of w */
-    QN_VQ_SCOPE_CHANNELS   /* vector channels of a head, keys and values apart */
+    QN_VQ_SCOPE_TILE,    /* scope_rows x scope_columns elements of w */
+    QN_VQ_SCOPE_CHANNELS /* vector channels of a head, keys and values apart */
 } qn_vq_scope;
 
 typedef enum qn_vq_form {
@@ -66,18 +66,19 @@ typedef struct qn_vq_problem {
 /* What the cost model knows of a device. Rates are of one unit (multiprocessor, core) and clock. */
 typedef struct qn_vq_device {
     char name[64];
-    int32_t cpu;             /* 1: units are cores, shared memory is L1, registers are permute tables */
-    int32_t units, lanes;    /* multiprocessors; lanes of a warp or vector */
-    int32_t registers;       /* bytes of a unit */
-    int32_t shared_bytes;    /* most of a block */
+    int32_t cpu;          /* 1: units are cores, shared memory is L1, registers are permute tables */
+    int32_t units, lanes; /* multiprocessors; lanes of a warp or vector */
+    int32_t registers;    /* bytes of a unit */
+    int32_t shared_bytes; /* most of a block */
     int32_t banks, bank_bytes;
     int64_t l2_bytes;
-    double clock;            /* GHz */
-    double read_rate, l2_rate; /* GB/s of the device */
-    double issue;            /* vector instructions */
-    double fma;              /* f32 multiply-adds */
-    double tensor;           /* 16-bit multiply-adds of matrix instructions; 0: none */
-    double launch;           /* us of a launch, and of a pass after it */
+    double clock;                                 /* GHz */
+    double read_rate, l2_rate;                    /* GB/s of the device */
+    double issue;                                 /* vector instructions */
+    double fma;                                   /* f32 multiply-adds */
+    double tensor;                                /* 16-bit multiply-adds of matrix instructions; 0: none */
+    double wide;                                  /* the same of a warpgroup's, as the kernels reach them; 0: none */
+    double launch;                                /* us of a launch, and of a pass after it */
     double lookup_share, issue_share, math_share; /* of those rates that generated kernels reach, measured */
 } qn_vq_device;
 
@@ -86,16 +87,16 @@ typedef struct qn_vq_choice {
     qn_vq_form form;
     qn_vq_fusion fusion;
     int32_t register_entries, shared_entries, global_entries; /* of a book, most frequent first */
-    int32_t copies;        /* of the entries in shared memory */
-    int32_t shared_bytes;  /* of a block for tables */
-    int32_t split;         /* parts of the reduced axis; 1: no second pass */
-    int32_t row_tile;      /* rows of x (queries of a head) a decoded vector serves */
-    double bytes;          /* of memory traffic */
+    int32_t copies;                                           /* of the entries in shared memory */
+    int32_t shared_bytes;                                     /* of a block for tables */
+    int32_t split;                                            /* parts of the reduced axis; 1: no second pass */
+    int32_t row_tile; /* rows of x (queries of a head) a decoded vector serves */
+    double bytes;     /* of memory traffic */
     double lookups;
-    double conflicts;      /* accesses to shared memory for one, expected */
-    double occupancy;      /* share of a unit's threads that may be resident */
+    double conflicts; /* accesses to shared memory for one, expected */
+    double occupancy; /* share of a unit's threads that may be resident */
     double memory_us, lookup_us, issue_us, math_us, fill_us, reduce_us; /* parts of the prediction */
-    double us;             /* predicted */
+    double us;                                                          /* predicted */
 } qn_vq_choice;
 
 #define QN_VQ_CANDIDATES 16
@@ -116,6 +117,10 @@ void qn_vq_explain(const qn_vq_problem *problem, const qn_vq_device *device, qn_
 
 const char *qn_vq_level_name(qn_vq_level level);
 const char *qn_vq_form_name(qn_vq_form form);
+
+/* Partial sums on a device: whether the blocks of a cluster take `slabs` parts of K in turn and need no second launch.
+ */
+int qn_vq_sums_in_turn(int64_t n, int64_t k, double slabs);
 
 /* Expected accesses of the fullest bank group when lanes read random entries of that many bytes: lanes that shared
  * memory serves at once, copies of the table apart. 1: no conflicts. */

@@ -31,7 +31,7 @@ static char cache[64], blocked[64];
 /* ---- contexts ---- */
 
 typedef struct setup {
-    const char *cuda, *nvrtc, *cache, *cubins;
+    const char *cuda, *nvrtc, *cache, *cubins, *target;
     qn_jit_policy jit;
     int32_t device;
     long fail_at; /* allocation of the context that fails; 0: none */
@@ -80,6 +80,7 @@ static qn_status open_world(world *w, const setup *s, qn_error *error)
     options.cache_dir = s->cache;
     options.cubin_dir = s->cubins;
     options.device = s->device;
+    options.cuda_target = s->target;
     options.cuda_library = s->cuda ? s->cuda : QN_FAKE_CUDA;
     options.nvrtc_library = s->nvrtc ? s->nvrtc : QN_FAKE_CUDA;
     return qn_ctx_create(&options, &w->ctx, error);
@@ -209,9 +210,9 @@ static void explain_and_doctor_tell(void **state)
     qn_plan_options_init(&options);
     options.backend = QN_BACKEND_CUDA;
     assert_int_equal(open_world(&w, &(setup){.cache = cache}, NULL), QN_OK);
-    assert_int_equal(qn_op_desc_parse("quantize_fp8 m=4 k=256 granularity=block", &desc, NULL), QN_OK);
+    assert_int_equal(qn_op_desc_parse("mxfp4_mm m=3 n=9 k=64", &desc, NULL), QN_OK);
     assert_int_equal(qn_explain(w.ctx, &desc, &options, text, sizeof text, NULL, NULL), QN_OK);
-    assert_non_null(strstr(text, "refused  qn_quantize_fp8_fp_q8__sm80_rows: scales of 128x128 blocks span rows"));
+    assert_non_null(strstr(text, "refused  qn_mxfp4_mm_bf16_mxfp4_fp__sm90a_mma: activations are not bf16"));
     qn_doctor(w.ctx, text, sizeof text);
     assert_non_null(strstr(text, "backend cuda: yes"));
     assert_non_null(strstr(text, "device: Fake GPU, sm_90a, 132 multiprocessors"));
@@ -221,6 +222,77 @@ static void explain_and_doctor_tell(void **state)
     assert_int_equal(qn_explain(w.ctx, &desc, &options, text, sizeof text, NULL, NULL), QN_OK);
     assert_non_null(strstr(text, "refused  cuda: an instruction-set level"));
     close_world(&w);
+}
+
+static void write_tuned(const char *text)
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/a", folder);
+    mkdir(path, 0700); /* both may be there */
+    mkdir(cache, 0700);
+    snprintf(path, sizeof path, "%s/tuned-cuts.txt", cache);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_true(fputs(text, file) >= 0);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* What explain says of a case in a context of its own; `log` gets what that logged. */
+static void explained(const char *text, char *out, size_t room, char *log)
+{
+    world w;
+    qn_op_desc desc;
+    qn_plan_options options;
+    qn_plan_options_init(&options);
+    options.backend = QN_BACKEND_CUDA;
+    assert_int_equal(open_world(&w, &(setup){.cache = cache}, NULL), QN_OK);
+    assert_int_equal(qn_op_desc_parse(text, &desc, NULL), QN_OK);
+    assert_int_equal(qn_explain(w.ctx, &desc, &options, out, room, NULL, NULL), QN_OK);
+    memcpy(log, w.log, sizeof w.log);
+    close_world(&w);
+}
+
+/* A file of tuned cuts in the cache folder is read with the device, cited by explain, and refused in one sentence. */
+static void tuned_cuts_are_read(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *line, *wrong;
+    } bad[] = {
+        {"Fake GPU, 256 384", ":1: it is not DEVICE | N K M | CUT"},
+        {"# first\nFake GPU | 256 zero 8 | tile 64 64 0", ":2: N, K and M are not three positive numbers"},
+        {"Fake GPU | 256 384 8 1 | tile 64 64 0", ":1: N, K and M are not three positive numbers"},
+        {"Fake GPU | 256 384 8 | plank 1", ":1: the cut is neither tile nor strip"},
+        {"Fake GPU | 256 384 8 | tile 64 64 0 1", ":1: a tile has 3 numbers"},
+        {"Fake GPU | 256 384 8 | strip 1 1 1", ":1: a strip has 8 numbers"},
+        {"Fake GPU | 256 384 8 | strip 1 1 9 1 4 1 1 0", ":1: there is no such strip"},
+        {"Fake GPU | 256 384 200 | strip 1 1 1 1 4 1 1 0", ":1: strips are for at most 128 rows"},
+        {"Other GPU | 256 384 200 | tile 64 64 0", ":1: there is no such tile for that many rows"},
+    };
+    char text[8192], log[4096];
+    empty_cache();
+    explained("block_scaled_mm m=200 n=256 k=384", text, sizeof text, log);
+    assert_non_null(strstr(text, "tiles of 256 x 128: estimate "));
+    assert_non_null(strstr(text, "cut: tiles of 128 x 64\n"));
+    write_tuned("# cuts\n\nFake GPU | 256 384 64 | strip 1 2 3 1 6 2 1 0\nOther GPU | 256 384 60 | tile 64 64 0\n"
+                "Fake GPU | 256 384 150 | tile 256 128 0\nFake GPU | 256 384 4096 | tile 128 192 1");
+    explained("block_scaled_mm m=200 n=256 k=384", text, sizeof text, log);
+    assert_non_null(strstr(text, "cut: tiles of 256 x 128, tuned for Fake GPU at M = 150 (tuned-cuts.txt)\n"));
+    explained("block_scaled_mm m=2000 n=256 k=384", text, sizeof text, log);
+    assert_non_null(strstr(text, "cut: tiles of 128 x 192, stored by boxes, tuned for Fake GPU at M = 4096"));
+    explained("block_scaled_mm m=40 n=256 k=384", text, sizeof text, log);
+    assert_non_null(strstr(text, "cut: strips of 64 columns, 3 parts of K, clusters of 6, tuned for Fake GPU at M"));
+    explained("block_scaled_mm m=40 n=256 k=512", text, sizeof text, log);
+    assert_null(strstr(text, "tuned for"));
+    assert_null(strstr(log, "tuned"));
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        write_tuned(bad[i].line);
+        explained("block_scaled_mm m=8 n=256 k=384", text, sizeof text, log);
+        assert_null(strstr(text, "tuned for"));
+        assert_non_null(strstr(log, "tuned cuts are not used: "));
+        assert_non_null(strstr(log, bad[i].wrong));
+    }
+    empty_cache();
 }
 
 static void cubins_are_cached(void **state)
@@ -241,6 +313,42 @@ static void cubins_are_cached(void **state)
     assert_string_equal(log, "");
     works(&(setup){0}, log);
     assert_int_equal(fake.compiles() - before, 4);
+}
+
+/* Kernels for a device that is not here are compiled and kept as for one that is; what would be read back is NaN. */
+static void a_target_needs_no_device(void **state)
+{
+    (void)state;
+    char log[4096];
+    const char *const nowhere = "/nowhere/libcuda.so";
+    empty_cache();
+    const long before = fake.compiles();
+    works(&(setup){.cuda = nowhere, .cache = cache, .target = "sm_90a"}, log);
+    assert_int_equal(fake.compiles() - before, 2);
+    assert_non_null(strstr(log, "2 compiled silu_mul_quant-sm_90a-"));
+    works(&(setup){.cache = cache, .jit = QN_JIT_CACHE_ONLY}, log); /* the device takes the same */
+    refuses(&(setup){.target = "sm_77"}, QN_E_DEVICE, "target 'sm_77' is none of sm_80");
+    world w;
+    qn_error error = {0};
+    void *one = NULL, *other = NULL, *stream = NULL, *graph = NULL;
+    float out = 0.0f;
+    assert_int_equal(open_world(&w, &(setup){.cuda = nowhere, .target = "sm_90a"}, &error), QN_OK);
+    assert_int_equal(qn_device_alloc(w.ctx, (size_t)1 << 36, &one, &error), QN_OK);
+    assert_int_equal(qn_device_alloc(w.ctx, 4, &other, &error), QN_OK);
+    assert_ptr_not_equal(one, other);
+    assert_int_equal(qn_stream_create(w.ctx, &stream, &error), QN_OK);
+    assert_int_equal(qn_device_copy_in(w.ctx, other, &out, sizeof out, stream, &error), QN_OK);
+    assert_int_equal(qn_device_copy_out(w.ctx, &out, other, sizeof out, stream, &error), QN_OK);
+    assert_true(out != out);
+    assert_int_equal(qn_graph_begin(w.ctx, stream, &error), QN_OK);
+    assert_int_equal(qn_graph_end(w.ctx, stream, &graph, &error), QN_OK);
+    assert_int_equal(qn_graph_launch(w.ctx, graph, stream, &error), QN_E_DEVICE);
+    assert_non_null(strstr(error.text, "only compiled"));
+    assert_int_equal(qn_device_alloc(w.ctx, SIZE_MAX, &graph, &error), QN_E_MEMORY);
+    qn_stream_destroy(w.ctx, stream);
+    qn_device_free(w.ctx, other);
+    qn_device_free(w.ctx, one);
+    close_world(&w);
 }
 
 static void policies_are_kept(void **state)
@@ -508,7 +616,9 @@ int main(void)
         cmocka_unit_test(a_missing_driver_is_a_reason),
         cmocka_unit_test(auto_never_takes_a_device),
         cmocka_unit_test(explain_and_doctor_tell),
+        cmocka_unit_test(tuned_cuts_are_read),
         cmocka_unit_test(cubins_are_cached),
+        cmocka_unit_test(a_target_needs_no_device),
         cmocka_unit_test(policies_are_kept),
         cmocka_unit_test(a_damaged_entry_is_made_again),
         cmocka_unit_test(a_cache_that_cannot_be_used_is_said_once),

@@ -409,6 +409,90 @@ static void rows_agree_with_the_reference(void **state)
     assert_int_equal(failures, 0);
 }
 
+/* A tuned cut as its line names it, on a card of so many multiprocessors (0: all): few make blocks go on from tile to
+ * tile. */
+static void run_cut(qn_cuda *cuda, const char *text, int32_t strip, const int32_t *value, int32_t sms)
+{
+    const qn_cuda_device kept = cuda->device;
+    qn_op_desc desc;
+    qn_shape out[QN_MAX_OUT];
+    qn_sizes sizes;
+    assert_int_equal(qn_op_desc_parse(text, &desc, NULL), QN_OK);
+    assert_int_equal(qn_op_desc_check(&desc, out, &sizes, NULL), QN_OK);
+    cuda->device.tuned_count = value != NULL;
+    cuda->device.tuned[0] =
+        (qn_tuned){.n = (int32_t)sizes.n, .k = (int32_t)sizes.k, .m = (int32_t)sizes.m, .strip = strip};
+    if (value) {
+        memcpy(cuda->device.tuned[0].value, value, sizeof cuda->device.tuned[0].value);
+    }
+    cuda->device.sms = sms ? sms : kept.sms;
+    const qn_kernel *kernel;
+    for (int32_t i = 0; (kernel = qn_backend_cuda_row.kernel_at(i)); i++) {
+        if (kernel->op == desc.op && kernel->sums == QN_SUMS_FP8_MMA && !kernel->accepts(kernel, &desc)) {
+            run_case(kernel, text, &desc);
+        }
+    }
+    cuda->device = kept;
+}
+
+/* Small cases choose few of the cuts that there are: all of them here. */
+static void every_cut_agrees(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        int32_t strip, value[8];
+    } cuts[] = {
+        {"block_scaled_mm m=600 n=392 k=272", 0, {256, 128, 0}},
+        {"block_scaled_mm m=600 n=392 k=272", 0, {256, 128, 1}},
+        {"block_scaled_mm m=600 n=392 k=272", 0, {128, 192, 1}},
+        {"block_scaled_mm m=600 n=392 k=272", 0, {128, 160, 0}},
+        {"block_scaled_mm m=600 n=392 k=272", 0, {128, 128, 0}},
+        {"block_scaled_mm m=600 n=392 k=272", 0, {128, 64, 0}},
+        {"block_scaled_mm m=300 n=264 k=1040 scale_layout=col", 0, {256, 128, 0}},
+        {"block_scaled_mm m=300 n=264 k=1040 scale_layout=col", 0, {128, 192, 1}},
+        {"block_scaled_mm m=60 n=392 k=656", 0, {64, 64, 0}},
+        {"block_scaled_mm m=60 n=392 k=656", 0, {64, 96, 0}},
+        {"block_scaled_mm m=60 n=392 k=656", 0, {64, 128, 0}},
+        {"block_scaled_mm m=100 n=392 k=656", 0, {128, 64, 0}},
+        {"block_scaled_mm m=100 n=392 k=656", 0, {128, 96, 0}},
+        {"block_scaled_mm m=100 n=392 k=656", 0, {128, 192, 0}},
+        {"block_scaled_mm m=60 n=392 k=656", 1, {1, 2, 4, 1, 6, 2, 2, 0}},
+        {"block_scaled_mm m=60 n=392 k=656", 1, {2, 1, 2, 2, 3, 1, 2, 0}},
+        {"block_scaled_mm m=60 n=392 k=656", 1, {3, 4, 2, 1, 4, 1, 1, 1}},
+        {"block_scaled_mm m=100 n=392 k=1040", 1, {1, 1, 3, 1, 9, 1, 2, 0}},
+        {"block_scaled_mm m=100 n=392 k=656", 1, {1, 4, 1, 2, 4, 1, 2, 0}},
+        {"block_scaled_mm m=100 n=392 k=656", 1, {2, 2, 2, 1, 6, 1, 1, 0}},
+        {"block_scaled_mm m=10 n=392 k=656", 1, {2, 2, 3, 2, 4, 2, 2, 0}},
+    };
+    static const char *const groups[] = {
+        "grouped_block_scaled_mm m=900 n=392 k=272 e=3", "grouped_block_scaled_mm m=600 n=136 k=656 e=2 out=f16",
+        "grouped_block_scaled_mm m=300 n=392 k=272 e=3 layout=masked",
+        "grouped_block_scaled_mm m=200 n=520 k=656 e=2 layout=masked scale_layout=col"};
+    static const int32_t cards[] = {0, 1, 5};
+    qn_cuda *cuda;
+    qn_error error = {0};
+    if (qn_cuda_require(ctx, &cuda, &error) != QN_OK || cuda->device.target != QN_SM_90A) {
+        printf("skipped: %s\n", *error.text ? error.text : "the device is no sm_90a");
+        skip();
+    }
+    const int before = failures, first = runs;
+    must(qn_stream_create(ctx, &stream, &error), &error, "stream");
+    for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
+        for (size_t c = 0; c < 2 && (!word || strstr(cuts[i].text, word)); c++) {
+            run_cut(cuda, cuts[i].text, cuts[i].strip, cuts[i].value, cards[c]);
+        }
+    }
+    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
+        for (size_t c = 0; c < sizeof cards / sizeof *cards && (!word || strstr(groups[i], word)); c++) {
+            run_cut(cuda, groups[i], 0, NULL, cards[c]);
+        }
+    }
+    qn_stream_destroy(ctx, stream);
+    printf("cuts: %d runs, %d wrong, the largest error %.3g of the allowed\n", runs - first, failures - before, worst);
+    assert_int_equal(failures, before);
+}
+
 /* Milliseconds until there is a plan of that case in a new context and, in `second`, of another one. */
 static double plan_ms(const char *text, double *second)
 {
@@ -534,7 +618,8 @@ int main(int argc, char **argv)
 {
     word = argc > 1 ? argv[1] : NULL;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_agree_with_the_reference), cmocka_unit_test(warm_plans_are_quick),
+        cmocka_unit_test(rows_agree_with_the_reference), cmocka_unit_test(every_cut_agrees),
+        cmocka_unit_test(warm_plans_are_quick),
         cmocka_unit_test(functions_do_not_spill), /* after it: it looks at what that compiled */
     };
     return cmocka_run_group_tests(tests, start, stop);

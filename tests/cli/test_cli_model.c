@@ -112,23 +112,49 @@ static void ids_come_back_as_the_text(void **state)
     free_outcome(&r);
 }
 
-/* A model against itself: no divergence at all, and the ratio is one. */
-static void a_model_agrees_with_itself(void **state)
+static void write_text(char path[128])
 {
-    (void)state;
-    char path[128];
-    snprintf(path, sizeof path, "%s/text", folder);
+    snprintf(path, 128, "%s/text", folder);
     FILE *out = fopen(path, "w");
     assert_non_null(out);
     for (int i = 0; i < 12; i++)
         fprintf(out, "Line %d: the miller grinds the grain between two stones and sells the flour.\n", i);
     fclose(out);
+}
+
+/* A model against itself: no divergence at all, and the ratio is one. */
+static void a_model_agrees_with_itself(void **state)
+{
+    (void)state;
+    char path[128];
+    write_text(path);
     const char *const rest[] = {"-f", path, "--reference", model, "--ctx", "64", "--max-tokens", "128", "--json", NULL};
     outcome r = run_model("perplexity", rest);
     assert_int_equal(r.code, 0);
     assert_non_null(strstr(r.out, "\"ppl_ratio\":1,"));
     assert_non_null(strstr(r.out, "\"kl_max\":"));
     assert_non_null(strstr(r.out, "\"top1\":1}"));
+    free_outcome(&r);
+}
+
+/* MODEL+SCHEME keeps keys and values so; what is no scheme belongs to the name of the file. */
+static void models_are_compared_with_caches_of_their_own(void **state)
+{
+    (void)state;
+    char path[128], coded[1024], absent[1024];
+    write_text(path);
+    snprintf(coded, sizeof coded, "%s+fp8", model);
+    snprintf(absent, sizeof absent, "%s+fp9", model);
+    const char *const rest[] = {coded, "-f", path, "--ctx", "64", "--max-tokens", "128", "-n", "4", "--json", NULL};
+    outcome r = run_model("compare", rest);
+    assert_int_equal(r.code, 0);
+    assert_non_null(strstr(r.out, "\"kv\":\"f32\""));
+    assert_non_null(strstr(r.out, "+fp8\",\"kv\":\"fp8\""));
+    free_outcome(&r);
+    const char *const wrong[] = {absent, "-f", path, NULL};
+    r = run_model("compare", wrong);
+    assert_int_equal(r.code, 3);
+    assert_non_null(strstr(r.err, "+fp9"));
     free_outcome(&r);
 }
 
@@ -187,6 +213,7 @@ int main(void)
                                        cmocka_unit_test(a_stop_text_ends_before_itself),
                                        cmocka_unit_test(ids_come_back_as_the_text),
                                        cmocka_unit_test(a_model_agrees_with_itself),
+                                       cmocka_unit_test(models_are_compared_with_caches_of_their_own),
                                        cmocka_unit_test(a_bench_of_the_model_tells_its_limits),
                                        cmocka_unit_test(an_interrupted_quantize_leaves_nothing)};
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -1,6 +1,6 @@
 /* KV schemes in the model, on a synthetic one long enough to leave the window of recent tokens: codebooks are made and
  * read back; logits are near those of plain caches; law 2 (pieces, mates, threads, levels); what truncation keeps and
- * refuses; broken codebook files; the bytes that are reported. */
+ * refuses; a failed evaluation leaves what was there; broken codebook files; the bytes that are reported. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,7 +14,9 @@
 
 #include <quern/quern.h>
 
+#include "base/error.h"
 #include "base/rng.h"
+#include "model/model.h"
 #include "quant/synthetic.h"
 
 #define TOKENS 330 /* some windows and blocks */
@@ -282,6 +284,47 @@ static char *read_all(const char *path, size_t *size)
     return data;
 }
 
+static qn_status fail_at_the_third_pass(void *user, const qn_step *step, const qn_args *args, qn_error *error)
+{
+    int *const count = user;
+    (void)args;
+    *count += step->op == QN_OP_RMSNORM && step->layer == 0;
+    return *count > 5 ? qn_error_set(error, QN_E_CANCELLED, "enough") : QN_OK;
+}
+
+/* Passes that were done before one that failed wrote over the recent rows of what is there again afterwards. */
+static void a_failed_evaluation_leaves_the_session(void **state)
+{
+    (void)state;
+    enum { BEFORE = 100, MORE = 3 * 40, PASS = 40 };
+    float *want = malloc((size_t)TOKENS * SYN_VOCAB * sizeof *want),
+          *got = malloc((size_t)TOKENS * SYN_VOCAB * sizeof *got);
+    assert_true(want && got);
+    for (int i = 0; i < SCHEMES; i++) {
+        qn_error error = {QN_OK, ""};
+        qn_model *model = open_model(schemes[i], QN_ISA_MAX);
+        qn_session *session = open_session(model, PASS, 1);
+        eval(session, 0, BEFORE, want);
+        eval(session, BEFORE, MORE, want);
+        must(qn_session_truncate(session, 0, &error), &error, "truncate");
+        eval(session, 0, BEFORE, got);
+        for (int round = 0; round < 2; round++) {
+            int count = 0;
+            qn_model_set_observer(model, fail_at_the_third_pass, &count);
+            /* other tokens than the ones that follow */
+            assert_int_equal(qn_session_eval(session, ids + BEFORE + 7, 5 * PASS, 0, NULL, &error), QN_E_CANCELLED);
+            qn_model_set_observer(model, NULL, NULL);
+            assert_int_equal(qn_session_length(session), BEFORE);
+        }
+        eval(session, BEFORE, MORE, got);
+        same_bits(want, got, 0, BEFORE + MORE, schemes[i]);
+        qn_session_destroy(session);
+        qn_model_close(model);
+    }
+    free(want);
+    free(got);
+}
+
 static void write_all(const char *path, const char *data, size_t size)
 {
     FILE *f = fopen(path, "wb");
@@ -304,6 +347,33 @@ static void refused(const char *kv, qn_status status, const char *word)
     }
 }
 
+static char finding[400];
+
+static void find(void *user, int32_t severity, const char *tensor, const char *text)
+{
+    (void)user;
+    if (strcmp(tensor, "kv-cq2.safetensors") == 0) {
+        snprintf(finding, sizeof finding, "%d %s", (int)severity, text);
+    }
+}
+
+/* What `quern verify` says of the codebooks of cq2: its number of errors, and words that it holds. */
+static void verified(int64_t wanted, const char *words)
+{
+    qn_error error = {QN_OK, ""};
+    qn_checkpoint *checkpoint = NULL;
+    int64_t errors = -1;
+    qn_exec exec = {.pool = pools[1]};
+    finding[0] = 0;
+    must(qn_checkpoint_open(ctx, model_path, &checkpoint, &error), &error, "open");
+    must(qn_checkpoint_verify(checkpoint, &exec, find, NULL, &errors, &error), &error, "verify");
+    qn_checkpoint_close(checkpoint);
+    assert_int_equal(errors, wanted);
+    if (words ? !strstr(finding, words) : finding[0] != 0) {
+        fail_msg("'%s' does not hold '%s'", finding, words ? words : "nothing");
+    }
+}
+
 static void codebook_files_are_checked(void **state)
 {
     (void)state;
@@ -313,17 +383,22 @@ static void codebook_files_are_checked(void **state)
     book_path("cq4", other);
     size_t size, other_size;
     char *good = read_all(path, &size), *wrong = read_all(other, &other_size);
+    verified(0, "0 codebooks of KV scheme cq2");
     refused("q9", QN_E_ARGUMENT, "q9");
     snprintf(aside, sizeof aside, "%s.aside", path);
     assert_int_equal(rename(path, aside), 0);
     refused("cq2", QN_E_IO, "quern quantize MODEL --kv cq2");
+    verified(0, NULL);
     write_all(path, good, size / 2); /* cut */
     refused("cq2", QN_E_FILE, "kv-cq2");
+    verified(1, "2 ");
     write_all(path, wrong, other_size); /* another scheme's */
     refused("cq2", QN_E_FILE, "this model needs");
+    verified(1, "this model needs");
     good[size - 5] ^= 1; /* one bit */
     write_all(path, good, size);
     refused("cq2", QN_E_FILE, "checksum");
+    verified(1, "checksum");
     good[size - 5] ^= 1;
     write_all(path, good, size);
     qn_model_close(open_model("cq2", QN_ISA_MAX));
@@ -409,6 +484,7 @@ int main(void)
         cmocka_unit_test(logits_are_near_those_of_plain_caches),
         cmocka_unit_test(bits_depend_on_nothing_else),
         cmocka_unit_test(truncation_keeps_bits_or_refuses),
+        cmocka_unit_test(a_failed_evaluation_leaves_the_session),
         cmocka_unit_test(codebook_files_are_checked),
         cmocka_unit_test(bytes_are_those_kept),
         cmocka_unit_test(quantised_folders_bring_their_codebooks),

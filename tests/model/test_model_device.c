@@ -6,7 +6,8 @@
  *   test_model_device [PATTERN]   only tests of such a name
  *
  * QN_TEST_EVERY_CUBIN=1   programs of every scheme for every target, without it of two schemes for two targets
- * QN_TEST_MODEL           a model to compare on a real device too */
+ * QN_TEST_MODEL           a model to compare on a real device too
+ * QN_TEST_KV              a KV scheme to compare it with as well; its codebooks lie beside the model */
 #include <dlfcn.h>
 #include <math.h>
 #include <setjmp.h>
@@ -28,12 +29,26 @@
 
 enum { PROMPT = 6, STEPS = 7, CONTEXT = 300, TEXT = PROMPT + STEPS };
 
-/* A pass of the synthetic model: the lookup, five launches a layer, the output layer. */
-enum { PASS_LAUNCHES = 1 + 5 * SYN_LAYERS + 1 };
+/* A pass of the synthetic model: the lookup, five launches a layer, the output layer. With a KV scheme other than
+ * floats a layer has the turning, the window's rows and the codes of keys and values, and three for attention. With
+ * vectors of weights two norms, seven products, the values' copy, attention and its joining, SiLU, two sums at least. */
+enum {
+    PASS_LAUNCHES = 1 + 5 * SYN_LAYERS + 1,
+    KV_PASS_LAUNCHES = 1 + 13 * SYN_LAYERS + 1,
+    VQ_PASS_LAUNCHES = 1 + 15 * SYN_LAYERS + 1
+};
 
 static const char *const schemes[] = {"f32",  "bf16",     "f16",   "fp8-block",  "fp8-e5m2-block", "fp8",
                                       "int8", "int8-azp", "nvfp4", "nvfp4-w4a4", "mxfp4"};
 enum { SCHEMES = sizeof schemes / sizeof *schemes };
+
+/* Vectors of weights: their products are launches of their own, several each. */
+static const char *const vq_schemes[] = {"gptvq-2", "aqlm-2x8", "quip-2", "quip-4"};
+enum { VQ_SCHEMES = sizeof vq_schemes / sizeof *vq_schemes };
+
+static const char *const kv_schemes[] = {"fp8", "cq4", "cq2", "cq1"};
+enum { KV_SCHEMES = sizeof kv_schemes / sizeof *kv_schemes };
+enum { KV_PROMPT = 230, KV_TEXT = 262 }; /* beyond the window */
 
 static fake_driver fake;
 
@@ -101,11 +116,13 @@ static void must(qn_status status, const qn_error *error, const char *what)
     }
 }
 
-static qn_status open_model(world *w, const char *path, qn_backend backend, qn_model **model, qn_error *error)
+static qn_status open_model(world *w, const char *path, qn_backend backend, const char *kv, qn_model **model,
+                            qn_error *error)
 {
     qn_model_options options;
     qn_model_options_init(&options);
     options.plan.backend = backend;
+    options.kv = kv;
     return qn_model_open(w->ctx, path, &options, model, error);
 }
 
@@ -133,7 +150,7 @@ static qn_status eval_text(qn_session *session, const int32_t *ids, int32_t voca
 }
 
 /* Open, evaluate, close; the first failure ends it. */
-static qn_status whole_use(world *w, const char *path, long *launches, qn_error *error)
+static qn_status whole_use(world *w, const char *path, const char *kv, long *launches, qn_error *error)
 {
     static float logits[TEXT * SYN_VOCAB];
     int32_t ids[TEXT];
@@ -143,7 +160,7 @@ static qn_status whole_use(world *w, const char *path, long *launches, qn_error 
     for (int i = 0; i < TEXT; i++) {
         ids[i] = i * 7 % SYN_VOCAB;
     }
-    qn_status status = open_model(w, path, QN_BACKEND_CUDA, &model, error);
+    qn_status status = open_model(w, path, QN_BACKEND_CUDA, kv, &model, error);
     const long before = fake.last().launches;
     if (status == QN_OK) {
         status = open_session(model, &session, error);
@@ -176,17 +193,39 @@ static void a_pass_is_few_launches_in_every_scheme(void **state)
         qn_error error = {0};
         long launches = 0;
         assert_int_equal(open_world(&w, fake_driver_path(), fake_driver_path(), NULL, 0), QN_OK);
-        must(whole_use(&w, path_of(schemes[i]), &launches, &error), &error, schemes[i]);
+        must(whole_use(&w, path_of(schemes[i]), NULL, &launches, &error), &error, schemes[i]);
         if (launches != PASS_LAUNCHES) {
             fail_msg("%s: %ld launches a token, expected %d", schemes[i], launches, PASS_LAUNCHES);
         }
         close_world(&w);
     }
+    for (int i = 0; i < VQ_SCHEMES; i++) {
+        world w;
+        qn_error error = {0};
+        long launches = 0;
+        assert_int_equal(open_world(&w, fake_driver_path(), fake_driver_path(), NULL, 0), QN_OK);
+        must(whole_use(&w, path_of(vq_schemes[i]), NULL, &launches, &error), &error, vq_schemes[i]);
+        if (launches < VQ_PASS_LAUNCHES || launches > 3 * VQ_PASS_LAUNCHES) {
+            fail_msg("%s: %ld launches a token, expected %d to three times that", vq_schemes[i], launches,
+                     VQ_PASS_LAUNCHES);
+        }
+        close_world(&w);
+    }
+    for (int i = 0; i < KV_SCHEMES; i++) {
+        world w;
+        qn_error error = {0};
+        long launches = 0;
+        assert_int_equal(open_world(&w, fake_driver_path(), fake_driver_path(), NULL, 0), QN_OK);
+        must(whole_use(&w, path_of("f32"), kv_schemes[i], &launches, &error), &error, kv_schemes[i]);
+        if (launches != KV_PASS_LAUNCHES) {
+            fail_msg("%s: %ld launches a token, expected %d", kv_schemes[i], launches, KV_PASS_LAUNCHES);
+        }
+        close_world(&w);
+    }
 }
 
-static void any_driver_call_may_fail(void **state)
+static void driver_calls_fail(const char *kv)
 {
-    (void)state;
     long failed = 0;
     for (long n = 1;; n += n < 40 ? 1 : 37) {
         world w;
@@ -194,9 +233,10 @@ static void any_driver_call_may_fail(void **state)
         long launches;
         assert_int_equal(open_world(&w, fake_driver_path(), fake_driver_path(), NULL, 0), QN_OK);
         fake.break_at(n, n % 2 ? 2 : 700);
-        const qn_status status = whole_use(&w, path_of("int8-azp"), &launches, &error);
+        const qn_status status = whole_use(&w, path_of(kv ? "f32" : "int8-azp"), kv, &launches, &error);
         qn_model *model = NULL;
-        must(open_model(&w, path_of("int8-azp"), QN_BACKEND_CPU, &model, &error), &error, "the CPU after a failure");
+        must(open_model(&w, path_of("int8-azp"), QN_BACKEND_CPU, NULL, &model, &error), &error,
+             "the CPU after a failure");
         qn_model_close(model);
         close_world(&w);
         if (status == QN_OK) {
@@ -209,9 +249,16 @@ static void any_driver_call_may_fail(void **state)
     assert_true(failed > 40);
 }
 
-static void memory_may_run_out_anywhere(void **state)
+static void any_driver_call_may_fail(void **state)
 {
     (void)state;
+    driver_calls_fail(NULL);
+    driver_calls_fail("fp8");
+    driver_calls_fail("cq2");
+}
+
+static void memory_runs_out(const char *kv)
+{
     long failed = 0;
     for (long n = 1;; n += n < 40 ? 1 : 41) {
         world w;
@@ -221,7 +268,7 @@ static void memory_may_run_out_anywhere(void **state)
             assert_int_equal(w.live, 0);
             continue;
         }
-        const qn_status status = whole_use(&w, path_of("nvfp4"), &launches, &error);
+        const qn_status status = whole_use(&w, path_of(kv ? "f32" : "nvfp4"), kv, &launches, &error);
         const int done = w.allocations < n;
         close_world(&w);
         if (status == QN_OK && done) {
@@ -233,6 +280,14 @@ static void memory_may_run_out_anywhere(void **state)
         failed += status != QN_OK;
     }
     assert_true(failed > 20);
+}
+
+static void memory_may_run_out_anywhere(void **state)
+{
+    (void)state;
+    memory_runs_out(NULL);
+    memory_runs_out("fp8");
+    memory_runs_out("cq2");
 }
 
 /* ---- the real compiler, no device ---- */
@@ -270,18 +325,20 @@ static void launches_compile_for_every_target(void **state)
     } targets[] = {{8, 0}, {9, 0}, {8, 6}, {8, 9}, {10, 0}, {12, 0}};
     const int every = getenv("QN_TEST_EVERY_CUBIN") != NULL;
     static const char *const few[] = {"int8-azp", "nvfp4-w4a4"};
+    const int weights = every ? SCHEMES : 2, kept = every ? KV_SCHEMES : 2;
     char cache[160];
     snprintf(cache, sizeof cache, "%s/cache", folder);
     for (int t = 0; t < (every ? 6 : 2); t++) {
-        for (int i = 0; i < (every ? SCHEMES : 2); i++) {
+        for (int i = 0; i < weights + kept; i++) {
             world w;
             qn_error error = {0};
             qn_model *model = NULL;
             qn_session *session = NULL;
             fake.setup(1, targets[t].major, targets[t].minor);
             assert_int_equal(open_world(&w, fake_driver_path(), NULL, cache, 0), QN_OK);
-            const char *const scheme = every ? schemes[i] : few[i];
-            qn_status status = open_model(&w, path_of(scheme), QN_BACKEND_CUDA, &model, &error);
+            const char *const scheme = i >= weights ? "f32" : every ? schemes[i] : few[i];
+            const char *const kv = i >= weights ? kv_schemes[i - weights] : NULL;
+            qn_status status = open_model(&w, path_of(scheme), QN_BACKEND_CUDA, kv, &model, &error);
             if (status == QN_E_JIT && strstr(error.text, "NVRTC")) {
                 printf("skipped: %s\n", error.text);
                 close_world(&w);
@@ -324,7 +381,7 @@ static void models_open_from_shipped_kernels(void **state)
         options.cubin_dir = shipped ? cache : NULL;
         must(qn_ctx_create(&options, &ctx, &error), &error, "context");
         world w = {.ctx = ctx};
-        qn_status status = open_model(&w, path_of("nvfp4-w4a4"), QN_BACKEND_CUDA, &model, &error);
+        qn_status status = open_model(&w, path_of("nvfp4-w4a4"), QN_BACKEND_CUDA, NULL, &model, &error);
         if (status == QN_OK) {
             status = open_session(model, &session, &error);
         }
@@ -367,8 +424,8 @@ static void compare(world *w, const char *path, const char *what, double allowed
     qn_model *models[2];
     qn_session *sessions[2];
     qn_model_info info;
-    must(open_model(w, path, QN_BACKEND_CUDA, &models[0], &error), &error, what);
-    must(open_model(w, path, QN_BACKEND_CPU, &models[1], &error), &error, what);
+    must(open_model(w, path, QN_BACKEND_CUDA, NULL, &models[0], &error), &error, what);
+    must(open_model(w, path, QN_BACKEND_CPU, NULL, &models[1], &error), &error, what);
     qn_model_get_info(models[0], &info);
     const size_t vocab = (size_t)info.vocab_size;
     float *logits[3];
@@ -419,6 +476,65 @@ static void compare(world *w, const char *path, const char *what, double allowed
     }
 }
 
+/* A text longer than the window, the end of it token by token, and all of it beside another sequence. A code may be
+ * the neighbouring one where a value lies between two. */
+static void compare_kv(world *w, const char *path, const char *kv, double allowed)
+{
+    qn_error error = {0};
+    qn_model *models[2];
+    qn_session *sessions[2], *other;
+    qn_batch *batch;
+    qn_model_info info;
+    must(open_model(w, path, QN_BACKEND_CUDA, kv, &models[0], &error), &error, kv);
+    must(open_model(w, path, QN_BACKEND_CPU, kv, &models[1], &error), &error, kv);
+    qn_model_get_info(models[0], &info);
+    const size_t vocab = (size_t)info.vocab_size;
+    float *logits[3];
+    int32_t ids[KV_TEXT];
+    for (int i = 0; i < KV_TEXT; i++) {
+        ids[i] = (int32_t)((uint32_t)i * 7919u % (uint32_t)info.vocab_size);
+    }
+    for (int i = 0; i < 3; i++) {
+        logits[i] = calloc(KV_TEXT * vocab, sizeof(float));
+        assert_non_null(logits[i]);
+    }
+    for (int i = 0; i < 2; i++) {
+        must(open_session(models[i], &sessions[i], &error), &error, kv);
+        must(qn_session_eval(sessions[i], ids, KV_PROMPT, 1, logits[i], &error), &error, kv);
+        for (int j = KV_PROMPT; j < KV_TEXT; j++) {
+            must(qn_session_eval(sessions[i], ids + j, 1, 0, logits[i] + (size_t)j * vocab, &error), &error, kv);
+        }
+    }
+    must(open_session(models[0], &other, &error), &error, kv);
+    must(qn_session_truncate(sessions[0], 0, &error), &error, kv);
+    must(qn_batch_create(models[0], NULL, &batch, &error), &error, kv);
+    const qn_batch_item items[] = {
+        {.session = sessions[0], .ids = ids, .count = KV_TEXT, .all = 1, .logits = logits[2]},
+        {.session = other, .ids = ids + 2, .count = 200}};
+    must(qn_batch_eval(batch, items, 2, &error), &error, kv);
+    for (int i = 0; i < 3; i += 2) {
+        double largest, worst = largest_difference(logits[1], logits[i], KV_TEXT * vocab, &largest);
+        int same = 0;
+        for (size_t t = 0; t < KV_TEXT; t++) {
+            same += best_of(logits[i] + t * vocab, info.vocab_size) == best_of(logits[1] + t * vocab, info.vocab_size);
+        }
+        printf("kv %-4s %-8s largest logit %.3g, difference to the CPU %.3g, the same best token %d of %d\n", kv,
+               i ? "a batch" : "alone", largest, worst, same, KV_TEXT);
+        if (!(worst <= allowed * largest) || same < KV_TEXT * 97 / 100) {
+            fail_msg("%s: logits differ by %g, allowed are %g", kv, worst, allowed * largest);
+        }
+    }
+    qn_batch_destroy(batch);
+    qn_session_destroy(other);
+    for (int i = 0; i < 2; i++) {
+        qn_session_destroy(sessions[i]);
+        qn_model_close(models[i]);
+    }
+    for (int i = 0; i < 3; i++) {
+        free(logits[i]);
+    }
+}
+
 static void logits_agree_with_the_cpu(void **state)
 {
     (void)state;
@@ -435,9 +551,18 @@ static void logits_agree_with_the_cpu(void **state)
         const int plain = i < 3 || strcmp(schemes[i], "nvfp4") == 0 || strcmp(schemes[i], "mxfp4") == 0;
         compare(&w, path_of(schemes[i]), schemes[i], i == 0 ? 2e-5 : plain ? 1e-2 : 5e-2);
     }
-    const char *model = getenv("QN_TEST_MODEL");
+    for (int i = 0; i < VQ_SCHEMES; i++) {
+        compare(&w, path_of(vq_schemes[i]), vq_schemes[i], 2e-2);
+    }
+    for (int i = 0; i < KV_SCHEMES; i++) {
+        compare_kv(&w, path_of("f32"), kv_schemes[i], 5e-2);
+    }
+    const char *model = getenv("QN_TEST_MODEL"), *kv = getenv("QN_TEST_KV");
     if (model) {
         compare(&w, model, "QN_TEST_MODEL", 1e-3);
+    }
+    if (model && kv) {
+        compare_kv(&w, model, kv, 5e-2);
     }
     qn_ctx_destroy(w.ctx);
     assert_int_equal(w.live, 0);
@@ -469,17 +594,37 @@ static int start(void **state)
     char source[128];
     snprintf(source, sizeof source, "%s", path_of("source"));
     int failed = syn_write(ctx, source, tensors);
-    for (int i = 0; i < SCHEMES && !failed; i++) {
+    char text[128];
+    snprintf(text, sizeof text, "%s", path_of("text"));
+    FILE *file = fopen(text, "w");
+    for (int i = 0; file && i < 1200; i++) {
+        fputc(' ' + i * i % 89, file);
+    }
+    failed |= !file || fclose(file) != 0;
+    for (int i = 0; i < SCHEMES + VQ_SCHEMES && !failed; i++) {
+        const char *const scheme = i < SCHEMES ? schemes[i] : vq_schemes[i - SCHEMES];
         qn_quantize_options options;
         qn_quantize_result result;
         qn_error error = {0};
         qn_quantize_options_init(&options);
-        options.scheme = schemes[i];
+        options.scheme = scheme;
         options.keep_first = options.keep_last = 0;
         options.keep_qkv = 0;
-        failed = qn_quantize(ctx, source, path_of(schemes[i]), &options, &result, &error) != QN_OK;
+        failed = qn_quantize(ctx, source, path_of(scheme), &options, &result, &error) != QN_OK;
         if (failed) {
-            fprintf(stderr, "%s: %s\n", schemes[i], error.text);
+            fprintf(stderr, "%s: %s\n", scheme, error.text);
+        }
+    }
+    for (int i = 1; i < KV_SCHEMES && !failed; i++) {
+        qn_kv_books_options options;
+        qn_kv_books_result result;
+        qn_error error = {0};
+        qn_kv_books_options_init(&options);
+        options.scheme = kv_schemes[i];
+        options.calibration = text;
+        failed = qn_make_kv_books(ctx, path_of("f32"), NULL, &options, &result, &error) != QN_OK;
+        if (failed) {
+            fprintf(stderr, "%s: %s\n", kv_schemes[i], error.text);
         }
     }
     syn_free(tensors);

@@ -20,6 +20,7 @@
 
 #include <quern/quern.h>
 
+#include "exec/pool.h"
 #include "exec/processors.h"
 
 #define MOST 4096
@@ -320,6 +321,34 @@ static void put_file(const char *root, const char *name, const char *text)
     close(file);
 }
 
+/* Hints change between jobs and outlive their memory; jobs are what they were. */
+static void hints_change_no_job(void **state)
+{
+    (void)state;
+    qn_ctx *ctx;
+    qn_pool *pool;
+    assert_int_equal(qn_ctx_create(NULL, &ctx, NULL), QN_OK);
+    assert_int_equal(qn_pool_create(ctx, 2, &pool, NULL), QN_OK);
+    const qn_exec exec = {.pool = pool};
+    const size_t sizes[] = {0, 1, 64, 1000, 1 << 20, 3 << 20};
+    for (int round = 0; round < 200; round++) {
+        const size_t bytes = sizes[(size_t)round % (sizeof sizes / sizeof *sizes)];
+        char *const data = malloc(bytes + 1);
+        assert_non_null(data);
+        qn_exec_ahead(&exec, data, bytes);
+        check_job(&exec, round % 40);
+        free(data);
+        check_job(&exec, round % 7);
+        if (round % 5 == 0) {
+            qn_exec_ahead(&exec, NULL, 0);
+        }
+    }
+    qn_exec_ahead(NULL, pool, 1);
+    qn_exec_ahead(&(qn_exec){0}, pool, 1);
+    qn_pool_destroy(pool);
+    qn_ctx_destroy(ctx);
+}
+
 static void quota_and_cores_are_read(void **state)
 {
     (void)state;
@@ -421,8 +450,8 @@ int main(void)
         cmocka_unit_test(many_jobs_on_too_many_threads), cmocka_unit_test(large_counts_are_cut_into_runs),
         cmocka_unit_test(pools_end_while_idle),          cmocka_unit_test(jobs_inside_jobs_run_where_they_are),
         cmocka_unit_test(callers_may_share_a_pool),      cmocka_unit_test(workers_stay_on_their_processors),
-        cmocka_unit_test(quota_and_cores_are_read),      cmocka_unit_test(the_callers_threads_are_used),
-        cmocka_unit_test(bad_counts_are_refused),
+        cmocka_unit_test(hints_change_no_job),           cmocka_unit_test(quota_and_cores_are_read),
+        cmocka_unit_test(the_callers_threads_are_used),  cmocka_unit_test(bad_counts_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

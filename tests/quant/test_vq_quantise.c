@@ -96,9 +96,26 @@ static float half(const void *from, int64_t i)
     return x;
 }
 
+/* The bits of vptq's stream from `first` on. */
+static uint32_t bits_at(const uint32_t *stream, int64_t first, int count)
+{
+    uint32_t value = 0;
+    for (int64_t i = 0; i < count; i++) {
+        value |= (stream[(first + i) / 32] >> (first + i) % 32 & 1) << i;
+    }
+    return value;
+}
+
 /* Element [n][k] by docs/formats/vq.md. */
 static float element(const qn_scheme *s, int64_t n, int64_t k)
 {
+    if (s->vq.format == QN_VQ_VPTQ) {
+        const int bits = s->vq.bits;
+        const uint32_t *stream = (const uint32_t *)parts[0] + n / 8 * ((K * 2 * bits + 31) / 32);
+        const uint32_t word = bits_at(stream, k * 2 * bits, 2 * bits), main = word & ((1u << bits) - 1);
+        const float sum = half(parts[1], main * 8 + n % 8) + half(parts[2], (word >> bits) * 8 + n % 8);
+        return half(parts[3], k) * sum + half(parts[4], k);
+    }
     if (s->vq.format == QN_VQ_GPTVQ) {
         const int64_t cell = n / 256 * 2 + k / 256;
         const int code = ((const uint8_t *)parts[0])[n * (K / 4) + k / 4];
@@ -174,12 +191,8 @@ static void feedback_lessens_the_error(void **state)
     static const struct {
         const char *name;
         double weights, gain; /* most error of the weights without feedback; what it leaves of the outputs' */
-    } schemes[] = {
-        {"gptvq-2", 0.40, 0.7},
-        {"aqlm-2x8", 0.40, 0.7},
-        {"aqlm-3", 0.15, 0.7},
-        {"quip-2", 0.31, 0.7},
-        {"quip-4", 0.10, 0.7}};
+    } schemes[] = {{"gptvq-2", 0.40, 0.7}, {"aqlm-2x8", 0.40, 0.7}, {"aqlm-3", 0.15, 0.7}, {"vptq-2", 0.40, 0.7},
+                   {"vptq-3", 0.15, 0.7},  {"quip-2", 0.31, 0.7},   {"quip-4", 0.10, 0.7}};
     for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
         const qn_scheme *s = qn_scheme_find(schemes[i].name);
         double rms[2], weights[2], outputs[2];
@@ -199,7 +212,7 @@ static void feedback_lessens_the_error(void **state)
 static void threads_do_not_matter(void **state)
 {
     (void)state;
-    static const char *const schemes[] = {"gptvq-2", "aqlm-2x8", "quip-4"};
+    static const char *const schemes[] = {"gptvq-2", "aqlm-2x8", "vptq-2", "quip-4"};
     for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
         const qn_scheme *s = qn_scheme_find(schemes[i]);
         void *first[QN_VQ_PARTS];
@@ -235,8 +248,8 @@ static void folders(void **state)
     static syn_tensor tensors[SYN_TENSORS];
     syn_make(tensors, 20);
     assert_int_equal(syn_write(ctx, source, tensors), 0);
-    static const char *const schemes[] = {"gptvq-2",   "aqlm-2x8", "aqlm-3",
-                                          "aqlm-1x16", "quip-2",   "quip-4"};
+    static const char *const schemes[] = {"gptvq-2", "aqlm-2x8", "aqlm-3", "aqlm-1x16",
+                                          "vptq-2",  "vptq-3",   "quip-2", "quip-4"};
     for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
         qn_quantize_options options;
         qn_quantize_options_init(&options);
@@ -296,7 +309,8 @@ static void shapes_are_refused(void **state)
     } bad[] = {{"quip-2", 24, 64, "16 rows by 64"},
                {"quip-4", 32, 96, "16 rows by 64"},
                {"quip-2", 64, 64 * 11, "length 704"},
-               {"quip-2", 16 * 19, 64, "length 304"}, {"aqlm-2x8", 8, 12, "vectors of 8"}};
+               {"quip-2", 16 * 19, 64, "length 304"},
+               {"aqlm-2x8", 8, 12, "vectors of 8"}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         qn_shape shapes[QN_VQ_PARTS];
         qn_error error = {0};
@@ -311,7 +325,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(feedback_lessens_the_error),
-        cmocka_unit_test(threads_do_not_matter), cmocka_unit_test(shapes_are_refused),
+        cmocka_unit_test(threads_do_not_matter),
+        cmocka_unit_test(shapes_are_refused),
         cmocka_unit_test(large_books_are_exact),
         cmocka_unit_test(folders),
     };

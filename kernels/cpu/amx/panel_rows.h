@@ -274,6 +274,9 @@ QN_INLINE void all_panels(const int code, const int rows, const int n, const int
     for (; p + n <= q->panels; p += n) {
         rows_panels(code, rows, n, products, q, p, from, to, a, a_stride);
     }
+    for (; n > 2 && p + 2 <= q->panels; p += 2) {
+        rows_panels(code, rows, 2, products, q, p, from, to, a, a_stride);
+    }
     for (; p < q->panels; p++) {
         rows_panels(code, rows, 1, products, q, p, from, to, a, a_stride);
     }

@@ -88,19 +88,29 @@ QN_INLINE void make_table(const float *x, int64_t vector, const float *book, flo
     }
 }
 
-static int sums_tables(const float *x, int64_t groups, int64_t books, int64_t vector, const float *book,
-                       const float *norms, uint8_t *tables, float *unit)
+/* What a slab's products are multiplied by and its inverse, both 0 for zeros; 1 when there is no such factor. */
+static int factor_of(const float *x, int64_t groups, int64_t books, int64_t vector, const float *norms, float *factor,
+                     float *unit)
 {
-    const __m512i low = byte_order(0), high = byte_order(2);
     const float most = largest(x, groups, books, vector, norms);
-    float factor = 0.0f;
-    *unit = 0.0f;
+    *factor = *unit = 0.0f;
     if (!(most <= 0x1p80f) || (most > 0.0f && most < 0x1p-80f)) {
         return 1;
     }
     if (most > 0.0f) { /* most * factor in [2^22, 2^23) */
-        factor = ldexpf(1.0f, 22 - ilogbf(most));
-        *unit = 1.0f / factor;
+        *factor = ldexpf(1.0f, 22 - ilogbf(most));
+        *unit = 1.0f / *factor;
+    }
+    return 0;
+}
+
+static int sums_tables(const float *x, int64_t groups, int64_t books, int64_t vector, const float *book,
+                       const float *norms, uint8_t *tables, float *unit)
+{
+    const __m512i low = byte_order(0), high = byte_order(2);
+    float factor;
+    if (factor_of(x, groups, books, vector, norms, &factor, unit)) {
+        return 1;
     }
     for (int64_t g = 0; g < groups; g++) {
         for (int64_t c = 0; c < books; c++) {
@@ -170,4 +180,163 @@ static void sums_look_up(const uint8_t *codes, int64_t lines, int64_t lookups, c
     }
 }
 
-const qn_vq_sums_set qn_vq_sums__avx512vnni = {sums_tables, sums_look_up};
+/* ---- rows of x beside each other ---- */
+
+#define SIDE QN_VQ_SIDE_ROWS
+#define SIDE_AHEAD 4 /* blocks whose codes are prefetched */
+
+/* Eight vectors of sixteen entries, one a row of x, as sixteen entries of eight rows. */
+QN_INLINE void put_side(const __m512i v[SIDE], char *to)
+{
+    const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+    const __m512i last = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    __m512i a[SIDE], b[SIDE];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) { /* rows 2 i and 2 i + 1: entries 4 l, 4 l + 1; 4 l + 2, 4 l + 3 of lane l */
+        a[i] = _mm512_unpacklo_epi32(v[2 * i], v[2 * i + 1]);
+        a[i + 4] = _mm512_unpackhi_epi32(v[2 * i], v[2 * i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) { /* entry 4 l + 2 i, 4 l + 2 i + 1: rows 0 to 3, rows 4 to 7 */
+        b[4 * i] = _mm512_unpacklo_epi64(a[4 * i], a[4 * i + 1]);
+        b[4 * i + 1] = _mm512_unpacklo_epi64(a[4 * i + 2], a[4 * i + 3]);
+        b[4 * i + 2] = _mm512_unpackhi_epi64(a[4 * i], a[4 * i + 1]);
+        b[4 * i + 3] = _mm512_unpackhi_epi64(a[4 * i + 2], a[4 * i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int e = 0; e < 4; e++) { /* entries e and 4 + e, 8 + e and 12 + e */
+        const __m512i low = _mm512_permutex2var_epi64(b[2 * e], first, b[2 * e + 1]);
+        const __m512i high = _mm512_permutex2var_epi64(b[2 * e], last, b[2 * e + 1]);
+        _mm256_store_si256((__m256i *)(void *)(to + e * SIDE * 4), _mm512_castsi512_si256(low));
+        _mm256_store_si256((__m256i *)(void *)(to + (4 + e) * SIDE * 4), _mm512_extracti64x4_epi64(low, 1));
+        _mm256_store_si256((__m256i *)(void *)(to + (8 + e) * SIDE * 4), _mm512_castsi512_si256(high));
+        _mm256_store_si256((__m256i *)(void *)(to + (12 + e) * SIDE * 4), _mm512_extracti64x4_epi64(high, 1));
+    }
+}
+
+/* Integers of a (group, codebook): xs[j][row] times 256 vectors, each product the chain that make_table has. */
+QN_INLINE void make_side(const float *xs, int64_t vector, const float *book, char *to)
+{
+    for (int e = 0; e < QN_VQ_TABLE_ENTRIES; e += 32) {
+        __m512 sum[2][SIDE];
+        __m512i q[SIDE];
+#pragma GCC unroll 8
+        for (int r = 0; r < SIDE; r++) {
+            sum[0][r] = sum[1][r] = _mm512_setzero_ps();
+        }
+        for (int64_t j = 0; j < vector; j++) {
+            const __m512 a = _mm512_loadu_ps(book + e + j * QN_VQ_TABLE_ENTRIES);
+            const __m512 b = _mm512_loadu_ps(book + e + 16 + j * QN_VQ_TABLE_ENTRIES);
+#pragma GCC unroll 8
+            for (int r = 0; r < SIDE; r++) {
+                const __m512 x = _mm512_set1_ps(xs[j * SIDE + r]);
+                sum[0][r] = _mm512_fmadd_ps(x, a, sum[0][r]);
+                sum[1][r] = _mm512_fmadd_ps(x, b, sum[1][r]);
+            }
+        }
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; i++) {
+#pragma GCC unroll 8
+            for (int r = 0; r < SIDE; r++) {
+                q[r] = _mm512_cvtps_epi32(sum[i][r]);
+            }
+            put_side(q, to + (e + i * 16) * SIDE * 4);
+        }
+    }
+}
+
+/* Where the entries of a line's codes are in their table. */
+QN_INLINE void put_offsets(const uint8_t *codes, uint16_t *to)
+{
+#pragma GCC unroll 2
+    for (int i = 0; i < 64; i += 32) {
+        const __m512i half = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)(codes + i)));
+        _mm512_store_si512(to + i, _mm512_slli_epi16(half, 5));
+    }
+}
+
+/* Rows of w with a word of codes: byte 4 i + r of a line is row 16 r + i. */
+#define ROW_OF(w, i) ((i) % 4 * 16 + 2 * (w) + (i) / 4)
+
+/* SIDE rows of x by rows of w whose codes are word w of `lookups` lines. */
+QN_INLINE void word_by_side(const char *tables, const uint16_t offsets[][64], int w, const int lookups, int first,
+                            int last, __m256 unit, int32_t *totals, float *sums)
+{
+    __m256i total[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        const __m256i *const at = (const __m256i *)(const void *)(totals + ROW_OF(w, i) * SIDE);
+        total[i] = first ? _mm256_setzero_si256() : _mm256_load_si256(at);
+    }
+#pragma GCC unroll 4
+    for (int l = 0; l < lookups; l++) {
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) {
+            const char *const at = tables + l * QN_VQ_SIDE_TABLE + offsets[l][w * 8 + i];
+            total[i] = _mm256_add_epi32(total[i], _mm256_load_si256((const __m256i *)(const void *)at));
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        float *const at = sums + ROW_OF(w, i) * SIDE;
+        if (last) {
+            _mm256_store_ps(at, _mm256_fmadd_ps(_mm256_cvtepi32_ps(total[i]), unit, _mm256_load_ps(at)));
+        } else {
+            _mm256_store_si256((__m256i *)(void *)(totals + ROW_OF(w, i) * SIDE), total[i]);
+        }
+    }
+}
+
+/* Lookups l0 to l0 + lookups - 1 of all rows of w. */
+QN_INLINE void look_up_side(const qn_vq_sums_call *c, int64_t l0, const int lookups, int last, __m256 unit)
+{
+    for (int64_t block = 0; block < 2 * c->lines; block++) {
+        const uint8_t *const codes = c->codes + (block * c->lookups + l0) * 64;
+        _Alignas(64) uint16_t offsets[QN_VQ_SIDE_LOOKUPS][64];
+        int32_t *const totals = c->totals + block * 64 * SIDE;
+        float *const sums = c->sums + block * 64 * SIDE;
+#pragma GCC unroll 4
+        for (int l = 0; l < lookups; l++) {
+            _mm_prefetch((const char *)codes + (SIDE_AHEAD * c->lookups + l) * 64, _MM_HINT_T0);
+            put_offsets(codes + l * 64, offsets[l]);
+        }
+        for (int w = 0; w < 8; w++) {
+            word_by_side(c->tables, offsets, w, lookups, l0 == 0, last, unit, totals, sums);
+        }
+    }
+}
+
+static void sums_side(const qn_vq_sums_call *c)
+{
+    const int64_t groups = c->lookups / c->books;
+    float factor[SIDE] = {0}, unit[SIDE] = {0};
+    for (int64_t r = 0; r < c->rows; r++) {
+        if (factor_of(c->x + r * c->x_stride, groups, c->books, c->vector, c->norms, &factor[r], &unit[r])) {
+            c->special[r] = 1;
+        }
+    }
+    const __m256 units = _mm256_loadu_ps(unit);
+    for (int64_t l0 = 0; l0 < c->lookups; l0 += QN_VQ_SIDE_LOOKUPS) {
+        const int64_t left = c->lookups - l0, count = left < QN_VQ_SIDE_LOOKUPS ? left : QN_VQ_SIDE_LOOKUPS;
+        for (int64_t l = 0; l < count; l++) {
+            const int64_t g = (l0 + l) / c->books;
+            float xs[QN_VQ_SIDE_VECTOR * SIDE];
+            for (int64_t j = 0; j < c->vector; j++) {
+                for (int64_t r = 0; r < SIDE; r++) { /* a row without a factor may hold anything, or not be there */
+                    const int here = factor[r] != 0.0f;
+                    xs[j * SIDE + r] = here ? c->x[r * c->x_stride + g * c->vector + j] * factor[r] : 0.0f;
+                }
+            }
+            make_side(xs, c->vector, c->book + (l0 + l) % c->books * c->vector * QN_VQ_TABLE_ENTRIES,
+                      c->tables + l * QN_VQ_SIDE_TABLE);
+        }
+        switch (count) { /* fewer only at the end */
+        case 1: look_up_side(c, l0, 1, 1, units); break;
+        case 2: look_up_side(c, l0, 2, 1, units); break;
+        case 3: look_up_side(c, l0, 3, 1, units); break;
+        default: look_up_side(c, l0, QN_VQ_SIDE_LOOKUPS, left == QN_VQ_SIDE_LOOKUPS, units);
+        }
+    }
+}
+
+const qn_vq_sums_set qn_vq_sums__avx512vnni = {sums_tables, sums_look_up, sums_side};

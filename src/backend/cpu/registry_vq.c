@@ -38,6 +38,17 @@
         .impl = &(const qn_vq_tiles_impl){.set = &qn_vq_tiles__##isa_, .parts = &qn_mm_f32__avx512}                \
     }
 
+#define LATTICE(isa_, level_, mr_)                                                                                 \
+    {                                                                                                              \
+        .name = "qn_vq_mm_fp_quip_e8p_fp__" #isa_ "_" #mr_ "x16_lattice", .op = QN_OP_VQ_MM,                       \
+        .backend = QN_BACKEND_CPU, .isa = (level_), .mr = (mr_), .nr = 16, .pack_layout = QN_VQ_LATTICE_LAYOUT,    \
+        .status = "tested", .arithmetic = (level_) == QN_ISA_AMX ? "int8_tile" : "int8_dot",                       \
+        .accepts = qn_vq_lattice_accepts, .pack_bytes = qn_vq_lattice_pack_bytes, .pack = qn_vq_lattice_pack,      \
+        .workspace_bytes = qn_vq_lattice_workspace_bytes, .run = qn_vq_lattice_run,                                \
+        .impl = &(const qn_vq_lattice_impl){.set = &qn_vq_lattice__##isa_,                                         \
+                                            .rows = &qn_vq_lattice_rows__avx512vnni, .parts = &qn_mm_f32__avx512}  \
+    }
+
 static const qn_kernel kernels[] = {
     {.name = "qn_vq_mm_fp_aqlm_fp__avx512vnni_1x128_sums", .op = QN_OP_VQ_MM, .backend = QN_BACKEND_CPU,
      .isa = QN_ISA_AVX512VNNI, .mr = 1, .nr = 128, .pack_layout = QN_VQ_SUMS_LAYOUT, .status = "tested",
@@ -46,11 +57,8 @@ static const qn_kernel kernels[] = {
      .impl = &(const qn_vq_sums_impl){.set = &qn_vq_sums__avx512vnni, .parts = &qn_mm_f32__avx512}},
     TILES(amx, QN_ISA_AMX, 16),
     TILES(avx512vnni, QN_ISA_AVX512VNNI, 4),
-    {.name = "qn_vq_mm_fp_quip_e8p_fp__avx512vnni_4x16_lattice", .op = QN_OP_VQ_MM, .backend = QN_BACKEND_CPU,
-     .isa = QN_ISA_AVX512VNNI, .mr = 4, .nr = 16, .pack_layout = QN_VQ_LATTICE_LAYOUT, .status = "tested",
-     .arithmetic = "int8_dot", .accepts = qn_vq_lattice_accepts, .pack_bytes = qn_vq_lattice_pack_bytes,
-     .pack = qn_vq_lattice_pack, .workspace_bytes = qn_vq_lattice_workspace_bytes, .run = qn_vq_lattice_run,
-     .impl = &(const qn_vq_lattice_impl){.set = &qn_vq_lattice__avx512vnni, .parts = &qn_mm_f32__avx512}},
+    LATTICE(amx, QN_ISA_AMX, 16),
+    LATTICE(avx512vnni, QN_ISA_AVX512VNNI, 4),
     LEVELS("vq_mm_fp_aqlm_fp", QN_VQ_AQLM),
     LEVELS("vq_mm_fp_quip_e8p_fp", QN_VQ_QUIP_E8P),
     LEVELS("vq_mm_fp_vptq_fp", QN_VQ_VPTQ),

@@ -96,7 +96,8 @@ static size_t row_stride_of(const qn_panel_set *set, qn_panel_rows kind, int32_t
     return bytes % 1024 == 0 ? qn_size_add(bytes, 64) : bytes;
 }
 
-#define FEW_ROWS 16 /* a decode step: weights stream, one task a few panels */
+#define FEW_ROWS 16  /* a decode step: weights stream, one task a few panels */
+#define FEW_PANELS 8 /* at most */
 #define LEAST_TASKS 16
 
 typedef struct grid {
@@ -108,14 +109,31 @@ static grid largest_grid(const qn_panel_set *set)
     return (grid){set->rows_block, qn_max_i64(4, qn_min_i64(set->panels_block, MAX_BLOCK_PANELS))};
 }
 
-/* By shapes alone: what the set likes best, cut until there are tasks to share out. */
-static grid grid_of(const qn_panel_set *set, int64_t m, int64_t panels)
+/* Panels of a task that streams weights: what ends first when every thread has its share. In tenths of a panel that
+ * is read beside three others: a task has a start, and fewer panels at once take longer. */
+static int64_t few_panels(int64_t panels, int64_t threads, int64_t most)
+{
+    static const int64_t rest[] = {0, 14, 22, 36}; /* panels beside whole fours */
+    int64_t best = 1, least = INT64_MAX;
+    for (int64_t p = 1; p <= most; p++) {
+        const int64_t tasks = qn_ceil_div(qn_ceil_div(panels, p), threads);
+        const int64_t time = tasks * (5 + p / 4 * 40 + rest[p % 4]);
+        if (time < least) {
+            least = time;
+            best = p;
+        }
+    }
+    return best;
+}
+
+/* What the set likes best, cut until there are tasks to share out. */
+static grid grid_of(const qn_panel_set *set, int64_t m, int64_t panels, int32_t threads)
 {
     grid g = largest_grid(set);
     g.rows = qn_min_i64(m, g.rows);
     g.panels = qn_min_i64(panels, g.panels);
     if (m <= FEW_ROWS) {
-        g.panels = qn_max_i64(1, qn_min_i64(4, panels / LEAST_TASKS));
+        g.panels = few_panels(panels, threads, qn_min_i64(FEW_PANELS, g.panels));
         return g;
     }
     while (qn_ceil_div(m, g.rows) * qn_ceil_div(panels, g.panels) < LEAST_TASKS) {
@@ -502,6 +520,29 @@ static void ask_for_outputs(const qn_panel_job *job, const block *b, int64_t row
     }
 }
 
+/* What finishing few rows reads beside their sums lies apart from the panels and is as seldom in the caches: asked for
+ * when the block begins. */
+static void ask_for_rest(const qn_panel_job *job, const block *b, const uint8_t *flags)
+{
+    const int64_t column = b->panel * QN_PANEL_COLS;
+    const int64_t columns = qn_min_i64(b->panels * QN_PANEL_COLS, job->n - column);
+    __builtin_prefetch(flags);
+    for (int64_t c = 0; c < columns; c += QN_PANEL_LINE / (int64_t)sizeof(float)) {
+        if (job->scaled && job->scale_b_step) {
+            __builtin_prefetch(job->scale_b + column + c);
+        }
+        if (job->bias) {
+            __builtin_prefetch(job->bias + column + c);
+        }
+        if (job->azp_adj) {
+            __builtin_prefetch(job->azp_adj + column + c);
+        }
+    }
+    for (int64_t r = 0; r < qn_min_i64(b->rows, OUT_AHEAD); r++) {
+        ask_for_outputs(job, b, b->row + r, column, columns);
+    }
+}
+
 /* Row r of what a call left (kernels/common/panel.h). */
 static qn_mm_sums sums_of_row(const qn_panel_call *call, int64_t group, int64_t r)
 {
@@ -565,6 +606,9 @@ static void block_task(void *user, int64_t index, int32_t thread)
     small_arrays *const s = small_of(job, &p->at, thread);
     const weights w = weights_of(p, &b, scratch, s);
     float *const sa = (float *)(void *)(scratch + p->at.scales);
+    if (b.rows <= FEW_ROWS) {
+        ask_for_rest(job, &b, w.flags);
+    }
     if (job->sa) {
         gather_scales(job, &b, sa);
     }
@@ -618,7 +662,7 @@ void qn_panel_run(const qn_kernel *kernel, const qn_run_call *call)
         qn_panel_pack_rest(&job->layout, call->desc, call->args, workspace + p.at.rest);
         qn_panel_bind_rest(job, workspace + p.at.rest);
     }
-    const grid g = grid_of(job->impl->set, job->m, job->layout.panels);
+    const grid g = grid_of(job->impl->set, job->m, job->layout.panels, qn_exec_threads(call->exec));
     job->task_rows = g.rows;
     job->task_panels = g.panels;
     const int64_t blocks = row_blocks(job, job->task_rows);

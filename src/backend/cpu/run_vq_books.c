@@ -257,9 +257,17 @@ typedef struct books_job {
     size_t scratch_bytes, lanes_at;
 } books_job;
 
-static size_t scratch_of(const qn_vq_books_impl *impl, int64_t k_pad, int64_t m, size_t *lanes_at)
+/* Columns that are decoded together: few for few rows of x, which then are in the first cache, but whole vectors. */
+static int64_t width_of(const qn_vq *vq, int64_t m)
 {
-    const int64_t width = m <= FEW_ROWS ? FEW_COLS : QN_MM_COLS;
+    const int64_t few =
+        vq->format == QN_VQ_VPTQ ? qn_max_i64(FEW_COLS, qn_min_i64(vq->vector_len, QN_VQ_ACROSS)) : FEW_COLS;
+    return m <= FEW_ROWS ? few : QN_MM_COLS;
+}
+
+static size_t scratch_of(const qn_vq_books_impl *impl, const qn_vq *vq, int64_t k_pad, int64_t m, size_t *lanes_at)
+{
+    const int64_t width = width_of(vq, m);
     *lanes_at = qn_size_pad(qn_size_mul((size_t)width * 4, (size_t)k_pad));
     return qn_size_add(*lanes_at, (size_t)(qn_min_i64(m, QN_MM_ROWS) * QN_MM_COLS * impl->parts->lanes * 4));
 }
@@ -270,7 +278,8 @@ size_t qn_vq_books_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *de
     qn_vq vq;
     qn_vq_describe(desc, -1, desc->in[QN_VQMM_X].dims[1], &vq);
     const int64_t k_pad = (vq.k + QN_MM_PAD - 1) / QN_MM_PAD * QN_MM_PAD;
-    const size_t scratch = qn_size_mul((size_t)threads, qn_size_pad(scratch_of(kernel->impl, k_pad, m, &lanes_at)));
+    const size_t scratch =
+        qn_size_mul((size_t)threads, qn_size_pad(scratch_of(kernel->impl, &vq, k_pad, m, &lanes_at)));
     return qn_size_add(qn_size_add(qn_size_pad(qn_vq_side_bytes(&vq, m, threads)), scratch),
                        layout_of(desc, &vq).total);
 }
@@ -282,8 +291,8 @@ static int run_at(const books_job *job, int64_t n, int64_t i, qn_vq_run *run, in
     const books_layout *l = &job->l;
     const float *table = (const float *)(const void *)(job->body + l->table);
     int64_t stream = n, set = 0, offset = 0;
-    *run = (qn_vq_run){.books = (int32_t)l->books, .vector = (int32_t)l->vector, .stride = l->stride,
-                       .groups = l->groups};
+    *run =
+        (qn_vq_run){.books = (int32_t)l->books, .vector = (int32_t)l->vector, .stride = l->stride, .groups = l->groups};
     *at = 0;
     if (vq->format == QN_VQ_VPTQ) {
         const int outliers = vq->outlier_size > 0;
@@ -328,15 +337,28 @@ static int run_at(const books_job *job, int64_t n, int64_t i, qn_vq_run *run, in
     return 1;
 }
 
-static void decode_column(const books_job *job, int64_t n, float *out)
+/* Columns n to n + count - 1 of weights, `stride` floats apart. */
+static void decode_columns(const books_job *job, int64_t n, int64_t count, float *out, int64_t stride)
 {
+    const qn_vq *vq = &job->vq;
+    const int64_t v = vq->format == QN_VQ_VPTQ ? vq->vector_len : 1, outliers = vq->outlier_size > 0;
     qn_vq_run run;
     int64_t at;
-    for (int64_t i = 0; run_at(job, n, i, &run, &at); i++) {
-        job->impl->set->decode(&run, out + at);
-    }
-    for (int64_t i = job->side.k; i < job->side.k_pad; i++) {
-        out[i] = 0.0f;
+    for (int64_t c = 0; c < count;) { /* vectors across columns as far as they go; outliers' may have another length */
+        const int64_t some = qn_min_i64(qn_min_i64(count - c, v - (n + c) % v), QN_VQ_ACROSS);
+        for (int64_t j = 0; j < some; j++) {
+            for (int64_t i = 0; (v == 1 || i < outliers) && run_at(job, n + c + j, i, &run, &at); i++) {
+                job->impl->set->decode(&run, out + (c + j) * stride + at);
+            }
+            for (int64_t i = job->side.k; i < job->side.k_pad; i++) {
+                out[(c + j) * stride + i] = 0.0f;
+            }
+        }
+        for (int64_t i = outliers; v > 1 && run_at(job, n + c, i, &run, &at); i++) {
+            run.vector = (int32_t)some;
+            job->impl->set->across(&run, out + c * stride + at, stride);
+        }
+        c += some;
     }
 }
 
@@ -349,13 +371,11 @@ static void block_task(void *user, int64_t index, int32_t thread)
     const int64_t row = index % blocks * QN_MM_ROWS, col = index / blocks * QN_MM_COLS;
     const int64_t rows = qn_min_i64(QN_MM_ROWS, side->m - row), cols = qn_min_i64(QN_MM_COLS, side->n - col);
     char *const scratch = job->scratch + (size_t)thread * job->scratch_bytes, *const lanes = scratch + job->lanes_at;
-    const int64_t lane_row = QN_MM_COLS * set->lanes * 4, width = side->m <= FEW_ROWS ? FEW_COLS : QN_MM_COLS;
+    const int64_t lane_row = QN_MM_COLS * set->lanes * 4, width = width_of(&job->vq, side->m);
     memset(lanes, 0, (size_t)(rows * lane_row));
     for (int64_t c = 0; c < cols; c += width) {
         const int64_t count = qn_min_i64(width, cols - c);
-        for (int64_t i = 0; i < count; i++) {
-            decode_column(job, col + c + i, (float *)(void *)(scratch + i * k_bytes));
-        }
+        decode_columns(job, col + c, count, (float *)(void *)scratch, side->k_pad);
         for (int64_t k = 0; k < side->k_pad; k += CHUNK) {
             set->tile(side->rows + row * side->k_pad + k, k_bytes, scratch + k * 4, k_bytes, rows, count,
                       qn_min_i64(CHUNK, side->k_pad - k), lanes + c * set->lanes * 4);
@@ -386,7 +406,7 @@ void qn_vq_books_run(const qn_kernel *kernel, const qn_run_call *call)
     at += qn_align_up(job.l.total, 64);
     qn_vq_side_bind(call, &job.vq, job.impl->parts, job.body + job.l.side_at, at, &job.side);
     job.scratch = at + qn_align_up(qn_vq_side_bytes(&job.vq, call->sizes.m, threads), 64);
-    job.scratch_bytes = qn_align_up(scratch_of(job.impl, job.side.k_pad, call->sizes.m, &job.lanes_at), 64);
+    job.scratch_bytes = qn_align_up(scratch_of(job.impl, &job.vq, job.side.k_pad, call->sizes.m, &job.lanes_at), 64);
     qn_vq_side_prepare(&job.side, call->exec);
     qn_parallel_for(call->exec, qn_ceil_div(job.side.m, QN_MM_ROWS) * qn_ceil_div(job.side.n, QN_MM_COLS), block_task,
                     &job);

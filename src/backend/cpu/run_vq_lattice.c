@@ -167,7 +167,8 @@ static memory memory_of(const qn_op_desc *desc, const qn_vq *vq, int64_t m, int3
     memory at = {0};
     const size_t stride = qn_size_mul((size_t)l.tiles, QN_VQ_PLANES * QN_VQ_TILE_K);
     at.stride = stride > INT64_MAX / 2 ? INT64_MAX / 2 : (int64_t)stride + 64;
-    const size_t rows = (size_t)m, some = (size_t)qn_min_i64(m, MOST_ROWS);
+    const size_t rows = m > 1 ? (size_t)(qn_ceil_div(m, QN_VQ_ROW_GROUP) * QN_VQ_ROW_GROUP) : 1;
+    const size_t some = (size_t)qn_min_i64(m, MOST_ROWS);
     at.digits = qn_size_pad(qn_vq_side_bytes(vq, m, threads));
     at.scales = qn_size_pad(qn_size_add(at.digits, qn_size_mul(rows, (size_t)at.stride)));
     at.offsets = qn_size_pad(qn_size_add(at.scales, qn_size_mul(qn_size_mul(rows, (size_t)l.tiles), 4)));
@@ -208,7 +209,7 @@ static void digits_task(void *user, int64_t m, int32_t thread)
     int8_t *const digits = (int8_t *)job->workspace + job->at.digits + m * job->at.stride;
     float *const scales = (float *)(void *)(job->workspace + job->at.scales) + m * job->l.tiles;
     int32_t *const offsets = (int32_t *)(void *)(job->workspace + job->at.offsets) + m * job->l.tiles * 4;
-    job->special[m] = (uint8_t)qn_vq_side_digits(&job->side, m, job->impl->set->digits, digits, scales, offsets);
+    job->special[m] = (uint8_t)qn_vq_side_digits(&job->side, m, job->impl->rows->digits, digits, scales, offsets);
 }
 
 /* Four times the values of a packed code. */
@@ -308,7 +309,7 @@ void qn_vq_lattice_run(const qn_kernel *kernel, const qn_run_call *call)
         job.body = job.workspace + job.at.body;
     }
     qn_vq_side_bind(call, &vq, job.impl->parts, job.body + job.l.side_at, job.workspace, &job.side);
-    job.side.turn = job.impl->set->turn;
+    job.side.turn = job.impl->rows->turn;
     for (int i = 0; i < 2; i++) {
         job.side.mix[i] = (const float *)(const void *)(job.body + job.l.mix[i]);
     }

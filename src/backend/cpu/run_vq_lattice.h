@@ -10,6 +10,7 @@
 
 typedef struct qn_vq_lattice_impl {
     const qn_vq_lattice_set *set;
+    const qn_vq_lattice_rows *rows;
     const qn_mm_f32_set *parts;
 } qn_vq_lattice_impl;
 

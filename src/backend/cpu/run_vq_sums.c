@@ -2,12 +2,14 @@
  *
  * A table is made once and serves every row of w, so K is what tasks share out: a
  * task is a part of K (some slabs) by up to LINES_TASK lines of 128 rows of w, for some rows of x. It makes the
- * tables of a slab, small enough for the first cache, and walks the slab's codes, which stream; its sums over the part go to a
- * buffer of parts, and a second pass adds the parts in order. Parts are a function of K alone, so a row's bits
- * depend on nothing but its values and the weights.
+ * tables of a slab, small enough for the first cache, and walks the slab's codes, which stream; its sums over the part
+ * go to a buffer of parts, and a second pass adds the parts in order. Parts are a function of K alone, so a row's bits
+ * depend on nothing but its values and the weights. From FEW rows of x on they go eight at a time (kernels/common/vq.h:
+ * the same integers in wider tables), fewer one at a time.
  *
  * Packed: codes [slabs][tasks along N][2][lines][lookups][64], codebooks as [books][vector][256] f32, the
- * norms of their longest vectors, and the side section. Rows of x whose products fit no 24-bit integers are computed in double from single elements. */
+ * norms of their longest vectors, and the side section. Rows of x whose products fit no 24-bit integers are computed in
+ * double from single elements. */
 #include "backend/cpu/run_vq_sums.h"
 
 #include <math.h>
@@ -18,11 +20,14 @@
 #include "base/checked.h"
 #include "ref/slots.h"
 
-#define SLABS_PART 8   /* slabs of a part of K */
-#define LINES_TASK 64  /* lines of w a task */
+#define SLABS_PART 8  /* slabs of a part of K */
+#define LINES_TASK 64 /* lines of w a task */
 #define TASK_ROWS (LINES_TASK * QN_VQ_LINE)
-#define ADD_COLUMNS 1024 /* sums a task of the second pass */
-#define ROWS_ROUND 16  /* rows of x whose parts are kept at a time */
+#define ADD_COLUMNS 1024  /* sums a task of the second pass, ... */
+#define ADD_STEP 64       /* ... of them at a time */
+#define ROWS_ROUND 16     /* rows of x whose parts are kept at a time */
+#define LEAST_COLUMNS 100 /* rows of w; whatever M, as bits must not depend on it */
+#define FEW 3             /* rows of x that are faster beside each other than one by one */
 
 /* ---- packed body ---- */
 
@@ -108,6 +113,9 @@ const char *qn_vq_sums_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
     if (vq.bits != 8 || vq.codebooks > QN_VQ_LOOKUPS) {
         return "made for codes of 8 bits";
     }
+    if (vq.n > 0 && vq.n < LEAST_COLUMNS) {
+        return "a table costs more than so few rows of w take from it";
+    }
     return vq.out_group == 1 ? NULL : "made for vectors of single rows";
 }
 
@@ -128,21 +136,31 @@ void qn_vq_sums_pack(const qn_kernel *kernel, const qn_op_desc *desc, const qn_a
     pack_body(&l, &vq, &args->in[QN_VQMM_BIAS], body);
 }
 
+/* Rows beside each other when there are so many. */
+static int64_t side_of(int64_t rows)
+{
+    return rows < FEW ? 1 : QN_VQ_SIDE_ROWS;
+}
+
 /* ---- memory ---- */
 
 typedef struct memory {
-    size_t partial, special, scratch, thread, body, total;
+    size_t partial, special, scratch, thread, totals, body, total; /* totals: in a thread's scratch */
 } memory;
 
 static memory memory_of(const qn_op_desc *desc, const qn_vq *vq, int64_t m, int32_t threads)
 {
     const sums_layout l = layout_of(desc, vq);
-    const int64_t rows = qn_min_i64(m, ROWS_ROUND);
+    const int64_t side = side_of(qn_min_i64(m, ROWS_ROUND)), rows = qn_ceil_div(qn_min_i64(m, ROWS_ROUND), side) * side;
     memory at = {.partial = qn_size_pad(qn_vq_side_bytes(vq, m, threads))};
     const size_t row = qn_size_mul((size_t)l.lines, QN_VQ_LINE * sizeof(float));
     at.special = qn_size_pad(qn_size_add(at.partial, qn_size_mul(qn_size_mul((size_t)l.parts, (size_t)rows), row)));
     at.scratch = qn_size_pad(qn_size_add(at.special, qn_size_mul((size_t)rows, (size_t)l.parts)));
-    at.thread = QN_VQ_LOOKUPS * QN_VQ_TABLE_BYTES;
+    at.thread = at.totals = QN_VQ_LOOKUPS * QN_VQ_TABLE_BYTES;
+    if (side > 1) {
+        at.totals = QN_VQ_SIDE_LOOKUPS * QN_VQ_SIDE_TABLE;
+        at.thread = at.totals + (size_t)(qn_min_i64(l.lines, LINES_TASK) * QN_VQ_LINE * side) * sizeof(int32_t);
+    }
     at.body = qn_size_add(at.scratch, qn_size_mul((size_t)threads, at.thread));
     at.total = qn_size_add(at.body, l.total);
     return at;
@@ -166,36 +184,68 @@ typedef struct sums_job {
     const char *body;
     char *workspace;
     int64_t m0, rows, tasks_n; /* of this round; tasks along N */
-    float *partial;            /* [parts][rows][lines * 128] */
+    int64_t side_rows;         /* beside each other */
+    float *partial;            /* [parts][rows / side_rows][lines * 128][side_rows] */
     uint8_t *special;          /* [parts][rows] */
 } sums_job;
+
+/* Sums of a part of K, rows of x from r on, rows of w from line0 on. */
+static float *partial_at(const sums_job *job, int64_t part, int64_t r, int64_t line0)
+{
+    const int64_t groups = qn_ceil_div(job->rows, job->side_rows), group = part * groups + r / job->side_rows;
+    return job->partial + (group * job->l.lines + line0) * QN_VQ_LINE * job->side_rows;
+}
+
+/* Rows r to r + rows - 1 of x by the codes of slab s. */
+static void rows_by_slab(const sums_job *job, int64_t s, int64_t r, int64_t rows, int64_t line0, char *scratch)
+{
+    const sums_layout *l = &job->l;
+    const int64_t part = s / SLABS_PART, lookups = slab_lookups(l, s);
+    const int64_t before = s * l->slab_groups * l->books * l->lines;
+    uint8_t elsewhere[QN_VQ_SIDE_ROWS] = {0}; /* what is special does not depend on rows of w: one task notes it */
+    qn_vq_sums_call c = {.codes = (const uint8_t *)job->body + (before + line0 * lookups) * QN_VQ_LINE,
+                         .lines = qn_min_i64(LINES_TASK, l->lines - line0),
+                         .lookups = lookups,
+                         .books = l->books,
+                         .vector = l->vector,
+                         .x = job->side.rows + (job->m0 + r) * job->side.k_pad + s * l->slab_groups * l->vector,
+                         .x_stride = job->side.k_pad,
+                         .rows = rows,
+                         .book = (const float *)(const void *)(job->body + l->book),
+                         .norms = (const float *)(const void *)(job->body + l->norms),
+                         .tables = scratch,
+                         .totals = (int32_t *)(void *)(scratch + job->at.totals),
+                         .sums = partial_at(job, part, r, line0),
+                         .special = line0 == 0 ? job->special + part * job->rows + r : elsewhere};
+    if (job->side_rows > 1) {
+        job->impl->set->side(&c);
+        return;
+    }
+    float unit;
+    uint8_t *const tables = (uint8_t *)scratch;
+    if (job->impl->set->tables(c.x, lookups / c.books, c.books, c.vector, c.book, c.norms, tables, &unit)) {
+        *c.special = 1;
+    } else {
+        job->impl->set->look_up(c.codes, c.lines, lookups, tables, unit, c.sums);
+    }
+}
 
 static void part_task(void *user, int64_t index, int32_t thread)
 {
     const sums_job *job = user;
     const sums_layout *l = &job->l;
     const int64_t part = index / job->tasks_n, line0 = index % job->tasks_n * LINES_TASK;
-    const int64_t lines = qn_min_i64(LINES_TASK, l->lines - line0);
-    const float *const book = (const float *)(const void *)(job->body + l->book);
-    const float *const norms = (const float *)(const void *)(job->body + l->norms);
-    uint8_t *const tables = (uint8_t *)job->workspace + job->at.scratch + (size_t)thread * job->at.thread;
-    for (int64_t r = 0; r < job->rows; r++) {
-        float *const sums = job->partial + ((part * job->rows + r) * l->lines + line0) * QN_VQ_LINE;
-        memset(sums, 0, (size_t)lines * QN_VQ_LINE * sizeof *sums);
-        job->special[part * job->rows + r] = 0;
+    const int64_t lines = qn_min_i64(LINES_TASK, l->lines - line0), side = job->side_rows;
+    char *const scratch = job->workspace + job->at.scratch + (size_t)thread * job->at.thread;
+    for (int64_t r = 0; r < job->rows; r += side) {
+        memset(partial_at(job, part, r, line0), 0, (size_t)(lines * QN_VQ_LINE * side) * sizeof(float));
+    }
+    if (line0 == 0) {
+        memset(job->special + part * job->rows, 0, (size_t)job->rows);
     }
     for (int64_t s = part * SLABS_PART; s < qn_min_i64(l->slabs, (part + 1) * SLABS_PART); s++) {
-        const int64_t lookups = slab_lookups(l, s), before = s * l->slab_groups * l->books * l->lines;
-        const uint8_t *const codes = (const uint8_t *)job->body + (before + line0 * lookups) * QN_VQ_LINE;
-        for (int64_t r = 0; r < job->rows; r++) {
-            const float *const x = job->side.rows + (job->m0 + r) * job->side.k_pad + s * l->slab_groups * l->vector;
-            float *const sums = job->partial + ((part * job->rows + r) * l->lines + line0) * QN_VQ_LINE;
-            float unit;
-            if (job->impl->set->tables(x, lookups / l->books, l->books, l->vector, book, norms, tables, &unit)) {
-                job->special[part * job->rows + r] = 1;
-            } else {
-                job->impl->set->look_up(codes, lines, lookups, tables, unit, sums);
-            }
+        for (int64_t r = 0; r < job->rows; r += side) {
+            rows_by_slab(job, s, r, qn_min_i64(side, job->rows - r), line0, scratch);
         }
     }
 }
@@ -221,25 +271,43 @@ static void special_row(const sums_job *job, int64_t r, int64_t n0, int64_t coun
     }
 }
 
+/* Parts of some rows of x beside each other, columns n0 to n0 + count - 1: added in order, put into rows. */
+static void add_parts(const sums_job *job, int64_t r, int64_t n0, int64_t count)
+{
+    const int64_t side = job->side_rows, rows = qn_min_i64(side, job->rows - r);
+    for (int64_t n = n0; n < n0 + count; n += ADD_STEP) {
+        const int64_t some = qn_min_i64(ADD_STEP, n0 + count - n);
+        float sums[ADD_STEP * QN_VQ_SIDE_ROWS] = {0};
+        for (int64_t p = 0; p < job->l.parts; p++) {
+            const float *const from = partial_at(job, p, r, 0) + n * side;
+            for (int64_t i = 0; i < some * side; i++) {
+                sums[i] += from[i];
+            }
+        }
+        for (int64_t i = 0; i < rows; i++) {
+            float *const to = job->side.sums + (job->m0 + r + i) * job->side.n + n;
+            for (int64_t j = 0; j < some; j++) {
+                to[j] = sums[j * side + i];
+            }
+        }
+    }
+}
+
 static void add_task(void *user, int64_t index, int32_t thread)
 {
     (void)thread;
     const sums_job *job = user;
-    const int64_t stride = job->l.lines * QN_VQ_LINE, pieces = qn_ceil_div(job->side.n, ADD_COLUMNS);
-    const int64_t r = index / pieces, n0 = index % pieces * ADD_COLUMNS;
-    const int64_t count = qn_min_i64(ADD_COLUMNS, job->side.n - n0);
-    float *const sums = job->side.sums + (job->m0 + r) * job->side.n + n0;
-    int special = 0;
-    memset(sums, 0, (size_t)count * sizeof *sums);
-    for (int64_t p = 0; p < job->l.parts; p++) {
-        const float *const from = job->partial + (p * job->rows + r) * stride + n0;
-        for (int64_t n = 0; n < count; n++) {
-            sums[n] += from[n];
+    const int64_t pieces = qn_ceil_div(job->side.n, ADD_COLUMNS), first = index / pieces * job->side_rows;
+    const int64_t n0 = index % pieces * ADD_COLUMNS, count = qn_min_i64(ADD_COLUMNS, job->side.n - n0);
+    add_parts(job, first, n0, count);
+    for (int64_t r = first; r < qn_min_i64(job->rows, first + job->side_rows); r++) {
+        int special = 0;
+        for (int64_t p = 0; p < job->l.parts; p++) {
+            special |= job->special[p * job->rows + r];
         }
-        special |= job->special[p * job->rows + r];
-    }
-    if (special) {
-        special_row(job, r, n0, count);
+        if (special) {
+            special_row(job, r, n0, count);
+        }
     }
 }
 
@@ -264,8 +332,10 @@ void qn_vq_sums_run(const qn_kernel *kernel, const qn_run_call *call)
     qn_vq_side_prepare(&job.side, call->exec);
     for (; job.m0 < job.side.m; job.m0 += ROWS_ROUND) {
         job.rows = qn_min_i64(ROWS_ROUND, job.side.m - job.m0);
+        job.side_rows = side_of(job.rows);
         qn_parallel_for(call->exec, job.l.parts * job.tasks_n, part_task, &job);
-        qn_parallel_for(call->exec, job.rows * qn_ceil_div(job.side.n, ADD_COLUMNS), add_task, &job);
+        qn_parallel_for(call->exec, qn_ceil_div(job.rows, job.side_rows) * qn_ceil_div(job.side.n, ADD_COLUMNS),
+                        add_task, &job);
     }
     qn_vq_side_finish(&job.side, call->exec);
 }

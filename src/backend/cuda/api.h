@@ -130,6 +130,8 @@ enum {
 /* Functions that older drivers lack; NULL then. */
 #define QN_CU_OPTIONAL(X)                                                                                              \
     X(FuncLoad, "cuFuncLoad", cu_result, (cu_function function))                                                       \
+    X(MaxClusters, "cuOccupancyMaxActiveClusters", cu_result,                                                          \
+      (int32_t * count, cu_function function, const cu_launch_config *config))                                         \
     X(TensorMapTiled, "cuTensorMapEncodeTiled", cu_result,                                                             \
       (qn_tensor_map * map, int32_t type, uint32_t rank, void *address, const uint64_t *dims, const uint64_t *strides, \
        const uint32_t *box, const uint32_t *element_strides, int32_t interleave, int32_t swizzle, int32_t promotion,   \

@@ -39,8 +39,7 @@ static void key_text(const qn_cuda_key *key, const char *cubin, size_t bytes, ch
 
 /* ---- finding ---- */
 
-/* 1: the file's content in memory of its own; 0: it is not there or cannot be read. */
-static int read_file(const qn_cuda *cuda, const char *path, char **data, size_t *bytes)
+int qn_cuda_read_file(const qn_cuda *cuda, const char *path, char **data, size_t *bytes)
 {
     qn_file_map map;
     if (!path || qn_file_map_open(path, &map, NULL) != QN_OK) {
@@ -63,8 +62,8 @@ static int read_entry(const qn_cuda *cuda, const char *folder, const qn_cuda_key
     char *found = NULL, want[256];
     size_t found_bytes = 0;
     *image = (qn_cuda_image){0};
-    const int both = read_file(cuda, key_path, &found, &found_bytes) &&
-                     read_file(cuda, cubin_path, &image->cubin, &image->cubin_bytes);
+    const int both = qn_cuda_read_file(cuda, key_path, &found, &found_bytes) &&
+                     qn_cuda_read_file(cuda, cubin_path, &image->cubin, &image->cubin_bytes);
     int good = 0;
     if (both) {
         key_text(key, image->cubin, image->cubin_bytes, want);

@@ -4,21 +4,21 @@
  *   add                                             activation.cu
  *   [rmsnorm | silu_mul | silu_mul_quant] [quantize]
  *     1 to 3 products of the same rows [add]        mm_few.cu
- *   rope, rope into the cache, attention, then such
- *     a product                                     decode.cu, mm_few.cu
+ *   rope, rope into the cache, attention; then such
+ *     a product, or not                             decode.cu, mm_few.cu
+ *   what keeps keys and values otherwise            chain_kv.c
  *
  * A pattern is taken when nothing after it reads what its kernels leave out. Every kernel is launched so that it may
  * start while the one before drains, and loads its weights meanwhile. */
 #include <math.h>
 #include <string.h>
 
-#include "backend/cuda/mm.h"
+#include "backend/cuda/chain.h"
 #include "base/checked.h"
-#include "kernels/common/cuda_activation.h"
 #include "ref/slots.h"
 
-enum { THREADS = 256, LOOKUP_THREADS = 128, DECODE_THREADS = 128, PART_KEYS = 128, MOST_HEAD = 128 };
-enum { MOST_LAUNCHES = 2, MOST_GRID_Y = 65535 };
+enum { THREADS = 256, LOOKUP_THREADS = 128, DECODE_THREADS = 128, JOIN_THREADS = 32, PART_KEYS = 128, MOST_HEAD = 128 };
+enum { MOST_GRID_Y = 65535, LOOKUPS = 2 * (QN_MM_Q6_K + 1) };
 
 /* Registers of a thread allow that many quads of a row, and that many blocks of a multiprocessor (mm_few.cu). */
 enum { MOST_ITEMS = 8, RESIDENT = 3 };
@@ -26,27 +26,6 @@ enum { MOST_ITEMS = 8, RESIDENT = 3 };
 /* Values of the parameters of kernels/cuda/mm_before.h. */
 enum { PRE_NONE = 0, PRE_NORM, PRE_SILU, PRE_ATTENTION };
 enum { QUANT_NONE = 0, QUANT_FP8, QUANT_FP8_GROUP, QUANT_INT8, QUANT_INT8_AZP, QUANT_NVFP4 };
-
-typedef union arguments {
-    qn_cuda_mm mm;
-    qn_cuda_decode decode;
-    qn_cuda_embed embed;
-    qn_cuda_activation activation;
-} arguments;
-
-typedef struct launch {
-    qn_cuda_function function;
-    qn_cuda_geometry geometry;
-    arguments arguments;
-} launch;
-
-struct qn_chain {
-    qn_cuda *cuda;
-    qn_chain_kind kind;
-    int32_t count;
-    cu_pointer partials;
-    launch launches[MOST_LAUNCHES];
-};
 
 /* What a pattern is matched in. */
 typedef struct matcher {
@@ -283,7 +262,8 @@ static qn_cuda_mm product_arguments(const matcher *m, const product *p)
 }
 
 /* The launch of a product; *possible 0: its weights or sizes are not for this kernel. */
-static qn_status make_product(const matcher *m, const product *p, launch *l, int *possible, qn_error *error)
+static qn_status make_product(const matcher *m, const product *p, qn_cuda_chain_launch *l, int *possible,
+                              qn_error *error)
 {
     qn_cuda_mm *a = &l->arguments.mm;
     *a = product_arguments(m, p);
@@ -353,7 +333,15 @@ static int match_attention(const matcher *m)
            ((uint64_t)(uintptr_t)args->in[QN_ATT_K].data | (uint64_t)(uintptr_t)args->in[QN_ATT_V].data) % 16 == 0;
 }
 
-static qn_status make_attention(const matcher *m, qn_chain *chain, launch *l, qn_error *error)
+static void decode_program(int64_t size, const char *entry, qn_cuda_program *program)
+{
+    memset(program, 0, sizeof *program);
+    program->source = "decode.cu";
+    program->entry = entry;
+    qn_cuda_define(program, "SIZE", size);
+}
+
+static qn_status make_attention(const matcher *m, qn_chain *chain, qn_cuda_chain_launch *l, qn_error *error)
 {
     const qn_chain_step *query = &m->steps[0], *key = &m->steps[1], *attention = &m->steps[2];
     const qn_op_desc *d = attention->desc;
@@ -377,14 +365,27 @@ static qn_status make_attention(const matcher *m, qn_chain *chain, launch *l, qn
                                            .scale = scale == 0.0f ? (float)(1.0 / sqrt((double)size)) : scale,
                                            .log2_theta = log2((double)query->desc->attr[QN_ATTR_THETA].f)};
     qn_cuda_program program;
-    memset(&program, 0, sizeof program);
-    program.source = "decode.cu";
-    program.entry = "qn_decode_attention";
+    decode_program(size, "qn_decode_attention", &program);
     program.shared_bytes = (int32_t)(PART_KEYS * size * 4);
-    qn_cuda_define(&program, "SIZE", size);
     l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)parts, (uint32_t)heads, 1},
                                      .block = {DECODE_THREADS, 1, 1},
                                      .shared_bytes = (uint32_t)program.shared_bytes,
+                                     .dependent = m->cuda->device.major >= 9};
+    return qn_cuda_function_get(m->cuda, &program, &l->function, error);
+}
+
+/* The parts as a row of the attention's output, for what follows it is no product that joins them itself. */
+static qn_status make_join(const matcher *m, qn_chain *chain, qn_error *error)
+{
+    const qn_cuda_chain_launch *attention = &chain->launches[0];
+    qn_cuda_chain_launch *l = &chain->launches[1];
+    const int64_t size = m->steps[2].desc->in[QN_ATT_Q].dims[2];
+    qn_cuda_program program;
+    decode_program(size, "qn_decode_join", &program);
+    l->arguments.decode = attention->arguments.decode;
+    l->arguments.decode.out = m->steps[2].args.out[0].data;
+    l->geometry = (qn_cuda_geometry){.grid = {attention->geometry.grid[1], 1, 1},
+                                     .block = {JOIN_THREADS, 1, 1},
                                      .dependent = m->cuda->device.major >= 9};
     return qn_cuda_function_get(m->cuda, &program, &l->function, error);
 }
@@ -416,13 +417,15 @@ int qn_cuda_chain_program(int32_t i, qn_cuda_program *program)
 {
     if (i == 0) {
         add_program(program);
+    } else if (i > LOOKUPS) {
+        qn_cuda_keep_program((qn_cuda_keep)qn_min_i64(i - LOOKUPS - 1, QN_CUDA_KEEP_COUNT - 1), program);
     } else {
         lookup_program((i - 1) / 2, (i - 1) % 2, program);
     }
-    return i <= 2 * (QN_MM_Q6_K + 1);
+    return i <= LOOKUPS + QN_CUDA_KEEP_COUNT;
 }
 
-static qn_status make_lookup(const matcher *m, launch *l, int *possible, qn_error *error)
+static qn_status make_lookup(const matcher *m, qn_cuda_chain_launch *l, int *possible, qn_error *error)
 {
     const qn_chain_step *s = &m->steps[0];
     const qn_view *table = &s->args.in[0];
@@ -445,7 +448,7 @@ static qn_status make_lookup(const matcher *m, launch *l, int *possible, qn_erro
     return qn_cuda_function_get(m->cuda, &program, &l->function, error);
 }
 
-static qn_status make_add(const matcher *m, launch *l, qn_error *error)
+static qn_status make_add(const matcher *m, qn_cuda_chain_launch *l, qn_error *error)
 {
     const qn_args *args = &m->steps[0].args;
     qn_cuda_program program;
@@ -469,10 +472,13 @@ static qn_status make(const matcher *m, qn_chain *chain, int32_t *taken, qn_erro
 {
     int possible = 1;
     product p;
-    *taken = 0;
+    chain->kind = m->steps[0].kind;
+    QN_TRY(qn_cuda_chain_kv(&m->steps[0], m->position, chain, taken, error));
+    if (*taken) {
+        return QN_OK;
+    }
     if (m->steps[0].kind != QN_CHAIN_OPERATOR) {
         chain->count = *taken = 1;
-        chain->kind = m->steps[0].kind;
         if (m->steps[0].kind == QN_CHAIN_ADD) {
             return make_add(m, &chain->launches[0], error);
         }
@@ -481,19 +487,25 @@ static qn_status make(const matcher *m, qn_chain *chain, int32_t *taken, qn_erro
         return QN_OK;
     }
     if (match_attention(m)) {
-        if (!match_product(m, 3, &m->steps[2], &p)) {
+        if (match_product(m, 3, &m->steps[2], &p)) {
+            QN_TRY(make_product(m, &p, &chain->launches[1], &possible, error));
+        } else {
+            possible = 0;
+        }
+        if (!possible && m->steps[2].args.out[0].shape.format != QN_F32) {
             return QN_OK;
         }
-        QN_TRY(make_product(m, &p, &chain->launches[1], &possible, error));
-        if (possible) {
-            QN_TRY(make_attention(m, chain, &chain->launches[0], error));
-            qn_cuda_mm *a = &chain->launches[1].arguments.mm;
-            a->partials = chain->launches[0].arguments.decode.partials;
-            a->heads = chain->launches[0].arguments.decode.heads;
-            a->head_size = a->k / a->heads;
-            chain->count = 2;
-            *taken = 3 + p.taken;
+        QN_TRY(make_attention(m, chain, &chain->launches[0], error));
+        chain->count = 2;
+        if (!possible) {
+            *taken = 3;
+            return make_join(m, chain, error);
         }
+        qn_cuda_mm *a = &chain->launches[1].arguments.mm;
+        a->partials = chain->launches[0].arguments.decode.partials;
+        a->heads = chain->launches[0].arguments.decode.heads;
+        a->head_size = a->k / a->heads;
+        *taken = 3 + p.taken;
         return QN_OK;
     }
     if (match_product(m, 0, NULL, &p)) {
@@ -540,7 +552,7 @@ static qn_status run(const qn_chain *chain, int32_t rows, void *stream, qn_error
     QN_TRY(qn_cuda_push(chain->cuda, error));
     qn_status status = QN_OK;
     for (int32_t i = 0; i < chain->count && status == QN_OK; i++) {
-        launch l = chain->launches[i];
+        qn_cuda_chain_launch l = chain->launches[i];
         void *const pointers[] = {&l.arguments};
         if (chain->kind == QN_CHAIN_LOOKUP) {
             l.geometry.grid[0] = (uint32_t)rows;
@@ -556,4 +568,4 @@ static qn_status run(const qn_chain *chain, int32_t rows, void *stream, qn_error
     return status;
 }
 
-const qn_backend_chains qn_cuda_chains = {.create = create, .run = run, .destroy = destroy};
+const qn_backend_chains qn_cuda_chains = {.create = create, .run = run, .keep = qn_cuda_chain_keep, .destroy = destroy};

@@ -4,12 +4,13 @@
  *   load.c      dlopen, the device, statuses and sentences of failing calls
  *   compile.c   NVRTC: source and parameters to a cubin
  *   cache.c     cubins on disk: shipped ones and the cache
+ *   tuned.c     measured choices of cuts
  *   program.c   programs to loaded functions; plans' state; launches
  *   registry.c  families, the backend's row, warming the cache
  *   device.c    memory, streams, events and graphs for callers without CUDA code
  *   ceiling.c   what the device reaches
  *   vq_device.c the device and its sources for the generator (src/vq)
- *   chain.c     neighbouring steps of a model as few launches
+ *   chain.c     neighbouring steps of a model as few launches; chain_kv.c those that keep keys and values
  *   run_*.c     families: which programs a descriptor needs and how to launch them; tiles.c: what products share
  *
  * A family is a table of qn_kernel rows whose impl is a qn_cuda_impl and whose
@@ -51,6 +52,14 @@ typedef enum qn_cuda_target {
 /* "sm_90a"; NULL when it is none. */
 const char *qn_cuda_target_name(qn_cuda_target target);
 
+/* A measured choice of a cut of block_scaled_mm: tuned.h. */
+#define QN_TUNED_MOST 96
+typedef struct qn_tuned {
+    int32_t n, k, m;
+    int32_t strip;    /* 1: value is a strip's; 0: a tile's */
+    int32_t value[8]; /* in the order of a line of the file */
+} qn_tuned;
+
 /* Facts that programs and launch geometry may depend on. */
 typedef struct qn_cuda_device {
     qn_cuda_target target; /* QN_SM_NONE: nothing here is compiled for it */
@@ -61,10 +70,15 @@ typedef struct qn_cuda_device {
     size_t memory_bytes;
     int32_t driver_version; /* 13000: 13.0 */
     char name[128];
+    int32_t tuned_count;
+    qn_tuned tuned[QN_TUNED_MOST];
 } qn_cuda_device;
 
 /* A device of that target for compiling without one. */
 qn_cuda_device qn_cuda_typical_device(qn_cuda_target target);
+
+/* Functions in the place of a driver's for a device that is not there. */
+extern const qn_cu_api qn_cuda_absent;
 
 /* ---- state of a context ---- */
 
@@ -108,15 +122,16 @@ void qn_cuda_pop(const qn_cuda *cuda);
 
 /* ---- programs ---- */
 
-#define QN_CUDA_PROGRAMS 12 /* most that a plan may have */
+#define QN_CUDA_PROGRAMS 16 /* most that a plan may have */
 
 /* One kernel function to be compiled: the fixed body with these parameters before it. */
 typedef struct qn_cuda_program {
-    const char *source;    /* file under kernels/cuda/ */
-    const char *entry;     /* extern "C" name in it */
-    int32_t shared_bytes;  /* dynamic shared memory it is launched with at most; 0: none */
-    int32_t wide_clusters; /* clusters of more than 8 blocks */
-    char params[512];      /* "#define NAME value" lines (qn_cuda_define) */
+    const char *source;       /* file under kernels/cuda/ */
+    const char *entry;        /* extern "C" name in it */
+    int32_t shared_bytes;     /* dynamic shared memory it is launched with at most; 0: none */
+    int32_t wide_clusters;    /* clusters of more than 8 blocks */
+    int32_t cluster, threads; /* where the plan must know how many clusters of that size run at a time; 0: need not */
+    char params[512];         /* "#define NAME value" lines (qn_cuda_define) */
 } qn_cuda_program;
 
 /* Add "#define name value" to a program. */
@@ -125,6 +140,7 @@ void qn_cuda_define(qn_cuda_program *program, const char *name, int64_t value);
 typedef struct qn_cuda_function {
     cu_function handle;
     int32_t registers, local_bytes; /* a thread's; local memory means spills */
+    int32_t clusters;               /* of the program's size at a time; 0: not known */
 } qn_cuda_function;
 
 /* A run, as a family's launch sees it. functions[i] belongs to programs()'s i. */
@@ -230,6 +246,9 @@ qn_status qn_cuda_nvrtc(qn_cuda *cuda, qn_error *error);
 qn_status qn_cuda_compile(qn_cuda *cuda, const qn_cuda_program *program, qn_cuda_target target, qn_cuda_image *image,
                           qn_error *error);
 
+/* 1: a file's content in memory of its own, zero-terminated; 0: it is not there or cannot be read. */
+int qn_cuda_read_file(const qn_cuda *cuda, const char *path, char **data, size_t *bytes);
+
 /* Look a cubin up below a folder of compilers' folders; compiler NULL: any. 1: found. A damaged entry is
  * none and said in the log. */
 int qn_cuda_cache_find(const qn_cuda *cuda, const char *root, const char *compiler, const qn_cuda_key *key,
@@ -253,7 +272,8 @@ typedef struct qn_cuda_family {
 
 extern const qn_cuda_family qn_cuda_quantize_family, qn_cuda_block_scaled_mm_family,
     qn_cuda_grouped_block_scaled_mm_family, qn_cuda_scaled_mm_family, qn_cuda_mm_family, qn_cuda_activation_family,
-    qn_cuda_fp4_family, qn_cuda_fp4_mm_family, qn_cuda_vq_family, qn_cuda_vq_kv_family, qn_cuda_vq_dequantize_family;
+    qn_cuda_fp4_family, qn_cuda_fp4_mm_family, qn_cuda_vq_family, qn_cuda_vq_kv_family, qn_cuda_vq_dequantize_family,
+    qn_cuda_scaled_attention_family;
 
 extern const qn_backend_chains qn_cuda_chains;
 

@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backend/cuda/tuned.h"
+
 #define DRIVER "libcuda.so.1"
 
 /* ---- targets ---- */
@@ -47,12 +49,35 @@ static qn_cuda_target target_of(int32_t major, int32_t minor)
 qn_cuda_device qn_cuda_typical_device(qn_cuda_target target)
 {
     const target_row *t = &targets[target];
-    return (qn_cuda_device){.target = target,
-                            .major = t->major,
-                            .minor = t->minor,
-                            .sms = t->sms,
-                            .shared_bytes = t->shared_bytes,
-                            .l2_bytes = t->l2};
+    qn_cuda_device d = {.target = target,
+                        .major = t->major,
+                        .minor = t->minor,
+                        .sms = t->sms,
+                        .shared_bytes = t->shared_bytes,
+                        .l2_bytes = t->l2};
+    if (target == QN_SM_90A) {
+        snprintf(d.name, sizeof d.name, "NVIDIA H200");
+        qn_tuned_embedded(&d);
+    }
+    return d;
+}
+
+/* The device's tuned cuts: the embedded ones, and before them those of the cache folder's file. */
+static void read_tuned(qn_cuda *cuda)
+{
+    char path[4096], *text = NULL;
+    size_t bytes = 0;
+    qn_error error = {0};
+    qn_tuned_embedded(&cuda->device);
+    if (!cuda->ctx->cache_dir ||
+        snprintf(path, sizeof path, "%s/%s", cuda->ctx->cache_dir, QN_TUNED_FILE) >= (int)sizeof path ||
+        !qn_cuda_read_file(cuda, path, &text, &bytes)) {
+        return;
+    }
+    if (qn_tuned_read(text, path, &cuda->device, &error) != QN_OK) {
+        qn_log(cuda->ctx, QN_LOG_WARN, "tuned cuts are not used: %s", error.text);
+    }
+    qn_free(cuda->ctx, text);
 }
 
 /* ---- calls ---- */
@@ -166,11 +191,27 @@ static qn_status open_device(qn_cuda *cuda, qn_error *error)
                          error);
 }
 
+/* The named target's device, which is not there. */
+static void open_absent(qn_cuda *cuda)
+{
+    for (int t = 0; t < QN_SM_COUNT; t++) {
+        if (strcmp(targets[t].name, cuda->ctx->cuda_target) == 0) {
+            cuda->cu = qn_cuda_absent;
+            cuda->device = qn_cuda_typical_device((qn_cuda_target)t);
+            cuda->device.memory_bytes = SIZE_MAX / 2;
+            snprintf(cuda->device.name, sizeof cuda->device.name, "no device, target %s", targets[t].name);
+            return;
+        }
+    }
+    snprintf(cuda->refusal, sizeof cuda->refusal,
+             "target '%.32s' is none of sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120a", cuda->ctx->cuda_target);
+}
+
 static void close_state(void *state)
 {
     qn_cuda *cuda = state;
-    if (cuda->context) {
-        const int current = cuda->cu.CtxPush(cuda->context) == CU_SUCCESS;
+    if (cuda->context || cuda->ctx->cuda_target) {
+        const int current = cuda->context && cuda->cu.CtxPush(cuda->context) == CU_SUCCESS;
         for (qn_cuda_module *m = cuda->modules, *next; m; m = next) {
             next = m->next;
             cuda->cu.ModuleUnload(m->handle);
@@ -179,7 +220,9 @@ static void close_state(void *state)
         if (current) {
             qn_cuda_pop(cuda);
         }
-        cuda->cu.PrimaryRelease(cuda->ordinal);
+        if (cuda->context) {
+            cuda->cu.PrimaryRelease(cuda->ordinal);
+        }
     }
     if (cuda->nvrtc_handle) {
         dlclose(cuda->nvrtc_handle);
@@ -200,8 +243,14 @@ static qn_cuda *open_state(const qn_ctx *ctx)
     cuda->ctx = ctx;
     pthread_mutex_init(&cuda->lock, NULL);
     qn_error error = {0};
-    if (load_driver(cuda) && open_device(cuda, &error) != QN_OK) {
-        snprintf(cuda->refusal, sizeof cuda->refusal, "%s", error.text);
+    if (ctx->cuda_target) {
+        open_absent(cuda);
+    } else if (load_driver(cuda)) {
+        if (open_device(cuda, &error) != QN_OK) {
+            snprintf(cuda->refusal, sizeof cuda->refusal, "%s", error.text);
+        } else {
+            read_tuned(cuda);
+        }
     }
     return cuda;
 }

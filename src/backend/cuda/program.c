@@ -91,6 +91,23 @@ static qn_status set_attribute(const qn_cuda *cuda, cu_function function, int32_
     return qn_cuda_check(cuda, cuda->cu.FuncSetAttribute(function, attribute, value), "cuFuncSetAttribute", error);
 }
 
+/* Groups of multiprocessors differ in size, so that clusters may leave some of them idle. */
+static int32_t clusters_of(const qn_cuda *cuda, const qn_cuda_program *program, cu_function function)
+{
+    cu_launch_attribute size;
+    int32_t count = 0;
+    memset(&size, 0, sizeof size);
+    size.id = CU_LAUNCH_CLUSTER_DIMENSION;
+    size.value.cluster.x = (uint32_t)program->cluster;
+    size.value.cluster.y = size.value.cluster.z = 1;
+    const cu_launch_config config = {.grid = {(uint32_t)program->cluster, 1, 1},
+                                     .block = {(uint32_t)program->threads, 1, 1},
+                                     .shared_bytes = (uint32_t)program->shared_bytes,
+                                     .attributes = &size,
+                                     .attribute_count = 1};
+    return cuda->cu.MaxClusters && cuda->cu.MaxClusters(&count, function, &config) == CU_SUCCESS ? count : 0;
+}
+
 static qn_status get_function(qn_cuda *cuda, const qn_cuda_program *program, qn_cuda_function *out, qn_error *error)
 {
     cu_module module = NULL;
@@ -112,6 +129,9 @@ static qn_status get_function(qn_cuda *cuda, const qn_cuda_program *program, qn_
     }
     if (program->wide_clusters) {
         QN_TRY(set_attribute(cuda, out->handle, CU_FUNC_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, error));
+    }
+    if (program->cluster > 1) {
+        out->clusters = clusters_of(cuda, program, out->handle);
     }
     return QN_OK;
 }

@@ -13,6 +13,7 @@ static const qn_cuda_family *const families[] = {&qn_cuda_block_scaled_mm_family
                                                  &qn_cuda_fp4_family,
                                                  &qn_cuda_vq_family,
                                                  &qn_cuda_vq_kv_family,
+                                                 &qn_cuda_scaled_attention_family,
                                                  &qn_cuda_vq_dequantize_family};
 
 static const qn_kernel *kernel_at(int32_t i)

@@ -1,36 +1,32 @@
-/* Host side of block_scaled_mm on Hopper. A plan has a kernel for few rows at each of several heights, one for 65 to
- * 128 rows, tiles for many rows, and a plain kernel for operands that the bulk copies cannot take; the run picks by M
- * and alignment. What the kernels expect, and which tile is best where, is the host contract at the top of each source.
+/* Host side of block_scaled_mm on Hopper. A plan has a cut for few rows at each of several heights, a strip or one row
+ * of tiles; tiles for many rows; and a plain kernel for operands that the bulk copies cannot take. The run picks by M and
+ * alignment. What the kernels expect, and which cut is best where, is the host contract at the top of each source;
+ * measured exceptions are data/tuned-cuts.txt.
  *
  * The tensor core sums FP8 products with fewer bits than f32 has: the row says QN_SUMS_FP8_MMA, docs/operators.md how
  * much that may cost. */
 #include <string.h>
 
 #include "backend/cuda/tiles.h"
+#include "backend/cuda/tuned.h"
 #include "base/checked.h"
 #include "ref/slots.h"
 
 enum { MOST_SPLIT = 8 };
 
-/* Programs of a plan: plain, tiles, then the heights of the skinny kernel. FEW has one row of tiles. ANY takes any
- * alignment of d. */
-enum { PLAIN = 0, TILES, FEW = TILES + QN_BLOCK_TILES, SKINNY };
-static const int32_t heights[] = {8, 16, 32, 64, 128};
+/* Programs of a plan: plain, tiles for many rows, then a cut for each height of few rows. */
+enum { PLAIN = 0, TILES, FEW = TILES + QN_BLOCK_TILES };
+static const int32_t heights[] = {8, 16, 32, 64, QN_STRIP_ROWS};
 enum { HEIGHTS = sizeof heights / sizeof *heights };
+_Static_assert(FEW + HEIGHTS <= QN_CUDA_PROGRAMS, "a plan has room for that many programs");
 
-/* Measured on an H200 with constant weights: for strips of 64 rows of b and 128-blocks of K, up to 32, 64 and 128 rows.
- */
-static const struct tuned {
-    int32_t strips, blocks;
-    qn_strip rows32, rows64, rows128;
-} tuned[] = {
-    {33, 56, {1, 4, 2, 6, 2, 1, 0}, {1, 4, 2, 3, 2, 2, 0}, {2, 4, 2, 3, 1, 2, 0}},
-    {64, 56, {1, 2, 2, 6, 2, 1, 0}, {1, 2, 4, 3, 1, 1, 1}, {1, 2, 2, 4, 1, 1, 0}},
-    {112, 16, {2, 2, 2, 3, 2, 1, 0}, {1, 1, 2, 6, 1, 1, 1}, {1, 2, 1, 6, 1, 1, 0}},
-    {112, 128, {2, 4, 2, 3, 2, 1, 0}, {2, 2, 2, 4, 1, 2, 0}, {2, 2, 2, 3, 1, 2, 0}},
-    {384, 12, {3, 1, 2, 4, 1, 1, 0}, {3, 1, 1, 6, 1, 1, 0}, {2, 1, 1, 4, 1, 1, 0}},
-    {512, 4, {2, 1, 2, 2, 2, 1, 0}, {2, 1, 1, 4, 2, 1, 1}, {2, 1, 1, 4, 1, 1, 0}},
-};
+/* How few rows are cut: a strip, or one row of tiles. */
+typedef struct cut {
+    int32_t strip;
+    qn_strip s;
+    qn_tile t;
+    const qn_tuned *tuned; /* NULL: by the rules below */
+} cut;
 
 static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 {
@@ -45,56 +41,86 @@ static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
     return b->dims[0] > INT32_MAX || b->dims[1] > INT32_MAX ? "N or K is 2^31 or more" : NULL;
 }
 
-/* The tile of a program; FEW by N, K and the device alone. */
-static qn_tile tile_of(int32_t program, const qn_op_desc *desc, const qn_cuda_device *device)
+static qn_tile tile_of(int32_t i, const qn_op_desc *desc)
 {
+    const int may_store = qn_tile_may_store(desc->attr[QN_ATTR_OUT].i, desc->in[QN_BMM_B].dims[0]);
+    return qn_block_tile(i, may_store, QN_ONE_MATRIX);
+}
+
+/* A row of tiles for 64 or 128 rows where some width fills the card: wide tiles read the rows of a less often, and a
+ * round of tiles takes its time whatever there is for it to do. */
+static int few_tile(const qn_op_desc *desc, const qn_cuda_device *device, int32_t rows, qn_tile *tile)
+{
+    static const int32_t widths[] = {64, 96, 128, 192};
     const int64_t n = desc->in[QN_BMM_B].dims[0];
-    if (program != FEW) {
-        return qn_block_tile(program - TILES, qn_tile_may_store(desc->attr[QN_ATTR_OUT].i, n));
-    }
-    const int64_t wide = qn_ceil_div(n, 192), square = qn_ceil_div(n, 128), sms = device->sms;
-    if (wide <= sms && 10 * wide >= 9 * sms) {
-        return (qn_tile){128, 192, 5, 1, 1, 0, 1.0};
-    }
-    if (square <= 2 * sms && 10 * square >= 18 * sms) {
-        return (qn_tile){128, 128, 6, 1, 2, 0, 1.0};
-    }
-    return (qn_tile){128, 64, 9, 1, 2, 0, 1.0};
-}
-
-/* 65 to 128 rows go to FEW, else to the skinny kernel: long K wants its parts. */
-static int has_few(const qn_op_desc *desc, const qn_cuda_device *device)
-{
-    return desc->in[QN_BMM_B].dims[1] <= 4096 || tile_of(FEW, desc, device).bn > 64;
-}
-
-/* No parts of K where the strips fill the card, else those that do, of at least 8 blocks. */
-static qn_strip strip_of(const qn_op_desc *desc, const qn_cuda_device *device, int32_t rows)
-{
-    const qn_shape *b = &desc->in[QN_BMM_B];
-    const int64_t strips = qn_ceil_div(b->dims[0], 64), blocks = qn_ceil_div(b->dims[1], 128);
-    qn_strip s = {.groups = strips >= 3 * device->sms   ? 3
-                            : strips >= 2 * device->sms ? 2
-                                                        : 1,
-                  .split = 1,
-                  .unroll = rows < 64 ? 2 : 1,
-                  .stages = 6,
-                  .occupancy = 1,
-                  .pair = 1};
-    while (s.split < MOST_SPLIT && 2 * s.split * qn_ceil_div(strips, s.groups) <= device->sms &&
-           16 * s.split <= blocks) {
-        s.split *= 2;
-    }
-    for (size_t i = 0; i < sizeof tuned / sizeof *tuned; i++) {
-        if (tuned[i].strips == strips && tuned[i].blocks == blocks) {
-            s = rows <= 32 ? tuned[i].rows32 : rows <= 64 ? tuned[i].rows64 : tuned[i].rows128;
+    int64_t least = 0;
+    double filled = 0.0;
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+        qn_tile t;
+        const int64_t rounds = qn_ceil_div(qn_ceil_div(n, widths[i]), device->sms), cost = rounds * (widths[i] + 16);
+        if (qn_few_tile(rows, widths[i], &t) && (least == 0 || cost < least)) {
+            *tile = t;
+            least = cost;
+            filled = (double)n / (double)(rounds * device->sms * widths[i]);
         }
     }
-    if (rows > 64 && s.groups > 2) {
-        s.groups = 2; /* sums of 128 rows need more registers than 14 warps have */
+    return filled >= 0.8;
+}
+
+/* Else strips and parts of K: of up to 32 rows strips that a card reads at once, or parts of at least 8 blocks; of more
+ * rows narrow strips, two products in flight, in as many parts as fill the card once (twice with two blocks a
+ * multiprocessor). */
+static qn_strip few_strip(const qn_op_desc *desc, const qn_cuda_device *device, int32_t rows)
+{
+    const qn_shape *b = &desc->in[QN_BMM_B];
+    const int64_t strips = qn_ceil_div(b->dims[0], 64), blocks = qn_ceil_div(b->dims[1], 128), sms = device->sms;
+    qn_strip s = {.groups = strips >= 3 * sms   ? 3
+                            : strips >= 2 * sms ? 2
+                                                : 1,
+                  .split = 1,
+                  .unroll = 2,
+                  .stages = 6,
+                  .occupancy = 1,
+                  .pair = 1,
+                  .parts = 1};
+    if (rows <= 32) {
+        while (s.split < MOST_SPLIT && 2 * s.split * qn_ceil_div(strips, s.groups) <= sms && 16 * s.split <= blocks) {
+            s.split *= 2;
+        }
+    } else {
+        s.groups = 1;
+        s.unroll = 1;
+        s.stages = 13;
+        s.parts = 2;
+        s.occupancy = rows > 64 ? 1 : 2;
+        const int64_t room = rows > 64 ? 97 * sms / 100 : 16 * sms / 10;
+        while (s.split < 6 && (s.split + 1) * strips <= room && 4 * (s.split + 1) <= blocks) {
+            s.split++;
+        }
     }
-    qn_strip_fit(&s, rows, QN_ONE_MATRIX);
     return s;
+}
+
+/* By N, K and the device alone. */
+static cut cut_of(const qn_op_desc *desc, const qn_cuda_device *device, int32_t rows)
+{
+    const qn_shape *b = &desc->in[QN_BMM_B];
+    cut c = {.tuned = qn_tuned_find(device, b->dims[0], b->dims[1], rows, rows > 8 ? rows / 2 : 0, rows)};
+    if (c.tuned) {
+        c.strip = c.tuned->strip;
+        if (c.strip) {
+            c.s = qn_tuned_strip(c.tuned);
+        } else {
+            qn_tuned_tile(c.tuned, &c.t);
+        }
+    } else {
+        c.strip = rows <= 32 || !few_tile(desc, device, rows, &c.t);
+        c.s = c.strip ? few_strip(desc, device, rows) : c.s;
+    }
+    if (c.strip) {
+        qn_strip_fit(&c.s, rows, QN_ONE_MATRIX);
+    }
+    return c;
 }
 
 static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
@@ -106,15 +132,19 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
     out[PLAIN].entry = "qn_block_scaled_mm_plain";
     qn_cuda_define(&out[PLAIN], "OUT", form);
     qn_cuda_define(&out[PLAIN], "LAYOUT", QN_ONE_MATRIX);
-    for (int32_t i = TILES; i < SKINNY; i++) {
-        const qn_tile t = tile_of(i, desc, device);
-        qn_block_tile_program(&t, form, QN_ONE_MATRIX, &out[i]);
+    for (int32_t i = 0; i < QN_BLOCK_TILES; i++) {
+        const qn_tile t = tile_of(i, desc);
+        qn_block_tile_program(&t, form, QN_ONE_MATRIX, &out[TILES + i]);
     }
     for (int32_t i = 0; i < HEIGHTS; i++) {
-        const qn_strip s = strip_of(desc, device, heights[i]);
-        qn_strip_program(&s, heights[i], form, QN_ONE_MATRIX, &out[SKINNY + i]);
+        const cut c = cut_of(desc, device, heights[i]);
+        if (c.strip) {
+            qn_strip_program(&c.s, heights[i], form, QN_ONE_MATRIX, &out[FEW + i]);
+        } else {
+            qn_block_tile_program(&c.t, form, QN_ONE_MATRIX, &out[FEW + i]);
+        }
     }
-    return SKINNY + HEIGHTS;
+    return FEW + HEIGHTS;
 }
 
 /* ---- the run ---- */
@@ -165,86 +195,154 @@ static qn_status launch_plain(const qn_cuda_run *run, operands *o, qn_error *err
     return qn_cuda_launch(run, PLAIN, &g, arguments, error);
 }
 
-/* Rounds of the card that a tile takes. */
-static int64_t rounds_of(const qn_tile *t, const operands *o, const qn_cuda_device *device)
+static double cost_of(const qn_tile *t, int64_t m, const qn_op_desc *desc, int32_t sms)
 {
-    return qn_ceil_div(qn_ceil_div(o->m, t->bm) * qn_ceil_div(o->n, t->bn), device->sms);
+    const qn_shape *b = &desc->in[QN_BMM_B];
+    const int64_t tiles = qn_ceil_div(m, t->bm) * qn_ceil_div(b->dims[0], t->bn);
+    return qn_tile_cost(t, (double)tiles, qn_ceil_div(b->dims[1], 128), sms);
 }
 
-/* The program of the least estimated time. */
-static int32_t choose_tile(const qn_cuda_run *run, const operands *o)
+/* The tile for more than 128 rows: the tuned one of the nearest number of rows, else that of the least estimated time.
+ * TALL takes any d. */
+static int32_t choose_tile(const qn_op_desc *desc, const qn_cuda_device *device, int64_t m, int may_store,
+                           const qn_tuned **tuned)
 {
-    static const int32_t candidates[] = {TILES + QN_TILE_TALL, TILES + QN_TILE_WIDE, TILES + QN_TILE_ANY};
-    const int misaligned = ((uint64_t)(uintptr_t)o->d | (uint64_t)(2 * o->d_row)) % 16 != 0;
-    if (o->m <= 128) {
-        return FEW;
-    }
-    int32_t best = TILES + QN_TILE_ANY;
+    const qn_shape *b = &desc->in[QN_BMM_B];
+    const qn_tuned *entry = qn_tuned_find(device, b->dims[0], b->dims[1], m, QN_STRIP_ROWS, INT32_MAX);
+    int32_t best = QN_TILE_TALL;
     double least = 0.0;
-    for (size_t i = 0; i < sizeof candidates / sizeof *candidates; i++) {
-        const qn_tile t = tile_of(candidates[i], run->call->desc, run->device);
-        const int64_t rounds = rounds_of(&t, o, run->device);
-        const double cost = (double)rounds * t.bm * t.bn / t.weight;
-        if ((t.store && misaligned) || (least > 0.0 && cost >= least)) {
+    *tuned = NULL;
+    for (int32_t i = 0; i < QN_BLOCK_TILES; i++) {
+        const qn_tile t = tile_of(i, desc);
+        const double cost = cost_of(&t, m, desc, device->sms);
+        if (t.store && !may_store) {
             continue;
         }
-        least = cost;
-        best = i == 0 && rounds > 3 ? TILES + QN_TILE_TALL_PAIR : candidates[i];
+        if (entry && t.bm == entry->value[0] && t.bn == entry->value[1] && t.store == entry->value[2]) {
+            *tuned = entry;
+            return i;
+        }
+        if (least <= 0.0 || cost < least) {
+            least = cost;
+            best = i;
+        }
     }
     return best;
+}
+
+/* Arguments of strips and tiles after their maps. */
+enum { COMMON = 19 };
+static void common_arguments(operands *o, void **to)
+{
+    void *const common[COMMON] = {&o->scale_a, &o->scale_a_row, &o->scale_a_block, &o->none,     &o->scale_b,
+                                  &o->scale_b_row, &o->none,    &o->d,             &o->d_row,    &o->none,
+                                  &o->groups,      &o->m,       &o->n,             &o->k,        &o->experts,
+                                  &o->zero,        &o->zero,    &o->constant,      &o->zero};
+    memcpy(to, common, sizeof common);
+}
+
+static qn_status launch_strips(const qn_cuda_run *run, operands *o, int32_t program, const qn_strip *s, int32_t rows,
+                               qn_error *error)
+{
+    qn_tensor_map a_map, b_map;
+    void *arguments[2 + COMMON] = {&a_map, &b_map};
+    QN_TRY(qn_tile_byte_map(run, o->a, o->k, o->m, 1, o->a_row, o->a_row * o->m, rows / s->pair, &a_map, error));
+    QN_TRY(qn_tile_byte_map(run, o->b, o->k, o->n, 1, o->b_row, o->b_row * o->n, 64 * s->groups, &b_map, error));
+    const int32_t cluster = s->pair * s->split;
+    o->constant = o->constant && !s->late;
+    common_arguments(o, arguments + 2);
+    const qn_cuda_geometry g = {.grid = {(uint32_t)(qn_ceil_div(o->n, 64 * s->groups * s->pair) * cluster), 1, 1},
+                                .block = {128 * (uint32_t)s->groups + 64, 1, 1},
+                                .shared_bytes = (uint32_t)qn_strip_shared(s, rows, QN_ONE_MATRIX),
+                                .cluster = (uint32_t)cluster,
+                                .dependent = 1};
+    return qn_cuda_launch(run, program, &g, arguments, error);
+}
+
+static qn_status launch_tiles(const qn_cuda_run *run, operands *o, int32_t program, const qn_tile *t, qn_error *error)
+{
+    qn_tensor_map a_map, b_map, d_map;
+    void *arguments[3 + COMMON] = {&a_map, &b_map, &d_map};
+    QN_TRY(qn_tile_byte_map(run, o->a, o->k, o->m, 1, o->a_row, o->a_row * o->m, t->bm / t->cluster, &a_map, error));
+    QN_TRY(qn_tile_byte_map(run, o->b, o->k, o->n, 1, o->b_row, o->b_row * o->n, t->bn, &b_map, error));
+    d_map = b_map; /* not read without STORE */
+    if (t->store) {
+        QN_TRY(qn_tile_out_map(run, o->d, o->n, o->m, 1, 2 * o->d_row, 2 * o->d_row * o->m, &d_map, error));
+    }
+    common_arguments(o, arguments + 3);
+    const int64_t blocks = qn_ceil_div(o->m, t->bm) * qn_ceil_div(o->n, (int64_t)t->bn * t->cluster) * t->cluster;
+    qn_cuda_geometry g = qn_tile_geometry(run->device, t->cluster, blocks, qn_tile_shared(t));
+    g.block[0] = 128 + 128 * (uint32_t)qn_tile_groups(t);
+    return qn_cuda_launch(run, program, &g, arguments, error);
 }
 
 static qn_status launch(const qn_cuda_run *run, qn_error *error)
 {
     QN_FAIL_IF(run->call->sizes.m > INT32_MAX, error, QN_E_UNSUPPORTED, "block_scaled_mm: M is 2^31 or more");
+    const qn_op_desc *desc = run->call->desc;
     operands o = operands_of(run->call);
     o.constant = qn_cuda_constant_weights(run);
     if (!qn_tile_aligned(o.a, o.a_row, 0) || !qn_tile_aligned(o.b, o.b_row, 0)) {
         return launch_plain(run, &o, error);
     }
-    int32_t height = 0;
-    while (height < HEIGHTS && heights[height] < o.m) {
-        height++;
+    if (o.m <= QN_STRIP_ROWS) {
+        int32_t i = 0;
+        while (heights[i] < o.m) {
+            i++;
+        }
+        const cut c = cut_of(desc, run->device, heights[i]);
+        return c.strip ? launch_strips(run, &o, FEW + i, &c.s, heights[i], error)
+                       : launch_tiles(run, &o, FEW + i, &c.t, error);
     }
-    const int skinny = height < HEIGHTS && (o.m <= 64 || !has_few(run->call->desc, run->device));
-    const int32_t program = skinny ? SKINNY + height : choose_tile(run, &o);
-    qn_tensor_map a_map, b_map, d_map;
-    void *common[] = {&o.scale_a, &o.scale_a_row, &o.scale_a_block, &o.none,     &o.scale_b, &o.scale_b_row, &o.none,
-                      &o.d,       &o.d_row,       &o.none,          &o.groups,   &o.m,       &o.n,           &o.k,
-                      &o.experts, &o.zero,        &o.zero,          &o.constant, &o.zero};
-    void *arguments[3 + sizeof common / sizeof *common] = {&a_map, &b_map, &d_map};
-    memcpy(&arguments[skinny ? 2 : 3], common, sizeof common);
-    if (skinny) {
-        const qn_strip s = strip_of(run->call->desc, run->device, heights[height]);
-        QN_TRY(
-            qn_tile_byte_map(run, o.a, o.k, o.m, 1, o.a_row, o.a_row * o.m, heights[height] / s.pair, &a_map, error));
-        QN_TRY(qn_tile_byte_map(run, o.b, o.k, o.n, 1, o.b_row, o.b_row * o.n, 64 * s.groups, &b_map, error));
-        const int32_t cluster = s.pair * s.split;
-        o.constant = o.constant && !s.late;
-        const qn_cuda_geometry g = {.grid = {(uint32_t)(qn_ceil_div(o.n, 64 * s.groups * s.pair) * cluster), 1, 1},
-                                    .block = {128 * (uint32_t)s.groups + 64, 1, 1},
-                                    .shared_bytes = (uint32_t)qn_strip_shared(&s, heights[height], QN_ONE_MATRIX),
-                                    .cluster = (uint32_t)cluster,
-                                    .dependent = 1};
-        return qn_cuda_launch(run, program, &g, arguments, error);
+    const qn_tuned *tuned;
+    const int32_t i = choose_tile(desc, run->device, o.m, qn_tile_aligned(o.d, 2 * o.d_row, 0), &tuned);
+    const qn_tile t = tile_of(i, desc);
+    return launch_tiles(run, &o, TILES + i, &t, error);
+}
+
+/* ---- for people ---- */
+
+static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes *sizes,
+                     qn_text *text)
+{
+    (void)kernel;
+    const qn_cuda *cuda = qn_cuda_get(ctx);
+    const qn_cuda_device *device = cuda ? &cuda->device : NULL;
+    const qn_tuned *tuned = NULL;
+    if (!device || sizes->m < 1) {
+        return;
     }
-    const qn_tile t = tile_of(program, run->call->desc, run->device);
-    QN_TRY(qn_tile_byte_map(run, o.a, o.k, o.m, 1, o.a_row, o.a_row * o.m, t.bm / t.cluster, &a_map, error));
-    QN_TRY(qn_tile_byte_map(run, o.b, o.k, o.n, 1, o.b_row, o.b_row * o.n, t.bn, &b_map, error));
-    d_map = b_map; /* not read without STORE */
-    if (t.store) {
-        QN_TRY(qn_tile_out_map(run, o.d, o.n, o.m, 1, 2 * o.d_row, 2 * o.d_row * o.m, &d_map, error));
+    if (sizes->m <= QN_STRIP_ROWS) {
+        const cut c = cut_of(desc, device, qn_strip_height(sizes->m));
+        tuned = c.tuned;
+        if (c.strip) {
+            qn_text_add(text, "cut: strips of %d columns, %d part%s of K, clusters of %d", 64 * c.s.groups, c.s.split,
+                        c.s.split > 1 ? "s" : "", c.s.pair * c.s.split);
+        } else {
+            qn_text_add(text, "cut: tiles of %d x %d", c.t.bm, c.t.bn);
+        }
+    } else {
+        const int32_t chosen = choose_tile(desc, device, sizes->m, 1, &tuned);
+        for (int32_t i = 0; i < QN_BLOCK_TILES; i++) {
+            const qn_tile t = tile_of(i, desc);
+            qn_text_add(text, "tiles of %d x %d%s: estimate %.3g\n", t.bm, t.bn, t.store ? ", stored by boxes" : "",
+                        cost_of(&t, sizes->m, desc, device->sms));
+        }
+        const qn_tile t = tile_of(chosen, desc);
+        qn_text_add(text, "cut: tiles of %d x %d%s", t.bm, t.bn, t.store ? ", stored by boxes" : "");
     }
-    const int64_t blocks = qn_ceil_div(o.m, t.bm) * qn_ceil_div(o.n, (int64_t)t.bn * t.cluster) * t.cluster;
-    const qn_cuda_geometry g = qn_tile_geometry(run->device, t.cluster, blocks, qn_tile_shared(&t));
-    return qn_cuda_launch(run, program, &g, arguments, error);
+    if (tuned) {
+        qn_text_add(text, ", tuned for %s at M = %d (" QN_TUNED_FILE ")", device->name, tuned->m);
+    }
+    qn_text_add(text, "\n");
 }
 
 static const qn_cuda_impl impl = {.targets = QN_SM_BIT(QN_SM_90A), .programs = programs, .launch = launch};
 
 static const qn_kernel kernels[] = {
     {QN_CUDA_HOOKS, .name = "qn_block_scaled_mm_e4m3_e4m3_fp__sm90a_128x128", .op = QN_OP_BLOCK_SCALED_MM,
-     .level = "sm_90a", .sums = QN_SUMS_FP8_MMA, .status = "tested", .accepts = accepts, .impl = &impl},
+     .level = "sm_90a", .sums = QN_SUMS_FP8_MMA, .status = "tested", .accepts = accepts, .describe = describe,
+     .impl = &impl},
 };
 
 const qn_cuda_family qn_cuda_block_scaled_mm_family = {kernels, sizeof kernels};

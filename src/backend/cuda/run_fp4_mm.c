@@ -1,22 +1,23 @@
 /* Host side of nvfp4_mm and mxfp4_mm with activations of 16 bits on Hopper. A plan has a kernel for each of several
  * numbers of rows, cut by N, K and the device, and the portable one for operands that the bulk copies cannot take; the
- * run picks the least that holds its M. What the kernel expects is the host contract at the top of
- * kernels/cuda/fp4_mm.cu. */
+ * run picks the least that holds its M. What the kernels expect is the host contracts at the top of
+ * kernels/cuda/fp4_mm.cu and, up to 16 rows, fp4_mm_few.cu. */
 #include "backend/cuda/mm.h"
 #include "backend/cuda/tiles.h"
 #include "base/checked.h"
 #include "ref/slots.h"
 
 enum { MOST_SPLIT = 8, MOST_WN = 8, MOST_STAGES = 32, DEPTH = 256, SPAN = 4, LOADERS = 128 };
+enum { FEW_ROWS = 16, MOST_TILES = 8, SLICES = 4, FEW_SHARED = 1120 }; /* of fp4_mm_few.cu */
 
 /* Programs: any alignment, then one for each number of rows of x in a block. */
 enum { ANY = 0, CUTS };
 static const int32_t heights[] = {8, 16, 32, 64, 128};
 enum { HEIGHTS = sizeof heights / sizeof *heights };
 
-/* Parameters of a program. */
+/* Parameters of a program; tiles 0: of fp4_mm.cu, whose warps have 32 rows of b, else of fp4_mm_few.cu. */
 typedef struct cut {
-    int32_t rows, wn, wk, split, stages;
+    int32_t rows, tiles, wn, wk, split, stages;
 } cut;
 
 typedef struct shape {
@@ -50,21 +51,40 @@ static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 
 /* ---- how a product is cut ---- */
 
+/* Rows of b that a block has, threads that multiply, and parts of sums that it leaves. */
+static int32_t strip_of(const cut *c)
+{
+    return c->wn * (c->tiles ? 16 * c->tiles : 32);
+}
+
+static int32_t parts_of(const cut *c)
+{
+    return c->wk * (c->tiles ? SLICES : 1);
+}
+
 static int32_t stage_bytes(const cut *c)
 {
-    return 32 * c->wn * 128 + 512 * c->rows + 16;
+    return strip_of(c) * 128 + 512 * c->rows + 16;
 }
 
 /* Beside the stages: two spans of scales and their barriers. */
 static int32_t scale_bytes(const cut *c, const shape *s)
 {
-    return 2 * 32 * c->wn * (SPAN * DEPTH / s->unit) + 32;
+    return 2 * strip_of(c) * (SPAN * DEPTH / s->unit) + (c->tiles ? FEW_SHARED : 32);
 }
 
 static int32_t shared_bytes(const cut *c, const shape *s)
 {
-    const int32_t ring = c->stages * stage_bytes(c) + scale_bytes(c, s), sums = 4 * c->wk * c->rows * (32 * c->wn + 4);
+    const int32_t ring = c->stages * stage_bytes(c) + scale_bytes(c, s);
+    const int32_t sums = 4 * parts_of(c) * c->rows * (strip_of(c) + 4);
     return 1024 + (ring > sums ? ring : sums);
+}
+
+/* As many stages as fit; 1: they are enough. */
+static int fit(cut *c, const shape *s)
+{
+    c->stages = (int32_t)qn_min_i64((QN_TILE_SHARED - 1024 - scale_bytes(c, s)) / stage_bytes(c), MOST_STAGES);
+    return c->stages > c->wk && shared_bytes(c, s) <= QN_TILE_SHARED;
 }
 
 static double larger(double a, double b)
@@ -93,9 +113,49 @@ static int32_t sharing_of(int32_t wn, int32_t rows)
     return rows == 128 ? 1 : rows >= 32 || wn < 4 ? 8 / wn : wn < 7 ? 12 / wn : 2;
 }
 
+/* The same of fp4_mm_few.cu: 12 or 16 warps issue at that share of the schedulers' rate, a stage costs its warps a
+ * wait, and sums of other blocks come slowly. */
+static double cost_of_few(const cut *c, const shape *s)
+{
+    const int32_t strip = strip_of(c), columns = c->rows / 8;
+    const int64_t blocks = qn_ceil_div(s->n, strip) * c->split;
+    const int64_t stages = qn_ceil_div(qn_ceil_div(s->k, DEPTH), c->split);
+    const double read = (strip * (128.0 + DEPTH / s->unit) + 128.0 * c->rows) / 18.0;
+    const double issue = c->wn * (c->tiles * (84.0 + 4.0 * columns) + 10.0 * columns + 60.0);
+    const double sums = c->split > 1 ? 1500.0 + parts_of(c) * c->rows * strip * c->split / 12.0 : 0.0;
+    const double rounds = (double)qn_ceil_div(stages, c->wk) * c->wk;
+    return (double)qn_ceil_div(blocks, c->split >= 4 ? s->sms * 28 / 33 : s->sms) *
+           (rounds * (350.0 + larger(read, issue / (c->wn == 1 ? 0.72 : 0.66))) + sums + 4500.0);
+}
+
+static cut few_cut_of(int32_t rows, const shape *s)
+{
+    const int64_t parts = qn_ceil_div(s->k, 16 * s->unit);
+    cut best = {0};
+    double least = 0.0;
+    for (int32_t wn = 1; wn <= 2; wn++) {
+        for (int32_t tiles = wn == 1 ? 1 : 3; tiles <= MOST_TILES; tiles++) {
+            for (int32_t split = 1; split <= MOST_SPLIT && split <= parts; split *= 2) {
+                const int64_t stages = qn_ceil_div(qn_ceil_div(s->k, DEPTH), split);
+                cut c = {rows, tiles, wn, (int32_t)qn_min_i64(wn == 1 ? 3 : 2, stages), split, 0};
+                const double cost = cost_of_few(&c, s);
+                const int spills = wn == 2 && rows == FEW_ROWS && (tiles == MOST_TILES || (s->unit == 32 && split > 2));
+                if (!spills && fit(&c, s) && (least <= 0.0 || cost < least)) {
+                    least = cost;
+                    best = c;
+                }
+            }
+        }
+    }
+    return best;
+}
+
 /* The cut of a number of rows for that many rows or, of the highest, for a few times as many. */
 static cut cut_of(int32_t rows, const shape *s)
 {
+    if (rows <= FEW_ROWS) {
+        return few_cut_of(rows, s);
+    }
     const int64_t blocks = qn_ceil_div(s->k, 16 * s->unit), m = rows == heights[HEIGHTS - 1] ? 4 * rows : rows;
     cut best = {0};
     double least = 0.0;
@@ -104,11 +164,10 @@ static cut cut_of(int32_t rows, const shape *s)
             continue; /* registers change hands by groups of four warps; MXFP4's eight would spill */
         }
         for (int32_t split = 1; split <= MOST_SPLIT && split <= blocks; split *= 2) {
-            cut c = {rows, wn, (int32_t)qn_min_i64(sharing_of(wn, rows), qn_ceil_div(qn_ceil_div(s->k, DEPTH), split)),
-                     split, 0};
-            c.stages = (int32_t)qn_min_i64((QN_TILE_SHARED - 1024 - scale_bytes(&c, s)) / stage_bytes(&c), MOST_STAGES);
+            const int64_t stages = qn_ceil_div(qn_ceil_div(s->k, DEPTH), split);
+            cut c = {rows, 0, wn, (int32_t)qn_min_i64(sharing_of(wn, rows), stages), split, 0};
             const double cost = cost_of(&c, s, m);
-            if (c.stages > c.wk && shared_bytes(&c, s) <= QN_TILE_SHARED && (least <= 0.0 || cost < least)) {
+            if (fit(&c, s) && (least <= 0.0 || cost < least)) {
                 least = cost;
                 best = c;
             }
@@ -127,14 +186,17 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
     for (int32_t i = 0; i < HEIGHTS; i++) {
         qn_cuda_program *p = &out[CUTS + i];
         const cut c = cut_of(heights[i], &s);
-        p->source = "fp4_mm.cu";
-        p->entry = "qn_fp4_mm";
+        p->source = c.tiles ? "fp4_mm_few.cu" : "fp4_mm.cu";
+        p->entry = c.tiles ? "qn_fp4_mm_few" : "qn_fp4_mm";
         p->shared_bytes = shared_bytes(&c, &s);
         qn_cuda_mm_define(desc, p);
         qn_cuda_define(p, "A_FORMAT", QN_MM_PLAIN);
         qn_cuda_define(p, "X_FORMAT", qn_cuda_float_format(x));
         qn_cuda_define(p, "ALIGNED", 1);
         qn_cuda_define(p, "ROWS", c.rows);
+        if (c.tiles) {
+            qn_cuda_define(p, "TILES", c.tiles);
+        }
         qn_cuda_define(p, "WN", c.wn);
         qn_cuda_define(p, "WK", c.wk);
         qn_cuda_define(p, "SPLIT", c.split);
@@ -157,7 +219,7 @@ static qn_status scale_map(const qn_cuda_run *run, const qn_cuda_mm_part *b, con
                                    .promotion = CU_L2_PROMOTION_64B,
                                    .dims = {(uint64_t)(s->k / s->unit), (uint64_t)s->n, 1},
                                    .strides = {(uint64_t)b->b_scale_row, (uint64_t)(b->b_scale_row * s->n)},
-                                   .box = {row, (uint32_t)(32 * c->wn), 1}};
+                                   .box = {row, (uint32_t)strip_of(c), 1}};
     return qn_cuda_tensor_map(run->cuda, &tensor, map, error);
 }
 
@@ -177,20 +239,25 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     const int64_t passes = qn_ceil_div(a.m, c.rows);
     QN_FAIL_IF(passes > QN_MOST_GRID_Y, error, QN_E_UNSUPPORTED, "%s: %d rows are more than one launch takes",
                run->kernel->name, a.m);
-    qn_tensor_map codes, scales;
-    QN_TRY(qn_tile_byte_map(run, b->b, s.k / 2, s.n, 1, b->b_row, b->b_row * s.n, 32 * c.wn, &codes, error));
-    scales = codes; /* not read without */
+    qn_tensor_map codes, scales, x;
+    QN_TRY(qn_tile_byte_map(run, b->b, s.k / 2, s.n, 1, b->b_row, b->b_row * s.n, strip_of(&c), &codes, error));
+    scales = x = codes; /* not read without */
     int32_t mapped = qn_tile_aligned(b->b_scale, b->b_scale_row, 0), constant = qn_cuda_constant_weights(run);
     if (mapped) {
         QN_TRY(scale_map(run, b, &s, &c, &scales, error));
     }
-    void *const arguments[] = {&codes, &scales, &a, &mapped, &constant};
-    const qn_cuda_geometry g = {.grid = {(uint32_t)(qn_ceil_div(s.n, 32 * c.wn) * c.split), (uint32_t)passes, 1},
-                                .block = {(uint32_t)(32 * c.wn * c.wk + LOADERS), 1, 1},
+    if (c.tiles) {
+        QN_TRY(qn_tile_byte_map(run, a.x, 2 * s.k, a.m, 1, a.x_row, a.x_row * a.m, c.rows, &x, error));
+    }
+    void *const many[] = {&codes, &scales, &a, &mapped, &constant};
+    void *const few[] = {&codes, &scales, &x, &a, &mapped, &constant};
+    const int32_t threads = 32 * c.wn * c.wk * (c.tiles ? SLICES : 1) + LOADERS;
+    const qn_cuda_geometry g = {.grid = {(uint32_t)(qn_ceil_div(s.n, strip_of(&c)) * c.split), (uint32_t)passes, 1},
+                                .block = {(uint32_t)threads, 1, 1},
                                 .shared_bytes = (uint32_t)shared_bytes(&c, &s),
                                 .cluster = (uint32_t)c.split,
                                 .dependent = 1};
-    return qn_cuda_launch(run, CUTS + i, &g, arguments, error);
+    return qn_cuda_launch(run, CUTS + i, &g, c.tiles ? few : many, error);
 }
 
 static const qn_cuda_impl impl = {.targets = QN_SM_BIT(QN_SM_90A), .programs = programs, .launch = launch};

@@ -42,7 +42,7 @@ static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 static qn_strip strip_of(const qn_op_desc *desc, const qn_cuda_device *device, int32_t rows)
 {
     const qn_shape *b = &desc->in[QN_BMM_B];
-    qn_strip best = {.groups = 1, .split = 1, .unroll = 2, .stages = 8, .occupancy = 1, .pair = 1};
+    qn_strip best = {.groups = 1, .split = 1, .unroll = 2, .stages = 8, .occupancy = 1, .pair = 1, .parts = 1};
     double least = 0.0;
     for (int32_t groups = 3; groups > 0; groups--) {
         const int64_t rounds = qn_ceil_div(b->dims[0] * qn_ceil_div(b->dims[1], 64 * groups), device->sms);
@@ -58,7 +58,8 @@ static qn_strip strip_of(const qn_op_desc *desc, const qn_cuda_device *device, i
 
 static qn_tile tile_of(int32_t program, const qn_op_desc *desc)
 {
-    return qn_block_tile(program - TILES, qn_tile_may_store(desc->attr[QN_ATTR_OUT].i, desc->in[QN_BMM_B].dims[1]));
+    return qn_block_tile(program - TILES, qn_tile_may_store(desc->attr[QN_ATTR_OUT].i, desc->in[QN_BMM_B].dims[1]),
+                         is_masked(desc) ? QN_GROUPS_MASKED : QN_GROUP_OFFSETS);
 }
 
 static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
@@ -204,23 +205,28 @@ static qn_status launch_strips(const qn_cuda_run *run, operands *o, qn_error *er
     return qn_cuda_launch(run, STRIPS + height, &g, arguments, error);
 }
 
-/* The tile of the least estimated time where every group has its share of the rows, or three quarters of the most. */
+/* The tile of the least estimated time where every group has its share of the rows, or two thirds of the most, and
+ * wastes half a tile. Of masked groups lower than a tall tile, whole products are left out. Measured beside the estimate: tall
+ * tiles stored by boxes are never the best, wide ones gain where groups are masked. */
 static int32_t choose_tile(const qn_cuda_run *run, const operands *o, int may_store)
 {
-    static const int32_t candidates[] = {QN_TILE_TALL, QN_TILE_WIDE, QN_TILE_ANY};
-    const int64_t rows = o->masked ? qn_ceil_div(3 * (int64_t)o->m, 4) : qn_ceil_div(o->m, o->experts);
-    int32_t best = QN_TILE_ANY;
+    const double rows = o->masked ? 2.0 / 3.0 * o->m : (double)o->m / o->experts;
+    int32_t best = QN_TILE_TALL;
     double least = 0.0;
-    for (size_t i = 0; i < sizeof candidates / sizeof *candidates; i++) {
-        const qn_tile t = tile_of(TILES + candidates[i], run->call->desc);
-        const int64_t rounds =
-            qn_ceil_div(o->experts * qn_ceil_div(rows, t.bm) * qn_ceil_div(o->n, t.bn), run->device->sms);
-        const double cost = (double)rounds * t.bm * t.bn / t.weight;
-        if ((t.store && !may_store) || (least > 0.0 && cost >= least)) {
-            continue;
+    for (int32_t i = 0; i < QN_BLOCK_TILES; i++) {
+        const qn_tile t = tile_of(TILES + i, run->call->desc);
+        const double high = o->masked && o->m <= 256 ? (o->m + t.bm - 1) / t.bm : rows / t.bm + 0.5;
+        const double tiles = o->experts * high * (double)qn_ceil_div(o->n, t.bn);
+        double cost = qn_tile_cost(&t, tiles, qn_ceil_div(o->k, 128), run->device->sms);
+        if (o->masked && o->m <= 256 && t.bm == 256) {
+            cost *= 0.85;
+        } else if (o->masked && i == QN_TILE_WIDE) {
+            cost *= 0.92;
         }
-        least = cost;
-        best = i == 0 && rounds > 3 ? QN_TILE_TALL_PAIR : candidates[i];
+        if (i != QN_TILE_TALL_STORED && (!t.store || may_store) && (least <= 0.0 || cost < least)) {
+            least = cost;
+            best = i;
+        }
     }
     return TILES + best;
 }

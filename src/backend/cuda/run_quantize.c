@@ -2,7 +2,8 @@
  *
  * A plan has up to three functions: the one-pass kernel that its shape
  * allows (a team of lanes a group, or registers of a block a row) and the plain
- * one, which any alignment, stride and length is left to at the run. */
+ * one, which any alignment, stride and length is left to at the run. Where more
+ * than a row shares a scale that is to be found, two more find the ranges first. */
 #include <string.h>
 
 #include "backend/cuda/cuda.h"
@@ -18,9 +19,10 @@ enum {
     WIDE_THREADS = 128,
     WIDE_WAVES = 8, /* teams spread wide up to that many blocks a multiprocessor */
     PLAIN_THREADS = 128,
-    UNROLL = 4, /* segments of a team, one after the other, with all loads in flight; of silu's two loads */
-    SILU_UNROLL = 2,
-    DEPENDENT_BLOCKS = 32, /* up to here a launch gains from starting early; wider ones lost by it */
+    UNROLL = 4,       /* segments of a team, one after the other, with all loads in flight */
+    SHORT_UNROLL = 2, /* of silu's two loads in rows that would leave a block too few threads, and of f32 */
+    SHORT_VECTORS = 768,
+    DEPENDENT_BLOCKS = 64, /* up to that many a multiprocessor, starting early gains; wider launches lose by it */
     MOST_GRID_X = 0x7fffffff,
     MOST_GRID_Y = 65535
 };
@@ -28,6 +30,8 @@ enum {
 /* The programs of a plan. WIDE: as FAST, but spread over more threads (a row over a whole block, a segment
  * a team), for runs of so few rows that multiprocessors would idle. */
 enum { PLAIN = 0, FAST = 1, WIDE = 2 };
+
+enum { SPAN = 128, RANGE_THREADS = 128 }; /* rows and columns of a block with one scale */
 
 /* How the segments of a descriptor are worked on. */
 typedef struct shape_plan {
@@ -53,9 +57,21 @@ static int is_static(const qn_op_desc *desc)
     return !is_silu(desc) && desc->attr[QN_ATTR_MODE].i == QN_STATIC;
 }
 
+static int is_per(const qn_op_desc *desc, int32_t granularity)
+{
+    return !is_silu(desc) && desc->attr[QN_ATTR_GRANULARITY].i == granularity;
+}
+
+/* A row has several scales. */
 static int is_grouped(const qn_op_desc *desc)
 {
-    return is_silu(desc) ? desc->attr[QN_ATTR_GROUP].i > 0 : desc->attr[QN_ATTR_GRANULARITY].i == QN_PER_GROUP;
+    return is_silu(desc) ? desc->attr[QN_ATTR_GROUP].i > 0 : is_per(desc, QN_PER_GROUP) || is_per(desc, QN_PER_BLOCK);
+}
+
+/* A launch before finds the ranges. */
+static int is_ranged(const qn_op_desc *desc)
+{
+    return !is_static(desc) && (is_per(desc, QN_PER_TENSOR) || is_per(desc, QN_PER_BLOCK));
 }
 
 static int32_t block_threads(int64_t vectors, int32_t items)
@@ -67,7 +83,10 @@ static shape_plan plan_shape(const qn_op_desc *desc)
 {
     const int64_t columns = desc->in[0].dims[1], k = is_silu(desc) ? columns / 2 : columns;
     const int grouped = is_grouped(desc);
-    shape_plan p = {.k = k, .length = grouped ? desc->attr[QN_ATTR_GROUP].i : qn_max_i64(k, 1)};
+    shape_plan p = {.k = k,
+                    .length = is_per(desc, QN_PER_BLOCK) ? SPAN
+                              : grouped                  ? desc->attr[QN_ATTR_GROUP].i
+                                                         : qn_max_i64(k, 1)};
     p.segments = grouped ? qn_ceil_div(k, p.length) : 1;
     const int64_t lanes = p.length / PER;
     if (k % PER != 0 || k == 0) {
@@ -87,9 +106,18 @@ static shape_plan plan_shape(const qn_op_desc *desc)
     return p;
 }
 
-static int32_t unroll_of(const qn_op_desc *desc, int wide)
+static int32_t unroll_of(const qn_op_desc *desc, const shape_plan *p, int wide)
 {
-    return wide ? 1 : is_silu(desc) ? SILU_UNROLL : UNROLL;
+    const int heavy = is_silu(desc) && (p->k / PER < SHORT_VECTORS || desc->in[0].format == QN_F32);
+    return wide ? 1 : heavy ? SHORT_UNROLL : UNROLL;
+}
+
+/* As many blocks a multiprocessor as the registers of the segments in flight allow: f32 takes twice those of 16 bits.
+ */
+static int32_t team_blocks(const qn_op_desc *desc, const shape_plan *p, int wide)
+{
+    const int32_t most = desc->in[0].format == QN_F32 && is_silu(desc) ? 5 : 6;
+    return wide ? 1 : unroll_of(desc, p, 0) == UNROLL ? 4 : most;
 }
 
 static int32_t x_format(const qn_op_desc *desc)
@@ -101,17 +129,16 @@ static int32_t x_format(const qn_op_desc *desc)
 static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 {
     (void)kernel;
-    if (is_silu(desc)) {
-        return NULL;
-    }
-    const int32_t granularity = desc->attr[QN_ATTR_GRANULARITY].i;
-    if (granularity == QN_PER_BLOCK) {
-        return "scales of 128x128 blocks span rows";
-    }
-    if (granularity == QN_PER_TENSOR && !is_static(desc)) {
-        return "the range of a whole tensor spans rows";
-    }
-    return NULL;
+    return qn_ceil_div(desc->in[0].dims[1], SPAN) > MOST_GRID_X ? "K is 2^38 or more" : NULL;
+}
+
+/* Ranges of what shares a scale. */
+static size_t workspace(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
+{
+    (void)kernel;
+    (void)threads;
+    const int64_t blocks = qn_ceil_div(m, SPAN) * qn_ceil_div(desc->in[0].dims[1], SPAN);
+    return is_ranged(desc) ? (size_t)(is_per(desc, QN_PER_BLOCK) ? blocks : 1) * 2 * sizeof(uint32_t) : 0;
 }
 
 static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
@@ -121,32 +148,39 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
     (void)device;
     const shape_plan p = plan_shape(desc);
     const int silu = is_silu(desc), int8 = is_int8(desc);
-    const int32_t count = p.wide ? 3 : p.lanes || p.items ? 2 : 1;
+    const int32_t cuts = p.wide ? 3 : p.lanes || p.items ? 2 : 1, count = cuts + 2 * is_ranged(desc);
     for (int32_t i = 0; i < count; i++) {
+        const int wide = i == WIDE && i < cuts;
         out[i].source = silu ? "silu_mul_quant.cu" : int8 ? "quantize_int8.cu" : "quantize_fp8.cu";
         qn_cuda_define(&out[i], "X_FORMAT", x_format(desc));
         qn_cuda_define(&out[i], "TYPE", int8 ? QN_TYPE_INT8 : desc->attr[QN_ATTR_TYPE].i);
         qn_cuda_define(&out[i], "LANES", p.lanes);
-        qn_cuda_define(&out[i], "UNROLL", unroll_of(desc, i == WIDE));
-        /* as many blocks as the registers of two segments allow: f32 takes twice those of 16 bits */
-        qn_cuda_define(&out[i], "TEAM_BLOCKS", i == WIDE ? 1 : !silu ? 4 : desc->in[0].format == QN_F32 ? 5 : 6);
-        qn_cuda_define(&out[i], "ITEMS", i == WIDE ? p.wide_items : p.items);
-        qn_cuda_define(&out[i], "THREADS", i == WIDE ? p.wide_threads : p.threads);
+        qn_cuda_define(&out[i], "UNROLL", unroll_of(desc, &p, wide));
+        qn_cuda_define(&out[i], "TEAM_BLOCKS", team_blocks(desc, &p, wide));
+        qn_cuda_define(&out[i], "ITEMS", wide ? p.wide_items : p.items);
+        qn_cuda_define(&out[i], "THREADS", wide ? p.wide_threads : p.threads);
         qn_cuda_define(&out[i], "ASYMMETRIC", (silu || int8) && !desc->attr[QN_ATTR_SYMMETRIC].i);
         qn_cuda_define(&out[i], "BOUNDED", desc->attr[QN_ATTR_SCALE_UB].f > 0.0f);
+        qn_cuda_define(&out[i], "SPAN_ROWS", is_per(desc, QN_PER_BLOCK) ? SPAN : 1);
+        qn_cuda_define(&out[i], "RANGED", is_ranged(desc));
         if (!silu) {
             qn_cuda_define(&out[i], "STATIC", is_static(desc));
             qn_cuda_define(&out[i], "GROUPED", is_grouped(desc));
         }
+        if (!silu && !int8) {
+            qn_cuda_define(&out[i], "MULTIPLY", is_static(desc) || is_per(desc, QN_PER_TENSOR));
+        }
     }
-    static const char *const entries[3][3] = {
-        {"qn_quantize_fp8_plain", "qn_quantize_fp8_row", "qn_quantize_fp8_team"},
-        {"qn_quantize_int8_plain", "qn_quantize_int8_row", "qn_quantize_int8_team"},
+    static const char *const entries[3][5] = {
+        {"qn_quantize_fp8_plain", "qn_quantize_fp8_row", "qn_quantize_fp8_team", "qn_quantize_fp8_range_plain",
+         "qn_quantize_fp8_range"},
+        {"qn_quantize_int8_plain", "qn_quantize_int8_row", "qn_quantize_int8_team", "qn_quantize_int8_range_plain",
+         "qn_quantize_int8_range"},
         {"qn_silu_mul_quant_plain", "qn_silu_mul_quant_row", "qn_silu_mul_quant_team"},
     };
     const char *const *const names = entries[silu ? 2 : int8];
     for (int32_t i = PLAIN; i < count; i++) {
-        out[i].entry = names[i == PLAIN ? 0 : p.lanes ? 2 : 1];
+        out[i].entry = names[i >= cuts ? 3 + i - cuts : i == PLAIN ? 0 : p.lanes ? 2 : 1];
     }
     return count;
 }
@@ -158,9 +192,8 @@ static void scale_steps(const qn_op_desc *desc, const qn_shape *shape, const int
                         long long *segment)
 {
     const int col = desc->attr[QN_ATTR_SCALE_LAYOUT].i == QN_SCALE_COL && is_grouped(desc);
-    const int per_tensor = !is_silu(desc) && desc->attr[QN_ATTR_GRANULARITY].i == QN_PER_TENSOR;
     const int64_t across = shape->ndim == 2 ? strides[0] : 4;
-    *row = per_tensor ? 0 : col ? 4 : across;
+    *row = is_per(desc, QN_PER_TENSOR) ? 0 : col ? 4 : across;
     *segment = col ? across : 4;
 }
 
@@ -208,6 +241,27 @@ static int is_aligned(const qn_cuda_rows *a, const qn_op_desc *desc)
     return x % 16 == 0 && q % PER == 0;
 }
 
+/* The ranges of a tensor or of its blocks, as words of the workspace. */
+static qn_status launch_ranges(const qn_cuda_run *run, qn_cuda_rows *a, int32_t program, qn_error *error)
+{
+    const qn_op_desc *desc = run->call->desc;
+    const int64_t across = qn_ceil_div(a->k, SPAN);
+    void *const arguments[] = {a};
+    a->ranges = run->call->workspace;
+    if (is_per(desc, QN_PER_BLOCK)) {
+        a->range_row = 2 * across;
+        a->range_segment = 2;
+    }
+    QN_TRY(qn_cuda_check(
+        run->cuda,
+        run->cuda->cu.Fill((cu_pointer)(uintptr_t)a->ranges, 0, workspace(run->kernel, desc, a->m, 0), run->stream),
+        "cuMemsetD8Async", error));
+    const qn_cuda_geometry g = {
+        .grid = {(uint32_t)across, (uint32_t)qn_min_i64(qn_ceil_div(a->m, SPAN), MOST_GRID_Y), 1},
+        .block = {RANGE_THREADS, 1, 1}};
+    return qn_cuda_launch(run, program, &g, arguments, error);
+}
+
 static qn_status launch(const qn_cuda_run *run, qn_error *error)
 {
     const qn_op_desc *desc = run->call->desc;
@@ -225,10 +279,14 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     const int64_t vectors = p.segments * p.lanes;
     const int fast =
         (p.lanes || p.items) && a.k && is_aligned(&a, desc) && vectors <= (int64_t)MOST_GRID_Y * WIDE_THREADS;
+    if (is_ranged(desc) && a.m && a.k) {
+        const int32_t cuts = p.wide ? 3 : p.lanes || p.items ? 2 : 1;
+        QN_TRY(launch_ranges(run, &a, cuts + (a.k % PER == 0 && is_aligned(&a, desc)), error));
+    }
     const int64_t full = p.lanes ? qn_ceil_div(a.m * qn_ceil_div(vectors, TEAM_THREADS), WIDE_WAVES) : a.m;
     const int wide = fast && p.wide && full < run->device->sms;
     if (fast && p.lanes) { /* as many blocks a row as full ones would be, all of about the same size */
-        const int64_t unroll = unroll_of(desc, wide), threads = wide ? WIDE_THREADS : TEAM_THREADS;
+        const int64_t unroll = unroll_of(desc, &p, wide), threads = wide ? WIDE_THREADS : TEAM_THREADS;
         const int64_t blocks = qn_ceil_div(vectors, threads * unroll);
         g.block[0] = (uint32_t)(qn_ceil_div(qn_ceil_div(vectors, blocks * unroll), 32) * 32);
         g.grid[1] = (uint32_t)qn_ceil_div(vectors, (int64_t)g.block[0] * unroll);
@@ -238,7 +296,8 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         g.block[0] = PLAIN_THREADS;
         g.grid[1] = (uint32_t)qn_min_i64(p.segments, MOST_GRID_Y);
     }
-    g.dependent = run->device->major >= 9 && (int64_t)g.grid[0] * g.grid[1] <= DEPENDENT_BLOCKS;
+    g.dependent =
+        run->device->major >= 9 && (int64_t)g.grid[0] * g.grid[1] <= (int64_t)run->device->sms * DEPENDENT_BLOCKS;
     return qn_cuda_launch(run, wide ? WIDE : fast ? FAST : PLAIN, &g, arguments, error);
 }
 
@@ -247,7 +306,7 @@ static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .l
 #define ROW(op_, contract)                                                                                             \
     {                                                                                                                  \
         QN_CUDA_HOOKS, .name = "qn_" contract "__sm80_rows", .op = (op_), .level = "sm_80 and later",                  \
-                       .status = "tested", .accepts = accepts, .impl = &impl                                           \
+                       .status = "tested", .accepts = accepts, .workspace_bytes = workspace, .impl = &impl             \
     }
 
 static const qn_kernel kernels[] = {

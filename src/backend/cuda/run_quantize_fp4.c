@@ -7,8 +7,8 @@
 #include "kernels/common/cuda_fp4.h"
 #include "ref/slots.h"
 
-enum { THREADS = 128, RANGE_THREADS = 256, MOST_GRID_Y = 65535 };
-enum { ANY = 0, ALIGNED, RANGE };
+enum { THREADS = 256, UNROLL = 4, PER = 8, MOST_GRID_X = 0x7fffffff, MOST_GRID_Y = 65535 };
+enum { ANY = 0, ALIGNED, RANGE, ALIGNED_RANGE };
 
 static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 {
@@ -32,13 +32,13 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
 {
     (void)kernel;
     (void)device;
-    const int32_t count = has_range(desc) ? 3 : 2;
+    const int32_t count = has_range(desc) ? 4 : 2;
     for (int32_t i = 0; i < count; i++) {
         out[i].source = "quantize_fp4.cu";
-        out[i].entry = i == RANGE ? "qn_fp4_range" : "qn_quantize_fp4";
+        out[i].entry = i >= RANGE ? "qn_fp4_range" : "qn_quantize_fp4";
         qn_cuda_define(&out[i], "X_FORMAT", qn_cuda_float_format(desc->in[QN_FP4_X].format));
         qn_cuda_define(&out[i], "BLOCK", is_nvfp4(desc) ? 16 : 32);
-        qn_cuda_define(&out[i], "ALIGNED", i == ALIGNED);
+        qn_cuda_define(&out[i], "ALIGNED", i == ALIGNED || i == ALIGNED_RANGE);
     }
     return count;
 }
@@ -82,23 +82,32 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     if (a.swizzled && a.m > 0 && a.blocks > 0) { /* the padding between is part of the output */
         QN_TRY(fill(run, a.scale, (size_t)(scale->shape.dims[0] * scale->shape.dims[1]), error));
     }
-    qn_cuda_geometry g = {.grid = {1, 1, 1}, .block = {RANGE_THREADS, 1, 1}};
+    const int64_t chunks = qn_ceil_div(x->shape.dims[1], THREADS * UNROLL * PER);
+    QN_FAIL_IF(chunks > MOST_GRID_Y, error, QN_E_UNSUPPORTED,
+               "%s: rows of %lld elements are more than one launch takes", run->kernel->name,
+               (long long)x->shape.dims[1]);
+    /* as many blocks a row as full ones would be, all of about the same size */
+    const int64_t vectors = qn_ceil_div(x->shape.dims[1], PER), warps = qn_max_i64(chunks, 1) * UNROLL * 32;
+    qn_cuda_geometry g = {.grid = {1, (uint32_t)qn_max_i64(chunks, 1), 1},
+                          .block = {(uint32_t)qn_max_i64(32 * qn_ceil_div(vectors, warps), 32), 1, 1}};
     if (has_range(desc)) {
         a.most = run->call->workspace;
         if (!a.most) { /* no rows: any word that stays 0 would do, the output itself is one */
             a.most = (unsigned int *)(void *)a.global;
         }
         QN_TRY(fill(run, a.most, sizeof *a.most, error));
-        g.grid[0] = (uint32_t)qn_max_i64(
-            1, qn_min_i64(qn_ceil_div(a.m * a.blocks, RANGE_THREADS), (int64_t)run->device->sms * 8));
-        QN_TRY(qn_cuda_launch(run, RANGE, &g, arguments, error));
     }
     const uint64_t at = (uint64_t)(uintptr_t)a.x | (uint64_t)a.x_row;
-    const int aligned = at % 16 == 0 && ((uint64_t)(uintptr_t)a.q | (uint64_t)a.q_row) % 8 == 0;
-    g.block[0] = THREADS;
-    g.grid[0] = (uint32_t)qn_max_i64(1, qn_ceil_div(a.blocks, THREADS));
-    g.grid[1] = (uint32_t)qn_max_i64(1, qn_min_i64(a.m, MOST_GRID_Y));
-    return qn_cuda_launch(run, aligned ? ALIGNED : ANY, &g, arguments, error);
+    const int aligned = at % 16 == 0;
+    if (has_range(desc)) {
+        /* few blocks with many rows each: each ends in one atomic */
+        const int64_t blocks = qn_ceil_div((int64_t)run->device->sms * 8, qn_max_i64(chunks, 1));
+        g.grid[0] = (uint32_t)qn_max_i64(1, qn_min_i64(a.m, blocks));
+        QN_TRY(qn_cuda_launch(run, aligned ? ALIGNED_RANGE : RANGE, &g, arguments, error));
+    }
+    g.grid[0] = (uint32_t)qn_max_i64(1, qn_min_i64(a.m, MOST_GRID_X));
+    const int whole = aligned && ((uint64_t)(uintptr_t)a.q | (uint64_t)a.q_row) % 4 == 0;
+    return qn_cuda_launch(run, whole ? ALIGNED : ANY, &g, arguments, error);
 }
 
 static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .launch = launch};

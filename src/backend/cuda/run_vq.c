@@ -18,13 +18,25 @@ enum {
     THREADS = 256,
     DIRECT_ROWS = 4,
     DIRECT_COLUMNS = 8,
-    MOST_BLOCKS = 384, /* that spans are dealt to */
+    MOST_BLOCKS = 384,  /* that spans are dealt to */
+    MOST_CLUSTERS = 96, /* the same of vq_wide.cu's clusters */
     MOST_GRID_Y = 65535,
     MOST_LANE_BYTES = 32,
+    MANY_LANE_BYTES = 24,
     EXCHANGE_BYTES = 16 * 80, /* of a warp */
     BYTES_ROWS = 2,           /* rows of x that vq_bytes.cu takes */
     BYTES_SHARED = 2 * 32768,
-    TENSORS = 4 /* programs of vq_tensor.cu: 8, 16, 32, 64 rows */
+    SUMS_CLUSTER = 8,
+    SUMS_MANY_ROWS = 16384, /* of w: warps take 32 at a time */
+    TENSORS = 4,            /* programs of vq_tensor.cu: 8, 16, 32, 64 rows */
+    WIDES = 3,              /* programs of vq_wide.cu: 64, 128, 256 rows */
+    WIDE_FROM = 33,         /* rows of x from which it is taken, */
+    DENSE_FROM = 65,        /* and where weights are written out before */
+    WIDE_GROUPS = 2,        /* warpgroups of a block, blocks of a cluster: QN_VQ_BLOCK_ROWS rows of w */
+    WIDE_PAIR = 2,
+    WIDE_STAGES = 8,
+    WIDE_FRONT = 2048, /* bytes of barriers and of alignment */
+    WIDE_TABLES = 128 << 10
 };
 
 /* A row's own: whether it has the generator's kernels beside the direct one. */
@@ -34,7 +46,9 @@ typedef struct vq_impl {
 
 /* Programs of a plan by their place; -1: it has none. */
 typedef struct places {
-    int32_t direct, rows, finish, turn_in, turn_out, sums, digits, bytes, tensor, tensors, count;
+    int32_t direct, rows, finish, turn_in, turn_out, sums, digits, bytes, tensor, tensors, unpack, wide_rows, wide,
+        wides;
+    int32_t count;
 } places;
 
 /* What vq_tensor.cu is made with for a number of rows. */
@@ -129,13 +143,44 @@ static int sums_possible(const qn_op_desc *desc, const qn_vq *vq)
 {
     const int64_t c = vq->codebooks;
     return vq->format == QN_VQ_AQLM && vq->bits == 8 && stored_bits(desc, vq) == 8 && vq->out_group == 1 &&
-           (c == 1 || c == 2 || c == 4) && vq->in_group <= 16 && vq->k > 0 && vq->n > 0 &&
+           (c == 1 || c == 2 || c == 4) && vq->in_group <= (c == 4 ? 8 : 16) && vq->k > 0 && vq->n > 0 &&
            vq->k / vq->in_group * c % 4 == 0;
 }
 
-static int32_t sums_shared(const qn_vq *vq)
+/* Words of codes of a row are dealt to slabs of 32. */
+static int64_t slabs_of(const qn_vq *vq)
 {
-    return QN_VQ_SUMS_SHARED + (int32_t)(256 * vq->codebooks * vq->in_group * 4);
+    return vq->in_group > 0 ? qn_ceil_div(vq->k / vq->in_group * vq->codebooks, 128) : 1;
+}
+
+/* How vq_sums.cu is made: rows at a time, blocks of a cluster (1: none, parts are added by another launch), groups of
+ * rows, shared memory. */
+typedef struct sums_cut {
+    int32_t rows, cluster, parts, shared_bytes;
+} sums_cut;
+
+static sums_cut sums_cut_of(const qn_vq *vq, const qn_cuda_device *device)
+{
+    const int64_t slabs = slabs_of(vq);
+    sums_cut c = {.rows = vq->n < SUMS_MANY_ROWS || vq->codebooks == 4 ? 16 : 32,
+                  .cluster = device->major >= 9 ? (int32_t)qn_min_i64(slabs, SUMS_CLUSTER) : 1,
+                  .shared_bytes = QN_VQ_SUMS_SHARED};
+    const int64_t batches = qn_ceil_div(vq->n, c.rows);
+    if (!qn_vq_sums_in_turn(vq->n, vq->k, (double)slabs)) {
+        c.cluster = 1;
+    }
+    if (c.cluster > 1) {
+        c.parts = (int32_t)qn_max_i64(1, qn_min_i64(device->sms / c.cluster, batches));
+        /* twice the rows of a group: the device may run fewer clusters than there is room for by number */
+        const int64_t bytes = QN_VQ_SUMS_SHARED + qn_ceil_div(batches, qn_max_i64(1, c.parts / 2)) * c.rows * 4;
+        if (bytes <= device->shared_bytes) {
+            c.shared_bytes = (int32_t)bytes;
+            return c;
+        }
+        c.cluster = 1;
+    }
+    c.parts = (int32_t)qn_max_i64(1, qn_min_i64(device->sms / slabs, batches));
+    return c;
 }
 
 /* The generator's problem for that many rows. */
@@ -150,7 +195,7 @@ static qn_vq_problem problem_for(const qn_op_desc *desc, const qn_vq *vq, int64_
 static int sums_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
 {
     if (desc->attr[QN_ATTR_LEVEL].i != QN_VQ_LEVEL_AUTO || !sums_possible(desc, vq) ||
-        device->shared_bytes < sums_shared(vq)) {
+        device->shared_bytes < sums_cut_of(vq, device).shared_bytes) {
         return 0;
     }
     qn_vq_device d;
@@ -190,6 +235,10 @@ static cut cut_for(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device
     if (t.hot < (vq->format == QN_VQ_AQLM ? 1 << vq->bits : 256) && tokens <= 16) {
         t.tiles = 1; /* lanes wait for global memory: more warps */
     }
+    const int many = vq->format == QN_VQ_AQLM && lane_bytes(desc, vq) > MANY_LANE_BYTES;
+    if (many) {
+        t.tiles = 2; /* codes fill registers: fewer threads */
+    }
     const int32_t exchange = t.fusion == 1 ? 16 / t.tiles * EXCHANGE_BYTES : 0;
     while (t.copies > 1 && t.hot * entry * t.copies * books + exchange > device->shared_bytes) {
         t.copies /= 2;
@@ -198,17 +247,52 @@ static cut cut_for(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device
         t.hot = (device->shared_bytes - exchange) / (entry * books);
     }
     t.shared_bytes = t.hot * entry * t.copies * books + exchange;
-    const int light = t.tiles == 2 && tokens <= 16 && (vq->format != QN_VQ_QUIP_E8P || codebook_number(vq) == 1);
+    const int light =
+        t.tiles == 2 && tokens <= 16 && !many && (vq->format != QN_VQ_QUIP_E8P || codebook_number(vq) == 1);
     t.resident = light && t.shared_bytes <= device->shared_bytes / 2 ? 2 : 1;
     return t;
 }
 
-/* gptvq as exact integers, for one and two rows: the highest rung. */
+/* gptvq and E8P12 as exact integers, for one and two rows: the highest rung. */
 static int bytes_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
 {
     const int32_t level = desc->attr[QN_ATTR_LEVEL].i;
-    return vq->format == QN_VQ_GPTVQ && tensor_possible(desc, vq) && device->shared_bytes >= BYTES_SHARED &&
+    const int exact = vq->format == QN_VQ_GPTVQ || (vq->format == QN_VQ_QUIP_E8P && codebook_number(vq) == 1);
+    return exact && tensor_possible(desc, vq) && device->shared_bytes >= BYTES_SHARED &&
            (level == QN_VQ_LEVEL_AUTO || level == QN_VQ_LEVEL_O4);
+}
+
+/* ---- many rows: vq_wide.cu ---- */
+
+/* How it is made: from codes, or (dense) from weights that were written out as f16. */
+typedef struct wide_cut {
+    int32_t dense, copies, table_bytes, stages, shared_bytes;
+} wide_cut;
+
+static int wide_possible(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
+{
+    const int32_t level = desc->attr[QN_ATTR_LEVEL].i;
+    return device->target == QN_SM_90A && level == QN_VQ_LEVEL_AUTO && vq->k > 0 && vq->n > 0 && vq->k % 64 == 0 &&
+           vq->format != QN_VQ_VPTQ &&
+           (vq->format != QN_VQ_AQLM || (vq->out_group == 1 && tensor(desc, QN_VQ_CODEBOOKS)->format == QN_F16));
+}
+
+static wide_cut wide_cut_of(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int32_t tokens)
+{
+    const int aqlm = vq->format == QN_VQ_AQLM;
+    const int64_t entry = aqlm ? vq->in_group * 2 : vq->format == QN_VQ_QUIP_E8P ? 4 : 8;
+    const int64_t slots = entry >= 16 ? 8 : 128 / entry; /* lanes that are served together */
+    const int64_t books = aqlm ? vq->codebooks : vq->format == QN_VQ_GPTVQ ? 2 : 1;
+    const int64_t bytes = books * entry * (aqlm ? INT64_C(1) << vq->bits : 256);
+    wide_cut c = {.dense = !tensor_possible(desc, vq) || bytes > WIDE_TABLES, .copies = 1};
+    while (!c.dense && c.copies < slots && bytes * c.copies * 2 <= WIDE_TABLES / 2) {
+        c.copies *= 2;
+    }
+    c.table_bytes = c.dense ? 0 : (int32_t)bytes * c.copies;
+    c.stages = (device->shared_bytes - WIDE_FRONT - c.table_bytes) / (tokens * 128);
+    c.stages = c.stages < WIDE_STAGES ? c.stages : WIDE_STAGES;
+    c.shared_bytes = WIDE_FRONT + c.table_bytes + c.stages * tokens * 128;
+    return c;
 }
 
 /* full: beside the direct kernel those that the generator chooses. */
@@ -222,7 +306,10 @@ static places places_of(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_d
                 .sums = -1,
                 .digits = -1,
                 .bytes = -1,
-                .tensor = -1};
+                .tensor = -1,
+                .unpack = -1,
+                .wide_rows = -1,
+                .wide = -1};
     p.count = 1;
     if (turns_in(desc, vq)) {
         p.turn_in = p.count++;
@@ -243,10 +330,19 @@ static places places_of(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_d
         /* more than 16 bytes of codes a lane, or sums apart for a book, and 64 rows of x need too many registers */
         const int heavy = vq->format == QN_VQ_GPTVQ || (vq->format == QN_VQ_QUIP_E8P && codebook_number(vq) != 1) ||
                           (vq->format == QN_VQ_AQLM && lane_bytes(desc, vq) > 16);
-        p.tensors = heavy ? TENSORS - 1 : TENSORS;
+        p.tensors = heavy || wide_possible(desc, vq, device) ? TENSORS - 1 : TENSORS;
         p.count += p.tensors;
     }
-    if (p.sums >= 0 || p.tensor >= 0) {
+    if (full && wide_possible(desc, vq, device)) {
+        if (wide_cut_of(desc, vq, device, QN_VQ_MOST_TOKENS).dense) {
+            p.unpack = p.count++;
+        }
+        p.wide_rows = p.count++;
+        p.wide = p.count;
+        p.wides = p.unpack >= 0 ? WIDES - 1 : WIDES; /* the most rows first */
+        p.count += p.wides;
+    }
+    if (p.sums >= 0 || p.tensor >= 0 || p.wide >= 0) {
         p.finish = p.count++;
     }
     return p;
@@ -316,6 +412,54 @@ static void direct_program(const qn_op_desc *desc, const qn_vq *vq, qn_cuda_prog
     }
 }
 
+static void unpack_program(const qn_op_desc *desc, const qn_vq *vq, qn_cuda_program *p)
+{
+    direct_program(desc, vq, p);
+    p->entry = "qn_vq_unpack";
+    qn_cuda_define(p, "UNPACK", 1);
+}
+
+static int32_t wide_tokens(int32_t i)
+{
+    return 256 >> i;
+}
+
+static void wide_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int32_t tokens,
+                         qn_cuda_program *p)
+{
+    const wide_cut c = wide_cut_of(desc, vq, device, tokens);
+    const qn_format bias = desc->in[QN_VQMM_BIAS].format;
+    const int turned = turns_out(desc, vq), aqlm = vq->format == QN_VQ_AQLM;
+    p->source = "vq_wide.cu";
+    p->entry = "qn_vq_wide";
+    p->shared_bytes = c.shared_bytes;
+    qn_cuda_define(p, "FORMAT", c.dense ? QN_CUDA_DENSE : number_of(vq->format));
+    qn_cuda_define(p, "TOKENS", tokens);
+    qn_cuda_define(p, "GROUPS", WIDE_GROUPS);
+    qn_cuda_define(p, "PAIR", WIDE_PAIR);
+    qn_cuda_define(p, "STAGES", c.stages);
+    qn_cuda_define(p, "OUT", turned ? QN_MM_F32 : out_format(desc));
+    qn_cuda_define(p, "BIAS", bias && !turned ? qn_cuda_float_format(bias) + 1 : 0);
+    qn_cuda_define(p, "SCALE_FORMAT", aqlm ? optional_format(desc, QN_VQ_SCALES) : 0);
+    qn_cuda_define(p, "WSCALE_FORMAT", turned ? 0 : optional_format(desc, QN_VQ_WSCALE));
+    if (c.dense) {
+        return;
+    }
+    qn_cuda_define(p, "COPIES", c.copies);
+    if (vq->format == QN_VQ_QUIP_E8P) {
+        qn_cuda_define(p, "HOT", 256);
+        qn_cuda_define(p, "CODEBOOK", codebook_number(vq));
+        return;
+    }
+    const int64_t entries = aqlm ? INT64_C(1) << vq->bits : 256;
+    qn_cuda_define(p, "HOT", entries);
+    qn_cuda_define(p, "BOOKS", aqlm ? vq->codebooks : 1);
+    qn_cuda_define(p, "BITS", aqlm ? vq->bits : 8);
+    qn_cuda_define(p, "STORED", stored_bits(desc, vq));
+    qn_cuda_define(p, "VECTOR", aqlm ? vq->in_group : 4);
+    qn_cuda_define(p, "ENTRIES", entries);
+}
+
 static void tensor_program(const qn_op_desc *desc, const qn_vq *vq, const cut *t, qn_cuda_program *p)
 {
     const int quip = vq->format == QN_VQ_QUIP_E8P, aqlm = vq->format == QN_VQ_AQLM;
@@ -353,7 +497,29 @@ static void side_program(const qn_op_desc *desc, const qn_vq *vq, const char *en
     qn_cuda_define(p, "SV_FORMAT", optional_format(desc, QN_VQ_SV));
     qn_cuda_define(p, "WSCALE_FORMAT", optional_format(desc, QN_VQ_WSCALE));
     qn_cuda_define(p, "WH_FORMAT", optional_format(desc, QN_VQ_SCALE_WH));
-    qn_cuda_define(p, "X_FORMAT", number == 0 && turned ? QN_MM_F32 : qn_cuda_float_format(desc->in[QN_VQMM_X].format));
+    qn_cuda_define(p, "X_FORMAT", number != 2 && turned ? QN_MM_F32 : qn_cuda_float_format(desc->in[QN_VQMM_X].format));
+}
+
+static void sums_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, qn_cuda_program *p)
+{
+    const sums_cut c = sums_cut_of(vq, device);
+    p->source = "vq_sums.cu";
+    p->entry = "qn_vq_sums";
+    p->shared_bytes = c.shared_bytes;
+    qn_cuda_define(p, "BOOKS", vq->codebooks);
+    qn_cuda_define(p, "VECTOR", vq->in_group);
+    qn_cuda_define(p, "X_FORMAT", qn_cuda_float_format(desc->in[QN_VQMM_X].format));
+    qn_cuda_define(p, "BOOK_FORMAT", qn_cuda_float_format(tensor(desc, QN_VQ_CODEBOOKS)->format));
+    qn_cuda_define(p, "ROWS", c.rows);
+    qn_cuda_define(p, "CLUSTER", c.cluster);
+    if (c.cluster > 1) {
+        p->cluster = c.cluster;
+        p->threads = 512;
+        const qn_format bias = desc->in[QN_VQMM_BIAS].format;
+        qn_cuda_define(p, "OUT", out_format(desc));
+        qn_cuda_define(p, "BIAS", bias ? qn_cuda_float_format(bias) + 1 : 0);
+        qn_cuda_define(p, "SCALE_FORMAT", optional_format(desc, QN_VQ_SCALES));
+    }
 }
 
 static int32_t tokens_of(int32_t i)
@@ -381,20 +547,14 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
         qn_cuda_define(&out[p.finish], "RAW", turns_out(desc, &vq));
     }
     if (p.sums >= 0) {
-        qn_cuda_program *s = &out[p.sums];
-        s->source = "vq_sums.cu";
-        s->entry = "qn_vq_sums";
-        s->shared_bytes = sums_shared(&vq);
-        qn_cuda_define(s, "BOOKS", vq.codebooks);
-        qn_cuda_define(s, "VECTOR", vq.in_group);
-        qn_cuda_define(s, "X_FORMAT", qn_cuda_float_format(desc->in[QN_VQMM_X].format));
-        qn_cuda_define(s, "BOOK_FORMAT", qn_cuda_float_format(tensor(desc, QN_VQ_CODEBOOKS)->format));
+        sums_program(desc, &vq, device, &out[p.sums]);
     }
     if (p.bytes >= 0) {
         side_program(desc, &vq, "qn_vq_digits", 3, &out[p.digits]);
         out[p.bytes].source = "vq_bytes.cu";
         out[p.bytes].entry = "qn_vq_bytes";
         out[p.bytes].shared_bytes = BYTES_SHARED;
+        qn_cuda_define(&out[p.bytes], "FORMAT", number_of(vq.format));
     }
     if (p.tensor >= 0) {
         const cut first = cut_for(desc, &vq, device, tokens_of(0));
@@ -408,13 +568,25 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
             tensor_program(desc, &vq, &t, &out[p.tensor + i]);
         }
     }
+    if (p.unpack >= 0) {
+        unpack_program(desc, &vq, &out[p.unpack]);
+    }
+    if (p.wide >= 0) {
+        side_program(desc, &vq, "qn_vq_rows", 0, &out[p.wide_rows]);
+        qn_cuda_define(&out[p.wide_rows], "LAYOUT", p.unpack >= 0 ? 2 : vq.format == QN_VQ_QUIP_E8P);
+        qn_cuda_define(&out[p.wide_rows], "SCALED", turns_in(desc, &vq) || desc->in[QN_VQMM_X].format != QN_F16);
+        qn_cuda_define(&out[p.wide_rows], "WIDE", 1);
+        for (int32_t i = 0; i < p.wides; i++) {
+            wide_program(desc, &vq, device, wide_tokens(i), &out[p.wide + i]);
+        }
+    }
     return p.count;
 }
 
 /* ---- memory between kernels ---- */
 
 typedef struct work {
-    size_t turned, halves, row_scale, sums, parts, total;
+    size_t turned, halves, row_scale, sums, dense, parts, total;
 } work;
 
 static size_t place(size_t *at, int64_t count, int64_t size)
@@ -445,25 +617,28 @@ static int64_t most_parts(const qn_vq *vq, int64_t blocks)
     return qn_min_i64(spans, qn_ceil_div(spans, each) + 1);
 }
 
-/* Words of codes of a row are dealt to slabs of 32. */
-static int64_t slabs_of(const qn_vq *vq)
-{
-    return vq->in_group > 0 ? qn_ceil_div(vq->k / vq->in_group * vq->codebooks, 128) : 1;
-}
-
 static work work_of(const qn_op_desc *desc, const qn_vq *vq, int64_t m)
 {
     work w = {0};
     size_t at = 0;
-    const int64_t tokens = qn_ceil_div(m, QN_VQ_MOST_TOKENS) * QN_VQ_MOST_TOKENS;
+    const int64_t unit = m > QN_VQ_MOST_TOKENS ? wide_tokens(0) : QN_VQ_MOST_TOKENS;
+    const int64_t tokens = qn_ceil_div(m, unit) * unit;
     const int tensors = tensor_possible(desc, vq), sums = sums_possible(desc, vq);
+    const qn_cuda_device widest = qn_cuda_typical_device(QN_SM_90A);
+    const int wide = wide_possible(desc, vq, &widest) && m >= WIDE_FROM;
     w.turned = place(&at, turns_in(desc, vq) ? m : 0, qn_max_i64(vq->k, 1) * 4);
-    w.halves = place(&at, tensors ? tokens : 0, spans_of(vq) * QN_VQ_SPAN * 2);
+    w.halves = place(&at, tensors || wide ? tokens : 0, spans_of(vq) * QN_VQ_SPAN * 2);
     w.row_scale = place(&at, m, 4);
     w.sums = place(&at, turns_out(desc, vq) ? m : 0, qn_max_i64(vq->n, 1) * 4);
+    const int dense = wide && m >= DENSE_FROM && wide_cut_of(desc, vq, &widest, wide_tokens(0)).dense;
+    w.dense = place(&at, dense ? vq->n : 0, vq->k * 2);
     int64_t parts = 0;
     if (tensors) {
         parts = m <= QN_VQ_MOST_TOKENS ? most_parts(vq, MOST_BLOCKS) : 1;
+    }
+    if (wide) {
+        const int64_t of_wide = most_parts(vq, qn_max_i64(1, MOST_CLUSTERS / qn_ceil_div(m, wide_tokens(0))));
+        parts = parts > of_wide ? parts : of_wide;
     }
     size_t bytes = qn_size_mul((size_t)(parts * m), qn_size_mul((size_t)vq->n, 4));
     if (sums) {
@@ -513,13 +688,20 @@ static int tensor_takes(const qn_op_desc *desc, const qn_vq *vq, const qn_args *
            books_dense(books, vq->in_group * 2) && aligned(books, 0, 16);
 }
 
+static int bytes_take(const qn_op_desc *desc, const qn_vq *vq, const qn_args *args)
+{
+    return tensor_takes(desc, vq, args) &&
+           (vq->format != QN_VQ_QUIP_E8P || args->in[QN_VQMM_FIRST + QN_VQ_QIDXS].strides[0] == vq->k / 32 * 8);
+}
+
 static int sums_take(const qn_vq *vq, const qn_args *args)
 {
     const qn_view *codes = &args->in[QN_VQMM_FIRST + QN_VQ_CODES];
     const qn_view *books = &args->in[QN_VQMM_FIRST + QN_VQ_CODEBOOKS];
     const int64_t size = books->shape.format == QN_F32 ? 4 : 2;
-    return aligned(codes, codes->strides[0], 4) && (vq->packed || codes->strides[1] == vq->codebooks) &&
-           books_dense(books, vq->in_group * size) && aligned(books, 0, 16);
+    return aligned(codes, codes->strides[0], 4) && codes->strides[0] >= 0 && codes->strides[0] <= INT32_MAX &&
+           (vq->packed || codes->strides[1] == vq->codebooks) && books_dense(books, vq->in_group * size) &&
+           aligned(books, 0, 16);
 }
 
 static void bind_tensors(const qn_vq *vq, const qn_args *args, qn_cuda_vq *a)
@@ -616,17 +798,21 @@ static qn_status launch_finish(const qn_cuda_run *run, const places *p, qn_cuda_
 
 static qn_status launch_sums(const qn_cuda_run *run, const places *p, const qn_vq *vq, qn_cuda_vq *a, qn_error *error)
 {
-    const int64_t slabs = slabs_of(vq), batches = qn_ceil_div(vq->n, QN_VQ_SUMS_ROWS);
-    const int64_t parts = qn_max_i64(1, qn_min_i64(run->device->sms / slabs, batches));
-    a->slabs = (int32_t)slabs;
+    sums_cut c = sums_cut_of(vq, run->device);
+    const int32_t at_a_time = run->functions[p->sums].clusters;
+    if (c.cluster > 1 && at_a_time > c.parts / 2 && at_a_time < c.parts) {
+        c.parts = at_a_time;
+    }
+    a->slabs = (int32_t)slabs_of(vq);
     a->row_scale = NULL;
     void *const arguments[] = {a};
-    const qn_cuda_geometry g = {.grid = {(uint32_t)parts, (uint32_t)slabs, 1},
+    const qn_cuda_geometry g = {.grid = {(uint32_t)(c.parts * c.cluster), c.cluster > 1 ? 1 : (uint32_t)a->slabs, 1},
                                 .block = {512, 1, 1},
-                                .shared_bytes = (uint32_t)sums_shared(vq),
+                                .shared_bytes = (uint32_t)c.shared_bytes,
+                                .cluster = (uint32_t)c.cluster,
                                 .dependent = run->device->major >= 9};
     QN_TRY(qn_cuda_launch(run, p->sums, &g, arguments, error));
-    return launch_finish(run, p, a, error);
+    return c.cluster > 1 ? QN_OK : launch_finish(run, p, a, error);
 }
 
 static qn_status launch_tensor(const qn_cuda_run *run, const places *p, const qn_vq *vq, qn_cuda_vq *a, int scaled,
@@ -675,6 +861,73 @@ static qn_status launch_bytes(const qn_cuda_run *run, const places *p, const qn_
     return launch_finish(run, p, a, error);
 }
 
+/* Clusters that the spans of a tile of x are dealt to; 0: clusters take whole tiles. A cluster's span of 256 rows of x
+ * takes 3.25 us (H200); parts are written and read, and another launch adds them. */
+static int64_t wide_blocks(const qn_cuda_run *run, const qn_vq *vq, int32_t tokens, int64_t m)
+{
+    const int64_t clusters = qn_min_i64(run->device->sms / WIDE_PAIR, MOST_CLUSTERS);
+    const int64_t tiles = qn_ceil_div(m, tokens), all = row_blocks(vq) * tiles, spans = spans_of(vq);
+    if (tiles * 2 > clusters) {
+        return 0;
+    }
+    const double span_us = 3.25 * (tokens > QN_VQ_MOST_TOKENS ? tokens / 256.0 : 0.46); /* few rows: lookups */
+    const double whole = (double)(qn_ceil_div(all, clusters) * spans) * span_us;
+    const double parts = 4.0 + 16.0 * (double)m * (double)vq->n / 3.5e6;
+    const double split = 1.05 * (double)(all * spans) / (double)clusters * span_us + parts;
+    return whole <= split ? 0 : qn_min_i64(clusters / tiles, row_blocks(vq) * spans);
+}
+
+static qn_status launch_wide(const qn_cuda_run *run, const places *p, const qn_vq *vq, qn_cuda_vq *a, int scaled,
+                             char *dense, qn_error *error)
+{
+    int32_t i = p->wides - 1;
+    while (i > 0 && wide_tokens(i) < a->m) {
+        i--;
+    }
+    const int32_t tokens = wide_tokens(i);
+    const int64_t tiles = qn_ceil_div(a->m, tokens), clusters = run->device->sms / WIDE_PAIR;
+    const int turned = p->turn_out >= 0;
+    void *const arguments[] = {a};
+    qn_cuda_geometry g = {.block = {THREADS, 1, 1}, .dependent = run->device->major >= 9};
+    if (p->unpack >= 0) {
+        qn_cuda_vq b = *a;
+        b.y = dense;
+        b.y_row = vq->k * 2;
+        void *const unpack[] = {&b};
+        g.grid[0] = (uint32_t)qn_ceil_div(a->n, DIRECT_COLUMNS);
+        g.grid[1] = g.grid[2] = 1;
+        QN_TRY(qn_cuda_launch(run, p->unpack, &g, unpack, error));
+        a->codes = dense;
+        a->codes_row = vq->k * 2;
+    }
+    a->spans = (int32_t)spans_of(vq);
+    a->tokens = tokens;
+    a->blocks = (int32_t)wide_blocks(run, vq, tokens, a->m);
+    if (!scaled) {
+        a->row_scale = NULL;
+    }
+    g.grid[0] = (uint32_t)(tiles * tokens);
+    g.grid[1] = g.grid[2] = 1;
+    QN_TRY(qn_cuda_launch(run, p->wide_rows, &g, arguments, error));
+    if (turned && a->blocks == 0) {
+        a->y = (char *)a->total;
+        a->y_row = (int64_t)a->n * 4;
+    }
+    const int64_t all = row_blocks(vq) * tiles;
+    g.grid[0] = (uint32_t)((a->blocks > 0 ? a->blocks : qn_min_i64(clusters, all)) * WIDE_PAIR);
+    g.grid[1] = (uint32_t)(a->blocks > 0 ? tiles : 1);
+    g.block[0] = 128 * WIDE_GROUPS + 128;
+    g.cluster = WIDE_PAIR;
+    g.shared_bytes = (uint32_t)wide_cut_of(run->call->desc, vq, run->device, tokens).shared_bytes;
+    QN_TRY(qn_cuda_launch(run, p->wide + i, &g, arguments, error));
+    if (a->blocks > 0) {
+        return launch_finish(run, p, a, error);
+    }
+    a->y = run->call->args->out[QN_MM_OUT_D].data;
+    a->y_row = run->call->args->out[QN_MM_OUT_D].strides[0];
+    return turned ? launch_turn(run, p->turn_out, a, a->n, 0, error) : QN_OK;
+}
+
 static qn_status launch_direct(const qn_cuda_run *run, const places *p, qn_cuda_vq *a, qn_error *error)
 {
     a->row_scale = NULL;
@@ -713,6 +966,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     a.m = (int32_t)call->sizes.m;
     a.n = (int32_t)vq.n;
     a.k = (int32_t)vq.k;
+    a.early = qn_cuda_constant_weights(run);
     a.turned = (float *)(void *)(memory + w.turned);
     a.halves = (unsigned *)(void *)(memory + w.halves);
     a.row_scale = (float *)(void *)(memory + w.row_scale);
@@ -727,11 +981,16 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         a.x = (const char *)a.turned;
         a.x_row = (int64_t)a.k * 4;
     }
-    if (p.bytes >= 0 && a.m <= BYTES_ROWS && tensor_takes(desc, &vq, call->args)) {
+    if (p.bytes >= 0 && a.m <= BYTES_ROWS && bytes_take(desc, &vq, call->args)) {
         return launch_bytes(run, &p, &vq, &a, error);
     }
+    const int scaled = p.turn_in >= 0 || desc->in[QN_VQMM_X].format != QN_F16;
+    if (p.wide >= 0 && a.m >= (p.unpack >= 0 ? DENSE_FROM : WIDE_FROM) &&
+        (p.unpack >= 0 || tensor_takes(desc, &vq, call->args))) {
+        return launch_wide(run, &p, &vq, &a, scaled, memory + w.dense, error);
+    }
     if (p.tensor >= 0 && tensor_takes(desc, &vq, call->args)) {
-        return launch_tensor(run, &p, &vq, &a, p.turn_in >= 0 || desc->in[QN_VQMM_X].format != QN_F16, error);
+        return launch_tensor(run, &p, &vq, &a, scaled, error);
     }
     return launch_direct(run, &p, &a, error);
 }

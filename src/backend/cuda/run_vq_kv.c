@@ -1,18 +1,18 @@
 /* Host side of vq_encode and vq_attention: caches of keys and values as codes.
  *
- * vq_attention has two rows. Tables (kernels/cuda/vq_attention.cu): level auto and o4, for the sizes that its tables in
- * shared memory fit. Plain (vq_attention_plain.cu): everything, and the rungs gc to o3. Both cut tokens into as many
- * parts as it takes to give every multiprocessor work; a second launch joins them in their order. */
+ * vq_attention has two rows. Tables: level auto and o4, for the sizes whose tables fit into shared memory; keys that
+ * are not turned and codes that the copy engine can take by vq_attention_pairs.cu, others by vq_attention.cu. Plain
+ * (vq_attention_plain.cu): everything, and the rungs gc to o3. Both cut tokens into as many parts as it takes to give
+ * every multiprocessor work; a window's tokens are one part more (kv.h). */
+#include "backend/cuda/kv.h"
+
 #include <math.h>
 #include <string.h>
 
-#include "backend/cuda/mm.h"
 #include "base/checked.h"
-#include "kernels/common/cuda_vq_kv.h"
 #include "ref/slots.h"
 
-enum { MOST_GRID_Y = 65535, MOST_PARTS = 1024, MOST_VECTOR = 16, MOST_SIZE = 256, STRIP = 32 };
-enum { MOST_UNITS = 264 }; /* of a device that parts are made for: bounds the workspace */
+enum { MOST_GRID_Y = 65535, MOST_VECTOR = 16, MOST_SIZE = QN_CUDA_KV_SIZE, STRIP = QN_CUDA_KV_STRIP };
 
 typedef struct scheme {
     int32_t size, vector, entries, bits, heads, kv_heads, group;
@@ -31,35 +31,12 @@ static scheme scheme_of(const qn_op_desc *desc)
     return s;
 }
 
-/* ---- parts ---- */
-
-/* Parts of the room for `units` independent pieces of work: 2 * MOST_UNITS parts in all at most, and `least` tokens. */
-static int32_t parts_of(int64_t units, int64_t room, int32_t blocks, int32_t least)
-{
-    const int64_t most = qn_min_i64(qn_max_i64(room / least, 1), MOST_PARTS);
-    const int64_t limit = qn_max_i64(qn_min_i64(2 * MOST_UNITS / qn_max_i64(units, 1), most), 1);
-    int64_t best = 1;
-    double cost = 0.0;
-    for (int64_t parts = 1; parts <= limit; parts++) {
-        /* rounds of blocks, each with its tables, which cost as much as some 600 tokens; a second pass as 500 */
-        const double rounds = (double)qn_ceil_div(units * parts, blocks);
-        const double c = rounds * ((double)qn_ceil_div(room, parts) + 600.0) + (parts > 1 ? 500.0 : 0.0);
-        if (parts == 1 || c < cost) {
-            cost = c;
-            best = parts;
-        }
-    }
-    return (int32_t)best;
-}
-
-/* Floats of the parts of all heads of m sequences, however they are cut. */
 static size_t workspace(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
 {
     (void)kernel;
     (void)threads;
     const scheme s = scheme_of(desc);
-    const int64_t rows = m * s.heads;
-    return rows > 0 ? (size_t)(rows + 2 * MOST_UNITS * qn_max_i64(s.group, 2)) * (size_t)(s.size + 2) * 4 : 0;
+    return qn_cuda_kv_workspace(m, s.heads, s.group, s.size, desc->attr[QN_ATTR_WINDOW].i);
 }
 
 /* ---- arguments ---- */
@@ -90,58 +67,38 @@ static qn_cuda_vq_attention attention_of(const qn_cuda_run *run)
     const scheme s = scheme_of(desc);
     const float scale = desc->attr[QN_ATTR_SCALE].f, theta = desc->attr[QN_ATTR_ROPE_THETA].f;
     const double given = scale == 0.0f ? 1.0 / sqrt((double)s.size) : (double)scale;
-    return (qn_cuda_vq_attention){.q = in[QN_VQA_Q].data,
-                                  .k = codes_of(&in[QN_VQA_K_CODES]),
-                                  .v = codes_of(&in[QN_VQA_V_CODES]),
-                                  .k_book = book_of(&in[QN_VQA_K_CODEBOOK]),
-                                  .v_book = book_of(&in[QN_VQA_V_CODEBOOK]),
-                                  .lens = in[QN_VQA_SEQ_LENS].data,
-                                  .o = o->data,
-                                  .lse = lse->data,
-                                  .partials = run->call->workspace,
-                                  .q_row = in[QN_VQA_Q].strides[0],
-                                  .q_head = in[QN_VQA_Q].strides[1],
-                                  .o_row = o->strides[0],
-                                  .o_head = o->strides[1],
-                                  .lse_row = lse->strides[0],
-                                  .batch = (int32_t)run->call->sizes.m,
-                                  .heads = s.heads,
-                                  .kv_heads = s.kv_heads,
-                                  .group = s.group,
-                                  .size = s.size,
-                                  .vector = s.vector,
-                                  .entries = s.entries,
-                                  .room = (int32_t)run->call->sizes.n,
-                                  .scale = (float)(given * 1.4426950408889634),
-                                  .log2_theta = theta > 0.0f ? log2((double)theta) : 0.0};
-}
-
-static void cut(qn_cuda_vq_attention *a, int64_t units, int32_t blocks, int32_t least)
-{
-    a->parts = parts_of(units, a->room, blocks, least);
-    a->part_tokens = (int32_t)(qn_ceil_div(qn_ceil_div(a->room, a->parts), STRIP) * STRIP);
-    a->parts = (int32_t)qn_max_i64(qn_ceil_div(a->room, qn_max_i64(a->part_tokens, 1)), 1);
-}
-
-static qn_status join(const qn_cuda_run *run, int32_t program, qn_cuda_vq_attention *a, qn_error *error)
-{
-    void *const arguments[] = {a};
-    const qn_cuda_geometry g = {.grid = {(uint32_t)a->heads, (uint32_t)a->batch, 1},
-                                .block = {128, 1, 1},
-                                .dependent = run->device->major >= 9};
-    return a->parts > 1 ? qn_cuda_launch(run, program, &g, arguments, error) : QN_OK;
-}
-
-static void join_program(qn_cuda_program *out)
-{
-    out->source = "vq_attention_join.cu";
-    out->entry = "qn_vq_attention_join";
+    qn_cuda_vq_attention a = {.q = in[QN_VQA_Q].data,
+                              .k = codes_of(&in[QN_VQA_K_CODES]),
+                              .v = codes_of(&in[QN_VQA_V_CODES]),
+                              .k_book = book_of(&in[QN_VQA_K_CODEBOOK]),
+                              .v_book = book_of(&in[QN_VQA_V_CODEBOOK]),
+                              .lens = in[QN_VQA_SEQ_LENS].data,
+                              .o = o->data,
+                              .lse = lse->data,
+                              .partials = run->call->workspace,
+                              .q_row = in[QN_VQA_Q].strides[0],
+                              .q_head = in[QN_VQA_Q].strides[1],
+                              .o_row = o->strides[0],
+                              .o_head = o->strides[1],
+                              .lse_row = lse->strides[0],
+                              .batch = (int32_t)run->call->sizes.m,
+                              .heads = s.heads,
+                              .kv_heads = s.kv_heads,
+                              .group = s.group,
+                              .size = s.size,
+                              .vector = s.vector,
+                              .entries = s.entries,
+                              .room = (int32_t)run->call->sizes.n,
+                              .scale = (float)(given * 1.4426950408889634),
+                              .log2_theta = theta > 0.0f ? log2((double)theta) : 0.0};
+    qn_cuda_kv_window(&a, desc, run->call->args, QN_VQA_K_RECENT);
+    return a;
 }
 
 /* ---- plain ---- */
 
-enum { PLAIN = 0, PLAIN_JOIN, PLAIN_ALIGNED, PLAIN_PROGRAMS };
-enum { PLAIN_WARPS = 4, PLAIN_BLOCKS = 8 }; /* blocks of a multiprocessor that registers allow */
+enum { PLAIN = 0, PLAIN_ALIGNED, PLAIN_FINISH };
+enum { PLAIN_WARPS = QN_CUDA_KV_WARPS, PLAIN_BLOCKS = 8 }; /* blocks of a multiprocessor that registers allow */
 
 static int64_t plain_fixed(const qn_op_desc *desc, const scheme *s)
 {
@@ -180,8 +137,8 @@ static const char *accepts_plain(const qn_kernel *kernel, const qn_op_desc *desc
 {
     (void)kernel;
     const scheme s = scheme_of(desc);
-    if (desc->attr[QN_ATTR_WINDOW].i > 0) {
-        return "recent keys and values come as f16";
+    if (qn_cuda_kv_window_refusal(desc, QN_VQA_K_RECENT)) {
+        return qn_cuda_kv_window_refusal(desc, QN_VQA_K_RECENT);
     }
     if (s.size < 1 || s.size > MOST_SIZE || s.vector > MOST_VECTOR) {
         return "the head size is 0 or above 256, or vectors have more than 16 channels";
@@ -231,12 +188,8 @@ static int32_t plain_programs(const qn_kernel *kernel, const qn_op_desc *desc, c
 {
     (void)kernel;
     plain_program(desc, device, 0, &out[PLAIN]);
-    join_program(&out[PLAIN_JOIN]);
-    if (!may_align(desc)) {
-        return PLAIN_ALIGNED;
-    }
-    plain_program(desc, device, 1, &out[PLAIN_ALIGNED]);
-    return PLAIN_PROGRAMS;
+    plain_program(desc, device, may_align(desc), &out[PLAIN_ALIGNED]);
+    return PLAIN_FINISH + qn_cuda_kv_programs(desc, QN_VQA_K_RECENT, out + PLAIN_FINISH);
 }
 
 static int aligned_book(const qn_cuda_vq_book *book, int64_t unit)
@@ -244,20 +197,20 @@ static int aligned_book(const qn_cuda_vq_book *book, int64_t unit)
     return ((int64_t)(uintptr_t)book->data | book->head | book->group | book->entry) % unit == 0;
 }
 
-static qn_status run_plain(const qn_cuda_run *run, qn_cuda_vq_attention *a, int32_t program, int32_t second,
+static qn_status run_plain(const qn_cuda_run *run, qn_cuda_vq_attention *a, int32_t program, int32_t finish,
                            qn_error *error)
 {
     const qn_op_desc *desc = run->call->desc;
     const scheme s = scheme_of(desc);
     const int sweep = sweeps(desc);
-    cut(a, (int64_t)a->heads * (sweep ? 1 : a->batch), 2 * run->device->sms, STRIP * PLAIN_WARPS);
+    qn_cuda_kv_cut(a, (int64_t)a->heads * (sweep ? 1 : a->batch), 2 * run->device->sms, STRIP * PLAIN_WARPS);
     void *const arguments[] = {a};
     const qn_cuda_geometry g = {.grid = {(uint32_t)a->heads, (uint32_t)a->parts, sweep ? 1 : (uint32_t)a->batch},
                                 .block = {PLAIN_WARPS * 32, 1, 1},
                                 .shared_bytes = (uint32_t)plain_shared(desc, &s, cached_of(desc, &s, run->device)),
                                 .dependent = run->device->major >= 9};
     QN_TRY(qn_cuda_launch(run, program, &g, arguments, error));
-    return join(run, second, a, error);
+    return qn_cuda_kv_finish(run, finish, QN_VQA_K_RECENT, a, error);
 }
 
 static qn_status launch_plain(const qn_cuda_run *run, qn_error *error)
@@ -268,13 +221,14 @@ static qn_status launch_plain(const qn_cuda_run *run, qn_error *error)
     }
     const int64_t unit = qn_min_i64(2 * a.vector, 16);
     const int aligned = may_align(run->call->desc) && aligned_book(&a.k_book, unit) && aligned_book(&a.v_book, unit);
-    return run_plain(run, &a, aligned ? PLAIN_ALIGNED : PLAIN, PLAIN_JOIN, error);
+    return run_plain(run, &a, aligned ? PLAIN_ALIGNED : PLAIN, PLAIN_FINISH, error);
 }
 
 /* ---- tables ---- */
 
-/* ANY: codes or books of any alignment, the plain kernel. */
-enum { TABLES = 0, TABLES_JOIN, TABLES_ANY, TABLES_PROGRAMS };
+/* ANY: codes or books of any alignment, the plain kernel. PAIRS: what the pairs' kernel takes; TABLES again where it
+ * takes nothing. */
+enum { TABLES = 0, TABLES_ANY, TABLES_PAIRS, TABLES_FINISH };
 enum { MOST_HALVES = 6 }; /* half tables of a block: as in kernels/cuda/vq_attention.cu */
 
 typedef struct shape {
@@ -300,12 +254,38 @@ static shape shape_of(const scheme *s, int turned)
             best.halves = best.kv_heads * (keys + values);
         }
     }
-    best.warps = turned || (words == 2 && (best.queries == 2 || s->size > 128)) ? 8 : 12;
+    best.warps = turned || best.queries == 4 || words == 2 ? 8 : 12;
     best.code_bytes = 4 * words;
     best.shared_bytes = (best.halves + 1) / 2 * 256 * s->entries + best.warps * best.queries * 128 +
                         best.kv_heads * best.queries * s->size * 4 + best.warps * (s->size + 2) * 4;
     best.shared_bytes = (best.shared_bytes + 15) / 16 * 16 + (turned ? s->size * 8 : 0);
     return best;
+}
+
+/* How a block of the pairs' kernel is cut; queries 0: it cannot. */
+typedef struct pairs {
+    int32_t queries, warps, slots, shared_bytes;
+} pairs;
+
+enum { PAIRS_SLOTS = 8, PAIRS_LEAST_SLOTS = 2, PAIRS_QUERIES = 4 };
+
+/* least: query heads that a block of the other kernel does, which reads codes no oftener. */
+static pairs pairs_of(const scheme *s, int turned, int32_t least, const qn_cuda_device *device)
+{
+    pairs p = {0};
+    const int32_t groups = s->size / s->vector, halves = s->size / 64, tables = halves * 256 * s->entries;
+    if (turned || groups % 16 != 0 || groups > 64) {
+        return p;
+    }
+    for (int32_t queries = 1; queries <= PAIRS_QUERIES && queries * halves <= PAIRS_QUERIES; queries++) {
+        p.queries = s->group % queries == 0 ? queries : p.queries;
+    }
+    p.warps = p.queries > 1 || halves > 2 ? 8 : s->vector == 2 ? 16 : 12;
+    const int32_t fixed = tables + p.warps * p.queries * 128 + p.queries * s->size * 4 + p.warps * (s->size + 2) * 4;
+    const int32_t slot = p.warps * (32 * groups + 8);
+    p.slots = (int32_t)qn_min_i64((device->shared_bytes - fixed) / slot, PAIRS_SLOTS);
+    p.shared_bytes = fixed + p.slots * slot;
+    return p.slots < PAIRS_LEAST_SLOTS || p.queries < least ? (pairs){0} : p;
 }
 
 static int turns(const qn_op_desc *desc)
@@ -318,8 +298,8 @@ static const char *accepts_tables(const qn_kernel *kernel, const qn_op_desc *des
     (void)kernel;
     const scheme s = scheme_of(desc);
     const int32_t level = desc->attr[QN_ATTR_LEVEL].i;
-    if (desc->attr[QN_ATTR_WINDOW].i > 0) {
-        return "recent keys and values come as f16";
+    if (qn_cuda_kv_window_refusal(desc, QN_VQA_K_RECENT)) {
+        return qn_cuda_kv_window_refusal(desc, QN_VQA_K_RECENT);
     }
     if (level != QN_VQ_LEVEL_AUTO && level != QN_VQ_LEVEL_O4) {
         return "another rung of the ladder is asked for";
@@ -360,9 +340,25 @@ static int32_t tables_programs(const qn_kernel *kernel, const qn_op_desc *desc, 
     qn_cuda_define(&out[TABLES], "KV_HEADS", t.kv_heads);
     qn_cuda_define(&out[TABLES], "QUERIES", t.queries);
     qn_cuda_define(&out[TABLES], "WARPS", t.warps);
-    join_program(&out[TABLES_JOIN]);
     plain_program(desc, device, 0, &out[TABLES_ANY]);
-    return TABLES_PROGRAMS;
+    out[TABLES_PAIRS] = out[TABLES];
+    const pairs p = pairs_of(&s, turns(desc), t.queries, device);
+    if (p.queries > 0) {
+        qn_cuda_program *program = &out[TABLES_PAIRS];
+        memset(program, 0, sizeof *program);
+        program->source = "vq_attention_pairs.cu";
+        program->entry = "qn_vq_attention_pairs";
+        program->shared_bytes = p.shared_bytes;
+        qn_cuda_define(program, "Q_FORMAT", qn_cuda_float_format(desc->in[QN_VQA_Q].format));
+        qn_cuda_define(program, "SIZE", s.size);
+        qn_cuda_define(program, "VEC", s.vector);
+        qn_cuda_define(program, "BITS", s.bits);
+        qn_cuda_define(program, "KV_HEADS", 1);
+        qn_cuda_define(program, "QUERIES", p.queries);
+        qn_cuda_define(program, "WARPS", p.warps);
+        qn_cuda_define(program, "SLOTS", p.slots);
+    }
+    return TABLES_FINISH + qn_cuda_kv_programs(desc, QN_VQA_K_RECENT, out + TABLES_FINISH);
 }
 
 /* Rows begin at multiples of `unit`, and not too far apart. */
@@ -370,6 +366,47 @@ static int aligned_codes(const qn_cuda_vq_codes *c, int64_t unit)
 {
     return c->token <= INT32_MAX && c->token >= 0 &&
            ((int64_t)(uintptr_t)c->data | c->batch | c->token | c->head) % unit == 0;
+}
+
+/* Codes that the copy engine can take: rows of heads at multiples of 16 bytes. */
+static int boxed_codes(const qn_cuda_vq_codes *c, const qn_cuda_vq_attention *a)
+{
+    return ((int64_t)(uintptr_t)c->data | c->token | (a->kv_heads > 1 ? c->head : 0) | c->batch) % 16 == 0 &&
+           c->token > 0 && c->head > 0 && c->batch >= 0 && c->token < INT64_C(1) << 40 && c->batch < INT64_C(1) << 40;
+}
+
+static qn_status map_codes(const qn_cuda_run *run, const qn_cuda_vq_codes *c, const qn_cuda_vq_attention *a,
+                           qn_tensor_map *map, qn_error *error)
+{
+    const uint64_t groups = (uint64_t)(a->size / a->vector), token = (uint64_t)c->token;
+    const qn_cuda_tensor tensor = {
+        .data = c->data,
+        .type = CU_TENSOR_U8,
+        .rank = 4,
+        .swizzle = CU_SWIZZLE_NONE,
+        .promotion = CU_L2_PROMOTION_256B, /* other blocks read the codes beside these at about the same time */
+        .dims = {groups, (uint64_t)a->kv_heads, (uint64_t)a->room, c->batch > 0 ? (uint64_t)a->batch : 1},
+        .strides = {a->kv_heads > 1 ? (uint64_t)c->head : groups, token, c->batch > 0 ? (uint64_t)c->batch : token},
+        .box = {(uint32_t)groups, 1, STRIP, 1}};
+    return qn_cuda_tensor_map(run->cuda, &tensor, map, error);
+}
+
+static qn_status launch_pairs(const qn_cuda_run *run, qn_cuda_vq_attention *a, const pairs *p, qn_error *error)
+{
+    qn_tensor_map keys, values;
+    QN_TRY(map_codes(run, &a->k, a, &keys, error));
+    QN_TRY(map_codes(run, &a->v, a, &values, error));
+    const int64_t units = (int64_t)a->batch * a->kv_heads * (a->group / p->queries);
+    qn_cuda_kv_cut(a, units, run->device->sms, STRIP * p->warps);
+    a->items = (int32_t)(units * a->parts);
+    a->block_items = (int32_t)qn_ceil_div(a->items, run->device->sms);
+    void *const arguments[] = {a, &keys, &values};
+    const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(a->items, a->block_items), 1, 1},
+                                .block = {(uint32_t)p->warps * 32, 1, 1},
+                                .shared_bytes = (uint32_t)p->shared_bytes,
+                                .dependent = run->device->major >= 9};
+    QN_TRY(qn_cuda_launch(run, TABLES_PAIRS, &g, arguments, error));
+    return qn_cuda_kv_finish(run, TABLES_FINISH, QN_VQA_K_RECENT, a, error);
 }
 
 static qn_status launch_tables(const qn_cuda_run *run, qn_error *error)
@@ -380,11 +417,15 @@ static qn_status launch_tables(const qn_cuda_run *run, qn_error *error)
     if (a.batch == 0) {
         return QN_OK;
     }
+    const pairs p = pairs_of(&s, turns(run->call->desc), t.queries, run->device);
+    if (p.queries > 0 && a.room > 0 && boxed_codes(&a.k, &a) && boxed_codes(&a.v, &a)) {
+        return launch_pairs(run, &a, &p, error);
+    }
     if (!aligned_codes(&a.k, t.code_bytes) || !aligned_codes(&a.v, t.code_bytes)) {
-        return run_plain(run, &a, TABLES_ANY, TABLES_JOIN, error);
+        return run_plain(run, &a, TABLES_ANY, TABLES_FINISH, error);
     }
     const int64_t units = (int64_t)a.batch * (s.kv_heads / t.kv_heads) * (s.group / t.queries);
-    cut(&a, units, run->device->sms, STRIP * (t.warps / t.kv_heads));
+    qn_cuda_kv_cut(&a, units, run->device->sms, STRIP * (t.warps / t.kv_heads));
     a.items = (int32_t)(units * a.parts);
     a.block_items = (int32_t)qn_ceil_div(a.items, run->device->sms);
     void *const arguments[] = {&a};
@@ -393,7 +434,7 @@ static qn_status launch_tables(const qn_cuda_run *run, qn_error *error)
                                 .shared_bytes = (uint32_t)t.shared_bytes,
                                 .dependent = run->device->major >= 9};
     QN_TRY(qn_cuda_launch(run, TABLES, &g, arguments, error));
-    return join(run, TABLES_JOIN, &a, error);
+    return qn_cuda_kv_finish(run, TABLES_FINISH, QN_VQA_K_RECENT, &a, error);
 }
 
 /* ---- vq_encode ---- */
@@ -411,11 +452,8 @@ static const char *accepts_encode(const qn_kernel *kernel, const qn_op_desc *des
                                                                                   : NULL;
 }
 
-static int32_t encode_programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
-                               qn_cuda_program *out)
+void qn_cuda_encode_program(const qn_op_desc *desc, qn_cuda_program *out)
 {
-    (void)kernel;
-    (void)device;
     const qn_shape *book = &desc->in[QN_VQE_CODEBOOK];
     const int64_t held = book->dims[2] / 32;
     out->source = "vq_encode.cu";
@@ -425,40 +463,56 @@ static int32_t encode_programs(const qn_kernel *kernel, const qn_op_desc *desc, 
     qn_cuda_define(out, "VEC", book->dims[3]);
     qn_cuda_define(out, "HELD", held * book->dims[3] <= HELD_FLOATS ? held : 0);
     qn_cuda_define(out, "WIDE", book->dims[2] > 256);
+}
+
+qn_cuda_vq_encode qn_cuda_encode_arguments(const qn_args *args)
+{
+    const qn_view *x = &args->in[QN_VQE_X], *book = &args->in[QN_VQE_CODEBOOK];
+    const qn_mut_view *codes = &args->out[QN_VQE_OUT_CODES];
+    return (qn_cuda_vq_encode){.x = x->data,
+                               .book = book_of(book),
+                               .codes = codes->data,
+                               .x_batch = x->strides[0],
+                               .x_token = x->strides[1],
+                               .x_head = x->strides[2],
+                               .codes_batch = codes->strides[0],
+                               .codes_token = codes->strides[1],
+                               .codes_head = codes->strides[2],
+                               .batch = (int32_t)x->shape.dims[0],
+                               .tokens = (int32_t)x->shape.dims[1],
+                               .heads = (int32_t)x->shape.dims[2],
+                               .groups = (int32_t)book->shape.dims[1],
+                               .entries = (int32_t)book->shape.dims[2],
+                               .vector = (int32_t)book->shape.dims[3]};
+}
+
+qn_cuda_geometry qn_cuda_encode_geometry(const qn_cuda_vq_encode *a, const qn_cuda_device *device)
+{
+    /* enough strips of rows to fill the device some times over; a strip reads its books once */
+    const int64_t rows = (int64_t)a->batch * a->tokens, tasks = (int64_t)a->heads * a->groups;
+    const int64_t blocks = qn_ceil_div(tasks, ENCODE_WARPS);
+    const int64_t strips =
+        qn_min_i64(rows, qn_max_i64(qn_ceil_div((int64_t)device->sms * 16, qn_max_i64(blocks, 1)), 1));
+    return (qn_cuda_geometry){.grid = {(uint32_t)blocks, (uint32_t)qn_min_i64(strips, MOST_GRID_Y), 1},
+                              .block = {ENCODE_WARPS * 32, 1, 1},
+                              .dependent = device->major >= 9};
+}
+
+static int32_t encode_programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
+                               qn_cuda_program *out)
+{
+    (void)kernel;
+    (void)device;
+    qn_cuda_encode_program(desc, out);
     return 1;
 }
 
 static qn_status launch_encode(const qn_cuda_run *run, qn_error *error)
 {
-    const qn_view *x = &run->call->args->in[QN_VQE_X], *book = &run->call->args->in[QN_VQE_CODEBOOK];
-    const qn_mut_view *codes = &run->call->args->out[QN_VQE_OUT_CODES];
-    qn_cuda_vq_encode a = {.x = x->data,
-                           .book = book_of(book),
-                           .codes = codes->data,
-                           .x_batch = x->strides[0],
-                           .x_token = x->strides[1],
-                           .x_head = x->strides[2],
-                           .codes_batch = codes->strides[0],
-                           .codes_token = codes->strides[1],
-                           .codes_head = codes->strides[2],
-                           .batch = (int32_t)x->shape.dims[0],
-                           .tokens = (int32_t)x->shape.dims[1],
-                           .heads = (int32_t)x->shape.dims[2],
-                           .groups = (int32_t)book->shape.dims[1],
-                           .entries = (int32_t)book->shape.dims[2],
-                           .vector = (int32_t)book->shape.dims[3]};
-    const int64_t rows = (int64_t)a.batch * a.tokens, tasks = (int64_t)a.heads * a.groups;
-    if (rows == 0 || tasks == 0) {
-        return QN_OK;
-    }
-    /* enough strips of rows to fill the device some times over; a strip reads its books once */
-    const int64_t blocks = qn_ceil_div(tasks, ENCODE_WARPS);
-    const int64_t strips = qn_min_i64(rows, qn_max_i64(qn_ceil_div((int64_t)run->device->sms * 16, blocks), 1));
+    qn_cuda_vq_encode a = qn_cuda_encode_arguments(run->call->args);
     void *const arguments[] = {&a};
-    const qn_cuda_geometry g = {.grid = {(uint32_t)blocks, (uint32_t)qn_min_i64(strips, MOST_GRID_Y), 1},
-                                .block = {ENCODE_WARPS * 32, 1, 1},
-                                .dependent = run->device->major >= 9};
-    return qn_cuda_launch(run, 0, &g, arguments, error);
+    const qn_cuda_geometry g = qn_cuda_encode_geometry(&a, run->device);
+    return g.grid[0] > 0 && g.grid[1] > 0 ? qn_cuda_launch(run, 0, &g, arguments, error) : QN_OK;
 }
 
 static const qn_cuda_impl tables = {

@@ -6,7 +6,7 @@
 
 int32_t qn_tile_shared(const qn_tile *t)
 {
-    return 1024 + t->store * t->bm * t->bn * 2 + t->stages * (128 * (t->bm + t->bn) + 4 * (t->bm + 4) + 24);
+    return 1024 + t->store * t->bm * t->bn * 2 + t->stages * (128 * (t->bm + t->bn) + 16) + 32 * (t->bm + 5);
 }
 
 int32_t qn_strip_shared(const qn_strip *s, int32_t rows, int32_t layout)
@@ -15,19 +15,90 @@ int32_t qn_strip_shared(const qn_strip *s, int32_t rows, int32_t layout)
     return 1032 + apart + s->stages * (s->unroll * (8192 * s->groups + 128 * rows + 4 * (rows + 4)) + 24);
 }
 
-qn_tile qn_block_tile(int32_t i, int may_store)
+/* Weights and epilogues: a fit of measurements on an H200, M from 256 to 4096. */
+qn_tile qn_block_tile(int32_t i, int may_store, int32_t layout)
 {
-    static const qn_tile stored[QN_BLOCK_TILES] = {[QN_TILE_TALL] = {256, 128, 3, 1, 1, 1, 1.00},
-                                                   [QN_TILE_TALL_PAIR] = {256, 128, 3, 2, 1, 1, 1.00},
-                                                   [QN_TILE_WIDE] = {128, 192, 4, 1, 1, 1, 1.00},
-                                                   [QN_TILE_ANY] = {128, 160, 6, 1, 1, 0, 0.92}};
-    static const int32_t unstored_stages[QN_BLOCK_TILES] = {4, 4, 5, 6};
-    qn_tile t = stored[i];
-    if (!may_store) {
+    static const qn_tile tiles[QN_BLOCK_TILES] = {[QN_TILE_TALL] = {256, 128, 4, 2, 1, 0, 1.00, 3.0},
+                                                  [QN_TILE_TALL_STORED] = {256, 128, 3, 2, 1, 1, 0.93, 1.2},
+                                                  [QN_TILE_WIDE] = {128, 192, 4, 1, 1, 1, 0.93, 1.0},
+                                                  [QN_TILE_ANY] = {128, 160, 6, 1, 1, 0, 0.85, 2.5},
+                                                  [QN_TILE_SQUARE] = {128, 128, 6, 1, 2, 0, 0.91, 2.5},
+                                                  [QN_TILE_NARROW] = {128, 64, 9, 1, 2, 0, 0.70, 2.5}};
+    qn_tile t = tiles[i];
+    if (t.store && !may_store) {
         t.store = 0;
-        t.stages = unstored_stages[i];
+        t.stages++;
+        t.epilogue = 2.5;
+    }
+    if (layout != QN_ONE_MATRIX) {
+        t.parts = 1;
     }
     return t;
+}
+
+int qn_few_tile(int32_t rows, int32_t columns, qn_tile *tile)
+{
+    *tile = (qn_tile){rows, columns, 12, 1, columns > 128 ? 1 : 2, 0, 1.0, 2.5};
+    if ((rows != 64 && rows != 128) || columns < 32 || columns % 16 != 0 || columns > (rows == 64 ? 128 : 192)) {
+        return 0;
+    }
+    while (qn_tile_shared(tile) > QN_TILE_SHARED) {
+        tile->stages--;
+    }
+    return 1;
+}
+
+double qn_tile_cost(const qn_tile *t, double tiles, int64_t blocks, int32_t sms)
+{
+    const double rounds = (double)(int64_t)((tiles + sms - 1) / sms);
+    return rounds * t->bm * t->bn * ((double)blocks + t->epilogue) / t->weight;
+}
+
+int32_t qn_strip_height(int64_t rows)
+{
+    return rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : rows <= 64 ? 64 : QN_STRIP_ROWS;
+}
+
+int qn_strip_exists(const qn_strip *s, int32_t rows)
+{
+    const int few_registers = rows <= 32 || s->occupancy == 1;
+    if (s->groups < 1 || s->groups > 4 || s->split < 1 || s->unroll < 1 || s->unroll > 4 || s->stages < 2 ||
+        s->occupancy < 1 || s->occupancy > 2 || (s->pair != 1 && s->pair != 2 && s->pair != 4) ||
+        s->pair * s->split > 8 || rows % (8 * s->pair) != 0 || s->late < 0 || s->late > 1 || s->parts < 1 ||
+        s->parts > 2) {
+        return 0;
+    }
+    if (s->parts == 2 && s->groups > 1 && (rows > 64 || s->groups > 2 || !few_registers)) {
+        return 0;
+    }
+    if (rows > 64 && (s->groups > 2 || s->occupancy > 1)) {
+        return 0;
+    }
+    qn_strip fit = *s;
+    qn_strip_fit(&fit, rows, QN_ONE_MATRIX);
+    return (s->occupancy == 1 || s->groups < 3) && fit.stages >= 2;
+}
+
+qn_strip qn_tuned_strip(const qn_tuned *t)
+{
+    const int32_t *v = t->value;
+    return (qn_strip){.groups = v[0], .pair = v[1], .split = v[2], .unroll = v[3], .stages = v[4], .occupancy = v[5],
+                      .parts = v[6], .late = v[7]};
+}
+
+int qn_tuned_tile(const qn_tuned *t, qn_tile *tile)
+{
+    const int32_t *v = t->value;
+    if (t->m <= QN_STRIP_ROWS) {
+        return v[2] == 0 && t->m > 32 && qn_few_tile(qn_strip_height(t->m), v[1], tile) && tile->bm == v[0];
+    }
+    for (int32_t i = 0; i < QN_BLOCK_TILES; i++) {
+        *tile = qn_block_tile(i, 1, QN_ONE_MATRIX);
+        if (tile->bm == v[0] && tile->bn == v[1] && tile->store == v[2]) {
+            return 1;
+        }
+    }
+    return 0;
 }
 
 int qn_tile_may_store(int32_t out, int64_t n)
@@ -46,7 +117,7 @@ void qn_block_tile_program(const qn_tile *t, int32_t out, int32_t layout, qn_cud
     qn_cuda_define(p, "BN", t->bn);
     qn_cuda_define(p, "STAGES", t->stages);
     qn_cuda_define(p, "CLUSTER", t->cluster);
-    qn_cuda_define(p, "GROUPS", QN_TILE_GROUPS);
+    qn_cuda_define(p, "GROUPS", qn_tile_groups(t));
     qn_cuda_define(p, "PARTS", t->parts);
     qn_cuda_define(p, "STORE", t->store);
 }
@@ -65,11 +136,12 @@ void qn_strip_program(const qn_strip *s, int32_t rows, int32_t out, int32_t layo
     qn_cuda_define(p, "UNROLL", s->unroll);
     qn_cuda_define(p, "STAGES", s->stages);
     qn_cuda_define(p, "OCCUPANCY", s->occupancy);
+    qn_cuda_define(p, "PARTS", s->parts);
 }
 
 void qn_strip_fit(qn_strip *s, int32_t rows, int32_t layout)
 {
-    while (qn_strip_shared(s, rows, layout) > QN_TILE_SHARED / s->occupancy - 512) {
+    while (s->stages > 0 && qn_strip_shared(s, rows, layout) > QN_TILE_SHARED / s->occupancy - 512) {
         s->stages--;
     }
 }
@@ -103,8 +175,8 @@ qn_status qn_tile_out_map(const qn_cuda_run *run, const void *data, int64_t n, i
 
 qn_cuda_geometry qn_tile_geometry(const qn_cuda_device *device, int32_t cluster, int64_t blocks, int32_t shared_bytes)
 {
-    const int64_t grid = qn_min_i64(device->sms, qn_ceil_div(blocks, cluster) * cluster);
-    return (qn_cuda_geometry){.grid = {(uint32_t)(grid / cluster * cluster), 1, 1},
+    const int64_t grid = qn_min_i64(device->sms / cluster, qn_ceil_div(blocks, cluster));
+    return (qn_cuda_geometry){.grid = {(uint32_t)(qn_max_i64(grid, 1) * cluster), 1, 1},
                               .block = {QN_TILE_THREADS, 1, 1},
                               .shared_bytes = (uint32_t)shared_bytes,
                               .cluster = (uint32_t)cluster,

@@ -20,20 +20,48 @@ enum { QN_ONE_MATRIX = 0, QN_GROUP_OFFSETS = 1, QN_GROUPS_MASKED = 2 };
 
 typedef struct qn_tile {
     int32_t bm, bn, stages, cluster, parts, store;
-    double weight; /* share of the best tile's speed that it reaches when the card is full */
+    double weight;   /* share of the best tile's speed that it reaches when the card is full */
+    double epilogue; /* what a tile takes beside its k-blocks, in k-blocks */
 } qn_tile;
 
 /* Parameters of the kernel for few rows. */
 typedef struct qn_strip {
     int32_t groups, split, unroll, stages, occupancy, pair;
-    int32_t late; /* 1: faster when constant weights wait too */
+    int32_t late;  /* 1: faster when constant weights wait too */
+    int32_t parts; /* products in flight */
 } qn_strip;
 
-/* The tiles for many rows, in the order of qn_block_tiles. */
-enum { QN_TILE_TALL = 0, QN_TILE_TALL_PAIR, QN_TILE_WIDE, QN_TILE_ANY, QN_BLOCK_TILES };
+enum { QN_STRIP_ROWS = 128 }; /* most rows of a strip */
+
+/* The tiles for more than 128 rows. */
+enum {
+    QN_TILE_TALL = 0,
+    QN_TILE_TALL_STORED,
+    QN_TILE_WIDE,
+    QN_TILE_ANY,
+    QN_TILE_SQUARE,
+    QN_TILE_NARROW,
+    QN_BLOCK_TILES
+};
 
 /* Such a tile, for outputs that may leave through the copy engine or not. */
-qn_tile qn_block_tile(int32_t i, int may_store);
+qn_tile qn_block_tile(int32_t i, int may_store, int32_t layout);
+
+/* A tile of one row of tiles, for at most 64 or 128 rows, that many columns wide. 0: there is none. */
+int qn_few_tile(int32_t rows, int32_t columns, qn_tile *tile);
+
+/* Estimated time of so many tiles with that many k-blocks, in steps of one sum and one k-block of the best tile. */
+double qn_tile_cost(const qn_tile *tile, double tiles, int64_t blocks, int32_t sms);
+
+/* The height of the strip for that many rows, at most 128. */
+int32_t qn_strip_height(int64_t rows);
+
+/* Whether the kernel has that strip: within its host contract, without spilled registers. */
+int qn_strip_exists(const qn_strip *strip, int32_t rows);
+
+/* The cut of a tuned entry. qn_tuned_tile: 0: there is no such tile for that many rows. */
+qn_strip qn_tuned_strip(const qn_tuned *tuned);
+int qn_tuned_tile(const qn_tuned *tuned, qn_tile *tile);
 
 /* Whether rows of d may leave through the copy engine, as far as a plan knows: out is a QN_OUT_*. */
 int qn_tile_may_store(int32_t out, int64_t n);
@@ -45,6 +73,12 @@ void qn_strip_program(const qn_strip *strip, int32_t rows, int32_t out, int32_t 
 /* Dynamic shared memory of a block. */
 int32_t qn_tile_shared(const qn_tile *tile);
 int32_t qn_strip_shared(const qn_strip *strip, int32_t rows, int32_t layout);
+
+/* Warpgroups of a tile that multiply. */
+static inline int32_t qn_tile_groups(const qn_tile *tile)
+{
+    return tile->bm == 64 ? 1 : QN_TILE_GROUPS;
+}
 
 /* Fewer stages until the strip's shared memory fits. */
 void qn_strip_fit(qn_strip *strip, int32_t rows, int32_t layout);

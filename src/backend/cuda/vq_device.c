@@ -29,6 +29,7 @@ void qn_cuda_vq_device(const qn_cuda_device *device, qn_vq_device *out)
                           .issue = 4.0,
                           .fma = 128.0,
                           .tensor = rates[device->target].tensor,
+                          .wide = device->target == QN_SM_90A ? 1600.0 : 0.0,
                           .launch = 4.0,
                           .lookup_share = 0.85,
                           .issue_share = 0.55,

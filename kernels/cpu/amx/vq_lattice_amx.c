@@ -1,0 +1,107 @@
+/* quip_e8p of level amx (kernels/common/vq.h, "Lattice"): a panel's bytes as tiles of
+ * 16 rows of w by 64 elements, sixteen rows of x the other operand. Sums are the integers of
+ * level avx512vnni, which runs single rows. */
+#define QN_ISA amx
+#include "kernels/cpu/amx/tile.h"
+#include "kernels/cpu/avx512vnni/vq_lattice.h"
+
+#define SUMS_AT (UNITS * TILE_BYTES) /* in scratch, behind the lines */
+
+/* A panel's units of a tile as tiles: line 2 g of a unit has elements 0 to 3 of group g of sixteen rows, line 2 g + 1
+ * elements 4 to 7. */
+QN_INLINE void decode_panel(const points *p, const int is_e8, const uint8_t *codes, int64_t units, char *lines)
+{
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+    const int64_t half = half_bytes(is_e8);
+    for (int64_t i = 0; i < units; i++, codes += 2 * half, lines += TILE_BYTES) {
+        e8p_unit u[2];
+        fetch_ahead(codes, is_e8);
+        fetch_ahead(codes + half, is_e8);
+        if (!is_e8) {
+            unit_load(&u[0], p, codes);
+            unit_load(&u[1], p, codes + half);
+        }
+#pragma GCC unroll 8
+        for (int g = 0; g < GROUPS; g++) {
+            const __m512i first = is_e8 ? e8_group(p->e8, codes + g * 8) : e8p_group(&u[0], g);
+            const __m512i second = is_e8 ? e8_group(p->e8, codes + half + g * 8) : e8p_group(&u[1], g);
+            _mm512_store_si512(lines + g * 128, _mm512_permutex2var_epi32(first, even, second));
+            _mm512_store_si512(lines + g * 128 + 64, _mm512_permutex2var_epi32(first, odd, second));
+        }
+    }
+}
+
+/* Up to sixteen rows by the tiles of a panel. */
+QN_INLINE void rows_by_tiles(const qn_vq_lattice_call *c, int64_t m, int64_t t, int64_t units, int book, int64_t panel)
+{
+    const int64_t tiles = (c->units + UNITS - 1) / UNITS, left = c->rows - m,
+                  rows = left < TILE_ROWS ? left : TILE_ROWS;
+    const int8_t *const digits = c->digits + m * c->digit_stride + t * QN_VQ_PLANES * QN_VQ_TILE_K;
+    int32_t *const sums = (int32_t *)(void *)(c->scratch + SUMS_AT);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    for (int64_t l = 0; l < units; l++) {
+        _tile_loadd(6, c->scratch + l * TILE_BYTES, 64);
+        _tile_loadd(3, digits + l * 64, c->digit_stride);
+        _tile_dpbsud(0, 3, 6);
+        _tile_loadd(4, digits + QN_VQ_TILE_K + l * 64, c->digit_stride);
+        _tile_dpbsud(1, 4, 6);
+        _tile_loadd(5, digits + 2 * QN_VQ_TILE_K + l * 64, c->digit_stride);
+        _tile_dpbsud(2, 5, 6);
+    }
+    _tile_stored(0, sums, 64);
+    _tile_stored(1, sums + 256, 64);
+    _tile_stored(2, sums + 512, 64);
+    tile_fence();
+    for (int64_t r = 0; r < rows; r++) {
+        __m512i s[QN_VQ_PLANES];
+        for (int i = 0; i < QN_VQ_PLANES; i++) {
+            s[i] = _mm512_load_si512(sums + i * 256 + r * 16);
+        }
+        add_tile(c->sums + (m + r) * QN_VQ_BLOCK + panel * QN_VQ_PANEL, s, c->offsets + ((m + r) * tiles + t) * 4,
+                 c->scales[(m + r) * tiles + t] * c->unit[book]);
+    }
+}
+
+/* Tile t by a book. */
+QN_INLINE void tile_by_book(const qn_vq_lattice_call *c, int64_t t, int book, const int is_e8)
+{
+    const points p = points_of(c);
+    const int64_t left = c->units - t * UNITS, units = left < UNITS ? left : UNITS;
+    const uint8_t *codes = c->codes[book] + t * UNITS * c->panels * 2 * half_bytes(is_e8);
+    if (c->rows == 1) {
+        tile_by_one(c, t, units, book, is_e8);
+        return;
+    }
+    for (int64_t panel = 0; panel < c->panels; panel++, codes += units * 2 * half_bytes(is_e8)) {
+        decode_panel(&p, is_e8, codes, units, c->scratch);
+        tile_fence();
+        for (int64_t m = 0; m < c->rows; m += TILE_ROWS) {
+            rows_by_tiles(c, m, t, units, book, panel);
+        }
+    }
+}
+
+static void lattice_mm(const qn_vq_lattice_call *c)
+{
+    memset(c->sums, 0, (size_t)c->rows * QN_VQ_BLOCK * sizeof *c->sums);
+    if (c->rows > 1) {
+        tile_begin(c->rows < TILE_ROWS ? c->rows : TILE_ROWS);
+    }
+    for (int64_t t = 0; t * UNITS < c->units; t++) {
+        for (int book = 0; book < c->books; book++) {
+            if (c->last_is_e8 && book == c->books - 1) {
+                tile_by_book(c, t, book, 1);
+            } else {
+                tile_by_book(c, t, book, 0);
+            }
+        }
+    }
+    if (c->rows > 1) {
+        tile_end();
+    }
+}
+
+const qn_vq_lattice_set qn_vq_lattice__amx = {lattice_mm};

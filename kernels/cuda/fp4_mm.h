@@ -1,0 +1,168 @@
+/* e2m1 codes expanded in registers to the activations' 16-bit type, exactly, and multiplied: what the kernels of
+ * FP4 weights for few rows (fp4_mm_few.cu) and for many (fp4_mm.cu) share. These define, before: ROWS, SPLIT and
+ * STAGES, parameters; STRIP, rows of b a block; CONSUMERS, threads that multiply; COPIERS, threads that copy scales for
+ * which there is no map; PARTS of a block's sums.
+ *
+ * A code at bits 3:0 of each half of a word, times 2^12 + 2^6, has its sign at bit 15 and its size at 8:6: masked, a
+ * bf16 pair of 2^-126 of the code. The scale that it is multiplied by (one instruction for two, exact: a product has at
+ * most 6 significant bits) brings the power of two back, of NVFP4 but for 2^-8 that the sum gets at the end (FACTOR).
+ */
+#ifndef QN_CUDA_FP4_EXPAND_H
+#define QN_CUDA_FP4_EXPAND_H
+
+#include "mm_common.h"
+
+#define DEPTH 256 /* of K a stage */
+#define SPAN 4    /* stages whose scales come together */
+#define B_BYTES (STRIP * 128)
+#define X_BYTES (ROWS * DEPTH * 2)
+#define STEP (16 * UNIT) /* of K that parts are multiples of: 16 bytes of scales, as bulk copies want */
+#define SCALE_ROW (SPAN * DEPTH / UNIT)
+#define SCALE_BYTES (STRIP * SCALE_ROW)
+#define PITCH (STRIP + 4) /* floats of a row of partial sums */
+#define IS_MX (B_FORMAT == QN_MM_MXFP4)
+#define IS_F16 (X_FORMAT == QN_MM_F16)
+
+#if IS_MX
+#define FACTOR 1.0f
+#elif IS_F16
+#define FACTOR 16384.0f
+#else
+#define FACTOR 256.0f
+#endif
+
+typedef struct problem {
+    int row, rows;                         /* of x */
+    int column;                            /* first row of b */
+    int begin, end;                        /* this part of K; begin is a multiple of STEP */
+    u32 codes, x, full, empty;             /* of the ring */
+    u32 scales, scales_full, scales_empty; /* of two spans */
+} problem;
+
+typedef struct place {
+    u32 stage, parity;
+} place;
+
+DEV void place_on(place *at, u32 steps)
+{
+    at->stage += steps;
+    if (at->stage >= STAGES) {
+        at->stage -= STAGES;
+        at->parity ^= 1;
+    }
+}
+
+DEV u32 multiply_pair(u32 a, u32 b)
+{
+    u32 v;
+#if IS_F16
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
+#else
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
+#endif
+    return v;
+}
+
+/* Codes i and i + 4 of a word, their sign and size in place. */
+DEV u32 place_pair(u32 word, int i)
+{
+#if IS_F16
+    const u32 size = (i < 3 ? word << (9 - 4 * i) : word >> 3) & 0x0e000e00u;
+    return (word << (12 - 4 * i) & 0x80008000u) | size;
+#else
+    const u32 low = (i < 2 ? word : word >> 8) & (i % 2 ? 0x00f000f0u : 0x000f000fu);
+    return low * (i % 2 ? 260u : 4160u) & 0x81c081c0u;
+#endif
+}
+
+/* The same, of any MXFP4 scale: its power of two and the one left out may together be no bf16. */
+#define MX_RAISE 0x7e807e80u /* 2^126 */
+
+DEV void multiply_add(float *sums, const u32 *b, u32 x0, u32 x1)
+{
+#if IS_F16
+    MMA_F16(sums, b, x0, x1);
+#else
+    MMA_BF16(sums, b, x0, x1);
+#endif
+}
+
+/* Where the word of four scales at `byte` of row r of a span lies: as the map's swizzle has it, so that the words of
+ * eight rows meet in no bank. */
+DEV u32 scale_at(u32 r, u32 byte)
+{
+    const u32 at = r * SCALE_ROW + byte;
+    return at ^ (at >> 7 & (SCALE_ROW / 16 - 1)) << 4;
+}
+
+/* Scales of a span without a map: by words where rows and K allow it, else byte by byte, which is no copy. */
+DEV void load_scale_span(const qn_cuda_mm &a, const problem *p, u32 to, int k0, int words, int thread)
+{
+    const qn_cuda_mm_part &w = a.part[0];
+    const int left = a.k / UNIT - k0 / UNIT;
+#pragma unroll 1
+    for (int i = thread; i < SCALE_BYTES / 4; i += COPIERS) {
+        const int r = i / (SCALE_ROW / 4), n = p->column + r, j = i % (SCALE_ROW / 4) * 4;
+        const u32 valid = n < a.n && j < left, at = to + scale_at((u32)r, (u32)j);
+        const char *const from = valid ? w.b_scale + n * w.b_scale_row + k0 / UNIT + j : w.b_scale;
+        if (words) {
+            copy_async_4(at, from, valid);
+        } else {
+            u32 word = 0;
+            for (int b = 0; b < 4 && valid && j + b < left; b++) {
+                word |= (u32)((const u8 *)from)[b] << 8 * b;
+            }
+            store_shared_i32(at, (int)word);
+        }
+    }
+    if (!words) {
+        copy_async_wait();
+    }
+}
+
+/* The blocks of the cluster share the results of the strip; each is the sum of its parts in one order. */
+DEV void finish_strip(const qn_cuda_mm &a, const problem *p, u32 sums_at, u32 part, u32 thread)
+{
+    const qn_cuda_mm_part &w = a.part[0];
+    const u32 out_bytes = OUT == QN_MM_F32 ? 4 : 2;
+    const int vector = ((u64)w.d | (u64)w.d_row) % (4 * out_bytes) == 0;
+    for (int i = (int)(part * CONSUMERS + thread); i < p->rows * (STRIP / 4); i += SPLIT * CONSUMERS) {
+        const int row = i / (STRIP / 4), column = i % (STRIP / 4) * 4, n = p->column + column;
+        float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 1
+        for (u32 s = 0; s < SPLIT; s++) {
+#pragma unroll
+            for (int k = 0; k < PARTS; k++) {
+                const u32 from = sums_at + (u32)((k * ROWS + row) * PITCH + column) * 4;
+                const float4 four = load_cluster_f32x4(cluster_address(from, s));
+                v[0] += four.x;
+                v[1] += four.y;
+                v[2] += four.z;
+                v[3] += four.w;
+            }
+        }
+        char *const to = w.d + (p->row + row) * w.d_row;
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            v[c] = n + c < a.n ? finish(load_tail(w, n + c), v[c] * FACTOR, 1.0f, 0, 1.0f) : 0.0f;
+        }
+        if (vector && n + 3 < a.n) {
+#if OUT == QN_MM_F32
+            *(float4 *)(to + (i64)n * 4) = make_float4(v[0], v[1], v[2], v[3]);
+#elif OUT == QN_MM_F16
+            *(uint2 *)(to + (i64)n * 2) = make_uint2(pack_f16(v[0], v[1]), pack_f16(v[2], v[3]));
+#else
+            *(uint2 *)(to + (i64)n * 2) = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
+#endif
+        } else {
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                if (n + c < a.n) {
+                    store_float(to, n + c, v[c], OUT);
+                }
+            }
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,377 @@
+/* d = x b^T with NVFP4 or MXFP4 weights and up to 16 rows of activations of 16 bits, on Hopper (sm_90a): weights are
+ * expanded in registers as fp4_mm.cu does, which has more rows.
+ *
+ * With so few rows the time is that of instructions: measured, the pipe of shifts and masks is busy to 60 % and memory
+ * idle to 35 % where warps share the rows of b. So here warps share K instead. A warp takes a quarter of a stage's 256
+ * of K for many rows of b, and loads and pairs the x of it once for all of them; x comes by the copy engine, which
+ * costs no warp anything; a scale as a pair of 16-bit floats comes out of a table of all 256.
+ *
+ *   - The order of k within a product is free as long as both operands have the same: a lane takes 16 consecutive k of
+ *     its row, half or all of what has one scale, and pairs nibbles that are 16 bits apart.
+ *   - The order of rows is free too: lane row g takes row 2 (g % 4) + g / 4 of eight, so that 16 lanes that load
+ *     together read rows whose swizzles differ by more than the chunks that they read.
+ *   - A MXFP4 scale above 2 and the power of two left out (fp4_mm.h) are together no bf16. The warp that looks at all
+ *     scales as they come says where there is one, and those four stages take one instruction more a pair.
+ *
+ * The parts of K are added through distributed shared memory, always in their order: no workspace, no atomics, two runs
+ * are equal bit for bit.
+ *
+ * Host contract
+ *   Parameters: those of mm_common.h (B_FORMAT NVFP4 or MXFP4, A_FORMAT PLAIN, X_FORMAT bf16, with NVFP4 also f16;
+ *   ALIGNED 1) and
+ *     ROWS     of x in a block: 8 or 16
+ *     TILES    of 16 rows of b a warp: 1 to 8
+ *     WN, WK   warps along N, turns at stages: 4 WN WK at most 16 warps
+ *     SPLIT    parts of K, the cluster size: 1 to 8
+ *     STAGES   of the ring, at least WK + 1
+ *   Tensor maps, 3-D, UINT8, fill with zeros
+ *     codes, scales   as for fp4_mm.cu, boxes of 16 TILES WN rows
+ *     x               swizzle 128B, sizes {2 K, M, 1}, box {128, ROWS, 1}
+ *   x: base and row stride multiples of 16; K a multiple of 8 and of the format's block
+ *   Launch
+ *     block 128 WN WK + 128, cluster {SPLIT, 1, 1}, grid {ceil(N / (16 TILES WN)) * SPLIT, ceil(M / ROWS), 1}
+ *     dynamic shared memory = 1024 + max(STAGES * (16 TILES WN * 128 + 512 ROWS + 16) + 32 TILES WN * 1024 / UNIT +
+ *                                        1120, 16 WK ROWS (16 TILES WN + 4))
+ *   May be launched with programmatic stream serialization; constant 1: kernels ahead in the stream do not write the
+ *   weights, which are then read before they end. */
+#define SLICES 4 /* of a stage */
+#define STRIP (16 * TILES * WN)
+#define CONSUMERS (32 * SLICES * WN * WK)
+#define COPIERS 96 /* threads that look at scales, or copy them */
+#define THREADS (CONSUMERS + 32 + COPIERS)
+#define PARTS (SLICES * WK)
+#define TILES_X (ROWS / 8)
+#define SCARCE (CONSUMERS == 512 && ROWS == 16) /* registers: 96 a thread are too few to multiply */
+#include "fp4_mm.h"
+
+#if STAGES <= WK || (IS_MX && IS_F16) || (X_FORMAT != QN_MM_F16 && X_FORMAT != QN_MM_BF16)
+#error "fp4_mm_few: no such cut"
+#endif
+
+typedef struct few {
+    problem p;
+    u32 landed; /* barriers: scales have come by the copy engine, and want to be looked at */
+    u32 large;  /* four words a span: some scale is above 2 */
+    u32 table;
+} few;
+
+/* ---- loading ---- */
+
+DEV void load_codes(const problem *p, const tensor_map *map, u32 stage, int k0)
+{
+    barrier_arrive_expect(p->full + 8 * stage, B_BYTES + X_BYTES);
+    tensor_load_3d(p->codes + stage * B_BYTES, map, p->full + 8 * stage, k0 / 2, p->column, 0, L2_EVICT_FIRST);
+}
+
+DEV void load_x(const problem *p, const tensor_map *map, u32 stage, int k0)
+{
+#pragma unroll
+    for (int i = 0; i < SLICES; i++) {
+        tensor_load_3d(p->x + stage * X_BYTES + i * (ROWS * 128), map, p->full + 8 * stage, k0 * 2 + i * 128, p->row, 0,
+                       L2_EVICT_LAST);
+    }
+}
+
+DEV void load_scales(const few *f, const tensor_map *map, u32 span, int k0, int mapped)
+{
+    if (mapped) {
+        barrier_arrive_expect(f->landed + 8 * span, SCALE_BYTES);
+        tensor_load_3d(f->p.scales + span * SCALE_BYTES, map, f->landed + 8 * span, k0 / UNIT, f->p.column, 0,
+                       L2_EVICT_FIRST);
+    }
+}
+
+/* One thread. The first `early` stages have their weights under way, at most STAGES and two spans. */
+DEV void load(const few *f, const tensor_map *codes, const tensor_map *scales, const tensor_map *x, int mapped,
+              int early)
+{
+    const problem *p = &f->p;
+    place at = {0, 1};
+    u32 span = 0, parity = 1;
+    int stage = 0;
+    for (int k0 = p->begin; k0 < p->end; k0 += DEPTH, stage++) {
+        if (stage % SPAN == 0) {
+            if (stage >= early) {
+                barrier_wait(p->scales_empty + 8 * span, parity);
+                load_scales(f, scales, span, k0, mapped);
+            }
+            span ^= 1;
+            parity ^= span ^ 1;
+        }
+        if (stage >= early) {
+            barrier_wait(p->empty + 8 * at.stage, at.parity);
+            load_codes(p, codes, at.stage, k0);
+        }
+        load_x(p, x, at.stage, k0);
+        place_on(&at, 1);
+    }
+}
+
+/* Hand on spans of scales, each warp with a word on whether one of MXFP4's that it saw is above 2. */
+DEV void look_at_scales(const qn_cuda_mm &a, const few *f, int mapped, int thread)
+{
+    const problem *p = &f->p;
+    const u64 rows = (u64)a.part[0].b_scale | (u64)a.part[0].b_scale_row;
+    const int words = rows % 4 == 0 && a.k % (4 * UNIT) == 0 && p->begin % (4 * UNIT) == 0;
+    u32 span = 0, parity = 0;
+#pragma unroll 1
+    for (int k0 = p->begin; k0 < p->end; k0 += SPAN * DEPTH) {
+        const u32 at = p->scales + span * SCALE_BYTES;
+        if (mapped) {
+            barrier_wait(f->landed + 8 * span, parity);
+        } else {
+            barrier_wait(p->scales_empty + 8 * span, parity ^ 1);
+            load_scale_span(a, p, at, k0, words, thread);
+            copy_async_wait();
+            threads_sync(2, COPIERS);
+        }
+#if IS_MX
+        u32 above = 0; /* of a code from 129 on, bit 7 and another are set */
+        for (int i = thread; i < SCALE_BYTES / 4; i += COPIERS) {
+            const u32 word = load_shared_u32(at + 4 * (u32)i);
+            above |= word & ((word & 0x7f7f7f7fu) + 0x7f7f7f7fu) & 0x80808080u;
+        }
+        above = __any_sync(0xffffffffu, above != 0);
+        if (thread % 32 == 0) {
+            store_shared_i32(f->large + 16 * span + thread / 32 * 4, (int)above);
+        }
+        __syncwarp();
+#endif
+        barrier_arrive(p->scales_full + 8 * span);
+        span ^= 1;
+        parity ^= span ^ 1;
+    }
+}
+
+/* ---- multiplying ---- */
+
+/* What a scale's code multiplies with, twice in a word, times the power of two that place_pair() leaves out. */
+DEV u32 table_entry(u32 code)
+{
+#if IS_MX
+    return (code + 126 << 7 & 0x7f80u) * 0x10001u; /* 2^(code - 1), of codes up to 128 */
+#elif IS_F16
+    u32 pair;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((u16)code));
+    return __byte_perm(pair, 0, 0x1010);
+#else
+    const float v = e4m3_float(code) * 0x1p118f;
+    return pack_bf16(v, v);
+#endif
+}
+
+DEV u32 expand_pair(u32 word, int i, u32 scale, int large)
+{
+    const u32 v = place_pair(word, i);
+    return multiply_pair(large ? multiply_pair(v, MX_RAISE) : v, scale);
+}
+
+/* A slice of a stage by the warp's rows of b. codes, scales: of the lane's first row, for the others are whole turns of
+ * the swizzles further; x: of the lane's row of it; large 1: any MXFP4 scale. */
+DEV void multiply_slice(u32 codes, u32 scales, u32 table, u32 x, u32 lane, int large, float sums[TILES][TILES_X][4])
+{
+    const u32 g = lane / 4, t = lane % 4;
+    u32 v[TILES_X][8];
+#pragma unroll
+    for (int j = 0; j < TILES_X; j++) {
+#pragma unroll
+        for (u32 c = 0; c < 2; c++) {
+            const uint4 w = load_shared_u32x4(x + (u32)j * 1024 + ((2 * t + c) ^ g) * 16);
+            v[j][4 * c] = __byte_perm(w.x, w.z, 0x5410);
+            v[j][4 * c + 1] = __byte_perm(w.x, w.z, 0x7632);
+            v[j][4 * c + 2] = __byte_perm(w.y, w.w, 0x5410);
+            v[j][4 * c + 3] = __byte_perm(w.y, w.w, 0x7632);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+        u32 word[2][2], scale[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const u32 eight = (u32)(2 * i + r) * 8;
+            const int2 two = load_shared_i32x2(codes + eight * 128);
+            word[r][0] = (u32)two.x;
+            word[r][1] = (u32)two.y;
+            const u32 code = load_shared_u8(scales + eight * SCALE_ROW);
+            if (large) {
+                scale[r] = (code == 0 ? 0x40u : code == 255 ? 0x7fc0u : code << 7) * 0x10001u;
+            } else {
+                scale[r] = load_shared_u32(table + code * 4);
+            }
+        }
+#pragma unroll
+        for (int q = 0; q < 2; q++) {
+#pragma unroll
+            for (int e = 0; e < 4; e += 2) {
+                u32 b[4];
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+                    b[n] = expand_pair(word[n % 2][q], e + n / 2, scale[n % 2], large);
+                }
+#pragma unroll
+                for (int j = 0; j < TILES_X; j++) {
+                    multiply_add(sums[i][j], b, v[j][4 * q + e], v[j][4 * q + e + 1]);
+                }
+            }
+        }
+    }
+}
+
+/* This warp's turns of the part of K, left in shared memory as [PARTS][ROWS][PITCH] floats. */
+DEV void multiply(const few *f, u32 sums_at, u32 warp, u32 lane)
+{
+    const problem *p = &f->p;
+    const u32 slice = warp % SLICES, wn = warp / SLICES % WN, wk = warp / (SLICES * WN), g = lane / 4, t = lane % 4;
+    const u32 low = g % 4 * 2 + g / 4, row = wn * (16 * TILES) + low;
+    const u32 codes = row * 128 + ((slice * 2 + t / 2) ^ low) * 16 + t % 2 * 8;
+    const u32 x = slice * (ROWS * 128) + g * 128;
+    float sums[TILES][TILES_X][4];
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+#pragma unroll
+        for (int j = 0; j < TILES_X; j++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                sums[i][j][e] = 0.0f;
+            }
+        }
+    }
+    place at = {wk, 0};
+    u32 span = 0, parity = 0;
+    int stage = (int)wk;
+#pragma unroll 1
+    for (int first = 0; p->begin + first * DEPTH < p->end; first += SPAN) {
+        barrier_wait(p->scales_full + 8 * span, parity);
+#if IS_MX
+        const uint4 saw = load_shared_u32x4(f->large + 16 * span);
+        const int large = (saw.x | saw.y | saw.z) != 0;
+#else
+        const int large = 0;
+#endif
+#pragma unroll 1
+        for (; stage < first + SPAN && p->begin + stage * DEPTH < p->end; stage += WK) {
+            const u32 byte = (u32)(stage - first) * (DEPTH / UNIT) + (slice * 64 + t * 16) / UNIT;
+            const u32 scales_at = p->scales + span * SCALE_BYTES + scale_at(row, byte);
+            barrier_wait(p->full + 8 * at.stage, at.parity);
+            const u32 codes_at = p->codes + at.stage * B_BYTES + codes, x_at = p->x + at.stage * X_BYTES + x;
+            if (IS_MX && large) {
+                multiply_slice(codes_at, scales_at, f->table, x_at, lane, 1, sums);
+            } else {
+                multiply_slice(codes_at, scales_at, f->table, x_at, lane, 0, sums);
+            }
+            __syncwarp();
+            if (lane == 0) {
+                barrier_arrive(p->empty + 8 * at.stage);
+            }
+            place_on(&at, WK);
+        }
+        if (lane == 0) {
+            barrier_arrive(p->scales_empty + 8 * span);
+        }
+        span ^= 1;
+        parity ^= span ^ 1;
+    }
+    threads_sync(1, CONSUMERS); /* all stages are read: the sums lie where they were */
+    const u32 to = sums_at + (((wk * SLICES + slice) * ROWS + 2 * t) * PITCH + row) * 4;
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+#pragma unroll
+        for (int j = 0; j < TILES_X; j++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                store_shared_f32(to + ((8 * j + e % 2) * PITCH + 16 * i + e / 2 * 8) * 4, sums[i][j][e]);
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    qn_fp4_mm_few(const __grid_constant__ tensor_map code_map, const __grid_constant__ tensor_map scale_map,
+                  const __grid_constant__ tensor_map x_map, const __grid_constant__ qn_cuda_mm a, int mapped,
+                  int constant)
+{
+    extern __shared__ __align__(16) char shared[];
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = SPLIT > 1 ? cluster_rank() : 0;
+    const int steps = (a.k + STEP - 1) / STEP;
+    few f;
+    problem *const p = &f.p;
+    p->codes = (shared_address(shared) + 1023) / 1024 * 1024;
+    p->x = p->codes + STAGES * B_BYTES;
+    p->scales = p->x + STAGES * X_BYTES;
+    f.table = p->scales + 2 * SCALE_BYTES;
+    p->full = f.table + 1024;
+    p->empty = p->full + STAGES * 8;
+    p->scales_full = p->empty + STAGES * 8;
+    p->scales_empty = p->scales_full + 16;
+    f.landed = p->scales_empty + 16;
+    f.large = (f.landed + 31) / 16 * 16;
+    p->row = (int)blockIdx.y * ROWS;
+    p->rows = a.m - p->row < ROWS ? a.m - p->row : ROWS;
+    p->column = (int)(blockIdx.x / SPLIT) * STRIP;
+    p->begin = (int)((u32)steps * part / SPLIT) * STEP;
+    p->end = part + 1 < SPLIT ? (int)((u32)steps * (part + 1) / SPLIT) * STEP : a.k;
+    int early = 0;
+    release_next();
+    if (warp == CONSUMERS / 32 && lane == 0) {
+        tensor_map_prefetch(&code_map);
+        tensor_map_prefetch(&scale_map);
+        tensor_map_prefetch(&x_map);
+        for (u32 i = 0; i < STAGES; i++) {
+            barrier_init(p->full + 8 * i, 1);
+            barrier_init(p->empty + 8 * i, SLICES * WN);
+        }
+        for (u32 i = 0; i < 2; i++) {
+            barrier_init(f.landed + 8 * i, 1);
+            barrier_init(p->scales_full + 8 * i, COPIERS);
+            barrier_init(p->scales_empty + 8 * i, CONSUMERS / 32);
+        }
+        barrier_init_fence();
+        while (constant && early < STAGES && early < 2 * SPAN && p->begin + early * DEPTH < p->end) {
+            const int k0 = p->begin + early * DEPTH;
+            if (early % SPAN == 0) {
+                load_scales(&f, &scale_map, (u32)early / SPAN, k0, mapped);
+            }
+            load_codes(p, &code_map, (u32)early++, k0);
+        }
+    }
+    for (u32 i = threadIdx.x; i < 256; i += THREADS) {
+        store_shared_i32(f.table + 4 * i, (int)table_entry(i));
+    }
+    wait_before();
+    __syncthreads();
+    if (warp >= CONSUMERS / 32) {
+#if SCARCE && IS_MX
+        REGISTERS_GIVE(32);
+#elif SCARCE
+        REGISTERS_GIVE(64);
+#endif
+        if (warp > CONSUMERS / 32) {
+            look_at_scales(a, &f, mapped, (int)threadIdx.x - CONSUMERS - 32);
+        } else if (lane == 0) {
+            load(&f, &code_map, &scale_map, &x_map, mapped, early);
+        }
+    } else {
+#if SCARCE && IS_MX
+        REGISTERS_TAKE(112);
+#elif SCARCE
+        REGISTERS_TAKE(104);
+#endif
+        multiply(&f, p->codes, warp, lane);
+    }
+    /* The parts' sums are there; nobody leaves while another reads them. */
+#if SPLIT > 1
+    __syncwarp();
+    cluster_arrive();
+    cluster_wait();
+#else
+    __syncthreads();
+#endif
+    if (warp < CONSUMERS / 32) {
+        finish_strip(a, p, p->codes, part, threadIdx.x);
+    }
+#if SPLIT > 1
+    __syncwarp();
+    cluster_arrive_relaxed();
+    cluster_wait();
+#endif
+}

@@ -1,0 +1,72 @@
+/* New keys and values into a cache that is not of floats, at positions that the device knows: rows as f16 into those of
+ * a window, and heads as e4m3 with a scale each, as quantize_fp8 makes them by group. Or rows as they are, into a cache of
+ * floats from the position on (one row) or from the first on.
+ *
+ * Host contract
+ *   Parameters: X_FORMAT 0, TYPE 0 (rows.h)
+ *   qn_keep_recent, qn_keep_rows   block 128, grid {ceil(width / 256), rows}; position NULL: from the first row on
+ *   qn_keep_scaled   block 32, grid {heads, rows}; heads of at most 256 elements */
+#include "rows.h"
+#include "cuda_vq_kv.h"
+
+extern "C" __global__ void __launch_bounds__(128) qn_keep_recent(const __grid_constant__ qn_cuda_kv_keep a)
+{
+    begin_kernel();
+    for (int m = (int)blockIdx.y; m < a.rows; m += (int)gridDim.y) {
+        const float *const x = (const float *)(a.x + m * a.x_row);
+        u16 *const y = (u16 *)(a.y + (i64)(a.position[m] % a.ring) * a.y_row);
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const int i = ((int)blockIdx.x * 2 + j) * 128 + (int)threadIdx.x;
+            if (i < a.width) {
+                asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y[i]) : "f"(x[i]));
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(128) qn_keep_rows(const __grid_constant__ qn_cuda_kv_keep a)
+{
+    begin_kernel();
+    for (int m = (int)blockIdx.y; m < a.rows; m += (int)gridDim.y) {
+        const float *const x = (const float *)(a.x + m * a.x_row);
+        float *const y = (float *)(a.y + (i64)(a.position ? *a.position + m : m) * a.y_row);
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const int i = ((int)blockIdx.x * 2 + j) * 128 + (int)threadIdx.x;
+            if (i < a.width) {
+                y[i] = x[i];
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(32) qn_keep_scaled(const __grid_constant__ qn_cuda_kv_keep a)
+{
+    begin_kernel();
+    const int head = (int)blockIdx.x, lane = (int)threadIdx.x;
+    for (int m = (int)blockIdx.y; m < a.rows; m += (int)gridDim.y) {
+        const float *const x = (const float *)(a.x + m * a.x_row) + head * a.size;
+        char *const y = a.y + a.position[m] * a.y_row + head * a.size;
+        float v[PER];
+        range r = no_range();
+#pragma unroll
+        for (int j = 0; j < PER; j++) {
+            const int i = lane + 32 * j;
+            v[j] = i < a.size ? x[i] : 0.0f;
+            widen_range(&r, v[j]);
+        }
+        reduce_lanes(&r, 32);
+        const float scale = ratio(fmaxf(r.high, 1e-10f), CODE_MAX);
+        const divisor by = divide_by(scale);
+#pragma unroll
+        for (int j = 0; j < PER; j++) {
+            if (lane + 32 * j < a.size) {
+                ((u8 *)y)[lane + 32 * j] = (u8)two_codes(quotient(v[j], by), 0.0f);
+            }
+        }
+        if (lane == 0) {
+            *(float *)(a.scale + a.position[m] * a.scale_row + head * 4) = scale;
+        }
+    }
+}

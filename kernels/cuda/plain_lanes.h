@@ -1,0 +1,34 @@
+/* Elements of the row-wise quantisers that are those of x as they are (segments.h): quantize_fp8.cu, quantize_int8.cu.
+ */
+#ifndef QN_CUDA_PLAIN_LANES_H
+#define QN_CUDA_PLAIN_LANES_H
+
+struct lane {
+    uint4 raw[X_WORDS];
+};
+typedef lane kept;
+
+static __device__ inline void load_lane(const qn_cuda_rows &a, const char *x, i64 column, lane *to)
+{
+#pragma unroll
+    for (int i = 0; i < X_WORDS; i++) {
+        to->raw[i] = load_once(x + column * X_BYTES + i * 16);
+    }
+}
+
+static __device__ inline float value_at(const qn_cuda_rows &a, const char *x, i64 column)
+{
+    return load_one(x, column);
+}
+
+static __device__ inline void keep(const lane &from, kept *to)
+{
+    *to = from;
+}
+
+static __device__ inline void restore(const kept &from, float *v)
+{
+    unpack(from.raw, v);
+}
+
+#endif

@@ -1,0 +1,389 @@
+/* Products of many rows of x with vector-quantised weights on warpgroups (Hopper): 64 rows of w are the operand in
+ * registers, decoded there chunk by chunk as in vq_tensor.cu, TOKENS rows of x the one in shared memory, which bulk
+ * copies bring in the order that K is permuted to (qn_vq_rows, WIDE). So rows of x pass no register, and a decoded
+ * vector serves TOKENS rows.
+ *
+ * A block has GROUPS warpgroups and one that copies; PAIR blocks of a cluster have the same rows of x, each brings
+ * its part to all. GROUPS * PAIR * 64 = QN_VQ_BLOCK_ROWS rows of w belong together. A tile is those and TOKENS rows of
+ * x; with `blocks` 0 clusters take whole tiles in turn and write y, else the spans of a tile of x are dealt to `blocks`
+ * clusters and parts are written (vq_parts.h).
+ *
+ * The books of gptvq change with every span: entries are multiplied by their scale relative to a power of two near the
+ * largest of the rows' spans as they are rounded to f16, sums by that power.
+ *
+ * Host contract
+ *   Parameters: as vq_tensor.cu without TILES, FUSION and REGISTERS; FORMAT QN_CUDA_DENSE: codes are f16 weights;
+ *     TOKENS 64, 128 or 256; GROUPS 2, PAIR 2; STAGES of x; TABLE_BYTES; OUT, BIAS, SCALE_FORMAT, WSCALE_FORMAT (format
+ * + 1) Launch: block 128 GROUPS + 128, cluster PAIR, grid {clusters * PAIR, tiles of x or 1}; 2048 + TABLE_BYTES +
+ * STAGES * TOKENS * 128 bytes */
+#include "formats.h"
+#include "cuda_vq.h"
+
+#define THREADS (128 * GROUPS)
+#define REGISTERS 0
+#define LINE 128 /* bytes of 64 elements of a row of x: a stage */
+#define STAGE_BYTES (TOKENS * LINE)
+#define BARRIERS 1024
+#define WGMMA_F16(d, a, b, accumulate) WGMMA_F16_(TOKENS, d, a, b, accumulate)
+#define WGMMA_F16_(N, d, a, b, accumulate) WGMMA_F16__(N, d, a, b, accumulate)
+#define WGMMA_F16__(N, d, a, b, accumulate)                                                                            \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " WGMMA_AP##N ", 0;\n"                                              \
+                                                                 "wgmma.mma_async.sync.aligned.m64n" #N                \
+                                                                 "k16.f32.f16.f16 {" WGMMA_S##N "}, " WGMMA_A##N       \
+                 ", p, 1, 1, 0;\n}"                                                                                    \
+                 : WGMMA_R##N("+f", d)                                                                                 \
+                 : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "l"(b), "r"(accumulate)                         \
+                 : "memory")
+#define WGMMA_A64 "{%32,%33,%34,%35}, %36"
+#define WGMMA_AP64 "%37"
+#define WGMMA_A128 "{%64,%65,%66,%67}, %68"
+#define WGMMA_AP128 "%69"
+#define WGMMA_S256                                                                                                     \
+    WGMMA_S192 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,"     \
+               "%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define WGMMA_R256(c, d)                                                                                               \
+    WGMMA_R192(c, d), WGMMA_Q(c, d, 96), WGMMA_Q(c, d, 100), WGMMA_Q(c, d, 104), WGMMA_Q(c, d, 108),                   \
+        WGMMA_Q(c, d, 112), WGMMA_Q(c, d, 116), WGMMA_Q(c, d, 120), WGMMA_Q(c, d, 124)
+#define WGMMA_A256 "{%128,%129,%130,%131}, %132"
+#define WGMMA_AP256 "%133"
+
+#if FORMAT == QN_CUDA_DENSE
+#include "vq_parts.h"
+#define STEPS 8
+#define CODE_WORDS 1
+#define ROW_OF(half) (lane / 4 + 8 * (half))
+#else
+#include "vq_decode.h"
+#endif
+
+/* Piece `rank` of a stage to all blocks of the cluster; their barriers count all pieces. */
+DEV void bring(u32 to, const void *from, u32 bytes, u32 bar)
+{
+#if PAIR > 1
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(bar), "h"((u16)((1 << PAIR) - 1))
+                 : "memory");
+#else
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(bar)
+                 : "memory");
+#endif
+}
+
+/* A warpgroup has read a stage: said to all blocks that fill it. */
+DEV void release_stage(u32 bar)
+{
+    if (threadIdx.x % 128 == 0) {
+#pragma unroll
+        for (u32 r = 0; r < PAIR; r++) {
+            barrier_arrive_cluster(cluster_address(bar, r));
+        }
+    }
+}
+
+/* The part of a tile that a cluster works on next: rows of w, of x, spans. */
+struct share {
+    int block, tile, span0, span1, piece;
+};
+
+struct walk {
+    int at, last, step;
+};
+
+DEV walk begin_walk(const qn_cuda_vq &a, int cluster, int clusters)
+{
+    walk w;
+    if (a.blocks > 0) {
+        w.at = (int)first_span(a, all_spans(a), cluster);
+        w.last = (int)first_span(a, all_spans(a), cluster + 1);
+        w.step = 0;
+    } else {
+        w.at = cluster;
+        w.last = (a.n + QN_VQ_BLOCK_ROWS - 1) / QN_VQ_BLOCK_ROWS * ((a.m + TOKENS - 1) / TOKENS);
+        w.step = clusters;
+    }
+    return w;
+}
+
+DEV share next_share(const qn_cuda_vq &a, int cluster, walk &w)
+{
+    share s;
+    if (a.blocks > 0) {
+        s.block = w.at / a.spans;
+        s.tile = (int)blockIdx.y;
+        s.span0 = w.at % a.spans;
+        s.span1 = min(a.spans, s.span0 + w.last - w.at);
+        s.piece = cluster - block_of_span(a, all_spans(a), (i64)s.block * a.spans);
+        w.at += s.span1 - s.span0;
+    } else {
+        const int tiles = (a.m + TOKENS - 1) / TOKENS;
+        s.block = w.at / tiles;
+        s.tile = w.at % tiles;
+        s.span0 = 0;
+        s.span1 = a.spans;
+        s.piece = -1;
+        w.at += w.step;
+    }
+    return s;
+}
+
+#if FORMAT == QN_CUDA_DENSE
+/* Chunks of step s: dense rows are read in natural order (LAYOUT 2 of qn_vq_rows). */
+DEV void dense_chunk(const qn_cuda_vq &a, int row, int k, u32 *w)
+{
+    w[0] = w[1] = w[2] = w[3] = 0;
+    if (k < a.k) {
+        const uint4 v = *(const uint4 *)(a.codes + (i64)min(row, a.n - 1) * a.codes_row + (i64)k * 2);
+        w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+    }
+}
+#endif
+
+#if FORMAT == QN_CUDA_GPTVQ
+/* A power of two not above the largest scale of a block of rows; 1 where that is no number to divide by. */
+DEV float scale_unit(const qn_cuda_vq &a, int block)
+{
+    const float *const scales = (const float *)(a.scales + (i64)block * a.scales_row);
+    float most = 0.0f;
+    for (int i = (int)threadIdx.x % 32; i < a.spans; i += 32) {
+        most = fmaxf(most, fabsf(scales[i]));
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+    }
+    const u32 exponent = __float_as_uint(most) & 0x7F800000u;
+    return exponent > 0x01000000u && exponent < 0x7E000000u ? __uint_as_float(exponent) : 1.0f;
+}
+
+DEV void fill_scaled(u32 bytes, float scale, u32 shared)
+{
+    const u32 low = pack_f16((float)(int)(signed char)bytes * scale, (float)(int)(signed char)(bytes >> 8) * scale);
+    const u32 high =
+        pack_f16((float)(int)(signed char)(bytes >> 16) * scale, (float)(int)(signed char)(bytes >> 24) * scale);
+#pragma unroll
+    for (u32 c = 0; c < COPIES / 2; c++) {
+        store_shared_words(shared + threadIdx.x % 256 * (8 * COPIES) + (c + threadIdx.x) % (COPIES / 2) * 16, low, high,
+                           low, high);
+    }
+}
+#endif
+
+/* A volatile load, so that those of all columns do not fill the registers. */
+DEV float row_scale_of(const qn_cuda_vq &a, int m)
+{
+    float v = 1.0f;
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p ld.global.f32 %0, [%1];\n}"
+                 : "+f"(v)
+                 : "l"(a.row_scale + m), "r"((int)(a.row_scale && m < a.m)));
+    return v;
+}
+
+/* The tile's results, or its part of them. */
+DEV void write_sums(const qn_cuda_vq &a, const share &s, int row, int lane, const float *sums, float unit)
+{
+    const int n[2] = {row + ROW_OF(0), row + ROW_OF(1)};
+    float scale[2] = {unit, unit}, bias[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        if (n[half] < a.n && s.piece < 0) {
+#if SCALE_FORMAT
+            scale[half] *= load_float(a.scales + (i64)n[half] * a.scales_row, 0, SCALE_FORMAT - 1);
+#endif
+#if WSCALE_FORMAT
+            scale[half] *= load_float(a.wscale, 0, WSCALE_FORMAT - 1);
+#endif
+#if BIAS
+            bias[half] = load_float(a.bias, n[half], BIAS - 1);
+#endif
+        }
+    }
+    int m = s.tile * TOKENS + lane % 4 * 2;
+    float *part = a.parts + ((i64)s.piece * a.m + m) * a.n;
+    char *out = a.y + (i64)m * a.y_row;
+#pragma unroll
+    for (int j = 0; j < TOKENS / 8; j++) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const float factor = s.piece < 0 ? row_scale_of(a, m + e) : 1.0f;
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const float v = sums[4 * j + 2 * half + e];
+                if (n[half] < a.n && m + e < a.m) {
+                    if (s.piece >= 0) {
+                        part[(i64)e * a.n + n[half]] = v * scale[half];
+                    } else {
+                        store_float(out + e * a.y_row, n[half], v * (factor * scale[half]) + bias[half], OUT);
+                    }
+                }
+            }
+        }
+        m += 8;
+        part += (i64)8 * a.n;
+        out += 8 * a.y_row;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const __grid_constant__ qn_cuda_vq a)
+{
+    extern __shared__ __align__(1024) u8 memory[];
+    const u32 base = (shared_address(memory) + 1023) & ~1023u; /* swizzled stages want multiples of 1024 */
+    const u32 full = base, empty = base + 8 * STAGES, stages = base + BARRIERS, table = stages + STAGES * STAGE_BYTES;
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, group = warp / 4;
+    const int cluster = (int)blockIdx.x / PAIR, clusters = (int)gridDim.x / PAIR;
+#if PAIR > 1
+    const u32 rank = cluster_rank();
+#else
+    const u32 rank = 0;
+#endif
+    if (threadIdx.x == 0) {
+        for (u32 i = 0; i < STAGES; i++) {
+            barrier_init(full + 8 * i, 1);
+            barrier_init(empty + 8 * i, GROUPS * PAIR);
+        }
+        barrier_init_fence();
+    }
+    release_next();
+#if FORMAT == QN_CUDA_QUIP
+    if (warp < THREADS / 32) {
+        fill(table);
+    }
+#endif
+    if (!a.early) {
+        wait_before();
+    }
+#if FORMAT == QN_CUDA_AQLM
+    if (warp < THREADS / 32) {
+        fill(a, table);
+    }
+#endif
+    __syncthreads();
+    if (a.early) {
+        wait_before();
+    }
+#if PAIR > 1
+    cluster_arrive();
+    cluster_wait();
+#endif
+    walk w = begin_walk(a, cluster, clusters);
+    u32 stage = 0, phase = 0;
+    if (group == GROUPS) {
+        REGISTERS_GIVE(24);
+        if (threadIdx.x == THREADS) {
+            while (w.at < w.last) {
+                const share s = next_share(a, cluster, w);
+                const char *from = (const char *)a.halves + ((i64)s.tile * a.spans + s.span0) * (4 * STAGE_BYTES) +
+                                   rank * (STAGE_BYTES / PAIR);
+                for (int i = 4 * s.span0; i < 4 * s.span1; i++, from += STAGE_BYTES) {
+                    barrier_wait(empty + 8 * stage, phase ^ 1);
+                    barrier_arrive_expect(full + 8 * stage, STAGE_BYTES);
+                    bring(stages + stage * STAGE_BYTES + rank * (STAGE_BYTES / PAIR), from, STAGE_BYTES / PAIR,
+                          full + 8 * stage);
+                    stage = stage + 1 == STAGES ? 0 : stage + 1;
+                    phase ^= stage == 0;
+                }
+            }
+        }
+    } else {
+        REGISTERS_TAKE(240); /* no more in all than the block began with, or it waits for ever: 384 times 168 */
+#if FORMAT != QN_CUDA_DENSE
+        tables t;
+        t.books = a.books;
+#if FORMAT == QN_CUDA_QUIP
+        t.shared = table + (u32)(lane % COPIES) * 4;
+        const u32 inverse = pack_f16(a.resid_inverse, a.resid_inverse);
+#else
+        t.shared = table + (u32)(lane % COPIES) * ENTRY_BYTES;
+#endif
+#endif
+        while (w.at < w.last) {
+            const share s = next_share(a, cluster, w);
+            const int row = s.block * QN_VQ_BLOCK_ROWS + (int)(rank * GROUPS + (u32)group) * 64 + warp % 4 * 16;
+            float sums[TOKENS / 2];
+#pragma unroll
+            for (int i = 0; i < TOKENS / 2; i++) {
+                sums[i] = 0.0f;
+            }
+#if FORMAT == QN_CUDA_GPTVQ
+            const float unit = scale_unit(a, s.block);
+            u32 entry = book_entry(a, s.block * QN_VQ_BLOCK_ROWS, s.span0);
+#endif
+            u32 before = STAGES; /* the stage whose products may still run */
+#if FORMAT != QN_CUDA_DENSE
+            u32 next[CODE_WORDS];
+            load_codes(a, row, s.span0, lane, next);
+#endif
+#pragma unroll 1
+            for (int span = s.span0; span < s.span1; span++) {
+#if FORMAT != QN_CUDA_DENSE
+                u32 codes[1][CODE_WORDS];
+#pragma unroll
+                for (int i = 0; i < CODE_WORDS; i++) {
+                    codes[0][i] = next[i];
+                }
+                load_codes(a, row, span + 1 < s.span1 ? span + 1 : span, lane, next);
+#endif
+#if FORMAT == QN_CUDA_QUIP
+                residual_codes residuals[1];
+                load_residuals(a, row, span, lane, &residuals[0]);
+                const int tile = 0;
+#elif FORMAT == QN_CUDA_GPTVQ
+                /* the other of two tables: a warp may still read the one of the span before */
+                const u32 side = (u32)(span % 2) * BOOK_BYTES;
+                const float scale = ((const float *)(a.scales + (i64)s.block * a.scales_row))[span];
+                if (THREADS == 256 || threadIdx.x < 256) {
+                    fill_scaled(entry, scale / unit, table + side);
+                    entry = book_entry(a, s.block * QN_VQ_BLOCK_ROWS, span + 1 < s.span1 ? span + 1 : span);
+                }
+                t.shared = table + side + (u32)(lane % COPIES) * ENTRY_BYTES;
+                threads_sync(1, THREADS);
+#endif
+#pragma unroll
+                for (int step = 0; step < STEPS; step++) {
+                    u32 u[4], v[4];
+#if FORMAT == QN_CUDA_DENSE
+                    const int k = span * QN_VQ_SPAN + step * 32 + lane % 4 * 8;
+                    dense_chunk(a, row + ROW_OF(0), k, u);
+                    dense_chunk(a, row + ROW_OF(1), k, v);
+#else
+                    CHUNK(t, codes[0], 0, step, u);
+                    CHUNK(t, codes[0], 1, step, v);
+#endif
+                    const u32 first[4] = {u[0], v[0], u[1], v[1]}, second[4] = {u[2], v[2], u[3], v[3]};
+                    if (step % 2 == 0) {
+                        barrier_wait(full + 8 * stage, phase);
+                    }
+                    const u64 x = wgmma_operand(stages + stage * STAGE_BYTES) + (u64)(2 * WGMMA_K_STEP * (step % 2));
+                    wgmma_fence();
+                    WGMMA_F16(sums, first, x, 1);
+                    WGMMA_F16(sums, second, x + WGMMA_K_STEP, 1);
+                    wgmma_commit();
+                    WGMMA_WAIT(1); /* all products but these are done */
+                    if (step % 2 == 0) {
+                        if (before < STAGES) { /* and with them a stage, which may be filled again */
+                            release_stage(empty + 8 * before);
+                        }
+                    } else {
+                        before = stage;
+                        stage = stage + 1 == STAGES ? 0 : stage + 1;
+                        phase ^= stage == 0;
+                    }
+                }
+            }
+            WGMMA_WAIT(0);
+            release_stage(empty + 8 * before);
+            write_sums(a, s, row, lane, sums,
+#if FORMAT == QN_CUDA_GPTVQ
+                       unit
+#else
+                       1.0f
+#endif
+            );
+        }
+    }
+#if PAIR > 1
+    cluster_arrive_relaxed(); /* no block leaves while another may tell its barriers something */
+    cluster_wait();
+#endif
+}

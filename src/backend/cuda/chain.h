@@ -1,0 +1,54 @@
+/* A chain's launches: what chain.c and chain_kv.c share. */
+#ifndef QN_BACKEND_CUDA_CHAIN_H
+#define QN_BACKEND_CUDA_CHAIN_H
+
+#include "backend/cuda/mm.h"
+#include "kernels/common/cuda_activation.h"
+#include "kernels/common/cuda_vq_kv.h"
+
+enum { QN_CUDA_CHAIN_LAUNCHES = 3 };
+
+typedef union qn_cuda_chain_arguments {
+    qn_cuda_mm mm;
+    qn_cuda_decode decode;
+    qn_cuda_embed embed;
+    qn_cuda_activation activation;
+    qn_cuda_vq_attention kv;
+    qn_cuda_vq_encode encode;
+    qn_cuda_kv_keep keep;
+} qn_cuda_chain_arguments;
+
+typedef struct qn_cuda_chain_launch {
+    qn_cuda_function function;
+    qn_cuda_geometry geometry;
+    qn_cuda_chain_arguments arguments;
+} qn_cuda_chain_launch;
+
+struct qn_chain {
+    qn_cuda *cuda;
+    qn_chain_kind kind;
+    int32_t count;
+    cu_pointer partials;
+    qn_cuda_chain_launch launches[QN_CUDA_CHAIN_LAUNCHES];
+};
+
+/* A step that keeps keys or values, or that attends over what is kept otherwise than as floats: its launches into the
+ * chain. *taken 0: it is no such step. */
+qn_status qn_cuda_chain_kv(const qn_chain_step *step, const int32_t *position, qn_chain *chain, int32_t *taken,
+                           qn_error *error);
+
+/* qn_backend_chains.keep */
+qn_status qn_cuda_chain_keep(const qn_chain *chain, const qn_args *args, const int32_t *positions, void *stream,
+                             qn_error *error);
+
+/* Programs of kv_keep.cu, which no shape changes: rows into a window, scaled codes, rows as they are. */
+typedef enum qn_cuda_keep {
+    QN_CUDA_KEEP_RECENT = 0,
+    QN_CUDA_KEEP_SCALED,
+    QN_CUDA_KEEP_ROWS,
+    QN_CUDA_KEEP_COUNT
+} qn_cuda_keep;
+
+void qn_cuda_keep_program(qn_cuda_keep what, qn_cuda_program *program);
+
+#endif
