@@ -92,7 +92,8 @@ QN_INLINE void zero_sums(const qn_panel_call *q, int64_t p, int64_t n)
     }
 }
 
-/* Weights asked for ahead of their use, a few lines at a time: `lines` of each of two panels. */
+/* What is asked for ahead of its use, a few lines at a time: `lines` of each of two panels, or of two groups of rows.
+ */
 typedef struct ahead {
     const char *at, *end;
     int64_t stride, lines;
@@ -115,11 +116,12 @@ QN_INLINE void ahead_step(ahead *o)
 /* m x n tiles (each 1 or 2) over blocks of K; groups of rows at a and a + a_stride, the panels' tiles at b and
  * b + b_stride. */
 QN_INLINE void products(const char *a, int64_t a_stride, const char *b, int64_t b_stride, int64_t blocks, int64_t terms,
-                        int m, int n, panel_kind k, ahead *next)
+                        int m, int n, panel_kind k, ahead *next, ahead *next_rows)
 {
     const int64_t halves = halves_of(k);
     for (int64_t s = 0; s < blocks * halves; s++, b += TILE_BYTES) {
         ahead_step(next);
+        ahead_step(next_rows);
         _tile_loadd(6, b, 64);
         if (n > 1) {
             _tile_loadd(7, b + b_stride, 64);
@@ -150,24 +152,37 @@ typedef struct range {
     ahead next;
 } range;
 
+/* The next range of m groups of rows at a, which the visits of all pairs of panels share. */
+QN_INLINE ahead rows_ahead(const qn_panel_call *q, const range *g, const char *a, int m, panel_kind k)
+{
+    const int64_t rest = q->blocks - g->from - g->blocks, most = range_blocks(k), terms = terms_of(q, k);
+    const int64_t lines = row_tiles(rest < most ? rest : most, k, terms) / QN_PANEL_LINE;
+    const int64_t visits = (q->panels + 1) / 2, steps = g->blocks * halves_of(k);
+    const int64_t part = (lines + visits - 1) / visits;
+    const char *const next = a + row_tiles(g->blocks, k, terms), *const at = next + g->p / 2 * part * QN_PANEL_LINE;
+    const char *const end = next + lines * QN_PANEL_LINE, *const own = at + part * QN_PANEL_LINE;
+    return (ahead){at, own < end ? own : end, m > 1 ? q->a_stride : 0, steps ? (part + steps - 1) / steps : 0};
+}
+
 /* Rows r0 to r0 + rows, m tiles of them. */
 QN_INLINE void range_rows(const qn_panel_call *q, range *g, int64_t r0, int64_t rows, int m, int n, panel_kind k)
 {
     const int64_t terms = terms_of(q, k), stride = TILE_ROWS * q->sums_stride * 4;
     const char *const a = q->a + r0 / TILE_ROWS * q->a_stride + row_tiles(g->from, k, terms);
     char *const sums = (char *)sums_at(q, r0, g->p), *const part = q->scratch;
+    ahead next_rows = rows_ahead(q, g, a, m, k);
     if (has_scales(q, k) && g->blocks == 0) {
         return; /* sums are 0, and there are no scales */
     }
     if (has_scales(q, k)) {
         const int64_t first = g->blocks < SCALE_BLOCKS ? g->blocks : SCALE_BLOCKS, second = g->blocks - first;
         sums_zero(m, n);
-        products(a, q->a_stride, g->b, g->b_stride, first, terms, m, n, k, &g->next);
+        products(a, q->a_stride, g->b, g->b_stride, first, terms, m, n, k, &g->next, &next_rows);
         sums_store(part, n * TILE_BYTES, m, n);
         if (second) {
             sums_zero(m, n);
             products(a + row_tiles(first, k, terms), q->a_stride, g->b + first * PAIR_BYTES, g->b_stride, second, terms,
-                     m, n, k, &g->next);
+                     m, n, k, &g->next, &next_rows);
             sums_store(part + PART_BYTES, n * TILE_BYTES, m, n);
         }
         tile_fence();
@@ -179,7 +194,7 @@ QN_INLINE void range_rows(const qn_panel_call *q, range *g, int64_t r0, int64_t 
     } else {
         sums_load(sums, stride, m, n);
     }
-    products(a, q->a_stride, g->b, g->b_stride, g->blocks, terms, m, n, k, &g->next);
+    products(a, q->a_stride, g->b, g->b_stride, g->blocks, terms, m, n, k, &g->next, &next_rows);
     sums_store(sums, stride, m, n);
 }
 

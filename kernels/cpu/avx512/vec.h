@@ -487,9 +487,9 @@ static inline void vec_block_tops16(const void *p, const int64_t block, uint32_t
     v = _mm512_max_epu16(v, _mm512_shuffle_i32x4(v, v, 0xb1)); /* first halves of steps in lane 0, second in lane 2 */
     const __m128i first = _mm512_castsi512_si128(v), second = _mm512_extracti32x4_epi32(v, 2);
     /* one store, which the load that follows can take from the store buffer */
-    const __m256i words = block > 16 ? _mm256_zextsi128_si256(_mm_max_epu16(first, second))
-                                     : _mm256_set_m128i(_mm_unpackhi_epi16(first, second),
-                                                        _mm_unpacklo_epi16(first, second));
+    const __m256i words = block > 16
+                              ? _mm256_zextsi128_si256(_mm_max_epu16(first, second))
+                              : _mm256_set_m128i(_mm_unpackhi_epi16(first, second), _mm_unpacklo_epi16(first, second));
     _mm512_storeu_si512(top, _mm512_cvtepu16_epi32(words));
 }
 
@@ -547,8 +547,8 @@ static inline vec_addends vec_addends_of(const int m, const int e_min)
         const __m512i up =
             _mm512_max_epi32(_mm512_sub_epi32(from_first, _mm512_set1_epi32(m + 1)), _mm512_setzero_si512());
         const __m512i power = _mm512_add_epi32(up, _mm512_set1_epi32(150 - m + e_min));
-        half[h] = _mm512_castsi512_ps(
-            _mm512_add_epi32(_mm512_slli_epi32(power, 23), _mm512_slli_epi32(up, (unsigned)m)));
+        half[h] =
+            _mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32(power, 23), _mm512_slli_epi32(up, (unsigned)m)));
     }
     return (vec_addends){half[0], half[1], _mm512_castsi512_ps(_mm512_slli_epi32(first, 23))};
 }
