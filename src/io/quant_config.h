@@ -1,7 +1,7 @@
 /* quantization_config of config.json: which scheme the linear weights of a
  * folder are in, and which of them it leaves alone. Reads DeepSeek's "fp8",
- * "compressed-tensors", "aqlm", "vptq", "gptvq", and QuIP#'s quip_params; writes the same, but vptq, for the
- * quantiser. All from the rows of format/scheme.h. */
+ * "compressed-tensors", "aqlm", "vptq", "gptvq", and QuIP#'s quip_params; writes the same for the quantiser. All
+ * from the rows of format/scheme.h. */
 #ifndef QN_IO_QUANT_CONFIG_H
 #define QN_IO_QUANT_CONFIG_H
 

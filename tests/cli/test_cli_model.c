@@ -145,7 +145,7 @@ static void models_are_compared_with_caches_of_their_own(void **state)
     write_text(path);
     snprintf(coded, sizeof coded, "%s+fp8", model);
     snprintf(absent, sizeof absent, "%s+fp9", model);
-    const char *const rest[] = {coded, "-f", path, "--ctx", "64", "--max-tokens", "128", "-n", "4", "--json", NULL};
+    const char *const rest[] = {coded, "-f", path, "--ctx", "16", "--max-tokens", "16", "-n", "2", "--json", NULL};
     outcome r = run_model("compare", rest);
     assert_int_equal(r.code, 0);
     assert_non_null(strstr(r.out, "\"kv\":\"f32\""));

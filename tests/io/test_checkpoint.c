@@ -462,6 +462,8 @@ static void test_quant_config(void **state)
             assert_int_equal(s->layout, QN_LAYOUT_DENSE);
             continue;
         }
+        /* where a scheme's config describes modules, there is one at least */
+        assert_int_equal(qn_quant_config_add_module(object, s, "model.layers.0.self_attn.q_proj", 64, 128, 0), 0);
         qn_quant_config *config = NULL;
         if (parse_quant(s, object, &config, &error) != QN_OK) {
             fail_msg("%s: %s", s->name, error.text);

@@ -11,7 +11,8 @@
  *   ceiling.c   what the device reaches
  *   vq_device.c the device and its sources for the generator (src/vq)
  *   chain.c     neighbouring steps of a model as few launches; chain_kv.c those that keep keys and values
- *   run_*.c     families: which programs a descriptor needs and how to launch them; tiles.c: what products share
+ *   run_*.c     families: which programs a descriptor needs and how to launch them; tiles.c: what products share;
+ *               vq_cuts.c, vq_programs.c: which kernels of vq_mm, and their programs
  *
  * A family is a table of qn_kernel rows whose impl is a qn_cuda_impl and whose
  * open, close and launch are QN_CUDA_HOOKS; registry.c lists it. See docs/howto/new-cuda-kernel.md. */

@@ -1,0 +1,128 @@
+/* vq_mm on CUDA: which kernels a plan has and how each is made (vq_cuts.c), their programs (vq_programs.c); run_vq.c
+ * launches them. */
+#ifndef QN_BACKEND_CUDA_VQ_H
+#define QN_BACKEND_CUDA_VQ_H
+
+#include "backend/cpu/sizes.h"
+#include "backend/cuda/mm.h"
+#include "base/checked.h"
+#include "kernels/common/cuda_vq.h"
+#include "ref/vq.h"
+
+enum {
+    QN_CUDA_VQ_DIRECT_ROWS = 4,          /* of x, of vq_direct.cu */
+    QN_CUDA_VQ_BYTES_SHARED = 2 * 32768, /* of vq_bytes.cu */
+    QN_CUDA_VQ_GROUPS = 2,               /* vq_wide.cu: warpgroups of a block, */
+    QN_CUDA_VQ_PAIR = 2                  /* blocks of a cluster: QN_VQ_BLOCK_ROWS rows of w */
+};
+
+/* Programs of a plan by their place; -1: it has none. */
+typedef struct qn_cuda_vq_places {
+    int32_t direct, rows, finish, turn_in, turn_out, sums, digits, bytes, tensor, tensors, unpack, wide_rows, wide,
+        wides;
+    int32_t count;
+} qn_cuda_vq_places;
+
+/* What vq_tensor.cu is made with for a number of rows. */
+typedef struct qn_cuda_vq_cut {
+    int32_t tokens, tiles, fusion, hot, copies, registers, resident, shared_bytes;
+    int32_t split; /* spans are dealt to all blocks */
+} qn_cuda_vq_cut;
+
+/* How vq_sums.cu is made: rows at a time, blocks of a cluster (1: none, parts are added by another launch), groups of
+ * rows, shared memory. */
+typedef struct qn_cuda_vq_sums_cut {
+    int32_t rows, cluster, parts, shared_bytes;
+} qn_cuda_vq_sums_cut;
+
+/* How vq_wide.cu is made: from codes, or (dense) from weights that were written out as f16. */
+typedef struct qn_cuda_vq_wide_cut {
+    int32_t dense, copies, table_bytes, stages, shared_bytes;
+} qn_cuda_vq_wide_cut;
+
+static inline qn_vq qn_cuda_vq_describe(const qn_op_desc *desc)
+{
+    qn_vq vq;
+    qn_vq_describe(desc, -1, desc->in[QN_VQMM_X].dims[1], &vq);
+    return vq;
+}
+
+static inline const qn_shape *qn_cuda_vq_tensor(const qn_op_desc *desc, int32_t slot)
+{
+    return &desc->in[QN_VQMM_FIRST + slot];
+}
+
+static inline int qn_cuda_vq_given(const qn_op_desc *desc, int32_t slot)
+{
+    return qn_cuda_vq_tensor(desc, slot)->format != QN_FORMAT_NONE;
+}
+
+static inline int32_t qn_cuda_vq_codebook(const qn_vq *vq)
+{
+    return vq->codebook == QN_VQ_E8P12RVQ4B ? 3 : vq->codebook == QN_VQ_E8P12RVQ3B ? 2 : 1;
+}
+
+/* Bits of a code in memory. */
+static inline int32_t qn_cuda_vq_stored_bits(const qn_op_desc *desc, const qn_vq *vq)
+{
+    const qn_format codes = qn_cuda_vq_tensor(desc, QN_VQ_CODES)->format;
+    return vq->format == QN_VQ_GPTVQ ? 8 : vq->packed ? (int32_t)vq->bits : codes == QN_I8 || codes == QN_U8 ? 8 : 16;
+}
+
+/* Bytes of the codes of 64 elements. */
+static inline int32_t qn_cuda_vq_lane_bytes(const qn_op_desc *desc, const qn_vq *vq)
+{
+    const int32_t bits = qn_cuda_vq_stored_bits(desc, vq);
+    return vq->format == QN_VQ_GPTVQ ? 16 : (int32_t)(64 / vq->in_group * vq->codebooks * bits / 8);
+}
+
+/* Transforms of x and y. */
+static inline int qn_cuda_vq_turns_in(const qn_op_desc *desc, const qn_vq *vq)
+{
+    return vq->format == QN_VQ_QUIP_E8P && qn_cuda_vq_given(desc, QN_VQ_SU);
+}
+
+static inline int qn_cuda_vq_turns_out(const qn_op_desc *desc, const qn_vq *vq)
+{
+    return vq->format == QN_VQ_QUIP_E8P && qn_cuda_vq_given(desc, QN_VQ_SV);
+}
+
+/* Words of codes of a row are dealt to slabs of 32. */
+static inline int64_t qn_cuda_vq_slabs(const qn_vq *vq)
+{
+    return vq->in_group > 0 ? qn_ceil_div(vq->k / vq->in_group * vq->codebooks, 128) : 1;
+}
+
+/* Rows of x of program i of vq_tensor.cu. */
+static inline int32_t qn_cuda_vq_tokens(int32_t i)
+{
+    return 8 << i;
+}
+
+/* The same of vq_wide.cu. */
+static inline int32_t qn_cuda_vq_wide_tokens(int32_t i)
+{
+    return 256 >> i;
+}
+
+/* What a descriptor allows. */
+int qn_cuda_vq_tensor_possible(const qn_op_desc *desc, const qn_vq *vq);
+int qn_cuda_vq_sums_possible(const qn_op_desc *desc, const qn_vq *vq);
+int qn_cuda_vq_wide_possible(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device);
+
+qn_cuda_vq_sums_cut qn_cuda_vq_sums_cut_of(const qn_vq *vq, const qn_cuda_device *device);
+
+/* The kernel for that many rows, from the cheapest candidate on tensor cores. */
+qn_cuda_vq_cut qn_cuda_vq_cut_for(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device,
+                                  int32_t tokens);
+
+qn_cuda_vq_wide_cut qn_cuda_vq_wide_cut_of(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device,
+                                           int32_t tokens);
+
+/* full: beside the direct kernel those that the generator chooses. */
+qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int full);
+
+/* All programs at those places; returns how many. */
+int32_t qn_cuda_vq_programs(const qn_op_desc *desc, const qn_cuda_device *device, int full, qn_cuda_program *out);
+
+#endif

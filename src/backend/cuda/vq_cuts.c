@@ -1,0 +1,228 @@
+/* vq_mm on CUDA: what a descriptor and a device allow, what the generator (src/vq) chooses of it, and with which
+ * numbers each kernel is made. */
+#include "backend/cuda/vq.h"
+
+enum {
+    MOST_LANE_BYTES = 32,
+    MANY_LANE_BYTES = 24,
+    EXCHANGE_BYTES = 16 * 80, /* of a warp */
+    SUMS_CLUSTER = 8,
+    SUMS_MANY_ROWS = 16384, /* of w: warps take 32 at a time */
+    TENSORS = 4,            /* programs of vq_tensor.cu: 8, 16, 32, 64 rows */
+    WIDES = 3,              /* programs of vq_wide.cu: 64, 128, 256 rows */
+    WIDE_STAGES = 8,
+    WIDE_FRONT = 2048, /* bytes of barriers and of alignment */
+    WIDE_TABLES = 128 << 10
+};
+
+int qn_cuda_vq_tensor_possible(const qn_op_desc *desc, const qn_vq *vq)
+{
+    if (vq->k == 0 || vq->n == 0 || vq->k % 64 || vq->format == QN_VQ_VPTQ ||
+        (desc->in[QN_VQMM_X].format == QN_F32 && !qn_cuda_vq_turns_in(desc, vq))) {
+        return 0;
+    }
+    if (vq->format != QN_VQ_AQLM) {
+        return 1;
+    }
+    const int64_t v = vq->in_group;
+    if (vq->out_group != 1 || v < 2 || v > 32 || (v & (v - 1)) || vq->codebooks > 8 ||
+        qn_cuda_vq_tensor(desc, QN_VQ_CODEBOOKS)->format != QN_F16 ||
+        64 / v * vq->codebooks * qn_cuda_vq_stored_bits(desc, vq) % 32) {
+        return 0;
+    }
+    return qn_cuda_vq_lane_bytes(desc, vq) <= MOST_LANE_BYTES;
+}
+
+int qn_cuda_vq_sums_possible(const qn_op_desc *desc, const qn_vq *vq)
+{
+    const int64_t c = vq->codebooks;
+    return vq->format == QN_VQ_AQLM && vq->bits == 8 && qn_cuda_vq_stored_bits(desc, vq) == 8 && vq->out_group == 1 &&
+           (c == 1 || c == 2 || c == 4) && vq->in_group <= (c == 4 ? 8 : 16) && vq->k > 0 && vq->n > 0 &&
+           vq->k / vq->in_group * c % 4 == 0;
+}
+
+qn_cuda_vq_sums_cut qn_cuda_vq_sums_cut_of(const qn_vq *vq, const qn_cuda_device *device)
+{
+    const int64_t slabs = qn_cuda_vq_slabs(vq);
+    qn_cuda_vq_sums_cut c = {.rows = vq->n < SUMS_MANY_ROWS || vq->codebooks == 4 ? 16 : 32,
+                             .cluster = device->major >= 9 ? (int32_t)qn_min_i64(slabs, SUMS_CLUSTER) : 1,
+                             .shared_bytes = QN_VQ_SUMS_SHARED};
+    const int64_t batches = qn_ceil_div(vq->n, c.rows);
+    if (!qn_vq_sums_in_turn(vq->n, vq->k, (double)slabs)) {
+        c.cluster = 1;
+    }
+    if (c.cluster > 1) {
+        c.parts = (int32_t)qn_max_i64(1, qn_min_i64(device->sms / c.cluster, batches));
+        /* twice the rows of a group: the device may run fewer clusters than there is room for by number */
+        const int64_t bytes = QN_VQ_SUMS_SHARED + qn_ceil_div(batches, qn_max_i64(1, c.parts / 2)) * c.rows * 4;
+        if (bytes <= device->shared_bytes) {
+            c.shared_bytes = (int32_t)bytes;
+            return c;
+        }
+        c.cluster = 1;
+    }
+    c.parts = (int32_t)qn_max_i64(1, qn_min_i64(device->sms / slabs, batches));
+    return c;
+}
+
+/* The generator's problem for that many rows. */
+static qn_vq_problem problem_for(const qn_op_desc *desc, const qn_vq *vq, int64_t m)
+{
+    const qn_sizes sizes = {.m = m, .n = vq->n, .k = vq->k};
+    qn_vq_problem problem;
+    (void)qn_vq_problem_of(desc, &sizes, &problem);
+    return problem;
+}
+
+static int sums_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
+{
+    if (desc->attr[QN_ATTR_LEVEL].i != QN_VQ_LEVEL_AUTO || !qn_cuda_vq_sums_possible(desc, vq) ||
+        device->shared_bytes < qn_cuda_vq_sums_cut_of(vq, device).shared_bytes) {
+        return 0;
+    }
+    qn_vq_device d;
+    const qn_vq_problem problem = problem_for(desc, vq, 1);
+    qn_cuda_vq_device(device, &d);
+    return qn_vq_choose(&problem, &d).form == QN_VQ_FORM_SUMS || !qn_cuda_vq_tensor_possible(desc, vq);
+}
+
+/* 16-row tiles a warp: two share the rows of x that they load, but take more registers. */
+static int32_t tiles_for(const qn_vq *vq, int32_t tokens)
+{
+    return tokens == 16 || (vq->format == QN_VQ_GPTVQ && tokens > 8) ? 1 : 2;
+}
+
+/* The kernel for that many rows, from the cheapest candidate on tensor cores. */
+qn_cuda_vq_cut qn_cuda_vq_cut_for(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int32_t tokens)
+{
+    qn_vq_device d;
+    qn_vq_choice list[QN_VQ_CANDIDATES];
+    const qn_vq_problem problem = problem_for(desc, vq, tokens);
+    qn_cuda_vq_device(device, &d);
+    const int32_t count = qn_vq_candidates(&problem, &d, list);
+    int32_t i = 0;
+    while (i + 1 < count && list[i].form != QN_VQ_FORM_TENSOR) {
+        i++;
+    }
+    const qn_vq_choice *c = &list[i];
+    qn_cuda_vq_cut t = {.tokens = tokens,
+                        .tiles = tiles_for(vq, tokens),
+                        .fusion = c->fusion == QN_VQ_FUSION_SHARED ? 1 : 3,
+                        .hot = c->shared_entries,
+                        .copies = c->copies,
+                        .registers = c->register_entries > 0 && vq->format == QN_VQ_AQLM,
+                        .split = c->level >= QN_VQ_LEVEL_O3};
+    const int32_t entry = vq->format == QN_VQ_QUIP_E8P ? 4 : vq->format == QN_VQ_GPTVQ ? 8 : (int32_t)vq->in_group * 2;
+    const int32_t books = vq->format == QN_VQ_GPTVQ ? 2 : vq->format == QN_VQ_QUIP_E8P ? 1 : (int32_t)vq->codebooks;
+    if (t.hot < (vq->format == QN_VQ_AQLM ? 1 << vq->bits : 256) && tokens <= 16) {
+        t.tiles = 1; /* lanes wait for global memory: more warps */
+    }
+    const int many = vq->format == QN_VQ_AQLM && qn_cuda_vq_lane_bytes(desc, vq) > MANY_LANE_BYTES;
+    if (many) {
+        t.tiles = 2; /* codes fill registers: fewer threads */
+    }
+    const int32_t exchange = t.fusion == 1 ? 16 / t.tiles * EXCHANGE_BYTES : 0;
+    while (t.copies > 1 && t.hot * entry * t.copies * books + exchange > device->shared_bytes) {
+        t.copies /= 2;
+    }
+    if (t.hot * entry * t.copies * books + exchange > device->shared_bytes) {
+        t.hot = (device->shared_bytes - exchange) / (entry * books);
+    }
+    t.shared_bytes = t.hot * entry * t.copies * books + exchange;
+    const int light =
+        t.tiles == 2 && tokens <= 16 && !many && (vq->format != QN_VQ_QUIP_E8P || qn_cuda_vq_codebook(vq) == 1);
+    t.resident = light && t.shared_bytes <= device->shared_bytes / 2 ? 2 : 1;
+    return t;
+}
+
+/* gptvq and E8P12 as exact integers, for one and two rows: the highest rung. */
+static int bytes_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
+{
+    const int32_t level = desc->attr[QN_ATTR_LEVEL].i;
+    const int exact = vq->format == QN_VQ_GPTVQ || (vq->format == QN_VQ_QUIP_E8P && qn_cuda_vq_codebook(vq) == 1);
+    return exact && qn_cuda_vq_tensor_possible(desc, vq) && device->shared_bytes >= QN_CUDA_VQ_BYTES_SHARED &&
+           (level == QN_VQ_LEVEL_AUTO || level == QN_VQ_LEVEL_O4);
+}
+
+/* ---- many rows: vq_wide.cu ---- */
+
+int qn_cuda_vq_wide_possible(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
+{
+    const int32_t level = desc->attr[QN_ATTR_LEVEL].i;
+    return device->target == QN_SM_90A && level == QN_VQ_LEVEL_AUTO && vq->k > 0 && vq->n > 0 && vq->k % 64 == 0 &&
+           vq->format != QN_VQ_VPTQ &&
+           (vq->format != QN_VQ_AQLM ||
+            (vq->out_group == 1 && qn_cuda_vq_tensor(desc, QN_VQ_CODEBOOKS)->format == QN_F16));
+}
+
+qn_cuda_vq_wide_cut qn_cuda_vq_wide_cut_of(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device,
+                                           int32_t tokens)
+{
+    const int aqlm = vq->format == QN_VQ_AQLM;
+    const int64_t entry = aqlm ? vq->in_group * 2 : vq->format == QN_VQ_QUIP_E8P ? 4 : 8;
+    const int64_t slots = entry >= 16 ? 8 : 128 / entry; /* lanes that are served together */
+    const int64_t books = aqlm ? vq->codebooks : vq->format == QN_VQ_GPTVQ ? 2 : 1;
+    const int64_t bytes = books * entry * (aqlm ? INT64_C(1) << vq->bits : 256);
+    qn_cuda_vq_wide_cut c = {.dense = !qn_cuda_vq_tensor_possible(desc, vq) || bytes > WIDE_TABLES, .copies = 1};
+    while (!c.dense && c.copies < slots && bytes * c.copies * 2 <= WIDE_TABLES / 2) {
+        c.copies *= 2;
+    }
+    c.table_bytes = c.dense ? 0 : (int32_t)bytes * c.copies;
+    c.stages = (device->shared_bytes - WIDE_FRONT - c.table_bytes) / (tokens * 128);
+    c.stages = c.stages < WIDE_STAGES ? c.stages : WIDE_STAGES;
+    c.shared_bytes = WIDE_FRONT + c.table_bytes + c.stages * tokens * 128;
+    return c;
+}
+
+/* full: beside the direct kernel those that the generator chooses. */
+qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int full)
+{
+    qn_cuda_vq_places p = {.direct = 0,
+                           .rows = -1,
+                           .finish = -1,
+                           .turn_in = -1,
+                           .turn_out = -1,
+                           .sums = -1,
+                           .digits = -1,
+                           .bytes = -1,
+                           .tensor = -1,
+                           .unpack = -1,
+                           .wide_rows = -1,
+                           .wide = -1};
+    p.count = 1;
+    if (qn_cuda_vq_turns_in(desc, vq)) {
+        p.turn_in = p.count++;
+    }
+    if (qn_cuda_vq_turns_out(desc, vq)) {
+        p.turn_out = p.count++;
+    }
+    if (full && sums_chosen(desc, vq, device)) {
+        p.sums = p.count++;
+    }
+    if (full && bytes_chosen(desc, vq, device)) {
+        p.digits = p.count++;
+        p.bytes = p.count++;
+    }
+    if (full && qn_cuda_vq_tensor_possible(desc, vq)) {
+        p.rows = p.count++;
+        p.tensor = p.count;
+        /* more than 16 bytes of codes a lane, or sums apart for a book, and 64 rows of x need too many registers */
+        const int heavy = vq->format == QN_VQ_GPTVQ || (vq->format == QN_VQ_QUIP_E8P && qn_cuda_vq_codebook(vq) != 1) ||
+                          (vq->format == QN_VQ_AQLM && qn_cuda_vq_lane_bytes(desc, vq) > 16);
+        p.tensors = heavy || qn_cuda_vq_wide_possible(desc, vq, device) ? TENSORS - 1 : TENSORS;
+        p.count += p.tensors;
+    }
+    if (full && qn_cuda_vq_wide_possible(desc, vq, device)) {
+        if (qn_cuda_vq_wide_cut_of(desc, vq, device, QN_VQ_MOST_TOKENS).dense) {
+            p.unpack = p.count++;
+        }
+        p.wide_rows = p.count++;
+        p.wide = p.count;
+        p.wides = p.unpack >= 0 ? WIDES - 1 : WIDES; /* the most rows first */
+        p.count += p.wides;
+    }
+    if (p.sums >= 0 || p.tensor >= 0 || p.wide >= 0) {
+        p.finish = p.count++;
+    }
+    return p;
+}

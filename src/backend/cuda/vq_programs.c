@@ -1,0 +1,237 @@
+/* vq_mm on CUDA: the programs of a plan, as the cuts of vq_cuts.c have them. */
+#include "backend/cuda/vq.h"
+
+/* Number of a float format + 1; 0: absent. */
+static int32_t optional_format(const qn_op_desc *desc, int32_t slot)
+{
+    return qn_cuda_vq_given(desc, slot) ? qn_cuda_float_format(qn_cuda_vq_tensor(desc, slot)->format) + 1 : 0;
+}
+
+static int32_t number_of(qn_vq_format format)
+{
+    switch (format) {
+    case QN_VQ_AQLM: return QN_CUDA_AQLM;
+    case QN_VQ_QUIP_E8P: return QN_CUDA_QUIP;
+    case QN_VQ_VPTQ: return QN_CUDA_VPTQ;
+    case QN_VQ_GPTVQ: break;
+    }
+    return QN_CUDA_GPTVQ;
+}
+
+static int32_t out_format(const qn_op_desc *desc)
+{
+    const int32_t out = desc->attr[QN_ATTR_OUT].i;
+    return out == QN_OUT_F32 ? QN_MM_F32 : out == QN_OUT_F16 ? QN_MM_F16 : QN_MM_BF16;
+}
+
+static void define_common(const qn_op_desc *desc, const qn_vq *vq, qn_cuda_program *p)
+{
+    const qn_format bias = desc->in[QN_VQMM_BIAS].format;
+    qn_cuda_define(p, "FORMAT", number_of(vq->format));
+    qn_cuda_define(p, "OUT", out_format(desc));
+    qn_cuda_define(p, "BIAS", bias ? qn_cuda_float_format(bias) + 1 : 0);
+}
+
+static void direct_program(const qn_op_desc *desc, const qn_vq *vq, qn_cuda_program *p)
+{
+    p->source = "vq_direct.cu";
+    p->entry = "qn_vq_direct";
+    define_common(desc, vq, p);
+    qn_cuda_define(p, "X_FORMAT",
+                   qn_cuda_vq_turns_in(desc, vq) ? QN_MM_F32 : qn_cuda_float_format(desc->in[QN_VQMM_X].format));
+    qn_cuda_define(p, "ROWS", QN_CUDA_VQ_DIRECT_ROWS);
+    qn_cuda_define(p, "RAW", qn_cuda_vq_turns_out(desc, vq));
+    switch (vq->format) {
+    case QN_VQ_AQLM:
+        qn_cuda_define(p, "BOOKS", vq->codebooks);
+        qn_cuda_define(p, "BITS", vq->bits);
+        qn_cuda_define(p, "CODE_BYTES", vq->packed ? 0 : qn_cuda_vq_stored_bits(desc, vq) / 8);
+        qn_cuda_define(p, "VECTOR", vq->in_group);
+        qn_cuda_define(p, "OUT_GROUP", vq->out_group);
+        qn_cuda_define(p, "BOOK_FORMAT", qn_cuda_float_format(qn_cuda_vq_tensor(desc, QN_VQ_CODEBOOKS)->format));
+        qn_cuda_define(p, "SCALE_FORMAT", qn_cuda_float_format(qn_cuda_vq_tensor(desc, QN_VQ_SCALES)->format));
+        break;
+    case QN_VQ_QUIP_E8P:
+        qn_cuda_define(p, "CODEBOOK", qn_cuda_vq_codebook(vq));
+        qn_cuda_define(p, "WSCALE_FORMAT",
+                       qn_cuda_vq_given(desc, QN_VQ_WSCALE)
+                           ? qn_cuda_float_format(qn_cuda_vq_tensor(desc, QN_VQ_WSCALE)->format)
+                           : 0);
+        break;
+    case QN_VQ_VPTQ:
+        qn_cuda_define(p, "VECTOR", vq->vector_len);
+        qn_cuda_define(p, "ENTRIES", vq->entries);
+        qn_cuda_define(p, "RES_ENTRIES", vq->res_entries);
+        qn_cuda_define(p, "OUTLIER_ENTRIES", vq->outlier_entries);
+        qn_cuda_define(p, "BITS", qn_vq_bits_for(vq->entries));
+        qn_cuda_define(p, "RES_BITS", qn_vq_bits_for(vq->res_entries));
+        qn_cuda_define(p, "OUTLIER_VECTOR", vq->outlier_size ? vq->outlier_len : 1);
+        qn_cuda_define(p, "BOOK_FORMAT", qn_cuda_float_format(qn_cuda_vq_tensor(desc, QN_VQ_CENTROIDS)->format));
+        qn_cuda_define(p, "RES_FORMAT", qn_max_i64(0, optional_format(desc, QN_VQ_RES_CENTROIDS) - 1));
+        qn_cuda_define(p, "OUTLIER_FORMAT", qn_max_i64(0, optional_format(desc, QN_VQ_OUTLIER_CENTROIDS) - 1));
+        qn_cuda_define(p, "IN_SCALE", optional_format(desc, QN_VQ_WEIGHT_SCALE));
+        qn_cuda_define(p, "IN_SHIFT", optional_format(desc, QN_VQ_WEIGHT_BIAS));
+        break;
+    case QN_VQ_GPTVQ: break;
+    }
+}
+
+static void unpack_program(const qn_op_desc *desc, const qn_vq *vq, qn_cuda_program *p)
+{
+    direct_program(desc, vq, p);
+    p->entry = "qn_vq_unpack";
+    qn_cuda_define(p, "UNPACK", 1);
+}
+
+static void wide_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int32_t tokens,
+                         qn_cuda_program *p)
+{
+    const qn_cuda_vq_wide_cut c = qn_cuda_vq_wide_cut_of(desc, vq, device, tokens);
+    const qn_format bias = desc->in[QN_VQMM_BIAS].format;
+    const int turned = qn_cuda_vq_turns_out(desc, vq), aqlm = vq->format == QN_VQ_AQLM;
+    p->source = "vq_wide.cu";
+    p->entry = "qn_vq_wide";
+    p->shared_bytes = c.shared_bytes;
+    qn_cuda_define(p, "FORMAT", c.dense ? QN_CUDA_DENSE : number_of(vq->format));
+    qn_cuda_define(p, "TOKENS", tokens);
+    qn_cuda_define(p, "GROUPS", QN_CUDA_VQ_GROUPS);
+    qn_cuda_define(p, "PAIR", QN_CUDA_VQ_PAIR);
+    qn_cuda_define(p, "STAGES", c.stages);
+    qn_cuda_define(p, "OUT", turned ? QN_MM_F32 : out_format(desc));
+    qn_cuda_define(p, "BIAS", bias && !turned ? qn_cuda_float_format(bias) + 1 : 0);
+    qn_cuda_define(p, "SCALE_FORMAT", aqlm ? optional_format(desc, QN_VQ_SCALES) : 0);
+    qn_cuda_define(p, "WSCALE_FORMAT", turned ? 0 : optional_format(desc, QN_VQ_WSCALE));
+    if (c.dense) {
+        return;
+    }
+    qn_cuda_define(p, "COPIES", c.copies);
+    if (vq->format == QN_VQ_QUIP_E8P) {
+        qn_cuda_define(p, "HOT", 256);
+        qn_cuda_define(p, "CODEBOOK", qn_cuda_vq_codebook(vq));
+        return;
+    }
+    const int64_t entries = aqlm ? INT64_C(1) << vq->bits : 256;
+    qn_cuda_define(p, "HOT", entries);
+    qn_cuda_define(p, "BOOKS", aqlm ? vq->codebooks : 1);
+    qn_cuda_define(p, "BITS", aqlm ? vq->bits : 8);
+    qn_cuda_define(p, "STORED", qn_cuda_vq_stored_bits(desc, vq));
+    qn_cuda_define(p, "VECTOR", aqlm ? vq->in_group : 4);
+    qn_cuda_define(p, "ENTRIES", entries);
+}
+
+static void tensor_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_vq_cut *t, qn_cuda_program *p)
+{
+    const int quip = vq->format == QN_VQ_QUIP_E8P, aqlm = vq->format == QN_VQ_AQLM;
+    p->source = "vq_tensor.cu";
+    p->entry = "qn_vq_tensor";
+    p->shared_bytes = t->shared_bytes;
+    qn_cuda_define(p, "FORMAT", number_of(vq->format));
+    qn_cuda_define(p, "TOKENS", t->tokens);
+    qn_cuda_define(p, "TILES", t->tiles);
+    qn_cuda_define(p, "FUSION", t->fusion);
+    qn_cuda_define(p, "HOT", t->hot);
+    qn_cuda_define(p, "COPIES", t->copies);
+    qn_cuda_define(p, "REGISTERS", t->registers);
+    qn_cuda_define(p, "RESIDENT", t->resident);
+    if (quip) {
+        qn_cuda_define(p, "CODEBOOK", qn_cuda_vq_codebook(vq));
+        return;
+    }
+    qn_cuda_define(p, "BOOKS", aqlm ? vq->codebooks : 1);
+    qn_cuda_define(p, "BITS", aqlm ? vq->bits : 8);
+    qn_cuda_define(p, "STORED", qn_cuda_vq_stored_bits(desc, vq));
+    qn_cuda_define(p, "VECTOR", aqlm ? vq->in_group : 4);
+    qn_cuda_define(p, "ENTRIES", aqlm ? INT64_C(1) << vq->bits : 256);
+}
+
+static void side_program(const qn_op_desc *desc, const qn_vq *vq, const char *entry, int32_t number, qn_cuda_program *p)
+{
+    const int turned = qn_cuda_vq_turns_in(desc, vq);
+    p->source = "vq_side.cu";
+    p->entry = entry;
+    define_common(desc, vq, p);
+    qn_cuda_define(p, "ENTRY", number);
+    qn_cuda_define(p, "SCALE_FORMAT", vq->format == QN_VQ_AQLM ? optional_format(desc, QN_VQ_SCALES) : 0);
+    qn_cuda_define(p, "SU_FORMAT", optional_format(desc, QN_VQ_SU));
+    qn_cuda_define(p, "SV_FORMAT", optional_format(desc, QN_VQ_SV));
+    qn_cuda_define(p, "WSCALE_FORMAT", optional_format(desc, QN_VQ_WSCALE));
+    qn_cuda_define(p, "WH_FORMAT", optional_format(desc, QN_VQ_SCALE_WH));
+    qn_cuda_define(p, "X_FORMAT", number != 2 && turned ? QN_MM_F32 : qn_cuda_float_format(desc->in[QN_VQMM_X].format));
+}
+
+static void sums_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, qn_cuda_program *p)
+{
+    const qn_cuda_vq_sums_cut c = qn_cuda_vq_sums_cut_of(vq, device);
+    p->source = "vq_sums.cu";
+    p->entry = "qn_vq_sums";
+    p->shared_bytes = c.shared_bytes;
+    qn_cuda_define(p, "BOOKS", vq->codebooks);
+    qn_cuda_define(p, "VECTOR", vq->in_group);
+    qn_cuda_define(p, "X_FORMAT", qn_cuda_float_format(desc->in[QN_VQMM_X].format));
+    qn_cuda_define(p, "BOOK_FORMAT", qn_cuda_float_format(qn_cuda_vq_tensor(desc, QN_VQ_CODEBOOKS)->format));
+    qn_cuda_define(p, "ROWS", c.rows);
+    qn_cuda_define(p, "CLUSTER", c.cluster);
+    if (c.cluster > 1) {
+        p->cluster = c.cluster;
+        p->threads = 512;
+        const qn_format bias = desc->in[QN_VQMM_BIAS].format;
+        qn_cuda_define(p, "OUT", out_format(desc));
+        qn_cuda_define(p, "BIAS", bias ? qn_cuda_float_format(bias) + 1 : 0);
+        qn_cuda_define(p, "SCALE_FORMAT", optional_format(desc, QN_VQ_SCALES));
+    }
+}
+
+int32_t qn_cuda_vq_programs(const qn_op_desc *desc, const qn_cuda_device *device, int full, qn_cuda_program *out)
+{
+    const qn_vq vq = qn_cuda_vq_describe(desc);
+    const qn_cuda_vq_places p = qn_cuda_vq_places_of(desc, &vq, device, full);
+    direct_program(desc, &vq, &out[p.direct]);
+    if (p.turn_in >= 0) {
+        side_program(desc, &vq, "qn_vq_turn", 2, &out[p.turn_in]);
+        qn_cuda_define(&out[p.turn_in], "INPUT", 1);
+    }
+    if (p.turn_out >= 0) {
+        side_program(desc, &vq, "qn_vq_turn", 2, &out[p.turn_out]);
+        qn_cuda_define(&out[p.turn_out], "INPUT", 0);
+    }
+    if (p.finish >= 0) {
+        side_program(desc, &vq, "qn_vq_finish", 1, &out[p.finish]);
+        qn_cuda_define(&out[p.finish], "RAW", qn_cuda_vq_turns_out(desc, &vq));
+    }
+    if (p.sums >= 0) {
+        sums_program(desc, &vq, device, &out[p.sums]);
+    }
+    if (p.bytes >= 0) {
+        side_program(desc, &vq, "qn_vq_digits", 3, &out[p.digits]);
+        out[p.bytes].source = "vq_bytes.cu";
+        out[p.bytes].entry = "qn_vq_bytes";
+        out[p.bytes].shared_bytes = QN_CUDA_VQ_BYTES_SHARED;
+        qn_cuda_define(&out[p.bytes], "FORMAT", number_of(vq.format));
+    }
+    if (p.tensor >= 0) {
+        const qn_cuda_vq_cut first = qn_cuda_vq_cut_for(desc, &vq, device, qn_cuda_vq_tokens(0));
+        side_program(desc, &vq, "qn_vq_rows", 0, &out[p.rows]);
+        qn_cuda_define(&out[p.rows], "LAYOUT", vq.format == QN_VQ_QUIP_E8P);
+        qn_cuda_define(&out[p.rows], "SCALED", qn_cuda_vq_turns_in(desc, &vq) || desc->in[QN_VQMM_X].format != QN_F16);
+        qn_cuda_define(&out[p.rows], "NATURAL", first.fusion == 1);
+        for (int32_t i = 0; i < p.tensors; i++) {
+            qn_cuda_vq_cut t = qn_cuda_vq_cut_for(desc, &vq, device, qn_cuda_vq_tokens(i));
+            t.fusion = first.fusion; /* rows of x are laid out once */
+            tensor_program(desc, &vq, &t, &out[p.tensor + i]);
+        }
+    }
+    if (p.unpack >= 0) {
+        unpack_program(desc, &vq, &out[p.unpack]);
+    }
+    if (p.wide >= 0) {
+        side_program(desc, &vq, "qn_vq_rows", 0, &out[p.wide_rows]);
+        qn_cuda_define(&out[p.wide_rows], "LAYOUT", p.unpack >= 0 ? 2 : vq.format == QN_VQ_QUIP_E8P);
+        qn_cuda_define(&out[p.wide_rows], "SCALED",
+                       qn_cuda_vq_turns_in(desc, &vq) || desc->in[QN_VQMM_X].format != QN_F16);
+        qn_cuda_define(&out[p.wide_rows], "WIDE", 1);
+        for (int32_t i = 0; i < p.wides; i++) {
+            wide_program(desc, &vq, device, qn_cuda_vq_wide_tokens(i), &out[p.wide + i]);
+        }
+    }
+    return p.count;
+}
