@@ -1,10 +1,11 @@
 /* Vector-quantised weights of level amx (kernels/common/vq.h): looked-up lines of
  * gptvq are tiles as they lie, digits of sixteen rows of x the other operand. */
 #define QN_ISA amx
-#include "kernels/cpu/amx/tile.h"
 #include "kernels/cpu/avx512vnni/vq_tiles.h"
 
-#define LINE_TILES 4            /* tiles of sixteen looked-up lines */
+#include "kernels/cpu/amx/vq_planes.h"
+
+#define LINE_TILES 4             /* tiles of sixteen looked-up lines */
 #define SUMS_AT (4 * LINES * 64) /* in scratch, behind the lines */
 
 /* Up to sixteen rows by a tile in scratch. */
@@ -12,28 +13,10 @@ QN_INLINE void rows_by_lines(const qn_vq_tiles_call *c, int64_t m, int64_t rows,
 {
     const int8_t *const digits = c->digits + m * c->digit_stride + t * QN_VQ_PLANES * QN_VQ_TILE_K;
     int32_t *const sums = (int32_t *)(void *)(c->scratch + SUMS_AT);
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-#pragma GCC unroll 4
-    for (int l = 0; l < LINE_TILES; l++) {
-        _tile_loadd(6, c->scratch + l * TILE_BYTES, 64);
-        _tile_loadd(3, digits + l * 64, c->digit_stride);
-        _tile_dpbsud(0, 3, 6);
-        _tile_loadd(4, digits + QN_VQ_TILE_K + l * 64, c->digit_stride);
-        _tile_dpbsud(1, 4, 6);
-        _tile_loadd(5, digits + 2 * QN_VQ_TILE_K + l * 64, c->digit_stride);
-        _tile_dpbsud(2, 5, 6);
-    }
-    _tile_stored(0, sums, 64);
-    _tile_stored(1, sums + 256, 64);
-    _tile_stored(2, sums + 512, 64);
-    tile_fence();
+    planes_by_tiles(c->scratch, LINE_TILES, digits, c->digit_stride, sums);
     for (int64_t r = 0; r < rows; r++) {
         __m512i s[QN_VQ_PLANES];
-        for (int i = 0; i < QN_VQ_PLANES; i++) {
-            s[i] = _mm512_load_si512(sums + i * 256 + r * 16);
-        }
+        planes_of_row(sums, r, s);
         add_tile(c->sums + (m + r) * QN_VQ_BLOCK + p * QN_VQ_PANEL, s, c->offsets + ((m + r) * c->tiles + t) * 4,
                  c->scales[(m + r) * c->tiles + t] * c->book_scales[t]);
     }

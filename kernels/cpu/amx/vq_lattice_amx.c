@@ -2,8 +2,9 @@
  * 16 rows of w by 64 elements, sixteen rows of x the other operand. Sums are the integers of
  * level avx512vnni, which runs single rows. */
 #define QN_ISA amx
-#include "kernels/cpu/amx/tile.h"
 #include "kernels/cpu/avx512vnni/vq_lattice.h"
+
+#include "kernels/cpu/amx/vq_planes.h"
 
 #define SUMS_AT (UNITS * TILE_BYTES) /* in scratch, behind the lines */
 
@@ -39,27 +40,10 @@ QN_INLINE void rows_by_tiles(const qn_vq_lattice_call *c, int64_t m, int64_t t, 
                   rows = left < TILE_ROWS ? left : TILE_ROWS;
     const int8_t *const digits = c->digits + m * c->digit_stride + t * QN_VQ_PLANES * QN_VQ_TILE_K;
     int32_t *const sums = (int32_t *)(void *)(c->scratch + SUMS_AT);
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    for (int64_t l = 0; l < units; l++) {
-        _tile_loadd(6, c->scratch + l * TILE_BYTES, 64);
-        _tile_loadd(3, digits + l * 64, c->digit_stride);
-        _tile_dpbsud(0, 3, 6);
-        _tile_loadd(4, digits + QN_VQ_TILE_K + l * 64, c->digit_stride);
-        _tile_dpbsud(1, 4, 6);
-        _tile_loadd(5, digits + 2 * QN_VQ_TILE_K + l * 64, c->digit_stride);
-        _tile_dpbsud(2, 5, 6);
-    }
-    _tile_stored(0, sums, 64);
-    _tile_stored(1, sums + 256, 64);
-    _tile_stored(2, sums + 512, 64);
-    tile_fence();
+    planes_by_tiles(c->scratch, units, digits, c->digit_stride, sums);
     for (int64_t r = 0; r < rows; r++) {
         __m512i s[QN_VQ_PLANES];
-        for (int i = 0; i < QN_VQ_PLANES; i++) {
-            s[i] = _mm512_load_si512(sums + i * 256 + r * 16);
-        }
+        planes_of_row(sums, r, s);
         add_tile(c->sums + (m + r) * QN_VQ_BLOCK + panel * QN_VQ_PANEL, s, c->offsets + ((m + r) * tiles + t) * 4,
                  c->scales[(m + r) * tiles + t] * c->unit[book]);
     }
