@@ -52,7 +52,7 @@ class CtxOptions(ctypes.Structure):
     _fields_ = [("size", ctypes.c_size_t), ("allocator", ctypes.c_void_p * 3), ("log", ctypes.c_void_p * 2),
                 ("isa", ctypes.c_int32), ("jit", ctypes.c_int32), ("cache_dir", ctypes.c_char_p),
                 ("cubin_dir", ctypes.c_char_p), ("device", ctypes.c_int32), ("cuda", ctypes.c_char_p),
-                ("nvrtc", ctypes.c_char_p)]
+                ("nvrtc", ctypes.c_char_p), ("cuda_target", ctypes.c_char_p)]
 
 
 class Exec(ctypes.Structure):
