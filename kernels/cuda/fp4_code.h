@@ -35,8 +35,8 @@ static __device__ inline float e2m1_round(float v)
     return v == v ? copysignf((size + shift) - shift, v) : 0.0f;
 }
 
-/* Codes of eight floats of less than 7, the first in the lowest nibble. */
-static __device__ inline unsigned int e2m1_codes(const float *v)
+/* Codes of eight floats, the first in the lowest nibble: of less than 7, or, with cut 1, of any but NaN. */
+static __device__ inline unsigned int e2m1_codes(const float *v, int cut)
 {
     unsigned int half[2], sign[2];
 #pragma unroll
@@ -44,7 +44,7 @@ static __device__ inline unsigned int e2m1_codes(const float *v)
         unsigned int low[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            low[j] = e2m1_low_bits(fabsf(v[2 * j + i]));
+            low[j] = e2m1_low_bits(cut ? e2m1_size(v[2 * j + i]) : fabsf(v[2 * j + i]));
         }
         half[i] = __byte_perm(__byte_perm(low[0], low[1], 0x0040), __byte_perm(low[2], low[3], 0x0040), 0x5410);
         sign[i] = __byte_perm(__byte_perm(__float_as_uint(v[i]), __float_as_uint(v[2 + i]), 0x0073),

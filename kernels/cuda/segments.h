@@ -14,10 +14,13 @@
  *   ENTRY##_plain  any length, alignment and stride: a block a segment, two passes
  * The first two want 16-byte aligned rows and whole lanes.
  *
- * SPAN_ROWS rows share scales. RANGED 1: the ranges of what shares a scale were found before, as words that are 0 at
- * first: the bits of the largest value or magnitude, and those of the lowest value's magnitude. That launch, block 128,
- * grid {ceil(K / 128), up to ceil(M / 128)}:
- *   ENTRY##_range, ENTRY##_range_plain   the latter of any alignment */
+ * SPAN_ROWS rows share given scales. STATIC 1: no range is asked for.
+ * RANGED 1: one scale for all, of a range that a launch before found (tensor_range.h):
+ *   ENTRY##_range, ENTRY##_range_plain   the latter of any alignment
+ * BLOCKED 1: a scale for 128 rows by 128 columns, found here: a block of threads holds such a block in registers.
+ * Grid {ceil(K / 128), up to ceil(M / 128)}:
+ *   ENTRY##_block         block 256: one pass
+ *   ENTRY##_block_plain   block 128, any alignment: two passes */
 #define JOIN2(a, b) a##b
 #define JOIN(a, b) JOIN2(a, b)
 #define EACH _Pragma("unroll")
@@ -33,78 +36,92 @@ static __device__ inline range whole_range(const float *v)
 }
 
 #if RANGED
-/* The bits of magnitudes order as they do, so the results are the same in any order. */
-static __device__ inline void publish(const qn_cuda_rows &a, range r, i64 row, i64 segment)
+#include "tensor_range.h"
+
+extern "C" __global__ void __launch_bounds__(RANGE_THREADS) JOIN(ENTRY, _range)(const qn_cuda_rows a)
 {
-    unsigned int *const to = a.ranges + row * a.range_row + segment * a.range_segment;
-    atomicMax(to, __float_as_uint(r.high) & 0x7fffffffu);
-#if ASYMMETRIC
-    atomicMax(to + 1, __float_as_uint(r.low) & 0x7fffffffu);
-#endif
+    begin_kernel();
+    find_tensor_range(a.x, a.x_row, a.m, a.k, 1, (range *)a.ranges);
 }
 
-static __device__ inline range found_range(const qn_cuda_rows &a, i64 row, i64 segment)
+extern "C" __global__ void __launch_bounds__(RANGE_THREADS) JOIN(ENTRY, _range_plain)(const qn_cuda_rows a)
 {
-    range r = no_range();
-    if (a.ranges) {
-        const unsigned int *const from = a.ranges + row * a.range_row + segment * a.range_segment;
-        r.high = __uint_as_float(from[0]);
-#if ASYMMETRIC
-        r.low = -__uint_as_float(from[1]);
-#endif
-    }
-    return r;
+    begin_kernel();
+    find_tensor_range(a.x, a.x_row, a.m, a.k, 0, (range *)a.ranges);
 }
+#define FOUND_RANGE(a) join_tensor_range((const range *)(a).ranges, (a).parts)
+#define EACH_ROW(a, row) for (i64 row = (a).m - 1 - blockIdx.x; row >= 0; row -= gridDim.x)
+#else
+#define EACH_ROW(a, row) for (i64 row = blockIdx.x; row < (a).m; row += gridDim.x)
+#endif
 
-extern "C" __global__ void __launch_bounds__(128) JOIN(ENTRY, _range)(const qn_cuda_rows a)
+#if BLOCKED
+extern "C" __global__ void __launch_bounds__(256, X_WORDS == 1 ? 4 : 2) JOIN(ENTRY, _block)(const qn_cuda_rows a)
 {
     begin_kernel();
     const i64 column = (i64)blockIdx.x * 128 + threadIdx.x % 16 * PER;
     for (i64 i = blockIdx.y; i * 128 < a.m; i += gridDim.y) {
-        range r = no_range();
-        EACH for (int part = 0; part < 4; part++)
+        const i64 first = i * 128 + threadIdx.x / 16;
+        lane in[8];
+        EACH for (int j = 0; j < 8; j++)
         {
-            lane in[4];
-            EACH for (int j = 0; j < 4; j++)
-            {
-                const i64 row = i * 128 + part * 32 + j * 8 + threadIdx.x / 16;
-                in[j] = lane();
-                if (row < a.m && column < a.k) {
-                    load_lane(a, a.x + row * a.x_row, column, &in[j]);
-                }
+            in[j] = lane();
+            if (first + 16 * j < a.m && column < a.k) {
+                load_lane(a, a.x + (first + 16 * j) * a.x_row, column, &in[j]);
             }
-            EACH for (int j = 0; j < 4; j++)
+        }
+        range r = no_range();
+        EACH for (int j = 0; j < 8; j++)
+        {
+            float v[PER];
+            kept k;
+            keep(in[j], &k);
+            restore(k, v);
+            EACH for (int e = 0; e < PER; e++)
             {
-                float v[PER];
-                kept k;
-                keep(in[j], &k);
-                restore(k, v);
-                EACH for (int e = 0; e < PER; e++)
-                {
-                    widen_range(&r, v[e]);
-                }
+                widen_range(&r, v[e]);
             }
         }
         reduce_block(&r);
+        const rule how = make_rule(a, r, i, blockIdx.x);
+        EACH for (int j = 0; j < 8; j++)
+        {
+            float v[PER];
+            kept k;
+            keep(in[j], &k);
+            restore(k, v);
+            EACH for (int e = 0; e < PER; e++)
+            {
+                v[e] = apply(how, v[e]);
+            }
+            if (first + 16 * j < a.m && column < a.k) {
+                store_codes(a.q + (first + 16 * j) * a.q_row + column, v);
+            }
+        }
         if (threadIdx.x == 0) {
-            publish(a, r, i, blockIdx.x);
+            write_rule(a, how, i, blockIdx.x);
         }
         __syncthreads(); /* the next reduction reuses the shared words */
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128) JOIN(ENTRY, _range_plain)(const qn_cuda_rows a)
+extern "C" __global__ void __launch_bounds__(128) JOIN(ENTRY, _block_plain)(const qn_cuda_rows a)
 {
     begin_kernel();
     const i64 column = (i64)blockIdx.x * 128 + threadIdx.x;
     for (i64 i = blockIdx.y; i * 128 < a.m; i += gridDim.y) {
+        const i64 end = (i + 1) * 128 < a.m ? (i + 1) * 128 : a.m;
         range r = no_range();
-        for (i64 row = i * 128; row < a.m && row < (i + 1) * 128 && column < a.k; row++) {
+        for (i64 row = i * 128; row < end && column < a.k; row++) {
             widen_range(&r, value_at(a, a.x + row * a.x_row, column));
         }
         reduce_block(&r);
+        const rule how = make_rule(a, r, i, blockIdx.x);
+        for (i64 row = i * 128; row < end && column < a.k; row++) {
+            a.q[row * a.q_row + column] = (char)two_codes(apply(how, value_at(a, a.x + row * a.x_row, column)), 0.0f);
+        }
         if (threadIdx.x == 0) {
-            publish(a, r, i, blockIdx.x);
+            write_rule(a, how, i, blockIdx.x);
         }
         __syncthreads();
     }
@@ -117,7 +134,11 @@ extern "C" __global__ void __launch_bounds__(256, TEAM_BLOCKS) JOIN(ENTRY, _team
     begin_kernel();
     const int place = threadIdx.x % LANES, teams = blockDim.x / LANES;
     const i64 first = (i64)blockIdx.y * teams * UNROLL + threadIdx.x / LANES;
-    for (i64 row = blockIdx.x; row < a.m; row += gridDim.x) {
+#if RANGED
+    const range r = FOUND_RANGE(a);
+#endif
+    EACH_ROW(a, row)
+    {
         const char *const x = a.x + row * a.x_row;
         lane in[UNROLL];
         EACH for (int u = 0; u < UNROLL; u++)
@@ -135,14 +156,13 @@ extern "C" __global__ void __launch_bounds__(256, TEAM_BLOCKS) JOIN(ENTRY, _team
             kept k;
             keep(in[u], &k);
             restore(k, v);
-#if !RANGED
+#if STATIC
+            const range r = no_range();
+#elif !RANGED
             range r = whole_range(v);
             reduce_lanes(&r, LANES);
 #endif
             if (column < a.k) {
-#if RANGED
-                const range r = found_range(a, row / SPAN_ROWS, segment);
-#endif
                 const rule how = make_rule(a, r, row / SPAN_ROWS, segment);
                 EACH for (int i = 0; i < PER; i++)
                 {
@@ -162,7 +182,8 @@ extern "C" __global__ void __launch_bounds__(256, TEAM_BLOCKS) JOIN(ENTRY, _team
 extern "C" __global__ void __launch_bounds__(THREADS) JOIN(ENTRY, _row)(const qn_cuda_rows a)
 {
     begin_kernel();
-    for (i64 row = blockIdx.x; row < a.m; row += gridDim.x) {
+    EACH_ROW(a, row)
+    {
         const char *const x = a.x + row * a.x_row;
         kept values[ITEMS];
         {
@@ -181,7 +202,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) JOIN(ENTRY, _row)(const qn
             }
         }
 #if RANGED
-        const range r = found_range(a, row / SPAN_ROWS, 0);
+        const range r = FOUND_RANGE(a);
+#elif STATIC
+        const range r = no_range();
 #else
         range r = no_range();
         EACH for (int j = 0; j < ITEMS; j++)
@@ -220,13 +243,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) JOIN(ENTRY, _row)(const qn
 extern "C" __global__ void __launch_bounds__(128) JOIN(ENTRY, _plain)(const qn_cuda_rows a)
 {
     begin_kernel();
-    for (i64 row = blockIdx.x; row < a.m; row += gridDim.x) {
+#if RANGED
+    const range r = FOUND_RANGE(a);
+#endif
+    EACH_ROW(a, row)
+    {
         const char *const x = a.x + row * a.x_row;
         for (i64 segment = blockIdx.y; segment < a.segments; segment += gridDim.y) {
             const i64 from = segment * a.length, to = from + a.length < a.k ? from + a.length : a.k;
-#if RANGED
-            const range r = found_range(a, row / SPAN_ROWS, segment);
-#else
+#if STATIC
+            const range r = no_range();
+#elif !RANGED
             range r = no_range();
             for (i64 i = from + threadIdx.x; i < to; i += blockDim.x) {
                 widen_range(&r, value_at(a, x, i));
