@@ -5,7 +5,7 @@
  * (no number, a value cut off) a warp as a whole does in another way.
  *
  * Parameters: X_FORMAT; BLOCK 16: nvfp4, 32: mxfp4; ALIGNED 1: rows of x begin at 16 bytes, of q at 4;
- *   RANGED 1: no global scale is given, a launch before left the range of x
+ *   RANGED 1: no global scale is given, a launch before left the range of x; SWIZZLED 1: scales are
  * Launch
  *   qn_quantize_fp4  block of whole warps, at most 256 threads, grid {rows, ceil(K / (8 UNROLL threads))}; padding of
  *                    swizzled scales is set by the host
@@ -23,6 +23,7 @@
 #define LEAST 9.094947017729282e-13f /* 2^-40 */
 #define LANES (BLOCK / PER)
 #define UNROLL 4           /* places of a lane in a row */
+#define OCP 1              /* rule of mxfp4 that cuts values off */
 #define OWN (UNROLL / LANES) /* of which it finds the scales of so many */
 
 /* The lane's elements at column, which is a multiple of PER; zeros behind the row. */
@@ -33,7 +34,11 @@ static __device__ inline void load_lane(const char *x, int column, int k, uint4 
         raw[w] = make_uint4(0, 0, 0, 0);
         if (column < k) {
 #if ALIGNED
+#if RANGED /* read before, and not again */
+            raw[w] = load_by(pass_policy(), x + column * X_BYTES + w * 16);
+#else
             raw[w] = load_once(x + column * X_BYTES + w * 16);
+#endif
 #else
             u32 words[4];
 #pragma unroll
@@ -52,10 +57,10 @@ static __device__ inline void load_lane(const char *x, int column, int k, uint4 
 }
 
 extern "C" __global__ void __launch_bounds__(RANGE_THREADS) qn_fp4_range(const __grid_constant__ qn_cuda_fp4 a,
-                                                                         i64 m, i64 k)
+                                                                         i64 m, i64 k, i64 keep)
 {
     begin_kernel();
-    find_tensor_range(a.x, a.x_row, m, k, ALIGNED, (range *)a.ranges);
+    find_tensor_range(a.x, a.x_row, m, k, keep, ALIGNED, a.ranges);
 }
 
 #if BLOCK == 32
@@ -96,21 +101,9 @@ static __device__ inline float largest(const uint4 *raw)
     }
     return most;
 #else
-    u32 most[4] = {raw->x & 0x7fff7fffu, raw->y & 0x7fff7fffu, raw->z & 0x7fff7fffu, raw->w & 0x7fff7fffu};
-#pragma unroll
-    for (int i = 2; i > 0; i /= 2) {
-#pragma unroll
-        for (int j = 0; j < i; j++) {
-#if X_FORMAT == 1
-            asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(most[j]) : "r"(most[j + i]));
-#else
-            asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(most[j]) : "r"(most[j + i]));
-#endif
-        }
-    }
     float v[2], both;
-    widen(most[0], v);
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(both) : "f"(v[0]), "f"(v[1]));
+    widen(larger_pair_or_nan(larger_pair_or_nan(raw->x, raw->y), larger_pair_or_nan(raw->z, raw->w)), v);
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(both) : "f"(fabsf(v[0])), "f"(fabsf(v[1])));
     return both;
 #endif
 }
@@ -135,21 +128,24 @@ static __device__ inline void share_out(const float *most, u32 t, float *mine)
 #endif
 }
 
-/* The code of a block's scale, and what its elements are multiplied by. */
+/* The code of a block's scale, and what its elements are multiplied by; odd: of neither is this certain. */
 #if BLOCK == 16
-static __device__ inline u32 scale_of(float most, float global, float inverse, float *factor)
+static __device__ inline u32 scale_of(float most, float global, float inverse, float *factor, int *odd)
 {
     const u32 code = two_codes(global * (most * (1.0f / 6.0f)), 0.0f) & 0xff;
-    const float s = from_f16((u16)((code & 0x7f) << 7)) * 256.0f; /* as f16, 2^-8 of its value */
-    const float scaled = s * inverse;
+    const float scaled = from_f16((u16)((code & 0x7f) << 7)) * 256.0f * inverse; /* as f16, 2^-8 of its value */
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(scaled));
     r = __fmaf_rn(r, __fmaf_rn(-scaled, r, 1.0f), r); /* as division rounds, between these */
-    if (!(scaled > 1e-36f && scaled < 1e36f)) {
-        r = s == 0.0f ? 0.0f : 1.0f / scaled;
-    }
-    *factor = r;
+    *factor = (code & 0x7f) == 0 ? 0.0f : r;
+    *odd |= (code & 0x7f) != 0 && !(scaled > 1e-36f && scaled < 1e36f);
     return code;
+}
+
+static __device__ inline float factor_of(u32 code, float inverse)
+{
+    const float s = from_f16((u16)((code & 0x7f) << 7)) * 256.0f;
+    return s == 0.0f ? 0.0f : 1.0f / (s * inverse);
 }
 #else
 static __device__ inline u32 scale_of(float most, int rule, float *factor)
@@ -159,6 +155,15 @@ static __device__ inline u32 scale_of(float most, int rule, float *factor)
     return (u32)(e + 127);
 }
 #endif
+
+/* Each place's factor, from the lane that found it. */
+static __device__ inline void hand_out(const float *found, float *factor)
+{
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+        factor[u] = __shfl_sync(0xffffffffu, found[u % OWN], u / OWN, LANES);
+    }
+}
 
 /* Without a branch, so that a lane's places are worked on side by side. */
 static __device__ inline void store_word(char *to, u32 word, int valid)
@@ -199,13 +204,17 @@ static __device__ inline void store_places(const uint4 (*raw)[X_WORDS], const fl
                 word |= e2m1_code(v[i]) << 4 * i;
             }
         } else {
-            word = e2m1_codes(v, how == CUT);
+#if X_FORMAT == 0
+            word = e2m1_codes(v, e2m1_signs_of(v), how == CUT);
+#else /* factors are not negative */
+            word = e2m1_codes(v, e2m1_signs_of_pairs(raw[u]->x, raw[u]->y, raw[u]->z, raw[u]->w), how == CUT);
+#endif
         }
         store_word(q + u * (step / 2), word, first + u * step < k);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256, X_FORMAT == 0 ? 3 : 4)
+extern "C" __global__ void __launch_bounds__(256, X_FORMAT == 0 ? 3 : 5)
     qn_quantize_fp4(const __grid_constant__ qn_cuda_fp4 a)
 {
     begin_kernel();
@@ -232,13 +241,13 @@ extern "C" __global__ void __launch_bounds__(256, X_FORMAT == 0 ? 3 : 4)
         }
 #if BLOCK == 16
 #if RANGED
-        const range all = join_tensor_range((const range *)a.ranges, a.parts);
+        const range all = join_tensor_range(a.ranges);
         const float global = 2688.0f / fminf(fmaxf(all.high, LEAST), 3.40282347e38f);
 #endif
         const float inverse = 1.0f / global;
 #endif
         float most[UNROLL], mine[OWN], factor[UNROLL], found[OWN];
-        int odd = 0;
+        int odd = 0; /* not for the ways of most */
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             most[u] = largest(raw[u]);
@@ -257,35 +266,38 @@ extern "C" __global__ void __launch_bounds__(256, X_FORMAT == 0 ? 3 : 4)
             }
         }
         share_out(most, t, mine);
-#if BLOCK == 16
-        const i64 inside = row / 128 * ((a.blocks + 3) / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4;
-        char *const scale = a.scale + (a.swizzled ? inside : row * a.scale_row);
+#if SWIZZLED
+        char *const scale = a.scale + row / 128 * ((a.blocks + 3) / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4;
 #else
         char *const scale = a.scale + row * a.scale_row;
 #endif
+        u32 code[OWN];
 #pragma unroll
         for (int j = 0; j < OWN; j++) {
-            const int column = first + ((int)t * OWN + j) * step, block = column / BLOCK;
+            const int column = first + ((int)t * OWN + j) * step, block = (int)((u32)column / BLOCK);
 #if BLOCK == 16
-            const u32 code = scale_of(mine[j], global, inverse, &found[j]);
-            const int at = a.swizzled ? block / 4 * 512 + block % 4 : block;
+            code[j] = scale_of(mine[j], global, inverse, &found[j], &odd);
+            odd |= !(mine[j] * found[j] < 7.0f);
 #else
-            const u32 code = scale_of(mine[j], a.rule, &found[j]);
-            const int at = block;
+            code[j] = scale_of(mine[j], a.rule, &found[j]);
+            odd |= a.rule != OCP && !(mine[j] * found[j] < 7.0f);
 #endif
             if (column < k) {
-                scale[at] = (char)code;
+                scale[SWIZZLED ? block / 4 * 512 + block % 4 : block] = (char)code[j];
             }
-            odd |= (BLOCK == 16 || a.rule != 1) && !(mine[j] * found[j] < 7.0f);
         }
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-            factor[u] = __shfl_sync(0xffffffffu, found[u % OWN], u / OWN, LANES);
-        }
+        hand_out(found, factor);
         char *const q = a.q + row * a.q_row + first / 2;
         if (__any_sync(0xffffffffu, odd)) {
+#if BLOCK == 16
+#pragma unroll
+            for (int j = 0; j < OWN; j++) {
+                found[j] = factor_of(code[j], inverse);
+            }
+            hand_out(found, factor);
+#endif
             store_places(raw, factor, q, first, step, k, ANY);
-        } else if (BLOCK == 32 && a.rule == 1) {
+        } else if (BLOCK == 32 && a.rule == OCP) {
             store_places(raw, factor, q, first, step, k, CUT);
         } else {
             store_places(raw, factor, q, first, step, k, WITHIN);
@@ -294,9 +306,6 @@ extern "C" __global__ void __launch_bounds__(256, X_FORMAT == 0 ? 3 : 4)
         if (tells) {
             *(float *)a.global = global;
         }
-#endif
-#if RANGED
-        __syncthreads(); /* the next reduction reuses the shared words */
 #endif
     }
 }

@@ -4,7 +4,7 @@
  *   struct lane           PER elements of a row as loaded
  *   load_lane, value_at   into one; an element by itself
  *   struct kept           what registers hold between range and codes
- *   keep, restore         lane to kept; kept to floats
+ *   keep, restore         lane to kept; kept to floats; widen_by_kept: their range
  *   struct rule           make_rule(args, range, row, segment), write_rule, apply(rule, value)
  *
  * Three entries, all with one block row a row of x:
@@ -18,88 +18,107 @@
  * RANGED 1: one scale for all, of a range that a launch before found (tensor_range.h):
  *   ENTRY##_range, ENTRY##_range_plain   the latter of any alignment
  * BLOCKED 1: a scale for 128 rows by 128 columns, found here: a block of threads holds such a block in registers.
- * Grid {ceil(K / 128), up to ceil(M / 128)}:
- *   ENTRY##_block         block 256: one pass
- *   ENTRY##_block_plain   block 128, any alignment: two passes */
+ *   ENTRY##_block         block 256, any grid along x: one pass
+ *   ENTRY##_block_plain   block 128, grid {ceil(K / 128), up to ceil(M / 128)}, any alignment: two passes */
 #define JOIN2(a, b) a##b
 #define JOIN(a, b) JOIN2(a, b)
 #define EACH _Pragma("unroll")
 
-static __device__ inline range whole_range(const float *v)
-{
-    range r = no_range();
-    EACH for (int i = 0; i < PER; i++)
-    {
-        widen_range(&r, v[i]);
-    }
-    return r;
-}
-
 #if RANGED
 #include "tensor_range.h"
 
-extern "C" __global__ void __launch_bounds__(RANGE_THREADS) JOIN(ENTRY, _range)(const qn_cuda_rows a)
+extern "C" __global__ void __launch_bounds__(RANGE_THREADS)
+    JOIN(ENTRY, _range)(const qn_cuda_rows a, i64 m, i64 k, i64 keep)
 {
     begin_kernel();
-    find_tensor_range(a.x, a.x_row, a.m, a.k, 1, (range *)a.ranges);
+    find_tensor_range(a.x, a.x_row, m, k, keep, 1, a.ranges);
 }
 
-extern "C" __global__ void __launch_bounds__(RANGE_THREADS) JOIN(ENTRY, _range_plain)(const qn_cuda_rows a)
+extern "C" __global__ void __launch_bounds__(RANGE_THREADS)
+    JOIN(ENTRY, _range_plain)(const qn_cuda_rows a, i64 m, i64 k, i64 keep)
 {
     begin_kernel();
-    find_tensor_range(a.x, a.x_row, a.m, a.k, 0, (range *)a.ranges);
+    find_tensor_range(a.x, a.x_row, m, k, keep, 0, a.ranges);
 }
-#define FOUND_RANGE(a) join_tensor_range((const range *)(a).ranges, (a).parts)
 #define EACH_ROW(a, row) for (i64 row = (a).m - 1 - blockIdx.x; row >= 0; row -= gridDim.x)
 #else
 #define EACH_ROW(a, row) for (i64 row = blockIdx.x; row < (a).m; row += gridDim.x)
 #endif
 
 #if BLOCKED
-extern "C" __global__ void __launch_bounds__(256, X_WORDS == 1 ? 4 : 2) JOIN(ENTRY, _block)(const qn_cuda_rows a)
+#define HELD 8 /* lanes' worth of a block in a thread */
+
+/* Where a thread's part of a block of 128 rows by 128 columns is, and of which it is. */
+typedef struct spot {
+    u32 row, segment;
+    i64 first, column;
+} spot;
+
+static __device__ inline spot spot_of(u32 tile, u32 across)
+{
+    spot s;
+    s.row = tile / across;
+    s.segment = tile - s.row * across;
+    s.first = (i64)s.row * 128 + threadIdx.x / 16;
+    s.column = (i64)s.segment * 128 + threadIdx.x % 16 * PER;
+    return s;
+}
+
+static __device__ inline void load_tile(const qn_cuda_rows &a, spot s, lane *in)
+{
+    const char *from = a.x + s.first * a.x_row;
+    EACH for (int j = 0; j < HELD; j++)
+    {
+        in[j] = lane();
+        if (s.first + 16 * j < a.m && s.column < a.k) {
+            load_lane(a, from, s.column, &in[j]);
+        }
+        from += 16 * a.x_row;
+    }
+}
+
+/* The next block is on its way while one is worked on. */
+extern "C" __global__ void __launch_bounds__(256, X_WORDS == 1 ? 2 : 1) JOIN(ENTRY, _block)(const qn_cuda_rows a)
 {
     begin_kernel();
-    const i64 column = (i64)blockIdx.x * 128 + threadIdx.x % 16 * PER;
-    for (i64 i = blockIdx.y; i * 128 < a.m; i += gridDim.y) {
-        const i64 first = i * 128 + threadIdx.x / 16;
-        lane in[8];
-        EACH for (int j = 0; j < 8; j++)
+    const u32 across = (u32)((a.k + 127) / 128), tiles = (u32)((a.m + 127) / 128) * across;
+    lane next[HELD];
+    spot ahead = spot_of(blockIdx.x, across);
+    load_tile(a, ahead, next);
+    for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const spot at = ahead;
+        kept values[HELD];
+        EACH for (int j = 0; j < HELD; j++)
         {
-            in[j] = lane();
-            if (first + 16 * j < a.m && column < a.k) {
-                load_lane(a, a.x + (first + 16 * j) * a.x_row, column, &in[j]);
-            }
+            keep(next[j], &values[j]);
+        }
+        if (tile + gridDim.x < tiles) {
+            ahead = spot_of(tile + gridDim.x, across);
+            load_tile(a, ahead, next);
         }
         range r = no_range();
-        EACH for (int j = 0; j < 8; j++)
+        EACH for (int j = 0; j < HELD; j++)
         {
-            float v[PER];
-            kept k;
-            keep(in[j], &k);
-            restore(k, v);
-            EACH for (int e = 0; e < PER; e++)
-            {
-                widen_range(&r, v[e]);
-            }
+            widen_by_kept(&r, values[j]);
         }
         reduce_block(&r);
-        const rule how = make_rule(a, r, i, blockIdx.x);
-        EACH for (int j = 0; j < 8; j++)
+        const rule how = make_rule(a, r, at.row, at.segment);
+        char *to = a.q + at.first * a.q_row + at.column;
+        EACH for (int j = 0; j < HELD; j++)
         {
             float v[PER];
-            kept k;
-            keep(in[j], &k);
-            restore(k, v);
+            restore(values[j], v);
             EACH for (int e = 0; e < PER; e++)
             {
                 v[e] = apply(how, v[e]);
             }
-            if (first + 16 * j < a.m && column < a.k) {
-                store_codes(a.q + (first + 16 * j) * a.q_row + column, v);
+            if (at.first + 16 * j < a.m && at.column < a.k) {
+                store_codes(to, v);
             }
+            to += 16 * a.q_row;
         }
         if (threadIdx.x == 0) {
-            write_rule(a, how, i, blockIdx.x);
+            write_rule(a, how, at.row, at.segment);
         }
         __syncthreads(); /* the next reduction reuses the shared words */
     }
@@ -135,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(256, TEAM_BLOCKS) JOIN(ENTRY, _team
     const int place = threadIdx.x % LANES, teams = blockDim.x / LANES;
     const i64 first = (i64)blockIdx.y * teams * UNROLL + threadIdx.x / LANES;
 #if RANGED
-    const range r = FOUND_RANGE(a);
+    const range r = join_tensor_range(a.ranges);
 #endif
     EACH_ROW(a, row)
     {
@@ -159,7 +178,8 @@ extern "C" __global__ void __launch_bounds__(256, TEAM_BLOCKS) JOIN(ENTRY, _team
 #if STATIC
             const range r = no_range();
 #elif !RANGED
-            range r = whole_range(v);
+            range r = no_range();
+            widen_by_kept(&r, k);
             reduce_lanes(&r, LANES);
 #endif
             if (column < a.k) {
@@ -202,19 +222,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) JOIN(ENTRY, _row)(const qn
             }
         }
 #if RANGED
-        const range r = FOUND_RANGE(a);
+        const range r = join_tensor_range(a.ranges);
 #elif STATIC
         const range r = no_range();
 #else
         range r = no_range();
         EACH for (int j = 0; j < ITEMS; j++)
         {
-            float v[PER];
-            restore(values[j], v);
-            EACH for (int i = 0; i < PER; i++)
-            {
-                widen_range(&r, v[i]);
-            }
+            widen_by_kept(&r, values[j]);
         }
         reduce_block(&r);
 #endif
@@ -244,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(128) JOIN(ENTRY, _plain)(const qn_c
 {
     begin_kernel();
 #if RANGED
-    const range r = FOUND_RANGE(a);
+    const range r = join_tensor_range(a.ranges);
 #endif
     EACH_ROW(a, row)
     {

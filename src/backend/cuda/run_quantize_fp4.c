@@ -35,6 +35,11 @@ static int has_range(const qn_op_desc *desc)
     return is_nvfp4(desc) && desc->in[QN_FP4_GLOBAL].format == QN_FORMAT_NONE;
 }
 
+static int is_swizzled(const qn_op_desc *desc)
+{
+    return is_nvfp4(desc) && desc->attr[QN_ATTR_SWIZZLED].i;
+}
+
 static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
                         qn_cuda_program *out)
 {
@@ -48,17 +53,18 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
         qn_cuda_define(&out[i], "BLOCK", is_nvfp4(desc) ? 16 : 32);
         qn_cuda_define(&out[i], "ALIGNED", i == ALIGNED || i == ALIGNED_RANGE);
         qn_cuda_define(&out[i], "RANGED", has_range(desc));
+        qn_cuda_define(&out[i], "SWIZZLED", is_swizzled(desc));
     }
     return count;
 }
 
-/* The largest magnitudes of parts of x. */
+/* The range of x. */
 static size_t workspace(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
 {
     (void)kernel;
     (void)m;
     (void)threads;
-    return has_range(desc) ? QN_RANGE_PARTS * sizeof(float) : 0;
+    return has_range(desc) ? QN_RANGE_BYTES : 0;
 }
 
 static qn_status launch(const qn_cuda_run *run, qn_error *error)
@@ -79,10 +85,9 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     a.scale_row = scale->strides[0];
     a.m = x->shape.dims[0];
     a.blocks = x->shape.dims[1] / (is_nvfp4(desc) ? 16 : 32);
-    a.swizzled = is_nvfp4(desc) && desc->attr[QN_ATTR_SWIZZLED].i;
     a.rule = desc->attr[QN_ATTR_RULE].i;
     void *const arguments[] = {&a};
-    if (a.swizzled && a.m > 0 && a.blocks > 0) { /* the padding between is part of the output */
+    if (is_swizzled(desc) && a.m > 0 && a.blocks > 0) { /* the padding between is part of the output */
         const size_t bytes = (size_t)(scale->shape.dims[0] * scale->shape.dims[1]);
         QN_TRY(qn_cuda_check(run->cuda, run->cuda->cu.Fill((cu_pointer)(uintptr_t)a.scale, 0, bytes, run->stream),
                              "cuMemsetD8Async", error));
@@ -100,9 +105,8 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     if (has_range(desc) && a.m > 0 && a.blocks > 0) {
         const int64_t k = x->shape.dims[1], bytes = x->shape.format == QN_F32 ? 4 : 2;
         qn_cuda_ranges r = qn_cuda_ranges_of(run->device, a.m, k, a.x_row, k * bytes);
-        void *const range_arguments[] = {&a, &r.m, &r.k};
+        void *const range_arguments[] = {&a, QN_RANGES_ARGUMENTS(&r)};
         a.ranges = run->call->workspace;
-        a.parts = r.parts;
         QN_TRY(qn_cuda_launch(run, aligned ? ALIGNED_RANGE : RANGE, &r.geometry, range_arguments, error));
     }
     g.grid[0] = (uint32_t)qn_max_i64(1, qn_min_i64(a.m, MOST_GRID_X));
