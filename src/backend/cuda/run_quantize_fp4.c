@@ -12,6 +12,8 @@ enum {
     THREADS = 256,
     UNROLL = 4,
     PER = 8,
+    SWIZZLED_ROWS = 128, /* that swizzled scales are padded to, and blocks of a row */
+    SWIZZLED_BLOCKS = 4,
     DEPENDENT_BLOCKS = 64, /* a multiprocessor: as run_quantize.c */
     MOST_GRID_X = 0x7fffffff,
     MOST_GRID_Y = 65535
@@ -87,7 +89,8 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     a.blocks = x->shape.dims[1] / (is_nvfp4(desc) ? 16 : 32);
     a.rule = desc->attr[QN_ATTR_RULE].i;
     void *const arguments[] = {&a};
-    if (is_swizzled(desc) && a.m > 0 && a.blocks > 0) { /* the padding between is part of the output */
+    const int padded = a.m % SWIZZLED_ROWS != 0 || a.blocks % SWIZZLED_BLOCKS != 0;
+    if (is_swizzled(desc) && padded && a.m > 0 && a.blocks > 0) { /* the padding between is part of the output */
         const size_t bytes = (size_t)(scale->shape.dims[0] * scale->shape.dims[1]);
         QN_TRY(qn_cuda_check(run->cuda, run->cuda->cu.Fill((cu_pointer)(uintptr_t)a.scale, 0, bytes, run->stream),
                              "cuMemsetD8Async", error));
