@@ -1,14 +1,14 @@
 /* quantize_nvfp4 and quantize_mxfp4: a lane eight elements, two or four lanes a block of 16 or 32.
  *
- * What bounds them is instructions. So a lane has four places in a row, all of whose loads are in flight at once, and the
- * lanes of a block share the scales of these places: each finds one or two and gives them to the others. What is rare
- * (no number, a value cut off) a warp as a whole does in another way.
+ * What bounds them is instructions. So a lane has four places in a row, all of whose loads are in flight at once,
+ * and the lanes of a block share the scales of these places: each finds one or two and gives them to the others. What
+ * is rare (no number, a value cut off) a warp as a whole does in another way.
  *
  * Parameters: X_FORMAT; BLOCK 16: nvfp4, 32: mxfp4; ALIGNED 1: rows of x begin at 16 bytes, of q at 4;
  *   RANGED 1: no global scale is given, a launch before left the range of x; SWIZZLED 1: scales are
  * Launch
- *   qn_quantize_fp4  block of whole warps, at most 256 threads, grid {rows, ceil(K / (8 UNROLL threads))}; padding of
- *                    swizzled scales is set by the host
+ *   qn_quantize_fp4  block of whole warps, at most 256 threads, grid {rows, ceil(K / (8 UNROLL threads))};
+ *                    padding of swizzled scales is set by the host
  *   qn_fp4_range     before it, see tensor_range.h */
 #define TYPE 0
 #define ASYMMETRIC 0
@@ -22,8 +22,8 @@
 
 #define LEAST 9.094947017729282e-13f /* 2^-40 */
 #define LANES (BLOCK / PER)
-#define UNROLL 4           /* places of a lane in a row */
-#define OCP 1              /* rule of mxfp4 that cuts values off */
+#define UNROLL 4             /* places of a lane in a row */
+#define OCP 1                /* rule of mxfp4 that cuts values off */
 #define OWN (UNROLL / LANES) /* of which it finds the scales of so many */
 
 /* The lane's elements at column, which is a multiple of PER; zeros behind the row. */
@@ -56,8 +56,8 @@ static __device__ inline void load_lane(const char *x, int column, int k, uint4 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(RANGE_THREADS) qn_fp4_range(const __grid_constant__ qn_cuda_fp4 a,
-                                                                         i64 m, i64 k, i64 keep)
+extern "C" __global__ void __launch_bounds__(RANGE_THREADS)
+    qn_fp4_range(const __grid_constant__ qn_cuda_fp4 a, i64 m, i64 k, i64 keep)
 {
     begin_kernel();
     find_tensor_range(a.x, a.x_row, m, k, keep, ALIGNED, a.ranges);
@@ -108,8 +108,8 @@ static __device__ inline float largest(const uint4 *raw)
 #endif
 }
 
-/* Of places' magnitudes in a lane's part of a block, those in the whole block at the places whose scales are the lane's:
- * lane t of the block's has the places from OWN t on. */
+/* Of places' magnitudes in a lane's part of a block, those in the whole block at the places whose scales are the
+ * lane's: lane t of the block's has the places from OWN t on. */
 static __device__ inline void share_out(const float *most, u32 t, float *mine)
 {
     const u32 upper = t / (LANES / 2);

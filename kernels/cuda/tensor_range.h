@@ -1,6 +1,6 @@
-/* The range of a whole tensor, for quantisers with one scale: a launch before theirs leaves it in parts, which every
- * warp of theirs joins. No word has to be set first, and no order of blocks changes the result. That launch reads the
- * rows from the first on and asks the L2 cache to keep the last; theirs reads from the last on. */
+/* The range of a whole tensor, for quantisers with one scale: a launch before theirs leaves it in parts, which
+ * every warp of theirs joins. No word has to be set first, and no order of blocks changes the result. That launch
+ * reads the rows from the first on and asks the L2 cache to keep the last; theirs reads from the last on. */
 #ifndef QN_CUDA_TENSOR_RANGE_H
 #define QN_CUDA_TENSOR_RANGE_H
 
@@ -10,8 +10,9 @@
 #define RANGE_DEPTH (8 / X_WORDS) /* lanes in flight */
 #define RANGE_PARTS 256           /* largest magnitudes or values, then as many magnitudes of lowest values */
 
-/* Launch: block RANGE_THREADS, grid of at most RANGE_PARTS blocks along x (rows) and y (within rows). aligned 1: rows
- * are multiples of 16 bytes from each other and of whole lanes. keep: elements of rows from which on the cache keeps. */
+/* Launch: block RANGE_THREADS, grid of at most RANGE_PARTS blocks along x (rows) and y (within rows). aligned 1:
+ * rows are multiples of 16 bytes from each other and of whole lanes. keep: the element of a row from which on the
+ * cache keeps. */
 static __device__ inline void find_tensor_range(const char *x, i64 x_row, i64 m, i64 k, i64 keep, int aligned,
                                                 float *parts)
 {

@@ -29,7 +29,7 @@ enum {
     RANGE_THREADS = 512, /* kernels/cuda/tensor_range.h, and elements that one of its blocks has in flight */
     RANGE_STEP = RANGE_THREADS * PER * 8,
     RANGE_BLOCKS = 256,
-    SPAN = 128,        /* rows and columns of a block with one scale */
+    SPAN = 128,         /* rows and columns of a block with one scale */
     SPAN_THREADS = 256, /* that hold it in registers */
     SPAN_BLOCKS = 2     /* of them a multiprocessor */
 };
@@ -274,9 +274,8 @@ qn_cuda_ranges qn_cuda_ranges_of(const qn_cuda_device *device, int64_t m, int64_
     }
     const int64_t rows = qn_min_i64(r.m, RANGE_BLOCKS);
     const int64_t across = qn_min_i64(RANGE_BLOCKS / rows, qn_ceil_div(r.k, RANGE_STEP));
-    r.geometry = (qn_cuda_geometry){.grid = {(uint32_t)rows, (uint32_t)across, 1},
-                                    .block = {RANGE_THREADS, 1, 1},
-                                    .dependent = device->major >= 9};
+    r.geometry = (qn_cuda_geometry){
+        .grid = {(uint32_t)rows, (uint32_t)across, 1}, .block = {RANGE_THREADS, 1, 1}, .dependent = device->major >= 9};
     return r;
 }
 
