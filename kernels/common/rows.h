@@ -10,6 +10,7 @@
 #include "kernels/common/mm.h"
 
 #define QN_ROWS_PAST_BYTES 16
+#define QN_ROWS_HELD 16384.0f
 #define QN_ROWS_REALS 3 /* functions by element format, indexed by qn_mm_real */
 
 /* What values span: low = min(0, v), high = max(0, v), NaN left out; nan: there was one. */
@@ -31,7 +32,8 @@ typedef struct qn_rows_rule {
     float scale, factor; /* without multiply factor is 1 / scale */
     int32_t multiply;
     int32_t azp; /* |azp| <= 65536 */
-    /* 0: there is no NaN, no t rounds beyond the codes' range, and scale is finite and far from the ends of f32 */
+    /* 0: there is no NaN, no t rounds beyond the codes' range (with multiply: no |t| is above QN_ROWS_HELD), and scale
+     * is finite and far from the ends of f32 */
     int32_t careful;
 } qn_rows_rule;
 
@@ -50,8 +52,15 @@ typedef void (*qn_rows_decode_fn)(const void *codes, int64_t n, float scale, int
  * when there was a NaN or an infinity. */
 typedef int (*qn_rows_tops_fn)(const void *x, int64_t n, int64_t block, float *top);
 
-/* e2m1 codes of v * factor[block], held to 6, two a byte. nan: there may be NaN, which becomes +0. */
-typedef void (*qn_rows_e2m1_fn)(const void *x, int64_t n, int64_t block, const float *factor, int nan, int64_t ahead,
+/* What is known of the values that become e2m1 codes. */
+typedef enum qn_rows_care {
+    QN_ROWS_PLAIN, /* finite, products below 7 in magnitude; blocks of 32: of 0, or none above zero below 2^-120 */
+    QN_ROWS_HOLD,  /* finite */
+    QN_ROWS_NAN    /* there may be NaN, which becomes +0 */
+} qn_rows_care;
+
+/* e2m1 codes of v * factor[block], held to 6, two a byte. block is 16, or 32 and factors are powers of two. */
+typedef void (*qn_rows_e2m1_fn)(const void *x, int64_t n, int64_t block, const float *factor, int care, int64_t ahead,
                                 int past, uint8_t *q);
 
 typedef struct qn_rows_set {
@@ -60,8 +69,12 @@ typedef struct qn_rows_set {
     qn_rows_decode_fn decode[QN_ROWS_CODES];
     qn_rows_tops_fn tops[QN_ROWS_REALS];
     qn_rows_e2m1_fn to_e2m1[QN_ROWS_REALS];
-    /* sf[b] = e4m3(g * (top[b] * (1/6))), factor[b] = 1 / (sf * (1/g)), 0 where sf is 0 */
-    void (*nvfp4_scales)(float g, const float *top, int64_t blocks, uint8_t *sf, float *factor);
+    /* sf[b] = e4m3(g * (top[b] * (1/6))), factor[b] = 1 / (sf * (1/g)), 0 where sf is 0; returns the care to take of
+     * finite values */
+    int (*nvfp4_scales)(float g, const float *top, int64_t blocks, uint8_t *sf, float *factor);
+    /* scale[b] = e + 127, factor[b] = 2^-e for the exponent e + 2 of top[b], after the addend to its bits, not below
+     * -125; of infinity e is 127; returns the care to take of finite values */
+    int (*mxfp4_scales)(uint32_t addend, const float *top, int64_t blocks, uint8_t *scale, float *factor);
     /* out = (e2m1 * scale[block]) / g, block 16; e2m1 * scale[block], block 32; n a multiple of block */
     void (*from_e2m1)(const uint8_t *q, int64_t n, int64_t block, const float *scale, float g, float *out);
     void (*from_e4m3)(const uint8_t *codes, int64_t n, float *out);

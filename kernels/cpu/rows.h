@@ -66,23 +66,20 @@ QN_INLINE vf load_one(const int format, const char *p)
                                : (format == QN_MM_F16 ? vf_from_f16(p) : vf_from_bf16(p));
 }
 
-/* g u / (1 + e^-g), the quotient within 2^-21. e^-g is 2^n times a polynomial of degree 5 in r = g + n ln2, which is 1
- * at 0. Below -86.5 the quotient is 0 (1 / e^-g would soon be subnormal), above 86.5 the power is held to what does not
- * count. NaN stays, -infinity gives NaN as in the reference. */
+/* g u / (1 + e^-g), the quotient within 2^-20.5. e^-g is 2^(n / VEC_ROOTS), from a table of as many roots of two and
+ * the integer's other bits, times a polynomial in r = g + n ln2 / VEC_ROOTS, which is 1 at 0. Below -86.5 the quotient
+ * is 0 (1 / e^-g would soon be subnormal), above 86.5 the power is held to what does not count. NaN stays, -infinity
+ * gives NaN as in the reference. */
 QN_INLINE vf silu_times(vf g, vf u)
 {
     const vf round = vf_set(12582912.0f), one = vf_set(1.0f); /* 1.5 * 2^23: the sum's last bits are the integer */
     const vf x = vf_min(g, vf_set(86.5f));
-    const vf z = vf_fma(x, vf_set(-1.44269504f), round);
-    const vf n = vf_sub(z, round), r = vf_fma(n, vf_set(-2.12194440e-4f), vf_fma(n, vf_set(0.693359375f), x));
-    vf p = vf_fma(r, vf_set(-0.00829031109f), vf_set(0.0418979388f));
-    p = vf_fma(p, r, vf_set(-0.166676363f));
-    p = vf_fma(p, r, vf_set(0.499991495f));
-    p = vf_fma(p, r, vf_set(-0.999999707f));
-    p = vf_fma(p, r, one);
-    const vf power = vf_bits(vi_add(vi_bits(p), vi_shl(vi_bits(z), 23)));
-    const vf share = vf_zero_below(vf_inverse(vf_add(one, power)), g, -86.5f);
-    return vf_mul(vf_mul(g, share), u);
+    const vf z = vf_fma(x, vf_set(-1.44269504f * VEC_ROOTS), round);
+    const vf r = vec_plus_roots(x, vf_sub(z, round));
+    const vf power = vec_power(vi_bits(z));
+    const vf p = vf_fma(vec_rest(r), r, one);
+    const vf d = vf_where_below(g, -86.5f, vf_set(INFINITY), vf_fma(power, p, one));
+    return vf_mul(vf_div(g, d), u);
 }
 
 QN_INLINE void silu_step(const int format, const char *gate, const char *up, float *v)
@@ -310,10 +307,10 @@ static void rows_fence(void)
     {                                                                                                                  \
         return tops_of(format, x, n, block, top);                                                                      \
     }                                                                                                                  \
-    static void to_e2m1_##name(const void *x, int64_t n, int64_t block, const float *factor, int nan, int64_t ahead,   \
+    static void to_e2m1_##name(const void *x, int64_t n, int64_t block, const float *factor, int care, int64_t ahead,  \
                                int past, uint8_t *q)                                                                   \
     {                                                                                                                  \
-        to_e2m1_of(format, x, n, block, factor, nan, ahead, past, q);                                                  \
+        to_e2m1_of(format, x, n, block, factor, care, ahead, past, q);                                                 \
     }                                                                                                                  \
     static void silu_mul_##name(const void *gate, const void *up, int64_t n, int64_t ahead, float *v)                  \
     {                                                                                                                  \
@@ -348,6 +345,7 @@ const qn_rows_set QN_NAME(rows) = {.range = {EACH_REAL(RANGE_ENTRY)},
                                    .tops = {EACH_REAL(TOPS_ENTRY)},
                                    .to_e2m1 = {EACH_REAL(E2M1_ENTRY)},
                                    .nvfp4_scales = rows_nvfp4_scales,
+                                   .mxfp4_scales = rows_mxfp4_scales,
                                    .from_e2m1 = rows_from_e2m1,
                                    .from_e4m3 = rows_from_e4m3,
                                    .silu_mul = {EACH_REAL(SILU_ENTRY)},

@@ -252,12 +252,14 @@ QN_INLINE vi careful_codes(const int code, vf t, vi azp)
     return vi_where_nan(t, vi_set(0x7f), c);
 }
 
-/* Codes of a and b, with their signs (which a quotient of 0 has lost), in pairs. */
-QN_INLINE vi signed_pairs(const int code, vf a, vf b, vi signs, const addends *by)
+/* Codes of a and b, with their signs (which a quotient of 0 has lost), in pairs; hold: they may lie beyond the codes'
+ * range. */
+QN_INLINE vi signed_pairs(const int code, const int hold, vf a, vf b, vi signs, const addends *by)
 {
     const int e_min = code == QN_ROWS_E4M3 ? -6 : -7;
-    const vi w = code == QN_ROWS_E5M2 ? vi_pairs(round_code(code, magnitudes(a)), round_code(code, magnitudes(b)))
-                                      : vi_pairs(round_size(a, 3, e_min, 0, by), round_size(b, 3, e_min, 0, by));
+    vi w = code == QN_ROWS_E5M2 ? vi_pairs(round_code(code, magnitudes(a)), round_code(code, magnitudes(b)))
+                                : vi_pairs(round_size(a, 3, e_min, 0, by), round_size(b, 3, e_min, 0, by));
+    w = hold ? vi_umin16(w, vi_set(code == QN_ROWS_E5M2 ? 0x007b007b : 0x007e007e)) : w;
     return vi_select(vi_set(0x007f007f), w, vi_shr16(signs, 8));
 }
 
@@ -301,7 +303,7 @@ QN_INLINE vi encode_step(const int format, const int code, const int how, const 
         }
     } else {
         const vi signs = load_signs(format, x, &a, &b);
-        w = signed_pairs(code, scaled(how, a, rule), scaled(how, b, rule), signs, &rule->by);
+        w = signed_pairs(code, how == MULTIPLY, scaled(how, a, rule), scaled(how, b, rule), signs, &rule->by);
         if (code == QN_ROWS_E4M3FNUZ) {
             w = vi_zero_if16(w, vi_set(0x00800080)); /* one zero only */
         }
@@ -316,14 +318,15 @@ QN_INLINE void encode_all(const int format, const int code, const int how, const
     const int64_t size = real_bytes(format);
     const rule_vectors own = rule_load(code, rule);
     int64_t i = 0;
-    for (; i + STEP <= n; i += STEP) {
+    for (; i + 2 * STEP <= n; i += 2 * STEP) {
         fetch_step(format, p + i * size, ahead);
-        const vi w = encode_step(format, code, how, careful, &own, p + i * size);
-        if (past) {
-            vi_put_bytes_past(codes + i, w);
-        } else {
-            vi_put_bytes(codes + i, w);
-        }
+        const vi a = encode_step(format, code, how, careful, &own, p + i * size);
+        fetch_step(format, p + (i + STEP) * size, ahead);
+        const vi b = encode_step(format, code, how, careful, &own, p + (i + STEP) * size);
+        vi_put_bytes2(codes + i, a, b, code == QN_ROWS_I8, past);
+    }
+    for (; i + STEP <= n; i += STEP) {
+        vi_put_bytes(codes + i, encode_step(format, code, how, careful, &own, p + i * size));
     }
     if (i < n) {
         char pad[STEP * 4];
@@ -387,87 +390,178 @@ QN_INLINE vi e2m1_or_zero(vf t)
     return vi_where_nan(t, vi_set(0), c);
 }
 
-QN_INLINE vi e2m1_step(const int format, const void *x, vf fa, vf fb, const int nan, const addends *by)
+QN_INLINE vi e2m1_step(const int format, const void *x, vf fa, vf fb, const int care, const addends *by)
 {
     vf a, b;
     vi w;
-    if (nan) {
+    if (care == QN_ROWS_NAN) {
         load_step(format, x, &a, &b);
         w = vi_pairs(e2m1_or_zero(vf_mul(a, fa)), e2m1_or_zero(vf_mul(b, fb)));
     } else {
+        const int hold = care == QN_ROWS_HOLD;
         const vi signs = load_signs(format, x, &a, &b);
-        w = vi_pairs(round_size(vf_mul(a, fa), 1, 0, 1, by), round_size(vf_mul(b, fb), 1, 0, 1, by));
-        w = vi_select(vi_set(0x00070007), vi_umin16(w, vi_set(0x00070007)), vi_shr16(signs, 12));
+        w = vi_pairs(round_size(vf_mul(a, fa), 1, 0, hold, by), round_size(vf_mul(b, fb), 1, 0, hold, by));
+        w = hold ? vi_umin16(w, vi_set(0x00070007)) : w;
+        w = vi_select(vi_set(0x00070007), w, vi_shr16(signs, 12));
     }
     return format == QN_MM_BF16 ? w : vi_in_order(w);
 }
 
-QN_INLINE void e2m1_all(const int format, const void *x, int64_t n, int64_t block, const float *factor, const int nan,
+QN_INLINE vi e2m1_step_at(const int format, const char *x, int64_t i, int64_t block, const float *factor,
+                          const int care, const addends *by)
+{
+    vf fa, fb;
+    factors_at(format, factor, i, block, &fa, &fb);
+    return e2m1_step(format, x + i * real_bytes(format), fa, fb, care, by);
+}
+
+QN_INLINE void e2m1_all(const int format, const void *x, int64_t n, int64_t block, const float *factor, const int care,
                         int64_t ahead, int past, uint8_t *q)
 {
     const char *const p = x;
     const int64_t size = real_bytes(format);
     const addends by = addends_of(1, 0);
-    vf fa, fb;
     int64_t i = 0;
-    for (; i + STEP <= n; i += STEP) {
-        fetch_step(format, p + i * size, ahead);
-        factors_at(format, factor, i, block, &fa, &fb);
-        const vi w = e2m1_step(format, p + i * size, fa, fb, nan, &by);
-        if (past) {
-            vi_put_nibbles_past(q + i / 2, w);
-        } else {
-            vi_put_nibbles(q + i / 2, w);
+    for (; i + 4 * STEP <= n; i += 4 * STEP) {
+        vi w[4];
+        for (int j = 0; j < 4; j++) {
+            fetch_step(format, p + (i + j * STEP) * size, ahead);
+            w[j] = e2m1_step_at(format, p, i + j * STEP, block, factor, care, &by);
         }
+        vi_put_nibbles4(q + i / 2, vi_bytes(w[0], w[1]), vi_bytes(w[2], w[3]), past);
+    }
+    for (; i + STEP <= n; i += STEP) {
+        vi_put_nibbles(q + i / 2, e2m1_step_at(format, p, i, block, factor, care, &by));
     }
     if (i < n) { /* n is a multiple of 16: one block, of a level with vectors of 16 */
         char pad[STEP * 4];
         uint8_t last[VL];
-        fa = fb = vf_set(factor[i / block]);
-        vi_put_nibbles(last, e2m1_step(format, pad_step(format, p + i * size, n - i, pad), fa, fb, nan, &by));
+        const vf f = vf_set(factor[i / block]);
+        vi_put_nibbles(last, e2m1_step(format, pad_step(format, p + i * size, n - i, pad), f, f, care, &by));
         memcpy(q + i / 2, last, (size_t)((n - i) / 2));
     }
 }
 
-QN_INLINE void to_e2m1_of(const int format, const void *x, int64_t n, int64_t block, const float *factor, int nan,
+#ifdef VEC_E2M1_BITS
+/* The bits of a quarter of the scale of the block of element i, in both halves of the lanes. */
+QN_INLINE vi e2m1_base(const float *factor, int64_t i)
+{
+    uint32_t bits;
+    memcpy(&bits, &factor[i / 32], 4);
+    const uint32_t base = 252 - (bits >> 23); /* below 0 for blocks of zeros */
+    return vi_set((int32_t)base > 0 ? base * 0x00800080u : 0);
+}
+
+/* bf16 in blocks of 32, of factors that are powers of two. */
+QN_INLINE void e2m1_by_bits(const void *x, int64_t n, const float *factor, int64_t ahead, int past, uint8_t *q)
+{
+    const char *const p = x;
+    int64_t i = 0;
+    for (; i + 4 * STEP <= n; i += 4 * STEP) {
+        vi both[2];
+        for (int j = 0; j < 2; j++) {
+            const int64_t a = i + 2 * j * STEP, b = a + STEP;
+            fetch_step(QN_MM_BF16, p + a * 2, ahead);
+            fetch_step(QN_MM_BF16, p + b * 2, ahead);
+            both[j] =
+                vec_e2m1_of_bf16(vi_load(p + a * 2), vi_load(p + b * 2), e2m1_base(factor, a), e2m1_base(factor, b));
+        }
+        vi_put_nibbles4(q + i / 2, both[0], both[1], past);
+    }
+    e2m1_all(QN_MM_BF16, p + i * 2, n - i, 32, factor + i / 32, QN_ROWS_PLAIN, 0, 0, q + i / 2);
+}
+#endif
+
+QN_INLINE void to_e2m1_of(const int format, const void *x, int64_t n, int64_t block, const float *factor, int care,
                           int64_t ahead, int past, uint8_t *q)
 {
-    if (nan) {
-        e2m1_all(format, x, n, block, factor, 1, ahead, past, q);
+    if (care == QN_ROWS_NAN) {
+        e2m1_all(format, x, n, block, factor, QN_ROWS_NAN, ahead, past, q);
+    } else if (care == QN_ROWS_HOLD) {
+        e2m1_all(format, x, n, block, factor, QN_ROWS_HOLD, ahead, past, q);
     } else if (block == 16) {
-        e2m1_all(format, x, n, 16, factor, 0, ahead, past, q);
+        e2m1_all(format, x, n, 16, factor, QN_ROWS_PLAIN, ahead, past, q);
     } else {
-        e2m1_all(format, x, n, 32, factor, 0, ahead, past, q);
+#ifdef VEC_E2M1_BITS
+        if (format == QN_MM_BF16) {
+            e2m1_by_bits(x, n, factor, ahead, past, q);
+            return;
+        }
+#endif
+        e2m1_all(format, x, n, 32, factor, QN_ROWS_PLAIN, ahead, past, q);
     }
 }
 
-/* Of VL blocks. */
-QN_INLINE void nvfp4_scales_step(float g, vf inverse, const float *top, uint8_t codes[STEP], float *factor)
+/* What e2m1 codes of blocks must look out for: t of seven or more, which is not held to 6 by rounding. */
+QN_INLINE int e2m1_care(vi most)
 {
-    const vf y = vf_mul(vf_set(g), vf_mul(vf_load(top), vf_set(1.0f / 6.0f)));
+    return vi_top(most) >= 0x40e00000u ? QN_ROWS_HOLD : QN_ROWS_PLAIN;
+}
+
+/* Of VL blocks; returns the bits of their largest t. */
+QN_INLINE vi nvfp4_scales_step(float g, vf inverse, vf top, uint8_t codes[STEP], float *factor)
+{
+    const vf y = vf_mul(vf_set(g), vf_mul(top, vf_set(1.0f / 6.0f)));
     const vi c = careful_codes(QN_ROWS_E4M3, y, vi_set(0));
     vi_put_bytes(codes, vi_in_order(vi_pairs(c, c)));
     const vi s = vi_bits(vf_from_e4m3(codes));
-    const vi f = vi_bits(vf_div(vf_set(1.0f), vf_mul(vf_bits(s), inverse)));
-    vf_store(factor, vf_bits(vi_zero_if_zero(f, s)));
+    const vf f = vf_bits(vi_zero_if_zero(vi_bits(vf_div(vf_set(1.0f), vf_mul(vf_bits(s), inverse))), s));
+    vf_store(factor, f);
+    return vi_bits(vf_mul(top, f));
 }
 
-static void rows_nvfp4_scales(float g, const float *top, int64_t blocks, uint8_t *sf, float *factor)
+static int rows_nvfp4_scales(float g, const float *top, int64_t blocks, uint8_t *sf, float *factor)
 {
     const vf inverse = vf_set(1.0f / g);
     uint8_t codes[STEP];
+    vi most = vi_set(0);
     int64_t i = 0;
     for (; i + VL <= blocks; i += VL) {
-        nvfp4_scales_step(g, inverse, top + i, codes, factor + i);
+        most = vi_umax(most, nvfp4_scales_step(g, inverse, vf_load(top + i), codes, factor + i));
         memcpy(sf + i, codes, VL);
     }
     if (i < blocks) {
         float in[VL] = {0}, out[VL];
         memcpy(in, top + i, (size_t)(blocks - i) * 4);
-        nvfp4_scales_step(g, inverse, in, codes, out);
+        most = vi_umax(most, nvfp4_scales_step(g, inverse, vf_load(in), codes, out));
         memcpy(sf + i, codes, (size_t)(blocks - i));
         memcpy(factor + i, out, (size_t)(blocks - i) * 4);
     }
+    return e2m1_care(most);
+}
+
+/* Of VL blocks: the exponent of top, one more where the rule's addend reaches it, less two; held to bytes from 0, of
+ * infinity 254, whose factor is subnormal. */
+QN_INLINE void mxfp4_scales_step(vi addend, vf top, uint8_t codes[STEP], float *factor, vi *most, vi *least)
+{
+    const vi bits = vi_bits(top);
+    const vi e = vi_max(vi_sub(vi_shr(vi_add(bits, addend), 23), vi_set(2)), vi_set(0));
+    const vi byte = vi_add(e, vi_shr(vi_add(bits, vi_set(0x00800000)), 31));
+    const vf f = vf_bits(vi_max(vi_shl(vi_sub(vi_set(254), byte), 23), vi_set(0x00400000)));
+    vi_put_bytes(codes, vi_in_order(vi_pairs(byte, byte)));
+    vf_store(factor, f);
+    *most = vi_umax(*most, vi_bits(vf_mul(top, f)));
+    *least = vi_umax(*least, vi_sub(vi_set(0), bits)); /* 0 of 0, else large of small magnitudes */
+}
+
+static int rows_mxfp4_scales(uint32_t addend, const float *top, int64_t blocks, uint8_t *scale, float *factor)
+{
+    const vi add = vi_set(addend);
+    uint8_t codes[STEP];
+    vi most = vi_set(0), least = vi_set(0);
+    int64_t i = 0;
+    for (; i + VL <= blocks; i += VL) {
+        mxfp4_scales_step(add, vf_load(top + i), codes, factor + i, &most, &least);
+        memcpy(scale + i, codes, VL);
+    }
+    if (i < blocks) {
+        float in[VL] = {0}, out[VL];
+        memcpy(in, top + i, (size_t)(blocks - i) * 4);
+        mxfp4_scales_step(add, vf_load(in), codes, out, &most, &least);
+        memcpy(scale + i, codes, (size_t)(blocks - i));
+        memcpy(factor + i, out, (size_t)(blocks - i) * 4);
+    }
+    return vi_top(least) > 0u - 0x03800000u ? QN_ROWS_HOLD : e2m1_care(most);
 }
 
 /* ---- codes to f32 ---- */

@@ -75,6 +75,12 @@ static inline vf vf_zero_below(vf a, vf x, float limit)
     return _mm256_andnot_ps(_mm256_cmp_ps(x, _mm256_set1_ps(limit), _CMP_LT_OQ), a);
 }
 
+/* a where x is below the limit, else b */
+static inline vf vf_where_below(vf x, float limit, vf a, vf b)
+{
+    return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, _mm256_set1_ps(limit), _CMP_LT_OQ));
+}
+
 static inline float vf_sum(vf a)
 {
     __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
@@ -354,12 +360,27 @@ static inline vf vf_times_inverse(vf x, vf s, vf r, vf rest)
     return _mm256_fmadd_ps(x, r, _mm256_mul_ps(x, rest));
 }
 
-/* 1 / d within an ulp, of powers of two exactly; 1 <= d < 2^126 */
-static inline vf vf_inverse(vf d)
+/* 2^(n / VEC_ROOTS) of the integer n in the last 20 bits; and (e^-r - 1) / r for |r| <= ln2 / 16, within 2^-25 / r. */
+#define VEC_ROOTS 8
+static inline vf vec_power(vi n)
 {
-    const vf one = _mm256_set1_ps(1.0f), y = _mm256_rcp_ps(d); /* 12 bits */
-    const vf r = _mm256_fmadd_ps(_mm256_fnmadd_ps(d, y, one), y, y);
-    return _mm256_fmadd_ps(_mm256_fnmadd_ps(d, r, one), r, r);
+    /* bits of 2^(i/8), less what i adds to n's multiples of 8 */
+    const __m256i roots = _mm256_setr_epi32(0x3f800000, 0x3f7b95c2, 0x3f7837f0, 0x3f75fed7, 0x3f7504f3, 0x3f75672a,
+                                            0x3f7744fd, 0x3f7ac0c7);
+    const __m256i root = _mm256_permutevar8x32_epi32(roots, n);
+    return _mm256_castsi256_ps(_mm256_add_epi32(root, _mm256_slli_epi32(n, 20)));
+}
+
+/* x + n ln2 / VEC_ROOTS: f32 has ln2 to 2^-28.9, which times the 125 of the largest sum is 2^-22. */
+static inline vf vec_plus_roots(vf x, vf n)
+{
+    return _mm256_fmadd_ps(n, _mm256_set1_ps(0.693147182f / VEC_ROOTS), x);
+}
+
+static inline vf vec_rest(vf r)
+{
+    const vf p = _mm256_fmadd_ps(r, _mm256_set1_ps(-0.166666667f), _mm256_set1_ps(0.50006478f));
+    return _mm256_fmadd_ps(p, r, _mm256_set1_ps(-1.0f));
 }
 
 /* Even and odd elements of two vectors' worth into the first and the second half. */
@@ -405,12 +426,24 @@ static inline void vi_put_bytes(uint8_t *p, vi w)
     _mm_storeu_si128((__m128i *)p, bytes);
 }
 
-/* The same past the caches: p of 16-byte alignment. */
-static inline void vi_put_bytes_past(uint8_t *p, vi w)
+/* A whole vector, past the caches if that is asked for: then p is aligned to 16 bytes. */
+static inline void vec_put(uint8_t *p, __m256i a, const int past)
 {
-    const __m256i low = _mm256_and_si256(w, _mm256_set1_epi16(255));
-    const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
-    _mm_stream_si128((__m128i *)p, bytes);
+    if (!past) {
+        _mm256_storeu_si256((__m256i *)p, a);
+    } else if ((uintptr_t)p & 31) {
+        _mm_stream_si128((__m128i *)p, _mm256_castsi256_si128(a));
+        _mm_stream_si128((__m128i *)p + 1, _mm256_extracti128_si256(a, 1));
+    } else {
+        _mm256_stream_si256((__m256i *)p, a);
+    }
+}
+
+/* Two vectors of words as bytes; words of 0 to 255, or with is_signed of -128 to 127. */
+static inline void vi_put_bytes2(uint8_t *p, vi a, vi b, const int is_signed, const int past)
+{
+    const __m256i lanes = is_signed ? _mm256_packs_epi16(a, b) : _mm256_packus_epi16(a, b);
+    vec_put(p, _mm256_permute4x64_epi64(lanes, 0xd8), past);
 }
 
 /* Words below 16, two a byte, the first in the low nibble. */
@@ -426,9 +459,42 @@ static inline void vi_put_nibbles(uint8_t *p, vi w)
     _mm_storel_epi64((__m128i *)p, vec_nibbles(w));
 }
 
-static inline void vi_put_nibbles_past(uint8_t *p, vi w)
+/* Words to bytes, lane by lane: a's, then b's. */
+static inline vi vi_bytes(vi a, vi b)
 {
-    _mm_stream_si64((long long *)p, _mm_cvtsi128_si64(vec_nibbles(w)));
+    return _mm256_packus_epi16(a, b);
+}
+
+/* The same of four vectors of words, which come as vi_bytes of the first two and of the last two. */
+static inline void vi_put_nibbles4(uint8_t *p, vi ab, vi cd, const int past)
+{
+    const __m256i ones = _mm256_set1_epi16(0x1001);
+    const __m256i lanes = _mm256_packus_epi16(_mm256_maddubs_epi16(ab, ones), _mm256_maddubs_epi16(cd, ones));
+    vec_put(p, _mm256_permutevar8x32_epi32(lanes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)), past);
+}
+
+/* What vi_put_nibbles4 takes, of two vectors of bf16: e2m1 codes by their bits alone. base: the bits of a quarter of
+ * the scale, a power of two; magnitudes below 8 scales.
+ *
+ * Bits above base are 128 an octave. Codes begin at (or, where a tie goes down to an even code, behind) 0, 192, 288,
+ * 352, 416, 480 and 544 of them, which are multiples of 32: of the quotient by 32, after one is taken away where a tie
+ * goes down, a table knows the code. */
+#define VEC_E2M1_BITS 1
+static inline vi vec_e2m1_of_bf16(vi a, vi b, vi base_a, vi base_b)
+{
+    const __m256i size = _mm256_set1_epi16(0x7fff), one = _mm256_set1_epi16(1);
+    __m256i d[2] = {_mm256_subs_epu16(_mm256_and_si256(a, size), base_a),
+                    _mm256_subs_epu16(_mm256_and_si256(b, size), base_b)};
+    for (int i = 0; i < 2; i++) {
+        const __m256i down = _mm256_andnot_si256(_mm256_srli_epi16(d[i], 6), one);
+        d[i] = _mm256_srli_epi16(_mm256_sub_epi16(d[i], down), 5); /* 0 becomes 2047 */
+    }
+    const __m256i table =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 7)); /* of 4 to 19 */
+    const __m256i index = _mm256_subs_epu8(_mm256_packus_epi16(d[0], d[1]), _mm256_set1_epi8(4));
+    const __m256i code = _mm256_shuffle_epi8(table, index); /* 0 of an index above 127 */
+    const __m256i sign = _mm256_and_si256(_mm256_srli_epi16(_mm256_packs_epi16(a, b), 4), _mm256_set1_epi8(8));
+    return _mm256_or_si256(sign, code);
 }
 
 static inline __m256i vec_top32(__m256i a, __m256i b)

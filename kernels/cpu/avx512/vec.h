@@ -75,6 +75,12 @@ static inline vf vf_zero_below(vf a, vf x, float limit)
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_NLT_UQ), a);
 }
 
+/* a where x is below the limit, else b */
+static inline vf vf_where_below(vf x, float limit, vf a, vf b)
+{
+    return _mm512_mask_mov_ps(b, _mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_LT_OQ), a);
+}
+
 static inline float vf_sum(vf a)
 {
     const __m256 y = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
@@ -354,11 +360,27 @@ static inline vf vf_times_inverse(vf x, vf s, vf r, vf rest)
     return _mm512_fmadd_ps(x, r, _mm512_mul_ps(x, rest));
 }
 
-/* 1 / d within an ulp, of powers of two exactly; 1 <= d < 2^126 */
-static inline vf vf_inverse(vf d)
+/* 2^(n / VEC_ROOTS) of the integer n in the last 19 bits; and (e^-r - 1) / r for |r| <= ln2 / 32, within 2^-21 / r. */
+#define VEC_ROOTS 16
+static inline vf vec_power(vi n)
 {
-    const vf r = _mm512_rcp14_ps(d);
-    return _mm512_fmadd_ps(_mm512_fnmadd_ps(d, r, _mm512_set1_ps(1.0f)), r, r);
+    /* bits of 2^(i/16), less what i adds to n's multiples of 16 */
+    const __m512i roots = _mm512_setr_epi32(0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532,
+                                            0x3f75fed7, 0x3f75583f, 0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c,
+                                            0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d);
+    const __m512i root = _mm512_permutexvar_epi32(n, roots);
+    return _mm512_castsi512_ps(_mm512_add_epi32(root, _mm512_slli_epi32(n, 19)));
+}
+
+/* x + n ln2 / VEC_ROOTS: f32 has ln2 to 2^-28.9, which times the 125 of the largest sum is 2^-22. */
+static inline vf vec_plus_roots(vf x, vf n)
+{
+    return _mm512_fmadd_ps(n, _mm512_set1_ps(0.693147182f / VEC_ROOTS), x);
+}
+
+static inline vf vec_rest(vf r)
+{
+    return _mm512_fmadd_ps(r, _mm512_set1_ps(0.5f), _mm512_set1_ps(-1.00005865f));
 }
 
 /* Even and odd elements of two vectors' worth into the first and the second half. */
@@ -405,16 +427,26 @@ static inline void vi_put_bytes(uint8_t *p, vi w)
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi16_epi8(w));
 }
 
-/* The same past the caches, p aligned to 16 bytes: lines fill up from step to step. */
-static inline void vi_put_bytes_past(uint8_t *p, vi w)
+/* A whole vector, past the caches if that is asked for: then p is aligned to 16 bytes. */
+static inline void vec_put(uint8_t *p, __m512i a, const int past)
 {
-    const __m256i bytes = _mm512_cvtepi16_epi8(w);
-    if ((uintptr_t)p & 16) {
-        _mm_stream_si128((__m128i *)p, _mm256_castsi256_si128(bytes));
-        _mm_stream_si128((__m128i *)p + 1, _mm256_extracti128_si256(bytes, 1));
+    if (!past) {
+        _mm512_storeu_si512(p, a);
+    } else if ((uintptr_t)p & 63) {
+        _mm_stream_si128((__m128i *)p, _mm512_castsi512_si128(a));
+        _mm_stream_si128((__m128i *)p + 1, _mm512_extracti32x4_epi32(a, 1));
+        _mm_stream_si128((__m128i *)p + 2, _mm512_extracti32x4_epi32(a, 2));
+        _mm_stream_si128((__m128i *)p + 3, _mm512_extracti32x4_epi32(a, 3));
     } else {
-        _mm256_stream_si256((__m256i *)p, bytes);
+        _mm512_stream_si512((void *)p, a);
     }
+}
+
+/* Two vectors of words as bytes; words of 0 to 255, or with is_signed of -128 to 127. */
+static inline void vi_put_bytes2(uint8_t *p, vi a, vi b, const int is_signed, const int past)
+{
+    const __m512i lanes = is_signed ? _mm512_packs_epi16(a, b) : _mm512_packus_epi16(a, b);
+    vec_put(p, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), lanes), past);
 }
 
 /* Words below 16, two a byte, the first in the low nibble. */
@@ -423,9 +455,43 @@ static inline void vi_put_nibbles(uint8_t *p, vi w)
     _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_or_si512(w, _mm512_srli_epi32(w, 12))));
 }
 
-static inline void vi_put_nibbles_past(uint8_t *p, vi w)
+/* Words to bytes, lane by lane: a's, then b's. */
+static inline vi vi_bytes(vi a, vi b)
 {
-    _mm_stream_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_or_si512(w, _mm512_srli_epi32(w, 12))));
+    return _mm512_packus_epi16(a, b);
+}
+
+/* The same of four vectors of words, which come as vi_bytes of the first two and of the last two. */
+static inline void vi_put_nibbles4(uint8_t *p, vi ab, vi cd, const int past)
+{
+    const __m512i ones = _mm512_set1_epi16(0x1001);
+    const __m512i lanes = _mm512_packus_epi16(_mm512_maddubs_epi16(ab, ones), _mm512_maddubs_epi16(cd, ones));
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    vec_put(p, _mm512_permutexvar_epi32(order, lanes), past);
+}
+
+/* What vi_put_nibbles4 takes, of two vectors of bf16: e2m1 codes by their bits alone. base: the bits of a quarter of
+ * the scale, a power of two; magnitudes below 8 scales.
+ *
+ * Bits above base are 128 an octave. Codes begin at (or, where a tie goes down to an even code, behind) 0, 192, 288,
+ * 352, 416, 480 and 544 of them, which are multiples of 32: of the quotient by 32, after one is taken away where a tie
+ * goes down, a table knows the code. */
+#define VEC_E2M1_BITS 1
+static inline vi vec_e2m1_of_bf16(vi a, vi b, vi base_a, vi base_b)
+{
+    const __m512i size = _mm512_set1_epi16(0x7fff), one = _mm512_set1_epi16(1);
+    __m512i d[2] = {_mm512_subs_epu16(_mm512_and_si512(a, size), base_a),
+                    _mm512_subs_epu16(_mm512_and_si512(b, size), base_b)};
+    for (int i = 0; i < 2; i++) {
+        const __m512i down = _mm512_andnot_si512(_mm512_srli_epi16(d[i], 6), one);
+        d[i] = _mm512_srli_epi16(_mm512_sub_epi16(d[i], down), 5); /* 0 becomes 2047 */
+    }
+    const __m512i table =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 7)); /* of 4 to 19 */
+    const __m512i index = _mm512_subs_epu8(_mm512_packus_epi16(d[0], d[1]), _mm512_set1_epi8(4));
+    const __m512i code = _mm512_shuffle_epi8(table, index); /* 0 of an index above 127 */
+    const __m512i sign = _mm512_srli_epi16(_mm512_packs_epi16(a, b), 4);
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi8(8), sign, code, 0xCA);
 }
 
 static inline __m512i vec_top32(__m512i a, __m512i b)

@@ -105,6 +105,13 @@ static inline vf vf_zero_below(vf a, vf x, float limit)
     return a;
 }
 
+/* a where x is below the limit, else b */
+static inline vf vf_where_below(vf x, float limit, vf a, vf b)
+{
+    EACH(i) b.v[i] = x.v[i] < limit ? a.v[i] : b.v[i];
+    return b;
+}
+
 static inline float vf_sum(vf a)
 {
     return (a.v[0] + a.v[2]) + (a.v[1] + a.v[3]);
@@ -469,10 +476,25 @@ static inline vf vf_times_inverse(vf x, vf s, vf r, vf rest)
     return vf_div(x, s);
 }
 
-/* 1 / d within an ulp, of powers of two exactly; 1 <= d < 2^126 */
-static inline vf vf_inverse(vf d)
+/* 2^n of the integer n in the last 23 bits; and (e^-r - 1) / r for |r| <= ln2 / 2, within 2^-23 / r. */
+#define VEC_ROOTS 1
+static inline vf vec_power(vi n)
 {
-    return vf_div(vf_set(1.0f), d);
+    return vf_bits(vi_add(vi_shl(n, 23), vi_set(127u << 23)));
+}
+
+/* x + n ln2 in two parts: products with the first one are exact. */
+static inline vf vec_plus_roots(vf x, vf n)
+{
+    return vf_fma(n, vf_set(-2.12194440e-4f), vf_fma(n, vf_set(0.693359375f), x));
+}
+
+static inline vf vec_rest(vf r)
+{
+    vf p = vf_fma(r, vf_set(-0.00829031109f), vf_set(0.0418979388f));
+    p = vf_fma(p, r, vf_set(-0.166676363f));
+    p = vf_fma(p, r, vf_set(0.499991495f));
+    return vf_fma(p, r, vf_set(-0.999999707f));
 }
 
 /* Even and odd elements of two vectors' worth into the first and the second half. */
@@ -525,9 +547,13 @@ static inline void vi_put_bytes(uint8_t *p, vi w)
     }
 }
 
-static inline void vi_put_bytes_past(uint8_t *p, vi w)
+/* Two vectors of words; other levels put them past the caches if that is asked for. */
+static inline void vi_put_bytes2(uint8_t *p, vi a, vi b, const int is_signed, const int past)
 {
-    vi_put_bytes(p, w);
+    (void)is_signed;
+    (void)past;
+    vi_put_bytes(p, a);
+    vi_put_bytes(p + 8, b);
 }
 
 /* Words below 16, two a byte, the first in the low nibble. */
@@ -536,9 +562,25 @@ static inline void vi_put_nibbles(uint8_t *p, vi w)
     EACH(i) p[i] = (uint8_t)(w.v[i] | w.v[i] >> 12);
 }
 
-static inline void vi_put_nibbles_past(uint8_t *p, vi w)
+/* Words to bytes: a's, then b's. */
+static inline vi vi_bytes(vi a, vi b)
 {
-    vi_put_nibbles(p, w);
+    uint8_t bytes[16];
+    vi_put_bytes(bytes, a);
+    vi_put_bytes(bytes + 8, b);
+    return vi_load(bytes);
+}
+
+/* The same of four vectors of words, which come as vi_bytes of the first two and of the last two. */
+static inline void vi_put_nibbles4(uint8_t *p, vi ab, vi cd, const int past)
+{
+    uint8_t bytes[32];
+    (void)past;
+    vi_store(bytes, ab);
+    vi_store(bytes + 16, cd);
+    for (int i = 0; i < 16; i++) {
+        p[i] = (uint8_t)(bytes[2 * i] | bytes[2 * i + 1] << 4);
+    }
 }
 
 /* Largest magnitude bits of 16 blocks of `block` floats, a multiple of 16. */

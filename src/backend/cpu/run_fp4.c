@@ -54,20 +54,10 @@ static void largest_task(void *user, int64_t index, int32_t thread)
     job->parts[index] = amax;
 }
 
-/* 2^-e and the stored byte e + 127 of each block. Below 2^-126 every rule gives -127. */
-static void mx_scales(int32_t rule, const float *top, int64_t blocks, uint8_t *scale, float *factor)
+/* What brings the magnitudes whose exponent a rule rounds up to the next one: fractions above 1.5, from 1.75 on. */
+static uint32_t mx_addend(int32_t rule)
 {
-    for (int64_t b = 0; b < blocks; b++) {
-        uint32_t bits;
-        memcpy(&bits, &top[b], 4);
-        const int32_t exponent = (int32_t)(bits >> 23) - 127, fraction = (int32_t)(bits & 0x7fffff);
-        const int32_t up = rule == QN_RULE_CEIL ? fraction > 0x400000 : (rule == QN_RULE_EVEN && fraction >= 0x600000);
-        int32_t e = exponent - 2 + up;
-        e = exponent == 128 ? 127 : (e < -127 ? -127 : e);
-        const uint32_t inverse = e == 127 ? 0x00400000u : (uint32_t)(127 - e) << 23;
-        memcpy(&factor[b], &inverse, 4);
-        scale[b] = (uint8_t)(e + 127);
-    }
+    return rule == QN_RULE_CEIL ? 0x3fffff : (rule == QN_RULE_EVEN ? 0x200000 : 0);
 }
 
 /* Scales of row m from block b0 on, four columns of a tile at a time: tiles follow each other along the row. */
@@ -96,18 +86,15 @@ static void fp4_row(const fp4_job *job, int64_t m, fp4_scratch *s)
         const int special = job->set->tops[job->real](x, n, job->block, s->top);
         uint8_t *const codes = (uint8_t *)q->data + m * q->strides[0] + c / 2;
         const int past = job->stream && qn_rows_aligned(codes), copied = job->stream && !past;
-        if (job->nvfp4) {
-            job->set->nvfp4_scales(job->global, s->top, blocks, s->scale, s->factor);
-        } else {
-            mx_scales(job->rule, s->top, blocks, s->scale, s->factor);
-        }
+        const int care = job->nvfp4 ? job->set->nvfp4_scales(job->global, s->top, blocks, s->scale, s->factor)
+                                    : job->set->mxfp4_scales(mx_addend(job->rule), s->top, blocks, s->scale, s->factor);
         if (job->tiled) {
             put_tiled(job, m, c / 16, blocks, s->scale);
         } else {
             memcpy((char *)scale->data + m * scale->strides[0] + c / job->block, s->scale, (size_t)blocks);
         }
         job->set->to_e2m1[job->real](
-            x, n, job->block, s->factor, special || job->far,
+            x, n, job->block, s->factor, special || job->far ? QN_ROWS_NAN : care,
             qn_rows_ahead(m, job->m, job->stride, job->k * size, c * size, n * size + QN_ROWS_AHEAD_BYTES), past,
             copied ? s->codes : codes);
         if (copied) {

@@ -84,19 +84,20 @@ static inline float amax_of(const qn_rows_range *range)
     return (-range->low > range->high ? -range->low : range->high) + 0.0f; /* never -0 */
 }
 
-/* Scales that values are divided by (fp8 of a tensor: multiplied by the inverse), in loops over all groups. */
-static void dividing_rules(const quantize_job *job, const qn_rows_range *ranges, int64_t count, qn_rows_rule *rules)
+/* Scales that values of these largest magnitudes are divided by (fp8 of a tensor: multiplied by the inverse), in loops
+ * over all groups. */
+static void dividing_rules(const quantize_job *job, const float *tops, int64_t count, qn_rows_rule *rules)
 {
     const float most = job->most, least_top = job->least_top, most_top = job->most_top;
     const float least_scale = job->least_scale, most_scale = job->most_scale;
     float scale[GROUPS], factor[GROUPS];
     int32_t careful[GROUPS];
     for (int64_t g = 0; g < count; g++) {
-        const float amax = amax_of(&ranges[g]), top = amax > most_top ? most_top : amax;
+        const float amax = tops[g], top = amax > most_top ? most_top : amax;
         const float whole = (top > least_top ? top : least_top) / most;
         const float bounded = whole > most_scale ? most_scale : whole;
         scale[g] = bounded > least_scale ? bounded : least_scale;
-        careful[g] = ranges[g].nan | (amax > top) | (whole > bounded);
+        careful[g] = (amax > top) | (whole > bounded);
     }
     for (int64_t g = 0; job->ue8m0 && g < count; g++) {
         if (!isinf(scale[g])) {
@@ -126,7 +127,14 @@ static qn_rows_rule int8_symmetric(const qn_rows_range *range)
 static void rules_of(const quantize_job *job, const qn_rows_range *ranges, int64_t count, qn_rows_rule *rules)
 {
     if (job->divides) {
-        dividing_rules(job, ranges, count, rules);
+        float tops[GROUPS] = {0.0f};
+        for (int64_t g = 0; g < count; g++) {
+            tops[g] = amax_of(&ranges[g]);
+        }
+        dividing_rules(job, tops, count, rules);
+        for (int64_t g = 0; g < count; g++) {
+            rules[g].careful |= ranges[g].nan;
+        }
         return;
     }
     for (int64_t g = 0; g < count; g++) {
@@ -192,9 +200,9 @@ static void put_rules(const quantize_job *job, const qn_rows_rule *rules, int64_
 /* Given rules take no care where a look at the values shows that none is needed: mostly. */
 static void spare_care(const quantize_job *job, const qn_rows_range *ranges, int64_t count, qn_rows_rule *rules)
 {
-    const float most = job->code == QN_ROWS_I8 ? 16384.0f : job->most; /* 16 bits hold such a code and its zero point */
     for (int64_t g = 0; g < count; g++) {
         qn_rows_rule *const r = &rules[g];
+        const float most = job->code == QN_ROWS_I8 || r->multiply ? QN_ROWS_HELD : job->most;
         const int exact = r->multiply || job->real == QN_MM_BF16; /* quotients by the inverse: of 8 bits */
         r->careful = !exact || ranges[g].nan || !is_tame(r->scale) || !(amax_of(&ranges[g]) * r->factor <= most) ||
                      r->azp < -16384 || r->azp > 16383;
@@ -263,14 +271,20 @@ static void put_codes(const quantize_job *job, const qn_rows_rule *rules, qn_mm_
     }
 }
 
+/* Largest magnitudes of a run of groups, when they are all that is asked for and all values are finite: else 0. */
+static int find_tops(const quantize_job *job, qn_mm_real real, const char *x, int64_t n, int64_t group, float *tops)
+{
+    return job->symmetric && (group == 16 || group == 32 || group == 64 || group == 128) &&
+           !job->set->tops[real](x, n, group, tops);
+}
+
 /* Ranges of a run of groups. */
 static void find_ranges(const quantize_job *job, qn_mm_real real, const char *x, int64_t n, int64_t group,
                         qn_rows_range *ranges)
 {
     const int64_t size = qn_rows_real_bytes(real);
     float tops[GROUPS];
-    const int by_tops = job->symmetric && (group == 16 || group == 32 || group == 64 || group == 128);
-    if (by_tops && !job->set->tops[real](x, n, group, tops)) {
+    if (find_tops(job, real, x, n, group, tops)) {
         for (int64_t g = 0; g * group < n; g++) {
             ranges[g] = (qn_rows_range){.high = tops[g]};
         }
@@ -281,19 +295,32 @@ static void find_ranges(const quantize_job *job, qn_mm_real real, const char *x,
     }
 }
 
-/* A run of groups of row m, from column c on: x holds its values. */
-static void quantize_groups(const quantize_job *job, qn_mm_real real, const char *x, int64_t m, int64_t c, int64_t n,
-                            int64_t ahead, char *scratch)
+/* By ranges: of given scales, zero points, values that are not finite. count: 1 for no elements too. */
+static void general_rules(const quantize_job *job, qn_mm_real real, const char *x, int64_t m, int64_t first, int64_t n,
+                          int64_t count, qn_rows_rule *rules)
 {
-    qn_rows_range ranges[GROUPS] = {{0.0f, 0.0f, 0}};
-    qn_rows_rule rules[GROUPS];
-    const int64_t first = c / job->group, count = qn_max_i64(1, qn_ceil_div(n, job->group));
+    qn_rows_range ranges[GROUPS];
+    ranges[0] = (qn_rows_range){0.0f, 0.0f, 0};
     find_ranges(job, real, x, n, job->group, ranges);
     if (job->is_static) {
         given_rules(job, count, m, first, rules);
         spare_care(job, ranges, count, rules);
     } else {
         rules_of(job, ranges, count, rules);
+    }
+}
+
+/* A run of groups of row m, from column c on: x holds its values. */
+static void quantize_groups(const quantize_job *job, qn_mm_real real, const char *x, int64_t m, int64_t c, int64_t n,
+                            int64_t ahead, char *scratch)
+{
+    float tops[GROUPS] = {0.0f};
+    qn_rows_rule rules[GROUPS];
+    const int64_t first = c / job->group, count = qn_max_i64(1, qn_ceil_div(n, job->group));
+    if (job->divides && !job->is_static && find_tops(job, real, x, n, job->group, tops)) {
+        dividing_rules(job, tops, count, rules);
+    } else {
+        general_rules(job, real, x, m, first, n, count, rules);
     }
     put_rules(job, rules, count, m, first);
     put_codes(job, rules, real, x, m, c, n, job->group, ahead, scratch);
