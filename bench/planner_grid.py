@@ -199,7 +199,7 @@ def measure(q, case, options):
                 continue
             operands = operands or Operands(q, plan, options.skew, options.memory << 20)
             if q.backend == CUDA:
-                t = time_graph(lambda i: plan.run(operands.turns[i]), len(operands.turns), 20, options.seconds * 1e6)
+                t = time_graph(lambda i: plan.run(operands.turns[i]), len(operands.turns), None, options.seconds * 1e6, 5)
             else:
                 kernel = q.lib.qn_plan_kernel(plan.handle).decode()
                 if level == "auto": # which of the kernels that is; they are timed by name
@@ -242,7 +242,7 @@ def main():
     parser.add_argument("--most", type=int, default=1 << 30, help="weights of a case")
     parser.add_argument("--levels", default=",".join(LEVELS))
     parser.add_argument("--skew", type=float, default=2.0)
-    parser.add_argument("--memory", type=int, default=200, help="MiB that the codes rotate over")
+    parser.add_argument("--memory", type=int, default=150, help="MiB that the codes rotate over")
     parser.add_argument("--seconds", type=float, default=0.001, help="of a graph's calls, or of timing a rung on the CPU")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--ladder", action="store_true")

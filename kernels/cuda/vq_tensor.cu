@@ -23,8 +23,9 @@
  *   Launch: block 32 * 256 / (16 TILES), grid {blocks of rows or any number, tiles of x}, SHARED bytes */
 #define THREADS (32 * QN_VQ_BLOCK_ROWS / (16 * TILES))
 #define NT (TOKENS / 8)
-/* Codes are loaded a span ahead, but where lookups take so long that registers are better used otherwise. */
-#define AHEAD (FORMAT != QN_CUDA_AQLM)
+/* Codes are loaded a span ahead, but where lookups take so long, or a book's own sums so much, that registers are better
+ * used otherwise. */
+#define AHEAD (FORMAT != QN_CUDA_AQLM && !(FORMAT == QN_CUDA_GPTVQ && FUSION == 1 && TOKENS > 16))
 
 #include "vq_decode.h"
 
@@ -191,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) qn_vq_tensor(con
 #if FORMAT == QN_CUDA_QUIP
             residual_codes residuals[TILES];
 #endif
-            const int ahead = AHEAD && span + 1 < span1 ? span + 1 : span;
+            const int after = span + 1 < span1 ? span + 1 : span, ahead = AHEAD ? after : span;
 #pragma unroll
             for (int tile = 0; tile < TILES; tile++) {
 #pragma unroll
@@ -210,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) qn_vq_tensor(con
             /* the other of two tables: a warp may still read the one of the span before */
             const u32 side = (u32)(span % 2) * BOOK_BYTES;
             fill(entry, base + side);
-            entry = book_entry(a, row0, ahead);
+            entry = book_entry(a, row0, after);
             t.shared = base + side + (u32)(lane % COPIES) * ENTRY_BYTES;
             t.books = a.books + (i64)block * a.book_step + (i64)span * a.entry_step;
             __syncthreads();
