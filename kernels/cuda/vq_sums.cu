@@ -249,12 +249,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_sums(const __grid
             const char *const from = (over ? after : codes) + (i64)ahead * ROWS * a.codes_row;
             const int left = over && slab + step >= slabs ? 0 : a.n - ahead * ROWS;
             const u32 stride = (u32)a.codes_row;
-#if CLUSTER > 1
-            /* the next slab's codes, so that memory is read while its tables are made */
-            if (slab + step < slabs && lane < ROWS && batch * ROWS + lane < a.n) {
-                prefetch(after + ((i64)(batch * ROWS + lane) * a.codes_row - lane * 4));
-            }
-#endif
             float sum[ROWS];
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {

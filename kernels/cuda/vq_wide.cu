@@ -13,9 +13,10 @@
  *
  * Host contract
  *   Parameters: as vq_tensor.cu without TILES, FUSION and REGISTERS; FORMAT QN_CUDA_DENSE: codes are f16 weights;
- *     TOKENS 64, 128 or 256; GROUPS 2, PAIR 2; STAGES of x; TABLE_BYTES; OUT, BIAS, SCALE_FORMAT, WSCALE_FORMAT (format
- * + 1) Launch: block 128 GROUPS + 128, cluster PAIR, grid {clusters * PAIR, tiles of x or 1}; 2048 + TABLE_BYTES +
- * STAGES * TOKENS * 128 bytes */
+ *     TOKENS 64, 128 or 256; GROUPS 2 and PAIR 2, or 4 and 1; STAGES of x; TABLE_BYTES; OUT; BIAS, SCALE_FORMAT and
+ *     WSCALE_FORMAT (format + 1)
+ *   Launch: block 128 GROUPS + 128, cluster PAIR, grid {clusters * PAIR, tiles of x or 1}; 2048 + TABLE_BYTES +
+ *     STAGES * TOKENS * 128 bytes */
 #include "formats.h"
 #include "cuda_vq.h"
 
@@ -131,8 +132,8 @@ DEV share next_share(const qn_cuda_vq &a, int cluster, walk &w)
 #if FORMAT == QN_CUDA_DENSE
 #define EARLY 4 /* steps that chunks are loaded before their products */
 
-/* A lane's chunks of a step: dense rows are read in natural order (LAYOUT 2 of qn_vq_rows). Volatile, or they are loaded
- * where they are used. */
+/* A lane's chunks of a step: dense rows are read in natural order (LAYOUT 2 of qn_vq_rows). Volatile, or they are
+ * loaded where they are used. */
 DEV void dense_chunks(const qn_cuda_vq &a, int row, int k, int lane, u32 *w)
 {
     const int at = k + lane % 4 * 8;
@@ -294,7 +295,12 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
             }
         }
     } else {
-        REGISTERS_TAKE(240); /* no more in all than the block began with, or it waits for ever: 384 times 168 */
+        /* no more in all than the block began with, or it waits for ever: 384 times 168, 640 times 96 */
+#if GROUPS == 2
+        REGISTERS_TAKE(240);
+#else
+        REGISTERS_TAKE(112);
+#endif
 #if FORMAT != QN_CUDA_DENSE
         tables t;
         t.books = a.books;

@@ -97,7 +97,7 @@ qn_cuda_vq_cut qn_cuda_vq_cut_for(const qn_op_desc *desc, const qn_vq *vq, const
 {
     qn_vq_device d;
     qn_vq_choice list[QN_VQ_CANDIDATES];
-    const qn_vq_problem problem = problem_for(desc, vq, tokens);
+    const qn_vq_problem problem = problem_for(desc, vq, tokens == 8 ? QN_VQ_SLICED_ROWS : tokens);
     qn_cuda_vq_device(device, &d);
     const int32_t count = qn_vq_candidates(&problem, &d, list);
     int32_t i = 0;
@@ -111,7 +111,8 @@ qn_cuda_vq_cut qn_cuda_vq_cut_for(const qn_op_desc *desc, const qn_vq *vq, const
                         .hot = c->shared_entries,
                         .copies = c->copies,
                         .registers = c->register_entries > 0 && vq->format == QN_VQ_AQLM,
-                        .split = c->level >= QN_VQ_LEVEL_O3};
+                        .split = c->level >= QN_VQ_LEVEL_O3,
+                        .slices = c->slices};
     const int32_t entry = vq->format == QN_VQ_QUIP_E8P ? 4 : vq->format == QN_VQ_GPTVQ ? 8 : (int32_t)vq->in_group * 2;
     const int32_t books = vq->format == QN_VQ_GPTVQ ? 2 : vq->format == QN_VQ_QUIP_E8P ? 1 : (int32_t)vq->codebooks;
     if (t.hot < (vq->format == QN_VQ_AQLM ? 1 << vq->bits : 256) && tokens <= 16) {
@@ -171,6 +172,9 @@ qn_cuda_vq_wide_cut qn_cuda_vq_wide_cut_of(const qn_op_desc *desc, const qn_vq *
     c.stages = (device->shared_bytes - WIDE_FRONT - c.table_bytes) / (tokens * 128);
     c.stages = c.stages < WIDE_STAGES ? c.stages : WIDE_STAGES;
     c.shared_bytes = WIDE_FRONT + c.table_bytes + c.stages * tokens * 128;
+    /* Few rows leave registers for four warpgroups, which hide lookups; else two blocks share what they bring of x. */
+    c.groups = tokens <= QN_VQ_MOST_TOKENS && !c.dense ? 4 : 2;
+    c.pair = QN_VQ_BLOCK_ROWS / (64 * c.groups);
     return c;
 }
 
@@ -209,7 +213,10 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
         /* more than 16 bytes of codes a lane, or sums apart for a book, and 64 rows of x need too many registers */
         const int heavy = vq->format == QN_VQ_GPTVQ || (vq->format == QN_VQ_QUIP_E8P && qn_cuda_vq_codebook(vq) != 1) ||
                           (vq->format == QN_VQ_AQLM && qn_cuda_vq_lane_bytes(desc, vq) > 16);
-        p.tensors = heavy || qn_cuda_vq_wide_possible(desc, vq, device) ? TENSORS - 1 : TENSORS;
+        /* or 33 to 64 have a kernel of their own */
+        const int wide = qn_cuda_vq_wide_possible(desc, vq, device) &&
+                         !qn_cuda_vq_wide_cut_of(desc, vq, device, QN_VQ_MOST_TOKENS).dense;
+        p.tensors = heavy || wide ? TENSORS - 1 : TENSORS;
         p.count += p.tensors;
     }
     if (full && qn_cuda_vq_wide_possible(desc, vq, device)) {
