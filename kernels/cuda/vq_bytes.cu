@@ -22,7 +22,6 @@
 
 #define THREADS 256
 #define TILES 2
-#define FURTHER 4 /* spans that memory is asked for codes before they are loaded */
 #define QUIP (FORMAT == QN_CUDA_QUIP)
 #define ROW_OF(half) (QUIP ? 2 * (lane / 4) + (half) : lane / 4 + 8 * (half))
 
@@ -49,20 +48,6 @@ DEV void load_codes(const qn_cuda_vq &a, int row, int span, int lane, u32 (*code
                          : "l"(at + j * 256));
         }
     }
-}
-
-/* Codes of whole spans further on, into L2. */
-DEV void ask_for(const qn_cuda_vq &a, int row, int span, int count, int lane)
-{
-#if __CUDA_ARCH__ >= 900
-    const int spans = min(count, a.k / QN_VQ_SPAN - span);
-    if (lane == 0 && spans > 0 && row < a.n) {
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
-                         a.codes + ((i64)(row / 16) * (a.k / 64) + span * 4) * 256),
-                     "r"(spans * 1024)
-                     : "memory");
-    }
-#endif
 }
 
 /* Entry threadIdx.x, 16 copies, each thread beginning at another bank. */
@@ -119,8 +104,7 @@ DEV void load_codes(const qn_cuda_vq &a, int row, int span, int lane, u32 (*code
         const char *const at = a.codes + (i64)n * a.codes_row + k / 4;
         codes[half][0] = codes[half][1] = codes[half][2] = codes[half][3] = 0;
         if (k < a.k) {
-            /* L2 fetches the spans of K that come next */
-            asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+            asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                          : "=r"(codes[half][0]), "=r"(codes[half][1]), "=r"(codes[half][2]), "=r"(codes[half][3])
                          : "l"(at));
         }
@@ -160,6 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) qn_vq_bytes(const __gri
     int at = (int)first_span(a, all_spans(a), (int)blockIdx.x);
     const int last = (int)first_span(a, all_spans(a), (int)blockIdx.x + 1);
     u32 next[TILES][2][4];
+    const int there = lane < 16 || a.m > 1; /* columns of the second row of x */
     release_next();
 #if QUIP
     fill(base);
@@ -188,12 +173,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) qn_vq_bytes(const __gri
             }
         }
         loaded = 0;
-#if QUIP
-#pragma unroll
-        for (int tile = 0; tile < TILES; tile++) {
-            ask_for(a, row + 16 * tile, span0 + 1, FURTHER - 1, lane);
-        }
-#endif
 #if !QUIP
         u32 entry = book_entry(a, block, span0);
 #endif
@@ -208,9 +187,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) qn_vq_bytes(const __gri
                     codes[tile][i / 4][i % 4] = next[tile][i / 4][i % 4];
                 }
                 load_codes(a, row + 16 * tile, ahead, lane, next[tile]);
-#if QUIP
-                ask_for(a, row + 16 * tile, span + FURTHER, 1, lane);
-#endif
             }
 #if QUIP
             const float scale = 0.03125f * x_scales[span];
@@ -226,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) qn_vq_bytes(const __gri
             int sums[TILES][4] = {};
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                const uint2 b = x[i * 32];
+                const uint2 b = there ? x[i * 32] : make_uint2(0, 0);
 #pragma unroll
                 for (int tile = 0; tile < TILES; tile++) {
                     u32 w[4];

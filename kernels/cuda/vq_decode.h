@@ -53,18 +53,23 @@ DEV void store_shared_words(u32 at, u32 a, u32 b, u32 c, u32 d)
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-/* Codes, read once; L2 fetches the spans of K that come next with them. */
+/* How far ahead of codes L2 fetches; a file may say more. */
+#ifndef CODES_AHEAD
+#define CODES_AHEAD ""
+#endif
+
+/* Codes, read once. */
 DEV uint2 load_once_2(const char *p)
 {
     uint2 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    asm volatile("ld.global.nc.L1::no_allocate" CODES_AHEAD ".v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
     return v;
 }
 
 DEV uint4 load_once_4(const char *p)
 {
     uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.nc.L1::no_allocate" CODES_AHEAD ".v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(p));
     return v;

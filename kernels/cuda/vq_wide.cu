@@ -22,6 +22,7 @@
 
 #define THREADS (128 * GROUPS)
 #define REGISTERS 0
+#define CODES_AHEAD ".L2::256B"
 #define LINE 128 /* bytes of 64 elements of a row of x: a stage */
 #define STAGE_BYTES (TOKENS * LINE)
 #define BARRIERS 1024

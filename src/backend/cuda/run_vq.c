@@ -282,11 +282,13 @@ static qn_status launch_sums(const qn_cuda_run *run, const qn_cuda_vq_places *p,
 static qn_status launch_tensor(const qn_cuda_run *run, const qn_cuda_vq_places *p, const qn_vq *vq, qn_cuda_vq *a,
                                int scaled, qn_error *error)
 {
+    const int sliced = p->sliced >= 0 && a->m <= QN_VQ_SLICED_ROWS;
     int32_t i = 0;
-    qn_cuda_vq_cut t = qn_cuda_vq_cut_for(run->call->desc, vq, run->device, qn_cuda_vq_tokens(i));
-    while (i + 1 < p->tensors && (t.slices > 1 ? QN_VQ_SLICED_ROWS : t.tokens) < a->m) {
-        t = qn_cuda_vq_cut_for(run->call->desc, vq, run->device, qn_cuda_vq_tokens(++i));
+    while (i + 1 < p->tensors && qn_cuda_vq_tokens(i) < a->m) {
+        i++;
     }
+    const qn_cuda_vq_cut t =
+        qn_cuda_vq_cut_for(run->call->desc, vq, run->device, sliced ? QN_VQ_SLICED_ROWS : qn_cuda_vq_tokens(i));
     const int64_t spans = spans_of(vq), rows = row_blocks(vq), tiles = qn_ceil_div(a->m, t.tokens);
     a->spans = (int32_t)spans;
     a->tokens = t.tokens;
@@ -307,7 +309,7 @@ static qn_status launch_tensor(const qn_cuda_run *run, const qn_cuda_vq_places *
     g.grid[1] = (uint32_t)tiles;
     g.block[0] = (uint32_t)(32 * QN_VQ_BLOCK_ROWS / (16 * t.tiles));
     g.shared_bytes = (uint32_t)t.shared_bytes;
-    QN_TRY(qn_cuda_launch(run, p->tensor + i, &g, arguments, error));
+    QN_TRY(qn_cuda_launch(run, sliced ? p->sliced : p->tensor + i, &g, arguments, error));
     return launch_finish(run, p, a, error);
 }
 

@@ -16,8 +16,8 @@ enum {
 
 /* Programs of a plan by their place; -1: it has none. */
 typedef struct qn_cuda_vq_places {
-    int32_t direct, rows, finish, turn_in, turn_out, sums, digits, bytes, tensor, tensors, unpack, wide_rows, wide,
-        wides;
+    int32_t direct, rows, finish, turn_in, turn_out, sums, digits, bytes, sliced, tensor, tensors, unpack, wide_rows,
+        wide, wides;
     int32_t count;
 } qn_cuda_vq_places;
 
@@ -94,7 +94,7 @@ static inline int64_t qn_cuda_vq_slabs(const qn_vq *vq)
     return vq->in_group > 0 ? qn_ceil_div(vq->k / vq->in_group * vq->codebooks, 128) : 1;
 }
 
-/* Rows of x of program i of vq_tensor.cu; of slices of a codebook it takes QN_VQ_SLICED_ROWS. */
+/* Rows of x of program i of vq_tensor.cu. */
 static inline int32_t qn_cuda_vq_tokens(int32_t i)
 {
     return 8 << i;
@@ -113,7 +113,8 @@ int qn_cuda_vq_wide_possible(const qn_op_desc *desc, const qn_vq *vq, const qn_c
 
 qn_cuda_vq_sums_cut qn_cuda_vq_sums_cut_of(const qn_vq *vq, const qn_cuda_device *device);
 
-/* The kernel for that many rows, from the cheapest candidate on tensor cores. */
+/* The kernel for that many rows, from the cheapest candidate on tensor cores: QN_VQ_SLICED_ROWS for slices of a
+ * codebook, or one of qn_cuda_vq_tokens. */
 qn_cuda_vq_cut qn_cuda_vq_cut_for(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device,
                                   int32_t tokens);
 

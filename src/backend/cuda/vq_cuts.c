@@ -92,20 +92,24 @@ static int32_t tiles_for(const qn_vq *vq, int32_t tokens)
     return tokens == 16 || (vq->format == QN_VQ_GPTVQ && tokens > 8) ? 1 : 2;
 }
 
-/* The kernel for that many rows, from the cheapest candidate on tensor cores. */
+/* The kernel for that many rows, from the cheapest candidate on tensor cores; all of a plan's read the same rows of x,
+ * so they have the fusion of the first. */
 qn_cuda_vq_cut qn_cuda_vq_cut_for(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int32_t tokens)
 {
     qn_vq_device d;
     qn_vq_choice list[QN_VQ_CANDIDATES];
-    const qn_vq_problem problem = problem_for(desc, vq, tokens == 8 ? QN_VQ_SLICED_ROWS : tokens);
+    const int32_t first = qn_cuda_vq_tokens(0);
+    const int32_t natural = tokens != first && qn_cuda_vq_cut_for(desc, vq, device, first).fusion == 1;
+    const qn_vq_problem problem = problem_for(desc, vq, tokens);
     qn_cuda_vq_device(device, &d);
     const int32_t count = qn_vq_candidates(&problem, &d, list);
     int32_t i = 0;
-    while (i + 1 < count && list[i].form != QN_VQ_FORM_TENSOR) {
+    while (i + 1 < count && (list[i].form != QN_VQ_FORM_TENSOR ||
+                             (tokens != first && (list[i].fusion == QN_VQ_FUSION_SHARED) != natural))) {
         i++;
     }
     const qn_vq_choice *c = &list[i];
-    qn_cuda_vq_cut t = {.tokens = tokens,
+    qn_cuda_vq_cut t = {.tokens = tokens < first ? first : tokens,
                         .tiles = tiles_for(vq, tokens),
                         .fusion = c->fusion == QN_VQ_FUSION_SHARED ? 1 : 3,
                         .hot = c->shared_entries,
@@ -189,6 +193,7 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
                            .sums = -1,
                            .digits = -1,
                            .bytes = -1,
+                           .sliced = -1,
                            .tensor = -1,
                            .unpack = -1,
                            .wide_rows = -1,
@@ -209,6 +214,9 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
     }
     if (full && qn_cuda_vq_tensor_possible(desc, vq)) {
         p.rows = p.count++;
+        if (qn_cuda_vq_cut_for(desc, vq, device, QN_VQ_SLICED_ROWS).slices > 1) {
+            p.sliced = p.count++;
+        }
         p.tensor = p.count;
         /* more than 16 bytes of codes a lane, or sums apart for a book, and 64 rows of x need too many registers */
         const int heavy = vq->format == QN_VQ_GPTVQ || (vq->format == QN_VQ_QUIP_E8P && qn_cuda_vq_codebook(vq) != 1) ||

@@ -217,9 +217,12 @@ int32_t qn_cuda_vq_programs(const qn_op_desc *desc, const qn_cuda_device *device
         qn_cuda_define(&out[p.rows], "LAYOUT", vq.format == QN_VQ_QUIP_E8P);
         qn_cuda_define(&out[p.rows], "SCALED", qn_cuda_vq_turns_in(desc, &vq) || desc->in[QN_VQMM_X].format != QN_F16);
         qn_cuda_define(&out[p.rows], "NATURAL", first.fusion == 1);
+        if (p.sliced >= 0) {
+            const qn_cuda_vq_cut t = qn_cuda_vq_cut_for(desc, &vq, device, QN_VQ_SLICED_ROWS);
+            tensor_program(desc, &vq, &t, &out[p.sliced]);
+        }
         for (int32_t i = 0; i < p.tensors; i++) {
-            qn_cuda_vq_cut t = qn_cuda_vq_cut_for(desc, &vq, device, qn_cuda_vq_tokens(i));
-            t.fusion = first.fusion; /* rows of x are laid out once */
+            const qn_cuda_vq_cut t = qn_cuda_vq_cut_for(desc, &vq, device, qn_cuda_vq_tokens(i));
             tensor_program(desc, &vq, &t, &out[p.tensor + i]);
         }
     }
