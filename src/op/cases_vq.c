@@ -77,6 +77,7 @@ static const struct {
     {"vq_mm m=3 n=300 k=832 num_codebooks=1 nbits_per_codebook=16 x=bf16", 0},
     {"vq_mm m=4 n=530 k=320 num_codebooks=1 nbits_per_codebook=14 out=f32 bias=1 level=o4", 0},
     {"vq_mm m=40 n=90 k=320 num_codebooks=1 nbits_per_codebook=16", 0},
+    {"vq_mm m=40 n=300 k=832 num_codebooks=1 nbits_per_codebook=16 out=f32", 0},
     {"vq_mm m=67 n=33 k=128 nbits_per_codebook=12 codes=u8", 0},
     {"vq_mm m=65 n=300 k=576 format=gptvq out=f32 x=bf16", 0},
     {"vq_mm m=40 n=64 k=128 format=quip_e8p out=f32 SU=1 SV=1", 0},

@@ -224,7 +224,10 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
         /* or 33 to 64 have a kernel of their own */
         const int wide = qn_cuda_vq_wide_possible(desc, vq, device) &&
                          !qn_cuda_vq_wide_cut_of(desc, vq, device, QN_VQ_MOST_TOKENS).dense;
-        p.tensors = heavy || wide ? TENSORS - 1 : TENSORS;
+        /* and through shared memory 64 rows spill, which rungs show as they are */
+        const int natural = desc->attr[QN_ATTR_LEVEL].i == QN_VQ_LEVEL_AUTO &&
+                            qn_cuda_vq_cut_for(desc, vq, device, qn_cuda_vq_tokens(0)).fusion == 1;
+        p.tensors = heavy || wide || natural ? TENSORS - 1 : TENSORS;
         p.count += p.tensors;
     }
     if (full && qn_cuda_vq_wide_possible(desc, vq, device)) {
