@@ -244,7 +244,7 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
         c.lookup_us = clocks_to_us(d, c.lookups / d->lanes * (d->cpu ? 6.0 / d->issue : 1.6));
         c.issue_us = clocks_to_us(d, c.lookups / d->lanes * 5.3 / d->issue);
         /* Blocks of a cluster take slabs in turn, or every slab has blocks of its own and its parts are added. */
-        const double in_turn = SUMS_ROUND * rounds, added = SUMS_ROUND + SUMS_ADDED + 0.25 * c.lookup_us;
+        const double in_turn = SUMS_ROUND * rounds, added = SUMS_ROUND + SUMS_ADDED;
         c.fill_us = d->cpu                                  ? clocks_to_us(d, table / d->fma)
                     : qn_vq_sums_in_turn(p->n, p->k, slabs) ? in_turn
                                                             : SUMS_ROUND;
@@ -316,7 +316,9 @@ static int sums_possible(const qn_vq_problem *p, const qn_vq_device *d)
         return 0;
     }
     const double bytes = (double)SUMS_CODES * p->entries * 4;
-    return d->cpu ? p->bits == 8 : rows_of(p) <= 1.0 && bytes <= d->shared_bytes;
+    const int takes = p->stored_bits == 8 && (p->books == 1 || p->books == 2 || p->books == 4) &&
+                      p->vector <= (p->books == 4 ? 8 : 16); /* what vq_sums.cu does */
+    return d->cpu ? p->bits == 8 : takes && rows_of(p) <= 1.0 && bytes <= d->shared_bytes;
 }
 
 int qn_vq_sums_in_turn(int64_t n, int64_t k, double slabs)
