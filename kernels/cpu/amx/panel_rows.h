@@ -243,7 +243,7 @@ QN_INLINE void rows_panels(const int code, const int rows, const int n, const in
                 ROWS_UNROLL for (int i = 0; i < n; i++)
                 {
                     const __m512 s =
-                        _mm512_set1_ps(q->sa[r * q->sa_stride + b / 2] * q->sb[(p + i) * q->sb_stride + b / 2]);
+                        _mm512_set1_ps(q->sa[b / 2 * q->sa_stride + r] * q->sb[(p + i) * q->sb_stride + b / 2]);
                     float *const at = sums + r * QN_PANEL_COLS + i * SUMS_PANEL;
                     const __m512 v = _mm512_load_ps(part + (r * 4 + i) * QN_PANEL_COLS);
                     _mm512_store_ps(at, _mm512_fmadd_ps(v, s, _mm512_load_ps(at)));
