@@ -10,8 +10,8 @@
 #include "kernels/cpu/amx/unpack.h"
 
 #define ROWS_MOST 8
-#define ROWS_BLOCKS 16 /* of 64: rows are widened to f32 for so many at a time */
-#define ROWS_SCRATCH (ROWS_MOST * ROWS_BLOCKS * QN_PANEL_K * (int)sizeof(float))
+#define ROWS_BLOCKS 128 /* of 64, of all rows together: they are widened to f32 for so many at a time */
+#define ROWS_SCRATCH (ROWS_BLOCKS * QN_PANEL_K * (int)sizeof(float))
 #define ROWS_AHEAD 4096 /* bytes of each panel; behind its last block, of those read next */
 
 #define SUMS_PANEL (TILE_BYTES / 4) /* from a panel's sums of a group of rows to the next one's */
@@ -367,12 +367,13 @@ QN_INLINE void all_panels(const int code, const int rows, const int n, const int
 QN_INLINE void rows_call(const int code, const int rows, const int n, const qn_panel_call *q)
 {
     float *const a = (float *)(void *)q->scratch;
-    const int64_t stride = ROWS_BLOCKS * QN_PANEL_K;
+    const int64_t most = ROWS_BLOCKS / rows / 2 * 2; /* whole block scales */
+    const int64_t stride = most * QN_PANEL_K;
     for (int64_t p = 0; p < q->panels; p++) {
         memset((float *)q->sums + p * SUMS_PANEL, 0, (size_t)q->rows * QN_PANEL_COLS * sizeof(float));
     }
-    for (int64_t from = 0; from < q->blocks; from += ROWS_BLOCKS) {
-        const int64_t to = q->blocks - from < ROWS_BLOCKS ? q->blocks : from + ROWS_BLOCKS;
+    for (int64_t from = 0; from < q->blocks; from += most) {
+        const int64_t to = q->blocks - from < most ? q->blocks : from + most;
         rows_widen(q, from, to, a, stride);
         if (rows == 1 && (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4) &&
             has_products(code, a, (to - from) * QN_PANEL_K)) {
