@@ -59,7 +59,7 @@ QN_INLINE __m512 e2m1_values(void)
 QN_INLINE __m512 e2m1_floats(__m512i x, int shift, __m512 table)
 {
     __m512i codes = shift ? _mm512_srli_epi32(x, (unsigned)shift) : x;
-    __asm__("vpermps %1, %0, %0" : "+v"(codes) : "v"(table));
+    __asm__ volatile("vpermps %1, %0, %0" : "+v"(codes) : "v"(table));
     return _mm512_castsi512_ps(codes);
 }
 
@@ -148,6 +148,23 @@ QN_INLINE void half_lines(const int n, const char *w, int64_t w_stride, int half
     }
 }
 
+/* sums of n panels += entries by their codes at a bit, times the scales of group g. First the look-ups, then the sums,
+ * an order that compilers must keep: mixed, they get in each other's way at the ports. */
+QN_INLINE void add_products(const int n, const __m512i x[4], int shift, __m512 table, const __m512 scales[4][4], int g,
+                            __m512 sums[4])
+{
+    __m512 entries[4];
+    ROWS_UNROLL for (int i = 0; i < n; i++)
+    {
+        entries[i] = e2m1_floats(x[i], shift, table);
+    }
+    ROWS_UNROLL for (int i = 0; i < n; i++)
+    {
+        sums[i] = _mm512_fmadd_ps(entries[i], scales[i][g], sums[i]);
+        __asm__ volatile("" : "+v"(sums[i]));
+    }
+}
+
 /* Half `half` of a block of n panels. */
 QN_INLINE void products_half(const int n, const char *w, int64_t w_stride, int64_t distance, int half,
                              const __m512 scales[4][4], const float *a, float *sums)
@@ -174,12 +191,8 @@ QN_INLINE void products_half(const int n, const char *w, int64_t w_stride, int64
         {
             const __m512 e = _mm512_mul_ps(_mm512_set1_ps(at[2 * p]), values);
             const __m512 o = _mm512_mul_ps(_mm512_set1_ps(at[2 * p + 1]), values);
-            ROWS_UNROLL for (int i = 0; i < n; i++)
-            {
-                const __m512 scale = scales[i][half * 2 + l / 2];
-                even[i] = _mm512_fmadd_ps(e2m1_floats(x[i], 4 * p, e), scale, even[i]);
-                odd[i] = _mm512_fmadd_ps(e2m1_floats(x[i], 16 + 4 * p, o), scale, odd[i]);
-            }
+            add_products(n, x, 4 * p, e, scales, half * 2 + l / 2, even);
+            add_products(n, x, 16 + 4 * p, o, scales, half * 2 + l / 2, odd);
         }
     }
     ROWS_UNROLL for (int i = 0; i < n; i++)
