@@ -264,7 +264,7 @@ const cli_verb cli_verbs[] = {
      "minute) and names those below 10 % of their roofline.",
      "quern doctor --measure", verb_doctor},
 
-    {"warm", "[MODEL]", 0, 1, 0, OPTIONS(OPT_TARGET, GPU, COMMON), "compile the GPU kernels ahead of time",
+    {"warm", "[MODEL]", 0, 1, 0, OPTIONS(OPT_TARGET, OPT_THREADS, GPU, COMMON), "compile the GPU kernels ahead of time",
      "Makes every GPU kernel that a case of the case table needs and keeps it in the cache folder, so that later runs "
      "find it there. With --target no GPU is needed: the folder can be carried to a machine that has one. What is "
      "cached already is not compiled again. One line a kernel, its time and where it came from. With a MODEL, the "

@@ -47,7 +47,7 @@ int verb_warm(cli *c)
     tally t = {0, 0};
     qn_error error = {0};
     const char *targets = c->value[OPT_TARGET].s;
-    const qn_status status = qn_kernels_warm(c->ctx, targets, print_program, &t, &error);
+    const qn_status status = qn_kernels_warm(c->ctx, targets, &c->exec, print_program, &t, &error);
     if (status == QN_E_CANCELLED)
         return cli_interrupted() ? EXIT_SIGNAL : EXIT_DONE;
     if (t.failed)

@@ -13,9 +13,9 @@
 set -eu
 
 # package[,command|,=module]
-build="cmake,cmake ninja-build,ninja pkg-config,pkg-config libc6-dev
+build="gcc,cc cmake,cmake ninja-build,ninja pkg-config,pkg-config libc6-dev
     libjansson-dev,=jansson libpcre2-dev,=libpcre2-8 libutf8proc-dev,=libutf8proc libxxhash-dev,=libxxhash"
-test="$build libcmocka-dev,=cmocka g++,g++ clang,clang"
+test="$build gcc,gcc libcmocka-dev,=cmocka g++,g++ clang,clang python3,python3"
 full="$test libclang-rt-dev llvm,llvm-symbolizer valgrind,valgrind"
 fmt="clang-format,clang-format"
 pip="python3-pip"

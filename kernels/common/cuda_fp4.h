@@ -6,10 +6,10 @@
 typedef struct qn_cuda_fp4 {
     const char *x, *given; /* given: global scale, or NULL */
     char *q, *scale, *global;
-    unsigned int *most;    /* largest magnitude of x as bits, where the global scale comes from it */
+    float *ranges;         /* of x, where the global scale comes from it: tensor_range.h */
     long long x_row, q_row, scale_row;
     long long m, blocks;   /* of a row */
-    int swizzled, rule;
+    int rule;
 } qn_cuda_fp4;
 
 #endif

@@ -11,8 +11,7 @@ typedef struct qn_cuda_rows {
     long long x_row, given_row, given_segment, given_azp_row, given_azp_segment, q_row;
     long long scale_row, scale_segment, azp_row, azp_segment;
     long long m, k, segments, length; /* segments of a row, and the length of each but the last */
-    unsigned int *ranges;             /* two words a span of rows that share scales, where that is not a row */
-    long long range_row, range_segment; /* steps between these in words */
+    float *ranges;                    /* of a whole tensor, where it has one scale: tensor_range.h */
     float bound;                      /* scale_ub; 0: none */
     int power_of_two;                 /* scales are rounded up to powers of two */
 } qn_cuda_rows;

@@ -10,10 +10,13 @@ static __device__ inline float e2m1_size(float v)
     return fminf(fabsf(v), 6.0f);
 }
 
-/* The power of two below a size, at least 1. */
+/* The power of two below a size, at least 1, of sizes below 9. The larger of it and 1 by additions, exact here: they go
+ * beside the logic and comparisons that bound the kernels. */
 static __device__ inline float e2m1_binade(float size)
 {
-    return __uint_as_float(__float_as_uint(fmaxf(size, 1.0f)) & 0x7f800000u);
+    float above; /* (size - 1) / 8, at least 0 */
+    asm("fma.rn.sat.f32 %0, %1, 0f3E000000, 0fBE000000;" : "=f"(above) : "f"(size));
+    return __uint_as_float(__float_as_uint(__fmaf_rn(above, 8.0f, 1.0f)) & 0x7f800000u);
 }
 
 /* Code of a size below 7, in the lowest three bits; others are any. */
@@ -35,23 +38,45 @@ static __device__ inline float e2m1_round(float v)
     return v == v ? copysignf((size + shift) - shift, v) : 0.0f;
 }
 
-/* Codes of eight floats of less than 7, the first in the lowest nibble. */
-static __device__ inline unsigned int e2m1_codes(const float *v)
+/* Signs of elements 0, 2, 4, 6 and of 1, 3, 5, 7, each the top bit of a byte: of floats, and of pairs of 16 bits. */
+typedef struct e2m1_signs {
+    unsigned int even, odd;
+} e2m1_signs;
+
+static __device__ inline e2m1_signs e2m1_signs_of_pairs(unsigned int x, unsigned int y, unsigned int z, unsigned int w)
 {
-    unsigned int half[2], sign[2];
+    const unsigned int low = __byte_perm(x, y, 0x7351), high = __byte_perm(z, w, 0x7351);
+    e2m1_signs s;
+    s.even = __byte_perm(low, high, 0x5410);
+    s.odd = __byte_perm(low, high, 0x7632);
+    return s;
+}
+
+static __device__ inline e2m1_signs e2m1_signs_of(const float *v)
+{
+    unsigned int pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        pairs[i] = __byte_perm(__float_as_uint(v[2 * i]), __float_as_uint(v[2 * i + 1]), 0x7632);
+    }
+    return e2m1_signs_of_pairs(pairs[0], pairs[1], pairs[2], pairs[3]);
+}
+
+/* Codes of eight floats, the first in the lowest nibble: of less than 7, or, with cut 1, of any but NaN. */
+static __device__ inline unsigned int e2m1_codes(const float *v, e2m1_signs signs, int cut)
+{
+    unsigned int half[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) { /* of even and of odd places, a byte each */
         unsigned int low[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            low[j] = e2m1_low_bits(fabsf(v[2 * j + i]));
+            low[j] = e2m1_low_bits(cut ? e2m1_size(v[2 * j + i]) : fabsf(v[2 * j + i]));
         }
         half[i] = __byte_perm(__byte_perm(low[0], low[1], 0x0040), __byte_perm(low[2], low[3], 0x0040), 0x5410);
-        sign[i] = __byte_perm(__byte_perm(__float_as_uint(v[i]), __float_as_uint(v[2 + i]), 0x0073),
-                              __byte_perm(__float_as_uint(v[4 + i]), __float_as_uint(v[6 + i]), 0x0073), 0x5410);
     }
-    return (half[0] & 0x07070707u) | (half[1] << 4 & 0x70707070u) | (sign[0] >> 4 & 0x08080808u) |
-           (sign[1] & 0x80808080u);
+    return (half[0] & 0x07070707u) | (half[1] << 4 & 0x70707070u) | (signs.even >> 4 & 0x08080808u) |
+           (signs.odd & 0x80808080u);
 }
 
 #endif

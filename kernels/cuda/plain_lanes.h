@@ -12,7 +12,11 @@ static __device__ inline void load_lane(const qn_cuda_rows &a, const char *x, i6
 {
 #pragma unroll
     for (int i = 0; i < X_WORDS; i++) {
+#if RANGED /* read before, and not again */
+        to->raw[i] = load_by(pass_policy(), x + column * X_BYTES + i * 16);
+#else
         to->raw[i] = load_once(x + column * X_BYTES + i * 16);
+#endif
     }
 }
 
@@ -24,6 +28,11 @@ static __device__ inline float value_at(const qn_cuda_rows &a, const char *x, i6
 static __device__ inline void keep(const lane &from, kept *to)
 {
     *to = from;
+}
+
+static __device__ inline void widen_by_kept(range *r, const kept &from)
+{
+    widen_by_lane(r, from.raw);
 }
 
 static __device__ inline void restore(const kept &from, float *v)

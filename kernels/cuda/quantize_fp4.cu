@@ -1,20 +1,30 @@
 /* quantize_nvfp4 and quantize_mxfp4: a lane eight elements, two or four lanes a block of 16 or 32.
- * Parameters: X_FORMAT; BLOCK 16: nvfp4, 32: mxfp4; ALIGNED 1: rows of x begin at 16 bytes, of q at 4
+ *
+ * What bounds them is instructions. So a lane has four places in a row, all of whose loads are in flight at once,
+ * and the lanes of a block share the scales of these places: each finds one or two and gives them to the others. What
+ * is rare (no number, a value cut off) a warp as a whole does in another way.
+ *
+ * Parameters: X_FORMAT; BLOCK 16: nvfp4, 32: mxfp4; ALIGNED 1: rows of x begin at 16 bytes, of q at 4;
+ *   RANGED 1: no global scale is given, a launch before left the range of x; SWIZZLED 1: scales are
  * Launch
- *   qn_quantize_fp4  block of whole warps, at most 256 threads, grid {rows, ceil(K / (8 UNROLL threads))}; padding of
- * swizzled scales is set by the host qn_fp4_range     first, where no global scale is given: the same, fewer blocks
- * along x at will; most is 0 before */
+ *   qn_quantize_fp4  block of whole warps, at most 256 threads, grid {rows, ceil(K / (8 UNROLL threads))};
+ *                    padding of swizzled scales is set by the host
+ *   qn_fp4_range     before it, see tensor_range.h */
 #define TYPE 0
 #define ASYMMETRIC 0
 #define BOUNDED 0
 #include "rows.h"
 #include "cuda_fp4.h"
 #include "fp4_code.h"
+#include "tensor_range.h"
 
 #define INFINITE __int_as_float(0x7f800000)
 
+#define LEAST 9.094947017729282e-13f /* 2^-40 */
 #define LANES (BLOCK / PER)
-#define UNROLL 4 /* places of a lane in a row, all loads in flight */
+#define UNROLL 4             /* places of a lane in a row */
+#define OCP 1                /* rule of mxfp4 that cuts values off */
+#define OWN (UNROLL / LANES) /* of which it finds the scales of so many */
 
 /* The lane's elements at column, which is a multiple of PER; zeros behind the row. */
 static __device__ inline void load_lane(const char *x, int column, int k, uint4 *raw)
@@ -24,7 +34,11 @@ static __device__ inline void load_lane(const char *x, int column, int k, uint4 
         raw[w] = make_uint4(0, 0, 0, 0);
         if (column < k) {
 #if ALIGNED
+#if RANGED /* read before, and not again */
+            raw[w] = load_by(pass_policy(), x + column * X_BYTES + w * 16);
+#else
             raw[w] = load_once(x + column * X_BYTES + w * 16);
+#endif
 #else
             u32 words[4];
 #pragma unroll
@@ -42,33 +56,11 @@ static __device__ inline void load_lane(const char *x, int column, int k, uint4 
     }
 }
 
-/* The bits of magnitudes order as the magnitudes do, so the result is the same in any order. */
-extern "C" __global__ void __launch_bounds__(256) qn_fp4_range(const __grid_constant__ qn_cuda_fp4 a)
+extern "C" __global__ void __launch_bounds__(RANGE_THREADS)
+    qn_fp4_range(const __grid_constant__ qn_cuda_fp4 a, i64 m, i64 k, i64 keep)
 {
     begin_kernel();
-    range r = no_range();
-    const int k = (int)a.blocks * BLOCK, first = (int)(blockIdx.y * UNROLL * blockDim.x + threadIdx.x) * PER;
-    const int step = (int)blockDim.x * PER;
-    for (i64 row = blockIdx.x; row < a.m; row += gridDim.x) {
-        uint4 raw[UNROLL][X_WORDS];
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-            load_lane(a.x + row * a.x_row, first + u * step, k, raw[u]);
-        }
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-            float v[PER];
-            unpack(raw[u], v);
-#pragma unroll
-            for (int i = 0; i < PER; i++) {
-                widen_range(&r, v[i]);
-            }
-        }
-    }
-    reduce_block(&r);
-    if (threadIdx.x == 0) {
-        atomicMax(a.most, __float_as_uint(r.high));
-    }
+    find_tensor_range(a.x, a.x_row, m, k, keep, ALIGNED, a.ranges);
 }
 
 #if BLOCK == 32
@@ -109,114 +101,211 @@ static __device__ inline float largest(const uint4 *raw)
     }
     return most;
 #else
-    u32 most[4] = {raw->x & 0x7fff7fffu, raw->y & 0x7fff7fffu, raw->z & 0x7fff7fffu, raw->w & 0x7fff7fffu};
-#pragma unroll
-    for (int i = 2; i > 0; i /= 2) {
-#pragma unroll
-        for (int j = 0; j < i; j++) {
-#if X_FORMAT == 1
-            asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(most[j]) : "r"(most[j + i]));
-#else
-            asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(most[j]) : "r"(most[j + i]));
-#endif
-        }
-    }
     float v[2], both;
-    widen(most[0], v);
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(both) : "f"(v[0]), "f"(v[1]));
+    widen(larger_pair_or_nan(larger_pair_or_nan(raw->x, raw->y), larger_pair_or_nan(raw->z, raw->w)), v);
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(both) : "f"(fabsf(v[0])), "f"(fabsf(v[1])));
     return both;
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(256, X_FORMAT == 0 ? 3 : 4)
+/* Of places' magnitudes in a lane's part of a block, those in the whole block at the places whose scales are the
+ * lane's: lane t of the block's has the places from OWN t on. */
+static __device__ inline void share_out(const float *most, u32 t, float *mine)
+{
+    const u32 upper = t / (LANES / 2);
+    float half[UNROLL / 2];
+#pragma unroll
+    for (int j = 0; j < UNROLL / 2; j++) {
+        const float kept = upper ? most[UNROLL / 2 + j] : most[j], sent = upper ? most[j] : most[UNROLL / 2 + j];
+        half[j] = fmaxf(kept, __shfl_xor_sync(0xffffffffu, sent, LANES / 2));
+    }
+#if LANES == 2
+    mine[0] = half[0];
+    mine[1] = half[1];
+#else
+    const float kept = t % 2 ? half[1] : half[0], sent = t % 2 ? half[0] : half[1];
+    mine[0] = fmaxf(kept, __shfl_xor_sync(0xffffffffu, sent, 1));
+#endif
+}
+
+/* The code of a block's scale, and what its elements are multiplied by; odd: of neither is this certain. */
+#if BLOCK == 16
+static __device__ inline u32 scale_of(float most, float global, float inverse, float *factor, int *odd)
+{
+    const u32 code = two_codes(global * (most * (1.0f / 6.0f)), 0.0f) & 0xff;
+    const float scaled = from_f16((u16)((code & 0x7f) << 7)) * 256.0f * inverse; /* as f16, 2^-8 of its value */
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(scaled));
+    r = __fmaf_rn(r, __fmaf_rn(-scaled, r, 1.0f), r); /* as division rounds, between these */
+    *factor = (code & 0x7f) == 0 ? 0.0f : r;
+    *odd |= (code & 0x7f) != 0 && !(scaled > 1e-36f && scaled < 1e36f);
+    return code;
+}
+
+static __device__ inline float factor_of(u32 code, float inverse)
+{
+    const float s = from_f16((u16)((code & 0x7f) << 7)) * 256.0f;
+    return s == 0.0f ? 0.0f : 1.0f / (s * inverse);
+}
+#else
+static __device__ inline u32 scale_of(float most, int rule, float *factor)
+{
+    const int e = exponent_of(most, rule);
+    *factor = power_of_two(-e);
+    return (u32)(e + 127);
+}
+#endif
+
+/* Each place's factor, from the lane that found it. */
+static __device__ inline void hand_out(const float *found, float *factor)
+{
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+        factor[u] = __shfl_sync(0xffffffffu, found[u % OWN], u / OWN, LANES);
+    }
+}
+
+/* Without a branch, so that a lane's places are worked on side by side. */
+static __device__ inline void store_word(char *to, u32 word, int valid)
+{
+#if ALIGNED
+    asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %2, 0;\n@p st.global.u32 [%0], %1;\n}" ::"l"(to), "r"(word),
+                 "r"(valid)
+                 : "memory");
+#else
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (valid) {
+            to[i] = (char)(word >> 8 * i);
+        }
+    }
+#endif
+}
+
+/* How the codes of a warp's places are found. */
+enum { WITHIN, CUT, ANY };
+
+/* q: of the lane's first place. */
+static __device__ inline void store_places(const uint4 (*raw)[X_WORDS], const float *factor, char *q, int first,
+                                           int step, int k, int how)
+{
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+        float v[PER];
+        unpack(raw[u], v);
+#pragma unroll
+        for (int i = 0; i < PER; i++) {
+            v[i] = v[i] * factor[u];
+        }
+        u32 word = 0;
+        if (how == ANY) {
+#pragma unroll
+            for (int i = 0; i < PER; i++) {
+                word |= e2m1_code(v[i]) << 4 * i;
+            }
+        } else {
+#if X_FORMAT == 0
+            word = e2m1_codes(v, e2m1_signs_of(v), how == CUT);
+#else /* factors are not negative */
+            word = e2m1_codes(v, e2m1_signs_of_pairs(raw[u]->x, raw[u]->y, raw[u]->z, raw[u]->w), how == CUT);
+#endif
+        }
+        store_word(q + u * (step / 2), word, first + u * step < k);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256, X_FORMAT == 0 ? 3 : 5)
     qn_quantize_fp4(const __grid_constant__ qn_cuda_fp4 a)
 {
     begin_kernel();
-#if BLOCK == 16
-    float global;
-    if (a.given) {
-        global = *(const float *)a.given;
-    } else {
-        global = 2688.0f / fminf(fmaxf(__uint_as_float(*a.most), 9.094947017729282e-13f), 3.40282347e38f);
-    }
-    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
-        *(float *)a.global = global;
-    }
-    const float inverse = 1.0f / global;
-#endif
     const int k = (int)a.blocks * BLOCK, first = (int)(blockIdx.y * UNROLL * blockDim.x + threadIdx.x) * PER;
     const int step = (int)blockDim.x * PER;
-    for (i64 row = blockIdx.x; row < a.m; row += gridDim.x) {
+    const u32 t = threadIdx.x % LANES;
+#if BLOCK == 16
+#if !RANGED
+    const float global = *(const float *)a.given;
+#endif
+    const int tells = blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0; /* the global scale, of no rows too */
+    if (tells && a.m == 0) {
+        *(float *)a.global = RANGED ? 2688.0f / LEAST : *(const float *)a.given;
+    }
+#endif
+    for (i64 i = blockIdx.x; i < a.m; i += gridDim.x) {
+        const i64 row = RANGED ? a.m - 1 - i : i;
+        const char *x = a.x + row * a.x_row;
+        asm volatile("" : "+l"(x)); /* once: the compiler would do it for every load */
         uint4 raw[UNROLL][X_WORDS];
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
-            load_lane(a.x + row * a.x_row, first + u * step, k, raw[u]);
+            load_lane(x, first + u * step, k, raw[u]);
         }
-        char *q = a.q + row * a.q_row;
 #if BLOCK == 16
-        const i64 inside = row / 128 * ((a.blocks + 3) / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4;
-        char *scale = a.scale + (a.swizzled ? inside : row * a.scale_row);
-#else
-        char *scale = a.scale + row * a.scale_row;
+#if RANGED
+        const range all = join_tensor_range(a.ranges);
+        const float global = 2688.0f / fminf(fmaxf(all.high, LEAST), 3.40282347e38f);
 #endif
-        asm volatile("" : "+l"(q), "+l"(scale)); /* once a row: the compiler would do it for every block */
+        const float inverse = 1.0f / global;
+#endif
+        float most[UNROLL], mine[OWN], factor[UNROLL], found[OWN];
+        int odd = 0; /* not for the ways of most */
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
-            const int column = first + u * step, block = column / BLOCK;
-            const float found = largest(raw[u]);
-            float v[PER], most = found;
-            unpack(raw[u], v);
-            if (!(found < INFINITE)) { /* NaN does not count */
-                most = 0.0f;
-                for (int i = 0; i < PER; i++) {
-                    most = fmaxf(most, fabsf(v[i]));
-                }
-            }
+            most[u] = largest(raw[u]);
+            odd |= !(most[u] < INFINITE);
+        }
+        if (odd) {
 #pragma unroll
-            for (int lanes = LANES / 2; lanes > 0; lanes /= 2) {
-                most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, lanes));
-            }
-#if BLOCK == 16
-            const u32 code = two_codes(global * (most * (1.0f / 6.0f)), 0.0f) & 0xff;
-            const u32 bits = (code & 0x7f) << 7; /* as f16, 2^-8 of its value */
-            const float s = from_f16((u16)bits) * 256.0f;
-            const float factor = s == 0.0f ? 0.0f : 1.0f / (s * inverse);
-#else
-            const int e = exponent_of(most, a.rule);
-            const float factor = power_of_two(-e);
-#endif
-            if (column < k) {
+            for (int u = 0; u < UNROLL; u++) { /* NaN does not count */
+                float v[PER];
+                unpack(raw[u], v);
+                most[u] = 0.0f;
 #pragma unroll
-                for (int i = 0; i < PER; i++) {
-                    v[i] = v[i] * factor;
-                }
-                u32 word;
-                if (most * factor < 7.0f && found < INFINITE) {
-                    word = e2m1_codes(v);
-                } else { /* NaN, infinite or cut off */
-                    word = 0;
-#pragma unroll
-                    for (int i = 0; i < PER; i++) {
-                        word |= e2m1_code(v[i]) << 4 * i;
-                    }
-                }
-                char *const to = q + column / 2;
-#if ALIGNED
-                *(u32 *)to = word;
-#else
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    to[i] = (char)(word >> 8 * i);
-                }
-#endif
-                if (threadIdx.x % LANES == 0) {
-#if BLOCK == 16
-                    scale[a.swizzled ? (i64)(block / 4) * 512 + block % 4 : block] = (char)code;
-#else
-                    scale[block] = (char)(e + 127);
-#endif
+                for (int e = 0; e < PER; e++) {
+                    most[u] = fmaxf(most[u], fabsf(v[e]));
                 }
             }
         }
+        share_out(most, t, mine);
+#if SWIZZLED
+        char *const scale = a.scale + row / 128 * ((a.blocks + 3) / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4;
+#else
+        char *const scale = a.scale + row * a.scale_row;
+#endif
+        u32 code[OWN];
+#pragma unroll
+        for (int j = 0; j < OWN; j++) {
+            const int column = first + ((int)t * OWN + j) * step, block = (int)((u32)column / BLOCK);
+#if BLOCK == 16
+            code[j] = scale_of(mine[j], global, inverse, &found[j], &odd);
+            odd |= !(mine[j] * found[j] < 7.0f);
+#else
+            code[j] = scale_of(mine[j], a.rule, &found[j]);
+            odd |= a.rule != OCP && !(mine[j] * found[j] < 7.0f);
+#endif
+            if (column < k) {
+                scale[SWIZZLED ? block / 4 * 512 + block % 4 : block] = (char)code[j];
+            }
+        }
+        hand_out(found, factor);
+        char *const q = a.q + row * a.q_row + first / 2;
+        if (__any_sync(0xffffffffu, odd)) {
+#if BLOCK == 16
+#pragma unroll
+            for (int j = 0; j < OWN; j++) {
+                found[j] = factor_of(code[j], inverse);
+            }
+            hand_out(found, factor);
+#endif
+            store_places(raw, factor, q, first, step, k, ANY);
+        } else if (BLOCK == 32 && a.rule == OCP) {
+            store_places(raw, factor, q, first, step, k, CUT);
+        } else {
+            store_places(raw, factor, q, first, step, k, WITHIN);
+        }
+#if BLOCK == 16
+        if (tells) {
+            *(float *)a.global = global;
+        }
+#endif
     }
 }

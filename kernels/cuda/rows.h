@@ -25,6 +25,7 @@
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
+typedef unsigned long long u64;
 typedef long long i64;
 
 /* ---- loads ---- */
@@ -35,6 +36,30 @@ static __device__ inline uint4 load_once(const char *p)
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(p));
+    return v;
+}
+
+/* The same with a policy of the L2 cache: of what is read again soon, and of what is not. */
+static __device__ inline u64 keep_policy()
+{
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+static __device__ inline u64 pass_policy()
+{
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+static __device__ inline uint4 load_by(u64 policy, const char *p)
+{
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p), "l"(policy));
     return v;
 }
 
@@ -113,6 +138,69 @@ static __device__ inline void widen_range(range *r, float v)
     r->high = fmaxf(r->high, v);
 #else
     r->high = fmaxf(r->high, fabsf(v));
+#endif
+}
+
+#if X_FORMAT == 1
+#define PAIR_TYPE "f16x2"
+#else
+#define PAIR_TYPE "bf16x2"
+#endif
+
+/* The larger magnitudes of two pairs of 16 bits, their signs any; NaN does not count. */
+static __device__ inline u32 larger_pair(u32 a, u32 b)
+{
+    u32 most;
+#if __CUDA_ARCH__ >= 860
+    asm("max.xorsign.abs." PAIR_TYPE " %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
+#else
+    asm("max." PAIR_TYPE " %0, %1, %2;" : "=r"(most) : "r"(a & 0x7fff7fffu), "r"(b & 0x7fff7fffu));
+#endif
+    return most;
+}
+
+/* The same, where one is NaN NaN. */
+static __device__ inline u32 larger_pair_or_nan(u32 a, u32 b)
+{
+    u32 most;
+#if __CUDA_ARCH__ >= 860
+    asm("max.NaN.xorsign.abs." PAIR_TYPE " %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
+#else
+    asm("max.NaN." PAIR_TYPE " %0, %1, %2;" : "=r"(most) : "r"(a & 0x7fff7fffu), "r"(b & 0x7fff7fffu));
+#endif
+    return most;
+}
+
+/* A lane's elements as loaded, of 16 bits by pairs. */
+static __device__ inline void widen_by_lane(range *r, const uint4 *raw)
+{
+#if X_FORMAT == 0
+    float v[PER];
+    unpack(raw, v);
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        widen_range(r, v[i]);
+    }
+#elif ASYMMETRIC
+    const u32 words[4] = {raw->x, raw->y, raw->z, raw->w};
+    u32 most = words[0], least = words[0];
+#pragma unroll
+    for (int i = 1; i < 4; i++) {
+        asm("max." PAIR_TYPE " %0, %0, %1;" : "+r"(most) : "r"(words[i]));
+        asm("min." PAIR_TYPE " %0, %0, %1;" : "+r"(least) : "r"(words[i]));
+    }
+    float v[4];
+    widen(most, v);
+    widen(least, v + 2);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        widen_range(r, v[i]);
+    }
+#else
+    float v[2];
+    widen(larger_pair(larger_pair(raw->x, raw->y), larger_pair(raw->z, raw->w)), v);
+    widen_range(r, v[0]);
+    widen_range(r, v[1]);
 #endif
 }
 

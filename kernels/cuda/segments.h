@@ -4,7 +4,7 @@
  *   struct lane           PER elements of a row as loaded
  *   load_lane, value_at   into one; an element by itself
  *   struct kept           what registers hold between range and codes
- *   keep, restore         lane to kept; kept to floats
+ *   keep, restore         lane to kept; kept to floats; widen_by_kept: their range
  *   struct rule           make_rule(args, range, row, segment), write_rule, apply(rule, value)
  *
  * Three entries, all with one block row a row of x:
@@ -14,97 +14,133 @@
  *   ENTRY##_plain  any length, alignment and stride: a block a segment, two passes
  * The first two want 16-byte aligned rows and whole lanes.
  *
- * SPAN_ROWS rows share scales. RANGED 1: the ranges of what shares a scale were found before, as words that are 0 at
- * first: the bits of the largest value or magnitude, and those of the lowest value's magnitude. That launch, block 128,
- * grid {ceil(K / 128), up to ceil(M / 128)}:
- *   ENTRY##_range, ENTRY##_range_plain   the latter of any alignment */
+ * SPAN_ROWS rows share given scales. STATIC 1: no range is asked for.
+ * RANGED 1: one scale for all, of a range that a launch before found (tensor_range.h):
+ *   ENTRY##_range, ENTRY##_range_plain   the latter of any alignment
+ * BLOCKED 1: a scale for 128 rows by 128 columns, found here: a block of threads holds such a block in registers.
+ *   ENTRY##_block         block 256, any grid along x: one pass
+ *   ENTRY##_block_plain   block 128, grid {ceil(K / 128), up to ceil(M / 128)}, any alignment: two passes */
 #define JOIN2(a, b) a##b
 #define JOIN(a, b) JOIN2(a, b)
 #define EACH _Pragma("unroll")
 
-static __device__ inline range whole_range(const float *v)
-{
-    range r = no_range();
-    EACH for (int i = 0; i < PER; i++)
-    {
-        widen_range(&r, v[i]);
-    }
-    return r;
-}
-
 #if RANGED
-/* The bits of magnitudes order as they do, so the results are the same in any order. */
-static __device__ inline void publish(const qn_cuda_rows &a, range r, i64 row, i64 segment)
-{
-    unsigned int *const to = a.ranges + row * a.range_row + segment * a.range_segment;
-    atomicMax(to, __float_as_uint(r.high) & 0x7fffffffu);
-#if ASYMMETRIC
-    atomicMax(to + 1, __float_as_uint(r.low) & 0x7fffffffu);
-#endif
-}
+#include "tensor_range.h"
 
-static __device__ inline range found_range(const qn_cuda_rows &a, i64 row, i64 segment)
-{
-    range r = no_range();
-    if (a.ranges) {
-        const unsigned int *const from = a.ranges + row * a.range_row + segment * a.range_segment;
-        r.high = __uint_as_float(from[0]);
-#if ASYMMETRIC
-        r.low = -__uint_as_float(from[1]);
-#endif
-    }
-    return r;
-}
-
-extern "C" __global__ void __launch_bounds__(128) JOIN(ENTRY, _range)(const qn_cuda_rows a)
+extern "C" __global__ void __launch_bounds__(RANGE_THREADS)
+    JOIN(ENTRY, _range)(const qn_cuda_rows a, i64 m, i64 k, i64 keep)
 {
     begin_kernel();
-    const i64 column = (i64)blockIdx.x * 128 + threadIdx.x % 16 * PER;
-    for (i64 i = blockIdx.y; i * 128 < a.m; i += gridDim.y) {
-        range r = no_range();
-        EACH for (int part = 0; part < 4; part++)
+    find_tensor_range(a.x, a.x_row, m, k, keep, 1, a.ranges);
+}
+
+extern "C" __global__ void __launch_bounds__(RANGE_THREADS)
+    JOIN(ENTRY, _range_plain)(const qn_cuda_rows a, i64 m, i64 k, i64 keep)
+{
+    begin_kernel();
+    find_tensor_range(a.x, a.x_row, m, k, keep, 0, a.ranges);
+}
+#define EACH_ROW(a, row) for (i64 row = (a).m - 1 - blockIdx.x; row >= 0; row -= gridDim.x)
+#else
+#define EACH_ROW(a, row) for (i64 row = blockIdx.x; row < (a).m; row += gridDim.x)
+#endif
+
+#if BLOCKED
+#define HELD 8 /* lanes' worth of a block in a thread */
+
+/* Where a thread's part of a block of 128 rows by 128 columns is, and of which it is. */
+typedef struct spot {
+    u32 row, segment;
+    i64 first, column;
+} spot;
+
+static __device__ inline spot spot_of(u32 tile, u32 across)
+{
+    spot s;
+    s.row = tile / across;
+    s.segment = tile - s.row * across;
+    s.first = (i64)s.row * 128 + threadIdx.x / 16;
+    s.column = (i64)s.segment * 128 + threadIdx.x % 16 * PER;
+    return s;
+}
+
+static __device__ inline void load_tile(const qn_cuda_rows &a, spot s, lane *in)
+{
+    const char *from = a.x + s.first * a.x_row;
+    EACH for (int j = 0; j < HELD; j++)
+    {
+        in[j] = lane();
+        if (s.first + 16 * j < a.m && s.column < a.k) {
+            load_lane(a, from, s.column, &in[j]);
+        }
+        from += 16 * a.x_row;
+    }
+}
+
+/* The next block is on its way while one is worked on. */
+extern "C" __global__ void __launch_bounds__(256, X_WORDS == 1 ? 2 : 1) JOIN(ENTRY, _block)(const qn_cuda_rows a)
+{
+    begin_kernel();
+    const u32 across = (u32)((a.k + 127) / 128), tiles = (u32)((a.m + 127) / 128) * across;
+    lane next[HELD];
+    spot ahead = spot_of(blockIdx.x, across);
+    load_tile(a, ahead, next);
+    for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const spot at = ahead;
+        kept values[HELD];
+        EACH for (int j = 0; j < HELD; j++)
         {
-            lane in[4];
-            EACH for (int j = 0; j < 4; j++)
-            {
-                const i64 row = i * 128 + part * 32 + j * 8 + threadIdx.x / 16;
-                in[j] = lane();
-                if (row < a.m && column < a.k) {
-                    load_lane(a, a.x + row * a.x_row, column, &in[j]);
-                }
-            }
-            EACH for (int j = 0; j < 4; j++)
-            {
-                float v[PER];
-                kept k;
-                keep(in[j], &k);
-                restore(k, v);
-                EACH for (int e = 0; e < PER; e++)
-                {
-                    widen_range(&r, v[e]);
-                }
-            }
+            keep(next[j], &values[j]);
+        }
+        if (tile + gridDim.x < tiles) {
+            ahead = spot_of(tile + gridDim.x, across);
+            load_tile(a, ahead, next);
+        }
+        range r = no_range();
+        EACH for (int j = 0; j < HELD; j++)
+        {
+            widen_by_kept(&r, values[j]);
         }
         reduce_block(&r);
+        const rule how = make_rule(a, r, at.row, at.segment);
+        char *to = a.q + at.first * a.q_row + at.column;
+        EACH for (int j = 0; j < HELD; j++)
+        {
+            float v[PER];
+            restore(values[j], v);
+            EACH for (int e = 0; e < PER; e++)
+            {
+                v[e] = apply(how, v[e]);
+            }
+            if (at.first + 16 * j < a.m && at.column < a.k) {
+                store_codes(to, v);
+            }
+            to += 16 * a.q_row;
+        }
         if (threadIdx.x == 0) {
-            publish(a, r, i, blockIdx.x);
+            write_rule(a, how, at.row, at.segment);
         }
         __syncthreads(); /* the next reduction reuses the shared words */
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128) JOIN(ENTRY, _range_plain)(const qn_cuda_rows a)
+extern "C" __global__ void __launch_bounds__(128) JOIN(ENTRY, _block_plain)(const qn_cuda_rows a)
 {
     begin_kernel();
     const i64 column = (i64)blockIdx.x * 128 + threadIdx.x;
     for (i64 i = blockIdx.y; i * 128 < a.m; i += gridDim.y) {
+        const i64 end = (i + 1) * 128 < a.m ? (i + 1) * 128 : a.m;
         range r = no_range();
-        for (i64 row = i * 128; row < a.m && row < (i + 1) * 128 && column < a.k; row++) {
+        for (i64 row = i * 128; row < end && column < a.k; row++) {
             widen_range(&r, value_at(a, a.x + row * a.x_row, column));
         }
         reduce_block(&r);
+        const rule how = make_rule(a, r, i, blockIdx.x);
+        for (i64 row = i * 128; row < end && column < a.k; row++) {
+            a.q[row * a.q_row + column] = (char)two_codes(apply(how, value_at(a, a.x + row * a.x_row, column)), 0.0f);
+        }
         if (threadIdx.x == 0) {
-            publish(a, r, i, blockIdx.x);
+            write_rule(a, how, i, blockIdx.x);
         }
         __syncthreads();
     }
@@ -117,7 +153,11 @@ extern "C" __global__ void __launch_bounds__(256, TEAM_BLOCKS) JOIN(ENTRY, _team
     begin_kernel();
     const int place = threadIdx.x % LANES, teams = blockDim.x / LANES;
     const i64 first = (i64)blockIdx.y * teams * UNROLL + threadIdx.x / LANES;
-    for (i64 row = blockIdx.x; row < a.m; row += gridDim.x) {
+#if RANGED
+    const range r = join_tensor_range(a.ranges);
+#endif
+    EACH_ROW(a, row)
+    {
         const char *const x = a.x + row * a.x_row;
         lane in[UNROLL];
         EACH for (int u = 0; u < UNROLL; u++)
@@ -135,14 +175,14 @@ extern "C" __global__ void __launch_bounds__(256, TEAM_BLOCKS) JOIN(ENTRY, _team
             kept k;
             keep(in[u], &k);
             restore(k, v);
-#if !RANGED
-            range r = whole_range(v);
+#if STATIC
+            const range r = no_range();
+#elif !RANGED
+            range r = no_range();
+            widen_by_kept(&r, k);
             reduce_lanes(&r, LANES);
 #endif
             if (column < a.k) {
-#if RANGED
-                const range r = found_range(a, row / SPAN_ROWS, segment);
-#endif
                 const rule how = make_rule(a, r, row / SPAN_ROWS, segment);
                 EACH for (int i = 0; i < PER; i++)
                 {
@@ -162,7 +202,8 @@ extern "C" __global__ void __launch_bounds__(256, TEAM_BLOCKS) JOIN(ENTRY, _team
 extern "C" __global__ void __launch_bounds__(THREADS) JOIN(ENTRY, _row)(const qn_cuda_rows a)
 {
     begin_kernel();
-    for (i64 row = blockIdx.x; row < a.m; row += gridDim.x) {
+    EACH_ROW(a, row)
+    {
         const char *const x = a.x + row * a.x_row;
         kept values[ITEMS];
         {
@@ -181,17 +222,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) JOIN(ENTRY, _row)(const qn
             }
         }
 #if RANGED
-        const range r = found_range(a, row / SPAN_ROWS, 0);
+        const range r = join_tensor_range(a.ranges);
+#elif STATIC
+        const range r = no_range();
 #else
         range r = no_range();
         EACH for (int j = 0; j < ITEMS; j++)
         {
-            float v[PER];
-            restore(values[j], v);
-            EACH for (int i = 0; i < PER; i++)
-            {
-                widen_range(&r, v[i]);
-            }
+            widen_by_kept(&r, values[j]);
         }
         reduce_block(&r);
 #endif
@@ -220,13 +258,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) JOIN(ENTRY, _row)(const qn
 extern "C" __global__ void __launch_bounds__(128) JOIN(ENTRY, _plain)(const qn_cuda_rows a)
 {
     begin_kernel();
-    for (i64 row = blockIdx.x; row < a.m; row += gridDim.x) {
+#if RANGED
+    const range r = join_tensor_range(a.ranges);
+#endif
+    EACH_ROW(a, row)
+    {
         const char *const x = a.x + row * a.x_row;
         for (i64 segment = blockIdx.y; segment < a.segments; segment += gridDim.y) {
             const i64 from = segment * a.length, to = from + a.length < a.k ? from + a.length : a.k;
-#if RANGED
-            const range r = found_range(a, row / SPAN_ROWS, segment);
-#else
+#if STATIC
+            const range r = no_range();
+#elif !RANGED
             range r = no_range();
             for (i64 i = from + threadIdx.x; i < to; i += blockDim.x) {
                 widen_range(&r, value_at(a, x, i));

@@ -39,6 +39,14 @@ static __device__ inline void keep(const lane &from, kept *to)
     }
 }
 
+static __device__ inline void widen_by_kept(range *r, const kept &from)
+{
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        widen_range(r, from.v[i]);
+    }
+}
+
 static __device__ inline void restore(const kept &from, float *v)
 {
 #pragma unroll

@@ -40,7 +40,8 @@ typedef struct setup {
 typedef struct world {
     qn_ctx *ctx;
     char log[4096];
-    long allocations, fail_at, live;
+    _Atomic long allocations, live;
+    long fail_at;
 } world;
 
 static void *counted_alloc(void *user, size_t size, size_t align)
@@ -561,20 +562,23 @@ static void warming_fills_the_cache(void **state)
     int counts[3] = {0, 0, 0}; /* made, failed; stop after */
     empty_cache();
     assert_int_equal(open_world(&w, &(setup){.cache = cache}, NULL), QN_OK);
-    assert_int_equal(qn_kernels_warm(w.ctx, "sm_7", NULL, NULL, &error), QN_E_ARGUMENT);
+    assert_int_equal(qn_kernels_warm(w.ctx, "sm_7", NULL, NULL, NULL, &error), QN_E_ARGUMENT);
     assert_non_null(strstr(error.text, "'sm_7'"));
     const long before = fake.compiles();
-    assert_int_equal(qn_kernels_warm(w.ctx, NULL, count_program, counts, &error), QN_OK);
+    qn_exec exec = {0};
+    assert_int_equal(qn_pool_create(w.ctx, 4, &exec.pool, NULL), QN_OK);
+    assert_int_equal(qn_kernels_warm(w.ctx, NULL, &exec, count_program, counts, &error), QN_OK);
+    qn_pool_destroy(exec.pool);
     assert_true(counts[0] > 10 && counts[1] == 0);
     assert_int_equal(fake.compiles() - before, counts[0]);
-    assert_int_equal(qn_kernels_warm(w.ctx, "sm_90a", NULL, NULL, &error), QN_OK);
+    assert_int_equal(qn_kernels_warm(w.ctx, "sm_90a", NULL, NULL, NULL, &error), QN_OK);
     assert_int_equal(fake.compiles() - before, counts[0]);
     counts[0] = 0;
     counts[2] = 3;
-    assert_int_equal(qn_kernels_warm(w.ctx, "sm_90a", count_program, counts, &error), QN_E_CANCELLED);
+    assert_int_equal(qn_kernels_warm(w.ctx, "sm_90a", NULL, count_program, counts, &error), QN_E_CANCELLED);
     assert_int_equal(counts[0], 3);
     counts[0] = counts[2] = 0;
-    assert_int_equal(qn_kernels_warm(w.ctx, "sm_80", count_program, counts, &error),
+    assert_int_equal(qn_kernels_warm(w.ctx, "sm_80", NULL, count_program, counts, &error),
                      QN_E_JIT); /* the stand-in's limit */
     assert_true(counts[1] > 10 && counts[0] == 0);
     close_world(&w);

@@ -260,7 +260,7 @@ void qn_cuda_cache_store(qn_cuda *cuda, const qn_cuda_program *program, const qn
                          const qn_cuda_image *image);
 
 /* A program's cubin for a target by the policy, loaded from disk or made. `made`, may be NULL: where it
- * came from, "shipped", "cached" or "compiled". Needs the lock. */
+ * came from, "shipped", "cached" or "compiled". Needs the lock, and gives it away while the compiler works. */
 qn_status qn_cuda_obtain(qn_cuda *cuda, const qn_cuda_program *program, qn_cuda_target target, qn_cuda_image *image,
                          const char **made, qn_error *error);
 

@@ -44,7 +44,11 @@ qn_status qn_cuda_obtain(qn_cuda *cuda, const qn_cuda_program *program, qn_cuda_
                    "%s: no shipped cubin for %s, and compiling is switched off", program->entry, name);
         QN_FAIL_IF(cuda->ctx->jit == QN_JIT_CACHE_ONLY, error, QN_E_JIT,
                    "%s: no cubin for %s is shipped or cached, and compiling is switched off", program->entry, name);
-        QN_TRY(qn_cuda_compile(cuda, program, target, image, error));
+        QN_TRY(qn_cuda_nvrtc(cuda, error)); /* under the lock; what it leaves is read alone from here on */
+        pthread_mutex_unlock(&cuda->lock);
+        const qn_status status = qn_cuda_compile(cuda, program, target, image, error);
+        pthread_mutex_lock(&cuda->lock);
+        QN_TRY(status);
         qn_log(cuda->ctx, QN_LOG_INFO, "compiled %s", key.entry);
         qn_cuda_cache_store(cuda, program, &key, image);
     }
@@ -56,18 +60,30 @@ qn_status qn_cuda_obtain(qn_cuda *cuda, const qn_cuda_program *program, qn_cuda_
 
 /* ---- modules and functions ---- */
 
+static const qn_cuda_module *find_module(const qn_cuda *cuda, const qn_cuda_key *key)
+{
+    const qn_cuda_module *m = cuda->modules;
+    while (m && (m->high != key->high || m->low != key->low)) {
+        m = m->next;
+    }
+    return m;
+}
+
 static qn_status load_module(qn_cuda *cuda, const qn_cuda_program *program, cu_module *module, qn_error *error)
 {
     qn_cuda_key key;
     QN_TRY(qn_cuda_key_make(program, cuda->device.target, &key, error));
-    for (qn_cuda_module *m = cuda->modules; m; m = m->next) {
-        if (m->high == key.high && m->low == key.low) {
-            *module = m->handle;
-            return QN_OK;
-        }
+    const qn_cuda_module *found = find_module(cuda, &key);
+    qn_cuda_image image = {0};
+    if (!found) {
+        QN_TRY(qn_cuda_obtain(cuda, program, cuda->device.target, &image, NULL, error));
+        found = find_module(cuda, &key); /* another thread's, made while this one's compiler worked */
     }
-    qn_cuda_image image;
-    QN_TRY(qn_cuda_obtain(cuda, program, cuda->device.target, &image, NULL, error));
+    if (found) {
+        qn_cuda_image_free(cuda, &image);
+        *module = found->handle;
+        return QN_OK;
+    }
     qn_cuda_module *kept = qn_calloc(cuda->ctx, 1, sizeof *kept);
     qn_status status =
         kept ? qn_cuda_check(cuda, cuda->cu.ModuleLoadData(&kept->handle, image.cubin), "cuModuleLoadData", error)

@@ -3,11 +3,21 @@
 #include <string.h>
 
 #include "backend/cuda/mm.h"
+#include "backend/cuda/ranges.h"
 #include "base/checked.h"
 #include "kernels/common/cuda_fp4.h"
 #include "ref/slots.h"
 
-enum { THREADS = 256, UNROLL = 4, PER = 8, MOST_GRID_X = 0x7fffffff, MOST_GRID_Y = 65535 };
+enum {
+    THREADS = 256,
+    UNROLL = 4,
+    PER = 8,
+    SWIZZLED_ROWS = 128, /* that swizzled scales are padded to, and blocks of a row */
+    SWIZZLED_BLOCKS = 4,
+    DEPENDENT_BLOCKS = 64, /* a multiprocessor: as run_quantize.c */
+    MOST_GRID_X = 0x7fffffff,
+    MOST_GRID_Y = 65535
+};
 enum { ANY = 0, ALIGNED, RANGE, ALIGNED_RANGE };
 
 static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
@@ -27,6 +37,11 @@ static int has_range(const qn_op_desc *desc)
     return is_nvfp4(desc) && desc->in[QN_FP4_GLOBAL].format == QN_FORMAT_NONE;
 }
 
+static int is_swizzled(const qn_op_desc *desc)
+{
+    return is_nvfp4(desc) && desc->attr[QN_ATTR_SWIZZLED].i;
+}
+
 static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
                         qn_cuda_program *out)
 {
@@ -39,23 +54,19 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
         qn_cuda_define(&out[i], "X_FORMAT", qn_cuda_float_format(desc->in[QN_FP4_X].format));
         qn_cuda_define(&out[i], "BLOCK", is_nvfp4(desc) ? 16 : 32);
         qn_cuda_define(&out[i], "ALIGNED", i == ALIGNED || i == ALIGNED_RANGE);
+        qn_cuda_define(&out[i], "RANGED", has_range(desc));
+        qn_cuda_define(&out[i], "SWIZZLED", is_swizzled(desc));
     }
     return count;
 }
 
-/* The largest magnitude of x. */
+/* The range of x. */
 static size_t workspace(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
 {
     (void)kernel;
     (void)m;
     (void)threads;
-    return has_range(desc) ? sizeof(uint32_t) : 0;
-}
-
-static qn_status fill(const qn_cuda_run *run, void *to, size_t bytes, qn_error *error)
-{
-    return qn_cuda_check(run->cuda, run->cuda->cu.Fill((cu_pointer)(uintptr_t)to, 0, bytes, run->stream),
-                         "cuMemsetD8Async", error);
+    return has_range(desc) ? QN_RANGE_BYTES : 0;
 }
 
 static qn_status launch(const qn_cuda_run *run, qn_error *error)
@@ -76,11 +87,13 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     a.scale_row = scale->strides[0];
     a.m = x->shape.dims[0];
     a.blocks = x->shape.dims[1] / (is_nvfp4(desc) ? 16 : 32);
-    a.swizzled = is_nvfp4(desc) && desc->attr[QN_ATTR_SWIZZLED].i;
     a.rule = desc->attr[QN_ATTR_RULE].i;
     void *const arguments[] = {&a};
-    if (a.swizzled && a.m > 0 && a.blocks > 0) { /* the padding between is part of the output */
-        QN_TRY(fill(run, a.scale, (size_t)(scale->shape.dims[0] * scale->shape.dims[1]), error));
+    const int padded = a.m % SWIZZLED_ROWS != 0 || a.blocks % SWIZZLED_BLOCKS != 0;
+    if (is_swizzled(desc) && padded && a.m > 0 && a.blocks > 0) { /* the padding between is part of the output */
+        const size_t bytes = (size_t)(scale->shape.dims[0] * scale->shape.dims[1]);
+        QN_TRY(qn_cuda_check(run->cuda, run->cuda->cu.Fill((cu_pointer)(uintptr_t)a.scale, 0, bytes, run->stream),
+                             "cuMemsetD8Async", error));
     }
     const int64_t chunks = qn_ceil_div(x->shape.dims[1], THREADS * UNROLL * PER);
     QN_FAIL_IF(chunks > MOST_GRID_Y, error, QN_E_UNSUPPORTED,
@@ -90,22 +103,17 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     const int64_t vectors = qn_ceil_div(x->shape.dims[1], PER), warps = qn_max_i64(chunks, 1) * UNROLL * 32;
     qn_cuda_geometry g = {.grid = {1, (uint32_t)qn_max_i64(chunks, 1), 1},
                           .block = {(uint32_t)qn_max_i64(32 * qn_ceil_div(vectors, warps), 32), 1, 1}};
-    if (has_range(desc)) {
-        a.most = run->call->workspace;
-        if (!a.most) { /* no rows: any word that stays 0 would do, the output itself is one */
-            a.most = (unsigned int *)(void *)a.global;
-        }
-        QN_TRY(fill(run, a.most, sizeof *a.most, error));
-    }
     const uint64_t at = (uint64_t)(uintptr_t)a.x | (uint64_t)a.x_row;
     const int aligned = at % 16 == 0;
-    if (has_range(desc)) {
-        /* few blocks with many rows each: each ends in one atomic */
-        const int64_t blocks = qn_ceil_div((int64_t)run->device->sms * 8, qn_max_i64(chunks, 1));
-        g.grid[0] = (uint32_t)qn_max_i64(1, qn_min_i64(a.m, blocks));
-        QN_TRY(qn_cuda_launch(run, aligned ? ALIGNED_RANGE : RANGE, &g, arguments, error));
+    if (has_range(desc) && a.m > 0 && a.blocks > 0) {
+        const int64_t k = x->shape.dims[1], bytes = x->shape.format == QN_F32 ? 4 : 2;
+        qn_cuda_ranges r = qn_cuda_ranges_of(run->device, a.m, k, a.x_row, k * bytes);
+        void *const range_arguments[] = {&a, QN_RANGES_ARGUMENTS(&r)};
+        a.ranges = run->call->workspace;
+        QN_TRY(qn_cuda_launch(run, aligned ? ALIGNED_RANGE : RANGE, &r.geometry, range_arguments, error));
     }
     g.grid[0] = (uint32_t)qn_max_i64(1, qn_min_i64(a.m, MOST_GRID_X));
+    g.dependent = run->device->major >= 9 && a.m * g.grid[1] <= (int64_t)run->device->sms * DEPENDENT_BLOCKS;
     const int whole = aligned && ((uint64_t)(uintptr_t)a.q | (uint64_t)a.q_row) % 4 == 0;
     return qn_cuda_launch(run, whole ? ALIGNED : ANY, &g, arguments, error);
 }

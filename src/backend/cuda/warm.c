@@ -1,23 +1,29 @@
-/* qn_kernels_warm: every program that the case table needs, made once and kept on
- * disk: for the cache of this machine, or for cubins that travel with the library. */
+/* qn_kernels_warm: every program that the case table needs, made once and kept on disk: for the cache of this machine, or
+ * for cubins that travel with the library. The compiler takes its time and works in many threads, so all programs are
+ * listed first and then shared out. */
 #include <string.h>
 
 #include "backend/cuda/cuda.h"
 #include "base/clock.h"
 
+typedef struct warm_job {
+    qn_cuda_program program;
+    qn_cuda_key key;
+    qn_cuda_target target;
+    const char *kernel, *case_text;
+} warm_job;
+
 typedef struct warming {
     qn_cuda *cuda;
+    qn_buffer jobs; /* warm_job after warm_job, no program twice */
+    size_t next;    /* the job that the next thread takes; under the backend's lock */
+    pthread_mutex_t tell; /* over all below: fn hears of one program at a time */
     qn_warm_fn fn;
     void *user;
-    qn_buffer keys; /* of the programs done: key_pair after key_pair */
     int32_t stopped;
     qn_status failed;
     qn_error *error;
 } warming;
-
-typedef struct key_pair {
-    uint64_t high, low;
-} key_pair;
 
 /* Set of targets from their names. */
 static qn_status parse_targets(qn_ctx *ctx, const char *text, uint32_t *set, qn_error *error)
@@ -49,108 +55,150 @@ static qn_status parse_targets(qn_ctx *ctx, const char *text, uint32_t *set, qn_
     return QN_OK;
 }
 
-/* 1: the program was met before. */
-static int is_done(const warming *w, const qn_cuda_key *key)
+/* ---- what to make ---- */
+
+static const warm_job *jobs_of(const warming *w)
 {
-    const key_pair *const pairs = (const key_pair *)(const void *)w->keys.data;
-    for (size_t i = 0; i < w->keys.length / sizeof *pairs; i++) {
-        if (pairs[i].high == key->high && pairs[i].low == key->low) {
-            return 1;
+    return (const warm_job *)(const void *)w->jobs.data;
+}
+
+static qn_status add_program(warming *w, const warm_job *like, const qn_cuda_program *program)
+{
+    warm_job job = *like;
+    job.program = *program;
+    QN_TRY(qn_cuda_key_make(program, job.target, &job.key, w->error));
+    const warm_job *const jobs = jobs_of(w);
+    for (size_t i = 0; i < w->jobs.length / sizeof *jobs; i++) {
+        if (jobs[i].key.high == job.key.high && jobs[i].key.low == job.key.low) {
+            return QN_OK;
         }
     }
-    return 0;
+    qn_buffer_add(&w->jobs, &job, sizeof job);
+    QN_FAIL_IF(w->jobs.failed, w->error, QN_E_MEMORY, "out of memory for programs");
+    return QN_OK;
 }
 
-static void warm_program(warming *w, const qn_cuda_program *program, qn_cuda_target target, qn_warm_info *info)
-{
-    qn_cuda_key key;
-    qn_error error = {0};
-    qn_cuda_image image = {0};
-    qn_status status = qn_cuda_key_make(program, target, &key, &error);
-    if (status == QN_OK && is_done(w, &key)) {
-        return;
-    }
-    const uint64_t start = qn_clock_ns();
-    if (status == QN_OK) {
-        const key_pair pair = {key.high, key.low};
-        qn_buffer_add(&w->keys, &pair, sizeof pair);
-        pthread_mutex_lock(&w->cuda->lock);
-        status = qn_cuda_obtain(w->cuda, program, target, &image, &info->made, &error);
-        pthread_mutex_unlock(&w->cuda->lock);
-        qn_cuda_image_free(w->cuda, &image);
-    }
-    if (status != QN_OK) {
-        info->made = NULL;
-        info->error = &error;
-        w->failed = w->failed ? w->failed : qn_error_set(w->error, status, "%s", error.text);
-    }
-    info->program = key.entry;
-    info->seconds = (double)(qn_clock_ns() - start) * 1e-9;
-    w->stopped = w->fn && w->fn(w->user, info) != 0;
-}
-
-static qn_status warm_case(warming *w, const qn_kernel *kernel, const qn_op_desc *desc, const char *text,
-                           qn_cuda_target target)
+static qn_status add_case(warming *w, const qn_kernel *kernel, const qn_op_desc *desc, const warm_job *like)
 {
     const qn_cuda_impl *impl = kernel->impl;
     const qn_cuda_device *real = &w->cuda->device;
-    const qn_cuda_device device = !*w->cuda->refusal && real->target == target ? *real : qn_cuda_typical_device(target);
+    const qn_cuda_device device =
+        !*w->cuda->refusal && real->target == like->target ? *real : qn_cuda_typical_device(like->target);
     qn_cuda_program *programs = qn_calloc(w->cuda->ctx, QN_CUDA_PROGRAMS, sizeof *programs);
     QN_FAIL_IF(!programs, w->error, QN_E_MEMORY, "out of memory for programs");
     const int32_t count = impl->programs(kernel, desc, &device, programs);
-    for (int32_t i = 0; i < count && !w->stopped; i++) {
-        qn_warm_info info = {.kernel = kernel->name, .case_text = text, .target = qn_cuda_target_name(target)};
-        warm_program(w, &programs[i], target, &info);
+    qn_status status = QN_OK;
+    for (int32_t i = 0; i < count && status == QN_OK; i++) {
+        status = add_program(w, like, &programs[i]);
     }
     qn_free(w->cuda->ctx, programs);
-    return QN_OK;
+    return status;
 }
 
-static qn_status warm_kernel(warming *w, const qn_kernel *kernel, uint32_t targets)
+static qn_status add_kernel(warming *w, const qn_kernel *kernel, qn_cuda_target target)
 {
-    const qn_cuda_impl *impl = kernel->impl;
-    const char *text;
+    warm_job job = {.target = target, .kernel = kernel->name};
     int32_t bench;
-    for (int32_t i = 0; (text = qn_case_at(i, &bench)) != NULL; i++) {
+    for (int32_t i = 0; (job.case_text = qn_case_at(i, &bench)) != NULL; i++) {
         qn_op_desc desc;
-        QN_TRY(qn_op_desc_parse(text, &desc, w->error));
-        if (desc.op != kernel->op || kernel->accepts(kernel, &desc)) {
-            continue;
-        }
-        for (int t = 0; t < QN_SM_COUNT && !w->stopped; t++) {
-            if (targets & impl->targets & QN_SM_BIT(t)) {
-                QN_TRY(warm_case(w, kernel, &desc, text, (qn_cuda_target)t));
-            }
+        QN_TRY(qn_op_desc_parse(job.case_text, &desc, w->error));
+        if (desc.op == kernel->op && !kernel->accepts(kernel, &desc)) {
+            QN_TRY(add_case(w, kernel, &desc, &job));
         }
     }
     return QN_OK;
 }
 
-qn_status qn_kernels_warm(qn_ctx *ctx, const char *targets, qn_warm_fn fn, void *user, qn_error *error)
+static qn_status add_target(warming *w, qn_cuda_target target)
+{
+    const qn_kernel *kernel;
+    for (int32_t i = 0; (kernel = qn_backend_cuda_row.kernel_at(i)); i++) {
+        const qn_cuda_impl *impl = kernel->impl;
+        if (impl->targets & QN_SM_BIT(target)) {
+            QN_TRY(add_kernel(w, kernel, target));
+        }
+    }
+    warm_job job = {.target = target, .kernel = "ceiling", .case_text = ""};
+    QN_TRY(add_program(w, &job, &qn_cuda_ceiling_program));
+    job.kernel = "chain";
+    qn_cuda_program program;
+    for (int32_t i = 0; qn_cuda_chain_program(i, &program); i++) {
+        QN_TRY(add_program(w, &job, &program));
+    }
+    return QN_OK;
+}
+
+/* ---- making it ---- */
+
+static void tell(warming *w, const warm_job *job, qn_status status, qn_warm_info *info)
+{
+    info->kernel = job->kernel;
+    info->case_text = job->case_text;
+    info->target = qn_cuda_target_name(job->target);
+    info->program = job->key.entry;
+    pthread_mutex_lock(&w->tell);
+    if (!w->stopped && status != QN_OK) {
+        w->failed = w->failed ? w->failed : qn_error_set(w->error, status, "%s", info->error->text);
+    }
+    w->stopped = w->stopped || (w->fn && w->fn(w->user, info) != 0);
+    pthread_mutex_unlock(&w->tell);
+}
+
+static int is_stopped(warming *w)
+{
+    pthread_mutex_lock(&w->tell);
+    const int stopped = w->stopped;
+    pthread_mutex_unlock(&w->tell);
+    return stopped;
+}
+
+/* One thread's work: the next program, as long as there is one. */
+static void make_programs(void *user, int64_t index, int32_t thread)
+{
+    (void)index, (void)thread;
+    warming *w = user;
+    const size_t count = w->jobs.length / sizeof(warm_job);
+    while (!is_stopped(w)) {
+        qn_error error = {0};
+        qn_cuda_image image = {0};
+        qn_warm_info info = {0};
+        pthread_mutex_lock(&w->cuda->lock);
+        const warm_job *const job = w->next < count ? &jobs_of(w)[w->next++] : NULL;
+        const uint64_t start = qn_clock_ns();
+        const qn_status status =
+            job ? qn_cuda_obtain(w->cuda, &job->program, job->target, &image, &info.made, &error) : QN_OK;
+        pthread_mutex_unlock(&w->cuda->lock);
+        qn_cuda_image_free(w->cuda, &image);
+        if (!job) {
+            return;
+        }
+        info.seconds = (double)(qn_clock_ns() - start) * 1e-9;
+        info.error = status == QN_OK ? NULL : &error;
+        tell(w, job, status, &info);
+    }
+}
+
+qn_status qn_kernels_warm(qn_ctx *ctx, const char *targets, const qn_exec *exec, qn_warm_fn fn, void *user,
+                          qn_error *error)
 {
     QN_FAIL_IF(!ctx, error, QN_E_ARGUMENT, "qn_kernels_warm: ctx is NULL");
     uint32_t set;
     QN_TRY(parse_targets(ctx, targets, &set, error));
-    warming w = {.cuda = qn_cuda_get(ctx), .fn = fn, .user = user, .keys = qn_buffer_make(ctx), .error = error};
+    warming w = {.cuda = qn_cuda_get(ctx), .fn = fn, .user = user, .jobs = qn_buffer_make(ctx), .error = error};
     QN_FAIL_IF(!w.cuda, error, QN_E_MEMORY, "out of memory for the CUDA backend");
     qn_status status = QN_OK;
-    const qn_kernel *kernel;
-    for (int32_t i = 0; status == QN_OK && !w.stopped && (kernel = qn_backend_cuda_row.kernel_at(i)); i++) {
-        status = warm_kernel(&w, kernel, set);
-    }
-    for (int t = 0; t < QN_SM_COUNT && status == QN_OK && !w.stopped; t++) {
+    for (int t = 0; t < QN_SM_COUNT && status == QN_OK; t++) {
         if (set & QN_SM_BIT(t)) {
-            qn_warm_info info = {
-                .kernel = "ceiling", .case_text = "", .target = qn_cuda_target_name((qn_cuda_target)t)};
-            warm_program(&w, &qn_cuda_ceiling_program, (qn_cuda_target)t, &info);
-            qn_cuda_program program;
-            info.kernel = "chain";
-            for (int32_t i = 0; !w.stopped && qn_cuda_chain_program(i, &program); i++) {
-                warm_program(&w, &program, (qn_cuda_target)t, &info);
-            }
+            status = add_target(&w, (qn_cuda_target)t);
         }
     }
-    qn_buffer_free(&w.keys);
-    QN_FAIL_IF(status == QN_OK && w.stopped, error, QN_E_CANCELLED, "stopped");
-    return status ? status : w.failed;
+    if (status == QN_OK) {
+        pthread_mutex_init(&w.tell, NULL);
+        qn_parallel_for(exec, qn_exec_threads(exec), make_programs, &w);
+        pthread_mutex_destroy(&w.tell);
+        status = w.failed;
+    }
+    qn_buffer_free(&w.jobs);
+    QN_FAIL_IF(w.stopped, error, QN_E_CANCELLED, "stopped");
+    return status;
 }

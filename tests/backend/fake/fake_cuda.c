@@ -18,7 +18,8 @@
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 
 static int devices = 1, cc_major = 9, cc_minor = 0;
-static long fail_at, calls, live;
+static long fail_at;
+static _Atomic long calls, live; /* programs are compiled in several threads */
 static int fail_with;
 static fake_launch last;
 static int current; /* contexts pushed */
@@ -346,7 +347,7 @@ FAKE cu_result cuEventElapsedTime(float *milliseconds, cu_event from, cu_event t
 
 /* ---- NVRTC: any text with "__global__" in it compiles, to a cubin that holds its length ---- */
 
-static int compiles;
+static _Atomic long compiles;
 
 FAKE long fake_compiles(void)
 {
