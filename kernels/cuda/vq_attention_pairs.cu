@@ -18,8 +18,8 @@
  *
  * Host contract
  *   Parameters: Q_FORMAT; SIZE of a head: 64, 128, 256; VEC: 2, 4, 8, 16; BITS: 4 to 8; KV_HEADS 1, and QUERIES, query
- *     heads of it, a block; WARPS a block, TEAMS of them; SLOTS; PRODUCTS, with two teams, one query and SIZE / VEC at
- *     most 32
+ *     heads of it, a block; WARPS a block, TEAMS of them; SLOTS; PRODUCTS, with two teams and SIZE / VEC at most 32; two teams have
+ *     one query
  *   Books f16; SIZE / VEC at most 64 and a multiple of 16
  *   Maps: of bytes, [sequences, tokens, heads, groups], boxes of 32 tokens; one sequence where codes are shared
  *   Launch: block 32 * WARPS, grid ceil(items / block_items), dynamic shared memory of SHARED_BYTES
@@ -493,6 +493,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
                     threads_sync(1 + (u32)team, 32 * TEAM_WARPS);
                 }
             }
+        } else { /* a team without an item keeps step: racecheck takes its wait below for the other team's barrier */
+            threads_sync(1 + (u32)team, 32 * TEAM_WARPS);
         }
         i += size;
         if (i < last_item(a)) {

@@ -75,7 +75,7 @@ static const struct {
     {"vq_mm m=8700 n=20 k=64 out=f32", 0},
     {"vq_mm m=130 n=70 k=192 num_codebooks=1 nbits_per_codebook=16 out=f32", 0},
     {"vq_mm m=3 n=300 k=832 num_codebooks=1 nbits_per_codebook=16 x=bf16", 0},
-    {"vq_mm m=4 n=530 k=320 num_codebooks=1 nbits_per_codebook=14 out=f32 bias=1 level=o4", 0},
+    {"vq_mm m=4 n=530 k=320 num_codebooks=1 nbits_per_codebook=14 out=f32 level=o4 bias=1", 0},
     {"vq_mm m=40 n=90 k=320 num_codebooks=1 nbits_per_codebook=16", 0},
     {"vq_mm m=40 n=300 k=832 num_codebooks=1 nbits_per_codebook=16 out=f32", 0},
     {"vq_mm m=67 n=33 k=128 nbits_per_codebook=12 codes=u8", 0},
