@@ -10,6 +10,11 @@ turn, --rounds times: a prompt of -p tokens evaluated as one batch, and -n token
 cache, after a warm-up. One JSON line a scheme on stdout: the median, the lowest and the highest round of each side and
 quern / llama.cpp. The first line describes the machine and both builds.
 
+The nearest bits are those of the layers and of the head: of a model of this size the output layer is a third of what a
+token reads. A scheme keeps the head as it is, 16 bits; SCHEME+int8 has it in int8. The peers' heads are f16 and bf16, or
+q8_0 (in a type as q4_0+f16, what follows the plus is embedding and output). Every peer measured has its own ratios; those
+of the line are against the fastest of the peers with the nearest bits (peer), of prefill and decode each.
+
 Nothing of Quern needs this script; without the Python package llama_cpp it says so and ends with 1. Law: no number
 without the run that made it, so both sides are always measured here, never read from a file (--only skips one side).
 """
@@ -23,7 +28,7 @@ import subprocess
 import sys
 import time
 
-# quern scheme -> types of llama.cpp with the nearest bits; the first is the one that ratios are taken against
+# quern scheme -> types of llama.cpp with the nearest bits in the layers
 PAIRS = {
     "f32": ["f32"],
     "bf16": ["bf16", "f16"],
@@ -32,12 +37,14 @@ PAIRS = {
     "fp8": ["q8_0"],
     "int8": ["q8_0"],
     "int8-azp": ["q8_0"],
-    "nvfp4": ["q4_0", "nvfp4"],
-    "nvfp4-w4a4": ["q4_0", "nvfp4"],
+    "nvfp4": ["q4_0"],  # llama.cpp's quantiser makes no NVFP4 of dense models
+    "nvfp4-w4a4": ["q4_0"],
     "mxfp4": ["q4_0"],  # llama.cpp makes MXFP4 of experts' weights only; of these models its "MXFP4" file is q8_0
 }
-FTYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0", "q4_0": "MOSTLY_Q4_0",
-          "nvfp4": "MOSTLY_NVFP4"}
+# head of a scheme -> types of embedding and output with the nearest bits, then others to be measured too
+HEADS = {None: (["f16", "bf16"], ["q8_0"]), "int8": (["q8_0"], [])}
+TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30}  # ggml_type
+FTYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0", "q4_0": "MOSTLY_Q4_0"}
 
 
 def note(text):
@@ -58,17 +65,25 @@ def load_llama():
     return llama_cpp
 
 
+def peers_of(scheme):
+    """(type, whether its bits are the nearest) of every peer."""
+    weights, _, head = scheme.partition("+")
+    if weights in ("f32", "f16", "bf16"):
+        return [(kind, True) for kind in PAIRS[weights]]
+    nearest, others = HEADS[head or None]
+    return [(f"{kind}+{h}", h in nearest) for kind in PAIRS[weights] for h in nearest + others]
+
+
 def make_gguf(llama, source, work, kind):
     """A GGUF of that type; None when llama.cpp's quantiser does not make it from this model."""
     path = os.path.join(work, kind + ".gguf")
     if os.path.exists(path):
         return path
-    ftype = getattr(llama, "LLAMA_FTYPE_" + FTYPES[kind], None)
-    if ftype is None:
-        note(f"skip: this llama.cpp knows no type {kind}")
-        return None
+    layers, _, head = kind.partition("+")
     params = llama.llama_model_quantize_default_params()
-    params.ftype = ftype
+    params.ftype = getattr(llama, "LLAMA_FTYPE_" + FTYPES[layers])
+    if head:
+        params.token_embedding_type = params.output_tensor_type = TYPES[head]
     params.allow_requantize = True
     part = path + ".part"
     if llama.llama_model_quantize(source.encode(), part.encode(), ctypes.byref(params)) != 0:
@@ -165,12 +180,13 @@ def summary(rounds):
 
 def compare(scheme, args, llama):
     folder = None if args.only == "llama" else make_folder(args.quern, args.gguf, args.work, scheme)
-    models = {}
+    models, nearest = {}, {}
     if llama:
-        for kind in PAIRS[scheme.partition("+")[0]]:
+        for kind, near in peers_of(scheme):
             path = make_gguf(llama, args.gguf, args.work, kind)
             if path:
                 models[kind] = Llama(llama, path, args.threads, args.prompt, args.generate)
+                nearest[kind] = near
     ours, theirs, facts = [], {kind: [] for kind in models}, {}
     for _ in range(args.rounds):
         if folder:
@@ -178,7 +194,7 @@ def compare(scheme, args, llama):
             ours.append(speeds)
         for kind, model in models.items():
             theirs[kind].append(model.speeds(args.prompt, args.generate))
-    record = {"scheme": scheme, "threads": args.threads, "n_prompt": args.prompt, "n_gen": args.generate,
+    record = {"scheme": scheme, "head": scheme.partition("+")[2] or "as the file has it", "threads": args.threads, "n_prompt": args.prompt, "n_gen": args.generate,
               "rounds": args.rounds}
     if ours:
         record["quern"] = {"model": facts["model_type"], "bytes": facts["model_size"], **summary(ours)}
@@ -186,14 +202,18 @@ def compare(scheme, args, llama):
             if key in facts:
                 record["quern"][key] = facts[key]
     for kind, model in models.items():
-        record.setdefault("llama_cpp", []).append(
-            {"type": kind, "model": model.description, "bytes": model.bytes, **summary(theirs[kind])})
+        peer = {"type": kind, "nearest_bits": nearest[kind], "model": model.description, "bytes": model.bytes,
+                **summary(theirs[kind])}
+        for test in ("prefill", "decode"):
+            if ours and test + "_tps" in peer:
+                peer[test + "_ratio"] = round(record["quern"][test + "_tps"] / peer[test + "_tps"], 3)
+        record.setdefault("llama_cpp", []).append(peer)
         model.close()
-    if ours and models:
-        first = record["llama_cpp"][0]
-        for kind in ("prefill", "decode"):
-            if kind + "_tps" in first:
-                record[kind + "_ratio"] = round(record["quern"][kind + "_tps"] / first[kind + "_tps"], 3)
+    near = [peer for peer in record.get("llama_cpp", []) if peer["nearest_bits"]]
+    for test in ("prefill", "decode"):
+        ranked = sorted((peer[test + "_ratio"], peer["type"]) for peer in near if test + "_ratio" in peer)
+        if ranked:
+            record[test + "_ratio"], record[test + "_peer"] = ranked[0]
     return record
 
 
@@ -202,7 +222,7 @@ def main():
     parser.add_argument("--quern", default="build/quern", help="the command (default: build/quern)")
     parser.add_argument("--gguf", required=True, help="the model both sides start from")
     parser.add_argument("--work", required=True, help="folder for the files both sides make of it")
-    parser.add_argument("--schemes", default="f32,bf16,fp8-block,fp8,int8,nvfp4,mxfp4", help="comma-separated; nvfp4+int8: with --head int8, as llama.cpp has it")
+    parser.add_argument("--schemes", default="f32,bf16,fp8-block,fp8,int8,nvfp4,mxfp4", help="comma-separated; nvfp4+int8: with --head int8")
     parser.add_argument("--threads", "-t", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--prompt", "-p", type=int, default=512)
     parser.add_argument("--generate", "-n", type=int, default=128)
@@ -211,7 +231,7 @@ def main():
     parser.add_argument("--only", choices=["quern", "llama"], help="measure one side only")
     args = parser.parse_args()
     schemes = args.schemes.split(",")
-    unknown = [s for s in schemes if s.partition("+")[0] not in PAIRS]
+    unknown = [s for s in schemes if s.partition("+")[0] not in PAIRS or s.partition("+")[2] not in ("", "int8")]
     if unknown:
         parser.error(f"no scheme {unknown[0]}; known: {', '.join(PAIRS)}")
     if not os.path.exists(args.gguf):

@@ -7,6 +7,7 @@ the CPU, whose kernels are not generated, every kernel of the processor that tak
     bench/planner_grid.py --ladder ...           # not the grid: the paper's formats with 1 and 16 rows
     bench/planner_grid.py --list                 # the cases alone
     bench/planner_grid.py --summary grid.jsonl   # how many are within 5 % of the best rung, and those that are not
+    bench/planner_grid.py --svg ladder.jsonl >docs/vq-ladder.svg # a chart of a ladder's rungs
 
 One JSON line a case: microseconds by rung, the best one, and how far `auto` is from the least of all. Codes are random, low
 ones more often (--skew 2: as often as a codebook's that is sorted by use, a quarter of the entries serves half; 1: evenly).
@@ -199,7 +200,7 @@ def measure(q, case, options):
                 continue
             operands = operands or Operands(q, plan, options.skew, options.memory << 20)
             if q.backend == CUDA:
-                t = time_graph(lambda i: plan.run(operands.turns[i]), len(operands.turns), 20, options.seconds * 1e6)
+                t = time_graph(lambda i: plan.run(operands.turns[i]), len(operands.turns), None, options.seconds * 1e6, 5)
             else:
                 kernel = q.lib.qn_plan_kernel(plan.handle).decode()
                 if level == "auto": # which of the kernels that is; they are timed by name
@@ -232,6 +233,37 @@ def summary(path):
         print(f"from gc to the best: mean {100 * statistics.mean(gained):.1f} % less time, most {100 * max(gained):.1f} %")
 
 
+COLOURS = {"gc": "#8c8c8c", "sc": "#b07aa1", "o1": "#edc948", "o2": "#f28e2b", "o3": "#76b7b2", "o4": "#4e79a7",
+           "auto": "#59a14f"}
+
+
+def chart(path):
+    """Bars of a case's rungs, microseconds, side by side."""
+    rows = list(map(json.loads, open(path, encoding="utf-8")))
+    most, bar, gap, left, top, high = max(max(r["us"].values()) for r in rows), 11, 18, 46, 46, 240
+    width, foot = left + len(rows) * (len(LEVELS) * bar + gap) + 10, top + high
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{foot + 50}" font-family="sans-serif" '
+           'font-size="11"><rect width="100%" height="100%" fill="white"/>',
+           f'<text x="{left}" y="16" font-size="13">vq_mm, {rows[0]["n"]} x {rows[0]["k"]}: microseconds by rung</text>']
+    for i, level in enumerate(LEVELS):
+        out.append(f'<rect x="{left + 60 * i}" y="24" width="10" height="10" fill="{COLOURS[level]}"/>'
+                   f'<text x="{left + 60 * i + 14}" y="33">{level}</text>')
+    for us in range(0, int(most) + 1, 25):
+        y = foot - us / most * high
+        out.append(f'<line x1="{left}" x2="{width - 8}" y1="{y:.1f}" y2="{y:.1f}" stroke="#dddddd"/>'
+                   f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{us}</text>')
+    for i, r in enumerate(rows):
+        x = left + gap / 2 + i * (len(LEVELS) * bar + gap)
+        for j, level in enumerate(LEVELS):
+            tall = r["us"].get(level, 0) / most * high
+            out.append(f'<rect x="{x + j * bar:.1f}" y="{foot - tall:.1f}" width="{bar - 1}" height="{tall:.1f}" '
+                       f'fill="{COLOURS[level]}"><title>{level} {r["us"].get(level, 0)}</title></rect>')
+        middle = x + len(LEVELS) * bar / 2
+        out.append(f'<text x="{middle:.1f}" y="{foot + 16}" text-anchor="middle">{r["format"]}</text>'
+                   f'<text x="{middle:.1f}" y="{foot + 30}" text-anchor="middle">M={r["m"]}</text>')
+    print("\n".join(out + ["</svg>"]))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lib")
@@ -242,14 +274,17 @@ def main():
     parser.add_argument("--most", type=int, default=1 << 30, help="weights of a case")
     parser.add_argument("--levels", default=",".join(LEVELS))
     parser.add_argument("--skew", type=float, default=2.0)
-    parser.add_argument("--memory", type=int, default=200, help="MiB that the codes rotate over")
+    parser.add_argument("--memory", type=int, default=150, help="MiB that the codes rotate over")
     parser.add_argument("--seconds", type=float, default=0.001, help="of a graph's calls, or of timing a rung on the CPU")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--ladder", action="store_true")
     parser.add_argument("--skip", type=int, default=0, help="cases to leave out at the front")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--summary", metavar="FILE")
+    parser.add_argument("--svg", metavar="FILE")
     options = parser.parse_args()
+    if options.svg:
+        return chart(options.svg)
     if options.summary:
         return summary(options.summary)
     cases = [c for c in (LADDER if options.ladder else grid(options.cases, options.most, options.threads > 0)) if options.only in text_of(c, "auto")]

@@ -7,6 +7,7 @@ import ctypes
 import os
 import re
 import statistics
+import time
 
 try:
     import torch
@@ -157,17 +158,23 @@ class Quern:
         self.lib.qn_ctx_destroy(self.ctx)
 
 
-def time_graph(call, copies, guess, total=20000):
-    """Microseconds a call, by replays of a graph of calls over the copies; about `total` of them at `guess` a call."""
-    count = max(copies, min(200, int(total / max(guess, 5.0))))
+def time_graph(call, copies, guess=None, total=20000, replays=7):
+    """Microseconds a call, by replays of a graph of calls over the copies; about `total` of them at `guess` a call, or at
+    what a call by itself takes beyond most of what its launch does."""
     call(0)
     torch.cuda.synchronize()
+    if guess is None:
+        begin = time.perf_counter()
+        call(1 % copies)
+        torch.cuda.synchronize()
+        guess = (time.perf_counter() - begin) * 1e6 - 40
+    count = max(copies, min(200, int(total / max(guess, 5.0))))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for i in range(count):
             call(i % copies)
     times = []
-    for _ in range(7):
+    for _ in range(replays):
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         graph.replay()

@@ -57,6 +57,7 @@ typedef struct qn_cuda_vq {
     int spans, tokens;    /* of K; rows of x of a tile */
     int blocks;           /* that the spans of all rows of w are dealt to; 0: one a block of rows */
     int slabs;            /* vq_sums.cu: parts of K */
+    int slices;           /* vq_tensor.cu: of the codebook, each a part of every dealt one; 0 or 1: whole */
     int early;            /* codes and codebooks may be read before the kernel in front is done */
 } qn_cuda_vq;
 

@@ -81,7 +81,7 @@ typedef struct qn_panel_call {
     int32_t terms;             /* QN_PANEL_ROWS_BF16 */
     /* scales of blocks of 128 along K; sa NULL: none. The temporary chain of such a block starts at 0 and
      * sum = fma(temporary, sa[r][kb] * sb[p][kb], sum). Codes with scales of groups have none. */
-    const float *sa;           /* sa[r * sa_stride + kb] */
+    const float *sa;           /* sa[r * sa_stride + kb]; row_group > 1: sa[kb * sa_stride + r], whole groups */
     const float *sb;           /* sb[p * sb_stride + kb] */
     int64_t sa_stride, sb_stride;
     /* float or int32, 64-byte aligned, room for whole groups of rows: with a row_group of G, the sum of row r, column

@@ -90,8 +90,10 @@ extern const qn_vq_tiles_set qn_vq_tiles__avx512vnni, qn_vq_tiles__amx;
  * walks two runs of blocks at once, the first and the second half of its rows: two streams of memory are faster than
  * one.
  *
- * Many rows of x go eight at a time: a table then holds the same integers as int32, those of all rows beside each
- * other, and one load and one addition a code serve them all. */
+ * More rows of x go eight at a time: a table then holds the same integers as int32, those of all rows beside each
+ * other, and one load and one addition a code serve them all. Where so few rows of w take from a table that it is not
+ * worth making, sixteen rows of x at a time are multiplied by the vectors that codes choose: the same chain, rounded to
+ * the same integer. */
 #define QN_VQ_LOOKUPS 32
 #define QN_VQ_LINE 128
 #define QN_VQ_TABLE_BYTES 768
@@ -100,29 +102,29 @@ extern const qn_vq_tiles_set qn_vq_tiles__avx512vnni, qn_vq_tiles__amx;
 #define QN_VQ_SIDE_LOOKUPS 4                                         /* at a time */
 #define QN_VQ_SIDE_TABLE (QN_VQ_TABLE_ENTRIES * QN_VQ_SIDE_ROWS * 4) /* bytes */
 #define QN_VQ_SIDE_VECTOR 256                                        /* elements of a vector at most */
+#define QN_VQ_SUMS_SCRATCH (QN_VQ_SIDE_LOOKUPS * QN_VQ_SIDE_TABLE)   /* bytes */
+#define QN_VQ_MANY_ROWS 16
+#define QN_VQ_MANY_FLOATS (QN_VQ_SUMS_SCRATCH / 4) /* of their elements in a slab, at most */
 
-/* A slab of some rows of x. */
+/* A slab of some rows of x: one, up to QN_VQ_SIDE_ROWS, up to QN_VQ_MANY_ROWS ("wide" below). */
 typedef struct qn_vq_sums_call {
     const uint8_t *codes; /* [2][lines][lookups][64] */
     int64_t lines, lookups, books, vector;
-    const float *x;         /* row r of the slab from + r * x_stride */
-    int64_t x_stride, rows; /* rows: at most QN_VQ_SIDE_ROWS */
-    const float *book, *norms;
-    char *tables;     /* QN_VQ_SIDE_LOOKUPS * QN_VQ_SIDE_TABLE bytes, 64-byte aligned, private to the thread, ... */
-    int32_t *totals;  /* ... and [2 * lines * 64][QN_VQ_SIDE_ROWS] */
-    float *sums;      /* [2 * lines * 64][QN_VQ_SIDE_ROWS]: go on with the slab's lookups; 64-byte aligned */
-    uint8_t *special; /* row r's: set to 1 when its products fit no such integers */
+    int64_t blocks; /* of 64 rows of w, 2 * lines or fewer: those that are not padding */
+    const float *x; /* row r of the slab from + r * x_stride */
+    int64_t x_stride, rows;
+    const float *book, *norms; /* [books][vector][256]; [books] of the longest vectors */
+    char *tables;              /* QN_VQ_SUMS_SCRATCH bytes, 64-byte aligned, private to the thread, ... */
+    int32_t *totals;           /* ... and, for side, [2 * lines * 64][QN_VQ_SIDE_ROWS] */
+    float *sums;               /* [2 * lines * 64][wide]: go on with the slab's lookups; 64-byte aligned */
+    uint8_t *special;          /* row r's: set to 1 when its products fit no such integers (NaN, infinities, far below
+                                  or above 1); its sums are then not to be used */
 } qn_vq_sums_call;
 
+typedef void (*qn_vq_sums_fn)(const qn_vq_sums_call *call);
+
 typedef struct qn_vq_sums_set {
-    /* Tables of a slab: x[groups * vector], book[books][vector][256], norms[books] of the longest vectors. 1 when the
-     * products fit no such integers: NaN, infinities, far below or above 1; tables are then not to be used. */
-    int (*tables)(const float *x, int64_t groups, int64_t books, int64_t vector, const float *book, const float *norms,
-                  uint8_t *tables, float *unit);
-    /* sums[2 * lines * 64] go on with a slab's lookups: codes[2][lines][lookups][64]. */
-    void (*look_up)(const uint8_t *codes, int64_t lines, int64_t lookups, const uint8_t *tables, float unit,
-                    float *sums);
-    void (*side)(const qn_vq_sums_call *call);
+    qn_vq_sums_fn one, side, many;
 } qn_vq_sums_set;
 
 extern const qn_vq_sums_set qn_vq_sums__avx512vnni;

@@ -243,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     const int kv = warp / HEAD_WARPS, stream_index = warp % HEAD_WARPS;
     const int word_lane = lane / 4, phase = lane % 4;
     const place at_step = place_of(kv, word_lane, phase);
-    u32 rows_of[4];
+    u32 rows_of[ORDERS];
     order_weights(rows_of);
     u32 *const weights = (u32 *)(shared + WEIGHTS_AT) + warp * QUERIES * 32;
     float *const merge = (float *)(shared + MERGE_AT);
@@ -291,7 +291,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
 #if TURN
             fill_turned(a.k_book, it.head);
 #endif
-            fill_pairs<K_HALVES>(a.v_book, it.head);
+            fill_pairs<K_HALVES, false>(a.v_book, it.head);
             tables_head = it.head;
         }
         float *const q = (float *)(shared + QUERY_AT);
@@ -368,7 +368,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
                     }
                 }
                 const float value = token + lane < end ? score[r][0] : NONE;
-                weigh(value, &s[r], weights + r * 32);
+                weigh(value, lane, &s[r], weights + r * 32);
             }
             __syncwarp();
 #pragma unroll
@@ -396,7 +396,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
         }
 #pragma unroll
         for (int r = 0; r < QUERIES; r++) {
-            merge_item(a, it, r, length_of(a, it.sequence), s[r], merge); /* read again: registers are few */
+            leave_sums(s[r], merge + warp * PARTIAL);
+            __syncthreads();
+            for (int x = (int)threadIdx.x; x < KV_HEADS * SIZE; x += 32 * WARPS) { /* length: registers are few */
+                const int head = (it.head + x / SIZE) * a.group + it.first + r;
+                join_sums<HEAD_WARPS>(a, it, head, x % SIZE, length_of(a, it.sequence),
+                                      merge + x / SIZE * HEAD_WARPS * PARTIAL);
+            }
+            __syncthreads();
         }
     }
 }

@@ -1,39 +1,47 @@
-/* vq_attention of keys that are not turned: keys and values both by tables of pairs of f16 channels, both multiplied on
- * tensor cores, codes by bulk copies into shared memory some chunks ahead.
+/* vq_attention of keys that are not turned: values by tables of pairs of f16 channels, multiplied on tensor cores, keys
+ * by tables of pairs too or of products with the query, codes by bulk copies into shared memory some chunks ahead.
  *
- * Keys: lanes are eight tokens of four quarters of a row. At one step the lanes of a token look up the groups of other
- * columns than those of the other tokens, so that 32 lanes meet 32 banks; what a lane looked up is an operand of the
- * matrix instruction whose other operand has, in row n, the query's channels in the order of token n: of the products
- * of eight orders and eight tokens the diagonal is wanted. A query is two f16 of 22 bits together, divided by a power
- * of two, the lower parts in rows of their own. Tables do not depend on queries: they stay for all items of a head, and
- * a lookup serves all query heads of a group. Values: see vq_attention_tables.h.
+ * Keys by pairs: lanes are eight tokens of four quarters of a row. At one step the lanes of a token look up the groups
+ * of other columns than those of the other tokens, so that 32 lanes meet 32 banks; what a lane looked up of two tokens
+ * is an operand of the matrix instruction whose other operand has, in column n, the query's channels in the order of
+ * token n: of the products of sixteen tokens and eight orders the diagonal is wanted. A query is divided by a power of
+ * two; f32 ones are two f16 of 22 bits together. Tables do not depend on queries: they stay for all items of a head,
+ * and a lookup serves all query heads of a group.
  *
- * Each warp has a ring of SLOTS buffers that hold the codes of 32 keys or values, filled by the copy engine for its
- * next chunks, those of the block's next item too: memory is read while tables are made and while items end.
+ * Keys by products (PRODUCTS): a code is looked up once however many channels it has, and gives a summand of the score
+ * in f32. The table is made of each query, for two items at once: one reading of the book serves both, and nothing is
+ * made again between them.
+ *
+ * TEAMS of a block's warps do as many items of a head at once. Each warp has a ring of SLOTS buffers that hold the
+ * codes of 32 keys or values, filled by the copy engine for its next chunks, those of its next item too: memory is read
+ * while tables are made and while items end. Values: see vq_attention_tables.h.
  *
  * Host contract
  *   Parameters: Q_FORMAT; SIZE of a head: 64, 128, 256; VEC: 2, 4, 8, 16; BITS: 4 to 8; KV_HEADS 1, and QUERIES, query
- *     heads of it, a block; WARPS a block; SLOTS
+ *     heads of it, a block; WARPS a block, TEAMS of them; SLOTS; PRODUCTS, with two teams and SIZE / VEC at most 32; two teams have
+ *     one query
  *   Books f16; SIZE / VEC at most 64 and a multiple of 16
  *   Maps: of bytes, [sequences, tokens, heads, groups], boxes of 32 tokens; one sequence where codes are shared
  *   Launch: block 32 * WARPS, grid ceil(items / block_items), dynamic shared memory of SHARED_BYTES
  *   What follows is as for vq_attention.cu */
 #define MOST_TOGETHER 4
+#define WIDE_VALUES (PAIRS % 2 == 0)
+#define SETS (QUERIES == 1 && PAIR_HALVES == 2 ? 4 : 1)
 #include "vq_attention_tables.h"
 
 #define CHUNK_BYTES (32 * GROUPS)
-#define LOOKUPS (8 * PAIR_HALVES)     /* of a lane by a key */
-#define STREAMS (QUERIES > 2 ? 1 : 2) /* of eight tokens each, interleaved */
-#define TABLES (KV_HEADS * PAIR_HALVES)
+#define TEAM_WARPS (WARPS / TEAMS)
+#define LOOKUPS (8 * PAIR_HALVES) /* of a lane by a key */
+#define QUERY_LOADS ((TEAMS * QUERIES * SIZE + 32 * WARPS - 1) / (32 * WARPS))
+#define STREAMS (QUERIES > 2 ? 1 : 2) /* of sixteen tokens each, interleaved */
+#define VALUES_HALF (PRODUCTS ? TEAMS : PAIR_HALVES)
+#define TABLES ((VALUES_HALF + PAIR_HALVES + 1) / 2)
 #define RING_AT (TABLES * TABLE_BYTES)
-#define WEIGHTS_AT (RING_AT + WARPS * SLOTS * CHUNK_BYTES)  /* [WARPS][QUERIES][32] pairs of f16 */
-#define QUERY_AT (WEIGHTS_AT + WARPS * QUERIES * 128)       /* [KV_HEADS][QUERIES][SIZE] */
-#define MERGE_AT (QUERY_AT + KV_HEADS * QUERIES * SIZE * 4) /* [WARPS][PARTIAL] */
-#define BARRIERS_AT (MERGE_AT + WARPS * PARTIAL * 4)        /* [WARPS][SLOTS] */
+#define WEIGHTS_AT (RING_AT + WARPS * SLOTS * CHUNK_BYTES) /* [WARPS][QUERIES][32] pairs of f16 */
+#define QUERY_AT (WEIGHTS_AT + WARPS * QUERIES * 128)      /* [TEAMS][QUERIES][SIZE] */
+#define MERGE_AT (QUERY_AT + TEAMS * QUERIES * SIZE * 4)   /* [WARPS][PARTIAL] */
+#define BARRIERS_AT (MERGE_AT + WARPS * PARTIAL * 4)       /* [WARPS][SLOTS] */
 #define SHARED_BYTES (BARRIERS_AT + WARPS * SLOTS * 8)
-
-/* The tables of values begin behind those of keys. */
-#define VALUES_HALF PAIR_HALVES
 
 DEV void load_box(u32 to, const tensor_map *map, u32 bar, int head, int token, int sequence)
 {
@@ -43,11 +51,49 @@ DEV void load_box(u32 to, const tensor_map *map, u32 bar, int head, int token, i
                  : "memory");
 }
 
+/* ---- rounds ---- */
+
+/* The thread's number, what is made of which is not made before: registers are few while tables are filled. */
+DEV int thread_here(void)
+{
+    int thread = (int)threadIdx.x;
+    asm volatile("" : "+r"(thread));
+    return thread;
+}
+
+/* End of the block's items; found again where it is asked for. */
+DEV int last_item(const qn_cuda_vq_attention &a)
+{
+    int block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    return min((block + 1) * a.block_items, a.items);
+}
+
+/* Items from i on that the teams do at once: of one head and the same queries. */
+DEV int round_size(const qn_cuda_vq_attention &a, int i)
+{
+    const int of_head = a.parts * a.batch, left = of_head - i % of_head;
+    return TEAMS == 1 ? 1 : min(min(left, last_item(a) - i), TEAMS);
+}
+
+/* Tokens of an item that are read as codes. */
+struct span {
+    int begin, end;
+};
+
+DEV span span_of(const qn_cuda_vq_attention &a, const item &it, int length)
+{
+    const int coded = coded_of(a, length), begin = it.part * a.part_tokens;
+    return {begin, min(begin + a.part_tokens, coded)};
+}
+
 /* ---- the ring ---- */
 
-/* What a warp asks for next: keys, then values, of its chunks of its block's items. */
+#define STRIDE (TEAM_WARPS * 32) /* tokens from one chunk of a warp to its next */
+
+/* What a warp asks for next: keys, then values, of its chunks of its team's items. */
 struct cursor {
-    int i, sequence, head, token, end;
+    int round, sequence, head, token, end;
     bool values;
 };
 
@@ -66,27 +112,31 @@ DEV void pass_slot(ring *r)
     }
 }
 
-/* The item's first chunk of this warp. */
-DEV void enter(const qn_cuda_vq_attention &a, cursor *c, int kv, int stream_index)
+/* The round's first chunk of this warp. */
+DEV void enter(const qn_cuda_vq_attention &a, cursor *c, int team, int stream_index)
 {
-    const item it = item_of(a, c->i);
-    const int coded = coded_of(a, length_of(a, it.sequence)), begin = it.part * a.part_tokens;
-    c->sequence = it.sequence;
-    c->head = it.head + kv;
-    c->token = begin + stream_index * 32;
-    c->end = begin + a.part_tokens < coded ? begin + a.part_tokens : coded;
+    c->token = c->end = 0;
+    if (team < round_size(a, c->round)) {
+        const item it = item_of(a, c->round + team);
+        const span s = span_of(a, it, length_of(a, it.sequence));
+        c->sequence = it.sequence;
+        c->head = it.head;
+        c->token = s.begin + stream_index * 32;
+        c->end = s.end;
+    }
 }
 
 /* Ask for the next into that slot, if there is one. */
-DEV void ask(const qn_cuda_vq_attention &a, const tensor_map *keys, const tensor_map *values, cursor *c, int last,
-             int kv, int stream_index, const ring &r, int slot)
+DEV void ask(const qn_cuda_vq_attention &a, const tensor_map *keys, const tensor_map *values, cursor *c, int team,
+             int stream_index, const ring &r, int slot)
 {
     while (c->token >= c->end) {
-        if (c->i + 1 >= last) {
+        const int next = c->round + round_size(a, c->round);
+        if (next >= last_item(a)) {
             return;
         }
-        c->i++;
-        enter(a, c, kv, stream_index);
+        c->round = next;
+        enter(a, c, team, stream_index);
     }
     if (threadIdx.x % 32 == 0) {
         const bool v = c->values;
@@ -94,15 +144,83 @@ DEV void ask(const qn_cuda_vq_attention &a, const tensor_map *keys, const tensor
         barrier_arrive_expect(r.bars + slot * 8, CHUNK_BYTES);
         load_box(r.slots + slot * CHUNK_BYTES, v ? values : keys, r.bars + slot * 8, c->head, c->token, sequence);
     }
-    c->token += c->values ? HEAD_WARPS * 32 : 0;
+    c->token += c->values ? STRIDE : 0;
     c->values = !c->values;
 }
 
-/* ---- keys ---- */
+#if PRODUCTS
+/* ---- keys by products ---- */
+
+#define QUARTER_WORDS (GROUPS / 16) /* words of four codes that a lane reads of a key */
+
+/* One entry of a group's book times each team's query, into the table's halves. A group that has two columns is in
+ * both. */
+struct products_put {
+    __device__ __forceinline__ void operator()(int, int, int column, int entry, const u32 *words) const
+    {
+        const float *const q = (const float *)(shared + QUERY_AT) + group_of(column, 0) * VEC;
+#pragma unroll
+        for (int t = 0; t < TEAMS; t++) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int j = 0; j < VEC / 2; j += 2) {
+                const float4 part = *(const float4 *)(q + t * SIZE + 2 * j);
+                sum = __fmaf_rn(low_half(words[j]), part.x, sum);
+                sum = __fmaf_rn(high_half(words[j]), part.y, sum);
+                sum = __fmaf_rn(low_half(words[j + 1]), part.z, sum);
+                sum = __fmaf_rn(high_half(words[j + 1]), part.w, sum);
+            }
+            *(float *)(shared + t * 128 + entry * 256 + column * 4) = sum;
+        }
+    }
+};
+
+/* Scores of a chunk: a lane ends with the one of token 8 * (lane % 4) + lane / 4. */
+DEV float score_products(const char *chunk, int team, const place *p)
+{
+    const int lane = (int)threadIdx.x % 32, token = lane / 4, quarter = lane % 4;
+    const char *const at = chunk + token * GROUPS + quarter * (4 * QUARTER_WORDS);
+    const char *const table = shared + team * 128;
+    float score[4];
+#pragma unroll
+    for (int g = 0; g < 4; g++) {
+        u32 words[QUARTER_WORDS];
+#if QUARTER_WORDS == 2
+        const uint2 v = *(const uint2 *)(at + g * 8 * GROUPS);
+        words[0] = token >= 4 ? v.y : v.x;
+        words[1] = token >= 4 ? v.x : v.y;
+#else
+        words[0] = *(const u32 *)(at + g * 8 * GROUPS);
+#endif
+        float part[2] = {};
+#pragma unroll
+        for (int u = 0; u < QUARTER_WORDS; u++) {
+#pragma unroll
+            for (int s = 0; s < 4; s++) {
+                part[s % 2] += *(const float *)(table + row_of(words[u], p[u], s));
+            }
+        }
+        score[g] = part[0] + part[1];
+    }
+#pragma unroll
+    for (int step = 2; step > 0; step /= 2) {
+        const bool upper = (quarter & step) != 0;
+#pragma unroll
+        for (int n = 0; n < step; n++) {
+            const float mine = upper ? score[n + step] : score[n], other = upper ? score[n] : score[n + step];
+            score[n] = mine + __shfl_xor_sync(0xffffffffu, other, step);
+        }
+    }
+    return score[0];
+}
+#else
+/* ---- keys by pairs ---- */
+
+#define PIECES (Q_FORMAT == QN_MM_F32 ? 2 : 1) /* f16 that hold a channel of a query */
 
 /* A lane's part of a query: of each of its lookups the two channels, as f16 and what is left of them. */
 struct part_of_query {
-    u32 high[LOOKUPS], low[LOOKUPS];
+    u32 piece[PIECES][LOOKUPS];
 };
 
 /* Lookup l of a lane: half table l % PAIR_HALVES, column 4 * word + byte. */
@@ -112,9 +230,9 @@ DEV int word_of(int l, int quarter, int token)
 }
 
 /* *unit: what scores are multiplied by. */
-DEV void begin_query(const float *q, part_of_query *part, float *unit)
+DEV void begin_query(const float *q, float scale, part_of_query *part, float *unit)
 {
-    const int lane = (int)threadIdx.x % 32, token = lane / 4, quarter = lane % 4;
+    const int lane = thread_here() % 32, token = lane / 4, quarter = lane % 4;
     float most = 0.0f;
 #pragma unroll
     for (int i = 0; i < SIZE; i += 32) {
@@ -124,14 +242,17 @@ DEV void begin_query(const float *q, part_of_query *part, float *unit)
     int power = (int)(__float_as_uint(most) >> 23);
     power = power < 1 ? 1 : power > 253 ? 253 : power;
     const float by = __uint_as_float((u32)(254 - power) << 23);
-    *unit = __uint_as_float((u32)power << 23);
+    *unit = __uint_as_float((u32)power << 23) * scale;
 #pragma unroll
     for (int l = 0; l < LOOKUPS; l++) {
         const int h = l % PAIR_HALVES, column = 4 * word_of(l, quarter, token) + (token + l / PAIR_HALVES) % 4;
         const int channel = group_of(column, h / PAIRS) * VEC + 2 * (sharer_of(column) * PAIRS + h % PAIRS);
         const float x = q[channel] * by, y = q[channel + 1] * by;
-        part->high[l] = pack_f16(x, y);
-        part->low[l] = pack_f16(x - low_half(part->high[l]), y - high_half(part->high[l]));
+        const u32 high = pack_f16(x, y);
+        part->piece[0][l] = high;
+#if PIECES == 2
+        part->piece[1][l] = pack_f16(x - low_half(high), y - high_half(high));
+#endif
     }
 }
 
@@ -163,12 +284,13 @@ DEV void score_keys(const char *chunk, const part_of_query *part, const place *p
     const char *const at = chunk + token * GROUPS + quarter % (4 / SHARERS > 0 ? 4 / SHARERS : 1) * (2 * CODE_BYTES);
     const int from = 4 * (lane % 8) + lane % 8 / 2; /* the lane that has the diagonal's element of this lane's token */
 #pragma unroll
-    for (int g = 0; g < 4; g += STREAMS) {
-        u32 words[STREAMS][2][WORDS];
+    for (int g = 0; g < 2; g += STREAMS) {
+        u32 words[STREAMS][2][2][WORDS];
         float d[STREAMS][QUERIES][4];
 #pragma unroll
         for (int i = 0; i < STREAMS; i++) {
-            read_keys(at + (g + i) * 8 * GROUPS, words[i], token >= 4);
+            read_keys(at + (g + i) * 16 * GROUPS, words[i][0], token >= 4);
+            read_keys(at + (g + i) * 16 * GROUPS + 8 * GROUPS, words[i][1], token >= 4);
 #pragma unroll
             for (int r = 0; r < QUERIES; r++) {
                 d[i][r][0] = d[i][r][1] = d[i][r][2] = d[i][r][3] = 0.0f;
@@ -178,11 +300,14 @@ DEV void score_keys(const char *chunk, const part_of_query *part, const place *p
         for (int l = 0; l < LOOKUPS; l += 2) {
 #pragma unroll
             for (int i = 0; i < STREAMS; i++) {
-                const u32 b0 = look_up_key(words[i], l, p), b1 = look_up_key(words[i], l + 1, p);
+                const u32 keys[4] = {look_up_key(words[i][0], l, p), look_up_key(words[i][1], l, p),
+                                     look_up_key(words[i][0], l + 1, p), look_up_key(words[i][1], l + 1, p)};
 #pragma unroll
                 for (int r = 0; r < QUERIES; r++) {
-                    const u32 rows[4] = {part[r].high[l], part[r].low[l], part[r].high[l + 1], part[r].low[l + 1]};
-                    multiply_add(d[i][r], rows, b0, b1);
+#pragma unroll
+                    for (int x = 0; x < PIECES; x++) {
+                        multiply_add(d[i][r], keys, part[r].piece[x][l], part[r].piece[x][l + 1]);
+                    }
                 }
             }
         }
@@ -190,13 +315,17 @@ DEV void score_keys(const char *chunk, const part_of_query *part, const place *p
         for (int i = 0; i < STREAMS; i++) {
 #pragma unroll
             for (int r = 0; r < QUERIES; r++) {
-                const float mine = token % 2 ? d[i][r][1] + d[i][r][3] : d[i][r][0] + d[i][r][2];
-                const float score = __shfl_sync(0xffffffffu, mine, from);
-                scores[r] = lane / 8 == g + i ? score : scores[r];
+#pragma unroll
+                for (int y = 0; y < 2; y++) {
+                    const float mine = token % 2 ? d[i][r][2 * y + 1] : d[i][r][2 * y];
+                    const float score = __shfl_sync(0xffffffffu, mine, from);
+                    scores[r] = lane / 8 == 2 * (g + i) + y ? score : scores[r];
+                }
             }
         }
     }
 }
+#endif
 
 /* ---- the kernel ---- */
 
@@ -205,31 +334,19 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
                           const __grid_constant__ tensor_map values)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int kv = warp / HEAD_WARPS, stream_index = warp % HEAD_WARPS;
+    const int team = warp / TEAM_WARPS, stream_index = warp % TEAM_WARPS;
     const int word_lane = lane / 4, phase = lane % 4;
-    place of_key[2];
-#pragma unroll
-    for (int u = 0; u < 2; u++) {
-        of_key[u] = place_of(kv, 2 * phase + (u ^ word_lane / 4), word_lane);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        of_key[1].pick[i] = of_key[0].pick[i]; /* the same */
-    }
-    const place of_value = place_of(kv, word_lane, phase);
-    u32 rows_of[4];
-    order_weights(rows_of);
     u32 *const weights = (u32 *)(shared + WEIGHTS_AT) + warp * QUERIES * 32;
     float *const q = (float *)(shared + QUERY_AT);
-    float *const units = (float *)(shared + MERGE_AT) + warp * PARTIAL; /* until the item ends */
+    float *const mine = (float *)(shared + MERGE_AT) + warp * PARTIAL; /* until the item ends, units of queries */
     const char *const chunks = shared + RING_AT + warp * SLOTS * CHUNK_BYTES;
     ring r = {shared_address(chunks), shared_address(shared + BARRIERS_AT + warp * SLOTS * 8), 0, 0};
     if (lane == 0) {
         tensor_map_prefetch(&keys);
         tensor_map_prefetch(&values);
 #pragma unroll
-        for (int i = 0; i < SLOTS; i++) {
-            barrier_init(r.bars + i * 8, 1);
+        for (int n = 0; n < SLOTS; n++) {
+            barrier_init(r.bars + n * 8, 1);
         }
         barrier_init_fence();
     }
@@ -237,74 +354,151 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     release_next();
     wait_before();
 
-    const int last = ((int)blockIdx.x + 1) * a.block_items < a.items ? ((int)blockIdx.x + 1) * a.block_items : a.items;
     cursor next;
-    next.i = (int)blockIdx.x * a.block_items;
+    next.round = (int)blockIdx.x * a.block_items;
     next.values = false;
-    enter(a, &next, kv, stream_index);
-#pragma unroll 1
-    for (int i = 0; i < SLOTS; i++) {
-        ask(a, &keys, &values, &next, last, kv, stream_index, r, i);
-    }
     int tables_head = -1;
-    for (int i = (int)blockIdx.x * a.block_items; i < last; i++) {
-        const item it = item_of(a, i);
-        const int coded = coded_of(a, length_of(a, it.sequence)), begin = it.part * a.part_tokens;
-        const int end = begin + a.part_tokens < coded ? begin + a.part_tokens : coded;
-        for (int x = (int)threadIdx.x; x < KV_HEADS * QUERIES * SIZE; x += 32 * WARPS) {
-            const int head = (it.head + x / (QUERIES * SIZE)) * a.group + it.first + x / SIZE % QUERIES;
-            q[x] = load_float(a.q + it.sequence * a.q_row + head * a.q_head, x % SIZE, Q_FORMAT) * a.scale;
+    for (int i = next.round; i < last_item(a);) {
+        const int size = round_size(a, i);
+        const item first = item_of(a, i);
+        const bool new_tables = first.head != tables_head, begins = tables_head < 0;
+        tables_head = first.head;
+        if (new_tables) {
+#if PRODUCTS
+            fill_pairs<VALUES_HALF, WIDE_VALUES>(a.v_book, first.head);
+#else
+            fill_pairs<0, false>(a.k_book, first.head);
+#endif
         }
-        if (it.head != tables_head) { /* the last item's are no longer read */
-            fill_pairs<0>(a.k_book, it.head);
-            fill_pairs<VALUES_HALF>(a.v_book, it.head);
-            tables_head = it.head;
-        }
-        __syncthreads();
-        part_of_query part[QUERIES];
-        stream s[QUERIES];
+        const int thread = thread_here();
+        float loaded_q[QUERY_LOADS];
 #pragma unroll
-        for (int y = 0; y < QUERIES; y++) {
-            begin_query(q + (kv * QUERIES + y) * SIZE, &part[y], units + y);
-            begin_stream(&s[y]);
+        for (int n = 0; n < QUERY_LOADS; n++) {
+            const int x = thread + n * 32 * WARPS, t = x / (QUERIES * SIZE);
+            const int head = first.head * a.group + first.first + x / SIZE % QUERIES;
+            loaded_q[n] =
+                t < size ? load_float(a.q + item_of(a, i + t).sequence * a.q_row + head * a.q_head, x % SIZE, Q_FORMAT)
+                         : 0.0f;
         }
-        __syncwarp();
-        for (int token = begin + stream_index * 32; token < end; token += HEAD_WARPS * 32) {
-            float scores[QUERIES] = {};
-            barrier_wait(r.bars + r.slot * 8, r.parity);
-            score_keys(chunks + r.slot * CHUNK_BYTES, part, of_key, scores);
-            __syncwarp();
-            ask(a, &keys, &values, &next, last, kv, stream_index, r, r.slot);
-            pass_slot(&r);
+        if (begins) {
+            enter(a, &next, team, stream_index);
+#pragma unroll 1
+            for (int n = 0; n < SLOTS; n++) {
+                ask(a, &keys, &values, &next, team, stream_index, r, n);
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < QUERY_LOADS; n++) {
+            const int x = thread + n * 32 * WARPS;
+            if (x < TEAMS * QUERIES * SIZE) {
+                q[x] = loaded_q[n] * (PRODUCTS ? a.scale : 1.0f);
+            }
+        }
+#if PRODUCTS
+        __syncthreads();
+        fill(a.k_book, first.head, products_put());
+#else
+        if (new_tables) {
+            fill_pairs<VALUES_HALF, WIDE_VALUES>(a.v_book, first.head);
+        }
+#endif
+        __syncthreads();
+        if (team < size) {
+            const item it = item_of(a, i + team);
+            place of_key[2];
+#pragma unroll
+            for (int u = 0; u < 2; u++) {
+                of_key[u] = place_of(
+                    0, GROUPS == 16 && PRODUCTS ? phase + (word_lane & 4) : 2 * phase + (u ^ word_lane / 4), word_lane);
+            }
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                of_key[1].pick[n] = of_key[0].pick[n]; /* the same */
+            }
+#if WIDE_VALUES
+            const wide_place of_value = wide_place_of(value_word(word_lane, phase), phase);
+#else
+            const place of_value = place_of(0, value_word(word_lane, phase), phase);
+#endif
+            u32 rows_of[ORDERS];
+            order_weights(rows_of);
+            const span tokens = span_of(a, it, length_of(a, it.sequence));
+            stream s[QUERIES];
+#if !PRODUCTS
+            part_of_query part[QUERIES];
+#endif
 #pragma unroll
             for (int y = 0; y < QUERIES; y++) {
-                weigh(token + lane < end ? scores[y] * units[y] : NONE, &s[y], weights + y * 32);
-            }
-            __syncwarp();
-            barrier_wait(r.bars + r.slot * 8, r.parity);
-            const char *const at =
-                chunks + r.slot * CHUNK_BYTES + phase * GROUPS + word_lane % (8 / SHARERS) * CODE_BYTES;
-#pragma unroll
-            for (int n = 0; n < 8; n += 2) {
-                u32 words[2][WORDS];
-#pragma unroll
-                for (int y = 0; y < 2; y++) {
-#if WORDS == 2
-                    const uint2 v = *(const uint2 *)(at + (n + y) * 4 * GROUPS);
-                    words[y][0] = v.x, words[y][1] = v.y;
-#else
-                    words[y][0] = *(const u32 *)(at + (n + y) * 4 * GROUPS);
+#if !PRODUCTS
+                begin_query(q + (team * QUERIES + y) * SIZE, a.scale, &part[y], mine + y);
 #endif
-                }
-                add_values<VALUES_HALF>(words[0], words[1], weights + phase * 8, n, of_value, rows_of, s);
+                begin_stream(&s[y]);
             }
             __syncwarp();
-            ask(a, &keys, &values, &next, last, kv, stream_index, r, r.slot);
-            pass_slot(&r);
-        }
+            for (int token = tokens.begin + stream_index * 32; token < tokens.end; token += STRIDE) {
+                barrier_wait(r.bars + r.slot * 8, r.parity);
+#if PRODUCTS
+                const float score = score_products(chunks + r.slot * CHUNK_BYTES, team, of_key);
+#else
+                float scores[QUERIES] = {};
+                score_keys(chunks + r.slot * CHUNK_BYTES, part, of_key, scores);
+#endif
+                __syncwarp();
+                ask(a, &keys, &values, &next, team, stream_index, r, r.slot);
+                pass_slot(&r);
+#if PRODUCTS
+                const int of_lane = 8 * phase + word_lane;
+                weigh(token + of_lane < tokens.end ? score : NONE, of_lane, s, weights);
+#else
 #pragma unroll
-        for (int y = 0; y < QUERIES; y++) {
-            merge_item(a, item_of(a, i), y, length_of(a, it.sequence), s[y], (float *)(shared + MERGE_AT));
+                for (int y = 0; y < QUERIES; y++) {
+                    weigh(token + lane < tokens.end ? scores[y] * mine[y] : NONE, lane, &s[y], weights + y * 32);
+                }
+#endif
+                __syncwarp();
+                barrier_wait(r.bars + r.slot * 8, r.parity);
+                const char *const at = chunks + r.slot * CHUNK_BYTES + phase * GROUPS +
+                                       value_word(word_lane, phase) % (8 / SHARERS) * CODE_BYTES;
+#pragma unroll
+                for (int n = 0; n < 8; n += 2) {
+                    u32 words[2][WORDS];
+#pragma unroll
+                    for (int y = 0; y < 2; y++) {
+#if WORDS == 2
+                        const uint2 v = *(const uint2 *)(at + (n + y) * 4 * GROUPS);
+                        words[y][0] = v.x, words[y][1] = v.y;
+#else
+                        words[y][0] = *(const u32 *)(at + (n + y) * 4 * GROUPS);
+#endif
+                    }
+                    add_values<VALUES_HALF>(words[0], words[1], weights + phase * 8, n, of_value, rows_of, s);
+                }
+                __syncwarp();
+                ask(a, &keys, &values, &next, team, stream_index, r, r.slot);
+                pass_slot(&r);
+            }
+            int done = i + team;
+            asm volatile("" : "+r"(done)); /* found again: registers are few */
+            const item ended = item_of(a, done);
+            const float *const sums = (const float *)(shared + MERGE_AT) + team * TEAM_WARPS * PARTIAL;
+#pragma unroll
+            for (int y = 0; y < QUERIES; y++) {
+                leave_sums(s[y], mine);
+                threads_sync(1 + (u32)team, 32 * TEAM_WARPS);
+                for (int d = (int)threadIdx.x % (32 * TEAM_WARPS); d < SIZE; d += 32 * TEAM_WARPS) {
+                    join_sums<TEAM_WARPS>(a, ended, ended.head * a.group + ended.first + y, d,
+                                          length_of(a, ended.sequence), sums);
+                }
+                if (y + 1 < QUERIES) {
+                    threads_sync(1 + (u32)team, 32 * TEAM_WARPS);
+                }
+            }
+        } else { /* a team without an item keeps step: racecheck takes its wait below for the other team's barrier */
+            threads_sync(1 + (u32)team, 32 * TEAM_WARPS);
+        }
+        i += size;
+        if (i < last_item(a)) {
+            __syncthreads();
         }
     }
 }

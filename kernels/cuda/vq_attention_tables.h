@@ -31,6 +31,19 @@
 #define HALF_AT(h) ((h) / 2 * TABLE_BYTES + (h) % 2 * 128)
 #endif
 
+/* Two half tables of values lie side by side, 64 bits a column. */
+#ifndef WIDE_VALUES
+#define WIDE_VALUES 0
+#endif
+
+/* Sets of sums of values: 4, one for each step of a lookup, so that a weight is laid out once for all of them (only
+ * with two half tables); or 1. */
+#ifndef SETS
+#define SETS 1
+#endif
+#define ORDERS (SETS == 1 ? 4 : 1)                   /* of weights */
+#define SUMS (PAIR_HALVES > 1 ? PAIR_HALVES / 2 : 1) /* matrix instructions' sums of a set */
+
 extern __shared__ __align__(256) char shared[];
 
 struct item {
@@ -165,11 +178,12 @@ template <class entry_put> DEV void fill(const qn_cuda_vq_book &book, int head, 
     fill_any(book, head, put);
 }
 
-/* Pairs of channels into the half tables from `first` on. */
-template <int first> struct pairs_put {
+/* Pairs of channels into the half tables from `first` on; wide: two of them side by side, in a table for both. */
+template <int first, bool wide> struct pairs_put {
     __device__ __forceinline__ void operator()(int kv, int word, int column, int entry, const u32 *words) const
     {
-        char *const to = shared + kv * 128 + entry * 256 + column * 4;
+        char *const to = shared + kv * 128 + entry * 256 + column * (wide ? 8 : 4);
+        u32 own[PAIRS];
 #pragma unroll
         for (int p = 0; p < PAIRS; p++) {
             u32 pair = words[p];
@@ -177,14 +191,23 @@ template <int first> struct pairs_put {
             for (int sharer = 1; sharer < SHARERS; sharer++) { /* not a choice of addresses, which would be memory */
                 pair ^= (pair ^ words[sharer * PAIRS + p]) & (sharer_of(column) == sharer ? ~0u : 0u);
             }
-            *(u32 *)(to + (WORDS == 2 && word ? HALF_AT(first + PAIRS + p) : HALF_AT(first + p))) = pair;
+            own[p] = pair;
+        }
+#pragma unroll
+        for (int p = 0; p < PAIRS; p += wide ? 2 : 1) {
+            const int at = WORDS == 2 && word ? HALF_AT(first + PAIRS + p) : HALF_AT(first + p);
+            if (wide) {
+                *(uint2 *)(to + at) = make_uint2(own[p], own[p + wide]);
+            } else {
+                *(u32 *)(to + at) = own[p];
+            }
         }
     }
 };
 
-template <int first> DEV void fill_pairs(const qn_cuda_vq_book &book, int head)
+template <int first, bool wide> DEV void fill_pairs(const qn_cuda_vq_book &book, int head)
 {
-    fill(book, head, pairs_put<first>());
+    fill(book, head, pairs_put<first, wide>());
 }
 
 /* ---- lookups ---- */
@@ -199,6 +222,11 @@ struct place {
     u32 base[4];
 #endif
     u32 pick[4];
+};
+
+/* The same of a table of two pairs a column. */
+struct wide_place {
+    u32 base[4], pick[4];
 };
 
 DEV place place_of(int kv, int word_lane, int turned)
@@ -220,6 +248,25 @@ DEV place place_of(int kv, int word_lane, int turned)
         asm("" : "+r"(p.pick[s])); /* kept, not made again */
     }
     return p;
+}
+
+DEV wide_place wide_place_of(int word_lane, int turned)
+{
+    wide_place p;
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+        const u32 byte = (u32)(turned + s) % 4;
+        p.base[s] = 8 * (4 * (u32)word_lane + byte);
+        p.pick[s] = 0x5504u | byte << 4;
+        asm("" : "+r"(p.pick[s]), "+r"(p.base[s]));
+    }
+    return p;
+}
+
+DEV u32 row_of(u32 word, const wide_place &p, int s)
+{
+    const u32 at = __byte_perm(word, p.base[s], p.pick[s]);
+    return BITS < 8 ? at & ((ENTRIES - 1) << 8 | 0xff) : at;
 }
 
 /* A table's row and column: a code of a word, below ENTRIES, as the second byte. */
@@ -261,60 +308,94 @@ DEV u32 two_halves(float v)
     return high | pack_f16(v - half_float(high), 0.0f) << 16;
 }
 
+/* Two f16 times the lower, or the upper, of another two: on the units of products, which have more to spare than those
+ * of bits. A NaN becomes NaN in all rows, as it is in the sum of weights. */
+DEV u32 times_low(u32 v, u32 by)
+{
+    u32 product;
+    asm("{\n.reg .b16 low, high;\n.reg .b32 both;\nmov.b32 {low, high}, %2;\nmov.b32 both, {low, low};\n"
+        "mul.rn.f16x2 %0, %1, both;\n}"
+        : "=r"(product)
+        : "r"(v), "r"(by));
+    return product;
+}
+
+DEV u32 times_high(u32 v, u32 by)
+{
+    u32 product;
+    asm("{\n.reg .b16 low, high;\n.reg .b32 both;\nmov.b32 {low, high}, %2;\nmov.b32 both, {high, high};\n"
+        "mul.rn.f16x2 %0, %1, both;\n}"
+        : "=r"(product)
+        : "r"(v), "r"(by));
+    return product;
+}
+
 /* ---- a warp's share ---- */
 
-/* Sums, largest score and sum of weights of a stream of chunks. */
+/* Sums, largest score and sum of weights of a stream of chunks. With one half table, rows of the matrix instruction's
+ * sums are codes of words and channels, times the upper and lower parts of weights, columns are words; with more, rows
+ * are words of two halves, columns codes and channels. */
 struct stream {
-    float sum[PAIR_HALVES][4], most, total;
+    float sum[SETS][SUMS][4], most, total;
 };
+
+DEV void scale_sums(stream *s, float by)
+{
+#pragma unroll
+    for (int i = 0; i < SETS * SUMS * 4; i++) {
+        s->sum[i / 4 / SUMS][i / 4 % SUMS][i % 4] *= by;
+    }
+}
 
 DEV void begin_stream(stream *s)
 {
     s->most = NONE;
     s->total = 0.0f;
 #pragma unroll
-    for (int h = 0; h < PAIR_HALVES; h++) {
-        s->sum[h][0] = s->sum[h][1] = s->sum[h][2] = s->sum[h][3] = 0.0f;
+    for (int i = 0; i < SETS * SUMS * 4; i++) {
+        s->sum[i / 4 / SUMS][i / 4 % SUMS][i % 4] = 0.0f;
     }
 }
 
-/* Channel of sum 0 of half h; sum 1 is of the next lane of words. */
-DEV int channel_of(int h, int word_lane, int lane)
+/* First channel that a column of half table h has. */
+DEV int first_channel(int h, int column)
 {
-    const int column = word_lane * 4 + lane / 8;
-    return group_of(column, h / PAIRS) * VEC + 2 * (sharer_of(column) * PAIRS + h % PAIRS) + lane / 4 % 2;
+    return group_of(column, h / PAIRS) * VEC + 2 * (sharer_of(column) * PAIRS + h % PAIRS);
 }
 
-/* The scores of a chunk's tokens, one a lane, to their weights: into `weights`, [4][8] by token, and the sums. */
-DEV void weigh(float value, stream *s, u32 *weights)
+#if PAIR_HALVES == 1
+/* Channel of sum 0; sum 1 is of the next lane of words. */
+DEV int channel_of(int word_lane, int lane)
 {
-    const int lane = (int)threadIdx.x % 32;
+    return first_channel(0, word_lane * 4 + lane / 8) + lane / 4 % 2;
+}
+#endif
+
+/* The scores of a chunk's tokens, one a lane, to their weights: into `weights`, [4][8] by token, and the sums. */
+DEV void weigh(float value, int token, stream *s, u32 *weights)
+{
     const float most = fmaxf(s->most, warp_max(value));
     if (most > s->most) {
         const float keep = exp_base2(s->most - most);
         s->total *= keep;
-#pragma unroll
-        for (int h = 0; h < PAIR_HALVES; h++) {
-            s->sum[h][0] *= keep;
-            s->sum[h][1] *= keep;
-            s->sum[h][2] *= keep;
-            s->sum[h][3] *= keep;
-        }
+        scale_sums(s, keep);
         s->most = most;
     }
     const float weight = exp_base2(value - s->most + WEIGHT_SHIFT);
     s->total += weight;
-    weights[lane % 4 * 8 + lane / 4] = two_halves(weight);
+    weights[token % 4 * 8 + token / 4] = two_halves(weight);
 }
 
 /* Add weight x value of the lane's tokens n and n + 1, those of words first and second, to the sums: lanes are four
- * tokens of eight words. A weight is laid out so that of the eight rows of the operand each takes one of four codes and
- * one of two channels. */
-template <int values_at>
-DEV void add_values(const u32 *first_words, const u32 *second_words, const u32 *weights, int n, const place &p,
+ * tokens of eight words. A weight is laid out so that of the eight columns of its operand each takes one of two
+ * channels and, with one set, of one of four codes. With four sets it takes those of one of four lanes, whose code
+ * depends on the step. */
+template <int values_at, class place_type>
+DEV void add_values(const u32 *first_words, const u32 *second_words, const u32 *weights, int n, const place_type &p,
                     const u32 *rows_of, stream *s)
 {
     uint2 w[QUERIES];
+    u32 high[QUERIES][2], low[QUERIES][2];
 #pragma unroll
     for (int r = 0; r < QUERIES; r++) {
         w[r] = *(const uint2 *)(weights + r * 32 + n);
@@ -327,77 +408,129 @@ DEV void add_values(const u32 *first_words, const u32 *second_words, const u32 *
             first[x] = row_of(first_words[x], p, j);
             second[x] = row_of(second_words[x], p, j);
         }
-        u32 b0[PAIR_HALVES], b1[PAIR_HALVES];
 #pragma unroll
-        for (int h = 0; h < PAIR_HALVES; h++) {
-            const char *const table = shared + HALF_AT(values_at + h);
-            b0[h] = *(const u32 *)(table + first[h / PAIRS]);
-            b1[h] = *(const u32 *)(table + second[h / PAIRS]);
+        for (int r = 0; r < QUERIES && (SETS == 1 || j == 0); r++) {
+            high[r][0] = times_low(rows_of[j % ORDERS], w[r].x), high[r][1] = times_low(rows_of[j % ORDERS], w[r].y);
+            low[r][0] = times_high(rows_of[j % ORDERS], w[r].x), low[r][1] = times_high(rows_of[j % ORDERS], w[r].y);
         }
+#if PAIR_HALVES == 1
+        const char *const table = shared + HALF_AT(values_at);
+        const u32 b0 = *(const u32 *)(table + first[0]), b1 = *(const u32 *)(table + second[0]);
 #pragma unroll
         for (int r = 0; r < QUERIES; r++) {
-            const u32 rows[4] = {__byte_perm(w[r].x, 0, rows_of[j]), __byte_perm(w[r].x >> 16, 0, rows_of[j]),
-                                 __byte_perm(w[r].y, 0, rows_of[j]), __byte_perm(w[r].y >> 16, 0, rows_of[j])};
+            const u32 rows[4] = {high[r][0], low[r][0], high[r][1], low[r][1]};
+            multiply_add(s[r].sum[j % SETS][0], rows, b0, b1);
+        }
+#else
 #pragma unroll
-            for (int h = 0; h < PAIR_HALVES; h++) {
-                multiply_add(s[r].sum[h], rows, b0[h], b1[h]);
+        for (int h = 0; h < PAIR_HALVES; h += 2) {
+#if WIDE_VALUES
+            const char *const table = shared + HALF_AT(values_at + h);
+            const uint2 x = *(const uint2 *)(table + first[h / PAIRS]), y = *(const uint2 *)(table + second[h / PAIRS]);
+            const u32 rows[4] = {x.x, x.y, y.x, y.y};
+#else
+            const char *const t0 = shared + HALF_AT(values_at + h), *const t1 = shared + HALF_AT(values_at + h + 1);
+            const u32 rows[4] = {*(const u32 *)(t0 + first[h / PAIRS]), *(const u32 *)(t1 + first[(h + 1) / PAIRS]),
+                                 *(const u32 *)(t0 + second[h / PAIRS]), *(const u32 *)(t1 + second[(h + 1) / PAIRS])};
+#endif
+#pragma unroll
+            for (int r = 0; r < QUERIES; r++) {
+                multiply_add(s[r].sum[j % SETS][h / 2], rows, high[r][0], high[r][1]);
+                multiply_add(s[r].sum[j % SETS][h / 2], rows, low[r][0], low[r][1]);
             }
         }
+#endif
     }
 }
 
-/* Bytes of a weight for step j: which of the four codes, and which channel of its pair. */
+/* What a weight is multiplied by for step j, two f16 0 or 1: which of the four codes or, the same for all steps, lanes,
+ * and which channel of its pair. */
 DEV void order_weights(u32 *rows_of)
 {
     const int lane = (int)threadIdx.x % 32, word_lane = lane / 4;
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
+    for (int j = 0; j < ORDERS; j++) {
         const bool here = word_lane / 2 == (lane + j) % 4;
-        rows_of[j] = !here ? 0x4444u : word_lane % 2 ? 0x1044u : 0x4410u;
+        rows_of[j] = !here ? 0u : word_lane % 2 ? 0x3c000000u : 0x3c00u;
+        asm("" : "+r"(rows_of[j])); /* kept, not made again */
     }
 }
 
-/* The results of an item's query r: its warps' sums joined. All threads of the block. */
-DEV void merge_item(const qn_cuda_vq_attention &a, const item &it, int r, int length, const stream &s, float *merge)
+/* Word of a lane that looks up values. With long rows of codes and four sets two of four tokens begin with the other
+ * half of their row: sixteen lanes read them at 32 banks. */
+DEV int value_word(int word_lane, int phase)
 {
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, phase = lane % 4;
-    float *const mine = merge + warp * PARTIAL;
+    return WORDS == 2 && SETS == 4 ? word_lane ^ (phase & 2) * 2 : word_lane;
+}
+
+#if SETS == 4
+/* The lane that has, in set (4 - i) % 4, the sums over a fourth of the tokens of this lane's code. */
+DEV int lane_of_code(int lane, int i)
+{
+    const int phase = (lane + i) % 4;
+    return 4 * value_word(lane / 4, phase) + phase;
+}
+#endif
+
+/* A warp's sums, for those that join them. */
+DEV void leave_sums(const stream &s, float *mine)
+{
+    const int lane = (int)threadIdx.x % 32;
     float total = s.total;
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
         total += __shfl_xor_sync(0xffffffffu, total, step);
     }
+    const float(*sum)[4] = s.sum[0];
+#if SETS == 4
+    float all[SUMS][4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int from = lane_of_code(lane, i);
+#pragma unroll
+        for (int x = 0; x < SUMS * 4; x++) {
+            all[x / 4][x % 4] += __shfl_sync(0xffffffffu, s.sum[(4 - i) % 4][x / 4][x % 4], from);
+        }
+    }
+    sum = all;
+#endif
+#if PAIR_HALVES == 1
+    mine[channel_of(2 * (lane % 4), lane)] = sum[0][0] + sum[0][2];
+    mine[channel_of(2 * (lane % 4) + 1, lane)] = sum[0][1] + sum[0][3];
+#else
 #pragma unroll
     for (int h = 0; h < PAIR_HALVES; h++) {
-        mine[channel_of(h, 2 * phase, lane)] = s.sum[h][0] + s.sum[h][2];
-        mine[channel_of(h, 2 * phase + 1, lane)] = s.sum[h][1] + s.sum[h][3];
+        float *const to = mine + first_channel(h, lane);
+        to[0] = sum[h / 2][h % 2 * 2];
+        to[1] = sum[h / 2][h % 2 * 2 + 1];
     }
+#endif
     if (lane == 0) {
         mine[SIZE] = s.most;
         mine[SIZE + 1] = total;
     }
-    __syncthreads();
-    for (int x = (int)threadIdx.x; x < KV_HEADS * SIZE; x += 32 * WARPS) {
-        const float *const p = merge + x / SIZE * HEAD_WARPS * PARTIAL;
-        float most = NONE, all = 0.0f, sum = 0.0f;
+}
+
+/* Channel d of a query's result: the sums of `warps` warps joined. */
+template <int warps>
+DEV void join_sums(const qn_cuda_vq_attention &a, const item &it, int head, int d, int length, const float *p)
+{
+    float most = NONE, all = 0.0f, sum = 0.0f;
 #pragma unroll
-        for (int y = 0; y < HEAD_WARPS; y++) {
-            most = fmaxf(most, p[y * PARTIAL + SIZE]);
-        }
-#pragma unroll
-        for (int y = 0; y < HEAD_WARPS; y++) {
-            const float weight = part_weight(p[y * PARTIAL + SIZE], most);
-            all = __fmaf_rn(weight, p[y * PARTIAL + SIZE + 1], all);
-            sum = __fmaf_rn(weight, p[y * PARTIAL + x % SIZE], sum);
-        }
-        const int head = (it.head + x / SIZE) * a.group + it.first + r;
-        if (a.all_parts == 1) {
-            put_result(a, it.sequence, head, x % SIZE, length, most, all, sum);
-        } else {
-            put_part(a, it.sequence, head, it.part, x % SIZE, most, all, sum);
-        }
+    for (int y = 0; y < warps; y++) {
+        most = fmaxf(most, p[y * PARTIAL + SIZE]);
     }
-    __syncthreads();
+#pragma unroll
+    for (int y = 0; y < warps; y++) {
+        const float weight = part_weight(p[y * PARTIAL + SIZE], most);
+        all = __fmaf_rn(weight, p[y * PARTIAL + SIZE + 1], all);
+        sum = __fmaf_rn(weight, p[y * PARTIAL + d], sum);
+    }
+    if (a.all_parts == 1) {
+        put_result(a, it.sequence, head, d, length, most, all, sum);
+    } else {
+        put_part(a, it.sequence, head, it.part, d, most, all, sum);
+    }
 }
 
 #endif

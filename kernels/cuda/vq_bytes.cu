@@ -2,12 +2,13 @@
  * m16n8k32, and the columns of the other operand are digits of x, three a row (qn_vq_digits).
  *
  *   gptvq  an entry of four int8 is a register: one access of 4 bytes a code, none of which conflict: a book lies in
- *          shared memory once a lane, for a span of 256 columns of K while the next is filled. A lane's chunk of a span
- *          is 64 elements, 16 codes; product i takes codes 2 i and 2 i + 1 of two rows.
+ *          shared memory once a lane, for a span of 256 columns of K while the next is filled. An entry of both has 256
+ *          bytes, so that its address is one byte permutation. A lane's chunk of a span is 64 elements, 16 codes;
+ *          product i takes codes 2 i and 2 i + 1 of two rows.
  *   quip   (E8P12) 32 w is an int8: a magnitude m = 2 |w -+ 1/4| with its sign folded in is kept as 16 m + 8, which
  *          is 32 times m / 2 + 1/4. Negation and the other quarter are exclusive-ors: 0xE0 in the bytes of negated
  *          coordinates, 0x10 in all where 1/4 is subtracted. So a point is one access of 8 bytes and some logic, for
- *          four points at a time where it can be. An entry has 256 bytes, so that its address is one byte permutation.
+ *          four points at a time where it can be. An entry has 256 bytes here too.
  *          A lane's chunk is two groups of each 64 columns; product 2 j + i takes group i of the jth.
  *
  * A block has QN_VQ_BLOCK_ROWS rows of w, and takes its share of all blocks' spans in order.
@@ -22,7 +23,6 @@
 #define THREADS 256
 #define TILES 2
 #define QUIP (FORMAT == QN_CUDA_QUIP)
-#define TABLE (QUIP ? 0 : 32768) /* gptvq: of two in turn */
 #define ROW_OF(half) (QUIP ? 2 * (lane / 4) + (half) : lane / 4 + 8 * (half))
 
 DEV void multiply(int *sum, const u32 *w, u32 b0, u32 b1)
@@ -116,22 +116,21 @@ DEV u32 book_entry(const qn_cuda_vq &a, int block, int span)
     return ((const u32 *)(a.books + (i64)block * a.book_step + (i64)span * a.entry_step))[threadIdx.x];
 }
 
-/* Entry threadIdx.x in its 32 places, each thread beginning at another bank. */
+/* Entry threadIdx.x in its 32 places of a side, each thread beginning at another bank. */
 DEV void fill(u32 table, u32 entry)
 {
 #pragma unroll
     for (u32 c = 0; c < 8; c++) {
-        const u32 at = table + threadIdx.x * 128 + (c + threadIdx.x) % 8 * 16;
+        const u32 at = table + threadIdx.x * 256 + (c + threadIdx.x) % 8 * 16;
         asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(entry) : "memory");
     }
 }
 
-/* The lane's copy of the entry of byte i of a word. */
-DEV u32 look_up(u32 mine, u32 word, int i)
+/* The lane's copy of the entry of byte i of a word; mine: where it is in an entry. */
+DEV u32 look_up(u32 table, u32 mine, u32 word, int i)
 {
-    const u32 offset = (i == 0 ? word << 7 : word >> (8 * i - 7)) & 0x7F80u;
     u32 v;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(mine + offset));
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(table + __byte_perm(word, mine, (u32)(0x7704 | i << 4))));
     return v;
 }
 
@@ -145,6 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) qn_vq_bytes(const __gri
     int at = (int)first_span(a, all_spans(a), (int)blockIdx.x);
     const int last = (int)first_span(a, all_spans(a), (int)blockIdx.x + 1);
     u32 next[TILES][2][4];
+    const int there = lane < 16 || a.m > 1; /* columns of the second row of x */
     release_next();
 #if QUIP
     fill(base);
@@ -193,8 +193,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) qn_vq_bytes(const __gri
             const u32 mine = (u32)(lane % 16) * 8;
 #else
             const float scale = ((const float *)(a.scales + (i64)block * a.scales_row))[span] * x_scales[span];
-            const u32 table = base + (u32)(span % 2) * TABLE, mine = table + (u32)lane * 4;
-            fill(table, entry); /* the other table may still be read; this one was two spans ago */
+            const u32 side = (u32)(span % 2) * 128, mine = side + (u32)lane * 4;
+            fill(base + side, entry); /* the other table may still be read; this one was two spans ago */
             entry = book_entry(a, block, ahead);
             __syncthreads();
 #endif
@@ -202,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) qn_vq_bytes(const __gri
             int sums[TILES][4] = {};
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                const uint2 b = x[i * 32];
+                const uint2 b = there ? x[i * 32] : make_uint2(0, 0);
 #pragma unroll
                 for (int tile = 0; tile < TILES; tile++) {
                     u32 w[4];
@@ -213,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) qn_vq_bytes(const __gri
 #else
 #pragma unroll
                     for (int j = 0; j < 4; j++) { /* rows g and g + 8 of the first code, then of the second */
-                        w[j] = look_up(mine, codes[tile][j % 2][i / 2], i % 2 * 2 + j / 2);
+                        w[j] = look_up(base, mine, codes[tile][j % 2][i / 2], i % 2 * 2 + j / 2);
                     }
 #endif
                     multiply(sums[tile], w, b.x, b.y);

@@ -10,6 +10,11 @@
 
 #define STEPS 8 /* of 32 elements of a span */
 
+/* A block's share of the codebook where it has HOT entries of it alone and passes over the others' codes. */
+#ifndef SLICES
+#define SLICES 1
+#endif
+
 #if FORMAT == QN_CUDA_QUIP
 #define FAR 0
 #define ROW_OF(half) (2 * (lane / 4) + (half)) /* Qidxs hold pairs of rows */
@@ -22,8 +27,8 @@
 #define CODE_WORDS (2 * LANE_BYTES / 4)
 #define WHOLE (LANE_BYTES % 16 == 0 ? 2 : LANE_BYTES % 8 == 0 ? 4 : 8) /* steps of whole words of codes */
 /* Where entries are far away many are asked for before the first is used. */
-#define FAR (HOT < ENTRIES)
-#define GROUP (FAR && TOKENS == 8 ? 8 : WHOLE < VECTOR / 8 ? VECTOR / 8 : FAR && WHOLE < 4 ? 4 : WHOLE)
+#define FAR (HOT < ENTRIES && SLICES == 1)
+#define GROUP (FAR && TOKENS == 8 ? 8 : SLICES > 1 ? 4 : WHOLE < VECTOR / 8 ? VECTOR / 8 : FAR && WHOLE < 4 ? 4 : WHOLE)
 #define MOVED (LANE_BYTES / 4 * GROUP / STEPS)
 #define ENTRY_BYTES (VECTOR * 2)
 #define BOOK_BYTES (HOT * ENTRY_BYTES * COPIES)
@@ -48,17 +53,23 @@ DEV void store_shared_words(u32 at, u32 a, u32 b, u32 c, u32 d)
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
+/* How far ahead of codes L2 fetches; a file may say more. */
+#ifndef CODES_AHEAD
+#define CODES_AHEAD ""
+#endif
+
+/* Codes, read once. */
 DEV uint2 load_once_2(const char *p)
 {
     uint2 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    asm volatile("ld.global.nc.L1::no_allocate" CODES_AHEAD ".v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
     return v;
 }
 
 DEV uint4 load_once_4(const char *p)
 {
     uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.nc.L1::no_allocate" CODES_AHEAD ".v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(p));
     return v;
@@ -68,6 +79,9 @@ DEV uint4 load_once_4(const char *p)
 struct tables {
     u32 shared;        /* address of the tables, this lane's copy */
     const char *books; /* all entries in global memory */
+#if SLICES > 1
+    u32 first; /* entry of the block's share, as slice_key numbers them */
+#endif
 #if FORMAT != QN_CUDA_QUIP && REGISTERS
     u32 own[BOOKS][VECTOR / 2]; /* entry `lane` of each book */
 #endif
@@ -125,7 +139,13 @@ DEV void look_up(const tables &t, int book, u32 code, int part, u32 *w)
         return;
     }
 #endif
-#if HOT == 0
+#if SLICES > 1
+    const u32 at = code - t.first;
+    w[0] = w[1] = w[2] = w[3] = 0;
+    asm volatile("{\n.reg .pred own;\nsetp.lt.u32 own, %4, %6;\n@own ld.shared.v4.u32 {%0, %1, %2, %3}, [%5];\n}"
+                 : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3])
+                 : "r"(at), "r"(t.shared + at * ENTRY_BYTES), "n"(HOT));
+#elif HOT == 0
     from_global(t, book, code, part, w);
 #elif HOT == ENTRIES
     from_shared(t, book, code, part, w);
@@ -146,9 +166,21 @@ DEV void look_up(const tables &t, int book, u32 code, int part, u32 *w)
 #endif
 }
 
-/* Code i of a lane's codes in memory order. */
+#define BYTES_TURNED (SLICES > 1 && BITS == 16 && STORED == 16)
+
+/* What a share of the codebook is a range of, and back: a code with its bytes turned, as frequent codes are neighbours.
+ */
+DEV u32 slice_key(u32 code)
+{
+    return BYTES_TURNED ? __byte_perm(code, 0, 0x4401) : code;
+}
+
+/* Code i of a lane's codes in memory order, or its key. */
 DEV u32 code_at(const u32 *words, int i)
 {
+#if BYTES_TURNED
+    return __byte_perm(words[i / 2], 0, i % 2 ? 0x4423 : 0x4401);
+#endif
     const int bit = i * STORED, at = bit / 32, shift = bit % 32;
     u32 word = words[at];
     asm volatile("" : "+r"(word)); /* in order, or addresses of later steps fill the registers */
@@ -326,7 +358,18 @@ DEV void chunk_of(const tables &t, const u32 *codes, const residual_codes &r, u3
 
 /* ---- tables ---- */
 
-#if FORMAT == QN_CUDA_AQLM && HOT > 0
+#if FORMAT == QN_CUDA_AQLM && SLICES > 1
+DEV void fill_slice(const qn_cuda_vq &a, u32 first, u32 shared)
+{
+#pragma unroll 8
+    for (u32 i = threadIdx.x; i < HOT; i += THREADS) {
+        if (first + i < ENTRIES) {
+            const uint4 v = ((const uint4 *)a.books)[slice_key(first + i)];
+            store_shared_words(shared + i * ENTRY_BYTES, v.x, v.y, v.z, v.w);
+        }
+    }
+}
+#elif FORMAT == QN_CUDA_AQLM && HOT > 0
 DEV void fill(const qn_cuda_vq &a, u32 shared)
 {
     const int pieces = ENTRY_BYTES / 4; /* words of an entry */

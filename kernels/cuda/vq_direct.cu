@@ -51,6 +51,17 @@ DEV void decode(const qn_cuda_vq &a, int n, int g, int j, float *w)
     for (int c = 0; c < BOOKS; c++) {
         const char *const entry =
             a.books + (i64)c * a.book_step + (i64)code_of(a, row, g, c) * a.entry_step + (i64)within * a.within_step;
+#if BOOK_FORMAT == QN_MM_F16 && VECTOR % 8 == 0
+        if (((u64)entry & 15) == 0) { /* eight at a time */
+            const uint4 v = *(const uint4 *)(entry + j * 2);
+            const u32 pair[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                w[i] += half_float(pair[i / 2] >> i % 2 * 16);
+            }
+            continue;
+        }
+#endif
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             if (j + i < VECTOR) {

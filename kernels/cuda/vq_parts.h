@@ -29,6 +29,7 @@ DEV float sum_parts(const qn_cuda_vq &a, int m, int n)
     if (a.blocks > 0) {
         const i64 total = all_spans(a), first = (i64)(n / QN_VQ_BLOCK_ROWS) * a.spans;
         count = block_of_span(a, total, first + a.spans - 1) - block_of_span(a, total, first) + 1;
+        count *= a.slices > 1 ? a.slices : 1;
     }
     const float *at = a.parts + (i64)m * a.n + n;
     const i64 step = (i64)a.m * a.n;

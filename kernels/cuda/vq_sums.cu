@@ -31,7 +31,7 @@
 #define X_AHEAD                                                                                                        \
     (ROWS == 16 && VECTOR <= 8 &&                                                                                      \
      X_FORMAT != QN_MM_F32) /* x of the slab after is loaded early where registers hold it */
-#define EARLY_LINES 16      /* rows' codes that a thread asks for before the kernel in front is done */
+#define EARLY_LINES 3       /* rows' codes that a thread asks for before the kernel in front is done */
 
 DEV u32 tf32_of(float v)
 {

@@ -9,6 +9,10 @@
  * different banks; REGISTERS 1: those below 32 come from registers of the lanes by shuffles; the others from global
  * memory. HOT = ENTRIES: no branch. The books of gptvq change with every span of K and are kept twice.
  *
+ * SLICES above 1 (a book that shared memory does not hold): a block keeps HOT entries alone, reads all codes of its
+ * rows and takes those of others for zeros; blocks with the other entries find the rest, as parts. L2 serves single
+ * entries at a third of the rate that shared memory does even so.
+ *
  * A block has QN_VQ_BLOCK_ROWS rows of w and all of K, or, with `blocks` above 0, takes its share of all rows' spans in
  * order; sums go to parts (vq_parts.h).
  *
@@ -17,18 +21,21 @@
  *     RESIDENT blocks a multiprocessor
  *     aqlm   BOOKS, BITS, STORED bits of a code in memory, VECTOR (2 to 32, a power of two), ENTRIES = 2^BITS; f16
  *            codebooks without gaps at multiples of 16; K a multiple of 64; a lane's LANE_BYTES codes of a span at
- *            multiples of their largest power of two
+ *            multiples of their largest power of two. SLICES: one book of entries of 16 bytes, FUSION 3, TOKENS 8 for
+ *            4 rows of x, TILES 1
  *     gptvq  ENTRIES 256, BOOKS 1, VECTOR 4, STORED 8; codebooks without gaps; K a multiple of 64
  *     quip   CODEBOOK as in vq_direct.cu; rows of Qidxs at multiples of 8
- *   Launch: block 32 * 256 / (16 TILES), grid {blocks of rows or any number, tiles of x}, SHARED bytes */
+ *   Launch: block 32 * 256 / (16 TILES), grid {blocks of rows or any number, times SLICES; tiles of x}, SHARED bytes */
 #define THREADS (32 * QN_VQ_BLOCK_ROWS / (16 * TILES))
 #define NT (TOKENS / 8)
-/* Codes are loaded a span ahead, but where lookups take so long that registers are better used otherwise. */
-#define AHEAD (FORMAT != QN_CUDA_AQLM)
+/* Codes are loaded a span ahead, but where lookups take so long, or a book's own sums so much, that registers are
+ * better used otherwise. */
+#define AHEAD (FORMAT == QN_CUDA_GPTVQ ? FUSION != 1 || TOKENS <= 16 : FORMAT != QN_CUDA_AQLM || SLICES > 1)
 
 #include "vq_decode.h"
 
-#define ONCE (FAR ? GROUP : 1) /* steps that are decoded before their products */
+#define ONCE (FAR ? GROUP : 1)     /* steps that are decoded before their products */
+#define SUMS (SLICES > 1 ? 2 : NT) /* of a tile, four of each a lane */
 
 DEV void multiply(float *sum, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1)
 {
@@ -51,8 +58,37 @@ DEV uint4 load_rows(const uint4 *p, int there)
 
 /* ---- products of a span ---- */
 
+#if SLICES > 1
+/* GROUP steps. A looked-up vector is a whole operand as it is: its rows g and g + 8 are one row of w, words 0 and 2 of
+ * the vector and words 1 and 3. Even columns of x are words 0 and 2 of a row of x, odd ones the others. */
+DEV void step_products(const tables &t, const u32 (*codes)[CODE_WORDS], const uint4 *x, float (*sums)[SUMS][4],
+                       u32 exchange, int lane, int there)
+{
+    uint4 rows[GROUP];
+    u32 w[GROUP][2][4];
+#pragma unroll
+    for (int s = 0; s < GROUP; s++) {
+        rows[s] = load_rows(x + s * 32, there);
+    }
+#pragma unroll
+    for (int s = 0; s < GROUP; s++) {
+        CHUNK(t, codes[0], 0, s, w[s][0]);
+        CHUNK(t, codes[0], 1, s, w[s][1]);
+    }
+#pragma unroll
+    for (int s = 0; s < GROUP; s++) {
+        const int odd = lane & 4;
+        const u32 low = odd ? rows[s].y : rows[s].x, high = odd ? rows[s].w : rows[s].z;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const u32 *const v = w[s][half];
+            multiply(sums[0][half], v[0], v[1], v[2], v[3], low, high);
+        }
+    }
+}
+#else
 /* `count` steps from the codes' first on. */
-DEV void step_products(const tables &t, const u32 (*codes)[CODE_WORDS], const uint4 *x, float (*sums)[NT][4],
+DEV void step_products(const tables &t, const u32 (*codes)[CODE_WORDS], const uint4 *x, float (*sums)[SUMS][4],
                        u32 exchange,
 #if FORMAT == QN_CUDA_QUIP
                        const residual_codes *residuals, u32 inverse,
@@ -96,9 +132,11 @@ DEV void step_products(const tables &t, const u32 (*codes)[CODE_WORDS], const ui
     }
 }
 
+#endif
+
 /* A span a group of steps at a time: codes are moved on, so that they stay in registers without the loop being
  * unrolled, which would fill the registers with operands loaded early. */
-DEV void span_products(const tables &t, u32 (*codes)[CODE_WORDS], const uint4 *x, float (*sums)[NT][4], u32 exchange,
+DEV void span_products(const tables &t, u32 (*codes)[CODE_WORDS], const uint4 *x, float (*sums)[SUMS][4], u32 exchange,
 #if FORMAT == QN_CUDA_QUIP
                        residual_codes *residuals, u32 inverse,
 #endif
@@ -145,8 +183,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) qn_vq_tensor(con
     t.books = a.books;
     const u32 exchange = base + table_bytes + (u32)warp * (16 * 80);
     release_next();
+#if SLICES > 1
+    t.first = blockIdx.x % SLICES * HOT;
+    if (a.early) { /* weights stay: they may be read while the kernel in front works */
+        fill_slice(a, t.first, base);
+    }
+#endif
     wait_before();
-#if FORMAT == QN_CUDA_AQLM && HOT > 0
+#if SLICES > 1
+    if (!a.early) {
+        fill_slice(a, t.first, base);
+    }
+#elif FORMAT == QN_CUDA_AQLM && HOT > 0
     fill(a, base);
 #elif FORMAT == QN_CUDA_QUIP && HOT > 0
     fill(base);
@@ -161,16 +209,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) qn_vq_tensor(con
     }
 #endif
     __syncthreads();
-    const int there = lane / 4 < a.m; /* whether the lane's row of x is one, where there are 8 at most */
-    int at = (int)blockIdx.x * a.spans, last = at + a.spans;
+    /* the lane's row of x, and whether it is one, where there are 8 at most */
+    const int column = SLICES > 1 ? lane / 8 : lane / 4, there = column < a.m;
+    const int dealt = (int)blockIdx.x / SLICES;
+    int at = dealt * a.spans, last = at + a.spans;
     if (a.blocks > 0) {
-        at = (int)first_span(a, all_spans(a), (int)blockIdx.x);
-        last = (int)first_span(a, all_spans(a), (int)blockIdx.x + 1);
+        at = (int)first_span(a, all_spans(a), dealt);
+        last = (int)first_span(a, all_spans(a), dealt + 1);
     }
     while (at < last) {
         const int block = at / a.spans, span0 = at % a.spans, span1 = min(a.spans, span0 + last - at);
         const int row0 = block * QN_VQ_BLOCK_ROWS, row = row0 + warp * (16 * TILES);
-        float sums[TILES][NT][4] = {};
+        float sums[TILES][SUMS][4] = {};
         u32 next[TILES][CODE_WORDS];
 #if FORMAT == QN_CUDA_QUIP
         residual_codes more[TILES];
@@ -191,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) qn_vq_tensor(con
 #if FORMAT == QN_CUDA_QUIP
             residual_codes residuals[TILES];
 #endif
-            const int ahead = AHEAD && span + 1 < span1 ? span + 1 : span;
+            const int after = span + 1 < span1 ? span + 1 : span, ahead = AHEAD ? after : span;
 #pragma unroll
             for (int tile = 0; tile < TILES; tile++) {
 #pragma unroll
@@ -204,13 +254,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) qn_vq_tensor(con
                 load_residuals(a, row + 16 * tile, ahead, lane, &more[tile]);
 #endif
             }
-            const uint4 *const x =
-                (const uint4 *)a.halves + ((i64)blockIdx.y * a.spans + span) * (STEPS * NT * 32) + lane;
+            const uint4 *const x = (const uint4 *)a.halves + ((i64)blockIdx.y * a.spans + span) * (STEPS * NT * 32) +
+                                   column * 4 + lane % 4;
 #if FORMAT == QN_CUDA_GPTVQ
             /* the other of two tables: a warp may still read the one of the span before */
             const u32 side = (u32)(span % 2) * BOOK_BYTES;
             fill(entry, base + side);
-            entry = book_entry(a, row0, ahead);
+            entry = book_entry(a, row0, after);
             t.shared = base + side + (u32)(lane % COPIES) * ENTRY_BYTES;
             t.books = a.books + (i64)block * a.book_step + (i64)span * a.entry_step;
             __syncthreads();
@@ -233,7 +283,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) qn_vq_tensor(con
             span_products(t, codes, x, sums, exchange, lane, there);
 #endif
         }
-        const int piece = a.blocks > 0 ? (int)blockIdx.x - block_of_span(a, all_spans(a), (i64)block * a.spans) : 0;
+        const int met = a.blocks > 0 ? dealt - block_of_span(a, all_spans(a), (i64)block * a.spans) : 0;
+        const int piece = met * SLICES + (int)blockIdx.x % SLICES;
+#if SLICES > 1
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int n = row + ROW_OF(half), m = lane % 4;
+            if (n < a.n && m < a.m) {
+                a.parts[((i64)piece * a.m + m) * a.n + n] = sums[0][half][0] + sums[0][half][3];
+            }
+        }
+#else
 #pragma unroll
         for (int tile = 0; tile < TILES; tile++) {
 #pragma unroll
@@ -248,6 +308,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) qn_vq_tensor(con
                 }
             }
         }
+#endif
         at += span1 - span0;
 #if FORMAT == QN_CUDA_GPTVQ
         __syncthreads(); /* the next rows' first table may be the one just read */

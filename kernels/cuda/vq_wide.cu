@@ -13,14 +13,16 @@
  *
  * Host contract
  *   Parameters: as vq_tensor.cu without TILES, FUSION and REGISTERS; FORMAT QN_CUDA_DENSE: codes are f16 weights;
- *     TOKENS 64, 128 or 256; GROUPS 2, PAIR 2; STAGES of x; TABLE_BYTES; OUT, BIAS, SCALE_FORMAT, WSCALE_FORMAT (format
- * + 1) Launch: block 128 GROUPS + 128, cluster PAIR, grid {clusters * PAIR, tiles of x or 1}; 2048 + TABLE_BYTES +
- * STAGES * TOKENS * 128 bytes */
+ *     TOKENS 64, 128 or 256; GROUPS 2 and PAIR 2, or 4 and 1; STAGES of x; TABLE_BYTES; OUT; BIAS, SCALE_FORMAT and
+ *     WSCALE_FORMAT (format + 1)
+ *   Launch: block 128 GROUPS + 128, cluster PAIR, grid {clusters * PAIR, tiles of x or 1}; 2048 + TABLE_BYTES +
+ *     STAGES * TOKENS * 128 bytes */
 #include "formats.h"
 #include "cuda_vq.h"
 
 #define THREADS (128 * GROUPS)
 #define REGISTERS 0
+#define CODES_AHEAD ".L2::256B"
 #define LINE 128 /* bytes of 64 elements of a row of x: a stage */
 #define STAGE_BYTES (TOKENS * LINE)
 #define BARRIERS 1024
@@ -129,13 +131,21 @@ DEV share next_share(const qn_cuda_vq &a, int cluster, walk &w)
 }
 
 #if FORMAT == QN_CUDA_DENSE
-/* Chunks of step s: dense rows are read in natural order (LAYOUT 2 of qn_vq_rows). */
-DEV void dense_chunk(const qn_cuda_vq &a, int row, int k, u32 *w)
+#define EARLY 4 /* steps that chunks are loaded before their products */
+
+/* A lane's chunks of a step: dense rows are read in natural order (LAYOUT 2 of qn_vq_rows). Volatile, or they are
+ * loaded where they are used. */
+DEV void dense_chunks(const qn_cuda_vq &a, int row, int k, int lane, u32 *w)
 {
-    w[0] = w[1] = w[2] = w[3] = 0;
-    if (k < a.k) {
-        const uint4 v = *(const uint4 *)(a.codes + (i64)min(row, a.n - 1) * a.codes_row + (i64)k * 2);
-        w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+    const int at = k + lane % 4 * 8;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const char *const p = a.codes + (i64)min(row + ROW_OF(half), a.n - 1) * a.codes_row + (i64)at * 2;
+        u32 *const to = w + 4 * half;
+        to[0] = to[1] = to[2] = to[3] = 0;
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+                     : "+r"(to[0]), "+r"(to[1]), "+r"(to[2]), "+r"(to[3])
+                     : "l"(p), "r"((int)(at < a.k)));
     }
 }
 #endif
@@ -286,7 +296,12 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
             }
         }
     } else {
-        REGISTERS_TAKE(240); /* no more in all than the block began with, or it waits for ever: 384 times 168 */
+        /* no more in all than the block began with, or it waits for ever: 384 times 168, 640 times 96 */
+#if GROUPS == 2
+        REGISTERS_TAKE(240);
+#else
+        REGISTERS_TAKE(112);
+#endif
 #if FORMAT != QN_CUDA_DENSE
         tables t;
         t.books = a.books;
@@ -310,7 +325,13 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
             u32 entry = book_entry(a, s.block * QN_VQ_BLOCK_ROWS, s.span0);
 #endif
             u32 before = STAGES; /* the stage whose products may still run */
-#if FORMAT != QN_CUDA_DENSE
+#if FORMAT == QN_CUDA_DENSE
+            u32 early[EARLY][8];
+#pragma unroll
+            for (int i = 0; i < EARLY; i++) {
+                dense_chunks(a, row, s.span0 * QN_VQ_SPAN + i * 32, lane, early[i]);
+            }
+#else
             u32 next[CODE_WORDS];
             load_codes(a, row, s.span0, lane, next);
 #endif
@@ -343,9 +364,11 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
                 for (int step = 0; step < STEPS; step++) {
                     u32 u[4], v[4];
 #if FORMAT == QN_CUDA_DENSE
-                    const int k = span * QN_VQ_SPAN + step * 32 + lane % 4 * 8;
-                    dense_chunk(a, row + ROW_OF(0), k, u);
-                    dense_chunk(a, row + ROW_OF(1), k, v);
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        u[i] = early[step % EARLY][i], v[i] = early[step % EARLY][4 + i];
+                    }
+                    dense_chunks(a, row, span * QN_VQ_SPAN + (step + EARLY) * 32, lane, early[step % EARLY]);
 #else
                     CHUNK(t, codes[0], 0, step, u);
                     CHUNK(t, codes[0], 1, step, v);

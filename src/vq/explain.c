@@ -53,6 +53,10 @@ void qn_vq_explain(const qn_vq_problem *p, const qn_vq_device *d, qn_text *text)
     qn_text_add(text, "  entries of a book: %d in registers, %d in %s x %d, %d in %s; %d bytes of tables a %s\n",
                 c->register_entries, c->shared_entries, d->cpu ? "L1" : "shared memory", c->copies, c->global_entries,
                 d->cpu ? "L2" : "global memory", c->shared_bytes, d->cpu ? "core" : "block");
+    if (c->slices > 1) {
+        qn_text_add(text, "  %d slices of the book, a block keeps one and passes over the codes of the others\n",
+                    c->slices);
+    }
     qn_text_add(text, "  split %d, rows a decoding serves %d, occupancy %.0f %%\n", c->split, c->row_tile,
                 100.0 * c->occupancy);
     qn_text_add(text, "  predicted: %.0f bytes, %.0f lookups, %.2f accesses a conflict-free one, %.2f us\n", c->bytes,

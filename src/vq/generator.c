@@ -11,6 +11,7 @@
 
 #define OVERLAP 0.35 /* measured on an H200, docs/vq.md */
 #define MEETING 1.3  /* a trip through shared memory makes a warp's lanes wait for one another */
+#define SLICED 1.15  /* accesses of a slice for one, where most lanes have codes of other slices */
 
 enum {
     TOKENS = 8,           /* columns of a matrix instruction */
@@ -152,6 +153,23 @@ static void place_entries(const qn_vq_problem *p, const qn_vq_device *d, qn_vq_c
     c->shared_bytes = (int32_t)min2(set * share * c->copies, d->shared_bytes);
 }
 
+/* The highest rung's dataflow for a book that shared memory does not hold: a slice of it a block, which passes over the
+ * other slices' codes. */
+static void slice_entries(const qn_vq_problem *p, const qn_vq_device *d, qn_vq_choice *c)
+{
+    const int32_t slices = (int32_t)ceil(set_bytes(p) / d->shared_bytes);
+    if (d->cpu || p->use != QN_VQ_USE_MM || c->form != QN_VQ_FORM_TENSOR || c->level != QN_VQ_LEVEL_O4 ||
+        p->scope != QN_VQ_SCOPE_TENSOR || p->books != 1 || p->entry_bytes != 16 || slices < 2 ||
+        slices > QN_VQ_MOST_SLICES || rows_of(p) > QN_VQ_SLICED_ROWS) {
+        return;
+    }
+    c->slices = slices;
+    c->copies = 1;
+    c->register_entries = c->global_entries = 0;
+    c->shared_entries = (p->entries + slices - 1) / slices;
+    c->shared_bytes = c->shared_entries * p->entry_bytes;
+}
+
 /* Threads that may be resident against what hides latency well: half of a unit's room is enough for one block. */
 static double occupancy_of(const qn_vq_device *d, int32_t shared_bytes)
 {
@@ -198,7 +216,7 @@ static double together(const qn_vq_choice *c)
 
 static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_vq_level level, qn_vq_form form)
 {
-    qn_vq_choice c = {.level = level, .form = form, .copies = 1, .split = 1, .conflicts = 1.0};
+    qn_vq_choice c = {.level = level, .form = form, .copies = 1, .split = 1, .slices = 1, .conflicts = 1.0};
     const double weights = weights_of(p), rows = rows_of(p), vectors = weights / p->vector;
     /* many rows on warpgroups, where nothing less is asked for */
     const int wide = form == QN_VQ_FORM_TENSOR && p->use == QN_VQ_USE_MM && p->level == QN_VQ_LEVEL_AUTO &&
@@ -226,7 +244,7 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
         c.lookup_us = clocks_to_us(d, c.lookups / d->lanes * (d->cpu ? 6.0 / d->issue : 1.6));
         c.issue_us = clocks_to_us(d, c.lookups / d->lanes * 5.3 / d->issue);
         /* Blocks of a cluster take slabs in turn, or every slab has blocks of its own and its parts are added. */
-        const double in_turn = SUMS_ROUND * rounds, added = SUMS_ROUND + SUMS_ADDED + 0.25 * c.lookup_us;
+        const double in_turn = SUMS_ROUND * rounds, added = SUMS_ROUND + SUMS_ADDED;
         c.fill_us = d->cpu                                  ? clocks_to_us(d, table / d->fma)
                     : qn_vq_sums_in_turn(p->n, p->k, slabs) ? in_turn
                                                             : SUMS_ROUND;
@@ -237,12 +255,14 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
         return c;
     }
     place_entries(p, d, &c);
+    slice_entries(p, d, &c);
     c.fusion = form == QN_VQ_FORM_DIRECT ? QN_VQ_FUSION_NONE
                : level >= QN_VQ_LEVEL_O4 ? QN_VQ_FUSION_PERMUTED
                                          : QN_VQ_FUSION_SHARED;
-    const double in_shared = served(p, c.shared_entries, p->entries), in_global = 1.0 - in_shared;
-    c.conflicts = c.shared_entries ? qn_vq_conflicts(d, p->entry_bytes, c.copies) : 1.0;
-    double access = in_shared * accesses(d, p->entry_bytes) * c.conflicts;
+    const double tries = c.slices; /* of a lookup, one of which finds its entry */
+    const double in_shared = c.slices > 1 ? 1.0 : served(p, c.shared_entries, p->entries), in_global = 1.0 - in_shared;
+    c.conflicts = c.slices > 1 ? SLICED : c.shared_entries ? qn_vq_conflicts(d, p->entry_bytes, c.copies) : 1.0;
+    double access = in_shared * tries * accesses(d, p->entry_bytes) * c.conflicts;
     /* Global entries: L1 where the set fits beside the rest, else a sector of 32 bytes from L2 each. */
     const int in_l1 = working_set(p) <= 64 << 10;
     const double sector_us = in_l1 ? 0.0 : c.lookups * in_global * 32.0 / (d->l2_rate * 1e3);
@@ -253,6 +273,9 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
     }
     const double tiles = p->use == QN_VQ_USE_ATTENTION ? (double)p->m * p->kv_heads : ceil((double)p->n / BLOCK_ROWS);
     split_work(p, d, tiles, &c);
+    if (!d->cpu && form == QN_VQ_FORM_TENSOR && p->use == QN_VQ_USE_MM && !wide && c.split == 1) {
+        c.reduce_us = d->launch; /* scales and the output's format are the second pass's too */
+    }
     if (!d->cpu && (form == QN_VQ_FORM_TENSOR || p->use == QN_VQ_USE_ATTENTION)) {
         units_busy = min2(1.0, tiles * c.split / d->units); /* the direct kernel of products has a warp a row */
     }
@@ -261,10 +284,11 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
                            : p->element_bytes == 1   ? 2.0
                                                      : p->vector * p->books / 2.0 + 4.0;
     const double ops = p->decode_ops + 2.0 * p->books + product;
-    c.issue_us = clocks_to_us(d, vectors * passes / d->lanes * ops / d->issue / units_busy);
+    c.issue_us = clocks_to_us(d, tries * vectors * passes / d->lanes * ops / d->issue / units_busy);
     const double math_rows = form == QN_VQ_FORM_TENSOR ? TOKENS * ceil(max2(rows, 1.0) / TOKENS) : rows;
     const double rate = wide ? d->wide : form == QN_VQ_FORM_TENSOR ? d->tensor : d->fma;
-    c.math_us = clocks_to_us(d, weights * (wide ? ceil(rows / tokens) * tokens : math_rows) / rate / units_busy);
+    c.math_us =
+        clocks_to_us(d, tries * weights * (wide ? ceil(rows / tokens) * tokens : math_rows) / rate / units_busy);
     c.occupancy = d->cpu ? 1.0 : occupancy_of(d, c.shared_bytes);
     if (!d->cpu && c.shared_bytes) { /* each block fills its copies, from L2, once a set it walks over */
         const double fills = p->scope == QN_VQ_SCOPE_TILE       ? sets_of(p) / d->units
@@ -292,7 +316,9 @@ static int sums_possible(const qn_vq_problem *p, const qn_vq_device *d)
         return 0;
     }
     const double bytes = (double)SUMS_CODES * p->entries * 4;
-    return d->cpu ? p->bits == 8 : rows_of(p) <= 1.0 && bytes <= d->shared_bytes;
+    const int takes = p->stored_bits == 8 && (p->books == 1 || p->books == 2 || p->books == 4) &&
+                      p->vector <= (p->books == 4 ? 8 : 16); /* what vq_sums.cu does */
+    return d->cpu ? p->bits == 8 : takes && rows_of(p) <= 1.0 && bytes <= d->shared_bytes;
 }
 
 int qn_vq_sums_in_turn(int64_t n, int64_t k, double slabs)

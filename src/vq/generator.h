@@ -90,6 +90,7 @@ typedef struct qn_vq_choice {
     int32_t copies;                                           /* of the entries in shared memory */
     int32_t shared_bytes;                                     /* of a block for tables */
     int32_t split;                                            /* parts of the reduced axis; 1: no second pass */
+    int32_t slices; /* of a book that shared memory does not hold: a block keeps one, and all see every code; 1: none */
     int32_t row_tile; /* rows of x (queries of a head) a decoded vector serves */
     double bytes;     /* of memory traffic */
     double lookups;
@@ -100,6 +101,8 @@ typedef struct qn_vq_choice {
 } qn_vq_choice;
 
 #define QN_VQ_CANDIDATES 16
+#define QN_VQ_MOST_SLICES 8
+#define QN_VQ_SLICED_ROWS 4 /* rows of x that a kernel of slices takes */
 
 /* Every candidate of the problem, cheapest first; returns how many, at least 1. With a level asked for, only that
  * rung's. The first is what a kernel is made by. */

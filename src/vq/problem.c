@@ -7,7 +7,9 @@
 #include "op/op.h"
 #include "ref/vq.h"
 
-enum { LATTICE_ENTRIES = 256, LATTICE_BYTES = 4, LATTICE_OPS = 22, UNPACK_OPS = 6 };
+enum { LATTICE_ENTRIES = 256, LATTICE_BYTES = 4, LATTICE_OPS = 22, INTEGER_OPS = 10, UNPACK_OPS = 6 };
+
+enum { INTEGER_ROWS = 2 }; /* so few rows of x are multiplied as exact integers */
 
 static int32_t code_bits(const qn_op_desc *desc, const qn_vq *vq)
 {
@@ -42,7 +44,12 @@ static void describe_mm(const qn_op_desc *desc, const qn_sizes *sizes, qn_vq_pro
         p->scope = QN_VQ_SCOPE_MODEL;
         p->entries = LATTICE_ENTRIES;
         p->entry_bytes = LATTICE_BYTES;
-        p->decode_ops = LATTICE_OPS;
+        p->decode_ops = LATTICE_OPS * p->books;
+        if (p->books == 1 && sizes->m <= INTEGER_ROWS) {
+            p->element_bytes = 1;
+            p->entry_bytes = 2 * LATTICE_BYTES;
+            p->decode_ops = INTEGER_OPS;
+        }
         break;
     case QN_VQ_VPTQ:
         p->vector = (int32_t)vq.vector_len;
@@ -58,7 +65,7 @@ static void describe_mm(const qn_op_desc *desc, const qn_sizes *sizes, qn_vq_pro
         p->books = 1;
         p->scope = QN_VQ_SCOPE_TILE;
         p->scope_rows = p->scope_columns = QN_VQ_TILE;
-        p->element_bytes = sizes->m <= 2 ? 1 : 2; /* few rows are multiplied as exact integers */
+        p->element_bytes = sizes->m <= INTEGER_ROWS ? 1 : 2;
         break;
     }
 }

@@ -547,6 +547,67 @@ static void memory_may_run_out_anywhere(void **state)
     assert_true(done && failed > 5);
 }
 
+/* The launch that reads codes, of a case whose operands begin at multiples of 4096, its codes `offset` bytes later. */
+static fake_launch attention_launch(world *w, const char *text, uint64_t offset)
+{
+    qn_error error = {0};
+    qn_plan *plan = NULL;
+    qn_shape out[QN_MAX_OUT];
+    qn_args args;
+    if (make_plan(w, text, QN_BACKEND_CUDA, &plan, &error) != QN_OK) {
+        fail_msg("%s: %s", text, error.text);
+    }
+    const qn_op_desc *desc = qn_plan_desc(plan);
+    assert_int_equal(qn_op_desc_check(desc, out, NULL, NULL), QN_OK);
+    memset(&args, 0, sizeof args);
+    for (uint64_t i = 0; i < QN_MAX_IN; i++) { /* nobody reads them */
+        const uint64_t at = ((i + 1) << 36) + (i == 1 || i == 2 ? offset : 0);
+        if (desc->in[i].format != QN_FORMAT_NONE) {
+            args.in[i] = qn_view_make((const void *)(uintptr_t)at, &desc->in[i]);
+        }
+    }
+    args.out[0] = qn_mut_view_make((void *)(uintptr_t)(UINT64_C(65) << 36), &out[0]);
+    args.out[1] = qn_mut_view_make((void *)(uintptr_t)(UINT64_C(66) << 36), &out[1]);
+    void *const workspace = (void *)(uintptr_t)(UINT64_C(67) << 36);
+    if (qn_run(plan, &args, workspace, qn_plan_workspace_bytes(plan, desc->in[0].dims[0], 1), NULL, &error) != QN_OK) {
+        fail_msg("%s: %s", text, error.text);
+    }
+    qn_plan_destroy(plan);
+    return fake.last();
+}
+
+/* Which kernel attention over coded keys takes, and how its blocks are cut; cases that need no second launch. */
+static void coded_attention_is_cut(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        uint64_t offset;
+        uint32_t block, grid[3];
+    } cases[] = {
+        /* two sequences of a head a block, keys by products or by pairs */
+        {"vq_attention m=8 n=4096 k=128 e=32 g=32 q=f16", 0, 512, {128, 1, 1}},
+        {"vq_attention m=8 n=4096 k=128 e=32 g=32 channels=2 q=f16", 0, 512, {128, 1, 1}},
+        {"vq_attention m=8 n=4096 k=128 e=32 g=32 channels=2", 0, 384, {128, 1, 1}}, /* two pieces of a query */
+        {"vq_attention m=9 n=4096 k=128 e=32 g=32 q=f16", 0, 512, {96, 1, 1}},       /* 288 items, 3 a block */
+        {"vq_attention m=3 n=200 k=128 e=4 g=4 q=f16", 0, 512, {12, 1, 1}},          /* fewer than multiprocessors */
+        {"vq_attention m=16 n=200 k=128 e=32 g=8 channels=2 q=f16", 0, 256, {128, 1, 1}}, /* two of four query heads */
+        /* the other table kernel: codes of odd rows, turned keys; the plain one */
+        {"vq_attention m=2 n=200 k=128 e=4 g=4 q=f16", 8, 384, {4, 1, 1}},
+        {"vq_attention m=2 n=200 k=128 e=4 g=4 q=f16 rope_theta=1e+04", 0, 256, {8, 1, 1}},
+        {"vq_attention m=2 n=200 k=128 e=4 g=4 q=f16", 1, 128, {4, 1, 2}},
+    };
+    world w;
+    assert_int_equal(open_world(&w, &(setup){.cache = cache}, NULL), QN_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const fake_launch l = attention_launch(&w, cases[i].text, cases[i].offset);
+        if (l.block != cases[i].block || memcmp(l.grid, cases[i].grid, sizeof l.grid) != 0) {
+            fail_msg("%s: blocks of %u, grid %u x %u x %u", cases[i].text, l.block, l.grid[0], l.grid[1], l.grid[2]);
+        }
+    }
+    close_world(&w);
+}
+
 static int32_t count_program(void *user, const qn_warm_info *info)
 {
     int *counts = user;
@@ -629,6 +690,7 @@ int main(void)
         cmocka_unit_test(a_source_that_does_not_compile_is_a_sentence),
         cmocka_unit_test(any_driver_call_may_fail),
         cmocka_unit_test(memory_may_run_out_anywhere),
+        cmocka_unit_test(coded_attention_is_cut),
         cmocka_unit_test(warming_fills_the_cache),
     };
     return cmocka_run_group_tests(tests, start, stop);

@@ -50,6 +50,8 @@ static void problems_say_what_a_format_is(void **state)
     p = problem_of("vq_mm m=1 n=4096 k=4096 format=quip_e8p");
     assert_int_equal(p.scope, QN_VQ_SCOPE_MODEL);
     assert_int_equal(p.entries, 256);
+    assert_int_equal(p.entry_bytes, 8); /* as exact integers */
+    p = problem_of("vq_mm m=3 n=4096 k=4096 format=quip_e8p");
     assert_int_equal(p.entry_bytes, 4);
     p = problem_of("vq_mm m=9 n=4096 k=4096 format=gptvq");
     assert_int_equal(p.scope, QN_VQ_SCOPE_TILE);
@@ -119,7 +121,15 @@ static void the_known_best_are_chosen(void **state)
     assert_int_equal(qn_vq_choose(&p, &d).level, QN_VQ_LEVEL_O4);
     p = problem_of("vq_mm m=1 n=4096 k=14336 num_codebooks=1 nbits_per_codebook=16");
     c = qn_vq_choose(&p, &d);
+    assert_int_equal(c.slices, 5); /* of 1 MB */
+    assert_in_range(c.shared_entries * c.slices, 65536, 65540);
+    assert_int_equal(c.global_entries, 0);
+    p = problem_of("vq_mm m=5 n=4096 k=14336 num_codebooks=1 nbits_per_codebook=16");
+    c = qn_vq_choose(&p, &d);
+    assert_int_equal(c.slices, 1);
     assert_in_range(c.shared_entries, 1, 65535);
+    p = problem_of("vq_mm m=1 n=11008 k=4096 num_codebooks=4 in_group_size=16"); /* no kernel of sums takes it */
+    assert_int_equal(qn_vq_choose(&p, &d).form, QN_VQ_FORM_TENSOR);
 }
 
 /* Lanes that read entries at random: the fullest bank group, by trial. */

@@ -10,19 +10,27 @@ _Static_assert(ROWS_SCRATCH <= SCRATCH_BYTES, "rows as floats");
 
 static void panel_i8(const qn_panel_call *call)
 {
-    panel_mm(call, (panel_kind){TILE_I8, 1024, NULL});
+    const panel_kind kind = {TILE_I8, 1024, NULL};
+    if (call->rows > TILE_ROWS) {
+        many_rows(call, kind);
+        return;
+    }
+    few_rows(call, kind);
 }
-
-#define FLUSH 0x8040u /* MXCSR: results and operands that are subnormal count as zero, as in tiles */
 
 /* most: rows up to which FMAs beat tiles. */
 #define PANEL_MM(name, code, bytes, unpack, most)                                                                      \
     static void panel_##name(const qn_panel_call *call)                                                                \
     {                                                                                                                  \
+        const panel_kind kind = {TILE_BF16, (bytes), (unpack)};                                                        \
+        if (call->rows > TILE_ROWS) {                                                                                  \
+            many_rows(call, kind);                                                                                     \
+            return;                                                                                                    \
+        }                                                                                                              \
         const unsigned control = _mm_getcsr();                                                                         \
         _mm_setcsr(control | FLUSH);                                                                                   \
         if (!few_rows_by_fma(code, most, call)) {                                                                      \
-            panel_mm(call, (panel_kind){TILE_BF16, (bytes), (unpack)});                                                \
+            few_rows(call, kind);                                                                                      \
         }                                                                                                              \
         _mm_setcsr(control);                                                                                           \
     }

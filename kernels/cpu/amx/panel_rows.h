@@ -10,8 +10,8 @@
 #include "kernels/cpu/amx/unpack.h"
 
 #define ROWS_MOST 8
-#define ROWS_BLOCKS 16 /* of 64: rows are widened to f32 for so many at a time */
-#define ROWS_SCRATCH (ROWS_MOST * ROWS_BLOCKS * QN_PANEL_K * (int)sizeof(float))
+#define ROWS_BLOCKS 128 /* of 64, of all rows together: they are widened to f32 for so many at a time */
+#define ROWS_SCRATCH (ROWS_BLOCKS * QN_PANEL_K * (int)sizeof(float))
 #define ROWS_AHEAD 4096 /* bytes of each panel; behind its last block, of those read next */
 
 #define SUMS_PANEL (TILE_BYTES / 4) /* from a panel's sums of a group of rows to the next one's */
@@ -54,10 +54,13 @@ QN_INLINE __m512 e2m1_values(void)
                           -4.0f, -6.0f);
 }
 
-/* Entries of a table by the codes at a bit of each lane. */
+/* Entries of a table by the codes at a bit of each lane. The processors of this level let vpermps wait for what its
+ * destination held before; the indices are there anyway, so it takes their register. */
 QN_INLINE __m512 e2m1_floats(__m512i x, int shift, __m512 table)
 {
-    return _mm512_permutexvar_ps(shift ? _mm512_srli_epi32(x, (unsigned)shift) : x, table);
+    __m512i codes = shift ? _mm512_srli_epi32(x, (unsigned)shift) : x;
+    __asm__ volatile("vpermps %1, %0, %0" : "+v"(codes) : "v"(table));
+    return _mm512_castsi512_ps(codes);
 }
 
 /* Scales of the four groups of sixteen of a block. */
@@ -118,18 +121,48 @@ QN_INLINE void line_chains(const int code, half_sums *h, const int rows, const i
  * normal numbers. */
 #define PRODUCTS_LOW 0x1p-100f
 #define PRODUCTS_HIGH 0x1p100f
+#define VALUES_LOW 0x1p-80f /* of values_half() */
+#define VALUES_HIGH 0x1p80f
 
-QN_INLINE int has_products(const float *a, int64_t count)
+QN_INLINE int has_products(const int code, const float *a, int64_t count)
 {
+    const __m512 low = _mm512_set1_ps(code == QN_PANEL_MXFP4 ? VALUES_LOW : PRODUCTS_LOW);
+    const __m512 high = _mm512_set1_ps(code == QN_PANEL_MXFP4 ? VALUES_HIGH : PRODUCTS_HIGH);
     __mmask16 out = 0;
     for (int64_t i = 0; i < count; i += 16) {
         const __m512 x = _mm512_abs_ps(_mm512_load_ps(a + i));
-        const __mmask16 inside = _mm512_cmp_ps_mask(x, _mm512_set1_ps(PRODUCTS_HIGH), _CMP_LT_OQ) &
-                                 _mm512_cmp_ps_mask(x, _mm512_set1_ps(PRODUCTS_LOW), _CMP_GE_OQ);
+        const __mmask16 inside = _mm512_cmp_ps_mask(x, high, _CMP_LT_OQ) & _mm512_cmp_ps_mask(x, low, _CMP_GE_OQ);
         /* zeros by their bits: a subnormal number is none */
         out |= (__mmask16) ~(inside | _mm512_testn_epi32_mask(_mm512_castps_si512(x), _mm512_castps_si512(x)));
     }
     return !out;
+}
+
+/* Where a half of a block begins in each of n panels: addresses to be kept in registers as they are. */
+QN_INLINE void half_lines(const int n, const char *w, int64_t w_stride, int half, const char *lines[4])
+{
+    ROWS_UNROLL for (int i = 0; i < n; i++)
+    {
+        lines[i] = w + i * w_stride + half * 4 * QN_PANEL_LINE;
+        __asm__("" : "+r"(lines[i]));
+    }
+}
+
+/* sums of n panels += entries by their codes at a bit, times the scales of group g. First the look-ups, then the sums,
+ * an order that compilers must keep: mixed, they get in each other's way at the ports. */
+QN_INLINE void add_products(const int n, const __m512i x[4], int shift, __m512 table, const __m512 scales[4][4], int g,
+                            __m512 sums[4])
+{
+    __m512 entries[4];
+    ROWS_UNROLL for (int i = 0; i < n; i++)
+    {
+        entries[i] = e2m1_floats(x[i], shift, table);
+    }
+    ROWS_UNROLL for (int i = 0; i < n; i++)
+    {
+        sums[i] = _mm512_fmadd_ps(entries[i], scales[i][g], sums[i]);
+        __asm__ volatile("" : "+v"(sums[i]));
+    }
 }
 
 /* Half `half` of a block of n panels. */
@@ -137,6 +170,8 @@ QN_INLINE void products_half(const int n, const char *w, int64_t w_stride, int64
                              const __m512 scales[4][4], const float *a, float *sums)
 {
     __m512 even[4], odd[4];
+    const char *lines[4];
+    half_lines(n, w, w_stride, half, lines);
     ROWS_UNROLL for (int i = 0; i < n; i++)
     {
         even[i] = odd[i] = _mm512_setzero_ps();
@@ -144,30 +179,82 @@ QN_INLINE void products_half(const int n, const char *w, int64_t w_stride, int64
     const __m512 values = e2m1_values();
 #pragma GCC unroll 4
     for (int l = 0; l < 4; l++) {
-        const char *const line = w + (half * 4 + l) * QN_PANEL_LINE;
         const float *const at = a + half * 32 + l * 8;
         __m512i x[4];
         ROWS_UNROLL for (int i = 0; i < n; i++)
         {
-            x[i] = line_load(line + i * w_stride);
-            _mm_prefetch(line + i * w_stride + distance, _MM_HINT_T0);
+            x[i] = line_load(lines[i] + l * QN_PANEL_LINE);
+            __asm__("" : "+v"(x[i]));
+            _mm_prefetch(lines[i] + distance + l * QN_PANEL_LINE, _MM_HINT_T0);
         }
         ROWS_UNROLL for (int p = 0; p < 4; p++)
         {
             const __m512 e = _mm512_mul_ps(_mm512_set1_ps(at[2 * p]), values);
             const __m512 o = _mm512_mul_ps(_mm512_set1_ps(at[2 * p + 1]), values);
-            ROWS_UNROLL for (int i = 0; i < n; i++)
-            {
-                const __m512 scale = scales[i][half * 2 + l / 2];
-                even[i] = _mm512_fmadd_ps(e2m1_floats(x[i], 4 * p, e), scale, even[i]);
-                odd[i] = _mm512_fmadd_ps(e2m1_floats(x[i], 16 + 4 * p, o), scale, odd[i]);
-            }
+            add_products(n, x, 4 * p, e, scales, half * 2 + l / 2, even);
+            add_products(n, x, 16 + 4 * p, o, scales, half * 2 + l / 2, odd);
         }
     }
     ROWS_UNROLL for (int i = 0; i < n; i++)
     {
         float *const to = sums + i * SUMS_PANEL;
         _mm512_store_ps(to, _mm512_add_ps(_mm512_load_ps(to), _mm512_add_ps(even[i], odd[i])));
+    }
+}
+
+/* The same of mxfp4, where a scale is a power of two that a whole half shares: the codes' values as they are, and one
+ * FMA that scales the half's sum. Every sum is what it would be with scaled weights, a power of two apart, as long as
+ * neither leaves the normal numbers: a within VALUES_LOW to VALUES_HIGH or 0, scales as has_plain_scales() has them. */
+#define SCALE_LEAST (127 - 38)
+#define SCALE_MOST (127 + 30)
+
+QN_INLINE int has_plain_scales(const int n, const char *block, int64_t stride)
+{
+    __mmask32 out = 0;
+    ROWS_UNROLL for (int i = 0; i < n; i++)
+    {
+        const __m256i e = _mm256_loadu_si256((const __m256i *)(const void *)(block + i * stride + 512));
+        out |= _mm256_cmpgt_epu8_mask(_mm256_sub_epi8(e, _mm256_set1_epi8(SCALE_LEAST)),
+                                      _mm256_set1_epi8(SCALE_MOST - SCALE_LEAST));
+    }
+    return !out;
+}
+
+QN_INLINE void values_half(const int n, const char *w, int64_t w_stride, int64_t distance, int half,
+                           const __m512 scales[4][4], const float *a, float *sums)
+{
+    __m512 even[4], odd[4];
+    const char *lines[4];
+    half_lines(n, w, w_stride, half, lines);
+    ROWS_UNROLL for (int i = 0; i < n; i++)
+    {
+        even[i] = odd[i] = _mm512_setzero_ps();
+    }
+    const __m512 values = e2m1_values();
+#pragma GCC unroll 4
+    for (int l = 0; l < 4; l++) {
+        const float *const at = a + half * 32 + l * 8;
+        __m512i x[4];
+        ROWS_UNROLL for (int i = 0; i < n; i++)
+        {
+            x[i] = line_load(lines[i] + l * QN_PANEL_LINE);
+            __asm__("" : "+v"(x[i]));
+            _mm_prefetch(lines[i] + distance + l * QN_PANEL_LINE, _MM_HINT_T0);
+        }
+        ROWS_UNROLL for (int p = 0; p < 4; p++)
+        {
+            const __m512 e = _mm512_set1_ps(at[2 * p]), o = _mm512_set1_ps(at[2 * p + 1]);
+            ROWS_UNROLL for (int i = 0; i < n; i++)
+            {
+                even[i] = _mm512_fmadd_ps(e2m1_floats(x[i], 4 * p, values), e, even[i]);
+                odd[i] = _mm512_fmadd_ps(e2m1_floats(x[i], 16 + 4 * p, values), o, odd[i]);
+            }
+        }
+    }
+    ROWS_UNROLL for (int i = 0; i < n; i++)
+    {
+        float *const to = sums + i * SUMS_PANEL;
+        _mm512_store_ps(to, _mm512_fmadd_ps(_mm512_add_ps(even[i], odd[i]), scales[i][half * 2], _mm512_load_ps(to)));
     }
 }
 
@@ -228,6 +315,13 @@ QN_INLINE void rows_panels(const int code, const int rows, const int n, const in
         for (int i = 0; q->sa && b % 2 == 0 && i < rows * 4; i++) {
             _mm512_store_ps(part + i * QN_PANEL_COLS, _mm512_setzero_ps());
         }
+        if (products && code == QN_PANEL_MXFP4 && has_plain_scales(n, block, q->panel_bytes)) {
+            for (int half = 0; half < 2; half++) {
+                values_half(n, block, q->panel_bytes, distance, half, (const __m512(*)[4])scales,
+                            a + (b - from) * QN_PANEL_K, sums);
+            }
+            continue;
+        }
         for (int half = 0; half < 2 && products; half++) {
             products_half(n, block, q->panel_bytes, distance, half, (const __m512(*)[4])scales,
                           a + (b - from) * QN_PANEL_K, sums);
@@ -243,7 +337,7 @@ QN_INLINE void rows_panels(const int code, const int rows, const int n, const in
                 ROWS_UNROLL for (int i = 0; i < n; i++)
                 {
                     const __m512 s =
-                        _mm512_set1_ps(q->sa[r * q->sa_stride + b / 2] * q->sb[(p + i) * q->sb_stride + b / 2]);
+                        _mm512_set1_ps(q->sa[b / 2 * q->sa_stride + r] * q->sb[(p + i) * q->sb_stride + b / 2]);
                     float *const at = sums + r * QN_PANEL_COLS + i * SUMS_PANEL;
                     const __m512 v = _mm512_load_ps(part + (r * 4 + i) * QN_PANEL_COLS);
                     _mm512_store_ps(at, _mm512_fmadd_ps(v, s, _mm512_load_ps(at)));
@@ -286,15 +380,16 @@ QN_INLINE void all_panels(const int code, const int rows, const int n, const int
 QN_INLINE void rows_call(const int code, const int rows, const int n, const qn_panel_call *q)
 {
     float *const a = (float *)(void *)q->scratch;
-    const int64_t stride = ROWS_BLOCKS * QN_PANEL_K;
+    const int64_t most = ROWS_BLOCKS / rows / 2 * 2; /* whole block scales */
+    const int64_t stride = most * QN_PANEL_K;
     for (int64_t p = 0; p < q->panels; p++) {
         memset((float *)q->sums + p * SUMS_PANEL, 0, (size_t)q->rows * QN_PANEL_COLS * sizeof(float));
     }
-    for (int64_t from = 0; from < q->blocks; from += ROWS_BLOCKS) {
-        const int64_t to = q->blocks - from < ROWS_BLOCKS ? q->blocks : from + ROWS_BLOCKS;
+    for (int64_t from = 0; from < q->blocks; from += most) {
+        const int64_t to = q->blocks - from < most ? q->blocks : from + most;
         rows_widen(q, from, to, a, stride);
         if (rows == 1 && (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4) &&
-            has_products(a, (to - from) * QN_PANEL_K)) {
+            has_products(code, a, (to - from) * QN_PANEL_K)) {
             all_panels(code, rows, n, 1, q, from, to, a, stride);
         } else {
             all_panels(code, rows, n, 0, q, from, to, a, stride);

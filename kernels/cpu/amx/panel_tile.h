@@ -6,21 +6,33 @@
  * products along K, in a block by halves and in a half by terms, whatever the
  * loops around it do: sums that leave the tiles between ranges of K return as
  * they were. With block scales the chain of 128 of K starts at 0 and is added
- * to the sums in memory. */
+ * to the sums in memory.
+ *
+ * Many rows. A strip, two panels of a range of K, stays in the first cache while
+ * all rows pass by, a visit two groups of them. Tiles keep one unit of the core
+ * busy and leave the vectors idle, so what vectors have to do is done beside the
+ * products, some of it every step of K: adding the scaled sums of the visit before,
+ * unpacking the next strip. */
 #include "kernels/common/panel.h"
 #include "kernels/cpu/amx/tile.h"
 
-#define RANGE_TILES 8 /* of K: two panels of a range and two groups of rows stay in the first cache */
-#define FEW_PANELS 4  /* read at once when rows are few: as many chains as there are sums */
+#define RANGE_TILES 10 /* of K, about: a strip stays in the first cache while rows pass */
+#define STRIP_TILES 18 /* at most: a K that needs no more is one range, and its sums stay in tiles */
+#define FEW_PANELS 4   /* read at once when rows are few: as many chains as there are sums */
+#define SUMS_LINES 4   /* of each group of rows, asked for in a step */
 #define SCALE_BLOCKS (QN_PANEL_SCALE_K / QN_PANEL_K)
+
+#define FLUSH 0x8040u /* MXCSR: results and operands that are subnormal count as zero, as in tiles */
 
 #define PART_BYTES (4 * TILE_BYTES)
 #define PAIR_BYTES (2 * TILE_BYTES) /* an unpacked block */
 #define RING_BYTES (2 * FEW_PANELS * PAIR_BYTES)
-#define SCRATCH_BYTES (2 * PART_BYTES + 2 * RING_BYTES)
+#define STRIP_BYTES (2 * STRIP_TILES * TILE_BYTES)
+#define STRIPS_AT (2 * 2 * PART_BYTES) /* in scratch: two parts of two visits, then two strips */
+#define SCRATCH_BYTES (STRIPS_AT + 2 * STRIP_BYTES)
 
-_Static_assert(RANGE_TILES == 2 * 2 * SCALE_BLOCKS, "a range is two block scales of bf16 tiles");
-_Static_assert(2 * RANGE_TILES * TILE_BYTES <= RING_BYTES, "a range of two panels");
+_Static_assert(STRIP_TILES >= 2 * 2 * SCALE_BLOCKS, "two block scales of bf16 tiles");
+_Static_assert(PART_BYTES + RING_BYTES <= SCRATCH_BYTES, "few rows");
 
 typedef void (*unpack_fn)(const char *block, char *lines);
 
@@ -34,12 +46,6 @@ typedef struct panel_kind {
 QN_INLINE int64_t halves_of(panel_kind k)
 {
     return k.tile == TILE_I8 ? 1 : 2;
-}
-
-/* Blocks of a range, an even number. */
-QN_INLINE int64_t range_blocks(panel_kind k)
-{
-    return RANGE_TILES / halves_of(k);
 }
 
 QN_INLINE int64_t terms_of(const qn_panel_call *q, panel_kind k)
@@ -64,36 +70,85 @@ QN_INLINE float *sums_at(const qn_panel_call *q, int64_t r0, int64_t p)
     return (float *)q->sums + r0 * q->sums_stride + p * (TILE_BYTES / 4);
 }
 
-/* sums += part * sa * sb, n panels of the rows from r0 on, for one or two block scales from kb on. A part is tiles,
- * panels inside groups of rows; the second part follows the first. */
-QN_INLINE void add_scaled(const qn_panel_call *q, int64_t r0, int64_t rows, int64_t p, int64_t n, int64_t kb, int parts,
-                          const float *part)
+/* Products of block scales: of a part, of a panel, of two groups of rows. */
+typedef struct scale_products {
+    _Alignas(64) float of[2][FEW_PANELS][2 * TILE_ROWS];
+} scale_products;
+
+QN_INLINE void multiply_scales(const qn_panel_call *q, int64_t r0, int64_t rows, int64_t p, int64_t n, int64_t kb,
+                               int parts, scale_products *o)
 {
-    for (int64_t r = 0; r < rows; r++) {
-        const float *const sa = q->sa + (r0 + r) * q->sa_stride + kb;
+    for (int t = 0; t < parts; t++) {
+        for (int64_t i = 0; i < n; i++) {
+            const __m512 sb = _mm512_set1_ps(q->sb[(p + i) * q->sb_stride + kb + t]);
+            const float *const sa = q->sa + (kb + t) * q->sa_stride + r0;
+            for (int64_t r = 0; r < rows; r += TILE_ROWS) {
+                _mm512_store_ps(o->of[t][i] + r, _mm512_mul_ps(_mm512_loadu_ps(sa + r), sb));
+            }
+        }
+    }
+}
+
+/* sums += part * scale of rows first to last of those from r0 on, n panels, of one or two block scales; `clear`: sums
+ * count as 0. A part is tiles, panels inside groups of rows; the second part follows the first. */
+QN_INLINE void add_scaled(const qn_panel_call *q, int64_t r0, int64_t first, int64_t last, int64_t p, int64_t n,
+                          int parts, int clear, const scale_products *scales, const float *part)
+{
+    for (int64_t r = first; r < last; r++) {
         const int64_t group = r / TILE_ROWS, line = r % TILE_ROWS * QN_PANEL_COLS;
         for (int64_t i = 0; i < n; i++) {
-            const float *const sb = q->sb + (p + i) * q->sb_stride + kb;
             const float *const x = part + (group * n + i) * (TILE_BYTES / 4) + line;
             float *const at = sums_at(q, r0 + group * TILE_ROWS, p + i) + line;
-            __m512 sum = _mm512_fmadd_ps(_mm512_load_ps(x), _mm512_set1_ps(sa[0] * sb[0]), _mm512_load_ps(at));
+            const __m512 before = clear ? _mm512_setzero_ps() : _mm512_load_ps(at);
+            __m512 sum = _mm512_fmadd_ps(_mm512_load_ps(x), _mm512_set1_ps(scales->of[0][i][r]), before);
             if (parts > 1) {
-                sum = _mm512_fmadd_ps(_mm512_load_ps(x + PART_BYTES / 4), _mm512_set1_ps(sa[1] * sb[1]), sum);
+                sum = _mm512_fmadd_ps(_mm512_load_ps(x + PART_BYTES / 4), _mm512_set1_ps(scales->of[1][i][r]), sum);
             }
             _mm512_store_ps(at, sum);
         }
     }
 }
 
-QN_INLINE void zero_sums(const qn_panel_call *q, int64_t p, int64_t n)
+QN_INLINE void zero_sums(const qn_panel_call *q)
 {
     for (int64_t r = 0; r < q->rows; r += TILE_ROWS) {
-        memset(sums_at(q, r, p), 0, (size_t)n * TILE_BYTES);
+        memset(sums_at(q, r, 0), 0, (size_t)q->panels * TILE_BYTES);
     }
 }
 
-/* What is asked for ahead of its use, a few lines at a time: `lines` of each of two panels, or of two groups of rows.
- */
+/* ---- many rows: strips and visits ---- */
+
+/* One range of K of one or two panels. */
+typedef struct strip {
+    int64_t p, from, blocks; /* blocks 0: behind the last one */
+    int n;
+} strip;
+
+/* Blocks of a range: with block scales two of them, else ranges of equal length. */
+QN_INLINE int64_t range_blocks(const qn_panel_call *q, panel_kind k)
+{
+    const int64_t tiles = q->blocks * halves_of(k);
+    const int64_t ranges = tiles <= STRIP_TILES ? 1 : (tiles + RANGE_TILES / 2) / RANGE_TILES;
+    return has_scales(q, k) ? 2 * SCALE_BLOCKS : (q->blocks + ranges - 1) / ranges;
+}
+
+QN_INLINE strip strip_at(const qn_panel_call *q, int64_t p, int64_t from, panel_kind k)
+{
+    const int64_t rest = q->blocks - from, most = range_blocks(q, k);
+    return (strip){p, from, rest > most ? most : (rest > 0 ? rest : 0), q->panels - p > 1 ? 2 : 1};
+}
+
+QN_INLINE strip strip_after(const qn_panel_call *q, strip s, panel_kind k)
+{
+    return s.p + 2 < q->panels ? strip_at(q, s.p + 2, s.from, k) : strip_at(q, 0, s.from + s.blocks, k);
+}
+
+QN_INLINE const char *strip_codes(const qn_panel_call *q, strip s, panel_kind k)
+{
+    return q->w + s.p * q->panel_bytes + s.from * k.bytes;
+}
+
+/* What is asked for ahead of its use, a few lines a step: of each of two panels, or of two groups of rows. */
 typedef struct ahead {
     const char *at, *end;
     int64_t stride, lines;
@@ -111,143 +166,262 @@ QN_INLINE void ahead_step(ahead *o)
     o->at += o->lines * QN_PANEL_LINE;
 }
 
-/* ---- many rows: 2 x 2 tiles, ranges of K ---- */
+/* The same of sums, for the first cache. */
+QN_INLINE void ahead_sums(ahead *o)
+{
+    if (o->at >= o->end) {
+        return;
+    }
+    for (int64_t i = 0; i < SUMS_LINES; i++) {
+        _mm_prefetch(o->at + i * QN_PANEL_LINE, _MM_HINT_ET0);
+        _mm_prefetch(o->at + i * QN_PANEL_LINE + o->stride, _MM_HINT_ET0);
+    }
+    o->at += SUMS_LINES * QN_PANEL_LINE;
+}
+
+typedef struct prefetches {
+    ahead codes, rows, sums;
+} prefetches;
+
+#define BESIDE_ROWS 4 /* a step */
+
+/* What vectors do beside the products. */
+typedef struct beside {
+    const qn_panel_call *q;
+    /* sums of the visit before: scaled parts to add */
+    int64_t row, rows, r0, p;
+    int n, parts, first; /* first: the sums are 0 */
+    int turn;            /* of two places for parts */
+    const char *tiles;   /* the parts */
+    scale_products scales;
+    /* blocks of the next strip to unpack, up to `due` of them in this visit */
+    unpack_fn unpack;
+    const char *codes;
+    char *lines;
+    int64_t block, due, blocks, bytes;
+} beside;
+
+static __attribute__((noinline)) void beside_rows(beside *o)
+{
+    const int64_t next = o->row + BESIDE_ROWS, last = next < o->rows ? next : o->rows;
+    const float *const tiles = (const float *)(const void *)o->tiles;
+    if (o->parts > 1) {
+        add_scaled(o->q, o->r0, o->row, last, o->p, o->n, 2, o->first, &o->scales, tiles);
+    } else if (o->parts) {
+        add_scaled(o->q, o->r0, o->row, last, o->p, o->n, 1, o->first, &o->scales, tiles);
+    }
+    o->row = last;
+}
+
+static __attribute__((noinline)) void beside_unpack(beside *o)
+{
+    const int64_t i = o->block / o->blocks, b = o->block % o->blocks;
+    o->unpack(o->codes + i * o->q->panel_bytes + b * o->bytes, o->lines + i * STRIP_BYTES / 2 + b * PAIR_BYTES);
+    o->block++;
+}
+
+QN_INLINE void beside_step(beside *o, panel_kind k)
+{
+    if (o->row < o->rows) {
+        beside_rows(o);
+    }
+    if (k.unpack && o->block < o->due) {
+        beside_unpack(o);
+    }
+}
+
+/* The visit's rest, before another one takes its place. */
+QN_INLINE void beside_end(beside *o, panel_kind k)
+{
+    while (o->row < o->rows || (k.unpack && o->block < o->due)) {
+        beside_step(o, k);
+    }
+}
 
 /* m x n tiles (each 1 or 2) over blocks of K; groups of rows at a and a + a_stride, the panels' tiles at b and
- * b + b_stride. */
+ * b + b_stride. Rows are read once a visit and need not stay in the first cache. */
 QN_INLINE void products(const char *a, int64_t a_stride, const char *b, int64_t b_stride, int64_t blocks, int64_t terms,
-                        int m, int n, panel_kind k, ahead *next, ahead *next_rows)
+                        int m, int n, panel_kind k, prefetches *next, beside *work)
 {
     const int64_t halves = halves_of(k);
     for (int64_t s = 0; s < blocks * halves; s++, b += TILE_BYTES) {
-        ahead_step(next);
-        ahead_step(next_rows);
+        ahead_step(&next->codes);
+        ahead_step(&next->rows);
+        ahead_sums(&next->sums);
         _tile_loadd(6, b, 64);
         if (n > 1) {
             _tile_loadd(7, b + b_stride, 64);
         }
         const char *at = a + ((s / halves) * terms * halves + s % halves) * TILE_BYTES;
         for (int64_t t = 0; t < terms; t++, at += halves * TILE_BYTES) {
-            _tile_loadd(4, at, 64);
+            _tile_stream_loadd(4, at, 64);
             TILE_DOT(k.tile, 0, 4, 6);
             if (n > 1) {
                 TILE_DOT(k.tile, 1, 4, 7);
             }
             if (m > 1) {
-                _tile_loadd(5, at + a_stride, 64);
+                _tile_stream_loadd(5, at + a_stride, 64);
                 TILE_DOT(k.tile, 2, 5, 6);
                 if (n > 1) {
                     TILE_DOT(k.tile, 3, 5, 7);
                 }
             }
         }
+        beside_step(work, k);
     }
 }
 
-/* One range of K of n panels from p. */
-typedef struct range {
-    int64_t p, from, blocks;
-    const char *b; /* tiles of the first panel's range */
-    int64_t b_stride;
-    ahead next;
-} range;
-
-/* The next range of m groups of rows at a, which the visits of all pairs of panels share. */
-QN_INLINE ahead rows_ahead(const qn_panel_call *q, const range *g, const char *a, int m, panel_kind k)
+/* Those of two more panels, or of the next range of the first; a strip later when codes are unpacked ahead. */
+QN_INLINE ahead codes_ahead(const qn_panel_call *q, strip s, panel_kind k)
 {
-    const int64_t rest = q->blocks - g->from - g->blocks, most = range_blocks(k), terms = terms_of(q, k);
-    const int64_t lines = row_tiles(rest < most ? rest : most, k, terms) / QN_PANEL_LINE;
-    const int64_t visits = (q->panels + 1) / 2, steps = g->blocks * halves_of(k);
-    const int64_t part = (lines + visits - 1) / visits;
-    const char *const next = a + row_tiles(g->blocks, k, terms), *const at = next + g->p / 2 * part * QN_PANEL_LINE;
+    const int64_t steps = (q->rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS) * s.blocks * halves_of(k);
+    strip next = strip_after(q, s, k);
+    if (k.unpack && next.blocks) {
+        next = strip_after(q, next, k);
+    }
+    if (next.blocks == 0) {
+        return (ahead){0};
+    }
+    const char *const at = strip_codes(q, next, k);
+    const int64_t lines = next.blocks * k.bytes / QN_PANEL_LINE;
+    return (ahead){at, at + next.blocks * k.bytes, next.n > 1 ? q->panel_bytes : 0, (lines + steps - 1) / steps};
+}
+
+/* The next range of m groups of rows at a, which the visits of all strips of this range share. */
+QN_INLINE ahead rows_ahead(const qn_panel_call *q, strip s, const char *a, int m, panel_kind k)
+{
+    const int64_t terms = terms_of(q, k), steps = s.blocks * halves_of(k), strips = (q->panels + 1) / 2;
+    const int64_t lines = row_tiles(strip_at(q, 0, s.from + s.blocks, k).blocks, k, terms) / QN_PANEL_LINE;
+    const int64_t part = (lines + strips - 1) / strips;
+    const char *const next = a + row_tiles(s.blocks, k, terms), *const at = next + s.p / 2 * part * QN_PANEL_LINE;
     const char *const end = next + lines * QN_PANEL_LINE, *const own = at + part * QN_PANEL_LINE;
-    return (ahead){at, own < end ? own : end, m > 1 ? q->a_stride : 0, steps ? (part + steps - 1) / steps : 0};
+    return (ahead){at, own < end ? own : end, m > 1 ? q->a_stride : 0, (part + steps - 1) / steps};
 }
 
-/* Rows r0 to r0 + rows, m tiles of them. */
-QN_INLINE void range_rows(const qn_panel_call *q, range *g, int64_t r0, int64_t rows, int m, int n, panel_kind k)
+/* Sums that the next visit loads or stores; with block scales, that are added to in the next visit. */
+QN_INLINE ahead sums_ahead(const qn_panel_call *q, strip s, int64_t r0, panel_kind k)
 {
-    const int64_t terms = terms_of(q, k), stride = TILE_ROWS * q->sums_stride * 4;
-    const char *const a = q->a + r0 / TILE_ROWS * q->a_stride + row_tiles(g->from, k, terms);
-    char *const sums = (char *)sums_at(q, r0, g->p), *const part = q->scratch;
-    ahead next_rows = rows_ahead(q, g, a, m, k);
-    if (has_scales(q, k) && g->blocks == 0) {
-        return; /* sums are 0, and there are no scales */
+    const int64_t stride = TILE_ROWS * q->sums_stride * (int64_t)sizeof(float);
+    if (!has_scales(q, k)) {
+        r0 += 2 * TILE_ROWS;
+        if (r0 >= q->rows) {
+            r0 = 0;
+            s.p = s.p + 2 < q->panels ? s.p + 2 : 0;
+        }
     }
+    const char *const at = (const char *)sums_at(q, r0, s.p);
+    return (ahead){at, at + s.n * TILE_BYTES, q->rows - r0 > TILE_ROWS ? stride : 0, SUMS_LINES};
+}
+
+/* Rows r0 to r0 + rows, m groups of them, by a strip of n panels whose tiles are at b. Parts that scales
+ * wait for are left to what is done beside the next visit. */
+QN_INLINE void visit(const qn_panel_call *q, strip s, const char *b, int64_t r0, int64_t rows, int m, int n,
+                     panel_kind k, prefetches *next, beside *work)
+{
+    const int64_t terms = terms_of(q, k), stride = TILE_ROWS * q->sums_stride * (int64_t)sizeof(float);
+    const int64_t b_stride = k.unpack ? STRIP_BYTES / 2 : q->panel_bytes;
+    const char *const a = q->a + r0 / TILE_ROWS * q->a_stride + row_tiles(s.from, k, terms);
+    char *const sums = (char *)sums_at(q, r0, s.p), *const part = q->scratch + work->turn * 2 * PART_BYTES;
+    int parts = 0;
+    next->rows = rows_ahead(q, s, a, m, k);
+    next->sums = sums_ahead(q, s, r0, k);
     if (has_scales(q, k)) {
-        const int64_t first = g->blocks < SCALE_BLOCKS ? g->blocks : SCALE_BLOCKS, second = g->blocks - first;
+        const int64_t first = s.blocks < SCALE_BLOCKS ? s.blocks : SCALE_BLOCKS, second = s.blocks - first;
+        const int64_t tiles = first * halves_of(k) * TILE_BYTES;
         sums_zero(m, n);
-        products(a, q->a_stride, g->b, g->b_stride, first, terms, m, n, k, &g->next, &next_rows);
+        products(a, q->a_stride, b, b_stride, first, terms, m, n, k, next, work);
         sums_store(part, n * TILE_BYTES, m, n);
+        parts = 1;
         if (second) {
             sums_zero(m, n);
-            products(a + row_tiles(first, k, terms), q->a_stride, g->b + first * PAIR_BYTES, g->b_stride, second, terms,
-                     m, n, k, &g->next, &next_rows);
+            products(a + row_tiles(first, k, terms), q->a_stride, b + tiles, b_stride, second, terms, m, n, k, next,
+                     work);
             sums_store(part + PART_BYTES, n * TILE_BYTES, m, n);
+            parts = 2;
         }
-        tile_fence();
-        add_scaled(q, r0, rows, g->p, n, g->from / SCALE_BLOCKS, second ? 2 : 1, (const float *)(const void *)part);
-        return;
-    }
-    if (g->from == 0) {
-        sums_zero(m, n);
     } else {
-        sums_load(sums, stride, m, n);
+        if (s.from == 0) {
+            sums_zero(m, n);
+        } else {
+            sums_load(sums, stride, m, n);
+        }
+        products(a, q->a_stride, b, b_stride, s.blocks, terms, m, n, k, next, work);
+        sums_store(sums, stride, m, n);
     }
-    products(a, q->a_stride, g->b, g->b_stride, g->blocks, terms, m, n, k, &g->next, &next_rows);
-    sums_store(sums, stride, m, n);
+    beside_end(work, k);
+    tile_fence();
+    if (parts) {
+        work->row = 0;
+        work->rows = rows;
+        work->r0 = r0;
+        work->p = s.p;
+        work->n = n;
+        work->parts = parts;
+        work->first = s.from == 0;
+        work->tiles = part;
+        work->turn ^= 1;
+        multiply_scales(q, r0, rows, s.p, n, s.from / SCALE_BLOCKS, parts, &work->scales);
+    }
 }
 
-QN_INLINE void range_panels(const qn_panel_call *q, int64_t p, int64_t from, int64_t blocks, int n, panel_kind k)
+/* All rows by a strip whose tiles are at b; the next one is unpacked to `lines` meanwhile. */
+QN_INLINE void strip_rows(const qn_panel_call *q, strip s, const char *b, char *lines, int n, panel_kind k,
+                          beside *work)
 {
-    const char *const w = q->w + p * q->panel_bytes + from * k.bytes;
-    range g = {.p = p, .from = from, .blocks = blocks, .b = w, .b_stride = q->panel_bytes};
-    const int64_t rest = q->blocks - from - blocks; /* next: two more panels, or the next range of the first */
-    const int64_t next = p + 2 < q->panels ? blocks : (rest < range_blocks(k) ? rest : range_blocks(k));
-    g.next.at = p + 2 < q->panels ? w + 2 * q->panel_bytes : q->w + (from + blocks) * k.bytes;
-    g.next.end = g.next.at + next * k.bytes;
-    g.next.stride = p + 3 < q->panels || p + 2 >= q->panels ? q->panel_bytes : 0;
-    const int64_t steps = (q->rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS) * blocks * halves_of(k);
-    g.next.lines = steps ? (next * k.bytes / QN_PANEL_LINE + steps) / steps : 0;
-    if (k.unpack) {
-        char *const lines = q->scratch + 2 * PART_BYTES;
-        g.b = lines;
-        g.b_stride = RANGE_TILES * TILE_BYTES;
-        for (int64_t i = 0; i < n; i++) {
-            for (int64_t b = 0; b < blocks; b++) {
-                k.unpack(w + i * q->panel_bytes + b * k.bytes, lines + i * g.b_stride + b * PAIR_BYTES);
-            }
+    const strip next_strip = strip_after(q, s, k);
+    const int64_t visits = (q->rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS);
+    prefetches next = {.codes = codes_ahead(q, s, k)};
+    work->block = work->due = 0;
+    work->blocks = next_strip.blocks;
+    if (k.unpack && next_strip.blocks) {
+        work->codes = strip_codes(q, next_strip, k);
+        work->lines = lines;
+    }
+    for (int64_t v = 0; v < visits; v++) {
+        const int64_t r = v * 2 * TILE_ROWS, rest = q->rows - r;
+        work->due = (v + 1) * next_strip.blocks * next_strip.n / visits;
+        if (rest > TILE_ROWS) {
+            visit(q, s, b, r, rest < 2 * TILE_ROWS ? rest : 2 * TILE_ROWS, 2, n, k, &next, work);
+        } else {
+            visit(q, s, b, r, rest, 1, n, k, &next, work);
         }
-        tile_fence();
-    }
-    if (from == 0 && has_scales(q, k)) {
-        zero_sums(q, p, n);
-    }
-    int64_t r = 0;
-    for (; r + 2 * TILE_ROWS <= q->rows; r += 2 * TILE_ROWS) {
-        range_rows(q, &g, r, 2 * TILE_ROWS, 2, n, k);
-    }
-    if (q->rows - r > TILE_ROWS) {
-        range_rows(q, &g, r, q->rows - r, 2, n, k);
-    } else if (q->rows > r) {
-        range_rows(q, &g, r, q->rows - r, 1, n, k);
     }
 }
 
 QN_INLINE void many_rows(const qn_panel_call *q, panel_kind k)
 {
-    int64_t from = 0;
-    do { /* once when K is 0: sums are written whole */
-        const int64_t blocks = q->blocks - from < range_blocks(k) ? q->blocks - from : range_blocks(k);
-        int64_t p = 0;
-        for (; p + 2 <= q->panels; p += 2) {
-            range_panels(q, p, from, blocks, 2, k);
+    char *const strips = q->scratch + STRIPS_AT;
+    beside work = {.q = q, .unpack = k.unpack, .bytes = k.bytes};
+    const unsigned control = _mm_getcsr();
+    strip s = strip_at(q, 0, 0, k);
+    if (s.blocks == 0) {
+        zero_sums(q);
+        return;
+    }
+    if (k.unpack) {
+        work.codes = strip_codes(q, s, k);
+        work.lines = strips;
+        work.blocks = s.blocks;
+        work.due = s.blocks * s.n;
+        beside_end(&work, k);
+    }
+    if (has_scales(q, k)) {
+        _mm_setcsr(control | FLUSH);
+    }
+    tile_begin(TILE_ROWS);
+    for (int turn = 0; s.blocks; turn ^= 1) {
+        const char *const b = k.unpack ? strips + turn * STRIP_BYTES : strip_codes(q, s, k);
+        char *const lines = strips + (turn ^ 1) * STRIP_BYTES;
+        if (s.n > 1) {
+            strip_rows(q, s, b, lines, 2, k, &work);
+        } else {
+            strip_rows(q, s, b, lines, 1, k, &work);
         }
-        if (p < q->panels) {
-            range_panels(q, p, from, blocks, 1, k);
-        }
-        from += range_blocks(k);
-    } while (from < q->blocks);
+        s = strip_after(q, s, k);
+    }
+    tile_end();
+    beside_end(&work, k);
+    _mm_setcsr(control);
 }
 
 /* ---- up to 16 rows: one tile of them, panels stream ---- */
@@ -288,8 +462,10 @@ QN_INLINE void few_panels(const qn_panel_call *q, int64_t p, int n, panel_kind k
     const char *const w = q->w + p * q->panel_bytes;
     char *const part = q->scratch, *const ring = q->scratch + PART_BYTES;
     const int64_t stride = k.unpack ? PAIR_BYTES : q->panel_bytes;
-    if (scales) {
-        zero_sums(q, p, n);
+    scale_products products;
+    if (q->blocks == 0) {
+        zero_sums(q);
+        return;
     }
     sums_zero(2, 2);
     for (int64_t b = k.unpack ? -1 : 0; b < q->blocks; b++) {
@@ -327,7 +503,8 @@ QN_INLINE void few_panels(const qn_panel_call *q, int64_t p, int n, panel_kind k
         if (scales && ((b + 1) % SCALE_BLOCKS == 0 || b + 1 == q->blocks)) {
             few_store(part, n);
             tile_fence();
-            add_scaled(q, 0, q->rows, p, n, b / SCALE_BLOCKS, 1, (const float *)(const void *)part);
+            multiply_scales(q, 0, q->rows, p, n, b / SCALE_BLOCKS, 1, &products);
+            add_scaled(q, 0, 0, q->rows, p, n, 1, b < SCALE_BLOCKS, &products, (const float *)(const void *)part);
             sums_zero(2, 2);
         }
     }
@@ -339,6 +516,7 @@ QN_INLINE void few_panels(const qn_panel_call *q, int64_t p, int n, panel_kind k
 QN_INLINE void few_rows(const qn_panel_call *q, panel_kind k)
 {
     int64_t p = 0;
+    tile_begin(q->rows);
     for (; p + 4 <= q->panels; p += 4) {
         few_panels(q, p, 4, k);
     }
@@ -347,17 +525,6 @@ QN_INLINE void few_rows(const qn_panel_call *q, panel_kind k)
     }
     if (p < q->panels) {
         few_panels(q, p, 1, k);
-    }
-}
-
-QN_INLINE void panel_mm(const qn_panel_call *q, panel_kind k)
-{
-    if (q->rows <= TILE_ROWS) {
-        tile_begin(q->rows);
-        few_rows(q, k);
-    } else {
-        tile_begin(TILE_ROWS);
-        many_rows(q, k);
     }
     tile_end();
 }

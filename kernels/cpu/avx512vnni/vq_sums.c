@@ -8,17 +8,35 @@
 
 #define PLANES 3
 #define MIDDLE (1 << 23)
-#define AHEAD 4096 /* prefetched in each stream */
+#define AHEAD 3072 /* prefetched in each stream */
 
 /* ---- tables ---- */
 
-/* The largest |x . vector| there can be, by Cauchy and Schwarz, and a little more. */
-static float largest(const float *x, int64_t groups, int64_t books, int64_t vector, const float *norms)
+/* Which of a register's sixteen numbers are among the last `left`. */
+QN_INLINE __mmask16 first_of(int64_t left)
 {
-    float most = 0.0f, norm = 0.0f;
-    for (int64_t c = 0; c < books; c++) {
-        norm = norms[c] > norm ? norms[c] : norm;
+    return (__mmask16)(left >= 16 ? 0xffffu : (1u << left) - 1);
+}
+
+/* The largest square of a length of x's vectors: of 4, 8 and 16 elements sixteen elements at a time. */
+QN_INLINE float largest_square(const float *x, int64_t groups, int64_t vector)
+{
+    if (vector == 4 || vector == 8 || vector == 16) {
+        __m512 most = _mm512_setzero_ps();
+        __mmask16 none = 0;
+        for (int64_t i = 0; i < groups * vector; i += 16) {
+            const __m512 v = _mm512_maskz_loadu_ps(first_of(groups * vector - i), x + i);
+            __m512 s = _mm512_mul_ps(v, v);
+            s = _mm512_add_ps(s, _mm512_permute_ps(s, 0xB1));
+            s = _mm512_add_ps(s, _mm512_permute_ps(s, 0x4E));
+            s = vector >= 8 ? _mm512_add_ps(s, _mm512_shuffle_f32x4(s, s, 0xB1)) : s;
+            s = vector >= 16 ? _mm512_add_ps(s, _mm512_shuffle_f32x4(s, s, 0x4E)) : s;
+            none = (__mmask16)(none | _mm512_cmp_ps_mask(s, s, _CMP_UNORD_Q));
+            most = _mm512_max_ps(most, s);
+        }
+        return none ? NAN : _mm512_reduce_max_ps(most);
     }
+    float most = 0.0f;
     for (int64_t g = 0; g < groups; g++) {
         float squares = 0.0f;
         for (int64_t j = 0; j < vector; j++) {
@@ -26,65 +44,70 @@ static float largest(const float *x, int64_t groups, int64_t books, int64_t vect
         }
         most = squares > most || squares != squares ? squares : most;
     }
-    return sqrtf(most) * norm * 1.001f;
+    return most;
 }
 
-/* Bytes of 64 integers: where bytes 0 and 1, and where bytes 2, of two registers go. */
-QN_INLINE void put_planes(uint8_t *to, const __m512i q[4], __m512i low, __m512i high)
+/* The largest |x . vector| there can be, by Cauchy and Schwarz, and a little more. */
+static float largest(const float *x, int64_t groups, int64_t books, int64_t vector, const float *norms)
 {
-    const __m512i a = _mm512_permutex2var_epi8(q[0], low, q[1]), b = _mm512_permutex2var_epi8(q[2], low, q[3]);
-    const __m512i c = _mm512_permutex2var_epi8(q[0], high, q[1]), d = _mm512_permutex2var_epi8(q[2], high, q[3]);
-    _mm512_storeu_si512(to, _mm512_inserti64x4(a, _mm512_castsi512_si256(b), 1));
-    _mm512_storeu_si512(to + 256, _mm512_shuffle_i64x2(a, b, 0xEE));
-    _mm512_storeu_si512(to + 512, _mm512_inserti64x4(c, _mm512_castsi512_si256(d), 1));
-}
-
-static __m512i byte_order(int first)
-{
-    uint8_t at[64];
-    for (int i = 0; i < 64; i++) {
-        at[i] = (uint8_t)((i % 32 < 16 ? 0 : 64) + i % 16 * 4 + first + i / 32);
+    float norm = 0.0f;
+    for (int64_t c = 0; c < books; c++) {
+        norm = norms[c] > norm ? norms[c] : norm;
     }
-    return _mm512_loadu_si512(at);
+    return sqrtf(largest_square(x, groups, vector)) * norm * 1.001f;
 }
 
-/* 64 entries' products go on with up to eight elements of their vectors. */
-QN_INLINE void add_products(__m512 sum[4], const float *x, const int vector, const float *book, float factor)
+/* 64 integers as planes of bytes: a permute brings every byte of a plane to every quarter, where its own is taken. */
+QN_INLINE void put_planes(uint8_t *to, const __m512i q[4])
+{
+    const __m128i every_fourth = _mm_setr_epi8(0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60);
+#pragma GCC unroll 3
+    for (int p = 0; p < PLANES; p++) {
+        const __m512i from = _mm512_add_epi8(_mm512_broadcast_i32x4(every_fourth), _mm512_set1_epi8((char)p));
+        __m512i plane = _mm512_permutexvar_epi8(from, q[0]);
+        plane = _mm512_mask_permutexvar_epi8(plane, UINT64_C(0xffff) << 16, from, q[1]);
+        plane = _mm512_mask_permutexvar_epi8(plane, UINT64_C(0xffff) << 32, from, q[2]);
+        plane = _mm512_mask_permutexvar_epi8(plane, UINT64_C(0xffff) << 48, from, q[3]);
+        _mm512_storeu_si512(to + p * QN_VQ_TABLE_ENTRIES, plane);
+    }
+}
+
+/* 64 entries' products go on with an element of their vectors. */
+QN_INLINE void add_products(__m512 sum[4], __m512 x, const float *book)
+{
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        sum[i] = _mm512_fmadd_ps(x, _mm512_loadu_ps(book + i * 16), sum[i]);
+    }
+}
+
+/* Vectors of 8 have their elements in registers all along. */
+QN_INLINE void make_table(const float *x, int64_t vector, const float *book, float factor, uint8_t *to)
 {
     __m512 xs[8];
 #pragma GCC unroll 8
-    for (int j = 0; j < vector; j++) {
-        xs[j] = _mm512_set1_ps(x[j] * factor);
+    for (int64_t j = 0; j < 8; j++) {
+        xs[j] = _mm512_set1_ps(vector == 8 ? x[j] * factor : 0.0f);
     }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-#pragma GCC unroll 8
-        for (int j = 0; j < vector; j++) {
-            const __m512 w = _mm512_loadu_ps(book + i * 16 + j * QN_VQ_TABLE_ENTRIES);
-            sum[i] = _mm512_fmadd_ps(xs[j], w, sum[i]);
-        }
-    }
-}
-
-QN_INLINE void make_table(const float *x, int64_t vector, const float *book, float factor, __m512i low, __m512i high,
-                          uint8_t *to)
-{
     for (int e = 0; e < QN_VQ_TABLE_ENTRIES; e += 64) {
         __m512 sum[4];
         __m512i q[4];
         sum[0] = sum[1] = sum[2] = sum[3] = _mm512_setzero_ps();
-        int64_t j = 0;
-        for (; j + 8 <= vector; j += 8) {
-            add_products(sum, x + j, 8, book + e + j * QN_VQ_TABLE_ENTRIES, factor);
-        }
-        for (; j < vector; j++) {
-            add_products(sum, x + j, 1, book + e + j * QN_VQ_TABLE_ENTRIES, factor);
+        if (vector == 8) {
+#pragma GCC unroll 8
+            for (int64_t j = 0; j < 8; j++) {
+                add_products(sum, xs[j], book + e + j * QN_VQ_TABLE_ENTRIES);
+            }
+        } else {
+            for (int64_t j = 0; j < vector; j++) {
+                add_products(sum, _mm512_set1_ps(x[j] * factor), book + e + j * QN_VQ_TABLE_ENTRIES);
+            }
         }
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
             q[i] = _mm512_add_epi32(_mm512_cvtps_epi32(sum[i]), _mm512_set1_epi32(MIDDLE));
         }
-        put_planes(to + e, q, low, high);
+        put_planes(to + e, q);
     }
 }
 
@@ -97,27 +120,9 @@ static int factor_of(const float *x, int64_t groups, int64_t books, int64_t vect
     if (!(most <= 0x1p80f) || (most > 0.0f && most < 0x1p-80f)) {
         return 1;
     }
-    if (most > 0.0f) { /* most * factor in [2^22, 2^23) */
-        *factor = ldexpf(1.0f, 22 - ilogbf(most));
+    if (most > 0.0f) { /* most * factor in [MIDDLE / 2, MIDDLE) */
+        *factor = ldexpf((float)MIDDLE / 2, -ilogbf(most));
         *unit = 1.0f / *factor;
-    }
-    return 0;
-}
-
-static int sums_tables(const float *x, int64_t groups, int64_t books, int64_t vector, const float *book,
-                       const float *norms, uint8_t *tables, float *unit)
-{
-    const __m512i low = byte_order(0), high = byte_order(2);
-    float factor;
-    if (factor_of(x, groups, books, vector, norms, &factor, unit)) {
-        return 1;
-    }
-    for (int64_t g = 0; g < groups; g++) {
-        for (int64_t c = 0; c < books; c++) {
-            const float *const from = book + c * vector * QN_VQ_TABLE_ENTRIES;
-            uint8_t *const to = tables + (g * books + c) * QN_VQ_TABLE_BYTES;
-            make_table(x + g * vector, vector, from, factor, low, high, to);
-        }
     }
     return 0;
 }
@@ -137,7 +142,7 @@ QN_INLINE void add_rows(const pairs p[PLANES], int r, __m512i middle, __m512 uni
     for (int i = 0; i < PLANES; i++) {
         const __m512i lower = _mm512_sub_epi16(p[i].all, _mm512_slli_epi16(p[i].upper, 8));
         const __m512i two = r % 2 ? p[i].upper : lower;
-        const __m512i one = r / 2 ? _mm512_srli_epi32(two, 16) : _mm512_and_si512(two, _mm512_set1_epi32(0xffff));
+        const __m512i one = _mm512_madd_epi16(two, _mm512_set1_epi32(r / 2 ? 1 << 16 : 1));
         total = _mm512_add_epi32(total, _mm512_slli_epi32(one, (unsigned)(8 * i)));
     }
     float *const at = sums + r * 16;
@@ -150,97 +155,102 @@ QN_INLINE void add_bytes(pairs *p, __m512i bytes)
     p->upper = _mm512_add_epi16(p->upper, _mm512_srli_epi16(bytes, 8));
 }
 
-static void sums_look_up(const uint8_t *codes, int64_t lines, int64_t lookups, const uint8_t *tables, float unit,
-                         float *sums)
+/* `count` lookups, 1 or 2, of a stream's 64 rows. */
+QN_INLINE void look_up_rows(pairs p[PLANES], const uint8_t *codes, const uint8_t *tables, const int count)
 {
-    const __m512i middle = _mm512_set1_epi32((int32_t)lookups * MIDDLE);
-    for (int64_t n = 0; n < lines; n++) {
-        const uint8_t *const first = codes + n * lookups * 64, *const second = first + lines * lookups * 64;
+    __m512i line[2];
+    byte_quarters quarters[2];
+#pragma GCC unroll 2
+    for (int l = 0; l < count; l++) {
+        _mm_prefetch((const char *)codes + l * 64 + AHEAD, _MM_HINT_T0);
+        line[l] = _mm512_loadu_si512(codes + l * 64);
+        quarters[l] = quarters_of(line[l]);
+    }
+#pragma GCC unroll 3
+    for (int i = 0; i < PLANES; i++) {
+#pragma GCC unroll 2
+        for (int l = 0; l < count; l++) {
+            byte_table t;
+            table_load(&t, tables + l * QN_VQ_TABLE_BYTES + i * QN_VQ_TABLE_ENTRIES);
+            add_bytes(&p[i], look_up(&t, line[l], quarters[l]));
+        }
+    }
+}
+
+/* Two lookups of a stream, then of the other: their masks are as many as there are registers for. */
+static void look_up_codes(const qn_vq_sums_call *c, const uint8_t *tables, float unit)
+{
+    const __m512i middle = _mm512_set1_epi32((int32_t)c->lookups * MIDDLE);
+    const int64_t stream = c->lines * c->lookups * 64;
+    for (int64_t n = 0; n < c->lines; n++) {
+        const uint8_t *codes = c->codes + n * c->lookups * 64, *table = tables;
         pairs p[2][PLANES];
         for (int i = 0; i < PLANES; i++) {
             p[0][i] = p[1][i] = (pairs){_mm512_setzero_si512(), _mm512_setzero_si512()};
         }
-        for (int64_t l = 0; l < lookups; l++) {
-            const __m512i a = _mm512_loadu_si512(first + l * 64), b = _mm512_loadu_si512(second + l * 64);
-            _mm_prefetch((const char *)first + l * 64 + AHEAD, _MM_HINT_T0);
-            _mm_prefetch((const char *)second + l * 64 + AHEAD, _MM_HINT_T0);
-            const byte_quarters qa = quarters_of(a), qb = quarters_of(b);
-#pragma GCC unroll 3
-            for (int i = 0; i < PLANES; i++) {
-                byte_table t;
-                table_load(&t, tables + l * QN_VQ_TABLE_BYTES + i * QN_VQ_TABLE_ENTRIES);
-                add_bytes(&p[0][i], look_up(&t, a, qa));
-                add_bytes(&p[1][i], look_up(&t, b, qb));
-            }
+        for (int64_t l = c->lookups; l >= 2; l -= 2, codes += 2 * 64, table += 2 * QN_VQ_TABLE_BYTES) {
+            look_up_rows(p[0], codes, table, 2);
+            look_up_rows(p[1], codes + stream, table, 2);
+        }
+        if (c->lookups % 2) {
+            look_up_rows(p[0], codes, table, 1);
+            look_up_rows(p[1], codes + stream, table, 1);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < 8; r++) {
-            add_rows(p[r / 4], r % 4, middle, _mm512_set1_ps(unit), sums + (r / 4 * lines + n) * 64);
+            float *const sums = c->sums + (r / 4 * c->lines + n) * 64;
+            add_rows(p[r / 4], r % 4, middle, _mm512_set1_ps(unit), sums);
         }
     }
+}
+
+static void sums_one(const qn_vq_sums_call *c)
+{
+    const int64_t groups = c->lookups / c->books;
+    uint8_t *const tables = (uint8_t *)c->tables;
+    float factor, unit;
+    if (factor_of(c->x, groups, c->books, c->vector, c->norms, &factor, &unit)) {
+        *c->special = 1;
+        return;
+    }
+    for (int64_t l = 0; l < c->lookups; l++) {
+        const float *const book = c->book + l % c->books * c->vector * QN_VQ_TABLE_ENTRIES;
+        make_table(c->x + l / c->books * c->vector, c->vector, book, factor, tables + l * QN_VQ_TABLE_BYTES);
+    }
+    look_up_codes(c, tables, unit);
 }
 
 /* ---- rows of x beside each other ---- */
 
 #define SIDE QN_VQ_SIDE_ROWS
+#define WIDE QN_VQ_MANY_ROWS
 #define SIDE_AHEAD 4 /* blocks whose codes are prefetched */
 
-/* Eight vectors of sixteen entries, one a row of x, as sixteen entries of eight rows. */
-QN_INLINE void put_side(const __m512i v[SIDE], char *to)
-{
-    const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
-    const __m512i last = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-    __m512i a[SIDE], b[SIDE];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) { /* rows 2 i and 2 i + 1: entries 4 l, 4 l + 1; 4 l + 2, 4 l + 3 of lane l */
-        a[i] = _mm512_unpacklo_epi32(v[2 * i], v[2 * i + 1]);
-        a[i + 4] = _mm512_unpackhi_epi32(v[2 * i], v[2 * i + 1]);
-    }
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; i++) { /* entry 4 l + 2 i, 4 l + 2 i + 1: rows 0 to 3, rows 4 to 7 */
-        b[4 * i] = _mm512_unpacklo_epi64(a[4 * i], a[4 * i + 1]);
-        b[4 * i + 1] = _mm512_unpacklo_epi64(a[4 * i + 2], a[4 * i + 3]);
-        b[4 * i + 2] = _mm512_unpackhi_epi64(a[4 * i], a[4 * i + 1]);
-        b[4 * i + 3] = _mm512_unpackhi_epi64(a[4 * i + 2], a[4 * i + 3]);
-    }
-#pragma GCC unroll 4
-    for (int e = 0; e < 4; e++) { /* entries e and 4 + e, 8 + e and 12 + e */
-        const __m512i low = _mm512_permutex2var_epi64(b[2 * e], first, b[2 * e + 1]);
-        const __m512i high = _mm512_permutex2var_epi64(b[2 * e], last, b[2 * e + 1]);
-        _mm256_store_si256((__m256i *)(void *)(to + e * SIDE * 4), _mm512_castsi512_si256(low));
-        _mm256_store_si256((__m256i *)(void *)(to + (4 + e) * SIDE * 4), _mm512_extracti64x4_epi64(low, 1));
-        _mm256_store_si256((__m256i *)(void *)(to + (8 + e) * SIDE * 4), _mm512_castsi512_si256(high));
-        _mm256_store_si256((__m256i *)(void *)(to + (12 + e) * SIDE * 4), _mm512_extracti64x4_epi64(high, 1));
-    }
-}
-
-/* Integers of a (group, codebook): xs[j][row] times 256 vectors, each product the chain that make_table has. */
+/* Integers of a (group, codebook): xs[vector][WIDE] times 256 vectors, each product the chain that make_table has. Two
+ * entries and eight rows a register, [row][entry] until they are stored. */
 QN_INLINE void make_side(const float *xs, int64_t vector, const float *book, char *to)
 {
-    for (int e = 0; e < QN_VQ_TABLE_ENTRIES; e += 32) {
-        __m512 sum[2][SIDE];
-        __m512i q[SIDE];
+    const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    const __m512i by_entry = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    for (int e = 0; e < QN_VQ_TABLE_ENTRIES; e += 16) {
+        __m512 sum[8];
 #pragma GCC unroll 8
-        for (int r = 0; r < SIDE; r++) {
-            sum[0][r] = sum[1][r] = _mm512_setzero_ps();
+        for (int i = 0; i < 8; i++) {
+            sum[i] = _mm512_setzero_ps();
         }
         for (int64_t j = 0; j < vector; j++) {
-            const __m512 a = _mm512_loadu_ps(book + e + j * QN_VQ_TABLE_ENTRIES);
-            const __m512 b = _mm512_loadu_ps(book + e + 16 + j * QN_VQ_TABLE_ENTRIES);
+            const __m512 x = _mm512_permutexvar_ps(twice, _mm512_load_ps(xs + j * WIDE));
 #pragma GCC unroll 8
-            for (int r = 0; r < SIDE; r++) {
-                const __m512 x = _mm512_set1_ps(xs[j * SIDE + r]);
-                sum[0][r] = _mm512_fmadd_ps(x, a, sum[0][r]);
-                sum[1][r] = _mm512_fmadd_ps(x, b, sum[1][r]);
+            for (int i = 0; i < 8; i++) {
+                double two;
+                memcpy(&two, book + e + 2 * i + j * QN_VQ_TABLE_ENTRIES, sizeof two);
+                sum[i] = _mm512_fmadd_ps(x, _mm512_castpd_ps(_mm512_set1_pd(two)), sum[i]);
             }
         }
-#pragma GCC unroll 2
-        for (int i = 0; i < 2; i++) {
 #pragma GCC unroll 8
-            for (int r = 0; r < SIDE; r++) {
-                q[r] = _mm512_cvtps_epi32(sum[i][r]);
-            }
-            put_side(q, to + (e + i * 16) * SIDE * 4);
+        for (int i = 0; i < 8; i++) {
+            _mm512_store_si512(to + (e + 2 * i) * SIDE * 4,
+                               _mm512_permutexvar_epi32(by_entry, _mm512_cvtps_epi32(sum[i])));
         }
     }
 }
@@ -290,7 +300,7 @@ QN_INLINE void word_by_side(const char *tables, const uint16_t offsets[][64], in
 /* Lookups l0 to l0 + lookups - 1 of all rows of w. */
 QN_INLINE void look_up_side(const qn_vq_sums_call *c, int64_t l0, const int lookups, int last, __m256 unit)
 {
-    for (int64_t block = 0; block < 2 * c->lines; block++) {
+    for (int64_t block = 0; block < c->blocks; block++) {
         const uint8_t *const codes = c->codes + (block * c->lookups + l0) * 64;
         _Alignas(64) uint16_t offsets[QN_VQ_SIDE_LOOKUPS][64];
         int32_t *const totals = c->totals + block * 64 * SIDE;
@@ -306,28 +316,79 @@ QN_INLINE void look_up_side(const qn_vq_sums_call *c, int64_t l0, const int look
     }
 }
 
-static void sums_side(const qn_vq_sums_call *c)
+/* What rows' products are multiplied by, and the inverse; 0 for those that have none or are not there. */
+QN_INLINE void factors_of(const qn_vq_sums_call *c, float *factor, float *unit)
 {
-    const int64_t groups = c->lookups / c->books;
-    float factor[SIDE] = {0}, unit[SIDE] = {0};
     for (int64_t r = 0; r < c->rows; r++) {
-        if (factor_of(c->x + r * c->x_stride, groups, c->books, c->vector, c->norms, &factor[r], &unit[r])) {
+        if (factor_of(c->x + r * c->x_stride, c->lookups / c->books, c->books, c->vector, c->norms, &factor[r],
+                      &unit[r])) {
             c->special[r] = 1;
         }
     }
+}
+
+/* Elements first to first + count - 1 times their rows' factors: to[element][WIDE], zeros where there is no factor
+ * (such a row may hold anything) or no row. Sixteen by sixteen are turned over. */
+static void put_elements(const qn_vq_sums_call *c, const float *factor, int64_t first, int64_t count, float *to)
+{
+    for (int64_t e = 0; e < count; e += 16) {
+        const __mmask16 here = first_of(count - e);
+        __m512 a[WIDE], b[WIDE];
+#pragma GCC unroll 16
+        for (int64_t r = 0; r < WIDE; r++) {
+            a[r] = _mm512_setzero_ps();
+            if (r < c->rows && factor[r] != 0.0f) {
+                const __m512 x = _mm512_maskz_loadu_ps(here, c->x + r * c->x_stride + first + e);
+                a[r] = _mm512_mul_ps(x, _mm512_set1_ps(factor[r]));
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < WIDE; r += 2) { /* pairs of rows */
+            b[r] = _mm512_unpacklo_ps(a[r], a[r + 1]);
+            b[r + 1] = _mm512_unpackhi_ps(a[r], a[r + 1]);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < WIDE; r += 4) { /* a[r + i]: elements 4 l + i of rows r to r + 3 in lane l */
+#pragma GCC unroll 2
+            for (int i = 0; i < 2; i++) {
+                const __m512d low = _mm512_castps_pd(b[r + i]), high = _mm512_castps_pd(b[r + i + 2]);
+                a[r + 2 * i] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+                a[r + 2 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+            }
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            const __m512 p = _mm512_shuffle_f32x4(a[i], a[i + 4], 0x44), q = _mm512_shuffle_f32x4(a[i], a[i + 4], 0xEE);
+            const __m512 s = _mm512_shuffle_f32x4(a[i + 8], a[i + 12], 0x44);
+            const __m512 t = _mm512_shuffle_f32x4(a[i + 8], a[i + 12], 0xEE);
+            b[i] = _mm512_shuffle_f32x4(p, s, 0x88);
+            b[4 + i] = _mm512_shuffle_f32x4(p, s, 0xDD);
+            b[8 + i] = _mm512_shuffle_f32x4(q, t, 0x88);
+            b[12 + i] = _mm512_shuffle_f32x4(q, t, 0xDD);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) {
+            if (e + i < count) {
+                _mm512_store_ps(to + (e + i) * WIDE, b[i]);
+            }
+        }
+    }
+}
+
+static void sums_side(const qn_vq_sums_call *c)
+{
+    _Alignas(64) float xs[QN_VQ_SIDE_VECTOR * WIDE];
+    float factor[SIDE] = {0}, unit[SIDE] = {0};
+    factors_of(c, factor, unit);
     const __m256 units = _mm256_loadu_ps(unit);
     for (int64_t l0 = 0; l0 < c->lookups; l0 += QN_VQ_SIDE_LOOKUPS) {
         const int64_t left = c->lookups - l0, count = left < QN_VQ_SIDE_LOOKUPS ? left : QN_VQ_SIDE_LOOKUPS;
         for (int64_t l = 0; l < count; l++) {
-            const int64_t g = (l0 + l) / c->books;
-            float xs[QN_VQ_SIDE_VECTOR * SIDE];
-            for (int64_t j = 0; j < c->vector; j++) {
-                for (int64_t r = 0; r < SIDE; r++) { /* a row without a factor may hold anything, or not be there */
-                    const int here = factor[r] != 0.0f;
-                    xs[j * SIDE + r] = here ? c->x[r * c->x_stride + g * c->vector + j] * factor[r] : 0.0f;
-                }
+            const int64_t book = (l0 + l) % c->books;
+            if (l == 0 || book == 0) {
+                put_elements(c, factor, (l0 + l) / c->books * c->vector, c->vector, xs);
             }
-            make_side(xs, c->vector, c->book + (l0 + l) % c->books * c->vector * QN_VQ_TABLE_ENTRIES,
+            make_side(xs, c->vector, c->book + book * c->vector * QN_VQ_TABLE_ENTRIES,
                       c->tables + l * QN_VQ_SIDE_TABLE);
         }
         switch (count) { /* fewer only at the end */
@@ -339,4 +400,57 @@ static void sums_side(const qn_vq_sums_call *c)
     }
 }
 
-const qn_vq_sums_set qn_vq_sums__avx512vnni = {sums_tables, sums_look_up, sums_side};
+/* ---- products of chosen vectors ---- */
+
+/* Sixteen rows of x, xs[groups][vector][WIDE], by the rows of w whose codes are word w of all lookups. Each product is
+ * the chain that make_table has. */
+QN_INLINE void word_by_many(const qn_vq_sums_call *c, const float *xs, const uint8_t *codes, __m512i total[8])
+{
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        total[i] = _mm512_setzero_si512();
+    }
+    for (int64_t l = 0; l < c->lookups; xs += c->vector * WIDE) {
+        const float *book = c->book;
+        for (int64_t b = 0; b < c->books; b++, l++, book += c->vector * QN_VQ_TABLE_ENTRIES) {
+            __m512 sum[8];
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++) {
+                sum[i] = _mm512_setzero_ps();
+            }
+            for (int64_t j = 0; j < c->vector; j++) {
+                const __m512 x = _mm512_load_ps(xs + j * WIDE);
+#pragma GCC unroll 8
+                for (int i = 0; i < 8; i++) {
+                    const float w = book[j * QN_VQ_TABLE_ENTRIES + codes[l * 64 + i]];
+                    sum[i] = _mm512_fmadd_ps(x, _mm512_set1_ps(w), sum[i]);
+                }
+            }
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++) {
+                total[i] = _mm512_add_epi32(total[i], _mm512_cvtps_epi32(sum[i]));
+            }
+        }
+    }
+}
+
+static void sums_many(const qn_vq_sums_call *c)
+{
+    float *const xs = (float *)(void *)c->tables;
+    float factor[WIDE] = {0}, unit[WIDE] = {0};
+    factors_of(c, factor, unit);
+    put_elements(c, factor, 0, c->lookups / c->books * c->vector, xs);
+    const __m512 units = _mm512_loadu_ps(unit);
+    for (int64_t word = 0; word < c->blocks * 8; word++) {
+        const uint8_t *const codes = c->codes + word / 8 * c->lookups * 64 + word % 8 * 8;
+        __m512i total[8];
+        word_by_many(c, xs, codes, total);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) {
+            float *const at = c->sums + (word / 8 * 64 + ROW_OF(word % 8, i)) * WIDE;
+            _mm512_store_ps(at, _mm512_fmadd_ps(_mm512_cvtepi32_ps(total[i]), units, _mm512_load_ps(at)));
+        }
+    }
+}
+
+const qn_vq_sums_set qn_vq_sums__avx512vnni = {sums_one, sums_side, sums_many};

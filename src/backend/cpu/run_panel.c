@@ -191,7 +191,7 @@ static memory memory_of(const qn_panel_impl *impl, const qn_op_desc *desc, int64
     at.sums = qn_size_pad(set->scratch_bytes);
     at.scales =
         qn_size_pad(qn_size_add(at.sums, sum_rows * (size_t)sums_stride_of((int64_t)block_panels) * sizeof(float)));
-    at.small = qn_size_pad(qn_size_add(at.scales, qn_size_mul(block_rows * sizeof(float), (size_t)l.scale_blocks)));
+    at.small = qn_size_pad(qn_size_add(at.scales, qn_size_mul(sum_rows * sizeof(float), (size_t)l.scale_blocks)));
     at.pack_scales = qn_size_pad(qn_size_add(at.small, sizeof(small_arrays)));
     at.pack =
         qn_size_pad(qn_size_add(at.pack_scales, qn_size_mul(block_panels * sizeof(float), (size_t)l.scale_blocks)));
@@ -577,16 +577,25 @@ static void finish_block(const run *p, const block *b, const weights *w, const q
     }
 }
 
-static void gather_scales(const qn_panel_job *job, const block *b, float *sa)
+/* Scales of a block's rows, in the order of kernels/common/panel.h; the stride. */
+static int64_t gather_scales(const qn_panel_job *job, const block *b, float *sa)
 {
-    const int64_t n = job->layout.scale_blocks;
+    const int64_t n = job->layout.scale_blocks, group = job->impl->set->row_group;
+    const int64_t padded = qn_ceil_div(b->rows, group) * group;
+    const int64_t row = group > 1 ? 1 : n, step = group > 1 ? padded : 1;
     const float factor = qn_panel_factor(job->impl->code);
     for (int64_t r = 0; r < b->rows; r++) {
         const char *const from = row_scales(job, b->row + r);
         for (int64_t i = 0; i < n; i++) {
-            sa[r * n + i] = float_at(from + i * job->sa_block) * factor;
+            sa[r * row + i * step] = float_at(from + i * job->sa_block) * factor;
         }
     }
+    for (int64_t r = b->rows; r < padded; r++) {
+        for (int64_t i = 0; i < n; i++) {
+            sa[r * row + i * step] = 0.0f;
+        }
+    }
+    return group > 1 ? step : row;
 }
 
 static void block_task(void *user, int64_t index, int32_t thread)
@@ -609,9 +618,7 @@ static void block_task(void *user, int64_t index, int32_t thread)
     if (b.rows <= FEW_ROWS) {
         ask_for_rest(job, &b, w.flags);
     }
-    if (job->sa) {
-        gather_scales(job, &b, sa);
-    }
+    const int64_t sa_stride = job->sa ? gather_scales(job, &b, sa) : 0;
     const qn_panel_call call = {.w = w.panels,
                                 .panel_bytes = job->layout.panel_bytes,
                                 .panels = b.panels,
@@ -622,7 +629,7 @@ static void block_task(void *user, int64_t index, int32_t thread)
                                 .terms = job->terms,
                                 .sa = job->sa ? sa : NULL,
                                 .sb = job->sa ? w.block_scales : NULL,
-                                .sa_stride = job->layout.scale_blocks,
+                                .sa_stride = sa_stride,
                                 .sb_stride = job->layout.scale_blocks,
                                 .sums = scratch + p->at.sums,
                                 .sums_stride = sums_stride_of(b.panels),

@@ -27,13 +27,12 @@
 #define ADD_STEP 64       /* ... of them at a time */
 #define ROWS_ROUND 16     /* rows of x whose parts are kept at a time */
 #define LEAST_COLUMNS 100 /* rows of w; whatever M, as bits must not depend on it */
-#define FEW 3             /* rows of x that are faster beside each other than one by one */
 
 /* ---- packed body ---- */
 
 typedef struct sums_layout {
     qn_vq_side_layout side;
-    int64_t books, vector, groups, slab_groups, slabs, lines, parts;
+    int64_t n, books, vector, groups, slab_groups, slabs, lines, parts;
     size_t book, norms, side_at, total;
 } sums_layout;
 
@@ -46,7 +45,8 @@ static size_t place(size_t *at, int64_t a, int64_t b, int64_t size)
 
 static sums_layout layout_of(const qn_op_desc *desc, const qn_vq *vq)
 {
-    sums_layout l = {.side = qn_vq_side_layout_of(desc, vq), .books = vq->codebooks, .vector = vq->in_group};
+    sums_layout l = {
+        .side = qn_vq_side_layout_of(desc, vq), .n = vq->n, .books = vq->codebooks, .vector = vq->in_group};
     l.groups = vq->k / l.vector;
     l.slab_groups = qn_max_i64(1, QN_VQ_LOOKUPS / l.books);
     l.slabs = qn_ceil_div(l.groups, l.slab_groups);
@@ -136,10 +136,27 @@ void qn_vq_sums_pack(const qn_kernel *kernel, const qn_op_desc *desc, const qn_a
     pack_body(&l, &vq, &args->in[QN_VQMM_BIAS], body);
 }
 
-/* Rows beside each other when there are so many. */
-static int64_t side_of(int64_t rows)
+/* ---- ways ---- */
+
+typedef struct way {
+    int64_t wide; /* rows of x beside each other */
+    qn_vq_sums_fn run;
+} way;
+
+/* The cheapest way of some rows of x, in clocks a (group, codebook): making a table, 256 products of so many elements
+ * and their rounding, and taking from it, or one product a row of w. Measured with vectors of 8 on a core of 512 bits:
+ * 165 + 0.24 a row of w, 1150 + 1.3, 8.6. */
+static way way_of(const qn_vq_sums_impl *impl, const sums_layout *l, int64_t rows)
 {
-    return rows < FEW ? 1 : QN_VQ_SIDE_ROWS;
+    const double n = (double)l->n, v = (double)l->vector;
+    const double one = (double)rows * (10.0 * (v + 8.0) + 0.24 * n);
+    const double side = (double)qn_ceil_div(rows, QN_VQ_SIDE_ROWS) * (115.0 * (v + 2.0) + 1.3 * n);
+    const double many = (double)qn_ceil_div(rows, QN_VQ_MANY_ROWS) * 0.96 * (v + 1.0) * n;
+    const int fits = l->slab_groups * l->vector * QN_VQ_MANY_ROWS <= QN_VQ_MANY_FLOATS;
+    if (rows == 1 || (one < side && (one < many || !fits))) {
+        return (way){1, impl->set->one};
+    }
+    return side < many || !fits ? (way){QN_VQ_SIDE_ROWS, impl->set->side} : (way){QN_VQ_MANY_ROWS, impl->set->many};
 }
 
 /* ---- memory ---- */
@@ -148,18 +165,20 @@ typedef struct memory {
     size_t partial, special, scratch, thread, totals, body, total; /* totals: in a thread's scratch */
 } memory;
 
-static memory memory_of(const qn_op_desc *desc, const qn_vq *vq, int64_t m, int32_t threads)
+static memory memory_of(const qn_vq_sums_impl *impl, const qn_op_desc *desc, const qn_vq *vq, int64_t m,
+                        int32_t threads)
 {
     const sums_layout l = layout_of(desc, vq);
-    const int64_t side = side_of(qn_min_i64(m, ROWS_ROUND)), rows = qn_ceil_div(qn_min_i64(m, ROWS_ROUND), side) * side;
+    const int64_t some = qn_min_i64(m, ROWS_ROUND), wide = way_of(impl, &l, some).wide;
+    const int64_t rows = qn_ceil_div(some, wide) * wide; /* of a full round at most; fewer rows need no more */
     memory at = {.partial = qn_size_pad(qn_vq_side_bytes(vq, m, threads))};
     const size_t row = qn_size_mul((size_t)l.lines, QN_VQ_LINE * sizeof(float));
     at.special = qn_size_pad(qn_size_add(at.partial, qn_size_mul(qn_size_mul((size_t)l.parts, (size_t)rows), row)));
     at.scratch = qn_size_pad(qn_size_add(at.special, qn_size_mul((size_t)rows, (size_t)l.parts)));
-    at.thread = at.totals = QN_VQ_LOOKUPS * QN_VQ_TABLE_BYTES;
-    if (side > 1) {
-        at.totals = QN_VQ_SIDE_LOOKUPS * QN_VQ_SIDE_TABLE;
-        at.thread = at.totals + (size_t)(qn_min_i64(l.lines, LINES_TASK) * QN_VQ_LINE * side) * sizeof(int32_t);
+    at.totals = QN_VQ_SUMS_SCRATCH;
+    at.thread = at.totals;
+    if (m > 1) {
+        at.thread += (size_t)(qn_min_i64(l.lines, LINES_TASK) * QN_VQ_LINE * QN_VQ_SIDE_ROWS) * sizeof(int32_t);
     }
     at.body = qn_size_add(at.scratch, qn_size_mul((size_t)threads, at.thread));
     at.total = qn_size_add(at.body, l.total);
@@ -168,10 +187,9 @@ static memory memory_of(const qn_op_desc *desc, const qn_vq *vq, int64_t m, int3
 
 size_t qn_vq_sums_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
 {
-    (void)kernel;
     qn_vq vq;
     qn_vq_side_describe(desc, &vq);
-    return memory_of(desc, &vq, m, threads).total;
+    return memory_of(kernel->impl, desc, &vq, m, threads).total;
 }
 
 /* ---- running ---- */
@@ -184,16 +202,16 @@ typedef struct sums_job {
     const char *body;
     char *workspace;
     int64_t m0, rows, tasks_n; /* of this round; tasks along N */
-    int64_t side_rows;         /* beside each other */
-    float *partial;            /* [parts][rows / side_rows][lines * 128][side_rows] */
-    uint8_t *special;          /* [parts][rows] */
+    way way;
+    float *partial;   /* [parts][rows / way.wide][lines * 128][way.wide] */
+    uint8_t *special; /* [parts][rows] */
 } sums_job;
 
 /* Sums of a part of K, rows of x from r on, rows of w from line0 on. */
 static float *partial_at(const sums_job *job, int64_t part, int64_t r, int64_t line0)
 {
-    const int64_t groups = qn_ceil_div(job->rows, job->side_rows), group = part * groups + r / job->side_rows;
-    return job->partial + (group * job->l.lines + line0) * QN_VQ_LINE * job->side_rows;
+    const int64_t groups = qn_ceil_div(job->rows, job->way.wide), group = part * groups + r / job->way.wide;
+    return job->partial + (group * job->l.lines + line0) * QN_VQ_LINE * job->way.wide;
 }
 
 /* Rows r to r + rows - 1 of x by the codes of slab s. */
@@ -202,12 +220,13 @@ static void rows_by_slab(const sums_job *job, int64_t s, int64_t r, int64_t rows
     const sums_layout *l = &job->l;
     const int64_t part = s / SLABS_PART, lookups = slab_lookups(l, s);
     const int64_t before = s * l->slab_groups * l->books * l->lines;
-    uint8_t elsewhere[QN_VQ_SIDE_ROWS] = {0}; /* what is special does not depend on rows of w: one task notes it */
+    uint8_t elsewhere[QN_VQ_MANY_ROWS] = {0}; /* what is special does not depend on rows of w: one task notes it */
     qn_vq_sums_call c = {.codes = (const uint8_t *)job->body + (before + line0 * lookups) * QN_VQ_LINE,
                          .lines = qn_min_i64(LINES_TASK, l->lines - line0),
                          .lookups = lookups,
                          .books = l->books,
                          .vector = l->vector,
+                         .blocks = qn_min_i64(2 * LINES_TASK, qn_ceil_div(l->n - line0 * QN_VQ_LINE, 64)),
                          .x = job->side.rows + (job->m0 + r) * job->side.k_pad + s * l->slab_groups * l->vector,
                          .x_stride = job->side.k_pad,
                          .rows = rows,
@@ -217,17 +236,7 @@ static void rows_by_slab(const sums_job *job, int64_t s, int64_t r, int64_t rows
                          .totals = (int32_t *)(void *)(scratch + job->at.totals),
                          .sums = partial_at(job, part, r, line0),
                          .special = line0 == 0 ? job->special + part * job->rows + r : elsewhere};
-    if (job->side_rows > 1) {
-        job->impl->set->side(&c);
-        return;
-    }
-    float unit;
-    uint8_t *const tables = (uint8_t *)scratch;
-    if (job->impl->set->tables(c.x, lookups / c.books, c.books, c.vector, c.book, c.norms, tables, &unit)) {
-        *c.special = 1;
-    } else {
-        job->impl->set->look_up(c.codes, c.lines, lookups, tables, unit, c.sums);
-    }
+    job->way.run(&c);
 }
 
 static void part_task(void *user, int64_t index, int32_t thread)
@@ -235,7 +244,7 @@ static void part_task(void *user, int64_t index, int32_t thread)
     const sums_job *job = user;
     const sums_layout *l = &job->l;
     const int64_t part = index / job->tasks_n, line0 = index % job->tasks_n * LINES_TASK;
-    const int64_t lines = qn_min_i64(LINES_TASK, l->lines - line0), side = job->side_rows;
+    const int64_t lines = qn_min_i64(LINES_TASK, l->lines - line0), side = job->way.wide;
     char *const scratch = job->workspace + job->at.scratch + (size_t)thread * job->at.thread;
     for (int64_t r = 0; r < job->rows; r += side) {
         memset(partial_at(job, part, r, line0), 0, (size_t)(lines * QN_VQ_LINE * side) * sizeof(float));
@@ -274,10 +283,10 @@ static void special_row(const sums_job *job, int64_t r, int64_t n0, int64_t coun
 /* Parts of some rows of x beside each other, columns n0 to n0 + count - 1: added in order, put into rows. */
 static void add_parts(const sums_job *job, int64_t r, int64_t n0, int64_t count)
 {
-    const int64_t side = job->side_rows, rows = qn_min_i64(side, job->rows - r);
+    const int64_t side = job->way.wide, rows = qn_min_i64(side, job->rows - r);
     for (int64_t n = n0; n < n0 + count; n += ADD_STEP) {
         const int64_t some = qn_min_i64(ADD_STEP, n0 + count - n);
-        float sums[ADD_STEP * QN_VQ_SIDE_ROWS] = {0};
+        float sums[ADD_STEP * QN_VQ_MANY_ROWS] = {0};
         for (int64_t p = 0; p < job->l.parts; p++) {
             const float *const from = partial_at(job, p, r, 0) + n * side;
             for (int64_t i = 0; i < some * side; i++) {
@@ -297,10 +306,10 @@ static void add_task(void *user, int64_t index, int32_t thread)
 {
     (void)thread;
     const sums_job *job = user;
-    const int64_t pieces = qn_ceil_div(job->side.n, ADD_COLUMNS), first = index / pieces * job->side_rows;
+    const int64_t pieces = qn_ceil_div(job->side.n, ADD_COLUMNS), first = index / pieces * job->way.wide;
     const int64_t n0 = index % pieces * ADD_COLUMNS, count = qn_min_i64(ADD_COLUMNS, job->side.n - n0);
     add_parts(job, first, n0, count);
-    for (int64_t r = first; r < qn_min_i64(job->rows, first + job->side_rows); r++) {
+    for (int64_t r = first; r < qn_min_i64(job->rows, first + job->way.wide); r++) {
         int special = 0;
         for (int64_t p = 0; p < job->l.parts; p++) {
             special |= job->special[p * job->rows + r];
@@ -320,7 +329,7 @@ void qn_vq_sums_run(const qn_kernel *kernel, const qn_run_call *call)
         return;
     }
     job.l = layout_of(call->desc, &vq);
-    job.at = memory_of(call->desc, &vq, call->sizes.m, qn_exec_threads(call->exec));
+    job.at = memory_of(job.impl, call->desc, &vq, call->sizes.m, qn_exec_threads(call->exec));
     job.partial = (float *)(void *)(job.workspace + job.at.partial);
     job.special = (uint8_t *)job.workspace + job.at.special;
     job.tasks_n = qn_ceil_div(job.l.lines, LINES_TASK);
@@ -332,9 +341,9 @@ void qn_vq_sums_run(const qn_kernel *kernel, const qn_run_call *call)
     qn_vq_side_prepare(&job.side, call->exec);
     for (; job.m0 < job.side.m; job.m0 += ROWS_ROUND) {
         job.rows = qn_min_i64(ROWS_ROUND, job.side.m - job.m0);
-        job.side_rows = side_of(job.rows);
+        job.way = way_of(job.impl, &job.l, job.rows);
         qn_parallel_for(call->exec, job.l.parts * job.tasks_n, part_task, &job);
-        qn_parallel_for(call->exec, qn_ceil_div(job.rows, job.side_rows) * qn_ceil_div(job.side.n, ADD_COLUMNS),
+        qn_parallel_for(call->exec, qn_ceil_div(job.rows, job.way.wide) * qn_ceil_div(job.side.n, ADD_COLUMNS),
                         add_task, &job);
     }
     qn_vq_side_finish(&job.side, call->exec);

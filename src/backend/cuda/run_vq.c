@@ -13,12 +13,13 @@
 enum {
     THREADS = 256,
     DIRECT_COLUMNS = 8,
-    MOST_BLOCKS = 384,  /* that spans are dealt to */
-    MOST_CLUSTERS = 96, /* the same of vq_wide.cu's clusters */
+    MOST_BLOCKS = 384,   /* that spans are dealt to */
+    MOST_CLUSTERS = 192, /* the same of vq_wide.cu's clusters */
     MOST_GRID_Y = 65535,
-    BYTES_ROWS = 2, /* rows of x that vq_bytes.cu takes */
-    WIDE_FROM = 33, /* rows of x from which vq_wide.cu is taken, */
-    DENSE_FROM = 65 /* and where weights are written out before */
+    BYTES_ROWS = 2,    /* rows of x that vq_bytes.cu takes */
+    FITTING_BITS = 12, /* books of 16-byte entries that any device's shared memory holds */
+    WIDE_FROM = 33,    /* rows of x from which vq_wide.cu is taken, */
+    DENSE_FROM = 65    /* and where weights are written out before */
 };
 
 /* A row's own: whether it has the generator's kernels beside the direct one. */
@@ -93,6 +94,9 @@ static work work_of(const qn_op_desc *desc, const qn_vq *vq, int64_t m)
     int64_t parts = 0;
     if (tensors) {
         parts = m <= QN_VQ_MOST_TOKENS ? most_parts(vq, MOST_BLOCKS) : 1;
+        if (m <= QN_VQ_SLICED_ROWS && vq->format == QN_VQ_AQLM && vq->codebooks == 1 && vq->bits > FITTING_BITS) {
+            parts = qn_max_i64(parts, most_parts(vq, MOST_BLOCKS / 2) * QN_VQ_MOST_SLICES);
+        }
     }
     if (wide) {
         const int64_t of_wide =
@@ -278,16 +282,21 @@ static qn_status launch_sums(const qn_cuda_run *run, const qn_cuda_vq_places *p,
 static qn_status launch_tensor(const qn_cuda_run *run, const qn_cuda_vq_places *p, const qn_vq *vq, qn_cuda_vq *a,
                                int scaled, qn_error *error)
 {
+    const int sliced = p->sliced >= 0 && a->m <= QN_VQ_SLICED_ROWS;
     int32_t i = 0;
     while (i + 1 < p->tensors && qn_cuda_vq_tokens(i) < a->m) {
         i++;
     }
-    const qn_cuda_vq_cut t = qn_cuda_vq_cut_for(run->call->desc, vq, run->device, qn_cuda_vq_tokens(i));
+    const qn_cuda_vq_cut t =
+        qn_cuda_vq_cut_for(run->call->desc, vq, run->device, sliced ? QN_VQ_SLICED_ROWS : qn_cuda_vq_tokens(i));
     const int64_t spans = spans_of(vq), rows = row_blocks(vq), tiles = qn_ceil_div(a->m, t.tokens);
     a->spans = (int32_t)spans;
     a->tokens = t.tokens;
     if (t.split && a->m <= QN_VQ_MOST_TOKENS) {
-        a->blocks = (int32_t)qn_min_i64(qn_min_i64((int64_t)run->device->sms * t.resident, MOST_BLOCKS), rows * spans);
+        const int64_t room = (int64_t)run->device->sms * t.resident / t.slices;
+        a->blocks =
+            (int32_t)qn_min_i64(qn_min_i64(qn_max_i64(room, 1), MOST_BLOCKS / qn_min_i64(t.slices, 2)), rows * spans);
+        a->slices = t.slices;
     }
     if (!scaled) {
         a->row_scale = NULL;
@@ -296,11 +305,11 @@ static qn_status launch_tensor(const qn_cuda_run *run, const qn_cuda_vq_places *
     qn_cuda_geometry g = {
         .grid = {(uint32_t)(tiles * t.tokens), 1, 1}, .block = {THREADS, 1, 1}, .dependent = run->device->major >= 9};
     QN_TRY(qn_cuda_launch(run, p->rows, &g, arguments, error));
-    g.grid[0] = (uint32_t)(a->blocks > 0 ? a->blocks : rows);
+    g.grid[0] = (uint32_t)(a->blocks > 0 ? a->blocks * t.slices : rows);
     g.grid[1] = (uint32_t)tiles;
     g.block[0] = (uint32_t)(32 * QN_VQ_BLOCK_ROWS / (16 * t.tiles));
     g.shared_bytes = (uint32_t)t.shared_bytes;
-    QN_TRY(qn_cuda_launch(run, p->tensor + i, &g, arguments, error));
+    QN_TRY(qn_cuda_launch(run, sliced ? p->sliced : p->tensor + i, &g, arguments, error));
     return launch_finish(run, p, a, error);
 }
 
@@ -324,9 +333,9 @@ static qn_status launch_bytes(const qn_cuda_run *run, const qn_cuda_vq_places *p
 
 /* Clusters that the spans of a tile of x are dealt to; 0: clusters take whole tiles. A cluster's span of 256 rows of x
  * takes 3.25 us (H200); parts are written and read, and another launch adds them. */
-static int64_t wide_blocks(const qn_cuda_run *run, const qn_vq *vq, int32_t tokens, int64_t m)
+static int64_t wide_blocks(const qn_cuda_run *run, const qn_vq *vq, int32_t pair, int32_t tokens, int64_t m)
 {
-    const int64_t clusters = qn_min_i64(run->device->sms / QN_CUDA_VQ_PAIR, MOST_CLUSTERS);
+    const int64_t clusters = qn_min_i64(run->device->sms / pair, MOST_CLUSTERS);
     const int64_t tiles = qn_ceil_div(m, tokens), all = row_blocks(vq) * tiles, spans = spans_of(vq);
     if (tiles * 2 > clusters) {
         return 0;
@@ -346,7 +355,8 @@ static qn_status launch_wide(const qn_cuda_run *run, const qn_cuda_vq_places *p,
         i--;
     }
     const int32_t tokens = qn_cuda_vq_wide_tokens(i);
-    const int64_t tiles = qn_ceil_div(a->m, tokens), clusters = run->device->sms / QN_CUDA_VQ_PAIR;
+    const qn_cuda_vq_wide_cut cut = qn_cuda_vq_wide_cut_of(run->call->desc, vq, run->device, tokens);
+    const int64_t tiles = qn_ceil_div(a->m, tokens), clusters = run->device->sms / cut.pair;
     const int turned = p->turn_out >= 0;
     void *const arguments[] = {a};
     qn_cuda_geometry g = {.block = {THREADS, 1, 1}, .dependent = run->device->major >= 9};
@@ -363,7 +373,7 @@ static qn_status launch_wide(const qn_cuda_run *run, const qn_cuda_vq_places *p,
     }
     a->spans = (int32_t)spans_of(vq);
     a->tokens = tokens;
-    a->blocks = (int32_t)wide_blocks(run, vq, tokens, a->m);
+    a->blocks = (int32_t)wide_blocks(run, vq, cut.pair, tokens, a->m);
     if (!scaled) {
         a->row_scale = NULL;
     }
@@ -375,11 +385,11 @@ static qn_status launch_wide(const qn_cuda_run *run, const qn_cuda_vq_places *p,
         a->y_row = (int64_t)a->n * 4;
     }
     const int64_t all = row_blocks(vq) * tiles;
-    g.grid[0] = (uint32_t)((a->blocks > 0 ? a->blocks : qn_min_i64(clusters, all)) * QN_CUDA_VQ_PAIR);
+    g.grid[0] = (uint32_t)((a->blocks > 0 ? a->blocks : qn_min_i64(clusters, all)) * cut.pair);
     g.grid[1] = (uint32_t)(a->blocks > 0 ? tiles : 1);
-    g.block[0] = 128 * QN_CUDA_VQ_GROUPS + 128;
-    g.cluster = QN_CUDA_VQ_PAIR;
-    g.shared_bytes = (uint32_t)qn_cuda_vq_wide_cut_of(run->call->desc, vq, run->device, tokens).shared_bytes;
+    g.block[0] = (uint32_t)(128 * cut.groups + 128);
+    g.cluster = (uint32_t)cut.pair;
+    g.shared_bytes = (uint32_t)cut.shared_bytes;
     QN_TRY(qn_cuda_launch(run, p->wide + i, &g, arguments, error));
     if (a->blocks > 0) {
         return launch_finish(run, p, a, error);

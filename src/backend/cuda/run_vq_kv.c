@@ -16,12 +16,14 @@ enum { MOST_GRID_Y = 65535, MOST_VECTOR = 16, MOST_SIZE = QN_CUDA_KV_SIZE, STRIP
 
 typedef struct scheme {
     int32_t size, vector, entries, bits, heads, kv_heads, group;
+    int long_query; /* in f32: two f16 hold a channel */
 } scheme;
 
 static scheme scheme_of(const qn_op_desc *desc)
 {
     const qn_shape *q = &desc->in[QN_VQA_Q], *book = &desc->in[QN_VQA_K_CODEBOOK];
     scheme s = {.size = (int32_t)q->dims[2], .heads = (int32_t)q->dims[1], .kv_heads = (int32_t)book->dims[0]};
+    s.long_query = q->format == QN_F32;
     s.vector = (int32_t)book->dims[3];
     s.entries = (int32_t)book->dims[2];
     while (1 << s.bits < s.entries) {
@@ -262,9 +264,10 @@ static shape shape_of(const scheme *s, int turned)
     return best;
 }
 
-/* How a block of the pairs' kernel is cut; queries 0: it cannot. */
+/* How a block of the pairs' kernel is cut; queries 0: it cannot. products: keys have a table of products of each team's
+ * query, where that is fewer lookups. */
 typedef struct pairs {
-    int32_t queries, warps, slots, shared_bytes;
+    int32_t queries, products, teams, warps, slots, shared_bytes;
 } pairs;
 
 enum { PAIRS_SLOTS = 8, PAIRS_LEAST_SLOTS = 2, PAIRS_QUERIES = 4 };
@@ -273,15 +276,19 @@ enum { PAIRS_SLOTS = 8, PAIRS_LEAST_SLOTS = 2, PAIRS_QUERIES = 4 };
 static pairs pairs_of(const scheme *s, int turned, int32_t least, const qn_cuda_device *device)
 {
     pairs p = {0};
-    const int32_t groups = s->size / s->vector, halves = s->size / 64, tables = halves * 256 * s->entries;
+    const int32_t groups = s->size / s->vector, values = s->size / 64;
     if (turned || groups % 16 != 0 || groups > 64) {
         return p;
     }
-    for (int32_t queries = 1; queries <= PAIRS_QUERIES && queries * halves <= PAIRS_QUERIES; queries++) {
+    for (int32_t queries = 1; queries <= PAIRS_QUERIES && queries * values <= PAIRS_QUERIES; queries++) {
         p.queries = s->group % queries == 0 ? queries : p.queries;
     }
-    p.warps = p.queries > 1 || halves > 2 ? 8 : s->vector == 2 ? 16 : 12;
-    const int32_t fixed = tables + p.warps * p.queries * 128 + p.queries * s->size * 4 + p.warps * (s->size + 2) * 4;
+    p.teams = p.queries == 1 ? 2 : 1;
+    p.products = p.queries == 1 && s->vector > 2 && groups <= 32;
+    p.warps = p.queries > 1 || values > 2 ? 8 : values == 2 && !p.products && s->long_query ? 12 : 16; /* registers */
+    const int32_t keys = p.products ? p.teams : values, tables = (keys + values + 1) / 2 * 256 * s->entries;
+    const int32_t fixed =
+        tables + p.warps * p.queries * 128 + p.teams * p.queries * s->size * 4 + p.warps * (s->size + 2) * 4;
     const int32_t slot = p.warps * (32 * groups + 8);
     p.slots = (int32_t)qn_min_i64((device->shared_bytes - fixed) / slot, PAIRS_SLOTS);
     p.shared_bytes = fixed + p.slots * slot;
@@ -355,6 +362,8 @@ static int32_t tables_programs(const qn_kernel *kernel, const qn_op_desc *desc, 
         qn_cuda_define(program, "BITS", s.bits);
         qn_cuda_define(program, "KV_HEADS", 1);
         qn_cuda_define(program, "QUERIES", p.queries);
+        qn_cuda_define(program, "PRODUCTS", p.products);
+        qn_cuda_define(program, "TEAMS", p.teams);
         qn_cuda_define(program, "WARPS", p.warps);
         qn_cuda_define(program, "SLOTS", p.slots);
     }
@@ -397,7 +406,7 @@ static qn_status launch_pairs(const qn_cuda_run *run, qn_cuda_vq_attention *a, c
     QN_TRY(map_codes(run, &a->k, a, &keys, error));
     QN_TRY(map_codes(run, &a->v, a, &values, error));
     const int64_t units = (int64_t)a->batch * a->kv_heads * (a->group / p->queries);
-    qn_cuda_kv_cut(a, units, run->device->sms, STRIP * p->warps);
+    qn_cuda_kv_cut(a, units, run->device->sms * p->teams, STRIP * (p->warps / p->teams));
     a->items = (int32_t)(units * a->parts);
     a->block_items = (int32_t)qn_ceil_div(a->items, run->device->sms);
     void *const arguments[] = {a, &keys, &values};

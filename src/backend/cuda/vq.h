@@ -10,23 +10,22 @@
 #include "ref/vq.h"
 
 enum {
-    QN_CUDA_VQ_DIRECT_ROWS = 4,          /* of x, of vq_direct.cu */
-    QN_CUDA_VQ_BYTES_SHARED = 2 * 32768, /* of vq_bytes.cu */
-    QN_CUDA_VQ_GROUPS = 2,               /* vq_wide.cu: warpgroups of a block, */
-    QN_CUDA_VQ_PAIR = 2                  /* blocks of a cluster: QN_VQ_BLOCK_ROWS rows of w */
+    QN_CUDA_VQ_DIRECT_ROWS = 4,         /* of x, of vq_direct.cu */
+    QN_CUDA_VQ_BYTES_SHARED = 2 * 32768 /* of vq_bytes.cu */
 };
 
 /* Programs of a plan by their place; -1: it has none. */
 typedef struct qn_cuda_vq_places {
-    int32_t direct, rows, finish, turn_in, turn_out, sums, digits, bytes, tensor, tensors, unpack, wide_rows, wide,
-        wides;
+    int32_t direct, rows, finish, turn_in, turn_out, sums, digits, bytes, sliced, tensor, tensors, unpack, wide_rows,
+        wide, wides;
     int32_t count;
 } qn_cuda_vq_places;
 
 /* What vq_tensor.cu is made with for a number of rows. */
 typedef struct qn_cuda_vq_cut {
     int32_t tokens, tiles, fusion, hot, copies, registers, resident, shared_bytes;
-    int32_t split; /* spans are dealt to all blocks */
+    int32_t split;  /* spans are dealt to all blocks */
+    int32_t slices; /* of the codebook, of which a block keeps one; 1: none */
 } qn_cuda_vq_cut;
 
 /* How vq_sums.cu is made: rows at a time, blocks of a cluster (1: none, parts are added by another launch), groups of
@@ -35,9 +34,11 @@ typedef struct qn_cuda_vq_sums_cut {
     int32_t rows, cluster, parts, shared_bytes;
 } qn_cuda_vq_sums_cut;
 
-/* How vq_wide.cu is made: from codes, or (dense) from weights that were written out as f16. */
+/* How vq_wide.cu is made: from codes, or (dense) from weights that were written out as f16. A cluster's warpgroups have
+ * QN_VQ_BLOCK_ROWS rows of w. */
 typedef struct qn_cuda_vq_wide_cut {
     int32_t dense, copies, table_bytes, stages, shared_bytes;
+    int32_t groups, pair; /* warpgroups of a block, blocks of a cluster */
 } qn_cuda_vq_wide_cut;
 
 static inline qn_vq qn_cuda_vq_describe(const qn_op_desc *desc)
@@ -112,7 +113,8 @@ int qn_cuda_vq_wide_possible(const qn_op_desc *desc, const qn_vq *vq, const qn_c
 
 qn_cuda_vq_sums_cut qn_cuda_vq_sums_cut_of(const qn_vq *vq, const qn_cuda_device *device);
 
-/* The kernel for that many rows, from the cheapest candidate on tensor cores. */
+/* The kernel for that many rows, from the cheapest candidate on tensor cores: QN_VQ_SLICED_ROWS for slices of a
+ * codebook, or one of qn_cuda_vq_tokens. */
 qn_cuda_vq_cut qn_cuda_vq_cut_for(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device,
                                   int32_t tokens);
 

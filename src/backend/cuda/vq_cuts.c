@@ -92,26 +92,31 @@ static int32_t tiles_for(const qn_vq *vq, int32_t tokens)
     return tokens == 16 || (vq->format == QN_VQ_GPTVQ && tokens > 8) ? 1 : 2;
 }
 
-/* The kernel for that many rows, from the cheapest candidate on tensor cores. */
+/* The kernel for that many rows, from the cheapest candidate on tensor cores; all of a plan's read the same rows of x,
+ * so they have the fusion of the first. */
 qn_cuda_vq_cut qn_cuda_vq_cut_for(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int32_t tokens)
 {
     qn_vq_device d;
     qn_vq_choice list[QN_VQ_CANDIDATES];
+    const int32_t first = qn_cuda_vq_tokens(0);
+    const int32_t natural = tokens != first && qn_cuda_vq_cut_for(desc, vq, device, first).fusion == 1;
     const qn_vq_problem problem = problem_for(desc, vq, tokens);
     qn_cuda_vq_device(device, &d);
     const int32_t count = qn_vq_candidates(&problem, &d, list);
     int32_t i = 0;
-    while (i + 1 < count && list[i].form != QN_VQ_FORM_TENSOR) {
+    while (i + 1 < count && (list[i].form != QN_VQ_FORM_TENSOR ||
+                             (tokens != first && (list[i].fusion == QN_VQ_FUSION_SHARED) != natural))) {
         i++;
     }
     const qn_vq_choice *c = &list[i];
-    qn_cuda_vq_cut t = {.tokens = tokens,
+    qn_cuda_vq_cut t = {.tokens = tokens < first ? first : tokens,
                         .tiles = tiles_for(vq, tokens),
                         .fusion = c->fusion == QN_VQ_FUSION_SHARED ? 1 : 3,
                         .hot = c->shared_entries,
                         .copies = c->copies,
                         .registers = c->register_entries > 0 && vq->format == QN_VQ_AQLM,
-                        .split = c->level >= QN_VQ_LEVEL_O3};
+                        .split = c->level >= QN_VQ_LEVEL_O3,
+                        .slices = c->slices};
     const int32_t entry = vq->format == QN_VQ_QUIP_E8P ? 4 : vq->format == QN_VQ_GPTVQ ? 8 : (int32_t)vq->in_group * 2;
     const int32_t books = vq->format == QN_VQ_GPTVQ ? 2 : vq->format == QN_VQ_QUIP_E8P ? 1 : (int32_t)vq->codebooks;
     if (t.hot < (vq->format == QN_VQ_AQLM ? 1 << vq->bits : 256) && tokens <= 16) {
@@ -171,6 +176,9 @@ qn_cuda_vq_wide_cut qn_cuda_vq_wide_cut_of(const qn_op_desc *desc, const qn_vq *
     c.stages = (device->shared_bytes - WIDE_FRONT - c.table_bytes) / (tokens * 128);
     c.stages = c.stages < WIDE_STAGES ? c.stages : WIDE_STAGES;
     c.shared_bytes = WIDE_FRONT + c.table_bytes + c.stages * tokens * 128;
+    /* Few rows leave registers for four warpgroups, which hide lookups; else two blocks share what they bring of x. */
+    c.groups = tokens <= QN_VQ_MOST_TOKENS && !c.dense ? 4 : 2;
+    c.pair = QN_VQ_BLOCK_ROWS / (64 * c.groups);
     return c;
 }
 
@@ -185,6 +193,7 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
                            .sums = -1,
                            .digits = -1,
                            .bytes = -1,
+                           .sliced = -1,
                            .tensor = -1,
                            .unpack = -1,
                            .wide_rows = -1,
@@ -205,11 +214,20 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
     }
     if (full && qn_cuda_vq_tensor_possible(desc, vq)) {
         p.rows = p.count++;
+        if (qn_cuda_vq_cut_for(desc, vq, device, QN_VQ_SLICED_ROWS).slices > 1) {
+            p.sliced = p.count++;
+        }
         p.tensor = p.count;
         /* more than 16 bytes of codes a lane, or sums apart for a book, and 64 rows of x need too many registers */
         const int heavy = vq->format == QN_VQ_GPTVQ || (vq->format == QN_VQ_QUIP_E8P && qn_cuda_vq_codebook(vq) != 1) ||
                           (vq->format == QN_VQ_AQLM && qn_cuda_vq_lane_bytes(desc, vq) > 16);
-        p.tensors = heavy || qn_cuda_vq_wide_possible(desc, vq, device) ? TENSORS - 1 : TENSORS;
+        /* or 33 to 64 have a kernel of their own */
+        const int wide = qn_cuda_vq_wide_possible(desc, vq, device) &&
+                         !qn_cuda_vq_wide_cut_of(desc, vq, device, QN_VQ_MOST_TOKENS).dense;
+        /* and through shared memory 64 rows spill, which rungs show as they are */
+        const int natural = desc->attr[QN_ATTR_LEVEL].i == QN_VQ_LEVEL_AUTO &&
+                            qn_cuda_vq_cut_for(desc, vq, device, qn_cuda_vq_tokens(0)).fusion == 1;
+        p.tensors = heavy || wide || natural ? TENSORS - 1 : TENSORS;
         p.count += p.tensors;
     }
     if (full && qn_cuda_vq_wide_possible(desc, vq, device)) {

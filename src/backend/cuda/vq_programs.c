@@ -94,8 +94,8 @@ static void wide_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_
     p->shared_bytes = c.shared_bytes;
     qn_cuda_define(p, "FORMAT", c.dense ? QN_CUDA_DENSE : number_of(vq->format));
     qn_cuda_define(p, "TOKENS", tokens);
-    qn_cuda_define(p, "GROUPS", QN_CUDA_VQ_GROUPS);
-    qn_cuda_define(p, "PAIR", QN_CUDA_VQ_PAIR);
+    qn_cuda_define(p, "GROUPS", c.groups);
+    qn_cuda_define(p, "PAIR", c.pair);
     qn_cuda_define(p, "STAGES", c.stages);
     qn_cuda_define(p, "OUT", turned ? QN_MM_F32 : out_format(desc));
     qn_cuda_define(p, "BIAS", bias && !turned ? qn_cuda_float_format(bias) + 1 : 0);
@@ -133,6 +133,9 @@ static void tensor_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cud
     qn_cuda_define(p, "COPIES", t->copies);
     qn_cuda_define(p, "REGISTERS", t->registers);
     qn_cuda_define(p, "RESIDENT", t->resident);
+    if (t->slices > 1) {
+        qn_cuda_define(p, "SLICES", t->slices);
+    }
     if (quip) {
         qn_cuda_define(p, "CODEBOOK", qn_cuda_vq_codebook(vq));
         return;
@@ -214,9 +217,12 @@ int32_t qn_cuda_vq_programs(const qn_op_desc *desc, const qn_cuda_device *device
         qn_cuda_define(&out[p.rows], "LAYOUT", vq.format == QN_VQ_QUIP_E8P);
         qn_cuda_define(&out[p.rows], "SCALED", qn_cuda_vq_turns_in(desc, &vq) || desc->in[QN_VQMM_X].format != QN_F16);
         qn_cuda_define(&out[p.rows], "NATURAL", first.fusion == 1);
+        if (p.sliced >= 0) {
+            const qn_cuda_vq_cut t = qn_cuda_vq_cut_for(desc, &vq, device, QN_VQ_SLICED_ROWS);
+            tensor_program(desc, &vq, &t, &out[p.sliced]);
+        }
         for (int32_t i = 0; i < p.tensors; i++) {
-            qn_cuda_vq_cut t = qn_cuda_vq_cut_for(desc, &vq, device, qn_cuda_vq_tokens(i));
-            t.fusion = first.fusion; /* rows of x are laid out once */
+            const qn_cuda_vq_cut t = qn_cuda_vq_cut_for(desc, &vq, device, qn_cuda_vq_tokens(i));
             tensor_program(desc, &vq, &t, &out[p.tensor + i]);
         }
     }
