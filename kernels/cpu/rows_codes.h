@@ -477,8 +477,10 @@ QN_INLINE void to_e2m1_of(const int format, const void *x, int64_t n, int64_t bl
 {
     if (care == QN_ROWS_NAN) {
         e2m1_all(format, x, n, block, factor, QN_ROWS_NAN, ahead, past, q);
+    } else if (care == QN_ROWS_HOLD && block == 16) {
+        e2m1_all(format, x, n, 16, factor, QN_ROWS_HOLD, ahead, past, q);
     } else if (care == QN_ROWS_HOLD) {
-        e2m1_all(format, x, n, block, factor, QN_ROWS_HOLD, ahead, past, q);
+        e2m1_all(format, x, n, 32, factor, QN_ROWS_HOLD, ahead, past, q);
     } else if (block == 16) {
         e2m1_all(format, x, n, 16, factor, QN_ROWS_PLAIN, ahead, past, q);
     } else {

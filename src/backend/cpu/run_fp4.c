@@ -10,7 +10,8 @@
 #include "backend/cpu/sizes.h"
 #include "ref/slots.h"
 
-#define CHUNK 4096 /* elements done together; a multiple of 256 */
+#define CHUNK 2048 /* elements done together; a multiple of 256 */
+#define AHEAD_BYTES 1024 /* fetched before the next ones' end */
 #define TILE_ROWS 128
 
 typedef struct fp4_job {
@@ -95,7 +96,7 @@ static void fp4_row(const fp4_job *job, int64_t m, fp4_scratch *s)
         }
         job->set->to_e2m1[job->real](
             x, n, job->block, s->factor, special || job->far ? QN_ROWS_NAN : care,
-            qn_rows_ahead(m, job->m, job->stride, job->k * size, c * size, n * size + QN_ROWS_AHEAD_BYTES), past,
+            qn_rows_ahead(m, job->m, job->stride, job->k * size, c * size, n * size + AHEAD_BYTES), past,
             copied ? s->codes : codes);
         if (copied) {
             job->set->stream(codes, s->codes, (size_t)(n / 2));
