@@ -39,8 +39,8 @@ typedef struct qn_warm_info {
 
 /* Make every device kernel that a case of the table needs and put it into the context's cache
  * folder, or find it there. targets: "sm_90a,sm_80", "all", NULL: the device's. exec: where the compiler works; its
- * threads call the context's allocator and log too. fn, may be NULL, hears of each program, of one at a time but from any
- * of those threads, and stops the work by a value other than 0 (QN_E_CANCELLED).
+ * threads call the context's allocator and log too. fn, may be NULL, hears of each program, of one at a time but from
+ * any of those threads, and stops the work by a value other than 0 (QN_E_CANCELLED).
  * QN_E_ARGUMENT: no such target. QN_E_DEVICE: targets is NULL and there is no device. QN_E_JIT: a program
  * failed (the first failure; the others were still tried). */
 typedef int32_t (*qn_warm_fn)(void *user, const qn_warm_info *info);

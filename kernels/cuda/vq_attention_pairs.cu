@@ -18,8 +18,8 @@
  *
  * Host contract
  *   Parameters: Q_FORMAT; SIZE of a head: 64, 128, 256; VEC: 2, 4, 8, 16; BITS: 4 to 8; KV_HEADS 1, and QUERIES, query
- *     heads of it, a block; WARPS a block, TEAMS of them; SLOTS; PRODUCTS, with two teams and SIZE / VEC at most 32; two teams have
- *     one query
+ *     heads of it, a block; WARPS a block, TEAMS of them, two with one query only; SLOTS; PRODUCTS, with two teams and
+ *     SIZE / VEC at most 32
  *   Books f16; SIZE / VEC at most 64 and a multiple of 16
  *   Maps: of bytes, [sequences, tokens, heads, groups], boxes of 32 tokens; one sequence where codes are shared
  *   Launch: block 32 * WARPS, grid ceil(items / block_items), dynamic shared memory of SHARED_BYTES

@@ -1,6 +1,6 @@
-/* qn_kernels_warm: every program that the case table needs, made once and kept on disk: for the cache of this machine, or
- * for cubins that travel with the library. The compiler takes its time and works in many threads, so all programs are
- * listed first and then shared out. */
+/* qn_kernels_warm: every program that the case table needs, made once and kept on disk: for the cache of this machine,
+ * or for cubins that travel with the library. The compiler takes its time and works in many threads, so all programs
+ * are listed first and then shared out. */
 #include <string.h>
 
 #include "backend/cuda/cuda.h"
