@@ -148,6 +148,17 @@ QN_INLINE void half_lines(const int n, const char *w, int64_t w_stride, int half
     }
 }
 
+/* Line l of n panels, held in registers; the one `distance` bytes on is asked for. */
+QN_INLINE void load_lines(const int n, const char *const lines[4], int l, int64_t distance, __m512i x[4])
+{
+    ROWS_UNROLL for (int i = 0; i < n; i++)
+    {
+        x[i] = line_load(lines[i] + l * QN_PANEL_LINE);
+        __asm__("" : "+v"(x[i]));
+        _mm_prefetch(lines[i] + distance + l * QN_PANEL_LINE, _MM_HINT_T0);
+    }
+}
+
 /* sums of n panels += entries by their codes at a bit, times the scales of group g. First the look-ups, then the sums,
  * an order that compilers must keep: mixed, they get in each other's way at the ports. */
 QN_INLINE void add_products(const int n, const __m512i x[4], int shift, __m512 table, const __m512 scales[4][4], int g,
@@ -181,12 +192,7 @@ QN_INLINE void products_half(const int n, const char *w, int64_t w_stride, int64
     for (int l = 0; l < 4; l++) {
         const float *const at = a + half * 32 + l * 8;
         __m512i x[4];
-        ROWS_UNROLL for (int i = 0; i < n; i++)
-        {
-            x[i] = line_load(lines[i] + l * QN_PANEL_LINE);
-            __asm__("" : "+v"(x[i]));
-            _mm_prefetch(lines[i] + distance + l * QN_PANEL_LINE, _MM_HINT_T0);
-        }
+        load_lines(n, lines, l, distance, x);
         ROWS_UNROLL for (int p = 0; p < 4; p++)
         {
             const __m512 e = _mm512_mul_ps(_mm512_set1_ps(at[2 * p]), values);
@@ -235,12 +241,7 @@ QN_INLINE void values_half(const int n, const char *w, int64_t w_stride, int64_t
     for (int l = 0; l < 4; l++) {
         const float *const at = a + half * 32 + l * 8;
         __m512i x[4];
-        ROWS_UNROLL for (int i = 0; i < n; i++)
-        {
-            x[i] = line_load(lines[i] + l * QN_PANEL_LINE);
-            __asm__("" : "+v"(x[i]));
-            _mm_prefetch(lines[i] + distance + l * QN_PANEL_LINE, _MM_HINT_T0);
-        }
+        load_lines(n, lines, l, distance, x);
         ROWS_UNROLL for (int p = 0; p < 4; p++)
         {
             const __m512 e = _mm512_set1_ps(at[2 * p]), o = _mm512_set1_ps(at[2 * p + 1]);
