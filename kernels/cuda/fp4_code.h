@@ -1,7 +1,7 @@
 /* Floats to e2m1, ties to even; NaN is +0.
  *
  * The steps of e2m1 are 0.5 below 2, 1 below 4, 2 below 6. A float of 2^22 steps has a step as its last bit, so that
- * adding it rounds; six steps more make the low bits of the sum, with its exponent's added, the code itself. */
+ * adding it rounds. */
 #ifndef QN_CUDA_FP4_CODE_H
 #define QN_CUDA_FP4_CODE_H
 
@@ -19,16 +19,20 @@ static __device__ inline float e2m1_binade(float size)
     return __uint_as_float(__float_as_uint(__fmaf_rn(above, 8.0f, 1.0f)) & 0x7f800000u);
 }
 
-/* Code of a size below 7, in the lowest three bits; others are any. */
+/* Code of a size, in the lowest three bits; others are any; NaN: 0. Each range of one step counts its own steps, held
+ * to [0, 1] before, and a code's last bit is also the sum's. Additions only: logic and shifts have half their rate. */
 static __device__ inline unsigned int e2m1_low_bits(float size)
 {
-    const unsigned int sum = __float_as_uint(__fmaf_rn(e2m1_binade(size), 4194307.0f, size));
-    return (sum >> 22) + sum;
+    float low, middle, high; /* of 2, of the 2 above, of the 2 above that */
+    asm("fma.rn.sat.f32 %0, %1, 0f3F000000, 0f00000000;" : "=f"(low) : "f"(size));
+    asm("fma.rn.sat.f32 %0, %1, 0f3F000000, 0fBF800000;" : "=f"(middle) : "f"(size));
+    asm("fma.rn.sat.f32 %0, %1, 0f3F000000, 0fC0000000;" : "=f"(high) : "f"(size));
+    return __float_as_uint(__fmaf_rn(middle, 2.0f, __fmaf_rn(low, 4.0f, 8388608.0f)) + high);
 }
 
 static __device__ inline unsigned int e2m1_code(float v)
 {
-    return v == v ? (e2m1_low_bits(e2m1_size(v)) & 7) | (__float_as_uint(v) >> 28 & 8) : 0;
+    return v == v ? (e2m1_low_bits(fabsf(v)) & 7) | (__float_as_uint(v) >> 28 & 8) : 0;
 }
 
 /* The number that the code of v stands for. */
@@ -62,8 +66,8 @@ static __device__ inline e2m1_signs e2m1_signs_of(const float *v)
     return e2m1_signs_of_pairs(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
-/* Codes of eight floats, the first in the lowest nibble: of less than 7, or, with cut 1, of any but NaN. */
-static __device__ inline unsigned int e2m1_codes(const float *v, e2m1_signs signs, int cut)
+/* Codes of eight sizes with these signs, the first in the lowest nibble. */
+static __device__ inline unsigned int e2m1_codes(const float *sizes, e2m1_signs signs)
 {
     unsigned int half[2];
 #pragma unroll
@@ -71,7 +75,7 @@ static __device__ inline unsigned int e2m1_codes(const float *v, e2m1_signs sign
         unsigned int low[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            low[j] = e2m1_low_bits(cut ? e2m1_size(v[2 * j + i]) : fabsf(v[2 * j + i]));
+            low[j] = e2m1_low_bits(sizes[2 * j + i]);
         }
         half[i] = __byte_perm(__byte_perm(low[0], low[1], 0x0040), __byte_perm(low[2], low[3], 0x0040), 0x5410);
     }

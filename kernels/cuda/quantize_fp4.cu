@@ -2,7 +2,7 @@
  *
  * What bounds them is instructions. So a lane has four places in a row, all of whose loads are in flight at once,
  * and the lanes of a block share the scales of these places: each finds one or two and gives them to the others. What
- * is rare (no number, a value cut off) a warp as a whole does in another way.
+ * is rare (no number) a warp as a whole does in another way.
  *
  * Parameters: X_FORMAT; BLOCK 16: nvfp4, 32: mxfp4; ALIGNED 1: rows of x begin at 16 bytes, of q at 4;
  *   RANGED 1: no global scale is given, a launch before left the range of x; SWIZZLED 1: scales are
@@ -23,7 +23,6 @@
 #define LEAST 9.094947017729282e-13f /* 2^-40 */
 #define LANES (BLOCK / PER)
 #define UNROLL 4             /* places of a lane in a row */
-#define OCP 1                /* rule of mxfp4 that cuts values off */
 #define OWN (UNROLL / LANES) /* of which it finds the scales of so many */
 
 /* The lane's elements at column, which is a multiple of PER; zeros behind the row. */
@@ -182,33 +181,31 @@ static __device__ inline void store_word(char *to, u32 word, int valid)
 #endif
 }
 
-/* How the codes of a warp's places are found. */
-enum { WITHIN, CUT, ANY };
-
-/* q: of the lane's first place. */
+/* q: of the lane's first place. numbers 0: some may be none. */
 static __device__ inline void store_places(const uint4 (*raw)[X_WORDS], const float *factor, char *q, int first,
-                                           int step, int k, int how)
+                                           int step, int k, int numbers)
 {
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
         float v[PER];
         unpack(raw[u], v);
-#pragma unroll
-        for (int i = 0; i < PER; i++) {
-            v[i] = v[i] * factor[u];
-        }
         u32 word = 0;
-        if (how == ANY) {
+        if (numbers) { /* factors are not negative */
+#if X_FORMAT == 0
+            const e2m1_signs signs = e2m1_signs_of(v);
+#else
+            const e2m1_signs signs = e2m1_signs_of_pairs(raw[u]->x, raw[u]->y, raw[u]->z, raw[u]->w);
+#endif
 #pragma unroll
             for (int i = 0; i < PER; i++) {
-                word |= e2m1_code(v[i]) << 4 * i;
+                v[i] = fabsf(v[i]) * factor[u];
             }
+            word = e2m1_codes(v, signs);
         } else {
-#if X_FORMAT == 0
-            word = e2m1_codes(v, e2m1_signs_of(v), how == CUT);
-#else /* factors are not negative */
-            word = e2m1_codes(v, e2m1_signs_of_pairs(raw[u]->x, raw[u]->y, raw[u]->z, raw[u]->w), how == CUT);
-#endif
+#pragma unroll
+            for (int i = 0; i < PER; i++) {
+                word |= e2m1_code(v[i] * factor[u]) << 4 * i;
+            }
         }
         store_word(q + u * (step / 2), word, first + u * step < k);
     }
@@ -277,10 +274,8 @@ extern "C" __global__ void __launch_bounds__(256, X_FORMAT == 0 ? 3 : 5)
             const int column = first + ((int)t * OWN + j) * step, block = (int)((u32)column / BLOCK);
 #if BLOCK == 16
             code[j] = scale_of(mine[j], global, inverse, &found[j], &odd);
-            odd |= !(mine[j] * found[j] < 7.0f);
 #else
             code[j] = scale_of(mine[j], a.rule, &found[j]);
-            odd |= a.rule != OCP && !(mine[j] * found[j] < 7.0f);
 #endif
             if (column < k) {
                 scale[SWIZZLED ? block / 4 * 512 + block % 4 : block] = (char)code[j];
@@ -296,11 +291,9 @@ extern "C" __global__ void __launch_bounds__(256, X_FORMAT == 0 ? 3 : 5)
             }
             hand_out(found, factor);
 #endif
-            store_places(raw, factor, q, first, step, k, ANY);
-        } else if (BLOCK == 32 && a.rule == OCP) {
-            store_places(raw, factor, q, first, step, k, CUT);
+            store_places(raw, factor, q, first, step, k, 0);
         } else {
-            store_places(raw, factor, q, first, step, k, WITHIN);
+            store_places(raw, factor, q, first, step, k, 1);
         }
 #if BLOCK == 16
         if (tells) {
