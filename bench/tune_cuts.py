@@ -11,6 +11,7 @@ copies of the operands that the L2 cache cannot hold, and its result is checked.
 cubin is shipped for.
 """
 import argparse
+import itertools
 import os
 import sys
 import tempfile
@@ -29,16 +30,12 @@ SMS = None
 def strips(m, n, k):
     """Candidate strips: those whose blocks fill the card at least by half, once or, two a multiprocessor, twice."""
     blocks = -(-k // 128)
-    for groups in (1, 2, 3, 4):
-        for pair in (1, 2, 4):
-            for split in (1, 2, 3, 4, 6):
-                for unroll in (1, 2):
-                    for occupancy in (1, 2):
-                        for parts in (1, 2):
-                            launched = -(-n // (64 * groups * pair)) * pair * split
-                            if SMS / 2 <= launched <= SMS * occupancy * 1.05 and blocks // split >= max(2, 2 * unroll):
-                                stages = max(2, min(13, -(-blocks // split) // unroll))
-                                yield f"strip {groups} {pair} {split} {unroll} {stages} {occupancy} {parts} 0"
+    for groups, pair, split, unroll, occupancy, parts, teams in itertools.product(
+            (1, 2, 3, 4), (1, 2, 4), (1, 2, 3, 4, 6), (1, 2), (1, 2), (1, 2), (1, 2, 3)):
+        launched = -(-n // (64 * groups * pair)) * pair * split
+        if SMS / 2 <= launched <= SMS * occupancy * 1.05 and blocks // split >= max(2, 2 * unroll * teams):
+            stages = max(2, min(13, -(-blocks // split) // unroll))
+            yield f"strip {groups} {pair} {split} {unroll} {stages} {occupancy} {parts} 0 {teams}"
 
 
 def tiles(m):

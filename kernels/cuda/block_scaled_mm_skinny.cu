@@ -10,25 +10,30 @@
  * Host contract
  *   Parameters
  *     ROWS      rows of a in one pass: a multiple of 8 up to 128, at least min(M, 128) (more rows take more passes)
- *     GROUPS    warpgroups of a block, 64 rows of b each: 1 to 4 (wide strips read a fewer times)
+ *     GROUPS    warpgroups of a block, 64 rows of b each: 1 to 4 with TEAMS (wide strips read a fewer times)
  *     PAIR      strips of a cluster, that share the reading of a: 1, or 2 with ROWS a multiple of 16; 1 for groups
  *     SPLIT     parts of K; PAIR * SPLIT at most 8, the cluster size; 1 for groups
  *     UNROLL    k-blocks of a ring stage; STAGES stages, at least 2
  *     PARTS     products in flight in a warpgroup: 1, or 2, so that the sums of one are added while the next is formed
+ *     TEAMS     of GROUPS warpgroups, which take the stages of the ring in turn; STAGES is a multiple, so that
+ *               a stage is always the same team's and its barriers' phases are seen in order. A warpgroup's k-blocks
+ *               wait for each other; those of another team are multiplied meanwhile
  *     OCCUPANCY blocks a multiprocessor should hold: 1 or 2 (2 needs ROWS <= 64)
  *     OUT, LAYOUT  as in block_scaled_mm.cu
  *   Tensor maps as there, with box {128, ROWS / PAIR, 1} for a and {128, 64 * GROUPS, 1} for b
  *   Arguments as there (constant: for one matrix), and high: groups of more rows are left out too
  *   Launch
- *     block 128 * GROUPS + 64, cluster {PAIR * SPLIT, 1, 1},
+ *     block 128 * GROUPS * TEAMS + 64, cluster {PAIR * SPLIT, 1, 1},
  *     grid {ceil(N / (64 * GROUPS * PAIR)) * PAIR * SPLIT, 1, 1}; for groups any, OCCUPANCY * multiprocessors
  *     dynamic shared memory = 1032 + STAGES * (UNROLL * (8192 * GROUPS + 128 * ROWS + 4 * (ROWS + 4)) + 24),
- *     at most 232448 / OCCUPANCY - 512; for groups 4 * ROWS * (64 * GROUPS + 4) more
+ *     at most 232448 / OCCUPANCY - 512; for groups 4 * ROWS * (64 * GROUPS + 4) more,
+ *     times TEAMS - 1 where there are more than two; without groups those sums fit the stages
  *   Limits: K >= 1, N >= 1.
  *   Choice: ROWS = 8, 16, 32, 64 or 128, the least not below M. No SPLIT where a quarter of the strips fills the card,
  *   else the SPLIT that does with at least 8 k-blocks a part; UNROLL 2, so that 256 bytes of a row of b come together;
  *   with constant weights two blocks a multiprocessor, so that the next kernel's fill their rings while this one's
- *   multiply. Groups: the width whose strips fill the card best. Measured: src/backend/cuda/run_block_scaled_mm.c. */
+ *   multiply; more than 64 rows two teams. Groups: the width whose strips fill the card best. Measured:
+ *   src/backend/cuda/run_block_scaled_mm.c. */
 #include "groups.h"
 
 #define ONE 0
@@ -37,7 +42,8 @@
 
 #define STRIP (64 * GROUPS)
 #define SUMS (ROWS / 2)
-#define CONSUMERS (128 * GROUPS)
+#define TEAM (128 * GROUPS) /* threads */
+#define CONSUMERS (TEAM * TEAMS)
 #define CLUSTER (PAIR * SPLIT)
 #define THREADS (CONSUMERS + 64) /* a warp for the tiles, one for their scales */
 #define B_BYTES (STRIP * 128)
@@ -46,9 +52,12 @@
 #define SCALES_B ((STRIP + 64 + 127) / 128)
 #define STAGE_BYTES (UNROLL * (A_BYTES + B_BYTES))
 #define PITCH (STRIP + 4)      /* floats of a row of partial sums */
+#define PARTIAL (ROWS * PITCH * 4)
+#define PARTIALS (TEAMS > 2 ? TEAMS - 1 : 1) /* the first team adds its sums to the others' */
 /* Sums on their way out lie where the ring was; for groups apart, so that the next strip's tiles come meanwhile. */
-#define SUMS_BYTES (LAYOUT == 0 ? 0 : ROWS * PITCH * 4)
-#if (LAYOUT != 0 && CLUSTER > 1) || ROWS % (8 * PAIR) != 0 || ROWS > 128 || ROWS * PITCH * 4 > STAGES * STAGE_BYTES
+#define SUMS_BYTES (LAYOUT == 0 ? 0 : PARTIALS * PARTIAL)
+#if (LAYOUT != 0 && CLUSTER > 1) || ROWS % (8 * PAIR) != 0 || ROWS > 128 ||                                          \
+    PARTIALS * PARTIAL > STAGES * STAGE_BYTES || STAGES % TEAMS != 0
 #error "block_scaled_mm_skinny: no such tile"
 #endif
 
@@ -102,10 +111,12 @@ typedef struct place {
     u32 stage, parity;
 } place;
 
-DEV void place_on(place *at)
+/* By at most STAGES. */
+DEV void place_on(place *at, u32 stages)
 {
-    if (++at->stage == STAGES) {
-        at->stage = 0;
+    at->stage += stages;
+    if (at->stage >= STAGES) {
+        at->stage -= STAGES;
         at->parity ^= 1;
     }
 }
@@ -146,7 +157,7 @@ DEV void load_tiles(const problem *p, const rings *ring, const tensor_map *a_map
             tensor_load_3d(to, a_map, full, x, p->first + m, p->a_z, L2_EVICT_LAST);
 #endif
         }
-        place_on(at);
+        place_on(at, 1);
     }
 }
 
@@ -175,7 +186,7 @@ DEV void load_scales(const problem *p, const rings *ring, place *at, int m, u32 
             }
         }
         barrier_arrive_copies(ring->full + 8 * at->stage);
-        place_on(at);
+        place_on(at, 1);
     }
 }
 
@@ -189,7 +200,7 @@ DEV void cursor_on(cursor *c, int last)
 {
     if (++c->block == UNROLL || last) {
         c->block = 0;
-        place_on(&c->at);
+        place_on(&c->at, TEAMS);
     }
 }
 
@@ -245,17 +256,56 @@ DEV void end_product(const problem *p, const rings *ring, cursor *c, int last, f
     }
 }
 
+/* Of a block's k-blocks those that a team multiplies: every TEAMS-th stage of the ring. */
+DEV int blocks_of_team(int count, int team)
+{
+    const int stages = (count + UNROLL - 1) / UNROLL, own = (stages - team + TEAMS - 1) / TEAMS;
+    return own * UNROLL - (own > 0 && (stages - 1) % TEAMS == team ? stages * UNROLL - count : 0);
+}
+
+/* Where a lane's sums are of a warpgroup's part of the strip. */
+DEV u32 sums_at(const rings *ring, u32 group, u32 warp, u32 lane)
+{
+    return ring->sums + (2 * (lane % 4) * PITCH + group * 64 + warp * 16 + lane / 4) * 4;
+}
+
+DEV void store_sums(u32 to, const float *sums)
+{
+#pragma unroll
+    for (int j = 0; j < ROWS / 8; j++) {
+        store_shared_f32(to + (8 * j * PITCH) * 4, sums[4 * j]);
+        store_shared_f32(to + ((8 * j + 1) * PITCH) * 4, sums[4 * j + 1]);
+        store_shared_f32(to + (8 * j * PITCH + 8) * 4, sums[4 * j + 2]);
+        store_shared_f32(to + ((8 * j + 1) * PITCH + 8) * 4, sums[4 * j + 3]);
+    }
+}
+
+#if TEAMS > 1
+DEV void add_sums(u32 from, float *sums)
+{
+#pragma unroll
+    for (int j = 0; j < ROWS / 8; j++) {
+        sums[4 * j] += load_shared_f32(from + (8 * j * PITCH) * 4);
+        sums[4 * j + 1] += load_shared_f32(from + ((8 * j + 1) * PITCH) * 4);
+        sums[4 * j + 2] += load_shared_f32(from + (8 * j * PITCH + 8) * 4);
+        sums[4 * j + 3] += load_shared_f32(from + ((8 * j + 1) * PITCH + 8) * 4);
+    }
+}
+#endif
+
 /* This block's part of K, left in shared memory as [ROWS][PITCH] floats, rows of a by rows of b. */
-DEV void multiply(const problem *p, const rings *ring, place *at, u32 group, u32 warp, u32 lane)
+DEV void multiply(const problem *p, const rings *ring, place *at, u32 team, u32 group, u32 warp, u32 lane)
 {
     const u32 scale_b = (ROWS + ((u32)p->column % 128 + group * 64) / 128) * 4;
-    const int last = p->count - 1;
+    const int last = blocks_of_team(p->count, (int)team) - 1;
     float sums[SUMS];
 #pragma unroll
     for (int i = 0; i < SUMS; i++) {
         sums[i] = 0.0f;
     }
-    cursor ahead = {*at, 0}, behind = {*at, 0};
+    cursor ahead = {*at, 0}, behind;
+    place_on(&ahead.at, team);
+    behind = ahead;
 #define BEGIN(which, i) begin_product(ring, &ahead, (i) == last, which, group)
 #define END(which, i, pending)                                                                                        \
     do {                                                                                                              \
@@ -290,17 +340,26 @@ DEV void multiply(const problem *p, const rings *ring, place *at, u32 group, u32
         END(part, i, 0);
     }
 #endif
-    *at = behind.at;
+    const u32 stages = at->stage + (u32)(p->count + UNROLL - 1) / UNROLL;
+    at->stage = stages % STAGES;
+    at->parity ^= stages / STAGES & 1;
     /* All have multiplied: every copy into the ring has been waited for, and the sums before these are stored. */
     threads_sync(1, CONSUMERS);
-    const u32 to = ring->sums + (2 * (lane % 4) * PITCH + group * 64 + warp * 16 + lane / 4) * 4;
-#pragma unroll
-    for (int j = 0; j < ROWS / 8; j++) {
-        store_shared_f32(to + (8 * j * PITCH) * 4, sums[4 * j]);
-        store_shared_f32(to + ((8 * j + 1) * PITCH) * 4, sums[4 * j + 1]);
-        store_shared_f32(to + (8 * j * PITCH + 8) * 4, sums[4 * j + 2]);
-        store_shared_f32(to + ((8 * j + 1) * PITCH + 8) * 4, sums[4 * j + 3]);
+    const u32 to = sums_at(ring, group, warp, lane);
+#if TEAMS > 1
+    if (team > 0) {
+        store_sums(to + (team - 1) * PARTIAL, sums);
     }
+    threads_sync(1, CONSUMERS);
+    if (team > 0) {
+        return;
+    }
+#pragma unroll
+    for (u32 t = 1; t < TEAMS; t++) {
+        add_sums(to + (t - 1) * PARTIAL, sums);
+    }
+#endif
+    store_sums(to, sums);
 }
 
 #if OUT == 2
@@ -478,8 +537,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
             tensor_map_prefetch(&a_map);
             for (u32 i = 0; i < STAGES; i++) {
                 barrier_init(ring.full + 8 * i, 1 + 32);
-                barrier_init(ring.empty + 8 * i, CONSUMERS / 32 * PAIR);
-                barrier_init(ring.read + 8 * i, CONSUMERS);
+                barrier_init(ring.empty + 8 * i, TEAM / 32 * PAIR);
+                barrier_init(ring.read + 8 * i, TEAM);
             }
             barrier_init(ring.finished, CONSUMERS);
             barrier_init_fence();
@@ -526,7 +585,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
         }
 #endif
         EACH_STRIP {
-            multiply(&p, &ring, &at, warp / 4, warp % 4, lane);
+            multiply(&p, &ring, &at, warp / (4 * GROUPS), warp / 4 % GROUPS, warp % 4, lane);
             meet_written();
             finish(&p, &ring, row, threadIdx.x);
 #if LAYOUT == ONE

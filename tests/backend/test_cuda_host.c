@@ -265,9 +265,10 @@ static void tuned_cuts_are_read(void **state)
         {"Fake GPU | 256 384 8 1 | tile 64 64 0", ":1: N, K and M are not three positive numbers"},
         {"Fake GPU | 256 384 8 | plank 1", ":1: the cut is neither tile nor strip"},
         {"Fake GPU | 256 384 8 | tile 64 64 0 1", ":1: a tile has 3 numbers"},
-        {"Fake GPU | 256 384 8 | strip 1 1 1", ":1: a strip has 8 numbers"},
-        {"Fake GPU | 256 384 8 | strip 1 1 9 1 4 1 1 0", ":1: there is no such strip"},
-        {"Fake GPU | 256 384 200 | strip 1 1 1 1 4 1 1 0", ":1: strips are for at most 128 rows"},
+        {"Fake GPU | 256 384 8 | strip 1 1 1", ":1: a strip has 9 numbers"},
+        {"Fake GPU | 256 384 8 | strip 1 1 9 1 4 1 1 0 1", ":1: there is no such strip"},
+        {"Fake GPU | 256 384 8 | strip 1 1 1 1 4 1 1 0 5", ":1: there is no such strip"},
+        {"Fake GPU | 256 384 200 | strip 1 1 1 1 4 1 1 0 1", ":1: strips are for at most 128 rows"},
         {"Other GPU | 256 384 200 | tile 64 64 0", ":1: there is no such tile for that many rows"},
     };
     char text[8192], log[4096];
@@ -275,7 +276,7 @@ static void tuned_cuts_are_read(void **state)
     explained("block_scaled_mm m=200 n=256 k=384", text, sizeof text, log);
     assert_non_null(strstr(text, "tiles of 256 x 128: estimate "));
     assert_non_null(strstr(text, "cut: tiles of 128 x 64\n"));
-    write_tuned("# cuts\n\nFake GPU | 256 384 64 | strip 1 2 3 1 6 2 1 0\nOther GPU | 256 384 60 | tile 64 64 0\n"
+    write_tuned("# cuts\n\nFake GPU | 256 384 64 | strip 1 2 3 1 6 2 1 0 1\nOther GPU | 256 384 60 | tile 64 64 0\n"
                 "Fake GPU | 256 384 150 | tile 256 128 0\nFake GPU | 256 384 4096 | tile 128 192 1");
     explained("block_scaled_mm m=200 n=256 k=384", text, sizeof text, log);
     assert_non_null(strstr(text, "cut: tiles of 256 x 128, tuned for Fake GPU at M = 150 (tuned-cuts.txt)\n"));

@@ -58,7 +58,7 @@ const char *qn_cuda_target_name(qn_cuda_target target);
 typedef struct qn_tuned {
     int32_t n, k, m;
     int32_t strip;    /* 1: value is a strip's; 0: a tile's */
-    int32_t value[8]; /* in the order of a line of the file */
+    int32_t value[9]; /* in the order of a line of the file */
 } qn_tuned;
 
 /* Facts that programs and launch geometry may depend on. */

@@ -68,8 +68,8 @@ static int few_tile(const qn_op_desc *desc, const qn_cuda_device *device, int32_
 }
 
 /* Else strips and parts of K: of up to 32 rows strips that a card reads at once, or parts of at least 8 blocks; of more
- * rows narrow strips, two products in flight, in as many parts as fill the card once (twice with two blocks a
- * multiprocessor). */
+ * rows narrow strips, two products in flight (more than 64 rows: of two teams, whose registers they take), in as many
+ * parts as fill the card once (twice with two blocks a multiprocessor). */
 static qn_strip few_strip(const qn_op_desc *desc, const qn_cuda_device *device, int32_t rows)
 {
     const qn_shape *b = &desc->in[QN_BMM_B];
@@ -82,7 +82,8 @@ static qn_strip few_strip(const qn_op_desc *desc, const qn_cuda_device *device, 
                   .stages = 6,
                   .occupancy = 1,
                   .pair = 1,
-                  .parts = 1};
+                  .parts = 1,
+                  .teams = 1};
     if (rows <= 32) {
         while (s.split < MOST_SPLIT && 2 * s.split * qn_ceil_div(strips, s.groups) <= sms && 16 * s.split <= blocks) {
             s.split *= 2;
@@ -91,7 +92,8 @@ static qn_strip few_strip(const qn_op_desc *desc, const qn_cuda_device *device, 
         s.groups = 1;
         s.unroll = 1;
         s.stages = 13;
-        s.parts = 2;
+        s.parts = rows > 64 ? 1 : 2;
+        s.teams = rows > 64 ? 2 : 1;
         s.occupancy = rows > 64 ? 1 : 2;
         const int64_t room = rows > 64 ? 97 * sms / 100 : 16 * sms / 10;
         while (s.split < 6 && (s.split + 1) * strips <= room && 4 * (s.split + 1) <= blocks) {
@@ -252,7 +254,7 @@ static qn_status launch_strips(const qn_cuda_run *run, operands *o, int32_t prog
     o->constant = o->constant && !s->late;
     common_arguments(o, arguments + 2);
     const qn_cuda_geometry g = {.grid = {(uint32_t)(qn_ceil_div(o->n, 64 * s->groups * s->pair) * cluster), 1, 1},
-                                .block = {128 * (uint32_t)s->groups + 64, 1, 1},
+                                .block = {qn_strip_threads(s), 1, 1},
                                 .shared_bytes = (uint32_t)qn_strip_shared(s, rows, QN_ONE_MATRIX),
                                 .cluster = (uint32_t)cluster,
                                 .dependent = 1};

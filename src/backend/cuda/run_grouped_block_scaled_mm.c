@@ -42,7 +42,8 @@ static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 static qn_strip strip_of(const qn_op_desc *desc, const qn_cuda_device *device, int32_t rows)
 {
     const qn_shape *b = &desc->in[QN_BMM_B];
-    qn_strip best = {.groups = 1, .split = 1, .unroll = 2, .stages = 8, .occupancy = 1, .pair = 1, .parts = 1};
+    qn_strip best = {.groups = 1, .split = 1, .unroll = 2, .stages = 8, .occupancy = 1, .pair = 1, .parts = 1,
+                     .teams = 1};
     double least = 0.0;
     for (int32_t groups = 3; groups > 0; groups--) {
         const int64_t rounds = qn_ceil_div(b->dims[0] * qn_ceil_div(b->dims[1], 64 * groups), device->sms);
@@ -199,7 +200,7 @@ static qn_status launch_strips(const qn_cuda_run *run, operands *o, qn_error *er
     common_arguments(o, arguments + 2);
     const int64_t strips = o->experts * qn_ceil_div(o->n, 64 * s.groups);
     const qn_cuda_geometry g = {.grid = {(uint32_t)qn_min_i64((int64_t)run->device->sms * s.occupancy, strips), 1, 1},
-                                .block = {128 * (uint32_t)s.groups + 64, 1, 1},
+                                .block = {qn_strip_threads(&s), 1, 1},
                                 .shared_bytes = (uint32_t)qn_strip_shared(&s, heights[height], QN_GROUP_OFFSETS),
                                 .dependent = 1};
     return qn_cuda_launch(run, STRIPS + height, &g, arguments, error);

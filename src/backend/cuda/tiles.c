@@ -9,9 +9,15 @@ int32_t qn_tile_shared(const qn_tile *t)
     return 1024 + t->store * t->bm * t->bn * 2 + t->stages * (128 * (t->bm + t->bn) + 16) + 32 * (t->bm + 5);
 }
 
+/* Bytes of the partial sums on their way out. */
+static int32_t sums_bytes(const qn_strip *s, int32_t rows)
+{
+    return (s->teams > 2 ? s->teams - 1 : 1) * 4 * rows * (64 * s->groups + 4);
+}
+
 int32_t qn_strip_shared(const qn_strip *s, int32_t rows, int32_t layout)
 {
-    const int32_t apart = layout == QN_ONE_MATRIX ? 0 : 4 * rows * (64 * s->groups + 4);
+    const int32_t apart = layout == QN_ONE_MATRIX ? 0 : sums_bytes(s, rows);
     return 1032 + apart + s->stages * (s->unroll * (8192 * s->groups + 128 * rows + 4 * (rows + 4)) + 24);
 }
 
@@ -61,29 +67,32 @@ int32_t qn_strip_height(int64_t rows)
 
 int qn_strip_exists(const qn_strip *s, int32_t rows)
 {
+    const int32_t warpgroups = s->groups * s->teams;
     const int few_registers = rows <= 32 || s->occupancy == 1;
-    if (s->groups < 1 || s->groups > 4 || s->split < 1 || s->unroll < 1 || s->unroll > 4 || s->stages < 2 ||
+    if (s->groups < 1 || s->teams < 1 || s->groups > 4 || s->teams > 4 || warpgroups > 4 || s->split < 1 ||
+        s->unroll < 1 || s->unroll > 4 || s->stages < 2 ||
         s->occupancy < 1 || s->occupancy > 2 || (s->pair != 1 && s->pair != 2 && s->pair != 4) ||
         s->pair * s->split > 8 || rows % (8 * s->pair) != 0 || s->late < 0 || s->late > 1 || s->parts < 1 ||
         s->parts > 2) {
         return 0;
     }
-    if (s->parts == 2 && s->groups > 1 && (rows > 64 || s->groups > 2 || !few_registers)) {
+    if (s->parts == 2 && warpgroups > 1 && (rows > 64 || warpgroups > 2 || !few_registers)) {
         return 0;
     }
-    if (rows > 64 && (s->groups > 2 || s->occupancy > 1)) {
+    if (rows > 64 && (warpgroups > 2 || s->occupancy > 1)) {
         return 0;
     }
     qn_strip fit = *s;
     qn_strip_fit(&fit, rows, QN_ONE_MATRIX);
-    return (s->occupancy == 1 || s->groups < 3) && fit.stages >= 2;
+    const int32_t ring = fit.stages * fit.unroll * 128 * (64 * fit.groups + rows);
+    return (s->occupancy == 1 || warpgroups < 3) && fit.stages >= 2 && sums_bytes(&fit, rows) <= ring;
 }
 
 qn_strip qn_tuned_strip(const qn_tuned *t)
 {
     const int32_t *v = t->value;
     return (qn_strip){.groups = v[0], .pair = v[1], .split = v[2], .unroll = v[3], .stages = v[4], .occupancy = v[5],
-                      .parts = v[6], .late = v[7]};
+                      .parts = v[6], .late = v[7], .teams = v[8]};
 }
 
 int qn_tuned_tile(const qn_tuned *t, qn_tile *tile)
@@ -137,11 +146,13 @@ void qn_strip_program(const qn_strip *s, int32_t rows, int32_t out, int32_t layo
     qn_cuda_define(p, "STAGES", s->stages);
     qn_cuda_define(p, "OCCUPANCY", s->occupancy);
     qn_cuda_define(p, "PARTS", s->parts);
+    qn_cuda_define(p, "TEAMS", s->teams);
 }
 
 void qn_strip_fit(qn_strip *s, int32_t rows, int32_t layout)
 {
-    while (s->stages > 0 && qn_strip_shared(s, rows, layout) > QN_TILE_SHARED / s->occupancy - 512) {
+    while (s->stages > 0 && (qn_strip_shared(s, rows, layout) > QN_TILE_SHARED / s->occupancy - 512 ||
+                             s->stages % s->teams != 0)) {
         s->stages--;
     }
 }

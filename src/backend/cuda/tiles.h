@@ -26,7 +26,7 @@ typedef struct qn_tile {
 
 /* Parameters of the kernel for few rows. */
 typedef struct qn_strip {
-    int32_t groups, split, unroll, stages, occupancy, pair;
+    int32_t groups, split, unroll, stages, occupancy, pair, teams;
     int32_t late;  /* 1: faster when constant weights wait too */
     int32_t parts; /* products in flight */
 } qn_strip;
@@ -80,7 +80,13 @@ static inline int32_t qn_tile_groups(const qn_tile *tile)
     return tile->bm == 64 ? 1 : QN_TILE_GROUPS;
 }
 
-/* Fewer stages until the strip's shared memory fits. */
+/* Threads of a block of a strip: those that multiply, and two warps that load. */
+static inline uint32_t qn_strip_threads(const qn_strip *strip)
+{
+    return 128 * (uint32_t)(strip->groups * strip->teams) + 64;
+}
+
+/* Fewer stages until the strip's shared memory fits, as many for each team. */
 void qn_strip_fit(qn_strip *strip, int32_t rows, int32_t layout);
 
 /* A tensor of bytes [groups][rows][k] in boxes of 128 columns, or of 16-bit values [groups][rows][n] in boxes of 64 x

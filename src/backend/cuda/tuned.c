@@ -1,7 +1,7 @@
 /* Reads tuned overrides: see tuned.h. A line is
  *
  *   DEVICE | N K M | tile BM BN STORE
- *   DEVICE | N K M | strip GROUPS PAIR SPLIT UNROLL STAGES OCCUPANCY PARTS LATE
+ *   DEVICE | N K M | strip GROUPS PAIR SPLIT UNROLL STAGES OCCUPANCY PARTS LATE TEAMS
  *
  * with the parameters of block_scaled_mm.cu and block_scaled_mm_skinny.cu; empty lines and those that begin with #
  * count for nothing. Other devices' lines are checked too. */
@@ -19,14 +19,14 @@ static const char *read_cut(const char *text, qn_tuned *t)
 {
     char kind[8] = "", rest[2] = "";
     int32_t *v = t->value;
-    const int found = sscanf(text, " %7s %d %d %d %d %d %d %d %d %1s", kind, &v[0], &v[1], &v[2], &v[3], &v[4], &v[5],
-                             &v[6], &v[7], rest);
+    const int found = sscanf(text, " %7s %d %d %d %d %d %d %d %d %d %1s", kind, &v[0], &v[1], &v[2], &v[3],
+                             &v[4], &v[5], &v[6], &v[7], &v[8], rest);
     t->strip = strcmp(kind, "strip") == 0;
     if (!t->strip && strcmp(kind, "tile") != 0) {
         return "the cut is neither tile nor strip";
     }
-    if (found != (t->strip ? 9 : 4)) {
-        return t->strip ? "a strip has 8 numbers" : "a tile has 3 numbers";
+    if (found != (t->strip ? 10 : 4)) {
+        return t->strip ? "a strip has 9 numbers" : "a tile has 3 numbers";
     }
     if (t->strip) {
         const qn_strip s = qn_tuned_strip(t);
