@@ -93,7 +93,8 @@ QN_API qn_status qn_kv_at(int32_t i, qn_kv_info *info);
 typedef struct qn_model_options {
     size_t size;                 /* sizeof(qn_model_options), set by qn_model_options_init */
     qn_plan_options plan;        /* backend and level for every operator */
-    qn_exec exec;                /* threads for packing; used by qn_model_open only */
+    qn_exec exec;                /* threads for packing, and for compiling a device's kernels, which then call the
+                                  * context's allocator and log too; used by qn_model_open only */
     int32_t no_packed_file;      /* 1: pack in memory, also when there is a packed file */
     const char *kv;              /* how keys and values of earlier tokens are kept: a name of qn_kv_at; NULL: "f32" */
     int32_t unfused;             /* 1: each linear layer is a step of its own and reads F32 rows (calibration) */

@@ -95,6 +95,12 @@ typedef struct qn_backend_chains {
     void (*destroy)(const qn_ctx *ctx, qn_chain *chain);
 } qn_backend_chains;
 
+/* A kernel and the descriptor that a plan of it will be opened with. */
+typedef struct qn_opening {
+    const qn_kernel *kernel;
+    const qn_op_desc *desc;
+} qn_opening;
+
 typedef struct qn_backend_row {
     qn_backend backend;
     const char *name;
@@ -113,6 +119,10 @@ typedef struct qn_backend_row {
     void (*vq_device)(const qn_ctx *ctx, qn_vq_device *device);
     /* The sources that a kernel of this descriptor is compiled from, one after the other. NULL function: none. */
     void (*sources)(const qn_ctx *ctx, const qn_kernel *kernel, const qn_op_desc *desc, qn_text *text);
+    /* Make ready, in exec's threads, what takes long in opening plans of these kernels, so that each then opens at
+     * once. QN_E_MEMORY, QN_E_JIT, QN_E_DEVICE. NULL function: nothing does. */
+    qn_status (*prepare)(const qn_ctx *ctx, const qn_opening *openings, size_t count, const qn_exec *exec,
+                         qn_error *error);
     /* Operands, workspace and packed weights of a run are device memory. */
     int32_t device;
     const qn_backend_chains *chains; /* NULL: none */

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "format/format.h"
 #include "model/kv.h"
+#include "plan/plan.h"
 #include "ref/slots.h"
 
 /* Room for one more element of an array the model owns; 1 when memory is out. */
@@ -84,7 +85,7 @@ qn_status qn_build_plan(qn_model *model, const qn_op_desc *desc, const qn_plan *
         return out_of_memory(error);
     }
     qn_plan *made;
-    QN_TRY(qn_plan_create(model->ctx, desc, &model->plan_options, &made, error));
+    QN_TRY(qn_plan_choose(model->ctx, desc, &model->plan_options, &made, error)); /* all open once steps are final */
     model->plans[model->plan_count++] = made;
     *plan = made;
     return QN_OK;

@@ -9,6 +9,7 @@
 #include "model/build.h"
 #include "model/device.h"
 #include "model/kv.h"
+#include "plan/plan.h"
 #include "text/tokenizer.h"
 
 typedef struct family {
@@ -77,6 +78,9 @@ qn_status qn_model_open(qn_ctx *ctx, const char *path, const qn_model_options *o
     }
     if (status == QN_OK) {
         qn_build_drop_plans(model);
+        status = qn_plans_open(model->plans, model->plan_count, &options->exec, error);
+    }
+    if (status == QN_OK) {
         status = model->device ? qn_model_upload(model, error)
                                : qn_model_pack(model, &options->exec, !options->no_packed_file, error);
     }

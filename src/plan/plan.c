@@ -98,7 +98,7 @@ static qn_status no_candidate(const qn_ctx *ctx, const qn_op_desc *desc, const q
             *last.name ? ": " : "", last.refusal);
 }
 
-qn_status qn_plan_create(qn_ctx *ctx, const qn_op_desc *desc, const qn_plan_options *options, qn_plan **out,
+qn_status qn_plan_choose(qn_ctx *ctx, const qn_op_desc *desc, const qn_plan_options *options, qn_plan **out,
                          qn_error *error)
 {
     QN_FAIL_IF(!out, error, QN_E_ARGUMENT, "qn_plan_create: out is NULL");
@@ -128,14 +128,57 @@ qn_status qn_plan_create(qn_ctx *ctx, const qn_op_desc *desc, const qn_plan_opti
     }
     plan->fingerprint = fingerprint_of(desc, &sizes, plan->kernel);
     plan->backend = qn_backend_find(plan->kernel->backend);
-    if (plan->kernel->open) {
-        const qn_status status = plan->kernel->open(plan->kernel, ctx, desc, &plan->state, error);
-        if (status != QN_OK) {
-            qn_free(ctx, plan);
-            return status;
+    *out = plan;
+    return QN_OK;
+}
+
+static qn_status open_plan(qn_plan *plan, qn_error *error)
+{
+    const qn_kernel *kernel = plan->kernel;
+    return kernel->open && !plan->state ? kernel->open(kernel, plan->ctx, &plan->desc, &plan->state, error) : QN_OK;
+}
+
+qn_status qn_plan_create(qn_ctx *ctx, const qn_op_desc *desc, const qn_plan_options *options, qn_plan **out,
+                         qn_error *error)
+{
+    QN_TRY(qn_plan_choose(ctx, desc, options, out, error));
+    const qn_status status = open_plan(*out, error);
+    if (status != QN_OK) {
+        qn_plan_destroy(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+/* Of a backend's plans that are not open: made ready all at once. */
+static qn_status prepare(const qn_backend_row *backend, qn_plan *const *plans, size_t count, const qn_exec *exec,
+                         qn_error *error)
+{
+    const qn_ctx *ctx = plans[0]->ctx;
+    qn_opening *openings = qn_calloc(ctx, count, sizeof *openings);
+    QN_FAIL_IF(!openings, error, QN_E_MEMORY, "out of memory for plans");
+    size_t waiting = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (plans[i]->backend == backend && plans[i]->kernel->open && !plans[i]->state) {
+            openings[waiting++] = (qn_opening){plans[i]->kernel, &plans[i]->desc};
         }
     }
-    *out = plan;
+    const qn_status status = waiting ? backend->prepare(ctx, openings, waiting, exec, error) : QN_OK;
+    qn_free(ctx, openings);
+    return status;
+}
+
+qn_status qn_plans_open(qn_plan *const *plans, size_t count, const qn_exec *exec, qn_error *error)
+{
+    const qn_backend_row *backend;
+    for (int i = 0; count && (backend = qn_backend_at(i)) != NULL; i++) {
+        if (backend->prepare) {
+            QN_TRY(prepare(backend, plans, count, exec, error));
+        }
+    }
+    for (size_t i = 0; i < count; i++) {
+        QN_TRY(open_plan(plans[i], error));
+    }
     return QN_OK;
 }
 

@@ -36,6 +36,12 @@ int qn_walk_next(const qn_ctx *ctx, const qn_op_desc *desc, const qn_plan_option
 /* Copy options into *out (defaults when NULL) and check them. */
 qn_status qn_plan_options_get(const qn_plan_options *options, qn_plan_options *out, qn_error *error);
 
+/* qn_plan_create in two halves, for many plans: the choice, and what the kernels of all of them keep, of one backend at
+ * a time made ready in exec's threads. Until it is opened a plan can be asked, not run. */
+qn_status qn_plan_choose(qn_ctx *ctx, const qn_op_desc *desc, const qn_plan_options *options, qn_plan **out,
+                         qn_error *error);
+qn_status qn_plans_open(qn_plan *const *plans, size_t count, const qn_exec *exec, qn_error *error);
+
 /* The arithmetic ceiling of a kernel for this descriptor, by its row, else by its level and operands; NULL: memory
  * alone bounds it (src/plan/ceiling.c). */
 const char *qn_kernel_ceiling(const qn_kernel *kernel, const qn_op_desc *desc);

@@ -62,7 +62,9 @@ static char folder[] = "/tmp/quern-device-XXXXXX";
 
 typedef struct world {
     qn_ctx *ctx;
-    long allocations, fail_at, live;
+    qn_pool *pool; /* NULL: models are opened by the calling thread */
+    _Atomic long allocations, live; /* programs are compiled in several threads */
+    long fail_at;
 } world;
 
 static void *counted_alloc(void *user, size_t size, size_t align)
@@ -123,6 +125,7 @@ static qn_status open_model(world *w, const char *path, qn_backend backend, cons
     qn_model_options_init(&options);
     options.plan.backend = backend;
     options.kv = kv;
+    options.exec.pool = w->pool;
     return qn_model_open(w->ctx, path, &options, model, error);
 }
 
@@ -336,11 +339,13 @@ static void launches_compile_for_every_target(void **state)
             qn_session *session = NULL;
             fake.setup(1, targets[t].major, targets[t].minor);
             assert_int_equal(open_world(&w, fake_driver_path(), NULL, cache, 0), QN_OK);
+            must(qn_pool_create(w.ctx, 3, &w.pool, &error), &error, "a pool");
             const char *const scheme = i >= weights ? "f32" : every ? schemes[i] : few[t];
             const char *const kv = i >= weights ? kv_schemes[every ? i - weights : t] : NULL;
             qn_status status = open_model(&w, path_of(scheme), QN_BACKEND_CUDA, kv, &model, &error);
             if (status == QN_E_JIT && strstr(error.text, "NVRTC")) {
                 printf("skipped: %s\n", error.text);
+                qn_pool_destroy(w.pool);
                 close_world(&w);
                 fake.setup(1, 9, 0);
                 skip();
@@ -349,6 +354,7 @@ static void launches_compile_for_every_target(void **state)
             must(open_session(model, &session, &error), &error, scheme);
             qn_session_destroy(session);
             qn_model_close(model);
+            qn_pool_destroy(w.pool);
             close_world(&w);
         }
     }

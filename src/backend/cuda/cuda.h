@@ -178,6 +178,8 @@ typedef struct qn_cuda_impl {
 qn_status qn_cuda_open(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, void **state,
                        qn_error *error);
 void qn_cuda_close(const qn_ctx *ctx, void *state);
+qn_status qn_cuda_prepare(const qn_ctx *ctx, const qn_opening *openings, size_t count, const qn_exec *exec,
+                          qn_error *error);
 qn_status qn_cuda_launch_row(const qn_kernel *kernel, const qn_run_call *call, qn_error *error);
 
 typedef struct qn_cuda_geometry {

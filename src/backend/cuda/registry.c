@@ -74,5 +74,6 @@ const qn_backend_row qn_backend_cuda_row = {.backend = QN_BACKEND_CUDA,
                                             .describe = describe,
                                             .vq_device = qn_cuda_vq_device_of,
                                             .sources = qn_cuda_sources_of,
+                                            .prepare = qn_cuda_prepare,
                                             .device = 1,
                                             .chains = &qn_cuda_chains};

@@ -1,6 +1,7 @@
-/* qn_kernels_warm: every program that the case table needs, made once and kept on disk: for the cache of this machine,
- * or for cubins that travel with the library. The compiler takes its time and works in many threads, so all programs
- * are listed first and then shared out. */
+/* Programs made ahead. qn_kernels_warm: every one that the case table needs, kept on disk: for the cache of this
+ * machine, or for cubins that travel with the library. qn_cuda_prepare: those of plans that are about to be opened,
+ * loaded. The compiler takes its time and works in many threads, so all programs are listed first and then shared
+ * out. */
 #include <string.h>
 
 #include "backend/cuda/cuda.h"
@@ -200,5 +201,45 @@ qn_status qn_kernels_warm(qn_ctx *ctx, const char *targets, const qn_exec *exec,
     }
     qn_buffer_free(&w.jobs);
     QN_FAIL_IF(w.stopped, error, QN_E_CANCELLED, "stopped");
+    return status;
+}
+
+/* ---- plans about to be opened ---- */
+
+static void load_program(void *user, int64_t index, int32_t thread)
+{
+    (void)thread;
+    warming *w = user;
+    qn_error error = {0};
+    qn_cuda_function function;
+    if (is_stopped(w)) {
+        return;
+    }
+    const qn_status status = qn_cuda_function_get(w->cuda, &jobs_of(w)[index].program, &function, &error);
+    if (status != QN_OK) {
+        pthread_mutex_lock(&w->tell);
+        w->failed = w->stopped ? w->failed : qn_error_set(w->error, status, "%s", error.text);
+        w->stopped = 1;
+        pthread_mutex_unlock(&w->tell);
+    }
+}
+
+qn_status qn_cuda_prepare(const qn_ctx *ctx, const qn_opening *openings, size_t count, const qn_exec *exec,
+                          qn_error *error)
+{
+    warming w = {.jobs = qn_buffer_make(ctx), .error = error};
+    QN_TRY(qn_cuda_require(ctx, &w.cuda, error));
+    qn_status status = QN_OK;
+    for (size_t i = 0; i < count && status == QN_OK; i++) {
+        const warm_job job = {.target = w.cuda->device.target};
+        status = add_case(&w, openings[i].kernel, openings[i].desc, &job);
+    }
+    if (status == QN_OK) {
+        pthread_mutex_init(&w.tell, NULL);
+        qn_parallel_for(exec, (int64_t)(w.jobs.length / sizeof(warm_job)), load_program, &w);
+        pthread_mutex_destroy(&w.tell);
+        status = w.failed;
+    }
+    qn_buffer_free(&w.jobs);
     return status;
 }

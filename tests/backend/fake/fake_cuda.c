@@ -22,7 +22,7 @@ static long fail_at;
 static _Atomic long calls, live; /* programs are compiled in several threads */
 static int fail_with;
 static fake_launch last;
-static int current; /* contexts pushed */
+static _Atomic int current; /* contexts pushed */
 
 FAKE void fake_setup(int count, int major, int minor)
 {
