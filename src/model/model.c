@@ -5,6 +5,7 @@
 
 #include <quern/device.h>
 
+#include "base/context.h"
 #include "base/error.h"
 #include "model/build.h"
 #include "model/device.h"
@@ -39,19 +40,9 @@ static qn_status build(qn_model *model, qn_error *error)
     QN_FAIL(error, QN_E_UNSUPPORTED, "architecture '%s' is not one this version runs (llama)", h->architecture);
 }
 
-qn_status qn_model_open(qn_ctx *ctx, const char *path, const qn_model_options *options, qn_model **out,
-                        qn_error *error)
+static qn_status open_model(qn_ctx *ctx, const char *path, const qn_model_options *options, qn_model **out,
+                            qn_error *error)
 {
-    QN_FAIL_IF(!out, error, QN_E_ARGUMENT, "qn_model_open: out is NULL");
-    *out = NULL;
-    QN_FAIL_IF(!ctx || !path, error, QN_E_ARGUMENT, "qn_model_open: ctx or path is NULL");
-    qn_model_options defaults;
-    if (!options) {
-        qn_model_options_init(&defaults);
-        options = &defaults;
-    }
-    QN_FAIL_IF(options->size != sizeof *options, error, QN_E_ARGUMENT,
-               "qn_model_open: options.size is %zu, this library expects %zu", options->size, sizeof *options);
     qn_model *model = qn_calloc(ctx, 1, sizeof *model);
     QN_FAIL_IF(!model, error, QN_E_MEMORY, "out of memory for the model");
     model->ctx = ctx;
@@ -71,7 +62,7 @@ qn_status qn_model_open(qn_ctx *ctx, const char *path, const qn_model_options *o
         status = build(model, error);
     }
     if (status == QN_OK) {
-        status = qn_model_fuse(model, !options->unfused && !model->device, error);
+        status = options->unfused ? QN_OK : qn_model_fuse(model, !model->device, error);
     }
     if (status == QN_OK && !options->unfused) {
         status = qn_model_narrow(model, error);
@@ -93,6 +84,31 @@ qn_status qn_model_open(qn_ctx *ctx, const char *path, const qn_model_options *o
     }
     *out = model;
     return QN_OK;
+}
+
+qn_status qn_model_open(qn_ctx *ctx, const char *path, const qn_model_options *options, qn_model **out,
+                        qn_error *error)
+{
+    QN_FAIL_IF(!out, error, QN_E_ARGUMENT, "qn_model_open: out is NULL");
+    *out = NULL;
+    QN_FAIL_IF(!ctx || !path, error, QN_E_ARGUMENT, "qn_model_open: ctx or path is NULL");
+    qn_model_options defaults;
+    if (!options) {
+        qn_model_options_init(&defaults);
+        options = &defaults;
+    }
+    QN_FAIL_IF(options->size != sizeof *options, error, QN_E_ARGUMENT,
+               "qn_model_open: options.size is %zu, this library expects %zu", options->size, sizeof *options);
+    qn_error fused = {0};
+    qn_status status = open_model(ctx, path, options, out, &fused);
+    if (status == QN_E_JIT && !options->unfused) {
+        /* steps of their own take other kernels, which may be there */
+        qn_log(ctx, QN_LOG_WARN, "%s: %s; trying without fused steps", path, fused.text);
+        qn_model_options apart = *options;
+        apart.unfused = 1;
+        return open_model(ctx, path, &apart, out, error);
+    }
+    return status == QN_OK ? QN_OK : qn_error_set(error, status, "%s", fused.text);
 }
 
 void qn_model_close(qn_model *model)
