@@ -37,6 +37,7 @@ typedef struct qn_cuda_vq_attention {
     int window, recent_rows, causal;
     int items, block_items; /* all, and of a block */
     int interleaved;
+    int early; /* 1: books may be read before the kernels before this one are done */
     float scale; /* of scores, in units of log 2 */
     double log2_theta;
 } qn_cuda_vq_attention;

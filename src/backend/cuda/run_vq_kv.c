@@ -91,6 +91,7 @@ static qn_cuda_vq_attention attention_of(const qn_cuda_run *run)
                               .vector = s.vector,
                               .entries = s.entries,
                               .room = (int32_t)run->call->sizes.n,
+                              .early = qn_cuda_constant_weights(run),
                               .scale = (float)(given * 1.4426950408889634),
                               .log2_theta = theta > 0.0f ? log2((double)theta) : 0.0};
     qn_cuda_kv_window(&a, desc, run->call->args, QN_VQA_K_RECENT);
@@ -290,7 +291,8 @@ static pairs pairs_of(const scheme *s, int turned, int32_t least, const qn_cuda_
     const int32_t fixed =
         tables + p.warps * p.queries * 128 + p.teams * p.queries * s->size * 4 + p.warps * (s->size + 2) * 4;
     const int32_t slot = p.warps * (32 * groups + 8);
-    p.slots = (int32_t)qn_min_i64((device->shared_bytes - fixed) / slot, PAIRS_SLOTS);
+    /* keys and values take turns; more slots of short rows keep shared memory from those that look up */
+    p.slots = (int32_t)qn_min_i64((device->shared_bytes - fixed) / slot, p.products ? 2 : PAIRS_SLOTS) / 2 * 2;
     p.shared_bytes = fixed + p.slots * slot;
     return p.slots < PAIRS_LEAST_SLOTS || p.queries < least ? (pairs){0} : p;
 }
@@ -393,7 +395,7 @@ static qn_status map_codes(const qn_cuda_run *run, const qn_cuda_vq_codes *c, co
         .type = CU_TENSOR_U8,
         .rank = 4,
         .swizzle = CU_SWIZZLE_NONE,
-        .promotion = CU_L2_PROMOTION_256B, /* other blocks read the codes beside these at about the same time */
+        .promotion = CU_L2_PROMOTION_NONE, /* of longer pieces parts are read from memory twice */
         .dims = {groups, (uint64_t)a->kv_heads, (uint64_t)a->room, c->batch > 0 ? (uint64_t)a->batch : 1},
         .strides = {a->kv_heads > 1 ? (uint64_t)c->head : groups, token, c->batch > 0 ? (uint64_t)c->batch : token},
         .box = {(uint32_t)groups, 1, STRIP, 1}};
