@@ -8,6 +8,7 @@
 typedef struct qn_cuda_vq_codes {
     const char *data, *scale;
     long long batch, token, head, scale_token, scale_head;
+    int box_x, box_row; /* a token further on in the map for bulk copies: elements of a row, rows */
 } qn_cuda_vq_codes;
 
 /* Codebooks [head, group, entry, channel], the last dimension dense. */

@@ -21,7 +21,8 @@
  *     heads of it, a block; WARPS a block, TEAMS of them, two with one query only; SLOTS, even; PRODUCTS, with two
  *     teams and SIZE / VEC at most 32
  *   Books f16; SIZE / VEC at most 64 and a multiple of 16
- *   Maps: of bytes, [sequences, tokens, heads, groups], boxes of 32 tokens; one sequence where codes are shared
+ *   Maps: of bytes, [sequences, tokens, heads, groups], boxes of 32 tokens; or, tokens of a head being neighbours, of 8
+ *     bytes, [sequences, 1, heads, tokens * groups / 8]; box_x and box_row say which; one sequence where codes are shared
  *   Launch: block 32 * WARPS, grid ceil(items / block_items), dynamic shared memory of SHARED_BYTES
  *   What follows is as for vq_attention.cu */
 #define MOST_TOGETHER 4
@@ -50,11 +51,13 @@
 #define FILL(whole, loaded, book, head, put) fill(book, head, put())
 #endif
 
-DEV void load_box(u32 to, const tensor_map *map, u32 bar, int head, int token, int sequence)
+DEV void load_box(u32 to, const tensor_map *map, u32 bar, const qn_cuda_vq_codes &codes, int head, int token,
+                  int sequence)
 {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
-                 "l"(map), "r"(0), "r"(head), "r"(token), "r"(sequence), "r"(bar), "l"(L2_EVICT_FIRST)
+                 "l"(map), "r"(token * codes.box_x), "r"(head), "r"(token * codes.box_row),
+                 "r"(codes.batch ? sequence : 0), "r"(bar), "l"(L2_EVICT_FIRST)
                  : "memory");
 }
 
@@ -157,9 +160,9 @@ DEV void ask(const qn_cuda_vq_attention &a, const tensor_map *map, cursor *c, in
         end_item(a, c);
     }
     if (threadIdx.x % 32 == 0) {
-        const int sequence = (of_values ? a.v.batch : a.k.batch) ? c->sequence : 0;
         barrier_arrive_expect(r.bars + slot * 8, CHUNK_BYTES);
-        load_box(r.slots + slot * CHUNK_BYTES, map, r.bars + slot * 8, c->head, c->token, sequence);
+        load_box(r.slots + slot * CHUNK_BYTES, map, r.bars + slot * 8, of_values ? a.v : a.k, c->head, c->token,
+                 c->sequence);
     }
     c->token += of_values ? STRIDE : 0;
 }

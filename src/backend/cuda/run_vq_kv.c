@@ -271,7 +271,7 @@ typedef struct pairs {
     int32_t queries, products, teams, warps, slots, shared_bytes;
 } pairs;
 
-enum { PAIRS_SLOTS = 8, PAIRS_LEAST_SLOTS = 2, PAIRS_QUERIES = 4 };
+enum { PAIRS_SLOTS = 8, PAIRS_LEAST_SLOTS = 2, PAIRS_QUERIES = 4, SHORT_ROW = 32 };
 
 /* least: query heads that a block of the other kernel does, which reads codes no oftener. */
 static pairs pairs_of(const scheme *s, int turned, int32_t least, const qn_cuda_device *device)
@@ -386,19 +386,24 @@ static int boxed_codes(const qn_cuda_vq_codes *c, const qn_cuda_vq_attention *a)
            c->token > 0 && c->head > 0 && c->batch >= 0 && c->token < INT64_C(1) << 40 && c->batch < INT64_C(1) << 40;
 }
 
-static qn_status map_codes(const qn_cuda_run *run, const qn_cuda_vq_codes *c, const qn_cuda_vq_attention *a,
+/* Short rows that are neighbours in memory are mapped as one, since the copy engine goes row by row. */
+static qn_status map_codes(const qn_cuda_run *run, qn_cuda_vq_codes *c, const qn_cuda_vq_attention *a,
                            qn_tensor_map *map, qn_error *error)
 {
-    const uint64_t groups = (uint64_t)(a->size / a->vector), token = (uint64_t)c->token;
+    const uint64_t groups = (uint64_t)(a->size / a->vector), token = (uint64_t)c->token, room = (uint64_t)a->room;
+    const int one = token == groups && groups <= SHORT_ROW;
+    c->box_x = one ? (int32_t)groups / 8 : 0;
+    c->box_row = !one;
     const qn_cuda_tensor tensor = {
         .data = c->data,
-        .type = CU_TENSOR_U8,
+        .type = one ? CU_TENSOR_U64 : CU_TENSOR_U8,
         .rank = 4,
         .swizzle = CU_SWIZZLE_NONE,
         .promotion = CU_L2_PROMOTION_NONE, /* of longer pieces parts are read from memory twice */
-        .dims = {groups, (uint64_t)a->kv_heads, (uint64_t)a->room, c->batch > 0 ? (uint64_t)a->batch : 1},
+        .dims = {one ? room * groups / 8 : groups, (uint64_t)a->kv_heads, one ? 1 : room,
+                 c->batch > 0 ? (uint64_t)a->batch : 1},
         .strides = {a->kv_heads > 1 ? (uint64_t)c->head : groups, token, c->batch > 0 ? (uint64_t)c->batch : token},
-        .box = {(uint32_t)groups, 1, STRIP, 1}};
+        .box = {one ? (uint32_t)groups / 8 * STRIP : (uint32_t)groups, 1, one ? 1 : STRIP, 1}};
     return qn_cuda_tensor_map(run->cuda, &tensor, map, error);
 }
 
