@@ -1,6 +1,6 @@
 /* Arguments of the CUDA kernels over coded keys and values (kernels/cuda/vq_attention.cu, vq_attention_plain.cu,
- * vq_encode.cu, kv_keep.cu), as host and device see them. Strides are bytes. Included by both sides, so plain C and no
- * other header. */
+ * vq_encode.cu, kv_keep.cu, kv_step.cu), as host and device see them. Strides are bytes. Included by both sides, so
+ * plain C and no other header. */
 #ifndef QN_KERNELS_CUDA_VQ_KV_H
 #define QN_KERNELS_CUDA_VQ_KV_H
 
@@ -8,6 +8,7 @@
 typedef struct qn_cuda_vq_codes {
     const char *data, *scale;
     long long batch, token, head, scale_token, scale_head;
+    int box_x, box_row; /* a token further on in the map for bulk copies: elements of a row, rows */
 } qn_cuda_vq_codes;
 
 /* Codebooks [head, group, entry, channel], the last dimension dense. */
@@ -37,6 +38,7 @@ typedef struct qn_cuda_vq_attention {
     int window, recent_rows, causal;
     int items, block_items; /* all, and of a block */
     int interleaved;
+    int early; /* 1: books may be read before the kernels before this one are done */
     float scale; /* of scores, in units of log 2 */
     double log2_theta;
 } qn_cuda_vq_attention;
@@ -59,5 +61,17 @@ typedef struct qn_cuda_kv_keep {
     long long x_row, y_row, scale_row;
     int rows, width, ring, size;
 } qn_cuda_kv_keep;
+
+/* One token's query, key and value, rows of f32 (kernels/cuda/kv_step.cu): turned, into recent rows (y, y_row and ring
+ * of recent), and as codes: y, y_row, scale and scale_row of scaled, or coded. Of two, keys first. */
+typedef struct qn_cuda_kv_step {
+    const char *q, *k, *v;
+    char *turned_q, *turned_k;
+    const int *position;
+    qn_cuda_kv_keep recent[2], scaled[2];
+    qn_cuda_vq_encode coded[2];
+    int heads, kv_heads, size;
+    double log2_theta;
+} qn_cuda_kv_step;
 
 #endif

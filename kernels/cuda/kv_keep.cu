@@ -6,8 +6,7 @@
  *   Parameters: X_FORMAT 0, TYPE 0 (rows.h)
  *   qn_keep_recent, qn_keep_rows   block 128, grid {ceil(width / 256), rows}; position NULL: from the first row on
  *   qn_keep_scaled   block 32, grid {heads, rows}; heads of at most 256 elements */
-#include "rows.h"
-#include "cuda_vq_kv.h"
+#include "kv_scaled.h"
 
 extern "C" __global__ void __launch_bounds__(128) qn_keep_recent(const __grid_constant__ qn_cuda_kv_keep a)
 {
@@ -49,24 +48,11 @@ extern "C" __global__ void __launch_bounds__(32) qn_keep_scaled(const __grid_con
         const float *const x = (const float *)(a.x + m * a.x_row) + head * a.size;
         char *const y = a.y + a.position[m] * a.y_row + head * a.size;
         float v[PER];
-        range r = no_range();
 #pragma unroll
         for (int j = 0; j < PER; j++) {
-            const int i = lane + 32 * j;
-            v[j] = i < a.size ? x[i] : 0.0f;
-            widen_range(&r, v[j]);
+            v[j] = lane + 32 * j < a.size ? x[lane + 32 * j] : 0.0f;
         }
-        reduce_lanes(&r, 32);
-        const float scale = ratio(fmaxf(r.high, 1e-10f), CODE_MAX);
-        const divisor by = divide_by(scale);
-#pragma unroll
-        for (int j = 0; j < PER; j++) {
-            if (lane + 32 * j < a.size) {
-                ((u8 *)y)[lane + 32 * j] = (u8)two_codes(quotient(v[j], by), 0.0f);
-            }
-        }
-        if (lane == 0) {
-            *(float *)(a.scale + a.position[m] * a.scale_row + head * 4) = scale;
-        }
+        put_scaled(v, y, (float *)(a.scale + a.position[m] * a.scale_row + head * 4),
+                   [&](int j) { return lane + 32 * j < a.size ? lane + 32 * j : -1; });
     }
 }

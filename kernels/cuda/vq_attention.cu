@@ -68,7 +68,13 @@ DEV void put_products(char *half0, const float *q, int group, int column, int en
 
 /* Products of a head's vectors; a lane that shares a word with another has none of its own. */
 struct products_put {
-    __device__ __forceinline__ void operator()(int kv, int word, int column, int entry, const u32 *words) const
+    struct of_column {};
+    __device__ __forceinline__ of_column at(int) const
+    {
+        return {};
+    }
+    __device__ __forceinline__ void operator()(const of_column &, int kv, int word, int column, int entry,
+                                               const u32 *words) const
     {
         const float *const q = (const float *)(shared + QUERY_AT) + kv * QUERIES * SIZE;
         char *const to = shared + kv * 128 + (WORDS == 2 ? word * 128 : 0);
@@ -255,7 +261,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
 #endif
     int tables_head = -1;
     release_next();
-    wait_before();
+    if (!a.early) {
+        wait_before();
+    }
 #if TURN
     for (int i = (int)threadIdx.x; i < SIZE / 2; i += 32 * WARPS) {
         const double frequency = frequency_of(i, SIZE, a.log2_theta);
@@ -267,6 +275,16 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     const int last = ((int)blockIdx.x + 1) * a.block_items < a.items ? ((int)blockIdx.x + 1) * a.block_items : a.items;
     for (int i = (int)blockIdx.x * a.block_items; i < last; i++) {
         const item it = item_of(a, i);
+        if (it.head != tables_head) { /* those that depend on no query; the last item's are no longer read */
+#if TURN
+            fill_turned(a.k_book, it.head);
+#endif
+            fill_pairs<K_HALVES, false>(a.v_book, it.head);
+            tables_head = it.head;
+        }
+        if (i == (int)blockIdx.x * a.block_items) {
+            wait_before(); /* books may have been read before */
+        }
         const int coded = coded_of(a, length_of(a, it.sequence));
         const int begin = it.part * a.part_tokens;
         int end = begin + a.part_tokens < coded ? begin + a.part_tokens : coded;
@@ -285,14 +303,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
         if (token < end) {
             load_keys(k_at, (int)a.k.token, token + phase, end, &k[0]);
             load_codes(v_at, (int)a.v.token, token + phase, end, &v[0]);
-        }
-
-        if (it.head != tables_head) { /* those that depend on no query; the last item's are no longer read */
-#if TURN
-            fill_turned(a.k_book, it.head);
-#endif
-            fill_pairs<K_HALVES, false>(a.v_book, it.head);
-            tables_head = it.head;
         }
         float *const q = (float *)(shared + QUERY_AT);
         for (int x = (int)threadIdx.x; x < KV_HEADS * QUERIES * SIZE; x += 32 * WARPS) {

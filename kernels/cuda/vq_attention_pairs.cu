@@ -18,10 +18,11 @@
  *
  * Host contract
  *   Parameters: Q_FORMAT; SIZE of a head: 64, 128, 256; VEC: 2, 4, 8, 16; BITS: 4 to 8; KV_HEADS 1, and QUERIES, query
- *     heads of it, a block; WARPS a block, TEAMS of them, two with one query only; SLOTS; PRODUCTS, with two teams and
- *     SIZE / VEC at most 32
+ *     heads of it, a block; WARPS a block, TEAMS of them, two with one query only; SLOTS, even; PRODUCTS, with two
+ *     teams and SIZE / VEC at most 32
  *   Books f16; SIZE / VEC at most 64 and a multiple of 16
- *   Maps: of bytes, [sequences, tokens, heads, groups], boxes of 32 tokens; one sequence where codes are shared
+ *   Maps: of bytes, [sequences, tokens, heads, groups], boxes of 32 tokens; or, tokens of a head being neighbours, of 8
+ *     bytes, [sequences, 1, heads, tokens * groups / 8]; box_x and box_row say which; one sequence where codes are shared
  *   Launch: block 32 * WARPS, grid ceil(items / block_items), dynamic shared memory of SHARED_BYTES
  *   What follows is as for vq_attention.cu */
 #define MOST_TOGETHER 4
@@ -42,24 +43,37 @@
 #define MERGE_AT (QUERY_AT + TEAMS * QUERIES * SIZE * 4)   /* [WARPS][PARTIAL] */
 #define BARRIERS_AT (MERGE_AT + WARPS * PARTIAL * 4)       /* [WARPS][SLOTS] */
 #define SHARED_BYTES (BARRIERS_AT + WARPS * SLOTS * 8)
+#if SHARERS == 1 && VEC <= 8 && TASKS <= TOGETHER * WARPS
+#define WHOLE_BOOKS 1 /* a book is in a block's registers at once */
+#define FILL(whole, loaded, book, head, put) fill_loaded(whole, loaded, book, head, put())
+#else
+#define WHOLE_BOOKS 0
+#define FILL(whole, loaded, book, head, put) fill(book, head, put())
+#endif
 
-DEV void load_box(u32 to, const tensor_map *map, u32 bar, int head, int token, int sequence)
+DEV void load_box(u32 to, const tensor_map *map, u32 bar, const qn_cuda_vq_codes &codes, int head, int token,
+                  int sequence)
 {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
-                 "l"(map), "r"(0), "r"(head), "r"(token), "r"(sequence), "r"(bar), "l"(L2_EVICT_FIRST)
+                 "l"(map), "r"(token * codes.box_x), "r"(head), "r"(token * codes.box_row),
+                 "r"(codes.batch ? sequence : 0), "r"(bar), "l"(L2_EVICT_FIRST)
                  : "memory");
 }
 
-/* ---- rounds ---- */
-
-/* The thread's number, what is made of which is not made before: registers are few while tables are filled. */
-DEV int thread_here(void)
+#if WHOLE_BOOKS
+template <class entry_put>
+DEV void fill_loaded(bool whole, loaded_tasks &loaded, const qn_cuda_vq_book &book, int head, entry_put put)
 {
-    int thread = (int)threadIdx.x;
-    asm volatile("" : "+r"(thread));
-    return thread;
+    if (whole) {
+        put_tasks(loaded, thread_here() / 32, put);
+    } else {
+        fill_any(book, head, put);
+    }
 }
+#endif
+
+/* ---- rounds ---- */
 
 /* End of the block's items; found again where it is asked for. */
 DEV int last_item(const qn_cuda_vq_attention &a)
@@ -89,12 +103,13 @@ DEV span span_of(const qn_cuda_vq_attention &a, const item &it, int length)
 
 /* ---- the ring ---- */
 
+typedef pairs_put<VALUES_HALF, WIDE_VALUES> values_put;
+
 #define STRIDE (TEAM_WARPS * 32) /* tokens from one chunk of a warp to its next */
 
 /* What a warp asks for next: keys, then values, of its chunks of its team's items. */
 struct cursor {
     int round, sequence, head, token, end;
-    bool values;
 };
 
 struct ring {
@@ -112,23 +127,28 @@ DEV void pass_slot(ring *r)
     }
 }
 
-/* The round's first chunk of this warp. */
-DEV void enter(const qn_cuda_vq_attention &a, cursor *c, int team, int stream_index)
+/* The round's first chunk of this warp, as if all tokens were there. */
+DEV void enter_item(const qn_cuda_vq_attention &a, cursor *c, int team, int stream_index)
 {
-    c->token = c->end = 0;
+    c->sequence = c->head = c->token = c->end = 0;
     if (team < round_size(a, c->round)) {
         const item it = item_of(a, c->round + team);
-        const span s = span_of(a, it, length_of(a, it.sequence));
         c->sequence = it.sequence;
         c->head = it.head;
-        c->token = s.begin + stream_index * 32;
-        c->end = s.end;
+        c->token = it.part * a.part_tokens + stream_index * 32;
+        c->end = (it.part + 1) * a.part_tokens;
     }
 }
 
-/* Ask for the next into that slot, if there is one. */
-DEV void ask(const qn_cuda_vq_attention &a, const tensor_map *keys, const tensor_map *values, cursor *c, int team,
-             int stream_index, const ring &r, int slot)
+DEV void end_item(const qn_cuda_vq_attention &a, cursor *c)
+{
+    c->end = min(c->end, coded_of(a, length_of(a, c->sequence)));
+}
+
+/* Ask for the next keys or values into that slot, if there are any. They take turns. */
+template <bool of_values>
+DEV void ask(const qn_cuda_vq_attention &a, const tensor_map *map, cursor *c, int team, int stream_index, const ring &r,
+             int slot)
 {
     while (c->token >= c->end) {
         const int next = c->round + round_size(a, c->round);
@@ -136,16 +156,15 @@ DEV void ask(const qn_cuda_vq_attention &a, const tensor_map *keys, const tensor
             return;
         }
         c->round = next;
-        enter(a, c, team, stream_index);
+        enter_item(a, c, team, stream_index);
+        end_item(a, c);
     }
     if (threadIdx.x % 32 == 0) {
-        const bool v = c->values;
-        const int sequence = (v ? a.v.batch : a.k.batch) ? c->sequence : 0;
         barrier_arrive_expect(r.bars + slot * 8, CHUNK_BYTES);
-        load_box(r.slots + slot * CHUNK_BYTES, v ? values : keys, r.bars + slot * 8, c->head, c->token, sequence);
+        load_box(r.slots + slot * CHUNK_BYTES, map, r.bars + slot * 8, of_values ? a.v : a.k, c->head, c->token,
+                 c->sequence);
     }
-    c->token += c->values ? STRIDE : 0;
-    c->values = !c->values;
+    c->token += of_values ? STRIDE : 0;
 }
 
 #if PRODUCTS
@@ -155,20 +174,34 @@ DEV void ask(const qn_cuda_vq_attention &a, const tensor_map *keys, const tensor
 
 /* One entry of a group's book times each team's query, into the table's halves. A group that has two columns is in
  * both. */
-struct products_put {
-    __device__ __forceinline__ void operator()(int, int, int column, int entry, const u32 *words) const
+struct keys_put {
+    struct of_column {
+        float q[TEAMS][VEC];
+    };
+    __device__ __forceinline__ of_column at(int column) const
     {
         const float *const q = (const float *)(shared + QUERY_AT) + group_of(column, 0) * VEC;
+        of_column own;
+#pragma unroll
+        for (int t = 0; t < TEAMS; t++) {
+#pragma unroll
+            for (int j = 0; j < VEC; j += 4) {
+                const float4 part = *(const float4 *)(q + t * SIZE + j);
+                own.q[t][j] = part.x, own.q[t][j + 1] = part.y, own.q[t][j + 2] = part.z, own.q[t][j + 3] = part.w;
+            }
+        }
+        return own;
+    }
+    __device__ __forceinline__ void operator()(const of_column &own, int, int, int column, int entry,
+                                               const u32 *words) const
+    {
 #pragma unroll
         for (int t = 0; t < TEAMS; t++) {
             float sum = 0.0f;
 #pragma unroll
-            for (int j = 0; j < VEC / 2; j += 2) {
-                const float4 part = *(const float4 *)(q + t * SIZE + 2 * j);
-                sum = __fmaf_rn(low_half(words[j]), part.x, sum);
-                sum = __fmaf_rn(high_half(words[j]), part.y, sum);
-                sum = __fmaf_rn(low_half(words[j + 1]), part.z, sum);
-                sum = __fmaf_rn(high_half(words[j + 1]), part.w, sum);
+            for (int j = 0; j < VEC; j += 2) {
+                sum = __fmaf_rn(low_half(words[j / 2]), own.q[t][j], sum);
+                sum = __fmaf_rn(high_half(words[j / 2]), own.q[t][j + 1], sum);
             }
             *(float *)(shared + t * 128 + entry * 256 + column * 4) = sum;
         }
@@ -176,11 +209,10 @@ struct products_put {
 };
 
 /* Scores of a chunk: a lane ends with the one of token 8 * (lane % 4) + lane / 4. */
-DEV float score_products(const char *chunk, int team, const place *p)
+DEV float score_products(const char *chunk, const half_place *p)
 {
     const int lane = (int)threadIdx.x % 32, token = lane / 4, quarter = lane % 4;
     const char *const at = chunk + token * GROUPS + quarter * (4 * QUARTER_WORDS);
-    const char *const table = shared + team * 128;
     float score[4];
 #pragma unroll
     for (int g = 0; g < 4; g++) {
@@ -197,7 +229,7 @@ DEV float score_products(const char *chunk, int team, const place *p)
         for (int u = 0; u < QUARTER_WORDS; u++) {
 #pragma unroll
             for (int s = 0; s < 4; s++) {
-                part[s % 2] += *(const float *)(table + row_of(words[u], p[u], s));
+                part[s % 2] += *(const float *)(shared + row_of(words[u], p[u], s));
             }
         }
         score[g] = part[0] + part[1];
@@ -217,6 +249,8 @@ DEV float score_products(const char *chunk, int team, const place *p)
 /* ---- keys by pairs ---- */
 
 #define PIECES (Q_FORMAT == QN_MM_F32 ? 2 : 1) /* f16 that hold a channel of a query */
+
+typedef pairs_put<0, false> keys_put;
 
 /* A lane's part of a query: of each of its lookups the two channels, as f16 and what is left of them. */
 struct part_of_query {
@@ -327,6 +361,56 @@ DEV void score_keys(const char *chunk, const part_of_query *part, const place *p
 }
 #endif
 
+/* ---- queries ---- */
+
+/* Elements of a round's queries that a thread brings: where they are, NULL: there is none; then their bits. */
+struct query_part {
+    const char *at[QUERY_LOADS];
+    u32 bits[QUERY_LOADS];
+};
+
+DEV void find_queries(const qn_cuda_vq_attention &a, int i, int size, query_part *part)
+{
+    const item first = item_of(a, i);
+    const int thread = thread_here();
+#pragma unroll
+    for (int n = 0; n < QUERY_LOADS; n++) {
+        const int x = thread + n * 32 * WARPS, t = x / (QUERIES * SIZE);
+        const int head = first.head * a.group + first.first + x / SIZE % QUERIES;
+        part->at[n] = t < size ? a.q + item_of(a, i + t).sequence * a.q_row + head * a.q_head +
+                                     x % SIZE * (Q_FORMAT == QN_MM_F32 ? 4 : 2)
+                               : NULL;
+    }
+}
+
+DEV void load_queries(query_part *part)
+{
+#pragma unroll
+    for (int n = 0; n < QUERY_LOADS; n++) {
+        part->bits[n] = 0;
+        if (part->at[n]) {
+            part->bits[n] = Q_FORMAT == QN_MM_F32 ? *(const u32 *)part->at[n] : *(const u16 *)part->at[n];
+        }
+    }
+}
+
+/* Into shared memory; tables of products are made of them. */
+DEV void put_queries(const qn_cuda_vq_attention &a, const query_part &part)
+{
+    float *const q = (float *)(shared + QUERY_AT);
+    const int thread = thread_here();
+#pragma unroll
+    for (int n = 0; n < QUERY_LOADS; n++) {
+        const int x = thread + n * 32 * WARPS;
+        if (x < TEAMS * QUERIES * SIZE) {
+            q[x] = load_float((const char *)&part.bits[n], 0, Q_FORMAT) * (PRODUCTS ? a.scale : 1.0f);
+        }
+    }
+    if (PRODUCTS) {
+        __syncthreads();
+    }
+}
+
 /* ---- the kernel ---- */
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
@@ -352,64 +436,66 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     }
     __syncwarp();
     release_next();
-    wait_before();
+    if (!a.early) {
+        wait_before();
+    }
 
     cursor next;
     next.round = (int)blockIdx.x * a.block_items;
-    next.values = false;
     int tables_head = -1;
     for (int i = next.round; i < last_item(a);) {
         const int size = round_size(a, i);
         const item first = item_of(a, i);
         const bool new_tables = first.head != tables_head, begins = tables_head < 0;
         tables_head = first.head;
-        if (new_tables) {
-#if PRODUCTS
-            fill_pairs<VALUES_HALF, WIDE_VALUES>(a.v_book, first.head);
-#else
-            fill_pairs<0, false>(a.k_book, first.head);
+#if WHOLE_BOOKS
+        const bool whole = a.k_book.wide && a.v_book.wide;
+        loaded_tasks of_keys = {}, of_values = {};
+        if (whole && (PRODUCTS || new_tables)) {
+            load_tasks(a.k_book, first.head, thread_here() / 32, &of_keys);
+        }
+        if (whole && new_tables) {
+            load_tasks(a.v_book, first.head, thread_here() / 32, &of_values);
+        }
 #endif
-        }
-        const int thread = thread_here();
-        float loaded_q[QUERY_LOADS];
-#pragma unroll
-        for (int n = 0; n < QUERY_LOADS; n++) {
-            const int x = thread + n * 32 * WARPS, t = x / (QUERIES * SIZE);
-            const int head = first.head * a.group + first.first + x / SIZE % QUERIES;
-            loaded_q[n] =
-                t < size ? load_float(a.q + item_of(a, i + t).sequence * a.q_row + head * a.q_head, x % SIZE, Q_FORMAT)
-                         : 0.0f;
-        }
+        query_part queries;
+        find_queries(a, i, size, &queries);
         if (begins) {
-            enter(a, &next, team, stream_index);
+            enter_item(a, &next, team, stream_index);
+            wait_before();
+            end_item(a, &next);
+        }
+        load_queries(&queries);
+        if (begins) {
 #pragma unroll 1
-            for (int n = 0; n < SLOTS; n++) {
-                ask(a, &keys, &values, &next, team, stream_index, r, n);
+            for (int n = 0; n < SLOTS; n += 2) {
+                ask<false>(a, &keys, &next, team, stream_index, r, n);
+                ask<true>(a, &values, &next, team, stream_index, r, n + 1);
             }
         }
-#pragma unroll
-        for (int n = 0; n < QUERY_LOADS; n++) {
-            const int x = thread + n * 32 * WARPS;
-            if (x < TEAMS * QUERIES * SIZE) {
-                q[x] = loaded_q[n] * (PRODUCTS ? a.scale : 1.0f);
-            }
-        }
-#if PRODUCTS
-        __syncthreads();
-        fill(a.k_book, first.head, products_put());
-#else
         if (new_tables) {
-            fill_pairs<VALUES_HALF, WIDE_VALUES>(a.v_book, first.head);
+            FILL(whole, of_values, a.v_book, first.head, values_put);
         }
-#endif
+        put_queries(a, queries);
+        if (PRODUCTS || new_tables) {
+            FILL(whole, of_keys, a.k_book, first.head, keys_put);
+        }
         __syncthreads();
         if (team < size) {
             const item it = item_of(a, i + team);
+#if PRODUCTS
+            half_place of_key[2];
+#else
             place of_key[2];
+#endif
 #pragma unroll
             for (int u = 0; u < 2; u++) {
-                of_key[u] = place_of(
-                    0, GROUPS == 16 && PRODUCTS ? phase + (word_lane & 4) : 2 * phase + (u ^ word_lane / 4), word_lane);
+#if PRODUCTS
+                of_key[u] = half_place_of(
+                    team, GROUPS == 16 ? phase + (word_lane & 4) : 2 * phase + (u ^ word_lane / 4), word_lane);
+#else
+                of_key[u] = place_of(0, 2 * phase + (u ^ word_lane / 4), word_lane);
+#endif
             }
 #pragma unroll
             for (int n = 0; n < 4; n++) {
@@ -438,13 +524,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
             for (int token = tokens.begin + stream_index * 32; token < tokens.end; token += STRIDE) {
                 barrier_wait(r.bars + r.slot * 8, r.parity);
 #if PRODUCTS
-                const float score = score_products(chunks + r.slot * CHUNK_BYTES, team, of_key);
+                const float score = score_products(chunks + r.slot * CHUNK_BYTES, of_key);
 #else
                 float scores[QUERIES] = {};
                 score_keys(chunks + r.slot * CHUNK_BYTES, part, of_key, scores);
 #endif
                 __syncwarp();
-                ask(a, &keys, &values, &next, team, stream_index, r, r.slot);
+                ask<false>(a, &keys, &next, team, stream_index, r, r.slot);
                 pass_slot(&r);
 #if PRODUCTS
                 const int of_lane = 8 * phase + word_lane;
@@ -474,7 +560,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
                     add_values<VALUES_HALF>(words[0], words[1], weights + phase * 8, n, of_value, rows_of, s);
                 }
                 __syncwarp();
-                ask(a, &keys, &values, &next, team, stream_index, r, r.slot);
+                ask<true>(a, &values, &next, team, stream_index, r, r.slot);
                 pass_slot(&r);
             }
             int done = i + team;

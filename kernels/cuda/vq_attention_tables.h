@@ -86,6 +86,14 @@ DEV float high_half(u32 v)
 
 /* ---- filling ---- */
 
+/* The thread's number, what is made of which is not made before: registers are few while tables are filled. */
+DEV int thread_here(void)
+{
+    int thread = (int)threadIdx.x;
+    asm volatile("" : "+r"(thread));
+    return thread;
+}
+
 #if SHARERS == 1 && VEC <= 8
 /* 64 bytes of 32 groups a task of a warp: four lanes of 16 bytes a group. Lanes of a group then store different groups'
  * columns: what they loaded is turned by the lane first. Loads of a warp's tasks are begun together. */
@@ -95,55 +103,77 @@ DEV float high_half(u32 v)
 #define TASKS (KV_HEADS * WORDS * STEPS)
 #define TOGETHER (TASKS >= MOST_TOGETHER * WARPS ? MOST_TOGETHER : (TASKS + WARPS - 1) / WARPS)
 
-/* put(kv, word, column, entry, words): an entry of the group of that column, as words of two channels. */
+/* What a warp loads of a book at once, from its task `first` on. */
+struct loaded_tasks {
+    uint4 of_task[TOGETHER][4];
+};
+
+DEV void load_tasks(const qn_cuda_vq_book &book, int head, int first, loaded_tasks *to)
+{
+    const int lane = thread_here() % 32, quarter = lane % 4, row = lane / 4;
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++) {
+        const int task = first + i * WARPS < TASKS ? first + i * WARPS : first;
+        const int step = task % STEPS, word = task / STEPS % WORDS, kv = task / STEPS / WORDS;
+        const char *const from = book.data + (head + kv) * book.head + step * 64 + quarter * 16;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            to->of_task[i][k] = *(const uint4 *)(from + group_of(row + 8 * k, word) * book.group);
+        }
+    }
+}
+
+/* put(own, kv, word, column, entry, words): an entry of the group of that column, as words of two channels; own: what
+ * put.at(column) gave. */
+template <class entry_put> DEV void put_tasks(loaded_tasks &loaded, int first, entry_put put)
+{
+    const int lane = thread_here() % 32, quarter = lane % 4, row = lane / 4;
+#pragma unroll
+    for (int i = 0; i < TOGETHER; i++) {
+        if (first + i * WARPS >= TASKS) {
+            break;
+        }
+        const int step = (first + i * WARPS) % STEPS, word = (first + i * WARPS) / STEPS % WORDS;
+        const int kv = (first + i * WARPS) / STEPS / WORDS;
+        uint4(&v)[4] = loaded.of_task[i];
+        if (quarter & 1) {
+            const uint4 kept = v[0];
+            v[0] = v[1];
+            v[1] = v[2];
+            v[2] = v[3];
+            v[3] = kept;
+        }
+        if (quarter & 2) {
+            const uint4 x = v[0], y = v[1];
+            v[0] = v[2];
+            v[1] = v[3];
+            v[2] = x;
+            v[3] = y;
+        }
+        typename entry_put::of_column own[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            own[k] = put.at(row + 8 * ((k + quarter) & 3));
+        }
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const int column = row + 8 * ((k + quarter) & 3);
+            const u32 words[4] = {v[k].x, v[k].y, v[k].z, v[k].w};
+#pragma unroll
+            for (int e = 0; e < LANE_ENTRIES; e++) {
+                put(own[k], kv, word, column, step * STEP_ENTRIES + quarter * LANE_ENTRIES + e, words + e * (VEC / 2));
+            }
+        }
+    }
+}
+
 template <class entry_put> DEV void fill_wide(const qn_cuda_vq_book &book, int head, entry_put put)
 {
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, quarter = lane % 4, row = lane / 4;
 #pragma unroll 1
-    for (int task = warp; task < TASKS; task += TOGETHER * WARPS) {
-        uint4 loaded[TOGETHER][4];
-#pragma unroll
-        for (int i = 0; i < TOGETHER; i++) {
-            const int this_task = task + i * WARPS < TASKS ? task + i * WARPS : task;
-            const int step = this_task % STEPS, word = this_task / STEPS % WORDS, kv = this_task / STEPS / WORDS;
-            const char *const from = book.data + (head + kv) * book.head + step * 64 + quarter * 16;
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                loaded[i][k] = *(const uint4 *)(from + group_of(row + 8 * k, word) * book.group);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < TOGETHER; i++) {
-            if (task + i * WARPS >= TASKS) {
-                break;
-            }
-            const int step = (task + i * WARPS) % STEPS, word = (task + i * WARPS) / STEPS % WORDS;
-            const int kv = (task + i * WARPS) / STEPS / WORDS;
-            uint4(&v)[4] = loaded[i];
-            if (quarter & 1) {
-                const uint4 kept = v[0];
-                v[0] = v[1];
-                v[1] = v[2];
-                v[2] = v[3];
-                v[3] = kept;
-            }
-            if (quarter & 2) {
-                const uint4 x = v[0], y = v[1];
-                v[0] = v[2];
-                v[1] = v[3];
-                v[2] = x;
-                v[3] = y;
-            }
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                const int column = row + 8 * ((k + quarter) & 3);
-                const u32 words[4] = {v[k].x, v[k].y, v[k].z, v[k].w};
-#pragma unroll
-                for (int e = 0; e < LANE_ENTRIES; e++) {
-                    put(kv, word, column, step * STEP_ENTRIES + quarter * LANE_ENTRIES + e, words + e * (VEC / 2));
-                }
-            }
-        }
+    for (int task = thread_here() / 32; task < TASKS; task += TOGETHER * WARPS) {
+        loaded_tasks loaded;
+        load_tasks(book, head, task, &loaded);
+        put_tasks(loaded, task, put);
     }
 }
 #endif
@@ -151,7 +181,8 @@ template <class entry_put> DEV void fill_wide(const qn_cuda_vq_book &book, int h
 /* The same of books of any stride: a lane a column. */
 template <class entry_put> DEV void fill_any(const qn_cuda_vq_book &book, int head, entry_put put)
 {
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int lane = thread_here() % 32, warp = thread_here() / 32;
+    const typename entry_put::of_column own = put.at(lane);
 #pragma unroll 2
     for (int task = warp; task < KV_HEADS * WORDS * ENTRIES; task += WARPS) {
         const int entry = task % ENTRIES, word = task / ENTRIES % WORDS, kv = task / ENTRIES / WORDS;
@@ -163,7 +194,7 @@ template <class entry_put> DEV void fill_any(const qn_cuda_vq_book &book, int he
         for (int j = 0; j < VEC / 2; j++) {
             words[j] = (u32)from[2 * j] | (u32)from[2 * j + 1] << 16;
         }
-        put(kv, word, lane, entry, words);
+        put(own, kv, word, lane, entry, words);
     }
 }
 
@@ -180,7 +211,13 @@ template <class entry_put> DEV void fill(const qn_cuda_vq_book &book, int head, 
 
 /* Pairs of channels into the half tables from `first` on; wide: two of them side by side, in a table for both. */
 template <int first, bool wide> struct pairs_put {
-    __device__ __forceinline__ void operator()(int kv, int word, int column, int entry, const u32 *words) const
+    struct of_column {};
+    __device__ __forceinline__ of_column at(int) const
+    {
+        return {};
+    }
+    __device__ __forceinline__ void operator()(const of_column &, int kv, int word, int column, int entry,
+                                               const u32 *words) const
     {
         char *const to = shared + kv * 128 + entry * 256 + column * (wide ? 8 : 4);
         u32 own[PAIRS];
@@ -249,6 +286,33 @@ DEV place place_of(int kv, int word_lane, int turned)
     }
     return p;
 }
+
+#if KV_HEADS == 1
+/* The same of a table of products: teams have halves of rows, so that offsets are up to 255 and zeros bytes of their
+ * own. */
+struct half_place {
+    u32 base[2], pick[4];
+};
+
+DEV half_place half_place_of(int half, int word_lane, int turned)
+{
+    half_place p = {};
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+        const u32 byte = (u32)(turned + s) % 4, offset = (u32)half * 128 + 4 * (4 * (u32)word_lane + byte);
+        p.base[s / 2] |= offset << 8 * (s % 2);
+        p.pick[s] = (u32)(4 + s % 2) | byte << 4 | 0x6600;
+        asm("" : "+r"(p.pick[s]));
+    }
+    return p;
+}
+
+DEV u32 row_of(u32 word, const half_place &p, int s)
+{
+    const u32 at = __byte_perm(word, p.base[s / 2], p.pick[s]);
+    return BITS < 8 ? at & ((ENTRIES - 1) << 8 | 0xff) : at;
+}
+#endif
 
 DEV wide_place wide_place_of(int word_lane, int turned)
 {

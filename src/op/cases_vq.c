@@ -133,6 +133,7 @@ static const struct {
     {"vq_attention m=2 n=400 k=64 e=6 g=2 rope_theta=1e+04 channels=2 window=128", 0},
     {"vq_attention m=9 n=300 k=128 e=8 g=2 window=64 q=f16 k_recent=bf16 v_recent=bf16", 0},
     {"vq_attention m=2 n=70 k=128 e=8 g=2 channels=16", 0},
+    {"vq_attention m=140 n=101 k=128 e=1 g=1", 0},
     {"vq_attention m=45 n=70 k=128 e=3 g=3 q=f16", 0},
     {"vq_attention m=70 n=40 k=64 e=4 g=4 channels=2 q=bf16", 0},
     {"vq_attention m=34 n=90 k=128 e=4 g=4 channels=8", 0},

@@ -30,11 +30,11 @@
 enum { PROMPT = 6, STEPS = 7, CONTEXT = 300, TEXT = PROMPT + STEPS };
 
 /* A pass of the synthetic model: the lookup, five launches a layer, the output layer. With a KV scheme other than
- * floats a layer has the turning, the window's rows and the codes of keys and values, and three for attention. With
+ * floats a layer has one for all that is done with keys and values before attention, and three for attention. With
  * vectors of weights two norms, seven products, the values' copy, attention and its joining, SiLU, two sums at least. */
 enum {
     PASS_LAUNCHES = 1 + 5 * SYN_LAYERS + 1,
-    KV_PASS_LAUNCHES = 1 + 13 * SYN_LAYERS + 1,
+    KV_PASS_LAUNCHES = 1 + 8 * SYN_LAYERS + 1,
     VQ_PASS_LAUNCHES = 1 + 15 * SYN_LAYERS + 1
 };
 

@@ -67,6 +67,7 @@ enum {
     CU_TENSOR_U8 = 0,
     CU_TENSOR_U16 = 1,
     CU_TENSOR_I32 = 3,
+    CU_TENSOR_U64 = 4,
     CU_TENSOR_F16 = 6,
     CU_TENSOR_F32 = 7,
     CU_TENSOR_BF16 = 9,

@@ -473,7 +473,7 @@ static qn_status make(const matcher *m, qn_chain *chain, int32_t *taken, qn_erro
     int possible = 1;
     product p;
     chain->kind = m->steps[0].kind;
-    QN_TRY(qn_cuda_chain_kv(&m->steps[0], m->position, chain, taken, error));
+    QN_TRY(qn_cuda_chain_kv(m->steps, m->count, m->position, chain, taken, error));
     if (*taken) {
         return QN_OK;
     }

@@ -16,6 +16,7 @@ typedef union qn_cuda_chain_arguments {
     qn_cuda_vq_attention kv;
     qn_cuda_vq_encode encode;
     qn_cuda_kv_keep keep;
+    qn_cuda_kv_step kv_step;
 } qn_cuda_chain_arguments;
 
 typedef struct qn_cuda_chain_launch {
@@ -32,20 +33,24 @@ struct qn_chain {
     qn_cuda_chain_launch launches[QN_CUDA_CHAIN_LAUNCHES];
 };
 
-/* A step that keeps keys or values, or that attends over what is kept otherwise than as floats: its launches into the
- * chain. *taken 0: it is no such step. */
-qn_status qn_cuda_chain_kv(const qn_chain_step *step, const int32_t *position, qn_chain *chain, int32_t *taken,
-                           qn_error *error);
+/* Of `count` steps the first that keep keys or values, or that attend over what is kept otherwise than as floats: their
+ * launches into the chain. *taken 0: they are no such steps. */
+qn_status qn_cuda_chain_kv(const qn_chain_step *steps, int32_t count, const int32_t *position, qn_chain *chain,
+                           int32_t *taken, qn_error *error);
 
 /* qn_backend_chains.keep */
 qn_status qn_cuda_chain_keep(const qn_chain *chain, const qn_args *args, const int32_t *positions, void *stream,
                              qn_error *error);
 
-/* Programs of kv_keep.cu, which no shape changes: rows into a window, scaled codes, rows as they are. */
+/* Programs that no shape changes: of kv_keep.cu rows into a window, scaled codes, rows as they are; kv_step.cu for
+ * scaled codes and for the vectors of every KV scheme. */
 typedef enum qn_cuda_keep {
     QN_CUDA_KEEP_RECENT = 0,
     QN_CUDA_KEEP_SCALED,
     QN_CUDA_KEEP_ROWS,
+    QN_CUDA_STEP_SCALED,
+    QN_CUDA_STEP_CODED,
+    QN_CUDA_STEP_LAST = QN_CUDA_STEP_CODED + 2,
     QN_CUDA_KEEP_COUNT
 } qn_cuda_keep;
 

@@ -1,12 +1,15 @@
 /* Steps of a decoding pass whose caches are not of floats, each a chain of its own: they write and read where the
  * device's position says, so that one graph serves every position.
  *
+ *   rope of the query, of the key, keep of both, codes of both
+ *                       into a cache                            kv_step.cu
  *   keep                rows into the recent ones of a window       kv_keep.cu
  *   copy                rows, into a cache of floats too            kv_keep.cu
  *   quantize_fp8, vq_encode into a cache                            kv_keep.cu, vq_encode.cu
  *   scaled_attention over a cache                                   vq_attention_plain.cu, vq_attention_join.cu
  *
  * vq_attention needs none of this: it takes its lengths from the device. */
+#include <math.h>
 #include <string.h>
 
 #include "backend/cuda/chain.h"
@@ -16,13 +19,34 @@
 
 enum { KEEP_COLUMNS = 256, KEEP_THREADS = 128, MOST_GRID_Y = 65535 };
 
+/* kv_step.cu for codes of a book of that shape. */
+static void coded_step_program(const qn_shape *book, qn_cuda_program *program)
+{
+    qn_op_desc desc = {.op = QN_OP_VQ_ENCODE};
+    desc.in[QN_VQE_X].format = QN_F32;
+    desc.in[QN_VQE_CODEBOOK] = *book;
+    memset(program, 0, sizeof *program);
+    qn_cuda_encode_program(&desc, program);
+    program->source = "kv_step.cu";
+    program->entry = "qn_kv_step";
+    qn_cuda_define(program, "SCALED", 0);
+}
+
 void qn_cuda_keep_program(qn_cuda_keep what, qn_cuda_program *program)
 {
-    static const char *const entries[] = {"qn_keep_recent", "qn_keep_scaled", "qn_keep_rows"};
+    static const char *const entries[] = {"qn_keep_recent", "qn_keep_scaled", "qn_keep_rows", "qn_kv_step"};
     static const char *const zero[] = {"X_FORMAT", "TYPE", "ASYMMETRIC", "BOUNDED"};
+    if (what >= QN_CUDA_STEP_CODED) { /* cq4, cq2, cq1: 8 bits for 2, 4, 8 channels */
+        const qn_shape book = qn_shape_make(QN_F16, 4, 1, 1, 256, 2 << (what - QN_CUDA_STEP_CODED));
+        coded_step_program(&book, program);
+        return;
+    }
     memset(program, 0, sizeof *program);
-    program->source = "kv_keep.cu";
+    program->source = what == QN_CUDA_STEP_SCALED ? "kv_step.cu" : "kv_keep.cu";
     program->entry = entries[what];
+    if (what == QN_CUDA_STEP_SCALED) {
+        qn_cuda_define(program, "SCALED", 1);
+    }
     for (size_t i = 0; i < sizeof zero / sizeof *zero; i++) {
         qn_cuda_define(program, zero[i], 0);
     }
@@ -90,23 +114,27 @@ static int is_plain_fp8(const qn_chain_step *s)
            d->attr[QN_ATTR_SCALE_FORMAT].i != QN_SCALE_UE8M0;
 }
 
+static qn_cuda_kv_keep scaled_rows(const qn_chain_step *s)
+{
+    const qn_mut_view *q = &s->args.out[QN_QUANT_OUT_Q], *scale = &s->args.out[QN_QUANT_OUT_SCALE];
+    return (qn_cuda_kv_keep){.x = s->args.in[QN_QUANT_X].data,
+                             .y = q->data,
+                             .scale = scale->data,
+                             .x_row = s->args.in[QN_QUANT_X].strides[0],
+                             .y_row = q->strides[0],
+                             .scale_row = scale->strides[0],
+                             .rows = 1,
+                             .size = s->desc->attr[QN_ATTR_GROUP].i};
+}
+
 static qn_status make_scaled(const qn_chain_step *s, const int32_t *position, qn_chain *chain, qn_error *error)
 {
-    const qn_view *x = &s->args.in[QN_QUANT_X];
-    const qn_mut_view *q = &s->args.out[QN_QUANT_OUT_Q], *scale = &s->args.out[QN_QUANT_OUT_SCALE];
     qn_cuda_program program;
     qn_cuda_chain_launch *l = &chain->launches[0];
     qn_cuda_keep_program(QN_CUDA_KEEP_SCALED, &program);
-    l->arguments.keep = (qn_cuda_kv_keep){.x = x->data,
-                                          .y = q->data,
-                                          .scale = scale->data,
-                                          .position = position,
-                                          .x_row = x->strides[0],
-                                          .y_row = q->strides[0],
-                                          .scale_row = scale->strides[0],
-                                          .rows = 1,
-                                          .size = s->desc->attr[QN_ATTR_GROUP].i};
-    const int64_t heads = x->shape.dims[1] / s->desc->attr[QN_ATTR_GROUP].i;
+    l->arguments.keep = scaled_rows(s);
+    l->arguments.keep.position = position;
+    const int64_t heads = s->args.in[QN_QUANT_X].shape.dims[1] / s->desc->attr[QN_ATTR_GROUP].i;
     l->geometry =
         (qn_cuda_geometry){.grid = {(uint32_t)heads, 1, 1}, .block = {32, 1, 1}, .dependent = dependent(chain)};
     chain->count = 1;
@@ -122,6 +150,89 @@ static qn_status make_encode(const qn_chain_step *s, const int32_t *position, qn
     l->arguments.encode = qn_cuda_encode_arguments(&s->args);
     l->arguments.encode.position = position;
     l->geometry = qn_cuda_encode_geometry(&l->arguments.encode, &chain->cuda->device);
+    chain->count = 1;
+    return qn_cuda_function_get(chain->cuda, &program, &l->function, error);
+}
+
+/* ---- all that comes before an attention ---- */
+
+enum { STEP_STEPS = 6, STEP_WARPS = 4 }; /* rope, rope, keep, keep, codes, codes */
+
+static int is_operator(const qn_chain_step *s, qn_op op)
+{
+    return s->kind == QN_CHAIN_OPERATOR && s->desc->op == op;
+}
+
+/* A turning of f32 heads that lie side by side. */
+static int is_step_rope(const qn_chain_step *s)
+{
+    const int64_t size = is_operator(s, QN_OP_ROPE) ? s->desc->in[0].dims[2] : 0;
+    return size > 0 && size <= QN_CUDA_KV_SIZE && size % 2 == 0 && !s->cached_out && s->desc->in[0].format == QN_F32 &&
+           s->desc->attr[QN_ATTR_STYLE].i == QN_ROPE_HALF && s->args.in[0].strides[1] == size * 4 &&
+           s->args.out[0].strides[1] == size * 4;
+}
+
+/* Whether the six steps are what kv_step.cu does: the key and the value, which `keep` reads, coded by `codes`. */
+static int is_step(const qn_chain_step *s, int32_t count)
+{
+    if (count < STEP_STEPS || !is_step_rope(&s[0]) || !is_step_rope(&s[1]) || s[2].kind != QN_CHAIN_KEEP ||
+        s[3].kind != QN_CHAIN_KEEP || !s[4].cached_out || !s[5].cached_out) {
+        return 0;
+    }
+    const int64_t *d = s[1].desc->in[0].dims, width = d[1] * d[2];
+    const void *const key = s[1].args.in[0].data, *const turned = s[1].args.out[0].data;
+    const void *const value = s[3].args.in[0].data;
+    const int same = s[0].desc->in[0].dims[2] == d[2] && s[0].args.in[1].data == s[1].args.in[1].data &&
+                     memcmp(s[0].desc->attr, s[1].desc->attr, sizeof s->desc->attr) == 0 &&
+                     s[2].args.in[0].data == turned && s[2].args.in[0].shape.dims[1] == width &&
+                     s[3].args.in[0].shape.dims[1] == width && s[5].args.in[0].data == value;
+    if (is_operator(&s[4], QN_OP_QUANTIZE_FP8) && is_operator(&s[5], QN_OP_QUANTIZE_FP8)) {
+        return same && is_plain_fp8(&s[4]) && is_plain_fp8(&s[5]) && s[4].args.in[0].data == turned &&
+               s[4].desc->attr[QN_ATTR_GROUP].i == d[2] && s[5].desc->attr[QN_ATTR_GROUP].i == d[2];
+    }
+    const qn_op_desc *codes = s[4].desc;
+    return same && is_operator(&s[4], QN_OP_VQ_ENCODE) && is_operator(&s[5], QN_OP_VQ_ENCODE) &&
+           s[4].args.in[QN_VQE_X].data == key && codes->in[QN_VQE_X].format == QN_F32 &&
+           memcmp(codes->in, s[5].desc->in, sizeof codes->in) == 0 && codes->in[QN_VQE_CODEBOOK].dims[0] == d[1];
+}
+
+static qn_status make_step(const qn_chain_step *s, const int32_t *position, qn_chain *chain, qn_error *error)
+{
+    const int scaled = s[4].desc->op == QN_OP_QUANTIZE_FP8;
+    qn_cuda_program program;
+    qn_cuda_chain_launch *l = &chain->launches[0], keep = {.arguments = {.keep = {0}}};
+    qn_cuda_kv_step *a = &l->arguments.kv_step;
+    const qn_shape *q = &s[0].desc->in[0], *k = &s[1].desc->in[0];
+    *a = (qn_cuda_kv_step){.q = s[0].args.in[0].data,
+                           .k = s[1].args.in[0].data,
+                           .v = s[3].args.in[0].data,
+                           .turned_q = s[0].args.out[0].data,
+                           .turned_k = s[1].args.out[0].data,
+                           .position = position,
+                           .heads = (int32_t)q->dims[1],
+                           .kv_heads = (int32_t)k->dims[1],
+                           .size = (int32_t)q->dims[2],
+                           .log2_theta = log2((double)s[0].desc->attr[QN_ATTR_THETA].f)};
+    int64_t tasks = a->heads + 2 * a->kv_heads;
+    for (int values = 0; values < 2; values++) {
+        keep_arguments(&s[2 + values].args, position, &keep);
+        a->recent[values] = keep.arguments.keep;
+        if (scaled) {
+            a->scaled[values] = scaled_rows(&s[4 + values]);
+            continue;
+        }
+        a->coded[values] = qn_cuda_encode_arguments(&s[4 + values].args);
+        a->coded[values].position = position;
+        tasks += (int64_t)a->kv_heads * a->coded[values].groups;
+    }
+    if (scaled) {
+        qn_cuda_keep_program(QN_CUDA_STEP_SCALED, &program);
+    } else {
+        coded_step_program(&s[4].desc->in[QN_VQE_CODEBOOK], &program);
+    }
+    l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)qn_ceil_div(tasks, STEP_WARPS), 1, 1},
+                                     .block = {STEP_WARPS * 32, 1, 1},
+                                     .dependent = dependent(chain)};
     chain->count = 1;
     return qn_cuda_function_get(chain->cuda, &program, &l->function, error);
 }
@@ -157,9 +268,13 @@ static qn_status make_attention(const qn_chain_step *s, const int32_t *position,
     return QN_OK;
 }
 
-qn_status qn_cuda_chain_kv(const qn_chain_step *s, const int32_t *position, qn_chain *chain, int32_t *taken,
-                           qn_error *error)
+qn_status qn_cuda_chain_kv(const qn_chain_step *s, int32_t count, const int32_t *position, qn_chain *chain,
+                           int32_t *taken, qn_error *error)
 {
+    if (is_step(s, count)) {
+        *taken = STEP_STEPS;
+        return make_step(s, position, chain, error);
+    }
     *taken = 1;
     if (s->kind == QN_CHAIN_KEEP || s->kind == QN_CHAIN_COPY) {
         return make_keep(s, s->kind == QN_CHAIN_COPY && !s->cached_out ? NULL : position, chain, error);

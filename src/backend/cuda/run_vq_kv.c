@@ -91,6 +91,7 @@ static qn_cuda_vq_attention attention_of(const qn_cuda_run *run)
                               .vector = s.vector,
                               .entries = s.entries,
                               .room = (int32_t)run->call->sizes.n,
+                              .early = qn_cuda_constant_weights(run),
                               .scale = (float)(given * 1.4426950408889634),
                               .log2_theta = theta > 0.0f ? log2((double)theta) : 0.0};
     qn_cuda_kv_window(&a, desc, run->call->args, QN_VQA_K_RECENT);
@@ -270,7 +271,7 @@ typedef struct pairs {
     int32_t queries, products, teams, warps, slots, shared_bytes;
 } pairs;
 
-enum { PAIRS_SLOTS = 8, PAIRS_LEAST_SLOTS = 2, PAIRS_QUERIES = 4 };
+enum { PAIRS_SLOTS = 8, PAIRS_LEAST_SLOTS = 2, PAIRS_QUERIES = 4, SHORT_ROW = 32 };
 
 /* least: query heads that a block of the other kernel does, which reads codes no oftener. */
 static pairs pairs_of(const scheme *s, int turned, int32_t least, const qn_cuda_device *device)
@@ -290,7 +291,8 @@ static pairs pairs_of(const scheme *s, int turned, int32_t least, const qn_cuda_
     const int32_t fixed =
         tables + p.warps * p.queries * 128 + p.teams * p.queries * s->size * 4 + p.warps * (s->size + 2) * 4;
     const int32_t slot = p.warps * (32 * groups + 8);
-    p.slots = (int32_t)qn_min_i64((device->shared_bytes - fixed) / slot, PAIRS_SLOTS);
+    /* keys and values take turns; more slots of short rows keep shared memory from those that look up */
+    p.slots = (int32_t)qn_min_i64((device->shared_bytes - fixed) / slot, p.products ? 2 : PAIRS_SLOTS) / 2 * 2;
     p.shared_bytes = fixed + p.slots * slot;
     return p.slots < PAIRS_LEAST_SLOTS || p.queries < least ? (pairs){0} : p;
 }
@@ -384,19 +386,24 @@ static int boxed_codes(const qn_cuda_vq_codes *c, const qn_cuda_vq_attention *a)
            c->token > 0 && c->head > 0 && c->batch >= 0 && c->token < INT64_C(1) << 40 && c->batch < INT64_C(1) << 40;
 }
 
-static qn_status map_codes(const qn_cuda_run *run, const qn_cuda_vq_codes *c, const qn_cuda_vq_attention *a,
+/* Short rows that are neighbours in memory are mapped as one, since the copy engine goes row by row. */
+static qn_status map_codes(const qn_cuda_run *run, qn_cuda_vq_codes *c, const qn_cuda_vq_attention *a,
                            qn_tensor_map *map, qn_error *error)
 {
-    const uint64_t groups = (uint64_t)(a->size / a->vector), token = (uint64_t)c->token;
+    const uint64_t groups = (uint64_t)(a->size / a->vector), token = (uint64_t)c->token, room = (uint64_t)a->room;
+    const int one = token == groups && groups <= SHORT_ROW;
+    c->box_x = one ? (int32_t)groups / 8 : 0;
+    c->box_row = !one;
     const qn_cuda_tensor tensor = {
         .data = c->data,
-        .type = CU_TENSOR_U8,
+        .type = one ? CU_TENSOR_U64 : CU_TENSOR_U8,
         .rank = 4,
         .swizzle = CU_SWIZZLE_NONE,
-        .promotion = CU_L2_PROMOTION_256B, /* other blocks read the codes beside these at about the same time */
-        .dims = {groups, (uint64_t)a->kv_heads, (uint64_t)a->room, c->batch > 0 ? (uint64_t)a->batch : 1},
+        .promotion = CU_L2_PROMOTION_NONE, /* of longer pieces parts are read from memory twice */
+        .dims = {one ? room * groups / 8 : groups, (uint64_t)a->kv_heads, one ? 1 : room,
+                 c->batch > 0 ? (uint64_t)a->batch : 1},
         .strides = {a->kv_heads > 1 ? (uint64_t)c->head : groups, token, c->batch > 0 ? (uint64_t)c->batch : token},
-        .box = {(uint32_t)groups, 1, STRIP, 1}};
+        .box = {one ? (uint32_t)groups / 8 * STRIP : (uint32_t)groups, 1, one ? 1 : STRIP, 1}};
     return qn_cuda_tensor_map(run->cuda, &tensor, map, error);
 }
 
