@@ -152,6 +152,8 @@ static qn_status eval_text(qn_session *session, const int32_t *ids, int32_t voca
     return status;
 }
 
+static long driver_calls; /* of the last whole_use, before it began to close */
+
 /* Open, evaluate, close; the first failure ends it. */
 static qn_status whole_use(world *w, const char *path, const char *kv, long *launches, qn_error *error)
 {
@@ -181,6 +183,7 @@ static qn_status whole_use(world *w, const char *path, const char *kv, long *lau
         status = qn_batch_eval(batch, &item, 1, error);
         assert_int_equal(qn_session_length(session), status == QN_OK ? TEXT + 3 : TEXT);
     }
+    driver_calls = fake.calls();
     fake.break_at(0, 0); /* what follows cannot be refused */
     qn_batch_destroy(batch);
     qn_session_destroy(session);
@@ -242,12 +245,14 @@ static void driver_calls_fail(const char *kv)
              "the CPU after a failure");
         qn_model_close(model);
         close_world(&w);
-        if (status == QN_OK) {
+        if (driver_calls < n) {
+            assert_int_equal(status, QN_OK);
             break;
         }
-        assert_true(status == QN_E_MEMORY || status == QN_E_DEVICE || status == QN_E_JIT);
-        assert_true(error.text[0]);
-        failed++;
+        /* a kernel that could not be loaded is done without where the model opens unfused */
+        assert_true(status == QN_OK || status == QN_E_MEMORY || status == QN_E_DEVICE || status == QN_E_JIT);
+        assert_int_equal(error.text[0] == 0, status == QN_OK);
+        failed += status != QN_OK;
     }
     assert_true(failed > 40);
 }
