@@ -225,6 +225,102 @@ DEV void unit(const u8 *table, u32 (*codes)[2][4], u32 digits, float scale, int 
     }
 }
 
+#if FUSED
+
+/* Behind the parts: a row in front of its transform, rows behind it, what the block found, signs of both bases. */
+struct fused_rows {
+    float *before, *after, *found;
+    u32 *signs, *signs_out;
+    int longest, rows;
+};
+
+DEV fused_rows fused_rows_at(const qn_cuda_vq &a, const qn_cuda_turn &in, float *at, int rows)
+{
+    fused_rows f;
+    f.longest = max(a.k, a.n);
+    f.rows = rows;
+    f.before = at;
+    f.after = at + f.longest;
+    f.found = f.after + a.m * f.longest;
+    f.signs = (u32 *)(f.found + a.m * rows);
+    f.signs_out = f.signs + in.base * TURN_WORDS(in.base);
+    return f;
+}
+
+/* Rows of x are transformed, but for their scale. */
+DEV void transform_x(const qn_cuda_vq &a, const qn_cuda_turn &in, const fused_rows &f)
+{
+    for (int m = 0; m < a.m; m++) {
+        __syncthreads();
+#pragma unroll 4
+        for (int i = (int)threadIdx.x; i < a.k; i += THREADS) {
+            float v = load_float(a.x + (i64)m * a.x_row, i, X_FORMAT) * load_float(a.su, i, SU_FORMAT - 1);
+#if WH_FORMAT
+            v /= load_float(a.scale_wh, i, WH_FORMAT - 1);
+#endif
+            f.before[i] = v;
+        }
+        __syncthreads();
+        turn_row(in, f.before, f.after + m * f.longest, in.fast, f.signs);
+    }
+}
+
+/* What all blocks found is transformed by each, which stores its share of y. */
+DEV void transform_y(const qn_cuda_vq &a, const qn_cuda_turn &out, const fused_rows &f)
+{
+    const u32 of_block = shared_address(f.found);
+#if WSCALE_FORMAT
+    const float wscale = load_float(a.wscale, 0, WSCALE_FORMAT - 1);
+#endif
+    const int share0 = a.n * (int)blockIdx.x / CLUSTER, share1 = a.n * ((int)blockIdx.x + 1) / CLUSTER;
+    cluster_arrive();
+    cluster_wait();
+    for (int m = 0; m < a.m; m++) {
+        __syncthreads();
+#pragma unroll 4
+        for (int i = (int)threadIdx.x; i < a.n; i += THREADS) {
+            asm volatile("ld.shared::cluster.f32 %0, [%1];"
+                         : "=f"(f.before[i])
+                         : "r"(cluster_address(of_block + (u32)(m * f.rows + i % f.rows) * 4, (u32)(i / f.rows)))
+                         : "memory");
+        }
+        __syncthreads();
+        turn_row(out, f.before, f.after, out.fast, f.signs_out);
+        __syncthreads();
+        for (int i = share0 + (int)threadIdx.x; i < share1; i += THREADS) {
+            float v = f.after[i] * out.scale * load_float(a.sv, i, SV_FORMAT - 1);
+#if WSCALE_FORMAT
+            v *= wscale;
+#endif
+#if BIAS
+            v += load_float(a.bias, i, BIAS - 1);
+#endif
+            store_float(a.y + (i64)m * a.y_row, i, v, OUT);
+        }
+    }
+    cluster_arrive_relaxed(); /* nobody leaves while its memory is read */
+    cluster_wait();
+}
+
+#else
+
+DEV void store_sum(const qn_cuda_vq &a, int m, int n, float sum)
+{
+#if RAW
+    a.total[(i64)m * a.n + n] = sum;
+#else
+#if WSCALE_FORMAT
+    sum *= load_float(a.wscale, 0, WSCALE_FORMAT - 1);
+#endif
+#if BIAS
+    sum += load_float(a.bias, n, BIAS - 1);
+#endif
+    store_float(a.y + (i64)m * a.y_row, n, sum, OUT);
+#endif
+}
+
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     qn_vq_points(const __grid_constant__ qn_cuda_vq a
 #if FUSED
@@ -257,31 +353,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         load_codes(a, first + group * TILES, end, span, lane, next);
     }
 #if FUSED
-    /* behind the parts: a row in front of its transform, rows behind it, what each block found, signs */
-    const int longest = max(a.k, a.n);
-    float *const before = parts + WARPS * a.m * rows, *const after = before + longest;
-    float *const found = after + a.m * longest;
-    u32 *const signs = (u32 *)(found + a.m * rows), *const signs_out = signs + in.base * TURN_WORDS(in.base);
-    turn_signs(in, signs);
-    turn_signs(out, signs_out);
+    const fused_rows fused = fused_rows_at(a, in, parts + WARPS * a.m * rows, rows);
+    turn_signs(in, fused.signs);
+    turn_signs(out, fused.signs_out);
     if (a.early) {
         turn_prefetch(a.su, a.k, SU_FORMAT - 1, 0, 1);
         turn_prefetch(a.sv, a.n, SV_FORMAT - 1, 0, 1);
     }
     wait_before();
-    for (int m = 0; m < a.m; m++) {
-        __syncthreads();
-#pragma unroll 4
-        for (int i = (int)threadIdx.x; i < a.k; i += THREADS) {
-            float v = load_float(a.x + (i64)m * a.x_row, i, X_FORMAT) * load_float(a.su, i, SU_FORMAT - 1);
-#if WH_FORMAT
-            v /= load_float(a.scale_wh, i, WH_FORMAT - 1);
-#endif
-            before[i] = v;
-        }
-        __syncthreads();
-        turn_row(in, before, after + m * longest, in.fast, signs);
-    }
+    transform_x(a, in, fused);
 #else
     wait_before();
 #endif
@@ -323,7 +403,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
                     for (int e = 0; e < 8; e++) {
                         const int k = span * QN_VQ_SPAN + lane * 8 + e;
-                        v[e] = k < a.k ? after[m * longest + k] * in.scale : 0.0f;
+                        v[e] = k < a.k ? fused.after[m * fused.longest + k] * in.scale : 0.0f;
                     }
 #else
                     float *const v = ahead[m];
@@ -350,56 +430,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             sum += parts[w * a.m * rows + i];
         }
 #if FUSED
-        found[i] = sum;
+        fused.found[i] = sum;
 #else
         const int m = i / rows, n = first * 16 + i % rows;
         if (n < end * 16) {
-#if RAW
-            a.total[(i64)m * a.n + n] = sum;
-#else
-#if WSCALE_FORMAT
-            sum *= load_float(a.wscale, 0, WSCALE_FORMAT - 1);
-#endif
-#if BIAS
-            sum += load_float(a.bias, n, BIAS - 1);
-#endif
-            store_float(a.y + (i64)m * a.y_row, n, sum, OUT);
-#endif
+            store_sum(a, m, n, sum);
         }
 #endif
     }
 #if FUSED
-    const u32 of_block = shared_address(found);
-#if WSCALE_FORMAT
-    const float wscale = load_float(a.wscale, 0, WSCALE_FORMAT - 1);
-#endif
-    const int share0 = a.n * (int)blockIdx.x / CLUSTER, share1 = a.n * ((int)blockIdx.x + 1) / CLUSTER;
-    cluster_arrive();
-    cluster_wait();
-    for (int m = 0; m < a.m; m++) {
-        __syncthreads();
-#pragma unroll 4
-        for (int i = (int)threadIdx.x; i < a.n; i += THREADS) {
-            asm volatile("ld.shared::cluster.f32 %0, [%1];"
-                         : "=f"(before[i])
-                         : "r"(cluster_address(of_block + (u32)(m * rows + i % rows) * 4, (u32)(i / rows)))
-                         : "memory");
-        }
-        __syncthreads();
-        turn_row(out, before, after, out.fast, signs_out);
-        __syncthreads();
-        for (int i = share0 + (int)threadIdx.x; i < share1; i += THREADS) {
-            float v = after[i] * out.scale * load_float(a.sv, i, SV_FORMAT - 1);
-#if WSCALE_FORMAT
-            v *= wscale;
-#endif
-#if BIAS
-            v += load_float(a.bias, i, BIAS - 1);
-#endif
-            store_float(a.y + (i64)m * a.y_row, i, v, OUT);
-        }
-    }
-    cluster_arrive_relaxed(); /* nobody leaves while its memory is read */
-    cluster_wait();
+    transform_y(a, out, fused);
 #endif
 }
