@@ -18,12 +18,18 @@
 /* Four tables a lane of vq_sums.cu; a slab of K is 32 words of four codes. */
 #define QN_VQ_SUMS_SHARED (4 * 256 * 32 * 4)
 
-/* A Hadamard transform of length slow * fast: fast is a power of two, at most 1024; the slow axis is a base matrix
- * times one of Sylvester's of `copies` rows. Bit j of rows[i]: element (i, j) of the base matrix is -1. */
+/* Rules of a Hadamard transform's base matrix, as src/format/lattice.h has them. */
+#define QN_TURN_PALEY_1 1
+#define QN_TURN_PALEY_2 2
+#define QN_TURN_WILLIAMSON 3
+#define QN_TURN_MOST_BASE 172
+
+/* A Hadamard transform of length base * fast: Sylvester's matrix along the fast axis, a power of two, the base's along
+ * the slow one. bits: what the rule makes the matrix from. */
 typedef struct qn_cuda_turn {
-    int base, copies, fast, transposed;
+    int base, fast, rule, transposed;
     float scale; /* 1 / sqrt(length) */
-    unsigned long long rows[36];
+    unsigned long long bits[4];
 } qn_cuda_turn;
 
 typedef struct qn_cuda_vq {
@@ -37,8 +43,8 @@ typedef struct qn_cuda_vq {
     long long codes_row, codes_group, code_bytes; /* step of a row, of a group; bytes of a row */
     long long book_step, entry_step, within_step; /* of a codebook, an entry, a row of its group */
     long long scales_row;
-    int groups;                                   /* vectors along K */
-    float resid_inverse;                          /* quip: 1 / what a residual is divided by */
+    int groups;          /* vectors along K */
+    float resid_inverse; /* quip: 1 / what a residual is divided by */
 
     /* vptq */
     const char *res_books, *outlier_codes, *outlier_books, *perm, *in_scale, *in_shift;
@@ -52,12 +58,13 @@ typedef struct qn_cuda_vq {
     float *turned;        /* [m][k]: rows of x after SU and Hin */
     unsigned int *halves; /* rows of x as operands of the matrix product, see vq_side.cu */
     float *row_scale;     /* [m]: what halves are to be multiplied by */
-    float *total;         /* [m][n]: sums of parts in front of Hout */
+    float *total;         /* [m][n]: sums in front of Hout */
     float *parts;         /* [parts][m][n] sums */
     int spans, tokens;    /* of K; rows of x of a tile */
     int blocks;           /* that the spans of all rows of w are dealt to; 0: one a block of rows */
     int slabs;            /* vq_sums.cu: parts of K */
     int slices;           /* vq_tensor.cu: of the codebook, each a part of every dealt one; 0 or 1: whole */
+    int tiles;            /* vq_points.cu: of 16 rows of w, a block */
     int early;            /* codes and codebooks may be read before the kernel in front is done */
 } qn_cuda_vq;
 

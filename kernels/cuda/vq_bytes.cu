@@ -1,29 +1,21 @@
-/* Sums of x w^T for one or two rows of x in exact integers on tensor cores: entries are int8 operand registers of
- * m16n8k32, and the columns of the other operand are digits of x, three a row (qn_vq_digits).
+/* Sums of x w^T for one or two rows of x and gptvq weights in exact integers on tensor cores: entries are int8 operand
+ * registers of m16n8k32, and the columns of the other operand are digits of x, three a row (qn_vq_digits).
  *
- *   gptvq  an entry of four int8 is a register: one access of 4 bytes a code, none of which conflict: a book lies in
- *          shared memory once a lane, for a span of 256 columns of K while the next is filled. An entry of both has 256
- *          bytes, so that its address is one byte permutation. A lane's chunk of a span is 64 elements, 16 codes;
- *          product i takes codes 2 i and 2 i + 1 of two rows.
- *   quip   (E8P12) 32 w is an int8: a magnitude m = 2 |w -+ 1/4| with its sign folded in is kept as 16 m + 8, which
- *          is 32 times m / 2 + 1/4. Negation and the other quarter are exclusive-ors: 0xE0 in the bytes of negated
- *          coordinates, 0x10 in all where 1/4 is subtracted. So a point is one access of 8 bytes and some logic, for
- *          four points at a time where it can be. An entry has 256 bytes here too.
- *          A lane's chunk is two groups of each 64 columns; product 2 j + i takes group i of the jth.
+ * An entry of four int8 is a register: one access of 4 bytes a code, none of which conflict: a book lies in shared
+ * memory once a lane, for a span of 256 columns of K while the next is filled. An entry of both has 256 bytes, so that
+ * its address is one byte permutation. A lane's chunk of a span is 64 elements, 16 codes; product i takes codes 2 i and
+ * 2 i + 1 of two rows.
  *
  * A block has QN_VQ_BLOCK_ROWS rows of w, and takes its share of all blocks' spans in order.
  *
  * Host contract
- *   Parameters: FORMAT gptvq or quip. K a multiple of 64; gptvq: codes at multiples of 16, codebooks without gaps in an
- *   entry and a book; quip: E8P12, rows of Qidxs at multiples of 8 without gaps
+ *   K a multiple of 64; codes at multiples of 16, codebooks without gaps in an entry and a book
  *   Launch: block 256, grid {blocks}, 2 * 32768 bytes */
-#include "vq_lattice.h"
 #include "vq_parts.h"
 
 #define THREADS 256
 #define TILES 2
-#define QUIP (FORMAT == QN_CUDA_QUIP)
-#define ROW_OF(half) (QUIP ? 2 * (lane / 4) + (half) : lane / 4 + 8 * (half))
+#define ROW_OF(half) (lane / 4 + 8 * (half))
 
 DEV void multiply(int *sum, const u32 *w, u32 b0, u32 b1)
 {
@@ -32,68 +24,6 @@ DEV void multiply(int *sum, const u32 *w, u32 b0, u32 b1)
                  : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3])
                  : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(b0), "r"(b1));
 }
-
-#if QUIP
-
-/* Magnitudes and signs of four tiles of 16 rows by 64 columns, four points a lane each. */
-DEV void load_codes(const qn_cuda_vq &a, int row, int span, int lane, u32 (*codes)[4])
-{
-    const char *const at = a.codes + ((i64)(row / 16) * (a.k / 64) + span * 4) * 256 + lane * 8;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        codes[0][j] = codes[1][j] = 0;
-        if (span * QN_VQ_SPAN + j * 64 < a.k && row < a.n) {
-            asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
-                         : "=r"(codes[0][j]), "=r"(codes[1][j])
-                         : "l"(at + j * 256));
-        }
-    }
-}
-
-/* Entry threadIdx.x, 16 copies, each thread beginning at another bank. */
-DEV void fill(u32 table)
-{
-    const u32 word = e8p_words[threadIdx.x];
-    const u32 even = ((word << 4 & 0xF0F0F0F0u) ^ 0x80808080u) | 0x08080808u;
-    const u32 odd = ((word & 0xF0F0F0F0u) ^ 0x80808080u) | 0x08080808u;
-#pragma unroll
-    for (u32 c = 0; c < 8; c++) {
-        const u32 at = table + threadIdx.x * 256 + (c + threadIdx.x) % 8 * 16;
-        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %1, %2};" ::"r"(at), "r"(even), "r"(odd) : "memory");
-    }
-}
-
-/* The signs of four points: bit 8 b + i is set where byte b of point i is negated, of even and of odd nibbles, and (in
- * every byte) where point i has 1/4 subtracted, which is where its signs are odd in number; its first is turned then.
- */
-struct four_signs {
-    u32 even, odd, low;
-};
-
-DEV four_signs signs_of(u32 word)
-{
-    u32 fold = word ^ word >> 16;
-    fold ^= fold >> 8;
-    fold = (fold ^ fold >> 4) & 15;
-    four_signs s;
-    s.even = word ^ fold;
-    s.odd = word >> 4;
-    s.low = fold * 0x01010101u;
-    return s;
-}
-
-/* Point i as its two registers. */
-DEV void point(u32 table, u32 mine, u32 abs, const four_signs &s, int i, u32 *even, u32 *odd)
-{
-    const u32 at = table + __byte_perm(abs, mine, (u32)(0x7704 | i << 4)), bit = 0x01010101u << i;
-    const u32 low = (s.low & bit) * (0x10u >> i);
-    u32 e, o;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(e), "=r"(o) : "r"(at));
-    *even = e ^ (s.even & bit) * (0xE0u >> i) ^ low;
-    *odd = o ^ (s.odd & bit) * (0xE0u >> i) ^ low;
-}
-
-#else
 
 DEV void load_codes(const qn_cuda_vq &a, int row, int span, int lane, u32 (*codes)[4])
 {
@@ -134,8 +64,6 @@ DEV u32 look_up(u32 table, u32 mine, u32 word, int i)
     return v;
 }
 
-#endif
-
 extern "C" __global__ void __launch_bounds__(THREADS, 2) qn_vq_bytes(const __grid_constant__ qn_cuda_vq a)
 {
     extern __shared__ __align__(128) u8 memory[];
@@ -146,9 +74,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) qn_vq_bytes(const __gri
     u32 next[TILES][2][4];
     const int there = lane < 16 || a.m > 1; /* columns of the second row of x */
     release_next();
-#if QUIP
-    fill(base);
-#endif
     if (a.early && at < last) { /* weights stay: they may be read while the kernel in front works */
 #pragma unroll
         for (int tile = 0; tile < TILES; tile++) {
@@ -156,9 +81,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) qn_vq_bytes(const __gri
         }
     }
     wait_before();
-#if QUIP
-    __syncthreads();
-#endif
     /* behind the digits: a scale a row of x and span */
     const float *const x_scales = (const float *)(a.halves + (i64)a.spans * 512) + (i64)token * a.spans;
     int loaded = a.early;
@@ -173,9 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) qn_vq_bytes(const __gri
             }
         }
         loaded = 0;
-#if !QUIP
         u32 entry = book_entry(a, block, span0);
-#endif
 #pragma unroll 1
         for (int span = span0; span < span1; span++) {
             const int ahead = span + 1 < span1 ? span + 1 : span;
@@ -188,16 +108,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) qn_vq_bytes(const __gri
                 }
                 load_codes(a, row + 16 * tile, ahead, lane, next[tile]);
             }
-#if QUIP
-            const float scale = 0.03125f * x_scales[span];
-            const u32 mine = (u32)(lane % 16) * 8;
-#else
             const float scale = ((const float *)(a.scales + (i64)block * a.scales_row))[span] * x_scales[span];
             const u32 side = (u32)(span % 2) * 128, mine = side + (u32)lane * 4;
             fill(base + side, entry); /* the other table may still be read; this one was two spans ago */
             entry = book_entry(a, block, ahead);
             __syncthreads();
-#endif
             const uint2 *const x = (const uint2 *)a.halves + (i64)span * 256 + lane;
             int sums[TILES][4] = {};
 #pragma unroll
@@ -206,16 +121,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) qn_vq_bytes(const __gri
 #pragma unroll
                 for (int tile = 0; tile < TILES; tile++) {
                     u32 w[4];
-#if QUIP
-                    const four_signs s = signs_of(codes[tile][1][i / 2]); /* once for both products of a tile */
-                    point(base, mine, codes[tile][0][i / 2], s, i % 2 * 2, &w[0], &w[2]);
-                    point(base, mine, codes[tile][0][i / 2], s, i % 2 * 2 + 1, &w[1], &w[3]);
-#else
 #pragma unroll
                     for (int j = 0; j < 4; j++) { /* rows g and g + 8 of the first code, then of the second */
                         w[j] = look_up(base, mine, codes[tile][j % 2][i / 2], i % 2 * 2 + j / 2);
                     }
-#endif
                     multiply(sums[tile], w, b.x, b.y);
                 }
             }
@@ -242,8 +151,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) qn_vq_bytes(const __gri
             }
         }
         at += span1 - span0;
-#if !QUIP
         __syncthreads(); /* the next rows' first table may be the one just read */
-#endif
     }
 }

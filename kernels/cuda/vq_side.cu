@@ -8,18 +8,14 @@
  * the transposed words of both steps, their 16-byte pieces swizzled as matrix descriptors say. SCALED 1: a row is
  * multiplied by a power of two that brings its largest element to 2^13. Grid {rows with padding}, block 256.
  *   qn_vq_digits  two rows of x as digits for vq_bytes.cu: three int8 an element, their spans' scales behind them.
- * Product i of a span, column 4 m + digit, lane t of a quad: elements 64 t + 8 i to + 7; quip:
- *                 64 (i / 2) + 16 t + 8 (i % 2) on, in the order 0 4 1 5 2 6 3 7. Grid {spans, 2}, block 256.
+ * Product i of a span, column 4 m + digit, lane t of a quad: elements 64 t + 8 i to + 7. Grid {spans, 2}, block 256.
  *   qn_vq_finish  y = sum of parts * scale + bias; RAW 1: total = sum of parts. Grid {ceil(N / 256), M}, block 256.
- *   qn_vq_turn    a Hadamard transform: INPUT 1: turned = Hin(SU . x / scaleWH); 0: y = SV . Wscale Hout(total) +
- *                 bias. Grid {slow axis, M}, block 256.
  *
- * Parameters: ENTRY 0 rows, 1 finish, 2 turn, 3 digits: which of them; X_FORMAT (of what it reads), OUT, BIAS;
- * SCALE_FORMAT (format + 1, 0: none); SU_FORMAT, SV_FORMAT, WSCALE_FORMAT, WH_FORMAT (format + 1, 0: none) */
+ * Parameters: ENTRY 0 rows, 1 finish, 2 digits: which of them; X_FORMAT (of what it reads), OUT, BIAS; SCALE_FORMAT,
+ * WSCALE_FORMAT (format + 1, 0: none) */
 #include "vq_parts.h"
 
 #define THREADS 256
-#define FAST 1024 /* most of a transform's fast axis */
 
 DEV float block_max(float v)
 {
@@ -109,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_rows(const __grid
     }
 }
 
-#elif ENTRY == 3
+#elif ENTRY == 2
 extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_digits(const __grid_constant__ qn_cuda_vq a)
 {
     release_next();
@@ -121,11 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_digits(const __gr
     /* x = scale * (d0 + 256 d1 + 65536 d2) with scale a power of two, so that the largest is 2^21 to 2^22 of it */
     const int shift = exponent > 24 ? exponent - 21 : 3;
     int left = (int)rintf(v * __uint_as_float((u32)(254 - shift) << 23));
-#if FORMAT == QN_CUDA_QUIP
-    const int product = i / 64 * 2 + i % 16 / 8, t = i % 64 / 16, byte = (i / 2 % 2) * 4 + (i % 2) * 2 + i / 4 % 2;
-#else
     const int product = i % 64 / 8, t = i / 64, byte = i % 8;
-#endif
     u8 *const to = (u8 *)a.halves + ((((i64)span * 8 + product) * 32 + m * 16 + t) * 8 + byte);
 #pragma unroll
     for (int d = 0; d < 4; d++) {
@@ -139,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_digits(const __gr
     }
 }
 
-#elif ENTRY == 1
+#else
 extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_finish(const __grid_constant__ qn_cuda_vq a)
 {
     release_next();
@@ -165,68 +157,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_finish(const __gr
     store_float(a.y + (i64)m * a.y_row, n, v, OUT);
 }
 
-#else
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    qn_vq_turn(const __grid_constant__ qn_cuda_vq a, const __grid_constant__ qn_cuda_turn turn)
-{
-    __shared__ float line[FAST];
-    release_next();
-    wait_before();
-    const int i = (int)blockIdx.x, m = (int)blockIdx.y, copy = i % turn.copies;
-    const u64 signs = turn.rows[i / turn.copies];
-    /* the slow axis: all its elements are loaded by every block, many at a time */
-    const int shift = 31 - __clz(turn.copies);
-    float sum[FAST / THREADS] = {};
-#pragma unroll 8
-    for (int row = 0; row < turn.base << shift; row++) {
-        const u32 odd = (u32)__popc(copy & row & (turn.copies - 1)) + (u32)(signs >> (row >> shift));
-#pragma unroll
-        for (int q = 0; q < FAST / THREADS; q++) {
-            const int f = (int)threadIdx.x + q * THREADS, at = row * turn.fast + f;
-            if (f < turn.fast) {
-#if INPUT
-                float v = load_float(a.x + (i64)m * a.x_row, at, X_FORMAT) * load_float(a.su, at, SU_FORMAT - 1);
-#if WH_FORMAT
-                v /= load_float(a.scale_wh, at, WH_FORMAT - 1);
-#endif
-#else
-                const float v = a.total[(i64)m * a.n + at];
-#endif
-                sum[q] += __uint_as_float(__float_as_uint(v) ^ odd << 31);
-            }
-        }
-    }
-#pragma unroll
-    for (int q = 0; q < FAST / THREADS; q++) {
-        if ((int)threadIdx.x + q * THREADS < turn.fast) {
-            line[threadIdx.x + q * THREADS] = sum[q];
-        }
-    }
-    for (int half = 1; half < turn.fast; half *= 2) {
-        __syncthreads();
-        for (int p = (int)threadIdx.x; p < turn.fast / 2; p += THREADS) {
-            const int low = p / half * 2 * half + p % half;
-            const float u = line[low], v = line[low + half];
-            line[low] = u + v;
-            line[low + half] = u - v;
-        }
-    }
-    __syncthreads();
-    for (int f = (int)threadIdx.x; f < turn.fast; f += THREADS) {
-        const int at = i * turn.fast + f;
-        float v = line[f] * turn.scale;
-#if INPUT
-        a.turned[(i64)m * a.k + at] = v;
-#else
-        v *= load_float(a.sv, at, SV_FORMAT - 1);
-#if WSCALE_FORMAT
-        v *= load_float(a.wscale, 0, WSCALE_FORMAT - 1);
-#endif
-#if BIAS
-        v += load_float(a.bias, at, BIAS - 1);
-#endif
-        store_float(a.y + (i64)m * a.y_row, at, v, OUT);
-#endif
-    }
-}
 #endif

@@ -12,7 +12,7 @@
 #include <math.h>
 #include <stddef.h>
 
-enum { PALEY_1, PALEY_2, WILLIAMSON };
+enum { PALEY_1 = QN_HADAMARD_PALEY_1, PALEY_2 = QN_HADAMARD_PALEY_2, WILLIAMSON = QN_HADAMARD_WILLIAMSON };
 enum { MAX_BASE = 172 };
 
 typedef struct base_row {
@@ -113,6 +113,25 @@ int qn_hadamard_sign(int64_t base, int64_t row, int64_t column)
     }
     set_characters(b->prime, chi);
     return sign_at(b, chi, (int32_t)row, (int32_t)column);
+}
+
+qn_hadamard_rule qn_hadamard_rule_of(int64_t base)
+{
+    const base_row *b = find_base(base);
+    qn_hadamard_rule rule = {QN_HADAMARD_NONE, {0}};
+    if (!b) {
+        return rule;
+    }
+    int8_t chi[MAX_BASE] = {0};
+    set_characters(b->prime, chi);
+    rule.kind = (qn_hadamard_kind)b->kind;
+    for (int32_t i = 0; i < 4; i++) {
+        rule.bits[i] = b->circulant[i];
+    }
+    for (int32_t a = 0; a < b->prime; a++) {
+        rule.bits[a / 64] |= (uint64_t)(chi[a] < 0) << a % 64;
+    }
+    return rule;
 }
 
 static void walsh(double *x, int64_t n)

@@ -26,4 +26,20 @@ void qn_hadamard(double *x, int64_t n, int transposed, double *scratch);
 /* Element of the base's matrix: +1 or -1. */
 int qn_hadamard_sign(int64_t base, int64_t row, int64_t column);
 
+/* What the base's matrix is made from, for those that make it elsewhere (hadamard.c says how). bits: of Paley's, bit a
+ * of the 256 tells that a is no square modulo the prime; of Williamson's, the first rows of A, B, C, D. */
+typedef enum qn_hadamard_kind {
+    QN_HADAMARD_NONE = 0, /* base 1 */
+    QN_HADAMARD_PALEY_1,
+    QN_HADAMARD_PALEY_2,
+    QN_HADAMARD_WILLIAMSON
+} qn_hadamard_kind;
+
+typedef struct qn_hadamard_rule {
+    qn_hadamard_kind kind;
+    uint64_t bits[4];
+} qn_hadamard_rule;
+
+qn_hadamard_rule qn_hadamard_rule_of(int64_t base);
+
 #endif

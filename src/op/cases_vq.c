@@ -91,6 +91,13 @@ static const struct {
     {"vq_mm m=1 n=144 k=576 format=quip_e8p codebook=E8P12RVQ4B x=bf16 SU=1 SV=1", 0},
     {"vq_mm m=1 n=80 k=320 format=quip_e8p codebook=E8P12RVQ3B out=f32", 0},
     {"vq_mm m=4 n=112 k=448 format=quip_e8p out=f32 x=bf16 SU=1 SV=1 Wscale=1 scaleWH=1 bias=1", 0},
+    {"vq_mm m=2 n=144 k=576 format=quip_e8p out=f32 SU=1 SV=1 Wscale=1 scaleWH=1 bias=1", 0},
+    {"vq_mm m=1 n=688 k=2752 format=quip_e8p x=bf16 SU=1 SV=1", 0},
+    {"vq_mm m=2 n=2304 k=320 format=quip_e8p out=f32 SV=1 Wscale=1 bias=1", 0},
+    {"vq_mm m=2 n=64 k=9984 format=quip_e8p out=f32 x=f32 SU=1 scaleWH=1", 0},
+    {"vq_mm m=1 n=5120 k=192 format=quip_e8p out=f32 SU=1 SV=1", 0},
+    {"vq_mm m=3 n=8192 k=64 format=quip_e8p out=f32 SU=1 SV=1", 0},
+    {"vq_mm m=2 n=2752 k=64 format=quip_e8p out=f32 SV=1", 0},
     {"vq_mm m=1 n=19 k=40 format=vptq out_features=19 out=f32", 0},
     {"vq_mm m=3 n=16 k=50 format=vptq num_centroids=512 num_res_centroids=16 out=f32"
      " res_centroids.weight=1 perm=1 weight_scale=1 weight_bias=1",

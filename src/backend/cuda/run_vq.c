@@ -2,8 +2,9 @@
  *
  * A plan has the kernel that is always right (vq_direct.cu) and, where the generator's choice has one (vq_cuts.c),
  * kernels on tensor cores for up to 8, 16, 32 and 64 rows of x at a time (vq_tensor.cu), on warpgroups for more than 32
- * (vq_wide.cu), by exact integers for one and two rows with gptvq and E8P12 (vq_bytes.cu) and by partial sums for one
- * with aqlm (vq_sums.cu). What operands must be like for those is looked at in every run; others take the first. */
+ * (vq_wide.cu), by exact integers for one and two rows with gptvq (vq_bytes.cu) and E8P12 (vq_points.cu), and by
+ * partial sums for one with aqlm (vq_sums.cu). What operands must be like for those is looked at in every run; others
+ * take the first. */
 #include <math.h>
 #include <string.h>
 
@@ -12,10 +13,12 @@
 
 enum {
     THREADS = 256,
+    WIDE_THREADS = 512, /* of vq_sums.cu, vq_turn.cu and vq_points.cu */
     DIRECT_COLUMNS = 8,
     MOST_BLOCKS = 384,   /* that spans are dealt to */
     MOST_CLUSTERS = 192, /* the same of vq_wide.cu's clusters */
     MOST_GRID_Y = 65535,
+    TURN_FAST = 1024,  /* elements of a block of transforms that shared memory does not hold */
     BYTES_ROWS = 2,    /* rows of x that vq_bytes.cu takes */
     FITTING_BITS = 12, /* books of 16-byte entries that any device's shared memory holds */
     WIDE_FROM = 33,    /* rows of x from which vq_wide.cu is taken, */
@@ -151,10 +154,10 @@ static int tensor_takes(const qn_op_desc *desc, const qn_vq *vq, const qn_args *
            books_dense(books, vq->in_group * 2) && aligned(books, 0, 16);
 }
 
-static int bytes_take(const qn_op_desc *desc, const qn_vq *vq, const qn_args *args)
+static int points_take(const qn_vq *vq, const qn_args *args)
 {
-    return tensor_takes(desc, vq, args) &&
-           (vq->format != QN_VQ_QUIP_E8P || args->in[QN_VQMM_FIRST + QN_VQ_QIDXS].strides[0] == vq->k / 32 * 8);
+    const qn_view *codes = &args->in[QN_VQMM_FIRST + QN_VQ_QIDXS];
+    return codes->strides[0] == vq->k / 32 * 8 && aligned(codes, 0, 8);
 }
 
 static int sums_take(const qn_vq *vq, const qn_args *args)
@@ -217,22 +220,23 @@ static void bind_tensors(const qn_vq *vq, const qn_args *args, qn_cuda_vq *a)
     a->groups = vq->format == QN_VQ_AQLM ? (int32_t)(vq->k / vq->in_group) : (int32_t)(vq->k / 4);
 }
 
-/* The transform of a length: its fast axis as long as a block's memory holds. */
+_Static_assert(QN_TURN_PALEY_1 == QN_HADAMARD_PALEY_1 && QN_TURN_PALEY_2 == QN_HADAMARD_PALEY_2 &&
+                   QN_TURN_WILLIAMSON == QN_HADAMARD_WILLIAMSON,
+               "rules of transforms have the same numbers on the device");
+
 static qn_cuda_turn turn_of(int64_t length, int transposed)
 {
+    const int64_t base = qn_hadamard_base(length);
+    const qn_hadamard_rule rule = qn_hadamard_rule_of(base);
     qn_cuda_turn turn;
     memset(&turn, 0, sizeof turn);
-    const int64_t base = qn_hadamard_base(length), fast = qn_min_i64(length / base, 1024);
     turn.base = (int32_t)base;
-    turn.fast = (int32_t)fast;
-    turn.copies = (int32_t)(length / base / fast);
+    turn.fast = (int32_t)(length / base);
+    turn.rule = (int32_t)rule.kind;
     turn.transposed = transposed;
     turn.scale = (float)(1.0 / sqrt((double)length));
-    for (int64_t i = 0; i < base; i++) {
-        for (int64_t j = 0; j < base; j++) {
-            const int sign = transposed ? qn_hadamard_sign(base, j, i) : qn_hadamard_sign(base, i, j);
-            turn.rows[i] |= (uint64_t)(sign < 0) << j;
-        }
+    for (int32_t i = 0; i < 4; i++) {
+        turn.bits[i] = rule.bits[i];
     }
     return turn;
 }
@@ -240,15 +244,20 @@ static qn_cuda_turn turn_of(int64_t length, int transposed)
 static qn_status launch_turn(const qn_cuda_run *run, int32_t program, const qn_cuda_vq *a, int64_t length,
                              int transposed, qn_error *error)
 {
+    const int32_t parts = qn_cuda_vq_turn_parts(length, run->device);
     qn_cuda_turn turn = turn_of(length, transposed);
     qn_cuda_vq copy = *a;
     void *const arguments[] = {&copy, &turn};
-    const qn_cuda_geometry g = {.grid = {(uint32_t)(turn.base * turn.copies), (uint32_t)a->m, 1},
-                                .block = {THREADS, 1, 1},
+    const int64_t blocks = parts ? parts : length / qn_min_i64(turn.fast, TURN_FAST);
+    const qn_cuda_geometry g = {.grid = {(uint32_t)blocks, (uint32_t)a->m, 1},
+                                .block = {WIDE_THREADS, 1, 1},
+                                .shared_bytes = (uint32_t)qn_cuda_vq_turn_bytes(length, parts),
+                                .cluster = (uint32_t)parts,
                                 .dependent = run->device->major >= 9};
     return qn_cuda_launch(run, program, &g, arguments, error);
 }
 
+/* Parts of sums to y. */
 static qn_status launch_finish(const qn_cuda_run *run, const qn_cuda_vq_places *p, qn_cuda_vq *a, qn_error *error)
 {
     void *const arguments[] = {a};
@@ -271,7 +280,7 @@ static qn_status launch_sums(const qn_cuda_run *run, const qn_cuda_vq_places *p,
     a->row_scale = NULL;
     void *const arguments[] = {a};
     const qn_cuda_geometry g = {.grid = {(uint32_t)(c.parts * c.cluster), c.cluster > 1 ? 1 : (uint32_t)a->slabs, 1},
-                                .block = {512, 1, 1},
+                                .block = {WIDE_THREADS, 1, 1},
                                 .shared_bytes = (uint32_t)c.shared_bytes,
                                 .cluster = (uint32_t)c.cluster,
                                 .dependent = run->device->major >= 9};
@@ -329,6 +338,28 @@ static qn_status launch_bytes(const qn_cuda_run *run, const qn_cuda_vq_places *p
     g.shared_bytes = QN_CUDA_VQ_BYTES_SHARED;
     QN_TRY(qn_cuda_launch(run, p->bytes, &g, arguments, error));
     return launch_finish(run, p, a, error);
+}
+
+static qn_status launch_points(const qn_cuda_run *run, const qn_cuda_vq_places *p, const qn_vq *vq, qn_cuda_vq *a,
+                               qn_error *error)
+{
+    const int64_t tiles = qn_cuda_vq_points_tiles(vq, run->device, p->fused);
+    const int64_t blocks = p->fused ? QN_CUDA_VQ_POINTS_CLUSTER : qn_ceil_div(vq->n / 16, tiles);
+    qn_cuda_turn in, out;
+    void *const arguments[] = {a, &in, &out};
+    a->spans = (int32_t)spans_of(vq);
+    a->tiles = (int32_t)tiles;
+    if (p->fused) {
+        in = turn_of(vq->k, 1);
+        out = turn_of(vq->n, 0);
+    }
+    const qn_cuda_geometry g = {.grid = {(uint32_t)blocks, 1, 1},
+                                .block = {WIDE_THREADS, 1, 1},
+                                .shared_bytes = (uint32_t)qn_cuda_vq_points_bytes(vq, a->m, tiles, p->fused),
+                                .cluster = p->fused ? QN_CUDA_VQ_POINTS_CLUSTER : 1,
+                                .dependent = run->device->major >= 9};
+    QN_TRY(qn_cuda_launch(run, p->points, &g, arguments, error));
+    return p->turn_out >= 0 && !p->fused ? launch_turn(run, p->turn_out, a, a->n, 0, error) : QN_OK;
 }
 
 /* Clusters that the spans of a tile of x are dealt to; 0: clusters take whole tiles. A cluster's span of 256 rows of x
@@ -447,12 +478,19 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     if (p.sums >= 0 && a.m == 1 && sums_take(&vq, call->args)) {
         return launch_sums(run, &p, &vq, &a, error);
     }
+    const int points = p.points >= 0 && a.m <= QN_CUDA_VQ_POINTS_ROWS && points_take(&vq, call->args);
+    if (points && p.fused) {
+        return launch_points(run, &p, &vq, &a, error);
+    }
     if (p.turn_in >= 0 && a.k > 0) {
         QN_TRY(launch_turn(run, p.turn_in, &a, a.k, 1, error));
         a.x = (const char *)a.turned;
         a.x_row = (int64_t)a.k * 4;
     }
-    if (p.bytes >= 0 && a.m <= BYTES_ROWS && bytes_take(desc, &vq, call->args)) {
+    if (points) {
+        return launch_points(run, &p, &vq, &a, error);
+    }
+    if (p.bytes >= 0 && a.m <= BYTES_ROWS && tensor_takes(desc, &vq, call->args)) {
         return launch_bytes(run, &p, &vq, &a, error);
     }
     const int scaled = p.turn_in >= 0 || desc->in[QN_VQMM_X].format != QN_F16;

@@ -10,14 +10,17 @@
 #include "ref/vq.h"
 
 enum {
-    QN_CUDA_VQ_DIRECT_ROWS = 4,         /* of x, of vq_direct.cu */
-    QN_CUDA_VQ_BYTES_SHARED = 2 * 32768 /* of vq_bytes.cu */
+    QN_CUDA_VQ_DIRECT_ROWS = 4,          /* of x, of vq_direct.cu */
+    QN_CUDA_VQ_BYTES_SHARED = 2 * 32768, /* of vq_bytes.cu */
+    QN_CUDA_VQ_POINTS_ROWS = 2,          /* of x, of vq_points.cu */
+    QN_CUDA_VQ_POINTS_TILES = 32,        /* most tiles of 16 rows of w of its blocks, */
+    QN_CUDA_VQ_POINTS_CLUSTER = 16       /* and blocks where they transform */
 };
 
 /* Programs of a plan by their place; -1: it has none. */
 typedef struct qn_cuda_vq_places {
-    int32_t direct, rows, finish, turn_in, turn_out, sums, digits, bytes, sliced, tensor, tensors, unpack, wide_rows,
-        wide, wides;
+    int32_t direct, rows, finish, turn_in, turn_out, sums, digits, bytes, points, fused, sliced, tensor, tensors,
+        unpack, wide_rows, wide, wides;
     int32_t count;
 } qn_cuda_vq_places;
 
@@ -110,6 +113,21 @@ static inline int32_t qn_cuda_vq_wide_tokens(int32_t i)
 int qn_cuda_vq_tensor_possible(const qn_op_desc *desc, const qn_vq *vq);
 int qn_cuda_vq_sums_possible(const qn_op_desc *desc, const qn_vq *vq);
 int qn_cuda_vq_wide_possible(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device);
+
+/* Blocks that a row's transform takes, 0: a grid of them without its row in shared memory; shared memory of each. */
+int32_t qn_cuda_vq_turn_parts(int64_t length, const qn_cuda_device *device);
+size_t qn_cuda_vq_turn_bytes(int64_t length, int32_t parts);
+
+/* Shared memory of vq_points.cu for that many rows of x and tiles a block. */
+size_t qn_cuda_vq_points_bytes(const qn_vq *vq, int64_t m, int64_t tiles, int fused);
+
+/* Tiles a block, where blocks transform and where they do not; and tiles a warp takes at a time. */
+int64_t qn_cuda_vq_points_tiles(const qn_vq *vq, const qn_cuda_device *device, int fused);
+
+static inline int64_t qn_cuda_vq_points_unit(int64_t tiles, int fused)
+{
+    return fused || tiles < 2 ? 1 : 2; /* small ones: warps rather than what two share */
+}
 
 qn_cuda_vq_sums_cut qn_cuda_vq_sums_cut_of(const qn_vq *vq, const qn_cuda_device *device);
 

@@ -1,6 +1,7 @@
 /* vq_mm on CUDA: what a descriptor and a device allow, what the generator (src/vq) chooses of it, and with which
  * numbers each kernel is made. */
 #include "backend/cuda/vq.h"
+#include "format/lattice.h"
 
 enum {
     MOST_LANE_BYTES = 32,
@@ -12,7 +13,13 @@ enum {
     WIDES = 3,              /* programs of vq_wide.cu: 64, 128, 256 rows */
     WIDE_STAGES = 8,
     WIDE_FRONT = 2048, /* bytes of barriers and of alignment */
-    WIDE_TABLES = 128 << 10
+    WIDE_TABLES = 128 << 10,
+    TURN_PARTS = 8,        /* blocks that a row's transform takes, */
+    TURN_ALONE = 64 << 10, /* and additions of one that a block does alone */
+    POINTS_TABLE = 65536 + 16 * 2304,
+    POINTS_WARPS = 16,
+    FUSED_LENGTH = 4096,    /* of rows that blocks of a product transform, */
+    FUSED_WEIGHTS = 3 << 20 /* and weights that one cluster reads */
 };
 
 int qn_cuda_vq_tensor_possible(const qn_op_desc *desc, const qn_vq *vq)
@@ -141,12 +148,68 @@ qn_cuda_vq_cut qn_cuda_vq_cut_for(const qn_op_desc *desc, const qn_vq *vq, const
 }
 
 /* gptvq and E8P12 as exact integers, for one and two rows: the highest rung. */
-static int bytes_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
+static int exact_chosen(const qn_op_desc *desc, const qn_vq *vq)
 {
     const int32_t level = desc->attr[QN_ATTR_LEVEL].i;
-    const int exact = vq->format == QN_VQ_GPTVQ || (vq->format == QN_VQ_QUIP_E8P && qn_cuda_vq_codebook(vq) == 1);
-    return exact && qn_cuda_vq_tensor_possible(desc, vq) && device->shared_bytes >= QN_CUDA_VQ_BYTES_SHARED &&
-           (level == QN_VQ_LEVEL_AUTO || level == QN_VQ_LEVEL_O4);
+    return qn_cuda_vq_tensor_possible(desc, vq) && (level == QN_VQ_LEVEL_AUTO || level == QN_VQ_LEVEL_O4);
+}
+
+static int bytes_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
+{
+    return vq->format == QN_VQ_GPTVQ && exact_chosen(desc, vq) && device->shared_bytes >= QN_CUDA_VQ_BYTES_SHARED;
+}
+
+static int points_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
+{
+    return vq->format == QN_VQ_QUIP_E8P && qn_cuda_vq_codebook(vq) == 1 && exact_chosen(desc, vq) &&
+           (size_t)device->shared_bytes >=
+               qn_cuda_vq_points_bytes(vq, QN_CUDA_VQ_POINTS_ROWS, qn_cuda_vq_points_tiles(vq, device, 0), 0);
+}
+
+/* Its blocks transform: less than two more launches cost. */
+static int fused_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
+{
+    return device->target == QN_SM_90A && qn_cuda_vq_turns_in(desc, vq) && qn_cuda_vq_turns_out(desc, vq) &&
+           vq->n <= FUSED_LENGTH && vq->k <= FUSED_LENGTH && vq->n * vq->k <= FUSED_WEIGHTS &&
+           (size_t)device->shared_bytes >=
+               qn_cuda_vq_points_bytes(vq, QN_CUDA_VQ_POINTS_ROWS, qn_cuda_vq_points_tiles(vq, device, 1), 1);
+}
+
+/* ---- transforms ---- */
+
+static int64_t sign_bytes(int64_t length)
+{
+    const int64_t base = qn_hadamard_base(length);
+    return base * qn_ceil_div(base, 32) * 4;
+}
+
+size_t qn_cuda_vq_turn_bytes(int64_t length, int32_t parts)
+{
+    return parts ? (size_t)(length / parts * 8 + sign_bytes(length)) : 0;
+}
+
+int32_t qn_cuda_vq_turn_parts(int64_t length, const qn_cuda_device *device)
+{
+    const int64_t base = qn_hadamard_base(length), fast = length / base;
+    int32_t parts = device->major >= 9 && length * (base + 8) > TURN_ALONE ? TURN_PARTS : 1;
+    while (parts > 1 && fast < 4 * parts) {
+        parts /= 2;
+    }
+    return qn_cuda_vq_turn_bytes(length, parts) <= (size_t)device->shared_bytes ? parts : 0;
+}
+
+int64_t qn_cuda_vq_points_tiles(const qn_vq *vq, const qn_cuda_device *device, int fused)
+{
+    const int64_t tiles = qn_ceil_div(vq->n / 16, fused ? QN_CUDA_VQ_POINTS_CLUSTER : device->sms);
+    return fused ? tiles : qn_min_i64(tiles, QN_CUDA_VQ_POINTS_TILES);
+}
+
+size_t qn_cuda_vq_points_bytes(const qn_vq *vq, int64_t m, int64_t tiles, int fused)
+{
+    const int64_t unit = qn_cuda_vq_points_unit(tiles, fused);
+    const int64_t sums = (POINTS_WARPS + fused) * m * qn_ceil_div(tiles, unit) * unit * 16;
+    const int64_t rows = fused ? (1 + m) * qn_max_i64(vq->n, vq->k) : 0;
+    return (size_t)(POINTS_TABLE + (sums + rows) * 4 + (fused ? sign_bytes(vq->k) + sign_bytes(vq->n) : 0));
 }
 
 /* ---- many rows: vq_wide.cu ---- */
@@ -193,6 +256,7 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
                            .sums = -1,
                            .digits = -1,
                            .bytes = -1,
+                           .points = -1,
                            .sliced = -1,
                            .tensor = -1,
                            .unpack = -1,
@@ -211,6 +275,10 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
     if (full && bytes_chosen(desc, vq, device)) {
         p.digits = p.count++;
         p.bytes = p.count++;
+    }
+    if (full && points_chosen(desc, vq, device)) {
+        p.points = p.count++;
+        p.fused = fused_chosen(desc, vq, device);
     }
     if (full && qn_cuda_vq_tensor_possible(desc, vq)) {
         p.rows = p.count++;

@@ -155,11 +155,54 @@ static void side_program(const qn_op_desc *desc, const qn_vq *vq, const char *en
     define_common(desc, vq, p);
     qn_cuda_define(p, "ENTRY", number);
     qn_cuda_define(p, "SCALE_FORMAT", vq->format == QN_VQ_AQLM ? optional_format(desc, QN_VQ_SCALES) : 0);
+    qn_cuda_define(p, "WSCALE_FORMAT", optional_format(desc, QN_VQ_WSCALE));
+    qn_cuda_define(p, "X_FORMAT", turned ? QN_MM_F32 : qn_cuda_float_format(desc->in[QN_VQMM_X].format));
+}
+
+/* What transforms of x and y need to know. */
+static void define_turns(const qn_op_desc *desc, const qn_vq *vq, qn_cuda_program *p)
+{
+    define_common(desc, vq, p);
+    qn_cuda_define(p, "X_FORMAT", qn_cuda_float_format(desc->in[QN_VQMM_X].format));
     qn_cuda_define(p, "SU_FORMAT", optional_format(desc, QN_VQ_SU));
     qn_cuda_define(p, "SV_FORMAT", optional_format(desc, QN_VQ_SV));
-    qn_cuda_define(p, "WSCALE_FORMAT", optional_format(desc, QN_VQ_WSCALE));
     qn_cuda_define(p, "WH_FORMAT", optional_format(desc, QN_VQ_SCALE_WH));
-    qn_cuda_define(p, "X_FORMAT", number != 2 && turned ? QN_MM_F32 : qn_cuda_float_format(desc->in[QN_VQMM_X].format));
+    qn_cuda_define(p, "WSCALE_FORMAT", optional_format(desc, QN_VQ_WSCALE));
+}
+
+static void turn_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int input,
+                         qn_cuda_program *p)
+{
+    const int64_t length = input ? vq->k : vq->n;
+    const int32_t parts = length > 0 ? qn_cuda_vq_turn_parts(length, device) : 1;
+    p->source = "vq_turn.cu";
+    p->entry = "qn_vq_turn";
+    p->shared_bytes = length > 0 ? (int32_t)qn_cuda_vq_turn_bytes(length, parts) : 0;
+    define_turns(desc, vq, p);
+    qn_cuda_define(p, "INPUT", input);
+    qn_cuda_define(p, "PARTS", parts);
+}
+
+static void points_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int fused,
+                           qn_cuda_program *p)
+{
+    const int64_t tiles = qn_cuda_vq_points_tiles(vq, device, fused);
+    p->source = "vq_points.cu";
+    p->entry = "qn_vq_points";
+    p->shared_bytes = (int32_t)qn_cuda_vq_points_bytes(vq, QN_CUDA_VQ_POINTS_ROWS, tiles, fused);
+    qn_cuda_define(p, "FUSED", fused);
+    qn_cuda_define(p, "TILES", qn_cuda_vq_points_unit(tiles, fused));
+    if (fused) {
+        p->wide_clusters = QN_CUDA_VQ_POINTS_CLUSTER > 8;
+        define_turns(desc, vq, p);
+        qn_cuda_define(p, "CLUSTER", QN_CUDA_VQ_POINTS_CLUSTER);
+        return;
+    }
+    define_common(desc, vq, p);
+    qn_cuda_define(p, "X_FORMAT",
+                   qn_cuda_vq_turns_in(desc, vq) ? QN_MM_F32 : qn_cuda_float_format(desc->in[QN_VQMM_X].format));
+    qn_cuda_define(p, "RAW", qn_cuda_vq_turns_out(desc, vq));
+    qn_cuda_define(p, "WSCALE_FORMAT", optional_format(desc, QN_VQ_WSCALE));
 }
 
 static void sums_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, qn_cuda_program *p)
@@ -190,12 +233,10 @@ int32_t qn_cuda_vq_programs(const qn_op_desc *desc, const qn_cuda_device *device
     const qn_cuda_vq_places p = qn_cuda_vq_places_of(desc, &vq, device, full);
     direct_program(desc, &vq, &out[p.direct]);
     if (p.turn_in >= 0) {
-        side_program(desc, &vq, "qn_vq_turn", 2, &out[p.turn_in]);
-        qn_cuda_define(&out[p.turn_in], "INPUT", 1);
+        turn_program(desc, &vq, device, 1, &out[p.turn_in]);
     }
     if (p.turn_out >= 0) {
-        side_program(desc, &vq, "qn_vq_turn", 2, &out[p.turn_out]);
-        qn_cuda_define(&out[p.turn_out], "INPUT", 0);
+        turn_program(desc, &vq, device, 0, &out[p.turn_out]);
     }
     if (p.finish >= 0) {
         side_program(desc, &vq, "qn_vq_finish", 1, &out[p.finish]);
@@ -205,11 +246,13 @@ int32_t qn_cuda_vq_programs(const qn_op_desc *desc, const qn_cuda_device *device
         sums_program(desc, &vq, device, &out[p.sums]);
     }
     if (p.bytes >= 0) {
-        side_program(desc, &vq, "qn_vq_digits", 3, &out[p.digits]);
+        side_program(desc, &vq, "qn_vq_digits", 2, &out[p.digits]);
         out[p.bytes].source = "vq_bytes.cu";
         out[p.bytes].entry = "qn_vq_bytes";
         out[p.bytes].shared_bytes = QN_CUDA_VQ_BYTES_SHARED;
-        qn_cuda_define(&out[p.bytes], "FORMAT", number_of(vq.format));
+    }
+    if (p.points >= 0) {
+        points_program(desc, &vq, device, p.fused, &out[p.points]);
     }
     if (p.tensor >= 0) {
         const qn_cuda_vq_cut first = qn_cuda_vq_cut_for(desc, &vq, device, qn_cuda_vq_tokens(0));

@@ -1,0 +1,444 @@
+/* y = x w^T for one or two rows of x and E8P12 weights, in exact integers on tensor cores: weights are int8 operand
+ * registers of m16n8k32, and the columns of the other operand are digits of x, three a row.
+ *
+ * 32 w is an int8: a magnitude m = 2 |w -+ 1/4| with its sign folded in is kept as 16 m + 8, which is 32 times
+ * m / 2 + 1/4, and where 1/4 is subtracted as 16 m - 8, which differs in one bit. Both are in the table, 128 bytes of
+ * copies each, so that a point is one access of 8 bytes and an exclusive-or of 0xE0 in the bytes of negated
+ * coordinates.
+ *
+ * A warp's lane owns two groups of each 64 columns; product 2 j + i of a span takes group i of the jth. Digits are made
+ * by the warp that needs them: x = scale * (d0 + 256 d1 + 65536 d2) with one power of two for a span of 256 elements.
+ *
+ * A block has `tiles` tiles of 16 rows of w and all of K: its units, TILES tiles of a span, are dealt to the warps by
+ * spans, and what they find is added up in order of warps. So there are no parts, and nothing depends on M.
+ *
+ * FUSED 1: the blocks of one cluster have all rows, and each transforms x in front and y behind (vq_turn.h).
+ *
+ * Host contract
+ *   Parameters: FUSED, X_FORMAT, TILES 1 or 2; OUT, BIAS, WSCALE_FORMAT (format + 1, 0: none). FUSED 0: RAW 1 leaves
+ *   the sums in a.total. FUSED 1: CLUSTER, SU_FORMAT, SV_FORMAT, WH_FORMAT
+ *   K a multiple of 64; rows of Qidxs at multiples of 8 without gaps
+ *   Launch: block 512, grid {ceil(N / 16 / tiles)}, or {CLUSTER}, tiles not below N / 16 / CLUSTER;
+ *   qn_cuda_vq_points_bytes of shared memory */
+#define THREADS 512
+#include "vq_lattice.h"
+#include "vq_turn.h"
+
+#define WARPS (THREADS / 32)
+#define TABLE_BYTES 65536
+#define DIGIT_PITCH 288 /* bytes of a digit of a span: 256, and 32 that keep digits off each other's banks */
+#define DIGIT_BYTES (2 * 4 * DIGIT_PITCH)
+#define ROWS_OF_X 2
+
+DEV void multiply(int *sum, const u32 *w, uint2 b)
+{
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3])
+                 : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(b.x), "r"(b.y));
+}
+
+/* ---- weights ---- */
+
+DEV void load_block(const char *at, u32 (*codes)[4], int j)
+{
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(codes[0][j]), "=r"(codes[1][j])
+                 : "l"(at + j * 256));
+}
+
+/* Magnitudes and signs of a span of TILES tiles of 16 rows, four points a lane in each 64 columns. Past K, where x has
+ * zeros, and of rows that there are not, whose sums nobody reads, codes may be anything. */
+DEV void load_codes(const qn_cuda_vq &a, int tile, int end, int span, int lane, u32 (*codes)[2][4])
+{
+    const int blocks = min(a.k / 64 - span * 4, 4);
+    const i64 step = (i64)(a.k / 64) * 256;
+    const char *at = a.codes + (i64)tile * step + (i64)span * 1024 + lane * 8;
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+        if (blocks == 4) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                load_block(at, codes[t], j);
+            }
+        } else {
+#pragma unroll
+            for (int j = 0; j < 3; j++) {
+                if (j < blocks) {
+                    load_block(at, codes[t], j);
+                }
+            }
+        }
+        at += tile + t + 1 < end ? step : 0;
+    }
+}
+
+/* Half of an entry, with 1/4 added or subtracted, 16 copies; each thread begins at another bank. */
+DEV void fill(u32 table)
+{
+    const u32 word = e8p_words[threadIdx.x / 2], low = threadIdx.x % 2 * 0x10101010u;
+    const u32 even = (((word << 4 & 0xF0F0F0F0u) ^ 0x80808080u) | 0x08080808u) ^ low;
+    const u32 odd = (((word & 0xF0F0F0F0u) ^ 0x80808080u) | 0x08080808u) ^ low;
+#pragma unroll
+    for (u32 c = 0; c < 8; c++) {
+        const u32 at = table + threadIdx.x * 128 + (c + threadIdx.x) % 8 * 16;
+        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %1, %2};" ::"r"(at), "r"(even), "r"(odd) : "memory");
+    }
+}
+
+/* The signs of four points: bit 8 b + i of `even` and bit 8 b + 4 + i of `odd` are set where byte b of point i is
+ * negated. place: where a lane's copy is in an entry of each, a byte each, of two and two points; 1/4 is subtracted
+ * where a point's signs are odd in number, and its first is turned then. */
+struct four_signs {
+    u32 even, odd, place[2];
+};
+
+DEV four_signs signs_of(u32 word, u32 mine)
+{
+    u32 fold = word ^ word << 16; /* to the left: multiplications, which the other pipe does */
+    fold ^= fold << 8;
+    fold = (fold ^ fold << 4) >> 28;
+    four_signs s;
+    s.even = word ^ fold;
+    s.odd = word;
+    s.place[0] = (fold * 0x4080u & 0x8080u) | mine;
+    s.place[1] = (fold * 0x1020u & 0x8080u) | mine;
+    return s;
+}
+
+/* v, negated in the bytes whose highest bit of `signs` is set. */
+DEV u32 negated(u32 v, u32 signs)
+{
+    u32 bytes;
+    asm("prmt.b32 %0, %1, 0, 0xba98;" : "=r"(bytes) : "r"(signs));
+    return v ^ (bytes & 0xE0E0E0E0u);
+}
+
+/* Point i as its two registers. */
+DEV void point(const u8 *table, u32 codes, const four_signs &s, int i, u32 *even, u32 *odd)
+{
+    const u32 at = __byte_perm(codes, s.place[i / 2], (u32)(0x6604 | i << 4 | i % 2));
+    const uint2 v = *(const uint2 *)(table + at);
+    *even = negated(v.x, s.even << (7 - i));
+    *odd = negated(v.y, s.odd << (3 - i));
+}
+
+/* ---- rows of x ---- */
+
+/* The lane's eight elements of a span. */
+DEV void load_eight(const char *row, int k, int limit, float *v)
+{
+    if (k >= limit) {
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            v[e] = 0.0f;
+        }
+        return;
+    }
+#if X_FORMAT == QN_MM_F32
+    if (((u64)row & 15) == 0) {
+        const float4 low = ((const float4 *)row)[k / 4], high = ((const float4 *)row)[k / 4 + 1];
+        v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
+        v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+        return;
+    }
+#endif
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        v[e] = load_float(row, k + e, X_FORMAT);
+    }
+}
+
+DEV u32 four_bytes(u32 a, u32 b, u32 c, u32 d, u32 which)
+{
+    return __byte_perm(__byte_perm(a, b, which), __byte_perm(c, d, which), 0x5410) ^ 0x80808080u;
+}
+
+/* The warp's 256 elements as digits, product i, lane t of a quad: elements 64 (i / 2) + 16 t + 8 (i % 2) on, in the
+ * order 0 4 1 5 2 6 3 7. Returns what they are to be multiplied by. */
+DEV float put_digits(const float *v, u32 to, int lane)
+{
+    u32 most = 0, u[8];
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        most = max(most, __float_as_uint(v[e]) & 0x7fffffffu);
+    }
+    most = __reduce_max_sync(~0u, most);
+    /* the largest becomes 2^21 to 2^22 */
+    const u32 exponent = most >> 23, shift = exponent > 24 ? exponent - 21 : 3;
+    const float inverse = __uint_as_float((254 - shift) << 23);
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        /* rounded in front of 2^23; digits from -128 to 127 are bytes 128 less */
+        u[e] = __float_as_uint(__fmaf_rn(v[e], inverse, 12582912.0f)) - (0x4b400000u - 0x00808080u);
+    }
+    const u32 at = to + (u32)(lane / 8 * 2 + lane % 2) * 32 + (u32)(lane % 8 / 2) * 8;
+#pragma unroll
+    for (u32 d = 0; d < 3; d++) {
+        const u32 which = d == 0 ? 0x0040 : d == 1 ? 0x0051 : 0x0062;
+        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(at + d * DIGIT_PITCH),
+                     "r"(four_bytes(u[0], u[4], u[1], u[5], which)), "r"(four_bytes(u[2], u[6], u[3], u[7], which))
+                     : "memory");
+    }
+    return __uint_as_float(exponent == 255 ? 0x7fc00000u : shift << 23);
+}
+
+DEV uint2 load_digits(u32 at)
+{
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at));
+    return v;
+}
+
+/* ---- a unit ---- */
+
+/* part[row] += of TILES tiles and a span. scale: of the row of x whose digits this lane's sums are of; keeps: whether
+ * the lane is the one of its pair that adds. */
+DEV void unit(const u8 *table, u32 (*codes)[2][4], u32 digits, float scale, int keeps, int lane, float *part)
+{
+    const u32 mine = (u32)(lane % 16) * 0x0808u;
+    const u32 x = digits + (u32)(lane / 4) * DIGIT_PITCH + (u32)(lane % 4) * 8;
+    int sums[TILES][4] = {};
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const uint2 b = load_digits(x + (u32)i * 32); /* zeros where no second row is */
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile++) {
+            u32 w[4];
+            const four_signs s = signs_of(codes[tile][1][i / 2], mine); /* once for both products of a tile */
+            point(table, codes[tile][0][i / 2], s, i % 2 * 2, &w[0], &w[2]);
+            point(table, codes[tile][0][i / 2], s, i % 2 * 2 + 1, &w[1], &w[3]);
+            multiply(sums[tile], w, b);
+        }
+    }
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float low = (float)sums[tile][2 * half], high = (float)sums[tile][2 * half + 1];
+            float v = (lane & 1 ? low * 65536.0f : __fmaf_rn(high, 256.0f, low)) * scale;
+            v += __shfl_xor_sync(~0u, v, 1);
+            if (keeps) {
+                part[16 * tile + 2 * (lane / 4) + half] += v;
+            }
+        }
+    }
+}
+
+#if FUSED
+
+/* Behind the parts: a row in front of its transform, rows behind it, what the block found, signs of both bases. */
+struct fused_rows {
+    float *before, *after, *found;
+    u32 *signs, *signs_out;
+    int longest, rows;
+};
+
+DEV fused_rows fused_rows_at(const qn_cuda_vq &a, const qn_cuda_turn &in, float *at, int rows)
+{
+    fused_rows f;
+    f.longest = max(a.k, a.n);
+    f.rows = rows;
+    f.before = at;
+    f.after = at + f.longest;
+    f.found = f.after + a.m * f.longest;
+    f.signs = (u32 *)(f.found + a.m * rows);
+    f.signs_out = f.signs + in.base * TURN_WORDS(in.base);
+    return f;
+}
+
+/* Rows of x are transformed, but for their scale. */
+DEV void transform_x(const qn_cuda_vq &a, const qn_cuda_turn &in, const fused_rows &f)
+{
+    for (int m = 0; m < a.m; m++) {
+        __syncthreads();
+#pragma unroll 4
+        for (int i = (int)threadIdx.x; i < a.k; i += THREADS) {
+            float v = load_float(a.x + (i64)m * a.x_row, i, X_FORMAT) * load_float(a.su, i, SU_FORMAT - 1);
+#if WH_FORMAT
+            v /= load_float(a.scale_wh, i, WH_FORMAT - 1);
+#endif
+            f.before[i] = v;
+        }
+        __syncthreads();
+        turn_row(in, f.before, f.after + m * f.longest, in.fast, f.signs);
+    }
+}
+
+/* What all blocks found is transformed by each, which stores its share of y. */
+DEV void transform_y(const qn_cuda_vq &a, const qn_cuda_turn &out, const fused_rows &f)
+{
+    const u32 of_block = shared_address(f.found);
+#if WSCALE_FORMAT
+    const float wscale = load_float(a.wscale, 0, WSCALE_FORMAT - 1);
+#endif
+    const int share0 = a.n * (int)blockIdx.x / CLUSTER, share1 = a.n * ((int)blockIdx.x + 1) / CLUSTER;
+    cluster_arrive();
+    cluster_wait();
+    for (int m = 0; m < a.m; m++) {
+        __syncthreads();
+#pragma unroll 4
+        for (int i = (int)threadIdx.x; i < a.n; i += THREADS) {
+            asm volatile("ld.shared::cluster.f32 %0, [%1];"
+                         : "=f"(f.before[i])
+                         : "r"(cluster_address(of_block + (u32)(m * f.rows + i % f.rows) * 4, (u32)(i / f.rows)))
+                         : "memory");
+        }
+        __syncthreads();
+        turn_row(out, f.before, f.after, out.fast, f.signs_out);
+        __syncthreads();
+        for (int i = share0 + (int)threadIdx.x; i < share1; i += THREADS) {
+            float v = f.after[i] * out.scale * load_float(a.sv, i, SV_FORMAT - 1);
+#if WSCALE_FORMAT
+            v *= wscale;
+#endif
+#if BIAS
+            v += load_float(a.bias, i, BIAS - 1);
+#endif
+            store_float(a.y + (i64)m * a.y_row, i, v, OUT);
+        }
+    }
+    cluster_arrive_relaxed(); /* nobody leaves while its memory is read */
+    cluster_wait();
+}
+
+#else
+
+DEV void store_sum(const qn_cuda_vq &a, int m, int n, float sum)
+{
+#if RAW
+    a.total[(i64)m * a.n + n] = sum;
+#else
+#if WSCALE_FORMAT
+    sum *= load_float(a.wscale, 0, WSCALE_FORMAT - 1);
+#endif
+#if BIAS
+    sum += load_float(a.bias, n, BIAS - 1);
+#endif
+    store_float(a.y + (i64)m * a.y_row, n, sum, OUT);
+#endif
+}
+
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    qn_vq_points(const __grid_constant__ qn_cuda_vq a
+#if FUSED
+                 ,
+                 const __grid_constant__ qn_cuda_turn in, const __grid_constant__ qn_cuda_turn out
+#endif
+    )
+{
+    extern __shared__ __align__(128) u8 memory[];
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int first = (int)blockIdx.x * a.tiles, end = min(first + a.tiles, a.n / 16);
+    const int rows = (a.tiles + TILES - 1) / TILES * TILES * 16; /* of sums: units are whole */
+    const int groups = max((end - first + TILES - 1) / TILES, 0), units = groups * a.spans;
+    int at = units * warp / WARPS;
+    const int last = units * (warp + 1) / WARPS;
+    const u32 digits = shared_address(memory) + TABLE_BYTES + (u32)warp * DIGIT_BYTES;
+    float *const parts = (float *)(memory + TABLE_BYTES + WARPS * DIGIT_BYTES); /* [warp][m][rows] */
+    float *const mine = parts + warp * a.m * rows;
+    int span = groups > 0 ? at / groups : 0, group = groups > 0 ? at % groups : 0, made = -1;
+    u32 next[TILES][2][4] = {};
+    release_next();
+    fill(shared_address(memory));
+    for (int i = lane; i < DIGIT_BYTES / 4; i += 32) {
+        store_shared_i32(digits + (u32)i * 4, 0);
+    }
+    for (int i = lane; i < a.m * rows; i += 32) {
+        mine[i] = 0.0f;
+    }
+    if (a.early && at < last) { /* weights stay: they may be read while the kernel in front works */
+        load_codes(a, first + group * TILES, end, span, lane, next);
+    }
+#if FUSED
+    const fused_rows fused = fused_rows_at(a, in, parts + WARPS * a.m * rows, rows);
+    turn_signs(in, fused.signs);
+    turn_signs(out, fused.signs_out);
+    if (a.early) {
+        turn_prefetch(a.su, a.k, SU_FORMAT - 1, 0, 1);
+        turn_prefetch(a.sv, a.n, SV_FORMAT - 1, 0, 1);
+    }
+    wait_before();
+    transform_x(a, in, fused);
+#else
+    wait_before();
+#endif
+    __syncthreads();
+    if (!a.early && at < last) {
+        load_codes(a, first + group * TILES, end, span, lane, next);
+    }
+    float scale = 0.0f;
+    const int keeps = lane % 2 == 0 && lane % 4 / 2 < a.m;
+#if !FUSED
+    float ahead[ROWS_OF_X][8];
+#pragma unroll
+    for (int m = 0; m < ROWS_OF_X; m++) {
+        load_eight(a.x + (i64)m * a.x_row, span * QN_VQ_SPAN + lane * 8, m < a.m && at < last ? a.k : 0, ahead[m]);
+    }
+#endif
+#pragma unroll 1
+    for (; at < last; at++) {
+        u32 codes[TILES][2][4];
+        const int over = group + 1 == groups, span_after = span + over, group_after = over ? 0 : group + 1;
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile++) {
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                codes[tile][i / 4][i % 4] = next[tile][i / 4][i % 4];
+            }
+        }
+        if (at + 1 < last) {
+            load_codes(a, first + group_after * TILES, end, span_after, lane, next);
+        }
+        if (made != span) {
+            made = span;
+            __syncwarp();
+#pragma unroll
+            for (int m = 0; m < ROWS_OF_X; m++) {
+                if (m < a.m) {
+#if FUSED
+                    float v[8];
+#pragma unroll
+                    for (int e = 0; e < 8; e++) {
+                        const int k = span * QN_VQ_SPAN + lane * 8 + e;
+                        v[e] = k < a.k ? fused.after[m * fused.longest + k] * in.scale : 0.0f;
+                    }
+#else
+                    float *const v = ahead[m];
+#endif
+                    const float of_row = put_digits(v, digits + (u32)m * (4 * DIGIT_PITCH), lane);
+                    scale = lane % 4 / 2 == m ? 0.03125f * of_row : scale;
+#if !FUSED
+                    load_eight(a.x + (i64)m * a.x_row, (span + 1) * QN_VQ_SPAN + lane * 8, a.k, v);
+#endif
+                }
+            }
+            __syncwarp();
+        }
+        unit(memory, codes, digits, scale, keeps, lane,
+             mine + (keeps ? lane % 4 / 2 * rows : 0) + group * (16 * TILES));
+        span = span_after;
+        group = group_after;
+    }
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < a.m * rows; i += THREADS) {
+        float sum = parts[i];
+#pragma unroll
+        for (int w = 1; w < WARPS; w++) {
+            sum += parts[w * a.m * rows + i];
+        }
+#if FUSED
+        fused.found[i] = sum;
+#else
+        const int m = i / rows, n = first * 16 + i % rows;
+        if (n < end * 16) {
+            store_sum(a, m, n, sum);
+        }
+#endif
+    }
+#if FUSED
+    transform_y(a, out, fused);
+#endif
+}
