@@ -1,6 +1,7 @@
 /* Vector-quantised weights of level amx (kernels/common/vq.h): looked-up lines of
  * gptvq are tiles as they lie, digits of sixteen rows of x the other operand. */
 #define QN_ISA amx
+#define QN_SHORT_PERMUTES /* a permute of two registers is three operations on these processors */
 #include "kernels/cpu/avx512vnni/vq_tiles.h"
 
 #include "kernels/cpu/amx/vq_planes.h"

@@ -2,6 +2,7 @@
  * 16 rows of w by 64 elements, sixteen rows of x the other operand. Sums are the integers of
  * level avx512vnni, which runs single rows. */
 #define QN_ISA amx
+#define QN_SHORT_PERMUTES /* a permute of two registers is three operations on these processors */
 #include "kernels/cpu/avx512vnni/vq_lattice.h"
 
 #include "kernels/cpu/amx/vq_planes.h"

@@ -55,8 +55,8 @@ QN_INLINE void unit_load(e8p_unit *u, const points *p, const uint8_t *codes)
 {
     const __m512i parity = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 1, 0, 1, 0, 0, 1, 1, 0, 0, 1, 0, 1, 1, 0));
     const __m512i index = _mm512_loadu_si512(codes), signs = _mm512_loadu_si512(codes + 64);
-    const byte_quarters quarters = quarters_of(index);
-    const __m512i low = look_up(&p->low, index, quarters), high = look_up(&p->high, index, quarters);
+    const byte_parts parts = parts_of(index);
+    const __m512i low = look_up(&p->low, index, parts), high = look_up(&p->high, index, parts);
     const __m512i odd = _mm512_and_si512(_mm512_xor_si512(low, high), _mm512_set1_epi8(0x55));
     const __m512i bits = _mm512_xor_si512(odd, signs);
     const __m512i four = _mm512_and_si512(_mm512_xor_si512(bits, _mm512_srli_epi16(bits, 4)), _mm512_set1_epi8(15));

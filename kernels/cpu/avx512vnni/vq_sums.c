@@ -159,12 +159,12 @@ QN_INLINE void add_bytes(pairs *p, __m512i bytes)
 QN_INLINE void look_up_rows(pairs p[PLANES], const uint8_t *codes, const uint8_t *tables, const int count)
 {
     __m512i line[2];
-    byte_quarters quarters[2];
+    byte_parts parts[2];
 #pragma GCC unroll 2
     for (int l = 0; l < count; l++) {
         _mm_prefetch((const char *)codes + l * 64 + AHEAD, _MM_HINT_T0);
         line[l] = _mm512_loadu_si512(codes + l * 64);
-        quarters[l] = quarters_of(line[l]);
+        parts[l] = parts_of(line[l]);
     }
 #pragma GCC unroll 3
     for (int i = 0; i < PLANES; i++) {
@@ -172,7 +172,7 @@ QN_INLINE void look_up_rows(pairs p[PLANES], const uint8_t *codes, const uint8_t
         for (int l = 0; l < count; l++) {
             byte_table t;
             table_load(&t, tables + l * QN_VQ_TABLE_BYTES + i * QN_VQ_TABLE_ENTRIES);
-            add_bytes(&p[i], look_up(&t, line[l], quarters[l]));
+            add_bytes(&p[i], look_up(&t, line[l], parts[l]));
         }
     }
 }

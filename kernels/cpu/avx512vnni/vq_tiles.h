@@ -59,10 +59,10 @@ static void tiles_one(const qn_vq_tiles_call *c)
             for (int q = 0; q < LINES; q++) {
                 _mm_prefetch((const char *)codes + AHEAD + q * 64, _MM_HINT_T0);
                 const __m512i line = _mm512_loadu_si512(codes + q * 64);
-                const byte_quarters quarter = quarters_of(line);
+                const byte_parts parts = parts_of(line);
 #pragma GCC unroll 4
                 for (int j = 0; j < 4; j++) {
-                    const __m512i w = look_up(&b.element[j], line, quarter);
+                    const __m512i w = look_up(&b.element[j], line, parts);
 #pragma GCC unroll 3
                     for (int d = 0; d < QN_VQ_PLANES; d++) {
                         s[j % 2][d] =
@@ -84,10 +84,10 @@ QN_INLINE void look_up_tile(const book *b, const uint8_t *codes, char *lines)
     for (int q = 0; q < LINES; q++) {
         _mm_prefetch((const char *)codes + AHEAD + q * 64, _MM_HINT_T0);
         const __m512i line = _mm512_loadu_si512(codes + q * 64);
-        const byte_quarters quarter = quarters_of(line);
+        const byte_parts parts = parts_of(line);
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++) {
-            _mm512_store_si512(lines + (q * 4 + j) * 64, look_up(&b->element[j], line, quarter));
+            _mm512_store_si512(lines + (q * 4 + j) * 64, look_up(&b->element[j], line, parts));
         }
     }
 }
