@@ -10,8 +10,8 @@
 #include <stdint.h>
 
 #define QN_VQ_BOOKS 64
-#define QN_VQ_VECTOR 256 /* elements of a vector at most */
-#define QN_VQ_ACROSS 16 /* elements of a vector that lies across rows, at most: of longer ones a part */
+#define QN_VQ_VECTOR 256   /* elements of a vector at most */
+#define QN_VQ_ACROSS 16    /* elements of a vector that lies across rows, at most: of longer ones a part */
 #define QN_VQ_STREAM_PAD 8 /* bytes readable past a stream's last code */
 
 typedef struct qn_vq_run {
@@ -26,7 +26,8 @@ typedef struct qn_vq_run {
 /* out[groups * vector]: sums of the books' vectors in their order, f32. */
 typedef void (*qn_vq_decode_fn)(const qn_vq_run *run, float *out);
 
-/* The same for vectors that lie across rows of weights: element j of group g to out[j * stride + g], j < run->vector. */
+/* The same for vectors that lie across rows of weights: element j of group g to out[j * stride + g], j < run->vector.
+ */
 typedef void (*qn_vq_decode_across_fn)(const qn_vq_run *run, float *out, int64_t stride);
 
 typedef struct qn_vq_books_set {
@@ -39,8 +40,10 @@ typedef struct qn_vq_books_set {
  * its rows share a book of 256 vectors of four int8, kept as four tables of bytes, one an element, plus 128.
  *
  * A row of x becomes digits, 256 elements at a time: x = scale * (d0 + 256 d1 + 65536 d2), int8 digits, scale a power
- * of two so that the largest |x| is 2^21 to 2^22 of it. Digits lie as the bytes of looked-up lines do: byte 16 q + 4 j
- * + g of a plane is element 16 q + 4 g + j. So each digit's sum over a tile is an exact integer in any order, and
+ * of two so that the largest |x| is about 2^22 to 2^23 of it. Where rounding to multiples of 256 stays within what the
+ * row's f32 sums may be off by, d0 is 0 in the whole tile and need not be multiplied: a matter of the row's own values.
+ * Digits lie as the bytes of looked-up lines do: byte 16 q + 4 j + g of a plane is element 16 q + 4 g + j. So each
+ * digit's sum over a tile is an exact integer in any order, and
  *
  *     sum = fma(s0 + 256 s1 + 65536 s2, scale * book scale, sum)      over the tiles along K, f32
  *
@@ -60,7 +63,8 @@ typedef struct qn_vq_tiles_call {
     const int8_t *digits;   /* row m from + m * digit_stride: [tiles][3][256] */
     int64_t digit_stride;   /* a multiple of 64 */
     const float *scales;    /* row m from + m * tiles */
-    const int32_t *offsets; /* row m from + m * tiles * 4: -128 times the sums of the digits of each plane */
+    const int32_t *offsets; /* row m from + m * tiles * 4: -128 times the sums of the digits of each plane; the first
+                               plane that is not all zeros, 0 or 1 */
     int64_t rows;
     float *sums;   /* [rows][64], written whole; 64-byte aligned */
     char *scratch; /* QN_VQ_TILES_SCRATCH bytes, 64-byte aligned, private to the thread */
@@ -68,8 +72,8 @@ typedef struct qn_vq_tiles_call {
 
 #define QN_VQ_TILES_SCRATCH 8192
 
-/* Digits of QN_VQ_TILE_K elements; 1 when they cannot hold them: NaN, infinity, far below or above 1. */
-typedef int (*qn_vq_digits_fn)(const float *x, int8_t *planes, float *scale, int32_t offsets[4]);
+/* Digits of a row's tiles, zeros behind k; 1 when they cannot hold them: NaN, infinity, far below or above 1. */
+typedef int (*qn_vq_digits_fn)(const float *x, int64_t k, int8_t *planes, float *scales, int32_t *offsets);
 
 typedef struct qn_vq_tiles_set {
     void (*mm)(const qn_vq_tiles_call *call);

@@ -58,6 +58,8 @@ static const struct {
     {"vq_mm m=2 n=9 k=72 nbits_per_codebook=12 out=f32 codes=u8", 0},
     {"vq_mm m=3 n=8 k=64 num_codebooks=8 in_group_size=32 x=f32 codes=u8", 0},
     {"vq_mm m=3 n=136 k=64 num_codebooks=8 in_group_size=32 x=f32 codes=u8", 0},
+    {"vq_mm m=1 n=130 k=4096 format=gptvq out=f32 x=f32", 0},
+    {"vq_mm m=15 n=70 k=4364 format=gptvq out=f32 x=f32 bias=1", 0},
     {"vq_mm m=3 n=12 k=24 out_group_size=4 out=f32", 0},
     {"vq_mm m=9 n=64 k=128 out=f32 x=f32 bias=f16", 0},
     {"vq_mm m=0 n=8 k=16", 0},

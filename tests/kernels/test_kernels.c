@@ -519,6 +519,7 @@ static const char *const batch_cases[] = {
     "quantize_nvfp4 m=17 k=576 global_scale=1",
     "vq_mm m=17 n=37 k=584 out=f32",
     "vq_mm m=17 n=300 k=520 format=gptvq x=bf16",
+    "vq_mm m=17 n=70 k=4364 format=gptvq out=f32 x=f32",
     "vq_mm m=17 n=64 k=192 format=quip_e8p out=f32 SU=1 SV=1",
     "vq_mm m=17 n=144 k=576 format=quip_e8p codebook=E8P12RVQ4B out=f32 SU=1 SV=1",
     "vq_mm m=17 n=80 k=320 format=quip_e8p codebook=E8P12RVQ3B x=bf16",

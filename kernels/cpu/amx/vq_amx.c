@@ -18,7 +18,7 @@ QN_INLINE void rows_by_lines(const qn_vq_tiles_call *c, int64_t m, int64_t rows,
     for (int64_t r = 0; r < rows; r++) {
         __m512i s[QN_VQ_PLANES];
         planes_of_row(sums, r, s);
-        add_tile(c->sums + (m + r) * QN_VQ_BLOCK + p * QN_VQ_PANEL, s, c->offsets + ((m + r) * c->tiles + t) * 4,
+        add_tile(c->sums + (m + r) * QN_VQ_BLOCK + p * QN_VQ_PANEL, s, 0, c->offsets + ((m + r) * c->tiles + t) * 4,
                  c->scales[(m + r) * c->tiles + t] * c->book_scales[t]);
     }
 }

@@ -1,36 +1,82 @@
 /* Vector-quantised weights of level avx512vnni (kernels/common/vq.h). */
 #include "kernels/cpu/avx512vnni/vq_tiles.h"
 
-#define ROWS 4 /* of x beside each other in registers */
+#define ROWS 8 /* of x beside each other in registers, at most; half of them with three planes */
 
-/* `rows` rows by a tile in scratch. */
-QN_INLINE void rows_by_lines(const qn_vq_tiles_call *c, const int rows, int64_t m, int64_t t, int p)
+/* `rows` rows by a tile in scratch, planes `first` to the last of their digits. */
+QN_INLINE void rows_by_lines(const qn_vq_tiles_call *c, const int rows, const int first, int64_t m, int64_t t, int p)
 {
     const int8_t *const digits = c->digits + m * c->digit_stride + t * QN_VQ_PLANES * QN_VQ_TILE_K;
+    const char *const lines = c->scratch;
     __m512i s[ROWS][QN_VQ_PLANES];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 3
-        for (int i = 0; i < QN_VQ_PLANES; i++) {
+        for (int i = first; i < QN_VQ_PLANES; i++) {
             s[r][i] = _mm512_setzero_si512();
         }
     }
-    for (int l = 0; l < 4 * LINES; l++) {
-        const __m512i w = _mm512_load_si512(c->scratch + l * 64);
+    for (int q = 0; q < LINES; q++) { /* four at a time: a round's sums are moved between registers */
 #pragma GCC unroll 4
-        for (int r = 0; r < rows; r++) {
+        for (int l = 4 * q; l < 4 * q + 4; l++) {
+            const __m512i w = _mm512_load_si512(lines + l * 64);
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 3
-            for (int i = 0; i < QN_VQ_PLANES; i++) {
-                const int8_t *const at = digits + r * c->digit_stride + i * QN_VQ_TILE_K + l * 4;
-                s[r][i] = _mm512_dpbusd_epi32(s[r][i], w, broadcast(at));
+                for (int i = first; i < QN_VQ_PLANES; i++) {
+                    const int8_t *const at = digits + r * c->digit_stride + i * QN_VQ_TILE_K + l * 4;
+                    s[r][i] = _mm512_dpbusd_epi32(s[r][i], w, broadcast(at));
+                }
             }
         }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
-        add_tile(c->sums + (m + r) * QN_VQ_BLOCK + p * QN_VQ_PANEL, s[r], c->offsets + ((m + r) * c->tiles + t) * 4,
-                 c->scales[(m + r) * c->tiles + t] * c->book_scales[t]);
+        add_tile(c->sums + (m + r) * QN_VQ_BLOCK + p * QN_VQ_PANEL, s[r], first,
+                 c->offsets + ((m + r) * c->tiles + t) * 4, c->scales[(m + r) * c->tiles + t] * c->book_scales[t]);
     }
+}
+
+/* Functions of their own have all registers. */
+#define ROWS_BY_LINES(rows, first)                                                                                     \
+    static __attribute__((noinline)) void rows_##rows##_from_##first(const qn_vq_tiles_call *c, int64_t m, int64_t t,  \
+                                                                     int p)                                            \
+    {                                                                                                                  \
+        rows_by_lines(c, rows, first, m, t, p);                                                                        \
+    }
+ROWS_BY_LINES(8, 1)
+ROWS_BY_LINES(4, 1)
+ROWS_BY_LINES(2, 1)
+ROWS_BY_LINES(1, 1)
+ROWS_BY_LINES(4, 0)
+ROWS_BY_LINES(2, 0)
+ROWS_BY_LINES(1, 0)
+
+/* The first plane that any of `rows` rows of x has in a tile; offsets of the first one, of `tiles` tiles a row. */
+static int first_plane(const int32_t *offsets, int64_t rows, int64_t tiles)
+{
+    int32_t first = 1;
+    for (int64_t r = 0; r < rows; r++) {
+        first &= offsets[r * tiles * 4 + 3];
+    }
+    return first;
+}
+
+typedef struct rows_way {
+    int64_t rows;
+    void (*run)(const qn_vq_tiles_call *c, int64_t m, int64_t t, int p);
+} rows_way;
+
+/* How many rows from m on go together by a tile: the more the better, fewer where one has all three planes. */
+static rows_way way_of(const qn_vq_tiles_call *c, int64_t m, int64_t t)
+{
+    static const rows_way ways[2][4] = {
+        {{4, rows_4_from_0}, {4, rows_4_from_0}, {2, rows_2_from_0}, {1, rows_1_from_0}},
+        {{8, rows_8_from_1}, {4, rows_4_from_1}, {2, rows_2_from_1}, {1, rows_1_from_1}}};
+    const int64_t left = c->rows - m;
+    const int size = left >= 8 ? 0 : left >= 4 ? 1 : left >= 2 ? 2 : 3;
+    const int first = first_plane(c->offsets + (m * c->tiles + t) * 4, ways[1][size].rows, c->tiles);
+    return ways[first][size];
 }
 
 static void tiles_mm(const qn_vq_tiles_call *c)
@@ -43,14 +89,13 @@ static void tiles_mm(const qn_vq_tiles_call *c)
     for (int64_t t = 0; t < c->tiles; t++) {
         book b;
         for (int p = 0; p < QN_VQ_BLOCK / QN_VQ_PANEL; p++) {
+            int64_t m = 0;
             book_load(&b, c->books + t * QN_VQ_TILE_BYTES);
             look_up_tile(&b, panel_codes(c, t, p), c->scratch);
-            int64_t m = 0;
-            for (; m + ROWS <= c->rows; m += ROWS) {
-                rows_by_lines(c, ROWS, m, t, p);
-            }
-            for (; m < c->rows; m++) {
-                rows_by_lines(c, 1, m, t, p);
+            while (m < c->rows) {
+                const rows_way way = way_of(c, m, t);
+                way.run(c, m, t, p);
+                m += way.rows;
             }
         }
     }

@@ -55,7 +55,7 @@ QN_INLINE void rows_by_lines(const qn_vq_lattice_call *c, const int rows, int64_
         for (int d = 0; d < QN_VQ_PLANES; d++) {
             all[d] = joined(s[r][0][d], s[r][1][d]);
         }
-        add_tile(c->sums + (m + r) * QN_VQ_BLOCK + panel * QN_VQ_PANEL, all, c->offsets + ((m + r) * tiles + t) * 4,
+        add_tile(c->sums + (m + r) * QN_VQ_BLOCK + panel * QN_VQ_PANEL, all, 0, c->offsets + ((m + r) * tiles + t) * 4,
                  c->scales[(m + r) * tiles + t] * c->unit[book]);
     }
 }
@@ -96,10 +96,11 @@ static void lattice_mm(const qn_vq_lattice_call *c)
     }
 }
 
-static int lattice_digits(const float *x, int8_t *planes, float *scale, int32_t offsets[4])
+/* All digits, whatever f32 sums would be off by: a transform of the sums adds up what they are off by. */
+static int lattice_digits(const float *x, int64_t k, int8_t *planes, float *scales, int32_t *offsets)
 {
-    return digits_of(x, _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), QN_VQ_LATTICE_BIAS,
-                     planes, scale, offsets);
+    const __m512i order = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return digits_of_row(x, k, order, QN_VQ_LATTICE_BIAS, 0.0, planes, scales, offsets);
 }
 
 /* ---- Hadamard transforms ---- */

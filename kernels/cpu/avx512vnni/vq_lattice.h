@@ -148,7 +148,7 @@ QN_INLINE void tile_by_one(const qn_vq_lattice_call *c, int64_t t, int64_t units
     for (int64_t panel = 0; panel < c->panels; panel++, codes += units * 2 * half_bytes(is_e8)) {
         __m512i s[QN_VQ_PLANES];
         one_by_panel(&p, is_e8, codes, units, c->digits + t * QN_VQ_PLANES * QN_VQ_TILE_K, s);
-        add_tile(c->sums + panel * QN_VQ_PANEL, s, c->offsets + t * 4, c->scales[t] * c->unit[book]);
+        add_tile(c->sums + panel * QN_VQ_PANEL, s, 0, c->offsets + t * 4, c->scales[t] * c->unit[book]);
     }
 }
 

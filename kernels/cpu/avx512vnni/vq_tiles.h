@@ -40,40 +40,55 @@ QN_INLINE const uint8_t *panel_codes(const qn_vq_tiles_call *c, int64_t t, int p
     return c->codes + ((p / 2 * c->tiles + t) * 2 + p % 2) * QN_VQ_TILE_BYTES;
 }
 
-/* One row: codes are looked up on their way, weights are never stored. Panels of both halves of the block take turns:
- * two streams of codes; a line's elements go to two chains. */
+/* One row by a panel of a tile: codes are looked up on their way, weights are never stored. A line's elements go to two
+ * chains. */
+QN_INLINE void panel_by_one(const book *b, const uint8_t *codes, const int8_t *digits, const int first,
+                            __m512i s[QN_VQ_PLANES])
+{
+    __m512i other[QN_VQ_PLANES];
+#pragma GCC unroll 3
+    for (int d = first; d < QN_VQ_PLANES; d++) {
+        s[d] = other[d] = _mm512_setzero_si512();
+    }
+    for (int q = 0; q < LINES; q++) {
+        _mm_prefetch((const char *)codes + AHEAD + q * 64, _MM_HINT_T0);
+        const __m512i line = _mm512_loadu_si512(codes + q * 64);
+        const byte_parts parts = parts_of(line);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+            const __m512i w = look_up(&b->element[j], line, parts);
+#pragma GCC unroll 3
+            for (int d = first; d < QN_VQ_PLANES; d++) {
+                __m512i *const to = j % 2 ? &other[d] : &s[d];
+                *to = _mm512_dpbusd_epi32(*to, w, broadcast(digits + d * QN_VQ_TILE_K + q * 16 + j * 4));
+            }
+        }
+    }
+#pragma GCC unroll 3
+    for (int d = first; d < QN_VQ_PLANES; d++) {
+        s[d] = _mm512_add_epi32(s[d], other[d]);
+    }
+}
+
+QN_INLINE void tile_by_one(const qn_vq_tiles_call *c, const book *b, int64_t t, const int first)
+{
+    for (int i = 0; i < 4; i++) { /* panels of both halves of the block take turns: two streams of codes */
+        const int p = i / 2 + i % 2 * 2;
+        __m512i s[QN_VQ_PLANES];
+        panel_by_one(b, panel_codes(c, t, p), c->digits + t * QN_VQ_PLANES * QN_VQ_TILE_K, first, s);
+        add_tile(c->sums + p * QN_VQ_PANEL, s, first, c->offsets + t * 4, c->scales[t] * c->book_scales[t]);
+    }
+}
+
 static void tiles_one(const qn_vq_tiles_call *c)
 {
     for (int64_t t = 0; t < c->tiles; t++) {
-        const int8_t *const digits = c->digits + t * QN_VQ_PLANES * QN_VQ_TILE_K;
-        const float scale = c->scales[t] * c->book_scales[t];
         book b;
         book_load(&b, c->books + t * QN_VQ_TILE_BYTES);
-        for (int i = 0; i < 4; i++) {
-            const int p = i / 2 + i % 2 * 2;
-            const uint8_t *const codes = panel_codes(c, t, p);
-            __m512i s[2][QN_VQ_PLANES];
-            for (int d = 0; d < QN_VQ_PLANES; d++) {
-                s[0][d] = s[1][d] = _mm512_setzero_si512();
-            }
-            for (int q = 0; q < LINES; q++) {
-                _mm_prefetch((const char *)codes + AHEAD + q * 64, _MM_HINT_T0);
-                const __m512i line = _mm512_loadu_si512(codes + q * 64);
-                const byte_parts parts = parts_of(line);
-#pragma GCC unroll 4
-                for (int j = 0; j < 4; j++) {
-                    const __m512i w = look_up(&b.element[j], line, parts);
-#pragma GCC unroll 3
-                    for (int d = 0; d < QN_VQ_PLANES; d++) {
-                        s[j % 2][d] =
-                            _mm512_dpbusd_epi32(s[j % 2][d], w, broadcast(digits + d * QN_VQ_TILE_K + q * 16 + j * 4));
-                    }
-                }
-            }
-            for (int d = 0; d < QN_VQ_PLANES; d++) {
-                s[0][d] = _mm512_add_epi32(s[0][d], s[1][d]);
-            }
-            add_tile(c->sums + p * QN_VQ_PANEL, s[0], c->offsets + t * 4, scale);
+        if (c->offsets[t * 4 + 3]) {
+            tile_by_one(c, &b, t, 1);
+        } else {
+            tile_by_one(c, &b, t, 0);
         }
     }
 }
@@ -97,10 +112,10 @@ static void clear_sums(const qn_vq_tiles_call *c)
     memset(c->sums, 0, (size_t)c->rows * QN_VQ_BLOCK * sizeof *c->sums);
 }
 
-static int tile_digits(const float *x, int8_t *planes, float *scale, int32_t offsets[4])
+static int tile_digits(const float *x, int64_t k, int8_t *planes, float *scales, int32_t *offsets)
 {
-    return digits_of(x, _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), 128, planes, scale,
-                     offsets);
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return digits_of_row(x, k, order, 128, error_of_tile(x, k), planes, scales, offsets);
 }
 
 #endif

@@ -56,7 +56,7 @@ static const qn_kernel kernels[] = {
      .workspace_bytes = qn_vq_sums_workspace_bytes, .run = qn_vq_sums_run,
      .impl = &(const qn_vq_sums_impl){.set = &qn_vq_sums__avx512vnni, .parts = &qn_mm_f32__avx512}},
     TILES(amx, QN_ISA_AMX, 16),
-    TILES(avx512vnni, QN_ISA_AVX512VNNI, 4),
+    TILES(avx512vnni, QN_ISA_AVX512VNNI, 8),
     LATTICE(amx, QN_ISA_AMX, 16),
     LATTICE(avx512vnni, QN_ISA_AVX512VNNI, 4),
     LEVELS("vq_mm_fp_aqlm_fp", QN_VQ_AQLM),

@@ -156,7 +156,8 @@ static void digits_task(void *user, int64_t m, int32_t thread)
     int8_t *const digits = (int8_t *)job->workspace + job->at.digits + m * job->at.stride;
     float *const scales = (float *)(void *)(job->workspace + job->at.scales) + m * job->l.tiles;
     int32_t *const offsets = (int32_t *)(void *)(job->workspace + job->at.offsets) + m * job->l.tiles * 4;
-    job->special[m] = (uint8_t)qn_vq_side_digits(&job->side, m, job->impl->set->digits, digits, scales, offsets);
+    const float *const row = job->side.rows + m * job->side.k_pad;
+    job->special[m] = (uint8_t)job->impl->set->digits(row, job->side.k, digits, scales, offsets);
 }
 
 /* A row that has no digits. */

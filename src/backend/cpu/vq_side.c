@@ -218,20 +218,3 @@ void qn_vq_side_describe(const qn_op_desc *desc, qn_vq *vq)
 {
     qn_vq_describe(desc, -1, desc->in[QN_VQMM_X].dims[1], vq);
 }
-
-int qn_vq_side_digits(const qn_vq_side *side, int64_t m, qn_vq_digits_fn digits_of, int8_t *digits, float *scales,
-                      int32_t *offsets)
-{
-    const float *const x = side->rows + m * side->k_pad;
-    int special = 0;
-    for (int64_t t = 0; t * QN_VQ_TILE_K < side->k; t++) {
-        float last[QN_VQ_TILE_K] = {0};
-        const float *from = x + t * QN_VQ_TILE_K;
-        if ((t + 1) * QN_VQ_TILE_K > side->k) {
-            memcpy(last, from, (size_t)(side->k - t * QN_VQ_TILE_K) * sizeof *last);
-            from = last;
-        }
-        special |= digits_of(from, digits + t * QN_VQ_PLANES * QN_VQ_TILE_K, scales + t, offsets + t * 4);
-    }
-    return special;
-}

@@ -51,10 +51,6 @@ void qn_vq_side_bind(const qn_run_call *call, const qn_vq *vq, const qn_mm_f32_s
 
 void qn_vq_side_prepare(const qn_vq_side *side, const qn_exec *exec);
 
-/* Row m as digits of tiles of QN_VQ_TILE_K (kernels/common/vq.h), zeros behind k. 1: it has none. */
-int qn_vq_side_digits(const qn_vq_side *side, int64_t m, qn_vq_digits_fn digits_of, int8_t *digits, float *scales,
-                      int32_t *offsets);
-
 void qn_vq_side_finish(const qn_vq_side *side, const qn_exec *exec);
 
 #endif
