@@ -39,7 +39,7 @@ FORMATS = {
     "quip-4": " format=quip_e8p codebook=E8P12RVQ4B",
 }
 CPU_FORMATS = {"vptq-2": " format=vptq num_centroids=256 num_res_centroids=256 res_centroids.weight=1 weight_scale=1"}
-CPU_KERNELS = ["avx512vnni_1x128_sums", "amx_16x16_tiles", "avx512vnni_8x16_tiles", "amx_16x16_lattice",
+CPU_KERNELS = ["amx_1x128_sums", "avx512vnni_1x128_sums", "amx_16x16_tiles", "avx512vnni_8x16_tiles", "amx_16x16_lattice",
                "avx512vnni_4x16_lattice", "avx512_4x4_books", "avx2_4x2_books"]
 CPU_SHAPES = [(64, 576), (192, 576), (576, 576), (1536, 576), (576, 1536), (32, 4096), (128, 4096), (320, 960)]
 SHAPES = [(1024, 4096), (4096, 4096), (6144, 4096), (11008, 4096), (14336, 4096), (4096, 11008), (4096, 14336), (5120, 5120),

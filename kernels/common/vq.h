@@ -84,21 +84,21 @@ extern const qn_vq_tiles_set qn_vq_tiles__avx512vnni, qn_vq_tiles__amx;
 
 /* Partial sums: aqlm with codebooks of 256 entries. A slab is some groups of K with all their codes, QN_VQ_LOOKUPS of
  * them at most. For a row of x each (group, codebook) has a table of the 256 products x . vector, in f32 by a chain of
- * fused multiply-adds, rounded to integers of 24 bits of one power of two that the slab's largest possible product
+ * fused multiply-adds, rounded to integers of 21 bits of one power of two that the slab's largest possible product
  * fits into; a weight row's sum over the slab is then a sum of looked-up integers, exact in any order:
  *
  *     sum = fma(sum of integers, unit, sum)      over the slabs of a part, f32; parts are added in order
  *
- * Tables lie as planes of bytes, 256 each: byte 0, 1, 2 of integer + 2^23. Codes lie in blocks of 64 rows of w, a line
- * of 64 bytes a lookup; byte 4 i + r of a line is row 16 r + i, so that sums come out in the order of rows. A call
- * walks two runs of blocks at once, the first and the second half of its rows: two streams of memory are faster than
- * one.
+ * Tables lie as planes of bytes, 256 each: seven bits of integer + 2^20 each, so that two add up to a byte. Codes lie
+ * in blocks of 64 rows of w, a line of 64 bytes a lookup; byte 4 i + r of a line is row 16 r + i, so that sums come out
+ * in the order of rows. A call walks two runs of blocks at once, the first and the second half of its rows: two streams
+ * of memory are faster than one.
  *
  * More rows of x go eight at a time: a table then holds the same integers as int32, those of all rows beside each
  * other, and one load and one addition a code serve them all. Where so few rows of w take from a table that it is not
  * worth making, sixteen rows of x at a time are multiplied by the vectors that codes choose: the same chain, rounded to
  * the same integer. */
-#define QN_VQ_LOOKUPS 32
+#define QN_VQ_LOOKUPS 16 /* their tables are in the first cache together */
 #define QN_VQ_LINE 128
 #define QN_VQ_TABLE_BYTES 768
 #define QN_VQ_TABLE_ENTRIES 256
@@ -128,9 +128,10 @@ typedef struct qn_vq_sums_call {
 typedef void (*qn_vq_sums_fn)(const qn_vq_sums_call *call);
 
 typedef struct qn_vq_sums_set {
-    qn_vq_sums_fn one, side, many;
+    qn_vq_sums_fn side, many;
 } qn_vq_sums_set;
 
+extern const qn_vq_sums_fn qn_vq_sums_one__avx512vnni, qn_vq_sums_one__amx;
 extern const qn_vq_sums_set qn_vq_sums__avx512vnni;
 
 /* Lattice: quip_e8p by exact integers. Four times a weight of E8P (or of E8) is an integer; plus QN_VQ_LATTICE_BIAS it

@@ -20,13 +20,14 @@
 #include "base/checked.h"
 #include "ref/slots.h"
 
-#define SLABS_PART 8  /* slabs of a part of K */
+#define SLABS_PART 16 /* slabs of a part of K */
 #define LINES_TASK 64 /* lines of w a task */
 #define TASK_ROWS (LINES_TASK * QN_VQ_LINE)
 #define ADD_COLUMNS 1024  /* sums a task of the second pass, ... */
 #define ADD_STEP 64       /* ... of them at a time */
 #define ROWS_ROUND 16     /* rows of x whose parts are kept at a time */
 #define LEAST_COLUMNS 100 /* rows of w; whatever M, as bits must not depend on it */
+#define LEAST_K 256       /* rounded products are as exact as sums of f32 from there on */
 
 /* ---- packed body ---- */
 
@@ -116,6 +117,9 @@ const char *qn_vq_sums_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
     if (vq.n > 0 && vq.n < LEAST_COLUMNS) {
         return "a table costs more than so few rows of w take from it";
     }
+    if (vq.k < LEAST_K) {
+        return "sums of so few rounded products are too coarse";
+    }
     return vq.out_group == 1 ? NULL : "made for vectors of single rows";
 }
 
@@ -145,16 +149,16 @@ typedef struct way {
 
 /* The cheapest way of some rows of x, in clocks a (group, codebook): making a table, 256 products of so many elements
  * and their rounding, and taking from it, or one product a row of w. Measured with vectors of 8 on a core of 512 bits:
- * 165 + 0.24 a row of w, 1150 + 1.3, 8.6. */
+ * 165 + 0.2 a row of w, 1150 + 1.3, 8.6. */
 static way way_of(const qn_vq_sums_impl *impl, const sums_layout *l, int64_t rows)
 {
     const double n = (double)l->n, v = (double)l->vector;
-    const double one = (double)rows * (10.0 * (v + 8.0) + 0.24 * n);
+    const double one = (double)rows * (10.0 * (v + 8.0) + 0.2 * n);
     const double side = (double)qn_ceil_div(rows, QN_VQ_SIDE_ROWS) * (115.0 * (v + 2.0) + 1.3 * n);
     const double many = (double)qn_ceil_div(rows, QN_VQ_MANY_ROWS) * 0.96 * (v + 1.0) * n;
     const int fits = l->slab_groups * l->vector * QN_VQ_MANY_ROWS <= QN_VQ_MANY_FLOATS;
     if (rows == 1 || (one < side && (one < many || !fits))) {
-        return (way){1, impl->set->one};
+        return (way){1, *impl->one};
     }
     return side < many || !fits ? (way){QN_VQ_SIDE_ROWS, impl->set->side} : (way){QN_VQ_MANY_ROWS, impl->set->many};
 }

@@ -6,9 +6,10 @@
 #include "kernels/common/mm.h"
 #include "kernels/common/vq.h"
 
-#define QN_VQ_SUMS_LAYOUT 290u
+#define QN_VQ_SUMS_LAYOUT 292u
 
 typedef struct qn_vq_sums_impl {
+    const qn_vq_sums_fn *one; /* row of x */
     const qn_vq_sums_set *set;
     const qn_mm_f32_set *parts;
 } qn_vq_sums_impl;
