@@ -1,22 +1,23 @@
-/* Panel kernels (kernels/common/panel.h) of the levels with sixteen columns in lanes.
+/* Panel kernels (kernels/common/panel.h) of the levels with columns in lanes.
  * Included once by a folder's panel_<isa>.c, after its pairs.h, which owns the
- * vectors and the unpacking of codes:
- *     vs       sums of sixteen columns, float or int32: vs_zero, vs_load, vs_store, vs_set, vs_fma
- *     vl       a line of the level's own code: vl_load, and vl_dot(code, sums, line, a), sums + line times the
- *              four bytes of a row at a: a pair of bf16 or int16, or one float
- *     vw       the weights of two steps of k of sixteen columns, as lines of the level's own code
- *     vw_unpack(code, unit, p)   pair p of the unit at `unit`
- *     vw_store(code, p, w)       its lines; code: the level's own
- *     vw_dot(code, sums, w, a)   vl_dot of its lines
- *     group_scales(code, block, out)  the block's scales of groups as floats [group][16]
- *     fp4_dot(mr, sums, unit, a, a_stride)  only with FP4_DOT: a unit of e2m1 codes for mr rows
+ * vectors and the unpacking of codes. A panel is PAIR_PARTS parts, of as many columns as a vector has lanes:
+ *     vs       sums of a part's columns, float or int32: vs_zero, vs_load, vs_store, vs_set, vs_fma
+ *     vl       a part of a line of the level's own code: vl_load, and vl_dot(code, sums, line, a), sums + line
+ *              times the four bytes of a row at a: a pair of bf16 or int16, or one float
+ *     vw       the weights of two steps of k of a part, as lines of the level's own code
+ *     vw_unpack(code, rows, unit, p)  pair p of the part's unit at `unit`; rows: of the tile, which tell what is scarce
+ *     vw_store(code, p, w)   its lines; code: the level's own
+ *     vw_line(w, s)          line s of them: two of f32, one of pairs
+ *     group_scales(code, block, part, out)  the block's scales of groups as floats [group][16]; block: of the part
  * and the constants PAIRS_F (the code floats are unpacked to), PAIR_TERMS (rows may
  * have terms), PAIR_I8 (int8 too, with I8_MR x I8_NR: kernels/cpu/panel_i8.h),
- * PAIR_MR x PAIR_NR (register tile: rows x panels), PAIR_BLOCKS (blocks unpacked at
- * once) and FEW_NR(rows).
+ * PAIR_MR x PAIR_NR (the largest register tiles: rows x parts), PAIR_MR_MANY x PAIR_NR_MANY (many rows: rows x
+ * panels), PAIR_KEEP (sums that stay in registers beside chains), PAIR_BLOCKS (blocks unpacked at once),
+ * PAIR_FEW (rows of a tile that unpacks), FEW_NR(code, rows) (its parts), PARTS_BESIDE(code, rows, nr) (of them at
+ * once), ARE_FEW(code, rows), FEW_GROUP x FEW_CHUNK (panels x blocks that tiles of few rows take turns with).
  *
  * A unit is eight steps of k, four pairs, of a panel. One function, panel_tile, walks
- * the units for a constant number of rows and panels. With few rows it unpacks
+ * the units for a constant number of rows and parts. With few rows it unpacks
  * on its way; with many it reads what was unpacked to scratch once for all
  * rows. Either way each output is one chain, or one chain a group or block
  * scale with a chain over them in call->sums: the same operations in the same order. */
@@ -27,17 +28,16 @@
 #define UNITS 8                 /* of a block */
 #define AHEAD_BYTES 8192        /* prefetched ahead of all panels read at once */
 
-#ifndef FP4_DOT
-#define FP4_DOT 0
-#define fp4_dot(mr, sums, unit, a, a_stride) (void)(sums)
-#endif
+#define PART_COLS (QN_PANEL_COLS / PAIR_PARTS)
+#define PART_BYTES (QN_PANEL_LINE / PAIR_PARTS)
 
 #define UNROLL _Pragma("GCC unroll 8")
 
 /* Rows and panels of one tile. */
 typedef struct tile {
-    const char *w; /* panel n at w + n * w_stride */
+    const char *w; /* the first part; w_stride from panel to panel */
     int64_t w_stride;
+    int part; /* of its panel the first is; tiles of several begin with a whole panel */
     const char *a; /* row r at a + r * a_stride */
     int64_t a_stride;
     int64_t blocks;
@@ -49,6 +49,7 @@ typedef struct tile {
     float *sums;
     int64_t sums_stride;
     int64_t after; /* bytes from the end of these panels to the panels read next; prefetching */
+    int again;     /* the panels were read before: nothing to prefetch */
 } tile;
 
 /* ---- codes ---- */
@@ -83,30 +84,55 @@ QN_INLINE int64_t row_pair_bytes(const int code)
     return code == QN_PANEL_I8 || code == PAIRS_I8 || PAIR_TERMS ? 4 : 8;
 }
 
+/* Addresses of mr rows as a few bases plus one or three strides: more would not stay in registers. */
+QN_INLINE void each_row(const char **row, const int mr, const char *a, int64_t stride)
+{
+    int64_t triple = 3 * stride;
+    __asm__("" : "+r"(triple));
+    UNROLL for (int r = 0; r < mr; r++)
+    {
+        if (r && r % 4 == 0) {
+            a += 4 * stride;
+            __asm__("" : "+r"(a));
+        }
+        row[r] = a + (r % 4 == 3 ? triple : r % 4 * stride);
+    }
+}
+
 /* ---- the tile ---- */
 
-#define SUMS(r, n) (t->sums + (r)*t->sums_stride + (n)*QN_PANEL_COLS)
+#define SUMS(r, n) (t->sums + (r)*t->sums_stride + (n)*PART_COLS)
+
+/* Bytes from a tile's first part to part n. */
+QN_INLINE int64_t to_part(const tile *t, const int n)
+{
+    return n / PAIR_PARTS * t->w_stride + n % PAIR_PARTS * PART_BYTES;
+}
 
 /* Units [first, last) of block b. ahead: what to prefetch, in bytes from each unit. */
-QN_INLINE void tile_units(const int code, const int mr, const int nr, const tile *t, vs acc[PAIR_MR][PAIR_NR],
-                          int64_t b, int64_t first, int64_t last, const int prefetch, int64_t ahead)
+QN_INLINE void tile_units(const int code, const int single, const int mr, const int nr, const tile *t,
+                          vs acc[PAIR_MR][PAIR_NR], int64_t b, int64_t first, int64_t last, const int prefetch,
+                          int64_t ahead)
 {
     const int64_t ub = unit_bytes(code), pb = row_pair_bytes(code);
-    const int64_t terms = PAIR_TERMS ? t->terms : 1;
+    const int64_t terms = single ? 1 : t->terms;
+    const int steps = (int)pb / 4; /* lines of a pair */
     const char *const block = t->w + b * block_bytes(code);
     const char *const rows = t->a + b * terms * (UNITS * 4 * pb);
     for (int64_t u = first; u < last; u++) {
         const char *const w = block + u * ub;
         const char *const a = rows + u * 4 * pb;
         if (prefetch) {
-            UNROLL for (int n = 0; n < nr; n++)
+            UNROLL for (int n = 0; n < nr; n += PAIR_PARTS)
             {
                 UNROLL for (int64_t i = 0; i < ub; i += QN_PANEL_LINE)
                 {
-                    __builtin_prefetch(w + n * t->w_stride + ahead + i, 0, 3);
+                    __builtin_prefetch(w + to_part(t, n) + ahead + i, 0, 3);
                 }
             }
         }
+        const char *row[PAIR_MR];
+        each_row(row, mr, a, t->a_stride);
         if (code == PAIRS_F) {
             for (int64_t i = 0; i < terms; i++) {
                 const char *line = w;
@@ -116,55 +142,60 @@ QN_INLINE void tile_units(const int code, const int mr, const int nr, const tile
                     vl v[PAIR_NR];
                     UNROLL for (int n = 0; n < nr; n++)
                     {
-                        v[n] = vl_load(line + n * t->w_stride + l * QN_PANEL_LINE);
+                        v[n] = vl_load(line + to_part(t, n) + l * QN_PANEL_LINE);
                     }
                     UNROLL for (int r = 0; r < mr; r++)
                     {
                         UNROLL for (int n = 0; n < nr; n++)
                         {
-                            acc[r][n] = vl_dot(code, acc[r][n], v[n], a + r * t->a_stride + i * 32 * pb + l * 4);
+                            acc[r][n] = vl_dot(code, acc[r][n], v[n], row[r] + i * 32 * pb + l * 4);
                         }
                     }
                 }
             }
             continue;
         }
-        UNROLL for (int n = 0; n < nr; n++)
-        {
-            const char *const unit = w + n * t->w_stride;
-            if (PAIR_TERMS) {
+        if (!single) {
+            UNROLL for (int n = 0; n < nr; n++)
+            {
                 vw v[4];
                 UNROLL for (int p = 0; p < 4; p++)
                 {
-                    v[p] = vw_unpack(code, unit, p);
+                    v[p] = vw_unpack(code, mr, w + to_part(t, n), p);
                 }
                 for (int64_t i = 0; i < terms; i++) {
                     UNROLL for (int p = 0; p < 4; p++)
                     {
                         UNROLL for (int r = 0; r < mr; r++)
                         {
-                            acc[r][n] = vw_dot(code, acc[r][n], v[p], a + r * t->a_stride + i * 32 * pb + p * pb);
+                            acc[r][n] = vl_dot(code, acc[r][n], vw_line(v[p], 0), row[r] + i * 32 * pb + p * pb);
                         }
                     }
                 }
-            } else if (FP4_DOT && (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4)) {
-                vs sums[PAIR_MR];
-                UNROLL for (int r = 0; r < mr; r++)
-                {
-                    sums[r] = acc[r][n];
-                }
-                fp4_dot(mr, sums, unit, a, t->a_stride);
-                UNROLL for (int r = 0; r < mr; r++)
-                {
-                    acc[r][n] = sums[r];
-                }
-            } else {
+            }
+        } else {
+            const int beside = PARTS_BESIDE(code, mr, nr); /* parts at once; for the next ones rows are read again */
+            UNROLL for (int n0 = 0; n0 < nr; n0 += beside)
+            {
+                const char *again = a;
+                __asm__("" : "+r"(again));
+                each_row(row, mr, again, t->a_stride);
                 UNROLL for (int p = 0; p < 4; p++)
                 {
-                    const vw v = vw_unpack(code, unit, p);
+                    vw v[PAIR_NR];
+                    UNROLL for (int n = n0; n < n0 + beside; n++)
+                    {
+                        v[n] = vw_unpack(code, mr, w + to_part(t, n), p);
+                    }
                     UNROLL for (int r = 0; r < mr; r++)
                     {
-                        acc[r][n] = vw_dot(code, acc[r][n], v, a + r * t->a_stride + p * pb);
+                        UNROLL for (int s = 0; s < steps; s++)
+                        {
+                            UNROLL for (int n = n0; n < n0 + beside; n++)
+                            {
+                                acc[r][n] = vl_dot(code, acc[r][n], vw_line(v[n], s), row[r] + p * pb + 4 * s);
+                            }
+                        }
                     }
                 }
             }
@@ -182,38 +213,51 @@ QN_INLINE void tile_units(const int code, const int mr, const int nr, const tile
     }
 
 /* call->sums continue with blocks [0, t->blocks) of mr rows and nr panels. */
-QN_INLINE void panel_tile(const int code, const int mr, const int nr, const int prefetch, const tile *t)
+QN_INLINE void panel_tile(const int code, const int single, const int mr, const int nr, const int prefetch,
+                          const tile *t)
 {
     const int64_t bytes = block_bytes(code);
-    const int64_t distance = (AHEAD_BYTES / nr + bytes - 1) / bytes;
+    const int64_t distance = t->again ? 0 : (AHEAD_BYTES / (nr < PAIR_PARTS ? 1 : nr / PAIR_PARTS) + bytes - 1) / bytes;
     vs acc[PAIR_MR][PAIR_NR];
     if (t->groups) {
+        const int keep = mr * nr <= PAIR_KEEP; /* in registers, where there are so many */
+        vs kept[PAIR_MR][PAIR_NR];
+        if (keep) {
+            EACH_SUM(kept[r][n] = vs_load(SUMS(r, n)));
+        }
         const int64_t units = UNITS / t->groups;
         _Alignas(64) float local[PAIR_NR][4 * QN_PANEL_COLS];
         const int64_t panel_scales = PAIR_BLOCKS * t->groups * QN_PANEL_COLS;
         for (int64_t b = 0; b < t->blocks; b++) {
-            const int64_t ahead = distance * bytes + (b + distance < t->blocks ? 0 : t->after);
+            const int64_t ahead = distance * bytes + (t->again || b + distance < t->blocks ? 0 : t->after);
             if (!t->scales) {
                 UNROLL for (int n = 0; n < nr; n++)
                 {
-                    group_scales(code, t->w + n * t->w_stride + b * bytes, local[n]);
+                    group_scales(code, t->w + to_part(t, n) + b * bytes, t->part + n % PAIR_PARTS, local[n]);
                 }
             }
             for (int64_t g = 0; g < t->groups; g++) {
                 EACH_SUM(acc[r][n] = vs_zero());
-                tile_units(code, mr, nr, t, acc, b, g * units, (g + 1) * units, prefetch, ahead);
+                tile_units(code, single, mr, nr, t, acc, b, g * units, (g + 1) * units, prefetch, ahead);
                 UNROLL for (int n = 0; n < nr; n++)
                 {
-                    const float *const from = t->scales
-                                                  ? t->scales + n * panel_scales + (b * t->groups + g) * QN_PANEL_COLS
-                                                  : local[n] + g * QN_PANEL_COLS;
-                    const vs s = vs_load(from);
+                    const float *const from = t->scales ? t->scales + n / PAIR_PARTS * panel_scales +
+                                                              b * t->groups * QN_PANEL_COLS + n % PAIR_PARTS * PART_COLS
+                                                        : local[n];
+                    const vs s = vs_load(from + g * QN_PANEL_COLS);
                     UNROLL for (int r = 0; r < mr; r++)
                     {
-                        vs_store(SUMS(r, n), vs_fma(acc[r][n], s, vs_load(SUMS(r, n))));
+                        if (keep) {
+                            kept[r][n] = vs_fma(acc[r][n], s, kept[r][n]);
+                        } else {
+                            vs_store(SUMS(r, n), vs_fma(acc[r][n], s, vs_load(SUMS(r, n))));
+                        }
                     }
                 }
             }
+        }
+        if (keep) {
+            EACH_SUM(vs_store(SUMS(r, n), kept[r][n]));
         }
         return;
     }
@@ -222,12 +266,12 @@ QN_INLINE void panel_tile(const int code, const int mr, const int nr, const int 
         const int64_t end = b0 + step < t->blocks ? b0 + step : t->blocks;
         EACH_SUM(acc[r][n] = t->sa ? vs_zero() : vs_load(SUMS(r, n)));
         for (int64_t b = b0; b < end; b++) {
-            const int64_t ahead = distance * bytes + (b + distance < t->blocks ? 0 : t->after);
-            tile_units(code, mr, nr, t, acc, b, 0, UNITS, prefetch, ahead);
+            const int64_t ahead = distance * bytes + (t->again || b + distance < t->blocks ? 0 : t->after);
+            tile_units(code, single, mr, nr, t, acc, b, 0, UNITS, prefetch, ahead);
         }
         if (t->sa) {
             const int64_t i = b0 / step;
-            EACH_SUM(const vs s = vs_set(t->sa[r * t->sa_stride + i] * t->sb[n * t->sb_stride + i]);
+            EACH_SUM(const vs s = vs_set(t->sa[r * t->sa_stride + i] * t->sb[n / PAIR_PARTS * t->sb_stride + i]);
                      vs_store(SUMS(r, n), vs_fma(acc[r][n], s, vs_load(SUMS(r, n)))));
         } else {
             EACH_SUM(vs_store(SUMS(r, n), acc[r][n]));
@@ -260,36 +304,39 @@ QN_INLINE tile tile_at(const qn_panel_call *call, const int code, int64_t r, int
 QN_INLINE void zero_sums(const qn_panel_call *call)
 {
     for (int64_t r = 0; r < call->rows; r++) {
-        for (int64_t p = 0; p < call->panels; p++) {
-            vs_store((float *)call->sums + r * call->sums_stride + p * QN_PANEL_COLS, vs_zero());
+        for (int64_t p = 0; p < call->panels * PAIR_PARTS; p++) {
+            vs_store((float *)call->sums + r * call->sums_stride + p * PART_COLS, vs_zero());
         }
     }
 }
 
-/* Few rows: all of them at once, nr panels at a time, unpacked on the way. */
-QN_INLINE void few_rows(const int code, const int mr, const int nr, const qn_panel_call *call)
+/* mr rows times the tile's first panel and those after it, nr parts at a time, unpacked on the way. */
+QN_INLINE void few_panels(const int code, const int single, const int mr, const int nr, tile t, int64_t panels)
 {
-    for (int64_t p = 0; p < call->panels;) {
-        tile t = tile_at(call, code, 0, p, 0, call->blocks);
-        const int64_t left = call->panels - p, n = left >= nr ? nr : (left >= 2 ? 2 : 1);
-        t.after = (n - 1) * call->panel_bytes + (call->panel_bytes - call->blocks * block_bytes(code));
+    for (int64_t parts = panels * PAIR_PARTS; parts > 0;) {
+        const int64_t n = parts >= nr ? nr : (parts >= 2 ? 2 : 1);
         if (n == nr) {
-            panel_tile(code, mr, nr, 1, &t);
+            panel_tile(code, single, mr, nr, 1, &t);
         } else if (n == 2) {
-            panel_tile(code, mr, nr > 2 ? 2 : 1, 1, &t); /* dead where nr is no more than that */
+            panel_tile(code, single, mr, nr > 2 ? 2 : 1, 1, &t); /* dead where nr is no more than that */
         } else {
-            panel_tile(code, mr, 1, 1, &t);
+            panel_tile(code, single, mr, 1, 1, &t);
         }
-        p += n;
+        const int64_t next = t.part + n, passed = next / PAIR_PARTS;
+        t.w += passed * t.w_stride + (next % PAIR_PARTS - t.part) * PART_BYTES;
+        t.part = (int)(next % PAIR_PARTS);
+        t.sums += n * PART_COLS;
+        t.sb = t.sb ? t.sb + passed * t.sb_stride : NULL;
+        parts -= n;
     }
 }
 
 #define FEW(mr)                                                                                                        \
-    case mr: few_rows(code, (mr) <= PAIR_FEW ? (mr) : 1, FEW_NR(mr), call); break
+    case mr: few_panels(code, single, (mr) <= PAIR_FEW ? (mr) : 1, FEW_NR(code, mr), *t, panels); break
 
-QN_INLINE void few(const int code, const qn_panel_call *call)
+QN_INLINE void few_rows(const int code, const int single, const tile *t, int64_t rows, int64_t panels)
 {
-    switch (call->rows) {
+    switch (rows) {
         FEW(1);
         FEW(2);
         FEW(3);
@@ -303,32 +350,65 @@ QN_INLINE void few(const int code, const qn_panel_call *call)
 
 #undef FEW
 
-/* Rows [0, rows) of the tile's panels, in tiles of PAIR_MR rows and of powers of two. */
+typedef void (*few_fn)(const tile *t, int64_t rows, int64_t panels);
+
+/* Few rows: tiles of nearly the same number of them. One tile of whole panels streams their whole length; else tiles
+ * take turns with a chunk of FEW_GROUP panels while it is in the first cache. */
+QN_INLINE void few(const int code, const qn_panel_call *call, few_fn run)
+{
+    const int64_t tiles = (call->rows + PAIR_FEW - 1) / PAIR_FEW;
+    const int nr = FEW_NR(code, call->rows);
+    const int whole = tiles == 1 && nr >= PAIR_PARTS;
+    const int64_t group = whole ? call->panels : FEW_GROUP, chunk = whole ? call->blocks : FEW_CHUNK;
+    const int64_t beside = whole ? nr / PAIR_PARTS : group;
+    for (int64_t p = 0; p < call->panels; p += group) {
+        const int64_t panels = call->panels - p < group ? call->panels - p : group;
+        for (int64_t b = 0; b < call->blocks; b += chunk) {
+            const int64_t blocks = call->blocks - b < chunk ? call->blocks - b : chunk;
+            for (int64_t i = 0, r = 0; i < tiles; i++) {
+                const int64_t rows = (call->rows - r) / (tiles - i);
+                tile t = tile_at(call, code, r, p, b, blocks);
+                t.again = i > 0;
+                t.after = b + blocks < call->blocks ? 0 : beside * call->panel_bytes - call->blocks * block_bytes(code);
+                run(&t, rows, panels);
+                r += rows;
+            }
+        }
+    }
+}
+
+/* Rows [0, rows) of the tile's panels, in tiles of nearly the same number of rows. */
 QN_INLINE void tile_rows(const int code, const int nr, tile t, int64_t rows)
 {
-#define STEP(mr)                                                                                                       \
-    for (; rows >= (mr); rows -= (mr)) {                                                                               \
-        panel_tile(code, mr, nr, 0, &t);                                                                               \
-        t.a += (mr)*t.a_stride;                                                                                        \
-        t.sums += (mr)*t.sums_stride;                                                                                  \
-        t.sa = t.sa ? t.sa + (mr)*t.sa_stride : NULL;                                                                  \
+    for (int64_t tiles = (rows + PAIR_MR_MANY - 1) / PAIR_MR_MANY; tiles > 0; tiles--) {
+        const int64_t mr = (rows + tiles - 1) / tiles;
+        switch (mr) {
+#define MANY(mr) \
+    case mr: panel_tile(code, !PAIR_TERMS, (mr) <= PAIR_MR_MANY ? (mr) : 1, nr, 0, &t); break
+            MANY(1);
+            MANY(2);
+            MANY(3);
+            MANY(4);
+            MANY(5);
+            MANY(6);
+#undef MANY
+        }
+        t.a += mr * t.a_stride;
+        t.sums += mr * t.sums_stride;
+        t.sa = t.sa ? t.sa + mr * t.sa_stride : NULL;
+        rows -= mr;
     }
-    STEP(PAIR_MR_MANY)
-    STEP(4)
-    STEP(2)
-    STEP(1)
-#undef STEP
 }
 
 /* The tiles over unpacked pairs: one function for all codes. */
 #define TILE_ROWS(name, code)                                                                                          \
     static __attribute__((noinline)) void name(const tile *t, int64_t rows)                                            \
     {                                                                                                                  \
-        tile_rows(code, PAIR_NR_MANY, *t, rows);                                                                       \
+        tile_rows(code, PAIR_NR_MANY * PAIR_PARTS, *t, rows);                                                          \
     }                                                                                                                  \
     static __attribute__((noinline)) void name##_1(const tile *t, int64_t rows)                                        \
     {                                                                                                                  \
-        tile_rows(code, 1, *t, rows);                                                                                  \
+        tile_rows(code, PAIR_PARTS, *t, rows);                                                                         \
     }
 
 TILE_ROWS(rows_f, PAIRS_F)
@@ -349,11 +429,19 @@ QN_INLINE void unpack_panel(const int code, const int to, const char *w, int64_t
             }
             UNROLL for (int p = 0; p < 4; p++)
             {
-                vw_store(to, lines + (b * UNITS + u) * tb + p * (tb / 4), vw_unpack(code, unit, p));
+                UNROLL for (int h = 0; h < PAIR_PARTS; h++)
+                {
+                    char *const line = lines + (b * UNITS + u) * tb + p * (tb / 4);
+                    vw_store(to, line + h * PART_BYTES, vw_unpack(code, 1, unit + h * PART_BYTES, p));
+                }
             }
         }
         if (groups_of(code)) {
-            group_scales(code, w + b * block_bytes(code), scales + b * groups_of(code) * QN_PANEL_COLS);
+            UNROLL for (int h = 0; h < PAIR_PARTS; h++)
+            {
+                group_scales(code, w + b * block_bytes(code) + h * PART_BYTES, h,
+                             scales + b * groups_of(code) * QN_PANEL_COLS + h * PART_COLS);
+            }
         }
     }
 }
@@ -382,12 +470,28 @@ QN_INLINE void many(const int code, const qn_panel_call *call)
     }
 }
 
+#define FEW_OF(name, code, single)                                                                                     \
+    static __attribute__((noinline)) void name(const tile *t, int64_t rows, int64_t panels)                            \
+    {                                                                                                                  \
+        few_rows(code, single, t, rows, panels);                                                                       \
+    }
+
+#if PAIR_TERMS
+#define FEW_OF_TERMS(name, code) FEW_OF(name, code, 0)
+#define FEW_FN(name) (call->terms > 1 ? name##_terms : name)
+#else
+#define FEW_OF_TERMS(name, code)
+#define FEW_FN(name) name
+#endif
+
 #define PANEL_MM(name, code)                                                                                           \
+    FEW_OF(name##_few, code, 1)                                                                                        \
+    FEW_OF_TERMS(name##_few_terms, code)                                                                               \
     static void name(const qn_panel_call *call)                                                                        \
     {                                                                                                                  \
         zero_sums(call);                                                                                               \
-        if (call->rows <= PAIR_FEW) {                                                                                  \
-            few(code, call);                                                                                           \
+        if (ARE_FEW(code, call->rows)) {                                                                               \
+            few(code, call, FEW_FN(name##_few));                                                                       \
         } else {                                                                                                       \
             many(code, call);                                                                                          \
         }                                                                                                              \

@@ -14,19 +14,19 @@
 QN_INLINE void i8_tile(const char *w, const char *a, int64_t lines, int32_t *sums, int64_t stride, const int mr,
                        const int nr)
 {
-    vs acc[I8_MR][I8_NR];
+    vs acc[I8_MR][I8_NR * PAIR_PARTS];
     UNROLL for (int r = 0; r < mr; r++)
     {
         UNROLL for (int n = 0; n < nr; n++)
         {
-            acc[r][n] = vs_load((const float *)(const void *)(sums + r * stride + n * QN_PANEL_COLS));
+            acc[r][n] = vs_load((const float *)(const void *)(sums + r * stride + n * PART_COLS));
         }
     }
     for (int64_t l = 0; l < lines; l++, w += QN_PANEL_LINE, a += 4) {
-        vl v[I8_NR];
+        vl v[I8_NR * PAIR_PARTS];
         UNROLL for (int n = 0; n < nr; n++)
         {
-            v[n] = vl_load(w + n * I8_PANEL_BYTES);
+            v[n] = vl_load(w + n / PAIR_PARTS * I8_PANEL_BYTES + n % PAIR_PARTS * PART_BYTES);
         }
         UNROLL for (int r = 0; r < mr; r++)
         {
@@ -40,7 +40,7 @@ QN_INLINE void i8_tile(const char *w, const char *a, int64_t lines, int32_t *sum
     {
         UNROLL for (int n = 0; n < nr; n++)
         {
-            vs_store((float *)(void *)(sums + r * stride + n * QN_PANEL_COLS), acc[r][n]);
+            vs_store((float *)(void *)(sums + r * stride + n * PART_COLS), acc[r][n]);
         }
     }
 }
@@ -62,14 +62,14 @@ QN_INLINE void i8_tiles(const char *w, const char *a, int64_t lines, int32_t *su
 static __attribute__((noinline)) void i8_tiles_all(const char *w, const char *a, int64_t lines, int32_t *sums,
                                                    int64_t stride, int64_t rows)
 {
-    i8_tiles(w, a, lines, sums, stride, rows, I8_NR);
+    i8_tiles(w, a, lines, sums, stride, rows, I8_NR * PAIR_PARTS);
 }
 
 #if I8_NR > 1
 static __attribute__((noinline)) void i8_tiles_1(const char *w, const char *a, int64_t lines, int32_t *sums,
                                                  int64_t stride, int64_t rows)
 {
-    i8_tiles(w, a, lines, sums, stride, rows, 1);
+    i8_tiles(w, a, lines, sums, stride, rows, PAIR_PARTS);
 }
 #else
 #define i8_tiles_1 i8_tiles_all
@@ -104,11 +104,13 @@ static void many_i8(const qn_panel_call *call, int64_t row, int64_t rows)
     }
 }
 
+FEW_OF(mm_i8_few, QN_PANEL_I8, 1)
+
 static void mm_i8(const qn_panel_call *call)
 {
     zero_sums(call);
-    if (call->rows <= PAIR_FEW) {
-        few(QN_PANEL_I8, call);
+    if (ARE_FEW(QN_PANEL_I8, call->rows)) {
+        few(QN_PANEL_I8, call, mm_i8_few);
         return;
     }
     for (int64_t r = 0; r < call->rows; r += I8_ROWS) {

@@ -16,62 +16,55 @@
 #define PAIR_I8 1
 #define I8_MR 4
 #define I8_NR 1
-#define PAIR_MR 6
-#define PAIR_NR 2
+#define PAIR_PARTS 2
+#define PAIR_MR 8
+#define PAIR_NR 4
 #define PAIR_MR_MANY 6
 #define PAIR_NR_MANY 1
 #define PAIR_BLOCKS 4
-#define PAIR_FEW 4
-#define FP4_DOT 1
-#define FEW_NR(rows) ((rows) <= 2 ? 2 : 1)
+#define PAIR_FEW 8
+#define PAIR_KEEP 4
+#define IS_F8(code) ((code) == QN_PANEL_E4M3 || (code) == QN_PANEL_E5M2)
+#define FEW_NR(code, rows) ((rows) <= (IS_F8(code) ? 1 : 2) ? 4 : ((rows) <= 4 ? 2 : 1))
+#define PARTS_BESIDE(code, rows, nr) ((nr) == 1 || ((rows) <= 2 && groups_of(code)) ? 1 : ((rows) == 1 ? (nr) : 2))
+#define ARE_FEW(code, rows) ((rows) <= 4 || ((code) != QN_PANEL_I8 && ((rows) == 7 || (rows) == 8)))
+#define FEW_GROUP 1
+#define FEW_CHUNK 8
 
-typedef struct vs {
-    __m256 v[2]; /* columns 0 to 7, 8 to 15 */
-} vs;
-
-typedef struct vl {
-    __m256i v[2];
-} vl;
-
+typedef __m256 vs;
+typedef __m256i vl;
 typedef struct vw {
     vl even, odd; /* int8: even alone */
 } vw;
 
 QN_INLINE vs vs_zero(void)
 {
-    return (vs){{_mm256_setzero_ps(), _mm256_setzero_ps()}};
+    return _mm256_setzero_ps();
 }
 
 QN_INLINE vs vs_load(const float *p)
 {
-    return (vs){{_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}};
+    return _mm256_loadu_ps(p);
 }
 
 QN_INLINE void vs_store(float *p, vs a)
 {
-    _mm256_storeu_ps(p, a.v[0]);
-    _mm256_storeu_ps(p + 8, a.v[1]);
+    _mm256_storeu_ps(p, a);
 }
 
 QN_INLINE vs vs_set(float x)
 {
-    return (vs){{_mm256_set1_ps(x), _mm256_set1_ps(x)}};
+    return _mm256_set1_ps(x);
 }
 
 QN_INLINE vs vs_fma(vs a, vs b, vs c)
 {
-    return (vs){{_mm256_fmadd_ps(a.v[0], b.v[0], c.v[0]), _mm256_fmadd_ps(a.v[1], b.v[1], c.v[1])}};
-}
-
-/* half h of a line: columns 8h to 8h + 7 */
-QN_INLINE __m256i half_at(const char *line, const int h)
-{
-    return _mm256_loadu_si256((const __m256i *)(const void *)(line + 32 * h));
+    return _mm256_fmadd_ps(a, b, c);
 }
 
 QN_INLINE vl vl_load(const char *p)
 {
-    return (vl){{half_at(p, 0), half_at(p, 1)}};
+    return _mm256_loadu_si256((const __m256i *)(const void *)p);
 }
 
 QN_INLINE vs vl_dot(const int code, vs sums, vl w, const char *a)
@@ -79,15 +72,12 @@ QN_INLINE vs vl_dot(const int code, vs sums, vl w, const char *a)
     if (code < QN_PANEL_I8) {
         float x;
         memcpy(&x, a, sizeof x);
-        const __m256 v = _mm256_set1_ps(x);
-        return (vs){{_mm256_fmadd_ps(_mm256_castsi256_ps(w.v[0]), v, sums.v[0]),
-                     _mm256_fmadd_ps(_mm256_castsi256_ps(w.v[1]), v, sums.v[1])}};
+        return _mm256_fmadd_ps(_mm256_castsi256_ps(w), _mm256_set1_ps(x), sums);
     }
     int32_t pair;
     memcpy(&pair, a, sizeof pair);
-    const __m256i v = _mm256_set1_epi32(pair), p0 = _mm256_madd_epi16(w.v[0], v), p1 = _mm256_madd_epi16(w.v[1], v);
-    return (vs){{_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sums.v[0]), p0)),
-                 _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sums.v[1]), p1))}};
+    const __m256i products = _mm256_madd_epi16(w, _mm256_set1_epi32(pair));
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sums), products));
 }
 
 QN_INLINE __m256i low_of_pair(__m256i x)
@@ -143,91 +133,58 @@ QN_INLINE bytes2 from_e2m1(__m256i x, const int p)
     return (bytes2){.low = _mm256_unpacklo_epi8(l, h), .high = _mm256_unpackhi_epi8(l, h)};
 }
 
-/* A unit of e2m1 codes times mr rows, one half after the other: a half's words and its sums fit into
- * registers, and rows are read again rather than kept from half to half. */
-QN_INLINE void fp4_dot(const int mr, vs *sums, const char *unit, const char *a, int64_t a_stride)
+QN_INLINE vw vw_unpack(const int code, const int rows, const char *unit, const int p)
 {
-#pragma GCC unroll 2
-    for (int h = 0; h < 2; h++) {
-        const char *row = a;
-        __asm__("" : "+r"(row));
-        const __m256i x = half_at(unit, h);
-        const bytes2 words[2] = {from_e2m1(x, 0), from_e2m1(x, 1)};
-#pragma GCC unroll 8
-        for (int k = 0; k < 8; k++) {
-            const bytes2 of = words[k / 2 % 2];
-            const __m256i word = k % 2 ? of.high : of.low;
-            const __m256 w = _mm256_castsi256_ps(k < 4 ? low_of_pair(word) : high_of_pair(word));
-#pragma GCC unroll 8
-            for (int r = 0; r < mr; r++) {
-                const float *const v = (const float *)(const void *)(row + r * a_stride + 4 * k);
-                sums[r].v[h] = _mm256_fmadd_ps(w, _mm256_broadcast_ss(v), sums[r].v[h]);
-            }
-        }
+    (void)rows;
+    if (code == QN_PANEL_BF16) {
+        const __m256i x = vl_load(unit + p * QN_PANEL_LINE);
+        return (vw){low_of_pair(x), high_of_pair(x)};
     }
-}
-
-QN_INLINE vw vw_unpack(const int code, const char *unit, const int p)
-{
-    vw w;
-#pragma GCC unroll 2
-    for (int h = 0; h < 2; h++) {
-        if (code == QN_PANEL_BF16) {
-            const __m256i x = half_at(unit + p * QN_PANEL_LINE, h);
-            w.even.v[h] = low_of_pair(x);
-            w.odd.v[h] = high_of_pair(x);
-        } else if (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4) {
-            const bytes2 b = from_e2m1(half_at(unit, h), p);
-            w.even.v[h] = p < 2 ? low_of_pair(b.low) : high_of_pair(b.low);
-            w.odd.v[h] = p < 2 ? low_of_pair(b.high) : high_of_pair(b.high);
-        } else if (code == QN_PANEL_I8) {
-            const __m256i x = half_at(unit + p / 2 * QN_PANEL_LINE, h);
-            w.even.v[h] = w.odd.v[h] = _mm256_srai_epi16(p % 2 ? x : _mm256_slli_epi16(x, 8), 8);
-        } else {
-            const bytes2 b = from_f8(code, half_at(unit + p / 2 * QN_PANEL_LINE, h));
-            const __m256i x = p % 2 ? _mm256_unpackhi_epi8(b.low, b.high) : _mm256_unpacklo_epi8(b.low, b.high);
-            w.even.v[h] = low_of_pair(x);
-            w.odd.v[h] = high_of_pair(x);
-        }
+    if (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4) {
+        const bytes2 b = from_e2m1(vl_load(unit), p);
+        return p < 2 ? (vw){low_of_pair(b.low), low_of_pair(b.high)} : (vw){high_of_pair(b.low), high_of_pair(b.high)};
     }
-    return w;
+    const __m256i x = vl_load(unit + p / 2 * QN_PANEL_LINE);
+    if (code == QN_PANEL_I8) {
+        const __m256i pair = _mm256_srai_epi16(p % 2 ? x : _mm256_slli_epi16(x, 8), 8);
+        return (vw){pair, pair};
+    }
+    const bytes2 b = from_f8(code, x);
+    const __m256i pair = p % 2 ? _mm256_unpackhi_epi8(b.low, b.high) : _mm256_unpacklo_epi8(b.low, b.high);
+    return (vw){low_of_pair(pair), high_of_pair(pair)};
 }
 
 QN_INLINE void vw_store(const int code, char *p, vw w)
 {
-#pragma GCC unroll 2
-    for (int h = 0; h < 2; h++) {
-        _mm256_storeu_si256((__m256i *)(void *)(p + 32 * h), w.even.v[h]);
-        if (code == QN_PANEL_F32) {
-            _mm256_storeu_si256((__m256i *)(void *)(p + QN_PANEL_LINE + 32 * h), w.odd.v[h]);
-        }
+    _mm256_storeu_si256((__m256i *)(void *)p, w.even);
+    if (code == QN_PANEL_F32) {
+        _mm256_storeu_si256((__m256i *)(void *)(p + QN_PANEL_LINE), w.odd);
     }
 }
 
-QN_INLINE vs vw_dot(const int code, vs sums, vw w, const char *a)
+QN_INLINE vl vw_line(vw w, const int s)
 {
-    sums = vl_dot(code, sums, w.even, a);
-    return code < QN_PANEL_I8 ? vl_dot(code, sums, w.odd, a + 4) : sums;
+    return s ? w.odd : w.even;
 }
 
-QN_INLINE void group_scales(const int code, const char *block, float *out)
+/* block: where the part's codes begin. Scales of nvfp4 lie as codes do, those of mxfp4 eight bytes a part. */
+QN_INLINE void group_scales(const int code, const char *block, const int part, float *out)
 {
     const char *const scales = block + 512;
     if (code == QN_PANEL_NVFP4) {
         const __m256i zero = _mm256_setzero_si256();
-        for (int h = 0; h < 2; h++) {
-            const bytes2 b = from_f8(QN_PANEL_E4M3, half_at(scales, h));
-            const __m256i low = _mm256_unpacklo_epi8(b.low, b.high), high = _mm256_unpackhi_epi8(b.low, b.high);
-            _mm256_storeu_ps(out + 8 * h, _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, low)));
-            _mm256_storeu_ps(out + 8 * h + 16, _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, low)));
-            _mm256_storeu_ps(out + 8 * h + 32, _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, high)));
-            _mm256_storeu_ps(out + 8 * h + 48, _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, high)));
-        }
+        const bytes2 b = from_f8(QN_PANEL_E4M3, vl_load(scales));
+        const __m256i low = _mm256_unpacklo_epi8(b.low, b.high), high = _mm256_unpackhi_epi8(b.low, b.high);
+        _mm256_storeu_ps(out, _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, low)));
+        _mm256_storeu_ps(out + QN_PANEL_COLS, _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, low)));
+        _mm256_storeu_ps(out + 2 * QN_PANEL_COLS, _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, high)));
+        _mm256_storeu_ps(out + 3 * QN_PANEL_COLS, _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, high)));
     } else {
-        for (int i = 0; i < 2 * QN_PANEL_COLS; i += 8) {
-            const __m128i e = _mm_loadl_epi64((const __m128i *)(const void *)(scales + i));
+        for (int g = 0; g < 2; g++) {
+            const char *const group = scales + g * QN_PANEL_COLS - part * 24;
+            const __m128i e = _mm_loadl_epi64((const __m128i *)(const void *)group);
             const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(e), 23);
-            _mm256_storeu_ps(out + i, _mm256_castsi256_ps(bits));
+            _mm256_storeu_ps(out + g * QN_PANEL_COLS, _mm256_castsi256_ps(bits));
         }
     }
 }

@@ -15,13 +15,19 @@
 #define PAIR_I8 1
 #define I8_MR 6
 #define I8_NR 4
+#define PAIR_PARTS 1
 #define PAIR_MR 8
 #define PAIR_NR 4
 #define PAIR_MR_MANY 6
 #define PAIR_NR_MANY 4
 #define PAIR_BLOCKS 2
 #define PAIR_FEW 8
-#define FEW_NR(rows) ((rows) <= 2 ? 4 : ((rows) <= 4 ? 2 : 1))
+#define PAIR_KEEP 12
+#define FEW_NR(code, rows) ((rows) <= 2 ? 4 : ((rows) <= 4 ? 2 : 1))
+#define ARE_FEW(code, rows) (groups_of(code) || (code) == QN_PANEL_I8 || (rows) <= 32)
+#define PARTS_BESIDE(code, rows, nr) (nr)
+#define FEW_GROUP 2
+#define FEW_CHUNK 8
 
 typedef __m512 vs;
 typedef __m512i vl;
@@ -109,8 +115,9 @@ QN_INLINE __m512i from_e2m1(__m512i nibbles)
     return _mm512_castps_si512(_mm512_permutexvar_ps(nibbles, table));
 }
 
-QN_INLINE vw vw_unpack(const int code, const char *unit, const int p)
+QN_INLINE vw vw_unpack(const int code, const int rows, const char *unit, const int p)
 {
+    (void)rows;
     if (code == QN_PANEL_BF16) {
         return from_bf16(vl_load(unit + p * QN_PANEL_LINE));
     }
@@ -140,14 +147,14 @@ QN_INLINE void vw_store(const int code, char *p, vw w)
     }
 }
 
-QN_INLINE vs vw_dot(const int code, vs sums, vw w, const char *a)
+QN_INLINE vl vw_line(vw w, const int s)
 {
-    sums = vl_dot(code, sums, w.even, a);
-    return code < QN_PANEL_I8 ? vl_dot(code, sums, w.odd, a + 4) : sums;
+    return s ? w.odd : w.even;
 }
 
-QN_INLINE void group_scales(const int code, const char *block, float *out)
+QN_INLINE void group_scales(const int code, const char *block, const int part, float *out)
 {
+    (void)part;
     const char *const scales = block + 512;
     if (code == QN_PANEL_NVFP4) {
         const __m512i zero = _mm512_setzero_si512();

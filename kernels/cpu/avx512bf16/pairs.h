@@ -13,13 +13,19 @@
 #define PAIRS_F QN_PANEL_BF16
 #define PAIR_TERMS 1
 #define PAIR_I8 0
+#define PAIR_PARTS 1
 #define PAIR_MR 8
 #define PAIR_NR 4
 #define PAIR_MR_MANY 6
 #define PAIR_NR_MANY 4
 #define PAIR_BLOCKS 4
 #define PAIR_FEW 8
-#define FEW_NR(rows) ((rows) <= 2 ? 4 : ((rows) <= 4 ? 2 : 1))
+#define PAIR_KEEP 12
+#define FEW_NR(code, rows) ((rows) <= 2 ? 4 : ((rows) <= 6 || (code) <= QN_PANEL_E5M2 ? 2 : 1))
+#define ARE_FEW(code, rows) ((code) > QN_PANEL_E5M2 || (rows) <= ((code) == QN_PANEL_BF16 ? 9 : 32))
+#define PARTS_BESIDE(code, rows, nr) (nr)
+#define FEW_GROUP 2
+#define FEW_CHUNK 16
 
 typedef __m512 vs;
 typedef __m512i vl;
@@ -68,10 +74,11 @@ typedef struct bytes2 {
     __m512i high, low;
 } bytes2;
 
-/* Bytes of e4m3 as value / 256, of e5m2 as value / 65536: bits moved by constant matrices.
- * An exponent field of 0, zero and subnormals, would become another number: there
- * both bytes are corrected by tables of the mantissa. */
-QN_INLINE bytes2 from_f8(const int code, __m512i x)
+/* Bytes of e4m3 as value / 256, of e5m2 as value / 65536. An exponent field of 0, zero and subnormals, would
+ * become another number: there both bytes are corrected by tables of the mantissa. */
+
+/* The fewest operations, a third of them on the ports of the dot product: bits moved by constant matrices. */
+QN_INLINE bytes2 from_f8_maps(const int code, __m512i x)
 {
     const int e4m3 = code != QN_PANEL_E5M2;
     const __m512i high_map = _mm512_set1_epi64(e4m3 ? 0x1020400000000080 : 0x0810204000000080);
@@ -86,6 +93,37 @@ QN_INLINE bytes2 from_f8(const int code, __m512i x)
                     _mm512_xor_si512(low, _mm512_maskz_permutexvar_epi8(small, x, low_fix))};
 }
 
+/* Nothing on the ports that only dot products need. Codes beyond the corrections' select nothing of their tables,
+ * since adding to them carries into bit 7. */
+QN_INLINE bytes2 from_f8_beside_dots(const int code, __m512i x)
+{
+    const int e4m3 = code != QN_PANEL_E5M2;
+    const __m512i high_fix = _mm512_set4_epi32(e4m3 ? 0 : 0x00001f30, e4m3 ? 0x0f0f0f38 : 0, 0, 0);
+    const __m512i low_fix = _mm512_set4_epi32(e4m3 ? 0x10207040 : 0x2040a000, e4m3 ? (int)0xf0a01000 : 0, 0, 0);
+    const __m512i magnitude = _mm512_and_si512(x, _mm512_set1_epi8(0x7f));
+    const __m512i fix = _mm512_add_epi8(magnitude, _mm512_set1_epi8(e4m3 ? 0x78 : 0x7c));
+    __m512i high, left;
+    if (e4m3) {
+        /* sign and the exponent's upper bits; the permute does not look at what is above them but for two bits,
+         * for which the table repeats itself */
+        const __m512i table = _mm512_set4_epi32((int)0xbfbebdbc, (int)0xbbbab9b8, 0x3f3e3d3c, 0x3b3a3938);
+        high = _mm512_permutexvar_epi8(_mm512_srli_epi16(x, 4), table);
+        left = _mm512_slli_epi16(x, 4);
+    } else {
+        /* (a & b) | c */
+        const __m512i bits = _mm512_ternarylogic_epi32(_mm512_srli_epi16(x, 3), _mm512_set1_epi8(0x0f),
+                                                       _mm512_set1_epi8(0x30), 0xea);
+        high = _mm512_ternarylogic_epi32(x, _mm512_set1_epi8((char)0x80), bits, 0xea);
+        left = _mm512_slli_epi16(x, 5);
+    }
+    /* low: (a & b) ^ c */
+    const __m512i kept = _mm512_set1_epi8((char)(e4m3 ? 0xf0 : 0xe0));
+    return (bytes2){_mm512_xor_si512(high, _mm512_shuffle_epi8(high_fix, fix)),
+                    _mm512_ternarylogic_epi32(left, kept, _mm512_shuffle_epi8(low_fix, fix), 0x6a)};
+}
+
+#define ROWS_OF_DOTS 4 /* from here on dot products are what time goes to */
+
 /* bf16 of e2m1 codes; words are looked up by their low five bits */
 QN_INLINE vw from_e2m1(__m512i nibbles)
 {
@@ -95,7 +133,7 @@ QN_INLINE vw from_e2m1(__m512i nibbles)
     return _mm512_permutexvar_epi16(nibbles, table);
 }
 
-QN_INLINE vw vw_unpack(const int code, const char *unit, const int p)
+QN_INLINE vw vw_unpack(const int code, const int rows, const char *unit, const int p)
 {
     if (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4) {
         const __m512i x = vl_load(unit);
@@ -106,7 +144,8 @@ QN_INLINE vw vw_unpack(const int code, const char *unit, const int p)
         default: return from_e2m1(_mm512_srli_epi16(x, 12));
         }
     }
-    const bytes2 b = from_f8(code, vl_load(unit + p / 2 * QN_PANEL_LINE));
+    const __m512i x = vl_load(unit + p / 2 * QN_PANEL_LINE);
+    const bytes2 b = rows < ROWS_OF_DOTS ? from_f8_maps(code, x) : from_f8_beside_dots(code, x);
     return p % 2 ? _mm512_unpackhi_epi8(b.low, b.high) : _mm512_unpacklo_epi8(b.low, b.high);
 }
 
@@ -116,17 +155,19 @@ QN_INLINE void vw_store(const int code, char *p, vw w)
     _mm512_storeu_si512(p, w);
 }
 
-QN_INLINE vs vw_dot(const int code, vs sums, vw w, const char *a)
+QN_INLINE vl vw_line(vw w, const int s)
 {
-    return vl_dot(code, sums, w, a);
+    (void)s;
+    return w;
 }
 
-QN_INLINE void group_scales(const int code, const char *block, float *out)
+QN_INLINE void group_scales(const int code, const char *block, const int part, float *out)
 {
+    (void)part;
     const char *const scales = block + 512;
     if (code == QN_PANEL_NVFP4) {
         const __m512i zero = _mm512_setzero_si512();
-        const bytes2 b = from_f8(QN_PANEL_E4M3, vl_load(scales));
+        const bytes2 b = from_f8_maps(QN_PANEL_E4M3, vl_load(scales));
         const __m512i low = _mm512_unpacklo_epi8(b.low, b.high), high = _mm512_unpackhi_epi8(b.low, b.high);
         _mm512_storeu_si512(out, _mm512_unpacklo_epi16(zero, low));
         _mm512_storeu_si512(out + 16, _mm512_unpackhi_epi16(zero, low));

@@ -14,13 +14,19 @@
 #define PAIR_I8 1
 #define I8_MR 2
 #define I8_NR 1
+#define PAIR_PARTS 1
 #define PAIR_MR 4
 #define PAIR_NR 1
 #define PAIR_MR_MANY 2
 #define PAIR_NR_MANY 1
 #define PAIR_BLOCKS 4
 #define PAIR_FEW 1
-#define FEW_NR(rows) 1
+#define PAIR_KEEP 0
+#define FEW_NR(code, rows) 1
+#define ARE_FEW(code, rows) ((rows) <= PAIR_FEW)
+#define PARTS_BESIDE(code, rows, nr) (nr)
+#define FEW_GROUP 1
+#define FEW_CHUNK 1
 
 #define EACH(c) for (int c = 0; c < QN_PANEL_COLS; c++)
 
@@ -126,8 +132,9 @@ QN_INLINE vs vl_dot(const int code, vs sums, vl w, const char *a)
     return sums;
 }
 
-QN_INLINE vw vw_unpack(const int code, const char *unit, const int p)
+QN_INLINE vw vw_unpack(const int code, const int rows, const char *unit, const int p)
 {
+    (void)rows;
     vw w;
     if (code == QN_PANEL_I8) {
         const int8_t *const from = (const int8_t *)unit + p / 2 * QN_PANEL_LINE + p % 2;
@@ -153,14 +160,14 @@ QN_INLINE void vw_store(const int code, char *p, vw w)
     }
 }
 
-QN_INLINE vs vw_dot(const int code, vs sums, vw w, const char *a)
+QN_INLINE vl vw_line(vw w, const int s)
 {
-    sums = vl_dot(code, sums, w.even, a);
-    return code < QN_PANEL_I8 ? vl_dot(code, sums, w.odd, a + 4) : sums;
+    return s ? w.odd : w.even;
 }
 
-QN_INLINE void group_scales(const int code, const char *block, float *out)
+QN_INLINE void group_scales(const int code, const char *block, const int part, float *out)
 {
+    (void)part;
     const unsigned char *const scales = (const unsigned char *)block + 512;
     if (code == QN_PANEL_NVFP4) {
         for (int i = 0; i < 4 * QN_PANEL_COLS; i++) {
