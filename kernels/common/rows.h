@@ -27,6 +27,16 @@ typedef enum qn_rows_code {
     QN_ROWS_CODES
 } qn_rows_code;
 
+#define QN_ROWS_STEPS 16
+
+/* How bf16 elements become codes of three mantissa bits by integers: for the magnitude bits v the code is
+ * (v + add[the upper four of seven mantissa bits] + 256 add[0] - base) >> 4, 0 where that is below 0; codes below the
+ * smallest normal number excepted. */
+typedef struct qn_rows_steps {
+    const uint8_t *add; /* QN_ROWS_STEPS of them, the first below 64; NULL: not known */
+    uint32_t base;      /* in both halves */
+} qn_rows_steps;
+
 /* How values become codes: t = v * factor, or v / scale; then the code nearest to t, ties to even (int8: plus azp). */
 typedef struct qn_rows_rule {
     float scale, factor; /* without multiply factor is 1 / scale */
@@ -35,7 +45,15 @@ typedef struct qn_rows_rule {
     /* 0: there is no NaN, no t rounds beyond the codes' range (with multiply: no |t| is above QN_ROWS_HELD), and scale
      * is finite and far from the ends of f32 */
     int32_t careful;
+    qn_rows_steps steps; /* the same codes for bf16, when careful is 0; levels may use them */
 } qn_rows_rule;
+
+#define QN_ROWS_TOGETHER 16 /* groups */
+
+/* The largest code; limits of magnitudes and of scales. */
+typedef struct qn_rows_bounds {
+    float most, least_top, most_top, least_scale, most_scale;
+} qn_rows_bounds;
 
 typedef void (*qn_rows_range_fn)(const void *x, int64_t n, qn_rows_range *range);
 /* Elements [g * group, (g + 1) * group) by rules[g], the last ones short. Here and below:
@@ -69,6 +87,9 @@ typedef struct qn_rows_set {
     qn_rows_decode_fn decode[QN_ROWS_CODES];
     qn_rows_tops_fn tops[QN_ROWS_REALS];
     qn_rows_e2m1_fn to_e2m1[QN_ROWS_REALS];
+    /* scale[g] = top[g] between its limits, through the largest code, between the scales' limits; factor[g] = 1 /
+     * scale. Arrays have room for a multiple of QN_ROWS_TOGETHER. */
+    void (*scales)(const qn_rows_bounds *bounds, const float *top, int64_t groups, float *scale, float *factor);
     /* sf[b] = e4m3(g * (top[b] * (1/6))), factor[b] = 1 / (sf * (1/g)), 0 where sf is 0; returns the care to take of
      * finite values */
     int (*nvfp4_scales)(float g, const float *top, int64_t blocks, uint8_t *sf, float *factor);

@@ -268,14 +268,18 @@ enum { MULTIPLY, QUOTIENT, DIVIDE };
 /* What a rule needs in vectors. */
 typedef struct rule_vectors {
     vf scale, factor, rest; /* factor + rest: 1 / scale to twice the bits */
-    vi azp;
+    vi azp, azp16;
     addends by;
 } rule_vectors;
 
 QN_INLINE rule_vectors rule_load(const int code, const qn_rows_rule *rule)
 {
     const vf s = vf_set(rule->scale), r = vf_set(rule->factor);
-    return (rule_vectors){s, r, vf_inverse_rest(s, r), vi_set((uint32_t)rule->azp),
+    return (rule_vectors){s,
+                          r,
+                          vf_inverse_rest(s, r),
+                          vi_set((uint32_t)rule->azp),
+                          vi_set(((uint32_t)rule->azp & 0xffff) * 0x10001u),
                           addends_of(3, code == QN_ROWS_E4M3 ? -6 : -7)};
 }
 
@@ -286,6 +290,7 @@ QN_INLINE vf scaled(const int how, vf a, const rule_vectors *rule)
                                               : vf_div(a, rule->scale));
 }
 
+/* Codes as words; of int8 any words, which are to be held to codes. */
 QN_INLINE vi encode_step(const int format, const int code, const int how, const int careful, const rule_vectors *rule,
                          const void *x)
 {
@@ -298,8 +303,8 @@ QN_INLINE vi encode_step(const int format, const int code, const int how, const 
         if (careful) {
             w = vi_pairs(careful_codes(code, t, azp), careful_codes(code, u, azp));
         } else {
-            const vi c = vi_pairs(vi_add(vi_round(t), azp), vi_add(vi_round(u), azp));
-            w = vi_max16(vi_set(0xff80ff80u), vi_min16(vi_set(0x007f007f), c));
+            w = vi_pairs(vi_round(t), vi_round(u));
+            w = how == MULTIPLY ? vi_add16(w, rule->azp16) : w; /* quotients have no zero point */
         }
     } else {
         const vi signs = load_signs(format, x, &a, &b);
@@ -325,14 +330,17 @@ QN_INLINE void encode_all(const int format, const int code, const int how, const
         const vi b = encode_step(format, code, how, careful, &own, p + (i + STEP) * size);
         vi_put_bytes2(codes + i, a, b, code == QN_ROWS_I8, past);
     }
-    for (; i + STEP <= n; i += STEP) {
-        vi_put_bytes(codes + i, encode_step(format, code, how, careful, &own, p + i * size));
-    }
-    if (i < n) {
+    for (; i < n; i += STEP) {
         char pad[STEP * 4];
-        uint8_t last[STEP];
-        vi_put_bytes(last, encode_step(format, code, how, careful, &own, pad_step(format, p + i * size, n - i, pad)));
-        memcpy(codes + i, last, (size_t)(n - i));
+        uint8_t last[2 * STEP];
+        const char *const from = n - i < STEP ? pad_step(format, p + i * size, n - i, pad) : p + i * size;
+        const vi w = encode_step(format, code, how, careful, &own, from);
+        vi_put_bytes2(last, w, w, code == QN_ROWS_I8, 0);
+        if (n - i < STEP) {
+            memcpy(codes + i, last, (size_t)(n - i));
+        } else {
+            memcpy(codes + i, last, STEP);
+        }
     }
 }
 
@@ -347,14 +355,18 @@ QN_INLINE void encode_alike(const int format, const int code, const int how, con
     }
 }
 
+#include "kernels/cpu/rows_steps.h"
+
 QN_INLINE void encode_of(const int format, const int code, const qn_rows_rule *rules, const void *x, int64_t n,
                          int64_t group, int64_t ahead, int past, uint8_t *codes)
 {
     for (int64_t i = 0, count; i < n; i += count) {
         const char *const p = (const char *)x + i * real_bytes(format);
-        const int multiply = rules->multiply, careful = rules->careful;
+        const int multiply = rules->multiply, careful = rules->careful, stepped = steps_known(format, code, rules);
         const qn_rows_rule *const first = rules++;
-        for (count = group; i + count < n && rules->multiply == multiply && rules->careful == careful; rules++) {
+        for (count = group; i + count < n && rules->multiply == multiply && rules->careful == careful &&
+                            steps_known(format, code, rules) == stepped;
+             rules++) {
             count += group;
         }
         count = i + count < n ? count : n - i;
@@ -362,11 +374,25 @@ QN_INLINE void encode_of(const int format, const int code, const qn_rows_rule *r
             encode_alike(format, code, MULTIPLY, 1, first, p, count, group, ahead, past, codes + i);
         } else if (careful) {
             encode_alike(format, code, DIVIDE, 1, first, p, count, group, ahead, past, codes + i);
+        } else if (stepped) {
+            encode_by_steps(code, first, p, count, group, ahead, past, codes + i);
         } else if (multiply) {
             encode_alike(format, code, MULTIPLY, 0, first, p, count, group, ahead, past, codes + i);
         } else {
             encode_alike(format, code, QUOTIENT, 0, first, p, count, group, ahead, past, codes + i);
         }
+    }
+}
+
+static void rows_scales(const qn_rows_bounds *bounds, const float *top, int64_t groups, float *scale, float *factor)
+{
+    const vf most = vf_set(bounds->most), least_top = vf_set(bounds->least_top), most_top = vf_set(bounds->most_top);
+    const vf least_scale = vf_set(bounds->least_scale), most_scale = vf_set(bounds->most_scale);
+    for (int64_t g = 0; g < groups; g += VL) {
+        const vf amax = vf_max(least_top, vf_min(most_top, vf_load(top + g)));
+        const vf s = vf_max(least_scale, vf_min(most_scale, vf_div(amax, most)));
+        vf_store(scale + g, s);
+        vf_store(factor + g, vf_div(vf_set(1.0f), s));
     }
 }
 

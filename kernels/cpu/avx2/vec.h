@@ -267,6 +267,11 @@ static inline vi vi_max16(vi a, vi b)
     return _mm256_max_epi16(a, b);
 }
 
+static inline vi vi_add16(vi a, vi b)
+{
+    return _mm256_add_epi16(a, b);
+}
+
 static inline vi vi_umax16(vi a, vi b)
 {
     return _mm256_max_epu16(a, b);
@@ -439,7 +444,7 @@ static inline void vec_put(uint8_t *p, __m256i a, const int past)
     }
 }
 
-/* Two vectors of words as bytes; words of 0 to 255, or with is_signed of -128 to 127. */
+/* Two vectors of words as bytes; words of 0 to 255, or with is_signed any, which are held to -128 to 127. */
 static inline void vi_put_bytes2(uint8_t *p, vi a, vi b, const int is_signed, const int past)
 {
     const __m256i lanes = is_signed ? _mm256_packs_epi16(a, b) : _mm256_packus_epi16(a, b);
@@ -594,6 +599,51 @@ static inline void vec_stream(char *to, const char *from, size_t bytes)
 static inline void vec_fence(void)
 {
     _mm_sfence();
+}
+
+/* ---- bf16 to codes of three mantissa bits by integers (kernels/cpu/rows_steps.h) ---- */
+
+#define VEC_STEPS 1
+
+/* Sixteen bytes for every 128 bits. */
+static inline vi vec_table16(const uint8_t *p)
+{
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));
+}
+
+/* Codes of 16-bit words, sign aside, before they are packed. */
+static inline vi vec_step_codes(vi x, vi table, vi base)
+{
+    const __m256i bin = _mm256_and_si256(_mm256_srli_epi16(x, 3), _mm256_set1_epi16(15));
+    const __m256i v = _mm256_and_si256(x, _mm256_set1_epi16(0x7fff));
+    const __m256i sum = _mm256_add_epi16(v, _mm256_shuffle_epi8(table, bin));
+    return _mm256_srli_epi16(_mm256_subs_epu16(sum, base), 4);
+}
+
+/* Whether one of the bytes, which are below 128 or count as negative, is below that. */
+static inline int vec_any_below(vi bytes, uint8_t least)
+{
+    return _mm256_movemask_epi8(_mm256_cmpgt_epi8(_mm256_set1_epi8((char)least), bytes)) != 0;
+}
+
+/* Whether one of the words, sign aside, is in [first, first + count). */
+static inline int vec_any_in(vi x, vi first, vi count)
+{
+    const __m256i from_first = _mm256_sub_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x7fff)), first);
+    const __m256i below = _mm256_subs_epu16(count, from_first);
+    return !_mm256_testz_si256(below, below);
+}
+
+static inline vi vi_umin8(vi a, vi b)
+{
+    return _mm256_min_epu8(a, b);
+}
+
+/* Codes as vi_bytes leaves them, with the signs of the words a and b that they are of. */
+static inline void vec_put_signed(uint8_t *p, vi codes, vi a, vi b, const int past)
+{
+    const __m256i sign = _mm256_and_si256(_mm256_packs_epi16(a, b), _mm256_set1_epi8((char)0x80));
+    vec_put(p, _mm256_permute4x64_epi64(_mm256_or_si256(codes, sign), 0xd8), past);
 }
 
 /* Into the second cache: the first one's few outstanding lines are not for what comes later. A macro: gcc finds that a

@@ -341,6 +341,12 @@ static inline vi vi_max16(vi a, vi b)
     return a;
 }
 
+static inline vi vi_add16(vi a, vi b)
+{
+    EACH(i) a.v[i] = ((a.v[i] + b.v[i]) & 0xffff) | ((a.v[i] & 0xffff0000u) + (b.v[i] & 0xffff0000u));
+    return a;
+}
+
 static inline vi vi_umax16(vi a, vi b)
 {
     uint16_t x[8], y[8];
@@ -547,11 +553,15 @@ static inline void vi_put_bytes(uint8_t *p, vi w)
     }
 }
 
-/* Two vectors of words; other levels put them past the caches if that is asked for. */
+/* Two vectors of words, with is_signed held to -128 to 127; other levels put them past the caches if that is asked for.
+ */
 static inline void vi_put_bytes2(uint8_t *p, vi a, vi b, const int is_signed, const int past)
 {
-    (void)is_signed;
     (void)past;
+    if (is_signed) {
+        a = vi_max16(vi_set(0xff80ff80u), vi_min16(vi_set(0x007f007f), a));
+        b = vi_max16(vi_set(0xff80ff80u), vi_min16(vi_set(0x007f007f), b));
+    }
     vi_put_bytes(p, a);
     vi_put_bytes(p + 8, b);
 }

@@ -12,14 +12,16 @@
 #include <math.h>
 #include <string.h>
 
+#include "backend/cpu/fp8_steps.h"
 #include "backend/cpu/sizes.h"
 #include "ref/slots.h"
 
 #define SIDE 128   /* of a block */
 #define PANEL 8    /* blocks of a task */
-#define GROUPS 32  /* most of a piece */
+#define GROUPS 32  /* most of a piece; a multiple of QN_ROWS_TOGETHER */
 #define PIECE 4096 /* elements of its codes, or of a piece, at most; of longer groups one is a piece */
 #define FAR_PIECE 256
+#define STEPS_FROM 65536 /* elements that pay for a table of their scale's codes */
 
 typedef struct quantize_job {
     const qn_rows_set *set;
@@ -31,11 +33,13 @@ typedef struct quantize_job {
     qn_rows_code code;
     int32_t granularity;
     int is_static, col, silu, stream;
-    int symmetric, divides, ue8m0;                            /* the rule: choose_rule() */
-    float most, least_top, most_top, least_scale, most_scale; /* the largest code; limits of amax and of scales */
-    int64_t group, piece;                                     /* elements along a row; a piece is whole groups */
+    int symmetric, divides, ue8m0, stepped; /* the rule: choose_rule() */
+    float most;                             /* the largest code */
+    qn_rows_bounds bounds;
+    int64_t group, piece; /* elements along a row; a piece is whole groups */
     int64_t per_task, panels;
     qn_rows_rule rule;    /* one for all */
+    qn_fp8_steps steps;   /* of that rule */
     qn_rows_range *parts; /* of the tasks of the first pass */
     char *scratch;
     size_t scratch_bytes;
@@ -84,33 +88,38 @@ static inline float amax_of(const qn_rows_range *range)
     return (-range->low > range->high ? -range->low : range->high) + 0.0f; /* never -0 */
 }
 
-/* Scales that values of these largest magnitudes are divided by (fp8 of a tensor: multiplied by the inverse), in loops
- * over all groups. */
-static void dividing_rules(const quantize_job *job, const float *tops, int64_t count, qn_rows_rule *rules)
+/* Steps for quotients by a scale that comes from a bf16 amax. */
+static inline qn_rows_steps steps_of(const quantize_job *job, float amax, float scale)
 {
-    const float most = job->most, least_top = job->least_top, most_top = job->most_top;
-    const float least_scale = job->least_scale, most_scale = job->most_scale;
-    float scale[GROUPS], factor[GROUPS];
-    int32_t careful[GROUPS];
-    for (int64_t g = 0; g < count; g++) {
-        const float amax = tops[g], top = amax > most_top ? most_top : amax;
-        const float whole = (top > least_top ? top : least_top) / most;
-        const float bounded = whole > most_scale ? most_scale : whole;
-        scale[g] = bounded > least_scale ? bounded : least_scale;
-        careful[g] = (amax > top) | (whole > bounded);
+    uint32_t bits;
+    memcpy(&bits, job->ue8m0 ? &scale : &amax, 4);
+    const int32_t exponent = (int32_t)(bits >> 23);
+    if (!job->ue8m0 && !(amax > job->bounds.least_top && scale > job->bounds.least_scale)) {
+        return (qn_rows_steps){NULL, 0};
     }
+    return job->ue8m0 ? qn_fp8_steps_at(&qn_fp8_steps_of[QN_FP8_STEPS_POWER], exponent + 8)
+                      : qn_fp8_steps_at(&qn_fp8_steps_of[bits >> 16 & 127], exponent - 1);
+}
+
+/* Scales that values of these largest magnitudes are divided by (fp8 of a tensor: multiplied by the inverse). tops:
+ * whole vectors, what is behind `count` being any numbers. */
+static void dividing_rules(const quantize_job *job, const float tops[GROUPS], int64_t count, qn_rows_rule *rules)
+{
+    float scale[GROUPS], factor[GROUPS];
+    const int32_t multiply = job->granularity == QN_PER_TENSOR;
+    job->set->scales(&job->bounds, tops, count, scale, factor);
     for (int64_t g = 0; job->ue8m0 && g < count; g++) {
         if (!isinf(scale[g])) {
             scale[g] = qn_e8m0_to_f32(qn_f32_to_e8m0_ceil(scale[g] > 1e-10f ? scale[g] : 1e-10f));
+            factor[g] = 1.0f / scale[g];
         }
     }
     for (int64_t g = 0; g < count; g++) {
-        factor[g] = 1.0f / scale[g];
-        careful[g] |= !is_tame(scale[g]);
-    }
-    const int32_t multiply = job->granularity == QN_PER_TENSOR;
-    for (int64_t g = 0; g < count; g++) {
-        rules[g] = (qn_rows_rule){scale[g], factor[g], multiply, 0, careful[g]};
+        const int careful = tops[g] > job->bounds.most_top || scale[g] >= job->bounds.most_scale || !is_tame(scale[g]);
+        rules[g] = (qn_rows_rule){scale[g], factor[g], multiply, 0, careful, {NULL, 0}};
+        if (job->stepped && !multiply && !careful) {
+            rules[g].steps = steps_of(job, tops[g], scale[g]);
+        }
     }
 }
 
@@ -151,11 +160,15 @@ static void choose_rule(quantize_job *job)
     job->symmetric = !int8 || job->desc->attr[QN_ATTR_SYMMETRIC].i;
     job->divides = job->symmetric && (!int8 || job->silu || grouped);
     job->ue8m0 = !job->silu && !int8 && job->desc->attr[QN_ATTR_SCALE_FORMAT].i == QN_SCALE_UE8M0;
+    job->stepped =
+        job->real == QN_MM_BF16 && !job->silu && (job->code == QN_ROWS_E4M3 || job->code == QN_ROWS_E4M3FNUZ);
     job->most = int8 ? 127.0f : fp8_most(job->code);
-    job->most_top = bound > 0.0f && !job->silu ? bound : INFINITY;
-    job->most_scale = bound > 0.0f && job->silu ? bound : INFINITY;
-    job->least_top = grouped && !job->silu ? 1e-10f : 0.0f;
-    job->least_scale = grouped && !job->silu ? 0.0f : (int8 ? FLT_EPSILON : 1.0f / (job->most * 512.0f));
+    job->bounds = (qn_rows_bounds){
+        .most = job->most,
+        .most_top = bound > 0.0f && !job->silu ? bound : INFINITY,
+        .most_scale = bound > 0.0f && job->silu ? bound : INFINITY,
+        .least_top = grouped && !job->silu ? 1e-10f : 0.0f,
+        .least_scale = grouped && !job->silu ? 0.0f : (int8 ? FLT_EPSILON : 1.0f / (job->most * 512.0f))};
 }
 
 /* Scale (or zero point) of row, or band, i and group j as stored: [1], [M,groups] or [groups,M]. */
@@ -452,6 +465,9 @@ static void run_tensor(quantize_job *job, int64_t tasks, const qn_exec *exec)
         rules_of(job, &all, 1, &job->rule);
     }
     put_rules(job, &job->rule, 1, 0, 0);
+    if (job->stepped && is_tame(job->rule.scale) && job->m > STEPS_FROM / qn_max_i64(1, job->k)) {
+        job->rule.steps = qn_fp8_steps_make(job->set, job->code, &job->rule, &job->steps);
+    }
     qn_parallel_for(exec, tasks, tensor_task, job);
 }
 

@@ -1,0 +1,171 @@
+/* fp8 codes of bf16, bit for bit at every level: each mantissa of the largest magnitude with every element of the 24
+ * binades below it, so that ties, quotients rounded twice, subnormal codes and zeros are all among them
+ * (src/backend/cpu/fp8_steps.c). The table of steps is what the reference's operations make. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <quern/quern.h>
+
+#include "backend/cpu/fp8_steps.h"
+#include "format/format.h"
+
+enum { MANTISSAS = 128, BINADES = 24, GROUP = 128 };
+
+static qn_ctx *ctx;
+
+/* Elements of magnitudes from the largest down, signs in turn; in groups each begins with the largest. */
+static void fill(uint16_t *x, int64_t m, int64_t k, int grouped)
+{
+    for (int64_t r = 0; r < m; r++) {
+        const uint32_t most = (uint32_t)(100 + r % 7 * 9) << 7 | (uint32_t)(r % MANTISSAS);
+        for (int64_t i = 0; i < k; i++) {
+            const uint32_t down = (uint32_t)((i * 37 + r) % (BINADES * MANTISSAS));
+            const uint32_t size = i % (grouped ? GROUP : k) == 0 ? most : (i % 11 == 10 ? 0 : most - down);
+            x[r * k + i] = (uint16_t)((i & 1) << 15 | size);
+        }
+    }
+}
+
+static void run(const char *text, const qn_plan_options *options, void *const in[], void *const out[])
+{
+    qn_error error = {0};
+    qn_op_desc desc;
+    qn_shape shapes[QN_MAX_OUT];
+    qn_sizes sizes;
+    qn_args args;
+    qn_plan *plan = NULL;
+    memset(&args, 0, sizeof args);
+    memset(shapes, 0, sizeof shapes);
+    assert_int_equal(qn_op_desc_parse(text, &desc, &error), QN_OK);
+    assert_int_equal(qn_op_desc_check(&desc, shapes, &sizes, &error), QN_OK);
+    for (int i = 0; i < 2; i++) {
+        if (desc.in[i].format) {
+            args.in[i] = qn_view_make(in[i], &desc.in[i]);
+        }
+        args.out[i] = qn_mut_view_make(out[i], &shapes[i]);
+    }
+    assert_int_equal(qn_plan_create(ctx, &desc, options, &plan, &error), QN_OK);
+    const size_t bytes = (qn_plan_workspace_bytes(plan, sizes.m, 1) + 64) / 64 * 64;
+    void *workspace = aligned_alloc(64, bytes);
+    assert_non_null(workspace);
+    assert_int_equal(qn_run(plan, &args, workspace, bytes, NULL, &error), QN_OK);
+    free(workspace);
+    qn_plan_destroy(plan);
+}
+
+/* A case whose rows take all mantissas. scales: of mode=static. */
+static void compare(const char *text, int64_t m, int64_t k, int grouped, const float *scales)
+{
+    uint16_t *x = malloc((size_t)(m * k) * 2);
+    uint8_t *want = malloc((size_t)(m * k)), *got = malloc((size_t)(m * k));
+    const size_t scale_bytes = (size_t)(m * (k / GROUP + 1)) * 4;
+    void *want_scale = malloc(scale_bytes), *got_scale = malloc(scale_bytes);
+    assert_true(x && want && got && want_scale && got_scale);
+    fill(x, m, k, grouped);
+    float given = scales ? *scales : 0.0f;
+    void *const in[2] = {x, &given}, *const want_out[2] = {want, want_scale}, *const got_out[2] = {got, got_scale};
+    qn_plan_options options;
+    qn_plan_options_init(&options);
+    options.backend = QN_BACKEND_REF;
+    run(text, &options, in, want_out);
+    options.backend = QN_BACKEND_CPU;
+    static const qn_isa levels[] = {QN_ISA_SCALAR, QN_ISA_AVX2, QN_ISA_AVX512};
+    for (size_t l = 0; l < sizeof levels / sizeof *levels; l++) {
+        qn_error error = {0};
+        qn_plan *plan = NULL;
+        qn_op_desc desc;
+        options.isa = levels[l];
+        assert_int_equal(qn_op_desc_parse(text, &desc, &error), QN_OK);
+        if (qn_plan_create(ctx, &desc, &options, &plan, &error) != QN_OK) {
+            continue; /* not this machine's */
+        }
+        qn_plan_destroy(plan);
+        memset(got, 0xAA, (size_t)(m * k));
+        run(text, &options, in, got_out);
+        for (int64_t i = 0; i < m * k; i++) {
+            if (want[i] != got[i]) {
+                fail_msg("%s, %s: element %lld, %04x, is %02x, expected %02x", text, qn_isa_name(levels[l]),
+                         (long long)i, x[i], got[i], want[i]);
+            }
+        }
+    }
+    free(x);
+    free(want);
+    free(got);
+    free(want_scale);
+    free(got_scale);
+}
+
+static void test_rows(void **state)
+{
+    (void)state;
+    static const char *const types[] = {"e4m3fn", "e4m3fnuz"};
+    for (int t = 0; t < 2; t++) {
+        char text[160];
+        snprintf(text, sizeof text, "quantize_fp8 m=128 k=3331 granularity=token type=%s x=bf16", types[t]);
+        compare(text, 128, 3331, 0, NULL);
+        snprintf(text, sizeof text, "quantize_fp8 m=128 k=3332 granularity=group type=%s x=bf16", types[t]);
+        compare(text, 128, 3332, 1, NULL);
+        snprintf(text, sizeof text, "quantize_fp8 m=130 k=3331 granularity=token scale_format=ue8m0 type=%s x=bf16",
+                 types[t]);
+        compare(text, 130, 3331, 0, NULL);
+        snprintf(text, sizeof text, "quantize_fp8 m=256 k=1025 granularity=block type=%s x=bf16", types[t]);
+        compare(text, 256, 1025, 0, NULL);
+    }
+}
+
+/* One scale, its table made in the run; given ones that elements go beyond, and with ties. */
+static void test_one_scale(void **state)
+{
+    (void)state;
+    static const float given[] = {0x1p-20f,        0x1.8p-22f,      0x1.24924ap-18f,
+                                  0x1.b6db6cp-24f, 0x1.000002p-10f, 0x1.fffffep-15f};
+    compare("quantize_fp8 m=64 k=3331 x=bf16", 64, 3331, 0, NULL);
+    compare("quantize_fp8 m=64 k=3331 type=e4m3fnuz x=bf16", 64, 3331, 0, NULL);
+    for (size_t i = 0; i < sizeof given / sizeof *given; i++) {
+        compare("quantize_fp8 m=64 k=3331 mode=static x=bf16", 64, 3331, 0, &given[i]);
+    }
+}
+
+/* Rows of the table, from codes by the reference's operations. */
+static void test_table(void **state)
+{
+    (void)state;
+    for (int a = 0; a <= QN_FP8_STEPS_POWER; a++) {
+        const qn_fp8_steps *steps = &qn_fp8_steps_of[a];
+        const float scale = a < MANTISSAS ? (float)(MANTISSAS + a) / 8.0f / 448.0f : 0x1p-5f;
+        for (int m = 0; m < MANTISSAS; m++) { /* of half the elements that base is for: codes are 8 less */
+            const int code = qn_f32_to_e4m3((float)(MANTISSAS + m) / 32.0f / scale);
+            assert_int_equal((m + steps->base + steps->add[m / 8]) >> 4, code + 8);
+        }
+        assert_true(steps->add[0] < 64);
+    }
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    return qn_ctx_create(NULL, &ctx, NULL) != QN_OK;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    qn_ctx_destroy(ctx);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_one_scale),
+        cmocka_unit_test(test_table),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
