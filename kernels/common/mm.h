@@ -77,10 +77,7 @@ typedef void (*qn_mm_split_fn)(const float *x, int64_t count, int32_t terms, uin
     X(QN_MM_FRAG_E4M3, unpack_e4m3)     \
     X(QN_MM_FRAG_E5M2, unpack_e5m2)     \
     X(QN_MM_FRAG_NVFP4, unpack_nvfp4)   \
-    X(QN_MM_FRAG_MXFP4, unpack_mxfp4)   \
-    X(QN_MM_FRAG_Q4_0, unpack_q4_0)     \
-    X(QN_MM_FRAG_Q4_1, unpack_q4_1)     \
-    X(QN_MM_FRAG_Q8_0, unpack_q8_0)
+    X(QN_MM_FRAG_MXFP4, unpack_mxfp4)
 
 typedef enum qn_mm_fragment {
     QN_MM_ANY = 0, /* through qn_mm_operand.decode */

@@ -16,6 +16,7 @@
  *   mxfp4    544 bytes: codes as nvfp4, then 32 bytes of e8m0 scales: byte 16g + c, group g of 32
  *   int8    1024 bytes: line i holds w[4i..4i+3][c] in the four bytes of lane c (the tile order of AMX)
  *   f32     4096 bytes: line k holds w[k][c]
+ *   groups  codes of 4, 5, 6 or 8 bits with scales of groups of 16 or 32, as below
  *
  * Lines j of bf16 are what two-way bf16 dot instructions and AMX tiles take
  * (16 lines: one tile of K = 32); every other float code is unpacked to them.
@@ -47,18 +48,104 @@ typedef enum qn_panel_code {
     QN_PANEL_MXFP4,
     QN_PANEL_F32,
     QN_PANEL_I8,
+    QN_PANEL_G4,  /* from here on: codes of groups */
+    QN_PANEL_G4M,
+    QN_PANEL_G5,
+    QN_PANEL_G5M,
+    QN_PANEL_G8,
+    QN_PANEL_S4M,
+    QN_PANEL_S5M,
+    QN_PANEL_S6,
+    QN_PANEL_S3,
+    QN_PANEL_S2M,
     QN_PANEL_CODES
 } qn_panel_code;
 
 /* Bytes of a block, and what kernels' sums are multiplied with. */
-#define QN_PANEL_CODE_LIST(X)          \
-    X(QN_PANEL_BF16, 2048, 1.0f)       \
-    X(QN_PANEL_E4M3, 1024, 256.0f)     \
-    X(QN_PANEL_E5M2, 1024, 65536.0f)   \
-    X(QN_PANEL_NVFP4, 576, 256.0f)     \
-    X(QN_PANEL_MXFP4, 544, 1.0f)       \
-    X(QN_PANEL_F32, 4096, 1.0f)        \
-    X(QN_PANEL_I8, 1024, 1.0f)
+#define QN_PANEL_CODE_LIST(X)        \
+    X(QN_PANEL_BF16, 2048, 1.0f)     \
+    X(QN_PANEL_E4M3, 1024, 256.0f)   \
+    X(QN_PANEL_E5M2, 1024, 65536.0f) \
+    X(QN_PANEL_NVFP4, 576, 256.0f)   \
+    X(QN_PANEL_MXFP4, 544, 1.0f)     \
+    X(QN_PANEL_F32, 4096, 1.0f)      \
+    X(QN_PANEL_I8, 1024, 1.0f)       \
+    X(QN_PANEL_G4, 576, 1.0f)        \
+    X(QN_PANEL_G4M, 640, 1.0f)       \
+    X(QN_PANEL_G5, 704, 1.0f)        \
+    X(QN_PANEL_G5M, 768, 1.0f)       \
+    X(QN_PANEL_G8, 1088, 1.0f)       \
+    X(QN_PANEL_S4M, 640, 1.0f)       \
+    X(QN_PANEL_S5M, 768, 1.0f)       \
+    X(QN_PANEL_S6, 896, 1.0f)        \
+    X(QN_PANEL_S3, 640, 1.0f)        \
+    X(QN_PANEL_S2M, 704, 1.0f)
+
+/* ---- Codes of groups: the block formats of GGUF ----
+ *
+ * A weight is s (q - middle) + c, where q is the code and s and c belong to the group of the element:
+ *     G  s = scale, c = minimum + middle s, both stored as f16
+ *     S  s = d scale, c = middle s - dmin minimum: d and dmin f16 of the block, scale and minimum bytes
+ * and without minima c = 0. A block is, in this order (j: byte 0 to 3 of the 32-bit lane of column c):
+ *     up to 6 bits: 8 lines i of low nibbles, byte j: k = 8i + j in the low, k = 8i + 4 + j in the high nibble
+ *     5 bits: 2 lines l, byte j, bit 2t + h: the fifth bit of k = 8 (4l + t) + 4h + j
+ *     6 bits: 4 lines l, byte j, bits 4t + 2h, + 1: the two upper bits of k = 8 (2l + t) + 4h + j
+ *     8 bits: 16 lines i, byte j: k = 4i + j, as q = code + 128
+ *     G: f16 scales [group][16], then f16 minima [group][16]
+ *     S: f16 d [16], f16 dmin [16] (0 without minima), then bytes: scales [group][16], minima [group][16]
+ *
+ * Rows of x are integers here: three int8 digits of a power of two for each block of 64 (QN_PANEL_ROWS_DIGITS), so
+ * that a group's sum is an exact integer in any order and at every level. x is rounded to 2^-22 of the largest of its
+ * block at most, whose part of a sum is below 2^-22 sqrt(64) |x| |w| (Cauchy and Schwarz): what f32 sums may be off
+ * by. */
+typedef struct qn_panel_group_code {
+    int8_t bits;
+    int8_t group;   /* elements: 16 or 32 */
+    int8_t super;   /* S */
+    int8_t minima;
+    int16_t middle;
+} qn_panel_group_code;
+
+static inline __attribute__((always_inline)) qn_panel_group_code qn_panel_group_code_of(const int code)
+{
+    switch (code) {
+    case QN_PANEL_G4: return (qn_panel_group_code){4, 32, 0, 0, 8};
+    case QN_PANEL_G4M: return (qn_panel_group_code){4, 32, 0, 1, 8};
+    case QN_PANEL_G5: return (qn_panel_group_code){5, 32, 0, 0, 16};
+    case QN_PANEL_G5M: return (qn_panel_group_code){5, 32, 0, 1, 16};
+    case QN_PANEL_G8: return (qn_panel_group_code){8, 32, 0, 0, 128};
+    case QN_PANEL_S4M: return (qn_panel_group_code){4, 32, 1, 1, 8};
+    case QN_PANEL_S5M: return (qn_panel_group_code){5, 32, 1, 1, 16};
+    case QN_PANEL_S6: return (qn_panel_group_code){6, 16, 1, 0, 32};
+    case QN_PANEL_S3: return (qn_panel_group_code){4, 16, 1, 0, 4};
+    default: return (qn_panel_group_code){4, 16, 1, 1, 2};
+    }
+}
+
+/* Bytes of the codes of a block of 64, before its scales. */
+static inline __attribute__((always_inline)) int64_t qn_panel_group_codes_bytes(const int code)
+{
+    const int bits = qn_panel_group_code_of(code).bits;
+    return bits * (QN_PANEL_K * QN_PANEL_COLS / 8);
+}
+
+/* Bytes of a block. */
+static inline __attribute__((always_inline)) int64_t qn_panel_group_bytes(const int code)
+{
+    const qn_panel_group_code c = qn_panel_group_code_of(code);
+    const int64_t scales = QN_PANEL_K / c.group * QN_PANEL_COLS * (c.minima ? 2 : 1);
+    return qn_panel_group_codes_bytes(code) + (c.super ? 4 * QN_PANEL_COLS + scales : 2 * scales);
+}
+
+/* A block of 64 of a row of digits: x[k] = scale (d0 + 256 d1 + 65536 d2), |x[k]| at most 2^22 scale. Sums are of
+ * groups; those of digits are times -middle. scale NaN: not finite. */
+typedef struct qn_panel_digits {
+    int8_t digit[3][QN_PANEL_K];
+    float scale, unused[3];
+    float sum[4];     /* of d0 + 256 d1 + 65536 d2 */
+    int32_t high[4];  /* of d1 + 256 d2 */
+    int32_t low[4];   /* of d0 */
+} qn_panel_digits;
 
 /* How a level wants the rows of a: K padded with zeros to a multiple of 64. Lines of 64 bytes of the rows of a
  * group alternate: line i of row r is at a + r / group * a_stride + (i * group + r % group) * 64. A group of 16
@@ -67,7 +154,8 @@ typedef enum qn_panel_rows {
     QN_PANEL_ROWS_F32 = 0, /* [K] floats */
     QN_PANEL_ROWS_BF16,    /* [K/64][terms][64] bf16: x as the exact sum of 1, 2 or 3 terms */
     QN_PANEL_ROWS_I8,      /* [K] int8 */
-    QN_PANEL_ROWS_I16      /* [K/4][4] int16 in the order k, k+2, k+1, k+3: pairs for even and odd bytes */
+    QN_PANEL_ROWS_I16,     /* [K/4][4] int16 in the order k, k+2, k+1, k+3: pairs for even and odd bytes */
+    QN_PANEL_ROWS_DIGITS   /* [K/64] qn_panel_digits: for the codes of groups, at every level */
 } qn_panel_rows;
 
 /* One call: rows [0, rows) times panels [0, panels) along the whole of K. */
@@ -93,6 +181,9 @@ typedef struct qn_panel_call {
 
 typedef void (*qn_panel_fn)(const qn_panel_call *call);
 
+/* 64 elements as digits, for one code of groups. */
+typedef void (*qn_panel_digits_fn)(const float *x, qn_panel_code code, qn_panel_digits *out);
+
 /* Everything of one instruction set. A code without a function has no kernel at that level. */
 typedef struct qn_panel_set {
     qn_panel_rows rows_f;      /* rows for the float codes */
@@ -102,10 +193,12 @@ typedef struct qn_panel_set {
     int32_t mr, nr;            /* register tile: rows, columns */
     int32_t rows_block, panels_block; /* what the set likes best in one call when there are many rows */
     size_t scratch_bytes;
+    qn_panel_digits_fn digits; /* NULL: no codes of groups */
     qn_panel_fn mm[QN_PANEL_CODES];
 } qn_panel_set;
 
 extern const qn_panel_set qn_panel__scalar, qn_panel__avx2, qn_panel__avx512, qn_panel__avx512vnni,
     qn_panel__avx512bf16, qn_panel__amx;
+extern const qn_panel_set qn_groups__avx2, qn_groups__avx512vnni; /* of the codes of groups */
 
 #endif

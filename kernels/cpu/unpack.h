@@ -122,54 +122,6 @@ QN_INLINE void e8m0_scales(const uint8_t *p, int64_t n, float *scales)
 UNPACK_FP4(unpack_nvfp4, 16, e4m3_scales)
 UNPACK_FP4(unpack_mxfp4, 32, e8m0_scales)
 
-QN_INLINE float f16_at(const uint8_t *p)
-{
-    uint16_t h;
-    memcpy(&h, p, 2);
-    return f16_value(h);
-}
-
-static void unpack_q4_0(const qn_mm_operand *o, int64_t row, int64_t k, int64_t count, void *panel)
-{
-    const uint8_t *block = row_at(o, row) + k / 32 * 18;
-    float *p = panel;
-    for (int64_t i = 0; i < count; i += 32, block += 18, p += 32) {
-        const vf d = vf_set(f16_at(block)), middle = vf_set(8.0f);
-        for (int j = 0; j < 16; j += VL) {
-            vf_store(p + j, vf_mul(d, vf_sub(vf_from_nibbles(block + 2 + j, 0), middle)));
-            vf_store(p + j + 16, vf_mul(d, vf_sub(vf_from_nibbles(block + 2 + j, 4), middle)));
-        }
-    }
-    panel_zeros(panel, count, count);
-}
-
-static void unpack_q4_1(const qn_mm_operand *o, int64_t row, int64_t k, int64_t count, void *panel)
-{
-    const uint8_t *block = row_at(o, row) + k / 32 * 20;
-    float *p = panel;
-    for (int64_t i = 0; i < count; i += 32, block += 20, p += 32) {
-        const vf d = vf_set(f16_at(block)), m = vf_set(f16_at(block + 2));
-        for (int j = 0; j < 16; j += VL) {
-            vf_store(p + j, vf_add(vf_mul(d, vf_from_nibbles(block + 4 + j, 0)), m));
-            vf_store(p + j + 16, vf_add(vf_mul(d, vf_from_nibbles(block + 4 + j, 4)), m));
-        }
-    }
-    panel_zeros(panel, count, count);
-}
-
-static void unpack_q8_0(const qn_mm_operand *o, int64_t row, int64_t k, int64_t count, void *panel)
-{
-    const uint8_t *block = row_at(o, row) + k / 32 * 34;
-    float *p = panel;
-    for (int64_t i = 0; i < count; i += 32, block += 34, p += 32) {
-        const vf d = vf_set(f16_at(block));
-        for (int j = 0; j < 32; j += VL) {
-            vf_store(p + j, vf_mul(vf_from_i8(block + 2 + j), d));
-        }
-    }
-    panel_zeros(panel, count, count);
-}
-
 static void unpack_any(const qn_mm_operand *o, int64_t row, int64_t k, int64_t count, void *panel)
 {
     float *const p = panel;

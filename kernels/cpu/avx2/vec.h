@@ -138,13 +138,6 @@ static inline vf vf_from_e2m1(const uint8_t *p)
     return _mm256_or_ps(_mm256_permutevar8x32_ps(lut, i), _mm256_castsi256_ps(sign));
 }
 
-static inline vf vf_from_nibbles(const uint8_t *p, int shift)
-{
-    const __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
-    const __m256i n = _mm256_and_si256(_mm256_srli_epi32(x, shift), _mm256_set1_epi32(15));
-    return _mm256_cvtepi32_ps(n);
-}
-
 /* to[j][i] = from[i][j] for 8 rows of 4 columns; strides in floats */
 static inline void vf_columns4(const float *from, int64_t from_stride, float *to, int64_t to_stride)
 {

@@ -135,13 +135,6 @@ static inline vf vf_from_e2m1(const uint8_t *p)
     return _mm512_permutexvar_ps(i, lut);
 }
 
-static inline vf vf_from_nibbles(const uint8_t *p, int shift)
-{
-    const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
-    const __m512i n = _mm512_and_si512(_mm512_srli_epi32(x, (unsigned)shift), _mm512_set1_epi32(15));
-    return _mm512_cvtepi32_ps(n);
-}
-
 /* to[j][i] = from[i][j] for 16 rows of 4 columns; strides in floats */
 static inline void vf_columns4(const float *from, int64_t from_stride, float *to, int64_t to_stride)
 {

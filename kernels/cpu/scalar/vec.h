@@ -229,14 +229,6 @@ static inline vf vf_from_e2m1(const uint8_t *p)
     return (vf){{e2m1_values[p[0] & 15], e2m1_values[p[0] >> 4], e2m1_values[p[1] & 15], e2m1_values[p[1] >> 4]}};
 }
 
-/* VL integers: the low (shift 0) or high (shift 4) nibble of each of VL bytes */
-static inline vf vf_from_nibbles(const uint8_t *p, int shift)
-{
-    vf r;
-    EACH(i) r.v[i] = (float)(p[i] >> shift & 15);
-    return r;
-}
-
 /* ---- integers, for the row-wise parts (kernels/cpu/rows.h) ---- */
 
 typedef struct vi {

@@ -8,9 +8,6 @@ qn_mm_fragment qn_mm_fragment_of(qn_format format)
     case QN_F16: return QN_MM_FRAG_F16;
     case QN_BF16: return QN_MM_FRAG_BF16;
     case QN_F8_E4M3: return QN_MM_FRAG_E4M3;
-    case QN_Q4_0: return QN_MM_FRAG_Q4_0;
-    case QN_Q4_1: return QN_MM_FRAG_Q4_1;
-    case QN_Q8_0: return QN_MM_FRAG_Q8_0;
     default: return QN_MM_ANY;
     }
 }

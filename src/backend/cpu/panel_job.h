@@ -29,7 +29,7 @@ typedef struct qn_panel_job {
     int32_t terms;
     char *rows;
     int64_t row_stride;
-    uint8_t *odd_rows; /* block scales: 1 where a scale of the row is not plain */
+    uint8_t *odd_rows; /* 1: kernels must not compute the row, by its scales or elements; NULL: they may compute all */
 
     /* 128-blocks: scale of row r, block i is at sa + r * sa_row + i * sa_block (bytes) */
     const char *sa;

@@ -230,9 +230,8 @@ static int pack_column(qn_panel_code code, const qn_panel_layout *l, const qn_vi
         return pack_mxfp4(row, (const uint8_t *)scale->data + n * scale->strides[0], l->k, panel, c);
     case QN_PANEL_F32: return pack_f32(row, l->k, panel, c);
     case QN_PANEL_I8: return pack_i8(row, l->k, panel, c);
-    case QN_PANEL_CODES: break;
+    default: return qn_panel_pack_groups(code, row, l->k, panel, c);
     }
-    return 1;
 }
 
 void qn_panel_pack_one(const qn_panel_layout *l, qn_panel_code code, const qn_op_desc *desc, const qn_args *args,
@@ -314,7 +313,6 @@ float qn_panel_value(qn_panel_code code, const char *panel, int64_t k, int c)
     case QN_PANEL_MXFP4: return fp4_value(block, i, c, decoded(QN_E8M0, block + mxfp4_scale_at(i / 32, c)));
     case QN_PANEL_F32: return decoded(QN_F32, block + i * QN_PANEL_LINE + c * 4);
     case QN_PANEL_I8: return (float)block[i / 4 * QN_PANEL_LINE + c * 4 + i % 4];
-    case QN_PANEL_CODES: break;
+    default: return qn_panel_group_value(code, panel, k, c);
     }
-    return 0.0f;
 }

@@ -30,6 +30,10 @@ int qn_panel_weight_slot(qn_op op);
 
 qn_panel_layout qn_panel_layout_of(const qn_op_desc *desc, qn_panel_code code);
 
+/* One column of a panel of groups, which is zeros before; 1 when kernels must not compute it. Element k of it. */
+int qn_panel_pack_groups(qn_panel_code code, const uint8_t *row, int64_t k, char *panel, int c);
+float qn_panel_group_value(qn_panel_code code, const char *panel, int64_t k, int c);
+
 /* Panel p of expert e: its blocks, its flag and its scale_blocks block scales. */
 void qn_panel_pack_one(const qn_panel_layout *layout, qn_panel_code code, const qn_op_desc *desc, const qn_args *args,
                        int64_t e, int64_t p, char *panel, uint8_t *flag, float *block_scales);

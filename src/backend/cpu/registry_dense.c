@@ -1,6 +1,6 @@
 /* Registry of dense_mm on weights read as they are stored. In names, fp stands for
  * f32, f16 or bf16: activations are widened to f32 first and outputs rounded
- * once, so one kernel serves all three. */
+ * once, so one kernel serves all three. Higher levels have packed panels for the GGUF block formats. */
 #include "backend/cpu/families.h"
 #include "backend/cpu/run_dense.h"
 
@@ -26,16 +26,16 @@
 
 static const qn_kernel kernels[] = {
     LEVELS("dense_mm_fp_f16_fp", QN_F16, QN_MM_FRAG_F16),
-    LEVELS("dense_mm_fp_q4_0_fp", QN_Q4_0, QN_MM_FRAG_Q4_0),
-    LEVELS("dense_mm_fp_q4_1_fp", QN_Q4_1, QN_MM_FRAG_Q4_1),
-    LEVELS("dense_mm_fp_q5_0_fp", QN_Q5_0, QN_MM_ANY),
-    LEVELS("dense_mm_fp_q5_1_fp", QN_Q5_1, QN_MM_ANY),
-    LEVELS("dense_mm_fp_q8_0_fp", QN_Q8_0, QN_MM_FRAG_Q8_0),
-    LEVELS("dense_mm_fp_q2_k_fp", QN_Q2_K, QN_MM_ANY),
-    LEVELS("dense_mm_fp_q3_k_fp", QN_Q3_K, QN_MM_ANY),
-    LEVELS("dense_mm_fp_q4_k_fp", QN_Q4_K, QN_MM_ANY),
-    LEVELS("dense_mm_fp_q5_k_fp", QN_Q5_K, QN_MM_ANY),
-    LEVELS("dense_mm_fp_q6_k_fp", QN_Q6_K, QN_MM_ANY),
+    ROW("dense_mm_fp_q4_0_fp", scalar, QN_Q4_0, QN_MM_ANY),
+    ROW("dense_mm_fp_q4_1_fp", scalar, QN_Q4_1, QN_MM_ANY),
+    ROW("dense_mm_fp_q5_0_fp", scalar, QN_Q5_0, QN_MM_ANY),
+    ROW("dense_mm_fp_q5_1_fp", scalar, QN_Q5_1, QN_MM_ANY),
+    ROW("dense_mm_fp_q8_0_fp", scalar, QN_Q8_0, QN_MM_ANY),
+    ROW("dense_mm_fp_q2_k_fp", scalar, QN_Q2_K, QN_MM_ANY),
+    ROW("dense_mm_fp_q3_k_fp", scalar, QN_Q3_K, QN_MM_ANY),
+    ROW("dense_mm_fp_q4_k_fp", scalar, QN_Q4_K, QN_MM_ANY),
+    ROW("dense_mm_fp_q5_k_fp", scalar, QN_Q5_K, QN_MM_ANY),
+    ROW("dense_mm_fp_q6_k_fp", scalar, QN_Q6_K, QN_MM_ANY),
 };
 
 const qn_cpu_family qn_cpu_dense_family = {kernels, sizeof kernels / sizeof *kernels};

@@ -46,6 +46,22 @@
     ROW(op, contract, avx2, 6, 16, weight, code),        \
     ROW(op, contract, scalar, 2, 16, weight, code)
 
+/* The codes of groups have sets of their own. */
+#define ROW_GROUPS(contract, isa_, mr_, weight_, code_)                                                            \
+    {                                                                                                              \
+        .name = "qn_" contract "__" #isa_ "_" #mr_ "x16", .op = QN_OP_DENSE_MM, .backend = QN_BACKEND_CPU,         \
+        .isa = LEVEL_##isa_, .mr = (mr_), .nr = 16, .pack_layout = QN_PANEL_LAYOUT_ID(code_),                      \
+        .status = "tested", .arithmetic = "int8_dot", .accepts = qn_panel_accepts,                                 \
+        .pack_bytes = qn_panel_pack_bytes, .pack = qn_panel_pack,                                                  \
+        .workspace_bytes = qn_panel_workspace_bytes, .run = qn_panel_run,                                          \
+        .impl = &(const qn_panel_impl){.set = &qn_groups__##isa_, .parts = &PARTS_##isa_, .code = (code_),         \
+                                       .weight = (weight_)}                                                        \
+    }
+
+#define LEVELS_GROUPS(contract, weight, code)            \
+    ROW_GROUPS(contract, avx512vnni, 8, weight, code),   \
+    ROW_GROUPS(contract, avx2, 4, weight, code)
+
 static const qn_kernel kernels[] = {
     LEVELS_I8(QN_OP_SCALED_MM, "scaled_mm_i8_i8_fp", QN_I8, QN_PANEL_I8),
     LEVELS(QN_OP_SCALED_MM, "scaled_mm_e4m3_e4m3_fp", QN_F8_E4M3, QN_PANEL_E4M3),
@@ -56,6 +72,16 @@ static const qn_kernel kernels[] = {
     LEVELS(QN_OP_MXFP4_MM, "mxfp4_mm_fp_mxfp4_fp", QN_U8, QN_PANEL_MXFP4),
     LEVELS(QN_OP_DENSE_MM, "dense_mm_fp_bf16_fp", QN_BF16, QN_PANEL_BF16),
     LEVELS_F32(QN_OP_DENSE_MM, "dense_mm_fp_f32_fp", QN_F32, QN_PANEL_F32),
+    LEVELS_GROUPS("dense_mm_fp_q4_0_fp", QN_Q4_0, QN_PANEL_G4),
+    LEVELS_GROUPS("dense_mm_fp_q4_1_fp", QN_Q4_1, QN_PANEL_G4M),
+    LEVELS_GROUPS("dense_mm_fp_q5_0_fp", QN_Q5_0, QN_PANEL_G5),
+    LEVELS_GROUPS("dense_mm_fp_q5_1_fp", QN_Q5_1, QN_PANEL_G5M),
+    LEVELS_GROUPS("dense_mm_fp_q8_0_fp", QN_Q8_0, QN_PANEL_G8),
+    LEVELS_GROUPS("dense_mm_fp_q2_k_fp", QN_Q2_K, QN_PANEL_S2M),
+    LEVELS_GROUPS("dense_mm_fp_q3_k_fp", QN_Q3_K, QN_PANEL_S3),
+    LEVELS_GROUPS("dense_mm_fp_q4_k_fp", QN_Q4_K, QN_PANEL_S4M),
+    LEVELS_GROUPS("dense_mm_fp_q5_k_fp", QN_Q5_K, QN_PANEL_S5M),
+    LEVELS_GROUPS("dense_mm_fp_q6_k_fp", QN_Q6_K, QN_PANEL_S6),
 };
 
 const qn_cpu_family qn_cpu_panel_family = {kernels, sizeof kernels / sizeof *kernels};

@@ -1,4 +1,4 @@
-/* dense_mm on weights read as they are stored: f16 and the GGUF block formats,
+/* dense_mm on weights read as they are stored: f16 and, at level scalar, the GGUF block formats,
  * whose blocks run along K and mix several bits of scale with the codes.
  *
  * Grid: blocks of QN_MM_ROWS rows by QN_MM_COLS columns, fixed by the shapes and

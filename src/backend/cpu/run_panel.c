@@ -23,6 +23,7 @@
 #define MAX_TERMS 3
 #define SERIAL_ELEMENTS 32768 /* activations worth more than one thread */
 #define MAX_BLOCK_PANELS 64
+#define LEAST_DIGITS 0x1p-81f /* scale of a row's largest digits: it is 2^-60 or more */
 #define OUT_AHEAD 4 /* rows of outputs whose lines are asked for ahead of the stores */
 #define MAX_BLOCK_COLS (MAX_BLOCK_PANELS * QN_PANEL_COLS)
 
@@ -74,7 +75,8 @@ void qn_panel_pack(const qn_kernel *kernel, const qn_op_desc *desc, const qn_arg
 
 static int64_t row_lines(qn_panel_rows kind, int32_t terms, int64_t blocks)
 {
-    const int64_t element = kind == QN_PANEL_ROWS_F32 ? 4 : (kind == QN_PANEL_ROWS_I8 ? 1 : 2);
+    const int64_t element = kind == QN_PANEL_ROWS_F32 || kind == QN_PANEL_ROWS_DIGITS ? 4
+                            : (kind == QN_PANEL_ROWS_I8 ? 1 : 2);
     return blocks * element * terms;
 }
 
@@ -167,6 +169,12 @@ static int64_t prepared_first(int32_t group, int64_t first, int64_t expert)
     return (first / group + expert) * group;
 }
 
+/* Whether some rows of a may be such that kernels must not compute them. */
+static int has_odd_rows(const qn_panel_layout *l, qn_panel_rows kind)
+{
+    return l->scale_blocks || kind == QN_PANEL_ROWS_DIGITS;
+}
+
 typedef struct memory {
     size_t rows, odd_rows, rest, scratch, total;           /* of the run */
     size_t sums, scales, pack, pack_scales, small, thread; /* of a thread, from its scratch on; kernel's at 0 */
@@ -186,7 +194,7 @@ static memory memory_of(const qn_panel_impl *impl, const qn_op_desc *desc, int64
     const size_t group = (size_t)set->row_group, sum_rows = (block_rows + group - 1) / group * group;
     memory at = {0};
     at.odd_rows = qn_size_pad(qn_size_mul(groups, row_stride_of(set, kind, terms, l.blocks)));
-    at.rest = qn_size_pad(qn_size_add(at.odd_rows, l.scale_blocks ? rows : 0));
+    at.rest = qn_size_pad(qn_size_add(at.odd_rows, has_odd_rows(&l, kind) ? rows : 0));
     at.scratch = qn_size_pad(qn_size_add(at.rest, l.total == SIZE_MAX ? SIZE_MAX : l.total - l.scales));
     at.sums = qn_size_pad(set->scratch_bytes);
     at.scales =
@@ -247,6 +255,21 @@ static char *line_of(const qn_panel_job *job, int64_t row, int64_t i)
     return job->rows + row / group * job->row_stride + (i * group + row % group) * QN_PANEL_LINE;
 }
 
+/* A prepared row that digits cannot hold: not finite, or all of it too small. */
+static int has_odd_digits(const qn_panel_job *job, int64_t row)
+{
+    const qn_panel_digits *const digits = (const qn_panel_digits *)(const void *)line_of(job, row, 0);
+    float most = 0.0f;
+    for (int64_t b = 0; b < job->layout.blocks; b++) {
+        const float scale = digits[b].scale;
+        if (scale != scale) {
+            return 1;
+        }
+        most = scale > most ? scale : most;
+    }
+    return most > 0.0f && most < LEAST_DIGITS;
+}
+
 static void prepare_integers(const qn_panel_job *job, const int8_t *x, int64_t count, int64_t padded, char *to)
 {
     if (job->kind == QN_PANEL_ROWS_I8) {
@@ -276,6 +299,12 @@ static void prepare_chunk(const qn_panel_job *job, int64_t r, int64_t k, int64_t
         prepare_integers(job, (const int8_t *)a.data + k, count, padded, to);
     } else if (job->kind == QN_PANEL_ROWS_F32) {
         job->unpack_a(&a, 0, k, count, to);
+    } else if (job->kind == QN_PANEL_ROWS_DIGITS) {
+        qn_panel_digits *const digits = (qn_panel_digits *)(void *)to;
+        job->unpack_a(&a, 0, k, count, values);
+        for (int64_t i = 0; i < padded; i += QN_PANEL_K) {
+            job->impl->set->digits(values + i, job->impl->code, &digits[i / QN_PANEL_K]);
+        }
     } else if (job->a_format == QN_BF16) {
         memcpy(to, (const char *)a.data + k * 2, (size_t)count * 2);
         memset(to + count * 2, 0, (size_t)(padded - count) * 2);
@@ -377,8 +406,8 @@ static void prepare_task(void *user, int64_t index, int32_t thread)
     const qn_panel_job *job = &p->job;
     const block b = row_block(job, index, PREPARE_ROWS);
     prepare_rows(job, b.row, b.prepared, b.rows, small_of(job, &p->at, thread));
-    for (int64_t r = b.row; job->sa && r < b.row + b.rows; r++) {
-        job->odd_rows[r] = (uint8_t)has_odd_scale(job, r);
+    for (int64_t r = b.row; job->odd_rows && r < b.row + b.rows; r++) {
+        job->odd_rows[r] = (uint8_t)(job->sa ? has_odd_scale(job, r) : has_odd_digits(job, b.prepared + r - b.row));
     }
 }
 
@@ -416,11 +445,18 @@ static weights weights_of(const run *p, const block *b, char *scratch, small_arr
 
 /* ---- what kernels must not compute ---- */
 
-/* Element k of a prepared row. */
-static double row_value(const qn_panel_job *job, int64_t row, int64_t k)
+/* Element k of row r of a block. */
+static double row_value(const qn_panel_job *job, const block *b, int64_t r, int64_t k)
 {
+    const int64_t row = b->prepared + r;
     if (job->kind == QN_PANEL_ROWS_F32) {
         return (double)float_at(line_of(job, row, k / 16) + k % 16 * 4);
+    }
+    if (job->kind == QN_PANEL_ROWS_DIGITS) {
+        const qn_format_row *format = qn_format_get_row(job->a_format);
+        float x;
+        format->decode(source_row(job, b->row + r) + k * format->info.block_bytes, 1, &x);
+        return (double)x;
     }
     double value = 0.0;
     for (int32_t t = 0; t < job->terms; t++) {
@@ -441,7 +477,7 @@ static float exact_sum(const qn_panel_job *job, const block *b, int64_t r, const
         const int64_t last = qn_min_i64(job->k, first + step);
         double sum = 0.0;
         for (int64_t k = first; k < last; k++) {
-            sum += row_value(job, b->prepared + r, k) * (double)qn_panel_value(job->impl->code, panel, k, c);
+            sum += row_value(job, b, r, k) * (double)qn_panel_value(job->impl->code, panel, k, c);
         }
         const int64_t i = first / QN_PANEL_SCALE_K;
         total +=
@@ -453,7 +489,7 @@ static float exact_sum(const qn_panel_job *job, const block *b, int64_t r, const
 static void repair_row(const qn_panel_job *job, const block *b, const weights *w, int64_t r, int64_t columns,
                        float *reals)
 {
-    const int odd = job->sa && job->odd_rows[b->row + r];
+    const int odd = job->odd_rows && job->odd_rows[b->row + r];
     for (int64_t c = 0; c < columns; c++) {
         const int64_t p = c / QN_PANEL_COLS;
         if (odd || w->flags[p]) {
@@ -569,7 +605,7 @@ static void finish_block(const run *p, const block *b, const weights *w, const q
         if (r + OUT_AHEAD < b->rows) {
             ask_for_outputs(job, b, row + OUT_AHEAD, column, columns);
         }
-        if (!s->finish.integers && (special || (job->sa && job->odd_rows[row]))) {
+        if (!s->finish.integers && (special || (job->odd_rows && job->odd_rows[row]))) {
             finish_odd_row(job, b, w, r, columns, from, scale_a, s, out);
         } else {
             job->impl->parts->finish(&s->finish, from, scale_a, job->azp ? job->azp[row] : 1, columns, out);
@@ -662,7 +698,7 @@ void qn_panel_run(const qn_kernel *kernel, const qn_run_call *call)
     p.at = memory_of(job->impl, call->desc, call->sizes.m, qn_exec_threads(call->exec));
     job->rows = workspace;
     job->row_stride = (int64_t)row_stride_of(job->impl->set, job->kind, job->terms, job->layout.blocks);
-    job->odd_rows = (uint8_t *)workspace + p.at.odd_rows;
+    job->odd_rows = has_odd_rows(&job->layout, job->kind) ? (uint8_t *)workspace + p.at.odd_rows : NULL;
     job->scratch = workspace + p.at.scratch;
     job->scratch_bytes = p.at.thread;
     if (!job->panels) {

@@ -1,0 +1,111 @@
+/* Panel kernels of the codes of groups, level avx512vnni: codes as bytes, dots of four bytes. */
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "kernels/common/panel.h"
+
+#define QN_ISA avx512vnni
+#include "kernels/cpu/name.h"
+
+#define GROUP_LANES 16
+#define GROUP_ROWS 8
+#define GROUP_PANELS 4
+
+typedef __m512i vg;
+typedef __m512 vgf;
+typedef __m512i vw;
+
+QN_INLINE vgf vgf_load(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+
+QN_INLINE void vgf_store(float *p, vgf a)
+{
+    _mm512_storeu_ps(p, a);
+}
+
+QN_INLINE vgf vgf_set(float x)
+{
+    return _mm512_set1_ps(x);
+}
+
+QN_INLINE vgf vgf_mul(vgf a, vgf b)
+{
+    return _mm512_mul_ps(a, b);
+}
+
+QN_INLINE vgf vgf_fma(vgf a, vgf b, vgf c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+
+QN_INLINE vgf vgf_fnma(vgf a, vgf b, vgf c)
+{
+    return _mm512_fnmadd_ps(a, b, c);
+}
+
+QN_INLINE vgf vgf_of(vg a)
+{
+    return _mm512_cvtepi32_ps(a);
+}
+
+QN_INLINE vgf vgf_of_f16(const char *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+
+QN_INLINE vgf vgf_of_u8(const char *p)
+{
+    return vgf_of(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)));
+}
+
+QN_INLINE vgf vgf_of_i8(const char *p)
+{
+    return vgf_of(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)));
+}
+
+QN_INLINE vw vw_load(const char *p)
+{
+    return _mm512_loadu_si512(p);
+}
+
+QN_INLINE vw vw_nibbles(vw w, const int high)
+{
+    return _mm512_and_si512(high ? _mm512_srli_epi16(w, 4) : w, _mm512_set1_epi8(15));
+}
+
+QN_INLINE vw vw_with(vw w, vw plane, int from, const int mask)
+{
+    const __m512i up = _mm512_slli_epi32(_mm512_srl_epi32(plane, _mm_cvtsi32_si128(from)), 4);
+    return _mm512_ternarylogic_epi32(w, up, _mm512_set1_epi8((char)(mask << 4)), 0xf8); /* w | (up & mask) */
+}
+
+QN_INLINE vg vg_begin(const int bits, int32_t start)
+{
+    (void)bits;
+    return _mm512_set1_epi32(start);
+}
+
+QN_INLINE vg vg_dot(const int bits, vg sums, vw w, const char *x)
+{
+    (void)bits;
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    return _mm512_dpbusd_epi32(sums, w, _mm512_set1_epi32(four));
+}
+
+QN_INLINE vg vg_end(const int bits, vg sums, int32_t start)
+{
+    (void)bits;
+    (void)start;
+    return sums;
+}
+
+QN_INLINE vg vg_high(vg a, vg b)
+{
+    return _mm512_add_epi32(a, _mm512_slli_epi32(b, 8));
+}
+
+#include "kernels/cpu/panel_groups.h"
