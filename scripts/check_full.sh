@@ -14,6 +14,9 @@ fi
 echo "== random mixes of sequences"
 QN_TEST_MIXES=1000 build/check/tests/test_model_batches
 
+echo "== rows dealt eight times"
+QN_TEST_DEALS=8 build/check/tests/test_kernel_invariance
+
 echo "== every distortion anchor"
 QN_TEST_EVERY_ANCHOR=1 build/check/tests/test_kmeans
 

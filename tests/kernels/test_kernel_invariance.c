@@ -10,6 +10,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include <cmocka.h>
 
@@ -18,13 +19,13 @@
 
 #define SEED 20241121u
 #define ROWS 37
-#define DEALS 2 /* times the rows are dealt anew */
 #define POISON_OUT 0xAA
 #define POISON_IN 0xFF
 
 static qn_ctx *ctx;
 static qn_pool *pools[4];
 static qn_rng rng = {SEED};
+static int deals = 1; /* times the rows are dealt anew: QN_TEST_DEALS */
 
 static int64_t below(int64_t n)
 {
@@ -403,7 +404,7 @@ static void check_kernel(subject *s)
         run_rows(s, &row, 1, 0, 0, 0, NULL, s->want);
     }
     for (int packed = 0; packed <= (s->packed != NULL); packed++) {
-        for (int i = 0; i < DEALS; i++) {
+        for (int i = 0; i < deals; i++) {
             const int32_t threads = (int32_t)below(4);
             const qn_exec exec = {.pool = pools[threads]};
             for (int o = 0; o < QN_MAX_OUT; o++) {
@@ -533,6 +534,8 @@ static int stop(void **state)
 
 int main(void)
 {
+    const char *const more = getenv("QN_TEST_DEALS");
+    deals = more && atoi(more) > 0 ? atoi(more) : 1;
     const struct CMUnitTest tests[] = {cmocka_unit_test(rows_do_not_know_what_is_beside_them)};
     return cmocka_run_group_tests(tests, start, stop);
 }
