@@ -122,9 +122,9 @@ QN_INLINE group_affine group_affine_of(const int code, const char *block, int64_
 
 /* Of mr rows and nr panels, a group. */
 typedef struct group_at {
-    const char *w; /* the block of the first panel */
-    const char *x; /* the first row's */
-    float *sums;   /* of the first row and the first column from `half` on */
+    const char *w;          /* the block of the first panel */
+    const char *x;          /* the first row's */
+    float *sums;            /* of the first row and the first column from `half` on */
     int64_t g, half, ahead; /* ahead: bytes to what is prefetched */
 } group_at;
 

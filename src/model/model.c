@@ -86,8 +86,7 @@ static qn_status open_model(qn_ctx *ctx, const char *path, const qn_model_option
     return QN_OK;
 }
 
-qn_status qn_model_open(qn_ctx *ctx, const char *path, const qn_model_options *options, qn_model **out,
-                        qn_error *error)
+qn_status qn_model_open(qn_ctx *ctx, const char *path, const qn_model_options *options, qn_model **out, qn_error *error)
 {
     QN_FAIL_IF(!out, error, QN_E_ARGUMENT, "qn_model_open: out is NULL");
     *out = NULL;

@@ -31,7 +31,8 @@ enum { PROMPT = 6, STEPS = 7, CONTEXT = 300, TEXT = PROMPT + STEPS };
 
 /* A pass of the synthetic model: the lookup, five launches a layer, the output layer. With a KV scheme other than
  * floats a layer has one for all that is done with keys and values before attention, and three for attention. With
- * vectors of weights two norms, seven products, the values' copy, attention and its joining, SiLU, two sums at least. */
+ * vectors of weights two norms, seven products, the values' copy, attention and its joining, SiLU, two sums at least.
+ */
 enum {
     PASS_LAUNCHES = 1 + 5 * SYN_LAYERS + 1,
     KV_PASS_LAUNCHES = 1 + 8 * SYN_LAYERS + 1,
@@ -62,7 +63,7 @@ static char folder[] = "/tmp/quern-device-XXXXXX";
 
 typedef struct world {
     qn_ctx *ctx;
-    qn_pool *pool; /* NULL: models are opened by the calling thread */
+    qn_pool *pool;                  /* NULL: models are opened by the calling thread */
     _Atomic long allocations, live; /* programs are compiled in several threads */
     long fail_at;
 } world;

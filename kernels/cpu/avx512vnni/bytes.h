@@ -1,8 +1,8 @@
 /* Tables of 256 bytes in registers, looked up 64 codes at a time: two permutes of 128 bytes.
  *
  * A masked permute of two tables leaves its index where the mask is clear, so the second one finds the codes of its
- * half where the first one left them. Where a permute of two registers is three operations (QN_SHORT_PERMUTES), four of 64
- * bytes, each merged where the code may be its quarter's, the last of them right, are the shorter way. */
+ * half where the first one left them. Where a permute of two registers is three operations (QN_SHORT_PERMUTES), four of
+ * 64 bytes, each merged where the code may be its quarter's, the last of them right, are the shorter way. */
 #ifndef QN_KERNELS_AVX512VNNI_BYTES_H
 #define QN_KERNELS_AVX512VNNI_BYTES_H
 

@@ -75,8 +75,8 @@ void qn_panel_pack(const qn_kernel *kernel, const qn_op_desc *desc, const qn_arg
 
 static int64_t row_lines(qn_panel_rows kind, int32_t terms, int64_t blocks)
 {
-    const int64_t element = kind == QN_PANEL_ROWS_F32 || kind == QN_PANEL_ROWS_DIGITS ? 4
-                            : (kind == QN_PANEL_ROWS_I8 ? 1 : 2);
+    const int64_t element =
+        kind == QN_PANEL_ROWS_F32 || kind == QN_PANEL_ROWS_DIGITS ? 4 : (kind == QN_PANEL_ROWS_I8 ? 1 : 2);
     return blocks * element * terms;
 }
 

@@ -42,8 +42,8 @@ static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 static qn_strip strip_of(const qn_op_desc *desc, const qn_cuda_device *device, int32_t rows)
 {
     const qn_shape *b = &desc->in[QN_BMM_B];
-    qn_strip best = {.groups = 1, .split = 1, .unroll = 2, .stages = 8, .occupancy = 1, .pair = 1, .parts = 1,
-                     .teams = 1};
+    qn_strip best = {
+        .groups = 1, .split = 1, .unroll = 2, .stages = 8, .occupancy = 1, .pair = 1, .parts = 1, .teams = 1};
     double least = 0.0;
     for (int32_t groups = 3; groups > 0; groups--) {
         const int64_t rounds = qn_ceil_div(b->dims[0] * qn_ceil_div(b->dims[1], 64 * groups), device->sms);

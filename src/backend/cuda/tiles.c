@@ -70,10 +70,9 @@ int qn_strip_exists(const qn_strip *s, int32_t rows)
     const int32_t warpgroups = s->groups * s->teams;
     const int few_registers = rows <= 32 || s->occupancy == 1;
     if (s->groups < 1 || s->teams < 1 || s->groups > 4 || s->teams > 4 || warpgroups > 4 || s->split < 1 ||
-        s->unroll < 1 || s->unroll > 4 || s->stages < 2 ||
-        s->occupancy < 1 || s->occupancy > 2 || (s->pair != 1 && s->pair != 2 && s->pair != 4) ||
-        s->pair * s->split > 8 || rows % (8 * s->pair) != 0 || s->late < 0 || s->late > 1 || s->parts < 1 ||
-        s->parts > 2) {
+        s->unroll < 1 || s->unroll > 4 || s->stages < 2 || s->occupancy < 1 || s->occupancy > 2 ||
+        (s->pair != 1 && s->pair != 2 && s->pair != 4) || s->pair * s->split > 8 || rows % (8 * s->pair) != 0 ||
+        s->late < 0 || s->late > 1 || s->parts < 1 || s->parts > 2) {
         return 0;
     }
     if (s->parts == 2 && warpgroups > 1 && (rows > 64 || warpgroups > 2 || !few_registers)) {
@@ -91,8 +90,15 @@ int qn_strip_exists(const qn_strip *s, int32_t rows)
 qn_strip qn_tuned_strip(const qn_tuned *t)
 {
     const int32_t *v = t->value;
-    return (qn_strip){.groups = v[0], .pair = v[1], .split = v[2], .unroll = v[3], .stages = v[4], .occupancy = v[5],
-                      .parts = v[6], .late = v[7], .teams = v[8]};
+    return (qn_strip){.groups = v[0],
+                      .pair = v[1],
+                      .split = v[2],
+                      .unroll = v[3],
+                      .stages = v[4],
+                      .occupancy = v[5],
+                      .parts = v[6],
+                      .late = v[7],
+                      .teams = v[8]};
 }
 
 int qn_tuned_tile(const qn_tuned *t, qn_tile *tile)
@@ -151,8 +157,8 @@ void qn_strip_program(const qn_strip *s, int32_t rows, int32_t out, int32_t layo
 
 void qn_strip_fit(qn_strip *s, int32_t rows, int32_t layout)
 {
-    while (s->stages > 0 && (qn_strip_shared(s, rows, layout) > QN_TILE_SHARED / s->occupancy - 512 ||
-                             s->stages % s->teams != 0)) {
+    while (s->stages > 0 &&
+           (qn_strip_shared(s, rows, layout) > QN_TILE_SHARED / s->occupancy - 512 || s->stages % s->teams != 0)) {
         s->stages--;
     }
 }

@@ -19,8 +19,8 @@ static const char *read_cut(const char *text, qn_tuned *t)
 {
     char kind[8] = "", rest[2] = "";
     int32_t *v = t->value;
-    const int found = sscanf(text, " %7s %d %d %d %d %d %d %d %d %d %1s", kind, &v[0], &v[1], &v[2], &v[3],
-                             &v[4], &v[5], &v[6], &v[7], &v[8], rest);
+    const int found = sscanf(text, " %7s %d %d %d %d %d %d %d %d %d %1s", kind, &v[0], &v[1], &v[2], &v[3], &v[4],
+                             &v[5], &v[6], &v[7], &v[8], rest);
     t->strip = strcmp(kind, "strip") == 0;
     if (!t->strip && strcmp(kind, "tile") != 0) {
         return "the cut is neither tile nor strip";
