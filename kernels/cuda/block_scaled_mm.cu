@@ -297,7 +297,7 @@ DEV void multiply_tile(const rings *r, stand *now, float sums[WAVES][SUMS], int 
     now->batch = batch;
 }
 #else
-/* `products` of a k-block, a constant, one after the other; the other warpgroup's are under way meanwhile. */
+/* `products` of a k-block, one after the other; the other warpgroup's are under way meanwhile. */
 DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], int blocks, int products, int ordered,
                            u32 phase, u32 group, u32 local, u32 lane)
 {
@@ -309,8 +309,11 @@ DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], 
         barrier_wait(r->tiles.full + 8 * at.stage, at.parity);
         read_scales(&s, r, &batch, kb, local, phase);
 #pragma unroll
-        for (int v = 0; v < products; v++) {
+        for (int v = 0; v < WAVES; v++) {
             float part[SUMS];
+            if (v >= products) {
+                break;
+            }
             if (ordered) {
                 wait_turn(group);
             }
@@ -345,12 +348,10 @@ DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], 
 DEV void multiply_some(const rings *r, stand *now, float sums[WAVES][SUMS], int blocks, int rows, u32 phase, u32 group,
                        u32 local, u32 lane)
 {
-    if (ORDER && rows > (int)PRODUCT_ROW(GROUPS - 1, WAVES - 1)) {
-        multiply_products(r, now, sums, blocks, WAVES, 1, phase, group, local, lane);
-    } else if (rows > (int)PRODUCT_ROW(group, WAVES - 1)) {
-        multiply_products(r, now, sums, blocks, WAVES, 0, phase, group, local, lane);
-    } else if (WAVES > 1 && rows > (int)PRODUCT_ROW(group, 0)) {
-        multiply_products(r, now, sums, blocks, 1, 0, phase, group, local, lane);
+    if (rows > (int)PRODUCT_ROW(group, 0)) {
+        const int products = WAVES > 1 && rows <= (int)PRODUCT_ROW(group, WAVES - 1) ? 1 : WAVES;
+        const int ordered = ORDER && rows > (int)PRODUCT_ROW(GROUPS - 1, WAVES - 1);
+        multiply_products(r, now, sums, blocks, products, ordered, phase, group, local, lane);
     } else {
 #pragma unroll 1
         for (int kb = 0; kb < blocks; kb++) {

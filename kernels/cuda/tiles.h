@@ -177,92 +177,105 @@ DEV void release(u32 empty, u32 lane)
 
 /* ---- tiles on their way out ---- */
 
+/* Words of a lane's results in a row: f32, or two neighbours of 16 bits. */
 #if OUT == 2
 #define OUT_BYTES 4
-DEV void store_one(void *row, int column, float v)
-{
-    ((float *)row)[column] = v;
-}
+#define ROW_WORDS (BN / 4)
 #else
 #define OUT_BYTES 2
+#define ROW_WORDS (BN / 8)
 DEV u32 pack(float low, float high)
 {
     return OUT == 0 ? pack_bf16(low, high) : pack_f16(low, high);
 }
-
-DEV void store_one(void *row, int column, float v)
-{
-    ((u16 *)row)[column] = (u16)pack(v, 0.0f);
-}
 #endif
 
-/* Columns [column, column + count) that a lane holds in consecutive registers, one by one. */
-DEV void store_some(void *row, int column, int n, float x, float y)
+/* Of a row of sums: `half` 0 the lane's first row, 1 the one 8 below. */
+DEV void pack_row(u32 *words, const float *sums, int half)
 {
-    if (column < n) {
-        store_one(row, column, x);
-    }
-    if (column + 1 < n) {
-        store_one(row, column + 1, y);
-    }
-}
-
-/* A row of sums (`half` 0: the lane's first row, 1: the one 8 below) to d. `row` is NULL where the row is no row of d;
- * all lanes come here, since the 16-bit types are exchanged within a quad so that a lane stores 16 bytes. */
-DEV void store_row(char *row, const float *sums, int half, int column, int n, u32 lane, int vector)
-{
-    const int pair = 2 * (int)(lane % 4);
-#if OUT == 2
 #pragma unroll
     for (int j = 0; j < BN / 8; j++) {
         const float x = sums[4 * j + 2 * half], y = sums[4 * j + 2 * half + 1];
-        const int c = column + 8 * j + pair;
-        if (row != 0 && vector && c + 1 < n) {
-            *(float2 *)(row + (i64)c * 4) = make_float2(x, y);
-        } else if (row != 0) {
-            store_some(row, c, n, x, y);
+#if OUT == 2
+        words[2 * j] = __float_as_uint(x);
+        words[2 * j + 1] = __float_as_uint(y);
+#else
+        words[j] = pack(x, y);
+#endif
+    }
+}
+
+/* The lane's two columns of each of `count` parts of 8, the first at `column`, as far as they are columns of d. */
+#if OUT == 2
+DEV void store_pairs(char *row, int column, int n, int count, int vector, const u32 *words)
+{
+#pragma unroll
+    for (int j = 0; j < count; j++, column += 8) {
+        float *const to = (float *)row + column;
+        if (vector && column + 1 < n) {
+            *(uint2 *)to = make_uint2(words[2 * j], words[2 * j + 1]);
+        } else if (column < n) {
+            to[0] = __uint_as_float(words[2 * j]);
+            if (column + 1 < n) {
+                to[1] = __uint_as_float(words[2 * j + 1]);
+            }
         }
+    }
+}
+#else
+DEV void store_pairs(char *row, int column, int n, int count, int vector, u32 a, u32 b, u32 c, u32 d)
+{
+#pragma unroll 1
+    for (; count > 0; count--, column += 8, a = b, b = c, c = d) {
+        u16 *const to = (u16 *)row + column;
+        if (vector && column + 1 < n) {
+            *(u32 *)to = a;
+        } else if (column < n) {
+            to[0] = (u16)a;
+            if (column + 1 < n) {
+                to[1] = (u16)(a >> 16);
+            }
+        }
+    }
+}
+#endif
+
+/* A row of results to d. `row` is NULL where the row is no row of d; all lanes come here, since the 16-bit types are
+ * exchanged within a quad so that a lane stores 16 bytes. */
+DEV void store_row(char *row, const u32 *words, int column, int n, u32 lane, int vector)
+{
+    const int pair = column + 2 * (int)(lane % 4);
+#if OUT == 2
+    if (row != 0) {
+        store_pairs(row, pair, n, BN / 8, vector, words);
     }
 #else
 #pragma unroll
     for (int j = 0; j < BN / 8; j += 4) {
-        if (j + 4 <= BN / 8) {
-            u32 v[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                v[i] = pack(sums[4 * (j + i) + 2 * half], sums[4 * (j + i) + 2 * half + 1]);
-            }
-            if (vector && column + 8 * j + 32 <= n) {
-                /* Transpose 4 x 4 words in the quad: lane i gets the 8 columns of part j + i. */
-#pragma unroll
-                for (int i = 0; i < 4; i += 2) {
-                    const u32 got = __shfl_xor_sync(~0u, lane & 1 ? v[i] : v[i + 1], 1);
-                    v[i] = lane & 1 ? got : v[i];
-                    v[i + 1] = lane & 1 ? v[i + 1] : got;
-                }
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    const u32 got = __shfl_xor_sync(~0u, lane & 2 ? v[i] : v[i + 2], 2);
-                    v[i] = lane & 2 ? got : v[i];
-                    v[i + 2] = lane & 2 ? v[i + 2] : got;
-                }
-                if (row != 0) {
-                    *(uint4 *)(row + (i64)(column + 8 * j + 4 * pair) * 2) = make_uint4(v[0], v[1], v[2], v[3]);
-                }
-                continue;
-            }
-        }
+        u32 v[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            if (j + i < BN / 8) {
-                const float x = sums[4 * (j + i) + 2 * half], y = sums[4 * (j + i) + 2 * half + 1];
-                const int c = column + 8 * (j + i) + pair;
-                if (row != 0 && vector && c + 1 < n) {
-                    *(u32 *)(row + (i64)c * 2) = pack(x, y);
-                } else if (row != 0) {
-                    store_some(row, c, n, x, y);
-                }
+            v[i] = j + i < BN / 8 ? words[j + i] : 0;
+        }
+        if (j + 4 <= BN / 8 && vector && column + 8 * j + 32 <= n) {
+            /* Transpose 4 x 4 words in the quad: lane i gets the 8 columns of part j + i. */
+#pragma unroll
+            for (int i = 0; i < 4; i += 2) {
+                const u32 got = __shfl_xor_sync(~0u, lane & 1 ? v[i] : v[i + 1], 1);
+                v[i] = lane & 1 ? got : v[i];
+                v[i + 1] = lane & 1 ? v[i + 1] : got;
             }
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const u32 got = __shfl_xor_sync(~0u, lane & 2 ? v[i] : v[i + 2], 2);
+                v[i] = lane & 2 ? got : v[i];
+                v[i + 2] = lane & 2 ? v[i + 2] : got;
+            }
+            if (row != 0) {
+                *(uint4 *)(row + (i64)(column + 8 * j + 8 * (int)(lane % 4)) * 2) = make_uint4(v[0], v[1], v[2], v[3]);
+            }
+        } else if (row != 0) {
+            store_pairs(row, pair + 8 * j, n, BN / 8 - j < 4 ? BN / 8 - j : 4, vector, v[0], v[1], v[2], v[3]);
         }
     }
 #endif
@@ -318,14 +331,31 @@ DEV void store_boxes(const walk *w, const tensor_map *d_map, u32 staging, float 
 }
 #endif
 
-/* One product's by the lanes, `row` of the group its first; `d` is the group's first row. */
-DEV void store_rows(const extent *p, const walk *w, char *d, i64 d_row, int vector, int row, const float *sums,
+/* A warpgroup's products by the lanes, but those with a bit in `done`; `d` is the group's first row. Rows follow each
+ * other through the same registers, since the code for one is long. */
+DEV void store_rows(const extent *p, const walk *w, char *d, i64 d_row, float sums[WAVES][BN / 2], u32 done, u32 group,
                     u32 warp, u32 lane)
 {
-    row += (int)(warp * 16 + lane / 4);
-    char *to = d + row * d_row * OUT_BYTES;
-    store_row(row < w->rows ? to : 0, sums, 0, w->column, p->n, lane, vector);
-    store_row(row + 8 < w->rows ? to + 8 * d_row * OUT_BYTES : 0, sums, 1, w->column, p->n, lane, vector);
+    const int vector = (u64)d % 16 == 0 && d_row * OUT_BYTES % 16 == 0;
+    u32 words[2 * WAVES][ROW_WORDS];
+#pragma unroll
+    for (int i = 0; i < 2 * WAVES; i++) {
+        pack_row(words[i], sums[i / 2], i % 2);
+    }
+#pragma unroll 1
+    for (int i = 0; i < 2 * WAVES; i++) {
+        const int row = w->row + (int)(PRODUCT_ROW(group, i / 2) + warp * 16 + lane / 4) + i % 2 * 8;
+        if (!(done >> (i / 2) & 1)) {
+            store_row(row < w->rows ? d + row * d_row * OUT_BYTES : 0, words[0], w->column, p->n, lane, vector);
+        }
+#pragma unroll
+        for (int next = 1; next < 2 * WAVES; next++) {
+#pragma unroll
+            for (int j = 0; j < ROW_WORDS; j++) {
+                words[next - 1][j] = words[next][j];
+            }
+        }
+    }
 }
 
 /* A warpgroup's products to d: by boxes where they may be, as rows of another group below may not be touched. */
@@ -344,15 +374,9 @@ DEV void store_tile(const extent *p, const walk *w, const tensor_map *d_map, u32
     }
 #endif
 #if !STORE || LAYOUT != ONE
-    const int vector = (u64)d % 16 == 0 && d_row * OUT_BYTES % 16 == 0;
-    if (!(boxes & 1)) {
-        store_rows(p, w, d, d_row, vector, w->row + (int)PRODUCT_ROW(group, 0), sums[0], warp, lane);
+    if (boxes != (1 << WAVES) - 1) {
+        store_rows(p, w, d, d_row, sums, boxes, group, warp, lane);
     }
-#if BM == 128 * GROUPS
-    if (!(boxes & 2)) {
-        store_rows(p, w, d, d_row, vector, w->row + (int)PRODUCT_ROW(group, 1), sums[1], warp, lane);
-    }
-#endif
 #endif
 }
 

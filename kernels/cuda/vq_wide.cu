@@ -52,7 +52,7 @@
 #if FORMAT == QN_CUDA_DENSE
 #include "vq_parts.h"
 #define STEPS 8
-#define CODE_WORDS 1
+#define GROUP EARLY
 #define ROW_OF(half) (lane / 4 + 8 * (half))
 #else
 #include "vq_decode.h"
@@ -190,8 +190,8 @@ DEV float row_scale_of(const qn_cuda_vq &a, int m)
     return v;
 }
 
-/* The tile's results, or its part of them. */
-DEV void write_sums(const qn_cuda_vq &a, const share &s, int row, int lane, const float *sums, float unit)
+/* The tile's results, or its part of them: 16 at a time, through the same registers, since the code for one is long. */
+DEV void write_sums(const qn_cuda_vq &a, const share &s, int row, int lane, float *sums, float unit)
 {
     const int n[2] = {row + ROW_OF(0), row + ROW_OF(1)};
     float scale[2] = {unit, unit}, bias[2] = {0.0f, 0.0f};
@@ -212,26 +212,33 @@ DEV void write_sums(const qn_cuda_vq &a, const share &s, int row, int lane, cons
     int m = s.tile * TOKENS + lane % 4 * 2;
     float *part = a.parts + ((i64)s.piece * a.m + m) * a.n;
     char *out = a.y + (i64)m * a.y_row;
+#pragma unroll 1
+    for (int first = 0; first < TOKENS / 2; first += 16) {
 #pragma unroll
-    for (int j = 0; j < TOKENS / 8; j++) {
+        for (int j = 0; j < 4; j++) {
 #pragma unroll
-        for (int e = 0; e < 2; e++) {
-            const float factor = s.piece < 0 ? row_scale_of(a, m + e) : 1.0f;
+            for (int e = 0; e < 2; e++) {
+                const float factor = s.piece < 0 ? row_scale_of(a, m + e) : 1.0f;
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const float v = sums[4 * j + 2 * half + e];
-                if (n[half] < a.n && m + e < a.m) {
-                    if (s.piece >= 0) {
-                        part[(i64)e * a.n + n[half]] = v * scale[half];
-                    } else {
-                        store_float(out + e * a.y_row, n[half], v * (factor * scale[half]) + bias[half], OUT);
+                for (int half = 0; half < 2; half++) {
+                    const float v = sums[4 * j + 2 * half + e];
+                    if (n[half] < a.n && m + e < a.m) {
+                        if (s.piece >= 0) {
+                            part[(i64)e * a.n + n[half]] = v * scale[half];
+                        } else {
+                            store_float(out + e * a.y_row, n[half], v * (factor * scale[half]) + bias[half], OUT);
+                        }
                     }
                 }
             }
+            m += 8;
+            part += (i64)8 * a.n;
+            out += 8 * a.y_row;
         }
-        m += 8;
-        part += (i64)8 * a.n;
-        out += 8 * a.y_row;
+#pragma unroll
+        for (int i = 16; i < TOKENS / 2; i++) {
+            sums[i - 16] = sums[i];
+        }
     }
 }
 
@@ -360,38 +367,54 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
                 t.shared = table + side + (u32)(lane % COPIES) * ENTRY_BYTES;
                 threads_sync(1, THREADS);
 #endif
+#pragma unroll 1
+                for (int first = 0; first < STEPS; first += GROUP) { /* codes are moved on, as in vq_tensor.cu */
 #pragma unroll
-                for (int step = 0; step < STEPS; step++) {
-                    u32 u[4], v[4];
+                    for (int step = 0; step < GROUP; step++) {
+                        u32 u[4], v[4];
 #if FORMAT == QN_CUDA_DENSE
 #pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        u[i] = early[step % EARLY][i], v[i] = early[step % EARLY][4 + i];
-                    }
-                    dense_chunks(a, row, span * QN_VQ_SPAN + (step + EARLY) * 32, lane, early[step % EARLY]);
-#else
-                    CHUNK(t, codes[0], 0, step, u);
-                    CHUNK(t, codes[0], 1, step, v);
-#endif
-                    const u32 first[4] = {u[0], v[0], u[1], v[1]}, second[4] = {u[2], v[2], u[3], v[3]};
-                    if (step % 2 == 0) {
-                        barrier_wait(full + 8 * stage, phase);
-                    }
-                    const u64 x = wgmma_operand(stages + stage * STAGE_BYTES) + (u64)(2 * WGMMA_K_STEP * (step % 2));
-                    wgmma_fence();
-                    WGMMA_F16(sums, first, x, 1);
-                    WGMMA_F16(sums, second, x + WGMMA_K_STEP, 1);
-                    wgmma_commit();
-                    WGMMA_WAIT(1); /* all products but these are done */
-                    if (step % 2 == 0) {
-                        if (before < STAGES) { /* and with them a stage, which may be filled again */
-                            release_stage(empty + 8 * before);
+                        for (int i = 0; i < 4; i++) {
+                            u[i] = early[step][i], v[i] = early[step][4 + i];
                         }
-                    } else {
-                        before = stage;
-                        stage = stage + 1 == STAGES ? 0 : stage + 1;
-                        phase ^= stage == 0;
+                        dense_chunks(a, row, span * QN_VQ_SPAN + (first + step + EARLY) * 32, lane, early[step]);
+#else
+                        CHUNK(t, codes[0], 0, step, u);
+                        CHUNK(t, codes[0], 1, step, v);
+#endif
+                        const u32 left[4] = {u[0], v[0], u[1], v[1]}, right[4] = {u[2], v[2], u[3], v[3]};
+                        if (step % 2 == 0) {
+                            barrier_wait(full + 8 * stage, phase);
+                        }
+                        const u64 x =
+                            wgmma_operand(stages + stage * STAGE_BYTES) + (u64)(2 * WGMMA_K_STEP * (step % 2));
+                        wgmma_fence();
+                        WGMMA_F16(sums, left, x, 1);
+                        WGMMA_F16(sums, right, x + WGMMA_K_STEP, 1);
+                        wgmma_commit();
+                        WGMMA_WAIT(1); /* all products but these are done */
+                        if (step % 2 == 0) {
+                            if (before < STAGES) { /* and with them a stage, which may be filled again */
+                                release_stage(empty + 8 * before);
+                            }
+                        } else {
+                            before = stage;
+                            stage = stage + 1 == STAGES ? 0 : stage + 1;
+                            phase ^= stage == 0;
+                        }
                     }
+#if FORMAT != QN_CUDA_DENSE
+#pragma unroll
+                    for (int i = 0; i + MOVED < CODE_WORDS; i++) {
+                        codes[0][i] = codes[0][i + MOVED];
+                    }
+#endif
+#if FORMAT == QN_CUDA_QUIP && CODEBOOK > 1
+#pragma unroll
+                    for (int i = 0; i + MOVED < 8; i++) {
+                        residuals[0].word[i] = residuals[0].word[i + MOVED];
+                    }
+#endif
                 }
             }
             WGMMA_WAIT(0);
