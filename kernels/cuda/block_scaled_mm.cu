@@ -5,20 +5,21 @@
  * A persistent grid, one block a multiprocessor, walks output tiles of BM x BN. Warp 0 keeps a ring of
  * STAGES k-blocks filled by bulk tensor copies, warp 1 another with scales, GROUPS warpgroups multiply: each owns
  * BM / GROUPS rows, sums one k-block in the tensor core and then adds it, scaled, to sums in registers; while one
- * promotes, the other multiplies (with one product a k-block they take turns, else they run as they come: measured).
- * Blocks of a cluster take neighbouring tiles of a row and share A.
+ * promotes, others multiply, as they come: turns that they give each other were 5 to 10 % slower. Blocks of a cluster
+ * take neighbouring tiles of a row and share A.
  * The work list, the ring and the way out are in tiles.h. Tiles of 256 x 96 or 128 x 128 with two products of a
  * warpgroup under way were tried against those below: 5 to 17 % slower.
  * One output element is the same chain of operations whatever the tile, M or its neighbours.
  *
  * Host contract
  *   Parameters (all required, but BAND)
- *     BM      rows of a tile: 64 GROUPS, or 128 GROUPS with PARTS 1
- *     BN      columns of a tile: a multiple of 16, at most 192; at most 128 where BM = 128 GROUPS or PARTS = 2
+ *     BM      rows of a tile: 64 GROUPS, or 128 GROUPS with PARTS 1 and GROUPS 2
+ *     BN      columns of a tile: a multiple of 16, at most 192; at most 128 where BM = 128 GROUPS, PARTS = 2 or
+ *             GROUPS = 3
  *     STAGES  k-blocks in flight
  *     CLUSTER 1 or 2 blocks sharing A
- *     GROUPS  2, or 1 with BM = 64
- *     PARTS   products in flight in a warpgroup: 1, or 2 with BM = 64 GROUPS and one matrix
+ *     GROUPS  2 or 3, or 1 with BM = 64
+ *     PARTS   products in flight in a warpgroup: 1, or 2 with BM = 64 GROUPS, GROUPS 1 or 2 and one matrix
  *     STORE   1: tiles leave through the copy engine: OUT 0 or 1, BN a multiple of 64, d as its map below asks;
  *             0: lanes store, d of any alignment
  *     BAND    tiles of M walked together before the next ones of N (2048 / BM suits the L2 of an H200)
@@ -49,12 +50,6 @@
 #endif
 #define THREADS (128 + 128 * GROUPS)
 #define WAVES (BM / 64 / GROUPS) /* 64-row products of a warpgroup */
-#ifndef ORDER
-#define ORDER (GROUPS == 2 && PARTS == 1 && WAVES == 1)
-#endif
-#ifndef UNIFORM
-#define UNIFORM (!STORE || WAVES == 1)
-#endif
 #include "groups.h"
 #include "tiles.h"
 
@@ -77,7 +72,7 @@
 #define SCALE_STAGES 2
 #define SCALE_BYTES ((BM + 4) * SCALE_BLOCKS * 4) /* of a stage: rows of a, then those of b */
 #if SCALES_B > 4 || BM != 64 * WAVES * GROUPS || BN % 16 != 0 || (STORE && (OUT == 2 || BN % 64 != 0)) ||             \
-    (PARTS == 2 && (WAVES != 1 || LAYOUT != 0))
+    (PARTS == 2 && (WAVES != 1 || LAYOUT != 0)) || (GROUPS == 3 && (WAVES != 1 || PARTS != 1 || BN > 128))
 #error "block_scaled_mm: no such tile"
 #endif
 
@@ -191,11 +186,6 @@ DEV void release_scales(const rings *r, place *batch, int kb, int blocks)
     }
 }
 
-/* Steps of a k-block's product after which the other warpgroup may begin its own (ORDER). */
-#ifndef LEAD
-#define LEAD 3
-#endif
-
 /* part = a b' of one k-block, left under way. */
 DEV void multiply_block(float *part, u64 a, u64 b)
 {
@@ -203,23 +193,8 @@ DEV void multiply_block(float *part, u64 a, u64 b)
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         WGMMA_E4M3(BN, part, a + i * WGMMA_K_STEP, b + i * WGMMA_K_STEP, i);
-        if (ORDER && i == LEAD - 1) {
-            wgmma_commit();
-        }
     }
     wgmma_commit();
-}
-
-/* Turns of the two warpgroups: products that run side by side end together, and while both add them up the tensor core
- * has nothing to do. wait_turn before a product, give_turn while its last steps run. */
-DEV void wait_turn(u32 group)
-{
-    threads_sync(3 + group, 256);
-}
-
-DEV void give_turn(u32 group)
-{
-    asm volatile("bar.arrive %0, %1;" ::"r"(4 - group), "r"(256) : "memory");
 }
 
 DEV void promote(float *sums, const float *part, const float *sa, const float *sb)
@@ -238,7 +213,7 @@ DEV void promote(float *sums, const float *part, const float *sa, const float *s
  * so the descriptors stay in uniform registers, and the products follow each other at once. */
 DEV u64 uniform_operand(u32 at)
 {
-    return wgmma_operand(UNIFORM ? __shfl_sync(~0u, at, 0) : at);
+    return wgmma_operand(__shfl_sync(~0u, at, 0));
 }
 
 #define OPERAND_A(stage) uniform_operand(r->tiles.a + (stage) * A_BYTES + PRODUCT_ROW(group, 0) * 128)
@@ -297,41 +272,60 @@ DEV void multiply_tile(const rings *r, stand *now, float sums[WAVES][SUMS], int 
     now->batch = batch;
 }
 #else
-/* `products` of a k-block, one after the other; the other warpgroup's are under way meanwhile. */
-DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], int blocks, int products, int ordered,
-                           u32 phase, u32 group, u32 local, u32 lane)
+/* Where scales are read: before a k-block's products, or while the first runs, as most tiles want it. */
+#define SCALES_FIRST (LAYOUT == ONE && BN > 128)
+/* 1: what the next k-block's products need is made ready while the last of this one runs, where registers allow it;
+ * masked groups were 5 to 10 % slower so. */
+#define AHEAD (LAYOUT != MASKED && BN <= 128 && !(GROUPS == 3 && STORE))
+
+/* `products` of a k-block, one after the other; the other warpgroups' are under way meanwhile. */
+DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], int blocks, int products, u32 phase,
+                           u32 group, u32 local, u32 lane)
 {
     place at = now->at, batch = now->batch;
+    u64 a = OPERAND_A(at.stage), b = OPERAND_B(at.stage);
+    u32 there = 0;
 #pragma unroll 1
     for (int kb = 0; kb < blocks; kb++) {
+        const u32 empty = r->tiles.empty + 8 * at.stage;
         scales s;
-        const u64 a = OPERAND_A(at.stage), b = OPERAND_B(at.stage);
-        barrier_wait(r->tiles.full + 8 * at.stage, at.parity);
-        read_scales(&s, r, &batch, kb, local, phase);
+        if (!AHEAD) {
+            a = OPERAND_A(at.stage);
+            b = OPERAND_B(at.stage);
+        }
+        if (!there) {
+            barrier_wait(r->tiles.full + 8 * at.stage, at.parity);
+        }
+        if (SCALES_FIRST) {
+            read_scales(&s, r, &batch, kb, local, phase);
+        }
 #pragma unroll
         for (int v = 0; v < WAVES; v++) {
             float part[SUMS];
             if (v >= products) {
                 break;
             }
-            if (ordered) {
-                wait_turn(group);
-            }
             multiply_block(part, a + (u64)v * PRODUCT_STEP, b);
             if (v == 0) {
+                if (!SCALES_FIRST) {
+                    read_scales(&s, r, &batch, kb, local, phase);
+                }
                 release_scales(r, &batch, kb, blocks);
             }
-            if (ordered) {
-                WGMMA_WAIT(1);
-                give_turn(group);
+            if (v == products - 1) {
+                place_on(&at);
+                if (AHEAD) {
+                    a = OPERAND_A(at.stage);
+                    b = OPERAND_B(at.stage);
+                    there = kb + 1 < blocks && barrier_test(r->tiles.full + 8 * at.stage, at.parity);
+                }
             }
             WGMMA_WAIT(0);
             if (v == products - 1) {
-                release(r->tiles.empty + 8 * at.stage, lane);
+                release(empty, lane);
             }
             promote(sums[v], part, s.a[v], s.b);
         }
-        place_on(&at);
     }
     now->at = at;
     now->batch = batch;
@@ -339,7 +333,7 @@ DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], 
 
 #if LAYOUT != MASKED
 #define multiply_tile(r, at, sums, blocks, phase, group, local, lane)                                                 \
-    multiply_products(r, at, sums, blocks, WAVES, ORDER, phase, group, local, lane)
+    multiply_products(r, at, sums, blocks, WAVES, phase, group, local, lane)
 #else
 #define multiply_tile(r, at, sums, blocks, phase, group, local, lane)                                                 \
     multiply_some(r, at, sums, blocks, w.rows - w.row, phase, group, local, lane)
@@ -350,8 +344,7 @@ DEV void multiply_some(const rings *r, stand *now, float sums[WAVES][SUMS], int 
 {
     if (rows > (int)PRODUCT_ROW(group, 0)) {
         const int products = WAVES > 1 && rows <= (int)PRODUCT_ROW(group, WAVES - 1) ? 1 : WAVES;
-        const int ordered = ORDER && rows > (int)PRODUCT_ROW(GROUPS - 1, WAVES - 1);
-        multiply_products(r, now, sums, blocks, products, ordered, phase, group, local, lane);
+        multiply_products(r, now, sums, blocks, products, phase, group, local, lane);
     } else {
 #pragma unroll 1
         for (int kb = 0; kb < blocks; kb++) {
@@ -375,9 +368,6 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
     float sums[WAVES][SUMS];
     stand at = {{0, 0}, {0, 0}};
     walk w;
-    if (ORDER && group == 1) {
-        give_turn(group);
-    }
     walk_start(&w, &p->size);
     while (walk_on(&w, &p->size)) {
 #pragma unroll
@@ -393,9 +383,6 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
             d += (i64)w.group * p->d_group * OUT_BYTES;
         }
         store_tile(&p->size, &w, d_map, r->d, d, p->d_row, sums, group, warp, lane);
-    }
-    if (ORDER && group == 0) {
-        wait_turn(group);
     }
 #if STORE
     tensor_store_wait();
@@ -466,6 +453,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (warp < 4) {
 #if GROUPS == 2
         REGISTERS_GIVE(40);
+#elif GROUPS == 3
+        REGISTERS_GIVE(56);
 #endif
         if (warp == 0 && lane == 0) {
             load_tiles(&p.size, &r.tiles, &a_map, &b_map, early);
@@ -481,6 +470,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     } else {
 #if GROUPS == 2
         REGISTERS_TAKE(232);
+#elif GROUPS == 3
+        REGISTERS_TAKE(152);
 #endif
         const u32 thread = thread_index() - 128;
         const rings own = rings_at(shared_address(shared));

@@ -189,6 +189,21 @@ DEV void barrier_wait(u32 bar, u32 parity)
                  : "memory");
 }
 
+/* Whether the wait would be over at once. */
+DEV u32 barrier_test(u32 bar, u32 parity)
+{
+    u32 done;
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;\n"
+                 "}"
+                 : "=r"(done)
+                 : "r"(bar), "r"(parity)
+                 : "memory");
+    return done;
+}
+
 /* Barrier `id` of some warps of a block. */
 DEV void threads_sync(u32 id, u32 threads)
 {

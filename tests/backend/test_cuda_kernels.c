@@ -444,12 +444,15 @@ static void every_cut_agrees(void **state)
         int32_t strip, value[9];
     } cuts[] = {
         {"block_scaled_mm m=600 n=392 k=272", 0, {256, 128, 0}},
-        {"block_scaled_mm m=600 n=392 k=272", 0, {256, 128, 1}},
+        {"block_scaled_mm m=600 n=392 k=272", 0, {192, 128, 0}},
+        {"block_scaled_mm m=600 n=392 k=272", 0, {192, 128, 1}},
         {"block_scaled_mm m=600 n=392 k=272", 0, {128, 192, 1}},
         {"block_scaled_mm m=600 n=392 k=272", 0, {128, 160, 0}},
         {"block_scaled_mm m=600 n=392 k=272", 0, {128, 128, 0}},
         {"block_scaled_mm m=600 n=392 k=272", 0, {128, 64, 0}},
         {"block_scaled_mm m=300 n=264 k=1040 scale_layout=col", 0, {256, 128, 0}},
+        {"block_scaled_mm m=300 n=264 k=1040 scale_layout=col", 0, {192, 128, 0}},
+        {"block_scaled_mm m=300 n=264 k=1040 scale_layout=col", 0, {192, 128, 1}},
         {"block_scaled_mm m=300 n=264 k=1040 scale_layout=col", 0, {128, 192, 1}},
         {"block_scaled_mm m=60 n=392 k=656", 0, {64, 64, 0}},
         {"block_scaled_mm m=60 n=392 k=656", 0, {64, 96, 0}},
@@ -473,7 +476,10 @@ static void every_cut_agrees(void **state)
     };
     static const char *const groups[] = {
         "grouped_block_scaled_mm m=900 n=392 k=272 e=3", "grouped_block_scaled_mm m=600 n=136 k=656 e=2 out=f16",
+        "grouped_block_scaled_mm m=300 n=120 k=656 e=2", "grouped_block_scaled_mm m=300 n=120 k=656 e=2 out=f32",
         "grouped_block_scaled_mm m=300 n=392 k=272 e=3 layout=masked",
+        "grouped_block_scaled_mm m=300 n=120 k=656 e=2 layout=masked",
+        "grouped_block_scaled_mm m=400 n=120 k=656 e=2 layout=masked out=f32",
         "grouped_block_scaled_mm m=200 n=520 k=656 e=2 layout=masked scale_layout=col"};
     static const int32_t cards[] = {0, 1, 5};
     qn_cuda *cuda;

@@ -274,7 +274,7 @@ static qn_status launch_tiles(const qn_cuda_run *run, operands *o, int32_t progr
     common_arguments(o, arguments + 3);
     const int64_t blocks = qn_ceil_div(o->m, t->bm) * qn_ceil_div(o->n, (int64_t)t->bn * t->cluster) * t->cluster;
     qn_cuda_geometry g = qn_tile_geometry(run->device, t->cluster, blocks, qn_tile_shared(t));
-    g.block[0] = 128 + 128 * (uint32_t)qn_tile_groups(t);
+    g.block[0] = qn_tile_threads(t);
     return qn_cuda_launch(run, program, &g, arguments, error);
 }
 

@@ -207,8 +207,8 @@ static qn_status launch_strips(const qn_cuda_run *run, operands *o, qn_error *er
 }
 
 /* The tile of the least estimated time where every group has its share of the rows, or two thirds of the most, and
- * wastes half a tile. Of masked groups lower than a tall tile, whole products are left out. Measured beside the estimate: tall
- * tiles stored by boxes are never the best, wide ones gain where groups are masked. */
+ * wastes half a tile. Of masked groups lower than a tall tile, whole products are left out. Measured beside the estimate:
+ * where groups are masked wide tiles gain, those of three warpgroups only stored by boxes. */
 static int32_t choose_tile(const qn_cuda_run *run, const operands *o, int may_store)
 {
     const double rows = o->masked ? 2.0 / 3.0 * o->m : (double)o->m / o->experts;
@@ -222,9 +222,11 @@ static int32_t choose_tile(const qn_cuda_run *run, const operands *o, int may_st
         if (o->masked && o->m <= 256 && t.bm == 256) {
             cost *= 0.85;
         } else if (o->masked && i == QN_TILE_WIDE) {
-            cost *= 0.92;
+            cost *= 0.95;
+        } else if (o->masked && i == QN_TILE_THREE) {
+            cost *= 1.08;
         }
-        if (i != QN_TILE_TALL_STORED && (!t.store || may_store) && (least <= 0.0 || cost < least)) {
+        if ((!t.store || may_store) && (least <= 0.0 || cost < least)) {
             least = cost;
             best = i;
         }
@@ -248,7 +250,8 @@ static qn_status launch_tiles(const qn_cuda_run *run, operands *o, qn_error *err
     common_arguments(o, arguments + 3);
     const int64_t most = qn_ceil_div(o->m, t.bm), rows = o->masked ? most * o->experts : most + o->experts;
     const int64_t blocks = rows * qn_ceil_div(o->n, (int64_t)t.bn * t.cluster) * t.cluster;
-    const qn_cuda_geometry g = qn_tile_geometry(run->device, t.cluster, blocks, qn_tile_shared(&t));
+    qn_cuda_geometry g = qn_tile_geometry(run->device, t.cluster, blocks, qn_tile_shared(&t));
+    g.block[0] = qn_tile_threads(&t);
     return qn_cuda_launch(run, program, &g, arguments, error);
 }
 

@@ -21,15 +21,16 @@ int32_t qn_strip_shared(const qn_strip *s, int32_t rows, int32_t layout)
     return 1032 + apart + s->stages * (s->unroll * (8192 * s->groups + 128 * rows + 4 * (rows + 4)) + 24);
 }
 
-/* Weights and epilogues: a fit of measurements on an H200, M from 256 to 4096. */
+/* Weights and epilogues: a fit of measurements on an H200, M from 1024 to 4096. */
 qn_tile qn_block_tile(int32_t i, int may_store, int32_t layout)
 {
     static const qn_tile tiles[QN_BLOCK_TILES] = {[QN_TILE_TALL] = {256, 128, 4, 2, 1, 0, 1.00, 3.0},
-                                                  [QN_TILE_TALL_STORED] = {256, 128, 3, 2, 1, 1, 0.93, 1.2},
-                                                  [QN_TILE_WIDE] = {128, 192, 4, 1, 1, 1, 0.93, 1.0},
-                                                  [QN_TILE_ANY] = {128, 160, 6, 1, 1, 0, 0.85, 2.5},
-                                                  [QN_TILE_SQUARE] = {128, 128, 6, 1, 2, 0, 0.91, 2.5},
-                                                  [QN_TILE_NARROW] = {128, 64, 9, 1, 2, 0, 0.70, 2.5}};
+                                                  [QN_TILE_THREE] = {192, 128, 5, 2, 1, 0, 1.04, 2.5},
+                                                  [QN_TILE_THREE_STORED] = {192, 128, 4, 1, 1, 1, 0.955, 1.2},
+                                                  [QN_TILE_WIDE] = {128, 192, 4, 1, 1, 1, 0.91, 1.0},
+                                                  [QN_TILE_ANY] = {128, 160, 6, 1, 1, 0, 0.82, 2.5},
+                                                  [QN_TILE_SQUARE] = {128, 128, 6, 1, 2, 0, 0.92, 2.5},
+                                                  [QN_TILE_NARROW] = {128, 64, 9, 1, 2, 0, 0.68, 2.5}};
     qn_tile t = tiles[i];
     if (t.store && !may_store) {
         t.store = 0;
@@ -116,6 +117,12 @@ int qn_tuned_tile(const qn_tuned *t, qn_tile *tile)
     return 0;
 }
 
+/* Warpgroups of a tile that multiply. */
+static int32_t tile_groups(const qn_tile *t)
+{
+    return t->bm == 64 ? 1 : t->bm == 192 ? 3 : QN_TILE_GROUPS;
+}
+
 int qn_tile_may_store(int32_t out, int64_t n)
 {
     return out != QN_OUT_F32 && n % 8 == 0;
@@ -132,7 +139,7 @@ void qn_block_tile_program(const qn_tile *t, int32_t out, int32_t layout, qn_cud
     qn_cuda_define(p, "BN", t->bn);
     qn_cuda_define(p, "STAGES", t->stages);
     qn_cuda_define(p, "CLUSTER", t->cluster);
-    qn_cuda_define(p, "GROUPS", qn_tile_groups(t));
+    qn_cuda_define(p, "GROUPS", tile_groups(t));
     qn_cuda_define(p, "PARTS", t->parts);
     qn_cuda_define(p, "STORE", t->store);
 }
@@ -188,6 +195,11 @@ qn_status qn_tile_out_map(const qn_cuda_run *run, const void *data, int64_t n, i
                                    .strides = {(uint64_t)row_step, (uint64_t)group_step},
                                    .box = {64, 64, 1}};
     return qn_cuda_tensor_map(run->cuda, &tensor, map, error);
+}
+
+uint32_t qn_tile_threads(const qn_tile *t)
+{
+    return 128 + 128 * (uint32_t)tile_groups(t);
 }
 
 qn_cuda_geometry qn_tile_geometry(const qn_cuda_device *device, int32_t cluster, int64_t blocks, int32_t shared_bytes)

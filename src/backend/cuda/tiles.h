@@ -8,7 +8,7 @@
 
 enum {
     QN_TILE_SHARED = 232448, /* most dynamic shared memory of a block */
-    QN_TILE_GROUPS = 2,      /* warpgroups that multiply */
+    QN_TILE_GROUPS = 2,      /* warpgroups that multiply, of most tiles */
     QN_TILE_THREADS = 128 + 128 * QN_TILE_GROUPS,
     QN_PLAIN_TILE = 64, /* rows and columns of a block of the plain kernels */
     QN_PLAIN_THREADS = 256,
@@ -36,7 +36,8 @@ enum { QN_STRIP_ROWS = 128 }; /* most rows of a strip */
 /* The tiles for more than 128 rows. */
 enum {
     QN_TILE_TALL = 0,
-    QN_TILE_TALL_STORED,
+    QN_TILE_THREE, /* warpgroups */
+    QN_TILE_THREE_STORED,
     QN_TILE_WIDE,
     QN_TILE_ANY,
     QN_TILE_SQUARE,
@@ -74,11 +75,8 @@ void qn_strip_program(const qn_strip *strip, int32_t rows, int32_t out, int32_t 
 int32_t qn_tile_shared(const qn_tile *tile);
 int32_t qn_strip_shared(const qn_strip *strip, int32_t rows, int32_t layout);
 
-/* Warpgroups of a tile that multiply. */
-static inline int32_t qn_tile_groups(const qn_tile *tile)
-{
-    return tile->bm == 64 ? 1 : QN_TILE_GROUPS;
-}
+/* Threads of a block of a tile of block_scaled_mm.cu: those that multiply, and four warps that load. */
+uint32_t qn_tile_threads(const qn_tile *tile);
 
 /* Threads of a block of a strip: those that multiply, and two warps that load. */
 static inline uint32_t qn_strip_threads(const qn_strip *strip)
@@ -96,7 +94,8 @@ qn_status qn_tile_byte_map(const qn_cuda_run *run, const void *data, int64_t k, 
 qn_status qn_tile_out_map(const qn_cuda_run *run, const void *data, int64_t n, int64_t rows, int64_t groups,
                           int64_t row_step, int64_t group_step, qn_tensor_map *map, qn_error *error);
 
-/* The tile's geometry but for the grid, which is at most all multiprocessors: min(that, blocks), whole clusters. */
+/* The geometry of a tile with QN_TILE_THREADS: the grid is at most all multiprocessors, min(that, blocks), in whole
+ * clusters. */
 qn_cuda_geometry qn_tile_geometry(const qn_cuda_device *device, int32_t cluster, int64_t blocks, int32_t shared_bytes);
 
 /* Whether an address and steps in bytes are multiples of 16, as tensor maps want them. */
