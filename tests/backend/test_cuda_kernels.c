@@ -475,8 +475,10 @@ static void every_cut_agrees(void **state)
         {"block_scaled_mm m=10 n=392 k=656", 1, {2, 2, 3, 2, 4, 2, 2, 0, 1}},
     };
     static const char *const groups[] = {
-        "grouped_block_scaled_mm m=900 n=392 k=272 e=3", "grouped_block_scaled_mm m=600 n=136 k=656 e=2 out=f16",
-        "grouped_block_scaled_mm m=300 n=120 k=656 e=2", "grouped_block_scaled_mm m=300 n=120 k=656 e=2 out=f32",
+        "grouped_block_scaled_mm m=900 n=392 k=272 e=3",
+        "grouped_block_scaled_mm m=600 n=136 k=656 e=2 out=f16",
+        "grouped_block_scaled_mm m=300 n=120 k=656 e=2",
+        "grouped_block_scaled_mm m=300 n=120 k=656 e=2 out=f32",
         "grouped_block_scaled_mm m=300 n=392 k=272 e=3 layout=masked",
         "grouped_block_scaled_mm m=300 n=120 k=656 e=2 layout=masked",
         "grouped_block_scaled_mm m=400 n=120 k=656 e=2 layout=masked out=f32",

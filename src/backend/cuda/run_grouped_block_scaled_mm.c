@@ -207,8 +207,8 @@ static qn_status launch_strips(const qn_cuda_run *run, operands *o, qn_error *er
 }
 
 /* The tile of the least estimated time where every group has its share of the rows, or two thirds of the most, and
- * wastes half a tile. Of masked groups lower than a tall tile, whole products are left out. Measured beside the estimate:
- * where groups are masked wide tiles gain, those of three warpgroups only stored by boxes. */
+ * wastes half a tile. Of masked groups lower than a tall tile, whole products are left out. Measured beside the
+ * estimate: where groups are masked wide tiles gain, those of three warpgroups only stored by boxes. */
 static int32_t choose_tile(const qn_cuda_run *run, const operands *o, int may_store)
 {
     const double rows = o->masked ? 2.0 / 3.0 * o->m : (double)o->m / o->experts;
