@@ -332,7 +332,7 @@ DEV void store_boxes(const walk *w, const tensor_map *d_map, u32 staging, float 
 #endif
 
 /* A warpgroup's products by the lanes, but those with a bit in `done`; `d` is the group's first row. Rows follow each
- * other through the same registers, since the code for one is long. */
+ * other through the same registers, since the code for one is long; f32 have no registers for that. */
 DEV void store_rows(const extent *p, const walk *w, char *d, i64 d_row, float sums[WAVES][BN / 2], u32 done, u32 group,
                     u32 warp, u32 lane)
 {
@@ -342,7 +342,7 @@ DEV void store_rows(const extent *p, const walk *w, char *d, i64 d_row, float su
     for (int i = 0; i < 2 * WAVES; i++) {
         pack_row(words[i], sums[i / 2], i % 2);
     }
-#pragma unroll 1
+#pragma unroll(OUT == 2 ? 2 * WAVES : 1)
     for (int i = 0; i < 2 * WAVES; i++) {
         const int row = w->row + (int)(PRODUCT_ROW(group, i / 2) + warp * 16 + lane / 4) + i % 2 * 8;
         if (!(done >> (i / 2) & 1)) {

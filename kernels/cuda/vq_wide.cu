@@ -58,6 +58,9 @@
 #include "vq_decode.h"
 #endif
 
+/* Steps between which codes are moved on; four warpgroups have no registers for that. */
+#define TURN (GROUPS == 4 ? STEPS : GROUP)
+
 /* Piece `rank` of a stage to all blocks of the cluster; their barriers count all pieces. */
 DEV void bring(u32 to, const void *from, u32 bytes, u32 bar)
 {
@@ -368,9 +371,9 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
                 threads_sync(1, THREADS);
 #endif
 #pragma unroll 1
-                for (int first = 0; first < STEPS; first += GROUP) { /* codes are moved on, as in vq_tensor.cu */
+                for (int first = 0; first < STEPS; first += TURN) { /* codes are moved on, as in vq_tensor.cu */
 #pragma unroll
-                    for (int step = 0; step < GROUP; step++) {
+                    for (int step = 0; step < TURN; step++) {
                         u32 u[4], v[4];
 #if FORMAT == QN_CUDA_DENSE
 #pragma unroll

@@ -222,7 +222,7 @@ static int32_t choose_tile(const qn_cuda_run *run, const operands *o, int may_st
         if (o->masked && o->m <= 256 && t.bm == 256) {
             cost *= 0.85;
         } else if (o->masked && i == QN_TILE_WIDE) {
-            cost *= 0.95;
+            cost *= 0.93;
         } else if (o->masked && i == QN_TILE_THREE) {
             cost *= 1.08;
         }

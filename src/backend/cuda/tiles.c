@@ -26,8 +26,8 @@ qn_tile qn_block_tile(int32_t i, int may_store, int32_t layout)
 {
     static const qn_tile tiles[QN_BLOCK_TILES] = {[QN_TILE_TALL] = {256, 128, 4, 2, 1, 0, 1.00, 3.0},
                                                   [QN_TILE_THREE] = {192, 128, 5, 2, 1, 0, 1.04, 2.5},
-                                                  [QN_TILE_THREE_STORED] = {192, 128, 4, 1, 1, 1, 0.955, 1.2},
-                                                  [QN_TILE_WIDE] = {128, 192, 4, 1, 1, 1, 0.91, 1.0},
+                                                  [QN_TILE_THREE_STORED] = {192, 128, 4, 1, 1, 1, 0.96, 1.2},
+                                                  [QN_TILE_WIDE] = {128, 192, 4, 1, 1, 1, 0.89, 1.0},
                                                   [QN_TILE_ANY] = {128, 160, 6, 1, 1, 0, 0.82, 2.5},
                                                   [QN_TILE_SQUARE] = {128, 128, 6, 1, 2, 0, 0.92, 2.5},
                                                   [QN_TILE_NARROW] = {128, 64, 9, 1, 2, 0, 0.68, 2.5}};
