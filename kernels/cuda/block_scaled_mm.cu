@@ -276,7 +276,7 @@ DEV void multiply_tile(const rings *r, stand *now, float sums[WAVES][SUMS], int 
 #define SCALES_FIRST (LAYOUT == ONE && BN > 128)
 /* 1: what the next k-block's products need is made ready while the last of this one runs, where registers allow it;
  * masked groups were 5 to 10 % slower so. */
-#define AHEAD (LAYOUT != MASKED && BN <= 128 && !(GROUPS == 3 && STORE))
+#define AHEAD (LAYOUT != MASKED && BN <= 128 && !(GROUPS == 3 && (STORE || OUT == 2)))
 
 /* `products` of a k-block, one after the other; the other warpgroups' are under way meanwhile. */
 DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], int blocks, int products, u32 phase,
