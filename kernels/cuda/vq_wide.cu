@@ -52,14 +52,11 @@
 #if FORMAT == QN_CUDA_DENSE
 #include "vq_parts.h"
 #define STEPS 8
-#define GROUP EARLY
+#define CODE_WORDS 1
 #define ROW_OF(half) (lane / 4 + 8 * (half))
 #else
 #include "vq_decode.h"
 #endif
-
-/* Steps between which codes are moved on; four warpgroups have no registers for that. */
-#define TURN (GROUPS == 4 ? STEPS : GROUP)
 
 /* Piece `rank` of a stage to all blocks of the cluster; their barriers count all pieces. */
 DEV void bring(u32 to, const void *from, u32 bytes, u32 bar)
@@ -370,54 +367,38 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
                 t.shared = table + side + (u32)(lane % COPIES) * ENTRY_BYTES;
                 threads_sync(1, THREADS);
 #endif
-#pragma unroll 1
-                for (int first = 0; first < STEPS; first += TURN) { /* codes are moved on, as in vq_tensor.cu */
 #pragma unroll
-                    for (int step = 0; step < TURN; step++) {
-                        u32 u[4], v[4];
+                for (int step = 0; step < STEPS; step++) {
+                    u32 u[4], v[4];
 #if FORMAT == QN_CUDA_DENSE
 #pragma unroll
-                        for (int i = 0; i < 4; i++) {
-                            u[i] = early[step][i], v[i] = early[step][4 + i];
-                        }
-                        dense_chunks(a, row, span * QN_VQ_SPAN + (first + step + EARLY) * 32, lane, early[step]);
+                    for (int i = 0; i < 4; i++) {
+                        u[i] = early[step % EARLY][i], v[i] = early[step % EARLY][4 + i];
+                    }
+                    dense_chunks(a, row, span * QN_VQ_SPAN + (step + EARLY) * 32, lane, early[step % EARLY]);
 #else
-                        CHUNK(t, codes[0], 0, step, u);
-                        CHUNK(t, codes[0], 1, step, v);
+                    CHUNK(t, codes[0], 0, step, u);
+                    CHUNK(t, codes[0], 1, step, v);
 #endif
-                        const u32 left[4] = {u[0], v[0], u[1], v[1]}, right[4] = {u[2], v[2], u[3], v[3]};
-                        if (step % 2 == 0) {
-                            barrier_wait(full + 8 * stage, phase);
+                    const u32 first[4] = {u[0], v[0], u[1], v[1]}, second[4] = {u[2], v[2], u[3], v[3]};
+                    if (step % 2 == 0) {
+                        barrier_wait(full + 8 * stage, phase);
+                    }
+                    const u64 x = wgmma_operand(stages + stage * STAGE_BYTES) + (u64)(2 * WGMMA_K_STEP * (step % 2));
+                    wgmma_fence();
+                    WGMMA_F16(sums, first, x, 1);
+                    WGMMA_F16(sums, second, x + WGMMA_K_STEP, 1);
+                    wgmma_commit();
+                    WGMMA_WAIT(1); /* all products but these are done */
+                    if (step % 2 == 0) {
+                        if (before < STAGES) { /* and with them a stage, which may be filled again */
+                            release_stage(empty + 8 * before);
                         }
-                        const u64 x =
-                            wgmma_operand(stages + stage * STAGE_BYTES) + (u64)(2 * WGMMA_K_STEP * (step % 2));
-                        wgmma_fence();
-                        WGMMA_F16(sums, left, x, 1);
-                        WGMMA_F16(sums, right, x + WGMMA_K_STEP, 1);
-                        wgmma_commit();
-                        WGMMA_WAIT(1); /* all products but these are done */
-                        if (step % 2 == 0) {
-                            if (before < STAGES) { /* and with them a stage, which may be filled again */
-                                release_stage(empty + 8 * before);
-                            }
-                        } else {
-                            before = stage;
-                            stage = stage + 1 == STAGES ? 0 : stage + 1;
-                            phase ^= stage == 0;
-                        }
+                    } else {
+                        before = stage;
+                        stage = stage + 1 == STAGES ? 0 : stage + 1;
+                        phase ^= stage == 0;
                     }
-#if FORMAT != QN_CUDA_DENSE
-#pragma unroll
-                    for (int i = 0; i + MOVED < CODE_WORDS; i++) {
-                        codes[0][i] = codes[0][i + MOVED];
-                    }
-#endif
-#if FORMAT == QN_CUDA_QUIP && CODEBOOK > 1
-#pragma unroll
-                    for (int i = 0; i + MOVED < 8; i++) {
-                        residuals[0].word[i] = residuals[0].word[i + MOVED];
-                    }
-#endif
                 }
             }
             WGMMA_WAIT(0);
