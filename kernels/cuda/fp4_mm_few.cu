@@ -33,7 +33,7 @@
  *     dynamic shared memory = 1024 + max(STAGES * (16 TILES WN * 128 + 512 ROWS + 16) + 48 TILES WN * 1024 / UNIT +
  *                                        1168, 16 WK ROWS (16 TILES WN + 4))
  *   May be launched with programmatic stream serialization; constant 1: kernels ahead in the stream do not write the
- *   weights, which are then read before they end. */
+ *   weights, the first of which are then read before they end. */
 #define SLICES 4 /* of a stage */
 #define EARLY 2  /* stages whose weights come before their x: more would keep x waiting */
 #define SPANS 3  /* of scales in the ring: with two, a span's first stages would wait for the last of the one before */
@@ -352,7 +352,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     wait_before();
     __syncthreads();
     if (warp >= CONSUMERS / 32) {
-#if SCARCE && IS_MX
+#if SCARCE && (IS_MX || IS_F16)
         REGISTERS_GIVE(32);
 #elif SCARCE
         REGISTERS_GIVE(64);
@@ -363,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             load(&f, &code_map, &scale_map, &x_map, mapped, early);
         }
     } else {
-#if SCARCE && IS_MX
+#if SCARCE && (IS_MX || IS_F16)
         REGISTERS_TAKE(112);
 #elif SCARCE
         REGISTERS_TAKE(104);
