@@ -63,7 +63,8 @@ qn_cuda_vq_sums_cut qn_cuda_vq_sums_cut_of(const qn_vq *vq, const qn_cuda_device
     if (c.cluster > 1) {
         c.parts = (int32_t)qn_max_i64(1, qn_min_i64(device->sms / c.cluster, batches));
         /* twice the rows of a group: the device may run fewer clusters than there is room for by number */
-        const int64_t bytes = QN_VQ_SUMS_SHARED + qn_ceil_div(batches, qn_max_i64(1, c.parts / 2)) * c.rows * 4;
+        const int64_t group = qn_ceil_div(batches, qn_max_i64(1, c.parts / 2));
+        const int64_t bytes = QN_VQ_SUMS_SHARED + 16 + (2 * group + c.cluster) * c.rows * 4;
         if (bytes <= device->shared_bytes) {
             c.shared_bytes = (int32_t)bytes;
             return c;
