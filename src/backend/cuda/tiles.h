@@ -78,10 +78,10 @@ int32_t qn_strip_shared(const qn_strip *strip, int32_t rows, int32_t layout);
 /* Threads of a block of a tile of block_scaled_mm.cu: those that multiply, and four warps that load. */
 uint32_t qn_tile_threads(const qn_tile *tile);
 
-/* Threads of a block of a strip: those that multiply, and two warps that load. */
-static inline uint32_t qn_strip_threads(const qn_strip *strip)
+/* Threads of a block of a strip: those that multiply, and the warps that load, of many rows four. */
+static inline uint32_t qn_strip_threads(const qn_strip *strip, int32_t rows)
 {
-    return 128 * (uint32_t)(strip->groups * strip->teams) + 64;
+    return 128 * (uint32_t)(strip->groups * strip->teams) + (rows > 32 && strip->occupancy == 1 ? 128 : 64);
 }
 
 /* Fewer stages until the strip's shared memory fits, as many for each team. */
