@@ -10,7 +10,9 @@
  *            no operand is left), BITS, RES_BITS, OUTLIER_VECTOR, BOOK_FORMAT, RES_FORMAT, OUTLIER_FORMAT, IN_SCALE and
  * IN_SHIFT (format + 1, 0: none)
  *     RAW 1: sums to total, without scales and bias
- *     UNPACK 1 (aqlm): qn_vq_unpack instead, w as f16 to y, without the rows' scales; K a multiple of 8
+ *     UNPACK 1: qn_vq_unpack instead, rows of w as f16 to y (rows of a multiple of 16 bytes) and what their products are
+ *            to be multiplied by to column_scale; MEASURED 1: with a power of two for each row that brings its largest
+ *            element to 2^13
  *   Launch: block 256, grid {ceil(N / 8), ceil(M / ROWS)}; qn_vq_unpack grid {ceil(N / 8)} */
 #include "formats.h"
 #include "cuda_vq.h"
@@ -177,7 +179,82 @@ DEV void decode(const qn_cuda_vq &a, int n, int g, int j, float *w)
 #endif
 
 #if UNPACK
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) qn_vq_unpack(const __grid_constant__ qn_cuda_vq a)
+/* A power of two that brings a row's largest magnitude to 2^13; of zeros, infinities and what cannot be brought there: 1.
+ */
+DEV float row_unit(const qn_cuda_vq &a, int n, int lane)
+{
+    float most = 0.0f;
+#if MEASURED
+    for (int g = lane; g < COUNT(a); g += 32) {
+#if FORMAT == QN_CUDA_VPTQ
+        float w;
+        decode(a, n, g, &w);
+        most = fmaxf(most, fabsf(w));
+#else
+        for (int j = 0; j < VECTOR; j += 8) {
+            float w[8];
+            decode(a, n, g, j, w);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                most = fmaxf(most, fabsf(w[i]));
+            }
+        }
+#endif
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+    }
+#endif
+    const int exponent = (int)(__float_as_uint(most) >> 23);
+    return exponent > 20 && exponent < 255 ? __uint_as_float((u32)(267 - exponent) << 23) : 1.0f;
+}
+
+DEV void unpack_row(const qn_cuda_vq &a, int n, int lane, float unit, u16 *row)
+{
+#if FORMAT == QN_CUDA_VPTQ
+    for (int p = lane; p < a.k; p += 32) {
+        float w;
+        const int column = decode(a, n, p, &w);
+        row[column] = (u16)pack_f16(w * unit, 0.0f);
+    }
+#else
+#pragma unroll 4
+    for (int g = lane; g < COUNT(a); g += 32) {
+        for (int j = 0; j < VECTOR; j += 8) {
+            float w[8];
+            decode(a, n, g, j, w);
+            if (VECTOR % 8 == 0) {
+                *(uint4 *)(row + (i64)g * STEP + j) =
+                    make_uint4(pack_f16(w[0] * unit, w[1] * unit), pack_f16(w[2] * unit, w[3] * unit),
+                               pack_f16(w[4] * unit, w[5] * unit), pack_f16(w[6] * unit, w[7] * unit));
+            } else {
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    if (j + i < VECTOR) {
+                        row[(i64)g * STEP + j + i] = (u16)pack_f16(w[i] * unit, 0.0f);
+                    }
+                }
+            }
+        }
+    }
+#endif
+}
+
+#if FORMAT == QN_CUDA_AQLM && BOOKS == 1 && BOOK_FORMAT == QN_MM_F16 && VECTOR % 8 == 0 && OUT_GROUP == 1
+#define COPIED 1 /* entries are the weights as they are */
+DEV void copy_row(const qn_cuda_vq &a, int n, int lane, u16 *row)
+{
+#pragma unroll 8
+    for (int i = lane; i < COUNT(a) * (VECTOR / 8); i += 32) {
+        const int g = i / (VECTOR / 8), part = i % (VECTOR / 8);
+        const char *const entry = a.books + (i64)code_of(a, n, g, 0) * a.entry_step;
+        ((uint4 *)row)[i] = __ldg((const uint4 *)entry + part);
+    }
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) qn_vq_unpack(const __grid_constant__ qn_cuda_vq a)
 {
     release_next();
     wait_before();
@@ -186,23 +263,23 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) qn_vq_unpack(const _
         return;
     }
     u16 *const row = (u16 *)(a.y + (i64)n * a.y_row);
-#pragma unroll 4
-    for (int g = lane; g < COUNT(a); g += 32) {
-        for (int j = 0; j < VECTOR; j += 8) {
-            float w[8];
-            decode(a, n, g, j, w);
-            if (VECTOR % 8 == 0) {
-                *(uint4 *)(row + (i64)g * STEP + j) =
-                    make_uint4(pack_f16(w[0], w[1]), pack_f16(w[2], w[3]), pack_f16(w[4], w[5]), pack_f16(w[6], w[7]));
-            } else {
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    if (j + i < VECTOR) {
-                        row[(i64)g * STEP + j + i] = (u16)pack_f16(w[i], 0.0f);
-                    }
-                }
-            }
-        }
+    const float unit = row_unit(a, n, lane);
+#if COPIED
+    if (((u64)a.books | (u64)a.entry_step) % 16 == 0) {
+        copy_row(a, n, lane, row);
+    } else
+#endif
+    {
+        unpack_row(a, n, lane, unit, row);
+    }
+    if (lane == 0) {
+        float scale = 1.0f / unit;
+#if FORMAT == QN_CUDA_AQLM
+        scale *= load_float(a.scales + (i64)(n / OUT_GROUP) * a.scales_row, 0, SCALE_FORMAT);
+#elif FORMAT == QN_CUDA_QUIP
+        scale *= !RAW && a.wscale ? load_float(a.wscale, 0, WSCALE_FORMAT) : 1.0f;
+#endif
+        a.column_scale[n] = scale;
     }
 }
 #else

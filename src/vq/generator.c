@@ -20,7 +20,9 @@ enum {
     BLOCK_ROWS = 256,     /* rows of w a block keeps sums of */
     SUMS_CODES = 128,     /* codes along K whose tables a block keeps */
     SUMS_CLUSTER = 8,     /* blocks that take slabs of so many in turn */
-    REGISTER_ENTRIES = 32 /* one a lane */
+    REGISTER_ENTRIES = 32, /* one a lane */
+    DENSE_OPS = 24,        /* instructions that write a vector out, beside its elements'; */
+    DENSE_OPS_ALONG_N = 50 /* an element's where each of a vector is of another row */
 };
 
 /* Microseconds of making tables once, and of adding parts in a launch of its own; share of a launch: one is enough. */
@@ -214,13 +216,38 @@ static double together(const qn_vq_choice *c)
     return most + OVERLAP * second;
 }
 
+/* Weights are decoded once, whatever the rows, and written; a product reads them. */
+static qn_vq_choice evaluate_dense(const qn_vq_problem *p, const qn_vq_device *d)
+{
+    qn_vq_choice c = {
+        .level = QN_VQ_LEVEL_O4, .form = QN_VQ_FORM_DENSE, .copies = 1, .split = 1, .slices = 1, .conflicts = 1.0};
+    const double weights = weights_of(p), vectors = weights / p->vector, rows = rows_of(p);
+    const double per_vector = p->along_n ? DENSE_OPS_ALONG_N * p->vector : DENSE_OPS + p->decode_ops + p->vector;
+    const double read = (memory_bytes(p) - 2.0 * rows * (double)(p->k + p->n)) / (d->read_rate * 1e3);
+    c.global_entries = p->entries;
+    c.row_tile = (int32_t)rows;
+    c.bytes = memory_bytes(p) + 4.0 * weights;
+    c.lookups = vectors * p->books * (p->along_n ? p->vector : 1);
+    c.occupancy = 1.0;
+    c.memory_us = 2.0 * (weights + rows * (double)(p->k + p->n)) / (d->read_rate * 1e3);
+    c.math_us = clocks_to_us(d, weights * ceil(rows / 8.0) * 8.0 / d->dense);
+    c.lookup_us = working_set(p) > 64 << 10 ? c.lookups * 32.0 / (d->l2_rate * 1e3) : 0.0;
+    c.issue_us = clocks_to_us(d, vectors / d->lanes * per_vector / d->issue) / d->issue_share;
+    /* in front: decoding, and rows of x as f16 */
+    c.fill_us = max2(max2(c.lookup_us, c.issue_us), read + 2.0 * weights / (d->write_rate * 1e3)) + d->launch +
+                2.0 * rows * (double)p->k / (d->l2_rate * 1e3);
+    c.us = max2(c.memory_us, c.math_us) + c.fill_us + d->launch;
+    return c;
+}
+
 static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_vq_level level, qn_vq_form form)
 {
     qn_vq_choice c = {.level = level, .form = form, .copies = 1, .split = 1, .slices = 1, .conflicts = 1.0};
     const double weights = weights_of(p), rows = rows_of(p), vectors = weights / p->vector;
     /* many rows on warpgroups, where nothing less is asked for */
     const int wide = form == QN_VQ_FORM_TENSOR && p->use == QN_VQ_USE_MM && p->level == QN_VQ_LEVEL_AUTO &&
-                     level == QN_VQ_LEVEL_O4 && rows > WIDE_FROM && d->wide > 0.0;
+                     level == QN_VQ_LEVEL_O4 && rows > WIDE_FROM && d->wide > 0.0 &&
+                     working_set(p) <= 0.6 * d->shared_bytes;
     const double tokens = wide                        ? (rows > 128.0         ? 256.0
                                                          : rows > MOST_TOKENS ? 128.0
                                                                               : MOST_TOKENS)
@@ -272,7 +299,9 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
         access = (access + 2.0 * accesses(d, p->vector * 2) / p->books) * MEETING;
     }
     const double tiles = p->use == QN_VQ_USE_ATTENTION ? (double)p->m * p->kv_heads : ceil((double)p->n / BLOCK_ROWS);
-    split_work(p, d, tiles, &c);
+    if (!wide || tiles * passes < d->units) { /* tiles of w by x that fill the card are not cut */
+        split_work(p, d, tiles, &c);
+    }
     if (!d->cpu && form == QN_VQ_FORM_TENSOR && p->use == QN_VQ_USE_MM && !wide && c.split == 1) {
         c.reduce_us = d->launch; /* scales and the output's format are the second pass's too */
     }
@@ -358,6 +387,11 @@ int32_t qn_vq_candidates(const qn_vq_problem *problem, const qn_vq_device *devic
                 const qn_vq_choice c = evaluate(problem, device, (qn_vq_level)level, (qn_vq_form)form);
                 insert(candidates, &count, &c);
             }
+        }
+        if (level == QN_VQ_LEVEL_O4 && problem->level == QN_VQ_LEVEL_AUTO && problem->use == QN_VQ_USE_MM &&
+            device->dense > 0.0 && count < QN_VQ_CANDIDATES) {
+            const qn_vq_choice c = evaluate_dense(problem, device);
+            insert(candidates, &count, &c);
         }
     }
     return count;
