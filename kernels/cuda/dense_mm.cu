@@ -16,7 +16,7 @@
  * Host contract
  *   Parameters
  *     F16     1: operands f16, else bf16
- *     BM, BN  64 GROUPS rows by at most 256 columns, a multiple of 16
+ *     BM, BN  64 GROUPS rows by at most 256 columns (192 where STORE is 0: registers), a multiple of 16
  *     CLUSTER blocks, at most 8; BN a multiple of 8 CLUSTER
  *     STAGES, GROUPS, STORE, ROOM, OUT   as tiles.h says; STORE 1: BN and ROOM multiples of 64 (OUT 2: of 32)
  *     BAND    clusters' tiles of M walked together

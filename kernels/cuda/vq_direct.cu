@@ -13,7 +13,8 @@
  *     UNPACK 1: qn_vq_unpack instead, rows of w as f16 to y (rows of a multiple of 16 bytes) and what their products are
  *            to be multiplied by to column_scale; MEASURED 1: with a power of two for each row that brings its largest
  *            element to 2^13
- *   Launch: block 256, grid {ceil(N / 8), ceil(M / ROWS)}; qn_vq_unpack grid {ceil(N / 8)} */
+ *   Launch: block 256, grid {ceil(N / 8), ceil(M / ROWS)}; qn_vq_unpack grid {ceil(N / 8)}, of vptq
+ *     {ceil(N / VECTOR)} */
 #include "formats.h"
 #include "cuda_vq.h"
 #include "vq_lattice.h"
@@ -123,15 +124,19 @@ DEV void decode(const qn_cuda_vq &a, int n, int g, int j, float *w)
 #define STEP 1
 #define COUNT(a) ((a).k)
 
-/* Decoded column p: its place among the columns of x, and its value in row n. */
-DEV int decode(const qn_cuda_vq &a, int n, int p, float *w)
+/* Decoded column p: its place among the columns of x, and its value in `rows` rows from n on, at most VECTOR: those of
+ * one vector, or a single one. */
+DEV int decode_rows(const qn_cuda_vq &a, int n, int rows, int p, float *w)
 {
     const int column = a.perm ? min((int)((const u16 *)a.perm)[p], a.k - 1) : p;
-    float v;
     if (p < a.outliers) {
-        const u32 code = ((const u16 *)(a.outlier_codes + (i64)(n / OUTLIER_VECTOR) * a.outlier_row))[p];
-        const u32 entry = min(code, OUTLIER_ENTRIES - 1u);
-        v = load_float(a.outlier_books, (i64)entry * OUTLIER_VECTOR + n % OUTLIER_VECTOR, OUTLIER_FORMAT);
+#pragma unroll
+        for (int r = 0; r < VECTOR; r++) {
+            const int row = n + (r < rows ? r : 0);
+            const u32 code = ((const u16 *)(a.outlier_codes + (i64)(row / OUTLIER_VECTOR) * a.outlier_row))[p];
+            const u32 entry = min(code, OUTLIER_ENTRIES - 1u);
+            w[r] = load_float(a.outlier_books, (i64)entry * OUTLIER_VECTOR + row % OUTLIER_VECTOR, OUTLIER_FORMAT);
+        }
     } else {
         const int g = (p - a.outliers) / a.group_size, i = (p - a.outliers) % a.group_size;
         const char *const row = a.codes + (i64)g * a.codes_group + (i64)(n / VECTOR) * a.codes_row;
@@ -141,19 +146,35 @@ DEV int decode(const qn_cuda_vq &a, int n, int p, float *w)
         words[1] = bit / 32 * 4 + 4 < a.code_bytes ? ((const u32 *)row)[bit / 32 + 1] : 0;
         const u64 word = ((u64)words[1] << 32 | words[0]) >> (bit % 32);
         const i64 entry = (i64)min((u32)word & ((1u << BITS) - 1), ENTRIES - 1u) * VECTOR + n % VECTOR;
-        v = load_float(a.books + (i64)g * a.book_step, entry, BOOK_FORMAT);
 #if RES_BITS
         const i64 more = (i64)min((u32)(word >> BITS) & ((1u << RES_BITS) - 1), RES_ENTRIES - 1u) * VECTOR + n % VECTOR;
-        v += load_float(a.res_books + (i64)g * a.res_book_step, more, RES_FORMAT);
 #endif
+#pragma unroll
+        for (int r = 0; r < VECTOR; r++) {
+            const int within = r < rows ? r : 0;
+            w[r] = load_float(a.books + (i64)g * a.book_step, entry + within, BOOK_FORMAT);
+#if RES_BITS
+            w[r] += load_float(a.res_books + (i64)g * a.res_book_step, more + within, RES_FORMAT);
+#endif
+        }
     }
+#pragma unroll
+    for (int r = 0; r < VECTOR; r++) {
 #if IN_SCALE
-    v *= load_float(a.in_scale, column, IN_SCALE - 1);
+        w[r] *= load_float(a.in_scale, column, IN_SCALE - 1);
 #endif
 #if IN_SHIFT
-    v += load_float(a.in_shift, column, IN_SHIFT - 1);
+        w[r] += load_float(a.in_shift, column, IN_SHIFT - 1);
 #endif
-    *w = v;
+    }
+    return column;
+}
+
+DEV int decode(const qn_cuda_vq &a, int n, int p, float *w)
+{
+    float v[VECTOR];
+    const int column = decode_rows(a, n, 1, p, v);
+    *w = v[0];
     return column;
 }
 
@@ -181,16 +202,72 @@ DEV void decode(const qn_cuda_vq &a, int n, int g, int j, float *w)
 #if UNPACK
 /* A power of two that brings a row's largest magnitude to 2^13; of zeros, infinities and what cannot be brought there: 1.
  */
+DEV float unit_of(float most)
+{
+    const int exponent = (int)(__float_as_uint(most) >> 23);
+    return exponent > 20 && exponent < 255 ? __uint_as_float((u32)(267 - exponent) << 23) : 1.0f;
+}
+
+DEV float lanes_max(float v)
+{
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        v = fmaxf(v, __shfl_xor_sync(~0u, v, step));
+    }
+    return v;
+}
+
+#if FORMAT == QN_CUDA_VPTQ
+/* A block has the rows that share their vectors; its threads take columns. */
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) qn_vq_unpack(const __grid_constant__ qn_cuda_vq a)
+{
+    __shared__ float most[WARPS][VECTOR];
+    const int first = (int)blockIdx.x * VECTOR, rows = min(VECTOR, a.n - first), warp = (int)threadIdx.x / 32;
+    float w[VECTOR], unit[VECTOR];
+    release_next();
+    wait_before();
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) {
+        unit[i] = 0.0f;
+    }
+    for (int p = (int)threadIdx.x; p < a.k; p += WARPS * 32) {
+        decode_rows(a, first, rows, p, w);
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++) {
+            unit[i] = fmaxf(unit[i], fabsf(w[i]));
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) {
+        most[warp][i] = lanes_max(unit[i]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) {
+        for (int j = 0; j < WARPS; j++) {
+            unit[i] = fmaxf(unit[i], most[j][i]);
+        }
+        unit[i] = unit_of(unit[i]);
+        if (threadIdx.x == 0 && i < rows) {
+            a.column_scale[first + i] = 1.0f / unit[i];
+        }
+    }
+    for (int p = (int)threadIdx.x; p < a.k; p += WARPS * 32) {
+        const int column = decode_rows(a, first, rows, p, w);
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++) {
+            if (i < rows) {
+                ((u16 *)(a.y + (i64)(first + i) * a.y_row))[column] = (u16)pack_f16(w[i] * unit[i], 0.0f);
+            }
+        }
+    }
+}
+#else
 DEV float row_unit(const qn_cuda_vq &a, int n, int lane)
 {
     float most = 0.0f;
 #if MEASURED
     for (int g = lane; g < COUNT(a); g += 32) {
-#if FORMAT == QN_CUDA_VPTQ
-        float w;
-        decode(a, n, g, &w);
-        most = fmaxf(most, fabsf(w));
-#else
         for (int j = 0; j < VECTOR; j += 8) {
             float w[8];
             decode(a, n, g, j, w);
@@ -199,26 +276,14 @@ DEV float row_unit(const qn_cuda_vq &a, int n, int lane)
                 most = fmaxf(most, fabsf(w[i]));
             }
         }
-#endif
     }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-    }
+    most = lanes_max(most);
 #endif
-    const int exponent = (int)(__float_as_uint(most) >> 23);
-    return exponent > 20 && exponent < 255 ? __uint_as_float((u32)(267 - exponent) << 23) : 1.0f;
+    return unit_of(most);
 }
 
 DEV void unpack_row(const qn_cuda_vq &a, int n, int lane, float unit, u16 *row)
 {
-#if FORMAT == QN_CUDA_VPTQ
-    for (int p = lane; p < a.k; p += 32) {
-        float w;
-        const int column = decode(a, n, p, &w);
-        row[column] = (u16)pack_f16(w * unit, 0.0f);
-    }
-#else
 #pragma unroll 4
     for (int g = lane; g < COUNT(a); g += 32) {
         for (int j = 0; j < VECTOR; j += 8) {
@@ -238,7 +303,6 @@ DEV void unpack_row(const qn_cuda_vq &a, int n, int lane, float unit, u16 *row)
             }
         }
     }
-#endif
 }
 
 #if FORMAT == QN_CUDA_AQLM && BOOKS == 1 && BOOK_FORMAT == QN_MM_F16 && VECTOR % 8 == 0 && OUT_GROUP == 1
@@ -282,6 +346,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) qn_vq_unpack(const _
         a.column_scale[n] = scale;
     }
 }
+#endif
 #else
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) qn_vq_direct(const __grid_constant__ qn_cuda_vq a)
 {

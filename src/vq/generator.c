@@ -11,6 +11,7 @@
 
 #define OVERLAP 0.35 /* measured on an H200, docs/vq.md */
 #define MEETING 1.3  /* a trip through shared memory makes a warp's lanes wait for one another */
+#define FAR 2.0      /* passes of 64 rows whose entries come from L2, for one of those */
 #define SLICED 1.15  /* accesses of a slice for one, where most lanes have codes of other slices */
 
 enum {
@@ -21,8 +22,8 @@ enum {
     SUMS_CODES = 128,     /* codes along K whose tables a block keeps */
     SUMS_CLUSTER = 8,     /* blocks that take slabs of so many in turn */
     REGISTER_ENTRIES = 32, /* one a lane */
-    DENSE_OPS = 24,        /* instructions that write a vector out, beside its elements'; */
-    DENSE_OPS_ALONG_N = 50 /* an element's where each of a vector is of another row */
+    DENSE_OPS = 110,       /* instructions that write a vector out, beside its elements'; */
+    DENSE_OPS_ALONG_N = 40 /* an element's where each of a vector is of another row */
 };
 
 /* Microseconds of making tables once, and of adding parts in a launch of its own; share of a launch: one is enough. */
@@ -233,8 +234,8 @@ static qn_vq_choice evaluate_dense(const qn_vq_problem *p, const qn_vq_device *d
     c.math_us = clocks_to_us(d, weights * ceil(rows / 8.0) * 8.0 / d->dense);
     c.lookup_us = working_set(p) > 64 << 10 ? c.lookups * 32.0 / (d->l2_rate * 1e3) : 0.0;
     c.issue_us = clocks_to_us(d, vectors / d->lanes * per_vector / d->issue) / d->issue_share;
-    /* in front: decoding, and rows of x as f16 */
-    c.fill_us = max2(max2(c.lookup_us, c.issue_us), read + 2.0 * weights / (d->write_rate * 1e3)) + d->launch +
+    /* in front: decoding (L2 takes what is written after what is looked up), and rows of x as f16 */
+    c.fill_us = max2(c.lookup_us + read + 2.0 * weights / (d->write_rate * 1e3), c.issue_us) + d->launch +
                 2.0 * rows * (double)p->k / (d->l2_rate * 1e3);
     c.us = max2(c.memory_us, c.math_us) + c.fill_us + d->launch;
     return c;
@@ -292,20 +293,22 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
     double access = in_shared * tries * accesses(d, p->entry_bytes) * c.conflicts;
     /* Global entries: L1 where the set fits beside the rest, else a sector of 32 bytes from L2 each. */
     const int in_l1 = working_set(p) <= 64 << 10;
-    const double sector_us = in_l1 ? 0.0 : c.lookups * in_global * 32.0 / (d->l2_rate * 1e3);
+    const double far = rows > MOST_TOKENS && form == QN_VQ_FORM_TENSOR ? FAR : 1.0;
+    const double sector_us = in_l1 ? 0.0 : far * c.lookups * in_global * 32.0 / (d->l2_rate * 1e3);
     access += in_global * (d->cpu ? accesses(d, p->entry_bytes) * (working_set(p) > (double)d->shared_bytes ? 3.0 : 1.0)
                                   : (in_l1 ? 16.0 : 32.0));
     if (c.fusion == QN_VQ_FUSION_SHARED) { /* decoded values are written and read again */
         access = (access + 2.0 * accesses(d, p->vector * 2) / p->books) * MEETING;
     }
     const double tiles = p->use == QN_VQ_USE_ATTENTION ? (double)p->m * p->kv_heads : ceil((double)p->n / BLOCK_ROWS);
-    if (!wide || tiles * passes < d->units) { /* tiles of w by x that fill the card are not cut */
+    const int filled = wide && tiles * passes >= d->units; /* by tiles of w by x: those are not cut */
+    if (!filled) {
         split_work(p, d, tiles, &c);
     }
     if (!d->cpu && form == QN_VQ_FORM_TENSOR && p->use == QN_VQ_USE_MM && !wide && c.split == 1) {
         c.reduce_us = d->launch; /* scales and the output's format are the second pass's too */
     }
-    if (!d->cpu && (form == QN_VQ_FORM_TENSOR || p->use == QN_VQ_USE_ATTENTION)) {
+    if (!d->cpu && !filled && (form == QN_VQ_FORM_TENSOR || p->use == QN_VQ_USE_ATTENTION)) {
         units_busy = min2(1.0, tiles * c.split / d->units); /* the direct kernel of products has a warp a row */
     }
     c.lookup_us = max2(clocks_to_us(d, c.lookups / d->lanes * access / units_busy), sector_us);

@@ -18,7 +18,7 @@ static const tile tiles[] = {{128, 256, 2, 4, 128, 0.722, 1.2, 2.5, 1.00}, {128,
                              {128, 128, 2, 6, 64, 0.377, 0.6, 2.6, 0.93},  {128, 128, 1, 6, 64, 0.350, 1.2, 0.0, 0.93},
                              {128, 64, 2, 8, 64, 0.284, 0.0, 1.9, 0.70},   {128, 64, 1, 8, 64, 0.238, 0.9, 0.0, 0.70},
                              {64, 64, 2, 13, 0, 0.232, 1.5, 1.2, 0.60}};
-enum { TILES = sizeof tiles / sizeof *tiles, FEW = TILES };
+enum { WIDEST = 0, TILES = sizeof tiles / sizeof *tiles, FEW = TILES };
 _Static_assert(TILES + 1 == QN_DENSE_PROGRAMS, "one of the others for few rows beside them");
 
 /* Of these the one that is best for few rows with a form's N and K. */
@@ -89,9 +89,21 @@ static const tile *few_tile(const qn_dense_form *f, const qn_cuda_device *device
     return best;
 }
 
+static int32_t out_bytes(const qn_dense_form *f)
+{
+    return f->out == QN_OUT_F32 ? 4 : 2;
+}
+
+/* Whether results leave through the copy engine, as far as a plan knows. */
+static int stores(const tile *t, const qn_dense_form *f)
+{
+    return t->room > 0 && f->n * out_bytes(f) % 16 == 0;
+}
+
+/* Tiles wider than 192 columns whose results do not leave by boxes have too few registers. */
 static const tile *tile_at(int32_t i, const qn_dense_form *f, const qn_cuda_device *device)
 {
-    return i == FEW ? few_tile(f, device) : &tiles[i];
+    return i == FEW ? few_tile(f, device) : i == WIDEST && !stores(&tiles[i], f) ? &tiles[WIDEST + 1] : &tiles[i];
 }
 
 /* The program of the least estimated time. may_store: d is as the copy engine wants it; the tile for few rows takes
@@ -111,17 +123,7 @@ static int32_t choose(const qn_dense_form *f, const qn_cuda_device *device, int6
     return best;
 }
 
-static int32_t out_bytes(const qn_dense_form *f)
-{
-    return f->out == QN_OUT_F32 ? 4 : 2;
-}
-
-/* Whether results leave through the copy engine, as far as a plan knows; and columns at a time. */
-static int stores(const tile *t, const qn_dense_form *f)
-{
-    return t->room > 0 && f->n * out_bytes(f) % 16 == 0;
-}
-
+/* Columns at a time. */
 static int32_t room_of(const tile *t, const qn_dense_form *f)
 {
     return stores(t, f) ? t->room * 2 / out_bytes(f) : t->bn;
