@@ -212,9 +212,9 @@ DEV void store_some(void *row, int column, int n, float x, float y)
     }
 }
 
-/* `columns` of a row of sums, a constant (`half` 0: the lane's first row, 1: the one 8 below), to d. `row` is NULL where
- * the row is no row of d; all lanes come here, since the 16-bit types are exchanged within a quad so that a lane stores
- * 16 bytes. */
+/* `columns` of a row of sums, a constant (`half` 0: the lane's first row, 1: the one 8 below), to d. `row` is NULL
+ * where the row is no row of d; all lanes come here, since the 16-bit types are exchanged within a quad so that a lane
+ * stores 16 bytes. */
 DEV void store_row(char *row, const float *sums, int half, int column, int columns, int n, u32 lane, int vector)
 {
     const int pair = 2 * (int)(lane % 4);

@@ -12,8 +12,8 @@
  * largest of the rows' spans as they are rounded to f16, sums by that power.
  *
  * Host contract
- *   Parameters: as vq_tensor.cu without TILES, FUSION and REGISTERS; TOKENS 64, 128 or 256; GROUPS 2 and PAIR 2, or 4 and 1; STAGES of x; TABLE_BYTES; OUT; BIAS, SCALE_FORMAT and
- *     WSCALE_FORMAT (format + 1)
+ *   Parameters: as vq_tensor.cu without TILES, FUSION and REGISTERS; TOKENS 64, 128 or 256; GROUPS 2 and PAIR 2, or 4
+ *     and 1; STAGES of x; TABLE_BYTES; OUT; BIAS, SCALE_FORMAT and WSCALE_FORMAT (format + 1)
  *   Launch: block 128 GROUPS + 128, cluster PAIR, grid {clusters * PAIR, tiles of x or 1}; 2048 + TABLE_BYTES +
  *     STAGES * TOKENS * 128 bytes */
 #include "formats.h"

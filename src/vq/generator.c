@@ -15,15 +15,15 @@
 #define SLICED 1.15  /* accesses of a slice for one, where most lanes have codes of other slices */
 
 enum {
-    TOKENS = 8,           /* columns of a matrix instruction */
-    MOST_TOKENS = 64,     /* rows of x that share a decoded vector */
-    WIDE_FROM = 32,       /* and more than so many do on warpgroups */
-    BLOCK_ROWS = 256,     /* rows of w a block keeps sums of */
-    SUMS_CODES = 128,     /* codes along K whose tables a block keeps */
-    SUMS_CLUSTER = 8,     /* blocks that take slabs of so many in turn */
+    TOKENS = 8,            /* columns of a matrix instruction */
+    MOST_TOKENS = 64,      /* rows of x that share a decoded vector */
+    WIDE_FROM = 32,        /* and more than so many do on warpgroups */
+    BLOCK_ROWS = 256,      /* rows of w a block keeps sums of */
+    SUMS_CODES = 128,      /* codes along K whose tables a block keeps */
+    SUMS_CLUSTER = 8,      /* blocks that take slabs of so many in turn */
     REGISTER_ENTRIES = 32, /* one a lane */
     DENSE_OPS = 110,       /* instructions that write a vector out, beside its elements'; */
-    DENSE_OPS_ALONG_N = 40 /* an element's where each of a vector is of another row */
+    DENSE_OPS_ALONG_N = 70 /* an element's where each of a vector is of another row */
 };
 
 /* Microseconds of making tables once, and of adding parts in a launch of its own; share of a launch: one is enough. */
@@ -258,7 +258,9 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
     const double passes = ceil(max2(rows, 1.0) / tokens);
     c.row_tile = (int32_t)tokens;
     c.bytes = memory_bytes(p);
-    c.lookups = vectors * p->books * passes;
+    /* a device's direct kernel has a warp a row of w, which looks every element of it up */
+    const double each = !d->cpu && form == QN_VQ_FORM_DIRECT && p->along_n ? p->vector : 1.0;
+    c.lookups = vectors * each * p->books * passes;
     c.memory_us = c.bytes / (d->read_rate * 1e3);
     double units_busy = 1.0;
     if (form == QN_VQ_FORM_SUMS) {
@@ -315,7 +317,7 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
     const double product = form == QN_VQ_FORM_DIRECT ? p->vector * (1.0 + min2(rows, tokens))
                            : p->element_bytes == 1   ? 2.0
                                                      : p->vector * p->books / 2.0 + 4.0;
-    const double ops = p->decode_ops + 2.0 * p->books + product;
+    const double ops = each * (p->decode_ops + 2.0 * p->books) + product;
     c.issue_us = clocks_to_us(d, tries * vectors * passes / d->lanes * ops / d->issue / units_busy);
     const double math_rows = form == QN_VQ_FORM_TENSOR ? TOKENS * ceil(max2(rows, 1.0) / TOKENS) : rows;
     const double rate = wide ? d->wide : form == QN_VQ_FORM_TENSOR ? d->tensor : d->fma;
@@ -392,7 +394,7 @@ int32_t qn_vq_candidates(const qn_vq_problem *problem, const qn_vq_device *devic
             }
         }
         if (level == QN_VQ_LEVEL_O4 && problem->level == QN_VQ_LEVEL_AUTO && problem->use == QN_VQ_USE_MM &&
-            device->dense > 0.0 && count < QN_VQ_CANDIDATES) {
+            device->dense > 0.0 && rows_of(problem) > TOKENS && count < QN_VQ_CANDIDATES) {
             const qn_vq_choice c = evaluate_dense(problem, device);
             insert(candidates, &count, &c);
         }

@@ -503,10 +503,9 @@ static void every_cut_agrees(void **state)
 static void every_deal_agrees(void **state)
 {
     (void)state;
-    static const char *const cases[] = {"dense_mm m=300 n=392 k=264 x=bf16 b=bf16 bias=1",
-                                        "dense_mm m=600 n=200 k=200 x=f16 b=f16 out=f32",
-                                        "dense_mm m=130 n=520 k=328 x=bf16 b=bf16 out=f16",
-                                        "dense_mm m=40 n=328 k=1032 x=bf16 b=bf16 out=f32"};
+    static const char *const cases[] = {
+        "dense_mm m=300 n=392 k=264 x=bf16 b=bf16 bias=1", "dense_mm m=600 n=200 k=200 x=f16 b=f16 out=f32",
+        "dense_mm m=130 n=520 k=328 x=bf16 b=bf16 out=f16", "dense_mm m=40 n=328 k=1032 x=bf16 b=bf16 out=f32"};
     static const int32_t cards[] = {1, 2, 4, 6, 12};
     qn_cuda *cuda;
     qn_error error = {0};
@@ -658,7 +657,8 @@ int main(int argc, char **argv)
 {
     word = argc > 1 ? argv[1] : NULL;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_agree_with_the_reference), cmocka_unit_test(every_cut_agrees),
+        cmocka_unit_test(rows_agree_with_the_reference),
+        cmocka_unit_test(every_cut_agrees),
         cmocka_unit_test(every_deal_agrees),
         cmocka_unit_test(warm_plans_are_quick),
         cmocka_unit_test(functions_do_not_spill), /* after it: it looks at what that compiled */

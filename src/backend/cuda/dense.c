@@ -39,7 +39,7 @@ typedef struct deal {
     double us;
 } deal;
 
-/* Clusters that run at a time, where the driver was not asked: those of four and more leave some multiprocessors out. */
+/* Clusters that run at a time where the driver was not asked: larger ones leave some multiprocessors out. */
 static int64_t clusters_of(const tile *t, const qn_cuda_device *device)
 {
     return qn_max_i64(1, (t->cluster > 2 ? device->sms * 10 / 11 : device->sms) / t->cluster);
@@ -58,8 +58,8 @@ static deal deal_of(const tile *t, const qn_dense_form *f, int64_t m, int64_t cl
     const int64_t alone = qn_ceil_div(m, t->bm) * columns;
     const deal ways[] = {{all, all, 0.0}, {full, full + (all - full) * t->cluster, 0.0}, {0, alone, 0.0}};
     const double bytes = 2.0 * ((double)f->n * (double)f->k + (double)m * (double)(f->k + f->n));
-    const double least = larger(bytes / READ_BYTES_US, 2.0 * (double)m * (double)f->n * (double)f->k /
-                                                           (FLOPS_US * t->share));
+    const double least =
+        larger(bytes / READ_BYTES_US, 2.0 * (double)m * (double)f->n * (double)f->k / (FLOPS_US * t->share));
     deal best = {0, 0, 0.0};
     for (size_t i = 0; i < (t->cluster > 1 && blocks >= 2 * t->cluster ? 3 : 1); i++) {
         deal d = ways[i];
@@ -67,8 +67,8 @@ static deal deal_of(const tile *t, const qn_dense_form *f, int64_t m, int64_t cl
             continue;
         }
         const double whole = (double)qn_ceil_div(d.whole, clusters) * ((double)blocks * t->block_us + t->tile_us);
-        const double parts = (double)qn_ceil_div(d.units - d.whole, clusters) *
-                             ((double)blocks / t->cluster * t->block_us + t->part_us);
+        const double parts =
+            (double)qn_ceil_div(d.units - d.whole, clusters) * ((double)blocks / t->cluster * t->block_us + t->part_us);
         d.us = LAUNCH_US + larger(whole + parts, least);
         if (best.units == 0 || d.us < best.us) {
             best = d;
@@ -82,7 +82,8 @@ static const tile *few_tile(const qn_dense_form *f, const qn_cuda_device *device
     const tile *best = few_tiles;
     for (int32_t i = 1; i < FEW_TILES; i++) {
         const tile *t = &few_tiles[i];
-        if (deal_of(t, f, FEW_ROWS, clusters_of(t, device)).us < deal_of(best, f, FEW_ROWS, clusters_of(best, device)).us) {
+        if (deal_of(t, f, FEW_ROWS, clusters_of(t, device)).us <
+            deal_of(best, f, FEW_ROWS, clusters_of(best, device)).us) {
             best = t;
         }
     }
@@ -131,7 +132,7 @@ static int32_t room_of(const tile *t, const qn_dense_form *f)
 
 static int32_t shared_of(const tile *t, const qn_dense_form *f)
 {
-    const int32_t out = stores(t, f)      ? t->bm * room_of(t, f) * out_bytes(f)
+    const int32_t out = stores(t, f)     ? t->bm * room_of(t, f) * out_bytes(f)
                         : t->cluster > 1 ? 4 * t->bm * t->bn / t->cluster
                                          : 0;
     return 1024 + out + t->stages * (128 * (t->bm + t->bn) + 16) + t->bm / 64 * t->cluster * 8;
@@ -210,9 +211,8 @@ qn_status qn_dense_launch(const qn_cuda_run *run, int32_t first, const qn_dense_
     qn_dense_operands own = *o;
     int64_t d_row = o->d_row / out_bytes(f);
     int32_t n = (int32_t)f->n, k = (int32_t)(2 * f->k), whole = (int32_t)d.whole, height = rows;
-    void *const arguments[] = {&a_map,    &b_map,    &d_map, &own.row_scale, &own.column_scale,
-                               &own.bias, &own.d,    &d_row, &own.m,         &n,
-                               &k,        &whole,    &height, &own.constant};
+    void *const arguments[] = {&a_map, &b_map, &d_map, &own.row_scale, &own.column_scale, &own.bias,    &own.d, &d_row,
+                               &own.m, &n,     &k,     &whole,         &height,           &own.constant};
     const qn_cuda_geometry g = {.grid = {(uint32_t)(qn_min_i64(clusters, d.units) * t.cluster), 1, 1},
                                 .block = {(uint32_t)(128 + 2 * t.bm), 1, 1},
                                 .shared_bytes = (uint32_t)shared_of(&t, f),

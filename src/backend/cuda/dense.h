@@ -19,7 +19,8 @@ typedef struct qn_dense_form {
 /* A run's operands in device memory; steps of rows in bytes. */
 typedef struct qn_dense_operands {
     const void *a, *b, *bias;
-    const float *row_scale, *column_scale; /* of a scaled form; rows': NULL for ones; columns': QN_DENSE_PAD more can be read */
+    const float *row_scale, *column_scale; /* of a scaled form; row_scale NULL: ones; column_scale: with QN_DENSE_PAD
+                                              more than N that may be read */
     void *d;
     int64_t a_row, b_row, d_row;
     int32_t m, constant; /* constant: work under way in the stream does not write b */

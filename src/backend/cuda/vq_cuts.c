@@ -269,7 +269,7 @@ int qn_cuda_vq_dense_chosen(const qn_op_desc *desc, const qn_vq *vq, int64_t m)
 static int dense_ever(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
 {
     int chosen = 0;
-    for (int64_t m = 4; m <= 4096 && device->target == QN_SM_90A && !chosen; m *= 2) {
+    for (int64_t m = 16; m <= 4096 && device->target == QN_SM_90A && !chosen; m *= 2) {
         chosen = qn_cuda_vq_dense_chosen(desc, vq, m);
     }
     return chosen;
