@@ -31,7 +31,8 @@ enum { FEW_TILES = sizeof few_tiles / sizeof *few_tiles, FEW_ROWS = 64, DEPTH = 
 
 #define LAUNCH_US 2.5
 #define READ_BYTES_US 4.3e6 /* bytes of device memory in a microsecond, */
-#define FLOPS_US 7.1e8      /* and operations under the power limit */
+#define FLOPS_US 7.6e8      /* and operations under the power limit */
+#define MEETING_US 0.7      /* of a cluster that adds up: beside which nothing is read */
 
 /* How the work is dealt: units taken whole, and all units (dense_mm.cu). */
 typedef struct deal {
@@ -67,9 +68,9 @@ static deal deal_of(const tile *t, const qn_dense_form *f, int64_t m, int64_t cl
             continue;
         }
         const double whole = (double)qn_ceil_div(d.whole, clusters) * ((double)blocks * t->block_us + t->tile_us);
-        const double parts =
-            (double)qn_ceil_div(d.units - d.whole, clusters) * ((double)blocks / t->cluster * t->block_us + t->part_us);
-        d.us = LAUNCH_US + larger(whole + parts, least);
+        const double rounds = (double)qn_ceil_div(d.units - d.whole, clusters);
+        const double parts = rounds * ((double)blocks / t->cluster * t->block_us + t->part_us);
+        d.us = LAUNCH_US + larger(whole + parts, least) + rounds * MEETING_US;
         if (best.units == 0 || d.us < best.us) {
             best = d;
         }
