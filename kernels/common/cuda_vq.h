@@ -8,7 +8,6 @@
 #define QN_CUDA_QUIP 1
 #define QN_CUDA_VPTQ 2
 #define QN_CUDA_GPTVQ 3
-#define QN_CUDA_DENSE 4 /* f16 weights in scratch memory */
 
 /* A block's rows of w and a step's columns of K in vq_tensor.cu. */
 #define QN_VQ_BLOCK_ROWS 256
@@ -62,6 +61,7 @@ typedef struct qn_cuda_vq {
     float *turned;        /* [m][k]: rows of x after SU and Hin */
     unsigned int *halves; /* rows of x as operands of the matrix product, see vq_side.cu */
     float *row_scale;     /* [m]: what halves are to be multiplied by */
+    float *column_scale;  /* [n]: the same of weights that were written out as f16 */
     float *total;         /* [m][n]: sums in front of Hout */
     float *parts;         /* [parts][m][n] sums */
     int spans, tokens;    /* of K; rows of x of a tile */

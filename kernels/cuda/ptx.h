@@ -68,6 +68,11 @@ DEV void store_shared_f32(u32 at, float v)
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory");
 }
 
+DEV void store_shared_f32x2(u32 at, float x, float y)
+{
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory");
+}
+
 /* Four 8 x 8 matrices of 16-bit values, each as it lies in a product's sums; lane l gives the address of row l % 8 of
  * matrix l / 8. */
 DEV void store_matrix(u32 at, u32 a, u32 b, u32 c, u32 d)
@@ -129,6 +134,14 @@ DEV float4 load_cluster_f32x4(u32 at)
     return v;
 }
 
+/* 16 bytes to a block of the cluster, whose barrier there counts them when they have landed. */
+DEV void send_cluster_f32x4(u32 at, u32 bar, float a, float b, float c, float d)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(at),
+                 "f"(a), "f"(b), "f"(c), "f"(d), "r"(bar)
+                 : "memory");
+}
+
 /* Four bytes, or zeros where valid is 0: the source is then not read. */
 DEV void copy_async_4(u32 to, const void *from, u32 valid)
 {
@@ -175,6 +188,12 @@ DEV void barrier_arrive(u32 bar)
 DEV void barrier_arrive_cluster(u32 bar)
 {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+
+/* The same after everything that this thread has seen done. */
+DEV void barrier_arrive_cluster_release(u32 bar)
+{
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
 DEV void barrier_arrive_expect(u32 bar, u32 bytes)
@@ -398,6 +417,15 @@ DEV void wgmma_commit(void)
                  : WGMMA_R##N("+r", d)                                                                                \
                  : "l"(a), "l"(b), "r"(accumulate)                                                                    \
                  : "memory")
+/* The same of 16-bit floats, type "bf16" or "f16": d[64,N] = or += a[64,16] b[N,16]'. */
+#define WGMMA_16(N, type, d, a, b, accumulate) WGMMA_16_(N, type, d, a, b, accumulate)
+#define WGMMA_16_(N, type, d, a, b, accumulate)                                                                       \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " WGMMA_P##N ", 0;\n"                                              \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" WGMMA_S##N "}, " WGMMA_O##N     \
+                 ", p, 1, 1, 0, 0;\n}"                                                                                \
+                 : WGMMA_R##N("+f", d)                                                                                \
+                 : "l"(a), "l"(b), "r"(accumulate)                                                                    \
+                 : "memory")
 #define WGMMA_Q(c, d, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
 #define WGMMA_S8 "%0,%1,%2,%3"
 #define WGMMA_R8(c, d) WGMMA_Q(c, d, 0)
@@ -495,5 +523,13 @@ DEV void wgmma_commit(void)
 #define WGMMA_R192(c, d) WGMMA_R184(c, d), WGMMA_Q(c, d, 92)
 #define WGMMA_O192 "%96, %97"
 #define WGMMA_P192 "%98"
+#define WGMMA_S256                                                                                                    \
+    WGMMA_S192 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,"    \
+               "%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define WGMMA_R256(c, d)                                                                                              \
+    WGMMA_R192(c, d), WGMMA_Q(c, d, 96), WGMMA_Q(c, d, 100), WGMMA_Q(c, d, 104), WGMMA_Q(c, d, 108),                  \
+        WGMMA_Q(c, d, 112), WGMMA_Q(c, d, 116), WGMMA_Q(c, d, 120), WGMMA_Q(c, d, 124)
+#define WGMMA_O256 "%128, %129"
+#define WGMMA_P256 "%130"
 
 #endif

@@ -3,12 +3,17 @@
  *
  *   BM, BN    rows and columns of a tile;  WAVES 64-row products, 1 or 2, of each of GROUPS warpgroups
  *   STAGES    of the ring;  CLUSTER  blocks that take neighbouring tiles of a row
- *   STORE     1: tiles leave through the copy engine, see stage_rows;  BAND  tiles of M walked together
+ *   STORE     1: tiles leave through the copy engine, see stage_rows, ROOM columns of a product at a time (all unless
+ *             said);  BAND  tiles of M walked together
  *   OUT       0 bf16, 1 f16, 2 f32;  LAYOUT  0 one matrix, 1 offsets, 2 masked, as block_scaled_mm.cu explains */
 #ifndef QN_KERNELS_CUDA_TILES_H
 #define QN_KERNELS_CUDA_TILES_H
 
 #include "ptx.h"
+
+#ifndef ROOM
+#define ROOM BN
+#endif
 
 #define ONE 0
 #define OFFSETS 1
@@ -190,11 +195,11 @@ DEV u32 pack(float low, float high)
 }
 #endif
 
-/* Of a row of sums: `half` 0 the lane's first row, 1 the one 8 below. */
-DEV void pack_row(u32 *words, const float *sums, int half)
+/* `columns` of a row of sums, a constant: `half` 0 the lane's first row, 1 the one 8 below. */
+DEV void pack_row(u32 *words, const float *sums, int half, int columns)
 {
 #pragma unroll
-    for (int j = 0; j < BN / 8; j++) {
+    for (int j = 0; j < columns / 8; j++) {
         const float x = sums[4 * j + 2 * half], y = sums[4 * j + 2 * half + 1];
 #if OUT == 2
         words[2 * j] = __float_as_uint(x);
@@ -242,22 +247,22 @@ DEV void store_pairs(char *row, int column, int n, int count, int vector, u32 a,
 
 /* A row of results to d. `row` is NULL where the row is no row of d; all lanes come here, since the 16-bit types are
  * exchanged within a quad so that a lane stores 16 bytes. */
-DEV void store_row(char *row, const u32 *words, int column, int n, u32 lane, int vector)
+DEV void store_row(char *row, const u32 *words, int column, int columns, int n, u32 lane, int vector)
 {
     const int pair = column + 2 * (int)(lane % 4);
 #if OUT == 2
     if (row != 0) {
-        store_pairs(row, pair, n, BN / 8, vector, words);
+        store_pairs(row, pair, n, columns / 8, vector, words);
     }
 #else
 #pragma unroll
-    for (int j = 0; j < BN / 8; j += 4) {
+    for (int j = 0; j < columns / 8; j += 4) {
         u32 v[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            v[i] = j + i < BN / 8 ? words[j + i] : 0;
+            v[i] = j + i < columns / 8 ? words[j + i] : 0;
         }
-        if (j + 4 <= BN / 8 && vector && column + 8 * j + 32 <= n) {
+        if (j + 4 <= columns / 8 && vector && column + 8 * j + 32 <= n) {
             /* Transpose 4 x 4 words in the quad: lane i gets the 8 columns of part j + i. */
 #pragma unroll
             for (int i = 0; i < 4; i += 2) {
@@ -275,78 +280,106 @@ DEV void store_row(char *row, const u32 *words, int column, int n, u32 lane, int
                 *(uint4 *)(row + (i64)(column + 8 * j + 8 * (int)(lane % 4)) * 2) = make_uint4(v[0], v[1], v[2], v[3]);
             }
         } else if (row != 0) {
-            store_pairs(row, pair + 8 * j, n, BN / 8 - j < 4 ? BN / 8 - j : 4, vector, v[0], v[1], v[2], v[3]);
+            const int count = columns / 8 - j < 4 ? columns / 8 - j : 4;
+            store_pairs(row, pair + 8 * j, n, count, vector, v[0], v[1], v[2], v[3]);
         }
     }
 #endif
 }
 
 #if STORE
-/* The same through shared memory and the copy engine, from where the stores go on while the next tile begins: boxes of
- * 64 rows x 64 columns with the 128-byte swizzle, BN / 64 of them from `at` on. */
+/* Columns [0, ROOM) of `sums` through shared memory and the copy engine, from where the stores go on while the next
+ * tile begins: boxes of 64 rows x BOX columns with the 128-byte swizzle, from `at` on. */
+#define BOX (128 / OUT_BYTES)
 DEV void stage_rows(u32 at, const float *sums, u32 warp, u32 lane)
 {
+#if OUT == 2
+    const u32 row = warp * 16 + lane / 4, right = lane % 4 / 2;
+#pragma unroll
+    for (int j = 0; j < ROOM / 8; j++) {
+        const u32 chunk = (u32)(j % 4) * 2 + right;
+        const u32 to = at + (u32)(j / 4) * 8192 + row * 128 + (chunk ^ (row % 8)) * 16 + lane % 2 * 8;
+        store_shared_f32x2(to, sums[4 * j], sums[4 * j + 1]);
+        store_shared_f32x2(to + 8 * 128, sums[4 * j + 2], sums[4 * j + 3]);
+    }
+#else
     const u32 row = warp * 16 + lane % 16, right = lane / 16;
 #pragma unroll
-    for (int j = 0; j < BN / 8; j += 2) {
+    for (int j = 0; j < ROOM / 8; j += 2) {
         const u32 chunk = (u32)(j % 8) + right;
         store_matrix(at + (u32)(j / 8) * 8192 + row * 128 + (chunk ^ (lane % 8)) * 16,
                      pack(sums[4 * j], sums[4 * j + 1]), pack(sums[4 * j + 2], sums[4 * j + 3]),
                      pack(sums[4 * j + 4], sums[4 * j + 5]), pack(sums[4 * j + 6], sums[4 * j + 7]));
     }
-}
 #endif
+}
 
-#if STORE
 /* A warpgroup's products to d through `staging`, the tile's place in shared memory; bit v of `which`: product v. */
 DEV void store_boxes(const walk *w, const tensor_map *d_map, u32 staging, float sums[WAVES][BN / 2], u32 which,
                      u32 group, u32 warp, u32 lane)
 {
     const u32 leader = warp == 0 && lane == 0;
-    if (leader) {
-        tensor_store_wait_read();
-    }
-    threads_sync(1 + group, 128);
-    if (which & 1) {
-        stage_rows(staging + PRODUCT_ROW(group, 0) * (BN * 2), sums[0], warp, lane);
-    }
-#if BM == 128 * GROUPS
-    if (which & 2) {
-        stage_rows(staging + PRODUCT_ROW(group, 1) * (BN * 2), sums[1], warp, lane);
-    }
-#endif
-    fence_proxy_async();
-    threads_sync(1 + group, 128);
-    if (leader) {
-        for (u32 i = 0; i < WAVES * (BN / 64); i++) {
-            const u32 row = PRODUCT_ROW(group, i / (BN / 64)), part = i % (BN / 64);
-            if (which >> (i / (BN / 64)) & 1) {
-                tensor_store_3d(d_map, staging + row * (BN * 2) + part * 8192, w->column + (int)part * 64,
-                                w->first + w->row + (int)row, LAYOUT == MASKED ? w->group : 0);
-            }
+#pragma unroll
+    for (int first = 0; first < BN; first += ROOM) {
+        if (leader) {
+            tensor_store_wait_read();
         }
-        tensor_store_commit();
+        threads_sync(1 + group, 128);
+        if (which & 1) {
+            stage_rows(staging + PRODUCT_ROW(group, 0) * (ROOM * OUT_BYTES), sums[0] + first / 2, warp, lane);
+        }
+#if BM == 128 * GROUPS
+        if (which & 2) {
+            stage_rows(staging + PRODUCT_ROW(group, 1) * (ROOM * OUT_BYTES), sums[1] + first / 2, warp, lane);
+        }
+#endif
+        fence_proxy_async();
+        threads_sync(1 + group, 128);
+        if (leader) {
+            for (u32 i = 0; i < WAVES * (ROOM / BOX); i++) {
+                const u32 row = PRODUCT_ROW(group, i / (ROOM / BOX)), part = i % (ROOM / BOX);
+                if (which >> (i / (ROOM / BOX)) & 1) {
+                    tensor_store_3d(d_map, staging + row * (ROOM * OUT_BYTES) + part * 8192,
+                                    w->column + first + (int)part * BOX, w->first + w->row + (int)row,
+                                    LAYOUT == MASKED ? w->group : 0);
+                }
+            }
+            tensor_store_commit();
+        }
     }
     __syncwarp();
 }
 #endif
 
+/* `columns` of one product's by the lanes, `row` of the group its first; `d` is the group's first row. */
+DEV void store_rows(const extent *p, const walk *w, char *d, i64 d_row, int vector, int row, int columns,
+                    const float *sums, u32 warp, u32 lane)
+{
+    u32 words[ROW_WORDS];
+    row += (int)(warp * 16 + lane / 4);
+    char *to = d + row * d_row * OUT_BYTES;
+    pack_row(words, sums, 0, columns);
+    store_row(row < w->rows ? to : 0, words, w->column, columns, p->n, lane, vector);
+    pack_row(words, sums, 1, columns);
+    store_row(row + 8 < w->rows ? to + 8 * d_row * OUT_BYTES : 0, words, w->column, columns, p->n, lane, vector);
+}
+
 /* A warpgroup's products by the lanes, but those with a bit in `done`; `d` is the group's first row. Rows follow each
  * other through the same registers, since the code for one is long; f32 have no registers for that. */
-DEV void store_rows(const extent *p, const walk *w, char *d, i64 d_row, float sums[WAVES][BN / 2], u32 done, u32 group,
-                    u32 warp, u32 lane)
+DEV void store_products(const extent *p, const walk *w, char *d, i64 d_row, float sums[WAVES][BN / 2], u32 done,
+                        u32 group, u32 warp, u32 lane)
 {
     const int vector = (u64)d % 16 == 0 && d_row * OUT_BYTES % 16 == 0;
     u32 words[2 * WAVES][ROW_WORDS];
 #pragma unroll
     for (int i = 0; i < 2 * WAVES; i++) {
-        pack_row(words[i], sums[i / 2], i % 2);
+        pack_row(words[i], sums[i / 2], i % 2, BN);
     }
 #pragma unroll(OUT == 2 ? 2 * WAVES : 1)
     for (int i = 0; i < 2 * WAVES; i++) {
         const int row = w->row + (int)(PRODUCT_ROW(group, i / 2) + warp * 16 + lane / 4) + i % 2 * 8;
         if (!(done >> (i / 2) & 1)) {
-            store_row(row < w->rows ? d + row * d_row * OUT_BYTES : 0, words[0], w->column, p->n, lane, vector);
+            store_row(row < w->rows ? d + row * d_row * OUT_BYTES : 0, words[0], w->column, BN, p->n, lane, vector);
         }
 #pragma unroll
         for (int next = 1; next < 2 * WAVES; next++) {
@@ -375,7 +408,7 @@ DEV void store_tile(const extent *p, const walk *w, const tensor_map *d_map, u32
 #endif
 #if !STORE || LAYOUT != ONE
     if (boxes != (1 << WAVES) - 1) {
-        store_rows(p, w, d, d_row, sums, boxes, group, warp, lane);
+        store_products(p, w, d, d_row, sums, boxes, group, warp, lane);
     }
 #endif
 }

@@ -10,8 +10,11 @@
  *            no operand is left), BITS, RES_BITS, OUTLIER_VECTOR, BOOK_FORMAT, RES_FORMAT, OUTLIER_FORMAT, IN_SCALE and
  * IN_SHIFT (format + 1, 0: none)
  *     RAW 1: sums to total, without scales and bias
- *     UNPACK 1 (aqlm): qn_vq_unpack instead, w as f16 to y, without the rows' scales; K a multiple of 8
- *   Launch: block 256, grid {ceil(N / 8), ceil(M / ROWS)}; qn_vq_unpack grid {ceil(N / 8)} */
+ *     UNPACK 1: qn_vq_unpack instead, rows of w as f16 to y (rows of a multiple of 16 bytes) and what their products are
+ *            to be multiplied by to column_scale; MEASURED 1: with a power of two for each row that brings its largest
+ *            element to 2^13
+ *   Launch: block 256, grid {ceil(N / 8), ceil(M / ROWS)}; qn_vq_unpack grid {ceil(N / 8)}, of vptq
+ *     {ceil(N / VECTOR)} */
 #include "formats.h"
 #include "cuda_vq.h"
 #include "vq_lattice.h"
@@ -121,15 +124,19 @@ DEV void decode(const qn_cuda_vq &a, int n, int g, int j, float *w)
 #define STEP 1
 #define COUNT(a) ((a).k)
 
-/* Decoded column p: its place among the columns of x, and its value in row n. */
-DEV int decode(const qn_cuda_vq &a, int n, int p, float *w)
+/* Decoded column p: its place among the columns of x, and its value in `rows` rows from n on, at most VECTOR: those of
+ * one vector, or a single one. */
+DEV int decode_rows(const qn_cuda_vq &a, int n, int rows, int p, float *w)
 {
     const int column = a.perm ? min((int)((const u16 *)a.perm)[p], a.k - 1) : p;
-    float v;
     if (p < a.outliers) {
-        const u32 code = ((const u16 *)(a.outlier_codes + (i64)(n / OUTLIER_VECTOR) * a.outlier_row))[p];
-        const u32 entry = min(code, OUTLIER_ENTRIES - 1u);
-        v = load_float(a.outlier_books, (i64)entry * OUTLIER_VECTOR + n % OUTLIER_VECTOR, OUTLIER_FORMAT);
+#pragma unroll
+        for (int r = 0; r < VECTOR; r++) {
+            const int row = n + (r < rows ? r : 0);
+            const u32 code = ((const u16 *)(a.outlier_codes + (i64)(row / OUTLIER_VECTOR) * a.outlier_row))[p];
+            const u32 entry = min(code, OUTLIER_ENTRIES - 1u);
+            w[r] = load_float(a.outlier_books, (i64)entry * OUTLIER_VECTOR + row % OUTLIER_VECTOR, OUTLIER_FORMAT);
+        }
     } else {
         const int g = (p - a.outliers) / a.group_size, i = (p - a.outliers) % a.group_size;
         const char *const row = a.codes + (i64)g * a.codes_group + (i64)(n / VECTOR) * a.codes_row;
@@ -139,19 +146,35 @@ DEV int decode(const qn_cuda_vq &a, int n, int p, float *w)
         words[1] = bit / 32 * 4 + 4 < a.code_bytes ? ((const u32 *)row)[bit / 32 + 1] : 0;
         const u64 word = ((u64)words[1] << 32 | words[0]) >> (bit % 32);
         const i64 entry = (i64)min((u32)word & ((1u << BITS) - 1), ENTRIES - 1u) * VECTOR + n % VECTOR;
-        v = load_float(a.books + (i64)g * a.book_step, entry, BOOK_FORMAT);
 #if RES_BITS
         const i64 more = (i64)min((u32)(word >> BITS) & ((1u << RES_BITS) - 1), RES_ENTRIES - 1u) * VECTOR + n % VECTOR;
-        v += load_float(a.res_books + (i64)g * a.res_book_step, more, RES_FORMAT);
 #endif
+#pragma unroll
+        for (int r = 0; r < VECTOR; r++) {
+            const int within = r < rows ? r : 0;
+            w[r] = load_float(a.books + (i64)g * a.book_step, entry + within, BOOK_FORMAT);
+#if RES_BITS
+            w[r] += load_float(a.res_books + (i64)g * a.res_book_step, more + within, RES_FORMAT);
+#endif
+        }
     }
+#pragma unroll
+    for (int r = 0; r < VECTOR; r++) {
 #if IN_SCALE
-    v *= load_float(a.in_scale, column, IN_SCALE - 1);
+        w[r] *= load_float(a.in_scale, column, IN_SCALE - 1);
 #endif
 #if IN_SHIFT
-    v += load_float(a.in_shift, column, IN_SHIFT - 1);
+        w[r] += load_float(a.in_shift, column, IN_SHIFT - 1);
 #endif
-    *w = v;
+    }
+    return column;
+}
+
+DEV int decode(const qn_cuda_vq &a, int n, int p, float *w)
+{
+    float v[VECTOR];
+    const int column = decode_rows(a, n, 1, p, v);
+    *w = v[0];
     return column;
 }
 
@@ -177,7 +200,125 @@ DEV void decode(const qn_cuda_vq &a, int n, int g, int j, float *w)
 #endif
 
 #if UNPACK
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) qn_vq_unpack(const __grid_constant__ qn_cuda_vq a)
+/* A power of two that brings a row's largest magnitude to 2^13; of zeros, infinities and what cannot be brought there: 1.
+ */
+DEV float unit_of(float most)
+{
+    const int exponent = (int)(__float_as_uint(most) >> 23);
+    return exponent > 20 && exponent < 255 ? __uint_as_float((u32)(267 - exponent) << 23) : 1.0f;
+}
+
+DEV float lanes_max(float v)
+{
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        v = fmaxf(v, __shfl_xor_sync(~0u, v, step));
+    }
+    return v;
+}
+
+#if FORMAT == QN_CUDA_VPTQ
+/* A block has the rows that share their vectors; its threads take columns. */
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) qn_vq_unpack(const __grid_constant__ qn_cuda_vq a)
+{
+    __shared__ float most[WARPS][VECTOR];
+    const int first = (int)blockIdx.x * VECTOR, rows = min(VECTOR, a.n - first), warp = (int)threadIdx.x / 32;
+    float w[VECTOR], unit[VECTOR];
+    release_next();
+    wait_before();
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) {
+        unit[i] = 0.0f;
+    }
+    for (int p = (int)threadIdx.x; p < a.k; p += WARPS * 32) {
+        decode_rows(a, first, rows, p, w);
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++) {
+            unit[i] = fmaxf(unit[i], fabsf(w[i]));
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) {
+        most[warp][i] = lanes_max(unit[i]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) {
+        for (int j = 0; j < WARPS; j++) {
+            unit[i] = fmaxf(unit[i], most[j][i]);
+        }
+        unit[i] = unit_of(unit[i]);
+        if (threadIdx.x == 0 && i < rows) {
+            a.column_scale[first + i] = 1.0f / unit[i];
+        }
+    }
+    for (int p = (int)threadIdx.x; p < a.k; p += WARPS * 32) {
+        const int column = decode_rows(a, first, rows, p, w);
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++) {
+            if (i < rows) {
+                ((u16 *)(a.y + (i64)(first + i) * a.y_row))[column] = (u16)pack_f16(w[i] * unit[i], 0.0f);
+            }
+        }
+    }
+}
+#else
+DEV float row_unit(const qn_cuda_vq &a, int n, int lane)
+{
+    float most = 0.0f;
+#if MEASURED
+    for (int g = lane; g < COUNT(a); g += 32) {
+        for (int j = 0; j < VECTOR; j += 8) {
+            float w[8];
+            decode(a, n, g, j, w);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                most = fmaxf(most, fabsf(w[i]));
+            }
+        }
+    }
+    most = lanes_max(most);
+#endif
+    return unit_of(most);
+}
+
+DEV void unpack_row(const qn_cuda_vq &a, int n, int lane, float unit, u16 *row)
+{
+#pragma unroll 4
+    for (int g = lane; g < COUNT(a); g += 32) {
+        for (int j = 0; j < VECTOR; j += 8) {
+            float w[8];
+            decode(a, n, g, j, w);
+            if (VECTOR % 8 == 0) {
+                *(uint4 *)(row + (i64)g * STEP + j) =
+                    make_uint4(pack_f16(w[0] * unit, w[1] * unit), pack_f16(w[2] * unit, w[3] * unit),
+                               pack_f16(w[4] * unit, w[5] * unit), pack_f16(w[6] * unit, w[7] * unit));
+            } else {
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    if (j + i < VECTOR) {
+                        row[(i64)g * STEP + j + i] = (u16)pack_f16(w[i] * unit, 0.0f);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#if FORMAT == QN_CUDA_AQLM && BOOKS == 1 && BOOK_FORMAT == QN_MM_F16 && VECTOR % 8 == 0 && OUT_GROUP == 1
+#define COPIED 1 /* entries are the weights as they are */
+DEV void copy_row(const qn_cuda_vq &a, int n, int lane, u16 *row)
+{
+#pragma unroll 8
+    for (int i = lane; i < COUNT(a) * (VECTOR / 8); i += 32) {
+        const int g = i / (VECTOR / 8), part = i % (VECTOR / 8);
+        const char *const entry = a.books + (i64)code_of(a, n, g, 0) * a.entry_step;
+        ((uint4 *)row)[i] = __ldg((const uint4 *)entry + part);
+    }
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) qn_vq_unpack(const __grid_constant__ qn_cuda_vq a)
 {
     release_next();
     wait_before();
@@ -186,25 +327,26 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) qn_vq_unpack(const _
         return;
     }
     u16 *const row = (u16 *)(a.y + (i64)n * a.y_row);
-#pragma unroll 4
-    for (int g = lane; g < COUNT(a); g += 32) {
-        for (int j = 0; j < VECTOR; j += 8) {
-            float w[8];
-            decode(a, n, g, j, w);
-            if (VECTOR % 8 == 0) {
-                *(uint4 *)(row + (i64)g * STEP + j) =
-                    make_uint4(pack_f16(w[0], w[1]), pack_f16(w[2], w[3]), pack_f16(w[4], w[5]), pack_f16(w[6], w[7]));
-            } else {
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    if (j + i < VECTOR) {
-                        row[(i64)g * STEP + j + i] = (u16)pack_f16(w[i], 0.0f);
-                    }
-                }
-            }
-        }
+    const float unit = row_unit(a, n, lane);
+#if COPIED
+    if (((u64)a.books | (u64)a.entry_step) % 16 == 0) {
+        copy_row(a, n, lane, row);
+    } else
+#endif
+    {
+        unpack_row(a, n, lane, unit, row);
+    }
+    if (lane == 0) {
+        float scale = 1.0f / unit;
+#if FORMAT == QN_CUDA_AQLM
+        scale *= load_float(a.scales + (i64)(n / OUT_GROUP) * a.scales_row, 0, SCALE_FORMAT);
+#elif FORMAT == QN_CUDA_QUIP
+        scale *= !RAW && a.wscale ? load_float(a.wscale, 0, WSCALE_FORMAT) : 1.0f;
+#endif
+        a.column_scale[n] = scale;
     }
 }
+#endif
 #else
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) qn_vq_direct(const __grid_constant__ qn_cuda_vq a)
 {

@@ -2,10 +2,11 @@
  *
  *   qn_vq_rows    rows of x as the operands of vq_tensor.cu: f16 in chunks of 8 elements along K. A span of 256
  * elements is 8 steps of 32, four chunks each, one a lane of a quad: chunk (step s, t) is elements 64 t + 8 s on
- *                 (LAYOUT 0), 64 (s / 2) + 16 t + 8 (s % 2) on (LAYOUT 1, quip) or 32 s + 8 t on (LAYOUT 2, dense).
+ *                 (LAYOUT 0) or 64 (s / 2) + 16 t + 8 (s % 2) on (LAYOUT 1, quip).
  * Chunks lie [tile of x][span][step][8 rows][row % 8][t]. NATURAL 1: words of a quad's chunks are transposed, for
  * products through shared memory. WIDE 1: for vq_wide.cu, [tile of x][span][pair of steps][row], in a row's 128 bytes
- * the transposed words of both steps, their 16-byte pieces swizzled as matrix descriptors say. SCALED 1: a row is
+ * the transposed words of both steps, their 16-byte pieces swizzled as matrix descriptors say. PLAIN 1: rows as they
+ * are, of whole spans, for dense_mm.cu; any K. SCALED 1: a row is
  * multiplied by a power of two that brings its largest element to 2^13. Grid {rows with padding}, block 256.
  *   qn_vq_finish  y = sum of parts * scale + bias; RAW 1: total = sum of parts. Grid {ceil(N / 256), M}, block 256.
  *
@@ -57,13 +58,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_rows(const __grid
         a.row_scale[m] = usable ? __uint_as_float((u32)(exponent - 13) << 23) : 1.0f;
     }
 #endif
+#if PLAIN
+    for (int i = (int)threadIdx.x; i < a.spans * (QN_VQ_SPAN / 2); i += THREADS) {
+        const float low = 2 * i < a.k ? load_float(row, 2 * i, X_FORMAT) : 0.0f;
+        const float high = 2 * i + 1 < a.k ? load_float(row, 2 * i + 1, X_FORMAT) : 0.0f;
+        a.halves[(i64)m * (a.spans * (QN_VQ_SPAN / 2)) + i] = pack_f16(low * scale, high * scale);
+    }
+#else
     const int chunks = a.spans * 32, tile = m / a.tokens, token = m % a.tokens;
     for (int i = (int)threadIdx.x; i < chunks; i += THREADS) {
         const int span = i / 32, chunk = i % 32;
 #if LAYOUT == 0
         const int t = chunk / 8, s = chunk % 8;
-#elif LAYOUT == 2
-        const int t = chunk % 4, s = chunk / 4;
 #else
         const int t = chunk % 8 / 2, s = chunk / 8 * 2 + chunk % 2;
 #endif
@@ -101,6 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_rows(const __grid
         }
 #endif
     }
+#endif
 }
 
 #else

@@ -12,9 +12,8 @@
  * largest of the rows' spans as they are rounded to f16, sums by that power.
  *
  * Host contract
- *   Parameters: as vq_tensor.cu without TILES, FUSION and REGISTERS; FORMAT QN_CUDA_DENSE: codes are f16 weights;
- *     TOKENS 64, 128 or 256; GROUPS 2 and PAIR 2, or 4 and 1; STAGES of x; TABLE_BYTES; OUT; BIAS, SCALE_FORMAT and
- *     WSCALE_FORMAT (format + 1)
+ *   Parameters: as vq_tensor.cu without TILES, FUSION and REGISTERS; TOKENS 64, 128 or 256; GROUPS 2 and PAIR 2, or 4
+ *     and 1; STAGES of x; TABLE_BYTES; OUT; BIAS, SCALE_FORMAT and WSCALE_FORMAT (format + 1)
  *   Launch: block 128 GROUPS + 128, cluster PAIR, grid {clusters * PAIR, tiles of x or 1}; 2048 + TABLE_BYTES +
  *     STAGES * TOKENS * 128 bytes */
 #include "formats.h"
@@ -40,23 +39,10 @@
 #define WGMMA_AP64 "%37"
 #define WGMMA_A128 "{%64,%65,%66,%67}, %68"
 #define WGMMA_AP128 "%69"
-#define WGMMA_S256                                                                                                     \
-    WGMMA_S192 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,"     \
-               "%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-#define WGMMA_R256(c, d)                                                                                               \
-    WGMMA_R192(c, d), WGMMA_Q(c, d, 96), WGMMA_Q(c, d, 100), WGMMA_Q(c, d, 104), WGMMA_Q(c, d, 108),                   \
-        WGMMA_Q(c, d, 112), WGMMA_Q(c, d, 116), WGMMA_Q(c, d, 120), WGMMA_Q(c, d, 124)
 #define WGMMA_A256 "{%128,%129,%130,%131}, %132"
 #define WGMMA_AP256 "%133"
 
-#if FORMAT == QN_CUDA_DENSE
-#include "vq_parts.h"
-#define STEPS 8
-#define CODE_WORDS 1
-#define ROW_OF(half) (lane / 4 + 8 * (half))
-#else
 #include "vq_decode.h"
-#endif
 
 /* Piece `rank` of a stage to all blocks of the cluster; their barriers count all pieces. */
 DEV void bring(u32 to, const void *from, u32 bytes, u32 bar)
@@ -129,26 +115,6 @@ DEV share next_share(const qn_cuda_vq &a, int cluster, walk &w)
     }
     return s;
 }
-
-#if FORMAT == QN_CUDA_DENSE
-#define EARLY 4 /* steps that chunks are loaded before their products */
-
-/* A lane's chunks of a step: dense rows are read in natural order (LAYOUT 2 of qn_vq_rows). Volatile, or they are
- * loaded where they are used. */
-DEV void dense_chunks(const qn_cuda_vq &a, int row, int k, int lane, u32 *w)
-{
-    const int at = k + lane % 4 * 8;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const char *const p = a.codes + (i64)min(row + ROW_OF(half), a.n - 1) * a.codes_row + (i64)at * 2;
-        u32 *const to = w + 4 * half;
-        to[0] = to[1] = to[2] = to[3] = 0;
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
-                     : "+r"(to[0]), "+r"(to[1]), "+r"(to[2]), "+r"(to[3])
-                     : "l"(p), "r"((int)(at < a.k)));
-    }
-}
-#endif
 
 #if FORMAT == QN_CUDA_GPTVQ
 /* A power of two not above the largest scale of a block of rows; 1 where that is no number to divide by. */
@@ -309,7 +275,6 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
 #else
         REGISTERS_TAKE(112);
 #endif
-#if FORMAT != QN_CUDA_DENSE
         tables t;
         t.books = a.books;
 #if FORMAT == QN_CUDA_QUIP
@@ -317,7 +282,6 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
         const u32 inverse = pack_f16(a.resid_inverse, a.resid_inverse);
 #else
         t.shared = table + (u32)(lane % COPIES) * ENTRY_BYTES;
-#endif
 #endif
         while (w.at < w.last) {
             const share s = next_share(a, cluster, w);
@@ -332,26 +296,16 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
             u32 entry = book_entry(a, s.block * QN_VQ_BLOCK_ROWS, s.span0);
 #endif
             u32 before = STAGES; /* the stage whose products may still run */
-#if FORMAT == QN_CUDA_DENSE
-            u32 early[EARLY][8];
-#pragma unroll
-            for (int i = 0; i < EARLY; i++) {
-                dense_chunks(a, row, s.span0 * QN_VQ_SPAN + i * 32, lane, early[i]);
-            }
-#else
             u32 next[CODE_WORDS];
             load_codes(a, row, s.span0, lane, next);
-#endif
 #pragma unroll 1
             for (int span = s.span0; span < s.span1; span++) {
-#if FORMAT != QN_CUDA_DENSE
                 u32 codes[1][CODE_WORDS];
 #pragma unroll
                 for (int i = 0; i < CODE_WORDS; i++) {
                     codes[0][i] = next[i];
                 }
                 load_codes(a, row, span + 1 < s.span1 ? span + 1 : span, lane, next);
-#endif
 #if FORMAT == QN_CUDA_QUIP
                 residual_codes residuals[1];
                 load_residuals(a, row, span, lane, &residuals[0]);
@@ -370,16 +324,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
 #pragma unroll
                 for (int step = 0; step < STEPS; step++) {
                     u32 u[4], v[4];
-#if FORMAT == QN_CUDA_DENSE
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        u[i] = early[step % EARLY][i], v[i] = early[step % EARLY][4 + i];
-                    }
-                    dense_chunks(a, row, span * QN_VQ_SPAN + (step + EARLY) * 32, lane, early[step % EARLY]);
-#else
                     CHUNK(t, codes[0], 0, step, u);
                     CHUNK(t, codes[0], 1, step, v);
-#endif
                     const u32 first[4] = {u[0], v[0], u[1], v[1]}, second[4] = {u[2], v[2], u[3], v[3]};
                     if (step % 2 == 0) {
                         barrier_wait(full + 8 * stage, phase);

@@ -9,7 +9,7 @@ const char *qn_vq_level_name(qn_vq_level level)
 
 const char *qn_vq_form_name(qn_vq_form form)
 {
-    static const char *const names[] = {"direct", "partial sums", "tensor"};
+    static const char *const names[] = {"direct", "partial sums", "tensor", "written out"};
     return (unsigned)form < sizeof names / sizeof *names ? names[form] : "none";
 }
 

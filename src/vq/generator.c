@@ -11,16 +11,19 @@
 
 #define OVERLAP 0.35 /* measured on an H200, docs/vq.md */
 #define MEETING 1.3  /* a trip through shared memory makes a warp's lanes wait for one another */
+#define FAR 2.0      /* passes of 64 rows whose entries come from L2, for one of those */
 #define SLICED 1.15  /* accesses of a slice for one, where most lanes have codes of other slices */
 
 enum {
-    TOKENS = 8,           /* columns of a matrix instruction */
-    MOST_TOKENS = 64,     /* rows of x that share a decoded vector */
-    WIDE_FROM = 32,       /* and more than so many do on warpgroups */
-    BLOCK_ROWS = 256,     /* rows of w a block keeps sums of */
-    SUMS_CODES = 128,     /* codes along K whose tables a block keeps */
-    SUMS_CLUSTER = 8,     /* blocks that take slabs of so many in turn */
-    REGISTER_ENTRIES = 32 /* one a lane */
+    TOKENS = 8,            /* columns of a matrix instruction */
+    MOST_TOKENS = 64,      /* rows of x that share a decoded vector */
+    WIDE_FROM = 32,        /* and more than so many do on warpgroups */
+    BLOCK_ROWS = 256,      /* rows of w a block keeps sums of */
+    SUMS_CODES = 128,      /* codes along K whose tables a block keeps */
+    SUMS_CLUSTER = 8,      /* blocks that take slabs of so many in turn */
+    REGISTER_ENTRIES = 32, /* one a lane */
+    DENSE_OPS = 110,       /* instructions that write a vector out, beside its elements'; */
+    DENSE_OPS_ALONG_N = 70 /* an element's where each of a vector is of another row */
 };
 
 /* Microseconds of making tables once, and of adding parts in a launch of its own; share of a launch: one is enough. */
@@ -214,13 +217,38 @@ static double together(const qn_vq_choice *c)
     return most + OVERLAP * second;
 }
 
+/* Weights are decoded once, whatever the rows, and written; a product reads them. */
+static qn_vq_choice evaluate_dense(const qn_vq_problem *p, const qn_vq_device *d)
+{
+    qn_vq_choice c = {
+        .level = QN_VQ_LEVEL_O4, .form = QN_VQ_FORM_DENSE, .copies = 1, .split = 1, .slices = 1, .conflicts = 1.0};
+    const double weights = weights_of(p), vectors = weights / p->vector, rows = rows_of(p);
+    const double per_vector = p->along_n ? DENSE_OPS_ALONG_N * p->vector : DENSE_OPS + p->decode_ops + p->vector;
+    const double read = (memory_bytes(p) - 2.0 * rows * (double)(p->k + p->n)) / (d->read_rate * 1e3);
+    c.global_entries = p->entries;
+    c.row_tile = (int32_t)rows;
+    c.bytes = memory_bytes(p) + 4.0 * weights;
+    c.lookups = vectors * p->books * (p->along_n ? p->vector : 1);
+    c.occupancy = 1.0;
+    c.memory_us = 2.0 * (weights + rows * (double)(p->k + p->n)) / (d->read_rate * 1e3);
+    c.math_us = clocks_to_us(d, weights * ceil(rows / 8.0) * 8.0 / d->dense);
+    c.lookup_us = working_set(p) > 64 << 10 ? c.lookups * 32.0 / (d->l2_rate * 1e3) : 0.0;
+    c.issue_us = clocks_to_us(d, vectors / d->lanes * per_vector / d->issue) / d->issue_share;
+    /* in front: decoding (L2 takes what is written after what is looked up), and rows of x as f16 */
+    c.fill_us = max2(c.lookup_us + read + 2.0 * weights / (d->write_rate * 1e3), c.issue_us) + d->launch +
+                2.0 * rows * (double)p->k / (d->l2_rate * 1e3);
+    c.us = max2(c.memory_us, c.math_us) + c.fill_us + d->launch;
+    return c;
+}
+
 static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_vq_level level, qn_vq_form form)
 {
     qn_vq_choice c = {.level = level, .form = form, .copies = 1, .split = 1, .slices = 1, .conflicts = 1.0};
     const double weights = weights_of(p), rows = rows_of(p), vectors = weights / p->vector;
     /* many rows on warpgroups, where nothing less is asked for */
     const int wide = form == QN_VQ_FORM_TENSOR && p->use == QN_VQ_USE_MM && p->level == QN_VQ_LEVEL_AUTO &&
-                     level == QN_VQ_LEVEL_O4 && rows > WIDE_FROM && d->wide > 0.0;
+                     level == QN_VQ_LEVEL_O4 && rows > WIDE_FROM && d->wide > 0.0 &&
+                     working_set(p) <= 0.6 * d->shared_bytes;
     const double tokens = wide                        ? (rows > 128.0         ? 256.0
                                                          : rows > MOST_TOKENS ? 128.0
                                                                               : MOST_TOKENS)
@@ -230,7 +258,9 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
     const double passes = ceil(max2(rows, 1.0) / tokens);
     c.row_tile = (int32_t)tokens;
     c.bytes = memory_bytes(p);
-    c.lookups = vectors * p->books * passes;
+    /* a device's direct kernel has a warp a row of w, which looks every element of it up */
+    const double each = !d->cpu && form == QN_VQ_FORM_DIRECT && p->along_n ? p->vector : 1.0;
+    c.lookups = vectors * each * p->books * passes;
     c.memory_us = c.bytes / (d->read_rate * 1e3);
     double units_busy = 1.0;
     if (form == QN_VQ_FORM_SUMS) {
@@ -265,25 +295,29 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
     double access = in_shared * tries * accesses(d, p->entry_bytes) * c.conflicts;
     /* Global entries: L1 where the set fits beside the rest, else a sector of 32 bytes from L2 each. */
     const int in_l1 = working_set(p) <= 64 << 10;
-    const double sector_us = in_l1 ? 0.0 : c.lookups * in_global * 32.0 / (d->l2_rate * 1e3);
+    const double far = rows > MOST_TOKENS && form == QN_VQ_FORM_TENSOR ? FAR : 1.0;
+    const double sector_us = in_l1 ? 0.0 : far * c.lookups * in_global * 32.0 / (d->l2_rate * 1e3);
     access += in_global * (d->cpu ? accesses(d, p->entry_bytes) * (working_set(p) > (double)d->shared_bytes ? 3.0 : 1.0)
                                   : (in_l1 ? 16.0 : 32.0));
     if (c.fusion == QN_VQ_FUSION_SHARED) { /* decoded values are written and read again */
         access = (access + 2.0 * accesses(d, p->vector * 2) / p->books) * MEETING;
     }
     const double tiles = p->use == QN_VQ_USE_ATTENTION ? (double)p->m * p->kv_heads : ceil((double)p->n / BLOCK_ROWS);
-    split_work(p, d, tiles, &c);
+    const int filled = wide && tiles * passes >= d->units; /* by tiles of w by x: those are not cut */
+    if (!filled) {
+        split_work(p, d, tiles, &c);
+    }
     if (!d->cpu && form == QN_VQ_FORM_TENSOR && p->use == QN_VQ_USE_MM && !wide && c.split == 1) {
         c.reduce_us = d->launch; /* scales and the output's format are the second pass's too */
     }
-    if (!d->cpu && (form == QN_VQ_FORM_TENSOR || p->use == QN_VQ_USE_ATTENTION)) {
+    if (!d->cpu && !filled && (form == QN_VQ_FORM_TENSOR || p->use == QN_VQ_USE_ATTENTION)) {
         units_busy = min2(1.0, tiles * c.split / d->units); /* the direct kernel of products has a warp a row */
     }
     c.lookup_us = max2(clocks_to_us(d, c.lookups / d->lanes * access / units_busy), sector_us);
     const double product = form == QN_VQ_FORM_DIRECT ? p->vector * (1.0 + min2(rows, tokens))
                            : p->element_bytes == 1   ? 2.0
                                                      : p->vector * p->books / 2.0 + 4.0;
-    const double ops = p->decode_ops + 2.0 * p->books + product;
+    const double ops = each * (p->decode_ops + 2.0 * p->books) + product;
     c.issue_us = clocks_to_us(d, tries * vectors * passes / d->lanes * ops / d->issue / units_busy);
     const double math_rows = form == QN_VQ_FORM_TENSOR ? TOKENS * ceil(max2(rows, 1.0) / TOKENS) : rows;
     const double rate = wide ? d->wide : form == QN_VQ_FORM_TENSOR ? d->tensor : d->fma;
@@ -358,6 +392,11 @@ int32_t qn_vq_candidates(const qn_vq_problem *problem, const qn_vq_device *devic
                 const qn_vq_choice c = evaluate(problem, device, (qn_vq_level)level, (qn_vq_form)form);
                 insert(candidates, &count, &c);
             }
+        }
+        if (level == QN_VQ_LEVEL_O4 && problem->level == QN_VQ_LEVEL_AUTO && problem->use == QN_VQ_USE_MM &&
+            device->dense > 0.0 && rows_of(problem) > TOKENS && count < QN_VQ_CANDIDATES) {
+            const qn_vq_choice c = evaluate_dense(problem, device);
+            insert(candidates, &count, &c);
         }
     }
     return count;

@@ -11,7 +11,7 @@
  *   o2     o1 and the most frequent entries in registers
  *   o3     o2 and a dataflow by codebooks: K is cut, parts are added in a second pass
  *   o4     o3 and fusion in registers: K is permuted so that a looked-up vector is an operand of the product
- *   auto   any of those, and the form of partial sums */
+ *   auto   any of those, and the forms of partial sums and of weights written out */
 #ifndef QN_VQ_GENERATOR_H
 #define QN_VQ_GENERATOR_H
 
@@ -32,7 +32,8 @@ typedef enum qn_vq_scope {
 typedef enum qn_vq_form {
     QN_VQ_FORM_DIRECT = 0, /* decode, multiply, add in f32 */
     QN_VQ_FORM_SUMS,       /* a table of the products x . entry for each vector of x; one lookup a code */
-    QN_VQ_FORM_TENSOR      /* decode to 16-bit (CPU: 8-bit) operands of matrix instructions */
+    QN_VQ_FORM_TENSOR,     /* decode to 16-bit (CPU: 8-bit) operands of matrix instructions */
+    QN_VQ_FORM_DENSE       /* write weights out as 16-bit floats, then a product of those */
 } qn_vq_form;
 
 /* How decoded values reach the product. */
@@ -78,6 +79,8 @@ typedef struct qn_vq_device {
     double fma;                                   /* f32 multiply-adds */
     double tensor;                                /* 16-bit multiply-adds of matrix instructions; 0: none */
     double wide;                                  /* the same of a warpgroup's, as the kernels reach them; 0: none */
+    double dense;                                 /* the same of products of 16-bit weights in memory; 0: none */
+    double write_rate;                            /* GB/s of the device */
     double launch;                                /* us of a launch, and of a pass after it */
     double lookup_share, issue_share, math_share; /* of those rates that generated kernels reach, measured */
 } qn_vq_device;

@@ -507,6 +507,39 @@ static void every_cut_agrees(void **state)
     assert_int_equal(failures, before);
 }
 
+/* Small cases take few of the ways that products of 16-bit floats are dealt: cards of few multiprocessors more. */
+static void every_deal_agrees(void **state)
+{
+    (void)state;
+    static const char *const cases[] = {
+        "dense_mm m=300 n=392 k=264 x=bf16 b=bf16 bias=1", "dense_mm m=600 n=200 k=200 x=f16 b=f16 out=f32",
+        "dense_mm m=130 n=520 k=328 x=bf16 b=bf16 out=f16", "dense_mm m=40 n=328 k=1032 x=bf16 b=bf16 out=f32"};
+    static const int32_t cards[] = {1, 2, 4, 6, 12};
+    qn_cuda *cuda;
+    qn_error error = {0};
+    if (qn_cuda_require(ctx, &cuda, &error) != QN_OK || cuda->device.target != QN_SM_90A) {
+        printf("skipped: %s\n", *error.text ? error.text : "the device is no sm_90a");
+        skip();
+    }
+    const qn_cuda_device kept = cuda->device;
+    const int before = failures, first = runs;
+    must(qn_stream_create(ctx, &stream, &error), &error, "stream");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const qn_kernel *kernel = qn_cuda_dense_mm_family.kernels;
+        qn_op_desc desc;
+        assert_int_equal(qn_op_desc_parse(cases[i], &desc, NULL), QN_OK);
+        assert_null(kernel->accepts(kernel, &desc));
+        for (size_t c = 0; c < sizeof cards / sizeof *cards && (!word || strstr(cases[i], word)); c++) {
+            cuda->device.sms = cards[c];
+            run_case(kernel, cases[i], &desc);
+        }
+    }
+    cuda->device = kept;
+    qn_stream_destroy(ctx, stream);
+    printf("deals: %d runs, %d wrong, the largest error %.3g of the allowed\n", runs - first, failures - before, worst);
+    assert_int_equal(failures, before);
+}
+
 /* Milliseconds until there is a plan of that case in a new context and, in `second`, of another one. */
 static double plan_ms(const char *text, double *second)
 {
@@ -632,7 +665,9 @@ int main(int argc, char **argv)
 {
     word = argc > 1 ? argv[1] : NULL;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_agree_with_the_reference), cmocka_unit_test(every_cut_agrees),
+        cmocka_unit_test(rows_agree_with_the_reference),
+        cmocka_unit_test(every_cut_agrees),
+        cmocka_unit_test(every_deal_agrees),
         cmocka_unit_test(warm_plans_are_quick),
         cmocka_unit_test(functions_do_not_spill), /* after it: it looks at what that compiled */
     };

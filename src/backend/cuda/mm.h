@@ -40,6 +40,11 @@ int64_t qn_cuda_mm_depth(const qn_op_desc *desc);
 /* The argument of a run. */
 qn_cuda_mm qn_cuda_mm_arguments(const qn_run_call *call);
 
+/* All portable programs of a descriptor (how many), and a run of theirs: where they are the first of a plan. */
+int32_t qn_cuda_mm_program_count(const qn_op_desc *desc);
+int32_t qn_cuda_mm_programs(const qn_op_desc *desc, const qn_cuda_device *device, qn_cuda_program *out);
+qn_status qn_cuda_mm_launch(const qn_cuda_run *run, qn_error *error);
+
 /* The portable kernel that takes operands of any alignment: its program, and the launch of program i of a plan. */
 void qn_cuda_mm_any_program(const qn_op_desc *desc, qn_cuda_program *program);
 qn_status qn_cuda_mm_launch_any(const qn_cuda_run *run, int32_t i, qn_error *error);

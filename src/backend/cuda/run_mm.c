@@ -214,13 +214,15 @@ void qn_cuda_mm_any_program(const qn_op_desc *desc, qn_cuda_program *program)
     program_of(desc, 0, program);
 }
 
-static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
-                        qn_cuda_program *out)
+int32_t qn_cuda_mm_program_count(const qn_op_desc *desc)
 {
-    (void)kernel;
-    const int32_t format = qn_cuda_weight_format(desc);
+    return qn_cuda_mm_depth(desc) % qn_cuda_weight_unit(qn_cuda_weight_format(desc)) ? 1 : FEW + FEW_COUNT;
+}
+
+int32_t qn_cuda_mm_programs(const qn_op_desc *desc, const qn_cuda_device *device, qn_cuda_program *out)
+{
+    const int32_t format = qn_cuda_weight_format(desc), count = qn_cuda_mm_program_count(desc);
     const int64_t n = desc->in[slots_of(desc->op).b].dims[0], k = qn_cuda_mm_depth(desc);
-    const int32_t count = k % qn_cuda_weight_unit(format) ? 1 : FEW + FEW_COUNT;
     for (int32_t i = 0; i < count; i++) {
         qn_cuda_program *p = &out[i];
         program_of(desc, i != ANY, p);
@@ -235,6 +237,13 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
         }
     }
     return count;
+}
+
+static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
+                        qn_cuda_program *out)
+{
+    (void)kernel;
+    return qn_cuda_mm_programs(desc, device, out);
 }
 
 /* ---- the run ---- */
@@ -329,7 +338,7 @@ qn_status qn_cuda_mm_launch_any(const qn_cuda_run *run, int32_t program, qn_erro
     return launch_tiles(run, program, &a, error);
 }
 
-static qn_status launch(const qn_cuda_run *run, qn_error *error)
+qn_status qn_cuda_mm_launch(const qn_cuda_run *run, qn_error *error)
 {
     qn_cuda_mm a = qn_cuda_mm_arguments(run->call);
     void *const arguments[] = {&a};
@@ -353,7 +362,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     return qn_cuda_launch(run, FEW + i, &g, arguments, error);
 }
 
-static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .launch = launch};
+static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .launch = qn_cuda_mm_launch};
 
 #define ROW(op_, contract)                                                                                             \
     {                                                                                                                  \

@@ -2,12 +2,13 @@
  *
  * A plan has the kernel that is always right (vq_direct.cu) and, where the generator's choice has one (vq_cuts.c),
  * kernels on tensor cores for up to 8, 16, 32 and 64 rows of x at a time (vq_tensor.cu), on warpgroups for more than 32
- * (vq_wide.cu), by exact integers for one and two rows with gptvq (vq_bytes.cu) and E8P12 (vq_points.cu), and by
- * partial sums for one with aqlm (vq_sums.cu). What operands must be like for those is looked at in every run; others
- * take the first. */
+ * (vq_wide.cu), on 16-bit weights that are written out before (dense_mm.cu), by exact integers for one and two rows
+ * with gptvq (vq_bytes.cu) and E8P12 (vq_points.cu), and by partial sums for one with aqlm (vq_sums.cu). What operands
+ * must be like for those is looked at in every run; others take the first. */
 #include <math.h>
 #include <string.h>
 
+#include "backend/cuda/tiles.h"
 #include "backend/cuda/vq.h"
 #include "format/lattice.h"
 
@@ -20,8 +21,7 @@ enum {
     MOST_GRID_Y = 65535,
     BYTES_ROWS = 2,    /* rows of x that vq_bytes.cu takes */
     FITTING_BITS = 12, /* books of 16-byte entries that any device's shared memory holds */
-    WIDE_FROM = 33,    /* rows of x from which vq_wide.cu is taken, */
-    DENSE_FROM = 65    /* and where weights are written out before */
+    WIDE_FROM = 33     /* rows of x from which vq_wide.cu is taken */
 };
 
 /* A row's own: whether it has the generator's kernels beside the direct one. */
@@ -46,7 +46,7 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
 /* ---- memory between kernels ---- */
 
 typedef struct work {
-    size_t turned, halves, row_scale, sums, dense, parts, total;
+    size_t turned, halves, row_scale, sums, dense, column_scale, parts, total;
 } work;
 
 static size_t place(size_t *at, int64_t count, int64_t size)
@@ -77,6 +77,12 @@ static int64_t most_parts(const qn_vq *vq, int64_t blocks)
     return qn_min_i64(spans, qn_ceil_div(spans, each) + 1);
 }
 
+/* Bytes of a row of weights that are written out. */
+static int64_t dense_row(const qn_vq *vq)
+{
+    return qn_ceil_div(vq->k, 8) * 16;
+}
+
 static work work_of(const qn_op_desc *desc, const qn_vq *vq, int64_t m)
 {
     work w = {0};
@@ -87,12 +93,12 @@ static work work_of(const qn_op_desc *desc, const qn_vq *vq, int64_t m)
     const qn_cuda_device widest = qn_cuda_typical_device(QN_SM_90A);
     const int wide = qn_cuda_vq_wide_possible(desc, vq, &widest) && m >= WIDE_FROM;
     w.turned = place(&at, qn_cuda_vq_turns_in(desc, vq) ? m : 0, qn_max_i64(vq->k, 1) * 4);
-    w.halves = place(&at, tensors || wide ? tokens : 0, spans_of(vq) * QN_VQ_SPAN * 2);
+    const int dense = qn_cuda_vq_dense_chosen(desc, vq, m);
+    w.halves = place(&at, tensors || wide || dense ? tokens : 0, spans_of(vq) * QN_VQ_SPAN * 2);
     w.row_scale = place(&at, m, 4);
     w.sums = place(&at, qn_cuda_vq_turns_out(desc, vq) ? m : 0, qn_max_i64(vq->n, 1) * 4);
-    const int dense =
-        wide && m >= DENSE_FROM && qn_cuda_vq_wide_cut_of(desc, vq, &widest, qn_cuda_vq_wide_tokens(0)).dense;
-    w.dense = place(&at, dense ? vq->n : 0, vq->k * 2);
+    w.dense = place(&at, dense ? vq->n : 0, dense_row(vq));
+    w.column_scale = place(&at, dense ? vq->n + QN_DENSE_PAD : 0, 4);
     int64_t parts = 0;
     if (tensors) {
         parts = m <= QN_VQ_MOST_TOKENS ? most_parts(vq, MOST_BLOCKS) : 1;
@@ -399,29 +405,18 @@ static int64_t wide_blocks(const qn_cuda_run *run, const qn_vq *vq, int32_t pair
 }
 
 static qn_status launch_wide(const qn_cuda_run *run, const qn_cuda_vq_places *p, const qn_vq *vq, qn_cuda_vq *a,
-                             int scaled, char *dense, qn_error *error)
+                             int scaled, qn_error *error)
 {
     int32_t i = p->wides - 1;
     while (i > 0 && qn_cuda_vq_wide_tokens(i) < a->m) {
         i--;
     }
     const int32_t tokens = qn_cuda_vq_wide_tokens(i);
-    const qn_cuda_vq_wide_cut cut = qn_cuda_vq_wide_cut_of(run->call->desc, vq, run->device, tokens);
+    const qn_cuda_vq_wide_cut cut = qn_cuda_vq_wide_cut_of(vq, run->device, tokens);
     const int64_t tiles = qn_ceil_div(a->m, tokens), clusters = run->device->sms / cut.pair;
     const int turned = p->turn_out >= 0;
     void *const arguments[] = {a};
     qn_cuda_geometry g = {.block = {THREADS, 1, 1}, .dependent = run->device->major >= 9};
-    if (p->unpack >= 0) {
-        qn_cuda_vq b = *a;
-        b.y = dense;
-        b.y_row = vq->k * 2;
-        void *const unpack[] = {&b};
-        g.grid[0] = (uint32_t)qn_ceil_div(a->n, DIRECT_COLUMNS);
-        g.grid[1] = g.grid[2] = 1;
-        QN_TRY(qn_cuda_launch(run, p->unpack, &g, unpack, error));
-        a->codes = dense;
-        a->codes_row = vq->k * 2;
-    }
     a->spans = (int32_t)spans_of(vq);
     a->tokens = tokens;
     a->blocks = (int32_t)wide_blocks(run, vq, cut.pair, tokens, a->m);
@@ -447,6 +442,40 @@ static qn_status launch_wide(const qn_cuda_run *run, const qn_cuda_vq_places *p,
     }
     a->y = run->call->args->out[QN_MM_OUT_D].data;
     a->y_row = run->call->args->out[QN_MM_OUT_D].strides[0];
+    return turned ? launch_turn(run, p->turn_out, a, a->n, 0, error) : QN_OK;
+}
+
+/* Weights written out as f16, rows of x too where they are not or lie as bulk copies do not take them, and the product
+ * of both. */
+static qn_status launch_dense(const qn_cuda_run *run, const qn_cuda_vq_places *p, const qn_vq *vq, qn_cuda_vq *a,
+                              int scaled, char *dense, qn_error *error)
+{
+    const qn_dense_form form = qn_cuda_vq_dense_form(run->call->desc, vq);
+    const int turned = p->turn_out >= 0, plain = !scaled && qn_tile_aligned(a->x, a->x_row, 0);
+    qn_cuda_vq b = *a;
+    void *const rows[] = {a}, *const unpack[] = {&b};
+    qn_cuda_geometry g = {.grid = {(uint32_t)a->m, 1, 1}, .block = {THREADS, 1, 1}, .dependent = 1};
+    qn_dense_operands o = {.a = a->x,
+                           .a_row = a->x_row,
+                           .b = dense,
+                           .b_row = dense_row(vq),
+                           .bias = a->bias,
+                           .row_scale = scaled ? a->row_scale : NULL,
+                           .column_scale = a->column_scale,
+                           .d = turned ? (char *)a->total : a->y,
+                           .d_row = turned ? (int64_t)a->n * 4 : a->y_row,
+                           .m = a->m};
+    a->spans = (int32_t)spans_of(vq);
+    if (!plain) {
+        QN_TRY(qn_cuda_launch(run, p->dense_rows, &g, rows, error));
+        o.a = a->halves;
+        o.a_row = spans_of(vq) * QN_VQ_SPAN * 2;
+    }
+    b.y = dense;
+    b.y_row = o.b_row;
+    g.grid[0] = (uint32_t)qn_ceil_div(a->n, vq->format == QN_VQ_VPTQ ? vq->vector_len : DIRECT_COLUMNS);
+    QN_TRY(qn_cuda_launch(run, p->unpack, &g, unpack, error));
+    QN_TRY(qn_dense_launch(run, p->dense, &form, &o, error));
     return turned ? launch_turn(run, p->turn_out, a, a->n, 0, error) : QN_OK;
 }
 
@@ -492,6 +521,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     a.turned = (float *)(void *)(memory + w.turned);
     a.halves = (unsigned *)(void *)(memory + w.halves);
     a.row_scale = (float *)(void *)(memory + w.row_scale);
+    a.column_scale = (float *)(void *)(memory + w.column_scale);
     a.parts = (float *)(void *)(memory + w.parts);
     a.total = (float *)(void *)(memory + w.sums);
     bind_tensors(&vq, call->args, &a);
@@ -510,9 +540,11 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         return launch_bytes(run, &p, &vq, &a, error);
     }
     const int scaled = p.turn_in >= 0 || desc->in[QN_VQMM_X].format != QN_F16;
-    if (p.wide >= 0 && a.m >= (p.unpack >= 0 ? DENSE_FROM : WIDE_FROM) &&
-        (p.unpack >= 0 || tensor_takes(desc, &vq, call->args))) {
-        return launch_wide(run, &p, &vq, &a, scaled, memory + w.dense, error);
+    if (p.dense >= 0 && qn_cuda_vq_dense_chosen(desc, &vq, a.m)) {
+        return launch_dense(run, &p, &vq, &a, scaled, memory + w.dense, error);
+    }
+    if (p.wide >= 0 && a.m >= WIDE_FROM && tensor_takes(desc, &vq, call->args)) {
+        return launch_wide(run, &p, &vq, &a, scaled, error);
     }
     if (p.tensor >= 0 && tensor_takes(desc, &vq, call->args)) {
         return launch_tensor(run, &p, &vq, &a, scaled, error);

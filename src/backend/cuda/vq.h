@@ -4,6 +4,7 @@
 #define QN_BACKEND_CUDA_VQ_H
 
 #include "backend/cpu/sizes.h"
+#include "backend/cuda/dense.h"
 #include "backend/cuda/mm.h"
 #include "base/checked.h"
 #include "kernels/common/cuda_vq.h"
@@ -20,7 +21,7 @@ enum {
 /* Programs of a plan by their place; -1: it has none. */
 typedef struct qn_cuda_vq_places {
     int32_t direct, rows, finish, turn_in, turn_out, spread_in, spread_out, sums, bytes, points, sliced, tensor,
-        tensors, unpack, wide_rows, wide, wides;
+        tensors, wide_rows, wide, wides, unpack, dense_rows, dense;
     int32_t turned, fused; /* blocks of the product transform x, and y too */
     int32_t count;
 } qn_cuda_vq_places;
@@ -38,10 +39,9 @@ typedef struct qn_cuda_vq_sums_cut {
     int32_t rows, cluster, parts, shared_bytes;
 } qn_cuda_vq_sums_cut;
 
-/* How vq_wide.cu is made: from codes, or (dense) from weights that were written out as f16. A cluster's warpgroups have
- * QN_VQ_BLOCK_ROWS rows of w. */
+/* How vq_wide.cu is made. A cluster's warpgroups have QN_VQ_BLOCK_ROWS rows of w. */
 typedef struct qn_cuda_vq_wide_cut {
-    int32_t dense, copies, table_bytes, stages, shared_bytes;
+    int32_t copies, table_bytes, stages, shared_bytes;
     int32_t groups, pair; /* warpgroups of a block, blocks of a cluster */
 } qn_cuda_vq_wide_cut;
 
@@ -115,6 +115,11 @@ int qn_cuda_vq_tensor_possible(const qn_op_desc *desc, const qn_vq *vq);
 int qn_cuda_vq_sums_possible(const qn_op_desc *desc, const qn_vq *vq);
 int qn_cuda_vq_wide_possible(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device);
 
+/* Whether weights are written out as f16 for m rows of x and multiplied by dense_mm.cu, by the generator's model of a
+ * typical device: the workspace must not depend on the device. */
+int qn_cuda_vq_dense_chosen(const qn_op_desc *desc, const qn_vq *vq, int64_t m);
+qn_dense_form qn_cuda_vq_dense_form(const qn_op_desc *desc, const qn_vq *vq);
+
 /* Blocks that a row's transform takes, 0: a grid of them without its row in shared memory; shared memory of each. */
 int32_t qn_cuda_vq_turn_parts(int64_t length, const qn_cuda_device *device);
 size_t qn_cuda_vq_turn_bytes(int64_t length, int32_t parts);
@@ -141,8 +146,7 @@ qn_cuda_vq_sums_cut qn_cuda_vq_sums_cut_of(const qn_vq *vq, const qn_cuda_device
 qn_cuda_vq_cut qn_cuda_vq_cut_for(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device,
                                   int32_t tokens);
 
-qn_cuda_vq_wide_cut qn_cuda_vq_wide_cut_of(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device,
-                                           int32_t tokens);
+qn_cuda_vq_wide_cut qn_cuda_vq_wide_cut_of(const qn_vq *vq, const qn_cuda_device *device, int32_t tokens);
 
 /* full: beside the direct kernel those that the generator chooses. */
 qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int full);

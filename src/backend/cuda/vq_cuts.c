@@ -231,35 +231,77 @@ size_t qn_cuda_vq_points_bytes(const qn_vq *vq, int64_t m, int64_t tiles, int tu
 
 /* ---- many rows: vq_wide.cu ---- */
 
-int qn_cuda_vq_wide_possible(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
+/* Bytes of an entry of its tables, and of all entries once. */
+static int64_t wide_entry(const qn_vq *vq)
 {
-    const int32_t level = desc->attr[QN_ATTR_LEVEL].i;
-    return device->target == QN_SM_90A && level == QN_VQ_LEVEL_AUTO && vq->k > 0 && vq->n > 0 && vq->k % 64 == 0 &&
-           vq->format != QN_VQ_VPTQ &&
-           (vq->format != QN_VQ_AQLM ||
-            (vq->out_group == 1 && qn_cuda_vq_tensor(desc, QN_VQ_CODEBOOKS)->format == QN_F16));
+    return vq->format == QN_VQ_AQLM ? vq->in_group * 2 : vq->format == QN_VQ_QUIP_E8P ? 4 : 8;
 }
 
-qn_cuda_vq_wide_cut qn_cuda_vq_wide_cut_of(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device,
-                                           int32_t tokens)
+static int64_t wide_bytes(const qn_vq *vq)
 {
     const int aqlm = vq->format == QN_VQ_AQLM;
-    const int64_t entry = aqlm ? vq->in_group * 2 : vq->format == QN_VQ_QUIP_E8P ? 4 : 8;
-    const int64_t slots = entry >= 16 ? 8 : 128 / entry; /* lanes that are served together */
     const int64_t books = aqlm ? vq->codebooks : vq->format == QN_VQ_GPTVQ ? 2 : 1;
-    const int64_t bytes = books * entry * (aqlm ? INT64_C(1) << vq->bits : 256);
-    qn_cuda_vq_wide_cut c = {.dense = !qn_cuda_vq_tensor_possible(desc, vq) || bytes > WIDE_TABLES, .copies = 1};
-    while (!c.dense && c.copies < slots && bytes * c.copies * 2 <= WIDE_TABLES / 2) {
+    return books * wide_entry(vq) * (aqlm ? INT64_C(1) << vq->bits : 256);
+}
+
+int qn_cuda_vq_wide_possible(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
+{
+    return device->target == QN_SM_90A && desc->attr[QN_ATTR_LEVEL].i == QN_VQ_LEVEL_AUTO &&
+           qn_cuda_vq_tensor_possible(desc, vq) && wide_bytes(vq) <= WIDE_TABLES;
+}
+
+qn_cuda_vq_wide_cut qn_cuda_vq_wide_cut_of(const qn_vq *vq, const qn_cuda_device *device, int32_t tokens)
+{
+    const int64_t entry = wide_entry(vq), bytes = wide_bytes(vq);
+    const int64_t slots = entry >= 16 ? 8 : 128 / entry; /* lanes that are served together */
+    qn_cuda_vq_wide_cut c = {.copies = 1};
+    while (c.copies < slots && bytes * c.copies * 2 <= WIDE_TABLES / 2) {
         c.copies *= 2;
     }
-    c.table_bytes = c.dense ? 0 : (int32_t)bytes * c.copies;
+    c.table_bytes = (int32_t)bytes * c.copies;
     c.stages = (device->shared_bytes - WIDE_FRONT - c.table_bytes) / (tokens * 128);
     c.stages = c.stages < WIDE_STAGES ? c.stages : WIDE_STAGES;
     c.shared_bytes = WIDE_FRONT + c.table_bytes + c.stages * tokens * 128;
     /* Few rows leave registers for four warpgroups, which hide lookups; else two blocks share what they bring of x. */
-    c.groups = tokens <= QN_VQ_MOST_TOKENS && !c.dense ? 4 : 2;
+    c.groups = tokens <= QN_VQ_MOST_TOKENS ? 4 : 2;
     c.pair = QN_VQ_BLOCK_ROWS / (64 * c.groups);
     return c;
+}
+
+/* ---- weights written out: dense_mm.cu ---- */
+
+int qn_cuda_vq_dense_chosen(const qn_op_desc *desc, const qn_vq *vq, int64_t m)
+{
+    const qn_cuda_device typical = qn_cuda_typical_device(QN_SM_90A);
+    qn_vq_device d;
+    if (desc->attr[QN_ATTR_LEVEL].i != QN_VQ_LEVEL_AUTO || vq->n == 0 || vq->k == 0 || m < 1) {
+        return 0;
+    }
+    const qn_vq_problem problem = problem_for(desc, vq, m);
+    qn_cuda_vq_device(&typical, &d);
+    return qn_vq_choose(&problem, &d).form == QN_VQ_FORM_DENSE;
+}
+
+/* Whether it is for some number of rows. */
+static int dense_ever(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
+{
+    int chosen = 0;
+    for (int64_t m = 16; m <= 4096 && device->target == QN_SM_90A && !chosen; m *= 2) {
+        chosen = qn_cuda_vq_dense_chosen(desc, vq, m);
+    }
+    return chosen;
+}
+
+qn_dense_form qn_cuda_vq_dense_form(const qn_op_desc *desc, const qn_vq *vq)
+{
+    const int turned = qn_cuda_vq_turns_out(desc, vq);
+    const qn_format bias = desc->in[QN_VQMM_BIAS].format;
+    return (qn_dense_form){.n = vq->n,
+                           .k = vq->k,
+                           .f16 = 1,
+                           .out = turned ? QN_OUT_F32 : desc->attr[QN_ATTR_OUT].i,
+                           .scaled = 1,
+                           .bias = bias && !turned ? qn_cuda_float_format(bias) + 1 : 0};
 }
 
 /* full: beside the direct kernel those that the generator chooses. */
@@ -277,9 +319,11 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
                            .points = -1,
                            .sliced = -1,
                            .tensor = -1,
-                           .unpack = -1,
                            .wide_rows = -1,
-                           .wide = -1};
+                           .wide = -1,
+                           .unpack = -1,
+                           .dense_rows = -1,
+                           .dense = -1};
     p.count = 1;
     if (qn_cuda_vq_turns_in(desc, vq)) {
         p.turn_in = p.count++;
@@ -314,8 +358,7 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
         const int heavy = vq->format == QN_VQ_GPTVQ || (vq->format == QN_VQ_QUIP_E8P && qn_cuda_vq_codebook(vq) != 1) ||
                           (vq->format == QN_VQ_AQLM && qn_cuda_vq_lane_bytes(desc, vq) > 16);
         /* or 33 to 64 have a kernel of their own */
-        const int wide = qn_cuda_vq_wide_possible(desc, vq, device) &&
-                         !qn_cuda_vq_wide_cut_of(desc, vq, device, QN_VQ_MOST_TOKENS).dense;
+        const int wide = qn_cuda_vq_wide_possible(desc, vq, device);
         /* and through shared memory 64 rows spill, which rungs show as they are */
         const int natural = desc->attr[QN_ATTR_LEVEL].i == QN_VQ_LEVEL_AUTO &&
                             qn_cuda_vq_cut_for(desc, vq, device, qn_cuda_vq_tokens(0)).fusion == 1;
@@ -323,13 +366,16 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
         p.count += p.tensors;
     }
     if (full && qn_cuda_vq_wide_possible(desc, vq, device)) {
-        if (qn_cuda_vq_wide_cut_of(desc, vq, device, QN_VQ_MOST_TOKENS).dense) {
-            p.unpack = p.count++;
-        }
         p.wide_rows = p.count++;
         p.wide = p.count;
-        p.wides = p.unpack >= 0 ? WIDES - 1 : WIDES; /* the most rows first */
+        p.wides = WIDES; /* the most rows first */
         p.count += p.wides;
+    }
+    if (full && dense_ever(desc, vq, device)) {
+        p.unpack = p.count++;
+        p.dense_rows = p.count++;
+        p.dense = p.count;
+        p.count += QN_DENSE_PROGRAMS;
     }
     if (p.sums >= 0 || p.tensor >= 0 || p.wide >= 0) {
         p.finish = p.count++;

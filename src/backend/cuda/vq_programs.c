@@ -81,18 +81,21 @@ static void unpack_program(const qn_op_desc *desc, const qn_vq *vq, qn_cuda_prog
     direct_program(desc, vq, p);
     p->entry = "qn_vq_unpack";
     qn_cuda_define(p, "UNPACK", 1);
+    /* what f16 may not hold as it is */
+    const qn_format books = vq->format == QN_VQ_AQLM ? qn_cuda_vq_tensor(desc, QN_VQ_CODEBOOKS)->format : QN_F32;
+    qn_cuda_define(p, "MEASURED", vq->format != QN_VQ_QUIP_E8P && books != QN_F16);
 }
 
 static void wide_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int32_t tokens,
                          qn_cuda_program *p)
 {
-    const qn_cuda_vq_wide_cut c = qn_cuda_vq_wide_cut_of(desc, vq, device, tokens);
+    const qn_cuda_vq_wide_cut c = qn_cuda_vq_wide_cut_of(vq, device, tokens);
     const qn_format bias = desc->in[QN_VQMM_BIAS].format;
     const int turned = qn_cuda_vq_turns_out(desc, vq), aqlm = vq->format == QN_VQ_AQLM;
     p->source = "vq_wide.cu";
     p->entry = "qn_vq_wide";
     p->shared_bytes = c.shared_bytes;
-    qn_cuda_define(p, "FORMAT", c.dense ? QN_CUDA_DENSE : number_of(vq->format));
+    qn_cuda_define(p, "FORMAT", number_of(vq->format));
     qn_cuda_define(p, "TOKENS", tokens);
     qn_cuda_define(p, "GROUPS", c.groups);
     qn_cuda_define(p, "PAIR", c.pair);
@@ -101,9 +104,6 @@ static void wide_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_
     qn_cuda_define(p, "BIAS", bias && !turned ? qn_cuda_float_format(bias) + 1 : 0);
     qn_cuda_define(p, "SCALE_FORMAT", aqlm ? optional_format(desc, QN_VQ_SCALES) : 0);
     qn_cuda_define(p, "WSCALE_FORMAT", turned ? 0 : optional_format(desc, QN_VQ_WSCALE));
-    if (c.dense) {
-        return;
-    }
     qn_cuda_define(p, "COPIES", c.copies);
     if (vq->format == QN_VQ_QUIP_E8P) {
         qn_cuda_define(p, "HOT", 256);
@@ -279,14 +279,19 @@ int32_t qn_cuda_vq_programs(const qn_op_desc *desc, const qn_cuda_device *device
             tensor_program(desc, &vq, &t, &out[p.tensor + i]);
         }
     }
-    if (p.unpack >= 0) {
+    const int scaled = qn_cuda_vq_turns_in(desc, &vq) || desc->in[QN_VQMM_X].format != QN_F16;
+    if (p.dense >= 0) {
+        const qn_dense_form form = qn_cuda_vq_dense_form(desc, &vq);
         unpack_program(desc, &vq, &out[p.unpack]);
+        side_program(desc, &vq, "qn_vq_rows", 0, &out[p.dense_rows]);
+        qn_cuda_define(&out[p.dense_rows], "PLAIN", 1);
+        qn_cuda_define(&out[p.dense_rows], "SCALED", scaled);
+        qn_dense_programs(&form, device, &out[p.dense]);
     }
     if (p.wide >= 0) {
         side_program(desc, &vq, "qn_vq_rows", 0, &out[p.wide_rows]);
-        qn_cuda_define(&out[p.wide_rows], "LAYOUT", p.unpack >= 0 ? 2 : vq.format == QN_VQ_QUIP_E8P);
-        qn_cuda_define(&out[p.wide_rows], "SCALED",
-                       qn_cuda_vq_turns_in(desc, &vq) || desc->in[QN_VQMM_X].format != QN_F16);
+        qn_cuda_define(&out[p.wide_rows], "LAYOUT", vq.format == QN_VQ_QUIP_E8P);
+        qn_cuda_define(&out[p.wide_rows], "SCALED", scaled);
         qn_cuda_define(&out[p.wide_rows], "WIDE", 1);
         for (int32_t i = 0; i < p.wides; i++) {
             wide_program(desc, &vq, device, qn_cuda_vq_wide_tokens(i), &out[p.wide + i]);

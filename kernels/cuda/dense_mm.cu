@@ -1,0 +1,431 @@
+/* Products of 16-bit floats for many rows, on Hopper (sm_90a): dense_mm of bf16 and f16 weights, and of weights that
+ * were written out as such.
+ *
+ *   D[m,n] = (sum over k of A[m,k] B[n,k]) (row_scale[m] column_scale[n]) + bias[n]
+ *
+ * A persistent grid like block_scaled_mm.cu's: one warp keeps a ring of STAGES k-blocks of 64 filled, GROUPS
+ * warpgroups multiply 64 rows each and keep their sums in the tensor core's f32; a k-block's products are under way
+ * while the next one's operands are waited for.
+ *
+ * The blocks of a cluster take tiles above each other and share b, up to unit `whole` of the work. Where what is left
+ * would not fill the card (or all of it would not: whole 0), they take one tile together, each a part of K, and add up
+ * through each other's shared memory: block r ends with the sums of share r of the columns, to which the others' are
+ * added in the order r + 1, r + 2, ... around the cluster.
+ * One output element is the same chain of operations for any neighbours; tiles taken together have another one.
+ *
+ * Host contract
+ *   Parameters
+ *     F16     1: operands f16, else bf16
+ *     BM, BN  64 GROUPS rows by at most 256 columns (192 where STORE is 0: registers), a multiple of 16
+ *     CLUSTER blocks, at most 8; BN a multiple of 8 CLUSTER
+ *     STAGES, GROUPS, STORE, ROOM, OUT   as tiles.h says; STORE 1: BN and ROOM multiples of 64 (OUT 2: of 32)
+ *     BAND    clusters' tiles of M walked together
+ *     SCALED  1: column_scale is given, readable to a multiple of BN, and row_scale, which may be NULL (ones)
+ *     BIAS    0 none, 1 f32, 2 f16, 3 bf16
+ *   Tensor maps, 3-D, swizzle 128B, no interleave, fill with zeros
+ *     a, b    UINT8, sizes {2 K, M, 1} and {2 K, N, 1}; boxes {128, a_rows, 1} and {128, BN / CLUSTER, 1}
+ *     d       (STORE 1, else any bytes) UINT16 or FLOAT32, sizes {N, M, 1}; box {64, 64, 1} or {32, 64, 1}; N times
+ *             its size a multiple of 16 bytes
+ *     row strides in bytes: multiples of 16, bases 16-aligned
+ *   Arguments: maps, then as declared; d_row in elements, k in bytes; whole: units taken whole, of ceil(M / (BM
+ *     CLUSTER)) ceil(N / BN), or 0: then a unit is a tile, ceil(M / BM) ceil(N / BN) of them, and K has at least
+ *     CLUSTER k-blocks; a_rows: BM, or less where M is; constant 1: kernels ahead in the stream do not write b, which
+ *     is then read before they end
+ *   Launch: block 128 + 128 GROUPS, grid a multiple of CLUSTER, cluster {CLUSTER, 1, 1}; dynamic shared memory = 1024
+ *     + (STORE ? BM * ROOM * (OUT == 2 ? 4 : 2) : CLUSTER > 1 ? 4 * BM * BN / CLUSTER : 0)
+ *     + STAGES * (128 * (BM + BN) + 16) + 8 * GROUPS * CLUSTER
+ *   Limits: K >= 1, N >= 1, M, N and 2 K below 2^31. */
+#ifndef BAND
+#define BAND 8
+#endif
+#define LAYOUT 0
+#define WAVES 1
+#define THREADS (128 + 128 * GROUPS)
+#include "tiles.h"
+
+#define SUMS (BN / 2)
+#define SHARE (BN / CLUSTER) /* columns that a block ends with where the cluster takes a tile together */
+#if STORE
+#define D_BYTES (BM * ROOM * OUT_BYTES)
+#define CHUNK (ROOM * OUT_BYTES / 4 < SHARE ? ROOM * OUT_BYTES / 4 : SHARE) /* columns sent at a time */
+#else
+#define D_BYTES (CLUSTER > 1 ? BM * SHARE * 4 : 0)
+#define CHUNK SHARE
+#endif
+#define CHUNKS (SHARE / CHUNK)
+#if BM != 64 * GROUPS || BN > 256 || BN % 16 != 0 || BN % ROOM != 0 || SHARE % 8 != 0 || SHARE % CHUNK != 0 ||         \
+    (STORE && ROOM % BOX != 0)
+#error "dense_mm: no such tile"
+#endif
+
+#if F16
+#define MULTIPLY(d, a, b, accumulate) WGMMA_16(BN, "f16", d, a, b, accumulate)
+#else
+#define MULTIPLY(d, a, b, accumulate) WGMMA_16(BN, "bf16", d, a, b, accumulate)
+#endif
+
+typedef struct problem {
+    extent size;
+    const float *row_scale, *column_scale;
+    const void *bias;
+    char *d;
+    i64 d_row;
+    int whole;
+    u32 a_bytes; /* of a stage */
+} problem;
+
+typedef struct rings {
+    ring tiles;
+    u32 d;               /* of tiles on their way out, and of sums on their way in */
+    u32 arrived, allowed; /* of a group's sums, + 8 group; + 8 (group (CLUSTER - 1) + distance - 1): to be sent */
+} rings;
+
+/* ---- the walk ---- */
+
+DEV u32 rank_of(void)
+{
+#if CLUSTER > 1
+    return cluster_rank();
+#else
+    return 0;
+#endif
+}
+
+/* Where a block stands in the list of units, and the one in hand: a tile and the k-blocks of it that are the block's. */
+typedef struct unit {
+    int next, together, first, last;
+    walk w;
+} unit;
+
+DEV void unit_start(unit *u, const problem *p)
+{
+    u->next = (int)blockIdx.x / CLUSTER;
+    u->w.group = u->w.first = 0;
+    u->w.rows = p->size.m;
+}
+
+/* To the next unit of this block; 0 at the end. The order is the same for every role. */
+DEV int unit_on(unit *u, const problem *p)
+{
+    const int step = p->whole ? BM * CLUSTER : BM, blocks = (p->size.k + 127) / 128;
+    const int columns = (p->size.n + BN - 1) / BN, row_units = (p->size.m + step - 1) / step;
+    const int units = columns * row_units, rank = (int)rank_of();
+    int index = u->next, above = p->whole ? rank * BM : 0;
+    u->next += (int)gridDim.x / CLUSTER;
+    u->together = CLUSTER > 1 && index >= p->whole;
+    u->first = 0;
+    u->last = blocks;
+    if (u->together) {
+        if (p->whole) {
+            above = (index - p->whole) % CLUSTER * BM;
+            index = p->whole + (index - p->whole) / CLUSTER;
+        }
+        u->first = blocks * rank / CLUSTER;
+        u->last = blocks * (rank + 1) / CLUSTER;
+    }
+    if (index >= units) {
+        return 0;
+    }
+    const int band = index / (BAND * columns), in_band = index - band * (BAND * columns);
+    const int left = row_units - band * BAND, high = left < BAND ? left : BAND, column = in_band / high;
+    u->w.row = (band * BAND + in_band - column * high) * step + above;
+    u->w.column = column * BN;
+    return 1;
+}
+
+/* ---- operands ---- */
+
+DEV void load_b(u32 to, const tensor_map *map, u32 full, int kb, const unit *u)
+{
+#if CLUSTER > 1
+    const int rank = (int)cluster_rank();
+    if (!u->together) {
+        tensor_load_3d_multicast(to + (u32)rank * (SHARE * 128), map, full, kb * 128, u->w.column + rank * SHARE, 0,
+                                 (1 << CLUSTER) - 1, L2_EVICT_NORMAL);
+        return;
+    }
+    /* the block's own share first: so every block has the same columns in the same registers */
+#pragma unroll 1
+    for (int i = 0; i < CLUSTER; i++) {
+        tensor_load_3d(to + (u32)i * (SHARE * 128), map, full, kb * 128, u->w.column + (rank + i) % CLUSTER * SHARE, 0,
+                       L2_EVICT_NORMAL);
+    }
+#else
+    tensor_load_3d(to, map, full, kb * 128, u->w.column, 0, L2_EVICT_NORMAL);
+#endif
+}
+
+/* One thread, before the kernels ahead have ended: b of the first k-blocks of the first unit. How many. */
+DEV int load_early_b(const problem *p, const ring *r, const tensor_map *b_map)
+{
+    int i = 0;
+    unit u;
+    unit_start(&u, p);
+    if (unit_on(&u, p)) {
+        for (; i < STAGES && u.first + i < u.last; i++) {
+            barrier_arrive_expect(r->full + 8 * (u32)i, p->a_bytes + B_BYTES);
+            load_b(r->b + (u32)i * B_BYTES, b_map, r->full + 8 * (u32)i, u.first + i, &u);
+        }
+    }
+    return i;
+}
+
+/* One thread: every k-block of every unit of the walk, but b of the `early` first. */
+DEV void load_units(const problem *p, const ring *r, const tensor_map *a_map, const tensor_map *b_map, int early)
+{
+    place at = {0, 1};
+    unit u;
+    unit_start(&u, p);
+    while (unit_on(&u, p)) {
+#pragma unroll 1
+        for (int kb = u.first; kb < u.last; kb++, early--) {
+            const u32 full = r->full + 8 * at.stage;
+            barrier_wait(r->empty + 8 * at.stage, at.parity);
+            if (early <= 0) {
+                barrier_arrive_expect(full, p->a_bytes + B_BYTES);
+                load_b(r->b + at.stage * B_BYTES, b_map, full, kb, &u);
+            }
+            tensor_load_3d(r->a + at.stage * A_BYTES, a_map, full, kb * 128, u.w.row, 0, L2_EVICT_NORMAL);
+            place_on(&at);
+        }
+    }
+}
+
+/* This warp has read the stage: said to all blocks that fill it, or as often to the own one, which fills it alone. */
+DEV void release_unit(u32 empty, int together, u32 lane)
+{
+    if (together && lane < CLUSTER) {
+        barrier_arrive(empty);
+    } else if (!together) {
+        release(empty, lane);
+    }
+}
+
+/* ---- products ---- */
+
+/* sums = or += a b' of one k-block, left under way. */
+DEV void multiply_block(float *sums, u64 a, u64 b, int accumulate)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        MULTIPLY(sums, a + i * WGMMA_K_STEP, b + i * WGMMA_K_STEP, i | accumulate);
+    }
+}
+
+DEV u64 uniform_operand(u32 at)
+{
+    return wgmma_operand(__shfl_sync(~0u, at, 0));
+}
+
+DEV void multiply_unit(const ring *r, place *now, const unit *u, float *sums, u32 group, u32 lane)
+{
+    place at = *now;
+    u32 before = 0;
+#pragma unroll 1
+    for (int kb = u->first; kb < u->last; kb++) {
+        const u64 a = uniform_operand(r->a + at.stage * A_BYTES + PRODUCT_ROW(group, 0) * 128);
+        const u64 b = uniform_operand(r->b + at.stage * B_BYTES);
+        barrier_wait(r->full + 8 * at.stage, at.parity);
+        wgmma_fence();
+        multiply_block(sums, a, b, kb - u->first);
+        wgmma_commit();
+        if (kb > u->first) {
+            WGMMA_WAIT(1);
+            release_unit(r->empty + 8 * before, u->together, lane);
+        }
+        before = at.stage;
+        place_on(&at);
+    }
+    WGMMA_WAIT(0);
+    release_unit(r->empty + 8 * before, u->together, lane);
+    *now = at;
+}
+
+#if CLUSTER > 1
+/* A group's sums of the block's own share, to which those of the other blocks are added; the others' go to them.
+ * `met`: units before this one that were taken together. */
+DEV void exchange(const rings *r, float *sums, u32 met, u32 group, u32 thread)
+{
+    const u32 rank = cluster_rank(), own = r->d + group * (D_BYTES / GROUPS) + thread * 16, bar = r->arrived + 8 * group;
+#if STORE
+    if (thread == 0) {
+        tensor_store_wait_read();
+    }
+    threads_sync(1 + group, 128);
+#endif
+#pragma unroll
+    for (u32 i = 1; i < CLUSTER; i++) {
+        const u32 to = (rank + i) % CLUSTER, from = (rank + CLUSTER - i) % CLUSTER;
+        const u32 allowed = r->allowed + 8 * (group * (CLUSTER - 1) + i - 1);
+#pragma unroll
+        for (u32 c = 0; c < CHUNKS; c++) {
+            if (thread == 0) {
+                barrier_arrive_expect(bar, 64 * CHUNK * 4);
+                barrier_arrive_cluster_release(cluster_address(allowed, from));
+            }
+            barrier_wait(allowed, (met * CHUNKS + c) & 1);
+            const u32 there = cluster_address(own, to), bar_there = cluster_address(bar, to);
+#pragma unroll
+            for (u32 j = 0; j < CHUNK / 8; j++) {
+                const float *v = sums + (i * SHARE + c * CHUNK) / 2 + 4 * j;
+                send_cluster_f32x4(there + j * 2048, bar_there, v[0], v[1], v[2], v[3]);
+            }
+            barrier_wait(bar, (met * (CLUSTER - 1) * CHUNKS + (i - 1) * CHUNKS + c) & 1);
+#pragma unroll
+            for (u32 j = 0; j < CHUNK / 8; j++) {
+                const uint4 v = load_shared_u32x4(own + j * 2048);
+                float *to_sums = sums + c * CHUNK / 2 + 4 * j;
+                to_sums[0] += __uint_as_float(v.x);
+                to_sums[1] += __uint_as_float(v.y);
+                to_sums[2] += __uint_as_float(v.z);
+                to_sums[3] += __uint_as_float(v.w);
+            }
+            threads_sync(1 + group, 128); /* read by all, before the next sender may write there */
+        }
+    }
+}
+#endif
+
+/* ---- results ---- */
+
+DEV float row_scale_at(const problem *p, int row)
+{
+    return p->row_scale && row < p->size.m ? __ldg(p->row_scale + row) : 1.0f;
+}
+
+DEV float bias_at(const void *bias, int i, int count)
+{
+#if BIAS == 1
+    return i < count ? __ldg((const float *)bias + i) : 0.0f;
+#else
+    const u16 bits = i < count ? __ldg((const u16 *)bias + i) : 0;
+    return BIAS == 2 ? widen_f16(bits) : __uint_as_float((u32)bits << 16);
+#endif
+}
+
+/* `columns` of a product's sums, a constant, to its results; `row` is the lane's first. Scales and bias one after the
+ * other and a few columns at a time: registers are few here. */
+DEV void finish(const problem *p, const walk *w, float *sums, int row, int columns, u32 lane)
+{
+    const int column = w->column + 2 * (int)(lane % 4);
+#if SCALED
+    const float upper = row_scale_at(p, row), lower = row_scale_at(p, row + 8);
+#pragma unroll
+    for (int j = 0; j < columns / 8; j++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float scale = __ldg(p->column_scale + column + 8 * j + i);
+            sums[4 * j + i] *= upper * scale;
+            sums[4 * j + 2 + i] *= lower * scale;
+        }
+        if (j % 8 == 7) {
+            __syncwarp();
+        }
+    }
+#endif
+#if BIAS
+#pragma unroll
+    for (int j = 0; j < columns / 8; j++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float bias = bias_at(p->bias, column + 8 * j + i, p->size.n);
+            sums[4 * j + i] += bias;
+            sums[4 * j + 2 + i] += bias;
+        }
+        if (j % 8 == 7) {
+            __syncwarp();
+        }
+    }
+#endif
+}
+
+DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32 group, u32 warp, u32 lane)
+{
+    place at = {0, 0};
+    u32 met = 0;
+    unit u;
+    unit_start(&u, p);
+    while (unit_on(&u, p)) {
+        float sums[1][SUMS];
+        multiply_unit(&r->tiles, &at, &u, sums[0], group, lane);
+        const int row = u.w.row + (int)(PRODUCT_ROW(group, 0));
+#if CLUSTER > 1
+        if (u.together) {
+            exchange(r, sums[0], met++, group, warp * 32 + lane);
+            walk own = u.w;
+            own.column += (int)cluster_rank() * SHARE;
+            finish(p, &own, sums[0], row + (int)(warp * 16 + lane / 4), SHARE, lane);
+            const int vector = (u64)p->d % 16 == 0 && p->d_row * OUT_BYTES % 16 == 0;
+            store_rows(&p->size, &own, p->d, p->d_row, vector, row, SHARE, sums[0], warp, lane);
+            continue;
+        }
+#endif
+        finish(p, &u.w, sums[0], row + (int)(warp * 16 + lane / 4), BN, lane);
+        store_tile(&p->size, &u.w, d_map, r->d, p->d, p->d_row, sums, group, warp, lane);
+    }
+#if STORE
+    tensor_store_wait();
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    qn_dense_mm(const __grid_constant__ tensor_map a_map, const __grid_constant__ tensor_map b_map,
+                const __grid_constant__ tensor_map d_map, const float *row_scale, const float *column_scale,
+                const void *bias, char *d, i64 d_row, int m, int n, int k, int whole, int a_rows, int constant)
+{
+    extern __shared__ char shared[];
+    const problem p = {{0, m, n, k, 1, 0}, row_scale, column_scale, bias, d, d_row, whole, (u32)a_rows * 128};
+    rings r;
+    r.d = (shared_address(shared) + 1023) / 1024 * 1024;
+    r.tiles.a = r.d + D_BYTES;
+    r.tiles.b = r.tiles.a + STAGES * A_BYTES;
+    r.tiles.full = r.tiles.b + STAGES * B_BYTES;
+    r.tiles.empty = r.tiles.full + STAGES * 8;
+    r.arrived = r.tiles.empty + STAGES * 8;
+    r.allowed = r.arrived + GROUPS * 8;
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int early = 0;
+    grid_release();
+
+    if (threadIdx.x == 0) {
+        tensor_map_prefetch(&a_map);
+        tensor_map_prefetch(&b_map);
+        for (u32 i = 0; i < STAGES; i++) {
+            barrier_init(r.tiles.full + 8 * i, 1);
+            barrier_init(r.tiles.empty + 8 * i, 4 * GROUPS * CLUSTER);
+        }
+        for (u32 i = 0; i < GROUPS * CLUSTER; i++) { /* arrived and allowed */
+            barrier_init(r.arrived + 8 * i, 1);
+        }
+        barrier_init_fence();
+    }
+    __syncthreads();
+#if CLUSTER > 1
+    cluster_arrive_relaxed();
+    cluster_wait();
+#endif
+    if (threadIdx.x == 0 && constant) {
+        early = load_early_b(&p, &r.tiles, &b_map);
+    }
+    grid_wait();
+
+    if (warp < 4) {
+#if GROUPS == 2
+        REGISTERS_GIVE(40);
+#endif
+        if (warp == 0 && lane == 0) {
+            load_units(&p, &r.tiles, &a_map, &b_map, early);
+        }
+    } else {
+#if GROUPS == 2
+        REGISTERS_TAKE(232);
+#endif
+        multiply(&p, &r, &d_map, (warp - 4) / 4, warp % 4, lane);
+    }
+#if CLUSTER > 1
+    /* Nobody leaves while another may still fill its ring, send it sums or arrive at its barriers. */
+    __syncwarp();
+    cluster_arrive_relaxed();
+    cluster_wait();
+#endif
+}

@@ -1,0 +1,45 @@
+/* Products of 16-bit floats on Hopper for whoever has such operands (kernels/cuda/dense_mm.cu): dense_mm itself
+ * (run_dense_mm.c) and products of weights that were written out before (run_vq.c). */
+#ifndef QN_BACKEND_CUDA_DENSE_H
+#define QN_BACKEND_CUDA_DENSE_H
+
+#include "backend/cuda/cuda.h"
+
+enum { QN_DENSE_PROGRAMS = 8, QN_DENSE_PAD = 256 };
+
+/* What the programs are made for. */
+typedef struct qn_dense_form {
+    int64_t n, k;
+    int32_t f16;    /* operands are f16, else bf16 */
+    int32_t out;    /* QN_OUT_* */
+    int32_t scaled; /* scales of rows and columns are given */
+    int32_t bias;   /* 0 none, 1 f32, 2 f16, 3 bf16 */
+} qn_dense_form;
+
+/* A run's operands in device memory; steps of rows in bytes. */
+typedef struct qn_dense_operands {
+    const void *a, *b, *bias;
+    const float *row_scale, *column_scale; /* of a scaled form; row_scale NULL: ones; column_scale: with QN_DENSE_PAD
+                                              more than N that may be read */
+    void *d;
+    int64_t a_row, b_row, d_row;
+    int32_t m, constant; /* constant: work under way in the stream does not write b */
+} qn_dense_operands;
+
+/* The programs of a form: QN_DENSE_PROGRAMS. */
+void qn_dense_programs(const qn_dense_form *form, const qn_cuda_device *device, qn_cuda_program *out);
+
+/* Whether the bulk copies can take a and b. */
+int qn_dense_takes(const qn_dense_operands *operands);
+
+/* Enqueue the product; the form's programs are the run's from `first` on. M, N and K at least 1. */
+qn_status qn_dense_launch(const qn_cuda_run *run, int32_t first, const qn_dense_form *form,
+                          const qn_dense_operands *operands, qn_error *error);
+
+/* Microseconds that the product of m rows is estimated at. */
+double qn_dense_us(const qn_dense_form *form, const qn_cuda_device *device, int64_t m);
+
+/* The candidates with their estimates, and the choice. */
+void qn_dense_describe(const qn_dense_form *form, const qn_cuda_device *device, int64_t m, qn_text *text);
+
+#endif
