@@ -470,6 +470,17 @@ QN_INLINE void many(const int code, const qn_panel_call *call)
     }
 }
 
+#ifdef PAIR_AHEAD
+#include "kernels/cpu/panel_ahead.h"
+#else
+#define IS_AHEAD(code, rows) 0
+QN_INLINE void ahead(const int code, const qn_panel_call *call)
+{
+    (void)code;
+    (void)call;
+}
+#endif
+
 #define FEW_OF(name, code, single)                                                                                     \
     static __attribute__((noinline)) void name(const tile *t, int64_t rows, int64_t panels)                            \
     {                                                                                                                  \
@@ -490,7 +501,9 @@ QN_INLINE void many(const int code, const qn_panel_call *call)
     static void name(const qn_panel_call *call)                                                                        \
     {                                                                                                                  \
         zero_sums(call);                                                                                               \
-        if (ARE_FEW(code, call->rows)) {                                                                               \
+        if (IS_AHEAD(code, call->rows)) {                                                                              \
+            ahead(code, call);                                                                                         \
+        } else if (ARE_FEW(code, call->rows)) {                                                                        \
             few(code, call, FEW_FN(name##_few));                                                                       \
         } else {                                                                                                       \
             many(code, call);                                                                                          \
