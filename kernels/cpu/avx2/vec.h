@@ -359,7 +359,8 @@ static inline vf vf_times_inverse(vf x, vf s, vf r, vf rest)
     return _mm256_fmadd_ps(x, r, _mm256_mul_ps(x, rest));
 }
 
-/* 2^n, the last bits of z counting n in steps of 1 / VEC_ROOTS; d, infinite where g has no such power; and (e^-r - 1) / r for |r| <= ln2 / 16, within 2^-25 / r. */
+/* 2^n, the last bits of z counting n in steps of 1 / VEC_ROOTS; d, infinite where g has no such power; and
+ * (e^-r - 1) / r for |r| <= ln2 / 16, within 2^-25 / r. */
 #define VEC_ROOTS 8
 static inline vf vec_power(vf z, vf n)
 {

@@ -474,7 +474,8 @@ static inline vf vf_times_inverse(vf x, vf s, vf r, vf rest)
     return vf_div(x, s);
 }
 
-/* 2^n of the integer n, which the last 23 bits of z count; d, infinite where that has no such power; and (e^-r - 1) / r for |r| <= ln2 / 2, within 2^-23 / r. */
+/* 2^n of the integer n, which the last 23 bits of z count; d, infinite where g has no such power; and
+ * (e^-r - 1) / r for |r| <= ln2 / 2, within 2^-23 / r. */
 #define VEC_ROOTS 1
 static inline vf vec_power(vf z, vf n)
 {
