@@ -135,10 +135,15 @@ int cli_start(cli *c)
     options.device = (int32_t)c->value[OPT_DEVICE].i;
     if (cli_verb_takes(c->verb, OPT_TARGET) && c->operand_count) /* a model's kernels without a GPU */
         options.cuda_target = c->value[OPT_TARGET].s;
+    const int absent = cli_verb_takes(c->verb, OPT_ABSENT) && c->value[OPT_ABSENT].set;
+    if (absent)
+        options.cuda_target = c->value[OPT_ABSENT].s;
     int code = cli_check(c, qn_ctx_create(&options, &c->ctx, &error), &error, PHASE_RUN);
     qn_plan_options_init(&c->plan);
     if (!code && cli_verb_takes(c->verb, OPT_BACKEND))
         code = cli_check(c, qn_backend_parse(c->value[OPT_BACKEND].s, &c->plan.backend, &error), &error, PHASE_USAGE);
+    if (absent && !c->value[OPT_BACKEND].set)
+        c->plan.backend = QN_BACKEND_CUDA;
     if (!code && cli_verb_takes(c->verb, OPT_ISA) && c->value[OPT_ISA].set)
         code = cli_check(c, qn_isa_parse(c->value[OPT_ISA].s, &c->plan.isa, &error), &error, PHASE_USAGE);
     if (!code && cli_verb_takes(c->verb, OPT_THREADS)) {

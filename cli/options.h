@@ -42,6 +42,7 @@ typedef enum cli_option_id {
     OPT_CACHE_DIR,
     OPT_DEVICE,
     OPT_TARGET,
+    OPT_ABSENT,
     OPT_CTX_SIZE,
     OPT_BATCH,
     OPT_JSON_TIMINGS,

@@ -54,6 +54,8 @@ const cli_option cli_options[OPT_LIMIT] = {
     [OPT_TARGET] = {"target", NULL, 0, KIND_TEXT, 0, 0, NULL, "LIST",
                     "architectures to compile for, commas between them: sm_80, sm_86, sm_89, sm_90a, sm_100a, "
                     "sm_120a, or all; with a MODEL one of them; without it that of the GPU here"},
+    [OPT_ABSENT] = {"target", NULL, 0, KIND_CHOICE, 0, 0, NULL, "sm_80|sm_86|sm_89|sm_90a|sm_100a|sm_120a",
+                    "a typical GPU of this architecture instead of the one here; none need be here (--backend cuda)"},
     [OPT_CTX_SIZE] = {"ctx-size", "ctx|max-model-len", 'c', KIND_INT, 0, 16777216, "0", "N",
                       "context length in tokens; 0: the model's, at most 4096"},
     [OPT_BATCH] = {"batch", "batch-size", 'b', KIND_INT, 1, 65536, "512", "N",
@@ -249,13 +251,14 @@ const cli_verb cli_verbs[] = {
      "machine cannot run it.",
      "quern kernels", verb_kernels},
 
-    {"explain", "OP KEY=VALUE ...", 1, -1, 0, OPTIONS(OPT_BACKEND, OPT_ISA, OPT_DUMP_KERNEL, GPU, COMMON),
+    {"explain", "OP KEY=VALUE ...", 1, -1, 0, OPTIONS(OPT_BACKEND, OPT_ISA, OPT_ABSENT, OPT_DUMP_KERNEL, GPU, COMMON),
      "say which kernel would run and why",
      "Takes an operator with sizes and attributes, or a case string as `quern bench kernels` prints it. For operators "
      "on "
      "vector-quantised weights it prints the generator's decision and what each level is predicted to cost "
      "(docs/vq.md).",
-     "quern explain dense_mm m=1 n=576 k=576", verb_explain},
+     "quern explain dense_mm m=1 n=576 k=576\nquern explain block_scaled_mm m=64 n=4096 k=7168 --target sm_90a",
+     verb_explain},
 
     {"doctor", "", 0, 0, 0, OPTIONS(OPT_MEASURE, OPT_MEMORY, OPT_THREADS, GPU, OPT_JSON, COMMON),
      "what this machine can run, and why not more",

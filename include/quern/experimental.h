@@ -90,7 +90,8 @@ typedef struct qn_case_cost {
 QN_API qn_status qn_case_get_cost(const qn_op_desc *desc, qn_case_cost *cost, qn_error *error);
 
 /* The arithmetic ceiling that a kernel's multiply-adds meet: the row's own word, else by its level and operands.
- * NULL: an operator that works row by row, which memory bounds (a copy of the same bytes). */
+ * NULL: an operator that works row by row, which memory bounds (a copy of the same bytes), and a device's kernel,
+ * whose arithmetic has no measured ceiling. */
 QN_API const char *qn_plan_ceiling(const qn_plan *plan);
 
 /* ---- Ceilings: what this machine reaches at best ----

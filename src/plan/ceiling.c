@@ -267,7 +267,7 @@ static int multiplies(qn_op op)
 
 const char *qn_kernel_ceiling(const qn_kernel *kernel, const qn_op_desc *desc)
 {
-    if (kernel->arithmetic || !multiplies(kernel->op)) {
+    if (kernel->arithmetic || kernel->backend == QN_BACKEND_CUDA || !multiplies(kernel->op)) {
         return kernel->arithmetic;
     }
     if (kernel->op == QN_OP_SCALED_MM && desc->in[QN_SMM_A].format == QN_I8) {

@@ -282,7 +282,8 @@ static void reports_work(void **state)
                                         "quantize --list",
                                         "quantize --list --json",
                                         "explain scaled_mm m=1 n=576 k=576",
-                                        "explain dense_mm m=1 n=64 k=64 --backend=ref"};
+                                        "explain dense_mm m=1 n=64 k=64 --backend=ref",
+                                        "explain block_scaled_mm m=1 n=576 k=640 --target sm_90a"};
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
         outcome r = run_line(lines[i]);
         if (r.code != 0)
@@ -294,6 +295,34 @@ static void reports_work(void **state)
             assert_true((r.out[0] == '[' || r.out[0] == '{') && strchr(r.out, '\n') == r.out + r.out_bytes - 1);
         free_outcome(&r);
     }
+}
+
+/* A device that is not here is explained: its kernels are candidates, and what they do is not measured against this
+ * processor's arithmetic. */
+static void an_absent_device_is_explained(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *line, *chosen;
+    } cases[] = {
+        {"explain block_scaled_mm m=64 n=4096 k=7168 --target sm_90a",
+         "chosen: qn_block_scaled_mm_e4m3_e4m3_fp__sm90a"},
+        {"explain block_scaled_mm m=64 n=4096 k=7168 --target sm_80", "chosen: qn_block_scaled_mm_e4m3_f8_fp__sm80"},
+        {"explain vq_mm m=1 n=4096 k=4096 --target sm_90a", "a typical sm_90a, not here"},
+        {"explain block_scaled_mm m=64 n=4096 k=7168 --target sm_90a --backend cpu", "chosen: qn_block_scaled_mm_e4m3"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        outcome r = run_line(cases[i].line);
+        assert_int_equal(r.code, 0);
+        if (!strstr(r.out, cases[i].chosen))
+            printf("quern %s: %s\n", cases[i].line, r.out);
+        assert_non_null(strstr(r.out, cases[i].chosen));
+        assert_true(strstr(cases[i].line, "--backend cpu") || !strstr(r.out, "fp32_fma"));
+        free_outcome(&r);
+    }
+    outcome wrong = run_line("explain scaled_mm m=1 n=576 k=576 --target sm_99");
+    assert_int_equal(wrong.code, 2);
+    free_outcome(&wrong);
 }
 
 /* x = [1,-2,3,-4; 127,-64,0,1] by tokens: scales 4/127 and 1, the second row is itself. */
@@ -412,6 +441,7 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(failures_give_code_and_one_line),
                                        cmocka_unit_test(help_manual_and_completion_agree),
                                        cmocka_unit_test(reports_work),
+                                       cmocka_unit_test(an_absent_device_is_explained),
                                        cmocka_unit_test(op_quantizes_a_file),
                                        cmocka_unit_test(a_failing_op_keeps_the_old_output),
                                        cmocka_unit_test(an_op_takes_unaligned_tensors),

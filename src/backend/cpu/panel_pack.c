@@ -66,13 +66,6 @@ static int is_blocks(qn_op op)
     return op == QN_OP_BLOCK_SCALED_MM || op == QN_OP_GROUPED_BLOCK_SCALED_MM;
 }
 
-static size_t place(size_t *at, size_t count, size_t size)
-{
-    const size_t here = *at;
-    *at = qn_size_pad(qn_size_add(here, qn_size_mul(count, size)));
-    return here;
-}
-
 qn_panel_layout qn_panel_layout_of(const qn_op_desc *desc, qn_panel_code code)
 {
     const qn_shape *b = &desc->in[qn_panel_weight_slot(desc->op)];
@@ -91,12 +84,12 @@ qn_panel_layout qn_panel_layout_of(const qn_op_desc *desc, qn_panel_code code)
     l.has_bias = bias >= 0 && desc->in[bias].format != QN_FORMAT_NONE;
     l.has_azp_adj = desc->op == QN_OP_SCALED_MM && desc->in[QN_SMM_AZP_ADJ].format != QN_FORMAT_NONE;
     size_t at = 0;
-    (void)place(&at, panels, panel_bytes);
-    l.flags = place(&at, panels, 1);
-    l.block_scales = place(&at, qn_size_mul(panels, (size_t)l.scale_blocks), sizeof(float));
-    l.scales = place(&at, (size_t)l.scale_count, sizeof(float));
-    l.bias = place(&at, l.has_bias ? (size_t)l.n : 0, sizeof(float));
-    l.azp_adj = place(&at, l.has_azp_adj ? (size_t)l.n : 0, sizeof(int32_t));
+    (void)qn_size_place(&at, panels, panel_bytes);
+    l.flags = qn_size_place(&at, panels, 1);
+    l.block_scales = qn_size_place(&at, qn_size_mul(panels, (size_t)l.scale_blocks), sizeof(float));
+    l.scales = qn_size_place(&at, (size_t)l.scale_count, sizeof(float));
+    l.bias = qn_size_place(&at, l.has_bias ? (size_t)l.n : 0, sizeof(float));
+    l.azp_adj = qn_size_place(&at, l.has_azp_adj ? (size_t)l.n : 0, sizeof(int32_t));
     l.total = at;
     return l;
 }

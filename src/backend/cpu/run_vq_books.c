@@ -45,13 +45,6 @@ static int64_t table_floats(const books_layout *l)
     return count;
 }
 
-static size_t place(size_t *at, int64_t count, int64_t size)
-{
-    const size_t here = *at;
-    *at = qn_size_pad(qn_size_add(here, qn_size_mul((size_t)count, (size_t)size)));
-    return here;
-}
-
 static void add_book(books_layout *l, int64_t entries)
 {
     l->entries[l->books] = entries;
@@ -103,13 +96,13 @@ static books_layout layout_of(const qn_op_desc *desc, const qn_vq *vq)
     l.groups = vq->format == QN_VQ_VPTQ ? vq->group_size : vq->k / l.vector;
     l.stream_bytes = qn_ceil_div(qn_min_i64(l.groups, INT64_MAX / 2048) * bits, 8);
     size_t at = 0;
-    (void)place(&at, l.streams, l.stream_bytes);
+    (void)qn_size_place(&at, (size_t)l.streams, (size_t)l.stream_bytes);
     at = qn_size_add(at, QN_VQ_STREAM_PAD);
-    l.outliers = place(&at, l.outlier_streams, l.outlier_bytes);
+    l.outliers = qn_size_place(&at, (size_t)l.outlier_streams, (size_t)l.outlier_bytes);
     at = qn_size_add(at, QN_VQ_STREAM_PAD);
     at = qn_size_pad(at);
-    l.table = place(&at, l.tables, table_floats(&l) * 4);
-    l.outlier_table = place(&at, vq->outlier_entries * vq->outlier_len, 4);
+    l.table = qn_size_place(&at, (size_t)l.tables, (size_t)table_floats(&l) * sizeof(float));
+    l.outlier_table = qn_size_place(&at, (size_t)(vq->outlier_entries * vq->outlier_len), sizeof(float));
     l.side_at = at;
     l.total = qn_size_add(at, l.side.total);
     return l;

@@ -37,13 +37,6 @@ typedef struct sums_layout {
     size_t book, norms, side_at, total;
 } sums_layout;
 
-static size_t place(size_t *at, int64_t a, int64_t b, int64_t size)
-{
-    const size_t here = *at;
-    *at = qn_size_pad(qn_size_add(here, qn_size_mul(qn_size_mul((size_t)a, (size_t)b), (size_t)size)));
-    return here;
-}
-
 static sums_layout layout_of(const qn_op_desc *desc, const qn_vq *vq)
 {
     sums_layout l = {
@@ -54,9 +47,9 @@ static sums_layout layout_of(const qn_op_desc *desc, const qn_vq *vq)
     l.parts = qn_ceil_div(l.slabs, SLABS_PART);
     l.lines = qn_ceil_div(vq->n, QN_VQ_LINE);
     size_t at = 0;
-    (void)place(&at, l.lines, l.groups * l.books, QN_VQ_LINE);
-    l.book = place(&at, l.books, l.vector * QN_VQ_TABLE_ENTRIES, sizeof(float));
-    l.norms = place(&at, l.books, 1, sizeof(float));
+    (void)qn_size_place(&at, qn_size_mul((size_t)l.lines, (size_t)(l.groups * l.books)), QN_VQ_LINE);
+    l.book = qn_size_place(&at, (size_t)(l.books * l.vector), QN_VQ_TABLE_ENTRIES * sizeof(float));
+    l.norms = qn_size_place(&at, (size_t)l.books, sizeof(float));
     l.side_at = at;
     l.total = qn_size_add(at, l.side.total);
     return l;

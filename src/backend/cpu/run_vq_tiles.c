@@ -11,11 +11,9 @@
 #include <string.h>
 
 #include "backend/cpu/sizes.h"
-#include "backend/cpu/vq_side.h"
+#include "backend/cpu/vq_digits.h"
 #include "base/checked.h"
 #include "ref/slots.h"
-
-#define MOST_ROWS 256 /* of x a task: their digits stay in the cache beside each other */
 
 /* ---- packed body ---- */
 
@@ -25,23 +23,17 @@ typedef struct tiles_layout {
     size_t books, scales, side_at, total;
 } tiles_layout;
 
-static size_t place(size_t *at, int64_t a, int64_t b, int64_t size)
-{
-    const size_t here = *at;
-    *at = qn_size_pad(qn_size_add(here, qn_size_mul(qn_size_mul((size_t)a, (size_t)b), (size_t)size)));
-    return here;
-}
-
 static tiles_layout layout_of(const qn_op_desc *desc, const qn_vq *vq)
 {
     tiles_layout l = {.side = qn_vq_side_layout_of(desc, vq),
                       .blocks = qn_ceil_div(vq->n, QN_VQ_BLOCK),
                       .tiles = qn_ceil_div(vq->k, QN_VQ_TILE_K),
                       .tile_rows = qn_ceil_div(vq->n, QN_VQ_TILE)};
+    const size_t books = qn_size_mul((size_t)l.tile_rows, (size_t)l.tiles);
     size_t at = 0;
-    (void)place(&at, l.blocks, l.tiles, 4 * QN_VQ_TILE_BYTES);
-    l.books = place(&at, l.tile_rows, l.tiles, QN_VQ_TILE_BYTES);
-    l.scales = place(&at, l.tile_rows, l.tiles, sizeof(float));
+    (void)qn_size_place(&at, qn_size_mul((size_t)l.blocks, (size_t)l.tiles), 4 * QN_VQ_TILE_BYTES);
+    l.books = qn_size_place(&at, books, QN_VQ_TILE_BYTES);
+    l.scales = qn_size_place(&at, books, sizeof(float));
     l.side_at = at;
     l.total = qn_size_add(at, l.side.total);
     return l;
@@ -103,30 +95,11 @@ void qn_vq_tiles_pack(const qn_kernel *kernel, const qn_op_desc *desc, const qn_
     pack_body(&l, &vq, &args->in[QN_VQMM_BIAS], body);
 }
 
-/* ---- memory ---- */
+/* ---- running ---- */
 
-typedef struct memory {
-    size_t side, digits, scales, offsets, special, scratch, thread, sums, body, total;
-    int64_t rows, stride; /* padded rows; bytes from a row's digits to the next, apart in the caches' sets */
-} memory;
-
-static memory memory_of(const qn_op_desc *desc, const qn_vq *vq, int64_t m, int32_t threads)
+static qn_vq_digits_memory memory_of(const tiles_layout *l, const qn_vq *vq, int64_t m, int32_t threads)
 {
-    const tiles_layout l = layout_of(desc, vq);
-    memory at = {.rows = m > 1 ? qn_ceil_div(m, QN_VQ_ROW_GROUP) * QN_VQ_ROW_GROUP : 1};
-    const size_t stride = qn_size_mul((size_t)l.tiles, QN_VQ_PLANES * QN_VQ_TILE_K);
-    at.stride = stride > INT64_MAX / 2 ? INT64_MAX / 2 : (int64_t)stride + 64;
-    const size_t rows = (size_t)at.rows, some = (size_t)qn_min_i64(at.rows, MOST_ROWS);
-    at.digits = qn_size_pad(qn_vq_side_bytes(vq, m, threads));
-    at.scales = qn_size_pad(qn_size_add(at.digits, qn_size_mul(rows, (size_t)at.stride)));
-    at.offsets = qn_size_pad(qn_size_add(at.scales, qn_size_mul(qn_size_mul(rows, (size_t)l.tiles), 4)));
-    at.special = qn_size_pad(qn_size_add(at.offsets, qn_size_mul(qn_size_mul(rows, (size_t)l.tiles), 16)));
-    at.scratch = qn_size_pad(qn_size_add(at.special, rows));
-    at.sums = QN_VQ_TILES_SCRATCH;
-    at.thread = at.sums + qn_size_pad(some * QN_VQ_BLOCK * sizeof(float));
-    at.body = qn_size_add(at.scratch, qn_size_mul((size_t)threads, at.thread));
-    at.total = qn_size_add(at.body, l.total);
-    return at;
+    return qn_vq_digits_memory_of(vq, m, threads, l->tiles, QN_VQ_TILES_SCRATCH, l->total);
 }
 
 size_t qn_vq_tiles_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
@@ -134,31 +107,17 @@ size_t qn_vq_tiles_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *de
     (void)kernel;
     qn_vq vq;
     qn_vq_side_describe(desc, &vq);
-    return memory_of(desc, &vq, m, threads).total;
+    const tiles_layout l = layout_of(desc, &vq);
+    return memory_of(&l, &vq, m, threads).total;
 }
-
-/* ---- running ---- */
 
 typedef struct tiles_job {
     const qn_vq_tiles_impl *impl;
     tiles_layout l;
-    memory at;
     qn_vq_side side;
+    qn_vq_digits digits;
     const char *body;
-    char *workspace;
-    uint8_t *special;
 } tiles_job;
-
-static void digits_task(void *user, int64_t m, int32_t thread)
-{
-    (void)thread;
-    const tiles_job *job = user;
-    int8_t *const digits = (int8_t *)job->workspace + job->at.digits + m * job->at.stride;
-    float *const scales = (float *)(void *)(job->workspace + job->at.scales) + m * job->l.tiles;
-    int32_t *const offsets = (int32_t *)(void *)(job->workspace + job->at.offsets) + m * job->l.tiles * 4;
-    const float *const row = job->side.rows + m * job->side.k_pad;
-    job->special[m] = (uint8_t)job->impl->set->digits(row, job->side.k, digits, scales, offsets);
-}
 
 /* A row that has no digits. */
 static void special_row(const tiles_job *job, int64_t m, int64_t n0, int64_t count)
@@ -183,26 +142,27 @@ static void block_task(void *user, int64_t index, int32_t thread)
     const tiles_job *job = user;
     const qn_vq_side *side = &job->side;
     const tiles_layout *l = &job->l;
-    char *const scratch = job->workspace + job->at.scratch + (size_t)thread * job->at.thread;
-    const int64_t parts = qn_ceil_div(side->m, MOST_ROWS), block = index / parts, m0 = index % parts * MOST_ROWS;
+    const qn_vq_digits *d = &job->digits;
+    char *const scratch = d->workspace + d->at.scratch + (size_t)thread * d->at.thread;
+    const int64_t parts = qn_ceil_div(side->m, QN_VQ_DIGITS_ROWS), block = index / parts,
+                  m0 = index % parts * QN_VQ_DIGITS_ROWS;
     const int64_t first_tile = block * QN_VQ_BLOCK / QN_VQ_TILE * l->tiles, n0 = block * QN_VQ_BLOCK;
-    const qn_vq_tiles_call call = {
-        .codes = (const uint8_t *)job->body + block * l->tiles * 4 * QN_VQ_TILE_BYTES,
-        .books = (const uint8_t *)job->body + l->books + first_tile * QN_VQ_TILE_BYTES,
-        .book_scales = (const float *)(const void *)(job->body + l->scales) + first_tile,
-        .tiles = l->tiles,
-        .digits = (const int8_t *)job->workspace + job->at.digits + m0 * job->at.stride,
-        .digit_stride = job->at.stride,
-        .scales = (const float *)(const void *)(job->workspace + job->at.scales) + m0 * l->tiles,
-        .offsets = (const int32_t *)(const void *)(job->workspace + job->at.offsets) + m0 * l->tiles * 4,
-        .rows = qn_min_i64(MOST_ROWS, side->m - m0),
-        .sums = (float *)(void *)(scratch + job->at.sums),
-        .scratch = scratch};
+    const qn_vq_tiles_call call = {.codes = (const uint8_t *)job->body + block * l->tiles * 4 * QN_VQ_TILE_BYTES,
+                                   .books = (const uint8_t *)job->body + l->books + first_tile * QN_VQ_TILE_BYTES,
+                                   .book_scales = (const float *)(const void *)(job->body + l->scales) + first_tile,
+                                   .tiles = l->tiles,
+                                   .digits = qn_vq_digits_row(d, m0),
+                                   .digit_stride = d->at.stride,
+                                   .scales = qn_vq_digits_scales(d, m0),
+                                   .offsets = qn_vq_digits_offsets(d, m0),
+                                   .rows = qn_min_i64(QN_VQ_DIGITS_ROWS, side->m - m0),
+                                   .sums = (float *)(void *)(scratch + d->at.sums),
+                                   .scratch = scratch};
     const int64_t count = qn_min_i64(QN_VQ_BLOCK, side->n - n0);
     job->impl->set->mm(&call);
     for (int64_t r = 0; r < call.rows; r++) {
         memcpy(side->sums + (m0 + r) * side->n + n0, call.sums + r * QN_VQ_BLOCK, (size_t)count * sizeof(float));
-        if (job->special[m0 + r]) {
+        if (qn_vq_digits_special(d, m0 + r)) {
             special_row(job, m0 + r, n0, count);
         }
     }
@@ -210,22 +170,26 @@ static void block_task(void *user, int64_t index, int32_t thread)
 
 void qn_vq_tiles_run(const qn_kernel *kernel, const qn_run_call *call)
 {
-    tiles_job job = {.impl = kernel->impl, .workspace = call->workspace, .body = call->packed};
+    tiles_job job = {.impl = kernel->impl, .body = call->packed};
+    char *const workspace = call->workspace;
     qn_vq vq;
     qn_vq_bind(call->desc, call->args, &vq);
     if (call->sizes.m == 0 || vq.n == 0) {
         return;
     }
     job.l = layout_of(call->desc, &vq);
-    job.at = memory_of(call->desc, &vq, call->sizes.m, qn_exec_threads(call->exec));
-    job.special = (uint8_t *)job.workspace + job.at.special;
+    job.digits = (qn_vq_digits){.at = memory_of(&job.l, &vq, call->sizes.m, qn_exec_threads(call->exec)),
+                                .side = &job.side,
+                                .workspace = workspace,
+                                .tiles = job.l.tiles,
+                                .fn = job.impl->set->digits};
     if (!job.body) {
-        pack_body(&job.l, &vq, &call->args->in[QN_VQMM_BIAS], job.workspace + job.at.body);
-        job.body = job.workspace + job.at.body;
+        pack_body(&job.l, &vq, &call->args->in[QN_VQMM_BIAS], workspace + job.digits.at.body);
+        job.body = workspace + job.digits.at.body;
     }
-    qn_vq_side_bind(call, &vq, job.impl->parts, job.body + job.l.side_at, job.workspace, &job.side);
+    qn_vq_side_bind(call, &vq, job.impl->parts, job.body + job.l.side_at, workspace, &job.side);
     qn_vq_side_prepare(&job.side, call->exec);
-    qn_parallel_for(job.side.m == 1 ? NULL : call->exec, job.side.m, digits_task, &job);
-    qn_parallel_for(call->exec, job.l.blocks * qn_ceil_div(job.side.m, MOST_ROWS), block_task, &job);
+    qn_vq_digits_make(&job.digits, call->exec);
+    qn_parallel_for(call->exec, job.l.blocks * qn_ceil_div(job.side.m, QN_VQ_DIGITS_ROWS), block_task, &job);
     qn_vq_side_finish(&job.side, call->exec);
 }

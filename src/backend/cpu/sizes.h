@@ -23,4 +23,12 @@ static inline size_t qn_size_pad(size_t a)
     return a > SIZE_MAX - 63 ? SIZE_MAX : (a + 63) / 64 * 64;
 }
 
+/* Where count elements of size bytes are that begin at *at, which moves on to the multiple of 64 behind them. */
+static inline size_t qn_size_place(size_t *at, size_t count, size_t size)
+{
+    const size_t here = *at;
+    *at = qn_size_pad(qn_size_add(here, qn_size_mul(count, size)));
+    return here;
+}
+
 #endif

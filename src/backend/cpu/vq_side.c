@@ -19,13 +19,6 @@ static int given(const qn_op_desc *desc, int32_t tensor)
     return desc->in[QN_VQMM_FIRST + tensor].format != QN_FORMAT_NONE;
 }
 
-static size_t place(size_t *at, int present, int64_t count)
-{
-    const size_t here = *at;
-    *at = qn_size_pad(qn_size_add(here, present ? qn_size_mul((size_t)count, sizeof(float)) : 0));
-    return here;
-}
-
 qn_vq_side_layout qn_vq_side_layout_of(const qn_op_desc *desc, const qn_vq *vq)
 {
     qn_vq_side_layout l = {.has_bias = desc->in[QN_VQMM_BIAS].format != QN_FORMAT_NONE};
@@ -37,11 +30,11 @@ qn_vq_side_layout qn_vq_side_layout_of(const qn_op_desc *desc, const qn_vq *vq)
     l.has_out_scale =
         vq->format == QN_VQ_AQLM || l.turns_out || (vq->format == QN_VQ_QUIP_E8P && given(desc, QN_VQ_WSCALE));
     size_t at = 0;
-    l.in_scale = place(&at, l.has_in_scale, vq->k);
-    l.shift = place(&at, l.has_shift, vq->k);
-    l.column = place(&at, l.has_column, vq->k);
-    l.out_scale = place(&at, l.has_out_scale, vq->n);
-    l.bias = place(&at, l.has_bias, vq->n);
+    l.in_scale = qn_size_place(&at, l.has_in_scale ? (size_t)vq->k : 0, sizeof(float));
+    l.shift = qn_size_place(&at, l.has_shift ? (size_t)vq->k : 0, sizeof(float));
+    l.column = qn_size_place(&at, l.has_column ? (size_t)vq->k : 0, sizeof(float));
+    l.out_scale = qn_size_place(&at, l.has_out_scale ? (size_t)vq->n : 0, sizeof(float));
+    l.bias = qn_size_place(&at, l.has_bias ? (size_t)vq->n : 0, sizeof(float));
     l.total = at;
     return l;
 }

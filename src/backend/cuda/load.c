@@ -199,7 +199,7 @@ static void open_absent(qn_cuda *cuda)
             cuda->cu = qn_cuda_absent;
             cuda->device = qn_cuda_typical_device((qn_cuda_target)t);
             cuda->device.memory_bytes = SIZE_MAX / 2;
-            snprintf(cuda->device.name, sizeof cuda->device.name, "no device, target %s", targets[t].name);
+            snprintf(cuda->device.name, sizeof cuda->device.name, "a typical %s, not here", targets[t].name);
             return;
         }
     }
