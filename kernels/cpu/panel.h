@@ -15,6 +15,7 @@
  * panels), PAIR_KEEP (sums that stay in registers beside chains), PAIR_BLOCKS (blocks unpacked at once),
  * PAIR_FEW (rows of a tile that unpacks), FEW_NR(code, rows) (its parts), PARTS_BESIDE(code, rows, nr) (of them at
  * once), ARE_FEW(code, rows), FEW_GROUP x FEW_CHUNK (panels x blocks that tiles of few rows take turns with).
+ * PAIR_AHEAD: the level has what kernels/cpu/panel_ahead.h asks for.
  *
  * A unit is eight steps of k, four pairs, of a panel. One function, panel_tile, walks
  * the units for a constant number of rows and parts. With few rows it unpacks
