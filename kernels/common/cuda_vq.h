@@ -18,6 +18,10 @@
 /* Four tables a lane of vq_sums.cu; a slab of K is 32 words of four codes. */
 #define QN_VQ_SUMS_SHARED (4 * 256 * 32 * 4)
 
+/* Two books of 256 entries, 32 copies each, and two spans' digits of two rows of x, in vq_bytes.cu. */
+#define QN_VQ_BYTES_DIGITS (8 * (256 + 32))
+#define QN_VQ_BYTES_SHARED (2 * (256 * 128 + QN_VQ_BYTES_DIGITS + 8))
+
 /* Rules of a Hadamard transform's base matrix, as src/format/lattice.h has them. */
 #define QN_TURN_PALEY_1 1
 #define QN_TURN_PALEY_2 2

@@ -23,7 +23,7 @@
  *   Tensor maps as there, with box {128, ROWS / PAIR, 1} for a and {128, 64 * GROUPS, 1} for b
  *   Arguments as there (constant: for one matrix), and high: groups of more rows are left out too
  *   Launch
- *     block 128 * GROUPS * TEAMS + 64, cluster {PAIR * SPLIT, 1, 1},
+ *     block 128 * GROUPS * TEAMS + 64, or + 128 with more than 32 ROWS and OCCUPANCY 1; cluster {PAIR * SPLIT, 1, 1},
  *     grid {ceil(N / (64 * GROUPS * PAIR)) * PAIR * SPLIT, 1, 1}; for groups any, OCCUPANCY * multiprocessors
  *     dynamic shared memory = 1032 + STAGES * (UNROLL * (8192 * GROUPS + 128 * ROWS + 4 * (ROWS + 4)) + 24),
  *     at most 232448 / OCCUPANCY - 512; for groups 4 * ROWS * (64 * GROUPS + 4) more,
@@ -32,7 +32,7 @@
  *   Choice: ROWS = 8, 16, 32, 64 or 128, the least not below M. No SPLIT where a quarter of the strips fills the card,
  *   else the SPLIT that does with at least 8 k-blocks a part; UNROLL 2, so that 256 bytes of a row of b come together;
  *   with constant weights two blocks a multiprocessor, so that the next kernel's fill their rings while this one's
- *   multiply; more than 64 rows two teams. Groups: the width whose strips fill the card best. Measured:
+ *   multiply; more than 32 rows one, of two teams. Groups: the width whose strips fill the card best. Measured:
  *   src/backend/cuda/run_block_scaled_mm.c. */
 #include "groups.h"
 
@@ -45,7 +45,9 @@
 #define TEAM (128 * GROUPS) /* threads */
 #define CONSUMERS (TEAM * TEAMS)
 #define CLUSTER (PAIR * SPLIT)
-#define THREADS (CONSUMERS + 64) /* a warp for the tiles, one for their scales */
+/* Warps that load scales: one by itself would take as long for the many rows of a k-block as its product does. */
+#define SCALERS (ROWS > 32 && OCCUPANCY == 1 ? 3 : 1)
+#define THREADS (CONSUMERS + 32 + 32 * SCALERS)
 #define B_BYTES (STRIP * 128)
 #define A_BYTES (ROWS * 128)
 #define SCALES (ROWS + 4)         /* floats: one per row of a, then those of b */
@@ -121,6 +123,14 @@ DEV void place_on(place *at, u32 stages)
     }
 }
 
+/* By any number. */
+DEV void place_past(place *at, u32 stages)
+{
+    stages += at->stage;
+    at->stage = stages % STAGES;
+    at->parity ^= stages / STAGES & 1;
+}
+
 typedef struct rings {
     u32 tiles, sums, scales, full, empty, read, finished;
 } rings;
@@ -161,33 +171,37 @@ DEV void load_tiles(const problem *p, const rings *ring, const tensor_map *a_map
     }
 }
 
-/* One warp. */
-DEV void load_scales(const problem *p, const rings *ring, place *at, int m, u32 lane)
+/* One warp of SCALERS, which take the stages in turn. */
+DEV void load_scales(const problem *p, const rings *ring, place *at, int m, u32 scaler, u32 lane)
 {
+    place own = *at;
     const int b_row = p->column / 128 + (int)lane;
     const u32 b_valid = lane < SCALES_B && b_row * 128 < p->n;
     const float *a = p->scale_a + (m + (i64)lane) * p->scale_a_row;
     const float *b = b_valid ? p->scale_b + b_row * p->scale_b_row : p->scale_b;
-    for (int i = 0; i < p->count; i += UNROLL) {
-        barrier_wait(ring->read + 8 * at->stage, at->parity);
+    place_past(&own, scaler);
+    for (int i = (int)scaler * UNROLL; i < p->count; i += SCALERS * UNROLL) {
+        barrier_wait(ring->read + 8 * own.stage, own.parity);
         for (int u = 0; u < UNROLL && i + u < p->count; u++) {
             const int kb = block_at(p, i + u);
-            const u32 to = ring->scales + (at->stage * UNROLL + u) * (SCALES * 4) + lane * 4;
+            const u32 to = ring->scales + (own.stage * UNROLL + u) * (SCALES * 4) + lane * 4;
             const float *from = a + kb * p->scale_a_block;
 #pragma unroll
             for (int j = 0; j < (ROWS + 31) / 32; j++) {
                 if (32 * j + (int)lane < ROWS) {
                     const u32 valid = m + 32 * j + (int)lane < p->rows;
-                    copy_async_4(to + 128 * j, valid ? from + 32 * j * p->scale_a_row : p->scale_a, valid);
+                    copy_async_4(to + 128 * j, valid ? from : p->scale_a, valid);
+                    from += 32 * p->scale_a_row;
                 }
             }
             if (lane < SCALES_B) {
                 copy_async_4(to + ROWS * 4, b + (b_valid ? kb : 0), b_valid);
             }
         }
-        barrier_arrive_copies(ring->full + 8 * at->stage);
-        place_on(at, 1);
+        barrier_arrive_copies(ring->full + 8 * own.stage);
+        place_past(&own, SCALERS);
     }
+    place_past(at, (u32)(p->count + UNROLL - 1) / UNROLL);
 }
 
 /* Where a warpgroup stands in the ring: a stage, and a k-block of it. */
@@ -204,10 +218,13 @@ DEV void cursor_on(cursor *c, int last)
     }
 }
 
-/* part = the next k-block's product, left under way. */
+/* part = the next k-block's product, left under way. The address is the same in all lanes, which the compiler cannot
+ * see: so the descriptors stay in uniform registers, and its steps follow each other at once. (Measured: wider strips
+ * and longer stages lose by it.) */
 DEV void begin_product(const rings *ring, cursor *c, int last, float *part, u32 group)
 {
-    const u32 tiles = ring->tiles + c->at.stage * STAGE_BYTES;
+    const u32 at = ring->tiles + c->at.stage * STAGE_BYTES;
+    const u32 tiles = GROUPS * UNROLL == 1 ? __shfl_sync(~0u, at, 0) : at;
     barrier_wait(ring->full + 8 * c->at.stage, c->at.parity);
     const u64 b = wgmma_operand(tiles + (u32)c->block * B_BYTES + group * (64 * 128));
     const u64 a = wgmma_operand(tiles + UNROLL * B_BYTES + (u32)c->block * A_BYTES);
@@ -225,12 +242,29 @@ DEV u32 scales_at(const rings *ring, const cursor *c)
     return ring->scales + (c->at.stage * UNROLL + (u32)c->block) * (SCALES * 4);
 }
 
-/* Adds a finished product, scaled; gives the stage back after its last. */
+/* This warp has read the tiles of the stage of that barrier. */
+DEV void release(const problem *p, u32 empty, u32 lane)
+{
+#if PAIR > 1
+    if (lane < PAIR) {
+        barrier_arrive_cluster(cluster_address(empty, p->part * PAIR + lane));
+    }
+#else
+    if (lane == 0) {
+        barrier_arrive(empty);
+    }
+#endif
+}
+
+/* Gives the stage back after its last product, and adds the finished one, scaled. */
 DEV void end_product(const problem *p, const rings *ring, cursor *c, int last, float *sums, const float *part,
                      float sb, u32 lane)
 {
     const u32 scales = scales_at(ring, c);
-    const u32 empty = ring->empty + 8 * c->at.stage, read = ring->read + 8 * c->at.stage;
+    const int done = last || c->block == UNROLL - 1;
+    if (done) {
+        release(p, ring->empty + 8 * c->at.stage, lane);
+    }
 #pragma unroll
     for (int j = 0; j < ROWS / 8; j++) {
         const float2 sa = load_shared_f32x2(scales + (8 * j + 2 * (lane % 4)) * 4);
@@ -240,20 +274,10 @@ DEV void end_product(const problem *p, const rings *ring, cursor *c, int last, f
         sums[4 * j + 2] = __fmaf_rn(left, part[4 * j + 2], sums[4 * j + 2]);
         sums[4 * j + 3] = __fmaf_rn(right, part[4 * j + 3], sums[4 * j + 3]);
     }
-    cursor_on(c, last);
-    if (c->block == 0) {
-        barrier_arrive(read);
-        __syncwarp();
-#if PAIR > 1
-        if (lane < PAIR) {
-            barrier_arrive_cluster(cluster_address(empty, p->part * PAIR + lane));
-        }
-#else
-        if (lane == 0) {
-            barrier_arrive(empty);
-        }
-#endif
+    if (done) {
+        barrier_arrive(ring->read + 8 * c->at.stage);
     }
+    cursor_on(c, last);
 }
 
 /* Of a block's k-blocks those that a team multiplies: every TEAMS-th stage of the ring. */
@@ -340,9 +364,7 @@ DEV void multiply(const problem *p, const rings *ring, place *at, u32 team, u32 
         END(part, i, 0);
     }
 #endif
-    const u32 stages = at->stage + (u32)(p->count + UNROLL - 1) / UNROLL;
-    at->stage = stages % STAGES;
-    at->parity ^= stages / STAGES & 1;
+    place_past(at, (u32)(p->count + UNROLL - 1) / UNROLL);
     /* All have multiplied: every copy into the ring has been waited for, and the sums before these are stored. */
     threads_sync(1, CONSUMERS);
     const u32 to = sums_at(ring, group, warp, lane);
@@ -399,7 +421,8 @@ DEV void finish(const problem *p, const rings *ring, int m, u32 thread)
         float4 part[SPLIT];
 #pragma unroll
         for (u32 s = 0; s < SPLIT; s++) {
-            part[s] = load_cluster_f32x4(cluster_address(from, s * PAIR + p->pair));
+            part[s] = SPLIT == 1 ? load_shared_f32x4(from)
+                                 : load_cluster_f32x4(cluster_address(from, s * PAIR + p->pair));
         }
         float4 v = part[0];
 #pragma unroll
@@ -566,7 +589,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
 #endif
         EACH_STRIP {
             if (warp > CONSUMERS / 32) {
-                load_scales(&p, &ring, &at, row, lane);
+                load_scales(&p, &ring, &at, row, warp - CONSUMERS / 32 - 1, lane);
             } else if (lane == 0) {
                 load_tiles(&p, &ring, &a_map, &b_map, &at, row, early);
             }

@@ -319,6 +319,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         REGISTERS_TAKE(232);
 #endif
         multiply(&p, p.codes, warp, lane);
+        join_parts(&p, p.codes, threadIdx.x);
     }
     /* The parts' sums are there; nobody leaves while another reads them. */
 #if SPLIT > 1

@@ -120,7 +120,35 @@ DEV void load_scale_span(const qn_cuda_mm &a, const problem *p, u32 to, int k0, 
     }
 }
 
-/* The blocks of the cluster share the results of the strip; each is the sum of its parts in one order. */
+/* The sum of a block's own parts of four results, in their order. */
+DEV float4 add_parts(u32 from)
+{
+    float4 v = load_shared_f32x4(from);
+#pragma unroll
+    for (u32 k = 1; k < PARTS; k++) {
+        const float4 four = load_shared_f32x4(from + k * (ROWS * PITCH * 4));
+        v.x += four.x;
+        v.y += four.y;
+        v.z += four.z;
+        v.w += four.w;
+    }
+    return v;
+}
+
+/* Of those who multiply, before the cluster meets: a block's own parts are added where the first one lies. Another
+ * block's come slowly, so it reads one number a result. */
+DEV void join_parts(const problem *p, u32 sums_at, u32 thread)
+{
+#if SPLIT > 1 && PARTS > 1
+    threads_sync(1, CONSUMERS);
+    for (int i = (int)thread; i < p->rows * (STRIP / 4); i += CONSUMERS) {
+        const u32 at = sums_at + (u32)(i / (STRIP / 4) * PITCH + i % (STRIP / 4) * 4) * 4;
+        store_shared_f32x4(at, add_parts(at));
+    }
+#endif
+}
+
+/* The blocks of the cluster share the results of the strip; each is the sum of its blocks' in one order. */
 DEV void finish_strip(const qn_cuda_mm &a, const problem *p, u32 sums_at, u32 part, u32 thread)
 {
     const qn_cuda_mm_part &w = a.part[0];
@@ -128,18 +156,15 @@ DEV void finish_strip(const qn_cuda_mm &a, const problem *p, u32 sums_at, u32 pa
     const int vector = ((u64)w.d | (u64)w.d_row) % (4 * out_bytes) == 0;
     for (int i = (int)(part * CONSUMERS + thread); i < p->rows * (STRIP / 4); i += SPLIT * CONSUMERS) {
         const int row = i / (STRIP / 4), column = i % (STRIP / 4) * 4, n = p->column + column;
+        const u32 from = sums_at + (u32)(row * PITCH + column) * 4;
         float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 1
-        for (u32 s = 0; s < SPLIT; s++) {
 #pragma unroll
-            for (int k = 0; k < PARTS; k++) {
-                const u32 from = sums_at + (u32)((k * ROWS + row) * PITCH + column) * 4;
-                const float4 four = load_cluster_f32x4(cluster_address(from, s));
-                v[0] += four.x;
-                v[1] += four.y;
-                v[2] += four.z;
-                v[3] += four.w;
-            }
+        for (u32 s = 0; s < SPLIT; s++) {
+            const float4 four = SPLIT == 1 ? add_parts(from) : load_cluster_f32x4(cluster_address(from, s));
+            v[0] += four.x;
+            v[1] += four.y;
+            v[2] += four.z;
+            v[3] += four.w;
         }
         char *const to = w.d + (p->row + row) * w.d_row;
 #pragma unroll

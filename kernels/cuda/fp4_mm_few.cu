@@ -30,11 +30,13 @@
  *   x: base and row stride multiples of 16; K a multiple of 8 and of the format's block
  *   Launch
  *     block 128 WN WK + 128, cluster {SPLIT, 1, 1}, grid {ceil(N / (16 TILES WN)) * SPLIT, ceil(M / ROWS), 1}
- *     dynamic shared memory = 1024 + max(STAGES * (16 TILES WN * 128 + 512 ROWS + 16) + 32 TILES WN * 1024 / UNIT +
- *                                        1120, 16 WK ROWS (16 TILES WN + 4))
+ *     dynamic shared memory = 1024 + max(STAGES * (16 TILES WN * 128 + 512 ROWS + 16) + 48 TILES WN * 1024 / UNIT +
+ *                                        1168, 16 WK ROWS (16 TILES WN + 4))
  *   May be launched with programmatic stream serialization; constant 1: kernels ahead in the stream do not write the
- *   weights, which are then read before they end. */
+ *   weights, the first of which are then read before they end. */
 #define SLICES 4 /* of a stage */
+#define EARLY 2  /* stages whose weights come before their x: more would keep x waiting */
+#define SPANS 3  /* of scales in the ring: with two, a span's first stages would wait for the last of the one before */
 #define STRIP (16 * TILES * WN)
 #define CONSUMERS (32 * SLICES * WN * WK)
 #define COPIERS 96 /* threads that look at scales, or copy them */
@@ -81,22 +83,34 @@ DEV void load_scales(const few *f, const tensor_map *map, u32 span, int k0, int 
     }
 }
 
-/* One thread. The first `early` stages have their weights under way, at most STAGES and two spans. */
+/* A span of scales in the ring, and its barriers' parity. */
+typedef struct turn {
+    u32 span, parity;
+} turn;
+
+DEV void turn_on(turn *t)
+{
+    if (++t->span == SPANS) {
+        t->span = 0;
+        t->parity ^= 1;
+    }
+}
+
+/* One thread. The first `early` stages have their weights under way. */
 DEV void load(const few *f, const tensor_map *codes, const tensor_map *scales, const tensor_map *x, int mapped,
               int early)
 {
     const problem *p = &f->p;
     place at = {0, 1};
-    u32 span = 0, parity = 1;
+    turn scale = {0, 1};
     int stage = 0;
     for (int k0 = p->begin; k0 < p->end; k0 += DEPTH, stage++) {
         if (stage % SPAN == 0) {
             if (stage >= early) {
-                barrier_wait(p->scales_empty + 8 * span, parity);
-                load_scales(f, scales, span, k0, mapped);
+                barrier_wait(p->scales_empty + 8 * scale.span, scale.parity);
+                load_scales(f, scales, scale.span, k0, mapped);
             }
-            span ^= 1;
-            parity ^= span ^ 1;
+            turn_on(&scale);
         }
         if (stage >= early) {
             barrier_wait(p->empty + 8 * at.stage, at.parity);
@@ -113,14 +127,14 @@ DEV void look_at_scales(const qn_cuda_mm &a, const few *f, int mapped, int threa
     const problem *p = &f->p;
     const u64 rows = (u64)a.part[0].b_scale | (u64)a.part[0].b_scale_row;
     const int words = rows % 4 == 0 && a.k % (4 * UNIT) == 0 && p->begin % (4 * UNIT) == 0;
-    u32 span = 0, parity = 0;
+    turn now = {0, 0};
 #pragma unroll 1
     for (int k0 = p->begin; k0 < p->end; k0 += SPAN * DEPTH) {
-        const u32 at = p->scales + span * SCALE_BYTES;
+        const u32 at = p->scales + now.span * SCALE_BYTES;
         if (mapped) {
-            barrier_wait(f->landed + 8 * span, parity);
+            barrier_wait(f->landed + 8 * now.span, now.parity);
         } else {
-            barrier_wait(p->scales_empty + 8 * span, parity ^ 1);
+            barrier_wait(p->scales_empty + 8 * now.span, now.parity ^ 1);
             load_scale_span(a, p, at, k0, words, thread);
             copy_async_wait();
             threads_sync(2, COPIERS);
@@ -133,13 +147,12 @@ DEV void look_at_scales(const qn_cuda_mm &a, const few *f, int mapped, int threa
         }
         above = __any_sync(0xffffffffu, above != 0);
         if (thread % 32 == 0) {
-            store_shared_i32(f->large + 16 * span + thread / 32 * 4, (int)above);
+            store_shared_i32(f->large + 16 * now.span + thread / 32 * 4, (int)above);
         }
         __syncwarp();
 #endif
-        barrier_arrive(p->scales_full + 8 * span);
-        span ^= 1;
-        parity ^= span ^ 1;
+        barrier_arrive(p->scales_full + 8 * now.span);
+        turn_on(&now);
     }
 }
 
@@ -237,13 +250,13 @@ DEV void multiply(const few *f, u32 sums_at, u32 warp, u32 lane)
         }
     }
     place at = {wk, 0};
-    u32 span = 0, parity = 0;
+    turn now = {0, 0};
     int stage = (int)wk;
 #pragma unroll 1
     for (int first = 0; p->begin + first * DEPTH < p->end; first += SPAN) {
-        barrier_wait(p->scales_full + 8 * span, parity);
+        barrier_wait(p->scales_full + 8 * now.span, now.parity);
 #if IS_MX
-        const uint4 saw = load_shared_u32x4(f->large + 16 * span);
+        const uint4 saw = load_shared_u32x4(f->large + 16 * now.span);
         const int large = (saw.x | saw.y | saw.z) != 0;
 #else
         const int large = 0;
@@ -251,7 +264,7 @@ DEV void multiply(const few *f, u32 sums_at, u32 warp, u32 lane)
 #pragma unroll 1
         for (; stage < first + SPAN && p->begin + stage * DEPTH < p->end; stage += WK) {
             const u32 byte = (u32)(stage - first) * (DEPTH / UNIT) + (slice * 64 + t * 16) / UNIT;
-            const u32 scales_at = p->scales + span * SCALE_BYTES + scale_at(row, byte);
+            const u32 scales_at = p->scales + now.span * SCALE_BYTES + scale_at(row, byte);
             barrier_wait(p->full + 8 * at.stage, at.parity);
             const u32 codes_at = p->codes + at.stage * B_BYTES + codes, x_at = p->x + at.stage * X_BYTES + x;
             if (IS_MX && large) {
@@ -266,10 +279,9 @@ DEV void multiply(const few *f, u32 sums_at, u32 warp, u32 lane)
             place_on(&at, WK);
         }
         if (lane == 0) {
-            barrier_arrive(p->scales_empty + 8 * span);
+            barrier_arrive(p->scales_empty + 8 * now.span);
         }
-        span ^= 1;
-        parity ^= span ^ 1;
+        turn_on(&now);
     }
     threads_sync(1, CONSUMERS); /* all stages are read: the sums lie where they were */
     const u32 to = sums_at + (((wk * SLICES + slice) * ROWS + 2 * t) * PITCH + row) * 4;
@@ -298,13 +310,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     p->codes = (shared_address(shared) + 1023) / 1024 * 1024;
     p->x = p->codes + STAGES * B_BYTES;
     p->scales = p->x + STAGES * X_BYTES;
-    f.table = p->scales + 2 * SCALE_BYTES;
+    f.table = p->scales + SPANS * SCALE_BYTES;
     p->full = f.table + 1024;
     p->empty = p->full + STAGES * 8;
     p->scales_full = p->empty + STAGES * 8;
-    p->scales_empty = p->scales_full + 16;
-    f.landed = p->scales_empty + 16;
-    f.large = (f.landed + 31) / 16 * 16;
+    p->scales_empty = p->scales_full + SPANS * 8;
+    f.landed = p->scales_empty + SPANS * 8;
+    f.large = (f.landed + SPANS * 8 + 15) / 16 * 16;
     p->row = (int)blockIdx.y * ROWS;
     p->rows = a.m - p->row < ROWS ? a.m - p->row : ROWS;
     p->column = (int)(blockIdx.x / SPLIT) * STRIP;
@@ -320,13 +332,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(p->full + 8 * i, 1);
             barrier_init(p->empty + 8 * i, SLICES * WN);
         }
-        for (u32 i = 0; i < 2; i++) {
+        for (u32 i = 0; i < SPANS; i++) {
             barrier_init(f.landed + 8 * i, 1);
             barrier_init(p->scales_full + 8 * i, COPIERS);
             barrier_init(p->scales_empty + 8 * i, CONSUMERS / 32);
         }
         barrier_init_fence();
-        while (constant && early < STAGES && early < 2 * SPAN && p->begin + early * DEPTH < p->end) {
+        while (constant && early < EARLY && p->begin + early * DEPTH < p->end) {
             const int k0 = p->begin + early * DEPTH;
             if (early % SPAN == 0) {
                 load_scales(&f, &scale_map, (u32)early / SPAN, k0, mapped);
@@ -340,7 +352,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     wait_before();
     __syncthreads();
     if (warp >= CONSUMERS / 32) {
-#if SCARCE && IS_MX
+#if SCARCE && (IS_MX || IS_F16)
         REGISTERS_GIVE(32);
 #elif SCARCE
         REGISTERS_GIVE(64);
@@ -351,12 +363,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             load(&f, &code_map, &scale_map, &x_map, mapped, early);
         }
     } else {
-#if SCARCE && IS_MX
+#if SCARCE && (IS_MX || IS_F16)
         REGISTERS_TAKE(112);
 #elif SCARCE
         REGISTERS_TAKE(104);
 #endif
         multiply(&f, p->codes, warp, lane);
+        join_parts(p, p->codes, threadIdx.x);
     }
     /* The parts' sums are there; nobody leaves while another reads them. */
 #if SPLIT > 1

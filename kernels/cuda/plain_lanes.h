@@ -20,6 +20,11 @@ static __device__ inline void load_lane(const qn_cuda_rows &a, const char *x, i6
     }
 }
 
+static __device__ inline void ask_for_lane(const qn_cuda_rows &a, const char *x, i64 column)
+{
+    ask_for(x + column * X_BYTES);
+}
+
 static __device__ inline float value_at(const qn_cuda_rows &a, const char *x, i64 column)
 {
     return load_one(x, column);

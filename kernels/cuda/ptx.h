@@ -98,6 +98,19 @@ DEV uint4 load_shared_u32x4(u32 at)
     return v;
 }
 
+DEV float4 load_shared_f32x4(u32 at)
+{
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at));
+    return v;
+}
+
+DEV void store_shared_f32x4(u32 at, float4 v)
+{
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
+}
+
 /* Address of the same location in block `rank` of the cluster. */
 DEV u32 cluster_address(u32 at, u32 rank)
 {

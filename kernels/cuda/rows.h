@@ -63,6 +63,13 @@ static __device__ inline uint4 load_by(u64 policy, const char *p)
     return v;
 }
 
+/* Asks the L2 cache for what will be read. Before begin_kernel(), too: nothing is read yet, and what the kernel ahead
+ * still writes goes to the same cache. */
+static __device__ inline void ask_for(const char *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
 static __device__ inline float from_f16(u16 bits)
 {
     float v;

@@ -3,6 +3,7 @@
  *
  *   struct lane           PER elements of a row as loaded
  *   load_lane, value_at   into one; an element by itself
+ *   ask_for_lane          of the L2 cache
  *   struct kept           what registers hold between range and codes
  *   keep, restore         lane to kept; kept to floats; widen_by_kept: their range
  *   struct rule           make_rule(args, range, row, segment), write_rule, apply(rule, value)
@@ -150,9 +151,15 @@ extern "C" __global__ void __launch_bounds__(128) JOIN(ENTRY, _block_plain)(cons
 #if LANES > 0
 extern "C" __global__ void __launch_bounds__(256, TEAM_BLOCKS) JOIN(ENTRY, _team)(const qn_cuda_rows a)
 {
-    begin_kernel();
     const int place = threadIdx.x % LANES, teams = blockDim.x / LANES;
     const i64 first = (i64)blockIdx.y * teams * UNROLL + threadIdx.x / LANES;
+#if UNROLL == 1 /* few rows: the wait for memory goes beside that for the kernel ahead */
+    const i64 own = first * (LANES * PER) + place * PER;
+    if (own < a.k && (own * X_BYTES) % 32 == 0) {
+        ask_for_lane(a, a.x + blockIdx.x * a.x_row, own);
+    }
+#endif
+    begin_kernel();
 #if RANGED
     const range r = join_tensor_range(a.ranges);
 #endif

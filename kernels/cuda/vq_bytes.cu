@@ -1,5 +1,6 @@
 /* Sums of x w^T for one or two rows of x and gptvq weights in exact integers on tensor cores: entries are int8 operand
- * registers of m16n8k32, and the columns of the other operand are digits of x, three a row (qn_vq_digits).
+ * registers of m16n8k32, and the columns of the other operand are digits of x, three a row (vq_digits.h), which a warp
+ * makes for its block, a span ahead.
  *
  * An entry of four int8 is a register: one access of 4 bytes a code, none of which conflict: a book lies in shared
  * memory once a lane, for a span of 256 columns of K while the next is filled. An entry of both has 256 bytes, so that
@@ -9,12 +10,16 @@
  * A block has QN_VQ_BLOCK_ROWS rows of w, and takes its share of all blocks' spans in order.
  *
  * Host contract
+ *   Parameter: X_FORMAT
  *   K a multiple of 64; codes at multiples of 16, codebooks without gaps in an entry and a book
- *   Launch: block 256, grid {blocks}, 2 * 32768 bytes */
-#include "vq_parts.h"
+ *   Launch: block 256, grid {blocks}, QN_VQ_BYTES_SHARED bytes */
+#include "vq_digits.h"
 
 #define THREADS 256
 #define TILES 2
+#define DIGITS_AT (2 * 32768)
+#define PRODUCT_PITCH (QN_VQ_BYTES_DIGITS / 8)         /* 256 bytes, and 32 that keep products off each other's banks */
+#define SCALES_AT (DIGITS_AT + 2 * QN_VQ_BYTES_DIGITS) /* [side][row of x] */
 #define ROW_OF(half) (lane / 4 + 8 * (half))
 
 DEV void multiply(int *sum, const u32 *w, u32 b0, u32 b1)
@@ -64,6 +69,23 @@ DEV u32 look_up(u32 table, u32 mine, u32 word, int i)
     return v;
 }
 
+/* The warp's 256 elements of row m of x as digits: product i, lane t of a quad has elements 64 t + 8 i on. */
+DEV void put_digits(const float *v, u32 memory, int side, int m, int lane)
+{
+    u32 u[8];
+    const float scale = digits_of(v, u);
+    const u32 at = memory + DIGITS_AT + (u32)side * QN_VQ_BYTES_DIGITS + (u32)(lane % 8) * PRODUCT_PITCH;
+#pragma unroll
+    for (u32 d = 0; d < 3; d++) {
+        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(at + (u32)m * 128 + d * 32 + (u32)(lane / 8) * 8),
+                     "r"(four_digits(u[0], u[1], u[2], u[3], d)), "r"(four_digits(u[4], u[5], u[6], u[7], d))
+                     : "memory");
+    }
+    if (lane == 0) {
+        store_shared_f32(memory + SCALES_AT + (u32)(2 * side + m) * 4, scale);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 2) qn_vq_bytes(const __grid_constant__ qn_cuda_vq a)
 {
     extern __shared__ __align__(128) u8 memory[];
@@ -72,7 +94,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) qn_vq_bytes(const __gri
     int at = (int)first_span(a, all_spans(a), (int)blockIdx.x);
     const int last = (int)first_span(a, all_spans(a), (int)blockIdx.x + 1);
     u32 next[TILES][2][4];
-    const int there = lane < 16 || a.m > 1; /* columns of the second row of x */
+    const int there = lane / 16 < a.m && lane % 16 < 12;                  /* columns of rows of x */
+    const int row_of_x = warp % 2, turn = row_of_x < a.m ? warp / 2 : -1; /* warps make digits in turn */
+    const char *const x = a.x + row_of_x * a.x_row;
+    float ahead[8];
     release_next();
     if (a.early && at < last) { /* weights stay: they may be read while the kernel in front works */
 #pragma unroll
@@ -81,8 +106,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) qn_vq_bytes(const __gri
         }
     }
     wait_before();
-    /* behind the digits: a scale a row of x and span */
-    const float *const x_scales = (const float *)(a.halves + (i64)a.spans * 512) + (i64)token * a.spans;
     int loaded = a.early;
     while (at < last) {
         const int block = at / a.spans, span0 = at % a.spans, span1 = min(a.spans, span0 + last - at);
@@ -96,9 +119,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) qn_vq_bytes(const __gri
         }
         loaded = 0;
         u32 entry = book_entry(a, block, span0);
+        if (span0 % 4 == turn) {
+            load_eight(x, span0 * QN_VQ_SPAN + lane * 8, a.k, X_FORMAT, ahead);
+        }
 #pragma unroll 1
         for (int span = span0; span < span1; span++) {
-            const int ahead = span + 1 < span1 ? span + 1 : span;
+            const int after = span + 1 < span1 ? span + 1 : span;
             u32 codes[TILES][2][4];
 #pragma unroll
             for (int tile = 0; tile < TILES; tile++) {
@@ -106,18 +132,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) qn_vq_bytes(const __gri
                 for (int i = 0; i < 8; i++) {
                     codes[tile][i / 4][i % 4] = next[tile][i / 4][i % 4];
                 }
-                load_codes(a, row + 16 * tile, ahead, lane, next[tile]);
+                load_codes(a, row + 16 * tile, after, lane, next[tile]);
             }
-            const float scale = ((const float *)(a.scales + (i64)block * a.scales_row))[span] * x_scales[span];
-            const u32 side = (u32)(span % 2) * 128, mine = side + (u32)lane * 4;
-            fill(base + side, entry); /* the other table may still be read; this one was two spans ago */
-            entry = book_entry(a, block, ahead);
+            const float book_scale = ((const float *)(a.scales + (i64)block * a.scales_row))[span];
+            const u32 side = (u32)(span % 2), mine = side * 128 + (u32)lane * 4;
+            fill(base + side * 128, entry); /* the other table may still be read; this one was two spans ago */
+            entry = book_entry(a, block, after);
+            if (span % 4 == turn) {
+                put_digits(ahead, base, (int)side, row_of_x, lane);
+            }
+            if ((span + 1) % 4 == turn) {
+                load_eight(x, after * QN_VQ_SPAN + lane * 8, a.k, X_FORMAT, ahead);
+            }
             __syncthreads();
-            const uint2 *const x = (const uint2 *)a.halves + (i64)span * 256 + lane;
+            const float scale =
+                book_scale * load_shared_f32(base + SCALES_AT + (2 * side + (u32)(token < a.m ? token : 0)) * 4);
+            const u32 digits = base + DIGITS_AT + side * QN_VQ_BYTES_DIGITS + (u32)lane * 8;
             int sums[TILES][4] = {};
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                const uint2 b = there ? x[i * 32] : make_uint2(0, 0);
+                const uint2 b = there ? load_digits(digits + (u32)i * PRODUCT_PITCH) : make_uint2(0, 0);
 #pragma unroll
                 for (int tile = 0; tile < TILES; tile++) {
                     u32 w[4];

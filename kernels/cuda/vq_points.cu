@@ -12,15 +12,17 @@
  * A block has `tiles` tiles of 16 rows of w and all of K: its units, TILES tiles of a span, are dealt to the warps by
  * spans, and what they find is added up in order of warps. So there are no parts, and nothing depends on M.
  *
- * FUSED 1: the blocks of one cluster have all rows, and each transforms x in front and y behind (vq_turn.h).
+ * TURNED 1: each block transforms x in front (vq_turn.h), while codes are on their way. FUSED 1: so too, and the blocks
+ * of one cluster have all rows and transform y behind.
  *
  * Host contract
- *   Parameters: FUSED, X_FORMAT, TILES 1 or 2; OUT, BIAS, WSCALE_FORMAT (format + 1, 0: none). FUSED 0: RAW 1 leaves
- *   the sums in a.total. FUSED 1: CLUSTER, SU_FORMAT, SV_FORMAT, WH_FORMAT
+ *   Parameters: TURNED, FUSED, X_FORMAT, TILES 1 or 2; OUT, BIAS, WSCALE_FORMAT (format + 1, 0: none). TURNED 1:
+ *   SU_FORMAT, WH_FORMAT. FUSED 0: RAW 1 leaves the sums in a.total. FUSED 1: TURNED 1, CLUSTER, SV_FORMAT
  *   K a multiple of 64; rows of Qidxs at multiples of 8 without gaps
  *   Launch: block 512, grid {ceil(N / 16 / tiles)}, or {CLUSTER}, tiles not below N / 16 / CLUSTER;
  *   qn_cuda_vq_points_bytes of shared memory */
 #define THREADS 512
+#include "vq_digits.h"
 #include "vq_lattice.h"
 #include "vq_turn.h"
 
@@ -125,69 +127,20 @@ DEV void point(const u8 *table, u32 codes, const four_signs &s, int i, u32 *even
 
 /* ---- rows of x ---- */
 
-/* The lane's eight elements of a span. */
-DEV void load_eight(const char *row, int k, int limit, float *v)
-{
-    if (k >= limit) {
-#pragma unroll
-        for (int e = 0; e < 8; e++) {
-            v[e] = 0.0f;
-        }
-        return;
-    }
-#if X_FORMAT == QN_MM_F32
-    if (((u64)row & 15) == 0) {
-        const float4 low = ((const float4 *)row)[k / 4], high = ((const float4 *)row)[k / 4 + 1];
-        v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
-        v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
-        return;
-    }
-#endif
-#pragma unroll
-    for (int e = 0; e < 8; e++) {
-        v[e] = load_float(row, k + e, X_FORMAT);
-    }
-}
-
-DEV u32 four_bytes(u32 a, u32 b, u32 c, u32 d, u32 which)
-{
-    return __byte_perm(__byte_perm(a, b, which), __byte_perm(c, d, which), 0x5410) ^ 0x80808080u;
-}
-
 /* The warp's 256 elements as digits, product i, lane t of a quad: elements 64 (i / 2) + 16 t + 8 (i % 2) on, in the
  * order 0 4 1 5 2 6 3 7. Returns what they are to be multiplied by. */
 DEV float put_digits(const float *v, u32 to, int lane)
 {
-    u32 most = 0, u[8];
-#pragma unroll
-    for (int e = 0; e < 8; e++) {
-        most = max(most, __float_as_uint(v[e]) & 0x7fffffffu);
-    }
-    most = __reduce_max_sync(~0u, most);
-    /* the largest becomes 2^21 to 2^22 */
-    const u32 exponent = most >> 23, shift = exponent > 24 ? exponent - 21 : 3;
-    const float inverse = __uint_as_float((254 - shift) << 23);
-#pragma unroll
-    for (int e = 0; e < 8; e++) {
-        /* rounded in front of 2^23; digits from -128 to 127 are bytes 128 less */
-        u[e] = __float_as_uint(__fmaf_rn(v[e], inverse, 12582912.0f)) - (0x4b400000u - 0x00808080u);
-    }
+    u32 u[8];
+    const float scale = digits_of(v, u);
     const u32 at = to + (u32)(lane / 8 * 2 + lane % 2) * 32 + (u32)(lane % 8 / 2) * 8;
 #pragma unroll
     for (u32 d = 0; d < 3; d++) {
-        const u32 which = d == 0 ? 0x0040 : d == 1 ? 0x0051 : 0x0062;
         asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(at + d * DIGIT_PITCH),
-                     "r"(four_bytes(u[0], u[4], u[1], u[5], which)), "r"(four_bytes(u[2], u[6], u[3], u[7], which))
+                     "r"(four_digits(u[0], u[4], u[1], u[5], d)), "r"(four_digits(u[2], u[6], u[3], u[7], d))
                      : "memory");
     }
-    return __uint_as_float(exponent == 255 ? 0x7fc00000u : shift << 23);
-}
-
-DEV uint2 load_digits(u32 at)
-{
-    uint2 v;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at));
-    return v;
+    return scale;
 }
 
 /* ---- a unit ---- */
@@ -225,48 +178,63 @@ DEV void unit(const u8 *table, u32 (*codes)[2][4], u32 digits, float scale, int 
     }
 }
 
-#if FUSED
+#if TURNED
 
-/* Behind the parts: a row in front of its transform, rows behind it, what the block found, signs of both bases. */
-struct fused_rows {
+/* Behind the parts: a row in front of its transform, rows behind it; FUSED: what the block found, the bases' signs. */
+struct turned_rows {
     float *before, *after, *found;
     u32 *signs, *signs_out;
     int longest, rows;
 };
 
-DEV fused_rows fused_rows_at(const qn_cuda_vq &a, const qn_cuda_turn &in, float *at, int rows)
+DEV turned_rows turned_rows_at(const qn_cuda_vq &a, const qn_cuda_turn &in, float *at, int rows)
 {
-    fused_rows f;
-    f.longest = max(a.k, a.n);
+    turned_rows f;
+    f.longest = FUSED ? max(a.k, a.n) : a.k;
     f.rows = rows;
     f.before = at;
     f.after = at + f.longest;
     f.found = f.after + a.m * f.longest;
-    f.signs = (u32 *)(f.found + a.m * rows);
+    f.signs = (u32 *)(f.found + (FUSED ? a.m * rows : 0));
     f.signs_out = f.signs + in.base * TURN_WORDS(in.base);
     return f;
 }
 
 /* Rows of x are transformed, but for their scale. */
-DEV void transform_x(const qn_cuda_vq &a, const qn_cuda_turn &in, const fused_rows &f)
+DEV void transform_x(const qn_cuda_vq &a, const qn_cuda_turn &in, const turned_rows &f)
 {
     for (int m = 0; m < a.m; m++) {
         __syncthreads();
-#pragma unroll 4
-        for (int i = (int)threadIdx.x; i < a.k; i += THREADS) {
-            float v = load_float(a.x + (i64)m * a.x_row, i, X_FORMAT) * load_float(a.su, i, SU_FORMAT - 1);
+#pragma unroll 2
+        for (int k = (int)threadIdx.x * 8; k < a.k; k += THREADS * 8) {
+            float v[8], by[8];
+            load_eight(a.x + (i64)m * a.x_row, k, a.k, X_FORMAT, v);
+            load_eight(a.su, k, a.k, SU_FORMAT - 1, by);
+#pragma unroll
+            for (int e = 0; e < 8; e++) {
+                v[e] *= by[e];
+            }
 #if WH_FORMAT
-            v /= load_float(a.scale_wh, i, WH_FORMAT - 1);
+            load_eight(a.scale_wh, k, a.k, WH_FORMAT - 1, by);
+#pragma unroll
+            for (int e = 0; e < 8; e++) {
+                v[e] /= by[e];
+            }
 #endif
-            f.before[i] = v;
+            *(float4 *)(f.before + k) = make_float4(v[0], v[1], v[2], v[3]);
+            *(float4 *)(f.before + k + 4) = make_float4(v[4], v[5], v[6], v[7]);
         }
         __syncthreads();
         turn_row(in, f.before, f.after + m * f.longest, in.fast, f.signs);
     }
 }
 
+#endif
+
+#if FUSED
+
 /* What all blocks found is transformed by each, which stores its share of y. */
-DEV void transform_y(const qn_cuda_vq &a, const qn_cuda_turn &out, const fused_rows &f)
+DEV void transform_y(const qn_cuda_vq &a, const qn_cuda_turn &out, const turned_rows &f)
 {
     const u32 of_block = shared_address(f.found);
 #if WSCALE_FORMAT
@@ -322,12 +290,8 @@ DEV void store_sum(const qn_cuda_vq &a, int m, int n, float sum)
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    qn_vq_points(const __grid_constant__ qn_cuda_vq a
-#if FUSED
-                 ,
-                 const __grid_constant__ qn_cuda_turn in, const __grid_constant__ qn_cuda_turn out
-#endif
-    )
+    qn_vq_points(const __grid_constant__ qn_cuda_vq a, const __grid_constant__ qn_cuda_turn in,
+                 const __grid_constant__ qn_cuda_turn out)
 {
     extern __shared__ __align__(128) u8 memory[];
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -352,18 +316,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (a.early && at < last) { /* weights stay: they may be read while the kernel in front works */
         load_codes(a, first + group * TILES, end, span, lane, next);
     }
-#if FUSED
-    const fused_rows fused = fused_rows_at(a, in, parts + WARPS * a.m * rows, rows);
-    turn_signs(in, fused.signs);
-    turn_signs(out, fused.signs_out);
+#if TURNED
+    const turned_rows turned = turned_rows_at(a, in, parts + WARPS * a.m * rows, rows);
     if (a.early) {
         turn_prefetch(a.su, a.k, SU_FORMAT - 1, 0, 1);
+    }
+#endif
+#if FUSED
+    turn_signs(in, turned.signs);
+    turn_signs(out, turned.signs_out);
+    if (a.early) {
         turn_prefetch(a.sv, a.n, SV_FORMAT - 1, 0, 1);
     }
+#endif
     wait_before();
-    transform_x(a, in, fused);
-#else
-    wait_before();
+#if TURNED
+    transform_x(a, in, turned);
 #endif
     __syncthreads();
     if (!a.early && at < last) {
@@ -371,11 +339,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     float scale = 0.0f;
     const int keeps = lane % 2 == 0 && lane % 4 / 2 < a.m;
-#if !FUSED
+#if !TURNED
     float ahead[ROWS_OF_X][8];
 #pragma unroll
     for (int m = 0; m < ROWS_OF_X; m++) {
-        load_eight(a.x + (i64)m * a.x_row, span * QN_VQ_SPAN + lane * 8, m < a.m && at < last ? a.k : 0, ahead[m]);
+        load_eight(a.x + (i64)m * a.x_row, span * QN_VQ_SPAN + lane * 8, m < a.m && at < last ? a.k : 0, X_FORMAT,
+                   ahead[m]);
     }
 #endif
 #pragma unroll 1
@@ -398,20 +367,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
             for (int m = 0; m < ROWS_OF_X; m++) {
                 if (m < a.m) {
-#if FUSED
+#if TURNED
                     float v[8];
+                    const int k = span * QN_VQ_SPAN + lane * 8;
 #pragma unroll
-                    for (int e = 0; e < 8; e++) {
-                        const int k = span * QN_VQ_SPAN + lane * 8 + e;
-                        v[e] = k < a.k ? fused.after[m * fused.longest + k] * in.scale : 0.0f;
+                    for (int e = 0; e < 8; e += 4) {
+                        const float4 part = k < a.k ? *(const float4 *)(turned.after + m * turned.longest + k + e)
+                                                    : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                        v[e] = part.x * in.scale, v[e + 1] = part.y * in.scale;
+                        v[e + 2] = part.z * in.scale, v[e + 3] = part.w * in.scale;
                     }
 #else
                     float *const v = ahead[m];
 #endif
                     const float of_row = put_digits(v, digits + (u32)m * (4 * DIGIT_PITCH), lane);
                     scale = lane % 4 / 2 == m ? 0.03125f * of_row : scale;
-#if !FUSED
-                    load_eight(a.x + (i64)m * a.x_row, (span + 1) * QN_VQ_SPAN + lane * 8, a.k, v);
+#if !TURNED
+                    load_eight(a.x + (i64)m * a.x_row, (span + 1) * QN_VQ_SPAN + lane * 8, a.k, X_FORMAT, v);
 #endif
                 }
             }
@@ -430,7 +402,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             sum += parts[w * a.m * rows + i];
         }
 #if FUSED
-        fused.found[i] = sum;
+        turned.found[i] = sum;
 #else
         const int m = i / rows, n = first * 16 + i % rows;
         if (n < end * 16) {
@@ -439,6 +411,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
     }
 #if FUSED
-    transform_y(a, out, fused);
+    transform_y(a, out, turned);
 #endif
 }

@@ -7,16 +7,15 @@
  * products through shared memory. WIDE 1: for vq_wide.cu, [tile of x][span][pair of steps][row], in a row's 128 bytes
  * the transposed words of both steps, their 16-byte pieces swizzled as matrix descriptors say. SCALED 1: a row is
  * multiplied by a power of two that brings its largest element to 2^13. Grid {rows with padding}, block 256.
- *   qn_vq_digits  two rows of x as digits for vq_bytes.cu: three int8 an element, their spans' scales behind them.
- * Product i of a span, column 4 m + digit, lane t of a quad: elements 64 t + 8 i to + 7. Grid {spans, 2}, block 256.
  *   qn_vq_finish  y = sum of parts * scale + bias; RAW 1: total = sum of parts. Grid {ceil(N / 256), M}, block 256.
  *
- * Parameters: ENTRY 0 rows, 1 finish, 2 digits: which of them; X_FORMAT (of what it reads), OUT, BIAS; SCALE_FORMAT,
+ * Parameters: ENTRY 0 rows, 1 finish: which of them; X_FORMAT (of what it reads), OUT, BIAS; SCALE_FORMAT,
  * WSCALE_FORMAT (format + 1, 0: none) */
 #include "vq_parts.h"
 
 #define THREADS 256
 
+#if ENTRY == 0
 DEV float block_max(float v)
 {
     __shared__ float most[THREADS / 32];
@@ -36,7 +35,6 @@ DEV float block_max(float v)
     return v;
 }
 
-#if ENTRY == 0
 extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_rows(const __grid_constant__ qn_cuda_vq a)
 {
     release_next();
@@ -102,32 +100,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_rows(const __grid
 #endif
         }
 #endif
-    }
-}
-
-#elif ENTRY == 2
-extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_digits(const __grid_constant__ qn_cuda_vq a)
-{
-    release_next();
-    wait_before();
-    const int span = (int)blockIdx.x, m = (int)blockIdx.y, i = (int)threadIdx.x, k = span * QN_VQ_SPAN + i;
-    const float v = m < a.m && k < a.k ? load_float(a.x + (i64)m * a.x_row, k, X_FORMAT) : 0.0f;
-    const int bad = __syncthreads_or(!(fabsf(v) <= 3.4028235e38f));
-    const int exponent = (int)(__float_as_uint(block_max(fabsf(v))) >> 23);
-    /* x = scale * (d0 + 256 d1 + 65536 d2) with scale a power of two, so that the largest is 2^21 to 2^22 of it */
-    const int shift = exponent > 24 ? exponent - 21 : 3;
-    int left = (int)rintf(v * __uint_as_float((u32)(254 - shift) << 23));
-    const int product = i % 64 / 8, t = i / 64, byte = i % 8;
-    u8 *const to = (u8 *)a.halves + ((((i64)span * 8 + product) * 32 + m * 16 + t) * 8 + byte);
-#pragma unroll
-    for (int d = 0; d < 4; d++) {
-        const int digit = bad || d == 3 ? 0 : (int)(signed char)left;
-        to[d * 32] = (u8)digit;
-        left = (left - digit) >> 8;
-    }
-    if (i == 0) {
-        float *const scales = (float *)(a.halves + (i64)a.spans * 512);
-        scales[(i64)m * a.spans + span] = __uint_as_float(bad ? 0x7fc00000u : (u32)shift << 23);
     }
 }
 

@@ -2,18 +2,16 @@
  * behind it.
  *
  * PARTS above 1: a row's columns are shared by the blocks of a cluster; they exchange for the last levels, each reading
- * its share of all. PARTS 1: a block a row. PARTS 0, for rows that shared memory does not hold: a block makes `fast`
- * elements from all of the row.
+ * its share of all. PARTS 1: a block a row. PARTS 0, for rows that shared memory does not hold, and for one or two, of
+ * which blocks can read all many times: a block makes up to 512 elements from all of the row, and needs no other.
  *
  * Host contract
  *   Parameters: INPUT 1 or 0; PARTS 0, 1 or a power of two; X_FORMAT, SU_FORMAT, WH_FORMAT (format + 1, 0: none);
  *   SV_FORMAT, WSCALE_FORMAT, BIAS (format + 1, 0: none), OUT
  *   Launch: block 512. Grid {PARTS, M}, shared memory for two times the row's share and the signs of the base
- *   (qn_cuda_vq_turn_bytes), fast at least 4 PARTS; PARTS 0: {length / 1024 rounded to what fast divides by, M} */
+ *   (qn_cuda_vq_turn_bytes), fast at least 4 PARTS; PARTS 0: {length / min(fast, 512), M} */
 #define THREADS 512
 #include "vq_turn.h"
-
-#define LONG_FAST 1024 /* most of a transform's fast axis, PARTS 0 */
 
 DEV float load_in(const qn_cuda_vq &a, int m, int at)
 {
@@ -138,10 +136,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 #else
 
+#define ONCE 16 /* rows that a thread asks for at a time */
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     qn_vq_turn(const __grid_constant__ qn_cuda_vq a, const __grid_constant__ qn_cuda_turn turn)
 {
-    __shared__ float line[LONG_FAST];
+    __shared__ __align__(16) float before[THREADS], after[THREADS];
     __shared__ u32 signs[QN_TURN_MOST_BASE * TURN_WORDS(QN_TURN_MOST_BASE)];
     release_next();
     if (turn.base > 1) {
@@ -150,41 +150,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     wait_before();
     /* the slow axis: base * copies elements, of each of which every block loads its columns */
-    const int fast = turn.fast < LONG_FAST ? turn.fast : LONG_FAST, copies = turn.fast / fast;
-    const int m = (int)blockIdx.y, i = (int)blockIdx.x, copy = i % copies;
-    float sum[LONG_FAST / THREADS] = {};
-#pragma unroll 4
-    for (int row = 0; row < turn.base * copies; row++) {
-        u32 odd = (u32)__popc(copy & row & (copies - 1));
-        if (turn.base > 1) {
-            odd ^= signs[i / copies * TURN_WORDS(turn.base) + row / copies / 32] << row / copies % 32 >> 31;
+    const int fast = turn.fast < THREADS ? turn.fast : THREADS, copies = turn.fast / fast, rows = turn.base * copies;
+    const int m = (int)blockIdx.y, i = (int)blockIdx.x, copy = i & (copies - 1), f = (int)threadIdx.x;
+    const int shift = 31 - __clz(copies);
+    float sum = 0.0f;
+    for (int first = 0; first < rows; first += ONCE) {
+        float v[ONCE];
+#pragma unroll
+        for (int j = 0; j < ONCE; j++) {
+            v[j] = first + j < rows && f < fast ? load_in(a, m, (first + j) * fast + f) : 0.0f;
         }
 #pragma unroll
-        for (int q = 0; q < LONG_FAST / THREADS; q++) {
-            const int f = (int)threadIdx.x + q * THREADS;
-            if (f < fast) {
-                sum[q] += __uint_as_float(__float_as_uint(load_in(a, m, row * fast + f)) ^ odd << 31);
+        for (int j = 0; j < ONCE; j++) {
+            const int row = first + j < rows ? first + j : 0;
+            u32 odd = (u32)__popc(copy & row & (copies - 1));
+            if (turn.base > 1) {
+                const int column = row >> shift;
+                odd ^= signs[(i >> shift) * TURN_WORDS(turn.base) + column / 32] << column % 32 >> 31;
             }
+            sum += __uint_as_float(__float_as_uint(v[j]) ^ odd << 31);
         }
     }
-#pragma unroll
-    for (int q = 0; q < LONG_FAST / THREADS; q++) {
-        if ((int)threadIdx.x + q * THREADS < fast) {
-            line[threadIdx.x + q * THREADS] = sum[q];
-        }
-    }
-    for (int half = 1; half < fast; half *= 2) {
-        __syncthreads();
-        for (int p = (int)threadIdx.x; p < fast / 2; p += THREADS) {
-            const int low = p / half * 2 * half + p % half;
-            const float u = line[low], v = line[low + half];
-            line[low] = u + v;
-            line[low + half] = u - v;
-        }
-    }
+    before[f] = sum;
+    qn_cuda_turn within = {};
+    within.base = 1;
     __syncthreads();
-    for (int f = (int)threadIdx.x; f < fast; f += THREADS) {
-        store_out(a, m, i * fast + f, line[f] * turn.scale, scale_out(a));
+    turn_row(within, before, after, fast, signs);
+    __syncthreads();
+    if (f < fast) {
+        store_out(a, m, i * fast + f, after[f] * turn.scale, scale_out(a));
     }
 }
 

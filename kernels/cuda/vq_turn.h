@@ -123,6 +123,34 @@ DEV float4 turn_fast(float4 v, int columns)
     return v;
 }
 
+/* LEVELS levels from `half` on of `count` elements, in place. */
+template <int LEVELS> DEV void turn_levels(float *row, int count, int half)
+{
+    for (int i = (int)threadIdx.x; i < count >> LEVELS; i += THREADS) {
+        float *const at = row + ((i & ~(half - 1)) << LEVELS | (i & (half - 1)));
+        float v[1 << LEVELS];
+#pragma unroll
+        for (int j = 0; j < 1 << LEVELS; j++) {
+            v[j] = at[j * half];
+        }
+#pragma unroll
+        for (int level = 1; level < 1 << LEVELS; level *= 2) {
+#pragma unroll
+            for (int j = 0; j < 1 << LEVELS; j++) {
+                if (!(j & level)) {
+                    const float low = v[j], high = v[j + level];
+                    v[j] = low + high;
+                    v[j + level] = low - high;
+                }
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < 1 << LEVELS; j++) {
+            at[j * half] = v[j];
+        }
+    }
+}
+
 /* to = the transform of `from` but for its scale, both [base][columns] at multiples of 16 bytes and not the same; signs
  * and `from` are to be there for all threads before. Ends before all threads have written `to`. */
 DEV void turn_row(const qn_cuda_turn &t, const float *from, float *to, int columns, const u32 *signs)
@@ -142,13 +170,17 @@ DEV void turn_row(const qn_cuda_turn &t, const float *from, float *to, int colum
             *(float4 *)(to + item * 4) = v;
         }
     }
-    for (int half = 128; half < columns; half *= 2) {
+    for (int half = 128; half < columns;) {
         __syncthreads();
-        for (int i = (int)threadIdx.x; i < t.base * columns / 2; i += THREADS) {
-            const int low = 2 * i - (i & (half - 1));
-            const float u = to[low], v = to[low + half];
-            to[low] = u + v;
-            to[low + half] = u - v;
+        if (4 * half < columns) {
+            turn_levels<3>(to, t.base * columns, half);
+            half *= 8;
+        } else if (2 * half < columns) {
+            turn_levels<2>(to, t.base * columns, half);
+            half *= 4;
+        } else {
+            turn_levels<1>(to, t.base * columns, half);
+            half *= 2;
         }
     }
 }

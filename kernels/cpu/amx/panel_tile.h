@@ -16,10 +16,9 @@
 #include "kernels/common/panel.h"
 #include "kernels/cpu/amx/tile.h"
 
-#define RANGE_TILES 10 /* of K, about: a strip stays in the first cache while rows pass */
+#define RANGE_TILES 16 /* of K, at most: a strip stays in the first cache while rows pass */
 #define STRIP_TILES 18 /* at most: a K that needs no more is one range, and its sums stay in tiles */
 #define FEW_PANELS 4   /* read at once when rows are few: as many chains as there are sums */
-#define SUMS_LINES 4   /* of each group of rows, asked for in a step */
 #define SCALE_BLOCKS (QN_PANEL_SCALE_K / QN_PANEL_K)
 
 #define FLUSH 0x8040u /* MXCSR: results and operands that are subnormal count as zero, as in tiles */
@@ -57,6 +56,13 @@ QN_INLINE int64_t terms_of(const qn_panel_call *q, panel_kind k)
 QN_INLINE int64_t row_tiles(int64_t b, panel_kind k, int64_t terms)
 {
     return b * terms * halves_of(k) * TILE_BYTES;
+}
+
+/* The same to the tile of a step, which is a tile of columns, and a term. */
+QN_INLINE int64_t row_tile(int64_t step, int64_t term, panel_kind k, int64_t terms)
+{
+    const int64_t halves = halves_of(k);
+    return row_tiles(step / halves, k, terms) + (term * halves + step % halves) * TILE_BYTES;
 }
 
 QN_INLINE int has_scales(const qn_panel_call *q, panel_kind k)
@@ -128,7 +134,7 @@ typedef struct strip {
 QN_INLINE int64_t range_blocks(const qn_panel_call *q, panel_kind k)
 {
     const int64_t tiles = q->blocks * halves_of(k);
-    const int64_t ranges = tiles <= STRIP_TILES ? 1 : (tiles + RANGE_TILES / 2) / RANGE_TILES;
+    const int64_t ranges = tiles <= STRIP_TILES ? 1 : (tiles + RANGE_TILES - 1) / RANGE_TILES;
     return has_scales(q, k) ? 2 * SCALE_BLOCKS : (q->blocks + ranges - 1) / ranges;
 }
 
@@ -148,39 +154,57 @@ QN_INLINE const char *strip_codes(const qn_panel_call *q, strip s, panel_kind k)
     return q->w + s.p * q->panel_bytes + s.from * k.bytes;
 }
 
-/* What is asked for ahead of its use, a few lines a step: of each of two panels, or of two groups of rows. */
+/* What is asked for ahead of its use, a few lines a step: runs of lines, one after the other, which the processor
+ * sees as one stream and fetches itself after a few lines. */
 typedef struct ahead {
-    const char *at, *end;
-    int64_t stride, lines;
+    const char *at, *end; /* of a run */
+    int64_t run, stride;  /* bytes; from run to run */
+    int64_t runs, lines;  /* runs left; lines a step */
 } ahead;
 
+QN_INLINE ahead ahead_of(const char *at, int64_t run, int64_t stride, int64_t runs, int64_t steps)
+{
+    const int64_t lines = run / QN_PANEL_LINE * runs;
+    return (ahead){at, at + run, run, stride, runs, (lines + steps - 1) / steps};
+}
+
 QN_INLINE void ahead_step(ahead *o)
+{
+    if (o->runs <= 0) {
+        return;
+    }
+    for (int64_t i = 0; i < o->lines; i++) {
+        _mm_prefetch(o->at + i * QN_PANEL_LINE, _MM_HINT_T1);
+    }
+    o->at += o->lines * QN_PANEL_LINE;
+    if (o->at >= o->end) {
+        o->runs--;
+        o->end += o->stride;
+        o->at = o->end - o->run;
+    }
+}
+
+/* Sums, of one or two groups of rows at once, for the first cache. */
+typedef struct ahead_sums {
+    const char *at, *end;
+    int64_t stride, lines;
+} ahead_sums;
+
+QN_INLINE void ahead_sums_step(ahead_sums *o)
 {
     if (o->at >= o->end) {
         return;
     }
     for (int64_t i = 0; i < o->lines; i++) {
-        _mm_prefetch(o->at + i * QN_PANEL_LINE, _MM_HINT_T1);
-        _mm_prefetch(o->at + i * QN_PANEL_LINE + o->stride, _MM_HINT_T1);
+        _mm_prefetch(o->at + i * QN_PANEL_LINE, _MM_HINT_ET0);
+        _mm_prefetch(o->at + i * QN_PANEL_LINE + o->stride, _MM_HINT_ET0);
     }
     o->at += o->lines * QN_PANEL_LINE;
 }
 
-/* The same of sums, for the first cache. */
-QN_INLINE void ahead_sums(ahead *o)
-{
-    if (o->at >= o->end) {
-        return;
-    }
-    for (int64_t i = 0; i < SUMS_LINES; i++) {
-        _mm_prefetch(o->at + i * QN_PANEL_LINE, _MM_HINT_ET0);
-        _mm_prefetch(o->at + i * QN_PANEL_LINE + o->stride, _MM_HINT_ET0);
-    }
-    o->at += SUMS_LINES * QN_PANEL_LINE;
-}
-
 typedef struct prefetches {
-    ahead codes, rows, sums;
+    ahead codes, rows;
+    ahead_sums sums;
 } prefetches;
 
 #define BESIDE_ROWS 4 /* a step */
@@ -239,42 +263,67 @@ QN_INLINE void beside_end(beside *o, panel_kind k)
 }
 
 /* m x n tiles (each 1 or 2) over blocks of K; groups of rows at a and a + a_stride, the panels' tiles at b and
- * b + b_stride. Rows are read once a visit and need not stay in the first cache. */
+ * b + b_stride. Rows are read once a visit and need not stay in the first cache. A tile is loaded as soon as the one
+ * before it in its place has met its last product, a step ahead. */
 QN_INLINE void products(const char *a, int64_t a_stride, const char *b, int64_t b_stride, int64_t blocks, int64_t terms,
                         int m, int n, panel_kind k, prefetches *next, beside *work)
 {
-    const int64_t halves = halves_of(k);
-    for (int64_t s = 0; s < blocks * halves; s++, b += TILE_BYTES) {
+    const int64_t halves = halves_of(k), steps = blocks * halves;
+    _tile_stream_loadd(4, a, 64);
+    _tile_loadd(6, b, 64);
+    if (n > 1) {
+        _tile_loadd(7, b + b_stride, 64);
+    }
+    if (m > 1) {
+        _tile_stream_loadd(5, a + a_stride, 64);
+    }
+    for (int64_t s = 0; s < steps; s++) {
+        const int64_t after = s + 1 < steps ? s + 1 : s;
+        const char *const columns = b + after * TILE_BYTES;
         ahead_step(&next->codes);
         ahead_step(&next->rows);
-        ahead_sums(&next->sums);
-        _tile_loadd(6, b, 64);
-        if (n > 1) {
-            _tile_loadd(7, b + b_stride, 64);
-        }
-        const char *at = a + ((s / halves) * terms * halves + s % halves) * TILE_BYTES;
-        for (int64_t t = 0; t < terms; t++, at += halves * TILE_BYTES) {
-            _tile_stream_loadd(4, at, 64);
+        ahead_sums_step(&next->sums);
+        for (int64_t t = 1; t <= terms; t++) {
+            const char *const rows = a + (t < terms ? row_tile(s, t, k, terms) : row_tile(after, 0, k, terms));
             TILE_DOT(k.tile, 0, 4, 6);
             if (n > 1) {
                 TILE_DOT(k.tile, 1, 4, 7);
             }
+            _tile_stream_loadd(4, rows, 64);
             if (m > 1) {
-                _tile_stream_loadd(5, at + a_stride, 64);
                 TILE_DOT(k.tile, 2, 5, 6);
-                if (n > 1) {
-                    TILE_DOT(k.tile, 3, 5, 7);
-                }
+            }
+            if (t == terms) {
+                _tile_loadd(6, columns, 64);
+            }
+            if (m > 1 && n > 1) {
+                TILE_DOT(k.tile, 3, 5, 7);
+            }
+            if (t == terms && n > 1) {
+                _tile_loadd(7, columns + b_stride, 64);
+            }
+            if (m > 1) {
+                _tile_stream_loadd(5, rows + a_stride, 64);
             }
         }
         beside_step(work, k);
     }
 }
 
+/* Visits of all rows, of two groups of them; their steps. */
+QN_INLINE int64_t visits_of(const qn_panel_call *q)
+{
+    return (q->rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS);
+}
+
+QN_INLINE int64_t steps_of(const qn_panel_call *q, strip s, panel_kind k)
+{
+    return visits_of(q) * s.blocks * halves_of(k);
+}
+
 /* Those of two more panels, or of the next range of the first; a strip later when codes are unpacked ahead. */
 QN_INLINE ahead codes_ahead(const qn_panel_call *q, strip s, panel_kind k)
 {
-    const int64_t steps = (q->rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS) * s.blocks * halves_of(k);
     strip next = strip_after(q, s, k);
     if (k.unpack && next.blocks) {
         next = strip_after(q, next, k);
@@ -282,26 +331,27 @@ QN_INLINE ahead codes_ahead(const qn_panel_call *q, strip s, panel_kind k)
     if (next.blocks == 0) {
         return (ahead){0};
     }
-    const char *const at = strip_codes(q, next, k);
-    const int64_t lines = next.blocks * k.bytes / QN_PANEL_LINE;
-    return (ahead){at, at + next.blocks * k.bytes, next.n > 1 ? q->panel_bytes : 0, (lines + steps - 1) / steps};
+    return ahead_of(strip_codes(q, next, k), next.blocks * k.bytes, q->panel_bytes, next.n, steps_of(q, s, k));
 }
 
-/* The next range of m groups of rows at a, which the visits of all strips of this range share. */
-QN_INLINE ahead rows_ahead(const qn_panel_call *q, strip s, const char *a, int m, panel_kind k)
+/* The next range of rows, of which the strips of this range ask for some groups each. */
+QN_INLINE ahead rows_ahead(const qn_panel_call *q, strip s, panel_kind k)
 {
-    const int64_t terms = terms_of(q, k), steps = s.blocks * halves_of(k), strips = (q->panels + 1) / 2;
-    const int64_t lines = row_tiles(strip_at(q, 0, s.from + s.blocks, k).blocks, k, terms) / QN_PANEL_LINE;
-    const int64_t part = (lines + strips - 1) / strips;
-    const char *const next = a + row_tiles(s.blocks, k, terms), *const at = next + s.p / 2 * part * QN_PANEL_LINE;
-    const char *const end = next + lines * QN_PANEL_LINE, *const own = at + part * QN_PANEL_LINE;
-    return (ahead){at, own < end ? own : end, m > 1 ? q->a_stride : 0, (part + steps - 1) / steps};
+    const int64_t terms = terms_of(q, k), strips = (q->panels + 1) / 2, i = s.p / 2;
+    const int64_t groups = (q->rows + TILE_ROWS - 1) / TILE_ROWS, first = i * groups / strips;
+    const int64_t run = row_tiles(strip_at(q, 0, s.from + s.blocks, k).blocks, k, terms);
+    if (run == 0) {
+        return (ahead){0};
+    }
+    return ahead_of(q->a + first * q->a_stride + row_tiles(s.from + s.blocks, k, terms), run, q->a_stride,
+                    (i + 1) * groups / strips - first, steps_of(q, s, k));
 }
 
 /* Sums that the next visit loads or stores; with block scales, that are added to in the next visit. */
-QN_INLINE ahead sums_ahead(const qn_panel_call *q, strip s, int64_t r0, panel_kind k)
+QN_INLINE ahead_sums sums_ahead(const qn_panel_call *q, strip s, int64_t r0, panel_kind k)
 {
-    const int64_t stride = TILE_ROWS * q->sums_stride * (int64_t)sizeof(float);
+    const int64_t stride = TILE_ROWS * q->sums_stride * (int64_t)sizeof(float), steps = s.blocks * halves_of(k);
+    const int64_t lines = s.n * TILE_BYTES / QN_PANEL_LINE;
     if (!has_scales(q, k)) {
         r0 += 2 * TILE_ROWS;
         if (r0 >= q->rows) {
@@ -310,7 +360,7 @@ QN_INLINE ahead sums_ahead(const qn_panel_call *q, strip s, int64_t r0, panel_ki
         }
     }
     const char *const at = (const char *)sums_at(q, r0, s.p);
-    return (ahead){at, at + s.n * TILE_BYTES, q->rows - r0 > TILE_ROWS ? stride : 0, SUMS_LINES};
+    return (ahead_sums){at, at + s.n * TILE_BYTES, q->rows - r0 > TILE_ROWS ? stride : 0, (lines + steps - 1) / steps};
 }
 
 /* Rows r0 to r0 + rows, m groups of them, by a strip of n panels whose tiles are at b. Parts that scales
@@ -323,7 +373,6 @@ QN_INLINE void visit(const qn_panel_call *q, strip s, const char *b, int64_t r0,
     const char *const a = q->a + r0 / TILE_ROWS * q->a_stride + row_tiles(s.from, k, terms);
     char *const sums = (char *)sums_at(q, r0, s.p), *const part = q->scratch + work->turn * 2 * PART_BYTES;
     int parts = 0;
-    next->rows = rows_ahead(q, s, a, m, k);
     next->sums = sums_ahead(q, s, r0, k);
     if (has_scales(q, k)) {
         const int64_t first = s.blocks < SCALE_BLOCKS ? s.blocks : SCALE_BLOCKS, second = s.blocks - first;
@@ -369,8 +418,8 @@ QN_INLINE void strip_rows(const qn_panel_call *q, strip s, const char *b, char *
                           beside *work)
 {
     const strip next_strip = strip_after(q, s, k);
-    const int64_t visits = (q->rows + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS);
-    prefetches next = {.codes = codes_ahead(q, s, k)};
+    const int64_t visits = visits_of(q);
+    prefetches next = {.codes = codes_ahead(q, s, k), .rows = rows_ahead(q, s, k)};
     work->block = work->due = 0;
     work->blocks = next_strip.blocks;
     if (k.unpack && next_strip.blocks) {

@@ -314,6 +314,12 @@ static void prepare_chunk(const qn_panel_job *job, int64_t r, int64_t k, int64_t
     }
 }
 
+/* Whether rows are taken as they are. */
+static int plain_rows(const qn_panel_job *job)
+{
+    return job->kind == QN_PANEL_ROWS_I8 || (job->kind == QN_PANEL_ROWS_BF16 && job->a_format == QN_BF16);
+}
+
 /* Rows of a from r, to the prepared rows from `row`: chunk by chunk, so that the lines of a group are filled
  * while they are in the first cache. */
 static void prepare_rows(const qn_panel_job *job, int64_t r, int64_t row, int64_t rows, small_arrays *s)
@@ -327,9 +333,15 @@ static void prepare_rows(const qn_panel_job *job, int64_t r, int64_t row, int64_
                 prepare_chunk(job, r + i, k, count, s->values, line_of(job, row + i, first));
                 continue;
             }
-            prepare_chunk(job, r + i, k, count, s->values, s->lines);
-            for (int64_t l = 0; l < lines; l++) {
-                memcpy(line_of(job, row + i, first + l), s->lines + l * QN_PANEL_LINE, QN_PANEL_LINE);
+            const char *from = s->lines;
+            if (plain_rows(job) && count % QN_PANEL_K == 0) {
+                from = source_row(job, r + i) + first * QN_PANEL_LINE;
+            } else {
+                prepare_chunk(job, r + i, k, count, s->values, s->lines);
+            }
+            char *to = line_of(job, row + i, first);
+            for (int64_t l = 0; l < lines; l++, to += job->impl->set->row_group * QN_PANEL_LINE) {
+                memcpy(to, from + l * QN_PANEL_LINE, QN_PANEL_LINE);
             }
         }
     }

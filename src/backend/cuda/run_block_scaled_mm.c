@@ -68,8 +68,7 @@ static int few_tile(const qn_op_desc *desc, const qn_cuda_device *device, int32_
 }
 
 /* Else strips and parts of K: of up to 32 rows strips that a card reads at once, or parts of at least 8 blocks; of more
- * rows narrow strips, two products in flight (more than 64 rows: of two teams, whose registers they take), in as many
- * parts as fill the card once (twice with two blocks a multiprocessor). */
+ * rows narrow strips of two teams, in as many parts as fill the card once. */
 static qn_strip few_strip(const qn_op_desc *desc, const qn_cuda_device *device, int32_t rows)
 {
     const qn_shape *b = &desc->in[QN_BMM_B];
@@ -92,11 +91,8 @@ static qn_strip few_strip(const qn_op_desc *desc, const qn_cuda_device *device, 
         s.groups = 1;
         s.unroll = 1;
         s.stages = 13;
-        s.parts = rows > 64 ? 1 : 2;
-        s.teams = rows > 64 ? 2 : 1;
-        s.occupancy = rows > 64 ? 1 : 2;
-        const int64_t room = rows > 64 ? 97 * sms / 100 : 16 * sms / 10;
-        while (s.split < 6 && (s.split + 1) * strips <= room && 4 * (s.split + 1) <= blocks) {
+        s.teams = 2;
+        while (s.split < 6 && (s.split + 1) * strips <= 97 * sms / 100 && 4 * (s.split + 1) <= blocks) {
             s.split++;
         }
     }
@@ -254,7 +250,7 @@ static qn_status launch_strips(const qn_cuda_run *run, operands *o, int32_t prog
     o->constant = o->constant && !s->late;
     common_arguments(o, arguments + 2);
     const qn_cuda_geometry g = {.grid = {(uint32_t)(qn_ceil_div(o->n, 64 * s->groups * s->pair) * cluster), 1, 1},
-                                .block = {qn_strip_threads(s), 1, 1},
+                                .block = {qn_strip_threads(s, rows), 1, 1},
                                 .shared_bytes = (uint32_t)qn_strip_shared(s, rows, QN_ONE_MATRIX),
                                 .cluster = (uint32_t)cluster,
                                 .dependent = 1};

@@ -8,7 +8,7 @@
 #include "ref/slots.h"
 
 enum { MOST_SPLIT = 8, MOST_WN = 8, MOST_STAGES = 32, DEPTH = 256, SPAN = 4, LOADERS = 128 };
-enum { FEW_ROWS = 16, MOST_TILES = 8, SLICES = 4, FEW_SHARED = 1120 }; /* of fp4_mm_few.cu */
+enum { FEW_ROWS = 16, MOST_TILES = 8, SLICES = 4, FEW_SPANS = 3, FEW_SHARED = 1168 }; /* of fp4_mm_few.cu */
 
 /* Programs: any alignment, then one for each number of rows of x in a block. */
 enum { ANY = 0, CUTS };
@@ -67,10 +67,10 @@ static int32_t stage_bytes(const cut *c)
     return strip_of(c) * 128 + 512 * c->rows + 16;
 }
 
-/* Beside the stages: two spans of scales and their barriers. */
+/* Beside the stages: some spans of scales and their barriers. */
 static int32_t scale_bytes(const cut *c, const shape *s)
 {
-    return 2 * strip_of(c) * (SPAN * DEPTH / s->unit) + (c->tiles ? FEW_SHARED : 32);
+    return (c->tiles ? FEW_SPANS : 2) * strip_of(c) * (SPAN * DEPTH / s->unit) + (c->tiles ? FEW_SHARED : 32);
 }
 
 static int32_t shared_bytes(const cut *c, const shape *s)

@@ -18,7 +18,6 @@ enum {
     MOST_BLOCKS = 384,   /* that spans are dealt to */
     MOST_CLUSTERS = 192, /* the same of vq_wide.cu's clusters */
     MOST_GRID_Y = 65535,
-    TURN_FAST = 1024,  /* elements of a block of transforms that shared memory does not hold */
     BYTES_ROWS = 2,    /* rows of x that vq_bytes.cu takes */
     FITTING_BITS = 12, /* books of 16-byte entries that any device's shared memory holds */
     WIDE_FROM = 33,    /* rows of x from which vq_wide.cu is taken, */
@@ -241,20 +240,26 @@ static qn_cuda_turn turn_of(int64_t length, int transposed)
     return turn;
 }
 
-static qn_status launch_turn(const qn_cuda_run *run, int32_t program, const qn_cuda_vq *a, int64_t length,
-                             int transposed, qn_error *error)
+/* parts 0: blocks that each read all of a row. */
+static qn_status launch_turn_parts(const qn_cuda_run *run, int32_t program, const qn_cuda_vq *a, int64_t length,
+                                   int transposed, int32_t parts, qn_error *error)
 {
-    const int32_t parts = qn_cuda_vq_turn_parts(length, run->device);
     qn_cuda_turn turn = turn_of(length, transposed);
     qn_cuda_vq copy = *a;
     void *const arguments[] = {&copy, &turn};
-    const int64_t blocks = parts ? parts : length / qn_min_i64(turn.fast, TURN_FAST);
+    const int64_t blocks = parts ? parts : length / qn_min_i64(turn.fast, QN_CUDA_VQ_TURN_FAST);
     const qn_cuda_geometry g = {.grid = {(uint32_t)blocks, (uint32_t)a->m, 1},
                                 .block = {WIDE_THREADS, 1, 1},
                                 .shared_bytes = (uint32_t)qn_cuda_vq_turn_bytes(length, parts),
                                 .cluster = (uint32_t)parts,
                                 .dependent = run->device->major >= 9};
     return qn_cuda_launch(run, program, &g, arguments, error);
+}
+
+static qn_status launch_turn(const qn_cuda_run *run, int32_t program, const qn_cuda_vq *a, int64_t length,
+                             int transposed, qn_error *error)
+{
+    return launch_turn_parts(run, program, a, length, transposed, qn_cuda_vq_turn_parts(length, run->device), error);
 }
 
 /* Parts of sums to y. */
@@ -330,16 +335,15 @@ static qn_status launch_bytes(const qn_cuda_run *run, const qn_cuda_vq_places *p
     a->blocks = (int32_t)qn_min_i64(qn_min_i64((int64_t)run->device->sms * 2, MOST_BLOCKS), all);
     a->row_scale = NULL;
     void *const arguments[] = {a};
-    qn_cuda_geometry g = {
-        .grid = {(uint32_t)spans, BYTES_ROWS, 1}, .block = {THREADS, 1, 1}, .dependent = run->device->major >= 9};
-    QN_TRY(qn_cuda_launch(run, p->digits, &g, arguments, error));
-    g.grid[0] = (uint32_t)a->blocks;
-    g.grid[1] = 1;
-    g.shared_bytes = QN_CUDA_VQ_BYTES_SHARED;
+    const qn_cuda_geometry g = {.grid = {(uint32_t)a->blocks, 1, 1},
+                                .block = {THREADS, 1, 1},
+                                .shared_bytes = QN_VQ_BYTES_SHARED,
+                                .dependent = run->device->major >= 9};
     QN_TRY(qn_cuda_launch(run, p->bytes, &g, arguments, error));
     return launch_finish(run, p, a, error);
 }
 
+/* One or two rows of E8P12 by exact integers, and their transforms. */
 static qn_status launch_points(const qn_cuda_run *run, const qn_cuda_vq_places *p, const qn_vq *vq, qn_cuda_vq *a,
                                qn_error *error)
 {
@@ -347,18 +351,34 @@ static qn_status launch_points(const qn_cuda_run *run, const qn_cuda_vq_places *
     const int64_t blocks = p->fused ? QN_CUDA_VQ_POINTS_CLUSTER : qn_ceil_div(vq->n / 16, tiles);
     qn_cuda_turn in, out;
     void *const arguments[] = {a, &in, &out};
+    memset(&in, 0, sizeof in);
+    memset(&out, 0, sizeof out);
     a->spans = (int32_t)spans_of(vq);
     a->tiles = (int32_t)tiles;
-    if (p->fused) {
+    if (p->turned) {
         in = turn_of(vq->k, 1);
+    }
+    if (p->fused) {
         out = turn_of(vq->n, 0);
+    }
+    if (p->spread_in >= 0) {
+        QN_TRY(launch_turn_parts(run, p->spread_in, a, a->k, 1, 0, error));
+    } else if (p->turn_in >= 0 && !p->turned) {
+        QN_TRY(launch_turn(run, p->turn_in, a, a->k, 1, error));
+    }
+    if (p->turn_in >= 0 && !p->turned) {
+        a->x = (const char *)a->turned;
+        a->x_row = (int64_t)a->k * 4;
     }
     const qn_cuda_geometry g = {.grid = {(uint32_t)blocks, 1, 1},
                                 .block = {WIDE_THREADS, 1, 1},
-                                .shared_bytes = (uint32_t)qn_cuda_vq_points_bytes(vq, a->m, tiles, p->fused),
+                                .shared_bytes = (uint32_t)qn_cuda_vq_points_bytes(vq, a->m, tiles, p->turned, p->fused),
                                 .cluster = p->fused ? QN_CUDA_VQ_POINTS_CLUSTER : 1,
                                 .dependent = run->device->major >= 9};
     QN_TRY(qn_cuda_launch(run, p->points, &g, arguments, error));
+    if (p->spread_out >= 0) {
+        return launch_turn_parts(run, p->spread_out, a, a->n, 0, 0, error);
+    }
     return p->turn_out >= 0 && !p->fused ? launch_turn(run, p->turn_out, a, a->n, 0, error) : QN_OK;
 }
 
@@ -478,17 +498,13 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     if (p.sums >= 0 && a.m == 1 && sums_take(&vq, call->args)) {
         return launch_sums(run, &p, &vq, &a, error);
     }
-    const int points = p.points >= 0 && a.m <= QN_CUDA_VQ_POINTS_ROWS && points_take(&vq, call->args);
-    if (points && p.fused) {
+    if (p.points >= 0 && a.m <= QN_CUDA_VQ_POINTS_ROWS && points_take(&vq, call->args)) {
         return launch_points(run, &p, &vq, &a, error);
     }
     if (p.turn_in >= 0 && a.k > 0) {
         QN_TRY(launch_turn(run, p.turn_in, &a, a.k, 1, error));
         a.x = (const char *)a.turned;
         a.x_row = (int64_t)a.k * 4;
-    }
-    if (points) {
-        return launch_points(run, &p, &vq, &a, error);
     }
     if (p.bytes >= 0 && a.m <= BYTES_ROWS && tensor_takes(desc, &vq, call->args)) {
         return launch_bytes(run, &p, &vq, &a, error);

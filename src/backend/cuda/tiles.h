@@ -80,10 +80,10 @@ static inline int32_t qn_tile_groups(const qn_tile *tile)
     return tile->bm == 64 ? 1 : QN_TILE_GROUPS;
 }
 
-/* Threads of a block of a strip: those that multiply, and two warps that load. */
-static inline uint32_t qn_strip_threads(const qn_strip *strip)
+/* Threads of a block of a strip: those that multiply, and the warps that load, of many rows four. */
+static inline uint32_t qn_strip_threads(const qn_strip *strip, int32_t rows)
 {
-    return 128 * (uint32_t)(strip->groups * strip->teams) + 64;
+    return 128 * (uint32_t)(strip->groups * strip->teams) + (rows > 32 && strip->occupancy == 1 ? 128 : 64);
 }
 
 /* Fewer stages until the strip's shared memory fits, as many for each team. */

@@ -10,17 +10,18 @@
 #include "ref/vq.h"
 
 enum {
-    QN_CUDA_VQ_DIRECT_ROWS = 4,          /* of x, of vq_direct.cu */
-    QN_CUDA_VQ_BYTES_SHARED = 2 * 32768, /* of vq_bytes.cu */
-    QN_CUDA_VQ_POINTS_ROWS = 2,          /* of x, of vq_points.cu */
-    QN_CUDA_VQ_POINTS_TILES = 32,        /* most tiles of 16 rows of w of its blocks, */
-    QN_CUDA_VQ_POINTS_CLUSTER = 16       /* and blocks where they transform */
+    QN_CUDA_VQ_DIRECT_ROWS = 4,     /* of x, of vq_direct.cu */
+    QN_CUDA_VQ_POINTS_ROWS = 2,     /* of x, of vq_points.cu */
+    QN_CUDA_VQ_POINTS_TILES = 32,   /* most tiles of 16 rows of w of its blocks, */
+    QN_CUDA_VQ_POINTS_CLUSTER = 16, /* and blocks where they transform y */
+    QN_CUDA_VQ_TURN_FAST = 512      /* elements of a block of transforms that reads all of a row */
 };
 
 /* Programs of a plan by their place; -1: it has none. */
 typedef struct qn_cuda_vq_places {
-    int32_t direct, rows, finish, turn_in, turn_out, sums, digits, bytes, points, fused, sliced, tensor, tensors,
-        unpack, wide_rows, wide, wides;
+    int32_t direct, rows, finish, turn_in, turn_out, spread_in, spread_out, sums, bytes, points, sliced, tensor,
+        tensors, unpack, wide_rows, wide, wides;
+    int32_t turned, fused; /* blocks of the product transform x, and y too */
     int32_t count;
 } qn_cuda_vq_places;
 
@@ -118,8 +119,12 @@ int qn_cuda_vq_wide_possible(const qn_op_desc *desc, const qn_vq *vq, const qn_c
 int32_t qn_cuda_vq_turn_parts(int64_t length, const qn_cuda_device *device);
 size_t qn_cuda_vq_turn_bytes(int64_t length, int32_t parts);
 
+/* Blocks that a transform of one or two rows takes where each reads all of a row; 0: that is too many, or they would be
+ * small. */
+int32_t qn_cuda_vq_turn_spread(int64_t length, const qn_cuda_device *device);
+
 /* Shared memory of vq_points.cu for that many rows of x and tiles a block. */
-size_t qn_cuda_vq_points_bytes(const qn_vq *vq, int64_t m, int64_t tiles, int fused);
+size_t qn_cuda_vq_points_bytes(const qn_vq *vq, int64_t m, int64_t tiles, int turned, int fused);
 
 /* Tiles a block, where blocks transform and where they do not; and tiles a warp takes at a time. */
 int64_t qn_cuda_vq_points_tiles(const qn_vq *vq, const qn_cuda_device *device, int fused);

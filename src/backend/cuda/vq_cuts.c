@@ -16,8 +16,10 @@ enum {
     WIDE_TABLES = 128 << 10,
     TURN_PARTS = 8,        /* blocks that a row's transform takes, */
     TURN_ALONE = 64 << 10, /* and additions of one that a block does alone */
+    SPREAD_BLOCKS = 16,    /* most that each read all of a row: as many elements a thread */
     POINTS_TABLE = 65536 + 16 * 2304,
     POINTS_WARPS = 16,
+    TURNED_LENGTH = 4096,   /* of rows of x that every block of a product transforms, */
     FUSED_LENGTH = 4096,    /* of rows that blocks of a product transform, */
     FUSED_WEIGHTS = 3 << 20 /* and weights that one cluster reads */
 };
@@ -61,7 +63,8 @@ qn_cuda_vq_sums_cut qn_cuda_vq_sums_cut_of(const qn_vq *vq, const qn_cuda_device
     if (c.cluster > 1) {
         c.parts = (int32_t)qn_max_i64(1, qn_min_i64(device->sms / c.cluster, batches));
         /* twice the rows of a group: the device may run fewer clusters than there is room for by number */
-        const int64_t bytes = QN_VQ_SUMS_SHARED + qn_ceil_div(batches, qn_max_i64(1, c.parts / 2)) * c.rows * 4;
+        const int64_t group = qn_ceil_div(batches, qn_max_i64(1, c.parts / 2));
+        const int64_t bytes = QN_VQ_SUMS_SHARED + 16 + (2 * group + c.cluster) * c.rows * 4;
         if (bytes <= device->shared_bytes) {
             c.shared_bytes = (int32_t)bytes;
             return c;
@@ -156,23 +159,31 @@ static int exact_chosen(const qn_op_desc *desc, const qn_vq *vq)
 
 static int bytes_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
 {
-    return vq->format == QN_VQ_GPTVQ && exact_chosen(desc, vq) && device->shared_bytes >= QN_CUDA_VQ_BYTES_SHARED;
+    return vq->format == QN_VQ_GPTVQ && exact_chosen(desc, vq) && device->shared_bytes >= QN_VQ_BYTES_SHARED;
 }
 
 static int points_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
 {
     return vq->format == QN_VQ_QUIP_E8P && qn_cuda_vq_codebook(vq) == 1 && exact_chosen(desc, vq) &&
            (size_t)device->shared_bytes >=
-               qn_cuda_vq_points_bytes(vq, QN_CUDA_VQ_POINTS_ROWS, qn_cuda_vq_points_tiles(vq, device, 0), 0);
+               qn_cuda_vq_points_bytes(vq, QN_CUDA_VQ_POINTS_ROWS, qn_cuda_vq_points_tiles(vq, device, 0), 0, 0);
 }
 
-/* Its blocks transform: less than two more launches cost. */
+/* Its blocks transform x, each all of it: short rows without a base matrix, less than a launch more. */
+static int turned_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
+{
+    return qn_cuda_vq_turns_in(desc, vq) && vq->k <= TURNED_LENGTH && qn_hadamard_base(vq->k) == 1 &&
+           (size_t)device->shared_bytes >=
+               qn_cuda_vq_points_bytes(vq, QN_CUDA_VQ_POINTS_ROWS, qn_cuda_vq_points_tiles(vq, device, 0), 1, 0);
+}
+
+/* They transform y too: less than two more launches cost. */
 static int fused_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
 {
     return device->target == QN_SM_90A && qn_cuda_vq_turns_in(desc, vq) && qn_cuda_vq_turns_out(desc, vq) &&
            vq->n <= FUSED_LENGTH && vq->k <= FUSED_LENGTH && vq->n * vq->k <= FUSED_WEIGHTS &&
            (size_t)device->shared_bytes >=
-               qn_cuda_vq_points_bytes(vq, QN_CUDA_VQ_POINTS_ROWS, qn_cuda_vq_points_tiles(vq, device, 1), 1);
+               qn_cuda_vq_points_bytes(vq, QN_CUDA_VQ_POINTS_ROWS, qn_cuda_vq_points_tiles(vq, device, 1), 1, 1);
 }
 
 /* ---- transforms ---- */
@@ -198,17 +209,23 @@ int32_t qn_cuda_vq_turn_parts(int64_t length, const qn_cuda_device *device)
     return qn_cuda_vq_turn_bytes(length, parts) <= (size_t)device->shared_bytes ? parts : 0;
 }
 
+int32_t qn_cuda_vq_turn_spread(int64_t length, const qn_cuda_device *device)
+{
+    const int64_t fast = length / qn_hadamard_base(length), blocks = length / QN_CUDA_VQ_TURN_FAST;
+    return device->major >= 9 && fast >= QN_CUDA_VQ_TURN_FAST && blocks <= SPREAD_BLOCKS ? (int32_t)blocks : 0;
+}
+
 int64_t qn_cuda_vq_points_tiles(const qn_vq *vq, const qn_cuda_device *device, int fused)
 {
     const int64_t tiles = qn_ceil_div(vq->n / 16, fused ? QN_CUDA_VQ_POINTS_CLUSTER : device->sms);
     return fused ? tiles : qn_min_i64(tiles, QN_CUDA_VQ_POINTS_TILES);
 }
 
-size_t qn_cuda_vq_points_bytes(const qn_vq *vq, int64_t m, int64_t tiles, int fused)
+size_t qn_cuda_vq_points_bytes(const qn_vq *vq, int64_t m, int64_t tiles, int turned, int fused)
 {
     const int64_t unit = qn_cuda_vq_points_unit(tiles, fused);
     const int64_t sums = (POINTS_WARPS + fused) * m * qn_ceil_div(tiles, unit) * unit * 16;
-    const int64_t rows = fused ? (1 + m) * qn_max_i64(vq->n, vq->k) : 0;
+    const int64_t rows = fused ? (1 + m) * qn_max_i64(vq->n, vq->k) : turned ? (1 + m) * vq->k : 0;
     return (size_t)(POINTS_TABLE + (sums + rows) * 4 + (fused ? sign_bytes(vq->k) + sign_bytes(vq->n) : 0));
 }
 
@@ -253,8 +270,9 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
                            .finish = -1,
                            .turn_in = -1,
                            .turn_out = -1,
+                           .spread_in = -1,
+                           .spread_out = -1,
                            .sums = -1,
-                           .digits = -1,
                            .bytes = -1,
                            .points = -1,
                            .sliced = -1,
@@ -273,12 +291,18 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
         p.sums = p.count++;
     }
     if (full && bytes_chosen(desc, vq, device)) {
-        p.digits = p.count++;
         p.bytes = p.count++;
     }
     if (full && points_chosen(desc, vq, device)) {
         p.points = p.count++;
         p.fused = fused_chosen(desc, vq, device);
+        p.turned = p.fused || turned_chosen(desc, vq, device);
+        if (p.turn_in >= 0 && !p.turned && qn_cuda_vq_turn_spread(vq->k, device)) {
+            p.spread_in = p.count++;
+        }
+        if (p.turn_out >= 0 && !p.fused && qn_cuda_vq_turn_spread(vq->n, device)) {
+            p.spread_out = p.count++;
+        }
     }
     if (full && qn_cuda_vq_tensor_possible(desc, vq)) {
         p.rows = p.count++;

@@ -170,11 +170,11 @@ static void define_turns(const qn_op_desc *desc, const qn_vq *vq, qn_cuda_progra
     qn_cuda_define(p, "WSCALE_FORMAT", optional_format(desc, QN_VQ_WSCALE));
 }
 
-static void turn_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int input,
+static void turn_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int input, int spread,
                          qn_cuda_program *p)
 {
     const int64_t length = input ? vq->k : vq->n;
-    const int32_t parts = length > 0 ? qn_cuda_vq_turn_parts(length, device) : 1;
+    const int32_t parts = spread ? 0 : length > 0 ? qn_cuda_vq_turn_parts(length, device) : 1;
     p->source = "vq_turn.cu";
     p->entry = "qn_vq_turn";
     p->shared_bytes = length > 0 ? (int32_t)qn_cuda_vq_turn_bytes(length, parts) : 0;
@@ -183,25 +183,29 @@ static void turn_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_
     qn_cuda_define(p, "PARTS", parts);
 }
 
-static void points_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int fused,
+static void points_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int turned, int fused,
                            qn_cuda_program *p)
 {
     const int64_t tiles = qn_cuda_vq_points_tiles(vq, device, fused);
     p->source = "vq_points.cu";
     p->entry = "qn_vq_points";
-    p->shared_bytes = (int32_t)qn_cuda_vq_points_bytes(vq, QN_CUDA_VQ_POINTS_ROWS, tiles, fused);
+    p->shared_bytes = (int32_t)qn_cuda_vq_points_bytes(vq, QN_CUDA_VQ_POINTS_ROWS, tiles, turned, fused);
+    qn_cuda_define(p, "TURNED", turned);
     qn_cuda_define(p, "FUSED", fused);
     qn_cuda_define(p, "TILES", qn_cuda_vq_points_unit(tiles, fused));
     if (fused) {
         p->wide_clusters = QN_CUDA_VQ_POINTS_CLUSTER > 8;
-        define_turns(desc, vq, p);
         qn_cuda_define(p, "CLUSTER", QN_CUDA_VQ_POINTS_CLUSTER);
+    } else {
+        qn_cuda_define(p, "RAW", qn_cuda_vq_turns_out(desc, vq));
+    }
+    if (turned) {
+        define_turns(desc, vq, p);
         return;
     }
     define_common(desc, vq, p);
     qn_cuda_define(p, "X_FORMAT",
                    qn_cuda_vq_turns_in(desc, vq) ? QN_MM_F32 : qn_cuda_float_format(desc->in[QN_VQMM_X].format));
-    qn_cuda_define(p, "RAW", qn_cuda_vq_turns_out(desc, vq));
     qn_cuda_define(p, "WSCALE_FORMAT", optional_format(desc, QN_VQ_WSCALE));
 }
 
@@ -233,10 +237,16 @@ int32_t qn_cuda_vq_programs(const qn_op_desc *desc, const qn_cuda_device *device
     const qn_cuda_vq_places p = qn_cuda_vq_places_of(desc, &vq, device, full);
     direct_program(desc, &vq, &out[p.direct]);
     if (p.turn_in >= 0) {
-        turn_program(desc, &vq, device, 1, &out[p.turn_in]);
+        turn_program(desc, &vq, device, 1, 0, &out[p.turn_in]);
     }
     if (p.turn_out >= 0) {
-        turn_program(desc, &vq, device, 0, &out[p.turn_out]);
+        turn_program(desc, &vq, device, 0, 0, &out[p.turn_out]);
+    }
+    if (p.spread_in >= 0) {
+        turn_program(desc, &vq, device, 1, 1, &out[p.spread_in]);
+    }
+    if (p.spread_out >= 0) {
+        turn_program(desc, &vq, device, 0, 1, &out[p.spread_out]);
     }
     if (p.finish >= 0) {
         side_program(desc, &vq, "qn_vq_finish", 1, &out[p.finish]);
@@ -246,13 +256,13 @@ int32_t qn_cuda_vq_programs(const qn_op_desc *desc, const qn_cuda_device *device
         sums_program(desc, &vq, device, &out[p.sums]);
     }
     if (p.bytes >= 0) {
-        side_program(desc, &vq, "qn_vq_digits", 2, &out[p.digits]);
         out[p.bytes].source = "vq_bytes.cu";
         out[p.bytes].entry = "qn_vq_bytes";
-        out[p.bytes].shared_bytes = QN_CUDA_VQ_BYTES_SHARED;
+        out[p.bytes].shared_bytes = QN_VQ_BYTES_SHARED;
+        qn_cuda_define(&out[p.bytes], "X_FORMAT", qn_cuda_float_format(desc->in[QN_VQMM_X].format));
     }
     if (p.points >= 0) {
-        points_program(desc, &vq, device, p.fused, &out[p.points]);
+        points_program(desc, &vq, device, p.turned, p.fused, &out[p.points]);
     }
     if (p.tensor >= 0) {
         const qn_cuda_vq_cut first = qn_cuda_vq_cut_for(desc, &vq, device, qn_cuda_vq_tokens(0));
