@@ -15,6 +15,7 @@
  * panels), PAIR_KEEP (sums that stay in registers beside chains), PAIR_BLOCKS (blocks unpacked at once),
  * PAIR_FEW (rows of a tile that unpacks), FEW_NR(code, rows) (its parts), PARTS_BESIDE(code, rows, nr) (of them at
  * once), ARE_FEW(code, rows), FEW_GROUP x FEW_CHUNK (panels x blocks that tiles of few rows take turns with).
+ * PAIR_AHEAD: the level has what kernels/cpu/panel_ahead.h asks for.
  *
  * A unit is eight steps of k, four pairs, of a panel. One function, panel_tile, walks
  * the units for a constant number of rows and parts. With few rows it unpacks
@@ -470,6 +471,17 @@ QN_INLINE void many(const int code, const qn_panel_call *call)
     }
 }
 
+#ifdef PAIR_AHEAD
+#include "kernels/cpu/panel_ahead.h"
+#else
+#define IS_AHEAD(code, rows) 0
+QN_INLINE void ahead(const int code, const qn_panel_call *call)
+{
+    (void)code;
+    (void)call;
+}
+#endif
+
 #define FEW_OF(name, code, single)                                                                                     \
     static __attribute__((noinline)) void name(const tile *t, int64_t rows, int64_t panels)                            \
     {                                                                                                                  \
@@ -490,7 +502,9 @@ QN_INLINE void many(const int code, const qn_panel_call *call)
     static void name(const qn_panel_call *call)                                                                        \
     {                                                                                                                  \
         zero_sums(call);                                                                                               \
-        if (ARE_FEW(code, call->rows)) {                                                                               \
+        if (IS_AHEAD(code, call->rows)) {                                                                              \
+            ahead(code, call);                                                                                         \
+        } else if (ARE_FEW(code, call->rows)) {                                                                        \
             few(code, call, FEW_FN(name##_few));                                                                       \
         } else {                                                                                                       \
             many(code, call);                                                                                          \

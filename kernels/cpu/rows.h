@@ -66,19 +66,20 @@ QN_INLINE vf load_one(const int format, const char *p)
                                : (format == QN_MM_F16 ? vf_from_f16(p) : vf_from_bf16(p));
 }
 
-/* g u / (1 + e^-g), the quotient within 2^-20.5. e^-g is 2^(n / VEC_ROOTS), from a table of as many roots of two and
- * the integer's other bits, times a polynomial in r = g + n ln2 / VEC_ROOTS, which is 1 at 0. Below -86.5 the quotient
- * is 0 (1 / e^-g would soon be subnormal), above 86.5 the power is held to what does not count. NaN stays, -infinity
- * gives NaN as in the reference. */
+/* g u / (1 + e^-g), the quotient within 2^-20.5. e^-g is 2^n for n in steps of 1 / VEC_ROOTS, from a table of as many
+ * roots of two, times a polynomial in r = g + n ln2, which is 1 at 0. Where the power is beyond f32, or below -86.5 at
+ * levels that make it of bits, the quotient is 0; above 86.5 the power is held to what does not count. NaN stays,
+ * -infinity gives NaN as in the reference. */
 QN_INLINE vf silu_times(vf g, vf u)
 {
-    const vf round = vf_set(12582912.0f), one = vf_set(1.0f); /* 1.5 * 2^23: the sum's last bits are the integer */
+    /* 1.5 * 2^23 steps: the sum's last bits count them */
+    const vf round = vf_set(12582912.0f / VEC_ROOTS), one = vf_set(1.0f);
     const vf x = vf_min(g, vf_set(86.5f));
-    const vf z = vf_fma(x, vf_set(-1.44269504f * VEC_ROOTS), round);
-    const vf r = vec_plus_roots(x, vf_sub(z, round));
-    const vf power = vec_power(vi_bits(z));
+    const vf z = vf_fma(x, vf_set(-1.44269504f), round);
+    const vf n = vf_sub(z, round);
+    const vf r = vec_plus_octaves(x, n);
     const vf p = vf_fma(vec_rest(r), r, one);
-    const vf d = vf_where_below(g, -86.5f, vf_set(INFINITY), vf_fma(power, p, one));
+    const vf d = vec_held_sum(g, vf_fma(vec_power(z, n), p, one));
     return vf_mul(vf_div(g, d), u);
 }
 

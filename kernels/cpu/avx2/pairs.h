@@ -17,19 +17,23 @@
 #define I8_MR 4
 #define I8_NR 1
 #define PAIR_PARTS 2
-#define PAIR_MR 8
+#define PAIR_MR 6
 #define PAIR_NR 4
 #define PAIR_MR_MANY 6
 #define PAIR_NR_MANY 1
 #define PAIR_BLOCKS 4
-#define PAIR_FEW 8
+#define PAIR_FEW 4
 #define PAIR_KEEP 4
 #define IS_F8(code) ((code) == QN_PANEL_E4M3 || (code) == QN_PANEL_E5M2)
-#define FEW_NR(code, rows) ((rows) <= (IS_F8(code) ? 1 : 2) ? 4 : ((rows) <= 4 ? 2 : 1))
-#define PARTS_BESIDE(code, rows, nr) ((nr) == 1 || ((rows) <= 2 && groups_of(code)) ? 1 : ((rows) == 1 ? (nr) : 2))
-#define ARE_FEW(code, rows) ((rows) <= 4 || ((code) != QN_PANEL_I8 && ((rows) == 7 || (rows) == 8)))
+#define FEW_NR(code, rows) ((rows) <= (IS_F8(code) ? 1 : 2) ? 4 : 2)
+#define PARTS_BESIDE(code, rows, nr) ((nr) == 1 || (rows) == 1 ? (nr) : 2)
+#define ARE_FEW(code, rows) ((rows) <= 4 || ((code) == QN_PANEL_F32 && ((rows) == 7 || (rows) == 8)))
+#define PAIR_AHEAD
+#define AHEAD_MR 4
+#define IS_AHEAD(code, rows) ((code) != QN_PANEL_F32 && (rows) >= AHEAD_FROM(code) && (rows) <= AHEAD_ROWS)
+#define AHEAD_FROM(code) (groups_of(code) ? 2 : ((code) == QN_PANEL_E4M3 ? 3 : 6))
 #define FEW_GROUP 1
-#define FEW_CHUNK 8
+#define FEW_CHUNK 4
 
 typedef __m256 vs;
 typedef __m256i vl;
@@ -165,6 +169,69 @@ QN_INLINE void vw_store(const int code, char *p, vw w)
 QN_INLINE vl vw_line(vw w, const int s)
 {
     return s ? w.odd : w.even;
+}
+
+/* Weights are staged as f16, which a load turns to f32, and which e2m1 and e4m3 take fewer operations to than to f32;
+ * others as f32. */
+QN_INLINE int in_halves(const int code)
+{
+    return code == QN_PANEL_E4M3 || code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4;
+}
+
+QN_INLINE int64_t staged_bytes(const int code)
+{
+    return in_halves(code) ? 16 : 32;
+}
+
+QN_INLINE vl vl_staged(const int code, const char *p)
+{
+    if (in_halves(code)) {
+        return _mm256_castps_si256(_mm256_cvtph_ps(_mm_load_si128((const __m128i *)(const void *)p)));
+    }
+    return vl_load(p);
+}
+
+/* Bytes that lie together in 32-bit lanes, four of a column, those of the same place side by side: places 0 and 1 of
+ * eight columns in the lower half, 2 and 3 in the upper one. */
+QN_INLINE __m256i by_place(__m256i x, __m256i order)
+{
+    return _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(x, order), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+/* Two vectors of f16 from their upper bytes: of places 0 and 2, and of 1 and 3. */
+QN_INLINE void stage_bytes(const int code, __m256i x, char *even, char *odd)
+{
+    const __m256i zero = _mm256_setzero_si256();
+    __m256i a = _mm256_unpacklo_epi8(zero, x), b = _mm256_unpackhi_epi8(zero, x);
+    if (code == QN_PANEL_E4M3) { /* value / 256, subnormal ones too: all but the sign one bit down */
+        const __m256i kept = _mm256_set1_epi16((short)0xbfff);
+        a = _mm256_and_si256(_mm256_srai_epi16(a, 1), kept);
+        b = _mm256_and_si256(_mm256_srai_epi16(b, 1), kept);
+    }
+    _mm256_store_si256((__m256i *)(void *)even, a);
+    _mm256_store_si256((__m256i *)(void *)odd, b);
+}
+
+QN_INLINE void stage_part(const int code, const char *unit, char *to)
+{
+    if (!in_halves(code)) {
+        _Pragma("GCC unroll 4") for (int p = 0; p < 4; p++)
+        {
+            const vw w = vw_unpack(code, 1, unit, p);
+            _mm256_store_si256((__m256i *)(void *)(to + p * 64), w.even);
+            _mm256_store_si256((__m256i *)(void *)(to + p * 64 + 32), w.odd);
+        }
+    } else if (code == QN_PANEL_E4M3) {
+        const __m256i order = table_of(0x0e0c0a0806040200, 0x0f0d0b0907050301);
+        stage_bytes(code, by_place(vl_load(unit), order), to, to + 32);
+        stage_bytes(code, by_place(vl_load(unit + QN_PANEL_LINE), order), to + 64, to + 96);
+    } else {
+        const __m256i order = table_of(0x0d0905010c080400, 0x0f0b07030e0a0602), low = _mm256_set1_epi8(15);
+        const __m256i table = table_of(0x464442403e3c3800, (int64_t)0xc6c4c2c0bebcb880);
+        const __m256i x = by_place(vl_load(unit), order);
+        stage_bytes(code, _mm256_shuffle_epi8(table, _mm256_and_si256(x, low)), to, to + 64);
+        stage_bytes(code, _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(x, 4), low)), to + 32, to + 96);
+    }
 }
 
 /* block: where the part's codes begin. Scales of nvfp4 lie as codes do, those of mxfp4 eight bytes a part. */

@@ -3,6 +3,7 @@
 #define QN_KERNELS_AVX2_VEC_H
 
 #include <immintrin.h>
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -358,21 +359,29 @@ static inline vf vf_times_inverse(vf x, vf s, vf r, vf rest)
     return _mm256_fmadd_ps(x, r, _mm256_mul_ps(x, rest));
 }
 
-/* 2^(n / VEC_ROOTS) of the integer n in the last 20 bits; and (e^-r - 1) / r for |r| <= ln2 / 16, within 2^-25 / r. */
+/* 2^n, the last bits of z counting n in steps of 1 / VEC_ROOTS; d, infinite where g has no such power; and
+ * (e^-r - 1) / r for |r| <= ln2 / 16, within 2^-25 / r. */
 #define VEC_ROOTS 8
-static inline vf vec_power(vi n)
+static inline vf vec_power(vf z, vf n)
 {
+    (void)n;
+    const __m256i steps = _mm256_castps_si256(z);
     /* bits of 2^(i/8), less what i adds to n's multiples of 8 */
     const __m256i roots = _mm256_setr_epi32(0x3f800000, 0x3f7b95c2, 0x3f7837f0, 0x3f75fed7, 0x3f7504f3, 0x3f75672a,
                                             0x3f7744fd, 0x3f7ac0c7);
-    const __m256i root = _mm256_permutevar8x32_epi32(roots, n);
-    return _mm256_castsi256_ps(_mm256_add_epi32(root, _mm256_slli_epi32(n, 20)));
+    const __m256i root = _mm256_permutevar8x32_epi32(roots, steps);
+    return _mm256_castsi256_ps(_mm256_add_epi32(root, _mm256_slli_epi32(steps, 20)));
 }
 
-/* x + n ln2 / VEC_ROOTS: f32 has ln2 to 2^-28.9, which times the 125 of the largest sum is 2^-22. */
-static inline vf vec_plus_roots(vf x, vf n)
+static inline vf vec_held_sum(vf g, vf d)
 {
-    return _mm256_fmadd_ps(n, _mm256_set1_ps(0.693147182f / VEC_ROOTS), x);
+    return vf_where_below(g, -86.5f, _mm256_set1_ps(INFINITY), d);
+}
+
+/* x + n ln2: f32 has ln2 to 2^-28.9, which times the 125 of the largest sum is 2^-22. */
+static inline vf vec_plus_octaves(vf x, vf n)
+{
+    return _mm256_fmadd_ps(n, _mm256_set1_ps(0.693147182f), x);
 }
 
 static inline vf vec_rest(vf r)

@@ -75,12 +75,6 @@ static inline vf vf_zero_below(vf a, vf x, float limit)
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_NLT_UQ), a);
 }
 
-/* a where x is below the limit, else b */
-static inline vf vf_where_below(vf x, float limit, vf a, vf b)
-{
-    return _mm512_mask_mov_ps(b, _mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_LT_OQ), a);
-}
-
 static inline float vf_sum(vf a)
 {
     const __m256 y = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
@@ -358,22 +352,28 @@ static inline vf vf_times_inverse(vf x, vf s, vf r, vf rest)
     return _mm512_fmadd_ps(x, r, _mm512_mul_ps(x, rest));
 }
 
-/* 2^(n / VEC_ROOTS) of the integer n in the last 19 bits; and (e^-r - 1) / r for |r| <= ln2 / 32, within 2^-21 / r. */
+/* 2^n, the last bits of z counting n in steps of 1 / VEC_ROOTS; d as it is, which such powers make infinite; and
+ * (e^-r - 1) / r for |r| <= ln2 / 32, within 2^-21 / r. */
 #define VEC_ROOTS 16
-static inline vf vec_power(vi n)
+static inline vf vec_power(vf z, vf n)
 {
-    /* bits of 2^(i/16), less what i adds to n's multiples of 16 */
-    const __m512i roots = _mm512_setr_epi32(0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532,
-                                            0x3f75fed7, 0x3f75583f, 0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c,
-                                            0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d);
-    const __m512i root = _mm512_permutexvar_epi32(n, roots);
-    return _mm512_castsi512_ps(_mm512_add_epi32(root, _mm512_slli_epi32(n, 19)));
+    const __m512i roots = _mm512_setr_epi32(0x3f800000, 0x3f85aac3, 0x3f8b95c2, 0x3f91c3d3, 0x3f9837f0, 0x3f9ef532,
+                                            0x3fa5fed7, 0x3fad583f, 0x3fb504f3, 0x3fbd08a4, 0x3fc5672a, 0x3fce248c,
+                                            0x3fd744fd, 0x3fe0ccdf, 0x3feac0c7, 0x3ff5257d);
+    const __m512 root = _mm512_castsi512_ps(_mm512_permutexvar_epi32(_mm512_castps_si512(z), roots));
+    return _mm512_scalef_ps(root, n); /* of n rounded down */
 }
 
-/* x + n ln2 / VEC_ROOTS: f32 has ln2 to 2^-28.9, which times the 125 of the largest sum is 2^-22. */
-static inline vf vec_plus_roots(vf x, vf n)
+static inline vf vec_held_sum(vf g, vf d)
 {
-    return _mm512_fmadd_ps(n, _mm512_set1_ps(0.693147182f / VEC_ROOTS), x);
+    (void)g;
+    return d;
+}
+
+/* x + n ln2: f32 has ln2 to 2^-28.9, which times the 125 of the largest sum is 2^-22. */
+static inline vf vec_plus_octaves(vf x, vf n)
+{
+    return _mm512_fmadd_ps(n, _mm512_set1_ps(0.693147182f), x);
 }
 
 static inline vf vec_rest(vf r)

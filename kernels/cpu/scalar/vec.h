@@ -474,15 +474,22 @@ static inline vf vf_times_inverse(vf x, vf s, vf r, vf rest)
     return vf_div(x, s);
 }
 
-/* 2^n of the integer n in the last 23 bits; and (e^-r - 1) / r for |r| <= ln2 / 2, within 2^-23 / r. */
+/* 2^n of the integer n, which the last 23 bits of z count; d, infinite where g has no such power; and
+ * (e^-r - 1) / r for |r| <= ln2 / 2, within 2^-23 / r. */
 #define VEC_ROOTS 1
-static inline vf vec_power(vi n)
+static inline vf vec_power(vf z, vf n)
 {
-    return vf_bits(vi_add(vi_shl(n, 23), vi_set(127u << 23)));
+    (void)n;
+    return vf_bits(vi_add(vi_shl(vi_bits(z), 23), vi_set(127u << 23)));
+}
+
+static inline vf vec_held_sum(vf g, vf d)
+{
+    return vf_where_below(g, -86.5f, vf_set(INFINITY), d);
 }
 
 /* x + n ln2 in two parts: products with the first one are exact. */
-static inline vf vec_plus_roots(vf x, vf n)
+static inline vf vec_plus_octaves(vf x, vf n)
 {
     return vf_fma(n, vf_set(-2.12194440e-4f), vf_fma(n, vf_set(0.693359375f), x));
 }
