@@ -165,7 +165,8 @@ DEV u32 expand_pair(u32 word, int i, u32 scale)
  * are mixed with. */
 DEV void multiply_stage(u32 codes, const u32 scales[4], u32 x, u32 key, u32 lane, float sums[2][TILES_X][4])
 {
-#pragma unroll(ROWS < 64 ? 2 : 1)
+    constexpr int at_once = ROWS < 64 ? 2 : 1;
+#pragma unroll at_once
     for (u32 h = 0; h < 2; h++) {
         u32 word[4][4], s[4][32 / UNIT];
 #pragma unroll

@@ -151,6 +151,7 @@ DEV void join_parts(const problem *p, u32 sums_at, u32 thread)
 /* The blocks of the cluster share the results of the strip; each is the sum of its blocks' in one order. */
 DEV void finish_strip(const qn_cuda_mm &a, const problem *p, u32 sums_at, u32 part, u32 thread)
 {
+    constexpr u32 at_once = ROWS < 128 ? SPLIT : 1; /* blocks: of more there are no registers */
     const qn_cuda_mm_part &w = a.part[0];
     const u32 out_bytes = OUT == QN_MM_F32 ? 4 : 2;
     const int vector = ((u64)w.d | (u64)w.d_row) % (4 * out_bytes) == 0;
@@ -158,7 +159,7 @@ DEV void finish_strip(const qn_cuda_mm &a, const problem *p, u32 sums_at, u32 pa
         const int row = i / (STRIP / 4), column = i % (STRIP / 4) * 4, n = p->column + column;
         const u32 from = sums_at + (u32)(row * PITCH + column) * 4;
         float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
+#pragma unroll at_once
         for (u32 s = 0; s < SPLIT; s++) {
             const float4 four = SPLIT == 1 ? add_parts(from) : load_cluster_f32x4(cluster_address(from, s));
             v[0] += four.x;

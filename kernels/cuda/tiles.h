@@ -375,7 +375,8 @@ DEV void store_products(const extent *p, const walk *w, char *d, i64 d_row, floa
     for (int i = 0; i < 2 * WAVES; i++) {
         pack_row(words[i], sums[i / 2], i % 2, BN);
     }
-#pragma unroll(OUT == 2 ? 2 * WAVES : 1)
+    constexpr int at_once = OUT == 2 ? 2 * WAVES : 1;
+#pragma unroll at_once
     for (int i = 0; i < 2 * WAVES; i++) {
         const int row = w->row + (int)(PRODUCT_ROW(group, i / 2) + warp * 16 + lane / 4) + i % 2 * 8;
         if (!(done >> (i / 2) & 1)) {
