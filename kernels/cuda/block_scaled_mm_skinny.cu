@@ -23,7 +23,8 @@
  *   Tensor maps as there, with box {128, ROWS / PAIR, 1} for a and {128, 64 * GROUPS, 1} for b
  *   Arguments as there (constant: for one matrix), and high: groups of more rows are left out too
  *   Launch
- *     block 128 * GROUPS * TEAMS + 64, or + 128 with more than 32 ROWS and OCCUPANCY 1; cluster {PAIR * SPLIT, 1, 1},
+ *     block 128 * GROUPS * TEAMS + 64, or + 128 for one matrix with more than 32 ROWS, OCCUPANCY 1 and at least
+ *     3 TEAMS stages; cluster {PAIR * SPLIT, 1, 1},
  *     grid {ceil(N / (64 * GROUPS * PAIR)) * PAIR * SPLIT, 1, 1}; for groups any, OCCUPANCY * multiprocessors
  *     dynamic shared memory = 1032 + STAGES * (UNROLL * (8192 * GROUPS + 128 * ROWS + 4 * (ROWS + 4)) + 24),
  *     at most 232448 / OCCUPANCY - 512; for groups 4 * ROWS * (64 * GROUPS + 4) more,
@@ -45,8 +46,10 @@
 #define TEAM (128 * GROUPS) /* threads */
 #define CONSUMERS (TEAM * TEAMS)
 #define CLUSTER (PAIR * SPLIT)
-/* Warps that load scales: one by itself would take as long for the many rows of a k-block as its product does. */
-#define SCALERS (ROWS > 32 && OCCUPANCY == 1 ? 3 : 1)
+/* Warps that load scales: one by itself would take as long for the many rows of a k-block as its product does. One of
+ * three sees every third stage of the ring alone: the ring is so long that a stage which comes twice before it looks
+ * again has been read the first time, whichever team reads it. */
+#define SCALERS (LAYOUT == ONE && ROWS > 32 && OCCUPANCY == 1 && STAGES >= 3 * TEAMS ? 3 : 1)
 #define THREADS (CONSUMERS + 32 + 32 * SCALERS)
 #define B_BYTES (STRIP * 128)
 #define A_BYTES (ROWS * 128)

@@ -250,7 +250,7 @@ static qn_status launch_strips(const qn_cuda_run *run, operands *o, int32_t prog
     o->constant = o->constant && !s->late;
     common_arguments(o, arguments + 2);
     const qn_cuda_geometry g = {.grid = {(uint32_t)(qn_ceil_div(o->n, 64 * s->groups * s->pair) * cluster), 1, 1},
-                                .block = {qn_strip_threads(s, rows), 1, 1},
+                                .block = {qn_strip_threads(s, rows, QN_ONE_MATRIX), 1, 1},
                                 .shared_bytes = (uint32_t)qn_strip_shared(s, rows, QN_ONE_MATRIX),
                                 .cluster = (uint32_t)cluster,
                                 .dependent = 1};

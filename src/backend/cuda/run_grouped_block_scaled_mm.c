@@ -200,7 +200,7 @@ static qn_status launch_strips(const qn_cuda_run *run, operands *o, qn_error *er
     common_arguments(o, arguments + 2);
     const int64_t strips = o->experts * qn_ceil_div(o->n, 64 * s.groups);
     const qn_cuda_geometry g = {.grid = {(uint32_t)qn_min_i64((int64_t)run->device->sms * s.occupancy, strips), 1, 1},
-                                .block = {qn_strip_threads(&s, heights[height]), 1, 1},
+                                .block = {qn_strip_threads(&s, heights[height], QN_GROUP_OFFSETS), 1, 1},
                                 .shared_bytes = (uint32_t)qn_strip_shared(&s, heights[height], QN_GROUP_OFFSETS),
                                 .dependent = 1};
     return qn_cuda_launch(run, STRIPS + height, &g, arguments, error);

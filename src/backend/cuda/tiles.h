@@ -79,9 +79,10 @@ int32_t qn_strip_shared(const qn_strip *strip, int32_t rows, int32_t layout);
 uint32_t qn_tile_threads(const qn_tile *tile);
 
 /* Threads of a block of a strip: those that multiply, and the warps that load, of many rows four. */
-static inline uint32_t qn_strip_threads(const qn_strip *strip, int32_t rows)
+static inline uint32_t qn_strip_threads(const qn_strip *s, int32_t rows, int32_t layout)
 {
-    return 128 * (uint32_t)(strip->groups * strip->teams) + (rows > 32 && strip->occupancy == 1 ? 128 : 64);
+    const int four = layout == QN_ONE_MATRIX && rows > 32 && s->occupancy == 1 && s->stages >= 3 * s->teams;
+    return 128 * (uint32_t)(s->groups * s->teams) + (four ? 128 : 64);
 }
 
 /* Fewer stages until the strip's shared memory fits, as many for each team. */
