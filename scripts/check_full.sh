@@ -27,7 +27,7 @@ echo "== ThreadSanitizer"
 [ -f build/tsan/build.ninja ] || cmake --preset tsan
 cmake --build build/tsan -j "$jobs"
 # ThreadSanitizer of gcc 12 cannot live with much address randomisation.
-QN_TEST_MIXES=12 setarch "$(uname -m)" -R ctest --test-dir build/tsan --output-on-failure --no-tests=error --timeout 900 \
+TSAN_OPTIONS="suppressions=$PWD/tests/thread.supp" QN_TEST_MIXES=12 setarch "$(uname -m)" -R ctest --test-dir build/tsan --output-on-failure --no-tests=error --timeout 900 \
     -R 'exec|pool|plan|kernel|backend|model|session'
 
 echo "== fuzzing"
