@@ -84,9 +84,9 @@ static const struct {
     {"vq_mm m=40 n=90 k=320 num_codebooks=1 nbits_per_codebook=16", 0},
     {"vq_mm m=40 n=300 k=832 num_codebooks=1 nbits_per_codebook=16 out=f32", 0},
     {"vq_mm m=67 n=33 k=128 nbits_per_codebook=12 codes=u8", 0},
-    {"vq_mm m=700 n=160 k=200 out_group_size=4 x=bf16 bias=1", 0},
+    {"vq_mm m=90 n=160 k=200 out_group_size=4 x=bf16 bias=1", 0},
     {"vq_mm m=100 n=131 k=264 num_codebooks=3 out=f32 x=f32 codebooks=bf16", 0},
-    {"vq_mm m=150 n=300 k=420 format=gptvq", 0},
+    {"vq_mm m=66 n=300 k=420 format=gptvq", 0},
     {"vq_mm m=500 n=64 k=150 format=vptq num_centroids=512 num_res_centroids=16 out_features=64 out=f32"
      " res_centroids.weight=1 perm=1 weight_scale=1 weight_bias=1",
      0},
