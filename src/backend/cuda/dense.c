@@ -102,10 +102,11 @@ static int stores(const tile *t, const qn_dense_form *f)
     return t->room > 0 && f->n * out_bytes(f) % 16 == 0;
 }
 
-/* Tiles wider than 192 columns whose results do not leave by boxes have too few registers. */
+/* Tiles wider than 192 columns have too few registers where results do not leave by boxes, or as f32 with a bias. */
 static const tile *tile_at(int32_t i, const qn_dense_form *f, const qn_cuda_device *device)
 {
-    return i == FEW ? few_tile(f, device) : i == WIDEST && !stores(&tiles[i], f) ? &tiles[WIDEST + 1] : &tiles[i];
+    const int crowded = !stores(&tiles[WIDEST], f) || (f->bias && f->out == QN_OUT_F32);
+    return i == FEW ? few_tile(f, device) : i == WIDEST && crowded ? &tiles[WIDEST + 1] : &tiles[i];
 }
 
 /* The program of the least estimated time. may_store: d is as the copy engine wants it; the tile for few rows takes
