@@ -16,7 +16,7 @@
 #include "kernels/common/panel.h"
 #include "kernels/cpu/amx/tile.h"
 
-#define RANGE_TILES 16 /* of K, at most: a strip stays in the first cache while rows pass */
+#define RANGE_TILES 12 /* of K, at most: a strip stays in the first cache while rows pass */
 #define STRIP_TILES 18 /* at most: a K that needs no more is one range, and its sums stay in tiles */
 #define FEW_PANELS 4   /* read at once when rows are few: as many chains as there are sums */
 #define SCALE_BLOCKS (QN_PANEL_SCALE_K / QN_PANEL_K)

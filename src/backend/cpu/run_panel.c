@@ -100,7 +100,8 @@ static size_t row_stride_of(const qn_panel_set *set, qn_panel_rows kind, int32_t
 
 #define FEW_ROWS 16  /* a decode step: weights stream, one task a few panels */
 #define FEW_PANELS 8 /* at most */
-#define LEAST_TASKS 16
+#define LEAST_ROWS 64
+#define READING 4 /* a tile that is read takes as long as products */
 
 typedef struct grid {
     int64_t rows, panels; /* of a task */
@@ -128,26 +129,32 @@ static int64_t few_panels(int64_t panels, int64_t threads, int64_t most)
     return best;
 }
 
-/* What the set likes best, cut until there are tasks to share out. */
+/* What ends first when every thread has its share, of what the set likes at most: a task takes the products of its
+ * tiles, and reads what they are made of. In products of 16 rows by 16 columns. */
 static grid grid_of(const qn_panel_set *set, int64_t m, int64_t panels, int32_t threads)
 {
-    grid g = largest_grid(set);
-    g.rows = qn_min_i64(m, g.rows);
-    g.panels = qn_min_i64(panels, g.panels);
+    const grid most = largest_grid(set);
+    grid g = {qn_min_i64(m, most.rows), qn_min_i64(panels, most.panels)};
     if (m <= FEW_ROWS) {
         g.panels = few_panels(panels, threads, qn_min_i64(FEW_PANELS, g.panels));
         return g;
     }
-    while (qn_ceil_div(m, g.rows) * qn_ceil_div(panels, g.panels) < LEAST_TASKS) {
-        if (g.panels > 8 || (g.rows <= 64 && g.panels > 2)) {
-            g.panels = (g.panels / 2 + 1) / 2 * 2;
-        } else if (g.rows > 64) {
-            g.rows = (g.rows / 2 + 31) / 32 * 32;
-        } else {
-            break;
+    const int64_t widest = g.panels;
+    int64_t least = INT64_MAX;
+    for (int64_t rows = g.rows;; rows = qn_ceil_div(rows / 2, 32) * 32) {
+        for (int64_t p = widest; p > 0; p -= p % 2 ? 1 : 2) {
+            const int64_t groups = qn_ceil_div(rows, 16);
+            const int64_t tasks = qn_ceil_div(qn_ceil_div(m, rows) * qn_ceil_div(panels, p), threads);
+            const int64_t time = tasks * (groups * p + READING * (groups + p));
+            if (time < least) {
+                least = time;
+                g = (grid){rows, p};
+            }
+        }
+        if (rows / 2 < LEAST_ROWS) {
+            return g;
         }
     }
-    return g;
 }
 
 /* Rows of a: of all experts. */
