@@ -1,6 +1,7 @@
 /* Few rows at level amx: the sums of tdpbf16ps by f32 FMAs, bit for bit. When
  * weights stream from memory once for a row or two, this needs fewer operations
- * than unpacking them to tiles.
+ * than unpacking them to tiles. The terms of a single row take the places of rows
+ * here, whose products all go to the same sums.
  *
  * The instruction adds, for 32 elements of K, the products of even k in one chain
  * from 0, those of odd k in another, then the two, then that to the sum; every
@@ -293,7 +294,7 @@ QN_INLINE void rows_half(const int code, const int rows, const int n, const char
     }
 }
 
-/* Blocks [from, to) of n panels from p; rows as floats at a. products: has_products(). */
+/* Blocks [from, to) of n panels from p; rows (or the terms of one) as floats at a. products: has_products(). */
 QN_INLINE void rows_panels(const int code, const int rows, const int n, const int products, const qn_panel_call *q,
                            int64_t p, int64_t from, int64_t to, const float *a, int64_t a_stride)
 {
@@ -304,7 +305,7 @@ QN_INLINE void rows_panels(const int code, const int rows, const int n, const in
     __m512 scales[4][4];
     for (int64_t b = from; b < to; b++) {
         const char *const block = w + b * bytes;
-        const int64_t distance = ROWS_AHEAD + (b + ROWS_AHEAD / bytes < q->blocks ? 0 : (n - 1) * q->panel_bytes);
+        const int64_t distance = ROWS_AHEAD + (b + ROWS_AHEAD / bytes < to ? 0 : n * q->panel_bytes - (to - from) * bytes);
         ROWS_UNROLL for (int i = 0; i < n; i++)
         {
             if (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4) {
@@ -330,7 +331,8 @@ QN_INLINE void rows_panels(const int code, const int rows, const int n, const in
         for (int half = 0; half < 2 && !products; half++) {
             rows_half(code, rows, n, block, q->panel_bytes, distance, half, (const __m512(*)[4])scales,
                       a + (b - from) * QN_PANEL_K, a_stride, q->sa ? part : sums,
-                      q->sa ? 4 * QN_PANEL_COLS : QN_PANEL_COLS, q->sa ? QN_PANEL_COLS : SUMS_PANEL);
+                      q->sa ? 4 * QN_PANEL_COLS : (q->terms > 1 ? 0 : QN_PANEL_COLS),
+                      q->sa ? QN_PANEL_COLS : SUMS_PANEL);
         }
         if (q->sa && (b % 2 == 1 || b + 1 == q->blocks)) {
             ROWS_UNROLL for (int r = 0; r < rows; r++)
@@ -348,12 +350,15 @@ QN_INLINE void rows_panels(const int code, const int rows, const int n, const in
     }
 }
 
+/* Blocks [from, to) of the rows, or of the terms of one, as floats. */
 QN_INLINE void rows_widen(const qn_panel_call *q, int64_t from, int64_t to, float *out, int64_t stride)
 {
-    for (int64_t r = 0; r < q->rows; r++) {
-        const char *const row = q->a + r * QN_PANEL_LINE; /* of one group */
+    const int64_t terms = q->terms;
+    for (int64_t r = 0; r < q->rows * terms; r++) {
+        const char *const row = q->a + (terms > 1 ? r * 2 * TILE_BYTES : r * QN_PANEL_LINE); /* of one group */
         for (int64_t i = 0; i < (to - from) * 2; i++) {
-            const __m512i x = line_load(row + (from * 2 + i) * TILE_BYTES);
+            const int64_t block = from + i / 2;
+            const __m512i x = line_load(row + (block * terms * 2 + i % 2) * TILE_BYTES);
             _mm512_store_si512(out + r * stride + i * 32,
                                _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(x)), 16));
             _mm512_store_si512(out + r * stride + i * 32 + 16,
@@ -377,7 +382,7 @@ QN_INLINE void all_panels(const int code, const int rows, const int n, const int
     }
 }
 
-/* All panels of a call of `rows` rows, n at a time; ROWS_SCRATCH of scratch. */
+/* All panels of a call of `rows` rows or terms, n at a time; ROWS_SCRATCH of scratch. */
 QN_INLINE void rows_call(const int code, const int rows, const int n, const qn_panel_call *q)
 {
     float *const a = (float *)(void *)q->scratch;
@@ -389,7 +394,7 @@ QN_INLINE void rows_call(const int code, const int rows, const int n, const qn_p
     for (int64_t from = 0; from < q->blocks; from += most) {
         const int64_t to = q->blocks - from < most ? q->blocks : from + most;
         rows_widen(q, from, to, a, stride);
-        if (rows == 1 && (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4) &&
+        if (q->terms == 1 && rows == 1 && (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4) &&
             has_products(code, a, (to - from) * QN_PANEL_K)) {
             all_panels(code, rows, n, 1, q, from, to, a, stride);
         } else {
@@ -401,13 +406,17 @@ QN_INLINE void rows_call(const int code, const int rows, const int n, const qn_p
 #define ROWS_CASE(rows, n)                                                                                             \
     case rows: rows_call(code, rows, n, q); return 1
 
-/* 1: done; 0: too many rows (or terms) for it to pay. */
+/* 1: done; 0: too many rows for it to pay. */
 QN_INLINE int few_rows_by_fma(const int code, const int most, const qn_panel_call *q)
 {
-    if (q->terms != 1 || q->rows > most) {
+    if (q->rows > most || (q->terms > 1 && (q->rows > 1 || q->sa))) {
         return 0;
     }
-    switch (q->rows) {
+    if (code == QN_PANEL_BF16 && q->terms == 3) {
+        rows_call(code, 3, 4, q);
+        return 1;
+    }
+    switch (q->rows * q->terms) {
         ROWS_CASE(1, 4);
         ROWS_CASE(2, 2);
         ROWS_CASE(3, 2);

@@ -508,6 +508,7 @@ QN_INLINE void few_panels(const qn_panel_call *q, int64_t p, int n, panel_kind k
 {
     const int64_t terms = terms_of(q, k), halves = halves_of(k);
     const int scales = has_scales(q, k);
+    const int asks = k.unpack || k.tile == TILE_I8 || terms > 1; /* else the processor's own fetching is faster */
     const char *const w = q->w + p * q->panel_bytes;
     char *const part = q->scratch, *const ring = q->scratch + PART_BYTES;
     const int64_t stride = k.unpack ? PAIR_BYTES : q->panel_bytes;
@@ -528,7 +529,9 @@ QN_INLINE void few_panels(const qn_panel_call *q, int64_t p, int n, panel_kind k
         if (b < 0) {
             continue;
         }
-        few_ahead(q, w, b, n, k);
+        if (asks) {
+            few_ahead(q, w, b, n, k);
+        }
         const char *const tiles = k.unpack ? ring + (b & 1) * FEW_PANELS * PAIR_BYTES : w + b * k.bytes;
         for (int64_t h = 0; h < halves; h++) {
             const char *const line = tiles + h * TILE_BYTES;
