@@ -19,8 +19,10 @@
  *               a stage is always the same team's and its barriers' phases are seen in order. A warpgroup's k-blocks
  *               wait for each other; those of another team are multiplied meanwhile
  *     OCCUPANCY blocks a multiprocessor should hold: 1 or 2 (2 needs ROWS <= 64)
+ *     STORE     1: results leave through the copy engine: one matrix, ROWS 64 or 128, PAIR and SPLIT 1, OUT 0 or 1, d
+ *               as its map asks; 0: lanes store, d of any alignment
  *     OUT, LAYOUT  as in block_scaled_mm.cu
- *   Tensor maps as there, with box {128, ROWS / PAIR, 1} for a and {128, 64 * GROUPS, 1} for b
+ *   Tensor maps as there, with box {128, ROWS / PAIR, 1} for a and {128, 64 * GROUPS, 1} for b; d: any without STORE
  *   Arguments as there (constant: for one matrix), and high: groups of more rows are left out too
  *   Launch
  *     block 128 * GROUPS * TEAMS + 64, or + 128 for one matrix with more than 32 ROWS, OCCUPANCY 1 and at least
@@ -62,7 +64,9 @@
 /* Sums on their way out lie where the ring was; for groups apart, so that the next strip's tiles come meanwhile. */
 #define SUMS_BYTES (LAYOUT == 0 ? 0 : PARTIALS * PARTIAL)
 #if (LAYOUT != 0 && CLUSTER > 1) || ROWS % (8 * PAIR) != 0 || ROWS > 128 ||                                          \
-    PARTIALS * PARTIAL > STAGES * STAGE_BYTES || STAGES % TEAMS != 0
+    PARTIALS * PARTIAL > STAGES * STAGE_BYTES || STAGES % TEAMS != 0 ||                                              \
+    (STORE && (LAYOUT != 0 || CLUSTER > 1 || OUT == 2 || ROWS % 64 != 0 ||                                           \
+               (TEAMS > 1 ? PARTIALS * PARTIAL : 0) > (STAGES - ROWS / 64) * STAGE_BYTES))
 #error "block_scaled_mm_skinny: no such tile"
 #endif
 
@@ -307,6 +311,32 @@ DEV void store_sums(u32 to, const float *sums)
     }
 }
 
+#if OUT == 2
+#define OUT_BYTES 4
+DEV void store_four(char *to, float4 v)
+{
+    *(float4 *)to = v;
+}
+DEV void store_one(char *to, float v)
+{
+    *(float *)to = v;
+}
+#else
+#define OUT_BYTES 2
+DEV u32 pack(float low, float high)
+{
+    return OUT == 0 ? pack_bf16(low, high) : pack_f16(low, high);
+}
+DEV void store_four(char *to, float4 v)
+{
+    *(uint2 *)to = make_uint2(pack(v.x, v.y), pack(v.z, v.w));
+}
+DEV void store_one(char *to, float v)
+{
+    *(u16 *)to = (u16)pack(v, 0.0f);
+}
+#endif
+
 #if TEAMS > 1
 DEV void add_sums(u32 from, float *sums)
 {
@@ -320,8 +350,38 @@ DEV void add_sums(u32 from, float *sums)
 }
 #endif
 
-/* This block's part of K, left in shared memory as [ROWS][PITCH] floats, rows of a by rows of b. */
-DEV void multiply(const problem *p, const rings *ring, place *at, u32 team, u32 group, u32 warp, u32 lane)
+#if STORE
+/* A warpgroup's results to d, by boxes of 64 rows of a x its own rows of b. Each lies, with the 128-byte swizzle, where
+ * a tile of these rows of b was: no other warpgroup reads there, so none is waited for. The last stages hold no team's
+ * sums. */
+DEV void store_boxes(const problem *p, const rings *ring, const tensor_map *d_map, int m, const float *sums, u32 group,
+                     u32 warp, u32 lane)
+{
+    const u32 staging = ring->tiles + (STAGES - ROWS / 64) * STAGE_BYTES + group * 8192;
+    const u32 row = lane / 16 * 8 + lane % 8, chunk = (2 * warp + lane / 8 % 2) ^ (lane % 8);
+    threads_sync(2 + group, 128); /* all have multiplied */
+#pragma unroll
+    for (int j = 0; j < ROWS / 8; j += 2) {
+        store_matrix_turned(staging + (u32)(j / 8) * STAGE_BYTES + ((u32)(j % 8) * 8 + row) * 128 + chunk * 16,
+                            pack(sums[4 * j], sums[4 * j + 1]), pack(sums[4 * j + 2], sums[4 * j + 3]),
+                            pack(sums[4 * j + 4], sums[4 * j + 5]), pack(sums[4 * j + 6], sums[4 * j + 7]));
+    }
+    fence_proxy_async();
+    threads_sync(2 + group, 128);
+    if (warp == 0 && lane == 0) {
+        for (u32 i = 0; i < ROWS / 64; i++) {
+            tensor_store_3d(d_map, staging + i * STAGE_BYTES, p->column + (int)group * 64, m + (int)i * 64, 0);
+        }
+        tensor_store_commit();
+        tensor_store_wait_read();
+    }
+}
+#endif
+
+/* This block's part of K, left in shared memory as [ROWS][PITCH] floats, rows of a by rows of b; or, all of K, stored
+ * from row m of the group on. */
+DEV void multiply(const problem *p, const rings *ring, place *at, const tensor_map *d_map, int m, u32 team, u32 group,
+                  u32 warp, u32 lane)
 {
     const u32 scale_b = (ROWS + ((u32)p->column % 128 + group * 64) / 128) * 4;
     const int last = blocks_of_team(p->count, (int)team) - 1;
@@ -368,6 +428,10 @@ DEV void multiply(const problem *p, const rings *ring, place *at, u32 team, u32 
     }
 #endif
     place_past(at, (u32)(p->count + UNROLL - 1) / UNROLL);
+#if STORE && TEAMS == 1
+    store_boxes(p, ring, d_map, m, sums, group, warp, lane);
+    return;
+#endif
     /* All have multiplied: every copy into the ring has been waited for, and the sums before these are stored. */
     threads_sync(1, CONSUMERS);
     const u32 to = sums_at(ring, group, warp, lane);
@@ -384,34 +448,12 @@ DEV void multiply(const problem *p, const rings *ring, place *at, u32 team, u32 
         add_sums(to + (t - 1) * PARTIAL, sums);
     }
 #endif
-    store_sums(to, sums);
-}
-
-#if OUT == 2
-#define OUT_BYTES 4
-DEV void store_four(char *to, float4 v)
-{
-    *(float4 *)to = v;
-}
-DEV void store_one(char *to, float v)
-{
-    *(float *)to = v;
-}
+#if STORE
+    store_boxes(p, ring, d_map, m, sums, group, warp, lane);
 #else
-#define OUT_BYTES 2
-DEV u32 pack(float low, float high)
-{
-    return OUT == 0 ? pack_bf16(low, high) : pack_f16(low, high);
-}
-DEV void store_four(char *to, float4 v)
-{
-    *(uint2 *)to = make_uint2(pack(v.x, v.y), pack(v.z, v.w));
-}
-DEV void store_one(char *to, float v)
-{
-    *(u16 *)to = (u16)pack(v, 0.0f);
-}
+    store_sums(to, sums);
 #endif
+}
 
 /* The blocks of the cluster share the outputs of the strip; each output is the sum of the parts in the order of K. */
 DEV void finish(const problem *p, const rings *ring, int m, u32 thread)
@@ -517,10 +559,10 @@ DEV void set_strip(problem *p, const walk *w, const float *scale_a, i64 scale_a_
 
 extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
     qn_block_scaled_mm_skinny(const __grid_constant__ tensor_map a_map, const __grid_constant__ tensor_map b_map,
-                              const float *scale_a, i64 scale_a_row, i64 scale_a_block, i64 scale_a_group,
-                              const float *scale_b, i64 scale_b_row, i64 scale_b_group, char *d, i64 d_row,
-                              i64 d_group, const int *groups, int m, int n, int k, int experts, int low, int zero,
-                              int constant, int high)
+                              const __grid_constant__ tensor_map d_map, const float *scale_a, i64 scale_a_row,
+                              i64 scale_a_block, i64 scale_a_group, const float *scale_b, i64 scale_b_row,
+                              i64 scale_b_group, char *d, i64 d_row, i64 d_group, const int *groups, int m, int n,
+                              int k, int experts, int low, int zero, int constant, int high)
 {
     extern __shared__ char shared[];
     rings ring;
@@ -611,9 +653,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
         }
 #endif
         EACH_STRIP {
-            multiply(&p, &ring, &at, warp / (4 * GROUPS), warp / 4 % GROUPS, warp % 4, lane);
+            multiply(&p, &ring, &at, &d_map, row, warp / (4 * GROUPS), warp / 4 % GROUPS, warp % 4, lane);
+#if !STORE
             meet_written();
             finish(&p, &ring, row, threadIdx.x);
+#endif
 #if LAYOUT == ONE
             meet_read(&ring);
 #endif

@@ -471,6 +471,11 @@ static void every_cut_agrees(void **state)
         {"block_scaled_mm m=60 n=392 k=272", 1, {1, 1, 2, 1, 4, 1, 1, 0, 3}},
         {"block_scaled_mm m=60 n=392 k=656", 1, {2, 1, 2, 2, 3, 1, 1, 0, 2}},
         {"block_scaled_mm m=100 n=392 k=1040", 1, {1, 1, 3, 1, 9, 1, 1, 0, 2}},
+        {"block_scaled_mm m=60 n=392 k=656", 1, {3, 1, 1, 1, 6, 1, 1, 0, 1}},
+        {"block_scaled_mm m=60 n=392 k=1040", 1, {1, 1, 1, 1, 13, 1, 1, 0, 3}},
+        {"block_scaled_mm m=60 n=392 k=656 out=f16", 1, {2, 1, 1, 1, 13, 1, 1, 0, 2}},
+        {"block_scaled_mm m=100 n=392 k=656", 1, {2, 1, 1, 1, 6, 1, 1, 0, 1}},
+        {"block_scaled_mm m=100 n=392 k=1040", 1, {1, 1, 1, 2, 4, 1, 1, 0, 2}},
         {"block_scaled_mm m=10 n=392 k=656", 1, {1, 1, 2, 1, 6, 2, 2, 0, 2}},
         {"block_scaled_mm m=10 n=392 k=656", 1, {2, 2, 3, 2, 4, 2, 2, 0, 1}},
     };

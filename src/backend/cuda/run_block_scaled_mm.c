@@ -117,6 +117,7 @@ static cut cut_of(const qn_op_desc *desc, const qn_cuda_device *device, int32_t 
     }
     if (c.strip) {
         qn_strip_fit(&c.s, rows, QN_ONE_MATRIX);
+        c.s.store = qn_strip_may_store(&c.s, rows) && qn_tile_may_store(desc->attr[QN_ATTR_OUT].i, b->dims[0]);
     }
     return c;
 }
@@ -242,13 +243,17 @@ static void common_arguments(operands *o, void **to)
 static qn_status launch_strips(const qn_cuda_run *run, operands *o, int32_t program, const qn_strip *s, int32_t rows,
                                qn_error *error)
 {
-    qn_tensor_map a_map, b_map;
-    void *arguments[2 + COMMON] = {&a_map, &b_map};
+    qn_tensor_map a_map, b_map, d_map;
+    void *arguments[3 + COMMON] = {&a_map, &b_map, &d_map};
     QN_TRY(qn_tile_byte_map(run, o->a, o->k, o->m, 1, o->a_row, o->a_row * o->m, rows / s->pair, &a_map, error));
     QN_TRY(qn_tile_byte_map(run, o->b, o->k, o->n, 1, o->b_row, o->b_row * o->n, 64 * s->groups, &b_map, error));
+    d_map = b_map; /* not read without STORE */
+    if (s->store) {
+        QN_TRY(qn_tile_out_map(run, o->d, o->n, o->m, 1, 2 * o->d_row, 2 * o->d_row * o->m, &d_map, error));
+    }
     const int32_t cluster = s->pair * s->split;
     o->constant = o->constant && !s->late;
-    common_arguments(o, arguments + 2);
+    common_arguments(o, arguments + 3);
     const qn_cuda_geometry g = {.grid = {(uint32_t)(qn_ceil_div(o->n, 64 * s->groups * s->pair) * cluster), 1, 1},
                                 .block = {qn_strip_threads(s, rows, QN_ONE_MATRIX), 1, 1},
                                 .shared_bytes = (uint32_t)qn_strip_shared(s, rows, QN_ONE_MATRIX),
@@ -283,17 +288,19 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     if (!qn_tile_aligned(o.a, o.a_row, 0) || !qn_tile_aligned(o.b, o.b_row, 0)) {
         return launch_plain(run, &o, error);
     }
-    if (o.m <= QN_STRIP_ROWS) {
-        int32_t i = 0;
-        while (heights[i] < o.m) {
-            i++;
+    const int boxes = qn_tile_aligned(o.d, 2 * o.d_row, 0);
+    for (int32_t i = 0; i < HEIGHTS; i++) {
+        if (o.m > heights[i]) {
+            continue;
         }
         const cut c = cut_of(desc, run->device, heights[i]);
-        return c.strip ? launch_strips(run, &o, FEW + i, &c.s, heights[i], error)
-                       : launch_tiles(run, &o, FEW + i, &c.t, error);
+        if (boxes || !c.strip || !c.s.store) {
+            return c.strip ? launch_strips(run, &o, FEW + i, &c.s, heights[i], error)
+                           : launch_tiles(run, &o, FEW + i, &c.t, error);
+        }
     }
     const qn_tuned *tuned;
-    const int32_t i = choose_tile(desc, run->device, o.m, qn_tile_aligned(o.d, 2 * o.d_row, 0), &tuned);
+    const int32_t i = choose_tile(desc, run->device, o.m, boxes, &tuned);
     const qn_tile t = tile_of(i, desc);
     return launch_tiles(run, &o, TILES + i, &t, error);
 }

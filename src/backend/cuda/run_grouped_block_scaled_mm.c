@@ -196,8 +196,8 @@ static qn_status launch_strips(const qn_cuda_run *run, operands *o, qn_error *er
     const qn_strip s = strip_of(run->call->desc, run->device, heights[height]);
     qn_tensor_map a_map, b_map;
     QN_TRY(make_maps(run, o, heights[height], 64 * s.groups, &a_map, &b_map, error));
-    void *arguments[2 + COMMON] = {&a_map, &b_map};
-    common_arguments(o, arguments + 2);
+    void *arguments[3 + COMMON] = {&a_map, &b_map, &b_map};
+    common_arguments(o, arguments + 3);
     const int64_t strips = o->experts * qn_ceil_div(o->n, 64 * s.groups);
     const qn_cuda_geometry g = {.grid = {(uint32_t)qn_min_i64((int64_t)run->device->sms * s.occupancy, strips), 1, 1},
                                 .block = {qn_strip_threads(&s, heights[height], QN_GROUP_OFFSETS), 1, 1},

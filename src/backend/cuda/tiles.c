@@ -160,6 +160,7 @@ void qn_strip_program(const qn_strip *s, int32_t rows, int32_t out, int32_t layo
     qn_cuda_define(p, "OCCUPANCY", s->occupancy);
     qn_cuda_define(p, "PARTS", s->parts);
     qn_cuda_define(p, "TEAMS", s->teams);
+    qn_cuda_define(p, "STORE", s->store);
 }
 
 void qn_strip_fit(qn_strip *s, int32_t rows, int32_t layout)
@@ -168,6 +169,13 @@ void qn_strip_fit(qn_strip *s, int32_t rows, int32_t layout)
            (qn_strip_shared(s, rows, layout) > QN_TILE_SHARED / s->occupancy - 512 || s->stages % s->teams != 0)) {
         s->stages--;
     }
+}
+
+int qn_strip_may_store(const qn_strip *s, int32_t rows)
+{
+    const int32_t stage = s->unroll * 128 * (64 * s->groups + rows);
+    return rows % 64 == 0 && s->pair == 1 && s->split == 1 &&
+           (s->teams == 1 || sums_bytes(s, rows) <= (s->stages - rows / 64) * stage);
 }
 
 qn_status qn_tile_byte_map(const qn_cuda_run *run, const void *data, int64_t k, int64_t rows, int64_t groups,

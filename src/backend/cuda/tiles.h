@@ -29,6 +29,7 @@ typedef struct qn_strip {
     int32_t groups, split, unroll, stages, occupancy, pair, teams;
     int32_t late;  /* 1: faster when constant weights wait too */
     int32_t parts; /* products in flight */
+    int32_t store; /* 1: through the copy engine */
 } qn_strip;
 
 enum { QN_STRIP_ROWS = 128 }; /* most rows of a strip */
@@ -84,6 +85,10 @@ static inline uint32_t qn_strip_threads(const qn_strip *s, int32_t rows, int32_t
     const int four = layout == QN_ONE_MATRIX && rows > 32 && s->occupancy == 1 && s->stages >= 3 * s->teams;
     return 128 * (uint32_t)(s->groups * s->teams) + (four ? 128 : 64);
 }
+
+/* Whether results of the strip may leave through the copy engine, where qn_tile_may_store says so: not of strips that
+ * share, and not without a place beside the teams' sums. */
+int qn_strip_may_store(const qn_strip *strip, int32_t rows);
 
 /* Fewer stages until the strip's shared memory fits, as many for each team. */
 void qn_strip_fit(qn_strip *strip, int32_t rows, int32_t layout);
