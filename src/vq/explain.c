@@ -53,7 +53,10 @@ void qn_vq_explain(const qn_vq_problem *p, const qn_vq_device *d, qn_text *text)
     qn_text_add(text, "  entries of a book: %d in registers, %d in %s x %d, %d in %s; %d bytes of tables a %s\n",
                 c->register_entries, c->shared_entries, d->cpu ? "L1" : "shared memory", c->copies, c->global_entries,
                 d->cpu ? "L2" : "global memory", c->shared_bytes, d->cpu ? "core" : "block");
-    if (c->slices > 1) {
+    if (c->slices > 1 && c->form == QN_VQ_FORM_SUMS) {
+        qn_text_add(text, "  %d slices of the book, a block makes the products of one, which a cluster exchanges\n",
+                    c->slices);
+    } else if (c->slices > 1) {
         qn_text_add(text, "  %d slices of the book, a block keeps one and passes over the codes of the others\n",
                     c->slices);
     }

@@ -20,11 +20,21 @@ enum {
     WIDE_FROM = 32,        /* and more than so many do on warpgroups */
     BLOCK_ROWS = 256,      /* rows of w a block keeps sums of */
     SUMS_CODES = 128,      /* codes along K whose tables a block keeps */
+    EXCHANGE_CLUSTER = 8,  /* blocks that exchange tables, and vectors of x of a pass, */
+    EXCHANGE_ROWS = 28672, /* most rows of w whose sums their registers hold */
     SUMS_CLUSTER = 8,      /* blocks that take slabs of so many in turn */
     REGISTER_ENTRIES = 32, /* one a lane */
     DENSE_OPS = 110,       /* instructions that write a vector out, beside its elements'; */
     DENSE_OPS_ALONG_N = 70 /* an element's where each of a vector is of another row */
 };
+
+/* Share of the multiprocessors that clusters of eight fill, and microseconds: a pass's meetings, and what is in front
+ * of the first and behind the last. */
+#define EXCHANGE_SHARE 0.92
+#define EXCHANGE_MEETINGS 1.0
+#define EXCHANGE_ENDS 6.0
+/* What a byte of codes, which come from memory 16 a row, costs beside a byte of a table. */
+#define EXCHANGE_CODES 3.0
 
 /* Microseconds of making tables once, and of adding parts in a launch of its own; share of a launch: one is enough. */
 #define SUMS_ROUND 2.2
@@ -241,6 +251,41 @@ static qn_vq_choice evaluate_dense(const qn_vq_problem *p, const qn_vq_device *d
     return c;
 }
 
+/* Partial sums of a book that shared memory does not hold: a cluster makes the tables of eight vectors at a time, one a
+ * block, and exchanges them, and codes too. */
+static int exchange_possible(const qn_vq_problem *p, const qn_vq_device *d)
+{
+    return d->exchange > 0.0 && p->use == QN_VQ_USE_MM && p->scope == QN_VQ_SCOPE_TENSOR && !p->along_n &&
+           !p->direct_only && p->books == 1 && p->bits > 12 && p->stored_bits == 16 && rows_of(p) <= 1.0 && p->n > 0 &&
+           (p->vector == 8 || p->vector == 16) && p->k > 0 && p->k % (p->vector * EXCHANGE_CLUSTER) == 0;
+}
+
+static qn_vq_choice evaluate_exchange(const qn_vq_problem *p, const qn_vq_device *d)
+{
+    qn_vq_choice c = {.level = QN_VQ_LEVEL_O4,
+                      .form = QN_VQ_FORM_SUMS,
+                      .copies = 1,
+                      .slices = EXCHANGE_CLUSTER,
+                      .row_tile = 1,
+                      .shared_entries = p->entries,
+                      .shared_bytes = 2 * p->entries,
+                      .occupancy = 0.25};
+    const double ranges = ceil((double)p->n / EXCHANGE_ROWS), rows = (double)p->n / ranges;
+    const double clusters = max2(1.0, floor(floor(d->units * EXCHANGE_SHARE / EXCHANGE_CLUSTER) / ranges));
+    const double all = (double)p->k / (p->vector * EXCHANGE_CLUSTER), passes = ceil(all / clusters);
+    c.split = (int32_t)min2(all, clusters);
+    c.bytes = memory_bytes(p);
+    c.lookups = weights_of(p) / p->vector;
+    c.conflicts = qn_vq_conflicts(d, d->bank_bytes, 1);
+    c.memory_us = c.bytes / (d->read_rate * 1e3);
+    c.lookup_us = passes * rows / d->lanes * c.conflicts / (d->clock * 1e3) / d->lookup_share;
+    const double bytes = 2.0 * ((double)p->entries + EXCHANGE_CODES * rows);
+    c.fill_us = passes * (bytes / d->exchange / (d->clock * 1e3) + EXCHANGE_MEETINGS);
+    c.reduce_us = EXCHANGE_ENDS;
+    c.us = max2(c.memory_us, c.lookup_us + c.fill_us) + c.reduce_us + SUMS_LAUNCH * d->launch;
+    return c;
+}
+
 static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_vq_level level, qn_vq_form form)
 {
     qn_vq_choice c = {.level = level, .form = form, .copies = 1, .split = 1, .slices = 1, .conflicts = 1.0};
@@ -392,6 +437,11 @@ int32_t qn_vq_candidates(const qn_vq_problem *problem, const qn_vq_device *devic
                 const qn_vq_choice c = evaluate(problem, device, (qn_vq_level)level, (qn_vq_form)form);
                 insert(candidates, &count, &c);
             }
+        }
+        if (level == QN_VQ_LEVEL_O4 && problem->level == QN_VQ_LEVEL_AUTO && exchange_possible(problem, device) &&
+            count < QN_VQ_CANDIDATES) {
+            const qn_vq_choice c = evaluate_exchange(problem, device);
+            insert(candidates, &count, &c);
         }
         if (level == QN_VQ_LEVEL_O4 && problem->level == QN_VQ_LEVEL_AUTO && problem->use == QN_VQ_USE_MM &&
             device->dense > 0.0 && rows_of(problem) > TOKENS && count < QN_VQ_CANDIDATES) {

@@ -81,6 +81,7 @@ typedef struct qn_vq_device {
     double wide;                                  /* the same of a warpgroup's, as the kernels reach them; 0: none */
     double dense;                                 /* the same of products of 16-bit weights in memory; 0: none */
     double write_rate;                            /* GB/s of the device */
+    double exchange; /* bytes a unit sends others of its cluster, and gets from them, a clock; 0: it cannot */
     double launch;                                /* us of a launch, and of a pass after it */
     double lookup_share, issue_share, math_share; /* of those rates that generated kernels reach, measured */
 } qn_vq_device;
@@ -93,7 +94,9 @@ typedef struct qn_vq_choice {
     int32_t copies;                                           /* of the entries in shared memory */
     int32_t shared_bytes;                                     /* of a block for tables */
     int32_t split;                                            /* parts of the reduced axis; 1: no second pass */
-    int32_t slices; /* of a book that shared memory does not hold: a block keeps one, and all see every code; 1: none */
+    /* of a book that shared memory does not hold, 1: none. Tensor: a block keeps one, and all see every code; partial
+     * sums: a block of a cluster makes the products of one, and they are exchanged */
+    int32_t slices;
     int32_t row_tile; /* rows of x (queries of a head) a decoded vector serves */
     double bytes;     /* of memory traffic */
     double lookups;

@@ -124,6 +124,10 @@ static void the_known_best_are_chosen(void **state)
     assert_int_equal(c.slices, 5); /* of 1 MB */
     assert_in_range(c.shared_entries * c.slices, 65536, 65540);
     assert_int_equal(c.global_entries, 0);
+    p = problem_of("vq_mm m=1 n=28672 k=8192 num_codebooks=1 nbits_per_codebook=16");
+    c = qn_vq_choose(&p, &d);
+    assert_int_equal(c.form, QN_VQ_FORM_SUMS); /* whose tables are exchanged */
+    assert_int_equal(c.slices, 8);
     p = problem_of("vq_mm m=5 n=4096 k=14336 num_codebooks=1 nbits_per_codebook=16");
     c = qn_vq_choose(&p, &d);
     assert_int_equal(c.slices, 1);

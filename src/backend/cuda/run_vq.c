@@ -103,6 +103,7 @@ static work work_of(const qn_op_desc *desc, const qn_vq *vq, int64_t m)
     if (tensors) {
         parts = m <= QN_VQ_MOST_TOKENS ? most_parts(vq, MOST_BLOCKS) : 1;
         if (m <= QN_VQ_SLICED_ROWS && vq->format == QN_VQ_AQLM && vq->codebooks == 1 && vq->bits > FITTING_BITS) {
+            parts = qn_max_i64(parts, m == 1 ? QN_CUDA_VQ_EXCHANGE_MOST : 1);
             parts = qn_max_i64(parts, most_parts(vq, MOST_BLOCKS / 2) * QN_VQ_MOST_SLICES);
         }
     }
@@ -157,6 +158,13 @@ static int tensor_takes(const qn_op_desc *desc, const qn_vq *vq, const qn_args *
     return aligned(codes, codes->strides[0], unit > 16 ? 16 : unit) &&
            (vq->packed || codes->strides[1] == vq->codebooks * qn_cuda_vq_stored_bits(desc, vq) / 8) &&
            books_dense(books, vq->in_group * 2) && aligned(books, 0, 16);
+}
+
+static int exchange_takes(const qn_op_desc *desc, const qn_vq *vq, const qn_args *args)
+{
+    const qn_view *codes = &args->in[QN_VQMM_FIRST + QN_VQ_CODES];
+    return tensor_takes(desc, vq, args) && aligned(codes, codes->strides[0], 16) && codes->strides[0] > 0 &&
+           codes->strides[0] < INT64_C(1) << 40;
 }
 
 static int points_take(const qn_vq *vq, const qn_args *args)
@@ -297,6 +305,37 @@ static qn_status launch_sums(const qn_cuda_run *run, const qn_cuda_vq_places *p,
                                 .dependent = run->device->major >= 9};
     QN_TRY(qn_cuda_launch(run, p->sums, &g, arguments, error));
     return c.cluster > 1 ? QN_OK : launch_finish(run, p, a, error);
+}
+
+/* A cluster takes every so many-th pass over eight vectors of x. */
+static qn_status launch_exchange(const qn_cuda_run *run, const qn_cuda_vq_places *p, const qn_vq *vq, qn_cuda_vq *a,
+                                 qn_error *error)
+{
+    const qn_cuda_vq_exchange_cut c = qn_cuda_vq_exchange_cut_of(vq, run->device);
+    const int32_t at_a_time = run->functions[p->exchange].clusters;
+    const int64_t room = at_a_time > 0 ? at_a_time : run->device->sms / QN_CUDA_VQ_EXCHANGE_CLUSTER;
+    const int64_t clusters =
+        qn_min_i64(qn_min_i64(qn_max_i64(room / c.ranges, 1), QN_CUDA_VQ_EXCHANGE_MOST), a->groups / 8);
+    a->slabs = (int32_t)clusters;
+    a->row_scale = NULL;
+    qn_tensor_map codes; /* 16 bytes of rows, as many as half of a block's readers */
+    const qn_cuda_tensor tensor = {.data = a->codes,
+                                   .type = CU_TENSOR_U8,
+                                   .rank = 3,
+                                   .swizzle = CU_SWIZZLE_NONE,
+                                   .promotion = CU_L2_PROMOTION_NONE,
+                                   .dims = {(uint64_t)a->groups * 2, (uint64_t)a->n, 1},
+                                   .strides = {(uint64_t)a->codes_row, (uint64_t)a->codes_row},
+                                   .box = {16, (uint32_t)c.tasks * 32, 1}};
+    QN_TRY(qn_cuda_tensor_map(run->cuda, &tensor, &codes, error));
+    void *const arguments[] = {a, &codes};
+    const qn_cuda_geometry g = {.grid = {(uint32_t)(clusters * QN_CUDA_VQ_EXCHANGE_CLUSTER), (uint32_t)c.ranges, 1},
+                                .block = {WIDE_THREADS, 1, 1},
+                                .shared_bytes = (uint32_t)c.shared_bytes,
+                                .cluster = QN_CUDA_VQ_EXCHANGE_CLUSTER,
+                                .dependent = run->device->major >= 9};
+    QN_TRY(qn_cuda_launch(run, p->exchange, &g, arguments, error));
+    return launch_finish(run, p, a, error);
 }
 
 static qn_status launch_tensor(const qn_cuda_run *run, const qn_cuda_vq_places *p, const qn_vq *vq, qn_cuda_vq *a,
@@ -527,6 +566,9 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     bind_tensors(&vq, call->args, &a);
     if (p.sums >= 0 && a.m == 1 && sums_take(&vq, call->args)) {
         return launch_sums(run, &p, &vq, &a, error);
+    }
+    if (p.exchange >= 0 && a.m == 1 && exchange_takes(desc, &vq, call->args)) {
+        return launch_exchange(run, &p, &vq, &a, error);
     }
     if (p.points >= 0 && a.m <= QN_CUDA_VQ_POINTS_ROWS && points_take(&vq, call->args)) {
         return launch_points(run, &p, &vq, &a, error);

@@ -11,17 +11,19 @@
 #include "ref/vq.h"
 
 enum {
-    QN_CUDA_VQ_DIRECT_ROWS = 4,     /* of x, of vq_direct.cu */
-    QN_CUDA_VQ_POINTS_ROWS = 2,     /* of x, of vq_points.cu */
-    QN_CUDA_VQ_POINTS_TILES = 32,   /* most tiles of 16 rows of w of its blocks, */
-    QN_CUDA_VQ_POINTS_CLUSTER = 16, /* and blocks where they transform y */
-    QN_CUDA_VQ_TURN_FAST = 512      /* elements of a block of transforms that reads all of a row */
+    QN_CUDA_VQ_DIRECT_ROWS = 4,      /* of x, of vq_direct.cu */
+    QN_CUDA_VQ_POINTS_ROWS = 2,      /* of x, of vq_points.cu */
+    QN_CUDA_VQ_POINTS_TILES = 32,    /* most tiles of 16 rows of w of its blocks, */
+    QN_CUDA_VQ_POINTS_CLUSTER = 16,  /* and blocks where they transform y */
+    QN_CUDA_VQ_EXCHANGE_CLUSTER = 8, /* blocks of vq_exchange.cu that exchange tables, */
+    QN_CUDA_VQ_EXCHANGE_MOST = 32,   /* and most clusters, each a part of the sums */
+    QN_CUDA_VQ_TURN_FAST = 512       /* elements of a block of transforms that reads all of a row */
 };
 
 /* Programs of a plan by their place; -1: it has none. */
 typedef struct qn_cuda_vq_places {
-    int32_t direct, rows, finish, turn_in, turn_out, spread_in, spread_out, sums, bytes, points, sliced, tensor,
-        tensors, wide_rows, wide, wides, unpack, dense_rows, dense;
+    int32_t direct, rows, finish, turn_in, turn_out, spread_in, spread_out, sums, exchange, bytes, points, sliced,
+        tensor, tensors, wide_rows, wide, wides, unpack, dense_rows, dense;
     int32_t turned, fused; /* blocks of the product transform x, and y too */
     int32_t count;
 } qn_cuda_vq_places;
@@ -38,6 +40,12 @@ typedef struct qn_cuda_vq_cut {
 typedef struct qn_cuda_vq_sums_cut {
     int32_t rows, cluster, parts, shared_bytes;
 } qn_cuda_vq_sums_cut;
+
+/* How vq_exchange.cu is made: ranges of rows, and of each 4096 rows a task; of eight rows' codes those that wait in
+ * shared memory; chunks of a block's share of the book that stay there and in registers. */
+typedef struct qn_cuda_vq_exchange_cut {
+    int32_t tasks, ranges, staged, in_shared, in_registers, shared_bytes;
+} qn_cuda_vq_exchange_cut;
 
 /* How vq_wide.cu is made. A cluster's warpgroups have QN_VQ_BLOCK_ROWS rows of w. */
 typedef struct qn_cuda_vq_wide_cut {
@@ -138,6 +146,10 @@ static inline int64_t qn_cuda_vq_points_unit(int64_t tiles, int fused)
 {
     return fused || tiles < 2 ? 1 : 2; /* small ones: warps rather than what two share */
 }
+
+/* Whether partial sums of a book that shared memory does not hold are what one row of x takes. */
+int qn_cuda_vq_exchange_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device);
+qn_cuda_vq_exchange_cut qn_cuda_vq_exchange_cut_of(const qn_vq *vq, const qn_cuda_device *device);
 
 qn_cuda_vq_sums_cut qn_cuda_vq_sums_cut_of(const qn_vq *vq, const qn_cuda_device *device);
 

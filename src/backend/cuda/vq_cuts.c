@@ -8,9 +8,14 @@ enum {
     MANY_LANE_BYTES = 24,
     EXCHANGE_BYTES = 16 * 80, /* of a warp */
     SUMS_CLUSTER = 8,
-    SUMS_MANY_ROWS = 16384, /* of w: warps take 32 at a time */
-    TENSORS = 4,            /* programs of vq_tensor.cu: 8, 16, 32, 64 rows */
-    WIDES = 3,              /* programs of vq_wide.cu: 64, 128, 256 rows */
+    EXCHANGE_ROWS = 4096,    /* of w, a task of vq_exchange.cu, */
+    EXCHANGE_TASKS = 7,      /* of which its registers hold so many; */
+    EXCHANGE_CHUNK = 512,    /* entries of the book, */
+    EXCHANGE_REGISTERS = 96, /* and of a thread what sums and entries may take, */
+    EXCHANGE_KEPT = 40,      /* entries alone */
+    SUMS_MANY_ROWS = 16384,  /* of w: warps take 32 at a time */
+    TENSORS = 4,             /* programs of vq_tensor.cu: 8, 16, 32, 64 rows */
+    WIDES = 3,               /* programs of vq_wide.cu: 64, 128, 256 rows */
     WIDE_STAGES = 8,
     WIDE_FRONT = 2048, /* bytes of barriers and of alignment */
     WIDE_TABLES = 128 << 10,
@@ -94,6 +99,45 @@ static int sums_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_de
     const qn_vq_problem problem = problem_for(desc, vq, 1);
     qn_cuda_vq_device(device, &d);
     return qn_vq_choose(&problem, &d).form == QN_VQ_FORM_SUMS || !qn_cuda_vq_tensor_possible(desc, vq);
+}
+
+int qn_cuda_vq_exchange_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
+{
+    if (device->target != QN_SM_90A || vq->format != QN_VQ_AQLM || !qn_cuda_vq_tensor_possible(desc, vq) ||
+        qn_cuda_vq_exchange_cut_of(vq, device).shared_bytes > device->shared_bytes) {
+        return 0;
+    }
+    qn_vq_device d;
+    const qn_vq_problem problem = problem_for(desc, vq, 1);
+    qn_cuda_vq_device(device, &d);
+    const qn_vq_choice c = qn_vq_choose(&problem, &d);
+    return c.form == QN_VQ_FORM_SUMS && c.slices > 1;
+}
+
+qn_cuda_vq_exchange_cut qn_cuda_vq_exchange_cut_of(const qn_vq *vq, const qn_cuda_device *device)
+{
+    const int64_t table = INT64_C(2) << vq->bits;
+    qn_cuda_vq_exchange_cut c;
+    c.ranges = (int32_t)qn_ceil_div(vq->n, EXCHANGE_ROWS * EXCHANGE_TASKS);
+    c.tasks = (int32_t)qn_ceil_div(qn_ceil_div(vq->n, c.ranges), EXCHANGE_ROWS);
+    const int64_t rows = (int64_t)c.tasks * EXCHANGE_ROWS;
+    /* the table, whose room sums take at the end; codes; what warps tell of the book; a barrier */
+    const int64_t front = qn_max_i64(table, rows * 4) + rows * 2 + QN_CUDA_VQ_EXCHANGE_CLUSTER * 16 * 4 + 16;
+    const int64_t chunk = EXCHANGE_CHUNK * vq->in_group * 2, staged = rows / 64 * 16;
+    const int64_t chunks = (INT64_C(1) << vq->bits) / QN_CUDA_VQ_EXCHANGE_CLUSTER / EXCHANGE_CHUNK;
+    const int64_t room = qn_max_i64(0, device->shared_bytes - front);
+    c.staged = (int32_t)qn_min_i64(8, room / staged);
+    c.in_shared = (int32_t)qn_min_i64(chunks, (room - c.staged * staged) / chunk);
+    /* of sums, of codes that have no room, and of an entry's words twice: beyond that registers spill */
+    const int64_t words = vq->in_group / 8;
+    const int64_t taken = 8 * c.tasks + 4 * (8 - c.staged) + 8 * (words - 1);
+    const int64_t registers = qn_min_i64(EXCHANGE_KEPT, EXCHANGE_REGISTERS - taken);
+    c.in_registers = (int32_t)qn_min_i64(chunks - c.in_shared, registers / (4 * words));
+    if (c.in_registers > 0 && (chunks - c.in_shared - c.in_registers) % 2) {
+        c.in_registers--; /* the others come two at a time */
+    }
+    c.shared_bytes = (int32_t)(front + c.staged * staged + c.in_shared * chunk);
+    return c;
 }
 
 /* 16-row tiles a warp: two share the rows of x that they load, but take more registers. */
@@ -315,6 +359,7 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
                            .spread_in = -1,
                            .spread_out = -1,
                            .sums = -1,
+                           .exchange = -1,
                            .bytes = -1,
                            .points = -1,
                            .sliced = -1,
@@ -333,6 +378,9 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
     }
     if (full && sums_chosen(desc, vq, device)) {
         p.sums = p.count++;
+    }
+    if (full && qn_cuda_vq_exchange_chosen(desc, vq, device)) {
+        p.exchange = p.count++;
     }
     if (full && bytes_chosen(desc, vq, device)) {
         p.bytes = p.count++;

@@ -31,6 +31,7 @@ void qn_cuda_vq_device(const qn_cuda_device *device, qn_vq_device *out)
                           .tensor = rates[device->target].tensor,
                           .wide = device->target == QN_SM_90A ? 1600.0 : 0.0,
                           .dense = device->target == QN_SM_90A ? 1500.0 : 0.0,
+                          .exchange = device->target == QN_SM_90A ? 21.0 : 0.0,
                           .write_rate = 0.8 * rates[device->target].read_rate,
                           .launch = 4.0,
                           .lookup_share = 0.85,

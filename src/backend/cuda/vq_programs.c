@@ -231,6 +231,23 @@ static void sums_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_
     }
 }
 
+static void exchange_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, qn_cuda_program *p)
+{
+    const qn_cuda_vq_exchange_cut c = qn_cuda_vq_exchange_cut_of(vq, device);
+    p->source = "vq_exchange.cu";
+    p->entry = "qn_vq_exchange";
+    p->shared_bytes = c.shared_bytes;
+    p->cluster = QN_CUDA_VQ_EXCHANGE_CLUSTER;
+    p->threads = 512;
+    qn_cuda_define(p, "BITS", vq->bits);
+    qn_cuda_define(p, "VECTOR", vq->in_group);
+    qn_cuda_define(p, "X_FORMAT", qn_cuda_float_format(desc->in[QN_VQMM_X].format));
+    qn_cuda_define(p, "TASKS", c.tasks);
+    qn_cuda_define(p, "STAGED", c.staged);
+    qn_cuda_define(p, "IN_SHARED", c.in_shared);
+    qn_cuda_define(p, "IN_REGISTERS", c.in_registers);
+}
+
 int32_t qn_cuda_vq_programs(const qn_op_desc *desc, const qn_cuda_device *device, int full, qn_cuda_program *out)
 {
     const qn_vq vq = qn_cuda_vq_describe(desc);
@@ -254,6 +271,9 @@ int32_t qn_cuda_vq_programs(const qn_op_desc *desc, const qn_cuda_device *device
     }
     if (p.sums >= 0) {
         sums_program(desc, &vq, device, &out[p.sums]);
+    }
+    if (p.exchange >= 0) {
+        exchange_program(desc, &vq, device, &out[p.exchange]);
     }
     if (p.bytes >= 0) {
         out[p.bytes].source = "vq_bytes.cu";
