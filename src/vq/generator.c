@@ -251,6 +251,12 @@ static qn_vq_choice evaluate_dense(const qn_vq_problem *p, const qn_vq_device *d
     return c;
 }
 
+int qn_vq_may_write_out(const qn_vq_problem *p)
+{
+    const double most = QN_VQ_WRITTEN_FEW;
+    return rows_of(p) > (p->direct_only || weights_of(p) <= most ? TOKENS : QN_VQ_PLENTY_ROWS);
+}
+
 /* Partial sums of a book that shared memory does not hold: a cluster makes the tables of eight vectors at a time, one a
  * block, and exchanges them, and codes too. */
 static int exchange_possible(const qn_vq_problem *p, const qn_vq_device *d)
@@ -444,7 +450,7 @@ int32_t qn_vq_candidates(const qn_vq_problem *problem, const qn_vq_device *devic
             insert(candidates, &count, &c);
         }
         if (level == QN_VQ_LEVEL_O4 && problem->level == QN_VQ_LEVEL_AUTO && problem->use == QN_VQ_USE_MM &&
-            device->dense > 0.0 && rows_of(problem) > TOKENS && count < QN_VQ_CANDIDATES) {
+            device->dense > 0.0 && qn_vq_may_write_out(problem) && count < QN_VQ_CANDIDATES) {
             const qn_vq_choice c = evaluate_dense(problem, device);
             insert(candidates, &count, &c);
         }

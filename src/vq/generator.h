@@ -115,6 +115,12 @@ typedef struct qn_vq_choice {
 int32_t qn_vq_candidates(const qn_vq_problem *problem, const qn_vq_device *device,
                          qn_vq_choice candidates[QN_VQ_CANDIDATES]);
 
+/* Whether writing weights out is a candidate for the problem's rows: for a few only where there are few weights, so
+ * that it needs little memory until rows are many, or where no kernel decodes on tensor cores. */
+#define QN_VQ_WRITTEN_FEW 0x1p24 /* weights */
+#define QN_VQ_PLENTY_ROWS 32
+int qn_vq_may_write_out(const qn_vq_problem *problem);
+
 /* The first of them. */
 qn_vq_choice qn_vq_choose(const qn_vq_problem *problem, const qn_vq_device *device);
 

@@ -13,6 +13,8 @@
 #include <quern/experimental.h>
 #include <quern/quern.h>
 
+#include "backend/backend.h"
+
 /* An allocator that counts and fails at one call. */
 typedef struct counter {
     long calls, fail_at, live; /* fail_at: 0 never */
@@ -444,6 +446,38 @@ static void names_of_kernels_are_unique(void **state)
     qn_ctx_destroy(ctx);
 }
 
+/* A workspace for at most m rows is one for fewer, with every kernel of every backend. */
+static void a_workspace_serves_fewer_rows(void **state)
+{
+    (void)state;
+    const qn_backend_row *const backends[] = {&qn_backend_ref_row, &qn_backend_cpu_row, &qn_backend_cuda_row};
+    static const int64_t rows[] = {1,  2,   3,   4,   5,   8,   9,   16,  17,  31,   32,   33,   64,  65,
+                                   96, 127, 128, 129, 256, 257, 512, 513, 700, 1024, 1500, 2048, 4096};
+    const char *text;
+    int32_t bench;
+    for (int32_t c = 0; (text = qn_case_at(c, &bench)) != NULL; c++) {
+        qn_op_desc desc;
+        assert_int_equal(qn_op_desc_parse(text, &desc, NULL), QN_OK);
+        for (size_t b = 0; b < sizeof backends / sizeof *backends; b++) {
+            const qn_kernel *kernel;
+            for (int32_t i = 0; (kernel = backends[b]->kernel_at(i)); i++) {
+                if (kernel->op != desc.op || !kernel->workspace_bytes || kernel->accepts(kernel, &desc)) {
+                    continue;
+                }
+                size_t before = 0;
+                for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
+                    const size_t bytes = kernel->workspace_bytes(kernel, &desc, rows[r], 2);
+                    if (bytes < before) {
+                        fail_msg("%s, %s: %zu bytes for %lld rows, %zu for fewer", kernel->name, text, bytes,
+                                 (long long)rows[r], before);
+                    }
+                    before = bytes;
+                }
+            }
+        }
+    }
+}
+
 static void ceilings_have_names(void **state)
 {
     (void)state;
@@ -546,6 +580,7 @@ int main(void)
         cmocka_unit_test(run_allocates_nothing),
         cmocka_unit_test(explain_tells_the_choice),
         cmocka_unit_test(names_of_kernels_are_unique),
+        cmocka_unit_test(a_workspace_serves_fewer_rows),
         cmocka_unit_test(ceilings_have_names),
         cmocka_unit_test(a_meter_measures_every_level),
         cmocka_unit_test(a_plan_names_its_ceiling),

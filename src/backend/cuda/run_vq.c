@@ -93,26 +93,27 @@ static work work_of(const qn_op_desc *desc, const qn_vq *vq, int64_t m)
     const qn_cuda_device widest = qn_cuda_typical_device(QN_SM_90A);
     const int wide = qn_cuda_vq_wide_possible(desc, vq, &widest) && m >= WIDE_FROM;
     w.turned = place(&at, qn_cuda_vq_turns_in(desc, vq) ? m : 0, qn_max_i64(vq->k, 1) * 4);
-    const int dense = qn_cuda_vq_dense_chosen(desc, vq, m);
+    const int dense = qn_cuda_vq_dense_room(desc, vq, m);
     w.halves = place(&at, tensors || wide || dense ? tokens : 0, spans_of(vq) * QN_VQ_SPAN * 2);
     w.row_scale = place(&at, m, 4);
     w.sums = place(&at, qn_cuda_vq_turns_out(desc, vq) ? m : 0, qn_max_i64(vq->n, 1) * 4);
     w.dense = place(&at, dense ? vq->n : 0, dense_row(vq));
     w.column_scale = place(&at, dense ? vq->n + QN_DENSE_PAD : 0, 4);
-    int64_t parts = 0;
+    int64_t rows = 0; /* of sums, of all parts: the most that up to m rows of x have, of which m may have fewer */
     if (tensors) {
-        parts = m <= QN_VQ_MOST_TOKENS ? most_parts(vq, MOST_BLOCKS) : 1;
-        if (m <= QN_VQ_SLICED_ROWS && vq->format == QN_VQ_AQLM && vq->codebooks == 1 && vq->bits > FITTING_BITS) {
-            parts = qn_max_i64(parts, m == 1 ? QN_CUDA_VQ_EXCHANGE_MOST : 1);
-            parts = qn_max_i64(parts, most_parts(vq, MOST_BLOCKS / 2) * QN_VQ_MOST_SLICES);
+        rows = qn_max_i64(m, qn_min_i64(m, QN_VQ_MOST_TOKENS) * most_parts(vq, MOST_BLOCKS));
+        if (vq->format == QN_VQ_AQLM && vq->codebooks == 1 && vq->bits > FITTING_BITS) {
+            const int64_t sliced = qn_min_i64(m, QN_VQ_SLICED_ROWS);
+            rows = qn_max_i64(rows, qn_min_i64(m, 1) * QN_CUDA_VQ_EXCHANGE_MOST);
+            rows = qn_max_i64(rows, sliced * most_parts(vq, MOST_BLOCKS / 2) * QN_VQ_MOST_SLICES);
         }
     }
-    if (wide) {
-        const int64_t of_wide =
-            most_parts(vq, qn_max_i64(1, MOST_CLUSTERS / qn_ceil_div(m, qn_cuda_vq_wide_tokens(0))));
-        parts = parts > of_wide ? parts : of_wide;
+    const int64_t clusters = wide ? qn_min_i64(qn_ceil_div(m, qn_cuda_vq_wide_tokens(0)), MOST_CLUSTERS) : 0;
+    for (int64_t i = 1; i <= clusters; i++) {
+        const int64_t of_these = i < clusters ? i * qn_cuda_vq_wide_tokens(0) : m;
+        rows = qn_max_i64(rows, of_these * most_parts(vq, MOST_CLUSTERS / i));
     }
-    size_t bytes = qn_size_mul((size_t)(parts * m), qn_size_mul((size_t)vq->n, 4));
+    size_t bytes = qn_size_mul((size_t)rows, qn_size_mul((size_t)vq->n, 4));
     if (sums) {
         const size_t slabs = qn_size_mul((size_t)qn_cuda_vq_slabs(vq), qn_size_mul((size_t)vq->n, 4));
         bytes = bytes > slabs ? bytes : slabs;

@@ -126,6 +126,10 @@ int qn_cuda_vq_wide_possible(const qn_op_desc *desc, const qn_vq *vq, const qn_c
 /* Whether weights are written out as f16 for m rows of x and multiplied by dense_mm.cu, by the generator's model of a
  * typical device: the workspace must not depend on the device. */
 int qn_cuda_vq_dense_chosen(const qn_op_desc *desc, const qn_vq *vq, int64_t m);
+
+/* Whether a workspace for at most m rows has room for that: as soon as it may be chosen, which it is for some numbers
+ * of rows and not for others. */
+int qn_cuda_vq_dense_room(const qn_op_desc *desc, const qn_vq *vq, int64_t m);
 qn_dense_form qn_cuda_vq_dense_form(const qn_op_desc *desc, const qn_vq *vq);
 
 /* Blocks that a row's transform takes, 0: a grid of them without its row in shared memory; shared memory of each. */

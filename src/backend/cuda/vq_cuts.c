@@ -322,8 +322,17 @@ int qn_cuda_vq_dense_chosen(const qn_op_desc *desc, const qn_vq *vq, int64_t m)
         return 0;
     }
     const qn_vq_problem problem = problem_for(desc, vq, m);
+    if (!qn_vq_may_write_out(&problem)) {
+        return 0;
+    }
     qn_cuda_vq_device(&typical, &d);
     return qn_vq_choose(&problem, &d).form == QN_VQ_FORM_DENSE;
+}
+
+int qn_cuda_vq_dense_room(const qn_op_desc *desc, const qn_vq *vq, int64_t m)
+{
+    const qn_vq_problem problem = problem_for(desc, vq, m);
+    return desc->attr[QN_ATTR_LEVEL].i == QN_VQ_LEVEL_AUTO && qn_vq_may_write_out(&problem);
 }
 
 /* Whether it is for some number of rows. */
