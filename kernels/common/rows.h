@@ -45,7 +45,7 @@ typedef struct qn_rows_rule {
     /* 0: there is no NaN, no t rounds beyond the codes' range (with multiply: no |t| is above QN_ROWS_HELD), and scale
      * is finite and far from the ends of f32 */
     int32_t careful;
-    qn_rows_steps steps; /* the same codes for bf16, when careful is 0; levels may use them */
+    qn_rows_steps steps; /* the same codes for bf16, when careful is 0: where qn_rows_set.steps is 1 */
 } qn_rows_rule;
 
 #define QN_ROWS_TOGETHER 16 /* groups */
@@ -82,6 +82,7 @@ typedef void (*qn_rows_e2m1_fn)(const void *x, int64_t n, int64_t block, const f
                                 int past, uint8_t *q);
 
 typedef struct qn_rows_set {
+    int steps; /* uses qn_rows_rule.steps */
     qn_rows_range_fn range[QN_ROWS_REALS];
     qn_rows_encode_fn encode[QN_ROWS_REALS][QN_ROWS_CODES];
     qn_rows_decode_fn decode[QN_ROWS_CODES];

@@ -340,7 +340,8 @@ EACH_CODE(DECODE, , )
 #define LOAD_ENTRY(name, format) [format] = load_##name,
 #define STORE_ENTRY(name, format) [format] = rows_store_##name,
 
-const qn_rows_set QN_NAME(rows) = {.range = {EACH_REAL(RANGE_ENTRY)},
+const qn_rows_set QN_NAME(rows) = {.steps = ROWS_STEPS,
+                                   .range = {EACH_REAL(RANGE_ENTRY)},
                                    .encode = {EACH_REAL(ENCODE_ROW)},
                                    .decode = {EACH_CODE(DECODE_ENTRY, , )},
                                    .tops = {EACH_REAL(TOPS_ENTRY)},

@@ -628,50 +628,6 @@ static inline vi vec_round(vf t, const int held, const vec_addends *a)
     return _mm512_castps_si512(_mm512_add_ps(size, _mm512_permutex2var_ps(a->low, exponent, a->high)));
 }
 
-/* ---- bf16 to codes of three mantissa bits by integers (kernels/cpu/rows_steps.h) ---- */
-
-#define VEC_STEPS 1
-
-/* Sixteen bytes for every 128 bits. */
-static inline vi vec_table16(const uint8_t *p)
-{
-    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p));
-}
-
-/* Codes of 16-bit words, sign aside, before they are packed. */
-static inline vi vec_step_codes(vi x, vi table, vi base)
-{
-    const __m512i bin = _mm512_and_si512(_mm512_srli_epi16(x, 3), _mm512_set1_epi16(15));
-    const __m512i v = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
-    const __m512i sum = _mm512_add_epi16(v, _mm512_shuffle_epi8(table, bin));
-    return _mm512_srli_epi16(_mm512_subs_epu16(sum, base), 4);
-}
-
-/* Whether one of the bytes is below that. */
-static inline int vec_any_below(vi bytes, uint8_t least)
-{
-    return _mm512_cmplt_epu8_mask(bytes, _mm512_set1_epi8((char)least)) != 0;
-}
-
-/* Whether one of the words, sign aside, is in [first, first + count). */
-static inline int vec_any_in(vi x, vi first, vi count)
-{
-    const __m512i from_first = _mm512_sub_epi16(_mm512_and_si512(x, _mm512_set1_epi16(0x7fff)), first);
-    return _mm512_cmplt_epu16_mask(from_first, count) != 0;
-}
-
-static inline vi vi_umin8(vi a, vi b)
-{
-    return _mm512_min_epu8(a, b);
-}
-
-/* Codes as vi_bytes leaves them, with the signs of the words a and b that they are of. */
-static inline void vec_put_signed(uint8_t *p, vi codes, vi a, vi b, const int past)
-{
-    const __m512i lanes = _mm512_ternarylogic_epi32(_mm512_set1_epi8(0x7f), codes, _mm512_packs_epi16(a, b), 0xCA);
-    vec_put(p, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), lanes), past);
-}
-
 /* Into the second cache: the first one's few outstanding lines are not for what comes later. A macro: gcc finds that a
  * function which only prefetches has no effect, and leaves out its calls. */
 #define vec_prefetch(p) _mm_prefetch((const char *)(p), _MM_HINT_T1)

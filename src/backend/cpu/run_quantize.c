@@ -160,8 +160,8 @@ static void choose_rule(quantize_job *job)
     job->symmetric = !int8 || job->desc->attr[QN_ATTR_SYMMETRIC].i;
     job->divides = job->symmetric && (!int8 || job->silu || grouped);
     job->ue8m0 = !job->silu && !int8 && job->desc->attr[QN_ATTR_SCALE_FORMAT].i == QN_SCALE_UE8M0;
-    job->stepped =
-        job->real == QN_MM_BF16 && !job->silu && (job->code == QN_ROWS_E4M3 || job->code == QN_ROWS_E4M3FNUZ);
+    job->stepped = job->set->steps && job->real == QN_MM_BF16 && !job->silu &&
+                   (job->code == QN_ROWS_E4M3 || job->code == QN_ROWS_E4M3FNUZ);
     job->most = int8 ? 127.0f : fp8_most(job->code);
     job->bounds = (qn_rows_bounds){
         .most = job->most,
