@@ -313,7 +313,7 @@ QN_INLINE vi encode_step(const int format, const int code, const int how, const 
             w = vi_zero_if16(w, vi_set(0x00800080)); /* one zero only */
         }
     }
-    return format == QN_MM_BF16 ? w : vi_in_order(w);
+    return format == QN_MM_BF16 || format == QN_ROWS_PAIRED ? w : vi_in_order(w);
 }
 
 QN_INLINE void encode_all(const int format, const int code, const int how, const int careful, const qn_rows_rule *rule,
@@ -333,8 +333,10 @@ QN_INLINE void encode_all(const int format, const int code, const int how, const
     for (; i < n; i += STEP) {
         char pad[STEP * 4];
         uint8_t last[2 * STEP];
-        const char *const from = n - i < STEP ? pad_step(format, p + i * size, n - i, pad) : p + i * size;
-        const vi w = encode_step(format, code, how, careful, &own, from);
+        const vi w = n - i >= STEP
+                         ? encode_step(format, code, how, careful, &own, p + i * size)
+                         : encode_step(format == QN_ROWS_PAIRED ? QN_MM_F32 : format, code, how, careful, &own,
+                                       pad_step(format, p + i * size, n - i, pad));
         vi_put_bytes2(last, w, w, code == QN_ROWS_I8, 0);
         if (n - i < STEP) {
             memcpy(codes + i, last, (size_t)(n - i));
@@ -357,8 +359,20 @@ QN_INLINE void encode_alike(const int format, const int code, const int how, con
 
 #include "kernels/cpu/rows_steps.h"
 
-QN_INLINE void encode_of(const int format, const int code, const qn_rows_rule *rules, const void *x, int64_t n,
-                         int64_t group, int64_t ahead, int past, uint8_t *codes)
+/* Quotients by scales that are `stride` floats apart. */
+QN_INLINE void quotients_of(const int format, const int code, const float *scale, const float *factor, int64_t stride,
+                            const char *x, int64_t n, int64_t group, int64_t ahead, int past, uint8_t *codes)
+{
+    for (int64_t i = 0; i < n; i += group, scale += stride, factor += stride) {
+        const qn_rows_rule rule = {.scale = *scale, .factor = *factor};
+        encode_all(format, code, QUOTIENT, 0, &rule, x + i * real_bytes(format), n - i < group ? n - i : group, ahead,
+                   past, codes + i);
+    }
+}
+
+QN_INLINE void encode_of(const int format, const int code, const qn_rows_quotients_fn quotients,
+                         const qn_rows_rule *rules, const void *x, int64_t n, int64_t group, int64_t ahead, int past,
+                         uint8_t *codes)
 {
     for (int64_t i = 0, count; i < n; i += count) {
         const char *const p = (const char *)x + i * real_bytes(format);
@@ -379,21 +393,27 @@ QN_INLINE void encode_of(const int format, const int code, const qn_rows_rule *r
         } else if (multiply) {
             encode_alike(format, code, MULTIPLY, 0, first, p, count, group, ahead, past, codes + i);
         } else {
-            encode_alike(format, code, QUOTIENT, 0, first, p, count, group, ahead, past, codes + i);
+            quotients(&first->scale, &first->factor, sizeof *first / sizeof(float), p, count, group, ahead, past,
+                      codes + i);
         }
     }
 }
 
-static void rows_scales(const qn_rows_bounds *bounds, const float *top, int64_t groups, float *scale, float *factor)
+static int rows_scales(const qn_rows_bounds *bounds, const float *top, int64_t groups, float *scale, float *factor)
 {
     const vf most = vf_set(bounds->most), least_top = vf_set(bounds->least_top), most_top = vf_set(bounds->most_top);
     const vf least_scale = vf_set(bounds->least_scale), most_scale = vf_set(bounds->most_scale);
+    const float limit = bounds->most_scale < 0x1p60f ? bounds->most_scale : 0x1p60f;
+    int plain = 1;
     for (int64_t g = 0; g < groups; g += VL) {
-        const vf amax = vf_max(least_top, vf_min(most_top, vf_load(top + g)));
+        const vf t = vf_load(top + g), amax = vf_max(least_top, vf_min(most_top, t));
         const vf s = vf_max(least_scale, vf_min(most_scale, vf_div(amax, most)));
         vf_store(scale + g, s);
         vf_store(factor + g, vf_div(vf_set(1.0f), s));
+        plain &= vf_all_below(t, bounds->most_top) & vf_all_below(s, limit) &
+                 vf_all_below(vf_sub(vf_set(0.0f), s), -0x1p-60f);
     }
+    return plain;
 }
 
 /* Two vectors of factors for the STEP elements at i. */

@@ -75,6 +75,18 @@ static inline vf vf_zero_below(vf a, vf x, float limit)
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_NLT_UQ), a);
 }
 
+/* a where x is below the limit, else b */
+static inline vf vf_where_below(vf x, float limit, vf a, vf b)
+{
+    return _mm512_mask_mov_ps(b, _mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_LT_OQ), a);
+}
+
+/* Whether all lanes are below the limit. */
+static inline int vf_all_below(vf x, float limit)
+{
+    return _mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_NLT_UQ) == 0;
+}
+
 static inline float vf_sum(vf a)
 {
     const __m256 y = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
