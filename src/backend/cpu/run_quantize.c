@@ -33,7 +33,7 @@ typedef struct quantize_job {
     qn_rows_code code;
     int32_t granularity;
     int is_static, col, silu, stream;
-    int paired; /* silu's values are QN_ROWS_PAIRED */
+    int paired;                             /* silu's values are QN_ROWS_PAIRED */
     int symmetric, divides, ue8m0, stepped; /* the rule: choose_rule() */
     float most;                             /* the largest code */
     qn_rows_bounds bounds;
@@ -434,6 +434,8 @@ static void block_task(void *user, int64_t index, int32_t thread)
                              : (m1 < job->m ? SIDE * job->stride - c0 * size : 0); /* the next task's columns */
     qn_rows_range ranges[PANEL] = {{0.0f, 0.0f, 0}}, part[PANEL];
     qn_rows_rule rules[PANEL] = {{0}};
+    float scale[PANEL], factor[PANEL];
+    group_rules by = {NULL, scale, factor};
     for (int64_t m = band * SIDE; m < m1; m++) {
         find_ranges(job, job->real, row_at(job, m) + c0 * size, columns, SIDE, part);
         for (int64_t b = 0; b < blocks; b++) {
@@ -447,9 +449,13 @@ static void block_task(void *user, int64_t index, int32_t thread)
         rules_of(job, ranges, blocks, rules);
     }
     put_rules(job, rules, blocks, band, first);
+    for (int64_t b = 0; b < blocks; b++) {
+        scale[b] = rules[b].scale;
+        factor[b] = rules[b].factor;
+        by.rules = job->stepped || rules[b].careful || rules[b].multiply ? rules : by.rules;
+    }
     for (int64_t m = band * SIDE; m < m1; m++) {
-        put_codes(job, &(group_rules){.rules = rules}, job->real, row_at(job, m) + c0 * size, m, c0, columns, SIDE, next,
-                  scratch_of(job, thread));
+        put_codes(job, &by, job->real, row_at(job, m) + c0 * size, m, c0, columns, SIDE, next, scratch_of(job, thread));
     }
     if (job->stream) {
         job->set->fence();
