@@ -386,7 +386,7 @@ static void quantize_groups(const quantize_job *job, int32_t real, const char *x
 static void quantize_row(const quantize_job *job, int64_t m, char *scratch, float *v)
 {
     if (job->k == 0 && job->granularity == QN_PER_TOKEN) {
-        quantize_groups(job, job->real, row_at(job, m), m, 0, 0, 0, scratch); /* a scale for no elements */
+        quantize_groups(job, (int32_t)job->real, row_at(job, m), m, 0, 0, 0, scratch); /* a scale for no elements */
         return;
     }
     const int64_t size = qn_rows_real_bytes(job->real), row = job->k * size;
@@ -398,7 +398,7 @@ static void quantize_row(const quantize_job *job, int64_t m, char *scratch, floa
             (job->paired ? job->set->silu_paired : job->set->silu_mul[job->real])(x, x + job->k * size, n, ahead, v);
             quantize_groups(job, job->paired ? QN_ROWS_PAIRED : QN_MM_F32, (const char *)v, m, c, n, 0, scratch);
         } else {
-            quantize_groups(job, job->real, x, m, c, n, ahead, scratch);
+            quantize_groups(job, (int32_t)job->real, x, m, c, n, ahead, scratch);
         }
     }
 }
@@ -437,7 +437,7 @@ static void block_task(void *user, int64_t index, int32_t thread)
     float scale[PANEL], factor[PANEL];
     group_rules by = {NULL, scale, factor};
     for (int64_t m = band * SIDE; m < m1; m++) {
-        find_ranges(job, job->real, row_at(job, m) + c0 * size, columns, SIDE, part);
+        find_ranges(job, (int32_t)job->real, row_at(job, m) + c0 * size, columns, SIDE, part);
         for (int64_t b = 0; b < blocks; b++) {
             qn_rows_range_join(&ranges[b], &part[b]);
         }
@@ -455,7 +455,8 @@ static void block_task(void *user, int64_t index, int32_t thread)
         by.rules = job->stepped || rules[b].careful || rules[b].multiply ? rules : by.rules;
     }
     for (int64_t m = band * SIDE; m < m1; m++) {
-        put_codes(job, &by, job->real, row_at(job, m) + c0 * size, m, c0, columns, SIDE, next, scratch_of(job, thread));
+        put_codes(job, &by, (int32_t)job->real, row_at(job, m) + c0 * size, m, c0, columns, SIDE, next,
+                  scratch_of(job, thread));
     }
     if (job->stream) {
         job->set->fence();
@@ -493,7 +494,7 @@ static void tensor_task(void *user, int64_t index, int32_t thread)
             job->set->range[job->real](row_at(job, m), job->k, &range);
             spare_care(job, &range, 1, &rule);
         }
-        put_codes(job, &(group_rules){.rules = &rule}, job->real, row_at(job, m), m, 0, job->k, job->k,
+        put_codes(job, &(group_rules){.rules = &rule}, (int32_t)job->real, row_at(job, m), m, 0, job->k, job->k,
                   qn_rows_ahead(m, job->m, job->stride, row, 0, distance), scratch_of(job, thread));
     }
     if (job->stream) {
