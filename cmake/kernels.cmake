@@ -19,6 +19,9 @@ foreach(isa scalar avx2 avx512 avx512vnni avx512bf16 amx)
     target_link_libraries(qn_kernels_${isa} PUBLIC quern_flags)
     target_compile_options(qn_kernels_${isa} PRIVATE ${QN_ISA_FLAGS_${isa}} ${QN_KERNEL_OPTIMISE})
     list(APPEND QN_OBJECTS $<TARGET_OBJECTS:qn_kernels_${isa}>)
+    # Short loops over streams run up to a quarter faster or slower by where in 64 bytes they begin: no link decides that.
+    set_source_files_properties(${PROJECT_SOURCE_DIR}/kernels/cpu/${isa}/rows_${isa}.c PROPERTIES COMPILE_OPTIONS
+      "-falign-functions=64;-falign-loops=64")
     if(QN_SANITIZE OR QN_THREAD_SANITIZE) # small, and most of the time of the tests that fit codebooks
       set_source_files_properties(${PROJECT_SOURCE_DIR}/kernels/cpu/${isa}/fit_${isa}.c PROPERTIES COMPILE_OPTIONS
         "-O3;-UQN_KERNEL_CALLS")

@@ -12,6 +12,9 @@
 #define QN_ROWS_PAST_BYTES 16
 #define QN_ROWS_HELD 16384.0f
 #define QN_ROWS_REALS 3 /* functions by element format, indexed by qn_mm_real */
+/* One more that is encoded only: f32 of which every 32 elements lie in an order that is the level's own, the last ones,
+ * if they are fewer, in order. */
+#define QN_ROWS_PAIRED QN_ROWS_REALS
 
 /* What values span: low = min(0, v), high = max(0, v), NaN left out; nan: there was one. */
 typedef struct qn_rows_range {
@@ -45,7 +48,7 @@ typedef struct qn_rows_rule {
     /* 0: there is no NaN, no t rounds beyond the codes' range (with multiply: no |t| is above QN_ROWS_HELD), and scale
      * is finite and far from the ends of f32 */
     int32_t careful;
-    qn_rows_steps steps; /* the same codes for bf16, when careful is 0; levels may use them */
+    qn_rows_steps steps; /* the same codes for bf16, when careful is 0: where qn_rows_set.steps is 1 */
 } qn_rows_rule;
 
 #define QN_ROWS_TOGETHER 16 /* groups */
@@ -62,6 +65,10 @@ typedef void (*qn_rows_range_fn)(const void *x, int64_t n, qn_rows_range *range)
  * QN_ROWS_PAST_BYTES, and so do those of every group. */
 typedef void (*qn_rows_encode_fn)(const qn_rows_rule *rules, const void *x, int64_t n, int64_t group, int64_t ahead,
                                   int past, void *codes);
+
+/* The same of rules that are not careful and do not multiply, with scales and factors `stride` floats apart. */
+typedef void (*qn_rows_quotients_fn)(const float *scale, const float *factor, int64_t stride, const void *x, int64_t n,
+                                     int64_t group, int64_t ahead, int past, void *codes);
 
 /* out[i] = code * scale; int8: (code - azp) * scale, |azp| <= 65536 */
 typedef void (*qn_rows_decode_fn)(const void *codes, int64_t n, float scale, int32_t azp, float *out);
@@ -82,14 +89,17 @@ typedef void (*qn_rows_e2m1_fn)(const void *x, int64_t n, int64_t block, const f
                                 int past, uint8_t *q);
 
 typedef struct qn_rows_set {
+    int steps; /* uses qn_rows_rule.steps */
     qn_rows_range_fn range[QN_ROWS_REALS];
-    qn_rows_encode_fn encode[QN_ROWS_REALS][QN_ROWS_CODES];
+    qn_rows_encode_fn encode[QN_ROWS_REALS + 1][QN_ROWS_CODES];
+    qn_rows_quotients_fn quotients[QN_ROWS_REALS + 1][QN_ROWS_CODES];
     qn_rows_decode_fn decode[QN_ROWS_CODES];
     qn_rows_tops_fn tops[QN_ROWS_REALS];
     qn_rows_e2m1_fn to_e2m1[QN_ROWS_REALS];
     /* scale[g] = top[g] between its limits, through the largest code, between the scales' limits; factor[g] = 1 /
-     * scale. Arrays have room for a multiple of QN_ROWS_TOGETHER. */
-    void (*scales)(const qn_rows_bounds *bounds, const float *top, int64_t groups, float *scale, float *factor);
+     * scale. Arrays have room for a multiple of QN_ROWS_TOGETHER, tops behind the groups are 0. Returns 1 when no rule
+     * of these scales needs care, 0 when one may. */
+    int (*scales)(const qn_rows_bounds *bounds, const float *top, int64_t groups, float *scale, float *factor);
     /* sf[b] = e4m3(g * (top[b] * (1/6))), factor[b] = 1 / (sf * (1/g)), 0 where sf is 0; returns the care to take of
      * finite values */
     int (*nvfp4_scales)(float g, const float *top, int64_t blocks, uint8_t *sf, float *factor);
@@ -103,6 +113,9 @@ typedef struct qn_rows_set {
     void (*store[QN_ROWS_REALS])(const float *v, int64_t n, void *out);
     /* v[i] = gate[i] / (1 + exp(-gate[i])) * up[i] in f32 */
     void (*silu_mul[QN_ROWS_REALS])(const void *gate, const void *up, int64_t n, int64_t ahead, float *v);
+    /* The same of bf16: paired, n a multiple of 32 or what is left of a row; rounded to bf16. */
+    void (*silu_paired)(const void *gate, const void *up, int64_t n, int64_t ahead, float *v);
+    void (*silu_bf16)(const void *gate, const void *up, int64_t n, int64_t ahead, void *out);
     /* sum of squares in f32, in double where that would overflow or underflow */
     double (*squares)(const float *v, int64_t n);
     /* y[i] = x[i] * factor * w[i] in f32, in double where factor is near the ends of f32 */

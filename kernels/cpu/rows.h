@@ -13,14 +13,14 @@
 
 QN_INLINE int64_t real_bytes(const int format)
 {
-    return format == QN_MM_F32 ? 4 : 2;
+    return format == QN_MM_F32 || format == QN_ROWS_PAIRED ? 4 : 2;
 }
 
 /* STEP elements as two vectors: in order, or of bf16 even and odd ones, which costs least. */
 QN_INLINE void load_step(const int format, const void *x, vf *a, vf *b)
 {
     const char *const p = x;
-    if (format == QN_MM_F32) {
+    if (format == QN_MM_F32 || format == QN_ROWS_PAIRED) {
         *a = vf_load((const float *)(const void *)p);
         *b = vf_load((const float *)(const void *)p + VL);
     } else if (format == QN_MM_F16) {
@@ -66,11 +66,10 @@ QN_INLINE vf load_one(const int format, const char *p)
                                : (format == QN_MM_F16 ? vf_from_f16(p) : vf_from_bf16(p));
 }
 
-/* g u / (1 + e^-g), the quotient within 2^-20.5. e^-g is 2^n for n in steps of 1 / VEC_ROOTS, from a table of as many
- * roots of two, times a polynomial in r = g + n ln2, which is 1 at 0. Where the power is beyond f32, or below -86.5 at
- * levels that make it of bits, the quotient is 0; above 86.5 the power is held to what does not count. NaN stays,
- * -infinity gives NaN as in the reference. */
-QN_INLINE vf silu_times(vf g, vf u)
+/* 1 + e^-g, within 2^-21. e^-g is 2^n for n in steps of 1 / VEC_ROOTS, from a table of as many roots of two, times a
+ * polynomial in r = g + n ln2, which is 1 at 0. Where the power is beyond f32, or below -86.5 at levels that make it of
+ * bits, the sum is infinite; above 86.5 the power is held to what does not count. */
+QN_INLINE vf silu_below(vf g)
 {
     /* 1.5 * 2^23 steps: the sum's last bits count them */
     const vf round = vf_set(12582912.0f / VEC_ROOTS), one = vf_set(1.0f);
@@ -79,40 +78,84 @@ QN_INLINE vf silu_times(vf g, vf u)
     const vf n = vf_sub(z, round);
     const vf r = vec_plus_octaves(x, n);
     const vf p = vf_fma(vec_rest(r), r, one);
-    const vf d = vec_held_sum(g, vf_fma(vec_power(z, n), p, one));
-    return vf_mul(vf_div(g, d), u);
+    return vec_held_sum(g, vf_fma(vec_power(z, n), p, one));
 }
 
-QN_INLINE void silu_step(const int format, const char *gate, const char *up, float *v)
+/* g u / (1 + e^-g) of two vectors, the quotients within 2^-20.3. One division serves both: 1 / (a b) times b is 1 / a.
+ * Lanes where the product is no f32 (or an element NaN) are divided one by one: so NaN stays, -infinity gives NaN as in
+ * the reference. */
+QN_INLINE void silu_pair(vf *g, vf *h, vf u, vf w)
+{
+    const float limit = 0x1p126f;
+    const vf a = silu_below(*g), b = silu_below(*h), both = vf_mul(a, b), inverse = vf_div(vf_set(1.0f), both);
+    vf q = vf_mul(*g, vf_mul(inverse, b)), r = vf_mul(*h, vf_mul(inverse, a));
+    if (!vf_all_below(both, limit)) {
+        q = vf_where_below(both, limit, q, vf_div(*g, a));
+        r = vf_where_below(both, limit, r, vf_div(*h, b));
+    }
+    *g = vf_mul(q, u);
+    *h = vf_mul(r, w);
+}
+
+/* How silu's values are left: as floats, in order or with a step's two vectors as load_step has them; as bf16, of bf16
+ * only. */
+enum { IN_ORDER, AS_LOADED, AS_BF16 };
+
+/* Even and odd elements as bf16. There is no NaN whose lower half counts: they come from those of bf16. */
+QN_INLINE vi bf16_of_pairs(vf even, vf odd)
+{
+    const vi half = vi_set(0x7fff), one = vi_set(1), a = vi_bits(even), b = vi_bits(odd);
+    const vi c = vi_add(vi_add(a, half), vi_and(vi_shr(a, 16), one));
+    const vi d = vi_add(vi_add(b, half), vi_and(vi_shr(b, 16), one));
+    return vi_select(vi_set(0xffff0000), d, vi_shr(c, 16));
+}
+
+QN_INLINE void silu_step(const int format, const int form, const char *gate, const char *up, void *out)
 {
     vf g, h, u, w;
     load_step(format, gate, &g, &h);
     load_step(format, up, &u, &w);
-    vf a = silu_times(g, u), b = silu_times(h, w);
-    if (format == QN_MM_BF16) {
-        vf_interleave(&a, &b);
+    silu_pair(&g, &h, u, w);
+    if (form == AS_BF16) {
+        vi_store(out, bf16_of_pairs(g, h));
+        return;
     }
-    vf_store(v, a);
-    vf_store(v + VL, b);
+    if (form == IN_ORDER && format == QN_MM_BF16) {
+        vf_interleave(&g, &h);
+    }
+    vf_store(out, g);
+    vf_store((float *)out + VL, h);
 }
 
-QN_INLINE void silu_mul_of(const int format, const void *gate, const void *up, int64_t n, int64_t ahead, float *v)
+QN_INLINE void silu_all(const int format, const int form, const void *gate, const void *up, int64_t n, int64_t ahead,
+                        void *out)
 {
     const char *g = gate, *u = up;
-    const int64_t size = real_bytes(format);
+    char *v = out;
+    const int64_t size = real_bytes(format), out_size = form == AS_BF16 ? 2 : 4;
     int64_t i = 0;
     for (; i + STEP <= n; i += STEP) {
         fetch_step(format, g + i * size, ahead);
         fetch_step(format, u + i * size, ahead);
-        silu_step(format, g + i * size, u + i * size, v + i);
+        silu_step(format, form, g + i * size, u + i * size, v + i * out_size);
     }
     if (i < n) {
         char pad[2][STEP * 4];
-        float out[STEP];
-        silu_step(format, pad_step(format, g + i * size, n - i, pad[0]), pad_step(format, u + i * size, n - i, pad[1]),
-                  out);
-        memcpy(v + i, out, (size_t)(n - i) * 4);
+        float last[STEP];
+        silu_step(format, form == AS_LOADED ? IN_ORDER : form, pad_step(format, g + i * size, n - i, pad[0]),
+                  pad_step(format, u + i * size, n - i, pad[1]), last);
+        memcpy(v + i * out_size, last, (size_t)((n - i) * out_size));
     }
+}
+
+static void rows_silu_paired(const void *gate, const void *up, int64_t n, int64_t ahead, float *v)
+{
+    silu_all(QN_MM_BF16, AS_LOADED, gate, up, n, ahead, v);
+}
+
+static void rows_silu_bf16(const void *gate, const void *up, int64_t n, int64_t ahead, void *out)
+{
+    silu_all(QN_MM_BF16, AS_BF16, gate, up, n, ahead, out);
 }
 
 /* ---- normalisation and rotation ---- */
@@ -292,10 +335,15 @@ static void rows_fence(void)
     X(name, format, fnuz, QN_ROWS_E4M3FNUZ) X(name, format, e5m2, QN_ROWS_E5M2) X(name, format, i8, QN_ROWS_I8)
 
 #define ENCODE(name, format, code_name, code)                                                                          \
+    static void quotients_##name##_##code_name(const float *scale, const float *factor, int64_t stride, const void *x, \
+                                               int64_t n, int64_t group, int64_t ahead, int past, void *codes)         \
+    {                                                                                                                  \
+        quotients_of(format, code, scale, factor, stride, x, n, group, ahead, past, codes);                            \
+    }                                                                                                                  \
     static void encode_##name##_##code_name(const qn_rows_rule *rules, const void *x, int64_t n, int64_t group,        \
                                             int64_t ahead, int past, void *codes)                                      \
     {                                                                                                                  \
-        encode_of(format, code, rules, x, n, group, ahead, past, codes);                                               \
+        encode_of(format, code, quotients_##name##_##code_name, rules, x, n, group, ahead, past, codes);               \
     }
 
 #define REAL(name, format)                                                                                             \
@@ -315,13 +363,14 @@ static void rows_fence(void)
     }                                                                                                                  \
     static void silu_mul_##name(const void *gate, const void *up, int64_t n, int64_t ahead, float *v)                  \
     {                                                                                                                  \
-        silu_mul_of(format, gate, up, n, ahead, v);                                                                    \
+        silu_all(format, IN_ORDER, gate, up, n, ahead, v);                                                             \
     }                                                                                                                  \
     static void load_##name(const void *x, int64_t n, float *v)                                                        \
     {                                                                                                                  \
         load_all(format, x, n, v);                                                                                     \
     }
 EACH_REAL(REAL)
+EACH_CODE(ENCODE, paired, QN_ROWS_PAIRED)
 
 #define DECODE(name, format, code_name, code)                                                                          \
     static void decode_##code_name(const void *codes, int64_t n, float scale, int32_t azp, float *out)                 \
@@ -331,8 +380,10 @@ EACH_REAL(REAL)
 EACH_CODE(DECODE, , )
 
 #define ENCODE_ENTRY(name, format, code_name, code) [code] = encode_##name##_##code_name,
+#define QUOTIENTS_ENTRY(name, format, code_name, code) [code] = quotients_##name##_##code_name,
 #define DECODE_ENTRY(name, format, code_name, code) [code] = decode_##code_name,
 #define ENCODE_ROW(name, format) [format] = {EACH_CODE(ENCODE_ENTRY, name, format)},
+#define QUOTIENTS_ROW(name, format) [format] = {EACH_CODE(QUOTIENTS_ENTRY, name, format)},
 #define RANGE_ENTRY(name, format) [format] = range_##name,
 #define TOPS_ENTRY(name, format) [format] = tops_##name,
 #define E2M1_ENTRY(name, format) [format] = to_e2m1_##name,
@@ -340,8 +391,10 @@ EACH_CODE(DECODE, , )
 #define LOAD_ENTRY(name, format) [format] = load_##name,
 #define STORE_ENTRY(name, format) [format] = rows_store_##name,
 
-const qn_rows_set QN_NAME(rows) = {.range = {EACH_REAL(RANGE_ENTRY)},
-                                   .encode = {EACH_REAL(ENCODE_ROW)},
+const qn_rows_set QN_NAME(rows) = {.steps = ROWS_STEPS,
+                                   .range = {EACH_REAL(RANGE_ENTRY)},
+                                   .encode = {EACH_REAL(ENCODE_ROW) ENCODE_ROW(paired, QN_ROWS_PAIRED)},
+                                   .quotients = {EACH_REAL(QUOTIENTS_ROW) QUOTIENTS_ROW(paired, QN_ROWS_PAIRED)},
                                    .decode = {EACH_CODE(DECODE_ENTRY, , )},
                                    .tops = {EACH_REAL(TOPS_ENTRY)},
                                    .to_e2m1 = {EACH_REAL(E2M1_ENTRY)},
@@ -351,6 +404,8 @@ const qn_rows_set QN_NAME(rows) = {.range = {EACH_REAL(RANGE_ENTRY)},
                                    .from_e2m1 = rows_from_e2m1,
                                    .from_e4m3 = rows_from_e4m3,
                                    .silu_mul = {EACH_REAL(SILU_ENTRY)},
+                                   .silu_paired = rows_silu_paired,
+                                   .silu_bf16 = rows_silu_bf16,
                                    .squares = rows_squares,
                                    .scale = rows_scale,
                                    .angles = rows_angles,

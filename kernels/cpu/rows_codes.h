@@ -313,7 +313,7 @@ QN_INLINE vi encode_step(const int format, const int code, const int how, const 
             w = vi_zero_if16(w, vi_set(0x00800080)); /* one zero only */
         }
     }
-    return format == QN_MM_BF16 ? w : vi_in_order(w);
+    return format == QN_MM_BF16 || format == QN_ROWS_PAIRED ? w : vi_in_order(w);
 }
 
 QN_INLINE void encode_all(const int format, const int code, const int how, const int careful, const qn_rows_rule *rule,
@@ -333,8 +333,9 @@ QN_INLINE void encode_all(const int format, const int code, const int how, const
     for (; i < n; i += STEP) {
         char pad[STEP * 4];
         uint8_t last[2 * STEP];
-        const char *const from = n - i < STEP ? pad_step(format, p + i * size, n - i, pad) : p + i * size;
-        const vi w = encode_step(format, code, how, careful, &own, from);
+        const vi w = n - i >= STEP ? encode_step(format, code, how, careful, &own, p + i * size)
+                                   : encode_step(format == QN_ROWS_PAIRED ? QN_MM_F32 : format, code, how, careful,
+                                                 &own, pad_step(format, p + i * size, n - i, pad));
         vi_put_bytes2(last, w, w, code == QN_ROWS_I8, 0);
         if (n - i < STEP) {
             memcpy(codes + i, last, (size_t)(n - i));
@@ -357,8 +358,20 @@ QN_INLINE void encode_alike(const int format, const int code, const int how, con
 
 #include "kernels/cpu/rows_steps.h"
 
-QN_INLINE void encode_of(const int format, const int code, const qn_rows_rule *rules, const void *x, int64_t n,
-                         int64_t group, int64_t ahead, int past, uint8_t *codes)
+/* Quotients by scales that are `stride` floats apart. */
+QN_INLINE void quotients_of(const int format, const int code, const float *scale, const float *factor, int64_t stride,
+                            const char *x, int64_t n, int64_t group, int64_t ahead, int past, uint8_t *codes)
+{
+    for (int64_t i = 0; i < n; i += group, scale += stride, factor += stride) {
+        const qn_rows_rule rule = {.scale = *scale, .factor = *factor};
+        encode_all(format, code, QUOTIENT, 0, &rule, x + i * real_bytes(format), n - i < group ? n - i : group, ahead,
+                   past, codes + i);
+    }
+}
+
+QN_INLINE void encode_of(const int format, const int code, const qn_rows_quotients_fn quotients,
+                         const qn_rows_rule *rules, const void *x, int64_t n, int64_t group, int64_t ahead, int past,
+                         uint8_t *codes)
 {
     for (int64_t i = 0, count; i < n; i += count) {
         const char *const p = (const char *)x + i * real_bytes(format);
@@ -379,21 +392,27 @@ QN_INLINE void encode_of(const int format, const int code, const qn_rows_rule *r
         } else if (multiply) {
             encode_alike(format, code, MULTIPLY, 0, first, p, count, group, ahead, past, codes + i);
         } else {
-            encode_alike(format, code, QUOTIENT, 0, first, p, count, group, ahead, past, codes + i);
+            quotients(&first->scale, &first->factor, sizeof *first / sizeof(float), p, count, group, ahead, past,
+                      codes + i);
         }
     }
 }
 
-static void rows_scales(const qn_rows_bounds *bounds, const float *top, int64_t groups, float *scale, float *factor)
+static int rows_scales(const qn_rows_bounds *bounds, const float *top, int64_t groups, float *scale, float *factor)
 {
     const vf most = vf_set(bounds->most), least_top = vf_set(bounds->least_top), most_top = vf_set(bounds->most_top);
     const vf least_scale = vf_set(bounds->least_scale), most_scale = vf_set(bounds->most_scale);
+    const float limit = bounds->most_scale < 0x1p60f ? bounds->most_scale : 0x1p60f;
+    int plain = 1;
     for (int64_t g = 0; g < groups; g += VL) {
-        const vf amax = vf_max(least_top, vf_min(most_top, vf_load(top + g)));
+        const vf t = vf_load(top + g), amax = vf_max(least_top, vf_min(most_top, t));
         const vf s = vf_max(least_scale, vf_min(most_scale, vf_div(amax, most)));
         vf_store(scale + g, s);
         vf_store(factor + g, vf_div(vf_set(1.0f), s));
+        plain &= vf_all_below(t, bounds->most_top) & vf_all_below(s, limit) &
+                 vf_all_below(vf_sub(vf_set(0.0f), s), -0x1p-60f);
     }
+    return plain;
 }
 
 /* Two vectors of factors for the STEP elements at i. */
@@ -526,36 +545,54 @@ QN_INLINE int e2m1_care(vi most)
     return vi_top(most) >= 0x40e00000u ? QN_ROWS_HOLD : QN_ROWS_PLAIN;
 }
 
-/* Of VL blocks; returns the bits of their largest t. */
-QN_INLINE vi nvfp4_scales_step(float g, vf inverse, vf top, uint8_t codes[STEP], float *factor)
+/* Codes of y >= 0 as round_small() makes them, and their values: what the rounding addend leaves in the sum. */
+QN_INLINE vi e4m3_with_values(vf y, vf *value)
+{
+    const vf t = vf_min(y, vf_set(448.0f));
+    const vi e = vi_max(vi_and(vi_bits(t), vi_set(0x7f800000)), vi_set(121u << 23)); /* 2^-6 at least */
+    const vf addend = vf_mul(vf_bits(e), vf_bits(vi_set((147u << 23) + ((0u - (121u << 3)) & 0xffff))));
+    const vf sum = vf_add(t, addend);
+    *value = vf_sub(sum, addend);
+    return vi_add(vi_bits(sum), vi_shr(e, 20));
+}
+
+/* Of VL blocks; returns the bits of their largest t. plain: g is above 0 and finite. */
+QN_INLINE vi nvfp4_scales_step(const int plain, float g, vf inverse, vf top, uint8_t codes[STEP], float *factor)
 {
     const vf y = vf_mul(vf_set(g), vf_mul(top, vf_set(1.0f / 6.0f)));
-    const vi c = careful_codes(QN_ROWS_E4M3, y, vi_set(0));
+    vf value;
+    const vi c = plain ? e4m3_with_values(y, &value) : careful_codes(QN_ROWS_E4M3, y, vi_set(0));
     vi_put_bytes(codes, vi_in_order(vi_pairs(c, c)));
-    const vi s = vi_bits(vf_from_e4m3(codes));
+    const vi s = vi_bits(plain ? value : vf_from_e4m3(codes));
     const vf f = vf_bits(vi_zero_if_zero(vi_bits(vf_div(vf_set(1.0f), vf_mul(vf_bits(s), inverse))), s));
     vf_store(factor, f);
     return vi_bits(vf_mul(top, f));
 }
 
-static int rows_nvfp4_scales(float g, const float *top, int64_t blocks, uint8_t *sf, float *factor)
+QN_INLINE int nvfp4_scales_of(const int plain, float g, const float *top, int64_t blocks, uint8_t *sf, float *factor)
 {
     const vf inverse = vf_set(1.0f / g);
     uint8_t codes[STEP];
     vi most = vi_set(0);
     int64_t i = 0;
     for (; i + VL <= blocks; i += VL) {
-        most = vi_umax(most, nvfp4_scales_step(g, inverse, vf_load(top + i), codes, factor + i));
+        most = vi_umax(most, nvfp4_scales_step(plain, g, inverse, vf_load(top + i), codes, factor + i));
         memcpy(sf + i, codes, VL);
     }
     if (i < blocks) {
         float in[VL] = {0}, out[VL];
         memcpy(in, top + i, (size_t)(blocks - i) * 4);
-        most = vi_umax(most, nvfp4_scales_step(g, inverse, vf_load(in), codes, out));
+        most = vi_umax(most, nvfp4_scales_step(plain, g, inverse, vf_load(in), codes, out));
         memcpy(sf + i, codes, (size_t)(blocks - i));
         memcpy(factor + i, out, (size_t)(blocks - i) * 4);
     }
     return e2m1_care(most);
+}
+
+static int rows_nvfp4_scales(float g, const float *top, int64_t blocks, uint8_t *sf, float *factor)
+{
+    return g > 0.0f && g < INFINITY ? nvfp4_scales_of(1, g, top, blocks, sf, factor)
+                                    : nvfp4_scales_of(0, g, top, blocks, sf, factor);
 }
 
 /* Of VL blocks: the exponent of top, one more where the rule's addend reaches it, less two; held to bytes from 0, of

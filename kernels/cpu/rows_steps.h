@@ -1,5 +1,6 @@
 /* bf16 to e4m3 and fnuz by integers (kernels/common/rows.h: qn_rows_steps). Part of rows_codes.h.
  *
+ * Of levels with VEC_STEPS (avx2: at avx512 the way through f32 waits less for memory, though it computes longer).
  * Sixteen bits an element all the way, one lookup for the scale's mantissa: half
  * the operations of the way through f32. Codes below the smallest normal number
  * have fewer bits, which the sum does not know; a pair of steps where one comes
@@ -7,6 +8,7 @@
  * values near a normal distribution that is one pair in hundreds. */
 
 #ifdef VEC_STEPS
+#define ROWS_STEPS 1
 enum { LEAST_NORMAL = 8, MOST_NORMAL = 126, STEPS_PAIRS = 128 / (2 * STEP) /* checked together */ };
 
 /* Whether one of 2 STEP elements becomes a subnormal code: below the smallest normal number, which is 128 above base,
@@ -99,6 +101,7 @@ QN_INLINE void encode_by_steps(const int code, const qn_rows_rule *rules, const 
     }
 }
 #else
+#define ROWS_STEPS 0
 QN_INLINE int steps_known(const int format, const int code, const qn_rows_rule *rule)
 {
     (void)format;

@@ -82,6 +82,12 @@ static inline vf vf_where_below(vf x, float limit, vf a, vf b)
     return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, _mm256_set1_ps(limit), _CMP_LT_OQ));
 }
 
+/* Whether all lanes are below the limit. */
+static inline int vf_all_below(vf x, float limit)
+{
+    return _mm256_movemask_ps(_mm256_cmp_ps(x, _mm256_set1_ps(limit), _CMP_NLT_UQ)) == 0;
+}
+
 static inline float vf_sum(vf a)
 {
     __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));

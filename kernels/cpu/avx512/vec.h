@@ -75,6 +75,18 @@ static inline vf vf_zero_below(vf a, vf x, float limit)
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_NLT_UQ), a);
 }
 
+/* a where x is below the limit, else b */
+static inline vf vf_where_below(vf x, float limit, vf a, vf b)
+{
+    return _mm512_mask_mov_ps(b, _mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_LT_OQ), a);
+}
+
+/* Whether all lanes are below the limit. */
+static inline int vf_all_below(vf x, float limit)
+{
+    return _mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_NLT_UQ) == 0;
+}
+
 static inline float vf_sum(vf a)
 {
     const __m256 y = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
@@ -626,50 +638,6 @@ static inline vi vec_round(vf t, const int held, const vec_addends *a)
     }
     const __m512i exponent = _mm512_srli_epi32(_mm512_castps_si512(size), 23);
     return _mm512_castps_si512(_mm512_add_ps(size, _mm512_permutex2var_ps(a->low, exponent, a->high)));
-}
-
-/* ---- bf16 to codes of three mantissa bits by integers (kernels/cpu/rows_steps.h) ---- */
-
-#define VEC_STEPS 1
-
-/* Sixteen bytes for every 128 bits. */
-static inline vi vec_table16(const uint8_t *p)
-{
-    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p));
-}
-
-/* Codes of 16-bit words, sign aside, before they are packed. */
-static inline vi vec_step_codes(vi x, vi table, vi base)
-{
-    const __m512i bin = _mm512_and_si512(_mm512_srli_epi16(x, 3), _mm512_set1_epi16(15));
-    const __m512i v = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
-    const __m512i sum = _mm512_add_epi16(v, _mm512_shuffle_epi8(table, bin));
-    return _mm512_srli_epi16(_mm512_subs_epu16(sum, base), 4);
-}
-
-/* Whether one of the bytes is below that. */
-static inline int vec_any_below(vi bytes, uint8_t least)
-{
-    return _mm512_cmplt_epu8_mask(bytes, _mm512_set1_epi8((char)least)) != 0;
-}
-
-/* Whether one of the words, sign aside, is in [first, first + count). */
-static inline int vec_any_in(vi x, vi first, vi count)
-{
-    const __m512i from_first = _mm512_sub_epi16(_mm512_and_si512(x, _mm512_set1_epi16(0x7fff)), first);
-    return _mm512_cmplt_epu16_mask(from_first, count) != 0;
-}
-
-static inline vi vi_umin8(vi a, vi b)
-{
-    return _mm512_min_epu8(a, b);
-}
-
-/* Codes as vi_bytes leaves them, with the signs of the words a and b that they are of. */
-static inline void vec_put_signed(uint8_t *p, vi codes, vi a, vi b, const int past)
-{
-    const __m512i lanes = _mm512_ternarylogic_epi32(_mm512_set1_epi8(0x7f), codes, _mm512_packs_epi16(a, b), 0xCA);
-    vec_put(p, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), lanes), past);
 }
 
 /* Into the second cache: the first one's few outstanding lines are not for what comes later. A macro: gcc finds that a

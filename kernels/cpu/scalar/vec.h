@@ -112,6 +112,14 @@ static inline vf vf_where_below(vf x, float limit, vf a, vf b)
     return b;
 }
 
+/* Whether all lanes are below the limit. */
+static inline int vf_all_below(vf x, float limit)
+{
+    int all = 1;
+    EACH(i) all &= x.v[i] < limit;
+    return all;
+}
+
 static inline float vf_sum(vf a)
 {
     return (a.v[0] + a.v[2]) + (a.v[1] + a.v[3]);

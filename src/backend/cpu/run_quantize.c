@@ -33,6 +33,7 @@ typedef struct quantize_job {
     qn_rows_code code;
     int32_t granularity;
     int is_static, col, silu, stream;
+    int paired;                             /* silu's values are QN_ROWS_PAIRED */
     int symmetric, divides, ue8m0, stepped; /* the rule: choose_rule() */
     float most;                             /* the largest code */
     qn_rows_bounds bounds;
@@ -160,8 +161,8 @@ static void choose_rule(quantize_job *job)
     job->symmetric = !int8 || job->desc->attr[QN_ATTR_SYMMETRIC].i;
     job->divides = job->symmetric && (!int8 || job->silu || grouped);
     job->ue8m0 = !job->silu && !int8 && job->desc->attr[QN_ATTR_SCALE_FORMAT].i == QN_SCALE_UE8M0;
-    job->stepped =
-        job->real == QN_MM_BF16 && !job->silu && (job->code == QN_ROWS_E4M3 || job->code == QN_ROWS_E4M3FNUZ);
+    job->stepped = job->set->steps && job->real == QN_MM_BF16 && !job->silu &&
+                   (job->code == QN_ROWS_E4M3 || job->code == QN_ROWS_E4M3FNUZ);
     job->most = int8 ? 127.0f : fp8_most(job->code);
     job->bounds = (qn_rows_bounds){
         .most = job->most,
@@ -224,6 +225,18 @@ static void spare_care(const quantize_job *job, const qn_rows_range *ranges, int
 
 /* ---- codes ---- */
 
+/* Of qn_mm_real or QN_ROWS_PAIRED. */
+static inline int64_t real_bytes(int32_t real)
+{
+    return real == QN_ROWS_PAIRED ? 4 : qn_rows_real_bytes((qn_mm_real)real);
+}
+
+/* What is looked at: order does not matter there. */
+static inline int32_t seen_as(int32_t real)
+{
+    return real == QN_ROWS_PAIRED ? QN_MM_F32 : real;
+}
+
 /* A given zero point of any size: the sum is exact. */
 static void encode_far(const quantize_job *job, const qn_rows_rule *rule, const char *x, int64_t n, int8_t *codes)
 {
@@ -244,9 +257,20 @@ static inline int is_far(const qn_rows_rule *rule)
     return rule->azp < -65536 || rule->azp > 65536;
 }
 
-static void encode_groups(const quantize_job *job, const qn_rows_rule *rules, qn_mm_real real, const char *x, int64_t n,
+/* How the groups of a piece are coded: by rules; or, rules NULL, as quotients by scales that need no care. */
+typedef struct group_rules {
+    const qn_rows_rule *rules;
+    const float *scale, *factor;
+} group_rules;
+
+static void encode_groups(const quantize_job *job, const group_rules *by, int32_t real, const char *x, int64_t n,
                           int64_t group, int64_t ahead, int past, char *codes)
 {
+    const qn_rows_rule *rules = by->rules;
+    if (!rules) {
+        job->set->quotients[real][job->code](by->scale, by->factor, 1, x, n, group, ahead, past, codes);
+        return;
+    }
     int any_far = 0;
     for (int64_t g = 0; g * group < n; g++) {
         any_far |= is_far(&rules[g]);
@@ -256,7 +280,7 @@ static void encode_groups(const quantize_job *job, const qn_rows_rule *rules, qn
         return;
     }
     for (int64_t i = 0; i < n; i += group, rules++) {
-        const char *const from = x + i * qn_rows_real_bytes(real);
+        const char *const from = x + i * real_bytes(real);
         const int64_t count = qn_min_i64(group, n - i);
         if (is_far(rules)) {
             encode_far(job, rules, from, count, (int8_t *)codes + i);
@@ -267,35 +291,34 @@ static void encode_groups(const quantize_job *job, const qn_rows_rule *rules, qn
 }
 
 /* Codes of row m from column c on, past the caches where that is asked for. n: groups of rules[], or part of one. */
-static void put_codes(const quantize_job *job, const qn_rows_rule *rules, qn_mm_real real, const char *x, int64_t m,
-                      int64_t c, int64_t n, int64_t group, int64_t ahead, char *scratch)
+static void put_codes(const quantize_job *job, const group_rules *by, int32_t real, const char *x, int64_t m, int64_t c,
+                      int64_t n, int64_t group, int64_t ahead, char *scratch)
 {
     char *const codes = codes_at(job, m) + c;
     if (!job->stream || (qn_rows_aligned(codes) && (group >= n || group % QN_ROWS_PAST_BYTES == 0))) {
-        encode_groups(job, rules, real, x, n, group, ahead, job->stream, codes);
+        encode_groups(job, by, real, x, n, group, ahead, job->stream, codes);
         return;
     }
     const int64_t step = group < n ? n : PIECE; /* one rule: any part of it */
     for (int64_t i = 0; i < n; i += step) {
         const int64_t count = qn_min_i64(step, n - i);
-        encode_groups(job, rules, real, x + i * qn_rows_real_bytes(real), count, qn_min_i64(group, count), ahead, 0,
-                      scratch);
+        encode_groups(job, by, real, x + i * real_bytes(real), count, qn_min_i64(group, count), ahead, 0, scratch);
         job->set->stream(codes + i, scratch, (size_t)count);
     }
 }
 
 /* Largest magnitudes of a run of groups, when they are all that is asked for and all values are finite: else 0. */
-static int find_tops(const quantize_job *job, qn_mm_real real, const char *x, int64_t n, int64_t group, float *tops)
+static int find_tops(const quantize_job *job, int32_t real, const char *x, int64_t n, int64_t group, float *tops)
 {
     return job->symmetric && (group == 16 || group == 32 || group == 64 || group == 128) &&
-           !job->set->tops[real](x, n, group, tops);
+           !job->set->tops[seen_as(real)](x, n, group, tops);
 }
 
 /* Ranges of a run of groups. */
-static void find_ranges(const quantize_job *job, qn_mm_real real, const char *x, int64_t n, int64_t group,
+static void find_ranges(const quantize_job *job, int32_t real, const char *x, int64_t n, int64_t group,
                         qn_rows_range *ranges)
 {
-    const int64_t size = qn_rows_real_bytes(real);
+    const int64_t size = real_bytes(real);
     float tops[GROUPS];
     if (find_tops(job, real, x, n, group, tops)) {
         for (int64_t g = 0; g * group < n; g++) {
@@ -304,12 +327,12 @@ static void find_ranges(const quantize_job *job, qn_mm_real real, const char *x,
         return;
     }
     for (int64_t i = 0; i < n; i += group, ranges++) {
-        job->set->range[real](x + i * size, qn_min_i64(group, n - i), ranges);
+        job->set->range[seen_as(real)](x + i * size, qn_min_i64(group, n - i), ranges);
     }
 }
 
 /* By ranges: of given scales, zero points, values that are not finite. count: 1 for no elements too. */
-static void general_rules(const quantize_job *job, qn_mm_real real, const char *x, int64_t m, int64_t first, int64_t n,
+static void general_rules(const quantize_job *job, int32_t real, const char *x, int64_t m, int64_t first, int64_t n,
                           int64_t count, qn_rows_rule *rules)
 {
     qn_rows_range ranges[GROUPS];
@@ -323,27 +346,47 @@ static void general_rules(const quantize_job *job, qn_mm_real real, const char *
     }
 }
 
+/* Scales of groups [j, j + count) of row i. */
+static void put_scales(const quantize_job *job, const float *scales, int64_t count, int64_t i, int64_t j)
+{
+    const qn_mut_view *scale = &job->args->out[QN_QUANT_OUT_SCALE];
+    char *at = (char *)scale->data + scale_offset(&scale->shape, scale->strides, job->col, i, j);
+    if (!job->col) {
+        memcpy(at, scales, (size_t)count * 4);
+        return;
+    }
+    for (int64_t g = 0; g < count; g++, at += scale->strides[0]) {
+        memcpy(at, &scales[g], 4);
+    }
+}
+
 /* A run of groups of row m, from column c on: x holds its values. */
-static void quantize_groups(const quantize_job *job, qn_mm_real real, const char *x, int64_t m, int64_t c, int64_t n,
+static void quantize_groups(const quantize_job *job, int32_t real, const char *x, int64_t m, int64_t c, int64_t n,
                             int64_t ahead, char *scratch)
 {
-    float tops[GROUPS] = {0.0f};
+    float tops[GROUPS] = {0.0f}, scale[GROUPS], factor[GROUPS];
     qn_rows_rule rules[GROUPS];
     const int64_t first = c / job->group, count = qn_max_i64(1, qn_ceil_div(n, job->group));
-    if (job->divides && !job->is_static && find_tops(job, real, x, n, job->group, tops)) {
-        dividing_rules(job, tops, count, rules);
-    } else {
+    group_rules by = {rules, scale, factor};
+    if (!job->divides || job->is_static || !find_tops(job, real, x, n, job->group, tops)) {
         general_rules(job, real, x, m, first, n, count, rules);
+    } else if (!job->stepped && !job->ue8m0 && job->set->scales(&job->bounds, tops, count, scale, factor)) {
+        by.rules = NULL;
+        put_scales(job, scale, count, m, first);
+    } else {
+        dividing_rules(job, tops, count, rules);
     }
-    put_rules(job, rules, count, m, first);
-    put_codes(job, rules, real, x, m, c, n, job->group, ahead, scratch);
+    if (by.rules) {
+        put_rules(job, rules, count, m, first);
+    }
+    put_codes(job, &by, real, x, m, c, n, job->group, ahead, scratch);
 }
 
 /* A row with scales of its own. v: silu's values of a piece. */
 static void quantize_row(const quantize_job *job, int64_t m, char *scratch, float *v)
 {
     if (job->k == 0 && job->granularity == QN_PER_TOKEN) {
-        quantize_groups(job, job->real, row_at(job, m), m, 0, 0, 0, scratch); /* a scale for no elements */
+        quantize_groups(job, (int32_t)job->real, row_at(job, m), m, 0, 0, 0, scratch); /* a scale for no elements */
         return;
     }
     const int64_t size = qn_rows_real_bytes(job->real), row = job->k * size;
@@ -352,10 +395,10 @@ static void quantize_row(const quantize_job *job, int64_t m, char *scratch, floa
         const int64_t ahead = qn_rows_ahead(m, job->m, job->stride, row, c * size, n * size + QN_ROWS_AHEAD_BYTES);
         const char *const x = row_at(job, m) + c * size;
         if (job->silu) {
-            job->set->silu_mul[job->real](x, x + job->k * size, n, ahead, v);
-            quantize_groups(job, QN_MM_F32, (const char *)v, m, c, n, 0, scratch);
+            (job->paired ? job->set->silu_paired : job->set->silu_mul[job->real])(x, x + job->k * size, n, ahead, v);
+            quantize_groups(job, job->paired ? QN_ROWS_PAIRED : QN_MM_F32, (const char *)v, m, c, n, 0, scratch);
         } else {
-            quantize_groups(job, job->real, x, m, c, n, ahead, scratch);
+            quantize_groups(job, (int32_t)job->real, x, m, c, n, ahead, scratch);
         }
     }
 }
@@ -391,8 +434,10 @@ static void block_task(void *user, int64_t index, int32_t thread)
                              : (m1 < job->m ? SIDE * job->stride - c0 * size : 0); /* the next task's columns */
     qn_rows_range ranges[PANEL] = {{0.0f, 0.0f, 0}}, part[PANEL];
     qn_rows_rule rules[PANEL] = {{0}};
+    float scale[PANEL], factor[PANEL];
+    group_rules by = {NULL, scale, factor};
     for (int64_t m = band * SIDE; m < m1; m++) {
-        find_ranges(job, job->real, row_at(job, m) + c0 * size, columns, SIDE, part);
+        find_ranges(job, (int32_t)job->real, row_at(job, m) + c0 * size, columns, SIDE, part);
         for (int64_t b = 0; b < blocks; b++) {
             qn_rows_range_join(&ranges[b], &part[b]);
         }
@@ -404,8 +449,13 @@ static void block_task(void *user, int64_t index, int32_t thread)
         rules_of(job, ranges, blocks, rules);
     }
     put_rules(job, rules, blocks, band, first);
+    for (int64_t b = 0; b < blocks; b++) {
+        scale[b] = rules[b].scale;
+        factor[b] = rules[b].factor;
+        by.rules = job->stepped || rules[b].careful || rules[b].multiply ? rules : by.rules;
+    }
     for (int64_t m = band * SIDE; m < m1; m++) {
-        put_codes(job, rules, job->real, row_at(job, m) + c0 * size, m, c0, columns, SIDE, next,
+        put_codes(job, &by, (int32_t)job->real, row_at(job, m) + c0 * size, m, c0, columns, SIDE, next,
                   scratch_of(job, thread));
     }
     if (job->stream) {
@@ -444,7 +494,7 @@ static void tensor_task(void *user, int64_t index, int32_t thread)
             job->set->range[job->real](row_at(job, m), job->k, &range);
             spare_care(job, &range, 1, &rule);
         }
-        put_codes(job, &rule, job->real, row_at(job, m), m, 0, job->k, job->k,
+        put_codes(job, &(group_rules){.rules = &rule}, (int32_t)job->real, row_at(job, m), m, 0, job->k, job->k,
                   qn_rows_ahead(m, job->m, job->stride, row, 0, distance), scratch_of(job, thread));
     }
     if (job->stream) {
@@ -538,6 +588,7 @@ void qn_quantize_run(const qn_kernel *kernel, const qn_run_call *call)
     job.granularity = silu ? (group > 0 ? QN_PER_GROUP : QN_PER_TOKEN) : desc->attr[QN_ATTR_GRANULARITY].i;
     job.group = job.granularity == QN_PER_GROUP ? qn_min_i64(group, qn_max_i64(job.k, 1)) : qn_max_i64(job.k, 1);
     job.piece = job.group * qn_max_i64(1, qn_min_i64(GROUPS, PIECE / job.group));
+    job.paired = silu && job.real == QN_MM_BF16 && (job.group == job.k || job.group % QN_MM_STEP == 0);
     job.stream = job.k > 0 && job.m > QN_ROWS_STREAM_BYTES / job.k;
     job.per_task = qn_rows_per_task(row_bytes(desc));
     job.panels = qn_ceil_div(job.k, SIDE * PANEL);

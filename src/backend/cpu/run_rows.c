@@ -51,21 +51,26 @@ static const float *as_floats(const rows_job *job, const void *x, int64_t n, flo
 static void silu_row(const rows_job *job, int64_t m, float *scratch)
 {
     const int64_t size = qn_rows_real_bytes(job->real), out_size = qn_rows_real_bytes(job->out);
+    const int once = job->out == QN_MM_F32 || (job->out == QN_MM_BF16 && job->real == QN_MM_BF16);
     const char *const x = (const char *)job->x->data + m * job->x->strides[0];
-    float *const v = scratch;
-    char *const packed = (char *)(scratch + CHUNK);
+    void *const packed = scratch + CHUNK;
     for (int64_t c = 0; c < job->k; c += CHUNK) {
         const int64_t n = qn_min_i64(CHUNK, job->k - c);
-        char *const out = out_at(job, m) + c * out_size;
-        job->set->silu_mul[job->real](
-            x + c * size, x + (job->k + c) * size, n,
-            qn_rows_ahead(m, job->rows, job->x->strides[0], job->k * size, c * size, n * size + QN_ROWS_AHEAD_BYTES),
-            job->out == QN_MM_F32 && !job->stream ? (float *)(void *)out : v);
-        if (job->out != QN_MM_F32) {
-            job->set->store[job->out](v, n, job->stream ? packed : out);
+        const int64_t ahead =
+            qn_rows_ahead(m, job->rows, job->x->strides[0], job->k * size, c * size, n * size + QN_ROWS_AHEAD_BYTES);
+        const char *const gate = x + c * size, *const up = gate + job->k * size;
+        void *const out = out_at(job, m) + c * out_size, *const to = job->stream ? packed : out;
+        float *const v = once ? to : scratch;
+        if (once && job->out == QN_MM_BF16) {
+            job->set->silu_bf16(gate, up, n, ahead, to);
+        } else {
+            job->set->silu_mul[job->real](gate, up, n, ahead, v);
+        }
+        if (!once) {
+            job->set->store[job->out](v, n, to);
         }
         if (job->stream) {
-            job->set->stream(out, job->out == QN_MM_F32 ? (const char *)v : packed, (size_t)(n * out_size));
+            job->set->stream(out, packed, (size_t)(n * out_size));
         }
     }
 }
