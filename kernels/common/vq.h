@@ -56,21 +56,21 @@ typedef struct qn_vq_books_set {
 #define QN_VQ_ROW_GROUP 16    /* digits of rows are readable up to a multiple of this when there are more */
 
 typedef struct qn_vq_tiles_call {
-    const uint8_t *codes;     /* [2][tiles][2][1024]: a block's pairs of panels, tile after tile along K */
+    const uint8_t *codes;     /* [blocks][2][tiles][2][1024]: a block's pairs of panels, tile after tile along K */
     const uint8_t *books;     /* [tiles][4][256] */
     const float *book_scales; /* [tiles] */
-    int64_t tiles;
+    int64_t tiles, blocks;    /* of the same books; one for a single row of x */
     const int8_t *digits;   /* row m from + m * digit_stride: [tiles][3][256] */
     int64_t digit_stride;   /* a multiple of 64 */
     const float *scales;    /* row m from + m * tiles */
     const int32_t *offsets; /* row m from + m * tiles * 4: -128 times the sums of the digits of each plane; the first
                                plane that is not all zeros, 0 or 1 */
     int64_t rows;
-    float *sums;   /* [rows][64], written whole; 64-byte aligned */
+    float *sums;   /* [blocks][rows][64], written whole; 64-byte aligned */
     char *scratch; /* QN_VQ_TILES_SCRATCH bytes, 64-byte aligned, private to the thread */
 } qn_vq_tiles_call;
 
-#define QN_VQ_TILES_SCRATCH 8192
+#define QN_VQ_TILES_SCRATCH 24576
 
 /* Digits of a row's tiles, zeros behind k; 1 when they cannot hold them: NaN, infinity, far below or above 1. */
 typedef int (*qn_vq_digits_fn)(const float *x, int64_t k, int8_t *planes, float *scales, int32_t *offsets);

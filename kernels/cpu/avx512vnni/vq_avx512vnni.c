@@ -4,7 +4,8 @@
 #define ROWS 8 /* of x beside each other in registers, at most; half of them with three planes */
 
 /* `rows` rows by a tile in scratch, planes `first` to the last of their digits. */
-QN_INLINE void rows_by_lines(const qn_vq_tiles_call *c, const int rows, const int first, int64_t m, int64_t t, int p)
+QN_INLINE void rows_by_lines(const qn_vq_tiles_call *c, const int rows, const int first, int64_t m, int64_t t,
+                             int64_t p)
 {
     const int8_t *const digits = c->digits + m * c->digit_stride + t * QN_VQ_PLANES * QN_VQ_TILE_K;
     const char *const lines = c->scratch;
@@ -32,15 +33,15 @@ QN_INLINE void rows_by_lines(const qn_vq_tiles_call *c, const int rows, const in
     }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
-        add_tile(c->sums + (m + r) * QN_VQ_BLOCK + p * QN_VQ_PANEL, s[r], first,
-                 c->offsets + ((m + r) * c->tiles + t) * 4, c->scales[(m + r) * c->tiles + t] * c->book_scales[t]);
+        add_tile(panel_sums(c, m + r, p), s[r], first, c->offsets + ((m + r) * c->tiles + t) * 4,
+                 c->scales[(m + r) * c->tiles + t] * c->book_scales[t]);
     }
 }
 
 /* Functions of their own have all registers. */
 #define ROWS_BY_LINES(rows, first)                                                                                     \
     static __attribute__((noinline)) void rows_##rows##_from_##first(const qn_vq_tiles_call *c, int64_t m, int64_t t,  \
-                                                                     int p)                                            \
+                                                                     int64_t p)                                        \
     {                                                                                                                  \
         rows_by_lines(c, rows, first, m, t, p);                                                                        \
     }
@@ -52,19 +53,9 @@ ROWS_BY_LINES(4, 0)
 ROWS_BY_LINES(2, 0)
 ROWS_BY_LINES(1, 0)
 
-/* The first plane that any of `rows` rows of x has in a tile; offsets of the first one, of `tiles` tiles a row. */
-static int first_plane(const int32_t *offsets, int64_t rows, int64_t tiles)
-{
-    int32_t first = 1;
-    for (int64_t r = 0; r < rows; r++) {
-        first &= offsets[r * tiles * 4 + 3];
-    }
-    return first;
-}
-
 typedef struct rows_way {
     int64_t rows;
-    void (*run)(const qn_vq_tiles_call *c, int64_t m, int64_t t, int p);
+    void (*run)(const qn_vq_tiles_call *c, int64_t m, int64_t t, int64_t p);
 } rows_way;
 
 /* How many rows from m on go together by a tile: the more the better, fewer where one has all three planes. */
@@ -88,7 +79,7 @@ static void tiles_mm(const qn_vq_tiles_call *c)
     }
     for (int64_t t = 0; t < c->tiles; t++) {
         book b;
-        for (int p = 0; p < QN_VQ_BLOCK / QN_VQ_PANEL; p++) {
+        for (int64_t p = 0; p < c->blocks * BLOCK_PANELS; p++) {
             int64_t m = 0;
             book_load(&b, c->books + t * QN_VQ_TILE_BYTES);
             look_up_tile(&b, panel_codes(c, t, p), c->scratch);

@@ -13,7 +13,8 @@
 #include "kernels/cpu/name.h"
 
 #define LINES 16   /* of codes of a tile */
-#define AHEAD 4096 /* prefetched in each stream of codes */
+#define AHEAD 4096 /* prefetched in each stream of codes, ... */
+#define AHEAD_LINES 2048 /* ... where looked-up lines are kept in the first cache, too */
 
 typedef struct book {
     byte_table element[4];
@@ -34,10 +35,28 @@ QN_INLINE __m512i broadcast(const int8_t *digits)
     return _mm512_set1_epi32(word);
 }
 
-/* Panel p of tile t of a block. */
-QN_INLINE const uint8_t *panel_codes(const qn_vq_tiles_call *c, int64_t t, int p)
+/* Panel p of tile t of the blocks. */
+QN_INLINE const uint8_t *panel_codes(const qn_vq_tiles_call *c, int64_t t, int64_t p)
 {
     return c->codes + ((p / 2 * c->tiles + t) * 2 + p % 2) * QN_VQ_TILE_BYTES;
+}
+
+#define BLOCK_PANELS (QN_VQ_BLOCK / QN_VQ_PANEL)
+
+/* Sums of row m by panel p of the blocks. */
+QN_INLINE float *panel_sums(const qn_vq_tiles_call *c, int64_t m, int64_t p)
+{
+    return c->sums + (p / BLOCK_PANELS * c->rows + m) * QN_VQ_BLOCK + p % BLOCK_PANELS * QN_VQ_PANEL;
+}
+
+/* The first plane that any of `rows` rows of x has in a tile; offsets of the first one, of `tiles` tiles a row. */
+QN_INLINE int first_plane(const int32_t *offsets, int64_t rows, int64_t tiles)
+{
+    int32_t first = 1;
+    for (int64_t r = 0; r < rows; r++) {
+        first &= offsets[r * tiles * 4 + 3];
+    }
+    return first;
 }
 
 /* One row by a panel of a tile: codes are looked up on their way, weights are never stored. A line's elements go to two
@@ -97,7 +116,7 @@ static void tiles_one(const qn_vq_tiles_call *c)
 QN_INLINE void look_up_tile(const book *b, const uint8_t *codes, char *lines)
 {
     for (int q = 0; q < LINES; q++) {
-        _mm_prefetch((const char *)codes + AHEAD + q * 64, _MM_HINT_T0);
+        _mm_prefetch((const char *)codes + AHEAD_LINES + q * 64, _MM_HINT_T0);
         const __m512i line = _mm512_loadu_si512(codes + q * 64);
         const byte_parts parts = parts_of(line);
 #pragma GCC unroll 4
@@ -109,7 +128,7 @@ QN_INLINE void look_up_tile(const book *b, const uint8_t *codes, char *lines)
 
 static void clear_sums(const qn_vq_tiles_call *c)
 {
-    memset(c->sums, 0, (size_t)c->rows * QN_VQ_BLOCK * sizeof *c->sums);
+    memset(c->sums, 0, (size_t)(c->blocks * c->rows * QN_VQ_BLOCK) * sizeof *c->sums);
 }
 
 static int tile_digits(const float *x, int64_t k, int8_t *planes, float *scales, int32_t *offsets)

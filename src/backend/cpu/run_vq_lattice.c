@@ -150,7 +150,7 @@ void qn_vq_lattice_pack(const qn_kernel *kernel, const qn_op_desc *desc, const q
 
 static qn_vq_digits_memory memory_of(const lattice_layout *l, const qn_vq *vq, int64_t m, int32_t threads)
 {
-    return qn_vq_digits_memory_of(vq, m, threads, l->tiles, QN_VQ_LATTICE_SCRATCH, l->total);
+    return qn_vq_digits_memory_of(vq, m, threads, l->tiles, QN_VQ_LATTICE_SCRATCH, QN_VQ_BLOCK, l->total);
 }
 
 size_t qn_vq_lattice_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)

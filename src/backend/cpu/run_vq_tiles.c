@@ -1,5 +1,5 @@
 /* vq_mm of gptvq: rows of x become digits once, then a task is a block of 64 rows
- * of w along the whole of K, whose codes stream from front to back.
+ * of w (many rows of x: the 256 that share books) along the whole of K, whose codes stream from front to back.
  *
  * Packed: codes [blocks of 64][2][tiles along K][2 panels][1024] (kernels/common/vq.h), books [tile rows][tiles][1024],
  * their scales, and the side section. Padding of N and K is code 0, which padded digits of 0 take out again.
@@ -97,9 +97,16 @@ void qn_vq_tiles_pack(const qn_kernel *kernel, const qn_op_desc *desc, const qn_
 
 /* ---- running ---- */
 
+/* Blocks a task: those that share books, so that digits of many rows are read from memory once for all of them. */
+static int64_t task_blocks(int64_t m)
+{
+    return m > QN_VQ_ROW_GROUP ? QN_VQ_TILE / QN_VQ_BLOCK : 1;
+}
+
 static qn_vq_digits_memory memory_of(const tiles_layout *l, const qn_vq *vq, int64_t m, int32_t threads)
 {
-    return qn_vq_digits_memory_of(vq, m, threads, l->tiles, QN_VQ_TILES_SCRATCH, l->total);
+    return qn_vq_digits_memory_of(vq, m, threads, l->tiles, QN_VQ_TILES_SCRATCH, task_blocks(m) * QN_VQ_BLOCK,
+                                  l->total);
 }
 
 size_t qn_vq_tiles_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
@@ -144,13 +151,14 @@ static void block_task(void *user, int64_t index, int32_t thread)
     const tiles_layout *l = &job->l;
     const qn_vq_digits *d = &job->digits;
     char *const scratch = d->workspace + d->at.scratch + (size_t)thread * d->at.thread;
-    const int64_t parts = qn_ceil_div(side->m, QN_VQ_DIGITS_ROWS), block = index / parts,
-                  m0 = index % parts * QN_VQ_DIGITS_ROWS;
-    const int64_t first_tile = block * QN_VQ_BLOCK / QN_VQ_TILE * l->tiles, n0 = block * QN_VQ_BLOCK;
+    const int64_t parts = qn_ceil_div(side->m, QN_VQ_DIGITS_ROWS), blocks = task_blocks(side->m);
+    const int64_t block = index / parts * blocks, m0 = index % parts * QN_VQ_DIGITS_ROWS;
+    const int64_t first_tile = block * QN_VQ_BLOCK / QN_VQ_TILE * l->tiles;
     const qn_vq_tiles_call call = {.codes = (const uint8_t *)job->body + block * l->tiles * 4 * QN_VQ_TILE_BYTES,
                                    .books = (const uint8_t *)job->body + l->books + first_tile * QN_VQ_TILE_BYTES,
                                    .book_scales = (const float *)(const void *)(job->body + l->scales) + first_tile,
                                    .tiles = l->tiles,
+                                   .blocks = qn_min_i64(blocks, l->blocks - block),
                                    .digits = qn_vq_digits_row(d, m0),
                                    .digit_stride = d->at.stride,
                                    .scales = qn_vq_digits_scales(d, m0),
@@ -158,12 +166,15 @@ static void block_task(void *user, int64_t index, int32_t thread)
                                    .rows = qn_min_i64(QN_VQ_DIGITS_ROWS, side->m - m0),
                                    .sums = (float *)(void *)(scratch + d->at.sums),
                                    .scratch = scratch};
-    const int64_t count = qn_min_i64(QN_VQ_BLOCK, side->n - n0);
     job->impl->set->mm(&call);
     for (int64_t r = 0; r < call.rows; r++) {
-        memcpy(side->sums + (m0 + r) * side->n + n0, call.sums + r * QN_VQ_BLOCK, (size_t)count * sizeof(float));
-        if (qn_vq_digits_special(d, m0 + r)) {
-            special_row(job, m0 + r, n0, count);
+        for (int64_t b = 0; b < call.blocks; b++) {
+            const int64_t n0 = (block + b) * QN_VQ_BLOCK, count = qn_min_i64(QN_VQ_BLOCK, side->n - n0);
+            memcpy(side->sums + (m0 + r) * side->n + n0, call.sums + (b * call.rows + r) * QN_VQ_BLOCK,
+                   (size_t)count * sizeof(float));
+            if (qn_vq_digits_special(d, m0 + r)) {
+                special_row(job, m0 + r, n0, count);
+            }
         }
     }
 }
@@ -190,6 +201,8 @@ void qn_vq_tiles_run(const qn_kernel *kernel, const qn_run_call *call)
     qn_vq_side_bind(call, &vq, job.impl->parts, job.body + job.l.side_at, workspace, &job.side);
     qn_vq_side_prepare(&job.side, call->exec);
     qn_vq_digits_make(&job.digits, call->exec);
-    qn_parallel_for(call->exec, job.l.blocks * qn_ceil_div(job.side.m, QN_VQ_DIGITS_ROWS), block_task, &job);
+    qn_parallel_for(call->exec,
+                    qn_ceil_div(job.l.blocks, task_blocks(job.side.m)) * qn_ceil_div(job.side.m, QN_VQ_DIGITS_ROWS),
+                    block_task, &job);
     qn_vq_side_finish(&job.side, call->exec);
 }

@@ -5,7 +5,7 @@
 #include "base/checked.h"
 
 qn_vq_digits_memory qn_vq_digits_memory_of(const qn_vq *vq, int64_t m, int32_t threads, int64_t tiles, size_t scratch,
-                                           size_t body)
+                                           int64_t columns, size_t body)
 {
     qn_vq_digits_memory at = {.sums = scratch};
     const size_t stride = qn_size_mul((size_t)tiles, QN_VQ_PLANES * QN_VQ_TILE_K);
@@ -17,7 +17,7 @@ qn_vq_digits_memory qn_vq_digits_memory_of(const qn_vq *vq, int64_t m, int32_t t
     at.scales = qn_size_place(&next, qn_size_mul(rows, (size_t)tiles), sizeof(float));
     at.offsets = qn_size_place(&next, qn_size_mul(rows, (size_t)tiles), 4 * sizeof(int32_t));
     at.special = qn_size_place(&next, rows, 1);
-    at.thread = qn_size_add(scratch, qn_size_pad(some * QN_VQ_BLOCK * sizeof(float)));
+    at.thread = qn_size_add(scratch, qn_size_pad(some * (size_t)columns * sizeof(float)));
     at.scratch = qn_size_place(&next, (size_t)threads, at.thread);
     at.body = qn_size_place(&next, body, 1);
     at.total = next;

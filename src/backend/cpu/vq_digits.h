@@ -13,9 +13,10 @@ typedef struct qn_vq_digits_memory {
     int64_t stride; /* bytes from a row's digits to the next, apart in the caches' sets */
 } qn_vq_digits_memory;
 
-/* For m rows of that many tiles of K on that many threads, each with so many bytes of scratch before its sums. */
+/* For m rows of that many tiles of K on that many threads, each with so many bytes of scratch before its sums of so
+ * many columns. */
 qn_vq_digits_memory qn_vq_digits_memory_of(const qn_vq *vq, int64_t m, int32_t threads, int64_t tiles, size_t scratch,
-                                           size_t body);
+                                           int64_t columns, size_t body);
 
 typedef struct qn_vq_digits {
     qn_vq_digits_memory at;
