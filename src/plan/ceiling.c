@@ -1,7 +1,7 @@
 /* Ceilings: what this machine reaches with these threads, so that every speed
  * can be shown beside its roofline. Memory is measured on a buffer beyond the
- * caches, by every way to stream that a level has (the fastest counts and is
- * kept for the next time); arithmetic on loops that stay in registers
+ * caches, by every way to stream that a level and those below it have (the fastest
+ * counts and is kept for the next time); arithmetic on loops that stay in registers
  * (kernels/cpu/<isa>/ceiling_<isa>.c). The best of several rounds counts: other
  * work on the machine only ever makes a round slower. */
 #include <string.h>
@@ -57,7 +57,7 @@ struct qn_meter {
     const qn_exec *exec;
     size_t bytes;
     char *buffer;                 /* allocated by the first measurement of memory */
-    int32_t best[STREAM_ROWS][2]; /* fastest way to read, to copy, counted from 1; 0: not known yet */
+    int32_t best[STREAM_ROWS][2]; /* fastest way to read, to copy, of all rows, counted from 1; 0: not known yet */
 };
 
 /* What the tasks of one round share. */
@@ -138,23 +138,23 @@ static qn_status measure_alu(qn_meter *meter, const char *name, qn_isa isa, doub
     return QN_OK;
 }
 
-/* Way w of a level, counted from 1, into the job; 0 when there is none. */
-static int take_way(job *j, const qn_ceiling_stream *ways, int copy, int32_t w)
+/* Way w of all rows, counted from 1, into the job; 0 when there is none. */
+static int take_way(job *j, int copy, int32_t w)
 {
-    if (w > QN_CEILING_WAYS) {
-        return 0;
-    }
-    j->read = ways->read[w - 1];
-    j->copy = ways->copy[w - 1];
+    const qn_ceiling_stream *const ways = stream_rows[(w - 1) / QN_CEILING_WAYS].ways;
+    j->read = ways->read[(w - 1) % QN_CEILING_WAYS];
+    j->copy = ways->copy[(w - 1) % QN_CEILING_WAYS];
     return copy ? j->copy != NULL : j->read != NULL;
 }
 
 static qn_status measure_memory(qn_meter *meter, int copy, qn_isa isa, double *value, qn_error *error)
 {
-    size_t row = 0;
+    int32_t row = 0;
     while (!runs_here(meter->ctx, isa, stream_rows[row].isa)) {
         row++; /* ends: the scalar level runs everywhere */
     }
+    /* wider vectors are not always faster, scalar ones never are */
+    const int32_t rows = row + 1 < STREAM_ROWS ? STREAM_ROWS - 1 : STREAM_ROWS;
     if (!meter->buffer) {
         meter->buffer = qn_alloc(meter->ctx, meter->bytes);
         QN_FAIL_IF(!meter->buffer, error, QN_E_MEMORY, "out of memory for a ceiling (%zu bytes)", meter->bytes);
@@ -169,13 +169,13 @@ static qn_status measure_memory(qn_meter *meter, int copy, qn_isa isa, double *v
     int32_t *known = &meter->best[row][copy];
     double best = 0.0;
     if (*known) {
-        take_way(&j, stream_rows[row].ways, copy, *known);
+        take_way(&j, copy, *known);
         best = best_round(&j, fn, meter->exec);
     }
     /* every way in turn, so that a slow moment of the machine hits all alike; the first turn is not counted */
     for (int turn = 0, all = *known == 0; all && turn < 4; turn++) {
-        for (int32_t w = 1; take_way(&j, stream_rows[row].ways, copy, w); w++) {
-            const double seconds = one_round(&j, fn, meter->exec);
+        for (int32_t w = row * QN_CEILING_WAYS + 1; w <= rows * QN_CEILING_WAYS; w++) {
+            const double seconds = take_way(&j, copy, w) ? one_round(&j, fn, meter->exec) : 0.0;
             if (turn > 0 && seconds > 0.0 && (best == 0.0 || seconds < best)) {
                 best = seconds;
                 *known = w;
