@@ -75,8 +75,9 @@ typedef struct qn_cuda_device {
     qn_tuned tuned[QN_TUNED_MOST];
 } qn_cuda_device;
 
-/* A device of that target for compiling without one. */
+/* A device of that target for compiling without one; plain: without a name and tuned cuts, which are read from text. */
 qn_cuda_device qn_cuda_typical_device(qn_cuda_target target);
+qn_cuda_device qn_cuda_plain_device(qn_cuda_target target);
 
 /* Functions in the place of a driver's for a device that is not there. */
 extern const qn_cu_api qn_cuda_absent;

@@ -46,7 +46,7 @@ static qn_cuda_target target_of(int32_t major, int32_t minor)
     return best;
 }
 
-qn_cuda_device qn_cuda_typical_device(qn_cuda_target target)
+qn_cuda_device qn_cuda_plain_device(qn_cuda_target target)
 {
     const target_row *t = &targets[target];
     qn_cuda_device d = {.target = target,
@@ -55,6 +55,12 @@ qn_cuda_device qn_cuda_typical_device(qn_cuda_target target)
                         .sms = t->sms,
                         .shared_bytes = t->shared_bytes,
                         .l2_bytes = t->l2};
+    return d;
+}
+
+qn_cuda_device qn_cuda_typical_device(qn_cuda_target target)
+{
+    qn_cuda_device d = qn_cuda_plain_device(target);
     if (target == QN_SM_90A) {
         snprintf(d.name, sizeof d.name, "NVIDIA H200");
         qn_tuned_embedded(&d);

@@ -90,7 +90,7 @@ static work work_of(const qn_op_desc *desc, const qn_vq *vq, int64_t m)
     const int64_t unit = m > QN_VQ_MOST_TOKENS ? qn_cuda_vq_wide_tokens(0) : QN_VQ_MOST_TOKENS;
     const int64_t tokens = qn_ceil_div(m, unit) * unit;
     const int tensors = qn_cuda_vq_tensor_possible(desc, vq), sums = qn_cuda_vq_sums_possible(desc, vq);
-    const qn_cuda_device widest = qn_cuda_typical_device(QN_SM_90A);
+    const qn_cuda_device widest = qn_cuda_plain_device(QN_SM_90A);
     const int wide = qn_cuda_vq_wide_possible(desc, vq, &widest) && m >= WIDE_FROM;
     w.turned = place(&at, qn_cuda_vq_turns_in(desc, vq) ? m : 0, qn_max_i64(vq->k, 1) * 4);
     const int dense = qn_cuda_vq_dense_room(desc, vq, m);

@@ -316,7 +316,7 @@ qn_cuda_vq_wide_cut qn_cuda_vq_wide_cut_of(const qn_vq *vq, const qn_cuda_device
 
 int qn_cuda_vq_dense_chosen(const qn_op_desc *desc, const qn_vq *vq, int64_t m)
 {
-    const qn_cuda_device typical = qn_cuda_typical_device(QN_SM_90A);
+    const qn_cuda_device typical = qn_cuda_plain_device(QN_SM_90A);
     qn_vq_device d;
     if (desc->attr[QN_ATTR_LEVEL].i != QN_VQ_LEVEL_AUTO || vq->n == 0 || vq->k == 0 || m < 1) {
         return 0;

@@ -47,7 +47,7 @@ static qn_cuda_device device_of(const qn_ctx *ctx)
     if (cuda && !*cuda->refusal && cuda->device.target != QN_SM_NONE) {
         return cuda->device;
     }
-    qn_cuda_device typical = qn_cuda_typical_device(QN_SM_90A);
+    qn_cuda_device typical = qn_cuda_plain_device(QN_SM_90A);
     snprintf(typical.name, sizeof typical.name, "a device of sm_90a (none here)");
     return typical;
 }
