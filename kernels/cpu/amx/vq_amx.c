@@ -141,7 +141,9 @@ static void tiles_mm(const qn_vq_tiles_call *c)
             }
         }
     }
-    finish(c, &u);
+    if (u.rows) {
+        finish(c, &u);
+    }
     tile_end();
 }
 
