@@ -305,7 +305,8 @@ QN_INLINE void rows_panels(const int code, const int rows, const int n, const in
     __m512 scales[4][4];
     for (int64_t b = from; b < to; b++) {
         const char *const block = w + b * bytes;
-        const int64_t distance = ROWS_AHEAD + (b + ROWS_AHEAD / bytes < to ? 0 : n * q->panel_bytes - (to - from) * bytes);
+        const int64_t over = n * q->panel_bytes - (to - from) * bytes; /* behind the last block: to the next panels */
+        const int64_t distance = ROWS_AHEAD + (b + ROWS_AHEAD / bytes < to ? 0 : over);
         ROWS_UNROLL for (int i = 0; i < n; i++)
         {
             if (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4) {
