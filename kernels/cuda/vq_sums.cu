@@ -316,27 +316,46 @@ DEV void send(int row, float v)
                  : "memory");
 }
 
-/* Results of the rows that this block ends, of those from `first` on. */
-DEV void end_meeting(const qn_cuda_vq &a, int first, int rows)
+/* Row i of those that this block ends, of a cluster's from `first` on. */
+DEV int ended_row(int first, int i)
 {
-    const u32 rank = cluster_rank();
-    for (int i = (int)threadIdx.x; i < ended_by(rank, rows); i += THREADS) {
-        const int slot = i / ROWS, n = first + (slot * CLUSTER + (int)rank) * ROWS + i % ROWS;
-        const float *const found = (const float *)(tables + FOUND_AT) + slot * (CLUSTER * ROWS) + i % ROWS;
-        float scale = 1.0f, bias = 0.0f;
+    return first + (i / ROWS * CLUSTER + (int)cluster_rank()) * ROWS + i % ROWS;
+}
+
+/* What a row's sum is multiplied by, and what is added. */
+struct finish {
+    float scale, bias;
+};
+
+DEV finish finish_of(const qn_cuda_vq &a, int n)
+{
+    finish f = {1.0f, 0.0f};
 #if SCALE_FORMAT
-        scale = load_float(a.scales + (i64)n * a.scales_row, 0, SCALE_FORMAT - 1);
+    f.scale = load_float(a.scales + (i64)n * a.scales_row, 0, SCALE_FORMAT - 1);
 #endif
 #if BIAS
-        bias = load_float(a.bias, n, BIAS - 1);
+    f.bias = load_float(a.bias, n, BIAS - 1);
 #endif
+    return f;
+}
+
+/* Results of the rows that this block ends; f: of the thread's first. */
+DEV void end_meeting(const qn_cuda_vq &a, int first, int rows, finish f)
+{
+    const int all = ended_by(cluster_rank(), rows);
+    for (int i = (int)threadIdx.x; i < all; i += THREADS) {
+        const int n = ended_row(first, i);
+        const float *const found = (const float *)(tables + FOUND_AT) + i / ROWS * (CLUSTER * ROWS) + i % ROWS;
+        if (i >= THREADS) {
+            f = finish_of(a, n);
+        }
         barrier_wait(shared_address(tables) + MEETING_AT, 0);
         float sum = found[0];
 #pragma unroll
         for (int r = 1; r < CLUSTER; r++) {
             sum += found[r * ROWS];
         }
-        store_float(a.y, n, __fadd_rn(__fmul_rn(sum, scale), bias), OUT);
+        store_float(a.y, n, __fadd_rn(__fmul_rn(sum, f.scale), f.bias), OUT);
     }
 }
 #endif
@@ -435,6 +454,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (X_AHEAD && slab < slabs) {
         load_slab(a, slab, lane, x);
     }
+#if CLUSTER > 1
+    finish own = {};
+    if ((int)threadIdx.x < ended_by(cluster_rank(), rows)) {
+        own = finish_of(a, ended_row(row0, (int)threadIdx.x));
+    }
+#endif
 #pragma unroll 1
     for (int i = 1; i < SLOTS; i++) { /* behind x, which all wait for */
         ask(a, &map, &next, slabs, step, first, end, r, i, lane);
@@ -490,6 +515,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int again; /* found again: registers are few */
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(again));
     const int from = first_row(a.n, again / CLUSTER, parts);
-    end_meeting(a, from, first_row(a.n, again / CLUSTER + 1, parts) - from);
+    end_meeting(a, from, first_row(a.n, again / CLUSTER + 1, parts) - from, own);
 #endif
 }
