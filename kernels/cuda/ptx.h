@@ -244,7 +244,7 @@ DEV u32 barrier_test(u32 bar, u32 parity)
     return done;
 }
 
-/* True in one lane of a warp, all of which are here; of copies behind it the compiler knows that one lane makes them. */
+/* True in one lane of a warp, all of which are here. The compiler then knows that one lane makes a copy. */
 DEV bool warp_elect(void)
 {
     u32 elected;

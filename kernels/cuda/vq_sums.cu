@@ -9,17 +9,21 @@
  * banks times two entries; it stores them in an order turned by its place in the quad, so that no two threads of a warp
  * meet in a bank.
  *
+ * Each warp has a ring of SLOTS buffers, the codes of ROWS rows each, which the copy engine fills; where rows of codes
+ * are not at multiples of 16, or there is none, copies of 4 bytes do.
+ *
  * CLUSTER above 1: the blocks of a cluster share rows and take slabs in turn. What a block found of a batch of rows
  * goes to the shared memory of the one that ends it while later batches are looked up; there it is added in order of
  * rank: one launch. CLUSTER 1: a block a slab, parts are added by qn_vq_finish.
  *
  * Host contract
- *   Parameters: BOOKS 1, 2 or 4; VECTOR, at most 16; X_FORMAT, BOOK_FORMAT; ROWS 16 or 32; CLUSTER; where it is above
- *   1: OUT, BIAS (format + 1, 0: none), SCALE_FORMAT (format + 1)
+ *   Parameters: BOOKS 1, 2 or 4; VECTOR, at most 16; X_FORMAT, BOOK_FORMAT; SLOTS; CLUSTER; where it is above 1: OUT,
+ *   BIAS (format + 1, 0: none), SCALE_FORMAT (format + 1)
  *   codes: rows of groups * BOOKS bytes at multiples of 4, codebooks without gaps at multiples of 16; groups * BOOKS a
- *   multiple of 4; a row's step below 2^31
- *   Launch: block 512, grid {groups of rows * CLUSTER} or {groups of rows, slabs}; QN_VQ_SUMS_SHARED bytes and, in
- *   clusters, 16, 8 for each row of the largest group and 4 for each of CLUSTER * ROWS; not more clusters than slabs */
+ *   multiple of 4; a row's step below 2^31. mapped: a map of their bytes, boxes of ROWS rows of 128
+ *   Launch: block 512, grid {groups of rows * CLUSTER} or {groups of rows, slabs}; QN_VQ_SUMS_SHARED bytes, for each of
+ *   16 SLOTS 8 and ROWS * 128 and, in clusters, 16, 8 for each row of the largest group and 4 for each of CLUSTER *
+ *   ROWS; not more clusters than slabs */
 #include "vq_parts.h"
 
 #define THREADS 512
@@ -29,9 +33,8 @@
 #define BLOCKS (256 / 8 / WARPS) /* of eight entries of a book, a warp */
 #define DEPTH ((VECTOR + 7) / 8) /* products along a vector */
 #define SPLIT (X_FORMAT == QN_MM_F32 ? 2 : 1)
-#define X_AHEAD (VECTOR <= 8 && X_FORMAT != QN_MM_F32) /* x of the slab after is loaded early where registers hold it */
-#define EARLY_LINES 3 /* rows' codes that a thread asks for before the kernel in front is done */
-#define ROWS 16       /* a batch */
+#define X_AHEAD (VECTOR <= 8 && X_FORMAT != QN_MM_F32) /* x of the slab after is loaded early: registers hold it */
+#define ROWS 16                                        /* a batch */
 #define SLOT_BYTES (ROWS * 128)
 #define RING_AT QN_VQ_SUMS_SHARED /* [WARPS][SLOTS] */
 #define BARRIERS_AT (RING_AT + WARPS * SLOTS * SLOT_BYTES)
@@ -231,7 +234,7 @@ DEV void bring(const qn_cuda_vq &a, const tensor_map *map, int slab, int row, u3
     if (a.mapped) {
         if (warp_elect()) {
             barrier_arrive_expect(bar, SLOT_BYTES);
-            tensor_load_3d(to, map, bar, slab * 128, row, 0, L2_EVICT_FIRST);
+            tensor_load_3d(to, map, bar, slab * 128, row, 0, L2_EVICT_NORMAL);
         }
         return;
     }
@@ -361,8 +364,8 @@ DEV void end_meeting(const qn_cuda_vq &a, int first, int rows, finish f)
 #endif
 
 /* The next codes of the warp into that slot, if there are any: of its rows from `first` on, below `end`. */
-DEV void ask(const qn_cuda_vq &a, const tensor_map *map, cursor *c, int slabs, int step, int first, int end, const ring &r,
-             int slot, int lane)
+DEV void ask(const qn_cuda_vq &a, const tensor_map *map, cursor *c, int slabs, int step, int first, int end,
+             const ring &r, int slot, int lane)
 {
     if (c->slab < slabs) {
         bring(a, map, c->slab, c->row, r.slots + (u32)slot * SLOT_BYTES, r.bars + (u32)slot * 8, lane);

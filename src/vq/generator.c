@@ -36,8 +36,8 @@ enum {
 /* What a byte of codes, which come from memory 16 a row, costs beside a byte of a table. */
 #define EXCHANGE_CODES 3.0
 
-/* Microseconds of making tables once, of a round of slabs in turn, in which nobody looks up until all tables are made, and
- * of adding parts in a launch of its own; share of a launch: one is enough. */
+/* Microseconds of making tables once, of a round of slabs in turn, in which nobody looks up until all tables are made,
+ * and of adding parts in a launch of its own; share of a launch: one is enough. */
 #define SUMS_ROUND 1.2
 #define SUMS_TURN 2.2
 #define SUMS_ADDED 2.5

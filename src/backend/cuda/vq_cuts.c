@@ -13,8 +13,8 @@ enum {
     EXCHANGE_CHUNK = 512,    /* entries of the book, */
     EXCHANGE_REGISTERS = 96, /* and of a thread what sums and entries may take, */
     EXCHANGE_KEPT = 40,      /* entries alone */
-    SUMS_SLOTS = 2,          /* batches of rows whose codes are on their way to a warp of vq_sums.cu, */
-    SUMS_SLOT = 16 * (QN_CUDA_VQ_SUMS_ROWS * 128 + 8), /* and what that takes of a block's memory */
+    SUMS_SLOTS = 2,          /* batches of rows on their way to a warp of vq_sums.cu; */
+    SUMS_SLOT = 16 * 2056,   /* for one a warp: rows of 128 bytes, a barrier */
     TENSORS = 4,             /* programs of vq_tensor.cu: 8, 16, 32, 64 rows */
     WIDES = 3,               /* programs of vq_wide.cu: 64, 128, 256 rows */
     WIDE_STAGES = 8,
