@@ -69,6 +69,7 @@ typedef struct qn_cuda_vq {
     int slabs;            /* vq_sums.cu: parts of K */
     int slices;           /* vq_tensor.cu: of the codebook, each a part of every dealt one; 0 or 1: whole */
     int tiles;            /* vq_points.cu: of 16 rows of w, a block */
+    int mapped;           /* vq_sums.cu: the map of codes is there */
     int early;            /* codes and codebooks may be read before the kernel in front is done */
 } qn_cuda_vq;
 

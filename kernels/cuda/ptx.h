@@ -244,6 +244,19 @@ DEV u32 barrier_test(u32 bar, u32 parity)
     return done;
 }
 
+/* True in one lane of a warp, all of which are here. The compiler then knows that one lane makes a copy. */
+DEV bool warp_elect(void)
+{
+    u32 elected;
+    asm volatile("{\n"
+                 ".reg .pred one;\n"
+                 "elect.sync _|one, 0xffffffff;\n"
+                 "selp.u32 %0, 1, 0, one;\n"
+                 "}"
+                 : "=r"(elected));
+    return elected;
+}
+
 /* Barrier `id` of some warps of a block. */
 DEV void threads_sync(u32 id, u32 threads)
 {

@@ -159,7 +159,7 @@ DEV void ask(const qn_cuda_vq_attention &a, const tensor_map *map, cursor *c, in
         enter_item(a, c, team, stream_index);
         end_item(a, c);
     }
-    if (threadIdx.x % 32 == 0) {
+    if (warp_elect()) {
         barrier_arrive_expect(r.bars + slot * 8, CHUNK_BYTES);
         load_box(r.slots + slot * CHUNK_BYTES, map, r.bars + slot * 8, of_values ? a.v : a.k, c->head, c->token,
                  c->sequence);

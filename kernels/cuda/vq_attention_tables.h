@@ -118,7 +118,7 @@ DEV void load_tasks(const qn_cuda_vq_book &book, int head, int first, loaded_tas
         const char *const from = book.data + (head + kv) * book.head + step * 64 + quarter * 16;
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            to->of_task[i][k] = *(const uint4 *)(from + group_of(row + 8 * k, word) * book.group);
+            to->of_task[i][k] = *(const uint4 *)(from + group_of(4 * row + k, word) * book.group);
         }
     }
 }
@@ -153,11 +153,11 @@ template <class entry_put> DEV void put_tasks(loaded_tasks &loaded, int first, e
         typename entry_put::of_column own[4];
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            own[k] = put.at(row + 8 * ((k + quarter) & 3));
+            own[k] = put.at(4 * row + ((k + quarter) & 3));
         }
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            const int column = row + 8 * ((k + quarter) & 3);
+            const int column = 4 * row + ((k + quarter) & 3);
             const u32 words[4] = {v[k].x, v[k].y, v[k].z, v[k].w};
 #pragma unroll
             for (int e = 0; e < LANE_ENTRIES; e++) {

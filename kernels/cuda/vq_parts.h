@@ -6,6 +6,8 @@
 #include "formats.h"
 #include "cuda_vq.h"
 
+#define PARTS_AHEAD 16
+
 /* Spans that block b starts with, and the block that span u is dealt to. */
 DEV i64 first_span(const qn_cuda_vq &a, i64 total, int b)
 {
@@ -31,12 +33,20 @@ DEV float sum_parts(const qn_cuda_vq &a, int m, int n)
         count = block_of_span(a, total, first + a.spans - 1) - block_of_span(a, total, first) + 1;
         count *= a.slices > 1 ? a.slices : 1;
     }
-    const float *at = a.parts + (i64)m * a.n + n;
+    const float *const at = a.parts + (i64)m * a.n + n;
     const i64 step = (i64)a.m * a.n;
-    float sum = at[0];
-#pragma unroll 8
-    for (int i = 1; i < count; i++) {
-        sum += at[i * step];
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int first = 0; first < count; first += PARTS_AHEAD) { /* all on their way at once */
+        float part[PARTS_AHEAD];
+#pragma unroll
+        for (int i = 0; i < PARTS_AHEAD; i++) {
+            part[i] = first + i < count ? at[(first + i) * step] : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < PARTS_AHEAD; i++) {
+            sum += part[i];
+        }
     }
     return a.row_scale ? sum * a.row_scale[m] : sum;
 }

@@ -111,29 +111,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_rows(const __grid
 }
 
 #else
-extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_finish(const __grid_constant__ qn_cuda_vq a)
+extern "C" __global__ void __launch_bounds__(THREADS, 4) qn_vq_finish(const __grid_constant__ qn_cuda_vq a)
 {
-    release_next();
-    wait_before();
     const int n = (int)(blockIdx.x * THREADS + threadIdx.x), m = (int)blockIdx.y;
-    if (n >= a.n) {
-        return;
-    }
-    float v = sum_parts(a, m, n);
+    release_next();
 #if RAW
-    a.total[(i64)m * a.n + n] = v;
-    return;
-#endif
+    wait_before();
+    if (n < a.n) {
+        a.total[(i64)m * a.n + n] = sum_parts(a, m, n);
+    }
+#else
+    const int row = min(n, a.n - 1);
+    float scale = 1.0f, bias = 0.0f;
+    if (!a.early) { /* or scales may be read while the kernel in front works */
+        wait_before();
+    }
 #if SCALE_FORMAT
-    v *= load_float(a.scales + (i64)n * a.scales_row, 0, SCALE_FORMAT - 1);
+    scale = load_float(a.scales + (i64)row * a.scales_row, 0, SCALE_FORMAT - 1);
 #endif
 #if WSCALE_FORMAT
-    v *= load_float(a.wscale, 0, WSCALE_FORMAT - 1);
+    scale *= load_float(a.wscale, 0, WSCALE_FORMAT - 1);
 #endif
+    if (a.early) {
+        wait_before();
+    }
 #if BIAS
-    v += load_float(a.bias, n, BIAS - 1);
+    bias = load_float(a.bias, row, BIAS - 1);
 #endif
-    store_float(a.y + (i64)m * a.y_row, n, v, OUT);
+    if (n < a.n) {
+        store_float(a.y + (i64)m * a.y_row, n, __fadd_rn(__fmul_rn(sum_parts(a, m, n), scale), bias), OUT);
+    }
+#endif
 }
 
 #endif

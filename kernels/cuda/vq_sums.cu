@@ -9,17 +9,21 @@
  * banks times two entries; it stores them in an order turned by its place in the quad, so that no two threads of a warp
  * meet in a bank.
  *
+ * Each warp has a ring of SLOTS buffers, the codes of ROWS rows each, which the copy engine fills; where rows of codes
+ * are not at multiples of 16, or there is none, copies of 4 bytes do.
+ *
  * CLUSTER above 1: the blocks of a cluster share rows and take slabs in turn. What a block found of a batch of rows
  * goes to the shared memory of the one that ends it while later batches are looked up; there it is added in order of
  * rank: one launch. CLUSTER 1: a block a slab, parts are added by qn_vq_finish.
  *
  * Host contract
- *   Parameters: BOOKS 1, 2 or 4; VECTOR, at most 16; X_FORMAT, BOOK_FORMAT; ROWS 16 or 32; CLUSTER; where it is above
- *   1: OUT, BIAS (format + 1, 0: none), SCALE_FORMAT (format + 1)
+ *   Parameters: BOOKS 1, 2 or 4; VECTOR, at most 16; X_FORMAT, BOOK_FORMAT; SLOTS; CLUSTER; where it is above 1: OUT,
+ *   BIAS (format + 1, 0: none), SCALE_FORMAT (format + 1)
  *   codes: rows of groups * BOOKS bytes at multiples of 4, codebooks without gaps at multiples of 16; groups * BOOKS a
- *   multiple of 4; a row's step below 2^31
- *   Launch: block 512, grid {groups of rows * CLUSTER} or {groups of rows, slabs}; QN_VQ_SUMS_SHARED bytes and, in
- *   clusters, 16, 8 for each row of the largest group and 4 for each of CLUSTER * ROWS; not more clusters than slabs */
+ *   multiple of 4; a row's step below 2^31. mapped: a map of their bytes, boxes of ROWS rows of 128
+ *   Launch: block 512, grid {groups of rows * CLUSTER} or {groups of rows, slabs}; QN_VQ_SUMS_SHARED bytes, for each of
+ *   16 SLOTS 8 and ROWS * 128 and, in clusters, 16, 8 for each row of the largest group and 4 for each of CLUSTER *
+ *   ROWS; not more clusters than slabs */
 #include "vq_parts.h"
 
 #define THREADS 512
@@ -29,10 +33,12 @@
 #define BLOCKS (256 / 8 / WARPS) /* of eight entries of a book, a warp */
 #define DEPTH ((VECTOR + 7) / 8) /* products along a vector */
 #define SPLIT (X_FORMAT == QN_MM_F32 ? 2 : 1)
-#define X_AHEAD                                                                                                        \
-    (ROWS == 16 && VECTOR <= 8 &&                                                                                      \
-     X_FORMAT != QN_MM_F32) /* x of the slab after is loaded early where registers hold it */
-#define EARLY_LINES 3       /* rows' codes that a thread asks for before the kernel in front is done */
+#define X_AHEAD (VECTOR <= 8 && X_FORMAT != QN_MM_F32) /* x of the slab after is loaded early: registers hold it */
+#define ROWS 16                                        /* a batch */
+#define SLOT_BYTES (ROWS * 128)
+#define RING_AT QN_VQ_SUMS_SHARED /* [WARPS][SLOTS] */
+#define BARRIERS_AT (RING_AT + WARPS * SLOTS * SLOT_BYTES)
+#define MEETING_AT (BARRIERS_AT + WARPS * SLOTS * 8)
 
 extern __shared__ __align__(256) u8 tables[];
 
@@ -51,25 +57,66 @@ DEV void multiply(float *sum, const u32 *a, const u32 *b)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/* Of the vectors of x of a slab: vector v of lane 8 q + g for q even (rows g) and odd (rows g + 8). */
+/* Two neighbouring elements of a vector as they are in memory, zeros beyond it. */
+template <int format> struct two {
+    u32 word[format == QN_MM_F32 ? 2 : 1];
+};
+
+template <int format> DEV two<format> load_two(const char *vector, int j, bool words)
+{
+    two<format> v = {};
+    if (format != QN_MM_F32 && words) {
+        v.word[0] = j < VECTOR ? *(const u32 *)(vector + j * 2) : 0;
+        return v;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (j + h < VECTOR && format == QN_MM_F32) {
+            v.word[format == QN_MM_F32 ? h : 0] = ((const u32 *)vector)[j + h];
+        } else if (j + h < VECTOR) {
+            v.word[0] |= (u32)((const u16 *)vector)[j + h] << 16 * h;
+        }
+    }
+    return v;
+}
+
+template <int format> DEV float element_of(const two<format> &v, int h)
+{
+    if (format == QN_MM_F32) {
+        return __uint_as_float(v.word[format == QN_MM_F32 ? h : 0]);
+    }
+    const u32 bits = h ? v.word[0] >> 16 : v.word[0] & 0xffff;
+    return format == QN_MM_F16 ? half_float(bits) : __uint_as_float(bits << 16);
+}
+
+/* As an operand; 16 bits are exact. */
+template <int format> DEV u32 operand_of(float v)
+{
+    return format == QN_MM_F32 ? tf32_of(v) : __float_as_uint(v);
+}
+
+/* Products take the elements of vectors in an order of their own, two neighbours a lane. */
+#define ELEMENT(d, lane) (8 * (d) + 2 * ((lane) % 4))
+
+/* Of the vectors of x of a slab: vector v of lane 8 i + lane / 4. */
 struct slab_rows {
-    float value[EACH][2][DEPTH][4];
+    two<X_FORMAT> of[EACH][4][DEPTH];
 };
 
 DEV void load_slab(const qn_cuda_vq &a, int slab, int lane, slab_rows &x)
 {
+    const bool words = VECTOR % 2 == 0 && (u64)a.x % 4 == 0;
 #pragma unroll
     for (int v = 0; v < EACH; v++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) { /* eight lanes at a time */
             const int group = (slab * 32 + 8 * i + lane / 4) * EACH + v;
+            const char *const from = a.x + (i64)group * VECTOR * (X_FORMAT == QN_MM_F32 ? 4 : 2);
 #pragma unroll
             for (int d = 0; d < DEPTH; d++) {
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const int j = 8 * d + 4 * half + lane % 4;
-                    x.value[v][i / 2][d][i % 2 + 2 * half] =
-                        j < VECTOR && group < a.groups ? load_float(a.x, (i64)group * VECTOR + j, X_FORMAT) : 0.0f;
+                x.of[v][i][d] = {};
+                if (group < a.groups) {
+                    x.of[v][i][d] = load_two<X_FORMAT>(from, ELEMENT(d, lane), words);
                 }
             }
         }
@@ -77,32 +124,21 @@ DEV void load_slab(const qn_cuda_vq &a, int slab, int lane, slab_rows &x)
 }
 
 /* The warp's entries of all books, its share of each, as they are in memory: nothing waits for them yet. */
-DEV void load_entries(const qn_cuda_vq &a, int warp, int lane, u32 (*entries)[BLOCKS][DEPTH][2])
+struct some_entries {
+    two<BOOK_FORMAT> of[BOOKS][BLOCKS][DEPTH];
+};
+
+DEV void load_entries(const qn_cuda_vq &a, int warp, int lane, some_entries &entries)
 {
 #pragma unroll
     for (int c = 0; c < BOOKS; c++) {
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
             const int entry = c * 256 + (i * WARPS + warp) * 8 + lane / 4;
+            const char *const from = a.books + entry * (VECTOR * (BOOK_FORMAT == QN_MM_F32 ? 4 : 2));
 #pragma unroll
             for (int d = 0; d < DEPTH; d++) {
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const int j = 8 * d + 4 * half + lane % 4;
-                    const i64 at = (i64)entry * VECTOR + j;
-                    entries[c][i][d][half] = 0;
-                    if (j < VECTOR) {
-#if BOOK_FORMAT == QN_MM_F32
-                        asm volatile("ld.global.nc.u32 %0, [%1];"
-                                     : "=r"(entries[c][i][d][half])
-                                     : "l"(a.books + at * 4));
-#else
-                        u16 bits;
-                        asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(bits) : "l"(a.books + at * 2));
-                        entries[c][i][d][half] = bits;
-#endif
-                    }
-                }
+                entries.of[c][i][d] = load_two<BOOK_FORMAT>(from, ELEMENT(d, lane), VECTOR % 2 == 0);
             }
         }
     }
@@ -114,7 +150,7 @@ DEV float either(int second, float a, float b)
 }
 
 /* Table b = vector * BOOKS + book of the vectors of x of the lanes' words. */
-DEV void build(const slab_rows &x, const u32 (*entries)[BLOCKS][DEPTH][2], u32 tables, int warp, int lane)
+DEV void build(const slab_rows &x, const some_entries &entries, u32 tables, int warp, int lane)
 {
     const int t = lane % 4;
     u32 place[4];
@@ -127,12 +163,12 @@ DEV void build(const slab_rows &x, const u32 (*entries)[BLOCKS][DEPTH][2], u32 t
         u32 rows[SPLIT][2][DEPTH][4];
 #pragma unroll
         for (int p = 0; p < 2 * DEPTH * 4; p++) {
-            const float value = x.value[v][p / (4 * DEPTH)][p / 4 % DEPTH][p % 4];
-            u32 *const to = &rows[0][p / (4 * DEPTH)][p / 4 % DEPTH][p % 4];
-            *to = tf32_of(value);
-#if X_FORMAT == QN_MM_F32
-            rows[1][p / (4 * DEPTH)][p / 4 % DEPTH][p % 4] = tf32_of(value - __uint_as_float(*to));
-#endif
+            const int pair = p / (4 * DEPTH), d = p / 4 % DEPTH, q = p % 4;
+            const float value = element_of<X_FORMAT>(x.of[v][2 * pair + q % 2][d], q / 2);
+            rows[0][pair][d][q] = operand_of<X_FORMAT>(value);
+            if (SPLIT == 2) {
+                rows[SPLIT - 1][pair][d][q] = tf32_of(value - __uint_as_float(rows[0][pair][d][q]));
+            }
         }
 #pragma unroll
         for (int c = 0; c < BOOKS; c++) {
@@ -143,8 +179,9 @@ DEV void build(const slab_rows &x, const u32 (*entries)[BLOCKS][DEPTH][2], u32 t
                 for (int s = SPLIT - 1; s >= 0; s--) {
 #pragma unroll
                     for (int d = 0; d < DEPTH; d++) {
-                        const u32 pair[2] = {tf32_of(load_float((const char *)&entries[c][i][d][0], 0, BOOK_FORMAT)),
-                                             tf32_of(load_float((const char *)&entries[c][i][d][1], 0, BOOK_FORMAT))};
+                        const two<BOOK_FORMAT> &entry = entries.of[c][i][d];
+                        const u32 pair[2] = {operand_of<BOOK_FORMAT>(element_of<BOOK_FORMAT>(entry, 0)),
+                                             operand_of<BOOK_FORMAT>(element_of<BOOK_FORMAT>(entry, 1))};
                         multiply(sum[0], rows[s][0][d], pair);
                         multiply(sum[1], rows[s][1][d], pair);
                     }
@@ -168,164 +205,223 @@ DEV void build(const slab_rows &x, const u32 (*entries)[BLOCKS][DEPTH][2], u32 t
     }
 }
 
-/* Of 2 HALF rows a lane keeps HALF, those whose number has its own bit there. */
-#define EXCHANGE(HALF)                                                                                                 \
-    _Pragma("unroll") for (int i = 0; i < HALF; i++)                                                                   \
-    {                                                                                                                  \
-        const int upper = lane & HALF;                                                                                 \
-        const float send = upper ? sum[i] : sum[i + HALF], keep = upper ? sum[i + HALF] : sum[i];                      \
-        sum[i] = keep + __shfl_xor_sync(~0u, send, HALF);                                                              \
+/* ---- the ring ---- */
+
+/* What a warp asks for next: codes of a batch of its rows, of one slab after the other. */
+struct cursor {
+    int slab, row;
+};
+
+struct ring {
+    u32 slots, bars; /* addresses */
+    int slot;
+    u32 parity;
+};
+
+DEV void pass_slot(ring *r)
+{
+    r->slot++;
+    if (r->slot == SLOTS) {
+        r->slot = 0;
+        r->parity ^= 1;
     }
-
-DEV void load_word(u32 *word, const char *at)
-{
-    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(*word) : "l"(at));
 }
 
-/* One addition after another: products of rows would fill the registers. */
-DEV const char *next_row(const char *at, i64 step)
+/* Codes beyond K or the last row are any: tables are zeros there, or nobody wants the row. */
+DEV void bring(const qn_cuda_vq &a, const tensor_map *map, int slab, int row, u32 to, u32 bar, int lane)
 {
-    asm volatile("add.s64 %0, %0, %1;" : "+l"(at) : "l"(step));
-    return at;
-}
-
-DEV void prefetch(const char *p)
-{
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-}
-
-/* Words of a batch, `left` rows of which are there; others stay, and serve nobody. */
-DEV void load_rows(const char *at, i64 step, int left, u32 *words)
-{
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        if (r < left) {
-            load_word(&words[r], at);
+#if __CUDA_ARCH__ >= 900
+    if (a.mapped) {
+        if (warp_elect()) {
+            barrier_arrive_expect(bar, SLOT_BYTES);
+            tensor_load_3d(to, map, bar, slab * 128, row, 0, L2_EVICT_NORMAL);
         }
-        at = next_row(at, step);
+        return;
     }
+#endif
+    const int word = slab * 32 + lane, there = word < a.groups * BOOKS / 4;
+    const char *at = a.codes + (i64)row * a.codes_row + (i64)(there ? word : 0) * 4;
+#pragma unroll 4
+    for (int r = 0; r < ROWS; r++) {
+        copy_async_4(to + (u32)(r * 128 + lane * 4), at, there && row + r < a.n);
+        at += a.codes_row;
+    }
+    barrier_arrive_copies(bar);
 }
 
-/* The first rows' codes of a slab: batches of ROWS are the warps' in turn. */
-DEV void load_batch(const qn_cuda_vq &a, const char *codes, int batch, int last, u32 *next)
+DEV void begin_ring(const qn_cuda_vq &a, const ring &r, int lane)
 {
-    const char *const at = codes + (i64)batch * ROWS * a.codes_row;
-    load_rows(at, a.codes_row, batch < last ? a.n - batch * ROWS : 0, next);
+    if (lane == 0) {
+#pragma unroll
+        for (int i = 0; i < SLOTS; i++) {
+            barrier_init(r.bars + (u32)i * 8, a.mapped ? 1 : 32);
+        }
+#if __CUDA_ARCH__ >= 900
+        barrier_init_fence();
+#endif
+    }
+    __syncwarp();
 }
 
-DEV const char *codes_of(const qn_cuda_vq &a, int slab, int lane)
+DEV void wait_slot(const ring &r)
 {
-    const int word = slab * 32 + lane;
-    return a.codes + (i64)(word < a.groups * BOOKS / 4 ? word : 0) * 4;
+    const u32 bar = r.bars + (u32)r.slot * 8;
+#if __CUDA_ARCH__ >= 900
+    barrier_wait(bar, r.parity);
+#else
+    while (!barrier_test(bar, r.parity)) {
+    }
+#endif
 }
 
-/* Batches of ROWS rows are dealt to parts. */
-DEV int first_batch(const qn_cuda_vq &a, int part, int parts)
+/* Rows are dealt to parts, and a part's rows to warps. */
+DEV int first_row(int rows, int part, int parts)
 {
-    return (int)((i64)((a.n + ROWS - 1) / ROWS) * part / parts);
+    return (int)((i64)rows * part / parts);
 }
 
 #if CLUSTER > 1
-/* The blocks of a cluster end its batches in turn. Behind the tables: a barrier, what all found of the batches that
- * this block ends, [batch][rank][ROWS], and the sums of its slabs so far, [batch][ROWS]. */
-#define MEETING_AT QN_VQ_SUMS_SHARED
+/* The blocks of a cluster end batches of its rows in turn. Behind the ring: a barrier, what all found of the rows that
+ * this block ends, [batch][rank][ROWS], and the sums of its slabs so far, [row]. */
 #define FOUND_AT (MEETING_AT + 16)
 
-/* How many of a cluster's batches a block ends. */
-DEV int ended_by(u32 rank, int batches)
+/* How many of a cluster's rows a block ends; of batches in front of the first where `rows` is a multiple of ROWS. */
+DEV int ended_by(u32 rank, int rows)
 {
-    return (batches - (int)rank + CLUSTER - 1) / CLUSTER;
+    const int whole = rows / ROWS;
+    return (whole - (int)rank + CLUSTER - 1) / CLUSTER * ROWS + (whole % CLUSTER == (int)rank ? rows % ROWS : 0);
 }
 
-DEV void begin_meeting(int batches)
+DEV void begin_meeting(int rows)
 {
     if (threadIdx.x == 0) {
         const u32 bar = shared_address(tables) + MEETING_AT;
         barrier_init(bar, 1);
         barrier_init_fence();
-        barrier_arrive_expect(bar, (u32)(ended_by(cluster_rank(), batches) * (CLUSTER * ROWS * 4)));
+        barrier_arrive_expect(bar, (u32)(ended_by(cluster_rank(), rows) * (CLUSTER * 4)));
     }
     cluster_arrive_relaxed();
 }
 
-DEV float *sums_so_far(int batches)
+DEV float *sums_so_far(int rows)
 {
-    return (float *)(tables + FOUND_AT) + ended_by(0, batches) * (CLUSTER * ROWS);
+    return (float *)(tables + FOUND_AT) + (rows / (CLUSTER * ROWS) + 1) * (CLUSTER * ROWS);
 }
 
-/* A row's sum over this block's slabs to the block that ends the batch. */
-DEV void send(int batch, int row, float v)
+/* A row's sum over this block's slabs to the block that ends it. */
+DEV void send(int row, float v)
 {
-    const u32 owner = (u32)batch % CLUSTER, base = shared_address(tables);
-    const u32 at = ((u32)batch - owner + cluster_rank()) * ROWS + (u32)row;
+    const u32 batch = (u32)row / ROWS, owner = batch % CLUSTER, base = shared_address(tables);
+    const u32 at = (batch - owner + cluster_rank()) * ROWS + (u32)row % ROWS;
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
                      cluster_address(base + FOUND_AT + at * 4, owner)),
                  "f"(v), "r"(cluster_address(base + MEETING_AT, owner))
                  : "memory");
 }
 
-/* Results of the batches that this block ends. */
-DEV void end_meeting(const qn_cuda_vq &a, int first, int last)
+/* Row i of those that this block ends, of a cluster's from `first` on. */
+DEV int ended_row(int first, int i)
 {
-    const u32 rank = cluster_rank();
-    const int batches = last - first;
-    for (int i = (int)threadIdx.x; i < ended_by(rank, batches) * ROWS; i += THREADS) {
-        const int slot = i / ROWS, n = (first + slot * CLUSTER + (int)rank) * ROWS + i % ROWS, there = n < a.n;
-        const float *const found = (const float *)(tables + FOUND_AT) + slot * (CLUSTER * ROWS) + i % ROWS;
-        float scale = 1.0f, bias = 0.0f;
+    return first + (i / ROWS * CLUSTER + (int)cluster_rank()) * ROWS + i % ROWS;
+}
+
+/* What a row's sum is multiplied by, and what is added. */
+struct finish {
+    float scale, bias;
+};
+
+DEV finish finish_of(const qn_cuda_vq &a, int n)
+{
+    finish f = {1.0f, 0.0f};
 #if SCALE_FORMAT
-        scale = there ? load_float(a.scales + (i64)n * a.scales_row, 0, SCALE_FORMAT - 1) : 0.0f;
+    f.scale = load_float(a.scales + (i64)n * a.scales_row, 0, SCALE_FORMAT - 1);
 #endif
 #if BIAS
-        bias = there ? load_float(a.bias, n, BIAS - 1) : 0.0f;
+    f.bias = load_float(a.bias, n, BIAS - 1);
 #endif
+    return f;
+}
+
+/* Results of the rows that this block ends; f: of the thread's first. */
+DEV void end_meeting(const qn_cuda_vq &a, int first, int rows, finish f)
+{
+    const int all = ended_by(cluster_rank(), rows);
+    for (int i = (int)threadIdx.x; i < all; i += THREADS) {
+        const int n = ended_row(first, i);
+        const float *const found = (const float *)(tables + FOUND_AT) + i / ROWS * (CLUSTER * ROWS) + i % ROWS;
+        if (i >= THREADS) {
+            f = finish_of(a, n);
+        }
         barrier_wait(shared_address(tables) + MEETING_AT, 0);
         float sum = found[0];
 #pragma unroll
         for (int r = 1; r < CLUSTER; r++) {
             sum += found[r * ROWS];
         }
-        if (there) {
-            store_float(a.y, n, __fadd_rn(__fmul_rn(sum, scale), bias), OUT);
-        }
+        store_float(a.y, n, __fadd_rn(__fmul_rn(sum, f.scale), f.bias), OUT);
     }
 }
 #endif
 
-/* Look up the codes of a batch and, where all rows of the next are there (`whole`), load those, from `from` on. Returns
- * the sum of row lane % ROWS. */
-DEV float look_up(u32 *next, const char *from, i64 step, int whole, int lane)
+/* The next codes of the warp into that slot, if there are any: of its rows from `first` on, below `end`. */
+DEV void ask(const qn_cuda_vq &a, const tensor_map *map, cursor *c, int slabs, int step, int first, int end,
+             const ring &r, int slot, int lane)
 {
-    const u32 base = shared_address(tables), mine = (u32)lane * 4;
-    float sum[ROWS];
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        const u32 w = next[r];
-        /* byte b of the codes above the lane's four bits of place */
-        const float s0 = load_shared_f32(base + TABLE(0) + __byte_perm(w, mine, 0x7704));
-        const float s1 = load_shared_f32(base + TABLE(1) + __byte_perm(w, mine, 0x7714));
-        const float s2 = load_shared_f32(base + TABLE(2) + __byte_perm(w, mine, 0x7724));
-        const float s3 = load_shared_f32(base + TABLE(3) + __byte_perm(w, mine, 0x7734));
-        if (whole) {
-            load_word(&next[r], from);
+    if (c->slab < slabs) {
+        bring(a, map, c->slab, c->row, r.slots + (u32)slot * SLOT_BYTES, r.bars + (u32)slot * 8, lane);
+        c->row += ROWS;
+        if (c->row >= end) {
+            c->row = first;
+            c->slab += step;
         }
-        from = next_row(from, step);
-        sum[r] = (s0 + s1) + (s2 + s3);
     }
-#if ROWS == 32
-    EXCHANGE(16)
-#endif
-    EXCHANGE(8)
-    EXCHANGE(4)
-    EXCHANGE(2)
-    EXCHANGE(1)
-#if ROWS == 16
-    sum[0] += __shfl_xor_sync(~0u, sum[0], 16);
-#endif
-    return sum[0];
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_sums(const __grid_constant__ qn_cuda_vq a)
+/* Sum over the lane's four codes of a row. An address: the code, byte b, above the lane's bits of place. */
+#define AT(b) (*(const float *)(tables + TABLE(b) + __byte_perm(word, mine, 0x7704 | (b) << 4)))
+
+DEV float look_up(u32 word, u32 mine)
+{
+    return (AT(0) + AT(1)) + (AT(2) + AT(3));
+}
+
+/* Sums over all lanes' codes of the first `count` rows of a batch: a lane has row lane % ROWS. */
+DEV float sum_batch(const u32 *words, int count, int lane)
+{
+    const u32 mine = (u32)lane * 4;
+    float sum[ROWS];
+    if (count >= ROWS) {
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            sum[r] = look_up(words[r], mine);
+        }
+    } else {
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            sum[r] = 0.0f;
+        }
+#pragma unroll
+        for (int some = 0; some < ROWS; some += 4) {
+            if (some >= count) {
+                break;
+            }
+#pragma unroll
+            for (int r = some; r < some + 4; r++) {
+                sum[r] = look_up(words[r], mine);
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 15; i++) { /* eight of sixteen, four of eight, two of four, one */
+        const int half = i < 8 ? 8 : i < 12 ? 4 : i < 14 ? 2 : 1, at = i % 8 % half, upper = lane & half;
+        const float send = either(upper, sum[at + half], sum[at]);
+        sum[at] = either(upper, sum[at], sum[at + half]) + __shfl_xor_sync(~0u, send, half);
+    }
+    return sum[0] + __shfl_xor_sync(~0u, sum[0], 16);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    qn_vq_sums(const __grid_constant__ qn_cuda_vq a, const __grid_constant__ tensor_map map)
 {
     const int lane = (int)threadIdx.x % 32, warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0); /* the same register */
     const int slabs = (a.groups * BOOKS / 4 + 31) / 32;
@@ -336,37 +432,43 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_sums(const __grid
     const int part = (int)blockIdx.x, parts = (int)gridDim.x, step = (int)gridDim.y;
     int slab = (int)blockIdx.y;
 #endif
-    const int first = first_batch(a, part, parts), last = first_batch(a, part + 1, parts);
+    const int row0 = first_row(a.n, part, parts), rows = first_row(a.n, part + 1, parts) - row0;
+    const int first = row0 + first_row(rows, warp, WARPS), end = row0 + first_row(rows, warp + 1, WARPS);
     const u32 base = shared_address(tables);
-    u32 next[ROWS] = {}, entries[BOOKS][BLOCKS][DEPTH][2];
+    ring r = {base + RING_AT + (u32)(warp * SLOTS * SLOT_BYTES), base + BARRIERS_AT + (u32)(warp * SLOTS * 8), 0, 0};
+    cursor next = {first < end ? slab : slabs, first};
+    some_entries entries;
     slab_rows x;
+    begin_ring(a, r, lane);
     release_next();
 #if CLUSTER > 1
-    begin_meeting(last - first);
+    begin_meeting(rows);
 #endif
-    if (a.early && slab < slabs) { /* weights stay: they may be read while the kernel in front works */
-        load_entries(a, warp, lane, entries);
-        load_batch(a, codes_of(a, slab, lane), first + warp, last, next);
-        const char *const line = codes_of(a, slab, 0);
-        for (int i = 0; i < EARLY_LINES; i++) {
-            const int n = (first + WARPS) * ROWS + i * THREADS + (int)threadIdx.x;
-            if (n < last * ROWS && n < a.n) {
-                prefetch(line + (i64)n * a.codes_row);
-            }
-        }
+    if (!a.early) { /* or weights may be read while the kernel in front works */
+        wait_before();
     }
-    wait_before();
-    if (!a.early && slab < slabs) {
+    ask(a, &map, &next, slabs, step, first, end, r, 0, lane);
+    if (slab < slabs) {
         load_entries(a, warp, lane, entries);
-        load_batch(a, codes_of(a, slab, lane), first + warp, last, next);
+    }
+    if (a.early) {
+        wait_before();
     }
     if (X_AHEAD && slab < slabs) {
         load_slab(a, slab, lane, x);
     }
+#if CLUSTER > 1
+    finish own = {};
+    if ((int)threadIdx.x < ended_by(cluster_rank(), rows)) {
+        own = finish_of(a, ended_row(row0, (int)threadIdx.x));
+    }
+#endif
+#pragma unroll 1
+    for (int i = 1; i < SLOTS; i++) { /* behind x, which all wait for */
+        ask(a, &map, &next, slabs, step, first, end, r, i, lane);
+    }
 #pragma unroll 1
     for (; slab < slabs; slab += step) {
-        const char *const codes = codes_of(a, slab, lane);
-        const char *const after = codes_of(a, slab + step < slabs ? slab + step : slab, lane);
         if (!X_AHEAD) {
             load_slab(a, slab, lane, x);
         }
@@ -381,28 +483,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_sums(const __grid
             load_slab(a, slab + step, lane, x);
         }
 #pragma unroll 1
-        for (int batch = first + warp; batch < last; batch += WARPS) {
-            /* the next codes: of the batch after, or the first of the slab after */
-            const int over = batch + WARPS >= last, ahead = over ? first + warp : batch + WARPS;
-            const char *const from = (over ? after : codes) + (i64)ahead * ROWS * a.codes_row;
-            const int left = over && slab + step >= slabs ? 0 : a.n - ahead * ROWS;
-            const float found = look_up(next, from, a.codes_row, left >= ROWS, lane);
-            if (left < ROWS) {
-                load_rows(from, a.codes_row, left, next);
+        for (int row = first; row < end; row += ROWS) {
+            wait_slot(r);
+            const u8 *const codes = tables + RING_AT + (warp * SLOTS + r.slot) * SLOT_BYTES + lane * 4;
+            u32 words[ROWS];
+#pragma unroll
+            for (int i = 0; i < ROWS; i++) {
+                words[i] = *(const u32 *)(codes + i * 128);
             }
-            if (lane < ROWS) {
+            __syncwarp();
+            ask(a, &map, &next, slabs, step, first, end, r, r.slot, lane);
+            pass_slot(&r);
+            const float found = sum_batch(words, end - row, lane);
+            if (lane < min(ROWS, end - row)) {
 #if CLUSTER > 1
-                float *const total = sums_so_far(last - first) + (batch - first) * ROWS + lane;
-                const float sum = slab < CLUSTER ? found : *total + found;
+                const int place = row - row0 + lane;
+                float *const total = sums_so_far(rows) + place;
+                const float all = slab < CLUSTER ? found : *total + found;
                 if (slab + step < slabs) {
-                    *total = sum;
+                    *total = all;
                 } else {
-                    send(batch - first, lane, sum);
+                    send(place, all);
                 }
 #else
-                if (batch * ROWS + lane < a.n) {
-                    a.parts[(i64)blockIdx.y * a.n + batch * ROWS + lane] = found;
-                }
+                a.parts[(i64)blockIdx.y * a.n + row + lane] = found;
 #endif
             }
         }
@@ -413,6 +517,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_sums(const __grid
 #if CLUSTER > 1
     int again; /* found again: registers are few */
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(again));
-    end_meeting(a, first_batch(a, again / CLUSTER, parts), first_batch(a, again / CLUSTER + 1, parts));
+    const int from = first_row(a.n, again / CLUSTER, parts);
+    end_meeting(a, from, first_row(a.n, again / CLUSTER + 1, parts) - from, own);
 #endif
 }

@@ -298,7 +298,22 @@ static qn_status launch_sums(const qn_cuda_run *run, const qn_cuda_vq_places *p,
     }
     a->slabs = (int32_t)qn_cuda_vq_slabs(vq);
     a->row_scale = NULL;
-    void *const arguments[] = {a};
+    qn_tensor_map codes; /* batches of rows, the columns of a slab */
+    memset(&codes, 0, sizeof codes);
+    const uint64_t row = (uint64_t)a->codes_row;
+    a->mapped = run->device->major >= 9 && ((uint64_t)(uintptr_t)a->codes | row) % 16 == 0 && row > 0;
+    if (a->mapped) {
+        const qn_cuda_tensor tensor = {.data = a->codes,
+                                       .type = CU_TENSOR_U8,
+                                       .rank = 3,
+                                       .swizzle = CU_SWIZZLE_NONE,
+                                       .promotion = CU_L2_PROMOTION_NONE,
+                                       .dims = {(uint64_t)(a->groups * vq->codebooks), (uint64_t)a->n, 1},
+                                       .strides = {row, row},
+                                       .box = {128, QN_CUDA_VQ_SUMS_ROWS, 1}};
+        QN_TRY(qn_cuda_tensor_map(run->cuda, &tensor, &codes, error));
+    }
+    void *const arguments[] = {a, &codes};
     const qn_cuda_geometry g = {.grid = {(uint32_t)(c.parts * c.cluster), c.cluster > 1 ? 1 : (uint32_t)a->slabs, 1},
                                 .block = {WIDE_THREADS, 1, 1},
                                 .shared_bytes = (uint32_t)c.shared_bytes,

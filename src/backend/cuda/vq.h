@@ -15,6 +15,7 @@ enum {
     QN_CUDA_VQ_POINTS_ROWS = 2,      /* of x, of vq_points.cu */
     QN_CUDA_VQ_POINTS_TILES = 32,    /* most tiles of 16 rows of w of its blocks, */
     QN_CUDA_VQ_POINTS_CLUSTER = 16,  /* and blocks where they transform y */
+    QN_CUDA_VQ_SUMS_ROWS = 16,       /* of w, a batch of vq_sums.cu */
     QN_CUDA_VQ_EXCHANGE_CLUSTER = 8, /* blocks of vq_exchange.cu that exchange tables, */
     QN_CUDA_VQ_EXCHANGE_MOST = 32,   /* and most clusters, each a part of the sums */
     QN_CUDA_VQ_TURN_FAST = 512       /* elements of a block of transforms that reads all of a row */
@@ -35,10 +36,10 @@ typedef struct qn_cuda_vq_cut {
     int32_t slices; /* of the codebook, of which a block keeps one; 1: none */
 } qn_cuda_vq_cut;
 
-/* How vq_sums.cu is made: rows at a time, blocks of a cluster (1: none, parts are added by another launch), groups of
- * rows, shared memory. */
+/* How vq_sums.cu is made: batches of rows that are on their way to a warp, blocks of a cluster (1: none, parts are
+ * added by another launch), groups of rows, shared memory. */
 typedef struct qn_cuda_vq_sums_cut {
-    int32_t rows, cluster, parts, shared_bytes;
+    int32_t slots, cluster, parts, shared_bytes;
 } qn_cuda_vq_sums_cut;
 
 /* How vq_exchange.cu is made: ranges of rows, and of each 4096 rows a task; of eight rows' codes those that wait in

@@ -13,7 +13,8 @@ enum {
     EXCHANGE_CHUNK = 512,    /* entries of the book, */
     EXCHANGE_REGISTERS = 96, /* and of a thread what sums and entries may take, */
     EXCHANGE_KEPT = 40,      /* entries alone */
-    SUMS_MANY_ROWS = 16384,  /* of w: warps take 32 at a time */
+    SUMS_SLOTS = 2,          /* batches of rows on their way to a warp of vq_sums.cu; */
+    SUMS_SLOT = 16 * 2056,   /* for one a warp: rows of 128 bytes, a barrier */
     TENSORS = 4,             /* programs of vq_tensor.cu: 8, 16, 32, 64 rows */
     WIDES = 3,               /* programs of vq_wide.cu: 64, 128, 256 rows */
     WIDE_STAGES = 8,
@@ -58,10 +59,11 @@ int qn_cuda_vq_sums_possible(const qn_op_desc *desc, const qn_vq *vq)
 qn_cuda_vq_sums_cut qn_cuda_vq_sums_cut_of(const qn_vq *vq, const qn_cuda_device *device)
 {
     const int64_t slabs = qn_cuda_vq_slabs(vq);
-    qn_cuda_vq_sums_cut c = {.rows = vq->n < SUMS_MANY_ROWS || vq->codebooks == 4 ? 16 : 32,
+    const int32_t slots = device->major >= 9 ? SUMS_SLOTS : 1;
+    qn_cuda_vq_sums_cut c = {.slots = slots,
                              .cluster = device->major >= 9 ? (int32_t)qn_min_i64(slabs, SUMS_CLUSTER) : 1,
-                             .shared_bytes = QN_VQ_SUMS_SHARED};
-    const int64_t batches = qn_ceil_div(vq->n, c.rows);
+                             .shared_bytes = QN_VQ_SUMS_SHARED + slots * SUMS_SLOT};
+    const int64_t batches = qn_ceil_div(vq->n, QN_CUDA_VQ_SUMS_ROWS);
     if (!qn_vq_sums_in_turn(vq->n, vq->k, (double)slabs)) {
         c.cluster = 1;
     }
@@ -69,7 +71,7 @@ qn_cuda_vq_sums_cut qn_cuda_vq_sums_cut_of(const qn_vq *vq, const qn_cuda_device
         c.parts = (int32_t)qn_max_i64(1, qn_min_i64(device->sms / c.cluster, batches));
         /* twice the rows of a group: the device may run fewer clusters than there is room for by number */
         const int64_t group = qn_ceil_div(batches, qn_max_i64(1, c.parts / 2));
-        const int64_t bytes = QN_VQ_SUMS_SHARED + 16 + (2 * group + c.cluster) * c.rows * 4;
+        const int64_t bytes = c.shared_bytes + 16 + (2 * group + c.cluster) * QN_CUDA_VQ_SUMS_ROWS * 4;
         if (bytes <= device->shared_bytes) {
             c.shared_bytes = (int32_t)bytes;
             return c;

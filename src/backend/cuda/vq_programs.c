@@ -219,7 +219,7 @@ static void sums_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_
     qn_cuda_define(p, "VECTOR", vq->in_group);
     qn_cuda_define(p, "X_FORMAT", qn_cuda_float_format(desc->in[QN_VQMM_X].format));
     qn_cuda_define(p, "BOOK_FORMAT", qn_cuda_float_format(qn_cuda_vq_tensor(desc, QN_VQ_CODEBOOKS)->format));
-    qn_cuda_define(p, "ROWS", c.rows);
+    qn_cuda_define(p, "SLOTS", c.slots);
     qn_cuda_define(p, "CLUSTER", c.cluster);
     if (c.cluster > 1) {
         p->cluster = c.cluster;
