@@ -109,4 +109,9 @@ static void vq_across(const qn_vq_run *run, float *out, int64_t stride)
     }
 }
 
-const qn_vq_books_set QN_NAME(vq_books) = {vq_decode, vq_across};
+#ifdef VQ_DOT
+#include VQ_DOT
+const qn_vq_books_set QN_NAME(vq_books) = {vq_decode, vq_across, vq_dot, vq_dot_across};
+#else
+const qn_vq_books_set QN_NAME(vq_books) = {vq_decode, vq_across, NULL, NULL};
+#endif

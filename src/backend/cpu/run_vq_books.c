@@ -22,6 +22,8 @@
 #define FEW_ROWS 8
 #define FEW_COLS 4
 #define CHUNK 512
+#define DOT_VECTOR 8
+#define DOT_ELEMENTS 4096 /* of rows of x that are in the first cache while columns pass by */
 
 /* ---- packed body ---- */
 
@@ -355,6 +357,59 @@ static void decode_columns(const books_job *job, int64_t n, int64_t count, float
     }
 }
 
+static void dot_aqlm(const books_job *job, const float *x, int64_t rows, int64_t col, int64_t cols, float *lanes)
+{
+    const int64_t chunk = DOT_ELEMENTS / rows / DOT_VECTOR;
+    qn_vq_run run;
+    int64_t at, bits = 0;
+    (void)run_at(job, col, 0, &run, &at);
+    for (int32_t c = 0; c < run.books; c++) {
+        bits += run.bits[c];
+    }
+    for (int64_t g = 0; g < job->l.groups; g += chunk) {
+        run.first_bit = g * bits;
+        run.groups = qn_min_i64(chunk, job->l.groups - g);
+        job->impl->set->dot(&run, job->l.stream_bytes, cols, x + g * DOT_VECTOR, job->side.k_pad, rows, lanes);
+    }
+}
+
+/* Whole vectors: lanes of columns that are not there, too. */
+static void dot_vptq(const books_job *job, const float *x, int64_t col, int64_t cols, float *lanes)
+{
+    qn_vq_run run;
+    int64_t at;
+    for (int64_t c = 0; c < cols; c += DOT_VECTOR) {
+        for (int64_t i = 0; run_at(job, col + c, i, &run, &at); i++) {
+            job->impl->set->dot_across(&run, x + at, lanes + c * DOT_VECTOR);
+        }
+    }
+}
+
+/* Few rows of x by columns whose weights need not be stored; 0 where they must be. */
+static int dot_columns(const books_job *job, int64_t row, int64_t rows, int64_t col, int64_t cols, float *lanes)
+{
+    const qn_vq *vq = &job->vq;
+    const qn_vq_side *side = &job->side;
+    const float *const x = side->rows + row * side->k_pad;
+    if (!job->impl->set->dot || side->m > FEW_ROWS) {
+        return 0;
+    }
+    if (vq->format == QN_VQ_AQLM && vq->in_group == DOT_VECTOR && vq->out_group == 1) {
+        dot_aqlm(job, x, rows, col, cols, lanes);
+    } else if (vq->format == QN_VQ_VPTQ && rows == 1 && vq->outlier_size == 0 && vq->vector_len % DOT_VECTOR == 0 &&
+               (vq->groups == 1 || vq->group_size % DOT_VECTOR == 0)) {
+        dot_vptq(job, x, col, cols, lanes);
+    } else {
+        return 0;
+    }
+    /* Tiles add the products of zeros behind K: a sum of -0 becomes 0. */
+    const int64_t first = side->k_pad - side->k >= DOT_VECTOR ? 0 : side->k % DOT_VECTOR;
+    for (int64_t i = 0; i < rows * QN_MM_COLS * DOT_VECTOR && side->k_pad > side->k; i++) {
+        lanes[i] += i % DOT_VECTOR >= first ? 0.0f : -0.0f;
+    }
+    return 1;
+}
+
 static void block_task(void *user, int64_t index, int32_t thread)
 {
     const books_job *job = user;
@@ -366,7 +421,8 @@ static void block_task(void *user, int64_t index, int32_t thread)
     char *const scratch = job->scratch + (size_t)thread * job->scratch_bytes, *const lanes = scratch + job->lanes_at;
     const int64_t lane_row = QN_MM_COLS * set->lanes * 4, width = width_of(&job->vq, side->m);
     memset(lanes, 0, (size_t)(rows * lane_row));
-    for (int64_t c = 0; c < cols; c += width) {
+    const int64_t done = dot_columns(job, row, rows, col, cols, (float *)(void *)lanes) ? cols : 0;
+    for (int64_t c = done; c < cols; c += width) {
         const int64_t count = qn_min_i64(width, cols - c);
         decode_columns(job, col + c, count, (float *)(void *)scratch, side->k_pad);
         for (int64_t k = 0; k < side->k_pad; k += CHUNK) {
