@@ -324,12 +324,14 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
         c.shared_bytes = d->cpu ? 0 : SUMS_CODES * p->entries * 4;
         c.split = (int32_t)slabs;
         c.lookup_us = clocks_to_us(d, c.lookups / d->lanes * (d->cpu ? 6.0 / d->issue : 1.6));
-        if (d->cpu && !(d->tensor > 0.0)) { /* a load a code, of one row of x or of eight beside each other */
-            const double eights = ceil(rows / 8.0) * SIDE_CLOCKS;
-            c.lookup_us = clocks_to_us(d, vectors * p->books * min2(rows, eights));
-            c.row_tile = rows < eights ? 1 : 8;
-        }
         c.issue_us = clocks_to_us(d, c.lookups / d->lanes * 5.3 / d->issue);
+        if (d->cpu && !(d->tensor > 0.0)) { /* a load and an addition a code: one row of x, or eight beside each other */
+            const double codes = vectors * p->books, eights = ceil(rows / 8.0);
+            const int one = rows <= eights * SIDE_CLOCKS;
+            c.row_tile = one ? 1 : 8;
+            c.lookup_us = clocks_to_us(d, codes * (one ? rows : eights * SIDE_CLOCKS));
+            c.issue_us = clocks_to_us(d, codes * 2.0 * (one ? rows : eights) / d->issue);
+        }
         /* Blocks of a cluster take slabs in turn, or every slab has blocks of its own and its parts are added. */
         const double in_turn = SUMS_ROUND * rounds, added = SUMS_ROUND + SUMS_ADDED;
         c.fill_us = d->cpu                                  ? clocks_to_us(d, table / d->fma)
