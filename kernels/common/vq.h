@@ -30,19 +30,17 @@ typedef void (*qn_vq_decode_fn)(const qn_vq_run *run, float *out);
  */
 typedef void (*qn_vq_decode_across_fn)(const qn_vq_run *run, float *out, int64_t stride);
 
-/* Weights of vectors of eight by rows of x without storing them, at a level of eight lanes: columns of w with codes
- * `stream` bytes apart, rows of x x_stride floats apart. The same chains as a tile's (kernels/common/mm.h), in its
- * lanes. */
-typedef void (*qn_vq_dot_fn)(const qn_vq_run *run, int64_t stream, int64_t columns, const float *x, int64_t x_stride,
-                             int64_t rows, float *lanes);
+/* Weights of vectors of eight by a row of x without storing them, at a level of eight lanes: columns of w with codes
+ * `stream` bytes apart. The same chains as a tile's (kernels/common/mm.h), in its lanes. */
+typedef void (*qn_vq_dot_fn)(const qn_vq_run *run, int64_t stream, int64_t columns, const float *x, float *lanes);
 
-/* The same of vectors that lie across eight columns of w, by a row of x. */
+/* The same of vectors that lie across eight columns of w. */
 typedef void (*qn_vq_dot_across_fn)(const qn_vq_run *run, const float *x, float *lanes);
 
 typedef struct qn_vq_books_set {
     qn_vq_decode_fn decode;
     qn_vq_decode_across_fn across;
-    qn_vq_dot_fn dot; /* NULL: none, nor the next one */
+    qn_vq_dot_fn dot; /* NULL: none, nor the next one, and no chunks of K (run_vq_books.c) */
     qn_vq_dot_across_fn dot_across;
 } qn_vq_books_set;
 

@@ -325,7 +325,7 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
         c.split = (int32_t)slabs;
         c.lookup_us = clocks_to_us(d, c.lookups / d->lanes * (d->cpu ? 6.0 / d->issue : 1.6));
         c.issue_us = clocks_to_us(d, c.lookups / d->lanes * 5.3 / d->issue);
-        if (d->cpu && !(d->tensor > 0.0)) { /* a load and an addition a code: one row of x, or eight beside each other */
+        if (d->cpu && !(d->tensor > 0.0)) { /* a load and an addition a code, of one row of x or of eight */
             const double codes = vectors * p->books, eights = ceil(rows / 8.0);
             const int one = rows <= eights * SIDE_CLOCKS;
             c.row_tile = one ? 1 : 8;
