@@ -30,9 +30,18 @@ typedef void (*qn_vq_decode_fn)(const qn_vq_run *run, float *out);
  */
 typedef void (*qn_vq_decode_across_fn)(const qn_vq_run *run, float *out, int64_t stride);
 
+/* Weights of vectors of eight by a row of x without storing them, at a level of eight lanes: columns of w with codes
+ * `stream` bytes apart. The same chains as a tile's (kernels/common/mm.h), in its lanes. */
+typedef void (*qn_vq_dot_fn)(const qn_vq_run *run, int64_t stream, int64_t columns, const float *x, float *lanes);
+
+/* The same of vectors that lie across eight columns of w. */
+typedef void (*qn_vq_dot_across_fn)(const qn_vq_run *run, const float *x, float *lanes);
+
 typedef struct qn_vq_books_set {
     qn_vq_decode_fn decode;
     qn_vq_decode_across_fn across;
+    qn_vq_dot_fn dot; /* NULL: none, nor the next one, and no chunks of K (run_vq_books.c) */
+    qn_vq_dot_across_fn dot_across;
 } qn_vq_books_set;
 
 /* Tiles: gptvq by exact integers. A tile of weights is 256 columns of K by a panel of 16 rows of w (columns of the
@@ -42,8 +51,8 @@ typedef struct qn_vq_books_set {
  * A row of x becomes digits, 256 elements at a time: x = scale * (d0 + 256 d1 + 65536 d2), int8 digits, scale a power
  * of two so that the largest |x| is about 2^22 to 2^23 of it. Where rounding to multiples of 256 stays within what the
  * row's f32 sums may be off by, d0 is 0 in the whole tile and need not be multiplied: a matter of the row's own values.
- * Digits lie as the bytes of looked-up lines do: byte 16 q + 4 j + g of a plane is element 16 q + 4 g + j. So each
- * digit's sum over a tile is an exact integer in any order, and
+ * Digits lie as the level's kernel takes them; of VNNI dots as the bytes of looked-up lines do: byte 16 q + 4 j + g of
+ * a plane is element 16 q + 4 g + j. So each digit's sum over a tile is an exact integer in any order, and
  *
  *     sum = fma(s0 + 256 s1 + 65536 s2, scale * book scale, sum)      over the tiles along K, f32
  *
@@ -60,7 +69,7 @@ typedef struct qn_vq_tiles_call {
     const uint8_t *books;     /* [tiles][4][256] */
     const float *book_scales; /* [tiles] */
     int64_t tiles, blocks;    /* of the same books; one for a single row of x */
-    const int8_t *digits;   /* row m from + m * digit_stride: [tiles][3][256] */
+    const int8_t *digits;   /* row m from + m * digit_stride: [tiles][3][256]; avx2: words d1 + 256 d2, then d0 */
     int64_t digit_stride;   /* a multiple of 64 */
     const float *scales;    /* row m from + m * tiles */
     const int32_t *offsets; /* row m from + m * tiles * 4: -128 times the sums of the digits of each plane; the first
@@ -80,7 +89,7 @@ typedef struct qn_vq_tiles_set {
     qn_vq_digits_fn digits;
 } qn_vq_tiles_set;
 
-extern const qn_vq_tiles_set qn_vq_tiles__avx512vnni, qn_vq_tiles__amx;
+extern const qn_vq_tiles_set qn_vq_tiles__avx2, qn_vq_tiles__avx512vnni, qn_vq_tiles__amx;
 
 /* Partial sums: aqlm with codebooks of 256 entries. A slab is some groups of K with all their codes, QN_VQ_LOOKUPS of
  * them at most. For a row of x each (group, codebook) has a table of the 256 products x . vector, in f32 by a chain of
@@ -89,10 +98,10 @@ extern const qn_vq_tiles_set qn_vq_tiles__avx512vnni, qn_vq_tiles__amx;
  *
  *     sum = fma(sum of integers, unit, sum)      over the slabs of a part, f32; parts are added in order
  *
- * Tables lie as planes of bytes, 256 each: seven bits of integer + 2^20 each, so that two add up to a byte. Codes lie
- * in blocks of 64 rows of w, a line of 64 bytes a lookup; byte 4 i + r of a line is row 16 r + i, so that sums come out
- * in the order of rows. A call walks two runs of blocks at once, the first and the second half of its rows: two streams
- * of memory are faster than one.
+ * Tables lie as planes of bytes, 256 each: seven bits of integer + 2^20 each, so that two add up to a byte; at level
+ * avx2, where a lookup is a load, as the integers themselves. Codes lie in blocks of 64 rows of w, a line of 64 bytes a
+ * lookup; byte 4 i + r of a line is row 16 r + i, so that sums come out in the order of rows. A call of bytes walks two
+ * runs of blocks at once, the first and the second half of its rows: two streams of memory are faster than one.
  *
  * More rows of x go eight at a time: a table then holds the same integers as int32, those of all rows beside each
  * other, and one load and one addition a code serve them all. Where so few rows of w take from a table that it is not
@@ -131,8 +140,8 @@ typedef struct qn_vq_sums_set {
     qn_vq_sums_fn side, many;
 } qn_vq_sums_set;
 
-extern const qn_vq_sums_fn qn_vq_sums_one__avx512vnni, qn_vq_sums_one__amx;
-extern const qn_vq_sums_set qn_vq_sums__avx512vnni;
+extern const qn_vq_sums_fn qn_vq_sums_one__avx2, qn_vq_sums_one__avx512vnni, qn_vq_sums_one__amx;
+extern const qn_vq_sums_set qn_vq_sums__avx2, qn_vq_sums__avx512vnni;
 
 /* Lattice: quip_e8p by exact integers. Four times a weight of E8P (or of E8) is an integer; plus QN_VQ_LATTICE_BIAS it
  * is a byte that dots with digits, in their natural order, as tiles do. A unit of codes is 8 rows of w by 8 groups of 8
@@ -181,8 +190,8 @@ typedef struct qn_vq_lattice_rows {
     qn_vq_turn_fn turn;
 } qn_vq_lattice_rows;
 
-extern const qn_vq_lattice_set qn_vq_lattice__avx512vnni, qn_vq_lattice__amx;
-extern const qn_vq_lattice_rows qn_vq_lattice_rows__avx512vnni;
+extern const qn_vq_lattice_set qn_vq_lattice__avx2, qn_vq_lattice__avx512vnni, qn_vq_lattice__amx;
+extern const qn_vq_lattice_rows qn_vq_lattice_rows__avx2, qn_vq_lattice_rows__avx512vnni;
 
 extern const qn_vq_books_set qn_vq_books__scalar, qn_vq_books__avx2, qn_vq_books__avx512;
 

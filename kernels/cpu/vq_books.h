@@ -109,4 +109,9 @@ static void vq_across(const qn_vq_run *run, float *out, int64_t stride)
     }
 }
 
-const qn_vq_books_set QN_NAME(vq_books) = {vq_decode, vq_across};
+#ifdef VQ_EIGHTS
+#include VQ_EIGHTS
+const qn_vq_books_set QN_NAME(vq_books) = {vq_decode_eights, vq_across_eights, vq_dot, vq_dot_across};
+#else
+const qn_vq_books_set QN_NAME(vq_books) = {vq_decode, vq_across, NULL, NULL};
+#endif

@@ -9,10 +9,11 @@
 #include <math.h>
 #include <string.h>
 
-#define OVERLAP 0.35 /* measured on an H200, docs/vq.md */
-#define MEETING 1.3  /* a trip through shared memory makes a warp's lanes wait for one another */
-#define FAR 2.0      /* passes of 64 rows whose entries come from L2, for one of those */
-#define SLICED 1.15  /* accesses of a slice for one, where most lanes have codes of other slices */
+#define OVERLAP 0.35    /* measured on an H200, docs/vq.md */
+#define MEETING 1.3     /* a trip through shared memory makes a warp's lanes wait for one another */
+#define FAR 2.0         /* passes of 64 rows whose entries come from L2, for one of those */
+#define SIDE_CLOCKS 1.7 /* a lookup for eight rows of x on a core of 256 bits; of one row it is 1 */
+#define SLICED 1.15     /* accesses of a slice for one, where most lanes have codes of other slices */
 
 enum {
     TOKENS = 8,            /* columns of a matrix instruction */
@@ -77,8 +78,8 @@ double qn_vq_conflicts(const qn_vq_device *device, int32_t entry_bytes, int32_t 
 /* Accesses of a warp's lookup when none conflict. */
 static double accesses(const qn_vq_device *device, int32_t entry_bytes)
 {
-    if (device->cpu) {
-        return (double)device->lanes / 2.0 * ceil((double)entry_bytes / 64.0); /* two loads a clock */
+    if (device->cpu) { /* two loads a clock; where tables do not fit registers a code is an address, one a clock */
+        return (double)device->lanes / (device->tensor > 0.0 ? 2.0 : 1.0) * ceil((double)entry_bytes / 64.0);
     }
     const double bytes = entry_bytes < device->bank_bytes ? device->bank_bytes : entry_bytes;
     return ceil(bytes * device->lanes / (device->banks * device->bank_bytes));
@@ -326,6 +327,13 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
         c.split = (int32_t)slabs;
         c.lookup_us = clocks_to_us(d, c.lookups / d->lanes * (d->cpu ? 6.0 / d->issue : 1.6));
         c.issue_us = clocks_to_us(d, c.lookups / d->lanes * 5.3 / d->issue);
+        if (d->cpu && !(d->tensor > 0.0)) { /* a load and an addition a code, of one row of x or of eight */
+            const double codes = vectors * p->books, eights = ceil(rows / 8.0);
+            const int one = rows <= eights * SIDE_CLOCKS;
+            c.row_tile = one ? 1 : 8;
+            c.lookup_us = clocks_to_us(d, codes * (one ? rows : eights * SIDE_CLOCKS));
+            c.issue_us = clocks_to_us(d, codes * 2.0 * (one ? rows : eights) / d->issue);
+        }
         /* Blocks of a cluster take slabs in turn, or every slab has blocks of its own and its parts are added. */
         const double in_turn = SUMS_ROUND * rounds, added = SUMS_ROUND + SUMS_ADDED;
         c.fill_us = d->cpu                                  ? clocks_to_us(d, table / d->fma)

@@ -27,18 +27,23 @@
 #define LEVELS(contract, format)                                                                                       \
     BOOKS(contract, avx512, format), BOOKS(contract, avx2, format), BOOKS(contract, scalar, format)
 
-#define SUMS(isa_, level_)                                                                                             \
+/* One core each: with vectors of 8, of 512 bits 160 + 0.2 a row of w, 1150 + 1.3, 8.6; of 256 bits (Zen 3) 145 + 0.95,
+ * 1260 + 1.7, 15.6. */
+#define SUMS_COSTS_512 .cost_one = {10.0, 80.0, 0.2}, .cost_side = {115.0, 230.0, 1.3}, .cost_many = 0.96
+#define SUMS_COSTS_256 .cost_one = {16.0, 16.0, 0.95}, .cost_side = {150.0, 60.0, 1.7}, .cost_many = 1.73
+
+#define SUMS(isa_, level_, set_, parts_, costs)                                                                        \
     {                                                                                                                  \
         .name = "qn_vq_mm_fp_aqlm_fp__" #isa_ "_1x128_sums", .op = QN_OP_VQ_MM, .backend = QN_BACKEND_CPU,             \
         .isa = (level_), .mr = 1, .nr = 128, .pack_layout = QN_VQ_SUMS_LAYOUT, .status = "tested",                     \
         .accepts = qn_vq_sums_accepts, .pack_bytes = qn_vq_sums_pack_bytes, .pack = qn_vq_sums_pack,                   \
         .workspace_bytes = qn_vq_sums_workspace_bytes, .run = qn_vq_sums_run, .impl = &(const qn_vq_sums_impl)         \
         {                                                                                                              \
-            .one = &qn_vq_sums_one__##isa_, .set = &qn_vq_sums__avx512vnni, .parts = &qn_mm_f32__avx512                \
+            .one = &qn_vq_sums_one__##isa_, .set = &qn_vq_sums__##set_, .parts = &qn_mm_f32__##parts_, costs           \
         }                                                                                                              \
     }
 
-#define TILES(isa_, level_, mr_)                                                                                       \
+#define TILES(isa_, level_, mr_, parts_)                                                                               \
     {                                                                                                                  \
         .name = "qn_vq_mm_fp_gptvq_fp__" #isa_ "_" #mr_ "x16_tiles", .op = QN_OP_VQ_MM, .backend = QN_BACKEND_CPU,     \
         .isa = (level_), .mr = (mr_), .nr = 16, .pack_layout = QN_VQ_TILES_LAYOUT, .status = "tested",                 \
@@ -46,11 +51,11 @@
         .pack_bytes = qn_vq_tiles_pack_bytes, .pack = qn_vq_tiles_pack,                                                \
         .workspace_bytes = qn_vq_tiles_workspace_bytes, .run = qn_vq_tiles_run, .impl = &(const qn_vq_tiles_impl)      \
         {                                                                                                              \
-            .set = &qn_vq_tiles__##isa_, .parts = &qn_mm_f32__avx512                                                   \
+            .set = &qn_vq_tiles__##isa_, .parts = &qn_mm_f32__##parts_                                                 \
         }                                                                                                              \
     }
 
-#define LATTICE(isa_, level_, mr_)                                                                                     \
+#define LATTICE(isa_, level_, mr_, rows_, parts_)                                                                      \
     {                                                                                                                  \
         .name = "qn_vq_mm_fp_quip_e8p_fp__" #isa_ "_" #mr_ "x16_lattice", .op = QN_OP_VQ_MM,                           \
         .backend = QN_BACKEND_CPU, .isa = (level_), .mr = (mr_), .nr = 16, .pack_layout = QN_VQ_LATTICE_LAYOUT,        \
@@ -59,17 +64,20 @@
         .workspace_bytes = qn_vq_lattice_workspace_bytes, .run = qn_vq_lattice_run,                                    \
         .impl = &(const qn_vq_lattice_impl)                                                                            \
         {                                                                                                              \
-            .set = &qn_vq_lattice__##isa_, .rows = &qn_vq_lattice_rows__avx512vnni, .parts = &qn_mm_f32__avx512        \
+            .set = &qn_vq_lattice__##isa_, .rows = &qn_vq_lattice_rows__##rows_, .parts = &qn_mm_f32__##parts_         \
         }                                                                                                              \
     }
 
 static const qn_kernel kernels[] = {
-    SUMS(amx, QN_ISA_AMX),
-    SUMS(avx512vnni, QN_ISA_AVX512VNNI),
-    TILES(amx, QN_ISA_AMX, 16),
-    TILES(avx512vnni, QN_ISA_AVX512VNNI, 8),
-    LATTICE(amx, QN_ISA_AMX, 16),
-    LATTICE(avx512vnni, QN_ISA_AVX512VNNI, 4),
+    SUMS(amx, QN_ISA_AMX, avx512vnni, avx512, SUMS_COSTS_512),
+    SUMS(avx512vnni, QN_ISA_AVX512VNNI, avx512vnni, avx512, SUMS_COSTS_512),
+    TILES(amx, QN_ISA_AMX, 16, avx512),
+    TILES(avx512vnni, QN_ISA_AVX512VNNI, 8, avx512),
+    LATTICE(amx, QN_ISA_AMX, 16, avx512vnni, avx512),
+    LATTICE(avx512vnni, QN_ISA_AVX512VNNI, 4, avx512vnni, avx512),
+    SUMS(avx2, QN_ISA_AVX2, avx2, avx2, SUMS_COSTS_256),
+    TILES(avx2, QN_ISA_AVX2, 2, avx2),
+    LATTICE(avx2, QN_ISA_AVX2, 1, avx2, avx2),
     LEVELS("vq_mm_fp_aqlm_fp", QN_VQ_AQLM),
     LEVELS("vq_mm_fp_quip_e8p_fp", QN_VQ_QUIP_E8P),
     LEVELS("vq_mm_fp_vptq_fp", QN_VQ_VPTQ),

@@ -22,6 +22,7 @@
 #define FEW_ROWS 8
 #define FEW_COLS 4
 #define CHUNK 512
+#define DOT_VECTOR 8
 
 /* ---- packed body ---- */
 
@@ -258,10 +259,20 @@ static int64_t width_of(const qn_vq *vq, int64_t m)
     return m <= FEW_ROWS ? few : QN_MM_COLS;
 }
 
+/* Whether weights are one run along K, which may be cut into chunks: at levels that have dots. */
+static int one_run(const qn_vq_books_impl *impl, const qn_vq *vq)
+{
+    return impl->set->dot &&
+           ((vq->format == QN_VQ_AQLM && vq->out_group == 1 && CHUNK % vq->in_group == 0) ||
+            (vq->format == QN_VQ_VPTQ && vq->outlier_size == 0 && vq->groups == 1 && vq->group_size >= vq->k));
+}
+
 static size_t scratch_of(const qn_vq_books_impl *impl, const qn_vq *vq, int64_t k_pad, int64_t m, size_t *lanes_at)
 {
     const int64_t width = width_of(vq, m);
-    *lanes_at = qn_size_pad(qn_size_mul((size_t)width * 4, (size_t)k_pad));
+    const size_t decoded =
+        one_run(impl, vq) ? (size_t)((width + FEW_ROWS) * CHUNK * 4) : qn_size_mul((size_t)width * 4, (size_t)k_pad);
+    *lanes_at = qn_size_pad(decoded);
     return qn_size_add(*lanes_at, (size_t)(qn_min_i64(m, QN_MM_ROWS) * QN_MM_COLS * impl->parts->lanes * 4));
 }
 
@@ -355,24 +366,128 @@ static void decode_columns(const books_job *job, int64_t n, int64_t count, float
     }
 }
 
+/* One row of x by columns of vectors of eight, which need not be stored. */
+static void dot_columns(const books_job *job, const float *x, int64_t col, int64_t cols, float *lanes)
+{
+    const qn_vq_side *side = &job->side;
+    qn_vq_run run;
+    int64_t at;
+    (void)run_at(job, col, 0, &run, &at);
+    if (job->vq.format == QN_VQ_AQLM) {
+        job->impl->set->dot(&run, job->l.stream_bytes, cols, x, lanes);
+    } else {
+        for (int64_t c = 0; c < cols; c += DOT_VECTOR) { /* whole vectors: of columns that are not there, too */
+            (void)run_at(job, col + c, 0, &run, &at);
+            job->impl->set->dot_across(&run, x, lanes + c * DOT_VECTOR);
+        }
+    }
+    /* Tiles add the products of zeros behind K: a sum of -0 becomes 0. */
+    const int64_t first = side->k_pad - side->k >= DOT_VECTOR ? 0 : side->k % DOT_VECTOR;
+    for (int64_t i = 0; i < QN_MM_COLS * DOT_VECTOR && side->k_pad > side->k; i++) {
+        lanes[i] += i % DOT_VECTOR >= first ? 0.0f : -0.0f;
+    }
+}
+
+/* Groups of columns from n on that are elements k to k + elements - 1, CHUNK floats apart; zeros behind K. run: of
+ * a column of the block, with so many bits a group; codes: of column n, where each column has its own. */
+static void decode_chunk(const books_job *job, qn_vq_run *run, int64_t bits, const uint8_t *codes, int64_t n,
+                         int64_t count, int64_t k, int64_t elements, float *out)
+{
+    const qn_vq *vq = &job->vq;
+    const int64_t v = vq->format == QN_VQ_VPTQ ? vq->vector_len : 1, some = qn_min_i64(elements, job->side.k - k);
+    int64_t across, at;
+    for (int64_t c = 0; c < count; c += across) {
+        across = qn_min_i64(qn_min_i64(count - c, v - (n + c) % v), QN_VQ_ACROSS);
+        if (vq->format == QN_VQ_VPTQ) {
+            (void)run_at(job, n + c, 0, run, &at);
+            run->vector = (int32_t)across;
+        } else {
+            run->codes = codes + c * job->l.stream_bytes;
+        }
+        run->first_bit = k / job->l.vector * bits;
+        run->groups = some / job->l.vector;
+        if (vq->format == QN_VQ_VPTQ) {
+            job->impl->set->across(run, out + c * CHUNK, CHUNK);
+        } else {
+            job->impl->set->decode(run, out + c * CHUNK);
+        }
+    }
+    for (int64_t c = 0; c < count && some < elements; c++) {
+        memset(out + c * CHUNK + some, 0, (size_t)(elements - some) * sizeof *out);
+    }
+}
+
+/* A chunk of K after the other: its weights, and few rows of x, which may be as far apart as the first cache's sets
+ * repeat, are copies in the cache. */
+static void by_chunks(const books_job *job, int64_t row, int64_t rows, int64_t col, int64_t cols, float *scratch,
+                      char *lanes)
+{
+    const qn_vq_side *side = &job->side;
+    const qn_mm_f32_set *set = job->impl->parts;
+    const int64_t width = width_of(&job->vq, side->m);
+    float *const copies = scratch + width * CHUNK;
+    qn_vq_run run;
+    int64_t at, bits = 0;
+    (void)run_at(job, col, 0, &run, &at);
+    const uint8_t *const codes = run.codes;
+    for (int32_t c = 0; c < run.books; c++) {
+        bits += run.bits[c];
+    }
+    for (int64_t k = 0; k < side->k_pad; k += CHUNK) {
+        const int64_t elements = qn_min_i64(CHUNK, side->k_pad - k);
+        const float *x = side->rows + row * side->k_pad + k;
+        int64_t stride = side->k_pad;
+        for (int64_t r = 0; r < rows && rows <= FEW_ROWS; r++) {
+            memcpy(copies + r * CHUNK, x + r * stride, (size_t)elements * sizeof *x);
+        }
+        if (rows <= FEW_ROWS) {
+            x = copies;
+            stride = CHUNK;
+        }
+        for (int64_t c = 0; c < cols; c += width) {
+            const int64_t count = qn_min_i64(width, cols - c);
+            decode_chunk(job, &run, bits, codes + c * job->l.stream_bytes, col + c, count, k, elements, scratch);
+            set->tile(x, stride * 4, scratch, CHUNK * 4, rows, count, elements, lanes + c * set->lanes * 4);
+        }
+    }
+}
+
+/* All of K after the other. */
+static void by_columns(const books_job *job, int64_t row, int64_t rows, int64_t col, int64_t cols, float *scratch,
+                       char *lanes)
+{
+    const qn_vq_side *side = &job->side;
+    const qn_mm_f32_set *set = job->impl->parts;
+    const int64_t width = width_of(&job->vq, side->m), k_bytes = side->k_pad * 4;
+    for (int64_t c = 0; c < cols; c += width) {
+        const int64_t count = qn_min_i64(width, cols - c);
+        decode_columns(job, col + c, count, scratch, side->k_pad);
+        for (int64_t k = 0; k < side->k_pad; k += CHUNK) {
+            set->tile(side->rows + row * side->k_pad + k, k_bytes, scratch + k, k_bytes, rows, count,
+                      qn_min_i64(CHUNK, side->k_pad - k), lanes + c * set->lanes * 4);
+        }
+    }
+}
+
 static void block_task(void *user, int64_t index, int32_t thread)
 {
     const books_job *job = user;
     const qn_vq_side *side = &job->side;
     const qn_mm_f32_set *set = job->impl->parts;
-    const int64_t blocks = qn_ceil_div(side->m, QN_MM_ROWS), k_bytes = side->k_pad * 4;
+    const int64_t blocks = qn_ceil_div(side->m, QN_MM_ROWS);
     const int64_t row = index % blocks * QN_MM_ROWS, col = index / blocks * QN_MM_COLS;
     const int64_t rows = qn_min_i64(QN_MM_ROWS, side->m - row), cols = qn_min_i64(QN_MM_COLS, side->n - col);
-    char *const scratch = job->scratch + (size_t)thread * job->scratch_bytes, *const lanes = scratch + job->lanes_at;
-    const int64_t lane_row = QN_MM_COLS * set->lanes * 4, width = width_of(&job->vq, side->m);
+    char *const memory = job->scratch + (size_t)thread * job->scratch_bytes, *const lanes = memory + job->lanes_at;
+    float *const scratch = (float *)(void *)memory;
+    const int64_t lane_row = QN_MM_COLS * set->lanes * 4;
     memset(lanes, 0, (size_t)(rows * lane_row));
-    for (int64_t c = 0; c < cols; c += width) {
-        const int64_t count = qn_min_i64(width, cols - c);
-        decode_columns(job, col + c, count, (float *)(void *)scratch, side->k_pad);
-        for (int64_t k = 0; k < side->k_pad; k += CHUNK) {
-            set->tile(side->rows + row * side->k_pad + k, k_bytes, scratch + k * 4, k_bytes, rows, count,
-                      qn_min_i64(CHUNK, side->k_pad - k), lanes + c * set->lanes * 4);
-        }
+    if (!one_run(job->impl, &job->vq)) {
+        by_columns(job, row, rows, col, cols, scratch, lanes);
+    } else if (side->m == 1 && job->l.stride % DOT_VECTOR == 0 &&
+               (job->vq.format == QN_VQ_VPTQ || job->l.vector == DOT_VECTOR)) {
+        dot_columns(job, side->rows, col, cols, (float *)(void *)lanes);
+    } else {
+        by_chunks(job, row, rows, col, cols, scratch, lanes);
     }
     for (int64_t r = 0; r < rows; r++) {
         float sums[QN_MM_COLS];

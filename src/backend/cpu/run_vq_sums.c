@@ -140,15 +140,18 @@ typedef struct way {
     qn_vq_sums_fn run;
 } way;
 
-/* The cheapest way of some rows of x, in clocks a (group, codebook): making a table, 256 products of so many elements
- * and their rounding, and taking from it, or one product a row of w. Measured with vectors of 8 on a core of 512 bits:
- * 165 + 0.2 a row of w, 1150 + 1.3, 8.6. */
+static double cost_of(const sums_layout *l, const qn_vq_sums_cost *cost)
+{
+    return cost->element * (double)l->vector + cost->table + cost->row * (double)l->n;
+}
+
+/* The cheapest way of some rows of x: making a table, 256 products of so many elements and their rounding, and taking
+ * from it, or one product a row of w. */
 static way way_of(const qn_vq_sums_impl *impl, const sums_layout *l, int64_t rows)
 {
-    const double n = (double)l->n, v = (double)l->vector;
-    const double one = (double)rows * (10.0 * (v + 8.0) + 0.2 * n);
-    const double side = (double)qn_ceil_div(rows, QN_VQ_SIDE_ROWS) * (115.0 * (v + 2.0) + 1.3 * n);
-    const double many = (double)qn_ceil_div(rows, QN_VQ_MANY_ROWS) * 0.96 * (v + 1.0) * n;
+    const double one = (double)rows * cost_of(l, &impl->cost_one);
+    const double side = (double)qn_ceil_div(rows, QN_VQ_SIDE_ROWS) * cost_of(l, &impl->cost_side);
+    const double many = (double)qn_ceil_div(rows, QN_VQ_MANY_ROWS) * impl->cost_many * (double)((l->vector + 1) * l->n);
     const int fits = l->slab_groups * l->vector * QN_VQ_MANY_ROWS <= QN_VQ_MANY_FLOATS;
     if (rows == 1 || (one < side && (one < many || !fits))) {
         return (way){1, *impl->one};

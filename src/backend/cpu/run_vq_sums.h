@@ -8,9 +8,16 @@
 
 #define QN_VQ_SUMS_LAYOUT 292u
 
+/* Clocks a (group, codebook) of some rows of x, measured: an element of the vector, always, a row of w. */
+typedef struct qn_vq_sums_cost {
+    double element, table, row;
+} qn_vq_sums_cost;
+
 typedef struct qn_vq_sums_impl {
     const qn_vq_sums_fn *one; /* row of x */
     const qn_vq_sums_set *set;
+    qn_vq_sums_cost cost_one, cost_side;
+    double cost_many; /* an element of the vector and one more, a row of w */
     const qn_mm_f32_set *parts;
 } qn_vq_sums_impl;
 
