@@ -163,15 +163,6 @@ DEV void finish(sum *acc, u32 slot, u32 local, u32 lane)
     }
 }
 
-/* acc = or += a b' of one k-block, left under way. */
-DEV void multiply_block(sum *acc, u64 a, u64 b, int accumulate)
-{
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        MULTIPLY(acc, a + i * WGMMA_K_STEP, b + i * WGMMA_K_STEP, i | accumulate);
-    }
-}
-
 DEV void add(sum *sums, const sum *part)
 {
 #pragma unroll
@@ -199,9 +190,9 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
         for (int kb = 0; kb < blocks; kb++) {
             barrier_wait(r->tiles.full + 8 * at.stage, at.parity);
             wgmma_fence();
-            multiply_block(sums[0], OPERAND_A(at.stage, 0), OPERAND_B(at.stage), kb);
+            MULTIPLY(sums[0], OPERAND_A(at.stage, 0), OPERAND_B(at.stage), kb);
 #if BM == 128 * GROUPS
-            multiply_block(sums[1], OPERAND_A(at.stage, 1), OPERAND_B(at.stage), kb);
+            MULTIPLY(sums[1], OPERAND_A(at.stage, 1), OPERAND_B(at.stage), kb);
 #endif
             wgmma_commit();
             if (kb > 0) {
@@ -227,7 +218,7 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
             for (int v = 0; v < WAVES; v++) {
                 float part[SUMS];
                 wgmma_fence();
-                multiply_block(part, OPERAND_A(at.stage, v), OPERAND_B(at.stage), 0);
+                MULTIPLY(part, OPERAND_A(at.stage, v), OPERAND_B(at.stage), 0);
                 wgmma_commit();
                 WGMMA_WAIT(0);
                 if (v == WAVES - 1) {
