@@ -107,9 +107,9 @@ DEV void unit_start(unit *u, const problem *p)
 /* To the next unit of this block; 0 at the end. The order is the same for every role. */
 DEV int unit_on(unit *u, const problem *p)
 {
-    const int step = p->whole ? BM * CLUSTER : BM, blocks = (p->size.k + 127) / 128;
-    const int columns = (p->size.n + BN - 1) / BN, row_units = (p->size.m + step - 1) / step;
-    const int units = columns * row_units, rank = (int)rank_of();
+    const int step = p->whole ? BM * CLUSTER : BM, blocks = (p->size.k + 127) / 128, rank = (int)rank_of();
+    const u32 columns = (u32)(p->size.n + BN - 1) / BN; /* unsigned: their division is the shorter one */
+    const u32 row_units = (u32)(p->size.m + step - 1) / (p->whole ? BM * CLUSTER : BM), units = columns * row_units;
     int index = u->next, above = p->whole ? rank * BM : 0;
     u->next += (int)gridDim.x / CLUSTER;
     u->together = CLUSTER > 1 && index >= p->whole;
@@ -117,19 +117,19 @@ DEV int unit_on(unit *u, const problem *p)
     u->last = blocks;
     if (u->together) {
         if (p->whole) {
-            above = (index - p->whole) % CLUSTER * BM;
-            index = p->whole + (index - p->whole) / CLUSTER;
+            above = (int)((u32)(index - p->whole) % CLUSTER * BM);
+            index = p->whole + (int)((u32)(index - p->whole) / CLUSTER);
         }
-        u->first = blocks * rank / CLUSTER;
-        u->last = blocks * (rank + 1) / CLUSTER;
+        u->first = (int)((u32)(blocks * rank) / CLUSTER);
+        u->last = (int)((u32)(blocks * (rank + 1)) / CLUSTER);
     }
-    if (index >= units) {
+    if ((u32)index >= units) {
         return 0;
     }
-    const int band = index / (BAND * columns), in_band = index - band * (BAND * columns);
-    const int left = row_units - band * BAND, high = left < BAND ? left : BAND, column = in_band / high;
-    u->w.row = (band * BAND + in_band - column * high) * step + above;
-    u->w.column = column * BN;
+    const u32 band = (u32)index / (BAND * columns), in_band = (u32)index - band * (BAND * columns);
+    const u32 left = row_units - band * BAND, high = left < BAND ? left : BAND, column = in_band / high;
+    u->w.row = (int)(band * BAND + in_band - column * high) * step + above;
+    u->w.column = (int)column * BN;
     return 1;
 }
 

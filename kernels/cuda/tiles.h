@@ -44,8 +44,8 @@ typedef struct walk {
 
 DEV int tiles_of(const extent *p, int rows)
 {
-    const int columns = (p->n + BN * CLUSTER - 1) / (BN * CLUSTER);
-    return (rows + BM - 1) / BM * columns;
+    const u32 columns = (u32)(p->n + BN * CLUSTER - 1) / (BN * CLUSTER);
+    return (int)((u32)(rows + BM - 1) / BM * columns);
 }
 
 DEV void walk_start(walk *w, const extent *p)
@@ -84,16 +84,16 @@ DEV int walk_on(walk *w, const extent *p)
     if (index >= w->end) {
         return 0;
     }
-    const int local = index - w->begin;
-    const int columns = (p->n + BN * CLUSTER - 1) / (BN * CLUSTER), row_tiles = (w->rows + BM - 1) / BM;
-    const int band = local / (BAND * columns), in_band = local - band * (BAND * columns);
-    const int left = row_tiles - band * BAND, high = left < BAND ? left : BAND;
-    const int column = in_band / high;
-    w->row = (band * BAND + in_band - column * high) * BM;
+    const u32 local = (u32)(index - w->begin); /* unsigned: their division is the shorter one */
+    const u32 columns = (u32)(p->n + BN * CLUSTER - 1) / (BN * CLUSTER), row_tiles = (u32)(w->rows + BM - 1) / BM;
+    const u32 band = local / (BAND * columns), in_band = local - band * (BAND * columns);
+    const u32 left = row_tiles - band * BAND, high = left < BAND ? left : BAND;
+    const u32 column = in_band / high;
+    w->row = (int)(band * BAND + in_band - column * high) * BM;
 #if CLUSTER > 1
-    w->column = (column * CLUSTER + (int)cluster_rank()) * BN;
+    w->column = (int)(column * CLUSTER + cluster_rank()) * BN;
 #else
-    w->column = column * BN;
+    w->column = (int)column * BN;
 #endif
     return 1;
 }
