@@ -162,6 +162,7 @@ DEV int load_early_b(const problem *p, const ring *r, const tensor_map *b_map)
     unit u;
     unit_start(&u, p);
     if (unit_on(&u, p)) {
+#pragma unroll 1
         for (; i < STAGES && u.first + i < u.last; i++) {
             barrier_arrive_expect(r->full + 8 * (u32)i, p->a_bytes + B_BYTES);
             load_b(r->b + (u32)i * B_BYTES, b_map, r->full + 8 * (u32)i, u.first + i, &u);
@@ -402,10 +403,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         tensor_map_prefetch(&a_map);
         tensor_map_prefetch(&b_map);
+#pragma unroll 1
         for (u32 i = 0; i < STAGES; i++) {
             barrier_init(r.tiles.full + 8 * i, 1);
             barrier_init(r.tiles.empty + 8 * i, 4 * GROUPS * CLUSTER);
         }
+#pragma unroll 1
         for (u32 i = 0; i < GROUPS * CLUSTER; i++) { /* arrived and allowed */
             barrier_init(r.arrived + 8 * i, 1);
         }

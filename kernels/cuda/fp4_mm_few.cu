@@ -104,6 +104,7 @@ DEV void load(const few *f, const tensor_map *codes, const tensor_map *scales, c
     place at = {0, 1};
     turn scale = {0, 1};
     int stage = 0;
+#pragma unroll 1
     for (int k0 = p->begin; k0 < p->end; k0 += DEPTH, stage++) {
         if (stage % SPAN == 0) {
             if (stage >= early) {
@@ -328,6 +329,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         tensor_map_prefetch(&code_map);
         tensor_map_prefetch(&scale_map);
         tensor_map_prefetch(&x_map);
+#pragma unroll 1
         for (u32 i = 0; i < STAGES; i++) {
             barrier_init(p->full + 8 * i, 1);
             barrier_init(p->empty + 8 * i, SLICES * WN);

@@ -128,6 +128,7 @@ DEV int load_early(const extent *p, const ring *r, const tensor_map *b_map)
     walk w;
     walk_start(&w, p);
     if (walk_on(&w, p)) {
+#pragma unroll 1
         for (; kb < STAGES && kb < blocks; kb++) {
             const u32 full = r->full + 8 * (u32)kb;
             barrier_arrive_expect(full, A_BYTES + B_BYTES);
