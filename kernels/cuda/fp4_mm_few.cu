@@ -52,8 +52,7 @@
 
 typedef struct few {
     problem p;
-    u32 landed; /* barriers: scales have come by the copy engine, and MXFP4's want to be looked at */
-    u32 ready;  /* the barriers that tell those who multiply: landed or scales_full */
+    u32 landed; /* barriers: scales have come by the copy engine, and want to be looked at */
     u32 large;  /* four words a span: some scale is above 2 */
     u32 table;
 } few;
@@ -105,7 +104,6 @@ DEV void load(const few *f, const tensor_map *codes, const tensor_map *scales, c
     place at = {0, 1};
     turn scale = {0, 1};
     int stage = 0;
-#pragma unroll 1
     for (int k0 = p->begin; k0 < p->end; k0 += DEPTH, stage++) {
         if (stage % SPAN == 0) {
             if (stage >= early) {
@@ -256,7 +254,7 @@ DEV void multiply(const few *f, u32 sums_at, u32 warp, u32 lane)
     int stage = (int)wk;
 #pragma unroll 1
     for (int first = 0; p->begin + first * DEPTH < p->end; first += SPAN) {
-        barrier_wait(f->ready + 8 * now.span, now.parity);
+        barrier_wait(p->scales_full + 8 * now.span, now.parity);
 #if IS_MX
         const uint4 saw = load_shared_u32x4(f->large + 16 * now.span);
         const int large = (saw.x | saw.y | saw.z) != 0;
@@ -318,7 +316,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     p->scales_full = p->empty + STAGES * 8;
     p->scales_empty = p->scales_full + SPANS * 8;
     f.landed = p->scales_empty + SPANS * 8;
-    f.ready = mapped && !IS_MX ? f.landed : p->scales_full;
     f.large = (f.landed + SPANS * 8 + 15) / 16 * 16;
     p->row = (int)blockIdx.y * ROWS;
     p->rows = a.m - p->row < ROWS ? a.m - p->row : ROWS;
@@ -331,7 +328,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         tensor_map_prefetch(&code_map);
         tensor_map_prefetch(&scale_map);
         tensor_map_prefetch(&x_map);
-#pragma unroll 1
         for (u32 i = 0; i < STAGES; i++) {
             barrier_init(p->full + 8 * i, 1);
             barrier_init(p->empty + 8 * i, SLICES * WN);
@@ -361,9 +357,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #elif SCARCE
         REGISTERS_GIVE(64);
 #endif
-        if (warp > CONSUMERS / 32 && f.ready == p->scales_full) {
+        if (warp > CONSUMERS / 32) {
             look_at_scales(a, &f, mapped, (int)threadIdx.x - CONSUMERS - 32);
-        } else if (warp == CONSUMERS / 32 && lane == 0) {
+        } else if (lane == 0) {
             load(&f, &code_map, &scale_map, &x_map, mapped, early);
         }
     } else {

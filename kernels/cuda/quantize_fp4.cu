@@ -5,8 +5,7 @@
  * number) a warp as a whole does in another way. The places are in one row or, where scales are swizzled, 32 rows apart
  * in the same columns: those rows' scales are neighbours.
  *
- * Parameters: X_FORMAT; BLOCK 16: nvfp4, 32: mxfp4; ALIGNED 1: rows of x begin at 16 bytes, of q (and
- *   swizzled scales) at 4;
+ * Parameters: X_FORMAT; BLOCK 16: nvfp4, 32: mxfp4; ALIGNED 1: rows of x begin at 16 bytes, of q at 4;
  *   RANGED 1: no global scale is given, a launch before left the range of x; SWIZZLED 1: scales are
  * Launch
  *   qn_quantize_fp4  block of whole warps, at most 256 threads, grid {rows, ceil(K / (8 UNROLL threads))}; SWIZZLED:
@@ -157,17 +156,6 @@ static __device__ inline u32 scale_of(float most, int rule, float *factor)
 }
 #endif
 
-#if SWIZZLED && ALIGNED
-/* Of the four neighbouring blocks that eight lanes have, the scales of one place: 2 (lane % 2) + lane / 2 % 2, for lanes
- * of the first two blocks. `own`: those of the lane's two places, a byte each. */
-static __device__ inline u32 scales_of_four(u32 own)
-{
-    const u32 next = __shfl_xor_sync(0xffffffffu, own, 2);
-    const u32 two = __byte_perm(own, next, threadIdx.x & 2 ? 0x15 : 0x40);
-    return __byte_perm(two, __shfl_xor_sync(0xffffffffu, two, 4), 0x5410);
-}
-#endif
-
 /* Each place's factor, from the lane that found it. */
 static __device__ inline void hand_out(const float *found, float *factor)
 {
@@ -309,17 +297,10 @@ extern "C" __global__ void __launch_bounds__(256, X_FORMAT == 0 ? 3 : 5)
 #else
             code[j] = scale_of(mine[j], a.rule, &found[j]);
 #endif
-            if (!(SWIZZLED && ALIGNED) && u * unit < left) {
+            if (u * unit < left) {
                 scale[SWIZZLED ? block / 4 * 512 + u * 4 + block % 4 : block] = (char)code[j];
             }
         }
-#if SWIZZLED && ALIGNED
-        const u32 four = scales_of_four(first < k ? code[0] | code[1] << 8 : 0);
-        const int mine_at = (int)(2 * t + threadIdx.x / 2 % 2);
-        if (!(threadIdx.x & 4) && first / 64 * 64 < k && row + 32 * mine_at < a.m) {
-            *(u32 *)(scale + first / 64 * 512 + 4 * mine_at) = four;
-        }
-#endif
         hand_out(found, factor);
         char *const q = a.q + row * a.q_row + first / 2;
         const i64 q_step = SWIZZLED ? 32 * a.q_row : unit / 2;
