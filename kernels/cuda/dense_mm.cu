@@ -304,8 +304,8 @@ DEV float bias_at(const char *bias, int at, int left)
 #endif
 }
 
-/* A product's sums, of its first SHARE columns or of all, to its results; `row` is the lane's first. Scales and bias one
- * after the other and a few columns at a time: registers are few here. */
+/* A product's sums, of its first SHARE columns or of all, to its results; `row` is the lane's first. Scales and bias
+ * one after the other and a few columns at a time: registers are few here. */
 DEV void finish(const problem *p, const walk *w, float *sums, int row, int shared, u32 lane)
 {
     const int column = w->column + 2 * (int)(lane % 4);

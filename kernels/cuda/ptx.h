@@ -417,7 +417,8 @@ DEV void wgmma_commit(void)
     WGMMA_BLOCK(N, "k16.f32." type "." type, ", 1, 1, 0, 0", "+f", d, a, b, accumulate)
 #define WGMMA_BLOCK(N, types, signs, c, d, a, b, accumulate) WGMMA_BLOCK_(N, types, signs, c, d, a, b, accumulate)
 #define WGMMA_BLOCK_(N, types, signs, c, d, a, b, accumulate)                                                          \
-    asm volatile("{\n.reg .pred p, more;\n.reg .b64 a, b;\nsetp.ne.b32 p, " WGMMA_P##N ", 0;\nsetp.eq.b32 more, 0, 0;\n" \
+    asm volatile("{\n.reg .pred p, more;\n.reg .b64 a, b;\nsetp.eq.b32 more, 0, 0;\n"                                  \
+                 "setp.ne.b32 p, " WGMMA_P##N ", 0;\n"                                                                 \
                  WGMMA_STEP(N, types, signs, WGMMA_A##N ", " WGMMA_B##N ", p")                                         \
                  WGMMA_NEXT(N, types, signs, "2") WGMMA_NEXT(N, types, signs, "4") WGMMA_NEXT(N, types, signs, "6")    \
                  "}"                                                                                                   \

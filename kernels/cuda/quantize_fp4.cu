@@ -184,8 +184,8 @@ static __device__ inline void store_word(char *to, u32 word, int valid)
 
 /* q: of the lane's first place, the others `step` bytes on; place u is there while u * unit < left. numbers 0: some may
  * be none. */
-static __device__ inline void store_places(const uint4 (*raw)[X_WORDS], const float *factor, char *q, i64 step, int unit,
-                                           int left, int numbers)
+static __device__ inline void store_places(const uint4 (*raw)[X_WORDS], const float *factor, char *q, i64 step,
+                                           int unit, int left, int numbers)
 {
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {

@@ -163,6 +163,12 @@ DEV void finish(sum *acc, u32 slot, u32 local, u32 lane)
     }
 }
 
+/* acc = or += a b' of one k-block, left under way. */
+DEV void multiply_block(sum *acc, u64 a, u64 b, int accumulate)
+{
+    MULTIPLY(acc, a, b, accumulate);
+}
+
 DEV void add(sum *sums, const sum *part)
 {
 #pragma unroll
@@ -190,9 +196,9 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
         for (int kb = 0; kb < blocks; kb++) {
             barrier_wait(r->tiles.full + 8 * at.stage, at.parity);
             wgmma_fence();
-            MULTIPLY(sums[0], OPERAND_A(at.stage, 0), OPERAND_B(at.stage), kb);
+            multiply_block(sums[0], OPERAND_A(at.stage, 0), OPERAND_B(at.stage), kb);
 #if BM == 128 * GROUPS
-            MULTIPLY(sums[1], OPERAND_A(at.stage, 1), OPERAND_B(at.stage), kb);
+            multiply_block(sums[1], OPERAND_A(at.stage, 1), OPERAND_B(at.stage), kb);
 #endif
             wgmma_commit();
             if (kb > 0) {
@@ -218,7 +224,7 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
             for (int v = 0; v < WAVES; v++) {
                 float part[SUMS];
                 wgmma_fence();
-                MULTIPLY(part, OPERAND_A(at.stage, v), OPERAND_B(at.stage), 0);
+                multiply_block(part, OPERAND_A(at.stage, v), OPERAND_B(at.stage), 0);
                 wgmma_commit();
                 WGMMA_WAIT(0);
                 if (v == WAVES - 1) {

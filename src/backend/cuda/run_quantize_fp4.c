@@ -14,7 +14,7 @@ enum {
     PER = 8,
     SWIZZLED_ROWS = 128, /* that swizzled scales are padded to, and blocks of a row */
     SWIZZLED_BLOCKS = 4,
-    SWIZZLED_STEP = 32, /* rows between a lane's places */
+    SWIZZLED_STEP = 32,    /* rows between a lane's places */
     DEPENDENT_BLOCKS = 64, /* a multiprocessor: as run_quantize.c */
     MOST_GRID_X = 0x7fffffff,
     MOST_GRID_Y = 65535
@@ -114,9 +114,8 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         a.ranges = run->call->workspace;
         QN_TRY(qn_cuda_launch(run, aligned ? ALIGNED_RANGE : RANGE, &r.geometry, range_arguments, error));
     }
-    const int64_t rows = !is_swizzled(desc) ? a.m
-                                            : a.m / SWIZZLED_ROWS * SWIZZLED_STEP +
-                                                  qn_min_i64(a.m % SWIZZLED_ROWS, SWIZZLED_STEP);
+    const int64_t rows =
+        !is_swizzled(desc) ? a.m : a.m / SWIZZLED_ROWS * SWIZZLED_STEP + qn_min_i64(a.m % SWIZZLED_ROWS, SWIZZLED_STEP);
     g.grid[0] = (uint32_t)qn_max_i64(1, qn_min_i64(rows, MOST_GRID_X));
     g.dependent = run->device->major >= 9 && rows * g.grid[1] <= (int64_t)run->device->sms * DEPENDENT_BLOCKS;
     const int whole = aligned && ((uint64_t)(uintptr_t)a.q | (uint64_t)a.q_row) % 4 == 0;
