@@ -190,10 +190,7 @@ DEV void release_scales(const rings *r, place *batch, int kb, int blocks)
 DEV void multiply_block(float *part, u64 a, u64 b)
 {
     wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        WGMMA_E4M3(BN, part, a + i * WGMMA_K_STEP, b + i * WGMMA_K_STEP, i);
-    }
+    WGMMA_E4M3(BN, part, a, b, 0);
     wgmma_commit();
 }
 

@@ -236,10 +236,7 @@ DEV void begin_product(const rings *ring, cursor *c, int last, float *part, u32 
     const u64 b = wgmma_operand(tiles + (u32)c->block * B_BYTES + group * (64 * 128));
     const u64 a = wgmma_operand(tiles + UNROLL * B_BYTES + (u32)c->block * A_BYTES);
     wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        WGMMA_E4M3(ROWS, part, b + i * WGMMA_K_STEP, a + i * WGMMA_K_STEP, i);
-    }
+    WGMMA_E4M3(ROWS, part, b, a, 0);
     wgmma_commit();
     cursor_on(c, last);
 }

@@ -107,9 +107,9 @@ DEV void unit_start(unit *u, const problem *p)
 /* To the next unit of this block; 0 at the end. The order is the same for every role. */
 DEV int unit_on(unit *u, const problem *p)
 {
-    const int step = p->whole ? BM * CLUSTER : BM, blocks = (p->size.k + 127) / 128;
-    const int columns = (p->size.n + BN - 1) / BN, row_units = (p->size.m + step - 1) / step;
-    const int units = columns * row_units, rank = (int)rank_of();
+    const int step = p->whole ? BM * CLUSTER : BM, blocks = (p->size.k + 127) / 128, rank = (int)rank_of();
+    const u32 columns = (u32)(p->size.n + BN - 1) / BN; /* unsigned: their division is the shorter one */
+    const u32 row_units = (u32)(p->size.m + step - 1) / (p->whole ? BM * CLUSTER : BM), units = columns * row_units;
     int index = u->next, above = p->whole ? rank * BM : 0;
     u->next += (int)gridDim.x / CLUSTER;
     u->together = CLUSTER > 1 && index >= p->whole;
@@ -117,19 +117,19 @@ DEV int unit_on(unit *u, const problem *p)
     u->last = blocks;
     if (u->together) {
         if (p->whole) {
-            above = (index - p->whole) % CLUSTER * BM;
-            index = p->whole + (index - p->whole) / CLUSTER;
+            above = (int)((u32)(index - p->whole) % CLUSTER * BM);
+            index = p->whole + (int)((u32)(index - p->whole) / CLUSTER);
         }
-        u->first = blocks * rank / CLUSTER;
-        u->last = blocks * (rank + 1) / CLUSTER;
+        u->first = (int)((u32)(blocks * rank) / CLUSTER);
+        u->last = (int)((u32)(blocks * (rank + 1)) / CLUSTER);
     }
-    if (index >= units) {
+    if ((u32)index >= units) {
         return 0;
     }
-    const int band = index / (BAND * columns), in_band = index - band * (BAND * columns);
-    const int left = row_units - band * BAND, high = left < BAND ? left : BAND, column = in_band / high;
-    u->w.row = (band * BAND + in_band - column * high) * step + above;
-    u->w.column = column * BN;
+    const u32 band = (u32)index / (BAND * columns), in_band = (u32)index - band * (BAND * columns);
+    const u32 left = row_units - band * BAND, high = left < BAND ? left : BAND, column = in_band / high;
+    u->w.row = (int)(band * BAND + in_band - column * high) * step + above;
+    u->w.column = (int)column * BN;
     return 1;
 }
 
@@ -162,6 +162,7 @@ DEV int load_early_b(const problem *p, const ring *r, const tensor_map *b_map)
     unit u;
     unit_start(&u, p);
     if (unit_on(&u, p)) {
+#pragma unroll 1
         for (; i < STAGES && u.first + i < u.last; i++) {
             barrier_arrive_expect(r->full + 8 * (u32)i, p->a_bytes + B_BYTES);
             load_b(r->b + (u32)i * B_BYTES, b_map, r->full + 8 * (u32)i, u.first + i, &u);
@@ -203,15 +204,6 @@ DEV void release_unit(u32 empty, int together, u32 lane)
 
 /* ---- products ---- */
 
-/* sums = or += a b' of one k-block, left under way. */
-DEV void multiply_block(float *sums, u64 a, u64 b, int accumulate)
-{
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        MULTIPLY(sums, a + i * WGMMA_K_STEP, b + i * WGMMA_K_STEP, i | accumulate);
-    }
-}
-
 DEV u64 uniform_operand(u32 at)
 {
     return wgmma_operand(__shfl_sync(~0u, at, 0));
@@ -227,7 +219,7 @@ DEV void multiply_unit(const ring *r, place *now, const unit *u, float *sums, u3
         const u64 b = uniform_operand(r->b + at.stage * B_BYTES);
         barrier_wait(r->full + 8 * at.stage, at.parity);
         wgmma_fence();
-        multiply_block(sums, a, b, kb - u->first);
+        MULTIPLY(sums, a, b, kb - u->first);
         wgmma_commit();
         if (kb > u->first) {
             WGMMA_WAIT(1);
@@ -293,28 +285,42 @@ DEV float row_scale_at(const problem *p, int row)
     return p->row_scale && row < p->size.m ? __ldg(p->row_scale + row) : 1.0f;
 }
 
-DEV float bias_at(const void *bias, int i, int count)
+/* Element `at` of a bias of which `left` elements are left, zero behind; without a branch, so that the loads of all
+ * columns are under way together. */
+DEV float bias_at(const char *bias, int at, int left)
 {
 #if BIAS == 1
-    return i < count ? __ldg((const float *)bias + i) : 0.0f;
+    float v = 0.0f;
+    asm("{\n.reg .pred p;\nsetp.lt.s32 p, %2, %3;\n@p ld.global.nc.f32 %0, [%1];\n}"
+        : "+f"(v)
+        : "l"(bias + 4 * at), "r"(at), "r"(left));
+    return v;
 #else
-    const u16 bits = i < count ? __ldg((const u16 *)bias + i) : 0;
+    u16 bits = 0;
+    asm("{\n.reg .pred p;\nsetp.lt.s32 p, %2, %3;\n@p ld.global.nc.u16 %0, [%1];\n}"
+        : "+h"(bits)
+        : "l"(bias + 2 * at), "r"(at), "r"(left));
     return BIAS == 2 ? widen_f16(bits) : __uint_as_float((u32)bits << 16);
 #endif
 }
 
-/* `columns` of a product's sums, a constant, to its results; `row` is the lane's first. Scales and bias one after the
- * other and a few columns at a time: registers are few here. */
-DEV void finish(const problem *p, const walk *w, float *sums, int row, int columns, u32 lane)
+/* A product's sums, of its first SHARE columns or of all, to its results; `row` is the lane's first. Scales and bias
+ * one after the other and a few columns at a time: registers are few here. */
+DEV void finish(const problem *p, const walk *w, float *sums, int row, int shared, u32 lane)
 {
     const int column = w->column + 2 * (int)(lane % 4);
 #if SCALED
     const float upper = row_scale_at(p, row), lower = row_scale_at(p, row + 8);
+    const float *scales = p->column_scale + column;
+    asm("" : "+l"(scales)); /* once: the compiler would do it for every load */
 #pragma unroll
-    for (int j = 0; j < columns / 8; j++) {
+    for (int j = 0; j < BN / 8; j++) {
+        if (8 * j == SHARE && shared) {
+            break;
+        }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const float scale = __ldg(p->column_scale + column + 8 * j + i);
+            const float scale = __ldg(scales + 8 * j + i);
             sums[4 * j + i] *= upper * scale;
             sums[4 * j + 2 + i] *= lower * scale;
         }
@@ -324,13 +330,18 @@ DEV void finish(const problem *p, const walk *w, float *sums, int row, int colum
     }
 #endif
 #if BIAS
+    const char *bias = (const char *)p->bias + (i64)column * (BIAS == 1 ? 4 : 2);
+    asm("" : "+l"(bias));
 #pragma unroll
-    for (int j = 0; j < columns / 8; j++) {
+    for (int j = 0; j < BN / 8; j++) {
+        if (8 * j == SHARE && shared) {
+            break;
+        }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const float bias = bias_at(p->bias, column + 8 * j + i, p->size.n);
-            sums[4 * j + i] += bias;
-            sums[4 * j + 2 + i] += bias;
+            const float v = bias_at(bias, 8 * j + i, p->size.n - column);
+            sums[4 * j + i] += v;
+            sums[4 * j + 2 + i] += v;
         }
         if (j % 8 == 7) {
             __syncwarp();
@@ -352,15 +363,17 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
 #if CLUSTER > 1
         if (u.together) {
             exchange(r, sums[0], met++, group, warp * 32 + lane);
-            walk own = u.w;
-            own.column += (int)cluster_rank() * SHARE;
-            finish(p, &own, sums[0], row + (int)(warp * 16 + lane / 4), SHARE, lane);
+            u.w.column += (int)cluster_rank() * SHARE;
+        }
+#endif
+        finish(p, &u.w, sums[0], row + (int)(warp * 16 + lane / 4), u.together, lane);
+#if CLUSTER > 1
+        if (u.together) {
             const int vector = (u64)p->d % 16 == 0 && p->d_row * OUT_BYTES % 16 == 0;
-            store_rows(&p->size, &own, p->d, p->d_row, vector, row, SHARE, sums[0], warp, lane);
+            store_rows(&p->size, &u.w, p->d, p->d_row, vector, row, SHARE, sums[0], warp, lane);
             continue;
         }
 #endif
-        finish(p, &u.w, sums[0], row + (int)(warp * 16 + lane / 4), BN, lane);
         store_tile(&p->size, &u.w, d_map, r->d, p->d, p->d_row, sums, group, warp, lane);
     }
 #if STORE
@@ -390,10 +403,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         tensor_map_prefetch(&a_map);
         tensor_map_prefetch(&b_map);
+#pragma unroll 1
         for (u32 i = 0; i < STAGES; i++) {
             barrier_init(r.tiles.full + 8 * i, 1);
             barrier_init(r.tiles.empty + 8 * i, 4 * GROUPS * CLUSTER);
         }
+#pragma unroll 1
         for (u32 i = 0; i < GROUPS * CLUSTER; i++) { /* arrived and allowed */
             barrier_init(r.arrived + 8 * i, 1);
         }

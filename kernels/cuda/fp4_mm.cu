@@ -69,6 +69,7 @@ DEV void load_weights(const problem *p, const tensor_map *codes, const tensor_ma
     place at = {0, 1};
     u32 span = 0, parity = 1;
     int stage = 0;
+#pragma unroll 1
     for (int k0 = p->begin; k0 < p->end; k0 += DEPTH, stage++) {
         if (stage % SPAN == 0) {
             if (k0 - p->begin >= early) {
@@ -287,6 +288,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (warp == CONSUMERS / 32 && lane == 0) {
         tensor_map_prefetch(&code_map);
         tensor_map_prefetch(&scale_map);
+#pragma unroll 1
         for (u32 i = 0; i < STAGES; i++) {
             barrier_init(p.full + 8 * i, 1 + COPIERS);
             barrier_init(p.empty + 8 * i, WN);
@@ -296,6 +298,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(p.scales_empty + 8 * i, WN * WK);
         }
         barrier_init_fence();
+#pragma unroll 1
         while (constant && early < STAGES && early < 2 * SPAN && p.begin + early * DEPTH < p.end) {
             const int k0 = p.begin + early * DEPTH;
             if (early % SPAN == 0) {

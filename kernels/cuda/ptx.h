@@ -420,129 +420,149 @@ DEV void wgmma_commit(void)
 
 #define WGMMA_WAIT(pending) asm volatile("wgmma.wait_group.sync.aligned " #pending ";" ::: "memory")
 
-/* WGMMA_E4M3(N, d, a, b, accumulate): d is float[N / 2], of WGMMA_S8S8 int[N / 2], which wraps. For j < N / 8, lane l
+/* A k-block's products, 128 bytes of a row of each operand: d = or += a b'. WGMMA_E4M3(N, d, a, b, accumulate): d is
+ * float[N / 2], of WGMMA_S8S8 int[N / 2], which wraps; WGMMA_16(N, type, ...) of "bf16" or "f16". For j < N / 8, lane l
  * of warp w holds rows 16 w + l / 4 (d[4j], d[4j+1]) and 8 below it (d[4j+2], d[4j+3]), columns 8 j + 2 (l % 4) and the
- * next. */
-#define WGMMA_E4M3(N, d, a, b, accumulate) WGMMA_E4M3_(N, d, a, b, accumulate)
-#define WGMMA_E4M3_(N, d, a, b, accumulate)                                                                           \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " WGMMA_P##N ", 0;\n"                                              \
-                 "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" WGMMA_S##N "}, " WGMMA_O##N             \
-                 ", p, 1, 1;\n}"                                                                                      \
-                 : WGMMA_R##N("+f", d)                                                                                \
-                 : "l"(a), "l"(b), "r"(accumulate)                                                                    \
+ * next. All in one statement, whose sums the compiler follows once. */
+#define WGMMA_E4M3(N, d, a, b, accumulate) WGMMA_BLOCK(N, "k32.f32.e4m3.e4m3", ", 1, 1", "+f", d, a, b, accumulate)
+#define WGMMA_S8S8(N, d, a, b, accumulate) WGMMA_BLOCK(N, "k32.s32.s8.s8", "", "+r", d, a, b, accumulate)
+#define WGMMA_16(N, type, d, a, b, accumulate)                                                                         \
+    WGMMA_BLOCK(N, "k16.f32." type "." type, ", 1, 1, 0, 0", "+f", d, a, b, accumulate)
+#define WGMMA_BLOCK(N, types, signs, c, d, a, b, accumulate) WGMMA_BLOCK_(N, types, signs, c, d, a, b, accumulate)
+#define WGMMA_BLOCK_(N, types, signs, c, d, a, b, accumulate)                                                          \
+    asm volatile("{\n.reg .pred p, more;\n.reg .b64 a, b;\nsetp.eq.b32 more, 0, 0;\n"                                  \
+                 "setp.ne.b32 p, " WGMMA_P##N ", 0;\n"                                                                 \
+                 WGMMA_STEP(N, types, signs, WGMMA_A##N ", " WGMMA_B##N ", p")                                         \
+                 WGMMA_NEXT(N, types, signs, "2") WGMMA_NEXT(N, types, signs, "4") WGMMA_NEXT(N, types, signs, "6")    \
+                 "}"                                                                                                   \
+                 : WGMMA_R##N(c, d)                                                                                    \
+                 : "l"(a), "l"(b), "r"(accumulate)                                                                     \
                  : "memory")
-#define WGMMA_S8S8(N, d, a, b, accumulate) WGMMA_S8S8_(N, d, a, b, accumulate)
-#define WGMMA_S8S8_(N, d, a, b, accumulate)                                                                           \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " WGMMA_P##N ", 0;\n"                                              \
-                 "wgmma.mma_async.sync.aligned.m64n" #N "k32.s32.s8.s8 {" WGMMA_S##N "}, " WGMMA_O##N ", p;\n}"       \
-                 : WGMMA_R##N("+r", d)                                                                                \
-                 : "l"(a), "l"(b), "r"(accumulate)                                                                    \
-                 : "memory")
-/* The same of 16-bit floats, type "bf16" or "f16": d[64,N] = or += a[64,16] b[N,16]'. */
-#define WGMMA_16(N, type, d, a, b, accumulate) WGMMA_16_(N, type, d, a, b, accumulate)
-#define WGMMA_16_(N, type, d, a, b, accumulate)                                                                       \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " WGMMA_P##N ", 0;\n"                                              \
-                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" WGMMA_S##N "}, " WGMMA_O##N     \
-                 ", p, 1, 1, 0, 0;\n}"                                                                                \
-                 : WGMMA_R##N("+f", d)                                                                                \
-                 : "l"(a), "l"(b), "r"(accumulate)                                                                    \
-                 : "memory")
+#define WGMMA_STEP(N, types, signs, from)                                                                              \
+    "wgmma.mma_async.sync.aligned.m64n" #N types " {" WGMMA_S##N "}, " from signs ";\n"
+#define WGMMA_NEXT(N, types, signs, step)                                                                              \
+    "add.s64 a, " WGMMA_A##N ", " step ";\nadd.s64 b, " WGMMA_B##N ", " step ";\n"                                     \
+    WGMMA_STEP(N, types, signs, "a, b, more")
 #define WGMMA_Q(c, d, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
 #define WGMMA_S8 "%0,%1,%2,%3"
 #define WGMMA_R8(c, d) WGMMA_Q(c, d, 0)
-#define WGMMA_O8 "%4, %5"
+#define WGMMA_A8 "%4"
+#define WGMMA_B8 "%5"
 #define WGMMA_P8 "%6"
 #define WGMMA_S16 WGMMA_S8 ",%4,%5,%6,%7"
 #define WGMMA_R16(c, d) WGMMA_R8(c, d), WGMMA_Q(c, d, 4)
-#define WGMMA_O16 "%8, %9"
+#define WGMMA_A16 "%8"
+#define WGMMA_B16 "%9"
 #define WGMMA_P16 "%10"
 #define WGMMA_S24 WGMMA_S16 ",%8,%9,%10,%11"
 #define WGMMA_R24(c, d) WGMMA_R16(c, d), WGMMA_Q(c, d, 8)
-#define WGMMA_O24 "%12, %13"
+#define WGMMA_A24 "%12"
+#define WGMMA_B24 "%13"
 #define WGMMA_P24 "%14"
 #define WGMMA_S32 WGMMA_S24 ",%12,%13,%14,%15"
 #define WGMMA_R32(c, d) WGMMA_R24(c, d), WGMMA_Q(c, d, 12)
-#define WGMMA_O32 "%16, %17"
+#define WGMMA_A32 "%16"
+#define WGMMA_B32 "%17"
 #define WGMMA_P32 "%18"
 #define WGMMA_S40 WGMMA_S32 ",%16,%17,%18,%19"
 #define WGMMA_R40(c, d) WGMMA_R32(c, d), WGMMA_Q(c, d, 16)
-#define WGMMA_O40 "%20, %21"
+#define WGMMA_A40 "%20"
+#define WGMMA_B40 "%21"
 #define WGMMA_P40 "%22"
 #define WGMMA_S48 WGMMA_S40 ",%20,%21,%22,%23"
 #define WGMMA_R48(c, d) WGMMA_R40(c, d), WGMMA_Q(c, d, 20)
-#define WGMMA_O48 "%24, %25"
+#define WGMMA_A48 "%24"
+#define WGMMA_B48 "%25"
 #define WGMMA_P48 "%26"
 #define WGMMA_S56 WGMMA_S48 ",%24,%25,%26,%27"
 #define WGMMA_R56(c, d) WGMMA_R48(c, d), WGMMA_Q(c, d, 24)
-#define WGMMA_O56 "%28, %29"
+#define WGMMA_A56 "%28"
+#define WGMMA_B56 "%29"
 #define WGMMA_P56 "%30"
 #define WGMMA_S64 WGMMA_S56 ",%28,%29,%30,%31"
 #define WGMMA_R64(c, d) WGMMA_R56(c, d), WGMMA_Q(c, d, 28)
-#define WGMMA_O64 "%32, %33"
+#define WGMMA_A64 "%32"
+#define WGMMA_B64 "%33"
 #define WGMMA_P64 "%34"
 #define WGMMA_S72 WGMMA_S64 ",%32,%33,%34,%35"
 #define WGMMA_R72(c, d) WGMMA_R64(c, d), WGMMA_Q(c, d, 32)
-#define WGMMA_O72 "%36, %37"
+#define WGMMA_A72 "%36"
+#define WGMMA_B72 "%37"
 #define WGMMA_P72 "%38"
 #define WGMMA_S80 WGMMA_S72 ",%36,%37,%38,%39"
 #define WGMMA_R80(c, d) WGMMA_R72(c, d), WGMMA_Q(c, d, 36)
-#define WGMMA_O80 "%40, %41"
+#define WGMMA_A80 "%40"
+#define WGMMA_B80 "%41"
 #define WGMMA_P80 "%42"
 #define WGMMA_S88 WGMMA_S80 ",%40,%41,%42,%43"
 #define WGMMA_R88(c, d) WGMMA_R80(c, d), WGMMA_Q(c, d, 40)
-#define WGMMA_O88 "%44, %45"
+#define WGMMA_A88 "%44"
+#define WGMMA_B88 "%45"
 #define WGMMA_P88 "%46"
 #define WGMMA_S96 WGMMA_S88 ",%44,%45,%46,%47"
 #define WGMMA_R96(c, d) WGMMA_R88(c, d), WGMMA_Q(c, d, 44)
-#define WGMMA_O96 "%48, %49"
+#define WGMMA_A96 "%48"
+#define WGMMA_B96 "%49"
 #define WGMMA_P96 "%50"
 #define WGMMA_S104 WGMMA_S96 ",%48,%49,%50,%51"
 #define WGMMA_R104(c, d) WGMMA_R96(c, d), WGMMA_Q(c, d, 48)
-#define WGMMA_O104 "%52, %53"
+#define WGMMA_A104 "%52"
+#define WGMMA_B104 "%53"
 #define WGMMA_P104 "%54"
 #define WGMMA_S112 WGMMA_S104 ",%52,%53,%54,%55"
 #define WGMMA_R112(c, d) WGMMA_R104(c, d), WGMMA_Q(c, d, 52)
-#define WGMMA_O112 "%56, %57"
+#define WGMMA_A112 "%56"
+#define WGMMA_B112 "%57"
 #define WGMMA_P112 "%58"
 #define WGMMA_S120 WGMMA_S112 ",%56,%57,%58,%59"
 #define WGMMA_R120(c, d) WGMMA_R112(c, d), WGMMA_Q(c, d, 56)
-#define WGMMA_O120 "%60, %61"
+#define WGMMA_A120 "%60"
+#define WGMMA_B120 "%61"
 #define WGMMA_P120 "%62"
 #define WGMMA_S128 WGMMA_S120 ",%60,%61,%62,%63"
 #define WGMMA_R128(c, d) WGMMA_R120(c, d), WGMMA_Q(c, d, 60)
-#define WGMMA_O128 "%64, %65"
+#define WGMMA_A128 "%64"
+#define WGMMA_B128 "%65"
 #define WGMMA_P128 "%66"
 #define WGMMA_S136 WGMMA_S128 ",%64,%65,%66,%67"
 #define WGMMA_R136(c, d) WGMMA_R128(c, d), WGMMA_Q(c, d, 64)
-#define WGMMA_O136 "%68, %69"
+#define WGMMA_A136 "%68"
+#define WGMMA_B136 "%69"
 #define WGMMA_P136 "%70"
 #define WGMMA_S144 WGMMA_S136 ",%68,%69,%70,%71"
 #define WGMMA_R144(c, d) WGMMA_R136(c, d), WGMMA_Q(c, d, 68)
-#define WGMMA_O144 "%72, %73"
+#define WGMMA_A144 "%72"
+#define WGMMA_B144 "%73"
 #define WGMMA_P144 "%74"
 #define WGMMA_S152 WGMMA_S144 ",%72,%73,%74,%75"
 #define WGMMA_R152(c, d) WGMMA_R144(c, d), WGMMA_Q(c, d, 72)
-#define WGMMA_O152 "%76, %77"
+#define WGMMA_A152 "%76"
+#define WGMMA_B152 "%77"
 #define WGMMA_P152 "%78"
 #define WGMMA_S160 WGMMA_S152 ",%76,%77,%78,%79"
 #define WGMMA_R160(c, d) WGMMA_R152(c, d), WGMMA_Q(c, d, 76)
-#define WGMMA_O160 "%80, %81"
+#define WGMMA_A160 "%80"
+#define WGMMA_B160 "%81"
 #define WGMMA_P160 "%82"
 #define WGMMA_S168 WGMMA_S160 ",%80,%81,%82,%83"
 #define WGMMA_R168(c, d) WGMMA_R160(c, d), WGMMA_Q(c, d, 80)
-#define WGMMA_O168 "%84, %85"
+#define WGMMA_A168 "%84"
+#define WGMMA_B168 "%85"
 #define WGMMA_P168 "%86"
 #define WGMMA_S176 WGMMA_S168 ",%84,%85,%86,%87"
 #define WGMMA_R176(c, d) WGMMA_R168(c, d), WGMMA_Q(c, d, 84)
-#define WGMMA_O176 "%88, %89"
+#define WGMMA_A176 "%88"
+#define WGMMA_B176 "%89"
 #define WGMMA_P176 "%90"
 #define WGMMA_S184 WGMMA_S176 ",%88,%89,%90,%91"
 #define WGMMA_R184(c, d) WGMMA_R176(c, d), WGMMA_Q(c, d, 88)
-#define WGMMA_O184 "%92, %93"
+#define WGMMA_A184 "%92"
+#define WGMMA_B184 "%93"
 #define WGMMA_P184 "%94"
 #define WGMMA_S192 WGMMA_S184 ",%92,%93,%94,%95"
 #define WGMMA_R192(c, d) WGMMA_R184(c, d), WGMMA_Q(c, d, 92)
-#define WGMMA_O192 "%96, %97"
+#define WGMMA_A192 "%96"
+#define WGMMA_B192 "%97"
 #define WGMMA_P192 "%98"
 #define WGMMA_S256                                                                                                    \
     WGMMA_S192 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,"    \
@@ -550,7 +570,8 @@ DEV void wgmma_commit(void)
 #define WGMMA_R256(c, d)                                                                                              \
     WGMMA_R192(c, d), WGMMA_Q(c, d, 96), WGMMA_Q(c, d, 100), WGMMA_Q(c, d, 104), WGMMA_Q(c, d, 108),                  \
         WGMMA_Q(c, d, 112), WGMMA_Q(c, d, 116), WGMMA_Q(c, d, 120), WGMMA_Q(c, d, 124)
-#define WGMMA_O256 "%128, %129"
+#define WGMMA_A256 "%128"
+#define WGMMA_B256 "%129"
 #define WGMMA_P256 "%130"
 
 #endif

@@ -1,14 +1,15 @@
 /* quantize_nvfp4 and quantize_mxfp4: a lane eight elements, two or four lanes a block of 16 or 32.
  *
- * What bounds them is instructions. So a lane has four places in a row, all of whose loads are in flight at once,
- * and the lanes of a block share the scales of these places: each finds one or two and gives them to the others. What
- * is rare (no number) a warp as a whole does in another way.
+ * What bounds them is instructions. So a lane has four places, all of whose loads are in flight at once, and the lanes
+ * of a block share the scales of these places: each finds one or two and gives them to the others. What is rare (no
+ * number) a warp as a whole does in another way. The places are in one row or, where scales are swizzled, 32 rows apart
+ * in the same columns: those rows' scales are neighbours.
  *
  * Parameters: X_FORMAT; BLOCK 16: nvfp4, 32: mxfp4; ALIGNED 1: rows of x begin at 16 bytes, of q at 4;
  *   RANGED 1: no global scale is given, a launch before left the range of x; SWIZZLED 1: scales are
  * Launch
- *   qn_quantize_fp4  block of whole warps, at most 256 threads, grid {rows, ceil(K / (8 UNROLL threads))};
- *                    padding of swizzled scales is set by the host
+ *   qn_quantize_fp4  block of whole warps, at most 256 threads, grid {rows, ceil(K / (8 UNROLL threads))}; SWIZZLED:
+ *                    {up to 32 of each 128 rows, ceil(K / (8 threads))}; the padding of their scales is set by the host
  *   qn_fp4_range     before it, see tensor_range.h */
 #define TYPE 0
 #define ASYMMETRIC 0
@@ -22,16 +23,16 @@
 
 #define LEAST 9.094947017729282e-13f /* 2^-40 */
 #define LANES (BLOCK / PER)
-#define UNROLL 4             /* places of a lane in a row */
+#define UNROLL 4             /* places of a lane */
 #define OWN (UNROLL / LANES) /* of which it finds the scales of so many */
 
-/* The lane's elements at column, which is a multiple of PER; zeros behind the row. */
-static __device__ inline void load_lane(const char *x, int column, int k, uint4 *raw)
+/* The lane's elements at column, which is a multiple of PER; zeros where there are none. */
+static __device__ inline void load_lane(const char *x, int column, int valid, uint4 *raw)
 {
 #pragma unroll
     for (int w = 0; w < X_WORDS; w++) {
         raw[w] = make_uint4(0, 0, 0, 0);
-        if (column < k) {
+        if (valid) {
 #if ALIGNED
 #if RANGED /* read before, and not again */
             raw[w] = load_by(pass_policy(), x + column * X_BYTES + w * 16);
@@ -181,9 +182,10 @@ static __device__ inline void store_word(char *to, u32 word, int valid)
 #endif
 }
 
-/* q: of the lane's first place. numbers 0: some may be none. */
-static __device__ inline void store_places(const uint4 (*raw)[X_WORDS], const float *factor, char *q, int first,
-                                           int step, int k, int numbers)
+/* q: of the lane's first place, the others `step` bytes on; place u is there while u * unit < left. numbers 0: some may
+ * be none. */
+static __device__ inline void store_places(const uint4 (*raw)[X_WORDS], const float *factor, char *q, i64 step,
+                                           int unit, int left, int numbers)
 {
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
@@ -207,7 +209,7 @@ static __device__ inline void store_places(const uint4 (*raw)[X_WORDS], const fl
                 word |= e2m1_code(v[i] * factor[u]) << 4 * i;
             }
         }
-        store_word(q + u * (step / 2), word, first + u * step < k);
+        store_word(q + u * step, word, u * unit < left);
     }
 }
 
@@ -215,8 +217,15 @@ extern "C" __global__ void __launch_bounds__(256, X_FORMAT == 0 ? 3 : 5)
     qn_quantize_fp4(const __grid_constant__ qn_cuda_fp4 a)
 {
     begin_kernel();
-    const int k = (int)a.blocks * BLOCK, first = (int)(blockIdx.y * UNROLL * blockDim.x + threadIdx.x) * PER;
-    const int step = (int)blockDim.x * PER;
+    constexpr int along = SWIZZLED ? 1 : UNROLL; /* places in a row */
+    const int k = (int)a.blocks * BLOCK, first = (int)(blockIdx.y * along * blockDim.x + threadIdx.x) * PER;
+#if SWIZZLED
+    const int unit = 32;
+    const i64 count = a.m / 128 * 32 + (a.m % 128 < 32 ? a.m % 128 : 32);
+#else
+    const int unit = (int)blockDim.x * PER;
+    const i64 count = a.m;
+#endif
     const u32 t = threadIdx.x % LANES;
 #if BLOCK == 16
 #if !RANGED
@@ -227,14 +236,25 @@ extern "C" __global__ void __launch_bounds__(256, X_FORMAT == 0 ? 3 : 5)
         *(float *)a.global = RANGED ? 2688.0f / LEAST : *(const float *)a.given;
     }
 #endif
-    for (i64 i = blockIdx.x; i < a.m; i += gridDim.x) {
-        const i64 row = RANGED ? a.m - 1 - i : i;
+    for (i64 i = blockIdx.x; i < count; i += gridDim.x) {
+        const i64 item = RANGED ? count - 1 - i : i;
+#if SWIZZLED
+        const i64 row = item / 32 * 128 + item % 32;
+        const int left = first >= k ? 0 : a.m - row < 128 ? (int)(a.m - row) : 128;
+#else
+        const i64 row = item;
+        const int left = k - first;
+#endif
         const char *x = a.x + row * a.x_row;
         asm volatile("" : "+l"(x)); /* once: the compiler would do it for every load */
         uint4 raw[UNROLL][X_WORDS];
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
-            load_lane(x, first + u * step, k, raw[u]);
+#if SWIZZLED
+            load_lane(x + u * (32 * a.x_row), first, u * unit < left, raw[u]);
+#else
+            load_lane(x, first + u * unit, u * unit < left, raw[u]);
+#endif
         }
 #if BLOCK == 16
 #if RANGED
@@ -263,26 +283,27 @@ extern "C" __global__ void __launch_bounds__(256, X_FORMAT == 0 ? 3 : 5)
             }
         }
         share_out(most, t, mine);
-#if SWIZZLED
-        char *const scale = a.scale + row / 128 * ((a.blocks + 3) / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4;
+#if SWIZZLED /* place u: 4 u bytes on */
+        char *const scale = a.scale + row / 128 * ((a.blocks + 3) / 4) * 512 + row % 32 * 16;
 #else
         char *const scale = a.scale + row * a.scale_row;
 #endif
         u32 code[OWN];
 #pragma unroll
         for (int j = 0; j < OWN; j++) {
-            const int column = first + ((int)t * OWN + j) * step, block = (int)((u32)column / BLOCK);
+            const int u = (int)t * OWN + j, block = (int)((u32)(SWIZZLED ? first : first + u * unit) / BLOCK);
 #if BLOCK == 16
             code[j] = scale_of(mine[j], global, inverse, &found[j], &odd);
 #else
             code[j] = scale_of(mine[j], a.rule, &found[j]);
 #endif
-            if (column < k) {
-                scale[SWIZZLED ? block / 4 * 512 + block % 4 : block] = (char)code[j];
+            if (u * unit < left) {
+                scale[SWIZZLED ? block / 4 * 512 + u * 4 + block % 4 : block] = (char)code[j];
             }
         }
         hand_out(found, factor);
         char *const q = a.q + row * a.q_row + first / 2;
+        const i64 q_step = SWIZZLED ? 32 * a.q_row : unit / 2;
         if (__any_sync(0xffffffffu, odd)) {
 #if BLOCK == 16
 #pragma unroll
@@ -291,9 +312,9 @@ extern "C" __global__ void __launch_bounds__(256, X_FORMAT == 0 ? 3 : 5)
             }
             hand_out(found, factor);
 #endif
-            store_places(raw, factor, q, first, step, k, 0);
+            store_places(raw, factor, q, q_step, unit, left, 0);
         } else {
-            store_places(raw, factor, q, first, step, k, 1);
+            store_places(raw, factor, q, q_step, unit, left, 1);
         }
 #if BLOCK == 16
         if (tells) {

@@ -166,10 +166,7 @@ DEV void finish(sum *acc, u32 slot, u32 local, u32 lane)
 /* acc = or += a b' of one k-block, left under way. */
 DEV void multiply_block(sum *acc, u64 a, u64 b, int accumulate)
 {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        MULTIPLY(acc, a + i * WGMMA_K_STEP, b + i * WGMMA_K_STEP, i | accumulate);
-    }
+    MULTIPLY(acc, a, b, accumulate);
 }
 
 DEV void add(sum *sums, const sum *part)
@@ -289,6 +286,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         tensor_map_prefetch(&a_map);
         tensor_map_prefetch(&b_map);
+#pragma unroll 1
         for (u32 i = 0; i < STAGES; i++) {
             barrier_init(r.tiles.full + 8 * i, 1);
             barrier_init(r.tiles.empty + 8 * i, 4 * GROUPS * CLUSTER);

@@ -44,8 +44,8 @@ typedef struct walk {
 
 DEV int tiles_of(const extent *p, int rows)
 {
-    const int columns = (p->n + BN * CLUSTER - 1) / (BN * CLUSTER);
-    return (rows + BM - 1) / BM * columns;
+    const u32 columns = (u32)(p->n + BN * CLUSTER - 1) / (BN * CLUSTER);
+    return (int)((u32)(rows + BM - 1) / BM * columns);
 }
 
 DEV void walk_start(walk *w, const extent *p)
@@ -84,16 +84,16 @@ DEV int walk_on(walk *w, const extent *p)
     if (index >= w->end) {
         return 0;
     }
-    const int local = index - w->begin;
-    const int columns = (p->n + BN * CLUSTER - 1) / (BN * CLUSTER), row_tiles = (w->rows + BM - 1) / BM;
-    const int band = local / (BAND * columns), in_band = local - band * (BAND * columns);
-    const int left = row_tiles - band * BAND, high = left < BAND ? left : BAND;
-    const int column = in_band / high;
-    w->row = (band * BAND + in_band - column * high) * BM;
+    const u32 local = (u32)(index - w->begin); /* unsigned: their division is the shorter one */
+    const u32 columns = (u32)(p->n + BN * CLUSTER - 1) / (BN * CLUSTER), row_tiles = (u32)(w->rows + BM - 1) / BM;
+    const u32 band = local / (BAND * columns), in_band = local - band * (BAND * columns);
+    const u32 left = row_tiles - band * BAND, high = left < BAND ? left : BAND;
+    const u32 column = in_band / high;
+    w->row = (int)(band * BAND + in_band - column * high) * BM;
 #if CLUSTER > 1
-    w->column = (column * CLUSTER + (int)cluster_rank()) * BN;
+    w->column = (int)(column * CLUSTER + cluster_rank()) * BN;
 #else
-    w->column = column * BN;
+    w->column = (int)column * BN;
 #endif
     return 1;
 }
@@ -128,6 +128,7 @@ DEV int load_early(const extent *p, const ring *r, const tensor_map *b_map)
     walk w;
     walk_start(&w, p);
     if (walk_on(&w, p)) {
+#pragma unroll 1
         for (; kb < STAGES && kb < blocks; kb++) {
             const u32 full = r->full + 8 * (u32)kb;
             barrier_arrive_expect(full, A_BYTES + B_BYTES);
@@ -212,19 +213,28 @@ DEV void pack_row(u32 *words, const float *sums, int half, int columns)
 
 /* The lane's two columns of each of `count` parts of 8, the first at `column`, as far as they are columns of d. */
 #if OUT == 2
+/* Without a branch: there are as many of these as the lane has pairs. */
+DEV void store_pair(char *to, int column, int n, int vector, u32 x, u32 y)
+{
+    asm volatile("{\n.reg .pred wide, one, two;\n"
+                 "setp.lt.s32 two, %2, %3;\n"
+                 "setp.ne.and.s32 wide, %4, 0, two;\n"
+                 "setp.lt.and.s32 two, %2, %3, !wide;\n"
+                 "setp.le.and.s32 one, %2, %3, !wide;\n"
+                 "@wide st.global.v2.u32 [%0], {%1, %5};\n"
+                 "@one st.global.u32 [%0], %1;\n"
+                 "@two st.global.u32 [%0 + 4], %5;\n}" ::"l"(to),
+                 "r"(x), "r"(column), "r"(n - 1), "r"(vector), "r"(y)
+                 : "memory");
+}
+
 DEV void store_pairs(char *row, int column, int n, int count, int vector, const u32 *words)
 {
+    row += (i64)column * 4;
+    asm("" : "+l"(row)); /* once: the compiler would do it for every pair */
 #pragma unroll
-    for (int j = 0; j < count; j++, column += 8) {
-        float *const to = (float *)row + column;
-        if (vector && column + 1 < n) {
-            *(uint2 *)to = make_uint2(words[2 * j], words[2 * j + 1]);
-        } else if (column < n) {
-            to[0] = __uint_as_float(words[2 * j]);
-            if (column + 1 < n) {
-                to[1] = __uint_as_float(words[2 * j + 1]);
-            }
-        }
+    for (int j = 0; j < count; j++) {
+        store_pair(row + 32 * j, column + 8 * j, n, vector, words[2 * j], words[2 * j + 1]);
     }
 }
 #else
@@ -351,17 +361,24 @@ DEV void store_boxes(const walk *w, const tensor_map *d_map, u32 staging, float 
 }
 #endif
 
-/* `columns` of one product's by the lanes, `row` of the group its first; `d` is the group's first row. */
+/* `columns` of one product's by the lanes, `row` of the group its first; `d` is the group's first row. The second of a
+ * lane's rows follows the first through the same registers, since the code for one is long. */
 DEV void store_rows(const extent *p, const walk *w, char *d, i64 d_row, int vector, int row, int columns,
                     const float *sums, u32 warp, u32 lane)
 {
-    u32 words[ROW_WORDS];
+    u32 words[2][ROW_WORDS];
     row += (int)(warp * 16 + lane / 4);
-    char *to = d + row * d_row * OUT_BYTES;
-    pack_row(words, sums, 0, columns);
-    store_row(row < w->rows ? to : 0, words, w->column, columns, p->n, lane, vector);
-    pack_row(words, sums, 1, columns);
-    store_row(row + 8 < w->rows ? to + 8 * d_row * OUT_BYTES : 0, words, w->column, columns, p->n, lane, vector);
+    pack_row(words[0], sums, 0, columns);
+    pack_row(words[1], sums, 1, columns);
+    constexpr int at_once = OUT == 2 ? 2 : 1;
+#pragma unroll at_once
+    for (int i = 0; i < 2; i++, row += 8) {
+        store_row(row < w->rows ? d + row * d_row * OUT_BYTES : 0, words[0], w->column, columns, p->n, lane, vector);
+#pragma unroll
+        for (int j = 0; j < columns * OUT_BYTES / 16; j++) {
+            words[0][j] = words[1][j];
+        }
+    }
 }
 
 /* A warpgroup's products by the lanes, but those with a bit in `done`; `d` is the group's first row. Rows follow each

@@ -52,14 +52,15 @@ struct item {
 
 DEV item item_of(const qn_cuda_vq_attention &a, int i)
 {
-    const int subsets = a.group / QUERIES;
+    const u32 subsets = (u32)a.group / QUERIES; /* unsigned: their division is the shorter one */
+    u32 left = (u32)i;
     item it;
-    it.part = i % a.parts;
-    i /= a.parts;
-    it.sequence = i % a.batch;
-    i /= a.batch;
-    it.first = i % subsets * QUERIES;
-    it.head = i / subsets * KV_HEADS;
+    it.part = (int)(left % (u32)a.parts);
+    left /= (u32)a.parts;
+    it.sequence = (int)(left % (u32)a.batch);
+    left /= (u32)a.batch;
+    it.first = (int)(left % subsets) * QUERIES;
+    it.head = (int)(left / subsets) * KV_HEADS;
     return it;
 }
 

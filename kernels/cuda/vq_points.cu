@@ -255,6 +255,7 @@ DEV void transform_y(const qn_cuda_vq &a, const qn_cuda_turn &out, const turned_
         __syncthreads();
         turn_row(out, f.before, f.after, out.fast, f.signs_out);
         __syncthreads();
+#pragma unroll 1
         for (int i = share0 + (int)threadIdx.x; i < share1; i += THREADS) {
             float v = f.after[i] * out.scale * load_float(a.sv, i, SV_FORMAT - 1);
 #if WSCALE_FORMAT
@@ -307,9 +308,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     u32 next[TILES][2][4] = {};
     release_next();
     fill(shared_address(memory));
+#pragma unroll 1
     for (int i = lane; i < DIGIT_BYTES / 4; i += 32) {
         store_shared_i32(digits + (u32)i * 4, 0);
     }
+#pragma unroll 1
     for (int i = lane; i < a.m * rows; i += 32) {
         mine[i] = 0.0f;
     }

@@ -31,10 +31,12 @@ DEV void turn_williamson(const qn_cuda_turn &t, int i, u32 *to)
     const u64 all = (1ull << m) - 1;
     u64 ahead = 0;
     int count = 0;
+#pragma unroll 1
     for (int b = 0; b < 4; b++) {
         const u64 first = t.bits[a ^ b];
         const int negated = 0x3950 >> (t.transposed ? 4 * b + a : 4 * a + b) & 1;
         const u64 row = ((first << turned | first >> (m - turned)) ^ (negated ? all : 0)) & all;
+#pragma unroll 1
         for (int done = 0; done < m; done += 32) { /* the next 32 bits of it, or what is left */
             ahead |= (row >> done & 0xffffffffu) << count;
             count += m - done < 32 ? m - done : 32;
@@ -54,13 +56,15 @@ DEV void turn_williamson(const qn_cuda_turn &t, int i, u32 *to)
 DEV void turn_prefetch(const char *p, int count, int format, int part, int parts)
 {
     const i64 bytes = (i64)count * (format == QN_MM_F32 ? 4 : 2);
+#pragma unroll 1
     for (i64 at = ((i64)part * THREADS + threadIdx.x) * 128; at < bytes; at += (i64)parts * THREADS * 128) {
         asm volatile("prefetch.global.L2 [%0];" ::"l"(p + at));
     }
 }
 
-/* The base matrix as rows of bits, the first of a word the highest: 1 where an element is -1. */
-DEV void turn_signs(const qn_cuda_turn &t, u32 *signs)
+/* The base matrix as rows of bits, the first of a word the highest: 1 where an element is -1. Not inlined: long, and
+ * twice in a kernel. */
+static __device__ __noinline__ void turn_signs(const qn_cuda_turn &t, u32 *signs)
 {
     const int words = TURN_WORDS(t.base), lane = (int)threadIdx.x % 32;
     if (t.rule == QN_TURN_WILLIAMSON) {
@@ -126,6 +130,7 @@ DEV float4 turn_fast(float4 v, int columns)
 /* LEVELS levels from `half` on of `count` elements, in place. */
 template <int LEVELS> DEV void turn_levels(float *row, int count, int half)
 {
+#pragma unroll 1
     for (int i = (int)threadIdx.x; i < count >> LEVELS; i += THREADS) {
         float *const at = row + ((i & ~(half - 1)) << LEVELS | (i & (half - 1)));
         float v[1 << LEVELS];

@@ -25,22 +25,28 @@
 #define LINE 128 /* bytes of 64 elements of a row of x: a stage */
 #define STAGE_BYTES (TOKENS * LINE)
 #define BARRIERS 1024
-#define WGMMA_F16(d, a, b, accumulate) WGMMA_F16_(TOKENS, d, a, b, accumulate)
-#define WGMMA_F16_(N, d, a, b, accumulate) WGMMA_F16__(N, d, a, b, accumulate)
-#define WGMMA_F16__(N, d, a, b, accumulate)                                                                            \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " WGMMA_AP##N ", 0;\n"                                              \
-                                                                 "wgmma.mma_async.sync.aligned.m64n" #N                \
-                                                                 "k16.f32.f16.f16 {" WGMMA_S##N "}, " WGMMA_A##N       \
-                 ", p, 1, 1, 0;\n}"                                                                                    \
-                 : WGMMA_R##N("+f", d)                                                                                 \
-                 : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "l"(b), "r"(accumulate)                         \
+/* sums += of 32 of K: two products' operands of registers, and where the first one's other operand is. */
+#define MULTIPLY(sums, first, second, x) MULTIPLY_(TOKENS, sums, first, second, x)
+#define MULTIPLY_(N, sums, first, second, x) MULTIPLY__(N, sums, first, second, x)
+#define MULTIPLY__(N, sums, first, second, x)                                                                          \
+    asm volatile("{\n.reg .b64 b;\nadd.s64 b, " WIDE_X##N ", 2;\n"                                                    \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" WGMMA_S##N "}, " WIDE_FIRST##N             \
+                 ", " WIDE_X##N ", 1, 1, 1, 0;\n"                                                                     \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" WGMMA_S##N "}, " WIDE_SECOND##N            \
+                 ", b, 1, 1, 1, 0;\n}"                                                                                \
+                 : WGMMA_R##N("+f", sums)                                                                              \
+                 : "r"((first)[0]), "r"((first)[1]), "r"((first)[2]), "r"((first)[3]), "r"((second)[0]),               \
+                   "r"((second)[1]), "r"((second)[2]), "r"((second)[3]), "l"(x)                                        \
                  : "memory")
-#define WGMMA_A64 "{%32,%33,%34,%35}, %36"
-#define WGMMA_AP64 "%37"
-#define WGMMA_A128 "{%64,%65,%66,%67}, %68"
-#define WGMMA_AP128 "%69"
-#define WGMMA_A256 "{%128,%129,%130,%131}, %132"
-#define WGMMA_AP256 "%133"
+#define WIDE_FIRST64 "{%32,%33,%34,%35}"
+#define WIDE_SECOND64 "{%36,%37,%38,%39}"
+#define WIDE_X64 "%40"
+#define WIDE_FIRST128 "{%64,%65,%66,%67}"
+#define WIDE_SECOND128 "{%68,%69,%70,%71}"
+#define WIDE_X128 "%72"
+#define WIDE_FIRST256 "{%128,%129,%130,%131}"
+#define WIDE_SECOND256 "{%132,%133,%134,%135}"
+#define WIDE_X256 "%136"
 
 #include "vq_decode.h"
 
@@ -146,60 +152,88 @@ DEV void fill_scaled(u32 bytes, float scale, u32 shared)
 }
 #endif
 
-/* A volatile load, so that those of all columns do not fill the registers. */
-DEV float row_scale_of(const qn_cuda_vq &a, int m)
+/* Scale of row m of x, 1 from `end` on. A volatile load, so that those of all columns do not fill the registers. */
+DEV float row_scale_of(const qn_cuda_vq &a, int m, int end)
 {
     float v = 1.0f;
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p ld.global.f32 %0, [%1];\n}"
+    asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %2, %3;\n@p ld.global.f32 %0, [%1];\n}"
                  : "+f"(v)
-                 : "l"(a.row_scale + m), "r"((int)(a.row_scale && m < a.m)));
+                 : "l"(a.row_scale + m), "r"(m), "r"(end));
     return v;
 }
 
-/* The tile's results, or its part of them: 16 at a time, through the same registers, since the code for one is long. */
+/* A float of a part, of rows m below `end`; a result is none. */
+DEV void store_part(char *to, float v, int m, int end)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %2, %3;\n@p st.global.f32 [%0], %1;\n}" ::"l"(to), "f"(v), "r"(m),
+                 "r"(end)
+                 : "memory");
+}
+
+#if OUT == QN_MM_F32
+#define OUT_BYTES 4
+#else
+#define OUT_BYTES 2
+DEV void store_half(char *to, float v, int m, int end)
+{
+    const u16 bits = (u16)(OUT == QN_MM_F16 ? pack_f16(v, 0.0f) : pack_bf16(v, 0.0f));
+    asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %2, %3;\n@p st.global.u16 [%0], %1;\n}" ::"l"(to), "h"(bits), "r"(m),
+                 "r"(end)
+                 : "memory");
+}
+#endif
+
+/* The tile's results, or its part of them: 16 at a time, through the same registers, since the code for one is long,
+ * and without branches. */
 DEV void write_sums(const qn_cuda_vq &a, const share &s, int row, int lane, float *sums, float unit)
 {
-    const int n[2] = {row + ROW_OF(0), row + ROW_OF(1)};
+    const int parted = s.piece >= 0, scaled = a.row_scale && !parted ? a.m : 0;
+    const i64 step = parted ? (i64)a.n * 4 : a.y_row;
+    int m = s.tile * TOKENS + lane % 4 * 2;
+    char *const first_row = (parted ? (char *)(a.parts + (i64)s.piece * a.m * a.n) : a.y) + m * step;
+    char *to[2];
     float scale[2] = {unit, unit}, bias[2] = {0.0f, 0.0f};
+    int parts[2], results[2]; /* ends of the rows of x whose parts, or results, are there */
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        if (n[half] < a.n && s.piece < 0) {
+        const int n = row + ROW_OF(half);
+        to[half] = first_row + (i64)n * (parted ? 4 : OUT_BYTES);
+        parts[half] = n < a.n && parted ? a.m : 0;
+        results[half] = n < a.n && !parted ? a.m : 0;
+        if (n < a.n && !parted) {
 #if SCALE_FORMAT
-            scale[half] *= load_float(a.scales + (i64)n[half] * a.scales_row, 0, SCALE_FORMAT - 1);
+            scale[half] *= load_float(a.scales + (i64)n * a.scales_row, 0, SCALE_FORMAT - 1);
 #endif
 #if WSCALE_FORMAT
             scale[half] *= load_float(a.wscale, 0, WSCALE_FORMAT - 1);
 #endif
 #if BIAS
-            bias[half] = load_float(a.bias, n[half], BIAS - 1);
+            bias[half] = load_float(a.bias, n, BIAS - 1);
 #endif
         }
     }
-    int m = s.tile * TOKENS + lane % 4 * 2;
-    float *part = a.parts + ((i64)s.piece * a.m + m) * a.n;
-    char *out = a.y + (i64)m * a.y_row;
 #pragma unroll 1
     for (int first = 0; first < TOKENS / 2; first += 16) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                const float factor = s.piece < 0 ? row_scale_of(a, m + e) : 1.0f;
+                const float factor = row_scale_of(a, m + e, scaled);
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    const float v = sums[4 * j + 2 * half + e];
-                    if (n[half] < a.n && m + e < a.m) {
-                        if (s.piece >= 0) {
-                            part[(i64)e * a.n + n[half]] = v * scale[half];
-                        } else {
-                            store_float(out + e * a.y_row, n[half], v * (factor * scale[half]) + bias[half], OUT);
-                        }
-                    }
+                    const float v = sums[4 * j + 2 * half + e] * (factor * scale[half]) + bias[half];
+                    char *const at = to[half] + e * step;
+#if OUT == QN_MM_F32
+                    store_part(at, v, m + e, max(parts[half], results[half]));
+#else
+                    store_part(at, v, m + e, parts[half]);
+                    store_half(at, v, m + e, results[half]);
+#endif
                 }
             }
             m += 8;
-            part += (i64)8 * a.n;
-            out += 8 * a.y_row;
+            to[0] += 8 * step;
+            to[1] += 8 * step;
         }
 #pragma unroll
         for (int i = 16; i < TOKENS / 2; i++) {
@@ -332,8 +366,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
                     }
                     const u64 x = wgmma_operand(stages + stage * STAGE_BYTES) + (u64)(2 * WGMMA_K_STEP * (step % 2));
                     wgmma_fence();
-                    WGMMA_F16(sums, first, x, 1);
-                    WGMMA_F16(sums, second, x + WGMMA_K_STEP, 1);
+                    MULTIPLY(sums, first, second, x);
                     wgmma_commit();
                     WGMMA_WAIT(1); /* all products but these are done */
                     if (step % 2 == 0) {

@@ -61,6 +61,7 @@ static const struct {
     {"quantize_nvfp4 m=3 k=176 swizzled=1 x=bf16", 0},
     {"quantize_nvfp4 m=130 k=80", 0},
     {"quantize_nvfp4 m=130 k=80 swizzled=1 x=bf16", 0},
+    {"quantize_nvfp4 m=197 k=144 swizzled=1 x=bf16 global_scale=1", 0},
     {"quantize_nvfp4 m=128 k=64 swizzled=1 x=bf16", 0},
     {"quantize_nvfp4 m=0 k=32", 0},
     {"quantize_nvfp4 m=0 k=32 swizzled=1 x=bf16", 0},

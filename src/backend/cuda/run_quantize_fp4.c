@@ -14,6 +14,7 @@ enum {
     PER = 8,
     SWIZZLED_ROWS = 128, /* that swizzled scales are padded to, and blocks of a row */
     SWIZZLED_BLOCKS = 4,
+    SWIZZLED_STEP = 32,    /* rows between a lane's places */
     DEPENDENT_BLOCKS = 64, /* a multiprocessor: as run_quantize.c */
     MOST_GRID_X = 0x7fffffff,
     MOST_GRID_Y = 65535
@@ -95,12 +96,13 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         QN_TRY(qn_cuda_check(run->cuda, run->cuda->cu.Fill((cu_pointer)(uintptr_t)a.scale, 0, bytes, run->stream),
                              "cuMemsetD8Async", error));
     }
-    const int64_t chunks = qn_ceil_div(x->shape.dims[1], THREADS * UNROLL * PER);
+    const int64_t along = is_swizzled(desc) ? 1 : UNROLL; /* places of a lane in a row */
+    const int64_t chunks = qn_ceil_div(x->shape.dims[1], THREADS * along * PER);
     QN_FAIL_IF(chunks > MOST_GRID_Y, error, QN_E_UNSUPPORTED,
                "%s: rows of %lld elements are more than one launch takes", run->kernel->name,
                (long long)x->shape.dims[1]);
     /* as many blocks a row as full ones would be, all of about the same size */
-    const int64_t vectors = qn_ceil_div(x->shape.dims[1], PER), warps = qn_max_i64(chunks, 1) * UNROLL * 32;
+    const int64_t vectors = qn_ceil_div(x->shape.dims[1], PER), warps = qn_max_i64(chunks, 1) * along * 32;
     qn_cuda_geometry g = {.grid = {1, (uint32_t)qn_max_i64(chunks, 1), 1},
                           .block = {(uint32_t)qn_max_i64(32 * qn_ceil_div(vectors, warps), 32), 1, 1}};
     const uint64_t at = (uint64_t)(uintptr_t)a.x | (uint64_t)a.x_row;
@@ -112,8 +114,10 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         a.ranges = run->call->workspace;
         QN_TRY(qn_cuda_launch(run, aligned ? ALIGNED_RANGE : RANGE, &r.geometry, range_arguments, error));
     }
-    g.grid[0] = (uint32_t)qn_max_i64(1, qn_min_i64(a.m, MOST_GRID_X));
-    g.dependent = run->device->major >= 9 && a.m * g.grid[1] <= (int64_t)run->device->sms * DEPENDENT_BLOCKS;
+    const int64_t rows =
+        !is_swizzled(desc) ? a.m : a.m / SWIZZLED_ROWS * SWIZZLED_STEP + qn_min_i64(a.m % SWIZZLED_ROWS, SWIZZLED_STEP);
+    g.grid[0] = (uint32_t)qn_max_i64(1, qn_min_i64(rows, MOST_GRID_X));
+    g.dependent = run->device->major >= 9 && rows * g.grid[1] <= (int64_t)run->device->sms * DEPENDENT_BLOCKS;
     const int whole = aligned && ((uint64_t)(uintptr_t)a.q | (uint64_t)a.q_row) % 4 == 0;
     return qn_cuda_launch(run, whole ? ALIGNED : ANY, &g, arguments, error);
 }
