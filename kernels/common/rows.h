@@ -61,7 +61,7 @@ typedef struct qn_rows_bounds {
 typedef void (*qn_rows_range_fn)(const void *x, int64_t n, qn_rows_range *range);
 /* Elements [g * group, (g + 1) * group) by rules[g], the last ones short. Here and below:
  * ahead: bytes from x to what will be read next, which is fetched on the way; 0: nothing.
- * past: codes leave the caches alone, fence() before another thread may read. They start at a multiple of
+ * past: results leave the caches alone, fence() before another thread may read. They start at a multiple of
  * QN_ROWS_PAST_BYTES, and so do those of every group. */
 typedef void (*qn_rows_encode_fn)(const qn_rows_rule *rules, const void *x, int64_t n, int64_t group, int64_t ahead,
                                   int past, void *codes);
@@ -71,7 +71,7 @@ typedef void (*qn_rows_quotients_fn)(const float *scale, const float *factor, in
                                      int64_t group, int64_t ahead, int past, void *codes);
 
 /* out[i] = code * scale; int8: (code - azp) * scale, |azp| <= 65536 */
-typedef void (*qn_rows_decode_fn)(const void *codes, int64_t n, float scale, int32_t azp, float *out);
+typedef void (*qn_rows_decode_fn)(const void *codes, int64_t n, float scale, int32_t azp, int past, float *out);
 
 /* top[b] = largest magnitude of block b, NaN left out; block is 16, 32, 64 or 128, the last one may be short. Returns 1
  * when there was a NaN or an infinity. */
@@ -88,8 +88,23 @@ typedef enum qn_rows_care {
 typedef void (*qn_rows_e2m1_fn)(const void *x, int64_t n, int64_t block, const float *factor, int care, int64_t ahead,
                                 int past, uint8_t *q);
 
+#define QN_ROWS_E2M1_SCALES 127
+
+/* How bf16 elements in blocks of 16 become e2m1 codes by integers, by the e4m3 code of their block's scale: for the
+ * magnitude bits v, (v + add[the upper four of seven mantissa bits] + 256 add[0] - base) >> 5, 0 where that is below 0,
+ * says how many quarters of binades the quotient has met since 0.25. */
+typedef struct qn_rows_e2m1_steps {
+    uint8_t add[QN_ROWS_E2M1_SCALES][QN_ROWS_STEPS];
+    uint16_t base[QN_ROWS_E2M1_SCALES];
+} qn_rows_e2m1_steps;
+
 typedef struct qn_rows_set {
-    int steps; /* uses qn_rows_rule.steps */
+    int steps; /* uses qn_rows_rule.steps and qn_rows_e2m1_steps, and has what follows */
+    /* sf[b] = e4m3(g * (top[b] * (1/6))), g above 0 and finite */
+    void (*nvfp4_codes)(float g, const float *top, int64_t blocks, uint8_t *sf);
+    /* e2m1 codes, held to 6, of finite bf16 with these scales, n a multiple of 16 */
+    void (*e2m1_steps)(const void *x, int64_t n, const uint8_t *sf, const qn_rows_e2m1_steps *steps, int64_t ahead,
+                       int past, uint8_t *q);
     qn_rows_range_fn range[QN_ROWS_REALS];
     qn_rows_encode_fn encode[QN_ROWS_REALS + 1][QN_ROWS_CODES];
     qn_rows_quotients_fn quotients[QN_ROWS_REALS + 1][QN_ROWS_CODES];
@@ -107,24 +122,24 @@ typedef struct qn_rows_set {
      * -125; of infinity e is 127; returns the care to take of finite values */
     int (*mxfp4_scales)(uint32_t addend, const float *top, int64_t blocks, uint8_t *scale, float *factor);
     /* out = (e2m1 * scale[block]) / g, block 16; e2m1 * scale[block], block 32; n a multiple of block */
-    void (*from_e2m1)(const uint8_t *q, int64_t n, int64_t block, const float *scale, float g, float *out);
+    void (*from_e2m1)(const uint8_t *q, int64_t n, int64_t block, const float *scale, float g, int past, float *out);
     void (*from_e4m3)(const uint8_t *codes, int64_t n, float *out);
     void (*load[QN_ROWS_REALS])(const void *x, int64_t n, float *v);
     void (*store[QN_ROWS_REALS])(const float *v, int64_t n, void *out);
     /* v[i] = gate[i] / (1 + exp(-gate[i])) * up[i] in f32 */
-    void (*silu_mul[QN_ROWS_REALS])(const void *gate, const void *up, int64_t n, int64_t ahead, float *v);
+    void (*silu_mul[QN_ROWS_REALS])(const void *gate, const void *up, int64_t n, int64_t ahead, int past, float *v);
     /* The same of bf16: paired, n a multiple of 32 or what is left of a row; rounded to bf16. */
     void (*silu_paired)(const void *gate, const void *up, int64_t n, int64_t ahead, float *v);
-    void (*silu_bf16)(const void *gate, const void *up, int64_t n, int64_t ahead, void *out);
+    void (*silu_bf16)(const void *gate, const void *up, int64_t n, int64_t ahead, int past, void *out);
     /* sum of squares in f32, in double where that would overflow or underflow */
     double (*squares)(const float *v, int64_t n);
     /* y[i] = x[i] * factor * w[i] in f32, in double where factor is near the ends of f32 */
-    void (*scale)(const float *x, double factor, const float *w, int64_t n, float *y);
+    void (*scale)(const float *x, double factor, const float *w, int64_t n, int64_t ahead, int past, float *y);
     /* cosines and sines of position * turns[i], within 2^-22 */
     void (*angles)(int32_t position, const double *turns, int64_t n, float *cosines, float *sines);
-    /* y0 = a c - b s, y1 = b c + a s in f32; pairs step floats apart */
-    void (*rotate)(const float *a, const float *b, const float *c, const float *s, int64_t n, int64_t step, float *y0,
-                   float *y1);
+    /* y0 = a c - b s, y1 = b c + a s in f32; pairs step floats apart; past: of step 1 */
+    void (*rotate)(const float *a, const float *b, const float *c, const float *s, int64_t n, int64_t step, int past,
+                   float *y0, float *y1);
     /* Copy that leaves the caches alone; fence() before another thread may read. */
     void (*stream)(void *to, const void *from, size_t bytes);
     void (*fence)(void);

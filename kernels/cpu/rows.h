@@ -68,28 +68,29 @@ QN_INLINE vf load_one(const int format, const char *p)
 
 /* 1 + e^-g, within 2^-21. e^-g is 2^n for n in steps of 1 / VEC_ROOTS, from a table of as many roots of two, times a
  * polynomial in r = g + n ln2, which is 1 at 0. Where the power is beyond f32, or below -86.5 at levels that make it of
- * bits, the sum is infinite; above 86.5 the power is held to what does not count. */
-QN_INLINE vf silu_below(vf g)
+ * bits, the sum is infinite; above 86.5 the power is held to what does not count. near: |g| is not above NEAR. */
+QN_INLINE vf silu_below(vf g, const int near)
 {
     /* 1.5 * 2^23 steps: the sum's last bits count them */
     const vf round = vf_set(12582912.0f / VEC_ROOTS), one = vf_set(1.0f);
-    const vf x = vf_min(g, vf_set(86.5f));
+    const vf x = near ? g : vf_min(g, vf_set(86.5f));
     const vf z = vf_fma(x, vf_set(-1.44269504f), round);
     const vf n = vf_sub(z, round);
     const vf r = vec_plus_octaves(x, n);
     const vf p = vf_fma(vec_rest(r), r, one);
-    return vec_held_sum(g, vf_fma(vec_power(z, n), p, one));
+    const vf d = vf_fma(vec_power(z, n), p, one);
+    return near ? d : vec_held_sum(g, d);
 }
 
-/* g u / (1 + e^-g) of two vectors, the quotients within 2^-20.3. One division serves both: 1 / (a b) times b is 1 / a.
- * Lanes where the product is no f32 (or an element NaN) are divided one by one: so NaN stays, -infinity gives NaN as in
- * the reference. */
-QN_INLINE void silu_pair(vf *g, vf *h, vf u, vf w)
+/* g u / a of two vectors, a and b being what silu_below() gives, the quotients within 2^-20.3. One division serves
+ * both: 1 / (a b) times b is 1 / a. Lanes where the product is no f32 (or an element NaN) are divided one by one: so
+ * NaN stays, -infinity gives NaN as in the reference. */
+QN_INLINE void silu_pair(vf *g, vf *h, vf u, vf w, vf a, vf b, const int near)
 {
     const float limit = 0x1p126f;
-    const vf a = silu_below(*g), b = silu_below(*h), both = vf_mul(a, b), inverse = vf_div(vf_set(1.0f), both);
+    const vf both = vf_mul(a, b), inverse = vf_div(vf_set(1.0f), both);
     vf q = vf_mul(*g, vf_mul(inverse, b)), r = vf_mul(*h, vf_mul(inverse, a));
-    if (!vf_all_below(both, limit)) {
+    if (!near && !vf_all_below(both, limit)) {
         q = vf_where_below(both, limit, q, vf_div(*g, a));
         r = vf_where_below(both, limit, r, vf_div(*h, b));
     }
@@ -107,55 +108,108 @@ QN_INLINE vi bf16_of_pairs(vf even, vf odd)
     const vi half = vi_set(0x7fff), one = vi_set(1), a = vi_bits(even), b = vi_bits(odd);
     const vi c = vi_add(vi_add(a, half), vi_and(vi_shr(a, 16), one));
     const vi d = vi_add(vi_add(b, half), vi_and(vi_shr(b, 16), one));
-    return vi_select(vi_set(0xffff0000), d, vi_shr(c, 16));
+    return vi_halves(vi_shr(c, 16), d);
 }
 
-QN_INLINE void silu_step(const int format, const int form, const char *gate, const char *up, void *out)
+/* A step's values, where they go. */
+QN_INLINE void silu_put(const int format, const int form, vf g, vf h, int past, void *out)
 {
-    vf g, h, u, w;
-    load_step(format, gate, &g, &h);
-    load_step(format, up, &u, &w);
-    silu_pair(&g, &h, u, w);
     if (form == AS_BF16) {
-        vi_store(out, bf16_of_pairs(g, h));
+        vi_put(out, bf16_of_pairs(g, h), past);
         return;
     }
     if (form == IN_ORDER && format == QN_MM_BF16) {
         vf_interleave(&g, &h);
     }
-    vf_store(out, g);
-    vf_store((float *)out + VL, h);
+    vf_put(out, g, past);
+    vf_put((float *)out + VL, h, past);
 }
 
+QN_INLINE void silu_step(const int format, const int form, const char *gate, const char *up, int past, void *out)
+{
+    vf g, h, u, w;
+    load_step(format, gate, &g, &h);
+    load_step(format, up, &u, &w);
+    silu_pair(&g, &h, u, w, silu_below(g, 0), silu_below(h, 0), 0);
+    silu_put(format, form, g, h, past, out);
+}
+
+#ifdef VEC_NEAR
+enum { NEAR_STEPS = VEC_NEAR };
+
+/* Whether all magnitudes of NEAR_STEPS steps are at most 43.5: products of two sums then stay below 2^126. */
+QN_INLINE int gates_near(const int format, const char *gate)
+{
+    vi top = vi_set(0);
+    for (int64_t i = 0; i < NEAR_STEPS * STEP * real_bytes(format); i += VL * 4) {
+        const vi x = vi_load(gate + i);
+        top = format == QN_MM_F32 ? vi_umax(top, vi_and(x, vi_set(0x7fffffff)))
+                                  : vi_max16(top, vi_and(x, vi_set(0x7fff7fff)));
+    }
+    return format == QN_MM_F32 ? !vec_any_above(top, 0x422e0000)
+                               : !vec_any_above16(top, format == QN_MM_F16 ? 0x5170 : 0x422e);
+}
+
+/* In two passes: of the whole chain of a step's operations too few steps fit what the processor holds. */
+QN_INLINE void silu_near(const int format, const int form, const char *gate, const char *up, int64_t ahead, int past,
+                         char *out)
+{
+    const int64_t step = STEP * real_bytes(format), out_step = STEP * (form == AS_BF16 ? 2 : 4);
+    float sums[NEAR_STEPS * STEP];
+    vf g, h, u, w;
+    for (int j = 0; j < NEAR_STEPS; j++) {
+        fetch_step(format, gate + j * step, ahead);
+        fetch_step(format, up + j * step, ahead);
+        load_step(format, gate + j * step, &g, &h);
+        vf_store(sums + j * STEP, silu_below(g, 1));
+        vf_store(sums + j * STEP + VL, silu_below(h, 1));
+    }
+    for (int j = 0; j < NEAR_STEPS; j++) {
+        load_step(format, gate + j * step, &g, &h);
+        load_step(format, up + j * step, &u, &w);
+        silu_pair(&g, &h, u, w, vf_load(sums + j * STEP), vf_load(sums + j * STEP + VL), 1);
+        silu_put(format, form, g, h, past, out + j * out_step);
+    }
+}
+#endif
+
 QN_INLINE void silu_all(const int format, const int form, const void *gate, const void *up, int64_t n, int64_t ahead,
-                        void *out)
+                        int past, void *out)
 {
     const char *g = gate, *u = up;
     char *v = out;
     const int64_t size = real_bytes(format), out_size = form == AS_BF16 ? 2 : 4;
     int64_t i = 0;
-    for (; i + STEP <= n; i += STEP) {
+    while (i + STEP <= n) {
+#ifdef VEC_NEAR
+        if (i + NEAR_STEPS * STEP <= n && gates_near(format, g + i * size)) {
+            silu_near(format, form, g + i * size, u + i * size, ahead, past, v + i * out_size);
+            i += NEAR_STEPS * STEP;
+            continue;
+        }
+#endif
         fetch_step(format, g + i * size, ahead);
         fetch_step(format, u + i * size, ahead);
-        silu_step(format, form, g + i * size, u + i * size, v + i * out_size);
+        silu_step(format, form, g + i * size, u + i * size, past, v + i * out_size);
+        i += STEP;
     }
     if (i < n) {
         char pad[2][STEP * 4];
         float last[STEP];
         silu_step(format, form == AS_LOADED ? IN_ORDER : form, pad_step(format, g + i * size, n - i, pad[0]),
-                  pad_step(format, u + i * size, n - i, pad[1]), last);
+                  pad_step(format, u + i * size, n - i, pad[1]), 0, last);
         memcpy(v + i * out_size, last, (size_t)((n - i) * out_size));
     }
 }
 
 static void rows_silu_paired(const void *gate, const void *up, int64_t n, int64_t ahead, float *v)
 {
-    silu_all(QN_MM_BF16, AS_LOADED, gate, up, n, ahead, v);
+    silu_all(QN_MM_BF16, AS_LOADED, gate, up, n, ahead, 0, v);
 }
 
-static void rows_silu_bf16(const void *gate, const void *up, int64_t n, int64_t ahead, void *out)
+static void rows_silu_bf16(const void *gate, const void *up, int64_t n, int64_t ahead, int past, void *out)
 {
-    silu_all(QN_MM_BF16, AS_BF16, gate, up, n, ahead, out);
+    silu_all(QN_MM_BF16, AS_BF16, gate, up, n, ahead, past, out);
 }
 
 /* ---- normalisation and rotation ---- */
@@ -189,7 +243,8 @@ static double rows_squares(const float *v, int64_t n)
     return sum > 0x1p-80f && sum < 0x1p120f ? (double)sum : squares_in_double(v, n);
 }
 
-static void rows_scale(const float *restrict x, double factor, const float *restrict w, int64_t n, float *restrict y)
+static void rows_scale(const float *restrict x, double factor, const float *restrict w, int64_t n, int64_t ahead,
+                       int past, float *restrict y)
 {
     const float f = (float)factor;
     if (!(f > 0x1p-80f && f < 0x1p80f)) {
@@ -198,7 +253,13 @@ static void rows_scale(const float *restrict x, double factor, const float *rest
         }
         return;
     }
-    for (int64_t i = 0; i < n; i++) {
+    int64_t i = 0;
+    for (; i + STEP <= n; i += STEP) {
+        fetch_step(QN_MM_F32, (const char *)(x + i), ahead);
+        vf_put(y + i, vf_mul(vf_mul(vf_load(x + i), vf_set(f)), vf_load(w + i)), past);
+        vf_put(y + i + VL, vf_mul(vf_mul(vf_load(x + i + VL), vf_set(f)), vf_load(w + i + VL)), past);
+    }
+    for (; i < n; i++) {
         y[i] = x[i] * f * w[i];
     }
 }
@@ -248,10 +309,17 @@ static void rows_angles(int32_t position, const double *restrict turns, int64_t 
 }
 
 static void rows_rotate(const float *restrict a, const float *restrict b, const float *restrict c,
-                        const float *restrict s, int64_t n, int64_t step, float *restrict y0, float *restrict y1)
+                        const float *restrict s, int64_t n, int64_t step, int past, float *restrict y0,
+                        float *restrict y1)
 {
     if (step == 1) {
-        for (int64_t i = 0; i < n; i++) {
+        int64_t i = 0;
+        for (; i + VL <= n; i += VL) {
+            const vf x = vf_load(a + i), y = vf_load(b + i), u = vf_load(c + i), v = vf_load(s + i);
+            vf_put(y0 + i, vf_sub(vf_mul(x, u), vf_mul(y, v)), past);
+            vf_put(y1 + i, vf_add(vf_mul(y, u), vf_mul(x, v)), past);
+        }
+        for (; i < n; i++) {
             y0[i] = a[i] * c[i] - b[i] * s[i];
             y1[i] = b[i] * c[i] + a[i] * s[i];
         }
@@ -361,9 +429,9 @@ static void rows_fence(void)
     {                                                                                                                  \
         to_e2m1_of(format, x, n, block, factor, care, ahead, past, q);                                                 \
     }                                                                                                                  \
-    static void silu_mul_##name(const void *gate, const void *up, int64_t n, int64_t ahead, float *v)                  \
+    static void silu_mul_##name(const void *gate, const void *up, int64_t n, int64_t ahead, int past, float *v)        \
     {                                                                                                                  \
-        silu_all(format, IN_ORDER, gate, up, n, ahead, v);                                                             \
+        silu_all(format, IN_ORDER, gate, up, n, ahead, past, v);                                                       \
     }                                                                                                                  \
     static void load_##name(const void *x, int64_t n, float *v)                                                        \
     {                                                                                                                  \
@@ -373,9 +441,9 @@ EACH_REAL(REAL)
 EACH_CODE(ENCODE, paired, QN_ROWS_PAIRED)
 
 #define DECODE(name, format, code_name, code)                                                                          \
-    static void decode_##code_name(const void *codes, int64_t n, float scale, int32_t azp, float *out)                 \
+    static void decode_##code_name(const void *codes, int64_t n, float scale, int32_t azp, int past, float *out)       \
     {                                                                                                                  \
-        decode_of(code, codes, n, scale, azp, out);                                                                    \
+        decode_of(code, codes, n, scale, azp, past, out);                                                              \
     }
 EACH_CODE(DECODE, , )
 
@@ -392,6 +460,10 @@ EACH_CODE(DECODE, , )
 #define STORE_ENTRY(name, format) [format] = rows_store_##name,
 
 const qn_rows_set QN_NAME(rows) = {.steps = ROWS_STEPS,
+#ifdef VEC_STEPS
+                                   .nvfp4_codes = rows_nvfp4_codes,
+                                   .e2m1_steps = rows_e2m1_steps,
+#endif
                                    .range = {EACH_REAL(RANGE_ENTRY)},
                                    .encode = {EACH_REAL(ENCODE_ROW) ENCODE_ROW(paired, QN_ROWS_PAIRED)},
                                    .quotients = {EACH_REAL(QUOTIENTS_ROW) QUOTIENTS_ROW(paired, QN_ROWS_PAIRED)},

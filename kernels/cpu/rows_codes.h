@@ -595,6 +595,57 @@ static int rows_nvfp4_scales(float g, const float *top, int64_t blocks, uint8_t 
                                     : nvfp4_scales_of(0, g, top, blocks, sf, factor);
 }
 
+#ifdef VEC_STEPS
+QN_INLINE void nvfp4_codes_step(float g, vf top, uint8_t codes[STEP])
+{
+    vf value;
+    const vi c = e4m3_with_values(vf_mul(vf_set(g), vf_mul(top, vf_set(1.0f / 6.0f))), &value);
+    vi_put_bytes(codes, vi_in_order(vi_pairs(c, c)));
+}
+
+static void rows_nvfp4_codes(float g, const float *top, int64_t blocks, uint8_t *sf)
+{
+    uint8_t codes[STEP];
+    int64_t i = 0;
+    for (; i + VL <= blocks; i += VL) {
+        nvfp4_codes_step(g, vf_load(top + i), codes);
+        memcpy(sf + i, codes, VL);
+    }
+    if (i < blocks) {
+        float in[VL] = {0};
+        memcpy(in, top + i, (size_t)(blocks - i) * 4);
+        nvfp4_codes_step(g, vf_load(in), codes);
+        memcpy(sf + i, codes, (size_t)(blocks - i));
+    }
+}
+
+static void rows_e2m1_steps(const void *x, int64_t n, const uint8_t *sf, const qn_rows_e2m1_steps *steps, int64_t ahead,
+                            int past, uint8_t *q)
+{
+    const char *const p = x;
+    int64_t i = 0;
+    for (; i + 4 * STEP <= n; i += 4 * STEP, sf += 4) {
+        vi both[2];
+        for (int j = 0; j < 2; j++) {
+            const char *const a = p + (i + 2 * j * STEP) * 2, *const b = a + STEP * 2;
+            const uint8_t s = sf[2 * j], t = sf[2 * j + 1];
+            fetch_step(QN_MM_BF16, a, ahead);
+            fetch_step(QN_MM_BF16, b, ahead);
+            both[j] =
+                vec_e2m1_stepped(vi_load(a), vi_load(b), steps->add[s], steps->add[t], steps->base[s], steps->base[t]);
+        }
+        vi_put_nibbles4(q + i / 2, both[0], both[1], past);
+    }
+    for (; i < n; i += STEP, sf++) {
+        const vi a = vi_load(p + i * 2);
+        uint8_t last[2 * STEP];
+        const vi w = vec_e2m1_stepped(a, a, steps->add[*sf], steps->add[*sf], steps->base[*sf], steps->base[*sf]);
+        vi_put_nibbles4(last, w, w, 0);
+        memcpy(q + i / 2, last, STEP / 2);
+    }
+}
+#endif
+
 /* Of VL blocks: the exponent of top, one more where the rule's addend reaches it, less two; held to bytes from 0, of
  * infinity 254, whose factor is subnormal. */
 QN_INLINE void mxfp4_scales_step(vi addend, vf top, uint8_t codes[STEP], float *factor, vi *most, vi *least)
@@ -641,13 +692,13 @@ QN_INLINE vf decode_one(const int code, const uint8_t *p, vf scale, vf azp)
     return vf_mul(code == QN_ROWS_I8 ? vf_sub(vf_from_i8(p), azp) : value_of(code, p), scale);
 }
 
-QN_INLINE void decode_of(const int code, const void *codes, int64_t n, float scale, int32_t azp, float *out)
+QN_INLINE void decode_of(const int code, const void *codes, int64_t n, float scale, int32_t azp, int past, float *out)
 {
     const uint8_t *const p = codes;
     const vf s = vf_set(scale), z = vf_set((float)azp); /* differences are exact */
     int64_t i = 0;
     for (; i + VL <= n; i += VL) {
-        vf_store(out + i, decode_one(code, p + i, s, z));
+        vf_put(out + i, decode_one(code, p + i, s, z), past);
     }
     if (i < n) {
         uint8_t pad[VL] = {0};
@@ -660,7 +711,7 @@ QN_INLINE void decode_of(const int code, const void *codes, int64_t n, float sca
 
 static void rows_from_e4m3(const uint8_t *codes, int64_t n, float *out)
 {
-    decode_of(QN_ROWS_E4M3, codes, n, 1.0f, 0, out);
+    decode_of(QN_ROWS_E4M3, codes, n, 1.0f, 0, 0, out);
 }
 
 /* |a| with the sign of b. */
@@ -671,25 +722,38 @@ QN_INLINE vf vf_signed(vf a, vf b)
 
 enum { AS_IS, EXACT_QUOTIENT, PLAIN_DIVIDE };
 
-QN_INLINE void from_e2m1_all(const uint8_t *q, int64_t n, const int block, const int how, const float *scale, float g,
-                             float *out)
+QN_INLINE vf over_global(const int how, vf v, vf g, vf inverse)
 {
-    const vf by = vf_set(g), inverse = vf_set(1.0f / g);
-    for (int64_t i = 0; i < n; i += VL) {
-        const vf v = vf_mul(vf_from_e2m1(q + i / 2), vf_set(scale[i / block]));
-        vf_store(out + i, how == AS_IS
-                              ? v
-                              : (how == EXACT_QUOTIENT ? vf_signed(vf_quotient(v, by, inverse), v) : vf_div(v, by)));
-    }
+    return how == AS_IS ? v : (how == EXACT_QUOTIENT ? vf_signed(vf_quotient(v, g, inverse), v) : vf_div(v, g));
 }
 
-static void rows_from_e2m1(const uint8_t *q, int64_t n, int64_t block, const float *scale, float g, float *out)
+QN_INLINE void from_e2m1_all(const uint8_t *q, int64_t n, const int block, const int how, const float *scale, float g,
+                             int past, float *out)
+{
+    const vf by = vf_set(g), inverse = vf_set(1.0f / g);
+#ifdef VEC_E2M1_TABLE
+    for (int64_t i = 0; i < n; i += block) { /* the eight magnitudes of a block, then a lookup a code */
+        const vf table = over_global(how, vf_mul(vec_e2m1_sizes(), vf_set(scale[i / block])), by, inverse);
+        for (int64_t j = i; j < i + block; j += VL) {
+            vf_put(out + j, vec_e2m1_of(table, q + j / 2), past);
+        }
+    }
+#else
+    for (int64_t i = 0; i < n; i += VL) {
+        const vf v = vf_mul(vf_from_e2m1(q + i / 2), vf_set(scale[i / block]));
+        vf_put(out + i, over_global(how, v, by, inverse), past);
+    }
+#endif
+}
+
+static void rows_from_e2m1(const uint8_t *q, int64_t n, int64_t block, const float *scale, float g, int past,
+                           float *out)
 {
     if (block == 32) {
-        from_e2m1_all(q, n, 32, AS_IS, scale, g, out); /* mxfp4 has no global scale */
+        from_e2m1_all(q, n, 32, AS_IS, scale, g, past, out); /* mxfp4 has no global scale */
     } else if (g >= 0x1p-60f && g <= 0x1p60f) {
-        from_e2m1_all(q, n, 16, EXACT_QUOTIENT, scale, g, out); /* of 0 or of 2^-10 to 2688 */
+        from_e2m1_all(q, n, 16, EXACT_QUOTIENT, scale, g, past, out); /* of 0 or of 2^-10 to 2688 */
     } else {
-        from_e2m1_all(q, n, 16, PLAIN_DIVIDE, scale, g, out);
+        from_e2m1_all(q, n, 16, PLAIN_DIVIDE, scale, g, past, out);
     }
 }

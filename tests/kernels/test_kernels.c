@@ -775,6 +775,9 @@ static void large_outputs_are_the_same(void **state)
         "silu_mul_quant m=2050 k=8256 x=bf16",
         "dequantize m=1100 k=4111 granularity=token",
         "silu_mul m=1100 k=4111 out=f32 x=bf16",
+        "dequantize m=1100 k=4112 format=nvfp4",
+        "rmsnorm m=1100 k=4111",
+        "rope m=1100 k=128 e=33",
     };
     for (int32_t i = 0; next_kernel(&i, &k);) {
         for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {

@@ -145,6 +145,22 @@ static inline vf vf_from_e2m1(const uint8_t *p)
     return _mm256_or_ps(_mm256_permutevar8x32_ps(lut, i), _mm256_castsi256_ps(sign));
 }
 
+/* The magnitudes of e2m1 codes; and of eight codes what a table has for their magnitudes, with their signs. */
+#define VEC_E2M1_TABLE 1
+static inline vf vec_e2m1_sizes(void)
+{
+    return _mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6);
+}
+
+static inline vf vec_e2m1_of(vf table, const uint8_t *p)
+{
+    int32_t bytes;
+    memcpy(&bytes, p, 4);
+    const __m256i i = _mm256_srlv_epi32(_mm256_set1_epi32(bytes), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+    const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(i, 28), _mm256_set1_epi32(INT32_MIN));
+    return _mm256_xor_ps(_mm256_permutevar8x32_ps(table, i), _mm256_castsi256_ps(sign));
+}
+
 /* to[j][i] = from[i][j] for 8 rows of 4 columns; strides in floats */
 static inline void vf_columns4(const float *from, int64_t from_stride, float *to, int64_t to_stride)
 {
@@ -396,6 +412,20 @@ static inline vf vec_rest(vf r)
     return _mm256_fmadd_ps(p, r, _mm256_set1_ps(-1.0f));
 }
 
+/* Whether a lane is above the limit, and a word: both signed. */
+static inline int vec_any_above(vi a, int32_t limit)
+{
+    return _mm256_movemask_epi8(_mm256_cmpgt_epi32(a, _mm256_set1_epi32(limit))) != 0;
+}
+
+static inline int vec_any_above16(vi a, int16_t limit)
+{
+    return _mm256_movemask_epi8(_mm256_cmpgt_epi16(a, _mm256_set1_epi16(limit))) != 0;
+}
+
+/* Steps of silu whose gates are looked at together, and which are done in two passes (kernels/cpu/rows.h). */
+#define VEC_NEAR 8
+
 /* Even and odd elements of two vectors' worth into the first and the second half. */
 static inline void vf_interleave(vf *a, vf *b)
 {
@@ -416,6 +446,12 @@ static inline void vf_pairs_from_bf16(const void *p, vf *even, vf *odd)
     const __m256i w = _mm256_loadu_si256((const __m256i *)p);
     *even = _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
     *odd = _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32((int32_t)0xffff0000)));
+}
+
+/* The low halves of a's lanes, the high ones of b's. */
+static inline vi vi_halves(vi a, vi b)
+{
+    return _mm256_blend_epi16(a, b, 0xaa);
 }
 
 /* The low halves of the lanes of both: a's in the low half of each lane, b's in the high one. */
@@ -450,6 +486,16 @@ static inline void vec_put(uint8_t *p, __m256i a, const int past)
     } else {
         _mm256_stream_si256((__m256i *)p, a);
     }
+}
+
+static inline void vi_put(void *p, vi a, const int past)
+{
+    vec_put(p, a, past);
+}
+
+static inline void vf_put(float *p, vf a, const int past)
+{
+    vec_put((uint8_t *)p, vi_bits(a), past);
 }
 
 /* Two vectors of words as bytes; words of 0 to 255, or with is_signed any, which are held to -128 to 127. */
@@ -626,6 +672,28 @@ static inline vi vec_step_codes(vi x, vi table, vi base)
     const __m256i v = _mm256_and_si256(x, _mm256_set1_epi16(0x7fff));
     const __m256i sum = _mm256_add_epi16(v, _mm256_shuffle_epi8(table, bin));
     return _mm256_srli_epi16(_mm256_subs_epu16(sum, base), 4);
+}
+
+/* What vi_put_nibbles4 takes, of two blocks of bf16: quarters of binades as qn_rows_e2m1_steps tells them, of which
+ * five and more have their codes in a table, one to four the code 1. */
+static inline vi vec_e2m1_stepped(vi a, vi b, const uint8_t *add_a, const uint8_t *add_b, uint16_t base_a,
+                                  uint16_t base_b)
+{
+    const __m256i x[2] = {a, b}, table[2] = {vec_table16(add_a), vec_table16(add_b)};
+    const __m256i base[2] = {_mm256_set1_epi16((int16_t)base_a), _mm256_set1_epi16((int16_t)base_b)};
+    __m256i met[2];
+    for (int i = 0; i < 2; i++) {
+        const __m256i bin = _mm256_and_si256(_mm256_srli_epi16(x[i], 3), _mm256_set1_epi16(15));
+        const __m256i v = _mm256_and_si256(x[i], _mm256_set1_epi16(0x7fff));
+        const __m256i sum = _mm256_add_epi16(v, _mm256_shuffle_epi8(table[i], bin));
+        met[i] = _mm256_srli_epi16(_mm256_subs_epu16(sum, base[i]), 5);
+    }
+    const __m256i codes = _mm256_broadcastsi128_si256(_mm_setr_epi8(1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 7));
+    const __m256i held = _mm256_min_epu8(_mm256_packus_epi16(met[0], met[1]), _mm256_set1_epi8(20));
+    const __m256i none_last = _mm256_sub_epi8(held, _mm256_set1_epi8(1));
+    const __m256i code = _mm256_shuffle_epi8(codes, _mm256_subs_epu8(none_last, _mm256_set1_epi8(4)));
+    const __m256i sign = _mm256_and_si256(_mm256_srli_epi16(_mm256_packs_epi16(a, b), 4), _mm256_set1_epi8(8));
+    return _mm256_or_si256(sign, code);
 }
 
 /* Whether one of the bytes, which are below 128 or count as negative, is below that. */

@@ -417,6 +417,12 @@ static inline void vf_pairs_from_bf16(const void *p, vf *even, vf *odd)
     *odd = _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32((int32_t)0xffff0000)));
 }
 
+/* The low halves of a's lanes, the high ones of b's. */
+static inline vi vi_halves(vi a, vi b)
+{
+    return _mm512_mask_mov_epi16(a, 0xaaaaaaaa, b);
+}
+
 /* The low halves of the lanes of both: a's in the low half of each lane, b's in the high one. */
 static inline vi vi_pairs(vi a, vi b)
 {
@@ -450,6 +456,16 @@ static inline void vec_put(uint8_t *p, __m512i a, const int past)
     } else {
         _mm512_stream_si512((void *)p, a);
     }
+}
+
+static inline void vi_put(void *p, vi a, const int past)
+{
+    vec_put(p, a, past);
+}
+
+static inline void vf_put(float *p, vf a, const int past)
+{
+    vec_put((uint8_t *)p, vi_bits(a), past);
 }
 
 /* Two vectors of words as bytes; words of 0 to 255, or with is_signed any, which are held to -128 to 127. */

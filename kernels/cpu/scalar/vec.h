@@ -535,6 +535,13 @@ static inline void vf_pairs_from_bf16(const void *p, vf *even, vf *odd)
     *odd = vf_bits(vi_and(w, vi_set(0xffff0000)));
 }
 
+/* The low halves of a's lanes, the high ones of b's. */
+static inline vi vi_halves(vi a, vi b)
+{
+    EACH(i) a.v[i] = (a.v[i] & 0xffff) | (b.v[i] & 0xffff0000);
+    return a;
+}
+
 /* The low halves of the lanes of both: a's in the low half of each lane, b's in the high one. */
 static inline vi vi_pairs(vi a, vi b)
 {
@@ -558,6 +565,19 @@ static inline void vi_put_bytes(uint8_t *p, vi w)
         p[2 * i] = (uint8_t)w.v[i];
         p[2 * i + 1] = (uint8_t)(w.v[i] >> 16);
     }
+}
+
+/* Other levels put what these do past the caches if that is asked for. */
+static inline void vi_put(void *p, vi a, const int past)
+{
+    (void)past;
+    vi_store(p, a);
+}
+
+static inline void vf_put(float *p, vf a, const int past)
+{
+    (void)past;
+    vf_store(p, a);
 }
 
 /* Two vectors of words, with is_signed held to -128 to 127; other levels put them past the caches if that is asked for.

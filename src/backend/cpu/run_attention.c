@@ -36,7 +36,7 @@ static const float *load(const qn_att_job *job, int values, int64_t head, int64_
         if (format == QN_F8_E4M3) {
             float scale;
             memcpy(&scale, (const char *)scales->data + (first + i) * scales->strides[0] + head * 4, sizeof scale);
-            job->rows->decode[QN_ROWS_E4M3](from, job->d, scale, 0, row);
+            job->rows->decode[QN_ROWS_E4M3](from, job->d, scale, 0, 0, row);
         } else {
             job->rows->load[real](from, job->d, row);
         }

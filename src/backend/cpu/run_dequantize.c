@@ -45,7 +45,7 @@ static void decode_far(const int8_t *codes, int64_t n, float scale, int32_t azp,
 }
 
 /* Columns [c, c + n) of a row. */
-static void decode_8bit(const dequantize_job *job, int64_t m, int64_t c, int64_t n, float *out)
+static void decode_8bit(const dequantize_job *job, int64_t m, int64_t c, int64_t n, int past, float *out)
 {
     const qn_view *q = &job->args->in[QN_DEQ_Q];
     const char *const codes = (const char *)q->data + m * q->strides[0];
@@ -61,13 +61,14 @@ static void decode_8bit(const dequantize_job *job, int64_t m, int64_t c, int64_t
         if (azp < -65536 || azp > 65536) {
             decode_far((const int8_t *)codes + at, count, scale, azp, out + at - c);
         } else {
-            job->set->decode[job->code](codes + at, count, scale, azp, out + at - c);
+            job->set->decode[job->code](codes + at, count, scale, azp, past, out + at - c);
         }
         at += count;
     }
 }
 
-static void decode_fp4(const dequantize_job *job, int64_t m, int64_t c, int64_t n, dequantize_scratch *s, float *out)
+static void decode_fp4(const dequantize_job *job, int64_t m, int64_t c, int64_t n, dequantize_scratch *s, int past,
+                       float *out)
 {
     const qn_view *q = &job->args->in[QN_DEQ_Q], *scale = &job->args->in[QN_DEQ_SCALE];
     const int64_t blocks = n / job->group, first = c / job->group, columns = scale->shape.dims[1];
@@ -88,7 +89,7 @@ static void decode_fp4(const dequantize_job *job, int64_t m, int64_t c, int64_t 
         }
     }
     job->set->from_e2m1((const uint8_t *)q->data + m * q->strides[0] + c / 2, n, job->group, s->scale, job->global,
-                        out);
+                        past, out);
 }
 
 static void dequantize_task(void *user, int64_t index, int32_t thread)
@@ -102,13 +103,15 @@ static void dequantize_task(void *user, int64_t index, int32_t thread)
         for (int64_t c = 0; c < job->k; c += CHUNK) {
             const int64_t n = qn_min_i64(CHUNK, job->k - c);
             float *const at = (float *)(void *)((char *)x->data + m * x->strides[0]) + c;
-            float *const out = job->stream ? s->out : at;
+            const int past = job->stream && qn_rows_aligned(at) && (job->group >= job->k || job->group % 4 == 0);
+            const int copied = job->stream && !past;
+            float *const out = copied ? s->out : at;
             if (job->fp4) {
-                decode_fp4(job, m, c, n, s, out);
+                decode_fp4(job, m, c, n, s, past, out);
             } else {
-                decode_8bit(job, m, c, n, out);
+                decode_8bit(job, m, c, n, past, out);
             }
-            if (job->stream) {
+            if (copied) {
                 job->set->stream(at, out, (size_t)n * 4);
             }
         }

@@ -7,12 +7,14 @@
 #include <float.h>
 #include <string.h>
 
+#include "backend/cpu/fp4_steps.h"
 #include "backend/cpu/sizes.h"
 #include "ref/slots.h"
 
-#define CHUNK 2048 /* elements done together; a multiple of 256 */
+#define CHUNK 2048       /* elements done together; a multiple of 256 */
 #define AHEAD_BYTES 1024 /* fetched before the next ones' end */
 #define TILE_ROWS 128
+#define STEPS_FROM 65536 /* elements that pay for the tables of a global scale */
 
 typedef struct fp4_job {
     const qn_rows_set *set;
@@ -23,6 +25,8 @@ typedef struct fp4_job {
     int32_t rule;
     int nvfp4, tiled, stream, far; /* far: the global scale is not finite */
     float global;
+    int stepped;
+    qn_rows_e2m1_steps steps; /* of the global scale, where stepped is 1 */
     float *parts;
     char *scratch;
 } fp4_job;
@@ -87,17 +91,27 @@ static void fp4_row(const fp4_job *job, int64_t m, fp4_scratch *s)
         const int special = job->set->tops[job->real](x, n, job->block, s->top);
         uint8_t *const codes = (uint8_t *)q->data + m * q->strides[0] + c / 2;
         const int past = job->stream && qn_rows_aligned(codes), copied = job->stream && !past;
-        const int care = job->nvfp4 ? job->set->nvfp4_scales(job->global, s->top, blocks, s->scale, s->factor)
-                                    : job->set->mxfp4_scales(mx_addend(job->rule), s->top, blocks, s->scale, s->factor);
+        const int64_t ahead = qn_rows_ahead(m, job->m, job->stride, job->k * size, c * size, n * size + AHEAD_BYTES);
+        const int stepped = job->stepped && !special;
+        int care = QN_ROWS_PLAIN;
+        if (stepped) {
+            job->set->nvfp4_codes(job->global, s->top, blocks, s->scale);
+        } else if (!job->nvfp4) {
+            care = job->set->mxfp4_scales(mx_addend(job->rule), s->top, blocks, s->scale, s->factor);
+        } else {
+            care = job->set->nvfp4_scales(job->global, s->top, blocks, s->scale, s->factor);
+        }
         if (job->tiled) {
             put_tiled(job, m, c / 16, blocks, s->scale);
         } else {
             memcpy((char *)scale->data + m * scale->strides[0] + c / job->block, s->scale, (size_t)blocks);
         }
-        job->set->to_e2m1[job->real](
-            x, n, job->block, s->factor, special || job->far ? QN_ROWS_NAN : care,
-            qn_rows_ahead(m, job->m, job->stride, job->k * size, c * size, n * size + AHEAD_BYTES), past,
-            copied ? s->codes : codes);
+        if (stepped) {
+            job->set->e2m1_steps(x, n, s->scale, &job->steps, ahead, past, copied ? s->codes : codes);
+        } else {
+            job->set->to_e2m1[job->real](x, n, job->block, s->factor, special || job->far ? QN_ROWS_NAN : care, ahead,
+                                         past, copied ? s->codes : codes);
+        }
         if (copied) {
             job->set->stream(codes, s->codes, (size_t)(n / 2));
         }
@@ -153,6 +167,11 @@ static void find_global(fp4_job *job, const qn_exec *exec)
         job->global = 2688.0f / (amax < FLT_MAX ? amax : FLT_MAX);
     }
     job->far = !(job->global > 0x1p-126f && job->global < 0x1p126f);
+    job->stepped = job->set->steps && job->real == QN_MM_BF16 && job->global >= 0x1p-60f && job->global <= 0x1p60f &&
+                   job->m > STEPS_FROM / qn_max_i64(1, job->k);
+    if (job->stepped) {
+        qn_fp4_steps_make(job->global, &job->steps);
+    }
     memcpy(job->args->out[QN_FP4_OUT_GLOBAL].data, &job->global, 4);
 }
 

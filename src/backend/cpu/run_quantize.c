@@ -395,7 +395,11 @@ static void quantize_row(const quantize_job *job, int64_t m, char *scratch, floa
         const int64_t ahead = qn_rows_ahead(m, job->m, job->stride, row, c * size, n * size + QN_ROWS_AHEAD_BYTES);
         const char *const x = row_at(job, m) + c * size;
         if (job->silu) {
-            (job->paired ? job->set->silu_paired : job->set->silu_mul[job->real])(x, x + job->k * size, n, ahead, v);
+            if (job->paired) {
+                job->set->silu_paired(x, x + job->k * size, n, ahead, v);
+            } else {
+                job->set->silu_mul[job->real](x, x + job->k * size, n, ahead, 0, v);
+            }
             quantize_groups(job, job->paired ? QN_ROWS_PAIRED : QN_MM_F32, (const char *)v, m, c, n, 0, scratch);
         } else {
             quantize_groups(job, (int32_t)job->real, x, m, c, n, ahead, scratch);

@@ -59,17 +59,19 @@ static void silu_row(const rows_job *job, int64_t m, float *scratch)
         const int64_t ahead =
             qn_rows_ahead(m, job->rows, job->x->strides[0], job->k * size, c * size, n * size + QN_ROWS_AHEAD_BYTES);
         const char *const gate = x + c * size, *const up = gate + job->k * size;
-        void *const out = out_at(job, m) + c * out_size, *const to = job->stream ? packed : out;
+        void *const out = out_at(job, m) + c * out_size;
+        const int past = job->stream && once && qn_rows_aligned(out), copied = job->stream && !past;
+        void *const to = copied ? packed : out;
         float *const v = once ? to : scratch;
         if (once && job->out == QN_MM_BF16) {
-            job->set->silu_bf16(gate, up, n, ahead, to);
+            job->set->silu_bf16(gate, up, n, ahead, past, to);
         } else {
-            job->set->silu_mul[job->real](gate, up, n, ahead, v);
+            job->set->silu_mul[job->real](gate, up, n, ahead, past, v);
         }
         if (!once) {
             job->set->store[job->out](v, n, to);
         }
-        if (job->stream) {
+        if (copied) {
             job->set->stream(out, packed, (size_t)(n * out_size));
         }
     }
@@ -78,10 +80,12 @@ static void silu_row(const rows_job *job, int64_t m, float *scratch)
 static void rmsnorm_row(const rows_job *job, int64_t m, float *scratch)
 {
     const float *const x = as_floats(job, (const char *)job->x->data + m * job->x->strides[0], job->k, scratch);
-    float *const v = job->out == QN_MM_F32 ? (float *)(void *)out_at(job, m) : scratch + qn_size_pad((size_t)job->k);
+    const int direct = job->out == QN_MM_F32, past = job->stream && direct && qn_rows_aligned(out_at(job, m));
+    float *const v = direct ? (float *)(void *)out_at(job, m) : scratch + qn_size_pad((size_t)job->k);
+    const int64_t row = job->k * 4, next = qn_rows_ahead(m, job->rows, job->x->strides[0], row, 0, row);
     const double mean = job->set->squares(x, job->k) / (double)job->k;
     const double factor = 1.0 / sqrt(mean + (double)job->desc->attr[QN_ATTR_EPS].f);
-    job->set->scale(x, factor, job->weights, job->k, v);
+    job->set->scale(x, factor, job->weights, job->k, job->real == QN_MM_F32 ? next : 0, past, v);
     if (job->out != QN_MM_F32) {
         job->set->store[job->out](v, job->k, out_at(job, m));
     }
@@ -101,10 +105,11 @@ static void rope_row(const rows_job *job, int64_t m, float *scratch)
             (const char *)job->x->data + m * job->x->strides[0] + (heads > 1 ? h * job->x->strides[1] : 0);
         const float *const x = as_floats(job, head, job->k, scratch);
         float *const y = (float *)(void *)(out_at(job, m) + (heads > 1 ? h * job->y->strides[1] : 0));
+        const int past = job->stream && qn_rows_aligned(y) && qn_rows_aligned(y + half);
         if (pairs) {
-            job->set->rotate(x, x + 1, cosines, sines, half, 2, y, y + 1);
+            job->set->rotate(x, x + 1, cosines, sines, half, 2, 0, y, y + 1);
         } else {
-            job->set->rotate(x, x + half, cosines, sines, half, 1, y, y + half);
+            job->set->rotate(x, x + half, cosines, sines, half, 1, past, y, y + half);
         }
     }
 }
@@ -193,14 +198,15 @@ void qn_rows_run(const qn_kernel *kernel, const qn_run_call *call)
     job.scratch = (char *)call->workspace + shared_bytes(call->desc);
     job.scratch_bytes = thread_bytes(call->desc);
     int64_t row_bytes = qn_min_i64(job.k, QN_ROWS_TASK_BYTES) * 2 * qn_rows_real_bytes(job.real);
+    int64_t heads = 1;
     if (job.desc->op == QN_OP_RMSNORM) {
         prepare_rmsnorm(&job, call->workspace);
     } else if (job.desc->op == QN_OP_ROPE) {
         prepare_rope(&job, call->workspace);
-        row_bytes = qn_min_i64(row_bytes * job.x->shape.dims[1], QN_ROWS_TASK_BYTES);
-    } else {
-        job.stream = job.rows > QN_ROWS_STREAM_BYTES / qn_rows_real_bytes(job.out) / job.k;
+        heads = qn_max_i64(1, job.x->shape.dims[1]);
+        row_bytes = qn_min_i64(row_bytes * heads, QN_ROWS_TASK_BYTES);
     }
+    job.stream = job.rows > QN_ROWS_STREAM_BYTES / qn_rows_real_bytes(job.out) / job.k / heads;
     job.per_task = qn_rows_per_task(row_bytes);
     qn_parallel_for(call->exec, qn_ceil_div(job.rows, job.per_task), rows_task, &job);
 }

@@ -97,7 +97,7 @@ static const float *angles(const qn_att_job *job, int64_t first, int64_t count, 
         for (int64_t i = 0; i < done && done + i < count; i++) {
             const float *const from = table + i * 2 * half;
             float *const to = table + (done + i) * 2 * half;
-            job->rows->rotate(from, from + half, by, by + half, half, 1, to, to + half);
+            job->rows->rotate(from, from + half, by, by + half, half, 1, 0, to, to + half);
         }
     }
     s->key[panel] = first;
@@ -118,9 +118,9 @@ static const float *load(const qn_att_job *job, int values, int64_t head, int64_
         if (rotate) {
             const float *const turn = table + i * 2 * half;
             if (c->pairs) {
-                job->rows->rotate(flat, flat + 1, turn, turn + half, half, 2, row, row + 1);
+                job->rows->rotate(flat, flat + 1, turn, turn + half, half, 2, 0, row, row + 1);
             } else {
-                job->rows->rotate(flat, flat + half, turn, turn + half, half, 1, row, row + half);
+                job->rows->rotate(flat, flat + half, turn, turn + half, half, 1, 0, row, row + half);
             }
         }
         memset(row + d, 0, (size_t)(job->d_pad - d) * 4);
