@@ -1,6 +1,7 @@
-/* fp8 codes of bf16, bit for bit at every level: each mantissa of the largest magnitude with every element of the 24
- * binades below it, so that ties, quotients rounded twice, subnormal codes and zeros are all among them
- * (src/backend/cpu/fp8_steps.c). The table of steps is what the reference's operations make. */
+/* fp8 and e2m1 codes of bf16, bit for bit at every level: each mantissa of the largest magnitude with every element of
+ * the 24 binades below it (of e2m1 six, and largest magnitudes of all block scales), so that ties, quotients rounded
+ * twice, subnormal codes and zeros are all among them (src/backend/cpu/fp8_steps.c, fp4_steps.c). The table of steps is
+ * what the reference's operations make. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,7 +15,8 @@
 #include "backend/cpu/fp8_steps.h"
 #include "format/format.h"
 
-enum { MANTISSAS = 128, BINADES = 24, GROUP = 128 };
+enum { MANTISSAS = 128, BINADES = 24, GROUP = 128, BLOCK = 16, INPUTS = 2, OUTPUTS = 3 };
+enum { SCALE_BINADES = 22, BLOCKS = 6 * MANTISSAS / (BLOCK - 1) + 1 }; /* of largest magnitudes; of a row */
 
 static qn_ctx *ctx;
 
@@ -43,11 +45,15 @@ static void run(const char *text, const qn_plan_options *options, void *const in
     memset(shapes, 0, sizeof shapes);
     assert_int_equal(qn_op_desc_parse(text, &desc, &error), QN_OK);
     assert_int_equal(qn_op_desc_check(&desc, shapes, &sizes, &error), QN_OK);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < INPUTS; i++) {
         if (desc.in[i].format) {
             args.in[i] = qn_view_make(in[i], &desc.in[i]);
         }
-        args.out[i] = qn_mut_view_make(out[i], &shapes[i]);
+    }
+    for (int i = 0; i < OUTPUTS; i++) {
+        if (shapes[i].format) {
+            args.out[i] = qn_mut_view_make(out[i], &shapes[i]);
+        }
     }
     assert_int_equal(qn_plan_create(ctx, &desc, options, &plan, &error), QN_OK);
     const size_t bytes = (qn_plan_workspace_bytes(plan, sizes.m, 1) + 64) / 64 * 64;
@@ -58,17 +64,16 @@ static void run(const char *text, const qn_plan_options *options, void *const in
     qn_plan_destroy(plan);
 }
 
-/* A case whose rows take all mantissas. scales: of mode=static. */
-static void compare(const char *text, int64_t m, int64_t k, int grouped, const float *scales)
+/* A case at every level this machine has: codes and scales as the reference makes them. */
+static void compare_of(const char *text, const uint16_t *x, float given, size_t codes, size_t scales)
 {
-    uint16_t *x = malloc((size_t)(m * k) * 2);
-    uint8_t *want = malloc((size_t)(m * k)), *got = malloc((size_t)(m * k));
-    const size_t scale_bytes = (size_t)(m * (k / GROUP + 1)) * 4;
-    void *want_scale = malloc(scale_bytes), *got_scale = malloc(scale_bytes);
-    assert_true(x && want && got && want_scale && got_scale);
-    fill(x, m, k, grouped);
-    float given = scales ? *scales : 0.0f;
-    void *const in[2] = {x, &given}, *const want_out[2] = {want, want_scale}, *const got_out[2] = {got, got_scale};
+    uint8_t *want = malloc(codes), *got = malloc(codes);
+    void *want_scale = malloc(scales), *got_scale = malloc(scales);
+    float global[2] = {0.0f, 0.0f};
+    assert_true(want && got && want_scale && got_scale);
+    memset(want_scale, 0xAA, scales);
+    void *const in[INPUTS] = {(void *)(uintptr_t)x, &given}, *const want_out[OUTPUTS] = {want, want_scale, &global[0]};
+    void *const got_out[OUTPUTS] = {got, got_scale, &global[1]};
     qn_plan_options options;
     qn_plan_options_init(&options);
     options.backend = QN_BACKEND_REF;
@@ -85,20 +90,54 @@ static void compare(const char *text, int64_t m, int64_t k, int grouped, const f
             continue; /* not this machine's */
         }
         qn_plan_destroy(plan);
-        memset(got, 0xAA, (size_t)(m * k));
+        memset(got, 0xAA, codes);
+        memset(got_scale, 0xAA, scales);
         run(text, &options, in, got_out);
-        for (int64_t i = 0; i < m * k; i++) {
+        for (size_t i = 0; i < codes; i++) {
             if (want[i] != got[i]) {
-                fail_msg("%s, %s: element %lld, %04x, is %02x, expected %02x", text, qn_isa_name(levels[l]),
-                         (long long)i, x[i], got[i], want[i]);
+                fail_msg("%s, %s: byte %zu of the codes is %02x, expected %02x", text, qn_isa_name(levels[l]), i,
+                         got[i], want[i]);
             }
         }
+        assert_memory_equal(want_scale, got_scale, scales);
+        assert_memory_equal(&global[0], &global[1], sizeof global[0]);
     }
-    free(x);
     free(want);
     free(got);
     free(want_scale);
     free(got_scale);
+}
+
+/* An fp8 case whose rows take all mantissas. given: the scale of mode=static. */
+static void compare(const char *text, int64_t m, int64_t k, int grouped, const float *given)
+{
+    uint16_t *x = malloc((size_t)(m * k) * 2);
+    assert_non_null(x);
+    fill(x, m, k, grouped);
+    compare_of(text, x, given ? *given : 0.0f, (size_t)(m * k), (size_t)(m * (k / GROUP + 1)) * 4);
+    free(x);
+}
+
+/* nvfp4 with a global scale: a row has a largest magnitude, each block of it other elements. */
+static void compare_fp4(float global)
+{
+    const int64_t m = SCALE_BINADES * MANTISSAS, k = BLOCKS * BLOCK;
+    uint16_t *x = malloc((size_t)(m * k) * 2);
+    uint32_t least;
+    char text[96];
+    const float bottom = 0x1.8p-9f / global; /* its block scale is e4m3's least, or rounds to zero below */
+    memcpy(&least, &bottom, sizeof least);
+    assert_non_null(x);
+    for (int64_t r = 0; r < m; r++) {
+        const uint32_t most = (least >> 23 << 7) + (uint32_t)r;
+        for (int64_t i = 0; i < k; i++) {
+            const uint32_t down = (uint32_t)(i / BLOCK * (BLOCK - 1) + (i % BLOCK ? i % BLOCK - 1 : 0));
+            x[r * k + i] = (uint16_t)((i & 1) << 15 | (i % BLOCK ? most - down : most));
+        }
+    }
+    snprintf(text, sizeof text, "quantize_nvfp4 m=%lld k=%lld x=bf16 global_scale=1", (long long)m, (long long)k);
+    compare_of(text, x, global, (size_t)(m * k / 2), (size_t)(m * k / BLOCK));
+    free(x);
 }
 
 static void test_rows(void **state)
@@ -129,6 +168,15 @@ static void test_one_scale(void **state)
     compare("quantize_fp8 m=64 k=3331 type=e4m3fnuz x=bf16", 64, 3331, 0, NULL);
     for (size_t i = 0; i < sizeof given / sizeof *given; i++) {
         compare("quantize_fp8 m=64 k=3331 mode=static x=bf16", 64, 3331, 0, &given[i]);
+    }
+}
+
+static void test_fp4(void **state)
+{
+    (void)state;
+    static const float given[] = {1.0f, 0x1.24924ap3f, 0x1.5p-5f, 0x1.fffffep20f, 0x1.b6db6cp-40f, 0x1.000002p11f};
+    for (size_t i = 0; i < sizeof given / sizeof *given; i++) {
+        compare_fp4(given[i]);
     }
 }
 
@@ -165,6 +213,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rows),
         cmocka_unit_test(test_one_scale),
+        cmocka_unit_test(test_fp4),
         cmocka_unit_test(test_table),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
