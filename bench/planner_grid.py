@@ -40,7 +40,8 @@ FORMATS = {
 }
 CPU_FORMATS = {"vptq-2": " format=vptq num_centroids=256 num_res_centroids=256 res_centroids.weight=1 weight_scale=1"}
 CPU_KERNELS = ["amx_1x128_sums", "avx512vnni_1x128_sums", "amx_16x16_tiles", "avx512vnni_8x16_tiles", "amx_16x16_lattice",
-               "avx512vnni_4x16_lattice", "avx512_4x4_books", "avx2_4x2_books"]
+               "avx512vnni_4x16_lattice", "avx512_4x4_books", "avx2_1x128_sums", "avx2_2x16_tiles", "avx2_1x16_lattice",
+               "avx2_4x2_books"]
 CPU_SHAPES = [(64, 576), (192, 576), (576, 576), (1536, 576), (576, 1536), (32, 4096), (128, 4096), (320, 960)]
 SHAPES = [(1024, 4096), (4096, 4096), (6144, 4096), (11008, 4096), (14336, 4096), (4096, 11008), (4096, 14336), (5120, 5120),
           (8192, 8192), (13824, 5120), (1536, 8960), (2560, 6912), (28672, 8192), (8192, 28672)]

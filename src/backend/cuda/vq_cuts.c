@@ -105,15 +105,15 @@ static int sums_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_de
 
 int qn_cuda_vq_exchange_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
 {
-    if (device->target != QN_SM_90A || vq->format != QN_VQ_AQLM || !qn_cuda_vq_tensor_possible(desc, vq) ||
-        qn_cuda_vq_exchange_cut_of(vq, device).shared_bytes > device->shared_bytes) {
+    if (device->target != QN_SM_90A || vq->format != QN_VQ_AQLM || !qn_cuda_vq_tensor_possible(desc, vq)) {
         return 0;
     }
     qn_vq_device d;
     const qn_vq_problem problem = problem_for(desc, vq, 1);
     qn_cuda_vq_device(device, &d);
     const qn_vq_choice c = qn_vq_choose(&problem, &d);
-    return c.form == QN_VQ_FORM_SUMS && c.slices > 1;
+    return c.form == QN_VQ_FORM_SUMS && c.slices > 1 &&
+           qn_cuda_vq_exchange_cut_of(vq, device).shared_bytes <= device->shared_bytes;
 }
 
 qn_cuda_vq_exchange_cut qn_cuda_vq_exchange_cut_of(const qn_vq *vq, const qn_cuda_device *device)
