@@ -43,6 +43,8 @@ enum {
 #define SUMS_TURN 2.2
 #define SUMS_ADDED 2.5
 #define SUMS_LAUNCH 0.68
+/* us of weights that are written out, beside two launches: the one does not begin before the other has ended. */
+#define DENSE_ENDS 6.0
 
 static double max2(double a, double b)
 {
@@ -248,7 +250,7 @@ static qn_vq_choice evaluate_dense(const qn_vq_problem *p, const qn_vq_device *d
     c.lookup_us = working_set(p) > 64 << 10 ? c.lookups * 32.0 / (d->l2_rate * 1e3) : 0.0;
     c.issue_us = clocks_to_us(d, vectors / d->lanes * per_vector / d->issue) / d->issue_share;
     /* in front: decoding (L2 takes what is written after what is looked up), and rows of x as f16 */
-    c.fill_us = max2(c.lookup_us + read + 2.0 * weights / (d->write_rate * 1e3), c.issue_us) + d->launch +
+    c.fill_us = max2(c.lookup_us + read + 2.0 * weights / (d->write_rate * 1e3), c.issue_us) + d->launch + DENSE_ENDS +
                 2.0 * rows * (double)p->k / (d->l2_rate * 1e3);
     c.us = max2(c.memory_us, c.math_us) + c.fill_us + d->launch;
     return c;
