@@ -57,7 +57,7 @@ static const struct {
     {"vq_mm m=2 n=33 k=64 num_codebooks=3 nbits_per_codebook=5 in_group_size=4 out=f32", 0},
     {"vq_mm m=2 n=9 k=72 nbits_per_codebook=12 out=f32 codes=u8", 0},
     {"vq_mm m=1 n=40 k=128 num_codebooks=1 in_group_size=4", 0},
-    {"vq_mm m=3 n=72 k=192 num_codebooks=2 in_group_size=2 codes=u8", 0},
+    {"vq_mm m=3 n=72 k=192 in_group_size=2 codes=u8", 0},
     {"vq_mm m=3 n=8 k=64 num_codebooks=8 in_group_size=32 x=f32 codes=u8", 0},
     {"vq_mm m=3 n=136 k=64 num_codebooks=8 in_group_size=32 x=f32 codes=u8", 0},
     {"vq_mm m=3 n=136 k=256 num_codebooks=8 in_group_size=32 x=f32 codes=u8", 0},
