@@ -123,7 +123,7 @@ static void bits_do_not_depend_on_batches_or_threads(void **state)
 {
     (void)state;
     const char *path = model_path();
-    enum { COUNT = 40 };
+    enum { COUNT = 26 };
     qn_ctx *ctx = make_ctx();
     qn_error error = {QN_OK, ""};
     qn_model *model;

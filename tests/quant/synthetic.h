@@ -1,5 +1,6 @@
 /* A small llama checkpoint made of random numbers, written as a Hugging Face
- * folder: 2 layers, hidden 192, intermediate 320, tied embeddings. */
+ * folder: 2 layers, hidden 192, intermediate 320, tied embeddings. SYN_TEXT in it is a sentence to calibrate on, for
+ * tests that are not about calibration: the built-in text takes seconds where kernels are sanitized. */
 #ifndef QN_TESTS_SYNTHETIC_H
 #define QN_TESTS_SYNTHETIC_H
 
@@ -18,6 +19,8 @@
 #include "base/rng.h"
 
 enum { SYN_LAYERS = 2, SYN_HIDDEN = 192, SYN_INNER = 320, SYN_KV = 32, SYN_VOCAB = 300, SYN_TENSORS = 2 + 9 * SYN_LAYERS };
+
+#define SYN_TEXT "calibration.txt"
 
 typedef struct syn_tensor {
     char name[96];
@@ -137,7 +140,9 @@ static inline int syn_write(qn_ctx *ctx, const char *folder, const syn_tensor *t
                    "\"hidden_size\":192,\"intermediate_size\":320,\"num_hidden_layers\":2,\"num_attention_heads\":6,"
                    "\"num_key_value_heads\":1,\"head_dim\":32,\"vocab_size\":300,\"max_position_embeddings\":1024,"
                    "\"rms_norm_eps\":1e-05,\"rope_theta\":10000.0,\"tie_word_embeddings\":true,\"torch_dtype\":\"float32\","
-                   "\"attention_bias\":false,\"mlp_bias\":false,\"eos_token_id\":258}\n");
+                   "\"attention_bias\":false,\"mlp_bias\":false,\"eos_token_id\":258}\n") ||
+           syn_put(folder, SYN_TEXT,
+                   "A quern is a hand mill: its upper stone turns on the lower one and grinds the grain between them.\n");
 }
 
 static inline int syn_remove_one(const char *path, const struct stat *s, int kind, struct FTW *place)

@@ -15,6 +15,7 @@
 #include "backend/cpu/fit.h"
 #include "base/context.h"
 #include "base/rng.h"
+#include "kernels/operands.h"
 #include "quant/kmeans.h"
 
 static qn_ctx *ctx;
@@ -211,6 +212,19 @@ static void test_few_points(void **state)
     }
 }
 
+/* A copy that a page ends which may not be touched: builds with sanitizers do not check what these loops read. */
+static guarded ended(const float *x, int64_t count)
+{
+    guarded g = guarded_make((size_t)count * sizeof *x, AT_END, 0, 0xFF);
+    memcpy(g.data, x, g.bytes);
+    return g;
+}
+
+static const float *floats(const guarded *g)
+{
+    return (const float *)(const void *)g->data;
+}
+
 /* Each level's loops against plain sums in double. */
 static void test_levels(void **state)
 {
@@ -229,7 +243,12 @@ static void test_levels(void **state)
         for (int32_t v = 1; v <= 8; v++) {
             float scores[7 * QN_FIT_LANES];
             int32_t entries[7 * QN_FIT_LANES];
-            levels[i].set->nearest(&(qn_fit_book){norms, book, 96, v}, targets, 7, scores, entries);
+            guarded on[3] = {ended(norms, 96), ended(book, v * 96), ended(targets, 7 * v)};
+            const qn_fit_book ends = {floats(&on[0]), floats(&on[1]), 96, v};
+            levels[i].set->nearest(&ends, floats(&on[2]), 7, scores, entries);
+            for (int n = 0; n < 3; n++) {
+                guarded_free(&on[n]);
+            }
             for (int r = 0; r < 7 * QN_FIT_LANES; r++) {
                 double least = INFINITY;
                 int at = -1;
@@ -248,7 +267,10 @@ static void test_levels(void **state)
         for (int64_t columns = 16; columns <= 96; columns += 16) {
             float got[7 * 112];
             memcpy(got, out, sizeof got);
-            levels[i].set->add_product(got, 112, a, 21, 7, b, 112, 21, columns);
+            guarded on[2] = {ended(a, 7 * 21), ended(b, 20 * 112 + columns)};
+            levels[i].set->add_product(got, 112, floats(&on[0]), 21, 7, floats(&on[1]), 112, 21, columns);
+            guarded_free(&on[0]);
+            guarded_free(&on[1]);
             for (int e = 0; e < 7 * 112; e++) {
                 double s = (double)out[e];
                 for (int d = 0; d < 21 && e % 112 < columns; d++) {

@@ -21,7 +21,7 @@
 #include "synthetic.h"
 
 static qn_ctx *ctx;
-static char root[64], source[128];
+static char root[64], source[128], sentence[160];
 static syn_tensor tensors[SYN_TENSORS];
 
 static int setup(void **state)
@@ -32,6 +32,7 @@ static int setup(void **state)
         return 1;
     }
     snprintf(source, sizeof source, "%s/source", root);
+    snprintf(sentence, sizeof sentence, "%s/" SYN_TEXT, source);
     syn_make(tensors, 20);
     return syn_write(ctx, source, tensors);
 }
@@ -59,6 +60,7 @@ static qn_quantize_options options_of(const char *scheme)
     qn_quantize_options o;
     qn_quantize_options_init(&o);
     o.scheme = scheme;
+    o.calibration = sentence;
     return o;
 }
 

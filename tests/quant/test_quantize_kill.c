@@ -19,7 +19,7 @@
 
 enum { KILLS = 50 };
 
-static char root[64], source[128], target[128], reference[128], older[128];
+static char root[64], source[128], text[160], target[128], reference[128], older[128];
 static const char *command; /* NULL: the library in a forked child */
 
 static pid_t start(const char *to, const char *scheme)
@@ -32,13 +32,14 @@ static pid_t start(const char *to, const char *scheme)
         if (!freopen("/dev/null", "w", stdout)) {
             _exit(99);
         }
-        execl(command, command, "quantize", source, to, "--weights", scheme, "--force", (char *)NULL);
+        execl(command, command, "quantize", source, to, "--weights", scheme, "--calibrate", text, "--force", (char *)NULL);
         _exit(98);
     }
     qn_ctx *ctx;
     qn_quantize_options o;
     qn_quantize_options_init(&o);
     o.scheme = scheme;
+    o.calibration = text;
     o.force = 1;
     _exit(qn_ctx_create(NULL, &ctx, NULL) != QN_OK || qn_quantize(ctx, source, to, &o, NULL, NULL) != QN_OK);
 }
@@ -102,6 +103,7 @@ static int setup(void **state)
         return 1;
     }
     snprintf(source, sizeof source, "%s/source", root);
+    snprintf(text, sizeof text, "%s/" SYN_TEXT, source);
     snprintf(target, sizeof target, "%s/target", root);
     snprintf(reference, sizeof reference, "%s/reference", root);
     snprintf(older, sizeof older, "%s/older", root);

@@ -18,7 +18,7 @@
 enum { TOKENS = 40 };
 
 static qn_ctx *ctx;
-static char root[64], source[128], out[128];
+static char root[64], source[128], sentence[160], out[128];
 static syn_tensor tensors[SYN_TENSORS];
 
 static int setup(void **state)
@@ -29,6 +29,7 @@ static int setup(void **state)
         return 1;
     }
     snprintf(source, sizeof source, "%s/source", root);
+    snprintf(sentence, sizeof sentence, "%s/" SYN_TEXT, source);
     snprintf(out, sizeof out, "%s/out", root);
     syn_make(tensors, 7);
     for (int i = 0; i < SYN_TENSORS; i++) { /* norms that make some columns large, and one of zero */
@@ -71,10 +72,10 @@ static qn_status try_quantize(const char *scheme, float smooth, int32_t first, i
     return qn_quantize_with(ctx, source, out, &o, &tuning, NULL, error);
 }
 
-static void quantize(const char *scheme, float smooth)
+static void quantize(const char *scheme, float smooth, const char *text)
 {
     qn_error error = {0};
-    must(try_quantize(scheme, smooth, -1, -1, NULL, &error), &error);
+    must(try_quantize(scheme, smooth, -1, -1, text, &error), &error);
 }
 
 /* Logits of some text; the caller frees. */
@@ -119,7 +120,7 @@ static void same_logits(void **state)
     float *before = logits_of(source);
     static const float alphas[] = {0.3f, 0.5f, 0.8f};
     for (int i = 0; i < 3; i++) {
-        quantize("f32", alphas[i]);
+        quantize("f32", alphas[i], sentence);
         float *after = logits_of(out);
         const double d = distance(before, after);
         print_message("alpha %.1f: logits differ by %.2g of the largest\n", (double)alphas[i], d);
@@ -133,7 +134,7 @@ static void same_logits(void **state)
 static void folds(void **state)
 {
     (void)state;
-    quantize("f32", 0.5f);
+    quantize("f32", 0.5f, sentence);
     qn_checkpoint *a, *b;
     assert_int_equal(qn_checkpoint_open(ctx, source, &a, NULL), QN_OK);
     assert_int_equal(qn_checkpoint_open(ctx, out, &b, NULL), QN_OK);
@@ -159,7 +160,7 @@ static void helps_int8(void **state)
     float *before = logits_of(source);
     double d[2];
     for (int i = 0; i < 2; i++) {
-        quantize("int8", i ? -1.0f : 0.0f);
+        quantize("int8", i ? -1.0f : 0.0f, NULL); /* the built-in text */
         float *after = logits_of(out);
         d[i] = distance(before, after);
         free(after);
@@ -177,7 +178,7 @@ static void kept_layers(void **state)
     for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
         for (int last = 0; last < 2; last++) {
             qn_error error = {0};
-            must(try_quantize(schemes[i], -1.0f, !last, last, NULL, &error), &error);
+            must(try_quantize(schemes[i], -1.0f, !last, last, sentence, &error), &error);
             qn_checkpoint *c;
             must(qn_checkpoint_open(ctx, out, &c, &error), &error);
             qn_model_info info;

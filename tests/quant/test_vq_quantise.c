@@ -241,9 +241,10 @@ static void print_finding(void *user, int severity, const char *tensor, const ch
 static void folders(void **state)
 {
     (void)state;
-    char root[64] = "/tmp/quern-vq-XXXXXX", source[80], out[80];
+    char root[64] = "/tmp/quern-vq-XXXXXX", source[80], text[112], out[80];
     assert_non_null(mkdtemp(root));
     snprintf(source, sizeof source, "%s/source", root);
+    snprintf(text, sizeof text, "%s/" SYN_TEXT, source);
     snprintf(out, sizeof out, "%s/out", root);
     static syn_tensor tensors[SYN_TENSORS];
     syn_make(tensors, 20);
@@ -254,6 +255,7 @@ static void folders(void **state)
         qn_quantize_options options;
         qn_quantize_options_init(&options);
         options.scheme = schemes[i];
+        options.calibration = text;
         options.force = 1;
         options.keep_last = i > 0; /* one layer of two shows it */
         qn_error error = {0};
