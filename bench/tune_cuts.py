@@ -38,14 +38,19 @@ def strips(m, n, k):
             yield f"strip {groups} {pair} {split} {unroll} {stages} {occupancy} {parts} 0 {teams}"
 
 
-def tiles(m):
+def tiles(m, n, k):
     if m > 128:
         return [f"tile {bm} {bn} {store}" for bm, bn, store in
                 ((256, 128, 0), (192, 128, 0), (192, 128, 1), (128, 192, 1), (128, 160, 0), (128, 128, 0),
                  (128, 64, 0))]
     if m <= 32:
         return []
-    return [f"tile {64 if m <= 64 else 128} {bn} 0" for bn in (32, 48, 64, 80, 96, 112, 128, 192)]
+    bm = 64 if m <= 64 else 128
+    found = [f"tile {bm} {bn} {store}" for bn in (32, 48, 64, 80, 96, 112, 128, 192) for store in (0, 1)]
+    for bn, split in itertools.product((32, 48, 64, 80, 96, 112, 128, 144, 160, 192), (2, 3, 4, 6)):
+        if bn % (8 * split) == 0 and SMS / 2 <= -(-n // bn) * split <= SMS and -(-k // 128) >= 4 * split:
+            found.append(f"tile {bm} {bn} 0 1 {split}")
+    return found
 
 
 class Tuner:
@@ -89,7 +94,7 @@ class Tuner:
         sets = []
         plain = min(self.measure(m, n, k, None, sets) for _ in range(2))
         found = []
-        for cut in tiles(m) + (list(strips(m, n, k)) if m <= 128 else []):
+        for cut in tiles(m, n, k) + (list(strips(m, n, k)) if m <= 128 else []):
             us = self.measure(m, n, k, cut, sets)
             if us:
                 found.append((us, cut))

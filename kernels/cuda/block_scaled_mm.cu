@@ -6,10 +6,10 @@
  * STAGES k-blocks filled by bulk tensor copies, warp 1 another with scales, GROUPS warpgroups multiply: each owns
  * BM / GROUPS rows, sums one k-block in the tensor core and then adds it, scaled, to sums in registers; while one
  * promotes, others multiply, as they come: turns that they give each other were 5 to 10 % slower. Blocks of a cluster
- * take neighbouring tiles of a row and share A.
+ * take neighbouring tiles of a row and share A, or one tile, each a part of K.
  * The work list, the ring and the way out are in tiles.h. Tiles of 256 x 96 or 128 x 128 with two products of a
  * warpgroup under way were tried against those below: 5 to 17 % slower.
- * One output element is the same chain of operations whatever the tile, M or its neighbours.
+ * One output element is the same chain of operations whatever the tile, M or its neighbours, but for the parts of K.
  *
  * Host contract
  *   Parameters (all required, but BAND)
@@ -18,6 +18,9 @@
  *             GROUPS = 3
  *     STAGES  k-blocks in flight
  *     CLUSTER 1 or 2 blocks sharing A
+ *     SPLIT   1, or blocks of a cluster that take a tile together, each a part of K, and exchange sums through shared
+ *             memory so that each ends with BN / SPLIT columns, a multiple of 8: one matrix of at most BM rows, CLUSTER
+ *             1, STORE 0, and SPLIT k-blocks at least
  *     GROUPS  2 or 3, or 1 with BM = 64
  *     PARTS   products in flight in a warpgroup: 1, or 2 with BM = 64 GROUPS, GROUPS 1 or 2 and one matrix
  *     STORE   1: tiles leave through the copy engine: OUT 0 or 1, BN a multiple of 64, d as its map below asks;
@@ -39,9 +42,10 @@
  *     (one of the launches of a run does that; for one matrix low and zero are 0); constant 1: kernels ahead in the
  *     stream do not write b, which is then read before they end (one matrix only)
  *   Launch
- *     block 128 + 128 GROUPS, grid = min(multiprocessors, tiles * CLUSTER) rounded down to CLUSTER,
- *     cluster {CLUSTER, 1, 1}; may be launched with programmatic stream serialization
- *     dynamic shared memory = 1024 + STORE * BM * BN * 2 + STAGES * (128 * (BM + BN) + 16) + 32 * (BM + 5) <= 232448
+ *     block 128 + 128 GROUPS, grid = min(multiprocessors, tiles * CLUSTER) rounded down to CLUSTER, or tiles * SPLIT,
+ *     cluster {CLUSTER * SPLIT, 1, 1}; may be launched with programmatic stream serialization
+ *     dynamic shared memory = 1024 + STORE * BM * BN * 2 + STAGES * (128 * (BM + BN) + 16) + 32 * (BM + 5)
+ *     + (SPLIT - 1) * BM * BN / SPLIT * 4 + (SPLIT > 1 ? 8 * GROUPS : 0) <= 232448
  *   Limits: K >= 1, N >= 1, M and N below 2^31.
  *   Choice of tile: src/backend/cuda/tiles.c and run_block_scaled_mm.c; measured exceptions: data/tuned-cuts.txt. Four
  *     stages reach further than three with room for stores by boxes where K is long. */
@@ -65,13 +69,16 @@
 #endif
 #define STEPS (BN / COLUMN_STEP)               /* parts of a tile with one scale of b each */
 #define SCALES_B ((128 - COLUMN_STEP + BN - 1) / 128 + 1)
-#define D_BYTES (STORE ? BM * BN * 2 : 0) /* of a tile on its way out */
+#define SHARE (BN / SPLIT)                          /* columns that a block ends with */
+#define PARTS_BYTES ((SPLIT - 1) * BM * SHARE * 4)  /* of the other parts of K */
+#define D_BYTES (STORE ? BM * BN * 2 : PARTS_BYTES) /* of a tile on its way out */
 /* Scales come SCALE_BLOCKS k-blocks at a time, 16 bytes a row of a and of b where these lie so: one by one they would
  * be a sector of L2 each. They have a ring of their own. */
 #define SCALE_BLOCKS 4
 #define SCALE_STAGES 2
 #define SCALE_BYTES ((BM + 4) * SCALE_BLOCKS * 4) /* of a stage: rows of a, then those of b */
 #if SCALES_B > 4 || BM != 64 * WAVES * GROUPS || BN % 16 != 0 || (STORE && (OUT == 2 || BN % 64 != 0)) ||             \
+    (SPLIT > 1 && (LAYOUT != 0 || CLUSTER > 1 || STORE || WAVES != 1 || SHARE % 8 != 0)) ||                           \
     (PARTS == 2 && (WAVES != 1 || LAYOUT != 0)) || (GROUPS == 3 && (WAVES != 1 || PARTS != 1 || BN > 128))
 #error "block_scaled_mm: no such tile"
 #endif
@@ -88,6 +95,7 @@ typedef struct problem {
 typedef struct rings {
     ring tiles;
     u32 d, scales, scales_full, scales_empty; /* + stage * size, except d */
+    u32 arrived;                              /* of a tile's parts: one a warpgroup */
 } rings;
 
 DEV void scale_place_on(place *at)
@@ -119,6 +127,8 @@ DEV void load_scales(const problem *p, const rings *r, u32 lane)
 {
     const int wide_a = scales_wide(p->scale_a, p->scale_a_row, p->scale_a_block, p->scale_a_group);
     const int wide_b = scales_wide(p->scale_b, p->scale_b_row, 1, p->scale_b_group);
+    const span k = span_of(&p->size);
+    const int first = k.first - k.first % SCALE_BLOCKS, end = (p->size.k + 127) / 128;
     place at = {0, 1};
     walk w;
     walk_start(&w, &p->size);
@@ -129,9 +139,11 @@ DEV void load_scales(const problem *p, const rings *r, u32 lane)
         if (LAYOUT == MASKED) {
             a += (i64)w.group * p->scale_a_group;
         }
+        a += first * p->scale_a_block;
+        b += first;
 #pragma unroll 1
-        for (int left = (p->size.k + 127) / 128; left > 0; left -= SCALE_BLOCKS) {
-            const int count = left < SCALE_BLOCKS ? left : SCALE_BLOCKS;
+        for (int kb = first; kb < k.end; kb += SCALE_BLOCKS) {
+            const int count = end - kb < SCALE_BLOCKS ? end - kb : SCALE_BLOCKS;
             const u32 to = r->scales + at.stage * SCALE_BYTES + lane * (SCALE_BLOCKS * 4);
             barrier_wait(r->scales_empty + 8 * at.stage, at.parity);
             const float *from = a;
@@ -160,10 +172,10 @@ typedef struct scales {
 
 /* Those of k-block kb, waited for where its batch begins and given back where it ends: every lane has its own before
  * the warp's products of the k-block are waited for. */
-DEV void read_scales(scales *s, const rings *r, const place *batch, int kb, u32 local, u32 phase)
+DEV void read_scales(scales *s, const rings *r, const place *batch, const span *k, int kb, u32 local, u32 phase)
 {
     const u32 at = r->scales + batch->stage * SCALE_BYTES + (u32)(kb % SCALE_BLOCKS) * 4;
-    if (kb % SCALE_BLOCKS == 0) {
+    if (kb % SCALE_BLOCKS == 0 || (SPLIT > 1 && kb == k->first)) {
         barrier_wait(r->scales_full + 8 * batch->stage, batch->parity);
     }
 #pragma unroll
@@ -178,9 +190,9 @@ DEV void read_scales(scales *s, const rings *r, const place *batch, int kb, u32 
 }
 
 /* After k-block kb's have been read. */
-DEV void release_scales(const rings *r, place *batch, int kb, int blocks)
+DEV void release_scales(const rings *r, place *batch, const span *k, int kb)
 {
-    if (kb % SCALE_BLOCKS == SCALE_BLOCKS - 1 || kb + 1 == blocks) {
+    if (kb % SCALE_BLOCKS == SCALE_BLOCKS - 1 || kb + 1 == k->end) {
         barrier_arrive(r->scales_empty + 8 * batch->stage);
         scale_place_on(batch);
     }
@@ -227,9 +239,9 @@ typedef struct stand {
     a = OPERAND_A(at.stage);                                                                                          \
     b = OPERAND_B(at.stage);                                                                                          \
     barrier_wait(r->tiles.full + 8 * at.stage, at.parity);                                                            \
-    read_scales(&which##_scales, r, &batch, kb, local, phase);                                                        \
+    read_scales(&which##_scales, r, &batch, k, kb, local, phase);                                                     \
     multiply_block(which, a, b);                                                                                      \
-    release_scales(r, &batch, kb, blocks);                                                                      \
+    release_scales(r, &batch, k, kb);                                                                                 \
     which##_stage = at.stage;                                                                                         \
     place_on(&at)
 #define END(which)                                                                                                    \
@@ -237,7 +249,7 @@ typedef struct stand {
     promote(sums[0], which, which##_scales.a[0], which##_scales.b)
 
 /* One product a k-block; the next one is under way while one is promoted. */
-DEV void multiply_tile(const rings *r, stand *now, float sums[WAVES][SUMS], int blocks, u32 phase, u32 group,
+DEV void multiply_tile(const rings *r, stand *now, float sums[WAVES][SUMS], const span *k, u32 phase, u32 group,
                        u32 local, u32 lane)
 {
     place at = now->at, batch = now->batch;
@@ -245,9 +257,9 @@ DEV void multiply_tile(const rings *r, stand *now, float sums[WAVES][SUMS], int 
     scales even_scales, odd_scales;
     u32 even_stage = 0, odd_stage = 0;
     u64 a, b;
-    int kb = 1;
-    BEGIN(even, 0);
-    for (; kb + 1 < blocks; kb += 2) {
+    int kb = k->first + 1;
+    BEGIN(even, k->first);
+    for (; kb + 1 < k->end; kb += 2) {
         BEGIN(odd, kb);
         WGMMA_WAIT(1);
         END(even);
@@ -255,7 +267,7 @@ DEV void multiply_tile(const rings *r, stand *now, float sums[WAVES][SUMS], int 
         WGMMA_WAIT(1);
         END(odd);
     }
-    if (kb < blocks) {
+    if (kb < k->end) {
         BEGIN(odd, kb);
         WGMMA_WAIT(1);
         END(even);
@@ -276,14 +288,14 @@ DEV void multiply_tile(const rings *r, stand *now, float sums[WAVES][SUMS], int 
 #define AHEAD (LAYOUT != MASKED && BN <= 128 && !(GROUPS == 3 && (STORE || OUT == 2)))
 
 /* `products` of a k-block, one after the other; the other warpgroups' are under way meanwhile. */
-DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], int blocks, int products, u32 phase,
+DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], const span *k, int products, u32 phase,
                            u32 group, u32 local, u32 lane)
 {
     place at = now->at, batch = now->batch;
     u64 a = OPERAND_A(at.stage), b = OPERAND_B(at.stage);
     u32 there = 0;
 #pragma unroll 1
-    for (int kb = 0; kb < blocks; kb++) {
+    for (int kb = k->first; kb < k->end; kb++) {
         const u32 empty = r->tiles.empty + 8 * at.stage;
         scales s;
         if (!AHEAD) {
@@ -294,7 +306,7 @@ DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], 
             barrier_wait(r->tiles.full + 8 * at.stage, at.parity);
         }
         if (SCALES_FIRST) {
-            read_scales(&s, r, &batch, kb, local, phase);
+            read_scales(&s, r, &batch, k, kb, local, phase);
         }
 #pragma unroll
         for (int v = 0; v < WAVES; v++) {
@@ -305,16 +317,16 @@ DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], 
             multiply_block(part, a + (u64)v * PRODUCT_STEP, b);
             if (v == 0) {
                 if (!SCALES_FIRST) {
-                    read_scales(&s, r, &batch, kb, local, phase);
+                    read_scales(&s, r, &batch, k, kb, local, phase);
                 }
-                release_scales(r, &batch, kb, blocks);
+                release_scales(r, &batch, k, kb);
             }
             if (v == products - 1) {
                 place_on(&at);
                 if (AHEAD) {
                     a = OPERAND_A(at.stage);
                     b = OPERAND_B(at.stage);
-                    there = kb + 1 < blocks && barrier_test(r->tiles.full + 8 * at.stage, at.parity);
+                    there = kb + 1 < k->end && barrier_test(r->tiles.full + 8 * at.stage, at.parity);
                 }
             }
             WGMMA_WAIT(0);
@@ -329,38 +341,82 @@ DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], 
 }
 
 #if LAYOUT != MASKED
-#define multiply_tile(r, at, sums, blocks, phase, group, local, lane)                                                 \
-    multiply_products(r, at, sums, blocks, WAVES, phase, group, local, lane)
+#define multiply_tile(r, at, sums, k, phase, group, local, lane)                                                      \
+    multiply_products(r, at, sums, k, WAVES, phase, group, local, lane)
 #else
-#define multiply_tile(r, at, sums, blocks, phase, group, local, lane)                                                 \
-    multiply_some(r, at, sums, blocks, w.rows - w.row, phase, group, local, lane)
+#define multiply_tile(r, at, sums, k, phase, group, local, lane)                                                      \
+    multiply_some(r, at, sums, k, w.rows - w.row, phase, group, local, lane)
 
 /* Products whose rows are all beyond the group's are left out. */
-DEV void multiply_some(const rings *r, stand *now, float sums[WAVES][SUMS], int blocks, int rows, u32 phase, u32 group,
-                       u32 local, u32 lane)
+DEV void multiply_some(const rings *r, stand *now, float sums[WAVES][SUMS], const span *k, int rows, u32 phase,
+                       u32 group, u32 local, u32 lane)
 {
     if (rows > (int)PRODUCT_ROW(group, 0)) {
         const int products = WAVES > 1 && rows <= (int)PRODUCT_ROW(group, WAVES - 1) ? 1 : WAVES;
-        multiply_products(r, now, sums, blocks, products, phase, group, local, lane);
+        multiply_products(r, now, sums, k, products, phase, group, local, lane);
     } else {
 #pragma unroll 1
-        for (int kb = 0; kb < blocks; kb++) {
+        for (int kb = k->first; kb < k->end; kb++) {
             barrier_wait(r->tiles.full + 8 * now->at.stage, now->at.parity);
             release(r->tiles.empty + 8 * now->at.stage, lane);
             place_on(&now->at);
             if (kb % SCALE_BLOCKS == 0) {
                 barrier_wait(r->scales_full + 8 * now->batch.stage, now->batch.parity);
             }
-            release_scales(r, &now->batch, kb, blocks);
+            release_scales(r, &now->batch, k, kb);
         }
     }
 }
 #endif
 #endif
 
+#if SPLIT > 1
+/* A warpgroup's sums of the block's own share of the columns, to which those of the other parts are added, in the order
+ * r + 1, r + 2, ... around the cluster for block r; the others' shares go to them. */
+DEV void exchange(const rings *r, float *sums, u32 group, u32 warp, u32 lane)
+{
+    const u32 rank = cluster_rank(), thread = warp * 32 + lane, bar = r->arrived + 8 * group;
+    const u32 own = r->d + group * (64 * SHARE * 4) + thread * 16;
+    float mine[SHARE / 2];
+#pragma unroll
+    for (u32 part = 0; part < SPLIT; part++) { /* of the columns: constants, as registers have no index */
+        const u32 slot = (rank + SPLIT - part - 1) % SPLIT * (BM * SHARE * 4);
+        const u32 there = cluster_address(own + slot, part), bar_there = cluster_address(bar, part);
+#pragma unroll
+        for (u32 j = 0; j < SHARE / 8; j++) {
+            float *v = sums + part * (SHARE / 2) + 4 * j;
+            if (part == rank) {
+                mine[4 * j] = v[0];
+                mine[4 * j + 1] = v[1];
+                mine[4 * j + 2] = v[2];
+                mine[4 * j + 3] = v[3];
+            } else {
+                send_cluster_f32x4(there + j * 2048, bar_there, v[0], v[1], v[2], v[3]);
+            }
+        }
+    }
+    barrier_wait(bar, 0);
+#pragma unroll
+    for (u32 i = 0; i < SPLIT - 1; i++) {
+#pragma unroll
+        for (u32 j = 0; j < SHARE / 8; j++) {
+            const float4 v = load_shared_f32x4(own + i * (BM * SHARE * 4) + j * 2048);
+            mine[4 * j] += v.x;
+            mine[4 * j + 1] += v.y;
+            mine[4 * j + 2] += v.z;
+            mine[4 * j + 3] += v.w;
+        }
+    }
+#pragma unroll
+    for (u32 i = 0; i < SHARE / 2; i++) {
+        sums[i] = mine[i];
+    }
+}
+#endif
+
 DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32 group, u32 warp, u32 lane)
 {
-    const int blocks = (p->size.k + 127) / 128;
+    const span k = span_of(&p->size);
     const u32 local = PRODUCT_ROW(group, 0) + warp * 16 + lane / 4; /* the lane's first row of the tile */
     float sums[WAVES][SUMS];
     stand at = {{0, 0}, {0, 0}};
@@ -374,12 +430,19 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
                 sums[v][i] = 0.0f;
             }
         }
-        multiply_tile(r, &at, sums, blocks, (u32)w.column % 128, group, local, lane);
+        multiply_tile(r, &at, sums, &k, (u32)w.column % 128, group, local, lane);
         char *d = p->d + (i64)w.first * p->d_row * OUT_BYTES;
         if (LAYOUT == MASKED) {
             d += (i64)w.group * p->d_group * OUT_BYTES;
         }
+#if SPLIT > 1
+        exchange(r, sums[0], group, warp, lane);
+        w.column += (int)cluster_rank() * SHARE;
+        store_rows(&p->size, &w, d, p->d_row, (u64)d % 16 == 0 && p->d_row * OUT_BYTES % 16 == 0,
+                   w.row + (int)PRODUCT_ROW(group, 0), SHARE, sums[0], warp, lane);
+#else
         store_tile(&p->size, &w, d_map, r->d, d, p->d_row, sums, group, warp, lane);
+#endif
     }
 #if STORE
     tensor_store_wait();
@@ -406,6 +469,7 @@ DEV rings rings_at(u32 shared)
     r.tiles.empty = r.tiles.full + STAGES * 8;
     r.scales_full = r.tiles.empty + STAGES * 8;
     r.scales_empty = r.scales_full + SCALE_STAGES * 8;
+    r.arrived = r.scales_empty + SCALE_STAGES * 8;
     return r;
 }
 
@@ -421,6 +485,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                        scale_a_group,                   scale_b_row, scale_b_group, d, d_row, d_group};
     const rings r = rings_at(shared_address(shared));
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int few = LAYOUT == ONE && BM <= 128 && m <= BM; /* one row of tiles */
     int early = 0;
     grid_release();
 
@@ -435,13 +500,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(r.scales_full + 8 * i, 32);
             barrier_init(r.scales_empty + 8 * i, 128 * GROUPS);
         }
+#if SPLIT > 1
+        for (u32 i = 0; i < GROUPS; i++) {
+            barrier_init(r.arrived + 8 * i, 1);
+            barrier_arrive_expect(r.arrived + 8 * i, PARTS_BYTES / GROUPS);
+        }
+#endif
         barrier_init_fence();
 #if LAYOUT == ONE
-        early = constant ? load_early(&p.size, &r.tiles, &b_map) : 0;
+        if (few) {
+            ask_for_rows(&a_map, (k + 127) / 128);
+        }
+        early = constant ? load_early(&p.size, &r.tiles, &b_map, few ? EARLY_STAGES : STAGES) : 0;
 #endif
     }
+#if LAYOUT == ONE
+    if (warp == 1 && few) {
+        walk w;
+        walk_start(&w, &p.size);
+        if (walk_on(&w, &p.size)) {
+            const int b_row = w.column / 128, own = (n + 127) / 128 - b_row;
+            ask_for_scales(scale_a, scale_a_row, scale_a_block, m, scale_b + b_row * scale_b_row, scale_b_row,
+                           own < SCALES_B ? own : SCALES_B, (k + 127) / 128, lane);
+        }
+    }
+#endif
     __syncthreads();
-#if CLUSTER > 1
+#if CLUSTER * SPLIT > 1
     cluster_arrive_relaxed();
     cluster_wait();
 #endif

@@ -37,6 +37,7 @@
  *   with constant weights two blocks a multiprocessor, so that the next kernel's fill their rings while this one's
  *   multiply; more than 32 rows one, of two teams. Groups: the width whose strips fill the card best. Measured:
  *   src/backend/cuda/run_block_scaled_mm.c. */
+#include "ask.h"
 #include "groups.h"
 
 #define ONE 0
@@ -55,6 +56,10 @@
 #define THREADS (CONSUMERS + 32 + 32 * SCALERS)
 #define B_BYTES (STRIP * 128)
 #define A_BYTES (ROWS * 128)
+/* Of more than 32 rows the L2 cache is asked for a, and only so many stages of weights go before it. */
+#define ASKS (LAYOUT == ONE && ROWS > 32)
+#define EARLY_STAGES (EARLY_BYTES / (OCCUPANCY * UNROLL * B_BYTES))
+#define EARLY (ASKS && EARLY_STAGES < STAGES ? EARLY_STAGES : STAGES)
 #define SCALES (ROWS + 4)         /* floats: one per row of a, then those of b */
 #define SCALES_B ((STRIP + 64 + 127) / 128)
 #define STAGE_BYTES (UNROLL * (A_BYTES + B_BYTES))
@@ -610,13 +615,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
         }
         __syncwarp();
 #if LAYOUT == ONE
-        for (; constant && early < STAGES && early * UNROLL < p.count; early++) {
+        if (ASKS && lane == 0) {
+            ask_for_rows(&a_map, blocks);
+        }
+        for (; constant && early < EARLY && early * UNROLL < p.count; early++) {
             if (lane == 0) {
                 load_weights(&p, &ring, &b_map, early, early * UNROLL);
             }
         }
 #endif
     }
+#if ASKS
+    if (warp == CONSUMERS / 32 + 1) {
+        const int b_row = p.column / 128, own = (n + 127) / 128 - b_row;
+        ask_for_scales(scale_a, scale_a_row, scale_a_block, m, scale_b + b_row * scale_b_row, scale_b_row,
+                       own < SCALES_B ? own : SCALES_B, blocks, lane);
+    }
+#endif
 #if PAIR > 1
     cluster_arrive_relaxed(); /* no copy goes to a block before its barriers are there */
     cluster_wait();

@@ -155,15 +155,15 @@ DEV void load_b(u32 to, const tensor_map *map, u32 full, int kb, const unit *u)
 #endif
 }
 
-/* One thread, before the kernels ahead have ended: b of the first k-blocks of the first unit. How many. */
-DEV int load_early_b(const problem *p, const ring *r, const tensor_map *b_map)
+/* One thread, before the kernels ahead have ended: b of the first unit's first k-blocks, up to `most`. How many. */
+DEV int load_early_b(const problem *p, const ring *r, const tensor_map *b_map, int most)
 {
     int i = 0;
     unit u;
     unit_start(&u, p);
     if (unit_on(&u, p)) {
 #pragma unroll 1
-        for (; i < STAGES && u.first + i < u.last; i++) {
+        for (; i < most && u.first + i < u.last; i++) {
             barrier_arrive_expect(r->full + 8 * (u32)i, p->a_bytes + B_BYTES);
             load_b(r->b + (u32)i * B_BYTES, b_map, r->full + 8 * (u32)i, u.first + i, &u);
         }
@@ -397,6 +397,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     r.arrived = r.tiles.empty + STAGES * 8;
     r.allowed = r.arrived + GROUPS * 8;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int few = BM <= 128 && m <= BM; /* one row of tiles */
     int early = 0;
     grid_release();
 
@@ -413,6 +414,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(r.arrived + 8 * i, 1);
         }
         barrier_init_fence();
+        if (few) {
+            ask_for_rows(&a_map, (k + 127) / 128);
+        }
     }
     __syncthreads();
 #if CLUSTER > 1
@@ -420,7 +424,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     cluster_wait();
 #endif
     if (threadIdx.x == 0 && constant) {
-        early = load_early_b(&p, &r.tiles, &b_map);
+        early = load_early_b(&p, &r.tiles, &b_map, few && BM > 64 ? EARLY_STAGES : STAGES);
     }
     grid_wait();
 

@@ -297,6 +297,20 @@ DEV void tensor_load_3d_multicast(u32 to, const tensor_map *map, u32 bar, int x,
                  : "memory");
 }
 
+/* Asks the L2 cache for a box, or for the 128 bytes of an address. Before grid_wait, too: nothing is read yet, and what
+ * the kernels ahead still write goes to the same cache. */
+DEV void tensor_ask_3d(const tensor_map *map, int x, int y, int z)
+{
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map), "r"(x), "r"(y),
+                 "r"(z)
+                 : "memory");
+}
+
+DEV void ask_for(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
 /* From shared memory; what lies beyond the tensor is left out. */
 DEV void tensor_store_3d(const tensor_map *map, u32 from, int x, int y, int z)
 {

@@ -280,6 +280,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     r.filled = r.tiles.empty + STAGES * 8;
     r.used = r.filled + 16;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int few = BM <= 128 && m <= BM; /* one row of tiles */
     int early = 0;
     grid_release();
 
@@ -296,7 +297,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(r.used + 8 * i, 128 * GROUPS);
         }
         barrier_init_fence();
-        early = constant ? load_early(&p.size, &r.tiles, &b_map) : 0;
+        if (few) {
+            ask_for_rows(&a_map, (k + 127) / 128);
+        }
+        early = constant ? load_early(&p.size, &r.tiles, &b_map, few ? EARLY_STAGES : STAGES) : 0;
     }
     __syncthreads();
 #if CLUSTER > 1

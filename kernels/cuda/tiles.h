@@ -3,16 +3,20 @@
  *
  *   BM, BN    rows and columns of a tile;  WAVES 64-row products, 1 or 2, of each of GROUPS warpgroups
  *   STAGES    of the ring;  CLUSTER  blocks that take neighbouring tiles of a row
+ *   SPLIT     blocks of a cluster that take one tile together, each a part of K (1 unless said; more: CLUSTER 1)
  *   STORE     1: tiles leave through the copy engine, see stage_rows, ROOM columns of a product at a time (all unless
  *             said);  BAND  tiles of M walked together
  *   OUT       0 bf16, 1 f16, 2 f32;  LAYOUT  0 one matrix, 1 offsets, 2 masked, as block_scaled_mm.cu explains */
 #ifndef QN_KERNELS_CUDA_TILES_H
 #define QN_KERNELS_CUDA_TILES_H
 
-#include "ptx.h"
+#include "ask.h"
 
 #ifndef ROOM
 #define ROOM BN
+#endif
+#ifndef SPLIT
+#define SPLIT 1
 #endif
 
 #define ONE 0
@@ -50,7 +54,7 @@ DEV int tiles_of(const extent *p, int rows)
 
 DEV void walk_start(walk *w, const extent *p)
 {
-    w->next = (int)blockIdx.x / CLUSTER;
+    w->next = (int)blockIdx.x / (CLUSTER * SPLIT);
     w->begin = 0;
     w->first = 0;
 #if LAYOUT == ONE
@@ -68,7 +72,7 @@ DEV void walk_start(walk *w, const extent *p)
 DEV int walk_on(walk *w, const extent *p)
 {
     const int index = w->next;
-    w->next += (int)gridDim.x / CLUSTER;
+    w->next += (int)gridDim.x / (CLUSTER * SPLIT);
 #if LAYOUT != ONE
     while (index >= w->end && ++w->group < p->experts) {
 #if LAYOUT == OFFSETS
@@ -98,6 +102,23 @@ DEV int walk_on(walk *w, const extent *p)
     return 1;
 }
 
+/* The k-blocks of this block: [first, end). */
+typedef struct span {
+    int first, end;
+} span;
+
+DEV span span_of(const extent *p)
+{
+    const u32 blocks = (u32)(p->k + 127) / 128;
+#if SPLIT > 1
+    const u32 part = cluster_rank();
+    const span s = {(int)(blocks * part / SPLIT), (int)(blocks * (part + 1) / SPLIT)};
+#else
+    const span s = {0, (int)blocks};
+#endif
+    return s;
+}
+
 /* Place in the ring. */
 typedef struct place {
     u32 stage, parity;
@@ -115,40 +136,42 @@ DEV void place_on(place *at)
 
 #define A_BYTES (BM * 128)
 #define B_BYTES (BN * 128)
+#define EARLY_STAGES (EARLY_BYTES / B_BYTES < STAGES ? EARLY_BYTES / B_BYTES : STAGES) /* with few rows */
 
 typedef struct ring {
     u32 a, b, full, empty; /* + stage * size */
 } ring;
 
-/* One thread, before the kernels ahead have ended: b of the first k-blocks of the first tile. How many. */
-DEV int load_early(const extent *p, const ring *r, const tensor_map *b_map)
+/* One thread, before the kernels ahead have ended: b of the first tile's first k-blocks, up to `most`. How many. */
+DEV int load_early(const extent *p, const ring *r, const tensor_map *b_map, int most)
 {
-    const int blocks = (p->k + 127) / 128;
-    int kb = 0;
+    const span k = span_of(p);
+    int i = 0;
     walk w;
     walk_start(&w, p);
     if (walk_on(&w, p)) {
 #pragma unroll 1
-        for (; kb < STAGES && kb < blocks; kb++) {
-            const u32 full = r->full + 8 * (u32)kb;
+        for (; i < most && k.first + i < k.end; i++) {
+            const u32 full = r->full + 8 * (u32)i;
             barrier_arrive_expect(full, A_BYTES + B_BYTES);
-            tensor_load_3d(r->b + (u32)kb * B_BYTES, b_map, full, kb * 128, w.column, w.group, L2_EVICT_NORMAL);
+            tensor_load_3d(r->b + (u32)i * B_BYTES, b_map, full, (k.first + i) * 128, w.column, w.group,
+                           L2_EVICT_NORMAL);
         }
     }
-    return kb;
+    return i;
 }
 
 /* One thread: the tiles of a and b of every k-block of every tile of the walk, but b of the `early` first. */
 DEV void load_tiles(const extent *p, const ring *r, const tensor_map *a_map, const tensor_map *b_map, int early)
 {
-    const int blocks = (p->k + 127) / 128;
+    const span k = span_of(p);
     place at = {0, 1};
     walk w;
     walk_start(&w, p);
     while (walk_on(&w, p)) {
         const int a_z = LAYOUT == MASKED ? w.group : 0;
 #pragma unroll 1
-        for (int kb = 0; kb < blocks; kb++, early--) {
+        for (int kb = k.first; kb < k.end; kb++, early--) {
             const u32 full = r->full + 8 * at.stage;
             barrier_wait(r->empty + 8 * at.stage, at.parity);
             if (early <= 0) {

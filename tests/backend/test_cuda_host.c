@@ -264,7 +264,9 @@ static void tuned_cuts_are_read(void **state)
         {"# first\nFake GPU | 256 zero 8 | tile 64 64 0", ":2: N, K and M are not three positive numbers"},
         {"Fake GPU | 256 384 8 1 | tile 64 64 0", ":1: N, K and M are not three positive numbers"},
         {"Fake GPU | 256 384 8 | plank 1", ":1: the cut is neither tile nor strip"},
-        {"Fake GPU | 256 384 8 | tile 64 64 0 1", ":1: a tile has 3 numbers"},
+        {"Fake GPU | 256 384 8 | tile 64 64 0 1", ":1: a tile has 3 or 5 numbers"},
+        {"Fake GPU | 256 384 100 | tile 128 128 0 1 4", ":1: there is no such tile for that many rows"},
+        {"Fake GPU | 256 384 100 | tile 128 96 0 2 2", ":1: there is no such tile for that many rows"},
         {"Fake GPU | 256 384 8 | strip 1 1 1", ":1: a strip has 9 numbers"},
         {"Fake GPU | 256 384 8 | strip 1 1 9 1 4 1 1 0 1", ":1: there is no such strip"},
         {"Fake GPU | 256 384 8 | strip 1 1 1 1 4 1 1 0 5", ":1: there is no such strip"},
@@ -277,13 +279,16 @@ static void tuned_cuts_are_read(void **state)
     assert_non_null(strstr(text, "tiles of 256 x 128: estimate "));
     assert_non_null(strstr(text, "cut: tiles of 128 x 64\n"));
     write_tuned("# cuts\n\nFake GPU | 256 384 64 | strip 1 2 3 1 6 2 1 0 1\nOther GPU | 256 384 60 | tile 64 64 0\n"
-                "Fake GPU | 256 384 150 | tile 256 128 0\nFake GPU | 256 384 4096 | tile 128 192 1");
+                "Fake GPU | 256 384 150 | tile 256 128 0\nFake GPU | 256 384 128 | tile 128 96 0 1 3\nFake GPU | 256 "
+                "384 4096 | tile 128 192 1");
     explained("block_scaled_mm m=200 n=256 k=384", text, sizeof text, log);
     assert_non_null(strstr(text, "cut: tiles of 256 x 128, tuned for Fake GPU at M = 150 (tuned-cuts.txt)\n"));
     explained("block_scaled_mm m=2000 n=256 k=384", text, sizeof text, log);
     assert_non_null(strstr(text, "cut: tiles of 128 x 192, stored by boxes, tuned for Fake GPU at M = 4096"));
     explained("block_scaled_mm m=40 n=256 k=384", text, sizeof text, log);
     assert_non_null(strstr(text, "cut: strips of 64 columns, 3 parts of K, clusters of 6, tuned for Fake GPU at M"));
+    explained("block_scaled_mm m=100 n=256 k=384", text, sizeof text, log);
+    assert_non_null(strstr(text, "cut: tiles of 128 x 96, 3 parts of K, clusters of 3, tuned for Fake GPU at M = 128"));
     explained("block_scaled_mm m=40 n=256 k=512", text, sizeof text, log);
     assert_null(strstr(text, "tuned for"));
     assert_null(strstr(log, "tuned"));

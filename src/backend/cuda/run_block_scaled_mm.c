@@ -48,23 +48,34 @@ static qn_tile tile_of(int32_t i, const qn_op_desc *desc)
 }
 
 /* A row of tiles for 64 or 128 rows where some width fills the card: wide tiles read the rows of a less often, and a
- * round of tiles takes its time whatever there is for it to do. */
+ * round of tiles takes its time whatever there is for it to do. Of a long K twice as wide ones in two parts read them
+ * less often still; and more than 64 rows take tiles of two parts before strips. */
 static int few_tile(const qn_op_desc *desc, const qn_cuda_device *device, int32_t rows, qn_tile *tile)
 {
     static const int32_t widths[] = {64, 96, 128, 192};
-    const int64_t n = desc->in[QN_BMM_B].dims[0];
+    enum { LONG = 64 };
+    const int64_t n = desc->in[QN_BMM_B].dims[0], blocks = qn_ceil_div(desc->in[QN_BMM_B].dims[1], 128);
     int64_t least = 0;
     double filled = 0.0;
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
         qn_tile t;
         const int64_t rounds = qn_ceil_div(qn_ceil_div(n, widths[i]), device->sms), cost = rounds * (widths[i] + 16);
-        if (qn_few_tile(rows, widths[i], &t) && (least == 0 || cost < least)) {
+        if (qn_few_tile(rows, widths[i], 0, 1, 1, &t) && (least == 0 || cost < least)) {
             *tile = t;
             least = cost;
             filled = (double)n / (double)(rounds * device->sms * widths[i]);
         }
     }
-    return filled >= 0.8;
+    if (filled >= 0.8) {
+        return rows <= 64 || tile->bn != 64 || blocks < LONG || qn_few_tile(rows, 128, 0, 1, 2, tile);
+    }
+    int32_t width = 64;
+    while (width < 128 && 2 * qn_ceil_div(n, width) > device->sms) {
+        width += 16;
+    }
+    const int64_t halves = 2 * qn_ceil_div(n, width);
+    return rows > 64 && blocks >= 16 && halves <= device->sms && 5 * halves >= 4 * device->sms &&
+           qn_few_tile(rows, width, 0, 1, 2, tile);
 }
 
 /* Else strips and parts of K: of up to 32 rows strips that a card reads at once, or parts of at least 8 blocks; of more
@@ -110,6 +121,9 @@ static cut cut_of(const qn_op_desc *desc, const qn_cuda_device *device, int32_t 
             c.s = qn_tuned_strip(c.tuned);
         } else {
             qn_tuned_tile(c.tuned, &c.t);
+            if (c.t.store && !qn_tile_may_store(desc->attr[QN_ATTR_OUT].i, b->dims[0])) {
+                qn_few_tile(c.t.bm, c.t.bn, 0, c.t.cluster, c.t.split, &c.t);
+            }
         }
     } else {
         c.strip = rows <= 32 || !few_tile(desc, device, rows, &c.t);
@@ -276,6 +290,10 @@ static qn_status launch_tiles(const qn_cuda_run *run, operands *o, int32_t progr
     const int64_t blocks = qn_ceil_div(o->m, t->bm) * qn_ceil_div(o->n, (int64_t)t->bn * t->cluster) * t->cluster;
     qn_cuda_geometry g = qn_tile_geometry(run->device, t->cluster, blocks, qn_tile_shared(t));
     g.block[0] = qn_tile_threads(t);
+    if (t->split > 1) {
+        g.cluster = (uint32_t)t->split;
+        g.grid[0] = (uint32_t)(blocks * t->split);
+    }
     return qn_cuda_launch(run, program, &g, arguments, error);
 }
 
@@ -294,7 +312,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
             continue;
         }
         const cut c = cut_of(desc, run->device, heights[i]);
-        if (boxes || !c.strip || !c.s.store) {
+        if (boxes || !(c.strip ? c.s.store : c.t.store)) {
             return c.strip ? launch_strips(run, &o, FEW + i, &c.s, heights[i], error)
                            : launch_tiles(run, &o, FEW + i, &c.t, error);
         }
@@ -324,7 +342,11 @@ static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_des
             qn_text_add(text, "cut: strips of %d columns, %d part%s of K, clusters of %d", 64 * c.s.groups, c.s.split,
                         c.s.split > 1 ? "s" : "", c.s.pair * c.s.split);
         } else {
-            qn_text_add(text, "cut: tiles of %d x %d", c.t.bm, c.t.bn);
+            qn_text_add(text, "cut: tiles of %d x %d%s", c.t.bm, c.t.bn, c.t.store ? ", stored by boxes" : "");
+            if (c.t.cluster * c.t.split > 1) {
+                qn_text_add(text, ", %d part%s of K, clusters of %d", c.t.split, c.t.split > 1 ? "s" : "",
+                            c.t.cluster * c.t.split);
+            }
         }
     } else {
         const int32_t chosen = choose_tile(desc, device, sizes->m, 1, &tuned);

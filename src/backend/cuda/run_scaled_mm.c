@@ -10,9 +10,9 @@
 enum { PLAIN = 0, TALL, PAIR, WIDE, SQUARE, ANY, LOW, PROGRAMS };
 
 static const qn_tile tiles[PROGRAMS] = {
-    [TALL] = {256, 128, 3, 1, 1, 1, 1.00, 0.0}, [PAIR] = {256, 128, 3, 2, 1, 1, 1.00, 0.0},
-    [WIDE] = {128, 192, 4, 1, 1, 1, 0.90, 0.0}, [SQUARE] = {128, 128, 5, 1, 1, 1, 0.80, 0.0},
-    [ANY] = {128, 128, 6, 1, 1, 0, 0.75, 0.0},  [LOW] = {128, 64, 8, 1, 1, 0, 0.60, 0.0}};
+    [TALL] = {256, 128, 3, 1, 1, 1, 1, 1.00, 0.0}, [PAIR] = {256, 128, 3, 2, 1, 1, 1, 1.00, 0.0},
+    [WIDE] = {128, 192, 4, 1, 1, 1, 1, 0.90, 0.0}, [SQUARE] = {128, 128, 5, 1, 1, 1, 1, 0.80, 0.0},
+    [ANY] = {128, 128, 6, 1, 1, 0, 1, 0.75, 0.0},  [LOW] = {128, 64, 8, 1, 1, 0, 1, 0.60, 0.0}};
 
 /* FP8 sums are added once a k-block; WIDE does that in fewer, longer products. */
 #define FP8_WIDE_WEIGHT 1.08

@@ -4,9 +4,16 @@
 
 #include "base/checked.h"
 
+/* Warpgroups of a tile that multiply. */
+static int32_t tile_groups(const qn_tile *t)
+{
+    return t->bm == 64 ? 1 : t->bm == 192 ? 3 : QN_TILE_GROUPS;
+}
+
 int32_t qn_tile_shared(const qn_tile *t)
 {
-    return 1024 + t->store * t->bm * t->bn * 2 + t->stages * (128 * (t->bm + t->bn) + 16) + 32 * (t->bm + 5);
+    const int32_t parts = (t->split - 1) * t->bm * (t->bn / t->split) * 4 + (t->split > 1 ? 8 * tile_groups(t) : 0);
+    return 1024 + t->store * t->bm * t->bn * 2 + t->stages * (128 * (t->bm + t->bn) + 16) + 32 * (t->bm + 5) + parts;
 }
 
 /* Bytes of the partial sums on their way out. */
@@ -24,13 +31,13 @@ int32_t qn_strip_shared(const qn_strip *s, int32_t rows, int32_t layout)
 /* Weights and epilogues: a fit of measurements on an H200, M from 1024 to 4096. */
 qn_tile qn_block_tile(int32_t i, int may_store, int32_t layout)
 {
-    static const qn_tile tiles[QN_BLOCK_TILES] = {[QN_TILE_TALL] = {256, 128, 4, 2, 1, 0, 1.00, 3.0},
-                                                  [QN_TILE_THREE] = {192, 128, 5, 2, 1, 0, 1.04, 2.5},
-                                                  [QN_TILE_THREE_STORED] = {192, 128, 4, 1, 1, 1, 0.96, 1.2},
-                                                  [QN_TILE_WIDE] = {128, 192, 4, 1, 1, 1, 0.89, 1.0},
-                                                  [QN_TILE_ANY] = {128, 160, 6, 1, 1, 0, 0.82, 2.5},
-                                                  [QN_TILE_SQUARE] = {128, 128, 6, 1, 2, 0, 0.92, 2.5},
-                                                  [QN_TILE_NARROW] = {128, 64, 9, 1, 2, 0, 0.68, 2.5}};
+    static const qn_tile tiles[QN_BLOCK_TILES] = {[QN_TILE_TALL] = {256, 128, 4, 2, 1, 0, 1, 1.00, 3.0},
+                                                  [QN_TILE_THREE] = {192, 128, 5, 2, 1, 0, 1, 1.04, 2.5},
+                                                  [QN_TILE_THREE_STORED] = {192, 128, 4, 1, 1, 1, 1, 0.96, 1.2},
+                                                  [QN_TILE_WIDE] = {128, 192, 4, 1, 1, 1, 1, 0.89, 1.0},
+                                                  [QN_TILE_ANY] = {128, 160, 6, 1, 1, 0, 1, 0.82, 2.5},
+                                                  [QN_TILE_SQUARE] = {128, 128, 6, 1, 2, 0, 1, 0.92, 2.5},
+                                                  [QN_TILE_NARROW] = {128, 64, 9, 1, 2, 0, 1, 0.68, 2.5}};
     qn_tile t = tiles[i];
     if (t.store && !may_store) {
         t.store = 0;
@@ -43,10 +50,12 @@ qn_tile qn_block_tile(int32_t i, int may_store, int32_t layout)
     return t;
 }
 
-int qn_few_tile(int32_t rows, int32_t columns, qn_tile *tile)
+int qn_few_tile(int32_t rows, int32_t columns, int32_t store, int32_t cluster, int32_t split, qn_tile *tile)
 {
-    *tile = (qn_tile){rows, columns, 12, 1, columns > 128 ? 1 : 2, 0, 1.0, 2.5};
-    if ((rows != 64 && rows != 128) || columns < 32 || columns % 16 != 0 || columns > (rows == 64 ? 128 : 192)) {
+    *tile = (qn_tile){rows, columns, 12, cluster, columns > 128 ? 1 : 2, store, split, 1.0, 2.5};
+    if ((rows != 64 && rows != 128) || columns < 32 || columns % 16 != 0 || columns > (rows == 64 ? 128 : 192) ||
+        store < 0 || store > 1 || (store && columns % 64 != 0) || cluster < 1 || cluster > 2 || split < 1 ||
+        split > 8 || (split > 1 && (store || cluster > 1 || columns % (8 * split) != 0))) {
         return 0;
     }
     while (qn_tile_shared(tile) > QN_TILE_SHARED) {
@@ -106,7 +115,9 @@ int qn_tuned_tile(const qn_tuned *t, qn_tile *tile)
 {
     const int32_t *v = t->value;
     if (t->m <= QN_STRIP_ROWS) {
-        return v[2] == 0 && t->m > 32 && qn_few_tile(qn_strip_height(t->m), v[1], tile) && tile->bm == v[0];
+        const int32_t cluster = v[3] ? v[3] : 1, split = v[4] ? v[4] : 1;
+        return t->m > 32 && split <= qn_ceil_div(t->k, 128) &&
+               qn_few_tile(qn_strip_height(t->m), v[1], v[2], cluster, split, tile) && tile->bm == v[0];
     }
     for (int32_t i = 0; i < QN_BLOCK_TILES; i++) {
         *tile = qn_block_tile(i, 1, QN_ONE_MATRIX);
@@ -115,12 +126,6 @@ int qn_tuned_tile(const qn_tuned *t, qn_tile *tile)
         }
     }
     return 0;
-}
-
-/* Warpgroups of a tile that multiply. */
-static int32_t tile_groups(const qn_tile *t)
-{
-    return t->bm == 64 ? 1 : t->bm == 192 ? 3 : QN_TILE_GROUPS;
 }
 
 int qn_tile_may_store(int32_t out, int64_t n)
@@ -142,6 +147,9 @@ void qn_block_tile_program(const qn_tile *t, int32_t out, int32_t layout, qn_cud
     qn_cuda_define(p, "GROUPS", tile_groups(t));
     qn_cuda_define(p, "PARTS", t->parts);
     qn_cuda_define(p, "STORE", t->store);
+    if (t->split > 1) {
+        qn_cuda_define(p, "SPLIT", t->split);
+    }
 }
 
 void qn_strip_program(const qn_strip *s, int32_t rows, int32_t out, int32_t layout, qn_cuda_program *p)

@@ -19,7 +19,7 @@ enum {
 enum { QN_ONE_MATRIX = 0, QN_GROUP_OFFSETS = 1, QN_GROUPS_MASKED = 2 };
 
 typedef struct qn_tile {
-    int32_t bm, bn, stages, cluster, parts, store;
+    int32_t bm, bn, stages, cluster, parts, store, split;
     double weight;   /* share of the best tile's speed that it reaches when the card is full */
     double epilogue; /* what a tile takes beside its k-blocks, in k-blocks */
 } qn_tile;
@@ -49,8 +49,9 @@ enum {
 /* Such a tile, for outputs that may leave through the copy engine or not. */
 qn_tile qn_block_tile(int32_t i, int may_store, int32_t layout);
 
-/* A tile of one row of tiles, for at most 64 or 128 rows, that many columns wide. 0: there is none. */
-int qn_few_tile(int32_t rows, int32_t columns, qn_tile *tile);
+/* A tile of one row of tiles, for at most 64 or 128 rows, that many columns wide, of clusters that share a or parts of
+ * K. 0: there is none. */
+int qn_few_tile(int32_t rows, int32_t columns, int32_t store, int32_t cluster, int32_t split, qn_tile *tile);
 
 /* Estimated time of so many tiles with that many k-blocks, in steps of one sum and one k-block of the best tile. */
 double qn_tile_cost(const qn_tile *tile, double tiles, int64_t blocks, int32_t sms);

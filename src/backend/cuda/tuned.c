@@ -1,6 +1,6 @@
 /* Reads tuned overrides: see tuned.h. A line is
  *
- *   DEVICE | N K M | tile BM BN STORE
+ *   DEVICE | N K M | tile BM BN STORE [CLUSTER SPLIT]
  *   DEVICE | N K M | strip GROUPS PAIR SPLIT UNROLL STAGES OCCUPANCY PARTS LATE TEAMS
  *
  * with the parameters of block_scaled_mm.cu and block_scaled_mm_skinny.cu; empty lines and those that begin with #
@@ -25,8 +25,8 @@ static const char *read_cut(const char *text, qn_tuned *t)
     if (!t->strip && strcmp(kind, "tile") != 0) {
         return "the cut is neither tile nor strip";
     }
-    if (found != (t->strip ? 10 : 4)) {
-        return t->strip ? "a strip has 9 numbers" : "a tile has 3 numbers";
+    if (t->strip ? found != 10 : found != 4 && found != 6) {
+        return t->strip ? "a strip has 9 numbers" : "a tile has 3 or 5 numbers";
     }
     if (t->strip) {
         const qn_strip s = qn_tuned_strip(t);
