@@ -21,6 +21,11 @@
 #define QN_VQ_BYTES_DIGITS (8 * (256 + 32))
 #define QN_VQ_BYTES_SHARED (2 * (256 * 128 + QN_VQ_BYTES_DIGITS + 8))
 
+/* Four books of 256 entries, eight copies each, on two sides, codes on their way, digits, barriers and scales of
+ * vq_books.cu. */
+#define QN_VQ_BOOKS_SHARED (65536 + 16 * 2 * (16 * 256 + 8) + 2 * 32 * (256 + 8) + 48)
+#define QN_VQ_BOOKS_THREADS 640
+
 /* Rules of a Hadamard transform's base matrix, as src/format/lattice.h has them. */
 #define QN_TURN_PALEY_1 1
 #define QN_TURN_PALEY_2 2
@@ -68,7 +73,7 @@ typedef struct qn_cuda_vq {
     int blocks;           /* that the spans of all rows of w are dealt to; 0: one a block of rows */
     int slabs;            /* vq_sums.cu: parts of K */
     int slices;           /* vq_tensor.cu: of the codebook, each a part of every dealt one; 0 or 1: whole */
-    int tiles;            /* vq_points.cu: of 16 rows of w, a block */
+    int tiles;            /* vq_points.cu, vq_books.cu: of 16 rows of w, a block, a cluster at most */
     int mapped;           /* vq_sums.cu: the map of codes is there */
     int early;            /* codes and codebooks may be read before the kernel in front is done */
 } qn_cuda_vq;

@@ -1,6 +1,6 @@
 /* Sums of x w^T for one or two rows of x and gptvq weights in exact integers on tensor cores: entries are int8 operand
  * registers of m16n8k32, and the columns of the other operand are digits of x, three a row (vq_digits.h), which a warp
- * makes for its block, a span ahead.
+ * makes for its block, a span ahead. sm_90a has vq_books.cu.
  *
  * An entry of four int8 is a register: one access of 4 bytes a code, none of which conflict: a book lies in shared
  * memory once a lane, for a span of 256 columns of K while the next is filled. An entry of both has 256 bytes, so that

@@ -1,5 +1,5 @@
 /* Numbers as digits of exact integer products: x = scale * (d0 + 256 d1 + 65536 d2), digits int8, one scale a span of
- * 256 elements, which a warp makes. Shared by vq_bytes.cu and vq_points.cu. */
+ * 256 elements, which a warp makes. Shared by vq_books.cu, vq_bytes.cu and vq_points.cu. */
 #ifndef QN_CUDA_VQ_DIGITS_H
 #define QN_CUDA_VQ_DIGITS_H
 
@@ -37,15 +37,10 @@ DEV void load_eight(const char *row, int k, int limit, int format, float *v)
     }
 }
 
-/* The warp's 256 elements, eight a lane, as words of three digits each; returns what they are to be multiplied by. */
-DEV float digits_of(const float *v, u32 *digits)
+/* Eight elements as words of three digits each, where the span's largest has the bits `most`; returns what they are to
+ * be multiplied by. */
+DEV float digits_below(const float *v, u32 most, u32 *digits)
 {
-    u32 most = 0;
-#pragma unroll
-    for (int e = 0; e < 8; e++) {
-        most = max(most, __float_as_uint(v[e]) & 0x7fffffffu);
-    }
-    most = __reduce_max_sync(~0u, most);
     /* the largest becomes 2^21 to 2^22 */
     const u32 exponent = most >> 23, shift = exponent > 24 ? exponent - 21 : 3;
     const float inverse = __uint_as_float((254 - shift) << 23);
@@ -55,6 +50,17 @@ DEV float digits_of(const float *v, u32 *digits)
         digits[e] = __float_as_uint(__fmaf_rn(v[e], inverse, 12582912.0f)) - (0x4b400000u - 0x00808080u);
     }
     return __uint_as_float(exponent == 255 ? 0x7fc00000u : shift << 23);
+}
+
+/* The same of the warp's 256 elements, eight a lane. */
+DEV float digits_of(const float *v, u32 *digits)
+{
+    u32 most = 0;
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        most = max(most, __float_as_uint(v[e]) & 0x7fffffffu);
+    }
+    return digits_below(v, __reduce_max_sync(~0u, most), digits);
 }
 
 /* Digit d of four elements. */

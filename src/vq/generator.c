@@ -25,6 +25,7 @@ enum {
     EXCHANGE_ROWS = 28672, /* most rows of w whose sums their registers hold */
     SUMS_CLUSTER = 8,      /* blocks that take slabs of so many in turn */
     REGISTER_ENTRIES = 32, /* one a lane */
+    BOOKS_ROWS = 2,        /* of x whose clusters share books and K in one launch */
     DENSE_OPS = 110,       /* instructions that write a vector out, beside its elements'; */
     DENSE_OPS_ALONG_N = 70 /* an element's where each of a vector is of another row */
 };
@@ -394,11 +395,17 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
         c.fill_us = fills * (double)c.shared_bytes / (128.0 * d->clock * 1e3) +
                     min2((double)c.shared_bytes / c.copies * d->units, 64e6) / (d->l2_rate * 1e3);
     }
+    const int books = form == QN_VQ_FORM_TENSOR && p->use == QN_VQ_USE_MM && p->scope == QN_VQ_SCOPE_TILE &&
+                      level == QN_VQ_LEVEL_O4 && rows <= BOOKS_ROWS && d->exchange > 0.0;
+    if (books) { /* a lane of a quad has a book to itself: a quarter of the copies; one launch */
+        c.fill_us /= 4.0;
+        c.reduce_us = 0.0;
+    }
     const double hidden = c.occupancy < 0.5 && level < QN_VQ_LEVEL_O3 ? 1.15 : 1.0;
     c.lookup_us /= d->lookup_share;
     c.issue_us /= d->issue_share;
     c.math_us /= form == QN_VQ_FORM_TENSOR && !wide ? d->math_share : 1.0;
-    if (form == QN_VQ_FORM_TENSOR && !d->cpu) { /* a pass in front lays rows of x out */
+    if (form == QN_VQ_FORM_TENSOR && !d->cpu && !books) { /* a pass in front lays rows of x out */
         c.fill_us += d->launch / 2.0 + 2.0 * rows * (double)p->k / (d->l2_rate * 1e3);
     }
     c.us = together(&c) * hidden + c.fill_us + c.reduce_us + d->launch;

@@ -3,8 +3,8 @@
  * A plan has the kernel that is always right (vq_direct.cu) and, where the generator's choice has one (vq_cuts.c),
  * kernels on tensor cores for up to 8, 16, 32 and 64 rows of x at a time (vq_tensor.cu), on warpgroups for more than 32
  * (vq_wide.cu), on 16-bit weights that are written out before (dense_mm.cu), by exact integers for one and two rows
- * with gptvq (vq_bytes.cu) and E8P12 (vq_points.cu), and by partial sums for one with aqlm (vq_sums.cu). What operands
- * must be like for those is looked at in every run; others take the first. */
+ * with gptvq (vq_books.cu, vq_bytes.cu) and E8P12 (vq_points.cu), and by partial sums for one with aqlm (vq_sums.cu).
+ * What operands must be like for those is looked at in every run; others take the first. */
 #include <math.h>
 #include <string.h>
 
@@ -404,6 +404,37 @@ static qn_status launch_bytes(const qn_cuda_run *run, const qn_cuda_vq_places *p
     return launch_finish(run, p, a, error);
 }
 
+/* The same in one launch, by clusters that share K. */
+static qn_status launch_books(const qn_cuda_run *run, const qn_cuda_vq_places *p, const qn_vq *vq, qn_cuda_vq *a,
+                              qn_error *error)
+{
+    const qn_cuda_vq_books_cut c = qn_cuda_vq_books_cut_of(vq, run->device);
+    const int64_t tiles = qn_ceil_div(vq->n, 16);
+    const int32_t at_a_time = run->functions[p->books].clusters;
+    const int64_t most = at_a_time > 0 ? at_a_time : qn_max_i64(run->device->sms / c.cluster, 1);
+    const int64_t clusters = qn_min_i64(qn_max_i64(most, qn_ceil_div(tiles, c.tiles)), tiles);
+    a->spans = (int32_t)spans_of(vq);
+    a->tiles = (int32_t)qn_ceil_div(tiles, clusters);
+    qn_tensor_map codes;
+    const uint64_t row = (uint64_t)a->codes_row;
+    const qn_cuda_tensor tensor = {.data = a->codes,
+                                   .type = CU_TENSOR_U8,
+                                   .rank = 3,
+                                   .swizzle = CU_SWIZZLE_128B,
+                                   .promotion = CU_L2_PROMOTION_NONE,
+                                   .dims = {(uint64_t)a->groups, (uint64_t)a->n, 1},
+                                   .strides = {row, row},
+                                   .box = {128, 16, 1}};
+    QN_TRY(qn_cuda_tensor_map(run->cuda, &tensor, &codes, error));
+    void *const arguments[] = {a, &codes};
+    const qn_cuda_geometry g = {.grid = {(uint32_t)(clusters * c.cluster), 1, 1},
+                                .block = {QN_VQ_BOOKS_THREADS, 1, 1},
+                                .shared_bytes = (uint32_t)c.shared_bytes,
+                                .cluster = (uint32_t)c.cluster,
+                                .dependent = 1};
+    return qn_cuda_launch(run, p->books, &g, arguments, error);
+}
+
 /* One or two rows of E8P12 by exact integers, and their transforms. */
 static qn_status launch_points(const qn_cuda_run *run, const qn_cuda_vq_places *p, const qn_vq *vq, qn_cuda_vq *a,
                                qn_error *error)
@@ -593,6 +624,9 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         QN_TRY(launch_turn(run, p.turn_in, &a, a.k, 1, error));
         a.x = (const char *)a.turned;
         a.x_row = (int64_t)a.k * 4;
+    }
+    if (p.books >= 0 && a.m <= QN_CUDA_VQ_BOOKS_ROWS && a.codes_row > 0 && tensor_takes(desc, &vq, call->args)) {
+        return launch_books(run, &p, &vq, &a, error);
     }
     if (p.bytes >= 0 && a.m <= BYTES_ROWS && tensor_takes(desc, &vq, call->args)) {
         return launch_bytes(run, &p, &vq, &a, error);

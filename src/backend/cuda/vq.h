@@ -12,7 +12,8 @@
 
 enum {
     QN_CUDA_VQ_DIRECT_ROWS = 4,      /* of x, of vq_direct.cu */
-    QN_CUDA_VQ_POINTS_ROWS = 2,      /* of x, of vq_points.cu */
+    QN_CUDA_VQ_BOOKS_ROWS = 2,       /* of x, of vq_books.cu, */
+    QN_CUDA_VQ_POINTS_ROWS = 2,      /* of vq_points.cu */
     QN_CUDA_VQ_POINTS_TILES = 32,    /* most tiles of 16 rows of w of its blocks, */
     QN_CUDA_VQ_POINTS_CLUSTER = 16,  /* and blocks where they transform y */
     QN_CUDA_VQ_SUMS_ROWS = 16,       /* of w, a batch of vq_sums.cu */
@@ -23,8 +24,8 @@ enum {
 
 /* Programs of a plan by their place; -1: it has none. */
 typedef struct qn_cuda_vq_places {
-    int32_t direct, rows, finish, turn_in, turn_out, spread_in, spread_out, sums, exchange, bytes, points, sliced,
-        tensor, tensors, wide_rows, wide, wides, unpack, dense_rows, dense;
+    int32_t direct, rows, finish, turn_in, turn_out, spread_in, spread_out, sums, exchange, books, bytes, points,
+        sliced, tensor, tensors, wide_rows, wide, wides, unpack, dense_rows, dense;
     int32_t turned, fused; /* blocks of the product transform x, and y too */
     int32_t count;
 } qn_cuda_vq_places;
@@ -47,6 +48,11 @@ typedef struct qn_cuda_vq_sums_cut {
 typedef struct qn_cuda_vq_exchange_cut {
     int32_t tasks, ranges, staged, in_shared, in_registers, shared_bytes;
 } qn_cuda_vq_exchange_cut;
+
+/* How vq_books.cu is made: blocks of a cluster; most tiles of 16 rows that it has room for; shared memory. */
+typedef struct qn_cuda_vq_books_cut {
+    int32_t cluster, tiles, shared_bytes;
+} qn_cuda_vq_books_cut;
 
 /* How vq_wide.cu is made. A cluster's warpgroups have QN_VQ_BLOCK_ROWS rows of w. */
 typedef struct qn_cuda_vq_wide_cut {
@@ -155,6 +161,8 @@ static inline int64_t qn_cuda_vq_points_unit(int64_t tiles, int fused)
 /* Whether partial sums of a book that shared memory does not hold are what one row of x takes. */
 int qn_cuda_vq_exchange_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device);
 qn_cuda_vq_exchange_cut qn_cuda_vq_exchange_cut_of(const qn_vq *vq, const qn_cuda_device *device);
+
+qn_cuda_vq_books_cut qn_cuda_vq_books_cut_of(const qn_vq *vq, const qn_cuda_device *device);
 
 qn_cuda_vq_sums_cut qn_cuda_vq_sums_cut_of(const qn_vq *vq, const qn_cuda_device *device);
 

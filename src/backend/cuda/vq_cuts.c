@@ -3,11 +3,14 @@
 #include "backend/cuda/vq.h"
 #include "format/lattice.h"
 
+#include <math.h>
+
 enum {
     MOST_LANE_BYTES = 32,
     MANY_LANE_BYTES = 24,
     EXCHANGE_BYTES = 16 * 80, /* of a warp */
     SUMS_CLUSTER = 8,
+    BOOKS_CLUSTER = 8,       /* most blocks of vq_books.cu that share K */
     EXCHANGE_ROWS = 4096,    /* of w, a task of vq_exchange.cu, */
     EXCHANGE_TASKS = 7,      /* of which its registers hold so many; */
     EXCHANGE_CHUNK = 512,    /* entries of the book, */
@@ -203,6 +206,37 @@ static int exact_chosen(const qn_op_desc *desc, const qn_vq *vq)
     return qn_cuda_vq_tensor_possible(desc, vq) && (level == QN_VQ_LEVEL_AUTO || level == QN_VQ_LEVEL_O4);
 }
 
+/* Counted in units of 256 rows by 1024 columns. A cluster has parts of blocks of rows at its ends: of such a unit it
+ * takes 0.8 at least. Clusters of four and more leave some of the device idle, and those of eight wait for each other.
+ */
+qn_cuda_vq_books_cut qn_cuda_vq_books_cut_of(const qn_vq *vq, const qn_cuda_device *device)
+{
+    const int64_t groups = qn_ceil_div(vq->k, 4 * QN_VQ_SPAN);
+    qn_cuda_vq_books_cut c = {.cluster = 1};
+    double least = 0.0;
+    for (int32_t cluster = 1; cluster <= BOOKS_CLUSTER && cluster <= groups; cluster *= 2) {
+        const double clusters = floor(device->sms * (cluster < 4 ? 1.0 : cluster < 8 ? 0.91 : 0.75) / cluster);
+        const double blocks = (double)vq->n / QN_VQ_BLOCK_ROWS / fmax(clusters, 1.0);
+        const double units = (double)qn_ceil_div(groups, cluster) * fmax(blocks, 0.8 * (blocks + 0.9));
+        if (cluster == 1 || units < least) {
+            least = units;
+            c.cluster = cluster;
+        }
+    }
+    const int64_t tile = 16 * QN_CUDA_VQ_BOOKS_ROWS * 4;
+    const int64_t front = QN_VQ_BOOKS_SHARED + qn_ceil_div(groups, c.cluster) * (4 * QN_CUDA_VQ_BOOKS_ROWS * 4);
+    const int64_t room = qn_max_i64(0, device->shared_bytes - front) / tile;
+    c.tiles = (int32_t)qn_min_i64(room, qn_ceil_div(vq->n, 16));
+    c.shared_bytes = (int32_t)(front + c.tiles * tile);
+    return c;
+}
+
+static int books_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
+{
+    return vq->format == QN_VQ_GPTVQ && exact_chosen(desc, vq) && device->target == QN_SM_90A &&
+           qn_cuda_vq_books_cut_of(vq, device).tiles > 0;
+}
+
 static int bytes_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
 {
     return vq->format == QN_VQ_GPTVQ && exact_chosen(desc, vq) && device->shared_bytes >= QN_VQ_BYTES_SHARED;
@@ -371,6 +405,7 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
                            .spread_out = -1,
                            .sums = -1,
                            .exchange = -1,
+                           .books = -1,
                            .bytes = -1,
                            .points = -1,
                            .sliced = -1,
@@ -393,7 +428,9 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
     if (full && qn_cuda_vq_exchange_chosen(desc, vq, device)) {
         p.exchange = p.count++;
     }
-    if (full && bytes_chosen(desc, vq, device)) {
+    if (full && books_chosen(desc, vq, device)) {
+        p.books = p.count++;
+    } else if (full && bytes_chosen(desc, vq, device)) {
         p.bytes = p.count++;
     }
     if (full && points_chosen(desc, vq, device)) {

@@ -248,6 +248,21 @@ static void exchange_program(const qn_op_desc *desc, const qn_vq *vq, const qn_c
     qn_cuda_define(p, "IN_REGISTERS", c.in_registers);
 }
 
+static void books_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, qn_cuda_program *p)
+{
+    const qn_cuda_vq_books_cut c = qn_cuda_vq_books_cut_of(vq, device);
+    const qn_format bias = desc->in[QN_VQMM_BIAS].format;
+    p->source = "vq_books.cu";
+    p->entry = "qn_vq_books";
+    p->shared_bytes = c.shared_bytes;
+    p->cluster = c.cluster > 1 ? c.cluster : 0;
+    p->threads = QN_VQ_BOOKS_THREADS;
+    qn_cuda_define(p, "X_FORMAT", qn_cuda_float_format(desc->in[QN_VQMM_X].format));
+    qn_cuda_define(p, "OUT", out_format(desc));
+    qn_cuda_define(p, "BIAS", bias ? qn_cuda_float_format(bias) + 1 : 0);
+    qn_cuda_define(p, "CLUSTER", c.cluster);
+}
+
 int32_t qn_cuda_vq_programs(const qn_op_desc *desc, const qn_cuda_device *device, int full, qn_cuda_program *out)
 {
     const qn_vq vq = qn_cuda_vq_describe(desc);
@@ -274,6 +289,9 @@ int32_t qn_cuda_vq_programs(const qn_op_desc *desc, const qn_cuda_device *device
     }
     if (p.exchange >= 0) {
         exchange_program(desc, &vq, device, &out[p.exchange]);
+    }
+    if (p.books >= 0) {
+        books_program(desc, &vq, device, &out[p.books]);
     }
     if (p.bytes >= 0) {
         out[p.bytes].source = "vq_bytes.cu";

@@ -1,0 +1,413 @@
+/* y = x w^T for one or two rows of x and gptvq weights in exact integers on tensor cores, as vq_bytes.cu has them, in
+ * one launch (sm_90a).
+ *
+ * A unit is 256 rows of w by four spans of 256 columns, one for each lane of a quad, which has the span's book to
+ * itself: eight copies of four books are 32 KB, where 32 copies of one would be. An entry's place in bytes: its number
+ * * 256 + side * 128 + span * 32 + copy * 4, so that no lanes of a warp meet in a bank and an address is one byte
+ * permutation. One sum goes over four books: x is multiplied by their scales before it becomes digits, one power of two
+ * for all 1024.
+ *
+ * Sixteen warps look up, a tile of 16 rows of each unit; four others make the next unit's tables and digits on the
+ * other side meanwhile. They meet at barriers in shared memory, never all at once. Codes come by the copy engine into a
+ * ring of two slots a warp, 16 rows of 256 bytes each, in 128-byte swizzles: a lane of the quad's upper half takes its
+ * pieces of 16 bytes in another order, so that eight lanes meet eight groups of banks.
+ *
+ * The blocks of a cluster share K and have the same rows; what each found is added in order of rank.
+ *
+ * Host contract
+ *   Parameters: X_FORMAT (of 16 bits), OUT, BIAS (format + 1, 0: none), CLUSTER
+ *   K a multiple of 64; codes at multiples of 16, codebooks without gaps in an entry and a book; the map: bytes of
+ *   codes, boxes of 16 rows of 128, swizzled
+ *   tiles: most tiles of 16 rows of a cluster
+ *   Launch: block QN_VQ_BOOKS_THREADS, grid {clusters * CLUSTER}, QN_VQ_BOOKS_SHARED, 8 for each span of a block and 4
+ *   for each row of x and of `tiles` tiles */
+#include "vq_digits.h"
+
+#define THREADS QN_VQ_BOOKS_THREADS
+#define SPANS 4  /* of a unit */
+#define WARPS 16 /* that look up; */
+#define MAKERS 4 /* and that make tables and digits, one a span of a unit */
+#define SLOTS 2
+#define SLOT_BYTES (16 * 256)
+#define RING_AT 65536                                    /* [warp][slot] */
+#define DIGITS_AT (RING_AT + WARPS * SLOTS * SLOT_BYTES) /* [side][product] */
+#define PRODUCT_PITCH 264                                /* 256, and 8 that keep products off each other's banks */
+#define SIDE_DIGITS (32 * PRODUCT_PITCH)
+#define BARRIERS_AT (DIGITS_AT + 2 * SIDE_DIGITS) /* [warp][slot], */
+#define MADE_AT (BARRIERS_AT + WARPS * SLOTS * 8) /* of a side: made; done with */
+#define DONE_AT (MADE_AT + 16)
+#define SCALES_AT (DONE_AT + 16) /* [side][row of x] */
+#define MOST_AT (SCALES_AT + 16) /* [span][row of x]: bits of the largest element */
+
+extern __shared__ __align__(1024) u8 memory[];
+
+DEV void multiply(int *sum, const u32 *w, u32 b0, u32 b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3])
+                 : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(b0), "r"(b1));
+}
+
+/* What a block does: tiles of 16 rows from t0 to t1, of each block of 256 the groups of four spans from g0 to g1. */
+struct share {
+    int t0, t1, g0, g1;
+};
+
+/* A unit: a block of rows, a group of spans. */
+struct unit {
+    int block, group;
+};
+
+DEV unit after(const share &s, unit u)
+{
+    u.group++;
+    if (u.group == s.g1) {
+        u.group = s.g0;
+        u.block++;
+    }
+    return u;
+}
+
+DEV bool is_there(const share &s, unit u)
+{
+    return u.block * 16 < s.t1;
+}
+
+DEV bool has_tile(const share &s, unit u, int warp)
+{
+    const int tile = u.block * 16 + warp;
+    return tile >= s.t0 && tile < s.t1;
+}
+
+/* Codes of the next unit in which the warp has a tile into a slot, if there is one. */
+DEV void ask(const tensor_map *map, const share &s, unit *u, u32 place)
+{
+    const int warp = (int)(place / SLOTS);
+    while (is_there(s, *u) && !has_tile(s, *u, warp)) {
+        *u = after(s, *u);
+    }
+    if (is_there(s, *u)) {
+        if (warp_elect()) {
+            const u32 base = shared_address(memory), slot = base + RING_AT + place * SLOT_BYTES;
+            const u32 bar = base + BARRIERS_AT + place * 8;
+            const int row = u->block * 256 + warp * 16, at = u->group * 256;
+            barrier_arrive_expect(bar, SLOT_BYTES);
+            tensor_load_3d(slot, map, bar, at, row, 0, L2_EVICT_FIRST);
+            tensor_load_3d(slot + SLOT_BYTES / 2, map, bar, at + 128, row, 0, L2_EVICT_FIRST);
+        }
+        *u = after(s, *u);
+    }
+}
+
+/* ---- tables and digits ---- */
+
+/* Of a unit, in a maker's registers ahead: eight entries of the book of span lane % 4 and its scale; eight elements of
+ * each row of x of the maker's span. */
+#define EACH (256 / (MAKERS * 8))
+#define ROWS_OF_X 2
+struct ahead {
+    u32 entry[EACH];
+    float scale;
+    uint4 x[ROWS_OF_X];
+};
+
+DEV uint4 eight_of(const char *row, int k, int limit)
+{
+    uint4 v = make_uint4(0, 0, 0, 0);
+    if (k >= limit) {
+        return v;
+    }
+    if (((u64)row & 15) == 0) {
+        return ((const uint4 *)row)[k / 8];
+    }
+    u32 words[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        words[i] = ((const u16 *)row)[k + 2 * i] | (u32)((const u16 *)row)[k + 2 * i + 1] << 16;
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+/* Entries are dealt to eight lanes of each of the makers at a time. */
+DEV void load_books(const qn_cuda_vq &a, unit u, int maker, int lane, ahead *v)
+{
+    const int span = u.group * SPANS + lane % 4;
+    const bool there = span < a.spans;
+    const u32 *const book = (const u32 *)(a.books + (i64)u.block * a.book_step + (i64)span * a.entry_step);
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        v->entry[i] = there ? book[(i * MAKERS + maker) * 8 + lane / 4] : 0;
+    }
+    v->scale = there ? ((const float *)(a.scales + (i64)u.block * a.scales_row))[span] : 0.0f;
+}
+
+DEV void load_x(const qn_cuda_vq &a, unit u, int maker, int lane, ahead *v)
+{
+#pragma unroll
+    for (int m = 0; m < ROWS_OF_X; m++) {
+        v->x[m] = eight_of(a.x + m * a.x_row, (u.group * SPANS + maker) * QN_VQ_SPAN + lane * 8, m < a.m ? a.k : 0);
+    }
+}
+
+/* Eight copies of each entry, of eight lanes no two at a bank. */
+DEV void fill(u32 side, const u32 *entry, int maker, int lane)
+{
+    const u32 at = shared_address(memory) + side * 128 + (u32)(maker * 8 + lane / 4) * 256 + (u32)lane % 4 * 32;
+    const u32 first = (u32)lane / 4 % 2 * 16;
+#pragma unroll
+    for (u32 i = 0; i < EACH; i++) {
+#pragma unroll
+        for (u32 half = 0; half < 32; half += 16) {
+            asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at + i * (MAKERS * 8 * 256) + (first ^ half)),
+                         "r"(entry[i])
+                         : "memory");
+        }
+    }
+}
+
+/* The maker's span of rows of x times the books' scales as digits: chunk c of 64 elements is step c of lanes 0 and 1 of
+ * a quad, c ^ 2 of the others. most_of: of the unit's spans. */
+DEV void put_digits(const qn_cuda_vq &a, const ahead &v, const u32 *most_of, u32 side, int maker, int lane)
+{
+    const u32 base = shared_address(memory), t = (u32)maker;
+    /* scales to below 1, so that products of x and them are not beyond f32 */
+    const u32 large = min(__reduce_max_sync(~0u, __float_as_uint(v.scale) & 0x7fffffffu) >> 23, 252u);
+    const float scale = v.scale * __uint_as_float((253 - large) << 23), mine = __shfl_sync(~0u, scale, (int)t);
+    const u32 product = ((u32)lane / 8 ^ t / 2 * 2) * 8 + (u32)lane % 8;
+#pragma unroll
+    for (u32 m = 0; m < ROWS_OF_X; m++) {
+        if ((int)m < a.m) {
+            const float here = __uint_as_float(most_of[lane % 4 * 2 + (int)m]);
+            const u32 most = __reduce_max_sync(~0u, __float_as_uint(here * fabsf(scale)));
+            const u32 words[4] = {v.x[m].x, v.x[m].y, v.x[m].z, v.x[m].w};
+            float of[8];
+            u32 u[8];
+#pragma unroll
+            for (int e = 0; e < 8; e++) {
+                of[e] = load_float((const char *)&words[e / 2], e % 2, X_FORMAT) * mine;
+            }
+            const float back = digits_below(of, most, u) * __uint_as_float((large + 1) << 23);
+            const u32 at = base + DIGITS_AT + side * SIDE_DIGITS + product * PRODUCT_PITCH + m * 128 + t * 8;
+#pragma unroll
+            for (u32 d = 0; d < 3; d++) {
+                asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(at + d * 32),
+                             "r"(four_digits(u[0], u[1], u[2], u[3], d)), "r"(four_digits(u[4], u[5], u[6], u[7], d))
+                             : "memory");
+            }
+            if (lane == 0 && t == 0) {
+                store_shared_f32(base + SCALES_AT + (2 * side + m) * 4, back);
+            }
+        }
+    }
+}
+
+/* The largest elements of the spans of this block's share of K. */
+DEV void find_most(const qn_cuda_vq &a, const share &s, u32 *most_of, int warp, int lane)
+{
+    for (int i = warp; i < (s.g1 - s.g0) * SPANS * 2; i += THREADS / 32) {
+        const int m = i % 2;
+        u32 most = 0;
+        if (m < a.m) {
+            const uint4 v = eight_of(a.x + m * a.x_row, (s.g0 * SPANS + i / 2) * QN_VQ_SPAN + lane * 8, a.k);
+            const u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (int e = 0; e < 8; e++) {
+                most =
+                    max(most, __float_as_uint(load_float((const char *)&words[e / 2], e % 2, X_FORMAT)) & 0x7fffffffu);
+            }
+        }
+        most_of[i] = __reduce_max_sync(~0u, most);
+    }
+}
+
+/* ---- products ---- */
+
+/* The lane's copy of the entry of byte i of a word; mine: where it is in an entry. */
+#define ENTRY(word, mine, i) (*(const u32 *)(memory + __byte_perm(word, mine, (u32)(0x7704 | (i) << 4))))
+
+DEV u32 word_of(const uint4 &v, int i)
+{
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+/* A tile's sums of a unit. Step j: 16 codes of rows g and g + 8 of the lane's span. */
+DEV void look_up(u32 slot, u32 side, bool there, int lane, int *all)
+{
+    const u32 g = (u32)lane / 4, t = (u32)lane % 4, mine = side * 128 + t * 32 + g * 4;
+    const u32 row = slot + t / 2 * (SLOT_BYTES / 2) + g * 128;
+    u32 digits = shared_address(memory) + DIGITS_AT + side * SIDE_DIGITS + (u32)lane * 8;
+    int sums[2][4] = {};
+#pragma unroll 1
+    for (u32 j = 0; j < 4; j++) {
+        const u32 piece = (t % 2 * 4 + (j ^ t / 2 * 2)) ^ g;
+        const uint4 codes[2] = {load_shared_u32x4(row + piece * 16), load_shared_u32x4(row + piece * 16 + 8 * 128)};
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const uint2 b = there ? load_digits(digits + (u32)i * PRODUCT_PITCH) : make_uint2(0, 0);
+            u32 w[4];
+#pragma unroll
+            for (int q = 0; q < 4; q++) { /* rows g and g + 8 of the first code, then of the second */
+                w[q] = ENTRY(word_of(codes[q % 2], i / 2), mine, i % 2 * 2 + q / 2);
+            }
+            multiply(sums[i % 2], w, b.x, b.y);
+        }
+        digits += 8 * PRODUCT_PITCH;
+    }
+#pragma unroll
+    for (int q = 0; q < 4; q++) {
+        all[q] = sums[0][q] + sums[1][q];
+    }
+}
+
+/* Tables and digits of all units, the first side's tables before x is there. */
+DEV void make(const qn_cuda_vq &a, const share &s, const u32 *most_of, ahead *of, int maker, int lane)
+{
+    const u32 base = shared_address(memory);
+    unit u = {s.t0 / 16, s.g0};
+#pragma unroll 1
+    for (u32 turn = 0; is_there(s, u); turn++) {
+        const u32 side = turn % 2;
+        if (turn >= 2) {
+            barrier_wait(base + DONE_AT + side * 8, (turn / 2 - 1) % 2);
+        }
+        if (turn > 0) {
+            fill(side, of->entry, maker, lane);
+        }
+        put_digits(a, *of, most_of + (u.group - s.g0) * (SPANS * 2), side, maker, lane);
+        __syncwarp();
+        if (lane == 0) {
+            barrier_arrive(base + MADE_AT + side * 8);
+        }
+        u = after(s, u);
+        if (is_there(s, u)) {
+            load_books(a, u, maker, lane, of);
+            load_x(a, u, maker, lane, of);
+        }
+    }
+}
+
+/* Sums of the warp's tiles over this block's share of K. */
+DEV void find(const qn_cuda_vq &a, const tensor_map *map, const share &s, unit next, float *found, int warp, int lane)
+{
+    const u32 base = shared_address(memory);
+    const bool there = lane / 16 < a.m && lane % 16 < 12; /* columns of rows of x */
+    const int token = lane % 4 / 2;
+    float total[2] = {0.0f, 0.0f};
+    unit now = {s.t0 / 16, s.g0};
+    u32 used = 0;
+#pragma unroll 1
+    for (u32 turn = 0; is_there(s, now); turn++) {
+        const u32 side = turn % 2;
+        barrier_wait(base + MADE_AT + side * 8, turn / 2 % 2);
+        if (has_tile(s, now, warp)) {
+            const u32 place = (u32)warp * SLOTS + used % SLOTS;
+            int sums[4];
+            barrier_wait(base + BARRIERS_AT + place * 8, used / SLOTS % 2);
+            used++;
+            look_up(base + RING_AT + place * SLOT_BYTES, side, there, lane, sums);
+            const float scale = load_shared_f32(base + SCALES_AT + (2 * side + (u32)(token < a.m ? token : 0)) * 4);
+            __syncwarp();
+            if (lane == 0) {
+                barrier_arrive(base + DONE_AT + side * 8);
+            }
+            ask(map, s, &next, place);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const float low = (float)sums[2 * half], high = (float)sums[2 * half + 1];
+                const float sum = lane & 1 ? low * 65536.0f : __fmaf_rn(high, 256.0f, low);
+                total[half] = __fmaf_rn(sum, scale, now.group == s.g0 ? 0.0f : total[half]);
+                if (now.group + 1 == s.g1) {
+                    const float all = total[half] + __shfl_xor_sync(~0u, total[half], 1);
+                    if (lane % 2 == 0 && token < a.m) {
+                        found[(token * a.tiles + now.block * 16 + warp - s.t0) * 16 + lane / 4 + 8 * half] = all;
+                    }
+                }
+            }
+        } else if (lane == 0) {
+            barrier_arrive(base + DONE_AT + side * 8);
+        }
+        now = after(s, now);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    qn_vq_books(const __grid_constant__ qn_cuda_vq a, const __grid_constant__ tensor_map map)
+{
+    const int lane = (int)threadIdx.x % 32, warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0); /* the same register */
+    const int rank = (int)cluster_rank(), part = (int)blockIdx.x / CLUSTER, clusters = (int)gridDim.x / CLUSTER;
+    const int tiles = (a.n + 15) / 16, groups = (a.spans + SPANS - 1) / SPANS;
+    const share s = {(int)((i64)tiles * part / clusters), (int)((i64)tiles * (part + 1) / clusters),
+                     groups * rank / CLUSTER, groups * (rank + 1) / CLUSTER};
+    const u32 base = shared_address(memory);
+    u32 *const most_of = (u32 *)(memory + MOST_AT);
+    float *const found = (float *)(most_of + (groups + CLUSTER - 1) / CLUSTER * SPANS * 2); /* [row of x][row] */
+    const int maker = warp - WARPS;
+    unit first = {s.t0 / 16, s.g0};
+    ahead of;
+    release_next();
+    if (maker < 0 && lane < SLOTS) {
+        barrier_init(base + BARRIERS_AT + (u32)(warp * SLOTS + lane) * 8, 1);
+        barrier_init_fence();
+    } else if (maker == 0 && lane < 2) {
+        barrier_init(base + MADE_AT + (u32)lane * 8, MAKERS);
+        barrier_init(base + DONE_AT + (u32)lane * 8, WARPS);
+    }
+    __syncwarp();
+    if (!a.early) { /* or weights may be read while the kernel in front works */
+        wait_before();
+    }
+    if (maker < 0) {
+#pragma unroll 1
+        for (u32 i = 0; i < SLOTS; i++) {
+            ask(&map, s, &first, (u32)warp * SLOTS + i);
+        }
+    } else {
+        load_books(a, first, maker, lane, &of);
+        fill(0, of.entry, maker, lane);
+    }
+    if (a.early) {
+        wait_before();
+    }
+    if (maker >= 0) {
+        load_x(a, first, maker, lane, &of);
+    }
+    find_most(a, s, most_of, warp, lane);
+    __syncthreads();
+    if (maker < 0) {
+        find(a, &map, s, first, found, warp, lane);
+    } else {
+        make(a, s, most_of, &of, maker, lane);
+    }
+#if CLUSTER > 1
+    __syncwarp();
+    cluster_arrive();
+    cluster_wait();
+#else
+    __syncthreads();
+#endif
+    const int all = (s.t1 - s.t0) * 16, row0 = all * rank / CLUSTER, row1 = all * (rank + 1) / CLUSTER;
+    for (int i = row0 * a.m + (int)threadIdx.x; i < row1 * a.m; i += THREADS) {
+        const int m = i % a.m, row = i / a.m, n = s.t0 * 16 + row;
+        float sum = 0.0f;
+#pragma unroll
+        for (u32 r = 0; r < CLUSTER; r++) {
+            float v;
+            asm volatile("ld.shared::cluster.f32 %0, [%1];"
+                         : "=f"(v)
+                         : "r"(cluster_address(shared_address(found + m * a.tiles * 16 + row), r))
+                         : "memory");
+            sum = r == 0 ? v : sum + v;
+        }
+        if (n < a.n) {
+#if BIAS
+            sum = __fadd_rn(sum, load_float(a.bias, n, BIAS - 1));
+#endif
+            store_float(a.y + (i64)m * a.y_row, n, sum, OUT);
+        }
+    }
+#if CLUSTER > 1
+    cluster_arrive_relaxed(); /* nobody leaves while its memory is read */
+    cluster_wait();
+#endif
+}
