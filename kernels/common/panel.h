@@ -147,6 +147,11 @@ typedef struct qn_panel_digits {
     int32_t low[4];   /* of d0 */
 } qn_panel_digits;
 
+/* What the packer says of a panel. */
+#define QN_PANEL_SPECIAL 1   /* kernels must not compute it; what they leave for it is not looked at */
+#define QN_PANEL_SUBNORMAL 2 /* e4m3, e5m2: many codes are subnormal, one in QN_PANEL_SUBNORMAL_SHARE or more */
+#define QN_PANEL_SUBNORMAL_SHARE 2048
+
 /* How a level wants the rows of a: K padded with zeros to a multiple of 64. Lines of 64 bytes of the rows of a
  * group alternate: line i of row r is at a + r / group * a_stride + (i * group + r % group) * 64. A group of 16
  * is tiles of AMX, one after the other; a group of 1 a plain row. */
@@ -176,6 +181,7 @@ typedef struct qn_panel_call {
      * c of panel p is at r / G * G * sums_stride + p * 16 * G + r % G * 16 + c. G of 1: plain rows; 16: tiles. */
     void *sums;
     int64_t sums_stride;       /* elements a row of a group, a multiple of 16 */
+    const uint8_t *flags;      /* of panels: QN_PANEL_SPECIAL, QN_PANEL_SUBNORMAL */
     char *scratch;             /* the set's scratch_bytes, 64-byte aligned, private to the calling thread */
 } qn_panel_call;
 

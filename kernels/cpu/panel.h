@@ -16,6 +16,8 @@
  * PAIR_FEW (rows of a tile that unpacks), FEW_NR(code, rows) (its parts), PARTS_BESIDE(code, rows, nr) (of them at
  * once), ARE_FEW(code, rows), FEW_GROUP x FEW_CHUNK (panels x blocks that tiles of few rows take turns with).
  * PAIR_AHEAD: the level has what kernels/cpu/panel_ahead.h asks for.
+ * LOW_ALLOWED(): the level may, on this thread, unpack few rows' fp8 weights as its codes LOW_E4M3 and LOW_E5M2,
+ * LOW_BY(code), a power of two, times what they are else. Rows are e4m3 then, so neither range nor bits suffer.
  *
  * A unit is eight steps of k, four pairs, of a panel. One function, panel_tile, walks
  * the units for a constant number of rows and parts. With few rows it unpacks
@@ -28,6 +30,11 @@
 #define PAIRS_I8 QN_PANEL_CODES /* int8 as pairs of int16: what int8 is unpacked to */
 #define UNITS 8                 /* of a block */
 #define AHEAD_BYTES 8192        /* prefetched ahead of all panels read at once */
+
+#ifndef LOW_ALLOWED
+#define IS_LOW(code) 0
+#define LOW_BY(code) 1.0f
+#endif
 
 #define PART_COLS (QN_PANEL_COLS / PAIR_PARTS)
 #define PART_BYTES (QN_PANEL_LINE / PAIR_PARTS)
@@ -57,7 +64,7 @@ typedef struct tile {
 
 QN_INLINE int64_t unit_bytes(const int code)
 {
-    switch (code) {
+    switch (IS_LOW(code) ? QN_PANEL_E4M3 : code) {
     case QN_PANEL_BF16: return 256;
     case QN_PANEL_E4M3:
     case QN_PANEL_E5M2:
@@ -266,9 +273,15 @@ QN_INLINE void panel_tile(const int code, const int single, const int mr, const 
     for (int64_t b0 = 0; b0 < t->blocks; b0 += step) {
         const int64_t end = b0 + step < t->blocks ? b0 + step : t->blocks;
         EACH_SUM(acc[r][n] = t->sa ? vs_zero() : vs_load(SUMS(r, n)));
+        if (IS_LOW(code) && !t->sa) {
+            EACH_SUM(acc[r][n] = vs_fma(acc[r][n], vs_set(LOW_BY(code)), vs_zero()));
+        }
         for (int64_t b = b0; b < end; b++) {
             const int64_t ahead = distance * bytes + (t->again || b + distance < t->blocks ? 0 : t->after);
             tile_units(code, single, mr, nr, t, acc, b, 0, UNITS, prefetch, ahead);
+        }
+        if (IS_LOW(code)) {
+            EACH_SUM(acc[r][n] = vs_fma(acc[r][n], vs_set(1.0f / LOW_BY(code)), vs_zero()));
         }
         if (t->sa) {
             const int64_t i = b0 / step;
@@ -496,20 +509,42 @@ QN_INLINE void ahead(const int code, const qn_panel_call *call)
 #define FEW_FN(name) name
 #endif
 
-#define PANEL_MM(name, code)                                                                                           \
-    FEW_OF(name##_few, code, 1)                                                                                        \
-    FEW_OF_TERMS(name##_few_terms, code)                                                                               \
+#define PANEL_MM_BY(name, code, few_of_rows)                                                                           \
     static void name(const qn_panel_call *call)                                                                        \
     {                                                                                                                  \
         zero_sums(call);                                                                                               \
         if (IS_AHEAD(code, call->rows)) {                                                                              \
             ahead(code, call);                                                                                         \
         } else if (ARE_FEW(code, call->rows)) {                                                                        \
-            few(code, call, FEW_FN(name##_few));                                                                       \
+            few(code, call, few_of_rows);                                                                              \
         } else {                                                                                                       \
             many(code, call);                                                                                          \
         }                                                                                                              \
     }
+
+#define PANEL_MM(name, code)                                                                                           \
+    FEW_OF(name##_few, code, 1)                                                                                        \
+    FEW_OF_TERMS(name##_few_terms, code)                                                                               \
+    PANEL_MM_BY(name, code, FEW_FN(name##_few))
+
+/* The codes of 8 bits, whose panels without many subnormal codes may be unpacked lower. */
+#ifdef LOW_ALLOWED
+QN_INLINE int may_be_low(const qn_panel_call *call)
+{
+    int flags = 0;
+    for (int64_t p = 0; p < call->panels; p++) {
+        flags |= call->flags[p];
+    }
+    return !(flags & QN_PANEL_SUBNORMAL) && LOW_ALLOWED();
+}
+
+#define PANEL_MM_F8(name, type)                                                                                        \
+    FEW_OF(name##_few, QN_PANEL_##type, 1)                                                                             \
+    FEW_OF(name##_low, LOW_##type, 1)                                                                                  \
+    PANEL_MM_BY(name, QN_PANEL_##type, may_be_low(call) ? name##_low : name##_few)
+#else
+#define PANEL_MM_F8(name, type) PANEL_MM(name, QN_PANEL_##type)
+#endif
 
 #if PAIR_I8
 #include "kernels/cpu/panel_i8.h"

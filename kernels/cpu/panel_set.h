@@ -1,7 +1,7 @@
 /* The panel set of a level that takes rows as f32 and int16. Included last by its panel_<isa>.c. */
 PANEL_MM(mm_bf16, QN_PANEL_BF16)
-PANEL_MM(mm_e4m3, QN_PANEL_E4M3)
-PANEL_MM(mm_e5m2, QN_PANEL_E5M2)
+PANEL_MM_F8(mm_e4m3, E4M3)
+PANEL_MM_F8(mm_e5m2, E5M2)
 PANEL_MM(mm_nvfp4, QN_PANEL_NVFP4)
 PANEL_MM(mm_mxfp4, QN_PANEL_MXFP4)
 PANEL_MM(mm_f32, QN_PANEL_F32)

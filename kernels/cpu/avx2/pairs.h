@@ -24,7 +24,12 @@
 #define PAIR_BLOCKS 4
 #define PAIR_FEW 4
 #define PAIR_KEEP 4
-#define IS_F8(code) ((code) == QN_PANEL_E4M3 || (code) == QN_PANEL_E5M2)
+#define LOW_E4M3 (QN_PANEL_CODES + 1)
+#define LOW_E5M2 (QN_PANEL_CODES + 2)
+#define IS_LOW(code) ((code) == LOW_E4M3 || (code) == LOW_E5M2)
+#define LOW_BY(code) ((code) == LOW_E4M3 ? 0x1p-112f : 0x1p-96f)
+#define LOW_ALLOWED() (!(_mm_getcsr() & 0x8040)) /* this thread flushes no subnormals */
+#define IS_F8(code) ((code) == QN_PANEL_E4M3 || (code) == QN_PANEL_E5M2 || IS_LOW(code))
 #define FEW_NR(code, rows) ((rows) <= (IS_F8(code) ? 1 : 2) ? 4 : 2)
 #define PARTS_BESIDE(code, rows, nr) ((nr) == 1 || (rows) == 1 ? (nr) : 2)
 #define ARE_FEW(code, rows) ((rows) <= 4 || ((code) == QN_PANEL_F32 && ((rows) == 7 || (rows) == 8)))
@@ -73,7 +78,7 @@ QN_INLINE vl vl_load(const char *p)
 
 QN_INLINE vs vl_dot(const int code, vs sums, vl w, const char *a)
 {
-    if (code < QN_PANEL_I8) {
+    if (code < QN_PANEL_I8 || IS_LOW(code)) {
         float x;
         memcpy(&x, a, sizeof x);
         return _mm256_fmadd_ps(_mm256_castsi256_ps(w), _mm256_set1_ps(x), sums);
@@ -149,6 +154,13 @@ QN_INLINE vw vw_unpack(const int code, const int rows, const char *unit, const i
         return p < 2 ? (vw){low_of_pair(b.low), low_of_pair(b.high)} : (vw){high_of_pair(b.low), high_of_pair(b.high)};
     }
     const __m256i x = vl_load(unit + p / 2 * QN_PANEL_LINE);
+    if (IS_LOW(code)) { /* bits to the places that f32 has for them; the bias of the exponent stays */
+        const __m256i zero = _mm256_setzero_si256();
+        const __m256i pair = p % 2 ? _mm256_unpackhi_epi8(zero, x) : _mm256_unpacklo_epi8(zero, x);
+        const __m256i down = _mm256_srai_epi16(pair, code == LOW_E4M3 ? 4 : 3);
+        const __m256i kept = _mm256_set1_epi32((int)(code == LOW_E4M3 ? 0x87f00000 : 0x8fe00000));
+        return (vw){_mm256_and_si256(low_of_pair(down), kept), _mm256_and_si256(down, kept)};
+    }
     if (code == QN_PANEL_I8) {
         const __m256i pair = _mm256_srai_epi16(p % 2 ? x : _mm256_slli_epi16(x, 8), 8);
         return (vw){pair, pair};

@@ -227,6 +227,17 @@ static int pack_column(qn_panel_code code, const qn_panel_layout *l, const qn_vi
     }
 }
 
+/* Of a packed panel of 8-bit floats, padding included. */
+static int has_many_subnormals(qn_panel_code code, const char *panel, int64_t bytes)
+{
+    const uint8_t mantissas = code == QN_PANEL_E4M3 ? 7 : 3; /* besides 0 */
+    int64_t count = 0;
+    for (int64_t i = 0; i < bytes; i++) {
+        count += (uint8_t)((panel[i] - 1) & 0x7f) < mantissas;
+    }
+    return count > bytes / QN_PANEL_SUBNORMAL_SHARE;
+}
+
 void qn_panel_pack_one(const qn_panel_layout *l, qn_panel_code code, const qn_op_desc *desc, const qn_args *args,
                        int64_t e, int64_t p, char *panel, uint8_t *flag, float *block_scales)
 {
@@ -254,7 +265,9 @@ void qn_panel_pack_one(const qn_panel_layout *l, qn_panel_code code, const qn_op
             special |= !qn_panel_plain_scale(block_scales[i]);
         }
     }
-    *flag = (uint8_t)special;
+    const int f8 = code == QN_PANEL_E4M3 || code == QN_PANEL_E5M2;
+    const int subnormal = f8 && has_many_subnormals(code, panel, l->blocks * codes[code].block_bytes);
+    *flag = (uint8_t)((special ? QN_PANEL_SPECIAL : 0) | (subnormal ? QN_PANEL_SUBNORMAL : 0));
 }
 
 void qn_panel_pack_rest(const qn_panel_layout *l, const qn_op_desc *desc, const qn_args *args, char *rest)

@@ -12,7 +12,7 @@ typedef struct qn_panel_layout {
     int64_t experts, n, k;
     int64_t panels, blocks, scale_blocks; /* of an expert; blocks of 64 and of 128 along K */
     int64_t panel_bytes;
-    size_t flags;        /* uint8 [experts][panels]: 1 where a kernel must not compute the panel */
+    size_t flags;        /* uint8 [experts][panels]: QN_PANEL_SPECIAL, QN_PANEL_SUBNORMAL */
     size_t block_scales; /* float [experts][panels][scale_blocks] */
     size_t scales;       /* float [1] or [n]: scale_b of scaled_mm; [1]: b_global of nvfp4_mm */
     size_t bias;         /* float [n] */

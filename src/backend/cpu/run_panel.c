@@ -511,7 +511,7 @@ static void repair_row(const qn_panel_job *job, const block *b, const weights *w
     const int odd = job->odd_rows && job->odd_rows[b->row + r];
     for (int64_t c = 0; c < columns; c++) {
         const int64_t p = c / QN_PANEL_COLS;
-        if (odd || w->flags[p]) {
+        if (odd || (w->flags[p] & QN_PANEL_SPECIAL)) {
             reals[c] = exact_sum(job, b, r, w->panels + p * job->layout.panel_bytes,
                                  w->block_scales + p * job->layout.scale_blocks, (int)(c % QN_PANEL_COLS));
         }
@@ -613,7 +613,7 @@ static void finish_block(const run *p, const block *b, const weights *w, const q
     const int64_t columns = qn_min_i64(b->panels * QN_PANEL_COLS, job->n - column);
     int special = 0;
     for (int64_t i = 0; i < b->panels; i++) {
-        special |= w->flags[i];
+        special |= w->flags[i] & QN_PANEL_SPECIAL;
     }
     prepare_finish(job, column, columns, s);
     for (int64_t r = 0; r < b->rows; r++) {
@@ -688,6 +688,7 @@ static void block_task(void *user, int64_t index, int32_t thread)
                                 .sb_stride = job->layout.scale_blocks,
                                 .sums = scratch + p->at.sums,
                                 .sums_stride = sums_stride_of(b.panels),
+                                .flags = w.flags,
                                 .scratch = scratch};
     job->impl->set->mm[job->impl->code](&call);
     finish_block(p, &b, &w, &call, s);
