@@ -35,7 +35,7 @@ QN_INLINE void load_step(const int format, const void *x, vf *a, vf *b)
 QN_INLINE vi load_signs(const int format, const void *x, vf *a, vf *b)
 {
     load_step(format, x, a, b);
-    return format == QN_MM_BF16 ? vi_load(x) : vi_select(vi_set(0xffff0000), vi_bits(*b), vi_shr(vi_bits(*a), 16));
+    return format == QN_MM_BF16 ? vi_load(x) : vi_halves(vi_shr(vi_bits(*a), 16), vi_bits(*b));
 }
 
 /* The last elements of a row with zeros behind them. */
@@ -66,9 +66,14 @@ QN_INLINE vf load_one(const int format, const char *p)
                                : (format == QN_MM_F16 ? vf_from_f16(p) : vf_from_bf16(p));
 }
 
+#ifndef VEC_AT_0
+#define VEC_AT_0 1.0f
+#endif
+
 /* 1 + e^-g, within 2^-21. e^-g is 2^n for n in steps of 1 / VEC_ROOTS, from a table of as many roots of two, times a
- * polynomial in r = g + n ln2, which is 1 at 0. Where the power is beyond f32, or below -86.5 at levels that make it of
- * bits, the sum is infinite; above 86.5 the power is held to what does not count. near: |g| is not above NEAR. */
+ * polynomial in r = g + n ln2, which is VEC_AT_0 at 0. Where the power is beyond f32, or below -86.5 at levels that
+ * make it of bits, the sum is infinite; above 86.5 the power is held to what does not count. near: no |g| is above
+ * 86.5. */
 QN_INLINE vf silu_below(vf g, const int near)
 {
     /* 1.5 * 2^23 steps: the sum's last bits count them */
@@ -77,26 +82,35 @@ QN_INLINE vf silu_below(vf g, const int near)
     const vf z = vf_fma(x, vf_set(-1.44269504f), round);
     const vf n = vf_sub(z, round);
     const vf r = vec_plus_octaves(x, n);
-    const vf p = vf_fma(vec_rest(r), r, one);
+    const vf p = vf_fma(vec_rest(r), r, vf_set(VEC_AT_0));
     const vf d = vf_fma(vec_power(z, n), p, one);
     return near ? d : vec_held_sum(g, d);
 }
 
-/* g u / a of two vectors, a and b being what silu_below() gives, the quotients within 2^-20.3. One division serves
- * both: 1 / (a b) times b is 1 / a. Lanes where the product is no f32 (or an element NaN) are divided one by one: so
- * NaN stays, -infinity gives NaN as in the reference. */
-QN_INLINE void silu_pair(vf *g, vf *h, vf u, vf w, vf a, vf b, const int near)
+/* g u / a of two vectors, a and b being what silu_below() gives, the quotients within 2^-20.3. -infinity gives NaN, as
+ * in the reference. */
+#ifdef VEC_DIVIDES
+QN_INLINE void silu_pair(vf *g, vf *h, vf u, vf w, vf a, vf b)
+{
+    *g = vf_mul(vf_div(*g, a), u);
+    *h = vf_mul(vf_div(*h, b), w);
+}
+#else
+/* One division serves both: 1 / (a b) times b is 1 / a. Lanes where the product is no f32 (or an element NaN) are
+ * divided one by one. */
+QN_INLINE void silu_pair(vf *g, vf *h, vf u, vf w, vf a, vf b)
 {
     const float limit = 0x1p126f;
     const vf both = vf_mul(a, b), inverse = vf_div(vf_set(1.0f), both);
     vf q = vf_mul(*g, vf_mul(inverse, b)), r = vf_mul(*h, vf_mul(inverse, a));
-    if (!near && !vf_all_below(both, limit)) {
+    if (!vf_all_below(both, limit)) {
         q = vf_where_below(both, limit, q, vf_div(*g, a));
         r = vf_where_below(both, limit, r, vf_div(*h, b));
     }
     *g = vf_mul(q, u);
     *h = vf_mul(r, w);
 }
+#endif
 
 /* How silu's values are left: as floats, in order or with a step's two vectors as load_step has them; as bf16, of bf16
  * only. */
@@ -125,19 +139,20 @@ QN_INLINE void silu_put(const int format, const int form, vf g, vf h, int past, 
     vf_put((float *)out + VL, h, past);
 }
 
-QN_INLINE void silu_step(const int format, const int form, const char *gate, const char *up, int past, void *out)
+QN_INLINE void silu_step(const int format, const int form, const int near, const char *gate, const char *up, int past,
+                         void *out)
 {
     vf g, h, u, w;
     load_step(format, gate, &g, &h);
     load_step(format, up, &u, &w);
-    silu_pair(&g, &h, u, w, silu_below(g, 0), silu_below(h, 0), 0);
+    silu_pair(&g, &h, u, w, silu_below(g, near), silu_below(h, near));
     silu_put(format, form, g, h, past, out);
 }
 
 #ifdef VEC_NEAR
 enum { NEAR_STEPS = VEC_NEAR };
 
-/* Whether all magnitudes of NEAR_STEPS steps are at most 43.5: products of two sums then stay below 2^126. */
+/* Whether no magnitude of NEAR_STEPS steps is above 86.5, so that nothing is held. */
 QN_INLINE int gates_near(const int format, const char *gate)
 {
     vi top = vi_set(0);
@@ -146,31 +161,10 @@ QN_INLINE int gates_near(const int format, const char *gate)
         top = format == QN_MM_F32 ? vi_umax(top, vi_and(x, vi_set(0x7fffffff)))
                                   : vi_max16(top, vi_and(x, vi_set(0x7fff7fff)));
     }
-    return format == QN_MM_F32 ? !vec_any_above(top, 0x422e0000)
-                               : !vec_any_above16(top, format == QN_MM_F16 ? 0x5170 : 0x422e);
+    return format == QN_MM_F32 ? !vec_any_above(top, 0x42ad0000)
+                               : !vec_any_above16(top, format == QN_MM_F16 ? 0x5568 : 0x42ad);
 }
 
-/* In two passes: of the whole chain of a step's operations too few steps fit what the processor holds. */
-QN_INLINE void silu_near(const int format, const int form, const char *gate, const char *up, int64_t ahead, int past,
-                         char *out)
-{
-    const int64_t step = STEP * real_bytes(format), out_step = STEP * (form == AS_BF16 ? 2 : 4);
-    float sums[NEAR_STEPS * STEP];
-    vf g, h, u, w;
-    for (int j = 0; j < NEAR_STEPS; j++) {
-        fetch_step(format, gate + j * step, ahead);
-        fetch_step(format, up + j * step, ahead);
-        load_step(format, gate + j * step, &g, &h);
-        vf_store(sums + j * STEP, silu_below(g, 1));
-        vf_store(sums + j * STEP + VL, silu_below(h, 1));
-    }
-    for (int j = 0; j < NEAR_STEPS; j++) {
-        load_step(format, gate + j * step, &g, &h);
-        load_step(format, up + j * step, &u, &w);
-        silu_pair(&g, &h, u, w, vf_load(sums + j * STEP), vf_load(sums + j * STEP + VL), 1);
-        silu_put(format, form, g, h, past, out + j * out_step);
-    }
-}
 #endif
 
 QN_INLINE void silu_all(const int format, const int form, const void *gate, const void *up, int64_t n, int64_t ahead,
@@ -183,20 +177,23 @@ QN_INLINE void silu_all(const int format, const int form, const void *gate, cons
     while (i + STEP <= n) {
 #ifdef VEC_NEAR
         if (i + NEAR_STEPS * STEP <= n && gates_near(format, g + i * size)) {
-            silu_near(format, form, g + i * size, u + i * size, ahead, past, v + i * out_size);
-            i += NEAR_STEPS * STEP;
+            for (const int64_t end = i + NEAR_STEPS * STEP; i < end; i += STEP) {
+                fetch_step(format, g + i * size, ahead);
+                fetch_step(format, u + i * size, ahead);
+                silu_step(format, form, 1, g + i * size, u + i * size, past, v + i * out_size);
+            }
             continue;
         }
 #endif
         fetch_step(format, g + i * size, ahead);
         fetch_step(format, u + i * size, ahead);
-        silu_step(format, form, g + i * size, u + i * size, past, v + i * out_size);
+        silu_step(format, form, 0, g + i * size, u + i * size, past, v + i * out_size);
         i += STEP;
     }
     if (i < n) {
         char pad[2][STEP * 4];
         float last[STEP];
-        silu_step(format, form == AS_LOADED ? IN_ORDER : form, pad_step(format, g + i * size, n - i, pad[0]),
+        silu_step(format, form == AS_LOADED ? IN_ORDER : form, 0, pad_step(format, g + i * size, n - i, pad[0]),
                   pad_step(format, u + i * size, n - i, pad[1]), 0, last);
         memcpy(v + i * out_size, last, (size_t)((n - i) * out_size));
     }

@@ -252,15 +252,19 @@ QN_INLINE vi careful_codes(const int code, vf t, vi azp)
     return vi_where_nan(t, vi_set(0x7f), c);
 }
 
-/* Codes of a and b, with their signs (which a quotient of 0 has lost), in pairs; hold: they may lie beyond the codes'
- * range. */
-QN_INLINE vi signed_pairs(const int code, const int hold, vf a, vf b, vi signs, const addends *by)
+/* Codes of |a| and |b| in pairs; hold: they may lie beyond the codes' range. */
+QN_INLINE vi size_pairs(const int code, const int hold, vf a, vf b, const addends *by)
 {
     const int e_min = code == QN_ROWS_E4M3 ? -6 : -7;
-    vi w = code == QN_ROWS_E5M2 ? vi_pairs(round_code(code, magnitudes(a)), round_code(code, magnitudes(b)))
-                                : vi_pairs(round_size(a, 3, e_min, 0, by), round_size(b, 3, e_min, 0, by));
-    w = hold ? vi_umin16(w, vi_set(code == QN_ROWS_E5M2 ? 0x007b007b : 0x007e007e)) : w;
-    return vi_select(vi_set(0x007f007f), w, vi_shr16(signs, 8));
+    const vi w = code == QN_ROWS_E5M2 ? vi_pairs(round_code(code, magnitudes(a)), round_code(code, magnitudes(b)))
+                                      : vi_pairs(round_size(a, 3, e_min, 0, by), round_size(b, 3, e_min, 0, by));
+    return hold ? vi_umin16(w, vi_set(code == QN_ROWS_E5M2 ? 0x007b007b : 0x007e007e)) : w;
+}
+
+/* Codes of a and b with their signs, which a quotient of 0 has lost. */
+QN_INLINE vi signed_pairs(const int code, const int hold, vf a, vf b, vi signs, const addends *by)
+{
+    return vi_select(vi_set(0x007f007f), size_pairs(code, hold, a, b, by), vi_shr16(signs, 8));
 }
 
 enum { MULTIPLY, QUOTIENT, DIVIDE };
@@ -316,6 +320,27 @@ QN_INLINE vi encode_step(const int format, const int code, const int how, const 
     return format == QN_MM_BF16 || format == QN_ROWS_PAIRED ? w : vi_in_order(w);
 }
 
+#ifdef VEC_STEPS
+/* Whether two steps of codes may meet their signs as bytes, which takes half of what words take. */
+QN_INLINE int signs_last(const int format, const int code, const int careful)
+{
+    return !careful && (code == QN_ROWS_E4M3 || code == QN_ROWS_E5M2) &&
+           (format == QN_MM_BF16 || format == QN_ROWS_PAIRED);
+}
+
+QN_INLINE void encode_signs_last(const int format, const int code, const int how, const rule_vectors *rule,
+                                 const char *x, int past, uint8_t *codes)
+{
+    vf a, b;
+    vi signs[2], w[2];
+    for (int i = 0; i < 2; i++) {
+        signs[i] = load_signs(format, x + i * STEP * real_bytes(format), &a, &b);
+        w[i] = size_pairs(code, how == MULTIPLY, scaled(how, a, rule), scaled(how, b, rule), &rule->by);
+    }
+    vec_put_signed(codes, vi_bytes(w[0], w[1]), signs[0], signs[1], past);
+}
+#endif
+
 QN_INLINE void encode_all(const int format, const int code, const int how, const int careful, const qn_rows_rule *rule,
                           const void *x, int64_t n, int64_t ahead, int past, uint8_t *codes)
 {
@@ -324,6 +349,14 @@ QN_INLINE void encode_all(const int format, const int code, const int how, const
     const rule_vectors own = rule_load(code, rule);
     int64_t i = 0;
     for (; i + 2 * STEP <= n; i += 2 * STEP) {
+#ifdef VEC_STEPS
+        if (signs_last(format, code, careful)) {
+            fetch_step(format, p + i * size, ahead);
+            fetch_step(format, p + (i + STEP) * size, ahead);
+            encode_signs_last(format, code, how, &own, p + i * size, past, codes + i);
+            continue;
+        }
+#endif
         fetch_step(format, p + i * size, ahead);
         const vi a = encode_step(format, code, how, careful, &own, p + i * size);
         fetch_step(format, p + (i + STEP) * size, ahead);
