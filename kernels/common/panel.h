@@ -137,14 +137,21 @@ static inline __attribute__((always_inline)) int64_t qn_panel_group_bytes(const 
     return qn_panel_group_codes_bytes(code) + (c.super ? 4 * QN_PANEL_COLS + scales : 2 * scales);
 }
 
-/* A block of 64 of a row of digits: x[k] = scale (d0 + 256 d1 + 65536 d2), |x[k]| at most 2^22 scale. Sums are of
- * groups; those of digits are times -middle. scale NaN: not finite. */
+/* A block of 64 of a row of digits. Codes of groups: x[k] = scale[0] (d0 + 256 d1 + 65536 d2), |x[k]| at most
+ * 2^22 scale[0]. Sums are of groups; those of digits are times -middle. 4-bit floats: kernels/cpu/avx2/fp4_avx2.c, a
+ * scale for sixteen elements. A scale of NaN: not finite; one of 0: zeros, or none. */
 typedef struct qn_panel_digits {
-    int8_t digit[3][QN_PANEL_K];
-    float scale, unused[3];
+    union {
+        int8_t digit[3][QN_PANEL_K];
+        struct { /* of several rows of 4-bit floats */
+            int16_t word[QN_PANEL_K];
+            int8_t under[QN_PANEL_K];
+        };
+    };
+    float scale[4];
     float sum[4];     /* of d0 + 256 d1 + 65536 d2 */
-    int32_t high[4];  /* of d1 + 256 d2 */
-    int32_t low[4];   /* of d0 */
+    int32_t high[4];  /* of d1 + 256 d2; 4-bit floats: of all digits of one row, times -12 */
+    int32_t low[4];   /* of d0; 4-bit floats: whether there is a lowest digit */
 } qn_panel_digits;
 
 /* What the packer says of a panel. */
@@ -160,7 +167,7 @@ typedef enum qn_panel_rows {
     QN_PANEL_ROWS_BF16,    /* [K/64][terms][64] bf16: x as the exact sum of 1, 2 or 3 terms */
     QN_PANEL_ROWS_I8,      /* [K] int8 */
     QN_PANEL_ROWS_I16,     /* [K/4][4] int16 in the order k, k+2, k+1, k+3: pairs for even and odd bytes */
-    QN_PANEL_ROWS_DIGITS   /* [K/64] qn_panel_digits: for the codes of groups, at every level */
+    QN_PANEL_ROWS_DIGITS   /* [K/64] qn_panel_digits: codes of groups; at avx2 4-bit floats */
 } qn_panel_rows;
 
 /* One call: rows [0, rows) times panels [0, panels) along the whole of K. */
@@ -172,6 +179,7 @@ typedef struct qn_panel_call {
     int64_t a_stride;
     int64_t rows;              /* at least 1; memory is readable up to the level's row multiple */
     int32_t terms;             /* QN_PANEL_ROWS_BF16 */
+    int32_t several;           /* QN_PANEL_ROWS_DIGITS: made for more rows than one, if perhaps not of this call */
     /* scales of blocks of 128 along K; sa NULL: none. The temporary chain of such a block starts at 0 and
      * sum = fma(temporary, sa[r][kb] * sb[p][kb], sum). Codes with scales of groups have none. */
     const float *sa;           /* sa[r * sa_stride + kb]; row_group > 1: sa[kb * sa_stride + r], whole groups */
@@ -187,8 +195,15 @@ typedef struct qn_panel_call {
 
 typedef void (*qn_panel_fn)(const qn_panel_call *call);
 
-/* 64 elements as digits, for one code of groups. */
-typedef void (*qn_panel_digits_fn)(const float *x, qn_panel_code code, qn_panel_digits *out);
+/* What digits are made for. */
+typedef struct qn_panel_rounding {
+    qn_panel_code code;
+    float most_error; /* what rounding may leave, of the norm */
+    int64_t rows;     /* of all calls */
+} qn_panel_rounding;
+
+/* Blocks of 64 elements as digits, from a multiple of 1024 elements of a row on. */
+typedef void (*qn_panel_digits_fn)(const float *x, int64_t blocks, const qn_panel_rounding *how, qn_panel_digits *out);
 
 /* Everything of one instruction set. A code without a function has no kernel at that level. */
 typedef struct qn_panel_set {
@@ -206,5 +221,6 @@ typedef struct qn_panel_set {
 extern const qn_panel_set qn_panel__scalar, qn_panel__avx2, qn_panel__avx512, qn_panel__avx512vnni,
     qn_panel__avx512bf16, qn_panel__amx;
 extern const qn_panel_set qn_groups__avx2, qn_groups__avx512vnni; /* of the codes of groups */
+extern const qn_panel_set qn_fp4__avx2;                            /* of the 4-bit floats */
 
 #endif

@@ -23,7 +23,7 @@
 
 #define UNROLL_GROUP _Pragma("GCC unroll 8")
 
-static void group_digits(const float *x, qn_panel_code code, qn_panel_digits *out)
+static void block_digits(const float *x, qn_panel_code code, qn_panel_digits *out)
 {
     const qn_panel_group_code c = qn_panel_group_code_of((int)code);
     int32_t bits[QN_PANEL_K], left[QN_PANEL_K], most = 0;
@@ -35,7 +35,7 @@ static void group_digits(const float *x, qn_panel_code code, qn_panel_digits *ou
     memset(out, 0, sizeof *out);
     if (most >= 0x7f800000) {
         const uint32_t nan = 0x7fc00000;
-        memcpy(&out->scale, &nan, sizeof nan);
+        memcpy(&out->scale[0], &nan, sizeof nan);
         return;
     }
     if (most == 0) {
@@ -46,7 +46,7 @@ static void group_digits(const float *x, qn_panel_code code, qn_panel_digits *ou
     const int32_t up = (127 + 21 + 127 - exponent) << 23, down = (exponent - 21) << 23;
     float factor, v[QN_PANEL_K];
     memcpy(&factor, &up, sizeof factor);
-    memcpy(&out->scale, &down, sizeof down);
+    memcpy(&out->scale[0], &down, sizeof down);
     for (int i = 0; i < QN_PANEL_K; i++) {
         v[i] = x[i] * factor + 0x1.8p23f; /* rounds to an integer, which the last bits are */
     }
@@ -72,6 +72,13 @@ static void group_digits(const float *x, qn_panel_code code, qn_panel_digits *ou
         out->sum[g] = (float)(high * 256 + sums[0]);
         out->high[g] = -c.middle * high;
         out->low[g] = -c.middle * sums[0];
+    }
+}
+
+static void group_digits(const float *x, int64_t blocks, const qn_panel_rounding *how, qn_panel_digits *out)
+{
+    for (int64_t b = 0; b < blocks; b++) {
+        block_digits(x + b * QN_PANEL_K, how->code, &out[b]);
     }
 }
 
@@ -152,7 +159,7 @@ QN_INLINE void group_finish(const int code, const int mr, const int nr, const qn
             if (c.minima) {
                 part = vgf_fma(vgf_set(d->sum[t->g]), a.offset, part);
             }
-            vgf_store(to, vgf_fma(part, vgf_set(d->scale), vgf_load(to)));
+            vgf_store(to, vgf_fma(part, vgf_set(d->scale[0]), vgf_load(to)));
         }
     }
 }

@@ -1,6 +1,7 @@
 /* From an operator's slots to a panel job. */
 #include "backend/cpu/panel_job.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "backend/cpu/mm_fragment.h"
@@ -123,6 +124,9 @@ void qn_panel_bind(const qn_kernel *kernel, const qn_run_call *call, qn_panel_jo
     job->kind = impl->code == QN_PANEL_I8 ? impl->set->rows_i8 : impl->set->rows_f;
     job->a_format = qn_panel_row_format(call->desc);
     job->terms = job->kind == QN_PANEL_ROWS_BF16 ? qn_panel_terms(job->a_format) : 1;
+    job->rounding = (qn_panel_rounding){.code = impl->code,
+                                        .most_error = (2.0f * sqrtf((float)job->k) + 16.0f) * 0x1p-25f,
+                                        .rows = job->m}; /* half of what sums may be off by */
     switch ((int)kernel->op) {
     case QN_OP_DENSE_MM: bind_a(job, &call->args->in[QN_DMM_X], qn_mm_fragment_of(job->a_format)); break;
     case QN_OP_MXFP4_MM: bind_a(job, &call->args->in[QN_MXMM_X], qn_mm_fragment_of(job->a_format)); break;

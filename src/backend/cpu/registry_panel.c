@@ -46,21 +46,28 @@
     ROW(op, contract, avx2, 6, 16, weight, code),        \
     ROW(op, contract, scalar, 2, 16, weight, code)
 
-/* The codes of groups have sets of their own. */
-#define ROW_GROUPS(contract, isa_, mr_, weight_, code_)                                                            \
+/* Codes whose rows are digits have sets of their own. */
+#define ROW_DIGITS(op_, contract, set_, isa_, mr_, weight_, code_)                                                 \
     {                                                                                                              \
-        .name = "qn_" contract "__" #isa_ "_" #mr_ "x16", .op = QN_OP_DENSE_MM, .backend = QN_BACKEND_CPU,         \
+        .name = "qn_" contract "__" #isa_ "_" #mr_ "x16", .op = (op_), .backend = QN_BACKEND_CPU,                  \
         .isa = LEVEL_##isa_, .mr = (mr_), .nr = 16, .pack_layout = QN_PANEL_LAYOUT_ID(code_),                      \
         .status = "tested", .arithmetic = "int8_dot", .accepts = qn_panel_accepts,                                 \
         .pack_bytes = qn_panel_pack_bytes, .pack = qn_panel_pack,                                                  \
         .workspace_bytes = qn_panel_workspace_bytes, .run = qn_panel_run,                                          \
-        .impl = &(const qn_panel_impl){.set = &qn_groups__##isa_, .parts = &PARTS_##isa_, .code = (code_),         \
+        .impl = &(const qn_panel_impl){.set = &qn_##set_##__##isa_, .parts = &PARTS_##isa_, .code = (code_),       \
                                        .weight = (weight_)}                                                        \
     }
 
-#define LEVELS_GROUPS(contract, weight, code)            \
-    ROW_GROUPS(contract, avx512vnni, 8, weight, code),   \
-    ROW_GROUPS(contract, avx2, 4, weight, code)
+#define LEVELS_FP4(op, contract, weight, code)             \
+    ROW(op, contract, amx, 32, 32, weight, code),          \
+    ROW(op, contract, avx512bf16, 6, 64, weight, code),    \
+    ROW(op, contract, avx512, 6, 64, weight, code),        \
+    ROW_DIGITS(op, contract, fp4, avx2, 1, weight, code),  \
+    ROW(op, contract, scalar, 2, 16, weight, code)
+
+#define LEVELS_GROUPS(contract, weight, code)                                   \
+    ROW_DIGITS(QN_OP_DENSE_MM, contract, groups, avx512vnni, 8, weight, code),  \
+    ROW_DIGITS(QN_OP_DENSE_MM, contract, groups, avx2, 4, weight, code)
 
 static const qn_kernel kernels[] = {
     LEVELS_I8(QN_OP_SCALED_MM, "scaled_mm_i8_i8_fp", QN_I8, QN_PANEL_I8),
@@ -68,8 +75,8 @@ static const qn_kernel kernels[] = {
     LEVELS(QN_OP_BLOCK_SCALED_MM, "block_scaled_mm_e4m3_e4m3_fp", QN_F8_E4M3, QN_PANEL_E4M3),
     LEVELS(QN_OP_BLOCK_SCALED_MM, "block_scaled_mm_e4m3_e5m2_fp", QN_F8_E5M2, QN_PANEL_E5M2),
     LEVELS(QN_OP_GROUPED_BLOCK_SCALED_MM, "grouped_block_scaled_mm_e4m3_e4m3_fp", QN_F8_E4M3, QN_PANEL_E4M3),
-    LEVELS(QN_OP_NVFP4_MM, "nvfp4_mm_fp_nvfp4_fp", QN_U8, QN_PANEL_NVFP4),
-    LEVELS(QN_OP_MXFP4_MM, "mxfp4_mm_fp_mxfp4_fp", QN_U8, QN_PANEL_MXFP4),
+    LEVELS_FP4(QN_OP_NVFP4_MM, "nvfp4_mm_fp_nvfp4_fp", QN_U8, QN_PANEL_NVFP4),
+    LEVELS_FP4(QN_OP_MXFP4_MM, "mxfp4_mm_fp_mxfp4_fp", QN_U8, QN_PANEL_MXFP4),
     LEVELS(QN_OP_DENSE_MM, "dense_mm_fp_bf16_fp", QN_BF16, QN_PANEL_BF16),
     LEVELS_F32(QN_OP_DENSE_MM, "dense_mm_fp_f32_fp", QN_F32, QN_PANEL_F32),
     LEVELS_GROUPS("dense_mm_fp_q4_0_fp", QN_Q4_0, QN_PANEL_G4),

@@ -18,7 +18,7 @@
 #include "format/format.h"
 #include "ref/slots.h"
 
-#define CHUNK 1024      /* elements of a row decoded at a time */
+#define CHUNK 1024      /* elements of a row decoded at a time; rows of digits depend on it */
 #define PREPARE_ROWS 16 /* rows of a a task; a multiple of every set's row_group */
 #define MAX_TERMS 3
 #define SERIAL_ELEMENTS 32768 /* activations worth more than one thread */
@@ -268,13 +268,25 @@ static int has_odd_digits(const qn_panel_job *job, int64_t row)
     const qn_panel_digits *const digits = (const qn_panel_digits *)(const void *)line_of(job, row, 0);
     float most = 0.0f;
     for (int64_t b = 0; b < job->layout.blocks; b++) {
-        const float scale = digits[b].scale;
-        if (scale != scale) {
-            return 1;
+        for (int i = 0; i < 4; i++) {
+            const float scale = digits[b].scale[i];
+            if (scale != scale) {
+                return 1;
+            }
+            most = scale > most ? scale : most;
         }
-        most = scale > most ? scale : most;
     }
     return most > 0.0f && most < LEAST_DIGITS;
+}
+
+static qn_mm_operand row_of(const qn_panel_job *job, int64_t r)
+{
+    qn_mm_operand a = job->a;
+    a.data = source_row(job, r);
+    if (a.scales) {
+        a.scales = (const char *)a.scales + r * a.scale_stride;
+    }
+    return a;
 }
 
 static void prepare_integers(const qn_panel_job *job, const int8_t *x, int64_t count, int64_t padded, char *to)
@@ -297,21 +309,14 @@ static void prepare_integers(const qn_panel_job *job, const int8_t *x, int64_t c
 static void prepare_chunk(const qn_panel_job *job, int64_t r, int64_t k, int64_t count, float *values, char *to)
 {
     const int64_t padded = qn_ceil_div(count, QN_PANEL_K) * QN_PANEL_K;
-    qn_mm_operand a = job->a;
-    a.data = source_row(job, r);
-    if (a.scales) {
-        a.scales = (const char *)a.scales + r * a.scale_stride;
-    }
+    const qn_mm_operand a = row_of(job, r);
     if (job->impl->code == QN_PANEL_I8) {
         prepare_integers(job, (const int8_t *)a.data + k, count, padded, to);
     } else if (job->kind == QN_PANEL_ROWS_F32) {
         job->unpack_a(&a, 0, k, count, to);
     } else if (job->kind == QN_PANEL_ROWS_DIGITS) {
-        qn_panel_digits *const digits = (qn_panel_digits *)(void *)to;
         job->unpack_a(&a, 0, k, count, values);
-        for (int64_t i = 0; i < padded; i += QN_PANEL_K) {
-            job->impl->set->digits(values + i, job->impl->code, &digits[i / QN_PANEL_K]);
-        }
+        job->impl->set->digits(values, padded / QN_PANEL_K, &job->rounding, (qn_panel_digits *)(void *)to);
     } else if (job->a_format == QN_BF16) {
         memcpy(to, (const char *)a.data + k * 2, (size_t)count * 2);
         memset(to + count * 2, 0, (size_t)(padded - count) * 2);
@@ -472,10 +477,11 @@ static double row_value(const qn_panel_job *job, const block *b, int64_t r, int6
         return (double)float_at(line_of(job, row, k / 16) + k % 16 * 4);
     }
     if (job->kind == QN_PANEL_ROWS_DIGITS) {
-        const qn_format_row *format = qn_format_get_row(job->a_format);
-        float x;
-        format->decode(source_row(job, b->row + r) + k * format->info.block_bytes, 1, &x);
-        return (double)x;
+        float group[QN_PANEL_K]; /* of whole scales of a */
+        qn_mm_operand a = row_of(job, b->row + r);
+        const int64_t first = k / QN_PANEL_K * QN_PANEL_K;
+        job->unpack_a(&a, 0, first, qn_min_i64(QN_PANEL_K, job->k - first), group);
+        return (double)group[k - first];
     }
     double value = 0.0;
     for (int32_t t = 0; t < job->terms; t++) {
@@ -682,6 +688,7 @@ static void block_task(void *user, int64_t index, int32_t thread)
                                 .a_stride = job->row_stride,
                                 .rows = b.rows,
                                 .terms = job->terms,
+                                .several = job->m > 1,
                                 .sa = job->sa ? sa : NULL,
                                 .sb = job->sa ? w.block_scales : NULL,
                                 .sa_stride = sa_stride,
