@@ -16,6 +16,8 @@
  * PAIR_FEW (rows of a tile that unpacks), FEW_NR(code, rows) (its parts), PARTS_BESIDE(code, rows, nr) (of them at
  * once), ARE_FEW(code, rows), FEW_GROUP x FEW_CHUNK (panels x blocks that tiles of few rows take turns with).
  * PAIR_AHEAD: the level has what kernels/cpu/panel_ahead.h asks for.
+ * FP4_ELSEWHERE: 4-bit floats, the only codes with scales of groups, have another set; vw_unpack and group_scales need
+ * not know them.
  * LOW_ALLOWED(): the level may, on this thread, unpack few rows' fp8 weights as its codes LOW_E4M3 and LOW_E5M2,
  * LOW_BY(code), a power of two, times what they are else. Rows are e4m3 then, so neither range nor bits suffer.
  *
@@ -85,6 +87,16 @@ QN_INLINE int32_t groups_of(const int code)
 {
     return code == QN_PANEL_NVFP4 ? 4 : (code == QN_PANEL_MXFP4 ? 2 : 0);
 }
+
+#ifdef FP4_ELSEWHERE
+#define HAS_GROUPS 0
+QN_INLINE void group_scales(const int code, const char *block, const int part, float *out)
+{
+    (void)code, (void)block, (void)part, (void)out; /* not called */
+}
+#else
+#define HAS_GROUPS 1
+#endif
 
 /* Bytes of a pair of a row. */
 QN_INLINE int64_t row_pair_bytes(const int code)
@@ -227,7 +239,7 @@ QN_INLINE void panel_tile(const int code, const int single, const int mr, const 
     const int64_t bytes = block_bytes(code);
     const int64_t distance = t->again ? 0 : (AHEAD_BYTES / (nr < PAIR_PARTS ? 1 : nr / PAIR_PARTS) + bytes - 1) / bytes;
     vs acc[PAIR_MR][PAIR_NR];
-    if (t->groups) {
+    if (HAS_GROUPS && t->groups) {
         const int keep = mr * nr <= PAIR_KEEP; /* in registers, where there are so many */
         vs kept[PAIR_MR][PAIR_NR];
         if (keep) {
@@ -450,7 +462,7 @@ QN_INLINE void unpack_panel(const int code, const int to, const char *w, int64_t
                 }
             }
         }
-        if (groups_of(code)) {
+        if (HAS_GROUPS && groups_of(code)) {
             UNROLL for (int h = 0; h < PAIR_PARTS; h++)
             {
                 group_scales(code, w + b * block_bytes(code) + h * PART_BYTES, h,

@@ -1,6 +1,7 @@
 /* Several rows, for levels of few registers (kernels/cpu/panel.h, which includes this). Rows are cut into small tiles,
  * which fewer loads feed than tall ones. A block of a panel is unpacked once for all of them, and the next one between
- * their multiply-adds: it is stored long before it is loaded, by ports that multiply-adds leave free. From the level:
+ * their multiply-adds: it is stored long before it is loaded, by ports that multiply-adds leave free. For codes without
+ * scales of groups. From the level:
  *     AHEAD_MR                        most rows of a tile, which is one panel wide
  *     IS_AHEAD(code, rows)            up to AHEAD_ROWS rows that come here
  *     staged_bytes(code)              bytes of a part's weights of one k, as they are stored between
@@ -17,12 +18,9 @@ _Static_assert(AHEAD_SCRATCH <= PANEL_SCRATCH, "room for what is staged");
 typedef struct ahead_tile {
     const char *staged, *a;
     int64_t a_stride;
-    float *chain; /* without scales of groups: is continued */
+    float *chain; /* is continued */
     int64_t chain_stride;
-    float *sums; /* with them: a group is added */
-    int64_t sums_stride;
-    const float *scales; /* [group][16] */
-    const char *next;    /* units of the next block that the tile stages */
+    const char *next; /* units of the next block that the tile stages */
     char *to;
     int32_t share; /* parts it stages beside each of its units: 0, 1 or 2 */
 } ahead_tile;
@@ -65,7 +63,6 @@ QN_INLINE void ahead_unit(const int code, const int mr, const ahead_tile *t, int
     }
 
 #define CHAIN(r, n) (t->chain + (r)*t->chain_stride + (n)*PART_COLS)
-#define GROUP_SUM(r, n) (t->sums + (r)*t->sums_stride + (n)*PART_COLS)
 
 /* Part i of those at t->next. */
 QN_INLINE void stage_next(const int code, const ahead_tile *t, int64_t i)
@@ -82,9 +79,8 @@ QN_INLINE void stage_next(const int code, const ahead_tile *t, int64_t i)
 
 QN_INLINE void ahead_block(const int code, const int mr, const int share, const ahead_tile *t)
 {
-    const int64_t groups = groups_of(code);
     vs acc[AHEAD_MR][PAIR_PARTS];
-    EACH_CHAIN(acc[r][n] = groups ? vs_zero() : vs_load(CHAIN(r, n)));
+    EACH_CHAIN(acc[r][n] = vs_load(CHAIN(r, n)));
     for (int64_t u = 0; u < UNITS; u += 2) {
         UNROLL for (int h = 0; h < 2; h++)
         {
@@ -94,16 +90,8 @@ QN_INLINE void ahead_block(const int code, const int mr, const int share, const 
                 stage_next(code, t, (u + h) * share + i);
             }
         }
-        if (groups && (u + 2) % (UNITS / groups) == 0) {
-            const float *const scales = t->scales + u / (UNITS / groups) * QN_PANEL_COLS;
-            EACH_CHAIN(const vs s = vs_load(scales + n * PART_COLS);
-                       vs_store(GROUP_SUM(r, n), vs_fma(acc[r][n], s, vs_load(GROUP_SUM(r, n))));
-                       acc[r][n] = vs_zero());
-        }
     }
-    if (!groups) {
-        EACH_CHAIN(vs_store(CHAIN(r, n), acc[r][n]));
-    }
+    EACH_CHAIN(vs_store(CHAIN(r, n), acc[r][n]));
 }
 
 #define AHEAD(mr)                                                                                                      \
@@ -146,16 +134,8 @@ QN_INLINE void end_chains(const qn_panel_call *call, int64_t p, int64_t b, float
 QN_INLINE void ahead_tiles(const int code, const qn_panel_call *call, int64_t p, int64_t b, const char *staged,
                            const char *next, char *to, float *chain)
 {
-    _Alignas(64) float scales[4 * QN_PANEL_COLS];
     const int64_t tiles = (call->rows + AHEAD_MR - 1) / AHEAD_MR;
     const int64_t staging = tiles < PAIR_PARTS ? tiles : PAIR_PARTS, units = UNITS / staging; /* tiles; units of each */
-    const char *const w = call->w + p * call->panel_bytes + b * block_bytes(code);
-    if (groups_of(code)) {
-        UNROLL for (int n = 0; n < PAIR_PARTS; n++)
-        {
-            group_scales(code, w + n * PART_BYTES, n, scales + n * PART_COLS);
-        }
-    }
     for (int64_t i = 0, r = 0; i < tiles; i++) {
         const int64_t rows = (call->rows - r) / (tiles - i);
         const int stages = next && i < staging;
@@ -165,9 +145,6 @@ QN_INLINE void ahead_tiles(const int code, const qn_panel_call *call, int64_t p,
                               .a_stride = call->a_stride,
                               .chain = call->sa ? chain + r * QN_PANEL_COLS : sums,
                               .chain_stride = call->sa ? QN_PANEL_COLS : call->sums_stride,
-                              .sums = sums,
-                              .sums_stride = call->sums_stride,
-                              .scales = scales,
                               .next = stages ? next + i * units * unit_bytes(code) : NULL,
                               .to = stages ? to + i * units * PAIR_PARTS * staged_part(code) : NULL,
                               .share = stages ? (int32_t)(PAIR_PARTS / staging) : 0};

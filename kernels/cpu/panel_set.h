@@ -2,8 +2,10 @@
 PANEL_MM(mm_bf16, QN_PANEL_BF16)
 PANEL_MM_F8(mm_e4m3, E4M3)
 PANEL_MM_F8(mm_e5m2, E5M2)
+#ifndef FP4_ELSEWHERE
 PANEL_MM(mm_nvfp4, QN_PANEL_NVFP4)
 PANEL_MM(mm_mxfp4, QN_PANEL_MXFP4)
+#endif
 PANEL_MM(mm_f32, QN_PANEL_F32)
 
 const qn_panel_set QN_NAME(panel) = {.rows_f = QN_PANEL_ROWS_F32,
@@ -18,7 +20,9 @@ const qn_panel_set QN_NAME(panel) = {.rows_f = QN_PANEL_ROWS_F32,
                                      .mm = {[QN_PANEL_BF16] = mm_bf16,
                                             [QN_PANEL_E4M3] = mm_e4m3,
                                             [QN_PANEL_E5M2] = mm_e5m2,
+#ifndef FP4_ELSEWHERE
                                             [QN_PANEL_NVFP4] = mm_nvfp4,
                                             [QN_PANEL_MXFP4] = mm_mxfp4,
+#endif
                                             [QN_PANEL_F32] = mm_f32,
                                             [QN_PANEL_I8] = mm_i8}};

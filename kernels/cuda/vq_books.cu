@@ -275,10 +275,7 @@ DEV void make(const qn_cuda_vq &a, const share &s, const u32 *most_of, ahead *of
             fill(side, of->entry, maker, lane);
         }
         put_digits(a, *of, most_of + (u.group - s.g0) * (SPANS * 2), side, maker, lane);
-        __syncwarp();
-        if (lane == 0) {
-            barrier_arrive(base + MADE_AT + side * 8);
-        }
+        barrier_arrive(base + MADE_AT + side * 8);
         u = after(s, u);
         if (is_there(s, u)) {
             load_books(a, u, maker, lane, of);
@@ -307,10 +304,8 @@ DEV void find(const qn_cuda_vq &a, const tensor_map *map, const share &s, unit n
             used++;
             look_up(base + RING_AT + place * SLOT_BYTES, side, there, lane, sums);
             const float scale = load_shared_f32(base + SCALES_AT + (2 * side + (u32)(token < a.m ? token : 0)) * 4);
+            barrier_arrive(base + DONE_AT + side * 8);
             __syncwarp();
-            if (lane == 0) {
-                barrier_arrive(base + DONE_AT + side * 8);
-            }
             ask(map, s, &next, place);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
@@ -324,7 +319,7 @@ DEV void find(const qn_cuda_vq &a, const tensor_map *map, const share &s, unit n
                     }
                 }
             }
-        } else if (lane == 0) {
+        } else {
             barrier_arrive(base + DONE_AT + side * 8);
         }
         now = after(s, now);
@@ -350,8 +345,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         barrier_init(base + BARRIERS_AT + (u32)(warp * SLOTS + lane) * 8, 1);
         barrier_init_fence();
     } else if (maker == 0 && lane < 2) {
-        barrier_init(base + MADE_AT + (u32)lane * 8, MAKERS);
-        barrier_init(base + DONE_AT + (u32)lane * 8, WARPS);
+        barrier_init(base + MADE_AT + (u32)lane * 8, MAKERS * 32);
+        barrier_init(base + DONE_AT + (u32)lane * 8, WARPS * 32);
     }
     __syncwarp();
     if (!a.early) { /* or weights may be read while the kernel in front works */

@@ -97,7 +97,8 @@ static void operands_make(const char *text, content c, operands *o, qn_op_desc *
     }
 }
 
-static void run(const char *text, const qn_plan_options *options, const operands *o, int row, int m, float *out)
+/* 0: the kernel that was asked for does not take the case. */
+static int run(const char *text, const qn_plan_options *options, const operands *o, int row, int m, float *out)
 {
     char words[120];
     qn_error error = {0};
@@ -116,7 +117,12 @@ static void run(const char *text, const qn_plan_options *options, const operands
         }
     }
     args.out[0] = qn_mut_view_make(out, &shapes[0]);
-    assert_int_equal(qn_plan_create(ctx, &desc, options, &plan, &error), QN_OK);
+    const qn_status status = qn_plan_create(ctx, &desc, options, &plan, &error);
+    if (status == QN_E_UNSUPPORTED && options->kernel) {
+        print_message("skip: %s: %s\n", words, error.text);
+        return 0;
+    }
+    assert_int_equal(status, QN_OK);
     const size_t bytes = (qn_plan_workspace_bytes(plan, m, 1) + 64) / 64 * 64;
     void *workspace = aligned_alloc(64, bytes);
     assert_non_null(workspace);
@@ -124,9 +130,10 @@ static void run(const char *text, const qn_plan_options *options, const operands
     assert_int_equal(qn_run(plan, &args, workspace, bytes, NULL, &error), QN_OK);
     free(workspace);
     qn_plan_destroy(plan);
+    return 1;
 }
 
-static void check(const char *text, content c, const qn_op_desc *desc, const operands *o, const float *want,
+static int check(const char *text, content c, const qn_op_desc *desc, const operands *o, const float *want,
                   const qn_kernel_info *kernel)
 {
     static float batch[ROWS * COLS], alone[COLS];
@@ -135,7 +142,9 @@ static void check(const char *text, content c, const qn_op_desc *desc, const ope
     qn_plan_options_init(&options);
     options.backend = QN_BACKEND_CPU;
     options.kernel = kernel->name;
-    run(text, &options, o, 0, ROWS, batch);
+    if (!run(text, &options, o, 0, ROWS, batch)) {
+        return 0;
+    }
     qn_shape shapes[QN_MAX_OUT];
     qn_view wanted[QN_MAX_OUT] = {{0}}, got[QN_MAX_OUT] = {{0}}, in[QN_MAX_IN] = {{0}};
     memset(shapes, 0, sizeof shapes);
@@ -159,6 +168,7 @@ static void check(const char *text, content c, const qn_op_desc *desc, const ope
             fail_msg("seed %u, %s, %s, content %d: row %d alone has other bits", SEED, kernel->name, text, (int)c, r);
         }
     }
+    return 1;
 }
 
 static void rows_of_any_content_stay_within_the_model(void **state)
@@ -179,8 +189,7 @@ static void rows_of_any_content_stay_within_the_model(void **state)
         qn_kernel_info k;
         for (int32_t n = 0; qn_kernel_at(ctx, n, &k) == QN_OK; n++) {
             if (k.op == desc.op && k.backend == QN_BACKEND_CPU && !k.refusal) {
-                check(text, c, &desc, &o, want, &k);
-                kernels++;
+                kernels += check(text, c, &desc, &o, want, &k);
             }
         }
         for (int slot = 0; slot < QN_MAX_IN; slot++) {

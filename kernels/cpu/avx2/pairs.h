@@ -36,7 +36,8 @@
 #define PAIR_AHEAD
 #define AHEAD_MR 4
 #define IS_AHEAD(code, rows) ((code) != QN_PANEL_F32 && (rows) >= AHEAD_FROM(code) && (rows) <= AHEAD_ROWS)
-#define AHEAD_FROM(code) (groups_of(code) ? 2 : ((code) == QN_PANEL_E4M3 ? 3 : 6))
+#define AHEAD_FROM(code) ((code) == QN_PANEL_E4M3 ? 3 : 6)
+#define FP4_ELSEWHERE /* fp4_avx2.c */
 #define FEW_GROUP 1
 #define FEW_CHUNK 4
 
@@ -130,28 +131,12 @@ QN_INLINE bytes2 from_f8(const int code, __m256i x)
                     _mm256_xor_si256(low, _mm256_shuffle_epi8(low_fix, fix))};
 }
 
-/* Two pairs of bf16 of e2m1 codes: even steps of pairs p and p + 2 in .low, odd steps in .high. Nibbles p % 2 of
- * the bytes; bytes are brought in the order of the result first. */
-QN_INLINE bytes2 from_e2m1(__m256i x, const int p)
-{
-    const __m256i order = table_of(0x0d0c090805040100, 0x0f0e0b0a07060302);
-    const __m256i bytes = _mm256_shuffle_epi8(x, order);
-    const __m256i nibbles = _mm256_and_si256(p % 2 ? _mm256_srli_epi16(bytes, 4) : bytes, _mm256_set1_epi8(15));
-    const __m256i h = _mm256_shuffle_epi8(table_of(0x404040403f3f3f00, (int64_t)0xc0c0c0c0bfbfbf80), nibbles);
-    const __m256i l = _mm256_shuffle_epi8(table_of((int64_t)0xc0804000c0800000, (int64_t)0xc0804000c0800000), nibbles);
-    return (bytes2){.low = _mm256_unpacklo_epi8(l, h), .high = _mm256_unpackhi_epi8(l, h)};
-}
-
 QN_INLINE vw vw_unpack(const int code, const int rows, const char *unit, const int p)
 {
     (void)rows;
     if (code == QN_PANEL_BF16) {
         const __m256i x = vl_load(unit + p * QN_PANEL_LINE);
         return (vw){low_of_pair(x), high_of_pair(x)};
-    }
-    if (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4) {
-        const bytes2 b = from_e2m1(vl_load(unit), p);
-        return p < 2 ? (vw){low_of_pair(b.low), low_of_pair(b.high)} : (vw){high_of_pair(b.low), high_of_pair(b.high)};
     }
     const __m256i x = vl_load(unit + p / 2 * QN_PANEL_LINE);
     if (IS_LOW(code)) { /* bits to the places that f32 has for them; the bias of the exponent stays */
@@ -183,21 +168,16 @@ QN_INLINE vl vw_line(vw w, const int s)
     return s ? w.odd : w.even;
 }
 
-/* Weights are staged as f16, which a load turns to f32, and which e2m1 and e4m3 take fewer operations to than to f32;
+/* Weights of e4m3 are staged as f16, which a load turns to f32, and which they take fewer operations to than to f32;
  * others as f32. */
-QN_INLINE int in_halves(const int code)
-{
-    return code == QN_PANEL_E4M3 || code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4;
-}
-
 QN_INLINE int64_t staged_bytes(const int code)
 {
-    return in_halves(code) ? 16 : 32;
+    return code == QN_PANEL_E4M3 ? 16 : 32;
 }
 
 QN_INLINE vl vl_staged(const int code, const char *p)
 {
-    if (in_halves(code)) {
+    if (code == QN_PANEL_E4M3) {
         return _mm256_castps_si256(_mm256_cvtph_ps(_mm_load_si128((const __m128i *)(const void *)p)));
     }
     return vl_load(p);
@@ -210,61 +190,29 @@ QN_INLINE __m256i by_place(__m256i x, __m256i order)
     return _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(x, order), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
-/* Two vectors of f16 from their upper bytes: of places 0 and 2, and of 1 and 3. */
-QN_INLINE void stage_bytes(const int code, __m256i x, char *even, char *odd)
+/* Two vectors of f16, value / 256, subnormal ones too, from codes as their upper bytes: all but the sign goes one bit
+ * down. Of places 0 and 2, and of 1 and 3. */
+QN_INLINE void stage_bytes(__m256i x, char *even, char *odd)
 {
-    const __m256i zero = _mm256_setzero_si256();
-    __m256i a = _mm256_unpacklo_epi8(zero, x), b = _mm256_unpackhi_epi8(zero, x);
-    if (code == QN_PANEL_E4M3) { /* value / 256, subnormal ones too: all but the sign one bit down */
-        const __m256i kept = _mm256_set1_epi16((short)0xbfff);
-        a = _mm256_and_si256(_mm256_srai_epi16(a, 1), kept);
-        b = _mm256_and_si256(_mm256_srai_epi16(b, 1), kept);
-    }
-    _mm256_store_si256((__m256i *)(void *)even, a);
-    _mm256_store_si256((__m256i *)(void *)odd, b);
+    const __m256i zero = _mm256_setzero_si256(), kept = _mm256_set1_epi16((short)0xbfff);
+    const __m256i a = _mm256_unpacklo_epi8(zero, x), b = _mm256_unpackhi_epi8(zero, x);
+    _mm256_store_si256((__m256i *)(void *)even, _mm256_and_si256(_mm256_srai_epi16(a, 1), kept));
+    _mm256_store_si256((__m256i *)(void *)odd, _mm256_and_si256(_mm256_srai_epi16(b, 1), kept));
 }
 
 QN_INLINE void stage_part(const int code, const char *unit, char *to)
 {
-    if (!in_halves(code)) {
-        _Pragma("GCC unroll 4") for (int p = 0; p < 4; p++)
-        {
-            const vw w = vw_unpack(code, 1, unit, p);
-            _mm256_store_si256((__m256i *)(void *)(to + p * 64), w.even);
-            _mm256_store_si256((__m256i *)(void *)(to + p * 64 + 32), w.odd);
-        }
-    } else if (code == QN_PANEL_E4M3) {
+    if (code == QN_PANEL_E4M3) {
         const __m256i order = table_of(0x0e0c0a0806040200, 0x0f0d0b0907050301);
-        stage_bytes(code, by_place(vl_load(unit), order), to, to + 32);
-        stage_bytes(code, by_place(vl_load(unit + QN_PANEL_LINE), order), to + 64, to + 96);
-    } else {
-        const __m256i order = table_of(0x0d0905010c080400, 0x0f0b07030e0a0602), low = _mm256_set1_epi8(15);
-        const __m256i table = table_of(0x464442403e3c3800, (int64_t)0xc6c4c2c0bebcb880);
-        const __m256i x = by_place(vl_load(unit), order);
-        stage_bytes(code, _mm256_shuffle_epi8(table, _mm256_and_si256(x, low)), to, to + 64);
-        stage_bytes(code, _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(x, 4), low)), to + 32, to + 96);
+        stage_bytes(by_place(vl_load(unit), order), to, to + 32);
+        stage_bytes(by_place(vl_load(unit + QN_PANEL_LINE), order), to + 64, to + 96);
+        return;
     }
-}
-
-/* block: where the part's codes begin. Scales of nvfp4 lie as codes do, those of mxfp4 eight bytes a part. */
-QN_INLINE void group_scales(const int code, const char *block, const int part, float *out)
-{
-    const char *const scales = block + 512;
-    if (code == QN_PANEL_NVFP4) {
-        const __m256i zero = _mm256_setzero_si256();
-        const bytes2 b = from_f8(QN_PANEL_E4M3, vl_load(scales));
-        const __m256i low = _mm256_unpacklo_epi8(b.low, b.high), high = _mm256_unpackhi_epi8(b.low, b.high);
-        _mm256_storeu_ps(out, _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, low)));
-        _mm256_storeu_ps(out + QN_PANEL_COLS, _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, low)));
-        _mm256_storeu_ps(out + 2 * QN_PANEL_COLS, _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, high)));
-        _mm256_storeu_ps(out + 3 * QN_PANEL_COLS, _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, high)));
-    } else {
-        for (int g = 0; g < 2; g++) {
-            const char *const group = scales + g * QN_PANEL_COLS - part * 24;
-            const __m128i e = _mm_loadl_epi64((const __m128i *)(const void *)group);
-            const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(e), 23);
-            _mm256_storeu_ps(out + g * QN_PANEL_COLS, _mm256_castsi256_ps(bits));
-        }
+    _Pragma("GCC unroll 4") for (int p = 0; p < 4; p++)
+    {
+        const vw w = vw_unpack(code, 1, unit, p);
+        _mm256_store_si256((__m256i *)(void *)(to + p * 64), w.even);
+        _mm256_store_si256((__m256i *)(void *)(to + p * 64 + 32), w.odd);
     }
 }
 
