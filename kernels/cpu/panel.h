@@ -18,8 +18,9 @@
  * PAIR_AHEAD: the level has what kernels/cpu/panel_ahead.h asks for.
  * FP4_ELSEWHERE: 4-bit floats, the only codes with scales of groups, have another set; vw_unpack and group_scales need
  * not know them.
- * LOW_ALLOWED(): the level may, on this thread, unpack few rows' fp8 weights as its codes LOW_E4M3 and LOW_E5M2,
- * LOW_BY(code), a power of two, times what they are else. Rows are e4m3 then, so neither range nor bits suffer.
+ * LOW_ALLOWED(): the level may, on this thread, unpack fp8 weights for LOW_ROWS(code) rows as its codes LOW_E4M3 and
+ * LOW_E5M2, LOW_BY(code), a power of two, times what they are else. Rows are e4m3 then, so neither range nor bits
+ * suffer.
  *
  * A unit is eight steps of k, four pairs, of a panel. One function, panel_tile, walks
  * the units for a constant number of rows and parts. With few rows it unpacks
@@ -541,8 +542,11 @@ QN_INLINE void ahead(const int code, const qn_panel_call *call)
 
 /* The codes of 8 bits, whose panels without many subnormal codes may be unpacked lower. */
 #ifdef LOW_ALLOWED
-QN_INLINE int may_be_low(const qn_panel_call *call)
+QN_INLINE int may_be_low(const int code, const qn_panel_call *call)
 {
+    if (call->rows > LOW_ROWS(code)) {
+        return 0;
+    }
     int flags = 0;
     for (int64_t p = 0; p < call->panels; p++) {
         flags |= call->flags[p];
@@ -553,7 +557,7 @@ QN_INLINE int may_be_low(const qn_panel_call *call)
 #define PANEL_MM_F8(name, type)                                                                                        \
     FEW_OF(name##_few, QN_PANEL_##type, 1)                                                                             \
     FEW_OF(name##_low, LOW_##type, 1)                                                                                  \
-    PANEL_MM_BY(name, QN_PANEL_##type, may_be_low(call) ? name##_low : name##_few)
+    PANEL_MM_BY(name, QN_PANEL_##type, may_be_low(QN_PANEL_##type, call) ? name##_low : name##_few)
 #else
 #define PANEL_MM_F8(name, type) PANEL_MM(name, QN_PANEL_##type)
 #endif

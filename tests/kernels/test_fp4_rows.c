@@ -134,7 +134,7 @@ static int run(const char *text, const qn_plan_options *options, const operands 
 }
 
 static int check(const char *text, content c, const qn_op_desc *desc, const operands *o, const float *want,
-                  const qn_kernel_info *kernel)
+                 const qn_kernel_info *kernel)
 {
     static float batch[ROWS * COLS], alone[COLS];
     qn_error error = {0};

@@ -28,6 +28,7 @@
 #define LOW_E5M2 (QN_PANEL_CODES + 2)
 #define IS_LOW(code) ((code) == LOW_E4M3 || (code) == LOW_E5M2)
 #define LOW_BY(code) ((code) == LOW_E4M3 ? 0x1p-112f : 0x1p-96f)
+#define LOW_ROWS(code) ((code) == QN_PANEL_E4M3 ? 1 : PAIR_FEW)
 #define LOW_ALLOWED() (!(_mm_getcsr() & 0x8040)) /* this thread flushes no subnormals */
 #define IS_F8(code) ((code) == QN_PANEL_E4M3 || (code) == QN_PANEL_E5M2 || IS_LOW(code))
 #define FEW_NR(code, rows) ((rows) <= (IS_F8(code) ? 1 : 2) ? 4 : 2)
