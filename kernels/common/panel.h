@@ -156,7 +156,7 @@ typedef struct qn_panel_digits {
 
 /* What the packer says of a panel. */
 #define QN_PANEL_SPECIAL 1   /* kernels must not compute it; what they leave for it is not looked at */
-#define QN_PANEL_SUBNORMAL 2 /* e4m3, e5m2: many codes are subnormal, one in QN_PANEL_SUBNORMAL_SHARE or more */
+#define QN_PANEL_SUBNORMAL 2 /* e4m3, e5m2: many codes are subnormal, more than one in QN_PANEL_SUBNORMAL_SHARE */
 #define QN_PANEL_SUBNORMAL_SHARE 2048
 
 /* How a level wants the rows of a: K padded with zeros to a multiple of 64. Lines of 64 bytes of the rows of a
