@@ -7,17 +7,20 @@ set(QN_ISA_FLAGS_avx512vnni ${QN_ISA_FLAGS_avx512} -mavx512vnni -mavx512vbmi)
 set(QN_ISA_FLAGS_avx512bf16 ${QN_ISA_FLAGS_avx512vnni} -mavx512bf16 -mgfni)
 set(QN_ISA_FLAGS_amx ${QN_ISA_FLAGS_avx512bf16} -mamx-tile -mamx-int8 -mamx-bf16)
 # Unrolled tiles under sanitizers at -O3 take a compiler minutes a file: there, less optimisation, calls (kernels/cpu/name.h) and none of the
-# checks that put a branch at every access and that ASan covers.
+# checks that put a branch at every access and that ASan covers. The compiler heeds the last word on a check, and
+# options of libraries follow a target's own: so the checks are taken back by a library that stands after quern_flags.
 set(QN_KERNEL_OPTIMISE -O3)
+add_library(quern_kernel_checks INTERFACE)
 if(QN_SANITIZE OR QN_THREAD_SANITIZE)
-  set(QN_KERNEL_OPTIMISE -O1 -DQN_KERNEL_CALLS -fno-sanitize=pointer-overflow,null,alignment,object-size,bounds
-    -fno-sanitize-address-use-after-scope)
+  set(QN_KERNEL_OPTIMISE -O1 -DQN_KERNEL_CALLS)
+  target_compile_options(quern_kernel_checks INTERFACE
+    -fno-sanitize=pointer-overflow,null,alignment,object-size,bounds -fno-sanitize-address-use-after-scope)
 endif()
 foreach(isa scalar avx2 avx512 avx512vnni avx512bf16 amx)
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/kernels/cpu/${isa}/*.c)
   if(sources)
     add_library(qn_kernels_${isa} OBJECT ${sources})
-    target_link_libraries(qn_kernels_${isa} PUBLIC quern_flags)
+    target_link_libraries(qn_kernels_${isa} PUBLIC quern_flags quern_kernel_checks)
     target_compile_options(qn_kernels_${isa} PRIVATE ${QN_ISA_FLAGS_${isa}} ${QN_KERNEL_OPTIMISE})
     list(APPEND QN_OBJECTS $<TARGET_OBJECTS:qn_kernels_${isa}>)
     # Short loops over streams run up to a quarter faster or slower by where in 64 bytes they begin: no link decides that.

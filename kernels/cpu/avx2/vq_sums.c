@@ -4,17 +4,10 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/common/vq.h"
 #include "kernels/cpu/name.h"
+#include "kernels/cpu/vq_sums.h"
 
-#define MIDDLE (1 << 20) /* products are below it */
-#define SIDE QN_VQ_SIDE_ROWS
-#define WIDE QN_VQ_MANY_ROWS
-#define ENTRIES QN_VQ_TABLE_ENTRIES
 #define AHEAD 4 /* blocks whose codes are prefetched */
-
-/* Rows of w with a word of codes: byte 4 i + r of a line is row 16 r + i. */
-#define ROW_OF(w, i) ((i) % 4 * 16 + 2 * (w) + (i) / 4)
 
 /* ---- factors ---- */
 
@@ -30,7 +23,6 @@ QN_INLINE __m256 sum_of_squares(__m256 v)
 /* The largest square of a length of x's vectors. */
 static float largest_square(const float *x, int64_t groups, int64_t vector)
 {
-    float most = 0.0f;
     if (vector == 8) {
         __m256 all = _mm256_setzero_ps(), none = _mm256_setzero_ps();
         for (int64_t g = 0; g < groups; g++) {
@@ -40,35 +32,7 @@ static float largest_square(const float *x, int64_t groups, int64_t vector)
         }
         return _mm256_movemask_ps(none) ? NAN : _mm256_cvtss_f32(all);
     }
-    for (int64_t g = 0; g < groups; g++) {
-        float squares = 0.0f;
-        for (int64_t j = 0; j < vector; j++) {
-            squares = fmaf(x[g * vector + j], x[g * vector + j], squares);
-        }
-        most = squares > most || squares != squares ? squares : most;
-    }
-    return most;
-}
-
-/* What a slab's products of a row of x are multiplied by and its inverse, both 0 for zeros; 1 when there is no such
- * factor. By Cauchy and Schwarz, and a little more, no product is larger than `most`. */
-static int factor_of(const qn_vq_sums_call *c, int64_t row, float *factor, float *unit)
-{
-    float norm = 0.0f;
-    for (int64_t b = 0; b < c->books; b++) {
-        norm = c->norms[b] > norm ? c->norms[b] : norm;
-    }
-    const float square = largest_square(c->x + row * c->x_stride, c->lookups / c->books, c->vector);
-    const float most = sqrtf(square) * norm * 1.001f;
-    *factor = *unit = 0.0f;
-    if (!(most <= 0x1p80f) || (most > 0.0f && most < 0x1p-80f)) {
-        return 1;
-    }
-    if (most > 0.0f) { /* most * factor in [MIDDLE / 2, MIDDLE) */
-        *factor = ldexpf((float)MIDDLE / 2, -ilogbf(most));
-        *unit = 1.0f / *factor;
-    }
-    return 0;
+    return largest_square_by_one(x, groups, vector);
 }
 
 /* ---- one row of x ---- */
@@ -122,7 +86,7 @@ static void sums_one(const qn_vq_sums_call *c)
 {
     int32_t *const tables = (int32_t *)(void *)c->tables;
     float factor, unit;
-    if (factor_of(c, 0, &factor, &unit)) {
+    if (factor_of(c, largest_square(c->x, c->lookups / c->books, c->vector), &factor, &unit)) {
         *c->special = 1;
         return;
     }
@@ -153,8 +117,6 @@ static void sums_one(const qn_vq_sums_call *c)
 }
 
 /* ---- rows of x beside each other ---- */
-
-/* at a time: their tables leave room in a first cache of 32 KB */
 
 /* Integers of a (group, codebook): xs[vector][WIDE] times 256 vectors, each product the chain that make_table has. */
 QN_INLINE void make_side(const float *xs, int64_t vector, const float *book, int32_t *to)
@@ -189,63 +151,6 @@ QN_INLINE void put_offsets(const uint8_t *codes, uint16_t *to)
     }
 }
 
-/* SIDE rows of x by rows of w whose codes are word w of `lookups` lines. */
-QN_INLINE void word_by_side(const char *tables, const uint16_t offsets[][64], int w, const int lookups, int first,
-                            int last, __m256 unit, int32_t *totals, float *sums)
-{
-    __m256i total[8];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
-        const __m256i *const at = (const __m256i *)(const void *)(totals + ROW_OF(w, i) * SIDE);
-        total[i] = first ? _mm256_setzero_si256() : _mm256_load_si256(at);
-    }
-#pragma GCC unroll 4
-    for (int l = 0; l < lookups; l++) {
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; i++) {
-            const char *const at = tables + l * QN_VQ_SIDE_TABLE + offsets[l][w * 8 + i];
-            total[i] = _mm256_add_epi32(total[i], _mm256_load_si256((const __m256i *)(const void *)at));
-        }
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
-        float *const at = sums + ROW_OF(w, i) * SIDE;
-        if (last) {
-            _mm256_store_ps(at, _mm256_fmadd_ps(_mm256_cvtepi32_ps(total[i]), unit, _mm256_load_ps(at)));
-        } else {
-            _mm256_store_si256((__m256i *)(void *)(totals + ROW_OF(w, i) * SIDE), total[i]);
-        }
-    }
-}
-
-/* Lookups l0 to l0 + lookups - 1 of all rows of w. */
-QN_INLINE void look_up_side(const qn_vq_sums_call *c, int64_t l0, const int lookups, int last, __m256 unit)
-{
-    for (int64_t block = 0; block < c->blocks; block++) {
-        const uint8_t *const codes = c->codes + (block * c->lookups + l0) * 64;
-        _Alignas(32) uint16_t offsets[QN_VQ_SIDE_LOOKUPS][64];
-#pragma GCC unroll 4
-        for (int l = 0; l < lookups; l++) {
-            _mm_prefetch((const char *)codes + (AHEAD * c->lookups + l) * 64, _MM_HINT_T0);
-            put_offsets(codes + l * 64, offsets[l]);
-        }
-        for (int w = 0; w < 8; w++) {
-            word_by_side(c->tables, offsets, w, lookups, l0 == 0, last, unit, c->totals + block * 64 * SIDE,
-                         c->sums + block * 64 * SIDE);
-        }
-    }
-}
-
-/* What rows' products are multiplied by, and the inverse; 0 for those that have none or are not there. */
-static void factors_of(const qn_vq_sums_call *c, float *factor, float *unit)
-{
-    for (int64_t r = 0; r < c->rows; r++) {
-        if (factor_of(c, r, &factor[r], &unit[r])) {
-            c->special[r] = 1;
-        }
-    }
-}
-
 /* Elements first to first + count - 1 times their rows' factors: to[element][WIDE], zeros where there is no factor
  * (such a row may hold anything) or no row. */
 static void put_elements(const qn_vq_sums_call *c, const float *factor, int64_t first, int64_t count, float *to)
@@ -258,30 +163,7 @@ static void put_elements(const qn_vq_sums_call *c, const float *factor, int64_t 
     }
 }
 
-static void sums_side(const qn_vq_sums_call *c)
-{
-    _Alignas(64) float xs[QN_VQ_SIDE_VECTOR * WIDE];
-    float factor[SIDE] = {0}, unit[SIDE] = {0};
-    factors_of(c, factor, unit);
-    const __m256 units = _mm256_loadu_ps(unit);
-    for (int64_t l0 = 0; l0 < c->lookups; l0 += QN_VQ_SIDE_LOOKUPS) {
-        const int64_t left = c->lookups - l0, count = left < QN_VQ_SIDE_LOOKUPS ? left : QN_VQ_SIDE_LOOKUPS;
-        for (int64_t l = 0; l < count; l++) {
-            const int64_t book = (l0 + l) % c->books;
-            if (l == 0 || book == 0) {
-                put_elements(c, factor, (l0 + l) / c->books * c->vector, c->vector, xs);
-            }
-            make_side(xs, c->vector, c->book + book * c->vector * ENTRIES,
-                      (int32_t *)(void *)(c->tables + l * QN_VQ_SIDE_TABLE));
-        }
-        switch (count) { /* fewer only at the end */
-        case 1: look_up_side(c, l0, 1, 1, units); break;
-        case 2: look_up_side(c, l0, 2, 1, units); break;
-        case 3: look_up_side(c, l0, 3, 1, units); break;
-        default: look_up_side(c, l0, QN_VQ_SIDE_LOOKUPS, left == QN_VQ_SIDE_LOOKUPS, units);
-        }
-    }
-}
+#include "kernels/cpu/vq_sums_side.h"
 
 /* ---- products of chosen vectors ---- */
 

@@ -6,13 +6,12 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/common/vq.h"
 #include "kernels/cpu/avx512vnni/bytes.h"
+#include "kernels/cpu/vq_sums.h"
 
 #define PLANES 3
 #define PLANE_BITS 7 /* two bytes' sum is a byte */
-#define MIDDLE (1 << 20)
-#define AHEAD 3072 /* prefetched in each stream */
+#define AHEAD 3072   /* prefetched in each stream */
 
 /* ---- tables ---- */
 
@@ -40,25 +39,7 @@ QN_INLINE float largest_square(const float *x, int64_t groups, int64_t vector)
         }
         return none ? NAN : _mm512_reduce_max_ps(most);
     }
-    float most = 0.0f;
-    for (int64_t g = 0; g < groups; g++) {
-        float squares = 0.0f;
-        for (int64_t j = 0; j < vector; j++) {
-            squares = fmaf(x[g * vector + j], x[g * vector + j], squares);
-        }
-        most = squares > most || squares != squares ? squares : most;
-    }
-    return most;
-}
-
-/* The largest |x . vector| there can be, by Cauchy and Schwarz, and a little more. */
-static float largest(const float *x, int64_t groups, int64_t books, int64_t vector, const float *norms)
-{
-    float norm = 0.0f;
-    for (int64_t c = 0; c < books; c++) {
-        norm = norms[c] > norm ? norms[c] : norm;
-    }
-    return sqrtf(largest_square(x, groups, vector)) * norm * 1.001f;
+    return largest_square_by_one(x, groups, vector);
 }
 
 /* The same number in all bytes of each of four lanes. */
@@ -93,7 +74,7 @@ QN_INLINE void put_planes(uint8_t *to, const __m512i q[4])
                                                         _mm512_permutex2var_epi8(b[2], third, b[3]), 0x44)};
 #pragma GCC unroll 3
     for (int p = 0; p < PLANES; p++) {
-        _mm512_storeu_si512(to + p * QN_VQ_TABLE_ENTRIES, _mm512_and_si512(plane[p], bits));
+        _mm512_storeu_si512(to + p * ENTRIES, _mm512_and_si512(plane[p], bits));
     }
 }
 
@@ -114,18 +95,18 @@ QN_INLINE void make_table(const float *x, int64_t vector, const float *book, flo
     for (int64_t j = 0; j < 8; j++) {
         xs[j] = _mm512_set1_ps(vector == 8 ? x[j] * factor : 0.0f);
     }
-    for (int e = 0; e < QN_VQ_TABLE_ENTRIES; e += 64) {
+    for (int e = 0; e < ENTRIES; e += 64) {
         __m512 sum[4];
         __m512i q[4];
         sum[0] = sum[1] = sum[2] = sum[3] = _mm512_setzero_ps();
         if (vector == 8) {
 #pragma GCC unroll 8
             for (int64_t j = 0; j < 8; j++) {
-                add_products(sum, xs[j], book + e + j * QN_VQ_TABLE_ENTRIES);
+                add_products(sum, xs[j], book + e + j * ENTRIES);
             }
         } else {
             for (int64_t j = 0; j < vector; j++) {
-                add_products(sum, _mm512_set1_ps(x[j] * factor), book + e + j * QN_VQ_TABLE_ENTRIES);
+                add_products(sum, _mm512_set1_ps(x[j] * factor), book + e + j * ENTRIES);
             }
         }
 #pragma GCC unroll 4
@@ -134,22 +115,6 @@ QN_INLINE void make_table(const float *x, int64_t vector, const float *book, flo
         }
         put_planes(to + e, q);
     }
-}
-
-/* What a slab's products are multiplied by and its inverse, both 0 for zeros; 1 when there is no such factor. */
-static int factor_of(const float *x, int64_t groups, int64_t books, int64_t vector, const float *norms, float *factor,
-                     float *unit)
-{
-    const float most = largest(x, groups, books, vector, norms);
-    *factor = *unit = 0.0f;
-    if (!(most <= 0x1p80f) || (most > 0.0f && most < 0x1p-80f)) {
-        return 1;
-    }
-    if (most > 0.0f) { /* most * factor in [MIDDLE / 2, MIDDLE) */
-        *factor = ldexpf((float)MIDDLE / 2, -ilogbf(most));
-        *unit = 1.0f / *factor;
-    }
-    return 0;
 }
 
 /* ---- lookups ---- */
@@ -206,7 +171,7 @@ QN_INLINE void look_up_rows(pairs p[2][PLANES], const uint8_t *codes, int64_t st
 #pragma GCC unroll 3
         for (int q = 0; q < PLANES; q++) {
             byte_table t;
-            table_load(&t, tables + l * QN_VQ_TABLE_BYTES + q * QN_VQ_TABLE_ENTRIES);
+            table_load(&t, tables + l * QN_VQ_TABLE_BYTES + q * ENTRIES);
 #pragma GCC unroll 2
             for (int i = 0; i < 2; i++) {
                 const __m512i found = look_up(&t, line[i], parts[i]);
@@ -246,15 +211,14 @@ static void look_up_codes(const qn_vq_sums_call *c, const uint8_t *tables, float
 
 static void sums_one(const qn_vq_sums_call *c)
 {
-    const int64_t groups = c->lookups / c->books;
     uint8_t *const tables = (uint8_t *)c->tables;
     float factor, unit;
-    if (factor_of(c->x, groups, c->books, c->vector, c->norms, &factor, &unit)) {
+    if (factor_of(c, largest_square(c->x, c->lookups / c->books, c->vector), &factor, &unit)) {
         *c->special = 1;
         return;
     }
     for (int64_t l = 0; l < c->lookups; l++) {
-        const float *const book = c->book + l % c->books * c->vector * QN_VQ_TABLE_ENTRIES;
+        const float *const book = c->book + l % c->books * c->vector * ENTRIES;
         make_table(c->x + l / c->books * c->vector, c->vector, book, factor, tables + l * QN_VQ_TABLE_BYTES);
     }
     look_up_codes(c, tables, unit);
