@@ -12,21 +12,24 @@
  * ring of two slots a warp, 16 rows of 256 bytes each, in 128-byte swizzles: a lane of the quad's upper half takes its
  * pieces of 16 bytes in another order, so that eight lanes meet eight groups of banks.
  *
- * The blocks of a cluster share K and have the same rows; what each found is added in order of rank.
+ * The blocks of a cluster share K and have the same rows; what each found is added in order of rank. Where a cluster
+ * has eight tiles or fewer of one block of rows (HALVES 2), eight warps take units in turn with eight others, each half
+ * with a side of its own.
  *
  * Host contract
- *   Parameters: X_FORMAT (of 16 bits), OUT, BIAS (format + 1, 0: none), CLUSTER
+ *   Parameters: X_FORMAT (of 16 bits), OUT, BIAS (format + 1, 0: none), CLUSTER, HALVES 1 or 2
  *   K a multiple of 64; codes at multiples of 16, codebooks without gaps in an entry and a book; the map: bytes of
  *   codes, boxes of 16 rows of 128, swizzled
- *   tiles: most tiles of 16 rows of a cluster
+ *   tiles: most tiles of 16 rows of a cluster; HALVES 2: 1, 2, 4 or 8, which all but the last have
  *   Launch: block QN_VQ_BOOKS_THREADS, grid {clusters * CLUSTER}, QN_VQ_BOOKS_SHARED, 8 for each span of a block and 4
- *   for each row of x and of `tiles` tiles */
+ *   for each row of x and of `tiles` tiles, HALVES times */
 #include "vq_digits.h"
 
 #define THREADS QN_VQ_BOOKS_THREADS
-#define SPANS 4  /* of a unit */
-#define WARPS 16 /* that look up; */
-#define MAKERS 4 /* and that make tables and digits, one a span of a unit */
+#define SPANS 4                  /* of a unit */
+#define WARPS 16                 /* that look up; */
+#define MAKERS 4                 /* and that make tables and digits, one a span of a unit */
+#define WORKERS (WARPS / HALVES) /* of a unit */
 #define SLOTS 2
 #define SLOT_BYTES (16 * 256)
 #define RING_AT 65536                                    /* [warp][slot] */
@@ -76,8 +79,17 @@ DEV bool is_there(const share &s, unit u)
 
 DEV bool has_tile(const share &s, unit u, int warp)
 {
-    const int tile = u.block * 16 + warp;
+    const int tile = HALVES > 1 ? s.t0 + warp % WORKERS : u.block * 16 + warp;
     return tile >= s.t0 && tile < s.t1;
+}
+
+/* The next unit of a warp. */
+DEV unit after_turns(const share &s, unit u)
+{
+    for (int i = 0; i < HALVES; i++) {
+        u = after(s, u);
+    }
+    return u;
 }
 
 /* Codes of the next unit in which the warp has a tile into a slot, if there is one. */
@@ -85,18 +97,19 @@ DEV void ask(const tensor_map *map, const share &s, unit *u, u32 place)
 {
     const int warp = (int)(place / SLOTS);
     while (is_there(s, *u) && !has_tile(s, *u, warp)) {
-        *u = after(s, *u);
+        *u = after_turns(s, *u);
     }
     if (is_there(s, *u)) {
         if (warp_elect()) {
             const u32 base = shared_address(memory), slot = base + RING_AT + place * SLOT_BYTES;
             const u32 bar = base + BARRIERS_AT + place * 8;
-            const int row = u->block * 256 + warp * 16, at = u->group * 256;
+            const int row = HALVES > 1 ? (s.t0 + warp % WORKERS) * 16 : u->block * 256 + warp * 16;
+            const int at = u->group * 256;
             barrier_arrive_expect(bar, SLOT_BYTES);
             tensor_load_3d(slot, map, bar, at, row, 0, L2_EVICT_FIRST);
             tensor_load_3d(slot + SLOT_BYTES / 2, map, bar, at + 128, row, 0, L2_EVICT_FIRST);
         }
-        *u = after(s, *u);
+        *u = after_turns(s, *u);
     }
 }
 
@@ -290,39 +303,46 @@ DEV void find(const qn_cuda_vq &a, const tensor_map *map, const share &s, unit n
     const u32 base = shared_address(memory);
     const bool there = lane / 16 < a.m && lane % 16 < 12; /* columns of rows of x */
     const int token = lane % 4 / 2;
+    const int half = warp / WORKERS; /* takes every so many-th unit */
     float total[2] = {0.0f, 0.0f};
     unit now = {s.t0 / 16, s.g0};
     u32 used = 0;
 #pragma unroll 1
-    for (u32 turn = 0; is_there(s, now); turn++) {
+    for (u32 turn = 0; is_there(s, now); turn++, now = after(s, now)) {
         const u32 side = turn % 2;
+        if (HALVES > 1 && (int)side != half) {
+            continue;
+        }
         barrier_wait(base + MADE_AT + side * 8, turn / 2 % 2);
-        if (has_tile(s, now, warp)) {
-            const u32 place = (u32)warp * SLOTS + used % SLOTS;
-            int sums[4];
-            barrier_wait(base + BARRIERS_AT + place * 8, used / SLOTS % 2);
-            used++;
-            look_up(base + RING_AT + place * SLOT_BYTES, side, there, lane, sums);
-            const float scale = load_shared_f32(base + SCALES_AT + (2 * side + (u32)(token < a.m ? token : 0)) * 4);
+        if (!has_tile(s, now, warp)) {
             barrier_arrive(base + DONE_AT + side * 8);
-            __syncwarp();
-            ask(map, s, &next, place);
+            continue;
+        }
+        const u32 place = (u32)warp * SLOTS + used % SLOTS;
+        int sums[4];
+        barrier_wait(base + BARRIERS_AT + place * 8, used / SLOTS % 2);
+        used++;
+        look_up(base + RING_AT + place * SLOT_BYTES, side, there, lane, sums);
+        const float scale = load_shared_f32(base + SCALES_AT + (2 * side + (u32)(token < a.m ? token : 0)) * 4);
+        barrier_arrive(base + DONE_AT + side * 8);
+        __syncwarp();
+        ask(map, s, &next, place);
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const float low = (float)sums[2 * half], high = (float)sums[2 * half + 1];
-                const float sum = lane & 1 ? low * 65536.0f : __fmaf_rn(high, 256.0f, low);
-                total[half] = __fmaf_rn(sum, scale, now.group == s.g0 ? 0.0f : total[half]);
-                if (now.group + 1 == s.g1) {
-                    const float all = total[half] + __shfl_xor_sync(~0u, total[half], 1);
-                    if (lane % 2 == 0 && token < a.m) {
-                        found[(token * a.tiles + now.block * 16 + warp - s.t0) * 16 + lane / 4 + 8 * half] = all;
-                    }
+        for (int i = 0; i < 2; i++) {
+            const float low = (float)sums[2 * i], high = (float)sums[2 * i + 1];
+            const float sum = lane & 1 ? low * 65536.0f : __fmaf_rn(high, 256.0f, low);
+            total[i] = __fmaf_rn(sum, scale, now.group == s.g0 ? 0.0f : total[i]);
+        }
+        if (now.group + HALVES >= s.g1) {
+            const int tile = HALVES > 1 ? half * a.tiles + warp % WORKERS : now.block * 16 + warp - s.t0;
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float all = total[i] + __shfl_xor_sync(~0u, total[i], 1);
+                if (lane % 2 == 0 && token < a.m) {
+                    found[(token * HALVES * a.tiles + tile) * 16 + lane / 4 + 8 * i] = all;
                 }
             }
-        } else {
-            barrier_arrive(base + DONE_AT + side * 8);
         }
-        now = after(s, now);
     }
 }
 
@@ -332,11 +352,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int lane = (int)threadIdx.x % 32, warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0); /* the same register */
     const int rank = (int)cluster_rank(), part = (int)blockIdx.x / CLUSTER, clusters = (int)gridDim.x / CLUSTER;
     const int tiles = (a.n + 15) / 16, groups = (a.spans + SPANS - 1) / SPANS;
-    const share s = {(int)((i64)tiles * part / clusters), (int)((i64)tiles * (part + 1) / clusters),
+    const share s = {HALVES > 1 ? part * a.tiles : (int)((i64)tiles * part / clusters),
+                     HALVES > 1 ? min((part + 1) * a.tiles, tiles) : (int)((i64)tiles * (part + 1) / clusters),
                      groups * rank / CLUSTER, groups * (rank + 1) / CLUSTER};
     const u32 base = shared_address(memory);
     u32 *const most_of = (u32 *)(memory + MOST_AT);
-    float *const found = (float *)(most_of + (groups + CLUSTER - 1) / CLUSTER * SPANS * 2); /* [row of x][row] */
+    float *const found = (float *)(most_of + (groups + CLUSTER - 1) / CLUSTER * SPANS * 2); /* [row of x][half][row] */
     const int maker = warp - WARPS;
     unit first = {s.t0 / 16, s.g0};
     ahead of;
@@ -346,13 +367,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         barrier_init_fence();
     } else if (maker == 0 && lane < 2) {
         barrier_init(base + MADE_AT + (u32)lane * 8, MAKERS * 32);
-        barrier_init(base + DONE_AT + (u32)lane * 8, WARPS * 32);
+        barrier_init(base + DONE_AT + (u32)lane * 8, WORKERS * 32);
     }
     __syncwarp();
     if (!a.early) { /* or weights may be read while the kernel in front works */
         wait_before();
     }
     if (maker < 0) {
+        if (warp >= WORKERS) {
+            first = after(s, first);
+        }
 #pragma unroll 1
         for (u32 i = 0; i < SLOTS; i++) {
             ask(&map, s, &first, (u32)warp * SLOTS + i);
@@ -368,6 +392,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         load_x(a, first, maker, lane, &of);
     }
     find_most(a, s, most_of, warp, lane);
+    if (HALVES > 1 && s.g1 - s.g0 < HALVES) { /* one of them finds nothing */
+        for (int i = (int)threadIdx.x; i < a.m * HALVES * a.tiles * 16; i += THREADS) {
+            found[i] = 0.0f;
+        }
+    }
     __syncthreads();
     if (maker < 0) {
         find(a, &map, s, first, found, warp, lane);
@@ -387,12 +416,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         float sum = 0.0f;
 #pragma unroll
         for (u32 r = 0; r < CLUSTER; r++) {
-            float v;
-            asm volatile("ld.shared::cluster.f32 %0, [%1];"
-                         : "=f"(v)
-                         : "r"(cluster_address(shared_address(found + m * a.tiles * 16 + row), r))
-                         : "memory");
-            sum = r == 0 ? v : sum + v;
+#pragma unroll
+            for (int h = 0; h < HALVES; h++) {
+                float v;
+                asm volatile("ld.shared::cluster.f32 %0, [%1];"
+                             : "=f"(v)
+                             : "r"(cluster_address(shared_address(found + (m * HALVES + h) * a.tiles * 16 + row), r))
+                             : "memory");
+                sum = r == 0 && h == 0 ? v : sum + v;
+            }
         }
         if (n < a.n) {
 #if BIAS

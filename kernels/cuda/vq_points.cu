@@ -1,13 +1,14 @@
-/* y = x w^T for one or two rows of x and E8P12 weights, in exact integers on tensor cores: weights are int8 operand
- * registers of m16n8k32, and the columns of the other operand are digits of x, three a row.
+/* y = x w^T for one or two rows of x and E8P12 weights, in exact integers on tensor cores: weights are byte operand
+ * registers of m16n8k32, and the columns of the other operand are digits of x, four a row.
  *
- * 32 w is an int8: a magnitude m = 2 |w -+ 1/4| with its sign folded in is kept as 16 m + 8, which is 32 times
- * m / 2 + 1/4, and where 1/4 is subtracted as 16 m - 8, which differs in one bit. Both are in the table, 128 bytes of
- * copies each, so that a point is one access of 8 bytes and an exclusive-or of 0xE0 in the bytes of negated
- * coordinates.
+ * 4 w + 15 is twice a nibble: three bits of 2 |w -+ 1/4| with its sign, which an exclusive-or of all three negates, and
+ * one that is set where 1/4 is added. A point is one access of 4 bytes, to a table that has each entry both ways in 32
+ * copies. Even nibbles are the bytes of one operand register, odd ones, 16 times as much, of another: x of the former
+ * is multiplied by 16 in front. What the 15 are too much is the same for all rows of w.
  *
  * A warp's lane owns two groups of each 64 columns; product 2 j + i of a span takes group i of the jth. Digits are made
- * by the warp that needs them: x = scale * (d0 + 256 d1 + 65536 d2) with one power of two for a span of 256 elements.
+ * by the warp that needs them: x = scale * (d0 + 256 d1 + 65536 d2 + ...) with one power of two for a span of 256
+ * elements.
  *
  * A block has `tiles` tiles of 16 rows of w and all of K: its units, TILES tiles of a span, are dealt to the warps by
  * spans, and what they find is added up in order of warps. So there are no parts, and nothing depends on M.
@@ -34,7 +35,7 @@
 
 DEV void multiply(int *sum, const u32 *w, uint2 b)
 {
-    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"
                  : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3])
                  : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(b.x), "r"(b.y));
@@ -75,81 +76,85 @@ DEV void load_codes(const qn_cuda_vq &a, int tile, int end, int span, int lane, 
     }
 }
 
-/* Half of an entry, with 1/4 added or subtracted, 16 copies; each thread begins at another bank. */
+/* An entry with 1/4 added, or subtracted and its first coordinate turned: 32 copies; each thread begins at another
+ * bank. */
 DEV void fill(u32 table)
 {
-    const u32 word = e8p_words[threadIdx.x / 2], low = threadIdx.x % 2 * 0x10101010u;
-    const u32 even = (((word << 4 & 0xF0F0F0F0u) ^ 0x80808080u) | 0x08080808u) ^ low;
-    const u32 odd = (((word & 0xF0F0F0F0u) ^ 0x80808080u) | 0x08080808u) ^ low;
+    const u32 entry = e8p_words[threadIdx.x / 2] ^ (threadIdx.x % 2 ? 0x1111111Fu : 0);
 #pragma unroll
     for (u32 c = 0; c < 8; c++) {
         const u32 at = table + threadIdx.x * 128 + (c + threadIdx.x) % 8 * 16;
-        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %1, %2};" ::"r"(at), "r"(even), "r"(odd) : "memory");
+        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(entry) : "memory");
     }
 }
 
-/* The signs of four points: bit 8 b + i of `even` and bit 8 b + 4 + i of `odd` are set where byte b of point i is
- * negated. place: where a lane's copy is in an entry of each, a byte each, of two and two points; 1/4 is subtracted
- * where a point's signs are odd in number, and its first is turned then. */
-struct four_signs {
-    u32 even, odd, place[2];
-};
-
-DEV four_signs signs_of(u32 word, u32 mine)
+/* (v ^ turned) & part, which the compiler would do in three instructions for two parts, not two. */
+DEV u32 turned_part(u32 v, u32 turned, u32 part)
 {
-    u32 fold = word ^ word << 16; /* to the left: multiplications, which the other pipe does */
-    fold ^= fold << 8;
-    fold = (fold ^ fold << 4) >> 28;
-    four_signs s;
-    s.even = word ^ fold;
-    s.odd = word;
-    s.place[0] = (fold * 0x4080u & 0x8080u) | mine;
-    s.place[1] = (fold * 0x1020u & 0x8080u) | mine;
-    return s;
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0x28;" : "=r"(d) : "r"(v), "r"(turned), "r"(part));
+    return d;
 }
 
-/* v, negated in the bytes whose highest bit of `signs` is set. */
-DEV u32 negated(u32 v, u32 signs)
+/* Point i of four as its two registers. Bit 4 k + i of `signs` is set where coordinate k is negated, and 1/4 is
+ * subtracted where those are odd in number: the sum of all, in the highest bit of a product. two: signs >> 2. mine:
+ * where the lane's copy is in an entry, << 24. */
+DEV void point(const u8 *table, u32 codes, u32 signs, u32 two, u32 mine, int i, u32 *even, u32 *odd)
 {
-    u32 bytes;
-    asm("prmt.b32 %0, %1, 0, 0xba98;" : "=r"(bytes) : "r"(signs));
-    return v ^ (bytes & 0xE0E0E0E0u);
-}
-
-/* Point i as its two registers. */
-DEV void point(const u8 *table, u32 codes, const four_signs &s, int i, u32 *even, u32 *odd)
-{
-    const u32 at = __byte_perm(codes, s.place[i / 2], (u32)(0x6604 | i << 4 | i % 2));
-    const uint2 v = *(const uint2 *)(table + at);
-    *even = negated(v.x, s.even << (7 - i));
-    *odd = negated(v.y, s.odd << (3 - i));
+    const u32 bits = (i < 2 ? signs : two) & (i % 2 ? 0x22222222u : 0x11111111u);
+    const u32 place = (bits * (i % 2 ? 0x44444444u : 0x88888888u) & 0x80000000u) | mine;
+    const u32 turned = bits * (i % 2 ? 7u : 14u);
+    const u32 v = *(const u32 *)(table + __byte_perm(codes, place, (u32)(0x4407 | i << 4)));
+    *even = turned_part(v, turned, 0x0F0F0F0Fu);
+    *odd = turned_part(v, turned, 0xF0F0F0F0u);
 }
 
 /* ---- rows of x ---- */
 
-/* The warp's 256 elements as digits, product i, lane t of a quad: elements 64 (i / 2) + 16 t + 8 (i % 2) on, in the
- * order 0 4 1 5 2 6 3 7. Returns what they are to be multiplied by. */
-DEV float put_digits(const float *v, u32 to, int lane)
+/* Digits 0 to 3 of four elements. */
+DEV void transpose(u32 a, u32 b, u32 c, u32 e, u32 *digits)
 {
-    u32 u[8];
+    const u32 ab0 = __byte_perm(a, b, 0x5140), ab2 = __byte_perm(a, b, 0x7362);
+    const u32 ce0 = __byte_perm(c, e, 0x5140), ce2 = __byte_perm(c, e, 0x7362);
+    digits[0] = __byte_perm(ab0, ce0, 0x5410) ^ 0x80808080u;
+    digits[1] = __byte_perm(ab0, ce0, 0x7632) ^ 0x80808080u;
+    digits[2] = __byte_perm(ab2, ce2, 0x5410) ^ 0x80808080u;
+    digits[3] = __byte_perm(ab2, ce2, 0x7632) ^ 0x80808080u;
+}
+
+/* The warp's 256 elements as digits, product i, lane t of a quad: elements 64 (i / 2) + 16 t + 8 (i % 2) on, in the
+ * order 0 4 1 5 2 6 3 7, the former four times 16. Returns what they are to be multiplied by. all: their sum. */
+DEV float put_digits(const float *v, u32 to, int lane, float *all)
+{
+    u32 u[8], low[4], high[4];
+    int sum = 0;
     const float scale = digits_of(v, u);
     const u32 at = to + (u32)(lane / 8 * 2 + lane % 2) * 32 + (u32)(lane % 8 / 2) * 8;
 #pragma unroll
-    for (u32 d = 0; d < 3; d++) {
-        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(at + d * DIGIT_PITCH),
-                     "r"(four_digits(u[0], u[4], u[1], u[5], d)), "r"(four_digits(u[2], u[6], u[3], u[7], d))
+    for (int e = 0; e < 8; e++) {
+        u[e] -= 0x00808080u;
+        sum += (int)u[e];
+        u[e] = u[e] * (e % 4 < 2 ? 16 : 1) + 0x80808080u;
+    }
+    transpose(u[0], u[4], u[1], u[5], low);
+    transpose(u[2], u[6], u[3], u[7], high);
+#pragma unroll
+    for (u32 d = 0; d < 4; d++) {
+        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(at + d * DIGIT_PITCH), "r"(low[d]), "r"(high[d])
                      : "memory");
     }
+    *all = (float)__reduce_add_sync(~0u, sum);
     return scale;
 }
 
 /* ---- a unit ---- */
 
-/* part[row] += of TILES tiles and a span. scale: of the row of x whose digits this lane's sums are of; keeps: whether
- * the lane is the one of its pair that adds. */
-DEV void unit(const u8 *table, u32 (*codes)[2][4], u32 digits, float scale, int keeps, int lane, float *part)
+/* part[row] += of TILES tiles and a span. scale, excess: of the row of x whose digits this lane's sums are of, the
+ * latter in front of the scale; keeps: whether the lane is the one of its pair that adds. */
+DEV void unit(const u8 *table, u32 (*codes)[2][4], u32 digits, float scale, float excess, int keeps, int lane,
+              float *part)
 {
-    const u32 mine = (u32)(lane % 16) * 0x0808u;
+    const u32 mine = (u32)lane << 26;
     const u32 x = digits + (u32)(lane / 4) * DIGIT_PITCH + (u32)(lane % 4) * 8;
     int sums[TILES][4] = {};
 #pragma unroll
@@ -158,22 +163,24 @@ DEV void unit(const u8 *table, u32 (*codes)[2][4], u32 digits, float scale, int 
 #pragma unroll
         for (int tile = 0; tile < TILES; tile++) {
             u32 w[4];
-            const four_signs s = signs_of(codes[tile][1][i / 2], mine); /* once for both products of a tile */
-            point(table, codes[tile][0][i / 2], s, i % 2 * 2, &w[0], &w[2]);
-            point(table, codes[tile][0][i / 2], s, i % 2 * 2 + 1, &w[1], &w[3]);
+            const u32 at = codes[tile][0][i / 2], signs = codes[tile][1][i / 2], two = signs >> 2;
+            point(table, at, signs, two, mine, i % 2 * 2, &w[0], &w[2]);
+            point(table, at, signs, two, mine, i % 2 * 2 + 1, &w[1], &w[3]);
             multiply(sums[tile], w, b);
         }
     }
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
+        float v[2];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const float low = (float)sums[tile][2 * half], high = (float)sums[tile][2 * half + 1];
-            float v = (lane & 1 ? low * 65536.0f : __fmaf_rn(high, 256.0f, low)) * scale;
-            v += __shfl_xor_sync(~0u, v, 1);
-            if (keeps) {
-                part[16 * tile + 2 * (lane / 4) + half] += v;
-            }
+            v[half] = __fmaf_rn(high, 256.0f, low) * (lane & 1 ? 65536.0f : 1.0f);
+            v[half] = v[half] + __shfl_xor_sync(~0u, v[half], 1) - excess;
+        }
+        if (keeps) {
+            float2 *const to = (float2 *)(part + 16 * tile) + lane / 4;
+            *to = make_float2(__fmaf_rn(v[0], scale, to->x), __fmaf_rn(v[1], scale, to->y));
         }
     }
 }
@@ -307,6 +314,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int span = groups > 0 ? at / groups : 0, group = groups > 0 ? at % groups : 0, made = -1;
     u32 next[TILES][2][4] = {};
     release_next();
+    if (a.early && at < last) { /* weights stay: they may be read while the kernel in front works */
+        load_codes(a, first + group * TILES, end, span, lane, next);
+    }
     fill(shared_address(memory));
 #pragma unroll 1
     for (int i = lane; i < DIGIT_BYTES / 4; i += 32) {
@@ -315,9 +325,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll 1
     for (int i = lane; i < a.m * rows; i += 32) {
         mine[i] = 0.0f;
-    }
-    if (a.early && at < last) { /* weights stay: they may be read while the kernel in front works */
-        load_codes(a, first + group * TILES, end, span, lane, next);
     }
 #if TURNED
     const turned_rows turned = turned_rows_at(a, in, parts + WARPS * a.m * rows, rows);
@@ -340,7 +347,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (!a.early && at < last) {
         load_codes(a, first + group * TILES, end, span, lane, next);
     }
-    float scale = 0.0f;
+    float scale = 0.0f, excess = 0.0f;
     const int keeps = lane % 2 == 0 && lane % 4 / 2 < a.m;
 #if !TURNED
     float ahead[ROWS_OF_X][8];
@@ -383,8 +390,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #else
                     float *const v = ahead[m];
 #endif
-                    const float of_row = put_digits(v, digits + (u32)m * (4 * DIGIT_PITCH), lane);
-                    scale = lane % 4 / 2 == m ? 0.03125f * of_row : scale;
+                    float all;
+                    const float of_row = put_digits(v, digits + (u32)m * (4 * DIGIT_PITCH), lane, &all);
+                    if (lane % 4 / 2 == m) {
+                        scale = 0.03125f * of_row; /* of sums of nibbles times 16 x */
+                        excess = 120.0f * all;
+                    }
 #if !TURNED
                     load_eight(a.x + (i64)m * a.x_row, (span + 1) * QN_VQ_SPAN + lane * 8, a.k, X_FORMAT, v);
 #endif
@@ -392,7 +403,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             }
             __syncwarp();
         }
-        unit(memory, codes, digits, scale, keeps, lane,
+        unit(memory, codes, digits, scale, excess, keeps, lane,
              mine + (keeps ? lane % 4 / 2 * rows : 0) + group * (16 * TILES));
         span = span_after;
         group = group_after;

@@ -39,6 +39,7 @@ static const struct {
     {"vq_mm m=1 n=64 k=256 format=gptvq out=f32 x=bf16", 0},
     {"vq_mm m=1 n=1050 k=4160 format=gptvq", 0},
     {"vq_mm m=2 n=530 k=1344 format=gptvq out=bf16 x=bf16 bias=1", 0},
+    {"vq_mm m=2 n=130 k=18496 format=gptvq bias=1", 0},
     {"vq_mm m=3 n=19 k=64", 0},
     {"vq_mm m=3 n=130 k=320", 0},
     {"vq_mm m=3 n=257 k=1032 out=f32 x=bf16 codebooks=bf16", 0},

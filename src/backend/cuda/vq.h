@@ -49,9 +49,10 @@ typedef struct qn_cuda_vq_exchange_cut {
     int32_t tasks, ranges, staged, in_shared, in_registers, shared_bytes;
 } qn_cuda_vq_exchange_cut;
 
-/* How vq_books.cu is made: blocks of a cluster; most tiles of 16 rows that it has room for; shared memory. */
+/* How vq_books.cu is made: blocks of a cluster; whether its warps are two halves that take units in turn; tiles of 16
+ * rows of a cluster, with two halves as many, else at most; shared memory. */
 typedef struct qn_cuda_vq_books_cut {
-    int32_t cluster, tiles, shared_bytes;
+    int32_t cluster, halves, tiles, shared_bytes;
 } qn_cuda_vq_books_cut;
 
 /* How vq_wide.cu is made. A cluster's warpgroups have QN_VQ_BLOCK_ROWS rows of w. */

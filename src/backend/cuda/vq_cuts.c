@@ -10,7 +10,9 @@ enum {
     MANY_LANE_BYTES = 24,
     EXCHANGE_BYTES = 16 * 80, /* of a warp */
     SUMS_CLUSTER = 8,
-    BOOKS_CLUSTER = 8,       /* most blocks of vq_books.cu that share K */
+    BOOKS_CLUSTER = 8,       /* most blocks of vq_books.cu that share K, */
+    BOOKS_HALF = 8,          /* most tiles of those whose halves take units in turn, */
+    BOOKS_TILE = 128,        /* and bytes of a tile's sums: two rows of x */
     EXCHANGE_ROWS = 4096,    /* of w, a task of vq_exchange.cu, */
     EXCHANGE_TASKS = 7,      /* of which its registers hold so many; */
     EXCHANGE_CHUNK = 512,    /* entries of the book, */
@@ -206,28 +208,45 @@ static int exact_chosen(const qn_op_desc *desc, const qn_vq *vq)
     return qn_cuda_vq_tensor_possible(desc, vq) && (level == QN_VQ_LEVEL_AUTO || level == QN_VQ_LEVEL_O4);
 }
 
+/* Tiles that a cluster of vq_books.cu has where its halves take units in turn; 0: it would have more than half of a
+ * block of rows, or no room. */
+static int32_t books_half(const qn_cuda_device *device, int64_t tiles, double clusters, int64_t front)
+{
+    for (int32_t t = 1; t <= BOOKS_HALF; t *= 2) {
+        if (t * clusters >= (double)tiles) {
+            return front + 2 * t * BOOKS_TILE <= device->shared_bytes ? t : 0;
+        }
+    }
+    return 0;
+}
+
 /* Counted in units of 256 rows by 1024 columns. A cluster has parts of blocks of rows at its ends: of such a unit it
  * takes 0.8 at least. Clusters of four and more leave some of the device idle, and those of eight wait for each other.
- */
+ * Half of a block of rows and less, which no cluster then has parts of, takes half of a unit. */
 qn_cuda_vq_books_cut qn_cuda_vq_books_cut_of(const qn_vq *vq, const qn_cuda_device *device)
 {
-    const int64_t groups = qn_ceil_div(vq->k, 4 * QN_VQ_SPAN);
+    const int64_t groups = qn_ceil_div(vq->k, 4 * QN_VQ_SPAN), tiles = qn_ceil_div(vq->n, 16);
     qn_cuda_vq_books_cut c = {.cluster = 1};
     double least = 0.0;
     for (int32_t cluster = 1; cluster <= BOOKS_CLUSTER && cluster <= groups; cluster *= 2) {
-        const double clusters = floor(device->sms * (cluster < 4 ? 1.0 : cluster < 8 ? 0.91 : 0.75) / cluster);
-        const double blocks = (double)vq->n / QN_VQ_BLOCK_ROWS / fmax(clusters, 1.0);
-        const double units = (double)qn_ceil_div(groups, cluster) * fmax(blocks, 0.8 * (blocks + 0.9));
+        const double room = cluster < 4 ? 1.0 : cluster < 8 ? 0.91 : 0.75;
+        const double clusters = fmax(floor(device->sms * room / cluster), 1.0);
+        const double blocks = (double)vq->n / QN_VQ_BLOCK_ROWS / clusters;
+        const int64_t each = qn_ceil_div(groups, cluster);
+        const int64_t front = QN_VQ_BOOKS_SHARED + each * (4 * QN_CUDA_VQ_BOOKS_ROWS * 4);
+        const int32_t half = books_half(device, tiles, clusters, front);
+        const double units = (double)each * (half ? 0.5 : fmax(blocks, 0.8 * (blocks + 0.9)));
         if (cluster == 1 || units < least) {
             least = units;
             c.cluster = cluster;
+            c.halves = half ? 2 : 1;
+            c.tiles = half;
+            if (!half) {
+                c.tiles = (int32_t)qn_min_i64(qn_max_i64(0, device->shared_bytes - front) / BOOKS_TILE, tiles);
+            }
+            c.shared_bytes = (int32_t)(front + c.halves * c.tiles * BOOKS_TILE);
         }
     }
-    const int64_t tile = 16 * QN_CUDA_VQ_BOOKS_ROWS * 4;
-    const int64_t front = QN_VQ_BOOKS_SHARED + qn_ceil_div(groups, c.cluster) * (4 * QN_CUDA_VQ_BOOKS_ROWS * 4);
-    const int64_t room = qn_max_i64(0, device->shared_bytes - front) / tile;
-    c.tiles = (int32_t)qn_min_i64(room, qn_ceil_div(vq->n, 16));
-    c.shared_bytes = (int32_t)(front + c.tiles * tile);
     return c;
 }
 
