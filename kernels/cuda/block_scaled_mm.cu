@@ -30,7 +30,8 @@
  *     LAYOUT  0 one matrix; 1 offsets: rows groups[e] to groups[e+1] of A and D belong to b[e];
  *             2 masked: groups[e] rows of a[e] and d[e] count
  *   Tensor maps, 3-D, swizzle 128B, no interleave, fill with zeros
- *     a  UINT8, sizes {K, rows, groups}: {K, M, 1}, {K, Mtot, 1} or {K, Mmax, E}; box {128, BM / CLUSTER, 1}
+ *     a  UINT8, sizes {K, rows, groups}: {K, M, 1}, {K, Mtot, 1} or {K, Mmax, E}; box {128, BM / CLUSTER, 1},
+ *        masked {128, 64, 1}
  *     b  UINT8, sizes {K, N, E} (E = 1 for one matrix); box {128, BN, 1}
  *     d  (STORE 1, else any bytes) UINT16, sizes {N, rows, groups}; box {64, 64, 1}
  *     row and group strides in bytes: multiples of 16, base 16-aligned; else block_scaled_mm_plain.cu.
@@ -347,13 +348,17 @@ DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], 
 #define multiply_tile(r, at, sums, k, phase, group, local, lane)                                                      \
     multiply_some(r, at, sums, k, w.rows - w.row, phase, group, local, lane)
 
-/* Products whose rows are all beyond the group's are left out. */
+/* Products whose rows are all beyond the group's are left out. Their number is a constant in either loop: one loop for
+ * both took 1.5 % longer. */
 DEV void multiply_some(const rings *r, stand *now, float sums[WAVES][SUMS], const span *k, int rows, u32 phase,
                        u32 group, u32 local, u32 lane)
 {
     if (rows > (int)PRODUCT_ROW(group, 0)) {
-        const int products = WAVES > 1 && rows <= (int)PRODUCT_ROW(group, WAVES - 1) ? 1 : WAVES;
-        multiply_products(r, now, sums, k, products, phase, group, local, lane);
+        if (WAVES > 1 && rows <= (int)PRODUCT_ROW(group, WAVES - 1)) {
+            multiply_products(r, now, sums, k, 1, phase, group, local, lane);
+        } else {
+            multiply_products(r, now, sums, k, WAVES, phase, group, local, lane);
+        }
     } else {
 #pragma unroll 1
         for (int kb = k->first; kb < k->end; kb++) {

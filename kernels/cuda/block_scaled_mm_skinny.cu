@@ -60,6 +60,7 @@
 #define ASKS (LAYOUT == ONE && ROWS > 32)
 #define EARLY_STAGES (EARLY_BYTES / (OCCUPANCY * UNROLL * B_BYTES))
 #define EARLY (ASKS && EARLY_STAGES < STAGES ? EARLY_STAGES : STAGES)
+#define ASKED (EARLY_BYTES / (OCCUPANCY * B_BYTES)) /* k-blocks of a group's first strip */
 #define SCALES (ROWS + 4)         /* floats: one per row of a, then those of b */
 #define SCALES_B ((STRIP + 64 + 127) / 128)
 #define STAGE_BYTES (UNROLL * (A_BYTES + B_BYTES))
@@ -559,6 +560,27 @@ DEV void set_strip(problem *p, const walk *w, const float *scale_a, i64 scale_a_
 }
 #endif
 
+#if LAYOUT != ONE
+/* A warp, before the kernels ahead have ended: asks the L2 cache for the groups' rows, and for what the first strip
+ * begins with if all groups before its own have rows. */
+DEV void ask_for_first(const tensor_map *a_map, const tensor_map *b_map, const int *groups, int experts, int n,
+                       int blocks, u32 lane)
+{
+    const int strips = (n + STRIP - 1) / STRIP, group = (int)blockIdx.x / strips;
+    const int strip = (int)blockIdx.x - group * strips, kb = strip % blocks + (int)lane;
+    if (32 * (int)lane < experts) {
+        ask_for(groups + 32 * lane);
+    }
+    if (group < experts && (int)lane < blocks && lane < ASKED) {
+        const int x = (kb < blocks ? kb : kb - blocks) * 128;
+        tensor_ask_3d(b_map, x, strip * STRIP, group);
+        if (LAYOUT == MASKED) {
+            tensor_ask_3d(a_map, x, 0, group);
+        }
+    }
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
     qn_block_scaled_mm_skinny(const __grid_constant__ tensor_map a_map, const __grid_constant__ tensor_map b_map,
                               const __grid_constant__ tensor_map d_map, const float *scale_a, i64 scale_a_row,
@@ -625,6 +647,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
         }
 #endif
     }
+#if LAYOUT != ONE
+    if (warp == CONSUMERS / 32 + 1) {
+        ask_for_first(&a_map, &b_map, groups, experts, n, blocks, lane);
+    }
+#endif
 #if ASKS
     if (warp == CONSUMERS / 32 + 1) {
         const int b_row = p.column / 128, own = (n + 127) / 128 - b_row;

@@ -496,7 +496,10 @@ static void every_cut_agrees(void **state)
         "grouped_block_scaled_mm m=300 n=392 k=272 e=3 layout=masked",
         "grouped_block_scaled_mm m=300 n=120 k=656 e=2 layout=masked",
         "grouped_block_scaled_mm m=400 n=120 k=656 e=2 layout=masked out=f32",
-        "grouped_block_scaled_mm m=200 n=520 k=656 e=2 layout=masked scale_layout=col"};
+        "grouped_block_scaled_mm m=200 n=520 k=656 e=2 layout=masked scale_layout=col",
+        "grouped_block_scaled_mm m=700 n=200 k=400 e=5 layout=masked", /* tiles of several heights */
+        "grouped_block_scaled_mm m=40 n=64 k=656 e=3 layout=masked",   /* one multiprocessor: teams */
+        "grouped_block_scaled_mm m=60 n=64 k=400 e=2"};
     static const int32_t cards[] = {0, 1, 5};
     qn_cuda *cuda;
     qn_error error = {0};
