@@ -19,7 +19,7 @@ except ImportError:
     sys.exit("compare_torch: skipped, PyTorch is not installed")
 try:
     import deep_gemm
-except ImportError:
+except (ImportError, OSError):
     deep_gemm = None
 
 from quern_c import Args, BF16, F16, F32, F8, I32, I8, MAX_IN, Quern, time_graph, view_of
