@@ -245,7 +245,7 @@ DEV float add_turned(float sum, u32 a, u32 b, part_of_query *q, turn_of_pairs by
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     qn_vq_attention(const __grid_constant__ qn_cuda_vq_attention a)
 {
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int lane = (int)threadIdx.x % 32, warp = warp_here();
     const int kv = warp / HEAD_WARPS, stream_index = warp % HEAD_WARPS;
     const int word_lane = lane / 4, phase = lane % 4;
     const place at_step = place_of(kv, word_lane, phase);
