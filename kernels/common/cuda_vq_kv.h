@@ -19,6 +19,11 @@ typedef struct qn_cuda_vq_book {
     int wide; /* dense, and every vector of groups begins at 16 bytes */
 } qn_cuda_vq_book;
 
+/* Division of what is below 2^31: n / by = n * multiplier >> shift. */
+typedef struct qn_cuda_vq_divisor {
+    unsigned by, multiplier, shift;
+} qn_cuda_vq_divisor;
+
 /* Items are what a block does one after the other: part `item % parts` of the tokens of one sequence, for the query
  * heads that share its tables. A sequence is one query; it sees lens[i] tokens or, without lens, what row i of `batch`
  * queries at the end of `room` tokens sees; position not NULL: of *position + 1 tokens. With a window tokens from a
@@ -37,6 +42,8 @@ typedef struct qn_cuda_vq_attention {
     int all_parts;                     /* with the window's */
     int window, recent_rows, causal;
     int items, block_items; /* all, and of a block */
+    /* items of a sequence, of queries that are done at once, of the key heads that a block does at once */
+    qn_cuda_vq_divisor of_sequence, of_queries, of_head;
     int interleaved;
     int early; /* 1: books may be read before the kernels before this one are done */
     float scale; /* of scores, in units of log 2 */

@@ -245,7 +245,7 @@ DEV float add_turned(float sum, u32 a, u32 b, part_of_query *q, turn_of_pairs by
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     qn_vq_attention(const __grid_constant__ qn_cuda_vq_attention a)
 {
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int lane = (int)threadIdx.x % 32, warp = warp_here();
     const int kv = warp / HEAD_WARPS, stream_index = warp % HEAD_WARPS;
     const int word_lane = lane / 4, phase = lane % 4;
     const place at_step = place_of(kv, word_lane, phase);
@@ -265,6 +265,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
         wait_before();
     }
 #if TURN
+#pragma unroll 1
     for (int i = (int)threadIdx.x; i < SIZE / 2; i += 32 * WARPS) {
         const double frequency = frequency_of(i, SIZE, a.log2_theta);
         ((double *)(shared + TURNS_AT))[i] = frequency;
@@ -273,6 +274,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
 #endif
 
     const int last = ((int)blockIdx.x + 1) * a.block_items < a.items ? ((int)blockIdx.x + 1) * a.block_items : a.items;
+#pragma unroll 1
     for (int i = (int)blockIdx.x * a.block_items; i < last; i++) {
         const item it = item_of(a, i);
         if (it.head != tables_head) { /* those that depend on no query; the last item's are no longer read */
@@ -298,13 +300,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
         const int stride = HEAD_WARPS * 32;
         int token = begin + stream_index * 32;
 #endif
-        k_codes k[2];
-        v_codes v[2];
+        k_codes k;
         if (token < end) {
-            load_keys(k_at, (int)a.k.token, token + phase, end, &k[0]);
-            load_codes(v_at, (int)a.v.token, token + phase, end, &v[0]);
+            load_keys(k_at, (int)a.k.token, token + phase, end, &k);
         }
         float *const q = (float *)(shared + QUERY_AT);
+#pragma unroll 1
         for (int x = (int)threadIdx.x; x < KV_HEADS * QUERIES * SIZE; x += 32 * WARPS) {
             const int head = (it.head + x / (QUERIES * SIZE)) * a.group + it.first + x / SIZE % QUERIES;
             q[x] = load_float(a.q + it.sequence * a.q_row + head * a.q_head, x % SIZE, Q_FORMAT) * a.scale;
@@ -325,7 +326,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
         turn_of_pairs by[4 * TURN_PAIRS];
         begin_query(q + kv * QUERIES * SIZE, token + phase, word_lane, phase, part, by);
 #endif
-        const auto step = [&](const k_codes &k, const v_codes &v) {
+        /* values are asked for while keys are looked up, the next keys while values are */
+#pragma unroll 1
+        for (; token < end; token += stride) {
+            v_codes v;
+            load_codes(v_at, (int)a.v.token, token + phase, end, &v);
             float score[QUERIES][8];
 #pragma unroll
             for (int n = 0; n < 8; n++) {
@@ -363,6 +368,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
                 }
 #endif
             }
+            if (token + stride < end) {
+                load_keys(k_at, (int)a.k.token, token + stride + phase, end, &k);
+            }
             __syncwarp();
 #pragma unroll
             for (int r = 0; r < QUERIES; r++) {
@@ -385,31 +393,19 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
             for (int n = 0; n < 8; n += 2) {
                 add_values<K_HALVES>(v.word[n], v.word[n + 1], weights + phase * 8, n, at_step, rows_of, s);
             }
-        };
-        /* codes are read a chunk ahead */
-        while (token < end) {
-            if (token + stride < end) {
-                load_keys(k_at, (int)a.k.token, token + stride + phase, end, &k[1]);
-                load_codes(v_at, (int)a.v.token, token + stride + phase, end, &v[1]);
-            }
-            step(k[0], v[0]);
-            token += stride;
-            if (token >= end) {
-                break;
-            }
-            if (token + stride < end) {
-                load_keys(k_at, (int)a.k.token, token + stride + phase, end, &k[0]);
-                load_codes(v_at, (int)a.v.token, token + stride + phase, end, &v[0]);
-            }
-            step(k[1], v[1]);
-            token += stride;
         }
+#pragma unroll 1
+        for (int y = 0; y < QUERIES; y++) {
 #pragma unroll
-        for (int r = 0; r < QUERIES; r++) {
-            leave_sums(s[r], merge + warp * PARTIAL);
+            for (int r = 0; r < QUERIES; r++) {
+                if (r == y) {
+                    leave_sums(s[r], merge + warp * PARTIAL);
+                }
+            }
             __syncthreads();
+#pragma unroll 1
             for (int x = (int)threadIdx.x; x < KV_HEADS * SIZE; x += 32 * WARPS) { /* length: registers are few */
-                const int head = (it.head + x / SIZE) * a.group + it.first + r;
+                const int head = (it.head + x / SIZE) * a.group + it.first + y;
                 join_sums<HEAD_WARPS>(a, it, head, x % SIZE, length_of(a, it.sequence),
                                       merge + x / SIZE * HEAD_WARPS * PARTIAL);
             }

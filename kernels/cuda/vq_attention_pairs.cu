@@ -20,7 +20,7 @@
  *   Parameters: Q_FORMAT; SIZE of a head: 64, 128, 256; VEC: 2, 4, 8, 16; BITS: 4 to 8; KV_HEADS 1, and QUERIES, query
  *     heads of it, a block; WARPS a block, TEAMS of them, two with one query only; SLOTS, even; PRODUCTS, with two
  *     teams and SIZE / VEC at most 32
- *   Books f16; SIZE / VEC at most 64 and a multiple of 16
+ *   Books f16 and wide; SIZE / VEC at most 64 and a multiple of 16
  *   Maps: of bytes, [sequences, tokens, heads, groups], boxes of 32 tokens; or, tokens of a head being neighbours, of 8
  *     bytes, [sequences, 1, heads, tokens * groups / 8]; box_x and box_row say which; one sequence where codes are shared
  *   Launch: block 32 * WARPS, grid ceil(items / block_items), dynamic shared memory of SHARED_BYTES
@@ -45,10 +45,13 @@
 #define SHARED_BYTES (BARRIERS_AT + WARPS * SLOTS * 8)
 #if SHARERS == 1 && VEC <= 8 && TASKS <= TOGETHER * WARPS
 #define WHOLE_BOOKS 1 /* a book is in a block's registers at once */
-#define FILL(whole, loaded, book, head, put) fill_loaded(whole, loaded, book, head, put())
+#define FILL(loaded, book, head, put) put_tasks(loaded, thread_here() / 32, put())
+#elif SHARERS == 1 && VEC <= 8
+#define WHOLE_BOOKS 0
+#define FILL(loaded, book, head, put) fill_wide(book, head, put())
 #else
 #define WHOLE_BOOKS 0
-#define FILL(whole, loaded, book, head, put) fill(book, head, put())
+#define FILL(loaded, book, head, put) fill_any(book, head, put())
 #endif
 
 DEV void load_box(u32 to, const tensor_map *map, u32 bar, const qn_cuda_vq_codes &codes, int head, int token,
@@ -60,18 +63,6 @@ DEV void load_box(u32 to, const tensor_map *map, u32 bar, const qn_cuda_vq_codes
                  "r"(codes.batch ? sequence : 0), "r"(bar), "l"(L2_EVICT_FIRST)
                  : "memory");
 }
-
-#if WHOLE_BOOKS
-template <class entry_put>
-DEV void fill_loaded(bool whole, loaded_tasks &loaded, const qn_cuda_vq_book &book, int head, entry_put put)
-{
-    if (whole) {
-        put_tasks(loaded, thread_here() / 32, put);
-    } else {
-        fill_any(book, head, put);
-    }
-}
-#endif
 
 /* ---- rounds ---- */
 
@@ -86,7 +77,7 @@ DEV int last_item(const qn_cuda_vq_attention &a)
 /* Items from i on that the teams do at once: of one head and the same queries. */
 DEV int round_size(const qn_cuda_vq_attention &a, int i)
 {
-    const int of_head = a.parts * a.batch, left = of_head - i % of_head;
+    const int left = (int)(a.of_queries.by - remainder_of((u32)i, a.of_queries));
     return TEAMS == 1 ? 1 : min(min(left, last_item(a) - i), TEAMS);
 }
 
@@ -145,11 +136,10 @@ DEV void end_item(const qn_cuda_vq_attention &a, cursor *c)
     c->end = min(c->end, coded_of(a, length_of(a, c->sequence)));
 }
 
-/* Ask for the next keys or values into that slot, if there are any. They take turns. */
-template <bool of_values>
-DEV void ask(const qn_cuda_vq_attention &a, const tensor_map *map, cursor *c, int team, int stream_index, const ring &r,
-             int slot)
+/* On to the next round with tokens, if this one has no more. */
+DEV void find_tokens(const qn_cuda_vq_attention &a, cursor *c, int team, int stream_index)
 {
+#pragma unroll 1
     while (c->token >= c->end) {
         const int next = c->round + round_size(a, c->round);
         if (next >= last_item(a)) {
@@ -159,12 +149,25 @@ DEV void ask(const qn_cuda_vq_attention &a, const tensor_map *map, cursor *c, in
         enter_item(a, c, team, stream_index);
         end_item(a, c);
     }
+}
+
+/* Ask for the next keys or values into that slot, if there are any. They take turns. */
+template <bool of_values>
+DEV void ask(const qn_cuda_vq_attention &a, const tensor_map *map, cursor *c, int team, int stream_index, const ring &r,
+             int slot)
+{
+    if (c->token >= c->end) {
+        return;
+    }
     if (warp_elect()) {
         barrier_arrive_expect(r.bars + slot * 8, CHUNK_BYTES);
         load_box(r.slots + slot * CHUNK_BYTES, map, r.bars + slot * 8, of_values ? a.v : a.k, c->head, c->token,
                  c->sequence);
     }
-    c->token += of_values ? STRIDE : 0;
+    if (of_values) {
+        c->token += STRIDE;
+        find_tokens(a, c, team, stream_index);
+    }
 }
 
 #if PRODUCTS
@@ -417,7 +420,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     qn_vq_attention_pairs(const __grid_constant__ qn_cuda_vq_attention a, const __grid_constant__ tensor_map keys,
                           const __grid_constant__ tensor_map values)
 {
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int lane = (int)threadIdx.x % 32, warp = warp_here();
     const int team = warp / TEAM_WARPS, stream_index = warp % TEAM_WARPS;
     const int word_lane = lane / 4, phase = lane % 4;
     u32 *const weights = (u32 *)(shared + WEIGHTS_AT) + warp * QUERIES * 32;
@@ -443,18 +446,18 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     cursor next;
     next.round = (int)blockIdx.x * a.block_items;
     int tables_head = -1;
+#pragma unroll 1
     for (int i = next.round; i < last_item(a);) {
         const int size = round_size(a, i);
         const item first = item_of(a, i);
         const bool new_tables = first.head != tables_head, begins = tables_head < 0;
         tables_head = first.head;
 #if WHOLE_BOOKS
-        const bool whole = a.k_book.wide && a.v_book.wide;
         loaded_tasks of_keys = {}, of_values = {};
-        if (whole && (PRODUCTS || new_tables)) {
+        if (PRODUCTS || new_tables) {
             load_tasks(a.k_book, first.head, thread_here() / 32, &of_keys);
         }
-        if (whole && new_tables) {
+        if (new_tables) {
             load_tasks(a.v_book, first.head, thread_here() / 32, &of_values);
         }
 #endif
@@ -464,6 +467,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
             enter_item(a, &next, team, stream_index);
             wait_before();
             end_item(a, &next);
+            find_tokens(a, &next, team, stream_index);
         }
         load_queries(&queries);
         if (begins) {
@@ -474,11 +478,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
             }
         }
         if (new_tables) {
-            FILL(whole, of_values, a.v_book, first.head, values_put);
+            FILL(of_values, a.v_book, first.head, values_put);
         }
         put_queries(a, queries);
         if (PRODUCTS || new_tables) {
-            FILL(whole, of_keys, a.k_book, first.head, keys_put);
+            FILL(of_keys, a.k_book, first.head, keys_put);
         }
         __syncthreads();
         if (team < size) {
@@ -521,6 +525,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
                 begin_stream(&s[y]);
             }
             __syncwarp();
+#pragma unroll 1
             for (int token = tokens.begin + stream_index * 32; token < tokens.end; token += STRIDE) {
                 barrier_wait(r.bars + r.slot * 8, r.parity);
 #if PRODUCTS
@@ -571,6 +576,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
             for (int y = 0; y < QUERIES; y++) {
                 leave_sums(s[y], mine);
                 threads_sync(1 + (u32)team, 32 * TEAM_WARPS);
+#pragma unroll 1
                 for (int d = (int)threadIdx.x % (32 * TEAM_WARPS); d < SIZE; d += 32 * TEAM_WARPS) {
                     join_sums<TEAM_WARPS>(a, ended, ended.head * a.group + ended.first + y, d,
                                           length_of(a, ended.sequence), sums);

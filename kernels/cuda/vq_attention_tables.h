@@ -50,17 +50,26 @@ struct item {
     int head, first, sequence, part; /* first key head, first query head of each key head's group */
 };
 
+DEV u32 quotient_of(u32 n, const qn_cuda_vq_divisor &d)
+{
+    return (u32)((u64)n * d.multiplier >> d.shift);
+}
+
+DEV u32 remainder_of(u32 n, const qn_cuda_vq_divisor &d)
+{
+    return n - quotient_of(n, d) * d.by;
+}
+
 DEV item item_of(const qn_cuda_vq_attention &a, int i)
 {
-    const u32 subsets = (u32)a.group / QUERIES; /* unsigned: their division is the shorter one */
-    u32 left = (u32)i;
+    const u32 of_queries = quotient_of((u32)i, a.of_queries), head = quotient_of((u32)i, a.of_head);
+    const u32 subset = of_queries - head * ((u32)a.group / QUERIES), left = (u32)i - of_queries * a.of_queries.by;
+    const u32 sequence = quotient_of(left, a.of_sequence);
     item it;
-    it.part = (int)(left % (u32)a.parts);
-    left /= (u32)a.parts;
-    it.sequence = (int)(left % (u32)a.batch);
-    left /= (u32)a.batch;
-    it.first = (int)(left % subsets) * QUERIES;
-    it.head = (int)(left / subsets) * KV_HEADS;
+    it.part = (int)(left - sequence * a.of_sequence.by);
+    it.sequence = (int)sequence;
+    it.first = (int)subset * QUERIES;
+    it.head = (int)head * KV_HEADS;
     return it;
 }
 
@@ -86,6 +95,12 @@ DEV float high_half(u32 v)
 }
 
 /* ---- filling ---- */
+
+/* The thread's warp, the same register in all its lanes: what branches on it needs no way for lanes that part. */
+DEV int warp_here(void)
+{
+    return __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
+}
 
 /* The thread's number, what is made of which is not made before: registers are few while tables are filled. */
 DEV int thread_here(void)
@@ -116,10 +131,12 @@ DEV void load_tasks(const qn_cuda_vq_book &book, int head, int first, loaded_tas
     for (int i = 0; i < TOGETHER; i++) {
         const int task = first + i * WARPS < TASKS ? first + i * WARPS : first;
         const int step = task % STEPS, word = task / STEPS % WORDS, kv = task / STEPS / WORDS;
-        const char *const from = book.data + (head + kv) * book.head + step * 64 + quarter * 16;
+        const char *from =
+            book.data + (head + kv) * book.head + group_of(4 * row, word) * book.group + step * 64 + quarter * 16;
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            to->of_task[i][k] = *(const uint4 *)(from + group_of(4 * row + k, word) * book.group);
+        for (int k = 0; k < 4; k++) { /* columns side by side, so groups too */
+            to->of_task[i][k] = *(const uint4 *)from;
+            from += book.group;
         }
     }
 }
@@ -184,7 +201,7 @@ template <class entry_put> DEV void fill_any(const qn_cuda_vq_book &book, int he
 {
     const int lane = thread_here() % 32, warp = thread_here() / 32;
     const typename entry_put::of_column own = put.at(lane);
-#pragma unroll 2
+#pragma unroll 1
     for (int task = warp; task < KV_HEADS * WORDS * ENTRIES; task += WARPS) {
         const int entry = task % ENTRIES, word = task / ENTRIES % WORDS, kv = task / ENTRIES / WORDS;
         const int group = group_of(lane, word);

@@ -372,6 +372,28 @@ static int32_t tables_programs(const qn_kernel *kernel, const qn_op_desc *desc, 
     return TABLES_FINISH + qn_cuda_kv_programs(desc, QN_VQA_K_RECENT, out + TABLES_FINISH);
 }
 
+static qn_cuda_vq_divisor divisor_of(int64_t by)
+{
+    qn_cuda_vq_divisor d = {.by = (unsigned)by, .shift = 31};
+    while (INT64_C(1) << (d.shift - 31) < by) {
+        d.shift++;
+    }
+    d.multiplier = (unsigned)((UINT64_C(1) << d.shift) / (uint64_t)by + 1);
+    return d;
+}
+
+/* `units` of work, as many tokens of each as keep `blocks` of a device busy; queries: heads that a unit has. */
+static void deal_items(qn_cuda_vq_attention *a, int64_t units, int32_t queries, int32_t blocks, int32_t least,
+                       const qn_cuda_device *device)
+{
+    qn_cuda_kv_cut(a, units, blocks, least);
+    a->items = (int32_t)(units * a->parts);
+    a->block_items = (int32_t)qn_ceil_div(a->items, device->sms);
+    a->of_sequence = divisor_of(a->parts);
+    a->of_queries = divisor_of((int64_t)a->parts * a->batch);
+    a->of_head = divisor_of((int64_t)a->parts * a->batch * (a->group / queries));
+}
+
 /* Rows begin at multiples of `unit`, and not too far apart. */
 static int aligned_codes(const qn_cuda_vq_codes *c, int64_t unit)
 {
@@ -413,9 +435,7 @@ static qn_status launch_pairs(const qn_cuda_run *run, qn_cuda_vq_attention *a, c
     QN_TRY(map_codes(run, &a->k, a, &keys, error));
     QN_TRY(map_codes(run, &a->v, a, &values, error));
     const int64_t units = (int64_t)a->batch * a->kv_heads * (a->group / p->queries);
-    qn_cuda_kv_cut(a, units, run->device->sms * p->teams, STRIP * (p->warps / p->teams));
-    a->items = (int32_t)(units * a->parts);
-    a->block_items = (int32_t)qn_ceil_div(a->items, run->device->sms);
+    deal_items(a, units, p->queries, run->device->sms * p->teams, STRIP * (p->warps / p->teams), run->device);
     void *const arguments[] = {a, &keys, &values};
     const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(a->items, a->block_items), 1, 1},
                                 .block = {(uint32_t)p->warps * 32, 1, 1},
@@ -434,16 +454,15 @@ static qn_status launch_tables(const qn_cuda_run *run, qn_error *error)
         return QN_OK;
     }
     const pairs p = pairs_of(&s, turns(run->call->desc), t.queries, run->device);
-    if (p.queries > 0 && a.room > 0 && boxed_codes(&a.k, &a) && boxed_codes(&a.v, &a)) {
+    if (p.queries > 0 && a.room > 0 && a.k_book.wide && a.v_book.wide && boxed_codes(&a.k, &a) &&
+        boxed_codes(&a.v, &a)) {
         return launch_pairs(run, &a, &p, error);
     }
     if (!aligned_codes(&a.k, t.code_bytes) || !aligned_codes(&a.v, t.code_bytes)) {
         return run_plain(run, &a, TABLES_ANY, TABLES_FINISH, error);
     }
     const int64_t units = (int64_t)a.batch * (s.kv_heads / t.kv_heads) * (s.group / t.queries);
-    qn_cuda_kv_cut(&a, units, run->device->sms, STRIP * (t.warps / t.kv_heads));
-    a.items = (int32_t)(units * a.parts);
-    a.block_items = (int32_t)qn_ceil_div(a.items, run->device->sms);
+    deal_items(&a, units, t.queries, run->device->sms, STRIP * (t.warps / t.kv_heads), run->device);
     void *const arguments[] = {&a};
     const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(a.items, a.block_items), 1, 1},
                                 .block = {(uint32_t)t.warps * 32, 1, 1},
