@@ -246,7 +246,8 @@ QN_INLINE void add_group(const int code, __m256i all, __m256 row_scale, __m256 s
 
 /* Group g of a row times panels from block on, looked up on the way. */
 QN_INLINE void one_row(const int code, const int lowest, const qn_panel_digits *row, int64_t g, const char *block,
-                       int64_t panel_bytes, int64_t panels, uint16_t halves[][HALVES * GROUPS * 8], float *sums)
+                       int64_t panel_bytes, int64_t panels, int64_t ahead, uint16_t halves[][HALVES * GROUPS * 8],
+                       float *sums)
 {
     __m256i low[LINES], middle[LINES], high[LINES];
     spread(LINES, row->digit[1] + g * GROUP, middle);
@@ -255,8 +256,8 @@ QN_INLINE void one_row(const int code, const int lowest, const qn_panel_digits *
     const __m256 row_scale = _mm256_set1_ps(row->scale[g]);
     for (int64_t n = 0; n < panels; n++) {
         const char *const w = block + n * panel_bytes, *const lines = w + g * 2 * QN_PANEL_LINE;
-        __builtin_prefetch(lines + AHEAD_BLOCKS * block_bytes(code), 0, 2);
-        __builtin_prefetch(lines + AHEAD_BLOCKS * block_bytes(code) + QN_PANEL_LINE, 0, 2);
+        __builtin_prefetch(lines + ahead, 0, 2);
+        __builtin_prefetch(lines + ahead + QN_PANEL_LINE, 0, 2);
         UNROLL for (int h = 0; h < HALVES; h++)
         {
             __m256i codes[LINES];
@@ -369,17 +370,19 @@ QN_INLINE void row_panels(const int code, const qn_panel_call *call, int64_t p, 
     for (int64_t b = 0; b < call->blocks; b++) {
         const qn_panel_digits *const row = (const qn_panel_digits *)(const void *)call->a + b;
         const char *const block = call->w + p * call->panel_bytes + b * block_bytes(code);
+        const int64_t ahead =
+            AHEAD_BLOCKS * block_bytes(code) + (b + AHEAD_BLOCKS < call->blocks ? 0 : (panels - 1) * call->panel_bytes);
         uint16_t halves[PANELS][HALVES * GROUPS * 8];
         for (int64_t n = 0; n < panels; n++) {
             const char *const w = block + n * call->panel_bytes;
-            __builtin_prefetch(w + AHEAD_BLOCKS * block_bytes(code) + SCALES_AT, 0, 2);
+            __builtin_prefetch(w + ahead + SCALES_AT, 0, 2);
             halve_scales(code, w, halves[n]);
         }
         for (int64_t g = 0; g < GROUPS; g++) {
             if (row->low[g]) {
-                one_row(code, 1, row, g, block, call->panel_bytes, panels, halves, sums);
+                one_row(code, 1, row, g, block, call->panel_bytes, panels, ahead, halves, sums);
             } else {
-                one_row(code, 0, row, g, block, call->panel_bytes, panels, halves, sums);
+                one_row(code, 0, row, g, block, call->panel_bytes, panels, ahead, halves, sums);
             }
         }
     }
