@@ -80,11 +80,9 @@ QN_INLINE void put_digit(const __m256i v[2], int8_t *to)
     _mm_storeu_si128((__m128i *)(void *)to, _mm_shuffle_epi8(bytes_of(v), order));
 }
 
-/* What rounding a group to its upper digits leaves: squares of norms, in halves of the group's scale, and the square
- * of that. */
+/* What rounding a group to its upper digits leaves, and the group's own: squares of norms, in halves of e2m1. */
 typedef struct rounded {
-    float error, norm;
-    double unit;
+    double error, norm;
 } rounded;
 
 /* Group g of a block. With its lowest digits, or rounded to the others. */
@@ -99,7 +97,7 @@ QN_INLINE rounded group_digits(const float *x, int64_t rows, int lowest, int64_t
         memcpy(&out->scale[g], &nan, sizeof nan);
     }
     if (most >= 0x7f800000 || most == 0) {
-        return (rounded){0.0f, 0.0f, 0.0};
+        return (rounded){0.0, 0.0};
     }
     /* 2^e <= most < 2^(e + 1), the last 1 / 128 of which, where the highest digit would be 128, counts as the next
      * power's: times 2^(21 - e); below 2^-80 digits are lost, which the runner looks after */
@@ -132,8 +130,9 @@ QN_INLINE rounded group_digits(const float *x, int64_t rows, int lowest, int64_t
         out->high[g] = -ABOVE * sum_of(sum);
     }
     const __m256i squares = _mm256_add_epi32(_mm256_mullo_epi32(low[0], low[0]), _mm256_mullo_epi32(low[1], low[1]));
-    return (rounded){(float)sum_of(squares), float_sum_of(_mm256_fmadd_ps(v[0], v[0], _mm256_mul_ps(v[1], v[1]))),
-                     (double)out->scale[g] * (double)out->scale[g]};
+    const double unit = (double)out->scale[g] * (double)out->scale[g];
+    const __m256 norms = _mm256_fmadd_ps(v[0], v[0], _mm256_mul_ps(v[1], v[1]));
+    return (rounded){(double)sum_of(squares) * unit, (double)float_sum_of(norms) * unit};
 }
 
 /* Four sums, of four vectors. */
@@ -173,9 +172,9 @@ QN_INLINE void put_upper(__m256i words, int64_t g, qn_panel_digits *out)
     _mm_storeu_si128((__m128i *)(void *)(out->digit[2] + g * GROUP), _mm_sub_epi8(_mm_setzero_si128(), high));
 }
 
-/* What rounding groups leaves, as in `rounded`; of a span. */
+/* What rounding the groups of a span to their upper digits leaves, squares of norms; and the elements' own. */
 typedef struct span {
-    float error[SPAN / GROUP], norm[SPAN / GROUP];
+    double error[SPAN / GROUP];
     __m256d errors, norms;
 } span;
 
@@ -228,10 +227,10 @@ QN_INLINE int block_digits(const float *x, int64_t rows, qn_panel_digits *out, i
     _mm_storeu_ps(out->scale, scale);
     _mm_storeu_si128((__m128i *)(void *)out->high, high);
     _mm_storeu_si128((__m128i *)(void *)out->low, _mm_setzero_si128());
-    _mm_storeu_ps(s->error + first, error);
-    _mm_storeu_ps(s->norm + first, norm);
     const __m256d wide = _mm256_cvtps_pd(scale), unit = _mm256_mul_pd(wide, wide);
-    s->errors = _mm256_fmadd_pd(_mm256_cvtps_pd(error), unit, s->errors);
+    const __m256d errors = _mm256_mul_pd(_mm256_cvtps_pd(error), unit);
+    _mm256_storeu_pd(s->error + first, errors);
+    s->errors = _mm256_add_pd(errors, s->errors);
     s->norms = _mm256_fmadd_pd(_mm256_cvtps_pd(norm), unit, s->norms);
     return 1;
 }
@@ -242,11 +241,25 @@ QN_INLINE double double_sum_of(__m256d v)
     return _mm_cvtsd_f64(_mm_add_sd(a, _mm_unpackhi_pd(a, a)));
 }
 
-/* Up to SPAN elements: rounded, all of them where that leaves no more than the error asks for of their norm, else those
- * groups of which that is true on its own. */
+/* The most that a group may leave, so that those that leave no more do not leave more than `all` together. */
+static double most_of_a_group(const double *error, int64_t groups, double all)
+{
+    for (double most = all;; most /= 2) {
+        const __m256d limit = _mm256_set1_pd(most);
+        __m256d left = _mm256_setzero_pd();
+        for (int64_t i = 0; i < groups; i += GROUPS) {
+            const __m256d x = _mm256_loadu_pd(error + i);
+            left = _mm256_add_pd(left, _mm256_and_pd(x, _mm256_cmp_pd(x, limit, _CMP_LE_OQ)));
+        }
+        if (double_sum_of(left) <= all) {
+            return most;
+        }
+    }
+}
+
+/* Up to SPAN elements: rounded, as many of them as the error allows, of the norm of all: the groups that lose least. */
 static void span_digits(const float *x, int64_t blocks, const qn_panel_rounding *how, qn_panel_digits *out)
 {
-    const double most = (double)how->most_error * (double)how->most_error;
     double error = 0.0, norm = 0.0;
     span s;
     s.errors = s.norms = _mm256_setzero_pd();
@@ -255,19 +268,20 @@ static void span_digits(const float *x, int64_t blocks, const qn_panel_rounding 
             continue;
         }
         memset(out + b, 0, sizeof *out);
-        for (int64_t g = 0; g < GROUPS; g++) {
-            const int64_t i = b * GROUPS + g;
-            const rounded r = group_digits(x + i * GROUP, how->rows, 0, g, out + b);
+        for (int64_t i = b * GROUPS; i < (b + 1) * GROUPS; i++) {
+            const rounded r = group_digits(x + i * GROUP, how->rows, 0, i % GROUPS, out + b);
             s.error[i] = r.error;
-            s.norm[i] = r.norm;
-            error += (double)r.error * r.unit;
-            norm += (double)r.norm * r.unit;
+            error += r.error;
+            norm += r.norm;
         }
     }
-    error += double_sum_of(s.errors);
-    norm += double_sum_of(s.norms);
-    for (int64_t i = 0; i < blocks * GROUPS && error > most * norm; i++) {
-        if ((double)s.error[i] > most * (double)s.norm[i]) {
+    const double all = (double)how->most_error * (double)how->most_error * (norm + double_sum_of(s.norms));
+    if (error + double_sum_of(s.errors) <= all) {
+        return;
+    }
+    const double most = most_of_a_group(s.error, blocks * GROUPS, all);
+    for (int64_t i = 0; i < blocks * GROUPS; i++) {
+        if (s.error[i] > most) {
             (void)group_digits(x + i * GROUP, how->rows, 1, i % GROUPS, out + i / GROUPS);
         }
     }
