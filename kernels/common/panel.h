@@ -205,6 +205,9 @@ typedef struct qn_panel_rounding {
 /* Blocks of 64 elements as digits, from a multiple of 1024 elements of a row on. */
 typedef void (*qn_panel_digits_fn)(const float *x, int64_t blocks, const qn_panel_rounding *how, qn_panel_digits *out);
 
+/* Fours of elements as QN_PANEL_ROWS_I16 has them. */
+typedef void (*qn_panel_words_fn)(const int8_t *x, int64_t count, int16_t *out);
+
 /* Everything of one instruction set. A code without a function has no kernel at that level. */
 typedef struct qn_panel_set {
     qn_panel_rows rows_f;      /* rows for the float codes */
@@ -215,6 +218,7 @@ typedef struct qn_panel_set {
     int32_t rows_block, panels_block; /* what the set likes best in one call when there are many rows */
     size_t scratch_bytes;
     qn_panel_digits_fn digits; /* NULL: no codes of groups */
+    qn_panel_words_fn words;   /* rows_i8 of QN_PANEL_ROWS_I16 */
     qn_panel_fn mm[QN_PANEL_CODES];
 } qn_panel_set;
 

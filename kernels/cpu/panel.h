@@ -14,7 +14,7 @@
  * PAIR_MR x PAIR_NR (the largest register tiles: rows x parts), PAIR_MR_MANY x PAIR_NR_MANY (many rows: rows x
  * panels), PAIR_KEEP (sums that stay in registers beside chains), PAIR_BLOCKS (blocks unpacked at once),
  * PAIR_FEW (rows of a tile that unpacks), FEW_NR(code, rows) (its parts), PARTS_BESIDE(code, rows, nr) (of them at
- * once), ARE_FEW(code, rows), FEW_GROUP x FEW_CHUNK (panels x blocks that tiles of few rows take turns with).
+ * once), ARE_FEW(code, rows), FEW_GROUP x FEW_CHUNK(code) (panels x blocks that tiles of few rows take turns with).
  * PAIR_AHEAD: the level has what kernels/cpu/panel_ahead.h asks for.
  * FP4_ELSEWHERE: 4-bit floats, the only codes with scales of groups, have another set; vw_unpack and group_scales need
  * not know them.
@@ -386,7 +386,7 @@ QN_INLINE void few(const int code, const qn_panel_call *call, few_fn run)
     const int64_t tiles = (call->rows + PAIR_FEW - 1) / PAIR_FEW;
     const int nr = FEW_NR(code, call->rows);
     const int whole = tiles == 1 && nr >= PAIR_PARTS;
-    const int64_t group = whole ? call->panels : FEW_GROUP, chunk = whole ? call->blocks : FEW_CHUNK;
+    const int64_t group = whole ? call->panels : FEW_GROUP, chunk = whole ? call->blocks : FEW_CHUNK(code);
     const int64_t beside = whole ? nr / PAIR_PARTS : group;
     for (int64_t p = 0; p < call->panels; p += group) {
         const int64_t panels = call->panels - p < group ? call->panels - p : group;

@@ -10,6 +10,23 @@
 #define I8_ROWS 256 /* of a call that the scratch holds */
 #define I8_SCRATCH (I8_NR * I8_PANEL_BYTES + I8_ROWS * I8_ROW_BYTES)
 
+/* Bytes 0 and 2 as words. */
+QN_INLINE uint32_t even_words(uint32_t bytes)
+{
+    const uint32_t low = bytes & 0x00ff00ffu, signs = bytes & 0x00800080u;
+    return low | ((signs << 9) - (signs << 1));
+}
+
+static void i8_words(const int8_t *x, int64_t count, int16_t *out)
+{
+    for (int64_t i = 0; i < count; i += 4) {
+        uint32_t bytes;
+        memcpy(&bytes, x + i, sizeof bytes);
+        const uint32_t words[2] = {even_words(bytes), even_words(bytes >> 8)};
+        memcpy(out + i, words, sizeof words);
+    }
+}
+
 /* sums continue with `lines` pairs of k of mr rows and nr panels. */
 QN_INLINE void i8_tile(const char *w, const char *a, int64_t lines, int32_t *sums, int64_t stride, const int mr,
                        const int nr)

@@ -129,6 +129,7 @@ static const struct {
     {"scaled_mm m=130 n=264 k=400 scale_a=token bias=1", 0},
     {"scaled_mm m=300 n=136 k=640 out=f16 scale_b=channel bias=f16 azp_adj=1", 0},
     {"scaled_mm m=520 n=72 k=272 out=f32 scale_a=token scale_b=channel azp_adj=1", 0},
+    {"scaled_mm m=13 n=37 k=1300 out=f32 scale_a=token scale_b=channel azp_adj=1 azp=1", 0},
     {"scaled_mm m=65 n=200 k=304 a=f8_e4m3 scale_a=token scale_b=channel", 0},
     {"scaled_mm m=130 n=264 k=400 out=f32 a=f8_e4m3 scale_a=token bias=1", 0},
     {"scaled_mm m=300 n=136 k=640 out=f16 a=f8_e4m3 scale_b=channel bias=bf16", 0},

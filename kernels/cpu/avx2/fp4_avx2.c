@@ -80,11 +80,9 @@ QN_INLINE void put_digit(const __m256i v[2], int8_t *to)
     _mm_storeu_si128((__m128i *)(void *)to, _mm_shuffle_epi8(bytes_of(v), order));
 }
 
-/* What rounding a group to its upper digits leaves: squares of norms, in halves of the group's scale, and the square
- * of that. */
+/* What rounding a group to its upper digits leaves, and the group's own: squares of norms, in halves of e2m1. */
 typedef struct rounded {
-    float error, norm;
-    double unit;
+    double error, norm;
 } rounded;
 
 /* Group g of a block. With its lowest digits, or rounded to the others. */
@@ -99,7 +97,7 @@ QN_INLINE rounded group_digits(const float *x, int64_t rows, int lowest, int64_t
         memcpy(&out->scale[g], &nan, sizeof nan);
     }
     if (most >= 0x7f800000 || most == 0) {
-        return (rounded){0.0f, 0.0f, 0.0};
+        return (rounded){0.0, 0.0};
     }
     /* 2^e <= most < 2^(e + 1), the last 1 / 128 of which, where the highest digit would be 128, counts as the next
      * power's: times 2^(21 - e); below 2^-80 digits are lost, which the runner looks after */
@@ -132,25 +130,158 @@ QN_INLINE rounded group_digits(const float *x, int64_t rows, int lowest, int64_t
         out->high[g] = -ABOVE * sum_of(sum);
     }
     const __m256i squares = _mm256_add_epi32(_mm256_mullo_epi32(low[0], low[0]), _mm256_mullo_epi32(low[1], low[1]));
-    return (rounded){(float)sum_of(squares), float_sum_of(_mm256_fmadd_ps(v[0], v[0], _mm256_mul_ps(v[1], v[1]))),
-                     (double)out->scale[g] * (double)out->scale[g]};
+    const double unit = (double)out->scale[g] * (double)out->scale[g];
+    const __m256 norms = _mm256_fmadd_ps(v[0], v[0], _mm256_mul_ps(v[1], v[1]));
+    return (rounded){(double)sum_of(squares) * unit, (double)float_sum_of(norms) * unit};
 }
 
-/* Up to SPAN elements: rounded, all of them where that leaves no more than the error asks for of their norm, else those
- * groups of which that is true on its own. */
-static void span_digits(const float *x, int64_t groups, const qn_panel_rounding *how, qn_panel_digits *out)
+/* Four sums, of four vectors. */
+QN_INLINE __m128i four_sums(const __m256i v[GROUPS])
 {
-    const double most = (double)how->most_error * (double)how->most_error;
-    rounded all[SPAN / GROUP];
-    double error = 0.0, norm = 0.0;
-    memset(out, 0, (size_t)(groups / GROUPS) * sizeof *out);
-    for (int64_t i = 0; i < groups; i++) {
-        all[i] = group_digits(x + i * GROUP, how->rows, 0, i % GROUPS, out + i / GROUPS);
-        error += (double)all[i].error * all[i].unit;
-        norm += (double)all[i].norm * all[i].unit;
+    const __m256i a = _mm256_hadd_epi32(v[0], v[1]), b = _mm256_hadd_epi32(v[2], v[3]), c = _mm256_hadd_epi32(a, b);
+    return _mm_add_epi32(_mm256_castsi256_si128(c), _mm256_extracti128_si256(c, 1));
+}
+
+QN_INLINE __m128 four_float_sums(const __m256 v[GROUPS])
+{
+    const __m256 a = _mm256_hadd_ps(v[0], v[1]), b = _mm256_hadd_ps(v[2], v[3]), c = _mm256_hadd_ps(a, b);
+    return _mm_add_ps(_mm256_castps256_ps128(c), _mm256_extractf128_ps(c, 1));
+}
+
+/* The largest of each of four vectors. */
+QN_INLINE __m128i four_highest(const __m256i v[GROUPS])
+{
+    __m256i pairs[2];
+    for (int i = 0; i < 2; i++) {
+        const __m256i a = v[2 * i], b = v[2 * i + 1];
+        pairs[i] = _mm256_max_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
     }
-    for (int64_t i = 0; i < groups && error > most * norm; i++) {
-        if ((double)all[i].error > most * (double)all[i].norm) {
+    const __m256i all =
+        _mm256_max_epi32(_mm256_unpacklo_epi64(pairs[0], pairs[1]), _mm256_unpackhi_epi64(pairs[0], pairs[1]));
+    return _mm_max_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+}
+
+/* The digits of one row of words that lie as packing two vectors leaves them, in the order in which nibbles lie. */
+QN_INLINE void put_upper(__m256i words, int64_t g, qn_panel_digits *out)
+{
+    const __m256i above = _mm256_add_epi16(words, _mm256_set1_epi16(MIDDLE_DIGIT)); /* in its upper bytes: -high */
+    const __m128i low = _mm_set1_epi16(0xff), w = _mm256_castsi256_si128(words), v = _mm256_castsi256_si128(above);
+    const __m128i middle = _mm_or_si128(_mm_and_si128(w, low), _mm_slli_epi16(_mm256_extracti128_si256(words, 1), 8));
+    const __m128i high = _mm_or_si128(_mm_srli_epi16(v, 8), _mm_andnot_si128(low, _mm256_extracti128_si256(above, 1)));
+    _mm_storeu_si128((__m128i *)(void *)(out->digit[1] + g * GROUP), middle);
+    _mm_storeu_si128((__m128i *)(void *)(out->digit[2] + g * GROUP), _mm_sub_epi8(_mm_setzero_si128(), high));
+}
+
+/* What rounding the groups of a span to their upper digits leaves, squares of norms; and the elements' own. */
+typedef struct span {
+    double error[SPAN / GROUP];
+    __m256d errors, norms;
+} span;
+
+/* What group_digits does without lowest digits, for the groups of a block together. 0: one of them has nothing, or not
+ * finite elements. */
+QN_INLINE int block_digits(const float *x, int64_t rows, qn_panel_digits *out, int64_t first, span *s)
+{
+    __m256i most[GROUPS], sums[GROUPS], squares[GROUPS];
+    __m256 norms[GROUPS];
+    UNROLL for (int g = 0; g < GROUPS; g++)
+    {
+        const __m256i clear = _mm256_set1_epi32(0x7fffffff);
+        most[g] = _mm256_max_epi32(_mm256_and_si256(load(x + g * GROUP), clear),
+                                   _mm256_and_si256(load(x + g * GROUP + 8), clear));
+    }
+    const __m128i all = four_highest(most), none = _mm_cmpeq_epi32(all, _mm_setzero_si128());
+    if (_mm_movemask_epi8(_mm_or_si128(none, _mm_cmpgt_epi32(all, _mm_set1_epi32(0x7f7fffff))))) {
+        return 0;
+    }
+    const __m128i power = _mm_srli_epi32(_mm_add_epi32(all, _mm_set1_epi32(65796)), 23);
+    const __m128i exponent = _mm_max_epi32(power, _mm_set1_epi32(47));
+    const __m128i up = _mm_slli_epi32(_mm_sub_epi32(_mm_set1_epi32(127 + 21 + 127), exponent), 23);
+    const __m128 scale = _mm_castsi128_ps(_mm_slli_epi32(_mm_sub_epi32(exponent, _mm_set1_epi32(22)), 23));
+    const __m256 factors = _mm256_castsi256_ps(_mm256_broadcastsi128_si256(up));
+    const __m256 factor[GROUPS] = {_mm256_permute_ps(factors, 0x00), _mm256_permute_ps(factors, 0x55),
+                                   _mm256_permute_ps(factors, 0xaa), _mm256_permute_ps(factors, 0xff)};
+    UNROLL for (int g = 0; g < GROUPS; g++)
+    {
+        const __m256 v[2] = {_mm256_mul_ps(_mm256_loadu_ps(x + g * GROUP), factor[g]),
+                             _mm256_mul_ps(_mm256_loadu_ps(x + g * GROUP + 8), factor[g])};
+        __m256i upper[2], low[2];
+        UNROLL for (int i = 0; i < 2; i++)
+        {
+            const __m256i whole = _mm256_cvtps_epi32(v[i]);
+            upper[i] = _mm256_srai_epi32(_mm256_add_epi32(whole, _mm256_set1_epi32(MIDDLE_DIGIT / 2)), 7);
+            low[i] = _mm256_sub_epi32(whole, _mm256_slli_epi32(upper[i], 7));
+        }
+        const __m256i words = _mm256_packs_epi32(upper[0], upper[1]), left = _mm256_packs_epi32(low[0], low[1]);
+        if (rows > 1) {
+            _mm256_storeu_si256((__m256i *)(void *)(out->word + g * GROUP), _mm256_permute4x64_epi64(words, 0xD8));
+        } else {
+            put_upper(words, g, out);
+        }
+        sums[g] = _mm256_madd_epi16(words, _mm256_set1_epi16(1));
+        squares[g] = _mm256_madd_epi16(left, left);
+        norms[g] = _mm256_fmadd_ps(v[0], v[0], _mm256_mul_ps(v[1], v[1]));
+    }
+    const __m128i high = _mm_mullo_epi32(four_sums(sums), _mm_set1_epi32(-ABOVE * MIDDLE_DIGIT));
+    const __m128 error = _mm_cvtepi32_ps(four_sums(squares)), norm = four_float_sums(norms);
+    _mm_storeu_ps(out->scale, scale);
+    _mm_storeu_si128((__m128i *)(void *)out->high, high);
+    _mm_storeu_si128((__m128i *)(void *)out->low, _mm_setzero_si128());
+    const __m256d wide = _mm256_cvtps_pd(scale), unit = _mm256_mul_pd(wide, wide);
+    const __m256d errors = _mm256_mul_pd(_mm256_cvtps_pd(error), unit);
+    _mm256_storeu_pd(s->error + first, errors);
+    s->errors = _mm256_add_pd(errors, s->errors);
+    s->norms = _mm256_fmadd_pd(_mm256_cvtps_pd(norm), unit, s->norms);
+    return 1;
+}
+
+QN_INLINE double double_sum_of(__m256d v)
+{
+    const __m128d a = _mm_add_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd(v, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(a, _mm_unpackhi_pd(a, a)));
+}
+
+/* The most that a group may leave, so that those that leave no more do not leave more than `all` together. */
+static double most_of_a_group(const double *error, int64_t groups, double all)
+{
+    for (double most = all;; most /= 2) {
+        const __m256d limit = _mm256_set1_pd(most);
+        __m256d left = _mm256_setzero_pd();
+        for (int64_t i = 0; i < groups; i += GROUPS) {
+            const __m256d x = _mm256_loadu_pd(error + i);
+            left = _mm256_add_pd(left, _mm256_and_pd(x, _mm256_cmp_pd(x, limit, _CMP_LE_OQ)));
+        }
+        if (double_sum_of(left) <= all) {
+            return most;
+        }
+    }
+}
+
+/* Up to SPAN elements: rounded, as many of them as the error allows, of the norm of all: the groups that lose least. */
+static void span_digits(const float *x, int64_t blocks, const qn_panel_rounding *how, qn_panel_digits *out)
+{
+    double error = 0.0, norm = 0.0;
+    span s;
+    s.errors = s.norms = _mm256_setzero_pd();
+    for (int64_t b = 0; b < blocks; b++) {
+        if (block_digits(x + b * QN_PANEL_K, how->rows, out + b, b * GROUPS, &s)) {
+            continue;
+        }
+        memset(out + b, 0, sizeof *out);
+        for (int64_t i = b * GROUPS; i < (b + 1) * GROUPS; i++) {
+            const rounded r = group_digits(x + i * GROUP, how->rows, 0, i % GROUPS, out + b);
+            s.error[i] = r.error;
+            error += r.error;
+            norm += r.norm;
+        }
+    }
+    const double all = (double)how->most_error * (double)how->most_error * (norm + double_sum_of(s.norms));
+    if (error + double_sum_of(s.errors) <= all) {
+        return;
+    }
+    const double most = most_of_a_group(s.error, blocks * GROUPS, all);
+    for (int64_t i = 0; i < blocks * GROUPS; i++) {
+        if (s.error[i] > most) {
             (void)group_digits(x + i * GROUP, how->rows, 1, i % GROUPS, out + i / GROUPS);
         }
     }
@@ -160,7 +291,7 @@ static void row_digits(const float *x, int64_t blocks, const qn_panel_rounding *
 {
     for (int64_t b = 0; b < blocks; b += SPAN / QN_PANEL_K) {
         const int64_t some = blocks - b < SPAN / QN_PANEL_K ? blocks - b : SPAN / QN_PANEL_K;
-        span_digits(x + b * QN_PANEL_K, some * GROUPS, how, out + b);
+        span_digits(x + b * QN_PANEL_K, some, how, out + b);
     }
 }
 
@@ -246,7 +377,8 @@ QN_INLINE void add_group(const int code, __m256i all, __m256 row_scale, __m256 s
 
 /* Group g of a row times panels from block on, looked up on the way. */
 QN_INLINE void one_row(const int code, const int lowest, const qn_panel_digits *row, int64_t g, const char *block,
-                       int64_t panel_bytes, int64_t panels, uint16_t halves[][HALVES * GROUPS * 8], float *sums)
+                       int64_t panel_bytes, int64_t panels, int64_t ahead, uint16_t halves[][HALVES * GROUPS * 8],
+                       float *sums)
 {
     __m256i low[LINES], middle[LINES], high[LINES];
     spread(LINES, row->digit[1] + g * GROUP, middle);
@@ -255,8 +387,8 @@ QN_INLINE void one_row(const int code, const int lowest, const qn_panel_digits *
     const __m256 row_scale = _mm256_set1_ps(row->scale[g]);
     for (int64_t n = 0; n < panels; n++) {
         const char *const w = block + n * panel_bytes, *const lines = w + g * 2 * QN_PANEL_LINE;
-        __builtin_prefetch(lines + AHEAD_BLOCKS * block_bytes(code), 0, 2);
-        __builtin_prefetch(lines + AHEAD_BLOCKS * block_bytes(code) + QN_PANEL_LINE, 0, 2);
+        __builtin_prefetch(lines + ahead, 0, 2);
+        __builtin_prefetch(lines + ahead + QN_PANEL_LINE, 0, 2);
         UNROLL for (int h = 0; h < HALVES; h++)
         {
             __m256i codes[LINES];
@@ -369,17 +501,19 @@ QN_INLINE void row_panels(const int code, const qn_panel_call *call, int64_t p, 
     for (int64_t b = 0; b < call->blocks; b++) {
         const qn_panel_digits *const row = (const qn_panel_digits *)(const void *)call->a + b;
         const char *const block = call->w + p * call->panel_bytes + b * block_bytes(code);
+        const int64_t ahead =
+            AHEAD_BLOCKS * block_bytes(code) + (b + AHEAD_BLOCKS < call->blocks ? 0 : (panels - 1) * call->panel_bytes);
         uint16_t halves[PANELS][HALVES * GROUPS * 8];
         for (int64_t n = 0; n < panels; n++) {
             const char *const w = block + n * call->panel_bytes;
-            __builtin_prefetch(w + AHEAD_BLOCKS * block_bytes(code) + SCALES_AT, 0, 2);
+            __builtin_prefetch(w + ahead + SCALES_AT, 0, 2);
             halve_scales(code, w, halves[n]);
         }
         for (int64_t g = 0; g < GROUPS; g++) {
             if (row->low[g]) {
-                one_row(code, 1, row, g, block, call->panel_bytes, panels, halves, sums);
+                one_row(code, 1, row, g, block, call->panel_bytes, panels, ahead, halves, sums);
             } else {
-                one_row(code, 0, row, g, block, call->panel_bytes, panels, halves, sums);
+                one_row(code, 0, row, g, block, call->panel_bytes, panels, ahead, halves, sums);
             }
         }
     }

@@ -33,14 +33,15 @@
 #define IS_F8(code) ((code) == QN_PANEL_E4M3 || (code) == QN_PANEL_E5M2 || IS_LOW(code))
 #define FEW_NR(code, rows) ((rows) <= (IS_F8(code) ? 1 : 2) ? 4 : 2)
 #define PARTS_BESIDE(code, rows, nr) ((nr) == 1 || (rows) == 1 ? (nr) : 2)
-#define ARE_FEW(code, rows) ((rows) <= 4 || ((code) == QN_PANEL_F32 && ((rows) == 7 || (rows) == 8)))
+#define ARE_FEW(code, rows)                                                                                            \
+    ((rows) <= 4 || ((code) == QN_PANEL_F32 && ((rows) == 7 || (rows) == 8)) || ((code) == QN_PANEL_I8 && (rows) <= 16))
 #define PAIR_AHEAD
 #define AHEAD_MR 4
 #define IS_AHEAD(code, rows) ((code) != QN_PANEL_F32 && (rows) >= AHEAD_FROM(code) && (rows) <= AHEAD_ROWS)
 #define AHEAD_FROM(code) ((code) == QN_PANEL_E4M3 ? 3 : 6)
 #define FP4_ELSEWHERE /* fp4_avx2.c */
 #define FEW_GROUP 1
-#define FEW_CHUNK 4
+#define FEW_CHUNK(code) ((code) == QN_PANEL_I8 ? 16 : 4)
 
 typedef __m256 vs;
 typedef __m256i vl;
@@ -88,7 +89,9 @@ QN_INLINE vs vl_dot(const int code, vs sums, vl w, const char *a)
     int32_t pair;
     memcpy(&pair, a, sizeof pair);
     const __m256i products = _mm256_madd_epi16(w, _mm256_set1_epi32(pair));
-    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sums), products));
+    __m256i all = _mm256_add_epi32(_mm256_castps_si256(sums), products);
+    __asm__("" : "+x"(all)); /* in this order: others keep more than there are registers */
+    return _mm256_castsi256_ps(all);
 }
 
 QN_INLINE __m256i low_of_pair(__m256i x)

@@ -27,7 +27,7 @@
 #define ARE_FEW(code, rows) (groups_of(code) || (code) == QN_PANEL_I8 || (rows) <= 32)
 #define PARTS_BESIDE(code, rows, nr) (nr)
 #define FEW_GROUP 2
-#define FEW_CHUNK 8
+#define FEW_CHUNK(code) 8
 
 typedef __m512 vs;
 typedef __m512i vl;

@@ -25,7 +25,7 @@
 #define ARE_FEW(code, rows) ((code) > QN_PANEL_E5M2 || (rows) <= ((code) == QN_PANEL_BF16 ? 9 : 32))
 #define PARTS_BESIDE(code, rows, nr) (nr)
 #define FEW_GROUP 2
-#define FEW_CHUNK 16
+#define FEW_CHUNK(code) 16
 
 typedef __m512 vs;
 typedef __m512i vl;

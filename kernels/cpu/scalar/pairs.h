@@ -26,7 +26,7 @@
 #define ARE_FEW(code, rows) ((rows) <= PAIR_FEW)
 #define PARTS_BESIDE(code, rows, nr) (nr)
 #define FEW_GROUP 1
-#define FEW_CHUNK 1
+#define FEW_CHUNK(code) 1
 
 #define EACH(c) for (int c = 0; c < QN_PANEL_COLS; c++)
 

@@ -19,7 +19,7 @@
 #include "ref/slots.h"
 
 #define CHUNK 1024      /* elements of a row decoded at a time; rows of digits depend on it */
-#define PREPARE_ROWS 16 /* rows of a a task; a multiple of every set's row_group */
+#define PREPARE_ROWS 16 /* rows of a a task, at most; a multiple of every set's row_group */
 #define MAX_TERMS 3
 #define SERIAL_ELEMENTS 32768 /* activations worth more than one thread */
 #define MAX_BLOCK_PANELS 64
@@ -296,12 +296,13 @@ static void prepare_integers(const qn_panel_job *job, const int8_t *x, int64_t c
         memset(to + count, 0, (size_t)(padded - count));
         return;
     }
-    static const int8_t order[4] = {0, 2, 1, 3};
-    int16_t *const words = (int16_t *)(void *)to;
-    for (int64_t i = 0; i < padded; i += 4) {
-        for (int j = 0; j < 4; j++) {
-            words[i + j] = i + order[j] < count ? x[i + order[j]] : 0;
-        }
+    int8_t last[4] = {0};
+    const int64_t whole = count / 4 * 4;
+    memcpy(last, x + whole, (size_t)(count - whole));
+    memset(to + whole * 2, 0, (size_t)(padded - whole) * 2);
+    job->impl->set->words(x, whole, (int16_t *)(void *)to);
+    if (count > whole) {
+        job->impl->set->words(last, 4, (int16_t *)(void *)(to + whole * 2));
     }
 }
 
@@ -367,6 +368,7 @@ static small_arrays *small_of(const qn_panel_job *job, const memory *at, int32_t
 typedef struct run {
     qn_panel_job job;
     memory at;
+    int64_t prepare_rows; /* of a task */
 } run;
 
 /* ---- blocks ---- */
@@ -428,7 +430,7 @@ static void prepare_task(void *user, int64_t index, int32_t thread)
 {
     const run *const p = user;
     const qn_panel_job *job = &p->job;
-    const block b = row_block(job, index, PREPARE_ROWS);
+    const block b = row_block(job, index, p->prepare_rows);
     prepare_rows(job, b.row, b.prepared, b.rows, small_of(job, &p->at, thread));
     for (int64_t r = b.row; job->odd_rows && r < b.row + b.rows; r++) {
         job->odd_rows[r] = (uint8_t)(job->sa ? has_odd_scale(job, r) : has_odd_digits(job, b.prepared + r - b.row));
@@ -739,7 +741,9 @@ void qn_panel_run(const qn_kernel *kernel, const qn_run_call *call)
     if (blocks == 0) {
         return;
     }
-    const int serial = job->m * job->k <= SERIAL_ELEMENTS;
-    qn_parallel_for(serial ? NULL : call->exec, row_blocks(job, PREPARE_ROWS), prepare_task, &p);
+    const int serial = job->m * job->k <= SERIAL_ELEMENTS, groups = job->impl->set->row_group > 1;
+    const int64_t share = qn_ceil_div(job->m, qn_exec_threads(call->exec));
+    p.prepare_rows = serial || groups ? PREPARE_ROWS : qn_min_i64(PREPARE_ROWS, share);
+    qn_parallel_for(serial ? NULL : call->exec, row_blocks(job, p.prepare_rows), prepare_task, &p);
     qn_parallel_for(call->exec, blocks * qn_ceil_div(job->layout.panels, job->task_panels), block_task, &p);
 }
