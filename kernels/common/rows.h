@@ -95,7 +95,7 @@ typedef void (*qn_rows_e2m1_fn)(const void *x, int64_t n, int64_t block, const f
  * says how many quarters of binades the quotient has met since 0.25. */
 typedef struct qn_rows_e2m1_steps {
     uint8_t add[QN_ROWS_E2M1_SCALES][QN_ROWS_STEPS];
-    uint16_t base[QN_ROWS_E2M1_SCALES];
+    uint32_t base[QN_ROWS_E2M1_SCALES]; /* in both halves */
 } qn_rows_e2m1_steps;
 
 typedef struct qn_rows_set {

@@ -681,11 +681,11 @@ static inline vi vec_step_codes(vi x, vi table, vi base)
 
 /* What vi_put_nibbles4 takes, of two blocks of bf16: quarters of binades as qn_rows_e2m1_steps tells them, of which
  * five and more have their codes in a table, one to four the code 1. */
-static inline vi vec_e2m1_stepped(vi a, vi b, const uint8_t *add_a, const uint8_t *add_b, uint16_t base_a,
-                                  uint16_t base_b)
+static inline vi vec_e2m1_stepped(vi a, vi b, const uint8_t *add_a, const uint8_t *add_b, uint32_t base_a,
+                                  uint32_t base_b)
 {
     const __m256i x[2] = {a, b}, table[2] = {vec_table16(add_a), vec_table16(add_b)};
-    const __m256i base[2] = {_mm256_set1_epi16((int16_t)base_a), _mm256_set1_epi16((int16_t)base_b)};
+    const __m256i base[2] = {vi_set(base_a), vi_set(base_b)};
     __m256i met[2];
     for (int i = 0; i < 2; i++) {
         const __m256i bin = _mm256_and_si256(_mm256_srli_epi16(x[i], 3), _mm256_set1_epi16(15));
