@@ -336,7 +336,8 @@ static inline uint32_t vi_top(vi a)
 
 static inline uint32_t vi_top16(vi a)
 {
-    return vi_top(_mm256_max_epu32(_mm256_srli_epi32(a, 16), _mm256_and_si256(a, _mm256_set1_epi32(0xffff))));
+    const __m128i x = _mm_max_epu16(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    return (uint32_t)_mm_extract_epi16(_mm_minpos_epu16(_mm_xor_si128(x, _mm_set1_epi16(-1))), 0) ^ 0xffff;
 }
 
 /* a, but 0 in the lanes where b is 0 */
