@@ -40,6 +40,25 @@ typedef struct qn_rows_steps {
     uint32_t base;      /* in both halves */
 } qn_rows_steps;
 
+/* The same for elements of one exponent, whose codes are 112 to 126: (v's mantissa + add[] + base) >> 4. */
+typedef struct qn_rows_steps_entry {
+    uint8_t add[QN_ROWS_STEPS];
+    int16_t base;
+} qn_rows_steps_entry;
+
+#define QN_ROWS_STEPS_POWER 128
+
+/* Groups of bf16 whose scale is their largest magnitude through the largest code, or the power of two above that. */
+typedef struct qn_rows_fp8_groups {
+    const qn_rows_steps_entry *entries; /* by the mantissa of the largest magnitude; the last one of powers of two */
+    float most;                         /* the largest code */
+    int32_t code;                       /* e4m3 or fnuz */
+    int32_t power;
+    uint32_t least_top, most_top; /* what a largest magnitude may be, as bits */
+} qn_rows_fp8_groups;
+
+#define QN_ROWS_FP8_GROUP 128
+
 /* How values become codes: t = v * factor, or v / scale; then the code nearest to t, ties to even (int8: plus azp). */
 typedef struct qn_rows_rule {
     float scale, factor; /* without multiply factor is 1 / scale */
@@ -95,7 +114,7 @@ typedef void (*qn_rows_e2m1_fn)(const void *x, int64_t n, int64_t block, const f
  * says how many quarters of binades the quotient has met since 0.25. */
 typedef struct qn_rows_e2m1_steps {
     uint8_t add[QN_ROWS_E2M1_SCALES][QN_ROWS_STEPS];
-    uint16_t base[QN_ROWS_E2M1_SCALES];
+    uint32_t base[QN_ROWS_E2M1_SCALES]; /* in both halves */
 } qn_rows_e2m1_steps;
 
 typedef struct qn_rows_set {
@@ -105,6 +124,10 @@ typedef struct qn_rows_set {
     /* e2m1 codes, held to 6, of finite bf16 with these scales, n a multiple of 16 */
     void (*e2m1_steps)(const void *x, int64_t n, const uint8_t *sf, const qn_rows_e2m1_steps *steps, int64_t ahead,
                        int past, uint8_t *q);
+    /* fp8 codes of groups of QN_ROWS_FP8_GROUP bf16, n a multiple of that: top[g] = largest magnitude. Returns the
+     * elements done: a group whose largest magnitude is not within the limits is left, with all behind it. */
+    int64_t (*fp8_groups)(const qn_rows_fp8_groups *groups, const void *x, int64_t n, int64_t ahead, int past,
+                          float *top, void *codes);
     qn_rows_range_fn range[QN_ROWS_REALS];
     qn_rows_encode_fn encode[QN_ROWS_REALS + 1][QN_ROWS_CODES];
     qn_rows_quotients_fn quotients[QN_ROWS_REALS + 1][QN_ROWS_CODES];

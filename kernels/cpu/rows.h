@@ -460,6 +460,7 @@ const qn_rows_set QN_NAME(rows) = {.steps = ROWS_STEPS,
 #ifdef VEC_STEPS
                                    .nvfp4_codes = rows_nvfp4_codes,
                                    .e2m1_steps = rows_e2m1_steps,
+                                   .fp8_groups = rows_fp8_groups,
 #endif
                                    .range = {EACH_REAL(RANGE_ENTRY)},
                                    .encode = {EACH_REAL(ENCODE_ROW) ENCODE_ROW(paired, QN_ROWS_PAIRED)},

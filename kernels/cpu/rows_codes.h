@@ -521,13 +521,11 @@ QN_INLINE void e2m1_all(const int format, const void *x, int64_t n, int64_t bloc
 }
 
 #ifdef VEC_E2M1_BITS
-/* The bits of a quarter of the scale of the block of element i, in both halves of the lanes. */
-QN_INLINE vi e2m1_base(const float *factor, int64_t i)
+/* The bits of quarters of the scales of VL blocks, in both halves of the lanes. */
+QN_INLINE void e2m1_bases(const float *factor, uint32_t base[VL])
 {
-    uint32_t bits;
-    memcpy(&bits, &factor[i / 32], 4);
-    const uint32_t base = 252 - (bits >> 23); /* below 0 for blocks of zeros */
-    return vi_set((int32_t)base > 0 ? base * 0x00800080u : 0);
+    const vi e = vi_max(vi_sub(vi_set(252), vi_shr(vi_bits(vf_load(factor)), 23)), vi_set(0)); /* of zeros below 0 */
+    vi_store(base, vi_add(vi_shl(e, 7), vi_shl(e, 23)));
 }
 
 /* bf16 in blocks of 32, of factors that are powers of two. */
@@ -535,16 +533,26 @@ QN_INLINE void e2m1_by_bits(const void *x, int64_t n, const float *factor, int64
 {
     const char *const p = x;
     int64_t i = 0;
-    for (; i + 4 * STEP <= n; i += 4 * STEP) {
-        vi both[2];
-        for (int j = 0; j < 2; j++) {
-            const int64_t a = i + 2 * j * STEP, b = a + STEP;
-            fetch_step(QN_MM_BF16, p + a * 2, ahead);
-            fetch_step(QN_MM_BF16, p + b * 2, ahead);
-            both[j] =
-                vec_e2m1_of_bf16(vi_load(p + a * 2), vi_load(p + b * 2), e2m1_base(factor, a), e2m1_base(factor, b));
+    for (int64_t blocks; i + 4 * STEP <= n; i += blocks * 32) {
+        const int64_t left = (n - i) / (4 * STEP) * (STEP / 8);
+        uint32_t base[VL];
+        float some[VL] = {0};
+        blocks = left < VL ? left : VL;
+        if (blocks < VL) {
+            memcpy(some, factor + i / 32, (size_t)blocks * 4);
         }
-        vi_put_nibbles4(q + i / 2, both[0], both[1], past);
+        e2m1_bases(blocks < VL ? some : factor + i / 32, base);
+        for (int b = 0; b < (int)blocks; b += STEP / 8) {
+            vi both[2];
+            for (int j = 0; j < 2; j++) {
+                const char *const x0 = p + (i + b * 32 + 2 * j * STEP) * 2, *const x1 = x0 + STEP * 2;
+                const int b0 = b + 2 * j * STEP / 32, b1 = b + (2 * j + 1) * STEP / 32;
+                fetch_step(QN_MM_BF16, x0, ahead);
+                fetch_step(QN_MM_BF16, x1, ahead);
+                both[j] = vec_e2m1_of_bf16(vi_load(x0), vi_load(x1), vi_set(base[b0]), vi_set(base[b1]));
+            }
+            vi_put_nibbles4(q + (i + b * 32) / 2, both[0], both[1], past);
+        }
     }
     e2m1_all(QN_MM_BF16, p + i * 2, n - i, 32, factor + i / 32, QN_ROWS_PLAIN, 0, 0, q + i / 2);
 }

@@ -20,6 +20,13 @@ QN_INLINE int any_subnormal(const char *x, const qn_rows_steps *steps)
     return vec_any_in(vi_load(x), from, count) | vec_any_in(vi_load(x + STEP * 2), from, count);
 }
 
+/* Codes of 2 STEP elements by their steps, without signs. */
+QN_INLINE vi pair_codes(const int how, const char *x, vi table, vi base)
+{
+    const vi w = vi_bytes(vec_step_codes(vi_load(x), table, base), vec_step_codes(vi_load(x + STEP * 2), table, base));
+    return how == MULTIPLY ? vi_umin8(w, vi_set(MOST_NORMAL * 0x01010101u)) : w;
+}
+
 /* Pairs of steps of which some codes are below LEAST_NORMAL, before they are stored: subnormals once more. */
 #define PUT_SMALL(name, code)                                                                                          \
     static __attribute__((noinline)) void put_small_##name(const qn_rows_rule *rule, const char *x, const vi *w,       \
@@ -38,6 +45,16 @@ QN_INLINE int any_subnormal(const char *x, const qn_rows_steps *steps)
 PUT_SMALL(e4m3, QN_ROWS_E4M3)
 PUT_SMALL(fnuz, QN_ROWS_E4M3FNUZ) /* its zeros have no sign */
 
+QN_INLINE void put_small(const int code, const qn_rows_rule *rule, const char *x, const vi *w, int pairs, int past,
+                         uint8_t *codes)
+{
+    if (code == QN_ROWS_E4M3) {
+        put_small_e4m3(rule, x, w, pairs, past, codes);
+    } else {
+        put_small_fnuz(rule, x, w, pairs, past, codes);
+    }
+}
+
 QN_INLINE int steps_known(const int format, const int code, const qn_rows_rule *rule)
 {
     return format == QN_MM_BF16 && (code == QN_ROWS_E4M3 || code == QN_ROWS_E4M3FNUZ) && rule->steps.add;
@@ -53,16 +70,11 @@ QN_INLINE void put_pairs(const int code, const int how, const int pairs, const q
         const char *const p = x + j * 4 * STEP;
         fetch_step(QN_MM_BF16, p, ahead);
         fetch_step(QN_MM_BF16, p + STEP * 2, ahead);
-        w[j] = vi_bytes(vec_step_codes(vi_load(p), table, base), vec_step_codes(vi_load(p + STEP * 2), table, base));
-        w[j] = how == MULTIPLY ? vi_umin8(w[j], vi_set(MOST_NORMAL * 0x01010101u)) : w[j];
+        w[j] = pair_codes(how, p, table, base);
         least = vi_umin8(least, w[j]);
     }
     if (vec_any_below(least, LEAST_NORMAL)) {
-        if (code == QN_ROWS_E4M3) {
-            put_small_e4m3(rule, x, w, pairs, past, codes);
-        } else {
-            put_small_fnuz(rule, x, w, pairs, past, codes);
-        }
+        put_small(code, rule, x, w, pairs, past, codes);
         return;
     }
     for (int j = 0; j < pairs; j++) {
@@ -87,10 +99,103 @@ QN_INLINE void steps_all(const int code, const int how, const qn_rows_rule *rule
     }
 }
 
+/* Steps of the group whose largest magnitude has these bits. */
+QN_INLINE qn_rows_steps steps_of_top(const qn_rows_fp8_groups *by, uint32_t top)
+{
+    const uint32_t mantissa = top & 127;
+    const qn_rows_steps_entry *const entry = by->entries + (by->power ? QN_ROWS_STEPS_POWER : mantissa);
+    /* 1.75 is the largest code's mantissa */
+    const int32_t exponent = (int32_t)(top >> 7) + (by->power ? mantissa > 0x60 : -1);
+    const int32_t base = exponent * 128 - entry->base + 256 * entry->add[0];
+    return (qn_rows_steps){entry->add, (uint32_t)base * 0x10001u};
+}
+
+enum { GROUP_VECTORS = QN_ROWS_FP8_GROUP / STEP, GROUP_PAIRS = GROUP_VECTORS / 2 };
+
+/* Bits of the largest magnitude of a group. */
+QN_INLINE uint32_t group_top(const char *x)
+{
+    const vi size = vi_set(0x7fff7fff);
+    vi most[2] = {vi_and(vi_load(x), size), vi_and(vi_load(x + STEP * 2), size)};
+    for (int j = 2; j < GROUP_VECTORS; j++) {
+        most[j & 1] = vi_umax16(most[j & 1], vi_and(vi_load(x + j * STEP * 2), size));
+    }
+    return vi_top16(vi_umax16(most[0], most[1]));
+}
+
+/* 0: some codes are subnormal. */
+QN_INLINE int group_codes(const qn_rows_steps *steps, const char *x, int past, uint8_t *codes)
+{
+    const vi table = vec_table16(steps->add), base = vi_set(steps->base);
+    vi w[GROUP_PAIRS], least = vi_set(~0u);
+    for (int j = 0; j < GROUP_PAIRS; j++) {
+        w[j] = pair_codes(QUOTIENT, x + j * 4 * STEP, table, base);
+        least = vi_umin8(least, w[j]);
+    }
+    if (vec_any_below(least, LEAST_NORMAL)) {
+        return 0;
+    }
+    for (int j = 0; j < GROUP_PAIRS; j++) {
+        const char *const p = x + j * 4 * STEP;
+        vec_put_signed(codes + j * 2 * STEP, w[j], vi_load(p), vi_load(p + STEP * 2), past);
+    }
+    return 1;
+}
+
+/* What group_codes has left: rarely, so that its codes are kept in registers. */
+QN_INLINE void put_small_group(const int code, const qn_rows_rule *rule, const char *x, int past, uint8_t *codes)
+{
+    const vi table = vec_table16(rule->steps.add), base = vi_set(rule->steps.base);
+    vi w[GROUP_PAIRS];
+    for (int j = 0; j < GROUP_PAIRS; j++) {
+        w[j] = pair_codes(QUOTIENT, x + j * 4 * STEP, table, base);
+    }
+    put_small(code, rule, x, w, GROUP_PAIRS, past, codes);
+}
+
+QN_INLINE void fetch_group(const char *x, int64_t ahead)
+{
+    for (int j = 0; ahead && j < GROUP_VECTORS; j += 2) {
+        vec_prefetch(x + ahead + j * STEP * 2);
+    }
+}
+
+/* Groups of QN_ROWS_FP8_GROUP by their rules, until one has subnormal codes. */
+QN_INLINE int64_t known_in_turn(const qn_rows_rule *rules, const char *x, int64_t n, int64_t ahead, int past,
+                                uint8_t *codes)
+{
+    for (int64_t i = 0; i < n; i += QN_ROWS_FP8_GROUP, rules++) {
+        fetch_group(x + i * 2, ahead);
+        if (!group_codes(&rules->steps, x + i * 2, past, codes + i)) {
+            return i;
+        }
+    }
+    return n;
+}
+
+QN_INLINE void encode_known(const int code, const qn_rows_rule *rules, const char *x, int64_t n, int64_t ahead,
+                            int past, uint8_t *codes)
+{
+    for (int64_t i = 0; i < n; i += QN_ROWS_FP8_GROUP) {
+        i += known_in_turn(rules + i / QN_ROWS_FP8_GROUP, x + i * 2, n - i, ahead, past, codes + i);
+        if (i < n) {
+            put_small_group(code, rules + i / QN_ROWS_FP8_GROUP, x + i * 2, past, codes + i);
+        }
+    }
+}
+
 QN_INLINE void encode_by_steps(const int code, const qn_rows_rule *rules, const char *x, int64_t n, int64_t group,
                                int64_t ahead, int past, uint8_t *codes)
 {
     const int multiply = rules->multiply;
+    if (group == QN_ROWS_FP8_GROUP && !multiply) {
+        const int64_t whole = n / group * group;
+        encode_known(code, rules, x, whole, ahead, past, codes);
+        rules += whole / group;
+        x += whole * 2;
+        codes += whole;
+        n -= whole;
+    }
     for (int64_t i = 0; i < n; i += group, rules++) {
         const int64_t count = n - i < group ? n - i : group;
         if (multiply) {
@@ -99,6 +204,65 @@ QN_INLINE void encode_by_steps(const int code, const qn_rows_rule *rules, const 
             steps_all(code, QUOTIENT, rules, x + i * 2, count, ahead, past, codes + i);
         }
     }
+}
+/* Until a group has subnormal codes. The next group's largest magnitude is on its way while a group is coded: what
+ * follows from it takes as long as that. */
+QN_INLINE int64_t groups_in_turn(const qn_rows_fp8_groups *by, const char *x, int64_t n, int64_t ahead, int past,
+                                 float *top, uint8_t *codes)
+{
+    uint32_t bits = group_top(x);
+    for (int64_t i = 0; i < n; i += QN_ROWS_FP8_GROUP) {
+        if (bits - by->least_top > by->most_top - by->least_top) {
+            return i;
+        }
+        const qn_rows_steps steps = steps_of_top(by, bits);
+        *top++ = magnitude(QN_MM_BF16, bits);
+        const int64_t next = i + QN_ROWS_FP8_GROUP;
+        bits = group_top(x + (next < n ? next : i) * 2);
+        fetch_group(x + i * 2, ahead);
+        if (!group_codes(&steps, x + i * 2, past, codes + i)) {
+            return i;
+        }
+    }
+    return n;
+}
+
+/* What no table knows: some codes of a group are subnormal. */
+QN_INLINE void group_small(const int code, const qn_rows_fp8_groups *by, uint32_t top, const char *x, int past,
+                           uint8_t *codes)
+{
+    float scale = magnitude(QN_MM_BF16, top) / by->most;
+    if (by->power) {
+        uint32_t bits;
+        memcpy(&bits, &scale, 4);
+        bits = (bits + 0x7fffff) & 0x7f800000;
+        memcpy(&scale, &bits, 4);
+    }
+    const qn_rows_rule rule = {.scale = scale, .factor = 1.0f / scale, .steps = steps_of_top(by, top)};
+    put_small_group(code, &rule, x, past, codes);
+}
+
+static int64_t rows_fp8_groups(const qn_rows_fp8_groups *by, const void *x, int64_t n, int64_t ahead, int past,
+                               float *top, void *codes)
+{
+    const char *const p = x;
+    uint8_t *const q = codes;
+    for (int64_t i = 0; i < n; i += QN_ROWS_FP8_GROUP) {
+        i += groups_in_turn(by, p + i * 2, n - i, ahead, past, top + i / QN_ROWS_FP8_GROUP, q + i);
+        if (i == n) {
+            return n;
+        }
+        const uint32_t bits = group_top(p + i * 2);
+        if (bits - by->least_top > by->most_top - by->least_top) {
+            return i;
+        }
+        if (by->code == QN_ROWS_E4M3) {
+            group_small(QN_ROWS_E4M3, by, bits, p + i * 2, past, q + i);
+        } else {
+            group_small(QN_ROWS_E4M3FNUZ, by, bits, p + i * 2, past, q + i);
+        }
+    }
+    return n;
 }
 #else
 #define ROWS_STEPS 0

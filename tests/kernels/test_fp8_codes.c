@@ -153,6 +153,9 @@ static void test_rows(void **state)
         snprintf(text, sizeof text, "quantize_fp8 m=130 k=3331 granularity=token scale_format=ue8m0 type=%s x=bf16",
                  types[t]);
         compare(text, 130, 3331, 0, NULL);
+        snprintf(text, sizeof text, "quantize_fp8 m=128 k=3332 granularity=group scale_format=ue8m0 type=%s x=bf16",
+                 types[t]);
+        compare(text, 128, 3332, 1, NULL);
         snprintf(text, sizeof text, "quantize_fp8 m=256 k=1025 granularity=block type=%s x=bf16", types[t]);
         compare(text, 256, 1025, 0, NULL);
     }
@@ -168,6 +171,46 @@ static void test_one_scale(void **state)
     compare("quantize_fp8 m=64 k=3331 type=e4m3fnuz x=bf16", 64, 3331, 0, NULL);
     for (size_t i = 0; i < sizeof given / sizeof *given; i++) {
         compare("quantize_fp8 m=64 k=3331 mode=static x=bf16", 64, 3331, 0, &given[i]);
+    }
+}
+
+/* Groups that a level may do from registers between others: zeros, NaN, infinities, largest magnitudes at the limits of
+ * the scales' floor, of what is divided by multiplication and of the format. */
+static void compare_odd(const char *text, int64_t m, int64_t k)
+{
+    static const uint16_t tops[] = {0x3f80, 0x0000, 0x7fc0, 0x7f80, 0x2edb, 0x2edc, 0x0001, 0x617f,
+                                    0x6180, 0x61df, 0x61e0, 0x61e1, 0x7f7f, 0x40a1, 0x3f60, 0x3f61};
+    uint16_t *x = malloc((size_t)(m * k) * 2);
+    assert_non_null(x);
+    for (int64_t r = 0; r < m; r++) {
+        for (int64_t i = 0; i < k; i++) {
+            /* down a block of rows the same, so that granularity=block has each of them too */
+            const uint16_t top = tops[(r / GROUP * 5 + i / GROUP * 3) % (int64_t)(sizeof tops / sizeof *tops)];
+            const int64_t down = (i * 37 + r * 11) % (10 * MANTISSAS);
+            const int is_top = i % GROUP == r % GROUP, plain = top < 0x7f80;
+            const int64_t size = is_top ? top : (plain ? top - down : 0x3f80 - down);
+            x[r * k + i] = (uint16_t)((i & 1) << 15 | (size > 0 ? size : 0));
+        }
+    }
+    compare_of(text, x, 0.0f, (size_t)(m * k), (size_t)(m * (k / GROUP + 1)) * 4);
+    free(x);
+}
+
+static void test_odd_groups(void **state)
+{
+    (void)state;
+    static const char *const attributes[] = {"",
+                                             " scale_format=ue8m0",
+                                             " scale_ub=1.5",
+                                             " scale_ub=1e-12",
+                                             " type=e4m3fnuz",
+                                             " type=e4m3fnuz scale_format=ue8m0"};
+    for (size_t a = 0; a < sizeof attributes / sizeof *attributes; a++) {
+        char text[160];
+        snprintf(text, sizeof text, "quantize_fp8 m=300 k=4500 granularity=group x=bf16%s", attributes[a]);
+        compare_odd(text, 300, 4500);
+        snprintf(text, sizeof text, "quantize_fp8 m=2190 k=300 granularity=block x=bf16%s", attributes[a]);
+        compare_odd(text, 2190, 300);
     }
 }
 
@@ -211,10 +254,8 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_one_scale),
-        cmocka_unit_test(test_fp4),
-        cmocka_unit_test(test_table),
+        cmocka_unit_test(test_rows), cmocka_unit_test(test_one_scale), cmocka_unit_test(test_odd_groups),
+        cmocka_unit_test(test_fp4),  cmocka_unit_test(test_table),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -336,7 +336,8 @@ static inline uint32_t vi_top(vi a)
 
 static inline uint32_t vi_top16(vi a)
 {
-    return vi_top(_mm256_max_epu32(_mm256_srli_epi32(a, 16), _mm256_and_si256(a, _mm256_set1_epi32(0xffff))));
+    const __m128i x = _mm_max_epu16(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    return (uint32_t)_mm_extract_epi16(_mm_minpos_epu16(_mm_xor_si128(x, _mm_set1_epi16(-1))), 0) ^ 0xffff;
 }
 
 /* a, but 0 in the lanes where b is 0 */
@@ -681,11 +682,11 @@ static inline vi vec_step_codes(vi x, vi table, vi base)
 
 /* What vi_put_nibbles4 takes, of two blocks of bf16: quarters of binades as qn_rows_e2m1_steps tells them, of which
  * five and more have their codes in a table, one to four the code 1. */
-static inline vi vec_e2m1_stepped(vi a, vi b, const uint8_t *add_a, const uint8_t *add_b, uint16_t base_a,
-                                  uint16_t base_b)
+static inline vi vec_e2m1_stepped(vi a, vi b, const uint8_t *add_a, const uint8_t *add_b, uint32_t base_a,
+                                  uint32_t base_b)
 {
     const __m256i x[2] = {a, b}, table[2] = {vec_table16(add_a), vec_table16(add_b)};
-    const __m256i base[2] = {_mm256_set1_epi16((int16_t)base_a), _mm256_set1_epi16((int16_t)base_b)};
+    const __m256i base[2] = {vi_set(base_a), vi_set(base_b)};
     __m256i met[2];
     for (int i = 0; i < 2; i++) {
         const __m256i bin = _mm256_and_si256(_mm256_srli_epi16(x[i], 3), _mm256_set1_epi16(15));

@@ -29,7 +29,7 @@ static int quarters_met(float t)
     return (int)((bits - (uint32_t)ties_go_down) >> 21) - (int)(125u << 2) + 1;
 }
 
-static void steps_of(float factor, uint8_t add[QN_ROWS_STEPS], uint16_t *base)
+static void steps_of(float factor, uint8_t add[QN_ROWS_STEPS], uint32_t *base)
 {
     uint32_t bits;
     memcpy(&bits, &factor, 4);
@@ -47,21 +47,21 @@ static void steps_of(float factor, uint8_t add[QN_ROWS_STEPS], uint16_t *base)
     for (int b = 0; b < QN_ROWS_STEPS; b++) {
         add[b] = (uint8_t)(numbers[b] - least);
     }
-    *base = (uint16_t)(256 * add[0] - least);
+    *base = (uint16_t)(256 * add[0] - least) * 0x10001u;
 }
 
 void qn_fp4_steps_make(float global, qn_rows_e2m1_steps *steps)
 {
     const float inverse = 1.0f / global;
     memset(steps->add[0], 0, sizeof steps->add[0]);
-    steps->base[0] = UINT16_MAX; /* codes of zero */
+    steps->base[0] = UINT32_MAX; /* codes of zero */
     for (int code = 1; code < QN_ROWS_E2M1_SCALES; code++) {
         const float scale = qn_e4m3_to_f32((uint8_t)code);
         if (code < 16) {
             steps_of(1.0f / (scale * inverse), steps->add[code], &steps->base[code]);
         } else { /* twice the scale of the code eight before */
             memcpy(steps->add[code], steps->add[code - 8], sizeof steps->add[code]);
-            steps->base[code] = (uint16_t)(steps->base[code - 8] + MANTISSAS);
+            steps->base[code] = steps->base[code - 8] + MANTISSAS * 0x10001u;
         }
     }
 }

@@ -5,12 +5,9 @@
 
 #include "kernels/common/rows.h"
 
-#define QN_FP8_STEPS_POWER 128
+#define QN_FP8_STEPS_POWER QN_ROWS_STEPS_POWER
 
-typedef struct qn_fp8_steps {
-    uint8_t add[QN_ROWS_STEPS];
-    int16_t base;
-} qn_fp8_steps;
+typedef qn_rows_steps_entry qn_fp8_steps;
 
 /* Of quotients by amax / largest code, by the seven mantissa bits of a bf16 amax; then of quotients by powers of two.
  */

@@ -12,7 +12,7 @@
 #include "ref/slots.h"
 
 #define CHUNK 2048       /* elements done together; a multiple of 256 */
-#define AHEAD_BYTES 1024 /* fetched before the next ones' end */
+#define AHEAD_BYTES 4096 /* fetched before the next ones' end */
 #define TILE_ROWS 128
 #define STEPS_FROM 65536 /* elements that pay for the tables of a global scale */
 

@@ -3,9 +3,11 @@
  * A piece is a whole row with one scale, or a run of its groups that the first
  * cache holds: all ranges, all rules, all codes, so that no step waits for
  * another. While codes are made, what the next piece reads is on its way.
- * Blocks of 128x128 are done by bands of 128 rows and PANEL columns: all ranges
- * of the panel, then all codes. One scale for all: a pass for the range, the
- * tasks' parts joined (a maximum knows no order), and a pass for the codes. */
+ * Groups that the level does from registers are read once. Blocks of 128x128
+ * are done by bands of 128 rows: while a band's rows become codes, the ranges of
+ * the band below are found row by row, so that memory does not rest between two
+ * passes. One scale for all: a pass for the range, the tasks' parts joined (a
+ * maximum knows no order), and a pass for the codes. */
 #include "backend/cpu/run_rows.h"
 
 #include <float.h>
@@ -17,7 +19,10 @@
 #include "ref/slots.h"
 
 #define SIDE 128   /* of a block */
-#define PANEL 8    /* blocks of a task */
+#define PANEL 64   /* blocks of a task along K, at most */
+#define FEW 8      /* where wide panels are too few tasks */
+#define BANDS 4    /* of a task, at most */
+#define TASKS 4    /* a thread, at least */
 #define GROUPS 32  /* most of a piece; a multiple of QN_ROWS_TOGETHER */
 #define PIECE 4096 /* elements of its codes, or of a piece, at most; of longer groups one is a piece */
 #define FAR_PIECE 256
@@ -38,10 +43,12 @@ typedef struct quantize_job {
     float most;                             /* the largest code */
     qn_rows_bounds bounds;
     int64_t group, piece; /* elements along a row; a piece is whole groups */
-    int64_t per_task, panels;
-    qn_rows_rule rule;    /* one for all */
-    qn_fp8_steps steps;   /* of that rule */
-    qn_rows_range *parts; /* of the tasks of the first pass */
+    int64_t per_task;
+    int64_t panel, panels, bands; /* blocks of a task along K, panels of the matrix, bands of a task */
+    qn_rows_fp8_groups groups;    /* entries NULL: groups are done step by step */
+    qn_rows_rule rule;            /* one for all */
+    qn_fp8_steps steps;           /* of that rule */
+    qn_rows_range *parts;         /* of the tasks of the first pass */
     char *scratch;
     size_t scratch_bytes;
 } quantize_job;
@@ -98,16 +105,15 @@ static inline qn_rows_steps steps_of(const quantize_job *job, float amax, float 
     if (!job->ue8m0 && !(amax > job->bounds.least_top && scale > job->bounds.least_scale)) {
         return (qn_rows_steps){NULL, 0};
     }
-    return job->ue8m0 ? qn_fp8_steps_at(&qn_fp8_steps_of[QN_FP8_STEPS_POWER], exponent + 8)
+    const int32_t above = job->code == QN_ROWS_E4M3FNUZ ? 7 : 8; /* of a quotient whose code is 120 */
+    return job->ue8m0 ? qn_fp8_steps_at(&qn_fp8_steps_of[QN_FP8_STEPS_POWER], exponent + above)
                       : qn_fp8_steps_at(&qn_fp8_steps_of[bits >> 16 & 127], exponent - 1);
 }
 
 /* Scales that values of these largest magnitudes are divided by (fp8 of a tensor: multiplied by the inverse). tops:
  * whole vectors, what is behind `count` being any numbers. */
-static void dividing_rules(const quantize_job *job, const float tops[GROUPS], int64_t count, qn_rows_rule *rules)
+static void scales_of(const quantize_job *job, const float *tops, int64_t count, float *scale, float *factor)
 {
-    float scale[GROUPS], factor[GROUPS];
-    const int32_t multiply = job->granularity == QN_PER_TENSOR;
     job->set->scales(&job->bounds, tops, count, scale, factor);
     for (int64_t g = 0; job->ue8m0 && g < count; g++) {
         if (!isinf(scale[g])) {
@@ -115,6 +121,13 @@ static void dividing_rules(const quantize_job *job, const float tops[GROUPS], in
             factor[g] = 1.0f / scale[g];
         }
     }
+}
+
+static void dividing_rules(const quantize_job *job, const float *tops, int64_t count, qn_rows_rule *rules)
+{
+    float scale[PANEL], factor[PANEL];
+    const int32_t multiply = job->granularity == QN_PER_TENSOR;
+    scales_of(job, tops, count, scale, factor);
     for (int64_t g = 0; g < count; g++) {
         const int careful = tops[g] > job->bounds.most_top || scale[g] >= job->bounds.most_scale || !is_tame(scale[g]);
         rules[g] = (qn_rows_rule){scale[g], factor[g], multiply, 0, careful, {NULL, 0}};
@@ -133,11 +146,11 @@ static qn_rows_rule int8_symmetric(const qn_rows_range *range)
                           .careful = range->nan || !is_tame(amax)};
 }
 
-/* At most GROUPS. */
+/* At most PANEL. */
 static void rules_of(const quantize_job *job, const qn_rows_range *ranges, int64_t count, qn_rows_rule *rules)
 {
     if (job->divides) {
-        float tops[GROUPS] = {0.0f};
+        float tops[PANEL] = {0.0f};
         for (int64_t g = 0; g < count; g++) {
             tops[g] = amax_of(&ranges[g]);
         }
@@ -170,6 +183,26 @@ static void choose_rule(quantize_job *job)
         .most_scale = bound > 0.0f && job->silu ? bound : INFINITY,
         .least_top = grouped && !job->silu ? 1e-10f : 0.0f,
         .least_scale = grouped && !job->silu ? 0.0f : (int8 ? FLT_EPSILON : 1.0f / (job->most * 512.0f))};
+}
+
+/* Groups that the level does from registers. */
+static void choose_groups(quantize_job *job)
+{
+    const float most = job->most * 0x1p60f; /* of a scale that is tame */
+    uint32_t least_top, most_top;
+    const float least = job->ue8m0 ? job->most * 1e-10f : job->bounds.least_top; /* of a scale, or of a magnitude */
+    memcpy(&least_top, &least, 4);
+    memcpy(&most_top, job->bounds.most_top < most ? &job->bounds.most_top : &most, 4);
+    job->groups = (qn_rows_fp8_groups){.entries = qn_fp8_steps_of,
+                                       .most = job->most,
+                                       .code = (int32_t)job->code,
+                                       .power = job->ue8m0,
+                                       .least_top = (least_top >> 16) + 1,
+                                       .most_top = most_top >> 16};
+    if (!job->stepped || job->is_static || job->group != QN_ROWS_FP8_GROUP ||
+        job->groups.most_top < job->groups.least_top) {
+        job->groups.entries = NULL;
+    }
 }
 
 /* Scale (or zero point) of row, or band, i and group j as stored: [1], [M,groups] or [groups,M]. */
@@ -319,7 +352,7 @@ static void find_ranges(const quantize_job *job, int32_t real, const char *x, in
                         qn_rows_range *ranges)
 {
     const int64_t size = real_bytes(real);
-    float tops[GROUPS];
+    float tops[PANEL];
     if (find_tops(job, real, x, n, group, tops)) {
         for (int64_t g = 0; g * group < n; g++) {
             ranges[g] = (qn_rows_range){.high = tops[g]};
@@ -382,6 +415,21 @@ static void quantize_groups(const quantize_job *job, int32_t real, const char *x
     put_codes(job, &by, real, x, m, c, n, job->group, ahead, scratch);
 }
 
+/* Groups of row m from column c on, all read once; returns the elements done. */
+static int64_t quantize_known(const quantize_job *job, int64_t m, int64_t c, int64_t n)
+{
+    float tops[GROUPS] = {0.0f}, scale[GROUPS], factor[GROUPS];
+    char *const codes = codes_at(job, m) + c;
+    const int64_t size = qn_rows_real_bytes(job->real), whole = n / QN_ROWS_FP8_GROUP * QN_ROWS_FP8_GROUP;
+    const int64_t ahead = qn_rows_ahead(m, job->m, job->stride, job->k * size, c * size, QN_ROWS_AHEAD_BYTES);
+    const int64_t done =
+        job->set->fp8_groups(&job->groups, row_at(job, m) + c * size, whole, ahead, job->stream, tops, codes);
+    const int64_t count = done / QN_ROWS_FP8_GROUP;
+    scales_of(job, tops, count, scale, factor);
+    put_scales(job, scale, count, m, c / QN_ROWS_FP8_GROUP);
+    return done;
+}
+
 /* A row with scales of its own. v: silu's values of a piece. */
 static void quantize_row(const quantize_job *job, int64_t m, char *scratch, float *v)
 {
@@ -390,8 +438,17 @@ static void quantize_row(const quantize_job *job, int64_t m, char *scratch, floa
         return;
     }
     const int64_t size = qn_rows_real_bytes(job->real), row = job->k * size;
-    for (int64_t c = 0; c < job->k; c += job->piece) {
-        const int64_t n = qn_min_i64(job->piece, job->k - c);
+    const int known = job->groups.entries && (!job->stream || qn_rows_aligned(codes_at(job, m)));
+    int64_t n;
+    for (int64_t c = 0; c < job->k; c += n) {
+        n = qn_min_i64(job->piece, job->k - c);
+        if (known) {
+            const int64_t done = quantize_known(job, m, c, n);
+            n = done > 0 ? done : qn_min_i64(job->group, n);
+            if (done > 0) {
+                continue;
+            }
+        }
         const int64_t ahead = qn_rows_ahead(m, job->m, job->stride, row, c * size, n * size + QN_ROWS_AHEAD_BYTES);
         const char *const x = row_at(job, m) + c * size;
         if (job->silu) {
@@ -426,41 +483,97 @@ static void row_task(void *user, int64_t index, int32_t thread)
     }
 }
 
-static void block_task(void *user, int64_t index, int32_t thread)
+/* A run of blocks of one band. */
+typedef struct block_run {
+    int64_t m0, m1, first, blocks, columns; /* rows, blocks along K */
+    float tops[PANEL];
+    int known; /* tops are all that the rules need */
+} block_run;
+
+static block_run run_of(const quantize_job *job, int64_t band, int64_t first, int64_t blocks)
 {
-    const quantize_job *job = user;
-    const int64_t size = qn_rows_real_bytes(job->real);
-    const int64_t band = index / job->panels, first = index % job->panels * PANEL;
-    const int64_t blocks = qn_min_i64(PANEL, qn_ceil_div(job->k, SIDE) - first), c0 = first * SIDE;
-    const int64_t m1 = qn_min_i64(job->m, (band + 1) * SIDE), columns = qn_min_i64(job->k - c0, blocks * SIDE);
-    const int64_t next = first + PANEL < qn_ceil_div(job->k, SIDE)
-                             ? columns * size
-                             : (m1 < job->m ? SIDE * job->stride - c0 * size : 0); /* the next task's columns */
+    return (block_run){.m0 = band * SIDE,
+                       .m1 = qn_min_i64(job->m, (band + 1) * SIDE),
+                       .first = first,
+                       .blocks = blocks,
+                       .columns = qn_min_i64(job->k - first * SIDE, blocks * SIDE),
+                       .known = job->divides && !job->is_static};
+}
+
+static const char *run_row(const quantize_job *job, const block_run *run, int64_t m)
+{
+    return row_at(job, m) + run->first * SIDE * qn_rows_real_bytes(job->real);
+}
+
+/* With row m's magnitudes. */
+static void look_at(const quantize_job *job, block_run *run, int64_t m)
+{
+    float tops[PANEL];
+    run->known = run->known && find_tops(job, (int32_t)job->real, run_row(job, run, m), run->columns, SIDE, tops);
+    for (int64_t b = 0; run->known && b < run->blocks; b++) {
+        run->tops[b] = tops[b] > run->tops[b] ? tops[b] : run->tops[b];
+    }
+}
+
+static void block_rules(const quantize_job *job, const block_run *run, qn_rows_rule *rules)
+{
     qn_rows_range ranges[PANEL] = {{0.0f, 0.0f, 0}}, part[PANEL];
-    qn_rows_rule rules[PANEL] = {{0}};
-    float scale[PANEL], factor[PANEL];
-    group_rules by = {NULL, scale, factor};
-    for (int64_t m = band * SIDE; m < m1; m++) {
-        find_ranges(job, (int32_t)job->real, row_at(job, m) + c0 * size, columns, SIDE, part);
-        for (int64_t b = 0; b < blocks; b++) {
+    if (run->known) {
+        dividing_rules(job, run->tops, run->blocks, rules);
+        return;
+    }
+    for (int64_t m = run->m0; m < run->m1; m++) {
+        find_ranges(job, (int32_t)job->real, run_row(job, run, m), run->columns, SIDE, part);
+        for (int64_t b = 0; b < run->blocks; b++) {
             qn_rows_range_join(&ranges[b], &part[b]);
         }
     }
     if (job->is_static) {
-        given_rules(job, blocks, band, first, rules);
-        spare_care(job, ranges, blocks, rules);
+        given_rules(job, run->blocks, run->m0 / SIDE, run->first, rules);
+        spare_care(job, ranges, run->blocks, rules);
     } else {
-        rules_of(job, ranges, blocks, rules);
+        rules_of(job, ranges, run->blocks, rules);
     }
-    put_rules(job, rules, blocks, band, first);
-    for (int64_t b = 0; b < blocks; b++) {
+}
+
+/* Codes of a run of blocks; meanwhile the one below it is looked at, so that reading, coding and writing take turns row
+ * by row. */
+static void put_blocks(const quantize_job *job, const block_run *run, block_run *below, char *scratch)
+{
+    qn_rows_rule rules[PANEL] = {{0}};
+    float scale[PANEL], factor[PANEL];
+    group_rules by = {NULL, scale, factor};
+    block_rules(job, run, rules);
+    put_rules(job, rules, run->blocks, run->m0 / SIDE, run->first);
+    for (int64_t b = 0; b < run->blocks; b++) {
         scale[b] = rules[b].scale;
         factor[b] = rules[b].factor;
         by.rules = job->stepped || rules[b].careful || rules[b].multiply ? rules : by.rules;
     }
-    for (int64_t m = band * SIDE; m < m1; m++) {
-        put_codes(job, &by, (int32_t)job->real, row_at(job, m) + c0 * size, m, c0, columns, SIDE, next,
-                  scratch_of(job, thread));
+    for (int64_t m = run->m0; m < run->m1; m++) {
+        const int64_t ahead = m + SIDE < job->m ? SIDE * job->stride : 0;
+        put_codes(job, &by, (int32_t)job->real, run_row(job, run, m), m, run->first * SIDE, run->columns, SIDE, ahead,
+                  scratch);
+        if (below && m + SIDE < below->m1) {
+            look_at(job, below, m + SIDE);
+        }
+    }
+}
+
+static void block_task(void *user, int64_t index, int32_t thread)
+{
+    const quantize_job *job = user;
+    const int64_t all = qn_ceil_div(job->k, SIDE), first = index % job->panels * job->panel;
+    const int64_t blocks = qn_min_i64(job->panel, all - first), bands = qn_ceil_div(job->m, SIDE);
+    const int64_t band = index / job->panels * job->bands, last = qn_min_i64(bands, band + job->bands);
+    block_run run = run_of(job, band, first, blocks);
+    for (int64_t m = run.m0; m < run.m1; m++) {
+        look_at(job, &run, m);
+    }
+    for (int64_t i = band; i < last; i++) {
+        block_run below = run_of(job, i + 1, first, blocks);
+        put_blocks(job, &run, i + 1 < last ? &below : NULL, scratch_of(job, thread));
+        run = below;
     }
     if (job->stream) {
         job->set->fence();
@@ -571,6 +684,15 @@ static qn_rows_code code_of(const qn_op_desc *desc)
     }
 }
 
+/* What a task is, so that there are as many as that. */
+static void choose_blocks(quantize_job *job, int64_t tasks)
+{
+    const int64_t wide = qn_ceil_div(job->m, SIDE) * qn_ceil_div(job->k, SIDE * PANEL);
+    job->panel = wide >= tasks ? PANEL : FEW;
+    job->bands = qn_max_i64(1, qn_min_i64(BANDS, wide / tasks));
+    job->panels = qn_ceil_div(job->k, SIDE * job->panel);
+}
+
 void qn_quantize_run(const qn_kernel *kernel, const qn_run_call *call)
 {
     const qn_op_desc *desc = call->desc;
@@ -595,15 +717,18 @@ void qn_quantize_run(const qn_kernel *kernel, const qn_run_call *call)
     job.paired = silu && job.real == QN_MM_BF16 && (job.group == job.k || job.group % QN_MM_STEP == 0);
     job.stream = job.k > 0 && job.m > QN_ROWS_STREAM_BYTES / job.k;
     job.per_task = qn_rows_per_task(row_bytes(desc));
-    job.panels = qn_ceil_div(job.k, SIDE * PANEL);
+    choose_blocks(&job, TASKS * qn_exec_threads(call->exec));
     job.parts = call->workspace;
     choose_rule(&job);
+    choose_groups(&job);
     job.scratch = (char *)call->workspace + (job.m > 0 ? parts_bytes(desc, job.m) : 0);
     job.scratch_bytes = thread_bytes(desc);
     const int64_t tasks = qn_ceil_div(job.m, job.per_task);
     switch (job.granularity) {
     case QN_PER_TENSOR: run_tensor(&job, tasks, call->exec); break;
-    case QN_PER_BLOCK: qn_parallel_for(call->exec, qn_ceil_div(job.m, SIDE) * job.panels, block_task, &job); break;
+    case QN_PER_BLOCK:
+        qn_parallel_for(call->exec, qn_ceil_div(job.m, SIDE * job.bands) * job.panels, block_task, &job);
+        break;
     default: qn_parallel_for(call->exec, tasks, row_task, &job); break;
     }
 }
