@@ -355,44 +355,29 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
                 t.shared = table + side + (u32)(lane % COPIES) * ENTRY_BYTES;
                 threads_sync(1, THREADS);
 #endif
-                /* a group of steps at a time: codes are moved on, so that they stay in registers */
-#pragma unroll 1
-                for (int first_step = 0; first_step < STEPS; first_step += GROUP) {
 #pragma unroll
-                    for (int step = 0; step < GROUP; step++) {
-                        u32 u[4], v[4];
-                        CHUNK(t, codes[0], 0, step, u);
-                        CHUNK(t, codes[0], 1, step, v);
-                        const u32 first[4] = {u[0], v[0], u[1], v[1]}, second[4] = {u[2], v[2], u[3], v[3]};
-                        if (step % 2 == 0) {
-                            barrier_wait(full + 8 * stage, phase);
+                for (int step = 0; step < STEPS; step++) {
+                    u32 u[4], v[4];
+                    CHUNK(t, codes[0], 0, step, u);
+                    CHUNK(t, codes[0], 1, step, v);
+                    const u32 first[4] = {u[0], v[0], u[1], v[1]}, second[4] = {u[2], v[2], u[3], v[3]};
+                    if (step % 2 == 0) {
+                        barrier_wait(full + 8 * stage, phase);
+                    }
+                    const u64 x = wgmma_operand(stages + stage * STAGE_BYTES) + (u64)(2 * WGMMA_K_STEP * (step % 2));
+                    wgmma_fence();
+                    MULTIPLY(sums, first, second, x);
+                    wgmma_commit();
+                    WGMMA_WAIT(1); /* all products but these are done */
+                    if (step % 2 == 0) {
+                        if (before < STAGES) { /* and with them a stage, which may be filled again */
+                            release_stage(empty + 8 * before);
                         }
-                        const u64 x =
-                            wgmma_operand(stages + stage * STAGE_BYTES) + (u64)(2 * WGMMA_K_STEP * (step % 2));
-                        wgmma_fence();
-                        MULTIPLY(sums, first, second, x);
-                        wgmma_commit();
-                        WGMMA_WAIT(1); /* all products but these are done */
-                        if (step % 2 == 0) {
-                            if (before < STAGES) { /* and with them a stage, which may be filled again */
-                                release_stage(empty + 8 * before);
-                            }
-                        } else {
-                            before = stage;
-                            stage = stage + 1 == STAGES ? 0 : stage + 1;
-                            phase ^= stage == 0;
-                        }
+                    } else {
+                        before = stage;
+                        stage = stage + 1 == STAGES ? 0 : stage + 1;
+                        phase ^= stage == 0;
                     }
-#pragma unroll
-                    for (int w = 0; w + MOVED < CODE_WORDS; w++) {
-                        codes[0][w] = codes[0][w + MOVED];
-                    }
-#if FORMAT == QN_CUDA_QUIP && CODEBOOK > 1
-#pragma unroll
-                    for (int w = 0; w + MOVED < 8; w++) {
-                        residuals[0].word[w] = residuals[0].word[w + MOVED];
-                    }
-#endif
                 }
             }
             WGMMA_WAIT(0);
