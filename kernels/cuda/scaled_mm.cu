@@ -193,7 +193,6 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
 #if INT8
         /* A k-block's products are under way while the next one's operands are waited for. */
         u32 before = 0;
-#pragma unroll 1
         for (int kb = 0; kb < blocks; kb++) {
             barrier_wait(r->tiles.full + 8 * at.stage, at.parity);
             wgmma_fence();
