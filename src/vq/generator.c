@@ -395,17 +395,19 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
         c.fill_us = fills * (double)c.shared_bytes / (128.0 * d->clock * 1e3) +
                     min2((double)c.shared_bytes / c.copies * d->units, 64e6) / (d->l2_rate * 1e3);
     }
-    const int books = form == QN_VQ_FORM_TENSOR && p->use == QN_VQ_USE_MM && p->scope == QN_VQ_SCOPE_TILE &&
-                      level == QN_VQ_LEVEL_O4 && rows <= BOOKS_ROWS && d->exchange > 0.0;
-    if (books) { /* a lane of a quad has a book to itself: a quarter of the copies; one launch */
+    const int exact = form == QN_VQ_FORM_TENSOR && p->use == QN_VQ_USE_MM && level == QN_VQ_LEVEL_O4 && !d->cpu;
+    const int points = exact && p->scope == QN_VQ_SCOPE_MODEL && p->element_bytes == 1;
+    const int books = exact && p->scope == QN_VQ_SCOPE_TILE && rows <= BOOKS_ROWS && d->exchange > 0.0;
+    if (books) { /* a lane of a quad has a book to itself: a quarter of the copies */
         c.fill_us /= 4.0;
-        c.reduce_us = 0.0;
     }
+    const int alone = books || points; /* one launch */
+    c.reduce_us = alone ? 0.0 : c.reduce_us;
     const double hidden = c.occupancy < 0.5 && level < QN_VQ_LEVEL_O3 ? 1.15 : 1.0;
     c.lookup_us /= d->lookup_share;
     c.issue_us /= d->issue_share;
     c.math_us /= form == QN_VQ_FORM_TENSOR && !wide ? d->math_share : 1.0;
-    if (form == QN_VQ_FORM_TENSOR && !d->cpu && !books) { /* a pass in front lays rows of x out */
+    if (form == QN_VQ_FORM_TENSOR && !d->cpu && !alone) { /* a pass in front lays rows of x out */
         c.fill_us += d->launch / 2.0 + 2.0 * rows * (double)p->k / (d->l2_rate * 1e3);
     }
     c.us = together(&c) * hidden + c.fill_us + c.reduce_us + d->launch;

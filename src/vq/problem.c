@@ -7,7 +7,7 @@
 #include "op/op.h"
 #include "ref/vq.h"
 
-enum { LATTICE_ENTRIES = 256, LATTICE_BYTES = 4, LATTICE_OPS = 22, INTEGER_OPS = 10, UNPACK_OPS = 6 };
+enum { LATTICE_ENTRIES = 256, LATTICE_BYTES = 4, LATTICE_OPS = 22, INTEGER_OPS = 4, UNPACK_OPS = 6 };
 
 enum { INTEGER_ROWS = 2 }; /* so few rows of x are multiplied as exact integers */
 
@@ -47,7 +47,7 @@ static void describe_mm(const qn_op_desc *desc, const qn_sizes *sizes, qn_vq_pro
         p->decode_ops = LATTICE_OPS * p->books;
         if (p->books == 1 && sizes->m <= INTEGER_ROWS) {
             p->element_bytes = 1;
-            p->entry_bytes = 2 * LATTICE_BYTES;
+            p->entries = 2 * LATTICE_ENTRIES; /* with 1/4 added and with 1/4 subtracted */
             p->decode_ops = INTEGER_OPS;
         }
         break;
