@@ -13,7 +13,7 @@ set(QN_ISA_FLAGS_amx ${QN_ISA_FLAGS_avx512bf16} -mamx-tile -mamx-int8 -mamx-bf16
 set(QN_KERNEL_OPTIMISE -O3)
 add_library(quern_kernel_checks INTERFACE)
 if(QN_SANITIZE OR QN_THREAD_SANITIZE)
-  set(QN_KERNEL_OPTIMISE -O2 -DQN_KERNEL_CALLS -Wno-array-bounds -Wno-maybe-uninitialized)
+  set(QN_KERNEL_OPTIMISE -O2 -DQN_KERNEL_CALLS $<$<C_COMPILER_ID:GNU>:-Wno-array-bounds> $<$<C_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   target_compile_options(quern_kernel_checks INTERFACE
     -fno-sanitize=pointer-overflow,null,alignment,object-size,bounds -fno-sanitize-address-use-after-scope)
 endif()
