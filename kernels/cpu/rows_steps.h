@@ -205,6 +205,7 @@ QN_INLINE void encode_by_steps(const int code, const qn_rows_rule *rules, const 
         }
     }
 }
+
 /* Until a group has subnormal codes. The next group's largest magnitude is on its way while a group is coded: what
  * follows from it takes as long as that. */
 QN_INLINE int64_t groups_in_turn(const qn_rows_fp8_groups *by, const char *x, int64_t n, int64_t ahead, int past,
