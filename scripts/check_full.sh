@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # make check-full, after make check: 1,000 random mixes of sequences over every scheme
-# and level, ThreadSanitizer, every fuzz target for 60 s (QN_FUZZ_SECONDS), valgrind
+# and level, 40 random cases of every operator, ThreadSanitizer, every fuzz target for 60 s (QN_FUZZ_SECONDS), valgrind
 # on the release command.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,6 +13,9 @@ fi
 
 echo "== random mixes of sequences"
 QN_TEST_MIXES=1000 build/check/tests/test_model_batches
+
+echo "== random cases of every operator"
+QN_TEST_CASES=40 build/check/tests/test_kernels random_cases_agree
 
 echo "== rows dealt eight times"
 QN_TEST_DEALS=8 build/check/tests/test_kernel_invariance

@@ -165,6 +165,10 @@ static qn_status quantize_rules(const qn_op_desc *desc, const qn_sizes *sizes, q
             QN_FAIL_IF(q != QN_FORMAT_NONE && q != want && !fnuz, error, QN_E_FORMAT,
                        "%s: input q is %s, expected %s with these attributes", name, qn_format_get_info(q)->name,
                        qn_format_get_info(want)->name);
+            const qn_format scale = desc->in[QN_DEQ_SCALE].format;
+            QN_FAIL_IF(scale != QN_FORMAT_NONE && scale != QN_F32, error, QN_E_FORMAT,
+                       "%s: input scale is %s, expected f32 with these attributes", name,
+                       qn_format_get_info(scale)->name);
             return fp8_rules(desc, name, error);
         }
         multiple = desc->attr[QN_ATTR_FORMAT].i == QN_QUANT_NVFP4 ? 16 : 32;

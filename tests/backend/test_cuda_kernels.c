@@ -4,7 +4,7 @@
  * boundaries; two runs and a graph's replays the same bits. Without a device the
  * test is skipped and says why.
  *
- *   test_cuda_kernels [WORD]   only cases whose text holds the word */
+ *   test_cuda_kernels [WORD [TESTS]]   only cases whose text holds the word, only tests of that name (with * and ?) */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,6 +23,7 @@
 #include "backend/backend.h"
 #include "backend/cuda/cuda.h"
 #include "base/clock.h"
+#include "op/random_cases.h"
 
 enum { SEED = 7, GUARD = 256, POISON = 0xA5, MOST_WORK = 1 << 26 };
 
@@ -409,6 +410,42 @@ static void rows_agree_with_the_reference(void **state)
     assert_int_equal(failures, 0);
 }
 
+/* Every row of an operator on cases drawn at random; QN_TEST_CASES: how many of an operator, QN_TEST_SEED. */
+static void random_cases_agree(void **state)
+{
+    (void)state;
+    const char *const many = getenv("QN_TEST_CASES"), *const seed = getenv("QN_TEST_SEED");
+    random_cases r = {.state = seed ? strtoull(seed, NULL, 10) : SEED, .most_work = 1 << (many ? 26 : 22)};
+    qn_error error = {0};
+    qn_device_info info;
+    if (qn_device_get_info(ctx, &info, &error) != QN_OK) {
+        printf("skipped: %s\n", error.text);
+        skip();
+    }
+    const int before = failures, first = runs;
+    worst = 0.0;
+    must(qn_stream_create(ctx, &stream, &error), &error, "stream");
+    for (int c = many ? atoi(many) : 2; c > 0; c--) {
+        for (int32_t o = 0; qn_op_at(o) != QN_OP_NONE; o++) {
+            char text[512];
+            qn_op_desc desc;
+            const qn_kernel *kernel;
+            random_case(&r, qn_op_at(o), text, sizeof text);
+            must(qn_op_desc_parse(text, &desc, &error), &error, text);
+            for (int32_t i = 0; (kernel = qn_backend_cuda_row.kernel_at(i)); i++) {
+                if (kernel->op == desc.op && (!word || strstr(text, word)) && !qn_cuda_kernel_refusal(ctx, kernel) &&
+                    !kernel->accepts(kernel, &desc)) {
+                    run_case(kernel, text, &desc);
+                }
+            }
+        }
+    }
+    qn_stream_destroy(ctx, stream);
+    printf("random cases: %d runs, %d wrong, the largest error %.3g of the allowed\n", runs - first,
+           failures - before, worst);
+    assert_int_equal(failures, before);
+}
+
 /* A tuned cut as its line names it, on a card of so many multiprocessors (0: all): few make blocks go on from tile to
  * tile. */
 static void run_cut(qn_cuda *cuda, const char *text, int32_t strip, const int32_t *value, int32_t sms)
@@ -680,9 +717,13 @@ static int stop(void **state)
 
 int main(int argc, char **argv)
 {
-    word = argc > 1 ? argv[1] : NULL;
+    word = argc > 1 && *argv[1] ? argv[1] : NULL;
+    if (argc > 2) {
+        cmocka_set_test_filter(argv[2]);
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_agree_with_the_reference),
+        cmocka_unit_test(random_cases_agree),
         cmocka_unit_test(every_cut_agrees),
         cmocka_unit_test(every_deal_agrees),
         cmocka_unit_test(warm_plans_are_quick),

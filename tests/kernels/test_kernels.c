@@ -13,6 +13,7 @@
 
 #include "backend/backend.h"
 #include "kernels/operands.h"
+#include "op/random_cases.h"
 
 #define SEED 20240607u
 #define POISON_OUT 0xAA
@@ -361,6 +362,29 @@ static void every_row_on_the_case_table(void **state)
     }
     assert_true(rows > 0);
     print_message("%d registry rows, %d cases\n", rows, runs);
+}
+
+/* Every row of an operator on cases drawn at random; QN_TEST_CASES: how many of an operator, QN_TEST_SEED. */
+static void random_cases_agree(void **state)
+{
+    (void)state;
+    const char *const many = getenv("QN_TEST_CASES"), *const seed = getenv("QN_TEST_SEED");
+    random_cases r = {.state = seed ? strtoull(seed, NULL, 10) : SEED, .most_work = 1 << (many ? 24 : 20)};
+    qn_kernel_info k;
+    int runs = 0;
+    for (int c = many ? atoi(many) : 4; c > 0; c--) {
+        for (int32_t o = 0; qn_op_at(o) != QN_OP_NONE; o++) {
+            char text[512];
+            random_case(&r, qn_op_at(o), text, sizeof text);
+            for (int32_t i = 0; qn_kernel_at(ctx, i, &k) == QN_OK; i++) {
+                if (k.op == qn_op_at(o) && k.backend == QN_BACKEND_CPU && !k.refusal) {
+                    runs += run_case(k.name, text, c & 1);
+                }
+            }
+        }
+    }
+    assert_true(runs > 0);
+    print_message("%d random cases\n", runs);
 }
 
 /* Operators by what makes their kernels differ, and what their K must be a multiple of. */
@@ -879,10 +903,14 @@ static int stop(void **state)
     return 0;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 1) {
+        cmocka_set_test_filter(argv[1]);
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_row_on_the_case_table),
+        cmocka_unit_test(random_cases_agree),
         cmocka_unit_test(sizes_around_the_tile),
         cmocka_unit_test(special_values_travel_as_in_the_reference),
         cmocka_unit_test(rows_do_not_know_their_batch),

@@ -174,6 +174,8 @@ static void refused_texts(void **state)
         {"dequantize m=1 k=8 format=int8 granularity=block", QN_E_ARGUMENT, "block"},
         {"dequantize m=1 k=8 q=i8", QN_E_FORMAT, "input q"},
         {"dequantize m=1 k=16 format=nvfp4 scale=f32", QN_E_FORMAT, "input scale"},
+        {"dequantize m=1 k=16 scale=e8m0", QN_E_FORMAT, "input scale"},
+        {"dequantize m=1 k=16 format=int8 scale=u8", QN_E_FORMAT, "input scale"},
         {"rope m=1 k=7 e=1", QN_E_SHAPE, "even"},
         {"rope m=1 k=8 e=1 theta=0", QN_E_ARGUMENT, "theta"},
         {"attention m=1 n=1 k=8 e=3 g=2", QN_E_SHAPE, "heads"},

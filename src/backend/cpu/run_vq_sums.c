@@ -27,7 +27,7 @@
 #define ADD_STEP 64       /* ... of them at a time */
 #define ROWS_ROUND 16     /* rows of x whose parts are kept at a time */
 #define LEAST_COLUMNS 100 /* rows of w; whatever M, as bits must not depend on it */
-#define LEAST_K 256       /* rounded products are as exact as sums of f32 from there on */
+#define LEAST_K 800       /* with one book: rounded products are as exact as sums of f32 from there on */
 
 /* ---- packed body ---- */
 
@@ -110,7 +110,9 @@ const char *qn_vq_sums_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
     if (vq.n > 0 && vq.n < LEAST_COLUMNS) {
         return "a table costs more than so few rows of w take from it";
     }
-    if (vq.k < LEAST_K) {
+    /* Products are rounded by the largest there may be, 1 / K of the row's: their sum by 1 / sqrt(K) of a row of w, which
+     * has sqrt(books) of one book's length. */
+    if ((double)vq.k * sqrt((double)vq.codebooks) < LEAST_K) {
         return "sums of so few rounded products are too coarse";
     }
     return vq.out_group == 1 ? NULL : "made for vectors of single rows";
