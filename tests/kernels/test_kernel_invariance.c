@@ -16,9 +16,11 @@
 
 #include "base/rng.h"
 #include "kernels/operands.h"
+#include "op/random_cases.h"
 
 #define SEED 20241121u
 #define ROWS 37
+#define TEXT 512 /* of a case */
 #define POISON_OUT 0xAA
 #define POISON_IN 0xFF
 
@@ -41,7 +43,7 @@ static void must(qn_status status, const qn_error *error, const char *what)
 
 /* A case with all rows, and where its rows are. */
 typedef struct subject {
-    char text[200];
+    char text[TEXT];
     qn_op_desc desc;
     qn_shape out[QN_MAX_OUT];
     const qn_op_info *info;
@@ -271,7 +273,7 @@ static int subject_make(const char *text, subject *s)
     qn_error error = {0};
     qn_op_desc fewer;
     qn_shape fewer_out[QN_MAX_OUT];
-    char shorter[200];
+    char shorter[TEXT];
     memset(s, 0, sizeof *s);
     with_rows(text, ROWS, s->text, sizeof s->text);
     with_rows(text, ROWS - 1, shorter, sizeof shorter);
@@ -281,7 +283,7 @@ static int subject_make(const char *text, subject *s)
     s->info = qn_op_get_info(s->desc.op);
     const int attends = s->desc.op == QN_OP_ATTENTION || s->desc.op == QN_OP_SCALED_ATTENTION;
     if (attends && s->desc.in[1].dims[0] < ROWS) { /* every query sees a key */
-        char longer[200];
+        char longer[TEXT];
         snprintf(longer, sizeof longer, "%s", s->text);
         const char *at = strstr(longer, " n=");
         snprintf(s->text, sizeof s->text, "%.*s n=130%s", (int)(at - longer), longer,
@@ -442,7 +444,7 @@ static int has_kernels(const char *text)
 /* 1 when an earlier test case is the same but for its M. */
 static int seen_before(int32_t at, const char *text)
 {
-    char with[200], other[200];
+    char with[TEXT], other[TEXT];
     with_rows(text, ROWS, with, sizeof with);
     const char *earlier;
     for (int32_t i = 0, bench; i < at && (earlier = qn_case_at(i, &bench)); i++) {
@@ -456,13 +458,44 @@ static int seen_before(int32_t at, const char *text)
     return 0;
 }
 
+/* Every kernel of this machine that takes the case; how many there are, -1 when its rows are not independent. */
+static int check_case(const char *text)
+{
+    subject s;
+    if (!subject_make(text, &s)) {
+        subject_free(&s);
+        return -1;
+    }
+    int kernels = 0;
+    qn_kernel_info k;
+    for (int32_t i = 0; qn_kernel_at(ctx, i, &k) == QN_OK; i++) {
+        if (k.op != s.desc.op || k.backend != QN_BACKEND_CPU || k.refusal) {
+            continue;
+        }
+        qn_plan_options options;
+        qn_plan_options_init(&options);
+        options.backend = QN_BACKEND_CPU;
+        options.kernel = k.name;
+        qn_error error = {0};
+        const qn_status status = qn_plan_create(ctx, &s.desc, &options, &s.plan, &error);
+        if (status == QN_E_UNSUPPORTED) {
+            continue;
+        }
+        must(status, &error, s.text);
+        check_kernel(&s);
+        qn_plan_destroy(s.plan);
+        kernels++;
+    }
+    subject_free(&s);
+    return kernels;
+}
+
 static void rows_do_not_know_what_is_beside_them(void **state)
 {
     (void)state;
     int32_t cases = 0, runs = 0, bench;
     const char *text;
     for (int32_t c = 0; (text = qn_case_at(c, &bench)); c++) {
-        subject s;
         if (bench) {
             continue;
         }
@@ -470,42 +503,34 @@ static void rows_do_not_know_what_is_beside_them(void **state)
             print_message("skipped %s: the reference alone computes it, or it has no rows of a batch\n", text);
             continue;
         }
-        if (seen_before(c, text)) {
-            continue;
-        }
-        if (!subject_make(text, &s)) {
-            subject_free(&s);
-            continue;
-        }
-        cases++;
-        int32_t kernels = 0;
-        qn_kernel_info k;
-        for (int32_t i = 0; qn_kernel_at(ctx, i, &k) == QN_OK; i++) {
-            if (k.op != s.desc.op || k.backend != QN_BACKEND_CPU || k.refusal) {
-                continue;
-            }
-            qn_plan_options options;
-            qn_plan_options_init(&options);
-            options.backend = QN_BACKEND_CPU;
-            options.kernel = k.name;
-            qn_error error = {0};
-            const qn_status status = qn_plan_create(ctx, &s.desc, &options, &s.plan, &error);
-            if (status == QN_E_UNSUPPORTED) {
-                continue;
-            }
-            must(status, &error, s.text);
-            check_kernel(&s);
-            qn_plan_destroy(s.plan);
-            kernels++;
-        }
+        const int kernels = seen_before(c, text) ? -1 : check_case(text);
         if (kernels == 0) {
-            fail_msg("%s: no kernel of this machine takes it", s.text);
+            fail_msg("%s: no kernel of this machine takes it", text);
         }
-        runs += kernels;
-        subject_free(&s);
+        cases += kernels > 0;
+        runs += kernels > 0 ? kernels : 0;
     }
     assert_true(cases > 0);
     print_message("seed %u: %d cases of %d rows, %d with their kernels\n", SEED, cases, ROWS, runs);
+}
+
+/* The same of cases drawn at random; QN_TEST_CASES: how many of an operator, QN_TEST_SEED. */
+static void rows_of_random_cases_do_not_either(void **state)
+{
+    (void)state;
+    const char *const many = getenv("QN_TEST_CASES"), *const seed = getenv("QN_TEST_SEED");
+    random_cases r = {.state = seed ? strtoull(seed, NULL, 10) : SEED, .most_work = 1 << (many ? 22 : 20)};
+    int runs = 0;
+    for (int c = many ? atoi(many) : 2; c > 0; c--) {
+        for (int32_t o = 0; qn_op_at(o) != QN_OP_NONE; o++) {
+            char text[TEXT];
+            random_case(&r, qn_op_at(o), text, sizeof text);
+            const int kernels = has_kernels(text) ? check_case(text) : 0;
+            runs += kernels > 0 ? kernels : 0;
+        }
+    }
+    assert_true(runs > 0);
+    print_message("%d random cases of %d rows\n", runs, ROWS);
 }
 
 static int start(void **state)
@@ -532,10 +557,14 @@ static int stop(void **state)
     return 0;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const char *const more = getenv("QN_TEST_DEALS");
     deals = more && atoi(more) > 0 ? atoi(more) : 1;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(rows_do_not_know_what_is_beside_them)};
+    if (argc > 1) {
+        cmocka_set_test_filter(argv[1]);
+    }
+    const struct CMUnitTest tests[] = {cmocka_unit_test(rows_do_not_know_what_is_beside_them),
+                                       cmocka_unit_test(rows_of_random_cases_do_not_either)};
     return cmocka_run_group_tests(tests, start, stop);
 }
