@@ -180,6 +180,17 @@ DEV void add(sum *sums, const sum *part)
 #define OPERAND_A(stage, v) wgmma_operand(r->tiles.a + (stage) * A_BYTES + PRODUCT_ROW(group, v) * 128)
 #define OPERAND_B(stage) wgmma_operand(r->tiles.b + (stage) * B_BYTES)
 
+/* All of a warpgroup's products of a k-block, left under way. */
+DEV void multiply_waves(sum sums[WAVES][SUMS], const rings *r, u32 stage, u32 group, int accumulate)
+{
+    wgmma_fence();
+    multiply_block(sums[0], OPERAND_A(stage, 0), OPERAND_B(stage), accumulate);
+#if BM == 128 * GROUPS
+    multiply_block(sums[1], OPERAND_A(stage, 1), OPERAND_B(stage), accumulate);
+#endif
+    wgmma_commit();
+}
+
 DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32 group, u32 warp, u32 lane)
 {
     const int blocks = (p->size.k + 127) / 128;
@@ -191,20 +202,18 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
     while (walk_on(&w, &p->size)) {
         sum sums[WAVES][SUMS];
 #if INT8
-        /* A k-block's products are under way while the next one's operands are waited for. */
-        u32 before = 0;
-        for (int kb = 0; kb < blocks; kb++) {
+        /* A k-block's products are under way while the next one's operands are waited for. The first stands before the
+         * loop, which else would be written out seven times. */
+        barrier_wait(r->tiles.full + 8 * at.stage, at.parity);
+        multiply_waves(sums, r, at.stage, group, 0);
+        u32 before = at.stage;
+        place_on(&at);
+#pragma unroll 1
+        for (int kb = 1; kb < blocks; kb++) {
             barrier_wait(r->tiles.full + 8 * at.stage, at.parity);
-            wgmma_fence();
-            multiply_block(sums[0], OPERAND_A(at.stage, 0), OPERAND_B(at.stage), kb);
-#if BM == 128 * GROUPS
-            multiply_block(sums[1], OPERAND_A(at.stage, 1), OPERAND_B(at.stage), kb);
-#endif
-            wgmma_commit();
-            if (kb > 0) {
-                WGMMA_WAIT(1);
-                release(r->tiles.empty + 8 * before, lane);
-            }
+            multiply_waves(sums, r, at.stage, group, 1);
+            WGMMA_WAIT(1);
+            release(r->tiles.empty + 8 * before, lane);
             before = at.stage;
             place_on(&at);
         }
@@ -279,7 +288,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     r.tiles.empty = r.tiles.full + STAGES * 8;
     r.filled = r.tiles.empty + STAGES * 8;
     r.used = r.filled + 16;
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 warp = warp_number(), lane = threadIdx.x % 32;
     const int few = BM <= 128 && m <= BM; /* one row of tiles */
     int early = 0;
     grid_release();
