@@ -103,6 +103,7 @@ typedef struct qn_cuda {
     pthread_mutex_t lock; /* of everything below */
     int nvrtc_tried;
     qn_nvrtc_api nvrtc;
+    int32_t nvrtc_options;   /* how many of qn_cuda_options it knows */
     char compiler[64];       /* identity of NVRTC as a folder's name; "" when it is missing */
     char no_compiler[256];   /* why it is missing */
     int cache_failed;        /* the cache folder could not be used: said once, not tried again */
