@@ -72,8 +72,8 @@ QN_INLINE vf load_one(const int format, const char *p)
 
 /* 1 + e^-g, within 2^-21. e^-g is 2^n for n in steps of 1 / VEC_ROOTS, from a table of as many roots of two, times a
  * polynomial in r = g + n ln2, which is VEC_AT_0 at 0. Where the power is beyond f32, or below -86.5 at levels that
- * make it of bits, the sum is infinite; above 86.5 the power is held to what does not count. near: no |g| is above
- * 86.5. */
+ * make it of bits, the sum is infinite; above 86.5 the power is held to what does not count. near: no |g| is beyond
+ * VEC_NEAR's limit. */
 QN_INLINE vf silu_below(vf g, const int near)
 {
     /* 1.5 * 2^23 steps: the sum's last bits count them */
@@ -90,20 +90,21 @@ QN_INLINE vf silu_below(vf g, const int near)
 /* g u / a of two vectors, a and b being what silu_below() gives, the quotients within 2^-20.3. -infinity gives NaN, as
  * in the reference. */
 #ifdef VEC_DIVIDES
-QN_INLINE void silu_pair(vf *g, vf *h, vf u, vf w, vf a, vf b)
+QN_INLINE void silu_pair(vf *g, vf *h, vf u, vf w, vf a, vf b, const int near)
 {
+    (void)near;
     *g = vf_mul(vf_div(*g, a), u);
     *h = vf_mul(vf_div(*h, b), w);
 }
 #else
 /* One division serves both: 1 / (a b) times b is 1 / a. Lanes where the product is no f32 (or an element NaN) are
  * divided one by one. */
-QN_INLINE void silu_pair(vf *g, vf *h, vf u, vf w, vf a, vf b)
+QN_INLINE void silu_pair(vf *g, vf *h, vf u, vf w, vf a, vf b, const int near)
 {
     const float limit = 0x1p126f;
     const vf both = vf_mul(a, b), inverse = vf_div(vf_set(1.0f), both);
     vf q = vf_mul(*g, vf_mul(inverse, b)), r = vf_mul(*h, vf_mul(inverse, a));
-    if (!vf_all_below(both, limit)) {
+    if (!near && !vf_all_below(both, limit)) {
         q = vf_where_below(both, limit, q, vf_div(*g, a));
         r = vf_where_below(both, limit, r, vf_div(*h, b));
     }
@@ -145,14 +146,14 @@ QN_INLINE void silu_step(const int format, const int form, const int near, const
     vf g, h, u, w;
     load_step(format, gate, &g, &h);
     load_step(format, up, &u, &w);
-    silu_pair(&g, &h, u, w, silu_below(g, near), silu_below(h, near));
+    silu_pair(&g, &h, u, w, silu_below(g, near), silu_below(h, near), near);
     silu_put(format, form, g, h, past, out);
 }
 
 #ifdef VEC_NEAR
 enum { NEAR_STEPS = VEC_NEAR };
 
-/* Whether no magnitude of NEAR_STEPS steps is above 86.5, so that nothing is held. */
+/* Whether no magnitude of NEAR_STEPS steps is above a limit, so that nothing is held. */
 QN_INLINE int gates_near(const int format, const char *gate)
 {
     vi top = vi_set(0);
@@ -161,8 +162,8 @@ QN_INLINE int gates_near(const int format, const char *gate)
         top = format == QN_MM_F32 ? vi_umax(top, vi_and(x, vi_set(0x7fffffff)))
                                   : vi_max16(top, vi_and(x, vi_set(0x7fff7fff)));
     }
-    return format == QN_MM_F32 ? !vec_any_above(top, 0x42ad0000)
-                               : !vec_any_above16(top, format == QN_MM_F16 ? 0x5568 : 0x42ad);
+    return format == QN_MM_F32 ? !vec_any_above(top, VEC_NEAR_BF16 << 16)
+                               : !vec_any_above16(top, format == QN_MM_F16 ? VEC_NEAR_F16 : VEC_NEAR_BF16);
 }
 
 #endif

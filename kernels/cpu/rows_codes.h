@@ -660,29 +660,32 @@ static void rows_nvfp4_codes(float g, const float *top, int64_t blocks, uint8_t 
     }
 }
 
+/* Codes of 4 STEP elements. */
+QN_INLINE void e2m1_stepped(const char *x, const uint8_t *sf, const qn_rows_e2m1_steps *steps, int past, uint8_t *q)
+{
+    const vi a = vec_e2m1_stepped(x, sf, steps->add, steps->base);
+    const vi b = vec_e2m1_stepped(x + 4 * STEP, sf + STEP / 8, steps->add, steps->base);
+    vi_put_nibbles4(q, a, b, past);
+}
+
 static void rows_e2m1_steps(const void *x, int64_t n, const uint8_t *sf, const qn_rows_e2m1_steps *steps, int64_t ahead,
                             int past, uint8_t *q)
 {
     const char *const p = x;
     int64_t i = 0;
-    for (; i + 4 * STEP <= n; i += 4 * STEP, sf += 4) {
-        vi both[2];
-        for (int j = 0; j < 2; j++) {
-            const char *const a = p + (i + 2 * j * STEP) * 2, *const b = a + STEP * 2;
-            const uint8_t s = sf[2 * j], t = sf[2 * j + 1];
-            fetch_step(QN_MM_BF16, a, ahead);
-            fetch_step(QN_MM_BF16, b, ahead);
-            both[j] =
-                vec_e2m1_stepped(vi_load(a), vi_load(b), steps->add[s], steps->add[t], steps->base[s], steps->base[t]);
+    for (; i + 4 * STEP <= n; i += 4 * STEP) {
+        for (int j = 0; j < 4; j++) {
+            fetch_step(QN_MM_BF16, p + (i + j * STEP) * 2, ahead);
         }
-        vi_put_nibbles4(q + i / 2, both[0], both[1], past);
+        e2m1_stepped(p + i * 2, sf + i / 16, steps, past, q + i / 2);
     }
-    for (; i < n; i += STEP, sf++) {
-        const vi a = vi_load(p + i * 2);
-        uint8_t last[2 * STEP];
-        const vi w = vec_e2m1_stepped(a, a, steps->add[*sf], steps->add[*sf], steps->base[*sf], steps->base[*sf]);
-        vi_put_nibbles4(last, w, w, 0);
-        memcpy(q + i / 2, last, STEP / 2);
+    if (i < n) {
+        char pad[8 * STEP] = {0};
+        uint8_t scales[STEP / 4] = {0}, last[2 * STEP];
+        memcpy(pad, p + i * 2, (size_t)((n - i) * 2));
+        memcpy(scales, sf + i / 16, (size_t)((n - i) / 16));
+        e2m1_stepped(pad, scales, steps, 0, last);
+        memcpy(q + i / 2, last, (size_t)((n - i) / 2));
     }
 }
 #endif

@@ -1,6 +1,6 @@
-/* bf16 to e4m3 and fnuz by integers (kernels/common/rows.h: qn_rows_steps). Part of rows_codes.h.
+/* bf16 to e4m3 and fnuz by integers (kernels/common/rows.h: qn_rows_steps), of levels with VEC_STEPS. Part of
+ * rows_codes.h.
  *
- * Of levels with VEC_STEPS (avx2: at avx512 the way through f32 waits less for memory, though it computes longer).
  * Sixteen bits an element all the way, one lookup for the scale's mantissa: half
  * the operations of the way through f32. Codes below the smallest normal number
  * have fewer bits, which the sum does not know; a pair of steps where one comes
@@ -155,8 +155,8 @@ QN_INLINE void put_small_group(const int code, const qn_rows_rule *rule, const c
 
 QN_INLINE void fetch_group(const char *x, int64_t ahead)
 {
-    for (int j = 0; ahead && j < GROUP_VECTORS; j += 2) {
-        vec_prefetch(x + ahead + j * STEP * 2);
+    for (int64_t i = 0; ahead && i < QN_ROWS_FP8_GROUP * 2; i += 64) {
+        vec_prefetch(x + ahead + i);
     }
 }
 

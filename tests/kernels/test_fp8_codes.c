@@ -16,7 +16,7 @@
 #include "format/format.h"
 
 enum { MANTISSAS = 128, BINADES = 24, GROUP = 128, BLOCK = 16, INPUTS = 2, OUTPUTS = 3 };
-enum { SCALE_BINADES = 22, BLOCKS = 6 * MANTISSAS / (BLOCK - 1) + 1 }; /* of largest magnitudes; of a row */
+enum { SCALE_BINADES = 22, BLOCKS = 6 * MANTISSAS / (BLOCK - 1) + 2 }; /* of largest magnitudes; of a row, odd */
 
 static qn_ctx *ctx;
 

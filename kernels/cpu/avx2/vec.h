@@ -429,8 +429,10 @@ static inline int vec_any_above16(vi a, int16_t limit)
 /* A quotient takes no longer than a half of one and what goes with it (kernels/cpu/rows.h). */
 #define VEC_DIVIDES 1
 
-/* Steps of silu whose gates are looked at together. */
+/* Steps of silu whose gates are looked at together; magnitudes up to 86.5 need no limit. */
 #define VEC_NEAR 8
+#define VEC_NEAR_BF16 0x42ad
+#define VEC_NEAR_F16 0x5568
 
 /* Even and odd elements of two vectors' worth into the first and the second half. */
 static inline void vf_interleave(vf *a, vf *b)
@@ -682,11 +684,11 @@ static inline vi vec_step_codes(vi x, vi table, vi base)
 
 /* What vi_put_nibbles4 takes, of two blocks of bf16: quarters of binades as qn_rows_e2m1_steps tells them, of which
  * five and more have their codes in a table, one to four the code 1. */
-static inline vi vec_e2m1_stepped(vi a, vi b, const uint8_t *add_a, const uint8_t *add_b, uint32_t base_a,
-                                  uint32_t base_b)
+static inline vi vec_e2m1_stepped(const char *p, const uint8_t *sf, const uint8_t (*add)[16], const uint32_t *bases)
 {
-    const __m256i x[2] = {a, b}, table[2] = {vec_table16(add_a), vec_table16(add_b)};
-    const __m256i base[2] = {vi_set(base_a), vi_set(base_b)};
+    const __m256i x[2] = {vi_load(p), vi_load(p + 32)};
+    const __m256i table[2] = {vec_table16(add[sf[0]]), vec_table16(add[sf[1]])};
+    const __m256i base[2] = {vi_set(bases[sf[0]]), vi_set(bases[sf[1]])};
     __m256i met[2];
     for (int i = 0; i < 2; i++) {
         const __m256i bin = _mm256_and_si256(_mm256_srli_epi16(x[i], 3), _mm256_set1_epi16(15));
@@ -698,7 +700,7 @@ static inline vi vec_e2m1_stepped(vi a, vi b, const uint8_t *add_a, const uint8_
     const __m256i held = _mm256_min_epu8(_mm256_packus_epi16(met[0], met[1]), _mm256_set1_epi8(20));
     const __m256i none_last = _mm256_sub_epi8(held, _mm256_set1_epi8(1));
     const __m256i code = _mm256_shuffle_epi8(codes, _mm256_subs_epu8(none_last, _mm256_set1_epi8(4)));
-    const __m256i sign = _mm256_and_si256(_mm256_srli_epi16(_mm256_packs_epi16(a, b), 4), _mm256_set1_epi8(8));
+    const __m256i sign = _mm256_and_si256(_mm256_srli_epi16(_mm256_packs_epi16(x[0], x[1]), 4), _mm256_set1_epi8(8));
     return _mm256_or_si256(sign, code);
 }
 

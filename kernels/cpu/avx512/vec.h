@@ -393,6 +393,22 @@ static inline vf vec_rest(vf r)
     return _mm512_fmadd_ps(r, _mm512_set1_ps(0.5f), _mm512_set1_ps(-1.00005865f));
 }
 
+/* Whether a lane is above the limit, and a word: both signed. */
+static inline int vec_any_above(vi a, int32_t limit)
+{
+    return _mm512_cmpgt_epi32_mask(a, _mm512_set1_epi32(limit)) != 0;
+}
+
+static inline int vec_any_above16(vi a, int16_t limit)
+{
+    return _mm512_cmpgt_epi16_mask(a, _mm512_set1_epi16(limit)) != 0;
+}
+
+/* Steps of silu whose gates are looked at together; of magnitudes up to 43 two sums have a product below 2^125. */
+#define VEC_NEAR 4
+#define VEC_NEAR_BF16 0x422c
+#define VEC_NEAR_F16 0x5160
+
 /* Even and odd elements of two vectors' worth into the first and the second half. */
 static inline void vf_interleave(vf *a, vf *b)
 {
@@ -654,6 +670,73 @@ static inline vi vec_round(vf t, const int held, const vec_addends *a)
     }
     const __m512i exponent = _mm512_srli_epi32(_mm512_castps_si512(size), 23);
     return _mm512_castps_si512(_mm512_add_ps(size, _mm512_permutex2var_ps(a->low, exponent, a->high)));
+}
+
+/* ---- bf16 to codes of three mantissa bits by integers (kernels/cpu/rows_steps.h) ---- */
+
+#define VEC_STEPS 1
+
+/* Sixteen bytes for every 128 bits. */
+static inline vi vec_table16(const uint8_t *p)
+{
+    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p));
+}
+
+/* Codes of 16-bit words, sign aside, before they are packed. */
+static inline vi vec_step_codes(vi x, vi table, vi base)
+{
+    const __m512i bin = _mm512_and_si512(_mm512_srli_epi16(x, 3), _mm512_set1_epi16(15));
+    const __m512i v = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
+    const __m512i sum = _mm512_add_epi16(v, _mm512_shuffle_epi8(table, bin));
+    return _mm512_srli_epi16(_mm512_subs_epu16(sum, base), 4);
+}
+
+/* What vi_put_nibbles4 takes, of four blocks of bf16: quarters of binades as qn_rows_e2m1_steps tells them, of which
+ * five and more have their codes in a table, one to four the code 1. */
+static inline vi vec_e2m1_stepped(const char *p, const uint8_t *sf, const uint8_t (*add)[16], const uint32_t *bases)
+{
+    const __m512i x[2] = {vi_load(p), vi_load(p + 64)};
+    __m512i met[2];
+    for (int i = 0; i < 2; i++) {
+        const uint8_t s = sf[2 * i], t = sf[2 * i + 1];
+        const __m512i table = _mm512_mask_broadcast_i32x4(vec_table16(add[s]), 0xff00,
+                                                          _mm_loadu_si128((const __m128i *)(const void *)add[t]));
+        const __m512i base = _mm512_mask_set1_epi32(vi_set(bases[s]), 0xff00, (int32_t)bases[t]);
+        const __m512i bin = _mm512_and_si512(_mm512_srli_epi16(x[i], 3), _mm512_set1_epi16(15));
+        const __m512i v = _mm512_and_si512(x[i], _mm512_set1_epi16(0x7fff));
+        const __m512i sum = _mm512_add_epi16(v, _mm512_shuffle_epi8(table, bin));
+        met[i] = _mm512_srli_epi16(_mm512_subs_epu16(sum, base), 5);
+    }
+    const __m512i codes = _mm512_broadcast_i32x4(_mm_setr_epi8(1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 7));
+    const __m512i held = _mm512_min_epu8(_mm512_packus_epi16(met[0], met[1]), _mm512_set1_epi8(20));
+    const __m512i none_last = _mm512_sub_epi8(held, _mm512_set1_epi8(1));
+    const __m512i code = _mm512_shuffle_epi8(codes, _mm512_subs_epu8(none_last, _mm512_set1_epi8(4)));
+    return vi_select(_mm512_set1_epi8(8), _mm512_srli_epi16(_mm512_packs_epi16(x[0], x[1]), 4), code);
+}
+
+/* Whether one of the bytes is below that. */
+static inline int vec_any_below(vi bytes, uint8_t least)
+{
+    return _mm512_cmplt_epu8_mask(bytes, _mm512_set1_epi8((char)least)) != 0;
+}
+
+/* Whether one of the words, sign aside, is in [first, first + count). */
+static inline int vec_any_in(vi x, vi first, vi count)
+{
+    const __m512i from_first = _mm512_sub_epi16(_mm512_and_si512(x, _mm512_set1_epi16(0x7fff)), first);
+    return _mm512_cmplt_epu16_mask(from_first, count) != 0;
+}
+
+static inline vi vi_umin8(vi a, vi b)
+{
+    return _mm512_min_epu8(a, b);
+}
+
+/* Codes as vi_bytes leaves them, with the signs of the words a and b that they are of. */
+static inline void vec_put_signed(uint8_t *p, vi codes, vi a, vi b, const int past)
+{
+    const __m512i both = vi_select(_mm512_set1_epi8((char)0x80), _mm512_packs_epi16(a, b), codes);
+    vec_put(p, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), both), past);
 }
 
 /* Into the second cache: the first one's few outstanding lines are not for what comes later. A macro: gcc finds that a

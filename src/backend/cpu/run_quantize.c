@@ -305,7 +305,7 @@ static void encode_groups(const quantize_job *job, const group_rules *by, int32_
         return;
     }
     int any_far = 0;
-    for (int64_t g = 0; g * group < n; g++) {
+    for (int64_t g = 0; job->is_static && g * group < n; g++) { /* found ones are bytes */
         any_far |= is_far(&rules[g]);
     }
     if (!any_far) {
