@@ -219,15 +219,11 @@ DEV void promote(float *sums, const float *part, const float *sa, const float *s
     }
 }
 
-/* Operands of a k-block, of the first product's a. The address is the same in all lanes, which the compiler cannot see:
- * so the descriptors stay in uniform registers, and the products follow each other at once. */
-DEV u64 uniform_operand(u32 at)
-{
-    return wgmma_operand(__shfl_sync(~0u, at, 0));
-}
-
-#define OPERAND_A(stage) uniform_operand(r->tiles.a + (stage) * A_BYTES + PRODUCT_ROW(group, 0) * 128)
-#define OPERAND_B(stage) uniform_operand(r->tiles.b + (stage) * B_BYTES)
+/* Operands of a k-block, of the first product's a: those of the first stage and on. */
+#define FIRST_OPERANDS                                                                                                \
+    const u64 a_first = wgmma_operand(r->tiles.a + PRODUCT_ROW(group, 0) * 128), b_first = wgmma_operand(r->tiles.b)
+#define OPERAND_A(stage) wgmma_operand_on(a_first, (stage) * (A_BYTES / 16))
+#define OPERAND_B(stage) wgmma_operand_on(b_first, (stage) * (B_BYTES / 16))
 #define PRODUCT_STEP ((PRODUCT_ROW(0, 1) - PRODUCT_ROW(0, 0)) * 128 / 16) /* of descriptors of a */
 
 /* Where the consumers stand: in the ring of tiles and in that of scales. */
@@ -256,6 +252,7 @@ DEV void multiply_tile(const rings *r, stand *now, float sums[WAVES][SUMS], cons
     place at = now->at, batch = now->batch;
     float even[SUMS], odd[SUMS];
     scales even_scales, odd_scales;
+    FIRST_OPERANDS;
     u32 even_stage = 0, odd_stage = 0;
     u64 a, b;
     int kb = k->first + 1;
@@ -285,7 +282,7 @@ DEV void multiply_tile(const rings *r, stand *now, float sums[WAVES][SUMS], cons
 /* Where scales are read: before a k-block's products, or while the first runs, as most tiles want it. */
 #define SCALES_FIRST (LAYOUT == ONE && BN > 128)
 /* 1: what the next k-block's products need is made ready while the last of this one runs, where registers allow it;
- * masked groups were 5 to 10 % slower so. */
+ * masked groups gain nothing by it. */
 #define AHEAD (LAYOUT != MASKED && BN <= 128 && !(GROUPS == 3 && (STORE || OUT == 2)))
 
 /* `products` of a k-block, one after the other; the other warpgroups' are under way meanwhile. */
@@ -293,6 +290,7 @@ DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], 
                            u32 group, u32 local, u32 lane)
 {
     place at = now->at, batch = now->batch;
+    FIRST_OPERANDS;
     u64 a = OPERAND_A(at.stage), b = OPERAND_B(at.stage);
     u32 there = 0;
 #pragma unroll 1
@@ -448,6 +446,7 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
 #else
         store_tile(&p->size, &w, d_map, r->d, d, p->d_row, sums, group, warp, lane);
 #endif
+        __syncwarp(); /* the compiler knows again that warps are whole: see uniform */
     }
 #if STORE
     tensor_store_wait();
@@ -562,7 +561,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
         const u32 thread = thread_index() - 128;
         const rings own = rings_at(shared_address(shared));
-        multiply(&p, &own, &d_map, thread / 128, thread / 32 % 4, thread % 32);
+        multiply(&p, &own, &d_map, uniform(thread / 128), thread / 32 % 4, thread % 32);
     }
 #if CLUSTER > 1
     /* Nobody leaves while another may still fill its ring or arrive at its barriers. */

@@ -342,6 +342,15 @@ DEV void tensor_store_wait(void)
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
+/* ---- uniform values ---- */
+
+/* A value that is the same in all lanes of a warp, which the compiler cannot see where it comes of the thread's index:
+ * what hangs on it then stays in uniform registers and branches, and wgmma's instructions follow each other at once. */
+DEV u32 uniform(u32 v)
+{
+    return __shfl_sync(~0u, v, 0);
+}
+
 /* ---- clusters, registers, launches ---- */
 
 DEV u32 cluster_rank(void)
@@ -428,6 +437,12 @@ DEV u64 wgmma_operand(u32 at)
     return (u64)((at & 0x3FFFF) >> 4) | ((u64)1 << 16) | ((u64)64 << 32) | ((u64)1 << 62);
 }
 #define WGMMA_K_STEP 2
+
+/* The operand so many times 16 bytes beyond that one: the same in all lanes, see uniform. */
+DEV u64 wgmma_operand_on(u64 first, u32 steps)
+{
+    return (first & ~(u64)0xFFFFFFFF) | uniform((u32)first + steps);
+}
 
 DEV void wgmma_fence(void)
 {

@@ -215,7 +215,7 @@ static qn_status launch_strips(const qn_cuda_run *run, operands *o, qn_error *er
 
 /* The tile of the least estimated time where every group has its share of the rows, or two thirds of the most, and
  * wastes half a tile. Of masked groups lower than a tall tile, whole products are left out. Measured beside the
- * estimate: where groups are masked wide tiles gain, those of three warpgroups only stored by boxes. */
+ * estimate: where groups are masked wide and tall tiles gain, those of three warpgroups only stored by boxes. */
 static int32_t choose_tile(const qn_cuda_run *run, const operands *o, int may_store)
 {
     const double rows = o->masked ? 2.0 / 3.0 * o->m : (double)o->m / o->experts;
@@ -228,10 +228,8 @@ static int32_t choose_tile(const qn_cuda_run *run, const operands *o, int may_st
         double cost = qn_tile_cost(&t, tiles, qn_ceil_div(o->k, 128), run->device->sms);
         if (o->masked && o->m <= 256 && t.bm == 256) {
             cost *= 0.85;
-        } else if (o->masked && i == QN_TILE_WIDE) {
-            cost *= 0.93;
-        } else if (o->masked && i == QN_TILE_THREE) {
-            cost *= 1.08;
+        } else if (o->masked) {
+            cost *= i == QN_TILE_WIDE ? 0.94 : i == QN_TILE_THREE ? 1.08 : i == QN_TILE_TALL ? 0.97 : 1.0;
         }
         if ((!t.store || may_store) && (least <= 0.0 || cost < least)) {
             least = cost;
