@@ -216,6 +216,7 @@ typedef struct qn_panel_set {
     int32_t row_multiple;      /* rows of a are readable up to a multiple of this */
     int32_t mr, nr;            /* register tile: rows, columns */
     int32_t rows_block, panels_block; /* what the set likes best in one call when there are many rows */
+    int32_t few_panels;        /* of two to sixteen rows, at most; 0: as of one */
     size_t scratch_bytes;
     qn_panel_digits_fn digits; /* NULL: no codes of groups */
     qn_panel_words_fn words;   /* rows_i8 of QN_PANEL_ROWS_I16 */

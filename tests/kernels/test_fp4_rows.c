@@ -1,7 +1,7 @@
 /* Products by 4-bit weights with rows that rounding to integers could hurt (kernels/cpu/avx2/fp4_avx2.c): elements of
  * any size beside each other, large ones that meet weights of zero, small ones whose roundings all point one way,
  * scales that are NaN. Every row of the registry stays within the error model, and a row alone has the bits that it has
- * in a batch. */
+ * in a batch, of any number of rows and over many columns. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,6 +19,7 @@
 #define SEED 20261123u
 
 enum { ROWS = 5, COLS = 37, DEPTH = 1632 }; /* of K: more than are rounded together, and no whole block */
+enum { MOST_ROWS = 18, WIDE_COLS = 293 };   /* more than kernels of few rows take at once */
 
 static qn_ctx *ctx;
 static qn_rng rng = {SEED};
@@ -61,11 +62,11 @@ typedef struct operands {
     int64_t row_bytes[QN_MAX_IN]; /* of operands with rows */
 } operands;
 
-static void operands_make(const char *text, content c, operands *o, qn_op_desc *desc)
+static void operands_make(const char *text, content c, int rows, operands *o, qn_op_desc *desc)
 {
     qn_error error = {0};
     char words[120];
-    snprintf(words, sizeof words, text, ROWS);
+    snprintf(words, sizeof words, text, rows);
     assert_int_equal(qn_op_desc_parse(words, desc, &error), QN_OK);
     memset(o, 0, sizeof *o);
     for (int i = 0; i < QN_MAX_IN; i++) {
@@ -89,7 +90,7 @@ static void operands_make(const char *text, content c, operands *o, qn_op_desc *
     const qn_format format = desc->in[x].format;
     const int64_t size = qn_format_get_info(format)->block_bytes;
     o->row_bytes[x] = DEPTH * size;
-    for (int r = 0; r < ROWS; r++) {
+    for (int r = 0; r < rows; r++) {
         for (int k = 0; k < DEPTH; k++) {
             const float value = element(c, o->in[b], r, k);
             assert_int_equal(qn_encode(format, &value, 1, (char *)o->in[x] + (r * DEPTH + k) * size, NULL), QN_OK);
@@ -126,7 +127,7 @@ static int run(const char *text, const qn_plan_options *options, const operands 
     const size_t bytes = (qn_plan_workspace_bytes(plan, m, 1) + 64) / 64 * 64;
     void *workspace = aligned_alloc(64, bytes);
     assert_non_null(workspace);
-    memset(out, 0xAA, (size_t)(m * COLS) * sizeof *out);
+    memset(out, 0xAA, (size_t)(shapes[0].dims[0] * shapes[0].dims[1]) * sizeof *out);
     assert_int_equal(qn_run(plan, &args, workspace, bytes, NULL, &error), QN_OK);
     free(workspace);
     qn_plan_destroy(plan);
@@ -181,7 +182,7 @@ static void rows_of_any_content_stay_within_the_model(void **state)
         const content c = (content)(i % CONTENTS);
         operands o;
         qn_op_desc desc;
-        operands_make(text, c, &o, &desc);
+        operands_make(text, c, ROWS, &o, &desc);
         qn_plan_options options;
         qn_plan_options_init(&options);
         options.backend = QN_BACKEND_REF;
@@ -199,6 +200,56 @@ static void rows_of_any_content_stay_within_the_model(void **state)
     assert_true(kernels > 0);
 }
 
+/* All numbers of rows from the first on, by one kernel. */
+static int check_batches(const char *text, const operands *o, const qn_kernel_info *kernel)
+{
+    static float alone[MOST_ROWS * WIDE_COLS], batch[MOST_ROWS * WIDE_COLS];
+    static const int numbers[] = {2, 3, 4, 5, 6, 7, 8, 9, 14, 16, 17, MOST_ROWS};
+    qn_plan_options options;
+    qn_plan_options_init(&options);
+    options.backend = QN_BACKEND_CPU;
+    options.kernel = kernel->name;
+    for (int r = 0; r < MOST_ROWS; r++) {
+        if (!run(text, &options, o, r, 1, alone + r * WIDE_COLS)) {
+            return 0;
+        }
+    }
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        run(text, &options, o, 0, numbers[i], batch);
+        for (int r = 0; r < numbers[i]; r++) {
+            if (memcmp(alone + r * WIDE_COLS, batch + r * WIDE_COLS, WIDE_COLS * sizeof *batch) != 0) {
+                fail_msg("seed %u, %s, %s: row %d of %d has other bits than alone", SEED, kernel->name, text, r,
+                         numbers[i]);
+            }
+        }
+    }
+    return 1;
+}
+
+static void any_number_of_rows_has_the_bits_of_single_ones(void **state)
+{
+    (void)state;
+    static const char *const wide[] = {"nvfp4_mm m=%d n=293 k=1632 out=f32", "mxfp4_mm m=%d n=293 k=1632 out=f32"};
+    int kernels = 0;
+    for (size_t i = 0; i < sizeof wide / sizeof *wide; i++) {
+        operands o;
+        qn_op_desc desc;
+        qn_kernel_info k;
+        operands_make(wide[i], WIDE, MOST_ROWS, &o, &desc);
+        for (int32_t n = 0; qn_kernel_at(ctx, n, &k) == QN_OK; n++) {
+            if (k.op == desc.op && k.backend == QN_BACKEND_CPU && !k.refusal && k.isa > QN_ISA_SCALAR) {
+                kernels += check_batches(wide[i], &o, &k);
+            }
+        }
+        for (int slot = 0; slot < QN_MAX_IN; slot++) {
+            free(o.in[slot]);
+        }
+    }
+    if (!kernels) {
+        skip();
+    }
+}
+
 static int start(void **state)
 {
     (void)state;
@@ -214,6 +265,7 @@ static int stop(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(rows_of_any_content_stay_within_the_model)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(rows_of_any_content_stay_within_the_model),
+                                       cmocka_unit_test(any_number_of_rows_has_the_bits_of_single_ones)};
     return cmocka_run_group_tests(tests, start, stop);
 }

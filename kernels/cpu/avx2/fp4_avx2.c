@@ -5,8 +5,9 @@
  * An integer of x has 23 bits: d0 + 128 d1 - 32768 d2, d0 from 0 to 127. Mostly two digits are enough, what is nearest
  * to x with d0 = 0 (span_digits decides, by the row's own elements). One row: digits are bytes, pairs of products go to
  * 16 bits, which hold four such pairs, codes are looked up on the way and have no sign. More rows: the two upper digits
- * are a word, codes are looked up once for all rows, to words in memory that stays in the first cache. Either way a
- * group of a row is in eight registers while the columns of several panels pass by. */
+ * are a word. One row, or many: a group of a row is in eight registers while the columns of several panels pass by, for
+ * many rows as words that were looked up once, in memory that stays in the first cache. A few rows: the codes of a
+ * group of eight columns are in eight registers while the rows pass by, each number of x a vector in that cache. */
 #include <immintrin.h>
 #include <stdint.h>
 #include <string.h>
@@ -18,11 +19,14 @@
 
 #define GROUP 16
 #define GROUPS (QN_PANEL_K / GROUP)
-#define HALVES 2      /* of a panel: a vector holds eight columns */
-#define LINES 4       /* vectors of codes of a group of a half, as bytes */
-#define PANELS 4      /* of one row, read at once */
-#define MOST_PANELS 8 /* of more rows */
-#define ABOVE 12      /* doubled e2m1 and this has no sign */
+#define HALVES 2       /* of a panel: a vector holds eight columns */
+#define LINES 4        /* vectors of codes of a group of a half, as bytes */
+#define PANELS 4       /* of one row, read at once */
+#define MOST_PANELS 8  /* of many rows */
+#define FEW_ROWS 16    /* at most, of those that codes in registers serve */
+#define ROWS_AT_ONCE 4 /* of them */
+#define FEW_SUMS 256   /* vectors: panels of few rows, read at once, by rows */
+#define ABOVE 12       /* doubled e2m1 and this has no sign */
 #define SCALES_AT 512
 #define SPAN 1024      /* elements of x that are rounded together, from multiples of it on */
 #define AHEAD_BLOCKS 4 /* to what is prefetched */
@@ -368,11 +372,16 @@ QN_INLINE __m256i dot(const __m256i unsigned_bytes[LINES], const __m256i signed_
 }
 
 /* A group's exact sum is scaled and added. Scales of mxfp4 come last: theirs are up to 2^123. */
-QN_INLINE void add_group(const int code, __m256i all, __m256 row_scale, __m256 scale, float *sums)
+QN_INLINE __m256 group_added(const int code, __m256i all, __m256 row_scale, __m256 scale, __m256 sums)
 {
     const int last = code == QN_PANEL_MXFP4;
     const __m256 part = _mm256_mul_ps(_mm256_cvtepi32_ps(all), last ? row_scale : scale);
-    _mm256_storeu_ps(sums, _mm256_fmadd_ps(part, last ? scale : row_scale, _mm256_loadu_ps(sums)));
+    return _mm256_fmadd_ps(part, last ? scale : row_scale, sums);
+}
+
+QN_INLINE void add_group(const int code, __m256i all, __m256 row_scale, __m256 scale, float *sums)
+{
+    _mm256_storeu_ps(sums, group_added(code, all, row_scale, scale, _mm256_loadu_ps(sums)));
 }
 
 /* Group g of a row times panels from block on, looked up on the way. */
@@ -410,18 +419,21 @@ typedef struct staged {
     __m256 scale;
 } staged;
 
-/* Pairs of a group of eight columns: a nibble comes to the upper byte of its word. */
+/* Pairs of a group of eight columns: what the nibbles of bytes stand for comes to the upper byte of its word. */
 QN_INLINE void group_pairs(const char *lines, __m256i pairs[GROUP / 2])
 {
-    const __m256i table = _mm256_broadcastsi128_si256(DOUBLED), upper = _mm256_set1_epi16(0x0f00);
+    const __m256i table = _mm256_broadcastsi128_si256(DOUBLED);
+    const __m256i low = _mm256_set1_epi8(15), upper = _mm256_set1_epi16(-256);
     UNROLL for (int l = 0; l < 2; l++)
     {
-        const __m256i x = load(lines + l * QN_PANEL_LINE);
-        const __m256i at[4] = {_mm256_slli_epi16(x, 8), _mm256_slli_epi16(x, 4), x, _mm256_srli_epi16(x, 4)};
-        UNROLL for (int p = 0; p < 4; p++)
-        {
-            pairs[4 * l + p] = _mm256_shuffle_epi8(table, _mm256_and_si256(at[p], upper));
-        }
+        __m256i x = load(lines + l * QN_PANEL_LINE);
+        __asm__("" : "+x"(x)); /* one load */
+        const __m256i even = _mm256_shuffle_epi8(table, _mm256_and_si256(x, low));
+        const __m256i odd = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(x, 4), low));
+        pairs[4 * l] = _mm256_slli_epi16(even, 8);
+        pairs[4 * l + 1] = _mm256_slli_epi16(odd, 8);
+        pairs[4 * l + 2] = _mm256_and_si256(even, upper);
+        pairs[4 * l + 3] = _mm256_and_si256(odd, upper);
     }
 }
 
@@ -457,6 +469,21 @@ QN_INLINE __m256i pair_sums(const __m256i x[GROUP / 2], const __m256i pairs[GROU
     return _mm256_add_epi32(sums[0], sums[1]);
 }
 
+/* Sums of all digits, where there are lowest ones. */
+QN_INLINE __m256i sums_with_lowest(const __m256i x[GROUP / 2], const __m256i lowest[GROUP / 2],
+                                   const __m256i pairs[GROUP / 2])
+{
+    const __m256i upper = _mm256_srai_epi32(pair_sums(x, pairs), 1);
+    return _mm256_add_epi32(upper, _mm256_srai_epi32(pair_sums(lowest, pairs), 8));
+}
+
+QN_INLINE void spread_lowest(const qn_panel_digits *row, int64_t g, __m256i lowest[GROUP / 2])
+{
+    const __m256i words =
+        _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(row->under + g * GROUP)));
+    spread(GROUP / 2, &words, lowest);
+}
+
 /* Group g of a row times the staged groups of panels. */
 QN_INLINE void staged_row(const int code, const qn_panel_digits *row, int64_t g, const staged *w, int64_t panels,
                           float *sums)
@@ -474,15 +501,11 @@ static __attribute__((noinline)) void staged_row_lowest(const int code, const qn
                                                         const staged *w, int64_t panels, float *sums)
 {
     __m256i x[GROUP / 2], lowest[GROUP / 2];
-    const __m256i words =
-        _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(row->under + g * GROUP)));
     spread(GROUP / 2, row->word + g * GROUP, x);
-    spread(GROUP / 2, &words, lowest);
+    spread_lowest(row, g, lowest);
     const __m256 scale = _mm256_set1_ps(row->scale[g]);
     for (int64_t n = 0; n < panels * HALVES; n++) {
-        const __m256i upper = _mm256_srai_epi32(pair_sums(x, w[n].pairs), 1);
-        const __m256i all = _mm256_add_epi32(upper, _mm256_srai_epi32(pair_sums(lowest, w[n].pairs), 8));
-        add_group(code, all, scale, w[n].scale, sums + n * 8);
+        add_group(code, sums_with_lowest(x, lowest, w[n].pairs), scale, w[n].scale, sums + n * 8);
     }
 }
 
@@ -546,8 +569,196 @@ QN_INLINE void rows_block(const int code, const qn_panel_call *call, int64_t p, 
     }
 }
 
+/* A group of a row of x, numbers of 32 bits, one a vector. */
+typedef struct spread_group {
+    __m256i pairs[GROUP / 2];
+    __m256 scale;
+} spread_group;
+
+/* A block of few rows. */
+typedef struct spread_rows {
+    spread_group group[GROUPS][FEW_ROWS];
+    __m256i lowest[GROUPS][FEW_ROWS][GROUP / 2]; /* of the rows that have them */
+    uint32_t low[GROUPS];                        /* a bit a row: has lowest digits */
+} spread_rows;
+
+QN_INLINE void spread_block(const qn_panel_call *call, int64_t b, spread_rows *x)
+{
+    memset(x->low, 0, sizeof x->low);
+    for (int64_t r = 0; r < call->rows; r++) {
+        const qn_panel_digits *const row = (const qn_panel_digits *)(const void *)(call->a + r * call->a_stride) + b;
+        UNROLL for (int i = 0; i < 4; i++)
+        {
+            __builtin_prefetch((const char *)(row + 1) + i * 64, 0, 3);
+        }
+        for (int g = 0; g < GROUPS; g++) {
+            spread_group *const to = &x->group[g][r];
+            spread(GROUP / 2, row->word + g * GROUP, to->pairs);
+            to->scale = _mm256_set1_ps(row->scale[g] * (row->low[g] ? 1.0f : MIDDLE_DIGIT / 256.0f));
+            if (row->low[g]) {
+                x->low[g] |= 1U << r;
+                spread_lowest(row, g, x->lowest[g][r]);
+            }
+        }
+    }
+}
+
+/* Holds a value in a register, and its place in the order. */
+#define HERE(v) __asm__ volatile("" : "+x"(v))
+
+QN_INLINE __m256i product(const __m256i *a, const __m256i *b, int i)
+{
+    __m256i p = _mm256_madd_epi16(a[i], b[i]);
+    HERE(p);
+    return p;
+}
+
+QN_INLINE __m256i sum(__m256i a, __m256i b)
+{
+    __m256i s = _mm256_add_epi32(a, b);
+    HERE(s);
+    return s;
+}
+
+/* A group of eight columns times rows without lowest digits. Nothing is asked for soon after it was begun, or it would
+ * wait where others could: what follows a row's exact sum is among the products of the next row. */
+QN_INLINE void rows_at_once(const int code, const int rows, const __m256i w[GROUP / 2], __m256 scale,
+                            const spread_group *x, __m256 *sums)
+{
+    const int last_scale = code == QN_PANEL_MXFP4; /* as group_added has it */
+    __m256i last = _mm256_setzero_si256();
+    UNROLL for (int r = 0; r < rows; r++)
+    {
+        const __m256i *const pairs = x[r].pairs;
+        __m256 part = scale;
+        __m256i a = product(w, pairs, 0), b = product(w, pairs, 1), c = product(w, pairs, 2);
+        if (r) {
+            part = _mm256_cvtepi32_ps(last);
+            HERE(part);
+        }
+        __m256i d = product(w, pairs, 3);
+        a = sum(a, b);
+        b = product(w, pairs, 4);
+        c = sum(c, d);
+        d = product(w, pairs, 5);
+        if (r) {
+            part = _mm256_mul_ps(part, last_scale ? x[r - 1].scale : scale);
+            HERE(part);
+        }
+        a = sum(a, c);
+        c = product(w, pairs, 6);
+        b = sum(b, d);
+        d = product(w, pairs, 7);
+        a = sum(a, b);
+        if (r) {
+            part = _mm256_fmadd_ps(part, last_scale ? scale : x[r - 1].scale, sums[r - 1]);
+            HERE(part);
+        }
+        c = sum(c, d);
+        if (r) {
+            sums[r - 1] = part;
+        }
+        last = sum(a, c);
+    }
+    sums[rows - 1] = group_added(code, last, x[rows - 1].scale, scale, sums[rows - 1]);
+}
+
+/* A group of eight columns times all rows, without lowest digits. whole: no rows are left by fours. */
+QN_INLINE void group_rows(const int code, const int whole, const __m256i w[GROUP / 2], __m256 scale,
+                          const spread_group *x, int64_t rows, __m256 *sums)
+{
+    int64_t r = 0;
+    for (; r + ROWS_AT_ONCE <= rows; r += ROWS_AT_ONCE) {
+        rows_at_once(code, ROWS_AT_ONCE, w, scale, x + r, sums + r);
+    }
+    switch (whole ? 0 : rows - r) {
+    case 3: rows_at_once(code, 3, w, scale, x + r, sums + r); break;
+    case 2: rows_at_once(code, 2, w, scale, x + r, sums + r); break;
+    case 1: rows_at_once(code, 1, w, scale, x + r, sums + r); break;
+    }
+}
+
+/* The same where some rows have them. */
+QN_INLINE void group_rows_lowest(const int code, const __m256i w[GROUP / 2], __m256 scale, const spread_rows *x,
+                                 int64_t g, int64_t rows, __m256 *sums)
+{
+    for (int64_t r = 0; r < rows;) {
+        const spread_group *const row = &x->group[g][r];
+        if (r + ROWS_AT_ONCE <= rows && !(x->low[g] >> r & ((1U << ROWS_AT_ONCE) - 1))) {
+            rows_at_once(code, ROWS_AT_ONCE, w, scale, row, sums + r);
+            r += ROWS_AT_ONCE;
+            continue;
+        }
+        const __m256i all =
+            x->low[g] >> r & 1 ? sums_with_lowest(row->pairs, x->lowest[g][r], w) : pair_sums(row->pairs, w);
+        sums[r] = group_added(code, all, row->scale, scale, sums[r]);
+        r++;
+    }
+}
+
+/* Few rows times panels from p, block b: sums of a half of a panel are `stride` vectors. */
+QN_INLINE void few_block(const int code, const int whole, const qn_panel_call *call, int64_t p, int64_t panels,
+                         int64_t b, __m256 *sums, int64_t stride)
+{
+    spread_rows x;
+    spread_block(call, b, &x);
+    for (int64_t n = 0; n < panels; n++) {
+        const char *const w = call->w + (p + n) * call->panel_bytes + b * block_bytes(code);
+        uint16_t halves[HALVES * GROUPS * 8];
+        prefetch_block(code, w + AHEAD_BLOCKS * block_bytes(code));
+        halve_scales(code, w, halves);
+        for (int64_t g = 0; g < GROUPS; g++) {
+            for (int h = 0; h < HALVES; h++) {
+                __m256i pairs[GROUP / 2];
+                group_pairs(w + g * 2 * QN_PANEL_LINE + h * 32, pairs);
+                const __m256 scale = group_scale(code, w, halves, g, h);
+                __m256 *const to = sums + (n * HALVES + h) * stride;
+                if (x.low[g]) {
+                    group_rows_lowest(code, pairs, scale, &x, g, call->rows, to);
+                } else {
+                    group_rows(code, whole, pairs, scale, x.group[g], call->rows, to);
+                }
+            }
+        }
+    }
+}
+
+/* Few rows times panels from p, the whole of K. */
+QN_INLINE void few_rows(const int code, const int whole, const qn_panel_call *call, int64_t p, int64_t panels,
+                        int64_t stride)
+{
+    __m256 sums[FEW_SUMS];
+    memset(sums, 0, (size_t)(panels * HALVES * stride) * sizeof *sums);
+    for (int64_t b = 0; b < call->blocks; b++) {
+        few_block(code, whole, call, p, panels, b, sums, stride);
+    }
+    for (int64_t r = 0; r < call->rows; r++) {
+        float *const to = (float *)call->sums + r * call->sums_stride + p * QN_PANEL_COLS;
+        for (int64_t n = 0; n < panels * HALVES; n++) {
+            _mm256_storeu_ps(to + n * 8, sums[n * stride + r]);
+        }
+    }
+}
+
+QN_INLINE void few_mm(const int code, const qn_panel_call *call)
+{
+    const int64_t stride = call->rows <= FEW_ROWS / 2 ? FEW_ROWS / 2 : FEW_ROWS, step = FEW_SUMS / HALVES / stride;
+    for (int64_t p = 0; p < call->panels; p += step) {
+        const int64_t panels = call->panels - p < step ? call->panels - p : step;
+        if (call->rows % ROWS_AT_ONCE == 0) {
+            few_rows(code, 1, call, p, panels, stride);
+        } else {
+            few_rows(code, 0, call, p, panels, stride);
+        }
+    }
+}
+
 QN_INLINE void fp4_mm(const int code, const qn_panel_call *call)
 {
+    if (call->several && call->rows <= FEW_ROWS) {
+        few_mm(code, call);
+        return;
+    }
     for (int64_t r = 0; r < call->rows; r++) {
         memset((float *)call->sums + r * call->sums_stride, 0, (size_t)call->panels * QN_PANEL_COLS * sizeof(float));
     }
@@ -581,5 +792,6 @@ const qn_panel_set QN_NAME(fp4) = {.rows_f = QN_PANEL_ROWS_DIGITS,
                                    .nr = QN_PANEL_COLS,
                                    .rows_block = 64,
                                    .panels_block = 16,
+                                   .few_panels = 16,
                                    .digits = row_digits,
                                    .mm = {[QN_PANEL_NVFP4] = mm_nvfp4, [QN_PANEL_MXFP4] = mm_mxfp4}};

@@ -136,7 +136,8 @@ static grid grid_of(const qn_panel_set *set, int64_t m, int64_t panels, int32_t 
     const grid most = largest_grid(set);
     grid g = {qn_min_i64(m, most.rows), qn_min_i64(panels, most.panels)};
     if (m <= FEW_ROWS) {
-        g.panels = few_panels(panels, threads, qn_min_i64(FEW_PANELS, g.panels));
+        const int64_t few = m > 1 && set->few_panels ? set->few_panels : FEW_PANELS;
+        g.panels = few_panels(panels, threads, qn_min_i64(few, g.panels));
         return g;
     }
     const int64_t widest = g.panels;
