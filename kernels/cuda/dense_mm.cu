@@ -396,7 +396,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     r.tiles.empty = r.tiles.full + STAGES * 8;
     r.arrived = r.tiles.empty + STAGES * 8;
     r.allowed = r.arrived + GROUPS * 8;
-    const u32 warp = warp_number(), lane = threadIdx.x % 32;
+    const u32 warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
     const int few = BM <= 128 && m <= BM; /* one row of tiles */
     int early = 0;
     grid_release();

@@ -244,13 +244,6 @@ DEV u32 barrier_test(u32 bar, u32 parity)
     return done;
 }
 
-/* The thread's warp, in a register that all its lanes share: what is made of it, as operands' descriptors are, stays in
- * such registers, and what branches on it needs no way for lanes that part. */
-DEV u32 warp_number(void)
-{
-    return __shfl_sync(~0u, threadIdx.x / 32, 0);
-}
-
 /* True in one lane of a warp, all of which are here. The compiler then knows that one lane makes a copy. */
 DEV bool warp_elect(void)
 {

@@ -288,7 +288,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     r.tiles.empty = r.tiles.full + STAGES * 8;
     r.filled = r.tiles.empty + STAGES * 8;
     r.used = r.filled + 16;
-    const u32 warp = warp_number(), lane = threadIdx.x % 32;
+    const u32 warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
     const int few = BM <= 128 && m <= BM; /* one row of tiles */
     int early = 0;
     grid_release();
