@@ -26,6 +26,14 @@
 #define QN_VQ_BOOKS_SHARED (65536 + 16 * 2 * (16 * 256 + 8) + 2 * 32 * (256 + 8) + 48)
 #define QN_VQ_BOOKS_THREADS 640
 
+/* Rows of w of a unit of vq_points_cut.cu; rows of the slow axis' matrix that a run of units needs at most, for `inner`
+ * units each; rows of a base's matrix at most; bytes of a unit's digits and of sums, of a row of x. */
+#define QN_VQ_CUT_ROWS 512
+#define QN_VQ_CUT_SLOTS(units, inner) (((units) + (inner)-2) / (inner) + 1)
+#define QN_VQ_CUT_BASE 32
+#define QN_VQ_CUT_DIGITS (4 * (256 + 32))
+#define QN_VQ_CUT_SUMS (16 * (32 + 1) * 4)
+
 /* Rules of a Hadamard transform's base matrix, as src/format/lattice.h has them. */
 #define QN_TURN_PALEY_1 1
 #define QN_TURN_PALEY_2 2
@@ -39,6 +47,14 @@ typedef struct qn_cuda_turn {
     float scale; /* 1 / sqrt(length) */
     unsigned long long bits[4];
 } qn_cuda_turn;
+
+/* What is along the slow axis when the fast one is cut: the base's matrix times Sylvester's of `levels`. Bit j of
+ * rows[i] is set where element (i, j) of the base's is -1. */
+typedef struct qn_cuda_slow {
+    int base, levels;
+    float scale;
+    unsigned int rows[QN_VQ_CUT_BASE];
+} qn_cuda_slow;
 
 typedef struct qn_cuda_vq {
     const char *x, *bias;
@@ -73,7 +89,8 @@ typedef struct qn_cuda_vq {
     int blocks;           /* that the spans of all rows of w are dealt to; 0: one a block of rows */
     int slabs;            /* vq_sums.cu: parts of K */
     int slices;           /* vq_tensor.cu: of the codebook, each a part of every dealt one; 0 or 1: whole */
-    int tiles;            /* vq_points.cu, vq_books.cu: of 16 rows of w, a block, a cluster at most */
+    int tiles;            /* vq_points.cu, vq_books.cu: of 16 rows of w, a block, a cluster at most; vq_points_cut.cu:
+                             units of a block */
     int mapped;           /* vq_sums.cu: the map of codes is there */
     int early;            /* codes and codebooks may be read before the kernel in front is done */
 } qn_cuda_vq;

@@ -23,32 +23,12 @@
  *   Launch: block 512, grid {ceil(N / 16 / tiles)}, or {CLUSTER}, tiles not below N / 16 / CLUSTER;
  *   qn_cuda_vq_points_bytes of shared memory */
 #define THREADS 512
-#include "vq_digits.h"
-#include "vq_lattice.h"
+#include "vq_points.h"
 #include "vq_turn.h"
 
 #define WARPS (THREADS / 32)
-#define TABLE_BYTES 65536
-#define DIGIT_PITCH 288 /* bytes of a digit of a span: 256, and 32 that keep digits off each other's banks */
 #define DIGIT_BYTES (2 * 4 * DIGIT_PITCH)
 #define ROWS_OF_X 2
-
-DEV void multiply(int *sum, const u32 *w, uint2 b)
-{
-    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3])
-                 : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(b.x), "r"(b.y));
-}
-
-/* ---- weights ---- */
-
-DEV void load_block(const char *at, u32 (*codes)[4], int j)
-{
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
-                 : "=r"(codes[0][j]), "=r"(codes[1][j])
-                 : "l"(at + j * 256));
-}
 
 /* Magnitudes and signs of a span of TILES tiles of 16 rows, four points a lane in each 64 columns. Past K, where x has
  * zeros, and of rows that there are not, whose sums nobody reads, codes may be anything. */
@@ -76,77 +56,6 @@ DEV void load_codes(const qn_cuda_vq &a, int tile, int end, int span, int lane, 
     }
 }
 
-/* An entry with 1/4 added, or subtracted and its first coordinate turned: 32 copies; each thread begins at another
- * bank. */
-DEV void fill(u32 table)
-{
-    const u32 entry = e8p_words[threadIdx.x / 2] ^ (threadIdx.x % 2 ? 0x1111111Fu : 0);
-#pragma unroll
-    for (u32 c = 0; c < 8; c++) {
-        const u32 at = table + threadIdx.x * 128 + (c + threadIdx.x) % 8 * 16;
-        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(entry) : "memory");
-    }
-}
-
-/* (v ^ turned) & part, which the compiler would do in three instructions for two parts, not two. */
-DEV u32 turned_part(u32 v, u32 turned, u32 part)
-{
-    u32 d;
-    asm("lop3.b32 %0, %1, %2, %3, 0x28;" : "=r"(d) : "r"(v), "r"(turned), "r"(part));
-    return d;
-}
-
-/* Point i of four as its two registers. Bit 4 k + i of `signs` is set where coordinate k is negated, and 1/4 is
- * subtracted where those are odd in number: the sum of all, in the highest bit of a product. two: signs >> 2. mine:
- * where the lane's copy is in an entry, << 24. */
-DEV void point(const u8 *table, u32 codes, u32 signs, u32 two, u32 mine, int i, u32 *even, u32 *odd)
-{
-    const u32 bits = (i < 2 ? signs : two) & (i % 2 ? 0x22222222u : 0x11111111u);
-    const u32 place = (bits * (i % 2 ? 0x44444444u : 0x88888888u) & 0x80000000u) | mine;
-    const u32 turned = bits * (i % 2 ? 7u : 14u);
-    const u32 v = *(const u32 *)(table + __byte_perm(codes, place, (u32)(0x4407 | i << 4)));
-    *even = turned_part(v, turned, 0x0F0F0F0Fu);
-    *odd = turned_part(v, turned, 0xF0F0F0F0u);
-}
-
-/* ---- rows of x ---- */
-
-/* Digits 0 to 3 of four elements. */
-DEV void transpose(u32 a, u32 b, u32 c, u32 e, u32 *digits)
-{
-    const u32 ab0 = __byte_perm(a, b, 0x5140), ab2 = __byte_perm(a, b, 0x7362);
-    const u32 ce0 = __byte_perm(c, e, 0x5140), ce2 = __byte_perm(c, e, 0x7362);
-    digits[0] = __byte_perm(ab0, ce0, 0x5410) ^ 0x80808080u;
-    digits[1] = __byte_perm(ab0, ce0, 0x7632) ^ 0x80808080u;
-    digits[2] = __byte_perm(ab2, ce2, 0x5410) ^ 0x80808080u;
-    digits[3] = __byte_perm(ab2, ce2, 0x7632) ^ 0x80808080u;
-}
-
-/* The warp's 256 elements as digits, product i, lane t of a quad: elements 64 (i / 2) + 16 t + 8 (i % 2) on, in the
- * order 0 4 1 5 2 6 3 7, the former four times 16. Returns what they are to be multiplied by. all: their sum. */
-DEV float put_digits(const float *v, u32 to, int lane, float *all)
-{
-    u32 u[8], low[4], high[4];
-    int sum = 0;
-    const float scale = digits_of(v, u);
-    const u32 at = to + (u32)(lane / 8 * 2 + lane % 2) * 32 + (u32)(lane % 8 / 2) * 8;
-#pragma unroll
-    for (int e = 0; e < 8; e++) {
-        u[e] -= 0x00808080u;
-        sum += (int)u[e];
-        u[e] = u[e] * (e % 4 < 2 ? 16 : 1) + 0x80808080u;
-    }
-    transpose(u[0], u[4], u[1], u[5], low);
-    transpose(u[2], u[6], u[3], u[7], high);
-#pragma unroll
-    for (u32 d = 0; d < 4; d++) {
-        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(at + d * DIGIT_PITCH), "r"(low[d]), "r"(high[d])
-                     : "memory");
-    }
-    *all = (float)__reduce_add_sync(~0u, sum);
-    return scale;
-}
-
 /* ---- a unit ---- */
 
 /* part[row] += of TILES tiles and a span. scale, excess: of the row of x whose digits this lane's sums are of, the
@@ -154,21 +63,9 @@ DEV float put_digits(const float *v, u32 to, int lane, float *all)
 DEV void unit(const u8 *table, u32 (*codes)[2][4], u32 digits, float scale, float excess, int keeps, int lane,
               float *part)
 {
-    const u32 mine = (u32)lane << 26;
-    const u32 x = digits + (u32)(lane / 4) * DIGIT_PITCH + (u32)(lane % 4) * 8;
+    const u32 x = digits + (u32)(lane / 4) * DIGIT_PITCH + (u32)(lane % 4) * 8; /* zeros where no second row is */
     int sums[TILES][4] = {};
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const uint2 b = load_digits(x + (u32)i * 32); /* zeros where no second row is */
-#pragma unroll
-        for (int tile = 0; tile < TILES; tile++) {
-            u32 w[4];
-            const u32 at = codes[tile][0][i / 2], signs = codes[tile][1][i / 2], two = signs >> 2;
-            point(table, at, signs, two, mine, i % 2 * 2, &w[0], &w[2]);
-            point(table, at, signs, two, mine, i % 2 * 2 + 1, &w[1], &w[3]);
-            multiply(sums[tile], w, b);
-        }
-    }
+    unit_sums(table, codes, x, lane, sums);
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
         float v[2];

@@ -248,7 +248,10 @@ static qn_vq_choice evaluate_dense(const qn_vq_problem *p, const qn_vq_device *d
     c.occupancy = 1.0;
     c.memory_us = 2.0 * (weights + rows * (double)(p->k + p->n)) / (d->read_rate * 1e3);
     c.math_us = clocks_to_us(d, weights * ceil(rows / 8.0) * 8.0 / d->dense);
-    c.lookup_us = working_set(p) > 64 << 10 ? c.lookups * 32.0 / (d->l2_rate * 1e3) : 0.0;
+    /* a sector of L2 a lookup, or 16 bytes of a line of L1 a lane; along N neighbours read the same lines */
+    c.lookup_us = working_set(p) > 64 << 10 ? c.lookups * 32.0 / (d->l2_rate * 1e3)
+                  : p->along_n              ? 0.0
+                                            : clocks_to_us(d, c.lookups * ceil(p->entry_bytes / 16.0));
     c.issue_us = clocks_to_us(d, vectors / d->lanes * per_vector / d->issue) / d->issue_share;
     /* in front: decoding (L2 takes what is written after what is looked up), and rows of x as f16 */
     c.fill_us = max2(c.lookup_us + read + 2.0 * weights / (d->write_rate * 1e3), c.issue_us) + d->launch + DENSE_ENDS +

@@ -561,13 +561,17 @@ static void every_cut_agrees(void **state)
     assert_int_equal(failures, before);
 }
 
-/* Small cases take few of the ways that products of 16-bit floats are dealt: cards of few multiprocessors more. */
+/* Small cases take few of the ways that products of 16-bit floats, and of E8P12's runs, are dealt: cards of few
+ * multiprocessors more. */
 static void every_deal_agrees(void **state)
 {
     (void)state;
-    static const char *const cases[] = {
-        "dense_mm m=300 n=392 k=264 x=bf16 b=bf16 bias=1", "dense_mm m=600 n=200 k=200 x=f16 b=f16 out=f32",
-        "dense_mm m=130 n=520 k=328 x=bf16 b=bf16 out=f16", "dense_mm m=40 n=328 k=1032 x=bf16 b=bf16 out=f32"};
+    static const char *const cases[] = {"dense_mm m=300 n=392 k=264 x=bf16 b=bf16 bias=1",
+                                        "dense_mm m=600 n=200 k=200 x=f16 b=f16 out=f32",
+                                        "dense_mm m=130 n=520 k=328 x=bf16 b=bf16 out=f16",
+                                        "dense_mm m=40 n=328 k=1032 x=bf16 b=bf16 out=f32",
+                                        "vq_mm m=1 n=6144 k=1024 format=quip_e8p out=f32 SU=1 SV=1",
+                                        "vq_mm m=2 n=1024 k=5120 format=quip_e8p SU=1 SV=1"};
     static const int32_t cards[] = {1, 2, 4, 6, 12};
     qn_cuda *cuda;
     qn_error error = {0};
@@ -579,9 +583,9 @@ static void every_deal_agrees(void **state)
     const int before = failures, first = runs;
     must(qn_stream_create(ctx, &stream, &error), &error, "stream");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const qn_kernel *kernel = qn_cuda_dense_mm_family.kernels;
         qn_op_desc desc;
         assert_int_equal(qn_op_desc_parse(cases[i], &desc, NULL), QN_OK);
+        const qn_kernel *kernel = desc.op == QN_OP_VQ_MM ? qn_cuda_vq_family.kernels : qn_cuda_dense_mm_family.kernels;
         assert_null(kernel->accepts(kernel, &desc));
         for (size_t c = 0; c < sizeof cards / sizeof *cards && (!word || strstr(cases[i], word)); c++) {
             cuda->device.sms = cards[c];

@@ -3,7 +3,8 @@
  * A plan has the kernel that is always right (vq_direct.cu) and, where the generator's choice has one (vq_cuts.c),
  * kernels on tensor cores for up to 8, 16, 32 and 64 rows of x at a time (vq_tensor.cu), on warpgroups for more than 32
  * (vq_wide.cu), on 16-bit weights that are written out before (dense_mm.cu), by exact integers for one and two rows
- * with gptvq (vq_books.cu, vq_bytes.cu) and E8P12 (vq_points.cu), and by partial sums for one with aqlm (vq_sums.cu).
+ * with gptvq (vq_books.cu, vq_bytes.cu) and E8P12 (vq_points.cu; vq_points_cut.cu between long transforms), and by
+ * partial sums for one with aqlm (vq_sums.cu).
  * What operands must be like for those is looked at in every run; others take the first. */
 #include <math.h>
 #include <string.h>
@@ -14,7 +15,7 @@
 
 enum {
     THREADS = 256,
-    WIDE_THREADS = 512, /* of vq_sums.cu, vq_turn.cu and vq_points.cu */
+    WIDE_THREADS = 512, /* of vq_sums.cu, vq_turn.cu, vq_points.cu and vq_points_cut.cu */
     DIRECT_COLUMNS = 8,
     MOST_BLOCKS = 384,   /* that spans are dealt to */
     MOST_CLUSTERS = 192, /* the same of vq_wide.cu's clusters */
@@ -113,6 +114,7 @@ static work work_of(const qn_op_desc *desc, const qn_vq *vq, int64_t m)
         const int64_t of_these = i < clusters ? i * qn_cuda_vq_wide_tokens(0) : m;
         rows = qn_max_i64(rows, of_these * most_parts(vq, MOST_CLUSTERS / i));
     }
+    rows = qn_max_i64(rows, qn_min_i64(m, QN_CUDA_VQ_POINTS_ROWS) * qn_cuda_vq_points_cut_parts(desc, vq));
     size_t bytes = qn_size_mul((size_t)rows, qn_size_mul((size_t)vq->n, 4));
     if (sums) {
         const size_t slabs = qn_size_mul((size_t)qn_cuda_vq_slabs(vq), qn_size_mul((size_t)vq->n, 4));
@@ -172,6 +174,12 @@ static int points_take(const qn_vq *vq, const qn_args *args)
 {
     const qn_view *codes = &args->in[QN_VQMM_FIRST + QN_VQ_QIDXS];
     return codes->strides[0] == vq->k / 32 * 8 && aligned(codes, 0, 8);
+}
+
+static int points_cut_takes(const qn_vq *vq, const qn_args *args)
+{
+    const qn_view *x = &args->in[QN_VQMM_X], *su = &args->in[QN_VQMM_FIRST + QN_VQ_SU];
+    return points_take(vq, args) && aligned(x, x->strides[0], 4) && aligned(su, 0, 16);
 }
 
 static int sums_take(const qn_vq *vq, const qn_args *args)
@@ -475,6 +483,58 @@ static qn_status launch_points(const qn_cuda_run *run, const qn_cuda_vq_places *
     return p->turn_out >= 0 && !p->fused ? launch_turn(run, p->turn_out, a, a->n, 0, error) : QN_OK;
 }
 
+/* Whether an element of Paley's base matrix is -1: src/format/hadamard.c has the rules. */
+static uint32_t paley(const qn_hadamard_rule *rule, int64_t base, int64_t row, int64_t column)
+{
+    const int64_t half = rule->kind == QN_HADAMARD_PALEY_2 ? base / 2 : base;
+    const uint32_t down = row >= half, right = column >= half;
+    const int64_t r = down ? row - half : row, c = right ? column - half : column;
+    const int64_t at = c - r + (c < r ? half - 1 : 0);
+    const uint32_t edge = r == 0 || c == 0, chi = edge ? 0 : (uint32_t)(rule->bits[0] >> at) & 1;
+    if (rule->kind == QN_HADAMARD_PALEY_1) {
+        return edge ? column != 0 : r == c ? 0 : chi ^ 1;
+    }
+    return r == c ? down | right : chi ^ (down & right);
+}
+
+/* The slow axis of a row seen as elements of that length. */
+static qn_cuda_slow slow_of(int64_t length, int64_t element, int transposed)
+{
+    const int64_t base = qn_hadamard_base(length);
+    const qn_hadamard_rule rule = qn_hadamard_rule_of(base);
+    qn_cuda_slow s;
+    memset(&s, 0, sizeof s);
+    s.base = (int32_t)base;
+    s.levels = (int32_t)(length / base / element);
+    s.scale = (float)(1.0 / sqrt((double)length));
+    for (int64_t i = 0; i < base && base > 1; i++) {
+        for (int64_t j = 0; j < base; j++) {
+            s.rows[i] |= (transposed ? paley(&rule, base, j, i) : paley(&rule, base, i, j)) << j;
+        }
+    }
+    return s;
+}
+
+/* The same with transforms that the product's blocks and the launch that adds their parts make. */
+static qn_status launch_points_cut(const qn_cuda_run *run, const qn_cuda_vq_places *p, const qn_vq *vq, qn_cuda_vq *a,
+                                   qn_error *error)
+{
+    const qn_cuda_vq_points_cut c = qn_cuda_vq_points_cut_of(run->call->desc, vq, run->device);
+    qn_cuda_slow in = slow_of(vq->k, QN_VQ_SPAN, 1), out = slow_of(vq->n, QN_VQ_CUT_ROWS, 0);
+    void *const product[] = {a, &in}, *const join[] = {a, &out};
+    a->spans = (int32_t)spans_of(vq);
+    a->tiles = c.units;
+    qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(vq->n / QN_VQ_CUT_ROWS * a->spans, c.units), 1, 1},
+                          .block = {WIDE_THREADS, 1, 1},
+                          .shared_bytes = (uint32_t)c.shared_bytes,
+                          .dependent = 1};
+    QN_TRY(qn_cuda_launch(run, p->points_cut, &g, product, error));
+    g.grid[0] = (uint32_t)(QN_VQ_CUT_ROWS / qn_cuda_vq_join_columns(vq));
+    g.block[0] = THREADS;
+    g.shared_bytes = 0;
+    return qn_cuda_launch(run, p->points_join, &g, join, error);
+}
+
 /* Clusters that the spans of a tile of x are dealt to; 0: clusters take whole tiles. A cluster's span of 256 rows of x
  * takes 3.25 us (H200); parts are written and read, and another launch adds them. */
 static int64_t wide_blocks(const qn_cuda_run *run, const qn_vq *vq, int32_t pair, int32_t tokens, int64_t m)
@@ -620,6 +680,9 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     }
     if (p.points >= 0 && a.m <= QN_CUDA_VQ_POINTS_ROWS && points_take(&vq, call->args)) {
         return launch_points(run, &p, &vq, &a, error);
+    }
+    if (p.points_cut >= 0 && a.m <= QN_CUDA_VQ_POINTS_ROWS && points_cut_takes(&vq, call->args)) {
+        return launch_points_cut(run, &p, &vq, &a, error);
     }
     if (p.turn_in >= 0 && a.k > 0) {
         QN_TRY(launch_turn(run, p.turn_in, &a, a.k, 1, error));

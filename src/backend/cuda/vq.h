@@ -16,6 +16,7 @@ enum {
     QN_CUDA_VQ_POINTS_ROWS = 2,      /* of vq_points.cu */
     QN_CUDA_VQ_POINTS_TILES = 32,    /* most tiles of 16 rows of w of its blocks, */
     QN_CUDA_VQ_POINTS_CLUSTER = 16,  /* and blocks where they transform y */
+    QN_CUDA_VQ_CUT_BLOCKS = 192,     /* most blocks of vq_points_cut.cu */
     QN_CUDA_VQ_SUMS_ROWS = 16,       /* of w, a batch of vq_sums.cu */
     QN_CUDA_VQ_EXCHANGE_CLUSTER = 8, /* blocks of vq_exchange.cu that exchange tables, */
     QN_CUDA_VQ_EXCHANGE_MOST = 32,   /* and most clusters, each a part of the sums */
@@ -25,7 +26,7 @@ enum {
 /* Programs of a plan by their place; -1: it has none. */
 typedef struct qn_cuda_vq_places {
     int32_t direct, rows, finish, turn_in, turn_out, spread_in, spread_out, sums, exchange, books, bytes, points,
-        sliced, tensor, tensors, wide_rows, wide, wides, unpack, dense_rows, dense;
+        points_cut, points_join, sliced, tensor, tensors, wide_rows, wide, wides, unpack, dense_rows, dense;
     int32_t turned, fused; /* blocks of the product transform x, and y too */
     int32_t count;
 } qn_cuda_vq_places;
@@ -157,6 +158,24 @@ int64_t qn_cuda_vq_points_tiles(const qn_vq *vq, const qn_cuda_device *device, i
 static inline int64_t qn_cuda_vq_points_unit(int64_t tiles, int fused)
 {
     return fused || tiles < 2 ? 1 : 2; /* small ones: warps rather than what two share */
+}
+
+/* How vq_points_cut.cu is made: levels of the slow axis of x that are left to a warp, as elements; units of a block, 0:
+ * it is not taken; shared memory. */
+typedef struct qn_cuda_vq_points_cut {
+    int32_t inner, units, shared_bytes;
+} qn_cuda_vq_points_cut;
+
+qn_cuda_vq_points_cut qn_cuda_vq_points_cut_of(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device);
+
+/* Most parts of a row of w that it leaves on any device; 0: it takes no such product. */
+int64_t qn_cuda_vq_points_cut_parts(const qn_op_desc *desc, const qn_vq *vq);
+
+/* Columns of a block of vq_points_join.cu, whose 256 threads have an element each. */
+static inline int64_t qn_cuda_vq_join_columns(const qn_vq *vq)
+{
+    const int64_t slow = vq->n / QN_VQ_CUT_ROWS;
+    return slow <= 64 ? 4 : slow <= 128 ? 2 : 1;
 }
 
 /* Whether partial sums of a book that shared memory does not hold are what one row of x takes. */

@@ -31,6 +31,8 @@ enum {
     POINTS_TABLE = 65536 + 16 * 2304,
     POINTS_WARPS = 16,
     TURNED_LENGTH = 4096,   /* of rows of x that every block of a product transforms, */
+    CUT_LENGTH = 32768,     /* of rows of x that blocks of vq_points_cut.cu transform in part, */
+    CUT_STEP = 1024,        /* multiples of this */
     FUSED_LENGTH = 4096,    /* of rows that blocks of a product transform, */
     FUSED_WEIGHTS = 3 << 20 /* and weights that one cluster reads */
 };
@@ -285,13 +287,56 @@ static int fused_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_d
                qn_cuda_vq_points_bytes(vq, QN_CUDA_VQ_POINTS_ROWS, qn_cuda_vq_points_tiles(vq, device, 1), 1, 1);
 }
 
-/* ---- transforms ---- */
-
 static int64_t sign_bytes(int64_t length)
 {
     const int64_t base = qn_hadamard_base(length);
     return base * qn_ceil_div(base, 32) * 4;
 }
+
+/* Whether axes are so long that blocks transform what they need of x, and y within their rows. */
+static int cut_possible(const qn_op_desc *desc, const qn_vq *vq)
+{
+    if (vq->format != QN_VQ_QUIP_E8P || !qn_cuda_vq_turns_in(desc, vq) || !qn_cuda_vq_turns_out(desc, vq) ||
+        qn_cuda_vq_given(desc, QN_VQ_SCALE_WH) || desc->in[QN_VQMM_X].format == QN_F32 || vq->n == 0 || vq->k == 0 ||
+        vq->k % CUT_STEP || vq->k > CUT_LENGTH || vq->n > 256 * QN_VQ_CUT_ROWS) {
+        return 0;
+    }
+    const int64_t base_in = qn_hadamard_base(vq->k), base_out = qn_hadamard_base(vq->n);
+    return base_in <= QN_VQ_CUT_BASE && base_out <= QN_VQ_CUT_BASE && vq->k / base_in >= QN_VQ_SPAN &&
+           vq->n / base_out >= QN_VQ_CUT_ROWS;
+}
+
+qn_cuda_vq_points_cut qn_cuda_vq_points_cut_of(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
+{
+    qn_cuda_vq_points_cut c = {.units = 0};
+    if (!cut_possible(desc, vq) || device->major < 9 || !points_chosen(desc, vq, device) ||
+        fused_chosen(desc, vq, device)) {
+        return c;
+    }
+    const int64_t all = vq->n / QN_VQ_CUT_ROWS * (vq->k / QN_VQ_SPAN), slow = qn_ceil_div(vq->k / CUT_STEP, 4) * 4;
+    const int64_t units = qn_ceil_div(all, qn_min_i64(device->sms, QN_CUDA_VQ_CUT_BLOCKS));
+    const int64_t inner = qn_min_i64(vq->k / qn_hadamard_base(vq->k) / QN_VQ_SPAN, 4);
+    const int64_t slots = QN_VQ_CUT_SLOTS(units, inner);
+    const int64_t of_row = units * (QN_VQ_CUT_DIGITS + 8) + QN_VQ_CUT_SUMS; /* of x */
+    const int64_t bytes = (1 << 16) + QN_CUDA_VQ_POINTS_ROWS * of_row + 16 + slots * 4 * (slow + QN_VQ_SPAN) * 4 +
+                          vq->k * (qn_cuda_vq_tensor(desc, QN_VQ_SU)->format == QN_F32 ? 4 : 2);
+    if (bytes <= device->shared_bytes) {
+        c = (qn_cuda_vq_points_cut){(int32_t)inner, (int32_t)units, (int32_t)bytes};
+    }
+    return c;
+}
+
+int64_t qn_cuda_vq_points_cut_parts(const qn_op_desc *desc, const qn_vq *vq)
+{
+    if (!cut_possible(desc, vq)) {
+        return 0;
+    }
+    const int64_t spans = vq->k / QN_VQ_SPAN,
+                  units = qn_ceil_div(vq->n / QN_VQ_CUT_ROWS * spans, QN_CUDA_VQ_CUT_BLOCKS);
+    return qn_min_i64(spans, qn_ceil_div(spans, units) + 1);
+}
+
+/* ---- transforms ---- */
 
 size_t qn_cuda_vq_turn_bytes(int64_t length, int32_t parts)
 {
@@ -427,6 +472,8 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
                            .books = -1,
                            .bytes = -1,
                            .points = -1,
+                           .points_cut = -1,
+                           .points_join = -1,
                            .sliced = -1,
                            .tensor = -1,
                            .wide_rows = -1,
@@ -452,7 +499,10 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
     } else if (full && bytes_chosen(desc, vq, device)) {
         p.bytes = p.count++;
     }
-    if (full && points_chosen(desc, vq, device)) {
+    if (full && qn_cuda_vq_points_cut_of(desc, vq, device).units > 0) {
+        p.points_cut = p.count++;
+        p.points_join = p.count++;
+    } else if (full && points_chosen(desc, vq, device)) {
         p.points = p.count++;
         p.fused = fused_chosen(desc, vq, device);
         p.turned = p.fused || turned_chosen(desc, vq, device);

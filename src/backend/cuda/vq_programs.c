@@ -209,6 +209,29 @@ static void points_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cud
     qn_cuda_define(p, "WSCALE_FORMAT", optional_format(desc, QN_VQ_WSCALE));
 }
 
+static void points_cut_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device,
+                               qn_cuda_program *p)
+{
+    const qn_cuda_vq_points_cut c = qn_cuda_vq_points_cut_of(desc, vq, device);
+    p->source = "vq_points_cut.cu";
+    p->entry = "qn_vq_points_cut";
+    p->shared_bytes = c.shared_bytes;
+    qn_cuda_define(p, "SLOW", vq->k / (4 * QN_VQ_SPAN));
+    qn_cuda_define(p, "INNER", c.inner);
+    qn_cuda_define(p, "X_FORMAT", qn_cuda_float_format(desc->in[QN_VQMM_X].format));
+    qn_cuda_define(p, "SU_FORMAT", optional_format(desc, QN_VQ_SU));
+}
+
+static void points_join_program(const qn_op_desc *desc, const qn_vq *vq, qn_cuda_program *p)
+{
+    p->source = "vq_points_join.cu";
+    p->entry = "qn_vq_points_join";
+    define_common(desc, vq, p);
+    qn_cuda_define(p, "COLUMNS", qn_cuda_vq_join_columns(vq));
+    qn_cuda_define(p, "SV_FORMAT", optional_format(desc, QN_VQ_SV));
+    qn_cuda_define(p, "WSCALE_FORMAT", optional_format(desc, QN_VQ_WSCALE));
+}
+
 static void sums_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, qn_cuda_program *p)
 {
     const qn_cuda_vq_sums_cut c = qn_cuda_vq_sums_cut_of(vq, device);
@@ -302,6 +325,10 @@ int32_t qn_cuda_vq_programs(const qn_op_desc *desc, const qn_cuda_device *device
     }
     if (p.points >= 0) {
         points_program(desc, &vq, device, p.turned, p.fused, &out[p.points]);
+    }
+    if (p.points_cut >= 0) {
+        points_cut_program(desc, &vq, device, &out[p.points_cut]);
+        points_join_program(desc, &vq, &out[p.points_join]);
     }
     if (p.tensor >= 0) {
         const qn_cuda_vq_cut first = qn_cuda_vq_cut_for(desc, &vq, device, qn_cuda_vq_tokens(0));
