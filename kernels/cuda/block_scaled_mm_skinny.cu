@@ -561,6 +561,17 @@ DEV void set_strip(problem *p, const walk *w, const float *scale_a, i64 scale_a_
 #endif
 
 #if LAYOUT != ONE
+/* Whether one of the thread's share of the groups is for strips. */
+DEV int has_strips(const int *groups, int experts, int low, int high)
+{
+    int found = 0;
+    for (int e = (int)threadIdx.x; e < experts; e += (int)blockDim.x) {
+        const int rows = LAYOUT == MASKED ? __ldg(groups + e) : __ldg(groups + e + 1) - __ldg(groups + e);
+        found |= rows > low && rows <= high;
+    }
+    return found;
+}
+
 /* A warp, before the kernels ahead have ended: asks the L2 cache for the groups' rows, and for what the first strip
  * begins with if all groups before its own have rows. */
 DEV void ask_for_first(const tensor_map *a_map, const tensor_map *b_map, const int *groups, int experts, int n,
@@ -597,7 +608,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
     ring.empty = ring.full + STAGES * 8;
     ring.read = ring.empty + STAGES * 8;
     ring.finished = ring.read + STAGES * 8;
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
     const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
     const int blocks = (k + 127) / 128;
     problem p;
@@ -664,7 +675,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
     cluster_wait();
 #endif
     grid_wait();
+#if LAYOUT == ONE
     __syncthreads(); /* the barriers are there */
+#else
+    if (!__syncthreads_or(zero || has_strips(groups, experts, low, high))) {
+        return; /* all groups are for tiles, which wait */
+    }
+#endif
 
     if (warp >= CONSUMERS / 32) {
         place at = {0, 1};

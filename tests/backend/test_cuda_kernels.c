@@ -721,6 +721,7 @@ static int stop(void **state)
 
 int main(int argc, char **argv)
 {
+    setvbuf(stdout, NULL, _IOLBF, 0); /* a run that is stopped has told what it did */
     word = argc > 1 && *argv[1] ? argv[1] : NULL;
     if (argc > 2) {
         cmocka_set_test_filter(argv[2]);
