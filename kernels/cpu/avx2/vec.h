@@ -673,13 +673,18 @@ static inline vi vec_table16(const uint8_t *p)
     return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));
 }
 
-/* Codes of 16-bit words, sign aside, before they are packed. */
-static inline vi vec_step_codes(vi x, vi table, vi base)
+/* 16-bit words, sign aside, with what their mantissas' table adds, beyond the base. */
+static inline vi vec_step_sums(vi x, vi table, vi base)
 {
     const __m256i bin = _mm256_and_si256(_mm256_srli_epi16(x, 3), _mm256_set1_epi16(15));
     const __m256i v = _mm256_and_si256(x, _mm256_set1_epi16(0x7fff));
-    const __m256i sum = _mm256_add_epi16(v, _mm256_shuffle_epi8(table, bin));
-    return _mm256_srli_epi16(_mm256_subs_epu16(sum, base), 4);
+    return _mm256_subs_epu16(_mm256_add_epi16(v, _mm256_shuffle_epi8(table, bin)), base);
+}
+
+/* Codes of 16-bit words, sign aside, before they are packed. */
+static inline vi vec_step_codes(vi x, vi table, vi base)
+{
+    return _mm256_srli_epi16(vec_step_sums(x, table, base), 4);
 }
 
 /* What vi_put_nibbles4 takes, of two blocks of bf16: quarters of binades as qn_rows_e2m1_steps tells them, of which
@@ -691,10 +696,7 @@ static inline vi vec_e2m1_stepped(const char *p, const uint8_t *sf, const uint8_
     const __m256i base[2] = {vi_set(bases[sf[0]]), vi_set(bases[sf[1]])};
     __m256i met[2];
     for (int i = 0; i < 2; i++) {
-        const __m256i bin = _mm256_and_si256(_mm256_srli_epi16(x[i], 3), _mm256_set1_epi16(15));
-        const __m256i v = _mm256_and_si256(x[i], _mm256_set1_epi16(0x7fff));
-        const __m256i sum = _mm256_add_epi16(v, _mm256_shuffle_epi8(table[i], bin));
-        met[i] = _mm256_srli_epi16(_mm256_subs_epu16(sum, base[i]), 5);
+        met[i] = _mm256_srli_epi16(vec_step_sums(x[i], table[i], base[i]), 5);
     }
     const __m256i codes = _mm256_broadcastsi128_si256(_mm_setr_epi8(1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 7));
     const __m256i held = _mm256_min_epu8(_mm256_packus_epi16(met[0], met[1]), _mm256_set1_epi8(20));

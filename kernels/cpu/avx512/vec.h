@@ -682,13 +682,18 @@ static inline vi vec_table16(const uint8_t *p)
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p));
 }
 
-/* Codes of 16-bit words, sign aside, before they are packed. */
-static inline vi vec_step_codes(vi x, vi table, vi base)
+/* 16-bit words, sign aside, with what their mantissas' table adds, beyond the base. */
+static inline vi vec_step_sums(vi x, vi table, vi base)
 {
     const __m512i bin = _mm512_and_si512(_mm512_srli_epi16(x, 3), _mm512_set1_epi16(15));
     const __m512i v = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
-    const __m512i sum = _mm512_add_epi16(v, _mm512_shuffle_epi8(table, bin));
-    return _mm512_srli_epi16(_mm512_subs_epu16(sum, base), 4);
+    return _mm512_subs_epu16(_mm512_add_epi16(v, _mm512_shuffle_epi8(table, bin)), base);
+}
+
+/* Codes of 16-bit words, sign aside, before they are packed. */
+static inline vi vec_step_codes(vi x, vi table, vi base)
+{
+    return _mm512_srli_epi16(vec_step_sums(x, table, base), 4);
 }
 
 /* What vi_put_nibbles4 takes, of four blocks of bf16: quarters of binades as qn_rows_e2m1_steps tells them, of which
@@ -702,10 +707,7 @@ static inline vi vec_e2m1_stepped(const char *p, const uint8_t *sf, const uint8_
         const __m512i table = _mm512_mask_broadcast_i32x4(vec_table16(add[s]), 0xff00,
                                                           _mm_loadu_si128((const __m128i *)(const void *)add[t]));
         const __m512i base = _mm512_mask_set1_epi32(vi_set(bases[s]), 0xff00, (int32_t)bases[t]);
-        const __m512i bin = _mm512_and_si512(_mm512_srli_epi16(x[i], 3), _mm512_set1_epi16(15));
-        const __m512i v = _mm512_and_si512(x[i], _mm512_set1_epi16(0x7fff));
-        const __m512i sum = _mm512_add_epi16(v, _mm512_shuffle_epi8(table, bin));
-        met[i] = _mm512_srli_epi16(_mm512_subs_epu16(sum, base), 5);
+        met[i] = _mm512_srli_epi16(vec_step_sums(x[i], table, base), 5);
     }
     const __m512i codes = _mm512_broadcast_i32x4(_mm_setr_epi8(1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 7));
     const __m512i held = _mm512_min_epu8(_mm512_packus_epi16(met[0], met[1]), _mm512_set1_epi8(20));
