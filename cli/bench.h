@@ -83,6 +83,9 @@ typedef struct bench {
  * a cache is said on stderr. */
 size_t bench_memory(cli *c, size_t *cache_bytes);
 
+/* Most bytes that were resident since the program began; 0: not known. What getrusage tells may be an ancestor's. */
+double bench_peak_bytes(void);
+
 int bench_begin(bench *b, cli *c);
 void bench_end(bench *b);
 

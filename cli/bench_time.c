@@ -52,6 +52,11 @@ static double free_bytes(void)
     return fmax(machine, 0);
 }
 
+double bench_peak_bytes(void)
+{
+    return fmax(number_in("/proc/self/status", "VmHWM:") * 1024, 0);
+}
+
 size_t bench_memory(cli *c, size_t *cache_bytes)
 {
     char wanted[32], got[32];

@@ -3,7 +3,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 
 #include "bench.h"
 
@@ -97,11 +96,10 @@ static double bytes_per_token(cli *c, const qn_model_info *info)
 /* The read ceiling, with the caches gone past as in `bench kernels`. */
 static void measure_limits(cli *c, const qn_model_info *info, limits *l)
 {
-    struct rusage usage;
     qn_meter *meter = NULL;
     qn_error error;
     size_t cache = 0;
-    l->peak_rss = getrusage(RUSAGE_SELF, &usage) == 0 ? 1024.0 * (double)usage.ru_maxrss : 0;
+    l->peak_rss = bench_peak_bytes();
     l->bytes_per_token = bytes_per_token(c, info);
     const size_t memory = bench_memory(c, &cache);
     l->cache_bytes = (double)cache;

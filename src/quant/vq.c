@@ -23,7 +23,7 @@ typedef struct effort {
     int32_t rounds;    /* of refit and descent */
 } effort;
 
-static const effort efforts[] = {{1024, 15, 8, 2, 3}, {16384, 6, 4, 1, 2}, {65536, 4, 4, 1, 1}};
+static const effort efforts[] = {{1024, 15, 8, 2, 3}, {16384, 6, 4, 1, 2}, {65536, 1, 4, 1, 1}};
 
 #define LATTICE_ROUNDS 2 /* of rescaling and descent */
 #define STEPS 5  /* of conjugate gradients in a refit */
