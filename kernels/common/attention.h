@@ -15,17 +15,25 @@
 #define QN_ATT_CHUNK 128
 #define QN_ATT_PANEL 64 /* keys that are transposed together; heads are padded to a multiple of it */
 
+/* QN_ATT_PANEL rows of d floats that are read next, `stride` bytes apart, to be asked of memory beside the work: a
+ * decoding step uses what it reads once, and too soon for the processor to have guessed it. rows NULL: none. */
+typedef struct qn_att_ahead {
+    const char *rows;
+    int64_t stride;
+} qn_att_ahead;
+
 /* s[r][key] = sum over i < d of q[r][i] kt[i][key], i ascending. q rows are q_stride floats apart, kt rows
  * QN_ATT_PANEL, s rows QN_ATT_CHUNK. */
-typedef void (*qn_att_scores_fn)(const float *q, int64_t q_stride, const float *kt, int64_t d, int64_t rows, float *s);
+typedef void (*qn_att_scores_fn)(const float *q, int64_t q_stride, const float *kt, int64_t d, int64_t rows, float *s,
+                                 qn_att_ahead ahead);
 
 /* One row: s of the first visible keys becomes exp(scale s - max), where max is the largest of scale s. */
 typedef void (*qn_att_softmax_fn)(float *s, int64_t visible, float scale, float *max, float *sum);
 
 /* o[r][i] = (start) or += sum over keys ascending of p[r][key] v[key][i], i < d_pad, a multiple of QN_ATT_PANEL.
- * p rows are QN_ATT_CHUNK floats apart, o rows d_pad. */
+ * p rows are QN_ATT_CHUNK floats apart, o rows d_pad. With rows ahead v's own come before them, a panel ahead. */
 typedef void (*qn_att_values_fn)(const float *p, const float *v, int64_t v_stride, int64_t d_pad, int64_t keys,
-                                 int64_t rows, int start, float *o);
+                                 int64_t rows, int start, float *o, qn_att_ahead ahead);
 
 /* One row: (max, sum, o) of all keys so far takes in a part. */
 typedef void (*qn_att_merge_fn)(float *max, float *sum, float *o, float part_max, float part_sum, const float *part_o,

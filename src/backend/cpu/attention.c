@@ -75,9 +75,22 @@ static const float *load_rows(const qn_att_job *job, int values, int64_t head, i
     return copy;
 }
 
-/* The parts of rows (query by query, shared heads inside) from the chunk at key `first`. */
+/* Keys or values of a head from key `first` on, to be read soon; none where they are not read in place. */
+static qn_att_ahead ahead_of(const qn_att_job *job, int64_t head, int64_t first, int values)
+{
+    const qn_view *view = &job->args->in[values ? QN_ATT_V : QN_ATT_K];
+    if (!job->in_place) {
+        return (qn_att_ahead){NULL, 0};
+    }
+    return (qn_att_ahead){(const char *)view->data + first * view->strides[0] +
+                              (view->shape.dims[1] > 1 ? head * view->strides[1] : 0),
+                          view->strides[0]};
+}
+
+/* The parts of rows (query by query, shared heads inside) from the chunk at key `first`. next: the keys that are read
+ * after it; none: nothing is asked for ahead. */
 static void do_chunk(const qn_att_job *job, int64_t head, int64_t t0, int64_t queries, int64_t first, qn_att_scratch *s,
-                     const qn_att_state *part)
+                     const qn_att_state *part, qn_att_ahead next)
 {
     const qn_att_set *set = job->set;
     const int64_t shared = job->shared, rows = queries * shared;
@@ -87,7 +100,10 @@ static void do_chunk(const qn_att_job *job, int64_t head, int64_t t0, int64_t qu
         const float *const keys =
             load_rows(job, 0, head, first + k, qn_min_i64(QN_ATT_PANEL, count - k), QN_ATT_PANEL, s, s->k, &stride);
         set->transpose(keys, stride, job->d, s->kt);
-        set->scores(s->q, job->d_pad, s->kt, job->d, rows, s->s + k);
+        const int more = k + QN_ATT_PANEL < count;
+        const qn_att_ahead ahead =
+            next.rows ? ahead_of(job, head, more ? first + k + QN_ATT_PANEL : first, !more) : next;
+        set->scores(s->q, job->d_pad, s->kt, job->d, rows, s->s + k, ahead);
     }
     int64_t v_stride, hidden = 0; /* queries that see none of the chunk */
     for (int64_t t = 0; t < queries; t++) {
@@ -100,12 +116,13 @@ static void do_chunk(const qn_att_job *job, int64_t head, int64_t t0, int64_t qu
     /* what all see first; then each query's own rest */
     const float *const v = load_rows(job, 1, head, first, count, count, s, s->v, &v_stride);
     const int64_t common = qn_min_i64(count, visible_keys(job, t0 + hidden) - first), r0 = hidden * shared;
-    set->values(s->s + r0 * QN_ATT_CHUNK, v, v_stride, job->d_pad, common, rows - r0, 1, part->o + r0 * job->d_pad);
+    set->values(s->s + r0 * QN_ATT_CHUNK, v, v_stride, job->d_pad, common, rows - r0, 1, part->o + r0 * job->d_pad,
+                next);
     for (int64_t t = hidden; t < queries; t++) {
         const int64_t rest = qn_min_i64(count, visible_keys(job, t0 + t) - first) - common, r = t * shared;
         if (rest > 0) {
             set->values(s->s + r * QN_ATT_CHUNK + common, v + common * v_stride, v_stride, job->d_pad, rest, shared, 0,
-                        part->o + r * job->d_pad);
+                        part->o + r * job->d_pad, (qn_att_ahead){NULL, 0});
         }
     }
 }
@@ -187,7 +204,7 @@ static void many_task(void *user, int64_t index, int32_t thread)
     get_scratch(job, thread, t0 + queries - 1, &s);
     load_queries(job, head, t0, queries, s.q);
     for (int64_t first = 0; first < visible_keys(job, t0 + queries - 1); first += QN_ATT_CHUNK) {
-        do_chunk(job, head, t0, queries, first, &s, &s.part);
+        do_chunk(job, head, t0, queries, first, &s, &s.part, (qn_att_ahead){NULL, 0});
         merge_chunk(job, t0, queries, first, &s.part, &s.all);
     }
     finish(job, head, t0, queries, &s.all, s.k);
@@ -218,7 +235,10 @@ static void few_task(void *user, int64_t index, int32_t thread)
     for (int64_t head = h0; head < h0 + heads; head++) {
         const qn_att_state part = state_at(job, slot, head);
         load_queries(job, head, 0, job->queries, s.q);
-        do_chunk(job, head, 0, job->queries, (job->first_chunk + slot) * QN_ATT_CHUNK, &s, &part);
+        const int64_t first = (job->first_chunk + slot) * QN_ATT_CHUNK;
+        const int last = head + 1 == h0 + heads; /* then this thread's next task, as a rule */
+        const int64_t after = last && first + QN_ATT_CHUNK < job->keys ? first + QN_ATT_CHUNK : first;
+        do_chunk(job, head, 0, job->queries, first, &s, &part, ahead_of(job, last ? h0 : head + 1, after, 0));
     }
 }
 

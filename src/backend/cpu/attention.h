@@ -47,6 +47,7 @@ struct qn_att_job {
     int causal;
     const char *lens; /* i32 of row `at` on: keys that each query sees, one more than the one before; NULL: causal */
     qn_att_load_fn load;
+    int in_place;              /* load has floats where they are, in the views of args */
     const void *source;        /* of load */
     int64_t window;            /* 0: none */
     const qn_view *recents[2]; /* keys, values: [.., R, key heads, d]; offset in bytes of this job's */
