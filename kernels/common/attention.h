@@ -15,11 +15,11 @@
 #define QN_ATT_CHUNK 128
 #define QN_ATT_PANEL 64 /* keys that are transposed together; heads are padded to a multiple of it */
 
-/* QN_ATT_PANEL rows of d floats that are read next, `stride` bytes apart, to be asked of memory beside the work: a
- * decoding step uses what it reads once, and too soon for the processor to have guessed it. rows NULL: none. */
+/* Rows of memory that are read next, to be asked for beside the work: a decoding step reads what it reads once, and too
+ * soon for the processor to have guessed it. rows NULL: none. */
 typedef struct qn_att_ahead {
     const char *rows;
-    int64_t stride;
+    int64_t stride, bytes, count; /* bytes from row to row, of a row; rows */
 } qn_att_ahead;
 
 /* s[r][key] = sum over i < d of q[r][i] kt[i][key], i ascending. q rows are q_stride floats apart, kt rows
@@ -31,7 +31,7 @@ typedef void (*qn_att_scores_fn)(const float *q, int64_t q_stride, const float *
 typedef void (*qn_att_softmax_fn)(float *s, int64_t visible, float scale, float *max, float *sum);
 
 /* o[r][i] = (start) or += sum over keys ascending of p[r][key] v[key][i], i < d_pad, a multiple of QN_ATT_PANEL.
- * p rows are QN_ATT_CHUNK floats apart, o rows d_pad. With rows ahead v's own come before them, a panel ahead. */
+ * p rows are QN_ATT_CHUNK floats apart, o rows d_pad. */
 typedef void (*qn_att_values_fn)(const float *p, const float *v, int64_t v_stride, int64_t d_pad, int64_t keys,
                                  int64_t rows, int start, float *o, qn_att_ahead ahead);
 

@@ -10,18 +10,12 @@
 #define ATT_NV (VL == 16 ? 4 : 2) /* vectors a register tile is wide */
 #define ATT_MR (VL == 4 ? 2 : 6)
 
-/* What outer asks of memory: `bytes` of a row at each `every`th of its steps. */
-typedef struct asking {
-    const char *rows;
-    int64_t stride, bytes, every;
-} asking;
-
 /* c[r][..] = or += sum over k ascending of a[r][k] b[k][..], ATT_NV vectors wide. */
 QN_INLINE void outer(const int mr, const float *a, int64_t a_stride, const float *b, int64_t b_stride, int64_t count,
-                     float *c, int64_t c_stride, const int accumulate, const int asks, asking ask)
+                     float *c, int64_t c_stride, const int accumulate, const int asks, qn_att_ahead ahead)
 {
     vf acc[ATT_MR][ATT_NV];
-    int64_t left = 1;
+    int64_t due = 0;
 #pragma GCC unroll 6
     for (int r = 0; r < mr; r++) {
 #pragma GCC unroll 4
@@ -31,12 +25,13 @@ QN_INLINE void outer(const int mr, const float *a, int64_t a_stride, const float
     }
     for (int64_t k = 0; k < count; k++) {
         vf bv[ATT_NV];
-        if (asks && --left == 0) {
-            for (int64_t i = 0; i < ask.bytes; i += 64) {
-                vec_prefetch(ask.rows + i);
+        if (asks) {
+            for (due += ahead.count; due >= count; due -= count) {
+                for (int64_t i = 0; i < ahead.bytes; i += 64) {
+                    vec_prefetch(ahead.rows + i);
+                }
+                ahead.rows += ahead.stride;
             }
-            ask.rows += ask.stride;
-            left = ask.every;
         }
 #pragma GCC unroll 4
         for (int v = 0; v < ATT_NV; v++) {
@@ -63,14 +58,14 @@ QN_INLINE void outer(const int mr, const float *a, int64_t a_stride, const float
 /* The first rows, and the first columns of them, ask. */
 QN_INLINE void outer_rows(const float *a, int64_t a_stride, const float *b, int64_t b_stride, int64_t count, float *c,
                           int64_t c_stride, int64_t rows, int64_t width, const int accumulate, const int asks,
-                          asking ask)
+                          qn_att_ahead ahead)
 {
     for (int64_t w = 0; w < width; w += ATT_NV * VL) {
         for (int64_t r = 0; r < rows; r += ATT_MR) {
             const float *const at = a + r * a_stride;
             float *const to = c + r * c_stride + w;
-            ask.bytes = r == 0 && w == 0 ? ask.bytes : 0;
-#define OUTER(mr) outer(mr, at, a_stride, b + w, b_stride, count, to, c_stride, accumulate, asks, ask)
+            ahead.count = r == 0 && w == 0 ? ahead.count : 0;
+#define OUTER(mr) outer(mr, at, a_stride, b + w, b_stride, count, to, c_stride, accumulate, asks, ahead)
             switch (rows - r) {
             case 1: OUTER(1); break;
 #if ATT_MR > 2
@@ -89,11 +84,10 @@ QN_INLINE void outer_rows(const float *a, int64_t a_stride, const float *b, int6
 static void att_scores(const float *q, int64_t q_stride, const float *kt, int64_t d, int64_t rows, float *s,
                        qn_att_ahead ahead)
 {
-    if (ahead.rows && d >= QN_ATT_PANEL) {
-        const asking ask = {ahead.rows, ahead.stride, d * 4, d / QN_ATT_PANEL};
-        outer_rows(q, q_stride, kt, QN_ATT_PANEL, d, s, QN_ATT_CHUNK, rows, QN_ATT_PANEL, 0, 1, ask);
+    if (ahead.rows) {
+        outer_rows(q, q_stride, kt, QN_ATT_PANEL, d, s, QN_ATT_CHUNK, rows, QN_ATT_PANEL, 0, 1, ahead);
     } else {
-        outer_rows(q, q_stride, kt, QN_ATT_PANEL, d, s, QN_ATT_CHUNK, rows, QN_ATT_PANEL, 0, 0, (asking){0});
+        outer_rows(q, q_stride, kt, QN_ATT_PANEL, d, s, QN_ATT_CHUNK, rows, QN_ATT_PANEL, 0, 0, ahead);
     }
 }
 
@@ -124,17 +118,14 @@ static void att_softmax(float *s, int64_t visible, float scale, float *max, floa
 static void att_values(const float *p, const float *v, int64_t v_stride, int64_t d_pad, int64_t keys, int64_t rows,
                        int start, float *o, qn_att_ahead ahead)
 {
-    if (start && ahead.rows && keys > QN_ATT_PANEL) {
-        const int64_t first = keys - QN_ATT_PANEL;
-        const asking own = {(const char *)(v + QN_ATT_PANEL * v_stride), v_stride * 4, d_pad * 4, 1};
-        const asking next = {ahead.rows, ahead.stride, d_pad * 4, 1};
-        outer_rows(p, QN_ATT_CHUNK, v, v_stride, first, o, d_pad, rows, d_pad, 0, 1, own);
-        outer_rows(p + first, QN_ATT_CHUNK, v + first * v_stride, v_stride, QN_ATT_PANEL, o, d_pad, rows, d_pad, 1, 1,
-                   next);
+    if (ahead.rows && start) {
+        outer_rows(p, QN_ATT_CHUNK, v, v_stride, keys, o, d_pad, rows, d_pad, 0, 1, ahead);
+    } else if (ahead.rows) {
+        outer_rows(p, QN_ATT_CHUNK, v, v_stride, keys, o, d_pad, rows, d_pad, 1, 1, ahead);
     } else if (start) {
-        outer_rows(p, QN_ATT_CHUNK, v, v_stride, keys, o, d_pad, rows, d_pad, 0, 0, (asking){0});
+        outer_rows(p, QN_ATT_CHUNK, v, v_stride, keys, o, d_pad, rows, d_pad, 0, 0, ahead);
     } else {
-        outer_rows(p, QN_ATT_CHUNK, v, v_stride, keys, o, d_pad, rows, d_pad, 1, 0, (asking){0});
+        outer_rows(p, QN_ATT_CHUNK, v, v_stride, keys, o, d_pad, rows, d_pad, 1, 0, ahead);
     }
 }
 

@@ -75,16 +75,20 @@ static const float *load_rows(const qn_att_job *job, int values, int64_t head, i
     return copy;
 }
 
-/* Keys or values of a head from key `first` on, to be read soon; none where they are not read in place. */
-static qn_att_ahead ahead_of(const qn_att_job *job, int64_t head, int64_t first, int values)
+static const qn_att_ahead nothing;
+
+/* Up to `count` keys or values of a head from key `first` on, to be read soon. */
+static qn_att_ahead ahead_of(const qn_att_job *job, int values, int64_t head, int64_t first, int64_t count)
 {
     const qn_view *view = &job->args->in[values ? QN_ATT_V : QN_ATT_K];
-    if (!job->in_place) {
-        return (qn_att_ahead){NULL, 0};
+    if (job->row_bytes == 0) {
+        return nothing;
     }
-    return (qn_att_ahead){(const char *)view->data + first * view->strides[0] +
-                              (view->shape.dims[1] > 1 ? head * view->strides[1] : 0),
-                          view->strides[0]};
+    return (qn_att_ahead){.rows = (const char *)view->data + first * view->strides[0] +
+                                  (view->shape.dims[1] > 1 ? head * view->strides[1] : 0),
+                          .stride = view->strides[0],
+                          .bytes = (int64_t)job->row_bytes,
+                          .count = qn_min_i64(count, job->keys - first)};
 }
 
 /* The parts of rows (query by query, shared heads inside) from the chunk at key `first`. next: the keys that are read
@@ -100,9 +104,12 @@ static void do_chunk(const qn_att_job *job, int64_t head, int64_t t0, int64_t qu
         const float *const keys =
             load_rows(job, 0, head, first + k, qn_min_i64(QN_ATT_PANEL, count - k), QN_ATT_PANEL, s, s->k, &stride);
         set->transpose(keys, stride, job->d, s->kt);
-        const int more = k + QN_ATT_PANEL < count;
-        const qn_att_ahead ahead =
-            next.rows ? ahead_of(job, head, more ? first + k + QN_ATT_PANEL : first, !more) : next;
+        qn_att_ahead ahead = nothing;
+        if (next.rows && k + QN_ATT_PANEL < count) {
+            ahead = ahead_of(job, 0, head, first + k + QN_ATT_PANEL, QN_ATT_PANEL);
+        } else if (next.rows) {
+            ahead = ahead_of(job, 1, head, first, job->in_place ? QN_ATT_PANEL : QN_ATT_CHUNK);
+        }
         set->scores(s->q, job->d_pad, s->kt, job->d, rows, s->s + k, ahead);
     }
     int64_t v_stride, hidden = 0; /* queries that see none of the chunk */
@@ -116,13 +123,19 @@ static void do_chunk(const qn_att_job *job, int64_t head, int64_t t0, int64_t qu
     /* what all see first; then each query's own rest */
     const float *const v = load_rows(job, 1, head, first, count, count, s, s->v, &v_stride);
     const int64_t common = qn_min_i64(count, visible_keys(job, t0 + hidden) - first), r0 = hidden * shared;
-    set->values(s->s + r0 * QN_ATT_CHUNK, v, v_stride, job->d_pad, common, rows - r0, 1, part->o + r0 * job->d_pad,
-                next);
+    int64_t done = 0;
+    if (next.rows && job->in_place && common > QN_ATT_PANEL) { /* the first ones ask for the others */
+        done = QN_ATT_PANEL;
+        set->values(s->s + r0 * QN_ATT_CHUNK, v, v_stride, job->d_pad, done, rows - r0, 1, part->o + r0 * job->d_pad,
+                    ahead_of(job, 1, head, first + done, common - done));
+    }
+    set->values(s->s + r0 * QN_ATT_CHUNK + done, v + done * v_stride, v_stride, job->d_pad, common - done, rows - r0,
+                done == 0, part->o + r0 * job->d_pad, next);
     for (int64_t t = hidden; t < queries; t++) {
         const int64_t rest = qn_min_i64(count, visible_keys(job, t0 + t) - first) - common, r = t * shared;
         if (rest > 0) {
             set->values(s->s + r * QN_ATT_CHUNK + common, v + common * v_stride, v_stride, job->d_pad, rest, shared, 0,
-                        part->o + r * job->d_pad, (qn_att_ahead){NULL, 0});
+                        part->o + r * job->d_pad, nothing);
         }
     }
 }
@@ -204,7 +217,7 @@ static void many_task(void *user, int64_t index, int32_t thread)
     get_scratch(job, thread, t0 + queries - 1, &s);
     load_queries(job, head, t0, queries, s.q);
     for (int64_t first = 0; first < visible_keys(job, t0 + queries - 1); first += QN_ATT_CHUNK) {
-        do_chunk(job, head, t0, queries, first, &s, &s.part, (qn_att_ahead){NULL, 0});
+        do_chunk(job, head, t0, queries, first, &s, &s.part, nothing);
         merge_chunk(job, t0, queries, first, &s.part, &s.all);
     }
     finish(job, head, t0, queries, &s.all, s.k);
@@ -238,7 +251,8 @@ static void few_task(void *user, int64_t index, int32_t thread)
         const int64_t first = (job->first_chunk + slot) * QN_ATT_CHUNK;
         const int last = head + 1 == h0 + heads; /* then this thread's next task, as a rule */
         const int64_t after = last && first + QN_ATT_CHUNK < job->keys ? first + QN_ATT_CHUNK : first;
-        do_chunk(job, head, 0, job->queries, first, &s, &part, ahead_of(job, last ? h0 : head + 1, after, 0));
+        do_chunk(job, head, 0, job->queries, first, &s, &part,
+                 ahead_of(job, 0, last ? h0 : head + 1, after, QN_ATT_PANEL));
     }
 }
 

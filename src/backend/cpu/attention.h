@@ -47,9 +47,10 @@ struct qn_att_job {
     int causal;
     const char *lens; /* i32 of row `at` on: keys that each query sees, one more than the one before; NULL: causal */
     qn_att_load_fn load;
-    int in_place;              /* load has floats where they are, in the views of args */
-    const void *source;        /* of load */
-    int64_t window;            /* 0: none */
+    size_t row_bytes;   /* of a key's or value's row in the views of args, if load reads them there; 0: elsewhere */
+    int in_place;       /* load leaves them there */
+    const void *source; /* of load */
+    int64_t window;     /* 0: none */
     const qn_view *recents[2]; /* keys, values: [.., R, key heads, d]; offset in bytes of this job's */
     int64_t recent_at[2];
     size_t own_floats;

@@ -65,8 +65,11 @@ static void att_run(const qn_kernel *kernel, const qn_run_call *call)
                       .window = call->desc->attr[QN_ATTR_WINDOW].i,
                       .recents = {&call->args->in[QN_ATT_K_RECENT], &call->args->in[QN_ATT_V_RECENT]}};
     if (job.heads > 0 && job.key_heads > 0 && job.d > 0) {
-        job.in_place = job.d % QN_ATT_PANEL == 0 && call->args->in[QN_ATT_K].shape.format == QN_F32 &&
-                       call->args->in[QN_ATT_V].shape.format == QN_F32;
+        const qn_format format = call->args->in[QN_ATT_K].shape.format;
+        if (format == call->args->in[QN_ATT_V].shape.format && !job.window) {
+            (void)qn_format_row_bytes(format, job.d, &job.row_bytes, NULL); /* refused: 0, nothing is asked for */
+            job.in_place = format == QN_F32;
+        }
         qn_att_run(&job, call->workspace, call->exec);
     }
 }
