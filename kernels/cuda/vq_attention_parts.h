@@ -60,6 +60,13 @@ DEV void put_part(const qn_cuda_vq_attention &a, int sequence, int head, int par
     }
 }
 
+/* Parts that hold any codes: the first ones. */
+DEV int used_parts(const qn_cuda_vq_attention &a, int length)
+{
+    const int coded = coded_of(a, length);
+    return a.part_tokens > 0 ? min((coded + a.part_tokens - 1) / a.part_tokens, a.parts) : 0;
+}
+
 /* What a part with that largest score counts for beside the largest of all. */
 DEV float part_weight(float most, float of_all)
 {

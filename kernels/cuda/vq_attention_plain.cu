@@ -133,25 +133,67 @@ DEV void e4m3_floats(u32 codes, float *v)
 #endif
 }
 
-DEV void load_elements(const char *row, int group, float scale, float *v)
-{
-#if ROWS == 1
-    load_entry(row + group * ENTRY_BYTES, v);
-#elif VEC == 4
-    const u32 word = *(const u32 *)(row + group * 4);
-    e4m3_floats(word, v);
-    e4m3_floats(word >> 16, v + 2);
-#else
-    float two[2];
-    e4m3_floats(((const u8 *)row)[group], two);
-    v[0] = two[0];
-#endif
+/* A vector of a row as it lies: whole words of a row of codes, 16 bytes of one of f16, or an element. */
 #if ROWS == 2
+typedef u32 raw_vector;
+#define BATCH 16 /* values under way at once */
+#elif ALIGNED
+typedef uint4 raw_vector;
+#define BATCH 8
+#else
+typedef float raw_vector;
+#define BATCH 16
+#endif
+#define VALUES (LANE_GROUPS < BATCH ? BATCH / LANE_GROUPS : 1) /* tokens of a batch */
+
+DEV raw_vector raw_at(const char *row, int group)
+{
+#if ROWS == 2 && VEC == 4
+    return *(const u32 *)(row + group * 4);
+#elif ROWS == 2
+    return ((const u8 *)row)[group];
+#elif ALIGNED
+    return *(const uint4 *)(row + group * 16);
+#else
+    return load_float(row, group, B_FORMAT);
+#endif
+}
+
+DEV void floats_of(raw_vector raw, float scale, float *v)
+{
+#if ROWS == 2
+    float four[4];
+    e4m3_floats(raw, four);
+    e4m3_floats(raw >> 16, four + 2);
 #pragma unroll
     for (int j = 0; j < VEC; j++) {
-        v[j] *= scale;
+        v[j] = four[j] * scale;
     }
+#elif ALIGNED
+    const u32 w[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int j = 0; j < VEC; j += 2) {
+        v[j] = half_float(w[j / 2] & 0xffff);
+        v[j + 1] = half_float(w[j / 2] >> 16);
+    }
+#else
+    v[0] = raw;
 #endif
+}
+
+/* Values of tokens `from` on of a strip, VALUES of them, those behind the last one again. */
+DEV void ask_values(const qn_cuda_vq_attention &a, const qn_cuda_vq_codes &all, const char *first, int at, int from,
+                    int count, raw_vector raw[VALUES][LANE_GROUPS])
+{
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) {
+        const char *const row = row_of(a, all, first, at, from + i < count ? from + i : count - 1);
+#pragma unroll
+        for (int x = 0; x < LANE_GROUPS; x++) {
+            const int group = (int)threadIdx.x % 32 + 32 * x;
+            raw[i][x] = raw_at(row, group < GROUPS ? group : 0);
+        }
+    }
 }
 #endif
 
@@ -198,6 +240,9 @@ extern "C" __global__ void __launch_bounds__(128, 4)
         const int length = length_of(a, sequence), coded = coded_of(a, length);
         const int begin = ROWS == 1 ? coded : part * a.part_tokens;
         const int end = ROWS == 1 ? length : begin + a.part_tokens < coded ? begin + a.part_tokens : coded;
+        if (ROWS != 1 && begin >= end && part > 0) {
+            continue; /* nobody asks for it */
+        }
         const char *const k_row = keys.data + sequence * keys.batch + kv * keys.head;
         const char *const v_row = values.data + sequence * values.batch + kv * values.head;
         float most = NONE, total = 0.0f, sums[LANE_GROUPS][VEC];
@@ -210,18 +255,22 @@ extern "C" __global__ void __launch_bounds__(128, 4)
         }
         for (int strip = begin + warp * 32; strip < end; strip += WARPS * 32) {
             const int token = strip + lane;
+            const int count = end - strip < 32 ? end - strip : 32;
 #if ROWS
             const int at = ROWS == 1 ? strip % a.recent_rows : strip;
+            const float v_scale = token < end ? scale_of(values, kv, token) : 0.0f;
+            raw_vector raw[VALUES][LANE_GROUPS]; /* under way while the scores are made */
+            ask_values(a, values, v_row, at, 0, count, raw);
 #endif
             float score = 0.0f;
             if (token < end) {
 #if ROWS
                 const char *const row = row_of(a, keys, k_row, at, lane);
                 const float scale = scale_of(keys, kv, token);
-#pragma unroll 4
+#pragma unroll 16
                 for (int group = 0; group < GROUPS; group++) {
                     float v[VEC];
-                    load_elements(row, group, scale, v);
+                    floats_of(raw_at(row, group), scale, v);
 #pragma unroll
                     for (int j = 0; j < VEC; j++) {
                         score = __fmaf_rn(v[j], q[group * VEC + j], score);
@@ -270,25 +319,40 @@ extern "C" __global__ void __launch_bounds__(128, 4)
             }
             weights[lane] = token < end ? weight : 0.0f;
             __syncwarp();
-            const int count = end - strip < 32 ? end - strip : 32;
+#if ROWS
+            for (int from = 0; from < count; from += VALUES) {
+                raw_vector later[VALUES][LANE_GROUPS];
+                if (from + VALUES < count) {
+                    ask_values(a, values, v_row, at, from + VALUES, count, later);
+                }
+#pragma unroll
+                for (int i = 0; i < VALUES; i++) {
+                    if (from + i >= count) {
+                        continue;
+                    }
+                    const float weight = weights[from + i], scale = __shfl_sync(0xffffffffu, v_scale, from + i);
+#pragma unroll
+                    for (int x = 0; x < LANE_GROUPS; x++) {
+                        float v[VEC];
+                        floats_of(raw[i][x], scale, v);
+#pragma unroll
+                        for (int j = 0; j < VEC; j++) {
+                            sums[x][j] = __fmaf_rn(weight, v[j], sums[x][j]);
+                        }
+                        raw[i][x] = later[i][x];
+                    }
+                }
+            }
+#else
 #pragma unroll 4
             for (int s = 0; s < count; s++) {
-#if ROWS
-                const char *const row = row_of(a, values, v_row, at, s);
-                const float scale = scale_of(values, kv, strip + s);
-#else
                 const char *const row = v_row + (strip + s) * a.v.token;
-#endif
 #pragma unroll
                 for (int x = 0; x < LANE_GROUPS; x++) {
                     const int group = lane + 32 * x;
                     if (group < GROUPS) {
                         float v[VEC];
-#if ROWS
-                        load_elements(row, group, scale, v);
-#else
                         load_entry(entry_of(a.v_book, v_book, v_held, group, code_at(row, group, a.entries)), v);
-#endif
 #pragma unroll
                         for (int j = 0; j < VEC; j++) {
                             sums[x][j] = __fmaf_rn(weights[s], v[j], sums[x][j]);
@@ -296,6 +360,7 @@ extern "C" __global__ void __launch_bounds__(128, 4)
                     }
                 }
             }
+#endif
             __syncwarp();
         }
 #pragma unroll
