@@ -1,5 +1,5 @@
 /* Arguments of the CUDA kernels over coded keys and values (kernels/cuda/vq_attention.cu, vq_attention_plain.cu,
- * vq_encode.cu, kv_keep.cu, kv_step.cu), as host and device see them. Strides are bytes. Included by both sides, so
+ * vq_encode.cu, kv_keep.cu, kv_step.cu, decode_scaled.cu), as host and device see them. Strides are bytes. Included by both sides, so
  * plain C and no other header. */
 #ifndef QN_KERNELS_CUDA_VQ_KV_H
 #define QN_KERNELS_CUDA_VQ_KV_H
@@ -80,5 +80,17 @@ typedef struct qn_cuda_kv_step {
     int heads, kv_heads, size;
     double log2_theta;
 } qn_cuda_kv_step;
+
+/* All of one token's step over codes with scales, its attention included, which leaves parts (kernels/cuda/parts.h):
+ * q, k and v before rotation, recent and scaled as above. */
+typedef struct qn_cuda_decode_scaled {
+    const char *q, *k, *v; /* of this token, before rotation, heads side by side */
+    const int *position;
+    qn_cuda_kv_keep recent[2], scaled[2];
+    char *partials;
+    int heads, group, window;
+    float scale;
+    double log2_theta;
+} qn_cuda_decode_scaled;
 
 #endif

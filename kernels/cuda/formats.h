@@ -1,4 +1,4 @@
-/* Elements of f32, f16 and bf16 (numbers QN_MM_F32, ... of kernels/common/cuda_mm.h), and the launch dependencies that
+/* Elements of f32, f16 and bf16 (numbers QN_MM_F32, ... of kernels/common/cuda_mm.h), e4m3 codes, and the launch dependencies that
  * every kernel of the portable families begins with. */
 #ifndef QN_CUDA_FORMATS_H
 #define QN_CUDA_FORMATS_H
@@ -11,6 +11,29 @@ DEV float half_float(u32 bits)
     float v;
     asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"((u16)bits));
     return v;
+}
+
+DEV void half_floats(u32 pair, float *v)
+{
+    v[0] = half_float(pair & 0xffffu);
+    v[1] = half_float(pair >> 16);
+}
+
+/* Two e4m3 codes in the low bytes: the exponent's bias is 8 less than that of f16. */
+DEV void e4m3_floats(u32 codes, float *v)
+{
+#if __CUDA_ARCH__ >= 890
+    u32 pair;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((u16)codes));
+    half_floats(pair, v);
+#else
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const u32 code = codes >> 8 * i & 0xff;
+        const float size = half_float((code & 0x80) << 8 | (code & 0x7f) << 7) * 256.0f;
+        v[i] = (code & 0x7f) == 0x7f ? __uint_as_float(0x7fc00000u) : size;
+    }
+#endif
 }
 
 DEV float load_float(const char *p, i64 i, int format)

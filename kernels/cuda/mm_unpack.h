@@ -14,29 +14,6 @@
 
 #include "formats.h"
 
-DEV void half_floats(u32 pair, float *v)
-{
-    v[0] = half_float(pair & 0xffffu);
-    v[1] = half_float(pair >> 16);
-}
-
-/* Two e4m3 codes in the low bytes: the exponent's bias is 8 less than that of f16. */
-DEV void e4m3_floats(u32 codes, float *v)
-{
-#if __CUDA_ARCH__ >= 890
-    u32 pair;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((u16)codes));
-    half_floats(pair, v);
-#else
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const u32 code = codes >> 8 * i & 0xff;
-        const float size = half_float((code & 0x80) << 8 | (code & 0x7f) << 7) * 256.0f;
-        v[i] = (code & 0x7f) == 0x7f ? __uint_as_float(0x7fc00000u) : size;
-    }
-#endif
-}
-
 DEV void e5m2_floats(u32 codes, float *v)
 {
     v[0] = half_float((codes & 0xff) << 8);

@@ -115,24 +115,6 @@ DEV float scale_of(const qn_cuda_vq_codes &all, int kv, int token)
     return ROWS == 2 ? *(const float *)(all.scale + token * all.scale_token + kv * all.scale_head) : 1.0f;
 }
 
-/* Two codes in the low bytes. */
-DEV void e4m3_floats(u32 codes, float *v)
-{
-#if __CUDA_ARCH__ >= 890
-    u32 pair;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((u16)codes));
-    v[0] = half_float(pair & 0xffff);
-    v[1] = half_float(pair >> 16);
-#else
-#pragma unroll
-    for (int i = 0; i < 2; i++) { /* the exponent's bias is 8 less than that of f16 */
-        const u32 code = codes >> 8 * i & 0xff;
-        const float size = half_float((code & 0x80) << 8 | (code & 0x7f) << 7) * 256.0f;
-        v[i] = (code & 0x7f) == 0x7f ? __uint_as_float(0x7fc00000u) : size;
-    }
-#endif
-}
-
 /* A vector of a row as it lies: whole words of a row of codes, 16 bytes of one of f16, or an element. */
 #if ROWS == 2
 typedef u32 raw_vector;

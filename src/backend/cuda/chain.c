@@ -6,6 +6,7 @@
  *     1 to 3 products of the same rows [add]        mm_few.cu
  *   rope, rope into the cache, attention; then such
  *     a product, or not                             decode.cu, mm_few.cu
+ *   the same over codes with scales                 decode_scaled.cu (chain_kv.c), mm_few.cu
  *   what keeps keys and values otherwise            chain_kv.c
  *
  * A pattern is taken when nothing after it reads what its kernels leave out. Every kernel is launched so that it may
@@ -341,18 +342,13 @@ static void decode_program(int64_t size, const char *entry, qn_cuda_program *pro
     qn_cuda_define(program, "SIZE", size);
 }
 
-static qn_status make_attention(const matcher *m, qn_chain *chain, qn_cuda_chain_launch *l, qn_error *error)
+static qn_status make_attention(const matcher *m, int64_t parts, qn_chain *chain, qn_error *error)
 {
     const qn_chain_step *query = &m->steps[0], *key = &m->steps[1], *attention = &m->steps[2];
     const qn_op_desc *d = attention->desc;
     const int64_t heads = d->in[QN_ATT_Q].dims[1], size = d->in[QN_ATT_Q].dims[2];
-    const int64_t parts = qn_max_i64(1, qn_ceil_div(attention->args.in[QN_ATT_K].shape.dims[0], PART_KEYS));
     const float scale = d->attr[QN_ATTR_SCALE].f;
-    QN_TRY(qn_cuda_push(m->cuda, error));
-    const cu_result result =
-        m->cuda->cu.MemAlloc(&chain->partials, (size_t)(parts * heads * (size + 4)) * sizeof(float));
-    qn_cuda_pop(m->cuda);
-    QN_TRY(qn_cuda_check(m->cuda, result, "cuMemAlloc", error));
+    qn_cuda_chain_launch *l = &chain->launches[0];
     l->arguments.decode = (qn_cuda_decode){.q = x_of(query),
                                            .k = x_of(key),
                                            .keys = key->args.out[0].data,
@@ -375,19 +371,53 @@ static qn_status make_attention(const matcher *m, qn_chain *chain, qn_cuda_chain
 }
 
 /* The parts as a row of the attention's output, for what follows it is no product that joins them itself. */
-static qn_status make_join(const matcher *m, qn_chain *chain, qn_error *error)
+static qn_status make_join(const matcher *m, const qn_chain_step *attention, qn_chain *chain, qn_error *error)
 {
-    const qn_cuda_chain_launch *attention = &chain->launches[0];
     qn_cuda_chain_launch *l = &chain->launches[1];
-    const int64_t size = m->steps[2].desc->in[QN_ATT_Q].dims[2];
+    const int64_t *q = attention->desc->in[QN_ATT_Q].dims;
     qn_cuda_program program;
-    decode_program(size, "qn_decode_join", &program);
-    l->arguments.decode = attention->arguments.decode;
-    l->arguments.decode.out = m->steps[2].args.out[0].data;
-    l->geometry = (qn_cuda_geometry){.grid = {attention->geometry.grid[1], 1, 1},
-                                     .block = {JOIN_THREADS, 1, 1},
-                                     .dependent = m->cuda->device.major >= 9};
+    decode_program(q[2], "qn_decode_join", &program);
+    l->arguments.decode = (qn_cuda_decode){.partials = (char *)(uintptr_t)chain->partials,
+                                           .out = attention->args.out[0].data,
+                                           .position = m->position,
+                                           .heads = (int32_t)q[1]};
+    l->geometry = (qn_cuda_geometry){
+        .grid = {(uint32_t)q[1], 1, 1}, .block = {JOIN_THREADS, 1, 1}, .dependent = m->cuda->device.major >= 9};
     return qn_cuda_function_get(m->cuda, &program, &l->function, error);
+}
+
+/* Steps up to an attention that leaves parts, and what puts these together: a product, or nothing else. */
+static qn_status make_attended(const matcher *m, int32_t steps, int scaled, qn_chain *chain, int32_t *taken,
+                               qn_error *error)
+{
+    const qn_chain_step *attention = &m->steps[steps - 1];
+    const int64_t *q = attention->desc->in[QN_ATT_Q].dims;
+    const int64_t parts = qn_max_i64(1, qn_ceil_div(attention->args.in[QN_ATT_K].shape.dims[0], PART_KEYS));
+    product p;
+    int possible = match_product(m, steps, attention, &p);
+    if (possible) {
+        QN_TRY(make_product(m, &p, &chain->launches[1], &possible, error));
+    }
+    if (!possible && attention->args.out[0].shape.format != QN_F32) {
+        return QN_OK;
+    }
+    QN_TRY(qn_cuda_push(m->cuda, error));
+    const cu_result result =
+        m->cuda->cu.MemAlloc(&chain->partials, (size_t)(parts * q[1] * (q[2] + 4)) * sizeof(float));
+    qn_cuda_pop(m->cuda);
+    QN_TRY(qn_cuda_check(m->cuda, result, "cuMemAlloc", error));
+    QN_TRY(scaled ? qn_cuda_chain_decode_scaled(m->steps, m->position, parts, chain, error)
+                  : make_attention(m, parts, chain, error));
+    chain->count = 2;
+    *taken = steps + (possible ? p.taken : 0);
+    if (!possible) {
+        return make_join(m, attention, chain, error);
+    }
+    qn_cuda_mm *a = &chain->launches[1].arguments.mm;
+    a->partials = (char *)(uintptr_t)chain->partials;
+    a->heads = (int32_t)q[1];
+    a->head_size = a->k / a->heads;
+    return QN_OK;
 }
 
 /* ---- lookup, add ---- */
@@ -473,6 +503,14 @@ static qn_status make(const matcher *m, qn_chain *chain, int32_t *taken, qn_erro
     int possible = 1;
     product p;
     chain->kind = m->steps[0].kind;
+    const int32_t scaled = qn_cuda_chain_scaled(m->steps, m->count);
+    if (scaled && !is_needed(m, scaled, m->steps[0].args.out[0].data) &&
+        !is_needed(m, scaled, m->steps[1].args.out[0].data)) {
+        QN_TRY(make_attended(m, scaled, 1, chain, taken, error));
+        if (*taken) {
+            return QN_OK;
+        }
+    }
     QN_TRY(qn_cuda_chain_kv(m->steps, m->count, m->position, chain, taken, error));
     if (*taken) {
         return QN_OK;
@@ -487,26 +525,7 @@ static qn_status make(const matcher *m, qn_chain *chain, int32_t *taken, qn_erro
         return QN_OK;
     }
     if (match_attention(m)) {
-        if (match_product(m, 3, &m->steps[2], &p)) {
-            QN_TRY(make_product(m, &p, &chain->launches[1], &possible, error));
-        } else {
-            possible = 0;
-        }
-        if (!possible && m->steps[2].args.out[0].shape.format != QN_F32) {
-            return QN_OK;
-        }
-        QN_TRY(make_attention(m, chain, &chain->launches[0], error));
-        chain->count = 2;
-        if (!possible) {
-            *taken = 3;
-            return make_join(m, chain, error);
-        }
-        qn_cuda_mm *a = &chain->launches[1].arguments.mm;
-        a->partials = chain->launches[0].arguments.decode.partials;
-        a->heads = chain->launches[0].arguments.decode.heads;
-        a->head_size = a->k / a->heads;
-        *taken = 3 + p.taken;
-        return QN_OK;
+        return make_attended(m, 3, 0, chain, taken, error);
     }
     if (match_product(m, 0, NULL, &p)) {
         QN_TRY(make_product(m, &p, &chain->launches[0], &possible, error));

@@ -6,6 +6,7 @@
  *   keep                rows into the recent ones of a window       kv_keep.cu
  *   copy                rows, into a cache of floats too            kv_keep.cu
  *   quantize_fp8, vq_encode into a cache                            kv_keep.cu, vq_encode.cu
+ *   all of these for codes with scales, and scaled_attention over the cache    decode_scaled.cu
  *   scaled_attention over a cache                                   vq_attention_plain.cu, vq_attention_join.cu
  *
  * vq_attention needs none of this: it takes its lengths from the device. */
@@ -238,6 +239,80 @@ static qn_status make_step(const qn_chain_step *s, const int32_t *position, qn_c
 }
 
 /* ---- attention ---- */
+
+enum { DECODE_THREADS = 128, MOST_HEAD = 128 };
+
+static int same_rows(const qn_view *read, const qn_mut_view *written)
+{
+    return read->data == written->data && read->strides[0] == written->strides[0];
+}
+
+/* Rows of heads side by side that begin at a multiple of `word` bytes. */
+static int in_words(const qn_view *rows, int64_t head, uint64_t word)
+{
+    return ((uint64_t)(uintptr_t)rows->data | (uint64_t)rows->strides[0]) % word == 0 && rows->strides[1] == head;
+}
+
+int32_t qn_cuda_chain_scaled(const qn_chain_step *s, int32_t count)
+{
+    if (count <= STEP_STEPS || !is_step(s, count) || !is_operator(&s[4], QN_OP_QUANTIZE_FP8) ||
+        !is_operator(&s[STEP_STEPS], QN_OP_SCALED_ATTENTION)) {
+        return 0;
+    }
+    const qn_chain_step *attention = &s[STEP_STEPS];
+    const qn_op_desc *d = attention->desc;
+    const qn_view *in = attention->args.in;
+    const int64_t *q = d->in[QN_ATT_Q].dims, size = q[2];
+    const int reads = q[0] == 1 && in[QN_ATT_Q].data == s[0].args.out[0].data && d->in[QN_ATT_Q].format == QN_F32 &&
+                      same_rows(&in[QN_ATT_K], &s[4].args.out[QN_QUANT_OUT_Q]) &&
+                      same_rows(&in[QN_ATT_V], &s[5].args.out[QN_QUANT_OUT_Q]) &&
+                      same_rows(&in[QN_ATT_K_SCALE], &s[4].args.out[QN_QUANT_OUT_SCALE]) &&
+                      same_rows(&in[QN_ATT_V_SCALE], &s[5].args.out[QN_QUANT_OUT_SCALE]) &&
+                      same_rows(&in[QN_ATT_K_RECENT], &s[2].args.out[0]) &&
+                      same_rows(&in[QN_ATT_V_RECENT], &s[3].args.out[0]);
+    const int kept = d->attr[QN_ATTR_WINDOW].i > 0 && d->attr[QN_ATTR_CAUSAL].i &&
+                     d->in[QN_ATT_K].format == QN_F8_E4M3 && d->in[QN_ATT_V].format == QN_F8_E4M3 &&
+                     d->in[QN_ATT_K_RECENT].format == QN_F16 && d->in[QN_ATT_V_RECENT].format == QN_F16;
+    const int words = size % 8 == 0 && size <= MOST_HEAD && in_words(&in[QN_ATT_K], size, 4) &&
+                      in_words(&in[QN_ATT_V], size, 4) && in_words(&in[QN_ATT_K_RECENT], 2 * size, 16) &&
+                      in_words(&in[QN_ATT_V_RECENT], 2 * size, 16);
+    return reads && kept && words ? STEP_STEPS + 1 : 0;
+}
+
+qn_status qn_cuda_chain_decode_scaled(const qn_chain_step *s, const int32_t *position, int64_t parts, qn_chain *chain,
+                                      qn_error *error)
+{
+    static const char *const zero[] = {"X_FORMAT", "TYPE", "ASYMMETRIC", "BOUNDED"}; /* of rows.h */
+    const qn_op_desc *d = s[STEP_STEPS].desc;
+    const int64_t heads = d->in[QN_ATT_Q].dims[1], size = d->in[QN_ATT_Q].dims[2];
+    const float scale = d->attr[QN_ATTR_SCALE].f;
+    qn_cuda_chain_launch *l = &chain->launches[0];
+    qn_cuda_decode_scaled *a = &l->arguments.decode_scaled;
+    *a = (qn_cuda_decode_scaled){.q = s[0].args.in[0].data,
+                                 .k = s[1].args.in[0].data,
+                                 .v = s[3].args.in[0].data,
+                                 .position = position,
+                                 .partials = (char *)(uintptr_t)chain->partials,
+                                 .heads = (int32_t)heads,
+                                 .group = (int32_t)(heads / d->in[QN_ATT_K].dims[1]),
+                                 .window = d->attr[QN_ATTR_WINDOW].i,
+                                 .scale = scale == 0.0f ? (float)(1.0 / sqrt((double)size)) : scale,
+                                 .log2_theta = log2((double)s[0].desc->attr[QN_ATTR_THETA].f)};
+    for (int values = 0; values < 2; values++) {
+        qn_cuda_chain_launch keep = {.arguments = {.keep = {0}}};
+        keep_arguments(&s[2 + values].args, position, &keep);
+        a->recent[values] = keep.arguments.keep;
+        a->scaled[values] = scaled_rows(&s[4 + values]);
+    }
+    qn_cuda_program program = {.source = "decode_scaled.cu", .entry = "qn_decode_scaled"};
+    qn_cuda_define(&program, "SIZE", size);
+    for (size_t i = 0; i < sizeof zero / sizeof *zero; i++) {
+        qn_cuda_define(&program, zero[i], 0);
+    }
+    l->geometry = (qn_cuda_geometry){
+        .grid = {(uint32_t)parts, (uint32_t)heads, 1}, .block = {DECODE_THREADS, 1, 1}, .dependent = dependent(chain)};
+    return qn_cuda_function_get(chain->cuda, &program, &l->function, error);
+}
 
 static qn_status make_attention(const qn_chain_step *s, const int32_t *position, qn_chain *chain, int32_t *taken,
                                 qn_error *error)

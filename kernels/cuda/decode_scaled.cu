@@ -1,0 +1,217 @@
+/* Attention of one new token over keys and values of 8 bits with scales and a window of f16, all that comes before it
+ * included: turns the query and the new key, puts the key and the value into the window and, as codes, into the cache,
+ * and leaves the parts that parts.h puts together. What is before this token is read while the kernels before are still
+ * at work: nothing of this pass changes it.
+ *
+ * Host contract
+ *   Parameters: SIZE of a head, a multiple of 8, at most 128; those of rows.h, 0
+ *   Rows of codes begin at 4 bytes (a scale for each head stands behind them), recent ones at 16
+ *   Launch: block 128, grid {parts of the whole cache, heads} */
+#include "formats.h"
+#include "kv_scaled.h"
+#include "parts.h"
+#include "turn.h"
+
+#define WARPS 4
+#define PAIRS ((SIZE / 2 + 31) / 32) /* of elements, a lane */
+#define NONE __int_as_float(0xff800000u)
+
+DEV void copy_async_16(void *to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+
+DEV void copy_async_4(void *to, const void *from)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+
+/* Where this token's head becomes the next row: f16 and codes, by a warp. */
+DEV void keep(const qn_cuda_decode_scaled &a, int values, int head, int position, const float *x)
+{
+    const qn_cuda_kv_keep &recent = a.recent[values], &scaled = a.scaled[values];
+    const auto element_of = [](int j) { return (int)threadIdx.x % 32 + 32 * j < SIZE ? (int)threadIdx.x % 32 + 32 * j : -1; };
+    u16 *const row = (u16 *)(recent.y + (i64)(position % recent.ring) * recent.y_row) + head * SIZE;
+    float v[PER];
+#pragma unroll
+    for (int j = 0; j < PER; j++) {
+        const int at = element_of(j);
+        v[j] = at < 0 ? 0.0f : x[at];
+        if (at >= 0) {
+            row[at] = (u16)pack_f16(v[j], 0.0f);
+        }
+    }
+    put_scaled(v, scaled.y + position * scaled.y_row + head * SIZE,
+               (float *)(scaled.scale + position * scaled.scale_row + head * 4), element_of);
+}
+
+/* Two elements of a row: of f16, or codes by their scale. */
+DEV void pair_of(const char *row, int pair, int is_code, float scale, float *v)
+{
+    if (is_code) {
+        e4m3_floats(((const u16 *)row)[pair], v);
+        v[0] *= scale;
+        v[1] *= scale;
+    } else {
+        half_floats(((const u32 *)row)[pair], v);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(128) qn_decode_scaled(const __grid_constant__ qn_cuda_decode_scaled a)
+{
+    __shared__ __align__(16) char rows[PART_KEYS][SIZE * 2]; /* the values, as they lie */
+    __shared__ __align__(16) float q[SIZE], fresh[2][SIZE];
+    __shared__ __align__(8) float sums[WARPS][SIZE];
+    __shared__ float scales[PART_KEYS], weights[PART_KEYS], high[WARPS], all[WARPS];
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int head = (int)blockIdx.y, shared_head = head / a.group, first = (int)blockIdx.x * PART_KEYS;
+    release_next();
+    const int position = *a.position; /* written before this pass's first kernel */
+    const int coded = max(position / 32 * 32 - a.window, 0), key = first + (int)threadIdx.x, here = first <= position;
+    u32 k[SIZE / 2]; /* codes, or f16 */
+    float scale = 0.0f;
+    if (key < coded) {
+        const char *const row = a.scaled[0].y + key * a.scaled[0].y_row + shared_head * SIZE;
+#pragma unroll
+        for (int i = 0; i < SIZE / 4; i++) {
+            k[i] = *(const u32 *)(row + i * 4);
+        }
+        scale = *(const float *)(a.scaled[0].scale + key * a.scaled[0].scale_row + shared_head * 4);
+        scales[threadIdx.x] = *(const float *)(a.scaled[1].scale + key * a.scaled[1].scale_row + shared_head * 4);
+    } else if (key < position) {
+        const char *const row = a.recent[0].y + (i64)(key % a.recent[0].ring) * a.recent[0].y_row + shared_head * SIZE * 2;
+#pragma unroll
+        for (int i = 0; i < SIZE / 8; i++) {
+            const uint4 w = *(const uint4 *)(row + i * 16);
+            k[4 * i] = w.x;
+            k[4 * i + 1] = w.y;
+            k[4 * i + 2] = w.z;
+            k[4 * i + 3] = w.w;
+        }
+    }
+    const int row0 = warp * 32; /* a warp copies the values of its own keys */
+    if (first + row0 < coded) {
+#pragma unroll 8
+        for (int i = lane; i < 32 * (SIZE / 4); i += 32) {
+            const int s = row0 + i / (SIZE / 4), at = i % (SIZE / 4) * 4, token = first + s;
+            if (token < coded) {
+                copy_async_4(&rows[s][at], a.scaled[1].y + token * a.scaled[1].y_row + shared_head * SIZE + at);
+            }
+        }
+    }
+    if (first + row0 + 31 >= coded) {
+#pragma unroll 4
+        for (int i = lane; i < 32 * (SIZE / 8); i += 32) {
+            const int s = row0 + i / (SIZE / 8), at = i % (SIZE / 8) * 16, token = first + s;
+            if (token >= coded && token < position) {
+                copy_async_16(&rows[s][at], a.recent[1].y + (i64)(token % a.recent[1].ring) * a.recent[1].y_row +
+                                                shared_head * SIZE * 2 + at);
+            }
+        }
+    }
+    turn t = {1.0f, 0.0f};
+    if (here && threadIdx.x < SIZE / 2) {
+        t = turn_of(position, (int)threadIdx.x, SIZE, a.log2_theta);
+    }
+    wait_before();
+    if (!here) {
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        return;
+    }
+    const int newest = position < first + PART_KEYS;
+    if (threadIdx.x < SIZE / 2) {
+        const int i = (int)threadIdx.x, j = i + SIZE / 2;
+        const float *const from = (const float *)a.q + head * SIZE;
+        const float *const new_key = (const float *)a.k + shared_head * SIZE;
+        const float u = from[i], v = from[j], x = new_key[i], y = new_key[j], by = a.scale * 1.4426950408889634f;
+        q[i] = __fmaf_rn(u, t.c, -(v * t.s)) * by;
+        q[j] = __fmaf_rn(v, t.c, u * t.s) * by;
+        fresh[0][i] = __fmaf_rn(x, t.c, -(y * t.s));
+        fresh[0][j] = __fmaf_rn(y, t.c, x * t.s);
+    }
+    for (int i = (int)threadIdx.x; newest && i < SIZE; i += 128) {
+        const float x = ((const float *)a.v)[shared_head * SIZE + i];
+        fresh[1][i] = x;
+        ((u16 *)rows[position - first])[i] = (u16)pack_f16(x, 0.0f);
+    }
+    __syncthreads();
+    float score = 0.0f;
+    if (key < coded) {
+#pragma unroll
+        for (int i = 0; i < SIZE; i += 2) {
+            float v[2];
+            e4m3_floats(k[i / 4] >> 8 * (i % 4), v);
+            score = __fmaf_rn(v[0] * scale, q[i], score);
+            score = __fmaf_rn(v[1] * scale, q[i + 1], score);
+        }
+    } else if (key < position) {
+#pragma unroll
+        for (int i = 0; i < SIZE; i += 2) {
+            float v[2];
+            half_floats(k[i / 2], v);
+            score = __fmaf_rn(v[0], q[i], score);
+            score = __fmaf_rn(v[1], q[i + 1], score);
+        }
+    } else if (key == position) {
+        for (int i = 0; i < SIZE; i++) {
+            score = __fmaf_rn(half_float(pack_f16(fresh[0][i], 0.0f) & 0xffff), q[i], score);
+        }
+    } else {
+        score = NONE;
+    }
+    float most = score;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
+    }
+    if (lane == 0) {
+        high[warp] = most;
+    }
+    __syncthreads();
+    most = fmaxf(fmaxf(high[0], high[1]), fmaxf(high[2], high[3]));
+    const float weight = score == NONE ? 0.0f : exp_base2(score - most);
+    weights[threadIdx.x] = weight;
+    float total = weight;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        total += __shfl_xor_sync(0xffffffffu, total, step);
+    }
+    if (lane == 0) {
+        all[warp] = total;
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();
+    const int left = position + 1 - (first + row0), count = left < 0 ? 0 : left < 32 ? left : 32;
+    float sum[PAIRS][2] = {};
+#pragma unroll 8
+    for (int s = 0; s < count; s++) {
+        const int row = row0 + s;
+#pragma unroll
+        for (int j = 0; j < PAIRS; j++) {
+            if (lane + 32 * j < SIZE / 2) {
+                float v[2];
+                pair_of(rows[row], lane + 32 * j, first + row < coded, scales[row], v);
+                sum[j][0] = __fmaf_rn(weights[row], v[0], sum[j][0]);
+                sum[j][1] = __fmaf_rn(weights[row], v[1], sum[j][1]);
+            }
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) {
+        if (lane + 32 * j < SIZE / 2) {
+            *(float2 *)&sums[warp][2 * (lane + 32 * j)] = make_float2(sum[j][0], sum[j][1]);
+        }
+    }
+    __syncthreads();
+    float *const out = (float *)a.partials + ((i64)blockIdx.x * a.heads + head) * PART_PITCH(SIZE);
+    for (int i = (int)threadIdx.x; i < SIZE; i += 128) {
+        out[i] = sums[0][i] + sums[1][i] + sums[2][i] + sums[3][i];
+    }
+    if (threadIdx.x == 0) {
+        out[SIZE] = most;
+        out[SIZE + 1] = all[0] + all[1] + all[2] + all[3];
+    }
+    if (newest && head % a.group == 0 && warp < 2) {
+        keep(a, warp, shared_head, position, fresh[warp]);
+    }
+}
