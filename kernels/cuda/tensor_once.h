@@ -103,8 +103,8 @@ static __device__ inline void begin_once()
 
 /* ---- the copying warp ---- */
 
-/* The word on which blocks of a cooperative launch meet, kept by the driver between launches: its highest bit turns
- * when all have added their shares, which are 2^31 together. */
+/* The word on which blocks of a cooperative launch meet, found where CUDA's own grid barrier finds it and kept by the
+ * driver between launches: its highest bit turns when all have added their shares, which are 2^31 together. */
 static __device__ inline u32 *grid_word()
 {
     u32 high, low;
