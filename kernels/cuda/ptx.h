@@ -124,6 +124,12 @@ DEV void store_shared_f32x4(u32 at, float4 v)
                  : "memory");
 }
 
+DEV void store_shared_u32x4(u32 at, uint4 v)
+{
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
 /* Address of the same location in block `rank` of the cluster. */
 DEV u32 cluster_address(u32 at, u32 rank)
 {
@@ -316,6 +322,15 @@ DEV void tensor_store_3d(const tensor_map *map, u32 from, int x, int y, int z)
 {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
                  "r"(from), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+
+/* Neighbouring bytes, a multiple of 16 from a multiple of 16 on; the barrier counts them when they have landed. */
+DEV void bulk_load(u32 to, const void *from, u32 bytes, u32 bar, u64 policy)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(bar), "l"(policy)
                  : "memory");
 }
 

@@ -10,14 +10,19 @@
  * Launch
  *   qn_quantize_fp4  block of whole warps, at most 256 threads, grid {rows, ceil(K / (8 UNROLL threads))}; SWIZZLED:
  *                    {up to 32 of each 128 rows, ceil(K / (8 threads))}; the padding of their scales is set by the host
- *   qn_fp4_range     before it, see tensor_range.h */
+ *   qn_fp4_range     before it, see tensor_range.h
+ *   qn_quantize_fp4_once  ONCE 1, SWIZZLED 0: in the place of both, see tensor_once.h */
 #define TYPE 0
 #define ASYMMETRIC 0
 #define BOUNDED 0
 #include "rows.h"
 #include "cuda_fp4.h"
 #include "fp4_code.h"
+#if ONCE
+#define ONCE_ARGS qn_cuda_fp4
+#else
 #include "tensor_range.h"
+#endif
 
 #define INFINITE __int_as_float(0x7f800000)
 
@@ -26,6 +31,7 @@
 #define UNROLL 4             /* places of a lane */
 #define OWN (UNROLL / LANES) /* of which it finds the scales of so many */
 
+#if !ONCE
 /* The lane's elements at column, which is a multiple of PER; zeros where there are none. */
 static __device__ inline void load_lane(const char *x, int column, int valid, uint4 *raw)
 {
@@ -62,6 +68,7 @@ extern "C" __global__ void __launch_bounds__(RANGE_THREADS)
     begin_kernel();
     find_tensor_range(a.x, a.x_row, m, k, keep, ALIGNED, a.ranges);
 }
+#endif
 
 #if BLOCK == 32
 static __device__ inline int exponent_of(float most, int rule)
@@ -213,6 +220,124 @@ static __device__ inline void store_places(const uint4 (*raw)[X_WORDS], const fl
     }
 }
 
+/* Where a lane's places have their scales. */
+struct scale_places {
+#if ONCE
+    u32 first; /* block of the first place; the others' are ONCE_THREADS / LANES on */
+#else
+    char *row;
+    int first; /* column, of the first place */
+#endif
+};
+
+static __device__ inline char *scale_at(const qn_cuda_fp4 &a, const scale_places &at, int u, int unit)
+{
+#if ONCE
+    const u32 block = at.first + (u32)(u * unit) / LANES;
+    return a.scale + block;
+#else
+    const int block = (int)((u32)(SWIZZLED ? at.first : at.first + u * unit) / BLOCK);
+    return at.row + (SWIZZLED ? block / 4 * 512 + u * 4 + block % 4 : block); /* swizzled: a place is 4 bytes on */
+#endif
+}
+
+/* Scales and codes of a lane's places. q: of the first, the others q_step bytes on; place u is there while u * unit <
+ * left. */
+static __device__ inline void code_places(const qn_cuda_fp4 &a, const uint4 (*raw)[X_WORDS], float global,
+                                          const scale_places &at, char *q, i64 q_step, int unit, int left)
+{
+    const u32 t = threadIdx.x % LANES;
+#if BLOCK == 16
+    const float inverse = 1.0f / global;
+#endif
+    float most[UNROLL], mine[OWN], factor[UNROLL], found[OWN];
+    int odd = 0; /* not for the ways of most */
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+        most[u] = largest(raw[u]);
+        odd |= !(most[u] < INFINITE);
+    }
+    if (odd) {
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) { /* NaN does not count */
+            float v[PER];
+            unpack(raw[u], v);
+            most[u] = 0.0f;
+#pragma unroll
+            for (int e = 0; e < PER; e++) {
+                most[u] = fmaxf(most[u], fabsf(v[e]));
+            }
+        }
+    }
+    share_out(most, t, mine);
+#if BLOCK == 16
+    u32 code[OWN];
+#endif
+#pragma unroll
+    for (int j = 0; j < OWN; j++) {
+        const int u = (int)t * OWN + j;
+#if BLOCK == 16
+        const u32 byte = code[j] = scale_of(mine[j], global, inverse, &found[j], &odd);
+#else
+        const u32 byte = scale_of(mine[j], a.rule, &found[j]);
+#endif
+        if (u * unit < left) {
+            *scale_at(a, at, u, unit) = (char)byte;
+        }
+    }
+    hand_out(found, factor);
+    if (__any_sync(0xffffffffu, odd)) {
+#if BLOCK == 16
+#pragma unroll
+        for (int j = 0; j < OWN; j++) {
+            found[j] = factor_of(code[j], inverse);
+        }
+        hand_out(found, factor);
+#endif
+        store_places(raw, factor, q, q_step, unit, left, 0);
+    } else {
+        store_places(raw, factor, q, q_step, unit, left, 1);
+    }
+}
+
+#if BLOCK == 16
+static __device__ inline float global_of(range all)
+{
+    return 2688.0f / fminf(fmaxf(all.high, LEAST), 3.40282347e38f);
+}
+#endif
+
+#if ONCE
+typedef float once_rule; /* the global scale */
+#include "tensor_once.h"
+
+static __device__ inline once_rule make_once(const qn_cuda_fp4 &a, range r)
+{
+    const float global = global_of(r);
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        *(float *)a.global = global;
+    }
+    return global;
+}
+
+static __device__ inline void write_once(const qn_cuda_fp4 &a, const once_rule &global, const uint4 (*raw)[X_WORDS],
+                                         i64 first, u32 count)
+{
+    const i64 unit = first + threadIdx.x;
+    const scale_places at = {(u32)(unit / LANES)};
+    code_places(a, raw, global, at, a.q + unit * (PER / 2), ONCE_THREADS * (PER / 2), ONCE_THREADS,
+                (int)count - (int)threadIdx.x);
+}
+
+extern "C" __global__ void __launch_bounds__(ONCE_THREADS + 32, 1)
+    qn_quantize_fp4_once(const __grid_constant__ qn_cuda_fp4 a, const __grid_constant__ qn_cuda_deal o)
+{
+    extern __shared__ __align__(128) char slots[];
+    begin_once();
+    range r = no_range();
+    quantise_once(a, o, &r, slots);
+}
+#else
 extern "C" __global__ void __launch_bounds__(256, X_FORMAT == 0 ? 3 : 5)
     qn_quantize_fp4(const __grid_constant__ qn_cuda_fp4 a)
 {
@@ -226,7 +351,6 @@ extern "C" __global__ void __launch_bounds__(256, X_FORMAT == 0 ? 3 : 5)
     const int unit = (int)blockDim.x * PER;
     const i64 count = a.m;
 #endif
-    const u32 t = threadIdx.x % LANES;
 #if BLOCK == 16
 #if !RANGED
     const float global = *(const float *)a.given;
@@ -258,64 +382,18 @@ extern "C" __global__ void __launch_bounds__(256, X_FORMAT == 0 ? 3 : 5)
         }
 #if BLOCK == 16
 #if RANGED
-        const range all = join_tensor_range(a.ranges);
-        const float global = 2688.0f / fminf(fmaxf(all.high, LEAST), 3.40282347e38f);
+        const float global = global_of(join_tensor_range(a.ranges));
 #endif
-        const float inverse = 1.0f / global;
-#endif
-        float most[UNROLL], mine[OWN], factor[UNROLL], found[OWN];
-        int odd = 0; /* not for the ways of most */
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-            most[u] = largest(raw[u]);
-            odd |= !(most[u] < INFINITE);
-        }
-        if (odd) {
-#pragma unroll
-            for (int u = 0; u < UNROLL; u++) { /* NaN does not count */
-                float v[PER];
-                unpack(raw[u], v);
-                most[u] = 0.0f;
-#pragma unroll
-                for (int e = 0; e < PER; e++) {
-                    most[u] = fmaxf(most[u], fabsf(v[e]));
-                }
-            }
-        }
-        share_out(most, t, mine);
-#if SWIZZLED /* place u: 4 u bytes on */
-        char *const scale = a.scale + row / 128 * ((a.blocks + 3) / 4) * 512 + row % 32 * 16;
 #else
-        char *const scale = a.scale + row * a.scale_row;
+        const float global = 0.0f;
 #endif
-        u32 code[OWN];
-#pragma unroll
-        for (int j = 0; j < OWN; j++) {
-            const int u = (int)t * OWN + j, block = (int)((u32)(SWIZZLED ? first : first + u * unit) / BLOCK);
-#if BLOCK == 16
-            code[j] = scale_of(mine[j], global, inverse, &found[j], &odd);
+#if SWIZZLED
+        const scale_places at = {a.scale + row / 128 * ((a.blocks + 3) / 4) * 512 + row % 32 * 16, first};
 #else
-            code[j] = scale_of(mine[j], a.rule, &found[j]);
+        const scale_places at = {a.scale + row * a.scale_row, first};
 #endif
-            if (u * unit < left) {
-                scale[SWIZZLED ? block / 4 * 512 + u * 4 + block % 4 : block] = (char)code[j];
-            }
-        }
-        hand_out(found, factor);
         char *const q = a.q + row * a.q_row + first / 2;
-        const i64 q_step = SWIZZLED ? 32 * a.q_row : unit / 2;
-        if (__any_sync(0xffffffffu, odd)) {
-#if BLOCK == 16
-#pragma unroll
-            for (int j = 0; j < OWN; j++) {
-                found[j] = factor_of(code[j], inverse);
-            }
-            hand_out(found, factor);
-#endif
-            store_places(raw, factor, q, q_step, unit, left, 0);
-        } else {
-            store_places(raw, factor, q, q_step, unit, left, 1);
-        }
+        code_places(a, raw, global, at, q, SWIZZLED ? 32 * a.q_row : unit / 2, unit, left);
 #if BLOCK == 16
         if (tells) {
             *(float *)a.global = global;
@@ -323,3 +401,4 @@ extern "C" __global__ void __launch_bounds__(256, X_FORMAT == 0 ? 3 : 5)
 #endif
     }
 }
+#endif

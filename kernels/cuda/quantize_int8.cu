@@ -61,5 +61,55 @@ static __device__ inline float apply(const rule &how, float v)
 #endif
 }
 
+#if ONCE
+/* Two codes of integers, saturated, below what `above` has. */
+static __device__ inline u32 pack_codes(int a, int b, u32 above)
+{
+    u32 word;
+    asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(word) : "r"(b), "r"(a), "r"(above));
+    return word;
+}
+
+/* A lane's codes. Of finite values and factors the products are small, or infinite: adding 1.5 * 2^23 rounds the former
+ * to the integer that the sum's bits hold, and makes the latter large. Conversions have a quarter of the rate. */
+static __device__ inline void write_lane(const rule &how, const uint4 *raw, char *q)
+{
+    float v[PER];
+    unpack(raw, v);
+    float most = how.factor;
+#if X_FORMAT == 0
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        asm("max.NaN.f32 %0, %0, %1;" : "+f"(most) : "f"(fabsf(v[i])));
+    }
+#else
+    float both[2];
+    widen(larger_pair_or_nan(larger_pair_or_nan(raw->x, raw->y), larger_pair_or_nan(raw->z, raw->w)), both);
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(most) : "f"(fabsf(both[0])));
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(most) : "f"(fabsf(both[1])));
+#endif
+    if (!(most < __int_as_float(0x7f800000))) {
+#pragma unroll
+        for (int i = 0; i < PER; i++) {
+            v[i] = apply(how, v[i]);
+        }
+        store_codes(q, v);
+        return;
+    }
+    int code[PER];
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        code[i] = __float_as_int(v[i] * how.factor + 12582912.0f) - 0x4b400000;
+#if ASYMMETRIC
+        code[i] += how.azp;
+#endif
+    }
+    uint2 out;
+    out.x = pack_codes(code[0], code[1], pack_codes(code[2], code[3], 0));
+    out.y = pack_codes(code[4], code[5], pack_codes(code[6], code[7], 0));
+    *(uint2 *)q = out;
+}
+#endif
+
 #define ENTRY qn_quantize_int8
 #include "segments.h"

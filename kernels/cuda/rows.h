@@ -22,11 +22,7 @@
 #define INT8 (TYPE == 3)
 #define CODE_MAX (TYPE == 3 ? 127.0f : TYPE == 2 ? 57344.0f : TYPE == 1 ? 224.0f : 448.0f)
 
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef long long i64;
+#include "ptx.h"
 
 /* ---- loads ---- */
 
@@ -61,13 +57,6 @@ static __device__ inline uint4 load_by(u64 policy, const char *p)
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(p), "l"(policy));
     return v;
-}
-
-/* Asks the L2 cache for what will be read. Before begin_kernel(), too: nothing is read yet, and what the kernel ahead
- * still writes goes to the same cache. */
-static __device__ inline void ask_for(const char *p)
-{
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
 static __device__ inline float from_f16(u16 bits)

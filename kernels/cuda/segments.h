@@ -18,6 +18,8 @@
  * SPAN_ROWS rows share given scales. STATIC 1: no range is asked for.
  * RANGED 1: one scale for all, of a range that a launch before found (tensor_range.h):
  *   ENTRY##_range, ENTRY##_range_plain   the latter of any alignment
+ * ONCE 1: nothing but
+ *   ENTRY##_once   range and codes of a tensor without gaps (tensor_once.h)
  * BLOCKED 1: a scale for 128 rows by 128 columns, found here: a block of threads holds such a block in registers.
  *   ENTRY##_block         block 256, any grid along x: one pass
  *   ENTRY##_block_plain   block 128, grid {ceil(K / 128), up to ceil(M / 128)}, any alignment: two passes */
@@ -25,6 +27,66 @@
 #define JOIN(a, b) JOIN2(a, b)
 #define EACH _Pragma("unroll")
 
+#if ONCE
+typedef rule once_rule;
+#define ONCE_ARGS qn_cuda_rows
+#include "tensor_once.h"
+
+static __device__ inline once_rule make_once(const qn_cuda_rows &a, range r)
+{
+    const once_rule how = make_rule(a, r, 0, 0);
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        write_rule(a, how, 0, 0);
+    }
+    return how;
+}
+
+#if !INT8
+static __device__ inline void write_lane(const rule &how, const uint4 *raw, char *q)
+{
+    float v[PER];
+    unpack(raw, v);
+    EACH for (int e = 0; e < PER; e++)
+    {
+        v[e] = apply(how, v[e]);
+    }
+    store_codes(q, v);
+}
+#endif
+
+static __device__ inline void write_once(const qn_cuda_rows &a, const once_rule &how, const uint4 (*raw)[X_WORDS],
+                                         i64 first, u32 count)
+{
+    __builtin_assume(threadIdx.x < ONCE_THREADS); /* whole slots need no test */
+    EACH for (int u = 0; u < ONCE_PLACES; u++)
+    {
+        const u32 unit = u * ONCE_THREADS + threadIdx.x;
+        if (unit < count) {
+            write_lane(how, raw[u], a.q + (first + unit) * PER);
+        }
+    }
+}
+
+/* The elements behind the last unit are the last block's. */
+extern "C" __global__ void __launch_bounds__(ONCE_THREADS + 32, 1)
+    JOIN(ENTRY, _once)(const __grid_constant__ qn_cuda_rows a, const __grid_constant__ qn_cuda_deal o)
+{
+    extern __shared__ __align__(128) char slots[];
+    begin_once();
+    const int tail = blockIdx.x == gridDim.x - 1 && threadIdx.x < o.rest;
+    const i64 last = o.units * PER + threadIdx.x;
+    range r = no_range();
+    if (tail) {
+        widen_range(&r, value_at(a, a.x, last));
+    }
+    quantise_once(a, o, &r, slots);
+    if (tail) {
+        const rule how = make_rule(a, r, 0, 0);
+        a.q[last] = (char)two_codes(apply(how, value_at(a, a.x, last)), 0.0f);
+    }
+}
+
+#else
 #if RANGED
 #include "tensor_range.h"
 
@@ -293,3 +355,4 @@ extern "C" __global__ void __launch_bounds__(128) JOIN(ENTRY, _plain)(const qn_c
         }
     }
 }
+#endif

@@ -598,6 +598,53 @@ static void every_deal_agrees(void **state)
     assert_int_equal(failures, before);
 }
 
+/* Tensors with one scale in one launch, on cards of so few multiprocessors that small ones are large: what just fits
+ * shared memory, and with it registers, and with them the ring, one slot more, and many; with elements left over. */
+static void whole_tensors_agree(void **state)
+{
+    (void)state;
+    static const char *const cases[] = {"quantize_fp8 m=12 k=7680 x=bf16",
+                                        "quantize_fp8 m=1 k=153600 type=e5m2 x=f16",
+                                        "quantize_fp8 m=24 k=7680 scale_format=ue8m0 x=bf16",
+                                        "quantize_fp8 m=25 k=7680 type=e5m2 scale_ub=0.5 x=bf16",
+                                        "quantize_fp8 m=61 k=7553",
+                                        "quantize_fp8 m=120 k=7553 x=bf16",
+                                        "quantize_int8 m=24 k=7681 x=f16",
+                                        "quantize_int8 m=61 k=7553 x=bf16",
+                                        "quantize_int8 m=33 k=7680 symmetric=0 x=bf16",
+                                        "quantize_int8 m=61 k=7553 symmetric=0",
+                                        "quantize_int8 m=120 k=7553 symmetric=0 x=f16",
+                                        "quantize_nvfp4 m=33 k=15360 x=bf16",
+                                        "quantize_nvfp4 m=300 k=3088 x=f16"};
+    static const int32_t cards[] = {1, 2, 5};
+    qn_cuda *cuda;
+    qn_error error = {0};
+    if (qn_cuda_require(ctx, &cuda, &error) != QN_OK || cuda->device.target != QN_SM_90A) {
+        printf("skipped: %s\n", *error.text ? error.text : "the device is no sm_90a");
+        skip();
+    }
+    const qn_cuda_device kept = cuda->device;
+    const int before = failures, first = runs;
+    must(qn_stream_create(ctx, &stream, &error), &error, "stream");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        qn_op_desc desc;
+        assert_int_equal(qn_op_desc_parse(cases[i], &desc, NULL), QN_OK);
+        const qn_kernel *const kernel = desc.op == QN_OP_QUANTIZE_NVFP4
+                                            ? qn_cuda_fp4_family.kernels
+                                            : &qn_cuda_quantize_family.kernels[desc.op != QN_OP_QUANTIZE_FP8];
+        assert_int_equal(kernel->op, desc.op);
+        for (size_t c = 0; c < sizeof cards / sizeof *cards && (!word || strstr(cases[i], word)); c++) {
+            cuda->device.sms = cards[c];
+            run_case(kernel, cases[i], &desc);
+        }
+    }
+    cuda->device = kept;
+    qn_stream_destroy(ctx, stream);
+    printf("whole tensors: %d runs, %d wrong, the largest error %.3g of the allowed\n", runs - first, failures - before,
+           worst);
+    assert_int_equal(failures, before);
+}
+
 /* Milliseconds until there is a plan of that case in a new context and, in `second`, of another one. */
 static double plan_ms(const char *text, double *second)
 {
@@ -731,6 +778,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(random_cases_agree),
         cmocka_unit_test(every_cut_agrees),
         cmocka_unit_test(every_deal_agrees),
+        cmocka_unit_test(whole_tensors_agree),
         cmocka_unit_test(warm_plans_are_quick),
         cmocka_unit_test(functions_do_not_spill), /* after it: it looks at what that compiled */
     };

@@ -222,7 +222,7 @@ qn_status qn_cuda_launch_row(const qn_kernel *kernel, const qn_run_call *call, q
 qn_status qn_cuda_launch(const qn_cuda_run *run, int32_t i, const qn_cuda_geometry *geometry, void *const *arguments,
                          qn_error *error)
 {
-    cu_launch_attribute attributes[2];
+    cu_launch_attribute attributes[3];
     uint32_t count = 0;
     memset(attributes, 0, sizeof attributes);
     if (geometry->cluster > 1) {
@@ -230,6 +230,10 @@ qn_status qn_cuda_launch(const qn_cuda_run *run, int32_t i, const qn_cuda_geomet
         attributes[count].value.cluster.x = geometry->cluster;
         attributes[count].value.cluster.y = attributes[count].value.cluster.z = 1;
         count++;
+    }
+    if (geometry->cooperative) {
+        attributes[count].id = CU_LAUNCH_COOPERATIVE;
+        attributes[count++].value.flag = 1;
     }
     if (geometry->dependent) {
         attributes[count].id = CU_LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION;

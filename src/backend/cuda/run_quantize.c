@@ -3,8 +3,9 @@
  * A plan has up to three functions: the one-pass kernel that its shape
  * allows (a team of lanes a group, or registers of a block a row) and the plain
  * one, which any alignment, stride and length is left to at the run. Where a whole
- * tensor shares a scale that is to be found, two more find its range first; blocks
- * of 128 x 128 have two programs of their own. */
+ * tensor shares a scale that is to be found, two more find its range first, and
+ * one does everything for large tensors (ranges.h); blocks of 128 x 128 have
+ * two programs of their own. */
 #include <string.h>
 
 #include "backend/cuda/ranges.h"
@@ -26,9 +27,6 @@ enum {
     DEPENDENT_BLOCKS = 64, /* up to that many a multiprocessor, starting early gains; wider launches lose by it */
     MOST_GRID_X = 0x7fffffff,
     MOST_GRID_Y = 65535,
-    RANGE_THREADS = 512, /* kernels/cuda/tensor_range.h, and elements that one of its blocks has in flight */
-    RANGE_STEP = RANGE_THREADS * PER * 8,
-    RANGE_BLOCKS = 256,
     SPAN = 128,         /* rows and columns of a block with one scale */
     SPAN_THREADS = 256, /* that hold it in registers */
     SPAN_BLOCKS = 2     /* of them a multiprocessor */
@@ -161,25 +159,46 @@ static int32_t own_programs(const qn_op_desc *desc, const shape_plan *p)
     return p->wide ? 3 : p->lanes || p->items ? 2 : 1;
 }
 
+/* KB of x a multiprocessor from which on one launch was faster on an H200, 7168 columns of bf16: codes that take more
+ * instructions want larger tensors. */
+static int32_t once_least(const qn_op_desc *desc)
+{
+    return !is_int8(desc) ? 80 : desc->attr[QN_ATTR_SYMMETRIC].i ? 216 : 430;
+}
+
+/* Codes of e4m3fnuz would need more registers than there are. */
+static int may_be_once(const qn_op_desc *desc)
+{
+    return is_ranged(desc) && (is_int8(desc) || desc->attr[QN_ATTR_TYPE].i != QN_TYPE_E4M3FNUZ);
+}
+
+/* Runs of m rows may be one launch, if there are no gaps: ranges.h. */
+static int is_once(const qn_op_desc *desc, const qn_cuda_device *device, int64_t m)
+{
+    const qn_shape *x = &desc->in[0];
+    return may_be_once(desc) && qn_cuda_once_takes(device, once_least(desc), m * x->dims[1], x->format);
+}
+
 static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
                         qn_cuda_program *out)
 {
     (void)kernel;
-    (void)device;
     const shape_plan p = plan_shape(desc);
     const int silu = is_silu(desc), int8 = is_int8(desc);
     const int blocked = is_blocked(desc);
-    const int32_t cuts = own_programs(desc, &p), count = cuts + 2 * is_ranged(desc);
+    const int32_t cuts = own_programs(desc, &p), ranges = cuts + 2 * is_ranged(desc);
+    const int32_t count = ranges + is_once(desc, device, desc->in[0].dims[0]);
     for (int32_t i = 0; i < count; i++) {
         const int wide = i == WIDE && i < cuts;
+        const shape_plan cut = i < ranges ? p : (shape_plan){0}; /* the only launch is the same for all rows */
         out[i].source = silu ? "silu_mul_quant.cu" : int8 ? "quantize_int8.cu" : "quantize_fp8.cu";
         qn_cuda_define(&out[i], "X_FORMAT", x_format(desc));
         qn_cuda_define(&out[i], "TYPE", int8 ? QN_TYPE_INT8 : desc->attr[QN_ATTR_TYPE].i);
-        qn_cuda_define(&out[i], "LANES", p.lanes);
+        qn_cuda_define(&out[i], "LANES", cut.lanes);
         qn_cuda_define(&out[i], "UNROLL", unroll_of(desc, &p, wide));
         qn_cuda_define(&out[i], "TEAM_BLOCKS", team_blocks(desc, &p, wide));
-        qn_cuda_define(&out[i], "ITEMS", wide ? p.wide_items : p.items);
-        qn_cuda_define(&out[i], "THREADS", wide ? p.wide_threads : p.threads);
+        qn_cuda_define(&out[i], "ITEMS", wide ? cut.wide_items : cut.items);
+        qn_cuda_define(&out[i], "THREADS", wide ? cut.wide_threads : cut.threads);
         qn_cuda_define(&out[i], "ASYMMETRIC", (silu || int8) && !desc->attr[QN_ATTR_SYMMETRIC].i);
         qn_cuda_define(&out[i], "BOUNDED", desc->attr[QN_ATTR_SCALE_UB].f > 0.0f);
         qn_cuda_define(&out[i], "SPAN_ROWS", is_per(desc, QN_PER_BLOCK) ? SPAN : 1);
@@ -192,17 +211,20 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
         if (!silu && !int8) {
             qn_cuda_define(&out[i], "MULTIPLY", is_static(desc) || is_per(desc, QN_PER_TENSOR));
         }
+        if (i >= ranges) {
+            qn_cuda_once_define(&out[i], &qn_cuda_once_narrow);
+        }
     }
-    static const char *const entries[3][7] = {
+    static const char *const entries[3][8] = {
         {"qn_quantize_fp8_plain", "qn_quantize_fp8_row", "qn_quantize_fp8_team", "qn_quantize_fp8_range_plain",
-         "qn_quantize_fp8_range", "qn_quantize_fp8_block_plain", "qn_quantize_fp8_block"},
+         "qn_quantize_fp8_range", "qn_quantize_fp8_once", "qn_quantize_fp8_block_plain", "qn_quantize_fp8_block"},
         {"qn_quantize_int8_plain", "qn_quantize_int8_row", "qn_quantize_int8_team", "qn_quantize_int8_range_plain",
-         "qn_quantize_int8_range", "qn_quantize_int8_block_plain", "qn_quantize_int8_block"},
+         "qn_quantize_int8_range", "qn_quantize_int8_once", "qn_quantize_int8_block_plain", "qn_quantize_int8_block"},
         {"qn_silu_mul_quant_plain", "qn_silu_mul_quant_row", "qn_silu_mul_quant_team"},
     };
     const char *const *const names = entries[silu ? 2 : int8];
     for (int32_t i = PLAIN; i < count; i++) {
-        out[i].entry = names[blocked ? 5 + i : i >= cuts ? 3 + i - cuts : i == PLAIN ? 0 : p.lanes ? 2 : 1];
+        out[i].entry = names[blocked ? 6 + i : i >= cuts ? 3 + i - cuts : i == PLAIN ? 0 : p.lanes ? 2 : 1];
     }
     return count;
 }
@@ -263,20 +285,12 @@ static int is_aligned(const qn_cuda_rows *a, const qn_op_desc *desc)
     return x % 16 == 0 && q % PER == 0;
 }
 
-/* The cache keeps two thirds of what it holds: measured on an H200, more does not stay. */
-qn_cuda_ranges qn_cuda_ranges_of(const qn_cuda_device *device, int64_t m, int64_t k, int64_t x_row, int64_t row)
+/* Codes and elements follow each other without gaps, from where 16 bytes of x and a lane's codes can be taken. */
+static int is_gapless(const qn_cuda_rows *a, const qn_op_desc *desc)
 {
-    qn_cuda_ranges r = {.m = m, .k = k, .keep = k};
-    if (x_row == row || m == 1) {
-        r.m = 1;
-        r.k = m * k;
-        r.keep = r.k - qn_min_i64(r.k, device->l2_bytes / 3 * 2 / (row / k));
-    }
-    const int64_t rows = qn_min_i64(r.m, RANGE_BLOCKS);
-    const int64_t across = qn_min_i64(RANGE_BLOCKS / rows, qn_ceil_div(r.k, RANGE_STEP));
-    r.geometry = (qn_cuda_geometry){
-        .grid = {(uint32_t)rows, (uint32_t)across, 1}, .block = {RANGE_THREADS, 1, 1}, .dependent = device->major >= 9};
-    return r;
+    const int64_t element = desc->in[0].format == QN_F32 ? 4 : 2;
+    return (a->m == 1 || (a->x_row == a->k * element && a->q_row == a->k)) && (uintptr_t)a->x % 16 == 0 &&
+           (uintptr_t)a->q % PER == 0;
 }
 
 /* The range of a tensor. */
@@ -328,6 +342,11 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     const int64_t vectors = p.segments * p.lanes;
     const int fast =
         (p.lanes || p.items) && a.k && is_aligned(&a, desc) && vectors <= (int64_t)MOST_GRID_Y * WIDE_THREADS;
+    if (is_once(desc, run->device, a.m) && is_gapless(&a, desc)) {
+        a.ranges = run->call->workspace;
+        return qn_cuda_once_launch(run, own_programs(desc, &p) + 2, &qn_cuda_once_narrow, &a, a.m * a.k,
+                                   desc->in[0].format, error);
+    }
     if (is_ranged(desc) && a.m && a.k) {
         QN_TRY(launch_ranges(run, &a, own_programs(desc, &p) + (a.k % PER == 0 && is_aligned(&a, desc)), error));
     }
@@ -349,12 +368,24 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     return qn_cuda_launch(run, wide ? WIDE : fast ? FAST : PLAIN, &g, arguments, error);
 }
 
+static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes *sizes,
+                     qn_text *text)
+{
+    (void)kernel;
+    const qn_cuda *cuda = qn_cuda_get(ctx);
+    if (cuda && may_be_once(desc)) {
+        qn_cuda_once_describe(&cuda->device, &qn_cuda_once_narrow, once_least(desc), sizes->m * desc->in[0].dims[1],
+                              desc->in[0].format, text);
+    }
+}
+
 static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .launch = launch};
 
 #define ROW(op_, contract)                                                                                             \
     {                                                                                                                  \
         QN_CUDA_HOOKS, .name = "qn_" contract "__sm80_rows", .op = (op_), .level = "sm_80 and later",                  \
-                       .status = "tested", .accepts = accepts, .workspace_bytes = workspace, .impl = &impl             \
+                       .status = "tested", .accepts = accepts, .describe = describe, .workspace_bytes = workspace,     \
+                       .impl = &impl                                                                                   \
     }
 
 static const qn_kernel kernels[] = {

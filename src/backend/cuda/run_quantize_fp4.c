@@ -1,5 +1,5 @@
 /* Host side of quantize_nvfp4 and quantize_mxfp4: one pass, and one before it for the range of the whole tensor where
- * no global scale is given. */
+ * no global scale is given, or a launch that does both (ranges.h). */
 #include <string.h>
 
 #include "backend/cuda/mm.h"
@@ -17,10 +17,11 @@ enum {
     SWIZZLED_BLOCKS = 4,
     SWIZZLED_STEP = 32,    /* rows between a lane's places */
     DEPENDENT_BLOCKS = 64, /* a multiprocessor: as run_quantize.c */
+    ONCE_LEAST = 860,      /* KB of x a multiprocessor from which on one launch is known to be faster */
     MOST_GRID_X = 0x7fffffff,
     MOST_GRID_Y = 65535
 };
-enum { ANY = 0, ALIGNED, RANGE, ALIGNED_RANGE };
+enum { ANY = 0, ALIGNED, RANGE, ALIGNED_RANGE, ONCE };
 
 static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 {
@@ -44,20 +45,32 @@ static int is_swizzled(const qn_op_desc *desc)
     return is_nvfp4(desc) && desc->attr[QN_ATTR_SWIZZLED].i;
 }
 
+/* Runs of m rows may be one launch, if there are no gaps. Slots of f32 would be too large for it. */
+static int is_once(const qn_op_desc *desc, const qn_cuda_device *device, int64_t m)
+{
+    const qn_shape *x = &desc->in[QN_FP4_X];
+    return has_range(desc) && !is_swizzled(desc) && x->format != QN_F32 &&
+           qn_cuda_once_takes(device, ONCE_LEAST, m * x->dims[1], x->format);
+}
+
 static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
                         qn_cuda_program *out)
 {
     (void)kernel;
-    (void)device;
-    const int32_t count = has_range(desc) ? 4 : 2;
+    const int32_t count = !has_range(desc)                                    ? RANGE
+                          : is_once(desc, device, desc->in[QN_FP4_X].dims[0]) ? ONCE + 1
+                                                                              : ONCE;
     for (int32_t i = 0; i < count; i++) {
         out[i].source = "quantize_fp4.cu";
-        out[i].entry = i >= RANGE ? "qn_fp4_range" : "qn_quantize_fp4";
+        out[i].entry = i == ONCE ? "qn_quantize_fp4_once" : i >= RANGE ? "qn_fp4_range" : "qn_quantize_fp4";
         qn_cuda_define(&out[i], "X_FORMAT", qn_cuda_float_format(desc->in[QN_FP4_X].format));
         qn_cuda_define(&out[i], "BLOCK", is_nvfp4(desc) ? 16 : 32);
-        qn_cuda_define(&out[i], "ALIGNED", i == ALIGNED || i == ALIGNED_RANGE);
+        qn_cuda_define(&out[i], "ALIGNED", i == ALIGNED || i >= ALIGNED_RANGE);
         qn_cuda_define(&out[i], "RANGED", has_range(desc));
         qn_cuda_define(&out[i], "SWIZZLED", is_swizzled(desc));
+        if (i == ONCE) {
+            qn_cuda_once_define(&out[i], &qn_cuda_once_wide);
+        }
     }
     return count;
 }
@@ -69,6 +82,14 @@ static size_t workspace(const qn_kernel *kernel, const qn_op_desc *desc, int64_t
     (void)m;
     (void)threads;
     return has_range(desc) ? QN_RANGE_BYTES : 0;
+}
+
+/* Elements of 16 bits, codes and scales follow each other without gaps, from where 16 bytes of x and a word of codes
+ * can be taken. */
+static int is_gapless(const qn_cuda_fp4 *a)
+{
+    return (a->m == 1 || (a->x_row == a->blocks * 32 && a->q_row == a->blocks * 8 && a->scale_row == a->blocks)) &&
+           (uintptr_t)a->x % 16 == 0 && (uintptr_t)a->q % 4 == 0 && a->m * a->blocks <= UINT32_MAX;
 }
 
 static qn_status launch(const qn_cuda_run *run, qn_error *error)
@@ -97,6 +118,10 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         QN_TRY(qn_cuda_check(run->cuda, run->cuda->cu.Fill((cu_pointer)(uintptr_t)a.scale, 0, bytes, run->stream),
                              "cuMemsetD8Async", error));
     }
+    if (is_once(desc, run->device, a.m) && is_gapless(&a)) {
+        a.ranges = run->call->workspace;
+        return qn_cuda_once_launch(run, ONCE, &qn_cuda_once_wide, &a, a.m * x->shape.dims[1], x->shape.format, error);
+    }
     const int64_t along = is_swizzled(desc) ? 1 : UNROLL; /* places of a lane in a row */
     const int64_t threads = is_swizzled(desc) ? SWIZZLED_THREADS : THREADS;
     const int64_t chunks = qn_ceil_div(x->shape.dims[1], threads * along * PER);
@@ -124,12 +149,24 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     return qn_cuda_launch(run, whole ? ALIGNED : ANY, &g, arguments, error);
 }
 
+static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes *sizes,
+                     qn_text *text)
+{
+    (void)kernel;
+    const qn_cuda *cuda = qn_cuda_get(ctx);
+    const qn_shape *x = &desc->in[QN_FP4_X];
+    if (cuda && has_range(desc) && !is_swizzled(desc) && x->format != QN_F32) {
+        qn_cuda_once_describe(&cuda->device, &qn_cuda_once_wide, ONCE_LEAST, sizes->m * x->dims[1], x->format, text);
+    }
+}
+
 static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .launch = launch};
 
 #define ROW(op_, contract)                                                                                             \
     {                                                                                                                  \
         QN_CUDA_HOOKS, .name = "qn_" contract "__sm80_rows", .op = (op_), .level = "sm_80 and later",                  \
-                       .status = "tested", .accepts = accepts, .workspace_bytes = workspace, .impl = &impl             \
+                       .status = "tested", .accepts = accepts, .describe = describe, .workspace_bytes = workspace,     \
+                       .impl = &impl                                                                                   \
     }
 
 static const qn_kernel kernels[] = {
