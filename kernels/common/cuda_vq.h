@@ -91,8 +91,10 @@ typedef struct qn_cuda_vq {
     int slices;           /* vq_tensor.cu: of the codebook, each a part of every dealt one; 0 or 1: whole */
     int tiles;            /* vq_points.cu, vq_books.cu: of 16 rows of w, a block, a cluster at most; vq_points_cut.cu:
                              units of a block */
-    int mapped;           /* vq_sums.cu: the map of codes is there */
-    int early;            /* codes and codebooks may be read before the kernel in front is done */
+    unsigned int *ready;  /* vq_wide.cu: [pieces], not 0 where a warpgroup's part is there; NULL: another launch adds */
+    int pieces;
+    int mapped; /* vq_sums.cu: the map of codes is there */
+    int early;  /* codes and codebooks may be read before the kernel in front is done */
 } qn_cuda_vq;
 
 #endif

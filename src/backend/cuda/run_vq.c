@@ -17,8 +17,9 @@ enum {
     THREADS = 256,
     WIDE_THREADS = 512, /* of vq_sums.cu, vq_turn.cu, vq_points.cu and vq_points_cut.cu */
     DIRECT_COLUMNS = 8,
-    MOST_BLOCKS = 384,   /* that spans are dealt to */
-    MOST_CLUSTERS = 192, /* the same of vq_wide.cu's clusters */
+    MOST_BLOCKS = 384,              /* that spans are dealt to */
+    MOST_CLUSTERS = 192,            /* the same of vq_wide.cu's clusters */
+    PIECES = QN_VQ_BLOCK_ROWS / 64, /* of a cluster's rows of w, one a warpgroup of vq_wide.cu */
     MOST_GRID_Y = 65535,
     BYTES_ROWS = 2,    /* rows of x that vq_bytes.cu takes */
     FITTING_BITS = 12, /* books of 16-byte entries that any device's shared memory holds */
@@ -84,6 +85,12 @@ static int64_t dense_row(const qn_vq *vq)
     return qn_ceil_div(vq->k, 8) * 16;
 }
 
+/* Rows of x of a tile of vq_wide.cu where there are at most m. */
+static int64_t wide_tokens(int64_t m)
+{
+    return m > 128 ? 256 : m > QN_VQ_MOST_TOKENS ? 128 : QN_VQ_MOST_TOKENS;
+}
+
 static work work_of(const qn_op_desc *desc, const qn_vq *vq, int64_t m)
 {
     work w = {0};
@@ -116,6 +123,11 @@ static work work_of(const qn_op_desc *desc, const qn_vq *vq, int64_t m)
     }
     rows = qn_max_i64(rows, qn_min_i64(m, QN_CUDA_VQ_POINTS_ROWS) * qn_cuda_vq_points_cut_parts(desc, vq));
     size_t bytes = qn_size_mul((size_t)rows, qn_size_mul((size_t)vq->n, 4));
+    if (wide) { /* pieces of rows of w, each with the word that says it is there */
+        const int64_t most = qn_min_i64(MOST_CLUSTERS, row_blocks(vq) * spans_of(vq) * clusters) * PIECES;
+        const size_t pieces = qn_size_mul((size_t)most, (size_t)(64 * wide_tokens(m) + 1) * 4);
+        bytes = bytes > pieces ? bytes : pieces;
+    }
     if (sums) {
         const size_t slabs = qn_size_mul((size_t)qn_cuda_vq_slabs(vq), qn_size_mul((size_t)vq->n, 4));
         bytes = bytes > slabs ? bytes : slabs;
@@ -535,20 +547,33 @@ static qn_status launch_points_cut(const qn_cuda_run *run, const qn_cuda_vq_plac
     return qn_cuda_launch(run, p->points_join, &g, join, error);
 }
 
-/* Clusters that the spans of a tile of x are dealt to; 0: clusters take whole tiles. A cluster's span of 256 rows of x
- * takes 3.25 us (H200); parts are written and read, and another launch adds them. */
-static int64_t wide_blocks(const qn_cuda_run *run, const qn_vq *vq, int32_t pair, int32_t tokens, int64_t m)
+/* How the spans of a tile of x are dealt to clusters: to `blocks` of them, 0: clusters take whole tiles of w. Joined:
+ * the cluster that begins a tile adds what the others have of it; else another launch adds. */
+typedef struct wide_deal {
+    int64_t blocks;
+    int joined;
+} wide_deal;
+
+/* The least of three, as measured on an H200: a cluster's span of 256 rows of x takes 3.25 us, of few rows what their
+ * lookups do. Joined, a cluster ends two tiles, not one, and reads parts one after the other; those that another launch
+ * adds are written and read by rows. */
+static wide_deal wide_deal_of(const qn_cuda_run *run, const qn_vq *vq, int32_t pair, int32_t tokens, int64_t m)
 {
-    const int64_t clusters = qn_min_i64(run->device->sms / pair, MOST_CLUSTERS);
+    const int64_t clusters = qn_min_i64(qn_max_i64(run->device->sms / pair, 1), MOST_CLUSTERS);
     const int64_t tiles = qn_ceil_div(m, tokens), all = row_blocks(vq) * tiles, spans = spans_of(vq);
     if (tiles * 2 > clusters) {
-        return 0;
+        return (wide_deal){0, 0};
     }
-    const double span_us = 3.25 * (tokens > QN_VQ_MOST_TOKENS ? tokens / 256.0 : 0.46); /* few rows: lookups */
+    const int64_t blocks = qn_min_i64(clusters / tiles, row_blocks(vq) * spans);
+    const double span_us = tokens > QN_VQ_MOST_TOKENS ? 3.25 * tokens / 256.0 : 2.35;
+    const double each = (double)(row_blocks(vq) * spans) / (double)blocks, others = ceil((double)spans / each);
     const double whole = (double)(qn_ceil_div(all, clusters) * spans) * span_us;
-    const double parts = 4.0 + 16.0 * (double)m * (double)vq->n / 3.5e6;
-    const double split = 1.05 * (double)(all * spans) / (double)clusters * span_us + parts;
-    return whole <= split ? 0 : qn_min_i64(clusters / tiles, row_blocks(vq) * spans);
+    const double joined = each * span_us + (1.5 + (double)tokens / 64.0) * (1.0 + others);
+    const double parted = 1.05 * each * span_us + 4.0 + 8.0 * (1.0 + others) * (double)m * (double)vq->n / 3.5e6;
+    if (whole <= joined && whole <= parted) {
+        return (wide_deal){0, 0};
+    }
+    return (wide_deal){blocks, joined <= parted};
 }
 
 static qn_status launch_wide(const qn_cuda_run *run, const qn_cuda_vq_places *p, const qn_vq *vq, qn_cuda_vq *a,
@@ -560,20 +585,25 @@ static qn_status launch_wide(const qn_cuda_run *run, const qn_cuda_vq_places *p,
     }
     const int32_t tokens = qn_cuda_vq_wide_tokens(i);
     const qn_cuda_vq_wide_cut cut = qn_cuda_vq_wide_cut_of(vq, run->device, tokens);
-    const int64_t tiles = qn_ceil_div(a->m, tokens), clusters = run->device->sms / cut.pair;
+    const int64_t tiles = qn_ceil_div(a->m, tokens), clusters = qn_max_i64(run->device->sms / cut.pair, 1);
+    const wide_deal deal = wide_deal_of(run, vq, cut.pair, tokens, a->m);
     const int turned = p->turn_out >= 0;
     void *const arguments[] = {a};
     qn_cuda_geometry g = {.block = {THREADS, 1, 1}, .dependent = run->device->major >= 9};
     a->spans = (int32_t)spans_of(vq);
     a->tokens = tokens;
-    a->blocks = (int32_t)wide_blocks(run, vq, cut.pair, tokens, a->m);
+    a->blocks = (int32_t)deal.blocks;
+    if (deal.joined) {
+        a->pieces = (int32_t)(deal.blocks * tiles * PIECES);
+        a->ready = (unsigned *)(void *)(a->parts + (int64_t)a->pieces * 64 * tokens);
+    }
     if (!scaled) {
         a->row_scale = NULL;
     }
     g.grid[0] = (uint32_t)(tiles * tokens);
     g.grid[1] = g.grid[2] = 1;
     QN_TRY(qn_cuda_launch(run, p->wide_rows, &g, arguments, error));
-    if (turned && a->blocks == 0) {
+    if (turned && (a->blocks == 0 || deal.joined)) {
         a->y = (char *)a->total;
         a->y_row = (int64_t)a->n * 4;
     }
@@ -584,7 +614,7 @@ static qn_status launch_wide(const qn_cuda_run *run, const qn_cuda_vq_places *p,
     g.cluster = (uint32_t)cut.pair;
     g.shared_bytes = (uint32_t)cut.shared_bytes;
     QN_TRY(qn_cuda_launch(run, p->wide + i, &g, arguments, error));
-    if (a->blocks > 0) {
+    if (a->blocks > 0 && !deal.joined) {
         return launch_finish(run, p, a, error);
     }
     a->y = run->call->args->out[QN_MM_OUT_D].data;
