@@ -34,6 +34,9 @@
 #define QN_VQ_CUT_DIGITS (4 * (256 + 32))
 #define QN_VQ_CUT_SUMS (16 * (32 + 1) * 4)
 
+/* Two numbers a thread of vq_points_join.cu for each of two rows of x. */
+#define QN_VQ_JOIN_SHARED (2 * 2 * 256 * 4)
+
 /* Rules of a Hadamard transform's base matrix, as src/format/lattice.h has them. */
 #define QN_TURN_PALEY_1 1
 #define QN_TURN_PALEY_2 2

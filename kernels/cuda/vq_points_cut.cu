@@ -248,9 +248,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     char *const su = (char *)(rows + QN_VQ_CUT_SLOTS(a.tiles, INNER) * GROUPS * 256);
     u32 next[TILES][2][4];
     release_next();
-    if (!a.early) { /* else weights stay: su may be read while the kernel in front works */
+    if (!a.early) { /* else weights stay: they may be read while the kernel in front works */
         wait_before();
     }
+    load_unit(a, c, 0, warp, lane, next);
     for (int i = (int)threadIdx.x; i < SLOW * 1024 / SU_UNIT; i += THREADS) {
         copy_async_16(shared_address(su) + (u32)i * 16, a.su + i * 16, 16);
     }
@@ -261,9 +262,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     for (int m = 0; m < a.m; m++) {
         __syncthreads();
         add_up(a, c, m, su, signs, rows);
-        if (m + 1 == a.m) {
-            load_unit(a, c, 0, warp, lane, next);
-        }
         __syncthreads();
 #pragma unroll 1
         for (int i = warp; i < c.count; i += WARPS) {

@@ -495,34 +495,47 @@ static qn_status launch_points(const qn_cuda_run *run, const qn_cuda_vq_places *
     return p->turn_out >= 0 && !p->fused ? launch_turn(run, p->turn_out, a, a->n, 0, error) : QN_OK;
 }
 
-/* Whether an element of Paley's base matrix is -1: src/format/hadamard.c has the rules. */
-static uint32_t paley(const qn_hadamard_rule *rule, int64_t base, int64_t row, int64_t column)
+/* Rows of Paley's base matrix, a bit set where an element is -1: src/format/hadamard.c has the rules. But for its edges
+ * a row of the matrix, or of a quarter of it, is the one before turned by a bit. */
+static void paley_rows(int64_t base, int transposed, uint32_t *rows)
 {
-    const int64_t half = rule->kind == QN_HADAMARD_PALEY_2 ? base / 2 : base;
-    const uint32_t down = row >= half, right = column >= half;
-    const int64_t r = down ? row - half : row, c = right ? column - half : column;
-    const int64_t at = c - r + (c < r ? half - 1 : 0);
-    const uint32_t edge = r == 0 || c == 0, chi = edge ? 0 : (uint32_t)(rule->bits[0] >> at) & 1;
-    if (rule->kind == QN_HADAMARD_PALEY_1) {
-        return edge ? column != 0 : r == c ? 0 : chi ^ 1;
+    const qn_hadamard_rule rule = qn_hadamard_rule_of(base);
+    const int quarters = rule.kind == QN_HADAMARD_PALEY_2;
+    const int64_t half = quarters ? base / 2 : base, turn = half - 1;
+    const uint32_t all = (uint32_t)((UINT64_C(1) << turn) - 1);
+    uint32_t row = (uint32_t)(quarters ? rule.bits[0] : ~rule.bits[0]) & all & ~UINT32_C(1);
+    if (transposed) {
+        uint32_t turned = 0;
+        for (int64_t i = 1; i < turn; i++) {
+            turned |= (row >> (turn - i) & 1) << i;
+        }
+        row = turned;
     }
-    return r == c ? down | right : chi ^ (down & right);
+    for (int64_t i = 0; i < half; i++) {
+        const uint32_t inner = i == 0 ? 0 : row << 1, own = UINT32_C(1) << i;
+        if (i > 0) {
+            row = (row << 1 | row >> (turn - 1)) & all;
+        }
+        if (quarters) {
+            rows[i] = inner | (inner | own) << half;
+            rows[i + half] = inner | own | ((inner ^ (all << 1 | 1)) | own) << half;
+        } else {
+            rows[i] = transposed ? inner | (i > 0) : i == 0 ? all << 1 : inner;
+        }
+    }
 }
 
 /* The slow axis of a row seen as elements of that length. */
 static qn_cuda_slow slow_of(int64_t length, int64_t element, int transposed)
 {
     const int64_t base = qn_hadamard_base(length);
-    const qn_hadamard_rule rule = qn_hadamard_rule_of(base);
     qn_cuda_slow s;
     memset(&s, 0, sizeof s);
     s.base = (int32_t)base;
     s.levels = (int32_t)(length / base / element);
     s.scale = (float)(1.0 / sqrt((double)length));
-    for (int64_t i = 0; i < base && base > 1; i++) {
-        for (int64_t j = 0; j < base; j++) {
-            s.rows[i] |= (transposed ? paley(&rule, base, j, i) : paley(&rule, base, i, j)) << j;
-        }
+    if (base > 1) {
+        paley_rows(base, transposed, s.rows);
     }
     return s;
 }
@@ -543,7 +556,7 @@ static qn_status launch_points_cut(const qn_cuda_run *run, const qn_cuda_vq_plac
     QN_TRY(qn_cuda_launch(run, p->points_cut, &g, product, error));
     g.grid[0] = (uint32_t)(QN_VQ_CUT_ROWS / qn_cuda_vq_join_columns(vq));
     g.block[0] = THREADS;
-    g.shared_bytes = 0;
+    g.shared_bytes = (uint32_t)c.join_bytes;
     return qn_cuda_launch(run, p->points_join, &g, join, error);
 }
 

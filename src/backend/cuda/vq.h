@@ -164,6 +164,7 @@ static inline int64_t qn_cuda_vq_points_unit(int64_t tiles, int fused)
  * it is not taken; shared memory. */
 typedef struct qn_cuda_vq_points_cut {
     int32_t inner, units, shared_bytes;
+    int32_t join_bytes; /* of a block of vq_points_join.cu: what one of this leaves */
 } qn_cuda_vq_points_cut;
 
 qn_cuda_vq_points_cut qn_cuda_vq_points_cut_of(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device);

@@ -32,6 +32,7 @@ enum {
     POINTS_WARPS = 16,
     TURNED_LENGTH = 4096,   /* of rows of x that every block of a product transforms, */
     CUT_LENGTH = 32768,     /* of rows of x that blocks of vq_points_cut.cu transform in part, */
+    CUT_BESIDE = 2048,      /* shared memory that two blocks on a multiprocessor cost beside their own, */
     CUT_STEP = 1024,        /* multiples of this */
     FUSED_LENGTH = 4096,    /* of rows that blocks of a product transform, */
     FUSED_WEIGHTS = 3 << 20 /* and weights that one cluster reads */
@@ -321,7 +322,9 @@ qn_cuda_vq_points_cut qn_cuda_vq_points_cut_of(const qn_op_desc *desc, const qn_
     const int64_t bytes = (1 << 16) + QN_CUDA_VQ_POINTS_ROWS * of_row + 16 + slots * 4 * (slow + QN_VQ_SPAN) * 4 +
                           vq->k * (qn_cuda_vq_tensor(desc, QN_VQ_SU)->format == QN_F32 ? 4 : 2);
     if (bytes <= device->shared_bytes) {
-        c = (qn_cuda_vq_points_cut){(int32_t)inner, (int32_t)units, (int32_t)bytes};
+        const int64_t left = device->shared_bytes - bytes - CUT_BESIDE;
+        c = (qn_cuda_vq_points_cut){(int32_t)inner, (int32_t)units, (int32_t)bytes,
+                                    (int32_t)qn_max_i64(left, QN_VQ_JOIN_SHARED)};
     }
     return c;
 }
