@@ -211,8 +211,8 @@ static int exact_chosen(const qn_op_desc *desc, const qn_vq *vq)
     return qn_cuda_vq_tensor_possible(desc, vq) && (level == QN_VQ_LEVEL_AUTO || level == QN_VQ_LEVEL_O4);
 }
 
-/* Tiles that a cluster of vq_books.cu has where its halves take units in turn; 0: it would have more than half of a
- * block of rows, or no room. */
+/* Tiles that a cluster of vq_books.cu has where its warps have one each; 0: it would have more than half of a block of
+ * rows, or no room. */
 static int32_t books_half(const qn_cuda_device *device, int64_t tiles, double clusters, int64_t front)
 {
     for (int32_t t = 1; t <= BOOKS_HALF; t *= 2) {
@@ -241,13 +241,11 @@ qn_cuda_vq_books_cut qn_cuda_vq_books_cut_of(const qn_vq *vq, const qn_cuda_devi
         const double units = (double)each * (half ? 0.5 : fmax(blocks, 0.8 * (blocks + 0.9)));
         if (cluster == 1 || units < least) {
             least = units;
+            const int64_t fitting = qn_max_i64(0, device->shared_bytes - front) / (2 * BOOKS_TILE);
             c.cluster = cluster;
-            c.halves = half ? 2 : 1;
-            c.tiles = half;
-            if (!half) {
-                c.tiles = (int32_t)qn_min_i64(qn_max_i64(0, device->shared_bytes - front) / BOOKS_TILE, tiles);
-            }
-            c.shared_bytes = (int32_t)(front + c.halves * c.tiles * BOOKS_TILE);
+            c.each = half ? 1 : 2;
+            c.tiles = half ? half : (int32_t)qn_min_i64(fitting, tiles);
+            c.shared_bytes = (int32_t)(front + 2 * c.tiles * BOOKS_TILE);
         }
     }
     return c;
