@@ -79,6 +79,7 @@ DEV void add_up(const qn_cuda_vq &a, const cut &c, int m, const char *su, const 
     for (int j = 0; j < SLOW; j++) {
         x[j] = *(const u32 *)(row + place_of(j) * 2);
     }
+    constexpr int slots = SLOW <= ONCE ? 2 : 1; /* at a time */
     signs += (int)threadIdx.x / 128 * SLOW_PADDED;
     to += (int)threadIdx.x * 2;
 #pragma unroll
@@ -89,7 +90,7 @@ DEV void add_up(const qn_cuda_vq &a, const cut &c, int m, const char *su, const 
             const float2 value = values_of(x[j], X_FORMAT), by = su_at(su, place_of(j));
             v[j - first] = make_float2(value.x * by.x, value.y * by.y);
         }
-#pragma unroll 1
+#pragma unroll slots
         for (int slot = 0; slot < c.rows; slot++) {
             float2 *const at = (float2 *)(to + slot * (GROUPS * 256));
             float2 sum = first > 0 ? *at : make_float2(0.0f, 0.0f);
@@ -143,7 +144,7 @@ DEV void span_of(const float *rows, int inner, int lane, float *v)
             }
         }
     }
-#pragma unroll 1
+#pragma unroll
     for (int step = 1; step < 32; step *= 2) {
 #pragma unroll
         for (int e = 0; e < 8; e++) {

@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     for (int m = 0; m < a.m && mine; m++) {
         const float *const from = level[m] + within * COLUMNS + column;
         float sum = 0.0f;
-#pragma unroll 4
+#pragma unroll 14
         for (int r = 0; r < out.base; r++) {
             sum = __fmaf_rn(from[r * out.levels * COLUMNS], bits >> r & 1 ? -1.0f : 1.0f, sum);
         }
