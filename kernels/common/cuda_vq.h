@@ -34,6 +34,9 @@
 #define QN_VQ_CUT_DIGITS (4 * (256 + 32))
 #define QN_VQ_CUT_SUMS (16 * (32 + 1) * 4)
 
+/* Two numbers a thread of vq_points_join.cu for each of two rows of x. */
+#define QN_VQ_JOIN_SHARED (2 * 2 * 256 * 4)
+
 /* Rules of a Hadamard transform's base matrix, as src/format/lattice.h has them. */
 #define QN_TURN_PALEY_1 1
 #define QN_TURN_PALEY_2 2
@@ -91,8 +94,10 @@ typedef struct qn_cuda_vq {
     int slices;           /* vq_tensor.cu: of the codebook, each a part of every dealt one; 0 or 1: whole */
     int tiles;            /* vq_points.cu, vq_books.cu: of 16 rows of w, a block, a cluster at most; vq_points_cut.cu:
                              units of a block */
-    int mapped;           /* vq_sums.cu: the map of codes is there */
-    int early;            /* codes and codebooks may be read before the kernel in front is done */
+    unsigned int *ready;  /* vq_wide.cu: [pieces], not 0 where a warpgroup's part is there; NULL: another launch adds */
+    int pieces;
+    int mapped; /* vq_sums.cu: the map of codes is there */
+    int early;  /* codes and codebooks may be read before the kernel in front is done */
 } qn_cuda_vq;
 
 #endif

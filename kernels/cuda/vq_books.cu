@@ -7,20 +7,20 @@
  * permutation. One sum goes over four books: x is multiplied by their scales before it becomes digits, one power of two
  * for all 1024.
  *
- * Sixteen warps look up, a tile of 16 rows of each unit; four others make the next unit's tables and digits on the
- * other side meanwhile. They meet at barriers in shared memory, never all at once. Codes come by the copy engine into a
- * ring of two slots a warp, 16 rows of 256 bytes each, in 128-byte swizzles: a lane of the quad's upper half takes its
- * pieces of 16 bytes in another order, so that eight lanes meet eight groups of banks.
+ * Sixteen warps look up: eight of them take units in turn with eight others, two tiles of 16 rows each, for which digits
+ * are read once. Four others make the next unit's tables and digits on the other side meanwhile. They meet at barriers
+ * in shared memory, never all at once. Codes come by the copy engine into a ring of two slots a warp, 16 rows of 256
+ * bytes each, in 128-byte swizzles: a lane of the quad's upper half takes its pieces of 16 bytes in another order, so
+ * that eight lanes meet eight groups of banks.
  *
  * The blocks of a cluster share K and have the same rows; what each found is added in order of rank. Where a cluster
- * has eight tiles or fewer of one block of rows (HALVES 2), eight warps take units in turn with eight others, each half
- * with a side of its own.
+ * has eight tiles or fewer of one block of rows a warp has one of them (TILES 1).
  *
  * Host contract
- *   Parameters: X_FORMAT (of 16 bits), OUT, BIAS (format + 1, 0: none), CLUSTER, HALVES 1 or 2
+ *   Parameters: X_FORMAT (of 16 bits), OUT, BIAS (format + 1, 0: none), CLUSTER, TILES 1 or 2, of a warp
  *   K a multiple of 64; codes at multiples of 16, codebooks without gaps in an entry and a book; the map: bytes of
  *   codes, boxes of 16 rows of 128, swizzled
- *   tiles: most tiles of 16 rows of a cluster; HALVES 2: 1, 2, 4 or 8, which all but the last have
+ *   tiles: most tiles of 16 rows of a cluster; TILES 1: 1, 2, 4 or 8, which all but the last have
  *   Launch: block QN_VQ_BOOKS_THREADS, grid {clusters * CLUSTER}, QN_VQ_BOOKS_SHARED, 8 for each span of a block and 4
  *   for each row of x and of `tiles` tiles, HALVES times */
 #include "vq_digits.h"
@@ -29,6 +29,7 @@
 #define SPANS 4                  /* of a unit */
 #define WARPS 16                 /* that look up; */
 #define MAKERS 4                 /* and that make tables and digits, one a span of a unit */
+#define HALVES 2                 /* of those warps, which take units in turn */
 #define WORKERS (WARPS / HALVES) /* of a unit */
 #define SLOTS 2
 #define SLOT_BYTES (16 * 256)
@@ -77,10 +78,21 @@ DEV bool is_there(const share &s, unit u)
     return u.block * 16 < s.t1;
 }
 
-DEV bool has_tile(const share &s, unit u, int warp)
+/* Tile i of a warp in a unit. */
+DEV int tile_of(const share &s, unit u, int warp, int i)
 {
-    const int tile = HALVES > 1 ? s.t0 + warp % WORKERS : u.block * 16 + warp;
+    return TILES == 1 ? s.t0 + warp % WORKERS : u.block * 16 + warp % WORKERS * TILES + i;
+}
+
+DEV bool has_tile(const share &s, unit u, int warp, int i)
+{
+    const int tile = tile_of(s, u, warp, i);
     return tile >= s.t0 && tile < s.t1;
+}
+
+DEV bool has_tiles(const share &s, unit u, int warp)
+{
+    return has_tile(s, u, warp, 0) || has_tile(s, u, warp, TILES - 1);
 }
 
 /* The next unit of a warp. */
@@ -92,22 +104,27 @@ DEV unit after_turns(const share &s, unit u)
     return u;
 }
 
-/* Codes of the next unit in which the warp has a tile into a slot, if there is one. */
+/* Codes of the next unit in which the warp has a tile into a slot, or of two tiles into two, if there is one. */
 DEV void ask(const tensor_map *map, const share &s, unit *u, u32 place)
 {
     const int warp = (int)(place / SLOTS);
-    while (is_there(s, *u) && !has_tile(s, *u, warp)) {
+    while (is_there(s, *u) && !has_tiles(s, *u, warp)) {
         *u = after_turns(s, *u);
     }
     if (is_there(s, *u)) {
         if (warp_elect()) {
-            const u32 base = shared_address(memory), slot = base + RING_AT + place * SLOT_BYTES;
-            const u32 bar = base + BARRIERS_AT + place * 8;
-            const int row = HALVES > 1 ? (s.t0 + warp % WORKERS) * 16 : u->block * 256 + warp * 16;
             const int at = u->group * 256;
-            barrier_arrive_expect(bar, SLOT_BYTES);
-            tensor_load_3d(slot, map, bar, at, row, 0, L2_EVICT_FIRST);
-            tensor_load_3d(slot + SLOT_BYTES / 2, map, bar, at + 128, row, 0, L2_EVICT_FIRST);
+#pragma unroll
+            for (u32 i = 0; i < TILES; i++) {
+                const u32 base = shared_address(memory), slot = base + RING_AT + (place + i) * SLOT_BYTES;
+                const u32 bar = base + BARRIERS_AT + (place + i) * 8;
+                const int row = tile_of(s, *u, warp, (int)i) * 16;
+                if (TILES == 1 || has_tile(s, *u, warp, (int)i)) {
+                    barrier_arrive_expect(bar, SLOT_BYTES);
+                    tensor_load_3d(slot, map, bar, at, row, 0, L2_EVICT_FIRST);
+                    tensor_load_3d(slot + SLOT_BYTES / 2, map, bar, at + 128, row, 0, L2_EVICT_FIRST);
+                }
+            }
         }
         *u = after_turns(s, *u);
     }
@@ -244,32 +261,40 @@ DEV u32 word_of(const uint4 &v, int i)
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-/* A tile's sums of a unit. Step j: 16 codes of rows g and g + 8 of the lane's span. */
-DEV void look_up(u32 slot, u32 side, bool there, int lane, int *all)
+/* A warp's tiles' sums of a unit, from slot on. Step j: 16 codes of rows g and g + 8 of the lane's span. */
+DEV void look_up(u32 slot, u32 side, bool there, int lane, int (*all)[4])
 {
     const u32 g = (u32)lane / 4, t = (u32)lane % 4, mine = side * 128 + t * 32 + g * 4;
     const u32 row = slot + t / 2 * (SLOT_BYTES / 2) + g * 128;
     u32 digits = shared_address(memory) + DIGITS_AT + side * SIDE_DIGITS + (u32)lane * 8;
-    int sums[2][4] = {};
+    int sums[TILES][2][4] = {};
 #pragma unroll 1
     for (u32 j = 0; j < 4; j++) {
         const u32 piece = (t % 2 * 4 + (j ^ t / 2 * 2)) ^ g;
-        const uint4 codes[2] = {load_shared_u32x4(row + piece * 16), load_shared_u32x4(row + piece * 16 + 8 * 128)};
+        uint4 codes[TILES][2];
+#pragma unroll
+        for (u32 y = 0; y < TILES; y++) {
+            codes[y][0] = load_shared_u32x4(row + y * SLOT_BYTES + piece * 16);
+            codes[y][1] = load_shared_u32x4(row + y * SLOT_BYTES + piece * 16 + 8 * 128);
+        }
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const uint2 b = there ? load_digits(digits + (u32)i * PRODUCT_PITCH) : make_uint2(0, 0);
-            u32 w[4];
 #pragma unroll
-            for (int q = 0; q < 4; q++) { /* rows g and g + 8 of the first code, then of the second */
-                w[q] = ENTRY(word_of(codes[q % 2], i / 2), mine, i % 2 * 2 + q / 2);
+            for (int y = 0; y < TILES; y++) {
+                u32 w[4];
+#pragma unroll
+                for (int q = 0; q < 4; q++) { /* rows g and g + 8 of the first code, then of the second */
+                    w[q] = ENTRY(word_of(codes[y][q % 2], i / 2), mine, i % 2 * 2 + q / 2);
+                }
+                multiply(sums[y][i % 2], w, b.x, b.y);
             }
-            multiply(sums[i % 2], w, b.x, b.y);
         }
         digits += 8 * PRODUCT_PITCH;
     }
 #pragma unroll
-    for (int q = 0; q < 4; q++) {
-        all[q] = sums[0][q] + sums[1][q];
+    for (int q = 0; q < 4 * TILES; q++) {
+        all[q / 4][q % 4] = sums[q / 4][0][q % 4] + sums[q / 4][1][q % 4];
     }
 }
 
@@ -304,42 +329,50 @@ DEV void find(const qn_cuda_vq &a, const tensor_map *map, const share &s, unit n
     const bool there = lane / 16 < a.m && lane % 16 < 12; /* columns of rows of x */
     const int token = lane % 4 / 2;
     const int half = warp / WORKERS; /* takes every so many-th unit */
-    float total[2] = {0.0f, 0.0f};
+    float total[TILES][2] = {};
     unit now = {s.t0 / 16, s.g0};
-    u32 used = 0;
+    u32 used[TILES] = {};
+    int begun = -1; /* block of rows */
 #pragma unroll 1
     for (u32 turn = 0; is_there(s, now); turn++, now = after(s, now)) {
         const u32 side = turn % 2;
-        if (HALVES > 1 && (int)side != half) {
+        if ((int)side != half) {
             continue;
         }
         barrier_wait(base + MADE_AT + side * 8, turn / 2 % 2);
-        if (!has_tile(s, now, warp)) {
+        if (!has_tiles(s, now, warp)) {
             barrier_arrive(base + DONE_AT + side * 8);
             continue;
         }
-        const u32 place = (u32)warp * SLOTS + used % SLOTS;
-        int sums[4];
-        barrier_wait(base + BARRIERS_AT + place * 8, used / SLOTS % 2);
-        used++;
+        const u32 place = (u32)warp * SLOTS + (TILES == 1 ? used[0] % SLOTS : 0);
+        int sums[TILES][4];
+#pragma unroll
+        for (int y = 0; y < TILES; y++) {
+            if (TILES == 1 || has_tile(s, now, warp, y)) {
+                barrier_wait(base + BARRIERS_AT + (place + (u32)y) * 8, (TILES == 1 ? used[y] / SLOTS : used[y]) % 2);
+                used[y]++;
+            }
+        }
         look_up(base + RING_AT + place * SLOT_BYTES, side, there, lane, sums);
         const float scale = load_shared_f32(base + SCALES_AT + (2 * side + (u32)(token < a.m ? token : 0)) * 4);
         barrier_arrive(base + DONE_AT + side * 8);
         __syncwarp();
         ask(map, s, &next, place);
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const float low = (float)sums[2 * i], high = (float)sums[2 * i + 1];
+        for (int i = 0; i < 2 * TILES; i++) {
+            const int *const of = sums[i / 2] + i % 2 * 2;
+            const float low = (float)of[0], high = (float)of[1];
             const float sum = lane & 1 ? low * 65536.0f : __fmaf_rn(high, 256.0f, low);
-            total[i] = __fmaf_rn(sum, scale, now.group == s.g0 ? 0.0f : total[i]);
+            total[i / 2][i % 2] = __fmaf_rn(sum, scale, now.block != begun ? 0.0f : total[i / 2][i % 2]);
         }
+        begun = now.block;
         if (now.group + HALVES >= s.g1) {
-            const int tile = HALVES > 1 ? half * a.tiles + warp % WORKERS : now.block * 16 + warp - s.t0;
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const float all = total[i] + __shfl_xor_sync(~0u, total[i], 1);
-                if (lane % 2 == 0 && token < a.m) {
-                    found[(token * HALVES * a.tiles + tile) * 16 + lane / 4 + 8 * i] = all;
+            for (int i = 0; i < 2 * TILES; i++) {
+                const int tile = half * a.tiles + tile_of(s, now, warp, i / 2) - s.t0;
+                const float all = total[i / 2][i % 2] + __shfl_xor_sync(~0u, total[i / 2][i % 2], 1);
+                if (lane % 2 == 0 && token < a.m && (TILES == 1 || has_tile(s, now, warp, i / 2))) {
+                    found[(token * HALVES * a.tiles + tile) * 16 + lane / 4 + 8 * (i % 2)] = all;
                 }
             }
         }
@@ -352,8 +385,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int lane = (int)threadIdx.x % 32, warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0); /* the same register */
     const int rank = (int)cluster_rank(), part = (int)blockIdx.x / CLUSTER, clusters = (int)gridDim.x / CLUSTER;
     const int tiles = (a.n + 15) / 16, groups = (a.spans + SPANS - 1) / SPANS;
-    const share s = {HALVES > 1 ? part * a.tiles : (int)((i64)tiles * part / clusters),
-                     HALVES > 1 ? min((part + 1) * a.tiles, tiles) : (int)((i64)tiles * (part + 1) / clusters),
+    const share s = {TILES == 1 ? part * a.tiles : (int)((i64)tiles * part / clusters),
+                     TILES == 1 ? min((part + 1) * a.tiles, tiles) : (int)((i64)tiles * (part + 1) / clusters),
                      groups * rank / CLUSTER, groups * (rank + 1) / CLUSTER};
     const u32 base = shared_address(memory);
     u32 *const most_of = (u32 *)(memory + MOST_AT);
@@ -378,7 +411,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             first = after(s, first);
         }
 #pragma unroll 1
-        for (u32 i = 0; i < SLOTS; i++) {
+        for (u32 i = 0; i < SLOTS; i += TILES) {
             ask(&map, s, &first, (u32)warp * SLOTS + i);
         }
     } else {
@@ -392,7 +425,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         load_x(a, first, maker, lane, &of);
     }
     find_most(a, s, most_of, warp, lane);
-    if (HALVES > 1 && s.g1 - s.g0 < HALVES) { /* one of them finds nothing */
+    if (s.g1 - s.g0 < HALVES) { /* one of them finds nothing */
         for (int i = (int)threadIdx.x; i < a.m * HALVES * a.tiles * 16; i += THREADS) {
             found[i] = 0.0f;
         }

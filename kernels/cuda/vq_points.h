@@ -6,7 +6,8 @@
 #include "vq_digits.h"
 #include "vq_lattice.h"
 
-#define TABLE_BYTES 65536
+#define ENTRY_BYTES 128 /* 32 copies */
+#define TABLE_BYTES (512 * ENTRY_BYTES)
 #define DIGIT_PITCH 288 /* bytes of a digit of a span: 256, and 32 that keep digits off each other's banks */
 
 DEV void multiply(int *sum, const u32 *w, uint2 b)
@@ -26,14 +27,14 @@ DEV void load_block(const char *at, u32 (*codes)[4], int j)
                  : "l"(at + j * 256));
 }
 
-/* An entry with 1/4 added, or subtracted and its first coordinate turned: 32 copies; each thread begins at another
- * bank. */
+/* Entries with 1/4 subtracted and the first coordinate turned, then those with 1/4 added: 32 copies of each; each
+ * thread begins at another bank. */
 DEV void fill(u32 table)
 {
-    const u32 entry = e8p_words[threadIdx.x / 2] ^ (threadIdx.x % 2 ? 0x1111111Fu : 0);
+    const u32 entry = e8p_words[threadIdx.x % 256] ^ (threadIdx.x < 256 ? 0x1111111Fu : 0);
 #pragma unroll
     for (u32 c = 0; c < 8; c++) {
-        const u32 at = table + threadIdx.x * 128 + (c + threadIdx.x) % 8 * 16;
+        const u32 at = table + threadIdx.x * ENTRY_BYTES + (c + threadIdx.x) % 8 * 16;
         asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(entry) : "memory");
     }
 }
@@ -47,14 +48,16 @@ DEV u32 turned_part(u32 v, u32 turned, u32 part)
 }
 
 /* Point i of four as its two registers. Bit 4 k + i of `signs` is set where coordinate k is negated, and 1/4 is
- * subtracted where those are odd in number: the sum of all, in the highest bit of a product. two: signs >> 2. mine:
- * where the lane's copy is in an entry, << 24. */
-DEV void point(const u8 *table, u32 codes, u32 signs, u32 two, u32 mine, int i, u32 *even, u32 *odd)
+ * subtracted where those are odd in number: the sum of all, in the highest bit of a product, which a permutation makes
+ * 256 entries less. two: signs >> 2. mine: the lane's copy of the first entry with 1/4 added. pitch: ENTRY_BYTES, which
+ * the compiler is not to know: a multiplication by it has a pipe to itself, a shift is one of too many. */
+DEV void point(u32 codes, u32 signs, u32 two, u32 mine, u32 pitch, int i, u32 *even, u32 *odd)
 {
     const u32 bits = (i < 2 ? signs : two) & (i % 2 ? 0x22222222u : 0x11111111u);
-    const u32 place = (bits * (i % 2 ? 0x44444444u : 0x88888888u) & 0x80000000u) | mine;
-    const u32 turned = bits * (i % 2 ? 7u : 14u);
-    const u32 v = *(const u32 *)(table + __byte_perm(codes, place, (u32)(0x4407 | i << 4)));
+    const u32 odd_many = bits * (i % 2 ? 0x44444444u : 0x88888888u), turned = bits * (i % 2 ? 7u : 14u);
+    u32 entry, v;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(entry) : "r"(codes), "r"(odd_many), "r"(0xFFF0 | i)); /* bit 31 three times */
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(entry * pitch + mine));
     *even = turned_part(v, turned, 0x0F0F0F0Fu);
     *odd = turned_part(v, turned, 0xF0F0F0F0u);
 }
@@ -100,7 +103,7 @@ DEV float put_digits(const float *v, u32 to, int lane, float *all)
 /* Sums of TILES tiles and a span; x: where the lane's digits are. */
 DEV void unit_sums(const u8 *table, u32 (*codes)[2][4], u32 x, int lane, int (*sums)[4])
 {
-    const u32 mine = (u32)lane << 26;
+    const u32 mine = shared_address(table) + TABLE_BYTES / 2 + (u32)lane * 4, pitch = blockDim.x / 4;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const uint2 b = load_digits(x + (u32)i * 32);
@@ -108,8 +111,8 @@ DEV void unit_sums(const u8 *table, u32 (*codes)[2][4], u32 x, int lane, int (*s
         for (int tile = 0; tile < TILES; tile++) {
             u32 w[4];
             const u32 at = codes[tile][0][i / 2], signs = codes[tile][1][i / 2], two = signs >> 2;
-            point(table, at, signs, two, mine, i % 2 * 2, &w[0], &w[2]);
-            point(table, at, signs, two, mine, i % 2 * 2 + 1, &w[1], &w[3]);
+            point(at, signs, two, mine, pitch, i % 2 * 2, &w[0], &w[2]);
+            point(at, signs, two, mine, pitch, i % 2 * 2 + 1, &w[1], &w[3]);
             multiply(sums[tile], w, b);
         }
     }

@@ -79,6 +79,7 @@ DEV void add_up(const qn_cuda_vq &a, const cut &c, int m, const char *su, const 
     for (int j = 0; j < SLOW; j++) {
         x[j] = *(const u32 *)(row + place_of(j) * 2);
     }
+    constexpr int slots = SLOW <= ONCE ? 2 : 1; /* at a time */
     signs += (int)threadIdx.x / 128 * SLOW_PADDED;
     to += (int)threadIdx.x * 2;
 #pragma unroll
@@ -89,7 +90,7 @@ DEV void add_up(const qn_cuda_vq &a, const cut &c, int m, const char *su, const 
             const float2 value = values_of(x[j], X_FORMAT), by = su_at(su, place_of(j));
             v[j - first] = make_float2(value.x * by.x, value.y * by.y);
         }
-#pragma unroll 1
+#pragma unroll slots
         for (int slot = 0; slot < c.rows; slot++) {
             float2 *const at = (float2 *)(to + slot * (GROUPS * 256));
             float2 sum = first > 0 ? *at : make_float2(0.0f, 0.0f);
@@ -143,7 +144,7 @@ DEV void span_of(const float *rows, int inner, int lane, float *v)
             }
         }
     }
-#pragma unroll 1
+#pragma unroll
     for (int step = 1; step < 32; step *= 2) {
 #pragma unroll
         for (int e = 0; e < 8; e++) {
@@ -248,9 +249,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     char *const su = (char *)(rows + QN_VQ_CUT_SLOTS(a.tiles, INNER) * GROUPS * 256);
     u32 next[TILES][2][4];
     release_next();
-    if (!a.early) { /* else weights stay: su may be read while the kernel in front works */
+    if (!a.early) { /* else weights stay: they may be read while the kernel in front works */
         wait_before();
     }
+    load_unit(a, c, 0, warp, lane, next);
     for (int i = (int)threadIdx.x; i < SLOW * 1024 / SU_UNIT; i += THREADS) {
         copy_async_16(shared_address(su) + (u32)i * 16, a.su + i * 16, 16);
     }
@@ -261,9 +263,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     for (int m = 0; m < a.m; m++) {
         __syncthreads();
         add_up(a, c, m, su, signs, rows);
-        if (m + 1 == a.m) {
-            load_unit(a, c, 0, warp, lane, next);
-        }
         __syncthreads();
 #pragma unroll 1
         for (int i = warp; i < c.count; i += WARPS) {

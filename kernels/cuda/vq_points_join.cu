@@ -2,11 +2,15 @@
  * which an element is QN_VQ_CUT_ROWS rows, so many levels of Sylvester's and the base's matrix.
  * y = SV . Wscale Hout(total) + bias.
  *
- * A block has COLUMNS of those rows and all of the slow axis, a thread one element.
+ * A block has COLUMNS of those rows and all of the slow axis, a thread one element. It asks for all the shared memory
+ * that a block of the launch before leaves, and uses little of it: each multiprocessor then has one beside its block of
+ * that launch, waiting. Without that the first multiprocessors which are done take eight each, whose loads wait for each
+ * other.
  *
  * Host contract
  *   Parameters: COLUMNS; SV_FORMAT; WSCALE_FORMAT, BIAS (format + 1, 0: none); OUT
- *   Launch: block 256, grid {QN_VQ_CUT_ROWS / COLUMNS}; a.n / QN_VQ_CUT_ROWS * COLUMNS at most 256 */
+ *   Launch: block 256, grid {QN_VQ_CUT_ROWS / COLUMNS}; a.n / QN_VQ_CUT_ROWS * COLUMNS at most 256; QN_VQ_JOIN_SHARED
+ *   of shared memory or more */
 #include "vq_parts.h"
 
 #define THREADS 256
@@ -17,7 +21,8 @@
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     qn_vq_points_join(const __grid_constant__ qn_cuda_vq a, const __grid_constant__ qn_cuda_slow out)
 {
-    __shared__ float sums[ROWS_OF_X][THREADS], level[ROWS_OF_X][THREADS]; /* [m][slow][COLUMNS] */
+    extern __shared__ __align__(16) float memory[];
+    float(*const sums)[THREADS] = (float(*)[THREADS])memory, (*const level)[THREADS] = sums + ROWS_OF_X;
     const int i = (int)threadIdx.x, row = i / COLUMNS, column = i % COLUMNS;
     const int n = row * QN_VQ_CUT_ROWS + (int)blockIdx.x * COLUMNS + column, mine = n < a.n;
     const int within = row & (out.levels - 1), at = i - within * COLUMNS; /* those that its levels join begin there */
@@ -67,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     for (int m = 0; m < a.m && mine; m++) {
         const float *const from = level[m] + within * COLUMNS + column;
         float sum = 0.0f;
-#pragma unroll 4
+#pragma unroll 14
         for (int r = 0; r < out.base; r++) {
             sum = __fmaf_rn(from[r * out.levels * COLUMNS], bits >> r & 1 ? -1.0f : 1.0f, sum);
         }

@@ -7,7 +7,8 @@
  * products through shared memory. WIDE 1: for vq_wide.cu, [tile of x][span][pair of steps][row], in a row's 128 bytes
  * the transposed words of both steps, their 16-byte pieces swizzled as matrix descriptors say. PLAIN 1: rows as they
  * are, of whole spans, for dense_mm.cu; any K. SCALED 1: a row is
- * multiplied by a power of two that brings its largest element to 2^13. Grid {rows with padding}, block 256.
+ * multiplied by a power of two that brings its largest element to 2^13. WIDE 1 clears `ready`, where it is given. Grid
+ * {rows with padding}, block 256.
  *   qn_vq_finish  y = sum of parts * scale + bias; RAW 1: total = sum of parts. Grid {ceil(N / 256), M}, block 256.
  *
  * Parameters: ENTRY 0 rows, 1 finish: which of them; X_FORMAT (of what it reads), OUT, BIAS; SCALE_FORMAT,
@@ -41,6 +42,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_rows(const __grid
     release_next();
     wait_before();
     const int m = (int)blockIdx.x, valid = m < a.m;
+#if WIDE
+    for (int i = m * THREADS + (int)threadIdx.x; a.ready && i < a.pieces; i += (int)gridDim.x * THREADS) {
+        a.ready[i] = 0;
+    }
+#endif
     const char *const row = a.x + (i64)(valid ? m : 0) * a.x_row;
     const int whole = valid && ((u64)row & 15) == 0; /* K is a multiple of 64 */
     float scale = 1.0f;

@@ -234,7 +234,7 @@ DEV void bring(const qn_cuda_vq &a, const tensor_map *map, int slab, int row, u3
     if (a.mapped) {
         if (warp_elect()) {
             barrier_arrive_expect(bar, SLOT_BYTES);
-            tensor_load_3d(to, map, bar, slab * 128, row, 0, L2_EVICT_NORMAL);
+            tensor_load_3d(to, map, bar, slab * 128, row, 0, L2_EVICT_FIRST);
         }
         return;
     }

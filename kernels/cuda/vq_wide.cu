@@ -6,7 +6,8 @@
  * A block has GROUPS warpgroups and one that copies; PAIR blocks of a cluster have the same rows of x, each brings
  * its part to all. GROUPS * PAIR * 64 = QN_VQ_BLOCK_ROWS rows of w belong together. A tile is those and TOKENS rows of
  * x; with `blocks` 0 clusters take whole tiles in turn and write y, else the spans of a tile of x are dealt to `blocks`
- * clusters and parts are written (vq_parts.h).
+ * clusters and parts are written (vq_parts.h). With `ready` the cluster that begins a tile adds what the others have of
+ * it and writes y: a cluster's first tile but its beginning is a part, which is there long before it is waited for.
  *
  * The books of gptvq change with every span: entries are multiplied by their scale relative to a power of two near the
  * largest of the rows' spans as they are rounded to f16, sums by that power.
@@ -49,6 +50,9 @@
 #define WIDE_X256 "%136"
 
 #include "vq_decode.h"
+
+/* Steps that the compiler sees at a time: products of many sums take it long. */
+#define TURN (TOKENS <= 128 || FORMAT == QN_CUDA_QUIP ? STEPS : GROUP > 4 ? GROUP : 4)
 
 /* Piece `rank` of a stage to all blocks of the cluster; their barriers count all pieces. */
 DEV void bring(u32 to, const void *from, u32 bytes, u32 bar)
@@ -108,7 +112,7 @@ DEV share next_share(const qn_cuda_vq &a, int cluster, walk &w)
         s.tile = (int)blockIdx.y;
         s.span0 = w.at % a.spans;
         s.span1 = min(a.spans, s.span0 + w.last - w.at);
-        s.piece = cluster - block_of_span(a, all_spans(a), (i64)s.block * a.spans);
+        s.piece = a.ready ? -1 : cluster - block_of_span(a, all_spans(a), (i64)s.block * a.spans);
         w.at += s.span1 - s.span0;
     } else {
         const int tiles = (a.m + TOKENS - 1) / TOKENS;
@@ -183,6 +187,59 @@ DEV void store_half(char *to, float v, int m, int end)
 }
 #endif
 
+/* Where a warpgroup's part of a cluster's first tile is, as its threads hold it, and the word that says so. */
+DEV float4 *part_of(const qn_cuda_vq &a, int cluster, int piece)
+{
+    const i64 at = ((i64)blockIdx.y * a.blocks + cluster) * (GROUPS * PAIR) + piece;
+    return (float4 *)a.parts + at * (TOKENS / 8 * 128) + threadIdx.x % 128;
+}
+
+DEV u32 *ready_of(const qn_cuda_vq &a, int cluster, int piece)
+{
+    return a.ready + ((i64)blockIdx.y * a.blocks + cluster) * (GROUPS * PAIR) + piece;
+}
+
+/* All of the tile but its first spans: left to the cluster that has those. */
+DEV void leave_part(const qn_cuda_vq &a, int cluster, int piece, const float *sums)
+{
+    float4 *const to = part_of(a, cluster, piece);
+#pragma unroll
+    for (int i = 0; i < TOKENS / 8; i++) {
+        to[i * 128] = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+    }
+    threads_sync(2 + threadIdx.x / 128, 128);
+    if (threadIdx.x % 128 == 0) {
+        asm volatile("fence.acq_rel.gpu;\nst.relaxed.gpu.global.u32 [%0], 1;" ::"l"(ready_of(a, cluster, piece)) : "memory");
+    }
+}
+
+/* What others have of the tile, in order; they began with it. */
+DEV void add_parts(const qn_cuda_vq &a, const share &s, int cluster, int piece, float *sums)
+{
+    const i64 total = all_spans(a), end = (i64)(s.block + 1) * a.spans;
+#pragma unroll 1
+    for (int c = cluster + 1; first_span(a, total, c) < end; c++) {
+        if (threadIdx.x % 128 == 0) {
+            u32 there;
+            do {
+                asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(there) : "l"(ready_of(a, c, piece)) : "memory");
+            } while (!there);
+            asm volatile("fence.acq_rel.gpu;" ::: "memory");
+        }
+        threads_sync(2 + threadIdx.x / 128, 128);
+        const float4 *const from = part_of(a, c, piece);
+#pragma unroll
+        for (int i = 0; i < TOKENS / 8; i++) {
+            float4 v;
+            asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                         : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                         : "l"(from + i * 128)
+                         : "memory");
+            sums[4 * i] += v.x, sums[4 * i + 1] += v.y, sums[4 * i + 2] += v.z, sums[4 * i + 3] += v.w;
+        }
+    }
+}
+
 /* The tile's results, or its part of them: 16 at a time, through the same registers, since the code for one is long,
  * and without branches. */
 DEV void write_sums(const qn_cuda_vq &a, const share &s, int row, int lane, float *sums, float unit)
@@ -248,7 +305,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
     const u32 base = (shared_address(memory) + 1023) & ~1023u; /* swizzled stages want multiples of 1024 */
     const u32 full = base, empty = base + 8 * STAGES, stages = base + BARRIERS, table = stages + STAGES * STAGE_BYTES;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, group = warp / 4;
-    const int cluster = (int)blockIdx.x / PAIR, clusters = (int)gridDim.x / PAIR;
+    const int clusters = (int)gridDim.x / PAIR, began = (int)blockIdx.x / PAIR;
+    const int cluster = a.ready ? clusters - 1 - began : began; /* waits for those that began before */
 #if PAIR > 1
     const u32 rank = cluster_rank();
 #else
@@ -355,33 +413,51 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
                 t.shared = table + side + (u32)(lane % COPIES) * ENTRY_BYTES;
                 threads_sync(1, THREADS);
 #endif
+#pragma unroll 1
+                for (int i = 0; i < STEPS / TURN; i++) {
 #pragma unroll
-                for (int step = 0; step < STEPS; step++) {
-                    u32 u[4], v[4];
-                    CHUNK(t, codes[0], 0, step, u);
-                    CHUNK(t, codes[0], 1, step, v);
-                    const u32 first[4] = {u[0], v[0], u[1], v[1]}, second[4] = {u[2], v[2], u[3], v[3]};
-                    if (step % 2 == 0) {
-                        barrier_wait(full + 8 * stage, phase);
-                    }
-                    const u64 x = wgmma_operand(stages + stage * STAGE_BYTES) + (u64)(2 * WGMMA_K_STEP * (step % 2));
-                    wgmma_fence();
-                    MULTIPLY(sums, first, second, x);
-                    wgmma_commit();
-                    WGMMA_WAIT(1); /* all products but these are done */
-                    if (step % 2 == 0) {
-                        if (before < STAGES) { /* and with them a stage, which may be filled again */
-                            release_stage(empty + 8 * before);
+                    for (int step = 0; step < TURN; step++) {
+                        u32 u[4], v[4];
+                        CHUNK(t, codes[0], 0, step, u);
+                        CHUNK(t, codes[0], 1, step, v);
+                        const u32 first[4] = {u[0], v[0], u[1], v[1]}, second[4] = {u[2], v[2], u[3], v[3]};
+                        if (step % 2 == 0) {
+                            barrier_wait(full + 8 * stage, phase);
                         }
-                    } else {
-                        before = stage;
-                        stage = stage + 1 == STAGES ? 0 : stage + 1;
-                        phase ^= stage == 0;
+                        const u64 x =
+                            wgmma_operand(stages + stage * STAGE_BYTES) + (u64)(2 * WGMMA_K_STEP * (step % 2));
+                        wgmma_fence();
+                        MULTIPLY(sums, first, second, x);
+                        wgmma_commit();
+                        WGMMA_WAIT(1); /* all products but these are done */
+                        if (step % 2 == 0) {
+                            if (before < STAGES) { /* and with them a stage, which may be filled again */
+                                release_stage(empty + 8 * before);
+                            }
+                        } else {
+                            before = stage;
+                            stage = stage + 1 == STAGES ? 0 : stage + 1;
+                            phase ^= stage == 0;
+                        }
+                    }
+#pragma unroll
+                    for (int w = 0; w + MOVED * TURN / GROUP < CODE_WORDS; w++) {
+                        codes[0][w] = codes[0][w + MOVED * TURN / GROUP];
                     }
                 }
             }
             WGMMA_WAIT(0);
             release_stage(empty + 8 * before);
+            if (a.ready) {
+                int again; /* found again: registers are few */
+                asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(again));
+                const int own = clusters - 1 - again / PAIR, piece = again % PAIR * GROUPS + group;
+                if (s.span0 > 0) {
+                    leave_part(a, own, piece, sums);
+                    continue;
+                }
+                add_parts(a, s, own, piece, sums);
+            }
             write_sums(a, s, row, lane, sums,
 #if FORMAT == QN_CUDA_GPTVQ
                        unit

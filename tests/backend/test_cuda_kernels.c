@@ -561,8 +561,8 @@ static void every_cut_agrees(void **state)
     assert_int_equal(failures, before);
 }
 
-/* Small cases take few of the ways that products of 16-bit floats, and of E8P12's runs, are dealt: cards of few
- * multiprocessors more. */
+/* Small cases take few of the ways that products of 16-bit floats, E8P12's runs, and vector-quantised weights' tiles
+ * with many rows of x are dealt: cards of few multiprocessors more. */
 static void every_deal_agrees(void **state)
 {
     (void)state;
@@ -571,7 +571,13 @@ static void every_deal_agrees(void **state)
                                         "dense_mm m=130 n=520 k=328 x=bf16 b=bf16 out=f16",
                                         "dense_mm m=40 n=328 k=1032 x=bf16 b=bf16 out=f32",
                                         "vq_mm m=1 n=6144 k=1024 format=quip_e8p out=f32 SU=1 SV=1",
-                                        "vq_mm m=2 n=1024 k=5120 format=quip_e8p SU=1 SV=1"};
+                                        "vq_mm m=2 n=1024 k=5120 format=quip_e8p SU=1 SV=1",
+                                        "vq_mm m=2 n=9000 k=3008 format=gptvq",
+                                        "vq_mm m=2 n=1500 k=5056 format=gptvq",
+                                        "vq_mm m=40 n=1272 k=1280 out=f32",
+                                        "vq_mm m=64 n=1280 k=1280 format=quip_e8p SU=1 SV=1",
+                                        "vq_mm m=70 n=600 k=2304 format=gptvq out=f32",
+                                        "vq_mm m=140 n=600 k=1792"};
     static const int32_t cards[] = {1, 2, 4, 6, 12};
     qn_cuda *cuda;
     qn_error error = {0};

@@ -133,6 +133,7 @@ typedef struct qn_cuda_program {
     const char *entry;        /* extern "C" name in it */
     int32_t shared_bytes;     /* dynamic shared memory it is launched with at most; 0: none */
     int32_t wide_clusters;    /* clusters of more than 8 blocks */
+    int32_t most_shared;      /* all that can be is shared memory: blocks of two launches fit beside each other */
     int32_t cluster, threads; /* where the plan must know how many clusters of that size run at a time; 0: need not */
     char params[512];         /* "#define NAME value" lines (qn_cuda_define) */
 } qn_cuda_program;

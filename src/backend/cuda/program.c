@@ -143,6 +143,9 @@ static qn_status get_function(qn_cuda *cuda, const qn_cuda_program *program, qn_
     if (program->shared_bytes > 48 << 10) {
         QN_TRY(set_attribute(cuda, out->handle, CU_FUNC_MAX_DYNAMIC_SHARED_SIZE_BYTES, program->shared_bytes, error));
     }
+    if (program->most_shared) {
+        QN_TRY(set_attribute(cuda, out->handle, CU_FUNC_PREFERRED_SHARED_MEMORY_CARVEOUT, 100, error));
+    }
     if (program->wide_clusters) {
         QN_TRY(set_attribute(cuda, out->handle, CU_FUNC_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, error));
     }

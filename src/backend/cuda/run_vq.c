@@ -17,8 +17,9 @@ enum {
     THREADS = 256,
     WIDE_THREADS = 512, /* of vq_sums.cu, vq_turn.cu, vq_points.cu and vq_points_cut.cu */
     DIRECT_COLUMNS = 8,
-    MOST_BLOCKS = 384,   /* that spans are dealt to */
-    MOST_CLUSTERS = 192, /* the same of vq_wide.cu's clusters */
+    MOST_BLOCKS = 384,              /* that spans are dealt to */
+    MOST_CLUSTERS = 192,            /* the same of vq_wide.cu's clusters */
+    PIECES = QN_VQ_BLOCK_ROWS / 64, /* of a cluster's rows of w, one a warpgroup of vq_wide.cu */
     MOST_GRID_Y = 65535,
     BYTES_ROWS = 2,    /* rows of x that vq_bytes.cu takes */
     FITTING_BITS = 12, /* books of 16-byte entries that any device's shared memory holds */
@@ -84,6 +85,12 @@ static int64_t dense_row(const qn_vq *vq)
     return qn_ceil_div(vq->k, 8) * 16;
 }
 
+/* Rows of x of a tile of vq_wide.cu where there are at most m. */
+static int64_t wide_tokens(int64_t m)
+{
+    return m > 128 ? 256 : m > QN_VQ_MOST_TOKENS ? 128 : QN_VQ_MOST_TOKENS;
+}
+
 static work work_of(const qn_op_desc *desc, const qn_vq *vq, int64_t m)
 {
     work w = {0};
@@ -116,6 +123,11 @@ static work work_of(const qn_op_desc *desc, const qn_vq *vq, int64_t m)
     }
     rows = qn_max_i64(rows, qn_min_i64(m, QN_CUDA_VQ_POINTS_ROWS) * qn_cuda_vq_points_cut_parts(desc, vq));
     size_t bytes = qn_size_mul((size_t)rows, qn_size_mul((size_t)vq->n, 4));
+    if (wide) { /* pieces of rows of w, each with the word that says it is there */
+        const int64_t most = qn_min_i64(MOST_CLUSTERS, row_blocks(vq) * spans_of(vq) * clusters) * PIECES;
+        const size_t pieces = qn_size_mul((size_t)most, (size_t)(64 * wide_tokens(m) + 1) * 4);
+        bytes = bytes > pieces ? bytes : pieces;
+    }
     if (sums) {
         const size_t slabs = qn_size_mul((size_t)qn_cuda_vq_slabs(vq), qn_size_mul((size_t)vq->n, 4));
         bytes = bytes > slabs ? bytes : slabs;
@@ -421,9 +433,9 @@ static qn_status launch_books(const qn_cuda_run *run, const qn_cuda_vq_places *p
     const int32_t at_a_time = run->functions[p->books].clusters;
     const int64_t most = at_a_time > 0 ? at_a_time : qn_max_i64(run->device->sms / c.cluster, 1);
     const int64_t fitting = qn_ceil_div(tiles, c.tiles);
-    const int64_t clusters = c.halves > 1 ? fitting : qn_min_i64(qn_max_i64(most, fitting), tiles);
+    const int64_t clusters = c.each == 1 ? fitting : qn_min_i64(qn_max_i64(most, fitting), tiles);
     a->spans = (int32_t)spans_of(vq);
-    a->tiles = c.halves > 1 ? c.tiles : (int32_t)qn_ceil_div(tiles, clusters);
+    a->tiles = c.each == 1 ? c.tiles : (int32_t)qn_ceil_div(tiles, clusters);
     qn_tensor_map codes;
     const uint64_t row = (uint64_t)a->codes_row;
     const qn_cuda_tensor tensor = {.data = a->codes,
@@ -483,34 +495,47 @@ static qn_status launch_points(const qn_cuda_run *run, const qn_cuda_vq_places *
     return p->turn_out >= 0 && !p->fused ? launch_turn(run, p->turn_out, a, a->n, 0, error) : QN_OK;
 }
 
-/* Whether an element of Paley's base matrix is -1: src/format/hadamard.c has the rules. */
-static uint32_t paley(const qn_hadamard_rule *rule, int64_t base, int64_t row, int64_t column)
+/* Rows of Paley's base matrix, a bit set where an element is -1: src/format/hadamard.c has the rules. But for its edges
+ * a row of the matrix, or of a quarter of it, is the one before turned by a bit. */
+static void paley_rows(int64_t base, int transposed, uint32_t *rows)
 {
-    const int64_t half = rule->kind == QN_HADAMARD_PALEY_2 ? base / 2 : base;
-    const uint32_t down = row >= half, right = column >= half;
-    const int64_t r = down ? row - half : row, c = right ? column - half : column;
-    const int64_t at = c - r + (c < r ? half - 1 : 0);
-    const uint32_t edge = r == 0 || c == 0, chi = edge ? 0 : (uint32_t)(rule->bits[0] >> at) & 1;
-    if (rule->kind == QN_HADAMARD_PALEY_1) {
-        return edge ? column != 0 : r == c ? 0 : chi ^ 1;
+    const qn_hadamard_rule rule = qn_hadamard_rule_of(base);
+    const int quarters = rule.kind == QN_HADAMARD_PALEY_2;
+    const int64_t half = quarters ? base / 2 : base, turn = half - 1;
+    const uint32_t all = (uint32_t)((UINT64_C(1) << turn) - 1);
+    uint32_t row = (uint32_t)(quarters ? rule.bits[0] : ~rule.bits[0]) & all & ~UINT32_C(1);
+    if (transposed) {
+        uint32_t turned = 0;
+        for (int64_t i = 1; i < turn; i++) {
+            turned |= (row >> (turn - i) & 1) << i;
+        }
+        row = turned;
     }
-    return r == c ? down | right : chi ^ (down & right);
+    for (int64_t i = 0; i < half; i++) {
+        const uint32_t inner = i == 0 ? 0 : row << 1, own = UINT32_C(1) << i;
+        if (i > 0) {
+            row = (row << 1 | row >> (turn - 1)) & all;
+        }
+        if (quarters) {
+            rows[i] = inner | (inner | own) << half;
+            rows[i + half] = inner | own | ((inner ^ (all << 1 | 1)) | own) << half;
+        } else {
+            rows[i] = transposed ? inner | (i > 0) : i == 0 ? all << 1 : inner;
+        }
+    }
 }
 
 /* The slow axis of a row seen as elements of that length. */
 static qn_cuda_slow slow_of(int64_t length, int64_t element, int transposed)
 {
     const int64_t base = qn_hadamard_base(length);
-    const qn_hadamard_rule rule = qn_hadamard_rule_of(base);
     qn_cuda_slow s;
     memset(&s, 0, sizeof s);
     s.base = (int32_t)base;
     s.levels = (int32_t)(length / base / element);
     s.scale = (float)(1.0 / sqrt((double)length));
-    for (int64_t i = 0; i < base && base > 1; i++) {
-        for (int64_t j = 0; j < base; j++) {
-            s.rows[i] |= (transposed ? paley(&rule, base, j, i) : paley(&rule, base, i, j)) << j;
-        }
+    if (base > 1) {
+        paley_rows(base, transposed, s.rows);
     }
     return s;
 }
@@ -531,24 +556,37 @@ static qn_status launch_points_cut(const qn_cuda_run *run, const qn_cuda_vq_plac
     QN_TRY(qn_cuda_launch(run, p->points_cut, &g, product, error));
     g.grid[0] = (uint32_t)(QN_VQ_CUT_ROWS / qn_cuda_vq_join_columns(vq));
     g.block[0] = THREADS;
-    g.shared_bytes = 0;
+    g.shared_bytes = (uint32_t)c.join_bytes;
     return qn_cuda_launch(run, p->points_join, &g, join, error);
 }
 
-/* Clusters that the spans of a tile of x are dealt to; 0: clusters take whole tiles. A cluster's span of 256 rows of x
- * takes 3.25 us (H200); parts are written and read, and another launch adds them. */
-static int64_t wide_blocks(const qn_cuda_run *run, const qn_vq *vq, int32_t pair, int32_t tokens, int64_t m)
+/* How the spans of a tile of x are dealt to clusters: to `blocks` of them, 0: clusters take whole tiles of w. Joined:
+ * the cluster that begins a tile adds what the others have of it; else another launch adds. */
+typedef struct wide_deal {
+    int64_t blocks;
+    int joined;
+} wide_deal;
+
+/* The least of three, as measured on an H200: a cluster's span of 256 rows of x takes 3.25 us, of few rows what their
+ * lookups do. Joined, a cluster ends two tiles, not one, and reads parts one after the other; those that another launch
+ * adds are written and read by rows. */
+static wide_deal wide_deal_of(const qn_cuda_run *run, const qn_vq *vq, int32_t pair, int32_t tokens, int64_t m)
 {
-    const int64_t clusters = qn_min_i64(run->device->sms / pair, MOST_CLUSTERS);
+    const int64_t clusters = qn_min_i64(qn_max_i64(run->device->sms / pair, 1), MOST_CLUSTERS);
     const int64_t tiles = qn_ceil_div(m, tokens), all = row_blocks(vq) * tiles, spans = spans_of(vq);
     if (tiles * 2 > clusters) {
-        return 0;
+        return (wide_deal){0, 0};
     }
-    const double span_us = 3.25 * (tokens > QN_VQ_MOST_TOKENS ? tokens / 256.0 : 0.46); /* few rows: lookups */
+    const int64_t blocks = qn_min_i64(clusters / tiles, row_blocks(vq) * spans);
+    const double span_us = tokens > QN_VQ_MOST_TOKENS ? 3.25 * tokens / 256.0 : 2.35;
+    const double each = (double)(row_blocks(vq) * spans) / (double)blocks, others = ceil((double)spans / each);
     const double whole = (double)(qn_ceil_div(all, clusters) * spans) * span_us;
-    const double parts = 4.0 + 16.0 * (double)m * (double)vq->n / 3.5e6;
-    const double split = 1.05 * (double)(all * spans) / (double)clusters * span_us + parts;
-    return whole <= split ? 0 : qn_min_i64(clusters / tiles, row_blocks(vq) * spans);
+    const double joined = each * span_us + (1.5 + (double)tokens / 64.0) * (1.0 + others);
+    const double parted = 1.05 * each * span_us + 4.0 + 8.0 * (1.0 + others) * (double)m * (double)vq->n / 3.5e6;
+    if (whole <= joined && whole <= parted) {
+        return (wide_deal){0, 0};
+    }
+    return (wide_deal){blocks, joined <= parted};
 }
 
 static qn_status launch_wide(const qn_cuda_run *run, const qn_cuda_vq_places *p, const qn_vq *vq, qn_cuda_vq *a,
@@ -560,20 +598,25 @@ static qn_status launch_wide(const qn_cuda_run *run, const qn_cuda_vq_places *p,
     }
     const int32_t tokens = qn_cuda_vq_wide_tokens(i);
     const qn_cuda_vq_wide_cut cut = qn_cuda_vq_wide_cut_of(vq, run->device, tokens);
-    const int64_t tiles = qn_ceil_div(a->m, tokens), clusters = run->device->sms / cut.pair;
+    const int64_t tiles = qn_ceil_div(a->m, tokens), clusters = qn_max_i64(run->device->sms / cut.pair, 1);
+    const wide_deal deal = wide_deal_of(run, vq, cut.pair, tokens, a->m);
     const int turned = p->turn_out >= 0;
     void *const arguments[] = {a};
     qn_cuda_geometry g = {.block = {THREADS, 1, 1}, .dependent = run->device->major >= 9};
     a->spans = (int32_t)spans_of(vq);
     a->tokens = tokens;
-    a->blocks = (int32_t)wide_blocks(run, vq, cut.pair, tokens, a->m);
+    a->blocks = (int32_t)deal.blocks;
+    if (deal.joined) {
+        a->pieces = (int32_t)(deal.blocks * tiles * PIECES);
+        a->ready = (unsigned *)(void *)(a->parts + (int64_t)a->pieces * 64 * tokens);
+    }
     if (!scaled) {
         a->row_scale = NULL;
     }
     g.grid[0] = (uint32_t)(tiles * tokens);
     g.grid[1] = g.grid[2] = 1;
     QN_TRY(qn_cuda_launch(run, p->wide_rows, &g, arguments, error));
-    if (turned && a->blocks == 0) {
+    if (turned && (a->blocks == 0 || deal.joined)) {
         a->y = (char *)a->total;
         a->y_row = (int64_t)a->n * 4;
     }
@@ -584,7 +627,7 @@ static qn_status launch_wide(const qn_cuda_run *run, const qn_cuda_vq_places *p,
     g.cluster = (uint32_t)cut.pair;
     g.shared_bytes = (uint32_t)cut.shared_bytes;
     QN_TRY(qn_cuda_launch(run, p->wide + i, &g, arguments, error));
-    if (a->blocks > 0) {
+    if (a->blocks > 0 && !deal.joined) {
         return launch_finish(run, p, a, error);
     }
     a->y = run->call->args->out[QN_MM_OUT_D].data;

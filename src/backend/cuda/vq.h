@@ -50,10 +50,10 @@ typedef struct qn_cuda_vq_exchange_cut {
     int32_t tasks, ranges, staged, in_shared, in_registers, shared_bytes;
 } qn_cuda_vq_exchange_cut;
 
-/* How vq_books.cu is made: blocks of a cluster; whether its warps are two halves that take units in turn; tiles of 16
- * rows of a cluster, with two halves as many, else at most; shared memory. */
+/* How vq_books.cu is made: blocks of a cluster; tiles of 16 rows that a warp has of a unit; tiles of a cluster, with
+ * one as many, else at most; shared memory. */
 typedef struct qn_cuda_vq_books_cut {
-    int32_t cluster, halves, tiles, shared_bytes;
+    int32_t cluster, each, tiles, shared_bytes;
 } qn_cuda_vq_books_cut;
 
 /* How vq_wide.cu is made. A cluster's warpgroups have QN_VQ_BLOCK_ROWS rows of w. */
@@ -164,6 +164,7 @@ static inline int64_t qn_cuda_vq_points_unit(int64_t tiles, int fused)
  * it is not taken; shared memory. */
 typedef struct qn_cuda_vq_points_cut {
     int32_t inner, units, shared_bytes;
+    int32_t join_bytes; /* of a block of vq_points_join.cu: what one of this leaves */
 } qn_cuda_vq_points_cut;
 
 qn_cuda_vq_points_cut qn_cuda_vq_points_cut_of(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device);

@@ -32,6 +32,7 @@ enum {
     POINTS_WARPS = 16,
     TURNED_LENGTH = 4096,   /* of rows of x that every block of a product transforms, */
     CUT_LENGTH = 32768,     /* of rows of x that blocks of vq_points_cut.cu transform in part, */
+    CUT_BESIDE = 2048,      /* shared memory that two blocks on a multiprocessor cost beside their own, */
     CUT_STEP = 1024,        /* multiples of this */
     FUSED_LENGTH = 4096,    /* of rows that blocks of a product transform, */
     FUSED_WEIGHTS = 3 << 20 /* and weights that one cluster reads */
@@ -210,8 +211,8 @@ static int exact_chosen(const qn_op_desc *desc, const qn_vq *vq)
     return qn_cuda_vq_tensor_possible(desc, vq) && (level == QN_VQ_LEVEL_AUTO || level == QN_VQ_LEVEL_O4);
 }
 
-/* Tiles that a cluster of vq_books.cu has where its halves take units in turn; 0: it would have more than half of a
- * block of rows, or no room. */
+/* Tiles that a cluster of vq_books.cu has where its warps have one each; 0: it would have more than half of a block of
+ * rows, or no room. */
 static int32_t books_half(const qn_cuda_device *device, int64_t tiles, double clusters, int64_t front)
 {
     for (int32_t t = 1; t <= BOOKS_HALF; t *= 2) {
@@ -240,13 +241,11 @@ qn_cuda_vq_books_cut qn_cuda_vq_books_cut_of(const qn_vq *vq, const qn_cuda_devi
         const double units = (double)each * (half ? 0.5 : fmax(blocks, 0.8 * (blocks + 0.9)));
         if (cluster == 1 || units < least) {
             least = units;
+            const int64_t fitting = qn_max_i64(0, device->shared_bytes - front) / (2 * BOOKS_TILE);
             c.cluster = cluster;
-            c.halves = half ? 2 : 1;
-            c.tiles = half;
-            if (!half) {
-                c.tiles = (int32_t)qn_min_i64(qn_max_i64(0, device->shared_bytes - front) / BOOKS_TILE, tiles);
-            }
-            c.shared_bytes = (int32_t)(front + c.halves * c.tiles * BOOKS_TILE);
+            c.each = half ? 1 : 2;
+            c.tiles = half ? half : (int32_t)qn_min_i64(fitting, tiles);
+            c.shared_bytes = (int32_t)(front + 2 * c.tiles * BOOKS_TILE);
         }
     }
     return c;
@@ -321,7 +320,9 @@ qn_cuda_vq_points_cut qn_cuda_vq_points_cut_of(const qn_op_desc *desc, const qn_
     const int64_t bytes = (1 << 16) + QN_CUDA_VQ_POINTS_ROWS * of_row + 16 + slots * 4 * (slow + QN_VQ_SPAN) * 4 +
                           vq->k * (qn_cuda_vq_tensor(desc, QN_VQ_SU)->format == QN_F32 ? 4 : 2);
     if (bytes <= device->shared_bytes) {
-        c = (qn_cuda_vq_points_cut){(int32_t)inner, (int32_t)units, (int32_t)bytes};
+        const int64_t left = device->shared_bytes - bytes - CUT_BESIDE;
+        c = (qn_cuda_vq_points_cut){(int32_t)inner, (int32_t)units, (int32_t)bytes,
+                                    (int32_t)qn_max_i64(left, QN_VQ_JOIN_SHARED)};
     }
     return c;
 }

@@ -216,14 +216,18 @@ static void points_cut_program(const qn_op_desc *desc, const qn_vq *vq, const qn
     p->source = "vq_points_cut.cu";
     p->entry = "qn_vq_points_cut";
     p->shared_bytes = c.shared_bytes;
+    p->most_shared = 1;
     qn_cuda_define(p, "SLOW", vq->k / (4 * QN_VQ_SPAN));
     qn_cuda_define(p, "INNER", c.inner);
     qn_cuda_define(p, "X_FORMAT", qn_cuda_float_format(desc->in[QN_VQMM_X].format));
     qn_cuda_define(p, "SU_FORMAT", optional_format(desc, QN_VQ_SU));
 }
 
-static void points_join_program(const qn_op_desc *desc, const qn_vq *vq, qn_cuda_program *p)
+static void points_join_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device,
+                                qn_cuda_program *p)
 {
+    p->shared_bytes = qn_cuda_vq_points_cut_of(desc, vq, device).join_bytes;
+    p->most_shared = 1;
     p->source = "vq_points_join.cu";
     p->entry = "qn_vq_points_join";
     define_common(desc, vq, p);
@@ -284,7 +288,7 @@ static void books_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda
     qn_cuda_define(p, "OUT", out_format(desc));
     qn_cuda_define(p, "BIAS", bias ? qn_cuda_float_format(bias) + 1 : 0);
     qn_cuda_define(p, "CLUSTER", c.cluster);
-    qn_cuda_define(p, "HALVES", c.halves);
+    qn_cuda_define(p, "TILES", c.each);
 }
 
 int32_t qn_cuda_vq_programs(const qn_op_desc *desc, const qn_cuda_device *device, int full, qn_cuda_program *out)
@@ -328,7 +332,7 @@ int32_t qn_cuda_vq_programs(const qn_op_desc *desc, const qn_cuda_device *device
     }
     if (p.points_cut >= 0) {
         points_cut_program(desc, &vq, device, &out[p.points_cut]);
-        points_join_program(desc, &vq, &out[p.points_join]);
+        points_join_program(desc, &vq, device, &out[p.points_join]);
     }
     if (p.tensor >= 0) {
         const qn_cuda_vq_cut first = qn_cuda_vq_cut_for(desc, &vq, device, qn_cuda_vq_tokens(0));
