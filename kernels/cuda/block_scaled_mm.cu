@@ -6,7 +6,8 @@
  * STAGES k-blocks filled by bulk tensor copies, warp 1 another with scales, GROUPS warpgroups multiply: each owns
  * BM / GROUPS rows, sums one k-block in the tensor core and then adds it, scaled, to sums in registers; while one
  * promotes, others multiply, as they come: turns that they give each other were 5 to 10 % slower. Blocks of a cluster
- * take neighbouring tiles of a row and share A, or one tile, each a part of K.
+ * take neighbouring tiles of a row and share A, or one tile, each a part of K. Those who multiply groups hear from
+ * the loading thread which tile comes.
  * The work list, the ring and the way out are in tiles.h. Tiles of 256 x 96 or 128 x 128 with two products of a
  * warpgroup under way were tried against those below: 5 to 17 % slower.
  * One output element is the same chain of operations whatever the tile, M or its neighbours, but for the parts of K.
@@ -24,28 +25,23 @@
  *     GROUPS  2 or 3, or 1 with BM = 64
  *     PARTS   products in flight in a warpgroup: 1, or 2 with BM = 64 GROUPS, GROUPS 1 or 2 and one matrix
  *     STORE   1: tiles leave through the copy engine: OUT 0 or 1, BN a multiple of 64, d as its map below asks;
- *             0: lanes store, d of any alignment
- *     BAND    tiles of M walked together before the next ones of N (2048 / BM suits the L2 of an H200)
- *     OUT     0 bf16, 1 f16, 2 f32
- *     LAYOUT  0 one matrix; 1 offsets: rows groups[e] to groups[e+1] of A and D belong to b[e];
- *             2 masked: groups[e] rows of a[e] and d[e] count
- *   Tensor maps, 3-D, swizzle 128B, no interleave, fill with zeros
- *     a  UINT8, sizes {K, rows, groups}: {K, M, 1}, {K, Mtot, 1} or {K, Mmax, E}; box {128, BM / CLUSTER, 1},
- *        masked {128, 64, 1}
- *     b  UINT8, sizes {K, N, E} (E = 1 for one matrix); box {128, BN, 1}
- *     d  (STORE 1, else any bytes) UINT16, sizes {N, rows, groups}; box {64, 64, 1}
- *     row and group strides in bytes: multiples of 16, base 16-aligned; else block_scaled_mm_plain.cu.
- *     L2 promotion 128B for a and b (256B measured up to 4 % slower for few rows), none for d
- *   Arguments: a_map, b_map, d_map, then as declared; strides in elements
- *     scale_a[row * scale_a_row + kb * scale_a_block + e * scale_a_group] (e only if masked): both scale layouts
- *     scale_b[nb * scale_b_row + kb + e * scale_b_group]; groups: NULL for one matrix; m: rows of one matrix, Mtot or
- *     Mmax; low: groups of no more rows than that are left out; zero 1: rows of d that belong to no group become zeros
- *     (one of the launches of a run does that; for one matrix low and zero are 0); constant 1: kernels ahead in the
- *     stream do not write b, which is then read before they end (one matrix only)
- *   Launch
- *     block 128 + 128 GROUPS, grid = min(multiprocessors, tiles * CLUSTER) rounded down to CLUSTER, or tiles * SPLIT,
- *     cluster {CLUSTER * SPLIT, 1, 1}; may be launched with programmatic stream serialization
- *     dynamic shared memory = 1024 + STORE * BM * BN * 2 + STAGES * (128 * (BM + BN) + 16) + 32 * (BM + 5)
+ *             2: so, and without a place of their own, out of the ring: BN 128, PARTS 1, STAGES at least 4, K above
+ * 128; 0: lanes store, d of any alignment BAND    tiles of M walked together before the next ones of N (2048 / BM suits
+ * the L2 of an H200) OUT     0 bf16, 1 f16, 2 f32 LAYOUT  0 one matrix; 1 offsets: rows groups[e] to groups[e+1] of A
+ * and D belong to b[e]; 2 masked: groups[e] rows of a[e] and d[e] count Tensor maps, 3-D, swizzle 128B, no interleave,
+ * fill with zeros a  UINT8, sizes {K, rows, groups}: {K, M, 1}, {K, Mtot, 1} or {K, Mmax, E}; box {128, BM / CLUSTER,
+ * 1}, masked {128, 64, 1} b  UINT8, sizes {K, N, E} (E = 1 for one matrix); box {128, BN, 1} d  (STORE 1 or 2, else any
+ * bytes) UINT16, sizes {N, rows, groups}; box {64, 64, 1} row and group strides in bytes: multiples of 16, base
+ * 16-aligned; else block_scaled_mm_plain.cu. L2 promotion 128B for a and b (256B measured up to 4 % slower for few
+ * rows), none for d Arguments: a_map, b_map, d_map, then as declared; strides in elements scale_a[row * scale_a_row +
+ * kb * scale_a_block + e * scale_a_group] (e only if masked): both scale layouts scale_b[nb * scale_b_row + kb + e *
+ * scale_b_group]; groups: NULL for one matrix; m: rows of one matrix, Mtot or Mmax; low: groups of no more rows than
+ * that are left out, and their strips must be launched next: they do not wait for this kernel, only for those ahead of
+ * it; zero 1: rows of d that belong to no group become zeros (for one matrix low and zero are 0); constant 1: kernels
+ * ahead in the stream do not write b, which is then read before they end (one matrix only) Launch block 128 + 128
+ * GROUPS, grid = min(multiprocessors, tiles * CLUSTER) rounded down to CLUSTER, or tiles * SPLIT, cluster {CLUSTER *
+ * SPLIT, 1, 1}; may be launched with programmatic stream serialization dynamic shared memory = 1040 + (STORE == 1) * BM
+ * * BN * 2 + STAGES * (128 * (BM + BN) + 48) + 32 * (BM + 5)
  *     + (SPLIT - 1) * BM * BN / SPLIT * 4 + (SPLIT > 1 ? 8 * GROUPS : 0) <= 232448
  *   Limits: K >= 1, N >= 1, M and N below 2^31.
  *   Choice of tile: src/backend/cuda/tiles.c and run_block_scaled_mm.c; measured exceptions: data/tuned-cuts.txt. Four
@@ -55,6 +51,7 @@
 #endif
 #define THREADS (128 + 128 * GROUPS)
 #define WAVES (BM / 64 / GROUPS) /* 64-row products of a warpgroup */
+#define TOLD (LAYOUT != 0) /* of one matrix the walk is short: long K lost 3 to 4 % by being told and by STORE 2 */
 #include "groups.h"
 #include "tiles.h"
 
@@ -70,17 +67,18 @@
 #endif
 #define STEPS (BN / COLUMN_STEP)               /* parts of a tile with one scale of b each */
 #define SCALES_B ((128 - COLUMN_STEP + BN - 1) / 128 + 1)
-#define SHARE (BN / SPLIT)                          /* columns that a block ends with */
-#define PARTS_BYTES ((SPLIT - 1) * BM * SHARE * 4)  /* of the other parts of K */
-#define D_BYTES (STORE ? BM * BN * 2 : PARTS_BYTES) /* of a tile on its way out */
+#define SHARE (BN / SPLIT)                               /* columns that a block ends with */
+#define PARTS_BYTES ((SPLIT - 1) * BM * SHARE * 4)       /* of the other parts of K */
+#define D_BYTES (STORE == 1 ? BM * BN * 2 : PARTS_BYTES) /* of a tile on its way out */
 /* Scales come SCALE_BLOCKS k-blocks at a time, 16 bytes a row of a and of b where these lie so: one by one they would
  * be a sector of L2 each. They have a ring of their own. */
 #define SCALE_BLOCKS 4
 #define SCALE_STAGES 2
 #define SCALE_BYTES ((BM + 4) * SCALE_BLOCKS * 4) /* of a stage: rows of a, then those of b */
-#if SCALES_B > 4 || BM != 64 * WAVES * GROUPS || BN % 16 != 0 || (STORE && (OUT == 2 || BN % 64 != 0)) ||             \
-    (SPLIT > 1 && (LAYOUT != 0 || CLUSTER > 1 || STORE || WAVES != 1 || SHARE % 8 != 0)) ||                           \
-    (PARTS == 2 && (WAVES != 1 || LAYOUT != 0)) || (GROUPS == 3 && (WAVES != 1 || PARTS != 1 || BN > 128))
+#if SCALES_B > 4 || BM != 64 * WAVES * GROUPS || BN % 16 != 0 || (STORE && (OUT == 2 || BN % 64 != 0)) ||              \
+    (SPLIT > 1 && (LAYOUT != 0 || CLUSTER > 1 || STORE || WAVES != 1 || SHARE % 8 != 0)) ||                            \
+    (STORE == 2 && (BN != 128 || LAYOUT == 0 || STAGES < 4)) || (PARTS == 2 && (WAVES != 1 || LAYOUT != 0)) ||          \
+    (GROUPS == 3 && (WAVES != 1 || PARTS != 1 || BN > 128))
 #error "block_scaled_mm: no such tile"
 #endif
 
@@ -229,7 +227,9 @@ DEV void promote(float *sums, const float *part, const float *sa, const float *s
 /* Where the consumers stand: in the ring of tiles and in that of scales. */
 typedef struct stand {
     place at, batch;
+    u32 held; /* HOLD: the stage, + 1, that is given back, with the one before it, when the results in them are read */
 } stand;
+#define HOLD (STORE == 2)
 
 #if PARTS == 2
 #define BEGIN(which, kb)                                                                                              \
@@ -247,7 +247,7 @@ typedef struct stand {
 
 /* One product a k-block; the next one is under way while one is promoted. */
 DEV void multiply_tile(const rings *r, stand *now, float sums[WAVES][SUMS], const span *k, u32 phase, u32 group,
-                       u32 local, u32 lane)
+                       u32 local, u32 warp, u32 lane)
 {
     place at = now->at, batch = now->batch;
     float even[SUMS], odd[SUMS];
@@ -285,9 +285,20 @@ DEV void multiply_tile(const rings *r, stand *now, float sums[WAVES][SUMS], cons
  * masked groups gain nothing by it. */
 #define AHEAD (LAYOUT != MASKED && BN <= 128 && !(GROUPS == 3 && (STORE || OUT == 2)))
 
+/* The stages that held the last tile's results, while the first product of the next one runs. */
+DEV void give_back(const rings *r, stand *now, u32 warp, u32 lane)
+{
+#if HOLD
+    if (warp == 0) {
+        release_held(&r->tiles, now->held - 1, lane);
+    }
+    now->held = 0;
+#endif
+}
+
 /* `products` of a k-block, one after the other; the other warpgroups' are under way meanwhile. */
 DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], const span *k, int products, u32 phase,
-                           u32 group, u32 local, u32 lane)
+                           u32 group, u32 local, u32 warp, u32 lane)
 {
     place at = now->at, batch = now->batch;
     FIRST_OPERANDS;
@@ -319,6 +330,9 @@ DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], 
                     read_scales(&s, r, &batch, k, kb, local, phase);
                 }
                 release_scales(r, &batch, k, kb);
+                if (HOLD && now->held) {
+                    give_back(r, now, warp, lane);
+                }
             }
             if (v == products - 1) {
                 place_on(&at);
@@ -329,7 +343,7 @@ DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], 
                 }
             }
             WGMMA_WAIT(0);
-            if (v == products - 1) {
+            if (v == products - 1 && (!HOLD || kb + 2 < k->end)) {
                 release(empty, lane);
             }
             promote(sums[v], part, s.a[v], s.b);
@@ -337,27 +351,31 @@ DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], 
     }
     now->at = at;
     now->batch = batch;
+    now->held = HOLD ? (at.stage + STAGES - 1) % STAGES + 1 : 0;
 }
 
 #if LAYOUT != MASKED
-#define multiply_tile(r, at, sums, k, phase, group, local, lane)                                                      \
-    multiply_products(r, at, sums, k, WAVES, phase, group, local, lane)
+#define multiply_tile(r, at, sums, k, phase, group, local, warp, lane)                                                 \
+    multiply_products(r, at, sums, k, WAVES, phase, group, local, warp, lane)
 #else
-#define multiply_tile(r, at, sums, k, phase, group, local, lane)                                                      \
-    multiply_some(r, at, sums, k, w.rows - w.row, phase, group, local, lane)
+#define multiply_tile(r, at, sums, k, phase, group, local, warp, lane)                                                 \
+    multiply_some(r, at, sums, k, w.rows - w.row, phase, group, local, warp, lane)
 
 /* Products whose rows are all beyond the group's are left out. Their number is a constant in either loop: one loop for
  * both took 1.5 % longer. */
 DEV void multiply_some(const rings *r, stand *now, float sums[WAVES][SUMS], const span *k, int rows, u32 phase,
-                       u32 group, u32 local, u32 lane)
+                       u32 group, u32 local, u32 warp, u32 lane)
 {
     if (rows > (int)PRODUCT_ROW(group, 0)) {
         if (WAVES > 1 && rows <= (int)PRODUCT_ROW(group, WAVES - 1)) {
-            multiply_products(r, now, sums, k, 1, phase, group, local, lane);
+            multiply_products(r, now, sums, k, 1, phase, group, local, warp, lane);
         } else {
-            multiply_products(r, now, sums, k, WAVES, phase, group, local, lane);
+            multiply_products(r, now, sums, k, WAVES, phase, group, local, warp, lane);
         }
     } else {
+        if (HOLD && now->held) {
+            give_back(r, now, warp, lane);
+        }
 #pragma unroll 1
         for (int kb = k->first; kb < k->end; kb++) {
             barrier_wait(r->tiles.full + 8 * now->at.stage, now->at.parity);
@@ -422,10 +440,14 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
     const span k = span_of(&p->size);
     const u32 local = PRODUCT_ROW(group, 0) + warp * 16 + lane / 4; /* the lane's first row of the tile */
     float sums[WAVES][SUMS];
-    stand at = {{0, 0}, {0, 0}};
+    stand at = {{0, 0}, {0, 0}, 0};
     walk w;
+#if TOLD
+    while (hear(&r->tiles, &at.at, &w)) {
+#else
     walk_start(&w, &p->size);
     while (walk_on(&w, &p->size)) {
+#endif
 #pragma unroll
         for (int v = 0; v < WAVES; v++) {
 #pragma unroll
@@ -433,7 +455,7 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
                 sums[v][i] = 0.0f;
             }
         }
-        multiply_tile(r, &at, sums, &k, (u32)w.column % 128, group, local, lane);
+        multiply_tile(r, &at, sums, &k, (u32)w.column % 128, group, local, warp, lane);
         char *d = p->d + (i64)w.first * p->d_row * OUT_BYTES;
         if (LAYOUT == MASKED) {
             d += (i64)w.group * p->d_group * OUT_BYTES;
@@ -444,7 +466,8 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
         store_rows(&p->size, &w, d, p->d_row, (u64)d % 16 == 0 && p->d_row * OUT_BYTES % 16 == 0,
                    w.row + (int)PRODUCT_ROW(group, 0), SHARE, sums[0], warp, lane);
 #else
-        store_tile(&p->size, &w, d_map, r->d, d, p->d_row, sums, group, warp, lane);
+        store_tile(&r->tiles, (at.at.stage + STAGES - 1) % STAGES, &p->size, &w, d_map, r->d, d, p->d_row, sums, group,
+                   warp, lane);
 #endif
         __syncwarp(); /* the compiler knows again that warps are whole: see uniform */
     }
@@ -474,6 +497,9 @@ DEV rings rings_at(u32 shared)
     r.scales_full = r.tiles.empty + STAGES * 8;
     r.scales_empty = r.scales_full + SCALE_STAGES * 8;
     r.arrived = r.scales_empty + SCALE_STAGES * 8;
+#if TOLD
+    r.tiles.told = (r.arrived + 15) / 16 * 16;
+#endif
     return r;
 }
 
@@ -491,7 +517,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int few = LAYOUT == ONE && BM <= 128 && m <= BM; /* one row of tiles */
     int early = 0;
-    grid_release();
+    if (LAYOUT == ONE || low == 0) {
+        grid_release();
+    }
 
     if (threadIdx.x == 0) {
         tensor_map_prefetch(&a_map);
@@ -535,6 +563,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     cluster_wait();
 #endif
     grid_wait();
+    if (LAYOUT != ONE && low > 0) { /* for strips, which wait for nothing more */
+        grid_release();
+    }
 
     if (warp < 4) {
 #if GROUPS == 2
@@ -561,7 +592,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
         const u32 thread = thread_index() - 128;
         const rings own = rings_at(shared_address(shared));
-        multiply(&p, &own, &d_map, uniform(thread / 128), thread / 32 % 4, thread % 32);
+        const u32 warp_there = thread / 32 % 4;
+        multiply(&p, &own, &d_map, uniform(thread / 128), HOLD ? uniform(warp_there) : warp_there, thread % 32);
     }
 #if CLUSTER > 1
     /* Nobody leaves while another may still fill its ring or arrive at its barriers. */

@@ -23,7 +23,8 @@
  *               as its map asks; 0: lanes store, d of any alignment
  *     OUT, LAYOUT  as in block_scaled_mm.cu
  *   Tensor maps as there, with box {128, ROWS / PAIR, 1} for a and {128, 64 * GROUPS, 1} for b; d: any without STORE
- *   Arguments as there (constant: for one matrix), and high: groups of more rows are left out too
+ *   Arguments as there (constant: for one matrix), and high: groups of more rows are left out too; zero 0 (groups): the
+ *     kernel of their tiles is launched before, and lets this one begin when what both read is there
  *   Launch
  *     block 128 * GROUPS * TEAMS + 64, or + 128 for one matrix with more than 32 ROWS, OCCUPANCY 1 and at least
  *     3 TEAMS stages; cluster {PAIR * SPLIT, 1, 1},
@@ -659,7 +660,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
 #endif
     }
 #if LAYOUT != ONE
-    if (warp == CONSUMERS / 32 + 1) {
+    if (warp == CONSUMERS / 32 + 1 && zero) {
         ask_for_first(&a_map, &b_map, groups, experts, n, blocks, lane);
     }
 #endif
@@ -674,12 +675,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
     cluster_arrive_relaxed(); /* no copy goes to a block before its barriers are there */
     cluster_wait();
 #endif
-    grid_wait();
 #if LAYOUT == ONE
+    grid_wait();
     __syncthreads(); /* the barriers are there */
 #else
+    if (zero) { /* else there is nothing to wait for, but that the kernel of the tiles ends before this one does */
+        grid_wait();
+    }
     if (!__syncthreads_or(zero || has_strips(groups, experts, low, high))) {
-        return; /* all groups are for tiles, which wait */
+        if (blockIdx.x == 0) {
+            grid_wait();
+        }
+        return; /* all groups are for tiles */
     }
 #endif
 
@@ -719,4 +726,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
 #endif
         }
     }
+#if LAYOUT != ONE
+    if (blockIdx.x == 0) {
+        grid_wait();
+    }
+#endif
 }

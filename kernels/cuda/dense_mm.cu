@@ -229,6 +229,10 @@ DEV void multiply_unit(const ring *r, place *now, const unit *u, float *sums, u3
         place_on(&at);
     }
     WGMMA_WAIT(0);
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) {
+        asm volatile("" : "+f"(sums[i])); /* read from here on: else the products of f32 results wait for each other */
+    }
     release_unit(r->empty + 8 * before, u->together, lane);
     *now = at;
 }
@@ -374,7 +378,7 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
             continue;
         }
 #endif
-        store_tile(&p->size, &u.w, d_map, r->d, p->d, p->d_row, sums, group, warp, lane);
+        store_tile(&r->tiles, 0, &p->size, &u.w, d_map, r->d, p->d, p->d_row, sums, group, warp, lane);
     }
 #if STORE
     tensor_store_wait();

@@ -63,6 +63,11 @@ DEV void store_shared_i32(u32 at, int v)
     asm volatile("st.shared.s32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
 }
 
+DEV void store_shared_i32x4(u32 at, int a, int b, int c, int d)
+{
+    asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
 DEV void store_shared_f32(u32 at, float v)
 {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory");

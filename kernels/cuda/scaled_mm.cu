@@ -263,7 +263,7 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
                 results[v][i] = AS_FLOAT(sums[v][i]);
             }
         }
-        store_tile(&p->size, &w, d_map, r->d, p->d, p->d_row, results, group, warp, lane);
+        store_tile(&r->tiles, 0, &p->size, &w, d_map, r->d, p->d, p->d_row, results, group, warp, lane);
     }
 #if STORE
     tensor_store_wait();

@@ -5,7 +5,8 @@
  *   STAGES    of the ring;  CLUSTER  blocks that take neighbouring tiles of a row
  *   SPLIT     blocks of a cluster that take one tile together, each a part of K (1 unless said; more: CLUSTER 1)
  *   STORE     1: tiles leave through the copy engine, see stage_rows, ROOM columns of a product at a time (all unless
- *             said);  BAND  tiles of M walked together
+ *             said); 2: out of the ring, see store_held;  BAND  tiles of M walked together
+ *   TOLD      1: the loading thread says which tile comes, see tell
  *   OUT       0 bf16, 1 f16, 2 f32;  LAYOUT  0 one matrix, 1 offsets, 2 masked, as block_scaled_mm.cu explains */
 #ifndef QN_KERNELS_CUDA_TILES_H
 #define QN_KERNELS_CUDA_TILES_H
@@ -194,7 +195,36 @@ DEV void place_on(place *at)
 
 typedef struct ring {
     u32 a, b, full, empty; /* + stage * size */
+#if TOLD
+    u32 told; /* the same, a multiple of 16 */
+#endif
 } ring;
+
+#if TOLD
+/* Which tile begins in a stage, from the thread that loads it to the warps that multiply: a walk of their own would
+ * take them hundreds of cycles between tiles. It comes with the stage, and goes with it. */
+#define TOLD_BYTES 32
+DEV void tell(const ring *r, u32 stage, const walk *w, int rows)
+{
+    const u32 to = r->told + stage * TOLD_BYTES;
+    store_shared_i32x4(to, w->row, w->column, rows, w->group);
+    store_shared_i32(to + 16, w->first);
+}
+
+/* Waits for the next tile's first stage; 0: there is none. */
+DEV int hear(const ring *r, const place *at, walk *w)
+{
+    const u32 from = r->told + at->stage * TOLD_BYTES;
+    barrier_wait(r->full + 8 * at->stage, at->parity);
+    const uint4 v = load_shared_u32x4(from);
+    w->row = (int)uniform(v.x);
+    w->column = (int)uniform(v.y);
+    w->rows = (int)uniform(v.z);
+    w->group = (int)uniform(v.w);
+    w->first = LAYOUT == OFFSETS ? (int)uniform(load_shared_u32(from + 16)) : 0;
+    return w->rows >= 0;
+}
+#endif
 
 /* One thread, before the kernels ahead have ended: b of the first tile's first k-blocks, up to `most`. How many. */
 DEV int load_early(const extent *p, const ring *r, const tensor_map *b_map, int most)
@@ -207,6 +237,11 @@ DEV int load_early(const extent *p, const ring *r, const tensor_map *b_map, int 
 #pragma unroll 1
         for (; i < most && k.first + i < k.end; i++) {
             const u32 full = r->full + 8 * (u32)i;
+#if TOLD
+            if (i == 0) {
+                tell(r, 0, &w, w.rows);
+            }
+#endif
             barrier_arrive_expect(full, A_BYTES + B_BYTES);
             tensor_load_3d(r->b + (u32)i * B_BYTES, b_map, full, (k.first + i) * 128, w.column, w.group,
                            L2_EVICT_NORMAL);
@@ -259,6 +294,11 @@ DEV void load_tiles(const extent *p, const ring *r, const tensor_map *a_map, con
             const u32 full = r->full + 8 * at.stage;
             barrier_wait(r->empty + 8 * at.stage, at.parity);
             if (early <= 0) {
+#if TOLD
+                if (kb == k.first) {
+                    tell(r, at.stage, &w, w.rows);
+                }
+#endif
                 barrier_arrive_expect(full, a_bytes + B_BYTES);
                 tensor_load_3d(r->b + at.stage * B_BYTES, b_map, full, kb * 128, w.column, w.group, L2_EVICT_NORMAL);
             }
@@ -274,6 +314,11 @@ DEV void load_tiles(const extent *p, const ring *r, const tensor_map *a_map, con
             place_on(&at);
         }
     }
+#if TOLD
+    barrier_wait(r->empty + 8 * at.stage, at.parity);
+    tell(r, at.stage, &w, -1);
+    barrier_arrive(r->full + 8 * at.stage);
+#endif
 }
 
 /* This warp has read the stage of that barrier. */
@@ -410,12 +455,12 @@ DEV void store_row(char *row, const u32 *words, int column, int columns, int n, 
 /* Columns [0, ROOM) of `sums` through shared memory and the copy engine, from where the stores go on while the next
  * tile begins: boxes of 64 rows x BOX columns with the 128-byte swizzle, from `at` on. */
 #define BOX (128 / OUT_BYTES)
-DEV void stage_rows(u32 at, const float *sums, u32 warp, u32 lane)
+DEV void stage_rows(u32 at, const float *sums, int columns, u32 warp, u32 lane)
 {
 #if OUT == 2
     const u32 row = warp * 16 + lane / 4, right = lane % 4 / 2;
 #pragma unroll
-    for (int j = 0; j < ROOM / 8; j++) {
+    for (int j = 0; j < columns / 8; j++) {
         const u32 chunk = (u32)(j % 4) * 2 + right;
         const u32 to = at + (u32)(j / 4) * 8192 + row * 128 + (chunk ^ (row % 8)) * 16 + lane % 2 * 8;
         store_shared_f32x2(to, sums[4 * j], sums[4 * j + 1]);
@@ -424,7 +469,7 @@ DEV void stage_rows(u32 at, const float *sums, u32 warp, u32 lane)
 #else
     const u32 row = warp * 16 + lane % 16, right = lane / 16;
 #pragma unroll
-    for (int j = 0; j < ROOM / 8; j += 2) {
+    for (int j = 0; j < columns / 8; j += 2) {
         const u32 chunk = (u32)(j % 8) + right;
         store_matrix(at + (u32)(j / 8) * 8192 + row * 128 + (chunk ^ (lane % 8)) * 16,
                      pack(sums[4 * j], sums[4 * j + 1]), pack(sums[4 * j + 2], sums[4 * j + 3]),
@@ -433,9 +478,91 @@ DEV void stage_rows(u32 at, const float *sums, u32 warp, u32 lane)
 #endif
 }
 
+#if LAYOUT == OFFSETS
+/* A warp's rows of a box by its lanes, as far as the group has them: below lie another's. `row` and `column` are the
+ * box's first, `d` is the group's first row. */
+DEV void store_part(const extent *p, const walk *w, u32 box, char *d, i64 d_row, int row, int column, u32 warp,
+                    u32 lane)
+{
+    const u32 chunk = lane % 8;
+    __syncwarp();
+#pragma unroll 1
+    for (u32 i = warp * 16 + lane / 8; i < warp * 16 + 16; i += 4) {
+        if (row + (int)i < w->rows && column + 8 * (int)chunk < p->n) {
+            const uint4 v = load_shared_u32x4(box + i * 128 + (chunk ^ (i % 8)) * 16);
+            *(uint4 *)(d + ((row + (int)i) * d_row + column + 8 * (int)chunk) * OUT_BYTES) = v;
+        }
+    }
+}
+#endif
+
+#if STORE == 2
+/* The same out of the ring: a warpgroup's own rows of a in the last two stages, which it has multiplied and not given
+ * back (release_held), take a product's two boxes. */
+DEV void store_held(const ring *r, u32 last, const extent *p, const walk *w, const tensor_map *d_map, char *d,
+                    i64 d_row, float sums[WAVES][BN / 2], u32 which, u32 whole, u32 group, u32 warp, u32 lane)
+{
+    const u32 before = last == 0 ? STAGES - 1 : last - 1;
+    const u32 at[2] = {r->a + before * A_BYTES, r->a + last * A_BYTES};
+    threads_sync(1 + group, 128); /* all have multiplied, also where there are no rows: one warp gives back for all */
+#pragma unroll
+    for (int v = 0; v < WAVES; v++) {
+        if (which >> v & 1) {
+            stage_rows(at[0] + PRODUCT_ROW(group, v) * 128, sums[v], 64, warp, lane);
+            stage_rows(at[1] + PRODUCT_ROW(group, v) * 128, sums[v] + 32, 64, warp, lane);
+        }
+    }
+    fence_proxy_async();
+    threads_sync(1 + group, 128);
+    if (warp == 0 && lane == 0) {
+        for (u32 i = 0; i < 2 * WAVES; i++) {
+            const u32 row = PRODUCT_ROW(group, i / 2);
+            if (whole >> (i / 2) & 1) {
+                tensor_store_3d(d_map, at[i % 2] + row * 128, w->column + (int)(i % 2) * 64,
+                                w->first + w->row + (int)row, LAYOUT == MASKED ? w->group : 0);
+            }
+        }
+        tensor_store_commit();
+    }
+    __syncwarp();
+#if LAYOUT == OFFSETS
+    if (which != whole) {
+        for (u32 i = 0; i < 2 * WAVES; i++) {
+            const u32 row = PRODUCT_ROW(group, i / 2);
+            if ((which & ~whole) >> (i / 2) & 1) {
+                store_part(p, w, at[i % 2] + row * 128, d, d_row, w->row + (int)row, w->column + (int)(i % 2) * 64,
+                           warp, lane);
+            }
+        }
+        threads_sync(1 + group, 128); /* the stages may be given back */
+    }
+#endif
+}
+
+/* One warp of the warpgroup, for all four, when the boxes have been read. */
+DEV void release_held(const ring *r, u32 last, u32 lane)
+{
+    const u32 before = last == 0 ? STAGES - 1 : last - 1;
+    if (lane == 0) {
+        tensor_store_wait_read();
+    }
+    __syncwarp();
+    if (lane < 4 * CLUSTER) {
+#if CLUSTER > 1
+        barrier_arrive_cluster(cluster_address(r->empty + 8 * before, lane / 4));
+        barrier_arrive_cluster(cluster_address(r->empty + 8 * last, lane / 4));
+#else
+        barrier_arrive(r->empty + 8 * before);
+        barrier_arrive(r->empty + 8 * last);
+#endif
+    }
+    __syncwarp();
+}
+#endif
+
 /* A warpgroup's products to d through `staging`, the tile's place in shared memory; bit v of `which`: product v. */
-DEV void store_boxes(const walk *w, const tensor_map *d_map, u32 staging, float sums[WAVES][BN / 2], u32 which,
-                     u32 group, u32 warp, u32 lane)
+DEV void store_boxes(const extent *p, const walk *w, const tensor_map *d_map, u32 staging, char *d, i64 d_row,
+                     float sums[WAVES][BN / 2], u32 which, u32 whole, u32 group, u32 warp, u32 lane)
 {
     const u32 leader = warp == 0 && lane == 0;
 #pragma unroll
@@ -445,11 +572,11 @@ DEV void store_boxes(const walk *w, const tensor_map *d_map, u32 staging, float 
         }
         threads_sync(1 + group, 128);
         if (which & 1) {
-            stage_rows(staging + PRODUCT_ROW(group, 0) * (ROOM * OUT_BYTES), sums[0] + first / 2, warp, lane);
+            stage_rows(staging + PRODUCT_ROW(group, 0) * (ROOM * OUT_BYTES), sums[0] + first / 2, ROOM, warp, lane);
         }
 #if BM == 128 * GROUPS
         if (which & 2) {
-            stage_rows(staging + PRODUCT_ROW(group, 1) * (ROOM * OUT_BYTES), sums[1] + first / 2, warp, lane);
+            stage_rows(staging + PRODUCT_ROW(group, 1) * (ROOM * OUT_BYTES), sums[1] + first / 2, ROOM, warp, lane);
         }
 #endif
         fence_proxy_async();
@@ -457,7 +584,7 @@ DEV void store_boxes(const walk *w, const tensor_map *d_map, u32 staging, float 
         if (leader) {
             for (u32 i = 0; i < WAVES * (ROOM / BOX); i++) {
                 const u32 row = PRODUCT_ROW(group, i / (ROOM / BOX)), part = i % (ROOM / BOX);
-                if (which >> (i / (ROOM / BOX)) & 1) {
+                if (whole >> (i / (ROOM / BOX)) & 1) {
                     tensor_store_3d(d_map, staging + row * (ROOM * OUT_BYTES) + part * 8192,
                                     w->column + first + (int)part * BOX, w->first + w->row + (int)row,
                                     LAYOUT == MASKED ? w->group : 0);
@@ -465,6 +592,15 @@ DEV void store_boxes(const walk *w, const tensor_map *d_map, u32 staging, float 
             }
             tensor_store_commit();
         }
+#if LAYOUT == OFFSETS
+        for (u32 i = 0; which != whole && i < WAVES * (ROOM / BOX); i++) {
+            const u32 row = PRODUCT_ROW(group, i / (ROOM / BOX)), part = i % (ROOM / BOX);
+            if ((which & ~whole) >> (i / (ROOM / BOX)) & 1) {
+                store_part(p, w, staging + row * (ROOM * OUT_BYTES) + part * 8192, d, d_row, w->row + (int)row,
+                           w->column + first + (int)part * BOX, warp, lane);
+            }
+        }
+#endif
     }
     __syncwarp();
 }
@@ -490,10 +626,10 @@ DEV void store_rows(const extent *p, const walk *w, char *d, i64 d_row, int vect
     }
 }
 
-/* A warpgroup's products by the lanes, but those with a bit in `done`; `d` is the group's first row. Rows follow each
+/* A warpgroup's products by the lanes; `d` is the group's first row. Rows follow each
  * other through the same registers, since the code for one is long; f32 have no registers for that. */
-DEV void store_products(const extent *p, const walk *w, char *d, i64 d_row, float sums[WAVES][BN / 2], u32 done,
-                        u32 group, u32 warp, u32 lane)
+DEV void store_products(const extent *p, const walk *w, char *d, i64 d_row, float sums[WAVES][BN / 2], u32 group,
+                        u32 warp, u32 lane)
 {
     const int vector = (u64)d % 16 == 0 && d_row * OUT_BYTES % 16 == 0;
     u32 words[2 * WAVES][ROW_WORDS];
@@ -505,9 +641,7 @@ DEV void store_products(const extent *p, const walk *w, char *d, i64 d_row, floa
 #pragma unroll at_once
     for (int i = 0; i < 2 * WAVES; i++) {
         const int row = w->row + (int)(PRODUCT_ROW(group, i / 2) + warp * 16 + lane / 4) + i % 2 * 8;
-        if (!(done >> (i / 2) & 1)) {
-            store_row(row < w->rows ? d + row * d_row * OUT_BYTES : 0, words[0], w->column, BN, p->n, lane, vector);
-        }
+        store_row(row < w->rows ? d + row * d_row * OUT_BYTES : 0, words[0], w->column, BN, p->n, lane, vector);
 #pragma unroll
         for (int next = 1; next < 2 * WAVES; next++) {
 #pragma unroll
@@ -518,25 +652,47 @@ DEV void store_products(const extent *p, const walk *w, char *d, i64 d_row, floa
     }
 }
 
-/* A warpgroup's products to d: by boxes where they may be, as rows of another group below may not be touched. */
-DEV void store_tile(const extent *p, const walk *w, const tensor_map *d_map, u32 staging, char *d, i64 d_row,
-                    float sums[WAVES][BN / 2], u32 group, u32 warp, u32 lane)
+#if STORE && LAYOUT == MASKED
+/* Zeros in the lane's rows of a product that are not among the next `left`, as d has them there. */
+DEV void clear_rows(float *sums, int left)
 {
-    u32 boxes = 0;
+#pragma unroll
+    for (int j = 0; j < BN / 8; j++) {
+        sums[4 * j] = left > 0 ? sums[4 * j] : 0.0f;
+        sums[4 * j + 1] = left > 0 ? sums[4 * j + 1] : 0.0f;
+        sums[4 * j + 2] = left > 8 ? sums[4 * j + 2] : 0.0f;
+        sums[4 * j + 3] = left > 8 ? sums[4 * j + 3] : 0.0f;
+    }
+}
+#endif
+
+/* A warpgroup's products to d: by boxes where they may be, as rows of another group below may not be touched. `last`:
+ * the tile's last stage. */
+DEV void store_tile(const ring *r, u32 last, const extent *p, const walk *w, const tensor_map *d_map, u32 staging,
+                    char *d, i64 d_row, float sums[WAVES][BN / 2], u32 group, u32 warp, u32 lane)
+{
 #if STORE
+    u32 which = 0, whole = 0; /* products that have rows; of which all are the group's, or may be written */
 #pragma unroll
     for (int v = 0; v < WAVES; v++) {
         const int row = w->row + (int)PRODUCT_ROW(group, v);
-        boxes |= (u32)(LAYOUT == ONE ? row < w->rows : row + 64 <= w->rows) << v;
+        which |= (u32)(row < w->rows) << v;
+        whole |= (u32)(LAYOUT == OFFSETS ? row + 64 <= w->rows : row < w->rows) << v;
+#if LAYOUT == MASKED
+        if (row < w->rows && w->rows < row + 64) {
+            clear_rows(sums[v], w->rows - row - (int)(warp * 16 + lane / 4));
+        }
+#endif
     }
-    if (boxes) {
-        store_boxes(w, d_map, staging, sums, boxes, group, warp, lane);
+#if STORE == 2
+    store_held(r, last, p, w, d_map, d, d_row, sums, which, whole, group, warp, lane);
+#else
+    if (which) {
+        store_boxes(p, w, d_map, staging, d, d_row, sums, which, whole, group, warp, lane);
     }
 #endif
-#if !STORE || LAYOUT != ONE
-    if (boxes != (1 << WAVES) - 1) {
-        store_products(p, w, d, d_row, sums, boxes, group, warp, lane);
-    }
+#else
+    store_products(p, w, d, d_row, sums, group, warp, lane);
 #endif
 }
 

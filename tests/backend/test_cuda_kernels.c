@@ -441,8 +441,8 @@ static void random_cases_agree(void **state)
         }
     }
     qn_stream_destroy(ctx, stream);
-    printf("random cases: %d runs, %d wrong, the largest error %.3g of the allowed\n", runs - first,
-           failures - before, worst);
+    printf("random cases: %d runs, %d wrong, the largest error %.3g of the allowed\n", runs - first, failures - before,
+           worst);
     assert_int_equal(failures, before);
 }
 
@@ -487,6 +487,9 @@ static void every_cut_agrees(void **state)
         {"block_scaled_mm m=600 n=392 k=272", 0, {128, 160, 0}},
         {"block_scaled_mm m=600 n=392 k=272", 0, {128, 128, 0}},
         {"block_scaled_mm m=600 n=392 k=272", 0, {128, 64, 0}},
+        {"block_scaled_mm m=900 n=392 k=200", 0, {256, 128, 0}},
+        {"block_scaled_mm m=900 n=392 k=200", 0, {192, 128, 0}},
+        {"block_scaled_mm m=600 n=392 k=100", 0, {256, 128, 0}},
         {"block_scaled_mm m=300 n=264 k=1040 scale_layout=col", 0, {256, 128, 0}},
         {"block_scaled_mm m=300 n=264 k=1040 scale_layout=col", 0, {192, 128, 0}},
         {"block_scaled_mm m=300 n=264 k=1040 scale_layout=col", 0, {192, 128, 1}},
@@ -535,7 +538,9 @@ static void every_cut_agrees(void **state)
         "grouped_block_scaled_mm m=400 n=120 k=656 e=2 layout=masked out=f32",
         "grouped_block_scaled_mm m=200 n=520 k=656 e=2 layout=masked scale_layout=col",
         "grouped_block_scaled_mm m=700 n=200 k=400 e=5 layout=masked", /* tiles of several heights */
-        "grouped_block_scaled_mm m=40 n=64 k=656 e=3 layout=masked",   /* one multiprocessor: teams */
+        "grouped_block_scaled_mm m=256 n=200 k=200 e=5 layout=masked", /* results leave out of all stages of a tile */
+        "grouped_block_scaled_mm m=1500 n=392 k=200 e=3",
+        "grouped_block_scaled_mm m=40 n=64 k=656 e=3 layout=masked", /* one multiprocessor: teams */
         "grouped_block_scaled_mm m=60 n=64 k=400 e=2"};
     static const int32_t cards[] = {0, 1, 5};
     qn_cuda *cuda;

@@ -1,7 +1,7 @@
 /* Host side of grouped_block_scaled_mm on Hopper. Only the device knows how many rows a group has, so a run may take
- * two launches: strips for the groups of at most FEW rows, which read the weights once, and tiles for the others;
- * each leaves the other's groups out. Where sizes known here decide (no group can have more than FEW rows, or groups
- * have many on average), there is one. Rows of no group become zeros in the launch that comes last. */
+ * two launches: tiles, then strips for the groups of at most FEW rows, which read the weights once; each leaves the
+ * other's groups out. Where sizes known here decide (no group can have more than FEW rows, or groups have many on
+ * average), there is one. Rows of no group become zeros in the first. */
 #include <string.h>
 
 #include "backend/cuda/tiles.h"
@@ -66,8 +66,9 @@ static qn_strip strip_of(const qn_op_desc *desc, const qn_cuda_device *device, i
 
 static qn_tile tile_of(int32_t program, const qn_op_desc *desc)
 {
-    return qn_block_tile(program - TILES, qn_tile_may_store(desc->attr[QN_ATTR_OUT].i, desc->in[QN_BMM_B].dims[1]),
-                         is_masked(desc) ? QN_GROUPS_MASKED : QN_GROUP_OFFSETS);
+    const qn_shape *b = &desc->in[QN_BMM_B];
+    const int may_store = qn_tile_may_store(desc->attr[QN_ATTR_OUT].i, b->dims[1]) && b->dims[2] > 128;
+    return qn_block_tile(program - TILES, may_store, is_masked(desc) ? QN_GROUPS_MASKED : QN_GROUP_OFFSETS);
 }
 
 static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
@@ -219,7 +220,7 @@ static qn_status launch_strips(const qn_cuda_run *run, operands *o, qn_error *er
 static int32_t choose_tile(const qn_cuda_run *run, const operands *o, int may_store)
 {
     const double rows = o->masked ? 2.0 / 3.0 * o->m : (double)o->m / o->experts;
-    int32_t best = QN_TILE_TALL;
+    int32_t best = QN_TILE_ANY;
     double least = 0.0;
     for (int32_t i = 0; i < QN_BLOCK_TILES; i++) {
         const qn_tile t = tile_of(TILES + i, run->call->desc);
@@ -231,7 +232,7 @@ static int32_t choose_tile(const qn_cuda_run *run, const operands *o, int may_st
         } else if (o->masked) {
             cost *= i == QN_TILE_WIDE ? 0.94 : i == QN_TILE_THREE ? 1.08 : i == QN_TILE_TALL ? 0.97 : 1.0;
         }
-        if ((!t.store || may_store) && (least <= 0.0 || cost < least)) {
+        if (((!t.store && !t.held) || may_store) && (least <= 0.0 || cost < least)) {
             least = cost;
             best = i;
         }
@@ -247,7 +248,7 @@ static qn_status launch_tiles(const qn_cuda_run *run, operands *o, qn_error *err
     qn_tensor_map a_map, b_map, d_map;
     QN_TRY(make_maps(run, o, o->masked ? MASKED_BOX : t.bm / t.cluster, t.bn, &a_map, &b_map, error));
     d_map = b_map; /* not read without STORE */
-    if (t.store) {
+    if (t.store || t.held) {
         QN_TRY(qn_tile_out_map(run, o->d, o->n, o->m, o->masked ? o->experts : 1, o->d_row * o->d_bytes,
                                o->d_group * o->d_bytes, &d_map, error));
     }
@@ -268,17 +269,14 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         return launch_plain(run, &o, error);
     }
     const int tiles = o.m > FEW, strips = o.masked || o.m / o.experts <= MANY;
-    if (strips) {
-        o.high = tiles ? FEW : INT32_MAX;
-        o.zero = !tiles;
-        QN_TRY(launch_strips(run, &o, error));
+    if (tiles) {
+        o.low = strips ? FEW : 0;
+        QN_TRY(launch_tiles(run, &o, error));
+        o.low = 0;
+        o.high = FEW;
+        o.zero = 0;
     }
-    if (!tiles) {
-        return QN_OK;
-    }
-    o.low = strips ? FEW : 0;
-    o.zero = 1;
-    return launch_tiles(run, &o, error);
+    return strips ? launch_strips(run, &o, error) : QN_OK;
 }
 
 static const qn_cuda_impl impl = {.targets = QN_SM_BIT(QN_SM_90A), .programs = programs, .launch = launch};

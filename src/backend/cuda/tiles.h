@@ -22,6 +22,8 @@ typedef struct qn_tile {
     int32_t bm, bn, stages, cluster, parts, store, split;
     double weight;   /* share of the best tile's speed that it reaches when the card is full */
     double epilogue; /* what a tile takes beside its k-blocks, in k-blocks */
+    int32_t held;    /* 1: results leave through the copy engine out of a tile's last two stages of the ring */
+    int32_t told;    /* 1: groups' tiles, which the loading thread announces in shared memory */
 } qn_tile;
 
 /* Parameters of the kernel for few rows. */
