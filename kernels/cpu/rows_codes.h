@@ -46,6 +46,10 @@ QN_INLINE void range_without_nan(const int format, const void *x, int64_t n, qn_
     range->nan = 1;
 }
 
+#ifndef VEC_ONCE
+#define vec_once(v) (v)
+#endif
+
 /* Signed order puts the greatest positive value on top, unsigned order the lowest negative one. */
 QN_INLINE void range_of(const int format, const void *x, int64_t n, qn_rows_range *range)
 {
@@ -57,7 +61,7 @@ QN_INLINE void range_of(const int format, const void *x, int64_t n, qn_rows_rang
     int64_t i = 0;
     for (; i + 2 * lanes <= n; i += 2 * lanes) {
         for (int j = 0; j < 2; j++) {
-            const vi v = vi_load(p + (i + j * lanes) * size);
+            const vi v = vec_once(vi_load(p + (i + j * lanes) * size));
             hi[j] = wide ? vi_max(hi[j], v) : vi_max16(hi[j], v);
             lo[j] = wide ? vi_umax(lo[j], v) : vi_umax16(lo[j], v);
         }

@@ -196,6 +196,15 @@ static inline vi vi_load(const void *p)
     return _mm512_loadu_si512(p);
 }
 
+/* a, in a register: for what is used twice the compiler would load twice, and processors that load one such vector a
+ * cycle (Zen 4) wait for that. */
+#define VEC_ONCE 1
+static inline vi vec_once(vi a)
+{
+    __asm__("" : "+v"(a));
+    return a;
+}
+
 static inline void vi_store(void *p, vi a)
 {
     _mm512_storeu_si512(p, a);
@@ -318,8 +327,10 @@ static inline uint32_t vi_top(vi a)
 
 static inline uint32_t vi_top16(vi a)
 {
-    const vi low = _mm512_and_si512(a, _mm512_set1_epi32(0xffff));
-    return _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_srli_epi32(a, 16), low));
+    const __m256i b = _mm256_max_epu16(_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1));
+    const __m128i c = _mm_max_epu16(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+    const __m128i least = _mm_minpos_epu16(_mm_xor_si128(c, _mm_set1_epi32(-1)));
+    return 0xffff - ((uint32_t)_mm_cvtsi128_si32(least) & 0xffff);
 }
 
 /* a, but 0 in the lanes where b is 0 */
