@@ -450,6 +450,23 @@ static inline vi vi_halves(vi a, vi b)
     return _mm512_mask_mov_epi16(a, 0xaaaaaaaa, b);
 }
 
+/* a rounded to nearest even at its high half, what is below it being of no use. */
+static inline vi vec_round_high(vi a)
+{
+    /* plus 0x8000, less 1 where the half is even: ~(a >> 16) & 1 beside the ones of -0x8000 */
+    const __m512i odd = _mm512_srli_epi32(a, 16);
+    return _mm512_sub_epi32(a, _mm512_ternarylogic_epi32(odd, _mm512_set1_epi32(1), _mm512_set1_epi32(-0x8000), 0xAE));
+}
+
+/* The high halves of both, rounded: a's in the low half of each lane. */
+#define VEC_ROUND_HALVES 1
+static inline vi vec_round_halves(vi a, vi b)
+{
+    const __m512i down =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(2, 3, -1, -1, 6, 7, -1, -1, 10, 11, -1, -1, 14, 15, -1, -1));
+    return _mm512_mask_shuffle_epi8(vec_round_high(b), 0x3333333333333333, vec_round_high(a), down);
+}
+
 /* The low halves of the lanes of both: a's in the low half of each lane, b's in the high one. */
 static inline vi vi_pairs(vi a, vi b)
 {
