@@ -350,15 +350,17 @@ QN_INLINE void encode_two(const int format, const int code, const int how, const
                           const char *x, int64_t ahead, int past, uint8_t *codes)
 {
     const char *const second = x + STEP * real_bytes(format);
-    fetch_step(format, x, ahead);
-    fetch_step(format, second, ahead);
 #ifdef VEC_STEPS
     if (signs_last(format, code, careful)) {
+        fetch_step(format, x, ahead);
+        fetch_step(format, second, ahead);
         encode_signs_last(format, code, how, rule, x, past, codes);
         return;
     }
 #endif
+    fetch_step(format, x, ahead);
     const vi a = encode_step(format, code, how, careful, rule, x);
+    fetch_step(format, second, ahead);
     const vi b = encode_step(format, code, how, careful, rule, second);
     vi_put_bytes2(codes, a, b, code == QN_ROWS_I8, past);
 }

@@ -470,8 +470,7 @@ static inline vi vec_round_halves(vi a, vi b)
 /* The low halves of the lanes of both: a's in the low half of each lane, b's in the high one. */
 static inline vi vi_pairs(vi a, vi b)
 {
-    const __m512i up = _mm512_broadcast_i32x4(_mm_setr_epi8(-1, -1, 0, 1, -1, -1, 4, 5, -1, -1, 8, 9, -1, -1, 12, 13));
-    return _mm512_mask_shuffle_epi8(a, 0xcccccccccccccccc, b, up);
+    return _mm512_mask_mov_epi16(a, 0xaaaaaaaa, _mm512_slli_epi32(b, 16));
 }
 
 /* Pairs as words: a's, then b's. */
