@@ -120,10 +120,14 @@ enum { IN_ORDER, AS_LOADED, AS_BF16 };
 /* Even and odd elements as bf16. There is no NaN whose lower half counts: they come from those of bf16. */
 QN_INLINE vi bf16_of_pairs(vf even, vf odd)
 {
+#ifdef VEC_ROUND_HALVES
+    return vec_round_halves(vi_bits(even), vi_bits(odd));
+#else
     const vi half = vi_set(0x7fff), one = vi_set(1), a = vi_bits(even), b = vi_bits(odd);
     const vi c = vi_add(vi_add(a, half), vi_and(vi_shr(a, 16), one));
     const vi d = vi_add(vi_add(b, half), vi_and(vi_shr(b, 16), one));
     return vi_halves(vi_shr(c, 16), d);
+#endif
 }
 
 /* A step's values, where they go. */

@@ -196,6 +196,15 @@ static inline vi vi_load(const void *p)
     return _mm512_loadu_si512(p);
 }
 
+/* a, in a register: for what is used twice the compiler would load twice, and processors that load one such vector a
+ * cycle (Zen 4) wait for that. */
+#define VEC_ONCE 1
+static inline vi vec_once(vi a)
+{
+    __asm__("" : "+v"(a));
+    return a;
+}
+
 static inline void vi_store(void *p, vi a)
 {
     _mm512_storeu_si512(p, a);
@@ -318,8 +327,10 @@ static inline uint32_t vi_top(vi a)
 
 static inline uint32_t vi_top16(vi a)
 {
-    const vi low = _mm512_and_si512(a, _mm512_set1_epi32(0xffff));
-    return _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_srli_epi32(a, 16), low));
+    const __m256i b = _mm256_max_epu16(_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1));
+    const __m128i c = _mm_max_epu16(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+    const __m128i least = _mm_minpos_epu16(_mm_xor_si128(c, _mm_set1_epi32(-1)));
+    return 0xffff - ((uint32_t)_mm_cvtsi128_si32(least) & 0xffff);
 }
 
 /* a, but 0 in the lanes where b is 0 */
@@ -437,6 +448,23 @@ static inline void vf_pairs_from_bf16(const void *p, vf *even, vf *odd)
 static inline vi vi_halves(vi a, vi b)
 {
     return _mm512_mask_mov_epi16(a, 0xaaaaaaaa, b);
+}
+
+/* a rounded to nearest even at its high half, what is below it being of no use. */
+static inline vi vec_round_high(vi a)
+{
+    /* plus 0x8000, less 1 where the half is even: ~(a >> 16) & 1 beside the ones of -0x8000 */
+    const __m512i odd = _mm512_srli_epi32(a, 16);
+    return _mm512_sub_epi32(a, _mm512_ternarylogic_epi32(odd, _mm512_set1_epi32(1), _mm512_set1_epi32(-0x8000), 0xAE));
+}
+
+/* The high halves of both, rounded: a's in the low half of each lane. */
+#define VEC_ROUND_HALVES 1
+static inline vi vec_round_halves(vi a, vi b)
+{
+    const __m512i down =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(2, 3, -1, -1, 6, 7, -1, -1, 10, 11, -1, -1, 14, 15, -1, -1));
+    return _mm512_mask_shuffle_epi8(vec_round_high(b), 0x3333333333333333, vec_round_high(a), down);
 }
 
 /* The low halves of the lanes of both: a's in the low half of each lane, b's in the high one. */
