@@ -25,23 +25,30 @@
  *     GROUPS  2 or 3, or 1 with BM = 64
  *     PARTS   products in flight in a warpgroup: 1, or 2 with BM = 64 GROUPS, GROUPS 1 or 2 and one matrix
  *     STORE   1: tiles leave through the copy engine: OUT 0 or 1, BN a multiple of 64, d as its map below asks;
- *             2: so, and without a place of their own, out of the ring: BN 128, PARTS 1, STAGES at least 4, K above
- * 128; 0: lanes store, d of any alignment BAND    tiles of M walked together before the next ones of N (2048 / BM suits
- * the L2 of an H200) OUT     0 bf16, 1 f16, 2 f32 LAYOUT  0 one matrix; 1 offsets: rows groups[e] to groups[e+1] of A
- * and D belong to b[e]; 2 masked: groups[e] rows of a[e] and d[e] count Tensor maps, 3-D, swizzle 128B, no interleave,
- * fill with zeros a  UINT8, sizes {K, rows, groups}: {K, M, 1}, {K, Mtot, 1} or {K, Mmax, E}; box {128, BM / CLUSTER,
- * 1}, masked {128, 64, 1} b  UINT8, sizes {K, N, E} (E = 1 for one matrix); box {128, BN, 1} d  (STORE 1 or 2, else any
- * bytes) UINT16, sizes {N, rows, groups}; box {64, 64, 1} row and group strides in bytes: multiples of 16, base
- * 16-aligned; else block_scaled_mm_plain.cu. L2 promotion 128B for a and b (256B measured up to 4 % slower for few
- * rows), none for d Arguments: a_map, b_map, d_map, then as declared; strides in elements scale_a[row * scale_a_row +
- * kb * scale_a_block + e * scale_a_group] (e only if masked): both scale layouts scale_b[nb * scale_b_row + kb + e *
- * scale_b_group]; groups: NULL for one matrix; m: rows of one matrix, Mtot or Mmax; low: groups of no more rows than
- * that are left out, and their strips must be launched next: they do not wait for this kernel, only for those ahead of
- * it; zero 1: rows of d that belong to no group become zeros (for one matrix low and zero are 0); constant 1: kernels
- * ahead in the stream do not write b, which is then read before they end (one matrix only) Launch block 128 + 128
- * GROUPS, grid = min(multiprocessors, tiles * CLUSTER) rounded down to CLUSTER, or tiles * SPLIT, cluster {CLUSTER *
- * SPLIT, 1, 1}; may be launched with programmatic stream serialization dynamic shared memory = 1040 + (STORE == 1) * BM
- * * BN * 2 + STAGES * (128 * (BM + BN) + 48) + 32 * (BM + 5)
+ *             2: so, and without a place of their own, out of the ring: BN 128, PARTS 1, STAGES at least 4, K above 128;
+ *             0: lanes store, d of any alignment
+ *     BAND    tiles of M walked together before the next ones of N (2048 / BM suits the L2 of an H200)
+ *     OUT     0 bf16, 1 f16, 2 f32
+ *     LAYOUT  0 one matrix; 1 offsets: rows groups[e] to groups[e+1] of A and D belong to b[e];
+ *             2 masked: groups[e] rows of a[e] and d[e] count
+ *   Tensor maps, 3-D, swizzle 128B, no interleave, fill with zeros
+ *     a  UINT8, sizes {K, rows, groups}: {K, M, 1}, {K, Mtot, 1} or {K, Mmax, E}; box {128, BM / CLUSTER, 1},
+ *        masked {128, 64, 1}
+ *     b  UINT8, sizes {K, N, E} (E = 1 for one matrix); box {128, BN, 1}
+ *     d  (STORE 1 or 2, else any bytes) UINT16, sizes {N, rows, groups}; box {64, 64, 1}
+ *     row and group strides in bytes: multiples of 16, base 16-aligned; else block_scaled_mm_plain.cu.
+ *     L2 promotion 128B for a and b (256B measured up to 4 % slower for few rows), none for d
+ *   Arguments: a_map, b_map, d_map, then as declared; strides in elements
+ *     scale_a[row * scale_a_row + kb * scale_a_block + e * scale_a_group] (e only if masked): both scale layouts
+ *     scale_b[nb * scale_b_row + kb + e * scale_b_group]; groups: NULL for one matrix; m: rows of one matrix, Mtot or
+ *     Mmax; low: groups of no more rows than that are left out, and their strips must be launched next: they do not
+ *     wait for this kernel, only for those ahead of it; zero 1: rows of d that belong to no group become zeros (for one
+ *     matrix low and zero are 0); constant 1: kernels ahead in the stream do not write b, which is then read before they
+ *     end (one matrix only)
+ *   Launch
+ *     block 128 + 128 GROUPS, grid = min(multiprocessors, tiles * CLUSTER) rounded down to CLUSTER, or tiles * SPLIT,
+ *     cluster {CLUSTER * SPLIT, 1, 1}; may be launched with programmatic stream serialization
+ *     dynamic shared memory = 1040 + (STORE == 1) * BM * BN * 2 + STAGES * (128 * (BM + BN) + 48) + 32 * (BM + 5)
  *     + (SPLIT - 1) * BM * BN / SPLIT * 4 + (SPLIT > 1 ? 8 * GROUPS : 0) <= 232448
  *   Limits: K >= 1, N >= 1, M and N below 2^31.
  *   Choice of tile: src/backend/cuda/tiles.c and run_block_scaled_mm.c; measured exceptions: data/tuned-cuts.txt. Four

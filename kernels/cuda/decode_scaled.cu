@@ -30,7 +30,10 @@ DEV void copy_async_4(void *to, const void *from)
 DEV void keep(const qn_cuda_decode_scaled &a, int values, int head, int position, const float *x)
 {
     const qn_cuda_kv_keep &recent = a.recent[values], &scaled = a.scaled[values];
-    const auto element_of = [](int j) { return (int)threadIdx.x % 32 + 32 * j < SIZE ? (int)threadIdx.x % 32 + 32 * j : -1; };
+    const auto element_of = [](int j) {
+        const int at = (int)threadIdx.x % 32 + 32 * j;
+        return at < SIZE ? at : -1;
+    };
     u16 *const row = (u16 *)(recent.y + (i64)(position % recent.ring) * recent.y_row) + head * SIZE;
     float v[PER];
 #pragma unroll
@@ -79,7 +82,8 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_scaled(const __grid_
         scale = *(const float *)(a.scaled[0].scale + key * a.scaled[0].scale_row + shared_head * 4);
         scales[threadIdx.x] = *(const float *)(a.scaled[1].scale + key * a.scaled[1].scale_row + shared_head * 4);
     } else if (key < position) {
-        const char *const row = a.recent[0].y + (i64)(key % a.recent[0].ring) * a.recent[0].y_row + shared_head * SIZE * 2;
+        const char *const row =
+            a.recent[0].y + (i64)(key % a.recent[0].ring) * a.recent[0].y_row + shared_head * SIZE * 2;
 #pragma unroll
         for (int i = 0; i < SIZE / 8; i++) {
             const uint4 w = *(const uint4 *)(row + i * 16);

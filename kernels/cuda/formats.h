@@ -1,5 +1,5 @@
-/* Elements of f32, f16 and bf16 (numbers QN_MM_F32, ... of kernels/common/cuda_mm.h), e4m3 codes, and the launch dependencies that
- * every kernel of the portable families begins with. */
+/* Elements of f32, f16 and bf16 (numbers QN_MM_F32, ... of kernels/common/cuda_mm.h), e4m3 codes, and the launch
+ * dependencies that every kernel of the portable families begins with. */
 #ifndef QN_CUDA_FORMATS_H
 #define QN_CUDA_FORMATS_H
 
