@@ -8,18 +8,11 @@
  *   Rows of codes begin at 4 bytes (a scale for each head stands behind them), recent ones at 16
  *   Launch: block 128, grid {parts of the whole cache, heads} */
 #include "formats.h"
+#include "decode_part.h"
 #include "kv_scaled.h"
-#include "parts.h"
 #include "turn.h"
 
-#define WARPS 4
 #define PAIRS ((SIZE / 2 + 31) / 32) /* of elements, a lane */
-#define NONE __int_as_float(0xff800000u)
-
-DEV void copy_async_16(void *to, const void *from)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
-}
 
 DEV void copy_async_4(void *to, const void *from)
 {
@@ -163,26 +156,7 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_scaled(const __grid_
     } else {
         score = NONE;
     }
-    float most = score;
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
-    }
-    if (lane == 0) {
-        high[warp] = most;
-    }
-    __syncthreads();
-    most = fmaxf(fmaxf(high[0], high[1]), fmaxf(high[2], high[3]));
-    const float weight = score == NONE ? 0.0f : exp_base2(score - most);
-    weights[threadIdx.x] = weight;
-    float total = weight;
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        total += __shfl_xor_sync(0xffffffffu, total, step);
-    }
-    if (lane == 0) {
-        all[warp] = total;
-    }
+    const float most = weigh(score, weights, high, all, lane, warp);
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncwarp();
     const int left = position + 1 - (first + row0), count = left < 0 ? 0 : left < 32 ? left : 32;
@@ -207,14 +181,7 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_scaled(const __grid_
         }
     }
     __syncthreads();
-    float *const out = (float *)a.partials + ((i64)blockIdx.x * a.heads + head) * PART_PITCH(SIZE);
-    for (int i = (int)threadIdx.x; i < SIZE; i += 128) {
-        out[i] = sums[0][i] + sums[1][i] + sums[2][i] + sums[3][i];
-    }
-    if (threadIdx.x == 0) {
-        out[SIZE] = most;
-        out[SIZE + 1] = all[0] + all[1] + all[2] + all[3];
-    }
+    leave_part(a.partials, a.heads, sums, most, all);
     if (newest && head % a.group == 0 && warp < 2) {
         keep(a, warp, shared_head, position, fresh[warp]);
     }
