@@ -1,6 +1,7 @@
 /* Attention of one new token over its cache, rotary positions included: rotates the query and the new key, puts the
- * key into the cache, and leaves the parts that parts.h puts together: in the product that follows, or by qn_decode_join. Keys before this token's are read while the
- * kernels before are still at work: nothing of this pass changes them.
+ * key into the cache, and leaves the parts that parts.h puts together: in the product that follows, or by
+ * qn_decode_join. Keys before this token's are read while the kernels before are still at work: nothing of this pass
+ * changes them.
  *
  * Host contract
  *   Parameters: SIZE of a head, a multiple of 8, at most 128

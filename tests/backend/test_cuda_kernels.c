@@ -472,6 +472,18 @@ static void run_cut(qn_cuda *cuda, const char *text, int32_t strip, const int32_
     cuda->device = kept;
 }
 
+/* The device, if it is one that has tiles and bulk copies; else the test is skipped. */
+static qn_cuda *need_hopper(void)
+{
+    qn_cuda *cuda;
+    qn_error error = {0};
+    if (qn_cuda_require(ctx, &cuda, &error) != QN_OK || cuda->device.target != QN_SM_90A) {
+        printf("skipped: %s\n", *error.text ? error.text : "the device is no sm_90a");
+        skip();
+    }
+    return cuda;
+}
+
 /* Small cases choose few of the cuts that there are: all of them here. */
 static void every_cut_agrees(void **state)
 {
@@ -543,12 +555,8 @@ static void every_cut_agrees(void **state)
         "grouped_block_scaled_mm m=40 n=64 k=656 e=3 layout=masked", /* one multiprocessor: teams */
         "grouped_block_scaled_mm m=60 n=64 k=400 e=2"};
     static const int32_t cards[] = {0, 1, 5};
-    qn_cuda *cuda;
+    qn_cuda *const cuda = need_hopper();
     qn_error error = {0};
-    if (qn_cuda_require(ctx, &cuda, &error) != QN_OK || cuda->device.target != QN_SM_90A) {
-        printf("skipped: %s\n", *error.text ? error.text : "the device is no sm_90a");
-        skip();
-    }
     const int before = failures, first = runs;
     must(qn_stream_create(ctx, &stream, &error), &error, "stream");
     for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
@@ -584,12 +592,8 @@ static void every_deal_agrees(void **state)
                                         "vq_mm m=70 n=600 k=2304 format=gptvq out=f32",
                                         "vq_mm m=140 n=600 k=1792"};
     static const int32_t cards[] = {1, 2, 4, 6, 12};
-    qn_cuda *cuda;
+    qn_cuda *const cuda = need_hopper();
     qn_error error = {0};
-    if (qn_cuda_require(ctx, &cuda, &error) != QN_OK || cuda->device.target != QN_SM_90A) {
-        printf("skipped: %s\n", *error.text ? error.text : "the device is no sm_90a");
-        skip();
-    }
     const qn_cuda_device kept = cuda->device;
     const int before = failures, first = runs;
     must(qn_stream_create(ctx, &stream, &error), &error, "stream");
@@ -628,12 +632,8 @@ static void whole_tensors_agree(void **state)
                                         "quantize_nvfp4 m=33 k=15360 x=bf16",
                                         "quantize_nvfp4 m=300 k=3088 x=f16"};
     static const int32_t cards[] = {1, 2, 5};
-    qn_cuda *cuda;
+    qn_cuda *const cuda = need_hopper();
     qn_error error = {0};
-    if (qn_cuda_require(ctx, &cuda, &error) != QN_OK || cuda->device.target != QN_SM_90A) {
-        printf("skipped: %s\n", *error.text ? error.text : "the device is no sm_90a");
-        skip();
-    }
     const qn_cuda_device kept = cuda->device;
     const int before = failures, first = runs;
     must(qn_stream_create(ctx, &stream, &error), &error, "stream");
