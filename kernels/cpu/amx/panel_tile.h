@@ -262,48 +262,60 @@ QN_INLINE void beside_end(beside *o, panel_kind k)
     }
 }
 
-/* m x n tiles (each 1 or 2) over blocks of K; groups of rows at a and a + a_stride, the panels' tiles at b and
- * b + b_stride. Rows are read once a visit and need not stay in the first cache. A tile is loaded as soon as the one
- * before it in its place has met its last product, a step ahead. */
-QN_INLINE void products(const char *a, int64_t a_stride, const char *b, int64_t b_stride, int64_t blocks, int64_t terms,
-                        int m, int n, panel_kind k, prefetches *next, beside *work)
+/* Where tiles of rows and columns are: of one or two groups of rows, of one or two panels. */
+typedef struct operands {
+    const char *a[2], *b[2];
+} operands;
+
+QN_INLINE void operands_load(operands o, int m, int n)
 {
-    const int64_t halves = halves_of(k), steps = blocks * halves;
-    _tile_stream_loadd(4, a, 64);
-    _tile_loadd(6, b, 64);
+    _tile_stream_loadd(4, o.a[0], 64);
+    _tile_loadd(6, o.b[0], 64);
     if (n > 1) {
-        _tile_loadd(7, b + b_stride, 64);
+        _tile_loadd(7, o.b[1], 64);
     }
     if (m > 1) {
-        _tile_stream_loadd(5, a + a_stride, 64);
+        _tile_stream_loadd(5, o.a[1], 64);
     }
+}
+
+/* m x n tiles (each 1 or 2) over blocks of K from `at` on, whose first tiles are loaded. Rows are read once a visit and
+ * need not stay in the first cache. A tile is loaded as soon as the one before it in its place has met its last
+ * product, a step ahead, and behind the last step those of `then`: a tile's place is not renamed, so products wait for
+ * what is loaded late. */
+QN_INLINE void products(operands at, operands then, int64_t blocks, int64_t terms, int m, int n, panel_kind k,
+                        prefetches *next, beside *work)
+{
+    const int64_t halves = halves_of(k), steps = blocks * halves;
     for (int64_t s = 0; s < steps; s++) {
-        const int64_t after = s + 1 < steps ? s + 1 : s;
-        const char *const columns = b + after * TILE_BYTES;
+        const int last = s + 1 == steps;
+        const char *const b0 = last ? then.b[0] : at.b[0] + (s + 1) * TILE_BYTES;
+        const char *const b1 = last ? then.b[1] : at.b[1] + (s + 1) * TILE_BYTES;
         ahead_step(&next->codes);
         ahead_step(&next->rows);
         ahead_sums_step(&next->sums);
         for (int64_t t = 1; t <= terms; t++) {
-            const char *const rows = a + (t < terms ? row_tile(s, t, k, terms) : row_tile(after, 0, k, terms));
+            const int64_t to = t < terms ? row_tile(s, t, k, terms) : row_tile(s + 1, 0, k, terms);
+            const int leaves = last && t == terms;
             TILE_DOT(k.tile, 0, 4, 6);
             if (n > 1) {
                 TILE_DOT(k.tile, 1, 4, 7);
             }
-            _tile_stream_loadd(4, rows, 64);
+            _tile_stream_loadd(4, leaves ? then.a[0] : at.a[0] + to, 64);
             if (m > 1) {
                 TILE_DOT(k.tile, 2, 5, 6);
             }
             if (t == terms) {
-                _tile_loadd(6, columns, 64);
+                _tile_loadd(6, b0, 64);
             }
             if (m > 1 && n > 1) {
                 TILE_DOT(k.tile, 3, 5, 7);
             }
             if (t == terms && n > 1) {
-                _tile_loadd(7, columns + b_stride, 64);
+                _tile_loadd(7, b1, 64);
             }
             if (m > 1) {
-                _tile_stream_loadd(5, rows + a_stride, 64);
+                _tile_stream_loadd(5, leaves ? then.a[1] : at.a[1] + to, 64);
             }
         }
         beside_step(work, k);
@@ -363,39 +375,67 @@ QN_INLINE ahead_sums sums_ahead(const qn_panel_call *q, strip s, int64_t r0, pan
     return (ahead_sums){at, at + s.n * TILE_BYTES, q->rows - r0 > TILE_ROWS ? stride : 0, (lines + steps - 1) / steps};
 }
 
-/* Rows r0 to r0 + rows, m groups of them, by a strip of n panels whose tiles are at b. Parts that scales
- * wait for are left to what is done beside the next visit. */
-QN_INLINE void visit(const qn_panel_call *q, strip s, const char *b, int64_t r0, int64_t rows, int m, int n,
+/* Groups of rows of the visit from row r0 on: two, or what is left. */
+QN_INLINE int groups_at(const qn_panel_call *q, int64_t r0)
+{
+    const int64_t rest = q->rows - r0;
+    return rest > TILE_ROWS ? 2 : (rest > 0 ? 1 : 0);
+}
+
+/* The first tiles of m groups of rows from r0 on, from block `from` on, and of a strip of them whose tiles are at b. */
+QN_INLINE operands operands_at(const qn_panel_call *q, int64_t r0, int64_t from, const char *b, int64_t m,
+                               panel_kind k)
+{
+    const char *const a = q->a + r0 / TILE_ROWS * q->a_stride + row_tiles(from, k, terms_of(q, k));
+    return (operands){{a, m > 1 ? a + q->a_stride : a}, {b, b + (k.unpack ? STRIP_BYTES / 2 : q->panel_bytes)}};
+}
+
+QN_INLINE int64_t sums_group(const qn_panel_call *q)
+{
+    return TILE_ROWS * q->sums_stride * (int64_t)sizeof(float);
+}
+
+/* Sums of a visit before its products; with block scales they stay in memory, and parts begin at 0. */
+QN_INLINE void sums_begin(const qn_panel_call *q, strip s, int64_t r0, int m, int n, panel_kind k)
+{
+    if (s.from == 0 || has_scales(q, k)) {
+        sums_zero(m, n);
+    } else {
+        sums_load((const char *)sums_at(q, r0, s.p), sums_group(q), m, n);
+    }
+}
+
+/* Rows r0 to r0 + rows, m groups of them, by a strip of n panels whose tiles are at b; the first of them and the sums
+ * are loaded. Those of the visit behind it, of then_m groups (0: none by this strip), are when it ends. Parts that
+ * scales wait for are left to what is done beside the next visit. */
+QN_INLINE void visit(const qn_panel_call *q, strip s, const char *b, int64_t r0, int64_t rows, int m, int then_m, int n,
                      panel_kind k, prefetches *next, beside *work)
 {
-    const int64_t terms = terms_of(q, k), stride = TILE_ROWS * q->sums_stride * (int64_t)sizeof(float);
-    const int64_t b_stride = k.unpack ? STRIP_BYTES / 2 : q->panel_bytes;
-    const char *const a = q->a + r0 / TILE_ROWS * q->a_stride + row_tiles(s.from, k, terms);
-    char *const sums = (char *)sums_at(q, r0, s.p), *const part = q->scratch + work->turn * 2 * PART_BYTES;
+    const int64_t terms = terms_of(q, k), after = then_m ? r0 + 2 * TILE_ROWS : r0;
+    const operands at = operands_at(q, r0, s.from, b, m, k);
+    const operands then = operands_at(q, after, s.from, b, then_m ? then_m : m, k);
+    char *const part = q->scratch + work->turn * 2 * PART_BYTES;
     int parts = 0;
     next->sums = sums_ahead(q, s, r0, k);
     if (has_scales(q, k)) {
         const int64_t first = s.blocks < SCALE_BLOCKS ? s.blocks : SCALE_BLOCKS, second = s.blocks - first;
-        const int64_t tiles = first * halves_of(k) * TILE_BYTES;
-        sums_zero(m, n);
-        products(a, q->a_stride, b, b_stride, first, terms, m, n, k, next, work);
-        sums_store(part, n * TILE_BYTES, m, n);
-        parts = 1;
+        char *to = part;
+        parts = second ? 2 : 1;
         if (second) {
-            sums_zero(m, n);
-            products(a + row_tiles(first, k, terms), q->a_stride, b + tiles, b_stride, second, terms, m, n, k, next,
-                     work);
-            sums_store(part + PART_BYTES, n * TILE_BYTES, m, n);
-            parts = 2;
-        }
-    } else {
-        if (s.from == 0) {
-            sums_zero(m, n);
+            const operands half =
+                operands_at(q, r0, s.from + first, b + first * halves_of(k) * TILE_BYTES, m, k);
+            products(at, half, first, terms, m, n, k, next, work);
+            sums_turn(part, n * TILE_BYTES, NULL, 0, m, m, n);
+            products(half, then, second, terms, m, n, k, next, work);
+            to = part + PART_BYTES;
         } else {
-            sums_load(sums, stride, m, n);
+            products(at, then, first, terms, m, n, k, next, work);
         }
-        products(a, q->a_stride, b, b_stride, s.blocks, terms, m, n, k, next, work);
-        sums_store(sums, stride, m, n);
+        sums_turn(to, n * TILE_BYTES, NULL, 0, m, m, n);
+    } else {
+        const char *const sums = s.from && then_m ? (const char *)sums_at(q, after, s.p) : NULL;
+        products(at, then, s.blocks, terms, m, n, k, next, work);
+        sums_turn((char *)sums_at(q, r0, s.p), sums_group(q), sums, sums_group(q), m, then_m ? then_m : m, n);
     }
     beside_end(work, k);
     tile_fence();
@@ -426,13 +466,16 @@ QN_INLINE void strip_rows(const qn_panel_call *q, strip s, const char *b, char *
         work->codes = strip_codes(q, next_strip, k);
         work->lines = lines;
     }
+    operands_load(operands_at(q, 0, s.from, b, groups_at(q, 0), k), groups_at(q, 0), n);
+    sums_begin(q, s, 0, groups_at(q, 0), n, k);
     for (int64_t v = 0; v < visits; v++) {
         const int64_t r = v * 2 * TILE_ROWS, rest = q->rows - r;
+        const int then_m = groups_at(q, r + 2 * TILE_ROWS);
         work->due = (v + 1) * next_strip.blocks * next_strip.n / visits;
         if (rest > TILE_ROWS) {
-            visit(q, s, b, r, rest < 2 * TILE_ROWS ? rest : 2 * TILE_ROWS, 2, n, k, &next, work);
+            visit(q, s, b, r, rest < 2 * TILE_ROWS ? rest : 2 * TILE_ROWS, 2, then_m, n, k, &next, work);
         } else {
-            visit(q, s, b, r, rest, 1, n, k, &next, work);
+            visit(q, s, b, r, rest, 1, 0, n, k, &next, work);
         }
     }
 }
@@ -490,75 +533,152 @@ QN_INLINE void few_store(char *to, int n)
 
 #define FEW_AHEAD 4096 /* bytes of each panel */
 
-/* Block b + FEW_AHEAD / bytes of n panels, behind the last block those of the next n. */
-QN_INLINE void few_ahead(const qn_panel_call *q, const char *w, int64_t b, int n, panel_kind k)
+/* Where block b + FEW_AHEAD / bytes of n panels is, behind the last block that of the next n. */
+QN_INLINE const char *few_ahead(const qn_panel_call *q, const char *w, int64_t b, int n, panel_kind k)
 {
     const int64_t to = b + FEW_AHEAD / k.bytes;
-    const char *const at = w + to * k.bytes + (to >= q->blocks ? (n - 1) * q->panel_bytes : 0);
-    for (int64_t i = 0; i < n; i++) {
-        for (int64_t l = 0; l < k.bytes; l += QN_PANEL_LINE) {
-            _mm_prefetch(at + i * q->panel_bytes + l, _MM_HINT_T0);
+    return w + to * k.bytes + (to >= q->blocks ? (n - 1) * q->panel_bytes : 0);
+}
+
+QN_INLINE void few_ask(const char *block, panel_kind k)
+{
+    for (int64_t l = 0; l < k.bytes; l += QN_PANEL_LINE) {
+        _mm_prefetch(block + l, _MM_HINT_T0);
+    }
+}
+
+/* Block b of n panels, whose tiles stream from memory: panel after panel, so that each line is one of a stream. */
+QN_INLINE void few_streamed(const qn_panel_call *q, int64_t b, const char *tiles, int n, panel_kind k)
+{
+    const int64_t terms = terms_of(q, k), halves = halves_of(k), stride = q->panel_bytes;
+    for (int64_t h = 0; h < halves; h++) {
+        const char *const line = tiles + h * TILE_BYTES;
+        const char *at = q->a + row_tiles(b, k, terms) + h * TILE_BYTES;
+        for (int64_t t = 0; t < terms; t++, at += halves * TILE_BYTES) {
+            _tile_loadd(4, at, 64);
+            _tile_loadd(6, line, 64);
+            TILE_DOT(k.tile, 0, 4, 6);
+            if (n > 1) {
+                _tile_loadd(7, line + stride, 64);
+                TILE_DOT(k.tile, 1, 4, 7);
+            }
+            if (n > 2) {
+                _tile_loadd(6, line + 2 * stride, 64);
+                TILE_DOT(k.tile, 2, 4, 6);
+                _tile_loadd(7, line + 3 * stride, 64);
+                TILE_DOT(k.tile, 3, 4, 7);
+            }
         }
     }
 }
 
-/* n panels from p: 1, 2 or 4. Of unpacked codes scratch holds two blocks: one is unpacked while the
- * products of the other run. */
+/* The products of a block of unpacked codes, its rows at a, by panel i whose tiles are at b. */
+#define FEW_UNPACKED(i, a, b, terms)                                                                                   \
+    do {                                                                                                               \
+        _tile_loadd(6, b, 64);                                                                                         \
+        for (int64_t t = 0; t < (terms); t++) {                                                                        \
+            if ((terms) > 1) {                                                                                         \
+                _tile_loadd(4, (a) + 2 * t * TILE_BYTES, 64);                                                          \
+            }                                                                                                          \
+            _tile_dpbf16ps(i, 4, 6);                                                                                   \
+        }                                                                                                              \
+        _tile_loadd(7, (b) + TILE_BYTES, 64);                                                                          \
+        for (int64_t t = 0; t < (terms); t++) {                                                                        \
+            if ((terms) > 1) {                                                                                         \
+                _tile_loadd(5, (a) + (2 * t + 1) * TILE_BYTES, 64);                                                    \
+            }                                                                                                          \
+            _tile_dpbf16ps(i, 5, 7);                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+/* The next block of panel i: its lines further on are asked for, its codes unpacked to `lines` unless NULL. */
+QN_INLINE void few_unpack(const qn_panel_call *q, const char *codes, const char *ahead, char *lines, int64_t i,
+                          panel_kind k)
+{
+    few_ask(ahead + i * q->panel_bytes, k);
+    if (lines) {
+        k.unpack(codes + i * q->panel_bytes, lines + i * PAIR_BYTES);
+    }
+}
+
+/* Block b of n panels that were unpacked to the ring. The next block of a panel is unpacked behind the panel's products,
+ * so that tiles and vectors are busy at a time. */
+QN_INLINE void few_coded(const qn_panel_call *q, int64_t b, const char *codes, char *ring, const char *ahead, int n,
+                         panel_kind k)
+{
+    const int64_t terms = terms_of(q, k);
+    const char *const a = q->a + row_tiles(b, k, terms);
+    const char *const tiles = ring + (b & 1) * FEW_PANELS * PAIR_BYTES;
+    char *const lines = b + 1 < q->blocks ? ring + ((b + 1) & 1) * FEW_PANELS * PAIR_BYTES : NULL;
+    if (terms == 1) {
+        _tile_loadd(4, a, 64);
+        _tile_loadd(5, a + TILE_BYTES, 64);
+    }
+    FEW_UNPACKED(0, a, tiles, terms);
+    few_unpack(q, codes, ahead, lines, 0, k);
+    if (n > 1) {
+        FEW_UNPACKED(1, a, tiles + PAIR_BYTES, terms);
+        few_unpack(q, codes, ahead, lines, 1, k);
+    }
+    if (n > 2) {
+        FEW_UNPACKED(2, a, tiles + 2 * PAIR_BYTES, terms);
+        few_unpack(q, codes, ahead, lines, 2, k);
+        FEW_UNPACKED(3, a, tiles + 3 * PAIR_BYTES, terms);
+        few_unpack(q, codes, ahead, lines, 3, k);
+    }
+}
+
+/* sums += the part of block scale kb of n panels from p. */
+QN_INLINE void few_scaled(const qn_panel_call *q, int64_t p, int n, int64_t kb)
+{
+    scale_products scales;
+    multiply_scales(q, 0, q->rows, p, n, kb, 1, &scales);
+    add_scaled(q, 0, 0, q->rows, p, n, 1, kb == 0, &scales, (const float *)(const void *)q->scratch);
+}
+
+/* n panels from p: 1, 2 or 4. Of unpacked codes scratch holds two blocks: one is unpacked while the products of the
+ * other run. A part that scales wait for is added behind the products of the next block, when it has long left its
+ * tiles. */
 QN_INLINE void few_panels(const qn_panel_call *q, int64_t p, int n, panel_kind k)
 {
-    const int64_t terms = terms_of(q, k), halves = halves_of(k);
     const int scales = has_scales(q, k);
-    const int asks = k.unpack || k.tile == TILE_I8 || terms > 1; /* else the processor's own fetching is faster */
+    const int asks = k.tile == TILE_I8 || q->terms > 1; /* else the processor's own fetching is faster */
     const char *const w = q->w + p * q->panel_bytes;
-    char *const part = q->scratch, *const ring = q->scratch + PART_BYTES;
-    const int64_t stride = k.unpack ? PAIR_BYTES : q->panel_bytes;
-    scale_products products;
+    char *const ring = q->scratch + PART_BYTES;
+    int64_t waits = -1; /* the block scale of the part */
     if (q->blocks == 0) {
         zero_sums(q);
         return;
     }
+    for (int64_t i = 0; k.unpack && i < n; i++) {
+        k.unpack(w + i * q->panel_bytes, ring + i * PAIR_BYTES);
+    }
+    tile_fence();
     sums_zero(2, 2);
-    for (int64_t b = k.unpack ? -1 : 0; b < q->blocks; b++) {
-        if (k.unpack && b + 1 < q->blocks) {
-            char *const to = ring + ((b + 1) & 1) * FEW_PANELS * PAIR_BYTES;
-            for (int64_t i = 0; i < n; i++) {
-                k.unpack(w + i * q->panel_bytes + (b + 1) * k.bytes, to + i * PAIR_BYTES);
+    for (int64_t b = 0; b < q->blocks; b++) {
+        const char *const ahead = few_ahead(q, w, b, n, k);
+        if (k.unpack) {
+            few_coded(q, b, w + (b + 1) * k.bytes, ring, ahead, n, k);
+        } else {
+            for (int64_t i = 0; asks && i < n; i++) {
+                few_ask(ahead + i * q->panel_bytes, k);
             }
-            tile_fence();
+            few_streamed(q, b, w + b * k.bytes, n, k);
         }
-        if (b < 0) {
-            continue;
+        if (waits >= 0) {
+            few_scaled(q, p, n, waits);
+            waits = -1;
         }
-        if (asks) {
-            few_ahead(q, w, b, n, k);
-        }
-        const char *const tiles = k.unpack ? ring + (b & 1) * FEW_PANELS * PAIR_BYTES : w + b * k.bytes;
-        for (int64_t h = 0; h < halves; h++) {
-            const char *const line = tiles + h * TILE_BYTES;
-            const char *at = q->a + row_tiles(b, k, terms) + h * TILE_BYTES;
-            for (int64_t t = 0; t < terms; t++, at += halves * TILE_BYTES) {
-                _tile_loadd(4, at, 64);
-                _tile_loadd(6, line, 64);
-                TILE_DOT(k.tile, 0, 4, 6);
-                if (n > 1) {
-                    _tile_loadd(7, line + stride, 64);
-                    TILE_DOT(k.tile, 1, 4, 7);
-                }
-                if (n > 2) {
-                    _tile_loadd(6, line + 2 * stride, 64);
-                    TILE_DOT(k.tile, 2, 4, 6);
-                    _tile_loadd(7, line + 3 * stride, 64);
-                    TILE_DOT(k.tile, 3, 4, 7);
-                }
-            }
-        }
+        tile_fence();
         if (scales && ((b + 1) % SCALE_BLOCKS == 0 || b + 1 == q->blocks)) {
-            few_store(part, n);
-            tile_fence();
-            multiply_scales(q, 0, q->rows, p, n, b / SCALE_BLOCKS, 1, &products);
-            add_scaled(q, 0, 0, q->rows, p, n, 1, b < SCALE_BLOCKS, &products, (const float *)(const void *)part);
+            few_store(q->scratch, n);
             sums_zero(2, 2);
+            tile_fence();
+            waits = b / SCALE_BLOCKS;
         }
+    }
+    if (waits >= 0) {
+        few_scaled(q, p, n, waits);
     }
     if (!scales) {
         few_store((char *)sums_at(q, 0, p), n);

@@ -88,17 +88,29 @@ QN_INLINE void sums_load(const char *sums, int64_t stride, int m, int n)
     }
 }
 
-QN_INLINE void sums_store(char *sums, int64_t stride, int m, int n)
+#define SUMS_TURN(i, to, from, stays)                                                                                  \
+    do {                                                                                                               \
+        _tile_stored(i, to, 64);                                                                                       \
+        if (!(from)) {                                                                                                 \
+            _tile_zero(i);                                                                                             \
+        } else if (stays) {                                                                                            \
+            _tile_loadd(i, from, 64);                                                                                  \
+        }                                                                                                              \
+    } while (0)
+
+/* Sums of m x n tiles go to memory, those of then_m x n tiles take their places one by one, so that the first are there
+ * while the last products end: from memory, or zeros where `from` is NULL. */
+QN_INLINE void sums_turn(char *to, int64_t to_stride, const char *from, int64_t from_stride, int m, int then_m, int n)
 {
-    _tile_stored(0, sums, 64);
+    SUMS_TURN(0, to, from, 1);
     if (n > 1) {
-        _tile_stored(1, sums + TILE_BYTES, 64);
+        SUMS_TURN(1, to + TILE_BYTES, from ? from + TILE_BYTES : NULL, 1);
     }
     if (m > 1) {
-        _tile_stored(2, sums + stride, 64);
-        if (n > 1) {
-            _tile_stored(3, sums + stride + TILE_BYTES, 64);
-        }
+        SUMS_TURN(2, to + to_stride, from ? from + from_stride : NULL, then_m > 1);
+    }
+    if (m > 1 && n > 1) {
+        SUMS_TURN(3, to + to_stride + TILE_BYTES, from ? from + from_stride + TILE_BYTES : NULL, then_m > 1);
     }
 }
 

@@ -95,21 +95,27 @@ F8_BYTES(e5m2, 0x0810204000000080, 0x0000000000010204, 0x30, 0x7c, 3, 0x30302f00
 F8_UNPACK(e4m3)
 F8_UNPACK(e5m2)
 
-/* e2m1 codes, four to a 16-bit word. Magnitudes are 0, .5, 1, 1.5, 2, 3, 4, 6: zero, or the bits of the scale
- * moved by whole exponents (this table, with the sign), and for codes 3, 5, 7 what times 1.5 adds: `half`
- * when it is the same for every scale. An index has five bits, of which the highest belongs to the next code. */
+/* e2m1 codes, four to a 16-bit word. Magnitudes are 0, .5, 1, 1.5, 2, 3, 4, 6: zero, or the bits of the scale moved by
+ * whole exponents, and for codes 3, 5, 7 what times 1.5 adds: `half` when it is the same for every scale. A weight is
+ * what the table's entry leaves, by saturating subtraction, of the scale's bits three exponents up, with a sign (LIFT):
+ * nothing where the code is zero. Entries of positive codes take the sign away, too. An index has five bits, of which
+ * the highest belongs to the next code. */
+#define LIFT (-0x8000 + 3 * 0x80)
+
 QN_INLINE __m512i e2m1_table(short half)
 {
     short t[32];
     for (int i = 0; i < 32; i++) {
-        const int code = i & 7, steps = code / 2 - 1;
-        t[i] = (short)((code ? steps * 0x80 : 0) + (code > 1 && code % 2 ? half : 0) + (i & 8 ? -0x8000 : 0));
+        const int code = i & 7, steps = code / 2 - 1, odd = code > 1 && code % 2;
+        const int down = (3 - steps) * 0x80 - (odd ? half : 0);
+        t[i] = (short)(code == 0 ? -1 : (i & 8 ? down : down - 0x8000));
     }
     return _mm512_loadu_si512(t);
 }
 
-/* Codes p of the words x, p from 0 to 3. */
-QN_INLINE __m512i e2m1_lookup(__m512i x, __m512i table, int p)
+/* Codes p of the words x, p from 0 to 3, of scales with LIFT. The processors of this level let vpermw wait for what its
+ * destination held before, so that is the indices' register. */
+QN_INLINE __m512i e2m1_weights(__m512i x, __m512i table, __m512i lifted, int p)
 {
     switch (p) {
     case 1: x = _mm512_srli_epi16(x, 4); break;
@@ -117,18 +123,14 @@ QN_INLINE __m512i e2m1_lookup(__m512i x, __m512i table, int p)
     case 3: x = _mm512_srli_epi16(x, 12); break;
     default: break;
     }
-    return _mm512_permutexvar_epi16(x, table);
+    __asm__("vpermw %1, %0, %0" : "+v"(x) : "v"(table));
+    return _mm512_subs_epu16(lifted, x);
 }
 
-QN_INLINE __mmask32 e2m1_nonzero(__m512i x, int p)
-{
-    return _mm512_test_epi16_mask(x, _mm512_set1_epi16((short)(7 << 4 * p)));
-}
-
-/* Scales of the four groups of a block: in every word of a column the bits of scale / 256 and what times 1.5
- * adds to them. */
+/* Scales of the four groups of a block: in every word of a column the bits of scale / 256 with LIFT, and what times
+ * 1.5 adds to them. */
 typedef struct nvfp4_scales {
-    __m512i bits[4], half[4];
+    __m512i lifted[4], half[4];
     __mmask64 small; /* zero or subnormal */
 } nvfp4_scales;
 
@@ -152,8 +154,11 @@ QN_INLINE void nvfp4_load(nvfp4_scales *o, const char *line)
         low = e4m3_low_small(x, low, o->small);
         half = _mm512_mask_shuffle_epi8(half, o->small, bytes16(0x4850504050404000, 0), m);
     }
-    group_words(low, high, o->bits);
+    group_words(low, high, o->lifted);
     group_words(half, _mm512_setzero_si512(), o->half);
+    for (int g = 0; g < 4; g++) {
+        o->lifted[g] = _mm512_add_epi16(o->lifted[g], _mm512_set1_epi16(LIFT));
+    }
 }
 
 /* zeros: scales may be zero. */
@@ -164,14 +169,13 @@ QN_INLINE void nvfp4_lines(const char *block, char *lines, const nvfp4_scales *o
         const __m512i x = line_load(block + i * QN_PANEL_LINE);
         /* lowest bit and one of the others: codes 3, 5, 7 */
         const __m512i odd = _mm512_and_si512(x, _mm512_or_si512(_mm512_srli_epi16(x, 1), _mm512_srli_epi16(x, 2)));
-        const __m512i bits = o->bits[i / 2], half = o->half[i / 2];
+        const __m512i lifted = o->lifted[i / 2], half = o->half[i / 2];
         for (int p = 0; p < 4; p++) {
             const __mmask32 halves = _mm512_test_epi16_mask(odd, _mm512_set1_epi16((short)(1 << 4 * p)));
-            __m512i v = e2m1_lookup(x, table, p);
-            v = _mm512_mask_add_epi16(v, e2m1_nonzero(x, p), v, bits);
+            __m512i v = e2m1_weights(x, table, lifted, p);
             v = _mm512_mask_add_epi16(v, halves, v, half);
             if (zeros) {
-                v = _mm512_maskz_mov_epi16(_mm512_test_epi16_mask(bits, _mm512_set1_epi16(0x7fff)), v);
+                v = _mm512_maskz_mov_epi16(_mm512_cmpneq_epi16_mask(lifted, _mm512_set1_epi16(LIFT)), v);
             }
             line_store(lines + (4 * i + p) * QN_PANEL_LINE, v);
         }
@@ -197,11 +201,11 @@ QN_INLINE void unpack_mxfp4(const char *block, char *lines)
         const char *const codes = block + PAIR_LINES / 4 * QN_PANEL_LINE + 16 * g;
         const __m512i scale = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)codes));
         const __m512i bits = _mm512_or_si512(_mm512_slli_epi32(scale, 7), _mm512_slli_epi32(scale, 23));
+        const __m512i lifted = _mm512_add_epi16(bits, _mm512_set1_epi16(LIFT));
         for (int i = 4 * g; i < 4 * g + 4; i++) {
             const __m512i x = line_load(block + i * QN_PANEL_LINE);
             for (int p = 0; p < 4; p++) {
-                __m512i v = e2m1_lookup(x, table, p);
-                v = _mm512_mask_add_epi16(v, e2m1_nonzero(x, p), v, bits);
+                const __m512i v = e2m1_weights(x, table, lifted, p);
                 line_store(lines + (4 * i + p) * QN_PANEL_LINE, v);
             }
         }
