@@ -383,8 +383,7 @@ QN_INLINE int groups_at(const qn_panel_call *q, int64_t r0)
 }
 
 /* The first tiles of m groups of rows from r0 on, from block `from` on, and of a strip of them whose tiles are at b. */
-QN_INLINE operands operands_at(const qn_panel_call *q, int64_t r0, int64_t from, const char *b, int64_t m,
-                               panel_kind k)
+QN_INLINE operands operands_at(const qn_panel_call *q, int64_t r0, int64_t from, const char *b, int64_t m, panel_kind k)
 {
     const char *const a = q->a + r0 / TILE_ROWS * q->a_stride + row_tiles(from, k, terms_of(q, k));
     return (operands){{a, m > 1 ? a + q->a_stride : a}, {b, b + (k.unpack ? STRIP_BYTES / 2 : q->panel_bytes)}};
@@ -422,8 +421,7 @@ QN_INLINE void visit(const qn_panel_call *q, strip s, const char *b, int64_t r0,
         char *to = part;
         parts = second ? 2 : 1;
         if (second) {
-            const operands half =
-                operands_at(q, r0, s.from + first, b + first * halves_of(k) * TILE_BYTES, m, k);
+            const operands half = operands_at(q, r0, s.from + first, b + first * halves_of(k) * TILE_BYTES, m, k);
             products(at, half, first, terms, m, n, k, next, work);
             sums_turn(part, n * TILE_BYTES, NULL, 0, m, m, n);
             products(half, then, second, terms, m, n, k, next, work);
@@ -592,18 +590,18 @@ QN_INLINE void few_streamed(const qn_panel_call *q, int64_t b, const char *tiles
     } while (0)
 
 /* The next block of panel i: its lines further on are asked for, its codes unpacked to `lines` unless NULL. */
-QN_INLINE void few_unpack(const qn_panel_call *q, const char *codes, const char *ahead, char *lines, int64_t i,
+QN_INLINE void few_unpack(const qn_panel_call *q, const char *codes, const char *further, char *lines, int64_t i,
                           panel_kind k)
 {
-    few_ask(ahead + i * q->panel_bytes, k);
+    few_ask(further + i * q->panel_bytes, k);
     if (lines) {
         k.unpack(codes + i * q->panel_bytes, lines + i * PAIR_BYTES);
     }
 }
 
-/* Block b of n panels that were unpacked to the ring. The next block of a panel is unpacked behind the panel's products,
- * so that tiles and vectors are busy at a time. */
-QN_INLINE void few_coded(const qn_panel_call *q, int64_t b, const char *codes, char *ring, const char *ahead, int n,
+/* Block b of n panels that were unpacked to the ring. The next block of a panel is unpacked behind the panel's
+ * products, so that tiles and vectors are busy at a time. */
+QN_INLINE void few_coded(const qn_panel_call *q, int64_t b, const char *codes, char *ring, const char *further, int n,
                          panel_kind k)
 {
     const int64_t terms = terms_of(q, k);
@@ -615,16 +613,16 @@ QN_INLINE void few_coded(const qn_panel_call *q, int64_t b, const char *codes, c
         _tile_loadd(5, a + TILE_BYTES, 64);
     }
     FEW_UNPACKED(0, a, tiles, terms);
-    few_unpack(q, codes, ahead, lines, 0, k);
+    few_unpack(q, codes, further, lines, 0, k);
     if (n > 1) {
         FEW_UNPACKED(1, a, tiles + PAIR_BYTES, terms);
-        few_unpack(q, codes, ahead, lines, 1, k);
+        few_unpack(q, codes, further, lines, 1, k);
     }
     if (n > 2) {
         FEW_UNPACKED(2, a, tiles + 2 * PAIR_BYTES, terms);
-        few_unpack(q, codes, ahead, lines, 2, k);
+        few_unpack(q, codes, further, lines, 2, k);
         FEW_UNPACKED(3, a, tiles + 3 * PAIR_BYTES, terms);
-        few_unpack(q, codes, ahead, lines, 3, k);
+        few_unpack(q, codes, further, lines, 3, k);
     }
 }
 
@@ -656,12 +654,12 @@ QN_INLINE void few_panels(const qn_panel_call *q, int64_t p, int n, panel_kind k
     tile_fence();
     sums_zero(2, 2);
     for (int64_t b = 0; b < q->blocks; b++) {
-        const char *const ahead = few_ahead(q, w, b, n, k);
+        const char *const further = few_ahead(q, w, b, n, k);
         if (k.unpack) {
-            few_coded(q, b, w + (b + 1) * k.bytes, ring, ahead, n, k);
+            few_coded(q, b, w + (b + 1) * k.bytes, ring, further, n, k);
         } else {
             for (int64_t i = 0; asks && i < n; i++) {
-                few_ask(ahead + i * q->panel_bytes, k);
+                few_ask(further + i * q->panel_bytes, k);
             }
             few_streamed(q, b, w + b * k.bytes, n, k);
         }
