@@ -13,7 +13,7 @@
 #define ROWS_MOST 8
 #define ROWS_BLOCKS 256 /* of 64, of all rows together: they are widened to f32 for so many at a time */
 #define ROWS_SCRATCH (ROWS_BLOCKS * QN_PANEL_K * (int)sizeof(float))
-#define ROWS_AHEAD 4096 /* bytes of each panel; behind its last block, of those read next */
+#define ROWS_AHEAD 2048 /* bytes of each panel; behind its last block, of those read next */
 
 #define SUMS_PANEL (TILE_BYTES / 4) /* from a panel's sums of a group of rows to the next one's */
 
