@@ -118,7 +118,8 @@ typedef struct qn_rows_e2m1_steps {
 } qn_rows_e2m1_steps;
 
 typedef struct qn_rows_set {
-    int steps; /* uses qn_rows_rule.steps and qn_rows_e2m1_steps, and has what follows */
+    int64_t ahead; /* bytes behind the next piece that is to be fetched while a piece becomes 4-bit codes */
+    int steps;     /* uses qn_rows_rule.steps and qn_rows_e2m1_steps, and has what follows */
     /* sf[b] = e4m3(g * (top[b] * (1/6))), g above 0 and finite */
     void (*nvfp4_codes)(float g, const float *top, int64_t blocks, uint8_t *sf);
     /* e2m1 codes, held to 6, of finite bf16 with these scales, n a multiple of 16 */

@@ -56,6 +56,20 @@ QN_INLINE void fetch_step(const int format, const char *p, int64_t ahead)
     }
 }
 
+/* The same of a vector's line at p, behind what gives *a and before what takes *b. */
+QN_INLINE void fetch_between(const char *p, int64_t ahead, vi *a, vi *b)
+{
+#ifdef VEC_FETCH_BETWEEN
+    vec_fetch_between(a, b, p + ahead); /* ahead 0: a line that is there */
+#else
+    (void)a;
+    (void)b;
+    if (ahead) {
+        vec_prefetch(p + ahead);
+    }
+#endif
+}
+
 #include "kernels/cpu/rows_codes.h"
 
 /* ---- silu ---- */
@@ -461,7 +475,12 @@ EACH_CODE(DECODE, , )
 #define LOAD_ENTRY(name, format) [format] = load_##name,
 #define STORE_ENTRY(name, format) [format] = rows_store_##name,
 
-const qn_rows_set QN_NAME(rows) = {.steps = ROWS_STEPS,
+#ifndef VEC_AHEAD
+#define VEC_AHEAD 4096
+#endif
+
+const qn_rows_set QN_NAME(rows) = {.ahead = VEC_AHEAD,
+                                   .steps = ROWS_STEPS,
 #ifdef VEC_STEPS
                                    .nvfp4_codes = rows_nvfp4_codes,
                                    .e2m1_steps = rows_e2m1_steps,

@@ -564,13 +564,15 @@ QN_INLINE void e2m1_by_bits(const void *x, int64_t n, const float *factor, int64
         }
         e2m1_bases(blocks < VL ? some : factor + i / 32, base);
         for (int b = 0; b < (int)blocks; b += STEP / 8) {
-            vi both[2];
+            vi both[2] = {vi_set(0)};
             for (int j = 0; j < 2; j++) {
                 const char *const x0 = p + (i + b * 32 + 2 * j * STEP) * 2, *const x1 = x0 + STEP * 2;
                 const int b0 = b + 2 * j * STEP / 32, b1 = b + (2 * j + 1) * STEP / 32;
-                fetch_step(QN_MM_BF16, x0, ahead);
-                fetch_step(QN_MM_BF16, x1, ahead);
-                both[j] = vec_e2m1_of_bf16(vi_load(x0), vi_load(x1), vi_set(base[b0]), vi_set(base[b1]));
+                vi v = vi_load(x0), w = vi_load(x1);
+                fetch_between(x0, ahead, &both[0], &v);
+                vi bits = vec_e2m1_bits(v, vi_set(base[b0]));
+                fetch_between(x1, ahead, &bits, &w);
+                both[j] = vec_e2m1_of_bits(v, w, bits, vec_e2m1_bits(w, vi_set(base[b1])));
             }
             vi_put_nibbles4(q + (i + b * 32) / 2, both[0], both[1], past);
         }
@@ -682,11 +684,19 @@ static void rows_nvfp4_codes(float g, const float *top, int64_t blocks, uint8_t 
 }
 
 /* Codes of 4 STEP elements. */
-QN_INLINE void e2m1_stepped(const char *x, const uint8_t *sf, const qn_rows_e2m1_steps *steps, int past, uint8_t *q)
+QN_INLINE void e2m1_stepped(const char *x, const uint8_t *sf, const qn_rows_e2m1_steps *steps, int64_t ahead, int past,
+                            uint8_t *q)
 {
-    const vi a = vec_e2m1_stepped(x, sf, steps->add, steps->base);
-    const vi b = vec_e2m1_stepped(x + 4 * STEP, sf + STEP / 8, steps->add, steps->base);
-    vi_put_nibbles4(q, a, b, past);
+    vi both[2] = {vi_set(0)};
+    for (int j = 0; j < 2; j++, sf += STEP / 8, x += 4 * STEP) {
+        const char *const second = x + 2 * STEP;
+        vi a = vi_load(x), b = vi_load(second);
+        fetch_between(x, ahead, &both[0], &a);
+        vi met = vec_e2m1_met(a, sf, steps->add, steps->base);
+        fetch_between(second, ahead, &met, &b);
+        both[j] = vec_e2m1_stepped(a, b, met, vec_e2m1_met(b, sf + STEP / 16, steps->add, steps->base));
+    }
+    vi_put_nibbles4(q, both[0], both[1], past);
 }
 
 static void rows_e2m1_steps(const void *x, int64_t n, const uint8_t *sf, const qn_rows_e2m1_steps *steps, int64_t ahead,
@@ -695,17 +705,14 @@ static void rows_e2m1_steps(const void *x, int64_t n, const uint8_t *sf, const q
     const char *const p = x;
     int64_t i = 0;
     for (; i + 4 * STEP <= n; i += 4 * STEP) {
-        for (int j = 0; j < 4; j++) {
-            fetch_step(QN_MM_BF16, p + (i + j * STEP) * 2, ahead);
-        }
-        e2m1_stepped(p + i * 2, sf + i / 16, steps, past, q + i / 2);
+        e2m1_stepped(p + i * 2, sf + i / 16, steps, ahead, past, q + i / 2);
     }
     if (i < n) {
         char pad[8 * STEP] = {0};
         uint8_t scales[STEP / 4] = {0}, last[2 * STEP];
         memcpy(pad, p + i * 2, (size_t)((n - i) * 2));
         memcpy(scales, sf + i / 16, (size_t)((n - i) / 16));
-        e2m1_stepped(pad, scales, steps, 0, last);
+        e2m1_stepped(pad, scales, steps, 0, 0, last);
         memcpy(q + i / 2, last, (size_t)((n - i) / 2));
     }
 }

@@ -20,10 +20,15 @@ QN_INLINE int any_subnormal(const char *x, const qn_rows_steps *steps)
     return vec_any_in(vi_load(x), from, count) | vec_any_in(vi_load(x + STEP * 2), from, count);
 }
 
-/* Codes of 2 STEP elements by their steps, without signs. */
-QN_INLINE vi pair_codes(const int how, const char *x, vi table, vi base)
+/* Codes of 2 STEP elements by their steps, without signs; least: of their bytes and those before. */
+QN_INLINE vi pair_codes(const int how, const char *x, vi table, vi base, int64_t ahead, vi *least)
 {
-    const vi w = vi_bytes(vec_step_codes(vi_load(x), table, base), vec_step_codes(vi_load(x + STEP * 2), table, base));
+    vi a = vi_load(x), b = vi_load(x + STEP * 2);
+    fetch_between(x, ahead, least, &a);
+    a = vec_step_codes(a, table, base);
+    fetch_between(x + STEP * 2, ahead, &a, &b);
+    const vi w = vi_bytes(a, vec_step_codes(b, table, base));
+    *least = vi_umin8(*least, w);
     return how == MULTIPLY ? vi_umin8(w, vi_set(MOST_NORMAL * 0x01010101u)) : w;
 }
 
@@ -68,10 +73,7 @@ QN_INLINE void put_pairs(const int code, const int how, const int pairs, const q
     vi w[STEPS_PAIRS], least = vi_set(~0u);
     for (int j = 0; j < pairs; j++) {
         const char *const p = x + j * 4 * STEP;
-        fetch_step(QN_MM_BF16, p, ahead);
-        fetch_step(QN_MM_BF16, p + STEP * 2, ahead);
-        w[j] = pair_codes(how, p, table, base);
-        least = vi_umin8(least, w[j]);
+        w[j] = pair_codes(how, p, table, base, ahead, &least);
     }
     if (vec_any_below(least, LEAST_NORMAL)) {
         put_small(code, rule, x, w, pairs, past, codes);
@@ -124,13 +126,12 @@ QN_INLINE uint32_t group_top(const char *x)
 }
 
 /* 0: some codes are subnormal. */
-QN_INLINE int group_codes(const qn_rows_steps *steps, const char *x, int past, uint8_t *codes)
+QN_INLINE int group_codes(const qn_rows_steps *steps, const char *x, int64_t ahead, int past, uint8_t *codes)
 {
     const vi table = vec_table16(steps->add), base = vi_set(steps->base);
     vi w[GROUP_PAIRS], least = vi_set(~0u);
     for (int j = 0; j < GROUP_PAIRS; j++) {
-        w[j] = pair_codes(QUOTIENT, x + j * 4 * STEP, table, base);
-        least = vi_umin8(least, w[j]);
+        w[j] = pair_codes(QUOTIENT, x + j * 4 * STEP, table, base, ahead, &least);
     }
     if (vec_any_below(least, LEAST_NORMAL)) {
         return 0;
@@ -146,18 +147,11 @@ QN_INLINE int group_codes(const qn_rows_steps *steps, const char *x, int past, u
 QN_INLINE void put_small_group(const int code, const qn_rows_rule *rule, const char *x, int past, uint8_t *codes)
 {
     const vi table = vec_table16(rule->steps.add), base = vi_set(rule->steps.base);
-    vi w[GROUP_PAIRS];
+    vi w[GROUP_PAIRS], least = vi_set(~0u);
     for (int j = 0; j < GROUP_PAIRS; j++) {
-        w[j] = pair_codes(QUOTIENT, x + j * 4 * STEP, table, base);
+        w[j] = pair_codes(QUOTIENT, x + j * 4 * STEP, table, base, 0, &least);
     }
     put_small(code, rule, x, w, GROUP_PAIRS, past, codes);
-}
-
-QN_INLINE void fetch_group(const char *x, int64_t ahead)
-{
-    for (int64_t i = 0; ahead && i < QN_ROWS_FP8_GROUP * 2; i += 64) {
-        vec_prefetch(x + ahead + i);
-    }
 }
 
 /* Groups of QN_ROWS_FP8_GROUP by their rules, until one has subnormal codes. */
@@ -165,8 +159,7 @@ QN_INLINE int64_t known_in_turn(const qn_rows_rule *rules, const char *x, int64_
                                 uint8_t *codes)
 {
     for (int64_t i = 0; i < n; i += QN_ROWS_FP8_GROUP, rules++) {
-        fetch_group(x + i * 2, ahead);
-        if (!group_codes(&rules->steps, x + i * 2, past, codes + i)) {
+        if (!group_codes(&rules->steps, x + i * 2, ahead, past, codes + i)) {
             return i;
         }
     }
@@ -220,8 +213,7 @@ QN_INLINE int64_t groups_in_turn(const qn_rows_fp8_groups *by, const char *x, in
         *top++ = magnitude(QN_MM_BF16, bits);
         const int64_t next = i + QN_ROWS_FP8_GROUP;
         bits = group_top(x + (next < n ? next : i) * 2);
-        fetch_group(x + i * 2, ahead);
-        if (!group_codes(&steps, x + i * 2, past, codes + i)) {
+        if (!group_codes(&steps, x + i * 2, ahead, past, codes + i)) {
             return i;
         }
     }

@@ -540,25 +540,25 @@ static inline void vi_put_nibbles4(uint8_t *p, vi ab, vi cd, const int past)
     vec_put(p, _mm256_permutevar8x32_epi32(lanes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)), past);
 }
 
-/* What vi_put_nibbles4 takes, of two vectors of bf16: e2m1 codes by their bits alone. base: the bits of a quarter of
- * the scale, a power of two; magnitudes below 8 scales.
+/* What vi_put_nibbles4 takes, of two vectors of bf16: e2m1 codes by their bits alone, first of each vector, then of
+ * both. base: the bits of a quarter of the scale, a power of two; magnitudes below 8 scales.
  *
  * Bits above base are 128 an octave. Codes begin at (or, where a tie goes down to an even code, behind) 0, 192, 288,
  * 352, 416, 480 and 544 of them, which are multiples of 32: of the quotient by 32, after one is taken away where a tie
  * goes down, a table knows the code. */
 #define VEC_E2M1_BITS 1
-static inline vi vec_e2m1_of_bf16(vi a, vi b, vi base_a, vi base_b)
+static inline vi vec_e2m1_bits(vi a, vi base)
 {
-    const __m256i size = _mm256_set1_epi16(0x7fff), one = _mm256_set1_epi16(1);
-    __m256i d[2] = {_mm256_subs_epu16(_mm256_and_si256(a, size), base_a),
-                    _mm256_subs_epu16(_mm256_and_si256(b, size), base_b)};
-    for (int i = 0; i < 2; i++) {
-        const __m256i down = _mm256_andnot_si256(_mm256_srli_epi16(d[i], 6), one);
-        d[i] = _mm256_srli_epi16(_mm256_sub_epi16(d[i], down), 5); /* 0 becomes 2047 */
-    }
+    const __m256i d = _mm256_subs_epu16(_mm256_and_si256(a, _mm256_set1_epi16(0x7fff)), base);
+    const __m256i down = _mm256_andnot_si256(_mm256_srli_epi16(d, 6), _mm256_set1_epi16(1));
+    return _mm256_srli_epi16(_mm256_sub_epi16(d, down), 5); /* 0 becomes 2047 */
+}
+
+static inline vi vec_e2m1_of_bits(vi a, vi b, vi bits_a, vi bits_b)
+{
     const __m256i table =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 7)); /* of 4 to 19 */
-    const __m256i index = _mm256_subs_epu8(_mm256_packus_epi16(d[0], d[1]), _mm256_set1_epi8(4));
+    const __m256i index = _mm256_subs_epu8(_mm256_packus_epi16(bits_a, bits_b), _mm256_set1_epi8(4));
     const __m256i code = _mm256_shuffle_epi8(table, index); /* 0 of an index above 127 */
     const __m256i sign = _mm256_and_si256(_mm256_srli_epi16(_mm256_packs_epi16(a, b), 4), _mm256_set1_epi8(8));
     return _mm256_or_si256(sign, code);
@@ -687,22 +687,20 @@ static inline vi vec_step_codes(vi x, vi table, vi base)
     return _mm256_srli_epi16(vec_step_sums(x, table, base), 4);
 }
 
-/* What vi_put_nibbles4 takes, of two blocks of bf16: quarters of binades as qn_rows_e2m1_steps tells them, of which
- * five and more have their codes in a table, one to four the code 1. */
-static inline vi vec_e2m1_stepped(const char *p, const uint8_t *sf, const uint8_t (*add)[16], const uint32_t *bases)
+/* Of a block of bf16: quarters of binades as qn_rows_e2m1_steps tells them. */
+static inline vi vec_e2m1_met(vi x, const uint8_t *sf, const uint8_t (*add)[16], const uint32_t *bases)
 {
-    const __m256i x[2] = {vi_load(p), vi_load(p + 32)};
-    const __m256i table[2] = {vec_table16(add[sf[0]]), vec_table16(add[sf[1]])};
-    const __m256i base[2] = {vi_set(bases[sf[0]]), vi_set(bases[sf[1]])};
-    __m256i met[2];
-    for (int i = 0; i < 2; i++) {
-        met[i] = _mm256_srli_epi16(vec_step_sums(x[i], table[i], base[i]), 5);
-    }
+    return _mm256_srli_epi16(vec_step_sums(x, vec_table16(add[*sf]), vi_set(bases[*sf])), 5);
+}
+
+/* What vi_put_nibbles4 takes, of both: five and more have their codes in a table, one to four the code 1. */
+static inline vi vec_e2m1_stepped(vi x, vi y, vi met_x, vi met_y)
+{
     const __m256i codes = _mm256_broadcastsi128_si256(_mm_setr_epi8(1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 7));
-    const __m256i held = _mm256_min_epu8(_mm256_packus_epi16(met[0], met[1]), _mm256_set1_epi8(20));
+    const __m256i held = _mm256_min_epu8(_mm256_packus_epi16(met_x, met_y), _mm256_set1_epi8(20));
     const __m256i none_last = _mm256_sub_epi8(held, _mm256_set1_epi8(1));
     const __m256i code = _mm256_shuffle_epi8(codes, _mm256_subs_epu8(none_last, _mm256_set1_epi8(4)));
-    const __m256i sign = _mm256_and_si256(_mm256_srli_epi16(_mm256_packs_epi16(x[0], x[1]), 4), _mm256_set1_epi8(8));
+    const __m256i sign = _mm256_and_si256(_mm256_srli_epi16(_mm256_packs_epi16(x, y), 4), _mm256_set1_epi8(8));
     return _mm256_or_si256(sign, code);
 }
 

@@ -11,8 +11,7 @@
 #include "backend/cpu/sizes.h"
 #include "ref/slots.h"
 
-#define CHUNK 2048       /* elements done together; a multiple of 256 */
-#define AHEAD_BYTES 4096 /* fetched before the next ones' end */
+#define CHUNK 2048 /* elements done together; a multiple of 256 */
 #define TILE_ROWS 128
 #define STEPS_FROM 65536 /* elements that pay for the tables of a global scale */
 
@@ -91,7 +90,8 @@ static void fp4_row(const fp4_job *job, int64_t m, fp4_scratch *s)
         const int special = job->set->tops[job->real](x, n, job->block, s->top);
         uint8_t *const codes = (uint8_t *)q->data + m * q->strides[0] + c / 2;
         const int past = job->stream && qn_rows_aligned(codes), copied = job->stream && !past;
-        const int64_t ahead = qn_rows_ahead(m, job->m, job->stride, job->k * size, c * size, n * size + AHEAD_BYTES);
+        const int64_t ahead =
+            qn_rows_ahead(m, job->m, job->stride, job->k * size, c * size, n * size + job->set->ahead);
         const int stepped = job->stepped && !special;
         int care = QN_ROWS_PLAIN;
         if (stepped) {
