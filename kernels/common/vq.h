@@ -38,9 +38,10 @@ typedef void (*qn_vq_dot_fn)(const qn_vq_run *run, int64_t stream, int64_t colum
 typedef void (*qn_vq_dot_across_fn)(const qn_vq_run *run, const float *x, float *lanes);
 
 typedef struct qn_vq_books_set {
+    int chunks; /* pieces of a run, of K, are decoded as fast as all of it */
     qn_vq_decode_fn decode;
     qn_vq_decode_across_fn across;
-    qn_vq_dot_fn dot; /* NULL: none, nor the next one, and no chunks of K (run_vq_books.c) */
+    qn_vq_dot_fn dot; /* NULL: none, nor the next one */
     qn_vq_dot_across_fn dot_across;
 } qn_vq_books_set;
 

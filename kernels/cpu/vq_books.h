@@ -111,7 +111,14 @@ static void vq_across(const qn_vq_run *run, float *out, int64_t stride)
 
 #ifdef VQ_EIGHTS
 #include VQ_EIGHTS
-const qn_vq_books_set QN_NAME(vq_books) = {vq_decode_eights, vq_across_eights, vq_dot, vq_dot_across};
+const qn_vq_books_set QN_NAME(vq_books) = {.chunks = 1,
+                                           .decode = vq_decode_eights,
+                                           .across = vq_across_eights,
+#if VL == EIGHT
+                                           .dot = vq_dot,
+                                           .dot_across = vq_dot_across
+#endif
+};
 #else
-const qn_vq_books_set QN_NAME(vq_books) = {vq_decode, vq_across, NULL, NULL};
+const qn_vq_books_set QN_NAME(vq_books) = {.decode = vq_decode, .across = vq_across};
 #endif

@@ -1,11 +1,12 @@
-/* Vectors of eight weights, which are registers here (kernels/common/vq.h), level avx2: decoded, or multiplied as they
- * are looked up. */
+/* Vectors of eight weights, which are registers from level avx2 on (kernels/common/vq.h): decoded, or, where a row's
+ * chains have eight lanes, multiplied as they are looked up. */
 #include <string.h>
 
 #include "kernels/common/mm.h"
 #include "kernels/common/vq.h"
 #include "kernels/cpu/name.h"
 
+#define EIGHT 8
 #define DOT_TOGETHER 4 /* columns */
 
 /* What of a run each vector needs, where stores do not make the compiler read it again. */
@@ -23,25 +24,25 @@ QN_INLINE eights eights_of(const qn_vq_run *run)
 
 /* Vector g of a run. each: bits of every code, where the codes of a group begin at a byte and are at most 32 bits; 0 of
  * others. */
-QN_INLINE vf vector_at(const eights *e, const int32_t books, const int32_t each, int32_t bits, const uint8_t *codes,
-                       int64_t g)
+QN_INLINE __m256 vector_at(const eights *e, const int32_t books, const int32_t each, int32_t bits, const uint8_t *codes,
+                           int64_t g)
 {
     int64_t bit = e->first_bit + g * bits;
     uint32_t word = 0;
-    vf sum = vf_set(0.0f);
+    __m256 sum = _mm256_setzero_ps();
     if (each) {
         memcpy(&word, codes + (bit >> 3), sizeof word);
         for (int32_t c = 0; c < books; c++) {
             const uint32_t code = word >> c * each & ((1u << each) - 1);
-            const vf from = vf_load(e->table[c] + code * e->stride);
-            sum = c ? vf_add(sum, from) : from;
+            const __m256 from = _mm256_loadu_ps(e->table[c] + code * e->stride);
+            sum = c ? _mm256_add_ps(sum, from) : from;
         }
         return sum;
     }
     for (int32_t c = 0; c < books; c++) {
         const uint32_t code = word_at(codes, bit) & ((1u << e->run->bits[c]) - 1);
-        const vf from = vf_load(e->run->table[c] + code * e->stride);
-        sum = c ? vf_add(sum, from) : from;
+        const __m256 from = _mm256_loadu_ps(e->run->table[c] + code * e->stride);
+        sum = c ? _mm256_add_ps(sum, from) : from;
         bit += e->run->bits[c];
     }
     return sum;
@@ -80,13 +81,13 @@ QN_INLINE void decode_eights(const qn_vq_run *run, const int32_t books, const in
     const int64_t groups = run->groups;
     fetch_next(run, bits);
     for (int64_t g = 0; g < groups; g++) {
-        vf_store(out + g * VL, vector_at(&e, books, each, bits, e.codes, g));
+        _mm256_storeu_ps(out + g * EIGHT, vector_at(&e, books, each, bits, e.codes, g));
     }
 }
 
 static void vq_decode_eights(const qn_vq_run *run, float *out)
 {
-    if (run->vector != VL) {
+    if (run->vector != EIGHT) {
         vq_decode(run, out);
         return;
     }
@@ -94,9 +95,9 @@ static void vq_decode_eights(const qn_vq_run *run, float *out)
 }
 
 /* Eight vectors' lanes turned over. */
-QN_INLINE void turn_eight(vf v[8])
+QN_INLINE void turn_eight(__m256 v[8])
 {
-    vf pairs[8], fours[8];
+    __m256 pairs[8], fours[8];
 #pragma GCC unroll 4
     for (int i = 0; i < 8; i += 2) {
         pairs[i] = _mm256_unpacklo_ps(v[i], v[i + 1]);
@@ -125,7 +126,7 @@ QN_INLINE void across_eights(const qn_vq_run *run, const int32_t books, const in
     int64_t g = 0;
     fetch_next(run, bits);
     for (; g + 8 <= run->groups; g += 8) {
-        vf v[8];
+        __m256 v[8];
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) {
             v[i] = vector_at(&e, books, each, bits, e.codes, g + i);
@@ -133,12 +134,12 @@ QN_INLINE void across_eights(const qn_vq_run *run, const int32_t books, const in
         turn_eight(v);
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) {
-            vf_store(out + i * stride + g, v[i]);
+            _mm256_storeu_ps(out + i * stride + g, v[i]);
         }
     }
     for (; g < run->groups; g++) {
         float v[8];
-        vf_store(v, vector_at(&e, books, each, bits, e.codes, g));
+        _mm256_storeu_ps(v, vector_at(&e, books, each, bits, e.codes, g));
         for (int i = 0; i < 8; i++) {
             out[i * stride + g] = v[i];
         }
@@ -147,13 +148,14 @@ QN_INLINE void across_eights(const qn_vq_run *run, const int32_t books, const in
 
 static void vq_across_eights(const qn_vq_run *run, float *out, int64_t stride)
 {
-    if (run->vector != VL) {
+    if (run->vector != EIGHT) {
         vq_across(run, out, stride);
         return;
     }
     OF_BOOKS(across_eights, run, out, stride);
 }
 
+#if VL == EIGHT
 /* ---- multiplied ---- */
 
 QN_INLINE void dot_some(const qn_vq_run *run, const int32_t books, const int32_t each, int32_t bits,
@@ -229,3 +231,4 @@ static void vq_dot_across(const qn_vq_run *run, const float *x, float *lanes)
 {
     OF_BOOKS(dot_across, run, x, lanes);
 }
+#endif

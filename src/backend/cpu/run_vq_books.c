@@ -259,10 +259,10 @@ static int64_t width_of(const qn_vq *vq, int64_t m)
     return m <= FEW_ROWS ? few : QN_MM_COLS;
 }
 
-/* Whether weights are one run along K, which may be cut into chunks: at levels that have dots. */
+/* Whether weights are one run along K, which may be cut into chunks. */
 static int one_run(const qn_vq_books_impl *impl, const qn_vq *vq)
 {
-    return impl->set->dot &&
+    return impl->set->chunks &&
            ((vq->format == QN_VQ_AQLM && vq->out_group == 1 && CHUNK % vq->in_group == 0) ||
             (vq->format == QN_VQ_VPTQ && vq->outlier_size == 0 && vq->groups == 1 && vq->group_size >= vq->k));
 }
@@ -483,7 +483,7 @@ static void block_task(void *user, int64_t index, int32_t thread)
     memset(lanes, 0, (size_t)(rows * lane_row));
     if (!one_run(job->impl, &job->vq)) {
         by_columns(job, row, rows, col, cols, scratch, lanes);
-    } else if (side->m == 1 && job->l.stride % DOT_VECTOR == 0 &&
+    } else if (job->impl->set->dot && side->m == 1 && job->l.stride % DOT_VECTOR == 0 &&
                (job->vq.format == QN_VQ_VPTQ || job->l.vector == DOT_VECTOR)) {
         dot_columns(job, side->rows, col, cols, (float *)(void *)lanes);
     } else {
