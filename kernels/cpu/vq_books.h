@@ -110,7 +110,7 @@ static void vq_across(const qn_vq_run *run, float *out, int64_t stride)
 }
 
 #ifdef VQ_EIGHTS
-#include VQ_EIGHTS
+#include "kernels/cpu/vq_eights.h"
 const qn_vq_books_set QN_NAME(vq_books) = {.chunks = 1,
                                            .decode = vq_decode_eights,
                                            .across = vq_across_eights,

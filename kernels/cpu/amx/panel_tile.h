@@ -76,6 +76,12 @@ QN_INLINE float *sums_at(const qn_panel_call *q, int64_t r0, int64_t p)
     return (float *)q->sums + r0 * q->sums_stride + p * (TILE_BYTES / 4);
 }
 
+/* Bytes to the sums of the next group of rows. */
+QN_INLINE int64_t sums_group(const qn_panel_call *q)
+{
+    return TILE_ROWS * q->sums_stride * (int64_t)sizeof(float);
+}
+
 /* Products of block scales: of a part, of a panel, of two groups of rows. */
 typedef struct scale_products {
     _Alignas(64) float of[2][FEW_PANELS][2 * TILE_ROWS];
@@ -281,8 +287,7 @@ QN_INLINE void operands_load(operands o, int m, int n)
 
 /* m x n tiles (each 1 or 2) over blocks of K from `at` on, whose first tiles are loaded. Rows are read once a visit and
  * need not stay in the first cache. A tile is loaded as soon as the one before it in its place has met its last
- * product, a step ahead, and behind the last step those of `then`: a tile's place is not renamed, so products wait for
- * what is loaded late. */
+ * product, a step ahead, and behind the last step those of `then`: products wait for what is loaded late. */
 QN_INLINE void products(operands at, operands then, int64_t blocks, int64_t terms, int m, int n, panel_kind k,
                         prefetches *next, beside *work)
 {
@@ -362,7 +367,7 @@ QN_INLINE ahead rows_ahead(const qn_panel_call *q, strip s, panel_kind k)
 /* Sums that the next visit loads or stores; with block scales, that are added to in the next visit. */
 QN_INLINE ahead_sums sums_ahead(const qn_panel_call *q, strip s, int64_t r0, panel_kind k)
 {
-    const int64_t stride = TILE_ROWS * q->sums_stride * (int64_t)sizeof(float), steps = s.blocks * halves_of(k);
+    const int64_t steps = s.blocks * halves_of(k);
     const int64_t lines = s.n * TILE_BYTES / QN_PANEL_LINE;
     if (!has_scales(q, k)) {
         r0 += 2 * TILE_ROWS;
@@ -372,7 +377,8 @@ QN_INLINE ahead_sums sums_ahead(const qn_panel_call *q, strip s, int64_t r0, pan
         }
     }
     const char *const at = (const char *)sums_at(q, r0, s.p);
-    return (ahead_sums){at, at + s.n * TILE_BYTES, q->rows - r0 > TILE_ROWS ? stride : 0, (lines + steps - 1) / steps};
+    return (ahead_sums){at, at + s.n * TILE_BYTES, q->rows - r0 > TILE_ROWS ? sums_group(q) : 0,
+                        (lines + steps - 1) / steps};
 }
 
 /* Groups of rows of the visit from row r0 on: two, or what is left. */
@@ -389,18 +395,13 @@ QN_INLINE operands operands_at(const qn_panel_call *q, int64_t r0, int64_t from,
     return (operands){{a, m > 1 ? a + q->a_stride : a}, {b, b + (k.unpack ? STRIP_BYTES / 2 : q->panel_bytes)}};
 }
 
-QN_INLINE int64_t sums_group(const qn_panel_call *q)
-{
-    return TILE_ROWS * q->sums_stride * (int64_t)sizeof(float);
-}
-
-/* Sums of a visit before its products; with block scales they stay in memory, and parts begin at 0. */
-QN_INLINE void sums_begin(const qn_panel_call *q, strip s, int64_t r0, int m, int n, panel_kind k)
+/* Sums of a strip's first visit; with block scales they stay in memory, and parts begin at 0. */
+QN_INLINE void sums_begin(const qn_panel_call *q, strip s, int m, int n, panel_kind k)
 {
     if (s.from == 0 || has_scales(q, k)) {
         sums_zero(m, n);
     } else {
-        sums_load((const char *)sums_at(q, r0, s.p), sums_group(q), m, n);
+        sums_load((const char *)sums_at(q, 0, s.p), sums_group(q), m, n);
     }
 }
 
@@ -465,7 +466,7 @@ QN_INLINE void strip_rows(const qn_panel_call *q, strip s, const char *b, char *
         work->lines = lines;
     }
     operands_load(operands_at(q, 0, s.from, b, groups_at(q, 0), k), groups_at(q, 0), n);
-    sums_begin(q, s, 0, groups_at(q, 0), n, k);
+    sums_begin(q, s, groups_at(q, 0), n, k);
     for (int64_t v = 0; v < visits; v++) {
         const int64_t r = v * 2 * TILE_ROWS, rest = q->rows - r;
         const int then_m = groups_at(q, r + 2 * TILE_ROWS);
