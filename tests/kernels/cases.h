@@ -1,0 +1,235 @@
+/* A row of the CPU registry on a case: operands, what the reference makes of them, the judgement. For programs that
+ * take every row (test_kernels.c, test_kernel_rows.c). */
+#ifndef QN_TESTS_KERNELS_CASES_H
+#define QN_TESTS_KERNELS_CASES_H
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#include "kernels/operands.h"
+
+#define SEED 20240607u
+
+static qn_ctx *ctx;
+static qn_pool *pools[3];
+static const int32_t pool_threads[3] = {2, 3, 7};
+
+typedef struct tensors {
+    qn_op_desc desc;
+    qn_shape out[QN_MAX_OUT];
+    qn_sizes sizes;
+    const qn_op_info *info;
+    void *in[QN_MAX_IN];    /* dense */
+    void *want[QN_MAX_OUT]; /* dense */
+    size_t out_bytes[QN_MAX_OUT];
+} tensors;
+
+static inline void tensors_free(tensors *t)
+{
+    for (int i = 0; i < QN_MAX_IN; i++) {
+        free(t->in[i]);
+    }
+    for (int i = 0; i < QN_MAX_OUT; i++) {
+        free(t->want[i]);
+    }
+}
+
+static inline qn_args dense_args(const tensors *t, void *const out[QN_MAX_OUT])
+{
+    qn_args args;
+    memset(&args, 0, sizeof args);
+    for (int i = 0; i < t->info->in_count; i++) {
+        if (t->desc.in[i].format) {
+            args.in[i] = qn_view_make(t->in[i], &t->desc.in[i]);
+        }
+    }
+    for (int i = 0; i < t->info->out_count; i++) {
+        if (t->out[i].format) {
+            args.out[i] = qn_mut_view_make(out[i], &t->out[i]);
+        }
+    }
+    return args;
+}
+
+static inline void must(qn_status status, const qn_error *error, const char *what)
+{
+    if (status != QN_OK) {
+        fail_msg("%s: %s: %s", what, qn_status_name(status), error->text);
+    }
+}
+
+static inline void run_plan(const qn_plan *plan, const qn_args *args, int64_t m, const qn_exec *exec, const char *what)
+{
+    qn_error error = {0};
+    guarded workspace = guarded_make_aligned(qn_plan_workspace_bytes(plan, m, qn_exec_threads(exec)), 0xFF);
+    const qn_status status = qn_run(plan, args, workspace.bytes ? workspace.data : NULL, workspace.bytes, exec, &error);
+    must(status, &error, what);
+    assert_true(canaries_alive(&workspace, 0xFF));
+    guarded_free(&workspace);
+}
+
+/* NaN, infinities, a subnormal and large numbers among the activations. */
+static int with_specials;
+
+static inline void poke_specials(const tensors *t)
+{
+    static const float values[] = {NAN, INFINITY, -INFINITY, 1e-42f, -1e30f, 60000.0f};
+    const qn_shape *x = &t->desc.in[0];
+    const int64_t columns = x->ndim > 0 ? x->dims[x->ndim - 1] : 0, size = qn_format_get_info(x->format)->block_bytes;
+    const int64_t rows = columns ? qn_shape_elements(x) / columns : 0;
+    for (int64_t r = 0; r < rows && r < 6; r++) {
+        if (x->format == QN_F32 || x->format == QN_F16 || x->format == QN_BF16 || x->format == QN_F8_E4M3) {
+            char *at = (char *)t->in[0] + (r * columns + r * 7 % columns) * size;
+            qn_encode(x->format, &values[r], 1, at, NULL);
+        }
+    }
+}
+
+/* What the reference made of the last case, on random values and on the exact grid: kernels meet a case in turn. */
+static struct {
+    char text[512];
+    void *want[QN_MAX_OUT];
+} last[2];
+
+static inline void ask_reference(const char *text, int exact, tensors *t)
+{
+    qn_error error = {0};
+    if (!with_specials && strcmp(last[exact].text, text) == 0) {
+        for (int i = 0; i < t->info->out_count; i++) {
+            if (t->want[i]) {
+                memcpy(t->want[i], last[exact].want[i], t->out_bytes[i]);
+            }
+        }
+        return;
+    }
+    qn_plan_options options;
+    qn_plan_options_init(&options);
+    options.backend = QN_BACKEND_REF;
+    qn_plan *reference;
+    must(qn_plan_create(ctx, &t->desc, &options, &reference, &error), &error, text);
+    const qn_args args = dense_args(t, t->want);
+    run_plan(reference, &args, t->sizes.m, NULL, text);
+    qn_plan_destroy(reference);
+    assert_true(snprintf(last[exact].text, sizeof last[exact].text, "%s", with_specials ? "" : text) <
+                (int)sizeof last[exact].text);
+    for (int i = 0; i < QN_MAX_OUT; i++) {
+        free(last[exact].want[i]);
+        last[exact].want[i] = NULL;
+        if (t->want[i]) {
+            last[exact].want[i] = malloc(t->out_bytes[i] + 1);
+            memcpy(last[exact].want[i], t->want[i], t->out_bytes[i]);
+        }
+    }
+}
+
+/* Inputs and the reference's outputs of a case; 0 when the kernel takes none of it. */
+static inline int tensors_make(const char *text, const char *kernel, int exact, tensors *t, qn_plan **plan)
+{
+    qn_error error = {0};
+    memset(t, 0, sizeof *t);
+    must(qn_op_desc_parse(text, &t->desc, &error), &error, text);
+    qn_plan_options options;
+    qn_plan_options_init(&options);
+    options.kernel = kernel;
+    options.backend = QN_BACKEND_CPU;
+    const qn_status status = qn_plan_create(ctx, &t->desc, &options, plan, &error);
+    if (status == QN_E_UNSUPPORTED) {
+        return 0;
+    }
+    must(status, &error, text);
+    must(qn_op_desc_check(&t->desc, t->out, &t->sizes, &error), &error, text);
+    t->info = qn_op_get_info(t->desc.op);
+    for (int i = 0; i < t->info->in_count; i++) {
+        size_t bytes = 0;
+        if (t->desc.in[i].format) {
+            must(qn_shape_bytes(&t->desc.in[i], &bytes, &error), &error, text);
+            t->in[i] = calloc(1, bytes + 1);
+        }
+    }
+    must(qn_case_fill(&t->desc, SEED, exact, t->in, &error), &error, text);
+    if (with_specials) {
+        poke_specials(t);
+    }
+    for (int i = 0; i < t->info->out_count; i++) {
+        if (t->out[i].format) {
+            must(qn_shape_bytes(&t->out[i], &t->out_bytes[i], &error), &error, text);
+            t->want[i] = calloc(1, t->out_bytes[i] + 1);
+        }
+    }
+    ask_reference(text, exact, t);
+    return 1;
+}
+
+static inline void judge(const tensors *t, void *const got[QN_MAX_OUT], int exact, const char *kernel, const char *text)
+{
+    qn_error error = {0};
+    qn_view want[QN_MAX_OUT] = {{0}}, have[QN_MAX_OUT] = {{0}}, in[QN_MAX_IN] = {{0}};
+    for (int i = 0; i < t->info->in_count; i++) {
+        if (t->desc.in[i].format) {
+            in[i] = qn_view_make(t->in[i], &t->desc.in[i]);
+        }
+    }
+    for (int i = 0; i < t->info->out_count; i++) {
+        if (t->out[i].format) {
+            want[i] = qn_view_make(t->want[i], &t->out[i]);
+            have[i] = qn_view_make(got[i], &t->out[i]);
+        }
+    }
+    qn_case_result r;
+    must(qn_case_judge(&t->desc, want, have, in, exact, &r, &error), &error, text);
+    if (!r.pass) {
+        fail_msg("%s, %s, %s grid, seed %u: error %g of the allowed; output %d element %lld is %.9g, expected %.9g",
+                 kernel, text, exact ? "exact" : "random", SEED, r.max_error, r.slot, (long long)r.index, r.got,
+                 r.want);
+    }
+}
+
+static inline int next_kernel(int32_t *i, qn_kernel_info *info)
+{
+    while (qn_kernel_at(ctx, (*i)++, info) == QN_OK) {
+        if (info->backend != QN_BACKEND_CPU) {
+            continue;
+        }
+        if (info->refusal) {
+            print_message("skipped %s: %s\n", info->name, info->refusal);
+            continue;
+        }
+        return 1;
+    }
+    return 0;
+}
+
+static inline int start(void **state)
+{
+    (void)state;
+    print_message("seed %u\n", SEED);
+    if (qn_ctx_create(NULL, &ctx, NULL) != QN_OK) {
+        return 1;
+    }
+    for (int i = 0; i < 3; i++) {
+        if (qn_pool_create(ctx, pool_threads[i], &pools[i], NULL) != QN_OK) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static inline int stop(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2 * QN_MAX_OUT; i++) {
+        free(last[i / QN_MAX_OUT].want[i % QN_MAX_OUT]);
+    }
+    for (int i = 0; i < 3; i++) {
+        qn_pool_destroy(pools[i]);
+    }
+    qn_ctx_destroy(ctx);
+    return 0;
+}
+
+#endif
