@@ -25,6 +25,9 @@
 #define QN_MM_E5M2_BLOCK 16
 #define QN_MM_NVFP4 17 /* an e4m3 scale a block of 16 */
 #define QN_MM_MXFP4 18 /* an e8m0 scale a block of 32 */
+#define QN_MM_AQLM 19 /* vectors of eight, in chains: kernels/cuda/mm_vectors.h */
+#define QN_MM_GPTVQ 20
+#define QN_MM_VPTQ 21
 
 /* What a row of x was quantised to: parameter A_FORMAT. */
 #define QN_MM_PLAIN 0 /* X_FORMAT */
@@ -36,8 +39,11 @@
 /* A weight [n, k] and where its products go. */
 typedef struct qn_cuda_mm_part {
     const char *b, *b_scale, *b_global, *bias, *azp_adj;
+    const char *books;               /* of vectors */
+    const char *perm, *shift;        /* vptq: of columns of x; b_scale too */
     char *d;
     long long b_row, b_scale_row, d_row;
+    long long books_row, books_step; /* from tile to tile of rows (gptvq), from codebook to codebook */
     long long d_position; /* bytes a position: d is of the row at *position; 0: it is where it says */
     int n;
 } qn_cuda_mm_part;

@@ -1,6 +1,6 @@
 /* Arguments of the CUDA kernels over coded keys and values (kernels/cuda/vq_attention.cu, vq_attention_plain.cu,
- * vq_encode.cu, kv_keep.cu, kv_step.cu, decode_scaled.cu), as host and device see them. Strides are bytes. Included by
- * both sides, so plain C and no other header. */
+ * vq_encode.cu, kv_keep.cu, kv_step.cu, decode_scaled.cu, decode_coded.cu), as host and device see them. Strides are
+ * bytes. Included by both sides, so plain C and no other header. */
 #ifndef QN_KERNELS_CUDA_VQ_KV_H
 #define QN_KERNELS_CUDA_VQ_KV_H
 
@@ -92,5 +92,17 @@ typedef struct qn_cuda_decode_scaled {
     float scale;
     double log2_theta;
 } qn_cuda_decode_scaled;
+
+/* The same over codes of vectors; parts: of the whole cache, blocks behind them encode. */
+typedef struct qn_cuda_decode_coded {
+    const char *q, *k, *v;
+    const int *position;
+    qn_cuda_kv_keep recent[2];
+    qn_cuda_vq_encode coded[2];
+    char *partials;
+    int heads, group, window, parts;
+    float scale;
+    double log2_theta;
+} qn_cuda_decode_coded;
 
 #endif

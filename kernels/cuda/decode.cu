@@ -7,10 +7,8 @@
  *   Parameters: SIZE of a head, a multiple of 8, at most 128
  *   qn_decode_attention   block 128, grid {parts of the whole cache, heads}, dynamic shared memory of 128 * SIZE * 4 bytes
  *   qn_decode_join        block 32, grid {heads} */
-#include "formats.h"
 #include "cuda_activation.h"
 #include "decode_part.h"
-#include "turn.h"
 
 #define DIMS ((SIZE + 31) / 32)
 
@@ -40,7 +38,8 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_attention(const __gr
     for (int i = lane; i < 32 * (SIZE / 4); i += 32) {
         const int s = row0 + i / (SIZE / 4);
         if (first + s < position) {
-            copy_async_16(rows + s * SIZE + i % (SIZE / 4) * 4, values + (first + s) * a.row + i % (SIZE / 4) * 16);
+            copy_async_16(shared_address(rows + s * SIZE + i % (SIZE / 4) * 4),
+                          values + (first + s) * a.row + i % (SIZE / 4) * 16, 16);
         }
     }
     turn t = {1.0f, 0.0f};
@@ -49,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_attention(const __gr
     }
     wait_before();
     if (!here) {
-        asm volatile("cp.async.wait_all;" ::: "memory");
+        copy_async_wait();
         return;
     }
     for (int i = (int)threadIdx.x; position < first + PART_KEYS && i < SIZE; i += 128) {
@@ -57,13 +56,7 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_attention(const __gr
     }
     if (threadIdx.x < SIZE / 2) {
         const int i = (int)threadIdx.x, j = i + SIZE / 2;
-        const float *const from = (const float *)a.q + head * SIZE;
-        const float *const new_key = (const float *)a.k + shared_head * SIZE;
-        const float u = from[i], v = from[j], x = new_key[i], y = new_key[j], scale = a.scale * 1.4426950408889634f;
-        q[i] = __fmaf_rn(u, t.c, -(v * t.s)) * scale;
-        q[j] = __fmaf_rn(v, t.c, u * t.s) * scale;
-        fresh[i] = __fmaf_rn(x, t.c, -(y * t.s));
-        fresh[j] = __fmaf_rn(y, t.c, x * t.s);
+        turn_new(a.q + head * (SIZE * 4), a.k + shared_head * (SIZE * 4), a.scale, t, q, fresh);
         if (head % a.group == 0 && position < first + PART_KEYS) {
             float *const to = (float *)(keys + position * a.row);
             to[i] = fresh[i];
@@ -82,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_attention(const __gr
     }
     score = key <= position ? score : NONE;
     const float most = weigh(score, weights, high, all, lane, warp);
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    copy_async_wait();
     __syncwarp();
     const int left = position + 1 - (first + row0), count = left < 0 ? 0 : left < 32 ? left : 32;
     float sum[DIMS] = {};

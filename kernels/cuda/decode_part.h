@@ -3,14 +3,63 @@
 #ifndef QN_CUDA_DECODE_PART_H
 #define QN_CUDA_DECODE_PART_H
 
+#include "formats.h"
+#include "cuda_vq_kv.h"
 #include "parts.h"
+#include "turn.h"
 
 #define WARPS 4
+#define PAIRS ((SIZE / 2 + 31) / 32) /* of elements, a lane */
 #define NONE __int_as_float(0xff800000u)
 
-DEV void copy_async_16(void *to, const void *from)
+/* This token's head of the query and of the key, turned, by threads that have a pair each. Scores are then in units of
+ * log 2. */
+DEV void turn_new(const char *q, const char *k, float scale, turn t, float *to_q, float *to_k)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+    const int i = (int)threadIdx.x, j = i + SIZE / 2;
+    const float u = ((const float *)q)[i], v = ((const float *)q)[j], by = scale * 1.4426950408889634f;
+    const float x = ((const float *)k)[i], y = ((const float *)k)[j];
+    to_q[i] = __fmaf_rn(u, t.c, -(v * t.s)) * by;
+    to_q[j] = __fmaf_rn(v, t.c, u * t.s) * by;
+    to_k[i] = __fmaf_rn(x, t.c, -(y * t.s));
+    to_k[j] = __fmaf_rn(y, t.c, x * t.s);
+}
+
+/* A head of a token of the window, f16. */
+DEV u16 *recent_head(const qn_cuda_kv_keep &recent, int token, int head)
+{
+    return (u16 *)(recent.y + (i64)(token % recent.ring) * recent.y_row) + head * SIZE;
+}
+
+DEV void load_recent(const qn_cuda_kv_keep &recent, int token, int head, u32 *k)
+{
+    const uint4 *const from = (const uint4 *)recent_head(recent, token, head);
+#pragma unroll
+    for (int i = 0; i < SIZE / 8; i++) {
+        const uint4 w = from[i];
+        k[4 * i] = w.x;
+        k[4 * i + 1] = w.y;
+        k[4 * i + 2] = w.z;
+        k[4 * i + 3] = w.w;
+    }
+}
+
+/* By a warp: of 32 tokens from `first` on those of the window, from `coded` to before `position`, to rows. */
+template <int row_bytes>
+DEV void copy_recent(const qn_cuda_kv_keep &recent, int first, int coded, int position, int head, char *rows)
+{
+    const int step = SIZE / 8; /* of 16 bytes */
+    if (first + 31 < coded) {
+        return;
+    }
+#pragma unroll 4
+    for (int i = (int)threadIdx.x % 32; i < 32 * step; i += 32) {
+        const int s = i / step, at = i % step, token = first + s;
+        if (token >= coded && token < position) {
+            char *const to = rows + s * row_bytes + at * 16;
+            copy_async_16(shared_address(to), recent_head(recent, token, head) + at * 8, 16);
+        }
+    }
 }
 
 /* Weights of the part's keys, beside its largest score, which is returned; all: their sums, a warp's each. */
@@ -37,6 +86,33 @@ DEV float weigh(float score, float *weights, float *high, float *all, int lane, 
         all[warp] = total;
     }
     return most;
+}
+
+/* By a warp: the values of its own keys, the first `count`, by their weights; pair(key of the part, pair of elements,
+ * v) gives two elements. */
+template <class pair_of_row>
+DEV void sum_values(const float *weights, int count, float *sums, pair_of_row pair)
+{
+    const int lane = (int)threadIdx.x % 32, row0 = (int)threadIdx.x / 32 * 32;
+    float sum[PAIRS][2] = {};
+#pragma unroll 8
+    for (int s = 0; s < count; s++) {
+#pragma unroll
+        for (int j = 0; j < PAIRS; j++) {
+            if (lane + 32 * j < SIZE / 2) {
+                float v[2];
+                pair(row0 + s, lane + 32 * j, v);
+                sum[j][0] = __fmaf_rn(weights[row0 + s], v[0], sum[j][0]);
+                sum[j][1] = __fmaf_rn(weights[row0 + s], v[1], sum[j][1]);
+            }
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) {
+        if (lane + 32 * j < SIZE / 2) {
+            *(float2 *)&sums[2 * (lane + 32 * j)] = make_float2(sum[j][0], sum[j][1]);
+        }
+    }
 }
 
 /* The part of head blockIdx.y, from the warps' sums of values. */

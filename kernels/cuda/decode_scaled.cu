@@ -7,27 +7,18 @@
  *   Parameters: SIZE of a head, a multiple of 8, at most 128; those of rows.h, 0
  *   Rows of codes begin at 4 bytes (a scale for each head stands behind them), recent ones at 16
  *   Launch: block 128, grid {parts of the whole cache, heads} */
-#include "formats.h"
 #include "decode_part.h"
 #include "kv_scaled.h"
-#include "turn.h"
-
-#define PAIRS ((SIZE / 2 + 31) / 32) /* of elements, a lane */
-
-DEV void copy_async_4(void *to, const void *from)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
-}
 
 /* Where this token's head becomes the next row: f16 and codes, by a warp. */
 DEV void keep(const qn_cuda_decode_scaled &a, int values, int head, int position, const float *x)
 {
-    const qn_cuda_kv_keep &recent = a.recent[values], &scaled = a.scaled[values];
+    const qn_cuda_kv_keep &scaled = a.scaled[values];
     const auto element_of = [](int j) {
         const int at = (int)threadIdx.x % 32 + 32 * j;
         return at < SIZE ? at : -1;
     };
-    u16 *const row = (u16 *)(recent.y + (i64)(position % recent.ring) * recent.y_row) + head * SIZE;
+    u16 *const row = recent_head(a.recent[values], position, head);
     float v[PER];
 #pragma unroll
     for (int j = 0; j < PER; j++) {
@@ -75,16 +66,7 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_scaled(const __grid_
         scale = *(const float *)(a.scaled[0].scale + key * a.scaled[0].scale_row + shared_head * 4);
         scales[threadIdx.x] = *(const float *)(a.scaled[1].scale + key * a.scaled[1].scale_row + shared_head * 4);
     } else if (key < position) {
-        const char *const row =
-            a.recent[0].y + (i64)(key % a.recent[0].ring) * a.recent[0].y_row + shared_head * SIZE * 2;
-#pragma unroll
-        for (int i = 0; i < SIZE / 8; i++) {
-            const uint4 w = *(const uint4 *)(row + i * 16);
-            k[4 * i] = w.x;
-            k[4 * i + 1] = w.y;
-            k[4 * i + 2] = w.z;
-            k[4 * i + 3] = w.w;
-        }
+        load_recent(a.recent[0], key, shared_head, k);
     }
     const int row0 = warp * 32; /* a warp copies the values of its own keys */
     if (first + row0 < coded) {
@@ -92,39 +74,24 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_scaled(const __grid_
         for (int i = lane; i < 32 * (SIZE / 4); i += 32) {
             const int s = row0 + i / (SIZE / 4), at = i % (SIZE / 4) * 4, token = first + s;
             if (token < coded) {
-                copy_async_4(&rows[s][at], a.scaled[1].y + token * a.scaled[1].y_row + shared_head * SIZE + at);
+                copy_async_4(shared_address(&rows[s][at]),
+                             a.scaled[1].y + token * a.scaled[1].y_row + shared_head * SIZE + at, 1);
             }
         }
     }
-    if (first + row0 + 31 >= coded) {
-#pragma unroll 4
-        for (int i = lane; i < 32 * (SIZE / 8); i += 32) {
-            const int s = row0 + i / (SIZE / 8), at = i % (SIZE / 8) * 16, token = first + s;
-            if (token >= coded && token < position) {
-                copy_async_16(&rows[s][at], a.recent[1].y + (i64)(token % a.recent[1].ring) * a.recent[1].y_row +
-                                                shared_head * SIZE * 2 + at);
-            }
-        }
-    }
+    copy_recent<SIZE * 2>(a.recent[1], first + row0, coded, position, shared_head, rows[row0]);
     turn t = {1.0f, 0.0f};
     if (here && threadIdx.x < SIZE / 2) {
         t = turn_of(position, (int)threadIdx.x, SIZE, a.log2_theta);
     }
     wait_before();
     if (!here) {
-        asm volatile("cp.async.wait_all;" ::: "memory");
+        copy_async_wait();
         return;
     }
     const int newest = position < first + PART_KEYS;
     if (threadIdx.x < SIZE / 2) {
-        const int i = (int)threadIdx.x, j = i + SIZE / 2;
-        const float *const from = (const float *)a.q + head * SIZE;
-        const float *const new_key = (const float *)a.k + shared_head * SIZE;
-        const float u = from[i], v = from[j], x = new_key[i], y = new_key[j], by = a.scale * 1.4426950408889634f;
-        q[i] = __fmaf_rn(u, t.c, -(v * t.s)) * by;
-        q[j] = __fmaf_rn(v, t.c, u * t.s) * by;
-        fresh[0][i] = __fmaf_rn(x, t.c, -(y * t.s));
-        fresh[0][j] = __fmaf_rn(y, t.c, x * t.s);
+        turn_new(a.q + head * (SIZE * 4), a.k + shared_head * (SIZE * 4), a.scale, t, q, fresh[0]);
     }
     for (int i = (int)threadIdx.x; newest && i < SIZE; i += 128) {
         const float x = ((const float *)a.v)[shared_head * SIZE + i];
@@ -157,29 +124,12 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_scaled(const __grid_
         score = NONE;
     }
     const float most = weigh(score, weights, high, all, lane, warp);
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    copy_async_wait();
     __syncwarp();
     const int left = position + 1 - (first + row0), count = left < 0 ? 0 : left < 32 ? left : 32;
-    float sum[PAIRS][2] = {};
-#pragma unroll 8
-    for (int s = 0; s < count; s++) {
-        const int row = row0 + s;
-#pragma unroll
-        for (int j = 0; j < PAIRS; j++) {
-            if (lane + 32 * j < SIZE / 2) {
-                float v[2];
-                pair_of(rows[row], lane + 32 * j, first + row < coded, scales[row], v);
-                sum[j][0] = __fmaf_rn(weights[row], v[0], sum[j][0]);
-                sum[j][1] = __fmaf_rn(weights[row], v[1], sum[j][1]);
-            }
-        }
-    }
-#pragma unroll
-    for (int j = 0; j < PAIRS; j++) {
-        if (lane + 32 * j < SIZE / 2) {
-            *(float2 *)&sums[warp][2 * (lane + 32 * j)] = make_float2(sum[j][0], sum[j][1]);
-        }
-    }
+    sum_values(weights, count, sums[warp], [&](int row, int pair, float *v) {
+        pair_of(rows[row], pair, first + row < coded, scales[row], v);
+    });
     __syncthreads();
     leave_part(a.partials, a.heads, sums, most, all);
     if (newest && head % a.group == 0 && warp < 2) {

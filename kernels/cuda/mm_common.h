@@ -52,6 +52,8 @@ DEV tail load_tail(const qn_cuda_mm_part &p, int n)
 #endif
 #if CHANNEL_SCALES
     t.scale = *(const float *)(p.b_scale + n * p.b_scale_row);
+#elif B_FORMAT == QN_MM_AQLM
+    t.scale = load_float(p.b_scale + n * p.b_scale_row, 0, SCALE_FORMAT);
 #endif
 #if B_FORMAT == QN_MM_NVFP4
     t.global = *(const float *)p.b_global;
@@ -77,6 +79,8 @@ DEV float finish(const tail &t, sum_t sum, float scale_a, int azp, float a_globa
     float v = sum;
 #if B_FORMAT == QN_MM_NVFP4
     v = v / (A_FORMAT == QN_MM_A_NVFP4 ? t.global * a_global : t.global);
+#elif B_FORMAT == QN_MM_AQLM
+    v = v * t.scale;
 #endif
     return BIAS ? v + t.bias : v;
 #endif
@@ -110,11 +114,13 @@ DEV float row_global(const qn_cuda_mm &a)
 #endif
 }
 
-/* Scales of weight row n: a row of the table, or of its 128-block. */
+/* Scales of weight row n: a row of the table, or of its 128-block, or its tile of 256. */
 DEV const u8 *scales_of(const qn_cuda_mm_part &p, int n)
 {
 #if B_FORMAT == QN_MM_E4M3_BLOCK || B_FORMAT == QN_MM_E5M2_BLOCK
     return (const u8 *)p.b_scale + n / 128 * p.b_scale_row;
+#elif B_FORMAT == QN_MM_GPTVQ
+    return (const u8 *)p.b_scale + n / 256 * p.b_scale_row;
 #else
     return (const u8 *)p.b_scale + n * p.b_scale_row;
 #endif

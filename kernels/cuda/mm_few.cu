@@ -11,12 +11,19 @@
  *     CHAIN    1: one step of a chain (src/backend/cuda/chain.c): weights are constants and may be loaded before the
  *              kernels before are done; up to three weights; then also PRE, ROUND, QUANT, FLOORS (mm_before.h), and
  *              ADD 1: results are added to d
+ *     and, for vectors, which chains alone have, those of mm_vectors.h. Where STAGED all columns of a block are of one
+ *     weight; of vptq a warp's columns are rows of one vector
  *   Launch: block 256, grid {ceil(N / (COLUMNS * 8 / SPLIT))}, dynamic shared memory QN_MM_FEW_SHARED below */
 #include "mm_common.h"
 
 #define THREADS 256
 #define WARPS 8
 #define PASS (32 * STEPS * SPLIT * UNIT) /* elements of K */
+#if !VECTORS
+#define STAGED 0
+#define ACROSS 0
+#endif
+#define RAWS (ACROSS ? STEPS : COLUMNS * STEPS) /* units that a lane has at a time */
 #define GAP (UNIT > 4 && !INT_SUMS ? 4 : 0) /* floats between units, so that lanes read different banks */
 #define SPREAD(i) ((i) + (i) / UNIT * GAP)
 
@@ -62,6 +69,11 @@ DEV void multiply(const raw *r, const item *x, int pitch, sum_t sums[COLUMNS][RO
             sums[c][m] = __dp4a(v.z, (int)r[c * STEPS].word[2], sums[c][m]);
             sums[c][m] = __dp4a(v.w, (int)r[c * STEPS].word[3], sums[c][m]);
         }
+    }
+#elif ACROSS
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++) {
+        sums[c][0] = __fmaf_rn(x[r->column], r->v[c], sums[c][0]);
     }
 #else
     const int width = UNIT < 8 ? UNIT : 8;
@@ -112,6 +124,11 @@ DEV int part_of(const qn_cuda_mm &a, int *n)
 /* Where a warp's columns lie, and what they are finished with. */
 struct columns {
     const u8 *rows[COLUMNS], *scales[COLUMNS];
+#if VECTORS
+    const qn_cuda_mm_part *part; /* of the first column */
+    books tables[COLUMNS];
+    int first; /* which row of its vector that is */
+#endif
     tail end; /* of this lane's result: column lane / ROWS */
     char *d;
     int n; /* -1: this lane has none */
@@ -125,8 +142,22 @@ DEV columns find_columns(const qn_cuda_mm &a, int column0, int lane)
     for (int c = 0; c < COLUMNS; c++) {
         int n = column0 + c < a.n ? column0 + c : a.n - 1;
         const qn_cuda_mm_part &p = a.part[part_of(a, &n)];
+#if VECTORS
+        w.rows[c] = codes_of(p, n);
+        if (c == 0) {
+            w.part = &p;
+            w.first = n % 8 / COLUMNS * COLUMNS;
+        }
+#else
         w.rows[c] = (const u8 *)p.b + n * p.b_row;
+#endif
         w.scales[c] = scales_of(p, n);
+#if STAGED
+        w.tables[c].at = shared_address(shared);
+#elif VECTORS
+        w.tables[c].at = books_of(p, n);
+        w.tables[c].step = p.books_step;
+#endif
     }
     w.n = column0 + lane / ROWS;
     if (lane >= COLUMNS * ROWS || lane % ROWS >= a.m || w.n >= a.n) {
@@ -142,9 +173,48 @@ DEV columns find_columns(const qn_cuda_mm &a, int column0, int lane)
     return w;
 }
 
-DEV void load_pass(const qn_cuda_mm &a, const columns &w, int first, raw *r)
+#if STAGED
+/* Begin to copy a row's codebooks into shared memory. */
+DEV void stage_books(const u8 *from, i64 step)
+{
+#pragma unroll
+    for (int j = 0; j < (STAGED + THREADS * 16 - 1) / (THREADS * 16); j++) {
+        const int i = (j * THREADS + (int)threadIdx.x) * 16;
+        if (i < STAGED) {
+            const int book = ACROSS ? i >= BOOK_BYTES : i / BOOK_BYTES;
+            copy_async_16(shared_address(shared) + (u32)i, from + book * step + (i - book * BOOK_BYTES), 16);
+        }
+    }
+}
+#endif
+
+/* Units of a warp's columns from `first` on. staged: codebooks are on their way to shared memory. */
+DEV void load_pass(const qn_cuda_mm &a, const columns &w, int first, int staged, raw *r)
 {
     const int units = (a.k + UNIT - 1) / UNIT;
+#if VECTORS
+    codes code[RAWS];
+#pragma unroll
+    for (int i = 0; i < RAWS; i++) {
+        const int unit = first + i % STEPS * 32, c = i / STEPS;
+        code[i] = load_codes(*w.part, w.rows[c], w.scales[c], unit < units ? unit : units - 1);
+    }
+#pragma unroll
+    for (int i = 0; i < RAWS; i++) {
+        load_column(*w.part, a.k, &code[i]);
+    }
+#if STAGED
+    if (staged) {
+        copy_async_wait();
+        __syncthreads();
+    }
+#endif
+#pragma unroll
+    for (int i = 0; i < RAWS; i++) {
+        const int unit = first + i % STEPS * 32;
+        r[i] = look_up(code[i], w.tables[i / STEPS], unit < units ? unit : units - 1, w.first);
+    }
+#else
 #pragma unroll
     for (int s = 0; s < STEPS; s++) {
         const int unit = first + s * 32;
@@ -156,6 +226,7 @@ DEV void load_pass(const qn_cuda_mm &a, const columns &w, int first, raw *r)
             }
         }
     }
+#endif
 }
 
 /* Lane c * ROWS + m gets the sum of column c and row m over all lanes, and over the warps that share the columns. */
@@ -190,14 +261,14 @@ DEV sum_t reduce(sum_t sums[COLUMNS][ROWS], int lane, int warp)
 }
 
 /* Blocks of a multiprocessor that the registers must allow. */
-#define RESIDENT (CHAIN ? 3 : ROWS * COLUMNS >= 8 ? 1 : 2)
+#define RESIDENT (CHAIN && VECTORS && RAWS * (ACROSS ? COLUMNS : 8) > 32 ? 2 : CHAIN ? 3 : ROWS * COLUMNS >= 8 ? 1 : 2)
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) qn_mm_few(const __grid_constant__ qn_cuda_mm a)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int units = (a.k + UNIT - 1) / UNIT, mine_first = warp % SPLIT * (32 * STEPS) + lane;
     const int length = WHOLE ? units * UNIT : PASS, pitch = SPREAD(length), block_columns = WARPS / SPLIT * COLUMNS;
-    item *const x = (item *)shared;
+    item *const x = (item *)(shared + STAGED);
     release_next();
 #if !CHAIN
     wait_before();
@@ -206,11 +277,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) qn_mm_few(const 
     float scale = 1.0f, global = 1.0f;
     int azp = 0;
 #endif
+#if STAGED
+    const u8 *kept = 0;
+#endif
     for (int start = (int)blockIdx.x * block_columns; start < a.n; start += (int)gridDim.x * block_columns) {
+#if STAGED
+        int row = start;
+        const qn_cuda_mm_part &p = a.part[part_of(a, &row)];
+        const int fresh = kept != books_of(p, row);
+        if (fresh) {
+            kept = books_of(p, row);
+            __syncthreads();
+            stage_books(kept, p.books_step);
+        }
+#else
+        const int fresh = 0;
+#endif
         columns w = find_columns(a, start + warp / SPLIT * COLUMNS, lane);
-        raw r[COLUMNS * STEPS];
+        raw r[RAWS];
         sum_t sums[COLUMNS][ROWS] = {};
-        load_pass(a, w, mine_first, r);
+        load_pass(a, w, mine_first, fresh, r);
 #if CHAIN
         if (start == (int)blockIdx.x * block_columns) {
             mine row;
@@ -241,7 +327,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) qn_mm_few(const 
 #endif
         for (int base = 0; base < units; base += 32 * STEPS * SPLIT) {
             if (base) {
-                load_pass(a, w, base + mine_first, r);
+                load_pass(a, w, base + mine_first, 0, r);
             }
             if (!CHAIN && (!WHOLE || (base == 0 && start == (int)blockIdx.x * block_columns))) {
                 const int first = base * UNIT, left = units * UNIT - first;
@@ -252,7 +338,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) qn_mm_few(const 
             for (int s = 0; s < STEPS; s++) {
                 const int unit = mine_first + s * 32;
                 if (base + unit < units) {
-                    multiply(r + s, x + (WHOLE ? base + unit : unit) * (UNIT + GAP), pitch, sums);
+                    multiply(r + s, ACROSS ? x : x + (WHOLE ? base + unit : unit) * (UNIT + GAP), pitch, sums);
                 }
             }
             if (!WHOLE) {

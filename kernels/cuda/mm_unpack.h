@@ -5,7 +5,7 @@
  * and are whole units; 0: any alignment and K, a unit is read byte by byte with zeros past K.
  *
  *   UNIT          elements of a unit: they share a scale
- *   struct raw    a unit as loaded
+ *   struct raw    a unit as loaded (of vectors: decoded, by load_codes and look_up, see mm_vectors.h)
  *   load_raw(row, scales, unit, k)   scales: of this row, NULL where the format has none beside the data
  *   decode8(raw, j, v)               elements 8 j to 8 j + 7 of the unit as floats, scales included
  *                                    (UNIT 4: the four of them) */
@@ -82,9 +82,14 @@ DEV uint4 load_words(const u8 *p)
 }
 
 #define IS_GGUF (B_FORMAT >= QN_MM_Q4_0 && B_FORMAT <= QN_MM_Q6_K)
+#define VECTORS (B_FORMAT >= QN_MM_AQLM && B_FORMAT <= QN_MM_VPTQ)
+
+/* ---- vectors ---- */
+#if VECTORS
+#include "mm_vectors.h"
 
 /* ---- f32, f16, bf16, e4m3, e5m2, int8 ---- */
-#if B_FORMAT <= QN_MM_BF16 || (B_FORMAT >= QN_MM_E4M3 && B_FORMAT <= QN_MM_E5M2_BLOCK)
+#elif B_FORMAT <= QN_MM_BF16 || (B_FORMAT >= QN_MM_E4M3 && B_FORMAT <= QN_MM_E5M2_BLOCK)
 
 #if B_FORMAT == QN_MM_F32
 #define UNIT 4

@@ -116,6 +116,13 @@ DEV uint4 load_shared_u32x4(u32 at)
     return v;
 }
 
+DEV uint2 load_shared_u32x2(u32 at)
+{
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at));
+    return v;
+}
+
 DEV float4 load_shared_f32x4(u32 at)
 {
     float4 v;
@@ -160,6 +167,45 @@ DEV void send_cluster_f32x4(u32 at, u32 bar, float a, float b, float c, float d)
                  "f"(a), "f"(b), "f"(c), "f"(d), "r"(bar)
                  : "memory");
 }
+
+/* ---- constants in global memory, read where the text says: not behind a wait that follows ---- */
+
+DEV u32 load_constant_u8(const void *p)
+{
+    u32 v;
+    asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
+}
+
+DEV u32 load_constant_u16(const void *p)
+{
+    u16 v;
+    asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(v) : "l"(p));
+    return v;
+}
+
+DEV u32 load_constant_u32(const void *p)
+{
+    u32 v;
+    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
+}
+
+DEV uint2 load_constant_u32x2(const void *p)
+{
+    uint2 v;
+    asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    return v;
+}
+
+DEV uint4 load_constant_u32x4(const void *p)
+{
+    uint4 v;
+    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+
+/* ---- copies into shared memory that are waited for by the thread ---- */
 
 /* Four bytes, or zeros where valid is 0: the source is then not read. */
 DEV void copy_async_4(u32 to, const void *from, u32 valid)

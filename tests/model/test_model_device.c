@@ -27,15 +27,13 @@
 #include "backend/fake/fake_cuda.h"
 #include "quant/synthetic.h"
 
-enum { PROMPT = 6, STEPS = 7, CONTEXT = 300, TEXT = PROMPT + STEPS };
+enum { PROMPT = 6, STEPS = 7, CONTEXT = 420, TEXT = PROMPT + STEPS };
 
-/* A pass of the synthetic model: the lookup, five launches a layer, the output layer. With a KV scheme other than
- * floats a layer has one for all that is done with keys and values before attention, and three for attention. With
- * vectors of weights two norms, seven products, the values' copy, attention and its joining, SiLU, two sums at least.
+/* A pass of the synthetic model: the lookup, five launches a layer, the output layer, however keys and values are kept.
+ * With vectors of weights two norms, seven products, the values' copy, attention and its joining, SiLU, two sums at least.
  */
 enum {
     PASS_LAUNCHES = 1 + 5 * SYN_LAYERS + 1,
-    KV_PASS_LAUNCHES = 1 + 8 * SYN_LAYERS + 1,
     VQ_PASS_LAUNCHES = 1 + 15 * SYN_LAYERS + 1
 };
 
@@ -43,13 +41,19 @@ static const char *const schemes[] = {"f32",  "bf16",     "f16",   "fp8-block", 
                                       "int8", "int8-azp", "nvfp4", "nvfp4-w4a4", "mxfp4"};
 enum { SCHEMES = sizeof schemes / sizeof *schemes };
 
-/* Vectors of weights: their products are launches of their own, several each. */
-static const char *const vq_schemes[] = {"gptvq-2", "aqlm-2x8", "quip-2"};
-enum { VQ_SCHEMES = sizeof vq_schemes / sizeof *vq_schemes };
+/* Vectors of weights: those that chains take, and others, whose products are launches of their own, several each. */
+static const char *const vq_schemes[] = {"gptvq-2", "aqlm-2x8", "aqlm-3", "aqlm-1x16", "vptq-2", "vptq-3", "quip-2"};
+enum { VQ_SCHEMES = sizeof vq_schemes / sizeof *vq_schemes, VQ_CHAINED = 6 };
 
 static const char *const kv_schemes[] = {"fp8", "cq4", "cq2", "cq1"};
 enum { KV_SCHEMES = sizeof kv_schemes / sizeof *kv_schemes };
-enum { KV_PROMPT = 230, KV_TEXT = 262 }; /* beyond the window */
+/* Other heads than the usual model's, for keys and values that are kept as codes. */
+static const struct {
+    const char *name;
+    syn_heads heads;
+} other_heads[] = {{"heads-64", {4, 2, 64}}, {"heads-128", {3, 1, 128}}};
+enum { OTHER_HEADS = sizeof other_heads / sizeof *other_heads };
+enum { KV_PROMPT = 350, KV_TEXT = 400 }; /* codes in a second part of 128 tokens, and the window */
 
 static fake_driver fake;
 
@@ -212,21 +216,23 @@ static void a_pass_is_few_launches_in_every_scheme(void **state)
         long launches = 0;
         assert_int_equal(open_world(&w, fake_driver_path(), fake_driver_path(), NULL, 0), QN_OK);
         must(whole_use(&w, path_of(vq_schemes[i]), NULL, &launches, &error), &error, vq_schemes[i]);
-        if (launches < VQ_PASS_LAUNCHES || launches > 3 * VQ_PASS_LAUNCHES) {
-            fail_msg("%s: %ld launches a token, expected %d to three times that", vq_schemes[i], launches,
-                     VQ_PASS_LAUNCHES);
+        const int least = i < VQ_CHAINED ? PASS_LAUNCHES : VQ_PASS_LAUNCHES;
+        if (launches < least || launches > (i < VQ_CHAINED ? least : 3 * least)) {
+            fail_msg("%s: %ld launches a token, expected %d%s", vq_schemes[i], launches, least,
+                     i < VQ_CHAINED ? "" : " to three times that");
         }
         close_world(&w);
     }
-    for (int i = 0; i < KV_SCHEMES; i++) {
+    for (int i = 0; i < KV_SCHEMES * (1 + OTHER_HEADS); i++) {
         world w;
         qn_error error = {0};
         long launches = 0;
+        const char *const kv = kv_schemes[i % KV_SCHEMES];
+        const char *const path = path_of(i < KV_SCHEMES ? "f32" : other_heads[i / KV_SCHEMES - 1].name);
         assert_int_equal(open_world(&w, fake_driver_path(), fake_driver_path(), NULL, 0), QN_OK);
-        must(whole_use(&w, path_of("f32"), kv_schemes[i], &launches, &error), &error, kv_schemes[i]);
-        const int expected = strcmp(kv_schemes[i], "fp8") == 0 ? PASS_LAUNCHES : KV_PASS_LAUNCHES;
-        if (launches != expected) {
-            fail_msg("%s: %ld launches a token, expected %d", kv_schemes[i], launches, expected);
+        must(whole_use(&w, path, kv, &launches, &error), &error, kv);
+        if (launches != PASS_LAUNCHES) {
+            fail_msg("%s, %s: %ld launches a token, expected %d", path, kv, launches, PASS_LAUNCHES);
         }
         close_world(&w);
     }
@@ -334,8 +340,8 @@ static void launches_compile_for_every_target(void **state)
         int major, minor;
     } targets[] = {{8, 0}, {9, 0}, {8, 6}, {8, 9}, {10, 0}, {12, 0}};
     const int every = getenv("QN_TEST_EVERY_CUBIN") != NULL;
-    static const char *const few[] = {"int8-azp", "nvfp4-w4a4"};
-    const int weights = every ? SCHEMES : 1, kept = every ? KV_SCHEMES : 1;
+    static const char *const few[][2] = {{"int8-azp", "vptq-2"}, {"nvfp4-w4a4", "aqlm-2x8"}};
+    const int weights = every ? SCHEMES + VQ_SCHEMES : 2, kept = every ? KV_SCHEMES : 1;
     char cache[160];
     snprintf(cache, sizeof cache, "%s/cache", folder);
     for (int t = 0; t < (every ? 6 : 2); t++) {
@@ -347,7 +353,10 @@ static void launches_compile_for_every_target(void **state)
             fake.setup(1, targets[t].major, targets[t].minor);
             assert_int_equal(open_world(&w, fake_driver_path(), NULL, cache, 0), QN_OK);
             must(qn_pool_create(w.ctx, 3, &w.pool, &error), &error, "a pool");
-            const char *const scheme = i >= weights ? "f32" : every ? schemes[i] : few[t];
+            const char *const scheme = i >= weights  ? "f32"
+                                       : !every      ? few[t][i]
+                                       : i < SCHEMES ? schemes[i]
+                                                     : vq_schemes[i - SCHEMES];
             const char *const kv = i >= weights ? kv_schemes[every ? i - weights : t] : NULL;
             qn_status status = open_model(&w, path_of(scheme), QN_BACKEND_CUDA, kv, &model, &error);
             if (status == QN_E_JIT && strstr(error.text, "NVRTC")) {
@@ -560,6 +569,7 @@ static void logits_agree_with_the_cpu(void **state)
         qn_ctx_destroy(w.ctx);
         skip();
     }
+    must(qn_pool_create(w.ctx, 8, &w.pool, &error), &error, "a pool"); /* programs are compiled by its threads */
     for (int i = 0; i < SCHEMES; i++) {
         const int plain = i < 3 || strcmp(schemes[i], "nvfp4") == 0 || strcmp(schemes[i], "mxfp4") == 0;
         compare(&w, path_of(schemes[i]), schemes[i], i == 0 ? 2e-5 : plain ? 1e-2 : 5e-2);
@@ -569,6 +579,9 @@ static void logits_agree_with_the_cpu(void **state)
     }
     for (int i = 0; i < KV_SCHEMES; i++) {
         compare_kv(&w, path_of("f32"), kv_schemes[i], 5e-2);
+        for (int j = 0; j < OTHER_HEADS; j++) {
+            compare_kv(&w, path_of(other_heads[j].name), kv_schemes[i], 5e-2);
+        }
     }
     const char *model = getenv("QN_TEST_MODEL"), *kv = getenv("QN_TEST_KV");
     if (model) {
@@ -577,6 +590,7 @@ static void logits_agree_with_the_cpu(void **state)
     if (model && kv) {
         compare_kv(&w, model, kv, 5e-2);
     }
+    qn_pool_destroy(w.pool);
     qn_ctx_destroy(w.ctx);
     assert_int_equal(w.live, 0);
 }
@@ -628,16 +642,27 @@ static int start(void **state)
             fprintf(stderr, "%s: %s\n", scheme, error.text);
         }
     }
-    for (int i = 1; i < KV_SCHEMES && !failed; i++) {
+    for (int i = 0; i < OTHER_HEADS && !failed; i++) {
+        syn_tensor others[SYN_TENSORS];
+        syn_make_heads(others, 12, other_heads[i].heads);
+        failed = syn_write_heads(ctx, path_of(other_heads[i].name), others, other_heads[i].heads);
+        syn_free(others);
+    }
+    for (int i = 0; i < KV_SCHEMES * (1 + OTHER_HEADS) && !failed; i++) {
+        const char *const scheme = kv_schemes[i % KV_SCHEMES];
         qn_kv_books_options options;
         qn_kv_books_result result;
         qn_error error = {0};
+        if (strcmp(scheme, "fp8") == 0) {
+            continue; /* has none */
+        }
         qn_kv_books_options_init(&options);
-        options.scheme = kv_schemes[i];
+        options.scheme = scheme;
         options.calibration = text;
-        failed = qn_make_kv_books(ctx, path_of("f32"), NULL, &options, &result, &error) != QN_OK;
+        const char *const path = path_of(i < KV_SCHEMES ? "f32" : other_heads[i / KV_SCHEMES - 1].name);
+        failed = qn_make_kv_books(ctx, path, NULL, &options, &result, &error) != QN_OK;
         if (failed) {
-            fprintf(stderr, "%s: %s\n", kv_schemes[i], error.text);
+            fprintf(stderr, "%s: %s\n", scheme, error.text);
         }
     }
     syn_free(tensors);

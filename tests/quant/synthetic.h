@@ -1,5 +1,5 @@
 /* A small llama checkpoint made of random numbers, written as a Hugging Face
- * folder: 2 layers, hidden 192, intermediate 320, tied embeddings. SYN_TEXT in it is a sentence to calibrate on, for
+ * folder: 2 layers, hidden 192, intermediate 320, tied embeddings; 6 heads of 32 over 1, or what is asked for. SYN_TEXT in it is a sentence to calibrate on, for
  * tests that are not about calibration: the built-in text takes seconds where kernels are sanitized. */
 #ifndef QN_TESTS_SYNTHETIC_H
 #define QN_TESTS_SYNTHETIC_H
@@ -42,20 +42,27 @@ static inline void syn_add(syn_tensor *t, int *count, const char *name, int64_t 
     }
 }
 
-static inline void syn_make(syn_tensor *t, uint64_t seed)
+typedef struct syn_heads {
+    int heads, kv_heads, size;
+} syn_heads;
+
+static const syn_heads syn_usual = {SYN_HIDDEN / SYN_KV, 1, SYN_KV};
+
+static inline void syn_make_heads(syn_tensor *t, uint64_t seed, syn_heads h)
 {
+    const int64_t q = (int64_t)h.heads * h.size, kv = (int64_t)h.kv_heads * h.size;
     qn_rng rng = {.state = seed};
     int count = 0;
     char name[96];
     syn_add(t, &count, "model.embed_tokens.weight", SYN_VOCAB, SYN_HIDDEN, &rng);
     syn_add(t, &count, "model.norm.weight", SYN_HIDDEN, 0, &rng);
-    static const struct {
+    const struct {
         const char *name;
         int64_t n, k;
-    } parts[] = {{"self_attn.q_proj", SYN_HIDDEN, SYN_HIDDEN}, {"self_attn.k_proj", SYN_KV, SYN_HIDDEN},
-                 {"self_attn.v_proj", SYN_KV, SYN_HIDDEN},     {"self_attn.o_proj", SYN_HIDDEN, SYN_HIDDEN},
-                 {"mlp.gate_proj", SYN_INNER, SYN_HIDDEN},     {"mlp.up_proj", SYN_INNER, SYN_HIDDEN},
-                 {"mlp.down_proj", SYN_HIDDEN, SYN_INNER},     {"input_layernorm", SYN_HIDDEN, 0},
+    } parts[] = {{"self_attn.q_proj", q, SYN_HIDDEN},      {"self_attn.k_proj", kv, SYN_HIDDEN},
+                 {"self_attn.v_proj", kv, SYN_HIDDEN},     {"self_attn.o_proj", SYN_HIDDEN, q},
+                 {"mlp.gate_proj", SYN_INNER, SYN_HIDDEN}, {"mlp.up_proj", SYN_INNER, SYN_HIDDEN},
+                 {"mlp.down_proj", SYN_HIDDEN, SYN_INNER}, {"input_layernorm", SYN_HIDDEN, 0},
                  {"post_attention_layernorm", SYN_HIDDEN, 0}};
     for (int layer = 0; layer < SYN_LAYERS; layer++) {
         for (size_t p = 0; p < sizeof parts / sizeof *parts; p++) {
@@ -63,6 +70,11 @@ static inline void syn_make(syn_tensor *t, uint64_t seed)
             syn_add(t, &count, name, parts[p].n, parts[p].k, &rng);
         }
     }
+}
+
+static inline void syn_make(syn_tensor *t, uint64_t seed)
+{
+    syn_make_heads(t, seed, syn_usual);
 }
 
 static inline void syn_free(syn_tensor *t)
@@ -117,7 +129,7 @@ static inline int syn_put_tokenizer(const char *folder)
 }
 
 /* Write the folder (made if absent); 0 on success. */
-static inline int syn_write(qn_ctx *ctx, const char *folder, const syn_tensor *t)
+static inline int syn_write_heads(qn_ctx *ctx, const char *folder, const syn_tensor *t, syn_heads h)
 {
     mkdir(folder, 0777);
     qn_named_view views[SYN_TENSORS];
@@ -134,15 +146,22 @@ static inline int syn_write(qn_ctx *ctx, const char *folder, const syn_tensor *t
         fprintf(stderr, "%s\n", error.text);
         return 1;
     }
-    return syn_put_tokenizer(folder) ||
-           syn_put(folder, "config.json",
-                   "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_act\":\"silu\","
-                   "\"hidden_size\":192,\"intermediate_size\":320,\"num_hidden_layers\":2,\"num_attention_heads\":6,"
-                   "\"num_key_value_heads\":1,\"head_dim\":32,\"vocab_size\":300,\"max_position_embeddings\":1024,"
-                   "\"rms_norm_eps\":1e-05,\"rope_theta\":10000.0,\"tie_word_embeddings\":true,\"torch_dtype\":\"float32\","
-                   "\"attention_bias\":false,\"mlp_bias\":false,\"eos_token_id\":258}\n") ||
+    char config[700];
+    snprintf(config, sizeof config,
+             "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_act\":\"silu\","
+             "\"hidden_size\":192,\"intermediate_size\":320,\"num_hidden_layers\":2,\"num_attention_heads\":%d,"
+             "\"num_key_value_heads\":%d,\"head_dim\":%d,\"vocab_size\":300,\"max_position_embeddings\":1024,"
+             "\"rms_norm_eps\":1e-05,\"rope_theta\":10000.0,\"tie_word_embeddings\":true,\"torch_dtype\":\"float32\","
+             "\"attention_bias\":false,\"mlp_bias\":false,\"eos_token_id\":258}\n",
+             h.heads, h.kv_heads, h.size);
+    return syn_put_tokenizer(folder) || syn_put(folder, "config.json", config) ||
            syn_put(folder, SYN_TEXT,
                    "A quern is a hand mill: its upper stone turns on the lower one and grinds the grain between them.\n");
+}
+
+static inline int syn_write(qn_ctx *ctx, const char *folder, const syn_tensor *t)
+{
+    return syn_write_heads(ctx, folder, t, syn_usual);
 }
 
 static inline int syn_remove_one(const char *path, const struct stat *s, int kind, struct FTW *place)

@@ -3,10 +3,11 @@
  *   lookup                                          embed.cu
  *   add                                             activation.cu
  *   [rmsnorm | silu_mul | silu_mul_quant] [quantize]
- *     1 to 3 products of the same rows [add]        mm_few.cu
+ *     1 to 3 products of the same rows
+ *     [add, or the last one's copy to the cache]    mm_few.cu
  *   rope, rope into the cache, attention; then such
  *     a product, or not                             decode.cu, mm_few.cu
- *   the same over codes with scales                 decode_scaled.cu (chain_kv.c), mm_few.cu
+ *   the same over codes                             decode_scaled.cu, decode_coded.cu (chain_kv.c), mm_few.cu
  *   what keeps keys and values otherwise            chain_kv.c
  *
  * A pattern is taken when nothing after it reads what its kernels leave out. Every kernel is launched so that it may
@@ -15,6 +16,7 @@
 #include <string.h>
 
 #include "backend/cuda/chain.h"
+#include "backend/cuda/vq.h"
 #include "base/checked.h"
 #include "ref/slots.h"
 
@@ -88,7 +90,7 @@ static int is_product(const qn_chain_step *s)
     }
     const qn_op op = s->desc->op;
     return op == QN_OP_DENSE_MM || op == QN_OP_SCALED_MM || op == QN_OP_BLOCK_SCALED_MM || op == QN_OP_NVFP4_MM ||
-           op == QN_OP_MXFP4_MM;
+           op == QN_OP_MXFP4_MM || op == QN_OP_VQ_MM;
 }
 
 static int64_t depth_of(const qn_op_desc *desc)
@@ -97,6 +99,7 @@ static int64_t depth_of(const qn_op_desc *desc)
     case QN_OP_NVFP4_MM: return desc->in[QN_NVMM_B].dims[1] * 2;
     case QN_OP_MXFP4_MM: return desc->in[QN_MXMM_B].dims[1] * 2;
     case QN_OP_BLOCK_SCALED_MM: return desc->in[QN_BMM_B].dims[1];
+    case QN_OP_VQ_MM: return desc->in[QN_VQMM_X].dims[1];
     default: return desc->in[1].dims[1]; /* b of dense_mm and scaled_mm */
     }
 }
@@ -110,15 +113,18 @@ static const qn_view *rows_of(const qn_chain_step *s)
 
 /* A product, or a few neighbours that read the same rows and differ in weights alone, and what stands around. */
 typedef struct product {
-    const qn_chain_step *before, *quantize, *mm[QN_CUDA_MM_PARTS], *add;
+    const qn_chain_step *before, *quantize, *mm[QN_CUDA_MM_PARTS], *add, *copy; /* copy: of the last one's results */
     int32_t parts, taken, pre, quant, floors;
     qn_format rounded; /* of the row before its quantisation */
 } product;
 
 static int same_product(const qn_chain_step *a, const qn_chain_step *b)
 {
+    qn_op_desc with = *b->desc; /* the attributes of b, but for its rows */
+    with.attr[QN_ATTR_OUT_FEATURES] = a->desc->attr[QN_ATTR_OUT_FEATURES];
     if (a->desc->op != b->desc->op || rows_of(a)->data != rows_of(b)->data || depth_of(a->desc) != depth_of(b->desc) ||
-        memcmp(a->desc->attr, b->desc->attr, sizeof a->desc->attr) != 0) {
+        memcmp(a->desc->attr, with.attr, sizeof with.attr) != 0 ||
+        (a->desc->op == QN_OP_VQ_MM && !qn_cuda_vq_few_alike(a->desc, b->desc))) {
         return 0;
     }
     for (int i = 0; i < QN_MAX_IN; i++) {
@@ -179,6 +185,16 @@ static int fits(const qn_chain_step *mm, int32_t quant)
     }
 }
 
+/* Whether step i does nothing but bring a product's results to the cache's row at the position. */
+static int is_kept(const matcher *m, int32_t i, const qn_chain_step *mm)
+{
+    const qn_chain_step *s = &m->steps[i];
+    const qn_mut_view *d = &mm->args.out[0];
+    return s->kind == QN_CHAIN_COPY && s->cached_out & 1 && x_of(s) == d->data && !mm->cached_out &&
+           d->shape.format == QN_F32 && s->args.in[0].shape.dims[1] == d->shape.dims[1] &&
+           !is_needed(m, i + 1, d->data);
+}
+
 /* Match a product from step i on, its rows made by `from` (an attention; NULL: the steps themselves say). */
 static int match_product(const matcher *m, int32_t i, const qn_chain_step *from, product *p)
 {
@@ -228,6 +244,9 @@ static int match_product(const matcher *m, int32_t i, const qn_chain_step *from,
         !is_needed(m, i + 1, mm->args.out[0].data)) {
         p->add = &m->steps[i++];
     }
+    if (i < m->count && is_kept(m, i, p->mm[p->parts - 1])) {
+        p->copy = &m->steps[i++];
+    }
     if ((p->before && outputs_needed(m, i, p->before)) || (p->quantize && outputs_needed(m, i, p->quantize))) {
         return 0;
     }
@@ -247,6 +266,10 @@ static qn_cuda_mm product_arguments(const matcher *m, const product *p)
     }
     if (p->add) {
         a.part[0].d = p->add->args.out[0].data;
+    }
+    if (p->copy) {
+        a.part[p->parts - 1].d = p->copy->args.out[0].data;
+        a.part[p->parts - 1].d_position = p->copy->args.out[0].strides[0];
     }
     a.m = 1;
     a.k = (int32_t)depth_of(p->mm[0]->desc);
@@ -272,7 +295,8 @@ static qn_status make_product(const matcher *m, const product *p, qn_cuda_chain_
     const int32_t format = qn_cuda_weight_format(desc);
     *possible = format >= 0;
     for (int32_t i = 0; i < p->parts && *possible; i++) {
-        *possible = qn_cuda_mm_aligned(format, &a->part[i], a->k);
+        *possible = qn_cuda_mm_aligned(format, &a->part[i], a->k) &&
+                    (desc->op != QN_OP_VQ_MM || qn_cuda_vq_few_takes(p->mm[i]->desc, &p->mm[i]->args, a));
     }
     const qn_cuda_few few = qn_cuda_few_shape(format, a->n, a->k, 1, 1, m->cuda->device.sms);
     qn_cuda_program program;
@@ -280,6 +304,9 @@ static qn_status make_product(const matcher *m, const product *p, qn_cuda_chain_
     program.source = "mm_few.cu";
     program.entry = "qn_mm_few";
     program.shared_bytes = few.shared_bytes;
+    if (desc->op == QN_OP_VQ_MM && *possible) {
+        program.shared_bytes += qn_cuda_vq_few_define(desc, a, few.columns * (THREADS / 32 / few.split), &program);
+    }
     const int32_t items = (int32_t)qn_ceil_div(a->k, 4 * THREADS);
     *possible = *possible && items <= MOST_ITEMS && program.shared_bytes <= m->cuda->device.shared_bytes - 2048;
     if (!*possible) {
@@ -387,12 +414,14 @@ static qn_status make_join(const matcher *m, const qn_chain_step *attention, qn_
 }
 
 /* Steps up to an attention that leaves parts, and what puts these together: a product, or nothing else. */
-static qn_status make_attended(const matcher *m, int32_t steps, int scaled, qn_chain *chain, int32_t *taken,
+static qn_status make_attended(const matcher *m, int32_t steps, int kept, qn_chain *chain, int32_t *taken,
                                qn_error *error)
 {
     const qn_chain_step *attention = &m->steps[steps - 1];
     const int64_t *q = attention->desc->in[QN_ATT_Q].dims;
-    const int64_t parts = qn_max_i64(1, qn_ceil_div(attention->args.in[QN_ATT_K].shape.dims[0], PART_KEYS));
+    const int64_t *k = attention->args.in[1].shape.dims; /* of one sequence, where it says so */
+    const int64_t room = attention->desc->op == QN_OP_VQ_ATTENTION ? k[1] : k[0];
+    const int64_t parts = qn_max_i64(1, qn_ceil_div(room, PART_KEYS));
     product p;
     int possible = match_product(m, steps, attention, &p);
     if (possible) {
@@ -406,8 +435,8 @@ static qn_status make_attended(const matcher *m, int32_t steps, int scaled, qn_c
         m->cuda->cu.MemAlloc(&chain->partials, (size_t)(parts * q[1] * (q[2] + 4)) * sizeof(float));
     qn_cuda_pop(m->cuda);
     QN_TRY(qn_cuda_check(m->cuda, result, "cuMemAlloc", error));
-    QN_TRY(scaled ? qn_cuda_chain_decode_scaled(m->steps, m->position, parts, chain, error)
-                  : make_attention(m, parts, chain, error));
+    QN_TRY(kept ? qn_cuda_chain_decode_kept(m->steps, m->position, parts, chain, error)
+                : make_attention(m, parts, chain, error));
     chain->count = 2;
     *taken = steps + (possible ? p.taken : 0);
     if (!possible) {
@@ -503,10 +532,10 @@ static qn_status make(const matcher *m, qn_chain *chain, int32_t *taken, qn_erro
     int possible = 1;
     product p;
     chain->kind = m->steps[0].kind;
-    const int32_t scaled = qn_cuda_chain_scaled(m->steps, m->count);
-    if (scaled && !is_needed(m, scaled, m->steps[0].args.out[0].data) &&
-        !is_needed(m, scaled, m->steps[1].args.out[0].data)) {
-        QN_TRY(make_attended(m, scaled, 1, chain, taken, error));
+    const int32_t kept = qn_cuda_chain_kept(m->steps, m->count);
+    if (kept && !is_needed(m, kept, m->steps[0].args.out[0].data) &&
+        !is_needed(m, kept, m->steps[1].args.out[0].data) && !is_needed(m, kept, m->steps[kept - 1].args.out[1].data)) {
+        QN_TRY(make_attended(m, kept, 1, chain, taken, error));
         if (*taken) {
             return QN_OK;
         }

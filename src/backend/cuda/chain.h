@@ -18,6 +18,7 @@ typedef union qn_cuda_chain_arguments {
     qn_cuda_kv_keep keep;
     qn_cuda_kv_step kv_step;
     qn_cuda_decode_scaled decode_scaled;
+    qn_cuda_decode_coded decode_coded;
 } qn_cuda_chain_arguments;
 
 typedef struct qn_cuda_chain_launch {
@@ -39,12 +40,12 @@ struct qn_chain {
 qn_status qn_cuda_chain_kv(const qn_chain_step *steps, int32_t count, const int32_t *position, qn_chain *chain,
                            int32_t *taken, qn_error *error);
 
-/* The steps that decode_scaled.cu does, the attention the last of them: how many, or 0. */
-int32_t qn_cuda_chain_scaled(const qn_chain_step *steps, int32_t count);
+/* The steps that decode_scaled.cu or decode_coded.cu does, the attention the last of them: how many, or 0. */
+int32_t qn_cuda_chain_kept(const qn_chain_step *steps, int32_t count);
 
 /* Their launch, for an attention in `parts` parts whose memory the chain has. */
-qn_status qn_cuda_chain_decode_scaled(const qn_chain_step *steps, const int32_t *position, int64_t parts,
-                                      qn_chain *chain, qn_error *error);
+qn_status qn_cuda_chain_decode_kept(const qn_chain_step *steps, const int32_t *position, int64_t parts,
+                                    qn_chain *chain, qn_error *error);
 
 /* qn_backend_chains.keep */
 qn_status qn_cuda_chain_keep(const qn_chain *chain, const qn_args *args, const int32_t *positions, void *stream,

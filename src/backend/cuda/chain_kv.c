@@ -7,6 +7,7 @@
  *   copy                rows, into a cache of floats too            kv_keep.cu
  *   quantize_fp8, vq_encode into a cache                            kv_keep.cu, vq_encode.cu
  *   all of these for codes with scales, and scaled_attention over the cache    decode_scaled.cu
+ *   all of these for vectors, and vq_attention over the cache                  decode_coded.cu
  *   scaled_attention over a cache                                   vq_attention_plain.cu, vq_attention_join.cu
  *
  * vq_attention needs none of this: it takes its lengths from the device. */
@@ -253,12 +254,9 @@ static int in_words(const qn_view *rows, int64_t head, uint64_t word)
     return ((uint64_t)(uintptr_t)rows->data | (uint64_t)rows->strides[0]) % word == 0 && rows->strides[1] == head;
 }
 
-int32_t qn_cuda_chain_scaled(const qn_chain_step *s, int32_t count)
+/* Whether an attention is that of the query that was turned, over what the steps have kept as codes with scales. */
+static int is_scaled_attention(const qn_chain_step *s)
 {
-    if (count <= STEP_STEPS || !is_step(s, count) || !is_operator(&s[4], QN_OP_QUANTIZE_FP8) ||
-        !is_operator(&s[STEP_STEPS], QN_OP_SCALED_ATTENTION)) {
-        return 0;
-    }
     const qn_chain_step *attention = &s[STEP_STEPS];
     const qn_op_desc *d = attention->desc;
     const qn_view *in = attention->args.in;
@@ -273,42 +271,133 @@ int32_t qn_cuda_chain_scaled(const qn_chain_step *s, int32_t count)
     const int kept = d->attr[QN_ATTR_WINDOW].i > 0 && d->attr[QN_ATTR_CAUSAL].i &&
                      d->in[QN_ATT_K].format == QN_F8_E4M3 && d->in[QN_ATT_V].format == QN_F8_E4M3 &&
                      d->in[QN_ATT_K_RECENT].format == QN_F16 && d->in[QN_ATT_V_RECENT].format == QN_F16;
-    const int words = size % 8 == 0 && size <= MOST_HEAD && in_words(&in[QN_ATT_K], size, 4) &&
-                      in_words(&in[QN_ATT_V], size, 4) && in_words(&in[QN_ATT_K_RECENT], 2 * size, 16) &&
-                      in_words(&in[QN_ATT_V_RECENT], 2 * size, 16);
-    return reads && kept && words ? STEP_STEPS + 1 : 0;
+    return reads && kept && size % 8 == 0 && size <= MOST_HEAD && in_words(&in[QN_ATT_K], size, 4) &&
+           in_words(&in[QN_ATT_V], size, 4) && in_words(&in[QN_ATT_K_RECENT], 2 * size, 16) &&
+           in_words(&in[QN_ATT_V_RECENT], 2 * size, 16);
 }
 
-qn_status qn_cuda_chain_decode_scaled(const qn_chain_step *s, const int32_t *position, int64_t parts, qn_chain *chain,
-                                      qn_error *error)
+/* One sequence's rows of a cache of four dimensions as one of three. */
+static qn_view rows_of_sequence(const qn_view *all)
+{
+    qn_view rows = *all;
+    for (int i = 0; i < 3; i++) {
+        rows.shape.dims[i] = all->shape.dims[i + 1];
+        rows.strides[i] = all->strides[i + 1];
+    }
+    return rows;
+}
+
+/* The same over codes of vectors, for keys and for values. */
+static int reads_coded(const qn_chain_step *s, int values)
+{
+    const qn_chain_step *attention = &s[STEP_STEPS], *codes = &s[4 + values];
+    const qn_view *in = attention->args.in, *book = &in[QN_VQA_K_CODEBOOK + values];
+    const qn_view *of_codes = &codes->args.in[QN_VQE_CODEBOOK];
+    const qn_mut_view *written = &codes->args.out[QN_VQE_OUT_CODES];
+    const qn_view rows = rows_of_sequence(&in[QN_VQA_K_CODES + values]);
+    const qn_view recent = rows_of_sequence(&in[QN_VQA_K_RECENT + values]);
+    const int64_t size = attention->desc->in[QN_VQA_Q].dims[2], *dims = book->shape.dims;
+    const int same = rows.data == written->data && rows.strides[0] == written->strides[1] &&
+                     rows.strides[1] == written->strides[2] && book->data == of_codes->data &&
+                     memcmp(book->strides, of_codes->strides, sizeof book->strides) == 0 &&
+                     same_rows(&recent, &s[2 + values].args.out[0]);
+    const int vectors = book->shape.format == QN_F16 && rows.shape.format == QN_U8 && dims[2] == 256 &&
+                        (dims[3] == 2 || dims[3] == 4 || dims[3] == 8) && dims[1] % 4 == 0 &&
+                        qn_cuda_encode_arguments(&codes->args).book.wide;
+    return same && vectors && recent.shape.format == QN_F16 && in_words(&rows, dims[1], 4) &&
+           in_words(&recent, 2 * size, 16);
+}
+
+static int is_coded_attention(const qn_chain_step *s)
+{
+    const qn_chain_step *attention = &s[STEP_STEPS];
+    const qn_op_desc *d = attention->desc;
+    const int64_t *q = d->in[QN_VQA_Q].dims, size = q[2];
+    return q[0] == 1 && size % 8 == 0 && size <= MOST_HEAD && d->in[QN_VQA_Q].format == QN_F32 &&
+           attention->args.in[QN_VQA_Q].data == s[0].args.out[0].data && attention->cached_in != 0 &&
+           d->attr[QN_ATTR_WINDOW].i > 0 && d->attr[QN_ATTR_STYLE].i == QN_ROPE_HALF &&
+           d->attr[QN_ATTR_ROPE_THETA].f == s[0].desc->attr[QN_ATTR_THETA].f && reads_coded(s, 0) && reads_coded(s, 1);
+}
+
+int32_t qn_cuda_chain_kept(const qn_chain_step *s, int32_t count)
+{
+    if (count <= STEP_STEPS || !is_step(s, count)) {
+        return 0;
+    }
+    const int scaled = is_operator(&s[4], QN_OP_QUANTIZE_FP8);
+    const int kept = scaled ? is_operator(&s[STEP_STEPS], QN_OP_SCALED_ATTENTION) && is_scaled_attention(s)
+                            : is_operator(&s[STEP_STEPS], QN_OP_VQ_ATTENTION) && is_coded_attention(s);
+    return kept ? STEP_STEPS + 1 : 0;
+}
+
+static qn_cuda_kv_keep recent_rows(const qn_chain_step *s, const int32_t *position, int values)
+{
+    qn_cuda_chain_launch keep = {.arguments = {.keep = {0}}};
+    keep_arguments(&s[2 + values].args, position, &keep);
+    return keep.arguments.keep;
+}
+
+/* Arguments and program; returns how many blocks encode, for each head. */
+static int64_t decode_coded(const qn_chain_step *s, const qn_cuda_decode_scaled *common, int64_t parts,
+                            qn_cuda_decode_coded *a, qn_cuda_program *program)
+{
+    *a = (qn_cuda_decode_coded){.q = common->q,
+                                .k = common->k,
+                                .v = common->v,
+                                .position = common->position,
+                                .recent = {common->recent[0], common->recent[1]},
+                                .partials = common->partials,
+                                .heads = common->heads,
+                                .group = common->group,
+                                .window = common->window,
+                                .parts = (int32_t)parts,
+                                .scale = common->scale,
+                                .log2_theta = common->log2_theta};
+    for (int values = 0; values < 2; values++) {
+        a->coded[values] = qn_cuda_encode_arguments(&s[4 + values].args);
+        a->coded[values].position = common->position;
+    }
+    qn_cuda_encode_program(s[4].desc, program);
+    program->source = "decode_coded.cu";
+    program->entry = "qn_decode_coded";
+    const int64_t tasks = 2 * (int64_t)(a->heads / a->group) * a->coded[0].groups;
+    return qn_ceil_div(tasks, STEP_WARPS * (int64_t)a->heads);
+}
+
+qn_status qn_cuda_chain_decode_kept(const qn_chain_step *s, const int32_t *position, int64_t parts, qn_chain *chain,
+                                    qn_error *error)
 {
     static const char *const zero[] = {"X_FORMAT", "TYPE", "ASYMMETRIC", "BOUNDED"}; /* of rows.h */
     const qn_op_desc *d = s[STEP_STEPS].desc;
-    const int64_t heads = d->in[QN_ATT_Q].dims[1], size = d->in[QN_ATT_Q].dims[2];
+    const int64_t *q = d->in[0].dims, heads = q[1], size = q[2];
     const float scale = d->attr[QN_ATTR_SCALE].f;
     qn_cuda_chain_launch *l = &chain->launches[0];
-    qn_cuda_decode_scaled *a = &l->arguments.decode_scaled;
-    *a = (qn_cuda_decode_scaled){.q = s[0].args.in[0].data,
-                                 .k = s[1].args.in[0].data,
-                                 .v = s[3].args.in[0].data,
-                                 .position = position,
-                                 .partials = (char *)(uintptr_t)chain->partials,
-                                 .heads = (int32_t)heads,
-                                 .group = (int32_t)(heads / d->in[QN_ATT_K].dims[1]),
-                                 .window = d->attr[QN_ATTR_WINDOW].i,
-                                 .scale = scale == 0.0f ? (float)(1.0 / sqrt((double)size)) : scale,
-                                 .log2_theta = log2((double)s[0].desc->attr[QN_ATTR_THETA].f)};
-    for (int values = 0; values < 2; values++) {
-        qn_cuda_chain_launch keep = {.arguments = {.keep = {0}}};
-        keep_arguments(&s[2 + values].args, position, &keep);
-        a->recent[values] = keep.arguments.keep;
-        a->scaled[values] = scaled_rows(&s[4 + values]);
+    qn_cuda_program program;
+    memset(&program, 0, sizeof program);
+    qn_cuda_decode_scaled a = {.q = s[0].args.in[0].data,
+                               .k = s[1].args.in[0].data,
+                               .v = s[3].args.in[0].data,
+                               .position = position,
+                               .recent = {recent_rows(s, position, 0), recent_rows(s, position, 1)},
+                               .partials = (char *)(uintptr_t)chain->partials,
+                               .heads = (int32_t)heads,
+                               .group = (int32_t)(heads / s[1].desc->in[0].dims[1]),
+                               .window = d->attr[QN_ATTR_WINDOW].i,
+                               .scale = scale == 0.0f ? (float)(1.0 / sqrt((double)size)) : scale,
+                               .log2_theta = log2((double)s[0].desc->attr[QN_ATTR_THETA].f)};
+    if (d->op == QN_OP_VQ_ATTENTION) {
+        parts += decode_coded(s, &a, parts, &l->arguments.decode_coded, &program);
+    } else {
+        a.scaled[0] = scaled_rows(&s[4]);
+        a.scaled[1] = scaled_rows(&s[5]);
+        l->arguments.decode_scaled = a;
+        program.source = "decode_scaled.cu";
+        program.entry = "qn_decode_scaled";
+        for (size_t i = 0; i < sizeof zero / sizeof *zero; i++) {
+            qn_cuda_define(&program, zero[i], 0);
+        }
     }
-    qn_cuda_program program = {.source = "decode_scaled.cu", .entry = "qn_decode_scaled"};
     qn_cuda_define(&program, "SIZE", size);
-    for (size_t i = 0; i < sizeof zero / sizeof *zero; i++) {
-        qn_cuda_define(&program, zero[i], 0);
-    }
     l->geometry = (qn_cuda_geometry){
         .grid = {(uint32_t)parts, (uint32_t)heads, 1}, .block = {DECODE_THREADS, 1, 1}, .dependent = dependent(chain)};
     return qn_cuda_function_get(chain->cuda, &program, &l->function, error);

@@ -135,7 +135,7 @@ typedef struct qn_cuda_program {
     int32_t wide_clusters;    /* clusters of more than 8 blocks */
     int32_t most_shared;      /* all that can be is shared memory: blocks of two launches fit beside each other */
     int32_t cluster, threads; /* where the plan must know how many clusters of that size run at a time; 0: need not */
-    char params[512];         /* "#define NAME value" lines (qn_cuda_define) */
+    char params[768];         /* "#define NAME value" lines (qn_cuda_define) */
 } qn_cuda_program;
 
 /* Add "#define name value" to a program. */

@@ -4,6 +4,7 @@
  * A plan has a kernel of tiles for many rows and one for up to 1, 2, 4 and 8 rows each, which read weights by whole
  * units (kernels/cuda/mm_unpack.h); and a kernel of tiles that reads any alignment and K. */
 #include "backend/cuda/mm.h"
+#include "backend/cuda/vq.h"
 
 #include <string.h>
 
@@ -56,12 +57,16 @@ static slots slots_of(qn_op op)
     case QN_OP_BLOCK_SCALED_MM: return (slots){QN_BMM_A, QN_BMM_B, QN_BMM_SCALE_B, -1, -1};
     case QN_OP_NVFP4_MM: return (slots){QN_NVMM_X, QN_NVMM_B, QN_NVMM_B_SCALE, QN_NVMM_BIAS, QN_NVMM_B_GLOBAL};
     case QN_OP_MXFP4_MM: return (slots){QN_MXMM_X, QN_MXMM_B, QN_MXMM_B_SCALE, QN_MXMM_BIAS, -1};
+    case QN_OP_VQ_MM: return (slots){QN_VQMM_X, -1, -1, QN_VQMM_BIAS, -1};
     default: return (slots){QN_DMM_X, QN_DMM_B, -1, QN_DMM_BIAS, -1};
     }
 }
 
 int32_t qn_cuda_weight_format(const qn_op_desc *desc)
 {
+    if (desc->op == QN_OP_VQ_MM) {
+        return qn_cuda_vq_few_format(desc);
+    }
     const qn_format format = desc->in[slots_of(desc->op).b].format;
     switch (desc->op) {
     case QN_OP_SCALED_MM: return format == QN_I8 ? QN_MM_I8 : QN_MM_E4M3;
@@ -77,7 +82,10 @@ int32_t qn_cuda_weight_unit(int32_t format)
     switch (format) {
     case QN_MM_F32: return 4;
     case QN_MM_F16:
-    case QN_MM_BF16: return 8;
+    case QN_MM_BF16:
+    case QN_MM_AQLM:
+    case QN_MM_GPTVQ: return 8;
+    case QN_MM_VPTQ: return 1;
     case QN_MM_Q4_0:
     case QN_MM_Q4_1:
     case QN_MM_Q5_0:
@@ -102,14 +110,24 @@ int32_t qn_cuda_weight_align(int32_t format)
     case QN_MM_Q4_K:
     case QN_MM_Q5_K: return 4; /* blocks of whole words */
     case QN_MM_NVFP4: return 8;
+    case QN_MM_AQLM:
+    case QN_MM_GPTVQ:
+    case QN_MM_VPTQ: return 1; /* qn_cuda_vq_few_takes knows more */
     default: return 16;
     }
 }
 
-/* Registers that a loaded unit takes. */
+/* Registers that a loaded unit takes, of vectors decoded; for each column. */
 static int32_t unit_words(int32_t format)
 {
-    return format == QN_MM_Q8_0 ? 9 : format >= QN_MM_Q2_K && format <= QN_MM_Q6_K ? 10 : format == QN_MM_NVFP4 ? 3 : 5;
+    switch (format) {
+    case QN_MM_VPTQ: return 1;
+    case QN_MM_NVFP4: return 3;
+    case QN_MM_AQLM:
+    case QN_MM_GPTVQ: return 8;
+    case QN_MM_Q8_0: return 9;
+    default: return format >= QN_MM_Q2_K && format <= QN_MM_Q6_K ? 10 : 5;
+    }
 }
 
 static int32_t act_format(const qn_op_desc *desc)
@@ -124,17 +142,35 @@ static int32_t act_format(const qn_op_desc *desc)
 
 /* ---- programs ---- */
 
+/* Of eight rows that a code stands for a warp has all or, where there are few, half; and of K as small a part as the
+ * device has room for. */
+static qn_cuda_few vptq_shape(int64_t n, int64_t steps, int32_t sms)
+{
+    qn_cuda_few f = {.columns = n >= 8 * (int64_t)sms ? 8 : 4, .split = WARPS};
+    while (f.split > 1 && n * f.split > (int64_t)2 * sms * WARPS * f.columns && steps <= 6 * (f.split / 2)) {
+        f.split /= 2;
+    }
+    return f;
+}
+
 qn_cuda_few qn_cuda_few_shape(int32_t format, int64_t n, int64_t k, int32_t rows, int32_t chain, int32_t sms)
 {
     const int64_t unit = qn_cuda_weight_unit(format), steps = qn_max_i64(1, qn_ceil_div(qn_ceil_div(k, unit), 32));
     const int64_t warps = (int64_t)sms * WARPS, words = unit_words(format);
     const int64_t item = format == QN_MM_I8 ? 1 : 4, gap = unit > 4 && format != QN_MM_I8 ? 4 : 0;
-    /* a chain's blocks go on to further columns: no more of them a warp than hide the latency of memory */
-    qn_cuda_few f = {.columns = n >= 16 * warps && !chain ? 4 : n >= 2 * warps ? 2 : 1, .split = 1};
+    /* a chain's blocks go on to further columns: no more of them a warp than hide the latency of memory, of vectors one */
+    const int vectors = format >= QN_MM_AQLM && format <= QN_MM_VPTQ;
+    /* vectors are decoded before x is there, all of a row of 576 elements: two blocks a multiprocessor then */
+    const int64_t room = vectors ? 48 : 40;
+    qn_cuda_few f = {.columns = n >= 16 * warps && !chain ? 4 : n >= 2 * warps && !vectors ? 2 : 1, .split = 1};
+    if (format == QN_MM_VPTQ) {
+        f = vptq_shape(n, steps, sms);
+    }
     while (f.split < 4 && f.columns == 1 && n * f.split < warps && steps >= 2 * f.split) {
         f.split *= 2;
     }
-    f.steps = (int32_t)qn_max_i64(1, qn_min_i64(qn_min_i64(qn_ceil_div(steps, f.split), 6), 40 / (f.columns * words)));
+    f.steps =
+        (int32_t)qn_max_i64(1, qn_min_i64(qn_min_i64(qn_ceil_div(steps, f.split), 6), room / (f.columns * words)));
     const int64_t all = rows * qn_ceil_div(k, unit) * (unit + gap) * item;
     f.whole = chain || all <= MOST_SHARED;
     if (f.whole) {
@@ -266,11 +302,14 @@ qn_cuda_mm_part qn_cuda_mm_part_of(const qn_op_desc *desc, const qn_args *args)
 {
     const slots s = slots_of(desc->op);
     const qn_mut_view *d = &args->out[QN_MM_OUT_D];
-    qn_cuda_mm_part p = {.b = args->in[s.b].data,
-                         .b_row = args->in[s.b].strides[0],
-                         .d = d->data,
-                         .d_row = d->strides[0],
-                         .n = (int32_t)desc->in[s.b].dims[0]};
+    qn_cuda_mm_part p = {.d = d->data, .d_row = d->strides[0]};
+    if (desc->op == QN_OP_VQ_MM) {
+        qn_cuda_vq_few_bind(desc, args, &p);
+    } else {
+        p.b = args->in[s.b].data;
+        p.b_row = args->in[s.b].strides[0];
+        p.n = (int32_t)desc->in[s.b].dims[0];
+    }
     if (s.b_scale >= 0) {
         const qn_view *scale = &args->in[s.b_scale];
         p.b_scale = scale->data;

@@ -194,6 +194,15 @@ qn_cuda_vq_cut qn_cuda_vq_cut_for(const qn_op_desc *desc, const qn_vq *vq, const
 
 qn_cuda_vq_wide_cut qn_cuda_vq_wide_cut_of(const qn_vq *vq, const qn_cuda_device *device, int32_t tokens);
 
+/* vq_mm as a chain's product (kernels/cuda/mm_vectors.h). The format's number, -1: it has none there; whether such
+ * operands are taken, whether two products may share rows; what of a part is the vectors' own; and the parameters, with
+ * the bytes of codebooks that a block of `columns` columns keeps in shared memory. */
+int32_t qn_cuda_vq_few_format(const qn_op_desc *desc);
+int qn_cuda_vq_few_takes(const qn_op_desc *desc, const qn_args *args, const qn_cuda_mm *a);
+int qn_cuda_vq_few_alike(const qn_op_desc *a, const qn_op_desc *b);
+void qn_cuda_vq_few_bind(const qn_op_desc *desc, const qn_args *args, qn_cuda_mm_part *part);
+int32_t qn_cuda_vq_few_define(const qn_op_desc *desc, const qn_cuda_mm *a, int64_t columns, qn_cuda_program *program);
+
 /* full: beside the direct kernel those that the generator chooses. */
 qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int full);
 

@@ -1,0 +1,161 @@
+/* vq_mm as a product of a chain: kernels/cuda/mm_few.cu with the units of mm_vectors.h, for aqlm of vectors of eight,
+ * gptvq, and vptq of one group of vectors of eight without outliers, if the codes of a vector are whole bytes. */
+#include "backend/cuda/vq.h"
+
+enum {
+    MOST_STAGED = 16 << 10, /* bytes of codebooks that a block keeps in shared memory, */
+    MOST_UNIT_BYTES = 4,    /* and of a unit's codes */
+    ENTRY = 16,             /* bytes of eight 16-bit floats */
+    MOST_LOOKUPS = 3000000  /* of a launch, where vq_sums.cu is there too: they take 5 us, about what it saves */
+};
+
+static int is_half(const qn_op_desc *desc, int32_t slot)
+{
+    const qn_format format = qn_cuda_vq_tensor(desc, slot)->format;
+    return format == QN_F16 || format == QN_BF16;
+}
+
+/* Bits of a unit's codes. */
+static int64_t unit_bits(const qn_op_desc *desc, const qn_vq *vq)
+{
+    switch (vq->format) {
+    case QN_VQ_AQLM: return vq->codebooks * qn_cuda_vq_stored_bits(desc, vq);
+    case QN_VQ_VPTQ: return qn_vq_bits_for(vq->entries) + qn_vq_bits_for(vq->res_entries);
+    default: return 16;
+    }
+}
+
+int32_t qn_cuda_vq_few_format(const qn_op_desc *desc)
+{
+    const qn_vq vq = qn_cuda_vq_describe(desc);
+    const int64_t bits = unit_bits(desc, &vq);
+    if (vq.n == 0 || vq.k == 0 || bits % 8 || bits < 8 || bits > 8 * MOST_UNIT_BYTES ||
+        desc->attr[QN_ATTR_LEVEL].i != QN_VQ_LEVEL_AUTO) {
+        return -1;
+    }
+    switch (vq.format) {
+    case QN_VQ_GPTVQ: return QN_MM_GPTVQ;
+    case QN_VQ_AQLM: return vq.in_group == 8 && vq.out_group == 1 && is_half(desc, QN_VQ_CODEBOOKS) ? QN_MM_AQLM : -1;
+    case QN_VQ_VPTQ:
+        return vq.vector_len == 8 && vq.groups == 1 && vq.outlier_size == 0 && is_half(desc, QN_VQ_CENTROIDS) &&
+                       (vq.res_entries == 0 || is_half(desc, QN_VQ_RES_CENTROIDS))
+                   ? QN_MM_VPTQ
+                   : -1;
+    default: return -1;
+    }
+}
+
+static int aligned(const qn_view *v, int64_t step, int64_t unit)
+{
+    return ((uint64_t)(uintptr_t)v->data | (uint64_t)step) % (uint64_t)unit == 0;
+}
+
+/* Lookups of all parts. */
+static int64_t lookups(const qn_vq *vq, const qn_cuda_mm *a)
+{
+    return (int64_t)a->n * (a->k / 8) * vq->codebooks;
+}
+
+int qn_cuda_vq_few_takes(const qn_op_desc *desc, const qn_args *args, const qn_cuda_mm *a)
+{
+    const qn_vq vq = qn_cuda_vq_describe(desc);
+    const qn_view *t = args->in + QN_VQMM_FIRST;
+    const qn_view *codes = &t[vq.format == QN_VQ_VPTQ ? QN_VQ_INDICES : QN_VQ_CODES], *books = &t[QN_VQ_CODEBOOKS];
+    const int64_t bytes = unit_bits(desc, &vq) / 8;
+    if (bytes != 3 && !aligned(codes, codes->strides[vq.format == QN_VQ_VPTQ], bytes)) {
+        return 0;
+    }
+    switch (vq.format) {
+    case QN_VQ_GPTVQ: return books->strides[2] == 4 && aligned(books, books->strides[0] | books->strides[1], 16);
+    case QN_VQ_VPTQ: /* a vector's rows are a warp's, or two warps' */
+        return aligned(&t[QN_VQ_CENTROIDS], 0, 16) && aligned(&t[QN_VQ_RES_CENTROIDS], 0, 16) &&
+               (vq.n == a->n || vq.n % 8 == 0);
+    default:
+        return (vq.packed || codes->strides[1] == bytes) && books->strides[1] == ENTRY &&
+               aligned(books, books->strides[0], 16) &&
+               (!qn_cuda_vq_sums_possible(desc, &vq) || lookups(&vq, a) <= MOST_LOOKUPS);
+    }
+}
+
+int qn_cuda_vq_few_alike(const qn_op_desc *a, const qn_op_desc *b)
+{
+    const qn_vq x = qn_cuda_vq_describe(a), y = qn_cuda_vq_describe(b);
+    return x.codebooks == y.codebooks && x.bits == y.bits && x.packed == y.packed && x.entries == y.entries &&
+           x.res_entries == y.res_entries;
+}
+
+void qn_cuda_vq_few_bind(const qn_op_desc *desc, const qn_args *args, qn_cuda_mm_part *part)
+{
+    const qn_vq vq = qn_cuda_vq_describe(desc);
+    const qn_view *t = args->in + QN_VQMM_FIRST;
+    part->n = (int32_t)vq.n;
+    if (vq.format == QN_VQ_VPTQ) {
+        part->b = t[QN_VQ_INDICES].data;
+        part->b_row = t[QN_VQ_INDICES].strides[1];
+        part->b_scale = t[QN_VQ_WEIGHT_SCALE].data;
+        part->shift = t[QN_VQ_WEIGHT_BIAS].data;
+        part->perm = t[QN_VQ_PERM].data;
+        part->books = t[QN_VQ_CENTROIDS].data;
+        part->books_step = (int64_t)((uintptr_t)t[QN_VQ_RES_CENTROIDS].data - (uintptr_t)part->books);
+        return;
+    }
+    const int tiles = vq.format == QN_VQ_GPTVQ;
+    const qn_view *books = &t[QN_VQ_CODEBOOKS], *scales = &t[tiles ? QN_VQ_CODEBOOK_SCALES : QN_VQ_SCALES];
+    part->b = t[QN_VQ_CODES].data;
+    part->b_row = t[QN_VQ_CODES].strides[0];
+    part->b_scale = scales->data;
+    part->b_scale_row = scales->shape.ndim == 1 ? (scales->shape.format == QN_F32 ? 4 : 2) : scales->strides[0];
+    part->books = books->data;
+    part->books_row = tiles ? books->strides[0] : 0;
+    part->books_step = books->strides[tiles];
+}
+
+/* Codebooks of a row of w, as bytes; 0: blocks have columns of several, or they are too many, or gptvq's, whose tiles
+ * each have a small one: entries of 4 bytes come as quickly from where they lie. */
+static int64_t staged_bytes(const qn_vq *vq, const qn_cuda_mm *a, int64_t columns)
+{
+    if (vq->format == QN_VQ_GPTVQ) {
+        return 0;
+    }
+    for (int32_t i = 0; a->part[0].n < a->n && i < QN_CUDA_MM_PARTS; i++) {
+        if (a->part[i].n % columns) {
+            return 0;
+        }
+    }
+    const int64_t bytes =
+        vq->format == QN_VQ_VPTQ ? (vq->entries + vq->res_entries) * ENTRY : (vq->codebooks * ENTRY) << vq->bits;
+    return bytes <= MOST_STAGED ? bytes : 0;
+}
+
+/* Format of a tensor of floats + 1, 0: there is none. */
+static int32_t number_of(const qn_op_desc *desc, int32_t slot)
+{
+    const qn_format format = qn_cuda_vq_tensor(desc, slot)->format;
+    return format ? qn_cuda_float_format(format) + 1 : 0;
+}
+
+int32_t qn_cuda_vq_few_define(const qn_op_desc *desc, const qn_cuda_mm *a, int64_t columns, qn_cuda_program *program)
+{
+    const qn_vq vq = qn_cuda_vq_describe(desc);
+    const int32_t staged = (int32_t)staged_bytes(&vq, a, columns);
+    qn_cuda_define(program, "STAGED", staged);
+    if (vq.format == QN_VQ_VPTQ) {
+        qn_cuda_define(program, "BOOKS", vq.res_entries ? 2 : 1);
+        qn_cuda_define(program, "ENTRIES", vq.entries);
+        qn_cuda_define(program, "RES_ENTRIES", vq.res_entries);
+        qn_cuda_define(program, "BITS", qn_vq_bits_for(vq.entries));
+        qn_cuda_define(program, "RES_BITS", qn_vq_bits_for(vq.res_entries));
+        qn_cuda_define(program, "BOOK_FORMAT", number_of(desc, QN_VQ_CENTROIDS) - 1);
+        qn_cuda_define(program, "RES_FORMAT", number_of(desc, QN_VQ_RES_CENTROIDS) - 1);
+        qn_cuda_define(program, "SCALE_FORMAT", number_of(desc, QN_VQ_WEIGHT_SCALE));
+        qn_cuda_define(program, "SHIFT_FORMAT", number_of(desc, QN_VQ_WEIGHT_BIAS));
+        qn_cuda_define(program, "PERM", qn_cuda_vq_given(desc, QN_VQ_PERM));
+    } else if (vq.format == QN_VQ_AQLM) {
+        qn_cuda_define(program, "BOOKS", vq.codebooks);
+        qn_cuda_define(program, "BITS", vq.bits);
+        qn_cuda_define(program, "STORED", qn_cuda_vq_stored_bits(desc, &vq));
+        qn_cuda_define(program, "BOOK_FORMAT", number_of(desc, QN_VQ_CODEBOOKS) - 1);
+        qn_cuda_define(program, "SCALE_FORMAT", number_of(desc, QN_VQ_SCALES) - 1);
+    }
+    return staged;
+}
