@@ -57,9 +57,10 @@
 #define THREADS (CONSUMERS + 32 + 32 * SCALERS)
 #define B_BYTES (STRIP * 128)
 #define A_BYTES (ROWS * 128)
-/* Of more than 32 rows the L2 cache is asked for a, and only so many stages of weights go before it. */
+/* Of more than 32 rows the L2 cache is asked for a, and only so many stages of weights go before it: as measured, of
+ * blocks by themselves twice as many as of clusters. */
 #define ASKS (LAYOUT == ONE && ROWS > 32)
-#define EARLY_STAGES (EARLY_BYTES / (OCCUPANCY * UNROLL * B_BYTES))
+#define EARLY_STAGES ((SPLIT == 1 ? 2 : 1) * EARLY_BYTES / (OCCUPANCY * UNROLL * B_BYTES))
 #define EARLY (ASKS && EARLY_STAGES < STAGES ? EARLY_STAGES : STAGES)
 #define ASKED (EARLY_BYTES / (OCCUPANCY * B_BYTES)) /* k-blocks of a group's first strip */
 #define SCALES (ROWS + 4)         /* floats: one per row of a, then those of b */
