@@ -30,20 +30,19 @@
 enum { PROMPT = 6, STEPS = 7, CONTEXT = 420, TEXT = PROMPT + STEPS };
 
 /* A pass of the synthetic model: the lookup, five launches a layer, the output layer, however keys and values are kept.
- * With vectors of weights two norms, seven products, the values' copy, attention and its joining, SiLU, two sums at least.
+ * With vectors of weights two norms, seven products, the values' copy, attention and its joining, SiLU, two sums at
+ * least.
  */
-enum {
-    PASS_LAUNCHES = 1 + 5 * SYN_LAYERS + 1,
-    VQ_PASS_LAUNCHES = 1 + 15 * SYN_LAYERS + 1
-};
+enum { PASS_LAUNCHES = 1 + 5 * SYN_LAYERS + 1, VQ_PASS_LAUNCHES = 1 + 15 * SYN_LAYERS + 1 };
 
 static const char *const schemes[] = {"f32",  "bf16",     "f16",   "fp8-block",  "fp8-e5m2-block", "fp8",
                                       "int8", "int8-azp", "nvfp4", "nvfp4-w4a4", "mxfp4"};
 enum { SCHEMES = sizeof schemes / sizeof *schemes };
 
 /* Vectors of weights: those that chains take, and others, whose products are launches of their own, several each. */
-static const char *const vq_schemes[] = {"gptvq-2", "aqlm-2x8", "aqlm-3", "aqlm-1x16", "vptq-2", "vptq-3", "quip-2"};
-enum { VQ_SCHEMES = sizeof vq_schemes / sizeof *vq_schemes, VQ_CHAINED = 6 };
+static const char *const vq_schemes[] = {"gptvq-2", "aqlm-2x8", "aqlm-3", "aqlm-1x16",
+                                         "vptq-2",  "vptq-3",   "quip-2", "quip-4"};
+enum { VQ_SCHEMES = sizeof vq_schemes / sizeof *vq_schemes, VQ_CHAINED = 8 };
 
 static const char *const kv_schemes[] = {"fp8", "cq4", "cq2", "cq1"};
 enum { KV_SCHEMES = sizeof kv_schemes / sizeof *kv_schemes };

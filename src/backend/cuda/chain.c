@@ -285,10 +285,56 @@ static qn_cuda_mm product_arguments(const matcher *m, const product *p)
     return a;
 }
 
-/* The launch of a product; *possible 0: its weights or sizes are not for this kernel. */
+/* What stands before a product, and whether it is added. */
+static void define_before(const product *p, qn_cuda_program *program)
+{
+    qn_cuda_define(program, "X_FORMAT", 0);
+    qn_cuda_define(program, "PRE", p->pre);
+    qn_cuda_define(program, "ROUND", qn_cuda_float_format(p->rounded));
+    qn_cuda_define(program, "QUANT", p->quant);
+    qn_cuda_define(program, "FLOORS", p->floors);
+    qn_cuda_define(program, "ADD", p->add != NULL);
+}
+
+/* Products of E8P12 weights between transforms. */
+static qn_status make_points(const matcher *m, const product *p, qn_cuda_chain_launch *l, int *possible,
+                             qn_error *error)
+{
+    qn_cuda_mm_points *a = &l->arguments.points;
+    qn_cuda_program program;
+    memset(&program, 0, sizeof program);
+    memset(a, 0, sizeof *a);
+    a->mm = product_arguments(m, p);
+    for (int32_t i = 0; i < p->parts; i++) {
+        qn_cuda_mm_points_bind(p->mm[i]->desc, &p->mm[i]->args, i, a);
+    }
+    l->geometry = qn_cuda_mm_points_define(p->mm[0]->desc, a, p->parts, &program);
+    *possible = program.shared_bytes <= m->cuda->device.shared_bytes - 2048;
+    if (!*possible) {
+        return QN_OK;
+    }
+    define_before(p, &program);
+    return qn_cuda_function_get(m->cuda, &program, &l->function, error);
+}
+
+static int points_take(const matcher *m, const product *p)
+{
+    for (int32_t i = 0; i < p->parts; i++) {
+        if (p->mm[i]->desc->op != QN_OP_VQ_MM ||
+            !qn_cuda_mm_points_takes(p->mm[i]->desc, &p->mm[i]->args, &m->cuda->device)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* The launch of a product; *possible 0: its weights or sizes are not for a chain's kernels. */
 static qn_status make_product(const matcher *m, const product *p, qn_cuda_chain_launch *l, int *possible,
                               qn_error *error)
 {
+    if (points_take(m, p)) {
+        return make_points(m, p, l, possible, error);
+    }
     qn_cuda_mm *a = &l->arguments.mm;
     *a = product_arguments(m, p);
     const qn_op_desc *desc = p->mm[0]->desc;
@@ -316,15 +362,10 @@ static qn_status make_product(const matcher *m, const product *p, qn_cuda_chain_
     qn_cuda_mm_define(desc, &program);
     qn_cuda_few_define(&few, 1, &program);
     qn_cuda_define(&program, "A_FORMAT", act[p->quant]);
-    qn_cuda_define(&program, "X_FORMAT", 0);
     qn_cuda_define(&program, "ALIGNED", 1);
     qn_cuda_define(&program, "CHAIN", 1);
-    qn_cuda_define(&program, "PRE", p->pre);
-    qn_cuda_define(&program, "ROUND", qn_cuda_float_format(p->rounded));
-    qn_cuda_define(&program, "QUANT", p->quant);
-    qn_cuda_define(&program, "FLOORS", p->floors);
     qn_cuda_define(&program, "ITEMS", items);
-    qn_cuda_define(&program, "ADD", p->add != NULL);
+    define_before(p, &program);
     const int64_t blocks = qn_min_i64(qn_cuda_few_blocks(&few, a->n), (int64_t)m->cuda->device.sms * RESIDENT);
     l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)blocks, 1, 1},
                                      .block = {THREADS, 1, 1},

@@ -4,12 +4,14 @@
 
 #include "backend/cuda/mm.h"
 #include "kernels/common/cuda_activation.h"
+#include "kernels/common/cuda_mm_points.h"
 #include "kernels/common/cuda_vq_kv.h"
 
 enum { QN_CUDA_CHAIN_LAUNCHES = 3 };
 
 typedef union qn_cuda_chain_arguments {
     qn_cuda_mm mm;
+    qn_cuda_mm_points points;
     qn_cuda_decode decode;
     qn_cuda_embed embed;
     qn_cuda_activation activation;

@@ -7,6 +7,7 @@
 #include "backend/cuda/dense.h"
 #include "backend/cuda/mm.h"
 #include "base/checked.h"
+#include "kernels/common/cuda_mm_points.h"
 #include "kernels/common/cuda_vq.h"
 #include "ref/vq.h"
 
@@ -202,6 +203,13 @@ int qn_cuda_vq_few_takes(const qn_op_desc *desc, const qn_args *args, const qn_c
 int qn_cuda_vq_few_alike(const qn_op_desc *a, const qn_op_desc *b);
 void qn_cuda_vq_few_bind(const qn_op_desc *desc, const qn_args *args, qn_cuda_mm_part *part);
 int32_t qn_cuda_vq_few_define(const qn_op_desc *desc, const qn_cuda_mm *a, int64_t columns, qn_cuda_program *program);
+
+/* The same of E8P12 weights between transforms (kernels/cuda/mm_points.cu): whether such operands are taken; what of
+ * part i, and of all, is their own; parameters and geometry but for those of mm_before.h. */
+int qn_cuda_mm_points_takes(const qn_op_desc *desc, const qn_args *args, const qn_cuda_device *device);
+void qn_cuda_mm_points_bind(const qn_op_desc *desc, const qn_args *args, int32_t i, qn_cuda_mm_points *a);
+qn_cuda_geometry qn_cuda_mm_points_define(const qn_op_desc *desc, const qn_cuda_mm_points *a, int32_t parts,
+                                          qn_cuda_program *program);
 
 /* full: beside the direct kernel those that the generator chooses. */
 qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int full);

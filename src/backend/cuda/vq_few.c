@@ -89,6 +89,11 @@ void qn_cuda_vq_few_bind(const qn_op_desc *desc, const qn_args *args, qn_cuda_mm
     const qn_vq vq = qn_cuda_vq_describe(desc);
     const qn_view *t = args->in + QN_VQMM_FIRST;
     part->n = (int32_t)vq.n;
+    if (vq.format == QN_VQ_QUIP_E8P) {
+        part->b = t[QN_VQ_QIDXS].data;
+        part->b_row = t[QN_VQ_QIDXS].strides[0];
+        return;
+    }
     if (vq.format == QN_VQ_VPTQ) {
         part->b = t[QN_VQ_INDICES].data;
         part->b_row = t[QN_VQ_INDICES].strides[1];
