@@ -1,7 +1,8 @@
 /* Models on a device. With the stand-in driver (backend/fake): every scheme opens, a decoding pass is few launches,
  * any driver call or allocation may fail without a leak, and the CPU serves on; with it and NVRTC: the launches'
- * programs compile without spills. With a real device: logits against the CPU's for every scheme, token by token and in
- * a batch, and the same bits twice. What is missing skips its part and says so.
+ * programs compile without spills, and as PTX they run in it: logits token by token. With a real device: logits against
+ * the CPU's for every scheme, token by token and in a batch, and the same bits twice. What is missing skips its part
+ * and says so.
  *
  *   test_model_device [PATTERN]   only tests of such a name
  *
@@ -25,6 +26,7 @@
 #include <quern/quern.h>
 
 #include "backend/fake/fake_cuda.h"
+#include "base/clock.h"
 #include "quant/synthetic.h"
 
 enum { PROMPT = 6, STEPS = 7, CONTEXT = 420, TEXT = PROMPT + STEPS };
@@ -556,6 +558,82 @@ static void compare_kv(world *w, const char *path, const char *kv, double allowe
     }
 }
 
+/* ---- the real compiler and the stand-in driver, which runs PTX ---- */
+
+enum { DECODED = 4, CODED_PROMPT = 162 }; /* beyond the window: the first two rows of it are read as codes */
+
+/* A prompt, then token by token on both backends. */
+static void compare_decoding(world *w, const char *scheme, const char *kv, int prompt, double allowed)
+{
+    static float logits[2][(DECODED + 1) * SYN_VOCAB];
+    int32_t ids[CODED_PROMPT + DECODED];
+    const uint64_t begin = qn_clock_ns();
+    char what[64];
+    qn_error error = {0};
+    snprintf(what, sizeof what, "%s, keys and values in %s", scheme, kv ? kv : "f32");
+    for (int i = 0; i < prompt + DECODED; i++) {
+        ids[i] = i * 7919 % SYN_VOCAB;
+    }
+    for (int i = 0; i < 2; i++) {
+        qn_model *model;
+        qn_session *session;
+        must(open_model(w, path_of(scheme), i ? QN_BACKEND_CPU : QN_BACKEND_CUDA, kv, &model, &error), &error, what);
+        must(open_session(model, &session, &error), &error, what);
+        must(qn_session_eval(session, ids, prompt, 0, logits[i], &error), &error, what);
+        for (int j = 0; j < DECODED; j++) {
+            must(qn_session_eval(session, ids + prompt + j, 1, 0, logits[i] + (j + 1) * SYN_VOCAB, &error), &error,
+                 what);
+        }
+        qn_session_destroy(session);
+        qn_model_close(model);
+    }
+    double largest, worst = largest_difference(logits[1], logits[0], (DECODED + 1) * SYN_VOCAB, &largest);
+    printf("%s: largest logit %.3g, difference to the CPU %.3g, %.1f s\n", what, largest, worst,
+           (double)(qn_clock_ns() - begin) / 1e9);
+    if (!(worst <= allowed * largest)) {
+        fail_msg("%s: logits differ by %g, allowed are %g", what, worst, allowed * largest);
+    }
+}
+
+static void kernels_without_a_device_agree_with_the_cpu(void **state)
+{
+    (void)state;
+    static const struct {
+        int major;
+        const char *scheme, *kv;
+        int prompt;
+    } rows[] = {
+        {8, "nvfp4", NULL, PROMPT},      {8, "int8-azp", NULL, PROMPT},
+        {8, "gptvq-2", NULL, PROMPT},    {9, "bf16", NULL, 1},
+        {9, "aqlm-2x8", NULL, 1},        {9, "quip-2", NULL, 1},
+        {9, "f32", "cq2", CODED_PROMPT},
+    };
+    qn_error error = {0};
+    char cache[96];
+    snprintf(cache, sizeof cache, "%s/ptx", folder);
+    fake.sms(2); /* less work where it is cut into as many pieces */
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        world w;
+        qn_model *model = NULL;
+        fake.setup(1, rows[i].major, 0);
+        assert_int_equal(open_world(&w, fake_driver_path(), QN_PTX_NVRTC, cache, 0), QN_OK);
+        const qn_status status = open_model(&w, path_of(rows[i].scheme), QN_BACKEND_CUDA, rows[i].kv, &model, &error);
+        qn_model_close(model);
+        const int without = status == QN_E_JIT && strstr(error.text, "NVRTC");
+        if (!without) {
+            printf("sm_%d0, ", rows[i].major);
+            compare_decoding(&w, rows[i].scheme, rows[i].kv, rows[i].prompt, 5e-3);
+        }
+        close_world(&w);
+        if (without) {
+            printf("skipped: %s\n", error.text);
+            break;
+        }
+    }
+    fake.setup(1, 9, 0);
+    fake.sms(132);
+}
+
 static void logits_agree_with_the_cpu(void **state)
 {
     (void)state;
@@ -605,8 +683,9 @@ static int start(void **state)
     const struct {
         const char *name;
         void *to;
-    } symbols[] = {{"fake_setup", &fake.setup}, {"fake_fail", &fake.break_at}, {"fake_calls", &fake.calls},
-                   {"fake_live", &fake.live},   {"fake_last", &fake.last},     {"fake_compiles", &fake.compiles}};
+    } symbols[] = {{"fake_setup", &fake.setup},      {"fake_sms", &fake.sms},   {"fake_fail", &fake.break_at},
+                   {"fake_calls", &fake.calls},      {"fake_live", &fake.live}, {"fake_last", &fake.last},
+                   {"fake_compiles", &fake.compiles}};
     for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
         void *symbol = dlsym(fake.handle, symbols[i].name);
         memcpy(symbols[i].to, &symbol, sizeof symbol);
@@ -678,6 +757,7 @@ static int stop(void **state)
 
 int main(int argc, char **argv)
 {
+    setvbuf(stdout, NULL, _IOLBF, 0); /* a run that is stopped has told what it did */
     if (argc > 1) {
         cmocka_set_test_filter(argv[1]);
     }
@@ -687,6 +767,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(memory_may_run_out_anywhere),
         cmocka_unit_test(launches_compile_for_every_target),
         cmocka_unit_test(models_open_from_shipped_kernels),
+        cmocka_unit_test(kernels_without_a_device_agree_with_the_cpu),
         cmocka_unit_test(logits_agree_with_the_cpu),
     };
     return cmocka_run_group_tests(tests, start, stop);

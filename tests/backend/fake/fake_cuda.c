@@ -1,8 +1,10 @@
 /* A stand-in for the CUDA driver, so that everything up to a launch is tested on
- * machines without a GPU: device memory is host memory, modules are only looked
- * at, launches are counted. Any call can be made to fail.
+ * machines without a GPU: device memory is host memory, launches are counted. A
+ * module of PTX (ptx_nvrtc.c makes it) runs, in graphs too; one that says it is
+ * machine code is only looked at. Any call can be made to fail.
  *
  *   fake_setup(count, major, minor)   devices shown, their compute capability
+ *   fake_sms(count)                   multiprocessors of a device, 132 at first
  *   fake_fail(n, result)              the n-th driver call from now on fails with result; 0: none
  *   fake_calls, fake_live             calls since fake_fail; things made and not yet destroyed
  *   fake_last                         the last launch
@@ -13,22 +15,32 @@
 
 #include "backend/cuda/api.h"
 #include "backend/fake/fake_cuda.h"
+#include "backend/fake/ptx.h"
 
 #pragma GCC diagnostic ignored "-Wmissing-prototypes" /* found by dlsym only */
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 
-static int devices = 1, cc_major = 9, cc_minor = 0;
+static int devices = 1, cc_major = 9, cc_minor = 0, sms = 132;
 static long fail_at;
 static _Atomic long calls, live; /* programs are compiled in several threads */
 static int fail_with;
 static fake_launch last;
 static _Atomic int current; /* contexts pushed */
+static uint32_t seed = 1;   /* kernels' warps take turns in an order that changes with each launch */
+static char problem[300];   /* what a kernel ended with */
+
+enum { CU_ERROR_LAUNCH_FAILED = 719, FUNCTIONS = 8 };
 
 FAKE void fake_setup(int count, int major, int minor)
 {
     devices = count;
     cc_major = major;
     cc_minor = minor;
+}
+
+FAKE void fake_sms(int count)
+{
+    sms = count;
 }
 
 FAKE void fake_fail(long n, int result)
@@ -82,7 +94,7 @@ FAKE cu_result cuGetErrorName(cu_result error, const char **text)
 
 FAKE cu_result cuGetErrorString(cu_result error, const char **text)
 {
-    *text = error == 2 ? "out of memory" : "made to fail";
+    *text = error == 2 ? "out of memory" : error == CU_ERROR_LAUNCH_FAILED && *problem ? problem : "made to fail";
     return 0;
 }
 
@@ -113,7 +125,7 @@ FAKE cu_result cuDeviceGetAttribute(int32_t *value, int32_t attribute, cu_device
     switch (attribute) {
     case CU_DEVICE_COMPUTE_CAPABILITY_MAJOR: *value = cc_major; break;
     case CU_DEVICE_COMPUTE_CAPABILITY_MINOR: *value = cc_minor; break;
-    case CU_DEVICE_MULTIPROCESSOR_COUNT: *value = 132; break;
+    case CU_DEVICE_MULTIPROCESSOR_COUNT: *value = sms; break;
     case CU_DEVICE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = 227 << 10; break;
     case CU_DEVICE_L2_CACHE_SIZE: *value = 50 << 20; break;
     default: return 1;
@@ -156,13 +168,29 @@ FAKE cu_result cuCtxPopCurrent_v2(cu_context *context)
     return 0;
 }
 
+struct CUfunc_st {
+    const ptx_entry *entry; /* NULL: of machine code */
+};
+
+struct CUmod_st {
+    ptx_module *ptx;
+    struct CUfunc_st functions[FUNCTIONS];
+    int count;
+};
+
 FAKE cu_result cuModuleLoadData(cu_module *module, const void *image)
 {
     CALL();
+    cu_module m = calloc(1, sizeof *m);
     if (memcmp(image, "\177ELF", 4) != 0) {
-        return 200;
+        m->ptx = ptx_load(image, problem, sizeof problem);
+        if (!m->ptx) {
+            fprintf(stderr, "a module that cannot be read: %s\n", problem);
+            free(m);
+            return 200;
+        }
     }
-    *module = (cu_module)(void *)&live;
+    *module = m;
     live++;
     return 0;
 }
@@ -170,14 +198,28 @@ FAKE cu_result cuModuleLoadData(cu_module *module, const void *image)
 FAKE cu_result cuModuleUnload(cu_module module)
 {
     live -= module != NULL;
+    if (module) {
+        ptx_unload(module->ptx);
+    }
+    free(module);
     return 0;
 }
 
 FAKE cu_result cuModuleGetFunction(cu_function *function, cu_module module, const char *name)
 {
     CALL();
-    *function = (cu_function)(void *)module;
-    return strncmp(name, "qn_", 3) == 0 ? 0 : 500;
+    const ptx_entry *entry = module->ptx ? ptx_find(module->ptx, name) : NULL;
+    int n = 0;
+    while (n < module->count && module->functions[n].entry != entry) {
+        n++;
+    }
+    if (n == FUNCTIONS || strncmp(name, "qn_", 3) != 0 || (module->ptx && !entry)) {
+        return 500;
+    }
+    module->functions[n].entry = entry;
+    module->count += n == module->count;
+    *function = &module->functions[n];
+    return 0;
 }
 
 FAKE cu_result cuFuncGetAttribute(int32_t *value, int32_t attribute, cu_function function)
@@ -193,6 +235,72 @@ FAKE cu_result cuFuncSetAttribute(cu_function function, int32_t attribute, int32
     return function && attribute && value ? 0 : 1;
 }
 
+/* ---- streams, and graphs of what they were asked for ---- */
+
+typedef struct step {
+    const ptx_entry *entry; /* NULL: a copy or a fill */
+    ptx_geometry geometry;
+    void *parameters;
+    void *to;
+    const void *from; /* NULL: a fill */
+    size_t bytes;
+    uint8_t value;
+} step;
+
+struct CUgraph_st {
+    step *steps;
+    int count, users;
+};
+
+struct CUstream_st {
+    cu_graph capture; /* NULL: what is asked for is done at once */
+};
+
+struct CUgraphExec_st {
+    cu_graph graph;
+};
+
+static void release_graph(cu_graph graph)
+{
+    if (--graph->users > 0) {
+        return;
+    }
+    for (int i = 0; i < graph->count; i++) {
+        free(graph->steps[i].parameters);
+    }
+    free(graph->steps);
+    free(graph);
+}
+
+static cu_result do_step(const step *s)
+{
+    if (s->entry) {
+        if (ptx_run(s->entry, &s->geometry, s->parameters, seed++, problem, sizeof problem)) {
+            fprintf(stderr, "%s\n", problem);
+            return CU_ERROR_LAUNCH_FAILED;
+        }
+    } else if (s->from) {
+        memcpy(s->to, s->from, s->bytes);
+    } else if (s->bytes) {
+        memset(s->to, s->value, s->bytes);
+    }
+    return 0;
+}
+
+/* Do it, or note it down where the stream is captured. */
+static cu_result ask(cu_stream stream, step s)
+{
+    cu_graph graph = stream ? stream->capture : NULL;
+    if (!graph) {
+        const cu_result result = do_step(&s);
+        free(s.parameters);
+        return result;
+    }
+    graph->steps = realloc(graph->steps, (size_t)(graph->count + 1) * sizeof *graph->steps);
+    graph->steps[graph->count++] = s;
+    return 0;
+}
+
 FAKE cu_result cuLaunchKernelEx(const cu_launch_config *config, cu_function function, void **parameters, void **extra)
 {
     CALL();
@@ -203,7 +311,20 @@ FAKE cu_result cuLaunchKernelEx(const cu_launch_config *config, cu_function func
     memcpy(last.grid, config->grid, sizeof last.grid);
     last.block = config->block[0];
     last.stream = config->stream;
-    return 0;
+    if (!function->entry) {
+        return 0;
+    }
+    step s = {.entry = function->entry, .parameters = malloc(ptx_parameter_bytes(function->entry) + 1)};
+    ptx_pack(function->entry, parameters, s.parameters);
+    memcpy(s.geometry.grid, config->grid, sizeof s.geometry.grid);
+    memcpy(s.geometry.block, config->block, sizeof s.geometry.block);
+    s.geometry.shared_bytes = config->shared_bytes;
+    for (uint32_t i = 0; i < config->attribute_count; i++) {
+        if (config->attributes[i].id == CU_LAUNCH_CLUSTER_DIMENSION) {
+            s.geometry.cluster = config->attributes[i].value.cluster.x;
+        }
+    }
+    return ask(config->stream, s);
 }
 
 FAKE cu_result cuTensorMapEncodeTiled(qn_tensor_map *map, int32_t type, uint32_t rank, void *address,
@@ -235,22 +356,20 @@ FAKE cu_result cuMemFree_v2(cu_pointer pointer)
 FAKE cu_result cuMemcpyHtoDAsync_v2(cu_pointer to, const void *from, size_t bytes, cu_stream stream)
 {
     CALL();
-    memcpy((void *)(uintptr_t)to, from, bytes);
-    return 0;
+    return ask(stream, (step){.to = (void *)(uintptr_t)to, .from = from, .bytes = bytes});
 }
 
 FAKE cu_result cuMemcpyDtoHAsync_v2(void *to, cu_pointer from, size_t bytes, cu_stream stream)
 {
     CALL();
-    memcpy(to, (const void *)(uintptr_t)from, bytes);
-    return 0;
+    return ask(stream, (step){.to = to, .from = (const void *)(uintptr_t)from, .bytes = bytes});
 }
 
 FAKE cu_result cuMemcpyDtoDAsync_v2(cu_pointer to, cu_pointer from, size_t bytes, cu_stream stream)
 {
     CALL();
-    memcpy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
-    return 0;
+    const void *const source = (const void *)(uintptr_t)from;
+    return ask(stream, (step){.to = (void *)(uintptr_t)to, .from = source, .bytes = bytes});
 }
 
 FAKE cu_result cuMemHostAlloc(void **pointer, size_t bytes, uint32_t flags)
@@ -271,59 +390,107 @@ FAKE cu_result cuMemFreeHost(void *pointer)
 FAKE cu_result cuMemsetD8Async(cu_pointer to, uint8_t value, size_t bytes, cu_stream stream)
 {
     CALL();
-    memset((void *)(uintptr_t)to, value, bytes);
-    return 0;
+    return ask(stream, (step){.to = (void *)(uintptr_t)to, .value = value, .bytes = bytes});
 }
 
-/* Streams, events and graphs are a byte of memory each. */
-#define MAKER(name, type, ...)                                                                                         \
-    FAKE cu_result name(type *out, __VA_ARGS__)                                                                        \
-    {                                                                                                                  \
-        CALL();                                                                                                        \
-        *out = (type)malloc(1);                                                                                        \
-        live++;                                                                                                        \
-        return 0;                                                                                                      \
-    }
-#define DESTROYER(name, type)                                                                                          \
-    FAKE cu_result name(type thing)                                                                                    \
-    {                                                                                                                  \
-        free(thing);                                                                                                   \
-        live--;                                                                                                        \
-        return 0;                                                                                                      \
-    }
-
-MAKER(cuStreamCreate, cu_stream, uint32_t flags)
-DESTROYER(cuStreamDestroy_v2, cu_stream)
-MAKER(cuEventCreate, cu_event, uint32_t flags)
-DESTROYER(cuEventDestroy_v2, cu_event)
-MAKER(cuGraphInstantiateWithFlags, cu_graph_exec, cu_graph graph, unsigned long long flags)
-DESTROYER(cuGraphExecDestroy, cu_graph_exec)
-DESTROYER(cuGraphDestroy, cu_graph)
-
-FAKE cu_result cuStreamEndCapture(cu_stream stream, cu_graph *graph)
+FAKE cu_result cuStreamCreate(cu_stream *stream, uint32_t flags)
 {
     CALL();
-    *graph = (cu_graph)malloc(1);
+    *stream = calloc(1, sizeof **stream);
     live++;
     return 0;
 }
 
-FAKE cu_result cuStreamSynchronize(cu_stream stream)
+FAKE cu_result cuStreamDestroy_v2(cu_stream stream)
+{
+    if (stream->capture) {
+        release_graph(stream->capture);
+    }
+    free(stream);
+    live--;
+    return 0;
+}
+
+/* Events are a byte of memory each. */
+FAKE cu_result cuEventCreate(cu_event *event, uint32_t flags)
 {
     CALL();
+    *event = (cu_event)malloc(1);
+    live++;
+    return 0;
+}
+
+FAKE cu_result cuEventDestroy_v2(cu_event event)
+{
+    free(event);
+    live--;
     return 0;
 }
 
 FAKE cu_result cuStreamBeginCapture_v2(cu_stream stream, int32_t mode)
 {
     CALL();
-    return stream && mode == CU_CAPTURE_THREAD_LOCAL ? 0 : 1;
+    if (!stream || mode != CU_CAPTURE_THREAD_LOCAL) {
+        return 1;
+    }
+    stream->capture = calloc(1, sizeof *stream->capture);
+    stream->capture->users = 1;
+    return 0;
+}
+
+/* A capture that fails to end is over all the same. */
+FAKE cu_result cuStreamEndCapture(cu_stream stream, cu_graph *graph)
+{
+    cu_graph captured = stream->capture;
+    stream->capture = NULL;
+    if (++calls == fail_at) {
+        release_graph(captured);
+        return fail_with;
+    }
+    live++;
+    *graph = captured;
+    return 0;
+}
+
+FAKE cu_result cuGraphInstantiateWithFlags(cu_graph_exec *exec, cu_graph graph, unsigned long long flags)
+{
+    CALL();
+    *exec = malloc(sizeof **exec);
+    (*exec)->graph = graph;
+    graph->users++;
+    live++;
+    return 0;
+}
+
+FAKE cu_result cuGraphExecDestroy(cu_graph_exec exec)
+{
+    release_graph(exec->graph);
+    free(exec);
+    live--;
+    return 0;
+}
+
+FAKE cu_result cuGraphDestroy(cu_graph graph)
+{
+    release_graph(graph);
+    live--;
+    return 0;
 }
 
 FAKE cu_result cuGraphLaunch(cu_graph_exec exec, cu_stream stream)
 {
     CALL();
-    return exec ? 0 : 1;
+    cu_result result = exec ? 0 : 1;
+    for (int i = 0; exec && i < exec->graph->count && result == 0; i++) {
+        result = do_step(&exec->graph->steps[i]);
+    }
+    return result;
+}
+
+FAKE cu_result cuStreamSynchronize(cu_stream stream)
+{
+    CALL();
+    return 0;
 }
 
 FAKE cu_result cuEventRecord(cu_event event, cu_stream stream)

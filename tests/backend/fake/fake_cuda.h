@@ -15,6 +15,7 @@ typedef struct fake_launch {
 typedef struct fake_driver {
     void *handle;
     void (*setup)(int count, int major, int minor);
+    void (*sms)(int count);
     void (*break_at)(long n, int result);
     long (*calls)(void);
     long (*live)(void);

@@ -1,0 +1,173 @@
+/* Device kernels where there is no GPU: the real NVRTC stops at PTX, and the stand-in driver runs that (fake/ptx.h).
+ * Small cases of rows of the registry against the reference within the error model, as test_cuda_kernels does it on a
+ * device; warps take turns in an order of their own in every launch, so that runs with the same bits are more than one
+ * order of them. What needs products of warpgroups or tensor maps is not among them. Without NVRTC it is skipped.
+ *
+ *   test_cuda_ptx [WORD]   only cases whose text holds the word */
+#include <dlfcn.h>
+
+#include "backend/device_cases.h"
+#include "backend/fake/fake_cuda.h"
+#include "base/clock.h"
+
+static const char *word;
+static fake_driver fake;
+
+static void open_device(void)
+{
+    qn_ctx_options options;
+    qn_error error = {0};
+    qn_ctx_options_init(&options);
+    options.cuda_library = QN_FAKE_CUDA;
+    options.nvrtc_library = QN_PTX_NVRTC;
+    options.cache_dir = getenv("QN_TEST_KERNEL_CACHE");
+    must(qn_ctx_create(&options, &ctx, &error), &error, "a context");
+    must(qn_stream_create(ctx, &stream, &error), &error, "a stream");
+}
+
+static void close_device(void)
+{
+    qn_stream_destroy(ctx, stream);
+    qn_ctx_destroy(ctx);
+    ctx = NULL;
+    stream = NULL;
+}
+
+/* By device, as each has a context. */
+typedef struct row {
+    int major, minor;
+    const char *text;
+} row;
+
+static const row rows[] = {
+    {8, 0, "quantize_fp8 m=3 k=129 granularity=token"},
+    {8, 0, "quantize_fp8 m=5 k=77 granularity=group group=64 type=e5m2 x=f16"},
+    {8, 0, "quantize_int8 m=3 k=129 granularity=token symmetric=0"},
+    {8, 0, "quantize_nvfp4 m=3 k=176"},
+    {8, 0, "quantize_mxfp4 m=3 k=96 rule=even"},
+    {8, 0, "silu_mul_quant m=4 k=256"},
+    {8, 0, "dense_mm m=3 n=33 k=96 out=f32 b=q4_0"},
+    {8, 0, "dense_mm m=3 n=40 k=72 x=bf16 b=bf16 bias=1"},
+    {8, 0, "scaled_mm m=5 n=33 k=65 scale_a=token scale_b=channel bias=f16 azp_adj=1 azp=1"},
+    {8, 0, "scaled_mm m=17 n=24 k=96 a=f8_e4m3 scale_a=token scale_b=channel"},
+    {8, 0, "block_scaled_mm m=16 n=127 k=129"},
+    {8, 0, "nvfp4_mm m=3 n=17 k=96 x=bf16"},
+    {8, 0, "mxfp4_mm m=2 n=24 k=64"},
+    {8, 0, "vq_mm m=1 n=40 k=128 num_codebooks=1 in_group_size=4"},
+    {8, 0, "vq_mm m=3 n=19 k=64"},
+    {8, 0, "vq_mm m=1 n=40 k=64 format=gptvq"},
+    {8, 0, "vq_mm m=40 n=40 k=64"},
+    {8, 0, "vq_dequantize n=40 k=64"},
+    {8, 0, "vq_attention m=2 n=65 k=64 e=4 g=2 q=f16"},
+    {8, 0, "scaled_attention m=2 n=150 k=64 e=4 g=2 window=70"},
+    {8, 0, "vq_mm m=1 n=48 k=64 format=quip_e8p SU=1 SV=1"},
+    {8, 0, "rmsnorm m=3 k=577"},
+    {8, 0, "rope m=3 k=64 e=9"},
+    {8, 0, "attention m=5 n=17 k=64 e=9 g=3"},
+    {8, 0, "attention m=1 n=129 k=64 e=9 g=3 k=f16 v=f16"},
+    {8, 0, "silu_mul m=3 k=77"},
+    {8, 9, "block_scaled_mm m=3 n=65 k=383"},
+    {9, 0, "quantize_fp8 m=3 k=700 x=bf16"},
+    {9, 0, "quantize_fp8 m=2 k=5000 granularity=group group=100 x=f16"},
+    {9, 0, "quantize_int8 m=16 k=700 symmetric=0 x=bf16"},
+    {9, 0, "quantize_nvfp4 m=3 k=176 swizzled=1 x=bf16"},
+    {9, 0, "silu_mul_quant m=4 k=256 x=bf16"},
+    {9, 0, "dense_mm m=3 n=40 k=72 x=bf16 b=bf16 bias=1"},
+    {9, 0, "vq_mm m=3 n=40 k=64"},
+    {9, 0, "vq_mm m=1 n=40 k=64 format=vptq"},
+    {9, 0, "vq_encode m=3 n=4 k=64 e=2"},
+};
+enum { ROWS = sizeof rows / sizeof *rows };
+
+static void run_case(const qn_kernel *kernel, const char *text, const qn_op_desc *desc)
+{
+    qn_plan *const plan = plan_of(kernel, text, desc);
+    for (int exact = 0; exact < 2; exact++) {
+        char what[512];
+        problem p;
+        problem_make(&p, text, exact);
+        snprintf(what, sizeof what, "%s, %s, %s", kernel->name, text, exact ? "exact, strided" : "random");
+        run_layout(&p, plan, exact ? 3 : 0, exact ? 1 : 0, exact, what);
+        problem_free(&p);
+    }
+    qn_plan_destroy(plan);
+}
+
+static void run_row(const row *r)
+{
+    qn_error error = {0};
+    qn_op_desc desc;
+    const qn_kernel *kernel;
+    const uint64_t begin = qn_clock_ns();
+    const int before = runs;
+    must(qn_op_desc_parse(r->text, &desc, &error), &error, r->text);
+    for (int32_t k = 0; (kernel = qn_backend_cuda_row.kernel_at(k)); k++) {
+        if (kernel->op == desc.op && !qn_cuda_kernel_refusal(ctx, kernel) && !kernel->accepts(kernel, &desc)) {
+            run_case(kernel, r->text, &desc);
+        }
+    }
+    assert_true(runs > before);
+    printf("sm_%d%d %s: %d runs, %.2f s\n", r->major, r->minor, r->text, runs - before,
+           (double)(qn_clock_ns() - begin) / 1e9);
+}
+
+static void kernels_agree_with_the_reference(void **state)
+{
+    (void)state;
+    qn_cuda *cuda;
+    qn_cuda_image image = {0};
+    qn_error error = {0};
+    open_device();
+    must(qn_cuda_require(ctx, &cuda, &error), &error, "the stand-in driver");
+    const qn_status status = qn_cuda_compile(cuda, &qn_cuda_ceiling_program, cuda->device.target, &image, &error);
+    qn_cuda_image_free(cuda, &image);
+    if (status != QN_OK) {
+        close_device();
+        printf("skipped: %s\n", error.text);
+        skip();
+    }
+    for (size_t i = 0; i < ROWS; i++) {
+        const row *const r = &rows[i];
+        if (i == 0 || r->major != rows[i - 1].major || r->minor != rows[i - 1].minor) {
+            close_device();
+            fake.setup(1, r->major, r->minor);
+            open_device();
+        }
+        if (!word || strstr(r->text, word)) {
+            run_row(r);
+        }
+    }
+    close_device();
+    printf("%d runs, %d wrong, the largest error %.3g of the allowed\n", runs, failures, worst);
+    assert_int_equal(failures, 0);
+}
+
+static int start(void **state)
+{
+    (void)state;
+    fake.handle = dlopen(QN_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
+    if (!fake.handle) {
+        fprintf(stderr, "the stand-in driver: %s\n", dlerror());
+        return -1;
+    }
+    const struct {
+        const char *name;
+        void *to;
+    } symbols[] = {{"fake_setup", &fake.setup}, {"fake_sms", &fake.sms}};
+    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
+        void *symbol = dlsym(fake.handle, symbols[i].name);
+        memcpy(symbols[i].to, &symbol, sizeof symbol);
+    }
+    fake.sms(4); /* less work where it is cut into as many pieces */
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    word = argc > 1 ? argv[1] : NULL;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(kernels_agree_with_the_reference),
+    };
+    return cmocka_run_group_tests(tests, start, NULL);
+}
