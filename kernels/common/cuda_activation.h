@@ -7,6 +7,8 @@
 typedef struct qn_cuda_activation {
     const char *x, *w; /* w: weight of the norm, positions of rope, what is added */
     char *y;
+    const char *added; /* of a sum before a norm: to x, */
+    char *sum;         /* which is the same as this */
     long long x_row, w_row, y_row, x_head, y_head;
     long long m, k;
     int heads;

@@ -37,6 +37,15 @@
 /* Two numbers a thread of vq_points_join.cu for each of two rows of x. */
 #define QN_VQ_JOIN_SHARED (2 * 2 * 256 * 4)
 
+/* Columns of K that a warp of vq_along.cu has codes of at a time; entries on their way to its 16 warps; its shared
+ * memory but for the books: rows of x of padded columns as operands, pairs of vectors' rows of a block, and what is
+ * both one row of floats and, where a book is far, entries on their way. */
+#define QN_VQ_ALONG_CHUNK 128
+#define QN_VQ_ALONG_WAY (16 * 2 * 4 * 512)
+#define QN_VQ_ALONG_SHARED(rows, padded, pairs, far)                                                                   \
+    ((rows) * ((padded) * 4 + (pairs) * (16 * 16 * 4)) +                                                               \
+     ((far) && (padded) * 4 < QN_VQ_ALONG_WAY ? QN_VQ_ALONG_WAY : (padded) * 4))
+
 /* Rules of a Hadamard transform's base matrix, as src/format/lattice.h has them. */
 #define QN_TURN_PALEY_1 1
 #define QN_TURN_PALEY_2 2
@@ -93,7 +102,7 @@ typedef struct qn_cuda_vq {
     int slabs;            /* vq_sums.cu: parts of K */
     int slices;           /* vq_tensor.cu: of the codebook, each a part of every dealt one; 0 or 1: whole */
     int tiles;            /* vq_points.cu, vq_books.cu: of 16 rows of w, a block, a cluster at most; vq_points_cut.cu:
-                             units of a block */
+                             units of a block; vq_along.cu: of pairs of vectors' rows, a block at most */
     unsigned int *ready;  /* vq_wide.cu: [pieces], not 0 where a warpgroup's part is there; NULL: another launch adds */
     int pieces;
     int mapped; /* vq_sums.cu: the map of codes is there */

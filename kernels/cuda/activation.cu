@@ -2,8 +2,9 @@
  *
  * Host contract
  *   Parameters: X_FORMAT, OUT of x and y; W_FORMAT of the norm's weight; STYLE of rope, 0 halves, 1 neighbours;
- *     THREADS of a block of qn_rmsnorm
- *   Launch: qn_rmsnorm a block a row (rows are walked); the others block 256, grid {blocks of a row, rows} */
+ *     THREADS of a block of qn_rmsnorm and qn_add_rmsnorm, ITEMS of four elements a thread of the latter
+ *   Launch: qn_rmsnorm a block a row (rows are walked); qn_add_rmsnorm one block, K a multiple of 4, rows at multiples
+ *   of 16; the others block 256, grid {blocks of a row, rows} */
 #include "formats.h"
 #include "cuda_activation.h"
 #include "silu.h"
@@ -89,3 +90,58 @@ extern "C" __global__ void __launch_bounds__(256) qn_add(const __grid_constant__
         }
     }
 }
+
+#ifdef ITEMS
+/* x += added, and the norm of that, one row: x, added and the norm's weight f32. The weight is a constant. */
+extern "C" __global__ void __launch_bounds__(THREADS) qn_add_rmsnorm(const __grid_constant__ qn_cuda_activation a)
+{
+    __shared__ float parts[THREADS / 32];
+    float4 gain[ITEMS], v[ITEMS];
+    float squares = 0.0f;
+    release_next();
+#pragma unroll
+    for (int j = 0; j < ITEMS; j++) {
+        const int i = (j * THREADS + (int)threadIdx.x) * 4;
+        gain[j] = i < a.k ? *(const float4 *)(a.w + i * 4) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    wait_before();
+#pragma unroll
+    for (int j = 0; j < ITEMS; j++) {
+        const int i = (j * THREADS + (int)threadIdx.x) * 4;
+        v[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (i < a.k) {
+            const float4 of = *(const float4 *)(a.x + i * 4), by = *(const float4 *)(a.added + i * 4);
+            v[j] = make_float4(of.x + by.x, of.y + by.y, of.z + by.z, of.w + by.w);
+            *(float4 *)(a.sum + i * 4) = v[j];
+        }
+        squares = __fmaf_rn(v[j].x, v[j].x, squares);
+        squares = __fmaf_rn(v[j].y, v[j].y, squares);
+        squares = __fmaf_rn(v[j].z, v[j].z, squares);
+        squares = __fmaf_rn(v[j].w, v[j].w, squares);
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        squares += __shfl_xor_sync(0xffffffffu, squares, step);
+    }
+    if (threadIdx.x % 32 == 0) {
+        parts[threadIdx.x / 32] = squares;
+    }
+    __syncthreads();
+    squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < THREADS / 32; i++) {
+        squares += parts[i];
+    }
+    const float factor = 1.0f / sqrtf(squares / (float)a.k + a.eps);
+#pragma unroll
+    for (int j = 0; j < ITEMS; j++) {
+        const int i = (j * THREADS + (int)threadIdx.x) * 4;
+        if (i < a.k) {
+            store_float(a.y, i, v[j].x * factor * gain[j].x, OUT);
+            store_float(a.y, i + 1, v[j].y * factor * gain[j].y, OUT);
+            store_float(a.y, i + 2, v[j].z * factor * gain[j].z, OUT);
+            store_float(a.y, i + 3, v[j].w * factor * gain[j].w, OUT);
+        }
+    }
+}
+#endif

@@ -11,9 +11,10 @@
  *     CHAIN    1: one step of a chain (src/backend/cuda/chain.c): weights are constants and may be loaded before the
  *              kernels before are done; up to three weights; then also PRE, ROUND, QUANT, FLOORS (mm_before.h), and
  *              ADD 1: results are added to d
- *     and, for vectors, which chains alone have, those of mm_vectors.h. Where STAGED all columns of a block are of one
- *     weight; of vptq a warp's columns are rows of one vector
- *   Launch: block 256, grid {ceil(N / (COLUMNS * 8 / SPLIT))}, dynamic shared memory QN_MM_FEW_SHARED below */
+ *     and, for vectors, those of mm_vectors.h. Where STAGED all columns of a block are of one weight; of vptq a warp's
+ *     columns are rows of one vector. Without a chain they are WHOLE, and there is a block for every ROWS rows of x
+ *   Launch: block 256, grid {ceil(N / (COLUMNS * 8 / SPLIT)) or less, where WHOLE, ceil(M / ROWS) of vectors, else 1},
+ *   dynamic shared memory QN_MM_FEW_SHARED below */
 #include "mm_common.h"
 
 #define THREADS 256
@@ -31,6 +32,13 @@
 #include "mm_before.h"
 #endif
 
+/* The block's first row of x. */
+#if VECTORS && !CHAIN
+#define FIRST_ROW ((int)blockIdx.y * ROWS)
+#else
+#define FIRST_ROW 0
+#endif
+
 extern __shared__ __align__(16) char shared[];
 
 #if INT_SUMS
@@ -44,11 +52,11 @@ DEV void stage(const qn_cuda_mm &a, item *x, int pitch, int first, int count)
     for (int i = (int)threadIdx.x; i < ROWS * count; i += THREADS) {
         const int m = ROWS == 1 ? 0 : i / count, k = first + (ROWS == 1 ? i : i % count);
         item v = 0;
-        if (m < a.m && k < a.k) {
+        if (FIRST_ROW + m < a.m && k < a.k) {
 #if INT_SUMS
             v = (a.x + m * a.x_row)[k];
 #else
-            v = load_x(a, m, k);
+            v = load_x(a, FIRST_ROW + m, k);
 #endif
         }
         x[m * pitch + SPREAD(k - first)] = v;
@@ -72,8 +80,12 @@ DEV void multiply(const raw *r, const item *x, int pitch, sum_t sums[COLUMNS][RO
     }
 #elif ACROSS
 #pragma unroll
-    for (int c = 0; c < COLUMNS; c++) {
-        sums[c][0] = __fmaf_rn(x[r->column], r->v[c], sums[c][0]);
+    for (int m = 0; m < ROWS; m++) {
+        const float v = x[m * pitch + r->column];
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) {
+            sums[c][m] = __fmaf_rn(v, r->v[c], sums[c][m]);
+        }
     }
 #else
     const int width = UNIT < 8 ? UNIT : 8;
@@ -160,12 +172,12 @@ DEV columns find_columns(const qn_cuda_mm &a, int column0, int lane)
 #endif
     }
     w.n = column0 + lane / ROWS;
-    if (lane >= COLUMNS * ROWS || lane % ROWS >= a.m || w.n >= a.n) {
+    if (lane >= COLUMNS * ROWS || FIRST_ROW + lane % ROWS >= a.m || w.n >= a.n) {
         w.n = -1;
         return w;
     }
     const qn_cuda_mm_part &p = a.part[part_of(a, &w.n)];
-    w.d = p.d + lane % ROWS * p.d_row;
+    w.d = p.d + (FIRST_ROW + lane % ROWS) * p.d_row;
     if (CHAIN && p.d_position) {
         w.d += *a.position * p.d_position;
     }

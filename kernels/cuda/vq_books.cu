@@ -17,7 +17,7 @@
  * has eight tiles or fewer of one block of rows a warp has one of them (TILES 1).
  *
  * Host contract
- *   Parameters: X_FORMAT (of 16 bits), OUT, BIAS (format + 1, 0: none), CLUSTER, TILES 1 or 2, of a warp
+ *   Parameters: X_FORMAT, OUT, BIAS (format + 1, 0: none), CLUSTER, TILES 1 or 2, of a warp
  *   K a multiple of 64; codes at multiples of 16, codebooks without gaps in an entry and a book; the map: bytes of
  *   codes, boxes of 16 rows of 128, swizzled
  *   tiles: most tiles of 16 rows of a cluster; TILES 1: 1, 2, 4 or 8, which all but the last have
@@ -136,27 +136,43 @@ DEV void ask(const tensor_map *map, const share &s, unit *u, u32 place)
  * each row of x of the maker's span. */
 #define EACH (256 / (MAKERS * 8))
 #define ROWS_OF_X 2
+#define X_WORDS (X_FORMAT == QN_MM_F32 ? 8 : 4)
+struct eight {
+    u32 words[X_WORDS]; /* as they are stored */
+};
+
 struct ahead {
     u32 entry[EACH];
     float scale;
-    uint4 x[ROWS_OF_X];
+    eight x[ROWS_OF_X];
 };
 
-DEV uint4 eight_of(const char *row, int k, int limit)
+DEV eight eight_of(const char *row, int k, int limit)
 {
-    uint4 v = make_uint4(0, 0, 0, 0);
+    eight v = {};
     if (k >= limit) {
         return v;
     }
     if (((u64)row & 15) == 0) {
-        return ((const uint4 *)row)[k / 8];
-    }
-    u32 words[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        words[i] = ((const u16 *)row)[k + 2 * i] | (u32)((const u16 *)row)[k + 2 * i + 1] << 16;
+        for (int i = 0; i < X_WORDS; i += 4) {
+            const uint4 four = ((const uint4 *)row)[(k * X_WORDS / 8 + i) / 4];
+            v.words[i] = four.x, v.words[i + 1] = four.y, v.words[i + 2] = four.z, v.words[i + 3] = four.w;
+        }
+        return v;
     }
-    return make_uint4(words[0], words[1], words[2], words[3]);
+#pragma unroll
+    for (int i = 0; i < X_WORDS; i++) {
+        const int at = k * X_WORDS / 8 + i;
+        v.words[i] = X_FORMAT == QN_MM_F32 ? ((const u32 *)row)[at]
+                                           : ((const u16 *)row)[2 * at] | (u32)((const u16 *)row)[2 * at + 1] << 16;
+    }
+    return v;
+}
+
+DEV float element_of(const eight &v, int i)
+{
+    return load_float((const char *)v.words, i, X_FORMAT);
 }
 
 /* Entries are dealt to eight lanes of each of the makers at a time. */
@@ -210,12 +226,11 @@ DEV void put_digits(const qn_cuda_vq &a, const ahead &v, const u32 *most_of, u32
         if ((int)m < a.m) {
             const float here = __uint_as_float(most_of[lane % 4 * 2 + (int)m]);
             const u32 most = __reduce_max_sync(~0u, __float_as_uint(here * fabsf(scale)));
-            const u32 words[4] = {v.x[m].x, v.x[m].y, v.x[m].z, v.x[m].w};
             float of[8];
             u32 u[8];
 #pragma unroll
             for (int e = 0; e < 8; e++) {
-                of[e] = load_float((const char *)&words[e / 2], e % 2, X_FORMAT) * mine;
+                of[e] = element_of(v.x[m], e) * mine;
             }
             const float back = digits_below(of, most, u) * __uint_as_float((large + 1) << 23);
             const u32 at = base + DIGITS_AT + side * SIDE_DIGITS + product * PRODUCT_PITCH + m * 128 + t * 8;
@@ -239,12 +254,10 @@ DEV void find_most(const qn_cuda_vq &a, const share &s, u32 *most_of, int warp, 
         const int m = i % 2;
         u32 most = 0;
         if (m < a.m) {
-            const uint4 v = eight_of(a.x + m * a.x_row, (s.g0 * SPANS + i / 2) * QN_VQ_SPAN + lane * 8, a.k);
-            const u32 words[4] = {v.x, v.y, v.z, v.w};
+            const eight v = eight_of(a.x + m * a.x_row, (s.g0 * SPANS + i / 2) * QN_VQ_SPAN + lane * 8, a.k);
 #pragma unroll
             for (int e = 0; e < 8; e++) {
-                most =
-                    max(most, __float_as_uint(load_float((const char *)&words[e / 2], e % 2, X_FORMAT)) & 0x7fffffffu);
+                most = max(most, __float_as_uint(element_of(v, e)) & 0x7fffffffu);
             }
         }
         most_of[i] = __reduce_max_sync(~0u, most);

@@ -13,7 +13,7 @@
  * order of rank, at the end. Clusters' sums are parts, added by qn_vq_finish.
  *
  * Host contract
- *   Parameters: BITS 13 to 16, VECTOR 8 or 16, X_FORMAT f16 or bf16, TASKS 1 to 7: rows of a range, by 4096;
+ *   Parameters: BITS 13 to 16, VECTOR 8 or 16, X_FORMAT, TASKS 1 to 7: rows of a range, by 4096;
  *     STAGED, 1 to 8: of eight rows' codes those that wait in shared memory for their pass;
  *     IN_SHARED and IN_REGISTERS: chunks of 512 entries of a block's share that stay there, the others are read again
  *     in each pass

@@ -9,10 +9,10 @@
  * What a block finds of the rows is transformed along their 512 before it is a part: that transform is linear, too.
  *
  * Host contract
- *   Parameters: SLOW, K / 1024; INNER, the least of 4 and the fast axis' spans; X_FORMAT f16 or bf16,
+ *   Parameters: SLOW, K / 1024; INNER, the least of 4 and the fast axis' spans; X_FORMAT,
  *   SU_FORMAT (format + 1). TILES is 2
  *   K a multiple of 1024, its fast axis of 256; N's fast axis a multiple of QN_VQ_CUT_ROWS; rows of Qidxs at multiples
- *   of 8 without gaps, of x at multiples of 4; su at a multiple of 16; no scaleWH
+ *   of 8 without gaps, of x at multiples of two elements; su at a multiple of 16; no scaleWH
  *   Launch: block 512, grid {ceil(units / a.tiles)}; as much shared memory as
  *   qn_cuda_vq_points_cut_of says */
 #define THREADS 512
@@ -70,24 +70,37 @@ DEV float2 su_at(const char *su, int k)
                                       : values_of(*(const u32 *)(su + k * 2), SU_FORMAT - 1);
 }
 
+/* Two neighbours of x as they are in memory. */
+#if X_FORMAT == QN_MM_F32
+typedef float2 pair;
+#define VALUES_OF(v) (v)
+#define X_AHEAD ONCE /* elements of the slow axis that are on their way at a time */
+#else
+typedef u32 pair;
+#define VALUES_OF(v) values_of(v, X_FORMAT)
+#define X_AHEAD SLOW
+#endif
+
 /* Row m of x times those rows of the matrix: to[row][group][256]. */
 DEV void add_up(const qn_cuda_vq &a, const cut &c, int m, const char *su, const float *signs, float *to)
 {
     const char *const row = a.x + (i64)m * a.x_row;
-    u32 x[SLOW];
-#pragma unroll
-    for (int j = 0; j < SLOW; j++) {
-        x[j] = *(const u32 *)(row + place_of(j) * 2);
-    }
+    pair x[X_AHEAD];
     constexpr int slots = SLOW <= ONCE ? 2 : 1; /* at a time */
     signs += (int)threadIdx.x / 128 * SLOW_PADDED;
     to += (int)threadIdx.x * 2;
 #pragma unroll
     for (int first = 0; first < SLOW; first += ONCE) {
         float2 v[ONCE];
+        if (first % X_AHEAD == 0) {
+#pragma unroll
+            for (int j = first; j < SLOW && j < first + X_AHEAD; j++) {
+                x[j - first] = *(const pair *)(row + place_of(j) * (int)(sizeof(pair) / 2));
+            }
+        }
 #pragma unroll
         for (int j = first; j < SLOW && j < first + ONCE; j++) {
-            const float2 value = values_of(x[j], X_FORMAT), by = su_at(su, place_of(j));
+            const float2 value = VALUES_OF(x[j % X_AHEAD]), by = su_at(su, place_of(j));
             v[j - first] = make_float2(value.x * by.x, value.y * by.y);
         }
 #pragma unroll slots

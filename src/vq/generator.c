@@ -26,6 +26,8 @@ enum {
     SUMS_CLUSTER = 8,      /* blocks that take slabs of so many in turn */
     REGISTER_ENTRIES = 32, /* one a lane */
     BOOKS_ROWS = 2,        /* of x whose clusters share books and K in one launch */
+    ALONG_COPIES = 8,      /* most copies of entries along N, */
+    ALONG_ROWS = 4,        /* rows of x that look them up together */
     DENSE_OPS = 110,       /* instructions that write a vector out, beside its elements'; */
     DENSE_OPS_ALONG_N = 70 /* an element's where each of a vector is of another row */
 };
@@ -38,6 +40,10 @@ enum {
 /* What a byte of codes, which come from memory 16 a row, costs beside a byte of a table. */
 #define EXCHANGE_CODES 3.0
 
+/* Microseconds of x in the operands' places, before the first product, and of the sums' way behind the last; the share
+ * of the L2 cache's rate at which entries come from it. */
+#define ALONG_US 2.5
+#define ALONG_FAR 0.6
 /* Microseconds of making tables once, of a round of slabs in turn, in which nobody looks up until all tables are made,
  * and of adding parts in a launch of its own; share of a launch: one is enough. */
 #define SUMS_ROUND 1.2
@@ -301,6 +307,43 @@ static qn_vq_choice evaluate_exchange(const qn_vq_problem *p, const qn_vq_device
     return c;
 }
 
+/* Few rows of x by vectors along N: entries are rows of matrix loads, in as many copies as there is room for beside x,
+ * once as floats and once as operands; a first book that has none is read from the L2 cache, in sectors. */
+static qn_vq_choice evaluate_along(const qn_vq_problem *p, const qn_vq_device *d)
+{
+    qn_vq_choice c = {.level = QN_VQ_LEVEL_O4,
+                      .form = QN_VQ_FORM_TENSOR,
+                      .fusion = QN_VQ_FUSION_PERMUTED,
+                      .copies = ALONG_COPIES,
+                      .split = 1,
+                      .slices = 1,
+                      .row_tile = (int32_t)min2(rows_of(p), ALONG_ROWS),
+                      .occupancy = 0.25};
+    const double first = (double)p->entries * p->entry_bytes, room = d->shared_bytes - 8.0 * (double)p->k;
+    const double second = p->books > 1 ? exp2((double)(p->books * p->stored_bits - p->bits)) * p->entry_bytes : 0.0;
+    const double passes = ceil(rows_of(p) / ALONG_ROWS), vectors = weights_of(p) / p->vector;
+    const int far = first + second > room;
+    while (c.copies > 1 && ((far ? 0.0 : first) + second) * c.copies > room) {
+        c.copies /= 2;
+    }
+    c.shared_entries = far ? 0 : p->entries;
+    c.global_entries = far ? p->entries : 0;
+    c.shared_bytes = (int32_t)(((far ? 0.0 : first) + second) * c.copies);
+    c.bytes = memory_bytes(p);
+    c.lookups = vectors * p->books * passes;
+    c.conflicts = qn_vq_conflicts(d, p->entry_bytes, c.copies);
+    const double each = accesses(d, p->entry_bytes) * c.conflicts, busy = min2(1.0, (double)p->n / 16.0 / d->units);
+    const double of_first = far ? 2.0 * accesses(d, p->entry_bytes) : each;
+    const double all = of_first + (p->books > 1 ? each : 0.0) + 1.0;
+    const double sectors = far ? vectors * passes * 32.0 / (d->l2_rate * 1e3 * ALONG_FAR) : 0.0;
+    c.memory_us = c.bytes / (d->read_rate * 1e3);
+    c.lookup_us = max2(clocks_to_us(d, vectors * passes / d->lanes * all / busy) / d->lookup_share, sectors);
+    c.issue_us = clocks_to_us(d, vectors * passes / d->lanes * 6.0 * p->books / d->issue / busy) / d->issue_share;
+    c.fill_us = ALONG_US;
+    c.us = together(&c) + c.fill_us + d->launch / 2.0;
+    return c;
+}
+
 static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_vq_level level, qn_vq_form form)
 {
     qn_vq_choice c = {.level = level, .form = form, .copies = 1, .split = 1, .slices = 1, .conflicts = 1.0};
@@ -467,6 +510,11 @@ int32_t qn_vq_candidates(const qn_vq_problem *problem, const qn_vq_device *devic
                 const qn_vq_choice c = evaluate(problem, device, (qn_vq_level)level, (qn_vq_form)form);
                 insert(candidates, &count, &c);
             }
+        }
+        if (level == QN_VQ_LEVEL_O4 && problem->level == QN_VQ_LEVEL_AUTO && problem->turned && device->tensor > 0.0 &&
+            !device->cpu && rows_of(problem) <= TOKENS && count < QN_VQ_CANDIDATES) {
+            const qn_vq_choice c = evaluate_along(problem, device);
+            insert(candidates, &count, &c);
         }
         if (level == QN_VQ_LEVEL_O4 && problem->level == QN_VQ_LEVEL_AUTO && exchange_possible(problem, device) &&
             count < QN_VQ_CANDIDATES) {

@@ -55,7 +55,8 @@ typedef struct qn_vq_problem {
     int32_t decode_ops;    /* instructions a vector beside the lookups, where entries are computed */
     qn_vq_scope scope;
     int64_t scope_rows, scope_columns; /* of QN_VQ_SCOPE_TILE */
-    int32_t along_n;                   /* vectors run along N (vptq) */
+    int32_t along_n;                   /* vectors run along N (vptq), */
+    int32_t turned;                    /* eight 16-bit floats that matrix loads turn: few rows of x on a device */
     int32_t direct_only;               /* no matrix operands can be made of what is stored */
     /* MM: y[m, n] = x[m, k] w[n, k]. ATTENTION: m sequences of n keys of k channels, heads of queries on kv_heads. */
     int64_t m, n, k;
@@ -73,16 +74,16 @@ typedef struct qn_vq_device {
     int32_t shared_bytes; /* most of a block */
     int32_t banks, bank_bytes;
     int64_t l2_bytes;
-    double clock;                                 /* GHz */
-    double read_rate, l2_rate;                    /* GB/s of the device */
-    double issue;                                 /* vector instructions */
-    double fma;                                   /* f32 multiply-adds */
-    double tensor;                                /* 16-bit multiply-adds of matrix instructions; 0: none */
-    double wide;                                  /* the same of a warpgroup's, as the kernels reach them; 0: none */
-    double dense;                                 /* the same of products of 16-bit weights in memory; 0: none */
-    double write_rate;                            /* GB/s of the device */
-    double exchange; /* bytes a unit sends others of its cluster, and gets from them, a clock; 0: it cannot */
-    double launch;                                /* us of a launch, and of a pass after it */
+    double clock;              /* GHz */
+    double read_rate, l2_rate; /* GB/s of the device */
+    double issue;              /* vector instructions */
+    double fma;                /* f32 multiply-adds */
+    double tensor;             /* 16-bit multiply-adds of matrix instructions; 0: none */
+    double wide;               /* the same of a warpgroup's, as the kernels reach them; 0: none */
+    double dense;              /* the same of products of 16-bit weights in memory; 0: none */
+    double write_rate;         /* GB/s of the device */
+    double exchange;           /* bytes a unit sends others of its cluster, and gets from them, a clock; 0: it cannot */
+    double launch;             /* us of a launch, and of a pass after it */
     double lookup_share, issue_share, math_share; /* of those rates that generated kernels reach, measured */
 } qn_vq_device;
 

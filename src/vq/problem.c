@@ -58,6 +58,8 @@ static void describe_mm(const qn_op_desc *desc, const qn_sizes *sizes, qn_vq_pro
         p->stored_bits = (p->bits + (int32_t)qn_vq_bits_for(vq.res_entries)) / p->books;
         p->decode_ops = UNPACK_OPS;
         p->along_n = p->direct_only = 1;
+        p->turned = vq.vector_len == 8 && vq.groups == 1 && vq.outlier_size == 0 && sizes->k % 8 == 0 &&
+                    (p->bits + (int32_t)qn_vq_bits_for(vq.res_entries)) % 8 == 0;
         break;
     case QN_VQ_GPTVQ:
         p->vector = 4;

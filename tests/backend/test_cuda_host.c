@@ -553,16 +553,12 @@ static void memory_may_run_out_anywhere(void **state)
     assert_true(done && failed > 5);
 }
 
-/* The launch that reads codes, of a case whose operands begin at multiples of 4096, its codes `offset` bytes later. */
-static fake_launch attention_launch(world *w, const char *text, uint64_t offset)
+/* The last launch of a plan whose operands begin at multiples of 4096, the second and third `offset` bytes later. */
+static fake_launch last_launch(const qn_plan *plan, const char *text, uint64_t offset)
 {
     qn_error error = {0};
-    qn_plan *plan = NULL;
     qn_shape out[QN_MAX_OUT];
     qn_args args;
-    if (make_plan(w, text, QN_BACKEND_CUDA, &plan, &error) != QN_OK) {
-        fail_msg("%s: %s", text, error.text);
-    }
     const qn_op_desc *desc = qn_plan_desc(plan);
     assert_int_equal(qn_op_desc_check(desc, out, NULL, NULL), QN_OK);
     memset(&args, 0, sizeof args);
@@ -578,8 +574,47 @@ static fake_launch attention_launch(world *w, const char *text, uint64_t offset)
     if (qn_run(plan, &args, workspace, qn_plan_workspace_bytes(plan, desc->in[0].dims[0], 1), NULL, &error) != QN_OK) {
         fail_msg("%s: %s", text, error.text);
     }
-    qn_plan_destroy(plan);
     return fake.last();
+}
+
+static qn_plan *plan_of(world *w, const char *text)
+{
+    qn_error error = {0};
+    qn_plan *plan = NULL;
+    if (make_plan(w, text, QN_BACKEND_CUDA, &plan, &error) != QN_OK) {
+        fail_msg("%s: %s", text, error.text);
+    }
+    return plan;
+}
+
+/* The launch that reads codes. */
+static fake_launch attention_launch(world *w, const char *text, uint64_t offset)
+{
+    qn_plan *const plan = plan_of(w, text);
+    const fake_launch l = last_launch(plan, text, offset);
+    qn_plan_destroy(plan);
+    return l;
+}
+
+/* Plans of one kernel's code that differ in what their blocks keep: a later one leaves the earlier its room. */
+static void plans_share_a_function(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {"vq_mm m=1 n=4096 k=4096 format=quip_e8p x=bf16 SU=1 SV=1",
+                                        "vq_mm m=1 n=14336 k=4096 format=quip_e8p x=bf16 SU=1 SV=1",
+                                        "vq_mm m=1 n=4096 k=4096 format=quip_e8p x=bf16 SU=1 SV=1 bias=1"};
+    enum { PLANS = sizeof texts / sizeof *texts };
+    world w;
+    qn_plan *plans[PLANS];
+    assert_int_equal(open_world(&w, &(setup){.cache = cache}, NULL), QN_OK);
+    for (int i = 0; i < PLANS; i++) {
+        plans[i] = plan_of(&w, texts[i]);
+    }
+    for (int i = 0; i < PLANS; i++) {
+        last_launch(plans[i], texts[i], 0);
+        qn_plan_destroy(plans[i]);
+    }
+    close_world(&w);
 }
 
 /* Which kernel attention over coded keys takes, and how its blocks are cut; cases that need no second launch. */
@@ -697,6 +732,7 @@ int main(void)
         cmocka_unit_test(any_driver_call_may_fail),
         cmocka_unit_test(memory_may_run_out_anywhere),
         cmocka_unit_test(coded_attention_is_cut),
+        cmocka_unit_test(plans_share_a_function),
         cmocka_unit_test(warming_fills_the_cache),
     };
     return cmocka_run_group_tests(tests, start, stop);

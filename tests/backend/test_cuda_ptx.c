@@ -75,6 +75,13 @@ static const row rows[] = {
     {9, 0, "dense_mm m=3 n=40 k=72 x=bf16 b=bf16 bias=1"},
     {9, 0, "vq_mm m=3 n=40 k=64"},
     {9, 0, "vq_mm m=1 n=40 k=64 format=vptq"},
+    {8, 0,
+     "vq_mm m=3 n=40 k=136 format=vptq num_res_centroids=256 out=f32 x=f32 res_centroids.weight=1 perm=1"
+     " weight_scale=1 weight_bias=1"},
+    {9, 0,
+     "vq_mm m=1 n=24 k=136 format=vptq num_centroids=65536 num_res_centroids=256 out=f32 x=f32"
+     " res_centroids.weight=1 perm=1 weight_scale=1 weight_bias=1"},
+    {9, 0, "vq_mm m=3 n=40 k=64 format=vptq out=f32 x=f32"},
     {9, 0, "vq_encode m=3 n=4 k=64 e=2"},
 };
 enum { ROWS = sizeof rows / sizeof *rows };

@@ -1,7 +1,7 @@
 /* Chains: neighbouring steps of a decoding pass, of one row, as few launches.
  *
  *   lookup                                          embed.cu
- *   add                                             activation.cu
+ *   add; add, rmsnorm                               activation.cu
  *   [rmsnorm | silu_mul | silu_mul_quant] [quantize]
  *     1 to 3 products of the same rows
  *     [add, or the last one's copy to the cache]    mm_few.cu
@@ -21,6 +21,7 @@
 #include "ref/slots.h"
 
 enum { THREADS = 256, LOOKUP_THREADS = 128, DECODE_THREADS = 128, JOIN_THREADS = 32, PART_KEYS = 128, MOST_HEAD = 128 };
+enum { NORM_THREADS = 1024, NORM_ITEMS = 4 };
 enum { MOST_GRID_Y = 65535, LOOKUPS = 2 * (QN_MM_Q6_K + 1) };
 
 /* Registers of a thread allow that many quads of a row, and that many blocks of a multiprocessor (mm_few.cu). */
@@ -328,6 +329,18 @@ static int points_take(const matcher *m, const product *p)
     return 1;
 }
 
+/* Whether vectors of weights are cheaper in a chain than by the kernels of their plans. */
+static int pays(const matcher *m, const product *p, const qn_cuda_mm *a, const qn_cuda_few *few)
+{
+    const qn_op_desc *descs[QN_CUDA_MM_PARTS] = {NULL};
+    for (int32_t i = 0; i < p->parts; i++) {
+        descs[i] = p->mm[i]->desc;
+    }
+    const int32_t beside = (p->before != NULL) + (p->add != NULL) + (p->copy != NULL);
+    const int32_t raws = few->columns * few->steps * qn_cuda_weight_unit(qn_cuda_weight_format(descs[0]));
+    return qn_cuda_vq_few_pays(descs, p->parts, beside, a, few, raws > 32 ? 2 : RESIDENT, m->cuda);
+}
+
 /* The launch of a product; *possible 0: its weights or sizes are not for a chain's kernels. */
 static qn_status make_product(const matcher *m, const product *p, qn_cuda_chain_launch *l, int *possible,
                               qn_error *error)
@@ -342,9 +355,10 @@ static qn_status make_product(const matcher *m, const product *p, qn_cuda_chain_
     *possible = format >= 0;
     for (int32_t i = 0; i < p->parts && *possible; i++) {
         *possible = qn_cuda_mm_aligned(format, &a->part[i], a->k) &&
-                    (desc->op != QN_OP_VQ_MM || qn_cuda_vq_few_takes(p->mm[i]->desc, &p->mm[i]->args, a));
+                    (desc->op != QN_OP_VQ_MM || qn_cuda_vq_few_takes(p->mm[i]->desc, &p->mm[i]->args, a->n));
     }
     const qn_cuda_few few = qn_cuda_few_shape(format, a->n, a->k, 1, 1, m->cuda->device.sms);
+    *possible = *possible && (desc->op != QN_OP_VQ_MM || pays(m, p, a, &few));
     qn_cuda_program program;
     memset(&program, 0, sizeof program);
     program.source = "mm_few.cu";
@@ -501,16 +515,21 @@ static void lookup_program(int32_t format, int32_t aligned, qn_cuda_program *pro
     qn_cuda_define(program, "ALIGNED", aligned);
 }
 
-static void add_program(qn_cuda_program *program)
+static void activation_program(const char *entry, int32_t out, int32_t threads, qn_cuda_program *program)
 {
-    static const char *const zero[] = {"X_FORMAT", "W_FORMAT", "OUT", "STYLE"};
     memset(program, 0, sizeof *program);
     program->source = "activation.cu";
-    program->entry = "qn_add";
-    for (size_t i = 0; i < sizeof zero / sizeof *zero; i++) {
-        qn_cuda_define(program, zero[i], 0);
-    }
-    qn_cuda_define(program, "THREADS", THREADS);
+    program->entry = entry;
+    qn_cuda_define(program, "X_FORMAT", 0);
+    qn_cuda_define(program, "W_FORMAT", 0);
+    qn_cuda_define(program, "OUT", out);
+    qn_cuda_define(program, "STYLE", 0);
+    qn_cuda_define(program, "THREADS", threads);
+}
+
+static void add_program(qn_cuda_program *program)
+{
+    activation_program("qn_add", 0, THREADS, program);
 }
 
 int qn_cuda_chain_program(int32_t i, qn_cuda_program *program)
@@ -566,6 +585,43 @@ static qn_status make_add(const matcher *m, qn_cuda_chain_launch *l, qn_error *e
     return qn_cuda_function_get(m->cuda, &program, &l->function, error);
 }
 
+/* A sum, and the norm of it that no product of a chain makes for itself; *possible 0: there is none. */
+static qn_status make_normed(const matcher *m, qn_cuda_chain_launch *l, int *possible, qn_error *error)
+{
+    const qn_chain_step *s = &m->steps[0], *norm = operator_at(m, 1, QN_OP_RMSNORM);
+    const matcher rest = {.steps = m->steps + 1, .count = m->count - 1, .position = m->position, .cuda = m->cuda};
+    const qn_mut_view *sum = &s->args.out[0];
+    const int64_t k = sum->shape.dims[1], items = qn_ceil_div(k, 4 * NORM_THREADS);
+    *possible = norm && x_of(norm) == sum->data && dense_f32(&norm->args.in[0]) && dense_f32(&s->args.in[0]) &&
+                dense_f32(&norm->args.in[QN_ACT_W]) && k % 4 == 0 && items <= NORM_ITEMS;
+    if (!*possible) {
+        return QN_OK;
+    }
+    product p;
+    int chained = match_product(&rest, 0, NULL, &p);
+    if (chained) {
+        QN_TRY(make_product(&rest, &p, l, &chained, error));
+    }
+    *possible = !chained;
+    if (!*possible) {
+        return QN_OK;
+    }
+    qn_cuda_program program;
+    activation_program("qn_add_rmsnorm", qn_cuda_float_format(norm->args.out[0].shape.format), NORM_THREADS, &program);
+    qn_cuda_define(&program, "ITEMS", items);
+    memset(&l->arguments, 0, sizeof l->arguments);
+    l->arguments.activation = (qn_cuda_activation){.x = sum->data,
+                                                   .added = s->args.in[0].data,
+                                                   .sum = sum->data,
+                                                   .w = norm->args.in[QN_ACT_W].data,
+                                                   .y = norm->args.out[0].data,
+                                                   .eps = norm->desc->attr[QN_ATTR_EPS].f,
+                                                   .k = k};
+    l->geometry =
+        (qn_cuda_geometry){.grid = {1, 1, 1}, .block = {NORM_THREADS, 1, 1}, .dependent = m->cuda->device.major >= 9};
+    return qn_cuda_function_get(m->cuda, &program, &l->function, error);
+}
+
 /* ---- the chain ---- */
 
 static qn_status make(const matcher *m, qn_chain *chain, int32_t *taken, qn_error *error)
@@ -588,6 +644,12 @@ static qn_status make(const matcher *m, qn_chain *chain, int32_t *taken, qn_erro
     if (m->steps[0].kind != QN_CHAIN_OPERATOR) {
         chain->count = *taken = 1;
         if (m->steps[0].kind == QN_CHAIN_ADD) {
+            QN_TRY(make_normed(m, &chain->launches[0], &possible, error));
+            if (possible) {
+                chain->kind = QN_CHAIN_OPERATOR; /* of one row */
+                *taken = 2;
+                return QN_OK;
+            }
             return make_add(m, &chain->launches[0], error);
         }
         QN_TRY(make_lookup(m, &chain->launches[0], &possible, error));

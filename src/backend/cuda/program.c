@@ -140,7 +140,10 @@ static qn_status get_function(qn_cuda *cuda, const qn_cuda_program *program, qn_
                          "cuFuncGetAttribute", error));
     QN_TRY(qn_cuda_check(cuda, cuda->cu.FuncGetAttribute(&out->local_bytes, CU_FUNC_LOCAL_SIZE_BYTES, out->handle),
                          "cuFuncGetAttribute", error));
-    if (program->shared_bytes > 48 << 10) {
+    int32_t allowed = 0; /* by another program of the same code */
+    QN_TRY(qn_cuda_check(cuda, cuda->cu.FuncGetAttribute(&allowed, CU_FUNC_MAX_DYNAMIC_SHARED_SIZE_BYTES, out->handle),
+                         "cuFuncGetAttribute", error));
+    if (program->shared_bytes > 48 << 10 && program->shared_bytes > allowed) {
         QN_TRY(set_attribute(cuda, out->handle, CU_FUNC_MAX_DYNAMIC_SHARED_SIZE_BYTES, program->shared_bytes, error));
     }
     if (program->most_shared) {

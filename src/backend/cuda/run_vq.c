@@ -3,9 +3,10 @@
  * A plan has the kernel that is always right (vq_direct.cu) and, where the generator's choice has one (vq_cuts.c),
  * kernels on tensor cores for up to 8, 16, 32 and 64 rows of x at a time (vq_tensor.cu), on warpgroups for more than 32
  * (vq_wide.cu), on 16-bit weights that are written out before (dense_mm.cu), by exact integers for one and two rows
- * with gptvq (vq_books.cu, vq_bytes.cu) and E8P12 (vq_points.cu; vq_points_cut.cu between long transforms), and by
- * partial sums for one with aqlm (vq_sums.cu).
- * What operands must be like for those is looked at in every run; others take the first. */
+ * with gptvq (vq_books.cu, vq_bytes.cu) and E8P12 (vq_points.cu; vq_points_cut.cu between long transforms), by partial
+ * sums for one with aqlm (vq_sums.cu), and for up to eight with vptq (vq_along.cu) and, by floats, with what else has
+ * no operands of tensor cores (mm_few.cu). What operands must be like for those is looked at in every run; others take
+ * the first. */
 #include <math.h>
 #include <string.h>
 
@@ -15,7 +16,7 @@
 
 enum {
     THREADS = 256,
-    WIDE_THREADS = 512, /* of vq_sums.cu, vq_turn.cu, vq_points.cu and vq_points_cut.cu */
+    WIDE_THREADS = 512, /* of vq_sums.cu, vq_turn.cu, vq_points.cu, vq_points_cut.cu and vq_along.cu */
     DIRECT_COLUMNS = 8,
     MOST_BLOCKS = 384,              /* that spans are dealt to */
     MOST_CLUSTERS = 192,            /* the same of vq_wide.cu's clusters */
@@ -191,7 +192,14 @@ static int points_take(const qn_vq *vq, const qn_args *args)
 static int points_cut_takes(const qn_vq *vq, const qn_args *args)
 {
     const qn_view *x = &args->in[QN_VQMM_X], *su = &args->in[QN_VQMM_FIRST + QN_VQ_SU];
-    return points_take(vq, args) && aligned(x, x->strides[0], 4) && aligned(su, 0, 16);
+    return points_take(vq, args) && aligned(x, x->strides[0], x->shape.format == QN_F32 ? 8 : 4) && aligned(su, 0, 16);
+}
+
+static int along_takes(const qn_args *args)
+{
+    const qn_view *codes = &args->in[QN_VQMM_FIRST + QN_VQ_INDICES];
+    return aligned(codes, codes->strides[1], 16) && aligned(&args->in[QN_VQMM_FIRST + QN_VQ_CENTROIDS], 0, 16) &&
+           aligned(&args->in[QN_VQMM_FIRST + QN_VQ_RES_CENTROIDS], 0, 16);
 }
 
 static int sums_take(const qn_vq *vq, const qn_args *args)
@@ -669,6 +677,40 @@ static qn_status launch_dense(const qn_cuda_run *run, const qn_cuda_vq_places *p
     return turned ? launch_turn(run, p->turn_out, a, a->n, 0, error) : QN_OK;
 }
 
+static qn_status launch_along(const qn_cuda_run *run, const qn_cuda_vq_places *p, const qn_vq *vq, qn_cuda_vq *a,
+                              qn_error *error)
+{
+    const int several = a->m > 1;
+    const qn_cuda_vq_along_cut c =
+        qn_cuda_vq_along_cut_of(run->call->desc, vq, run->device, several ? QN_CUDA_VQ_ALONG_ROWS : 1);
+    a->tiles = c.pairs;
+    void *const arguments[] = {a};
+    const qn_cuda_geometry g = {.grid = {(uint32_t)c.blocks, (uint32_t)qn_ceil_div(a->m, c.rows), 1},
+                                .block = {WIDE_THREADS, 1, 1},
+                                .shared_bytes = (uint32_t)c.shared_bytes,
+                                .dependent = run->device->major >= 9};
+    return qn_cuda_launch(run, p->along + several, &g, arguments, error);
+}
+
+static qn_status launch_few(const qn_cuda_run *run, const qn_cuda_vq_places *p, const qn_vq *vq, const qn_cuda_vq *of,
+                            qn_error *error)
+{
+    const qn_op_desc *desc = run->call->desc;
+    const int32_t rows = of->m > 1 ? 2 : 1;
+    qn_cuda_mm a;
+    void *const arguments[] = {&a};
+    memset(&a, 0, sizeof a);
+    a.part[0] = qn_cuda_mm_part_of(desc, run->call->args);
+    a.x = of->x;
+    a.x_row = of->x_row;
+    a.m = of->m;
+    a.n = of->n;
+    a.k = of->k;
+    qn_cuda_geometry g = qn_cuda_vq_few_geometry(desc, vq, run->device, rows);
+    g.grid[1] = (uint32_t)qn_ceil_div(a.m, rows);
+    return qn_cuda_launch(run, p->few + rows - 1, &g, arguments, error);
+}
+
 static qn_status launch_direct(const qn_cuda_run *run, const qn_cuda_vq_places *p, qn_cuda_vq *a, qn_error *error)
 {
     a->row_scale = NULL;
@@ -747,6 +789,12 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     }
     if (p.tensor >= 0 && tensor_takes(desc, &vq, call->args)) {
         return launch_tensor(run, &p, &vq, &a, scaled, error);
+    }
+    if (p.along >= 0 && a.m <= QN_CUDA_VQ_FEW_ROWS && along_takes(call->args)) {
+        return launch_along(run, &p, &vq, &a, error);
+    }
+    if (p.few >= 0 && a.m <= QN_CUDA_VQ_FEW_ROWS && qn_cuda_vq_few_takes(desc, call->args, a.n)) {
+        return launch_few(run, &p, &vq, &a, error);
     }
     return launch_direct(run, &p, &a, error);
 }

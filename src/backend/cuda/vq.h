@@ -21,13 +21,16 @@ enum {
     QN_CUDA_VQ_SUMS_ROWS = 16,       /* of w, a batch of vq_sums.cu */
     QN_CUDA_VQ_EXCHANGE_CLUSTER = 8, /* blocks of vq_exchange.cu that exchange tables, */
     QN_CUDA_VQ_EXCHANGE_MOST = 32,   /* and most clusters, each a part of the sums */
+    QN_CUDA_VQ_FEW_ROWS = 8,         /* of x that mm_few.cu and vq_along.cu take, */
+    QN_CUDA_VQ_FEW_PROGRAMS = 2,     /* the one with one or two a block, the other with one or more, */
+    QN_CUDA_VQ_ALONG_ROWS = 4,       /* at most so many */
     QN_CUDA_VQ_TURN_FAST = 512       /* elements of a block of transforms that reads all of a row */
 };
 
 /* Programs of a plan by their place; -1: it has none. */
 typedef struct qn_cuda_vq_places {
     int32_t direct, rows, finish, turn_in, turn_out, spread_in, spread_out, sums, exchange, books, bytes, points,
-        points_cut, points_join, sliced, tensor, tensors, wide_rows, wide, wides, unpack, dense_rows, dense;
+        points_cut, points_join, along, few, sliced, tensor, tensors, wide_rows, wide, wides, unpack, dense_rows, dense;
     int32_t turned, fused; /* blocks of the product transform x, and y too */
     int32_t count;
 } qn_cuda_vq_places;
@@ -56,6 +59,12 @@ typedef struct qn_cuda_vq_exchange_cut {
 typedef struct qn_cuda_vq_books_cut {
     int32_t cluster, each, tiles, shared_bytes;
 } qn_cuda_vq_books_cut;
+
+/* How vq_along.cu is made: rows of x of a block, 0: it is not; copies of the books, and whether the first stays where
+ * it lies; blocks, and pairs of vectors' rows of one at most; shared memory. */
+typedef struct qn_cuda_vq_along_cut {
+    int32_t rows, copies, res_copies, far, blocks, pairs, shared_bytes;
+} qn_cuda_vq_along_cut;
 
 /* How vq_wide.cu is made. A cluster's warpgroups have QN_VQ_BLOCK_ROWS rows of w. */
 typedef struct qn_cuda_vq_wide_cut {
@@ -193,16 +202,34 @@ qn_cuda_vq_sums_cut qn_cuda_vq_sums_cut_of(const qn_vq *vq, const qn_cuda_device
 qn_cuda_vq_cut qn_cuda_vq_cut_for(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device,
                                   int32_t tokens);
 
+/* For at most so many rows of x a block. */
+qn_cuda_vq_along_cut qn_cuda_vq_along_cut_of(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device,
+                                             int32_t rows);
+
 qn_cuda_vq_wide_cut qn_cuda_vq_wide_cut_of(const qn_vq *vq, const qn_cuda_device *device, int32_t tokens);
 
-/* vq_mm as a chain's product (kernels/cuda/mm_vectors.h). The format's number, -1: it has none there; whether such
- * operands are taken, whether two products may share rows; what of a part is the vectors' own; and the parameters, with
- * the bytes of codebooks that a block of `columns` columns keeps in shared memory. */
+/* vq_mm by vectors decoded to floats (kernels/cuda/mm_vectors.h), in a chain and without one. The format's number, -1:
+ * it has none there; whether such operands are taken; whether two products may share rows; what of a part is the
+ * vectors' own; and the parameters, with the bytes of codebooks that a block of `columns` columns keeps in shared
+ * memory. */
 int32_t qn_cuda_vq_few_format(const qn_op_desc *desc);
-int qn_cuda_vq_few_takes(const qn_op_desc *desc, const qn_args *args, const qn_cuda_mm *a);
+int qn_cuda_vq_few_takes(const qn_op_desc *desc, const qn_args *args, int32_t n);
 int qn_cuda_vq_few_alike(const qn_op_desc *a, const qn_op_desc *b);
 void qn_cuda_vq_few_bind(const qn_op_desc *desc, const qn_args *args, qn_cuda_mm_part *part);
 int32_t qn_cuda_vq_few_define(const qn_op_desc *desc, const qn_cuda_mm *a, int64_t columns, qn_cuda_program *program);
+
+/* Without a chain, with one or two rows of x a block: whether a plan has it, which is where nothing else is as good; a
+ * program, and its launch for one such block of rows. */
+int qn_cuda_vq_few_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device);
+void qn_cuda_vq_few_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int32_t rows,
+                            qn_cuda_program *program);
+qn_cuda_geometry qn_cuda_vq_few_geometry(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device,
+                                         int32_t rows);
+
+/* Whether one launch of a chain is predicted to take no longer than these products as plans and, beside them, so many
+ * launches that it saves; resident: its blocks of a multiprocessor. */
+int qn_cuda_vq_few_pays(const qn_op_desc *const *descs, int32_t parts, int32_t beside, const qn_cuda_mm *a,
+                        const qn_cuda_few *few, int32_t resident, const qn_cuda *cuda);
 
 /* The same of E8P12 weights between transforms (kernels/cuda/mm_points.cu): whether such operands are taken; what of
  * part i, and of all, is their own; parameters and geometry but for those of mm_before.h. */

@@ -34,14 +34,16 @@ enum {
     CUT_LENGTH = 32768,     /* of rows of x that blocks of vq_points_cut.cu transform in part, */
     CUT_BESIDE = 2048,      /* shared memory that two blocks on a multiprocessor cost beside their own, */
     CUT_STEP = 1024,        /* multiples of this */
+    ALONG_ENTRY = 16,       /* bytes; */
+    ALONG_COPIES = 8,       /* as many as lanes that are served together; */
+    ALONG_BESIDE = 1024,    /* what vq_along.cu has beside its tables */
     FUSED_LENGTH = 4096,    /* of rows that blocks of a product transform, */
     FUSED_WEIGHTS = 3 << 20 /* and weights that one cluster reads */
 };
 
 int qn_cuda_vq_tensor_possible(const qn_op_desc *desc, const qn_vq *vq)
 {
-    if (vq->k == 0 || vq->n == 0 || vq->k % 64 || vq->format == QN_VQ_VPTQ ||
-        (desc->in[QN_VQMM_X].format == QN_F32 && !qn_cuda_vq_turns_in(desc, vq))) {
+    if (vq->k == 0 || vq->n == 0 || vq->k % 64 || vq->format == QN_VQ_VPTQ) {
         return 0;
     }
     if (vq->format != QN_VQ_AQLM) {
@@ -296,8 +298,8 @@ static int64_t sign_bytes(int64_t length)
 static int cut_possible(const qn_op_desc *desc, const qn_vq *vq)
 {
     if (vq->format != QN_VQ_QUIP_E8P || !qn_cuda_vq_turns_in(desc, vq) || !qn_cuda_vq_turns_out(desc, vq) ||
-        qn_cuda_vq_given(desc, QN_VQ_SCALE_WH) || desc->in[QN_VQMM_X].format == QN_F32 || vq->n == 0 || vq->k == 0 ||
-        vq->k % CUT_STEP || vq->k > CUT_LENGTH || vq->n > 256 * QN_VQ_CUT_ROWS) {
+        qn_cuda_vq_given(desc, QN_VQ_SCALE_WH) || vq->n == 0 || vq->k == 0 || vq->k % CUT_STEP || vq->k > CUT_LENGTH ||
+        vq->n > 256 * QN_VQ_CUT_ROWS) {
         return 0;
     }
     const int64_t base_in = qn_hadamard_base(vq->k), base_out = qn_hadamard_base(vq->n);
@@ -372,6 +374,46 @@ size_t qn_cuda_vq_points_bytes(const qn_vq *vq, int64_t m, int64_t tiles, int tu
     const int64_t sums = (POINTS_WARPS + fused) * m * qn_ceil_div(tiles, unit) * unit * 16;
     const int64_t rows = fused ? (1 + m) * qn_max_i64(vq->n, vq->k) : turned ? (1 + m) * vq->k : 0;
     return (size_t)(POINTS_TABLE + (sums + rows) * 4 + (fused ? sign_bytes(vq->k) + sign_bytes(vq->n) : 0));
+}
+
+/* ---- few rows, vectors along N: vq_along.cu ---- */
+
+static int along_possible(const qn_op_desc *desc, const qn_vq *vq)
+{
+    const int64_t bits = qn_vq_bits_for(vq->entries) + qn_vq_bits_for(vq->res_entries);
+    const qn_format books = qn_cuda_vq_tensor(desc, QN_VQ_CENTROIDS)->format;
+    return vq->format == QN_VQ_VPTQ && desc->attr[QN_ATTR_LEVEL].i == QN_VQ_LEVEL_AUTO && vq->vector_len == 8 &&
+           vq->groups == 1 && vq->outlier_size == 0 && vq->n > 0 && vq->k > 0 && vq->k % 8 == 0 && bits % 8 == 0 &&
+           bits >= 8 && bits <= 32 && (books == QN_F16 || books == QN_BF16) &&
+           (vq->res_entries == 0 || qn_cuda_vq_tensor(desc, QN_VQ_RES_CENTROIDS)->format == books);
+}
+
+qn_cuda_vq_along_cut qn_cuda_vq_along_cut_of(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device,
+                                             int32_t rows)
+{
+    qn_cuda_vq_along_cut c = {.rows = 0};
+    if (!along_possible(desc, vq)) {
+        return c;
+    }
+    const int64_t room = device->shared_bytes - ALONG_BESIDE, pairs = qn_ceil_div(vq->n, 16);
+    const int64_t padded = qn_ceil_div(vq->k, QN_VQ_ALONG_CHUNK) * QN_VQ_ALONG_CHUNK;
+    const int64_t first = vq->entries * ALONG_ENTRY, second = vq->res_entries * ALONG_ENTRY;
+    c.blocks = (int32_t)qn_min_i64(pairs, device->sms);
+    c.pairs = (int32_t)qn_ceil_div(pairs, c.blocks);
+    for (c.rows = rows; c.rows > 0; c.rows /= 2) {
+        for (c.far = 0; c.far < 2; c.far++) {
+            const int64_t rest = QN_VQ_ALONG_SHARED(c.rows, padded, c.pairs, c.far), of_first = c.far ? 0 : first;
+            for (c.copies = ALONG_COPIES; c.copies > 0; c.copies /= 2) {
+                const int64_t bytes = rest + (of_first + second) * c.copies;
+                if (bytes <= room) {
+                    c.res_copies = c.copies;
+                    c.shared_bytes = (int32_t)bytes;
+                    return c;
+                }
+            }
+        }
+    }
+    return c;
 }
 
 /* ---- many rows: vq_wide.cu ---- */
@@ -475,6 +517,8 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
                            .points = -1,
                            .points_cut = -1,
                            .points_join = -1,
+                           .along = -1,
+                           .few = -1,
                            .sliced = -1,
                            .tensor = -1,
                            .wide_rows = -1,
@@ -513,6 +557,14 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
         if (p.turn_out >= 0 && !p.fused && qn_cuda_vq_turn_spread(vq->n, device)) {
             p.spread_out = p.count++;
         }
+    }
+    if (full && qn_cuda_vq_along_cut_of(desc, vq, device, 1).rows > 0) {
+        p.along = p.count;
+        p.count += QN_CUDA_VQ_FEW_PROGRAMS;
+    }
+    if (full && qn_cuda_vq_few_chosen(desc, vq, device)) {
+        p.few = p.count;
+        p.count += QN_CUDA_VQ_FEW_PROGRAMS;
     }
     if (full && qn_cuda_vq_tensor_possible(desc, vq)) {
         p.rows = p.count++;

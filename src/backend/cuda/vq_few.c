@@ -1,13 +1,28 @@
-/* vq_mm as a product of a chain: kernels/cuda/mm_few.cu with the units of mm_vectors.h, for aqlm of vectors of eight,
- * gptvq, and vptq of one group of vectors of eight without outliers, if the codes of a vector are whole bytes. */
+/* vq_mm by kernels/cuda/mm_few.cu with the units of mm_vectors.h, in a chain or without one: aqlm of vectors of eight,
+ * gptvq, and vptq of one group of vectors of eight without outliers, if the codes of a vector are whole bytes. A warp
+ * has few codes on their way at a time, which does not matter to weights so small that all are there before x is; the
+ * larger are launches of their own, where the generator has kernels for them. Both ways are predicted. */
 #include "backend/cuda/vq.h"
 
 enum {
     MOST_STAGED = 16 << 10, /* bytes of codebooks that a block keeps in shared memory, */
     MOST_UNIT_BYTES = 4,    /* and of a unit's codes */
     ENTRY = 16,             /* bytes of eight 16-bit floats */
-    MOST_LOOKUPS = 3000000  /* of a launch, where vq_sums.cu is there too: they take 5 us, about what it saves */
+    THREADS = 256,
+    WARPS = THREADS / 32,
+    RESIDENT = 2 /* blocks of a multiprocessor, without a chain */
 };
+
+/* Microseconds, measured on an H200: of a launch that begins while the one before ends; of a warp's pass over as many
+ * units as it has at a time, from the addresses of their codes to sums, and of each unit of a lane. The first pass is
+ * over when x is there. */
+#define LAUNCH_US 2.0
+#define PASS_US 1.1
+#define STEP_US 0.2
+/* Shares of the L2 cache's rate at which entries come that L1 does not hold, or holds in part. */
+#define FAR_SHARE 0.55
+#define NEAR_SHARE 0.85
+#define NEAR_BYTES (128 << 10)
 
 static int is_half(const qn_op_desc *desc, int32_t slot)
 {
@@ -50,13 +65,7 @@ static int aligned(const qn_view *v, int64_t step, int64_t unit)
     return ((uint64_t)(uintptr_t)v->data | (uint64_t)step) % (uint64_t)unit == 0;
 }
 
-/* Lookups of all parts. */
-static int64_t lookups(const qn_vq *vq, const qn_cuda_mm *a)
-{
-    return (int64_t)a->n * (a->k / 8) * vq->codebooks;
-}
-
-int qn_cuda_vq_few_takes(const qn_op_desc *desc, const qn_args *args, const qn_cuda_mm *a)
+int qn_cuda_vq_few_takes(const qn_op_desc *desc, const qn_args *args, int32_t n)
 {
     const qn_vq vq = qn_cuda_vq_describe(desc);
     const qn_view *t = args->in + QN_VQMM_FIRST;
@@ -69,11 +78,10 @@ int qn_cuda_vq_few_takes(const qn_op_desc *desc, const qn_args *args, const qn_c
     case QN_VQ_GPTVQ: return books->strides[2] == 4 && aligned(books, books->strides[0] | books->strides[1], 16);
     case QN_VQ_VPTQ: /* a vector's rows are a warp's, or two warps' */
         return aligned(&t[QN_VQ_CENTROIDS], 0, 16) && aligned(&t[QN_VQ_RES_CENTROIDS], 0, 16) &&
-               (vq.n == a->n || vq.n % 8 == 0);
+               (vq.n == n || vq.n % 8 == 0);
     default:
         return (vq.packed || codes->strides[1] == bytes) && books->strides[1] == ENTRY &&
-               aligned(books, books->strides[0], 16) &&
-               (!qn_cuda_vq_sums_possible(desc, &vq) || lookups(&vq, a) <= MOST_LOOKUPS);
+               aligned(books, books->strides[0], 16);
     }
 }
 
@@ -163,4 +171,105 @@ int32_t qn_cuda_vq_few_define(const qn_op_desc *desc, const qn_cuda_mm *a, int64
         qn_cuda_define(program, "SCALE_FORMAT", number_of(desc, QN_VQ_SCALES) - 1);
     }
     return staged;
+}
+
+/* ---- without a chain ---- */
+
+static qn_cuda_few shape_alone(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int32_t rows)
+{
+    return qn_cuda_few_shape(qn_cuda_vq_few_format(desc), vq->n, vq->k, rows, 1, device->sms);
+}
+
+int qn_cuda_vq_few_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
+{
+    return qn_cuda_vq_few_format(desc) >= 0 && !qn_cuda_vq_tensor_possible(desc, vq) && vq->k % 8 == 0 &&
+           shape_alone(desc, vq, device, QN_CUDA_VQ_FEW_PROGRAMS).shared_bytes <= device->shared_bytes - MOST_STAGED;
+}
+
+/* The product alone, as the parts that cut and parameters are made for. */
+static qn_cuda_mm alone(const qn_vq *vq)
+{
+    return (qn_cuda_mm){.part = {{.n = (int32_t)vq->n}}, .n = (int32_t)vq->n};
+}
+
+static int64_t block_columns(const qn_cuda_few *few)
+{
+    return (int64_t)few->columns * (WARPS / few->split);
+}
+
+void qn_cuda_vq_few_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int32_t rows,
+                            qn_cuda_program *program)
+{
+    const qn_cuda_few few = shape_alone(desc, vq, device, rows);
+    const qn_cuda_mm a = alone(vq);
+    program->source = "mm_few.cu";
+    program->entry = "qn_mm_few";
+    qn_cuda_mm_define(desc, program);
+    qn_cuda_few_define(&few, rows, program);
+    qn_cuda_define(program, "CHAIN", 0);
+    qn_cuda_define(program, "A_FORMAT", QN_MM_PLAIN);
+    qn_cuda_define(program, "X_FORMAT", qn_cuda_float_format(desc->in[QN_VQMM_X].format));
+    qn_cuda_define(program, "ALIGNED", 1);
+    program->shared_bytes = few.shared_bytes + qn_cuda_vq_few_define(desc, &a, block_columns(&few), program);
+}
+
+qn_cuda_geometry qn_cuda_vq_few_geometry(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device,
+                                         int32_t rows)
+{
+    const qn_cuda_few few = shape_alone(desc, vq, device, rows);
+    const qn_cuda_mm a = alone(vq);
+    const int64_t blocks = qn_min_i64(qn_cuda_few_blocks(&few, vq->n), (int64_t)device->sms * RESIDENT);
+    return (qn_cuda_geometry){.grid = {(uint32_t)blocks, 1, 1},
+                              .block = {THREADS, 1, 1},
+                              .shared_bytes = (uint32_t)(few.shared_bytes + staged_bytes(vq, &a, block_columns(&few))),
+                              .dependent = device->major >= 9};
+}
+
+/* ---- in a chain or without one ---- */
+
+/* Entries from the L2 cache. */
+static double us_of_sectors(double lookups, int64_t bytes, const qn_vq_device *d)
+{
+    return lookups * 32.0 / (d->l2_rate * 1e3 * (bytes > NEAR_BYTES ? FAR_SHARE : NEAR_SHARE));
+}
+
+/* As a chain's launch: passes one after the other, or what of the entries comes from the L2 cache. */
+static double us_of_chain(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_mm *a, const qn_cuda_few *few,
+                          int32_t resident, const qn_vq_device *d)
+{
+    const int64_t units = qn_ceil_div(a->k, qn_cuda_weight_unit(qn_cuda_vq_few_format(desc)));
+    const int64_t passes = qn_ceil_div(units, (int64_t)32 * few->steps * few->split);
+    const int64_t rounds = qn_ceil_div(qn_cuda_few_blocks(few, a->n), (int64_t)d->units * resident);
+    const int64_t bytes = vq->format == QN_VQ_AQLM   ? (vq->codebooks * ENTRY) << vq->bits
+                          : vq->format == QN_VQ_VPTQ ? (vq->entries + vq->res_entries) * ENTRY
+                                                     : 0;
+    const double books = vq->format == QN_VQ_AQLM ? (double)vq->codebooks : vq->res_entries ? 2.0 : 1.0;
+    const double lookups = (double)a->n * (double)a->k / 8.0 * books;
+    const double waits = (PASS_US + STEP_US * few->steps) * ((double)(passes * rounds) - 1.0);
+    const double read = bytes > MOST_STAGED ? us_of_sectors(lookups, bytes, d) : 0.0;
+    return LAUNCH_US + (waits > read ? waits : read);
+}
+
+int qn_cuda_vq_few_pays(const qn_op_desc *const *descs, int32_t parts, int32_t beside, const qn_cuda_mm *a,
+                        const qn_cuda_few *few, int32_t resident, const qn_cuda *cuda)
+{
+    qn_vq_device d;
+    qn_cuda_vq_device(&cuda->device, &d);
+    double own = LAUNCH_US * beside;
+    qn_vq vq;
+    for (int32_t i = 0; i < parts; i++) {
+        vq = qn_cuda_vq_describe(descs[i]);
+        const qn_cuda_vq_places p = qn_cuda_vq_places_of(descs[i], &vq, &cuda->device, 1);
+        if (p.along < 0 && p.sums < 0 && p.exchange < 0 && p.books < 0 && p.bytes < 0 && p.tensor < 0) {
+            return 1; /* it would be decoded element by element */
+        }
+        const qn_sizes sizes = {.m = 1, .n = vq.n, .k = vq.k};
+        qn_vq_problem problem;
+        (void)qn_vq_problem_of(descs[i], &sizes, &problem);
+        own += qn_vq_choose(&problem, &d).us;
+    }
+    const double chain = us_of_chain(descs[0], &vq, a, few, resident, &d);
+    qn_log(cuda->ctx, QN_LOG_DEBUG, "vq_mm %d x %d, %d weights: %.1f us in a chain, %.1f as launches of their own",
+           a->n, a->k, parts, chain, own);
+    return chain <= own;
 }

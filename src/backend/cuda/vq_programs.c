@@ -236,6 +236,29 @@ static void points_join_program(const qn_op_desc *desc, const qn_vq *vq, const q
     qn_cuda_define(p, "WSCALE_FORMAT", optional_format(desc, QN_VQ_WSCALE));
 }
 
+static void along_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int32_t rows,
+                          qn_cuda_program *p)
+{
+    const qn_cuda_vq_along_cut c = qn_cuda_vq_along_cut_of(desc, vq, device, rows);
+    p->source = "vq_along.cu";
+    p->entry = "qn_vq_along";
+    p->shared_bytes = c.shared_bytes;
+    define_common(desc, vq, p);
+    qn_cuda_define(p, "ROWS", c.rows);
+    qn_cuda_define(p, "FAR", c.far);
+    qn_cuda_define(p, "ENTRIES", vq->entries);
+    qn_cuda_define(p, "BITS", qn_vq_bits_for(vq->entries));
+    qn_cuda_define(p, "COPIES", c.copies);
+    qn_cuda_define(p, "RES_ENTRIES", vq->res_entries);
+    qn_cuda_define(p, "RES_BITS", qn_vq_bits_for(vq->res_entries));
+    qn_cuda_define(p, "RES_COPIES", c.res_copies);
+    qn_cuda_define(p, "BOOK_FORMAT", qn_cuda_float_format(qn_cuda_vq_tensor(desc, QN_VQ_CENTROIDS)->format));
+    qn_cuda_define(p, "X_FORMAT", qn_cuda_float_format(desc->in[QN_VQMM_X].format));
+    qn_cuda_define(p, "SCALE_FORMAT", optional_format(desc, QN_VQ_WEIGHT_SCALE));
+    qn_cuda_define(p, "SHIFT_FORMAT", optional_format(desc, QN_VQ_WEIGHT_BIAS));
+    qn_cuda_define(p, "PERM", qn_cuda_vq_given(desc, QN_VQ_PERM));
+}
+
 static void sums_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, qn_cuda_program *p)
 {
     const qn_cuda_vq_sums_cut c = qn_cuda_vq_sums_cut_of(vq, device);
@@ -333,6 +356,12 @@ int32_t qn_cuda_vq_programs(const qn_op_desc *desc, const qn_cuda_device *device
     if (p.points_cut >= 0) {
         points_cut_program(desc, &vq, device, &out[p.points_cut]);
         points_join_program(desc, &vq, device, &out[p.points_join]);
+    }
+    for (int32_t i = 0; p.along >= 0 && i < QN_CUDA_VQ_FEW_PROGRAMS; i++) {
+        along_program(desc, &vq, device, i ? QN_CUDA_VQ_ALONG_ROWS : 1, &out[p.along + i]);
+    }
+    for (int32_t i = 0; p.few >= 0 && i < QN_CUDA_VQ_FEW_PROGRAMS; i++) {
+        qn_cuda_vq_few_program(desc, &vq, device, i + 1, &out[p.few + i]);
     }
     if (p.tensor >= 0) {
         const qn_cuda_vq_cut first = qn_cuda_vq_cut_for(desc, &vq, device, qn_cuda_vq_tokens(0));

@@ -170,6 +170,7 @@ FAKE cu_result cuCtxPopCurrent_v2(cu_context *context)
 
 struct CUfunc_st {
     const ptx_entry *entry; /* NULL: of machine code */
+    int32_t most_shared;    /* dynamic shared memory that launches may ask for, above 48 KB */
 };
 
 struct CUmod_st {
@@ -225,14 +226,22 @@ FAKE cu_result cuModuleGetFunction(cu_function *function, cu_module module, cons
 FAKE cu_result cuFuncGetAttribute(int32_t *value, int32_t attribute, cu_function function)
 {
     CALL();
-    *value = attribute == CU_FUNC_NUM_REGS ? 32 : 0;
+    *value = attribute == CU_FUNC_NUM_REGS                        ? 32
+             : attribute == CU_FUNC_MAX_DYNAMIC_SHARED_SIZE_BYTES ? function->most_shared
+                                                                  : 0;
     return 0;
 }
 
 FAKE cu_result cuFuncSetAttribute(cu_function function, int32_t attribute, int32_t value)
 {
     CALL();
-    return function && attribute && value ? 0 : 1;
+    if (!function || !attribute || !value) {
+        return 1;
+    }
+    if (attribute == CU_FUNC_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
+        function->most_shared = value;
+    }
+    return 0;
 }
 
 /* ---- streams, and graphs of what they were asked for ---- */
@@ -304,7 +313,9 @@ static cu_result ask(cu_stream stream, step s)
 FAKE cu_result cuLaunchKernelEx(const cu_launch_config *config, cu_function function, void **parameters, void **extra)
 {
     CALL();
-    if (!function || !parameters || extra || config->grid[0] == 0 || config->block[0] == 0) {
+    const uint32_t shared = function && function->most_shared > 48 << 10 ? (uint32_t)function->most_shared : 48 << 10;
+    if (!function || !parameters || extra || config->grid[0] == 0 || config->block[0] == 0 ||
+        config->shared_bytes > shared) {
         return 1;
     }
     last.launches++;
