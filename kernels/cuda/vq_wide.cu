@@ -52,7 +52,13 @@
 #include "vq_decode.h"
 
 /* Steps that the compiler sees at a time: products of many sums take it long. */
-#define TURN (TOKENS <= 128 || FORMAT == QN_CUDA_QUIP ? STEPS : GROUP > 4 ? GROUP : 4)
+#if TOKENS <= 128
+#define TURN STEPS
+#elif FORMAT == QN_CUDA_AQLM
+#define TURN (GROUP > 4 ? GROUP : 4)
+#else
+#define TURN GROUP
+#endif
 
 /* Piece `rank` of a stage to all blocks of the cluster; their barriers count all pieces. */
 DEV void bring(u32 to, const void *from, u32 bytes, u32 bar)
@@ -443,6 +449,9 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
 #pragma unroll
                     for (int w = 0; w + MOVED * TURN / GROUP < CODE_WORDS; w++) {
                         codes[0][w] = codes[0][w + MOVED * TURN / GROUP];
+#if FORMAT == QN_CUDA_QUIP && CODEBOOK != 1
+                        residuals[0].word[w] = residuals[0].word[w + MOVED * TURN / GROUP];
+#endif
                     }
                 }
             }

@@ -449,8 +449,10 @@ qn_cuda_vq_wide_cut qn_cuda_vq_wide_cut_of(const qn_vq *vq, const qn_cuda_device
     c.stages = (device->shared_bytes - WIDE_FRONT - c.table_bytes) / (tokens * 128);
     c.stages = c.stages < WIDE_STAGES ? c.stages : WIDE_STAGES;
     c.shared_bytes = WIDE_FRONT + c.table_bytes + c.stages * tokens * 128;
-    /* Few rows leave registers for four warpgroups, which hide lookups; else two blocks share what they bring of x. */
-    c.groups = tokens <= QN_VQ_MOST_TOKENS ? 4 : 2;
+    /* Few rows leave registers for four warpgroups, which hide lookups, but for many books of long entries; else two
+     * blocks share what they bring of x. */
+    const int heavy = vq->format == QN_VQ_AQLM && vq->codebooks > 3 && vq->in_group > 8;
+    c.groups = tokens <= QN_VQ_MOST_TOKENS && !heavy ? 4 : 2;
     c.pair = QN_VQ_BLOCK_ROWS / (64 * c.groups);
     return c;
 }
