@@ -2,7 +2,11 @@
  * or local memory: what a machine without a GPU can say of them. NVRTC does it where
  * it can be loaded, else nvcc; with neither the test is skipped and says so.
  *
- * QN_TEST_EVERY_CUBIN=1   every case for every target; without it each source once for sm_90a and once for sm_80 */
+ * How long compiling takes is printed, in processor time, the slowest program of a source: a look is enough to see
+ * that one has become slow, and a slow machine fails nothing.
+ *
+ * QN_TEST_EVERY_CUBIN=1        every case for every target; without it each source once for sm_90a and once for sm_80
+ * QN_TEST_EVERY_CUBIN=sm_90a   every case for that target */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,22 +14,30 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "backend/cuda/cuda.h"
-#include "base/clock.h"
 
-enum { MOST = 1 << 14 };
+enum { MOST = 1 << 14, MOST_SOURCES = 100, SHOWN = 8 };
+
+/* What compiling the programs of one source took, in seconds of processor time. */
+typedef struct source_times {
+    const char *source, *text, *target; /* text: a case that needs the slowest */
+    double slowest;
+    int count, slow; /* programs, and those over half a second */
+} source_times;
 
 static qn_ctx *ctx;
 static qn_cuda *cuda;
 static qn_cuda_key done[MOST];
 static const char *sources[MOST];
-static int count, bad, whole; /* whole: every case and target, else each source once for two */
-static uint64_t slowest_ns;
-static const char *nvcc; /* NULL: NVRTC compiles */
+static source_times times[MOST_SOURCES];
+static int count, bad;
+static const char *whole; /* "1": every case and target; a target: every case for it; NULL: each source once for two */
+static const char *nvcc;  /* NULL: NVRTC compiles */
 static char folder[] = "/tmp/quern-nvcc-XXXXXX";
 
 /* The log of a compilation by nvcc in the library's place; 1: it compiled. */
@@ -71,6 +83,59 @@ static const char *fault_in(const char *log)
     return seen ? NULL : "no resource usage";
 }
 
+/* Of this process and of compilers that have ended. */
+static double processor_seconds(void)
+{
+    static const int who[] = {RUSAGE_SELF, RUSAGE_CHILDREN};
+    double sum = 0;
+    for (int i = 0; i < 2; i++) {
+        struct rusage used;
+        assert_int_equal(getrusage(who[i], &used), 0);
+        sum += (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+               1e-6 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
+    }
+    return sum;
+}
+
+static void keep_time(const char *source, const char *text, qn_cuda_target target, double seconds)
+{
+    source_times *t = times;
+    while (t->source && strcmp(t->source, source) != 0) {
+        t++;
+        assert_true(t < times + MOST_SOURCES);
+    }
+    t->source = source;
+    t->count++;
+    t->slow += seconds > 0.5;
+    if (seconds > t->slowest) {
+        t->slowest = seconds;
+        t->text = text;
+        t->target = qn_cuda_target_name(target);
+    }
+}
+
+static int by_time(const void *a, const void *b)
+{
+    const double x = ((const source_times *)a)->slowest, y = ((const source_times *)b)->slowest;
+    return (x < y) - (x > y);
+}
+
+static void print_times(void)
+{
+    int slow = 0, n = 0;
+    for (; times[n].source; n++) {
+        slow += times[n].slow;
+    }
+    qsort(times, (size_t)n, sizeof *times, by_time);
+    printf("%d cubins by %s, %d took more than 0.5 s of processor time, %d faulty\n", count,
+           nvcc ? nvcc : cuda->compiler, slow, bad);
+    for (int i = 0; i < n && (whole || i < SHOWN); i++) {
+        const source_times *t = &times[i];
+        printf("%7.0f ms  %-26s %4d programs, %d over 0.5 s; %s, %s\n", 1e3 * t->slowest, t->source, t->count, t->slow,
+               t->target, t->text);
+    }
+}
+
 static void compile_one(const qn_kernel *kernel, const char *text, const qn_cuda_program *program,
                         qn_cuda_target target)
 {
@@ -88,7 +153,7 @@ static void compile_one(const qn_kernel *kernel, const char *text, const qn_cuda
     assert_true(count < MOST);
     sources[count] = program->source;
     done[count++] = key;
-    const uint64_t start = qn_clock_ns();
+    const double start = processor_seconds();
     int good;
     if (nvcc) {
         good = compile_with_nvcc(program, target, log, sizeof log);
@@ -97,8 +162,7 @@ static void compile_one(const qn_kernel *kernel, const char *text, const qn_cuda
         snprintf(log, sizeof log, "%s", good ? image.log : error.text);
         qn_cuda_image_free(cuda, &image);
     }
-    const uint64_t took = qn_clock_ns() - start;
-    slowest_ns = took > slowest_ns ? took : slowest_ns;
+    keep_time(program->source, text, target, processor_seconds() - start);
     const char *fault = good ? fault_in(log) : "it does not compile";
     if (fault) {
         bad++;
@@ -109,7 +173,10 @@ static void compile_one(const qn_kernel *kernel, const char *text, const qn_cuda
 
 static int takes(int target)
 {
-    return whole || target == QN_SM_80 || target == QN_SM_90A;
+    if (whole) {
+        return strcmp(whole, "1") == 0 || strcmp(whole, qn_cuda_target_name((qn_cuda_target)target)) == 0;
+    }
+    return target == QN_SM_80 || target == QN_SM_90A;
 }
 
 static int compile_case(const qn_kernel *kernel, const char *text, const qn_op_desc *desc)
@@ -173,13 +240,18 @@ static void every_kernel_compiles_for_every_target(void **state)
         }
     }
     for (int t = 0; t < QN_SM_COUNT; t++) {
-        static const qn_kernel none = {.name = "ceiling"};
+        static const qn_kernel ceiling = {.name = "ceiling"}, chain = {.name = "chain"};
+        static qn_cuda_program program;
         if (takes(t)) {
-            compile_one(&none, "", &qn_cuda_ceiling_program, (qn_cuda_target)t);
+            compile_one(&ceiling, "the ceiling", &qn_cuda_ceiling_program, (qn_cuda_target)t);
+            memset(&program, 0, sizeof program);
+            for (int32_t i = 0; qn_cuda_chain_program(i, &program); i++) {
+                compile_one(&chain, "a chain", &program, (qn_cuda_target)t);
+                memset(&program, 0, sizeof program);
+            }
         }
     }
-    printf("%d cubins by %s, the slowest in %.0f ms, %d faulty\n", count, nvcc ? nvcc : cuda->compiler,
-           (double)slowest_ns * 1e-6, bad);
+    print_times();
     assert_true(count > 0);
     assert_int_equal(bad, 0);
 }
@@ -238,7 +310,7 @@ static int stop(void **state)
 
 int main(void)
 {
-    whole = getenv("QN_TEST_EVERY_CUBIN") != NULL;
+    whole = getenv("QN_TEST_EVERY_CUBIN");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(keys_tell_programs_apart),
         cmocka_unit_test(every_kernel_compiles_for_every_target),
