@@ -321,7 +321,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_along(const __gri
     int left = first_chunk(total, warp + 1) - first_chunk(total, warp);
     place now = {first_chunk(total, warp) / chunks, first_chunk(total, warp) % chunks}, next = now;
     codes ahead[AHEAD];
-    finish f[ROWS];
+    finish f[ROWS] = {};
     release_next();
     if (!a.early) { /* or weights may be read while the kernel in front works */
         wait_before();
@@ -349,11 +349,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_along(const __gri
 #endif
         wait_before();
     }
-#pragma unroll
+    /* the code once for all rows: written out for each it is most of what the compiler's time goes to */
+#pragma unroll 1
     for (int m = 0; m < ROWS; m++) {
-        f[m].scale = f[m].shift = 0.0f;
         if (m < rows) {
-            f[m] = put_row(a, m, row0 + m, padded, scaled, x);
+            const finish made = put_row(a, m, row0 + m, padded, scaled, x);
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                f[r] = m == r ? made : f[r];
+            }
         } else {
             for (int i = (int)threadIdx.x; i < padded / 4; i += THREADS) {
                 x[i * COLUMNS + 2 * m] = x[i * COLUMNS + 2 * m + 1] = make_uint2(0, 0);
