@@ -23,7 +23,7 @@
 
 /* Four books of 256 entries, eight copies each, on two sides, codes on their way, digits, barriers and scales of
  * vq_books.cu. */
-#define QN_VQ_BOOKS_SHARED (65536 + 16 * 2 * (16 * 256 + 8) + 2 * 32 * (256 + 8) + 48)
+#define QN_VQ_BOOKS_SHARED (65536 + 16 * 2 * (16 * 256 + 8) + 2 * 32 * (256 + 8) + 64)
 #define QN_VQ_BOOKS_THREADS 640
 
 /* Rows of w of a unit of vq_points_cut.cu; rows of the slow axis' matrix that a run of units needs at most, for `inner`

@@ -13,24 +13,26 @@
  * bytes each, in 128-byte swizzles: a lane of the quad's upper half takes its pieces of 16 bytes in another order, so
  * that eight lanes meet eight groups of banks.
  *
- * The blocks of a cluster share K and have the same rows; what each found is added in order of rank. Where a cluster
- * has eight tiles or fewer of one block of rows a warp has one of them (TILES 1).
+ * The blocks of a cluster share K and have the same rows; what each found is added in order of rank. A cluster may have
+ * eight tiles or fewer, all of one block of rows (FEW). Of eight, the warps are four teams with two tiles a warp, so
+ * that codes of three units are on their way while one is looked up; of fewer a warp has one.
  *
  * Host contract
- *   Parameters: X_FORMAT, OUT, BIAS (format + 1, 0: none), CLUSTER, TILES 1 or 2, of a warp
+ *   Parameters: X_FORMAT, OUT, BIAS (format + 1, 0: none), CLUSTER; TILES of a warp and TEAMS: 2 and 2, or
+ *   where a cluster has few tiles 2 and 4 (eight of them) or 1 and 2
  *   K a multiple of 64; codes at multiples of 16, codebooks without gaps in an entry and a book; the map: bytes of
  *   codes, boxes of 16 rows of 128, swizzled
- *   tiles: most tiles of 16 rows of a cluster; TILES 1: 1, 2, 4 or 8, which all but the last have
+ *   tiles: most tiles of 16 rows of a cluster; few: 1, 2, 4 or 8, which all but the last have
  *   Launch: block QN_VQ_BOOKS_THREADS, grid {clusters * CLUSTER}, QN_VQ_BOOKS_SHARED, 8 for each span of a block and 4
- *   for each row of x and of `tiles` tiles, HALVES times */
+ *   for each row of x and of `tiles` tiles, TEAMS times */
 #include "vq_digits.h"
 
 #define THREADS QN_VQ_BOOKS_THREADS
 #define SPANS 4                  /* of a unit */
 #define WARPS 16                 /* that look up; */
 #define MAKERS 4                 /* and that make tables and digits, one a span of a unit */
-#define HALVES 2                 /* of those warps, which take units in turn */
-#define WORKERS (WARPS / HALVES) /* of a unit */
+#define WORKERS (WARPS / TEAMS)  /* of a unit */
+#define FEW (WORKERS * TILES < 16)
 #define SLOTS 2
 #define SLOT_BYTES (16 * 256)
 #define RING_AT 65536                                    /* [warp][slot] */
@@ -38,8 +40,8 @@
 #define PRODUCT_PITCH 264                                /* 256, and 8 that keep products off each other's banks */
 #define SIDE_DIGITS (32 * PRODUCT_PITCH)
 #define BARRIERS_AT (DIGITS_AT + 2 * SIDE_DIGITS) /* [warp][slot], */
-#define MADE_AT (BARRIERS_AT + WARPS * SLOTS * 8) /* of a side: made; done with */
-#define DONE_AT (MADE_AT + 16)
+#define MADE_AT (BARRIERS_AT + WARPS * SLOTS * 8) /* of a team: its unit is made; */
+#define DONE_AT (MADE_AT + 4 * 8)                 /* of a side: done with */
 #define SCALES_AT (DONE_AT + 16) /* [side][row of x] */
 #define MOST_AT (SCALES_AT + 16) /* [span][row of x]: bits of the largest element */
 
@@ -81,7 +83,7 @@ DEV bool is_there(const share &s, unit u)
 /* Tile i of a warp in a unit. */
 DEV int tile_of(const share &s, unit u, int warp, int i)
 {
-    return TILES == 1 ? s.t0 + warp % WORKERS : u.block * 16 + warp % WORKERS * TILES + i;
+    return (FEW ? s.t0 : u.block * 16) + warp % WORKERS * TILES + i;
 }
 
 DEV bool has_tile(const share &s, unit u, int warp, int i)
@@ -98,7 +100,7 @@ DEV bool has_tiles(const share &s, unit u, int warp)
 /* The next unit of a warp. */
 DEV unit after_turns(const share &s, unit u)
 {
-    for (int i = 0; i < HALVES; i++) {
+    for (int i = 0; i < TEAMS; i++) {
         u = after(s, u);
     }
     return u;
@@ -326,7 +328,7 @@ DEV void make(const qn_cuda_vq &a, const share &s, const u32 *most_of, ahead *of
             fill(side, of->entry, maker, lane);
         }
         put_digits(a, *of, most_of + (u.group - s.g0) * (SPANS * 2), side, maker, lane);
-        barrier_arrive(base + MADE_AT + side * 8);
+        barrier_arrive(base + MADE_AT + turn % TEAMS * 8);
         u = after(s, u);
         if (is_there(s, u)) {
             load_books(a, u, maker, lane, of);
@@ -341,7 +343,7 @@ DEV void find(const qn_cuda_vq &a, const tensor_map *map, const share &s, unit n
     const u32 base = shared_address(memory);
     const bool there = lane / 16 < a.m && lane % 16 < 12; /* columns of rows of x */
     const int token = lane % 4 / 2;
-    const int half = warp / WORKERS; /* takes every so many-th unit */
+    const int team = warp / WORKERS; /* takes every so many-th unit */
     float total[TILES][2] = {};
     unit now = {s.t0 / 16, s.g0};
     u32 used[TILES] = {};
@@ -349,10 +351,10 @@ DEV void find(const qn_cuda_vq &a, const tensor_map *map, const share &s, unit n
 #pragma unroll 1
     for (u32 turn = 0; is_there(s, now); turn++, now = after(s, now)) {
         const u32 side = turn % 2;
-        if ((int)side != half) {
+        if ((int)(turn % TEAMS) != team) {
             continue;
         }
-        barrier_wait(base + MADE_AT + side * 8, turn / 2 % 2);
+        barrier_wait(base + MADE_AT + (u32)team * 8, turn / TEAMS % 2);
         if (!has_tiles(s, now, warp)) {
             barrier_arrive(base + DONE_AT + side * 8);
             continue;
@@ -379,13 +381,13 @@ DEV void find(const qn_cuda_vq &a, const tensor_map *map, const share &s, unit n
             total[i / 2][i % 2] = __fmaf_rn(sum, scale, now.block != begun ? 0.0f : total[i / 2][i % 2]);
         }
         begun = now.block;
-        if (now.group + HALVES >= s.g1) {
+        if (now.group + TEAMS >= s.g1) {
 #pragma unroll
             for (int i = 0; i < 2 * TILES; i++) {
-                const int tile = half * a.tiles + tile_of(s, now, warp, i / 2) - s.t0;
+                const int tile = team * a.tiles + tile_of(s, now, warp, i / 2) - s.t0;
                 const float all = total[i / 2][i % 2] + __shfl_xor_sync(~0u, total[i / 2][i % 2], 1);
                 if (lane % 2 == 0 && token < a.m && (TILES == 1 || has_tile(s, now, warp, i / 2))) {
-                    found[(token * HALVES * a.tiles + tile) * 16 + lane / 4 + 8 * (i % 2)] = all;
+                    found[(token * TEAMS * a.tiles + tile) * 16 + lane / 4 + 8 * (i % 2)] = all;
                 }
             }
         }
@@ -398,12 +400,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int lane = (int)threadIdx.x % 32, warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0); /* the same register */
     const int rank = (int)cluster_rank(), part = (int)blockIdx.x / CLUSTER, clusters = (int)gridDim.x / CLUSTER;
     const int tiles = (a.n + 15) / 16, groups = (a.spans + SPANS - 1) / SPANS;
-    const share s = {TILES == 1 ? part * a.tiles : (int)((i64)tiles * part / clusters),
-                     TILES == 1 ? min((part + 1) * a.tiles, tiles) : (int)((i64)tiles * (part + 1) / clusters),
+    const share s = {FEW ? part * a.tiles : (int)((i64)tiles * part / clusters),
+                     FEW ? min((part + 1) * a.tiles, tiles) : (int)((i64)tiles * (part + 1) / clusters),
                      groups * rank / CLUSTER, groups * (rank + 1) / CLUSTER};
     const u32 base = shared_address(memory);
     u32 *const most_of = (u32 *)(memory + MOST_AT);
-    float *const found = (float *)(most_of + (groups + CLUSTER - 1) / CLUSTER * SPANS * 2); /* [row of x][half][row] */
+    float *const found = (float *)(most_of + (groups + CLUSTER - 1) / CLUSTER * SPANS * 2); /* [row of x][team][row] */
     const int maker = warp - WARPS;
     unit first = {s.t0 / 16, s.g0};
     ahead of;
@@ -411,16 +413,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (maker < 0 && lane < SLOTS) {
         barrier_init(base + BARRIERS_AT + (u32)(warp * SLOTS + lane) * 8, 1);
         barrier_init_fence();
-    } else if (maker == 0 && lane < 2) {
+    } else if (maker == 0 && lane < TEAMS) {
         barrier_init(base + MADE_AT + (u32)lane * 8, MAKERS * 32);
-        barrier_init(base + DONE_AT + (u32)lane * 8, WORKERS * 32);
+        if (lane < 2) {
+            barrier_init(base + DONE_AT + (u32)lane * 8, WORKERS * 32);
+        }
     }
     __syncwarp();
     if (!a.early) { /* or weights may be read while the kernel in front works */
         wait_before();
     }
     if (maker < 0) {
-        if (warp >= WORKERS) {
+        for (int i = 0; i < warp / WORKERS; i++) {
             first = after(s, first);
         }
 #pragma unroll 1
@@ -438,8 +442,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         load_x(a, first, maker, lane, &of);
     }
     find_most(a, s, most_of, warp, lane);
-    if (s.g1 - s.g0 < HALVES) { /* one of them finds nothing */
-        for (int i = (int)threadIdx.x; i < a.m * HALVES * a.tiles * 16; i += THREADS) {
+    if (s.g1 - s.g0 < TEAMS) { /* one of them may find nothing */
+        for (int i = (int)threadIdx.x; i < a.m * TEAMS * a.tiles * 16; i += THREADS) {
             found[i] = 0.0f;
         }
     }
@@ -463,13 +467,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
         for (u32 r = 0; r < CLUSTER; r++) {
 #pragma unroll
-            for (int h = 0; h < HALVES; h++) {
+            for (int t = 0; t < TEAMS; t++) {
                 float v;
                 asm volatile("ld.shared::cluster.f32 %0, [%1];"
                              : "=f"(v)
-                             : "r"(cluster_address(shared_address(found + (m * HALVES + h) * a.tiles * 16 + row), r))
+                             : "r"(cluster_address(shared_address(found + (m * TEAMS + t) * a.tiles * 16 + row), r))
                              : "memory");
-                sum = r == 0 && h == 0 ? v : sum + v;
+                sum = r == 0 && t == 0 ? v : sum + v;
             }
         }
         if (n < a.n) {

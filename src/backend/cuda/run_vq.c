@@ -441,9 +441,9 @@ static qn_status launch_books(const qn_cuda_run *run, const qn_cuda_vq_places *p
     const int32_t at_a_time = run->functions[p->books].clusters;
     const int64_t most = at_a_time > 0 ? at_a_time : qn_max_i64(run->device->sms / c.cluster, 1);
     const int64_t fitting = qn_ceil_div(tiles, c.tiles);
-    const int64_t clusters = c.each == 1 ? fitting : qn_min_i64(qn_max_i64(most, fitting), tiles);
+    const int64_t clusters = c.few ? fitting : qn_min_i64(qn_max_i64(most, fitting), tiles);
     a->spans = (int32_t)spans_of(vq);
-    a->tiles = c.each == 1 ? c.tiles : (int32_t)qn_ceil_div(tiles, clusters);
+    a->tiles = c.few ? c.tiles : (int32_t)qn_ceil_div(tiles, clusters);
     qn_tensor_map codes;
     const uint64_t row = (uint64_t)a->codes_row;
     const qn_cuda_tensor tensor = {.data = a->codes,

@@ -54,10 +54,10 @@ typedef struct qn_cuda_vq_exchange_cut {
     int32_t tasks, ranges, staged, in_shared, in_registers, shared_bytes;
 } qn_cuda_vq_exchange_cut;
 
-/* How vq_books.cu is made: blocks of a cluster; tiles of 16 rows that a warp has of a unit; tiles of a cluster, with
- * one as many, else at most; shared memory. */
+/* How vq_books.cu is made: blocks of a cluster; tiles of 16 rows that a warp has of a unit; teams that take units in
+ * turn; tiles of a cluster, where it has few as many, else at most; shared memory. */
 typedef struct qn_cuda_vq_books_cut {
-    int32_t cluster, each, tiles, shared_bytes;
+    int32_t cluster, each, teams, tiles, few, shared_bytes;
 } qn_cuda_vq_books_cut;
 
 /* How vq_along.cu is made: rows of x of a block, 0: it is not; copies of the books, and whether the first stays where

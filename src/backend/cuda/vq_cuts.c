@@ -10,8 +10,9 @@ enum {
     MANY_LANE_BYTES = 24,
     EXCHANGE_BYTES = 16 * 80, /* of a warp */
     SUMS_CLUSTER = 8,
-    BOOKS_CLUSTER = 8,       /* most blocks of vq_books.cu that share K, */
-    BOOKS_HALF = 8,          /* most tiles of those whose halves take units in turn, */
+    BOOKS_CLUSTER = 8, /* most blocks of vq_books.cu that share K, */
+    BOOKS_HALF = 8,    /* tiles of half of a block of rows, which four teams take, */
+    BOOKS_TEAMS = 4,
     BOOKS_TILE = 128,        /* and bytes of a tile's sums: two rows of x */
     EXCHANGE_ROWS = 4096,    /* of w, a task of vq_exchange.cu, */
     EXCHANGE_TASKS = 7,      /* of which its registers hold so many; */
@@ -213,13 +214,13 @@ static int exact_chosen(const qn_op_desc *desc, const qn_vq *vq)
     return qn_cuda_vq_tensor_possible(desc, vq) && (level == QN_VQ_LEVEL_AUTO || level == QN_VQ_LEVEL_O4);
 }
 
-/* Tiles that a cluster of vq_books.cu has where its warps have one each; 0: it would have more than half of a block of
- * rows, or no room. */
+/* Tiles that a cluster of vq_books.cu has where it has few; 0: it would have more than half of a block of rows, or no
+ * room. */
 static int32_t books_half(const qn_cuda_device *device, int64_t tiles, double clusters, int64_t front)
 {
     for (int32_t t = 1; t <= BOOKS_HALF; t *= 2) {
         if (t * clusters >= (double)tiles) {
-            return front + 2 * t * BOOKS_TILE <= device->shared_bytes ? t : 0;
+            return front + BOOKS_TEAMS * t * BOOKS_TILE <= device->shared_bytes ? t : 0;
         }
     }
     return 0;
@@ -245,9 +246,11 @@ qn_cuda_vq_books_cut qn_cuda_vq_books_cut_of(const qn_vq *vq, const qn_cuda_devi
             least = units;
             const int64_t fitting = qn_max_i64(0, device->shared_bytes - front) / (2 * BOOKS_TILE);
             c.cluster = cluster;
-            c.each = half ? 1 : 2;
+            c.few = half > 0;
+            c.each = half && half < BOOKS_HALF ? 1 : 2;
+            c.teams = half == BOOKS_HALF ? BOOKS_TEAMS : 2;
             c.tiles = half ? half : (int32_t)qn_min_i64(fitting, tiles);
-            c.shared_bytes = (int32_t)(front + 2 * c.tiles * BOOKS_TILE);
+            c.shared_bytes = (int32_t)(front + c.teams * c.tiles * BOOKS_TILE);
         }
     }
     return c;

@@ -312,6 +312,7 @@ static void books_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda
     qn_cuda_define(p, "BIAS", bias ? qn_cuda_float_format(bias) + 1 : 0);
     qn_cuda_define(p, "CLUSTER", c.cluster);
     qn_cuda_define(p, "TILES", c.each);
+    qn_cuda_define(p, "TEAMS", c.teams);
 }
 
 int32_t qn_cuda_vq_programs(const qn_op_desc *desc, const qn_cuda_device *device, int full, qn_cuda_program *out)
