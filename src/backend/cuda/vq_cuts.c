@@ -19,8 +19,7 @@ enum {
     EXCHANGE_CHUNK = 512,    /* entries of the book, */
     EXCHANGE_REGISTERS = 96, /* and of a thread what sums and entries may take, */
     EXCHANGE_KEPT = 40,      /* entries alone */
-    SUMS_SLOTS = 2,          /* batches of rows on their way to a warp of vq_sums.cu; */
-    SUMS_SLOT = 16 * 2056,   /* for one a warp: rows of 128 bytes, a barrier */
+    SUMS_SLOT = 16 * 2056,   /* a batch of rows on its way to a warp of vq_sums.cu: 128 bytes each, a barrier */
     TENSORS = 4,             /* programs of vq_tensor.cu: 8, 16, 32, 64 rows */
     WIDES = 3,               /* programs of vq_wide.cu: 64, 128, 256 rows */
     WIDE_STAGES = 8,
@@ -70,14 +69,12 @@ int qn_cuda_vq_sums_possible(const qn_op_desc *desc, const qn_vq *vq)
 qn_cuda_vq_sums_cut qn_cuda_vq_sums_cut_of(const qn_vq *vq, const qn_cuda_device *device)
 {
     const int64_t slabs = qn_cuda_vq_slabs(vq);
-    const int32_t slots = device->major >= 9 ? SUMS_SLOTS : 1;
-    qn_cuda_vq_sums_cut c = {.slots = slots,
-                             .cluster = device->major >= 9 ? (int32_t)qn_min_i64(slabs, SUMS_CLUSTER) : 1,
-                             .shared_bytes = QN_VQ_SUMS_SHARED + slots * SUMS_SLOT};
+    const int together = device->major >= 9 && qn_vq_sums_in_turn(vq->n, vq->k, (double)slabs);
+    qn_cuda_vq_sums_cut c = {.cluster = together ? (int32_t)qn_min_i64(slabs, SUMS_CLUSTER) : 1};
+    /* Codes of the slab after come while the last rows are looked up; with one slab more on their way take longer. */
+    c.slots = c.cluster > 1 && slabs > c.cluster ? 2 : 1;
+    c.shared_bytes = QN_VQ_SUMS_SHARED + c.slots * SUMS_SLOT;
     const int64_t batches = qn_ceil_div(vq->n, QN_CUDA_VQ_SUMS_ROWS);
-    if (!qn_vq_sums_in_turn(vq->n, vq->k, (double)slabs)) {
-        c.cluster = 1;
-    }
     if (c.cluster > 1) {
         c.parts = (int32_t)qn_max_i64(1, qn_min_i64(device->sms / c.cluster, batches));
         /* twice the rows of a group: the device may run fewer clusters than there is room for by number */
@@ -88,6 +85,8 @@ qn_cuda_vq_sums_cut qn_cuda_vq_sums_cut_of(const qn_vq *vq, const qn_cuda_device
             return c;
         }
         c.cluster = 1;
+        c.slots = 1;
+        c.shared_bytes = QN_VQ_SUMS_SHARED + SUMS_SLOT;
     }
     c.parts = (int32_t)qn_max_i64(1, qn_min_i64(device->sms / slabs, batches));
     return c;
