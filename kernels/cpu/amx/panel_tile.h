@@ -27,10 +27,11 @@
 #define PAIR_BYTES (2 * TILE_BYTES) /* an unpacked block */
 #define RING_BYTES (2 * FEW_PANELS * PAIR_BYTES)
 #define STRIP_BYTES (2 * STRIP_TILES * TILE_BYTES)
-#define STRIPS_AT (2 * 2 * PART_BYTES) /* in scratch: two parts of two visits, then two strips */
-#define SCRATCH_BYTES (STRIPS_AT + 2 * STRIP_BYTES)
+#define STRIP_AT (2 * 2 * PART_BYTES) /* in scratch: two parts of two visits, then a strip */
+#define SCRATCH_BYTES (64 << 10)
 
 _Static_assert(STRIP_TILES >= 2 * 2 * SCALE_BLOCKS, "two block scales of bf16 tiles");
+_Static_assert(STRIP_AT + STRIP_BYTES <= SCRATCH_BYTES, "many rows");
 _Static_assert(PART_BYTES + RING_BYTES <= SCRATCH_BYTES, "few rows");
 
 typedef void (*unpack_fn)(const char *block, char *lines);
@@ -224,11 +225,13 @@ typedef struct beside {
     int turn;            /* of two places for parts */
     const char *tiles;   /* the parts */
     scale_products scales;
-    /* blocks of the next strip to unpack, up to `due` of them in this visit */
+    /* blocks of the next strip to unpack in the last visit of this one, a block a step, to where tiles have been
+     * loaded for the last time: block b of the panels after step 2 b */
     unpack_fn unpack;
     const char *codes;
     char *lines;
-    int64_t block, due, blocks, bytes;
+    int64_t block, blocks, bytes;
+    int panels;
 } beside;
 
 /* BESIDE_ROWS rows of one group of two panels of two parts, as add_scaled does it, in few instructions: each takes a
@@ -264,9 +267,10 @@ static __attribute__((noinline)) void beside_rows(beside *o)
 
 static __attribute__((noinline)) void beside_unpack(beside *o)
 {
-    const int64_t i = o->block / o->blocks, b = o->block % o->blocks;
+    const int64_t b = o->block / o->panels, i = o->block % o->panels;
     o->unpack(o->codes + i * o->q->panel_bytes + b * o->bytes, o->lines + i * STRIP_BYTES / 2 + b * PAIR_BYTES);
     o->block++;
+    tile_fence();
 }
 
 QN_INLINE void beside_step(beside *o, panel_kind k)
@@ -280,7 +284,7 @@ QN_INLINE void beside_step(beside *o, panel_kind k)
     } else if (o->row < o->rows) {
         beside_rows(o);
     }
-    if (k.unpack && o->block < o->due) {
+    if (k.unpack && o->panels > 1 && o->block < 2 * o->blocks) {
         beside_unpack(o);
     }
 }
@@ -288,8 +292,11 @@ QN_INLINE void beside_step(beside *o, panel_kind k)
 /* The visit's rest, before another one takes its place. */
 QN_INLINE void beside_end(beside *o, panel_kind k)
 {
-    while (o->row < o->rows || (k.unpack && o->block < o->due)) {
-        beside_step(o, k);
+    while (o->row < o->rows) {
+        beside_rows(o);
+    }
+    while (k.unpack && o->block < o->panels * o->blocks) {
+        beside_unpack(o);
     }
 }
 
@@ -363,17 +370,20 @@ QN_INLINE int64_t steps_of(const qn_panel_call *q, strip s, panel_kind k)
     return visits_of(q) * s.blocks * halves_of(k);
 }
 
-/* Those of two more panels, or of the next range of the first; a strip later when codes are unpacked ahead. */
+/* Those of two more panels, or of the next range of the first; before the last visit when that unpacks them, of a single
+ * visit a strip later. */
 QN_INLINE ahead codes_ahead(const qn_panel_call *q, strip s, panel_kind k)
 {
+    const int64_t visits = visits_of(q), before = k.unpack && visits > 1 ? visits - 1 : visits;
     strip next = strip_after(q, s, k);
-    if (k.unpack && next.blocks) {
+    if (k.unpack && visits == 1 && next.blocks) {
         next = strip_after(q, next, k);
     }
     if (next.blocks == 0) {
         return (ahead){0};
     }
-    return ahead_of(strip_codes(q, next, k), next.blocks * k.bytes, q->panel_bytes, next.n, steps_of(q, s, k));
+    return ahead_of(strip_codes(q, next, k), next.blocks * k.bytes, q->panel_bytes, next.n,
+                    steps_of(q, s, k) / visits * before);
 }
 
 /* The next range of rows, of which the strips of this range ask for some groups each. */
@@ -477,25 +487,23 @@ QN_INLINE void visit(const qn_panel_call *q, strip s, const char *b, int64_t r0,
     }
 }
 
-/* All rows by a strip whose tiles are at b; the next one is unpacked to `lines` meanwhile. */
-QN_INLINE void strip_rows(const qn_panel_call *q, strip s, const char *b, char *lines, int n, panel_kind k,
-                          beside *work)
+/* All rows by a strip whose tiles are at b; the last visit leaves the next one there when it is to be unpacked. */
+QN_INLINE void strip_rows(const qn_panel_call *q, strip s, const char *b, int n, panel_kind k, beside *work)
 {
     const strip next_strip = strip_after(q, s, k);
     const int64_t visits = visits_of(q);
     prefetches next = {.codes = codes_ahead(q, s, k), .rows = rows_ahead(q, s, k)};
-    work->block = work->due = 0;
-    work->blocks = next_strip.blocks;
-    if (k.unpack && next_strip.blocks) {
-        work->codes = strip_codes(q, next_strip, k);
-        work->lines = lines;
-    }
     operands_load(operands_at(q, 0, s.from, b, groups_at(q, 0), k), groups_at(q, 0), n);
     sums_begin(q, s, groups_at(q, 0), n, k);
     for (int64_t v = 0; v < visits; v++) {
         const int64_t r = v * 2 * TILE_ROWS, rest = q->rows - r;
         const int then_m = groups_at(q, r + 2 * TILE_ROWS);
-        work->due = (v + 1) * next_strip.blocks * next_strip.n / visits;
+        if (k.unpack && v + 1 == visits && next_strip.blocks) {
+            work->codes = strip_codes(q, next_strip, k);
+            work->block = 0;
+            work->blocks = next_strip.blocks;
+            work->panels = next_strip.n;
+        }
         if (rest > TILE_ROWS) {
             visit(q, s, b, r, rest < 2 * TILE_ROWS ? rest : 2 * TILE_ROWS, 2, then_m, n, k, &next, work);
         } else {
@@ -506,8 +514,8 @@ QN_INLINE void strip_rows(const qn_panel_call *q, strip s, const char *b, char *
 
 QN_INLINE void many_rows(const qn_panel_call *q, panel_kind k)
 {
-    char *const strips = q->scratch + STRIPS_AT;
-    beside work = {.q = q, .unpack = k.unpack, .bytes = k.bytes};
+    char *const lines = q->scratch + STRIP_AT;
+    beside work = {.q = q, .unpack = k.unpack, .bytes = k.bytes, .lines = lines};
     const unsigned control = _mm_getcsr();
     strip s = strip_at(q, 0, 0, k);
     if (s.blocks == 0) {
@@ -516,22 +524,20 @@ QN_INLINE void many_rows(const qn_panel_call *q, panel_kind k)
     }
     if (k.unpack) {
         work.codes = strip_codes(q, s, k);
-        work.lines = strips;
         work.blocks = s.blocks;
-        work.due = s.blocks * s.n;
+        work.panels = s.n;
         beside_end(&work, k);
     }
     if (has_scales(q, k)) {
         _mm_setcsr(control | FLUSH);
     }
     tile_begin(TILE_ROWS);
-    for (int turn = 0; s.blocks; turn ^= 1) {
-        const char *const b = k.unpack ? strips + turn * STRIP_BYTES : strip_codes(q, s, k);
-        char *const lines = strips + (turn ^ 1) * STRIP_BYTES;
+    while (s.blocks) {
+        const char *const b = k.unpack ? lines : strip_codes(q, s, k);
         if (s.n > 1) {
-            strip_rows(q, s, b, lines, 2, k, &work);
+            strip_rows(q, s, b, 2, k, &work);
         } else {
-            strip_rows(q, s, b, lines, 1, k, &work);
+            strip_rows(q, s, b, 1, k, &work);
         }
         s = strip_after(q, s, k);
     }
