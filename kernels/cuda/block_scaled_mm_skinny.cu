@@ -29,7 +29,7 @@
  *     block 128 * GROUPS * TEAMS + 64, or + 128 for one matrix with more than 32 ROWS, OCCUPANCY 1 and at least
  *     3 TEAMS stages; cluster {PAIR * SPLIT, 1, 1},
  *     grid {ceil(N / (64 * GROUPS * PAIR)) * PAIR * SPLIT, 1, 1}; for groups any, OCCUPANCY * multiprocessors
- *     dynamic shared memory = 1032 + STAGES * (UNROLL * (8192 * GROUPS + 128 * ROWS + 4 * (ROWS + 4)) + 24),
+ *     dynamic shared memory = 8 + STAGES * (UNROLL * (8192 * GROUPS + 128 * ROWS + 4 * (ROWS + 4)) + 24),
  *     at most 232448 / OCCUPANCY - 512; for groups 4 * ROWS * (64 * GROUPS + 4) more,
  *     times TEAMS - 1 where there are more than two; without groups those sums fit the stages
  *   Limits: K >= 1, N >= 1.
@@ -37,7 +37,7 @@
  *   else the SPLIT that does with at least 8 k-blocks a part; UNROLL 2, so that 256 bytes of a row of b come together;
  *   with constant weights two blocks a multiprocessor, so that the next kernel's fill their rings while this one's
  *   multiply; more than 32 rows one, of two teams. Groups: the width whose strips fill the card best. Measured:
- *   src/backend/cuda/run_block_scaled_mm.c. */
+ *   src/backend/cuda/run_block_scaled_mm.c and data/tuned-cuts.txt. */
 #include "ask.h"
 #include "groups.h"
 
@@ -58,7 +58,9 @@
 #define B_BYTES (STRIP * 128)
 #define A_BYTES (ROWS * 128)
 /* Of more than 32 rows the L2 cache is asked for a, and only so many stages of weights go before it: as measured, of
- * blocks by themselves twice as many as of clusters. */
+ * blocks by themselves twice as many as of clusters. The next kernel's blocks come when a ring of k-blocks is left to
+ * be copied: at once they would fill their rings while this one wants all that memory gives, and have nothing under way
+ * when it ends. */
 #define ASKS (LAYOUT == ONE && ROWS > 32)
 #define EARLY_STAGES ((SPLIT == 1 ? 2 : 1) * EARLY_BYTES / (OCCUPANCY * UNROLL * B_BYTES))
 #define EARLY (ASKS && EARLY_STAGES < STAGES ? EARLY_STAGES : STAGES)
@@ -165,6 +167,7 @@ DEV void load_weights(const problem *p, const rings *ring, const tensor_map *b_m
 DEV void load_tiles(const problem *p, const rings *ring, const tensor_map *a_map, const tensor_map *b_map, place *at,
                     int m, int early)
 {
+    const int left = p->count > STAGES * UNROLL ? p->count - STAGES * UNROLL : 0;
     for (int i = 0; i < p->count; i += UNROLL, early--) {
         const u32 full = ring->full + 8 * at->stage;
         if (early <= 0) {
@@ -183,6 +186,9 @@ DEV void load_tiles(const problem *p, const rings *ring, const tensor_map *a_map
 #endif
         }
         place_on(at, 1);
+        if (ASKS && i <= left && left < i + UNROLL) {
+            grid_release();
+        }
     }
 }
 
@@ -601,9 +607,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
                               i64 scale_b_group, char *d, i64 d_row, i64 d_group, const int *groups, int m, int n,
                               int k, int experts, int low, int zero, int constant, int high)
 {
-    extern __shared__ char shared[];
+    extern __shared__ __align__(1024) char shared[]; /* as swizzles want: room to align it would cost a stage */
     rings ring;
-    ring.tiles = (shared_address(shared) + 1023) / 1024 * 1024;
+    ring.tiles = shared_address(shared);
     ring.sums = ring.tiles + (LAYOUT == ONE ? 0 : STAGES * STAGE_BYTES);
     ring.scales = ring.tiles + STAGES * STAGE_BYTES + SUMS_BYTES;
     ring.full = ring.scales + STAGES * UNROLL * SCALES * 4;
@@ -635,7 +641,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
     p.d = d;
 
     int early = 0;
-    grid_release();
+    if (!ASKS) {
+        grid_release();
+    }
     if (warp == CONSUMERS / 32) {
         if (lane == 0) {
             tensor_map_prefetch(&b_map);

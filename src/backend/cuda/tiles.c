@@ -26,7 +26,7 @@ static int32_t sums_bytes(const qn_strip *s, int32_t rows)
 int32_t qn_strip_shared(const qn_strip *s, int32_t rows, int32_t layout)
 {
     const int32_t apart = layout == QN_ONE_MATRIX ? 0 : sums_bytes(s, rows);
-    return 1032 + apart + s->stages * (s->unroll * (8192 * s->groups + 128 * rows + 4 * (rows + 4)) + 24);
+    return 8 + apart + s->stages * (s->unroll * (8192 * s->groups + 128 * rows + 4 * (rows + 4)) + 24);
 }
 
 /* Weights and epilogues: a fit of measurements on an H200, M from 1024 to 4096. */
