@@ -123,17 +123,18 @@ DEV constants load_constants(const qn_cuda_mm &a)
     return c;
 }
 
-/* The row as floats. */
-DEV void make_row(const qn_cuda_mm &a, const constants &c, mine *row)
+/* The row as floats. stand_in: any memory that is read instead of what the kernels before wrote, 0: that. */
+DEV void make_row(const qn_cuda_mm &a, const constants &c, const char *stand_in, mine *row)
 {
 #if PRE == 3
-    const int position = *a.position;
+    const int keys = stand_in ? 1 : *a.position + 1;
+    const char *const partials = stand_in ? stand_in : a.partials;
 #pragma unroll
     for (int j = 0; j < ITEMS; j++) {
         const int i = first_of(j);
         float4 f = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (i < a.k) {
-            f = join_parts(a.partials, a.heads, a.head_size, i / a.head_size, i % a.head_size, position + 1);
+            f = join_parts(partials, a.heads, a.head_size, i / a.head_size, i % a.head_size, keys);
         }
         row->v[j][0] = f.x;
         row->v[j][1] = f.y;
@@ -141,7 +142,8 @@ DEV void make_row(const qn_cuda_mm &a, const constants &c, mine *row)
         row->v[j][3] = f.w;
     }
 #else
-    load_mine((const float *)a.x, a.k, row);
+    const float *const x = (const float *)(stand_in ? stand_in : a.x);
+    load_mine(x, a.k, row);
 #endif
 #if PRE == 1
     float squares = 0.0f;
@@ -156,7 +158,7 @@ DEV void make_row(const qn_cuda_mm &a, const constants &c, mine *row)
     }
 #elif PRE == 2
     mine up;
-    load_mine((const float *)a.x + a.k, a.k, &up);
+    load_mine(x + a.k, a.k, &up);
     EACH_ELEMENT
     {
         row->v[j][e] = silu_mul(row->v[j][e], up.v[j][e]);

@@ -8,14 +8,14 @@
  * not read. So products are those of f32 but for the order of sums.
  *
  * A unit is 64 columns of a tile; they are dealt to warps. All codes are read before the kernel in front is done, and
- * LIVE units of a warp are operand registers by then.
+ * LIVE units of a warp are operand registers by then. By then, too, all that is left to do has been done once for the
+ * sake of its instructions, which is 4 % of a small model's token.
  *
  * Host contract
  *   Parameters: those of mm_before.h and ADD (mm_few.cu); THREADS; RESIDENT blocks of a multiprocessor; CODEBOOK as in
  *   vq_decode.h; CLUSTER blocks a weight; UNITS of a warp at most; LIVE; LONGEST of K and all N; SU_FORMAT, SV_FORMAT;
- *   WSCALE_FORMAT, WH_FORMAT, BIAS (format + 1, 0: none); OUT; TURNS, TURN_IN: bytes of shared memory before the
- *   transforms', and of x's
- *   K a multiple of 64; N of 16, at most CLUSTER * THREADS; transforms of mm_turn.h, or without a base; Qidxs' rows at
+ *   WSCALE_FORMAT, WH_FORMAT, BIAS (format + 1, 0: none); OUT; TURNS: bytes of shared memory before the transform's
+ *   K a multiple of 64; N of 16, at most CLUSTER * THREADS / 4; transforms of mm_turn.h, or without a base; Qidxs' rows at
  *   multiples of 8
  *   Launch: block THREADS, grid {weights * CLUSTER}, shared memory as src/backend/cuda/mm_points.c has it */
 #include "cuda_mm_points.h"
@@ -110,6 +110,16 @@ DEV unit decode_unit(const codes &c, const u32 *table)
     return u;
 }
 
+/* The same codes, of which the compiler is not to know that: or it decodes them before a loop. */
+DEV codes decoded_late(codes c)
+{
+#pragma unroll
+    for (int i = 0; i < PLANES; i++) {
+        asm volatile("" : "+r"(c.word[i][0]), "+r"(c.word[i][1]));
+    }
+    return c;
+}
+
 /* ---- the product ---- */
 
 /* Sums of a unit, by lane 4 r those of rows 2 r and 2 r + 1. x: of this lane's plane and columns. */
@@ -153,6 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 {
     extern __shared__ __align__(16) float memory[];
     __shared__ u32 table[256];
+    __shared__ __align__(8) u64 arrived; /* all sums of y */
     const qn_cuda_mm &a = p.mm;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int which = (int)blockIdx.x / CLUSTER, rank = (int)blockIdx.x % CLUSTER;
@@ -164,8 +175,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     float *const sums = found + LONGEST; /* [unit][16] */
     u16 *const planes = (u16 *)(sums + UNITS * WARPS * 16);
     const turner in = turner_at(p.in, (char *)memory + TURNS);
-    const turner out = turner_at(own.out, (char *)memory + TURNS + TURN_IN);
+    const u32 bar = shared_address(&arrived);
     release_next();
+    if (threadIdx.x == 0) {
+        barrier_init(bar, 1);
+        barrier_init_fence();
+        barrier_arrive_expect(bar, (u32)part.n * 4);
+    }
     cluster_arrive_relaxed(); /* blocks are there before anyone sends */
     codes code[UNITS];
 #pragma unroll
@@ -183,8 +199,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     mine wh;
     load_vector(own.scale_wh, a.k, WH_FORMAT - 1, &wh);
 #endif
-    const int share = (part.n + CLUSTER - 1) / CLUSTER, at = rank * share + (int)threadIdx.x;
-    const int stores = (int)threadIdx.x < share && at < part.n;
+    /* four lanes an element of y, each with a quarter of its row of the base's matrix */
+    const int share = (part.n + CLUSTER - 1) / CLUSTER, own_at = rank * share + (int)threadIdx.x / 4;
+    const int has = (int)threadIdx.x / 4 < share && own_at < part.n, at = has ? own_at : 0;
+    const int stores = has && lane % 4 == 0, fast = own.out.fast, base = own.out.base;
+    u32 signs = 0;
+    for (int j = lane % 4; j < base; j += 4) {
+        signs |= (u32)(own.out.rows[at / fast] >> j & 1) << j / 4;
+    }
     float sv = 0.0f, bias = 0.0f;
     if (stores) {
         sv = 0.25f * p.in.scale * own.out.scale * load_float(own.sv, at, SV_FORMAT);
@@ -198,118 +220,136 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     if (p.in.base > 1) {
         turner_fill(in, p.in);
     }
-    if (own.out.base > 1) {
-        turner_fill(out, own.out);
-    }
     __syncthreads();
     unit unit[LIVE];
 #pragma unroll
     for (int s = 0; s < LIVE; s++) {
         unit[s] = decode_unit(code[s], table);
     }
-
-    wait_before();
-    char *const d = part.d + (part.d_position ? *a.position * part.d_position : 0);
+    /* Twice: instructions that a multiprocessor has not run lately come from L2 or further. So the row is made,
+     * multiplied and transformed first with what lies in shared memory, while the kernel in front is not done. */
+    int dry;
+    asm volatile("mov.u32 %0, 1;" : "=r"(dry)); /* the compiler is to know nothing of it: one copy of the code */
+#pragma unroll 1
+    for (; dry >= 0; dry--) {
+        char *d = part.d;
 #if ADD
-    const float old = stores ? ((const float *)d)[at] : 0.0f;
+        float old = 0.0f;
 #endif
-    mine row;
-    make_row(a, c, &row);
-#pragma unroll
-    for (int j = 0; j < ITEMS; j++) {
-        const int i = first_of(j);
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            row.v[j][e] *= su.v[j][e];
-#if WH_FORMAT
-            row.v[j][e] /= wh.v[j][e];
+        if (!dry) {
+            cluster_wait();
+            wait_before();
+            d += part.d_position ? *a.position * part.d_position : 0;
+#if ADD
+            old = stores ? ((const float *)d)[at] : 0.0f;
 #endif
         }
-        const float4 v = make_float4(row.v[j][0], row.v[j][1], row.v[j][2], row.v[j][3]);
-        if (p.in.base > 1) {
-            turner_put(in, i, a.k, v);
-        } else if (i < a.k) {
-            *(float4 *)(before + i) = v;
-        }
-    }
-    __syncthreads();
-    if (p.in.base > 1) {
-        for (int i = warp; i < turner_tiles(in); i += WARPS) {
-            float v[4];
-            int to;
-            const int rows = turner_tile(in, p.in.base, i, lane, v, &to);
-            for (int r = 0; r < rows; r++) {
-                store_pair(planes + to + 8 * r * in.columns, pitch, v[2 * r], v[2 * r + 1]);
-            }
-        }
-    } else {
-        turn_row(qn_cuda_turn{1}, before, after, p.in.fast, 0);
-        __syncthreads();
+        mine row;
+        make_row(a, c, dry ? (const char *)memory : 0, &row);
 #pragma unroll
         for (int j = 0; j < ITEMS; j++) {
-            if (first_of(j) < a.k) {
-                store_quad(planes + first_of(j), pitch, *(const float4 *)(after + first_of(j)));
-            }
-        }
-    }
-    __syncthreads();
-
-    const u32 x = shared_address(planes) + (u32)(min(lane / 4, 2) * pitch + lane % 4 * 16) * 2;
+            const int i = first_of(j);
 #pragma unroll
-    for (int s = 0; s < UNITS; s++) {
-        const int u = s * WARPS + warp;
-        if (u < units) {
-            const float2 v = unit_sums(s < LIVE ? unit[s] : decode_unit(code[s], table), x + (u32)(u % across) * 128,
-                                       p.resid_inverse);
-            if (lane % 4 == 0) {
-                *(float2 *)(sums + u * 16 + lane / 2) = v;
+            for (int e = 0; e < 4; e++) {
+                row.v[j][e] *= su.v[j][e];
+#if WH_FORMAT
+                row.v[j][e] /= wh.v[j][e];
+#endif
             }
-        }
-    }
-    cluster_wait();
-    __syncthreads();
-    for (int i = (int)threadIdx.x; i < mine_tiles * 64; i += THREADS) { /* four lanes a row */
-        const float *const from = sums + i / 64 * across * 16 + i / 4 % 16;
-        float sum = 0.0f;
-#pragma unroll 4
-        for (int j = i % 4; j < across; j += 4) {
-            sum += from[j * 16];
-        }
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        const u32 to = shared_address(found + first * 16 + i / 4);
-#pragma unroll
-        for (int b = 0; b < CLUSTER; b += 4) {
-            asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(cluster_address(to, (u32)(b + i % 4))), "f"(sum)
-                         : "memory");
-        }
-    }
-    cluster_arrive();
-    cluster_wait();
-    if (own.out.base > 1) {
-        for (int first_quad = warp * 128; first_quad < part.n; first_quad += THREADS * 4) {
-            const int i = first_quad + lane * 4;
-            turner_put(out, i, part.n, *(const float4 *)(found + (i < part.n ? i : 0)));
+            const float4 v = make_float4(row.v[j][0], row.v[j][1], row.v[j][2], row.v[j][3]);
+            if (p.in.base > 1) {
+                turner_put(in, i, a.k, v);
+            } else if (i < a.k) {
+                *(float4 *)(before + i) = v;
+            }
         }
         __syncthreads();
-        for (int i = warp; i < turner_tiles(out); i += WARPS) {
-            float v[4];
-            int to;
-            const int rows = turner_tile(out, own.out.base, i, lane, v, &to);
-            for (int r = 0; r < rows; r++) {
-                *(float2 *)(after + to + 8 * r * out.columns) = make_float2(v[2 * r], v[2 * r + 1]);
+        if (p.in.base > 1) {
+            for (int i = warp; i < turner_tiles(in); i += WARPS) {
+                float v[4];
+                int to;
+                const int rows = turner_tile(in, p.in.base, i, lane, v, &to);
+                for (int r = 0; r < rows; r++) {
+                    store_pair(planes + to + 8 * r * in.columns, pitch, v[2 * r], v[2 * r + 1]);
+                }
+            }
+        } else {
+            turn_row(qn_cuda_turn{1}, before, after, p.in.fast, 0);
+            __syncthreads();
+#pragma unroll
+            for (int j = 0; j < ITEMS; j++) {
+                if (first_of(j) < a.k) {
+                    store_quad(planes + first_of(j), pitch, *(const float4 *)(after + first_of(j)));
+                }
             }
         }
-    } else {
-        turn_row(qn_cuda_turn{1}, found, after, own.out.fast, 0);
-    }
-    __syncthreads();
-    if (stores) {
-        const float v = after[at] * sv + bias;
+        __syncthreads();
+
+        const u32 x = shared_address(planes) + (u32)(min(lane / 4, 2) * pitch + lane % 4 * 16) * 2;
+#pragma unroll
+        for (int s = 0; s < UNITS; s++) {
+            const int u = s * WARPS + warp;
+            if (u < units) {
+                const float2 v = unit_sums(s < LIVE ? unit[s] : decode_unit(decoded_late(code[s]), table),
+                                           x + (u32)(u % across) * 128, p.resid_inverse);
+                if (lane % 4 == 0) {
+                    *(float2 *)(sums + u * 16 + lane / 2) = v;
+                }
+            }
+        }
+        __syncthreads();
+        for (int i = (int)threadIdx.x; i < mine_tiles * 64; i += THREADS) { /* four lanes a row */
+            const float *const from = sums + i / 64 * across * 16 + i / 4 % 16;
+            float sum = 0.0f;
+#pragma unroll 4
+            for (int j = i % 4; j < across; j += 4) {
+                sum += from[j * 16];
+            }
+            sum += __shfl_xor_sync(~0u, sum, 1);
+            sum += __shfl_xor_sync(~0u, sum, 2);
+            float four[4]; /* rows of 16 lanes, each of which sends them to a block */
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                four[e] = __shfl_sync(~0u, sum, lane / 16 * 16 + e * 4);
+            }
+            const u32 to = shared_address(found + first * 16 + i / 16 * 4);
+            for (u32 b = (u32)i % 16; b < (dry ? 0 : CLUSTER); b += 16) {
+                send_cluster_f32x4(cluster_address(to, b), cluster_address(bar, b), four[0], four[1], four[2], four[3]);
+            }
+        }
+        if (!dry) {
+            barrier_wait(bar, 0);
+        }
+        float sum = 0.0f;
+        if (base > 1) {
+            for (int first_quad = warp * 128; first_quad < part.n; first_quad += THREADS * 4) {
+                const int i = first_quad + lane * 4;
+                const float4 v = turn_fast(*(const float4 *)(found + (i < part.n ? i : 0)), fast);
+                if (i < part.n) {
+                    *(float4 *)(after + i) = v;
+                }
+            }
+            __syncthreads();
+            const float *const from = after + at % fast;
+#pragma unroll 4
+            for (int j = lane % 4; j < base; j += 4) {
+                const u32 sign = signs << (31 - j / 4) & 0x80000000u;
+                sum = __fmaf_rn(from[j * fast], __uint_as_float(0x3f800000u | sign), sum);
+            }
+            sum += __shfl_xor_sync(~0u, sum, 1);
+            sum += __shfl_xor_sync(~0u, sum, 2);
+        } else {
+            turn_row(qn_cuda_turn{1}, found, after, fast, 0);
+            __syncthreads();
+            sum = after[at];
+        }
+        if (stores && !dry) {
+            const float v = sum * sv + bias;
 #if ADD
-        ((float *)d)[at] = old + v;
+            ((float *)d)[at] = old + v;
 #else
-        store_float(d, at, v, OUT);
+            store_float(d, at, v, OUT);
 #endif
+        }
     }
 }

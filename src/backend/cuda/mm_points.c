@@ -12,8 +12,7 @@ enum {
     RESIDENT = 1, /* block of a multiprocessor; two of half the threads were slower */
     WARPS = THREADS / 32,
     CLUSTER = QN_CUDA_VQ_POINTS_CLUSTER,
-    MOST_UNITS = 6, /* of a warp, whose codes are registers, */
-    LIVE = 4,       /* and those that are decoded ahead; with residuals half as many */
+    MOST_UNITS = 6, /* of a warp, whose codes are registers */
     MOST_LENGTH = 2048,
     MOST_FAST = 128 /* elements of a row of a base's matrix, which a warp transforms */
 };
@@ -21,6 +20,12 @@ enum {
 static int64_t units_of(int64_t n, int64_t k)
 {
     return qn_ceil_div(qn_ceil_div(n / 16, CLUSTER) * (k / 64), WARPS);
+}
+
+/* Units that are decoded ahead: as many as leave registers for the codes of all. */
+static int64_t live_units(int64_t units, int residual)
+{
+    return qn_min_i64(units, residual ? (units <= 2 ? 2 : 1) : units < MOST_UNITS ? 4 : 3);
 }
 
 static int turns(int64_t length)
@@ -86,16 +91,15 @@ qn_cuda_geometry qn_cuda_mm_points_define(const qn_op_desc *desc, const qn_cuda_
     const qn_vq vq = qn_cuda_vq_describe(desc);
     const qn_format bias = desc->in[QN_VQMM_BIAS].format;
     const int32_t out = desc->attr[QN_ATTR_OUT].i;
-    int64_t longest = a->mm.k, units = 1, outs = 0;
+    int64_t longest = a->mm.k, units = 1;
     for (int32_t i = 0; i < parts; i++) {
         longest = qn_max_i64(longest, a->mm.part[i].n);
         units = qn_max_i64(units, units_of(a->mm.part[i].n, a->mm.k));
-        outs = qn_max_i64(outs, turn_bytes(&a->turns[i].out));
     }
     const int64_t turns = (3 * longest + units * WARPS * 16) * 4 + 3 * (a->mm.k + 8) * 2;
     program->source = "mm_points.cu";
     program->entry = "qn_mm_points";
-    program->shared_bytes = (int32_t)(turns + turn_bytes(&a->in) + outs);
+    program->shared_bytes = (int32_t)(turns + turn_bytes(&a->in));
     program->wide_clusters = CLUSTER > 8;
     program->most_shared = 1;
     qn_cuda_define(program, "B_FORMAT", 0); /* of mm_unpack.h, whose units are not used */
@@ -104,11 +108,10 @@ qn_cuda_geometry qn_cuda_mm_points_define(const qn_op_desc *desc, const qn_cuda_
     qn_cuda_define(program, "CLUSTER", CLUSTER);
     qn_cuda_define(program, "THREADS", THREADS);
     qn_cuda_define(program, "RESIDENT", RESIDENT);
-    qn_cuda_define(program, "LIVE", qn_min_i64(units, qn_cuda_vq_codebook(&vq) == 1 ? LIVE : LIVE / 2));
+    qn_cuda_define(program, "LIVE", live_units(units, qn_cuda_vq_codebook(&vq) != 1));
     qn_cuda_define(program, "UNITS", units);
     qn_cuda_define(program, "LONGEST", longest);
     qn_cuda_define(program, "TURNS", turns);
-    qn_cuda_define(program, "TURN_IN", turn_bytes(&a->in));
     qn_cuda_define(program, "SU_FORMAT", number_of(desc, QN_VQ_SU) - 1);
     qn_cuda_define(program, "SV_FORMAT", number_of(desc, QN_VQ_SV) - 1);
     qn_cuda_define(program, "WSCALE_FORMAT", number_of(desc, QN_VQ_WSCALE));
