@@ -119,6 +119,7 @@ typedef struct qn_rows_e2m1_steps {
 
 typedef struct qn_rows_set {
     int64_t ahead; /* bytes behind the next piece that is to be fetched while a piece becomes 4-bit codes */
+    int64_t kept;  /* bytes of blocks of a band that a thread's second cache keeps; 0: none */
     int steps;     /* uses qn_rows_rule.steps and qn_rows_e2m1_steps, and has what follows */
     /* sf[b] = e4m3(g * (top[b] * (1/6))), g above 0 and finite */
     void (*nvfp4_codes)(float g, const float *top, int64_t blocks, uint8_t *sf);

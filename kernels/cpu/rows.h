@@ -478,8 +478,12 @@ EACH_CODE(DECODE, , )
 #ifndef VEC_AHEAD
 #define VEC_AHEAD 4096
 #endif
+#ifndef VEC_KEPT
+#define VEC_KEPT 0
+#endif
 
 const qn_rows_set QN_NAME(rows) = {.ahead = VEC_AHEAD,
+                                   .kept = VEC_KEPT,
                                    .steps = ROWS_STEPS,
 #ifdef VEC_STEPS
                                    .nvfp4_codes = rows_nvfp4_codes,

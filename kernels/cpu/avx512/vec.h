@@ -778,6 +778,7 @@ static inline void vec_put_signed(uint8_t *p, vi codes, vi a, vi b, const int pa
  * took a quarter less time, fp8 codes 5 to 15 %. */
 #define VEC_FETCH_BETWEEN 1
 #define VEC_AHEAD 2048
+#define VEC_KEPT 524288
 static inline void vec_fetch_between(vi *a, vi *b, const char *p)
 {
     __asm__ volatile("prefetcht1 %2" : "+v"(*a), "+v"(*b) : "m"(*p));

@@ -5,9 +5,11 @@
  * another. While codes are made, what the next piece reads is on its way.
  * Groups that the level does from registers are read once. Blocks of 128x128
  * are done by bands of 128 rows: while a band's rows become codes, the ranges of
- * the band below are found row by row, so that memory does not rest between two
- * passes. One scale for all: a pass for the range, the tasks' parts joined (a
- * maximum knows no order), and a pass for the codes. */
+ * the band below are found, so that memory does not rest between two passes. Of
+ * large results the level may keep that band's rows side by side in the second
+ * cache until they are coded: where they come from, rows that are a power of two
+ * apart share few of its sets. One scale for all: a pass for the range, the tasks'
+ * parts joined (a maximum knows no order), and a pass for the codes. */
 #include "backend/cpu/run_rows.h"
 
 #include <float.h>
@@ -21,7 +23,8 @@
 #define SIDE 128   /* of a block */
 #define PANEL 64   /* blocks of a task along K, at most */
 #define FEW 8      /* where wide panels are too few tasks */
-#define BANDS 4    /* of a task, at most */
+#define BANDS 8    /* of a task, at most */
+#define TURN 512   /* elements of a kept run that are coded before as many are looked at */
 #define TASKS 4    /* a thread, at least */
 #define GROUPS 32  /* most of a piece; a multiple of QN_ROWS_TOGETHER */
 #define PIECE 4096 /* elements of its codes, or of a piece, at most; of longer groups one is a piece */
@@ -45,6 +48,7 @@ typedef struct quantize_job {
     int64_t group, piece; /* elements along a row; a piece is whole groups */
     int64_t per_task;
     int64_t panel, panels, bands; /* blocks of a task along K, panels of the matrix, bands of a task */
+    int64_t kept;                 /* bytes of a row of a run that is kept until it is coded; 0: runs are read twice */
     qn_rows_fp8_groups groups;    /* entries NULL: groups are done step by step */
     qn_rows_rule rule;            /* one for all */
     qn_fp8_steps steps;           /* of that rule */
@@ -505,17 +509,29 @@ static const char *run_row(const quantize_job *job, const block_run *run, int64_
     return row_at(job, m) + run->first * SIDE * qn_rows_real_bytes(job->real);
 }
 
-/* With row m's magnitudes. */
-static void look_at(const quantize_job *job, block_run *run, int64_t m)
+/* Row m where it is coded from. */
+static const char *coded_row(const quantize_job *job, const block_run *run, int64_t m, const char *kept)
+{
+    return job->kept ? kept + (m - run->m0) * job->kept : run_row(job, run, m);
+}
+
+/* With row m's magnitudes from column c of the run on. */
+static void look_at(const quantize_job *job, block_run *run, int64_t m, int64_t c, int64_t n, char *kept)
 {
     float tops[PANEL];
-    run->known = run->known && find_tops(job, (int32_t)job->real, run_row(job, run, m), run->columns, SIDE, tops);
-    for (int64_t b = 0; run->known && b < run->blocks; b++) {
-        run->tops[b] = tops[b] > run->tops[b] ? tops[b] : run->tops[b];
+    const int64_t size = qn_rows_real_bytes(job->real);
+    const char *const x = run_row(job, run, m) + c * size;
+    run->known = run->known && find_tops(job, (int32_t)job->real, x, n, SIDE, tops);
+    for (int64_t b = 0; run->known && b < qn_ceil_div(n, SIDE); b++) {
+        float *const top = &run->tops[c / SIDE + b];
+        *top = tops[b] > *top ? tops[b] : *top;
+    }
+    if (job->kept) {
+        memcpy(kept + (m - run->m0) * job->kept + c * size, x, (size_t)(n * size));
     }
 }
 
-static void block_rules(const quantize_job *job, const block_run *run, qn_rows_rule *rules)
+static void block_rules(const quantize_job *job, const block_run *run, const char *kept, qn_rows_rule *rules)
 {
     qn_rows_range ranges[PANEL] = {{0.0f, 0.0f, 0}}, part[PANEL];
     if (run->known) {
@@ -523,7 +539,7 @@ static void block_rules(const quantize_job *job, const block_run *run, qn_rows_r
         return;
     }
     for (int64_t m = run->m0; m < run->m1; m++) {
-        find_ranges(job, (int32_t)job->real, run_row(job, run, m), run->columns, SIDE, part);
+        find_ranges(job, (int32_t)job->real, coded_row(job, run, m, kept), run->columns, SIDE, part);
         for (int64_t b = 0; b < run->blocks; b++) {
             qn_rows_range_join(&ranges[b], &part[b]);
         }
@@ -536,26 +552,41 @@ static void block_rules(const quantize_job *job, const block_run *run, qn_rows_r
     }
 }
 
-/* Codes of a run of blocks; meanwhile the one below it is looked at, so that reading, coding and writing take turns row
- * by row. */
-static void put_blocks(const quantize_job *job, const block_run *run, block_run *below, char *scratch)
+/* From x, where row m is coded from, to what is fetched meanwhile: of the band below the same row, which is looked at
+ * next, or, row m being kept, the one after that, as this one has come already. */
+static int64_t ahead_of(const quantize_job *job, const block_run *run, const block_run *below, int64_t m, const char *x)
+{
+    if (!job->kept) {
+        return m + SIDE < job->m ? SIDE * job->stride : 0;
+    }
+    return below && m + SIDE + 1 < below->m1 ? (int64_t)((intptr_t)run_row(job, run, m + SIDE + 1) - (intptr_t)x) : 0;
+}
+
+/* Codes of a run of blocks; meanwhile the one below it is looked at, so that reading, coding and writing take turns. */
+static void put_blocks(const quantize_job *job, const block_run *run, block_run *below, char *scratch, char *kept)
 {
     qn_rows_rule rules[PANEL] = {{0}};
     float scale[PANEL], factor[PANEL];
-    group_rules by = {NULL, scale, factor};
-    block_rules(job, run, rules);
+    const int64_t size = qn_rows_real_bytes(job->real);
+    int ruled = job->stepped;
+    block_rules(job, run, kept, rules);
     put_rules(job, rules, run->blocks, run->m0 / SIDE, run->first);
     for (int64_t b = 0; b < run->blocks; b++) {
         scale[b] = rules[b].scale;
         factor[b] = rules[b].factor;
-        by.rules = job->stepped || rules[b].careful || rules[b].multiply ? rules : by.rules;
+        ruled |= rules[b].careful || rules[b].multiply;
     }
     for (int64_t m = run->m0; m < run->m1; m++) {
-        const int64_t ahead = m + SIDE < job->m ? SIDE * job->stride : 0;
-        put_codes(job, &by, (int32_t)job->real, run_row(job, run, m), m, run->first * SIDE, run->columns, SIDE, ahead,
-                  scratch);
-        if (below && m + SIDE < below->m1) {
-            look_at(job, below, m + SIDE);
+        const char *const x = coded_row(job, run, m, kept);
+        const int64_t ahead = ahead_of(job, run, below, m, x);
+        for (int64_t c = 0, n; c < run->columns; c += n) {
+            const int64_t b = c / SIDE;
+            const group_rules by = {ruled ? rules + b : NULL, scale + b, factor + b};
+            n = qn_min_i64(job->kept ? TURN : run->columns, run->columns - c);
+            put_codes(job, &by, (int32_t)job->real, x + c * size, m, run->first * SIDE + c, n, SIDE, ahead, scratch);
+            if (below && m + SIDE < below->m1) {
+                look_at(job, below, m + SIDE, c, n, kept);
+            }
         }
     }
 }
@@ -566,13 +597,14 @@ static void block_task(void *user, int64_t index, int32_t thread)
     const int64_t all = qn_ceil_div(job->k, SIDE), first = index % job->panels * job->panel;
     const int64_t blocks = qn_min_i64(job->panel, all - first), bands = qn_ceil_div(job->m, SIDE);
     const int64_t band = index / job->panels * job->bands, last = qn_min_i64(bands, band + job->bands);
+    char *const scratch = scratch_of(job, thread), *const kept = scratch + qn_size_pad((size_t)job->k);
     block_run run = run_of(job, band, first, blocks);
     for (int64_t m = run.m0; m < run.m1; m++) {
-        look_at(job, &run, m);
+        look_at(job, &run, m, 0, run.columns, kept);
     }
     for (int64_t i = band; i < last; i++) {
         block_run below = run_of(job, i + 1, first, blocks);
-        put_blocks(job, &run, i + 1 < last ? &below : NULL, scratch_of(job, thread));
+        put_blocks(job, &run, i + 1 < last ? &below : NULL, scratch, kept);
         run = below;
     }
     if (job->stream) {
@@ -651,12 +683,25 @@ static int64_t row_bytes(const qn_op_desc *desc)
     return k > QN_ROWS_TASK_BYTES ? QN_ROWS_TASK_BYTES : k * size;
 }
 
-/* A thread: codes of a row, and silu's values of a group. */
-static size_t thread_bytes(const qn_op_desc *desc)
+static int is_large(int64_t m, int64_t k)
+{
+    return k > 0 && m > QN_ROWS_STREAM_BYTES / k;
+}
+
+static const qn_rows_set *set_of(const qn_kernel *kernel)
+{
+    return ((const qn_rows_impl *)kernel->impl)->set;
+}
+
+/* A thread: codes of a row, and silu's values of a group or a kept run of blocks. */
+static size_t thread_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m)
 {
     const size_t k = (size_t)row_elements(desc);
-    const int silu = desc->op == QN_OP_SILU_MUL_QUANT;
-    return qn_size_add(qn_size_pad(k), silu ? qn_size_mul(qn_size_pad(k), 4) : 0);
+    if (desc->op == QN_OP_SILU_MUL_QUANT) {
+        return qn_size_add(qn_size_pad(k), qn_size_mul(qn_size_pad(k), 4));
+    }
+    const int blocks = desc->attr[QN_ATTR_GRANULARITY].i == QN_PER_BLOCK && is_large(m, (int64_t)k);
+    return qn_size_add(qn_size_pad(k), blocks ? (size_t)set_of(kernel)->kept : 0);
 }
 
 static size_t parts_bytes(const qn_op_desc *desc, int64_t m)
@@ -667,8 +712,7 @@ static size_t parts_bytes(const qn_op_desc *desc, int64_t m)
 
 size_t qn_quantize_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
 {
-    (void)kernel;
-    return qn_size_add(parts_bytes(desc, m), qn_size_mul((size_t)threads, thread_bytes(desc)));
+    return qn_size_add(parts_bytes(desc, m), qn_size_mul((size_t)threads, thread_bytes(kernel, desc, m)));
 }
 
 static qn_rows_code code_of(const qn_op_desc *desc)
@@ -687,9 +731,13 @@ static qn_rows_code code_of(const qn_op_desc *desc)
 /* What a task is, so that there are as many as that. */
 static void choose_blocks(quantize_job *job, int64_t tasks)
 {
-    const int64_t wide = qn_ceil_div(job->m, SIDE) * qn_ceil_div(job->k, SIDE * PANEL);
-    job->panel = wide >= tasks ? PANEL : FEW;
-    job->bands = qn_max_i64(1, qn_min_i64(BANDS, wide / tasks));
+    const int64_t bands = qn_ceil_div(job->m, SIDE), wide = bands * qn_ceil_div(job->k, SIDE * PANEL);
+    const int64_t kept = job->set->kept / (SIDE * SIDE * qn_rows_real_bytes(job->real)); /* blocks */
+    const int64_t narrow = kept ? bands * qn_ceil_div(job->k, SIDE * kept) : 0;
+    const int keep = job->stream && narrow >= tasks;
+    job->panel = keep ? kept : (wide >= tasks ? PANEL : FEW);
+    job->kept = keep ? kept * SIDE * qn_rows_real_bytes(job->real) : 0;
+    job->bands = qn_max_i64(1, qn_min_i64(BANDS, (keep ? narrow : wide) / tasks));
     job->panels = qn_ceil_div(job->k, SIDE * job->panel);
 }
 
@@ -698,7 +746,7 @@ void qn_quantize_run(const qn_kernel *kernel, const qn_run_call *call)
     const qn_op_desc *desc = call->desc;
     const qn_view *x = &call->args->in[QN_QUANT_X];
     const int silu = desc->op == QN_OP_SILU_MUL_QUANT;
-    quantize_job job = {.set = ((const qn_rows_impl *)kernel->impl)->set,
+    quantize_job job = {.set = set_of(kernel),
                         .desc = desc,
                         .args = call->args,
                         .x = x->data,
@@ -715,14 +763,14 @@ void qn_quantize_run(const qn_kernel *kernel, const qn_run_call *call)
     job.group = job.granularity == QN_PER_GROUP ? qn_min_i64(group, qn_max_i64(job.k, 1)) : qn_max_i64(job.k, 1);
     job.piece = job.group * qn_max_i64(1, qn_min_i64(GROUPS, PIECE / job.group));
     job.paired = silu && job.real == QN_MM_BF16 && (job.group == job.k || job.group % QN_MM_STEP == 0);
-    job.stream = job.k > 0 && job.m > QN_ROWS_STREAM_BYTES / job.k;
+    job.stream = is_large(job.m, job.k);
     job.per_task = qn_rows_per_task(row_bytes(desc));
     choose_blocks(&job, TASKS * qn_exec_threads(call->exec));
     job.parts = call->workspace;
     choose_rule(&job);
     choose_groups(&job);
     job.scratch = (char *)call->workspace + (job.m > 0 ? parts_bytes(desc, job.m) : 0);
-    job.scratch_bytes = thread_bytes(desc);
+    job.scratch_bytes = thread_bytes(kernel, desc, job.m);
     const int64_t tasks = qn_ceil_div(job.m, job.per_task);
     switch (job.granularity) {
     case QN_PER_TENSOR: run_tensor(&job, tasks, call->exec); break;
