@@ -110,6 +110,7 @@ struct constants {
 #if PRE == 1
     mine gains;
 #endif
+    int position; /* written before this pass's first kernel */
     float global;
 };
 
@@ -119,6 +120,9 @@ DEV constants load_constants(const qn_cuda_mm &a)
 #if PRE == 1
     load_mine((const float *)a.norm, a.k, &c.gains);
 #endif
+#if PRE == 3
+    c.position = *a.position;
+#endif
     c.global = QUANT == 5 ? *(const float *)a.x_global : 1.0f;
     return c;
 }
@@ -127,7 +131,7 @@ DEV constants load_constants(const qn_cuda_mm &a)
 DEV void make_row(const qn_cuda_mm &a, const constants &c, const char *stand_in, mine *row)
 {
 #if PRE == 3
-    const int keys = stand_in ? 1 : *a.position + 1;
+    const int keys = stand_in ? 1 : c.position + 1;
     const char *const partials = stand_in ? stand_in : a.partials;
 #pragma unroll
     for (int j = 0; j < ITEMS; j++) {

@@ -29,6 +29,7 @@
 #define SPREAD(i) ((i) + (i) / UNIT * GAP)
 
 #if CHAIN
+#define JOINED (RAWS + ITEMS > 3 ? 1 : 7) /* parts of an attention, beside the weights, which are under way */
 #include "mm_before.h"
 #endif
 

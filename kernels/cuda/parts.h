@@ -5,6 +5,10 @@
 #define QN_CUDA_PARTS_H
 
 #define PART_KEYS 128
+#define FEW_PARTS 4
+#ifndef JOINED
+#define JOINED 7 /* what a thread has registers for */
+#endif
 #define PART_PITCH(head_size) ((head_size) + 4)
 
 DEV float exp_base2(float v)
@@ -14,26 +18,55 @@ DEV float exp_base2(float v)
     return e;
 }
 
-/* Elements i to i + 3 of head h's result over all parts of `keys` keys. Scores are in units of log 2. */
+/* Elements i to i + 3 of one head's result over `count` parts that lie `step` floats apart, so many asked for at a
+ * time. Scores are in units of log 2. */
+template <int at_once> DEV float4 join_some(const float *p, int step, int head_size, int i, int count)
+{
+    const float none = __int_as_float(0xff800000);
+    float most = none, total = 0.0f;
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int first = 0; first < count; first += at_once, p += at_once * step) {
+        float4 v[at_once];
+        float2 of[at_once]; /* largest score, sum of weights */
+        float high = most;
+#pragma unroll
+        for (int j = 0; j < at_once; j++) {
+            v[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            of[j] = make_float2(none, 0.0f);
+            if (first + j < count) {
+                v[j] = *(const float4 *)(p + j * step + i);
+                of[j] = *(const float2 *)(p + j * step + head_size);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < at_once; j++) {
+            high = fmaxf(high, of[j].x);
+        }
+        const float old = exp_base2(most - high);
+        most = high;
+        total *= old;
+        sum = make_float4(sum.x * old, sum.y * old, sum.z * old, sum.w * old);
+#pragma unroll
+        for (int j = 0; j < at_once; j++) {
+            const float weight = exp_base2(of[j].x - most);
+            total = __fmaf_rn(weight, of[j].y, total);
+            sum.x = __fmaf_rn(weight, v[j].x, sum.x);
+            sum.y = __fmaf_rn(weight, v[j].y, sum.y);
+            sum.z = __fmaf_rn(weight, v[j].z, sum.z);
+            sum.w = __fmaf_rn(weight, v[j].w, sum.w);
+        }
+    }
+    return make_float4(sum.x / total, sum.y / total, sum.z / total, sum.w / total);
+}
+
+/* The same of head h over all parts of `keys` keys. Many parts come JOINED at a time; few one after the other, since
+ * there that costs less. */
 DEV float4 join_parts(const char *partials, int heads, int head_size, int h, int i, int keys)
 {
     const int count = (keys + PART_KEYS - 1) / PART_KEYS, step = heads * PART_PITCH(head_size);
-    const float *p = (const float *)partials + h * PART_PITCH(head_size);
-    float most = p[head_size], total = 0.0f;
-    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    for (int j = 1; j < count; j++) {
-        most = fmaxf(most, p[j * step + head_size]);
-    }
-    for (int j = 0; j < count; j++, p += step) {
-        const float4 v = *(const float4 *)(p + i);
-        const float weight = exp_base2(p[head_size] - most);
-        total = __fmaf_rn(weight, p[head_size + 1], total);
-        sum.x = __fmaf_rn(weight, v.x, sum.x);
-        sum.y = __fmaf_rn(weight, v.y, sum.y);
-        sum.z = __fmaf_rn(weight, v.z, sum.z);
-        sum.w = __fmaf_rn(weight, v.w, sum.w);
-    }
-    return make_float4(sum.x / total, sum.y / total, sum.z / total, sum.w / total);
+    const float *const p = (const float *)partials + h * PART_PITCH(head_size);
+    return count > FEW_PARTS ? join_some<JOINED>(p, step, head_size, i, count)
+                             : join_some<1>(p, step, head_size, i, count);
 }
 
 #endif

@@ -29,7 +29,7 @@
 #include "base/clock.h"
 #include "quant/synthetic.h"
 
-enum { PROMPT = 6, STEPS = 7, CONTEXT = 420, TEXT = PROMPT + STEPS };
+enum { PROMPT = 6, STEPS = 7, CONTEXT = 920, TEXT = PROMPT + STEPS };
 
 /* A pass of the synthetic model: the lookup, five launches a layer, the output layer, however keys and values are kept.
  * With vectors of weights two norms, seven products, the values' copy, attention and its joining, SiLU, two sums at
@@ -54,7 +54,10 @@ static const struct {
     syn_heads heads;
 } other_heads[] = {{"heads-64", {4, 2, 64}}, {"heads-128", {3, 1, 128}}};
 enum { OTHER_HEADS = sizeof other_heads / sizeof *other_heads };
-enum { KV_PROMPT = 350, KV_TEXT = 400 }; /* codes in a second part of 128 tokens, and the window */
+/* A text's tokens go at once up to the first of these, one by one up to the next, and so on: with codes in a second
+ * part of 128 tokens, and the window; where five parts become six and seven eight. */
+static const int kv_ends[] = {350, 400, 630, 650, 880, 910};
+enum { KV_ENDS = sizeof kv_ends / sizeof *kv_ends, KV_TEXT = 910 };
 
 static fake_driver fake;
 
@@ -523,9 +526,11 @@ static void compare_kv(world *w, const char *path, const char *kv, double allowe
     }
     for (int i = 0; i < 2; i++) {
         must(open_session(models[i], &sessions[i], &error), &error, kv);
-        must(qn_session_eval(sessions[i], ids, KV_PROMPT, 1, logits[i], &error), &error, kv);
-        for (int j = KV_PROMPT; j < KV_TEXT; j++) {
-            must(qn_session_eval(sessions[i], ids + j, 1, 0, logits[i] + (size_t)j * vocab, &error), &error, kv);
+        for (int e = 0, at = 0; e < KV_ENDS; e++) {
+            for (int step = e % 2 ? 1 : kv_ends[e] - at; at < kv_ends[e]; at += step) {
+                must(qn_session_eval(sessions[i], ids + at, step, 1, logits[i] + (size_t)at * vocab, &error), &error,
+                     kv);
+            }
         }
     }
     must(open_session(models[0], &other, &error), &error, kv);
@@ -541,8 +546,8 @@ static void compare_kv(world *w, const char *path, const char *kv, double allowe
         for (size_t t = 0; t < KV_TEXT; t++) {
             same += best_of(logits[i] + t * vocab, info.vocab_size) == best_of(logits[1] + t * vocab, info.vocab_size);
         }
-        printf("kv %-4s %-8s largest logit %.3g, difference to the CPU %.3g, the same best token %d of %d\n", kv,
-               i ? "a batch" : "alone", largest, worst, same, KV_TEXT);
+        printf("%s, kv %-4s %-8s largest logit %.3g, difference to the CPU %.3g, the same best token %d of %d\n",
+               strrchr(path, '/') + 1, kv, i ? "a batch" : "alone", largest, worst, same, KV_TEXT);
         if (!(worst <= allowed * largest) || same < KV_TEXT * 97 / 100) {
             fail_msg("%s: logits differ by %g, allowed are %g", kv, worst, allowed * largest);
         }
@@ -655,6 +660,9 @@ static void logits_agree_with_the_cpu(void **state)
     for (int i = 0; i < VQ_SCHEMES; i++) {
         compare(&w, path_of(vq_schemes[i]), vq_schemes[i], 2e-2);
     }
+    compare_kv(&w, path_of("f32"), "f32", 2e-5);
+    compare_kv(&w, path_of("nvfp4"), "f32", 1e-2);
+    compare_kv(&w, path_of("quip-2"), "f32", 2e-2);
     for (int i = 0; i < KV_SCHEMES; i++) {
         compare_kv(&w, path_of("f32"), kv_schemes[i], 5e-2);
         for (int j = 0; j < OTHER_HEADS; j++) {
