@@ -29,7 +29,7 @@
 #define SPREAD(i) ((i) + (i) / UNIT * GAP)
 
 #if CHAIN
-#define JOINED (RAWS + ITEMS > 3 ? 1 : 7) /* parts of an attention, beside the weights, which are under way */
+#define JOINED (RAWS + ITEMS > 3 || __CUDA_ARCH__ < 900 ? 1 : 7) /* beside the weights, which are under way */
 #include "mm_before.h"
 #endif
 
