@@ -440,14 +440,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     some_entries entries;
     slab_rows x;
     begin_ring(a, r, lane);
-    release_next();
 #if CLUSTER > 1
     begin_meeting(rows);
 #endif
     if (!a.early) { /* or weights may be read while the kernel in front works */
         wait_before();
     }
-    ask(a, &map, &next, slabs, step, first, end, r, 0, lane);
     if (slab < slabs) {
         load_entries(a, warp, lane, entries);
     }
@@ -464,7 +462,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
 #endif
 #pragma unroll 1
-    for (int i = 1; i < SLOTS; i++) { /* behind x, which all wait for */
+    for (int i = 0; i < SLOTS; i++) { /* behind x, which all wait for */
         ask(a, &map, &next, slabs, step, first, end, r, i, lane);
     }
 #pragma unroll 1
@@ -474,6 +472,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
         build(x, entries, base, warp, lane);
         __syncthreads();
+        if (SLOTS == 1) {
+            release_next();
+        }
 #if CLUSTER > 1
         if (slab < CLUSTER) {
             cluster_wait(); /* the other blocks' barriers are there */
@@ -513,6 +514,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (slab + step < slabs) {
             __syncthreads();
         }
+    }
+    if (SLOTS > 1) { /* what the next kernel asks for would come between this one's slabs */
+        release_next();
     }
 #if CLUSTER > 1
     int again; /* found again: registers are few */
