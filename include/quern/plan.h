@@ -30,7 +30,7 @@ typedef enum qn_backend { QN_BACKEND_AUTO = 0, QN_BACKEND_REF = 1, QN_BACKEND_CP
 typedef struct qn_plan_options {
     size_t size;             /* sizeof(qn_plan_options), set by qn_plan_options_init */
     qn_backend backend;
-    qn_isa isa;              /* force this level or refuse; QN_ISA_MAX: the best up to the context's cap */
+    qn_isa isa;              /* force this level or refuse; QN_ISA_MAX: the best for the processor up to the context's cap */
     int32_t batch_invariant; /* devices: one reduction order for every M; the CPU always is */
     const char *kernel;      /* force the kernel of that name; NULL: choose */
 } qn_plan_options;

@@ -28,6 +28,12 @@ typedef struct qn_run_call {
     void *state; /* what the kernel's open made for the plan */
 } qn_run_call;
 
+/* Processors of one level differ in what a host kernel may live by. */
+typedef enum qn_suits {
+    QN_SUITS_ALL = 0,
+    QN_SUITS_FAST_BF16_DOTS /* a dot of pairs of bf16 takes no longer than a multiply-add of floats */
+} qn_suits;
+
 struct qn_kernel {
     const char *name; /* qn_<op>_<act>_<wgt>_<out>__<isa>_<MR>x<NR>, or qn_<op>__ref */
     qn_op op;
@@ -35,6 +41,7 @@ struct qn_kernel {
     qn_isa isa;
     int32_t mr, nr;         /* rows and columns of the register tile; 0: none */
     uint32_t pack_layout;   /* id of the packed layout; 0: reads weights as they are stored */
+    qn_suits suits;         /* on other processors it is taken only when it or its level is asked for */
     const char *level;      /* device kernels: the targets in words, e.g. "sm_90a"; NULL: the name of isa */
     const char *status;     /* "tested", "compiled, not run", "reference" */
     qn_sums sums;           /* of a matmul: what the error model allows it */
@@ -112,6 +119,8 @@ typedef struct qn_backend_row {
     const char *(*isa_refusal)(const qn_ctx *ctx, qn_isa isa);
     /* The same for one kernel; NULL function: as its level. */
     const char *(*kernel_refusal)(const qn_ctx *ctx, const qn_kernel *kernel);
+    /* NULL when the kernel suits the processor, else what does not. NULL function: all do. */
+    const char *(*unsuited)(const qn_kernel *kernel);
     /* Lines for qn_doctor, where the backend works and where not; NULL function: none. */
     void (*describe)(const qn_ctx *ctx, qn_text *text);
     /* The machine as the generator sees it; without a device, a typical one. NULL function: it has no generated

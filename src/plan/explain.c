@@ -186,6 +186,20 @@ qn_status qn_kernel_at(qn_ctx *ctx, int32_t i, qn_kernel_info *info)
     }
 }
 
+/* Kernels of a level that runs here which are passed over: a line a reason. */
+static void add_unsuited(qn_text *text, qn_isa isa)
+{
+    const char *said = NULL;
+    const qn_kernel *kernel;
+    for (int32_t i = 0; (kernel = qn_backend_cpu_row.kernel_at(i)); i++) {
+        const char *reason = kernel->isa == isa ? qn_backend_cpu_row.unsuited(kernel) : NULL;
+        if (reason && reason != said) {
+            qn_text_add(text, "  some of its kernels only when they or the level are asked for: %s\n", reason);
+            said = reason;
+        }
+    }
+}
+
 size_t qn_doctor(qn_ctx *ctx, char *buffer, size_t capacity)
 {
     qn_text text = qn_text_make(buffer, capacity);
@@ -195,6 +209,9 @@ size_t qn_doctor(qn_ctx *ctx, char *buffer, size_t capacity)
     for (int i = 0; i < QN_ISA_COUNT; i++) {
         const char *reason = qn_backend_cpu_row.isa_refusal(ctx, (qn_isa)i);
         qn_text_add(&text, "isa %s: %s\n", qn_isa_name((qn_isa)i), reason ? reason : "yes");
+        if (!reason) {
+            add_unsuited(&text, (qn_isa)i);
+        }
     }
     for (int32_t b = 0;; b++) {
         const qn_backend_row *backend = qn_backend_at(b);

@@ -14,6 +14,9 @@ static const char *refuse(const qn_ctx *ctx, const qn_backend_row *backend, cons
         return "above the level asked for";
     }
     const char *reason = qn_backend_kernel_refusal(backend, ctx, kernel);
+    if (!reason && backend->unsuited && !options->kernel && options->isa != kernel->isa) {
+        reason = backend->unsuited(kernel);
+    }
     return reason ? reason : kernel->accepts(kernel, desc);
 }
 

@@ -209,6 +209,48 @@ static void levels_and_backends_are_obeyed(void **state)
     problem_free(&p);
 }
 
+/* A kernel that does not suit the processor is taken by its name or its level, and by nobody else. */
+static void unsuited_kernels_wait_to_be_asked(void **state)
+{
+    (void)state;
+    qn_ctx *ctx = NULL;
+    qn_error error = {0};
+    assert_int_equal(qn_ctx_create(NULL, &ctx, NULL), QN_OK);
+    problem p = problem_make("block_scaled_mm m=2 n=128 k=128");
+    qn_plan *plan = plan_for(ctx, &p.desc);
+    const qn_kernel *kernel;
+    int found = 0;
+    for (int32_t i = 0; (kernel = qn_backend_cpu_row.kernel_at(i)); i++) {
+        const char *reason = qn_backend_cpu_row.unsuited(kernel);
+        if (!reason || kernel->op != p.desc.op || qn_backend_kernel_refusal(&qn_backend_cpu_row, ctx, kernel) ||
+            kernel->accepts(kernel, &p.desc)) {
+            continue;
+        }
+        found++;
+        assert_string_not_equal(qn_plan_kernel(plan), kernel->name);
+        char text[8192];
+        size_t length;
+        assert_int_equal(qn_explain(ctx, &p.desc, NULL, text, sizeof text, &length, &error), QN_OK);
+        assert_non_null(strstr(text, reason));
+        for (int by_name = 0; by_name < 2; by_name++) {
+            qn_plan_options o;
+            qn_plan_options_init(&o);
+            o.kernel = by_name ? kernel->name : NULL;
+            o.isa = by_name ? QN_ISA_MAX : kernel->isa;
+            qn_plan *asked;
+            assert_int_equal(qn_plan_create(ctx, &p.desc, &o, &asked, &error), QN_OK);
+            assert_string_equal(qn_plan_kernel(asked), kernel->name);
+            qn_plan_destroy(asked);
+        }
+    }
+    if (!found) {
+        print_message("skipped: every kernel that runs on this machine suits it\n");
+    }
+    qn_plan_destroy(plan);
+    problem_free(&p);
+    qn_ctx_destroy(ctx);
+}
+
 static void run_checks_its_arguments(void **state)
 {
     (void)state;
@@ -574,6 +616,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(creation_refuses_with_the_right_status),
         cmocka_unit_test(levels_and_backends_are_obeyed),
+        cmocka_unit_test(unsuited_kernels_wait_to_be_asked),
         cmocka_unit_test(run_checks_its_arguments),
         cmocka_unit_test(stale_blobs_are_refused),
         cmocka_unit_test(memory_may_run_out_anywhere),

@@ -17,6 +17,11 @@ static const char *isa_refusal(const qn_ctx *ctx, qn_isa isa)
     return isa > ctx->isa_cap ? "above the context's instruction-set cap" : qn_cpu_refusal(isa);
 }
 
+static const char *unsuited(const qn_kernel *kernel)
+{
+    return qn_cpu_unsuited(kernel->suits);
+}
+
 static const qn_kernel *kernel_at(int32_t i)
 {
     for (int32_t f = 0; i >= 0; f++) {
@@ -37,4 +42,5 @@ const qn_backend_row qn_backend_cpu_row = {.backend = QN_BACKEND_CPU,
                                            .refusal = refusal,
                                            .kernel_at = kernel_at,
                                            .isa_refusal = isa_refusal,
+                                           .unsuited = unsuited,
                                            .vq_device = qn_cpu_vq_device};

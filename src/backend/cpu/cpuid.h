@@ -2,10 +2,13 @@
 #ifndef QN_BACKEND_CPU_CPUID_H
 #define QN_BACKEND_CPU_CPUID_H
 
-#include <quern/context.h>
+#include "backend/backend.h"
 
 /* NULL when code of that level can run here, else the static reason. */
 const char *qn_cpu_refusal(qn_isa isa);
+
+/* NULL when the processor is one that such kernels are made for, else what it is slow at. */
+const char *qn_cpu_unsuited(qn_suits suits);
 
 /* The processor's name, 49 bytes with the final zero; "" when it tells none. */
 void qn_cpu_name(char name[49]);

@@ -3,13 +3,19 @@
 #include "backend/cpu/families.h"
 #include "backend/cpu/run_panel.h"
 
-/* A level: its place in the order and the level whose row decoders and epilogue it uses. */
+/* A level: its place in the order, processors it suits, and the level whose row decoders and epilogue it uses. */
 #define LEVEL_amx QN_ISA_AMX
 #define LEVEL_avx512bf16 QN_ISA_AVX512BF16
 #define LEVEL_avx512vnni QN_ISA_AVX512VNNI
 #define LEVEL_avx512 QN_ISA_AVX512
 #define LEVEL_avx2 QN_ISA_AVX2
 #define LEVEL_scalar QN_ISA_SCALAR
+#define SUITS_amx QN_SUITS_ALL
+#define SUITS_avx512bf16 QN_SUITS_FAST_BF16_DOTS
+#define SUITS_avx512vnni QN_SUITS_ALL
+#define SUITS_avx512 QN_SUITS_ALL
+#define SUITS_avx2 QN_SUITS_ALL
+#define SUITS_scalar QN_SUITS_ALL
 #define PARTS_amx qn_mm_f32__avx512
 #define PARTS_avx512bf16 qn_mm_f32__avx512
 #define PARTS_avx512vnni qn_mm_f32__avx512
@@ -20,7 +26,8 @@
 #define ROW(op_, contract, isa_, mr_, nr_, weight_, code_)                                                         \
     {                                                                                                              \
         .name = "qn_" contract "__" #isa_ "_" #mr_ "x" #nr_, .op = (op_), .backend = QN_BACKEND_CPU,               \
-        .isa = LEVEL_##isa_, .mr = (mr_), .nr = (nr_), .pack_layout = QN_PANEL_LAYOUT_ID(code_),                   \
+        .isa = LEVEL_##isa_, .suits = SUITS_##isa_, .mr = (mr_), .nr = (nr_),                                      \
+        .pack_layout = QN_PANEL_LAYOUT_ID(code_),                                                                  \
         .status = "tested", .accepts = qn_panel_accepts, .pack_bytes = qn_panel_pack_bytes, .pack = qn_panel_pack, \
         .workspace_bytes = qn_panel_workspace_bytes, .run = qn_panel_run,                                          \
         .impl = &(const qn_panel_impl){.set = &qn_panel__##isa_, .parts = &PARTS_##isa_, .code = (code_),          \
