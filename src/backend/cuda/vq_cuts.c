@@ -202,7 +202,8 @@ qn_cuda_vq_cut qn_cuda_vq_cut_for(const qn_op_desc *desc, const qn_vq *vq, const
     t.shared_bytes = t.hot * entry * t.copies * books + exchange;
     const int light =
         t.tiles == 2 && tokens <= 16 && !many && (vq->format != QN_VQ_QUIP_E8P || qn_cuda_vq_codebook(vq) == 1);
-    t.resident = light && t.shared_bytes <= device->shared_bytes / 2 ? 2 : 1;
+    const int spills = device->target == QN_SM_100A && vq->format == QN_VQ_AQLM && vq->codebooks == 2; /* with 128 */
+    t.resident = light && !spills && t.shared_bytes <= device->shared_bytes / 2 ? 2 : 1;
     return t;
 }
 

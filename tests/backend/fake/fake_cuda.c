@@ -119,6 +119,15 @@ FAKE cu_result cuDeviceGetName(char *name, int32_t bytes, cu_device device)
     return 0;
 }
 
+/* Of the CUDA programming guide's table of compute capabilities. */
+static int32_t shared_kib(void)
+{
+    if (cc_major == 9 || cc_major == 10) {
+        return 227;
+    }
+    return cc_major == 8 && cc_minor == 0 ? 163 : 99;
+}
+
 FAKE cu_result cuDeviceGetAttribute(int32_t *value, int32_t attribute, cu_device device)
 {
     CALL();
@@ -126,7 +135,7 @@ FAKE cu_result cuDeviceGetAttribute(int32_t *value, int32_t attribute, cu_device
     case CU_DEVICE_COMPUTE_CAPABILITY_MAJOR: *value = cc_major; break;
     case CU_DEVICE_COMPUTE_CAPABILITY_MINOR: *value = cc_minor; break;
     case CU_DEVICE_MULTIPROCESSOR_COUNT: *value = sms; break;
-    case CU_DEVICE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = 227 << 10; break;
+    case CU_DEVICE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = shared_kib() << 10; break;
     case CU_DEVICE_L2_CACHE_SIZE: *value = 50 << 20; break;
     default: return 1;
     }
