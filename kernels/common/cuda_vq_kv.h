@@ -48,6 +48,7 @@ typedef struct qn_cuda_vq_attention {
     int early; /* 1: books may be read before the kernels before this one are done */
     float scale; /* of scores, in units of log 2 */
     double log2_theta;
+    int head_blocks; /* not 0: blocks of a key head, which go in clusters with those of its neighbour */
 } qn_cuda_vq_attention;
 
 typedef struct qn_cuda_vq_encode {

@@ -22,8 +22,10 @@
  *     teams and SIZE / VEC at most 32
  *   Books f16 and wide; SIZE / VEC at most 64 and a multiple of 16
  *   Maps: of bytes, [sequences, tokens, heads, groups], boxes of 32 tokens; or, tokens of a head being neighbours, of 8
- *     bytes, [sequences, 1, heads, tokens * groups / 8]; box_x and box_row say which; one sequence where codes are shared
- *   Launch: block 32 * WARPS, grid ceil(items / block_items), dynamic shared memory of SHARED_BYTES
+ *     bytes, [sequences, 1, heads, tokens * groups / 8]; box_x and box_row say which; one sequence where codes
+ *     are shared
+ *   Launch: block 32 * WARPS, grid ceil(items / block_items), dynamic shared memory of SHARED_BYTES; with head_blocks,
+ *     blocks of a head's items, clusters of two
  *   What follows is as for vq_attention.cu */
 #define MOST_TOGETHER 4
 #define WIDE_VALUES (PAIRS % 2 == 0)
@@ -31,6 +33,7 @@
 #include "vq_attention_tables.h"
 
 #define CHUNK_BYTES (32 * GROUPS)
+#define PAIRED 64 /* bytes of a row of codes of which two are a line of L2 */
 #define TEAM_WARPS (WARPS / TEAMS)
 #define LOOKUPS (8 * PAIR_HALVES) /* of a lane by a key */
 #define QUERY_LOADS ((TEAMS * QUERIES * SIZE + 32 * WARPS - 1) / (32 * WARPS))
@@ -66,12 +69,23 @@ DEV void load_box(u32 to, const tensor_map *map, u32 bar, const qn_cuda_vq_codes
 
 /* ---- rounds ---- */
 
-/* End of the block's items; found again where it is asked for. */
-DEV int last_item(const qn_cuda_vq_attention &a)
+/* The block by its items: those of a cluster of two have the same items of neighbouring heads. Found again where it is
+ * asked for. */
+DEV int block_here(const qn_cuda_vq_attention &a)
 {
     int block;
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
-    return min((block + 1) * a.block_items, a.items);
+    if (GROUPS == PAIRED && a.head_blocks) {
+        const int of_head = (block >> 1) % a.head_blocks;
+        block = block - of_head * 2 - (block & 1) + (block & 1) * a.head_blocks + of_head;
+    }
+    return block;
+}
+
+/* End of the block's items. */
+DEV int last_item(const qn_cuda_vq_attention &a)
+{
+    return min((block_here(a) + 1) * a.block_items, a.items);
 }
 
 /* Items from i on that the teams do at once: of one head and the same queries. */
@@ -444,7 +458,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     }
 
     cursor next;
-    next.round = (int)blockIdx.x * a.block_items;
+    next.round = block_here(a) * a.block_items;
     int tables_head = -1;
 #pragma unroll 1
     for (int i = next.round; i < last_item(a);) {

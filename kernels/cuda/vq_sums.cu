@@ -30,8 +30,10 @@
 #define WARPS (THREADS / 32)
 #define EACH (4 / BOOKS) /* vectors of x a lane */
 #define TABLE(b) (((b) / 2) * 65536 + ((b) % 2) * 128)
-#define BLOCKS (256 / 8 / WARPS) /* of eight entries of a book, a warp */
-#define DEPTH ((VECTOR + 7) / 8) /* products along a vector */
+#define BESIDE (BOOKS > 1 ? 2 : 1)     /* books whose entries are columns of the same products */
+#define COLUMNS (8 / BESIDE)           /* of a book */
+#define BLOCKS (256 / COLUMNS / WARPS) /* of so many entries, a warp */
+#define DEPTH ((VECTOR + 7) / 8)       /* products along a vector */
 #define SPLIT (X_FORMAT == QN_MM_F32 ? 2 : 1)
 #define X_AHEAD (VECTOR <= 8 && X_FORMAT != QN_MM_F32) /* x of the slab after is loaded early: registers hold it */
 #define ROWS 16                                        /* a batch */
@@ -106,6 +108,15 @@ struct slab_rows {
 DEV void load_slab(const qn_cuda_vq &a, int slab, int lane, slab_rows &x)
 {
     const bool words = VECTOR % 2 == 0 && (u64)a.x % 4 == 0;
+    if (X_FORMAT != QN_MM_F32 && words && (slab + 1) * 32 * EACH <= a.groups) { /* one way for all of them */
+        const u32 *const from = (const u32 *)a.x + (slab * 32 + lane / 4) * EACH * (VECTOR / 2) + lane % 4;
+#pragma unroll
+        for (int n = 0; n < EACH * 4 * DEPTH; n++) {
+            const int v = n / (4 * DEPTH), i = n / DEPTH % 4, d = n % DEPTH;
+            x.of[v][i][d].word[0] = ELEMENT(d, lane) < VECTOR ? from[(8 * i * EACH + v) * (VECTOR / 2) + 4 * d] : 0;
+        }
+        return;
+    }
 #pragma unroll
     for (int v = 0; v < EACH; v++) {
 #pragma unroll
@@ -125,16 +136,18 @@ DEV void load_slab(const qn_cuda_vq &a, int slab, int lane, slab_rows &x)
 
 /* The warp's entries of all books, its share of each, as they are in memory: nothing waits for them yet. */
 struct some_entries {
-    two<BOOK_FORMAT> of[BOOKS][BLOCKS][DEPTH];
+    two<BOOK_FORMAT> of[BOOKS / BESIDE][BLOCKS][DEPTH];
 };
 
 DEV void load_entries(const qn_cuda_vq &a, int warp, int lane, some_entries &entries)
 {
+    const int column = lane / 4, book = BESIDE == 2 ? column / 2 % 2 : 0;
+    const int own = book * 256 + (BESIDE == 2 ? column / 4 * 2 + column % 2 : column);
 #pragma unroll
-    for (int c = 0; c < BOOKS; c++) {
+    for (int c = 0; c < BOOKS / BESIDE; c++) {
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
-            const int entry = c * 256 + (i * WARPS + warp) * 8 + lane / 4;
+            const int entry = c * BESIDE * 256 + (i * WARPS + warp) * COLUMNS + own;
             const char *const from = a.books + entry * (VECTOR * (BOOK_FORMAT == QN_MM_F32 ? 4 : 2));
 #pragma unroll
             for (int d = 0; d < DEPTH; d++) {
@@ -153,10 +166,11 @@ DEV float either(int second, float a, float b)
 DEV void build(const slab_rows &x, const some_entries &entries, u32 tables, int warp, int lane)
 {
     const int t = lane % 4;
+    const int row = warp * COLUMNS + (BESIDE == 2 ? t & 2 : 2 * t), second = BESIDE == 2 ? t & 1 : 0;
     u32 place[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        place[i] = tables + (u32)((warp * 8 + 2 * t) * 256 + (t + i) % 4 * 32 + lane / 4 * 4);
+    for (int i = 0; i < 4; i++) { /* the second book's lanes are eight banks on */
+        place[i] = tables + (u32)(row * 256 + second * 128 + (t + i) % 4 * 32 + lane / 4 * 4);
     }
 #pragma unroll
     for (int v = 0; v < EACH; v++) {
@@ -171,7 +185,7 @@ DEV void build(const slab_rows &x, const some_entries &entries, u32 tables, int 
             }
         }
 #pragma unroll
-        for (int c = 0; c < BOOKS; c++) {
+        for (int c = 0; c < BOOKS / BESIDE; c++) {
 #pragma unroll
             for (int i = 0; i < BLOCKS; i++) {
                 float sum[2][4] = {};
@@ -191,13 +205,16 @@ DEV void build(const slab_rows &x, const some_entries &entries, u32 tables, int 
                     float one[4], turned[4];
 #pragma unroll
                     for (int q = 0; q < 4; q++) {
-                        one[q] = either(t & 1, sum[q / 2][q % 2 * 2 + e], sum[(q + 1) % 4 / 2][(q + 1) % 2 * 2 + e]);
+                        one[q] = sum[q / 2][q % 2 * 2 + e];
+                        if (BESIDE == 1) {
+                            one[q] = either(t & 1, one[q], sum[(q + 1) % 4 / 2][(q + 1) % 2 * 2 + e]);
+                        }
                     }
 #pragma unroll
                     for (int q = 0; q < 4; q++) {
                         turned[q] = either(t & 2, one[q], one[(q + 2) % 4]);
-                        store_shared_f32(place[q] + (u32)(TABLE(v * BOOKS + c) + i * WARPS * 8 * 256 + e * 256),
-                                         turned[q]);
+                        const int at = TABLE(v * BOOKS + c * BESIDE) + (i * WARPS * COLUMNS + e) * 256;
+                        store_shared_f32(place[q] + (u32)at, turned[q]);
                     }
                 }
             }
@@ -292,9 +309,10 @@ DEV int ended_by(u32 rank, int rows)
     return (whole - (int)rank + CLUSTER - 1) / CLUSTER * ROWS + (whole % CLUSTER == (int)rank ? rows % ROWS : 0);
 }
 
-DEV void begin_meeting(int rows)
+DEV void begin_meeting(int row0, int rows)
 {
     if (threadIdx.x == 0) {
+        *(int2 *)(tables + MEETING_AT + 8) = make_int2(row0, rows); /* registers are few */
         const u32 bar = shared_address(tables) + MEETING_AT;
         barrier_init(bar, 1);
         barrier_init_fence();
@@ -325,21 +343,33 @@ DEV int ended_row(int first, int i)
     return first + (i / ROWS * CLUSTER + (int)cluster_rank()) * ROWS + i % ROWS;
 }
 
-/* What a row's sum is multiplied by, and what is added. */
+/* What a row's sum is multiplied by, and what is added, as they are in memory: nothing waits for them yet. */
 struct finish {
-    float scale, bias;
+    u32 scale, bias;
 };
+
+DEV u32 bits_of(const char *at, int format)
+{
+    return format == QN_MM_F32 ? *(const u32 *)at : *(const u16 *)at;
+}
 
 DEV finish finish_of(const qn_cuda_vq &a, int n)
 {
-    finish f = {1.0f, 0.0f};
+    finish f = {};
 #if SCALE_FORMAT
-    f.scale = load_float(a.scales + (i64)n * a.scales_row, 0, SCALE_FORMAT - 1);
+    f.scale = bits_of(a.scales + (i64)n * a.scales_row, SCALE_FORMAT - 1);
 #endif
 #if BIAS
-    f.bias = load_float(a.bias, n, BIAS - 1);
+    f.bias = bits_of(a.bias + (i64)n * (BIAS - 1 == QN_MM_F32 ? 4 : 2), BIAS - 1);
 #endif
     return f;
+}
+
+DEV float finished(float sum, const finish &f)
+{
+    const float scale = SCALE_FORMAT ? load_float((const char *)&f.scale, 0, SCALE_FORMAT - 1) : 1.0f;
+    const float bias = BIAS ? load_float((const char *)&f.bias, 0, BIAS - 1) : 0.0f;
+    return __fadd_rn(__fmul_rn(sum, scale), bias);
 }
 
 /* Results of the rows that this block ends; f: of the thread's first. */
@@ -358,7 +388,7 @@ DEV void end_meeting(const qn_cuda_vq &a, int first, int rows, finish f)
         for (int r = 1; r < CLUSTER; r++) {
             sum += found[r * ROWS];
         }
-        store_float(a.y, n, __fadd_rn(__fmul_rn(sum, f.scale), f.bias), OUT);
+        store_float(a.y, n, finished(sum, f), OUT);
     }
 }
 #endif
@@ -377,8 +407,9 @@ DEV void ask(const qn_cuda_vq &a, const tensor_map *map, cursor *c, int slabs, i
     }
 }
 
-/* Sum over the lane's four codes of a row. An address: the code, byte b, above the lane's bits of place. */
-#define AT(b) (*(const float *)(tables + TABLE(b) + __byte_perm(word, mine, 0x7704 | (b) << 4)))
+/* Sum over the lane's four codes of a row. An address: the code, byte b, above the lane's bits of place, of which a
+ * second book has others. */
+#define AT(b) (*(const float *)(tables + TABLE(b) + __byte_perm(word, mine, 0x7704 | (b) << 4 | (b) % BESIDE)))
 
 DEV float look_up(u32 word, u32 mine)
 {
@@ -388,7 +419,7 @@ DEV float look_up(u32 word, u32 mine)
 /* Sums over all lanes' codes of the first `count` rows of a batch: a lane has row lane % ROWS. */
 DEV float sum_batch(const u32 *words, int count, int lane)
 {
-    const u32 mine = (u32)lane * 4;
+    const u32 mine = (u32)(lane * 4 | (lane + 8) % 32 * 4 << 8);
     float sum[ROWS];
     if (count >= ROWS) {
 #pragma unroll
@@ -441,7 +472,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     slab_rows x;
     begin_ring(a, r, lane);
 #if CLUSTER > 1
-    begin_meeting(rows);
+    begin_meeting(row0, rows);
 #endif
     if (!a.early) { /* or weights may be read while the kernel in front works */
         wait_before();
@@ -519,9 +550,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         release_next();
     }
 #if CLUSTER > 1
-    int again; /* found again: registers are few */
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(again));
-    const int from = first_row(a.n, again / CLUSTER, parts);
-    end_meeting(a, from, first_row(a.n, again / CLUSTER + 1, parts) - from, own);
+    const int2 range = *(const int2 *)(tables + MEETING_AT + 8);
+    end_meeting(a, range.x, range.y, own);
 #endif
 }

@@ -54,6 +54,8 @@ static const row rows[] = {
     {8, 0, "nvfp4_mm m=3 n=17 k=96 x=bf16"},
     {8, 0, "mxfp4_mm m=2 n=24 k=64"},
     {8, 0, "vq_mm m=1 n=40 k=128 num_codebooks=1 in_group_size=4"},
+    {8, 0, "vq_mm m=1 n=40 k=1096"},
+    {8, 0, "vq_mm m=1 n=40 k=584 num_codebooks=4 x=bf16"},
     {8, 0, "vq_mm m=3 n=19 k=64"},
     {8, 0, "vq_mm m=1 n=40 k=64 format=gptvq"},
     {8, 0, "vq_mm m=40 n=40 k=64"},

@@ -271,7 +271,7 @@ typedef struct pairs {
     int32_t queries, products, teams, warps, slots, shared_bytes;
 } pairs;
 
-enum { PAIRS_SLOTS = 8, PAIRS_LEAST_SLOTS = 2, PAIRS_QUERIES = 4, SHORT_ROW = 32 };
+enum { PAIRS_SLOTS = 8, PAIRS_LEAST_SLOTS = 2, PAIRS_QUERIES = 4, SHORT_ROW = 32, LINE = 128 };
 
 /* least: query heads that a block of the other kernel does, which reads codes no oftener. */
 static pairs pairs_of(const scheme *s, int turned, int32_t least, const qn_cuda_device *device)
@@ -408,6 +408,13 @@ static int boxed_codes(const qn_cuda_vq_codes *c, const qn_cuda_vq_attention *a)
            c->token > 0 && c->head > 0 && c->batch >= 0 && c->token < INT64_C(1) << 40 && c->batch < INT64_C(1) << 40;
 }
 
+/* Two neighbouring heads of a token are a line of the L2 cache. */
+static int paired_heads(const qn_cuda_vq_codes *c, const qn_cuda_vq_attention *a)
+{
+    return c->head == LINE / 2 && a->size / a->vector == LINE / 2 && a->kv_heads % 2 == 0 &&
+           ((int64_t)(uintptr_t)c->data | c->token | c->batch) % LINE == 0;
+}
+
 /* Short rows that are neighbours in memory are mapped as one, since the copy engine goes row by row. */
 static qn_status map_codes(const qn_cuda_run *run, qn_cuda_vq_codes *c, const qn_cuda_vq_attention *a,
                            qn_tensor_map *map, qn_error *error)
@@ -421,7 +428,8 @@ static qn_status map_codes(const qn_cuda_run *run, qn_cuda_vq_codes *c, const qn
         .type = one ? CU_TENSOR_U64 : CU_TENSOR_U8,
         .rank = 4,
         .swizzle = CU_SWIZZLE_NONE,
-        .promotion = CU_L2_PROMOTION_NONE, /* of longer pieces parts are read from memory twice */
+        /* of longer pieces than blocks read at about the same time parts are read from memory twice */
+        .promotion = a->head_blocks ? CU_L2_PROMOTION_128B : CU_L2_PROMOTION_NONE,
         .dims = {one ? room * groups / 8 : groups, (uint64_t)a->kv_heads, one ? 1 : room,
                  c->batch > 0 ? (uint64_t)a->batch : 1},
         .strides = {a->kv_heads > 1 ? (uint64_t)c->head : groups, token, c->batch > 0 ? (uint64_t)c->batch : token},
@@ -432,14 +440,18 @@ static qn_status map_codes(const qn_cuda_run *run, qn_cuda_vq_codes *c, const qn
 static qn_status launch_pairs(const qn_cuda_run *run, qn_cuda_vq_attention *a, const pairs *p, qn_error *error)
 {
     qn_tensor_map keys, values;
-    QN_TRY(map_codes(run, &a->k, a, &keys, error));
-    QN_TRY(map_codes(run, &a->v, a, &values, error));
     const int64_t units = (int64_t)a->batch * a->kv_heads * (a->group / p->queries);
     deal_items(a, units, p->queries, run->device->sms * p->teams, STRIP * (p->warps / p->teams), run->device);
+    const int32_t of_head = a->items / a->kv_heads;
+    const int pairs_of_heads = paired_heads(&a->k, a) && paired_heads(&a->v, a) && of_head % a->block_items == 0;
+    a->head_blocks = pairs_of_heads ? of_head / a->block_items : 0;
+    QN_TRY(map_codes(run, &a->k, a, &keys, error));
+    QN_TRY(map_codes(run, &a->v, a, &values, error));
     void *const arguments[] = {a, &keys, &values};
     const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(a->items, a->block_items), 1, 1},
                                 .block = {(uint32_t)p->warps * 32, 1, 1},
                                 .shared_bytes = (uint32_t)p->shared_bytes,
+                                .cluster = pairs_of_heads ? 2 : 0,
                                 .dependent = run->device->major >= 9};
     QN_TRY(qn_cuda_launch(run, TABLES_PAIRS, &g, arguments, error));
     return qn_cuda_kv_finish(run, TABLES_FINISH, QN_VQA_K_RECENT, a, error);
