@@ -46,6 +46,33 @@ typedef void (*qn_att_finish_fn)(const float *o, float sum, int64_t d, float *ou
  * floats apart. */
 typedef void (*qn_att_transpose_fn)(const float *k, int64_t k_stride, int64_t d, float *kt);
 
+/* Keys or values of a head as they are stored: row i at rows + i * stride. scales: of QN_ATT_E4M3, made ready by
+ * qn_att_ready_fn. */
+typedef enum qn_att_form { QN_ATT_F32 = 0, QN_ATT_F16, QN_ATT_BF16, QN_ATT_E4M3 } qn_att_form;
+
+typedef struct qn_att_stored {
+    qn_att_form form;
+    const char *rows;
+    int64_t stride;
+    const float *scales;
+} qn_att_stored;
+
+/* Few rows: what scores and values do, the same bits, from what is stored, without floats of it in memory. d is a
+ * multiple of QN_ATT_PANEL, rows at most QN_ATT_FEW_ROWS, keys at most QN_ATT_CHUNK. scratch: of scores,
+ * QN_ATT_PANEL * d floats. next: the rows that are read after these, of which the first QN_ATT_SOON are asked for. */
+#define QN_ATT_FEW_ROWS 8
+#define QN_ATT_SOON 32
+
+typedef void (*qn_att_stored_scores_fn)(const float *q, int64_t q_stride, const qn_att_stored *k, int64_t d,
+                                        int64_t keys, int64_t rows, float *s, float *scratch, qn_att_ahead next);
+typedef void (*qn_att_stored_values_fn)(const float *p, const qn_att_stored *v, int64_t d, int64_t keys, int64_t rows,
+                                        int start, float *o, qn_att_ahead next);
+
+/* Scales of codes, one every `stride` bytes, as those two take them. 0: a code is NaN or a scale so large that they
+ * cannot. */
+typedef int (*qn_att_ready_fn)(const qn_att_stored *codes, int64_t d, int64_t keys, const char *scales, int64_t stride,
+                               float *ready);
+
 typedef struct qn_att_set {
     qn_att_scores_fn scores;
     qn_att_softmax_fn softmax;
@@ -53,6 +80,9 @@ typedef struct qn_att_set {
     qn_att_merge_fn merge;
     qn_att_finish_fn finish;
     qn_att_transpose_fn transpose;
+    qn_att_stored_scores_fn stored_scores; /* NULL: the level has none of the three */
+    qn_att_stored_values_fn stored_values;
+    qn_att_ready_fn stored_ready;
 } qn_att_set;
 
 extern const qn_att_set qn_att__scalar, qn_att__avx2, qn_att__avx512;

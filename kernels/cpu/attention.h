@@ -1,6 +1,6 @@
 /* Attention parts (kernels/common/attention.h): outer products with the keys, or
  * the elements of v, in the lanes. Included once by attention.c of each folder,
- * after its vec.h. */
+ * after its vec.h. ATT_STORED: the folder has the functions for few rows. */
 #include "kernels/common/attention.h"
 #include "kernels/cpu/exp.h"
 #include "kernels/cpu/name.h"
@@ -164,4 +164,10 @@ const qn_att_set QN_NAME(att) = {.scores = att_scores,
                                  .values = att_values,
                                  .merge = att_merge,
                                  .finish = att_finish,
-                                 .transpose = att_transpose};
+                                 .transpose = att_transpose,
+#ifdef ATT_STORED
+                                 .stored_scores = stored_scores,
+                                 .stored_values = stored_values,
+                                 .stored_ready = stored_ready
+#endif
+};

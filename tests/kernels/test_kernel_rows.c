@@ -38,6 +38,10 @@ static const char *const batch_cases[] = {
     "attention m=17 n=130 k=40 e=3 g=3 causal=0",
     "attention m=17 n=300 k=64 e=6 g=2 out=bf16",
     "attention m=17 n=513 k=16 e=4 g=4 k=f16 v=f16",
+    "attention m=17 n=300 k=64 e=6 g=2 k=f16 v=f16",
+    "attention m=17 n=133 k=128 e=5 g=1 k=bf16 v=bf16",
+    "scaled_attention m=17 n=300 k=64 e=6 g=2",
+    "scaled_attention m=17 n=150 k=128 e=8 g=1 causal=0",
     "quantize_nvfp4 m=17 k=576 global_scale=1",
     "vq_mm m=17 n=37 k=584 out=f32",
     "vq_mm m=17 n=130 k=328 out=f32",
@@ -78,7 +82,8 @@ static void compare_row(const tensors *t, const qn_plan *plan, void *const batch
         if (!t->info->in[i].weight) {
             keep_row(&args.in[i].shape, &args.in[i].data, args.in[i].strides, row);
         }
-        if (t->desc.op == QN_OP_ATTENTION && i > 0 && t->desc.attr[QN_ATTR_CAUSAL].i) {
+        if ((t->desc.op == QN_OP_ATTENTION || t->desc.op == QN_OP_SCALED_ATTENTION) && i > 0 &&
+            t->desc.attr[QN_ATTR_CAUSAL].i) {
             args.in[i].shape.dims[0] -= BATCH - 1 - row;
         }
     }

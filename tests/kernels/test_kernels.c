@@ -321,6 +321,8 @@ static void special_values_travel_as_in_the_reference(void **state)
         "rope m=2 k=16 e=3",
         "attention m=4 n=70 k=16 e=4 g=2",
         "attention m=6 n=300 k=16 e=4 g=2",
+        "attention m=2 n=300 k=64 e=4 g=2 k=f16 v=f16",
+        "scaled_attention m=2 n=300 k=64 e=4 g=2",
     };
     qn_kernel_info k;
     with_specials = 1;

@@ -25,11 +25,12 @@ static int64_t queries_per_task(int64_t shared)
 static size_t scratch_parts(char *base, int64_t rows, int64_t d_pad, size_t own, qn_att_scratch *s)
 {
     size_t at = 0;
-    float **const parts[] = {&s->q,        &s->s,      &s->k,       &s->kt,      &s->v,     &s->part.max,
-                             &s->part.sum, &s->part.o, &s->all.max, &s->all.sum, &s->all.o, &s->own};
+    float **const parts[] = {&s->q,      &s->s,       &s->k,       &s->kt,    &s->v,      &s->part.max, &s->part.sum,
+                             &s->part.o, &s->all.max, &s->all.sum, &s->all.o, &s->scales, &s->own};
     const size_t r = (size_t)rows, d = (size_t)d_pad, row = qn_size_mul(r, d);
     const size_t panel = qn_size_mul(QN_ATT_PANEL, d), chunk = qn_size_mul(QN_ATT_CHUNK, d);
-    const size_t floats[] = {row, qn_size_mul(r, QN_ATT_CHUNK), panel, panel, chunk, r, r, row, r, r, row, own};
+    const size_t floats[] = {row, qn_size_mul(r, QN_ATT_CHUNK), panel, panel, chunk, r, r, row, r, r, row, QN_ATT_CHUNK,
+                             own};
     for (size_t i = 0; i < sizeof floats / sizeof *floats; i++) {
         *parts[i] = base ? (float *)(void *)(base + at) : NULL;
         at = qn_size_pad(qn_size_add(at, qn_size_mul(floats[i], 4)));
@@ -91,14 +92,37 @@ static qn_att_ahead ahead_of(const qn_att_job *job, int values, int64_t head, in
                           .count = qn_min_i64(count, job->keys - first)};
 }
 
-/* The parts of rows (query by query, shared heads inside) from the chunk at key `first`. next: the keys that are read
- * after it; none: nothing is asked for ahead. */
-static void do_chunk(const qn_att_job *job, int64_t head, int64_t t0, int64_t queries, int64_t first, qn_att_scratch *s,
-                     const qn_att_state *part, qn_att_ahead next)
+/* Whether few rows take keys or values as they are stored, which are then told. */
+static int take_stored(const qn_att_job *job, int values, int64_t head, int64_t first, int64_t count, int64_t rows,
+                       const qn_att_scratch *s, qn_att_stored *out)
+{
+    const qn_view *view = &job->args->in[values ? QN_ATT_V : QN_ATT_K];
+    const qn_view *scales = &job->args->in[values ? QN_ATT_V_SCALE : QN_ATT_K_SCALE];
+    if (!job->stored || !job->set->stored_scores || rows > QN_ATT_FEW_ROWS || job->d != job->d_pad) {
+        return 0;
+    }
+    *out = (qn_att_stored){.form = job->form,
+                           .rows = (const char *)view->data + first * view->strides[0] +
+                                   (view->shape.dims[1] > 1 ? head * view->strides[1] : 0),
+                           .stride = view->strides[0],
+                           .scales = s->scales};
+    return job->form != QN_ATT_E4M3 ||
+           job->set->stored_ready(out, job->d, count,
+                                  (const char *)scales->data + first * scales->strides[0] + head * 4,
+                                  scales->strides[0], s->scales);
+}
+
+/* The scores of `count` keys of a chunk. */
+static void chunk_scores(const qn_att_job *job, int64_t head, int64_t first, int64_t count, int64_t rows,
+                         qn_att_scratch *s, qn_att_ahead next)
 {
     const qn_att_set *set = job->set;
-    const int64_t shared = job->shared, rows = queries * shared;
-    const int64_t count = qn_min_i64(QN_ATT_CHUNK, visible_keys(job, t0 + queries - 1) - first);
+    qn_att_stored stored;
+    if (take_stored(job, 0, head, first, count, rows, s, &stored)) {
+        set->stored_scores(s->q, job->d_pad, &stored, job->d, count, rows, s->s, s->kt,
+                           next.rows ? ahead_of(job, 1, head, first, QN_ATT_SOON) : nothing);
+        return;
+    }
     for (int64_t k = 0; k < count; k += QN_ATT_PANEL) {
         int64_t stride;
         const float *const keys =
@@ -112,7 +136,53 @@ static void do_chunk(const qn_att_job *job, int64_t head, int64_t t0, int64_t qu
         }
         set->scores(s->q, job->d_pad, s->kt, job->d, rows, s->s + k, ahead);
     }
-    int64_t v_stride, hidden = 0; /* queries that see none of the chunk */
+}
+
+/* The values of a chunk: as floats, or as they are stored. */
+typedef struct chunk_values {
+    const float *floats;
+    int64_t stride;
+    int as_stored;
+    qn_att_stored stored;
+} chunk_values;
+
+static chunk_values values_of(const qn_att_job *job, int64_t head, int64_t first, int64_t count, int64_t rows,
+                              qn_att_scratch *s)
+{
+    chunk_values v = {0};
+    v.as_stored = take_stored(job, 1, head, first, count, rows, s, &v.stored);
+    if (!v.as_stored) {
+        v.floats = load_rows(job, 1, head, first, count, count, s, s->v, &v.stride);
+    }
+    return v;
+}
+
+/* Parts of rows from r on take in keys of the chunk from `from` on; from 0 on they begin. */
+static void add_values(const qn_att_job *job, const chunk_values *v, int64_t from, int64_t keys, int64_t r,
+                       int64_t rows, const qn_att_scratch *s, const qn_att_state *part, qn_att_ahead next)
+{
+    const float *const p = s->s + r * QN_ATT_CHUNK + from;
+    float *const o = part->o + r * job->d_pad;
+    if (v->as_stored) {
+        qn_att_stored stored = v->stored;
+        stored.rows += from * stored.stride;
+        stored.scales += from;
+        job->set->stored_values(p, &stored, job->d, keys, rows, from == 0, o, next);
+    } else {
+        job->set->values(p, v->floats + from * v->stride, v->stride, job->d_pad, keys, rows, from == 0, o, next);
+    }
+}
+
+/* The parts of rows (query by query, shared heads inside) from the chunk at key `first`. next: the keys that are read
+ * after it; none: nothing is asked for ahead. */
+static void do_chunk(const qn_att_job *job, int64_t head, int64_t t0, int64_t queries, int64_t first, qn_att_scratch *s,
+                     const qn_att_state *part, qn_att_ahead next)
+{
+    const qn_att_set *set = job->set;
+    const int64_t shared = job->shared, rows = queries * shared;
+    const int64_t count = qn_min_i64(QN_ATT_CHUNK, visible_keys(job, t0 + queries - 1) - first);
+    chunk_scores(job, head, first, count, rows, s, next);
+    int64_t hidden = 0; /* queries that see none of the chunk */
     for (int64_t t = 0; t < queries; t++) {
         const int64_t visible = qn_min_i64(count, visible_keys(job, t0 + t) - first);
         hidden += visible <= 0;
@@ -121,21 +191,18 @@ static void do_chunk(const qn_att_job *job, int64_t head, int64_t t0, int64_t qu
         }
     }
     /* what all see first; then each query's own rest */
-    const float *const v = load_rows(job, 1, head, first, count, count, s, s->v, &v_stride);
+    const chunk_values values = values_of(job, head, first, count, rows, s);
     const int64_t common = qn_min_i64(count, visible_keys(job, t0 + hidden) - first), r0 = hidden * shared;
     int64_t done = 0;
-    if (next.rows && job->in_place && common > QN_ATT_PANEL) { /* the first ones ask for the others */
-        done = QN_ATT_PANEL;
-        set->values(s->s + r0 * QN_ATT_CHUNK, v, v_stride, job->d_pad, done, rows - r0, 1, part->o + r0 * job->d_pad,
-                    ahead_of(job, 1, head, first + done, common - done));
+    if (next.rows && job->in_place && !values.as_stored && common > QN_ATT_PANEL) {
+        done = QN_ATT_PANEL; /* the first ones ask for the others */
+        add_values(job, &values, 0, done, r0, rows - r0, s, part, ahead_of(job, 1, head, first + done, common - done));
     }
-    set->values(s->s + r0 * QN_ATT_CHUNK + done, v + done * v_stride, v_stride, job->d_pad, common - done, rows - r0,
-                done == 0, part->o + r0 * job->d_pad, next);
+    add_values(job, &values, done, common - done, r0, rows - r0, s, part, next);
     for (int64_t t = hidden; t < queries; t++) {
-        const int64_t rest = qn_min_i64(count, visible_keys(job, t0 + t) - first) - common, r = t * shared;
+        const int64_t rest = qn_min_i64(count, visible_keys(job, t0 + t) - first) - common;
         if (rest > 0) {
-            set->values(s->s + r * QN_ATT_CHUNK + common, v + common * v_stride, v_stride, job->d_pad, rest, shared, 0,
-                        part->o + r * job->d_pad, nothing);
+            add_values(job, &values, common, rest, t * shared, shared, s, part, nothing);
         }
     }
 }

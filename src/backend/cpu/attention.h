@@ -25,6 +25,7 @@ typedef struct qn_att_state {
 typedef struct qn_att_scratch {
     float *q, *s, *k, *kt, *v;
     qn_att_state part, all;
+    float *scales;  /* of a chunk's codes, made ready */
     float *own;     /* own_floats of the source */
     int64_t recent; /* with a window: the first key that the task's queries read from the recent ones */
     int64_t key[2]; /* what the source has there; -1 at the start of a task */
@@ -47,10 +48,12 @@ struct qn_att_job {
     int causal;
     const char *lens; /* i32 of row `at` on: keys that each query sees, one more than the one before; NULL: causal */
     qn_att_load_fn load;
-    size_t row_bytes;   /* of a key's or value's row in the views of args, if load reads them there; 0: elsewhere */
-    int in_place;       /* load leaves them there */
-    const void *source; /* of load */
-    int64_t window;     /* 0: none */
+    size_t row_bytes; /* of a key's or value's row in the views of args, if load reads them there; 0: elsewhere */
+    int in_place;     /* load leaves them there */
+    int stored;       /* few rows may take them there: they are of this form */
+    qn_att_form form;
+    const void *source;        /* of load */
+    int64_t window;            /* 0: none */
     const qn_view *recents[2]; /* keys, values: [.., R, key heads, d]; offset in bytes of this job's */
     int64_t recent_at[2];
     size_t own_floats;

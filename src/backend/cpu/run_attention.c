@@ -47,6 +47,18 @@ static const float *load(const qn_att_job *job, int values, int64_t head, int64_
     return copy;
 }
 
+/* 0: few rows cannot take the format as it is stored. */
+static int form_of(qn_format format, qn_att_form *form)
+{
+    switch (format) {
+    case QN_F32: *form = QN_ATT_F32; return 1;
+    case QN_F16: *form = QN_ATT_F16; return 1;
+    case QN_BF16: *form = QN_ATT_BF16; return 1;
+    case QN_F8_E4M3: *form = QN_ATT_E4M3; return 1;
+    default: return 0;
+    }
+}
+
 static void att_run(const qn_kernel *kernel, const qn_run_call *call)
 {
     const qn_sizes *z = &call->sizes;
@@ -69,6 +81,7 @@ static void att_run(const qn_kernel *kernel, const qn_run_call *call)
         if (format == call->args->in[QN_ATT_V].shape.format && !job.window) {
             (void)qn_format_row_bytes(format, job.d, &job.row_bytes, NULL); /* refused: 0, nothing is asked for */
             job.in_place = format == QN_F32;
+            job.stored = form_of(format, &job.form);
         }
         qn_att_run(&job, call->workspace, call->exec);
     }
