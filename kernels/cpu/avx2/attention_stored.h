@@ -26,26 +26,26 @@ QN_INLINE int64_t form_bytes(const qn_att_form form)
 /* Sixteen elements as floats; codes times their scales. */
 QN_INLINE void tile_floats(const qn_att_form form, const char *p, const vf scales[2], vf out[2])
 {
-    const __m128i *const half = (const __m128i *)(const void *)p;
     switch (form) {
     case QN_ATT_F16:
-        out[0] = _mm256_cvtph_ps(_mm_loadu_si128(half));
-        out[1] = _mm256_cvtph_ps(_mm_loadu_si128(half + 1));
+        out[0] = vf_from_f16(p);
+        out[1] = vf_from_f16(p + 16);
         break;
     case QN_ATT_BF16:
-        out[0] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(half)), 16));
-        out[1] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(half + 1)), 16));
+        out[0] = vf_from_bf16(p);
+        out[1] = vf_from_bf16(p + 16);
         break;
-    case QN_ATT_E4M3: {
-        const __m256i words = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(half)), 7);
+    case QN_ATT_E4M3: { /* vf_from_e4m3 without NaN, its factor in the scales */
+        const __m128i codes = _mm_loadu_si128((const __m128i *)(const void *)p);
+        const __m256i words = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
         const __m256i bits = _mm256_and_si256(words, _mm256_set1_epi16((short)0xbfff));
         out[0] = _mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(bits)), scales[0]);
         out[1] = _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(bits, 1)), scales[1]);
         break;
     }
     default:
-        out[0] = _mm256_loadu_ps((const float *)(const void *)p);
-        out[1] = _mm256_loadu_ps((const float *)(const void *)p + 8);
+        out[0] = vf_load((const float *)(const void *)p);
+        out[1] = vf_load((const float *)(const void *)p + 8);
     }
 }
 
