@@ -1,4 +1,4 @@
-/* PTX as instructions: what ptx_parse.c makes of a text and ptx_run.c runs. */
+/* PTX as instructions: what ptx_parse.c makes of a text and ptx_run.c runs, with ptx_math.c, ptx_memory.c and ptx_warp.c. */
 #ifndef QN_TESTS_FAKE_PTX_CODE_H
 #define QN_TESTS_FAKE_PTX_CODE_H
 
