@@ -83,9 +83,16 @@ static const qn_kernel kernels[] = {
     LEVELS("vq_mm_fp_quip_e8p_fp", QN_VQ_QUIP_E8P),
     LEVELS("vq_mm_fp_vptq_fp", QN_VQ_VPTQ),
     LEVELS("vq_mm_fp_gptvq_fp", QN_VQ_GPTVQ),
-    {.name = "qn_vq_dequantize_codes_f32__scalar_rows", .op = QN_OP_VQ_DEQUANTIZE, .backend = QN_BACKEND_CPU,
-     .isa = QN_ISA_SCALAR, .mr = 1, .nr = 1, .status = "tested", .accepts = qn_vq_dequantize_accepts,
-     .workspace_bytes = qn_vq_dequantize_workspace_bytes, .run = qn_vq_dequantize_run},
+    {.name = "qn_vq_dequantize_codes_f32__scalar_rows",
+     .op = QN_OP_VQ_DEQUANTIZE,
+     .backend = QN_BACKEND_CPU,
+     .isa = QN_ISA_SCALAR,
+     .mr = 1,
+     .nr = 1,
+     .status = "tested",
+     .accepts = qn_vq_dequantize_accepts,
+     .workspace_bytes = qn_vq_dequantize_workspace_bytes,
+     .run = qn_vq_dequantize_run},
 };
 
 const qn_cpu_family qn_cpu_vq_family = {kernels, sizeof kernels / sizeof *kernels};
