@@ -119,7 +119,7 @@ static qn_status codebook_id(const qn_op_desc *desc, const qn_vq *vq, qn_error *
     int64_t found = 0;
     memcpy(&found, id->data, id->shape.format == QN_I64 ? 8 : 4);
     QN_FAIL_IF(found != want, error, QN_E_ARGUMENT,
-               "%s: codebook_id is %lld, expected %d, the codebook that the shape of Qidxs says",
+               "%s: codebook_id is %lld, expected %d, as the attribute codebook or the shape of Qidxs says",
                qn_op_get_info(desc->op)->name, (long long)found, want);
     return QN_OK;
 }

@@ -38,27 +38,39 @@ static double output_scale(const qn_vq *vq, int64_t i)
     return qn_vq_value(&vq->tensor[QN_VQ_SV], i, 1.0) * qn_vq_value(&vq->tensor[QN_VQ_WSCALE], 0, 1.0);
 }
 
+void qn_vq_input_row(const qn_vq *vq, int64_t row, double *value, double *scratch)
+{
+    qn_vq_decode_row(vq, row, value);
+    if (given(vq, QN_VQ_SU)) {
+        qn_hadamard(value, vq->k, 0, scratch);
+    }
+}
+
+void qn_vq_output_column(const qn_vq *vq, const double *rows, int64_t i, double *column, double *scratch)
+{
+    const double scale = input_scale(vq, i);
+    for (int64_t row = 0; row < vq->n; row++) {
+        column[row] = rows[row * vq->k + i];
+    }
+    if (given(vq, QN_VQ_SV)) {
+        qn_hadamard(column, vq->n, 0, scratch);
+    }
+    for (int64_t row = 0; row < vq->n; row++) {
+        column[row] = column[row] * output_scale(vq, row) * scale;
+    }
+}
+
 /* values: [n][k], then max(n, k) and n numbers of scratch. */
 static void transformed_weights(const qn_vq *vq, const qn_mut_view *w, double *values)
 {
-    const int64_t n = vq->n, k = vq->k;
-    double *const scratch = values + n * k, *const column = scratch + qn_max_i64(n, k);
-    for (int64_t row = 0; row < n; row++) {
-        qn_vq_decode_row(vq, row, values + row * k);
-        if (given(vq, QN_VQ_SU)) {
-            qn_hadamard(values + row * k, k, 0, scratch);
-        }
+    double *const scratch = values + vq->n * vq->k, *const column = scratch + qn_max_i64(vq->n, vq->k);
+    for (int64_t row = 0; row < vq->n; row++) {
+        qn_vq_input_row(vq, row, values + row * vq->k, scratch);
     }
-    for (int64_t i = 0; i < k; i++) {
-        const double scale = input_scale(vq, i);
-        for (int64_t row = 0; row < n; row++) {
-            column[row] = values[row * k + i];
-        }
-        if (given(vq, QN_VQ_SV)) {
-            qn_hadamard(column, n, 0, scratch);
-        }
-        for (int64_t row = 0; row < n; row++) {
-            ref_put_f32(ref_out_row(w, row), i, (float)(column[row] * output_scale(vq, row) * scale));
+    for (int64_t i = 0; i < vq->k; i++) {
+        qn_vq_output_column(vq, values, i, column, scratch);
+        for (int64_t row = 0; row < vq->n; row++) {
+            ref_put_f32(ref_out_row(w, row), i, (float)column[row]);
         }
     }
 }

@@ -84,4 +84,9 @@ void qn_vq_values(const qn_view *view, int64_t first, int64_t count, float *valu
 /* 1 when weights are transformed: SU or SV of quip_e8p. */
 int qn_vq_transformed(const qn_vq *vq);
 
+/* Transformed weights in two steps, of rows and of columns each on their own. A row of k, transformed along K where SU
+ * is given; scratch: k. Column i of rows [n][k] of those: its n weights, not rounded yet; scratch: n. */
+void qn_vq_input_row(const qn_vq *vq, int64_t row, double *value, double *scratch);
+void qn_vq_output_column(const qn_vq *vq, const double *rows, int64_t i, double *column, double *scratch);
+
 #endif

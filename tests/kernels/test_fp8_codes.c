@@ -175,11 +175,11 @@ static void test_one_scale(void **state)
 }
 
 /* Groups that a level may do from registers between others: zeros, NaN, infinities, largest magnitudes at the limits of
- * the scales' floor, of what is divided by multiplication and of the format. */
+ * the scales' floors, of what is divided by multiplication and of the format. */
 static void compare_odd(const char *text, int64_t m, int64_t k)
 {
-    static const uint16_t tops[] = {0x3f80, 0x0000, 0x7fc0, 0x7f80, 0x2edb, 0x2edc, 0x0001, 0x617f,
-                                    0x6180, 0x61df, 0x61e0, 0x61e1, 0x7f7f, 0x40a1, 0x3f60, 0x3f61};
+    static const uint16_t tops[] = {0x3f80, 0x0000, 0x7fc0, 0x7f80, 0x2edb, 0x2edc, 0x0001, 0x617f, 0x6180, 0x61df,
+                                    0x61e0, 0x61e1, 0x7f7f, 0x40a1, 0x3f60, 0x3f61, 0x3aff, 0x3b00, 0x3b01};
     uint16_t *x = malloc((size_t)(m * k) * 2);
     assert_non_null(x);
     for (int64_t r = 0; r < m; r++) {
@@ -209,8 +209,11 @@ static void test_odd_groups(void **state)
         char text[160];
         snprintf(text, sizeof text, "quantize_fp8 m=300 k=4500 granularity=group x=bf16%s", attributes[a]);
         compare_odd(text, 300, 4500);
-        snprintf(text, sizeof text, "quantize_fp8 m=2190 k=300 granularity=block x=bf16%s", attributes[a]);
-        compare_odd(text, 2190, 300);
+        snprintf(text, sizeof text, "quantize_fp8 m=2500 k=300 granularity=block x=bf16%s", attributes[a]);
+        compare_odd(text, 2500, 300);
+        /* rows as long as a group: of them the scale has the floor */
+        snprintf(text, sizeof text, "quantize_fp8 m=2500 k=128 granularity=token x=bf16%s", attributes[a]);
+        compare_odd(text, 2500, 128);
     }
 }
 

@@ -1,7 +1,8 @@
-/* Registry of the matmuls by vector-quantised weights. fp stands for f32, f16 or
+/* Registry of the matmuls by vector-quantised weights, and of their decoding. fp stands for f32, f16 or
  * bf16: activations are widened to f32 first and outputs rounded once. */
 #include "backend/cpu/families.h"
 #include "backend/cpu/run_vq_books.h"
+#include "backend/cpu/run_vq_dequantize.h"
 #include "backend/cpu/run_vq_lattice.h"
 #include "backend/cpu/run_vq_sums.h"
 #include "backend/cpu/run_vq_tiles.h"
@@ -82,6 +83,16 @@ static const qn_kernel kernels[] = {
     LEVELS("vq_mm_fp_quip_e8p_fp", QN_VQ_QUIP_E8P),
     LEVELS("vq_mm_fp_vptq_fp", QN_VQ_VPTQ),
     LEVELS("vq_mm_fp_gptvq_fp", QN_VQ_GPTVQ),
+    {.name = "qn_vq_dequantize_codes_f32__scalar_rows",
+     .op = QN_OP_VQ_DEQUANTIZE,
+     .backend = QN_BACKEND_CPU,
+     .isa = QN_ISA_SCALAR,
+     .mr = 1,
+     .nr = 1,
+     .status = "tested",
+     .accepts = qn_vq_dequantize_accepts,
+     .workspace_bytes = qn_vq_dequantize_workspace_bytes,
+     .run = qn_vq_dequantize_run},
 };
 
 const qn_cpu_family qn_cpu_vq_family = {kernels, sizeof kernels / sizeof *kernels};

@@ -194,7 +194,8 @@ static void choose_groups(quantize_job *job)
 {
     const float most = job->most * 0x1p60f; /* of a scale that is tame */
     uint32_t least_top, most_top;
-    const float least = job->ue8m0 ? job->most * 1e-10f : job->bounds.least_top; /* of a scale, or of a magnitude */
+    const float bottom = job->most * job->bounds.least_scale; /* a magnitude with the least scale */
+    const float least = fmaxf(bottom, job->ue8m0 ? job->most * 1e-10f : job->bounds.least_top);
     memcpy(&least_top, &least, 4);
     memcpy(&most_top, job->bounds.most_top < most ? &job->bounds.most_top : &most, 4);
     job->groups = (qn_rows_fp8_groups){.entries = qn_fp8_steps_of,
