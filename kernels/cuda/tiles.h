@@ -7,7 +7,8 @@
  *   STORE     1: tiles leave through the copy engine, see stage_rows, ROOM columns of a product at a time (all unless
  *             said); 2: out of the ring, see store_held;  BAND  tiles of M walked together
  *   TOLD      1: the loading thread says which tile comes, see tell
- *   OUT       0 bf16, 1 f16, 2 f32;  LAYOUT  0 one matrix, 1 offsets, 2 masked, as block_scaled_mm.cu explains */
+ *   OUT       0 bf16, 1 f16, 2 f32;  LAYOUT  0 one matrix, 1 offsets, 2 masked, as block_scaled_mm.cu explains
+ *   KEEP      1: rows of d that a masked group does not have are not written (0 unless said) */
 #ifndef QN_KERNELS_CUDA_TILES_H
 #define QN_KERNELS_CUDA_TILES_H
 
@@ -19,10 +20,16 @@
 #ifndef SPLIT
 #define SPLIT 1
 #endif
+#ifndef KEEP
+#define KEEP 0
+#endif
 
 #define ONE 0
 #define OFFSETS 1
 #define MASKED 2
+
+/* Rows below a group's are another's or kept: what it has of a box of 64 leaves row by row. */
+#define BY_ROWS (LAYOUT == OFFSETS || KEEP)
 
 /* First row in the tile of a warpgroup's product. Masked groups are often smaller than a tile: there the warpgroups'
  * products alternate, so that whole ones can be left out of both. */
@@ -478,8 +485,8 @@ DEV void stage_rows(u32 at, const float *sums, int columns, u32 warp, u32 lane)
 #endif
 }
 
-#if LAYOUT == OFFSETS
-/* A warp's rows of a box by its lanes, as far as the group has them: below lie another's. `row` and `column` are the
+#if BY_ROWS
+/* A warp's rows of a box by its lanes, as far as the group has them. `row` and `column` are the
  * box's first, `d` is the group's first row. */
 DEV void store_part(const extent *p, const walk *w, u32 box, char *d, i64 d_row, int row, int column, u32 warp,
                     u32 lane)
@@ -525,7 +532,7 @@ DEV void store_held(const ring *r, u32 last, const extent *p, const walk *w, con
         tensor_store_commit();
     }
     __syncwarp();
-#if LAYOUT == OFFSETS
+#if BY_ROWS
     if (which != whole) {
         for (u32 i = 0; i < 2 * WAVES; i++) {
             const u32 row = PRODUCT_ROW(group, i / 2);
@@ -592,7 +599,7 @@ DEV void store_boxes(const extent *p, const walk *w, const tensor_map *d_map, u3
             }
             tensor_store_commit();
         }
-#if LAYOUT == OFFSETS
+#if BY_ROWS
         for (u32 i = 0; which != whole && i < WAVES * (ROOM / BOX); i++) {
             const u32 row = PRODUCT_ROW(group, i / (ROOM / BOX)), part = i % (ROOM / BOX);
             if ((which & ~whole) >> (i / (ROOM / BOX)) & 1) {
@@ -652,7 +659,7 @@ DEV void store_products(const extent *p, const walk *w, char *d, i64 d_row, floa
     }
 }
 
-#if STORE && LAYOUT == MASKED
+#if STORE && LAYOUT == MASKED && !KEEP
 /* Zeros in the lane's rows of a product that are not among the next `left`, as d has them there. */
 DEV void clear_rows(float *sums, int left)
 {
@@ -666,7 +673,7 @@ DEV void clear_rows(float *sums, int left)
 }
 #endif
 
-/* A warpgroup's products to d: by boxes where they may be, as rows of another group below may not be touched. `last`:
+/* A warpgroup's products to d: by boxes where they may be, see BY_ROWS. `last`:
  * the tile's last stage. */
 DEV void store_tile(const ring *r, u32 last, const extent *p, const walk *w, const tensor_map *d_map, u32 staging,
                     char *d, i64 d_row, float sums[WAVES][BN / 2], u32 group, u32 warp, u32 lane)
@@ -677,8 +684,8 @@ DEV void store_tile(const ring *r, u32 last, const extent *p, const walk *w, con
     for (int v = 0; v < WAVES; v++) {
         const int row = w->row + (int)PRODUCT_ROW(group, v);
         which |= (u32)(row < w->rows) << v;
-        whole |= (u32)(LAYOUT == OFFSETS ? row + 64 <= w->rows : row < w->rows) << v;
-#if LAYOUT == MASKED
+        whole |= (u32)(BY_ROWS ? row + 64 <= w->rows : row < w->rows) << v;
+#if LAYOUT == MASKED && !KEEP
         if (row < w->rows && w->rows < row + 64) {
             clear_rows(sums[v], w->rows - row - (int)(warp * 16 + lane / 4));
         }
