@@ -519,8 +519,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                        int tail, int constant)
 {
     extern __shared__ char shared[];
-    const problem p = {{groups, m, n, k, experts, low}, scale_a, scale_b, scale_a_row,  scale_a_block,
-                       scale_a_group,                   scale_b_row, scale_b_group, d, d_row, d_group};
+    problem p = {{groups, m, n, k, experts, low}, scale_a, scale_b, scale_a_row,  scale_a_block,
+                 scale_a_group,                   scale_b_row, scale_b_group, d, d_row, d_group};
     const rings r = rings_at(shared_address(shared));
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int few = LAYOUT == ONE && BM <= 128 && m <= BM; /* one row of tiles */
@@ -580,6 +580,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         REGISTERS_GIVE(40);
 #elif GROUPS == 3
         REGISTERS_GIVE(56);
+#endif
+#if HALVES
+        if (warp < 2) {
+            cut_last(&p.size, lane);
+        }
 #endif
         if (warp == 0 && lane == 0) {
             load_tiles(&p.size, &r.tiles, &a_map, &b_map, early);
