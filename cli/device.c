@@ -48,6 +48,12 @@ static int place(device_run_state *s, const qn_shape *shape, size_t bytes, const
     return code;
 }
 
+/* Whether results keep what was there before in some rows. */
+static int keeps_rows(const qn_op_desc *desc)
+{
+    return desc->op == QN_OP_GROUPED_BLOCK_SCALED_MM && desc->attr[QN_ATTR_TAIL].i == QN_TAIL_KEEP;
+}
+
 static int place_operands(device_run_state *s, const qn_args *args, device_operands *o)
 {
     const qn_op_info *info = qn_op_get_info(qn_plan_desc(s->plan)->op);
@@ -65,7 +71,7 @@ static int place_operands(device_run_state *s, const qn_args *args, device_opera
         if (v->shape.format == QN_FORMAT_NONE)
             continue;
         void **memory = &o->memory[QN_MAX_IN + i];
-        code = place(s, &v->shape, 0, NULL, memory, o);
+        code = place(s, &v->shape, 0, keeps_rows(qn_plan_desc(s->plan)) ? v->data : NULL, memory, o);
         if (!code)
             o->args.out[i] = qn_mut_view_make(*memory, &v->shape);
     }

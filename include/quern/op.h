@@ -93,6 +93,7 @@ typedef enum qn_attr {
     QN_ATTR_BITS,            /* of a KV code */
     QN_ATTR_ROPE_THETA,      /* float; 0: keys need no rotation */
     QN_ATTR_WINDOW,          /* recent keys that are read from k_recent, v_recent; 0: none */
+    QN_ATTR_TAIL,            /* qn_tail: rows of d that belong to no group */
     QN_ATTR_COUNT
 } qn_attr;
 
@@ -105,6 +106,7 @@ typedef enum qn_rule { QN_RULE_CEIL = 0, QN_RULE_OCP, QN_RULE_EVEN } qn_rule;
 typedef enum qn_quant_format { QN_QUANT_FP8 = 0, QN_QUANT_INT8, QN_QUANT_NVFP4, QN_QUANT_MXFP4 } qn_quant_format;
 typedef enum qn_out { QN_OUT_BF16 = 0, QN_OUT_F16, QN_OUT_F32 } qn_out;
 typedef enum qn_layout { QN_LAYOUT_OFFSETS = 0, QN_LAYOUT_MASKED } qn_layout;
+typedef enum qn_tail { QN_TAIL_ZEROS = 0, QN_TAIL_KEEP } qn_tail;
 typedef enum qn_vq_format { QN_VQ_AQLM = 0, QN_VQ_QUIP_E8P, QN_VQ_VPTQ, QN_VQ_GPTVQ } qn_vq_format;
 typedef enum qn_vq_codebook { QN_VQ_CODEBOOK_AUTO = 0, QN_VQ_E8P12, QN_VQ_E8P12RVQ3B, QN_VQ_E8P12RVQ4B } qn_vq_codebook;
 typedef enum qn_vq_level {

@@ -31,6 +31,7 @@
  *     OUT     0 bf16, 1 f16, 2 f32
  *     LAYOUT  0 one matrix; 1 offsets: rows groups[e] to groups[e+1] of A and D belong to b[e];
  *             2 masked: groups[e] rows of a[e] and d[e] count
+ *     KEEP    1: masked, and tail is 2; else 0
  *   Tensor maps, 3-D, swizzle 128B, no interleave, fill with zeros
  *     a  UINT8, sizes {K, rows, groups}: {K, M, 1}, {K, Mtot, 1} or {K, Mmax, E}; box {128, BM / CLUSTER, 1},
  *        masked {128, 64, 1}
@@ -42,9 +43,9 @@
  *     scale_a[row * scale_a_row + kb * scale_a_block + e * scale_a_group] (e only if masked): both scale layouts
  *     scale_b[nb * scale_b_row + kb + e * scale_b_group]; groups: NULL for one matrix; m: rows of one matrix, Mtot or
  *     Mmax; low: groups of no more rows than that are left out, and their strips must be launched next: they do not
- *     wait for this kernel, only for those ahead of it; zero 1: rows of d that belong to no group become zeros (for one
- *     matrix low and zero are 0); constant 1: kernels ahead in the stream do not write b, which is then read before they
- *     end (one matrix only)
+ *     wait for this kernel, only for those ahead of it; tail 1: rows of d that belong to no group become zeros, 2: they
+ *     stay as they are (for one matrix low and tail are 0); constant 1: kernels ahead in the stream do not write b,
+ *     which is then read before they end (one matrix only)
  *   Launch
  *     block 128 + 128 GROUPS, grid = min(multiprocessors, tiles * CLUSTER) rounded down to CLUSTER, or tiles * SPLIT,
  *     cluster {CLUSTER * SPLIT, 1, 1}; may be launched with programmatic stream serialization
@@ -515,11 +516,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                        const __grid_constant__ tensor_map d_map, const float *scale_a, i64 scale_a_row,
                        i64 scale_a_block, i64 scale_a_group, const float *scale_b, i64 scale_b_row, i64 scale_b_group,
                        char *d, i64 d_row, i64 d_group, const int *groups, int m, int n, int k, int experts, int low,
-                       int zero, int constant)
+                       int tail, int constant)
 {
     extern __shared__ char shared[];
-    const problem p = {{groups, m, n, k, experts, low}, scale_a, scale_b, scale_a_row,  scale_a_block,
-                       scale_a_group,                   scale_b_row, scale_b_group, d, d_row, d_group};
+    problem p = {{groups, m, n, k, experts, low}, scale_a, scale_b, scale_a_row,  scale_a_block,
+                 scale_a_group,                   scale_b_row, scale_b_group, d, d_row, d_group};
     const rings r = rings_at(shared_address(shared));
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int few = LAYOUT == ONE && BM <= 128 && m <= BM; /* one row of tiles */
@@ -580,13 +581,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #elif GROUPS == 3
         REGISTERS_GIVE(56);
 #endif
+#if HALVES
+        if (warp < 2) {
+            cut_last(&p.size, lane);
+        }
+#endif
         if (warp == 0 && lane == 0) {
             load_tiles(&p.size, &r.tiles, &a_map, &b_map, early);
         } else if (warp == 1) {
             load_scales(&p, &r, thread_index() % 32);
         }
 #if LAYOUT != ONE
-        else if (warp > 1 && zero) {
+        else if (warp > 1 && tail == TAIL_ZEROS) {
             zero_rest(d, d_row, d_group, OUT_BYTES, LAYOUT == MASKED, groups, experts, m, n,
                       (int)(blockIdx.x * 2 + warp - 2), (int)gridDim.x * 2, lane);
         }

@@ -8,7 +8,7 @@
  *   Arguments: a[row * a_row + k + e * a_group (masked)], b[n * b_row + k + e * b_group], the rest as there
  *   Launch: block 256, no dynamic shared memory, grid {ceil(N / 64), y, z}: y = ceil(M / 64), z = 1 for one matrix;
  *           y = ceil(Mtot / 64) + E, z = 1 for offsets; y = ceil(Mmax / 64), z = E for masked
- *   Rows of d that belong to no group become zeros. */
+ *   tail: rows of d that belong to no group become zeros (1) or stay as they are (2). */
 #include "groups.h"
 
 #define ONE 0
@@ -41,14 +41,16 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     qn_block_scaled_mm_plain(const u8 *a, i64 a_row, i64 a_group, const u8 *b, i64 b_row, i64 b_group,
                              const float *scale_a, i64 scale_a_row, i64 scale_a_block, i64 scale_a_group,
                              const float *scale_b, i64 scale_b_row, i64 scale_b_group, void *d, i64 d_row,
-                             i64 d_group, const int *groups, int m, int n, int k, int experts)
+                             i64 d_group, const int *groups, int m, int n, int k, int experts, int tail)
 {
     __shared__ float a_tile[STEP][TILE + 1], b_tile[STEP][TILE + 1];
     int group = 0, first = 0, rows = m, tile = (int)blockIdx.y;
 #if LAYOUT != ONE
     const u32 block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
-    zero_rest((char *)d, d_row, d_group, OUT == 2 ? 4 : 2, LAYOUT == MASKED, groups, experts, m, n,
-              (int)(block * 8 + threadIdx.x / 32), (int)(gridDim.x * gridDim.y * gridDim.z * 8), threadIdx.x % 32);
+    if (tail == TAIL_ZEROS) {
+        zero_rest((char *)d, d_row, d_group, OUT == 2 ? 4 : 2, LAYOUT == MASKED, groups, experts, m, n,
+                  (int)(block * 8 + threadIdx.x / 32), (int)(gridDim.x * gridDim.y * gridDim.z * 8), threadIdx.x % 32);
+    }
 #endif
 #if LAYOUT == OFFSETS
     for (;; group++) {

@@ -23,8 +23,8 @@
  *               as its map asks; 0: lanes store, d of any alignment
  *     OUT, LAYOUT  as in block_scaled_mm.cu
  *   Tensor maps as there, with box {128, ROWS / PAIR, 1} for a and {128, 64 * GROUPS, 1} for b; d: any without STORE
- *   Arguments as there (constant: for one matrix), and high: groups of more rows are left out too; zero 0 (groups): the
- *     kernel of their tiles is launched before, and lets this one begin when what both read is there
+ *   Arguments as there (constant: for one matrix), and high: groups of more rows are left out too; tail 0 (groups):
+ *     the kernel of their tiles is launched before, and lets this one begin when what both read is there
  *   Launch
  *     block 128 * GROUPS * TEAMS + 64, or + 128 for one matrix with more than 32 ROWS, OCCUPANCY 1 and at least
  *     3 TEAMS stages; cluster {PAIR * SPLIT, 1, 1},
@@ -605,7 +605,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
                               const __grid_constant__ tensor_map d_map, const float *scale_a, i64 scale_a_row,
                               i64 scale_a_block, i64 scale_a_group, const float *scale_b, i64 scale_b_row,
                               i64 scale_b_group, char *d, i64 d_row, i64 d_group, const int *groups, int m, int n,
-                              int k, int experts, int low, int zero, int constant, int high)
+                              int k, int experts, int low, int tail, int constant, int high)
 {
     extern __shared__ __align__(1024) char shared[]; /* as swizzles want: room to align it would cost a stage */
     rings ring;
@@ -669,7 +669,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
 #endif
     }
 #if LAYOUT != ONE
-    if (warp == CONSUMERS / 32 + 1 && zero) {
+    if (warp == CONSUMERS / 32 + 1 && tail != TAIL_BEFORE) {
         ask_for_first(&a_map, &b_map, groups, experts, n, blocks, lane);
     }
 #endif
@@ -688,10 +688,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
     grid_wait();
     __syncthreads(); /* the barriers are there */
 #else
-    if (zero) { /* else there is nothing to wait for, but that the kernel of the tiles ends before this one does */
+    if (tail != TAIL_BEFORE) { /* else there is nothing to wait for, but that the tiles' kernel ends before this one */
         grid_wait();
     }
-    if (!__syncthreads_or(zero || has_strips(groups, experts, low, high))) {
+    if (!__syncthreads_or(tail != TAIL_BEFORE || has_strips(groups, experts, low, high))) {
         if (blockIdx.x == 0) {
             grid_wait();
         }
@@ -719,7 +719,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, OCCUPANCY)
     } else {
         place at = {0, 0};
 #if LAYOUT != ONE
-        if (zero) { /* while the first tiles are on their way */
+        if (tail == TAIL_ZEROS) { /* while the first tiles are on their way */
             zero_rest(d, d_row, d_group, OUT_BYTES, LAYOUT == MASKED, groups, experts, m, n,
                       (int)(blockIdx.x * (CONSUMERS / 32) + warp), (int)(gridDim.x * (CONSUMERS / 32)), lane);
         }

@@ -1,8 +1,13 @@
-/* Rows of d that belong to no group of a grouped product: its kernels write zeros there. */
+/* Rows of d that belong to no group of a grouped product. */
 #ifndef QN_KERNELS_CUDA_GROUPS_H
 #define QN_KERNELS_CUDA_GROUPS_H
 
 #include "ptx.h"
+
+/* What becomes of them: the launch before takes care of it, and waits for what is ahead; zeros; nothing. */
+#define TAIL_BEFORE 0
+#define TAIL_ZEROS 1
+#define TAIL_KEEP 2
 
 /* Rows [from, to) of d; strides and n in elements of `bytes`, 2 or 4. Rows go to `workers` warps in turn, over all
  * calls: *turn is how many came before. */

@@ -7,7 +7,8 @@
  *   STORE     1: tiles leave through the copy engine, see stage_rows, ROOM columns of a product at a time (all unless
  *             said); 2: out of the ring, see store_held;  BAND  tiles of M walked together
  *   TOLD      1: the loading thread says which tile comes, see tell
- *   OUT       0 bf16, 1 f16, 2 f32;  LAYOUT  0 one matrix, 1 offsets, 2 masked, as block_scaled_mm.cu explains */
+ *   OUT       0 bf16, 1 f16, 2 f32;  LAYOUT  0 one matrix, 1 offsets, 2 masked, as block_scaled_mm.cu explains
+ *   KEEP      1: rows of d that a masked group does not have are not written (0 unless said) */
 #ifndef QN_KERNELS_CUDA_TILES_H
 #define QN_KERNELS_CUDA_TILES_H
 
@@ -19,10 +20,16 @@
 #ifndef SPLIT
 #define SPLIT 1
 #endif
+#ifndef KEEP
+#define KEEP 0
+#endif
 
 #define ONE 0
 #define OFFSETS 1
 #define MASKED 2
+
+/* Rows below a group's are another's or kept: what it has of a box of 64 leaves row by row. */
+#define BY_ROWS (LAYOUT == OFFSETS || KEEP)
 
 /* First row in the tile of a warpgroup's product. Masked groups are often smaller than a tile: there the warpgroups'
  * products alternate, so that whole ones can be left out of both. */
@@ -32,11 +39,20 @@
 #define PRODUCT_ROW(group, v) (64 * (WAVES * (group) + (v)))
 #endif
 
+/* 1: the tiles of a last round that would leave half of the grid or more without one are cut, an upper and a lower
+ * half, so that it takes about 0.6 of a round. */
+#ifndef HALVES
+#define HALVES (LAYOUT == MASKED && WAVES == 2)
+#endif
+
 /* What there is to compute. */
 typedef struct extent {
     const int *groups;
     int m, n, k, experts;
     int low; /* groups of no more rows than this are left out */
+#if HALVES
+    int whole, halved; /* so many tiles, then so many that are cut */
+#endif
 } extent;
 
 /* Where a block stands in the list of tiles, and the tile in hand. */
@@ -73,9 +89,16 @@ DEV u32 row_tiles_of(const walk *w, u32 *from)
 #endif
 }
 
+/* Tiles are counted from the first one that is cut on. */
+#if HALVES
+#define FIRST_TILE(p) (p)->whole
+#else
+#define FIRST_TILE(p) 0
+#endif
+
 DEV void walk_start(walk *w, const extent *p)
 {
-    w->next = (int)blockIdx.x / (CLUSTER * SPLIT);
+    w->next = (int)blockIdx.x / (CLUSTER * SPLIT) - FIRST_TILE(p);
     w->begin = 0;
     w->first = 0;
 #if LAYOUT == ONE
@@ -86,7 +109,7 @@ DEV void walk_start(walk *w, const extent *p)
 #else
     w->group = -1;
     w->rows = 0;
-    w->end = 0;
+    w->end = -FIRST_TILE(p);
     w->heights = 1 << MOST_HEIGHT;
 #endif
 }
@@ -126,10 +149,33 @@ DEV int walk_groups(walk *w, const extent *p)
 }
 #endif
 
+#if HALVES
+/* A warp: which tiles are cut. */
+DEV void cut_last(extent *p, u32 lane)
+{
+    const u32 grid = gridDim.x / CLUSTER;
+    u32 tiles = 0;
+    for (int e = (int)lane; e < p->experts; e += 32) {
+        const int rows = __ldg(p->groups + e);
+        tiles += rows > p->low ? (u32)(rows + BM - 1) / BM : 0;
+    }
+    tiles = __reduce_add_sync(~0u, tiles) * columns_of(p);
+    p->halved = 2 * (tiles % grid) <= grid ? (int)(tiles % grid) : 0;
+    p->whole = (int)tiles - p->halved;
+}
+#endif
+
 /* To the next tile of this block; 0 at the end. The order is the same for every role. */
 DEV int walk_on(walk *w, const extent *p)
 {
+#if HALVES
+    const int over = w->next, index = over < 0 ? over : over / 2;
+    if (over >= 2 * p->halved) {
+        return 0;
+    }
+#else
     const int index = w->next;
+#endif
     w->next += (int)gridDim.x / (CLUSTER * SPLIT);
 #if LAYOUT != ONE
     while (index >= w->end) {
@@ -154,7 +200,15 @@ DEV int walk_on(walk *w, const extent *p)
 #else
     w->column = (int)column * BN;
 #endif
+#if HALVES
+    if (over >= 0) { /* the block's last tile: what has changed here is not asked for again */
+        w->row += over % 2 * (BM / 2);
+        w->rows = w->rows < w->row + BM / 2 ? w->rows : w->row + BM / 2;
+    }
+    return w->row < w->rows;
+#else
     return 1;
+#endif
 }
 
 /* The k-blocks of this block: [first, end). */
@@ -478,8 +532,8 @@ DEV void stage_rows(u32 at, const float *sums, int columns, u32 warp, u32 lane)
 #endif
 }
 
-#if LAYOUT == OFFSETS
-/* A warp's rows of a box by its lanes, as far as the group has them: below lie another's. `row` and `column` are the
+#if BY_ROWS
+/* A warp's rows of a box by its lanes, as far as the group has them. `row` and `column` are the
  * box's first, `d` is the group's first row. */
 DEV void store_part(const extent *p, const walk *w, u32 box, char *d, i64 d_row, int row, int column, u32 warp,
                     u32 lane)
@@ -525,7 +579,7 @@ DEV void store_held(const ring *r, u32 last, const extent *p, const walk *w, con
         tensor_store_commit();
     }
     __syncwarp();
-#if LAYOUT == OFFSETS
+#if BY_ROWS
     if (which != whole) {
         for (u32 i = 0; i < 2 * WAVES; i++) {
             const u32 row = PRODUCT_ROW(group, i / 2);
@@ -592,7 +646,7 @@ DEV void store_boxes(const extent *p, const walk *w, const tensor_map *d_map, u3
             }
             tensor_store_commit();
         }
-#if LAYOUT == OFFSETS
+#if BY_ROWS
         for (u32 i = 0; which != whole && i < WAVES * (ROOM / BOX); i++) {
             const u32 row = PRODUCT_ROW(group, i / (ROOM / BOX)), part = i % (ROOM / BOX);
             if ((which & ~whole) >> (i / (ROOM / BOX)) & 1) {
@@ -652,7 +706,7 @@ DEV void store_products(const extent *p, const walk *w, char *d, i64 d_row, floa
     }
 }
 
-#if STORE && LAYOUT == MASKED
+#if STORE && LAYOUT == MASKED && !KEEP
 /* Zeros in the lane's rows of a product that are not among the next `left`, as d has them there. */
 DEV void clear_rows(float *sums, int left)
 {
@@ -666,7 +720,7 @@ DEV void clear_rows(float *sums, int left)
 }
 #endif
 
-/* A warpgroup's products to d: by boxes where they may be, as rows of another group below may not be touched. `last`:
+/* A warpgroup's products to d: by boxes where they may be, see BY_ROWS. `last`:
  * the tile's last stage. */
 DEV void store_tile(const ring *r, u32 last, const extent *p, const walk *w, const tensor_map *d_map, u32 staging,
                     char *d, i64 d_row, float sums[WAVES][BN / 2], u32 group, u32 warp, u32 lane)
@@ -677,8 +731,8 @@ DEV void store_tile(const ring *r, u32 last, const extent *p, const walk *w, con
     for (int v = 0; v < WAVES; v++) {
         const int row = w->row + (int)PRODUCT_ROW(group, v);
         which |= (u32)(row < w->rows) << v;
-        whole |= (u32)(LAYOUT == OFFSETS ? row + 64 <= w->rows : row < w->rows) << v;
-#if LAYOUT == MASKED
+        whole |= (u32)(BY_ROWS ? row + 64 <= w->rows : row < w->rows) << v;
+#if LAYOUT == MASKED && !KEEP
         if (row < w->rows && w->rows < row + 64) {
             clear_rows(sums[v], w->rows - row - (int)(warp * 16 + lane / 4));
         }

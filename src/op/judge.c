@@ -40,11 +40,13 @@ static int is_exact(const qn_op_desc *desc)
     return op != QN_OP_RMSNORM && op != QN_OP_ROPE && op != QN_OP_ATTENTION && op != QN_OP_SCALED_ATTENTION;
 }
 
-static void judge_exact(const qn_view *want, const qn_view *got, int32_t slot, qn_case_result *result)
+/* Rows [first, end) of an output, bit for bit. */
+static void judge_exact(const qn_view *want, const qn_view *got, int32_t slot, int64_t first, int64_t end,
+                        qn_case_result *result)
 {
-    const int64_t rows = rows_of(&want->shape), columns = columns_of(&want->shape);
+    const int64_t columns = columns_of(&want->shape);
     const int64_t size = qn_format_get_info(want->shape.format)->block_bytes;
-    for (int64_t r = 0; r < rows; r++) {
+    for (int64_t r = first; r < end; r++) {
         const char *a = row_of(want, r), *b = row_of(got, r);
         for (int64_t c = 0; c < columns; c++) {
             if (memcmp(a + c * size, b + c * size, (size_t)size) != 0) {
@@ -248,11 +250,18 @@ static void judge_product(const qn_op_desc *desc, qn_sums sums, const qn_sizes *
     }
 }
 
-/* Rows [first, end) of an output, of expert e where it has three dimensions: zeros. */
-static void judge_zeros(const qn_view *got, int64_t e, int64_t first, int64_t end, qn_case_result *result)
+/* Rows [first, end) of an output, of expert e where it has three dimensions, that belong to no group: zeros, or the
+ * bytes that were there before, which are the same in both. */
+static void judge_tail(const qn_op_desc *desc, const qn_view *want, const qn_view *got, int64_t e, int64_t first,
+                       int64_t end, qn_case_result *result)
 {
     const int three = got->shape.ndim == 3;
     const int64_t columns = columns_of(&got->shape);
+    if (desc->attr[QN_ATTR_TAIL].i == QN_TAIL_KEEP) {
+        const int64_t at = three ? e * got->shape.dims[1] : 0;
+        judge_exact(want, got, 0, at + first, at + end, result);
+        return;
+    }
     for (int64_t m = first; m < end; m++) {
         for (int64_t n = 0; n < columns; n++) {
             const double y = element(got->shape.format, three ? ref_row3(got, e, m) : ref_row(got, m), n);
@@ -275,12 +284,12 @@ static void judge_matmul(const qn_op_desc *desc, qn_sums sums, const qn_sizes *s
         const int64_t end = masked ? ref_i32(in[QN_BMM_MASKED_M].data, e) : ref_i32(in[QN_BMM_OFFSETS].data, e + 1);
         judge_product(desc, sums, sizes, want, got, in, e, first, end, result);
         if (masked) {
-            judge_zeros(got, e, end, sizes->m, result);
+            judge_tail(desc, want, got, e, end, sizes->m, result);
         }
     }
     if (!masked) {
-        judge_zeros(got, 0, 0, ref_i32(in[QN_BMM_OFFSETS].data, 0), result);
-        judge_zeros(got, 0, ref_i32(in[QN_BMM_OFFSETS].data, sizes->e), sizes->m, result);
+        judge_tail(desc, want, got, 0, 0, ref_i32(in[QN_BMM_OFFSETS].data, 0), result);
+        judge_tail(desc, want, got, 0, ref_i32(in[QN_BMM_OFFSETS].data, sizes->e), sizes->m, result);
     }
 }
 
@@ -472,7 +481,7 @@ qn_status qn_judge(const qn_op_desc *desc, qn_sums sums, const qn_view want[QN_M
                        p ? "got" : "want");
         }
         if (exact && is_exact(desc)) {
-            judge_exact(&want[i], &got[i], i, result);
+            judge_exact(&want[i], &got[i], i, 0, rows_of(&want[i].shape), result);
         } else {
             judge_slot(desc, sums, &sizes, i, &want[i], &got[i], in, result);
         }

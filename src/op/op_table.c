@@ -158,6 +158,7 @@ static const qn_attr_info grouped_attrs[] = {
     CHOICE(QN_ATTR_LAYOUT, "layout", "offsets|masked", QN_LAYOUT_OFFSETS),
     A_OUT(QN_OUT_BF16),
     A_SCALE_LAYOUT,
+    CHOICE(QN_ATTR_TAIL, "tail", "zeros|keep", QN_TAIL_ZEROS),
 };
 
 static const qn_slot_info nvfp4_mm_in[] = {

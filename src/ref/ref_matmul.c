@@ -174,7 +174,7 @@ void qn_ref_block_scaled_mm(const qn_op_desc *desc, const qn_args *args, void *s
     block_product(&job, scratch);
 }
 
-/* Every output row starts as zeros; then each expert's rows by its own b. */
+/* Every output row starts as zeros, or as it was; then each expert's rows by its own b. */
 void qn_ref_grouped_block_scaled_mm(const qn_op_desc *desc, const qn_args *args, void *scratch)
 {
     const qn_view *a = &args->in[QN_BMM_A], *sa = &args->in[QN_BMM_SCALE_A];
@@ -185,7 +185,8 @@ void qn_ref_grouped_block_scaled_mm(const qn_op_desc *desc, const qn_args *args,
     const int64_t experts = b->shape.dims[0], n = b->shape.dims[1], k = b->shape.dims[2];
     const int64_t row_dim = masked ? 1 : 0, total = a->shape.dims[row_dim];
     const size_t row_bytes = (size_t)n * (d->shape.format == QN_F32 ? 4 : 2);
-    for (int64_t i = 0; n > 0 && i < (masked ? experts * total : total); i++) {
+    const int zeros = n > 0 && desc->attr[QN_ATTR_TAIL].i == QN_TAIL_ZEROS;
+    for (int64_t i = 0; zeros && i < (masked ? experts * total : total); i++) {
         memset(masked ? ref_out_row3(d, i / total, i % total) : ref_out_row(d, i), 0, row_bytes);
     }
     for (int64_t e = 0; e < experts && n > 0; e++) {

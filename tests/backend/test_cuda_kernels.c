@@ -226,7 +226,11 @@ static void every_cut_agrees(void **state)
         "grouped_block_scaled_mm m=256 n=200 k=200 e=5 layout=masked", /* results leave out of all stages of a tile */
         "grouped_block_scaled_mm m=1500 n=392 k=200 e=3",
         "grouped_block_scaled_mm m=40 n=64 k=656 e=3 layout=masked", /* one multiprocessor: teams */
-        "grouped_block_scaled_mm m=60 n=64 k=400 e=2"};
+        "grouped_block_scaled_mm m=60 n=64 k=400 e=2",
+        "grouped_block_scaled_mm m=700 n=200 k=400 e=5 layout=masked tail=keep",
+        "grouped_block_scaled_mm m=40 n=64 k=656 e=3 layout=masked tail=keep",
+        "grouped_block_scaled_mm m=300 n=33 k=130 e=3 layout=masked tail=keep", /* the plain kernel */
+        "grouped_block_scaled_mm m=900 n=392 k=272 e=3 tail=keep"};
     static const int32_t cards[] = {0, 1, 5};
     qn_cuda *const cuda = need_hopper();
     qn_error error = {0};

@@ -382,12 +382,76 @@ static void costs(void **state)
     assert_true(cost.flops == 240.0);
 }
 
+static int in_a_group(const job *j, int64_t row)
+{
+    const int32_t *offsets = j->in_data[QN_BMM_OFFSETS], *masked_m = j->in_data[QN_BMM_MASKED_M];
+    if (masked_m) {
+        const int64_t rows = j->out[0].dims[1];
+        return row % rows < masked_m[row / rows];
+    }
+    return row >= offsets[0] && row < offsets[j->desc.in[QN_BMM_OFFSETS].dims[0] - 1];
+}
+
+/* Two rows before the first group and one behind the last, as the filler has none. */
+static void narrow_offsets(job *j)
+{
+    int32_t *offsets = j->in_data[QN_BMM_OFFSETS];
+    const int32_t last = (int32_t)j->out[0].dims[0] - 1;
+    for (int64_t e = 0; offsets && e < j->desc.in[QN_BMM_OFFSETS].dims[0]; e++) {
+        offsets[e] = offsets[e] < 2 ? 2 : offsets[e] > last ? last : offsets[e];
+    }
+}
+
+/* Rows of no group: zeros, or what was there before; nothing else differs, and the judge sees one that was touched. */
+static void tail_is_zeros_or_kept(void **state)
+{
+    (void)state;
+    static const char *const texts[][2] = {
+        {"grouped_block_scaled_mm m=19 n=33 k=70 e=3", "grouped_block_scaled_mm m=19 n=33 k=70 e=3 tail=keep"},
+        {"grouped_block_scaled_mm m=9 n=33 k=70 e=3 layout=masked",
+         "grouped_block_scaled_mm m=9 n=33 k=70 e=3 layout=masked tail=keep"}};
+    for (int i = 0; i < 4; i++) {
+        job zeros, kept;
+        job_make(&zeros, texts[i / 2][0], i % 2);
+        job_make(&kept, texts[i / 2][1], i % 2);
+        narrow_offsets(&zeros);
+        narrow_offsets(&kept);
+        job_run(&zeros);
+        job_run(&kept);
+        const size_t bytes = bytes_of(&kept.out[0]), row_bytes = 33 * 2;
+        char poison[33 * 2];
+        char *const was = zeros.out_data[0], *const is = kept.out_data[0];
+        memset(poison, 0xA5, sizeof poison);
+        char *last = NULL;
+        for (size_t row = 0; row < bytes / row_bytes; row++) {
+            const int own = in_a_group(&kept, (int64_t)row);
+            assert_memory_equal(is + row * row_bytes, own ? was + row * row_bytes : poison, row_bytes);
+            last = own ? last : was + row * row_bytes;
+        }
+        assert_non_null(last);
+        memcpy(was, is, bytes);
+        qn_view want[QN_MAX_OUT], got[QN_MAX_OUT];
+        views_of(&kept, want);
+        views_of(&zeros, got);
+        for (int touched = 0; touched < 2; touched++) {
+            qn_case_result result;
+            last[5] = (char)(touched ? 0 : last[5]);
+            assert_int_equal(qn_case_judge(&kept.desc, want, got, kept.args.in, i % 2, &result, NULL), QN_OK);
+            assert_int_equal(result.pass, !touched);
+        }
+        job_free(&zeros);
+        job_free(&kept);
+    }
+}
+
 int main(void)
 {
     printf("seed %d\n", SEED);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_repeat),   cmocka_unit_test(rows_strided),         cmocka_unit_test(exact_is_exact),
-        cmocka_unit_test(judge_decides), cmocka_unit_test(fill_is_reproducible), cmocka_unit_test(costs),
+        cmocka_unit_test(rows_repeat),           cmocka_unit_test(rows_strided),
+        cmocka_unit_test(exact_is_exact),        cmocka_unit_test(judge_decides),
+        cmocka_unit_test(fill_is_reproducible),  cmocka_unit_test(costs),
+        cmocka_unit_test(tail_is_zeros_or_kept),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

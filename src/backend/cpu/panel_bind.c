@@ -83,6 +83,7 @@ static void bind_blocks(qn_panel_job *job)
         return;
     }
     job->experts = job->layout.experts;
+    job->keep = desc->attr[QN_ATTR_TAIL].i == QN_TAIL_KEEP;
     if (desc->attr[QN_ATTR_LAYOUT].i == QN_LAYOUT_MASKED) {
         job->masked_m = in[QN_BMM_MASKED_M].data;
         job->expert_rows = in[QN_BMM_A].shape.dims[1];

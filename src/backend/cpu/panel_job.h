@@ -19,6 +19,7 @@ typedef struct qn_panel_job {
     /* experts: 1 and no offsets for a plain matmul */
     int64_t experts, expert_rows;          /* expert_rows > 0: rows an expert has room for (masked layout) */
     const int32_t *offsets, *masked_m;
+    int keep;                              /* rows that no expert owns stay as they are */
     int64_t a_expert, sa_expert, out_expert; /* bytes from expert to expert */
 
     /* rows of a, and as the kernels take them */

@@ -412,7 +412,7 @@ static block row_block(const qn_panel_job *job, int64_t i, int64_t rows)
     b.prepared = prepared_first(job->impl->set->row_group, first, e) + i * rows;
     if (job->masked_m) {
         const int64_t valid = qn_max_i64(0, qn_min_i64(b.rows, job->masked_m[e] - i * rows));
-        b.zero_rows = b.rows - valid;
+        b.zero_rows = job->keep ? 0 : b.rows - valid;
         b.rows = valid;
     }
     return b;
@@ -720,7 +720,7 @@ void qn_panel_run(const qn_kernel *kernel, const qn_run_call *call)
     if (job->m == 0 || job->n == 0) {
         return;
     }
-    if (job->offsets) {
+    if (job->offsets && !job->keep) {
         zero_rows(job, 0, qn_min_i64(job->offsets[0], job->m));
         zero_rows(job, job->offsets[job->experts], job->m);
     }

@@ -198,7 +198,7 @@ static qn_status launch_plain(const qn_cuda_run *run, operands *o, qn_error *err
     void *const arguments[] = {&o->a,       &o->a_row,       &o->none,          &o->b,    &o->b_row,   &o->none,
                                &o->scale_a, &o->scale_a_row, &o->scale_a_block, &o->none, &o->scale_b, &o->scale_b_row,
                                &o->none,    &o->d,           &o->d_row,         &o->none, &o->groups,  &o->m,
-                               &o->n,       &o->k,           &o->experts};
+                               &o->n,       &o->k,           &o->experts,       &o->zero};
     const qn_cuda_geometry g = {
         .grid = {(uint32_t)qn_ceil_div(o->n, QN_PLAIN_TILE), (uint32_t)qn_ceil_div(o->m, QN_PLAIN_TILE), 1},
         .block = {QN_PLAIN_THREADS, 1, 1}};

@@ -1,7 +1,7 @@
 /* Host side of grouped_block_scaled_mm on Hopper. Only the device knows how many rows a group has, so a run may take
  * two launches: tiles, then strips for the groups of at most FEW rows, which read the weights once; each leaves the
  * other's groups out. Where sizes known here decide (no group can have more than FEW rows, or groups have many on
- * average), there is one. Rows of no group become zeros in the first. */
+ * average), there is one. Rows of no group become zeros in the first, or are kept. */
 #include <string.h>
 
 #include "backend/cuda/tiles.h"
@@ -84,6 +84,9 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
     for (int32_t i = TILES; i < STRIPS; i++) {
         const qn_tile t = tile_of(i, desc);
         qn_block_tile_program(&t, form, layout, &out[i]);
+        if (layout == QN_GROUPS_MASKED && desc->attr[QN_ATTR_TAIL].i == QN_TAIL_KEEP) {
+            qn_cuda_define(&out[i], "KEEP", 1);
+        }
     }
     for (int32_t i = 0; i < HEIGHTS; i++) {
         const qn_strip s = strip_of(desc, device, heights[i]);
@@ -94,6 +97,9 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
 
 /* ---- the run ---- */
 
+/* `tail` of the kernels (groups.h): rows of d that belong to no group. */
+enum { TAIL_BEFORE = 0, TAIL_ZEROS, TAIL_KEEP };
+
 /* Device memory, steps in elements (all but d's are bytes or floats). */
 typedef struct operands {
     const void *a, *b, *scale_a, *scale_b, *groups;
@@ -101,7 +107,7 @@ typedef struct operands {
     long long a_row, a_group, b_row, b_group, scale_a_row, scale_a_block, scale_a_group, scale_b_row, scale_b_group;
     long long d_row, d_group;
     int64_t d_bytes;
-    int32_t m, n, k, experts, low, high, zero, constant, masked;
+    int32_t m, n, k, experts, low, high, tail, constant, masked;
 } operands;
 
 static operands operands_of(const qn_run_call *call)
@@ -133,7 +139,7 @@ static operands operands_of(const qn_run_call *call)
                   .k = (int32_t)call->sizes.k,
                   .experts = (int32_t)call->sizes.e,
                   .high = INT32_MAX,
-                  .zero = 1,
+                  .tail = call->desc->attr[QN_ATTR_TAIL].i == QN_TAIL_KEEP ? TAIL_KEEP : TAIL_ZEROS,
                   .masked = masked};
     o.a_group = masked ? a->strides[0] : o.a_row * o.m;
     o.d_row = d->strides[row] / o.d_bytes;
@@ -163,7 +169,8 @@ static qn_status launch_plain(const qn_cuda_run *run, operands *o, qn_error *err
                                &o->m,
                                &o->n,
                                &o->k,
-                               &o->experts};
+                               &o->experts,
+                               &o->tail};
     const int64_t tiles = qn_ceil_div(o->m, QN_PLAIN_TILE), rows = o->masked ? tiles : tiles + o->experts;
     const int64_t layers = o->masked ? o->experts : 1;
     QN_FAIL_IF(rows > QN_MOST_GRID_Y || layers > QN_MOST_GRID_Y, error, QN_E_UNSUPPORTED,
@@ -183,7 +190,7 @@ static void common_arguments(operands *o, void **to)
                                   &o->scale_b, &o->scale_b_row, &o->scale_b_group, &o->d,
                                   &o->d_row,   &o->d_group,     &o->groups,        &o->m,
                                   &o->n,       &o->k,           &o->experts,       &o->low,
-                                  &o->zero,    &o->constant,    &o->high};
+                                  &o->tail,    &o->constant,    &o->high};
     memcpy(to, common, sizeof common);
 }
 
@@ -274,7 +281,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         QN_TRY(launch_tiles(run, &o, error));
         o.low = 0;
         o.high = FEW;
-        o.zero = 0;
+        o.tail = TAIL_BEFORE;
     }
     return strips ? launch_strips(run, &o, error) : QN_OK;
 }
