@@ -205,7 +205,7 @@ def bench_fp4(q, rows):
                     if unit == 16:
                         scale = (torch.rand(n, k // unit, device="cuda") * 2 + 0.01).to(torch.float8_e4m3fn)
                     else:
-                        scale = torch.randint(120, 130, (n, k // unit), dtype=torch.uint8, device="cuda")
+                        scale = torch.randint(112, 124, (n, k // unit), dtype=torch.uint8, device="cuda")  # as weights have
                     codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device="cuda")
                     made = {0: torch.randn(m, k, device="cuda", dtype=torch.bfloat16), b: codes, b + 1: scale}
                     return {**made, 6: torch.full((1,), 3.0, device="cuda")} if unit == 16 else made
