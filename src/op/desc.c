@@ -9,6 +9,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "op/op.h"
 
 const qn_op_family *qn_op_get_family(qn_op op)
@@ -179,7 +180,14 @@ qn_status qn_op_desc_set(qn_op_desc *desc, const char *name, const char *value, 
             attr = &op->attrs[i];
         }
     }
-    QN_FAIL_IF(!attr, error, QN_E_ARGUMENT, "%s has no attribute '%s'", op->name, name);
+    if (!attr) {
+        char known[300];
+        qn_text text = qn_text_make(known, sizeof known);
+        for (int32_t i = 0; i < op->attr_count; i++) {
+            qn_text_add(&text, "%s%s", i ? ", " : "", op->attrs[i].name);
+        }
+        QN_FAIL(error, QN_E_ARGUMENT, "%s has no attribute '%.60s'; its attributes are %s", op->name, name, known);
+    }
     qn_attr_value parsed = {.i = 0};
     if (attr->kind == QN_ATTR_KIND_CHOICE) {
         parsed.i = word_find(attr->values, value);

@@ -1,7 +1,7 @@
 /* Products by 4-bit weights with rows that rounding to integers could hurt (kernels/cpu/avx2/fp4_avx2.c): elements of
  * any size beside each other, large ones that meet weights of zero, small ones whose roundings all point one way,
- * scales that are NaN. Every row of the registry stays within the error model, and a row alone has the bits that it has
- * in a batch, of any number of rows and over many columns. */
+ * scales that are NaN or near the end of e8m0. Every row of the registry stays within the error model, and a row alone
+ * has the bits that it has in a batch, of any number of rows and over many columns. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -86,6 +86,9 @@ static void operands_make(const char *text, content c, int rows, operands *o, qn
         ((uint8_t *)o->in[scales])[DEPTH / 16 + 40] = 0x7f;
         ((uint8_t *)o->in[qn_op_in_slot(desc->op, "b_scale")])[20 * (DEPTH / 16) + 7] = 0x7f;
         return;
+    }
+    if (desc->op == QN_OP_MXFP4_MM) { /* weights beyond f32, whose products may be within it */
+        memset((uint8_t *)o->in[qn_op_in_slot(desc->op, "b_scale")] + 21 * (DEPTH / 32), 253, 9);
     }
     const qn_format format = desc->in[x].format;
     const int64_t size = qn_format_get_info(format)->block_bytes;

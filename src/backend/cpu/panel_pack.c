@@ -297,16 +297,16 @@ static float decoded(qn_format format, const void *code)
     return value;
 }
 
-static float fp4_value(const char *block, int64_t k, int c, float scale)
+static double fp4_value(const char *block, int64_t k, int c, float scale)
 {
     const unsigned word = word_at((const uint8_t *)block + k / 8 * QN_PANEL_LINE + c * 4 + k % 2 * 2);
     static const float magnitudes[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
     const unsigned code = word >> (k % 8 / 2 * 4) & 15u;
     const float magnitude = magnitudes[code & 7u];
-    return (code & 8u ? -magnitude : magnitude) * scale;
+    return (double)(code & 8u ? -magnitude : magnitude) * (double)scale;
 }
 
-float qn_panel_value(qn_panel_code code, const char *panel, int64_t k, int c)
+double qn_panel_value(qn_panel_code code, const char *panel, int64_t k, int c)
 {
     const char *const block = panel + k / QN_PANEL_K * codes[code].block_bytes;
     const int64_t i = k % QN_PANEL_K, pair = i / 2;

@@ -41,8 +41,8 @@ void qn_panel_pack_one(const qn_panel_layout *layout, qn_panel_code code, const 
 /* Scales, bias and azp_adj: the sections from layout->scales on, to `rest`. */
 void qn_panel_pack_rest(const qn_panel_layout *layout, const qn_op_desc *desc, const qn_args *args, char *rest);
 
-/* Element k of column c of a panel, group scale included, as the format defines it. */
-float qn_panel_value(qn_panel_code code, const char *panel, int64_t k, int c);
+/* Element k of column c of a panel, group scale included, as the format defines it: of mxfp4 it may be beyond f32. */
+double qn_panel_value(qn_panel_code code, const char *panel, int64_t k, int c);
 
 /* 1: products of this block scale with another such cannot leave the range of f32. */
 int qn_panel_plain_scale(float scale);

@@ -505,7 +505,7 @@ static float exact_sum(const qn_panel_job *job, const block *b, int64_t r, const
         const int64_t last = qn_min_i64(job->k, first + step);
         double sum = 0.0;
         for (int64_t k = first; k < last; k++) {
-            sum += row_value(job, b, r, k) * (double)qn_panel_value(job->impl->code, panel, k, c);
+            sum += row_value(job, b, r, k) * qn_panel_value(job->impl->code, panel, k, c);
         }
         const int64_t i = first / QN_PANEL_SCALE_K;
         total +=
