@@ -402,7 +402,7 @@ int cli_tokenize(cli *c, const qn_tokenizer *tokenizer, const char *text, size_t
     *ids = NULL;
     *count = 0;
     if (!tokenizer)
-        return cli_fail(c, EXIT_INPUT, "the model has no tokenizer");
+        return cli_fail(c, EXIT_INPUT, "the model has no tokenizer (tokenizer.json or GGUF tokens)");
     size_t room = bytes + 8; /* a byte gives at most one token, and some special ones */
     int32_t *list = cli_alloc(room, sizeof *list);
     if (!list)

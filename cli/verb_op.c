@@ -14,7 +14,6 @@ typedef struct op_work {
     qn_args args;
     qn_shape out[QN_MAX_OUT];
     qn_sizes sizes;
-    void *copies[QN_MAX_IN]; /* of inputs the file has at unaligned places */
     void *out_data[QN_MAX_OUT];
     qn_plan *plan;
     void *blob, *workspace;
@@ -56,26 +55,6 @@ static int set_attributes(cli *c, qn_op_desc *desc)
     return 0;
 }
 
-/* A safetensors file may have an element at any byte; kernels want it aligned. */
-static int align_input(cli *c, op_work *w, int32_t slot)
-{
-    qn_view *view = &w->args.in[slot];
-    const size_t unit = (size_t)qn_format_get_info(view->shape.format)->block_bytes;
-    size_t bytes = 0;
-    qn_error error = {0};
-    if (!view->data || (uintptr_t)view->data % unit == 0)
-        return 0;
-    int code = cli_check(c, qn_shape_bytes(&view->shape, &bytes, &error), &error, PHASE_INPUT);
-    if (code)
-        return code;
-    w->copies[slot] = cli_alloc(bytes, 1);
-    if (!w->copies[slot])
-        return cli_memory(c, "the inputs");
-    memcpy(w->copies[slot], view->data, bytes);
-    view->data = w->copies[slot];
-    return 0;
-}
-
 /* Tensors of the file to input slots; a name no slot has is a mistake. */
 static int take_inputs(cli *c, op_work *w)
 {
@@ -96,9 +75,6 @@ static int take_inputs(cli *c, op_work *w)
         }
         w->args.in[slot] = view;
         w->desc.in[slot] = view.shape;
-        code = align_input(c, w, slot);
-        if (code)
-            return code;
     }
     if (!unknown[0])
         return 0;
@@ -258,8 +234,6 @@ int verb_op(cli *c)
     qn_tensors_close(w.file);
     for (int i = 0; i < QN_MAX_OUT; i++)
         free(w.out_data[i]);
-    for (int i = 0; i < QN_MAX_IN; i++)
-        free(w.copies[i]);
     free(w.blob);
     free(w.workspace);
     return code;

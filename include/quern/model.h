@@ -114,6 +114,7 @@ QN_API qn_status qn_model_open(qn_ctx *ctx, const char *path, const qn_model_opt
                                qn_error *error);
 QN_API void qn_model_close(qn_model *model);
 QN_API void qn_model_get_info(const qn_model *model, qn_model_info *info);
+/* The model's own; NULL if the checkpoint has none (no tokenizer.json, no GGUF tokens): such a model takes ids. */
 QN_API const qn_tokenizer *qn_model_tokenizer(const qn_model *model);
 
 /* How the weights of an open model were made ready. */

@@ -150,6 +150,37 @@ static qn_status check_metadata(const json_t *metadata, qn_error *error)
     return QN_OK;
 }
 
+static int is_aligned(const qn_view *view)
+{
+    return (uintptr_t)view->data % (uintptr_t)qn_format_get_info(view->shape.format)->block_bytes == 0;
+}
+
+/* Writers that do not sort by element size leave tensors where kernels cannot read them. */
+static qn_status align_tensors(qn_safetensors *file, qn_error *error)
+{
+    size_t total = 0;
+    for (int32_t i = 0; i < file->count; i++) {
+        const qn_safetensors_tensor *const t = &file->tensors[i];
+        total += is_aligned(&t->view) ? 0 : qn_align_up((size_t)(t->end - t->begin) + 1, QN_ALIGN);
+    }
+    if (total == 0) {
+        return QN_OK;
+    }
+    file->aligned = qn_alloc(file->ctx, total);
+    QN_FAIL_IF(!file->aligned, error, QN_E_MEMORY, "out of memory for %zu bytes of unaligned tensors", total);
+    char *to = file->aligned;
+    for (int32_t i = 0; i < file->count; i++) {
+        qn_safetensors_tensor *const t = &file->tensors[i];
+        if (!is_aligned(&t->view)) {
+            const size_t bytes = (size_t)(t->end - t->begin);
+            memcpy(to, t->view.data, bytes);
+            t->view.data = to;
+            to += qn_align_up(bytes + 1, QN_ALIGN);
+        }
+    }
+    return QN_OK;
+}
+
 /* All entries; then order by place and demand that they fill the data section without gap or overlap. */
 static qn_status read_tensors(qn_safetensors *file, const char *data, uint64_t data_bytes, qn_error *error)
 {
@@ -185,7 +216,7 @@ static qn_status read_tensors(qn_safetensors *file, const char *data, uint64_t d
     }
     QN_FAIL_IF(at != data_bytes, error, QN_E_FILE,
                "the tensors end at %" PRIu64 " but the file has %" PRIu64 " data bytes", at, data_bytes);
-    return QN_OK;
+    return align_tensors(file, error);
 }
 
 static qn_status parse(const void *data, size_t size, qn_safetensors *file, qn_error *error)
@@ -225,6 +256,7 @@ void qn_safetensors_free(qn_safetensors *file)
 {
     if (file->ctx) {
         qn_free(file->ctx, file->tensors);
+        qn_free(file->ctx, file->aligned);
         qn_map_free(&file->names);
         json_decref(file->json);
     }

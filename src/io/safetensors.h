@@ -17,7 +17,7 @@
 
 typedef struct qn_safetensors_tensor {
     const char *name;
-    qn_view view;        /* leading dimensions merged when there are more than QN_MAX_DIMS */
+    qn_view view;        /* aligned to its elements; leading dimensions merged when there are more than QN_MAX_DIMS */
     uint64_t begin, end; /* bytes of the data section */
 } qn_safetensors_tensor;
 
@@ -26,12 +26,13 @@ typedef struct qn_safetensors {
     qn_safetensors_tensor *tensors; /* in file order */
     int32_t count;
     qn_map names;         /* index in tensors */
+    char *aligned;        /* copies of the tensors that lie at unaligned places, as the format allows; NULL: there are none */
     void *json;           /* json_t: the header, owner of all names */
     const void *metadata; /* json_t object __metadata__; NULL: none */
 } qn_safetensors;
 
-/* Parse a whole file in memory; data must outlive the result. `where` names the
- * file in messages. QN_E_FILE, QN_E_UNSUPPORTED: a dtype of the format that has no
+/* Parse a whole file in memory; data must outlive the result, which copies tensors that are not aligned to their
+ * elements. `where` names the file in messages. QN_E_FILE, QN_E_UNSUPPORTED: a dtype of the format that has no
  * qn_format. QN_E_MEMORY. */
 qn_status qn_safetensors_parse(const qn_ctx *ctx, const void *data, size_t size, const char *where, qn_safetensors *out,
                                qn_error *error);

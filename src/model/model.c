@@ -51,9 +51,10 @@ static qn_status open_model(qn_ctx *ctx, const char *path, const qn_model_option
     model->device = model->device && model->device->device ? model->device : NULL;
     model->notes = qn_buffer_make(ctx);
     qn_status status = qn_checkpoint_open(ctx, path, &model->checkpoint, error);
-    if (status == QN_OK) {
-        status = qn_tokenizer_create(ctx, qn_checkpoint_tokenizer(model->checkpoint),
-                                     qn_checkpoint_hparams(model->checkpoint)->vocab_size, &model->tokenizer, error);
+    const qn_tokenizer_source *const text = status == QN_OK ? qn_checkpoint_tokenizer(model->checkpoint) : NULL;
+    if (text && (text->tokenizer_json.data || text->tokens)) {
+        status = qn_tokenizer_create(ctx, text, qn_checkpoint_hparams(model->checkpoint)->vocab_size,
+                                     &model->tokenizer, error);
     }
     if (status == QN_OK) {
         status = qn_kv_prepare(model, options->kv, error);

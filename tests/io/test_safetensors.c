@@ -294,6 +294,41 @@ static void test_writer(void **state)
     qn_ctx_destroy(ctx);
 }
 
+/* The format lets an element begin at any byte; views are aligned, with the same bytes, and an aligned one stays. */
+static void test_unaligned(void **state)
+{
+    (void)state;
+    qn_ctx *ctx = new_context();
+    static const char header[] = "{\"a\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]},"
+                                 "\"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[3,11]},"
+                                 "\"c\":{\"dtype\":\"I64\",\"shape\":[0],\"data_offsets\":[11,11]},"
+                                 "\"d\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[11,19]}}";
+    const size_t padded = (sizeof header - 1 + 7) / 8 * 8;
+    unsigned char *const copy = calloc(1, 8 + padded + 19);
+    assert_non_null(copy);
+    copy[0] = (unsigned char)padded;
+    copy[1] = (unsigned char)(padded >> 8);
+    memset(copy + 8, ' ', padded);
+    memcpy(copy + 8, header, sizeof header - 1);
+    for (size_t i = 0; i < 19; i++) {
+        copy[8 + padded + i] = (unsigned char)(i + 1);
+    }
+    qn_safetensors st;
+    qn_error error = {0};
+    assert_int_equal(qn_safetensors_parse(ctx, copy, 8 + padded + 19, "x.safetensors", &st, &error), QN_OK);
+    assert_int_equal(st.count, 4);
+    for (int32_t i = 0; i < st.count; i++) {
+        const qn_view *const view = &st.tensors[i].view;
+        assert_int_equal((uintptr_t)view->data % (uintptr_t)qn_format_get_info(view->shape.format)->block_bytes, 0);
+        assert_memory_equal(view->data, copy + 8 + padded + st.tensors[i].begin,
+                            st.tensors[i].end - st.tensors[i].begin);
+    }
+    assert_ptr_equal(st.tensors[0].view.data, copy + 8 + padded);
+    qn_safetensors_free(&st);
+    free(copy);
+    qn_ctx_destroy(ctx);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -305,6 +340,7 @@ int main(void)
         cmocka_unit_test(test_many),
         cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_writer),
+        cmocka_unit_test(test_unaligned),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
