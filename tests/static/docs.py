@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The documents agree with the tree: one version number everywhere, links that lead somewhere, make targets that
-exist, a description for every public function, text files with plain line ends."""
+"""The documents agree with the tree: one version number everywhere, links that lead somewhere, to headings too, make
+targets that exist, a description for every public function, text files with plain line ends."""
 import glob
 import os
 import re
@@ -27,12 +27,25 @@ def version():
         problems.append(f"CHANGELOG.md: the first entry is not {number} or Unreleased")
 
 
+def anchors(path):
+    """What a heading of a document is called in a link: its words in small letters, joined by dashes."""
+    found, text = set(), re.sub(r"^```.*?^```", "", read(path), flags=re.M | re.S)
+    for heading in re.findall(r"^#+ +(.*)$", text, re.M):
+        words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+        name = re.sub(r"[^\w\- ]", "", words).strip().replace(" ", "-")
+        found.add(next(n for n in [name] + [f"{name}-{i}" for i in range(1, 1000)] if n not in found))
+    return found
+
+
 def links(path, text):
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", text):
         if "://" in target or target.startswith("mailto:"):
             continue
-        if not os.path.exists(os.path.join(os.path.dirname(path), target)):
+        there = os.path.join(os.path.dirname(path), target) if target else path
+        if not os.path.exists(there):
             problems.append(f"{path}: the link {target} leads nowhere")
+        elif anchor and there.endswith(".md") and anchor not in anchors(there):
+            problems.append(f"{path}: {target} has no heading {anchor}")
 
 
 def make_targets(path, text):
@@ -79,7 +92,8 @@ def plain_text(path, text):
 
 def main():
     version()
-    documents = sorted(glob.glob("*.md") + glob.glob("docs/**/*.md", recursive=True) + glob.glob("data/*.md"))
+    documents = sorted(glob.glob("*.md") + glob.glob("docs/**/*.md", recursive=True) + glob.glob("data/*.md") +
+                       glob.glob("bench/**/*.md", recursive=True))
     for path in documents:
         text = read(path)
         links(path, text)
