@@ -31,7 +31,7 @@ QN_API qn_status qn_tokenizer_decode(const qn_tokenizer *tokenizer, const int32_
 
 typedef struct qn_tokenizer_info {
     const char *model; /* "bpe" */
-    const char *pre;   /* split rule, e.g. "gpt2", "smollm", "llama3" */
+    const char *pre;   /* split rule, e.g. "gpt2", "llama3"; "sentencepiece": characters with marks for spaces */
     int32_t vocab_size;
     int32_t merge_count;
     int32_t special_count;

@@ -126,6 +126,25 @@ static qn_status get_token_types(qn_checkpoint *c, qn_error *error)
     return QN_OK;
 }
 
+static qn_status get_scores(qn_checkpoint *c, qn_error *error)
+{
+    static const char key[] = "tokenizer.ggml.scores";
+    const qn_gguf_value *value = qn_gguf_find(&c->gguf, key);
+    if (!value) {
+        return QN_OK;
+    }
+    QN_FAIL_IF(!value->is_array || value->type != QN_GGUF_F32, error, QN_E_FILE, "metadata %s is not an array of f32",
+               key);
+    QN_FAIL_IF(value->count != (uint64_t)c->tokenizer.token_count, error, QN_E_FILE,
+               "metadata %s has %llu elements for %d tokens", key, (unsigned long long)value->count,
+               (int)c->tokenizer.token_count);
+    float *scores = qn_checkpoint_own(c, (size_t)value->count + 1, sizeof *scores);
+    QN_FAIL_IF(!scores, error, QN_E_MEMORY, "out of memory for %s", key);
+    memcpy(scores, value->data, (size_t)value->count * sizeof *scores);
+    c->tokenizer.scores = scores;
+    return QN_OK;
+}
+
 static qn_status get_id(const qn_checkpoint *c, const char *key, int32_t *out, qn_error *error)
 {
     int64_t id = -1;
@@ -151,11 +170,13 @@ static qn_status read_tokenizer(qn_checkpoint *c, qn_error *error)
     QN_TRY(get_strings(c, "tokenizer.ggml.tokens", &t->tokens, &t->token_count, error));
     QN_TRY(get_strings(c, "tokenizer.ggml.merges", &t->merges, &t->merge_count, error));
     QN_TRY(get_token_types(c, error));
+    QN_TRY(get_scores(c, error));
     QN_TRY(get_id(c, "tokenizer.ggml.bos_token_id", &t->bos_id, error));
     QN_TRY(get_id(c, "tokenizer.ggml.eos_token_id", &t->eos_id, error));
     QN_TRY(get_id(c, "tokenizer.ggml.eot_token_id", &t->eot_id, error));
     QN_TRY(get_id(c, "tokenizer.ggml.unknown_token_id", &t->unk_id, error));
     QN_TRY(get_id(c, "tokenizer.ggml.padding_token_id", &t->pad_id, error));
+    QN_TRY(get_flag(c, "tokenizer.ggml.add_space_prefix", &t->add_space, error));
     QN_TRY(get_flag(c, "tokenizer.ggml.add_bos_token", &t->add_bos, error));
     return get_flag(c, "tokenizer.ggml.add_eos_token", &t->add_eos, error);
 }

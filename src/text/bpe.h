@@ -3,7 +3,8 @@
  * (export.c). Nothing outside src/text includes this.
  *
  * A token has two forms: its text as the vocabulary file spells it (byte-level
- * alphabet, one character a byte) and its piece, the bytes it stands for. */
+ * alphabet, one character a byte; or characters with a mark for a space, as
+ * SentencePiece has it) and its piece, the bytes it stands for. */
 #ifndef QN_TEXT_BPE_H
 #define QN_TEXT_BPE_H
 
@@ -29,6 +30,7 @@ enum {
 #define QN_TEXT_MAX_STEPS 16
 #define QN_TEXT_MAX_AFFIX 8
 #define QN_TEXT_MAX_ADDED_BYTES 1024
+#define QN_TEXT_MARK "\xE2\x96\x81" /* U+2581 stands for a space where symbols are characters */
 
 typedef struct qn_token {
     size_t text_at, piece_at;
@@ -50,6 +52,15 @@ typedef struct qn_trie {
     int32_t node_count;
 } qn_trie;
 
+/* Where marks come from when symbols are characters. */
+typedef struct qn_marks {
+    enum { QN_MARK_NEVER, QN_MARK_ALWAYS, QN_MARK_FIRST } before; /* one more before a text between added tokens;
+                                                                     FIRST: only before the first */
+    int normalizer; /* 1: before added tokens of normalised text are found, and unasked; 0: after, where there is none */
+    int split;      /* 1: a piece begins at each mark; 0: a text is one piece */
+    int strip;      /* 1: decoding leaves out one space at the beginning */
+} qn_marks;
+
 struct qn_tokenizer {
     const qn_ctx *ctx;
     char *pre, *chat_template;
@@ -59,11 +70,16 @@ struct qn_tokenizer {
     qn_buffer texts, pieces;
     int32_t *by_text; /* hash table of ids, -1: free */
     size_t by_text_mask;
+    int characters; /* 1: symbols are characters, and bytes only where a character is no token; 0: bytes */
+    qn_marks marks;
+    int byte_fallback; /* characters: one that is no token becomes the tokens <0xHH> of its bytes */
     int32_t byte_ids[256]; /* token of each single byte, -1: none */
 
     int32_t merge_count;
     int32_t *merge_left, *merge_right, *merge_to; /* [merge_count] */
-    qn_pair_map merges;                           /* (left, right) -> rank */
+    int32_t *merge_order; /* [merge_count]: which goes first, of equal ones the leftmost; NULL: the rank */
+    qn_pair_map merges;   /* (left, right) -> rank */
+    int fuse_unk;                                 /* characters: unknown ones beside each other are one token */
     int ignore_merges;                            /* a whole piece that is a token is that token */
 
     int normalize; /* 1: NFC */
@@ -73,7 +89,7 @@ struct qn_tokenizer {
     qn_trie added, added_normalized;
     int32_t special_count;
     int32_t bos_id, eos_id, unk_id, pad_id;
-    int32_t unk_model_id; /* what a byte without a token becomes; -1: it is left out */
+    int32_t unk_model_id; /* what a byte or character without a token becomes; -1: it is left out */
     int32_t add_bos, add_eos;
     int prefix_count, suffix_count;
     int32_t prefix[QN_TEXT_MAX_AFFIX], suffix[QN_TEXT_MAX_AFFIX];
@@ -93,8 +109,9 @@ static inline uint64_t qn_pair(int32_t left, int32_t right)
     return (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
 }
 
-/* Make room for count tokens (none present) and merge_count merges. */
-qn_status qn_vocab_reserve(qn_tokenizer *t, int32_t count, int32_t merge_count, qn_error *error);
+/* Make room for count tokens, none present; for count merges. */
+qn_status qn_vocab_reserve(qn_tokenizer *t, int32_t count, qn_error *error);
+qn_status qn_vocab_reserve_merges(qn_tokenizer *t, int32_t count, qn_error *error);
 /* Put a token; its piece is derived from its text. QN_E_FILE: id out of range or taken, text not UTF-8 or taken. */
 qn_status qn_vocab_add(qn_tokenizer *t, int32_t id, const char *text, size_t bytes, uint32_t flags, qn_error *error);
 /* Id of a text, -1 when there is none. */
@@ -104,6 +121,9 @@ qn_status qn_vocab_add_merge(qn_tokenizer *t, int32_t rank, const char *left, si
                              size_t right_bytes, qn_error *error);
 /* After all tokens are there: byte table, tries of added tokens, ends of replies, counts. */
 qn_status qn_vocab_finish(qn_tokenizer *t, qn_error *error);
+
+/* Text with a mark for each space and, if asked, one before it; out has room for 3 * (bytes + 1). Returns its bytes. */
+size_t qn_mark_spaces(const char *text, size_t bytes, int before, char *out);
 
 /* The byte-level alphabet: the character of a byte, and the byte of a character or -1. */
 uint32_t qn_byte_char(unsigned byte);

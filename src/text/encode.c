@@ -1,5 +1,5 @@
 /* Text to ids: added tokens are cut out first, what lies between is normalised,
- * split into pieces, and each piece merged by rank. The merge loop is a linked
+ * split into pieces, and each piece, as bytes or as characters, merged by rank. The merge loop is a linked
  * list of symbols and a heap of candidate pairs, O(n log n) for a piece of n
  * bytes, without recursion. Called by applications through quern/text.h. */
 #include <string.h>
@@ -14,12 +14,14 @@ typedef struct symbol {
 } symbol;
 
 typedef struct candidate {
-    int32_t rank, at, to;
+    int32_t order, at, to;
 } candidate;
 
 typedef struct encoder {
     const qn_tokenizer *t;
     int parse_special;
+    const char *begin; /* of the whole text */
+    const char *first; /* of what is encoded now if it begins there, normalised; NULL: it does not */
     int32_t *ids;
     size_t capacity, count;
     symbol *symbols;
@@ -38,7 +40,7 @@ static void emit(encoder *e, int32_t id)
 
 static int before(candidate a, candidate b)
 {
-    return a.rank < b.rank || (a.rank == b.rank && a.at < b.at);
+    return a.order < b.order || (a.order == b.order && a.at < b.at);
 }
 
 static void heap_push(encoder *e, candidate c)
@@ -79,7 +81,8 @@ static void consider(encoder *e, int32_t at)
     if (s->next >= 0) {
         const int32_t rank = qn_pair_map_get(&e->t->merges, qn_pair(s->id, e->symbols[s->next].id));
         if (rank >= 0) {
-            heap_push(e, (candidate){rank, at, e->t->merge_to[rank]});
+            const int32_t order = e->t->merge_order ? e->t->merge_order[rank] : rank;
+            heap_push(e, (candidate){order, at, e->t->merge_to[rank]});
         }
     }
 }
@@ -117,26 +120,67 @@ static int32_t find_piece(const qn_tokenizer *t, const char *piece, size_t bytes
     return qn_vocab_find(t, text, n);
 }
 
+static void add_symbol(encoder *e, int32_t *n, int32_t id)
+{
+    e->symbols[*n] = (symbol){id, *n - 1, *n + 1};
+    (*n)++;
+}
+
+/* A byte the vocabulary lacks is left out when there is no unknown token. */
+static int32_t byte_symbols(encoder *e, const char *piece, size_t bytes)
+{
+    const qn_tokenizer *t = e->t;
+    int32_t n = 0;
+    for (size_t i = 0; i < bytes; i++) {
+        const int32_t id = t->byte_ids[(unsigned char)piece[i]];
+        if (id >= 0 || t->unk_model_id >= 0) {
+            add_symbol(e, &n, id >= 0 ? id : t->unk_model_id);
+        }
+    }
+    return n;
+}
+
+/* A character the vocabulary lacks becomes the tokens of its bytes, or the unknown token where one of those lacks too.
+ */
+static int32_t character_symbols(encoder *e, const char *piece, size_t bytes)
+{
+    const qn_tokenizer *t = e->t;
+    int32_t n = 0;
+    int was_unknown = 0;
+    for (size_t i = 0, length; i < bytes; i += length) {
+        uint32_t c;
+        length = qn_utf8_next(piece + i, bytes - i, &c);
+        const int32_t id = qn_vocab_find(t, piece + i, length);
+        int known = 1;
+        for (size_t k = 0; k < length && id < 0; k++) {
+            known &= t->byte_ids[(unsigned char)piece[i + k]] >= 0;
+        }
+        if (id >= 0) {
+            add_symbol(e, &n, id);
+        } else if (known) {
+            for (size_t k = 0; k < length; k++) {
+                add_symbol(e, &n, t->byte_ids[(unsigned char)piece[i + k]]);
+            }
+        } else if (t->unk_model_id >= 0 && !(was_unknown && t->fuse_unk)) {
+            add_symbol(e, &n, t->unk_model_id);
+        }
+        was_unknown = !known;
+    }
+    return n;
+}
+
 static qn_status merge_piece(encoder *e, const char *piece, size_t bytes, qn_error *error)
 {
     const qn_tokenizer *t = e->t;
     if (t->ignore_merges) {
-        const int32_t id = find_piece(t, piece, bytes);
+        const int32_t id = t->characters ? qn_vocab_find(t, piece, bytes) : find_piece(t, piece, bytes);
         if (id >= 0) {
             emit(e, id);
             return QN_OK;
         }
     }
     QN_TRY(reserve_symbols(e, bytes, error));
-    int32_t n = 0;
-    for (size_t i = 0; i < bytes; i++) {
-        int32_t id = t->byte_ids[(unsigned char)piece[i]];
-        id = id >= 0 ? id : t->unk_model_id;
-        if (id >= 0) { /* a byte the vocabulary lacks is left out when there is no unknown token */
-            e->symbols[n] = (symbol){id, n - 1, n + 1};
-            n++;
-        }
-    }
+    const int32_t n = t->characters ? character_symbols(e, piece, bytes) : byte_symbols(e, piece, bytes);
     if (!n) {
         return QN_OK;
     }
@@ -173,10 +217,57 @@ static qn_status merge_piece(encoder *e, const char *piece, size_t bytes, qn_err
     return QN_OK;
 }
 
+/* A copy of text with marks for spaces. */
+static qn_status mark_spaces(encoder *e, const char *text, size_t bytes, int before, char **out, size_t *out_bytes,
+                             qn_error *error)
+{
+    size_t room;
+    QN_FAIL_IF(qn_mul_size(bytes + 1, 3, &room), error, QN_E_ARGUMENT, "the text has %zu bytes", bytes);
+    *out = qn_alloc(e->t->ctx, room);
+    QN_FAIL_IF(!*out, error, QN_E_MEMORY, "out of memory for a text of %zu bytes", bytes);
+    *out_bytes = qn_mark_spaces(text, bytes, before, *out);
+    return QN_OK;
+}
+
+/* Merge text with marks, whole or cut before each. */
+static qn_status merge_marked(encoder *e, const char *text, size_t bytes, qn_error *error)
+{
+    const size_t mark = sizeof QN_TEXT_MARK - 1;
+    size_t done = 0;
+    for (size_t i = mark; e->t->marks.split && i + mark <= bytes; i++) {
+        if (memcmp(text + i, QN_TEXT_MARK, mark) == 0) {
+            QN_TRY(merge_piece(e, text + done, i - done, error));
+            done = i;
+        }
+    }
+    return merge_piece(e, text + done, bytes - done, error);
+}
+
+/* The same for text without added tokens, whose spaces are marked here unless the normalizer has done it. */
+static qn_status encode_characters(encoder *e, const char *text, size_t bytes, qn_error *error)
+{
+    const qn_marks *const marks = &e->t->marks;
+    if (marks->normalizer) {
+        return merge_marked(e, text, bytes, error);
+    }
+    const size_t mark = sizeof QN_TEXT_MARK - 1;
+    const int there = text[0] == ' ' || (bytes >= mark && memcmp(text, QN_TEXT_MARK, mark) == 0);
+    const int before = marks->before == QN_MARK_ALWAYS || (marks->before == QN_MARK_FIRST && text == e->first);
+    char *own;
+    size_t own_bytes = 0;
+    QN_TRY(mark_spaces(e, text, bytes, before && !there, &own, &own_bytes, error));
+    const qn_status status = merge_marked(e, own, own_bytes, error);
+    qn_free(e->t->ctx, own);
+    return status;
+}
+
 /* Split and merge normalised text without added tokens. */
 static qn_status encode_plain(encoder *e, const char *text, size_t bytes, qn_error *error)
 {
     const qn_tokenizer *t = e->t;
+    if (t->characters) {
+        return encode_characters(e, text, bytes, error);
+    }
     e->from.count = 0;
     QN_FAIL_IF(qn_spans_add(&e->from, 0, bytes), error, QN_E_MEMORY, "out of memory while splitting text");
     for (int i = 0; i < t->step_count; i++) {
@@ -315,9 +406,12 @@ static qn_status encode_normalized(encoder *e, const char *text, size_t bytes, q
 {
     char *own = NULL;
     size_t own_bytes = bytes;
-    if (e->t->normalize) {
+    if (e->t->marks.normalizer) {
+        QN_TRY(mark_spaces(e, text, bytes, e->t->marks.before != QN_MARK_NEVER, &own, &own_bytes, error));
+    } else if (e->t->normalize) {
         QN_TRY(normalize(e->t->ctx, text, bytes, &own, &own_bytes, error));
     }
+    e->first = text != e->begin ? NULL : own ? own : text;
     const qn_status status =
         cut_added(e, &e->t->added_normalized, own ? own : text, own ? own_bytes : bytes, encode_plain, error);
     qn_free(e->t->ctx, own);
@@ -374,7 +468,8 @@ qn_status qn_tokenizer_encode(const qn_tokenizer *tokenizer, const char *text, s
     for (int i = 0; (flags & QN_ENCODE_ADD_SPECIAL) && i < tokenizer->prefix_count; i++) {
         emit(&e, tokenizer->prefix[i]);
     }
-    qn_status status = cut_added(&e, &tokenizer->added, copy ? copy : text, bytes, encode_normalized, error);
+    e.begin = copy ? copy : text;
+    qn_status status = cut_added(&e, &tokenizer->added, e.begin, bytes, encode_normalized, error);
     for (int i = 0; (flags & QN_ENCODE_ADD_SPECIAL) && i < tokenizer->suffix_count; i++) {
         emit(&e, tokenizer->suffix[i]);
     }

@@ -50,8 +50,56 @@ static void put_added(const qn_tokenizer *t, qn_buffer *b)
     qn_buffer_print(b, "\n  ],\n");
 }
 
+static void put_normalizer(const qn_tokenizer *t, qn_buffer *b)
+{
+    if (!t->marks.normalizer) {
+        qn_buffer_print(b, "  \"normalizer\": %s,\n", t->normalize ? "{\"type\": \"NFC\"}" : "null");
+        return;
+    }
+    qn_buffer_print(b, "  \"normalizer\": {\"type\": \"Sequence\", \"normalizers\": [");
+    if (t->marks.before != QN_MARK_NEVER) {
+        qn_buffer_print(b, "{\"type\": \"Prepend\", \"prepend\": \"%s\"}, ", QN_TEXT_MARK);
+    }
+    qn_buffer_print(b, "{\"type\": \"Replace\", \"pattern\": {\"String\": \" \"}, \"content\": \"%s\"}]},\n",
+                    QN_TEXT_MARK);
+}
+
+static void put_marks(const qn_tokenizer *t, qn_buffer *b)
+{
+    static const char *const schemes[] = {"never", "always", "first"};
+    if (t->marks.normalizer) {
+        qn_buffer_print(b, "  \"pre_tokenizer\": null,\n");
+        return;
+    }
+    qn_buffer_print(b,
+                    "  \"pre_tokenizer\": {\"type\": \"Metaspace\", \"replacement\": \"%s\", \"prepend_scheme\": "
+                    "\"%s\", \"split\": %s},\n",
+                    QN_TEXT_MARK, schemes[t->marks.before], yes((uint32_t)t->marks.split));
+}
+
+static void put_decoder(const qn_tokenizer *t, qn_buffer *b)
+{
+    if (!t->characters) {
+        qn_buffer_print(b,
+                        "  \"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, "
+                        "\"use_regex\": true},\n");
+        return;
+    }
+    qn_buffer_print(b,
+                    "  \"decoder\": {\"type\": \"Sequence\", \"decoders\": [\n    {\"type\": \"Replace\", \"pattern\": "
+                    "{\"String\": \"%s\"}, \"content\": \" \"},\n    {\"type\": \"ByteFallback\"},\n    {\"type\": "
+                    "\"Fuse\"}%s\n  ]},\n",
+                    QN_TEXT_MARK,
+                    t->marks.strip ? ",\n    {\"type\": \"Strip\", \"content\": \" \", \"start\": 1, \"stop\": 0}"
+                                   : "");
+}
+
 static void put_steps(const qn_tokenizer *t, qn_buffer *b)
 {
+    if (t->characters) {
+        put_marks(t, b);
+        return;
+    }
     qn_buffer_print(b, "  \"pre_tokenizer\": {\"type\": \"Sequence\", \"pretokenizers\": [");
     for (int i = 0; i < t->step_count; i++) {
         const qn_split *s = &t->steps[i];
@@ -142,9 +190,9 @@ static void put_model(const qn_tokenizer *t, qn_buffer *b)
         qn_buffer_print(b, "null");
     }
     qn_buffer_print(b,
-                    ", \"continuing_subword_prefix\": null, \"end_of_word_suffix\": null, \"fuse_unk\": false,\n"
-                    "    \"byte_fallback\": false, \"ignore_merges\": %s,\n    \"vocab\": {",
-                    yes((uint32_t)t->ignore_merges));
+                    ", \"continuing_subword_prefix\": null, \"end_of_word_suffix\": null, \"fuse_unk\": %s,\n"
+                    "    \"byte_fallback\": %s, \"ignore_merges\": %s,\n    \"vocab\": {",
+                    yes((uint32_t)t->fuse_unk), yes((uint32_t)t->byte_fallback), yes((uint32_t)t->ignore_merges));
     const char *comma = "";
     for (int32_t id = 0; id < t->token_count; id++) {
         if ((t->tokens[id].flags & QN_TOKEN_PRESENT) && t->tokens[id].text_bytes) {
@@ -216,11 +264,10 @@ qn_status qn_tokenizer_export(const qn_tokenizer *tokenizer, qn_buffer *tokenize
     qn_buffer *b = tokenizer_json;
     qn_buffer_print(b, "{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n");
     put_added(tokenizer, b);
-    qn_buffer_print(b, "  \"normalizer\": %s,\n", tokenizer->normalize ? "{\"type\": \"NFC\"}" : "null");
+    put_normalizer(tokenizer, b);
     put_steps(tokenizer, b);
     put_post(tokenizer, b);
-    qn_buffer_print(b, "  \"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, "
-                       "\"use_regex\": true},\n");
+    put_decoder(tokenizer, b);
     put_model(tokenizer, b);
     put_config(tokenizer, tokenizer_config_json);
     QN_FAIL_IF(b->failed || tokenizer_config_json->failed, error, QN_E_MEMORY,

@@ -79,7 +79,8 @@ static qn_status read_vocab(qn_tokenizer *t, json_t *model, json_t *added, qn_er
                    shown(json_object_get(v, "content")).text, (long long)json_integer_value(id), t->model_vocab - 1);
         top = json_integer_value(id) > top ? json_integer_value(id) : top;
     }
-    QN_TRY(qn_vocab_reserve(t, (int32_t)top + 1, (int32_t)json_array_size(merges), error));
+    QN_TRY(qn_vocab_reserve(t, (int32_t)top + 1, error));
+    QN_TRY(qn_vocab_reserve_merges(t, (int32_t)json_array_size(merges), error));
     json_object_foreach(vocab, key, v)
     {
         QN_TRY(qn_vocab_add(t, (int32_t)json_integer_value(v), key, strlen(key), 0, error));
@@ -300,11 +301,125 @@ static qn_status read_post(qn_tokenizer *t, const json_t *post, int depth, qn_er
     return QN_OK;
 }
 
+/* ---- characters with marks for spaces, as converters write what SentencePiece trained ---- */
+
+static int is_type(const json_t *object, const char *type)
+{
+    const char *const name = string_of(object, "type");
+    return name && strcmp(name, type) == 0;
+}
+
+static int is_text(const json_t *object, const char *key, const char *text)
+{
+    const char *const value = string_of(object, key);
+    return value && strcmp(value, text) == 0;
+}
+
+/* One of the normalizers Prepend and Replace, which put marks. */
+static qn_status read_mark_step(qn_tokenizer *t, const json_t *n, int *replaces, qn_error *error)
+{
+    if (is_type(n, "Prepend") && is_text(n, "prepend", QN_TEXT_MARK)) {
+        t->marks.before = QN_MARK_ALWAYS;
+        return QN_OK;
+    }
+    QN_FAIL_IF(
+        !is_type(n, "Replace") || !is_text(json_object_get(n, "pattern"), "String", " ") ||
+            !is_text(n, "content", QN_TEXT_MARK),
+        error, QN_E_UNSUPPORTED,
+        "tokenizer.json: normalizer '%s' without a pre_tokenizer is not served, expected Prepend and Replace that "
+        "mark spaces with U+2581",
+        shown(json_object_get(n, "type")).text);
+    *replaces = 1;
+    return QN_OK;
+}
+
+static qn_status read_mark_normalizer(qn_tokenizer *t, const json_t *n, qn_error *error)
+{
+    int replaces = 0;
+    size_t i;
+    json_t *item;
+    if (is_type(n, "Sequence")) {
+        json_array_foreach(json_object_get(n, "normalizers"), i, item)
+        {
+            QN_TRY(read_mark_step(t, item, &replaces, error));
+        }
+    } else {
+        QN_TRY(read_mark_step(t, n, &replaces, error));
+    }
+    QN_FAIL_IF(!replaces, error, QN_E_UNSUPPORTED,
+               "tokenizer.json: there is no pre_tokenizer and no normalizer that marks spaces with U+2581");
+    t->marks.normalizer = 1;
+    return QN_OK;
+}
+
+static qn_status read_metaspace(qn_tokenizer *t, const json_t *p, qn_error *error)
+{
+    const json_t *scheme = json_object_get(p, "prepend_scheme"), *split = json_object_get(p, "split");
+    const json_t *add = json_object_get(p, "add_prefix_space");
+    QN_FAIL_IF(!is_text(p, "replacement", QN_TEXT_MARK), error, QN_E_UNSUPPORTED,
+               "tokenizer.json: Metaspace with the replacement '%s' is not served, expected U+2581",
+               shown(json_object_get(p, "replacement")).text);
+    t->marks.split = !split || json_is_true(split);
+    if (!scheme) {
+        t->marks.before = add && json_is_false(add) ? QN_MARK_NEVER : QN_MARK_ALWAYS;
+        return QN_OK;
+    }
+    QN_FAIL_IF(!is_text(p, "prepend_scheme", "always") && !is_text(p, "prepend_scheme", "first") &&
+                   !is_text(p, "prepend_scheme", "never"),
+               error, QN_E_FILE, "tokenizer.json: prepend_scheme '%s' is none of always, first and never",
+               shown(scheme).text);
+    t->marks.before = is_text(p, "prepend_scheme", "always")  ? QN_MARK_ALWAYS
+                      : is_text(p, "prepend_scheme", "first") ? QN_MARK_FIRST
+                                                              : QN_MARK_NEVER;
+    return QN_OK;
+}
+
+/* The inverse: marks are spaces, bytes are put together, a first space may be left out. */
+static qn_status read_mark_decoder(qn_tokenizer *t, const json_t *decoder, qn_error *error)
+{
+    size_t i;
+    json_t *d;
+    if (is_type(decoder, "Metaspace") && is_text(decoder, "replacement", QN_TEXT_MARK)) {
+        t->marks.strip = !is_text(decoder, "prepend_scheme", "never") &&
+                         !json_is_false(json_object_get(decoder, "add_prefix_space"));
+        return QN_OK;
+    }
+    QN_FAIL_IF(!is_type(decoder, "Sequence"), error, QN_E_UNSUPPORTED,
+               "tokenizer.json: decoder '%s' is not served without ByteLevel, expected a Sequence or Metaspace",
+               shown(json_object_get(decoder, "type")).text);
+    json_array_foreach(json_object_get(decoder, "decoders"), i, d)
+    {
+        const json_int_t start = json_integer_value(json_object_get(d, "start")),
+                         stop = json_integer_value(json_object_get(d, "stop"));
+        const int strips = is_type(d, "Strip") && is_text(d, "content", " ") && start >= 0 && start <= 1 && stop == 0;
+        const int replaces = is_type(d, "Replace") && is_text(json_object_get(d, "pattern"), "String", QN_TEXT_MARK) &&
+                             is_text(d, "content", " ");
+        QN_FAIL_IF(
+            !strips && !replaces && !is_type(d, "ByteFallback") && !is_type(d, "Fuse"), error, QN_E_UNSUPPORTED,
+            "tokenizer.json: decoder '%s' is not served, expected Replace of U+2581, ByteFallback, Fuse, or Strip "
+            "of one first space",
+            shown(json_object_get(d, "type")).text);
+        t->marks.strip |= strips && start == 1;
+    }
+    return QN_OK;
+}
+
+static qn_status read_marks(qn_tokenizer *t, const json_t *root, qn_error *error)
+{
+    const json_t *pre = json_object_get(root, "pre_tokenizer"), *normalizer = json_object_get(root, "normalizer");
+    QN_TRY(read_mark_decoder(t, json_object_get(root, "decoder"), error));
+    if (!is_type(pre, "Metaspace")) {
+        return read_mark_normalizer(t, normalizer, error);
+    }
+    QN_TRY(read_metaspace(t, pre, error));
+    return read_normalizer(t, normalizer, 0, error);
+}
+
 /* The last step must be ByteLevel, and the decoder its inverse. */
 static qn_status check_bytes(const qn_tokenizer *t, const json_t *decoder, qn_error *error)
 {
     QN_FAIL_IF(!t->step_count || t->steps[t->step_count - 1].kind != QN_SPLIT_BYTES, error, QN_E_UNSUPPORTED,
-               "tokenizer.json: the pre_tokenizer has no ByteLevel step; only byte-level BPE is served");
+               "tokenizer.json: the pre_tokenizer has no ByteLevel step, and is no Metaspace alone");
     const char *type = string_of(decoder, "type");
     QN_FAIL_IF(!type || strcmp(type, "ByteLevel") != 0, error, QN_E_UNSUPPORTED,
                "tokenizer.json: decoder '%s' is not served, expected ByteLevel",
@@ -314,7 +429,8 @@ static qn_status check_bytes(const qn_tokenizer *t, const json_t *decoder, qn_er
 
 static qn_status read_tokenizer_json(qn_tokenizer *t, json_t *root, qn_error *error)
 {
-    static const char *const off[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"};
+    static const char *const off[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix"};
+    const json_t *pre = json_object_get(root, "pre_tokenizer");
     json_t *model = json_object_get(root, "model"), *added = json_object_get(root, "added_tokens");
     const char *type = string_of(model, "type");
     QN_FAIL_IF(!json_is_object(model), error, QN_E_FILE, "tokenizer.json has no model");
@@ -326,21 +442,33 @@ static qn_status read_tokenizer_json(qn_tokenizer *t, json_t *root, qn_error *er
     for (size_t i = 0; i < sizeof off / sizeof *off; i++) {
         QN_TRY(must_be_off(model, "model", off[i], error));
     }
+    t->characters = !pre || json_is_null(pre) || is_type(pre, "Metaspace");
+    t->byte_fallback = json_is_true(json_object_get(model, "byte_fallback"));
+    t->fuse_unk = json_is_true(json_object_get(model, "fuse_unk"));
+    if (!t->characters) {
+        QN_TRY(must_be_off(model, "model", "byte_fallback", error));
+    }
     QN_TRY(read_vocab(t, model, added, error));
     QN_TRY(read_merges(t, json_object_get(model, "merges"), error));
     QN_TRY(read_added(t, added, error));
     const json_t *unk = json_object_get(model, "unk_token");
     if (json_is_string(unk)) {
-        QN_TRY(must_be_off(model, "model", "fuse_unk", error));
+        if (!t->characters) {
+            QN_TRY(must_be_off(model, "model", "fuse_unk", error));
+        }
         t->unk_model_id = qn_vocab_find(t, json_string_value(unk), json_string_length(unk));
         QN_FAIL_IF(t->unk_model_id < 0, error, QN_E_FILE, "tokenizer.json: model.unk_token '%s' is no token",
                    shown(unk).text);
         t->unk_id = t->unk_model_id;
     }
     t->ignore_merges = json_is_true(json_object_get(model, "ignore_merges"));
-    QN_TRY(read_steps(t, json_object_get(root, "pre_tokenizer"), 0, error));
-    QN_TRY(read_normalizer(t, json_object_get(root, "normalizer"), 0, error));
-    QN_TRY(check_bytes(t, json_object_get(root, "decoder"), error));
+    if (t->characters) {
+        QN_TRY(read_marks(t, root, error));
+    } else {
+        QN_TRY(read_steps(t, pre, 0, error));
+        QN_TRY(read_normalizer(t, json_object_get(root, "normalizer"), 0, error));
+        QN_TRY(check_bytes(t, json_object_get(root, "decoder"), error));
+    }
     return read_post(t, json_object_get(root, "post_processor"), 0, error);
 }
 
@@ -410,6 +538,9 @@ static void read_generation(qn_tokenizer *t, const json_t *generation)
 static const char *name_steps(const qn_tokenizer *t)
 {
     const qn_split *first = &t->steps[0];
+    if (t->characters) {
+        return "sentencepiece";
+    }
     if (t->step_count == 1) {
         return first->with_regex ? "gpt2" : "bytes";
     }

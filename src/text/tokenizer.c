@@ -58,6 +58,7 @@ void qn_tokenizer_destroy(qn_tokenizer *t)
     qn_free(ctx, t->merge_left);
     qn_free(ctx, t->merge_right);
     qn_free(ctx, t->merge_to);
+    qn_free(ctx, t->merge_order);
     qn_free(ctx, t->by_text);
     qn_free(ctx, t->tokens);
     qn_buffer_free(&t->texts);
@@ -89,6 +90,7 @@ qn_status qn_tokenizer_decode(const qn_tokenizer *tokenizer, const int32_t *ids,
                "decode got NULL for the tokenizer, ids, text or bytes");
     *bytes = 0;
     size_t need = 0;
+    int strip = tokenizer->marks.strip;
     for (size_t i = 0; i < count; i++) {
         QN_FAIL_IF(ids[i] < 0 || ids[i] >= tokenizer->model_vocab, error, QN_E_ARGUMENT,
                    "id %zu is %d, expected 0 to %d", i, ids[i], tokenizer->model_vocab - 1);
@@ -97,6 +99,11 @@ qn_status qn_tokenizer_decode(const qn_tokenizer *tokenizer, const int32_t *ids,
         if (!piece || (skip_special && qn_tokenizer_is_special(tokenizer, ids[i]))) {
             continue;
         }
+        if (strip && n && piece[0] == ' ') {
+            piece++;
+            n--;
+        }
+        strip = 0;
         if (need < capacity && n) {
             memcpy(text + need, piece, n < capacity - need ? n : capacity - need);
         }

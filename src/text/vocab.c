@@ -1,6 +1,7 @@
 /* Tables of a tokenizer: tokens by text, merges by pair, the byte alphabet, the
  * trie of added tokens. Filled by the builders, read by encode.c. Everything
  * a file says is checked here once, so that encoding needs no checks. */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/checked.h"
@@ -118,25 +119,31 @@ int qn_char_byte(uint32_t c)
     return c == 0x143 ? 0xAD : -1;
 }
 
-qn_status qn_vocab_reserve(qn_tokenizer *t, int32_t count, int32_t merge_count, qn_error *error)
+qn_status qn_vocab_reserve(qn_tokenizer *t, int32_t count, qn_error *error)
 {
     QN_FAIL_IF(count <= 0 || count > QN_TEXT_MAX_TOKENS, error, QN_E_FILE,
                "the tokenizer has %d tokens, expected 1 to %d", count, QN_TEXT_MAX_TOKENS);
-    QN_FAIL_IF(merge_count < 0 || merge_count > QN_TEXT_MAX_TOKENS, error, QN_E_FILE,
-               "the tokenizer has %d merges, expected 0 to %d", merge_count, QN_TEXT_MAX_TOKENS);
     t->token_count = count;
-    t->merge_count = merge_count;
     const size_t size = table_size((size_t)count);
     t->tokens = qn_calloc(t->ctx, (size_t)count, sizeof *t->tokens);
     t->by_text = qn_calloc(t->ctx, size, sizeof *t->by_text);
-    t->merge_left = qn_calloc(t->ctx, (size_t)merge_count + 1, sizeof *t->merge_left);
-    t->merge_right = qn_calloc(t->ctx, (size_t)merge_count + 1, sizeof *t->merge_right);
-    t->merge_to = qn_calloc(t->ctx, (size_t)merge_count + 1, sizeof *t->merge_to);
-    QN_FAIL_IF(!t->tokens || !t->by_text || !t->merge_left || !t->merge_right || !t->merge_to, error, QN_E_MEMORY,
-               "out of memory for a vocabulary of %d tokens", count);
+    QN_FAIL_IF(!t->tokens || !t->by_text, error, QN_E_MEMORY, "out of memory for a vocabulary of %d tokens", count);
     memset(t->by_text, 0xFF, size * sizeof *t->by_text);
     t->by_text_mask = size - 1;
-    return qn_pair_map_make(t->ctx, (size_t)merge_count, &t->merges, error);
+    return QN_OK;
+}
+
+qn_status qn_vocab_reserve_merges(qn_tokenizer *t, int32_t count, qn_error *error)
+{
+    QN_FAIL_IF(count < 0 || count > QN_TEXT_MAX_TOKENS, error, QN_E_FILE,
+               "the tokenizer has %d merges, expected 0 to %d", count, QN_TEXT_MAX_TOKENS);
+    t->merge_count = count;
+    t->merge_left = qn_calloc(t->ctx, (size_t)count + 1, sizeof *t->merge_left);
+    t->merge_right = qn_calloc(t->ctx, (size_t)count + 1, sizeof *t->merge_right);
+    t->merge_to = qn_calloc(t->ctx, (size_t)count + 1, sizeof *t->merge_to);
+    QN_FAIL_IF(!t->merge_left || !t->merge_right || !t->merge_to, error, QN_E_MEMORY, "out of memory for %d merges",
+               count);
+    return qn_pair_map_make(t->ctx, (size_t)count, &t->merges, error);
 }
 
 int32_t qn_vocab_find(const qn_tokenizer *t, const char *text, size_t bytes)
@@ -153,11 +160,63 @@ int32_t qn_vocab_find(const qn_tokenizer *t, const char *text, size_t bytes)
     }
 }
 
+size_t qn_mark_spaces(const char *text, size_t bytes, int before, char *out)
+{
+    const size_t mark = sizeof QN_TEXT_MARK - 1;
+    size_t n = 0;
+    if (before) {
+        memcpy(out, QN_TEXT_MARK, mark);
+        n = mark;
+    }
+    for (size_t i = 0; i < bytes; i++) {
+        if (text[i] == ' ') {
+            memcpy(out + n, QN_TEXT_MARK, mark);
+            n += mark;
+        } else {
+            out[n++] = text[i];
+        }
+    }
+    return n;
+}
+
+/* The byte that a token <0xHH> stands for, -1: it is another token. */
+static int byte_of(const char *text, size_t bytes)
+{
+    static const char digits[] = "0123456789ABCDEF";
+    if (bytes != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') {
+        return -1;
+    }
+    const char *const high = memchr(digits, text[3], 16), *const low = memchr(digits, text[4], 16);
+    return high && low ? (int)(high - digits) * 16 + (int)(low - digits) : -1;
+}
+
+/* Append what characters stand for: marks are spaces, <0xHH> is a byte. */
+static void add_characters(qn_tokenizer *t, qn_token *token, const char *text, size_t bytes)
+{
+    const size_t mark = sizeof QN_TEXT_MARK - 1;
+    const int byte = byte_of(text, bytes);
+    const char one = (char)byte;
+    token->piece_at = t->pieces.length;
+    if (byte >= 0) {
+        qn_buffer_add(&t->pieces, &one, 1);
+    }
+    for (size_t i = 0; i < bytes && byte < 0;) {
+        const int space = bytes - i >= mark && memcmp(text + i, QN_TEXT_MARK, mark) == 0;
+        qn_buffer_add(&t->pieces, space ? " " : text + i, 1);
+        i += space ? mark : 1;
+    }
+    token->piece_bytes = (uint32_t)(t->pieces.length - token->piece_at);
+}
+
 /* Append what the text stands for: its bytes when all characters are of the byte alphabet, else the text itself. */
 static void add_piece(qn_tokenizer *t, qn_token *token, const char *text, size_t bytes)
 {
     uint32_t c = 0;
     int mapped = 1;
+    if (t->characters) {
+        add_characters(t, token, text, bytes);
+        return;
+    }
     token->piece_at = t->pieces.length;
     for (size_t i = 0; i < bytes && mapped;) {
         i += qn_utf8_next(text + i, bytes - i, &c);
@@ -244,7 +303,7 @@ static qn_status build_trie(qn_tokenizer *t, uint32_t normalized, qn_trie *trie,
             QN_FAIL_IF(token->text_bytes > QN_TEXT_MAX_ADDED_BYTES, error, QN_E_FILE,
                        "added token %d has %u bytes, expected at most %d", id, token->text_bytes,
                        QN_TEXT_MAX_ADDED_BYTES);
-            total += token->text_bytes;
+            total += t->marks.normalizer ? 3 * ((size_t)token->text_bytes + 1) : token->text_bytes;
         }
     }
     QN_FAIL_IF(total >= INT32_MAX / 2, error, QN_E_FILE, "the added tokens have %zu bytes together", total);
@@ -262,9 +321,16 @@ static qn_status build_trie(qn_tokenizer *t, uint32_t normalized, qn_trie *trie,
             !token->text_bytes) {
             continue;
         }
+        char marked[3 * (QN_TEXT_MAX_ADDED_BYTES + 1)];
+        const char *text = t->texts.data + token->text_at;
+        size_t bytes = token->text_bytes;
+        if (normalized && t->marks.normalizer) {
+            bytes = qn_mark_spaces(text, bytes, t->marks.before != QN_MARK_NEVER, marked);
+            text = marked;
+        }
         int32_t node = 0;
-        for (uint32_t i = 0; i < token->text_bytes; i++) {
-            const uint64_t key = qn_pair(node, (unsigned char)t->texts.data[token->text_at + i]);
+        for (size_t i = 0; i < bytes; i++) {
+            const uint64_t key = qn_pair(node, (unsigned char)text[i]);
             int32_t next = qn_pair_map_get(&trie->edges, key);
             if (next < 0) {
                 next = trie->node_count++;
@@ -282,8 +348,10 @@ qn_status qn_vocab_finish(qn_tokenizer *t, qn_error *error)
     static const char *const ends[] = {"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>",
                                        "<|end|>",    "<end_of_turn>", "</s>",       "<|return|>"};
     for (unsigned byte = 0; byte < 256; byte++) {
-        char text[4];
-        t->byte_ids[byte] = qn_vocab_find(t, text, qn_utf8_put(text, qn_byte_char(byte)));
+        char text[8];
+        const size_t bytes = t->characters ? (size_t)snprintf(text, sizeof text, "<0x%02X>", byte)
+                                           : qn_utf8_put(text, qn_byte_char(byte));
+        t->byte_ids[byte] = t->characters && !t->byte_fallback ? -1 : qn_vocab_find(t, text, bytes);
     }
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
         const int32_t id = qn_vocab_find(t, ends[i], strlen(ends[i]));

@@ -15,6 +15,9 @@ printf '{%s,"quantization_config":{"quant_method":"compressed-tensors","format":
 printf '{"metadata":{"total_size":8},"weight_map":{"a.weight":"model-00001-of-00001.safetensors"}}' > "$out/config/index"
 printf 'GGUF\003\0\0\0\0\0\0\0\0\0\0\0\001\0\0\0\0\0\0\0\024\0\0\0\0\0\0\0general.architecture\010\0\0\0\005\0\0\0\0\0\0\0llama' > "$out/gguf/small"
 cp "$(dirname "$0")/../text/small.json" "$out/tokenizer/small"
+mark=$(printf '\342\226\201')
+printf '{"model":{"type":"BPE","unk_token":"<u>","byte_fallback":true,"vocab":{"<u>":0,"a":1,"%s":2,"%sa":3,"<0x62>":4},"merges":["%s a"]},"pre_tokenizer":{"type":"Metaspace","replacement":"%s","prepend_scheme":"first"},"decoder":{"type":"Metaspace","replacement":"%s"}}' "$mark" "$mark" "$mark" "$mark" "$mark" > "$out/tokenizer/marks"
+printf '{"model":{"type":"BPE","vocab":{"a":0,"%s":1,"%sa":2},"merges":[["%s","a"]]},"normalizer":{"type":"Sequence","normalizers":[{"type":"Prepend","prepend":"%s"},{"type":"Replace","pattern":{"String":" "},"content":"%s"}]},"added_tokens":[{"id":3,"content":"a a","normalized":true}],"decoder":{"type":"Sequence","decoders":[{"type":"Fuse"},{"type":"Strip","content":" ","start":1,"stop":0}]}}' "$mark" "$mark" "$mark" "$mark" "$mark" > "$out/tokenizer/prepend"
 printf '{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]},"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false}}' > "$out/tokenizer/tiny"
 printf '{%% for m in messages %%}<|im_start|>{{ m.role }}\n{{ m["content"] | trim }}<|im_end|>\n{%% endfor %%}{%% if add_generation_prompt %%}assistant{%% endif %%}' > "$out/template/chatml"
 printf '{%%- set ns = namespace(n=0) -%%}{%% macro f(x, y=1) %%}{{ x ~ y }}{%% endmacro %%}{%% for i in range(3) if i != 1 %%}{{ f(i)[:2] }}{%% set ns.n = ns.n + i %%}{%% else %%}none{%% endfor %%}{{ ns.n is divisibleby 2 }}' > "$out/template/features"

@@ -79,6 +79,46 @@ static qn_status work_folder(qn_ctx *ctx, qn_error *error)
     return status;
 }
 
+static qn_status work_scores(qn_ctx *ctx, qn_error *error)
+{
+    static const qn_string tokens[] = {{"<unk>", 5},
+                                       {"<s>", 3},
+                                       {"\xE2\x96\x81", 3},
+                                       {"a", 1},
+                                       {"\xE2\x96\x81"
+                                        "a",
+                                        4}};
+    static const int32_t types[] = {2, 3, 1, 1, 1};
+    static const float scores[] = {0, 0, -2, -3, -1};
+    const qn_tokenizer_source source = {.model = "llama",
+                                        .tokens = tokens,
+                                        .token_types = types,
+                                        .scores = scores,
+                                        .token_count = 5,
+                                        .bos_id = 1,
+                                        .eos_id = -1,
+                                        .eot_id = -1,
+                                        .unk_id = 0,
+                                        .pad_id = -1,
+                                        .add_bos = -1,
+                                        .add_eos = -1,
+                                        .add_space = -1};
+    qn_tokenizer *t;
+    int32_t ids[64];
+    size_t count = 0;
+    qn_status status = qn_tokenizer_create(ctx, &source, 5, &t, error);
+    if (status == QN_OK) {
+        status = qn_tokenizer_encode(t, "a  a<s>b", 8, 3, ids, 64, &count, error);
+    }
+    if (status == QN_OK) { /* <s>, mark a, mark, mark a, <s>, mark, unknown */
+        static const int32_t want[] = {1, 4, 2, 4, 1, 2, 0};
+        assert_int_equal(count, 7);
+        assert_memory_equal(ids, want, sizeof want);
+    }
+    qn_tokenizer_destroy(t);
+    return status;
+}
+
 static qn_status work_sampler(qn_ctx *ctx, qn_error *error)
 {
     qn_sampler *s;
@@ -125,6 +165,12 @@ static void folder(void **state)
     fail_each(work_folder);
 }
 
+static void scores(void **state)
+{
+    (void)state;
+    fail_each(work_scores);
+}
+
 static void sampler(void **state)
 {
     (void)state;
@@ -133,6 +179,7 @@ static void sampler(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(arrays), cmocka_unit_test(folder), cmocka_unit_test(sampler)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(arrays), cmocka_unit_test(folder), cmocka_unit_test(scores),
+                                       cmocka_unit_test(sampler)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -363,7 +363,7 @@ static void broken_arrays(void **state)
     CASE(QN_OK, pre = NULL);
     CASE(QN_OK, bos_id = 2);
     CASE(QN_E_UNSUPPORTED, pre = "nosuch");
-    CASE(QN_E_UNSUPPORTED, model = "llama");
+    CASE(QN_E_FILE, model = "llama"); /* no scores */
     CASE(QN_E_UNSUPPORTED, model = NULL);
     CASE(QN_E_UNSUPPORTED, tokens = NULL);
     CASE(QN_E_FILE, tokens = twice);
