@@ -72,21 +72,41 @@ static qn_status check_rope(const json_t *config, const char *key, double *theta
     return qn_json_get_number(rope, "rope_theta", 1.0, 1e30, theta, error);
 }
 
-static qn_status check_architecture(const json_t *config, qn_error *error)
+/* Families that compute the same. */
+static const struct family {
+    const char *architecture, *type;
+    int64_t context, kv_heads, window; /* where the file says nothing; 0: 2048, as many as heads, none */
+} families[] = {{"LlamaForCausalLM", "llama", 0, 0, 0}, {"MistralForCausalLM", "mistral", 131072, 8, 4096}};
+
+static const struct family *find_family(const char *architecture, const char *type)
 {
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
+        if ((!architecture || strcmp(architecture, families[i].architecture) == 0) &&
+            (!type || strcmp(type, families[i].type) == 0)) {
+            return &families[i];
+        }
+    }
+    return NULL;
+}
+
+static qn_status check_architecture(const json_t *config, const struct family **out, qn_error *error)
+{
+    const char *name = NULL;
     const json_t *list = json_object_get(config, "architectures");
     const char *type = NULL;
     QN_TRY(qn_json_get_string(config, "model_type", &type, error));
     if (list && !json_is_null(list)) {
-        const char *name = json_string_value(json_array_get(list, 0));
+        name = json_string_value(json_array_get(list, 0));
         QN_FAIL_IF(!name, error, QN_E_FILE, "architectures is not an array of names");
-        QN_FAIL_IF(strcmp(name, "LlamaForCausalLM") != 0, error, QN_E_UNSUPPORTED,
-                   "the architecture %.60s is not supported, expected LlamaForCausalLM", name);
+        QN_FAIL_IF(!find_family(name, NULL), error, QN_E_UNSUPPORTED,
+                   "the architecture %.60s is not supported, expected LlamaForCausalLM or MistralForCausalLM", name);
     }
     QN_FAIL_IF(!type && (!list || json_is_null(list)), error, QN_E_FILE,
                "neither model_type nor architectures is given");
-    QN_FAIL_IF(type && strcmp(type, "llama") != 0, error, QN_E_UNSUPPORTED,
-               "the model type %.60s is not supported, expected llama", type);
+    QN_FAIL_IF(type && !find_family(NULL, type), error, QN_E_UNSUPPORTED,
+               "the model type %.60s is not supported, expected llama or mistral", type);
+    *out = find_family(name, type);
+    QN_FAIL_IF(!*out, error, QN_E_FILE, "the model type %.60s does not go with the architecture %.60s", type, name);
     return QN_OK;
 }
 
@@ -108,19 +128,35 @@ static qn_status check_variants(const json_t *config, qn_error *error)
     return QN_OK;
 }
 
+/* Attention looks at all tokens: where a window would leave some out, the context ends. */
+static qn_status get_context(const json_t *config, const struct family *family, int32_t *out, qn_error *error)
+{
+    int32_t window = 0;
+    QN_TRY(
+        get_size(config, "max_position_embeddings", MAX_CONTEXT, family->context ? family->context : 2048, out, error));
+    if (!family->window || json_is_null(json_object_get(config, "sliding_window"))) {
+        return QN_OK;
+    }
+    QN_TRY(get_size(config, "sliding_window", MAX_CONTEXT, family->window, &window, error));
+    *out = window < *out ? window : *out;
+    return QN_OK;
+}
+
 qn_status qn_hparams_from_config(const json_t *config, qn_hparams *out, qn_error *error)
 {
     qn_hparams h = {.architecture = "llama"};
     QN_FAIL_IF(!json_is_object(config), error, QN_E_FILE, "config.json is not an object");
-    QN_TRY(check_architecture(config, error));
+    const struct family *family = NULL;
+    QN_TRY(check_architecture(config, &family, error));
     QN_TRY(check_variants(config, error));
     QN_TRY(get_size(config, "hidden_size", MAX_SIZE, 0, &h.hidden, error));
     QN_TRY(get_size(config, "num_hidden_layers", MAX_LAYERS, 0, &h.layers, error));
     QN_TRY(get_size(config, "num_attention_heads", MAX_SIZE, 0, &h.heads, error));
-    QN_TRY(get_size(config, "num_key_value_heads", MAX_SIZE, h.heads, &h.kv_heads, error));
+    QN_TRY(get_size(config, "num_key_value_heads", MAX_SIZE, family->kv_heads ? family->kv_heads : h.heads, &h.kv_heads,
+                    error));
     QN_TRY(get_size(config, "intermediate_size", MAX_SIZE, 0, &h.intermediate, error));
     QN_TRY(get_size(config, "vocab_size", MAX_VOCABULARY, 0, &h.vocab_size, error));
-    QN_TRY(get_size(config, "max_position_embeddings", MAX_CONTEXT, 2048, &h.context_length, error));
+    QN_TRY(get_context(config, family, &h.context_length, error));
     const int32_t divides = h.hidden % h.heads == 0;
     QN_TRY(get_size(config, "head_dim", MAX_SIZE, divides ? h.hidden / h.heads : 0, &h.head_dim, error));
     double theta = 10000.0, eps = 1e-6;

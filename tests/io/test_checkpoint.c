@@ -357,6 +357,49 @@ static void test_config(void **state)
     write_config(-1, NULL, NULL);
 }
 
+/* Families that compute the same as llama, and where their context ends. */
+static void test_families(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *members;
+        qn_status status;
+        int context;
+    } cases[] = {
+        {"\"architectures\":[\"MistralForCausalLM\"],\"model_type\":\"mistral\",\"sliding_window\":null", QN_OK, 8192},
+        {"\"architectures\":[\"MistralForCausalLM\"],\"model_type\":\"mistral\",\"sliding_window\":100", QN_OK, 100},
+        {"\"architectures\":[\"MistralForCausalLM\"],\"model_type\":\"mistral\",\"sliding_window\":9000", QN_OK, 8192},
+        {"\"model_type\":\"mistral\"", QN_OK, 4096},
+        {"\"architectures\":[\"MistralForCausalLM\"]", QN_OK, 4096},
+        {"\"model_type\":\"llama\",\"sliding_window\":100", QN_OK, 8192},
+        {"\"architectures\":[\"MistralForCausalLM\"],\"model_type\":\"llama\"", QN_E_FILE, 0},
+        {"\"model_type\":\"mistral\",\"sliding_window\":0", QN_E_FILE, 0},
+        {"\"model_type\":\"mixtral\"", QN_E_UNSUPPORTED, 0},
+        {"\"architectures\":[\"MixtralForCausalLM\"],\"model_type\":\"mistral\"", QN_E_UNSUPPORTED, 0},
+    };
+    make_model(qn_scheme_find("f32"));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[1000];
+        snprintf(text, sizeof text,
+                 "{%s,\"hidden_size\":32,\"num_hidden_layers\":1,\"num_attention_heads\":2,\"num_key_value_heads\":1,"
+                 "\"head_dim\":16,\"intermediate_size\":64,\"vocab_size\":10,\"max_position_embeddings\":8192,"
+                 "\"tie_word_embeddings\":true}",
+                 cases[i].members);
+        write_text(folder, "config.json", text);
+        qn_checkpoint *c = NULL;
+        qn_error error;
+        const qn_status status = open_folder(&c, &error);
+        if (status != cases[i].status) {
+            fail_msg("%s: %s (%s)", cases[i].members, qn_status_name(status), error.text);
+        }
+        if (status == QN_OK) {
+            assert_int_equal(qn_checkpoint_hparams(c)->context_length, cases[i].context);
+            qn_checkpoint_close(c);
+        }
+    }
+    write_config(-1, NULL, NULL);
+}
+
 /* Walk an object; at each member or element put each hostile value and call back. */
 typedef void (*spoilt_fn)(const char *path, const char *value, json_t *root, void *user);
 
@@ -742,6 +785,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_wrong_tensors, setup, teardown),
         cmocka_unit_test_setup_teardown(test_foreign_tensors, setup, teardown),
         cmocka_unit_test_setup_teardown(test_config, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_families, setup, teardown),
         cmocka_unit_test_setup_teardown(test_quant_config, setup, teardown),
         cmocka_unit_test_setup_teardown(test_config_groups, setup, teardown),
         cmocka_unit_test_setup_teardown(test_ignore_patterns, setup, teardown),
