@@ -63,15 +63,20 @@ DEV u32 multiply_pair(u32 a, u32 b)
     return v;
 }
 
-/* Codes i and i + 4 of a word, their sign and size in place. */
+/* Codes i and i + 4 of a word, their sign and size in place. The sign of the highest is there already, and the word as
+ * its size wants it serves the next lower ones too. */
 DEV u32 place_pair(u32 word, int i)
 {
 #if IS_F16
     const u32 size = (i < 3 ? word << (9 - 4 * i) : word >> 3) & 0x0e000e00u;
     return (word << (12 - 4 * i) & 0x80008000u) | size;
 #else
-    const u32 low = (i < 2 ? word : word >> 8) & (i % 2 ? 0x00f000f0u : 0x000f000fu);
-    return low * (i % 2 ? 260u : 4160u) & 0x81c081c0u;
+    const u32 low = word >> 6;
+    if (i == 3) {
+        return (word & 0x80008000u) | (low & 0x01c001c0u);
+    }
+    const u32 code = i == 0 ? word & 0x000f000fu : i == 1 ? word & 0x00f000f0u : low & 0x003c003cu;
+    return code * (i == 0 ? 4160u : i == 1 ? 260u : 1040u) & 0x81c081c0u;
 #endif
 }
 

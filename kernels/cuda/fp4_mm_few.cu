@@ -180,16 +180,15 @@ DEV u32 expand_pair(u32 word, int i, u32 scale, int large)
 }
 
 /* A slice of a stage by the warp's rows of b. codes, scales: of the lane's first row, for the others are whole turns of
- * the swizzles further; x: of the lane's row of it; large 1: any MXFP4 scale. */
-DEV void multiply_slice(u32 codes, u32 scales, u32 table, u32 x, u32 lane, int large, float sums[TILES][TILES_X][4])
+ * the swizzles further; x: the first of the lane's two chunks in its row of it; large 1: any MXFP4 scale. */
+DEV void multiply_slice(u32 codes, u32 scales, u32 table, u32 x, int large, float sums[TILES][TILES_X][4])
 {
-    const u32 g = lane / 4, t = lane % 4;
     u32 v[TILES_X][8];
 #pragma unroll
     for (int j = 0; j < TILES_X; j++) {
 #pragma unroll
         for (u32 c = 0; c < 2; c++) {
-            const uint4 w = load_shared_u32x4(x + (u32)j * 1024 + ((2 * t + c) ^ g) * 16);
+            const uint4 w = load_shared_u32x4((x ^ c * 16) + (u32)j * 1024);
             v[j][4 * c] = __byte_perm(w.x, w.z, 0x5410);
             v[j][4 * c + 1] = __byte_perm(w.x, w.z, 0x7632);
             v[j][4 * c + 2] = __byte_perm(w.y, w.w, 0x5410);
@@ -236,8 +235,11 @@ DEV void multiply(const few *f, u32 sums_at, u32 warp, u32 lane)
     const problem *p = &f->p;
     const u32 slice = warp % SLICES, wn = warp / SLICES % WN, wk = warp / (SLICES * WN), g = lane / 4, t = lane % 4;
     const u32 low = g % 4 * 2 + g / 4, row = wn * (16 * TILES) + low;
-    const u32 codes = row * 128 + ((slice * 2 + t / 2) ^ low) * 16 + t % 2 * 8;
-    const u32 x = slice * (ROWS * 128) + g * 128;
+    const int stages = (p->end - p->begin + DEPTH - 1) / DEPTH;
+    u32 codes = p->codes + row * 128 + ((slice * 2 + t / 2) ^ low) * 16 + t % 2 * 8;
+    u32 x = p->x + slice * (ROWS * 128) + g * 128 + (2 * t ^ g) * 16;
+    u32 scales = scale_at(row, (slice * 64 + t * 16) / UNIT);
+    asm("" : "+r"(codes), "+r"(x), "+r"(scales)); /* kept: the compiler would work them out in every stage */
     float sums[TILES][TILES_X][4];
 #pragma unroll
     for (int i = 0; i < TILES; i++) {
@@ -250,10 +252,12 @@ DEV void multiply(const few *f, u32 sums_at, u32 warp, u32 lane)
         }
     }
     place at = {wk, 0};
-    turn now = {0, 0};
     int stage = (int)wk;
 #pragma unroll 1
-    for (int first = 0; p->begin + first * DEPTH < p->end; first += SPAN) {
+    for (int spans = 0; spans * SPAN < stages; spans++) {
+        const int first = spans * SPAN;
+        const turn now = {(u32)spans % SPANS, (u32)spans / SPANS & 1};
+        const int last = first + SPAN < stages ? first + SPAN : stages;
         barrier_wait(p->scales_full + 8 * now.span, now.parity);
 #if IS_MX
         const uint4 saw = load_shared_u32x4(f->large + 16 * now.span);
@@ -262,15 +266,15 @@ DEV void multiply(const few *f, u32 sums_at, u32 warp, u32 lane)
         const int large = 0;
 #endif
 #pragma unroll 1
-        for (; stage < first + SPAN && p->begin + stage * DEPTH < p->end; stage += WK) {
-            const u32 byte = (u32)(stage - first) * (DEPTH / UNIT) + (slice * 64 + t * 16) / UNIT;
-            const u32 scales_at = p->scales + now.span * SCALE_BYTES + scale_at(row, byte);
+        for (; stage < last; stage += WK) {
+            const u32 byte = (u32)(stage - first) * (DEPTH / UNIT); /* bits that are the swizzle's alone in `scales` */
+            const u32 scales_at = p->scales + now.span * SCALE_BYTES + (scales ^ byte);
             barrier_wait(p->full + 8 * at.stage, at.parity);
-            const u32 codes_at = p->codes + at.stage * B_BYTES + codes, x_at = p->x + at.stage * X_BYTES + x;
+            const u32 codes_at = codes + at.stage * B_BYTES, x_at = x + at.stage * X_BYTES;
             if (IS_MX && large) {
-                multiply_slice(codes_at, scales_at, f->table, x_at, lane, 1, sums);
+                multiply_slice(codes_at, scales_at, f->table, x_at, 1, sums);
             } else {
-                multiply_slice(codes_at, scales_at, f->table, x_at, lane, 0, sums);
+                multiply_slice(codes_at, scales_at, f->table, x_at, 0, sums);
             }
             __syncwarp();
             if (lane == 0) {
@@ -281,7 +285,6 @@ DEV void multiply(const few *f, u32 sums_at, u32 warp, u32 lane)
         if (lane == 0) {
             barrier_arrive(p->scales_empty + 8 * now.span);
         }
-        turn_on(&now);
     }
     threads_sync(1, CONSUMERS); /* all stages are read: the sums lie where they were */
     const u32 to = sums_at + (((wk * SLICES + slice) * ROWS + 2 * t) * PITCH + row) * 4;
@@ -352,10 +355,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     wait_before();
     __syncthreads();
     if (warp >= CONSUMERS / 32) {
-#if SCARCE && (IS_MX || IS_F16)
+#if SCARCE
         REGISTERS_GIVE(32);
-#elif SCARCE
-        REGISTERS_GIVE(64);
 #endif
         if (warp > CONSUMERS / 32) {
             look_at_scales(a, &f, mapped, (int)threadIdx.x - CONSUMERS - 32);
@@ -363,10 +364,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             load(&f, &code_map, &scale_map, &x_map, mapped, early);
         }
     } else {
-#if SCARCE && (IS_MX || IS_F16)
+#if SCARCE
         REGISTERS_TAKE(112);
-#elif SCARCE
-        REGISTERS_TAKE(104);
 #endif
         multiply(&f, p->codes, warp, lane);
         join_parts(p, p->codes, threadIdx.x);
