@@ -26,7 +26,8 @@
  *     STAGES   of the ring, at least WK + 1
  *   Tensor maps, 3-D, UINT8, fill with zeros
  *     codes, scales   as for fp4_mm.cu, boxes of 16 TILES WN rows
- *     x               swizzle 128B, sizes {2 K, M, 1}, box {128, ROWS, 1}
+ *     x               swizzle 128B, sizes {2 K, M, 1}, box {128, ROWS, 1}; whole 1, K a multiple of 64: sizes
+ *                     {128, M, K / 64}, box {128, ROWS, 4}
  *   x: base and row stride multiples of 16; K a multiple of 8 and of the format's block
  *   Launch
  *     block 128 WN WK + 128, cluster {SPLIT, 1, 1}, grid {ceil(N / (16 TILES WN)) * SPLIT, ceil(M / ROWS), 1}
@@ -65,71 +66,76 @@ DEV void load_codes(const problem *p, const tensor_map *map, u32 stage, int k0)
     tensor_load_3d(p->codes + stage * B_BYTES, map, p->full + 8 * stage, k0 / 2, p->column, 0, L2_EVICT_FIRST);
 }
 
-DEV void load_x(const problem *p, const tensor_map *map, u32 stage, int k0)
+/* whole: one box has a stage's slices. */
+DEV void load_x(const problem *p, const tensor_map *map, u32 stage, int k0, int whole)
 {
+    const u32 to = p->x + stage * X_BYTES, bar = p->full + 8 * stage;
+    if (whole) {
+        tensor_load_3d(to, map, bar, 0, p->row, k0 / 64, L2_EVICT_LAST);
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < SLICES; i++) {
-        tensor_load_3d(p->x + stage * X_BYTES + i * (ROWS * 128), map, p->full + 8 * stage, k0 * 2 + i * 128, p->row, 0,
-                       L2_EVICT_LAST);
+        tensor_load_3d(to + i * (ROWS * 128), map, bar, k0 * 2 + i * 128, p->row, 0, L2_EVICT_LAST);
     }
 }
 
-DEV void load_scales(const few *f, const tensor_map *map, u32 span, int k0, int mapped)
-{
-    if (mapped) {
-        barrier_arrive_expect(f->landed + 8 * span, SCALE_BYTES);
-        tensor_load_3d(f->p.scales + span * SCALE_BYTES, map, f->landed + 8 * span, k0 / UNIT, f->p.column, 0,
-                       L2_EVICT_FIRST);
-    }
-}
-
-/* A span of scales in the ring, and its barriers' parity. */
+/* Where a span of scales is in the ring, and its barriers' parity. */
 typedef struct turn {
     u32 span, parity;
 } turn;
 
-DEV void turn_on(turn *t)
+DEV turn turn_of(int span)
 {
-    if (++t->span == SPANS) {
-        t->span = 0;
-        t->parity ^= 1;
+    const turn t = {(u32)span % SPANS, (u32)span / SPANS & 1};
+    return t;
+}
+
+/* One thread. */
+DEV void load_scales(const few *f, const tensor_map *map, int span)
+{
+    const problem *p = &f->p;
+    const turn to = turn_of(span);
+    const int k0 = p->begin + span * (SPAN * DEPTH);
+    if (k0 < p->end) {
+        barrier_wait(p->scales_empty + 8 * to.span, to.parity ^ 1);
+        barrier_arrive_expect(f->landed + 8 * to.span, SCALE_BYTES);
+        tensor_load_3d(p->scales + to.span * SCALE_BYTES, map, f->landed + 8 * to.span, k0 / UNIT, p->column, 0,
+                       L2_EVICT_FIRST);
     }
 }
 
-/* One thread. The first `early` stages have their weights under way. */
-DEV void load(const few *f, const tensor_map *codes, const tensor_map *scales, const tensor_map *x, int mapped,
-              int early)
+/* One thread. The first `early` stages have their weights under way. Few instructions: they delay the warps that
+ * multiply beside this one, for which all others wait. */
+DEV void load(const problem *p, const tensor_map *codes, const tensor_map *x, int whole, int early)
 {
-    const problem *p = &f->p;
     place at = {0, 1};
-    turn scale = {0, 1};
     int stage = 0;
-    for (int k0 = p->begin; k0 < p->end; k0 += DEPTH, stage++) {
-        if (stage % SPAN == 0) {
-            if (stage >= early) {
-                barrier_wait(p->scales_empty + 8 * scale.span, scale.parity);
-                load_scales(f, scales, scale.span, k0, mapped);
-            }
-            turn_on(&scale);
-        }
-        if (stage >= early) {
+#pragma unroll 1
+    for (int k0 = p->begin; k0 < p->end; k0 += DEPTH) {
+        if (stage++ >= early) {
             barrier_wait(p->empty + 8 * at.stage, at.parity);
             load_codes(p, codes, at.stage, k0);
         }
-        load_x(p, x, at.stage, k0);
+        load_x(p, x, at.stage, k0, whole);
         place_on(&at, 1);
     }
 }
 
-/* Hand on spans of scales, each warp with a word on whether one of MXFP4's that it saw is above 2. */
-DEV void look_at_scales(const qn_cuda_mm &a, const few *f, int mapped, int thread)
+/* Load spans of scales and hand them on, each warp with a word on whether one of MXFP4's that it saw is above 2. */
+DEV void look_at_scales(const qn_cuda_mm &a, const few *f, const tensor_map *map, int mapped, int early, int thread)
 {
     const problem *p = &f->p;
     const u64 rows = (u64)a.part[0].b_scale | (u64)a.part[0].b_scale_row;
     const int words = rows % 4 == 0 && a.k % (4 * UNIT) == 0 && p->begin % (4 * UNIT) == 0;
-    turn now = {0, 0};
+    const int loads = mapped && thread == 0;
+    for (int ahead = early > 0; loads && ahead < SPANS - 1; ahead++) {
+        load_scales(f, map, ahead);
+    }
+    int span = 0;
 #pragma unroll 1
     for (int k0 = p->begin; k0 < p->end; k0 += SPAN * DEPTH) {
+        const turn now = turn_of(span++);
         const u32 at = p->scales + now.span * SCALE_BYTES;
         if (mapped) {
             barrier_wait(f->landed + 8 * now.span, now.parity);
@@ -152,7 +158,9 @@ DEV void look_at_scales(const qn_cuda_mm &a, const few *f, int mapped, int threa
         __syncwarp();
 #endif
         barrier_arrive(p->scales_full + 8 * now.span);
-        turn_on(&now);
+        if (loads) {
+            load_scales(f, map, span + SPANS - 2); /* where the span before this one is */
+        }
     }
 }
 
@@ -254,10 +262,9 @@ DEV void multiply(const few *f, u32 sums_at, u32 warp, u32 lane)
     place at = {wk, 0};
     int stage = (int)wk;
 #pragma unroll 1
-    for (int spans = 0; spans * SPAN < stages; spans++) {
-        const int first = spans * SPAN;
-        const turn now = {(u32)spans % SPANS, (u32)spans / SPANS & 1};
-        const int last = first + SPAN < stages ? first + SPAN : stages;
+    for (int span = 0; span * SPAN < stages; span++) {
+        const int first = span * SPAN, last = first + SPAN < stages ? first + SPAN : stages;
+        const turn now = turn_of(span);
         barrier_wait(p->scales_full + 8 * now.span, now.parity);
 #if IS_MX
         const uint4 saw = load_shared_u32x4(f->large + 16 * now.span);
@@ -302,7 +309,7 @@ DEV void multiply(const few *f, u32 sums_at, u32 warp, u32 lane)
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     qn_fp4_mm_few(const __grid_constant__ tensor_map code_map, const __grid_constant__ tensor_map scale_map,
-                  const __grid_constant__ tensor_map x_map, const __grid_constant__ qn_cuda_mm a, int mapped,
+                  const __grid_constant__ tensor_map x_map, const __grid_constant__ qn_cuda_mm a, int whole, int mapped,
                   int constant)
 {
     extern __shared__ __align__(16) char shared[];
@@ -325,7 +332,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     p->column = (int)(blockIdx.x / SPLIT) * STRIP;
     p->begin = (int)((u32)steps * part / SPLIT) * STEP;
     p->end = part + 1 < SPLIT ? (int)((u32)steps * (part + 1) / SPLIT) * STEP : a.k;
-    int early = 0;
+    const int early = !constant                           ? 0
+                      : p->end - p->begin > EARLY * DEPTH ? EARLY
+                                                          : (p->end - p->begin + DEPTH - 1) / DEPTH;
     release_next();
     if (warp == CONSUMERS / 32 && lane == 0) {
         tensor_map_prefetch(&code_map);
@@ -341,12 +350,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(p->scales_empty + 8 * i, CONSUMERS / 32);
         }
         barrier_init_fence();
-        while (constant && early < EARLY && p->begin + early * DEPTH < p->end) {
-            const int k0 = p->begin + early * DEPTH;
-            if (early % SPAN == 0) {
-                load_scales(&f, &scale_map, (u32)early / SPAN, k0, mapped);
-            }
-            load_codes(p, &code_map, (u32)early++, k0);
+        if (mapped && early > 0) {
+            load_scales(&f, &scale_map, 0);
+        }
+#pragma unroll 1
+        for (int i = 0; i < early; i++) {
+            load_codes(p, &code_map, (u32)i, p->begin + i * DEPTH);
         }
     }
     for (u32 i = threadIdx.x; i < 256; i += THREADS) {
@@ -359,9 +368,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         REGISTERS_GIVE(32);
 #endif
         if (warp > CONSUMERS / 32) {
-            look_at_scales(a, &f, mapped, (int)threadIdx.x - CONSUMERS - 32);
+            look_at_scales(a, &f, &scale_map, mapped, early, (int)threadIdx.x - CONSUMERS - 32);
         } else if (lane == 0) {
-            load(&f, &code_map, &scale_map, &x_map, mapped, early);
+            load(p, &code_map, &x_map, whole, early);
         }
     } else {
 #if SCARCE
