@@ -313,7 +313,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                   int constant)
 {
     extern __shared__ __align__(16) char shared[];
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = SPLIT > 1 ? cluster_rank() : 0;
+    const u32 warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32, part = SPLIT > 1 ? cluster_rank() : 0;
     const int steps = (a.k + STEP - 1) / STEP;
     few f;
     problem *const p = &f.p;
@@ -369,7 +369,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
         if (warp > CONSUMERS / 32) {
             look_at_scales(a, &f, &scale_map, mapped, early, (int)threadIdx.x - CONSUMERS - 32);
-        } else if (lane == 0) {
+        } else if (warp_elect()) {
             load(p, &code_map, &x_map, whole, early);
         }
     } else {
