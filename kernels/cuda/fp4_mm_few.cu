@@ -10,8 +10,8 @@
  *     its row, half or all of what has one scale, and pairs nibbles that are 16 bits apart.
  *   - The order of rows is free too: lane row g takes row 2 (g % 4) + g / 4 of eight, so that 16 lanes that load
  *     together read rows whose swizzles differ by more than the chunks that they read.
- *   - A MXFP4 scale above 2 and the power of two left out (fp4_mm.h) are together no bf16. The warp that looks at all
- *     scales as they come says where there is one, and those four stages take one instruction more a pair.
+ *   - A MXFP4 scale above 2 and the power of two left out (fp4_mm.h) are together no bf16. The warps that look at all
+ *     scales as they come say where one is 2 or more, and those four stages take one instruction more a pair.
  *
  * The parts of K are added through distributed shared memory, always in their order: no workspace, no atomics, two runs
  * are equal bit for bit.
@@ -32,7 +32,8 @@
  *   Launch
  *     block 128 WN WK + 128, cluster {SPLIT, 1, 1}, grid {ceil(N / (16 TILES WN)) * SPLIT, ceil(M / ROWS), 1}
  *     dynamic shared memory = 1024 + max(STAGES * (16 TILES WN * 128 + 512 ROWS + 16) + 48 TILES WN * 1024 / UNIT +
- *                                        1168, 16 WK ROWS (16 TILES WN + 4))
+ *                                        1168, 16 WK ROWS (16 TILES WN + 4)), with SPLIT > 1 also
+ *                             16 + 64 SPLIT * ceil(ROWS TILES WN / SPLIT)
  *   May be launched with programmatic stream serialization; constant 1: kernels ahead in the stream do not write the
  *   weights, the first of which are then read before they end. */
 #define SLICES 4 /* of a stage */
@@ -44,7 +45,9 @@
 #define THREADS (CONSUMERS + 32 + COPIERS)
 #define PARTS (SLICES * WK)
 #define TILES_X (ROWS / 8)
-#define SCARCE (CONSUMERS == 512 && ROWS == 16) /* registers: 96 a thread are too few to multiply */
+#define UNITS (ROWS * STRIP / 16)                /* of 16 results of a row, which one block of the cluster finishes */
+#define SHARE ((UNITS + SPLIT - 1) / SPLIT * 64) /* bytes of a block's sums of the results of one */
+#define SCARCE (CONSUMERS == 512 && ROWS == 16)  /* registers: 96 a thread are too few to multiply */
 #include "fp4_mm.h"
 
 #if STAGES <= WK || (IS_MX && IS_F16) || (X_FORMAT != QN_MM_F16 && X_FORMAT != QN_MM_BF16)
@@ -54,8 +57,9 @@
 typedef struct few {
     problem p;
     u32 landed; /* barriers: scales have come by the copy engine, and want to be looked at */
-    u32 large;  /* four words a span: some scale is above 2 */
+    u32 large;  /* four words a span: some scale is 2 or more */
     u32 table;
+    u32 given, given_full; /* sums of each block of the cluster for the results that this one finishes */
 } few;
 
 /* ---- loading ---- */
@@ -122,7 +126,7 @@ DEV void load(const problem *p, const tensor_map *codes, const tensor_map *x, in
     }
 }
 
-/* Load spans of scales and hand them on, each warp with a word on whether one of MXFP4's that it saw is above 2. */
+/* Load spans of scales and hand them on, each warp with a word on whether one of MXFP4's that it saw is 2 or more. */
 DEV void look_at_scales(const qn_cuda_mm &a, const few *f, const tensor_map *map, int mapped, int early, int thread)
 {
     const problem *p = &f->p;
@@ -146,12 +150,12 @@ DEV void look_at_scales(const qn_cuda_mm &a, const few *f, const tensor_map *map
             threads_sync(2, COPIERS);
         }
 #if IS_MX
-        u32 above = 0; /* of a code from 129 on, bit 7 and another are set */
-        for (int i = thread; i < SCALE_BYTES / 4; i += COPIERS) {
-            const u32 word = load_shared_u32(at + 4 * (u32)i);
-            above |= word & ((word & 0x7f7f7f7fu) + 0x7f7f7f7fu) & 0x80808080u;
+        u32 above = 0;
+        for (int i = thread; i < SCALE_BYTES / 16; i += COPIERS) {
+            const uint4 codes = load_shared_u32x4(at + 16 * (u32)i);
+            above |= codes.x | codes.y | codes.z | codes.w;
         }
-        above = __any_sync(0xffffffffu, above != 0);
+        above = __any_sync(0xffffffffu, (above & 0x80808080u) != 0);
         if (thread % 32 == 0) {
             store_shared_i32(f->large + 16 * now.span + thread / 32 * 4, (int)above);
         }
@@ -307,6 +311,48 @@ DEV void multiply(const few *f, u32 sums_at, u32 warp, u32 lane)
     }
 }
 
+#if SPLIT > 1
+/* The block's own parts are added and sent to the block that finishes their sum, which waits for nobody else and reads
+ * nothing of another. */
+DEV void finish_shares(const qn_cuda_mm &a, const few *f, u32 sums_at, u32 part, u32 thread)
+{
+    const problem *p = &f->p;
+    const u32 units = (u32)p->rows * (STRIP / 16), own = (units + SPLIT - 1 - part) / SPLIT * 4;
+    __syncwarp();
+    cluster_wait(); /* all blocks are there */
+    threads_sync(1, CONSUMERS);
+    if (thread == 0) {
+        barrier_arrive_expect(f->given_full, (SPLIT - 1) * own * 16);
+    }
+    for (u32 i = thread; i < units * 4; i += CONSUMERS) {
+        const float4 v = add_parts(sums_at + (i / (STRIP / 4) * PITCH + i % (STRIP / 4) * 4) * 4);
+        const u32 owner = i / 4 % SPLIT, to = f->given + part * SHARE + (i / 4 / SPLIT * 4 + i % 4) * 16;
+        if (owner == part) {
+            store_shared_f32x4(to, v);
+        } else {
+            send_cluster_f32x4(cluster_address(to, owner), cluster_address(f->given_full, owner), v.x, v.y, v.z, v.w);
+        }
+    }
+    threads_sync(1, CONSUMERS);
+    for (u32 j = thread; j < own; j += CONSUMERS) {
+        const u32 i = (j / 4 * SPLIT + part) * 4 + j % 4;
+        const int row = (int)(i / (STRIP / 4)), column = (int)(i % (STRIP / 4)) * 4;
+        const tails t = load_tails(a, p, column);
+        barrier_wait(f->given_full, 0);
+        float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+        for (u32 s = 0; s < SPLIT; s++) {
+            const float4 four = load_shared_f32x4(f->given + s * SHARE + j * 16);
+            v[0] += four.x;
+            v[1] += four.y;
+            v[2] += four.z;
+            v[3] += four.w;
+        }
+        store_four(a, p, row, column, t, v);
+    }
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     qn_fp4_mm_few(const __grid_constant__ tensor_map code_map, const __grid_constant__ tensor_map scale_map,
                   const __grid_constant__ tensor_map x_map, const __grid_constant__ qn_cuda_mm a, int whole, int mapped,
@@ -327,6 +373,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     p->scales_empty = p->scales_full + SPANS * 8;
     f.landed = p->scales_empty + SPANS * 8;
     f.large = (f.landed + SPANS * 8 + 15) / 16 * 16;
+    const u32 ring = f.large + SPANS * 16, sums = p->codes + PARTS * ROWS * PITCH * 4;
+    f.given_full = ring > sums ? ring : sums;
+    f.given = f.given_full + 16;
     p->row = (int)blockIdx.y * ROWS;
     p->rows = a.m - p->row < ROWS ? a.m - p->row : ROWS;
     p->column = (int)(blockIdx.x / SPLIT) * STRIP;
@@ -349,6 +398,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(p->scales_full + 8 * i, COPIERS);
             barrier_init(p->scales_empty + 8 * i, CONSUMERS / 32);
         }
+#if SPLIT > 1
+        barrier_init(f.given_full, 1);
+#endif
         barrier_init_fence();
         if (mapped && early > 0) {
             load_scales(&f, &scale_map, 0);
@@ -361,8 +413,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     for (u32 i = threadIdx.x; i < 256; i += THREADS) {
         store_shared_i32(f.table + 4 * i, (int)table_entry(i));
     }
-    wait_before();
     __syncthreads();
+    wait_before();
+#if SPLIT > 1
+    cluster_arrive_relaxed();
+#endif
     if (warp >= CONSUMERS / 32) {
 #if SCARCE
         REGISTERS_GIVE(32);
@@ -372,27 +427,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         } else if (warp_elect()) {
             load(p, &code_map, &x_map, whole, early);
         }
+#if SPLIT > 1
+        __syncwarp();
+        cluster_wait();
+#endif
     } else {
 #if SCARCE
         REGISTERS_TAKE(112);
 #endif
         multiply(&f, p->codes, warp, lane);
-        join_parts(p, p->codes, threadIdx.x);
-    }
-    /* The parts' sums are there; nobody leaves while another reads them. */
 #if SPLIT > 1
-    __syncwarp();
-    cluster_arrive();
-    cluster_wait();
+        finish_shares(a, &f, p->codes, part, threadIdx.x);
 #else
-    __syncthreads();
-#endif
-    if (warp < CONSUMERS / 32) {
+        threads_sync(1, CONSUMERS);
         finish_strip(a, p, p->codes, part, threadIdx.x);
-    }
-#if SPLIT > 1
-    __syncwarp();
-    cluster_arrive_relaxed();
-    cluster_wait();
 #endif
+    }
 }

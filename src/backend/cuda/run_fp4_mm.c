@@ -74,17 +74,25 @@ static int32_t scale_bytes(const cut *c, const shape *s)
     return (c->tiles ? FEW_SPANS : 2) * strip_of(c) * (SPAN * DEPTH / s->unit) + (c->tiles ? FEW_SHARED : 32);
 }
 
+/* What the blocks of a cluster send each other. */
+static int32_t given_bytes(const cut *c)
+{
+    return c->tiles && c->split > 1 ? 16 + 64 * c->split * (int32_t)qn_ceil_div(c->rows * c->tiles * c->wn, c->split)
+                                    : 0;
+}
+
 static int32_t shared_bytes(const cut *c, const shape *s)
 {
     const int32_t ring = c->stages * stage_bytes(c) + scale_bytes(c, s);
     const int32_t sums = 4 * parts_of(c) * c->rows * (strip_of(c) + 4);
-    return 1024 + (ring > sums ? ring : sums);
+    return 1024 + (ring > sums ? ring : sums) + given_bytes(c);
 }
 
 /* As many stages as fit; 1: they are enough. */
 static int fit(cut *c, const shape *s)
 {
-    c->stages = (int32_t)qn_min_i64((QN_TILE_SHARED - 1024 - scale_bytes(c, s)) / stage_bytes(c), MOST_STAGES);
+    const int32_t room = QN_TILE_SHARED - 1024 - scale_bytes(c, s) - given_bytes(c);
+    c->stages = (int32_t)qn_min_i64(room / stage_bytes(c), MOST_STAGES);
     return c->stages > c->wk && shared_bytes(c, s) <= QN_TILE_SHARED;
 }
 
