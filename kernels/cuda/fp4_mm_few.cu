@@ -4,7 +4,7 @@
  * With so few rows the time is that of instructions: measured, the pipe of shifts and masks is busy to 60 % and memory
  * idle to 35 % where warps share the rows of b. So here warps share K instead. A warp takes a quarter of a stage's 256
  * of K for many rows of b, and loads and pairs the x of it once for all of them; x comes by the copy engine, which
- * costs no warp anything; a scale as a pair of 16-bit floats comes out of a table of all 256.
+ * costs no warp anything; a NVFP4 scale as a pair of 16-bit floats comes out of a table of all 256.
  *
  *   - The order of k within a product is free as long as both operands have the same: a lane takes 16 consecutive k of
  *     its row, half or all of what has one scale, and pairs nibbles that are 16 bits apart.
@@ -36,9 +36,9 @@
  *                             16 + 64 SPLIT * ceil(ROWS TILES WN / SPLIT)
  *   May be launched with programmatic stream serialization; constant 1: kernels ahead in the stream do not write the
  *   weights, the first of which are then read before they end. */
-#define SLICES 4 /* of a stage */
-#define EARLY 2  /* stages whose weights come before their x: more would keep x waiting */
-#define SPANS 3  /* of scales in the ring: with two, a span's first stages would wait for the last of the one before */
+#define SLICES 4                  /* of a stage */
+#define EARLY (ROWS == 8 ? 3 : 2) /* stages whose weights come before their x: more would keep x waiting */
+#define SPANS 3 /* of scales in the ring: with two, a span's first stages would wait for the last of the one before */
 #define STRIP (16 * TILES * WN)
 #define CONSUMERS (32 * SLICES * WN * WK)
 #define COPIERS 96 /* threads that look at scales, or copy them */
@@ -56,9 +56,9 @@
 
 typedef struct few {
     problem p;
-    u32 landed; /* barriers: scales have come by the copy engine, and want to be looked at */
-    u32 large;  /* four words a span: some scale is 2 or more */
-    u32 table;
+    u32 landed;            /* barriers: scales have come by the copy engine, and want to be looked at */
+    u32 large;             /* four words a span: some scale is 2 or more */
+    u32 table;             /* of NVFP4's scales */
     u32 given, given_full; /* sums of each block of the cluster for the results that this one finishes */
 } few;
 
@@ -170,12 +170,11 @@ DEV void look_at_scales(const qn_cuda_mm &a, const few *f, const tensor_map *map
 
 /* ---- multiplying ---- */
 
+#if !IS_MX
 /* What a scale's code multiplies with, twice in a word, times the power of two that place_pair() leaves out. */
 DEV u32 table_entry(u32 code)
 {
-#if IS_MX
-    return (code + 126 << 7 & 0x7f80u) * 0x10001u; /* 2^(code - 1), of codes up to 128 */
-#elif IS_F16
+#if IS_F16
     u32 pair;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((u16)code));
     return __byte_perm(pair, 0, 0x1010);
@@ -184,6 +183,7 @@ DEV u32 table_entry(u32 code)
     return pack_bf16(v, v);
 #endif
 }
+#endif
 
 DEV u32 expand_pair(u32 word, int i, u32 scale, int large)
 {
@@ -217,11 +217,12 @@ DEV void multiply_slice(u32 codes, u32 scales, u32 table, u32 x, int large, floa
             word[r][0] = (u32)two.x;
             word[r][1] = (u32)two.y;
             const u32 code = load_shared_u8(scales + eight * SCALE_ROW);
-            if (large) {
-                scale[r] = (code == 0 ? 0x40u : code == 255 ? 0x7fc0u : code << 7) * 0x10001u;
-            } else {
-                scale[r] = load_shared_u32(table + code * 4);
-            }
+#if IS_MX
+            const u32 any = (code == 0 ? 0x40u : code == 255 ? 0x7fc0u : code << 7) * 0x10001u;
+            scale[r] = large ? any : code * 0x800080u + 0x3f003f00u; /* 2^(code - 1), of codes below 128 */
+#else
+            scale[r] = load_shared_u32(table + code * 4);
+#endif
         }
 #pragma unroll
         for (int q = 0; q < 2; q++) {
@@ -410,9 +411,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             load_codes(p, &code_map, (u32)i, p->begin + i * DEPTH);
         }
     }
+#if !IS_MX
     for (u32 i = threadIdx.x; i < 256; i += THREADS) {
         store_shared_i32(f.table + 4 * i, (int)table_entry(i));
     }
+#endif
     __syncthreads();
     wait_before();
 #if SPLIT > 1
