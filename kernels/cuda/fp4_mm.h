@@ -63,15 +63,20 @@ DEV u32 multiply_pair(u32 a, u32 b)
     return v;
 }
 
-/* Codes i and i + 4 of a word, their sign and size in place. */
+/* Codes i and i + 4 of a word, their sign and size in place. The sign of the highest is there already, and the word as
+ * its size wants it serves the next lower ones too. */
 DEV u32 place_pair(u32 word, int i)
 {
 #if IS_F16
     const u32 size = (i < 3 ? word << (9 - 4 * i) : word >> 3) & 0x0e000e00u;
     return (word << (12 - 4 * i) & 0x80008000u) | size;
 #else
-    const u32 low = (i < 2 ? word : word >> 8) & (i % 2 ? 0x00f000f0u : 0x000f000fu);
-    return low * (i % 2 ? 260u : 4160u) & 0x81c081c0u;
+    const u32 low = word >> 6;
+    if (i == 3) {
+        return (word & 0x80008000u) | (low & 0x01c001c0u);
+    }
+    const u32 code = i == 0 ? word & 0x000f000fu : i == 1 ? word & 0x00f000f0u : low & 0x003c003cu;
+    return code * (i == 0 ? 4160u : i == 1 ? 260u : 1040u) & 0x81c081c0u;
 #endif
 }
 
@@ -148,16 +153,59 @@ DEV void join_parts(const problem *p, u32 sums_at, u32 thread)
 #endif
 }
 
+/* What four sums are finished with. */
+typedef struct tails {
+    tail of[4];
+} tails;
+
+DEV tails load_tails(const qn_cuda_mm &a, const problem *p, int column)
+{
+    tails t;
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+        const int n = p->column + column + c;
+        t.of[c] = load_tail(a.part[0], n < a.n ? n : a.n - 1);
+    }
+    return t;
+}
+
+/* Four sums of row `row` of the block's x, finished and stored. */
+DEV void store_four(const qn_cuda_mm &a, const problem *p, int row, int column, const tails &t, float *v)
+{
+    const qn_cuda_mm_part &w = a.part[0];
+    const u32 out_bytes = OUT == QN_MM_F32 ? 4 : 2;
+    const int vector = ((u64)w.d | (u64)w.d_row) % (4 * out_bytes) == 0, n = p->column + column;
+    char *const to = w.d + (p->row + row) * w.d_row;
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+        v[c] = finish(t.of[c], v[c] * FACTOR, 1.0f, 0, 1.0f);
+    }
+    if (vector && n + 3 < a.n) {
+#if OUT == QN_MM_F32
+        *(float4 *)(to + (i64)n * 4) = make_float4(v[0], v[1], v[2], v[3]);
+#elif OUT == QN_MM_F16
+        *(uint2 *)(to + (i64)n * 2) = make_uint2(pack_f16(v[0], v[1]), pack_f16(v[2], v[3]));
+#else
+        *(uint2 *)(to + (i64)n * 2) = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
+#endif
+    } else {
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            if (n + c < a.n) {
+                store_float(to, n + c, v[c], OUT);
+            }
+        }
+    }
+}
+
 /* The blocks of the cluster share the results of the strip; each is the sum of its blocks' in one order. */
 DEV void finish_strip(const qn_cuda_mm &a, const problem *p, u32 sums_at, u32 part, u32 thread)
 {
     constexpr u32 at_once = ROWS < 128 ? SPLIT : 1; /* blocks: of more there are no registers */
-    const qn_cuda_mm_part &w = a.part[0];
-    const u32 out_bytes = OUT == QN_MM_F32 ? 4 : 2;
-    const int vector = ((u64)w.d | (u64)w.d_row) % (4 * out_bytes) == 0;
     for (int i = (int)(part * CONSUMERS + thread); i < p->rows * (STRIP / 4); i += SPLIT * CONSUMERS) {
-        const int row = i / (STRIP / 4), column = i % (STRIP / 4) * 4, n = p->column + column;
+        const int row = i / (STRIP / 4), column = i % (STRIP / 4) * 4;
         const u32 from = sums_at + (u32)(row * PITCH + column) * 4;
+        const tails t = load_tails(a, p, column);
         float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll at_once
         for (u32 s = 0; s < SPLIT; s++) {
@@ -167,27 +215,7 @@ DEV void finish_strip(const qn_cuda_mm &a, const problem *p, u32 sums_at, u32 pa
             v[2] += four.z;
             v[3] += four.w;
         }
-        char *const to = w.d + (p->row + row) * w.d_row;
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-            v[c] = n + c < a.n ? finish(load_tail(w, n + c), v[c] * FACTOR, 1.0f, 0, 1.0f) : 0.0f;
-        }
-        if (vector && n + 3 < a.n) {
-#if OUT == QN_MM_F32
-            *(float4 *)(to + (i64)n * 4) = make_float4(v[0], v[1], v[2], v[3]);
-#elif OUT == QN_MM_F16
-            *(uint2 *)(to + (i64)n * 2) = make_uint2(pack_f16(v[0], v[1]), pack_f16(v[2], v[3]));
-#else
-            *(uint2 *)(to + (i64)n * 2) = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
-#endif
-        } else {
-#pragma unroll
-            for (int c = 0; c < 4; c++) {
-                if (n + c < a.n) {
-                    store_float(to, n + c, v[c], OUT);
-                }
-            }
-        }
+        store_four(a, p, row, column, t, v);
     }
 }
 

@@ -4,14 +4,14 @@
  * With so few rows the time is that of instructions: measured, the pipe of shifts and masks is busy to 60 % and memory
  * idle to 35 % where warps share the rows of b. So here warps share K instead. A warp takes a quarter of a stage's 256
  * of K for many rows of b, and loads and pairs the x of it once for all of them; x comes by the copy engine, which
- * costs no warp anything; a scale as a pair of 16-bit floats comes out of a table of all 256.
+ * costs no warp anything; a NVFP4 scale as a pair of 16-bit floats comes out of a table of all 256.
  *
  *   - The order of k within a product is free as long as both operands have the same: a lane takes 16 consecutive k of
  *     its row, half or all of what has one scale, and pairs nibbles that are 16 bits apart.
  *   - The order of rows is free too: lane row g takes row 2 (g % 4) + g / 4 of eight, so that 16 lanes that load
  *     together read rows whose swizzles differ by more than the chunks that they read.
- *   - A MXFP4 scale above 2 and the power of two left out (fp4_mm.h) are together no bf16. The warp that looks at all
- *     scales as they come says where there is one, and those four stages take one instruction more a pair.
+ *   - A MXFP4 scale above 2 and the power of two left out (fp4_mm.h) are together no bf16. The warps that look at all
+ *     scales as they come say where one is 2 or more, and those four stages take one instruction more a pair.
  *
  * The parts of K are added through distributed shared memory, always in their order: no workspace, no atomics, two runs
  * are equal bit for bit.
@@ -26,24 +26,28 @@
  *     STAGES   of the ring, at least WK + 1
  *   Tensor maps, 3-D, UINT8, fill with zeros
  *     codes, scales   as for fp4_mm.cu, boxes of 16 TILES WN rows
- *     x               swizzle 128B, sizes {2 K, M, 1}, box {128, ROWS, 1}
+ *     x               swizzle 128B, sizes {2 K, M, 1}, box {128, ROWS, 1}; whole 1, K a multiple of 64: sizes
+ *                     {128, M, K / 64}, box {128, ROWS, 4}
  *   x: base and row stride multiples of 16; K a multiple of 8 and of the format's block
  *   Launch
  *     block 128 WN WK + 128, cluster {SPLIT, 1, 1}, grid {ceil(N / (16 TILES WN)) * SPLIT, ceil(M / ROWS), 1}
  *     dynamic shared memory = 1024 + max(STAGES * (16 TILES WN * 128 + 512 ROWS + 16) + 48 TILES WN * 1024 / UNIT +
- *                                        1168, 16 WK ROWS (16 TILES WN + 4))
+ *                                        1168, 16 WK ROWS (16 TILES WN + 4)), with SPLIT > 1 also
+ *                             16 + 64 SPLIT * ceil(ROWS TILES WN / SPLIT)
  *   May be launched with programmatic stream serialization; constant 1: kernels ahead in the stream do not write the
  *   weights, the first of which are then read before they end. */
-#define SLICES 4 /* of a stage */
-#define EARLY 2  /* stages whose weights come before their x: more would keep x waiting */
-#define SPANS 3  /* of scales in the ring: with two, a span's first stages would wait for the last of the one before */
+#define SLICES 4                  /* of a stage */
+#define EARLY (ROWS == 8 ? 3 : 2) /* stages whose weights come before their x: more would keep x waiting */
+#define SPANS 3 /* of scales in the ring: with two, a span's first stages would wait for the last of the one before */
 #define STRIP (16 * TILES * WN)
 #define CONSUMERS (32 * SLICES * WN * WK)
 #define COPIERS 96 /* threads that look at scales, or copy them */
 #define THREADS (CONSUMERS + 32 + COPIERS)
 #define PARTS (SLICES * WK)
 #define TILES_X (ROWS / 8)
-#define SCARCE (CONSUMERS == 512 && ROWS == 16) /* registers: 96 a thread are too few to multiply */
+#define UNITS (ROWS * STRIP / 16)                /* of 16 results of a row, which one block of the cluster finishes */
+#define SHARE ((UNITS + SPLIT - 1) / SPLIT * 64) /* bytes of a block's sums of the results of one */
+#define SCARCE (CONSUMERS == 512 && ROWS == 16)  /* registers: 96 a thread are too few to multiply */
 #include "fp4_mm.h"
 
 #if STAGES <= WK || (IS_MX && IS_F16) || (X_FORMAT != QN_MM_F16 && X_FORMAT != QN_MM_BF16)
@@ -52,9 +56,10 @@
 
 typedef struct few {
     problem p;
-    u32 landed; /* barriers: scales have come by the copy engine, and want to be looked at */
-    u32 large;  /* four words a span: some scale is above 2 */
-    u32 table;
+    u32 landed;            /* barriers: scales have come by the copy engine, and want to be looked at */
+    u32 large;             /* four words a span: some scale is 2 or more */
+    u32 table;             /* of NVFP4's scales */
+    u32 given, given_full; /* sums of each block of the cluster for the results that this one finishes */
 } few;
 
 /* ---- loading ---- */
@@ -65,71 +70,76 @@ DEV void load_codes(const problem *p, const tensor_map *map, u32 stage, int k0)
     tensor_load_3d(p->codes + stage * B_BYTES, map, p->full + 8 * stage, k0 / 2, p->column, 0, L2_EVICT_FIRST);
 }
 
-DEV void load_x(const problem *p, const tensor_map *map, u32 stage, int k0)
+/* whole: one box has a stage's slices. */
+DEV void load_x(const problem *p, const tensor_map *map, u32 stage, int k0, int whole)
 {
+    const u32 to = p->x + stage * X_BYTES, bar = p->full + 8 * stage;
+    if (whole) {
+        tensor_load_3d(to, map, bar, 0, p->row, k0 / 64, L2_EVICT_LAST);
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < SLICES; i++) {
-        tensor_load_3d(p->x + stage * X_BYTES + i * (ROWS * 128), map, p->full + 8 * stage, k0 * 2 + i * 128, p->row, 0,
-                       L2_EVICT_LAST);
+        tensor_load_3d(to + i * (ROWS * 128), map, bar, k0 * 2 + i * 128, p->row, 0, L2_EVICT_LAST);
     }
 }
 
-DEV void load_scales(const few *f, const tensor_map *map, u32 span, int k0, int mapped)
-{
-    if (mapped) {
-        barrier_arrive_expect(f->landed + 8 * span, SCALE_BYTES);
-        tensor_load_3d(f->p.scales + span * SCALE_BYTES, map, f->landed + 8 * span, k0 / UNIT, f->p.column, 0,
-                       L2_EVICT_FIRST);
-    }
-}
-
-/* A span of scales in the ring, and its barriers' parity. */
+/* Where a span of scales is in the ring, and its barriers' parity. */
 typedef struct turn {
     u32 span, parity;
 } turn;
 
-DEV void turn_on(turn *t)
+DEV turn turn_of(int span)
 {
-    if (++t->span == SPANS) {
-        t->span = 0;
-        t->parity ^= 1;
+    const turn t = {(u32)span % SPANS, (u32)span / SPANS & 1};
+    return t;
+}
+
+/* One thread. */
+DEV void load_scales(const few *f, const tensor_map *map, int span)
+{
+    const problem *p = &f->p;
+    const turn to = turn_of(span);
+    const int k0 = p->begin + span * (SPAN * DEPTH);
+    if (k0 < p->end) {
+        barrier_wait(p->scales_empty + 8 * to.span, to.parity ^ 1);
+        barrier_arrive_expect(f->landed + 8 * to.span, SCALE_BYTES);
+        tensor_load_3d(p->scales + to.span * SCALE_BYTES, map, f->landed + 8 * to.span, k0 / UNIT, p->column, 0,
+                       L2_EVICT_FIRST);
     }
 }
 
-/* One thread. The first `early` stages have their weights under way. */
-DEV void load(const few *f, const tensor_map *codes, const tensor_map *scales, const tensor_map *x, int mapped,
-              int early)
+/* One thread. The first `early` stages have their weights under way. Few instructions: they delay the warps that
+ * multiply beside this one, for which all others wait. */
+DEV void load(const problem *p, const tensor_map *codes, const tensor_map *x, int whole, int early)
 {
-    const problem *p = &f->p;
     place at = {0, 1};
-    turn scale = {0, 1};
     int stage = 0;
-    for (int k0 = p->begin; k0 < p->end; k0 += DEPTH, stage++) {
-        if (stage % SPAN == 0) {
-            if (stage >= early) {
-                barrier_wait(p->scales_empty + 8 * scale.span, scale.parity);
-                load_scales(f, scales, scale.span, k0, mapped);
-            }
-            turn_on(&scale);
-        }
-        if (stage >= early) {
+#pragma unroll 1
+    for (int k0 = p->begin; k0 < p->end; k0 += DEPTH) {
+        if (stage++ >= early) {
             barrier_wait(p->empty + 8 * at.stage, at.parity);
             load_codes(p, codes, at.stage, k0);
         }
-        load_x(p, x, at.stage, k0);
+        load_x(p, x, at.stage, k0, whole);
         place_on(&at, 1);
     }
 }
 
-/* Hand on spans of scales, each warp with a word on whether one of MXFP4's that it saw is above 2. */
-DEV void look_at_scales(const qn_cuda_mm &a, const few *f, int mapped, int thread)
+/* Load spans of scales and hand them on, each warp with a word on whether one of MXFP4's that it saw is 2 or more. */
+DEV void look_at_scales(const qn_cuda_mm &a, const few *f, const tensor_map *map, int mapped, int early, int thread)
 {
     const problem *p = &f->p;
     const u64 rows = (u64)a.part[0].b_scale | (u64)a.part[0].b_scale_row;
     const int words = rows % 4 == 0 && a.k % (4 * UNIT) == 0 && p->begin % (4 * UNIT) == 0;
-    turn now = {0, 0};
+    const int loads = mapped && thread == 0;
+    for (int ahead = early > 0; loads && ahead < SPANS - 1; ahead++) {
+        load_scales(f, map, ahead);
+    }
+    int span = 0;
 #pragma unroll 1
     for (int k0 = p->begin; k0 < p->end; k0 += SPAN * DEPTH) {
+        const turn now = turn_of(span++);
         const u32 at = p->scales + now.span * SCALE_BYTES;
         if (mapped) {
             barrier_wait(f->landed + 8 * now.span, now.parity);
@@ -140,30 +150,31 @@ DEV void look_at_scales(const qn_cuda_mm &a, const few *f, int mapped, int threa
             threads_sync(2, COPIERS);
         }
 #if IS_MX
-        u32 above = 0; /* of a code from 129 on, bit 7 and another are set */
-        for (int i = thread; i < SCALE_BYTES / 4; i += COPIERS) {
-            const u32 word = load_shared_u32(at + 4 * (u32)i);
-            above |= word & ((word & 0x7f7f7f7fu) + 0x7f7f7f7fu) & 0x80808080u;
+        u32 above = 0;
+        for (int i = thread; i < SCALE_BYTES / 16; i += COPIERS) {
+            const uint4 codes = load_shared_u32x4(at + 16 * (u32)i);
+            above |= codes.x | codes.y | codes.z | codes.w;
         }
-        above = __any_sync(0xffffffffu, above != 0);
+        above = __any_sync(0xffffffffu, (above & 0x80808080u) != 0);
         if (thread % 32 == 0) {
             store_shared_i32(f->large + 16 * now.span + thread / 32 * 4, (int)above);
         }
         __syncwarp();
 #endif
         barrier_arrive(p->scales_full + 8 * now.span);
-        turn_on(&now);
+        if (loads) {
+            load_scales(f, map, span + SPANS - 2); /* where the span before this one is */
+        }
     }
 }
 
 /* ---- multiplying ---- */
 
+#if !IS_MX
 /* What a scale's code multiplies with, twice in a word, times the power of two that place_pair() leaves out. */
 DEV u32 table_entry(u32 code)
 {
-#if IS_MX
-    return (code + 126 << 7 & 0x7f80u) * 0x10001u; /* 2^(code - 1), of codes up to 128 */
-#elif IS_F16
+#if IS_F16
     u32 pair;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((u16)code));
     return __byte_perm(pair, 0, 0x1010);
@@ -172,6 +183,7 @@ DEV u32 table_entry(u32 code)
     return pack_bf16(v, v);
 #endif
 }
+#endif
 
 DEV u32 expand_pair(u32 word, int i, u32 scale, int large)
 {
@@ -180,16 +192,15 @@ DEV u32 expand_pair(u32 word, int i, u32 scale, int large)
 }
 
 /* A slice of a stage by the warp's rows of b. codes, scales: of the lane's first row, for the others are whole turns of
- * the swizzles further; x: of the lane's row of it; large 1: any MXFP4 scale. */
-DEV void multiply_slice(u32 codes, u32 scales, u32 table, u32 x, u32 lane, int large, float sums[TILES][TILES_X][4])
+ * the swizzles further; x: the first of the lane's two chunks in its row of it; large 1: any MXFP4 scale. */
+DEV void multiply_slice(u32 codes, u32 scales, u32 table, u32 x, int large, float sums[TILES][TILES_X][4])
 {
-    const u32 g = lane / 4, t = lane % 4;
     u32 v[TILES_X][8];
 #pragma unroll
     for (int j = 0; j < TILES_X; j++) {
 #pragma unroll
         for (u32 c = 0; c < 2; c++) {
-            const uint4 w = load_shared_u32x4(x + (u32)j * 1024 + ((2 * t + c) ^ g) * 16);
+            const uint4 w = load_shared_u32x4((x ^ c * 16) + (u32)j * 1024);
             v[j][4 * c] = __byte_perm(w.x, w.z, 0x5410);
             v[j][4 * c + 1] = __byte_perm(w.x, w.z, 0x7632);
             v[j][4 * c + 2] = __byte_perm(w.y, w.w, 0x5410);
@@ -206,11 +217,12 @@ DEV void multiply_slice(u32 codes, u32 scales, u32 table, u32 x, u32 lane, int l
             word[r][0] = (u32)two.x;
             word[r][1] = (u32)two.y;
             const u32 code = load_shared_u8(scales + eight * SCALE_ROW);
-            if (large) {
-                scale[r] = (code == 0 ? 0x40u : code == 255 ? 0x7fc0u : code << 7) * 0x10001u;
-            } else {
-                scale[r] = load_shared_u32(table + code * 4);
-            }
+#if IS_MX
+            const u32 any = (code == 0 ? 0x40u : code == 255 ? 0x7fc0u : code << 7) * 0x10001u;
+            scale[r] = large ? any : code * 0x800080u + 0x3f003f00u; /* 2^(code - 1), of codes below 128 */
+#else
+            scale[r] = load_shared_u32(table + code * 4);
+#endif
         }
 #pragma unroll
         for (int q = 0; q < 2; q++) {
@@ -236,8 +248,11 @@ DEV void multiply(const few *f, u32 sums_at, u32 warp, u32 lane)
     const problem *p = &f->p;
     const u32 slice = warp % SLICES, wn = warp / SLICES % WN, wk = warp / (SLICES * WN), g = lane / 4, t = lane % 4;
     const u32 low = g % 4 * 2 + g / 4, row = wn * (16 * TILES) + low;
-    const u32 codes = row * 128 + ((slice * 2 + t / 2) ^ low) * 16 + t % 2 * 8;
-    const u32 x = slice * (ROWS * 128) + g * 128;
+    const int stages = (p->end - p->begin + DEPTH - 1) / DEPTH;
+    u32 codes = p->codes + row * 128 + ((slice * 2 + t / 2) ^ low) * 16 + t % 2 * 8;
+    u32 x = p->x + slice * (ROWS * 128) + g * 128 + (2 * t ^ g) * 16;
+    u32 scales = scale_at(row, (slice * 64 + t * 16) / UNIT);
+    asm("" : "+r"(codes), "+r"(x), "+r"(scales)); /* kept: the compiler would work them out in every stage */
     float sums[TILES][TILES_X][4];
 #pragma unroll
     for (int i = 0; i < TILES; i++) {
@@ -250,10 +265,11 @@ DEV void multiply(const few *f, u32 sums_at, u32 warp, u32 lane)
         }
     }
     place at = {wk, 0};
-    turn now = {0, 0};
     int stage = (int)wk;
 #pragma unroll 1
-    for (int first = 0; p->begin + first * DEPTH < p->end; first += SPAN) {
+    for (int span = 0; span * SPAN < stages; span++) {
+        const int first = span * SPAN, last = first + SPAN < stages ? first + SPAN : stages;
+        const turn now = turn_of(span);
         barrier_wait(p->scales_full + 8 * now.span, now.parity);
 #if IS_MX
         const uint4 saw = load_shared_u32x4(f->large + 16 * now.span);
@@ -262,15 +278,15 @@ DEV void multiply(const few *f, u32 sums_at, u32 warp, u32 lane)
         const int large = 0;
 #endif
 #pragma unroll 1
-        for (; stage < first + SPAN && p->begin + stage * DEPTH < p->end; stage += WK) {
-            const u32 byte = (u32)(stage - first) * (DEPTH / UNIT) + (slice * 64 + t * 16) / UNIT;
-            const u32 scales_at = p->scales + now.span * SCALE_BYTES + scale_at(row, byte);
+        for (; stage < last; stage += WK) {
+            const u32 byte = (u32)(stage - first) * (DEPTH / UNIT); /* bits that are the swizzle's alone in `scales` */
+            const u32 scales_at = p->scales + now.span * SCALE_BYTES + (scales ^ byte);
             barrier_wait(p->full + 8 * at.stage, at.parity);
-            const u32 codes_at = p->codes + at.stage * B_BYTES + codes, x_at = p->x + at.stage * X_BYTES + x;
+            const u32 codes_at = codes + at.stage * B_BYTES, x_at = x + at.stage * X_BYTES;
             if (IS_MX && large) {
-                multiply_slice(codes_at, scales_at, f->table, x_at, lane, 1, sums);
+                multiply_slice(codes_at, scales_at, f->table, x_at, 1, sums);
             } else {
-                multiply_slice(codes_at, scales_at, f->table, x_at, lane, 0, sums);
+                multiply_slice(codes_at, scales_at, f->table, x_at, 0, sums);
             }
             __syncwarp();
             if (lane == 0) {
@@ -281,7 +297,6 @@ DEV void multiply(const few *f, u32 sums_at, u32 warp, u32 lane)
         if (lane == 0) {
             barrier_arrive(p->scales_empty + 8 * now.span);
         }
-        turn_on(&now);
     }
     threads_sync(1, CONSUMERS); /* all stages are read: the sums lie where they were */
     const u32 to = sums_at + (((wk * SLICES + slice) * ROWS + 2 * t) * PITCH + row) * 4;
@@ -297,13 +312,55 @@ DEV void multiply(const few *f, u32 sums_at, u32 warp, u32 lane)
     }
 }
 
+#if SPLIT > 1
+/* The block's own parts are added and sent to the block that finishes their sum, which waits for nobody else and reads
+ * nothing of another. */
+DEV void finish_shares(const qn_cuda_mm &a, const few *f, u32 sums_at, u32 part, u32 thread)
+{
+    const problem *p = &f->p;
+    const u32 units = (u32)p->rows * (STRIP / 16), own = (units + SPLIT - 1 - part) / SPLIT * 4;
+    __syncwarp();
+    cluster_wait(); /* all blocks are there */
+    threads_sync(1, CONSUMERS);
+    if (thread == 0) {
+        barrier_arrive_expect(f->given_full, (SPLIT - 1) * own * 16);
+    }
+    for (u32 i = thread; i < units * 4; i += CONSUMERS) {
+        const float4 v = add_parts(sums_at + (i / (STRIP / 4) * PITCH + i % (STRIP / 4) * 4) * 4);
+        const u32 owner = i / 4 % SPLIT, to = f->given + part * SHARE + (i / 4 / SPLIT * 4 + i % 4) * 16;
+        if (owner == part) {
+            store_shared_f32x4(to, v);
+        } else {
+            send_cluster_f32x4(cluster_address(to, owner), cluster_address(f->given_full, owner), v.x, v.y, v.z, v.w);
+        }
+    }
+    threads_sync(1, CONSUMERS);
+    for (u32 j = thread; j < own; j += CONSUMERS) {
+        const u32 i = (j / 4 * SPLIT + part) * 4 + j % 4;
+        const int row = (int)(i / (STRIP / 4)), column = (int)(i % (STRIP / 4)) * 4;
+        const tails t = load_tails(a, p, column);
+        barrier_wait(f->given_full, 0);
+        float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+        for (u32 s = 0; s < SPLIT; s++) {
+            const float4 four = load_shared_f32x4(f->given + s * SHARE + j * 16);
+            v[0] += four.x;
+            v[1] += four.y;
+            v[2] += four.z;
+            v[3] += four.w;
+        }
+        store_four(a, p, row, column, t, v);
+    }
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     qn_fp4_mm_few(const __grid_constant__ tensor_map code_map, const __grid_constant__ tensor_map scale_map,
-                  const __grid_constant__ tensor_map x_map, const __grid_constant__ qn_cuda_mm a, int mapped,
+                  const __grid_constant__ tensor_map x_map, const __grid_constant__ qn_cuda_mm a, int whole, int mapped,
                   int constant)
 {
     extern __shared__ __align__(16) char shared[];
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = SPLIT > 1 ? cluster_rank() : 0;
+    const u32 warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32, part = SPLIT > 1 ? cluster_rank() : 0;
     const int steps = (a.k + STEP - 1) / STEP;
     few f;
     problem *const p = &f.p;
@@ -317,12 +374,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     p->scales_empty = p->scales_full + SPANS * 8;
     f.landed = p->scales_empty + SPANS * 8;
     f.large = (f.landed + SPANS * 8 + 15) / 16 * 16;
+    const u32 ring = f.large + SPANS * 16, sums = p->codes + PARTS * ROWS * PITCH * 4;
+    f.given_full = ring > sums ? ring : sums;
+    f.given = f.given_full + 16;
     p->row = (int)blockIdx.y * ROWS;
     p->rows = a.m - p->row < ROWS ? a.m - p->row : ROWS;
     p->column = (int)(blockIdx.x / SPLIT) * STRIP;
     p->begin = (int)((u32)steps * part / SPLIT) * STEP;
     p->end = part + 1 < SPLIT ? (int)((u32)steps * (part + 1) / SPLIT) * STEP : a.k;
-    int early = 0;
+    const int early = !constant                           ? 0
+                      : p->end - p->begin > EARLY * DEPTH ? EARLY
+                                                          : (p->end - p->begin + DEPTH - 1) / DEPTH;
     release_next();
     if (warp == CONSUMERS / 32 && lane == 0) {
         tensor_map_prefetch(&code_map);
@@ -337,54 +399,51 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(p->scales_full + 8 * i, COPIERS);
             barrier_init(p->scales_empty + 8 * i, CONSUMERS / 32);
         }
+#if SPLIT > 1
+        barrier_init(f.given_full, 1);
+#endif
         barrier_init_fence();
-        while (constant && early < EARLY && p->begin + early * DEPTH < p->end) {
-            const int k0 = p->begin + early * DEPTH;
-            if (early % SPAN == 0) {
-                load_scales(&f, &scale_map, (u32)early / SPAN, k0, mapped);
-            }
-            load_codes(p, &code_map, (u32)early++, k0);
+        if (mapped && early > 0) {
+            load_scales(&f, &scale_map, 0);
+        }
+#pragma unroll 1
+        for (int i = 0; i < early; i++) {
+            load_codes(p, &code_map, (u32)i, p->begin + i * DEPTH);
         }
     }
+#if !IS_MX
     for (u32 i = threadIdx.x; i < 256; i += THREADS) {
         store_shared_i32(f.table + 4 * i, (int)table_entry(i));
     }
-    wait_before();
+#endif
     __syncthreads();
+    wait_before();
+#if SPLIT > 1
+    cluster_arrive_relaxed();
+#endif
     if (warp >= CONSUMERS / 32) {
-#if SCARCE && (IS_MX || IS_F16)
+#if SCARCE
         REGISTERS_GIVE(32);
-#elif SCARCE
-        REGISTERS_GIVE(64);
 #endif
         if (warp > CONSUMERS / 32) {
-            look_at_scales(a, &f, mapped, (int)threadIdx.x - CONSUMERS - 32);
-        } else if (lane == 0) {
-            load(&f, &code_map, &scale_map, &x_map, mapped, early);
+            look_at_scales(a, &f, &scale_map, mapped, early, (int)threadIdx.x - CONSUMERS - 32);
+        } else if (warp_elect()) {
+            load(p, &code_map, &x_map, whole, early);
         }
+#if SPLIT > 1
+        __syncwarp();
+        cluster_wait();
+#endif
     } else {
-#if SCARCE && (IS_MX || IS_F16)
+#if SCARCE
         REGISTERS_TAKE(112);
-#elif SCARCE
-        REGISTERS_TAKE(104);
 #endif
         multiply(&f, p->codes, warp, lane);
-        join_parts(p, p->codes, threadIdx.x);
-    }
-    /* The parts' sums are there; nobody leaves while another reads them. */
 #if SPLIT > 1
-    __syncwarp();
-    cluster_arrive();
-    cluster_wait();
+        finish_shares(a, &f, p->codes, part, threadIdx.x);
 #else
-    __syncthreads();
-#endif
-    if (warp < CONSUMERS / 32) {
+        threads_sync(1, CONSUMERS);
         finish_strip(a, p, p->codes, part, threadIdx.x);
-    }
-#if SPLIT > 1
-    __syncwarp();
-    cluster_arrive_relaxed();
-    cluster_wait();
 #endif
+    }
 }

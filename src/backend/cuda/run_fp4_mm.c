@@ -8,7 +8,8 @@
 #include "ref/slots.h"
 
 enum { MOST_SPLIT = 8, MOST_WN = 8, MOST_STAGES = 32, DEPTH = 256, SPAN = 4, LOADERS = 128 };
-enum { FEW_ROWS = 16, MOST_TILES = 8, SLICES = 4, FEW_SPANS = 3, FEW_SHARED = 1168 }; /* of fp4_mm_few.cu */
+enum { FEW_ROWS = 16, MOST_TILES = 8, FEW_SPANS = 3, FEW_SHARED = 1168 }; /* of fp4_mm_few.cu */
+enum { SLICES = 4, SLICE = DEPTH / SLICES };                              /* of its stages */
 
 /* Programs: any alignment, then one for each number of rows of x in a block. */
 enum { ANY = 0, CUTS };
@@ -73,17 +74,25 @@ static int32_t scale_bytes(const cut *c, const shape *s)
     return (c->tiles ? FEW_SPANS : 2) * strip_of(c) * (SPAN * DEPTH / s->unit) + (c->tiles ? FEW_SHARED : 32);
 }
 
+/* What the blocks of a cluster send each other. */
+static int32_t given_bytes(const cut *c)
+{
+    return c->tiles && c->split > 1 ? 16 + 64 * c->split * (int32_t)qn_ceil_div(c->rows * c->tiles * c->wn, c->split)
+                                    : 0;
+}
+
 static int32_t shared_bytes(const cut *c, const shape *s)
 {
     const int32_t ring = c->stages * stage_bytes(c) + scale_bytes(c, s);
     const int32_t sums = 4 * parts_of(c) * c->rows * (strip_of(c) + 4);
-    return 1024 + (ring > sums ? ring : sums);
+    return 1024 + (ring > sums ? ring : sums) + given_bytes(c);
 }
 
 /* As many stages as fit; 1: they are enough. */
 static int fit(cut *c, const shape *s)
 {
-    c->stages = (int32_t)qn_min_i64((QN_TILE_SHARED - 1024 - scale_bytes(c, s)) / stage_bytes(c), MOST_STAGES);
+    const int32_t room = QN_TILE_SHARED - 1024 - scale_bytes(c, s) - given_bytes(c);
+    c->stages = (int32_t)qn_min_i64(room / stage_bytes(c), MOST_STAGES);
     return c->stages > c->wk && shared_bytes(c, s) <= QN_TILE_SHARED;
 }
 
@@ -223,6 +232,24 @@ static qn_status scale_map(const qn_cuda_run *run, const qn_cuda_mm_part *b, con
     return qn_cuda_tensor_map(run->cuda, &tensor, map, error);
 }
 
+/* Rows of x; whole: its boxes have a stage's slices. */
+static qn_status x_map(const qn_cuda_run *run, const qn_cuda_mm *a, const shape *s, const cut *c, int whole,
+                       qn_tensor_map *map, qn_error *error)
+{
+    if (!whole) {
+        return qn_tile_byte_map(run, a->x, 2 * s->k, a->m, 1, a->x_row, a->x_row * a->m, c->rows, map, error);
+    }
+    const qn_cuda_tensor tensor = {.data = a->x,
+                                   .type = CU_TENSOR_U8,
+                                   .rank = 3,
+                                   .swizzle = CU_SWIZZLE_128B,
+                                   .promotion = CU_L2_PROMOTION_128B,
+                                   .dims = {2 * SLICE, (uint64_t)a->m, (uint64_t)(s->k / SLICE)},
+                                   .strides = {(uint64_t)a->x_row, 2 * SLICE},
+                                   .box = {2 * SLICE, (uint32_t)c->rows, SLICES}};
+    return qn_cuda_tensor_map(run->cuda, &tensor, map, error);
+}
+
 static qn_status launch(const qn_cuda_run *run, qn_error *error)
 {
     qn_cuda_mm a = qn_cuda_mm_arguments(run->call);
@@ -246,11 +273,12 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     if (mapped) {
         QN_TRY(scale_map(run, b, &s, &c, &scales, error));
     }
+    int whole = s.k % SLICE == 0;
     if (c.tiles) {
-        QN_TRY(qn_tile_byte_map(run, a.x, 2 * s.k, a.m, 1, a.x_row, a.x_row * a.m, c.rows, &x, error));
+        QN_TRY(x_map(run, &a, &s, &c, whole, &x, error));
     }
     void *const many[] = {&codes, &scales, &a, &mapped, &constant};
-    void *const few[] = {&codes, &scales, &x, &a, &mapped, &constant};
+    void *const few[] = {&codes, &scales, &x, &a, &whole, &mapped, &constant};
     const int32_t threads = 32 * c.wn * c.wk * (c.tiles ? SLICES : 1) + LOADERS;
     const qn_cuda_geometry g = {.grid = {(uint32_t)(qn_ceil_div(s.n, strip_of(&c)) * c.split), (uint32_t)passes, 1},
                                 .block = {(uint32_t)threads, 1, 1},
