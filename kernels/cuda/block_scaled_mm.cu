@@ -32,6 +32,8 @@
  *     LAYOUT  0 one matrix; 1 offsets: rows groups[e] to groups[e+1] of A and D belong to b[e];
  *             2 masked: groups[e] rows of a[e] and d[e] count
  *     KEEP    1: masked, and tail is 2; else 0
+ *     TICKETS 1: masked, BM = 128 GROUPS, K above (STAGES + 1) * 128; blocks take tiles as they are ready for them, and
+ *             the launch is cooperative; else 0
  *   Tensor maps, 3-D, swizzle 128B, no interleave, fill with zeros
  *     a  UINT8, sizes {K, rows, groups}: {K, M, 1}, {K, Mtot, 1} or {K, Mmax, E}; box {128, BM / CLUSTER, 1},
  *        masked {128, 64, 1}
@@ -50,7 +52,7 @@
  *     block 128 + 128 GROUPS, grid = min(multiprocessors, tiles * CLUSTER) rounded down to CLUSTER, or tiles * SPLIT,
  *     cluster {CLUSTER * SPLIT, 1, 1}; may be launched with programmatic stream serialization
  *     dynamic shared memory = 1040 + (STORE == 1) * BM * BN * 2 + STAGES * (128 * (BM + BN) + 48) + 32 * (BM + 5)
- *     + (SPLIT - 1) * BM * BN / SPLIT * 4 + (SPLIT > 1 ? 8 * GROUPS : 0) <= 232448
+ *     + (SPLIT - 1) * BM * BN / SPLIT * 4 + (SPLIT > 1 ? 8 * GROUPS : 0) + 16 * TICKETS <= 232448
  *   Limits: K >= 1, N >= 1, M and N below 2^31.
  *   Choice of tile: src/backend/cuda/tiles.c and run_block_scaled_mm.c; measured exceptions: data/tuned-cuts.txt. Four
  *     stages reach further than three with room for stores by boxes where K is long. */
@@ -134,12 +136,13 @@ DEV void load_scales(const problem *p, const rings *r, u32 lane)
 {
     const int wide_a = scales_wide(p->scale_a, p->scale_a_row, p->scale_a_block, p->scale_a_group);
     const int wide_b = scales_wide(p->scale_b, p->scale_b_row, 1, p->scale_b_group);
-    const span k = span_of(&p->size);
-    const int first = k.first - k.first % SCALE_BLOCKS, end = (p->size.k + 127) / 128;
+    const span own = span_of(&p->size);
+    const int first = own.first - own.first % SCALE_BLOCKS, end = (p->size.k + 127) / 128;
     place at = {0, 1};
     walk w;
     walk_start(&w, &p->size);
     while (walk_on(&w, &p->size)) {
+        const span k = tile_span(&own, w.rows - w.row);
         const int b_row = w.column / 128 + (int)lane;
         const float *a = p->scale_a + (i64)(w.first + w.row + (int)lane) * p->scale_a_row;
         const float *b = p->scale_b + (i64)b_row * p->scale_b_row + (i64)w.group * p->scale_b_group;
@@ -381,18 +384,19 @@ DEV void multiply_some(const rings *r, stand *now, float sums[WAVES][SUMS], cons
             multiply_products(r, now, sums, k, WAVES, phase, group, local, warp, lane);
         }
     } else {
+        const span s = tile_span(k, rows);
         if (HOLD && now->held) {
             give_back(r, now, warp, lane);
         }
 #pragma unroll 1
-        for (int kb = k->first; kb < k->end; kb++) {
+        for (int kb = s.first; kb < s.end; kb++) {
             barrier_wait(r->tiles.full + 8 * now->at.stage, now->at.parity);
             release(r->tiles.empty + 8 * now->at.stage, lane);
             place_on(&now->at);
             if (kb % SCALE_BLOCKS == 0) {
                 barrier_wait(r->scales_full + 8 * now->batch.stage, now->batch.parity);
             }
-            release_scales(r, &now->batch, k, kb);
+            release_scales(r, &now->batch, &s, kb);
         }
     }
 }
@@ -522,6 +526,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     problem p = {{groups, m, n, k, experts, low}, scale_a, scale_b, scale_a_row,  scale_a_block,
                  scale_a_group,                   scale_b_row, scale_b_group, d, d_row, d_group};
     const rings r = rings_at(shared_address(shared));
+#if TICKETS
+    p.size.mail = r.tiles.told + STAGES * TOLD_BYTES;
+#endif
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int few = LAYOUT == ONE && BM <= 128 && m <= BM; /* one row of tiles */
     int early = 0;
@@ -540,6 +547,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(r.scales_full + 8 * i, 32);
             barrier_init(r.scales_empty + 8 * i, 128 * GROUPS);
         }
+#if TICKETS
+        barrier_init(p.size.mail, 1);
+#endif
 #if SPLIT > 1
         for (u32 i = 0; i < GROUPS; i++) {
             barrier_init(r.arrived + 8 * i, 1);

@@ -168,6 +168,13 @@ DEV void send_cluster_f32x4(u32 at, u32 bar, float a, float b, float c, float d)
                  : "memory");
 }
 
+/* The same for a word. */
+DEV void send_cluster_u32(u32 at, u32 bar, u32 v)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(at), "r"(v), "r"(bar)
+                 : "memory");
+}
+
 /* ---- constants in global memory, read where the text says: not behind a wait that follows ---- */
 
 DEV u32 load_constant_u8(const void *p)
@@ -448,6 +455,16 @@ DEV void grid_wait(void)
 DEV void grid_release(void)
 {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+/* The word on which blocks of a cooperative launch meet, found where CUDA's own grid barrier finds it and kept by the
+ * driver between launches: its highest bit turns when all have added their shares, which are 2^31 together. */
+DEV u32 *grid_word(void)
+{
+    u32 high, low;
+    asm("mov.u32 %0, %%envreg1;" : "=r"(high));
+    asm("mov.u32 %0, %%envreg2;" : "=r"(low));
+    return (u32 *)((u64)high << 32 | low) + 1;
 }
 
 /* ---- numbers ---- */

@@ -103,16 +103,6 @@ static __device__ inline void begin_once()
 
 /* ---- the copying warp ---- */
 
-/* The word on which blocks of a cooperative launch meet, found where CUDA's own grid barrier finds it and kept by the
- * driver between launches: its highest bit turns when all have added their shares, which are 2^31 together. */
-static __device__ inline u32 *grid_word()
-{
-    u32 high, low;
-    asm("mov.u32 %0, %%envreg1;" : "=r"(high));
-    asm("mov.u32 %0, %%envreg2;" : "=r"(low));
-    return (u32 *)((u64)high << 32 | low) + 1;
-}
-
 static __device__ void copy_slots(const char *x, const qn_cuda_deal &o, const once_part &p, once_shared *s, u64 *words,
                                   u32 ring)
 {

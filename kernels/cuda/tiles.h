@@ -8,7 +8,8 @@
  *             said); 2: out of the ring, see store_held;  BAND  tiles of M walked together
  *   TOLD      1: the loading thread says which tile comes, see tell
  *   OUT       0 bf16, 1 f16, 2 f32;  LAYOUT  0 one matrix, 1 offsets, 2 masked, as block_scaled_mm.cu explains
- *   KEEP      1: rows of d that a masked group does not have are not written (0 unless said) */
+ *   KEEP      1: rows of d that a masked group does not have are not written (0 unless said)
+ *   TICKETS   1: blocks take tiles as they are ready for them, see ask (0 unless said): TOLD 1, LAYOUT 2, WAVES 2 */
 #ifndef QN_KERNELS_CUDA_TILES_H
 #define QN_KERNELS_CUDA_TILES_H
 
@@ -22,6 +23,9 @@
 #endif
 #ifndef KEEP
 #define KEEP 0
+#endif
+#ifndef TICKETS
+#define TICKETS 0
 #endif
 
 #define ONE 0
@@ -39,8 +43,8 @@
 #define PRODUCT_ROW(group, v) (64 * (WAVES * (group) + (v)))
 #endif
 
-/* 1: the tiles of a last round that would leave half of the grid or more without one are cut, an upper and a lower
- * half, so that it takes about 0.6 of a round. */
+/* 1: some of the last tiles are cut, an upper and a lower half, which take about 0.6 of a tile's time each: by tickets
+ * a quarter of the grid's, else those of a last round that would leave half of the grid or more without one. */
 #ifndef HALVES
 #define HALVES (LAYOUT == MASKED && WAVES == 2)
 #endif
@@ -53,6 +57,9 @@ typedef struct extent {
 #if HALVES
     int whole, halved; /* so many tiles, then so many that are cut */
 #endif
+#if TICKETS
+    u32 mail; /* in shared memory: the barrier of tickets, then two of them */
+#endif
 } extent;
 
 /* Where a block stands in the list of tiles, and the tile in hand. */
@@ -62,6 +69,9 @@ typedef struct walk {
     int first;       /* its first row in a and d */
     int row, column; /* of the tile, within the group */
     u32 heights;     /* BY_HEIGHT: bit h: tiles of h 64-row products are still to come, now the highest */
+#if TICKETS
+    u32 turn; /* tiles so far */
+#endif
 } walk;
 
 #define MOST_HEIGHT (BM / 64)
@@ -101,6 +111,9 @@ DEV void walk_start(walk *w, const extent *p)
     w->next = (int)blockIdx.x / (CLUSTER * SPLIT) - FIRST_TILE(p);
     w->begin = 0;
     w->first = 0;
+#if TICKETS
+    w->turn = 0;
+#endif
 #if LAYOUT == ONE
     u32 from;
     w->group = 0;
@@ -160,14 +173,56 @@ DEV void cut_last(extent *p, u32 lane)
         tiles += rows > p->low ? (u32)(rows + BM - 1) / BM : 0;
     }
     tiles = __reduce_add_sync(~0u, tiles) * columns_of(p);
+#if TICKETS
+    p->halved = (int)(tiles < grid / 4 ? tiles : grid / 4);
+#else
     p->halved = 2 * (tiles % grid) <= grid ? (int)(tiles % grid) : 0;
+#endif
     p->whole = (int)tiles - p->halved;
+}
+#endif
+
+#if TICKETS
+/* A cluster has its first tile by its number. While it loads one, it takes a ticket for the next, a count on the word
+ * of a cooperative launch: so tiles begin in the order of the list, and blocks end together, whatever tiles take. One
+ * ticket is taken a tile, and who takes the last turns the word's highest bit, as if blocks had met on it: the others
+ * are zero again. Walks hear of tickets by mail. */
+DEV u32 ask(void)
+{
+    return atomicAdd(grid_word(), 1);
+}
+
+/* k-block of a tile with whose loading the ticket is sent: the second one's stages have been given back then, and for
+ * these all walks have read the ticket before. */
+#define ANSWERED (STAGES + 1)
+
+DEV void answer(const extent *p, const walk *w, u32 word)
+{
+    const u32 ticket = word & 0x7fffffff, all = (u32)(p->whole + 2 * p->halved);
+    if (ticket + 1 == all) {
+        atomicAdd(grid_word(), 0x80000000u - all);
+    }
+    for (u32 i = 0; i < CLUSTER; i++) {
+        send_cluster_u32(cluster_address(p->mail + 8 + 4 * (w->turn % 2), i), cluster_address(p->mail, i), ticket);
+    }
+}
+
+DEV int ticket_of(const extent *p, u32 turn)
+{
+    barrier_wait(p->mail, (turn - 1) % 2);
+    return (int)load_shared_u32(p->mail + 8 + 4 * (turn % 2));
 }
 #endif
 
 /* To the next tile of this block; 0 at the end. The order is the same for every role. */
 DEV int walk_on(walk *w, const extent *p)
 {
+#if TICKETS
+    if (w->turn > 0) {
+        w->next = (int)(gridDim.x / CLUSTER) - FIRST_TILE(p) + ticket_of(p, w->turn);
+    }
+    w->turn++;
+#endif
 #if HALVES
     const int over = w->next, index = over < 0 ? over : over / 2;
     if (over >= 2 * p->halved) {
@@ -176,7 +231,13 @@ DEV int walk_on(walk *w, const extent *p)
 #else
     const int index = w->next;
 #endif
+#if !TICKETS
     w->next += (int)gridDim.x / (CLUSTER * SPLIT);
+#elif HALVES
+    if (over > 0 && w->group >= 0) {
+        w->rows = __ldg(p->groups + w->group); /* a half has changed it */
+    }
+#endif
 #if LAYOUT != ONE
     while (index >= w->end) {
         if (!walk_groups(w, p)) {
@@ -201,21 +262,22 @@ DEV int walk_on(walk *w, const extent *p)
     w->column = (int)column * BN;
 #endif
 #if HALVES
-    if (over >= 0) { /* the block's last tile: what has changed here is not asked for again */
+    if (over >= 0) { /* without tickets the block's last tile: what has changed here is not asked for again */
         w->row += over % 2 * (BM / 2);
         w->rows = w->rows < w->row + BM / 2 ? w->rows : w->row + BM / 2;
     }
-    return w->row < w->rows;
+    return TICKETS || w->row < w->rows;
 #else
     return 1;
 #endif
 }
 
-/* The k-blocks of this block: [first, end). */
+/* k-blocks: [first, end). */
 typedef struct span {
     int first, end;
 } span;
 
+/* Those of this block. */
 DEV span span_of(const extent *p)
 {
     const u32 blocks = (u32)(p->k + 127) / 128;
@@ -225,6 +287,13 @@ DEV span span_of(const extent *p)
 #else
     const span s = {0, (int)blocks};
 #endif
+    return s;
+}
+
+/* Those of a tile of which the group has so many rows; a half without any still takes a ticket. */
+DEV span tile_span(const span *k, int rows)
+{
+    const span s = {k->first, TICKETS && rows <= 0 ? k->first + STAGES + 2 : k->end};
     return s;
 }
 
@@ -311,7 +380,7 @@ DEV int load_early(const extent *p, const ring *r, const tensor_map *b_map, int 
 DEV u32 masked_boxes(const walk *w)
 {
     const u32 left = (u32)(w->rows - w->row);
-    return left < BM ? (left + 63) / 64 : BM / 64;
+    return left < BM ? (left + 63) / 64 : TICKETS && w->rows < w->row ? 0 : BM / 64;
 }
 
 /* One thread: `bytes` of a in such boxes, which blocks of a cluster load in turn for all. */
@@ -336,13 +405,18 @@ DEV void load_masked(u32 to, const tensor_map *a_map, u32 full, int kb, const wa
 /* One thread: the tiles of a and b of every k-block of every tile of the walk, but b of the `early` first. */
 DEV void load_tiles(const extent *p, const ring *r, const tensor_map *a_map, const tensor_map *b_map, int early)
 {
-    const span k = span_of(p);
+    const span own = span_of(p);
     place at = {0, 1};
     walk w;
     walk_start(&w, p);
     while (walk_on(&w, p)) {
+        const span k = tile_span(&own, w.rows - w.row);
         const int a_z = LAYOUT == MASKED ? w.group : 0;
         const u32 a_bytes = LAYOUT == MASKED ? masked_boxes(&w) * MASKED_BOX_BYTES : A_BYTES;
+#if TICKETS
+        u32 word = 0;
+        barrier_arrive_expect(p->mail, 4);
+#endif
 #pragma unroll 1
         for (int kb = k.first; kb < k.end; kb++, early--) {
             const u32 full = r->full + 8 * at.stage;
@@ -366,6 +440,15 @@ DEV void load_tiles(const extent *p, const ring *r, const tensor_map *a_map, con
             tensor_load_3d(r->a + at.stage * A_BYTES, a_map, full, kb * 128, w.first + w.row, a_z, L2_EVICT_NORMAL);
 #endif
             place_on(&at);
+#if TICKETS
+            if (CLUSTER == 1 || cluster_rank() == 0) {
+                if (kb == k.first) {
+                    word = ask();
+                } else if (kb == k.first + ANSWERED) {
+                    answer(p, &w, word);
+                }
+            }
+#endif
         }
     }
 #if TOLD

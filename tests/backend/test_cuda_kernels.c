@@ -230,7 +230,10 @@ static void every_cut_agrees(void **state)
         "grouped_block_scaled_mm m=700 n=200 k=400 e=5 layout=masked tail=keep",
         "grouped_block_scaled_mm m=40 n=64 k=656 e=3 layout=masked tail=keep",
         "grouped_block_scaled_mm m=300 n=33 k=130 e=3 layout=masked tail=keep", /* the plain kernel */
-        "grouped_block_scaled_mm m=900 n=392 k=272 e=3 tail=keep"};
+        "grouped_block_scaled_mm m=900 n=392 k=272 e=3 tail=keep",
+        "grouped_block_scaled_mm m=256 n=264 k=1040 e=9 layout=masked", /* few multiprocessors: tiles by tickets */
+        "grouped_block_scaled_mm m=256 n=264 k=1100 e=9 layout=masked tail=keep",
+        "grouped_block_scaled_mm m=256 n=264 k=1040 e=9 layout=masked out=f32"};
     static const int32_t cards[] = {0, 1, 5};
     qn_cuda *const cuda = need_hopper();
     qn_error error = {0};

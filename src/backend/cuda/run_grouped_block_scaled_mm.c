@@ -10,6 +10,9 @@
 
 enum { FEW = 64, MANY = 256, MASKED_BOX = 64 };
 
+/* K from which tall tiles of masked groups are taken by tickets (kernels/cuda/tiles.h), in a cooperative launch. */
+enum { LONG = 1024 };
+
 /* Programs of a plan: plain, tiles, strips of several heights. */
 enum { PLAIN = 0, TILES, STRIPS = TILES + QN_BLOCK_TILES };
 static const int32_t heights[] = {8, 16, 32, FEW};
@@ -68,7 +71,9 @@ static qn_tile tile_of(int32_t program, const qn_op_desc *desc)
 {
     const qn_shape *b = &desc->in[QN_BMM_B];
     const int may_store = qn_tile_may_store(desc->attr[QN_ATTR_OUT].i, b->dims[1]) && b->dims[2] > 128;
-    return qn_block_tile(program - TILES, may_store, is_masked(desc) ? QN_GROUPS_MASKED : QN_GROUP_OFFSETS);
+    qn_tile t = qn_block_tile(program - TILES, may_store, is_masked(desc) ? QN_GROUPS_MASKED : QN_GROUP_OFFSETS);
+    t.tickets = is_masked(desc) && program == TILES + QN_TILE_TALL && b->dims[2] >= LONG;
+    return t;
 }
 
 static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
@@ -223,7 +228,8 @@ static qn_status launch_strips(const qn_cuda_run *run, operands *o, qn_error *er
 
 /* The tile of the least estimated time where every group has its share of the rows, or two thirds of the most, and
  * wastes half a tile. Of masked groups lower than a tall tile, whole products are left out. Measured beside the
- * estimate: where groups are masked wide and tall tiles gain, those of three warpgroups only stored by boxes. */
+ * estimate: where groups are masked wide and tall tiles gain, those of three warpgroups only stored by boxes. Tall ones
+ * taken by tickets gain most where K is long and a group has two to eight of them; of more, calls in a row lose. */
 static int32_t choose_tile(const qn_cuda_run *run, const operands *o, int may_store)
 {
     const double rows = o->masked ? 2.0 / 3.0 * o->m : (double)o->m / o->experts;
@@ -237,7 +243,9 @@ static int32_t choose_tile(const qn_cuda_run *run, const operands *o, int may_st
         if (o->masked && o->m <= 256 && t.bm == 256) {
             cost *= 0.85;
         } else if (o->masked) {
-            cost *= i == QN_TILE_WIDE ? 0.94 : i == QN_TILE_THREE ? 1.08 : i == QN_TILE_TALL ? 0.97 : 1.0;
+            const int gains = t.tickets && o->k >= 3 * LONG && o->m >= 3 * t.bm && o->m <= 8 * t.bm;
+            const double tall = gains ? 0.88 : 0.97;
+            cost *= i == QN_TILE_WIDE ? 0.94 : i == QN_TILE_THREE ? 1.08 : i == QN_TILE_TALL ? tall : 1.0;
         }
         if (((!t.store && !t.held) || may_store) && (least <= 0.0 || cost < least)) {
             least = cost;
@@ -265,6 +273,11 @@ static qn_status launch_tiles(const qn_cuda_run *run, operands *o, qn_error *err
     const int64_t blocks = rows * qn_ceil_div(o->n, (int64_t)t.bn * t.cluster) * t.cluster;
     qn_cuda_geometry g = qn_tile_geometry(run->device, t.cluster, blocks, qn_tile_shared(&t));
     g.block[0] = qn_tile_threads(&t);
+    if (t.tickets) { /* no more than run at a time */
+        const int64_t clusters = run->functions[program].clusters;
+        g.cooperative = 1;
+        g.grid[0] = clusters > 0 ? (uint32_t)qn_min_i64(g.grid[0], clusters * t.cluster) : g.grid[0];
+    }
     return qn_cuda_launch(run, program, &g, arguments, error);
 }
 

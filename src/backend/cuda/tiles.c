@@ -14,7 +14,7 @@ int32_t qn_tile_shared(const qn_tile *t)
 {
     const int32_t parts = (t->split - 1) * t->bm * (t->bn / t->split) * 4 + (t->split > 1 ? 8 * tile_groups(t) : 0);
     return 1024 + t->store * t->bm * t->bn * 2 + t->stages * (128 * (t->bm + t->bn) + 16) + 32 * (t->bm + 5) + parts +
-           (t->told ? 16 + 32 * t->stages : 0);
+           (t->told ? 16 + 32 * t->stages : 0) + (t->tickets ? 16 : 0);
 }
 
 /* Bytes of the partial sums on their way out. */
@@ -32,13 +32,14 @@ int32_t qn_strip_shared(const qn_strip *s, int32_t rows, int32_t layout)
 /* Weights and epilogues: a fit of measurements on an H200, M from 1024 to 4096. */
 qn_tile qn_block_tile(int32_t i, int may_store, int32_t layout)
 {
-    static const qn_tile tiles[QN_BLOCK_TILES] = {[QN_TILE_TALL] = {256, 128, 4, 2, 1, 0, 1, 1.00, 3.0, 1, 0},
-                                                  [QN_TILE_THREE] = {192, 128, 5, 2, 1, 0, 1, 1.04, 2.5, 1, 0},
-                                                  [QN_TILE_THREE_STORED] = {192, 128, 4, 1, 1, 1, 1, 0.96, 1.2, 0, 0},
-                                                  [QN_TILE_WIDE] = {128, 192, 4, 1, 1, 1, 1, 0.89, 1.0, 0, 0},
-                                                  [QN_TILE_ANY] = {128, 160, 6, 1, 1, 0, 1, 0.82, 2.5, 0, 0},
-                                                  [QN_TILE_SQUARE] = {128, 128, 6, 1, 2, 0, 1, 0.92, 2.5, 0, 0},
-                                                  [QN_TILE_NARROW] = {128, 64, 9, 1, 2, 0, 1, 0.68, 2.5, 0, 0}};
+    static const qn_tile tiles[QN_BLOCK_TILES] = {
+        [QN_TILE_TALL] = {256, 128, 4, 2, 1, 0, 1, 1.00, 3.0, 1, 0, 0},
+        [QN_TILE_THREE] = {192, 128, 5, 2, 1, 0, 1, 1.04, 2.5, 1, 0, 0},
+        [QN_TILE_THREE_STORED] = {192, 128, 4, 1, 1, 1, 1, 0.96, 1.2, 0, 0, 0},
+        [QN_TILE_WIDE] = {128, 192, 4, 1, 1, 1, 1, 0.89, 1.0, 0, 0, 0},
+        [QN_TILE_ANY] = {128, 160, 6, 1, 1, 0, 1, 0.82, 2.5, 0, 0, 0},
+        [QN_TILE_SQUARE] = {128, 128, 6, 1, 2, 0, 1, 0.92, 2.5, 0, 0, 0},
+        [QN_TILE_NARROW] = {128, 64, 9, 1, 2, 0, 1, 0.68, 2.5, 0, 0, 0}};
     qn_tile t = tiles[i];
     if (t.store && !may_store) {
         t.store = 0;
@@ -57,7 +58,7 @@ qn_tile qn_block_tile(int32_t i, int may_store, int32_t layout)
 
 int qn_few_tile(int32_t rows, int32_t columns, int32_t store, int32_t cluster, int32_t split, qn_tile *tile)
 {
-    *tile = (qn_tile){rows, columns, 12, cluster, columns > 128 ? 1 : 2, store, split, 1.0, 2.5, 0, 0};
+    *tile = (qn_tile){rows, columns, 12, cluster, columns > 128 ? 1 : 2, store, split, 1.0, 2.5, 0, 0, 0};
     if ((rows != 64 && rows != 128) || columns < 32 || columns % 16 != 0 || columns > (rows == 64 ? 128 : 192) ||
         store < 0 || store > 1 || (store && columns % 64 != 0) || cluster < 1 || cluster > 2 || split < 1 ||
         split > 8 || (split > 1 && (store || cluster > 1 || columns % (8 * split) != 0))) {
@@ -154,6 +155,11 @@ void qn_block_tile_program(const qn_tile *t, int32_t out, int32_t layout, qn_cud
     qn_cuda_define(p, "STORE", t->held ? 2 : t->store);
     if (t->split > 1) {
         qn_cuda_define(p, "SPLIT", t->split);
+    }
+    if (t->tickets) {
+        qn_cuda_define(p, "TICKETS", 1);
+        p->cluster = t->cluster;
+        p->threads = (int32_t)qn_tile_threads(t);
     }
 }
 

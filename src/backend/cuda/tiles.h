@@ -24,6 +24,7 @@ typedef struct qn_tile {
     double epilogue; /* what a tile takes beside its k-blocks, in k-blocks */
     int32_t held;    /* 1: results leave through the copy engine out of a tile's last two stages of the ring */
     int32_t told;    /* 1: groups' tiles, which the loading thread announces in shared memory */
+    int32_t tickets; /* 1: blocks take tiles as they are ready for them; the launch is cooperative */
 } qn_tile;
 
 /* Parameters of the kernel for few rows. */
