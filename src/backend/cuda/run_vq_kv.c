@@ -448,11 +448,15 @@ static qn_status launch_pairs(const qn_cuda_run *run, qn_cuda_vq_attention *a, c
     QN_TRY(map_codes(run, &a->k, a, &keys, error));
     QN_TRY(map_codes(run, &a->v, a, &values, error));
     void *const arguments[] = {a, &keys, &values};
-    const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(a->items, a->block_items), 1, 1},
-                                .block = {(uint32_t)p->warps * 32, 1, 1},
-                                .shared_bytes = (uint32_t)p->shared_bytes,
-                                .cluster = pairs_of_heads ? 2 : 0,
-                                .dependent = run->device->major >= 9};
+    qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(a->items, a->block_items), 1, 1},
+                          .block = {(uint32_t)p->warps * 32, 1, 1},
+                          .shared_bytes = (uint32_t)p->shared_bytes,
+                          .dependent = run->device->major >= 9};
+    if (pairs_of_heads) {
+        g.cluster = g.grid[0] = 2;
+        g.grid[1] = (uint32_t)a->head_blocks;
+        g.grid[2] = (uint32_t)a->kv_heads / 2;
+    }
     QN_TRY(qn_cuda_launch(run, TABLES_PAIRS, &g, arguments, error));
     return qn_cuda_kv_finish(run, TABLES_FINISH, QN_VQA_K_RECENT, a, error);
 }
