@@ -50,41 +50,44 @@
 
 /* ---- tables ---- */
 
-/* One entry of a group's book, as words of two channels, for every query of the head. */
-DEV void put_products(char *half0, const float *q, int group, int column, int entry, const u32 *words)
-{
-    const float *const mine = q + group * VEC;
-#pragma unroll
-    for (int r = 0; r < QUERIES; r++) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int j = 0; j < VEC / 2; j++) {
-            sum = __fmaf_rn(low_half(words[j]), mine[r * SIZE + 2 * j], sum);
-            sum = __fmaf_rn(high_half(words[j]), mine[r * SIZE + 2 * j + 1], sum);
-        }
-        *(float *)(half0 + HALF_AT(r * WORDS) + entry * 256 + column * 4) = sum;
-    }
-}
+/* Queries whose products are made one after the other: then a query's channels are in registers. */
+#define QUERY_ROUNDS (SHARERS == 1 && VEC <= 4 && SIZE <= 128 ? QUERIES : 1)
 
-/* Products of a head's vectors; a lane that shares a word with another has none of its own. */
-struct products_put {
-    struct of_column {};
-    __device__ __forceinline__ of_column at(int) const
+/* Products of a head's vectors with all queries at once or, in as many rounds, with one each. A lane that shares a word
+ * with another has none of its own. */
+template <int rounds> struct products_put {
+    static const int ROUNDS = rounds;
+    struct of_column {
+        float q[rounds > 1 ? VEC : 1];
+    };
+    static __device__ __forceinline__ const float *queries(int kv, int word, int column)
     {
-        return {};
+        return (const float *)(shared + QUERY_AT) + kv * QUERIES * SIZE + group_of(column, word) * VEC;
     }
-    __device__ __forceinline__ void operator()(const of_column &, int kv, int word, int column, int entry,
+    __device__ __forceinline__ of_column at(int kv, int word, int column, int round) const
+    {
+        of_column own = {};
+#pragma unroll
+        for (int j = 0; j < VEC && rounds > 1; j++) {
+            own.q[j] = queries(kv, word, column)[round * SIZE + j];
+        }
+        return own;
+    }
+    __device__ __forceinline__ void operator()(const of_column &own, int round, int kv, int word, int column, int entry,
                                                const u32 *words) const
     {
-        const float *const q = (const float *)(shared + QUERY_AT) + kv * QUERIES * SIZE;
-        char *const to = shared + kv * 128 + (WORDS == 2 ? word * 128 : 0);
-        if (sharer_of(column) == 0) {
-            put_products(to, q, group_of(column, word), column, entry, words);
-        } else {
+        char *const to = shared + kv * 128 + (WORDS == 2 ? word * 128 : 0) + entry * 256 + column * 4;
 #pragma unroll
-            for (int r = 0; r < QUERIES; r++) {
-                *(float *)(to + HALF_AT(r * WORDS) + entry * 256 + column * 4) = 0.0f;
+        for (int i = 0; i < QUERIES / rounds; i++) {
+            const int r = rounds > 1 ? round : i;
+            const float *const mine = rounds > 1 ? own.q : queries(kv, word, column) + r * SIZE;
+            float sum = 0.0f;
+#pragma unroll
+            for (int j = 0; j < VEC / 2 && sharer_of(column) == 0; j++) {
+                sum = __fmaf_rn(low_half(words[j]), mine[2 * j], sum);
+                sum = __fmaf_rn(high_half(words[j]), mine[2 * j + 1], sum);
             }
+            *(float *)(to + HALF_AT(r * WORDS)) = sum;
         }
     }
 };
@@ -92,32 +95,30 @@ struct products_put {
 #if TURN
 #define WORD_PAIRS (GROUPS / 8) /* words that have a partner half a head on */
 
-DEV int turned_word(int column)
-{
-    return column / 4 % WORD_PAIRS;
-}
-
 /* Channel of the first half of a head that pair `pair` of a column begins with; SIZE / 2 or more: it has none. */
-DEV int turned_channel(int column, int pair)
+DEV int turned_channel(u32 column, u32 pair)
 {
-    const int part = column / 4 / WORD_PAIRS * TURN_PAIRS + pair;
-    return part < VEC / 2 ? (4 * turned_word(column) + column % 4) * VEC + 2 * part : SIZE;
+    const u32 part = column / 4 / WORD_PAIRS * TURN_PAIRS + pair;
+    return (int)(part < VEC / 2 ? column % (4 * WORD_PAIRS) * VEC + 2 * part : SIZE);
 }
 
 static __device__ void fill_turned(const qn_cuda_vq_book &book, int head)
 {
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    for (int task = warp; task < KV_HEADS * K_HALVES * (ENTRIES / 8); task += WARPS) {
-        const int entry = task % (ENTRIES / 8) * 8, half = task / (ENTRIES / 8) % K_HALVES;
-        const int kv = task / (ENTRIES / 8) / K_HALVES, channel = turned_channel(lane, half / 2);
+    const int lane = (int)(threadIdx.x % 32);
+#pragma unroll 1
+    for (u32 task = threadIdx.x / 32; task < KV_HEADS * K_HALVES * (ENTRIES / 8); task += WARPS) {
+        const int entry = (int)(task % (ENTRIES / 8) * 8), half = (int)(task / (ENTRIES / 8) % K_HALVES);
+        const int kv = (int)(task / (ENTRIES / 8) / K_HALVES), channel = turned_channel((u32)lane, (u32)half / 2);
         const int group = channel / VEC + half % 2 * (GROUPS / 2);
-        const u16 *const from = (const u16 *)(book.data + (head + kv) * book.head + group * book.group) + channel % VEC;
+        const char *from =
+            book.data + (head + kv) * book.head + group * book.group + entry * book.entry + channel % VEC * 2;
         char *const to = shared + kv * 128 + entry * 256 + lane * 4;
         u32 v[8];
 #pragma unroll
         for (int e = 0; e < 8; e++) {
-            const u16 *const at = (const u16 *)((const char *)from + (entry + e) * book.entry);
+            const u16 *const at = (const u16 *)from;
             v[e] = channel < SIZE ? (u32)at[0] | (u32)at[1] << 16 : 0u;
+            from += book.entry;
         }
 #pragma unroll
         for (int e = 0; e < 8; e++) {
@@ -148,12 +149,12 @@ DEV u32 load_word(const char *at)
 }
 
 /* Tokens from `limit` on, which weigh nothing, are read as the last one. */
-DEV const char *token_at(const char *at, int token_bytes, int token, int limit)
+DEV const char *token_at(const char *at, u32 token_bytes, int token, int limit)
 {
-    return at + (i64)(token < limit ? token : limit - 1) * token_bytes;
+    return at + (u64)(u32)min(token, limit - 1) * token_bytes;
 }
 
-DEV void load_codes(const char *at, int token_bytes, int token, int limit, v_codes *c)
+DEV void load_codes(const char *at, u32 token_bytes, int token, int limit, v_codes *c)
 {
 #pragma unroll
     for (int n = 0; n < 8; n++) {
@@ -168,7 +169,7 @@ DEV void load_codes(const char *at, int token_bytes, int token, int limit, v_cod
     }
 }
 
-DEV void load_keys(const char *at, int token_bytes, int token, int limit, k_codes *c)
+DEV void load_keys(const char *at, u32 token_bytes, int token, int limit, k_codes *c)
 {
 #if TURN
 #pragma unroll
@@ -202,6 +203,9 @@ DEV void turn_back(float *x, float *y, turn t)
     *y = __fmaf_rn(*y, t.c, -(was * t.s));
 }
 
+/* Texts of what begins a query: one for all where they would be long. */
+#define QUERY_TEXTS (QUERIES * TURN_PAIRS > 1 ? 1 : 4)
+
 /* Queries as they are in shared memory, turned to `position`; frequencies and turns by four tokens in shared memory
  * too. */
 DEV void begin_query(const float *q, int position, int word_lane, int phase, part_of_query (*part)[4 * TURN_PAIRS],
@@ -209,21 +213,33 @@ DEV void begin_query(const float *q, int position, int word_lane, int phase, par
 {
     const double *const frequency = (const double *)(shared + TURNS_AT);
     const turn *const four = (const turn *)(frequency + SIZE / 2);
-#pragma unroll
-    for (int j = 0; j < 4 * TURN_PAIRS; j++) {
-        const int channel = turned_channel(4 * word_lane + (phase + j / TURN_PAIRS) % 4, j % TURN_PAIRS);
+#pragma unroll QUERY_TEXTS
+    for (u32 j = 0; j < 4 * TURN_PAIRS; j++) { /* what was made moves down */
+        part_of_query own[QUERIES];
+        turn_of_pairs own_by;
+        const u32 column = 4 * (u32)word_lane + ((u32)phase + j / TURN_PAIRS) % 4;
+        const int channel = turned_channel(column, j % TURN_PAIRS);
 #pragma unroll
         for (int i = 0; i < 2; i++) { /* TURN 1: channels c + i and its partner; 2: c and c + 1 of either half */
             const int none = channel >= SIZE, c = none ? 0 : channel;
             const int first = TURN == 1 ? c + i : c + i * (SIZE / 2), angle = TURN == 1 ? c + i : first / 2;
             const int second = TURN == 1 ? first + SIZE / 2 : first + 1;
             const turn t = turn_by((double)position * frequency[angle]);
-            by[j].by[i] = four[angle];
+            own_by.by[i] = four[angle];
 #pragma unroll
             for (int r = 0; r < QUERIES; r++) {
-                part[r][j].x[i] = none ? 0.0f : q[r * SIZE + first];
-                part[r][j].y[i] = none ? 0.0f : q[r * SIZE + second];
-                turn_back(&part[r][j].x[i], &part[r][j].y[i], t);
+                own[r].x[i] = none ? 0.0f : q[r * SIZE + first];
+                own[r].y[i] = none ? 0.0f : q[r * SIZE + second];
+                turn_back(&own[r].x[i], &own[r].y[i], t);
+            }
+        }
+#pragma unroll
+        for (int l = 0; l < 4 * TURN_PAIRS; l++) {
+            const bool last = l + 1 == 4 * TURN_PAIRS;
+            by[l] = last ? own_by : by[l + !last];
+#pragma unroll
+            for (int r = 0; r < QUERIES; r++) {
+                part[r][l] = last ? own[r] : part[r][l + !last];
             }
         }
     }
@@ -245,8 +261,8 @@ DEV float add_turned(float sum, u32 a, u32 b, part_of_query *q, turn_of_pairs by
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     qn_vq_attention(const __grid_constant__ qn_cuda_vq_attention a)
 {
-    const int lane = (int)threadIdx.x % 32, warp = warp_here();
-    const int kv = warp / HEAD_WARPS, stream_index = warp % HEAD_WARPS;
+    const u32 warp = warp_here();
+    const int lane = (int)threadIdx.x % 32, kv = (int)(warp / HEAD_WARPS), stream_index = (int)(warp % HEAD_WARPS);
     const int word_lane = lane / 4, phase = lane % 4;
     const place at_step = place_of(kv, word_lane, phase);
     u32 rows_of[ORDERS];
@@ -302,17 +318,17 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
 #endif
         k_codes k;
         if (token < end) {
-            load_keys(k_at, (int)a.k.token, token + phase, end, &k);
+            load_keys(k_at, (u32)a.k.token, token + phase, end, &k);
         }
         float *const q = (float *)(shared + QUERY_AT);
 #pragma unroll 1
-        for (int x = (int)threadIdx.x; x < KV_HEADS * QUERIES * SIZE; x += 32 * WARPS) {
-            const int head = (it.head + x / (QUERIES * SIZE)) * a.group + it.first + x / SIZE % QUERIES;
+        for (u32 x = threadIdx.x; x < KV_HEADS * QUERIES * SIZE; x += 32 * WARPS) {
+            const int head = (it.head + (int)(x / (QUERIES * SIZE))) * a.group + it.first + (int)(x / SIZE % QUERIES);
             q[x] = load_float(a.q + it.sequence * a.q_row + head * a.q_head, x % SIZE, Q_FORMAT) * a.scale;
         }
         __syncthreads();
 #if !TURN
-        fill(a.k_book, it.head, products_put());
+        fill(a.k_book, it.head, products_put<QUERY_ROUNDS>(), products_put<1>());
 #endif
         __syncthreads();
 
@@ -330,7 +346,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
 #pragma unroll 1
         for (; token < end; token += stride) {
             v_codes v;
-            load_codes(v_at, (int)a.v.token, token + phase, end, &v);
+            load_codes(v_at, (u32)a.v.token, token + phase, end, &v);
             float score[QUERIES][8];
 #pragma unroll
             for (int n = 0; n < 8; n++) {
@@ -369,7 +385,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
 #endif
             }
             if (token + stride < end) {
-                load_keys(k_at, (int)a.k.token, token + stride + phase, end, &k);
+                load_keys(k_at, (u32)a.k.token, token + stride + phase, end, &k);
             }
             __syncwarp();
 #pragma unroll
@@ -396,18 +412,17 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
         }
 #pragma unroll 1
         for (int y = 0; y < QUERIES; y++) {
+            leave_sums(s[0], merge + warp * PARTIAL);
 #pragma unroll
-            for (int r = 0; r < QUERIES; r++) {
-                if (r == y) {
-                    leave_sums(s[r], merge + warp * PARTIAL);
-                }
+            for (int r = 1; r < QUERIES; r++) { /* one text for all */
+                s[r - 1] = s[r];
             }
             __syncthreads();
 #pragma unroll 1
-            for (int x = (int)threadIdx.x; x < KV_HEADS * SIZE; x += 32 * WARPS) { /* length: registers are few */
-                const int head = (it.head + x / SIZE) * a.group + it.first + y;
-                join_sums<HEAD_WARPS>(a, it, head, x % SIZE, length_of(a, it.sequence),
-                                      merge + x / SIZE * HEAD_WARPS * PARTIAL);
+            for (u32 x = warp * 32; x < KV_HEADS * SIZE; x += 32 * WARPS) { /* length: registers are few */
+                const int of_block = (int)(x / SIZE), head = (it.head + of_block) * a.group + it.first + y;
+                join_sums<HEAD_WARPS>(a, it, head, (int)(x % SIZE) + lane, length_of(a, it.sequence),
+                                      merge + of_block * HEAD_WARPS * PARTIAL);
             }
             __syncthreads();
         }

@@ -25,7 +25,7 @@
  *     bytes, [sequences, 1, heads, tokens * groups / 8]; box_x and box_row say which; one sequence where codes
  *     are shared
  *   Launch: block 32 * WARPS, grid ceil(items / block_items), dynamic shared memory of SHARED_BYTES; with head_blocks,
- *     blocks of a head's items, clusters of two
+ *     blocks of a head's items, clusters of two and grid {2, head_blocks, key heads / 2}
  *   What follows is as for vq_attention.cu */
 #define MOST_TOGETHER 4
 #define WIDE_VALUES (PAIRS % 2 == 0)
@@ -49,7 +49,7 @@
 #if SHARERS == 1 && VEC <= 8 && TASKS <= TOGETHER * WARPS
 #define WHOLE_BOOKS 1 /* a book is in a block's registers at once */
 #define FILL(loaded, book, head, put) put_tasks(loaded, thread_here() / 32, put())
-#elif SHARERS == 1 && VEC <= 8
+#elif VEC <= 8
 #define WHOLE_BOOKS 0
 #define FILL(loaded, book, head, put) fill_wide(book, head, put())
 #else
@@ -69,17 +69,17 @@ DEV void load_box(u32 to, const tensor_map *map, u32 bar, const qn_cuda_vq_codes
 
 /* ---- rounds ---- */
 
-/* The block by its items: those of a cluster of two have the same items of neighbouring heads. Found again where it is
- * asked for. */
+/* The block by its items: those of a cluster of two have the same items of neighbouring heads. Asked for again where it
+ * is needed. */
 DEV int block_here(const qn_cuda_vq_attention &a)
 {
-    int block;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
-    if (GROUPS == PAIRED && a.head_blocks) {
-        const int of_head = (block >> 1) % a.head_blocks;
-        block = block - of_head * 2 - (block & 1) + (block & 1) * a.head_blocks + of_head;
+    int x, y, z;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+    if (GROUPS != PAIRED || !a.head_blocks) {
+        return x;
     }
-    return block;
+    asm volatile("mov.u32 %0, %%ctaid.y;\nmov.u32 %1, %%ctaid.z;" : "=r"(y), "=r"(z));
+    return (2 * z + x) * a.head_blocks + y;
 }
 
 /* End of the block's items. */
@@ -192,10 +192,11 @@ DEV void ask(const qn_cuda_vq_attention &a, const tensor_map *map, cursor *c, in
 /* One entry of a group's book times each team's query, into the table's halves. A group that has two columns is in
  * both. */
 struct keys_put {
+    static const int ROUNDS = 1;
     struct of_column {
         float q[TEAMS][VEC];
     };
-    __device__ __forceinline__ of_column at(int column) const
+    __device__ __forceinline__ of_column at(int, int, int column, int) const
     {
         const float *const q = (const float *)(shared + QUERY_AT) + group_of(column, 0) * VEC;
         of_column own;
@@ -209,7 +210,7 @@ struct keys_put {
         }
         return own;
     }
-    __device__ __forceinline__ void operator()(const of_column &own, int, int, int column, int entry,
+    __device__ __forceinline__ void operator()(const of_column &own, int, int, int, int column, int entry,
                                                const u32 *words) const
     {
 #pragma unroll
@@ -269,6 +270,9 @@ DEV float score_products(const char *chunk, const half_place *p)
 
 typedef pairs_put<0, false> keys_put;
 
+/* Texts of what begins a query: one for all where they would be long. */
+#define QUERY_TEXTS (QUERIES * PIECES * LOOKUPS > 24 ? 1 : QUERIES)
+
 /* A lane's part of a query: of each of its lookups the two channels, as f16 and what is left of them. */
 struct part_of_query {
     u32 piece[PIECES][LOOKUPS];
@@ -283,7 +287,7 @@ DEV int word_of(int l, int quarter, int token)
 /* *unit: what scores are multiplied by. */
 DEV void begin_query(const float *q, float scale, part_of_query *part, float *unit)
 {
-    const int lane = thread_here() % 32, token = lane / 4, quarter = lane % 4;
+    const int lane = (int)(thread_here() % 32), token = lane / 4, quarter = lane % 4;
     float most = 0.0f;
 #pragma unroll
     for (int i = 0; i < SIZE; i += 32) {
@@ -389,11 +393,12 @@ struct query_part {
 DEV void find_queries(const qn_cuda_vq_attention &a, int i, int size, query_part *part)
 {
     const item first = item_of(a, i);
-    const int thread = thread_here();
+    const u32 thread = thread_here();
 #pragma unroll
     for (int n = 0; n < QUERY_LOADS; n++) {
-        const int x = thread + n * 32 * WARPS, t = x / (QUERIES * SIZE);
-        const int head = first.head * a.group + first.first + x / SIZE % QUERIES;
+        const u32 x = thread + n * 32 * WARPS;
+        const int t = (int)(x / (QUERIES * SIZE));
+        const int head = first.head * a.group + first.first + (int)(x / SIZE % QUERIES);
         part->at[n] = t < size ? a.q + item_of(a, i + t).sequence * a.q_row + head * a.q_head +
                                      x % SIZE * (Q_FORMAT == QN_MM_F32 ? 4 : 2)
                                : NULL;
@@ -415,10 +420,10 @@ DEV void load_queries(query_part *part)
 DEV void put_queries(const qn_cuda_vq_attention &a, const query_part &part)
 {
     float *const q = (float *)(shared + QUERY_AT);
-    const int thread = thread_here();
+    const u32 thread = thread_here();
 #pragma unroll
     for (int n = 0; n < QUERY_LOADS; n++) {
-        const int x = thread + n * 32 * WARPS;
+        const u32 x = thread + n * 32 * WARPS;
         if (x < TEAMS * QUERIES * SIZE) {
             q[x] = load_float((const char *)&part.bits[n], 0, Q_FORMAT) * (PRODUCTS ? a.scale : 1.0f);
         }
@@ -434,8 +439,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     qn_vq_attention_pairs(const __grid_constant__ qn_cuda_vq_attention a, const __grid_constant__ tensor_map keys,
                           const __grid_constant__ tensor_map values)
 {
-    const int lane = (int)threadIdx.x % 32, warp = warp_here();
-    const int team = warp / TEAM_WARPS, stream_index = warp % TEAM_WARPS;
+    const u32 warp = warp_here();
+    const int lane = (int)threadIdx.x % 32, team = (int)(warp / TEAM_WARPS), stream_index = (int)(warp % TEAM_WARPS);
     const int word_lane = lane / 4, phase = lane % 4;
     u32 *const weights = (u32 *)(shared + WEIGHTS_AT) + warp * QUERIES * 32;
     float *const q = (float *)(shared + QUERY_AT);
@@ -531,11 +536,20 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
 #if !PRODUCTS
             part_of_query part[QUERIES];
 #endif
+#if !PRODUCTS
+#pragma unroll QUERY_TEXTS
+            for (int y = 0; y < QUERIES; y++) {
+                part_of_query own;
+                begin_query(q + (team * QUERIES + y) * SIZE, a.scale, &own, mine + y);
+#pragma unroll
+                for (int r = 1; r < QUERIES; r++) {
+                    part[r - 1] = part[r];
+                }
+                part[QUERIES - 1] = own;
+            }
+#endif
 #pragma unroll
             for (int y = 0; y < QUERIES; y++) {
-#if !PRODUCTS
-                begin_query(q + (team * QUERIES + y) * SIZE, a.scale, &part[y], mine + y);
-#endif
                 begin_stream(&s[y]);
             }
             __syncwarp();
@@ -586,17 +600,21 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
             asm volatile("" : "+r"(done)); /* found again: registers are few */
             const item ended = item_of(a, done);
             const float *const sums = (const float *)(shared + MERGE_AT) + team * TEAM_WARPS * PARTIAL;
-#pragma unroll
+#pragma unroll 1
             for (int y = 0; y < QUERIES; y++) {
-                leave_sums(s[y], mine);
+                leave_sums(s[0], mine);
                 threads_sync(1 + (u32)team, 32 * TEAM_WARPS);
 #pragma unroll 1
-                for (int d = (int)threadIdx.x % (32 * TEAM_WARPS); d < SIZE; d += 32 * TEAM_WARPS) {
-                    join_sums<TEAM_WARPS>(a, ended, ended.head * a.group + ended.first + y, d,
+                for (int d = stream_index * 32; d < SIZE; d += 32 * TEAM_WARPS) {
+                    join_sums<TEAM_WARPS>(a, ended, ended.head * a.group + ended.first + y, d + lane,
                                           length_of(a, ended.sequence), sums);
                 }
                 if (y + 1 < QUERIES) {
                     threads_sync(1 + (u32)team, 32 * TEAM_WARPS);
+                }
+#pragma unroll
+                for (int r = 1; r < QUERIES; r++) { /* one text for all */
+                    s[r - 1] = s[r];
                 }
             }
         } else { /* a team without an item keeps step: racecheck takes its wait below for the other team's barrier */

@@ -34,10 +34,20 @@ DEV int coded_of(const qn_cuda_vq_attention &a, int length)
     return a.window == 0 ? length : max(first, 0);
 }
 
+/* sum / all, correctly rounded: `all`, of weights of which one is 2^15, is far from what overflows or is subnormal. */
+DEV float quotient_of_sums(float sum, float all)
+{
+    float by;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(by) : "f"(all));
+    by = __fmaf_rn(by, __fmaf_rn(-all, by, 1.0f), by);
+    const float near = sum * by;
+    return __fmaf_rn(by, __fmaf_rn(-all, near, sum), near);
+}
+
 DEV void put_result(const qn_cuda_vq_attention &a, int sequence, int head, int d, int length, float most, float all,
                     float sum)
 {
-    store_float(a.o + sequence * a.o_row + head * a.o_head, d, length > 0 ? sum / all : 0.0f, OUT);
+    store_float(a.o + sequence * a.o_row + head * a.o_head, d, length > 0 ? quotient_of_sums(sum, all) : 0.0f, OUT);
     if (d == 0 && a.lse) {
         ((float *)(a.lse + sequence * a.lse_row))[head] =
             length > 0 ? (most - WEIGHT_SHIFT + log2f(all)) * 0.69314718f : NONE;

@@ -97,15 +97,15 @@ DEV float high_half(u32 v)
 /* ---- filling ---- */
 
 /* The thread's warp, the same register in all its lanes: what branches on it needs no way for lanes that part. */
-DEV int warp_here(void)
+DEV u32 warp_here(void)
 {
-    return __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
+    return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
 }
 
 /* The thread's number, what is made of which is not made before: registers are few while tables are filled. */
-DEV int thread_here(void)
+DEV u32 thread_here(void)
 {
-    int thread = (int)threadIdx.x;
+    u32 thread = threadIdx.x;
     asm volatile("" : "+r"(thread));
     return thread;
 }
@@ -118,21 +118,23 @@ DEV int thread_here(void)
 #define STEPS (ENTRIES / STEP_ENTRIES)
 #define TASKS (KV_HEADS * WORDS * STEPS)
 #define TOGETHER (TASKS >= MOST_TOGETHER * WARPS ? MOST_TOGETHER : (TASKS + WARPS - 1) / WARPS)
+#define IS_TASK(n) (TASKS % (TOGETHER * WARPS) == 0 || (n) < TASKS)
+#define PUT_TEXTS (QUERIES > 1 ? 1 : TOGETHER) /* one for all tasks where the kernel is long */
 
 /* What a warp loads of a book at once, from its task `first` on. */
 struct loaded_tasks {
     uint4 of_task[TOGETHER][4];
 };
 
-DEV void load_tasks(const qn_cuda_vq_book &book, int head, int first, loaded_tasks *to)
+DEV void load_tasks(const qn_cuda_vq_book &book, int head, u32 first, loaded_tasks *to)
 {
-    const int lane = thread_here() % 32, quarter = lane % 4, row = lane / 4;
+    const u32 lane = thread_here() % 32;
+    const char *const at = book.data + head * book.head + group_of((int)lane / 4 * 4, 0) * book.group + lane % 4 * 16;
 #pragma unroll
     for (int i = 0; i < TOGETHER; i++) {
-        const int task = first + i * WARPS < TASKS ? first + i * WARPS : first;
-        const int step = task % STEPS, word = task / STEPS % WORDS, kv = task / STEPS / WORDS;
-        const char *from =
-            book.data + (head + kv) * book.head + group_of(4 * row, word) * book.group + step * 64 + quarter * 16;
+        const u32 task = IS_TASK(first + i * WARPS) ? first + i * WARPS : first;
+        const u32 step = task % STEPS, word = task / STEPS % WORDS, kv = task / STEPS / WORDS;
+        const char *from = at + kv * book.head + 4 * word * book.group + step * 64;
 #pragma unroll
         for (int k = 0; k < 4; k++) { /* columns side by side, so groups too */
             to->of_task[i][k] = *(const uint4 *)from;
@@ -141,19 +143,19 @@ DEV void load_tasks(const qn_cuda_vq_book &book, int head, int first, loaded_tas
     }
 }
 
-/* put(own, kv, word, column, entry, words): an entry of the group of that column, as words of two channels; own: what
- * put.at(column) gave. */
-template <class entry_put> DEV void put_tasks(loaded_tasks &loaded, int first, entry_put put)
+/* put(own, round, kv, word, column, entry, words): an entry of the group of that column, as words of two channels; own:
+ * what put.at(kv, word, column, round) gave. Of ROUNDS rounds each puts a part of what is made of an entry. */
+template <class entry_put> DEV void put_tasks(loaded_tasks &loaded, u32 first, entry_put put)
 {
-    const int lane = thread_here() % 32, quarter = lane % 4, row = lane / 4;
-#pragma unroll
-    for (int i = 0; i < TOGETHER; i++) {
-        if (first + i * WARPS >= TASKS) {
+    const int lane = (int)(thread_here() % 32), quarter = lane % 4, row = lane / 4;
+#pragma unroll PUT_TEXTS
+    for (u32 i = 0; i < TOGETHER; i++) {
+        const u32 task = first + i * WARPS;
+        if (!IS_TASK(task)) {
             break;
         }
-        const int step = (first + i * WARPS) % STEPS, word = (first + i * WARPS) / STEPS % WORDS;
-        const int kv = (first + i * WARPS) / STEPS / WORDS;
-        uint4(&v)[4] = loaded.of_task[i];
+        const int step = (int)(task % STEPS), word = (int)(task / STEPS % WORDS), kv = (int)(task / STEPS / WORDS);
+        uint4(&v)[4] = loaded.of_task[0];
         if (quarter & 1) {
             const uint4 kept = v[0];
             v[0] = v[1];
@@ -168,19 +170,26 @@ template <class entry_put> DEV void put_tasks(loaded_tasks &loaded, int first, e
             v[2] = x;
             v[3] = y;
         }
-        typename entry_put::of_column own[4];
+#pragma unroll 1
+        for (int round = 0; round < entry_put::ROUNDS; round++) {
+            typename entry_put::of_column own[4];
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            own[k] = put.at(4 * row + ((k + quarter) & 3));
+            for (int k = 0; k < 4; k++) {
+                own[k] = put.at(kv, word, 4 * row + ((k + quarter) & 3), round);
+            }
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const int column = 4 * row + ((k + quarter) & 3), entry = step * STEP_ENTRIES + quarter * LANE_ENTRIES;
+                const u32 words[4] = {v[k].x, v[k].y, v[k].z, v[k].w};
+#pragma unroll
+                for (int e = 0; e < LANE_ENTRIES; e++) {
+                    put(own[k], round, kv, word, column, entry + e, words + e * (VEC / 2));
+                }
+            }
         }
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const int column = 4 * row + ((k + quarter) & 3);
-            const u32 words[4] = {v[k].x, v[k].y, v[k].z, v[k].w};
-#pragma unroll
-            for (int e = 0; e < LANE_ENTRIES; e++) {
-                put(own[k], kv, word, column, step * STEP_ENTRIES + quarter * LANE_ENTRIES + e, words + e * (VEC / 2));
-            }
+        for (int x = 4; x < 4 * TOGETHER; x++) {
+            loaded.of_task[x / 4 - 1][x % 4] = loaded.of_task[x / 4][x % 4];
         }
     }
 }
@@ -188,7 +197,7 @@ template <class entry_put> DEV void put_tasks(loaded_tasks &loaded, int first, e
 template <class entry_put> DEV void fill_wide(const qn_cuda_vq_book &book, int head, entry_put put)
 {
 #pragma unroll 1
-    for (int task = thread_here() / 32; task < TASKS; task += TOGETHER * WARPS) {
+    for (u32 task = thread_here() / 32; task < TASKS; task += TOGETHER * WARPS) {
         loaded_tasks loaded;
         load_tasks(book, head, task, &loaded);
         put_tasks(loaded, task, put);
@@ -199,12 +208,12 @@ template <class entry_put> DEV void fill_wide(const qn_cuda_vq_book &book, int h
 /* The same of books of any stride: a lane a column. */
 template <class entry_put> DEV void fill_any(const qn_cuda_vq_book &book, int head, entry_put put)
 {
-    const int lane = thread_here() % 32, warp = thread_here() / 32;
-    const typename entry_put::of_column own = put.at(lane);
+    const int lane = (int)(thread_here() % 32);
+    const typename entry_put::of_column own = put.at(0, 0, lane, 0);
 #pragma unroll 1
-    for (int task = warp; task < KV_HEADS * WORDS * ENTRIES; task += WARPS) {
-        const int entry = task % ENTRIES, word = task / ENTRIES % WORDS, kv = task / ENTRIES / WORDS;
-        const int group = group_of(lane, word);
+    for (u32 task = thread_here() / 32; task < KV_HEADS * WORDS * ENTRIES; task += WARPS) {
+        const int entry = (int)(task % ENTRIES), word = (int)(task / ENTRIES % WORDS);
+        const int kv = (int)(task / ENTRIES / WORDS), group = group_of(lane, word);
         const u16 *const from =
             (const u16 *)(book.data + (head + kv) * book.head + group * book.group + entry * book.entry);
         u32 words[VEC / 2];
@@ -212,29 +221,65 @@ template <class entry_put> DEV void fill_any(const qn_cuda_vq_book &book, int he
         for (int j = 0; j < VEC / 2; j++) {
             words[j] = (u32)from[2 * j] | (u32)from[2 * j + 1] << 16;
         }
-        put(own, kv, word, lane, entry, words);
+        put(own, 0, kv, word, lane, entry, words);
     }
 }
 
-template <class entry_put> DEV void fill(const qn_cuda_vq_book &book, int head, entry_put put)
+#if SHARERS > 1 && VEC <= 8
+/* The same where lanes share words: a lane a column, 64 bytes of its group a task. */
+#define LANE_WORDS 16
+#define LANE_ENTRIES (32 / VEC)
+#define ENTRY_TEXTS (QUERIES > 1 ? 1 : LANE_ENTRIES)
+
+template <class entry_put> DEV void fill_wide(const qn_cuda_vq_book &book, int head, entry_put put)
 {
-#if SHARERS == 1 && VEC <= 8
+    const int lane = (int)(thread_here() % 32);
+    const typename entry_put::of_column own = put.at(0, 0, lane, 0);
+#pragma unroll 1
+    for (u32 task = thread_here() / 32; task < KV_HEADS * WORDS * ENTRIES / LANE_ENTRIES; task += WARPS) {
+        const int entry = (int)(task * LANE_ENTRIES % ENTRIES), word = (int)(task * LANE_ENTRIES / ENTRIES % WORDS);
+        const int kv = (int)(task * LANE_ENTRIES / ENTRIES / WORDS);
+        const uint4 *const from = (const uint4 *)(book.data + (head + kv) * book.head +
+                                                  group_of(lane, word) * book.group + entry * (VEC * 2));
+        u32 words[LANE_WORDS];
+#pragma unroll
+        for (int i = 0; i < LANE_WORDS; i += 4) {
+            const uint4 v = from[i / 4];
+            words[i] = v.x, words[i + 1] = v.y, words[i + 2] = v.z, words[i + 3] = v.w;
+        }
+#pragma unroll ENTRY_TEXTS
+        for (int e = 0; e < LANE_ENTRIES; e++) {
+            put(own, 0, kv, word, lane, entry + e, words);
+#pragma unroll
+            for (int i = VEC / 2; i < LANE_WORDS; i++) {
+                words[i - VEC / 2] = words[i];
+            }
+        }
+    }
+}
+#endif
+
+/* any: the same in one round, for books of any stride. */
+template <class wide_put, class any_put> DEV void fill(const qn_cuda_vq_book &book, int head, wide_put put, any_put any)
+{
+#if VEC <= 8
     if (book.wide) {
         fill_wide(book, head, put);
         return;
     }
 #endif
-    fill_any(book, head, put);
+    fill_any(book, head, any);
 }
 
 /* Pairs of channels into the half tables from `first` on; wide: two of them side by side, in a table for both. */
 template <int first, bool wide> struct pairs_put {
+    static const int ROUNDS = 1;
     struct of_column {};
-    __device__ __forceinline__ of_column at(int) const
+    __device__ __forceinline__ of_column at(int, int, int, int) const
     {
         return {};
     }
-    __device__ __forceinline__ void operator()(const of_column &, int kv, int word, int column, int entry,
+    __device__ __forceinline__ void operator()(const of_column &, int, int kv, int word, int column, int entry,
                                                const u32 *words) const
     {
         char *const to = shared + kv * 128 + entry * 256 + column * (wide ? 8 : 4);
@@ -262,7 +307,7 @@ template <int first, bool wide> struct pairs_put {
 
 template <int first, bool wide> DEV void fill_pairs(const qn_cuda_vq_book &book, int head)
 {
-    fill(book, head, pairs_put<first, wide>());
+    fill(book, head, pairs_put<first, wide>(), pairs_put<first, wide>());
 }
 
 /* ---- lookups ---- */
@@ -593,19 +638,19 @@ DEV void leave_sums(const stream &s, float *mine)
     }
 }
 
-/* Channel d of a query's result: the sums of `warps` warps joined. */
+/* Channel d of a query's result: the sums of `warps` warps joined; whole warps call it, and a lane makes the weight of
+ * one warp. */
 template <int warps>
 DEV void join_sums(const qn_cuda_vq_attention &a, const item &it, int head, int d, int length, const float *p)
 {
-    float most = NONE, all = 0.0f, sum = 0.0f;
+    const int lane = (int)threadIdx.x % 32;
+    const float *const own = p + min(lane, warps - 1) * PARTIAL + SIZE;
+    const float most = warp_max(own[0]), weights = part_weight(own[0], most), totals = own[1];
+    float all = 0.0f, sum = 0.0f;
 #pragma unroll
     for (int y = 0; y < warps; y++) {
-        most = fmaxf(most, p[y * PARTIAL + SIZE]);
-    }
-#pragma unroll
-    for (int y = 0; y < warps; y++) {
-        const float weight = part_weight(p[y * PARTIAL + SIZE], most);
-        all = __fmaf_rn(weight, p[y * PARTIAL + SIZE + 1], all);
+        const float weight = __shfl_sync(0xffffffffu, weights, y);
+        all = __fmaf_rn(weight, __shfl_sync(0xffffffffu, totals, y), all);
         sum = __fmaf_rn(weight, p[y * PARTIAL + d], sum);
     }
     if (a.all_parts == 1) {

@@ -91,8 +91,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) qn_vq_bytes(const __gri
     extern __shared__ __align__(128) u8 memory[];
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, token = lane % 4 / 2;
     const u32 base = shared_address(memory);
-    int at = (int)first_span(a, all_spans(a), (int)blockIdx.x);
-    const int last = (int)first_span(a, all_spans(a), (int)blockIdx.x + 1);
+    int at = first_span(a, all_spans(a), (int)blockIdx.x);
+    const int last = first_span(a, all_spans(a), (int)blockIdx.x + 1);
     u32 next[TILES][2][4];
     const int there = lane / 16 < a.m && lane % 16 < 12;                  /* columns of rows of x */
     const int row_of_x = warp % 2, turn = row_of_x < a.m ? warp / 2 : -1; /* warps make digits in turn */

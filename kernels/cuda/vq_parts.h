@@ -8,28 +8,30 @@
 
 #define PARTS_AHEAD 16
 
-/* Spans that block b starts with, and the block that span u is dealt to. */
-DEV i64 first_span(const qn_cuda_vq &a, i64 total, int b)
+/* Of all blocks of rows; the host deals no more than 2^31. */
+DEV int all_spans(const qn_cuda_vq &a)
 {
-    return total * b / a.blocks;
+    return (a.n + QN_VQ_BLOCK_ROWS - 1) / QN_VQ_BLOCK_ROWS * a.spans;
 }
 
-DEV int block_of_span(const qn_cuda_vq &a, i64 total, i64 u)
+/* The span that block b starts with, total * b / blocks, and the block that span u is dealt to. */
+DEV int first_span(const qn_cuda_vq &a, int total, int b)
+{
+    const u32 blocks = (u32)a.blocks, each = (u32)total / blocks, left = (u32)total % blocks;
+    return (int)(each * (u32)b + left * (u32)b / blocks);
+}
+
+DEV int block_of_span(const qn_cuda_vq &a, int total, i64 u)
 {
     const i64 product = (u + 1) * a.blocks - 1;
-    return (product | total) >> 32 ? (int)(product / total) : (int)((u32)product / (u32)total);
-}
-
-DEV i64 all_spans(const qn_cuda_vq &a)
-{
-    return (i64)((a.n + QN_VQ_BLOCK_ROWS - 1) / QN_VQ_BLOCK_ROWS) * a.spans;
+    return product >> 32 ? (int)(product / total) : (int)((u32)product / (u32)total);
 }
 
 DEV float sum_parts(const qn_cuda_vq &a, int m, int n)
 {
     int count = a.slabs > 0 ? a.slabs : 1;
     if (a.blocks > 0) {
-        const i64 total = all_spans(a), first = (i64)(n / QN_VQ_BLOCK_ROWS) * a.spans;
+        const int total = all_spans(a), first = n / QN_VQ_BLOCK_ROWS * a.spans;
         count = block_of_span(a, total, first + a.spans - 1) - block_of_span(a, total, first) + 1;
         count *= a.slices > 1 ? a.slices : 1;
     }

@@ -214,8 +214,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) qn_vq_tensor(con
     const int dealt = (int)blockIdx.x / SLICES;
     int at = dealt * a.spans, last = at + a.spans;
     if (a.blocks > 0) {
-        at = (int)first_span(a, all_spans(a), dealt);
-        last = (int)first_span(a, all_spans(a), dealt + 1);
+        at = first_span(a, all_spans(a), dealt);
+        last = first_span(a, all_spans(a), dealt + 1);
     }
     while (at < last) {
         const int block = at / a.spans, span0 = at % a.spans, span1 = min(a.spans, span0 + last - at);

@@ -26,28 +26,6 @@
 #define LINE 128 /* bytes of 64 elements of a row of x: a stage */
 #define STAGE_BYTES (TOKENS * LINE)
 #define BARRIERS 1024
-/* sums += of 32 of K: two products' operands of registers, and where the first one's other operand is. */
-#define MULTIPLY(sums, first, second, x) MULTIPLY_(TOKENS, sums, first, second, x)
-#define MULTIPLY_(N, sums, first, second, x) MULTIPLY__(N, sums, first, second, x)
-#define MULTIPLY__(N, sums, first, second, x)                                                                          \
-    asm volatile("{\n.reg .b64 b;\nadd.s64 b, " WIDE_X##N ", 2;\n"                                                    \
-                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" WGMMA_S##N "}, " WIDE_FIRST##N             \
-                 ", " WIDE_X##N ", 1, 1, 1, 0;\n"                                                                     \
-                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" WGMMA_S##N "}, " WIDE_SECOND##N            \
-                 ", b, 1, 1, 1, 0;\n}"                                                                                \
-                 : WGMMA_R##N("+f", sums)                                                                              \
-                 : "r"((first)[0]), "r"((first)[1]), "r"((first)[2]), "r"((first)[3]), "r"((second)[0]),               \
-                   "r"((second)[1]), "r"((second)[2]), "r"((second)[3]), "l"(x)                                        \
-                 : "memory")
-#define WIDE_FIRST64 "{%32,%33,%34,%35}"
-#define WIDE_SECOND64 "{%36,%37,%38,%39}"
-#define WIDE_X64 "%40"
-#define WIDE_FIRST128 "{%64,%65,%66,%67}"
-#define WIDE_SECOND128 "{%68,%69,%70,%71}"
-#define WIDE_X128 "%72"
-#define WIDE_FIRST256 "{%128,%129,%130,%131}"
-#define WIDE_SECOND256 "{%132,%133,%134,%135}"
-#define WIDE_X256 "%136"
 
 #include "vq_decode.h"
 
@@ -59,6 +37,104 @@
 #else
 #define TURN GROUP
 #endif
+
+/* ---- a tile's sums ---- */
+
+/* Registers with names: sixteen for each of letters a to h, so that sum 16 is the first of b. As an array they would be
+ * operands of every product, which takes the optimizer longer than all else. */
+#define SUMS_OF(x)                                                                                                     \
+    "s" #x "0,s" #x "1,s" #x "2,s" #x "3,s" #x "4,s" #x "5,s" #x "6,s" #x "7,s" #x "8,s" #x "9,s" #x "10,s" #x         \
+    "11,s" #x "12,s" #x "13,s" #x "14,s" #x "15"
+#define QUADS_OF(F, x, at) F(x, at, 0, 1, 2, 3) F(x, at, 4, 5, 6, 7) F(x, at, 8, 9, 10, 11) F(x, at, 12, 13, 14, 15)
+
+/* EACH_QUAD(F): F(x, at, i, j, k, l) of four sums of letter x, the at-th. EACH_NEXT(F): of two letters that follow. */
+#if TOKENS == 64
+#define SUMS SUMS_OF(a) "," SUMS_OF(b)
+#define EACH_QUAD(F) QUADS_OF(F, a, 0) QUADS_OF(F, b, 1)
+#define EACH_NEXT(F) QUADS_OF(F, a, b)
+#define WGMMA_SUMS "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" SUMS "}"
+#elif TOKENS == 128
+#define SUMS SUMS_OF(a) "," SUMS_OF(b) "," SUMS_OF(c) "," SUMS_OF(d)
+#define EACH_QUAD(F) QUADS_OF(F, a, 0) QUADS_OF(F, b, 1) QUADS_OF(F, c, 2) QUADS_OF(F, d, 3)
+#define EACH_NEXT(F) QUADS_OF(F, a, b) QUADS_OF(F, b, c) QUADS_OF(F, c, d)
+#define WGMMA_SUMS "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" SUMS "}"
+#else
+#define SUMS                                                                                                           \
+    SUMS_OF(a)                                                                                                         \
+    "," SUMS_OF(b) "," SUMS_OF(c) "," SUMS_OF(d) "," SUMS_OF(e) "," SUMS_OF(f) "," SUMS_OF(g) "," SUMS_OF(h)
+#define EACH_QUAD(F)                                                                                                   \
+    QUADS_OF(F, a, 0)                                                                                                  \
+    QUADS_OF(F, b, 1)                                                                                                  \
+    QUADS_OF(F, c, 2) QUADS_OF(F, d, 3) QUADS_OF(F, e, 4) QUADS_OF(F, f, 5) QUADS_OF(F, g, 6) QUADS_OF(F, h, 7)
+#define EACH_NEXT(F)                                                                                                   \
+    QUADS_OF(F, a, b)                                                                                                  \
+    QUADS_OF(F, b, c)                                                                                                  \
+    QUADS_OF(F, c, d) QUADS_OF(F, d, e) QUADS_OF(F, e, f) QUADS_OF(F, f, g) QUADS_OF(F, g, h)
+#define WGMMA_SUMS "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" SUMS "}"
+#endif
+
+/* Once, before everything else. */
+DEV void declare_sums(void)
+{
+    asm volatile(".reg .f32 sa<16>, sb<16>, sc<16>, sd<16>, se<16>, sf<16>, sg<16>, sh<16>;");
+}
+
+#define QUAD_ZERO(x, at, i, j, k, l)                                                                                   \
+    "mov.f32 s" #x #i ", 0f00000000;\nmov.f32 s" #x #j ", 0f00000000;\n"                                               \
+    "mov.f32 s" #x #k ", 0f00000000;\nmov.f32 s" #x #l ", 0f00000000;\n"
+
+DEV void begin_sums(void)
+{
+    asm volatile(EACH_QUAD(QUAD_ZERO)::: "memory");
+}
+
+/* sums += of 32 of K: two products' operands of registers, and where the first one's other operand is. */
+DEV void multiply(const u32 *first, const u32 *second, u64 x)
+{
+    asm volatile("{\n.reg .b64 y;\nadd.s64 y, %8, 2;\n" WGMMA_SUMS ", {%0, %1, %2, %3}, %8, 1, 1, 1, 0;\n" WGMMA_SUMS
+                 ", {%4, %5, %6, %7}, y, 1, 1, 1, 0;\n}" ::"r"(first[0]),
+                 "r"(first[1]), "r"(first[2]), "r"(first[3]), "r"(second[0]), "r"(second[1]), "r"(second[2]),
+                 "r"(second[3]), "l"(x)
+                 : "memory");
+}
+
+/* Fours of a warpgroup's threads, side by side: four sums of a thread are 2048 bytes from the next. */
+#define QUAD_STORE(x, at, i, j, k, l)                                                                                  \
+    "st.global.v4.f32 [%0 + (" #at " * 8192 + " #i " * 512)], {s" #x #i ", s" #x #j ", s" #x #k ", s" #x #l "};\n"
+
+DEV void store_sums(float4 *to)
+{
+    asm volatile(EACH_QUAD(QUAD_STORE)::"l"(to) : "memory");
+}
+
+#define QUAD_ADD(x, at, i, j, k, l)                                                                                    \
+    "ld.global.cg.v4.f32 {v0, v1, v2, v3}, [%0 + (" #at " * 8192 + " #i " * 512)];\n"                                  \
+    "add.f32 s" #x #i ", s" #x #i ", v0;\nadd.f32 s" #x #j ", s" #x #j ", v1;\n"                                       \
+    "add.f32 s" #x #k ", s" #x #k ", v2;\nadd.f32 s" #x #l ", s" #x #l ", v3;\n"
+
+DEV void add_sums(const float4 *from)
+{
+    asm volatile("{\n.reg .f32 v<4>;\n" EACH_QUAD(QUAD_ADD) "}" ::"l"(from) : "memory");
+}
+
+#define QUAD_TAKE(x, at, i, j, k, l)                                                                                   \
+    "mov.f32 %" #i ", s" #x #i ";\nmov.f32 %" #j ", s" #x #j ";\n"                                                     \
+    "mov.f32 %" #k ", s" #x #k ";\nmov.f32 %" #l ", s" #x #l ";\n"
+#define QUAD_MOVE(x, y, i, j, k, l)                                                                                    \
+    "mov.f32 s" #x #i ", s" #y #i ";\nmov.f32 s" #x #j ", s" #y #j ";\n"                                               \
+    "mov.f32 s" #x #k ", s" #y #k ";\nmov.f32 s" #x #l ", s" #y #l ";\n"
+
+/* The first sixteen; the others move down. */
+DEV void take_sums(float *v)
+{
+    asm volatile(QUADS_OF(QUAD_TAKE, a, 0) EACH_NEXT(QUAD_MOVE)
+                 : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]), "=f"(v[4]), "=f"(v[5]), "=f"(v[6]), "=f"(v[7]),
+                   "=f"(v[8]), "=f"(v[9]), "=f"(v[10]), "=f"(v[11]), "=f"(v[12]), "=f"(v[13]), "=f"(v[14]), "=f"(v[15])
+                 :
+                 : "memory");
+}
+
+/* ---- work ---- */
 
 /* Piece `rank` of a stage to all blocks of the cluster; their barriers count all pieces. */
 DEV void bring(u32 to, const void *from, u32 bytes, u32 bar)
@@ -99,8 +175,8 @@ DEV walk begin_walk(const qn_cuda_vq &a, int cluster, int clusters)
 {
     walk w;
     if (a.blocks > 0) {
-        w.at = (int)first_span(a, all_spans(a), cluster);
-        w.last = (int)first_span(a, all_spans(a), cluster + 1);
+        w.at = first_span(a, all_spans(a), cluster);
+        w.last = first_span(a, all_spans(a), cluster + 1);
         w.step = 0;
     } else {
         w.at = cluster;
@@ -118,7 +194,10 @@ DEV share next_share(const qn_cuda_vq &a, int cluster, walk &w)
         s.tile = (int)blockIdx.y;
         s.span0 = w.at % a.spans;
         s.span1 = min(a.spans, s.span0 + w.last - w.at);
-        s.piece = a.ready ? -1 : cluster - block_of_span(a, all_spans(a), (i64)s.block * a.spans);
+        s.piece = -1;
+        while (!a.ready && (s.piece < 0 || first_span(a, all_spans(a), cluster - s.piece) > s.block * a.spans)) {
+            s.piece++; /* clusters before this one that have some of it */
+        }
         w.at += s.span1 - s.span0;
     } else {
         const int tiles = (a.m + TOKENS - 1) / TOKENS;
@@ -206,13 +285,9 @@ DEV u32 *ready_of(const qn_cuda_vq &a, int cluster, int piece)
 }
 
 /* All of the tile but its first spans: left to the cluster that has those. */
-DEV void leave_part(const qn_cuda_vq &a, int cluster, int piece, const float *sums)
+DEV void leave_part(const qn_cuda_vq &a, int cluster, int piece)
 {
-    float4 *const to = part_of(a, cluster, piece);
-#pragma unroll
-    for (int i = 0; i < TOKENS / 8; i++) {
-        to[i * 128] = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
-    }
+    store_sums(part_of(a, cluster, piece));
     threads_sync(2 + threadIdx.x / 128, 128);
     if (threadIdx.x % 128 == 0) {
         asm volatile("fence.acq_rel.gpu;\nst.relaxed.gpu.global.u32 [%0], 1;" ::"l"(ready_of(a, cluster, piece)) : "memory");
@@ -220,9 +295,9 @@ DEV void leave_part(const qn_cuda_vq &a, int cluster, int piece, const float *su
 }
 
 /* What others have of the tile, in order; they began with it. */
-DEV void add_parts(const qn_cuda_vq &a, const share &s, int cluster, int piece, float *sums)
+DEV void add_parts(const qn_cuda_vq &a, const share &s, int cluster, int piece)
 {
-    const i64 total = all_spans(a), end = (i64)(s.block + 1) * a.spans;
+    const int total = all_spans(a), end = (s.block + 1) * a.spans;
 #pragma unroll 1
     for (int c = cluster + 1; first_span(a, total, c) < end; c++) {
         if (threadIdx.x % 128 == 0) {
@@ -233,22 +308,13 @@ DEV void add_parts(const qn_cuda_vq &a, const share &s, int cluster, int piece, 
             asm volatile("fence.acq_rel.gpu;" ::: "memory");
         }
         threads_sync(2 + threadIdx.x / 128, 128);
-        const float4 *const from = part_of(a, c, piece);
-#pragma unroll
-        for (int i = 0; i < TOKENS / 8; i++) {
-            float4 v;
-            asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
-                         : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                         : "l"(from + i * 128)
-                         : "memory");
-            sums[4 * i] += v.x, sums[4 * i + 1] += v.y, sums[4 * i + 2] += v.z, sums[4 * i + 3] += v.w;
-        }
+        add_sums(part_of(a, c, piece));
     }
 }
 
 /* The tile's results, or its part of them: 16 at a time, through the same registers, since the code for one is long,
  * and without branches. */
-DEV void write_sums(const qn_cuda_vq &a, const share &s, int row, int lane, float *sums, float unit)
+DEV void write_sums(const qn_cuda_vq &a, const share &s, int row, int lane, float unit)
 {
     const int parted = s.piece >= 0, scaled = a.row_scale && !parted ? a.m : 0;
     const i64 step = parted ? (i64)a.n * 4 : a.y_row;
@@ -277,6 +343,8 @@ DEV void write_sums(const qn_cuda_vq &a, const share &s, int row, int lane, floa
     }
 #pragma unroll 1
     for (int first = 0; first < TOKENS / 2; first += 16) {
+        float sums[16];
+        take_sums(sums);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
 #pragma unroll
@@ -298,16 +366,13 @@ DEV void write_sums(const qn_cuda_vq &a, const share &s, int row, int lane, floa
             to[0] += 8 * step;
             to[1] += 8 * step;
         }
-#pragma unroll
-        for (int i = 16; i < TOKENS / 2; i++) {
-            sums[i - 16] = sums[i];
-        }
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const __grid_constant__ qn_cuda_vq a)
 {
     extern __shared__ __align__(1024) u8 memory[];
+    declare_sums();
     const u32 base = (shared_address(memory) + 1023) & ~1023u; /* swizzled stages want multiples of 1024 */
     const u32 full = base, empty = base + 8 * STAGES, stages = base + BARRIERS, table = stages + STAGES * STAGE_BYTES;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, group = warp / 4;
@@ -384,11 +449,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
         while (w.at < w.last) {
             const share s = next_share(a, cluster, w);
             const int row = s.block * QN_VQ_BLOCK_ROWS + (int)(rank * GROUPS + (u32)group) * 64 + warp % 4 * 16;
-            float sums[TOKENS / 2];
-#pragma unroll
-            for (int i = 0; i < TOKENS / 2; i++) {
-                sums[i] = 0.0f;
-            }
+            begin_sums();
 #if FORMAT == QN_CUDA_GPTVQ
             const float unit = scale_unit(a, s.block);
             u32 entry = book_entry(a, s.block * QN_VQ_BLOCK_ROWS, s.span0);
@@ -433,7 +494,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
                         const u64 x =
                             wgmma_operand(stages + stage * STAGE_BYTES) + (u64)(2 * WGMMA_K_STEP * (step % 2));
                         wgmma_fence();
-                        MULTIPLY(sums, first, second, x);
+                        multiply(first, second, x);
                         wgmma_commit();
                         WGMMA_WAIT(1); /* all products but these are done */
                         if (step % 2 == 0) {
@@ -462,12 +523,12 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
                 asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(again));
                 const int own = clusters - 1 - again / PAIR, piece = again % PAIR * GROUPS + group;
                 if (s.span0 > 0) {
-                    leave_part(a, own, piece, sums);
+                    leave_part(a, own, piece);
                     continue;
                 }
-                add_parts(a, s, own, piece, sums);
+                add_parts(a, s, own, piece);
             }
-            write_sums(a, s, row, lane, sums,
+            write_sums(a, s, row, lane,
 #if FORMAT == QN_CUDA_GPTVQ
                        unit
 #else

@@ -628,11 +628,11 @@ static void coded_attention_is_cut(void **state)
     } cases[] = {
         /* two sequences of a head a block, keys by products or by pairs */
         {"vq_attention m=8 n=4096 k=128 e=32 g=32 q=f16", 0, 512, {128, 1, 1}},
-        {"vq_attention m=8 n=4096 k=128 e=32 g=32 channels=2 q=f16", 0, 512, {128, 1, 1}},
-        {"vq_attention m=8 n=4096 k=128 e=32 g=32 channels=2", 0, 384, {128, 1, 1}}, /* two pieces of a query */
-        {"vq_attention m=9 n=4096 k=128 e=32 g=32 q=f16", 0, 512, {96, 1, 1}},       /* 288 items, 3 a block */
-        {"vq_attention m=3 n=200 k=128 e=4 g=4 q=f16", 0, 512, {12, 1, 1}},          /* fewer than multiprocessors */
-        {"vq_attention m=16 n=200 k=128 e=32 g=8 channels=2 q=f16", 0, 256, {128, 1, 1}}, /* two of four query heads */
+        {"vq_attention m=8 n=4096 k=128 e=32 g=32 channels=2 q=f16", 0, 512, {2, 4, 16}}, /* clusters of two heads */
+        {"vq_attention m=8 n=4096 k=128 e=32 g=32 channels=2", 0, 384, {2, 4, 16}},       /* two pieces of a query */
+        {"vq_attention m=9 n=4096 k=128 e=32 g=32 q=f16", 0, 512, {96, 1, 1}},            /* 288 items, 3 a block */
+        {"vq_attention m=3 n=200 k=128 e=4 g=4 q=f16", 0, 512, {12, 1, 1}}, /* fewer than multiprocessors */
+        {"vq_attention m=16 n=200 k=128 e=32 g=8 channels=2 q=f16", 0, 256, {2, 16, 4}}, /* two of four query heads */
         /* the other table kernel: codes of odd rows, turned keys; the plain one */
         {"vq_attention m=2 n=200 k=128 e=4 g=4 q=f16", 8, 384, {4, 1, 1}},
         {"vq_attention m=2 n=200 k=128 e=4 g=4 q=f16 rope_theta=1e+04", 0, 256, {8, 1, 1}},

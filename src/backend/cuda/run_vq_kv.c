@@ -271,7 +271,7 @@ typedef struct pairs {
     int32_t queries, products, teams, warps, slots, shared_bytes;
 } pairs;
 
-enum { PAIRS_SLOTS = 8, PAIRS_LEAST_SLOTS = 2, PAIRS_QUERIES = 4, SHORT_ROW = 32, LINE = 128 };
+enum { PAIRS_SLOTS = 8, PAIRS_LEAST_SLOTS = 2, PAIRS_QUERIES = 4, LINE = 128 };
 
 /* least: query heads that a block of the other kernel does, which reads codes no oftener. */
 static pairs pairs_of(const scheme *s, int turned, int32_t least, const qn_cuda_device *device)
@@ -415,12 +415,12 @@ static int paired_heads(const qn_cuda_vq_codes *c, const qn_cuda_vq_attention *a
            ((int64_t)(uintptr_t)c->data | c->token | c->batch) % LINE == 0;
 }
 
-/* Short rows that are neighbours in memory are mapped as one, since the copy engine goes row by row. */
+/* Rows that are neighbours in memory are mapped as one, since the copy engine goes row by row. */
 static qn_status map_codes(const qn_cuda_run *run, qn_cuda_vq_codes *c, const qn_cuda_vq_attention *a,
                            qn_tensor_map *map, qn_error *error)
 {
     const uint64_t groups = (uint64_t)(a->size / a->vector), token = (uint64_t)c->token, room = (uint64_t)a->room;
-    const int one = token == groups && groups <= SHORT_ROW;
+    const int one = token == groups;
     c->box_x = one ? (int32_t)groups / 8 : 0;
     c->box_row = !one;
     const qn_cuda_tensor tensor = {
@@ -448,11 +448,15 @@ static qn_status launch_pairs(const qn_cuda_run *run, qn_cuda_vq_attention *a, c
     QN_TRY(map_codes(run, &a->k, a, &keys, error));
     QN_TRY(map_codes(run, &a->v, a, &values, error));
     void *const arguments[] = {a, &keys, &values};
-    const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(a->items, a->block_items), 1, 1},
-                                .block = {(uint32_t)p->warps * 32, 1, 1},
-                                .shared_bytes = (uint32_t)p->shared_bytes,
-                                .cluster = pairs_of_heads ? 2 : 0,
-                                .dependent = run->device->major >= 9};
+    qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(a->items, a->block_items), 1, 1},
+                          .block = {(uint32_t)p->warps * 32, 1, 1},
+                          .shared_bytes = (uint32_t)p->shared_bytes,
+                          .dependent = run->device->major >= 9};
+    if (pairs_of_heads) {
+        g.cluster = g.grid[0] = 2;
+        g.grid[1] = (uint32_t)a->head_blocks;
+        g.grid[2] = (uint32_t)a->kv_heads / 2;
+    }
     QN_TRY(qn_cuda_launch(run, TABLES_PAIRS, &g, arguments, error));
     return qn_cuda_kv_finish(run, TABLES_FINISH, QN_VQA_K_RECENT, a, error);
 }
