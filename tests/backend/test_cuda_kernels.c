@@ -266,6 +266,7 @@ static void every_deal_agrees(void **state)
                                         "vq_mm m=2 n=1500 k=5056 format=gptvq",
                                         "vq_mm m=2 n=250 k=5056 format=gptvq bias=1",
                                         "vq_mm m=1 n=250 k=18496 format=gptvq out=f32",
+                                        "vq_mm m=2 n=900 k=18496 format=gptvq bias=1", /* parts that a launch adds */
                                         "vq_mm m=40 n=1272 k=1280 out=f32",
                                         "vq_mm m=64 n=1280 k=1280 format=quip_e8p SU=1 SV=1",
                                         "vq_mm m=70 n=600 k=2304 format=gptvq out=f32",

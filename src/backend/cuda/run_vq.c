@@ -432,7 +432,7 @@ static qn_status launch_bytes(const qn_cuda_run *run, const qn_cuda_vq_places *p
     return launch_finish(run, p, a, error);
 }
 
-/* The same in one launch, by clusters that share K. */
+/* The same in one launch, by clusters that share K, or in two. */
 static qn_status launch_books(const qn_cuda_run *run, const qn_cuda_vq_places *p, const qn_vq *vq, qn_cuda_vq *a,
                               qn_error *error)
 {
@@ -440,10 +440,11 @@ static qn_status launch_books(const qn_cuda_run *run, const qn_cuda_vq_places *p
     const int64_t tiles = qn_ceil_div(vq->n, 16);
     const int32_t at_a_time = run->functions[p->books].clusters;
     const int64_t most = at_a_time > 0 ? at_a_time : qn_max_i64(run->device->sms / c.cluster, 1);
-    const int64_t fitting = qn_ceil_div(tiles, c.tiles);
-    const int64_t clusters = c.few ? fitting : qn_min_i64(qn_max_i64(most, fitting), tiles);
     a->spans = (int32_t)spans_of(vq);
-    a->tiles = c.few ? c.tiles : (int32_t)qn_ceil_div(tiles, clusters);
+    a->units = c.units;
+    a->tiles = c.any ? (int32_t)qn_min_i64(c.tiles, qn_ceil_div(tiles, most)) : c.tiles;
+    const int64_t units = row_blocks(vq) * qn_ceil_div(a->spans, 4);
+    const int64_t clusters = c.units ? qn_ceil_div(units, c.units) : qn_ceil_div(tiles, a->tiles);
     qn_tensor_map codes;
     const uint64_t row = (uint64_t)a->codes_row;
     const qn_cuda_tensor tensor = {.data = a->codes,
@@ -461,7 +462,14 @@ static qn_status launch_books(const qn_cuda_run *run, const qn_cuda_vq_places *p
                                 .shared_bytes = (uint32_t)c.shared_bytes,
                                 .cluster = (uint32_t)c.cluster,
                                 .dependent = 1};
-    return qn_cuda_launch(run, p->books, &g, arguments, error);
+    QN_TRY(qn_cuda_launch(run, p->books, &g, arguments, error));
+    if (!c.units) {
+        return QN_OK;
+    }
+    const qn_cuda_geometry join = {.grid = {(uint32_t)qn_ceil_div(a->n, QN_VQ_BOOKS_JOIN), 1, 1},
+                                   .block = {QN_VQ_BOOKS_JOIN, 1, 1},
+                                   .dependent = 1};
+    return qn_cuda_launch(run, p->books_join, &join, arguments, error);
 }
 
 /* One or two rows of E8P12 by exact integers, and their transforms. */
