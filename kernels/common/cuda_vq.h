@@ -99,7 +99,8 @@ typedef struct qn_cuda_vq {
     float *total;         /* [m][n]: sums in front of Hout */
     float *parts;         /* [parts][m][n] sums */
     int spans, tokens;    /* of K; rows of x of a tile */
-    int blocks;           /* that the spans of all rows of w are dealt to; 0: one a block of rows */
+    int blocks;           /* that the spans of all rows of w are dealt to; 0: one a block of rows; vq_points_cut.cu: from
+                             one to the next that has the same spans of K */
     int slabs;            /* vq_sums.cu: parts of K */
     int slices;           /* vq_tensor.cu: of the codebook, each a part of every dealt one; 0 or 1: whole */
     int tiles;            /* vq_points.cu, vq_books.cu: of 16 rows of w, a block, a cluster at most; vq_points_cut.cu:

@@ -192,7 +192,8 @@ static int points_take(const qn_vq *vq, const qn_args *args)
 static int points_cut_takes(const qn_vq *vq, const qn_args *args)
 {
     const qn_view *x = &args->in[QN_VQMM_X], *su = &args->in[QN_VQMM_FIRST + QN_VQ_SU];
-    return points_take(vq, args) && aligned(x, x->strides[0], x->shape.format == QN_F32 ? 8 : 4) && aligned(su, 0, 16);
+    return points_take(vq, args) && aligned(x, x->strides[0], x->shape.format == QN_F32 ? 8 : 4) &&
+           aligned(su, 0, su->shape.format == QN_F32 ? 8 : 4);
 }
 
 static int along_takes(const qn_args *args)
@@ -565,11 +566,14 @@ static qn_status launch_points_cut(const qn_cuda_run *run, const qn_cuda_vq_plac
     void *const product[] = {a, &in}, *const join[] = {a, &out};
     a->spans = (int32_t)spans_of(vq);
     a->tiles = c.units;
+    a->blocks = c.period;
     qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(vq->n / QN_VQ_CUT_ROWS * a->spans, c.units), 1, 1},
                           .block = {WIDE_THREADS, 1, 1},
                           .shared_bytes = (uint32_t)c.shared_bytes,
+                          .cluster = (uint32_t)c.pair,
                           .dependent = 1};
     QN_TRY(qn_cuda_launch(run, p->points_cut, &g, product, error));
+    g.cluster = 1;
     g.grid[0] = (uint32_t)(QN_VQ_CUT_ROWS / qn_cuda_vq_join_columns(vq));
     g.block[0] = THREADS;
     g.shared_bytes = (uint32_t)c.join_bytes;

@@ -173,9 +173,9 @@ static inline int64_t qn_cuda_vq_points_unit(int64_t tiles, int fused)
 }
 
 /* How vq_points_cut.cu is made: levels of the slow axis of x that are left to a warp, as elements; units of a block, 0:
- * it is not taken; shared memory. */
+ * it is not taken; blocks of a cluster, and blocks from one to the next that has the same spans; shared memory. */
 typedef struct qn_cuda_vq_points_cut {
-    int32_t inner, units, shared_bytes;
+    int32_t inner, units, pair, period, shared_bytes;
     int32_t join_bytes; /* of a block of vq_points_join.cu: what one of this leaves */
 } qn_cuda_vq_points_cut;
 

@@ -35,6 +35,8 @@ enum {
     TURNED_LENGTH = 4096,   /* of rows of x that every block of a product transforms, */
     CUT_LENGTH = 32768,     /* of rows of x that blocks of vq_points_cut.cu transform in part, */
     CUT_BESIDE = 2048,      /* shared memory that two blocks on a multiprocessor cost beside their own, */
+    CUT_ALONE = 16,         /* elements of the slow axis of which a thread of one block has all, */
+    CUT_COLUMN = 272 * 4,   /* bytes of a row of that axis' matrix times x, in each of four groups, */
     CUT_STEP = 1024,        /* multiples of this */
     ALONG_ENTRY = 16,       /* bytes; */
     ALONG_COPIES = 8,       /* as many as lanes that are served together; */
@@ -347,6 +349,16 @@ static int cut_possible(const qn_op_desc *desc, const qn_vq *vq)
            vq->n / base_out >= QN_VQ_CUT_ROWS;
 }
 
+static int64_t greatest_divisor(int64_t a, int64_t b)
+{
+    while (b > 0) {
+        const int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
 qn_cuda_vq_points_cut qn_cuda_vq_points_cut_of(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
 {
     qn_cuda_vq_points_cut c = {.units = 0};
@@ -354,17 +366,24 @@ qn_cuda_vq_points_cut qn_cuda_vq_points_cut_of(const qn_op_desc *desc, const qn_
         fused_chosen(desc, vq, device)) {
         return c;
     }
-    const int64_t all = vq->n / QN_VQ_CUT_ROWS * (vq->k / QN_VQ_SPAN), slow = qn_ceil_div(vq->k / CUT_STEP, 4) * 4;
+    const int64_t spans = vq->k / QN_VQ_SPAN, all = vq->n / QN_VQ_CUT_ROWS * spans, slow = vq->k / CUT_STEP;
     const int64_t units = qn_ceil_div(all, qn_min_i64(device->sms, QN_CUDA_VQ_CUT_BLOCKS));
     const int64_t inner = qn_min_i64(vq->k / qn_hadamard_base(vq->k) / QN_VQ_SPAN, 4);
     const int64_t slots = QN_VQ_CUT_SLOTS(units, inner);
+    /* After so many blocks another has the same spans: of all blocks, two by two, they are clusters. */
+    const int64_t period = spans / greatest_divisor(units, spans);
+    const int64_t pair = slow > CUT_ALONE && slow % 2 == 0 && all % (units * period * 2) == 0 ? 2 : 1;
+    const int64_t signs = slots * 4 * pair * (qn_ceil_div(slow / pair, 4) * 4) * 4;
     const int64_t of_row = units * (QN_VQ_CUT_DIGITS + 8) + QN_VQ_CUT_SUMS; /* of x */
-    const int64_t bytes = (1 << 16) + QN_CUDA_VQ_POINTS_ROWS * of_row + 16 + slots * 4 * (slow + QN_VQ_SPAN) * 4 +
-                          vq->k * (qn_cuda_vq_tensor(desc, QN_VQ_SU)->format == QN_F32 ? 4 : 2);
+    const int64_t bytes = (1 << 16) + QN_CUDA_VQ_POINTS_ROWS * of_row + 16 + signs + slots * 4 * CUT_COLUMN;
     if (bytes <= device->shared_bytes) {
         const int64_t left = device->shared_bytes - bytes - CUT_BESIDE;
-        c = (qn_cuda_vq_points_cut){(int32_t)inner, (int32_t)units, (int32_t)bytes,
-                                    (int32_t)qn_max_i64(left, QN_VQ_JOIN_SHARED)};
+        c = (qn_cuda_vq_points_cut){.inner = (int32_t)inner,
+                                    .units = (int32_t)units,
+                                    .pair = (int32_t)pair,
+                                    .period = (int32_t)period,
+                                    .shared_bytes = (int32_t)bytes,
+                                    .join_bytes = (int32_t)qn_max_i64(left, QN_VQ_JOIN_SHARED)};
     }
     return c;
 }

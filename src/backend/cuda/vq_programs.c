@@ -219,6 +219,7 @@ static void points_cut_program(const qn_op_desc *desc, const qn_vq *vq, const qn
     p->most_shared = 1;
     qn_cuda_define(p, "SLOW", vq->k / (4 * QN_VQ_SPAN));
     qn_cuda_define(p, "INNER", c.inner);
+    qn_cuda_define(p, "PAIR", c.pair);
     qn_cuda_define(p, "X_FORMAT", qn_cuda_float_format(desc->in[QN_VQMM_X].format));
     qn_cuda_define(p, "SU_FORMAT", optional_format(desc, QN_VQ_SU));
 }
