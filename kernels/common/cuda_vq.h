@@ -25,6 +25,7 @@
  * vq_books.cu. */
 #define QN_VQ_BOOKS_SHARED (65536 + 16 * 2 * (16 * 256 + 8) + 2 * 32 * (256 + 8) + 64)
 #define QN_VQ_BOOKS_THREADS 640
+#define QN_VQ_BOOKS_JOIN 128 /* threads of vq_books_join.cu */
 
 /* Rows of w of a unit of vq_points_cut.cu; rows of the slow axis' matrix that a run of units needs at most, for `inner`
  * units each; rows of a base's matrix at most; bytes of a unit's digits and of sums, of a row of x. */
@@ -98,13 +99,15 @@ typedef struct qn_cuda_vq {
     float *total;         /* [m][n]: sums in front of Hout */
     float *parts;         /* [parts][m][n] sums */
     int spans, tokens;    /* of K; rows of x of a tile */
-    int blocks;           /* that the spans of all rows of w are dealt to; 0: one a block of rows */
+    int blocks;           /* that the spans of all rows of w are dealt to; 0: one a block of rows; vq_points_cut.cu: from
+                             one to the next that has the same spans of K */
     int slabs;            /* vq_sums.cu: parts of K */
     int slices;           /* vq_tensor.cu: of the codebook, each a part of every dealt one; 0 or 1: whole */
     int tiles;            /* vq_points.cu, vq_books.cu: of 16 rows of w, a block, a cluster at most; vq_points_cut.cu:
                              units of a block; vq_along.cu: of pairs of vectors' rows, a block at most */
     unsigned int *ready;  /* vq_wide.cu: [pieces], not 0 where a warpgroup's part is there; NULL: another launch adds */
     int pieces;
+    int units;  /* vq_books.cu: of a block, where another launch adds */
     int mapped; /* vq_sums.cu: the map of codes is there */
     int early;  /* codes and codebooks may be read before the kernel in front is done */
 } qn_cuda_vq;

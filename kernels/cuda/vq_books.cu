@@ -1,5 +1,5 @@
-/* y = x w^T for one or two rows of x and gptvq weights in exact integers on tensor cores, as vq_bytes.cu has them, in
- * one launch (sm_90a).
+/* y = x w^T for one or two rows of x and gptvq weights in exact integers on tensor cores, as vq_bytes.cu has them
+ * (sm_90a).
  *
  * A unit is 256 rows of w by four spans of 256 columns, one for each lane of a quad, which has the span's book to
  * itself: eight copies of four books are 32 KB, where 32 copies of one would be. An entry's place in bytes: its number
@@ -7,31 +7,35 @@
  * permutation. One sum goes over four books: x is multiplied by their scales before it becomes digits, one power of two
  * for all 1024.
  *
- * Sixteen warps look up: eight of them take units in turn with eight others, two tiles of 16 rows each, for which digits
- * are read once. Four others make the next unit's tables and digits on the other side meanwhile. They meet at barriers
- * in shared memory, never all at once. Codes come by the copy engine into a ring of two slots a warp, 16 rows of 256
- * bytes each, in 128-byte swizzles: a lane of the quad's upper half takes its pieces of 16 bytes in another order, so
- * that eight lanes meet eight groups of banks.
+ * Sixteen warps look up: eight of them take units in turn with eight others, two tiles of 16 rows each, for which
+ * digits are read once. Four others make the next unit's tables and digits on the other side meanwhile. They meet at
+ * barriers in shared memory, never all at once. Codes come by the copy engine into a ring of two slots a warp, 16 rows
+ * of 256 bytes each, in 128-byte swizzles: a lane of the quad's upper half takes its pieces of 16 bytes in another
+ * order, so that eight lanes meet eight groups of banks. Half of the teams ask for theirs before x is there, the others
+ * behind it: what is asked for at once comes between a block, or the launch in front, and what they wait for.
  *
  * The blocks of a cluster share K and have the same rows; what each found is added in order of rank. A cluster may have
  * eight tiles or fewer, all of one block of rows (FEW). Of eight, the warps are four teams with two tiles a warp, so
  * that codes of three units are on their way while one is looked up; of fewer a warp has one.
  *
+ * PARTS 1: no clusters; units, those of the same rows one after the other, are dealt to the blocks in runs of a.units,
+ * and vq_books_join.cu adds what they find. So all units are whole, where no cluster is as large as it ought to be.
+ *
  * Host contract
- *   Parameters: X_FORMAT, OUT, BIAS (format + 1, 0: none), CLUSTER; TILES of a warp and TEAMS: 2 and 2, or
- *   where a cluster has few tiles 2 and 4 (eight of them) or 1 and 2
+ *   Parameters: X_FORMAT, OUT, BIAS (format + 1, 0: none), CLUSTER, PARTS; TILES of a warp and TEAMS: 2 and 2, or
+ *   where a cluster has few tiles 2 and 4 (eight of them) or 1 and 2; EARLY teams ask for codes before x is there
  *   K a multiple of 64; codes at multiples of 16, codebooks without gaps in an entry and a book; the map: bytes of
  *   codes, boxes of 16 rows of 128, swizzled
- *   tiles: most tiles of 16 rows of a cluster; few: 1, 2, 4 or 8, which all but the last have
+ *   tiles: of 16 rows of a cluster, which all but the last have, few: 1, 2, 4 or 8; PARTS: at most
  *   Launch: block QN_VQ_BOOKS_THREADS, grid {clusters * CLUSTER}, QN_VQ_BOOKS_SHARED, 8 for each span of a block and 4
  *   for each row of x and of `tiles` tiles, TEAMS times */
 #include "vq_digits.h"
 
 #define THREADS QN_VQ_BOOKS_THREADS
-#define SPANS 4                  /* of a unit */
-#define WARPS 16                 /* that look up; */
-#define MAKERS 4                 /* and that make tables and digits, one a span of a unit */
-#define WORKERS (WARPS / TEAMS)  /* of a unit */
+#define SPANS 4                 /* of a unit */
+#define WARPS 16                /* that look up; */
+#define MAKERS 4                /* and that make tables and digits, one a span of a unit */
+#define WORKERS (WARPS / TEAMS) /* of a unit */
 #define FEW (WORKERS * TILES < 16)
 #define SLOTS 2
 #define SLOT_BYTES (16 * 256)
@@ -42,8 +46,8 @@
 #define BARRIERS_AT (DIGITS_AT + 2 * SIDE_DIGITS) /* [warp][slot], */
 #define MADE_AT (BARRIERS_AT + WARPS * SLOTS * 8) /* of a team: its unit is made; */
 #define DONE_AT (MADE_AT + 4 * 8)                 /* of a side: done with */
-#define SCALES_AT (DONE_AT + 16) /* [side][row of x] */
-#define MOST_AT (SCALES_AT + 16) /* [span][row of x]: bits of the largest element */
+#define SCALES_AT (DONE_AT + 16)                  /* [side][row of x] */
+#define MOST_AT (SCALES_AT + 16)                  /* [span][row of x]: bits of the largest element */
 
 extern __shared__ __align__(1024) u8 memory[];
 
@@ -55,18 +59,25 @@ DEV void multiply(int *sum, const u32 *w, u32 b0, u32 b1)
                  : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(b0), "r"(b1));
 }
 
-/* What a block does: tiles of 16 rows from t0 to t1, of each block of 256 the groups of four spans from g0 to g1. */
+/* What a block does: tiles of 16 rows from t0 to t1, of each block of 256 the groups of four spans from g0 to g1;
+ * `count` units, of the first block from group `start` on. */
 struct share {
-    int t0, t1, g0, g1;
+    int t0, t1, g0, g1, start, count;
 };
 
-/* A unit: a block of rows, a group of spans. */
+/* A unit: a block of rows, a group of spans; its number. */
 struct unit {
-    int block, group;
+    int block, group, turn;
 };
+
+DEV unit first_unit(const share &s)
+{
+    return {s.t0 / 16, s.start, 0};
+}
 
 DEV unit after(const share &s, unit u)
 {
+    u.turn++;
     u.group++;
     if (u.group == s.g1) {
         u.group = s.g0;
@@ -77,7 +88,7 @@ DEV unit after(const share &s, unit u)
 
 DEV bool is_there(const share &s, unit u)
 {
-    return u.block * 16 < s.t1;
+    return u.turn < s.count;
 }
 
 /* Tile i of a warp in a unit. */
@@ -129,6 +140,14 @@ DEV void ask(const tensor_map *map, const share &s, unit *u, u32 place)
             }
         }
         *u = after_turns(s, *u);
+    }
+}
+
+DEV void fill_slots(const tensor_map *map, const share &s, unit *u, int warp)
+{
+#pragma unroll 1
+    for (u32 i = 0; i < SLOTS; i += TILES) {
+        ask(map, s, u, (u32)warp * SLOTS + i);
     }
 }
 
@@ -249,20 +268,34 @@ DEV void put_digits(const qn_cuda_vq &a, const ahead &v, const u32 *most_of, u32
     }
 }
 
-/* The largest elements of the spans of this block's share of K. */
+/* The largest elements of the spans of a block's first units, which are those of all; of a warp all are on their way at
+ * once. */
+#define MOST_AHEAD 3
+
 DEV void find_most(const qn_cuda_vq &a, const share &s, u32 *most_of, int warp, int lane)
 {
-    for (int i = warp; i < (s.g1 - s.g0) * SPANS * 2; i += THREADS / 32) {
-        const int m = i % 2;
-        u32 most = 0;
-        if (m < a.m) {
-            const eight v = eight_of(a.x + m * a.x_row, (s.g0 * SPANS + i / 2) * QN_VQ_SPAN + lane * 8, a.k);
+    const int all = min(s.count, s.g1 - s.g0) * SPANS * a.m;
+#pragma unroll 1
+    for (int first = warp; first < all; first += MOST_AHEAD * (THREADS / 32)) {
+        eight v[MOST_AHEAD];
 #pragma unroll
-            for (int e = 0; e < 8; e++) {
-                most = max(most, __float_as_uint(element_of(v, e)) & 0x7fffffffu);
+        for (int j = 0; j < MOST_AHEAD; j++) {
+            const int i = first + j * (THREADS / 32), of = i >> (a.m - 1), group = s.start + of / SPANS;
+            const int k = (group < s.g1 ? group : group - s.g1 + s.g0) * SPANS + of % SPANS;
+            v[j] = eight_of(a.x + (i & (a.m - 1)) * a.x_row, k * QN_VQ_SPAN + lane * 8, i < all ? a.k : 0);
+        }
+#pragma unroll
+        for (int j = 0; j < MOST_AHEAD; j++) {
+            const int i = first + j * (THREADS / 32);
+            if (i < all) {
+                u32 most = 0;
+#pragma unroll
+                for (int e = 0; e < 8; e++) {
+                    most = max(most, __float_as_uint(element_of(v[j], e)) & 0x7fffffffu);
+                }
+                most_of[a.m == 2 ? i : i * 2] = __reduce_max_sync(~0u, most);
             }
         }
-        most_of[i] = __reduce_max_sync(~0u, most);
     }
 }
 
@@ -317,19 +350,21 @@ DEV void look_up(u32 slot, u32 side, bool there, int lane, int (*all)[4])
 DEV void make(const qn_cuda_vq &a, const share &s, const u32 *most_of, ahead *of, int maker, int lane)
 {
     const u32 base = shared_address(memory);
-    unit u = {s.t0 / 16, s.g0};
+    const u32 *most = most_of;
+    unit u = first_unit(s);
 #pragma unroll 1
-    for (u32 turn = 0; is_there(s, u); turn++) {
-        const u32 side = turn % 2;
+    while (is_there(s, u)) {
+        const u32 turn = (u32)u.turn, side = turn % 2;
         if (turn >= 2) {
             barrier_wait(base + DONE_AT + side * 8, (turn / 2 - 1) % 2);
         }
         if (turn > 0) {
             fill(side, of->entry, maker, lane);
         }
-        put_digits(a, *of, most_of + (u.group - s.g0) * (SPANS * 2), side, maker, lane);
+        put_digits(a, *of, most, side, maker, lane);
         barrier_arrive(base + MADE_AT + turn % TEAMS * 8);
         u = after(s, u);
+        most = u.group == s.start ? most_of : most + SPANS * 2;
         if (is_there(s, u)) {
             load_books(a, u, maker, lane, of);
             load_x(a, u, maker, lane, of);
@@ -345,12 +380,11 @@ DEV void find(const qn_cuda_vq &a, const tensor_map *map, const share &s, unit n
     const int token = lane % 4 / 2;
     const int team = warp / WORKERS; /* takes every so many-th unit */
     float total[TILES][2] = {};
-    unit now = {s.t0 / 16, s.g0};
     u32 used[TILES] = {};
     int begun = -1; /* block of rows */
 #pragma unroll 1
-    for (u32 turn = 0; is_there(s, now); turn++, now = after(s, now)) {
-        const u32 side = turn % 2;
+    for (unit now = first_unit(s); is_there(s, now); now = after(s, now)) {
+        const u32 turn = (u32)now.turn, side = turn % 2;
         if ((int)(turn % TEAMS) != team) {
             continue;
         }
@@ -381,7 +415,7 @@ DEV void find(const qn_cuda_vq &a, const tensor_map *map, const share &s, unit n
             total[i / 2][i % 2] = __fmaf_rn(sum, scale, now.block != begun ? 0.0f : total[i / 2][i % 2]);
         }
         begun = now.block;
-        if (now.group + TEAMS >= s.g1) {
+        if (now.group + TEAMS >= s.g1 || now.turn + TEAMS >= s.count) {
 #pragma unroll
             for (int i = 0; i < 2 * TILES; i++) {
                 const int tile = team * a.tiles + tile_of(s, now, warp, i / 2) - s.t0;
@@ -398,16 +432,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     qn_vq_books(const __grid_constant__ qn_cuda_vq a, const __grid_constant__ tensor_map map)
 {
     const int lane = (int)threadIdx.x % 32, warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0); /* the same register */
-    const int rank = (int)cluster_rank(), part = (int)blockIdx.x / CLUSTER, clusters = (int)gridDim.x / CLUSTER;
+    const int rank = (int)cluster_rank(), part = (int)blockIdx.x / CLUSTER;
     const int tiles = (a.n + 15) / 16, groups = (a.spans + SPANS - 1) / SPANS;
-    const share s = {FEW ? part * a.tiles : (int)((i64)tiles * part / clusters),
-                     FEW ? min((part + 1) * a.tiles, tiles) : (int)((i64)tiles * (part + 1) / clusters),
-                     groups * rank / CLUSTER, groups * (rank + 1) / CLUSTER};
+#if PARTS
+    const int unit0 = part * a.units, count = min(a.units, (tiles + 15) / 16 * groups - unit0);
+    const share s = {
+        unit0 / groups * 16, min(((unit0 + count - 1) / groups + 1) * 16, tiles), 0, groups, unit0 % groups, count};
+#else
+    const int g0 = groups * rank / CLUSTER, g1 = groups * (rank + 1) / CLUSTER;
+    const int t0 = part * a.tiles, t1 = min(t0 + a.tiles, tiles);
+    const share s = {t0, t1, g0, g1, g0, ((t1 + 15) / 16 - t0 / 16) * (g1 - g0)};
+#endif
     const u32 base = shared_address(memory);
     u32 *const most_of = (u32 *)(memory + MOST_AT);
-    float *const found = (float *)(most_of + (groups + CLUSTER - 1) / CLUSTER * SPANS * 2); /* [row of x][team][row] */
+    const int slots = PARTS ? a.units : (groups + CLUSTER - 1) / CLUSTER; /* for groups of spans */
+    float *const found = (float *)(most_of + slots * SPANS * 2);          /* [row of x][team][row] */
     const int maker = warp - WARPS;
-    unit first = {s.t0 / 16, s.g0};
+    unit first = first_unit(s);
     ahead of;
     release_next();
     if (maker < 0 && lane < SLOTS) {
@@ -427,9 +468,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int i = 0; i < warp / WORKERS; i++) {
             first = after(s, first);
         }
-#pragma unroll 1
-        for (u32 i = 0; i < SLOTS; i += TILES) {
-            ask(&map, s, &first, (u32)warp * SLOTS + i);
+        if (warp / WORKERS < EARLY) {
+            fill_slots(&map, s, &first, warp);
         }
     } else {
         load_books(a, first, maker, lane, &of);
@@ -442,7 +482,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         load_x(a, first, maker, lane, &of);
     }
     find_most(a, s, most_of, warp, lane);
-    if (s.g1 - s.g0 < TEAMS) { /* one of them may find nothing */
+    if (maker < 0 && warp / WORKERS >= EARLY) {
+        fill_slots(&map, s, &first, warp);
+    }
+    if (PARTS || s.g1 - s.g0 < TEAMS) { /* one of them may find nothing */
         for (int i = (int)threadIdx.x; i < a.m * TEAMS * a.tiles * 16; i += THREADS) {
             found[i] = 0.0f;
         }
@@ -460,6 +503,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #else
     __syncthreads();
 #endif
+#if PARTS
+    for (int i = (int)threadIdx.x; i < (s.t1 - s.t0) * 16; i += THREADS) {
+        const int n = s.t0 * 16 + i, place = part - n / QN_VQ_BLOCK_ROWS * groups / a.units;
+        for (int m = 0; m < a.m && n < a.n; m++) {
+            const float *const of = found + m * TEAMS * a.tiles * 16 + i;
+            a.parts[((i64)place * a.m + m) * a.n + n] = of[0] + of[a.tiles * 16];
+        }
+    }
+#else
     const int all = (s.t1 - s.t0) * 16, row0 = all * rank / CLUSTER, row1 = all * (rank + 1) / CLUSTER;
     for (int i = row0 * a.m + (int)threadIdx.x; i < row1 * a.m; i += THREADS) {
         const int m = i % a.m, row = i / a.m, n = s.t0 * 16 + row;
@@ -486,5 +538,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #if CLUSTER > 1
     cluster_arrive_relaxed(); /* nobody leaves while its memory is read */
     cluster_wait();
+#endif
 #endif
 }

@@ -52,15 +52,21 @@ DEV float digits_below(const float *v, u32 most, u32 *digits)
     return __uint_as_float(exponent == 255 ? 0x7fc00000u : shift << 23);
 }
 
-/* The same of the warp's 256 elements, eight a lane. */
-DEV float digits_of(const float *v, u32 *digits)
+/* The bits of the largest of the warp's 256 elements, eight a lane. */
+DEV u32 largest_of(const float *v)
 {
     u32 most = 0;
 #pragma unroll
     for (int e = 0; e < 8; e++) {
         most = max(most, __float_as_uint(v[e]) & 0x7fffffffu);
     }
-    return digits_below(v, __reduce_max_sync(~0u, most), digits);
+    return __reduce_max_sync(~0u, most);
+}
+
+/* Those elements by themselves. */
+DEV float digits_of(const float *v, u32 *digits)
+{
+    return digits_below(v, largest_of(v), digits);
 }
 
 /* Digit d of four elements. */

@@ -60,12 +60,11 @@ DEV void load_codes(const qn_cuda_vq &a, int tile, int end, int span, int lane, 
 
 /* part[row] += of TILES tiles and a span. scale, excess: of the row of x whose digits this lane's sums are of, the
  * latter in front of the scale; keeps: whether the lane is the one of its pair that adds. */
-DEV void unit(const u8 *table, u32 (*codes)[2][4], u32 digits, float scale, float excess, int keeps, int lane,
-              float *part)
+DEV void unit(u32 entry, u32 (*codes)[2][4], u32 digits, float scale, float excess, int keeps, int lane, float *part)
 {
     const u32 x = digits + (u32)(lane / 4) * DIGIT_PITCH + (u32)(lane % 4) * 8; /* zeros where no second row is */
     int sums[TILES][4] = {};
-    unit_sums(table, codes, x, lane, sums);
+    unit_sums(entry, codes, x, sums, [] {});
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
         float v[2];
@@ -246,6 +245,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     float scale = 0.0f, excess = 0.0f;
     const int keeps = lane % 2 == 0 && lane % 4 / 2 < a.m;
+    const u32 entry = entry_of_lane(memory, lane);
 #if !TURNED
     float ahead[ROWS_OF_X][8];
 #pragma unroll
@@ -288,7 +288,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     float *const v = ahead[m];
 #endif
                     float all;
-                    const float of_row = put_digits(v, digits + (u32)m * (4 * DIGIT_PITCH), lane, &all);
+                    const float of_row = put_digits(v, largest_of(v), digits + (u32)m * (4 * DIGIT_PITCH), lane, &all);
                     if (lane % 4 / 2 == m) {
                         scale = 0.03125f * of_row; /* of sums of nibbles times 16 x */
                         excess = 120.0f * all;
@@ -300,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             }
             __syncwarp();
         }
-        unit(memory, codes, digits, scale, excess, keeps, lane,
+        unit(entry, codes, digits, scale, excess, keeps, lane,
              mine + (keeps ? lane % 4 / 2 * rows : 0) + group * (16 * TILES));
         span = span_after;
         group = group_after;

@@ -76,12 +76,13 @@ DEV void transpose(u32 a, u32 b, u32 c, u32 e, u32 *digits)
 }
 
 /* The warp's 256 elements as digits, product i, lane t of a quad: elements 64 (i / 2) + 16 t + 8 (i % 2) on, in the
- * order 0 4 1 5 2 6 3 7, the former four times 16. Returns what they are to be multiplied by. all: their sum. */
-DEV float put_digits(const float *v, u32 to, int lane, float *all)
+ * order 0 4 1 5 2 6 3 7, the former four times 16. Returns what they are to be multiplied by. most: bits of the largest
+ * element of all that have one scale; all: their sum. */
+DEV float put_digits(const float *v, u32 most, u32 to, int lane, float *all)
 {
     u32 u[8], low[4], high[4];
     int sum = 0;
-    const float scale = digits_of(v, u);
+    const float scale = digits_below(v, most, u);
     const u32 at = to + (u32)(lane / 8 * 2 + lane % 2) * 32 + (u32)(lane % 8 / 2) * 8;
 #pragma unroll
     for (int e = 0; e < 8; e++) {
@@ -100,10 +101,17 @@ DEV float put_digits(const float *v, u32 to, int lane, float *all)
     return scale;
 }
 
-/* Sums of TILES tiles and a span; x: where the lane's digits are. */
-DEV void unit_sums(const u8 *table, u32 (*codes)[2][4], u32 x, int lane, int (*sums)[4])
+/* Where the lane's copy of the first entry with 1/4 added is. */
+DEV u32 entry_of_lane(const u8 *table, int lane)
 {
-    const u32 mine = shared_address(table) + TABLE_BYTES / 2 + (u32)lane * 4, pitch = blockDim.x / 4;
+    return shared_address(table) + TABLE_BYTES / 2 + (u32)lane * 4;
+}
+
+/* Sums of TILES tiles and a span; x: where the lane's digits are; mine: see above. ask(): for the next unit's codes,
+ * once there is something to do meanwhile. */
+template <class ASK> DEV void unit_sums(u32 mine, u32 (*codes)[2][4], u32 x, int (*sums)[4], ASK ask)
+{
+    const u32 pitch = blockDim.x / 4;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const uint2 b = load_digits(x + (u32)i * 32);
@@ -114,6 +122,9 @@ DEV void unit_sums(const u8 *table, u32 (*codes)[2][4], u32 x, int lane, int (*s
             point(at, signs, two, mine, pitch, i % 2 * 2, &w[0], &w[2]);
             point(at, signs, two, mine, pitch, i % 2 * 2 + 1, &w[1], &w[3]);
             multiply(sums[tile], w, b);
+        }
+        if (i == 0) {
+            ask();
         }
     }
 }

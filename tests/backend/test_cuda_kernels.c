@@ -265,10 +265,12 @@ static void every_deal_agrees(void **state)
                                         "dense_mm m=40 n=328 k=1032 x=bf16 b=bf16 out=f32",
                                         "vq_mm m=1 n=6144 k=1024 format=quip_e8p out=f32 SU=1 SV=1",
                                         "vq_mm m=2 n=1024 k=5120 format=quip_e8p SU=1 SV=1",
+                                        "vq_mm m=2 n=1024 k=20480 format=quip_e8p SU=1 SV=1", /* clusters of two */
                                         "vq_mm m=2 n=9000 k=3008 format=gptvq",
                                         "vq_mm m=2 n=1500 k=5056 format=gptvq",
                                         "vq_mm m=2 n=250 k=5056 format=gptvq bias=1",
                                         "vq_mm m=1 n=250 k=18496 format=gptvq out=f32",
+                                        "vq_mm m=2 n=900 k=18496 format=gptvq bias=1", /* parts that a launch adds */
                                         "vq_mm m=40 n=1272 k=1280 out=f32",
                                         "vq_mm m=64 n=1280 k=1280 format=quip_e8p SU=1 SV=1",
                                         "vq_mm m=70 n=600 k=2304 format=gptvq out=f32",

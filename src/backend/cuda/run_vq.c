@@ -192,7 +192,8 @@ static int points_take(const qn_vq *vq, const qn_args *args)
 static int points_cut_takes(const qn_vq *vq, const qn_args *args)
 {
     const qn_view *x = &args->in[QN_VQMM_X], *su = &args->in[QN_VQMM_FIRST + QN_VQ_SU];
-    return points_take(vq, args) && aligned(x, x->strides[0], x->shape.format == QN_F32 ? 8 : 4) && aligned(su, 0, 16);
+    return points_take(vq, args) && aligned(x, x->strides[0], x->shape.format == QN_F32 ? 8 : 4) &&
+           aligned(su, 0, su->shape.format == QN_F32 ? 8 : 4);
 }
 
 static int along_takes(const qn_args *args)
@@ -432,7 +433,7 @@ static qn_status launch_bytes(const qn_cuda_run *run, const qn_cuda_vq_places *p
     return launch_finish(run, p, a, error);
 }
 
-/* The same in one launch, by clusters that share K. */
+/* The same in one launch, by clusters that share K, or in two. */
 static qn_status launch_books(const qn_cuda_run *run, const qn_cuda_vq_places *p, const qn_vq *vq, qn_cuda_vq *a,
                               qn_error *error)
 {
@@ -440,10 +441,11 @@ static qn_status launch_books(const qn_cuda_run *run, const qn_cuda_vq_places *p
     const int64_t tiles = qn_ceil_div(vq->n, 16);
     const int32_t at_a_time = run->functions[p->books].clusters;
     const int64_t most = at_a_time > 0 ? at_a_time : qn_max_i64(run->device->sms / c.cluster, 1);
-    const int64_t fitting = qn_ceil_div(tiles, c.tiles);
-    const int64_t clusters = c.few ? fitting : qn_min_i64(qn_max_i64(most, fitting), tiles);
     a->spans = (int32_t)spans_of(vq);
-    a->tiles = c.few ? c.tiles : (int32_t)qn_ceil_div(tiles, clusters);
+    a->units = c.units;
+    a->tiles = c.any ? (int32_t)qn_min_i64(c.tiles, qn_ceil_div(tiles, most)) : c.tiles;
+    const int64_t units = row_blocks(vq) * qn_ceil_div(a->spans, 4);
+    const int64_t clusters = c.units ? qn_ceil_div(units, c.units) : qn_ceil_div(tiles, a->tiles);
     qn_tensor_map codes;
     const uint64_t row = (uint64_t)a->codes_row;
     const qn_cuda_tensor tensor = {.data = a->codes,
@@ -461,7 +463,14 @@ static qn_status launch_books(const qn_cuda_run *run, const qn_cuda_vq_places *p
                                 .shared_bytes = (uint32_t)c.shared_bytes,
                                 .cluster = (uint32_t)c.cluster,
                                 .dependent = 1};
-    return qn_cuda_launch(run, p->books, &g, arguments, error);
+    QN_TRY(qn_cuda_launch(run, p->books, &g, arguments, error));
+    if (!c.units) {
+        return QN_OK;
+    }
+    const qn_cuda_geometry join = {.grid = {(uint32_t)qn_ceil_div(a->n, QN_VQ_BOOKS_JOIN), 1, 1},
+                                   .block = {QN_VQ_BOOKS_JOIN, 1, 1},
+                                   .dependent = 1};
+    return qn_cuda_launch(run, p->books_join, &join, arguments, error);
 }
 
 /* One or two rows of E8P12 by exact integers, and their transforms. */
@@ -557,11 +566,14 @@ static qn_status launch_points_cut(const qn_cuda_run *run, const qn_cuda_vq_plac
     void *const product[] = {a, &in}, *const join[] = {a, &out};
     a->spans = (int32_t)spans_of(vq);
     a->tiles = c.units;
+    a->blocks = c.period;
     qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(vq->n / QN_VQ_CUT_ROWS * a->spans, c.units), 1, 1},
                           .block = {WIDE_THREADS, 1, 1},
                           .shared_bytes = (uint32_t)c.shared_bytes,
+                          .cluster = (uint32_t)c.pair,
                           .dependent = 1};
     QN_TRY(qn_cuda_launch(run, p->points_cut, &g, product, error));
+    g.cluster = 1;
     g.grid[0] = (uint32_t)(QN_VQ_CUT_ROWS / qn_cuda_vq_join_columns(vq));
     g.block[0] = THREADS;
     g.shared_bytes = (uint32_t)c.join_bytes;

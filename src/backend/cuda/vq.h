@@ -29,8 +29,9 @@ enum {
 
 /* Programs of a plan by their place; -1: it has none. */
 typedef struct qn_cuda_vq_places {
-    int32_t direct, rows, finish, turn_in, turn_out, spread_in, spread_out, sums, exchange, books, bytes, points,
-        points_cut, points_join, along, few, sliced, tensor, tensors, wide_rows, wide, wides, unpack, dense_rows, dense;
+    int32_t direct, rows, finish, turn_in, turn_out, spread_in, spread_out, sums, exchange, books, books_join, bytes,
+        points, points_cut, points_join, along, few, sliced, tensor, tensors, wide_rows, wide, wides, unpack,
+        dense_rows, dense;
     int32_t turned, fused; /* blocks of the product transform x, and y too */
     int32_t count;
 } qn_cuda_vq_places;
@@ -55,9 +56,10 @@ typedef struct qn_cuda_vq_exchange_cut {
 } qn_cuda_vq_exchange_cut;
 
 /* How vq_books.cu is made: blocks of a cluster; tiles of 16 rows that a warp has of a unit; teams that take units in
- * turn; tiles of a cluster, where it has few as many, else at most; shared memory. */
+ * turn, and those that ask for codes before x is there; tiles of a cluster, any: at most, as those that run at a time
+ * share all; units of a block where another launch adds, else 0; shared memory. */
 typedef struct qn_cuda_vq_books_cut {
-    int32_t cluster, each, teams, tiles, few, shared_bytes;
+    int32_t cluster, each, teams, early, tiles, any, units, shared_bytes;
 } qn_cuda_vq_books_cut;
 
 /* How vq_along.cu is made: rows of x of a block, 0: it is not; copies of the books, and whether the first stays where
@@ -171,9 +173,9 @@ static inline int64_t qn_cuda_vq_points_unit(int64_t tiles, int fused)
 }
 
 /* How vq_points_cut.cu is made: levels of the slow axis of x that are left to a warp, as elements; units of a block, 0:
- * it is not taken; shared memory. */
+ * it is not taken; blocks of a cluster, and blocks from one to the next that has the same spans; shared memory. */
 typedef struct qn_cuda_vq_points_cut {
-    int32_t inner, units, shared_bytes;
+    int32_t inner, units, pair, period, shared_bytes;
     int32_t join_bytes; /* of a block of vq_points_join.cu: what one of this leaves */
 } qn_cuda_vq_points_cut;
 

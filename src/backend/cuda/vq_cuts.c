@@ -14,6 +14,8 @@ enum {
     BOOKS_HALF = 8,    /* tiles of half of a block of rows, which four teams take, */
     BOOKS_TEAMS = 4,
     BOOKS_TILE = 128,        /* and bytes of a tile's sums: two rows of x */
+    BOOKS_GROUP = 32,        /* of a group of spans, what is largest */
+    BOOKS_BLOCKS = 192,      /* most blocks whose parts a launch adds */
     EXCHANGE_ROWS = 4096,    /* of w, a task of vq_exchange.cu, */
     EXCHANGE_TASKS = 7,      /* of which its registers hold so many; */
     EXCHANGE_CHUNK = 512,    /* entries of the book, */
@@ -33,6 +35,8 @@ enum {
     TURNED_LENGTH = 4096,   /* of rows of x that every block of a product transforms, */
     CUT_LENGTH = 32768,     /* of rows of x that blocks of vq_points_cut.cu transform in part, */
     CUT_BESIDE = 2048,      /* shared memory that two blocks on a multiprocessor cost beside their own, */
+    CUT_ALONE = 16,         /* elements of the slow axis of which a thread of one block has all, */
+    CUT_COLUMN = 272 * 4,   /* bytes of a row of that axis' matrix times x, in each of four groups, */
     CUT_STEP = 1024,        /* multiples of this */
     ALONG_ENTRY = 16,       /* bytes; */
     ALONG_COPIES = 8,       /* as many as lanes that are served together; */
@@ -214,44 +218,79 @@ static int exact_chosen(const qn_op_desc *desc, const qn_vq *vq)
     return qn_cuda_vq_tensor_possible(desc, vq) && (level == QN_VQ_LEVEL_AUTO || level == QN_VQ_LEVEL_O4);
 }
 
-/* Tiles that a cluster of vq_books.cu has where it has few; 0: it would have more than half of a block of rows, or no
- * room. */
-static int32_t books_half(const qn_cuda_device *device, int64_t tiles, double clusters, int64_t front)
+/* Microseconds of units, 256 rows of w by 1024 columns, with so many tiles of 16 rows in all: tables take nearly as
+ * long for few rows as for many. What blocks of a cluster take beside to meet, and parts for a launch that adds them.
+ * Measured on an H200. */
+#define BOOKS_UNIT_US 0.75
+#define BOOKS_TILE_US 0.085
+#define BOOKS_JOIN_US 1.5
+#define BOOKS_JOIN_ROWS 16384.0 /* of w that take a microsecond more */
+#define BOOKS_GAIN 0.97         /* of the time, at most, that makes larger clusters or a launch more worth it */
+
+static double books_us(double units, double tiles)
 {
-    for (int32_t t = 1; t <= BOOKS_HALF; t *= 2) {
-        if (t * clusters >= (double)tiles) {
-            return front + BOOKS_TEAMS * t * BOOKS_TILE <= device->shared_bytes ? t : 0;
-        }
-    }
-    return 0;
+    return BOOKS_UNIT_US * units + BOOKS_TILE_US * tiles;
 }
 
-/* Counted in units of 256 rows by 1024 columns. A cluster has parts of blocks of rows at its ends: of such a unit it
- * takes 0.8 at least. Clusters of four and more leave some of the device idle, and those of eight wait for each other.
- * Half of a block of rows and less, which no cluster then has parts of, takes half of a unit. */
+/* By clusters with so many tiles; any: they share all, and begin and end within blocks of rows. Blocks with so little
+ * to do that all their codes are asked for at once do so behind x. */
+static void books_try(const qn_vq *vq, const qn_cuda_device *device, int32_t cluster, int64_t clusters, int64_t tiles,
+                      int any, double *least, qn_cuda_vq_books_cut *best)
+{
+    const int64_t groups = qn_ceil_div(qn_ceil_div(vq->k, 4 * QN_VQ_SPAN), cluster);
+    const double each = any ? (double)qn_ceil_div(vq->n, 16) / (double)clusters : (double)tiles;
+    const double met = any ? each / 16.0 + 1.0 : ceil(each / 16.0); /* blocks of rows */
+    const double meeting = cluster == 1 ? 0.0 : cluster == 2 ? 0.9 : cluster == 4 ? 1.3 : 2.5;
+    const double us = (double)groups * books_us(met, each) + meeting;
+    const int32_t teams = tiles == BOOKS_HALF && !any ? BOOKS_TEAMS : 2;
+    const int64_t front = QN_VQ_BOOKS_SHARED + groups * BOOKS_GROUP;
+    const int64_t room = qn_max_i64(0, device->shared_bytes - front) / (teams * BOOKS_TILE);
+    const int64_t kept = any ? qn_min_i64(room, tiles) : tiles;
+    if (kept > 0 && kept <= room && us < BOOKS_GAIN * *least) {
+        *least = us;
+        *best = (qn_cuda_vq_books_cut){.cluster = cluster,
+                                       .each = tiles < BOOKS_HALF ? 1 : 2,
+                                       .teams = teams,
+                                       .early = each < BOOKS_HALF && groups <= teams ? 0 : teams / 2,
+                                       .tiles = (int32_t)kept,
+                                       .any = any,
+                                       .shared_bytes = (int32_t)(front + teams * kept * BOOKS_TILE)};
+    }
+}
+
+/* Clusters have half of a block of rows or less, or whole blocks of rows, or any rows; or there are none. Those of four
+ * and more leave some of the device idle, and wait for each other. */
 qn_cuda_vq_books_cut qn_cuda_vq_books_cut_of(const qn_vq *vq, const qn_cuda_device *device)
 {
     const int64_t groups = qn_ceil_div(vq->k, 4 * QN_VQ_SPAN), tiles = qn_ceil_div(vq->n, 16);
+    const int64_t rows = qn_ceil_div(vq->n, QN_VQ_BLOCK_ROWS);
     qn_cuda_vq_books_cut c = {.cluster = 1};
-    double least = 0.0;
+    double least = INFINITY;
     for (int32_t cluster = 1; cluster <= BOOKS_CLUSTER && cluster <= groups; cluster *= 2) {
         const double room = cluster < 4 ? 1.0 : cluster < 8 ? 0.91 : 0.75;
-        const double clusters = fmax(floor(device->sms * room / cluster), 1.0);
-        const double blocks = (double)vq->n / QN_VQ_BLOCK_ROWS / clusters;
-        const int64_t each = qn_ceil_div(groups, cluster);
-        const int64_t front = QN_VQ_BOOKS_SHARED + each * (4 * QN_CUDA_VQ_BOOKS_ROWS * 4);
-        const int32_t half = books_half(device, tiles, clusters, front);
-        const double units = (double)each * (half ? 0.5 : fmax(blocks, 0.8 * (blocks + 0.9)));
-        if (cluster == 1 || units < least) {
-            least = units;
-            const int64_t fitting = qn_max_i64(0, device->shared_bytes - front) / (2 * BOOKS_TILE);
-            c.cluster = cluster;
-            c.few = half > 0;
-            c.each = half && half < BOOKS_HALF ? 1 : 2;
-            c.teams = half == BOOKS_HALF ? BOOKS_TEAMS : 2;
-            c.tiles = half ? half : (int32_t)qn_min_i64(fitting, tiles);
-            c.shared_bytes = (int32_t)(front + c.teams * c.tiles * BOOKS_TILE);
+        const int64_t clusters = qn_max_i64((int64_t)(device->sms * room) / cluster, 1);
+        int64_t few = 1;
+        while (few <= BOOKS_HALF && few * clusters < tiles) {
+            few *= 2;
         }
+        books_try(vq, device, cluster, clusters, few <= BOOKS_HALF ? few : qn_ceil_div(rows, clusters) * 16, 0, &least,
+                  &c);
+        if (few > BOOKS_HALF) {
+            books_try(vq, device, cluster, clusters, tiles, 1, &least, &c);
+        }
+    }
+    const int64_t units = qn_ceil_div(rows * groups, qn_min_i64(device->sms, BOOKS_BLOCKS));
+    const int64_t met = (units - 1) / qn_max_i64(groups, 1) + 2;
+    const int64_t bytes = QN_VQ_BOOKS_SHARED + units * BOOKS_GROUP + met * (2 * 16 * BOOKS_TILE);
+    const double join = BOOKS_JOIN_US + (double)vq->n / BOOKS_JOIN_ROWS;
+    if (books_us((double)units, 16.0 * (double)units) + join < BOOKS_GAIN * least && bytes <= device->shared_bytes) {
+        c = (qn_cuda_vq_books_cut){.cluster = 1,
+                                   .each = 2,
+                                   .teams = 2,
+                                   .early = 1,
+                                   .tiles = (int32_t)met * 16,
+                                   .units = (int32_t)units,
+                                   .shared_bytes = (int32_t)bytes};
     }
     return c;
 }
@@ -259,7 +298,7 @@ qn_cuda_vq_books_cut qn_cuda_vq_books_cut_of(const qn_vq *vq, const qn_cuda_devi
 static int books_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
 {
     return vq->format == QN_VQ_GPTVQ && exact_chosen(desc, vq) && device->target == QN_SM_90A &&
-           qn_cuda_vq_books_cut_of(vq, device).tiles > 0;
+           qn_cuda_vq_books_cut_of(vq, device).shared_bytes > 0;
 }
 
 static int bytes_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
@@ -310,6 +349,16 @@ static int cut_possible(const qn_op_desc *desc, const qn_vq *vq)
            vq->n / base_out >= QN_VQ_CUT_ROWS;
 }
 
+static int64_t greatest_divisor(int64_t a, int64_t b)
+{
+    while (b > 0) {
+        const int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
 qn_cuda_vq_points_cut qn_cuda_vq_points_cut_of(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
 {
     qn_cuda_vq_points_cut c = {.units = 0};
@@ -317,17 +366,24 @@ qn_cuda_vq_points_cut qn_cuda_vq_points_cut_of(const qn_op_desc *desc, const qn_
         fused_chosen(desc, vq, device)) {
         return c;
     }
-    const int64_t all = vq->n / QN_VQ_CUT_ROWS * (vq->k / QN_VQ_SPAN), slow = qn_ceil_div(vq->k / CUT_STEP, 4) * 4;
+    const int64_t spans = vq->k / QN_VQ_SPAN, all = vq->n / QN_VQ_CUT_ROWS * spans, slow = vq->k / CUT_STEP;
     const int64_t units = qn_ceil_div(all, qn_min_i64(device->sms, QN_CUDA_VQ_CUT_BLOCKS));
     const int64_t inner = qn_min_i64(vq->k / qn_hadamard_base(vq->k) / QN_VQ_SPAN, 4);
     const int64_t slots = QN_VQ_CUT_SLOTS(units, inner);
+    /* After so many blocks another has the same spans: of all blocks, two by two, they are clusters. */
+    const int64_t period = spans / greatest_divisor(units, spans);
+    const int64_t pair = slow > CUT_ALONE && slow % 2 == 0 && all % (units * period * 2) == 0 ? 2 : 1;
+    const int64_t signs = slots * 4 * pair * (qn_ceil_div(slow / pair, 4) * 4) * 4;
     const int64_t of_row = units * (QN_VQ_CUT_DIGITS + 8) + QN_VQ_CUT_SUMS; /* of x */
-    const int64_t bytes = (1 << 16) + QN_CUDA_VQ_POINTS_ROWS * of_row + 16 + slots * 4 * (slow + QN_VQ_SPAN) * 4 +
-                          vq->k * (qn_cuda_vq_tensor(desc, QN_VQ_SU)->format == QN_F32 ? 4 : 2);
+    const int64_t bytes = (1 << 16) + QN_CUDA_VQ_POINTS_ROWS * of_row + 16 + signs + slots * 4 * CUT_COLUMN;
     if (bytes <= device->shared_bytes) {
         const int64_t left = device->shared_bytes - bytes - CUT_BESIDE;
-        c = (qn_cuda_vq_points_cut){(int32_t)inner, (int32_t)units, (int32_t)bytes,
-                                    (int32_t)qn_max_i64(left, QN_VQ_JOIN_SHARED)};
+        c = (qn_cuda_vq_points_cut){.inner = (int32_t)inner,
+                                    .units = (int32_t)units,
+                                    .pair = (int32_t)pair,
+                                    .period = (int32_t)period,
+                                    .shared_bytes = (int32_t)bytes,
+                                    .join_bytes = (int32_t)qn_max_i64(left, QN_VQ_JOIN_SHARED)};
     }
     return c;
 }
@@ -518,6 +574,7 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
                            .sums = -1,
                            .exchange = -1,
                            .books = -1,
+                           .books_join = -1,
                            .bytes = -1,
                            .points = -1,
                            .points_cut = -1,
@@ -546,6 +603,9 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
     }
     if (full && books_chosen(desc, vq, device)) {
         p.books = p.count++;
+        if (qn_cuda_vq_books_cut_of(vq, device).units > 0) {
+            p.books_join = p.count++;
+        }
     } else if (full && bytes_chosen(desc, vq, device)) {
         p.bytes = p.count++;
     }

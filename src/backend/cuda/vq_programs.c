@@ -219,6 +219,7 @@ static void points_cut_program(const qn_op_desc *desc, const qn_vq *vq, const qn
     p->most_shared = 1;
     qn_cuda_define(p, "SLOW", vq->k / (4 * QN_VQ_SPAN));
     qn_cuda_define(p, "INNER", c.inner);
+    qn_cuda_define(p, "PAIR", c.pair);
     qn_cuda_define(p, "X_FORMAT", qn_cuda_float_format(desc->in[QN_VQMM_X].format));
     qn_cuda_define(p, "SU_FORMAT", optional_format(desc, QN_VQ_SU));
 }
@@ -311,8 +312,19 @@ static void books_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda
     qn_cuda_define(p, "OUT", out_format(desc));
     qn_cuda_define(p, "BIAS", bias ? qn_cuda_float_format(bias) + 1 : 0);
     qn_cuda_define(p, "CLUSTER", c.cluster);
+    qn_cuda_define(p, "PARTS", c.units > 0);
     qn_cuda_define(p, "TILES", c.each);
     qn_cuda_define(p, "TEAMS", c.teams);
+    qn_cuda_define(p, "EARLY", c.early);
+}
+
+static void books_join_program(const qn_op_desc *desc, qn_cuda_program *p)
+{
+    const qn_format bias = desc->in[QN_VQMM_BIAS].format;
+    p->source = "vq_books_join.cu";
+    p->entry = "qn_vq_books_join";
+    qn_cuda_define(p, "OUT", out_format(desc));
+    qn_cuda_define(p, "BIAS", bias ? qn_cuda_float_format(bias) + 1 : 0);
 }
 
 int32_t qn_cuda_vq_programs(const qn_op_desc *desc, const qn_cuda_device *device, int full, qn_cuda_program *out)
@@ -344,6 +356,9 @@ int32_t qn_cuda_vq_programs(const qn_op_desc *desc, const qn_cuda_device *device
     }
     if (p.books >= 0) {
         books_program(desc, &vq, device, &out[p.books]);
+    }
+    if (p.books_join >= 0) {
+        books_join_program(desc, &out[p.books_join]);
     }
     if (p.bytes >= 0) {
         out[p.bytes].source = "vq_bytes.cu";
