@@ -6,6 +6,7 @@
  *   QUANT  0 none, 1 fp8 a row, 2 fp8 in groups of 128, 3 int8 a row, 4 int8 with a zero point a row,
  *          5 nvfp4 with the global scale given
  *   FLOORS 1: the scales of silu_mul_quant, else those of the quantize operators
+ *   LATER  1: a norm's gains and factor are left to who includes this (without ROUND and QUANT)
  *   ITEMS  four neighbouring elements each that a thread has: ceil(K / (4 * THREADS))
  *
  * Of threads THREADS, X_FORMAT 0, K a multiple of 4. The row stays in registers: a group of 128 is a warp's, a block
@@ -13,6 +14,9 @@
 #ifndef QN_CUDA_MM_BEFORE_H
 #define QN_CUDA_MM_BEFORE_H
 
+#ifndef LATER
+#define LATER 0
+#endif
 #define TYPE (QUANT >= 3 && QUANT <= 4 ? 3 : 0)
 #define ASYMMETRIC (QUANT == 4)
 #define BOUNDED 0
@@ -127,9 +131,17 @@ DEV constants load_constants(const qn_cuda_mm &a)
     return c;
 }
 
-/* The row as floats. stand_in: any memory that is read instead of what the kernels before wrote, 0: that. */
-DEV void make_row(const qn_cuda_mm &a, const constants &c, const char *stand_in, mine *row)
+/* What a norm multiplies a row of that sum of squares by, beside its gains. */
+DEV float norm_factor(const qn_cuda_mm &a, float squares)
 {
+    return 1.0f / sqrtf(squares / (float)a.k + a.eps);
+}
+
+/* The row as floats. stand_in: any memory that is read instead of what the kernels before wrote, 0: that. Returns what
+ * a norm has for this thread's sum of squares. */
+DEV float make_row(const qn_cuda_mm &a, const constants &c, const char *stand_in, mine *row)
+{
+    float squares = 0.0f;
 #if PRE == 3
     const int keys = stand_in ? 1 : c.position + 1;
     const char *const partials = stand_in ? stand_in : a.partials;
@@ -150,16 +162,17 @@ DEV void make_row(const qn_cuda_mm &a, const constants &c, const char *stand_in,
     load_mine(x, a.k, row);
 #endif
 #if PRE == 1
-    float squares = 0.0f;
     EACH_ELEMENT
     {
         squares = __fmaf_rn(row->v[j][e], row->v[j][e], squares);
     }
-    const float factor = 1.0f / sqrtf(sum_block(squares) / (float)a.k + a.eps);
+#if !LATER
+    const float factor = norm_factor(a, sum_block(squares));
     EACH_ELEMENT
     {
         row->v[j][e] = row->v[j][e] * factor * c.gains.v[j][e];
     }
+#endif
 #elif PRE == 2
     mine up;
     load_mine(x + a.k, a.k, &up);
@@ -172,6 +185,7 @@ DEV void make_row(const qn_cuda_mm &a, const constants &c, const char *stand_in,
     {
         row->v[j][e] = rounded(row->v[j][e]);
     }
+    return squares;
 }
 
 /* Quantise the row: to the floats that its codes stand for (of a row's scale: to the codes as floats). */

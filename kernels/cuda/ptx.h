@@ -160,7 +160,13 @@ DEV float4 load_cluster_f32x4(u32 at)
     return v;
 }
 
-/* 16 bytes to a block of the cluster, whose barrier there counts them when they have landed. */
+/* A float, or four, to a block of the cluster, whose barrier there counts the bytes when they have landed. */
+DEV void send_cluster_f32(u32 at, u32 bar, float v)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(at), "f"(v), "r"(bar)
+                 : "memory");
+}
+
 DEV void send_cluster_f32x4(u32 at, u32 bar, float a, float b, float c, float d)
 {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(at),
