@@ -6,6 +6,7 @@
  *   QUANT  0 none, 1 fp8 a row, 2 fp8 in groups of 128, 3 int8 a row, 4 int8 with a zero point a row,
  *          5 nvfp4 with the global scale given
  *   FLOORS 1: the scales of silu_mul_quant, else those of the quantize operators
+ *   EARLY  1: the row may be made before it is there, of whatever lies in its place (parts.h)
  *   LATER  1: a norm's gains and factor are left to who includes this (without ROUND and QUANT)
  *   ITEMS  four neighbouring elements each that a thread has: ceil(K / (4 * THREADS))
  *
@@ -48,6 +49,22 @@ DEV void load_mine(const float *from, int k, mine *to)
         float4 f = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (first_of(j) < k) {
             f = *(const float4 *)(from + first_of(j));
+        }
+        to->v[j][0] = f.x;
+        to->v[j][1] = f.y;
+        to->v[j][2] = f.z;
+        to->v[j][3] = f.w;
+    }
+}
+
+/* The same of what kernels before write. */
+DEV void load_written(const float *from, int k, mine *to)
+{
+#pragma unroll
+    for (int j = 0; j < ITEMS; j++) {
+        float4 f = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (first_of(j) < k) {
+            f = load_written_f32x4(from + first_of(j));
         }
         to->v[j][0] = f.x;
         to->v[j][1] = f.y;
@@ -137,20 +154,17 @@ DEV float norm_factor(const qn_cuda_mm &a, float squares)
     return 1.0f / sqrtf(squares / (float)a.k + a.eps);
 }
 
-/* The row as floats. stand_in: any memory that is read instead of what the kernels before wrote, 0: that. Returns what
- * a norm has for this thread's sum of squares. */
-DEV float make_row(const qn_cuda_mm &a, const constants &c, const char *stand_in, mine *row)
+/* The row as floats. Returns what a norm has for this thread's sum of squares. */
+DEV float make_row(const qn_cuda_mm &a, const constants &c, mine *row)
 {
     float squares = 0.0f;
 #if PRE == 3
-    const int keys = stand_in ? 1 : c.position + 1;
-    const char *const partials = stand_in ? stand_in : a.partials;
 #pragma unroll
     for (int j = 0; j < ITEMS; j++) {
         const int i = first_of(j);
         float4 f = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (i < a.k) {
-            f = join_parts(partials, a.heads, a.head_size, i / a.head_size, i % a.head_size, keys);
+            f = join_parts(a.partials, a.heads, a.head_size, i / a.head_size, i % a.head_size, c.position + 1);
         }
         row->v[j][0] = f.x;
         row->v[j][1] = f.y;
@@ -158,8 +172,8 @@ DEV float make_row(const qn_cuda_mm &a, const constants &c, const char *stand_in
         row->v[j][3] = f.w;
     }
 #else
-    const float *const x = (const float *)(stand_in ? stand_in : a.x);
-    load_mine(x, a.k, row);
+    const float *const x = (const float *)a.x;
+    load_written(x, a.k, row);
 #endif
 #if PRE == 1
     EACH_ELEMENT
@@ -175,7 +189,7 @@ DEV float make_row(const qn_cuda_mm &a, const constants &c, const char *stand_in
 #endif
 #elif PRE == 2
     mine up;
-    load_mine(x + a.k, a.k, &up);
+    load_written(x + a.k, a.k, &up);
     EACH_ELEMENT
     {
         row->v[j][e] = silu_mul(row->v[j][e], up.v[j][e]);

@@ -23,6 +23,7 @@
  *   Launch: block THREADS, grid {weights * CLUSTER}, shared memory as src/backend/cuda/mm_points.c has it */
 #include "cuda_mm_points.h"
 #include "mm_unpack.h"
+#define EARLY 1
 #define LATER (PRE == 1 && ROUND == 0)
 #define JOINED (UNITS > 2 ? 1 : 3) /* beside the weights */
 #include "mm_before.h"
@@ -33,9 +34,9 @@
 #define PLANES (CODEBOOK == 1 ? 1 : 2) /* codes of a point: its own, and its residual's */
 #define ACROSS (DEPTH / 64)            /* units of a tile */
 #define UNIT_BYTES 272                 /* of x: four digits of 64 elements; and the next on other banks */
-#define X (ITEMS * THREADS * 16)       /* where it is in shared memory, with a unit of zeros; behind it its transform */
-#define TURNED (X + (ACROSS + 1) * UNIT_BYTES)
-#define AHEAD 3 /* units whose codes are asked for first: those of all are too many beside operands */
+#define X (ITEMS * THREADS * 16)       /* where its digits are in shared memory, and a unit of zeros */
+#define TURNED (X + (ACROSS + 1) * UNIT_BYTES) /* what they are made of */
+#define AHEAD 3                        /* units whose codes are asked for at once: all are too many beside operands */
 static const int QUADS_AT_ONCE = UNITS * PLANES > 5 ? 2 : 8; /* of terms, as there are registers */
 /* warps that make the row: the others meet them behind it, if no norm of the whole row is in between */
 #define ROW_WARPS (PRE == 1 && !LATER || DEPTH > THREADS * 4 ? WARPS : (DEPTH + 127) / 128)
@@ -129,7 +130,7 @@ DEV float digits_scale(float sum)
 /* One over it; of no number: none. */
 DEV float digits_inverse(float sum)
 {
-    const u32 exponent = max(__float_as_uint(sum) >> 23, 30u);
+    const u32 exponent = max(__float_as_uint(sum) >> 23 & 255, 30u);
     return __uint_as_float(exponent == 255 ? 0x7fc00000u : (exponent - 29) << 23);
 }
 
@@ -204,7 +205,7 @@ DEV float2 unit_sums(const digit_sums sums, float inverse)
 DEV u32 term_signs(const qn_cuda_mm_turn &t, int at, int first, int columns)
 {
     const int shift = 31 - __clz(t.fast), parts = t.fast / columns, part_shift = 31 - __clz(parts);
-    const u32 along = (u32)(at / columns % parts); /* below `parts`, as what it is multiplied with is to be */
+    const u32 along = (u32)(at / columns % parts); /* whose bits a term's number along the fast axis meets */
     const u64 row = t.rows[at >> shift];
     u32 signs = 0;
 #pragma unroll 4
@@ -248,10 +249,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 {
     extern __shared__ __align__(16) u8 memory[];
     __shared__ u32 table[256];
-    __shared__ __align__(16) float found[4 * TERMS];      /* this block's column of every chunk of y */
+    __shared__ __align__(16) float found[4 * TERMS];        /* this block's column of every chunk of y */
     __shared__ __align__(16) float sums[WARPS + DEALT][16]; /* of a warp's units; more, that are read and not used */
-    __shared__ __align__(16) float row_sums[2][16];       /* of a warp's elements: magnitudes, squares before SU */
-    __shared__ __align__(8) u64 arrived;                  /* all that is found */
+    __shared__ __align__(16) float row_sums[2][16];         /* of a warp's elements: magnitudes, squares before SU */
+    __shared__ __align__(8) u64 arrived;                    /* all that is found */
     const qn_cuda_mm &a = p.mm;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int which = (int)blockIdx.x / CLUSTER, rank = (int)blockIdx.x % CLUSTER;
@@ -259,8 +260,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     const qn_cuda_mm_turns &own = p.turns[which];
     const int tiles = part.n / 16, each = (tiles + CLUSTER - 1) / CLUSTER, first = rank * each;
     const int mine_tiles = max(min(tiles - first, each), 0), deal = WARPS / each;
-    const int halves = own.out.fast < 16, columns = halves ? 8 : 16, chunks = tiles << halves; /* of a tile's columns */
-    float *const su = (float *)memory;             /* what a thread's elements are multiplied with */
+    const int halves = own.out.fast < 16, columns = halves ? 8 : 16, chunks = tiles << halves; /* 1: two a tile */
+    float *const su = (float *)memory; /* what a thread's elements are multiplied with */
     u8 *const turned = memory + TURNED;
     const u32 bar = shared_address(&arrived);
     release_next();
@@ -338,7 +339,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     sv *= 0.25f * p.in.scale * own.out.scale;
     const u32 shared_base = shared_address(memory);
     /* Twice: instructions that a multiprocessor has not run lately come from L2 or further. So the row is made,
-     * multiplied and transformed first with what lies in shared memory, while the kernel in front is not done. */
+     * multiplied and transformed first of whatever lies where it will be, while the kernel in front is not done. */
     int dry;
     asm volatile("mov.u32 %0, 1;" : "=r"(dry)); /* the compiler is to know nothing of it: one copy of the code */
 #pragma unroll 1
@@ -361,7 +362,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         }
         if (warp < ROW_WARPS) {
             mine row;
-            float magnitudes = 0.0f, squares = make_row(a, c, dry ? (const char *)memory : 0, &row);
+            float magnitudes = 0.0f, squares = make_row(a, c, &row);
 #pragma unroll
             for (int j = 0; j < ITEMS; j++) {
                 const int i = first_of(j);

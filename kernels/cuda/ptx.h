@@ -211,6 +211,24 @@ DEV uint4 load_constant_u32x4(const void *p)
     return v;
 }
 
+/* ---- from L2: what is read before another kernel writes it does not stay in L1 ---- */
+
+DEV float2 load_l2_f32x2(const void *p)
+{
+    float2 v;
+    asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p));
+    return v;
+}
+
+DEV float4 load_l2_f32x4(const void *p)
+{
+    float4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "l"(p));
+    return v;
+}
+
 /* ---- copies into shared memory that are waited for by the thread ---- */
 
 /* Four bytes, or zeros where valid is 0: the source is then not read. */

@@ -14,12 +14,12 @@ enum {
     CLUSTER = QN_CUDA_VQ_POINTS_CLUSTER,
     MOST_UNITS = 6, /* of a warp, which are registers */
     MOST_TWICE = 5, /* with residuals */
-    X_BYTES = 272, /* digits of 64 elements of x, UNIT_BYTES there */
+    X_BYTES = 272,  /* digits of 64 elements of x: UNIT_BYTES there */
     MOST_LENGTH = 2048,
     MOST_FAST = 128 /* elements of a row of a base's matrix, which a warp transforms */
 };
 
-/* A block's tiles have as many warps each: so many. */
+/* Warps of a block that a tile of 16 rows has. */
 static int64_t dealt(int64_t n)
 {
     return qn_max_i64(1, WARPS / qn_ceil_div(n / 16, CLUSTER));
