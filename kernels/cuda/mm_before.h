@@ -6,6 +6,8 @@
  *   QUANT  0 none, 1 fp8 a row, 2 fp8 in groups of 128, 3 int8 a row, 4 int8 with a zero point a row,
  *          5 nvfp4 with the global scale given
  *   FLOORS 1: the scales of silu_mul_quant, else those of the quantize operators
+ *   EARLY  1: the row may be made before it is there, of whatever lies in its place (parts.h)
+ *   LATER  1: a norm's gains and factor are left to who includes this (without ROUND and QUANT)
  *   ITEMS  four neighbouring elements each that a thread has: ceil(K / (4 * THREADS))
  *
  * Of threads THREADS, X_FORMAT 0, K a multiple of 4. The row stays in registers: a group of 128 is a warp's, a block
@@ -13,6 +15,9 @@
 #ifndef QN_CUDA_MM_BEFORE_H
 #define QN_CUDA_MM_BEFORE_H
 
+#ifndef LATER
+#define LATER 0
+#endif
 #define TYPE (QUANT >= 3 && QUANT <= 4 ? 3 : 0)
 #define ASYMMETRIC (QUANT == 4)
 #define BOUNDED 0
@@ -44,6 +49,22 @@ DEV void load_mine(const float *from, int k, mine *to)
         float4 f = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (first_of(j) < k) {
             f = *(const float4 *)(from + first_of(j));
+        }
+        to->v[j][0] = f.x;
+        to->v[j][1] = f.y;
+        to->v[j][2] = f.z;
+        to->v[j][3] = f.w;
+    }
+}
+
+/* The same of what kernels before write. */
+DEV void load_written(const float *from, int k, mine *to)
+{
+#pragma unroll
+    for (int j = 0; j < ITEMS; j++) {
+        float4 f = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (first_of(j) < k) {
+            f = load_written_f32x4(from + first_of(j));
         }
         to->v[j][0] = f.x;
         to->v[j][1] = f.y;
@@ -127,18 +148,23 @@ DEV constants load_constants(const qn_cuda_mm &a)
     return c;
 }
 
-/* The row as floats. stand_in: any memory that is read instead of what the kernels before wrote, 0: that. */
-DEV void make_row(const qn_cuda_mm &a, const constants &c, const char *stand_in, mine *row)
+/* What a norm multiplies a row of that sum of squares by, beside its gains. */
+DEV float norm_factor(const qn_cuda_mm &a, float squares)
 {
+    return 1.0f / sqrtf(squares / (float)a.k + a.eps);
+}
+
+/* The row as floats. Returns what a norm has for this thread's sum of squares. */
+DEV float make_row(const qn_cuda_mm &a, const constants &c, mine *row)
+{
+    float squares = 0.0f;
 #if PRE == 3
-    const int keys = stand_in ? 1 : c.position + 1;
-    const char *const partials = stand_in ? stand_in : a.partials;
 #pragma unroll
     for (int j = 0; j < ITEMS; j++) {
         const int i = first_of(j);
         float4 f = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (i < a.k) {
-            f = join_parts(partials, a.heads, a.head_size, i / a.head_size, i % a.head_size, keys);
+            f = join_parts(a.partials, a.heads, a.head_size, i / a.head_size, i % a.head_size, c.position + 1);
         }
         row->v[j][0] = f.x;
         row->v[j][1] = f.y;
@@ -146,23 +172,24 @@ DEV void make_row(const qn_cuda_mm &a, const constants &c, const char *stand_in,
         row->v[j][3] = f.w;
     }
 #else
-    const float *const x = (const float *)(stand_in ? stand_in : a.x);
-    load_mine(x, a.k, row);
+    const float *const x = (const float *)a.x;
+    load_written(x, a.k, row);
 #endif
 #if PRE == 1
-    float squares = 0.0f;
     EACH_ELEMENT
     {
         squares = __fmaf_rn(row->v[j][e], row->v[j][e], squares);
     }
-    const float factor = 1.0f / sqrtf(sum_block(squares) / (float)a.k + a.eps);
+#if !LATER
+    const float factor = norm_factor(a, sum_block(squares));
     EACH_ELEMENT
     {
         row->v[j][e] = row->v[j][e] * factor * c.gains.v[j][e];
     }
+#endif
 #elif PRE == 2
     mine up;
-    load_mine(x + a.k, a.k, &up);
+    load_written(x + a.k, a.k, &up);
     EACH_ELEMENT
     {
         row->v[j][e] = silu_mul(row->v[j][e], up.v[j][e]);
@@ -172,6 +199,7 @@ DEV void make_row(const qn_cuda_mm &a, const constants &c, const char *stand_in,
     {
         row->v[j][e] = rounded(row->v[j][e]);
     }
+    return squares;
 }
 
 /* Quantise the row: to the floats that its codes stand for (of a row's scale: to the codes as floats). */

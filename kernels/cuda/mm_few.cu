@@ -315,7 +315,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) qn_mm_few(const 
             mine row;
             const constants c = load_constants(a);
             wait_before();
-            make_row(a, c, 0, &row);
+            make_row(a, c, &row);
             const before how = quantise_row(c, &row);
             global = c.global;
             scale = how.scale;

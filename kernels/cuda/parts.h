@@ -10,6 +10,19 @@
 #define JOINED 7 /* what a thread has registers for */
 #endif
 #define PART_PITCH(head_size) ((head_size) + 4)
+#ifndef EARLY
+#define EARLY 0 /* 1: what kernels before write is read once before they are done, too */
+#endif
+
+DEV float2 load_written_f32x2(const float *p)
+{
+    return EARLY ? load_l2_f32x2(p) : *(const float2 *)p;
+}
+
+DEV float4 load_written_f32x4(const float *p)
+{
+    return EARLY ? load_l2_f32x4(p) : *(const float4 *)p;
+}
 
 DEV float exp_base2(float v)
 {
@@ -34,8 +47,8 @@ template <int at_once> DEV float4 join_some(const float *p, int step, int head_s
             v[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             of[j] = make_float2(none, 0.0f);
             if (first + j < count) {
-                v[j] = *(const float4 *)(p + j * step + i);
-                of[j] = *(const float2 *)(p + j * step + head_size);
+                v[j] = load_written_f32x4(p + j * step + i);
+                of[j] = load_written_f32x2(p + j * step + head_size);
             }
         }
 #pragma unroll

@@ -160,7 +160,13 @@ DEV float4 load_cluster_f32x4(u32 at)
     return v;
 }
 
-/* 16 bytes to a block of the cluster, whose barrier there counts them when they have landed. */
+/* A float, or four, to a block of the cluster, whose barrier there counts the bytes when they have landed. */
+DEV void send_cluster_f32(u32 at, u32 bar, float v)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(at), "f"(v), "r"(bar)
+                 : "memory");
+}
+
 DEV void send_cluster_f32x4(u32 at, u32 bar, float a, float b, float c, float d)
 {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(at),
@@ -209,6 +215,24 @@ DEV uint4 load_constant_u32x4(const void *p)
 {
     uint4 v;
     asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+
+/* ---- from L2: what is read before another kernel writes it does not stay in L1 ---- */
+
+DEV float2 load_l2_f32x2(const void *p)
+{
+    float2 v;
+    asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p));
+    return v;
+}
+
+DEV float4 load_l2_f32x4(const void *p)
+{
+    float4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "l"(p));
     return v;
 }
 

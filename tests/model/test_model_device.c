@@ -612,7 +612,8 @@ static void kernels_without_a_device_agree_with_the_cpu(void **state)
         {8, "gptvq-2", NULL, PROMPT}, {9, "bf16", NULL, 1},
         {8, "aqlm-2x8", NULL, 1},     {8, "aqlm-1x16", NULL, 1},
         {9, "aqlm-3", NULL, 1},       {9, "vptq-2", NULL, 1},
-        {9, "quip-2", NULL, 1},       {9, "f32", "cq2", CODED_PROMPT},
+        {9, "quip-2", NULL, 1},       {9, "quip-4", NULL, 1},
+        {9, "f32", "cq2", CODED_PROMPT},
     };
     qn_error error = {0};
     char cache[96];

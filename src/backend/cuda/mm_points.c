@@ -12,20 +12,27 @@ enum {
     RESIDENT = 1, /* block of a multiprocessor; two of half the threads were slower */
     WARPS = THREADS / 32,
     CLUSTER = QN_CUDA_VQ_POINTS_CLUSTER,
-    MOST_UNITS = 6, /* of a warp, whose codes are registers */
+    MOST_UNITS = 6, /* of a warp, which are registers */
+    MOST_TWICE = 5, /* with residuals */
+    X_BYTES = 272,  /* digits of 64 elements of x: UNIT_BYTES there */
     MOST_LENGTH = 2048,
     MOST_FAST = 128 /* elements of a row of a base's matrix, which a warp transforms */
 };
 
-static int64_t units_of(int64_t n, int64_t k)
+/* Warps of a block that a tile of 16 rows has. */
+static int64_t dealt(int64_t n)
 {
-    return qn_ceil_div(qn_ceil_div(n / 16, CLUSTER) * (k / 64), WARPS);
+    return qn_max_i64(1, WARPS / qn_ceil_div(n / 16, CLUSTER));
 }
 
-/* Units that are decoded ahead: as many as leave registers for the codes of all. */
-static int64_t live_units(int64_t units, int residual)
+static int64_t units_of(int64_t n, int64_t k)
 {
-    return qn_min_i64(units, residual ? (units <= 2 ? 2 : 1) : units < MOST_UNITS ? 4 : 3);
+    return qn_ceil_div(k / 64, dealt(n));
+}
+
+static int64_t most_units(const qn_vq *vq)
+{
+    return qn_cuda_vq_codebook(vq) == 1 ? MOST_UNITS : MOST_TWICE;
 }
 
 static int turns(int64_t length)
@@ -41,7 +48,7 @@ int qn_cuda_mm_points_takes(const qn_op_desc *desc, const qn_args *args, const q
     const qn_view *codes = &args->in[QN_VQMM_FIRST + QN_VQ_QIDXS];
     return vq.format == QN_VQ_QUIP_E8P && device->target == QN_SM_90A && qn_cuda_vq_turns_in(desc, &vq) &&
            qn_cuda_vq_turns_out(desc, &vq) && desc->attr[QN_ATTR_LEVEL].i == QN_VQ_LEVEL_AUTO && turns(vq.n) &&
-           turns(vq.k) && units_of(vq.n, vq.k) <= MOST_UNITS &&
+           turns(vq.k) && units_of(vq.n, vq.k) <= most_units(&vq) &&
            ((uint64_t)(uintptr_t)codes->data | (uint64_t)codes->strides[0]) % 8 == 0;
 }
 
@@ -72,10 +79,10 @@ void qn_cuda_mm_points_bind(const qn_op_desc *desc, const qn_args *args, int32_t
     a->resid_inverse = (float)(1.0 / vq.resid_scale);
 }
 
-/* Of a transform by tensor cores. */
+/* The row in its transform: by tensor cores, or as floats before and after. */
 static int64_t turn_bytes(const qn_cuda_mm_turn *t)
 {
-    return t->base > 1 ? QN_MM_TURN_BYTES(t->base, t->fast) : 0;
+    return t->base > 1 ? QN_MM_TURN_BYTES(t->base, t->fast) : 8 * t->fast;
 }
 
 /* Format of a tensor of floats + 1, 0: there is none. */
@@ -91,15 +98,17 @@ qn_cuda_geometry qn_cuda_mm_points_define(const qn_op_desc *desc, const qn_cuda_
     const qn_vq vq = qn_cuda_vq_describe(desc);
     const qn_format bias = desc->in[QN_VQMM_BIAS].format;
     const int32_t out = desc->attr[QN_ATTR_OUT].i;
-    int64_t longest = a->mm.k, units = 1;
+    const int64_t items = qn_ceil_div(a->mm.k, 4 * THREADS);
+    int64_t units = 1, warps = 1, chunks = 1;
     for (int32_t i = 0; i < parts; i++) {
-        longest = qn_max_i64(longest, a->mm.part[i].n);
-        units = qn_max_i64(units, units_of(a->mm.part[i].n, a->mm.k));
+        const int64_t n = a->mm.part[i].n;
+        units = qn_max_i64(units, units_of(n, a->mm.k));
+        warps = qn_max_i64(warps, dealt(n));
+        chunks = qn_max_i64(chunks, n / qn_min_i64(a->turns[i].out.fast, 16));
     }
-    const int64_t turns = (3 * longest + units * WARPS * 16) * 4 + 3 * (a->mm.k + 8) * 2;
     program->source = "mm_points.cu";
     program->entry = "qn_mm_points";
-    program->shared_bytes = (int32_t)(turns + turn_bytes(&a->in));
+    program->shared_bytes = (int32_t)(16 * THREADS * items + X_BYTES * (a->mm.k / 64 + 1) + turn_bytes(&a->in));
     program->wide_clusters = CLUSTER > 8;
     program->most_shared = 1;
     qn_cuda_define(program, "B_FORMAT", 0); /* of mm_unpack.h, whose units are not used */
@@ -108,17 +117,19 @@ qn_cuda_geometry qn_cuda_mm_points_define(const qn_op_desc *desc, const qn_cuda_
     qn_cuda_define(program, "CLUSTER", CLUSTER);
     qn_cuda_define(program, "THREADS", THREADS);
     qn_cuda_define(program, "RESIDENT", RESIDENT);
-    qn_cuda_define(program, "LIVE", live_units(units, qn_cuda_vq_codebook(&vq) != 1));
     qn_cuda_define(program, "UNITS", units);
-    qn_cuda_define(program, "LONGEST", longest);
-    qn_cuda_define(program, "TURNS", turns);
+    qn_cuda_define(program, "DEALT", warps);
+    qn_cuda_define(program, "DEPTH", a->mm.k);
+    qn_cuda_define(program, "TURN_BASE", a->in.base);
+    qn_cuda_define(program, "TURN_FAST", a->in.fast);
+    qn_cuda_define(program, "TERMS", 4 * qn_ceil_div(chunks, 16));
     qn_cuda_define(program, "SU_FORMAT", number_of(desc, QN_VQ_SU) - 1);
     qn_cuda_define(program, "SV_FORMAT", number_of(desc, QN_VQ_SV) - 1);
     qn_cuda_define(program, "WSCALE_FORMAT", number_of(desc, QN_VQ_WSCALE));
     qn_cuda_define(program, "WH_FORMAT", number_of(desc, QN_VQ_SCALE_WH));
     qn_cuda_define(program, "BIAS", bias ? qn_cuda_float_format(bias) + 1 : 0);
     qn_cuda_define(program, "OUT", out == QN_OUT_F32 ? QN_MM_F32 : out == QN_OUT_F16 ? QN_MM_F16 : QN_MM_BF16);
-    qn_cuda_define(program, "ITEMS", qn_ceil_div(a->mm.k, 4 * THREADS));
+    qn_cuda_define(program, "ITEMS", items);
     return (qn_cuda_geometry){.grid = {(uint32_t)(parts * CLUSTER), 1, 1},
                               .block = {THREADS, 1, 1},
                               .shared_bytes = (uint32_t)program->shared_bytes,
