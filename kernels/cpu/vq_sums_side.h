@@ -1,5 +1,5 @@
 /* Rows of x beside each other by partial-sum tables of aqlm (kernels/common/vq.h): an entry is a register of 32 bytes.
- * A level has its own make_side(), put_offsets(), put_elements() and largest_square() before this. */
+ * A level has its own make_side(), put_offsets() and put_elements() before this. */
 #ifndef QN_KERNELS_CPU_VQ_SUMS_SIDE_H
 #define QN_KERNELS_CPU_VQ_SUMS_SIDE_H
 
@@ -58,14 +58,12 @@ QN_INLINE void look_up_side(const qn_vq_sums_call *c, int64_t l0, const int look
     }
 }
 
-/* What rows' products are multiplied by, and the inverse; 0 for those that have none or are not there. */
+/* Rows' scales; 0 for those that are not there. */
 QN_INLINE void factors_of(const qn_vq_sums_call *c, float *factor, float *unit)
 {
     for (int64_t r = 0; r < c->rows; r++) {
-        const float square = largest_square(c->x + r * c->x_stride, c->lookups / c->books, c->vector);
-        if (factor_of(c, square, &factor[r], &unit[r])) {
-            c->special[r] = 1;
-        }
+        factor[r] = c->scales[r * c->scale_stride].factor;
+        unit[r] = c->scales[r * c->scale_stride].unit;
     }
 }
 

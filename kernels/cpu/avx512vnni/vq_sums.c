@@ -2,6 +2,59 @@
  * other. */
 #include "kernels/cpu/avx512vnni/vq_sums.h"
 
+/* Which of a register's sixteen numbers are among the last `left`. */
+QN_INLINE __mmask16 first_of(int64_t left)
+{
+    return (__mmask16)(left >= 16 ? 0xffffu : (1u << left) - 1);
+}
+
+/* ---- scales ---- */
+
+/* Vectors of 4, 8 and 16 go sixteen elements at a time. */
+static lengths lengths_of(const float *x, int64_t groups, int64_t vector)
+{
+    if (vector == 4 || vector == 8 || vector == 16) {
+        __m512 most = _mm512_setzero_ps(), all = _mm512_setzero_ps();
+        for (int64_t i = 0; i < groups * vector; i += 16) {
+            const __m512 v = _mm512_maskz_loadu_ps(first_of(groups * vector - i), x + i);
+            __m512 s = _mm512_mul_ps(v, v);
+            all = _mm512_add_ps(all, s);
+            s = _mm512_add_ps(s, _mm512_permute_ps(s, 0xB1));
+            s = _mm512_add_ps(s, _mm512_permute_ps(s, 0x4E));
+            s = vector >= 8 ? _mm512_add_ps(s, _mm512_shuffle_f32x4(s, s, 0xB1)) : s;
+            s = vector >= 16 ? _mm512_add_ps(s, _mm512_shuffle_f32x4(s, s, 0x4E)) : s;
+            most = _mm512_max_ps(most, s);
+        }
+        const lengths of = {_mm512_reduce_max_ps(most), _mm512_reduce_add_ps(all)};
+        return of.all == of.all ? of : (lengths){NAN, NAN};
+    }
+    return lengths_by_one(x, groups, vector);
+}
+
+/* Products with the longest vectors as they will be, and what others may reach by Cauchy and Schwarz: an outlier among
+ * them would cost all products a bit or two. */
+static reach reach_of(const qn_vq_sums_row *row, const float *x, int64_t groups)
+{
+    const lengths of = lengths_of(x, groups, row->vector);
+    __m512 most = _mm512_set1_ps(sqrtf(of.most) * row->next_norm);
+    for (int64_t g = 0; g < groups; g++, x += row->vector) {
+        const float *longest = row->longest;
+        for (int64_t b = 0; b < row->books; b++) {
+            __m512 sum = _mm512_setzero_ps();
+            for (int64_t j = 0; j < row->vector; j++, longest += QN_VQ_LONGEST) {
+                sum = _mm512_fmadd_ps(_mm512_set1_ps(x[j]), _mm512_loadu_ps(longest), sum);
+            }
+            most = _mm512_max_ps(most, _mm512_abs_ps(sum));
+        }
+    }
+    return (reach){of, _mm512_reduce_max_ps(most)};
+}
+
+static int scale_row(const qn_vq_sums_row *row)
+{
+    return scales_of_row(row, reach_of);
+}
+
 /* ---- rows of x beside each other ---- */
 
 /* Integers of a (group, codebook): xs[vector][WIDE] times 256 vectors, each product the chain that make_table has. Two
@@ -146,4 +199,4 @@ static void sums_many(const qn_vq_sums_call *c)
 }
 
 const qn_vq_sums_fn qn_vq_sums_one__avx512vnni = sums_one;
-const qn_vq_sums_set qn_vq_sums__avx512vnni = {sums_side, sums_many};
+const qn_vq_sums_set qn_vq_sums__avx512vnni = {scale_row, ONE_ROWS, sums_side, sums_many};
