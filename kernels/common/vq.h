@@ -70,11 +70,11 @@ typedef struct qn_vq_tiles_call {
     const uint8_t *books;     /* [tiles][4][256] */
     const float *book_scales; /* [tiles] */
     int64_t tiles, blocks;    /* of the same books; one for a single row of x */
-    const int8_t *digits;   /* row m from + m * digit_stride: [tiles][3][256]; avx2: words d1 + 256 d2, then d0 */
-    int64_t digit_stride;   /* a multiple of 64 */
-    const float *scales;    /* row m from + m * tiles */
-    const int32_t *offsets; /* row m from + m * tiles * 4: -128 times the sums of the digits of each plane; the first
-                               plane that is not all zeros, 0 or 1 */
+    const int8_t *digits;     /* row m from + m * digit_stride: [tiles][3][256]; avx2: words d1 + 256 d2, then d0 */
+    int64_t digit_stride;     /* a multiple of 64 */
+    const float *scales;      /* row m from + m * tiles */
+    const int32_t *offsets;   /* row m from + m * tiles * 4: -128 times the sums of the digits of each plane; the first
+                                 plane that is not all zeros, 0 or 1 */
     int64_t rows;
     float *sums;   /* [blocks][rows][64], written whole; 64-byte aligned */
     char *scratch; /* QN_VQ_TILES_SCRATCH bytes, 64-byte aligned, private to the thread */
@@ -109,22 +109,20 @@ extern const qn_vq_tiles_set qn_vq_tiles__avx2, qn_vq_tiles__avx512vnni, qn_vq_t
  * of a line is row 16 r + i, so that sums come out in the order of rows. A call of bytes walks two runs of blocks at
  * once, the first and the second half of its rows: two streams of memory are faster than one.
  *
- * More rows of x go eight at a time: a table then holds the same integers as int32, those of all rows beside each
- * other, and one load and one addition a code serve them all. Where so few rows of w take from a table that it is not
- * worth making, sixteen rows of x at a time are multiplied by the vectors that codes choose: the same chain, rounded to
- * the same integer. */
+ * More rows of x go eight at a time (with 512 bits sixteen): a table then holds the same integers as int32, those of
+ * all rows beside each other, and one load and one addition a code serve them all. Where so few rows of w take from a
+ * table that it is not worth making, sixteen rows of x at a time are multiplied by the vectors that codes choose: the
+ * same chain, rounded to the same integer. */
 #define QN_VQ_LOOKUPS 16 /* their tables are in the first cache together */
 #define QN_VQ_LINE 128
 #define QN_VQ_TABLE_BYTES 768
 #define QN_VQ_TABLE_ENTRIES 256
 #define QN_VQ_LONGEST 16
-#define QN_VQ_SIDE_ROWS 8
-#define QN_VQ_SIDE_LOOKUPS 4                                         /* at a time */
-#define QN_VQ_SIDE_TABLE (QN_VQ_TABLE_ENTRIES * QN_VQ_SIDE_ROWS * 4) /* bytes */
-#define QN_VQ_SIDE_VECTOR 256                                        /* elements of a vector at most */
-#define QN_VQ_SUMS_SCRATCH (QN_VQ_SIDE_LOOKUPS * QN_VQ_SIDE_TABLE)   /* bytes */
+#define QN_VQ_SIDE_LOOKUPS 4  /* at a time */
+#define QN_VQ_SIDE_VECTOR 256 /* elements of a vector at most */
 #define QN_VQ_MANY_ROWS 16
-#define QN_VQ_MANY_FLOATS (QN_VQ_SUMS_SCRATCH / 4) /* of their elements in a slab, at most */
+#define QN_VQ_SUMS_SCRATCH (QN_VQ_SIDE_LOOKUPS * QN_VQ_TABLE_ENTRIES * QN_VQ_MANY_ROWS * 4) /* bytes */
+#define QN_VQ_MANY_FLOATS 8192 /* of their elements in a slab, at most */
 
 /* What a row's products of a slab are multiplied by, and the inverse; both 0 for zeros. */
 typedef struct qn_vq_sums_scale {
@@ -136,7 +134,7 @@ typedef struct qn_vq_sums_scale {
 typedef struct qn_vq_sums_row {
     const float *x;
     int64_t k, groups, slab_groups, books, vector;
-    const float *longest; /* [books][vector][QN_VQ_LONGEST]: each codebook's longest vectors */
+    const float *longest;          /* [books][vector][QN_VQ_LONGEST]: each codebook's longest vectors */
     float longest_norm, next_norm; /* the longest of them; of all others */
     float least; /* norm of a row of w that is not zero, the magnitudes of an element's terms summed; 0: no slab is to
                     be coarse */
@@ -145,7 +143,7 @@ typedef struct qn_vq_sums_row {
 
 typedef int (*qn_vq_sums_scale_fn)(const qn_vq_sums_row *row);
 
-/* A slab of some rows of x: one or two, up to QN_VQ_SIDE_ROWS, up to QN_VQ_MANY_ROWS ("wide" below). */
+/* A slab of some rows of x: one or two, up to a level's side_rows, up to QN_VQ_MANY_ROWS ("wide" below). */
 typedef struct qn_vq_sums_call {
     const uint8_t *codes; /* [2][lines][lookups][64] */
     const uint8_t *next;  /* those of the call that follows, to be fetched */
@@ -155,18 +153,18 @@ typedef struct qn_vq_sums_call {
     int64_t x_stride, rows;
     const qn_vq_sums_scale *scales; /* row r's of the slab at r * scale_stride */
     int64_t scale_stride;
-    const float *book; /* [books][vector][256] */
-    char *tables;              /* QN_VQ_SUMS_SCRATCH bytes, 64-byte aligned, private to the thread, ... */
-    int32_t *totals;           /* ... and, for side, [2 * lines * 64][QN_VQ_SIDE_ROWS] */
-    float *sums;               /* [2 * lines * 64][wide]: go on with the slab's lookups; 64-byte aligned */
-    int64_t sums_stride;       /* `one`: to the next row's */
+    const float *book;   /* [books][vector][256] */
+    char *tables;        /* QN_VQ_SUMS_SCRATCH bytes, 64-byte aligned, private to the thread, ... */
+    int32_t *totals;     /* ... and, for side, [2 * lines * 64][side_rows] */
+    float *sums;         /* [2 * lines * 64][wide]: go on with the slab's lookups; 64-byte aligned */
+    int64_t sums_stride; /* `one`: to the next row's */
 } qn_vq_sums_call;
 
 typedef void (*qn_vq_sums_fn)(const qn_vq_sums_call *call);
 
 typedef struct qn_vq_sums_set {
     qn_vq_sums_scale_fn scale;
-    int64_t one_rows; /* of x a call of `one`, at most */
+    int64_t one_rows, side_rows; /* of x a call, at most; side_rows divides QN_VQ_MANY_ROWS */
     qn_vq_sums_fn side, many;
 } qn_vq_sums_set;
 

@@ -9,7 +9,6 @@
 
 #define MIDDLE (1 << 20)        /* products are below it; ... */
 #define MIDDLE_COARSE (1 << 15) /* ... of coarse slabs */
-#define SIDE QN_VQ_SIDE_ROWS
 #define WIDE QN_VQ_MANY_ROWS
 #define ENTRIES QN_VQ_TABLE_ENTRIES
 

@@ -7,6 +7,7 @@
 #include "kernels/cpu/name.h"
 #include "kernels/cpu/vq_sums.h"
 
+#define SIDE 8  /* rows of x beside each other */
 #define AHEAD 4 /* blocks whose codes are prefetched */
 
 /* ---- scales ---- */
@@ -171,6 +172,33 @@ static void put_elements(const qn_vq_sums_call *c, const float *factor, int64_t 
     }
 }
 
+typedef __m256i side_ints;
+
+QN_INLINE side_ints side_zero(void)
+{
+    return _mm256_setzero_si256();
+}
+
+QN_INLINE side_ints side_load(const int32_t *from)
+{
+    return _mm256_load_si256((const __m256i *)(const void *)from);
+}
+
+QN_INLINE side_ints side_add(side_ints total, const char *entry)
+{
+    return _mm256_add_epi32(total, _mm256_load_si256((const __m256i *)(const void *)entry));
+}
+
+QN_INLINE void side_store(int32_t *to, side_ints total)
+{
+    _mm256_store_si256((__m256i *)(void *)to, total);
+}
+
+QN_INLINE void side_finish(float *to, side_ints total, const float *unit)
+{
+    _mm256_store_ps(to, _mm256_fmadd_ps(_mm256_cvtepi32_ps(total), _mm256_loadu_ps(unit), _mm256_load_ps(to)));
+}
+
 #include "kernels/cpu/vq_sums_side.h"
 
 /* ---- products of chosen vectors ---- */
@@ -229,4 +257,4 @@ static void sums_many(const qn_vq_sums_call *c)
 }
 
 const qn_vq_sums_fn qn_vq_sums_one__avx2 = sums_one;
-const qn_vq_sums_set qn_vq_sums__avx2 = {scale_row, 1, sums_side, sums_many};
+const qn_vq_sums_set qn_vq_sums__avx2 = {scale_row, 1, SIDE, sums_side, sums_many};

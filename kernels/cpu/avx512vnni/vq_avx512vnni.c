@@ -3,7 +3,7 @@
 
 #define PAIR 2 /* panels beside each other: a broadcast digit meets lines of both, as loads are what is scarce */
 #define PANEL_BYTES 4096 /* of lines of a panel, in scratch */
-#define ROWS 4 /* of x beside each other in registers, at most; half of them with three planes */
+#define ROWS 4           /* of x beside each other in registers, at most */
 
 /* `rows` rows by a pair of panels of a tile in scratch, planes `first` to the last of their digits. */
 QN_INLINE void rows_by_lines(const qn_vq_tiles_call *c, const int rows, const int first, int64_t m, int64_t t,

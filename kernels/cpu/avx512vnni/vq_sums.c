@@ -2,6 +2,8 @@
  * other. */
 #include "kernels/cpu/avx512vnni/vq_sums.h"
 
+#define SIDE 16 /* rows of x beside each other */
+
 /* Which of a register's sixteen numbers are among the last `left`. */
 QN_INLINE __mmask16 first_of(int64_t left)
 {
@@ -57,30 +59,25 @@ static int scale_row(const qn_vq_sums_row *row)
 
 /* ---- rows of x beside each other ---- */
 
-/* Integers of a (group, codebook): xs[vector][WIDE] times 256 vectors, each product the chain that make_table has. Two
- * entries and eight rows a register, [row][entry] until they are stored. */
+/* Integers of a (group, codebook): xs[vector][WIDE] times 256 vectors, each product the chain that make_table has. */
 QN_INLINE void make_side(const float *xs, int64_t vector, const float *book, int32_t *to)
 {
-    const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    const __m512i by_entry = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-    for (int e = 0; e < ENTRIES; e += 16) {
+    for (int e = 0; e < ENTRIES; e += 8) {
         __m512 sum[8];
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) {
             sum[i] = _mm512_setzero_ps();
         }
         for (int64_t j = 0; j < vector; j++) {
-            const __m512 x = _mm512_permutexvar_ps(twice, _mm512_load_ps(xs + j * WIDE));
+            const __m512 x = _mm512_load_ps(xs + j * WIDE);
 #pragma GCC unroll 8
             for (int i = 0; i < 8; i++) {
-                double two;
-                memcpy(&two, book + e + 2 * i + j * ENTRIES, sizeof two);
-                sum[i] = _mm512_fmadd_ps(x, _mm512_castpd_ps(_mm512_set1_pd(two)), sum[i]);
+                sum[i] = _mm512_fmadd_ps(x, _mm512_set1_ps(book[e + i + j * ENTRIES]), sum[i]);
             }
         }
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) {
-            _mm512_store_si512(to + (e + 2 * i) * SIDE, _mm512_permutexvar_epi32(by_entry, _mm512_cvtps_epi32(sum[i])));
+            _mm512_store_si512(to + (e + i) * SIDE, _mm512_cvtps_epi32(sum[i]));
         }
     }
 }
@@ -91,7 +88,7 @@ QN_INLINE void put_offsets(const uint8_t *codes, uint16_t *to)
 #pragma GCC unroll 2
     for (int i = 0; i < 64; i += 32) {
         const __m512i half = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)(codes + i)));
-        _mm512_store_si512(to + i, _mm512_slli_epi16(half, 5));
+        _mm512_store_si512(to + i, _mm512_slli_epi16(half, 6));
     }
 }
 
@@ -141,6 +138,33 @@ static void put_elements(const qn_vq_sums_call *c, const float *factor, int64_t 
             }
         }
     }
+}
+
+typedef __m512i side_ints;
+
+QN_INLINE side_ints side_zero(void)
+{
+    return _mm512_setzero_si512();
+}
+
+QN_INLINE side_ints side_load(const int32_t *from)
+{
+    return _mm512_load_si512(from);
+}
+
+QN_INLINE side_ints side_add(side_ints total, const char *entry)
+{
+    return _mm512_add_epi32(total, _mm512_load_si512(entry));
+}
+
+QN_INLINE void side_store(int32_t *to, side_ints total)
+{
+    _mm512_store_si512(to, total);
+}
+
+QN_INLINE void side_finish(float *to, side_ints total, const float *unit)
+{
+    _mm512_store_ps(to, _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), _mm512_loadu_ps(unit), _mm512_load_ps(to)));
 }
 
 #include "kernels/cpu/vq_sums_side.h"
@@ -199,4 +223,4 @@ static void sums_many(const qn_vq_sums_call *c)
 }
 
 const qn_vq_sums_fn qn_vq_sums_one__avx512vnni = sums_one;
-const qn_vq_sums_set qn_vq_sums__avx512vnni = {scale_row, ONE_ROWS, sums_side, sums_many};
+const qn_vq_sums_set qn_vq_sums__avx512vnni = {scale_row, ONE_ROWS, SIDE, sums_side, sums_many};

@@ -9,15 +9,12 @@
 #include "kernels/cpu/avx512vnni/bytes.h"
 #include "kernels/cpu/vq_sums.h"
 
-#define PLANES 3      /* at most: of seven bits, so that two bytes' sum is a byte; ... */
+#define PLANES 3 /* of seven bits, so that two bytes' sum is a byte, ... */
 #define PLANE_BITS 7
-#define PLANES_COARSE 2 /* ... of eight bits */
-#define ONE_ROWS 2    /* of x that share codes, when both are coarse */
-#ifndef AHEAD
-#define AHEAD 3072    /* prefetched in each stream */
-#define AHEAD_TABLE 128
-#define AHEAD_HINT _MM_HINT_T0
-#endif
+#define PLANES_COARSE 2 /* ... or of eight */
+#define ONE_ROWS 2      /* of x that share codes, when both are coarse */
+#define AHEAD 3072      /* prefetched in each stream, ... */
+#define AHEAD_TABLE 128 /* ... and while a table is made */
 
 /* ---- tables ---- */
 
@@ -58,7 +55,8 @@ QN_INLINE void put_planes(uint8_t *to, const __m512i q[4])
     }
 }
 
-/* 64 coarse integers: pairs of registers as words, four words of each in turn, then their bytes are brought together. */
+/* 64 coarse integers: pairs of registers as words, four words of each in turn, then their bytes are brought together.
+ */
 QN_INLINE void put_planes_coarse(uint8_t *to, const __m512i q[4])
 {
     const __m512i top = _mm512_set1_epi8((char)0x80); /* + MIDDLE_COARSE */
@@ -159,7 +157,7 @@ typedef struct line_codes {
 
 QN_INLINE line_codes load_codes(const uint8_t *at, const uint8_t *ahead)
 {
-    _mm_prefetch((const char *)ahead, AHEAD_HINT);
+    _mm_prefetch((const char *)ahead, _MM_HINT_T0);
     const __m512i codes = _mm512_loadu_si512(at);
     return (line_codes){codes, parts_of(codes)};
 }
@@ -269,8 +267,8 @@ QN_INLINE void make_tables(const qn_vq_sums_call *c, int64_t r, const int coarse
         const char *const ahead = (const char *)c->codes + AHEAD + l * AHEAD_TABLE;
 #pragma GCC unroll 4
         for (int i = 0; i < AHEAD_TABLE; i += 64) {
-            _mm_prefetch(ahead + i, AHEAD_HINT);
-            _mm_prefetch(ahead + c->lines * c->lookups * 64 + i, AHEAD_HINT);
+            _mm_prefetch(ahead + i, _MM_HINT_T0);
+            _mm_prefetch(ahead + c->lines * c->lookups * 64 + i, _MM_HINT_T0);
         }
         make_table(x + l / c->books * c->vector, c->vector, c->book + l % c->books * c->vector * ENTRIES, factor,
                    coarse, to + l * step);

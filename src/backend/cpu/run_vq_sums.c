@@ -4,12 +4,12 @@
  * task is a part of K (some slabs) by up to LINES_TASK lines of 128 rows of w, for some rows of x. It makes the
  * tables of a slab, small enough for the first cache, and walks the slab's codes, which stream; its sums over the part
  * go to a buffer of parts, and a second pass adds the parts in order. Parts are a function of K alone, so a row's bits
- * depend on nothing but its values and the weights. From FEW rows of x on they go eight at a time (kernels/common/vq.h:
- * the same integers in wider tables), fewer one at a time.
+ * depend on nothing but its values and the weights. More rows of x go eight or sixteen at a time (kernels/common/vq.h:
+ * the same integers in wider tables), fewer one or two at a time.
  *
  * Packed: codes [slabs][tasks along N][2][lines][lookups][64], codebooks as [books][vector][256] f32, their
- * longest vectors as [books][vector][16], three norms, and the side section. Rows of x whose products fit no 21-bit integers
- * are computed in double from single elements. */
+ * longest vectors as [books][vector][16], three norms, and the side section. Rows of x whose products fit no 21-bit
+ * integers are computed in double from single elements. */
 #include "backend/cpu/run_vq_sums.h"
 
 #include <float.h>
@@ -36,7 +36,8 @@ typedef struct sums_layout {
     qn_vq_side_layout side;
     int64_t n, books, vector, groups, slab_groups, slabs, lines, parts;
     size_t book, longest, side_at, total;
-    size_t norms; /* of the longest vector, of the longest that is not among `longest`, of the least row of w but zeros */
+    size_t
+        norms; /* of the longest vector, of the longest that is not among `longest`, of the least row of w but zeros */
 } sums_layout;
 
 static sums_layout layout_of(const qn_op_desc *desc, const qn_vq *vq)
@@ -173,8 +174,8 @@ const char *qn_vq_sums_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
     if (vq.n > 0 && vq.n < LEAST_COLUMNS) {
         return "a table costs more than so few rows of w take from it";
     }
-    /* Products are rounded by the largest there may be, 1 / K of the row's: their sum by 1 / sqrt(K) of a row of w, which
-     * has sqrt(books) of one book's length. */
+    /* Products are rounded by the largest there may be, 1 / K of the row's: their sum by 1 / sqrt(K) of a row of w,
+     * which has sqrt(books) of one book's length. */
     if ((double)vq.k * sqrt((double)vq.codebooks) < LEAST_K) {
         return "sums of so few rounded products are too coarse";
     }
@@ -215,13 +216,13 @@ static double cost_of(const sums_layout *l, const qn_vq_sums_cost *cost)
 static way way_of(const qn_vq_sums_impl *impl, const sums_layout *l, int64_t rows)
 {
     const double one = (double)rows * cost_of(l, &impl->cost_one);
-    const double side = (double)qn_ceil_div(rows, QN_VQ_SIDE_ROWS) * cost_of(l, &impl->cost_side);
+    const double side = (double)qn_ceil_div(rows, impl->set->side_rows) * cost_of(l, &impl->cost_side);
     const double many = (double)qn_ceil_div(rows, QN_VQ_MANY_ROWS) * impl->cost_many * (double)((l->vector + 1) * l->n);
     const int fits = l->slab_groups * l->vector * QN_VQ_MANY_ROWS <= QN_VQ_MANY_FLOATS;
     if (rows == 1 || (one < side && (one < many || !fits))) {
         return (way){1, impl->set->one_rows, *impl->one};
     }
-    return side < many || !fits ? (way){QN_VQ_SIDE_ROWS, QN_VQ_SIDE_ROWS, impl->set->side}
+    return side < many || !fits ? (way){impl->set->side_rows, impl->set->side_rows, impl->set->side}
                                 : (way){QN_VQ_MANY_ROWS, QN_VQ_MANY_ROWS, impl->set->many};
 }
 
@@ -246,7 +247,7 @@ static memory memory_of(const qn_vq_sums_impl *impl, const qn_op_desc *desc, con
     at.totals = QN_VQ_SUMS_SCRATCH;
     at.thread = at.totals;
     if (m > 1) {
-        at.thread += (size_t)(qn_min_i64(l.lines, LINES_TASK) * QN_VQ_LINE * QN_VQ_SIDE_ROWS) * sizeof(int32_t);
+        at.thread += (size_t)(qn_min_i64(l.lines, LINES_TASK) * QN_VQ_LINE * impl->set->side_rows) * sizeof(int32_t);
     }
     at.body = qn_size_add(at.scratch, qn_size_mul((size_t)threads, at.thread));
     at.total = qn_size_add(at.body, l.total);
