@@ -70,11 +70,11 @@ typedef struct qn_vq_tiles_call {
     const uint8_t *books;     /* [tiles][4][256] */
     const float *book_scales; /* [tiles] */
     int64_t tiles, blocks;    /* of the same books; one for a single row of x */
-    const int8_t *digits;   /* row m from + m * digit_stride: [tiles][3][256]; avx2: words d1 + 256 d2, then d0 */
-    int64_t digit_stride;   /* a multiple of 64 */
-    const float *scales;    /* row m from + m * tiles */
-    const int32_t *offsets; /* row m from + m * tiles * 4: -128 times the sums of the digits of each plane; the first
-                               plane that is not all zeros, 0 or 1 */
+    const int8_t *digits;     /* row m from + m * digit_stride: [tiles][3][256]; avx2: words d1 + 256 d2, then d0 */
+    int64_t digit_stride;     /* a multiple of 64 */
+    const float *scales;      /* row m from + m * tiles */
+    const int32_t *offsets;   /* row m from + m * tiles * 4: -128 times the sums of the digits of each plane; the first
+                                 plane that is not all zeros, 0 or 1 */
     int64_t rows;
     float *sums;   /* [blocks][rows][64], written whole; 64-byte aligned */
     char *scratch; /* QN_VQ_TILES_SCRATCH bytes, 64-byte aligned, private to the thread */
@@ -94,50 +94,77 @@ extern const qn_vq_tiles_set qn_vq_tiles__avx2, qn_vq_tiles__avx512vnni, qn_vq_t
 
 /* Partial sums: aqlm with codebooks of 256 entries. A slab is some groups of K with all their codes, QN_VQ_LOOKUPS of
  * them at most. For a row of x each (group, codebook) has a table of the 256 products x . vector, in f32 by a chain of
- * fused multiply-adds, rounded to integers of 21 bits of one power of two that the slab's largest possible product
- * fits into; a weight row's sum over the slab is then a sum of looked-up integers, exact in any order:
+ * fused multiply-adds, rounded to integers of one power of two that the slab's largest possible product fits into; a
+ * weight row's sum over the slab is then a sum of looked-up integers, exact in any order:
  *
  *     sum = fma(sum of integers, unit, sum)      over the slabs of a part, f32; parts are added in order
  *
- * Tables lie as planes of bytes, 256 each: seven bits of integer + 2^20 each, so that two add up to a byte; at level
- * avx2, where a lookup is a load, as the integers themselves. Codes lie in blocks of 64 rows of w, a line of 64 bytes a
- * lookup; byte 4 i + r of a line is row 16 r + i, so that sums come out in the order of rows. A call of bytes walks two
- * runs of blocks at once, the first and the second half of its rows: two streams of memory are faster than one.
+ * Integers have 21 bits, or 16 where the rounding that this adds to a row's sums stays within the error budget (the
+ * row's `coarse` slabs, kernels/cpu/vq_sums.h): a matter of the row's values and of the weights, so bits do not depend
+ * on what a row is computed with.
  *
- * More rows of x go eight at a time: a table then holds the same integers as int32, those of all rows beside each
- * other, and one load and one addition a code serve them all. Where so few rows of w take from a table that it is not
- * worth making, sixteen rows of x at a time are multiplied by the vectors that codes choose: the same chain, rounded to
- * the same integer. */
+ * Tables of one row lie as planes of bytes, 256 each: two planes of eight bits of integer + 2^15, or three of seven
+ * bits of integer + 2^20, two of which add up to a byte; at level avx2, where a lookup is a load and all integers have
+ * 21 bits, as the integers themselves. Codes lie in blocks of 64 rows of w, a line of 64 bytes a lookup; byte 4 i + r
+ * of a line is row 16 r + i, so that sums come out in the order of rows. A call of bytes walks two runs of blocks at
+ * once, the first and the second half of its rows: two streams of memory are faster than one.
+ *
+ * More rows of x go eight at a time (with 512 bits sixteen): a table then holds the same integers as int32, those of
+ * all rows beside each other, and one load and one addition a code serve them all. Where so few rows of w take from a
+ * table that it is not worth making, sixteen rows of x at a time are multiplied by the vectors that codes choose: the
+ * same chain, rounded to the same integer. */
 #define QN_VQ_LOOKUPS 16 /* their tables are in the first cache together */
 #define QN_VQ_LINE 128
 #define QN_VQ_TABLE_BYTES 768
 #define QN_VQ_TABLE_ENTRIES 256
-#define QN_VQ_SIDE_ROWS 8
-#define QN_VQ_SIDE_LOOKUPS 4                                         /* at a time */
-#define QN_VQ_SIDE_TABLE (QN_VQ_TABLE_ENTRIES * QN_VQ_SIDE_ROWS * 4) /* bytes */
-#define QN_VQ_SIDE_VECTOR 256                                        /* elements of a vector at most */
-#define QN_VQ_SUMS_SCRATCH (QN_VQ_SIDE_LOOKUPS * QN_VQ_SIDE_TABLE)   /* bytes */
+#define QN_VQ_LONGEST 16
+#define QN_VQ_SIDE_LOOKUPS 4  /* at a time */
+#define QN_VQ_SIDE_VECTOR 256 /* elements of a vector at most */
 #define QN_VQ_MANY_ROWS 16
-#define QN_VQ_MANY_FLOATS (QN_VQ_SUMS_SCRATCH / 4) /* of their elements in a slab, at most */
+#define QN_VQ_SUMS_SCRATCH (QN_VQ_SIDE_LOOKUPS * QN_VQ_TABLE_ENTRIES * QN_VQ_MANY_ROWS * 4) /* bytes */
+#define QN_VQ_MANY_FLOATS 8192 /* of their elements in a slab, at most */
 
-/* A slab of some rows of x: one, up to QN_VQ_SIDE_ROWS, up to QN_VQ_MANY_ROWS ("wide" below). */
+/* What a row's products of a slab are multiplied by, and the inverse; both 0 for zeros. */
+typedef struct qn_vq_sums_scale {
+    float factor, unit;
+    int32_t coarse; /* integers of 16 bits, else 21 */
+} qn_vq_sums_scale;
+
+/* A row's slabs. Returns 1 when its products fit no such integers (NaN, infinities, far below or above 1). */
+typedef struct qn_vq_sums_row {
+    const float *x;
+    int64_t k, groups, slab_groups, books, vector;
+    const float *longest;          /* [books][vector][QN_VQ_LONGEST]: each codebook's longest vectors */
+    float longest_norm, next_norm; /* the longest of them; of all others */
+    float least; /* norm of a row of w that is not zero, the magnitudes of an element's terms summed; 0: no slab is to
+                    be coarse */
+    qn_vq_sums_scale *scales;
+} qn_vq_sums_row;
+
+typedef int (*qn_vq_sums_scale_fn)(const qn_vq_sums_row *row);
+
+/* A slab of some rows of x: one or two, up to a level's side_rows, up to QN_VQ_MANY_ROWS ("wide" below). */
 typedef struct qn_vq_sums_call {
     const uint8_t *codes; /* [2][lines][lookups][64] */
+    const uint8_t *next;  /* those of the call that follows, to be fetched */
     int64_t lines, lookups, books, vector;
     int64_t blocks; /* of 64 rows of w, 2 * lines or fewer: those that are not padding */
     const float *x; /* row r of the slab from + r * x_stride */
     int64_t x_stride, rows;
-    const float *book, *norms; /* [books][vector][256]; [books] of the longest vectors */
-    char *tables;              /* QN_VQ_SUMS_SCRATCH bytes, 64-byte aligned, private to the thread, ... */
-    int32_t *totals;           /* ... and, for side, [2 * lines * 64][QN_VQ_SIDE_ROWS] */
-    float *sums;               /* [2 * lines * 64][wide]: go on with the slab's lookups; 64-byte aligned */
-    uint8_t *special;          /* row r's: set to 1 when its products fit no such integers (NaN, infinities, far below
-                                  or above 1); its sums are then not to be used */
+    const qn_vq_sums_scale *scales; /* row r's of the slab at r * scale_stride */
+    int64_t scale_stride;
+    const float *book;   /* [books][vector][256] */
+    char *tables;        /* QN_VQ_SUMS_SCRATCH bytes, 64-byte aligned, private to the thread, ... */
+    int32_t *totals;     /* ... and, for side, [2 * lines * 64][side_rows] */
+    float *sums;         /* [2 * lines * 64][wide]: go on with the slab's lookups; 64-byte aligned */
+    int64_t sums_stride; /* `one`: to the next row's */
 } qn_vq_sums_call;
 
 typedef void (*qn_vq_sums_fn)(const qn_vq_sums_call *call);
 
 typedef struct qn_vq_sums_set {
+    qn_vq_sums_scale_fn scale;
+    int64_t one_rows, side_rows; /* of x a call, at most; side_rows divides QN_VQ_MANY_ROWS */
     qn_vq_sums_fn side, many;
 } qn_vq_sums_set;
 

@@ -7,44 +7,117 @@
 
 #include "kernels/common/vq.h"
 
-#define MIDDLE (1 << 20) /* products are below it */
-#define SIDE QN_VQ_SIDE_ROWS
+#define MIDDLE (1 << 20)        /* products are below it; ... */
+#define MIDDLE_COARSE (1 << 15) /* ... of coarse slabs */
 #define WIDE QN_VQ_MANY_ROWS
 #define ENTRIES QN_VQ_TABLE_ENTRIES
 
 /* Rows of w with a word of codes: byte 4 i + r of a line is row 16 r + i. */
 #define ROW_OF(w, i) ((i) % 4 * 16 + 2 * (w) + (i) / 4)
 
-/* The largest square of a length of x's vectors, an element at a time. */
-static inline float largest_square_by_one(const float *x, int64_t groups, int64_t vector)
+/* Of some vectors of x: the largest square of their lengths, the squares' sum, NaN where x has one. */
+typedef struct lengths {
+    float most, all;
+} lengths;
+
+/* An element at a time. */
+static inline lengths lengths_by_one(const float *x, int64_t groups, int64_t vector)
 {
-    float most = 0.0f;
+    lengths of = {0.0f, 0.0f};
     for (int64_t g = 0; g < groups; g++) {
-        float squares = 0.0f;
+        float square = 0.0f;
         for (int64_t j = 0; j < vector; j++) {
-            squares = fmaf(x[g * vector + j], x[g * vector + j], squares);
+            square = fmaf(x[g * vector + j], x[g * vector + j], square);
         }
-        most = squares > most || squares != squares ? squares : most;
+        of.most = square > of.most ? square : of.most;
+        of.all += square;
     }
-    return most;
+    return of.all == of.all ? of : (lengths){NAN, NAN};
 }
 
-/* A slab's factor of a row of x and its inverse, both 0 for zeros, from the largest square of the row's vectors; 1 when
- * there is no such factor. By Cauchy and Schwarz, and a little more, no product is larger than `most`. */
-static int factor_of(const qn_vq_sums_call *c, float square, float *factor, float *unit)
+#define MOST_EXPONENT 80 /* of a slab's largest possible product, either sign */
+
+/* The square of the error that coarse slabs may add to a row's sums. A product's rounding is off by unit / sqrt(12) on
+ * average and of random sign, as the errors of f32 sums are, so a sum of them by sqrt(sum of unit^2 / 12): six times
+ * that is to stay within the error model (docs/operators.md), (2 sqrt(k) + 16) 2^-24 |x| |w|, for the smallest row of
+ * w. Returned in units of lookups * unit^2. */
+static inline double coarse_limit(const qn_vq_sums_row *row, double squares)
 {
-    float norm = 0.0f;
-    for (int64_t b = 0; b < c->books; b++) {
-        norm = c->norms[b] > norm ? c->norms[b] : norm;
+    const double share = (2.0 * sqrt((double)row->k) + 16.0) * 0x1p-24 * (double)row->least;
+    return squares * share * share * 12.0 / 36.0;
+}
+
+/* Exponents up to the one returned are those of coarse slabs: lookups[e + MOST_EXPONENT] products are of slabs whose
+ * largest is 2^e to 2^(e + 1). */
+static inline int coarse_until(const int64_t lookups[2 * MOST_EXPONENT + 1], double limit)
+{
+    double sum = 0.0, square = ldexp(4.0 / MIDDLE_COARSE / MIDDLE_COARSE, -2 * MOST_EXPONENT); /* of the unit */
+    int e = -MOST_EXPONENT;
+    for (; e <= MOST_EXPONENT; e++, square *= 4.0) {
+        sum += (double)lookups[e + MOST_EXPONENT] * square;
+        if (!(sum <= limit)) {
+            break;
+        }
     }
-    const float most = sqrtf(square) * norm * 1.001f;
-    *factor = *unit = 0.0f;
-    if (!(most <= 0x1p80f) || (most > 0.0f && most < 0x1p-80f)) {
+    return e - 1;
+}
+
+static inline int is_zero(const float *x, int64_t count)
+{
+    int64_t i = 0;
+    while (i < count && x[i] == 0.0f) {
+        i++;
+    }
+    return i == count;
+}
+
+/* A slab of x as its level finds it: no product is larger than `most`. */
+typedef struct reach {
+    lengths x;
+    float most;
+} reach;
+
+typedef reach (*reach_fn)(const qn_vq_sums_row *row, const float *x, int64_t groups);
+
+/* The exponent of a slab's largest product, a little added for roundings: most < 2^(exponent + 1). */
+static inline int exponent_of(float most)
+{
+    return ilogbf(most * 1.001f);
+}
+
+/* Scales of a row: most * factor is in [MIDDLE / 2, MIDDLE). */
+static inline int scales_of_row(const qn_vq_sums_row *row, reach_fn reach_of)
+{
+    int64_t lookups[2 * MOST_EXPONENT + 1] = {0};
+    double squares = 0.0;
+    qn_vq_sums_scale *scale = row->scales;
+    if (!(row->longest_norm < HUGE_VALF)) {
         return 1;
     }
-    if (most > 0.0f) { /* most * factor in [MIDDLE / 2, MIDDLE) */
-        *factor = ldexpf((float)MIDDLE / 2, -ilogbf(most));
-        *unit = 1.0f / *factor;
+    for (int64_t g = 0; g < row->groups; g += row->slab_groups, scale++) {
+        const int64_t groups = row->groups - g < row->slab_groups ? row->groups - g : row->slab_groups;
+        const float *const x = row->x + g * row->vector;
+        const reach of = reach_of(row, x, groups);
+        const int zero = of.x.most == 0.0f && is_zero(x, groups * row->vector);
+        const int e = of.most > 0.0f ? exponent_of(of.most) : 0;
+        /* a square far below 1 is not what it should be */
+        if (!(of.x.most < HUGE_VALF) || (!zero && of.x.most < 0x1p-120f) || e < -MOST_EXPONENT || e > MOST_EXPONENT) {
+            return 1;
+        }
+        *scale = (qn_vq_sums_scale){.factor = of.most};
+        squares += (double)of.x.all;
+        if (of.most > 0.0f) {
+            lookups[e + MOST_EXPONENT] += groups * row->books;
+        }
+    }
+    const int until = coarse_until(lookups, coarse_limit(row, squares));
+    for (qn_vq_sums_scale *to = row->scales; to < scale; to++) {
+        const int e = to->factor > 0.0f ? exponent_of(to->factor) : -MOST_EXPONENT;
+        to->coarse = e <= until;
+        if (to->factor > 0.0f) {
+            to->factor = ldexpf((float)(to->coarse ? MIDDLE_COARSE : MIDDLE) / 2, -e);
+            to->unit = 1.0f / to->factor;
+        }
     }
     return 0;
 }

@@ -1,5 +1,6 @@
-/* Rows of x beside each other by partial-sum tables of aqlm (kernels/common/vq.h): an entry is a register of 32 bytes.
- * A level has its own make_side(), put_offsets(), put_elements() and largest_square() before this. */
+/* Rows of x beside each other by partial-sum tables of aqlm (kernels/common/vq.h): an entry is a register of SIDE
+ * integers. A level has its own SIDE, make_side(), put_offsets(), put_elements(), and registers `side_ints` with
+ * side_zero(), side_load(), side_add(), side_store() and side_finish() before this. */
 #ifndef QN_KERNELS_CPU_VQ_SUMS_SIDE_H
 #define QN_KERNELS_CPU_VQ_SUMS_SIDE_H
 
@@ -8,39 +9,37 @@
 #include "kernels/cpu/name.h"
 #include "kernels/cpu/vq_sums.h"
 
-#define SIDE_AHEAD 4 /* blocks whose codes are prefetched */
+#define SIDE_AHEAD 4                    /* blocks whose codes are prefetched */
+#define SIDE_TABLE (SIDE * ENTRIES * 4) /* bytes */
 
 /* SIDE rows of x by rows of w whose codes are word w of `lookups` lines. */
 QN_INLINE void word_by_side(const char *tables, const uint16_t offsets[][64], int w, const int lookups, int first,
-                            int last, __m256 unit, int32_t *totals, float *sums)
+                            int last, const float *unit, int32_t *totals, float *sums)
 {
-    __m256i total[8];
+    side_ints total[8];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
-        const __m256i *const at = (const __m256i *)(const void *)(totals + ROW_OF(w, i) * SIDE);
-        total[i] = first ? _mm256_setzero_si256() : _mm256_load_si256(at);
+        total[i] = first ? side_zero() : side_load(totals + ROW_OF(w, i) * SIDE);
     }
 #pragma GCC unroll 4
     for (int l = 0; l < lookups; l++) {
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) {
-            const char *const at = tables + l * QN_VQ_SIDE_TABLE + offsets[l][w * 8 + i];
-            total[i] = _mm256_add_epi32(total[i], _mm256_load_si256((const __m256i *)(const void *)at));
+            total[i] = side_add(total[i], tables + l * SIDE_TABLE + offsets[l][w * 8 + i]);
         }
     }
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
-        float *const at = sums + ROW_OF(w, i) * SIDE;
         if (last) {
-            _mm256_store_ps(at, _mm256_fmadd_ps(_mm256_cvtepi32_ps(total[i]), unit, _mm256_load_ps(at)));
+            side_finish(sums + ROW_OF(w, i) * SIDE, total[i], unit);
         } else {
-            _mm256_store_si256((__m256i *)(void *)(totals + ROW_OF(w, i) * SIDE), total[i]);
+            side_store(totals + ROW_OF(w, i) * SIDE, total[i]);
         }
     }
 }
 
 /* Lookups l0 to l0 + lookups - 1 of all rows of w. */
-QN_INLINE void look_up_side(const qn_vq_sums_call *c, int64_t l0, const int lookups, int last, __m256 unit)
+QN_INLINE void look_up_side(const qn_vq_sums_call *c, int64_t l0, const int lookups, int last, const float *unit)
 {
     for (int64_t block = 0; block < c->blocks; block++) {
         const uint8_t *const codes = c->codes + (block * c->lookups + l0) * 64;
@@ -58,14 +57,12 @@ QN_INLINE void look_up_side(const qn_vq_sums_call *c, int64_t l0, const int look
     }
 }
 
-/* What rows' products are multiplied by, and the inverse; 0 for those that have none or are not there. */
+/* Rows' scales; 0 for those that are not there. */
 QN_INLINE void factors_of(const qn_vq_sums_call *c, float *factor, float *unit)
 {
     for (int64_t r = 0; r < c->rows; r++) {
-        const float square = largest_square(c->x + r * c->x_stride, c->lookups / c->books, c->vector);
-        if (factor_of(c, square, &factor[r], &unit[r])) {
-            c->special[r] = 1;
-        }
+        factor[r] = c->scales[r * c->scale_stride].factor;
+        unit[r] = c->scales[r * c->scale_stride].unit;
     }
 }
 
@@ -74,7 +71,6 @@ static void sums_side(const qn_vq_sums_call *c)
     _Alignas(64) float xs[QN_VQ_SIDE_VECTOR * WIDE];
     float factor[SIDE] = {0}, unit[SIDE] = {0};
     factors_of(c, factor, unit);
-    const __m256 units = _mm256_loadu_ps(unit);
     for (int64_t l0 = 0; l0 < c->lookups; l0 += QN_VQ_SIDE_LOOKUPS) {
         const int64_t left = c->lookups - l0, count = left < QN_VQ_SIDE_LOOKUPS ? left : QN_VQ_SIDE_LOOKUPS;
         for (int64_t l = 0; l < count; l++) {
@@ -83,13 +79,13 @@ static void sums_side(const qn_vq_sums_call *c)
                 put_elements(c, factor, (l0 + l) / c->books * c->vector, c->vector, xs);
             }
             make_side(xs, c->vector, c->book + book * c->vector * ENTRIES,
-                      (int32_t *)(void *)(c->tables + l * QN_VQ_SIDE_TABLE));
+                      (int32_t *)(void *)(c->tables + l * SIDE_TABLE));
         }
         switch (count) { /* fewer only at the end */
-        case 1: look_up_side(c, l0, 1, 1, units); break;
-        case 2: look_up_side(c, l0, 2, 1, units); break;
-        case 3: look_up_side(c, l0, 3, 1, units); break;
-        default: look_up_side(c, l0, QN_VQ_SIDE_LOOKUPS, left == QN_VQ_SIDE_LOOKUPS, units);
+        case 1: look_up_side(c, l0, 1, 1, unit); break;
+        case 2: look_up_side(c, l0, 2, 1, unit); break;
+        case 3: look_up_side(c, l0, 3, 1, unit); break;
+        default: look_up_side(c, l0, QN_VQ_SIDE_LOOKUPS, left == QN_VQ_SIDE_LOOKUPS, unit);
         }
     }
 }

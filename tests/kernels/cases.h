@@ -74,19 +74,39 @@ static inline void run_plan(const qn_plan *plan, const qn_args *args, int64_t m,
     guarded_free(&workspace);
 }
 
-/* NaN, infinities, a subnormal and large numbers among the activations. */
-static int with_specials;
+/* What a test puts among the values of a case: 0, nothing. */
+enum { SPECIALS = 1, OUTLIERS };
+static int with_values;
 
-static inline void poke_specials(const tensors *t)
+/* Row r of the activations, `columns` elements: NaN, infinities, a subnormal and large numbers, one a row. */
+static inline void poke_special(qn_format format, char *row, int64_t columns, int64_t r)
 {
     static const float values[] = {NAN, INFINITY, -INFINITY, 1e-42f, -1e30f, 60000.0f};
+    if (r < 6) {
+        qn_encode(format, &values[r], 1, row + r * 7 % columns * qn_format_get_info(format)->block_bytes, NULL);
+    }
+}
+
+/* Elements far larger than the others, some or many; from the fifth row on all equal. */
+static inline void poke_outliers(qn_format format, char *row, int64_t columns, int64_t r)
+{
+    static const float sizes[] = {1e3f, 1e4f, 1e5f, 1e6f};
+    const int64_t size = qn_format_get_info(format)->block_bytes, step = r % 2 ? 61 : columns;
+    for (int64_t i = r < 4 ? r * 83 % columns : 0; i < columns; i += r < 4 ? step : 1) {
+        const float value = r < 4 ? sizes[r] * (float)(1 - i % 3) : 1.1f;
+        qn_encode(format, &value, 1, row + i * size, NULL);
+    }
+}
+
+static inline void poke_values(const tensors *t)
+{
     const qn_shape *x = &t->desc.in[0];
-    const int64_t columns = x->ndim > 0 ? x->dims[x->ndim - 1] : 0, size = qn_format_get_info(x->format)->block_bytes;
+    const int64_t columns = x->ndim > 0 ? x->dims[x->ndim - 1] : 0;
     const int64_t rows = columns ? qn_shape_elements(x) / columns : 0;
-    for (int64_t r = 0; r < rows && r < 6; r++) {
-        if (x->format == QN_F32 || x->format == QN_F16 || x->format == QN_BF16 || x->format == QN_F8_E4M3) {
-            char *at = (char *)t->in[0] + (r * columns + r * 7 % columns) * size;
-            qn_encode(x->format, &values[r], 1, at, NULL);
+    if (x->format == QN_F32 || x->format == QN_F16 || x->format == QN_BF16 || x->format == QN_F8_E4M3) {
+        for (int64_t r = 0; r < rows; r++) {
+            char *const row = (char *)t->in[0] + r * columns * qn_format_get_info(x->format)->block_bytes;
+            (with_values == SPECIALS ? poke_special : poke_outliers)(x->format, row, columns, r);
         }
     }
 }
@@ -100,7 +120,7 @@ static struct {
 static inline void ask_reference(const char *text, int exact, tensors *t)
 {
     qn_error error = {0};
-    if (!with_specials && strcmp(last[exact].text, text) == 0) {
+    if (!with_values && strcmp(last[exact].text, text) == 0) {
         for (int i = 0; i < t->info->out_count; i++) {
             if (t->want[i]) {
                 memcpy(t->want[i], last[exact].want[i], t->out_bytes[i]);
@@ -116,7 +136,7 @@ static inline void ask_reference(const char *text, int exact, tensors *t)
     const qn_args args = dense_args(t, t->want);
     run_plan(reference, &args, t->sizes.m, NULL, text);
     qn_plan_destroy(reference);
-    assert_true(snprintf(last[exact].text, sizeof last[exact].text, "%s", with_specials ? "" : text) <
+    assert_true(snprintf(last[exact].text, sizeof last[exact].text, "%s", with_values ? "" : text) <
                 (int)sizeof last[exact].text);
     for (int i = 0; i < QN_MAX_OUT; i++) {
         free(last[exact].want[i]);
@@ -153,8 +173,8 @@ static inline int tensors_make(const char *text, const char *kernel, int exact, 
         }
     }
     must(qn_case_fill(&t->desc, SEED, exact, t->in, &error), &error, text);
-    if (with_specials) {
-        poke_specials(t);
+    if (with_values) {
+        poke_values(t);
     }
     for (int i = 0; i < t->info->out_count; i++) {
         if (t->out[i].format) {

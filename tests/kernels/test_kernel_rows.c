@@ -45,6 +45,7 @@ static const char *const batch_cases[] = {
     "quantize_nvfp4 m=17 k=576 global_scale=1",
     "vq_mm m=17 n=37 k=584 out=f32",
     "vq_mm m=17 n=130 k=328 out=f32",
+    "vq_mm m=17 n=130 k=6144 out=f32",
     "vq_mm m=17 n=300 k=520 format=gptvq x=bf16",
     "vq_mm m=17 n=70 k=4364 format=gptvq out=f32 x=f32",
     "vq_mm m=17 n=64 k=192 format=quip_e8p out=f32 SU=1 SV=1",

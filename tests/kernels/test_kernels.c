@@ -297,6 +297,38 @@ static void rows_of_no_group_are_kept(void **state)
     assert_true(runs > 0);
 }
 
+/* Cases with such values through every kernel of theirs. */
+static void run_with(int values, const char *const *cases, size_t count)
+{
+    qn_kernel_info k;
+    with_values = values;
+    for (int32_t i = 0; next_kernel(&i, &k);) {
+        for (size_t c = 0; c < count; c++) {
+            const size_t name = strlen(qn_op_get_info(k.op)->name);
+            tensors t;
+            qn_plan *plan = NULL;
+            if (strncmp(cases[c], qn_op_get_info(k.op)->name, name) != 0 || cases[c][name] != ' ') {
+                continue;
+            }
+            if (tensors_make(cases[c], k.name, 0, &t, &plan)) {
+                void *got[QN_MAX_OUT] = {NULL};
+                for (int o = 0; o < t.info->out_count; o++) {
+                    got[o] = calloc(1, t.out_bytes[o] + 1);
+                }
+                const qn_args args = dense_args(&t, got);
+                run_plan(plan, &args, t.sizes.m, NULL, cases[c]);
+                judge(&t, got, 0, k.name, cases[c]);
+                for (int o = 0; o < QN_MAX_OUT; o++) {
+                    free(got[o]);
+                }
+                qn_plan_destroy(plan);
+            }
+            tensors_free(&t);
+        }
+    }
+    with_values = 0;
+}
+
 static void special_values_travel_as_in_the_reference(void **state)
 {
     (void)state;
@@ -343,33 +375,23 @@ static void special_values_travel_as_in_the_reference(void **state)
         "attention m=2 n=300 k=64 e=4 g=2 k=f16 v=f16",
         "scaled_attention m=2 n=300 k=64 e=4 g=2",
     };
-    qn_kernel_info k;
-    with_specials = 1;
-    for (int32_t i = 0; next_kernel(&i, &k);) {
-        for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
-            const size_t name = strlen(qn_op_get_info(k.op)->name);
-            tensors t;
-            qn_plan *plan = NULL;
-            if (strncmp(cases[c], qn_op_get_info(k.op)->name, name) != 0 || cases[c][name] != ' ') {
-                continue;
-            }
-            if (tensors_make(cases[c], k.name, 0, &t, &plan)) {
-                void *got[QN_MAX_OUT] = {NULL};
-                for (int o = 0; o < t.info->out_count; o++) {
-                    got[o] = calloc(1, t.out_bytes[o] + 1);
-                }
-                const qn_args args = dense_args(&t, got);
-                run_plan(plan, &args, t.sizes.m, NULL, cases[c]);
-                judge(&t, got, 0, k.name, cases[c]);
-                for (int o = 0; o < QN_MAX_OUT; o++) {
-                    free(got[o]);
-                }
-                qn_plan_destroy(plan);
-            }
-            tensors_free(&t);
-        }
-    }
-    with_specials = 0;
+    run_with(SPECIALS, cases, sizeof cases / sizeof *cases);
+}
+
+/* Kernels that round activations or products to a power of two that the largest ones decide. */
+static void outliers_stay_within_the_error_model(void **state)
+{
+    (void)state;
+    static const char *const cases[] = {
+        "vq_mm m=6 n=130 k=2048 out=f32 x=f32",
+        "vq_mm m=6 n=130 k=8192 out=f32 x=f32",
+        "vq_mm m=17 n=200 k=14336 out=f32 x=f32",
+        "vq_mm m=6 n=130 k=8192 num_codebooks=1 out=f32 x=f32",
+        "vq_mm m=6 n=130 k=8192 format=gptvq out=f32 x=f32",
+        "vq_mm m=6 n=80 k=4096 format=quip_e8p out=f32 x=f32",
+        "scaled_mm m=6 n=37 k=4096 a=f8_e4m3 scale_a=token out=f32",
+    };
+    run_with(OUTLIERS, cases, sizeof cases / sizeof *cases);
 }
 
 int main(int argc, char **argv)
@@ -383,6 +405,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(sizes_around_the_tile),
         cmocka_unit_test(rows_of_no_group_are_kept),
         cmocka_unit_test(special_values_travel_as_in_the_reference),
+        cmocka_unit_test(outliers_stay_within_the_error_model),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }

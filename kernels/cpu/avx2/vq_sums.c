@@ -7,9 +7,10 @@
 #include "kernels/cpu/name.h"
 #include "kernels/cpu/vq_sums.h"
 
+#define SIDE 8  /* rows of x beside each other */
 #define AHEAD 4 /* blocks whose codes are prefetched */
 
-/* ---- factors ---- */
+/* ---- scales ---- */
 
 /* Squares of eight elements and of their neighbours, summed. */
 QN_INLINE __m256 sum_of_squares(__m256 v)
@@ -20,19 +21,31 @@ QN_INLINE __m256 sum_of_squares(__m256 v)
     return _mm256_add_ps(s, _mm256_permute2f128_ps(s, s, 1));
 }
 
-/* The largest square of a length of x's vectors. */
-static float largest_square(const float *x, int64_t groups, int64_t vector)
+static lengths lengths_of(const float *x, int64_t groups, int64_t vector)
 {
     if (vector == 8) {
-        __m256 all = _mm256_setzero_ps(), none = _mm256_setzero_ps();
+        __m256 most = _mm256_setzero_ps(), all = _mm256_setzero_ps(); /* the same in all lanes */
         for (int64_t g = 0; g < groups; g++) {
             const __m256 s = sum_of_squares(_mm256_loadu_ps(x + g * 8));
-            none = _mm256_or_ps(none, _mm256_cmp_ps(s, s, _CMP_UNORD_Q));
-            all = _mm256_max_ps(all, s); /* the same in all lanes */
+            all = _mm256_add_ps(all, s);
+            most = _mm256_max_ps(most, s);
         }
-        return _mm256_movemask_ps(none) ? NAN : _mm256_cvtss_f32(all);
+        const lengths of = {_mm256_cvtss_f32(most), _mm256_cvtss_f32(all)};
+        return of.all == of.all ? of : (lengths){NAN, NAN};
     }
-    return largest_square_by_one(x, groups, vector);
+    return lengths_by_one(x, groups, vector);
+}
+
+/* By Cauchy and Schwarz. */
+static reach reach_of(const qn_vq_sums_row *row, const float *x, int64_t groups)
+{
+    const lengths of = lengths_of(x, groups, row->vector);
+    return (reach){of, sqrtf(of.most) * row->longest_norm};
+}
+
+static int scale_row(const qn_vq_sums_row *row)
+{
+    return scales_of_row(row, reach_of);
 }
 
 /* ---- one row of x ---- */
@@ -85,11 +98,7 @@ QN_INLINE void word_by_one(const int32_t *table, const uint8_t *codes, const int
 static void sums_one(const qn_vq_sums_call *c)
 {
     int32_t *const tables = (int32_t *)(void *)c->tables;
-    float factor, unit;
-    if (factor_of(c, largest_square(c->x, c->lookups / c->books, c->vector), &factor, &unit)) {
-        *c->special = 1;
-        return;
-    }
+    const float factor = c->scales->factor, unit = c->scales->unit;
     for (int64_t l = 0; l < c->lookups; l++) {
         const float *const book = c->book + l % c->books * c->vector * ENTRIES;
         make_table(c->x + l / c->books * c->vector, c->vector, book, factor, tables + l * ENTRIES);
@@ -163,6 +172,33 @@ static void put_elements(const qn_vq_sums_call *c, const float *factor, int64_t 
     }
 }
 
+typedef __m256i side_ints;
+
+QN_INLINE side_ints side_zero(void)
+{
+    return _mm256_setzero_si256();
+}
+
+QN_INLINE side_ints side_load(const int32_t *from)
+{
+    return _mm256_load_si256((const __m256i *)(const void *)from);
+}
+
+QN_INLINE side_ints side_add(side_ints total, const char *entry)
+{
+    return _mm256_add_epi32(total, _mm256_load_si256((const __m256i *)(const void *)entry));
+}
+
+QN_INLINE void side_store(int32_t *to, side_ints total)
+{
+    _mm256_store_si256((__m256i *)(void *)to, total);
+}
+
+QN_INLINE void side_finish(float *to, side_ints total, const float *unit)
+{
+    _mm256_store_ps(to, _mm256_fmadd_ps(_mm256_cvtepi32_ps(total), _mm256_loadu_ps(unit), _mm256_load_ps(to)));
+}
+
 #include "kernels/cpu/vq_sums_side.h"
 
 /* ---- products of chosen vectors ---- */
@@ -221,4 +257,4 @@ static void sums_many(const qn_vq_sums_call *c)
 }
 
 const qn_vq_sums_fn qn_vq_sums_one__avx2 = sums_one;
-const qn_vq_sums_set qn_vq_sums__avx2 = {sums_side, sums_many};
+const qn_vq_sums_set qn_vq_sums__avx2 = {scale_row, 1, SIDE, sums_side, sums_many};

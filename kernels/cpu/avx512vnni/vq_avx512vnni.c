@@ -1,40 +1,51 @@
 /* Vector-quantised weights of level avx512vnni (kernels/common/vq.h). */
 #include "kernels/cpu/avx512vnni/vq_tiles.h"
 
-#define ROWS 8 /* of x beside each other in registers, at most; half of them with three planes */
+#define PAIR 2 /* panels beside each other: a broadcast digit meets lines of both, as loads are what is scarce */
+#define PANEL_BYTES 4096 /* of lines of a panel, in scratch */
+#define ROWS 4           /* of x beside each other in registers, at most */
 
-/* `rows` rows by a tile in scratch, planes `first` to the last of their digits. */
+/* `rows` rows by a pair of panels of a tile in scratch, planes `first` to the last of their digits. */
 QN_INLINE void rows_by_lines(const qn_vq_tiles_call *c, const int rows, const int first, int64_t m, int64_t t,
                              int64_t p)
 {
     const int8_t *const digits = c->digits + m * c->digit_stride + t * QN_VQ_PLANES * QN_VQ_TILE_K;
-    const char *const lines = c->scratch;
-    __m512i s[ROWS][QN_VQ_PLANES];
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
+    __m512i s[PAIR][ROWS][QN_VQ_PLANES];
+#pragma GCC unroll 2
+    for (int h = 0; h < PAIR; h++) {
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 3
-        for (int i = first; i < QN_VQ_PLANES; i++) {
-            s[r][i] = _mm512_setzero_si512();
+            for (int i = first; i < QN_VQ_PLANES; i++) {
+                s[h][r][i] = _mm512_setzero_si512();
+            }
         }
     }
     for (int q = 0; q < LINES; q++) { /* four at a time: a round's sums are moved between registers */
 #pragma GCC unroll 4
         for (int l = 4 * q; l < 4 * q + 4; l++) {
-            const __m512i w = _mm512_load_si512(lines + l * 64);
-#pragma GCC unroll 8
+            const __m512i w[PAIR] = {_mm512_load_si512(c->scratch + l * 64),
+                                     _mm512_load_si512(c->scratch + PANEL_BYTES + l * 64)};
+#pragma GCC unroll 4
             for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 3
                 for (int i = first; i < QN_VQ_PLANES; i++) {
-                    const int8_t *const at = digits + r * c->digit_stride + i * QN_VQ_TILE_K + l * 4;
-                    s[r][i] = _mm512_dpbusd_epi32(s[r][i], w, broadcast(at));
+                    const __m512i digit = broadcast(digits + r * c->digit_stride + i * QN_VQ_TILE_K + l * 4);
+#pragma GCC unroll 2
+                    for (int h = 0; h < PAIR; h++) {
+                        s[h][r][i] = _mm512_dpbusd_epi32(s[h][r][i], w[h], digit);
+                    }
                 }
             }
         }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
-        add_tile(panel_sums(c, m + r, p), s[r], first, c->offsets + ((m + r) * c->tiles + t) * 4,
-                 c->scales[(m + r) * c->tiles + t] * c->book_scales[t]);
+        const float scale = c->scales[(m + r) * c->tiles + t] * c->book_scales[t];
+#pragma GCC unroll 2
+        for (int h = 0; h < PAIR; h++) {
+            add_tile(panel_sums(c, m + r, p + h), s[h][r], first, c->offsets + ((m + r) * c->tiles + t) * 4, scale);
+        }
     }
 }
 
@@ -45,7 +56,6 @@ QN_INLINE void rows_by_lines(const qn_vq_tiles_call *c, const int rows, const in
     {                                                                                                                  \
         rows_by_lines(c, rows, first, m, t, p);                                                                        \
     }
-ROWS_BY_LINES(8, 1)
 ROWS_BY_LINES(4, 1)
 ROWS_BY_LINES(2, 1)
 ROWS_BY_LINES(1, 1)
@@ -58,14 +68,13 @@ typedef struct rows_way {
     void (*run)(const qn_vq_tiles_call *c, int64_t m, int64_t t, int64_t p);
 } rows_way;
 
-/* How many rows from m on go together by a tile: the more the better, fewer where one has all three planes. */
+/* How many rows from m on go together by a tile: the more the better; all three planes where one has them. */
 static rows_way way_of(const qn_vq_tiles_call *c, int64_t m, int64_t t)
 {
-    static const rows_way ways[2][4] = {
-        {{4, rows_4_from_0}, {4, rows_4_from_0}, {2, rows_2_from_0}, {1, rows_1_from_0}},
-        {{8, rows_8_from_1}, {4, rows_4_from_1}, {2, rows_2_from_1}, {1, rows_1_from_1}}};
+    static const rows_way ways[2][3] = {{{4, rows_4_from_0}, {2, rows_2_from_0}, {1, rows_1_from_0}},
+                                        {{4, rows_4_from_1}, {2, rows_2_from_1}, {1, rows_1_from_1}}};
     const int64_t left = c->rows - m;
-    const int size = left >= 8 ? 0 : left >= 4 ? 1 : left >= 2 ? 2 : 3;
+    const int size = left >= 4 ? 0 : left >= 2 ? 1 : 2;
     const int first = first_plane(c->offsets + (m * c->tiles + t) * 4, ways[1][size].rows, c->tiles);
     return ways[first][size];
 }
@@ -79,10 +88,11 @@ static void tiles_mm(const qn_vq_tiles_call *c)
     }
     for (int64_t t = 0; t < c->tiles; t++) {
         book b;
-        for (int64_t p = 0; p < c->blocks * BLOCK_PANELS; p++) {
+        for (int64_t p = 0; p < c->blocks * BLOCK_PANELS; p += PAIR) {
             int64_t m = 0;
             book_load(&b, c->books + t * QN_VQ_TILE_BYTES);
             look_up_tile(&b, panel_codes(c, t, p), c->scratch);
+            look_up_tile(&b, panel_codes(c, t, p + 1), c->scratch + PANEL_BYTES);
             while (m < c->rows) {
                 const rows_way way = way_of(c, m, t);
                 way.run(c, m, t, p);

@@ -2,32 +2,82 @@
  * other. */
 #include "kernels/cpu/avx512vnni/vq_sums.h"
 
+#define SIDE 16 /* rows of x beside each other */
+
+/* Which of a register's sixteen numbers are among the last `left`. */
+QN_INLINE __mmask16 first_of(int64_t left)
+{
+    return (__mmask16)(left >= 16 ? 0xffffu : (1u << left) - 1);
+}
+
+/* ---- scales ---- */
+
+/* Vectors of 4, 8 and 16 go sixteen elements at a time. */
+static lengths lengths_of(const float *x, int64_t groups, int64_t vector)
+{
+    if (vector == 4 || vector == 8 || vector == 16) {
+        __m512 most = _mm512_setzero_ps(), all = _mm512_setzero_ps();
+        for (int64_t i = 0; i < groups * vector; i += 16) {
+            const __m512 v = _mm512_maskz_loadu_ps(first_of(groups * vector - i), x + i);
+            __m512 s = _mm512_mul_ps(v, v);
+            all = _mm512_add_ps(all, s);
+            s = _mm512_add_ps(s, _mm512_permute_ps(s, 0xB1));
+            s = _mm512_add_ps(s, _mm512_permute_ps(s, 0x4E));
+            s = vector >= 8 ? _mm512_add_ps(s, _mm512_shuffle_f32x4(s, s, 0xB1)) : s;
+            s = vector >= 16 ? _mm512_add_ps(s, _mm512_shuffle_f32x4(s, s, 0x4E)) : s;
+            most = _mm512_max_ps(most, s);
+        }
+        const lengths of = {_mm512_reduce_max_ps(most), _mm512_reduce_add_ps(all)};
+        return of.all == of.all ? of : (lengths){NAN, NAN};
+    }
+    return lengths_by_one(x, groups, vector);
+}
+
+/* Products with the longest vectors as they will be, and what others may reach by Cauchy and Schwarz: an outlier among
+ * them would cost all products a bit or two. */
+static reach reach_of(const qn_vq_sums_row *row, const float *x, int64_t groups)
+{
+    const lengths of = lengths_of(x, groups, row->vector);
+    __m512 most = _mm512_set1_ps(sqrtf(of.most) * row->next_norm);
+    for (int64_t g = 0; g < groups; g++, x += row->vector) {
+        const float *longest = row->longest;
+        for (int64_t b = 0; b < row->books; b++) {
+            __m512 sum = _mm512_setzero_ps();
+            for (int64_t j = 0; j < row->vector; j++, longest += QN_VQ_LONGEST) {
+                sum = _mm512_fmadd_ps(_mm512_set1_ps(x[j]), _mm512_loadu_ps(longest), sum);
+            }
+            most = _mm512_max_ps(most, _mm512_abs_ps(sum));
+        }
+    }
+    return (reach){of, _mm512_reduce_max_ps(most)};
+}
+
+static int scale_row(const qn_vq_sums_row *row)
+{
+    return scales_of_row(row, reach_of);
+}
+
 /* ---- rows of x beside each other ---- */
 
-/* Integers of a (group, codebook): xs[vector][WIDE] times 256 vectors, each product the chain that make_table has. Two
- * entries and eight rows a register, [row][entry] until they are stored. */
+/* Integers of a (group, codebook): xs[vector][WIDE] times 256 vectors, each product the chain that make_table has. */
 QN_INLINE void make_side(const float *xs, int64_t vector, const float *book, int32_t *to)
 {
-    const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    const __m512i by_entry = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-    for (int e = 0; e < ENTRIES; e += 16) {
+    for (int e = 0; e < ENTRIES; e += 8) {
         __m512 sum[8];
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) {
             sum[i] = _mm512_setzero_ps();
         }
         for (int64_t j = 0; j < vector; j++) {
-            const __m512 x = _mm512_permutexvar_ps(twice, _mm512_load_ps(xs + j * WIDE));
+            const __m512 x = _mm512_load_ps(xs + j * WIDE);
 #pragma GCC unroll 8
             for (int i = 0; i < 8; i++) {
-                double two;
-                memcpy(&two, book + e + 2 * i + j * ENTRIES, sizeof two);
-                sum[i] = _mm512_fmadd_ps(x, _mm512_castpd_ps(_mm512_set1_pd(two)), sum[i]);
+                sum[i] = _mm512_fmadd_ps(x, _mm512_set1_ps(book[e + i + j * ENTRIES]), sum[i]);
             }
         }
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) {
-            _mm512_store_si512(to + (e + 2 * i) * SIDE, _mm512_permutexvar_epi32(by_entry, _mm512_cvtps_epi32(sum[i])));
+            _mm512_store_si512(to + (e + i) * SIDE, _mm512_cvtps_epi32(sum[i]));
         }
     }
 }
@@ -38,7 +88,7 @@ QN_INLINE void put_offsets(const uint8_t *codes, uint16_t *to)
 #pragma GCC unroll 2
     for (int i = 0; i < 64; i += 32) {
         const __m512i half = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)(codes + i)));
-        _mm512_store_si512(to + i, _mm512_slli_epi16(half, 5));
+        _mm512_store_si512(to + i, _mm512_slli_epi16(half, 6));
     }
 }
 
@@ -88,6 +138,33 @@ static void put_elements(const qn_vq_sums_call *c, const float *factor, int64_t 
             }
         }
     }
+}
+
+typedef __m512i side_ints;
+
+QN_INLINE side_ints side_zero(void)
+{
+    return _mm512_setzero_si512();
+}
+
+QN_INLINE side_ints side_load(const int32_t *from)
+{
+    return _mm512_load_si512(from);
+}
+
+QN_INLINE side_ints side_add(side_ints total, const char *entry)
+{
+    return _mm512_add_epi32(total, _mm512_load_si512(entry));
+}
+
+QN_INLINE void side_store(int32_t *to, side_ints total)
+{
+    _mm512_store_si512(to, total);
+}
+
+QN_INLINE void side_finish(float *to, side_ints total, const float *unit)
+{
+    _mm512_store_ps(to, _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), _mm512_loadu_ps(unit), _mm512_load_ps(to)));
 }
 
 #include "kernels/cpu/vq_sums_side.h"
@@ -146,4 +223,4 @@ static void sums_many(const qn_vq_sums_call *c)
 }
 
 const qn_vq_sums_fn qn_vq_sums_one__avx512vnni = sums_one;
-const qn_vq_sums_set qn_vq_sums__avx512vnni = {sums_side, sums_many};
+const qn_vq_sums_set qn_vq_sums__avx512vnni = {scale_row, ONE_ROWS, SIDE, sums_side, sums_many};

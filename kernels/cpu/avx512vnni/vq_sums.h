@@ -1,4 +1,4 @@
-/* Partial-sum tables of aqlm (kernels/common/vq.h), one row of x: tables of bytes in
+/* Partial-sum tables of aqlm (kernels/common/vq.h), one row of x or two: tables of bytes in
  * registers, 128 rows of w at a time. What levels avx512vnni and amx share. */
 #ifndef QN_KERNELS_AVX512VNNI_VQ_SUMS_H
 #define QN_KERNELS_AVX512VNNI_VQ_SUMS_H
@@ -9,38 +9,14 @@
 #include "kernels/cpu/avx512vnni/bytes.h"
 #include "kernels/cpu/vq_sums.h"
 
-#define PLANES 3
-#define PLANE_BITS 7 /* two bytes' sum is a byte */
-#define AHEAD 3072   /* prefetched in each stream */
+#define PLANES 3 /* of seven bits, so that two bytes' sum is a byte, ... */
+#define PLANE_BITS 7
+#define PLANES_COARSE 2 /* ... or of eight */
+#define ONE_ROWS 2      /* of x that share codes, when both are coarse */
+#define AHEAD 3072      /* prefetched in each stream, ... */
+#define AHEAD_TABLE 128 /* ... and while a table is made */
 
 /* ---- tables ---- */
-
-/* Which of a register's sixteen numbers are among the last `left`. */
-QN_INLINE __mmask16 first_of(int64_t left)
-{
-    return (__mmask16)(left >= 16 ? 0xffffu : (1u << left) - 1);
-}
-
-/* The largest square of a length of x's vectors: of 4, 8 and 16 elements sixteen elements at a time. */
-QN_INLINE float largest_square(const float *x, int64_t groups, int64_t vector)
-{
-    if (vector == 4 || vector == 8 || vector == 16) {
-        __m512 most = _mm512_setzero_ps();
-        __mmask16 none = 0;
-        for (int64_t i = 0; i < groups * vector; i += 16) {
-            const __m512 v = _mm512_maskz_loadu_ps(first_of(groups * vector - i), x + i);
-            __m512 s = _mm512_mul_ps(v, v);
-            s = _mm512_add_ps(s, _mm512_permute_ps(s, 0xB1));
-            s = _mm512_add_ps(s, _mm512_permute_ps(s, 0x4E));
-            s = vector >= 8 ? _mm512_add_ps(s, _mm512_shuffle_f32x4(s, s, 0xB1)) : s;
-            s = vector >= 16 ? _mm512_add_ps(s, _mm512_shuffle_f32x4(s, s, 0x4E)) : s;
-            none = (__mmask16)(none | _mm512_cmp_ps_mask(s, s, _CMP_UNORD_Q));
-            most = _mm512_max_ps(most, s);
-        }
-        return none ? NAN : _mm512_reduce_max_ps(most);
-    }
-    return largest_square_by_one(x, groups, vector);
-}
 
 /* The same number in all bytes of each of four lanes. */
 QN_INLINE __m512i lanes_of(int a, int b, int c, int d)
@@ -57,6 +33,7 @@ QN_INLINE __m512i lanes_of(int a, int b, int c, int d)
  * two planes' by one permute. */
 QN_INLINE void put_planes(uint8_t *to, const __m512i q[4])
 {
+    const __m512i middle = _mm512_set1_epi32(MIDDLE);
     const __m512i fields = _mm512_set1_epi64(0x2e2e27200e0e0700); /* from bit 0, 7, 14 of each integer on */
     const __m512i bits = _mm512_set1_epi8((1 << PLANE_BITS) - 1);
     const __m512i fourth =
@@ -66,7 +43,7 @@ QN_INLINE void put_planes(uint8_t *to, const __m512i q[4])
     __m512i b[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
-        b[i] = _mm512_multishift_epi64_epi8(fields, q[i]);
+        b[i] = _mm512_multishift_epi64_epi8(fields, _mm512_add_epi32(q[i], middle));
     }
     const __m512i low = _mm512_permutex2var_epi8(b[0], two, b[1]), high = _mm512_permutex2var_epi8(b[2], two, b[3]);
     const __m512i plane[PLANES] = {_mm512_shuffle_i64x2(low, high, 0x44), _mm512_shuffle_i64x2(low, high, 0xEE),
@@ -76,6 +53,20 @@ QN_INLINE void put_planes(uint8_t *to, const __m512i q[4])
     for (int p = 0; p < PLANES; p++) {
         _mm512_storeu_si512(to + p * ENTRIES, _mm512_and_si512(plane[p], bits));
     }
+}
+
+/* 64 coarse integers: pairs of registers as words, four words of each in turn, then their bytes are brought together.
+ */
+QN_INLINE void put_planes_coarse(uint8_t *to, const __m512i q[4])
+{
+    const __m512i top = _mm512_set1_epi8((char)0x80); /* + MIDDLE_COARSE */
+    const __m512i bytes = _mm512_add_epi8(
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 16, 18, 20, 22, 32, 34, 36, 38, 48, 50, 52, 54)),
+        lanes_of(0, 8, 1, 9));
+    const __m512i low = _mm512_permutexvar_epi8(bytes, _mm512_packs_epi32(q[0], q[1]));
+    const __m512i high = _mm512_permutexvar_epi8(bytes, _mm512_packs_epi32(q[2], q[3]));
+    _mm512_storeu_si512(to, _mm512_shuffle_i64x2(low, high, 0x44));
+    _mm512_storeu_si512(to + ENTRIES, _mm512_xor_si512(_mm512_shuffle_i64x2(low, high, 0xEE), top));
 }
 
 /* 64 entries' products go on with an element of their vectors. */
@@ -88,7 +79,8 @@ QN_INLINE void add_products(__m512 sum[4], __m512 x, const float *book)
 }
 
 /* Vectors of 8 have their elements in registers all along. */
-QN_INLINE void make_table(const float *x, int64_t vector, const float *book, float factor, uint8_t *to)
+QN_INLINE void make_table(const float *x, int64_t vector, const float *book, float factor, const int coarse,
+                          uint8_t *to)
 {
     __m512 xs[8];
 #pragma GCC unroll 8
@@ -111,9 +103,13 @@ QN_INLINE void make_table(const float *x, int64_t vector, const float *book, flo
         }
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
-            q[i] = _mm512_add_epi32(_mm512_cvtps_epi32(sum[i]), _mm512_set1_epi32(MIDDLE));
+            q[i] = _mm512_cvtps_epi32(sum[i]);
         }
-        put_planes(to + e, q);
+        if (coarse) {
+            put_planes_coarse(to + e, q);
+        } else {
+            put_planes(to + e, q);
+        }
     }
 }
 
@@ -124,21 +120,23 @@ typedef struct pairs {
     __m512i all, upper;
 } pairs;
 
-/* Integers of 64 rows, from the pairs of three planes, to the running sums: a dot of two numbers takes one of them
+/* Integers of 64 rows, from the pairs of their planes, to the running sums: a dot of two numbers takes one of them
  * times its plane's place. */
-QN_INLINE void add_rows(const pairs p[PLANES], __m512i middle, __m512 unit, float *sums)
+QN_INLINE void add_rows(const pairs p[PLANES], const int planes, int64_t lookups, __m512 unit, float *sums)
 {
+    const int bits = planes == PLANES ? PLANE_BITS : 8;
+    const __m512i middle = _mm512_set1_epi32(-(int32_t)lookups * (planes == PLANES ? MIDDLE : MIDDLE_COARSE));
     __m512i lower[PLANES];
 #pragma GCC unroll 3
-    for (int i = 0; i < PLANES; i++) {
+    for (int i = 0; i < planes; i++) {
         lower[i] = _mm512_sub_epi16(p[i].all, _mm512_slli_epi16(p[i].upper, 8));
     }
 #pragma GCC unroll 4
     for (int r = 0; r < 4; r++) {
         __m512i total = middle;
 #pragma GCC unroll 3
-        for (int i = 0; i < PLANES; i++) {
-            const __m512i place = _mm512_set1_epi32(r / 2 ? 1 << (16 + PLANE_BITS * i) : 1 << PLANE_BITS * i);
+        for (int i = 0; i < planes; i++) {
+            const __m512i place = _mm512_set1_epi32(r / 2 ? 1 << (16 + bits * i) : 1 << bits * i);
             total = _mm512_dpwssd_epi32(total, r % 2 ? p[i].upper : lower[i], place);
         }
         float *const at = sums + r * 16;
@@ -152,29 +150,34 @@ QN_INLINE void add_bytes(pairs *p, __m512i bytes)
     p->upper = _mm512_add_epi16(p->upper, _mm512_srli_epi16(bytes, 8));
 }
 
+typedef struct line_codes {
+    __m512i codes;
+    byte_parts parts;
+} line_codes;
+
+QN_INLINE line_codes load_codes(const uint8_t *at, const uint8_t *ahead)
+{
+    _mm_prefetch((const char *)ahead, _MM_HINT_T0);
+    const __m512i codes = _mm512_loadu_si512(at);
+    return (line_codes){codes, parts_of(codes)};
+}
+
 /* `count` lookups, 1 or 2, of 64 rows of each stream. */
-QN_INLINE void look_up_rows(pairs p[2][PLANES], const uint8_t *codes, int64_t stream, const uint8_t *tables,
-                            const int count)
+QN_INLINE void look_up_fine(pairs p[2][PLANES], const uint8_t *codes, int64_t stream, const uint8_t *ahead,
+                            const uint8_t *tables, const int count)
 {
     __m512i sum[2][PLANES];
 #pragma GCC unroll 2
     for (int l = 0; l < count; l++) {
-        __m512i line[2];
-        byte_parts parts[2];
-#pragma GCC unroll 2
-        for (int i = 0; i < 2; i++) {
-            const uint8_t *const at = codes + i * stream + l * 64;
-            _mm_prefetch((const char *)at + AHEAD, _MM_HINT_T0);
-            line[i] = _mm512_loadu_si512(at);
-            parts[i] = parts_of(line[i]);
-        }
+        const line_codes line[2] = {load_codes(codes + l * 64, ahead + l * 64),
+                                    load_codes(codes + stream + l * 64, ahead + stream + l * 64)};
 #pragma GCC unroll 3
         for (int q = 0; q < PLANES; q++) {
             byte_table t;
             table_load(&t, tables + l * QN_VQ_TABLE_BYTES + q * ENTRIES);
 #pragma GCC unroll 2
             for (int i = 0; i < 2; i++) {
-                const __m512i found = look_up(&t, line[i], parts[i]);
+                const __m512i found = look_up(&t, line[i].codes, line[i].parts);
                 sum[i][q] = l ? _mm512_add_epi8(sum[i][q], found) : found;
             }
         }
@@ -188,40 +191,131 @@ QN_INLINE void look_up_rows(pairs p[2][PLANES], const uint8_t *codes, int64_t st
     }
 }
 
-static void look_up_codes(const qn_vq_sums_call *c, const uint8_t *tables, float unit)
+/* What is fetched at line n of each stream: codes ahead, behind the last those of the next call up to where making its
+ * tables goes on. */
+QN_INLINE const uint8_t *ahead_of(const qn_vq_sums_call *c, int64_t n)
 {
-    const __m512i middle = _mm512_set1_epi32(-(int32_t)c->lookups * MIDDLE);
+    const int64_t line = c->lookups * 64, stream = c->lines * line;
+    const int64_t at = n * line + AHEAD + c->lookups * AHEAD_TABLE;
+    return at < stream ? c->codes + at : at < stream + AHEAD ? c->next + (at - stream) : c->codes + n * line;
+}
+
+static void look_up_codes(const qn_vq_sums_call *c, const uint8_t *tables)
+{
     const int64_t stream = c->lines * c->lookups * 64;
+    const __m512 unit = _mm512_set1_ps(c->scales->unit);
     for (int64_t n = 0; n < c->lines; n++) {
-        const uint8_t *codes = c->codes + n * c->lookups * 64, *table = tables;
-        pairs p[2][PLANES];
-        for (int i = 0; i < PLANES; i++) {
-            p[0][i] = p[1][i] = (pairs){_mm512_setzero_si512(), _mm512_setzero_si512()};
-        }
-        for (int64_t l = c->lookups; l >= 2; l -= 2, codes += 2 * 64, table += 2 * QN_VQ_TABLE_BYTES) {
-            look_up_rows(p, codes, stream, table, 2);
+        const uint8_t *const codes = c->codes + n * c->lookups * 64, *const ahead = ahead_of(c, n);
+        pairs p[2][PLANES] = {{{_mm512_setzero_si512(), _mm512_setzero_si512()}}};
+        for (int64_t l = 0; l < c->lookups - 1; l += 2) {
+            look_up_fine(p, codes + l * 64, stream, ahead + l * 64, tables + l * QN_VQ_TABLE_BYTES, 2);
         }
         if (c->lookups % 2) {
-            look_up_rows(p, codes, stream, table, 1);
+            const int64_t l = c->lookups - 1;
+            look_up_fine(p, codes + l * 64, stream, ahead + l * 64, tables + l * QN_VQ_TABLE_BYTES, 1);
         }
-        add_rows(p[0], middle, _mm512_set1_ps(unit), c->sums + n * 64);
-        add_rows(p[1], middle, _mm512_set1_ps(unit), c->sums + (c->lines + n) * 64);
+        add_rows(p[0], PLANES, c->lookups, unit, c->sums + n * 64);
+        add_rows(p[1], PLANES, c->lookups, unit, c->sums + (c->lines + n) * 64);
     }
+}
+
+/* Tables of rows of x are behind each other in each lookup's place. */
+QN_INLINE void look_up_coarse(const qn_vq_sums_call *c, const uint8_t *tables, const int rows)
+{
+    const int64_t stream = c->lines * c->lookups * 64;
+    for (int64_t n = 0; n < c->lines; n++) {
+        const uint8_t *const codes = c->codes + n * c->lookups * 64, *const ahead = ahead_of(c, n);
+        pairs p[2][ONE_ROWS][PLANES];
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; i++) {
+#pragma GCC unroll 2
+            for (int r = 0; r < rows; r++) {
+                p[i][r][0] = p[i][r][1] = (pairs){_mm512_setzero_si512(), _mm512_setzero_si512()};
+            }
+        }
+        for (int64_t l = 0; l < c->lookups; l++) {
+            const line_codes line[2] = {load_codes(codes + l * 64, ahead + l * 64),
+                                        load_codes(codes + stream + l * 64, ahead + stream + l * 64)};
+#pragma GCC unroll 2
+            for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 2
+                for (int q = 0; q < PLANES_COARSE; q++) {
+                    byte_table t;
+                    table_load(&t, tables + ((l * rows + r) * PLANES_COARSE + q) * ENTRIES);
+#pragma GCC unroll 2
+                    for (int i = 0; i < 2; i++) {
+                        add_bytes(&p[i][r][q], look_up(&t, line[i].codes, line[i].parts));
+                    }
+                }
+            }
+        }
+#pragma GCC unroll 2
+        for (int r = 0; r < rows; r++) {
+            const __m512 unit = _mm512_set1_ps(c->scales[r * c->scale_stride].unit);
+            float *const sums = c->sums + r * c->sums_stride;
+            add_rows(p[0][r], PLANES_COARSE, c->lookups, unit, sums + n * 64);
+            add_rows(p[1][r], PLANES_COARSE, c->lookups, unit, sums + (c->lines + n) * 64);
+        }
+    }
+}
+
+/* Tables of row r of x, `step` bytes apart. */
+QN_INLINE void make_tables(const qn_vq_sums_call *c, int64_t r, const int coarse, uint8_t *to, int64_t step)
+{
+    const float *const x = c->x + r * c->x_stride, factor = c->scales[r * c->scale_stride].factor;
+    for (int64_t l = 0; l < c->lookups; l++) {
+        const char *const ahead = (const char *)c->codes + AHEAD + l * AHEAD_TABLE;
+#pragma GCC unroll 4
+        for (int i = 0; i < AHEAD_TABLE; i += 64) {
+            _mm_prefetch(ahead + i, _MM_HINT_T0);
+            _mm_prefetch(ahead + c->lines * c->lookups * 64 + i, _MM_HINT_T0);
+        }
+        make_table(x + l / c->books * c->vector, c->vector, c->book + l % c->books * c->vector * ENTRIES, factor,
+                   coarse, to + l * step);
+    }
+}
+
+static void sums_coarse_1(const qn_vq_sums_call *c)
+{
+    uint8_t *const tables = (uint8_t *)c->tables;
+    make_tables(c, 0, 1, tables, PLANES_COARSE * ENTRIES);
+    look_up_coarse(c, tables, 1);
+}
+
+static void sums_coarse_2(const qn_vq_sums_call *c)
+{
+    uint8_t *const tables = (uint8_t *)c->tables;
+    make_tables(c, 0, 1, tables, ONE_ROWS * PLANES_COARSE * ENTRIES);
+    make_tables(c, 1, 1, tables + PLANES_COARSE * ENTRIES, ONE_ROWS * PLANES_COARSE * ENTRIES);
+    look_up_coarse(c, tables, ONE_ROWS);
+}
+
+static void sums_fine(const qn_vq_sums_call *c)
+{
+    uint8_t *const tables = (uint8_t *)c->tables;
+    make_tables(c, 0, 0, tables, QN_VQ_TABLE_BYTES);
+    look_up_codes(c, tables);
+}
+
+/* Row r of c alone. */
+static void sums_row(const qn_vq_sums_call *c, int64_t r)
+{
+    qn_vq_sums_call row = *c;
+    row.x += r * c->x_stride;
+    row.scales += r * c->scale_stride;
+    row.sums += r * c->sums_stride;
+    (row.scales->coarse ? sums_coarse_1 : sums_fine)(&row);
 }
 
 static void sums_one(const qn_vq_sums_call *c)
 {
-    uint8_t *const tables = (uint8_t *)c->tables;
-    float factor, unit;
-    if (factor_of(c, largest_square(c->x, c->lookups / c->books, c->vector), &factor, &unit)) {
-        *c->special = 1;
+    if (c->rows == ONE_ROWS && c->scales->coarse && c->scales[c->scale_stride].coarse) {
+        sums_coarse_2(c);
         return;
     }
-    for (int64_t l = 0; l < c->lookups; l++) {
-        const float *const book = c->book + l % c->books * c->vector * ENTRIES;
-        make_table(c->x + l / c->books * c->vector, c->vector, book, factor, tables + l * QN_VQ_TABLE_BYTES);
+    for (int64_t r = 0; r < c->rows; r++) {
+        sums_row(c, r);
     }
-    look_up_codes(c, tables, unit);
 }
 
 #endif

@@ -4,14 +4,15 @@
  * task is a part of K (some slabs) by up to LINES_TASK lines of 128 rows of w, for some rows of x. It makes the
  * tables of a slab, small enough for the first cache, and walks the slab's codes, which stream; its sums over the part
  * go to a buffer of parts, and a second pass adds the parts in order. Parts are a function of K alone, so a row's bits
- * depend on nothing but its values and the weights. From FEW rows of x on they go eight at a time (kernels/common/vq.h:
- * the same integers in wider tables), fewer one at a time.
+ * depend on nothing but its values and the weights. More rows of x go eight or sixteen at a time (kernels/common/vq.h:
+ * the same integers in wider tables), fewer one or two at a time.
  *
- * Packed: codes [slabs][tasks along N][2][lines][lookups][64], codebooks as [books][vector][256] f32, the
- * norms of their longest vectors, and the side section. Rows of x whose products fit no 24-bit integers are computed in
- * double from single elements. */
+ * Packed: codes [slabs][tasks along N][2][lines][lookups][64], codebooks as [books][vector][256] f32, their
+ * longest vectors as [books][vector][16], three norms, and the side section. Rows of x whose products fit no 21-bit
+ * integers are computed in double from single elements. */
 #include "backend/cpu/run_vq_sums.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -34,7 +35,9 @@
 typedef struct sums_layout {
     qn_vq_side_layout side;
     int64_t n, books, vector, groups, slab_groups, slabs, lines, parts;
-    size_t book, norms, side_at, total;
+    size_t book, longest, side_at, total;
+    size_t
+        norms; /* of the longest vector, of the longest that is not among `longest`, of the least row of w but zeros */
 } sums_layout;
 
 static sums_layout layout_of(const qn_op_desc *desc, const qn_vq *vq)
@@ -49,7 +52,8 @@ static sums_layout layout_of(const qn_op_desc *desc, const qn_vq *vq)
     size_t at = 0;
     (void)qn_size_place(&at, qn_size_mul((size_t)l.lines, (size_t)(l.groups * l.books)), QN_VQ_LINE);
     l.book = qn_size_place(&at, (size_t)(l.books * l.vector), QN_VQ_TABLE_ENTRIES * sizeof(float));
-    l.norms = qn_size_place(&at, (size_t)l.books, sizeof(float));
+    l.longest = qn_size_place(&at, (size_t)(l.books * l.vector), QN_VQ_LONGEST * sizeof(float));
+    l.norms = qn_size_place(&at, 3, sizeof(float));
     l.side_at = at;
     l.total = qn_size_add(at, l.side.total);
     return l;
@@ -71,28 +75,88 @@ static int64_t code_at(const sums_layout *l, int64_t n, int64_t g, int64_t c)
     return first * QN_VQ_LINE + line * 64 + within % 16 * 4 + within % 64 / 16;
 }
 
+/* A codebook as it is read from, and the squares of its vectors' norms. */
+static void pack_book(const sums_layout *l, const qn_view *books, int64_t c, float *book,
+                      double squares[QN_VQ_TABLE_ENTRIES])
+{
+    for (int64_t e = 0; e < QN_VQ_TABLE_ENTRIES; e++) {
+        float entry[QN_VQ_MAX_VECTOR];
+        squares[e] = 0.0;
+        qn_vq_values(books, (c * QN_VQ_TABLE_ENTRIES + e) * l->vector, l->vector, entry);
+        for (int64_t j = 0; j < l->vector; j++) {
+            book[j * QN_VQ_TABLE_ENTRIES + e] = entry[j];
+            squares[e] += (double)entry[j] * (double)entry[j];
+        }
+    }
+}
+
+static int64_t longest_of(const double squares[QN_VQ_TABLE_ENTRIES])
+{
+    int64_t most = 0;
+    for (int64_t e = 1; e < QN_VQ_TABLE_ENTRIES; e++) {
+        most = squares[e] > squares[most] ? e : most;
+    }
+    return most;
+}
+
+/* Codebooks and their longest vectors. */
+static void pack_books(const sums_layout *l, const qn_vq *vq, char *body)
+{
+    float *const norms = (float *)(void *)(body + l->norms);
+    for (int64_t c = 0; c < l->books; c++) {
+        float *const book = (float *)(void *)(body + l->book) + c * l->vector * QN_VQ_TABLE_ENTRIES;
+        float *const longest = (float *)(void *)(body + l->longest) + c * l->vector * QN_VQ_LONGEST;
+        double squares[QN_VQ_TABLE_ENTRIES], sum = 0.0;
+        pack_book(l, &vq->tensor[QN_VQ_CODEBOOKS], c, book, squares);
+        for (int64_t e = 0; e < QN_VQ_TABLE_ENTRIES; e++) {
+            sum += squares[e];
+        }
+        const double norm = sum < HUGE_VAL ? sqrt(squares[longest_of(squares)]) : HUGE_VAL; /* NaN: none */
+        norms[0] = fmaxf(norms[0], (float)norm);
+        for (int64_t i = 0; i < QN_VQ_LONGEST; i++) {
+            const int64_t e = longest_of(squares);
+            for (int64_t j = 0; j < l->vector; j++) {
+                longest[j * QN_VQ_LONGEST + i] = book[j * QN_VQ_TABLE_ENTRIES + e];
+            }
+            squares[e] = 0.0;
+        }
+        norms[1] = fmaxf(norms[1], (float)sqrt(squares[longest_of(squares)]));
+    }
+}
+
+/* Of a group of w: the square of its norm, magnitudes of an element's terms summed. */
+static float group_square(const sums_layout *l, const float *book, const uint8_t *codes)
+{
+    float square = 0.0f;
+    for (int64_t j = 0; j < l->vector; j++) {
+        float sum = 0.0f;
+        for (int64_t c = 0; c < l->books; c++) {
+            sum += fabsf(book[(c * l->vector + j) * QN_VQ_TABLE_ENTRIES + codes[c]]);
+        }
+        square += sum * sum;
+    }
+    return square;
+}
+
 static void pack_body(const sums_layout *l, const qn_vq *vq, const qn_view *bias, char *body)
 {
     memset(body, 0, l->total);
+    const float *const book = (const float *)(const void *)(body + l->book);
+    double least = HUGE_VAL;
+    pack_books(l, vq, body);
     for (int64_t n = 0; n < vq->n; n++) {
+        double square = 0.0;
         for (int64_t g = 0; g < l->groups; g++) {
+            uint8_t codes[QN_VQ_LOOKUPS] = {0};
             for (int64_t c = 0; c < l->books; c++) {
-                body[code_at(l, n, g, c)] = (char)qn_vq_aqlm_code(vq, n, g, c, NULL);
+                codes[c] = (uint8_t)qn_vq_aqlm_code(vq, n, g, c, NULL);
+                body[code_at(l, n, g, c)] = (char)codes[c];
             }
+            square += (double)group_square(l, book, codes);
         }
+        least = square > 0.0 ? fmin(least, square) : least;
     }
-    float *const book = (float *)(void *)(body + l->book), *const norms = (float *)(void *)(body + l->norms);
-    for (int64_t e = 0; e < l->books * QN_VQ_TABLE_ENTRIES; e++) {
-        float entry[QN_VQ_MAX_VECTOR];
-        double squares = 0.0;
-        const int64_t c = e / QN_VQ_TABLE_ENTRIES;
-        qn_vq_values(&vq->tensor[QN_VQ_CODEBOOKS], e * l->vector, l->vector, entry);
-        for (int64_t j = 0; j < l->vector; j++) {
-            book[(c * l->vector + j) * QN_VQ_TABLE_ENTRIES + e % QN_VQ_TABLE_ENTRIES] = entry[j];
-            squares += (double)entry[j] * (double)entry[j];
-        }
-        norms[c] = fmaxf(norms[c], (float)sqrt(squares));
-    }
+    ((float *)(void *)(body + l->norms))[2] = least <= FLT_MAX ? (float)sqrt(least) : 0.0f;
     qn_vq_side_pack(&l->side, vq, bias, body + l->side_at);
 }
 
@@ -110,8 +174,8 @@ const char *qn_vq_sums_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
     if (vq.n > 0 && vq.n < LEAST_COLUMNS) {
         return "a table costs more than so few rows of w take from it";
     }
-    /* Products are rounded by the largest there may be, 1 / K of the row's: their sum by 1 / sqrt(K) of a row of w, which
-     * has sqrt(books) of one book's length. */
+    /* Products are rounded by the largest there may be, 1 / K of the row's: their sum by 1 / sqrt(K) of a row of w,
+     * which has sqrt(books) of one book's length. */
     if ((double)vq.k * sqrt((double)vq.codebooks) < LEAST_K) {
         return "sums of so few rounded products are too coarse";
     }
@@ -138,7 +202,7 @@ void qn_vq_sums_pack(const qn_kernel *kernel, const qn_op_desc *desc, const qn_a
 /* ---- ways ---- */
 
 typedef struct way {
-    int64_t wide; /* rows of x beside each other */
+    int64_t wide, rows; /* rows of x beside each other; of a call */
     qn_vq_sums_fn run;
 } way;
 
@@ -152,19 +216,20 @@ static double cost_of(const sums_layout *l, const qn_vq_sums_cost *cost)
 static way way_of(const qn_vq_sums_impl *impl, const sums_layout *l, int64_t rows)
 {
     const double one = (double)rows * cost_of(l, &impl->cost_one);
-    const double side = (double)qn_ceil_div(rows, QN_VQ_SIDE_ROWS) * cost_of(l, &impl->cost_side);
+    const double side = (double)qn_ceil_div(rows, impl->set->side_rows) * cost_of(l, &impl->cost_side);
     const double many = (double)qn_ceil_div(rows, QN_VQ_MANY_ROWS) * impl->cost_many * (double)((l->vector + 1) * l->n);
     const int fits = l->slab_groups * l->vector * QN_VQ_MANY_ROWS <= QN_VQ_MANY_FLOATS;
     if (rows == 1 || (one < side && (one < many || !fits))) {
-        return (way){1, *impl->one};
+        return (way){1, impl->set->one_rows, *impl->one};
     }
-    return side < many || !fits ? (way){QN_VQ_SIDE_ROWS, impl->set->side} : (way){QN_VQ_MANY_ROWS, impl->set->many};
+    return side < many || !fits ? (way){impl->set->side_rows, impl->set->side_rows, impl->set->side}
+                                : (way){QN_VQ_MANY_ROWS, QN_VQ_MANY_ROWS, impl->set->many};
 }
 
 /* ---- memory ---- */
 
 typedef struct memory {
-    size_t partial, special, scratch, thread, totals, body, total; /* totals: in a thread's scratch */
+    size_t partial, scales, special, scratch, thread, totals, body, total; /* totals: in a thread's scratch */
 } memory;
 
 static memory memory_of(const qn_vq_sums_impl *impl, const qn_op_desc *desc, const qn_vq *vq, int64_t m,
@@ -175,12 +240,14 @@ static memory memory_of(const qn_vq_sums_impl *impl, const qn_op_desc *desc, con
     const int64_t rows = qn_ceil_div(some, wide) * wide; /* of a full round at most; fewer rows need no more */
     memory at = {.partial = qn_size_pad(qn_vq_side_bytes(vq, m, threads))};
     const size_t row = qn_size_mul((size_t)l.lines, QN_VQ_LINE * sizeof(float));
-    at.special = qn_size_pad(qn_size_add(at.partial, qn_size_mul(qn_size_mul((size_t)l.parts, (size_t)rows), row)));
-    at.scratch = qn_size_pad(qn_size_add(at.special, qn_size_mul((size_t)rows, (size_t)l.parts)));
+    const size_t slabs = qn_size_mul((size_t)l.slabs, sizeof(qn_vq_sums_scale));
+    at.scales = qn_size_pad(qn_size_add(at.partial, qn_size_mul(qn_size_mul((size_t)l.parts, (size_t)rows), row)));
+    at.special = qn_size_pad(qn_size_add(at.scales, qn_size_mul((size_t)rows, slabs)));
+    at.scratch = qn_size_pad(qn_size_add(at.special, (size_t)rows));
     at.totals = QN_VQ_SUMS_SCRATCH;
     at.thread = at.totals;
     if (m > 1) {
-        at.thread += (size_t)(qn_min_i64(l.lines, LINES_TASK) * QN_VQ_LINE * QN_VQ_SIDE_ROWS) * sizeof(int32_t);
+        at.thread += (size_t)(qn_min_i64(l.lines, LINES_TASK) * QN_VQ_LINE * impl->set->side_rows) * sizeof(int32_t);
     }
     at.body = qn_size_add(at.scratch, qn_size_mul((size_t)threads, at.thread));
     at.total = qn_size_add(at.body, l.total);
@@ -205,8 +272,9 @@ typedef struct sums_job {
     char *workspace;
     int64_t m0, rows, tasks_n; /* of this round; tasks along N */
     way way;
-    float *partial;   /* [parts][rows / way.wide][lines * 128][way.wide] */
-    uint8_t *special; /* [parts][rows] */
+    float *partial;           /* [parts][rows / way.wide][lines * 128][way.wide] */
+    qn_vq_sums_scale *scales; /* [rows][slabs] */
+    uint8_t *special;         /* [rows]: computed from single elements */
 } sums_job;
 
 /* Sums of a part of K, rows of x from r on, rows of w from line0 on. */
@@ -216,14 +284,44 @@ static float *partial_at(const sums_job *job, int64_t part, int64_t r, int64_t l
     return job->partial + (group * job->l.lines + line0) * QN_VQ_LINE * job->way.wide;
 }
 
+static void scale_task(void *user, int64_t r, int32_t thread)
+{
+    (void)thread;
+    const sums_job *job = user;
+    const sums_layout *l = &job->l;
+    const float *const norms = (const float *)(const void *)(job->body + l->norms);
+    const qn_vq_sums_row row = {.x = job->side.rows + (job->m0 + r) * job->side.k_pad,
+                                .k = job->side.k,
+                                .groups = l->groups,
+                                .slab_groups = l->slab_groups,
+                                .books = l->books,
+                                .vector = l->vector,
+                                .longest = (const float *)(const void *)(job->body + l->longest),
+                                .longest_norm = norms[0],
+                                .next_norm = norms[1],
+                                .least = job->impl->coarse ? norms[2] : 0.0f,
+                                .scales = job->scales + r * l->slabs};
+    job->special[r] = (uint8_t)job->impl->set->scale(&row);
+    if (job->special[r]) { /* its sums are not used */
+        memset(row.scales, 0, (size_t)l->slabs * sizeof *row.scales);
+    }
+}
+
+/* Codes of slab s, rows of w from line0 on; of the last slab for those behind it. */
+static const uint8_t *codes_of(const sums_job *job, int64_t s, int64_t line0)
+{
+    const sums_layout *l = &job->l;
+    const int64_t slab = qn_min_i64(s, l->slabs - 1), before = slab * l->slab_groups * l->books * l->lines;
+    return (const uint8_t *)job->body + (before + line0 * slab_lookups(l, slab)) * QN_VQ_LINE;
+}
+
 /* Rows r to r + rows - 1 of x by the codes of slab s. */
 static void rows_by_slab(const sums_job *job, int64_t s, int64_t r, int64_t rows, int64_t line0, char *scratch)
 {
     const sums_layout *l = &job->l;
-    const int64_t part = s / SLABS_PART, lookups = slab_lookups(l, s);
-    const int64_t before = s * l->slab_groups * l->books * l->lines;
-    uint8_t elsewhere[QN_VQ_MANY_ROWS] = {0}; /* what is special does not depend on rows of w: one task notes it */
-    qn_vq_sums_call c = {.codes = (const uint8_t *)job->body + (before + line0 * lookups) * QN_VQ_LINE,
+    const int64_t lookups = slab_lookups(l, s);
+    qn_vq_sums_call c = {.codes = codes_of(job, s, line0),
+                         .next = codes_of(job, r + rows < job->rows ? s : s + 1, line0),
                          .lines = qn_min_i64(LINES_TASK, l->lines - line0),
                          .lookups = lookups,
                          .books = l->books,
@@ -232,12 +330,13 @@ static void rows_by_slab(const sums_job *job, int64_t s, int64_t r, int64_t rows
                          .x = job->side.rows + (job->m0 + r) * job->side.k_pad + s * l->slab_groups * l->vector,
                          .x_stride = job->side.k_pad,
                          .rows = rows,
+                         .scales = job->scales + r * l->slabs + s,
+                         .scale_stride = l->slabs,
                          .book = (const float *)(const void *)(job->body + l->book),
-                         .norms = (const float *)(const void *)(job->body + l->norms),
                          .tables = scratch,
                          .totals = (int32_t *)(void *)(scratch + job->at.totals),
-                         .sums = partial_at(job, part, r, line0),
-                         .special = line0 == 0 ? job->special + part * job->rows + r : elsewhere};
+                         .sums = partial_at(job, s / SLABS_PART, r, line0),
+                         .sums_stride = l->lines * QN_VQ_LINE};
     job->way.run(&c);
 }
 
@@ -251,12 +350,9 @@ static void part_task(void *user, int64_t index, int32_t thread)
     for (int64_t r = 0; r < job->rows; r += side) {
         memset(partial_at(job, part, r, line0), 0, (size_t)(lines * QN_VQ_LINE * side) * sizeof(float));
     }
-    if (line0 == 0) {
-        memset(job->special + part * job->rows, 0, (size_t)job->rows);
-    }
     for (int64_t s = part * SLABS_PART; s < qn_min_i64(l->slabs, (part + 1) * SLABS_PART); s++) {
-        for (int64_t r = 0; r < job->rows; r += side) {
-            rows_by_slab(job, s, r, qn_min_i64(side, job->rows - r), line0, scratch);
+        for (int64_t r = 0; r < job->rows; r += job->way.rows) {
+            rows_by_slab(job, s, r, qn_min_i64(job->way.rows, job->rows - r), line0, scratch);
         }
     }
 }
@@ -312,11 +408,7 @@ static void add_task(void *user, int64_t index, int32_t thread)
     const int64_t n0 = index % pieces * ADD_COLUMNS, count = qn_min_i64(ADD_COLUMNS, job->side.n - n0);
     add_parts(job, first, n0, count);
     for (int64_t r = first; r < qn_min_i64(job->rows, first + job->way.wide); r++) {
-        int special = 0;
-        for (int64_t p = 0; p < job->l.parts; p++) {
-            special |= job->special[p * job->rows + r];
-        }
-        if (special) {
+        if (job->special[r]) {
             special_row(job, r, n0, count);
         }
     }
@@ -333,6 +425,7 @@ void qn_vq_sums_run(const qn_kernel *kernel, const qn_run_call *call)
     job.l = layout_of(call->desc, &vq);
     job.at = memory_of(job.impl, call->desc, &vq, call->sizes.m, qn_exec_threads(call->exec));
     job.partial = (float *)(void *)(job.workspace + job.at.partial);
+    job.scales = (qn_vq_sums_scale *)(void *)(job.workspace + job.at.scales);
     job.special = (uint8_t *)job.workspace + job.at.special;
     job.tasks_n = qn_ceil_div(job.l.lines, LINES_TASK);
     if (!job.body) {
@@ -344,6 +437,7 @@ void qn_vq_sums_run(const qn_kernel *kernel, const qn_run_call *call)
     for (; job.m0 < job.side.m; job.m0 += ROWS_ROUND) {
         job.rows = qn_min_i64(ROWS_ROUND, job.side.m - job.m0);
         job.way = way_of(job.impl, &job.l, job.rows);
+        qn_parallel_for(job.rows == 1 ? NULL : call->exec, job.rows, scale_task, &job);
         qn_parallel_for(call->exec, job.l.parts * job.tasks_n, part_task, &job);
         qn_parallel_for(call->exec, qn_ceil_div(job.rows, job.way.wide) * qn_ceil_div(job.side.n, ADD_COLUMNS),
                         add_task, &job);

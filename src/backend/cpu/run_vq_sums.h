@@ -6,7 +6,7 @@
 #include "kernels/common/mm.h"
 #include "kernels/common/vq.h"
 
-#define QN_VQ_SUMS_LAYOUT 292u
+#define QN_VQ_SUMS_LAYOUT 293u
 
 /* Clocks a (group, codebook) of some rows of x, measured: an element of the vector, always, a row of w. */
 typedef struct qn_vq_sums_cost {
@@ -14,10 +14,11 @@ typedef struct qn_vq_sums_cost {
 } qn_vq_sums_cost;
 
 typedef struct qn_vq_sums_impl {
-    const qn_vq_sums_fn *one; /* row of x */
+    const qn_vq_sums_fn *one; /* row of x, or some one by one */
     const qn_vq_sums_set *set;
     qn_vq_sums_cost cost_one, cost_side;
     double cost_many; /* an element of the vector and one more, a row of w */
+    int coarse;       /* slabs are coarse where rows allow it */
     const qn_mm_f32_set *parts;
 } qn_vq_sums_impl;
 
