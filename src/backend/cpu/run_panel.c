@@ -24,7 +24,6 @@
 #define SERIAL_ELEMENTS 32768 /* activations worth more than one thread */
 #define MAX_BLOCK_PANELS 64
 #define LEAST_DIGITS 0x1p-81f /* scale of a row's largest digits: it is 2^-60 or more */
-#define OUT_AHEAD 4 /* rows of outputs whose lines are asked for ahead of the stores */
 #define MAX_BLOCK_COLS (MAX_BLOCK_PANELS * QN_PANEL_COLS)
 
 typedef struct small_arrays {
@@ -574,39 +573,6 @@ static void finish_odd_row(const qn_panel_job *job, const block *b, const weight
     job->impl->parts->finish(&finish, (qn_mm_sums){s->reals, QN_MM_PIECE}, scale_a, 0, columns, out);
 }
 
-/* Outputs are seldom in the caches, and stores alone do not wait side by side. */
-static void ask_for_outputs(const qn_panel_job *job, const block *b, int64_t row, int64_t column, int64_t columns)
-{
-    const char *const out = out_at(job, b, row, column);
-    const int64_t bytes = columns * (job->out_real == QN_MM_F32 ? 4 : 2);
-    for (int64_t i = 0; i < bytes; i += QN_PANEL_LINE) {
-        __builtin_prefetch(out + i, 1, 2);
-    }
-}
-
-/* What finishing few rows reads beside their sums lies apart from the panels and is as seldom in the caches: asked for
- * when the block begins. */
-static void ask_for_rest(const qn_panel_job *job, const block *b, const uint8_t *flags)
-{
-    const int64_t column = b->panel * QN_PANEL_COLS;
-    const int64_t columns = qn_min_i64(b->panels * QN_PANEL_COLS, job->n - column);
-    __builtin_prefetch(flags);
-    for (int64_t c = 0; c < columns; c += QN_PANEL_LINE / (int64_t)sizeof(float)) {
-        if (job->scaled && job->scale_b_step) {
-            __builtin_prefetch(job->scale_b + column + c);
-        }
-        if (job->bias) {
-            __builtin_prefetch(job->bias + column + c);
-        }
-        if (job->azp_adj) {
-            __builtin_prefetch(job->azp_adj + column + c);
-        }
-    }
-    for (int64_t r = 0; r < qn_min_i64(b->rows, OUT_AHEAD); r++) {
-        ask_for_outputs(job, b, b->row + r, column, columns);
-    }
-}
-
 /* Row r of what a call left (kernels/common/panel.h). */
 static qn_mm_sums sums_of_row(const qn_panel_call *call, int64_t group, int64_t r)
 {
@@ -630,9 +596,6 @@ static void finish_block(const run *p, const block *b, const weights *w, const q
         const qn_mm_sums from = sums_of_row(call, job->impl->set->row_group, r);
         char *const out = out_at(job, b, row, column);
         const float scale_a = job->scaled ? float_at(job->scale_a + row * job->scale_a_stride) : 1.0f;
-        if (r + OUT_AHEAD < b->rows) {
-            ask_for_outputs(job, b, row + OUT_AHEAD, column, columns);
-        }
         if (!s->finish.integers && (special || (job->odd_rows && job->odd_rows[row]))) {
             finish_odd_row(job, b, w, r, columns, from, scale_a, s, out);
         } else {
@@ -679,9 +642,6 @@ static void block_task(void *user, int64_t index, int32_t thread)
     small_arrays *const s = small_of(job, &p->at, thread);
     const weights w = weights_of(p, &b, scratch, s);
     float *const sa = (float *)(void *)(scratch + p->at.scales);
-    if (b.rows <= FEW_ROWS) {
-        ask_for_rest(job, &b, w.flags);
-    }
     const int64_t sa_stride = job->sa ? gather_scales(job, &b, sa) : 0;
     const qn_panel_call call = {.w = w.panels,
                                 .panel_bytes = job->layout.panel_bytes,
