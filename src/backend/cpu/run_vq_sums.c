@@ -36,8 +36,7 @@ typedef struct sums_layout {
     qn_vq_side_layout side;
     int64_t n, books, vector, groups, slab_groups, slabs, lines, parts;
     size_t book, longest, side_at, total;
-    size_t
-        norms; /* of the longest vector, of the longest that is not among `longest`, of the least row of w but zeros */
+    size_t norms; /* of the longest vector, of the longest not among `longest`, of the least row of w but zeros */
 } sums_layout;
 
 static sums_layout layout_of(const qn_op_desc *desc, const qn_vq *vq)
