@@ -22,6 +22,9 @@ typedef struct qn_rows_range {
     int32_t nan;
 } qn_rows_range;
 
+/* ahead: bytes from x to what is fetched meanwhile; 0: nothing. */
+typedef void (*qn_rows_range_fn)(const void *x, int64_t n, int64_t ahead, qn_rows_range *range);
+
 typedef enum qn_rows_code {
     QN_ROWS_E4M3,
     QN_ROWS_E4M3FNUZ, /* held to +-224 */
@@ -77,7 +80,6 @@ typedef struct qn_rows_bounds {
     float most, least_top, most_top, least_scale, most_scale;
 } qn_rows_bounds;
 
-typedef void (*qn_rows_range_fn)(const void *x, int64_t n, qn_rows_range *range);
 /* Elements [g * group, (g + 1) * group) by rules[g], the last ones short. Here and below:
  * ahead: bytes from x to what will be read next, which is fetched on the way; 0: nothing.
  * past: results leave the caches alone, fence() before another thread may read. They start at a multiple of
@@ -107,6 +109,7 @@ typedef enum qn_rows_care {
 typedef void (*qn_rows_e2m1_fn)(const void *x, int64_t n, int64_t block, const float *factor, int care, int64_t ahead,
                                 int past, uint8_t *q);
 
+#define QN_ROWS_BESIDE 512
 #define QN_ROWS_E2M1_SCALES 127
 
 /* How bf16 elements in blocks of 16 become e2m1 codes by integers, by the e4m3 code of their block's scale: for the
@@ -130,6 +133,17 @@ typedef struct qn_rows_set {
      * elements done: a group whose largest magnitude is not within the limits is left, with all behind it. */
     int64_t (*fp8_groups)(const qn_rows_fp8_groups *groups, const void *x, int64_t n, int64_t ahead, int past,
                           float *top, void *codes);
+    /* fp8 codes of n bf16 by a rule's steps; returns the bits of the largest magnitude of n others, or the same, at
+     * look, from where on `ahead` counts. NULL: the level has no such loop. */
+    uint32_t (*fp8_beside)(qn_rows_code code, const qn_rows_rule *rule, const void *x, const void *look, int64_t n,
+                           int64_t ahead, int past, void *codes);
+    /* The same of 4-bit codes, n a multiple of QN_ROWS_BESIDE: e2m1_steps and to_e2m1 of blocks of 32 without care,
+     * with the largest magnitudes of as many blocks at look; 1: there was a NaN or an infinity, and they are not known.
+     */
+    int (*nvfp4_beside)(const void *x, int64_t n, const uint8_t *sf, const qn_rows_e2m1_steps *steps, const void *look,
+                        int64_t ahead, int past, uint8_t *q, float *top);
+    int (*mxfp4_beside)(const void *x, int64_t n, const float *factor, const void *look, int64_t ahead, int past,
+                        uint8_t *q, float *top);
     qn_rows_range_fn range[QN_ROWS_REALS];
     qn_rows_encode_fn encode[QN_ROWS_REALS + 1][QN_ROWS_CODES];
     qn_rows_quotients_fn quotients[QN_ROWS_REALS + 1][QN_ROWS_CODES];

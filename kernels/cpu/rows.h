@@ -56,14 +56,16 @@ QN_INLINE void fetch_step(const int format, const char *p, int64_t ahead)
     }
 }
 
-/* The same of a vector's line at p, behind what gives *a and before what takes *b. */
-QN_INLINE void fetch_between(const char *p, int64_t ahead, vi *a, vi *b)
+/* The same of a vector's line at p, behind what gives *a and before what takes *b, and behind the line before. turn: 0,
+ * before a loop. */
+QN_INLINE void fetch_between(const char *p, int64_t ahead, vi *a, vi *b, uint64_t *turn)
 {
 #ifdef VEC_FETCH_BETWEEN
-    vec_fetch_between(a, b, p + ahead); /* ahead 0: a line that is there */
+    vec_fetch_between(a, b, p + ahead, turn); /* ahead 0: a line that is there */
 #else
     (void)a;
     (void)b;
+    (void)turn;
     if (ahead) {
         vec_prefetch(p + ahead);
     }
@@ -432,9 +434,9 @@ static void rows_fence(void)
 
 #define REAL(name, format)                                                                                             \
     EACH_CODE(ENCODE, name, format)                                                                                    \
-    static void range_##name(const void *x, int64_t n, qn_rows_range *range)                                           \
+    static void range_##name(const void *x, int64_t n, int64_t ahead, qn_rows_range *range)                            \
     {                                                                                                                  \
-        range_of(format, x, n, range);                                                                                 \
+        range_of(format, x, n, ahead, range);                                                                          \
     }                                                                                                                  \
     static int tops_##name(const void *x, int64_t n, int64_t block, float *top)                                        \
     {                                                                                                                  \
@@ -489,6 +491,11 @@ const qn_rows_set QN_NAME(rows) = {.ahead = VEC_AHEAD,
                                    .nvfp4_codes = rows_nvfp4_codes,
                                    .e2m1_steps = rows_e2m1_steps,
                                    .fp8_groups = rows_fp8_groups,
+#endif
+#ifdef VEC_FETCH_BETWEEN
+                                   .fp8_beside = rows_fp8_beside,
+                                   .nvfp4_beside = rows_nvfp4_beside,
+                                   .mxfp4_beside = rows_mxfp4_beside,
 #endif
                                    .range = {EACH_REAL(RANGE_ENTRY)},
                                    .encode = {EACH_REAL(ENCODE_ROW) ENCODE_ROW(paired, QN_ROWS_PAIRED)},

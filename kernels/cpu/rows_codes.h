@@ -51,17 +51,26 @@ QN_INLINE void range_without_nan(const int format, const void *x, int64_t n, qn_
 #endif
 
 /* Signed order puts the greatest positive value on top, unsigned order the lowest negative one. */
-QN_INLINE void range_of(const int format, const void *x, int64_t n, qn_rows_range *range)
+QN_INLINE void range_of(const int format, const void *x, int64_t n, int64_t ahead, qn_rows_range *range)
 {
     const int wide = format == QN_MM_F32;
     const int64_t size = real_bytes(format), lanes = VL * 4 / size;
     const char *const p = x;
     vi hi[2] = {vi_set(0), vi_set(0)}, lo[2] = {vi_set(wide ? 0x80000000u : 0x80008000u)};
     lo[1] = lo[0];
+    uint64_t turn = 0;
+    (void)turn;
+    (void)ahead;
     int64_t i = 0;
     for (; i + 2 * lanes <= n; i += 2 * lanes) {
         for (int j = 0; j < 2; j++) {
-            const vi v = vec_once(vi_load(p + (i + j * lanes) * size));
+            const char *const at = p + (i + j * lanes) * size;
+            vi v = vec_once(vi_load(at));
+#ifdef VEC_FETCH_BETWEEN /* elsewhere processors do as well by themselves */
+            if (ahead) {
+                fetch_between(at, ahead, &lo[j], &v, &turn);
+            }
+#endif
             hi[j] = wide ? vi_max(hi[j], v) : vi_max16(hi[j], v);
             lo[j] = wide ? vi_umax(lo[j], v) : vi_umax16(lo[j], v);
         }
@@ -121,10 +130,14 @@ QN_INLINE uint32_t top_of(const int format, const char *p, int64_t n)
     return format == QN_MM_F32 ? vi_top(top) : vi_top16(top);
 }
 
+#ifndef VEC_TOPS_TOGETHER
+#define VEC_TOPS_TOGETHER 8
+#endif
+
 QN_INLINE int tops_in(const int format, const void *x, int64_t n, const int64_t block, float *top)
 {
-    /* blocks that are done together: of two bytes an element 8, but 16 of the smallest */
-    const int64_t size = real_bytes(format), together = size == 2 && block > 16 ? 8 : 16;
+    /* blocks that are done together: of two bytes an element 8 at some levels, but 16 of the smallest */
+    const int64_t size = real_bytes(format), together = size == 2 && block > 16 ? VEC_TOPS_TOGETHER : 16;
     const char *p = x;
     uint32_t bits[16] = {0}, last = 0;
     vi most = vi_set(0);
@@ -159,7 +172,7 @@ QN_INLINE void tops_without_nan(const int format, const void *x, int64_t n, int6
 {
     for (int64_t i = 0; i < n; i += block) {
         qn_rows_range r;
-        range_of(format, (const char *)x + i * real_bytes(format), n - i < block ? n - i : block, &r);
+        range_of(format, (const char *)x + i * real_bytes(format), n - i < block ? n - i : block, 0, &r);
         top[i / block] = (r.high > -r.low ? r.high : -r.low) + 0.0f; /* never -0 */
     }
 }
@@ -541,6 +554,25 @@ QN_INLINE void e2m1_all(const int format, const void *x, int64_t n, int64_t bloc
     }
 }
 
+/* Largest magnitudes of VL blocks of bf16, and the largest bits of all so far; look NULL: nothing. */
+QN_INLINE void look_at_blocks(const char *look, const int64_t block, float *top, vi *most)
+{
+#ifdef VEC_FETCH_BETWEEN
+    if (look) {
+        uint32_t bits[VL];
+        vec_block_tops16(look, block, bits);
+        const vi v = vi_load(bits);
+        *most = vi_umax(*most, v);
+        vf_store(top, magnitudes_of(QN_MM_BF16, v));
+    }
+#else
+    (void)look;
+    (void)block;
+    (void)top;
+    (void)most;
+#endif
+}
+
 #ifdef VEC_E2M1_BITS
 /* The bits of quarters of the scales of VL blocks, in both halves of the lanes. */
 QN_INLINE void e2m1_bases(const float *factor, uint32_t base[VL])
@@ -549,10 +581,12 @@ QN_INLINE void e2m1_bases(const float *factor, uint32_t base[VL])
     vi_store(base, vi_add(vi_shl(e, 7), vi_shl(e, 23)));
 }
 
-/* bf16 in blocks of 32, of factors that are powers of two. */
-QN_INLINE void e2m1_by_bits(const void *x, int64_t n, const float *factor, int64_t ahead, int past, uint8_t *q)
+/* bf16 in blocks of 32, of factors that are powers of two. look: NULL, or where as many blocks are looked at. */
+QN_INLINE void e2m1_by_bits(const void *x, int64_t n, const float *factor, int64_t ahead, int past, uint8_t *q,
+                            const char *look, float *top, vi *most)
 {
     const char *const p = x;
+    uint64_t turn = 0;
     int64_t i = 0;
     for (int64_t blocks; i + 4 * STEP <= n; i += blocks * 32) {
         const int64_t left = (n - i) / (4 * STEP) * (STEP / 8);
@@ -563,15 +597,16 @@ QN_INLINE void e2m1_by_bits(const void *x, int64_t n, const float *factor, int64
             memcpy(some, factor + i / 32, (size_t)blocks * 4);
         }
         e2m1_bases(blocks < VL ? some : factor + i / 32, base);
+        look_at_blocks(look ? look + i * 2 : NULL, 32, top + i / 32, most);
         for (int b = 0; b < (int)blocks; b += STEP / 8) {
             vi both[2] = {vi_set(0)};
             for (int j = 0; j < 2; j++) {
                 const char *const x0 = p + (i + b * 32 + 2 * j * STEP) * 2, *const x1 = x0 + STEP * 2;
                 const int b0 = b + 2 * j * STEP / 32, b1 = b + (2 * j + 1) * STEP / 32;
                 vi v = vi_load(x0), w = vi_load(x1);
-                fetch_between(x0, ahead, &both[0], &v);
+                fetch_between(x0, ahead, &both[0], &v, &turn);
                 vi bits = vec_e2m1_bits(v, vi_set(base[b0]));
-                fetch_between(x1, ahead, &bits, &w);
+                fetch_between(x1, ahead, &bits, &w, &turn);
                 both[j] = vec_e2m1_of_bits(v, w, bits, vec_e2m1_bits(w, vi_set(base[b1])));
             }
             vi_put_nibbles4(q + (i + b * 32) / 2, both[0], both[1], past);
@@ -595,7 +630,8 @@ QN_INLINE void to_e2m1_of(const int format, const void *x, int64_t n, int64_t bl
     } else {
 #ifdef VEC_E2M1_BITS
         if (format == QN_MM_BF16) {
-            e2m1_by_bits(x, n, factor, ahead, past, q);
+            vi none = vi_set(0);
+            e2m1_by_bits(x, n, factor, ahead, past, q, NULL, NULL, &none);
             return;
         }
 #endif
@@ -685,37 +721,65 @@ static void rows_nvfp4_codes(float g, const float *top, int64_t blocks, uint8_t 
 
 /* Codes of 4 STEP elements. */
 QN_INLINE void e2m1_stepped(const char *x, const uint8_t *sf, const qn_rows_e2m1_steps *steps, int64_t ahead, int past,
-                            uint8_t *q)
+                            uint8_t *q, uint64_t *turn)
 {
     vi both[2] = {vi_set(0)};
     for (int j = 0; j < 2; j++, sf += STEP / 8, x += 4 * STEP) {
         const char *const second = x + 2 * STEP;
         vi a = vi_load(x), b = vi_load(second);
-        fetch_between(x, ahead, &both[0], &a);
+        fetch_between(x, ahead, &both[0], &a, turn);
         vi met = vec_e2m1_met(a, sf, steps->add, steps->base);
-        fetch_between(second, ahead, &met, &b);
+        fetch_between(second, ahead, &met, &b, turn);
         both[j] = vec_e2m1_stepped(a, b, met, vec_e2m1_met(b, sf + STEP / 16, steps->add, steps->base));
     }
     vi_put_nibbles4(q, both[0], both[1], past);
 }
 
-static void rows_e2m1_steps(const void *x, int64_t n, const uint8_t *sf, const qn_rows_e2m1_steps *steps, int64_t ahead,
-                            int past, uint8_t *q)
+QN_INLINE void e2m1_all_steps(const char *x, int64_t n, const uint8_t *sf, const qn_rows_e2m1_steps *steps,
+                              int64_t ahead, int past, uint8_t *q, const char *look, float *top, vi *most)
 {
-    const char *const p = x;
+    uint64_t turn = 0;
     int64_t i = 0;
     for (; i + 4 * STEP <= n; i += 4 * STEP) {
-        e2m1_stepped(p + i * 2, sf + i / 16, steps, ahead, past, q + i / 2);
+        if (i % (16 * VL) == 0) {
+            look_at_blocks(look ? look + i * 2 : NULL, 16, top + i / 16, most);
+        }
+        e2m1_stepped(x + i * 2, sf + i / 16, steps, ahead, past, q + i / 2, &turn);
     }
     if (i < n) {
         char pad[8 * STEP] = {0};
         uint8_t scales[STEP / 4] = {0}, last[2 * STEP];
-        memcpy(pad, p + i * 2, (size_t)((n - i) * 2));
+        memcpy(pad, x + i * 2, (size_t)((n - i) * 2));
         memcpy(scales, sf + i / 16, (size_t)((n - i) / 16));
-        e2m1_stepped(pad, scales, steps, 0, 0, last);
+        e2m1_stepped(pad, scales, steps, 0, 0, last, &turn);
         memcpy(q + i / 2, last, (size_t)((n - i) / 2));
     }
 }
+
+static void rows_e2m1_steps(const void *x, int64_t n, const uint8_t *sf, const qn_rows_e2m1_steps *steps, int64_t ahead,
+                            int past, uint8_t *q)
+{
+    vi none = vi_set(0);
+    e2m1_all_steps(x, n, sf, steps, ahead, past, q, NULL, NULL, &none);
+}
+
+#ifdef VEC_FETCH_BETWEEN
+static int rows_nvfp4_beside(const void *x, int64_t n, const uint8_t *sf, const qn_rows_e2m1_steps *steps,
+                             const void *look, int64_t ahead, int past, uint8_t *q, float *top)
+{
+    vi most = vi_set(0);
+    e2m1_all_steps(x, n, sf, steps, ahead, past, q, look, top, &most);
+    return vi_top(most) >= infinity_bits(QN_MM_BF16);
+}
+
+static int rows_mxfp4_beside(const void *x, int64_t n, const float *factor, const void *look, int64_t ahead, int past,
+                             uint8_t *q, float *top)
+{
+    vi most = vi_set(0);
+    e2m1_by_bits(x, n, factor, ahead, past, q, look, top, &most);
+    return vi_top(most) >= infinity_bits(QN_MM_BF16);
+}
+#endif
 #endif
 
 /* Of VL blocks: the exponent of top, one more where the rule's addend reaches it, less two; held to bytes from 0, of

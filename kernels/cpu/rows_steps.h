@@ -9,7 +9,7 @@
 
 #ifdef VEC_STEPS
 #define ROWS_STEPS 1
-enum { LEAST_NORMAL = 8, MOST_NORMAL = 126, STEPS_PAIRS = 128 / (2 * STEP) /* checked together */ };
+enum { LEAST_NORMAL = 8, MOST_NORMAL = 126 };
 
 /* Whether one of 2 STEP elements becomes a subnormal code: below the smallest normal number, which is 128 above base,
  * by less than four binades, and something for what add[] holds. */
@@ -20,13 +20,60 @@ QN_INLINE int any_subnormal(const char *x, const qn_rows_steps *steps)
     return vec_any_in(vi_load(x), from, count) | vec_any_in(vi_load(x + STEP * 2), from, count);
 }
 
+QN_INLINE int steps_known(const int format, const int code, const qn_rows_rule *rule)
+{
+    return format == QN_MM_BF16 && (code == QN_ROWS_E4M3 || code == QN_ROWS_E4M3FNUZ) && rule->steps.add;
+}
+
+/* Steps of the group whose largest magnitude has these bits. */
+QN_INLINE qn_rows_steps steps_of_top(const qn_rows_fp8_groups *by, uint32_t top)
+{
+    const uint32_t mantissa = top & 127;
+    const qn_rows_steps_entry *const entry = by->entries + (by->power ? QN_ROWS_STEPS_POWER : mantissa);
+    /* 1.75 is the largest code's mantissa */
+    const int32_t exponent = (int32_t)(top >> 7) + (by->power ? mantissa > 0x60 : -1);
+    const int32_t base = exponent * 128 - entry->base + 256 * entry->add[0];
+    return (qn_rows_steps){entry->add, (uint32_t)base * 0x10001u};
+}
+
+/* The same group's rule. */
+QN_INLINE qn_rows_rule group_rule(const qn_rows_fp8_groups *by, uint32_t top)
+{
+    float scale = magnitude(QN_MM_BF16, top) / by->most;
+    if (by->power) {
+        uint32_t bits;
+        memcpy(&bits, &scale, 4);
+        bits = (bits + 0x7fffff) & 0x7f800000;
+        memcpy(&scale, &bits, 4);
+    }
+    return (qn_rows_rule){.scale = scale, .factor = 1.0f / scale, .steps = steps_of_top(by, top)};
+}
+
+enum { GROUP_VECTORS = QN_ROWS_FP8_GROUP / STEP, GROUP_PAIRS = GROUP_VECTORS / 2 };
+
+/* Bits of the largest magnitude of a group. */
+QN_INLINE uint32_t group_top(const char *x)
+{
+    const vi size = vi_set(0x7fff7fff);
+    vi most[2] = {vi_and(vi_load(x), size), vi_and(vi_load(x + STEP * 2), size)};
+    for (int j = 2; j < GROUP_VECTORS; j++) {
+        most[j & 1] = vi_umax16(most[j & 1], vi_and(vi_load(x + j * STEP * 2), size));
+    }
+    return vi_top16(vi_umax16(most[0], most[1]));
+}
+
+#ifdef VEC_FETCH_BETWEEN
+#include "kernels/cpu/rows_later.h"
+#else
+enum { STEPS_PAIRS = 128 / (2 * STEP) /* checked together */ };
+
 /* Codes of 2 STEP elements by their steps, without signs; least: of their bytes and those before. */
 QN_INLINE vi pair_codes(const int how, const char *x, vi table, vi base, int64_t ahead, vi *least)
 {
     vi a = vi_load(x), b = vi_load(x + STEP * 2);
-    fetch_between(x, ahead, least, &a);
+    fetch_step(QN_MM_BF16, x, ahead);
     a = vec_step_codes(a, table, base);
-    fetch_between(x + STEP * 2, ahead, &a, &b);
+    fetch_step(QN_MM_BF16, x + STEP * 2, ahead);
     const vi w = vi_bytes(a, vec_step_codes(b, table, base));
     *least = vi_umin8(*least, w);
     return how == MULTIPLY ? vi_umin8(w, vi_set(MOST_NORMAL * 0x01010101u)) : w;
@@ -58,11 +105,6 @@ QN_INLINE void put_small(const int code, const qn_rows_rule *rule, const char *x
     } else {
         put_small_fnuz(rule, x, w, pairs, past, codes);
     }
-}
-
-QN_INLINE int steps_known(const int format, const int code, const qn_rows_rule *rule)
-{
-    return format == QN_MM_BF16 && (code == QN_ROWS_E4M3 || code == QN_ROWS_E4M3FNUZ) && rule->steps.add;
 }
 
 /* Some pairs of steps. A code of theirs that was stored past the caches could not be stored again soon, so all are
@@ -99,30 +141,6 @@ QN_INLINE void steps_all(const int code, const int how, const qn_rows_rule *rule
     if (i < n) {
         encode_all(QN_MM_BF16, code, how, 0, rule, x + i * 2, n - i, 0, 0, codes + i);
     }
-}
-
-/* Steps of the group whose largest magnitude has these bits. */
-QN_INLINE qn_rows_steps steps_of_top(const qn_rows_fp8_groups *by, uint32_t top)
-{
-    const uint32_t mantissa = top & 127;
-    const qn_rows_steps_entry *const entry = by->entries + (by->power ? QN_ROWS_STEPS_POWER : mantissa);
-    /* 1.75 is the largest code's mantissa */
-    const int32_t exponent = (int32_t)(top >> 7) + (by->power ? mantissa > 0x60 : -1);
-    const int32_t base = exponent * 128 - entry->base + 256 * entry->add[0];
-    return (qn_rows_steps){entry->add, (uint32_t)base * 0x10001u};
-}
-
-enum { GROUP_VECTORS = QN_ROWS_FP8_GROUP / STEP, GROUP_PAIRS = GROUP_VECTORS / 2 };
-
-/* Bits of the largest magnitude of a group. */
-QN_INLINE uint32_t group_top(const char *x)
-{
-    const vi size = vi_set(0x7fff7fff);
-    vi most[2] = {vi_and(vi_load(x), size), vi_and(vi_load(x + STEP * 2), size)};
-    for (int j = 2; j < GROUP_VECTORS; j++) {
-        most[j & 1] = vi_umax16(most[j & 1], vi_and(vi_load(x + j * STEP * 2), size));
-    }
-    return vi_top16(vi_umax16(most[0], most[1]));
 }
 
 /* 0: some codes are subnormal. */
@@ -177,28 +195,6 @@ QN_INLINE void encode_known(const int code, const qn_rows_rule *rules, const cha
     }
 }
 
-QN_INLINE void encode_by_steps(const int code, const qn_rows_rule *rules, const char *x, int64_t n, int64_t group,
-                               int64_t ahead, int past, uint8_t *codes)
-{
-    const int multiply = rules->multiply;
-    if (group == QN_ROWS_FP8_GROUP && !multiply) {
-        const int64_t whole = n / group * group;
-        encode_known(code, rules, x, whole, ahead, past, codes);
-        rules += whole / group;
-        x += whole * 2;
-        codes += whole;
-        n -= whole;
-    }
-    for (int64_t i = 0; i < n; i += group, rules++) {
-        const int64_t count = n - i < group ? n - i : group;
-        if (multiply) {
-            steps_all(code, MULTIPLY, rules, x + i * 2, count, ahead, past, codes + i);
-        } else {
-            steps_all(code, QUOTIENT, rules, x + i * 2, count, ahead, past, codes + i);
-        }
-    }
-}
-
 /* Until a group has subnormal codes. The next group's largest magnitude is on its way while a group is coded: what
  * follows from it takes as long as that. */
 QN_INLINE int64_t groups_in_turn(const qn_rows_fp8_groups *by, const char *x, int64_t n, int64_t ahead, int past,
@@ -224,14 +220,7 @@ QN_INLINE int64_t groups_in_turn(const qn_rows_fp8_groups *by, const char *x, in
 QN_INLINE void group_small(const int code, const qn_rows_fp8_groups *by, uint32_t top, const char *x, int past,
                            uint8_t *codes)
 {
-    float scale = magnitude(QN_MM_BF16, top) / by->most;
-    if (by->power) {
-        uint32_t bits;
-        memcpy(&bits, &scale, 4);
-        bits = (bits + 0x7fffff) & 0x7f800000;
-        memcpy(&scale, &bits, 4);
-    }
-    const qn_rows_rule rule = {.scale = scale, .factor = 1.0f / scale, .steps = steps_of_top(by, top)};
+    const qn_rows_rule rule = group_rule(by, top);
     put_small_group(code, &rule, x, past, codes);
 }
 
@@ -256,6 +245,29 @@ static int64_t rows_fp8_groups(const qn_rows_fp8_groups *by, const void *x, int6
         }
     }
     return n;
+}
+#endif
+
+QN_INLINE void encode_by_steps(const int code, const qn_rows_rule *rules, const char *x, int64_t n, int64_t group,
+                               int64_t ahead, int past, uint8_t *codes)
+{
+    const int multiply = rules->multiply;
+    if (group == QN_ROWS_FP8_GROUP && !multiply) {
+        const int64_t whole = n / group * group;
+        encode_known(code, rules, x, whole, ahead, past, codes);
+        rules += whole / group;
+        x += whole * 2;
+        codes += whole;
+        n -= whole;
+    }
+    for (int64_t i = 0; i < n; i += group, rules++) {
+        const int64_t count = n - i < group ? n - i : group;
+        if (multiply) {
+            steps_all(code, MULTIPLY, rules, x + i * 2, count, ahead, past, codes + i);
+        } else {
+            steps_all(code, QUOTIENT, rules, x + i * 2, count, ahead, past, codes + i);
+        }
+    }
 }
 #else
 #define ROWS_STEPS 0

@@ -11,7 +11,8 @@
 #include "backend/cpu/sizes.h"
 #include "ref/slots.h"
 
-#define CHUNK 2048 /* elements done together; a multiple of 256 */
+#define CHUNK 2048  /* elements done together; a multiple of 256 */
+#define SCALES 1024 /* of a row, put together: a multiple of a chunk's */
 #define TILE_ROWS 128
 #define STEPS_FROM 65536 /* elements that pay for the tables of a global scale */
 
@@ -33,13 +34,16 @@ typedef struct fp4_job {
 /* A thread's scratch. */
 typedef struct fp4_scratch {
     float top[CHUNK / 16], factor[CHUNK / 16];
-    uint8_t scale[CHUNK / 16], codes[CHUNK / 2];
+    uint8_t scale[SCALES], codes[CHUNK / 2];
+    int seen; /* top is of the chunk that follows */
 } fp4_scratch;
 
 static float largest_of(const fp4_job *job, int64_t m, float amax)
 {
     qn_rows_range range;
-    job->set->range[job->real](job->x + m * job->stride, job->k, &range);
+    const int64_t ahead =
+        qn_rows_ahead(m, job->m, job->stride, job->k * qn_rows_real_bytes(job->real), 0, QN_ROWS_NEAR_BYTES);
+    job->set->range[job->real](job->x + m * job->stride, job->k, ahead, &range);
     const float row = (range.high > -range.low ? range.high : -range.low) + 0.0f; /* never -0 */
     return row > amax ? row : amax;
 }
@@ -80,40 +84,89 @@ static void put_tiled(const fp4_job *job, int64_t m, int64_t b0, int64_t blocks,
     }
 }
 
-static void fp4_row(const fp4_job *job, int64_t m, fp4_scratch *s)
+/* Scales of row m from block b0 on. */
+static void put_scales(const fp4_job *job, int64_t m, int64_t b0, int64_t blocks, const uint8_t *scale)
 {
-    const qn_mut_view *q = &job->args->out[QN_FP4_OUT_Q], *scale = &job->args->out[QN_FP4_OUT_SCALE];
+    const qn_mut_view *out = &job->args->out[QN_FP4_OUT_SCALE];
+    char *const to = (char *)out->data + m * out->strides[0] + b0;
+    if (job->tiled) {
+        put_tiled(job, m, b0, blocks, scale);
+    } else if (job->stream) {
+        job->set->stream(to, scale, (size_t)blocks);
+    } else {
+        memcpy(to, scale, (size_t)blocks);
+    }
+}
+
+/* A chunk of row m from column c on, and the one that follows it among the rows before `last`. */
+typedef struct fp4_chunk {
+    const char *x, *next; /* next: NULL: there is none of the same length */
+    int64_t n, ahead;
+    int past;
+    uint8_t *codes, *scale;
+} fp4_chunk;
+
+static fp4_chunk chunk_at(const fp4_job *job, int64_t m, int64_t last, int64_t c, fp4_scratch *s)
+{
+    const qn_mut_view *q = &job->args->out[QN_FP4_OUT_Q];
     const int64_t size = qn_rows_real_bytes(job->real);
+    fp4_chunk k = {.n = qn_min_i64(CHUNK, job->k - c), .scale = s->scale};
+    k.x = job->x + m * job->stride + c * size;
+    k.ahead = qn_rows_ahead(m, job->m, job->stride, job->k * size, c * size, k.n * size + job->set->ahead);
+    k.codes = (uint8_t *)q->data + m * q->strides[0] + c / 2;
+    k.past = job->stream && qn_rows_aligned(k.codes);
+    if (k.n % QN_ROWS_BESIDE == 0 && job->k - c >= 2 * k.n) {
+        k.next = k.x + k.n * size;
+    } else if (k.n % QN_ROWS_BESIDE == 0 && c + k.n == job->k && job->k >= k.n && m + 1 < last &&
+               qn_min_i64(CHUNK, job->k) == k.n) {
+        k.next = job->x + (m + 1) * job->stride;
+    }
+    return k;
+}
+
+/* Codes of a chunk; where the level does that beside them, the next one's largest magnitudes. */
+static void put_codes(const fp4_job *job, const fp4_chunk *k, int special, int care, fp4_scratch *s)
+{
+    const int copied = job->stream && !k->past, stepped = job->stepped && !special;
+    uint8_t *const codes = copied ? s->codes : k->codes;
+    const int plain = !job->nvfp4 && job->real == QN_MM_BF16 && !special && care == QN_ROWS_PLAIN;
+    s->seen = 0;
+    if (stepped && k->next && job->set->nvfp4_beside) {
+        s->seen = !job->set->nvfp4_beside(k->x, k->n, k->scale, &job->steps, k->next, k->ahead, k->past, codes, s->top);
+    } else if (stepped) {
+        job->set->e2m1_steps(k->x, k->n, k->scale, &job->steps, k->ahead, k->past, codes);
+    } else if (plain && k->next && job->set->mxfp4_beside) {
+        s->seen = !job->set->mxfp4_beside(k->x, k->n, s->factor, k->next, k->ahead, k->past, codes, s->top);
+    } else {
+        job->set->to_e2m1[job->real](k->x, k->n, job->block, s->factor, special || job->far ? QN_ROWS_NAN : care,
+                                     k->ahead, k->past, codes);
+    }
+    if (copied) {
+        job->set->stream(k->codes, s->codes, (size_t)(k->n / 2));
+    }
+}
+
+static void fp4_row(const fp4_job *job, int64_t m, int64_t last, fp4_scratch *s)
+{
+    int64_t kept = 0; /* blocks whose scales are to be put */
     for (int64_t c = 0; c < job->k; c += CHUNK) {
-        const int64_t n = qn_min_i64(CHUNK, job->k - c), blocks = n / job->block;
-        const char *const x = job->x + m * job->stride + c * size;
-        const int special = job->set->tops[job->real](x, n, job->block, s->top);
-        uint8_t *const codes = (uint8_t *)q->data + m * q->strides[0] + c / 2;
-        const int past = job->stream && qn_rows_aligned(codes), copied = job->stream && !past;
-        const int64_t ahead =
-            qn_rows_ahead(m, job->m, job->stride, job->k * size, c * size, n * size + job->set->ahead);
-        const int stepped = job->stepped && !special;
+        fp4_chunk k = chunk_at(job, m, last, c, s);
+        const int64_t blocks = k.n / job->block;
+        const int special = !s->seen && job->set->tops[job->real](k.x, k.n, job->block, s->top);
         int care = QN_ROWS_PLAIN;
-        if (stepped) {
-            job->set->nvfp4_codes(job->global, s->top, blocks, s->scale);
+        k.scale += kept;
+        if (job->stepped && !special) {
+            job->set->nvfp4_codes(job->global, s->top, blocks, k.scale);
         } else if (!job->nvfp4) {
-            care = job->set->mxfp4_scales(mx_addend(job->rule), s->top, blocks, s->scale, s->factor);
+            care = job->set->mxfp4_scales(mx_addend(job->rule), s->top, blocks, k.scale, s->factor);
         } else {
-            care = job->set->nvfp4_scales(job->global, s->top, blocks, s->scale, s->factor);
+            care = job->set->nvfp4_scales(job->global, s->top, blocks, k.scale, s->factor);
         }
-        if (job->tiled) {
-            put_tiled(job, m, c / 16, blocks, s->scale);
-        } else {
-            memcpy((char *)scale->data + m * scale->strides[0] + c / job->block, s->scale, (size_t)blocks);
-        }
-        if (stepped) {
-            job->set->e2m1_steps(x, n, s->scale, &job->steps, ahead, past, copied ? s->codes : codes);
-        } else {
-            job->set->to_e2m1[job->real](x, n, job->block, s->factor, special || job->far ? QN_ROWS_NAN : care, ahead,
-                                         past, copied ? s->codes : codes);
-        }
-        if (copied) {
-            job->set->stream(codes, s->codes, (size_t)(n / 2));
+        put_codes(job, &k, special, care, s);
+        kept += blocks;
+        if (c + k.n == job->k || kept > SCALES - CHUNK / 16) {
+            put_scales(job, m, (c + k.n) / job->block - kept, kept, s->scale);
+            kept = 0;
         }
     }
 }
@@ -127,8 +180,9 @@ static void fp4_task(void *user, int64_t index, int32_t thread)
     for (int64_t r = first; job->tiled && r < first + TILE_ROWS; r++) {
         memset((char *)scale->data + r * scale->strides[0], 0, (size_t)scale->shape.dims[1]);
     }
+    s->seen = 0;
     for (int64_t m = first; m < last; m++) {
-        fp4_row(job, m, s);
+        fp4_row(job, m, last, s);
     }
     if (job->stream) {
         job->set->fence();
@@ -193,6 +247,9 @@ void qn_fp4_run(const qn_kernel *kernel, const qn_run_call *call)
                    .parts = call->workspace};
     job.stream = job.k > 0 && job.m > 2 * QN_ROWS_STREAM_BYTES / job.k;
     job.per_task = qn_rows_per_task(row_bytes(call->desc));
+    if (job.stream) {
+        job.per_task = qn_rows_per_far_task(job.per_task, job.m, qn_exec_threads(call->exec));
+    }
     job.scratch = (char *)call->workspace + (job.m > 0 ? parts_bytes(call->desc, job.m) : 0);
     if (nvfp4) {
         find_global(&job, call->exec);

@@ -25,6 +25,7 @@
 #define FEW 8      /* where wide panels are too few tasks */
 #define BANDS 8    /* of a task, at most */
 #define TURN 512   /* elements of a kept run that are coded before as many are looked at */
+#define TOKENS 64  /* rows whose scales are put together */
 #define TASKS 4    /* a thread, at least */
 #define GROUPS 32  /* most of a piece; a multiple of QN_ROWS_TOGETHER */
 #define PIECE 4096 /* elements of its codes, or of a piece, at most; of longer groups one is a piece */
@@ -365,7 +366,7 @@ static void find_ranges(const quantize_job *job, int32_t real, const char *x, in
         return;
     }
     for (int64_t i = 0; i < n; i += group, ranges++) {
-        job->set->range[seen_as(real)](x + i * size, qn_min_i64(group, n - i), ranges);
+        job->set->range[seen_as(real)](x + i * size, qn_min_i64(group, n - i), 0, ranges);
     }
 }
 
@@ -389,6 +390,10 @@ static void put_scales(const quantize_job *job, const float *scales, int64_t cou
 {
     const qn_mut_view *scale = &job->args->out[QN_QUANT_OUT_SCALE];
     char *at = (char *)scale->data + scale_offset(&scale->shape, scale->strides, job->col, i, j);
+    if (!job->col && job->stream) {
+        job->set->stream(at, scales, (size_t)count * 4);
+        return;
+    }
     if (!job->col) {
         memcpy(at, scales, (size_t)count * 4);
         return;
@@ -474,14 +479,79 @@ static char *scratch_of(const quantize_job *job, int32_t thread)
     return job->scratch + (size_t)thread * job->scratch_bytes;
 }
 
+/* The range that a largest magnitude of bf16 makes. */
+static qn_rows_range range_of_top(uint32_t top)
+{
+    qn_rows_range range = {.nan = top > 0x7f80};
+    top <<= 16;
+    memcpy(&range.high, &top, 4);
+    return range;
+}
+
+/* Whether row m of bf16 may be coded while another is looked at. */
+static int is_beside(const quantize_job *job, const qn_rows_rule *rule, int64_t m)
+{
+    return job->set->fp8_beside && rule->steps.add && !rule->careful &&
+           (!job->stream || qn_rows_aligned(codes_at(job, m)));
+}
+
+/* Scales of whole rows, from row m on. */
+static void put_row_scales(const quantize_job *job, const float *scales, int64_t count, int64_t m)
+{
+    const qn_mut_view *scale = &job->args->out[QN_QUANT_OUT_SCALE];
+    if (job->stream && !job->col && scale->strides[0] == 4) {
+        job->set->stream((char *)scale->data + m * 4, scales, (size_t)count * 4);
+        return;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        memcpy((char *)scale->data + scale_offset(&scale->shape, scale->strides, job->col, m + i, 0), &scales[i], 4);
+    }
+}
+
+/* Rows with a scale each: one is looked at while the one above becomes codes. */
+static void quantize_tokens(const quantize_job *job, int64_t m, int64_t last, char *scratch)
+{
+    const int64_t row = job->k * qn_rows_real_bytes(job->real);
+    float scales[TOKENS];
+    int64_t count = 0;
+    qn_rows_range range;
+    job->set->range[job->real](row_at(job, m), job->k, 0, &range);
+    for (; m < last; m++) {
+        const char *const x = row_at(job, m);
+        qn_rows_rule rule;
+        rules_of(job, &range, 1, &rule);
+        scales[count++] = rule.scale;
+        range.nan = 1;
+        if (m + 1 < last && is_beside(job, &rule, m)) {
+            range = range_of_top(job->set->fp8_beside(
+                job->code, &rule, x, row_at(job, m + 1), job->k,
+                qn_rows_ahead(m + 1, job->m, job->stride, row, 0, QN_ROWS_AHEAD_BYTES), job->stream, codes_at(job, m)));
+        } else {
+            put_codes(job, &(group_rules){.rules = &rule}, (int32_t)job->real, x, m, 0, job->k, job->k,
+                      qn_rows_ahead(m, job->m, job->stride, row, 0, row), scratch);
+        }
+        if (m + 1 < last && range.nan) { /* not looked at, or it takes more than a look */
+            job->set->range[job->real](row_at(job, m + 1), job->k, 0, &range);
+        }
+        if (count == TOKENS || m + 1 == last) {
+            put_row_scales(job, scales, count, m + 1 - count);
+            count = 0;
+        }
+    }
+}
+
 static void row_task(void *user, int64_t index, int32_t thread)
 {
     const quantize_job *job = user;
     char *const scratch = scratch_of(job, thread);
     float *const v = (float *)(void *)(scratch + qn_size_pad((size_t)job->k));
-    const int64_t last = qn_min_i64(job->m, (index + 1) * job->per_task);
-    for (int64_t m = index * job->per_task; m < last; m++) {
-        quantize_row(job, m, scratch, v);
+    const int64_t first = index * job->per_task, last = qn_min_i64(job->m, first + job->per_task);
+    if (job->granularity == QN_PER_TOKEN && job->stepped && !job->is_static && job->k > 0 && job->set->fp8_beside) {
+        quantize_tokens(job, first, last, scratch);
+    } else {
+        for (int64_t m = first; m < last; m++) {
+            quantize_row(job, m, scratch, v);
+        }
     }
     if (job->stream) {
         job->set->fence();
@@ -622,12 +692,31 @@ static void range_task(void *user, int64_t index, int32_t thread)
     const quantize_job *job = user;
     index = qn_ceil_div(job->m, job->per_task) - 1 - index;
     const int64_t last = qn_min_i64(job->m, (index + 1) * job->per_task);
+    const int64_t row = job->k * qn_rows_real_bytes(job->real);
     qn_rows_range all = {0.0f, 0.0f, 0}, part;
     for (int64_t m = index * job->per_task; m < last; m++) {
-        job->set->range[job->real](row_at(job, m), job->k, &part);
+        const int64_t ahead = qn_rows_ahead(m, job->m, job->stride, row, 0, QN_ROWS_NEAR_BYTES);
+        job->set->range[job->real](row_at(job, m), job->k, ahead, &part);
         qn_rows_range_join(&all, &part);
     }
     job->parts[index] = all;
+}
+
+/* A row by a given scale, read once; 0: there are values for which that is not right. */
+static int put_given_row(const quantize_job *job, int64_t m)
+{
+    const int64_t row = job->k * qn_rows_real_bytes(job->real);
+    const int64_t ahead = qn_rows_ahead(m, job->m, job->stride, row, 0, QN_ROWS_AHEAD_BYTES);
+    const char *const x = row_at(job, m);
+    qn_rows_rule rule = job->rule;
+    rule.careful = 0;
+    if (!is_beside(job, &rule, m)) {
+        return 0;
+    }
+    const qn_rows_range range =
+        range_of_top(job->set->fp8_beside(job->code, &rule, x, x, job->k, ahead, job->stream, codes_at(job, m)));
+    spare_care(job, &range, 1, &rule);
+    return !rule.careful;
 }
 
 static void tensor_task(void *user, int64_t index, int32_t thread)
@@ -639,9 +728,12 @@ static void tensor_task(void *user, int64_t index, int32_t thread)
         qn_rows_rule rule = job->rule;
         int64_t distance = QN_ROWS_AHEAD_BYTES;
         if (job->is_static) {
+            if (put_given_row(job, m)) {
+                continue;
+            }
             distance += row; /* the next row's range reads all of it */
             qn_rows_range range;
-            job->set->range[job->real](row_at(job, m), job->k, &range);
+            job->set->range[job->real](row_at(job, m), job->k, 0, &range);
             spare_care(job, &range, 1, &rule);
         }
         put_codes(job, &(group_rules){.rules = &rule}, (int32_t)job->real, row_at(job, m), m, 0, job->k, job->k,
@@ -766,6 +858,9 @@ void qn_quantize_run(const qn_kernel *kernel, const qn_run_call *call)
     job.paired = silu && job.real == QN_MM_BF16 && (job.group == job.k || job.group % QN_MM_STEP == 0);
     job.stream = is_large(job.m, job.k);
     job.per_task = qn_rows_per_task(row_bytes(desc));
+    if (job.stream) {
+        job.per_task = qn_rows_per_far_task(job.per_task, job.m, qn_exec_threads(call->exec));
+    }
     choose_blocks(&job, TASKS * qn_exec_threads(call->exec));
     job.parts = call->workspace;
     choose_rule(&job);

@@ -208,5 +208,8 @@ void qn_rows_run(const qn_kernel *kernel, const qn_run_call *call)
     }
     job.stream = job.rows > QN_ROWS_STREAM_BYTES / qn_rows_real_bytes(job.out) / job.k / heads;
     job.per_task = qn_rows_per_task(row_bytes);
+    if (job.stream) {
+        job.per_task = qn_rows_per_far_task(job.per_task, job.rows, qn_exec_threads(call->exec));
+    }
     qn_parallel_for(call->exec, qn_ceil_div(job.rows, job.per_task), rows_task, &job);
 }

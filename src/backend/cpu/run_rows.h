@@ -12,6 +12,9 @@
 #include "kernels/common/rows.h"
 
 #define QN_ROWS_TASK_BYTES 65536
+#define QN_ROWS_NEAR_BYTES 2048 /* fetched ahead of what is only looked at */
+#define QN_ROWS_FAR_TASK 16
+#define QN_ROWS_FAR_TASKS 16                     /* a thread, at least, of those */
 #define QN_ROWS_AHEAD_BYTES 8192                 /* fetched before a piece's end */
 #define QN_ROWS_STREAM_BYTES ((int64_t)16 << 20) /* outputs from here on leave the caches alone */
 
@@ -52,6 +55,13 @@ static inline int64_t qn_rows_real_bytes(qn_mm_real real)
 static inline int64_t qn_rows_per_task(int64_t row_bytes)
 {
     return qn_max_i64(1, qn_min_i64(1024, QN_ROWS_TASK_BYTES / qn_max_i64(1, row_bytes)));
+}
+
+/* The same of large outputs: up to FAR_TASK times as many, as a thread that takes a task waits for all that it has
+ * stored past the caches. */
+static inline int64_t qn_rows_per_far_task(int64_t per_task, int64_t rows, int32_t threads)
+{
+    return qn_max_i64(per_task, qn_min_i64(per_task * QN_ROWS_FAR_TASK, rows / (QN_ROWS_FAR_TASKS * threads)));
 }
 
 /* From byte c of row m to the byte that is read `distance` bytes later, rows of row_bytes one after the other; 0: none.

@@ -1,0 +1,216 @@
+/* bf16 to e4m3 and fnuz by integers where prefetches take turns (VEC_FETCH_BETWEEN). Part of rows_steps.h.
+ *
+ * These loops have one pass and an even pace: a row or a group is looked at while
+ * one before it becomes codes, and nothing branches on the codes. All are stored;
+ * which pairs of steps have subnormal ones is kept as bits, and when a run is done
+ * they are stored once more. */
+
+enum { LATER_PAIRS = 64 /* most of a run */, LATER_GROUPS = LATER_PAIRS / GROUP_PAIRS };
+
+/* Bits of the larger of *top and what STEP elements have. */
+QN_INLINE void look_at_step(const char *x, vi *top)
+{
+    *top = vi_umax16(*top, vi_and(vi_load(x), vi_set(0x7fff7fff)));
+}
+
+/* Codes of 2 STEP elements; 1: some may be subnormal. beside: with a look at as many at `look`, from where on `ahead`
+ * counts. */
+QN_INLINE uint64_t put_pair(const int how, const int beside, vi table, vi base, const char *x, const char *look,
+                            int64_t ahead, uint64_t *turn, int past, uint8_t *codes, vi top[2])
+{
+    vi a = vi_load(x), b = vi_load(x + STEP * 2);
+    if (beside) {
+        look_at_step(look, &top[0]);
+    }
+    fetch_between(look, ahead, &top[0], &a, turn);
+    vi c = vec_step_codes(a, table, base);
+    vec_together(&c, &b);
+    if (beside) {
+        look_at_step(look + STEP * 2, &top[1]);
+    }
+    fetch_between(look + STEP * 2, ahead, &top[1], &b, turn);
+    const vi w = vi_bytes(c, vec_step_codes(b, table, base));
+    const vi held = how == MULTIPLY ? vi_umin8(w, vi_set(MOST_NORMAL * 0x01010101u)) : w;
+    vec_put_signed(codes, held, a, b, past);
+    return (uint64_t)vec_any_below(w, LEAST_NORMAL);
+}
+
+/* Pairs of steps of which some codes are below LEAST_NORMAL, by bits: subnormals once more. */
+#define PUT_LATER(name, code)                                                                                          \
+    static __attribute__((noinline)) void put_later_##name(const qn_rows_rule *rule, const char *x, uint64_t pairs,    \
+                                                           int past, uint8_t *codes)                                   \
+    {                                                                                                                  \
+        for (; pairs; pairs &= pairs - 1) {                                                                            \
+            const int64_t i = __builtin_ctzll(pairs) * 2 * STEP;                                                       \
+            if (code == QN_ROWS_E4M3 && !any_subnormal(x + i * 2, &rule->steps)) {                                     \
+                continue;                                                                                              \
+            }                                                                                                          \
+            if (rule->multiply) {                                                                                      \
+                encode_all(QN_MM_BF16, code, MULTIPLY, 0, rule, x + i * 2, 2 * STEP, 0, past, codes + i);              \
+            } else {                                                                                                   \
+                encode_all(QN_MM_BF16, code, QUOTIENT, 0, rule, x + i * 2, 2 * STEP, 0, past, codes + i);              \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+PUT_LATER(e4m3, QN_ROWS_E4M3)
+PUT_LATER(fnuz, QN_ROWS_E4M3FNUZ) /* its zeros have no sign */
+
+QN_INLINE void put_later(const int code, const qn_rows_rule *rule, const char *x, uint64_t pairs, int past,
+                         uint8_t *codes)
+{
+    if (code == QN_ROWS_E4M3) {
+        put_later_e4m3(rule, x, pairs, past, codes);
+    } else {
+        put_later_fnuz(rule, x, pairs, past, codes);
+    }
+}
+
+/* Codes by a rule's steps; bits of the largest magnitude at `look`, where that is asked for. */
+QN_INLINE uint32_t steps_beside(const int code, const int how, const int beside, const qn_rows_rule *rule,
+                                const char *x, const char *look, int64_t n, int64_t ahead, int past, uint8_t *codes)
+{
+    const vi table = vec_table16(rule->steps.add), base = vi_set(rule->steps.base);
+    const int64_t whole = n / (2 * STEP) * (2 * STEP);
+    vi top[2] = {vi_set(0), vi_set(0)};
+    uint64_t turn = 0;
+    uint32_t last = 0;
+    for (int64_t i = 0, end; i < whole; i = end) {
+        uint64_t later = 0;
+        int64_t j = i;
+        end = i + LATER_PAIRS * 2 * STEP < whole ? i + LATER_PAIRS * 2 * STEP : whole;
+        for (int pair = 0; j < end; j += 2 * STEP, pair++) {
+            later |= put_pair(how, beside, table, base, x + j * 2, look + j * 2, ahead, &turn, past, codes + j, top)
+                     << pair;
+        }
+        if (later) {
+            put_later(code, rule, x + i * 2, later, past, codes + i);
+        }
+    }
+    if (whole < n) {
+        last = beside ? top_of(QN_MM_BF16, look + whole * 2, n - whole) : 0;
+        encode_all(QN_MM_BF16, code, how, 0, rule, x + whole * 2, n - whole, 0, 0, codes + whole);
+    }
+    const uint32_t most = beside ? vi_top16(vi_umax16(top[0], top[1])) : 0;
+    return last > most ? last : most;
+}
+
+QN_INLINE void steps_all(const int code, const int how, const qn_rows_rule *rule, const char *x, int64_t n,
+                         int64_t ahead, int past, uint8_t *codes)
+{
+    steps_beside(code, how, 0, rule, x, x, n, ahead, past, codes);
+}
+
+static uint32_t rows_fp8_beside(qn_rows_code code, const qn_rows_rule *rule, const void *x, const void *look, int64_t n,
+                                int64_t ahead, int past, void *codes)
+{
+    if (code == QN_ROWS_E4M3) {
+        return rule->multiply ? steps_beside(QN_ROWS_E4M3, MULTIPLY, 1, rule, x, look, n, ahead, past, codes)
+                              : steps_beside(QN_ROWS_E4M3, QUOTIENT, 1, rule, x, look, n, ahead, past, codes);
+    }
+    return rule->multiply ? steps_beside(QN_ROWS_E4M3FNUZ, MULTIPLY, 1, rule, x, look, n, ahead, past, codes)
+                          : steps_beside(QN_ROWS_E4M3FNUZ, QUOTIENT, 1, rule, x, look, n, ahead, past, codes);
+}
+
+/* The two pairs, or more, of a group; bits as put_pair's. */
+QN_INLINE uint64_t put_group(const qn_rows_steps *steps, const char *x, int64_t ahead, uint64_t *turn, int past,
+                             uint8_t *codes)
+{
+    const vi table = vec_table16(steps->add), base = vi_set(steps->base);
+    uint64_t later = 0;
+    vi none[2] = {table, table};
+    for (int j = 0; j < GROUP_PAIRS; j++) {
+        const char *const p = x + j * 4 * STEP;
+        later |= put_pair(QUOTIENT, 0, table, base, p, p, ahead, turn, past, codes + j * 2 * STEP, none) << j;
+    }
+    return later;
+}
+
+/* What is left of a run of groups, and the first one of them. */
+QN_INLINE uint64_t next_later(uint64_t *later, int64_t *group)
+{
+    *group = __builtin_ctzll(*later) / GROUP_PAIRS;
+    const uint64_t all = ((uint64_t)1 << GROUP_PAIRS) - 1, pairs = *later >> *group * GROUP_PAIRS & all;
+    *later &= ~(all << *group * GROUP_PAIRS);
+    return pairs;
+}
+
+/* Groups of QN_ROWS_FP8_GROUP by their rules. */
+QN_INLINE void encode_known(const int code, const qn_rows_rule *rules, const char *x, int64_t n, int64_t ahead,
+                            int past, uint8_t *codes)
+{
+    uint64_t turn = 0;
+    const int64_t groups = n / QN_ROWS_FP8_GROUP;
+    for (int64_t i = 0, end; i < groups; i = end) {
+        uint64_t later = 0;
+        int64_t g = i;
+        end = i + LATER_GROUPS < groups ? i + LATER_GROUPS : groups;
+        for (int at = 0; g < end; g++, at += GROUP_PAIRS) {
+            later |= put_group(&rules[g].steps, x + g * QN_ROWS_FP8_GROUP * 2, ahead, &turn, past,
+                               codes + g * QN_ROWS_FP8_GROUP)
+                     << at;
+        }
+        while (later) {
+            const uint64_t pairs = next_later(&later, &g);
+            g += i;
+            put_later(code, &rules[g], x + g * QN_ROWS_FP8_GROUP * 2, pairs, past, codes + g * QN_ROWS_FP8_GROUP);
+        }
+    }
+}
+
+QN_INLINE int within(const qn_rows_fp8_groups *by, uint32_t top)
+{
+    return top - by->least_top <= by->most_top - by->least_top;
+}
+
+/* Some groups, until one whose largest magnitude is not within the limits; returns how many. What follows from a
+ * group's largest magnitude takes longer than its codes, so it is found while the second before is coded. */
+QN_INLINE int64_t groups_in_turn(const qn_rows_fp8_groups *by, const char *x, int64_t groups, int64_t ahead, int past,
+                                 float *top, uint8_t *codes, uint64_t *later)
+{
+    uint32_t bits[2] = {group_top(x), group_top(x + (groups > 1 ? QN_ROWS_FP8_GROUP * 2 : 0))};
+    uint64_t turn = 0;
+    *later = 0;
+    for (int64_t g = 0; g < groups; g++) {
+        const char *const p = x + g * QN_ROWS_FP8_GROUP * 2;
+        const uint32_t own = bits[0];
+        if (!within(by, own)) {
+            return g;
+        }
+        const qn_rows_steps steps = steps_of_top(by, own);
+        top[g] = magnitude(QN_MM_BF16, own);
+        bits[0] = bits[1];
+        bits[1] = group_top(p + (g + 2 < groups ? 2 * QN_ROWS_FP8_GROUP * 2 : 0));
+        *later |= put_group(&steps, p, ahead, &turn, past, codes + g * QN_ROWS_FP8_GROUP) << g * GROUP_PAIRS;
+    }
+    return groups;
+}
+
+static int64_t rows_fp8_groups(const qn_rows_fp8_groups *by, const void *x, int64_t n, int64_t ahead, int past,
+                               float *top, void *codes)
+{
+    const char *p = x;
+    uint8_t *q = codes;
+    int64_t done = 0;
+    for (int64_t left = n / QN_ROWS_FP8_GROUP; left > 0;) {
+        uint64_t later;
+        const int64_t most = left < LATER_GROUPS ? left : LATER_GROUPS;
+        const int64_t groups = groups_in_turn(by, p, most, ahead, past, top, q, &later);
+        while (later) {
+            int64_t g;
+            const uint64_t pairs = next_later(&later, &g);
+            uint32_t bits;
+            memcpy(&bits, &top[g], 4);
+            const qn_rows_rule rule = group_rule(by, bits >> 16);
+            put_later((int)by->code, &rule, p + g * QN_ROWS_FP8_GROUP * 2, pairs, past, q + g * QN_ROWS_FP8_GROUP);
+        }
+        done += groups * QN_ROWS_FP8_GROUP;
+        if (groups < most) {
+            break;
+        }
+        left -= groups;
+        p += groups * QN_ROWS_FP8_GROUP * 2;
+        q += groups * QN_ROWS_FP8_GROUP;
+        top += groups;
+    }
+    return done;
+}
