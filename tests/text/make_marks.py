@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Make marks.json, a self-made tokenizer of characters with marks for spaces (SentencePiece's form of BPE, with bytes for
 characters that are no token), and marks.golden, its ids over the first 2,000 lines of lines.txt in each way that files put
-the marks, both as the package tokenizers computes them. Needs that package only."""
+the marks, both as the package tokenizers computes them. Needs that package and what make_golden.py imports."""
 import json
 import os
 
