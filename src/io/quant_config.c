@@ -364,29 +364,74 @@ static qn_status parse_compressed(qn_quant_config *config, qn_error *error)
     return qn_quant_config_read_ignore(config, "ignore", 1, error);
 }
 
-/* modelopt: object says it, in config.json or hf_quant_config.json. */
-static qn_status parse_modelopt(qn_quant_config *config, const json_t *object, qn_error *error)
+/* The row of a quant_algo; `of`: the object that says it, and group_size. */
+static qn_status find_algo(const json_t *of, const qn_scheme **scheme, qn_error *error)
 {
     const char *algo = NULL;
     int64_t group = 0;
-    QN_TRY(qn_json_get_string(object, "quant_algo", &algo, error));
-    QN_TRY(qn_json_get_int(object, "group_size", 1, 1 << 20, &group, error));
+    QN_TRY(qn_json_get_string(of, "quant_algo", &algo, error));
+    QN_TRY(qn_json_get_int(of, "group_size", 1, 1 << 20, &group, error));
     QN_FAIL_IF(!algo, error, QN_E_FILE, "there is no quant_algo");
-    note_kv(config, object, "kv_cache_quant_algo");
-    note_kv(config, object, "kv_cache_scheme");
-    const qn_scheme *s;
-    for (int32_t i = 0; (s = qn_scheme_readable(i)) != NULL; i++) {
+    for (int32_t i = 0; (*scheme = qn_scheme_readable(i)) != NULL; i++) {
+        const qn_scheme *s = *scheme;
         if (s->layout == QN_LAYOUT_MODELOPT && strcasecmp(s->word, algo) == 0) {
             QN_FAIL_IF(s->block_k && group && group != s->block_k, error, QN_E_UNSUPPORTED,
                        "quant_algo %s with group_size %d is not supported, expected %d", s->word, (int)group,
                        (int)s->block_k);
-            config->scheme = s;
-            return read_patterns(config, object, has(object, "ignore") ? "ignore" : "exclude_modules", 0,
-                                 &config->ignore, error);
+            return QN_OK;
         }
     }
     QN_FAIL(error, QN_E_UNSUPPORTED,
             "quant_algo %.40s is not supported, expected FP8, FP8_PER_CHANNEL_PER_TOKEN, NVFP4 or W4A16_NVFP4", algo);
+}
+
+/* quantized_layers: what each module that is quantised is in; the modules of a scheme are a group. */
+static qn_status read_layers(qn_quant_config *config, const json_t *layers, qn_error *error)
+{
+    const size_t count = json_object_size(layers);
+    QN_FAIL_IF(!count || count > MAX_NAMES, error, QN_E_FILE, "quantized_layers is not an object of at most %d modules",
+               MAX_NAMES);
+    config->groups = qn_calloc(config->ctx, MAX_GROUPS, sizeof *config->groups);
+    QN_FAIL_IF(!config->groups, error, QN_E_MEMORY, "out of memory for quantized_layers");
+    const char *module;
+    json_t *layer;
+    json_object_foreach((json_t *)layers, module, layer)
+    {
+        const qn_scheme *scheme;
+        const qn_status status = find_algo(layer, &scheme, error);
+        if (status != QN_OK) {
+            return qn_error_prefix(error, status, "quantized_layers: %.80s", module);
+        }
+        int32_t g = 0;
+        while (g < config->group_count && config->groups[g].scheme != scheme) {
+            g++;
+        }
+        qn_config_group *group = &config->groups[g]; /* there are fewer rows than MAX_GROUPS */
+        if (g == config->group_count) {
+            config->group_count++;
+            group->scheme = scheme;
+            group->modules.list = qn_calloc(config->ctx, count, sizeof *group->modules.list);
+            QN_FAIL_IF(!group->modules.list, error, QN_E_MEMORY, "out of memory for quantized_layers");
+        }
+        QN_TRY(add_pattern(config, &group->modules, "quantized_layers", module, 0, error));
+    }
+    config->named_only = 1;
+    config->scheme = config->groups[0].scheme;
+    return QN_OK;
+}
+
+/* modelopt: object says it, in config.json or hf_quant_config.json. */
+static qn_status parse_modelopt(qn_quant_config *config, const json_t *object, qn_error *error)
+{
+    const char *algo = "";
+    note_kv(config, object, "kv_cache_quant_algo");
+    note_kv(config, object, "kv_cache_scheme");
+    QN_TRY(qn_json_get_string(object, "quant_algo", &algo, error));
+    QN_TRY(strcasecmp(algo, "MIXED_PRECISION") == 0
+               ? read_layers(config, json_object_get(object, "quantized_layers"), error)
+               : find_algo(object, &config->scheme, error));
+    return read_patterns(config, object, has(object, "ignore") ? "ignore" : "exclude_modules", 0, &config->ignore,
+                         error);
 }
 
 static qn_status begin(const qn_ctx *ctx, const json_t *object, const char *key, qn_quant_config **config,

@@ -721,6 +721,20 @@ static void test_config_groups(void **state)
             check_sentence(cases[i].target, &error);
         }
     }
+    static const char mixed[] =
+        "{\"quant_method\":\"modelopt\",\"quant_algo\":\"MIXED_PRECISION\",\"quantized_layers\":{"
+        "\"model.layers.0.self_attn.q_proj\":{\"quant_algo\":\"FP8\"},\"model.layers.0.mlp.up_proj\":"
+        "{\"quant_algo\":\"NVFP4\",\"group_size\":16},\"model.layers.0.self_attn.k_proj\":{\"quant_algo\":\"FP8\"}}}";
+    json_t *layers = json_loads(mixed, 0, NULL);
+    assert_int_equal(qn_quant_config_parse(ctx, layers, &config, &error), QN_OK);
+    assert_string_equal(qn_quant_config_scheme_of(config, "model.layers.0.self_attn.k_proj")->word, "FP8");
+    assert_string_equal(qn_quant_config_scheme_of(config, "model.layers.0.mlp.up_proj")->word, "NVFP4");
+    assert_ptr_equal(qn_quant_config_scheme_of(config, "model.layers.1.mlp.up_proj"), qn_scheme_dense());
+    qn_quant_config_destroy(config);
+    tally t = {0};
+    spoil_members(layers, layers, "mixed", try_quant, &t);
+    assert_true(t.refused > 50);
+    json_decref(layers);
     json_array_set_new(targets, 0, json_string("Linear"));
     json_object_set_new(groups, "group_2", json_deep_copy(json_object_get(groups, "group_0")));
     assert_int_equal(qn_quant_config_parse(ctx, object, &config, &error), QN_E_UNSUPPORTED);
