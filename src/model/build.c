@@ -313,22 +313,30 @@ static int given_numbers(const qn_weight *weight, given_number given[2])
     return 2;
 }
 
-/* Index of the step that already quantised these rows this way, or -1. */
+static int reads_register(const qn_step *step, int32_t index)
+{
+    for (int i = 0; i < QN_MAX_IN; i++) {
+        if (step->in[i].place == QN_PLACE_REGISTER && step->in[i].index == index) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Index of the step that already quantised these rows this way, or -1: they have not been quantised, or in another way
+ * since, for which there are the same registers. */
 static int64_t same_quantize(const qn_model *model, int32_t in, const qn_op_desc *desc, const given_number *given,
                              int count)
 {
     for (size_t i = model->step_count; i-- > 0;) {
         const qn_step *step = &model->steps[i];
-        const int32_t x = qn_op_in_slot(desc->op, "x");
-        if (step->op == desc->op && step->in[x].index == in && step->in[x].place == QN_PLACE_REGISTER &&
-            memcmp(qn_plan_desc(step->plan)->attr, desc->attr, sizeof desc->attr) == 0) {
-            int same = 1;
-            for (int g = 0; g < count; g++) {
-                same = same && memcmp(step->in[given[g].slot].view.data, &given[g].bits, sizeof given[g].bits) == 0;
+        if (reads_register(step, in) && !step->weight) {
+            int same =
+                step->op == desc->op && memcmp(qn_plan_desc(step->plan)->attr, desc->attr, sizeof desc->attr) == 0;
+            for (int g = 0; same && g < count; g++) {
+                same = memcmp(step->in[given[g].slot].view.data, &given[g].bits, sizeof given[g].bits) == 0;
             }
-            if (same) {
-                return (int64_t)i;
-            }
+            return same ? (int64_t)i : -1;
         }
         if (writes_register(step, in)) {
             return -1;
