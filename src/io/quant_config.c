@@ -382,7 +382,9 @@ static qn_status find_algo(const json_t *of, const qn_scheme **scheme, qn_error 
         }
     }
     QN_FAIL(error, QN_E_UNSUPPORTED,
-            "quant_algo %.40s is not supported, expected FP8, FP8_PER_CHANNEL_PER_TOKEN, NVFP4 or W4A16_NVFP4", algo);
+            "quant_algo %.40s is not supported, expected FP8, FP8_PER_CHANNEL_PER_TOKEN, NVFP4 or W4A16_NVFP4, or "
+            "MIXED_PRECISION of them",
+            algo);
 }
 
 /* quantized_layers: what each module that is quantised is in; the modules of a scheme are a group. */

@@ -134,8 +134,8 @@ static float element(qn_format format, const uint8_t *b, int e)
 static void test_second_decoder(void **state)
 {
     (void)state;
-    static const qn_format formats[] = {QN_Q4_0, QN_Q4_1, QN_Q5_0, QN_Q5_1, QN_Q8_0,
-                                        QN_Q2_K, QN_Q3_K, QN_Q4_K, QN_Q5_K, QN_Q6_K, QN_IQ4_NL, QN_IQ4_XS};
+    static const qn_format formats[] = {QN_Q4_0, QN_Q4_1, QN_Q5_0, QN_Q5_1, QN_Q8_0,   QN_Q2_K,
+                                        QN_Q3_K, QN_Q4_K, QN_Q5_K, QN_Q6_K, QN_IQ4_NL, QN_IQ4_XS};
     qn_rng rng = {SEED};
     print_message("seed 0x%x\n", SEED);
     for (size_t k = 0; k < sizeof formats / sizeof *formats; k++) {
