@@ -163,8 +163,7 @@ qn_cuda_few qn_cuda_few_shape(int32_t format, int64_t n, int64_t k, int32_t rows
     const int64_t unit = qn_cuda_weight_unit(format), steps = qn_max_i64(1, qn_ceil_div(qn_ceil_div(k, unit), 32));
     const int64_t warps = (int64_t)sms * WARPS, words = unit_words(format);
     const int64_t item = format == QN_MM_I8 ? 1 : 4, gap = unit > 4 && format != QN_MM_I8 ? 4 : 0;
-    /* a chain's blocks go on to further columns: no more of them a warp than hide the latency of memory, of vectors one
-     */
+    /* a chain's blocks go on to further columns: no more of them a warp than hide memory's latency, of vectors one */
     const int vectors = format >= QN_MM_AQLM && format <= QN_MM_VPTQ;
     /* vectors are decoded before x is there, all of a row of 576 elements: two blocks a multiprocessor then */
     const int64_t room = vectors ? 48 : 40;
