@@ -15,8 +15,8 @@
 #define NORM 0 /* 1: heads of the query and of the key are normalised first */
 #endif
 
-/* Where heads are normalised before they are turned: the gains of elements i and i + SIZE / 2, by threads that have such
- * a pair each, and what the whole head of the query and of the key is multiplied by. */
+/* Where heads are normalised before they are turned: the gains of elements i and i + SIZE / 2, by threads that have
+ * such a pair each, and what the whole head of the query and of the key is multiplied by. */
 struct head_norm {
     float q[2], k[2], q_factor, k_factor;
 };

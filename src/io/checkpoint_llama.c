@@ -8,11 +8,11 @@
 #include "io/checkpoint_llama.h"
 
 const qn_llama_name qn_llama_layer_names[QN_LLAMA_LAYER_NAMES] = {
-    {"attn_norm", "input_layernorm", 0}, {"ffn_norm", "post_attention_layernorm", 0},
-    {"attn_q", "self_attn.q_proj", 1},   {"attn_k", "self_attn.k_proj", 1},
-    {"attn_v", "self_attn.v_proj", 0},   {"attn_output", "self_attn.o_proj", 0},
-    {"ffn_gate", "mlp.gate_proj", 0},    {"ffn_up", "mlp.up_proj", 0},
-    {"ffn_down", "mlp.down_proj", 0},    {"attn_q_norm", "self_attn.q_norm", 0},
+    {"attn_norm", "input_layernorm", 0},    {"ffn_norm", "post_attention_layernorm", 0},
+    {"attn_q", "self_attn.q_proj", 1},      {"attn_k", "self_attn.k_proj", 1},
+    {"attn_v", "self_attn.v_proj", 0},      {"attn_output", "self_attn.o_proj", 0},
+    {"ffn_gate", "mlp.gate_proj", 0},       {"ffn_up", "mlp.up_proj", 0},
+    {"ffn_down", "mlp.down_proj", 0},       {"attn_q_norm", "self_attn.q_norm", 0},
     {"attn_k_norm", "self_attn.k_norm", 0},
 };
 
@@ -202,9 +202,9 @@ qn_status qn_checkpoint_check_llama(qn_checkpoint *c, qn_error *error)
         QN_TRY(check_layer(c, layer, error));
     }
     for (int32_t i = 0; i < c->weight_count; i++) {
-        QN_FAIL_IF(!is_expected(c, c->weights[i].name) && !is_vector_bias(c, &c->weights[i]), error,
-                   QN_E_UNSUPPORTED, "the weight %s is not part of a %s model of %d layers", c->weights[i].name,
-                   h->architecture, (int)h->layers);
+        QN_FAIL_IF(!is_expected(c, c->weights[i].name) && !is_vector_bias(c, &c->weights[i]), error, QN_E_UNSUPPORTED,
+                   "the weight %s is not part of a %s model of %d layers", c->weights[i].name, h->architecture,
+                   (int)h->layers);
     }
     return QN_OK;
 }

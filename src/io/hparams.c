@@ -121,10 +121,11 @@ static qn_status check_architecture(const json_t *config, const struct family **
     if (list && !json_is_null(list)) {
         name = json_string_value(json_array_get(list, 0));
         QN_FAIL_IF(!name, error, QN_E_FILE, "architectures is not an array of names");
-        QN_FAIL_IF(!find_family(name, NULL), error, QN_E_UNSUPPORTED,
-                   "the architecture %.60s is not supported, expected LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM "
-                   "or Qwen3ForCausalLM",
-                   name);
+        QN_FAIL_IF(
+            !find_family(name, NULL), error, QN_E_UNSUPPORTED,
+            "the architecture %.60s is not supported, expected LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM "
+            "or Qwen3ForCausalLM",
+            name);
     }
     QN_FAIL_IF(!type && (!list || json_is_null(list)), error, QN_E_FILE,
                "neither model_type nor architectures is given");
@@ -213,7 +214,8 @@ qn_status qn_hparams_from_config(const json_t *config, qn_hparams *out, qn_error
     QN_TRY(get_size(config, "num_hidden_layers", MAX_LAYERS, 0, &h.layers, error));
     QN_TRY(get_size(config, "num_attention_heads", MAX_SIZE, 0, &h.heads, error));
     const int64_t as_heads = !family->kv_heads || json_is_null(json_object_get(config, "num_key_value_heads"));
-    QN_TRY(get_size(config, "num_key_value_heads", MAX_SIZE, as_heads ? h.heads : family->kv_heads, &h.kv_heads, error));
+    QN_TRY(
+        get_size(config, "num_key_value_heads", MAX_SIZE, as_heads ? h.heads : family->kv_heads, &h.kv_heads, error));
     QN_TRY(get_size(config, "intermediate_size", MAX_SIZE, 0, &h.intermediate, error));
     QN_TRY(get_size(config, "vocab_size", MAX_VOCABULARY, 0, &h.vocab_size, error));
     QN_TRY(get_context(config, family, h.layers, &h.context_length, error));
@@ -263,16 +265,17 @@ static json_t *id_or_null(int32_t id)
 json_t *qn_hparams_to_config(const qn_hparams *h)
 {
     const struct family *family = find_named(h->architecture, strlen(h->architecture));
-    json_t *config = json_pack(
-        "{s:[s], s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o, s:o, s:b, s:s, s:b, s:b, s:o, s:o, s:o, "
-        "s:s, s:b}",
-        "architectures", family->architecture, "model_type", family->type, "hidden_size", (int)h->hidden,
-        "num_hidden_layers", (int)h->layers, "num_attention_heads", (int)h->heads, "num_key_value_heads", (int)h->kv_heads, "head_dim",
-        (int)h->head_dim, "intermediate_size", (int)h->intermediate, "vocab_size", (int)h->vocab_size,
-        "max_position_embeddings", (int)h->context_length, "rope_theta", short_number(h->rope_theta), "rms_norm_eps",
-        short_number(h->rms_eps), "tie_word_embeddings", (int)h->tied_embeddings, "hidden_act", "silu",
-        "attention_bias", (int)h->o_bias, "mlp_bias", (int)h->mlp_bias, "bos_token_id", id_or_null(h->bos_id), "eos_token_id",
-        id_or_null(h->eos_id), "pad_token_id", id_or_null(h->pad_id), "torch_dtype", "bfloat16", "use_cache", 1);
+    json_t *config =
+        json_pack("{s:[s], s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o, s:o, s:b, s:s, s:b, s:b, s:o, s:o, s:o, "
+                  "s:s, s:b}",
+                  "architectures", family->architecture, "model_type", family->type, "hidden_size", (int)h->hidden,
+                  "num_hidden_layers", (int)h->layers, "num_attention_heads", (int)h->heads, "num_key_value_heads",
+                  (int)h->kv_heads, "head_dim", (int)h->head_dim, "intermediate_size", (int)h->intermediate,
+                  "vocab_size", (int)h->vocab_size, "max_position_embeddings", (int)h->context_length, "rope_theta",
+                  short_number(h->rope_theta), "rms_norm_eps", short_number(h->rms_eps), "tie_word_embeddings",
+                  (int)h->tied_embeddings, "hidden_act", "silu", "attention_bias", (int)h->o_bias, "mlp_bias",
+                  (int)h->mlp_bias, "bos_token_id", id_or_null(h->bos_id), "eos_token_id", id_or_null(h->eos_id),
+                  "pad_token_id", id_or_null(h->pad_id), "torch_dtype", "bfloat16", "use_cache", 1);
     if (config && family->asks_window && json_object_set_new(config, "use_sliding_window", json_false()) != 0) {
         json_decref(config);
         return NULL;

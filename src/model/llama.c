@@ -10,7 +10,7 @@
 typedef struct llama_registers {
     int32_t stream, normed, rotated, attended, projected, gate_up, activated;
     int32_t keys, sums; /* of KV schemes other than floats */
-    qn_columns query, key, value; /* before they are turned; values where they are not kept as they are */
+    qn_columns query, key, value;    /* before they are turned; values where they are not kept as they are */
     qn_columns made_query, made_key; /* as products make them: the same, or before their heads are normalised */
 } llama_registers;
 
@@ -179,9 +179,8 @@ static qn_status build_turned(qn_model *model, const qn_hparams *h, const llama_
                                   name_of(&n, l, "self_attn.k_norm"), error));
     }
     QN_TRY(qn_build_rope(model, l, r->query.reg, r->query.column, r->rotated, 0, h->heads, error));
-    return qn_kv_lossy(model->kv)
-               ? qn_build_keep(model, l, r->key, r->value, r->keys, error)
-               : qn_build_rope(model, l, r->key.reg, r->key.column, 0, 1, h->kv_heads, error);
+    return qn_kv_lossy(model->kv) ? qn_build_keep(model, l, r->key, r->value, r->keys, error)
+                                  : qn_build_rope(model, l, r->key.reg, r->key.column, 0, 1, h->kv_heads, error);
 }
 
 static qn_status build_layer(qn_model *model, const qn_hparams *h, const llama_registers *r, int32_t l, qn_error *error)

@@ -2,8 +2,8 @@
  * is cut into calls and passes, nor on the sequences evaluated beside it, nor on
  * threads. Random mixes, against each text evaluated alone, token by token, on one
  * thread at the same level: on a synthetic model in every scheme at every level of
- * the machine, on ones with biases and norms of heads, and on the real model (its path in QN_TEST_MODEL). QN_TEST_MIXES: how
- * many mixes (60); from 1000 on the real model too runs every scheme and level. */
+ * the machine, on ones with biases and norms of heads, and on the real model (its path in QN_TEST_MODEL).
+ * QN_TEST_MIXES: how many mixes (60); from 1000 on the real model too runs every scheme and level. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

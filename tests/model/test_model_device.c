@@ -65,8 +65,8 @@ static fake_driver fake;
 static const struct {
     const char *name, *scheme;
     int model;
-} like[] = {{"like-1", "bf16", 1},      {"like-1-fp8-block", "fp8-block", 1}, {"like-2", "f32", 2},
-            {"like-2-int8", "int8", 2}, {"like-3-fp8-block", "fp8-block", 3}, {"like-4-fp8-block", "fp8-block", 4},
+} like[] = {{"like-1", "bf16", 1},       {"like-1-fp8-block", "fp8-block", 1}, {"like-2", "f32", 2},
+            {"like-2-int8", "int8", 2},  {"like-3-fp8-block", "fp8-block", 3}, {"like-4-fp8-block", "fp8-block", 4},
             {"like-4-quip", "quip-2", 4}};
 enum { LIKE = sizeof like / sizeof *like, LIKE_KV = 2 }; /* which has codebooks for keys and values */
 /* Two norms of heads that the launch of an attention over codes of vectors does not do. */
@@ -640,16 +640,15 @@ static void kernels_without_a_device_agree_with_the_cpu(void **state)
         const char *scheme, *kv;
         int prompt;
     } rows[] = {
-        {8, "nvfp4", NULL, PROMPT},   {8, "int8-azp", NULL, PROMPT},
-        {8, "gptvq-2", NULL, PROMPT}, {9, "bf16", NULL, 1},
-        {8, "aqlm-2x8", NULL, 1},     {8, "aqlm-1x16", NULL, 1},
-        {9, "aqlm-3", NULL, 1},       {9, "vptq-2", NULL, 1},
-        {9, "quip-2", NULL, 1},       {9, "quip-4", NULL, 1},
-        {9, "f32", "cq2", CODED_PROMPT},
-        {8, "like-1", NULL, PROMPT},  {8, "like-1-fp8-block", NULL, 1},
-        {9, "like-2", NULL, PROMPT},  {8, "like-2-int8", "fp8", 1},
-        {8, "like-2", "cq2", 1},      {9, "like-3-fp8-block", NULL, 1},
-        {9, "like-4-fp8-block", "fp8", 1},
+        {8, "nvfp4", NULL, PROMPT},       {8, "int8-azp", NULL, PROMPT},
+        {8, "gptvq-2", NULL, PROMPT},     {9, "bf16", NULL, 1},
+        {8, "aqlm-2x8", NULL, 1},         {8, "aqlm-1x16", NULL, 1},
+        {9, "aqlm-3", NULL, 1},           {9, "vptq-2", NULL, 1},
+        {9, "quip-2", NULL, 1},           {9, "quip-4", NULL, 1},
+        {9, "f32", "cq2", CODED_PROMPT},  {8, "like-1", NULL, PROMPT},
+        {8, "like-1-fp8-block", NULL, 1}, {9, "like-2", NULL, PROMPT},
+        {8, "like-2-int8", "fp8", 1},     {8, "like-2", "cq2", 1},
+        {9, "like-3-fp8-block", NULL, 1}, {9, "like-4-fp8-block", "fp8", 1},
     };
     qn_error error = {0};
     char cache[96];

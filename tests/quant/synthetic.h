@@ -1,6 +1,7 @@
 /* A small checkpoint made of random numbers, written as a Hugging Face
- * folder: 2 layers, hidden 192, intermediate 320, tied embeddings; llama with 6 heads of 32 over 1, or what is asked for. SYN_TEXT in it is a sentence to calibrate on, for
- * tests that are not about calibration: the built-in text takes seconds where kernels are sanitized. */
+ * folder: 2 layers, hidden 192, intermediate 320, tied embeddings; llama with 6 heads of 32 over 1, or what is asked
+ * for. SYN_TEXT in it is a sentence to calibrate on, for tests that are not about calibration: the built-in text takes
+ * seconds where kernels are sanitized. */
 #ifndef QN_TESTS_SYNTHETIC_H
 #define QN_TESTS_SYNTHETIC_H
 
@@ -18,7 +19,15 @@
 
 #include "base/rng.h"
 
-enum { SYN_LAYERS = 2, SYN_HIDDEN = 192, SYN_INNER = 320, SYN_KV = 32, SYN_VOCAB = 300, SYN_TENSORS = 2 + 9 * SYN_LAYERS, SYN_MOST_TENSORS = 2 + 18 * SYN_LAYERS };
+enum {
+    SYN_LAYERS = 2,
+    SYN_HIDDEN = 192,
+    SYN_INNER = 320,
+    SYN_KV = 32,
+    SYN_VOCAB = 300,
+    SYN_TENSORS = 2 + 9 * SYN_LAYERS,
+    SYN_MOST_TENSORS = 2 + 18 * SYN_LAYERS
+};
 
 #define SYN_TEXT "calibration.txt"
 
@@ -78,24 +87,16 @@ static inline int syn_make_model(syn_tensor *t, uint64_t seed, const syn_model *
         const char *name;
         int64_t n, k;
         int there;
-    } parts[] = {{"self_attn.q_proj.weight", q, SYN_HIDDEN, 1},
-                 {"self_attn.k_proj.weight", kv, SYN_HIDDEN, 1},
-                 {"self_attn.v_proj.weight", kv, SYN_HIDDEN, 1},
-                 {"self_attn.o_proj.weight", SYN_HIDDEN, q, 1},
-                 {"mlp.gate_proj.weight", SYN_INNER, SYN_HIDDEN, 1},
-                 {"mlp.up_proj.weight", SYN_INNER, SYN_HIDDEN, 1},
-                 {"mlp.down_proj.weight", SYN_HIDDEN, SYN_INNER, 1},
-                 {"input_layernorm.weight", SYN_HIDDEN, 0, 1},
-                 {"post_attention_layernorm.weight", SYN_HIDDEN, 0, 1},
-                 {"self_attn.q_proj.bias", q, 0, m->qkv_bias},
-                 {"self_attn.k_proj.bias", kv, 0, m->qkv_bias},
-                 {"self_attn.v_proj.bias", kv, 0, m->qkv_bias},
-                 {"self_attn.o_proj.bias", SYN_HIDDEN, 0, m->o_bias},
-                 {"mlp.gate_proj.bias", SYN_INNER, 0, m->mlp_bias},
-                 {"mlp.up_proj.bias", SYN_INNER, 0, m->mlp_bias},
-                 {"mlp.down_proj.bias", SYN_HIDDEN, 0, m->mlp_bias},
-                 {"self_attn.q_norm.weight", h.size, 0, m->head_norms},
-                 {"self_attn.k_norm.weight", h.size, 0, m->head_norms}};
+    } parts[] = {
+        {"self_attn.q_proj.weight", q, SYN_HIDDEN, 1},         {"self_attn.k_proj.weight", kv, SYN_HIDDEN, 1},
+        {"self_attn.v_proj.weight", kv, SYN_HIDDEN, 1},        {"self_attn.o_proj.weight", SYN_HIDDEN, q, 1},
+        {"mlp.gate_proj.weight", SYN_INNER, SYN_HIDDEN, 1},    {"mlp.up_proj.weight", SYN_INNER, SYN_HIDDEN, 1},
+        {"mlp.down_proj.weight", SYN_HIDDEN, SYN_INNER, 1},    {"input_layernorm.weight", SYN_HIDDEN, 0, 1},
+        {"post_attention_layernorm.weight", SYN_HIDDEN, 0, 1}, {"self_attn.q_proj.bias", q, 0, m->qkv_bias},
+        {"self_attn.k_proj.bias", kv, 0, m->qkv_bias},         {"self_attn.v_proj.bias", kv, 0, m->qkv_bias},
+        {"self_attn.o_proj.bias", SYN_HIDDEN, 0, m->o_bias},   {"mlp.gate_proj.bias", SYN_INNER, 0, m->mlp_bias},
+        {"mlp.up_proj.bias", SYN_INNER, 0, m->mlp_bias},       {"mlp.down_proj.bias", SYN_HIDDEN, 0, m->mlp_bias},
+        {"self_attn.q_norm.weight", h.size, 0, m->head_norms}, {"self_attn.k_norm.weight", h.size, 0, m->head_norms}};
     for (int layer = 0; layer < SYN_LAYERS; layer++) {
         for (size_t p = 0; p < sizeof parts / sizeof *parts; p++) {
             snprintf(name, sizeof name, "model.layers.%d.%s", layer, parts[p].name);

@@ -42,8 +42,8 @@ struct qn_chain {
 qn_status qn_cuda_chain_kv(const qn_chain_step *steps, int32_t count, const int32_t *position, qn_chain *chain,
                            int32_t *taken, qn_error *error);
 
-/* The steps that decode_scaled.cu or decode_coded.cu does, the attention the last of them: how many, or 0. normed: heads
- * are normalised before, which the latter, whose codes are made by other blocks, leaves to others. */
+/* The steps that decode_scaled.cu or decode_coded.cu does, the attention the last of them: how many, or 0. normed:
+ * heads are normalised before, which the latter, whose codes are made by other blocks, leaves to others. */
 int32_t qn_cuda_chain_kept(const qn_chain_step *steps, int32_t count, int normed);
 
 /* Their launch, for an attention in `parts` parts whose memory the chain has. norms: the two steps that normalise heads
