@@ -698,7 +698,7 @@ static void logits_agree_with_the_cpu(void **state)
     }
     for (int i = 0; i < LIKE; i++) {
         const int exact = strcmp(like[i].scheme, "f32") == 0, plain = exact || strcmp(like[i].scheme, "bf16") == 0;
-        compare(&w, path_of(like[i].name), like[i].name, exact ? 2e-5 : plain ? 1e-2 : 5e-2);
+        compare(&w, path_of(like[i].name), like[i].name, exact ? 2e-5 : plain ? 1e-2 : 8e-2);
     }
     compare_kv(&w, path_of("like-2"), "f32", 2e-5);
     compare_kv(&w, path_of("like-2"), "fp8", 5e-2);
