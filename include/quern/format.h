@@ -41,11 +41,13 @@ typedef enum qn_format {
     QN_Q5_0 = 42,
     QN_Q5_1 = 43,
     QN_Q8_0 = 44,
+    QN_IQ4_NL = 45,
     QN_Q2_K = 50,        /* GGUF super-block formats, 256 elements a block */
     QN_Q3_K = 51,
     QN_Q4_K = 52,
     QN_Q5_K = 53,
     QN_Q6_K = 54,
+    QN_IQ4_XS = 55,
     QN_FORMAT_LIMIT = 64 /* every valid value is below */
 } qn_format;
 

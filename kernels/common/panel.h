@@ -58,6 +58,8 @@ typedef enum qn_panel_code {
     QN_PANEL_S6,
     QN_PANEL_S3,
     QN_PANEL_S2M,
+    QN_PANEL_G4T,
+    QN_PANEL_S4T,
     QN_PANEL_CODES
 } qn_panel_code;
 
@@ -79,14 +81,16 @@ typedef enum qn_panel_code {
     X(QN_PANEL_S5M, 768, 1.0f)       \
     X(QN_PANEL_S6, 896, 1.0f)        \
     X(QN_PANEL_S3, 640, 1.0f)        \
-    X(QN_PANEL_S2M, 704, 1.0f)
+    X(QN_PANEL_S2M, 704, 1.0f)       \
+    X(QN_PANEL_G4T, 576, 1.0f)       \
+    X(QN_PANEL_S4T, 608, 1.0f)
 
 /* ---- Codes of groups: the block formats of GGUF ----
  *
  * A weight is s (q - middle) + c, where q is the code and s and c belong to the group of the element:
  *     G  s = scale, c = minimum + middle s, both stored as f16
  *     S  s = d scale, c = middle s - dmin minimum: d and dmin f16 of the block, scale and minimum bytes
- * and without minima c = 0. A block is, in this order (j: byte 0 to 3 of the 32-bit lane of column c):
+ * and without minima c = 0. T: four-bit codes stand for the q of a table. A block is, in this order (j: byte 0 to 3 of the 32-bit lane of column c):
  *     up to 6 bits: 8 lines i of low nibbles, byte j: k = 8i + j in the low, k = 8i + 4 + j in the high nibble
  *     5 bits: 2 lines l, byte j, bit 2t + h: the fifth bit of k = 8 (4l + t) + 4h + j
  *     6 bits: 4 lines l, byte j, bits 4t + 2h, + 1: the two upper bits of k = 8 (2l + t) + 4h + j
@@ -104,22 +108,35 @@ typedef struct qn_panel_group_code {
     int8_t super;   /* S */
     int8_t minima;
     int16_t middle;
+    int8_t table;  /* T */
 } qn_panel_group_code;
+
+/* The values of IQ4_NL and IQ4_XS, plus 128. */
+static const uint8_t qn_panel_table[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 
 static inline __attribute__((always_inline)) qn_panel_group_code qn_panel_group_code_of(const int code)
 {
     switch (code) {
-    case QN_PANEL_G4: return (qn_panel_group_code){4, 32, 0, 0, 8};
-    case QN_PANEL_G4M: return (qn_panel_group_code){4, 32, 0, 1, 8};
-    case QN_PANEL_G5: return (qn_panel_group_code){5, 32, 0, 0, 16};
-    case QN_PANEL_G5M: return (qn_panel_group_code){5, 32, 0, 1, 16};
-    case QN_PANEL_G8: return (qn_panel_group_code){8, 32, 0, 0, 128};
-    case QN_PANEL_S4M: return (qn_panel_group_code){4, 32, 1, 1, 8};
-    case QN_PANEL_S5M: return (qn_panel_group_code){5, 32, 1, 1, 16};
-    case QN_PANEL_S6: return (qn_panel_group_code){6, 16, 1, 0, 32};
-    case QN_PANEL_S3: return (qn_panel_group_code){4, 16, 1, 0, 4};
-    default: return (qn_panel_group_code){4, 16, 1, 1, 2};
+    case QN_PANEL_G4: return (qn_panel_group_code){4, 32, 0, 0, 8, 0};
+    case QN_PANEL_G4M: return (qn_panel_group_code){4, 32, 0, 1, 8, 0};
+    case QN_PANEL_G5: return (qn_panel_group_code){5, 32, 0, 0, 16, 0};
+    case QN_PANEL_G5M: return (qn_panel_group_code){5, 32, 0, 1, 16, 0};
+    case QN_PANEL_G8: return (qn_panel_group_code){8, 32, 0, 0, 128, 0};
+    case QN_PANEL_S4M: return (qn_panel_group_code){4, 32, 1, 1, 8, 0};
+    case QN_PANEL_S5M: return (qn_panel_group_code){5, 32, 1, 1, 16, 0};
+    case QN_PANEL_S6: return (qn_panel_group_code){6, 16, 1, 0, 32, 0};
+    case QN_PANEL_S3: return (qn_panel_group_code){4, 16, 1, 0, 4, 0};
+    case QN_PANEL_G4T: return (qn_panel_group_code){4, 32, 0, 0, 128, 1};
+    case QN_PANEL_S4T: return (qn_panel_group_code){4, 32, 1, 0, 128, 1};
+    default: return (qn_panel_group_code){4, 16, 1, 1, 2, 0};
     }
+}
+
+/* Bits of q. */
+static inline __attribute__((always_inline)) int qn_panel_group_value_bits(const int code)
+{
+    const qn_panel_group_code c = qn_panel_group_code_of(code);
+    return c.table ? 8 : c.bits;
 }
 
 /* Bytes of the codes of a block of 64, before its scales. */

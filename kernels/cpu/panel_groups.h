@@ -8,6 +8,7 @@
  *     vw, vw_load(p)       a line of codes of those columns
  *     vw_nibbles(w, high)  the low or the high nibbles of its bytes
  *     vw_with(w, plane, from, mask)  w and, 4 bits up, the bits of `mask` that bytes of plane have from bit `from` on
+ *     vw_table(w)          bytes of qn_panel_table that bytes of w, 0 to 15, are numbers of
  *     vg_begin(bits, start), vg_dot(bits, sums, w, x), vg_end(bits, sums, start)   start plus the sum over lines of
  *                          unsigned bytes of `bits` bits times the four digits at x; at most eight lines
  *
@@ -96,7 +97,10 @@ QN_INLINE vw group_codes(const int code, const char *block, int64_t step, const 
     if (bits == 5) {
         return vw_with(low, vw_load(planes + i / 4 * QN_PANEL_LINE), (int)(i % 4) * 2 + high, 1);
     }
-    return bits == 6 ? vw_with(low, vw_load(planes + i / 2 * QN_PANEL_LINE), (int)(i % 2) * 4 + high * 2, 3) : low;
+    if (bits == 6) {
+        return vw_with(low, vw_load(planes + i / 2 * QN_PANEL_LINE), (int)(i % 2) * 4 + high * 2, 3);
+    }
+    return qn_panel_group_code_of(code).table ? vw_table(low) : low;
 }
 
 typedef struct group_affine {
@@ -145,6 +149,7 @@ QN_INLINE void group_finish(const int code, const int mr, const int nr, const qn
                             vg acc[DIGITS][GROUP_ROWS][GROUP_PANELS])
 {
     const qn_panel_group_code c = qn_panel_group_code_of(code);
+    const int bits = qn_panel_group_value_bits(code);
     UNROLL_GROUP for (int n = 0; n < nr; n++)
     {
         const group_affine a = group_affine_of(code, t->w + n * call->panel_bytes, t->g, t->half);
@@ -152,9 +157,9 @@ QN_INLINE void group_finish(const int code, const int mr, const int nr, const qn
         {
             const qn_panel_digits *const d = group_row(t, call, r);
             float *const to = t->sums + r * call->sums_stride + n * QN_PANEL_COLS;
-            const vg top = vg_end(c.bits, acc[2][r][n], 0);
-            const vgf high = vgf_of(vg_high(vg_end(c.bits, acc[1][r][n], d->high[t->g]), top));
-            const vgf low = vgf_of(vg_end(c.bits, acc[0][r][n], d->low[t->g]));
+            const vg top = vg_end(bits, acc[2][r][n], 0);
+            const vgf high = vgf_of(vg_high(vg_end(bits, acc[1][r][n], d->high[t->g]), top));
+            const vgf low = vgf_of(vg_end(bits, acc[0][r][n], d->low[t->g]));
             vgf part = vgf_mul(vgf_fma(high, vgf_set(256.0f), low), a.scale);
             if (c.minima) {
                 part = vgf_fma(vgf_set(d->sum[t->g]), a.offset, part);
@@ -167,15 +172,16 @@ QN_INLINE void group_finish(const int code, const int mr, const int nr, const qn
 QN_INLINE void group_tile(const int code, const int mr, const int nr, const qn_panel_call *call, const group_at *t)
 {
     const qn_panel_group_code c = qn_panel_group_code_of(code);
+    const int bits = qn_panel_group_value_bits(code);
     vg acc[DIGITS][GROUP_ROWS][GROUP_PANELS];
     UNROLL_GROUP for (int r = 0; r < mr; r++)
     {
         const qn_panel_digits *const d = group_row(t, call, r);
         UNROLL_GROUP for (int n = 0; n < nr; n++)
         {
-            acc[0][r][n] = vg_begin(c.bits, d->low[t->g]);
-            acc[1][r][n] = vg_begin(c.bits, d->high[t->g]);
-            acc[2][r][n] = vg_begin(c.bits, 0);
+            acc[0][r][n] = vg_begin(bits, d->low[t->g]);
+            acc[1][r][n] = vg_begin(bits, d->high[t->g]);
+            acc[2][r][n] = vg_begin(bits, 0);
         }
     }
     UNROLL_GROUP for (int64_t i = 0; i < c.group / 8; i++)
@@ -197,7 +203,7 @@ QN_INLINE void group_tile(const int code, const int mr, const int nr, const qn_p
                     const char *const x = t->x + r * call->a_stride + (s + h) * 4;
                     UNROLL_GROUP for (int d = 0; d < DIGITS; d++)
                     {
-                        acc[d][r][n] = vg_dot(c.bits, acc[d][r][n], v, x + d * QN_PANEL_K);
+                        acc[d][r][n] = vg_dot(bits, acc[d][r][n], v, x + d * QN_PANEL_K);
                     }
                 }
             }
@@ -278,6 +284,8 @@ GROUP_MM(mm_s5m, QN_PANEL_S5M)
 GROUP_MM(mm_s6, QN_PANEL_S6)
 GROUP_MM(mm_s3, QN_PANEL_S3)
 GROUP_MM(mm_s2m, QN_PANEL_S2M)
+GROUP_MM(mm_g4t, QN_PANEL_G4T)
+GROUP_MM(mm_s4t, QN_PANEL_S4T)
 
 const qn_panel_set QN_NAME(groups) = {.rows_f = QN_PANEL_ROWS_DIGITS,
                                       .row_group = 1,
@@ -296,4 +304,6 @@ const qn_panel_set QN_NAME(groups) = {.rows_f = QN_PANEL_ROWS_DIGITS,
                                              [QN_PANEL_S5M] = mm_s5m,
                                              [QN_PANEL_S6] = mm_s6,
                                              [QN_PANEL_S3] = mm_s3,
-                                             [QN_PANEL_S2M] = mm_s2m}};
+                                             [QN_PANEL_S2M] = mm_s2m,
+                                             [QN_PANEL_G4T] = mm_g4t,
+                                             [QN_PANEL_S4T] = mm_s4t}};

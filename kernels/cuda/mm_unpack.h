@@ -48,7 +48,7 @@ DEV void e2m1_floats(u32 codes, float scale, float *v)
 /* Blocks of whole words. */
 #define WORDS                                                                                                          \
     (B_FORMAT == QN_MM_Q4_1 || B_FORMAT == QN_MM_Q5_1 || B_FORMAT == QN_MM_Q2_K || B_FORMAT == QN_MM_Q4_K ||           \
-     B_FORMAT == QN_MM_Q5_K)
+     B_FORMAT == QN_MM_Q5_K || B_FORMAT == QN_MM_IQ4_XS)
 
 /* Four bytes at an address that is a multiple of 2 or 4 (ALIGNED), or any. */
 DEV u32 word_at(const u8 *p)
@@ -81,7 +81,7 @@ DEV uint4 load_words(const u8 *p)
     return v;
 }
 
-#define IS_GGUF (B_FORMAT >= QN_MM_Q4_0 && B_FORMAT <= QN_MM_Q6_K)
+#define IS_GGUF (B_FORMAT >= QN_MM_Q4_0 && B_FORMAT <= QN_MM_IQ4_XS)
 #define VECTORS (B_FORMAT >= QN_MM_AQLM && B_FORMAT <= QN_MM_VPTQ)
 
 /* ---- vectors ---- */
@@ -288,6 +288,59 @@ DEV void decode8(const raw &r, int j, float *v)
             v[i] = d * (float)(code - (FIFTH ? 16 : 8));
         }
 #endif
+    }
+}
+
+/* ---- IQ4_NL, IQ4_XS: codes that stand for the values of a table ---- */
+#elif B_FORMAT == QN_MM_IQ4_NL || B_FORMAT == QN_MM_IQ4_XS
+
+#define UNIT 32
+
+struct raw {
+    u32 word[4];
+    float scale;
+};
+
+DEV raw load_raw(const u8 *row, const u8 *scales, int unit, int k)
+{
+    raw r;
+#if B_FORMAT == QN_MM_IQ4_NL
+    const u8 *const p = row + (i64)unit * 18, *const codes = p + 2;
+    r.scale = half_float(half_at(p));
+#else
+    const u8 *const p = row + (i64)(unit / 8) * 136, *const codes = p + 8 + unit % 8 * 16;
+    const u32 low = p[4 + unit % 8 / 2] >> unit % 2 * 4 & 15, high = half_at(p + 2) >> unit % 8 * 2 & 3;
+    r.scale = half_float(half_at(p)) * (float)((int)(low | high << 4) - 32);
+#endif
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        r.word[i] = word_at(codes + 4 * i);
+    }
+    return r;
+}
+
+/* The values, as signed bytes, of the codes in the low nibbles of four bytes: of each half of the table the one that
+ * the lower three bits choose, then by the fourth. */
+DEV u32 table_bytes(u32 codes)
+{
+    u32 choice = codes & 0x07070707u;
+    choice = (choice | choice >> 4) & 0x00ff00ffu;
+    choice |= choice >> 8;
+    const u32 lower = __byte_perm(0xbfad9881u, 0xf6eaddcfu, choice & 0xffffu);
+    const u32 upper = __byte_perm(0x26190d01u, 0x71594535u, choice & 0xffffu);
+    const u32 second = (codes >> 3 & 0x01010101u) * 0xffu;
+    return (lower & ~second) | (upper & second);
+}
+
+DEV void decode8(const raw &r, int j, float *v)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const u32 four = table_bytes(r.word[j % 2 * 2 + i] >> j / 2 * 4);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            v[4 * i + e] = r.scale * (float)(signed char)(four >> 8 * e);
+        }
     }
 }
 

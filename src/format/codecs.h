@@ -41,11 +41,16 @@ QN_CODEC(q4_1);
 QN_CODEC(q5_0);
 QN_CODEC(q5_1);
 QN_CODEC(q8_0);
+QN_DECODER(iq4_nl);
 /* gguf_super_blocks.c */
 QN_DECODER(q2_k);
 QN_DECODER(q3_k);
 QN_DECODER(q4_k);
 QN_DECODER(q5_k);
 QN_DECODER(q6_k);
+QN_DECODER(iq4_xs);
+
+/* The values that four-bit codes stand for in IQ4_NL and IQ4_XS. */
+extern const int8_t qn_iq4_values[16];
 
 #endif

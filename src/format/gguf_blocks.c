@@ -1,5 +1,5 @@
-/* Codecs of the GGUF block formats of 32 elements: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
- * (docs/formats/gguf-blocks.md).
+/* Codecs of the GGUF block formats of 32 elements: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0,
+ * and the decoder of IQ4_NL (docs/formats/gguf-blocks.md).
  *
  * A block is an f16 scale d, for the _1 formats an f16 minimum m, for the Q5
  * formats the fifth bits, then the codes. Four-bit codes: byte j holds element j
@@ -114,6 +114,21 @@ QN_DECODER(q8_0)
         const float d = get_f16(block);
         for (int j = 0; j < BLOCK; j++) {
             destination[i + j] = (float)(int8_t)block[2 + j] * d;
+        }
+    }
+}
+
+const int8_t qn_iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+QN_DECODER(iq4_nl)
+{
+    const uint8_t *block = source;
+    for (int64_t i = 0; i < count; i += BLOCK, block += 18) {
+        const float d = get_f16(block);
+        int32_t q[BLOCK];
+        get_codes(block + 2, NULL, q);
+        for (int j = 0; j < BLOCK; j++) {
+            destination[i + j] = d * (float)qn_iq4_values[q[j]];
         }
     }
 }

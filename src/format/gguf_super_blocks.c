@@ -1,5 +1,5 @@
 /* Decoders of the GGUF super-block formats of 256 elements: Q2_K, Q3_K, Q4_K,
- * Q5_K, Q6_K (docs/formats/gguf-blocks.md).
+ * Q5_K, Q6_K, IQ4_XS (docs/formats/gguf-blocks.md).
  *
  * A super block has 8 sub-blocks of 32 or 16 of 16 elements; each has a small
  * integer scale (Q2_K, Q4_K, Q5_K: a minimum too) that the block's f16 d (dmin)
@@ -130,6 +130,25 @@ QN_DECODER(q6_k)
             for (int j = 0; j < 16; j++) {
                 const int code = (low[j] >> low_shift & 15) | (high[j] >> high_shift & 3) << 4;
                 x[group * 16 + j] = scale * (float)(code - 32);
+            }
+        }
+    }
+}
+
+/* d, high[2] (two bits of the eight scales each), low[4] (four bits), codes[128] of four bits; scales have offset 32 */
+QN_DECODER(iq4_xs)
+{
+    const uint8_t *block = source;
+    for (int64_t i = 0; i < count; i += SUPER, block += 136) {
+        const float d = get_f16(block);
+        float *x = destination + i;
+        for (int sub = 0; sub < 8; sub++) {
+            const int low = block[4 + sub / 2] >> (sub % 2 * 4) & 15, high = block[2 + sub / 4] >> (sub % 4 * 2) & 3;
+            const float scale = d * (float)((low | high << 4) - 32);
+            const uint8_t *codes = block + 8 + sub * 16;
+            for (int j = 0; j < 16; j++) {
+                x[sub * 32 + j] = scale * (float)qn_iq4_values[codes[j] & 15];
+                x[sub * 32 + 16 + j] = scale * (float)qn_iq4_values[codes[j] >> 4];
             }
         }
     }

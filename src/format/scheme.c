@@ -6,11 +6,13 @@
 
 #include "base/error.h"
 
-static const qn_scheme dense = {
-    .name = "dense", .summary = "plain tensors", .layout = QN_LAYOUT_DENSE, .data_suffix = "weight", .mm = QN_OP_DENSE_MM};
+static const qn_scheme dense = {.name = "dense",
+                                .summary = "plain tensors",
+                                .layout = QN_LAYOUT_DENSE,
+                                .data_suffix = "weight",
+                                .mm = QN_OP_DENSE_MM};
 
-#define AQLM_TENSORS                                                                                                   \
-    .format = QN_VQ_AQLM, .tensors = {"codes", "codebooks", "scales"}, .required = 3, .written = 3
+#define AQLM_TENSORS .format = QN_VQ_AQLM, .tensors = {"codes", "codebooks", "scales"}, .required = 3, .written = 3
 #define VPTQ_TENSORS                                                                                                   \
     .format = QN_VQ_VPTQ, .required = 2, .written = 5,                                                                 \
     .tensors = {"indices", "centroids.weight", "res_centroids.weight",    "weight_scale", "weight_bias",               \
@@ -40,7 +42,7 @@ static const qn_scheme schemes[] = {
      .mm = QN_OP_DENSE_MM},
     {.name = "fp8-block",
      .summary = "FP8 e4m3 weights in 128x128 blocks, 1x128 dynamic FP8 activations",
-     .layout = QN_LAYOUT_DEEPSEEK_FP8,
+     .layout = QN_LAYOUT_FP8,
      .weight = QN_F8_E4M3,
      .scales = QN_SCALES_BLOCK,
      .scale_format = QN_F32,
@@ -55,7 +57,7 @@ static const qn_scheme schemes[] = {
      .mm = QN_OP_BLOCK_SCALED_MM},
     {.name = "fp8-e5m2-block",
      .summary = "FP8 e5m2 weights in 128x128 blocks, 1x128 dynamic FP8 e4m3 activations",
-     .layout = QN_LAYOUT_DEEPSEEK_FP8,
+     .layout = QN_LAYOUT_FP8,
      .weight = QN_F8_E5M2,
      .scales = QN_SCALES_BLOCK,
      .scale_format = QN_F32,
@@ -80,7 +82,7 @@ static const qn_scheme schemes[] = {
      .act_granularity = QN_PER_TOKEN,
      .act_type = QN_TYPE_E4M3FN,
      .mm = QN_OP_SCALED_MM,
-     .ct_format = "float-quantized"},
+     .word = "float-quantized"},
     {.name = "int8",
      .summary = "INT8 weights with a scale per output channel, per-token dynamic symmetric INT8 activations",
      .layout = QN_LAYOUT_COMPRESSED_TENSORS,
@@ -94,7 +96,7 @@ static const qn_scheme schemes[] = {
      .act_type = QN_TYPE_INT8,
      .act_symmetric = 1,
      .mm = QN_OP_SCALED_MM,
-     .ct_format = "int-quantized"},
+     .word = "int-quantized"},
     {.name = "int8-azp",
      .summary = "INT8 weights with a scale per output channel, per-token dynamic INT8 activations with zero points",
      .layout = QN_LAYOUT_COMPRESSED_TENSORS,
@@ -108,7 +110,7 @@ static const qn_scheme schemes[] = {
      .act_type = QN_TYPE_INT8,
      .act_symmetric = 0,
      .mm = QN_OP_SCALED_MM,
-     .ct_format = "int-quantized"},
+     .word = "int-quantized"},
     {.name = "nvfp4",
      .summary = "NVFP4 weights (W4A16): e2m1, an e4m3 scale per 16, one FP32 scale; activations as they are",
      .layout = QN_LAYOUT_COMPRESSED_TENSORS,
@@ -119,8 +121,10 @@ static const qn_scheme schemes[] = {
      .global_scale = 1,
      .data_suffix = "weight_packed",
      .scale_suffix = "weight_scale",
+     .global_suffix = "weight_global_scale",
+     .act_suffix = "input_global_scale",
      .mm = QN_OP_NVFP4_MM,
-     .ct_format = "nvfp4-pack-quantized"},
+     .word = "nvfp4-pack-quantized"},
     {.name = "nvfp4-w4a4",
      .summary = "NVFP4 weights and activations (W4A4), the activations' FP32 scale from a calibration text",
      .layout = QN_LAYOUT_COMPRESSED_TENSORS,
@@ -131,11 +135,13 @@ static const qn_scheme schemes[] = {
      .global_scale = 1,
      .data_suffix = "weight_packed",
      .scale_suffix = "weight_scale",
+     .global_suffix = "weight_global_scale",
      .act_op = QN_OP_QUANTIZE_NVFP4,
      .act_granularity = QN_PER_GROUP,
      .act_group = 16,
+     .act_suffix = "input_global_scale",
      .mm = QN_OP_NVFP4_MM,
-     .ct_format = "nvfp4-pack-quantized"},
+     .word = "nvfp4-pack-quantized"},
     {.name = "mxfp4",
      .summary = "MXFP4 weights (W4A16): e2m1, an e8m0 scale per 32; activations as they are",
      .layout = QN_LAYOUT_COMPRESSED_TENSORS,
@@ -146,7 +152,7 @@ static const qn_scheme schemes[] = {
      .data_suffix = "weight_packed",
      .scale_suffix = "weight_scale",
      .mm = QN_OP_MXFP4_MM,
-     .ct_format = "mxfp4-pack-quantized"},
+     .word = "mxfp4-pack-quantized"},
     {.name = "gptvq-2",
      .summary = "GPTVQ weights: 4 weights a code of 8 bits, an INT8 codebook per 256x256 tile; activations as they are",
      .layout = QN_LAYOUT_GPTVQ,
@@ -205,14 +211,78 @@ static const qn_scheme schemes[] = {
      .mm = QN_OP_VQ_MM},
 };
 
+/* A scale per output channel or tensor, codes of eight bits on both sides. */
+#define CHANNEL(element)                                                                                               \
+    .weight = (element), .scales = QN_SCALES_CHANNEL, .scale_format = QN_F32, .data_suffix = "weight",                 \
+    .scale_suffix = "weight_scale", .mm = QN_OP_SCALED_MM
+#define FP8_STATIC                                                                                                     \
+    .name = "fp8-static", CHANNEL(QN_F8_E4M3),                                                                         \
+    .summary = "FP8 e4m3 weights with a scale per tensor or channel, FP8 activations with a scale from the file",      \
+    .act_op = QN_OP_QUANTIZE_FP8, .act_granularity = QN_PER_TENSOR, .act_type = QN_TYPE_E4M3FN, .act_static = 1,       \
+    .act_suffix = "input_scale"
+#define FP8_TOKEN                                                                                                      \
+    .name = "fp8", CHANNEL(QN_F8_E4M3),                                                                                \
+    .summary = "FP8 e4m3 weights with a scale per tensor or channel, per-token dynamic FP8 activations",               \
+    .act_op = QN_OP_QUANTIZE_FP8, .act_granularity = QN_PER_TOKEN, .act_type = QN_TYPE_E4M3FN
+#define INT8_STATIC                                                                                                    \
+    CHANNEL(QN_I8), .act_op = QN_OP_QUANTIZE_INT8, .act_granularity = QN_PER_TENSOR, .act_type = QN_TYPE_INT8,         \
+                    .act_static = 1, .act_suffix = "input_scale"
+#define NVFP4_MODELOPT                                                                                                 \
+    .layout = QN_LAYOUT_MODELOPT, .weight = QN_F4_E2M1, .scales = QN_SCALES_GROUP, .scale_format = QN_F8_E4M3,         \
+    .block_k = 16, .global_scale = 1, .global_inverse = 1, .data_suffix = "weight", .scale_suffix = "weight_scale",    \
+    .global_suffix = "weight_scale_2", .act_suffix = "input_scale", .mm = QN_OP_NVFP4_MM
+
+static const qn_scheme published[] = {
+    {FP8_STATIC, .layout = QN_LAYOUT_COMPRESSED_TENSORS, .word = "float-quantized"},
+    {FP8_STATIC, .layout = QN_LAYOUT_FP8},
+    {FP8_STATIC, .layout = QN_LAYOUT_MODELOPT, .word = "FP8"},
+    {FP8_TOKEN, .layout = QN_LAYOUT_FP8},
+    {FP8_TOKEN, .layout = QN_LAYOUT_MODELOPT, .word = "FP8_PER_CHANNEL_PER_TOKEN"},
+    {.name = "fp8-block",
+     .summary = "FP8 e4m3 weights in 128x128 blocks, 1x128 dynamic FP8 activations",
+     .layout = QN_LAYOUT_COMPRESSED_TENSORS,
+     .weight = QN_F8_E4M3,
+     .scales = QN_SCALES_BLOCK,
+     .scale_format = QN_F32,
+     .block_n = 128,
+     .block_k = 128,
+     .data_suffix = "weight",
+     .scale_suffix = "weight_scale",
+     .act_op = QN_OP_QUANTIZE_FP8,
+     .act_granularity = QN_PER_GROUP,
+     .act_group = 128,
+     .act_type = QN_TYPE_E4M3FN,
+     .mm = QN_OP_BLOCK_SCALED_MM,
+     .word = "float-quantized"},
+    {INT8_STATIC, .name = "int8-static",
+     .summary = "INT8 weights with a scale per tensor or channel, INT8 activations with a scale from the file",
+     .layout = QN_LAYOUT_COMPRESSED_TENSORS, .act_symmetric = 1, .word = "int-quantized"},
+    {INT8_STATIC, .name = "int8-azp-static",
+     .summary = "INT8 weights with a scale per tensor or channel, INT8 activations with a zero point from the file",
+     .layout = QN_LAYOUT_COMPRESSED_TENSORS, .act_symmetric = 0, .word = "int-quantized"},
+    {NVFP4_MODELOPT, .name = "nvfp4",
+     .summary = "NVFP4 weights (W4A16): e2m1, an e4m3 scale per 16, one FP32 scale; activations as they are",
+     .word = "W4A16_NVFP4"},
+    {NVFP4_MODELOPT, .name = "nvfp4-w4a4", .summary = "NVFP4 weights and activations (W4A4)",
+     .act_op = QN_OP_QUANTIZE_NVFP4, .act_granularity = QN_PER_GROUP, .act_group = 16, .word = "NVFP4"},
+};
+
+#define COUNT(table) ((int32_t)(sizeof(table) / sizeof *(table)))
+
+const qn_scheme *qn_scheme_readable(int32_t i)
+{
+    const int32_t rest = i - COUNT(schemes);
+    return rest < 0 ? qn_scheme_get(i) : rest < COUNT(published) ? &published[rest] : NULL;
+}
+
 const qn_scheme *qn_scheme_get(int32_t i)
 {
-    return i >= 0 && (size_t)i < sizeof schemes / sizeof *schemes ? &schemes[i] : NULL;
+    return i >= 0 && i < COUNT(schemes) ? &schemes[i] : NULL;
 }
 
 const qn_scheme *qn_scheme_find(const char *name)
 {
-    for (size_t i = 0; name && i < sizeof schemes / sizeof *schemes; i++) {
+    for (int32_t i = 0; name && i < COUNT(schemes); i++) {
         if (strcmp(schemes[i].name, name) == 0) {
             return &schemes[i];
         }

@@ -35,6 +35,8 @@ typedef struct qn_weight {
     const qn_attr_value *attr;   /* [QN_ATTR_COUNT]: sizes that the shapes of parts leave open; NULL: none */
     float global_scale;       /* nvfp4: weight_global_scale (dequantising divides); else 0 */
     float input_global_scale; /* nvfp4 W4A4: the activations'; 0 when absent */
+    float input_scale;        /* of static activations, and their zero point; else 0 */
+    int32_t input_zero_point;
     int32_t rope_interleaved; /* rows are GGUF-ordered heads of this many... 0: no; else rows a head */
 } qn_weight;
 

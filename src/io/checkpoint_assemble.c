@@ -13,13 +13,14 @@
 
 /* Suffixes that say that a module is quantised. */
 static const char *const part_suffixes[] = {"weight_packed",       "weight_scale",       "weight_scale_inv",
-                                            "weight_global_scale", "input_global_scale", "weight_scale_2"};
+                                            "weight_global_scale", "input_global_scale", "weight_scale_2",
+                                            "input_scale",         "input_zero_point"};
 
 /* Parts whose meaning is not implemented. */
 static const char *const refused_suffixes[] = {"weight_zero_point",
                                                "weight_g_idx",
-                                               "input_scale",
-                                               "input_zero_point",
+                                               "activation_scale",
+                                               "act_scale",
                                                "pre_quant_scale",
                                                "qweight",
                                                "qzeros",
@@ -27,6 +28,13 @@ static const char *const refused_suffixes[] = {"weight_zero_point",
                                                "g_idx",
                                                "weight_shape",
                                                "SCB"};
+
+static const char zero_point_suffix[] = "input_zero_point";
+
+static int has_zero_point(const qn_scheme *s)
+{
+    return s->act_static && !s->act_symmetric && s->act_op == QN_OP_QUANTIZE_INT8;
+}
 
 static int is_one_of(const char *text, const char *const *list, size_t count)
 {
@@ -66,7 +74,7 @@ static qn_status scheme_of(qn_checkpoint *c, const char *module, size_t length, 
 }
 
 const qn_file_tensor *qn_checkpoint_find_part(qn_checkpoint *c, const char *module, size_t length, const char *suffix,
-                                       qn_status *status, qn_error *error)
+                                              qn_status *status, qn_error *error)
 {
     if (!suffix) {
         return NULL;
@@ -91,33 +99,41 @@ static qn_status check_shape(const qn_file_tensor *t, int64_t d0, int64_t d1, qn
     return QN_OK;
 }
 
-/* Scales as the kernels take them: F32 [rows, columns], converted when stored shorter. */
+/* Scales as the kernels take them: F32 [rows, columns], converted when stored shorter; one of a whole tensor for each
+ * channel. */
 static qn_status float_scale(qn_checkpoint *c, const qn_file_tensor *t, int64_t rows, int64_t columns, qn_view *out,
                              qn_error *error)
 {
     const qn_format format = t->view.shape.format;
     QN_FAIL_IF(format != QN_F32 && format != QN_BF16 && format != QN_F16, error, QN_E_FILE,
                "tensor %s is in the format %s, expected f32, bf16 or f16", t->name, qn_format_get_info(format)->name);
-    QN_TRY(check_shape(t, rows, columns, error));
+    const int one = columns == 1 && qn_shape_elements(&t->view.shape) == 1;
+    if (!one) {
+        QN_TRY(check_shape(t, rows, columns, error));
+    }
     const qn_shape shape = qn_shape_make(QN_F32, 2, rows, columns, 1, 1);
     const void *data = t->view.data;
-    if (format != QN_F32 || (uintptr_t)data % sizeof(float)) {
+    if (one || format != QN_F32 || (uintptr_t)data % sizeof(float)) {
         int64_t count = 0;
         float *copy = qn_mul_i64(rows, columns, &count) ? NULL : qn_checkpoint_own(c, (size_t)count, sizeof *copy);
         QN_FAIL_IF(!copy, error, QN_E_MEMORY, "out of memory for %s", t->name);
-        qn_format_get_row(format)->decode(data, count, copy);
+        qn_format_get_row(format)->decode(data, one ? 1 : count, copy);
+        for (int64_t i = 1; one && i < count; i++) {
+            copy[i] = copy[0];
+        }
         data = copy;
     }
     *out = qn_view_make(data, &shape);
     return QN_OK;
 }
 
-/* One FP32 number that must be positive and finite. */
+/* One number that must be positive and finite. */
 static qn_status one_float(const qn_file_tensor *t, float *out, qn_error *error)
 {
-    QN_FAIL_IF(t->view.shape.format != QN_F32 || qn_shape_elements(&t->view.shape) != 1, error, QN_E_FILE,
-               "tensor %s is not one f32 number", t->name);
-    memcpy(out, t->view.data, sizeof *out);
+    const qn_format format = t->view.shape.format;
+    QN_FAIL_IF((format != QN_F32 && format != QN_BF16 && format != QN_F16) || qn_shape_elements(&t->view.shape) != 1,
+               error, QN_E_FILE, "tensor %s is not one f32, bf16 or f16 number", t->name);
+    qn_format_get_row(format)->decode(t->view.data, 1, out);
     QN_FAIL_IF(!(*out > 0.0f) || isinf(*out), error, QN_E_FILE, "tensor %s is %g, expected a positive finite number",
                t->name, (double)*out);
     return QN_OK;
@@ -165,6 +181,41 @@ static qn_status check_scale(qn_checkpoint *c, const qn_scheme *s, const qn_file
     return QN_OK;
 }
 
+/* The number of a module's tensor of that suffix, which must be there. */
+static qn_status part_float(qn_checkpoint *c, const qn_file_tensor *data, size_t length, const char *suffix, float *out,
+                            qn_error *error)
+{
+    qn_status status = QN_OK;
+    const qn_file_tensor *t = qn_checkpoint_find_part(c, data->name, length, suffix, &status, error);
+    QN_TRY(status);
+    QN_FAIL_IF(!t, error, QN_E_FILE, "tensor %s has no %s beside it", data->name, suffix);
+    return one_float(t, out, error);
+}
+
+/* A scale of quantisers, by which dequantising divides, from a file that may hold the reciprocal. */
+static qn_status global_scale(qn_checkpoint *c, const qn_scheme *s, const qn_file_tensor *data, size_t length,
+                              const char *suffix, float *out, qn_error *error)
+{
+    QN_TRY(part_float(c, data, length, suffix, out, error));
+    const float inverse = 1.0f / *out;
+    QN_FAIL_IF(s->global_inverse && isinf(inverse), error, QN_E_FILE, "tensor %.*s.%s is %g, which has no reciprocal",
+               (int)length, data->name, suffix, (double)*out);
+    *out = s->global_inverse ? inverse : *out;
+    return QN_OK;
+}
+
+/* The zero point of static activations; writers leave out those that are 0. */
+static qn_status zero_point(qn_checkpoint *c, const qn_file_tensor *data, size_t length, int32_t *out, qn_error *error)
+{
+    qn_status status = QN_OK;
+    const qn_file_tensor *t = qn_checkpoint_find_part(c, data->name, length, zero_point_suffix, &status, error);
+    QN_TRY(status);
+    QN_FAIL_IF(t && (t->view.shape.format != QN_I8 || qn_shape_elements(&t->view.shape) != 1), error, QN_E_FILE,
+               "tensor %s is not one i8 number", t->name);
+    *out = t ? *(const int8_t *)t->view.data : 0;
+    return QN_OK;
+}
+
 /* One quantised module: module is the name without suffix, of `length` bytes. */
 static qn_status add_quantised(qn_checkpoint *c, const qn_scheme *s, const qn_file_tensor *data, size_t length,
                                const qn_file_tensor *scale, qn_error *error)
@@ -173,18 +224,17 @@ static qn_status add_quantised(qn_checkpoint *c, const qn_scheme *s, const qn_fi
     QN_FAIL_IF(!w.name, error, QN_E_MEMORY, "out of memory for tensor names");
     QN_TRY(check_data(s, data, &w, error));
     QN_TRY(check_scale(c, s, scale, &w, error));
-    qn_status status = QN_OK;
-    if (s->global_scale) {
-        const qn_file_tensor *t = qn_checkpoint_find_part(c, data->name, length, "weight_global_scale", &status, error);
-        QN_TRY(status);
-        QN_FAIL_IF(!t, error, QN_E_FILE, "tensor %s has no weight_global_scale beside it", data->name);
-        QN_TRY(one_float(t, &w.global_scale, error));
+    if (s->global_suffix) {
+        QN_TRY(global_scale(c, s, data, length, s->global_suffix, &w.global_scale, error));
     }
-    const qn_file_tensor *input = qn_checkpoint_find_part(c, data->name, length, "input_global_scale", &status, error);
-    QN_TRY(status);
     if (s->act_op == QN_OP_QUANTIZE_NVFP4) {
-        QN_FAIL_IF(!input, error, QN_E_FILE, "tensor %s has no input_global_scale beside it", data->name);
-        QN_TRY(one_float(input, &w.input_global_scale, error));
+        QN_TRY(global_scale(c, s, data, length, s->act_suffix, &w.input_global_scale, error));
+    }
+    if (s->act_static) {
+        QN_TRY(part_float(c, data, length, s->act_suffix, &w.input_scale, error));
+    }
+    if (has_zero_point(s)) {
+        QN_TRY(zero_point(c, data, length, &w.input_zero_point, error));
     }
     return qn_checkpoint_add_weight(c, &w, error);
 }
@@ -222,9 +272,12 @@ static qn_status check_part(qn_checkpoint *c, const qn_file_tensor *t, size_t le
     const qn_scheme *s;
     QN_TRY(scheme_of(c, t->name, length, &s, error));
     QN_FAIL_IF(!s, error, QN_E_FILE, "tensor %s is there although config.json has no quantization_config", t->name);
-    const int known =
-        (s->scale_suffix && strcmp(suffix, s->scale_suffix) == 0) ||
-        (s->global_scale && (strcmp(suffix, "weight_global_scale") == 0 || strcmp(suffix, "input_global_scale") == 0));
+    const char *const suffixes[] = {s->scale_suffix, s->global_suffix, s->act_suffix,
+                                    has_zero_point(s) ? zero_point_suffix : NULL};
+    int known = 0;
+    for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++) {
+        known |= suffixes[i] && strcmp(suffix, suffixes[i]) == 0;
+    }
     QN_FAIL_IF(!known, error, QN_E_FILE, "tensor %s does not belong to the scheme %s", t->name, s->name);
     qn_status status = QN_OK;
     const qn_file_tensor *data = qn_checkpoint_find_part(c, t->name, length, s->data_suffix, &status, error);

@@ -52,6 +52,24 @@ static qn_status map_tokenizer(qn_checkpoint *c, const char *folder, qn_error *e
     return QN_OK;
 }
 
+/* hf_quant_config.json, which ModelOpt writes beside a config.json that says nothing. */
+static qn_status read_quant_file(qn_checkpoint *c, const char *folder, qn_error *error)
+{
+    char *path;
+    json_t *object = NULL;
+    QN_TRY(map_text(c, folder, "hf_quant_config.json", 0, QN_TEXT_QUANT, &path, error));
+    const qn_file_map *map = &c->texts[QN_TEXT_QUANT];
+    if (!map->data) {
+        return QN_OK;
+    }
+    qn_status status = qn_json_parse(map->data, map->size, "it", &object, error);
+    if (status == QN_OK) {
+        status = qn_quant_config_parse_file(c->ctx, object, &c->quant, error);
+    }
+    json_decref(object);
+    return status == QN_OK ? QN_OK : qn_error_prefix(error, status, "%s", path);
+}
+
 static qn_status read_config(qn_checkpoint *c, const char *folder, qn_error *error)
 {
     char *path;
@@ -62,6 +80,9 @@ static qn_status read_config(qn_checkpoint *c, const char *folder, qn_error *err
         status = qn_hparams_from_config(c->config, &c->hparams, error);
     }
     const json_t *quant = json_object_get(c->config, "quantization_config");
+    if (!quant) {
+        quant = json_object_get(c->config, "compression_config"); /* the name of years ago */
+    }
     if (status == QN_OK && quant && !json_is_null(quant)) {
         status = qn_quant_config_parse(c->ctx, quant, &c->quant, error);
     }
@@ -70,17 +91,13 @@ static qn_status read_config(qn_checkpoint *c, const char *folder, qn_error *err
         status = c->quant ? qn_error_set(error, QN_E_FILE, "there are both quantization_config and quip_params")
                           : qn_quant_config_parse_quip(c->ctx, quip, &c->quant, error);
     }
-    const json_t *old = json_object_get(c->config, "compression_config"); /* the name of years ago */
-    if (status == QN_OK && old && !json_is_null(old)) {
-        status =
-            qn_error_set(error, QN_E_UNSUPPORTED, "compression_config is not supported, expected quantization_config");
-    }
     if (status != QN_OK) {
         return qn_error_prefix(error, status, "%s", path);
     }
     (void)json_object_del(c->config, "quantization_config"); /* qn_quant_config keeps them alive */
+    (void)json_object_del(c->config, "compression_config");
     (void)json_object_del(c->config, "quip_params");
-    return QN_OK;
+    return c->quant ? QN_OK : read_quant_file(c, folder, error);
 }
 
 /* A shard lies in the folder itself: no separators, no dots in front, the right ending. */

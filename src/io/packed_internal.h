@@ -60,7 +60,7 @@ qn_packed_sum qn_packed_sum_index(const qn_packed_header *header, const void *in
 
 /* ---- Identity ---- */
 
-#define QN_PACKED_MAX_SOURCES (QN_MAX_SHARDS + 2)
+#define QN_PACKED_MAX_SOURCES (QN_MAX_SHARDS + 3)
 
 /* A file whose bytes decide what the weights are. path NULL: its times are not recorded. */
 typedef struct qn_source_file {

@@ -94,7 +94,9 @@ int32_t qn_packed_sources(const qn_checkpoint *c, qn_source_file *files)
     static const struct {
         int slot;
         const char *name;
-    } texts[] = {{QN_TEXT_CONFIG, "config.json"}, {QN_TEXT_INDEX, "model.safetensors.index.json"}};
+    } texts[] = {{QN_TEXT_CONFIG, "config.json"},
+                 {QN_TEXT_INDEX, "model.safetensors.index.json"},
+                 {QN_TEXT_QUANT, "hf_quant_config.json"}};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         if (c->texts[texts[i].slot].data) {
             files[count++] = (qn_source_file){texts[i].name, NULL, &c->texts[texts[i].slot]};

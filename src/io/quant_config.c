@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "io/json.h"
 
@@ -48,7 +49,7 @@ static ct_args weights_of(const qn_scheme *s)
 
 static ct_args activations_of(const qn_scheme *s)
 {
-    ct_args a = {.type = "float", .symmetric = 1, .dynamic = "true"};
+    ct_args a = {.type = "float", .symmetric = 1, .dynamic = s->act_static ? "false" : "true"};
     switch (s->act_op) {
     case QN_OP_QUANTIZE_FP8: a.bits = 8; break;
     case QN_OP_QUANTIZE_INT8:
@@ -166,39 +167,53 @@ static qn_status read_pair(const json_t *object, const char *key, int *n, int *k
     return QN_OK;
 }
 
+/* Scales of a KV cache are not used: what it is kept in is chosen with the model. */
+static void note_kv(const qn_quant_config *config, const json_t *object, const char *key)
+{
+    if (has(object, key)) {
+        qn_log(config->ctx, QN_LOG_INFO, "%s is not used, keys and values are kept as the model's options say", key);
+    }
+}
+
 /* The word of quantization_config's fmt for an FP8 format: "e4m3" for f8_e4m3. */
 static const char *fp8_word(qn_format format)
 {
     return qn_format_get_info(format)->name + strlen("f8_");
 }
 
-static qn_status parse_deepseek(qn_quant_config *config, qn_error *error)
+static qn_status parse_fp8(qn_quant_config *config, qn_error *error)
 {
-    const char *scheme = "dynamic", *fmt = "e4m3", *scale_fmt = "float";
-    QN_TRY(qn_json_get_string(config->json, "activation_scheme", &scheme, error));
+    const char *activations = "dynamic", *fmt = "e4m3", *scale_fmt = "float";
+    QN_TRY(qn_json_get_string(config->json, "activation_scheme", &activations, error));
     QN_TRY(qn_json_get_string(config->json, "fmt", &fmt, error));
     QN_TRY(qn_json_get_string(config->json, "scale_fmt", &scale_fmt, error));
-    QN_FAIL_IF(strcmp(scheme, "dynamic") != 0, error, QN_E_UNSUPPORTED,
-               "activation_scheme %.40s is not supported, expected dynamic", scheme);
+    const int is_static = strcmp(activations, "static") == 0;
+    QN_FAIL_IF(!is_static && strcmp(activations, "dynamic") != 0, error, QN_E_UNSUPPORTED,
+               "activation_scheme %.40s is not supported, expected dynamic or static", activations);
     QN_FAIL_IF(strcmp(scale_fmt, "float") != 0, error, QN_E_UNSUPPORTED,
                "scale_fmt %.40s is not supported, expected none or float", scale_fmt);
-    QN_FAIL_IF(!has(config->json, "weight_block_size"), error, QN_E_UNSUPPORTED,
-               "quant_method fp8 without weight_block_size (one scale for a tensor) is not supported");
     int n = 0, k = 0;
-    QN_TRY(read_pair(config->json, "weight_block_size", &n, &k, error));
+    if (has(config->json, "weight_block_size")) {
+        QN_TRY(read_pair(config->json, "weight_block_size", &n, &k, error));
+    }
+    note_kv(config, config->json, "kv_cache_scheme");
     const qn_scheme *s;
-    int known_fmt = 0;
-    for (int32_t i = 0; (s = qn_scheme_get(i)) != NULL; i++) {
-        if (s->layout != QN_LAYOUT_DEEPSEEK_FP8 || strcmp(fp8_word(s->weight), fmt) != 0) {
-            continue;
-        }
-        known_fmt = 1;
-        if (s->block_n == n && s->block_k == k) {
+    int known_fmt = 0, known_block = 0;
+    for (int32_t i = 0; (s = qn_scheme_readable(i)) != NULL; i++) {
+        const int same_fmt = s->layout == QN_LAYOUT_FP8 && strcmp(fp8_word(s->weight), fmt) == 0;
+        const int same_block = same_fmt && s->block_n == n && s->block_k == k;
+        if (same_block && s->act_static == is_static) {
             config->scheme = s;
-            return qn_quant_config_read_ignore(config, "modules_to_not_convert", 0, error);
+            return qn_quant_config_read_ignore(
+                config, has(config->json, "ignored_layers") ? "ignored_layers" : "modules_to_not_convert", 0, error);
         }
+        known_fmt |= same_fmt;
+        known_block |= same_block;
     }
     QN_FAIL_IF(!known_fmt, error, QN_E_UNSUPPORTED, "fmt %.40s is not supported, expected e4m3", fmt);
+    QN_FAIL_IF(known_block, error, QN_E_UNSUPPORTED,
+               "activation_scheme static with weight_block_size is not supported");
+    QN_FAIL_IF(!n, error, QN_E_UNSUPPORTED, "fmt %.40s without weight_block_size is not supported", fmt);
     QN_FAIL(error, QN_E_UNSUPPORTED, "weight_block_size [%d, %d] is not supported, expected [128, 128]", n, k);
 }
 
@@ -235,10 +250,12 @@ static qn_status read_args(const json_t *object, const char *side, ct_args *out,
     return QN_OK;
 }
 
-/* Older files say "group" where the scale format makes it "tensor_group". */
+/* Older files say "group" where the scale format makes it "tensor_group"; the one scale of a tensor is read as its
+ * channels'. */
 static int same_strategy(const char *wanted, const char *found)
 {
-    return strcmp(wanted, found) == 0 || (strcmp(wanted, "tensor_group") == 0 && strcmp(found, "group") == 0);
+    return strcmp(wanted, found) == 0 || (strcmp(wanted, "tensor_group") == 0 && strcmp(found, "group") == 0) ||
+           (strcmp(wanted, "channel") == 0 && strcmp(found, "tensor") == 0);
 }
 
 static int same_args(const ct_args *wanted, const ct_args *found)
@@ -252,6 +269,12 @@ static int same_args(const ct_args *wanted, const ct_args *found)
            wanted->symmetric == found->symmetric && strcmp(wanted->dynamic, found->dynamic) == 0;
 }
 
+/* "naive-quantized" stores elements of eight bits as the formats by their type do. */
+static int same_format(const qn_scheme *s, const char *format)
+{
+    return strcmp(s->word, format) == 0 || (strcmp(format, "naive-quantized") == 0 && s->weight != QN_F4_E2M1);
+}
+
 /* The scheme row that a group describes; format: the config's, unless the group says its own. */
 static qn_status find_row(const json_t *object, const char *format, const qn_scheme **scheme, qn_error *error)
 {
@@ -262,8 +285,8 @@ static qn_status find_row(const json_t *object, const char *format, const qn_sch
     QN_FAIL_IF(!has(object, "weights"), error, QN_E_UNSUPPORTED, "a config group without weights is not supported");
     QN_TRY(read_args(json_object_get(object, "weights"), "weights", &weights, error));
     QN_TRY(read_args(json_object_get(object, "input_activations"), "input_activations", &activations, error));
-    for (int32_t i = 0; (*scheme = qn_scheme_get(i)) != NULL; i++) {
-        if ((*scheme)->layout != QN_LAYOUT_COMPRESSED_TENSORS || strcmp((*scheme)->ct_format, format) != 0) {
+    for (int32_t i = 0; (*scheme = qn_scheme_readable(i)) != NULL; i++) {
+        if ((*scheme)->layout != QN_LAYOUT_COMPRESSED_TENSORS || !same_format(*scheme, format)) {
             continue;
         }
         const ct_args w = weights_of(*scheme), a = activations_of(*scheme);
@@ -317,13 +340,15 @@ static qn_status parse_compressed(qn_quant_config *config, qn_error *error)
                "config_groups is not an object with a group");
     QN_FAIL_IF(json_object_size(groups) > MAX_GROUPS, error, QN_E_UNSUPPORTED,
                "config_groups has %zu groups, at most %d are supported", json_object_size(groups), MAX_GROUPS);
-    QN_FAIL_IF(has(config->json, "sparsity_config") &&
-                   json_object_size(json_object_get(config->json, "sparsity_config")),
-               error, QN_E_UNSUPPORTED, "sparsity_config is not supported");
+    const json_t *sparsity = json_object_get(config->json, "sparsity_config");
+    const char *sparse = "dense";
+    QN_TRY(qn_json_get_string(sparsity, "format", &sparse, error));
+    QN_FAIL_IF(strcmp(sparse, "dense") != 0, error, QN_E_UNSUPPORTED,
+               "sparsity_config of the format %.40s is not supported, expected dense", sparse);
     QN_FAIL_IF(has(config->json, "transform_config") &&
                    json_object_size(json_object_get(config->json, "transform_config")),
                error, QN_E_UNSUPPORTED, "transform_config is not supported");
-    QN_FAIL_IF(has(config->json, "kv_cache_scheme"), error, QN_E_UNSUPPORTED, "kv_cache_scheme is not supported");
+    note_kv(config, config->json, "kv_cache_scheme");
     config->groups = qn_calloc(config->ctx, json_object_size(groups), sizeof *config->groups);
     QN_FAIL_IF(!config->groups, error, QN_E_MEMORY, "out of memory for config_groups");
     const char *name;
@@ -337,6 +362,78 @@ static qn_status parse_compressed(qn_quant_config *config, qn_error *error)
         config->scheme = config->groups[0].scheme;
     }
     return qn_quant_config_read_ignore(config, "ignore", 1, error);
+}
+
+/* The row of a quant_algo; `of`: the object that says it, and group_size. */
+static qn_status find_algo(const json_t *of, const qn_scheme **scheme, qn_error *error)
+{
+    const char *algo = NULL;
+    int64_t group = 0;
+    QN_TRY(qn_json_get_string(of, "quant_algo", &algo, error));
+    QN_TRY(qn_json_get_int(of, "group_size", 1, 1 << 20, &group, error));
+    QN_FAIL_IF(!algo, error, QN_E_FILE, "there is no quant_algo");
+    for (int32_t i = 0; (*scheme = qn_scheme_readable(i)) != NULL; i++) {
+        const qn_scheme *s = *scheme;
+        if (s->layout == QN_LAYOUT_MODELOPT && strcasecmp(s->word, algo) == 0) {
+            QN_FAIL_IF(s->block_k && group && group != s->block_k, error, QN_E_UNSUPPORTED,
+                       "quant_algo %s with group_size %d is not supported, expected %d", s->word, (int)group,
+                       (int)s->block_k);
+            return QN_OK;
+        }
+    }
+    QN_FAIL(error, QN_E_UNSUPPORTED,
+            "quant_algo %.40s is not supported, expected FP8, FP8_PER_CHANNEL_PER_TOKEN, NVFP4 or W4A16_NVFP4, or "
+            "MIXED_PRECISION of them",
+            algo);
+}
+
+/* quantized_layers: what each module that is quantised is in; the modules of a scheme are a group. */
+static qn_status read_layers(qn_quant_config *config, const json_t *layers, qn_error *error)
+{
+    const size_t count = json_object_size(layers);
+    QN_FAIL_IF(!count || count > MAX_NAMES, error, QN_E_FILE, "quantized_layers is not an object of at most %d modules",
+               MAX_NAMES);
+    config->groups = qn_calloc(config->ctx, MAX_GROUPS, sizeof *config->groups);
+    QN_FAIL_IF(!config->groups, error, QN_E_MEMORY, "out of memory for quantized_layers");
+    const char *module;
+    json_t *layer;
+    json_object_foreach((json_t *)layers, module, layer)
+    {
+        const qn_scheme *scheme;
+        const qn_status status = find_algo(layer, &scheme, error);
+        if (status != QN_OK) {
+            return qn_error_prefix(error, status, "quantized_layers: %.80s", module);
+        }
+        int32_t g = 0;
+        while (g < config->group_count && config->groups[g].scheme != scheme) {
+            g++;
+        }
+        qn_config_group *group = &config->groups[g]; /* there are fewer rows than MAX_GROUPS */
+        if (g == config->group_count) {
+            config->group_count++;
+            group->scheme = scheme;
+            group->modules.list = qn_calloc(config->ctx, count, sizeof *group->modules.list);
+            QN_FAIL_IF(!group->modules.list, error, QN_E_MEMORY, "out of memory for quantized_layers");
+        }
+        QN_TRY(add_pattern(config, &group->modules, "quantized_layers", module, 0, error));
+    }
+    config->named_only = 1;
+    config->scheme = config->groups[0].scheme;
+    return QN_OK;
+}
+
+/* modelopt: object says it, in config.json or hf_quant_config.json. */
+static qn_status parse_modelopt(qn_quant_config *config, const json_t *object, qn_error *error)
+{
+    const char *algo = "";
+    note_kv(config, object, "kv_cache_quant_algo");
+    note_kv(config, object, "kv_cache_scheme");
+    QN_TRY(qn_json_get_string(object, "quant_algo", &algo, error));
+    QN_TRY(strcasecmp(algo, "MIXED_PRECISION") == 0
+               ? read_layers(config, json_object_get(object, "quantized_layers"), error)
+               : find_algo(object, &config->scheme, error));
+    return read_patterns(config, object, has(object, "ignore") ? "ignore" : "exclude_modules", 0, &config->ignore,
+                         error);
 }
 
 static qn_status begin(const qn_ctx *ctx, const json_t *object, const char *key, qn_quant_config **config,
@@ -375,9 +472,12 @@ qn_status qn_quant_config_parse(const qn_ctx *ctx, const json_t *object, qn_quan
         return finish(config, "quantization_config", status, out, error);
     }
     if (strcmp(method, "fp8") == 0) {
-        status = parse_deepseek(config, error);
+        status = parse_fp8(config, error);
     } else if (strcmp(method, "compressed-tensors") == 0) {
         status = parse_compressed(config, error);
+    } else if (strcmp(method, "modelopt") == 0) {
+        const json_t *inner = json_object_get(object, "quantization");
+        status = parse_modelopt(config, json_is_object(inner) ? inner : object, error);
     } else if (strcmp(method, "aqlm") == 0) {
         status = qn_quant_config_parse_books(config, QN_LAYOUT_AQLM, error);
     } else if (strcmp(method, "gptvq") == 0) {
@@ -387,9 +487,22 @@ qn_status qn_quant_config_parse(const qn_ctx *ctx, const json_t *object, qn_quan
     } else {
         status = qn_error_set(
             error, QN_E_UNSUPPORTED,
-            "quant_method %.40s is not supported, expected fp8, compressed-tensors, aqlm, gptvq or vptq", method);
+            "quant_method %.40s is not supported, expected fp8, compressed-tensors, modelopt, aqlm, gptvq or vptq",
+            method);
     }
     return finish(config, "quantization_config", status, out, error);
+}
+
+qn_status qn_quant_config_parse_file(const qn_ctx *ctx, const json_t *object, qn_quant_config **out, qn_error *error)
+{
+    const json_t *inner = json_object_get(object, "quantization");
+    *out = NULL;
+    if (json_is_object(inner) && !has(inner, "quant_algo")) {
+        return QN_OK;
+    }
+    qn_quant_config *config = NULL;
+    QN_TRY(begin(ctx, inner, "quantization", &config, out, error));
+    return finish(config, "quantization", parse_modelopt(config, inner, error), out, error);
 }
 
 qn_status qn_quant_config_parse_quip(const qn_ctx *ctx, const json_t *object, qn_quant_config **out, qn_error *error)
@@ -440,6 +553,30 @@ static int names_module(const char *text, const char *module)
     return ends || begins;
 }
 
+/* "model.layers.0.self_attn*": * is any text. Such a name without one may be short, as above. */
+static int names_pattern(const char *text, const char *module)
+{
+    const char *star = NULL, *from = NULL, *t = text, *m = module;
+    while (*m) { /* the last star takes as little as it can */
+        if (*t == '*') {
+            star = t++;
+            from = m;
+        } else if (*t == *m) {
+            t++;
+            m++;
+        } else if (star) {
+            t = star + 1;
+            m = ++from;
+        } else {
+            return names_module(text, module);
+        }
+    }
+    while (*t == '*') {
+        t++;
+    }
+    return !*t;
+}
+
 /* "lm_head.weight": the module's weight. */
 static int names_weight(const char *text, const char *module)
 {
@@ -481,6 +618,7 @@ int qn_quant_config_ignores(const qn_quant_config *config, const char *module)
     return matches(config, &config->ignore,
                    s->scales == QN_SCALES_VECTOR               ? names_weight
                    : s->layout == QN_LAYOUT_COMPRESSED_TENSORS ? is_module
+                   : s->layout == QN_LAYOUT_MODELOPT           ? names_pattern
                                                                : names_module,
                    module);
 }
@@ -538,20 +676,20 @@ static json_t *make_group(const qn_scheme *scheme, const char *target)
         return NULL;
     }
     return json_pack("{s:[s], s:o, s:o, s:n, s:s}", "targets", target, "weights", weights, "input_activations",
-                     activations, "output_activations", "format", scheme->ct_format);
+                     activations, "output_activations", "format", scheme->word);
 }
 
 static json_t *make_compressed(const qn_scheme *scheme, const qn_scheme *head, json_t *ignore)
 {
-    const int mixed = head && strcmp(head->ct_format, scheme->ct_format) != 0;
+    const int mixed = head && strcmp(head->word, scheme->word) != 0;
     json_t *groups = json_object();
     int bad = !groups || json_object_set_new(groups, "group_0", make_group(scheme, "Linear")) != 0;
     bad = bad || (head && json_object_set_new(groups, "group_1", make_group(head, "lm_head")) != 0);
     json_t *made =
         bad ? NULL
             : json_pack("{s:s, s:s, s:s, s:O, s:O, s:n, s:n}", "quant_method", "compressed-tensors", "format",
-                        mixed ? "mixed-precision" : scheme->ct_format, "quantization_status", "compressed",
-                        "config_groups", groups, "ignore", ignore, "kv_cache_scheme", "global_compression_ratio");
+                        mixed ? "mixed-precision" : scheme->word, "quantization_status", "compressed", "config_groups",
+                        groups, "ignore", ignore, "kv_cache_scheme", "global_compression_ratio");
     json_decref(groups);
     return made;
 }
@@ -578,7 +716,7 @@ json_t *qn_quant_config_make(const qn_scheme *scheme, const qn_scheme *head, con
     for (int32_t i = 0; !bad && i < ignore_count; i++) {
         bad = json_array_append_new(list, json_string(ignore[i])) != 0;
     }
-    if (!bad && scheme->layout == QN_LAYOUT_DEEPSEEK_FP8) {
+    if (!bad && scheme->layout == QN_LAYOUT_FP8) {
         made = json_pack("{s:s, s:s, s:s, s:[i,i], s:O}", "quant_method", "fp8", "fmt", fp8_word(scheme->weight),
                          "activation_scheme", "dynamic", "weight_block_size", scheme->block_n, scheme->block_k,
                          "modules_to_not_convert", list);

@@ -1,7 +1,7 @@
 /* quantization_config of config.json: which scheme the linear weights of a
- * folder are in, and which of them it leaves alone. Reads DeepSeek's "fp8",
- * "compressed-tensors", "aqlm", "vptq", "gptvq", and QuIP#'s quip_params; writes the same for the quantiser. All
- * from the rows of format/scheme.h. */
+ * folder are in, and which of them it leaves alone. Reads "fp8" (of blocks, as DeepSeek has it, or of tensors),
+ * "compressed-tensors", "modelopt" (also as hf_quant_config.json), "aqlm", "vptq", "gptvq", and QuIP#'s quip_params;
+ * writes the same for the quantiser, but for modelopt. All from the rows of format/scheme.h. */
 #ifndef QN_IO_QUANT_CONFIG_H
 #define QN_IO_QUANT_CONFIG_H
 
@@ -16,6 +16,9 @@ typedef struct qn_quant_config qn_quant_config;
 /* Parse the object. QN_E_FILE: malformed. QN_E_UNSUPPORTED: a method, format or
  * strategy that no scheme row describes, named. */
 qn_status qn_quant_config_parse(const qn_ctx *ctx, const json_t *object, qn_quant_config **out, qn_error *error);
+
+/* The same for the object of hf_quant_config.json; *out NULL with QN_OK: it quantises no weights. */
+qn_status qn_quant_config_parse_file(const qn_ctx *ctx, const json_t *object, qn_quant_config **out, qn_error *error);
 
 /* The same for the object quip_params. */
 qn_status qn_quant_config_parse_quip(const qn_ctx *ctx, const json_t *object, qn_quant_config **out, qn_error *error);

@@ -247,21 +247,35 @@ qn_status qn_build_head_norm(qn_model *model, int32_t layer, int32_t in, int32_t
 
 /* ---- Linear layers ---- */
 
-static qn_status scalar_constant(qn_model *model, float value, qn_operand *operand, qn_error *error)
+/* One number of four bytes. */
+static qn_status number_constant(qn_model *model, qn_format format, const void *value, qn_operand *operand,
+                                 qn_error *error)
 {
-    const qn_shape shape = qn_shape_make(QN_F32, 1, 1, 1, 1, 1);
-    float *memory = qn_build_own(model, sizeof(float));
+    const qn_shape shape = qn_shape_make(format, 1, 1, 1, 1, 1);
+    void *memory = qn_build_own(model, 4);
     if (!memory) {
         return out_of_memory(error);
     }
-    *memory = value;
+    memcpy(memory, value, 4);
     *operand = constant(qn_view_make(memory, &shape));
     return QN_OK;
+}
+
+static qn_status scalar_constant(qn_model *model, float value, qn_operand *operand, qn_error *error)
+{
+    return number_constant(model, QN_F32, &value, operand, error);
+}
+
+/* Whether a scheme's activations have zero points. */
+static int zero_points(const qn_scheme *scheme)
+{
+    return scheme->act_op == QN_OP_QUANTIZE_INT8 && !scheme->act_symmetric;
 }
 
 static qn_op_desc describe_quantize(const qn_scheme *scheme)
 {
     qn_op_desc desc = describe(scheme->act_op);
+    desc.attr[QN_ATTR_MODE].i = scheme->act_static ? QN_STATIC : QN_DYNAMIC;
     desc.attr[QN_ATTR_GRANULARITY].i = (int32_t)scheme->act_granularity;
     if (scheme->act_op == QN_OP_QUANTIZE_FP8) {
         desc.attr[QN_ATTR_TYPE].i = (int32_t)scheme->act_type;
@@ -288,18 +302,55 @@ static int writes_register(const qn_step *step, int32_t index)
     return 0;
 }
 
-/* Index of the step that already quantised these rows this way, or -1. */
-static int64_t same_quantize(const qn_model *model, int32_t in, const qn_op_desc *desc, float global_scale)
+/* What a quantise operator is given of a weight's activations: NVFP4's global scale, or a static scale and zero point.
+ * Values of slots; count of them. */
+typedef struct given_number {
+    int32_t slot;
+    qn_format format;
+    uint32_t bits;
+} given_number;
+
+static int given_numbers(const qn_weight *weight, given_number given[2])
+{
+    const qn_scheme *scheme = weight->scheme;
+    const int32_t global = qn_op_in_slot(scheme->act_op, "global_scale");
+    const float scale = global >= 0 ? weight->input_global_scale : weight->input_scale;
+    if (global < 0 && !scheme->act_static) {
+        return 0;
+    }
+    given[0] = (given_number){global >= 0 ? global : qn_op_in_slot(scheme->act_op, "scale"), QN_F32, 0};
+    memcpy(&given[0].bits, &scale, sizeof scale);
+    if (!zero_points(scheme) || !scheme->act_static) {
+        return 1;
+    }
+    given[1] = (given_number){qn_op_in_slot(scheme->act_op, "azp"), QN_I32, (uint32_t)weight->input_zero_point};
+    return 2;
+}
+
+static int reads_register(const qn_step *step, int32_t index)
+{
+    for (int i = 0; i < QN_MAX_IN; i++) {
+        if (step->in[i].place == QN_PLACE_REGISTER && step->in[i].index == index) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Index of the step that already quantised these rows this way, or -1: they have not been quantised, or in another way
+ * since, for which there are the same registers. */
+static int64_t same_quantize(const qn_model *model, int32_t in, const qn_op_desc *desc, const given_number *given,
+                             int count)
 {
     for (size_t i = model->step_count; i-- > 0;) {
         const qn_step *step = &model->steps[i];
-        const int32_t x = qn_op_in_slot(desc->op, "x");
-        if (step->op == desc->op && step->in[x].index == in && step->in[x].place == QN_PLACE_REGISTER &&
-            memcmp(qn_plan_desc(step->plan)->attr, desc->attr, sizeof desc->attr) == 0) {
-            const int32_t g = qn_op_in_slot(desc->op, "global_scale");
-            if (g < 0 || *(const float *)step->in[g].view.data == global_scale) {
-                return (int64_t)i;
+        if (reads_register(step, in) && !step->weight) {
+            int same =
+                step->op == desc->op && memcmp(qn_plan_desc(step->plan)->attr, desc->attr, sizeof desc->attr) == 0;
+            for (int g = 0; same && g < count; g++) {
+                same = memcmp(step->in[given[g].slot].view.data, &given[g].bits, sizeof given[g].bits) == 0;
             }
+            return same ? (int64_t)i : -1;
         }
         if (writes_register(step, in)) {
             return -1;
@@ -315,7 +366,9 @@ static qn_status add_quantize(qn_model *model, int32_t layer, int32_t in, const 
     const qn_scheme *scheme = weight->scheme;
     const qn_op op = scheme->act_op;
     qn_op_desc desc = describe_quantize(scheme);
-    const int64_t same = same_quantize(model, in, &desc, weight->input_global_scale);
+    given_number given[2];
+    const int count = given_numbers(weight, given);
+    const int64_t same = same_quantize(model, in, &desc, given, count);
     if (same >= 0) {
         *index = (size_t)same;
         return QN_OK;
@@ -326,11 +379,8 @@ static qn_status add_quantize(qn_model *model, int32_t layer, int32_t in, const 
     }
     *index = model->step_count - 1;
     step->in[qn_op_in_slot(op, "x")] = in_register(in, rows_of(QN_F32, weight->k));
-    const int32_t global = qn_op_in_slot(op, "global_scale");
-    if (global >= 0) {
-        QN_FAIL_IF(!(weight->input_global_scale > 0), error, QN_E_FILE,
-                   "tensor %s has no input_global_scale, which its quantised activations need", weight->name);
-        QN_TRY(scalar_constant(model, weight->input_global_scale, &step->in[global], error));
+    for (int g = 0; g < count; g++) {
+        QN_TRY(number_constant(model, given[g].format, &given[g].bits, &step->in[given[g].slot], error));
     }
     for (int i = 0; i < QN_MAX_IN; i++) {
         desc.in[i] = step->in[i].place ? step->in[i].shape : (qn_shape){.format = QN_FORMAT_NONE};
@@ -347,7 +397,7 @@ static qn_status add_quantize(qn_model *model, int32_t layer, int32_t in, const 
         int32_t index_out;
         QN_TRY(qn_build_register(model, name, out[i].format, out[i].ndim == 2 ? out[i].dims[1] : 1, &index_out, error));
         step->out[i] = in_register(index_out, out[i]);
-        step->out[i].whole = strcmp(info->out[i].shape, "[1]") == 0;
+        step->out[i].whole = out[i].ndim == 1; /* [1] for all rows */
     }
     return plan_step(model, step, &desc, error);
 }
@@ -377,7 +427,7 @@ static qn_status bind_activations(qn_model *model, int32_t layer, int32_t in, co
         return scalar_constant(model, weight->input_global_scale, &operands[qn_op_in_slot(mm, "a_global")], error);
     }
     operands[qn_op_in_slot(mm, "scale_a")] = output_of(model, q, "scale");
-    if (scheme->act_op == QN_OP_QUANTIZE_INT8 && !scheme->act_symmetric) {
+    if (zero_points(scheme) && !scheme->act_static) {
         operands[qn_op_in_slot(mm, "azp")] = output_of(model, q, "azp");
         /* [M,1] as made, [M] as taken: the same bytes */
         qn_operand *azp = &operands[qn_op_in_slot(mm, "azp")];
@@ -430,7 +480,7 @@ static qn_status bind_weight(qn_model *model, const qn_weight *weight, const cha
     if (scheme->global_scale) {
         QN_TRY(scalar_constant(model, weight->global_scale, &operands[qn_op_in_slot(mm, "b_global")], error));
     }
-    if (scheme->act_op == QN_OP_QUANTIZE_INT8 && !scheme->act_symmetric) {
+    if (zero_points(scheme)) {
         const qn_shape sums = qn_shape_make(QN_I32, 1, weight->n, 1, 1, 1);
         operands[qn_op_in_slot(mm, "azp_adj")] = constant(qn_view_make(NULL, &sums)); /* made by qn_model_pack */
     }

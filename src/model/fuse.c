@@ -59,6 +59,11 @@ static int fuse_silu_quantize(qn_model *model, size_t i, qn_step *fused)
         return 0;
     }
     const qn_op_desc *q = qn_plan_desc(quantize->plan);
+    if (q->attr[QN_ATTR_MODE].i == QN_STATIC) {
+        qn_buffer_print(&model->notes, "layer %d: silu_mul + %s not fused: silu_mul_quant takes no given scales\n",
+                        silu->layer, to);
+        return 0;
+    }
     qn_op_desc desc;
     memset(&desc, 0, sizeof desc);
     qn_op_desc_init(&desc, QN_OP_SILU_MUL_QUANT);
@@ -112,7 +117,8 @@ static const char *cannot_join(const qn_step *a, const qn_step *b)
         x->scale.shape.format != y->scale.shape.format || x->data.strides[0] != y->data.strides[0]) {
         return "they are stored differently";
     }
-    if (x->global_scale != y->global_scale || x->input_global_scale != y->input_global_scale) {
+    if (x->global_scale != y->global_scale || x->input_global_scale != y->input_global_scale ||
+        x->input_zero_point != y->input_zero_point) {
         return "their tensors' scales differ";
     }
     if (x->scheme->scales == QN_SCALES_BLOCK && x->n % x->scheme->block_n != 0) {

@@ -89,8 +89,9 @@ static void release(const qn_checkpoint *checkpoint, const qn_weight *weight)
     qn_checkpoint_release(checkpoint, weight->scale.data, scales_of(weight));
 }
 
-void qn_weight_sum_columns(const qn_view *rows, int32_t *sums)
+void qn_weight_sum_columns(const qn_weight *weight, const qn_view *rows, int32_t *sums)
 {
+    const int32_t times = weight->scheme->act_static ? weight->input_zero_point : 1;
     const int64_t n = rows->shape.dims[0], k = rows->shape.dims[1];
     for (int64_t i = 0; i < n; i++) {
         const int8_t *row = (const int8_t *)rows->data + i * rows->strides[0];
@@ -98,7 +99,7 @@ void qn_weight_sum_columns(const qn_view *rows, int32_t *sums)
         for (int64_t j = 0; j < k; j++) {
             sum += row[j];
         }
-        sums[i] = sum;
+        sums[i] = times * sum;
     }
 }
 
@@ -141,7 +142,7 @@ static void job_task(void *user, int64_t index, int32_t thread)
     }
     if (job->sums_bytes) {
         int32_t *sums = (int32_t *)(void *)(job->sums ? job->sums : scratch);
-        qn_weight_sum_columns(b, sums);
+        qn_weight_sum_columns(weight, b, sums);
         step->in[qn_weight_sums_slot(step)].view.data = sums;
     }
     if (job->blob_bytes) {

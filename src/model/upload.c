@@ -115,7 +115,8 @@ static qn_status send_sums(const upload *u, qn_error *error)
         while (at < u->count && u->places[at].host) {
             at++;
         }
-        qn_weight_sum_columns(&step->in[qn_op_in_slot(step->op, "b")].view, (int32_t *)(void *)u->staging);
+        qn_weight_sum_columns(step->weight, &step->in[qn_op_in_slot(step->op, "b")].view,
+                              (int32_t *)(void *)u->staging);
         QN_TRY(qn_device_copy_in(model->ctx, u->memory + u->places[at].offset, u->staging, u->places[at].bytes, NULL,
                                  error));
         QN_TRY(qn_stream_sync(model->ctx, NULL, error));

@@ -117,7 +117,7 @@ static const block_fields gguf[] = {
     {QN_Q4_0, 0, -1, 0, 0, 0},         {QN_Q4_1, 0, 2, 0, 0, 0},     {QN_Q5_0, 0, -1, 0, 0, 0},
     {QN_Q5_1, 0, 2, 0, 0, 0},          {QN_Q8_0, 0, -1, 0, 0, 0},    {QN_Q2_K, 80, 82, 0, 0, 0},
     {QN_Q3_K, 108, -1, 0, 0, 0},       {QN_Q4_K, 0, 2, 4, 12, 0x33}, {QN_Q5_K, 0, 2, 4, 12, 0x33},
-    {QN_Q6_K, 208, -1, 192, 16, 0x03},
+    {QN_Q6_K, 208, -1, 192, 16, 0x03}, {QN_IQ4_NL, 0, -1, 0, 0, 0},  {QN_IQ4_XS, 0, -1, 0, 0, 0},
 };
 
 static void fill_blocks(qn_filler *f, const qn_shape *shape, void *data)

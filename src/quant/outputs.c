@@ -166,10 +166,10 @@ static qn_status plan_parts(qn_outputs *outputs, qn_output *o, qn_error *error)
         QN_TRY(add_part(o, QN_PART_SCALE, part_name(ctx, name, scheme->scale_suffix), &o->encoder.scale_shape, error));
     }
     if (scheme->global_scale) {
-        QN_TRY(add_part(o, QN_PART_GLOBAL, part_name(ctx, name, "weight_global_scale"), &one, error));
+        QN_TRY(add_part(o, QN_PART_GLOBAL, part_name(ctx, name, scheme->global_suffix), &one, error));
     }
     if (qn_scheme_needs_calibration(scheme)) {
-        QN_TRY(add_part(o, QN_PART_INPUT_GLOBAL, part_name(ctx, name, "input_global_scale"), &one, error));
+        QN_TRY(add_part(o, QN_PART_INPUT_GLOBAL, part_name(ctx, name, scheme->act_suffix), &one, error));
     }
     return QN_OK;
 }

@@ -16,9 +16,11 @@ import numpy as np
 Q = gguf.GGMLQuantizationType
 SMALL = [Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0]
 SUPER = [Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K]
+TABLE = [Q.IQ4_NL, Q.IQ4_XS]
 # Where the f16 fields (d, then m or dmin) of a block are.
 F16_FIELDS = {Q.Q4_0: [0], Q.Q4_1: [0, 2], Q.Q5_0: [0], Q.Q5_1: [0, 2], Q.Q8_0: [0], Q.Q2_K: [80, 82], Q.Q3_K: [108],
-              Q.Q4_K: [0, 2], Q.Q5_K: [0, 2], Q.Q6_K: [208]}
+              Q.Q4_K: [0, 2], Q.Q5_K: [0, 2], Q.Q6_K: [208],
+              Q.IQ4_NL: [0], Q.IQ4_XS: [0]}
 SCALES = [1.0, -0.0123, 6.1e-5, 5.96e-8, 65504.0, 0.0, -0.0, 3.14159e-3]
 
 
@@ -41,7 +43,7 @@ def main():
     rng = np.random.default_rng(20250801)
     x = inputs(rng)
     with open(sys.argv[1], "wb") as out, np.errstate(all="ignore"):
-        for q in SMALL + SUPER:
+        for q in SMALL + SUPER + TABLE:
             elements, size = gguf.GGML_QUANT_SIZES[q]
             blocks = 8 if q in SMALL else 4
             codes = rng.integers(0, 256, (blocks, size), dtype=np.uint8)

@@ -81,7 +81,7 @@ static void test_golden(void **state)
         free(got);
     }
     fclose(file);
-    assert_int_equal(decoded, 10);
+    assert_int_equal(decoded, 12);
     assert_int_equal(encoded, 5);
 }
 
@@ -94,6 +94,7 @@ static float half_at(const uint8_t *p)
 static float element(qn_format format, const uint8_t *b, int e)
 {
     const int j = e % 16, k = e % 32, h = e / 128, g = e / 16, s = e / 32, t = e % 128;
+    static const float iq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
     int q, c, m;
     switch (format) {
     case QN_Q4_0: return half_at(b) * (float)((b[2 + j] >> (e / 16 * 4) & 15) - 8);
@@ -119,6 +120,10 @@ static float element(qn_format format, const uint8_t *b, int e)
         q = b[(format == QN_Q4_K ? 16 : 48) + 32 * (s / 2) + k] >> (s % 2 * 4) & 15;
         q += format == QN_Q5_K ? 16 * (b[16 + k] >> s & 1) : 0;
         return half_at(b) * (float)c * (float)q - half_at(b + 2) * (float)m;
+    case QN_IQ4_NL: return half_at(b) * iq4[b[2 + j] >> (e / 16 * 4) & 15];
+    case QN_IQ4_XS:
+        c = (b[4 + s / 2] >> (s % 2 * 4) & 15) + 16 * (b[2 + s / 4] >> (s % 4 * 2) & 3);
+        return half_at(b) * (float)(c - 32) * iq4[b[8 + 16 * s + j] >> (k / 16 * 4) & 15];
     default: /* QN_Q6_K */
         c = b[192 + g] < 128 ? b[192 + g] : b[192 + g] - 256;
         q = (b[64 * h + e % 64] >> (t / 64 * 4) & 15) + 16 * (b[128 + 32 * h + k] >> (2 * (t / 32)) & 3);
@@ -129,8 +134,8 @@ static float element(qn_format format, const uint8_t *b, int e)
 static void test_second_decoder(void **state)
 {
     (void)state;
-    static const qn_format formats[] = {QN_Q4_0, QN_Q4_1, QN_Q5_0, QN_Q5_1, QN_Q8_0,
-                                        QN_Q2_K, QN_Q3_K, QN_Q4_K, QN_Q5_K, QN_Q6_K};
+    static const qn_format formats[] = {QN_Q4_0, QN_Q4_1, QN_Q5_0, QN_Q5_1, QN_Q8_0,   QN_Q2_K,
+                                        QN_Q3_K, QN_Q4_K, QN_Q5_K, QN_Q6_K, QN_IQ4_NL, QN_IQ4_XS};
     qn_rng rng = {SEED};
     print_message("seed 0x%x\n", SEED);
     for (size_t k = 0; k < sizeof formats / sizeof *formats; k++) {

@@ -36,6 +36,7 @@ static const struct row {
     {QN_Q8_0, "q8_0", 32, 34, NULL, 8, 1},      {QN_Q2_K, "q2_k", 256, 84, NULL, 10, 0},
     {QN_Q3_K, "q3_k", 256, 110, NULL, 11, 0},   {QN_Q4_K, "q4_k", 256, 144, NULL, 12, 0},
     {QN_Q5_K, "q5_k", 256, 176, NULL, 13, 0},   {QN_Q6_K, "q6_k", 256, 210, NULL, 14, 0},
+    {QN_IQ4_NL, "iq4_nl", 32, 18, NULL, 20, 0}, {QN_IQ4_XS, "iq4_xs", 256, 136, NULL, 23, 0},
 };
 enum { ROWS = sizeof rows / sizeof *rows };
 
@@ -76,7 +77,7 @@ static void test_table(void **state)
     for (uint32_t type = 0; type < 100; type++) {
         from_gguf += qn_format_from_gguf(type) != QN_FORMAT_NONE;
     }
-    assert_int_equal(from_gguf, 18);
+    assert_int_equal(from_gguf, 20);
     assert_int_equal(qn_format_from_gguf(UINT32_MAX), QN_FORMAT_NONE);
     assert_int_equal(qn_format_from_gguf(4), QN_FORMAT_NONE);
     assert_int_equal(qn_format_from_safetensors("f32"), QN_FORMAT_NONE);
@@ -110,7 +111,7 @@ static void test_row_bytes(void **state)
     assert_int_equal(qn_format_row_bytes(QN_F64, INT64_MAX, &bytes, &error), QN_E_ARGUMENT);
     assert_int_equal(qn_format_row_bytes(QN_Q8_0, INT64_MAX / 32 * 32, &bytes, &error), QN_E_ARGUMENT);
     assert_int_equal(qn_format_row_bytes(QN_FORMAT_NONE, 4, &bytes, &error), QN_E_ARGUMENT);
-    assert_int_equal(qn_format_row_bytes((qn_format)55, 4, &bytes, &error), QN_E_ARGUMENT);
+    assert_int_equal(qn_format_row_bytes((qn_format)60, 4, &bytes, &error), QN_E_ARGUMENT);
     assert_int_equal(qn_format_row_bytes((qn_format)-5, 4, &bytes, &error), QN_E_ARGUMENT);
     assert_int_equal(qn_format_row_bytes(QN_F32, 4, NULL, &error), QN_E_ARGUMENT);
     assert_int_equal(bytes, 77); /* untouched by failures */

@@ -79,11 +79,15 @@ static void make_parts(const qn_scheme *s)
         const int rows = s->scales == QN_SCALES_BLOCK ? (n + s->block_n - 1) / s->block_n : n;
         const qn_format f = s->scale_format == QN_E8M0 ? QN_U8 : s->scale_format;
         add_part(module, s->scale_suffix, qn_shape_make(f, 2, rows, columns, 1, 1), f == QN_U8 ? 128 : 0x40, 2.0f);
-        if (s->global_scale) {
-            add_part(module, "weight_global_scale", qn_shape_make(QN_F32, 1, 1, 1, 1, 1), 0, 4.0f);
+        const qn_shape one = qn_shape_make(QN_F32, 1, 1, 1, 1, 1);
+        if (s->global_suffix) {
+            add_part(module, s->global_suffix, one, 0, s->global_inverse ? 0.25f : 4.0f);
         }
-        if (s->act_op == QN_OP_QUANTIZE_NVFP4) {
-            add_part(module, "input_global_scale", qn_shape_make(QN_F32, 1, 1, 1, 1, 1), 0, 8.0f);
+        if (s->act_suffix && s->act_op) {
+            add_part(module, s->act_suffix, one, 0, s->global_inverse ? 0.125f : 8.0f);
+        }
+        if (s->act_static && !s->act_symmetric && s->weight == QN_I8) {
+            add_part(module, "input_zero_point", qn_shape_make(QN_I8, 1, 1, 1, 1, 1), 5, 0);
         }
     }
 }
@@ -138,8 +142,53 @@ static void write_parts(const char *name, int first, int last)
     qn_safetensors_writer_destroy(w);
 }
 
+/* What is only read, by the rows behind those that are written, as its producers say it. */
+#define CT_SIDE(type, strategy, dynamic, more)                                                                         \
+    "{\"num_bits\":8,\"type\":\"" type "\",\"strategy\":\"" strategy "\",\"dynamic\":" dynamic more "}"
+#define CT_SYMMETRIC(word) ",\"symmetric\":" word ",\"observer\":\"minmax\""
+#define CT_CONFIG(format, weights, activations)                                                                        \
+    "{\"quant_method\":\"compressed-tensors\",\"format\":\"" format "\",\"config_groups\":{\"group_0\":{"              \
+    "\"targets\":[\"Linear\"],\"weights\":" weights ",\"input_activations\":" activations                              \
+    ",\"output_activations\":null}},\"ignore\":[\"lm_head\"],\"kv_cache_scheme\":{\"num_bits\":8,\"type\":\"float\"}," \
+    "\"quantization_status\":\"frozen\",\"sparsity_config\":{\"format\":\"dense\"},\"transform_config\":{}}"
+#define MODELOPT_CONFIG(algo, more)                                                                                    \
+    "{\"quant_method\":\"modelopt\",\"quant_algo\":\"" algo "\",\"ignore\":[\"lm_head\",\"model.layers.9*\"]" more "}"
+static const char *const published[] = {
+    CT_CONFIG("float-quantized", CT_SIDE("float", "tensor", "false", CT_SYMMETRIC("true")),
+              CT_SIDE("float", "tensor", "false", CT_SYMMETRIC("true"))),
+    "{\"quant_method\":\"fp8\",\"activation_scheme\":\"static\",\"ignored_layers\":[\"lm_head\"],"
+    "\"kv_cache_scheme\":\"static\"}",
+    MODELOPT_CONFIG("FP8", ",\"kv_cache_quant_algo\":\"FP8\""),
+    "{\"quant_method\":\"fp8\",\"activation_scheme\":\"dynamic\",\"modules_to_not_convert\":[\"lm_head\"],"
+    "\"weight_block_size\":null}",
+    MODELOPT_CONFIG("FP8_PER_CHANNEL_PER_TOKEN", ""),
+    CT_CONFIG("float-quantized",
+              CT_SIDE("float", "block", "false", CT_SYMMETRIC("true") ",\"block_structure\":[128,128]"),
+              CT_SIDE("float", "group", "true", CT_SYMMETRIC("true") ",\"group_size\":128")),
+    CT_CONFIG("int-quantized", CT_SIDE("int", "channel", "false", CT_SYMMETRIC("true")),
+              CT_SIDE("int", "tensor", "false", CT_SYMMETRIC("true"))),
+    CT_CONFIG("naive-quantized", CT_SIDE("int", "channel", "false", CT_SYMMETRIC("true")),
+              CT_SIDE("int", "tensor", "false", CT_SYMMETRIC("false"))),
+    MODELOPT_CONFIG("W4A16_NVFP4", ",\"group_size\":16"),
+    MODELOPT_CONFIG("NVFP4", ",\"group_size\":16,\"kv_cache_scheme\":{\"num_bits\":8}"),
+};
+
+static int32_t written_rows(void)
+{
+    int32_t n = 0;
+    while (qn_scheme_get(n)) {
+        n++;
+    }
+    return n;
+}
+
 static char *quant_text(const qn_scheme *s)
 {
+    for (size_t i = 0; i < sizeof published / sizeof *published; i++) {
+        if (qn_scheme_readable(written_rows() + (int32_t)i) == s) {
+            return strdup(published[i]);
+        }
+    }
     static const char *const ignore[] = {"lm_head"};
     qn_status status;
     json_t *object = qn_quant_config_make(s, NULL, ignore, 1, &status);
@@ -168,7 +217,7 @@ static void test_schemes(void **state)
 {
     (void)state;
     const qn_scheme *s;
-    for (int32_t i = 0; (s = qn_scheme_get(i)) != NULL; i++) {
+    for (int32_t i = 0; (s = qn_scheme_readable(i)) != NULL; i++) {
         if (s->scales == QN_SCALES_VECTOR) {
             continue; /* tests/quant/test_vq_quantise.c */
         }
@@ -199,7 +248,10 @@ static void test_schemes(void **state)
             want[1] = 2 * want[0];
         }
         assert_true(row[0] == want[0] && row[1] == want[1] && row[63] == want[1]);
+        assert_ptr_equal(w->scheme, s->layout ? s : qn_scheme_dense());
         assert_true(w->input_global_scale == (s->act_op == QN_OP_QUANTIZE_NVFP4 ? 8.0f : 0.0f));
+        assert_true(w->input_scale == (s->act_static ? 8.0f : 0.0f));
+        assert_int_equal(w->input_zero_point, strcmp(s->name, "int8-azp-static") == 0 ? 5 : 0);
         int64_t errors = -1;
         assert_int_equal(qn_checkpoint_verify(c, NULL, NULL, NULL, &errors, &error), QN_OK);
         assert_int_equal(errors, 0);
@@ -230,6 +282,85 @@ static void test_half_scales(void **state)
     qn_checkpoint_close(c);
 }
 
+/* One scale of a tensor, of any rank, is that of each channel; scales of KV caches and zero points of 0 may be there
+ * or not. */
+static void test_tensor_scales(void **state)
+{
+    (void)state;
+    const qn_scheme *s;
+    for (int32_t i = written_rows(); (s = qn_scheme_readable(i)) != NULL; i++) {
+        if (s->scales != QN_SCALES_CHANNEL) {
+            continue;
+        }
+        make_model(s);
+        part *scale = find_part("model.layers.0.mlp.up_proj.weight_scale");
+        scale->shape = qn_shape_make(QN_BF16, 1, 1, 1, 1, 1);
+        scale->shape.ndim = (int32_t)(i % 2);
+        if (s->act_suffix) {
+            find_part("model.layers.0.mlp.up_proj.input_scale")->shape.ndim = 0;
+        }
+        add_part("model.layers.0.self_attn", "k_scale", qn_shape_make(QN_F32, 1, 1, 1, 1, 1), 0, 1.0f);
+        add_part("model.layers.0.self_attn.v_proj", "v_scale", qn_shape_make(QN_F32, 1, 1, 1, 1, 1), 0, 1.0f);
+        if (strcmp(s->name, "int8-azp-static") == 0) {
+            drop_part(find_part("model.layers.0.mlp.up_proj.input_zero_point"));
+        }
+        write_parts("model.safetensors", 0, part_count);
+        qn_checkpoint *c = NULL;
+        qn_error error;
+        if (open_folder(&c, &error) != QN_OK) {
+            fail_msg("%s: %s", s->name, error.text);
+        }
+        const qn_weight *w = qn_checkpoint_find(c, "model.layers.0.mlp.up_proj.weight");
+        assert_int_equal(w->scale.shape.dims[0], w->n);
+        assert_int_equal(w->input_zero_point, 0);
+        float first[TINY_HIDDEN], last[TINY_HIDDEN];
+        qn_weight_decode_row(w, 0, first);
+        qn_weight_decode_row(w, w->n - 1, last);
+        assert_memory_equal(first, last, sizeof first);
+        assert_true(first[0] == (s->weight == QN_I8 ? 6.0f : 2.0f));
+        qn_checkpoint_close(c);
+    }
+}
+
+/* hf_quant_config.json counts where config.json says nothing. */
+static void test_quant_file(void **state)
+{
+    (void)state;
+    const qn_scheme *s;
+    for (int32_t i = written_rows(); (s = qn_scheme_readable(i)) != NULL; i++) {
+        if (s->layout != QN_LAYOUT_MODELOPT) {
+            continue;
+        }
+        make_model(s);
+        write_config(-1, NULL, NULL);
+        static const char *const around[] = {
+            "",
+            "{\"quantization\":1}",
+            "{\"quantization\":{\"quant_algo\":1}}",
+            "{\"quantization\":{\"quant_algo\":\"MIXED_PRECISION\"}}",
+            "{\"quantization\":{\"quant_algo\":\"NVFP4\",\"group_size\":32}}",
+            "{\"quantization\":{\"quant_algo\":null,\"kv_cache_quant_algo\":\"FP8\"}}"};
+        qn_checkpoint *c = NULL;
+        qn_error error;
+        for (size_t j = 0; j < sizeof around / sizeof *around; j++) {
+            write_text(folder, "hf_quant_config.json", around[j]);
+            assert_true(is_file_error(open_folder(&c, &error)));
+            check_sentence(around[j], &error);
+        }
+        char text[300];
+        snprintf(text, sizeof text,
+                 "{\"producer\":{\"name\":\"modelopt\"},\"quantization\":{\"quant_algo\":\"%s\",\"group_size\":16,"
+                 "\"kv_cache_quant_algo\":\"FP8\",\"exclude_modules\":[\"lm_head\"]}}",
+                 s->word);
+        write_text(folder, "hf_quant_config.json", text);
+        if (open_folder(&c, &error) != QN_OK) {
+            fail_msg("%s: %s", s->word, error.text);
+        }
+        assert_ptr_equal(qn_checkpoint_find(c, "model.layers.0.mlp.up_proj.weight")->scheme, s);
+        qn_checkpoint_close(c);
+    }
+}
+
 /* A tensor of a quantised folder changed in each way: refused, and named. */
 static void test_wrong_tensors(void **state)
 {
@@ -237,7 +368,7 @@ static void test_wrong_tensors(void **state)
     static const char module[] = "model.layers.0.self_attn.k_proj";
     const qn_scheme *s;
     int cases = 0;
-    for (int32_t i = 0; (s = qn_scheme_get(i)) != NULL; i++) {
+    for (int32_t i = 0; (s = qn_scheme_readable(i)) != NULL; i++) {
         if (s->scales == QN_SCALES_VECTOR) {
             continue; /* tests/quant/test_vq_quantise.c */
         }
@@ -247,7 +378,8 @@ static void test_wrong_tensors(void **state)
             for (int how = 0; how < 6; how++) {
                 make_parts(s);
                 if (strncmp(parts[p].name, module, strlen(module)) != 0 ||
-                    (how == 4 && strstr(parts[p].name, "global"))) { /* one number of any rank is one number */
+                    (how == 4 && qn_shape_elements(&parts[p].shape) == 1) || /* one number of any rank is one number */
+                    ((how == 0 || how == 5) && strstr(parts[p].name, "zero_point"))) { /* may be left out */
                     continue;
                 }
                 char name[100];
@@ -553,8 +685,8 @@ static void try_quant(const char *path, const char *value, json_t *root, void *u
         assert_false(quip && (strstr(path, "codebook") && !strstr(path, "version") && strcmp(value, "twice") != 0));
         /* what decides about the numbers is never accepted with another value */
         const int absent = strcmp(value, "missing") == 0 || strcmp(value, "twice") == 0 || strcmp(value, "null") == 0;
-        if ((strstr(path, "num_bits") && !absent) || /* the default is 8 */
-            strstr(path, "quant_method") || strstr(path, "weight_block_size") ||
+        if ((strstr(path, "num_bits") && !strstr(path, "kv_cache") && !absent) || /* the default is 8 */
+            strstr(path, "quant_method") || (strstr(path, "weight_block_size") && !absent) ||
             (strstr(path, "config_groups") && strcmp(value, "\"x\"") == 0 && !strstr(path, "_dtype") &&
              !strstr(path, "observer"))) {
             fail_msg("%s = %s was accepted", path, value);
@@ -599,6 +731,22 @@ static void test_quant_config(void **state)
         assert_int_equal(qn_quant_config_ignores(config, "model.layers.0.mlp.up_proj"), 0);
         qn_quant_config_destroy(config);
         spoil_members(object, object, s->name, try_quant, &t);
+        json_decref(object);
+    }
+    for (size_t i = 0; i < sizeof published / sizeof *published; i++) {
+        json_t *object = json_loads(published[i], 0, NULL);
+        qn_quant_config *config = NULL;
+        qn_error error = {0};
+        if (qn_quant_config_parse(ctx, object, &config, &error) != QN_OK) {
+            fail_msg("%s: %s", published[i], error.text);
+        }
+        assert_ptr_equal(qn_quant_config_scheme(config), qn_scheme_readable(written_rows() + (int32_t)i));
+        assert_int_equal(qn_quant_config_ignores(config, "lm_head"), 1);
+        assert_int_equal(qn_quant_config_ignores(config, "model.layers.0.mlp.up_proj"), 0);
+        assert_int_equal(qn_quant_config_ignores(config, "model.layers.9.mlp.up_proj"),
+                         qn_quant_config_scheme(config)->layout == QN_LAYOUT_MODELOPT);
+        qn_quant_config_destroy(config);
+        spoil_members(object, object, "published", try_quant, &t);
         json_decref(object);
     }
     static const char vptq[] =
@@ -656,6 +804,20 @@ static void test_config_groups(void **state)
             check_sentence(cases[i].target, &error);
         }
     }
+    static const char mixed[] =
+        "{\"quant_method\":\"modelopt\",\"quant_algo\":\"MIXED_PRECISION\",\"quantized_layers\":{"
+        "\"model.layers.0.self_attn.q_proj\":{\"quant_algo\":\"FP8\"},\"model.layers.0.mlp.up_proj\":"
+        "{\"quant_algo\":\"NVFP4\",\"group_size\":16},\"model.layers.0.self_attn.k_proj\":{\"quant_algo\":\"FP8\"}}}";
+    json_t *layers = json_loads(mixed, 0, NULL);
+    assert_int_equal(qn_quant_config_parse(ctx, layers, &config, &error), QN_OK);
+    assert_string_equal(qn_quant_config_scheme_of(config, "model.layers.0.self_attn.k_proj")->word, "FP8");
+    assert_string_equal(qn_quant_config_scheme_of(config, "model.layers.0.mlp.up_proj")->word, "NVFP4");
+    assert_ptr_equal(qn_quant_config_scheme_of(config, "model.layers.1.mlp.up_proj"), qn_scheme_dense());
+    qn_quant_config_destroy(config);
+    tally t = {0};
+    spoil_members(layers, layers, "mixed", try_quant, &t);
+    assert_true(t.refused > 50);
+    json_decref(layers);
     json_array_set_new(targets, 0, json_string("Linear"));
     json_object_set_new(groups, "group_2", json_deep_copy(json_object_get(groups, "group_0")));
     assert_int_equal(qn_quant_config_parse(ctx, object, &config, &error), QN_E_UNSUPPORTED);
@@ -865,6 +1027,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_schemes, setup, teardown),
         cmocka_unit_test_setup_teardown(test_half_scales, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_tensor_scales, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_quant_file, setup, teardown),
         cmocka_unit_test_setup_teardown(test_wrong_tensors, setup, teardown),
         cmocka_unit_test_setup_teardown(test_foreign_tensors, setup, teardown),
         cmocka_unit_test_setup_teardown(test_config, setup, teardown),

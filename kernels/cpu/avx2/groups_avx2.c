@@ -83,6 +83,12 @@ QN_INLINE vw vw_with(vw w, vw plane, int from, const int mask)
     return _mm256_or_si256(w, _mm256_and_si256(up, _mm256_set1_epi8((char)(mask << 4))));
 }
 
+QN_INLINE vw vw_table(vw w)
+{
+    const __m128i table = _mm_loadu_si128((const __m128i *)(const void *)qn_panel_table);
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), w);
+}
+
 QN_INLINE vg vg_begin(const int bits, int32_t start)
 {
     return bits == 4 ? _mm256_setzero_si256() : _mm256_set1_epi32(start);

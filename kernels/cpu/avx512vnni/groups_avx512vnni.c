@@ -82,6 +82,12 @@ QN_INLINE vw vw_with(vw w, vw plane, int from, const int mask)
     return _mm512_ternarylogic_epi32(w, up, _mm512_set1_epi8((char)(mask << 4)), 0xf8); /* w | (up & mask) */
 }
 
+QN_INLINE vw vw_table(vw w)
+{
+    const __m128i table = _mm_loadu_si128((const __m128i *)(const void *)qn_panel_table);
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), w);
+}
+
 QN_INLINE vg vg_begin(const int bits, int32_t start)
 {
     (void)bits;

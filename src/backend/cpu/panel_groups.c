@@ -156,6 +156,16 @@ static void read_q6_k(const uint8_t *from, source_block *b)
     }
 }
 
+static void read_iq4_xs(const uint8_t *from, source_block *b)
+{
+    const uint16_t high = half_at(from + 2);
+    b->d = half_at(from);
+    for (int g = 0; g < 8; g++) {
+        b->scales[g] = (uint8_t)(((from[4 + g / 2] >> (g % 2 * 4) & 15) | (high >> 2 * g & 3) << 4) - 32);
+        split_nibbles(from + 8 + g * 16, 16, b->codes + g * 32);
+    }
+}
+
 typedef struct source_format {
     int32_t elements, bytes;
     void (*read)(const uint8_t *from, source_block *block);
@@ -174,6 +184,8 @@ static source_format format_of(qn_panel_code code)
     case QN_PANEL_S5M: return (source_format){256, 176, read_q5_k};
     case QN_PANEL_S6: return (source_format){256, 210, read_q6_k};
     case QN_PANEL_S3: return (source_format){256, 110, read_q3_k};
+    case QN_PANEL_G4T: return (source_format){32, 18, read_q4_0};
+    case QN_PANEL_S4T: return (source_format){256, 136, read_iq4_xs};
     default: return (source_format){256, 84, read_q2_k};
     }
 }
@@ -290,7 +302,8 @@ float qn_panel_group_value(qn_panel_code code, const char *panel, int64_t k, int
     const qn_panel_group_code of = qn_panel_group_code_of((int)code);
     const char *const block = panel + k / QN_PANEL_K * qn_panel_group_bytes((int)code);
     const uint8_t *const scales = (const uint8_t *)block + qn_panel_group_codes_bytes((int)code);
-    const int i = (int)(k % QN_PANEL_K), q = code_at(of.bits, block, i, c);
+    const int i = (int)(k % QN_PANEL_K), stored = code_at(of.bits, block, i, c);
+    const int q = of.table ? qn_panel_table[stored] : stored;
     const int g = i / of.group * QN_PANEL_COLS + c, groups = QN_PANEL_K / of.group * QN_PANEL_COLS;
     if (!of.super) {
         const float d = qn_f16_to_f32(half_at(scales + g * 2));

@@ -36,6 +36,8 @@ static const qn_kernel kernels[] = {
     ROW("dense_mm_fp_q4_k_fp", scalar, QN_Q4_K, QN_MM_ANY),
     ROW("dense_mm_fp_q5_k_fp", scalar, QN_Q5_K, QN_MM_ANY),
     ROW("dense_mm_fp_q6_k_fp", scalar, QN_Q6_K, QN_MM_ANY),
+    ROW("dense_mm_fp_iq4_nl_fp", scalar, QN_IQ4_NL, QN_MM_ANY),
+    ROW("dense_mm_fp_iq4_xs_fp", scalar, QN_IQ4_XS, QN_MM_ANY),
 };
 
 const qn_cpu_family qn_cpu_dense_family = {kernels, sizeof kernels / sizeof *kernels};

@@ -96,6 +96,8 @@ static const qn_kernel kernels[] = {
     LEVELS_GROUPS("dense_mm_fp_q4_k_fp", QN_Q4_K, QN_PANEL_S4M),
     LEVELS_GROUPS("dense_mm_fp_q5_k_fp", QN_Q5_K, QN_PANEL_S5M),
     LEVELS_GROUPS("dense_mm_fp_q6_k_fp", QN_Q6_K, QN_PANEL_S6),
+    LEVELS_GROUPS("dense_mm_fp_iq4_nl_fp", QN_IQ4_NL, QN_PANEL_G4T),
+    LEVELS_GROUPS("dense_mm_fp_iq4_xs_fp", QN_IQ4_XS, QN_PANEL_S4T),
 };
 
 const qn_cpu_family qn_cpu_panel_family = {kernels, sizeof kernels / sizeof *kernels};

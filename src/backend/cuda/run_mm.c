@@ -25,9 +25,10 @@ static const struct {
     qn_format format;
     int32_t number;
 } stored_formats[] = {
-    {QN_F32, QN_MM_F32},   {QN_F16, QN_MM_F16},   {QN_BF16, QN_MM_BF16}, {QN_Q4_0, QN_MM_Q4_0}, {QN_Q4_1, QN_MM_Q4_1},
-    {QN_Q5_0, QN_MM_Q5_0}, {QN_Q5_1, QN_MM_Q5_1}, {QN_Q8_0, QN_MM_Q8_0}, {QN_Q2_K, QN_MM_Q2_K}, {QN_Q3_K, QN_MM_Q3_K},
-    {QN_Q4_K, QN_MM_Q4_K}, {QN_Q5_K, QN_MM_Q5_K}, {QN_Q6_K, QN_MM_Q6_K},
+    {QN_F32, QN_MM_F32},   {QN_F16, QN_MM_F16},       {QN_BF16, QN_MM_BF16},     {QN_Q4_0, QN_MM_Q4_0},
+    {QN_Q4_1, QN_MM_Q4_1}, {QN_Q5_0, QN_MM_Q5_0},     {QN_Q5_1, QN_MM_Q5_1},     {QN_Q8_0, QN_MM_Q8_0},
+    {QN_Q2_K, QN_MM_Q2_K}, {QN_Q3_K, QN_MM_Q3_K},     {QN_Q4_K, QN_MM_Q4_K},     {QN_Q5_K, QN_MM_Q5_K},
+    {QN_Q6_K, QN_MM_Q6_K}, {QN_IQ4_NL, QN_MM_IQ4_NL}, {QN_IQ4_XS, QN_MM_IQ4_XS},
 };
 
 int32_t qn_cuda_stored_format(qn_format format)
@@ -91,6 +92,8 @@ int32_t qn_cuda_weight_unit(int32_t format)
     case QN_MM_Q5_0:
     case QN_MM_Q5_1:
     case QN_MM_Q8_0:
+    case QN_MM_IQ4_NL:
+    case QN_MM_IQ4_XS:
     case QN_MM_MXFP4: return 32;
     default: return 16;
     }
@@ -103,12 +106,14 @@ int32_t qn_cuda_weight_align(int32_t format)
     case QN_MM_Q5_0:
     case QN_MM_Q8_0:
     case QN_MM_Q3_K:
-    case QN_MM_Q6_K: return 2;
+    case QN_MM_Q6_K:
+    case QN_MM_IQ4_NL: return 2;
     case QN_MM_Q4_1:
     case QN_MM_Q5_1:
     case QN_MM_Q2_K:
     case QN_MM_Q4_K:
-    case QN_MM_Q5_K: return 4; /* blocks of whole words */
+    case QN_MM_Q5_K:
+    case QN_MM_IQ4_XS: return 4; /* blocks of whole words */
     case QN_MM_NVFP4: return 8;
     case QN_MM_AQLM:
     case QN_MM_GPTVQ:
@@ -158,7 +163,7 @@ qn_cuda_few qn_cuda_few_shape(int32_t format, int64_t n, int64_t k, int32_t rows
     const int64_t unit = qn_cuda_weight_unit(format), steps = qn_max_i64(1, qn_ceil_div(qn_ceil_div(k, unit), 32));
     const int64_t warps = (int64_t)sms * WARPS, words = unit_words(format);
     const int64_t item = format == QN_MM_I8 ? 1 : 4, gap = unit > 4 && format != QN_MM_I8 ? 4 : 0;
-    /* a chain's blocks go on to further columns: no more of them a warp than hide the latency of memory, of vectors one */
+    /* a chain's blocks go on to further columns: no more of them a warp than hide memory's latency, of vectors one */
     const int vectors = format >= QN_MM_AQLM && format <= QN_MM_VPTQ;
     /* vectors are decoded before x is there, all of a row of 576 elements: two blocks a multiprocessor then */
     const int64_t room = vectors ? 48 : 40;
