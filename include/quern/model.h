@@ -19,7 +19,7 @@ typedef struct qn_checkpoint qn_checkpoint;
 typedef struct qn_model_info {
     const char *path;
     const char *container;     /* "gguf" or "safetensors" */
-    const char *architecture;  /* "llama" */
+    const char *architecture;  /* "llama", "qwen2", "qwen3" */
     const char *name;          /* "" when the files give none */
     const char *scheme;        /* how most weights are stored: "q4_1", "bf16", "fp8-block", ... */
     int64_t parameters;        /* logical weights, tied ones once */

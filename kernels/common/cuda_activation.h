@@ -25,9 +25,16 @@ typedef struct qn_cuda_attention {
     float scale;
 } qn_cuda_attention;
 
+/* What norms of the query's and the key's heads multiply their elements by. */
+typedef struct qn_cuda_head_norms {
+    const float *q, *k; /* NULL: there are none */
+    float eps;
+} qn_cuda_head_norms;
+
 /* One query over a cache, with its rotation: parts of it (kernels/cuda/parts.h). All f32. */
 typedef struct qn_cuda_decode {
-    const char *q, *k;    /* of this token, before rotation, heads side by side */
+    const char *q, *k; /* of this token, before norm and rotation, heads side by side */
+    qn_cuda_head_norms norms;
     char *keys;           /* the cache: rows before *position are there, this token's becomes the next */
     const char *values;   /* with this token's row */
     char *partials;

@@ -4,6 +4,8 @@
 #ifndef QN_KERNELS_CUDA_VQ_KV_H
 #define QN_KERNELS_CUDA_VQ_KV_H
 
+#include "cuda_activation.h"
+
 /* Codes or elements [batch, token, head, ...], the last dimension dense; scales [token, head], where there are any. */
 typedef struct qn_cuda_vq_codes {
     const char *data, *scale;
@@ -85,7 +87,8 @@ typedef struct qn_cuda_kv_step {
 /* All of one token's step over codes with scales, its attention included, which leaves parts (kernels/cuda/parts.h):
  * q, k and v before rotation, recent and scaled as above. */
 typedef struct qn_cuda_decode_scaled {
-    const char *q, *k, *v; /* of this token, before rotation, heads side by side */
+    const char *q, *k, *v; /* of this token, before norm and rotation, heads side by side */
+    qn_cuda_head_norms norms;
     const int *position;
     qn_cuda_kv_keep recent[2], scaled[2];
     char *partials;

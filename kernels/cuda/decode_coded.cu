@@ -183,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_coded(const __grid_c
     const int newest = position < first + PART_KEYS;
     if (threadIdx.x < HALF) {
         const int i = (int)threadIdx.x, j = i + HALF;
-        turn_new(a.q + head * (SIZE * 4), a.k + shared_head * (SIZE * 4), a.scale, t, query.q, fresh);
+        turn_new(a.q + head * (SIZE * 4), a.k + shared_head * (SIZE * 4), head_norm(), a.scale, t, query.q, fresh);
         fresh[i] = half_float(pack_f16(fresh[i], 0.0f) & 0xffff);
         fresh[j] = half_float(pack_f16(fresh[j], 0.0f) & 0xffff);
     }

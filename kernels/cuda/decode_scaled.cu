@@ -4,7 +4,8 @@
  * at work: nothing of this pass changes it.
  *
  * Host contract
- *   Parameters: SIZE of a head, a multiple of 8, at most 128; those of rows.h, 0
+ *   Parameters: SIZE of a head, a multiple of 8, at most 128; NORM 1: heads of the query and of the key are normalised
+ *     first; those of rows.h, 0
  *   Rows of codes begin at 4 bytes (a scale for each head stands behind them), recent ones at 16
  *   Launch: block 128, grid {parts of the whole cache, heads} */
 #include "decode_part.h"
@@ -84,14 +85,17 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_scaled(const __grid_
     if (here && threadIdx.x < SIZE / 2) {
         t = turn_of(position, (int)threadIdx.x, SIZE, a.log2_theta);
     }
+    head_norm n = load_gains(a.norms);
     wait_before();
     if (!here) {
         copy_async_wait();
         return;
     }
     const int newest = position < first + PART_KEYS;
+    const char *const new_q = a.q + head * (SIZE * 4), *const new_k = a.k + shared_head * (SIZE * 4);
+    finish_norm(a.norms, new_q, new_k, &n);
     if (threadIdx.x < SIZE / 2) {
-        turn_new(a.q + head * (SIZE * 4), a.k + shared_head * (SIZE * 4), a.scale, t, q, fresh[0]);
+        turn_new(new_q, new_k, n, a.scale, t, q, fresh[0]);
     }
     for (int i = (int)threadIdx.x; newest && i < SIZE; i += 128) {
         const float x = ((const float *)a.v)[shared_head * SIZE + i];

@@ -319,14 +319,14 @@ static int is_coded_attention(const qn_chain_step *s)
            d->attr[QN_ATTR_ROPE_THETA].f == s[0].desc->attr[QN_ATTR_THETA].f && reads_coded(s, 0) && reads_coded(s, 1);
 }
 
-int32_t qn_cuda_chain_kept(const qn_chain_step *s, int32_t count)
+int32_t qn_cuda_chain_kept(const qn_chain_step *s, int32_t count, int normed)
 {
     if (count <= STEP_STEPS || !is_step(s, count)) {
         return 0;
     }
     const int scaled = is_operator(&s[4], QN_OP_QUANTIZE_FP8);
     const int kept = scaled ? is_operator(&s[STEP_STEPS], QN_OP_SCALED_ATTENTION) && is_scaled_attention(s)
-                            : is_operator(&s[STEP_STEPS], QN_OP_VQ_ATTENTION) && is_coded_attention(s);
+                            : !normed && is_operator(&s[STEP_STEPS], QN_OP_VQ_ATTENTION) && is_coded_attention(s);
     return kept ? STEP_STEPS + 1 : 0;
 }
 
@@ -364,8 +364,8 @@ static int64_t decode_coded(const qn_chain_step *s, const qn_cuda_decode_scaled 
     return qn_ceil_div(tasks, STEP_WARPS * (int64_t)a->heads);
 }
 
-qn_status qn_cuda_chain_decode_kept(const qn_chain_step *s, const int32_t *position, int64_t parts, qn_chain *chain,
-                                    qn_error *error)
+qn_status qn_cuda_chain_decode_kept(const qn_chain_step *s, const qn_chain_step *norms, const int32_t *position,
+                                    int64_t parts, qn_chain *chain, qn_error *error)
 {
     static const char *const zero[] = {"X_FORMAT", "TYPE", "ASYMMETRIC", "BOUNDED"}; /* of rows.h */
     const qn_op_desc *d = s[STEP_STEPS].desc;
@@ -374,8 +374,9 @@ qn_status qn_cuda_chain_decode_kept(const qn_chain_step *s, const int32_t *posit
     qn_cuda_chain_launch *l = &chain->launches[0];
     qn_cuda_program program;
     memset(&program, 0, sizeof program);
-    qn_cuda_decode_scaled a = {.q = s[0].args.in[0].data,
-                               .k = s[1].args.in[0].data,
+    qn_cuda_decode_scaled a = {.q = (norms ? &norms[0] : &s[0])->args.in[0].data,
+                               .k = (norms ? &norms[1] : &s[1])->args.in[0].data,
+                               .norms = qn_cuda_head_norms_of(norms),
                                .v = s[3].args.in[0].data,
                                .position = position,
                                .recent = {recent_rows(s, position, 0), recent_rows(s, position, 1)},
@@ -393,6 +394,7 @@ qn_status qn_cuda_chain_decode_kept(const qn_chain_step *s, const int32_t *posit
         l->arguments.decode_scaled = a;
         program.source = "decode_scaled.cu";
         program.entry = "qn_decode_scaled";
+        qn_cuda_define(&program, "NORM", norms != NULL);
         for (size_t i = 0; i < sizeof zero / sizeof *zero; i++) {
             qn_cuda_define(&program, zero[i], 0);
         }
