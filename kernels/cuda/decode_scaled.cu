@@ -4,7 +4,7 @@
  * at work: nothing of this pass changes it.
  *
  * Host contract
- *   Parameters: SIZE of a head, a multiple of 8, at most 128; those of rows.h, 0
+ *   Parameters: SIZE of a head, a multiple of 8, at most 128; those of rows.h, 0; of turn.h
  *   Rows of codes begin at 4 bytes (a scale for each head stands behind them), recent ones at 16
  *   Launch: block 128, grid {parts of the whole cache, heads} */
 #include "decode_part.h"
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_scaled(const __grid_
     copy_recent<SIZE * 2>(a.recent[1], first + row0, coded, position, shared_head, rows[row0]);
     turn t = {1.0f, 0.0f};
     if (here && threadIdx.x < SIZE / 2) {
-        t = turn_of(position, (int)threadIdx.x, SIZE, a.log2_theta);
+        t = turn_of(position, (int)threadIdx.x, SIZE, a.log2_theta, a.factors);
     }
     wait_before();
     if (!here) {
