@@ -53,25 +53,6 @@ static qn_status get_id(const json_t *config, const char *key, int32_t *out, qn_
     return QN_OK;
 }
 
-/* rope_scaling or rope_parameters: only plain RoPE is known. */
-static qn_status check_rope(const json_t *config, const char *key, double *theta, qn_error *error)
-{
-    const json_t *rope = json_object_get(config, key);
-    if (!rope || json_is_null(rope)) {
-        return QN_OK;
-    }
-    QN_FAIL_IF(!json_is_object(rope), error, QN_E_FILE, "%s is not an object", key);
-    const char *type = "default";
-    QN_TRY(qn_json_get_string(rope, "type", &type, error));
-    QN_TRY(qn_json_get_string(rope, "rope_type", &type, error));
-    QN_FAIL_IF(strcmp(type, "default") != 0, error, QN_E_UNSUPPORTED, "%s of type %.40s is not supported", key, type);
-    double factor = 1.0, partial = 1.0;
-    QN_TRY(qn_json_get_number(rope, "factor", 0.0, 1e30, &factor, error));
-    QN_TRY(qn_json_get_number(rope, "partial_rotary_factor", 0.0, 1.0, &partial, error));
-    QN_FAIL_IF(factor != 1.0 || partial != 1.0, error, QN_E_UNSUPPORTED, "%s with a factor is not supported", key);
-    return qn_json_get_number(rope, "rope_theta", 1.0, 1e30, theta, error);
-}
-
 /* Families that compute the same. */
 static const struct family {
     const char *architecture, *type;
@@ -159,14 +140,10 @@ qn_status qn_hparams_from_config(const json_t *config, qn_hparams *out, qn_error
     QN_TRY(get_context(config, family, &h.context_length, error));
     const int32_t divides = h.hidden % h.heads == 0;
     QN_TRY(get_size(config, "head_dim", MAX_SIZE, divides ? h.hidden / h.heads : 0, &h.head_dim, error));
-    double theta = 10000.0, eps = 1e-6;
+    double eps = 1e-6;
     int tied = 0;
-    QN_TRY(qn_json_get_number(config, "rope_theta", 1.0, 1e30, &theta, error));
-    QN_TRY(check_rope(config, "rope_scaling", &theta, error));
-    QN_TRY(check_rope(config, "rope_parameters", &theta, error));
     QN_TRY(qn_json_get_number(config, "rms_norm_eps", 0.0, 1.0, &eps, error));
     QN_TRY(qn_json_get_bool(config, "tie_word_embeddings", &tied, error));
-    h.rope_theta = (float)theta;
     h.rms_eps = (float)eps;
     h.tied_embeddings = tied;
     QN_TRY(get_id(config, "bos_token_id", &h.bos_id, error));
@@ -177,22 +154,9 @@ qn_status qn_hparams_from_config(const json_t *config, qn_hparams *out, qn_error
     const char *slash = strrchr(name, '/');
     snprintf(h.name, sizeof h.name, "%s", slash ? slash + 1 : name);
     QN_TRY(qn_hparams_check(&h, error));
+    QN_TRY(qn_rope_from_config(config, &h, error));
     *out = h;
     return QN_OK;
-}
-
-/* A float as the shortest decimal that reads back the same, so that 1e-5f becomes 1e-05. */
-static json_t *short_number(float value)
-{
-    char text[40];
-    for (int digits = 1; digits <= 9; digits++) {
-        double back = 0;
-        snprintf(text, sizeof text, "%.*e", digits - 1, (double)value);
-        if (sscanf(text, "%lf", &back) == 1 && (float)back == value) {
-            return json_real(back);
-        }
-    }
-    return json_real((double)value);
 }
 
 static json_t *id_or_null(int32_t id)
@@ -202,16 +166,22 @@ static json_t *id_or_null(int32_t id)
 
 json_t *qn_hparams_to_config(const qn_hparams *h)
 {
-    return json_pack(
+    json_t *config = json_pack(
         "{s:[s], s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o, s:o, s:b, s:s, s:b, s:b, s:o, s:o, s:o, "
         "s:s, s:b}",
         "architectures", "LlamaForCausalLM", "model_type", "llama", "hidden_size", (int)h->hidden, "num_hidden_layers",
         (int)h->layers, "num_attention_heads", (int)h->heads, "num_key_value_heads", (int)h->kv_heads, "head_dim",
         (int)h->head_dim, "intermediate_size", (int)h->intermediate, "vocab_size", (int)h->vocab_size,
-        "max_position_embeddings", (int)h->context_length, "rope_theta", short_number(h->rope_theta), "rms_norm_eps",
-        short_number(h->rms_eps), "tie_word_embeddings", (int)h->tied_embeddings, "hidden_act", "silu",
-        "attention_bias", 0, "mlp_bias", 0, "bos_token_id", id_or_null(h->bos_id), "eos_token_id",
+        "max_position_embeddings", (int)h->context_length, "rope_theta", qn_json_short_number(h->rope_theta),
+        "rms_norm_eps", qn_json_short_number(h->rms_eps), "tie_word_embeddings", (int)h->tied_embeddings, "hidden_act",
+        "silu", "attention_bias", 0, "mlp_bias", 0, "bos_token_id", id_or_null(h->bos_id), "eos_token_id",
         id_or_null(h->eos_id), "pad_token_id", id_or_null(h->pad_id), "torch_dtype", "bfloat16", "use_cache", 1);
+    if (config && (h->rope_scaled || h->rope_magnitude != 1.0f) &&
+        json_object_set_new(config, "rope_scaling", qn_rope_to_config(h)) != 0) {
+        json_decref(config);
+        return NULL;
+    }
+    return config;
 }
 
 /* ---- GGUF ---- */
@@ -244,14 +214,6 @@ static qn_status check_gguf_variants(const qn_gguf *file, qn_error *error)
     QN_FAIL_IF(!text, error, QN_E_FILE, "metadata general.architecture is missing");
     QN_FAIL_IF(!same, error, QN_E_UNSUPPORTED, "the architecture %.*s is not supported, expected llama",
                (int)(bytes > 60 ? 60 : bytes), text);
-    QN_TRY(string_is(file, "llama.rope.scaling.type", "none", &same, &text, &bytes, error));
-    QN_FAIL_IF(!same, error, QN_E_UNSUPPORTED, "RoPE scaling of type %.*s is not supported",
-               (int)(bytes > 60 ? 60 : bytes), text);
-    double factor = 1.0, linear = 1.0;
-    QN_TRY(qn_gguf_get_number(file, "llama.rope.scaling.factor", 0.0, 1e30, &factor, error));
-    QN_TRY(qn_gguf_get_number(file, "llama.rope.scale_linear", 0.0, 1e30, &linear, error));
-    QN_FAIL_IF((factor != 1.0 && factor != 0.0) || (linear != 1.0 && linear != 0.0), error, QN_E_UNSUPPORTED,
-               "RoPE scaling by %g is not supported", factor != 1.0 ? factor : linear);
     int64_t experts = 0, splits = 1;
     QN_TRY(qn_gguf_get_int(file, "llama.expert_count", 0, INT32_MAX, &experts, error));
     QN_FAIL_IF(experts > 0, error, QN_E_UNSUPPORTED, "a model with %" PRId64 " experts is not supported", experts);
@@ -293,12 +255,10 @@ qn_status qn_hparams_from_gguf(const qn_gguf *file, qn_hparams *out, qn_error *e
     const int64_t rows = embedding >= 0 ? file->tensors[embedding].view.shape.dims[0] : 0;
     QN_TRY(get_gguf_size(file, "llama.vocab_size", MAX_VOCABULARY,
                          token_count ? token_count : (rows <= MAX_VOCABULARY ? rows : 0), &h.vocab_size, error));
-    double theta = 10000.0, eps = 0.0;
-    QN_TRY(qn_gguf_get_number(file, "llama.rope.freq_base", 1.0, 1e30, &theta, error));
+    double eps = 0.0;
     QN_FAIL_IF(!qn_gguf_find(file, "llama.attention.layer_norm_rms_epsilon"), error, QN_E_FILE,
                "metadata llama.attention.layer_norm_rms_epsilon is missing");
     QN_TRY(qn_gguf_get_number(file, "llama.attention.layer_norm_rms_epsilon", 0.0, 1.0, &eps, error));
-    h.rope_theta = (float)theta;
     h.rms_eps = (float)eps;
     h.tied_embeddings = qn_map_get(&file->names, "output.weight", strlen("output.weight")) < 0;
     QN_TRY(get_gguf_id(file, "tokenizer.ggml.bos_token_id", &h.bos_id, error));
@@ -311,6 +271,7 @@ qn_status qn_hparams_from_gguf(const qn_gguf *file, qn_hparams *out, qn_error *e
         memcpy(h.name, name, bytes);
     }
     QN_TRY(qn_hparams_check(&h, error));
+    QN_TRY(qn_rope_from_gguf(file, &h, error));
     *out = h;
     return QN_OK;
 }

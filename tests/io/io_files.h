@@ -270,6 +270,17 @@ static const struct {
                     {"blk.0.ffn_down.weight", "model.layers.0.mlp.down_proj.weight", TINY_HIDDEN, TINY_INNER}};
 #define TINY_WEIGHTS ((int)(sizeof tiny_weights / sizeof *tiny_weights))
 
+/* What is said of RoPE beside its base, where anything is; counts as fields too. */
+static struct {
+    const char *type;
+    int count, pairs;
+    struct {
+        const char *key;
+        float value;
+    } values[6];
+    const float *factors; /* rope_freqs.weight, [pairs] */
+} tiny_rope;
+
 /* A whole GGUF model of one layer: vectors F32, embedding and matrices Q8_0 (zero bytes, d = 1 in
  * row 0 of each block). Field `target` is spoilt; -1: none. Returns the number of fields. */
 __attribute__((unused)) static int put_tiny_gguf(bytes *out, int target, spoil how, char label[100], int *is_free)
@@ -278,8 +289,8 @@ __attribute__((unused)) static int put_tiny_gguf(bytes *out, int target, spoil h
     out->size = 0;
     put_field(&w, "magic", 0x46554747, 4, 0);
     put_field(&w, "version", 3, 4, 0);
-    put_field(&w, "tensor count", TINY_WEIGHTS, 8, 0);
-    put_field(&w, "metadata count", 18, 8, 0);
+    put_field(&w, "tensor count", TINY_WEIGHTS + (tiny_rope.factors != NULL), 8, 0);
+    put_field(&w, "metadata count", (uint64_t)(18 + (tiny_rope.type != NULL) + tiny_rope.count), 8, 0);
     put_text_value(&w, "general.architecture", "llama");
     put_text_value(&w, "general.name", "tiny");
     put_u32_value(&w, "general.alignment", 32);
@@ -292,6 +303,12 @@ __attribute__((unused)) static int put_tiny_gguf(bytes *out, int target, spoil h
     put_u32_value(&w, "llama.rope.dimension_count", TINY_DIM);
     put_f32_value(&w, "llama.rope.freq_base", 10000.0f);
     put_f32_value(&w, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    if (tiny_rope.type) {
+        put_text_value(&w, "llama.rope.scaling.type", tiny_rope.type);
+    }
+    for (int i = 0; i < tiny_rope.count; i++) {
+        put_f32_value(&w, tiny_rope.values[i].key, tiny_rope.values[i].value);
+    }
     put_text_value(&w, "tokenizer.ggml.model", "gpt2");
     put_key(&w, "tokenizer.ggml.tokens", 9);
     put_field(&w, "tokens: element type", 8, 4, 0);
@@ -321,6 +338,10 @@ __attribute__((unused)) static int put_tiny_gguf(bytes *out, int target, spoil h
         sizes[i] = k ? (uint64_t)n * (uint64_t)k / 32 * 34 : (uint64_t)n * 4;
         offset += (sizes[i] + 31) / 32 * 32;
     }
+    if (tiny_rope.factors) {
+        const uint64_t dims[1] = {(uint64_t)tiny_rope.pairs};
+        put_tensor(&w, "rope_freqs.weight", 1, dims, 0, offset);
+    }
     pad_to(out, 32);
     for (int i = 0; i < TINY_WEIGHTS; i++) {
         const size_t begin = out->size;
@@ -335,6 +356,10 @@ __attribute__((unused)) static int put_tiny_gguf(bytes *out, int target, spoil h
             pad_to(out, 32);
         }
         assert_true(out->size >= begin);
+    }
+    if (tiny_rope.factors) {
+        pad_to(out, 32);
+        put_bytes(out, tiny_rope.factors, (size_t)tiny_rope.pairs * sizeof(float));
     }
     if (label) {
         snprintf(label, 100, "%s", w.label);

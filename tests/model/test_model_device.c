@@ -48,11 +48,12 @@ enum { VQ_SCHEMES = sizeof vq_schemes / sizeof *vq_schemes, VQ_CHAINED = 8 };
 
 static const char *const kv_schemes[] = {"fp8", "cq4", "cq2", "cq1"};
 enum { KV_SCHEMES = sizeof kv_schemes / sizeof *kv_schemes };
-/* Other heads than the usual model's, for keys and values that are kept as codes. */
+/* Other heads than the usual model's, one of them with scaled RoPE, for keys and values that are kept as codes. */
 static const struct {
     const char *name;
     syn_heads heads;
-} other_heads[] = {{"heads-64", {4, 2, 64}}, {"heads-128", {3, 1, 128}}};
+} other_heads[] = {{"heads-64", {4, 2, 64, "{\"rope_type\":\"yarn\",\"factor\":4.0}"}},
+                   {"heads-128", {3, 1, 128, NULL}}};
 enum { OTHER_HEADS = sizeof other_heads / sizeof *other_heads };
 /* A text's tokens go at once up to the first of these, one by one up to the next, and so on: with codes in a second
  * part of 128 tokens, and the window; where five parts become six and seven eight. */
@@ -613,7 +614,8 @@ static void kernels_without_a_device_agree_with_the_cpu(void **state)
         {8, "aqlm-2x8", NULL, 1},     {8, "aqlm-1x16", NULL, 1},
         {9, "aqlm-3", NULL, 1},       {9, "vptq-2", NULL, 1},
         {9, "quip-2", NULL, 1},       {9, "quip-4", NULL, 1},
-        {9, "f32", "cq2", CODED_PROMPT},
+        {9, "f32", "cq2", CODED_PROMPT}, {9, "heads-64", NULL, 1},
+        {9, "heads-64", "fp8", 1},
     };
     qn_error error = {0};
     char cache[96];
@@ -664,6 +666,7 @@ static void logits_agree_with_the_cpu(void **state)
     compare_kv(&w, path_of("f32"), "f32", 2e-5);
     compare_kv(&w, path_of("nvfp4"), "f32", 1e-2);
     compare_kv(&w, path_of("quip-2"), "f32", 2e-2);
+    compare_kv(&w, path_of("heads-64"), "f32", 2e-5);
     for (int i = 0; i < KV_SCHEMES; i++) {
         compare_kv(&w, path_of("f32"), kv_schemes[i], 5e-2);
         for (int j = 0; j < OTHER_HEADS; j++) {

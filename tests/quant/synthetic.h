@@ -44,9 +44,10 @@ static inline void syn_add(syn_tensor *t, int *count, const char *name, int64_t 
 
 typedef struct syn_heads {
     int heads, kv_heads, size;
+    const char *rope; /* rope_scaling; NULL: none */
 } syn_heads;
 
-static const syn_heads syn_usual = {SYN_HIDDEN / SYN_KV, 1, SYN_KV};
+static const syn_heads syn_usual = {SYN_HIDDEN / SYN_KV, 1, SYN_KV, NULL};
 
 static inline void syn_make_heads(syn_tensor *t, uint64_t seed, syn_heads h)
 {
@@ -146,14 +147,14 @@ static inline int syn_write_heads(qn_ctx *ctx, const char *folder, const syn_ten
         fprintf(stderr, "%s\n", error.text);
         return 1;
     }
-    char config[700];
+    char config[900];
     snprintf(config, sizeof config,
              "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_act\":\"silu\","
              "\"hidden_size\":192,\"intermediate_size\":320,\"num_hidden_layers\":2,\"num_attention_heads\":%d,"
              "\"num_key_value_heads\":%d,\"head_dim\":%d,\"vocab_size\":300,\"max_position_embeddings\":1024,"
-             "\"rms_norm_eps\":1e-05,\"rope_theta\":10000.0,\"tie_word_embeddings\":true,\"torch_dtype\":\"float32\","
-             "\"attention_bias\":false,\"mlp_bias\":false,\"eos_token_id\":258}\n",
-             h.heads, h.kv_heads, h.size);
+             "\"rms_norm_eps\":1e-05,\"rope_theta\":10000.0,\"rope_scaling\":%s,\"tie_word_embeddings\":true,"
+             "\"torch_dtype\":\"float32\",\"attention_bias\":false,\"mlp_bias\":false,\"eos_token_id\":258}\n",
+             h.heads, h.kv_heads, h.size, h.rope ? h.rope : "null");
     return syn_put_tokenizer(folder) || syn_put(folder, "config.json", config) ||
            syn_put(folder, SYN_TEXT,
                    "A quern is a hand mill: its upper stone turns on the lower one and grinds the grain between them.\n");
