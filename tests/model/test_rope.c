@@ -273,7 +273,7 @@ static void coded_keys_are_turned_alike(void **state)
         }
         if (k) {
             printf("%s: %.6f of the logits' squares\n", kinds[k], sum / squares);
-            assert_true(sum / squares < (k == 1 ? 1e-3 : 0.02));
+            assert_true(sum / squares < (k == 1 ? 1e-3 : 0.05));
         }
     }
 }
