@@ -49,7 +49,7 @@ static qn_view golden_view(const char *kind, const char *name)
     char full[64];
     snprintf(full, sizeof full, "%s%s", kind, name);
     const int32_t i = qn_tensors_find(golden, full);
-    qn_view view;
+    qn_view view = {0};
     if (i < 0 || qn_tensors_at(golden, i, NULL, &view, NULL) != QN_OK) {
         fail_msg("tensor %s is missing", full);
     }
