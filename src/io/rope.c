@@ -324,7 +324,8 @@ static qn_status get_type(const qn_gguf *file, const qn_hparams *h, int *out, qn
 static qn_status gguf_yarn(const qn_gguf *file, qn_hparams *h, double factor, qn_error *error)
 {
     scaling s = {.factor = factor, .whole = 1};
-    double original = 0.0, attention = 1.0;
+    double attention = 1.0;
+    char key[96];
     static const char *const fixed[][2] = {
         {"scaling.yarn_ext_factor", "1"}, {"scaling.yarn_attn_factor", "1"}, {"scaling.yarn_log_multiplier", "0"}};
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++) {
@@ -336,9 +337,9 @@ static qn_status gguf_yarn(const qn_gguf *file, qn_hparams *h, double factor, qn
     }
     QN_TRY(get_number(file, h, "scaling.yarn_beta_fast", 0.0, &s.fast, error));
     QN_TRY(get_number(file, h, "scaling.yarn_beta_slow", 0.0, &s.slow, error));
-    QN_TRY(get_number(file, h, "scaling.original_context_length", 0.0, &original, error));
+    snprintf(key, sizeof key, "%s.rope.scaling.original_context_length", h->architecture);
+    QN_TRY(qn_gguf_get_int(file, key, 1, MOST_POSITION, &s.original, error));
     QN_TRY(get_number(file, h, "scaling.attn_factor", LEAST_FACTOR, &attention, error));
-    s.original = (int64_t)fmin(original, MOST_POSITION);
     s.magnitude = attention * yarn_magnitude(factor, 1.0);
     QN_TRY(check_yarn(h, &s, error));
     make_yarn(&s, h);
