@@ -307,11 +307,11 @@ __attribute__((unused)) static int put_tiny_gguf(bytes *out, int target, spoil h
         put_text_value(&w, "llama.rope.scaling.type", tiny_rope.type);
     }
     for (int i = 0; i < tiny_rope.count; i++) {
-        const char *key = tiny_rope.values[i].key;
-        if (strstr(key, "length")) {
-            put_u32_value(&w, key, (uint32_t)tiny_rope.values[i].value);
+        const char *name = tiny_rope.values[i].key;
+        if (strstr(name, "length")) {
+            put_u32_value(&w, name, (uint32_t)tiny_rope.values[i].value);
         } else {
-            put_f32_value(&w, key, tiny_rope.values[i].value);
+            put_f32_value(&w, name, tiny_rope.values[i].value);
         }
     }
     put_text_value(&w, "tokenizer.ggml.model", "gpt2");
