@@ -30,6 +30,8 @@ typedef struct qn_model_info {
     int32_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocab_size, context_length;
     int32_t tied_embeddings;
     float rope_theta, rms_eps;
+    const char *rope_type; /* "default", or how frequencies are scaled: "linear", "llama3", "yarn", "longrope";
+                            * "factors": by a table of another origin */
 } qn_model_info;
 
 typedef struct qn_tensor_info {

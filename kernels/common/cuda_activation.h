@@ -14,6 +14,7 @@ typedef struct qn_cuda_activation {
     int heads;
     float eps;
     double log2_theta;
+    const float *factors; /* of frequencies (kernels/cuda/turn.h), [k / 2] */
 } qn_cuda_activation;
 
 /* attention of `queries` queries over `keys` keys. */
@@ -44,6 +45,7 @@ typedef struct qn_cuda_decode {
     int heads, group;
     float scale;
     double log2_theta;
+    const float *factors; /* of frequencies */
 } qn_cuda_decode;
 
 /* Rows of a table by ids; weights with scales of their own beside the data as in qn_cuda_mm_part. */

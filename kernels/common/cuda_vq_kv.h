@@ -50,6 +50,7 @@ typedef struct qn_cuda_vq_attention {
     int early; /* 1: books may be read before the kernels before this one are done */
     float scale; /* of scores, in units of log 2 */
     double log2_theta;
+    const float *factors; /* of frequencies (kernels/cuda/turn.h) */
     int head_blocks; /* not 0: blocks of a key head, which go in clusters with those of its neighbour */
 } qn_cuda_vq_attention;
 
@@ -82,6 +83,7 @@ typedef struct qn_cuda_kv_step {
     qn_cuda_vq_encode coded[2];
     int heads, kv_heads, size;
     double log2_theta;
+    const float *factors; /* of frequencies (kernels/cuda/turn.h) */
 } qn_cuda_kv_step;
 
 /* All of one token's step over codes with scales, its attention included, which leaves parts (kernels/cuda/parts.h):
@@ -95,6 +97,7 @@ typedef struct qn_cuda_decode_scaled {
     int heads, group, window;
     float scale;
     double log2_theta;
+    const float *factors; /* of frequencies (kernels/cuda/turn.h) */
 } qn_cuda_decode_scaled;
 
 /* The same over codes of vectors; parts: of the whole cache, blocks behind them encode. */
@@ -107,6 +110,7 @@ typedef struct qn_cuda_decode_coded {
     int heads, group, window, parts;
     float scale;
     double log2_theta;
+    const float *factors; /* of frequencies (kernels/cuda/turn.h) */
 } qn_cuda_decode_coded;
 
 #endif

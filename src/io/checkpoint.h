@@ -40,6 +40,8 @@ typedef struct qn_weight {
     int32_t rope_interleaved; /* rows are GGUF-ordered heads of this many... 0: no; else rows a head */
 } qn_weight;
 
+#define QN_ROPE_PAIRS 512 /* of a head whose frequencies may be scaled */
+
 typedef struct qn_hparams {
     char architecture[32]; /* "llama", "qwen2", "qwen3" */
     char name[128];
@@ -48,6 +50,11 @@ typedef struct qn_hparams {
     int32_t qkv_bias, o_bias, mlp_bias; /* 1: these products have biases */
     int32_t head_norms;                 /* 1: each head of queries and keys is normalised before it is turned */
     float rope_theta, rms_eps;
+    /* Scaled RoPE: the frequency of pair i is divided by rope_factors[i] when rope_scaled is 1; queries and keys are
+     * rope_magnitude as long. rope_type is for people: default, linear, llama3, yarn, longrope; factors: a table. */
+    char rope_type[12];
+    int32_t rope_scaled;
+    float rope_factors[QN_ROPE_PAIRS], rope_magnitude;
     int32_t bos_id, eos_id, pad_id; /* -1: not given */
 } qn_hparams;
 

@@ -57,8 +57,9 @@ static qn_status add_weights(qn_checkpoint *c, qn_error *error)
         *file = (qn_file_tensor){.name = t->name, .view = t->view, .bytes = t->end - t->begin};
         char name[128];
         int rotated = 0;
-        QN_FAIL_IF(strcmp(t->name, "rope_freqs.weight") == 0, error, QN_E_UNSUPPORTED,
-                   "tensor rope_freqs.weight: RoPE with frequency factors is not supported");
+        if (strcmp(t->name, QN_ROPE_TABLE) == 0) {
+            continue; /* rope.c has read it */
+        }
         QN_FAIL_IF(translate(t->name, name, &rotated) != 0, error, QN_E_UNSUPPORTED,
                    "tensor %s is not one of a %s model known here", t->name, c->hparams.architecture);
         const char *logical = qn_checkpoint_own_text(c, name, strlen(name));

@@ -53,25 +53,6 @@ static qn_status get_id(const json_t *config, const char *key, int32_t *out, qn_
     return QN_OK;
 }
 
-/* rope_scaling or rope_parameters: only plain RoPE is known. */
-static qn_status check_rope(const json_t *config, const char *key, double *theta, qn_error *error)
-{
-    const json_t *rope = json_object_get(config, key);
-    if (!rope || json_is_null(rope)) {
-        return QN_OK;
-    }
-    QN_FAIL_IF(!json_is_object(rope), error, QN_E_FILE, "%s is not an object", key);
-    const char *type = "default";
-    QN_TRY(qn_json_get_string(rope, "type", &type, error));
-    QN_TRY(qn_json_get_string(rope, "rope_type", &type, error));
-    QN_FAIL_IF(strcmp(type, "default") != 0, error, QN_E_UNSUPPORTED, "%s of type %.40s is not supported", key, type);
-    double factor = 1.0, partial = 1.0;
-    QN_TRY(qn_json_get_number(rope, "factor", 0.0, 1e30, &factor, error));
-    QN_TRY(qn_json_get_number(rope, "partial_rotary_factor", 0.0, 1.0, &partial, error));
-    QN_FAIL_IF(factor != 1.0 || partial != 1.0, error, QN_E_UNSUPPORTED, "%s with a factor is not supported", key);
-    return qn_json_get_number(rope, "rope_theta", 1.0, 1e30, theta, error);
-}
-
 /* What config.json has said with attention_bias. */
 typedef enum biases { BIAS_NEVER, BIAS_IF_SAID, BIAS_QKV } biases;
 
@@ -221,14 +202,10 @@ qn_status qn_hparams_from_config(const json_t *config, qn_hparams *out, qn_error
     QN_TRY(get_context(config, family, h.layers, &h.context_length, error));
     const int64_t divided = h.hidden % h.heads == 0 ? h.hidden / h.heads : 0;
     QN_TRY(get_size(config, "head_dim", MAX_SIZE, family->head_dim ? family->head_dim : divided, &h.head_dim, error));
-    double theta = 10000.0, eps = 1e-6;
+    double eps = 1e-6;
     int tied = 0;
-    QN_TRY(qn_json_get_number(config, "rope_theta", 1.0, 1e30, &theta, error));
-    QN_TRY(check_rope(config, "rope_scaling", &theta, error));
-    QN_TRY(check_rope(config, "rope_parameters", &theta, error));
     QN_TRY(qn_json_get_number(config, "rms_norm_eps", 0.0, 1.0, &eps, error));
     QN_TRY(qn_json_get_bool(config, "tie_word_embeddings", &tied, error));
-    h.rope_theta = (float)theta;
     h.rms_eps = (float)eps;
     h.tied_embeddings = tied;
     QN_TRY(get_id(config, "bos_token_id", &h.bos_id, error));
@@ -239,22 +216,9 @@ qn_status qn_hparams_from_config(const json_t *config, qn_hparams *out, qn_error
     const char *slash = strrchr(name, '/');
     snprintf(h.name, sizeof h.name, "%s", slash ? slash + 1 : name);
     QN_TRY(qn_hparams_check(&h, error));
+    QN_TRY(qn_rope_from_config(config, &h, error));
     *out = h;
     return QN_OK;
-}
-
-/* A float as the shortest decimal that reads back the same, so that 1e-5f becomes 1e-05. */
-static json_t *short_number(float value)
-{
-    char text[40];
-    for (int digits = 1; digits <= 9; digits++) {
-        double back = 0;
-        snprintf(text, sizeof text, "%.*e", digits - 1, (double)value);
-        if (sscanf(text, "%lf", &back) == 1 && (float)back == value) {
-            return json_real(back);
-        }
-    }
-    return json_real((double)value);
 }
 
 static json_t *id_or_null(int32_t id)
@@ -265,18 +229,20 @@ static json_t *id_or_null(int32_t id)
 json_t *qn_hparams_to_config(const qn_hparams *h)
 {
     const struct family *family = find_named(h->architecture, strlen(h->architecture));
-    json_t *config =
-        json_pack("{s:[s], s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o, s:o, s:b, s:s, s:b, s:b, s:o, s:o, s:o, "
-                  "s:s, s:b}",
-                  "architectures", family->architecture, "model_type", family->type, "hidden_size", (int)h->hidden,
-                  "num_hidden_layers", (int)h->layers, "num_attention_heads", (int)h->heads, "num_key_value_heads",
-                  (int)h->kv_heads, "head_dim", (int)h->head_dim, "intermediate_size", (int)h->intermediate,
-                  "vocab_size", (int)h->vocab_size, "max_position_embeddings", (int)h->context_length, "rope_theta",
-                  short_number(h->rope_theta), "rms_norm_eps", short_number(h->rms_eps), "tie_word_embeddings",
-                  (int)h->tied_embeddings, "hidden_act", "silu", "attention_bias", (int)h->o_bias, "mlp_bias",
-                  (int)h->mlp_bias, "bos_token_id", id_or_null(h->bos_id), "eos_token_id", id_or_null(h->eos_id),
-                  "pad_token_id", id_or_null(h->pad_id), "torch_dtype", "bfloat16", "use_cache", 1);
-    if (config && family->asks_window && json_object_set_new(config, "use_sliding_window", json_false()) != 0) {
+    json_t *config = json_pack(
+        "{s:[s], s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o, s:o, s:b, s:s, s:b, s:b, s:o, s:o, s:o, "
+        "s:s, s:b}",
+        "architectures", family->architecture, "model_type", family->type, "hidden_size", (int)h->hidden,
+        "num_hidden_layers", (int)h->layers, "num_attention_heads", (int)h->heads, "num_key_value_heads",
+        (int)h->kv_heads, "head_dim", (int)h->head_dim, "intermediate_size", (int)h->intermediate, "vocab_size",
+        (int)h->vocab_size, "max_position_embeddings", (int)h->context_length, "rope_theta",
+        qn_json_short_number(h->rope_theta), "rms_norm_eps", qn_json_short_number(h->rms_eps), "tie_word_embeddings",
+        (int)h->tied_embeddings, "hidden_act", "silu", "attention_bias", (int)h->o_bias, "mlp_bias", (int)h->mlp_bias,
+        "bos_token_id", id_or_null(h->bos_id), "eos_token_id", id_or_null(h->eos_id), "pad_token_id",
+        id_or_null(h->pad_id), "torch_dtype", "bfloat16", "use_cache", 1);
+    if (config && ((family->asks_window && json_object_set_new(config, "use_sliding_window", json_false()) != 0) ||
+                   ((h->rope_scaled || h->rope_magnitude != 1.0f) &&
+                    json_object_set_new(config, "rope_scaling", qn_rope_to_config(h)) != 0))) {
         json_decref(config);
         return NULL;
     }
@@ -308,15 +274,6 @@ static qn_status get_gguf_size(const qn_gguf *file, const qn_hparams *h, const c
     return QN_OK;
 }
 
-/* String value equal to `wanted`; 1 when the key is absent. */
-static qn_status string_is(const qn_gguf *file, const char *key, const char *wanted, int *same, const char **text,
-                           size_t *bytes, qn_error *error)
-{
-    QN_TRY(qn_gguf_get_string(file, key, text, bytes, error));
-    *same = !*text || (*bytes == strlen(wanted) && memcmp(*text, wanted, *bytes) == 0);
-    return QN_OK;
-}
-
 /* The architecture, and what it has that others have not. */
 static qn_status get_gguf_architecture(const qn_gguf *file, qn_hparams *h, qn_error *error)
 {
@@ -340,17 +297,6 @@ static qn_status get_gguf_architecture(const qn_gguf *file, qn_hparams *h, qn_er
 
 static qn_status check_gguf_variants(const qn_gguf *file, const qn_hparams *h, qn_error *error)
 {
-    const char *text;
-    size_t bytes;
-    int same = 0;
-    QN_TRY(string_is(file, key_of(h, "rope.scaling.type").text, "none", &same, &text, &bytes, error));
-    QN_FAIL_IF(!same, error, QN_E_UNSUPPORTED, "RoPE scaling of type %.*s is not supported",
-               (int)(bytes > 60 ? 60 : bytes), text);
-    double factor = 1.0, linear = 1.0;
-    QN_TRY(qn_gguf_get_number(file, key_of(h, "rope.scaling.factor").text, 0.0, 1e30, &factor, error));
-    QN_TRY(qn_gguf_get_number(file, key_of(h, "rope.scale_linear").text, 0.0, 1e30, &linear, error));
-    QN_FAIL_IF((factor != 1.0 && factor != 0.0) || (linear != 1.0 && linear != 0.0), error, QN_E_UNSUPPORTED,
-               "RoPE scaling by %g is not supported", factor != 1.0 ? factor : linear);
     int64_t experts = 0, splits = 1;
     QN_TRY(qn_gguf_get_int(file, key_of(h, "expert_count").text, 0, INT32_MAX, &experts, error));
     QN_FAIL_IF(experts > 0, error, QN_E_UNSUPPORTED, "a model with %" PRId64 " experts is not supported", experts);
@@ -393,12 +339,10 @@ qn_status qn_hparams_from_gguf(const qn_gguf *file, qn_hparams *out, qn_error *e
     const int64_t rows = embedding >= 0 ? file->tensors[embedding].view.shape.dims[0] : 0;
     QN_TRY(get_gguf_size(file, &h, "vocab_size", MAX_VOCABULARY,
                          token_count ? token_count : (rows <= MAX_VOCABULARY ? rows : 0), &h.vocab_size, error));
-    double theta = 10000.0, eps = 0.0;
-    QN_TRY(qn_gguf_get_number(file, key_of(&h, "rope.freq_base").text, 1.0, 1e30, &theta, error));
+    double eps = 0.0;
     const gguf_key epsilon = key_of(&h, "attention.layer_norm_rms_epsilon");
     QN_FAIL_IF(!qn_gguf_find(file, epsilon.text), error, QN_E_FILE, "metadata %s is missing", epsilon.text);
     QN_TRY(qn_gguf_get_number(file, epsilon.text, 0.0, 1.0, &eps, error));
-    h.rope_theta = (float)theta;
     h.rms_eps = (float)eps;
     h.tied_embeddings = qn_map_get(&file->names, "output.weight", strlen("output.weight")) < 0;
     QN_TRY(get_gguf_id(file, "tokenizer.ggml.bos_token_id", &h.bos_id, error));
@@ -411,6 +355,7 @@ qn_status qn_hparams_from_gguf(const qn_gguf *file, qn_hparams *out, qn_error *e
         memcpy(h.name, name, bytes);
     }
     QN_TRY(qn_hparams_check(&h, error));
+    QN_TRY(qn_rope_from_gguf(file, &h, error));
     *out = h;
     return QN_OK;
 }

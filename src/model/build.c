@@ -3,6 +3,7 @@
  * of known kinds needs no change here. */
 #include "model/build.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -566,6 +567,15 @@ qn_status qn_build_output(qn_model *model, int32_t in, const char *weight, qn_er
 
 /* ---- The other operators ---- */
 
+/* The factors of the model's frequencies, where it has scaled ones: one operand, whatever reads it. */
+static void bind_factors(const qn_hparams *h, qn_op op, const char *slot, qn_operand in[QN_MAX_IN])
+{
+    if (h->rope_scaled) {
+        const qn_shape shape = qn_shape_make(QN_F32, 1, h->head_dim / 2, 1, 1, 1);
+        in[qn_op_in_slot(op, slot)] = constant(qn_view_make(h->rope_factors, &shape));
+    }
+}
+
 qn_status qn_build_rope(qn_model *model, int32_t layer, int32_t in, int64_t column, int32_t out, int to_keys,
                         int32_t heads, qn_error *error)
 {
@@ -580,6 +590,7 @@ qn_status qn_build_rope(qn_model *model, int32_t layer, int32_t in, int64_t colu
     x->offset = column * (int64_t)sizeof(float);
     step->in[qn_op_in_slot(QN_OP_ROPE, "pos")] =
         (qn_operand){.place = QN_PLACE_POSITIONS, .shape = qn_shape_make(QN_I32, 1, 1, 1, 1, 1)};
+    bind_factors(h, QN_OP_ROPE, "factors", step->in);
     step->out[0] = to_keys ? (qn_operand){.place = QN_PLACE_NEW_KEYS, .index = layer} : in_register(out, shape);
     qn_op_desc desc = describe(QN_OP_ROPE);
     desc.attr[QN_ATTR_THETA].f = h->rope_theta;
@@ -710,6 +721,7 @@ static void bind_cache(const qn_model *model, int32_t layer, qn_step *step, qn_o
     if (kv->channels) {
         step->in[qn_op_in_slot(step->op, "seq_lens")] =
             (qn_operand){.place = QN_PLACE_LENGTHS, .shape = qn_shape_make(QN_I32, 1, 1, 1, 1, 1)};
+        bind_factors(h, step->op, "rope_factors", step->in);
         desc->attr[QN_ATTR_ROPE_THETA].f = h->rope_theta;
         desc->attr[QN_ATTR_STYLE].i = QN_ROPE_HALF;
     } else {
@@ -728,6 +740,10 @@ qn_status qn_build_attention(qn_model *model, int32_t layer, int32_t in, int32_t
     }
     const qn_shape rows = qn_shape_make(QN_F32, 3, 1, h->heads, h->head_dim, 1);
     qn_op_desc desc = describe(op);
+    if (h->rope_magnitude != 1.0f) { /* of queries and keys: scores have its square */
+        const double magnitude = (double)h->rope_magnitude;
+        desc.attr[QN_ATTR_SCALE].f = (float)(magnitude * magnitude / sqrt((double)h->head_dim));
+    }
     step->in[qn_op_in_slot(op, "q")] = in_register(in, rows);
     bind_cache(model, layer, step, &desc);
     step->out[0] = in_register(out, rows);

@@ -292,6 +292,16 @@ static int has_tiny_vector(int i)
            : i < 4 ? tiny_biases
                    : strcmp(tiny_architecture, "qwen3") == 0;
 }
+/* What is said of RoPE beside its base, where anything is; counts as fields too. */
+static struct {
+    const char *type;
+    int count, pairs;
+    struct {
+        const char *key;
+        float value;
+    } values[6];
+    const float *factors; /* rope_freqs.weight, [pairs] */
+} tiny_rope;
 
 /* A whole GGUF model of one layer: vectors F32, embedding and matrices Q8_0 (zero bytes, d = 1 in
  * row 0 of each block). Field `target` is spoilt; -1: none. Returns the number of fields. */
@@ -305,8 +315,8 @@ __attribute__((unused)) static int put_tiny_gguf(bytes *out, int target, spoil h
     for (int i = 0; i < TINY_VECTORS; i++) {
         vectors += has_tiny_vector(i);
     }
-    put_field(&w, "tensor count", (uint64_t)(TINY_WEIGHTS + vectors), 8, 0);
-    put_field(&w, "metadata count", 18, 8, 0);
+    put_field(&w, "tensor count", (uint64_t)(TINY_WEIGHTS + vectors + (tiny_rope.factors != NULL)), 8, 0);
+    put_field(&w, "metadata count", (uint64_t)(18 + (tiny_rope.type != NULL) + tiny_rope.count), 8, 0);
     put_text_value(&w, "general.architecture", tiny_architecture);
     put_text_value(&w, "general.name", "tiny");
     put_u32_value(&w, "general.alignment", 32);
@@ -326,6 +336,17 @@ __attribute__((unused)) static int put_tiny_gguf(bytes *out, int target, spoil h
     put_f32_value(&w, key, 10000.0f);
     snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", tiny_architecture);
     put_f32_value(&w, key, 1e-5f);
+    if (tiny_rope.type) {
+        put_text_value(&w, "llama.rope.scaling.type", tiny_rope.type);
+    }
+    for (int i = 0; i < tiny_rope.count; i++) {
+        const char *name = tiny_rope.values[i].key;
+        if (strstr(name, "length")) {
+            put_u32_value(&w, name, (uint32_t)tiny_rope.values[i].value);
+        } else {
+            put_f32_value(&w, name, tiny_rope.values[i].value);
+        }
+    }
     put_text_value(&w, "tokenizer.ggml.model", "gpt2");
     put_key(&w, "tokenizer.ggml.tokens", 9);
     put_field(&w, "tokens: element type", 8, 4, 0);
@@ -362,6 +383,10 @@ __attribute__((unused)) static int put_tiny_gguf(bytes *out, int target, spoil h
             offset += (n * 4 + 31) / 32 * 32;
         }
     }
+    if (tiny_rope.factors) {
+        const uint64_t dims[1] = {(uint64_t)tiny_rope.pairs};
+        put_tensor(&w, "rope_freqs.weight", 1, dims, 0, offset);
+    }
     pad_to(out, 32);
     for (int i = 0; i < TINY_WEIGHTS; i++) {
         const size_t begin = out->size;
@@ -385,6 +410,10 @@ __attribute__((unused)) static int put_tiny_gguf(bytes *out, int target, spoil h
             put_le(out, bits, 4);
         }
         pad_to(out, 32);
+    }
+    if (tiny_rope.factors) {
+        pad_to(out, 32);
+        put_bytes(out, tiny_rope.factors, (size_t)tiny_rope.pairs * sizeof(float));
     }
     if (label) {
         snprintf(label, 100, "%s", w.label);

@@ -48,11 +48,12 @@ enum { VQ_SCHEMES = sizeof vq_schemes / sizeof *vq_schemes, VQ_CHAINED = 8 };
 
 static const char *const kv_schemes[] = {"fp8", "cq4", "cq2", "cq1"};
 enum { KV_SCHEMES = sizeof kv_schemes / sizeof *kv_schemes };
-/* Other heads than the usual model's, for keys and values that are kept as codes. */
+/* Other heads than the usual model's, one of them with scaled RoPE, for keys and values that are kept as codes. */
 static const struct {
     const char *name;
     syn_heads heads;
-} other_heads[] = {{"heads-64", {4, 2, 64}}, {"heads-128", {3, 1, 128}}};
+} other_heads[] = {{"heads-64", {4, 2, 64, "{\"rope_type\":\"yarn\",\"factor\":4.0}"}},
+                   {"heads-128", {3, 1, 128, NULL}}};
 enum { OTHER_HEADS = sizeof other_heads / sizeof *other_heads };
 /* A text's tokens go at once up to the first of these, one by one up to the next, and so on: with codes in a second
  * part of 128 tokens, and the window; where five parts become six and seven eight. */
@@ -649,6 +650,7 @@ static void kernels_without_a_device_agree_with_the_cpu(void **state)
         {8, "like-1-fp8-block", NULL, 1}, {9, "like-2", NULL, PROMPT},
         {8, "like-2-int8", "fp8", 1},     {8, "like-2", "cq2", 1},
         {9, "like-3-fp8-block", NULL, 1}, {9, "like-4-fp8-block", "fp8", 1},
+        {9, "heads-64", NULL, 1},         {9, "heads-64", "fp8", 1},
     };
     qn_error error = {0};
     char cache[96];
@@ -706,6 +708,7 @@ static void logits_agree_with_the_cpu(void **state)
     compare_kv(&w, path_of("f32"), "f32", 2e-5);
     compare_kv(&w, path_of("nvfp4"), "f32", 1e-2);
     compare_kv(&w, path_of("quip-2"), "f32", 2e-2);
+    compare_kv(&w, path_of("heads-64"), "f32", 2e-5);
     for (int i = 0; i < KV_SCHEMES; i++) {
         compare_kv(&w, path_of("f32"), kv_schemes[i], 5e-2);
         for (int j = 0; j < OTHER_HEADS; j++) {

@@ -53,9 +53,10 @@ static inline void syn_add(syn_tensor *t, int *count, const char *name, int64_t 
 
 typedef struct syn_heads {
     int heads, kv_heads, size;
+    const char *rope; /* rope_scaling; NULL: none */
 } syn_heads;
 
-static const syn_heads syn_usual = {SYN_HIDDEN / SYN_KV, 1, SYN_KV};
+static const syn_heads syn_usual = {SYN_HIDDEN / SYN_KV, 1, SYN_KV, NULL};
 
 /* Llama or an architecture like it. */
 typedef struct syn_model {
@@ -65,11 +66,11 @@ typedef struct syn_model {
 } syn_model;
 
 static const syn_model syn_models[] = {
-    {"LlamaForCausalLM", "llama", {SYN_HIDDEN / SYN_KV, 1, SYN_KV}, 0, 0, 0, 0},
-    {"Qwen2ForCausalLM", "qwen2", {4, 2, 48}, 1, 0, 0, 0},
-    {"Qwen3ForCausalLM", "qwen3", {4, 2, 64}, 0, 0, 0, 1},
-    {"Qwen3ForCausalLM", "qwen3", {3, 1, 128}, 1, 1, 0, 1},
-    {"LlamaForCausalLM", "llama", {6, 2, SYN_KV}, 1, 1, 1, 0},
+    {"LlamaForCausalLM", "llama", {SYN_HIDDEN / SYN_KV, 1, SYN_KV, NULL}, 0, 0, 0, 0},
+    {"Qwen2ForCausalLM", "qwen2", {4, 2, 48, NULL}, 1, 0, 0, 0},
+    {"Qwen3ForCausalLM", "qwen3", {4, 2, 64, NULL}, 0, 0, 0, 1},
+    {"Qwen3ForCausalLM", "qwen3", {3, 1, 128, "{\"rope_type\":\"yarn\",\"factor\":4.0}"}, 1, 1, 0, 1},
+    {"LlamaForCausalLM", "llama", {6, 2, SYN_KV, NULL}, 1, 1, 1, 0},
 };
 enum { SYN_MODELS = sizeof syn_models / sizeof *syn_models };
 
@@ -152,13 +153,15 @@ static inline int syn_put_tokenizer(const char *folder)
     if (!f) {
         return 1;
     }
-    fprintf(f, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[{\"id\":258,\"content\":"
-               "\"<|end|>\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,\"special\":true}],"
-               "\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
-               "\"trim_offsets\":true,\"use_regex\":true},\"post_processor\":null,\"decoder\":{\"type\":\"ByteLevel\","
-               "\"add_prefix_space\":true,\"trim_offsets\":true,\"use_regex\":true},\"model\":{\"type\":\"BPE\","
-               "\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,\"end_of_word_suffix\":null,"
-               "\"fuse_unk\":false,\"byte_fallback\":false,\"vocab\":{");
+    fprintf(
+        f,
+        "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[{\"id\":258,\"content\":"
+        "\"<|end|>\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,\"special\":true}],"
+        "\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
+        "\"trim_offsets\":true,\"use_regex\":true},\"post_processor\":null,\"decoder\":{\"type\":\"ByteLevel\","
+        "\"add_prefix_space\":true,\"trim_offsets\":true,\"use_regex\":true},\"model\":{\"type\":\"BPE\","
+        "\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,\"end_of_word_suffix\":null,"
+        "\"fuse_unk\":false,\"byte_fallback\":false,\"vocab\":{");
     int other = 256;
     for (int b = 0; b < 256; b++) {
         const int plain = (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
@@ -181,8 +184,8 @@ static inline int syn_write_model(qn_ctx *ctx, const char *folder, const syn_ten
     mkdir(folder, 0777);
     qn_named_view views[SYN_MOST_TENSORS];
     for (int i = 0; i < count; i++) {
-        const qn_shape shape = t[i].k ? qn_shape_make(QN_F32, 2, t[i].n, t[i].k, 1, 1)
-                                      : qn_shape_make(QN_F32, 1, t[i].n, 1, 1, 1);
+        const qn_shape shape =
+            t[i].k ? qn_shape_make(QN_F32, 2, t[i].n, t[i].k, 1, 1) : qn_shape_make(QN_F32, 1, t[i].n, 1, 1, 1);
         views[i] = (qn_named_view){t[i].name, qn_view_make(t[i].w, &shape)};
     }
     char path[600];
@@ -193,18 +196,19 @@ static inline int syn_write_model(qn_ctx *ctx, const char *folder, const syn_ten
         fprintf(stderr, "%s\n", error.text);
         return 1;
     }
-    char config[700];
+    char config[900];
     snprintf(config, sizeof config,
              "{\"architectures\":[\"%s\"],\"model_type\":\"%s\",\"hidden_act\":\"silu\","
              "\"hidden_size\":192,\"intermediate_size\":320,\"num_hidden_layers\":2,\"num_attention_heads\":%d,"
              "\"num_key_value_heads\":%d,\"head_dim\":%d,\"vocab_size\":300,\"max_position_embeddings\":1024,"
-             "\"rms_norm_eps\":1e-05,\"rope_theta\":10000.0,\"tie_word_embeddings\":true,\"torch_dtype\":\"float32\","
-             "\"attention_bias\":%s,\"mlp_bias\":%s,\"eos_token_id\":258}\n",
-             m->architecture, m->type, m->heads.heads, m->heads.kv_heads, m->heads.size, m->o_bias ? "true" : "false",
-             m->mlp_bias ? "true" : "false");
+             "\"rms_norm_eps\":1e-05,\"rope_theta\":10000.0,\"rope_scaling\":%s,\"tie_word_embeddings\":true,"
+             "\"torch_dtype\":\"float32\",\"attention_bias\":%s,\"mlp_bias\":%s,\"eos_token_id\":258}\n",
+             m->architecture, m->type, m->heads.heads, m->heads.kv_heads, m->heads.size,
+             m->heads.rope ? m->heads.rope : "null", m->o_bias ? "true" : "false", m->mlp_bias ? "true" : "false");
     return syn_put_tokenizer(folder) || syn_put(folder, "config.json", config) ||
-           syn_put(folder, SYN_TEXT,
-                   "A quern is a hand mill: its upper stone turns on the lower one and grinds the grain between them.\n");
+           syn_put(
+               folder, SYN_TEXT,
+               "A quern is a hand mill: its upper stone turns on the lower one and grinds the grain between them.\n");
 }
 
 static inline int syn_write_heads(qn_ctx *ctx, const char *folder, const syn_tensor *t, syn_heads h)

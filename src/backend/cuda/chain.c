@@ -465,8 +465,10 @@ static int match_attention(const matcher *m)
     const int f32 = d->in[QN_ATT_Q].format == QN_F32 && d->in[QN_ATT_K].format == QN_F32 &&
                     d->in[QN_ATT_V].format == QN_F32 && query->desc->in[0].format == QN_F32 &&
                     key->desc->in[0].format == QN_F32;
-    const int same_turn = memcmp(query->desc->attr, key->desc->attr, sizeof key->desc->attr) == 0 &&
-                          query->desc->attr[QN_ATTR_STYLE].i == QN_ROPE_HALF;
+    const int same_turn =
+        memcmp(query->desc->attr, key->desc->attr, sizeof key->desc->attr) == 0 &&
+        qn_cuda_factors(&query->args.in[QN_ACT_FACTORS]) == qn_cuda_factors(&key->args.in[QN_ACT_FACTORS]) &&
+        query->desc->attr[QN_ATTR_STYLE].i == QN_ROPE_HALF;
     const int dense = query->args.in[0].strides[1] == step && key->args.in[0].strides[1] == step &&
                       args->in[QN_ATT_K].strides[1] == step && args->in[QN_ATT_V].strides[1] == step &&
                       args->in[QN_ATT_K].strides[0] == args->in[QN_ATT_V].strides[0];
@@ -504,9 +506,11 @@ static qn_status make_attention(const matcher *m, int64_t parts, qn_chain *chain
                                            .heads = (int32_t)heads,
                                            .group = (int32_t)(heads / d->in[QN_ATT_K].dims[1]),
                                            .scale = scale == 0.0f ? (float)(1.0 / sqrt((double)size)) : scale,
-                                           .log2_theta = log2((double)query->desc->attr[QN_ATTR_THETA].f)};
+                                           .log2_theta = log2((double)query->desc->attr[QN_ATTR_THETA].f),
+                                           .factors = qn_cuda_factors(&query->args.in[QN_ACT_FACTORS])};
     qn_cuda_program program;
     decode_program(size, m->norms != NULL, "qn_decode_attention", &program);
+    qn_cuda_define_factors(l->arguments.decode.factors != NULL, &program);
     program.shared_bytes = (int32_t)(PART_KEYS * size * 4);
     l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)parts, (uint32_t)heads, 1},
                                      .block = {DECODE_THREADS, 1, 1},
