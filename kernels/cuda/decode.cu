@@ -5,8 +5,8 @@
  *
  * Host contract
  *   Parameters: SIZE of a head, a multiple of 8, at most 128; NORM 1: heads are normalised first; those of turn.h
- *   qn_decode_attention   block 128, grid {parts of the whole cache, heads}, dynamic shared memory of 128 * SIZE * 4
- * bytes qn_decode_join        block 32, grid {heads} */
+ *   qn_decode_attention   block 128, grid {parts of the whole cache, heads}, dynamic shared memory: 128 * SIZE * 4
+ *   qn_decode_join        block 32, grid {heads} */
 #include "cuda_activation.h"
 #include "decode_part.h"
 
