@@ -62,13 +62,19 @@ enum { KV_ENDS = sizeof kv_ends / sizeof *kv_ends, KV_TEXT = 910 };
 
 static fake_driver fake;
 
-/* Models with biases, and with norms of heads (syn_models): a scheme of each, one of them with sums for its biases. */
+/* Models with biases, and with norms of heads (syn_models): a scheme of each, one of them with sums for its biases,
+ * one with scaled RoPE. */
 static const struct {
     const char *name, *scheme;
     int model;
-} like[] = {{"like-1", "bf16", 1},       {"like-1-fp8-block", "fp8-block", 1}, {"like-2", "f32", 2},
-            {"like-2-int8", "int8", 2},  {"like-3-fp8-block", "fp8-block", 3}, {"like-4-fp8-block", "fp8-block", 4},
-            {"like-4-quip", "quip-2", 4}};
+    const char *rope;
+} like[] = {{"like-1", "bf16", 1, NULL},
+            {"like-1-fp8-block", "fp8-block", 1, NULL},
+            {"like-2", "f32", 2, NULL},
+            {"like-2-int8", "int8", 2, NULL},
+            {"like-3-fp8-block", "fp8-block", 3, "{\"rope_type\":\"yarn\",\"factor\":4.0}"},
+            {"like-4-fp8-block", "fp8-block", 4, NULL},
+            {"like-4-quip", "quip-2", 4, NULL}};
 enum { LIKE = sizeof like / sizeof *like, LIKE_KV = 2 }; /* which has codebooks for keys and values */
 /* Two norms of heads that the launch of an attention over codes of vectors does not do. */
 enum { NORM_LAUNCHES = 2 * SYN_LAYERS };
@@ -764,12 +770,13 @@ static int write_like(qn_ctx *ctx, const char *text)
 {
     int failed = 0;
     for (int i = 0; i < LIKE && !failed; i++) {
-        const syn_model *m = &syn_models[like[i].model];
+        syn_model m = syn_models[like[i].model];
+        m.heads.rope = like[i].rope;
         syn_tensor tensors[SYN_MOST_TENSORS];
-        const int count = syn_make_model(tensors, 13, m);
+        const int count = syn_make_model(tensors, 13, &m);
         char source[128];
         snprintf(source, sizeof source, "%s", path_of("like"));
-        failed = syn_write_model(ctx, source, tensors, count, m) ||
+        failed = syn_write_model(ctx, source, tensors, count, &m) ||
                  write_quantised(ctx, source, like[i].name, like[i].scheme) ||
                  (i == LIKE_KV && write_books(ctx, like[i].name, "cq2", text));
         syn_free_some(tensors, count);

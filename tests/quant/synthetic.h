@@ -69,7 +69,7 @@ static const syn_model syn_models[] = {
     {"LlamaForCausalLM", "llama", {SYN_HIDDEN / SYN_KV, 1, SYN_KV, NULL}, 0, 0, 0, 0},
     {"Qwen2ForCausalLM", "qwen2", {4, 2, 48, NULL}, 1, 0, 0, 0},
     {"Qwen3ForCausalLM", "qwen3", {4, 2, 64, NULL}, 0, 0, 0, 1},
-    {"Qwen3ForCausalLM", "qwen3", {3, 1, 128, "{\"rope_type\":\"yarn\",\"factor\":4.0}"}, 1, 1, 0, 1},
+    {"Qwen3ForCausalLM", "qwen3", {3, 1, 128, NULL}, 1, 1, 0, 1},
     {"LlamaForCausalLM", "llama", {6, 2, SYN_KV, NULL}, 1, 1, 1, 0},
 };
 enum { SYN_MODELS = sizeof syn_models / sizeof *syn_models };
