@@ -11,11 +11,13 @@ _Static_assert(ROWS_SCRATCH <= SCRATCH_BYTES, "rows as floats");
 static void panel_i8(const qn_panel_call *call)
 {
     const panel_kind kind = {TILE_I8, 1024, NULL};
-    if (call->rows > TILE_ROWS) {
+    if (call->rows > PASS_ROWS) {
         many_rows(call, kind);
-        return;
+    } else if (call->rows > TILE_ROWS) {
+        pass_rows(call, kind);
+    } else {
+        few_rows(call, kind);
     }
-    few_rows(call, kind);
 }
 
 /* most: rows up to which FMAs beat tiles. */
@@ -23,23 +25,25 @@ static void panel_i8(const qn_panel_call *call)
     static void panel_##name(const qn_panel_call *call)                                                                \
     {                                                                                                                  \
         const panel_kind kind = {TILE_BF16, (bytes), (unpack)};                                                        \
-        if (call->rows > TILE_ROWS) {                                                                                  \
+        if (call->rows > PASS_ROWS) {                                                                                  \
             many_rows(call, kind);                                                                                     \
             return;                                                                                                    \
         }                                                                                                              \
         const unsigned control = _mm_getcsr();                                                                         \
         _mm_setcsr(control | FLUSH);                                                                                   \
-        if (!few_rows_by_fma(code, most, call)) {                                                                      \
+        if (call->rows > TILE_ROWS) {                                                                                  \
+            pass_rows(call, kind);                                                                                     \
+        } else if (!few_rows_by_fma(code, most, call)) {                                                               \
             few_rows(call, kind);                                                                                      \
         }                                                                                                              \
         _mm_setcsr(control);                                                                                           \
     }
 
 PANEL_MM(bf16, QN_PANEL_BF16, 2048, NULL, 4)
-PANEL_MM(e4m3, QN_PANEL_E4M3, 1024, unpack_e4m3, 3)
-PANEL_MM(e5m2, QN_PANEL_E5M2, 1024, unpack_e5m2, 3)
-PANEL_MM(nvfp4, QN_PANEL_NVFP4, 576, unpack_nvfp4, 2)
-PANEL_MM(mxfp4, QN_PANEL_MXFP4, 544, unpack_mxfp4, 2)
+PANEL_MM(e4m3, QN_PANEL_E4M3, 1024, unpack_e4m3, 2)
+PANEL_MM(e5m2, QN_PANEL_E5M2, 1024, unpack_e5m2, 2)
+PANEL_MM(nvfp4, QN_PANEL_NVFP4, 576, unpack_nvfp4, 1)
+PANEL_MM(mxfp4, QN_PANEL_MXFP4, 544, unpack_mxfp4, 1)
 
 const qn_panel_set QN_NAME(panel) = {.rows_f = QN_PANEL_ROWS_BF16,
                                      .rows_i8 = QN_PANEL_ROWS_I8,

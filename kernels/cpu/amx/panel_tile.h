@@ -370,8 +370,8 @@ QN_INLINE int64_t steps_of(const qn_panel_call *q, strip s, panel_kind k)
     return visits_of(q) * s.blocks * halves_of(k);
 }
 
-/* Those of two more panels, or of the next range of the first; before the last visit when that unpacks them, of a single
- * visit a strip later. */
+/* Those of two more panels, or of the next range of the first; before the last visit when that unpacks them, of a
+ * single visit a strip later. */
 QN_INLINE ahead codes_ahead(const qn_panel_call *q, strip s, panel_kind k)
 {
     const int64_t visits = visits_of(q), before = k.unpack && visits > 1 ? visits - 1 : visits;
@@ -727,6 +727,116 @@ QN_INLINE void few_rows(const qn_panel_call *q, panel_kind k)
     }
     if (p < q->panels) {
         few_panels(q, p, 1, k);
+    }
+    tile_end();
+}
+
+/* ---- up to 32 rows: two groups of them by two panels, sums stay in tiles ---- */
+
+#define PASS_ROWS (2 * TILE_ROWS)
+#define PASS_PANELS 2
+
+/* Tiles of sums and of rows of the second group get the lines that are left for it. */
+QN_INLINE void pass_begin(int64_t rows)
+{
+    tile_config c = {.palette = 1};
+    for (int t = 0; t < 8; t++) {
+        c.line_bytes[t] = 64;
+        c.lines[t] = (uint8_t)(t == 2 || t == 3 || t == 5 ? rows - TILE_ROWS : TILE_ROWS);
+    }
+    __asm__ volatile("ldtilecfg %0" : : "m"(c));
+}
+
+/* Half h of a block of n panels, `stride` bytes apart; a: the block's rows. */
+QN_INLINE void pass_half(const qn_panel_call *q, int64_t h, const char *a, const char *tiles, int64_t stride, int n,
+                         panel_kind k)
+{
+    const int64_t terms = terms_of(q, k), halves = halves_of(k);
+    const char *at = a + h * TILE_BYTES;
+    _tile_loadd(6, tiles + h * TILE_BYTES, 64);
+    if (n > 1) {
+        _tile_loadd(7, tiles + stride + h * TILE_BYTES, 64);
+    }
+    for (int64_t t = 0; t < terms; t++, at += halves * TILE_BYTES) {
+        _tile_loadd(4, at, 64);
+        TILE_DOT(k.tile, 0, 4, 6);
+        if (n > 1) {
+            TILE_DOT(k.tile, 1, 4, 7);
+        }
+        _tile_loadd(5, at + q->a_stride, 64);
+        TILE_DOT(k.tile, 2, 5, 6);
+        if (n > 1) {
+            TILE_DOT(k.tile, 3, 5, 7);
+        }
+    }
+}
+
+/* sums += the part of block scale kb of n panels from p. */
+QN_INLINE void pass_scaled(const qn_panel_call *q, int64_t p, int n, int64_t kb)
+{
+    scale_products scales;
+    multiply_scales(q, 0, q->rows, p, n, kb, 1, &scales);
+    add_scaled(q, 0, 0, q->rows, p, n, 1, kb == 0, &scales, (const float *)(const void *)q->scratch);
+}
+
+/* n panels from p, in the order and beside each other as few_panels has it. */
+QN_INLINE void pass_panels(const qn_panel_call *q, int64_t p, int n, panel_kind k)
+{
+    const int scales = has_scales(q, k);
+    const char *const w = q->w + p * q->panel_bytes;
+    char *const ring = q->scratch + PART_BYTES;
+    const int64_t stride = k.unpack ? PAIR_BYTES : q->panel_bytes;
+    int64_t waits = -1; /* the block scale of the part */
+    for (int64_t i = 0; k.unpack && i < n; i++) {
+        k.unpack(w + i * q->panel_bytes, ring + i * PAIR_BYTES);
+    }
+    tile_fence();
+    sums_zero(2, n);
+    for (int64_t b = 0; b < q->blocks; b++) {
+        const char *const further = few_ahead(q, w, b, n, k), *const codes = w + (b + 1) * k.bytes;
+        const char *const tiles = k.unpack ? ring + (b & 1) * PASS_PANELS * PAIR_BYTES : w + b * k.bytes;
+        char *const lines = k.unpack && b + 1 < q->blocks ? ring + (~b & 1) * PASS_PANELS * PAIR_BYTES : NULL;
+        const char *const a = q->a + row_tiles(b, k, terms_of(q, k));
+        pass_half(q, 0, a, tiles, stride, n, k);
+        few_unpack(q, codes, further, lines, 0, k);
+        if (halves_of(k) > 1) {
+            pass_half(q, 1, a, tiles, stride, n, k);
+        }
+        if (n > 1) {
+            few_unpack(q, codes, further, lines, 1, k);
+        }
+        if (waits >= 0) {
+            pass_scaled(q, p, n, waits);
+            waits = -1;
+        }
+        tile_fence();
+        if (scales && ((b + 1) % SCALE_BLOCKS == 0 || b + 1 == q->blocks)) {
+            sums_turn(q->scratch, n * TILE_BYTES, NULL, 0, 2, 2, n);
+            tile_fence();
+            waits = b / SCALE_BLOCKS;
+        }
+    }
+    if (waits >= 0) {
+        pass_scaled(q, p, n, waits);
+    }
+    if (!scales) {
+        sums_turn((char *)sums_at(q, 0, p), sums_group(q), NULL, 0, 2, 2, n);
+    }
+}
+
+QN_INLINE void pass_rows(const qn_panel_call *q, panel_kind k)
+{
+    int64_t p = 0;
+    if (q->blocks == 0) {
+        zero_sums(q);
+        return;
+    }
+    pass_begin(q->rows);
+    for (; p + PASS_PANELS <= q->panels; p += PASS_PANELS) {
+        pass_panels(q, p, 2, k);
+    }
+    if (p < q->panels) {
+        pass_panels(q, p, 1, k);
     }
     tile_end();
 }

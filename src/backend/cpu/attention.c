@@ -8,7 +8,7 @@
 #include "ref/slots.h"
 
 #define QUERY_ROWS 96
-#define FEW 4    /* queries that are spread over the keys */
+#define FEW 8    /* queries that are spread over the keys */
 #define ROUND 32 /* chunks whose parts are kept */
 
 int64_t qn_att_padded(int64_t d)

@@ -1,11 +1,12 @@
 /* vq_mm of aqlm with 8-bit codes by tables of partial sums.
  *
  * A table is made once and serves every row of w, so K is what tasks share out: a
- * task is a part of K (some slabs) by up to LINES_TASK lines of 128 rows of w, for some rows of x. It makes the
- * tables of a slab, small enough for the first cache, and walks the slab's codes, which stream; its sums over the part
- * go to a buffer of parts, and a second pass adds the parts in order. Parts are a function of K alone, so a row's bits
- * depend on nothing but its values and the weights. More rows of x go eight or sixteen at a time (kernels/common/vq.h:
- * the same integers in wider tables), fewer one or two at a time.
+ * task is a part of K (some slabs) by up to LINES_TASK lines of 128 rows of w, for all rows of x of a round, or for
+ * some of them where threads would wait. It makes the tables of a slab, small enough for the first cache, and walks the
+ * slab's codes, which stream; its sums over the part go to a buffer of parts, and a second pass adds the parts in
+ * order. Parts are a function of K alone, so a row's bits depend on nothing but its values and the weights. More rows
+ * of x go eight or sixteen at a time (kernels/common/vq.h: the same integers in wider tables), fewer one or two at a
+ * time.
  *
  * Packed: codes [slabs][tasks along N][2][lines][lookups][64], codebooks as [books][vector][256] f32, their
  * longest vectors as [books][vector][16], three norms, and the side section. Rows of x whose products fit no 21-bit
@@ -26,7 +27,8 @@
 #define TASK_ROWS (LINES_TASK * QN_VQ_LINE)
 #define ADD_COLUMNS 1024  /* sums a task of the second pass, ... */
 #define ADD_STEP 64       /* ... of them at a time */
-#define ROWS_ROUND 16     /* rows of x whose parts are kept at a time */
+#define ROWS_ROUND 16     /* rows of x whose parts are kept at a time, times ... */
+#define MOST_ROUNDS 8     /* ... at most so many where K and w alone give no task for every thread */
 #define LEAST_COLUMNS 100 /* rows of w; whatever M, as bits must not depend on it */
 #define LEAST_K 800       /* with one book: rounded products are as exact as sums of f32 from there on */
 
@@ -225,6 +227,22 @@ static way way_of(const qn_vq_sums_impl *impl, const sums_layout *l, int64_t row
                                 : (way){QN_VQ_MANY_ROWS, QN_VQ_MANY_ROWS, impl->set->many};
 }
 
+/* Tasks of all of some rows of x that K and w give, and how many times as many every thread waits for. */
+static int64_t tasks_of(const sums_layout *l)
+{
+    return l->parts * qn_ceil_div(l->lines, LINES_TASK);
+}
+
+static int64_t row_tasks_of(const sums_layout *l, int32_t threads)
+{
+    return qn_ceil_div(threads, qn_max_i64(1, tasks_of(l)));
+}
+
+static int64_t round_of(const sums_layout *l, int32_t threads)
+{
+    return ROWS_ROUND * qn_min_i64(MOST_ROUNDS, row_tasks_of(l, threads));
+}
+
 /* ---- memory ---- */
 
 typedef struct memory {
@@ -235,7 +253,7 @@ static memory memory_of(const qn_vq_sums_impl *impl, const qn_op_desc *desc, con
                         int32_t threads)
 {
     const sums_layout l = layout_of(desc, vq);
-    const int64_t some = qn_min_i64(m, ROWS_ROUND), wide = way_of(impl, &l, some).wide;
+    const int64_t some = qn_min_i64(m, round_of(&l, threads)), wide = way_of(impl, &l, some).wide;
     const int64_t rows = qn_ceil_div(some, wide) * wide; /* of a full round at most; fewer rows need no more */
     memory at = {.partial = qn_size_pad(qn_vq_side_bytes(vq, m, threads))};
     const size_t row = qn_size_mul((size_t)l.lines, QN_VQ_LINE * sizeof(float));
@@ -270,6 +288,7 @@ typedef struct sums_job {
     const char *body;
     char *workspace;
     int64_t m0, rows, tasks_n; /* of this round; tasks along N */
+    int64_t task_rows;         /* of x, of a task */
     way way;
     float *partial;           /* [parts][rows / way.wide][lines * 128][way.wide] */
     qn_vq_sums_scale *scales; /* [rows][slabs] */
@@ -320,7 +339,7 @@ static void rows_by_slab(const sums_job *job, int64_t s, int64_t r, int64_t rows
     const sums_layout *l = &job->l;
     const int64_t lookups = slab_lookups(l, s);
     qn_vq_sums_call c = {.codes = codes_of(job, s, line0),
-                         .next = codes_of(job, r + rows < job->rows ? s : s + 1, line0),
+                         .next = codes_of(job, (r + rows) % job->task_rows && r + rows < job->rows ? s : s + 1, line0),
                          .lines = qn_min_i64(LINES_TASK, l->lines - line0),
                          .lookups = lookups,
                          .books = l->books,
@@ -343,15 +362,16 @@ static void part_task(void *user, int64_t index, int32_t thread)
 {
     const sums_job *job = user;
     const sums_layout *l = &job->l;
-    const int64_t part = index / job->tasks_n, line0 = index % job->tasks_n * LINES_TASK;
+    const int64_t tasks = tasks_of(l), part = index % tasks / job->tasks_n, line0 = index % job->tasks_n * LINES_TASK;
+    const int64_t first = index / tasks * job->task_rows, last = qn_min_i64(job->rows, first + job->task_rows);
     const int64_t lines = qn_min_i64(LINES_TASK, l->lines - line0), side = job->way.wide;
     char *const scratch = job->workspace + job->at.scratch + (size_t)thread * job->at.thread;
-    for (int64_t r = 0; r < job->rows; r += side) {
+    for (int64_t r = first; r < last; r += side) {
         memset(partial_at(job, part, r, line0), 0, (size_t)(lines * QN_VQ_LINE * side) * sizeof(float));
     }
     for (int64_t s = part * SLABS_PART; s < qn_min_i64(l->slabs, (part + 1) * SLABS_PART); s++) {
-        for (int64_t r = 0; r < job->rows; r += job->way.rows) {
-            rows_by_slab(job, s, r, qn_min_i64(job->way.rows, job->rows - r), line0, scratch);
+        for (int64_t r = first; r < last; r += job->way.rows) {
+            rows_by_slab(job, s, r, qn_min_i64(job->way.rows, last - r), line0, scratch);
         }
     }
 }
@@ -433,11 +453,15 @@ void qn_vq_sums_run(const qn_kernel *kernel, const qn_run_call *call)
     }
     qn_vq_side_bind(call, &vq, job.impl->parts, job.body + job.l.side_at, job.workspace, &job.side);
     qn_vq_side_prepare(&job.side, call->exec);
-    for (; job.m0 < job.side.m; job.m0 += ROWS_ROUND) {
-        job.rows = qn_min_i64(ROWS_ROUND, job.side.m - job.m0);
+    const int32_t threads = qn_exec_threads(call->exec);
+    const int64_t round = round_of(&job.l, threads);
+    for (; job.m0 < job.side.m; job.m0 += round) {
+        job.rows = qn_min_i64(round, job.side.m - job.m0);
         job.way = way_of(job.impl, &job.l, job.rows);
+        const int64_t calls = qn_ceil_div(job.rows, job.way.rows);
+        job.task_rows = qn_ceil_div(calls, qn_min_i64(calls, row_tasks_of(&job.l, threads))) * job.way.rows;
         qn_parallel_for(job.rows == 1 ? NULL : call->exec, job.rows, scale_task, &job);
-        qn_parallel_for(call->exec, job.l.parts * job.tasks_n, part_task, &job);
+        qn_parallel_for(call->exec, qn_ceil_div(job.rows, job.task_rows) * tasks_of(&job.l), part_task, &job);
         qn_parallel_for(call->exec, qn_ceil_div(job.rows, job.way.wide) * qn_ceil_div(job.side.n, ADD_COLUMNS),
                         add_task, &job);
     }
