@@ -4,9 +4,10 @@
  * D[m,n] = finish(sum over k of A[m,k] B[n,k]). The runner walks blocks of
  * QN_MM_ROWS rows by QN_MM_COLS columns and chunks of K. For each chunk a
  * fragment turns rows of an operand into panel rows of the tile's element type;
- * the tile continues lanes[rows][cols][lanes], where lane l holds the sum over
- * k = l, l + lanes, l + 2 lanes, ... in that order. One output element is thus
- * the same chain of operations whatever M, its row and the chunk size are. */
+ * the tile adds to lanes[rows][cols][lanes], where lane l holds the sum over
+ * k = l, l + lanes, l + 2 lanes, ... in that order, a chain from 0 for each QN_MM_CHAIN of K and a chain over them: a
+ * single chain of equal products, which all round the same way, would leave the error model. One output element is thus
+ * the same chains of operations whatever M, its row and the chunk size, a multiple of QN_MM_CHAIN, are. */
 #ifndef QN_KERNELS_COMMON_MM_H
 #define QN_KERNELS_COMMON_MM_H
 
@@ -14,6 +15,7 @@
 
 #define QN_MM_ROWS 64
 #define QN_MM_COLS 32
+#define QN_MM_CHAIN 512
 #define QN_MM_PAD 64 /* panel rows are padded with zeros to a multiple of this many elements */
 
 /* A matrix of coded rows along K. */

@@ -50,10 +50,11 @@ typedef struct qn_vq_books_set {
  * its rows share a book of 256 vectors of four int8, kept as four tables of bytes, one an element, plus 128.
  *
  * A row of x becomes digits, 256 elements at a time: x = scale * (d0 + 256 d1 + 65536 d2), int8 digits, scale a power
- * of two so that the largest |x| is about 2^22 to 2^23 of it. Where rounding to multiples of 256 stays within what the
- * row's f32 sums may be off by, d0 is 0 in the whole tile and need not be multiplied: a matter of the row's own values.
- * Digits lie as the level's kernel takes them; of VNNI dots as the bytes of looked-up lines do: byte 16 q + 4 j + g of
- * a plane is element 16 q + 4 g + j. So each digit's sum over a tile is an exact integer in any order, and
+ * of two so that the largest |x| is about 2^22 to 2^23 of it. Where rounding to multiples of 256 (so that it has no
+ * sign of its own, kernels/cpu/vq_dither.h) stays within what the row's f32 sums may be off by, d0 is 0 in the whole
+ * tile and need not be multiplied: a matter of the row's own values. Digits lie as the level's kernel takes them; of
+ * VNNI dots as the bytes of looked-up lines do: byte 16 q + 4 j + g of a plane is element 16 q + 4 g + j. So each
+ * digit's sum over a tile is an exact integer in any order, and
  *
  *     sum = fma(s0 + 256 s1 + 65536 s2, scale * book scale, sum)      over the tiles along K, f32
  *
@@ -101,7 +102,8 @@ extern const qn_vq_tiles_set qn_vq_tiles__avx2, qn_vq_tiles__avx512vnni, qn_vq_t
  *
  * Integers have 21 bits, or 16 where the rounding that this adds to a row's sums stays within the error budget (the
  * row's `coarse` slabs, kernels/cpu/vq_sums.h): a matter of the row's values and of the weights, so bits do not depend
- * on what a row is computed with.
+ * on what a row is computed with. Rounding has no sign of its own (kernels/cpu/vq_dither.h). Where 21 bits are too few,
+ * since a row of w is so much smaller than the longest vectors, a slab's products stay floats (`plain`).
  *
  * Tables of one row lie as planes of bytes, 256 each: two planes of eight bits of integer + 2^15, or three of seven
  * bits of integer + 2^20, two of which add up to a byte; at level avx2, where a lookup is a load and all integers have
@@ -127,7 +129,8 @@ extern const qn_vq_tiles_set qn_vq_tiles__avx2, qn_vq_tiles__avx512vnni, qn_vq_t
 /* What a row's products of a slab are multiplied by, and the inverse; both 0 for zeros. */
 typedef struct qn_vq_sums_scale {
     float factor, unit;
-    int32_t coarse; /* integers of 16 bits, else 21 */
+    int16_t coarse; /* integers of 16 bits, else 21 */
+    int16_t plain;  /* floats; factor and unit are 0 */
 } qn_vq_sums_scale;
 
 /* A row's slabs. Returns 1 when its products fit no such integers (NaN, infinities, far below or above 1). */
@@ -136,8 +139,8 @@ typedef struct qn_vq_sums_row {
     int64_t k, groups, slab_groups, books, vector;
     const float *longest;          /* [books][vector][QN_VQ_LONGEST]: each codebook's longest vectors */
     float longest_norm, next_norm; /* the longest of them; of all others */
-    float least; /* norm of a row of w that is not zero, the magnitudes of an element's terms summed; 0: no slab is to
-                    be coarse */
+    float least; /* norm of a row of w that is not zero, the magnitudes of an element's terms summed */
+    int coarse;  /* slabs may be */
     qn_vq_sums_scale *scales;
 } qn_vq_sums_row;
 
@@ -149,6 +152,7 @@ typedef struct qn_vq_sums_call {
     const uint8_t *next;  /* those of the call that follows, to be fetched */
     int64_t lines, lookups, books, vector;
     int64_t blocks; /* of 64 rows of w, 2 * lines or fewer: those that are not padding */
+    int64_t first;  /* lookup, counted along K */
     const float *x; /* row r of the slab from + r * x_stride */
     int64_t x_stride, rows;
     const qn_vq_sums_scale *scales; /* row r's of the slab at r * scale_stride */

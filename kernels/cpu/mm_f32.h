@@ -5,24 +5,25 @@
 
 #define LANES(base, r, c) ((float *)(base) + ((r) * QN_MM_COLS + (c)) * VL)
 
-QN_INLINE void tile_load(vf acc[QN_MR][QN_NR], const int mr, const int nr, const void *lanes, int64_t r0, int64_t c0)
+QN_INLINE void tile_zero(vf acc[QN_MR][QN_NR], const int mr, const int nr)
 {
 #pragma GCC unroll 8
     for (int r = 0; r < mr; r++) {
 #pragma GCC unroll 8
         for (int c = 0; c < nr; c++) {
-            acc[r][c] = vf_load(LANES(lanes, r0 + r, c0 + c));
+            acc[r][c] = vf_set(0.0f);
         }
     }
 }
 
-QN_INLINE void tile_store(vf acc[QN_MR][QN_NR], const int mr, const int nr, void *lanes, int64_t r0, int64_t c0)
+QN_INLINE void tile_add(vf acc[QN_MR][QN_NR], const int mr, const int nr, void *lanes, int64_t r0, int64_t c0)
 {
 #pragma GCC unroll 8
     for (int r = 0; r < mr; r++) {
 #pragma GCC unroll 8
         for (int c = 0; c < nr; c++) {
-            vf_store(LANES(lanes, r0 + r, c0 + c), acc[r][c]);
+            float *const to = LANES(lanes, r0 + r, c0 + c);
+            vf_store(to, vf_add(vf_load(to), acc[r][c]));
         }
     }
 }
@@ -51,10 +52,12 @@ QN_INLINE void tile_accumulate(vf acc[QN_MR][QN_NR], const int mr, const int nr,
 QN_INLINE void tile_plain(const int mr, const int nr, const float *a, int64_t a_stride, const float *b,
                           int64_t b_stride, int64_t count, void *lanes, int64_t r0, int64_t c0)
 {
-    vf acc[QN_MR][QN_NR];
-    tile_load(acc, mr, nr, lanes, r0, c0);
-    tile_accumulate(acc, mr, nr, a, a_stride, b, b_stride, 0, count);
-    tile_store(acc, mr, nr, lanes, r0, c0);
+    for (int64_t k = 0; k < count; k += QN_MM_CHAIN) {
+        vf acc[QN_MR][QN_NR];
+        tile_zero(acc, mr, nr);
+        tile_accumulate(acc, mr, nr, a, a_stride, b, b_stride, k, k + QN_MM_CHAIN < count ? k + QN_MM_CHAIN : count);
+        tile_add(acc, mr, nr, lanes, r0, c0);
+    }
 }
 
 /* Cover rows x cols with tiles of constant size. */

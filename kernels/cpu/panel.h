@@ -25,8 +25,9 @@
  * A unit is eight steps of k, four pairs, of a panel. One function, panel_tile, walks
  * the units for a constant number of rows and parts. With few rows it unpacks
  * on its way; with many it reads what was unpacked to scratch once for all
- * rows. Either way each output is one chain, or one chain a group or block
- * scale with a chain over them in call->sums: the same operations in the same order. */
+ * rows. Either way each output is one chain a group or 128 of K, which is what a block scale is for, with a chain over
+ * them in call->sums: the same operations in the same order. A single chain of equal products, which all round the same
+ * way, would leave the error model from K = 2048 on. */
 #include "kernels/common/panel.h"
 #include "kernels/cpu/name.h"
 
@@ -48,7 +49,7 @@
 typedef struct tile {
     const char *w; /* the first part; w_stride from panel to panel */
     int64_t w_stride;
-    int part; /* of its panel the first is; tiles of several begin with a whole panel */
+    int part;      /* of its panel the first is; tiles of several begin with a whole panel */
     const char *a; /* row r at a + r * a_stride */
     int64_t a_stride;
     int64_t blocks;
@@ -282,13 +283,11 @@ QN_INLINE void panel_tile(const int code, const int single, const int mr, const 
         }
         return;
     }
-    const int64_t step = t->sa ? QN_PANEL_SCALE_K / QN_PANEL_K : t->blocks;
+    const int exact = code == QN_PANEL_I8 || code == PAIRS_I8; /* integers */
+    const int64_t step = exact ? t->blocks : QN_PANEL_SCALE_K / QN_PANEL_K;
     for (int64_t b0 = 0; b0 < t->blocks; b0 += step) {
-        const int64_t end = b0 + step < t->blocks ? b0 + step : t->blocks;
-        EACH_SUM(acc[r][n] = t->sa ? vs_zero() : vs_load(SUMS(r, n)));
-        if (IS_LOW(code) && !t->sa) {
-            EACH_SUM(acc[r][n] = vs_fma(acc[r][n], vs_set(LOW_BY(code)), vs_zero()));
-        }
+        const int64_t end = b0 + step < t->blocks ? b0 + step : t->blocks, i = b0 / step;
+        EACH_SUM(acc[r][n] = exact ? vs_load(SUMS(r, n)) : vs_zero());
         for (int64_t b = b0; b < end; b++) {
             const int64_t ahead = distance * bytes + (t->again || b + distance < t->blocks ? 0 : t->after);
             tile_units(code, single, mr, nr, t, acc, b, 0, UNITS, prefetch, ahead);
@@ -296,13 +295,13 @@ QN_INLINE void panel_tile(const int code, const int single, const int mr, const 
         if (IS_LOW(code)) {
             EACH_SUM(acc[r][n] = vs_fma(acc[r][n], vs_set(1.0f / LOW_BY(code)), vs_zero()));
         }
-        if (t->sa) {
-            const int64_t i = b0 / step;
-            EACH_SUM(const vs s = vs_set(t->sa[r * t->sa_stride + i] * t->sb[n / PAIR_PARTS * t->sb_stride + i]);
-                     vs_store(SUMS(r, n), vs_fma(acc[r][n], s, vs_load(SUMS(r, n)))));
-        } else {
+        if (exact) {
             EACH_SUM(vs_store(SUMS(r, n), acc[r][n]));
+            continue;
         }
+        EACH_SUM(const vs s =
+                     vs_set(t->sa ? t->sa[r * t->sa_stride + i] * t->sb[n / PAIR_PARTS * t->sb_stride + i] : 1.0f);
+                 vs_store(SUMS(r, n), vs_fma(acc[r][n], s, vs_load(SUMS(r, n)))));
     }
 }
 
@@ -410,7 +409,7 @@ QN_INLINE void tile_rows(const int code, const int nr, tile t, int64_t rows)
     for (int64_t tiles = (rows + PAIR_MR_MANY - 1) / PAIR_MR_MANY; tiles > 0; tiles--) {
         const int64_t mr = (rows + tiles - 1) / tiles;
         switch (mr) {
-#define MANY(mr) \
+#define MANY(mr)                                                                                                       \
     case mr: panel_tile(code, !PAIR_TERMS, (mr) <= PAIR_MR_MANY ? (mr) : 1, nr, 0, &t); break
             MANY(1);
             MANY(2);
@@ -431,7 +430,7 @@ QN_INLINE void tile_rows(const int code, const int nr, tile t, int64_t rows)
 #define TILE_ROWS(name, code)                                                                                          \
     static __attribute__((noinline)) void name(const tile *t, int64_t rows)                                            \
     {                                                                                                                  \
-        tile_rows(code, PAIR_NR_MANY * PAIR_PARTS, *t, rows);                                                          \
+        tile_rows(code, PAIR_NR_MANY *PAIR_PARTS, *t, rows);                                                           \
     }                                                                                                                  \
     static __attribute__((noinline)) void name##_1(const tile *t, int64_t rows)                                        \
     {                                                                                                                  \

@@ -18,8 +18,7 @@ _Static_assert(AHEAD_SCRATCH <= PANEL_SCRATCH, "room for what is staged");
 typedef struct ahead_tile {
     const char *staged, *a;
     int64_t a_stride;
-    float *chain; /* is continued */
-    int64_t chain_stride;
+    float *chain;     /* is continued */
     const char *next; /* units of the next block that the tile stages */
     char *to;
     int32_t share; /* parts it stages beside each of its units: 0, 1 or 2 */
@@ -62,7 +61,7 @@ QN_INLINE void ahead_unit(const int code, const int mr, const ahead_tile *t, int
         }                                                                                                              \
     }
 
-#define CHAIN(r, n) (t->chain + (r)*t->chain_stride + (n)*PART_COLS)
+#define CHAIN(r, n) (t->chain + (r)*QN_PANEL_COLS + (n)*PART_COLS)
 
 /* Part i of those at t->next. */
 QN_INLINE void stage_next(const int code, const ahead_tile *t, int64_t i)
@@ -114,12 +113,12 @@ QN_INLINE void ahead_rows(const int code, const ahead_tile *t, int64_t rows)
 
 #undef AHEAD
 
-/* Chains of a block scale come to their end. */
+/* Chains of 128 of K come to their end. */
 QN_INLINE void end_chains(const qn_panel_call *call, int64_t p, int64_t b, float *chain)
 {
     const int64_t i = b / (QN_PANEL_SCALE_K / QN_PANEL_K);
     for (int64_t r = 0; r < call->rows; r++) {
-        const vs s = vs_set(call->sa[r * call->sa_stride + i] * call->sb[p * call->sb_stride + i]);
+        const vs s = vs_set(call->sa ? call->sa[r * call->sa_stride + i] * call->sb[p * call->sb_stride + i] : 1.0f);
         float *const sums = (float *)call->sums + r * call->sums_stride + p * QN_PANEL_COLS;
         UNROLL for (int n = 0; n < PAIR_PARTS; n++)
         {
@@ -139,19 +138,17 @@ QN_INLINE void ahead_tiles(const int code, const qn_panel_call *call, int64_t p,
     for (int64_t i = 0, r = 0; i < tiles; i++) {
         const int64_t rows = (call->rows - r) / (tiles - i);
         const int stages = next && i < staging;
-        float *const sums = (float *)call->sums + r * call->sums_stride + p * QN_PANEL_COLS;
         const ahead_tile t = {.staged = staged,
                               .a = call->a + r * call->a_stride + b * (UNITS * 4 * row_pair_bytes(code)),
                               .a_stride = call->a_stride,
-                              .chain = call->sa ? chain + r * QN_PANEL_COLS : sums,
-                              .chain_stride = call->sa ? QN_PANEL_COLS : call->sums_stride,
+                              .chain = chain + r * QN_PANEL_COLS,
                               .next = stages ? next + i * units * unit_bytes(code) : NULL,
                               .to = stages ? to + i * units * PAIR_PARTS * staged_part(code) : NULL,
                               .share = stages ? (int32_t)(PAIR_PARTS / staging) : 0};
         ahead_rows(code, &t, rows);
         r += rows;
     }
-    if (call->sa && ((b + 1) % (QN_PANEL_SCALE_K / QN_PANEL_K) == 0 || b + 1 == call->blocks)) {
+    if ((b + 1) % (QN_PANEL_SCALE_K / QN_PANEL_K) == 0 || b + 1 == call->blocks) {
         end_chains(call, p, b, chain);
     }
 }

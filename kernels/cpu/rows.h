@@ -160,13 +160,34 @@ QN_INLINE void silu_put(const int format, const int form, vf g, vf h, int past, 
     vf_put((float *)out + VL, h, past);
 }
 
+/* g u e^g, which is what silu is where e^-g is beyond f32, and may be as large as u is: by the fourth root of e^g, so
+ * that nothing on the way is smaller than the product. From where e^-g is beyond double the reference has zeros. */
+QN_INLINE vf silu_far(vf g, vf u)
+{
+    const vf held = vf_exp(vf_max(vf_mul(g, vf_set(0.25f)), vf_set(-85.0f)));
+    const vf root = vf_zero_below(held, g, -709.78265f);
+    return vf_mul(vf_mul(vf_mul(vf_mul(vf_mul(g, root), u), root), root), root);
+}
+
+/* Lanes of v whose gate is near keep what they are. */
+QN_INLINE vf silu_with_far(vf g, vf u, vf v)
+{
+    const vf size = vf_sub(vf_set(0.0f), g);
+    return vf_all_below(size, 86.5f) ? v : vf_where_below(size, 86.5f, v, silu_far(g, u));
+}
+
 QN_INLINE void silu_step(const int format, const int form, const int near, const char *gate, const char *up, int past,
                          void *out)
 {
-    vf g, h, u, w;
-    load_step(format, gate, &g, &h);
+    vf first, second, u, w;
+    load_step(format, gate, &first, &second);
     load_step(format, up, &u, &w);
+    vf g = first, h = second;
     silu_pair(&g, &h, u, w, silu_below(g, near), silu_below(h, near), near);
+    if (!near) {
+        g = silu_with_far(first, u, g);
+        h = silu_with_far(second, w, h);
+    }
     silu_put(format, form, g, h, past, out);
 }
 

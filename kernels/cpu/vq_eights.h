@@ -8,6 +8,7 @@
 
 #define EIGHT 8
 #define DOT_TOGETHER 4 /* columns */
+#define CHAIN_GROUPS (QN_MM_CHAIN / EIGHT)
 
 /* What of a run each vector needs, where stores do not make the compiler read it again. */
 typedef struct eights {
@@ -162,21 +163,24 @@ QN_INLINE void dot_some(const qn_vq_run *run, const int32_t books, const int32_t
                         const uint8_t *codes, int64_t stream, const int columns, const float *x, float *lanes)
 {
     const eights e = eights_of(run);
-    vf sum[DOT_TOGETHER];
-#pragma GCC unroll 4
-    for (int c = 0; c < columns; c++) {
-        sum[c] = vf_load(lanes + c * VL);
-    }
-    for (int64_t g = 0; g < run->groups; g++) {
-        const vf v = vf_load(x + g * VL);
+    for (int64_t g = 0; g < run->groups;) {
+        const int64_t end = g + CHAIN_GROUPS < run->groups ? g + CHAIN_GROUPS : run->groups;
+        vf sum[DOT_TOGETHER];
 #pragma GCC unroll 4
         for (int c = 0; c < columns; c++) {
-            sum[c] = vf_fma(v, vector_at(&e, books, each, bits, codes + c * stream, g), sum[c]);
+            sum[c] = vf_set(0.0f);
         }
-    }
+        for (; g < end; g++) {
+            const vf v = vf_load(x + g * VL);
 #pragma GCC unroll 4
-    for (int c = 0; c < columns; c++) {
-        vf_store(lanes + c * VL, sum[c]);
+            for (int c = 0; c < columns; c++) {
+                sum[c] = vf_fma(v, vector_at(&e, books, each, bits, codes + c * stream, g), sum[c]);
+            }
+        }
+#pragma GCC unroll 4
+        for (int c = 0; c < columns; c++) {
+            vf_store(lanes + c * VL, vf_add(vf_load(lanes + c * VL), sum[c]));
+        }
     }
 }
 
@@ -201,29 +205,31 @@ QN_INLINE void dot_across(const qn_vq_run *run, const int32_t books, const int32
                           float *lanes)
 {
     const eights e = eights_of(run);
-    vf sum[8]; /* of the elements of a lane: eight columns */
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
-        sum[i] = vf_load(lanes + i * VL);
-    }
-    turn_eight(sum);
-    int64_t g = 0;
-    for (; g + 8 <= run->groups; g += 8) {
+    for (int64_t g = 0; g < run->groups;) {
+        const int64_t end = g + QN_MM_CHAIN < run->groups ? g + QN_MM_CHAIN : run->groups;
+        vf sum[8]; /* of the elements of a lane: eight columns */
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) {
-            sum[i] = vf_fma(vf_set(x[g + i]), vector_at(&e, books, each, bits, e.codes, g + i), sum[i]);
+            sum[i] = vf_set(0.0f);
         }
-    }
+        for (; g + 8 <= end; g += 8) {
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
-        if (g + i < run->groups) {
-            sum[i] = vf_fma(vf_set(x[g + i]), vector_at(&e, books, each, bits, e.codes, g + i), sum[i]);
+            for (int i = 0; i < 8; i++) {
+                sum[i] = vf_fma(vf_set(x[g + i]), vector_at(&e, books, each, bits, e.codes, g + i), sum[i]);
+            }
         }
-    }
-    turn_eight(sum);
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
-        vf_store(lanes + i * VL, sum[i]);
+        for (int i = 0; i < 8; i++) {
+            if (g + i < end) {
+                sum[i] = vf_fma(vf_set(x[g + i]), vector_at(&e, books, each, bits, e.codes, g + i), sum[i]);
+            }
+        }
+        g = end;
+        turn_eight(sum);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) {
+            vf_store(lanes + i * VL, vf_add(vf_load(lanes + i * VL), sum[i]));
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "kernels/common/vq.h"
+#include "kernels/cpu/vq_dither.h"
 
 #define MIDDLE (1 << 20)        /* products are below it; ... */
 #define MIDDLE_COARSE (1 << 15) /* ... of coarse slabs */
@@ -37,25 +38,23 @@ static inline lengths lengths_by_one(const float *x, int64_t groups, int64_t vec
 
 #define MOST_EXPONENT 80 /* of a slab's largest possible product, either sign */
 
-/* The square of the error that coarse slabs may add to a row's sums. A product's rounding is off by unit / sqrt(12) on
- * average and of random sign, as the errors of f32 sums are, so a sum of them by sqrt(sum of unit^2 / 12): six times
- * that is to stay within the error model (docs/operators.md), (2 sqrt(k) + 16) 2^-24 |x| |w|, for the smallest row of
- * w. Returned in units of lookups * unit^2. */
-static inline double coarse_limit(const qn_vq_sums_row *row, double squares)
+/* The square of what rounding may add to the sums of the smallest row of w (vq_dither.h), in units of lookups *
+ * unit^2. */
+static inline double rounding_limit(const qn_vq_sums_row *row, double squares)
 {
-    const double share = (2.0 * sqrt((double)row->k) + 16.0) * 0x1p-24 * (double)row->least;
-    return squares * share * share * 12.0 / 36.0;
+    const double unit = dither_unit(squares, row->k) * (double)row->least;
+    return unit * unit;
 }
 
-/* Exponents up to the one returned are those of coarse slabs: lookups[e + MOST_EXPONENT] products are of slabs whose
- * largest is 2^e to 2^(e + 1). */
-static inline int coarse_until(const int64_t lookups[2 * MOST_EXPONENT + 1], double limit)
+/* Exponents up to the one returned are those of slabs whose products may be integers below `middle`: lookups[e +
+ * MOST_EXPONENT] products are of slabs whose largest is 2^e to 2^(e + 1). */
+static inline int rounded_until(const int64_t lookups[2 * MOST_EXPONENT + 1], double middle, double limit)
 {
-    double sum = 0.0, square = ldexp(4.0 / MIDDLE_COARSE / MIDDLE_COARSE, -2 * MOST_EXPONENT); /* of the unit */
+    double sum = 0.0, square = ldexp(4.0 / middle / middle, -2 * MOST_EXPONENT); /* of the unit */
     int e = -MOST_EXPONENT;
     for (; e <= MOST_EXPONENT; e++, square *= 4.0) {
         sum += (double)lookups[e + MOST_EXPONENT] * square;
-        if (!(sum <= limit)) {
+        if (sum > limit) {
             break;
         }
     }
@@ -110,16 +109,55 @@ static inline int scales_of_row(const qn_vq_sums_row *row, reach_fn reach_of)
             lookups[e + MOST_EXPONENT] += groups * row->books;
         }
     }
-    const int until = coarse_until(lookups, coarse_limit(row, squares));
+    const double limit = rounding_limit(row, squares);
+    const int coarse = row->coarse ? rounded_until(lookups, MIDDLE_COARSE, limit) : -MOST_EXPONENT - 1;
+    const int fine = rounded_until(lookups, MIDDLE, limit / 8.0); /* beside coarse slabs */
     for (qn_vq_sums_scale *to = row->scales; to < scale; to++) {
         const int e = to->factor > 0.0f ? exponent_of(to->factor) : -MOST_EXPONENT;
-        to->coarse = e <= until;
-        if (to->factor > 0.0f) {
-            to->factor = ldexpf((float)(to->coarse ? MIDDLE_COARSE : MIDDLE) / 2, -e);
-            to->unit = 1.0f / to->factor;
-        }
+        to->coarse = e <= coarse;
+        to->plain = to->factor > 0.0f && !to->coarse && e > fine;
+        to->factor =
+            to->factor > 0.0f && !to->plain ? ldexpf((float)(to->coarse ? MIDDLE_COARSE : MIDDLE) / 2, -e) : 0.0f;
+        to->unit = to->factor > 0.0f ? 1.0f / to->factor : 0.0f;
     }
     return 0;
+}
+
+/* Products of row r of x as they are, where integers would lose too much of a small row of w: seldom. Sums of rows of w
+ * are `step` apart. */
+static inline void sums_plain(const qn_vq_sums_call *c, int64_t r, float *sums, int64_t step)
+{
+    float *const tables = (float *)(void *)c->tables;
+    for (int64_t l = 0; l < c->lookups; l++) {
+        const float *const x = c->x + r * c->x_stride + l / c->books * c->vector;
+        const float *const book = c->book + l % c->books * c->vector * ENTRIES;
+        for (int64_t e = 0; e < ENTRIES; e++) {
+            float sum = 0.0f;
+            for (int64_t j = 0; j < c->vector; j++) {
+                sum = fmaf(x[j], book[j * ENTRIES + e], sum);
+            }
+            tables[l * ENTRIES + e] = sum;
+        }
+    }
+    for (int64_t i = 0; i < c->blocks * 64; i++) {
+        const uint8_t *const codes = c->codes + i / 64 * c->lookups * 64 + i % 64;
+        float sum = 0.0f;
+        for (int64_t l = 0; l < c->lookups; l++) {
+            sum += tables[l * ENTRIES + codes[l * 64]];
+        }
+        float *const to = sums + (i / 64 * 64 + i % 4 * 16 + i % 64 / 4) * step; /* byte 4 i + r: row 16 r + i */
+        *to += sum;
+    }
+}
+
+/* Those of rows beside each other. */
+static inline void sums_plain_rows(const qn_vq_sums_call *c, int64_t wide)
+{
+    for (int64_t r = 0; r < c->rows; r++) {
+        if (c->scales[r * c->scale_stride].plain) {
+            sums_plain(c, r, c->sums + r, wide);
+        }
+    }
 }
 
 #endif

@@ -78,7 +78,7 @@ static void sums_side(const qn_vq_sums_call *c)
             if (l == 0 || book == 0) {
                 put_elements(c, factor, (l0 + l) / c->books * c->vector, c->vector, xs);
             }
-            make_side(xs, c->vector, c->book + book * c->vector * ENTRIES,
+            make_side(xs, c->vector, c->book + book * c->vector * ENTRIES, dither_of(c->first + l0 + l),
                       (int32_t *)(void *)(c->tables + l * SIDE_TABLE));
         }
         switch (count) { /* fewer only at the end */
@@ -88,6 +88,7 @@ static void sums_side(const qn_vq_sums_call *c)
         default: look_up_side(c, l0, QN_VQ_SIDE_LOOKUPS, left == QN_VQ_SIDE_LOOKUPS, unit);
         }
     }
+    sums_plain_rows(c, SIDE);
 }
 
 #endif

@@ -29,6 +29,7 @@
 #include "base/clock.h"
 #include "base/context.h"
 #include "base/error.h"
+#include "base/floats.h"
 #include "exec/processors.h"
 
 #define MAX_THREADS 1024
@@ -223,6 +224,7 @@ static void *work(void *argument)
     qn_pool *const pool = self->pool;
     seat *const mine = &pool->seats[self->thread];
     uint32_t seen = FIRST_NUMBER;
+    (void)qn_floats_set(); /* a thread begins with its creator's */
     for (uint32_t number; (number = wait_for_job(self, mine, seen)) != seen;) {
         seen = number;
         const uint32_t units = do_units(pool, self->thread, number);
@@ -326,6 +328,20 @@ static void pool_run(qn_pool *pool, int64_t count, qn_task_fn fn, void *user)
     wait_for_units(pool, number, parts, (uint32_t)units - own);
 }
 
+/* A job on the application's own threads. */
+typedef struct foreign {
+    qn_task_fn fn;
+    void *user;
+} foreign;
+
+static void foreign_task(void *user, int64_t index, int32_t thread)
+{
+    const foreign *const job = user;
+    const uint32_t floats = qn_floats_set();
+    job->fn(job->user, index, thread);
+    qn_floats_restore(floats);
+}
+
 void qn_parallel_for(const qn_exec *exec, int64_t count, qn_task_fn fn, void *user)
 {
     if (count <= 0) {
@@ -339,7 +355,8 @@ void qn_parallel_for(const qn_exec *exec, int64_t count, qn_task_fn fn, void *us
             return;
         }
         if (!pool && exec->parallel_for) {
-            exec->parallel_for(exec->parallel_user, count, fn, user);
+            foreign job = {fn, user};
+            exec->parallel_for(exec->parallel_user, count, foreign_task, &job);
             return;
         }
     }

@@ -12,6 +12,7 @@
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/error.h"
+#include "base/floats.h"
 #include "op/op.h"
 
 _Static_assert(sizeof(qn_blob_header) == 64, "the packed body must stay 64-byte aligned");
@@ -393,7 +394,9 @@ qn_status qn_pack(const qn_plan *plan, const qn_args *args, void *blob, size_t b
                                    .fingerprint = plan->fingerprint,
                                    .bytes = need};
     memcpy(blob, &header, sizeof header);
+    const uint32_t floats = qn_floats_set();
     plan->kernel->pack(plan->kernel, &plan->desc, args, (char *)blob + sizeof header);
+    qn_floats_restore(floats);
     return QN_OK;
 }
 
@@ -491,7 +494,9 @@ qn_status qn_plan_run_checked(const qn_plan *plan, const qn_checked *checked, co
     if (kernel->launch) {
         return kernel->launch(kernel, &call, error);
     }
+    const uint32_t floats = qn_floats_set();
     kernel->run(kernel, &call);
+    qn_floats_restore(floats);
     return QN_OK;
 }
 

@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "kernels/operands.h"
+#include "kernels/structure.h"
 
 #define SEED 20240607u
 #define POISON_OUT 0xAA
@@ -75,7 +76,7 @@ static inline void run_plan(const qn_plan *plan, const qn_args *args, int64_t m,
 }
 
 /* What a test puts among the values of a case: 0, nothing. */
-enum { SPECIALS = 1, OUTLIERS };
+enum { SPECIALS = 1, OUTLIERS, STRUCTURED, STRUCTURED_SIZES };
 static int with_values;
 
 /* Row r of the activations, `columns` elements: NaN, infinities, a subnormal and large numbers, one a row. */
@@ -100,6 +101,10 @@ static inline void poke_outliers(qn_format format, char *row, int64_t columns, i
 
 static inline void poke_values(const tensors *t)
 {
+    if (with_values >= STRUCTURED) {
+        structure_operands(&t->desc, t->in, with_values == STRUCTURED_SIZES);
+        return;
+    }
     const qn_shape *x = &t->desc.in[0];
     const int64_t columns = x->ndim > 0 ? x->dims[x->ndim - 1] : 0;
     const int64_t rows = columns ? qn_shape_elements(x) / columns : 0;
@@ -114,13 +119,14 @@ static inline void poke_values(const tensors *t)
 /* What the reference made of the last case, on random values and on the exact grid: kernels meet a case in turn. */
 static struct {
     char text[512];
+    int values;
     void *want[QN_MAX_OUT];
 } last[2];
 
 static inline void ask_reference(const char *text, int exact, tensors *t)
 {
     qn_error error = {0};
-    if (!with_values && strcmp(last[exact].text, text) == 0) {
+    if (last[exact].values == with_values && strcmp(last[exact].text, text) == 0) {
         for (int i = 0; i < t->info->out_count; i++) {
             if (t->want[i]) {
                 memcpy(t->want[i], last[exact].want[i], t->out_bytes[i]);
@@ -136,8 +142,8 @@ static inline void ask_reference(const char *text, int exact, tensors *t)
     const qn_args args = dense_args(t, t->want);
     run_plan(reference, &args, t->sizes.m, NULL, text);
     qn_plan_destroy(reference);
-    assert_true(snprintf(last[exact].text, sizeof last[exact].text, "%s", with_values ? "" : text) <
-                (int)sizeof last[exact].text);
+    assert_true(snprintf(last[exact].text, sizeof last[exact].text, "%s", text) < (int)sizeof last[exact].text);
+    last[exact].values = with_values;
     for (int i = 0; i < QN_MAX_OUT; i++) {
         free(last[exact].want[i]);
         last[exact].want[i] = NULL;

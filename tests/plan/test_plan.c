@@ -9,6 +9,9 @@
 #include <string.h>
 
 #include <cmocka.h>
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
 
 #include <quern/experimental.h>
 #include <quern/quern.h>
@@ -394,7 +397,8 @@ static void memory_may_run_out_anywhere(void **state)
         c.fail_at = c.calls + n;
         const qn_status made = qn_plan_create(ctx, &p.desc, &o, &plan, &error);
         const qn_status pooled = qn_pool_create(ctx, 3, &pool, &error);
-        const qn_status measured = n > 5 ? QN_OK : qn_ceiling_measure(ctx, "fp32_fma", QN_ISA_SCALAR, NULL, &value, &error);
+        const qn_status measured =
+            n > 5 ? QN_OK : qn_ceiling_measure(ctx, "fp32_fma", QN_ISA_SCALAR, NULL, &value, &error);
         assert_true(made == QN_OK || (made == QN_E_MEMORY && !plan));
         assert_true(pooled == QN_OK || (pooled == QN_E_MEMORY && !pool));
         assert_true(measured == QN_OK || measured == QN_E_MEMORY);
@@ -620,6 +624,66 @@ static void a_plan_names_its_ceiling(void **state)
     qn_ctx_destroy(ctx);
 }
 
+#ifdef __SSE__
+static void call_backwards(void *user, int64_t count, qn_task_fn fn, void *task)
+{
+    (void)user;
+    for (int64_t i = count; i > 0; i--) {
+        fn(task, i - 1, 0);
+    }
+}
+
+/* Subnormals, and numbers that round, whatever the threads of the application are set to. */
+static void the_callers_rounding_does_not_matter(void **state)
+{
+    (void)state;
+    static const char *const cases[] = {"dense_mm m=9 n=40 k=64 b=f32 out=f32", "silu_mul m=9 k=200 out=f32",
+                                        "quantize_int8 m=9 k=64 granularity=token mode=static"};
+    enum { MOST = 4096 };
+    static float in[3][MOST], out[2][MOST];
+    qn_ctx *ctx = ctx_without_gpu();
+    const uint32_t before = _mm_getcsr();
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        qn_op_desc desc;
+        qn_shape shapes[QN_MAX_OUT] = {{0}};
+        qn_sizes sizes;
+        qn_args args = {0};
+        qn_plan *plan = NULL;
+        size_t bytes = 0;
+        static _Alignas(64) char workspace[1 << 20];
+        assert_int_equal(qn_op_desc_parse(cases[c], &desc, NULL), QN_OK);
+        assert_int_equal(qn_op_desc_check(&desc, shapes, &sizes, NULL), QN_OK);
+        assert_int_equal(qn_plan_create(ctx, &desc, NULL, &plan, NULL), QN_OK);
+        assert_true(qn_plan_workspace_bytes(plan, sizes.m, 1) <= sizeof workspace);
+        for (int s = 0; s < 3 && desc.in[s].format; s++) {
+            for (int i = 0; i < MOST; i++) {
+                in[s][i] = (float)(i * 37 % 101 - 50) * (i % 3 ? 1e-40f : 0.1f);
+            }
+            args.in[s] = qn_view_make(in[s], &desc.in[s]);
+        }
+        assert_int_equal(qn_shape_bytes(&shapes[0], &bytes, NULL), QN_OK);
+        for (int turn = 0; turn < 3; turn++) { /* as they should be; another rounding; on other threads, too */
+            qn_exec exec = {.parallel_for = turn == 2 ? call_backwards : NULL, .threads = 1};
+            args.out[0] = qn_mut_view_make(out[turn > 0], &shapes[0]);
+            static float more[MOST];
+            for (int o = 1; o < QN_MAX_OUT && shapes[o].format; o++) {
+                args.out[o] = qn_mut_view_make(more, &shapes[o]);
+            }
+            memset(out[turn > 0], 0xAA, sizeof out[0]);
+            _mm_setcsr(turn ? 0xFFC0u : 0x1F80u); /* towards zero, subnormals are zeros */
+            const qn_status status = qn_run(plan, &args, workspace, sizeof workspace, &exec, NULL);
+            const uint32_t after = _mm_getcsr();
+            _mm_setcsr(before);
+            assert_int_equal(status, QN_OK);
+            assert_int_equal(after & ~0x3Fu, turn ? 0xFFC0u : 0x1F80u);
+            assert_memory_equal(out[turn > 0], out[0], bytes);
+        }
+        qn_plan_destroy(plan);
+    }
+    qn_ctx_destroy(ctx);
+}
+#endif
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -636,6 +700,9 @@ int main(void)
         cmocka_unit_test(ceilings_have_names),
         cmocka_unit_test(a_meter_measures_every_level),
         cmocka_unit_test(a_plan_names_its_ceiling),
+#ifdef __SSE__
+        cmocka_unit_test(the_callers_rounding_does_not_matter),
+#endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,6 +10,7 @@
 
 #include "kernels/common/vq.h"
 #include "kernels/cpu/name.h"
+#include "kernels/cpu/vq_dither.h"
 
 /* One number a vector, in their order. */
 QN_INLINE __m256i sums_of(const __m256i v[8])
@@ -41,24 +42,31 @@ QN_INLINE __m256 some_of(const float *x, int64_t left)
     return _mm256_maskload_ps(x, _mm256_loadu_si256((const __m256i *)(const void *)(here + 8 - left)));
 }
 
-/* Up to 256 elements times a factor as integers, the last digit 0 when the error's square may be so much: 1. */
-static int integers_of(const float *x, int64_t left, float factor, float most_error, __m256i to[32])
+/* What is added to eight elements, from element `at` of their row on, before they are rounded. */
+QN_INLINE __m256 dithers_of(int64_t at)
+{
+    __m256i z = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32((int32_t)at));
+    z = _mm256_mullo_epi32(z, _mm256_set1_epi32((int32_t)DITHER_A));
+    z = _mm256_xor_si256(z, _mm256_srli_epi32(z, DITHER_SHIFT));
+    z = _mm256_mullo_epi32(z, _mm256_set1_epi32((int32_t)DITHER_B));
+    return _mm256_mul_ps(_mm256_cvtepi32_ps(z), _mm256_set1_ps(DITHER_UNIT));
+}
+
+/* Up to 256 elements, from element `at` of their row on, times a factor as integers; the last digit is 0 where it may
+ * be, or is: 1. */
+static int integers_of(const float *x, int64_t left, int64_t at, float factor, int coarse, __m256i to[32])
 {
     const __m256 down = _mm256_set1_ps(0x1p-8f), up = _mm256_set1_ps(256.0f);
-    __m256 error[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    __m256 off = _mm256_setzero_ps();
     __m256i rounded[32];
     for (int i = 0; i < 32; i++) {
         const __m256 v = _mm256_mul_ps(some_of(x + i * 8, left - i * 8), _mm256_set1_ps(factor));
-        const __m256i digits = _mm256_cvtps_epi32(_mm256_mul_ps(v, down));
-        const __m256 off = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(digits), up, v);
-        error[i % 2] = _mm256_fmadd_ps(off, off, error[i % 2]);
+        const __m256i digits = _mm256_cvtps_epi32(_mm256_fmadd_ps(v, down, dithers_of(at + i * 8)));
+        off = _mm256_or_ps(off, _mm256_fnmadd_ps(_mm256_cvtepi32_ps(digits), up, v));
         rounded[i] = _mm256_slli_epi32(digits, 8);
         to[i] = _mm256_cvtps_epi32(v);
     }
-    const __m256 eight = _mm256_add_ps(error[1], error[0]);
-    const __m128 four = _mm_add_ps(_mm256_extractf128_ps(eight, 1), _mm256_castps256_ps128(eight));
-    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    if (!(_mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two))) <= most_error)) {
+    if (!coarse && !_mm256_testz_si256(_mm256_castps_si256(off), _mm256_set1_epi32(0x7fffffff))) {
         return 0;
     }
     memcpy(to, rounded, sizeof rounded);
@@ -73,7 +81,7 @@ QN_INLINE int32_t highest(__m256i v)
 }
 
 /* A tile as integers of a power of two; offsets[3]: 1 when their last digit is 0. 1: it has none. */
-static int tile_integers(const float *x, int64_t left, double most_error, __m256i integers[32], float *scale,
+static int tile_integers(const float *x, int64_t left, int64_t at, double coarsest, __m256i integers[32], float *scale,
                          int32_t offsets[4])
 {
     const __m256i clear = _mm256_set1_epi32(0x7fffffff);
@@ -94,7 +102,7 @@ static int tile_integers(const float *x, int64_t left, double most_error, __m256
     float factor;
     memcpy(&factor, &up, sizeof factor);
     memcpy(scale, &down, sizeof *scale);
-    offsets[3] = integers_of(x, left, factor, (float)(most_error * (double)factor * (double)factor), integers);
+    offsets[3] = integers_of(x, left, at, factor, 256.0 * (double)*scale <= coarsest, integers);
     return 0;
 }
 

@@ -161,7 +161,8 @@ static int lattice_digits(const float *x, int64_t k, int8_t *planes, float *scal
     int special = 0;
     for (int64_t t = 0; t * QN_VQ_TILE_K < k; t++, planes += TILE_DIGITS, offsets += 4) {
         __m256i integers[32], sums[8];
-        special |= tile_integers(x + t * QN_VQ_TILE_K, k - t * QN_VQ_TILE_K, 0.0, integers, scales + t, offsets);
+        const int64_t at = t * QN_VQ_TILE_K;
+        special |= tile_integers(x + at, k - at, at, -1.0, integers, scales + t, offsets);
         for (int d = 0; d < 8; d++) {
             sums[d] = _mm256_setzero_si256();
         }

@@ -51,13 +51,13 @@ static int scale_row(const qn_vq_sums_row *row)
 /* ---- one row of x ---- */
 
 /* 256 products as integers. */
-QN_INLINE void make_table(const float *x, int64_t vector, const float *book, float factor, int32_t *to)
+QN_INLINE void make_table(const float *x, int64_t vector, const float *book, float factor, float dither, int32_t *to)
 {
     for (int e = 0; e < ENTRIES; e += 64) {
         __m256 sum[8];
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) {
-            sum[i] = _mm256_setzero_ps();
+            sum[i] = _mm256_set1_ps(dither);
         }
         for (int64_t j = 0; j < vector; j++) {
             const __m256 v = _mm256_set1_ps(x[j] * factor);
@@ -99,9 +99,14 @@ static void sums_one(const qn_vq_sums_call *c)
 {
     int32_t *const tables = (int32_t *)(void *)c->tables;
     const float factor = c->scales->factor, unit = c->scales->unit;
+    if (c->scales->plain) {
+        sums_plain(c, 0, c->sums, 1);
+        return;
+    }
     for (int64_t l = 0; l < c->lookups; l++) {
         const float *const book = c->book + l % c->books * c->vector * ENTRIES;
-        make_table(c->x + l / c->books * c->vector, c->vector, book, factor, tables + l * ENTRIES);
+        make_table(c->x + l / c->books * c->vector, c->vector, book, factor, dither_of(c->first + l),
+                   tables + l * ENTRIES);
     }
     for (int64_t block = 0; block < c->blocks; block++) {
         const uint8_t *const codes = c->codes + block * c->lookups * 64;
@@ -128,13 +133,13 @@ static void sums_one(const qn_vq_sums_call *c)
 /* ---- rows of x beside each other ---- */
 
 /* Integers of a (group, codebook): xs[vector][WIDE] times 256 vectors, each product the chain that make_table has. */
-QN_INLINE void make_side(const float *xs, int64_t vector, const float *book, int32_t *to)
+QN_INLINE void make_side(const float *xs, int64_t vector, const float *book, float dither, int32_t *to)
 {
     for (int e = 0; e < ENTRIES; e += 8) {
         __m256 sum[8];
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) {
-            sum[i] = _mm256_setzero_ps();
+            sum[i] = _mm256_set1_ps(dither);
         }
         for (int64_t j = 0; j < vector; j++) {
             const __m256 x = _mm256_load_ps(xs + j * WIDE);
@@ -214,10 +219,11 @@ QN_INLINE void word_by_many(const qn_vq_sums_call *c, const float *xs, const uin
     for (int64_t l = 0; l < c->lookups; xs += c->vector * WIDE) {
         const float *book = c->book;
         for (int64_t b = 0; b < c->books; b++, l++, book += c->vector * ENTRIES) {
+            const __m256 dither = _mm256_set1_ps(dither_of(c->first + l));
             __m256 sum[8];
 #pragma GCC unroll 8
             for (int i = 0; i < 8; i++) {
-                sum[i] = _mm256_setzero_ps();
+                sum[i] = dither;
             }
             for (int64_t j = 0; j < c->vector; j++) {
                 const __m256 x = _mm256_load_ps(xs + j * WIDE);
@@ -254,6 +260,7 @@ static void sums_many(const qn_vq_sums_call *c)
             }
         }
     }
+    sums_plain_rows(c, WIDE);
 }
 
 const qn_vq_sums_fn qn_vq_sums_one__avx2 = sums_one;

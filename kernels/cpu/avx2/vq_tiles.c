@@ -237,10 +237,8 @@ static void tiles_mm(const qn_vq_tiles_call *c)
     }
 }
 
-/* The square of the error that rounding a tile of a row to two digits may add. Such errors are of random sign,
- * as those of f32 sums are, so their sum with weights is one sigma of norm * |w| / sqrt(k); six of them are to stay
- * within the error model of f32 sums (docs/operators.md), (2 sqrt(k) + 16) 2^-24 |x| |w|. */
-static double error_of_tile(const float *x, int64_t k)
+/* What elements may be rounded to multiples of. */
+static double coarsest_of(const float *x, int64_t k)
 {
     __m256d squares[4] = {_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd()};
     for (int64_t i = 0; i < k; i += 16) {
@@ -255,19 +253,17 @@ static double error_of_tile(const float *x, int64_t k)
     }
     const __m256d four = _mm256_add_pd(_mm256_add_pd(squares[1], squares[3]), _mm256_add_pd(squares[0], squares[2]));
     const __m128d two = _mm_add_pd(_mm256_extractf128_pd(four, 1), _mm256_castpd256_pd128(four));
-    const double all = _mm_cvtsd_f64(two) + _mm_cvtsd_f64(_mm_unpackhi_pd(two, two));
-    const double root = sqrt((double)k), share = (2.0 * root + 16.0) * root / 6.0 * 0x1p-24;
-    return all * (share * share) / ceil((double)k / QN_VQ_TILE_K);
+    return dither_unit(_mm_cvtsd_f64(two) + _mm_cvtsd_f64(_mm_unpackhi_pd(two, two)), k);
 }
 
 static int tile_digits(const float *x, int64_t k, int8_t *planes, float *scales, int32_t *offsets)
 {
-    const double most_error = error_of_tile(x, k);
+    const double coarsest = coarsest_of(x, k);
     int special = 0;
     for (int64_t t = 0; t * QN_VQ_TILE_K < k; t++, planes += TILE_DIGITS) {
         __m256i integers[32];
-        special |= tile_integers(x + t * QN_VQ_TILE_K, k - t * QN_VQ_TILE_K, most_error, integers, scales + t,
-                                 offsets + t * 4);
+        const int64_t at = t * QN_VQ_TILE_K;
+        special |= tile_integers(x + at, k - at, at, coarsest, integers, scales + t, offsets + t * 4);
         for (int i = 0; i < 32; i += 2) {
             const __m256i lowest = words_of(next_digit(&integers[i]), next_digit(&integers[i + 1]));
             const __m256i words = words_of(integers[i], integers[i + 1]);

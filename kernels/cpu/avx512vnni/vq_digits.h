@@ -9,6 +9,7 @@
 
 #include "kernels/common/vq.h"
 #include "kernels/cpu/name.h"
+#include "kernels/cpu/vq_dither.h"
 
 /* The sums of a tile's digits of sixteen rows of w, planes `first` to the last, to the running sums. */
 QN_INLINE void add_tile(float *sums, const __m512i s[QN_VQ_PLANES], const int first, const int32_t *offsets,
@@ -30,10 +31,8 @@ QN_INLINE __m512 some_of(const float *x, int64_t left)
     return _mm512_maskz_loadu_ps(here, x);
 }
 
-/* The square of the error that rounding a tile of a row to two digits may add. Such errors are of random sign,
- * as those of f32 sums are, so their sum with weights is one sigma of norm * |w| / sqrt(k); six of them are to stay
- * within the error model of f32 sums (docs/operators.md), (2 sqrt(k) + 16) 2^-24 |x| |w|. */
-QN_INLINE double error_of_tile(const float *x, int64_t k)
+/* What elements may be rounded to multiples of. */
+QN_INLINE double coarsest_of(const float *x, int64_t k)
 {
     __m512d squares[2] = {_mm512_setzero_pd(), _mm512_setzero_pd()};
     for (int64_t i = 0; i < k; i += 16) {
@@ -43,26 +42,35 @@ QN_INLINE double error_of_tile(const float *x, int64_t k)
         squares[0] = _mm512_fmadd_pd(low, low, squares[0]);
         squares[1] = _mm512_fmadd_pd(high, high, squares[1]);
     }
-    const double root = sqrt((double)k), share = (2.0 * root + 16.0) * root / 6.0 * 0x1p-24;
-    return _mm512_reduce_add_pd(_mm512_add_pd(squares[0], squares[1])) * (share * share) /
-           ceil((double)k / QN_VQ_TILE_K);
+    return dither_unit(_mm512_reduce_add_pd(_mm512_add_pd(squares[0], squares[1])), k);
 }
 
-/* Up to 256 elements times a factor as integers, the last digit 0 when the error's square may be so much: 1. */
-QN_INLINE int integers_of(const float *x, int64_t left, __m512 factor, float most_error, __m512i to[16])
+/* What is added to sixteen elements, from element `at` of their row on, before they are rounded. */
+QN_INLINE __m512 dithers_of(int64_t at)
+{
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    __m512i z = _mm512_add_epi32(lanes, _mm512_set1_epi32((int32_t)at));
+    z = _mm512_mullo_epi32(z, _mm512_set1_epi32((int32_t)DITHER_A));
+    z = _mm512_xor_si512(z, _mm512_srli_epi32(z, DITHER_SHIFT));
+    z = _mm512_mullo_epi32(z, _mm512_set1_epi32((int32_t)DITHER_B));
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(z), _mm512_set1_ps(DITHER_UNIT));
+}
+
+/* Up to 256 elements, from element `at` of their row on, times a factor as integers; the last digit is 0 where it may
+ * be, or is: 1. */
+QN_INLINE int integers_of(const float *x, int64_t left, int64_t at, __m512 factor, int coarse, __m512i to[16])
 {
     const __m512 down = _mm512_set1_ps(0x1p-8f), up = _mm512_set1_ps(256.0f);
-    __m512 error = _mm512_setzero_ps();
+    __m512 off = _mm512_setzero_ps();
     __m512i rounded[16];
     for (int i = 0; i < 16; i++) {
         const __m512 v = _mm512_mul_ps(some_of(x + i * 16, left - i * 16), factor);
-        const __m512i digits = _mm512_cvtps_epi32(_mm512_mul_ps(v, down));
-        const __m512 off = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(digits), up, v);
-        error = _mm512_fmadd_ps(off, off, error);
+        const __m512i digits = _mm512_cvtps_epi32(_mm512_fmadd_ps(v, down, dithers_of(at + i * 16)));
+        off = _mm512_or_ps(off, _mm512_fnmadd_ps(_mm512_cvtepi32_ps(digits), up, v));
         rounded[i] = _mm512_slli_epi32(digits, 8);
         to[i] = _mm512_cvtps_epi32(v);
     }
-    if (!(_mm512_reduce_add_ps(error) <= most_error)) {
+    if (!coarse && _mm512_test_epi32_mask(_mm512_castps_si512(off), _mm512_set1_epi32(0x7fffffff))) {
         return 0;
     }
     memcpy(to, rounded, sizeof rounded);
@@ -71,8 +79,8 @@ QN_INLINE int integers_of(const float *x, int64_t left, __m512 factor, float mos
 
 /* Digits of a tile, each sixteen elements in the given order; offsets take out the bias of unsigned weights. 1: it has
  * none. */
-QN_INLINE int digits_of(const float *x, int64_t left, __m512i order, int32_t bias, double most_error, int8_t *planes,
-                        float *scale, int32_t offsets[4])
+QN_INLINE int digits_of(const float *x, int64_t left, int64_t at, __m512i order, int32_t bias, double coarsest,
+                        int8_t *planes, float *scale, int32_t offsets[4])
 {
     const __m512i clear = _mm512_set1_epi32(0x7fffffff);
     __m512i top = _mm512_setzero_si512();
@@ -93,8 +101,7 @@ QN_INLINE int digits_of(const float *x, int64_t left, __m512i order, int32_t bia
     __m512i integers[16], sums[QN_VQ_PLANES];
     memcpy(&factor, &up, sizeof factor);
     memcpy(scale, &down, sizeof *scale);
-    offsets[3] =
-        integers_of(x, left, _mm512_set1_ps(factor), (float)(most_error * (double)factor * (double)factor), integers);
+    offsets[3] = integers_of(x, left, at, _mm512_set1_ps(factor), 256.0 * (double)*scale <= coarsest, integers);
     for (int p = 0; p < QN_VQ_PLANES; p++) {
         sums[p] = _mm512_setzero_si512();
     }
@@ -114,13 +121,14 @@ QN_INLINE int digits_of(const float *x, int64_t left, __m512i order, int32_t bia
 }
 
 /* A row's tiles. */
-QN_INLINE int digits_of_row(const float *x, int64_t k, __m512i order, int32_t bias, double most_error, int8_t *planes,
+QN_INLINE int digits_of_row(const float *x, int64_t k, __m512i order, int32_t bias, double coarsest, int8_t *planes,
                             float *scales, int32_t *offsets)
 {
     int special = 0;
     for (int64_t t = 0; t * QN_VQ_TILE_K < k; t++) {
-        special |= digits_of(x + t * QN_VQ_TILE_K, k - t * QN_VQ_TILE_K, order, bias, most_error,
-                             planes + t * QN_VQ_PLANES * QN_VQ_TILE_K, scales + t, offsets + t * 4);
+        const int64_t at = t * QN_VQ_TILE_K;
+        special |= digits_of(x + at, k - at, at, order, bias, coarsest, planes + at * QN_VQ_PLANES, scales + t,
+                             offsets + t * 4);
     }
     return special;
 }

@@ -100,7 +100,7 @@ static void lattice_mm(const qn_vq_lattice_call *c)
 static int lattice_digits(const float *x, int64_t k, int8_t *planes, float *scales, int32_t *offsets)
 {
     const __m512i order = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return digits_of_row(x, k, order, QN_VQ_LATTICE_BIAS, 0.0, planes, scales, offsets);
+    return digits_of_row(x, k, order, QN_VQ_LATTICE_BIAS, -1.0, planes, scales, offsets);
 }
 
 /* ---- Hadamard transforms ---- */

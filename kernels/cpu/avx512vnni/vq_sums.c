@@ -60,13 +60,13 @@ static int scale_row(const qn_vq_sums_row *row)
 /* ---- rows of x beside each other ---- */
 
 /* Integers of a (group, codebook): xs[vector][WIDE] times 256 vectors, each product the chain that make_table has. */
-QN_INLINE void make_side(const float *xs, int64_t vector, const float *book, int32_t *to)
+QN_INLINE void make_side(const float *xs, int64_t vector, const float *book, float dither, int32_t *to)
 {
     for (int e = 0; e < ENTRIES; e += 8) {
         __m512 sum[8];
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) {
-            sum[i] = _mm512_setzero_ps();
+            sum[i] = _mm512_set1_ps(dither);
         }
         for (int64_t j = 0; j < vector; j++) {
             const __m512 x = _mm512_load_ps(xs + j * WIDE);
@@ -182,10 +182,11 @@ QN_INLINE void word_by_many(const qn_vq_sums_call *c, const float *xs, const uin
     for (int64_t l = 0; l < c->lookups; xs += c->vector * WIDE) {
         const float *book = c->book;
         for (int64_t b = 0; b < c->books; b++, l++, book += c->vector * ENTRIES) {
+            const __m512 dither = _mm512_set1_ps(dither_of(c->first + l));
             __m512 sum[8];
 #pragma GCC unroll 8
             for (int i = 0; i < 8; i++) {
-                sum[i] = _mm512_setzero_ps();
+                sum[i] = dither;
             }
             for (int64_t j = 0; j < c->vector; j++) {
                 const __m512 x = _mm512_load_ps(xs + j * WIDE);
@@ -220,6 +221,7 @@ static void sums_many(const qn_vq_sums_call *c)
             _mm512_store_ps(at, _mm512_fmadd_ps(_mm512_cvtepi32_ps(total[i]), units, _mm512_load_ps(at)));
         }
     }
+    sums_plain_rows(c, WIDE);
 }
 
 const qn_vq_sums_fn qn_vq_sums_one__avx512vnni = sums_one;

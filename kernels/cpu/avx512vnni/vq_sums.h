@@ -79,8 +79,8 @@ QN_INLINE void add_products(__m512 sum[4], __m512 x, const float *book)
 }
 
 /* Vectors of 8 have their elements in registers all along. */
-QN_INLINE void make_table(const float *x, int64_t vector, const float *book, float factor, const int coarse,
-                          uint8_t *to)
+QN_INLINE void make_table(const float *x, int64_t vector, const float *book, float factor, float dither,
+                          const int coarse, uint8_t *to)
 {
     __m512 xs[8];
 #pragma GCC unroll 8
@@ -90,7 +90,7 @@ QN_INLINE void make_table(const float *x, int64_t vector, const float *book, flo
     for (int e = 0; e < ENTRIES; e += 64) {
         __m512 sum[4];
         __m512i q[4];
-        sum[0] = sum[1] = sum[2] = sum[3] = _mm512_setzero_ps();
+        sum[0] = sum[1] = sum[2] = sum[3] = _mm512_set1_ps(dither);
         if (vector == 8) {
 #pragma GCC unroll 8
             for (int64_t j = 0; j < 8; j++) {
@@ -271,7 +271,7 @@ QN_INLINE void make_tables(const qn_vq_sums_call *c, int64_t r, const int coarse
             _mm_prefetch(ahead + c->lines * c->lookups * 64 + i, _MM_HINT_T0);
         }
         make_table(x + l / c->books * c->vector, c->vector, c->book + l % c->books * c->vector * ENTRIES, factor,
-                   coarse, to + l * step);
+                   dither_of(c->first + l), coarse, to + l * step);
     }
 }
 
@@ -304,6 +304,10 @@ static void sums_row(const qn_vq_sums_call *c, int64_t r)
     row.x += r * c->x_stride;
     row.scales += r * c->scale_stride;
     row.sums += r * c->sums_stride;
+    if (row.scales->plain) {
+        sums_plain(&row, 0, row.sums, 1);
+        return;
+    }
     (row.scales->coarse ? sums_coarse_1 : sums_fine)(&row);
 }
 

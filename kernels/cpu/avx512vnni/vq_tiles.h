@@ -12,8 +12,8 @@
 #include "kernels/cpu/avx512vnni/vq_digits.h"
 #include "kernels/cpu/name.h"
 
-#define LINES 16   /* of codes of a tile */
-#define AHEAD 4096 /* prefetched in each stream of codes, ... */
+#define LINES 16         /* of codes of a tile */
+#define AHEAD 4096       /* prefetched in each stream of codes, ... */
 #define AHEAD_LINES 2048 /* ... where looked-up lines are kept in the first cache, too */
 
 typedef struct book {
@@ -134,7 +134,7 @@ static void clear_sums(const qn_vq_tiles_call *c)
 static int tile_digits(const float *x, int64_t k, int8_t *planes, float *scales, int32_t *offsets)
 {
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    return digits_of_row(x, k, order, 128, error_of_tile(x, k), planes, scales, offsets);
+    return digits_of_row(x, k, order, 128, coarsest_of(x, k), planes, scales, offsets);
 }
 
 #endif

@@ -23,7 +23,7 @@
 #define A_ROWS 16
 #define SERIAL_ELEMENTS 32768 /* activations worth more than one thread */
 
-_Static_assert(CHUNK_FEW % 256 == 0 && CHUNK_MANY % 256 == 0, "fragments start at multiples of 256");
+_Static_assert(CHUNK_FEW % QN_MM_CHAIN == 0 && CHUNK_MANY % QN_MM_CHAIN == 0, "chains are whole");
 
 typedef struct small_arrays {
     float reals[QN_MM_COLS], bias[QN_MM_COLS + QN_MM_PAD];

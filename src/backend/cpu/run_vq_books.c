@@ -24,6 +24,8 @@
 #define CHUNK 512
 #define DOT_VECTOR 8
 
+_Static_assert(CHUNK % QN_MM_CHAIN == 0, "chains are whole");
+
 /* ---- packed body ---- */
 
 typedef struct books_layout {

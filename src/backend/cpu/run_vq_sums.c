@@ -157,7 +157,7 @@ static void pack_body(const sums_layout *l, const qn_vq *vq, const qn_view *bias
         }
         least = square > 0.0 ? fmin(least, square) : least;
     }
-    ((float *)(void *)(body + l->norms))[2] = least <= FLT_MAX ? (float)sqrt(least) : 0.0f;
+    ((float *)(void *)(body + l->norms))[2] = least <= FLT_MAX ? (float)sqrt(least) : HUGE_VALF;
     qn_vq_side_pack(&l->side, vq, bias, body + l->side_at);
 }
 
@@ -317,7 +317,8 @@ static void scale_task(void *user, int64_t r, int32_t thread)
                                 .longest = (const float *)(const void *)(job->body + l->longest),
                                 .longest_norm = norms[0],
                                 .next_norm = norms[1],
-                                .least = job->impl->coarse ? norms[2] : 0.0f,
+                                .least = norms[2],
+                                .coarse = job->impl->coarse,
                                 .scales = job->scales + r * l->slabs};
     job->special[r] = (uint8_t)job->impl->set->scale(&row);
     if (job->special[r]) { /* its sums are not used */
@@ -345,6 +346,7 @@ static void rows_by_slab(const sums_job *job, int64_t s, int64_t r, int64_t rows
                          .books = l->books,
                          .vector = l->vector,
                          .blocks = qn_min_i64(2 * LINES_TASK, qn_ceil_div(l->n - line0 * QN_VQ_LINE, 64)),
+                         .first = s * l->slab_groups * l->books,
                          .x = job->side.rows + (job->m0 + r) * job->side.k_pad + s * l->slab_groups * l->vector,
                          .x_stride = job->side.k_pad,
                          .rows = rows,
