@@ -91,8 +91,8 @@ static char *next_rows(char *memory, size_t *bytes, int64_t rows, size_t row_byt
     return here;
 }
 
-/* Registers and what else operators read and write, in one piece, for the sake of large pages: a pass of many tokens goes
- * through all of it layer by layer. memory NULL: only its size. */
+/* Registers and what else operators read and write, in one piece, for the sake of large pages: a pass of many tokens
+ * goes through all of it layer by layer. memory NULL: only its size. */
 static size_t place_operands(qn_batch *b, int several, char *memory)
 {
     const qn_model *model = b->model;
@@ -106,8 +106,8 @@ static size_t place_operands(qn_batch *b, int several, char *memory)
         b->new_values = next_rows(memory, &bytes, b->tokens, model->kv_row_bytes);
     }
     if (several || model->device) {
-        b->logits = (float *)(void *)next_rows(memory, &bytes, qn_min_i64(b->tokens, LOGITS_ROWS),
-                                               vocab * sizeof(float));
+        b->logits =
+            (float *)(void *)next_rows(memory, &bytes, qn_min_i64(b->tokens, LOGITS_ROWS), vocab * sizeof(float));
     }
     b->workspace = next_rows(memory, &bytes, 1, b->workspace_bytes);
     return bytes;
