@@ -16,6 +16,13 @@
 
 typedef struct qn_kernel qn_kernel;
 
+/* The operator behind a product that alone reads its result: silu_mul or silu_mul_quant. */
+typedef struct qn_run_next {
+    const qn_kernel *kernel;
+    const qn_op_desc *desc; /* with the shapes of this run */
+    const qn_args *args;
+} qn_run_next;
+
 /* One run: everything is checked by the plan. desc has the shapes of this run
  * (rows included), sizes are its sizes. */
 typedef struct qn_run_call {
@@ -25,7 +32,9 @@ typedef struct qn_run_call {
     const void *packed; /* body of the blob after its header; NULL: read the weight slots */
     void *workspace;    /* workspace_bytes() bytes, 64-byte aligned */
     const qn_exec *exec;
-    void *state; /* what the kernel's open made for the plan */
+    void *state;             /* what the kernel's open made for the plan */
+    const qn_run_next *next; /* to be run too, what lies between is lost; only with packed weights, where takes_next
+                                says so, and in a workspace that is enough for either; NULL: none */
 } qn_run_call;
 
 /* Processors of one level differ in what a host kernel may live by. */
@@ -53,6 +62,9 @@ struct qn_kernel {
     void (*pack)(const qn_kernel *kernel, const qn_op_desc *desc, const qn_args *args, void *body);
     /* Bytes for at most m rows on that many threads; NULL function: none. */
     size_t (*workspace_bytes)(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads);
+    /* Whether a run can do the operator behind this one too, with the bits of both by themselves. NULL function: no. */
+    int (*takes_next)(const qn_kernel *kernel, const qn_op_desc *desc, const qn_kernel *next,
+                      const qn_op_desc *next_desc);
     /* Host kernels: compute. Device kernels have launch instead, which enqueues the work on exec's stream. */
     void (*run)(const qn_kernel *kernel, const qn_run_call *call);
     qn_status (*launch)(const qn_kernel *kernel, const qn_run_call *call, qn_error *error);

@@ -35,20 +35,21 @@ static void *host_rows(const qn_ctx *ctx, int32_t rows, size_t row_bytes)
     return qn_mul_size(row_bytes, (size_t)rows, &bytes) ? NULL : qn_alloc(ctx, bytes);
 }
 
-/* The same where the model's operands live. */
-static void *rows_alloc(const qn_model *model, int32_t rows, size_t row_bytes)
+/* Memory where the model's operands live. */
+static void *operands_alloc(const qn_model *model, size_t bytes)
 {
-    if (!model->device) {
-        return host_rows(model->ctx, rows, row_bytes);
-    }
-    size_t bytes;
     void *memory = NULL;
-    return qn_mul_size(row_bytes, (size_t)rows, &bytes) || qn_device_alloc(model->ctx, bytes, &memory, NULL) != QN_OK
-               ? NULL
-               : memory;
+    if (model->device) {
+        return qn_device_alloc(model->ctx, bytes, &memory, NULL) == QN_OK ? memory : NULL;
+    }
+    memory = qn_alloc(model->ctx, bytes);
+    if (memory) {
+        qn_want_large_pages(memory, bytes);
+    }
+    return memory;
 }
 
-static void rows_free(const qn_model *model, void *memory)
+static void operands_free(const qn_model *model, void *memory)
 {
     if (model->device) {
         qn_device_free(model->ctx, memory);
@@ -71,43 +72,65 @@ static int allocate_input(qn_batch *b)
         return 0;
     }
     b->input = input;
-    b->device_input = rows_alloc(model, b->tokens, 3 * sizeof *b->input);
+    b->device_input = operands_alloc(model, (size_t)b->tokens * 3 * sizeof *b->input);
     b->positions = b->device_input ? b->device_input + b->tokens : NULL;
     return b->device_input != NULL;
+}
+
+#define APART 256 /* bytes that parts of the batch's memory begin at a multiple of */
+
+/* The next rows of the batch's memory; *bytes grows, to SIZE_MAX when they are too many. */
+static char *next_rows(char *memory, size_t *bytes, int64_t rows, size_t row_bytes)
+{
+    char *const here = memory ? memory + *bytes : NULL;
+    size_t own;
+    if (qn_mul_size(row_bytes, (size_t)rows, &own) || own > SIZE_MAX - APART ||
+        qn_add_size(*bytes, qn_align_up(own, APART), bytes)) {
+        *bytes = SIZE_MAX;
+    }
+    return here;
+}
+
+/* Registers and what else operators read and write, in one piece, for the sake of large pages: a pass of many tokens
+ * goes through all of it layer by layer. memory NULL: only its size. */
+static size_t place_operands(qn_batch *b, int several, char *memory)
+{
+    const qn_model *model = b->model;
+    const size_t vocab = (size_t)qn_checkpoint_hparams(model->checkpoint)->vocab_size;
+    size_t bytes = 0;
+    for (size_t i = 0; i < model->register_count; i++) {
+        b->registers[i] = next_rows(memory, &bytes, b->tokens, model->registers[i].row_bytes);
+    }
+    if (several) {
+        b->new_keys = next_rows(memory, &bytes, b->tokens, model->kv_row_bytes);
+        b->new_values = next_rows(memory, &bytes, b->tokens, model->kv_row_bytes);
+    }
+    if (several || model->device) {
+        b->logits =
+            (float *)(void *)next_rows(memory, &bytes, qn_min_i64(b->tokens, LOGITS_ROWS), vocab * sizeof(float));
+    }
+    b->workspace = next_rows(memory, &bytes, 1, b->workspace_bytes);
+    return bytes;
 }
 
 static int allocate(qn_batch *b, int several)
 {
     const qn_model *model = b->model;
     const qn_ctx *ctx = model->ctx;
-    const qn_hparams *h = qn_checkpoint_hparams(model->checkpoint);
     b->registers = qn_calloc(ctx, model->register_count, sizeof *b->registers);
     b->segments = host_rows(ctx, several ? b->tokens : 1, sizeof *b->segments);
     b->wanted = host_rows(ctx, b->tokens, sizeof *b->wanted);
-    int failed = !b->registers || !b->segments || !b->wanted || !allocate_input(b);
-    for (size_t i = 0; !failed && i < model->register_count; i++) {
-        b->registers[i] = rows_alloc(model, b->tokens, model->registers[i].row_bytes);
-        failed = !b->registers[i];
+    if (!b->registers || !b->segments || !b->wanted || !allocate_input(b)) {
+        return 0;
     }
-    if (!failed && several) {
-        b->new_keys = rows_alloc(model, b->tokens, model->kv_row_bytes);
-        b->new_values = rows_alloc(model, b->tokens, model->kv_row_bytes);
-        failed = !b->new_keys || !b->new_values;
-    }
-    if (!failed && (several || model->device)) {
-        b->logits =
-            rows_alloc(model, (int32_t)qn_min_i64(b->tokens, LOGITS_ROWS), (size_t)h->vocab_size * sizeof(float));
-        failed = !b->logits;
-    }
-    for (size_t i = 0; !failed && i < model->plan_count; i++) {
+    for (size_t i = 0; i < model->plan_count; i++) {
         const size_t bytes = qn_plan_workspace_bytes(model->plans[i], b->tokens, qn_exec_threads(&b->exec));
         b->workspace_bytes = bytes > b->workspace_bytes ? bytes : b->workspace_bytes;
     }
-    if (!failed && b->workspace_bytes) {
-        b->workspace = rows_alloc(model, 1, b->workspace_bytes);
-        failed = !b->workspace;
-    }
-    return !failed;
+    const size_t bytes = place_operands(b, several, NULL);
+    b->operands = bytes == SIZE_MAX ? NULL : operands_alloc(model, bytes);
+    (void)place_operands(b, several, b->operands);
+    return b->operands != NULL;
 }
 
 /* The stream, and what a device does besides the operators: the lookup of embeddings, the sums, recent rows. */
@@ -190,22 +213,16 @@ void qn_batch_destroy(qn_batch *b)
     }
     qn_free(ctx, b->chains);
     qn_stream_destroy(model->ctx, b->stream);
-    for (size_t i = 0; b->registers && i < model->register_count; i++) {
-        rows_free(model, b->registers[i]);
-    }
+    operands_free(model, b->operands);
     qn_free(ctx, b->registers);
     if (model->device) {
         qn_host_free(model->ctx, b->input);
+        qn_device_free(model->ctx, b->device_input);
     } else {
         qn_free(ctx, b->input);
     }
-    rows_free(model, b->device_input);
-    rows_free(model, b->new_keys);
-    rows_free(model, b->new_values);
-    rows_free(model, b->logits);
     qn_free(ctx, b->segments);
     qn_free(ctx, b->wanted);
-    rows_free(model, b->workspace);
     qn_free(ctx, b);
 }
 

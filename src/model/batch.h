@@ -25,6 +25,7 @@ struct qn_batch {
     qn_model *model;
     qn_exec exec;
     int32_t tokens;     /* most rows of a pass */
+    char *operands;     /* the memory of registers, new keys and values, logits and workspace */
     char **registers;   /* [register_count] -> [tokens, row_bytes] */
     int32_t *input;     /* [3, tokens]: ids, positions, keys each token sees; page-locked for a device */
     int32_t *positions; /* the positions where operators read them; the numbers of keys follow */

@@ -16,6 +16,7 @@
 #include "model/ready.h"
 
 #define MAX_MOVES 8
+#define FEW_ROWS 16 /* steps are done one by one: memory for weights is what they wait for */
 
 /* An address that steps of the same arguments differ in. */
 typedef struct move {
@@ -40,6 +41,7 @@ typedef struct ready_step {
     const void *packed;
     const void *next; /* weights of the next product, and their bytes */
     size_t next_bytes;
+    int32_t with_next, with_last; /* many rows: the step behind it is done along with it; the one before does it */
     int32_t move_count;
     move moves[MAX_MOVES];
 } ready_step;
@@ -159,6 +161,34 @@ static void make_step(qn_ready *ready, const qn_model *model, const qn_step *ste
     }
 }
 
+static int uses(const qn_operand *operands, int count, int32_t reg)
+{
+    for (int i = 0; i < count; i++) {
+        if (operands[i].place == QN_PLACE_REGISTER && operands[i].index == reg) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Whether step i, and the one behind it alone reads its result, can be done in one run. */
+static int takes_next(const qn_model *model, size_t i)
+{
+    const qn_step *step = &model->steps[i], *end = model->steps + model->step_count;
+    const qn_operand *out = &step->out[0], *in = &step[1].in[0];
+    if (!step->packed || out->place != QN_PLACE_REGISTER || out->index < 0 || step + 1 == end || !step[1].plan ||
+        in->place != QN_PLACE_REGISTER || in->index != out->index || in->offset != 0 || out->offset != 0 ||
+        !same_shape(&in->shape, &out->shape) || !qn_plan_takes_next(step->plan, step[1].plan)) {
+        return 0;
+    }
+    for (const qn_step *s = step + 2; s < end && !uses(s[-1].out, QN_MAX_OUT, out->index); s++) {
+        if (uses(s->in, QN_MAX_IN, out->index)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
 qn_status qn_ready_create(const qn_model *model, qn_ready **out, qn_error *error)
 {
     *out = NULL;
@@ -178,6 +208,11 @@ qn_status qn_ready_create(const qn_model *model, qn_ready **out, qn_error *error
             make_step(ready, model, step, &ready->steps[i]);
             status = step->packed ? qn_plan_check_blob(step->plan, step->packed, error) : QN_OK;
         }
+    }
+    for (size_t i = 0; i + 1 < model->step_count; i++) {
+        ready_step *const s = &ready->steps[i];
+        s->with_next = s->with && s[1].with && takes_next(model, i);
+        s[1].with_last = s->with_next;
     }
     if (status != QN_OK) {
         qn_ready_destroy(model->ctx, ready);
@@ -227,7 +262,8 @@ static void *address_of(const qn_batch *b, const move *m, const qn_row_range *ro
     }
 }
 
-qn_status qn_ready_run(qn_batch *b, size_t step, const qn_row_range *rows, qn_error *error)
+/* Arguments of a step for these rows. */
+static qn_status resolve(qn_batch *b, size_t step, const qn_row_range *rows, qn_error *error)
 {
     const ready_step *r = &b->ready->steps[step];
     shared *const with = r->with;
@@ -250,5 +286,23 @@ qn_status qn_ready_run(qn_batch *b, size_t step, const qn_row_range *rows, qn_er
         }
         with->args.packed = r->packed;
     }
-    return qn_plan_run_checked(plan, &with->checked, &with->args, b->workspace, &b->exec, error);
+    return QN_OK;
+}
+
+qn_status qn_ready_run(qn_batch *b, size_t step, const qn_row_range *rows, qn_error *error)
+{
+    const ready_step *r = &b->ready->steps[step];
+    const shared *const with = r->with, *const next = r[1].with;
+    const int many = rows->count > FEW_ROWS;
+    if (many && r->with_last) {
+        return QN_OK;
+    }
+    QN_TRY(resolve(b, step, rows, error));
+    if (many && r->with_next) {
+        QN_TRY(resolve(b, step + 1, rows, error));
+        qn_plan_run_two(with->step->plan, &with->checked, &with->args, next->step->plan, &next->checked, &next->args,
+                        b->workspace, &b->exec);
+        return QN_OK;
+    }
+    return qn_plan_run_checked(with->step->plan, &with->checked, &with->args, b->workspace, &b->exec, error);
 }

@@ -269,8 +269,8 @@ static int spans_overlap(span a, span b)
 /* Sizes that one plan serves any value of. */
 static int same_sizes(qn_op op, const qn_sizes *a, const qn_sizes *b)
 {
-    const int any_n = op == QN_OP_ATTENTION || op == QN_OP_SCALED_ATTENTION || op == QN_OP_VQ_ATTENTION ||
-                      op == QN_OP_VQ_ENCODE;
+    const int any_n =
+        op == QN_OP_ATTENTION || op == QN_OP_SCALED_ATTENTION || op == QN_OP_VQ_ATTENTION || op == QN_OP_VQ_ENCODE;
     return a->k == b->k && a->e == b->e && a->g == b->g && (a->n == b->n || any_n);
 }
 
@@ -477,17 +477,23 @@ qn_status qn_plan_check_run(const qn_plan *plan, const qn_args *args, const void
     return QN_OK;
 }
 
+static qn_run_call call_of(const qn_plan *plan, const qn_checked *checked, const qn_args *args, void *workspace,
+                           const qn_exec *exec)
+{
+    return (qn_run_call){.desc = &checked->desc,
+                         .sizes = checked->sizes,
+                         .args = args,
+                         .packed = args->packed ? (const char *)args->packed + sizeof(qn_blob_header) : NULL,
+                         .workspace = workspace,
+                         .exec = exec,
+                         .state = plan->state};
+}
+
 qn_status qn_plan_run_checked(const qn_plan *plan, const qn_checked *checked, const qn_args *args, void *workspace,
                               const qn_exec *exec, qn_error *error)
 {
     const qn_kernel *kernel = plan->kernel;
-    const qn_run_call call = {.desc = &checked->desc,
-                              .sizes = checked->sizes,
-                              .args = args,
-                              .packed = args->packed ? (const char *)args->packed + sizeof(qn_blob_header) : NULL,
-                              .workspace = workspace,
-                              .exec = exec,
-                              .state = plan->state};
+    const qn_run_call call = call_of(plan, checked, args, workspace, exec);
     if (checked->empty) {
         return QN_OK;
     }
@@ -498,6 +504,23 @@ qn_status qn_plan_run_checked(const qn_plan *plan, const qn_checked *checked, co
     kernel->run(kernel, &call);
     qn_floats_restore(floats);
     return QN_OK;
+}
+
+int qn_plan_takes_next(const qn_plan *plan, const qn_plan *next)
+{
+    const qn_kernel *kernel = plan->kernel;
+    return kernel->takes_next && kernel->takes_next(kernel, &plan->desc, next->kernel, &next->desc);
+}
+
+void qn_plan_run_two(const qn_plan *plan, const qn_checked *checked, const qn_args *args, const qn_plan *next,
+                     const qn_checked *next_checked, const qn_args *next_args, void *workspace, const qn_exec *exec)
+{
+    const qn_run_next second = {next->kernel, &next_checked->desc, next_args};
+    qn_run_call call = call_of(plan, checked, args, workspace, exec);
+    call.next = &second;
+    if (!checked->empty) {
+        plan->kernel->run(plan->kernel, &call);
+    }
 }
 
 qn_status qn_run(const qn_plan *plan, const qn_args *args, void *workspace, size_t workspace_bytes, const qn_exec *exec,

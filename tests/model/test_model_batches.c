@@ -183,6 +183,42 @@ static void run_mix(const instance *m, int32_t mix, float *memory)
     qn_batch_destroy(batch);
 }
 
+/* Whole texts again and again in one pass of more rows than are done step by step. */
+static void run_together(const instance *m)
+{
+    enum { ROWS = 40, MOST_ITEMS = ROWS };
+    const int32_t threads = 1 + below(4);
+    qn_batch_options options;
+    qn_batch_options_init(&options);
+    options.tokens = ROWS + MOST_TOKENS;
+    options.exec = (qn_exec){.pool = pools[threads - 1]};
+    qn_batch *batch;
+    qn_error error = {QN_OK, ""};
+    must(qn_batch_create(m->model, &options, &batch, &error), &error, m->scheme);
+    float *const memory = malloc((size_t)options.tokens * (size_t)m->vocab * sizeof *memory);
+    assert_non_null(memory);
+    mate mates[MOST_ITEMS];
+    qn_batch_item items[MOST_ITEMS];
+    int32_t count = 0;
+    for (int32_t rows = 0; rows < ROWS; count++) {
+        const int32_t t = count % TEXTS;
+        mates[count] = (mate){.session = session_of(m, options.exec), .text = t};
+        items[count] = (qn_batch_item){.session = mates[count].session,
+                                       .ids = m->ids[t],
+                                       .count = m->length[t],
+                                       .all = 1,
+                                       .logits = memory + (size_t)rows * (size_t)m->vocab};
+        rows += m->length[t];
+    }
+    must(qn_batch_eval(batch, items, count, &error), &error, m->scheme);
+    for (int32_t i = 0; i < count; i++) {
+        compare(m, &mates[i], &items[i], -1, threads);
+        qn_session_destroy(mates[i].session);
+    }
+    free(memory);
+    qn_batch_destroy(batch);
+}
+
 /* Mixes on one scheme at one level. */
 static void run_instance(const char *path, const char *scheme, qn_isa isa, int32_t most, int32_t first, int32_t mixes)
 {
@@ -202,6 +238,7 @@ static void run_instance(const char *path, const char *scheme, qn_isa isa, int32
         run_mix(&m, first + i, memory);
     }
     free(memory);
+    run_together(&m);
     for (int32_t t = 0; t < TEXTS; t++) {
         free(m.logits[t]);
     }

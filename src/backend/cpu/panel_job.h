@@ -50,8 +50,8 @@ typedef struct qn_panel_job {
     char *out;
     int64_t out_stride;
 
-    /* grid and per-thread memory */
-    int64_t task_rows, task_panels;
+    /* grid and per-thread memory; span: panels that are dealt out, of gates for those of the other half too */
+    int64_t task_rows, task_panels, span;
     char *scratch;
     size_t scratch_bytes;
 } qn_panel_job;

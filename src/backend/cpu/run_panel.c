@@ -13,6 +13,7 @@
 
 #include <string.h>
 
+#include "backend/cpu/run_rows.h"
 #include "backend/cpu/sizes.h"
 #include "base/checked.h"
 #include "format/format.h"
@@ -31,9 +32,11 @@ typedef struct small_arrays {
     float reals[MAX_BLOCK_COLS];
     float scale_b[MAX_BLOCK_COLS], bias[MAX_BLOCK_COLS]; /* of a block's columns, then zeros to a whole step */
     int32_t azp_adj[MAX_BLOCK_COLS];
+    float row[MAX_BLOCK_COLS];         /* results that silu is to be applied to */
     char lines[CHUNK * MAX_TERMS * 2]; /* a chunk of a row as kernels take it, before its lines are spread */
     qn_mm_finish finish;
     uint8_t flags[MAX_BLOCK_PANELS];
+    int special; /* a panel of the block is */
 } small_arrays;
 
 /* ---- acceptance and packing ---- */
@@ -207,7 +210,7 @@ static memory memory_of(const qn_panel_impl *impl, const qn_op_desc *desc, int64
     at.scales =
         qn_size_pad(qn_size_add(at.sums, sum_rows * (size_t)sums_stride_of((int64_t)block_panels) * sizeof(float)));
     at.small = qn_size_pad(qn_size_add(at.scales, qn_size_mul(sum_rows * sizeof(float), (size_t)l.scale_blocks)));
-    at.pack_scales = qn_size_pad(qn_size_add(at.small, sizeof(small_arrays)));
+    at.pack_scales = qn_size_pad(qn_size_add(at.small, 2 * sizeof(small_arrays)));
     at.pack =
         qn_size_pad(qn_size_add(at.pack_scales, qn_size_mul(block_panels * sizeof(float), (size_t)l.scale_blocks)));
     at.thread = qn_size_pad(qn_size_add(at.pack, qn_size_mul(block_panels, (size_t)l.panel_bytes)));
@@ -365,8 +368,17 @@ static small_arrays *small_of(const qn_panel_job *job, const memory *at, int32_t
     return (small_arrays *)(void *)(job->scratch + (size_t)thread * at->thread + at->small);
 }
 
+/* Where silu of the left half of the columns, times the other half, goes. */
+typedef struct silu_rows {
+    const qn_rows_set *set; /* NULL: the product itself is wanted */
+    qn_mm_real real;
+    char *data;
+    int64_t stride;
+} silu_rows;
+
 typedef struct run {
     qn_panel_job job;
+    silu_rows silu;
     memory at;
     int64_t prepare_rows; /* of a task */
 } run;
@@ -422,7 +434,7 @@ static block locate(const qn_panel_job *job, int64_t index)
     const int64_t blocks = row_blocks(job, job->task_rows);
     block b = row_block(job, index % blocks, job->task_rows);
     b.panel = index / blocks * job->task_panels;
-    b.panels = qn_min_i64(job->task_panels, job->layout.panels - b.panel);
+    b.panels = qn_min_i64(job->task_panels, job->span - b.panel);
     return b;
 }
 
@@ -581,25 +593,42 @@ static qn_mm_sums sums_of_row(const qn_panel_call *call, int64_t group, int64_t 
                         group * QN_PANEL_COLS};
 }
 
-static void finish_block(const run *p, const block *b, const weights *w, const qn_panel_call *call, small_arrays *s)
+/* A block whose products are done: finished row by row. */
+typedef struct products {
+    block b;
+    weights w;
+    qn_panel_call call;
+    small_arrays *s;
+} products;
+
+/* Row r of the block, in the output format. */
+static void finish_row(const qn_panel_job *job, const products *d, int64_t r, void *out)
 {
-    const qn_panel_job *job = &p->job;
-    const int64_t column = b->panel * QN_PANEL_COLS;
-    const int64_t columns = qn_min_i64(b->panels * QN_PANEL_COLS, job->n - column);
-    int special = 0;
-    for (int64_t i = 0; i < b->panels; i++) {
-        special |= w->flags[i] & QN_PANEL_SPECIAL;
+    const int64_t row = d->b.row + r;
+    const int64_t columns = qn_min_i64(d->b.panels * QN_PANEL_COLS, job->n - d->b.panel * QN_PANEL_COLS);
+    const qn_mm_sums from = sums_of_row(&d->call, job->impl->set->row_group, r);
+    const float scale_a = job->scaled ? float_at(job->scale_a + row * job->scale_a_stride) : 1.0f;
+    if (!d->s->finish.integers && (d->s->special || (job->odd_rows && job->odd_rows[row]))) {
+        finish_odd_row(job, &d->b, &d->w, r, columns, from, scale_a, d->s, out);
+    } else {
+        job->impl->parts->finish(&d->s->finish, from, scale_a, job->azp ? job->azp[row] : 1, columns, out);
     }
-    prepare_finish(job, column, columns, s);
-    for (int64_t r = 0; r < b->rows; r++) {
-        const int64_t row = b->row + r;
-        const qn_mm_sums from = sums_of_row(call, job->impl->set->row_group, r);
-        char *const out = out_at(job, b, row, column);
-        const float scale_a = job->scaled ? float_at(job->scale_a + row * job->scale_a_stride) : 1.0f;
-        if (!s->finish.integers && (special || (job->odd_rows && job->odd_rows[row]))) {
-            finish_odd_row(job, b, w, r, columns, from, scale_a, s, out);
-        } else {
-            job->impl->parts->finish(&s->finish, from, scale_a, job->azp ? job->azp[row] : 1, columns, out);
+}
+
+/* Rows of f32 gates, and as many columns of the other half: both to small memory, from there through silu. */
+static void finish_silu(const run *p, const products *gate, const products *up)
+{
+    const silu_rows *to = &p->silu;
+    const int64_t n = gate->b.panels * QN_PANEL_COLS;
+    for (int64_t r = 0; r < gate->b.rows; r++) {
+        char *const out =
+            to->data + (gate->b.row + r) * to->stride + gate->b.panel * QN_PANEL_COLS * (to->real == QN_MM_F32 ? 4 : 2);
+        float *const v = to->real == QN_MM_F32 ? (float *)(void *)out : gate->s->values;
+        finish_row(&p->job, gate, r, gate->s->row);
+        finish_row(&p->job, up, r, up->s->row);
+        to->set->silu_mul[QN_MM_F32](gate->s->row, up->s->row, n, 0, 0, v);
+        if (to->real != QN_MM_F32) {
+            to->set->store[to->real](v, n, out);
         }
     }
 }
@@ -625,6 +654,47 @@ static int64_t gather_scales(const qn_panel_job *job, const block *b, float *sa)
     return group > 1 ? step : row;
 }
 
+/* The products of a block, their sums from `sums` on, and what its rows are finished with. */
+static void multiply(const run *p, const block *b, char *scratch, char *sums, small_arrays *s, products *d)
+{
+    const qn_panel_job *job = &p->job;
+    const int64_t column = b->panel * QN_PANEL_COLS;
+    d->b = *b;
+    d->w = weights_of(p, b, scratch, s);
+    d->s = s;
+    float *const sa = (float *)(void *)(scratch + p->at.scales);
+    const int64_t sa_stride = job->sa ? gather_scales(job, b, sa) : 0;
+    d->call = (qn_panel_call){.w = d->w.panels,
+                              .panel_bytes = job->layout.panel_bytes,
+                              .panels = b->panels,
+                              .blocks = job->layout.blocks,
+                              .a = line_of(job, b->prepared, 0),
+                              .a_stride = job->row_stride,
+                              .rows = b->rows,
+                              .terms = job->terms,
+                              .several = job->m > 1,
+                              .sa = job->sa ? sa : NULL,
+                              .sb = job->sa ? d->w.block_scales : NULL,
+                              .sa_stride = sa_stride,
+                              .sb_stride = job->layout.scale_blocks,
+                              .sums = sums,
+                              .sums_stride = sums_stride_of(b->panels),
+                              .flags = d->w.flags,
+                              .scratch = scratch};
+    job->impl->set->mm[job->impl->code](&d->call);
+    s->special = 0;
+    for (int64_t i = 0; i < b->panels; i++) {
+        s->special |= d->w.flags[i] & QN_PANEL_SPECIAL;
+    }
+    prepare_finish(job, column, qn_min_i64(b->panels * QN_PANEL_COLS, job->n - column), s);
+}
+
+/* Sums of two blocks of that many panels fit where those of the largest one do. */
+static int room_for_two(const qn_panel_set *set, int64_t panels)
+{
+    return 2 * sums_stride_of(panels) <= sums_stride_of(largest_grid(set).panels);
+}
+
 static void block_task(void *user, int64_t index, int32_t thread)
 {
     const run *const p = user;
@@ -638,30 +708,21 @@ static void block_task(void *user, int64_t index, int32_t thread)
     if (b.rows == 0) {
         return;
     }
-    char *const scratch = job->scratch + (size_t)thread * p->at.thread;
+    char *const scratch = job->scratch + (size_t)thread * p->at.thread, *const sums = scratch + p->at.sums;
     small_arrays *const s = small_of(job, &p->at, thread);
-    const weights w = weights_of(p, &b, scratch, s);
-    float *const sa = (float *)(void *)(scratch + p->at.scales);
-    const int64_t sa_stride = job->sa ? gather_scales(job, &b, sa) : 0;
-    const qn_panel_call call = {.w = w.panels,
-                                .panel_bytes = job->layout.panel_bytes,
-                                .panels = b.panels,
-                                .blocks = job->layout.blocks,
-                                .a = line_of(job, b.prepared, 0),
-                                .a_stride = job->row_stride,
-                                .rows = b.rows,
-                                .terms = job->terms,
-                                .several = job->m > 1,
-                                .sa = job->sa ? sa : NULL,
-                                .sb = job->sa ? w.block_scales : NULL,
-                                .sa_stride = sa_stride,
-                                .sb_stride = job->layout.scale_blocks,
-                                .sums = scratch + p->at.sums,
-                                .sums_stride = sums_stride_of(b.panels),
-                                .flags = w.flags,
-                                .scratch = scratch};
-    job->impl->set->mm[job->impl->code](&call);
-    finish_block(p, &b, &w, &call, s);
+    products done, other;
+    multiply(p, &b, scratch, sums, s, &done);
+    if (p->silu.set) {
+        block half = b;
+        half.panel += job->span;
+        const int64_t rows = qn_ceil_div(b.rows, job->impl->set->row_group) * job->impl->set->row_group;
+        multiply(p, &half, scratch, sums + rows * sums_stride_of(b.panels) * (int64_t)sizeof(float), s + 1, &other);
+        finish_silu(p, &done, &other);
+        return;
+    }
+    for (int64_t r = 0; r < b.rows; r++) {
+        finish_row(job, &done, r, out_at(job, &b, b.row + r, column));
+    }
 }
 
 /* Rows that no expert owns become zeros. */
@@ -672,9 +733,41 @@ static void zero_rows(const qn_panel_job *job, int64_t first, int64_t last)
     }
 }
 
+int qn_panel_takes_next(const qn_kernel *kernel, const qn_op_desc *desc, const qn_kernel *next,
+                        const qn_op_desc *next_desc)
+{
+    const qn_panel_impl *impl = kernel->impl;
+    const int64_t n = next_desc->in[0].dims[1];
+    const int quantizes = next->op == QN_OP_SILU_MUL_QUANT;
+    /* silu takes QN_MM_STEP values together, from the beginning of a row or of a group */
+    return next->backend == QN_BACKEND_CPU && (quantizes || next->op == QN_OP_SILU_MUL) &&
+           desc->op != QN_OP_GROUPED_BLOCK_SCALED_MM && desc->attr[QN_ATTR_OUT].i == QN_OUT_F32 &&
+           next_desc->in[0].format == QN_F32 && next_desc->in[0].ndim == 2 && n % (2 * QN_MM_STEP) == 0 &&
+           !(quantizes && next_desc->attr[QN_ATTR_GROUP].i % QN_MM_STEP) && room_for_two(impl->set, 2);
+}
+
+/* Tasks of gates, with as many panels of the other half, and where silu's values go; of codes to the memory of the
+ * product. */
+static void choose_silu(run *p, const qn_run_next *next)
+{
+    qn_panel_job *const job = &p->job;
+    const qn_mut_view *const y = &next->args->out[QN_ACT_OUT_Y];
+    const int quantizes = next->kernel->op == QN_OP_SILU_MUL_QUANT;
+    p->silu = (silu_rows){.set = ((const qn_rows_impl *)next->kernel->impl)->set,
+                          .real = quantizes ? QN_MM_F32 : qn_rows_real(y->shape.format),
+                          .data = quantizes ? job->out : y->data,
+                          .stride = quantizes ? job->n / 2 * (int64_t)sizeof(float) : y->strides[0]};
+    job->span = job->layout.panels / 2;
+    int64_t panels = qn_max_i64(2, job->task_panels / 4 * 2);
+    while (panels > 2 && !room_for_two(job->impl->set, panels)) {
+        panels -= 2;
+    }
+    job->task_panels = panels;
+}
+
 void qn_panel_run(const qn_kernel *kernel, const qn_run_call *call)
 {
-    run p;
+    run p = {0};
     qn_panel_job *const job = &p.job;
     qn_panel_bind(kernel, call, job);
     if (job->m == 0 || job->n == 0) {
@@ -698,6 +791,10 @@ void qn_panel_run(const qn_kernel *kernel, const qn_run_call *call)
     const grid g = grid_of(job->impl->set, job->m, job->layout.panels, qn_exec_threads(call->exec));
     job->task_rows = g.rows;
     job->task_panels = g.panels;
+    job->span = job->layout.panels;
+    if (call->next) {
+        choose_silu(&p, call->next);
+    }
     const int64_t blocks = row_blocks(job, job->task_rows);
     if (blocks == 0) {
         return;
@@ -706,5 +803,8 @@ void qn_panel_run(const qn_kernel *kernel, const qn_run_call *call)
     const int64_t share = qn_ceil_div(job->m, qn_exec_threads(call->exec));
     p.prepare_rows = serial || groups ? PREPARE_ROWS : qn_min_i64(PREPARE_ROWS, share);
     qn_parallel_for(serial ? NULL : call->exec, row_blocks(job, p.prepare_rows), prepare_task, &p);
-    qn_parallel_for(call->exec, blocks * qn_ceil_div(job->layout.panels, job->task_panels), block_task, &p);
+    qn_parallel_for(call->exec, blocks * qn_ceil_div(job->span, job->task_panels), block_task, &p);
+    if (call->next && call->next->kernel->op == QN_OP_SILU_MUL_QUANT) {
+        qn_quantize_silu(call->next, (const float *)(const void *)job->out, workspace, call->exec);
+    }
 }

@@ -42,6 +42,7 @@ typedef struct quantize_job {
     qn_rows_code code;
     int32_t granularity;
     int is_static, col, silu, stream;
+    int done;                               /* x is silu's values */
     int paired;                             /* silu's values are QN_ROWS_PAIRED */
     int symmetric, divides, ue8m0, stepped; /* the rule: choose_rule() */
     float most;                             /* the largest code */
@@ -461,7 +462,7 @@ static void quantize_row(const quantize_job *job, int64_t m, char *scratch, floa
         }
         const int64_t ahead = qn_rows_ahead(m, job->m, job->stride, row, c * size, n * size + QN_ROWS_AHEAD_BYTES);
         const char *const x = row_at(job, m) + c * size;
-        if (job->silu) {
+        if (job->silu && !job->done) {
             if (job->paired) {
                 job->set->silu_paired(x, x + job->k * size, n, ahead, v);
             } else {
@@ -834,7 +835,8 @@ static void choose_blocks(quantize_job *job, int64_t tasks)
     job->panels = qn_ceil_div(job->k, SIDE * job->panel);
 }
 
-void qn_quantize_run(const qn_kernel *kernel, const qn_run_call *call)
+/* values: of silu, NULL: it is to be done, if any. */
+static void quantize(const qn_kernel *kernel, const qn_run_call *call, const float *values)
 {
     const qn_op_desc *desc = call->desc;
     const qn_view *x = &call->args->in[QN_QUANT_X];
@@ -842,13 +844,14 @@ void qn_quantize_run(const qn_kernel *kernel, const qn_run_call *call)
     quantize_job job = {.set = set_of(kernel),
                         .desc = desc,
                         .args = call->args,
-                        .x = x->data,
-                        .stride = x->strides[0],
+                        .x = values ? (const char *)values : x->data,
+                        .stride = values ? row_elements(desc) * 4 : x->strides[0],
                         .m = x->shape.dims[0],
                         .k = row_elements(desc),
                         .real = qn_rows_real(x->shape.format),
                         .code = code_of(desc),
                         .silu = silu,
+                        .done = values != NULL,
                         .col = desc->attr[QN_ATTR_SCALE_LAYOUT].i == QN_SCALE_COL,
                         .is_static = !silu && desc->attr[QN_ATTR_MODE].i == QN_STATIC};
     const int32_t group = desc->attr[QN_ATTR_GROUP].i;
@@ -875,4 +878,15 @@ void qn_quantize_run(const qn_kernel *kernel, const qn_run_call *call)
         break;
     default: qn_parallel_for(call->exec, tasks, row_task, &job); break;
     }
+}
+
+void qn_quantize_run(const qn_kernel *kernel, const qn_run_call *call)
+{
+    quantize(kernel, call, NULL);
+}
+
+void qn_quantize_silu(const qn_run_next *next, const float *values, void *workspace, const qn_exec *exec)
+{
+    const qn_run_call call = {.desc = next->desc, .args = next->args, .workspace = workspace, .exec = exec};
+    quantize(next->kernel, &call, values);
 }

@@ -33,6 +33,9 @@ void qn_rows_run(const qn_kernel *kernel, const qn_run_call *call);
 size_t qn_quantize_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads);
 void qn_quantize_run(const qn_kernel *kernel, const qn_run_call *call);
 
+/* silu_mul_quant of silu's values, f32 rows one after the other, as its own silu gives them. */
+void qn_quantize_silu(const qn_run_next *next, const float *values, void *workspace, const qn_exec *exec);
+
 /* quantize_nvfp4, quantize_mxfp4: run_fp4.c */
 size_t qn_fp4_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads);
 void qn_fp4_run(const qn_kernel *kernel, const qn_run_call *call);
