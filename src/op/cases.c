@@ -244,6 +244,8 @@ static const struct {
     {"dense_mm m=1 n=130 k=65 x=f16 b=f16 bias=1", 0},
     {"dense_mm m=3 n=33 k=77 out=f32 b=bf16", 0},
     {"dense_mm m=1 n=130 k=65 x=bf16 b=bf16 bias=1", 0},
+    {"dense_mm m=2 n=136 k=520 x=f16 b=f16 bias=1", 0},
+    {"dense_mm m=7 n=72 k=264 out=f32 x=bf16 b=bf16", 0},
     {"dense_mm m=9 n=70 k=200 x=bf16 b=bf16", 0},
     {"dense_mm m=66 n=129 k=640 out=f32 x=f16 b=f16 bias=1", 0},
     {"dense_mm m=150 n=264 k=136 out=f16 x=bf16 b=bf16 bias=bf16", 0},
