@@ -26,8 +26,9 @@ static void print_text(const qn_model_info *m, const qn_tokenizer_info *t, const
            cli_size_text(a, (double)m->file_bytes));
     printf("architecture      %s: %d layers, hidden %d, %d heads of %d (%d key/value), MLP %d\n", m->architecture,
            m->layers, m->hidden, m->heads, m->head_dim, m->kv_heads, m->intermediate);
-    printf("context           %d tokens, RoPE base %g, RMS epsilon %g\n", m->context_length, (double)m->rope_theta,
-           (double)m->rms_eps);
+    const int scaled = strcmp(m->rope_type, "default") != 0;
+    printf("context           %d tokens, RoPE base %g%s%s, RMS epsilon %g\n", m->context_length, (double)m->rope_theta,
+           scaled ? " scaled by " : "", scaled ? m->rope_type : "", (double)m->rms_eps);
     printf("embeddings        %d tokens, %s\n", m->vocab_size, m->tied_embeddings ? "tied" : "not tied");
     printf("weights           %s: %lld parameters in %d tensors, %s, %.3f bits per weight\n", m->scheme,
            (long long)m->parameters, m->tensor_count, cli_size_text(b, (double)m->tensor_bytes), m->bits_per_weight);
@@ -61,6 +62,7 @@ static void print_json_head(json *j, const qn_model_info *m, const qn_tokenizer_
     json_int(j, "context_length", m->context_length);
     json_bool(j, "tied_embeddings", m->tied_embeddings);
     json_number(j, "rope_theta", (double)m->rope_theta, 9);
+    json_text(j, "rope_type", m->rope_type);
     json_number(j, "rms_eps", (double)m->rms_eps, 9);
     if (!t) {
         json_text(j, "tokenizer", NULL);

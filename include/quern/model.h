@@ -19,7 +19,7 @@ typedef struct qn_checkpoint qn_checkpoint;
 typedef struct qn_model_info {
     const char *path;
     const char *container;     /* "gguf" or "safetensors" */
-    const char *architecture;  /* "llama" */
+    const char *architecture;  /* "llama", "qwen2", "qwen3" */
     const char *name;          /* "" when the files give none */
     const char *scheme;        /* how most weights are stored: "q4_1", "bf16", "fp8-block", ... */
     int64_t parameters;        /* logical weights, tied ones once */
@@ -30,6 +30,8 @@ typedef struct qn_model_info {
     int32_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocab_size, context_length;
     int32_t tied_embeddings;
     float rope_theta, rms_eps;
+    const char *rope_type; /* "default", or how frequencies are scaled: "linear", "llama3", "yarn", "longrope";
+                            * "factors": by a table of another origin */
 } qn_model_info;
 
 typedef struct qn_tensor_info {

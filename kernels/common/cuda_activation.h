@@ -14,6 +14,7 @@ typedef struct qn_cuda_activation {
     int heads;
     float eps;
     double log2_theta;
+    const float *factors; /* of frequencies (kernels/cuda/turn.h), [k / 2] */
 } qn_cuda_activation;
 
 /* attention of `queries` queries over `keys` keys. */
@@ -25,9 +26,16 @@ typedef struct qn_cuda_attention {
     float scale;
 } qn_cuda_attention;
 
+/* What norms of the query's and the key's heads multiply their elements by. */
+typedef struct qn_cuda_head_norms {
+    const float *q, *k; /* NULL: there are none */
+    float eps;
+} qn_cuda_head_norms;
+
 /* One query over a cache, with its rotation: parts of it (kernels/cuda/parts.h). All f32. */
 typedef struct qn_cuda_decode {
-    const char *q, *k;    /* of this token, before rotation, heads side by side */
+    const char *q, *k; /* of this token, before norm and rotation, heads side by side */
+    qn_cuda_head_norms norms;
     char *keys;           /* the cache: rows before *position are there, this token's becomes the next */
     const char *values;   /* with this token's row */
     char *partials;
@@ -37,6 +45,7 @@ typedef struct qn_cuda_decode {
     int heads, group;
     float scale;
     double log2_theta;
+    const float *factors; /* of frequencies */
 } qn_cuda_decode;
 
 /* Rows of a table by ids; weights with scales of their own beside the data as in qn_cuda_mm_part. */

@@ -4,6 +4,8 @@
 #ifndef QN_KERNELS_CUDA_VQ_KV_H
 #define QN_KERNELS_CUDA_VQ_KV_H
 
+#include "cuda_activation.h"
+
 /* Codes or elements [batch, token, head, ...], the last dimension dense; scales [token, head], where there are any. */
 typedef struct qn_cuda_vq_codes {
     const char *data, *scale;
@@ -48,6 +50,7 @@ typedef struct qn_cuda_vq_attention {
     int early; /* 1: books may be read before the kernels before this one are done */
     float scale; /* of scores, in units of log 2 */
     double log2_theta;
+    const float *factors; /* of frequencies (kernels/cuda/turn.h) */
     int head_blocks; /* not 0: blocks of a key head, which go in clusters with those of its neighbour */
 } qn_cuda_vq_attention;
 
@@ -80,18 +83,21 @@ typedef struct qn_cuda_kv_step {
     qn_cuda_vq_encode coded[2];
     int heads, kv_heads, size;
     double log2_theta;
+    const float *factors; /* of frequencies (kernels/cuda/turn.h) */
 } qn_cuda_kv_step;
 
 /* All of one token's step over codes with scales, its attention included, which leaves parts (kernels/cuda/parts.h):
  * q, k and v before rotation, recent and scaled as above. */
 typedef struct qn_cuda_decode_scaled {
-    const char *q, *k, *v; /* of this token, before rotation, heads side by side */
+    const char *q, *k, *v; /* of this token, before norm and rotation, heads side by side */
+    qn_cuda_head_norms norms;
     const int *position;
     qn_cuda_kv_keep recent[2], scaled[2];
     char *partials;
     int heads, group, window;
     float scale;
     double log2_theta;
+    const float *factors; /* of frequencies (kernels/cuda/turn.h) */
 } qn_cuda_decode_scaled;
 
 /* The same over codes of vectors; parts: of the whole cache, blocks behind them encode. */
@@ -104,6 +110,7 @@ typedef struct qn_cuda_decode_coded {
     int heads, group, window, parts;
     float scale;
     double log2_theta;
+    const float *factors; /* of frequencies (kernels/cuda/turn.h) */
 } qn_cuda_decode_coded;
 
 #endif

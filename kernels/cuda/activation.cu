@@ -2,7 +2,7 @@
  *
  * Host contract
  *   Parameters: X_FORMAT, OUT of x and y; W_FORMAT of the norm's weight; STYLE of rope, 0 halves, 1 neighbours;
- *     THREADS of a block of qn_rmsnorm and qn_add_rmsnorm, ITEMS of four elements a thread of the latter
+ *     THREADS of a block of qn_rmsnorm and qn_add_rmsnorm, ITEMS of four elements a thread of the latter; of turn.h
  *   Launch: qn_rmsnorm a block a row (rows are walked); qn_add_rmsnorm one block, K a multiple of 4, rows at multiples
  *   of 16; the others block 256, grid {blocks of a row, rows} */
 #include "formats.h"
@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(256) qn_rope(const __grid_constant_
             const int first = STYLE ? 2 * i : i, second = STYLE ? 2 * i + 1 : i + half;
             const char *const x = a.x + row * a.x_row + head * a.x_head;
             float *const y = (float *)(a.y + row * a.y_row + head * a.y_head);
-            const turn t = turn_of(pos, i, (int)a.k, a.log2_theta);
+            const turn t = turn_of(pos, i, (int)a.k, a.log2_theta, a.factors);
             const float u = load_float(x, first, X_FORMAT), v = load_float(x, second, X_FORMAT);
             y[first] = __fmaf_rn(u, t.c, -(v * t.s));
             y[second] = __fmaf_rn(v, t.c, u * t.s);

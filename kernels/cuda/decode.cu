@@ -1,11 +1,11 @@
-/* Attention of one new token over its cache, rotary positions included: rotates the query and the new key, puts the
- * key into the cache, and leaves the parts that parts.h puts together: in the product that follows, or by
- * qn_decode_join. Keys before this token's are read while the kernels before are still at work: nothing of this pass
- * changes them.
+/* Attention of one new token over its cache, norms of heads and rotary positions included: rotates the query and the
+ * new key, puts the key into the cache, and leaves the parts that parts.h puts together: in the product that follows,
+ * or by qn_decode_join. Keys before this token's are read while the kernels before are still at work: nothing of this
+ * pass changes them.
  *
  * Host contract
- *   Parameters: SIZE of a head, a multiple of 8, at most 128
- *   qn_decode_attention   block 128, grid {parts of the whole cache, heads}, dynamic shared memory of 128 * SIZE * 4 bytes
+ *   Parameters: SIZE of a head, a multiple of 8, at most 128; NORM 1: heads are normalised first; those of turn.h
+ *   qn_decode_attention   block 128, grid {parts of the whole cache, heads}, dynamic shared memory: 128 * SIZE * 4
  *   qn_decode_join        block 32, grid {heads} */
 #include "cuda_activation.h"
 #include "decode_part.h"
@@ -44,8 +44,9 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_attention(const __gr
     }
     turn t = {1.0f, 0.0f};
     if (here && threadIdx.x < SIZE / 2) {
-        t = turn_of(position, (int)threadIdx.x, SIZE, a.log2_theta);
+        t = turn_of(position, (int)threadIdx.x, SIZE, a.log2_theta, a.factors);
     }
+    head_norm n = load_gains(a.norms);
     wait_before();
     if (!here) {
         copy_async_wait();
@@ -54,9 +55,11 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_attention(const __gr
     for (int i = (int)threadIdx.x; position < first + PART_KEYS && i < SIZE; i += 128) {
         rows[(position - first) * SIZE + i] = ((const float *)(values + position * a.row))[i];
     }
+    const char *const new_q = a.q + head * (SIZE * 4), *const new_k = a.k + shared_head * (SIZE * 4);
+    finish_norm(a.norms, new_q, new_k, &n);
     if (threadIdx.x < SIZE / 2) {
         const int i = (int)threadIdx.x, j = i + SIZE / 2;
-        turn_new(a.q + head * (SIZE * 4), a.k + shared_head * (SIZE * 4), a.scale, t, q, fresh);
+        turn_new(new_q, new_k, n, a.scale, t, q, fresh);
         if (head % a.group == 0 && position < first + PART_KEYS) {
             float *const to = (float *)(keys + position * a.row);
             to[i] = fresh[i];

@@ -9,7 +9,7 @@
  *
  * Host contract
  *   Parameters: SIZE of a head, a multiple of 8, at most 128; VEC of a vector: 2, 4 or 8, SIZE / VEC a multiple of 4;
- *     those of vq_nearest.h: X_FORMAT 0, B_FORMAT f16, HELD 8, WIDE 0
+ *     those of vq_nearest.h: X_FORMAT 0, B_FORMAT f16, HELD 8, WIDE 0; of turn.h
  *   Books of 256 entries, dense, groups at 16 bytes; a head's codes begin at 4 bytes, recent rows at 16
  *   Launch: block 128, grid {parts of the whole cache, and blocks that encode, heads}: a warp of these has a group of a
  *     head of keys or values */
@@ -133,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_coded(const __grid_c
     copy_recent<ROW_BYTES>(a.recent[1], first + row0, coded, position, shared_head, rows[row0]);
     turn t = {1.0f, 0.0f};
     if (threadIdx.x < HALF) {
-        const double frequency = frequency_of((int)threadIdx.x, SIZE, a.log2_theta);
+        const double frequency = frequency_of((int)threadIdx.x, SIZE, a.log2_theta, a.factors);
         query.frequency[threadIdx.x] = frequency;
         t = turn_by((double)position * frequency);
     }
@@ -183,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_coded(const __grid_c
     const int newest = position < first + PART_KEYS;
     if (threadIdx.x < HALF) {
         const int i = (int)threadIdx.x, j = i + HALF;
-        turn_new(a.q + head * (SIZE * 4), a.k + shared_head * (SIZE * 4), a.scale, t, query.q, fresh);
+        turn_new(a.q + head * (SIZE * 4), a.k + shared_head * (SIZE * 4), head_norm(), a.scale, t, query.q, fresh);
         fresh[i] = half_float(pack_f16(fresh[i], 0.0f) & 0xffff);
         fresh[j] = half_float(pack_f16(fresh[j], 0.0f) & 0xffff);
     }

@@ -11,14 +11,72 @@
 #define WARPS 4
 #define PAIRS ((SIZE / 2 + 31) / 32) /* of elements, a lane */
 #define NONE __int_as_float(0xff800000u)
+#ifndef NORM
+#define NORM 0 /* 1: heads of the query and of the key are normalised first */
+#endif
+
+/* Where heads are normalised before they are turned: the gains of elements i and i + SIZE / 2, by threads that have
+ * such a pair each, and what the whole head of the query and of the key is multiplied by. */
+struct head_norm {
+    float q[2], k[2], q_factor, k_factor;
+};
+
+DEV head_norm load_gains(const qn_cuda_head_norms &a)
+{
+    head_norm n = {};
+#if NORM
+    if (threadIdx.x < SIZE / 2) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            n.q[h] = a.q[(int)threadIdx.x + h * (SIZE / 2)];
+            n.k[h] = a.k[(int)threadIdx.x + h * (SIZE / 2)];
+        }
+    }
+#endif
+    return n;
+}
+
+/* By a warp: what rmsnorm makes of a head, but for its gains. */
+DEV float norm_factor(const char *head, float eps)
+{
+    float squares = 0.0f;
+#pragma unroll
+    for (int j = 0; j < (SIZE + 31) / 32; j++) {
+        const int i = (int)threadIdx.x % 32 + 32 * j;
+        const float v = i < SIZE ? ((const float *)head)[i] : 0.0f;
+        squares = __fmaf_rn(v, v, squares);
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        squares += __shfl_xor_sync(0xffffffffu, squares, step);
+    }
+    return 1.0f / sqrtf(squares / (float)SIZE + eps);
+}
+
+/* By whole warps. */
+DEV void finish_norm(const qn_cuda_head_norms &a, const char *q, const char *k, head_norm *n)
+{
+#if NORM
+    if (threadIdx.x / 32 * 32 < SIZE / 2) {
+        n->q_factor = norm_factor(q, a.eps);
+        n->k_factor = norm_factor(k, a.eps);
+    }
+#endif
+}
 
 /* This token's head of the query and of the key, turned, by threads that have a pair each. Scores are then in units of
  * log 2. */
-DEV void turn_new(const char *q, const char *k, float scale, turn t, float *to_q, float *to_k)
+DEV void turn_new(const char *q, const char *k, const head_norm &n, float scale, turn t, float *to_q, float *to_k)
 {
     const int i = (int)threadIdx.x, j = i + SIZE / 2;
-    const float u = ((const float *)q)[i], v = ((const float *)q)[j], by = scale * 1.4426950408889634f;
-    const float x = ((const float *)k)[i], y = ((const float *)k)[j];
+    float u = ((const float *)q)[i], v = ((const float *)q)[j], by = scale * 1.4426950408889634f;
+    float x = ((const float *)k)[i], y = ((const float *)k)[j];
+#if NORM
+    u = u * n.q_factor * n.q[0];
+    v = v * n.q_factor * n.q[1];
+    x = x * n.k_factor * n.k[0];
+    y = y * n.k_factor * n.k[1];
+#endif
     to_q[i] = __fmaf_rn(u, t.c, -(v * t.s)) * by;
     to_q[j] = __fmaf_rn(v, t.c, u * t.s) * by;
     to_k[i] = __fmaf_rn(x, t.c, -(y * t.s));

@@ -4,7 +4,8 @@
  * at work: nothing of this pass changes it.
  *
  * Host contract
- *   Parameters: SIZE of a head, a multiple of 8, at most 128; those of rows.h, 0
+ *   Parameters: SIZE of a head, a multiple of 8, at most 128; NORM 1: heads of the query and of the key are normalised
+ *     first; those of rows.h, 0; of turn.h
  *   Rows of codes begin at 4 bytes (a scale for each head stands behind them), recent ones at 16
  *   Launch: block 128, grid {parts of the whole cache, heads} */
 #include "decode_part.h"
@@ -82,16 +83,19 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_scaled(const __grid_
     copy_recent<SIZE * 2>(a.recent[1], first + row0, coded, position, shared_head, rows[row0]);
     turn t = {1.0f, 0.0f};
     if (here && threadIdx.x < SIZE / 2) {
-        t = turn_of(position, (int)threadIdx.x, SIZE, a.log2_theta);
+        t = turn_of(position, (int)threadIdx.x, SIZE, a.log2_theta, a.factors);
     }
+    head_norm n = load_gains(a.norms);
     wait_before();
     if (!here) {
         copy_async_wait();
         return;
     }
     const int newest = position < first + PART_KEYS;
+    const char *const new_q = a.q + head * (SIZE * 4), *const new_k = a.k + shared_head * (SIZE * 4);
+    finish_norm(a.norms, new_q, new_k, &n);
     if (threadIdx.x < SIZE / 2) {
-        turn_new(a.q + head * (SIZE * 4), a.k + shared_head * (SIZE * 4), a.scale, t, q, fresh[0]);
+        turn_new(new_q, new_k, n, a.scale, t, q, fresh[0]);
     }
     for (int i = (int)threadIdx.x; newest && i < SIZE; i += 128) {
         const float x = ((const float *)a.v)[shared_head * SIZE + i];
@@ -127,9 +131,8 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_scaled(const __grid_
     copy_async_wait();
     __syncwarp();
     const int left = position + 1 - (first + row0), count = left < 0 ? 0 : left < 32 ? left : 32;
-    sum_values(weights, count, sums[warp], [&](int row, int pair, float *v) {
-        pair_of(rows[row], pair, first + row < coded, scales[row], v);
-    });
+    sum_values(weights, count, sums[warp],
+               [&](int row, int pair, float *v) { pair_of(rows[row], pair, first + row < coded, scales[row], v); });
     __syncthreads();
     leave_part(a.partials, a.heads, sums, most, all);
     if (newest && head % a.group == 0 && warp < 2) {

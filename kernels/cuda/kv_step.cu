@@ -4,7 +4,7 @@
  *
  * Host contract
  *   Parameters: SCALED 1: codes are e4m3 with a scale a head, those of turned keys (kv_scaled.h, its parameters 0);
- *     0: those of vectors, of keys as they came (vq_nearest.h and its parameters)
+ *     0: those of vectors, of keys as they came (vq_nearest.h and its parameters); those of turn.h
  *   Heads side by side, of at most 256 elements, an even number; books do not change
  *   Launch: block 128, grid {ceil(tasks / 4)}: heads + 2 kv_heads, and 2 kv_heads * groups where they are vectors */
 #include "formats.h"
@@ -38,7 +38,7 @@ DEV void turn_head(const qn_cuda_kv_step &a, int position, float *v, char *to, i
     for (int j = 0; j < PER; j += 2) {
         const int at = element_of(a, j);
         if (at >= 0) {
-            const turn t = turn_of(position, at, a.size, a.log2_theta);
+            const turn t = turn_of(position, at, a.size, a.log2_theta, a.factors);
             const float x = v[j], y = v[j + 1];
             float *const out = (float *)to + head * a.size;
             v[j] = out[at] = __fmaf_rn(x, t.c, -(y * t.s));

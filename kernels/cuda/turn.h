@@ -1,15 +1,27 @@
 /* Angles of rotary positions: cosine and sine of pos * theta^(-2 i / size). The angle and its quadrant in double, the
- * rest by polynomials within an ulp of f32. */
+ * rest by polynomials within an ulp of f32.
+ *
+ * Parameters: FACTORS 1: that is divided by factors[i], which are weights: kernels may read them before they wait */
 #ifndef QN_CUDA_TURN_H
 #define QN_CUDA_TURN_H
+
+#ifndef FACTORS
+#define FACTORS 0
+#endif
 
 struct turn {
     float c, s;
 };
 
-static __device__ inline double frequency_of(int i, int size, double log2_theta)
+static __device__ inline double frequency_of(int i, int size, double log2_theta, const float *factors)
 {
-    return exp2(-2.0 * (double)i / (double)size * log2_theta);
+    const double plain = exp2(-2.0 * (double)i / (double)size * log2_theta);
+#if FACTORS
+    return plain / (double)factors[i];
+#else
+    (void)factors;
+    return plain;
+#endif
 }
 
 static __device__ inline turn turn_by(double angle)
@@ -29,9 +41,9 @@ static __device__ inline turn turn_by(double angle)
     return t;
 }
 
-static __device__ inline turn turn_of(int pos, int i, int size, double log2_theta)
+static __device__ inline turn turn_of(int pos, int i, int size, double log2_theta, const float *factors)
 {
-    return turn_by((double)pos * frequency_of(i, size, log2_theta));
+    return turn_by((double)pos * frequency_of(i, size, log2_theta, factors));
 }
 
 #endif

@@ -20,7 +20,7 @@
  *   Parameters: Q_FORMAT; SIZE of a head: 64, 128, 256; VEC: 2, 4, 8, 16; BITS: 4 to 8; TURN: keys are turned, 1 pairs
  * of halves, 2 of neighbours; KV_HEADS, 1 or 2, and QUERIES, query heads of each, a block; WARPS a block, a multiple of
  *     KV_HEADS. At most 6 half tables (HALVES) and
- *     SIZE / VEC at most 64
+ *     SIZE / VEC at most 64; those of turn.h
  *   Books f16; codes' rows begin at multiples of CODE_BYTES
  *   Launch: block 32 * WARPS, grid ceil(items / block_items), dynamic shared memory of SHARED_BYTES
  *   With more than one part qn_vq_attention_join follows (vq_attention_join.cu); with a window vq_attention_plain.cu
@@ -283,7 +283,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
 #if TURN
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < SIZE / 2; i += 32 * WARPS) {
-        const double frequency = frequency_of(i, SIZE, a.log2_theta);
+        const double frequency = frequency_of(i, SIZE, a.log2_theta, a.factors);
         ((double *)(shared + TURNS_AT))[i] = frequency;
         ((turn *)(shared + TURNS_AT + SIZE * 4))[i] = turn_by(4.0 * frequency);
     }

@@ -11,7 +11,7 @@
  *     sequences of its head, so that it loads them once; TURN 1, 2: keys are turned by their position, pairs of halves
  *     or of neighbours; ALIGNED 1: entries begin at their own size, at most 16 bytes, VEC even, B_FORMAT f16
  *     ROWS 0: codes; 1: rows of B_FORMAT, those of the window; 2: rows of e4m3 with scales, VEC 4 at 4 bytes or 1; OUT,
- *     the result's format; LENS 0: lengths follow from the queries' places
+ *     the result's format; LENS 0: lengths follow from the queries' places; those of turn.h
  *   Launch: block 128, grid {query heads, parts, sequences or 1}, dynamic shared memory of SHARED_BYTES */
 #include "formats.h"
 #include "turn.h"
@@ -210,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(128, 4)
 #if TURN
     double *const frequency = (double *)(shared + FREQUENCY_AT);
     for (int i = (int)threadIdx.x; i < SIZE / 2; i += 128) {
-        frequency[i] = frequency_of(i, SIZE, a.log2_theta);
+        frequency[i] = frequency_of(i, SIZE, a.log2_theta, a.factors);
     }
 #endif
     for (int sequence = SWEEP ? 0 : (int)blockIdx.z; sequence < (SWEEP ? a.batch : (int)blockIdx.z + 1); sequence++) {

@@ -70,7 +70,7 @@ struct qn_kernel {
 
 typedef enum qn_chain_kind {
     QN_CHAIN_OPERATOR = 0, /* desc */
-    QN_CHAIN_ADD,          /* out[0] += in[0], f32 */
+    QN_CHAIN_ADD,          /* out[0] += in[0], f32; of in[0] there is one row for all where its rows do not move */
     QN_CHAIN_LOOKUP,       /* out[0] = rows of the table in[0] by the ids in[1] */
     QN_CHAIN_KEEP,         /* row position % R of out[0], F16 [R, ...], = rows of in[0], f32 */
     QN_CHAIN_COPY          /* out[0] = rows of in[0], f32 */

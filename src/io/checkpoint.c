@@ -275,7 +275,8 @@ void qn_checkpoint_get_info(const qn_checkpoint *c, qn_model_info *info)
                         .context_length = h->context_length,
                         .tied_embeddings = h->tied_embeddings,
                         .rope_theta = h->rope_theta,
-                        .rms_eps = h->rms_eps};
+                        .rms_eps = h->rms_eps,
+                        .rope_type = h->rope_type};
 }
 
 qn_status qn_checkpoint_tensor(const qn_checkpoint *c, int32_t i, qn_tensor_info *info)

@@ -3,8 +3,8 @@
  * hyperparameters and the tokenizer's raw material.
  *
  * GGUF names are translated (blk.0.attn_q.weight -> model.layers.0.self_attn.q_proj.weight).
- * GGUF files of architecture llama store q and k rows reordered for interleaved
- * RoPE; such weights carry rope_interleaved and whoever reads rows maps them
+ * GGUF files of architecture llama store q and k rows (and biases) reordered for
+ * interleaved RoPE; such weights carry rope_interleaved and whoever reads rows maps them
  * back with qn_weight_source_row. */
 #ifndef QN_IO_CHECKPOINT_H
 #define QN_IO_CHECKPOINT_H
@@ -40,12 +40,21 @@ typedef struct qn_weight {
     int32_t rope_interleaved; /* rows are GGUF-ordered heads of this many... 0: no; else rows a head */
 } qn_weight;
 
+#define QN_ROPE_PAIRS 512 /* of a head whose frequencies may be scaled */
+
 typedef struct qn_hparams {
-    char architecture[32]; /* "llama" */
+    char architecture[32]; /* "llama", "qwen2", "qwen3" */
     char name[128];
     int32_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocab_size, context_length;
     int32_t tied_embeddings;
+    int32_t qkv_bias, o_bias, mlp_bias; /* 1: these products have biases */
+    int32_t head_norms;                 /* 1: each head of queries and keys is normalised before it is turned */
     float rope_theta, rms_eps;
+    /* Scaled RoPE: the frequency of pair i is divided by rope_factors[i] when rope_scaled is 1; queries and keys are
+     * rope_magnitude as long. rope_type is for people: default, linear, llama3, yarn, longrope; factors: a table. */
+    char rope_type[12];
+    int32_t rope_scaled;
+    float rope_factors[QN_ROPE_PAIRS], rope_magnitude;
     int32_t bos_id, eos_id, pad_id; /* -1: not given */
 } qn_hparams;
 
@@ -71,5 +80,8 @@ int64_t qn_weight_source_row(const qn_weight *weight, int64_t row);
 
 /* Decode logical row `row` (k floats) exactly as the scheme defines it. Not for vector-quantised weights. */
 void qn_weight_decode_row(const qn_weight *weight, int64_t row, float *destination);
+
+/* All n elements of a weight of one dimension. */
+void qn_weight_decode_vector(const qn_weight *weight, float *destination);
 
 #endif

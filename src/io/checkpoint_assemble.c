@@ -292,7 +292,7 @@ qn_status qn_checkpoint_assemble(qn_checkpoint *c, qn_error *error)
         const qn_file_tensor *t = &c->tensors[i];
         const char *dot = strrchr(t->name, '.');
         if (!dot) {
-            QN_FAIL(error, QN_E_UNSUPPORTED, "tensor %s is not part of a llama model", t->name);
+            QN_FAIL(error, QN_E_UNSUPPORTED, "tensor %s is not part of a %s model", t->name, c->hparams.architecture);
         }
         const size_t length = (size_t)(dot - t->name);
         const char *suffix = dot + 1;

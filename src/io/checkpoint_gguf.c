@@ -8,7 +8,7 @@
 #include "io/checkpoint_internal.h"
 #include "io/checkpoint_llama.h"
 
-/* Logical name of a GGUF tensor of architecture llama, into name[128]; *rotated: rows are reordered. 1 when unknown. */
+/* Logical name of a GGUF tensor, into name[128]; *rotated: llama's rows are reordered. 1 when unknown. */
 static int translate(const char *gguf, char name[128], int *rotated)
 {
     static const char *const fixed[][2] = {{"token_embd.weight", "model.embed_tokens.weight"},
@@ -35,8 +35,9 @@ static int translate(const char *gguf, char name[128], int *rotated)
     for (int i = 0; i < QN_LLAMA_LAYER_NAMES; i++) {
         const qn_llama_name *n = &qn_llama_layer_names[i];
         const size_t length = strlen(n->gguf);
-        if (strncmp(rest, n->gguf, length) == 0 && strcmp(rest + length, ".weight") == 0) {
-            snprintf(name, 128, "model.layers.%ld.%s.weight", layer, n->hf);
+        const char *const suffix = rest + length;
+        if (strncmp(rest, n->gguf, length) == 0 && (strcmp(suffix, ".weight") == 0 || strcmp(suffix, ".bias") == 0)) {
+            snprintf(name, 128, "model.layers.%ld.%s%s", layer, n->hf, suffix);
             *rotated = n->rotated;
             return 0;
         }
@@ -47,6 +48,7 @@ static int translate(const char *gguf, char name[128], int *rotated)
 static qn_status add_weights(qn_checkpoint *c, qn_error *error)
 {
     const int32_t count = c->gguf.tensor_count;
+    const int32_t heads = strcmp(c->hparams.architecture, "llama") == 0 ? c->hparams.head_dim : 0;
     c->tensors = qn_calloc(c->ctx, (size_t)count + 1, sizeof *c->tensors);
     QN_FAIL_IF(!c->tensors, error, QN_E_MEMORY, "out of memory for %d tensors", (int)count);
     for (int32_t i = 0; i < count; i++) {
@@ -55,13 +57,14 @@ static qn_status add_weights(qn_checkpoint *c, qn_error *error)
         *file = (qn_file_tensor){.name = t->name, .view = t->view, .bytes = t->end - t->begin};
         char name[128];
         int rotated = 0;
-        QN_FAIL_IF(strcmp(t->name, "rope_freqs.weight") == 0, error, QN_E_UNSUPPORTED,
-                   "tensor rope_freqs.weight: RoPE with frequency factors is not supported");
+        if (strcmp(t->name, QN_ROPE_TABLE) == 0) {
+            continue; /* rope.c has read it */
+        }
         QN_FAIL_IF(translate(t->name, name, &rotated) != 0, error, QN_E_UNSUPPORTED,
-                   "tensor %s is not one of a llama model known here", t->name);
+                   "tensor %s is not one of a %s model known here", t->name, c->hparams.architecture);
         const char *logical = qn_checkpoint_own_text(c, name, strlen(name));
         QN_FAIL_IF(!logical, error, QN_E_MEMORY, "out of memory for tensor names");
-        QN_TRY(qn_checkpoint_add_dense(c, logical, file, rotated ? c->hparams.head_dim : 0, error));
+        QN_TRY(qn_checkpoint_add_dense(c, logical, file, rotated ? heads : 0, error));
     }
     return QN_OK;
 }

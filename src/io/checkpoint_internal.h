@@ -100,6 +100,15 @@ qn_status qn_checkpoint_assemble_vq(qn_checkpoint *c, const qn_file_tensor *t, i
 qn_status qn_hparams_from_config(const json_t *config, qn_hparams *out, qn_error *error);
 qn_status qn_hparams_from_gguf(const qn_gguf *file, qn_hparams *out, qn_error *error);
 
+/* The parts of these that RoPE takes (rope.c): theta and scaling; head_dim, context_length and architecture are known
+ * and checked. A longrope whose factors change with a text's length lowers context_length to where they do. */
+#define QN_ROPE_TABLE "rope_freqs.weight" /* GGUF's tensor of factors */
+qn_status qn_rope_from_config(const json_t *config, qn_hparams *hparams, qn_error *error);
+qn_status qn_rope_from_gguf(const qn_gguf *file, qn_hparams *hparams, qn_error *error);
+
+/* rope_scaling of scaled RoPE; NULL: out of memory. */
+json_t *qn_rope_to_config(const qn_hparams *hparams);
+
 /* config.json object that says the same; NULL: out of memory. */
 json_t *qn_hparams_to_config(const qn_hparams *hparams);
 

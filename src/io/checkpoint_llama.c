@@ -1,4 +1,4 @@
-/* The llama architecture's list of weights: names in both worlds and shapes. */
+/* The list of weights of llama and the architectures like it: names in both worlds and shapes. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,12 +8,27 @@
 #include "io/checkpoint_llama.h"
 
 const qn_llama_name qn_llama_layer_names[QN_LLAMA_LAYER_NAMES] = {
-    {"attn_norm", "input_layernorm", 0}, {"ffn_norm", "post_attention_layernorm", 0},
-    {"attn_q", "self_attn.q_proj", 1},   {"attn_k", "self_attn.k_proj", 1},
-    {"attn_v", "self_attn.v_proj", 0},   {"attn_output", "self_attn.o_proj", 0},
-    {"ffn_gate", "mlp.gate_proj", 0},    {"ffn_up", "mlp.up_proj", 0},
-    {"ffn_down", "mlp.down_proj", 0},
+    {"attn_norm", "input_layernorm", 0},    {"ffn_norm", "post_attention_layernorm", 0},
+    {"attn_q", "self_attn.q_proj", 1},      {"attn_k", "self_attn.k_proj", 1},
+    {"attn_v", "self_attn.v_proj", 0},      {"attn_output", "self_attn.o_proj", 0},
+    {"ffn_gate", "mlp.gate_proj", 0},       {"ffn_up", "mlp.up_proj", 0},
+    {"ffn_down", "mlp.down_proj", 0},       {"attn_q_norm", "self_attn.q_norm", 0},
+    {"attn_k_norm", "self_attn.k_norm", 0},
 };
+
+enum { QKV = 2, OUTPUT = 5, MLP = 6, HEAD_NORMS = 9 }; /* the first of each */
+
+/* How many of the weights a layer has. */
+static int weight_names(const qn_hparams *h)
+{
+    return h->head_norms ? QN_LLAMA_LAYER_NAMES : HEAD_NORMS;
+}
+
+/* Whether a layer has a bias of weight i. */
+static int has_bias(const qn_hparams *h, int i)
+{
+    return i < QKV ? 0 : i < OUTPUT ? h->qkv_bias : i < MLP ? h->o_bias : i < HEAD_NORMS ? h->mlp_bias : 0;
+}
 
 /* n and k of layer weight i; k = 0: a vector. */
 static void layer_shape(const qn_hparams *h, int i, int64_t *n, int64_t *k)
@@ -27,7 +42,9 @@ static void layer_shape(const qn_hparams *h, int i, int64_t *n, int64_t *k)
                                                      {h->hidden, q},
                                                      {h->intermediate, h->hidden},
                                                      {h->intermediate, h->hidden},
-                                                     {h->hidden, h->intermediate}};
+                                                     {h->hidden, h->intermediate},
+                                                     {h->head_dim, 0},
+                                                     {h->head_dim, 0}};
     *n = shapes[i][0];
     *k = shapes[i][1];
 }
@@ -48,7 +65,7 @@ static qn_status check_weight(const qn_checkpoint *c, const char *name, int64_t 
 static const struct {
     const char *name;
     int first, last;
-} fused[] = {{"self_attn.qkv_proj", 2, 4}, {"mlp.upgate_proj", 6, 7}};
+} fused[] = {{"self_attn.qkv_proj", QKV, QKV + 2}, {"mlp.upgate_proj", MLP, MLP + 1}};
 
 #define FUSED (sizeof fused / sizeof *fused)
 
@@ -59,6 +76,20 @@ static const qn_weight *find_fused(const qn_checkpoint *c, int32_t layer, size_t
     snprintf(name, sizeof name, "model.layers.%d.%s.weight", (int)layer, fused[i].name);
     const qn_weight *w = qn_checkpoint_find(c, name);
     return w && w->part_count ? w : NULL;
+}
+
+/* A weight of a layer and, where there is one, its bias. */
+static qn_status check_part(const qn_checkpoint *c, int32_t layer, const char *part, int64_t n, int64_t k, int biased,
+                            qn_error *error)
+{
+    char name[128];
+    snprintf(name, sizeof name, "model.layers.%d.%s.weight", (int)layer, part);
+    QN_TRY(check_weight(c, name, n, k, error));
+    if (biased) {
+        snprintf(name, sizeof name, "model.layers.%d.%s.bias", (int)layer, part);
+        QN_TRY(check_weight(c, name, n, 0, error));
+    }
+    return QN_OK;
 }
 
 static qn_status check_layer(const qn_checkpoint *c, int32_t layer, qn_error *error)
@@ -75,15 +106,16 @@ static qn_status check_layer(const qn_checkpoint *c, int32_t layer, qn_error *er
             present[i] = 1;
         }
         if (w) {
-            QN_TRY(check_weight(c, w->name, rows, k, error));
+            QN_TRY(check_part(c, layer, fused[f].name, rows, k, has_bias(&c->hparams, fused[f].first), error));
         }
     }
-    for (int i = 0; i < QN_LLAMA_LAYER_NAMES; i++) {
-        snprintf(name, sizeof name, "model.layers.%d.%s.weight", (int)layer, qn_llama_layer_names[i].hf);
+    for (int i = 0; i < weight_names(&c->hparams); i++) {
+        const char *part = qn_llama_layer_names[i].hf;
         layer_shape(&c->hparams, i, &n, &k);
         if (!present[i]) {
-            QN_TRY(check_weight(c, name, n, k, error));
+            QN_TRY(check_part(c, layer, part, n, k, has_bias(&c->hparams, i), error));
         } else {
+            snprintf(name, sizeof name, "model.layers.%d.%s.weight", (int)layer, part);
             QN_FAIL_IF(qn_checkpoint_find(c, name), error, QN_E_FILE,
                        "the weight %s is there although its layer has a fused one", name);
         }
@@ -91,8 +123,8 @@ static qn_status check_layer(const qn_checkpoint *c, int32_t layer, qn_error *er
     return QN_OK;
 }
 
-/* The bias of a vector-quantised weight. */
-static int is_bias(const qn_checkpoint *c, const qn_weight *w)
+/* The bias of a vector-quantised weight, which may have one whatever the architecture says. */
+static int is_vector_bias(const qn_checkpoint *c, const qn_weight *w)
 {
     const size_t length = strlen(w->name);
     char name[160];
@@ -116,10 +148,11 @@ static int is_expected(const qn_checkpoint *c, const char *name)
     if (sscanf(name, "model.layers.%6d.%n", &layer, &used) != 1 || !used || layer < 0 || layer >= h->layers) {
         return 0;
     }
-    for (int i = 0; i < QN_LLAMA_LAYER_NAMES; i++) {
+    for (int i = 0; i < weight_names(h); i++) {
         const size_t length = strlen(qn_llama_layer_names[i].hf);
+        const char *const suffix = name + used + length;
         if (strncmp(name + used, qn_llama_layer_names[i].hf, length) == 0 &&
-            strcmp(name + used + length, ".weight") == 0) {
+            (strcmp(suffix, ".weight") == 0 || (has_bias(h, i) && strcmp(suffix, ".bias") == 0))) {
             return 1;
         }
     }
@@ -169,8 +202,9 @@ qn_status qn_checkpoint_check_llama(qn_checkpoint *c, qn_error *error)
         QN_TRY(check_layer(c, layer, error));
     }
     for (int32_t i = 0; i < c->weight_count; i++) {
-        QN_FAIL_IF(!is_expected(c, c->weights[i].name) && !is_bias(c, &c->weights[i]), error, QN_E_UNSUPPORTED,
-                   "the weight %s is not part of a llama model of %d layers", c->weights[i].name, (int)h->layers);
+        QN_FAIL_IF(!is_expected(c, c->weights[i].name) && !is_vector_bias(c, &c->weights[i]), error, QN_E_UNSUPPORTED,
+                   "the weight %s is not part of a %s model of %d layers", c->weights[i].name, h->architecture,
+                   (int)h->layers);
     }
     return QN_OK;
 }

@@ -118,3 +118,16 @@ qn_status qn_json_get_string(const json_t *object, const char *key, const char *
     *out = json_string_value(value);
     return QN_OK;
 }
+
+json_t *qn_json_short_number(float value)
+{
+    char text[40];
+    for (int digits = 1; digits <= 9; digits++) {
+        double back = 0;
+        snprintf(text, sizeof text, "%.*e", digits - 1, (double)value);
+        if (sscanf(text, "%lf", &back) == 1 && (float)back == value) {
+            return json_real(back);
+        }
+    }
+    return json_real((double)value);
+}

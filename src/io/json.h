@@ -23,6 +23,9 @@ qn_status qn_json_get_int(const json_t *object, const char *key, int64_t low, in
 qn_status qn_json_get_number(const json_t *object, const char *key, double low, double high, double *out,
                              qn_error *error);
 qn_status qn_json_get_bool(const json_t *object, const char *key, int *out, qn_error *error);
+/* A float as the shortest decimal that reads back the same, so that 1e-5f becomes 1e-05; NULL: out of memory. */
+json_t *qn_json_short_number(float value);
+
 qn_status qn_json_get_string(const json_t *object, const char *key, const char **out, qn_error *error);
 
 #endif

@@ -56,3 +56,14 @@ void qn_weight_decode_row(const qn_weight *w, int64_t row, float *destination)
         }
     }
 }
+
+void qn_weight_decode_vector(const qn_weight *w, float *destination)
+{
+    if (!w->rope_interleaved) {
+        qn_format_get_row(w->data.shape.format)->decode(w->data.data, w->n, destination);
+        return;
+    }
+    for (int64_t i = 0; i < w->n; i++) {
+        qn_weight_decode_row(w, i, destination + i);
+    }
+}

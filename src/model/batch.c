@@ -227,7 +227,7 @@ static qn_mut_view resolve(const qn_batch *b, const qn_operand *operand, const q
     const qn_session *s = rows->session;
     qn_shape shape = operand->shape;
     char *data = NULL;
-    int64_t stride = (int64_t)b->model->kv_row_bytes;
+    int64_t stride = (int64_t)b->model->kv_row_bytes, first = rows->first;
     const int batched = shape.ndim == 4; /* rows are its second dimension */
     if (!operand->whole) {
         shape.dims[batched] = rows->count;
@@ -241,13 +241,19 @@ static qn_mut_view resolve(const qn_batch *b, const qn_operand *operand, const q
             return view;
         }
         stride = (int64_t)b->model->registers[operand->index].row_bytes;
+        if (!operand->whole) {
+            const int64_t each = operand->shape.dims[batched];
+            shape.dims[batched] *= each;
+            stride /= each;
+            first *= each;
+        }
         if (shape.ndim == 1 || (shape.ndim == 2 && shape.dims[1] == 1)) {
             /* one number a row (scales, zero points): kept dense, as the operators take them */
             size_t element;
             (void)qn_format_row_bytes(shape.format, 1, &element, NULL);
             stride = (int64_t)element;
         }
-        data = b->registers[operand->index] + (operand->whole ? 0 : rows->first * stride) + operand->offset;
+        data = b->registers[operand->index] + (operand->whole ? 0 : first * stride) + operand->offset;
         break;
     case QN_PLACE_POSITIONS:
         data = (char *)(b->positions + rows->first);
@@ -287,7 +293,8 @@ static qn_mut_view resolve(const qn_batch *b, const qn_operand *operand, const q
 
 /* x += y or x = y, rows at a time */
 typedef struct add_job {
-    qn_mut_view x, y;
+    qn_mut_view x;
+    qn_view y;
     int64_t per_task;
     int copies;
 } add_job;
@@ -305,7 +312,8 @@ static void add_task(void *user, int64_t index, int32_t thread)
 {
     (void)thread;
     const add_job *job = user;
-    const qn_mut_view *x = &job->x, *y = &job->y;
+    const qn_mut_view *x = &job->x;
+    const qn_view *y = &job->y;
     const int64_t last = qn_min_i64(x->shape.dims[0], (index + 1) * job->per_task);
     for (int64_t m = index * job->per_task; m < last; m++) {
         float *const to = (float *)(void *)((char *)x->data + m * x->strides[0]);
@@ -320,7 +328,10 @@ static void add_task(void *user, int64_t index, int32_t thread)
 
 static void add_rows(const qn_batch *b, const qn_step *step, const qn_row_range *rows)
 {
-    add_job job = {.x = resolve(b, &step->out[0], rows), .y = resolve(b, &step->in[0], rows), .copies = step->copies};
+    const qn_mut_view from = resolve(b, &step->in[0], rows);
+    add_job job = {.x = resolve(b, &step->out[0], rows),
+                   .y = step->in[0].place == QN_PLACE_CONST ? step->in[0].view : qn_view_of(&from),
+                   .copies = step->copies};
     job.per_task = qn_max_i64(1, ADD_BYTES / (job.x.shape.dims[1] * (int64_t)sizeof(float) + 1));
     qn_parallel_for(&b->exec, qn_ceil_div(job.x.shape.dims[0], job.per_task), add_task, &job);
 }

@@ -3,6 +3,7 @@
  * of known kinds needs no change here. */
 #include "model/build.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -208,27 +209,41 @@ static qn_status vector_weight(qn_model *model, const char *name, int64_t expect
     if (!values) {
         return out_of_memory(error);
     }
-    QN_TRY(qn_decode(weight->data.shape.format, weight->data.data, expected, values, error));
+    qn_weight_decode_vector(weight, values);
     *view = qn_view_make(values, &shape);
     return QN_OK;
 }
 
-qn_status qn_build_norm(qn_model *model, int32_t layer, int32_t in, int32_t out, const char *weight, qn_error *error)
+/* Of rows of that shape, which may be several of a token. */
+static qn_status add_norm(qn_model *model, int32_t layer, int32_t in, int32_t out, qn_shape rows, const char *weight,
+                          qn_error *error)
 {
-    const qn_hparams *h = qn_checkpoint_hparams(model->checkpoint);
     qn_view gain;
-    QN_TRY(vector_weight(model, weight, h->hidden, &gain, error));
+    QN_TRY(vector_weight(model, weight, rows.dims[1], &gain, error));
     qn_step *step = add_step(model, layer, QN_OP_RMSNORM, qn_checkpoint_find(model->checkpoint, weight)->name);
     if (!step) {
         return out_of_memory(error);
     }
-    step->in[qn_op_in_slot(QN_OP_RMSNORM, "x")] = in_register(in, rows_of(QN_F32, h->hidden));
+    step->in[qn_op_in_slot(QN_OP_RMSNORM, "x")] = in_register(in, rows);
     step->in[qn_op_in_slot(QN_OP_RMSNORM, "w")] = constant(gain);
-    step->out[0] = in_register(out, rows_of(QN_F32, h->hidden));
+    step->out[0] = in_register(out, rows);
     qn_op_desc desc = describe(QN_OP_RMSNORM);
-    desc.attr[QN_ATTR_EPS].f = h->rms_eps;
+    desc.attr[QN_ATTR_EPS].f = qn_checkpoint_hparams(model->checkpoint)->rms_eps;
     desc.attr[QN_ATTR_OUT].i = QN_OUT_F32;
     return plan_step(model, step, &desc, error);
+}
+
+qn_status qn_build_norm(qn_model *model, int32_t layer, int32_t in, int32_t out, const char *weight, qn_error *error)
+{
+    const qn_shape rows = rows_of(QN_F32, qn_checkpoint_hparams(model->checkpoint)->hidden);
+    return add_norm(model, layer, in, out, rows, weight, error);
+}
+
+qn_status qn_build_head_norm(qn_model *model, int32_t layer, int32_t in, int32_t out, int32_t heads, const char *weight,
+                             qn_error *error)
+{
+    const qn_shape rows = qn_shape_make(QN_F32, 2, heads, qn_checkpoint_hparams(model->checkpoint)->head_dim, 1, 1);
+    return add_norm(model, layer, in, out, rows, weight, error);
 }
 
 /* ---- Linear layers ---- */
@@ -428,6 +443,25 @@ int32_t qn_build_scale_slot(qn_op mm)
     return named >= 0 ? named : qn_op_in_slot(mm, "b_scale");
 }
 
+/* The name of a weight's bias; 0: it has none. */
+static int find_bias(const qn_model *model, const char *weight, char name[256])
+{
+    const int stem = (int)(strlen(weight) - strlen("weight"));
+    return snprintf(name, 256, "%.*sbias", stem, weight) < 256 && qn_checkpoint_find(model->checkpoint, name);
+}
+
+static int takes_bias(qn_op mm)
+{
+    return qn_op_in_slot(mm, "bias") >= 0;
+}
+
+int qn_build_writes_values(const qn_model *model, const char *name)
+{
+    char bias[256];
+    const qn_op mm = qn_checkpoint_find(model->checkpoint, name)->scheme->mm;
+    return !(model->device && mm == QN_OP_VQ_MM) && (takes_bias(mm) || !find_bias(model, name, bias));
+}
+
 /* The weight operands of a multiplication by the weight's scheme, as they lie in the file: qn_model_pack makes them
  * what the kernel reads. */
 static qn_status bind_weight(qn_model *model, const qn_weight *weight, const char *name, qn_operand operands[QN_MAX_IN],
@@ -452,18 +486,32 @@ static qn_status bind_weight(qn_model *model, const qn_weight *weight, const cha
         operands[qn_op_in_slot(mm, "azp_adj")] = constant(qn_view_make(NULL, &sums)); /* made by qn_model_pack */
     }
     char bias[256];
-    const size_t stem = strlen(name) - strlen("weight");
-    if (stem < sizeof bias - sizeof "bias") {
-        snprintf(bias, sizeof bias, "%.*sbias", (int)stem, name);
-        if (qn_checkpoint_find(model->checkpoint, bias)) {
-            qn_view view;
-            QN_TRY(vector_weight(model, bias, weight->n, &view, error));
-            const int32_t slot = qn_op_in_slot(mm, "bias");
-            QN_FAIL_IF(slot < 0, error, QN_E_UNSUPPORTED, "tensor %s: %s takes no bias", bias,
-                       qn_op_get_info(mm)->name);
-            operands[slot] = constant(view);
-        }
+    if (takes_bias(mm) && find_bias(model, name, bias)) {
+        qn_view view;
+        QN_TRY(vector_weight(model, bias, weight->n, &view, error));
+        operands[qn_op_in_slot(mm, "bias")] = constant(view);
     }
+    return QN_OK;
+}
+
+/* The sum of a product and its bias, whose operator has no place for it. */
+static qn_status add_bias(qn_model *model, const qn_step *product, const char *name, qn_error *error)
+{
+    const qn_shape row = rows_of(QN_F32, product->weight->n);
+    const qn_operand sum = product->out[0];
+    const int32_t layer = product->layer;
+    qn_view view;
+    QN_TRY(vector_weight(model, name, product->weight->n, &view, error));
+    qn_buffer_print(&model->notes, "layer %d: %s is added by itself: %s takes no bias\n", layer, name,
+                    qn_op_get_info(product->op)->name);
+    qn_step *step = add_step(model, layer, QN_OP_NONE, ""); /* product is not valid from here on */
+    if (!step) {
+        return out_of_memory(error);
+    }
+    view = qn_view_make(view.data, &row);
+    view.strides[0] = 0; /* one row for all */
+    step->in[0] = constant(view);
+    step->out[0] = sum;
     return QN_OK;
 }
 
@@ -498,7 +546,9 @@ static qn_status add_multiply(qn_model *model, int32_t layer, int32_t in, const 
             desc.attr[a] = weight->attr[a];
         }
     }
-    return plan_step(model, step, &desc, error);
+    QN_TRY(plan_step(model, step, &desc, error));
+    char bias[256];
+    return !takes_bias(mm) && find_bias(model, name, bias) ? add_bias(model, step, bias, error) : QN_OK;
 }
 
 qn_status qn_build_linear(qn_model *model, int32_t layer, int32_t in, int32_t out, int64_t column, int to_values,
@@ -517,6 +567,15 @@ qn_status qn_build_output(qn_model *model, int32_t in, const char *weight, qn_er
 
 /* ---- The other operators ---- */
 
+/* The factors of the model's frequencies, where it has scaled ones: one operand, whatever reads it. */
+static void bind_factors(const qn_hparams *h, qn_op op, const char *slot, qn_operand in[QN_MAX_IN])
+{
+    if (h->rope_scaled) {
+        const qn_shape shape = qn_shape_make(QN_F32, 1, h->head_dim / 2, 1, 1, 1);
+        in[qn_op_in_slot(op, slot)] = constant(qn_view_make(h->rope_factors, &shape));
+    }
+}
+
 qn_status qn_build_rope(qn_model *model, int32_t layer, int32_t in, int64_t column, int32_t out, int to_keys,
                         int32_t heads, qn_error *error)
 {
@@ -531,6 +590,7 @@ qn_status qn_build_rope(qn_model *model, int32_t layer, int32_t in, int64_t colu
     x->offset = column * (int64_t)sizeof(float);
     step->in[qn_op_in_slot(QN_OP_ROPE, "pos")] =
         (qn_operand){.place = QN_PLACE_POSITIONS, .shape = qn_shape_make(QN_I32, 1, 1, 1, 1, 1)};
+    bind_factors(h, QN_OP_ROPE, "factors", step->in);
     step->out[0] = to_keys ? (qn_operand){.place = QN_PLACE_NEW_KEYS, .index = layer} : in_register(out, shape);
     qn_op_desc desc = describe(QN_OP_ROPE);
     desc.attr[QN_ATTR_THETA].f = h->rope_theta;
@@ -605,19 +665,19 @@ static qn_status keep_recent(qn_model *model, int32_t layer, int32_t in, int64_t
     return QN_OK;
 }
 
-qn_status qn_build_keep(qn_model *model, int32_t layer, int32_t in, int64_t column, int32_t keys, qn_error *error)
+qn_status qn_build_keep(qn_model *model, int32_t layer, qn_columns keys, qn_columns values, int32_t rotated,
+                        qn_error *error)
 {
-    const qn_hparams *h = qn_checkpoint_hparams(model->checkpoint);
-    const int64_t values = column + (int64_t)h->kv_heads * h->head_dim;
-    QN_TRY(qn_build_rope(model, layer, in, column, keys, 0, h->kv_heads, error));
-    QN_TRY(keep_recent(model, layer, keys, 0, 0, error));
-    QN_TRY(keep_recent(model, layer, in, values, 1, error));
+    const int32_t heads = qn_checkpoint_hparams(model->checkpoint)->kv_heads;
+    QN_TRY(qn_build_rope(model, layer, keys.reg, keys.column, rotated, 0, heads, error));
+    QN_TRY(keep_recent(model, layer, rotated, 0, 0, error));
+    QN_TRY(keep_recent(model, layer, values.reg, values.column, 1, error));
     if (model->kv->scaled) {
-        QN_TRY(keep_scaled(model, layer, keys, 0, 0, error));
-        return keep_scaled(model, layer, in, values, 1, error);
+        QN_TRY(keep_scaled(model, layer, rotated, 0, 0, error));
+        return keep_scaled(model, layer, values.reg, values.column, 1, error);
     }
-    QN_TRY(keep_coded(model, layer, in, column, 0, error));
-    return keep_coded(model, layer, in, values, 1, error);
+    QN_TRY(keep_coded(model, layer, keys.reg, keys.column, 0, error));
+    return keep_coded(model, layer, values.reg, values.column, 1, error);
 }
 
 static qn_operand cached(int32_t layer, int values, size_t offset, qn_shape shape)
@@ -661,6 +721,7 @@ static void bind_cache(const qn_model *model, int32_t layer, qn_step *step, qn_o
     if (kv->channels) {
         step->in[qn_op_in_slot(step->op, "seq_lens")] =
             (qn_operand){.place = QN_PLACE_LENGTHS, .shape = qn_shape_make(QN_I32, 1, 1, 1, 1, 1)};
+        bind_factors(h, step->op, "rope_factors", step->in);
         desc->attr[QN_ATTR_ROPE_THETA].f = h->rope_theta;
         desc->attr[QN_ATTR_STYLE].i = QN_ROPE_HALF;
     } else {
@@ -679,6 +740,10 @@ qn_status qn_build_attention(qn_model *model, int32_t layer, int32_t in, int32_t
     }
     const qn_shape rows = qn_shape_make(QN_F32, 3, 1, h->heads, h->head_dim, 1);
     qn_op_desc desc = describe(op);
+    if (h->rope_magnitude != 1.0f) { /* of queries and keys: scores have its square */
+        const double magnitude = (double)h->rope_magnitude;
+        desc.attr[QN_ATTR_SCALE].f = (float)(magnitude * magnitude / sqrt((double)h->head_dim));
+    }
     step->in[qn_op_in_slot(op, "q")] = in_register(in, rows);
     bind_cache(model, layer, step, &desc);
     step->out[0] = in_register(out, rows);

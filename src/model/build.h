@@ -25,17 +25,30 @@ void qn_build_drop_plans(qn_model *model);
 /* Memory owned by the model, freed with it; NULL when there is none. */
 void *qn_build_own(qn_model *model, size_t bytes);
 
-/* out[M, width] = rmsnorm(in) * weight */
+/* Columns of a register from `column` on. */
+typedef struct qn_columns {
+    int32_t reg;
+    int64_t column;
+} qn_columns;
+
+/* out[M, width] = rmsnorm(in) * weight; or of each of `heads` heads, which are all that the rows of in and out have. */
 qn_status qn_build_norm(qn_model *model, int32_t layer, int32_t in, int32_t out, const char *weight, qn_error *error);
+qn_status qn_build_head_norm(qn_model *model, int32_t layer, int32_t in, int32_t out, int32_t heads, const char *weight,
+                             qn_error *error);
+
+/* Whether the product of a weight can write new rows of values: on a device not that of vectors, and none that its bias
+ * is added to by a step of its own. */
+int qn_build_writes_values(const qn_model *model, const char *weight);
 
 /* out columns [column, column + N) = in[M,K] W[N,K]^T (+ bias) by the weight's scheme. out: a register, or a
- * new row of the layer's values when to_values is 1. */
+ * new row of the layer's values when to_values is 1. An operator without a bias is followed by a sum. */
 qn_status qn_build_linear(qn_model *model, int32_t layer, int32_t in, int32_t out, int64_t column, int to_values,
                           const char *weight, qn_error *error);
 
-/* Keep the new keys, columns of in from `column` on before rotation, and the new values behind them, as a KV scheme
- * other than floats does; keys: a register for rotated keys. */
-qn_status qn_build_keep(qn_model *model, int32_t layer, int32_t in, int64_t column, int32_t keys, qn_error *error);
+/* Keep the new keys, as they are before rotation, and the new values as a KV scheme other than floats does; rotated: a
+ * register for rotated keys. */
+qn_status qn_build_keep(qn_model *model, int32_t layer, qn_columns keys, qn_columns values, int32_t rotated,
+                        qn_error *error);
 
 /* Rotate columns of in from `column` on, [M, heads, head_dim], by position; to_keys: into the layer's key cache, else
  * into out. */

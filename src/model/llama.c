@@ -1,26 +1,47 @@
-/* The llama family as a plain list of steps: RMSNorm, RoPE (half style, as
- * Hugging Face stores it), grouped-query attention, SwiGLU, optional biases,
- * tied or separate output embeddings. */
+/* Llama and the architectures like it as a plain list of steps: RMSNorm, RoPE
+ * (half style, as Hugging Face stores it), grouped-query attention, SwiGLU,
+ * optional biases, a norm of each head of queries and keys or none, tied or
+ * separate output embeddings. */
 #include <stdio.h>
 
 #include "base/error.h"
 #include "model/build.h"
 
 typedef struct llama_registers {
-    int32_t stream, normed, query_key, rotated, attended, projected, gate_up, activated;
+    int32_t stream, normed, rotated, attended, projected, gate_up, activated;
     int32_t keys, sums; /* of KV schemes other than floats */
+    qn_columns query, key, value;    /* before they are turned; values where they are not kept as they are */
+    qn_columns made_query, made_key; /* as products make them: the same, or before their heads are normalised */
 } llama_registers;
+
+/* Side by side, for products of the same rows; heads that are normalised have rows of their own. */
+static qn_status make_query_key(qn_model *model, const qn_hparams *h, llama_registers *r, qn_error *error)
+{
+    const int64_t q = (int64_t)h->heads * h->head_dim, kv = (int64_t)h->kv_heads * h->head_dim;
+    const int floats = !qn_kv_lossy(model->kv);
+    if (!h->head_norms) {
+        int32_t all;
+        QN_TRY(qn_build_register(model, "query_key", QN_F32, floats ? q + kv : q + 2 * kv, &all, error));
+        r->query = r->made_query = (qn_columns){all, 0};
+        r->key = r->made_key = (qn_columns){all, q};
+        r->value = (qn_columns){all, q + kv};
+        return QN_OK;
+    }
+    QN_TRY(qn_build_register(model, "made_query", QN_F32, q, &r->made_query.reg, error));
+    QN_TRY(qn_build_register(model, "made_key", QN_F32, kv, &r->made_key.reg, error));
+    QN_TRY(qn_build_register(model, "query", QN_F32, q, &r->query.reg, error));
+    QN_TRY(qn_build_register(model, "key", QN_F32, kv, &r->key.reg, error));
+    return floats ? QN_OK : qn_build_register(model, "value", QN_F32, kv, &r->value.reg, error);
+}
 
 static qn_status make_registers(qn_model *model, const qn_hparams *h, llama_registers *r, qn_error *error)
 {
     const int64_t q = (int64_t)h->heads * h->head_dim, kv = (int64_t)h->kv_heads * h->head_dim;
     QN_TRY(qn_build_register(model, "stream", QN_F32, h->hidden, &r->stream, error));
     QN_TRY(qn_build_register(model, "normed", QN_F32, h->hidden, &r->normed, error));
-    const int floats = !qn_kv_lossy(model->kv);
-    /* queries, keys; where keys and values are not kept as they are, values too */
-    QN_TRY(qn_build_register(model, "query_key", QN_F32, floats ? q + kv : q + 2 * kv, &r->query_key, error));
+    QN_TRY(make_query_key(model, h, r, error));
     r->keys = r->sums = -1;
-    if (!floats) {
+    if (qn_kv_lossy(model->kv)) {
         QN_TRY(qn_build_register(model, "keys", QN_F32, kv, &r->keys, error));
     }
     if (model->kv->channels) {
@@ -85,28 +106,47 @@ static qn_status check_layer(const qn_model *model, const qn_hparams *h, int32_t
     return QN_OK;
 }
 
-/* Queries and keys side by side; values behind them, or where they are kept when that is as they are. */
+static qn_status build_product(qn_model *model, int32_t l, int32_t in, qn_columns out, const char *weight,
+                               qn_error *error)
+{
+    return qn_build_linear(model, l, in, out.reg, out.column, 0, weight, error);
+}
+
+/* Queries, keys and values out of one product; what is not where it lies by itself is copied. */
+static qn_status build_fused_qkv(qn_model *model, const qn_hparams *h, const llama_registers *r, int32_t l,
+                                 qn_error *error)
+{
+    names n;
+    int32_t whole;
+    const int64_t q = (int64_t)h->heads * h->head_dim, kv = (int64_t)h->kv_heads * h->head_dim;
+    QN_TRY(qn_build_register(model, "query_key", QN_F32, q + 2 * kv, &whole, error));
+    QN_TRY(qn_build_linear(model, l, r->normed, whole, 0, 0, name_of(&n, l, "self_attn.qkv_proj"), error));
+    if (h->head_norms) {
+        QN_TRY(qn_build_copy(model, l, whole, 0, r->made_query.reg, 0, 0, q, error));
+        QN_TRY(qn_build_copy(model, l, whole, q, r->made_key.reg, 0, 0, kv, error));
+    }
+    if (!qn_kv_lossy(model->kv)) {
+        return qn_build_copy(model, l, whole, q + kv, 0, 0, 1, kv, error);
+    }
+    return h->head_norms ? qn_build_copy(model, l, whole, q + kv, r->value.reg, 0, 0, kv, error) : QN_OK;
+}
+
+/* Queries and keys; values too, or where they are kept when that is as they are. */
 static qn_status build_qkv(qn_model *model, const qn_hparams *h, const llama_registers *r, int32_t l, qn_error *error)
 {
     names n;
-    const int64_t q = (int64_t)h->heads * h->head_dim, kv = (int64_t)h->kv_heads * h->head_dim;
-    const int lossy = qn_kv_lossy(model->kv);
     if (has(model, l, "self_attn.qkv_proj")) {
-        int32_t whole;
-        QN_TRY(qn_build_register(model, "query_key", QN_F32, q + 2 * kv, &whole, error));
-        QN_TRY(qn_build_linear(model, l, r->normed, whole, 0, 0, name_of(&n, l, "self_attn.qkv_proj"), error));
-        return lossy ? QN_OK : qn_build_copy(model, l, whole, q + kv, 0, 0, 1, kv, error);
+        return build_fused_qkv(model, h, r, l, error);
     }
-    QN_TRY(qn_build_linear(model, l, r->normed, r->query_key, 0, 0, name_of(&n, l, "self_attn.q_proj"), error));
-    QN_TRY(qn_build_linear(model, l, r->normed, r->query_key, q, 0, name_of(&n, l, "self_attn.k_proj"), error));
+    QN_TRY(build_product(model, l, r->normed, r->made_query, name_of(&n, l, "self_attn.q_proj"), error));
+    QN_TRY(build_product(model, l, r->normed, r->made_key, name_of(&n, l, "self_attn.k_proj"), error));
     const char *const values = name_of(&n, l, "self_attn.v_proj");
-    if (lossy) {
-        return qn_build_linear(model, l, r->normed, r->query_key, q + kv, 0, values, error);
+    if (qn_kv_lossy(model->kv)) {
+        return build_product(model, l, r->normed, r->value, values, error);
     }
-    if (model->device && qn_checkpoint_find(model->checkpoint, values)->scheme->mm == QN_OP_VQ_MM) {
-        /* such a product cannot write where the device's position says; a copy can */
+    if (!qn_build_writes_values(model, values)) { /* a copy can */
         QN_TRY(qn_build_linear(model, l, r->normed, r->attended, 0, 0, values, error));
-        return qn_build_copy(model, l, r->attended, 0, 0, 0, 1, kv, error);
+        return qn_build_copy(model, l, r->attended, 0, 0, 0, 1, (int64_t)h->kv_heads * h->head_dim, error);
     }
     return qn_build_linear(model, l, r->normed, 0, 0, 1, values, error);
 }
@@ -127,19 +167,29 @@ static qn_status build_gate_up(qn_model *model, const qn_hparams *h, const llama
     return qn_build_linear(model, l, r->normed, r->gate_up, width, 0, name_of(&n, l, "mlp.up_proj"), error);
 }
 
+/* Queries turned, keys turned and kept, values kept. */
+static qn_status build_turned(qn_model *model, const qn_hparams *h, const llama_registers *r, int32_t l,
+                              qn_error *error)
+{
+    names n;
+    if (h->head_norms) {
+        QN_TRY(qn_build_head_norm(model, l, r->made_query.reg, r->query.reg, h->heads,
+                                  name_of(&n, l, "self_attn.q_norm"), error));
+        QN_TRY(qn_build_head_norm(model, l, r->made_key.reg, r->key.reg, h->kv_heads,
+                                  name_of(&n, l, "self_attn.k_norm"), error));
+    }
+    QN_TRY(qn_build_rope(model, l, r->query.reg, r->query.column, r->rotated, 0, h->heads, error));
+    return qn_kv_lossy(model->kv) ? qn_build_keep(model, l, r->key, r->value, r->keys, error)
+                                  : qn_build_rope(model, l, r->key.reg, r->key.column, 0, 1, h->kv_heads, error);
+}
+
 static qn_status build_layer(qn_model *model, const qn_hparams *h, const llama_registers *r, int32_t l, qn_error *error)
 {
     names n;
-    const int64_t q = (int64_t)h->heads * h->head_dim;
     QN_TRY(check_layer(model, h, l, error));
     QN_TRY(qn_build_norm(model, l, r->stream, r->normed, name_of(&n, l, "input_layernorm"), error));
     QN_TRY(build_qkv(model, h, r, l, error));
-    QN_TRY(qn_build_rope(model, l, r->query_key, 0, r->rotated, 0, h->heads, error));
-    if (qn_kv_lossy(model->kv)) {
-        QN_TRY(qn_build_keep(model, l, r->query_key, q, r->keys, error));
-    } else {
-        QN_TRY(qn_build_rope(model, l, r->query_key, q, 0, 1, h->kv_heads, error));
-    }
+    QN_TRY(build_turned(model, h, r, l, error));
     QN_TRY(qn_build_attention(model, l, r->rotated, r->attended, r->sums, error));
     QN_TRY(qn_build_linear(model, l, r->attended, r->projected, 0, 0, name_of(&n, l, "self_attn.o_proj"), error));
     QN_TRY(qn_build_add(model, l, r->stream, r->projected, h->hidden, error));
@@ -158,7 +208,7 @@ qn_status qn_llama_build(qn_model *model, qn_error *error)
     static const char embedding[] = "model.embed_tokens.weight";
     QN_TRY(check_shape(model, embedding, h->vocab_size, h->hidden, error));
     model->embedding = qn_checkpoint_find(model->checkpoint, embedding);
-    llama_registers r;
+    llama_registers r = {0};
     QN_TRY(make_registers(model, h, &r, error));
     model->reg_stream = r.stream;
     for (int32_t l = 0; l < h->layers; l++) {

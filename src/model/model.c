@@ -20,6 +20,8 @@ typedef struct family {
 
 static const family families[] = {
     {.architecture = "llama", .build = qn_llama_build},
+    {.architecture = "qwen2", .build = qn_llama_build},
+    {.architecture = "qwen3", .build = qn_llama_build},
 };
 
 void qn_model_options_init(qn_model_options *options)
@@ -37,7 +39,8 @@ static qn_status build(qn_model *model, qn_error *error)
             return families[i].build(model, error);
         }
     }
-    QN_FAIL(error, QN_E_UNSUPPORTED, "architecture '%s' is not one this version runs (llama)", h->architecture);
+    QN_FAIL(error, QN_E_UNSUPPORTED, "architecture '%s' is not one this version runs (llama, qwen2, qwen3)",
+            h->architecture);
 }
 
 static qn_status open_model(qn_ctx *ctx, const char *path, const qn_model_options *options, qn_model **out,

@@ -39,12 +39,13 @@ typedef struct qn_operand {
     int64_t offset;      /* bytes into a register's or cache's row */
     int32_t whole;       /* 1: one tensor for all rows, not a row a token */
     qn_shape shape;      /* dims[0] of registers and caches is set at run time; of four dimensions dims[1], where
-                            dims[0] is a batch: of 1, or of the queries that read the same cache */
+                            dims[0] is a batch: of 1, or of the queries that read the same cache. Here it is what one
+                            token has: 1, or the heads that are all of a register's row */
     qn_view view;        /* QN_PLACE_CONST */
 } qn_operand;
 
-/* One step: an operator run by a plan; or, plan NULL, x += y on registers, x = y, or a register's rows into the recent
- * keys or values. */
+/* One step: an operator run by a plan; or, plan NULL, x += y on registers (y: or one constant row for all), x = y, or a
+ * register's rows into the recent keys or values. */
 typedef struct qn_step {
     const qn_plan *plan;
     int32_t copies;      /* 1: x = y */

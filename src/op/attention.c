@@ -1,4 +1,6 @@
 /* Shapes and rules of rope, attention and scaled_attention. */
+#include <math.h>
+
 #include "base/error.h"
 #include "op/op.h"
 #include "ref/slots.h"
@@ -18,9 +20,10 @@ static void rope_layout(const qn_op_desc *desc, const qn_sizes *s, qn_op_layout 
     (void)desc;
     layout->in[QN_ACT_X] = qn_shape_make(QN_F32, 3, s->m, s->e, s->k, 1);
     layout->in[QN_ACT_POS] = qn_shape_make(QN_I32, 1, s->m, 1, 1, 1);
+    layout->in[QN_ACT_FACTORS] = qn_shape_make(QN_F32, 1, s->k / 2, 1, 1, 1);
     layout->out[QN_ACT_OUT_Y] = qn_shape_make(QN_F32, 3, s->m, s->e, s->k, 1);
     layout->required = 1u << QN_ACT_X | 1u << QN_ACT_POS;
-    layout->allowed = layout->required;
+    layout->allowed = layout->required | 1u << QN_ACT_FACTORS;
 }
 
 static qn_status rope_rules(const qn_op_desc *desc, const qn_sizes *s, qn_error *error)
@@ -28,6 +31,18 @@ static qn_status rope_rules(const qn_op_desc *desc, const qn_sizes *s, qn_error 
     (void)desc;
     QN_FAIL_IF(s->k % 2 != 0, error, QN_E_SHAPE, "rope: the head size is %lld, expected an even number",
                (long long)s->k);
+    return QN_OK;
+}
+
+qn_status qn_rope_factors_check(const qn_op_desc *desc, const qn_args *args, int32_t slot, qn_error *error)
+{
+    const int64_t count = qn_op_has(desc, slot) ? desc->in[slot].dims[0] : 0;
+    const float *factors = args->in[slot].data;
+    for (int64_t i = 0; i < count; i++) {
+        QN_FAIL_IF(!(isfinite(factors[i]) && factors[i] > 0.0f), error, QN_E_ARGUMENT,
+                   "%s: %s[%lld] is %g, expected a finite number above 0", qn_op_get_info(desc->op)->name,
+                   qn_op_get_info(desc->op)->in[slot].name, (long long)i, (double)factors[i]);
+    }
     return QN_OK;
 }
 

@@ -302,6 +302,8 @@ static const struct {
     {"rope m=3 k=64 e=9 style=interleaved", 0},
     {"rope m=2 k=2 e=1 theta=1e+05 style=interleaved x=bf16", 0},
     {"rope m=0 k=64 e=3", 0},
+    {"rope m=3 k=64 e=9 factors=1", 0},
+    {"rope m=2 k=10 e=3 theta=5e+05 style=interleaved x=f16 factors=1", 0},
     {"attention m=1 n=1 k=64 e=9 g=3", 0},
     {"attention m=5 n=17 k=64 e=9 g=3", 0},
     {"attention m=16 n=16 k=8 e=2 g=2 causal=0", 0},

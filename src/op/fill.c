@@ -306,9 +306,11 @@ static void fill_slot(qn_filler *f, const qn_op_desc *desc, int32_t slot, void *
     case QN_OP_ROPE:
         if (slot == QN_ACT_POS) {
             qn_fill_int32(f, shape, data, 0, 4095);
-            break;
+        } else if (slot == QN_ACT_FACTORS) {
+            qn_fill_scales(f, shape, data, 4.0);
+        } else {
+            qn_fill_values(f, shape, data, 1.0);
         }
-        qn_fill_values(f, shape, data, 1.0);
         break;
     case QN_OP_SCALED_ATTENTION:
         if (slot == QN_ATT_K_SCALE || slot == QN_ATT_V_SCALE) {

@@ -136,6 +136,8 @@ void qn_fill_vq(qn_filler *f, const qn_op_desc *desc, int32_t slot, void *data)
         fill_codes(f, shape, data, desc->in[QN_VQA_K_CODEBOOK].dims[2]);
     } else if (desc->op == QN_OP_VQ_ATTENTION && slot == QN_VQA_SEQ_LENS) {
         fill_lengths(f, shape, data, desc->in[QN_VQA_K_CODES].dims[1]);
+    } else if (desc->op == QN_OP_VQ_ATTENTION && slot == QN_VQA_ROPE_FACTORS) {
+        qn_fill_scales(f, shape, data, 4.0);
     } else if (desc->op == QN_OP_VQ_ATTENTION || desc->op == QN_OP_VQ_ENCODE) {
         qn_fill_values(f, shape, data, 1.0);
     } else if (desc->op == QN_OP_VQ_MM && slot == QN_VQMM_X) {

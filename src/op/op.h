@@ -73,6 +73,8 @@ qn_status qn_grouped_args_check(const qn_op_desc *desc, const qn_args *args, qn_
 /* The recent keys and values of a windowed attention, in slots k and v: how many rows there are, and their checks. */
 int64_t qn_window_rows(const qn_op_desc *desc, int32_t k);
 qn_status qn_window_rules(const qn_op_desc *desc, int32_t k, qn_error *error);
+/* The frequency factors of rotary positions, in that slot where there are any. */
+qn_status qn_rope_factors_check(const qn_op_desc *desc, const qn_args *args, int32_t slot, qn_error *error);
 qn_status qn_vq_kv_args_check(const qn_op_desc *desc, const qn_args *args, qn_error *error);
 
 /* The rows of qn_case_at for the vector-quantised operators, counted from 0 (cases_vq.c). */

@@ -212,6 +212,7 @@ static const qn_attr_info rmsnorm_attrs[] = {
 static const qn_slot_info rope_in[] = {
     {"x", "[M,E,K]", FLOATS, 0, 0},
     {"pos", "[M]", "i32", 0, 0},
+    {"factors", "[K/2]", "f32", 1, 1},
 };
 static const qn_slot_info rope_out[] = {
     {"y", "[M,E,K]", "f32", 0, 0},
@@ -315,6 +316,7 @@ static const qn_slot_info vq_attention_in[] = {
     {"seq_lens", "[M]", "i32", 0, 0},
     {"k_recent", "[M,R,G,K]", FLOATS_HALF, 1, 0},
     {"v_recent", "[M,R,G,K]", FLOATS_HALF, 1, 0},
+    {"rope_factors", "[K/2]", "f32", 1, 1},
 };
 static const qn_slot_info vq_attention_out[] = {
     {"o", "[M,E,K]", "f32", 0, 0},
@@ -364,13 +366,15 @@ static const qn_op_info table[] = {
         x2h_in, silu_mul_quant_out, silu_mul_quant_attrs),
     ROW(QN_OP_SILU_MUL, "silu_mul", "y = silu(x[:, :K]) * x[:, K:]", x2h_in, y_out, mm_attrs),
     ROW(QN_OP_RMSNORM, "rmsnorm", "y = x / sqrt(mean(x^2) + eps) * w", rmsnorm_in, y_out, rmsnorm_attrs),
-    ROW(QN_OP_ROPE, "rope", "y = x with pairs rotated by pos * theta^(-2i/K)", rope_in, rope_out, rope_attrs),
+    ROW(QN_OP_ROPE, "rope", "y = x with pairs rotated by pos * theta^(-2i/K) (/ factors[i])", rope_in, rope_out,
+        rope_attrs),
     ROW(QN_OP_ATTENTION, "attention", "o = softmax(scale q k^T) v, query t of M sees keys 0..N-M+t when causal",
         attention_in, attention_out, attention_attrs),
     ROW(QN_OP_SCALED_ATTENTION, "scaled_attention", "attention over 8-bit keys and values, a scale for each and head",
         scaled_attention_in, attention_out, scaled_attention_attrs),
-    ROW(QN_OP_VQ_DEQUANTIZE, "vq_dequantize", "w from vector-quantised weights: codes into codebooks, scales, transforms",
-        vq_dequantize_in, vq_dequantize_out, vq_dequantize_attrs),
+    ROW(QN_OP_VQ_DEQUANTIZE, "vq_dequantize",
+        "w from vector-quantised weights: codes into codebooks, scales, transforms", vq_dequantize_in,
+        vq_dequantize_out, vq_dequantize_attrs),
     ROW(QN_OP_VQ_MM, "vq_mm", "y = x w^T (+ bias), w as vq_dequantize gives it", vq_mm_in, vq_mm_out, vq_mm_attrs),
     ROW(QN_OP_VQ_ENCODE, "vq_encode", "codes of the nearest centroids, a codebook for every channel group of a head",
         vq_encode_in, vq_encode_out, vq_encode_attrs),

@@ -140,8 +140,10 @@ qn_status qn_op_weights_check(const qn_op_desc *desc, const qn_args *args, qn_er
     static const int32_t tensors[] = {QN_VQ_CODEBOOKS, QN_VQ_CODEBOOK_SCALES, QN_VQ_CENTROIDS, QN_VQ_RES_CENTROIDS,
                                       QN_VQ_OUTLIER_CENTROIDS};
     switch (desc->op) {
+    case QN_OP_ROPE: return qn_rope_factors_check(desc, args, QN_ACT_FACTORS, error);
     case QN_OP_VQ_ENCODE: return all_finite(desc, args, QN_VQE_CODEBOOK, error);
     case QN_OP_VQ_ATTENTION:
+        QN_TRY(qn_rope_factors_check(desc, args, QN_VQA_ROPE_FACTORS, error));
         QN_TRY(all_finite(desc, args, QN_VQA_K_CODEBOOK, error));
         return all_finite(desc, args, QN_VQA_V_CODEBOOK, error);
     case QN_OP_VQ_DEQUANTIZE:

@@ -127,7 +127,11 @@ static void attention_layout(const qn_op_desc *desc, const qn_sizes *s, qn_op_la
         layout->in[QN_VQA_K_RECENT] = layout->in[QN_VQA_V_RECENT] = qn_shape_make(QN_F16, 4, s->m, rows, s->g, s->k);
         layout->required |= 1u << QN_VQA_K_RECENT | 1u << QN_VQA_V_RECENT;
     }
+    layout->in[QN_VQA_ROPE_FACTORS] = qn_shape_make(QN_F32, 1, s->k / 2, 1, 1, 1);
     layout->allowed = layout->required;
+    if (desc->attr[QN_ATTR_ROPE_THETA].f > 0.0f) {
+        layout->allowed |= 1u << QN_VQA_ROPE_FACTORS;
+    }
 }
 
 const qn_op_family qn_family_vq_attention = {attention_sizes, attention_layout, kv_rules, "mnkeg", kv_attributes};

@@ -60,7 +60,7 @@ static void weigh_head(void *user, int64_t head, int32_t thread)
     const collect *c = job->c;
     const qn_view *q = &job->args->in[QN_ATT_Q], *k = &job->args->in[QN_ATT_K];
     const int64_t d = c->h.head_dim, shared = c->h.heads / c->h.kv_heads, queries = q->shape.dims[0];
-    const float scale = 1.0f / sqrtf((float)d);
+    const float scale = c->h.rope_magnitude * c->h.rope_magnitude / sqrtf((float)d);
     float *const keys = c->layers[2 * job->layer].weights + head * c->tokens + c->first;
     float *const values = c->layers[2 * job->layer + 1].weights + head * c->tokens + c->first;
     float p[SEQUENCE];

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/map.h"
 
-/* The linear layers of the llama family; those with the same leader are one
+/* The linear layers of llama and what is like it; those with the same leader are one
  * matrix in most engines and therefore share their global scales. */
 static const struct {
     const char *suffix, *leader;
@@ -104,7 +104,7 @@ void qn_output_decode_row(const qn_output *output, int64_t row, float *x)
     const qn_weight *w = output->weight;
     const int64_t k = output->encoder.k;
     if (w->ndim == 1) {
-        qn_decode(w->data.shape.format, w->data.data, w->n, x, NULL);
+        qn_weight_decode_vector(w, x);
     } else {
         qn_weight_decode_row(w, row, x);
     }

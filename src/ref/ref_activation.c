@@ -5,7 +5,7 @@
  *                   scale_ub if that is > 0, then at least 1 / (512 FMAX) (int8: FLT_EPSILON); q = conv(v / s).
  *                   int8 asymmetric: scale, azp and codes as quantize_int8 makes them
  *   rmsnorm         y = x / sqrt(sum(x^2) / K + eps) * w in double, one rounding
- *   rope            angle = pos * theta^(-2i/D) in double; y = rotated pair, one rounding to f32 */
+ *   rope            angle = pos * theta^(-2i/D) / factors[i] in double; y = rotated pair, one rounding to f32 */
 #include <float.h>
 #include <math.h>
 
@@ -120,6 +120,12 @@ void qn_ref_rmsnorm(const qn_op_desc *desc, const qn_args *args, void *scratch)
     }
 }
 
+double ref_rope_frequency(double theta, const qn_view *factors, int64_t i, int64_t size)
+{
+    const double plain = pow(theta, -2.0 * (double)i / (double)size);
+    return factors->shape.format ? plain / (double)ref_f32(factors->data, i) : plain;
+}
+
 void qn_ref_rope(const qn_op_desc *desc, const qn_args *args, void *scratch)
 {
     const qn_view *x = &args->in[QN_ACT_X];
@@ -133,7 +139,7 @@ void qn_ref_rope(const qn_op_desc *desc, const qn_args *args, void *scratch)
             ref_decode(x->shape.format, ref_row3(x, t, h), size, in);
             char *out = ref_out_row3(&args->out[QN_ACT_OUT_Y], t, h);
             for (int64_t i = 0; i < half; i++) {
-                const double angle = pos * pow(theta, -2.0 * (double)i / (double)size);
+                const double angle = pos * ref_rope_frequency(theta, &args->in[QN_ACT_FACTORS], i, size);
                 const int64_t at0 = interleaved ? 2 * i : i, at1 = interleaved ? 2 * i + 1 : i + half;
                 const double a = (double)in[at0], b = (double)in[at1];
                 ref_put_f32(out, at0, (float)(a * cos(angle) - b * sin(angle)));

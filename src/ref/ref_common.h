@@ -101,6 +101,11 @@ void qn_ref_dense_mm(const qn_op_desc *desc, const qn_args *args, void *scratch)
 void qn_ref_silu_mul_quant(const qn_op_desc *desc, const qn_args *args, void *scratch);
 void qn_ref_silu_mul(const qn_op_desc *desc, const qn_args *args, void *scratch);
 void qn_ref_rmsnorm(const qn_op_desc *desc, const qn_args *args, void *scratch);
+
+/* The angle by which pair i of a head of `size` turns from one position to the next: theta^(-2i/size), divided by
+ * factors[i] where there are factors. */
+double ref_rope_frequency(double theta, const qn_view *factors, int64_t i, int64_t size);
+
 void qn_ref_rope(const qn_op_desc *desc, const qn_args *args, void *scratch);
 void qn_ref_attention(const qn_op_desc *desc, const qn_args *args, void *scratch);
 void qn_ref_vq_dequantize(const qn_op_desc *desc, const qn_args *args, void *scratch);

@@ -5,8 +5,9 @@
  *                 has code 0
  *   vq_attention  o = softmax(scale q k^T) v over the first seq_lens[b] tokens, lse the logarithm of the sum of
  *                 exponentials of the scaled scores, in double, one rounding; no tokens: zeros and -inf. With
- *                 rope_theta keys were encoded before RoPE: the decoded key of token t is turned by t. With a window
- *                 tokens from qn_window_first on are row t % R of k_recent and v_recent, keys turned already */
+ *                 rope_theta keys were encoded before RoPE: the decoded key of token t is turned by t as rope does,
+ *                 with rope_factors as its factors. With a window tokens from qn_window_first on are row t % R of
+ *                 k_recent and v_recent, keys turned already */
 #include <math.h>
 
 #include "ref/ref_common.h"
@@ -81,7 +82,8 @@ static double plain_dot(const float *q, const float *k, int64_t size)
 }
 
 /* q . k with k turned by position t. */
-static double turned_dot(const qn_op_desc *desc, const float *q, const float *k, int64_t size, int64_t t)
+static double turned_dot(const qn_op_desc *desc, const qn_view *factors, const float *q, const float *k, int64_t size,
+                         int64_t t)
 {
     const double theta = (double)desc->attr[QN_ATTR_ROPE_THETA].f;
     const int half = desc->attr[QN_ATTR_STYLE].i == QN_ROPE_HALF;
@@ -90,7 +92,7 @@ static double turned_dot(const qn_op_desc *desc, const float *q, const float *k,
         return plain_dot(q, k, size);
     }
     for (int64_t i = 0; i < size / 2; i++) {
-        const double angle = (double)t * pow(theta, -2.0 * (double)i / (double)size), c = cos(angle), s = sin(angle);
+        const double angle = (double)t * ref_rope_frequency(theta, factors, i, size), c = cos(angle), s = sin(angle);
         const int64_t first = half ? i : 2 * i, second = half ? i + size / 2 : 2 * i + 1;
         const double a = (double)k[first], b = (double)k[second];
         sum += (double)q[first] * (a * c - b * s) + (double)q[second] * (b * c + a * s);
@@ -102,6 +104,7 @@ void qn_ref_vq_attention(const qn_op_desc *desc, const qn_args *args, void *scra
 {
     const qn_view *q = &args->in[QN_VQA_Q], *kc = &args->in[QN_VQA_K_CODES], *vc = &args->in[QN_VQA_V_CODES];
     const qn_view *kb = &args->in[QN_VQA_K_CODEBOOK], *vb = &args->in[QN_VQA_V_CODEBOOK];
+    const qn_view *factors = &args->in[QN_VQA_ROPE_FACTORS];
     const qn_mut_view *o = &args->out[QN_VQA_OUT_O], *lse = &args->out[QN_VQA_OUT_LSE];
     const int64_t heads = q->shape.dims[1], size = q->shape.dims[2], room = kc->shape.dims[1];
     const int64_t shared = kc->shape.dims[2] > 0 ? heads / kc->shape.dims[2] : 1;
@@ -121,7 +124,7 @@ void qn_ref_vq_attention(const qn_op_desc *desc, const qn_args *args, void *scra
             for (int64_t t = 0; t < seen; t++) {
                 if (t < recent) {
                     decode(kc, kb, b, t, h / shared, row);
-                    scores[t] = size > 0 ? turned_dot(desc, query, row, size, t) * scale : 0.0;
+                    scores[t] = size > 0 ? turned_dot(desc, factors, query, row, size, t) * scale : 0.0;
                 } else {
                     decode_recent(&args->in[QN_VQA_K_RECENT], b, t, h / shared, row);
                     scores[t] = scale * plain_dot(query, row, size);

@@ -72,8 +72,9 @@ enum {
 
     /* silu_mul_quant, silu_mul, rmsnorm, rope */
     QN_ACT_X = 0,
-    QN_ACT_W = 1,   /* rmsnorm */
-    QN_ACT_POS = 1, /* rope */
+    QN_ACT_W = 1,       /* rmsnorm */
+    QN_ACT_POS = 1,     /* rope */
+    QN_ACT_FACTORS = 2, /* rope */
     QN_ACT_OUT_Q = 0,
     QN_ACT_OUT_Y = 0,
     QN_ACT_OUT_SCALE = 1,
@@ -130,6 +131,7 @@ enum {
     QN_VQA_SEQ_LENS = 5,
     QN_VQA_K_RECENT = 6,
     QN_VQA_V_RECENT = 7,
+    QN_VQA_ROPE_FACTORS = 8,
     QN_VQA_OUT_O = 0,
     QN_VQA_OUT_LSE = 1
 };

@@ -23,10 +23,11 @@ static qn_shown shown(const json_t *v)
                              : qn_show(json_is_null(v) || !v ? "null" : "?", json_is_null(v) || !v ? 4 : 1);
 }
 
-static qn_status load(const char *name, qn_string text, json_t **out, qn_error *error)
+/* flags: of the parser, beside its refusal of duplicates. */
+static qn_status load(const char *name, qn_string text, size_t flags, json_t **out, qn_error *error)
 {
     json_error_t e;
-    *out = json_loadb(text.data, text.bytes, JSON_REJECT_DUPLICATES, &e);
+    *out = json_loadb(text.data, text.bytes, JSON_REJECT_DUPLICATES | flags, &e);
     QN_FAIL_IF(!*out, error, QN_E_FILE, "%s does not parse, line %d: %s", name, e.line,
                qn_show(e.text, strlen(e.text)).text);
     if (!json_is_object(*out)) {
@@ -558,13 +559,14 @@ static const char *name_steps(const qn_tokenizer *t)
 qn_status qn_tokenizer_from_json(qn_tokenizer *t, const qn_tokenizer_source *source, qn_error *error)
 {
     json_t *root = NULL, *config = NULL, *generation = NULL;
-    qn_status status = load("tokenizer.json", source->tokenizer_json, &root, error);
+    qn_status status = load("tokenizer.json", source->tokenizer_json, 0, &root, error);
     if (status == QN_OK) {
         status = read_tokenizer_json(t, root, error);
     }
     json_decref(root);
     if (status == QN_OK && source->tokenizer_config_json.data) {
-        status = load("tokenizer_config.json", source->tokenizer_config_json, &config, error);
+        /* no integer of it is read, and model_max_length is often 10^30 */
+        status = load("tokenizer_config.json", source->tokenizer_config_json, JSON_DECODE_INT_AS_REAL, &config, error);
         if (status == QN_OK) {
             status = read_config(t, config, error);
         }
@@ -574,7 +576,7 @@ qn_status qn_tokenizer_from_json(qn_tokenizer *t, const qn_tokenizer_source *sou
         status = keep_template(t, source->chat_template_jinja.data, source->chat_template_jinja.bytes, error);
     }
     if (status == QN_OK && source->generation_config_json.data) {
-        status = load("generation_config.json", source->generation_config_json, &generation, error);
+        status = load("generation_config.json", source->generation_config_json, 0, &generation, error);
         if (status == QN_OK) {
             read_generation(t, generation);
         }

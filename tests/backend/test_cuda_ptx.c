@@ -65,6 +65,8 @@ static const row rows[] = {
     {8, 0, "vq_mm m=1 n=48 k=64 format=quip_e8p SU=1 SV=1"},
     {8, 0, "rmsnorm m=3 k=577"},
     {8, 0, "rope m=3 k=64 e=9"},
+    {8, 0, "rope m=2 k=10 e=3 theta=5e+05 style=interleaved factors=1"},
+    {8, 0, "vq_attention m=2 n=65 k=64 e=4 g=2 rope_theta=5e+05 rope_factors=1"},
     {8, 0, "attention m=5 n=17 k=64 e=9 g=3"},
     {8, 0, "attention m=1 n=129 k=64 e=9 g=3 k=f16 v=f16"},
     {8, 0, "silu_mul m=3 k=77"},

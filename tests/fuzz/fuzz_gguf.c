@@ -1,6 +1,7 @@
 /* Any bytes as a GGUF file: every accepted tensor and string is read to its
  * last byte, and the hyperparameters are taken from the metadata. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "io/checkpoint_internal.h"
 
@@ -46,7 +47,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             json_t *config = qn_hparams_to_config(&hparams);
             qn_hparams again;
             if (qn_hparams_from_config(config, &again, &error) != QN_OK || again.hidden != hparams.hidden ||
-                again.rope_theta != hparams.rope_theta || again.rms_eps != hparams.rms_eps) {
+                again.rope_theta != hparams.rope_theta || again.rms_eps != hparams.rms_eps ||
+                again.rope_scaled != hparams.rope_scaled || again.rope_magnitude != hparams.rope_magnitude ||
+                (again.rope_scaled &&
+                 memcmp(again.rope_factors, hparams.rope_factors, sizeof again.rope_factors) != 0)) {
                 abort();
             }
             json_decref(config);

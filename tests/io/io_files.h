@@ -270,6 +270,39 @@ static const struct {
                     {"blk.0.ffn_down.weight", "model.layers.0.mlp.down_proj.weight", TINY_HIDDEN, TINY_INNER}};
 #define TINY_WEIGHTS ((int)(sizeof tiny_weights / sizeof *tiny_weights))
 
+/* What put_tiny_gguf writes: llama, or an architecture like it, or llama with biases of its attention. */
+static const char *tiny_architecture = "llama";
+__attribute__((unused)) static int tiny_biases;
+
+/* Vectors that are there beside the weights, element i being i. */
+static const struct {
+    const char *gguf, *hf;
+    int n;
+} tiny_vectors[] = {{"blk.0.attn_q.bias", "model.layers.0.self_attn.q_proj.bias", 32},
+                    {"blk.0.attn_k.bias", "model.layers.0.self_attn.k_proj.bias", 16},
+                    {"blk.0.attn_v.bias", "model.layers.0.self_attn.v_proj.bias", 16},
+                    {"blk.0.attn_output.bias", "model.layers.0.self_attn.o_proj.bias", TINY_HIDDEN},
+                    {"blk.0.attn_q_norm.weight", "model.layers.0.self_attn.q_norm.weight", TINY_DIM},
+                    {"blk.0.attn_k_norm.weight", "model.layers.0.self_attn.k_norm.weight", TINY_DIM}};
+#define TINY_VECTORS ((int)(sizeof tiny_vectors / sizeof *tiny_vectors))
+
+static int has_tiny_vector(int i)
+{
+    return i < 3   ? tiny_biases || strcmp(tiny_architecture, "qwen2") == 0
+           : i < 4 ? tiny_biases
+                   : strcmp(tiny_architecture, "qwen3") == 0;
+}
+/* What is said of RoPE beside its base, where anything is; counts as fields too. */
+static struct {
+    const char *type;
+    int count, pairs;
+    struct {
+        const char *key;
+        float value;
+    } values[6];
+    const float *factors; /* rope_freqs.weight, [pairs] */
+} tiny_rope;
+
 /* A whole GGUF model of one layer: vectors F32, embedding and matrices Q8_0 (zero bytes, d = 1 in
  * row 0 of each block). Field `target` is spoilt; -1: none. Returns the number of fields. */
 __attribute__((unused)) static int put_tiny_gguf(bytes *out, int target, spoil how, char label[100], int *is_free)
@@ -278,20 +311,42 @@ __attribute__((unused)) static int put_tiny_gguf(bytes *out, int target, spoil h
     out->size = 0;
     put_field(&w, "magic", 0x46554747, 4, 0);
     put_field(&w, "version", 3, 4, 0);
-    put_field(&w, "tensor count", TINY_WEIGHTS, 8, 0);
-    put_field(&w, "metadata count", 18, 8, 0);
-    put_text_value(&w, "general.architecture", "llama");
+    int vectors = 0;
+    for (int i = 0; i < TINY_VECTORS; i++) {
+        vectors += has_tiny_vector(i);
+    }
+    put_field(&w, "tensor count", (uint64_t)(TINY_WEIGHTS + vectors + (tiny_rope.factors != NULL)), 8, 0);
+    put_field(&w, "metadata count", (uint64_t)(18 + (tiny_rope.type != NULL) + tiny_rope.count), 8, 0);
+    put_text_value(&w, "general.architecture", tiny_architecture);
     put_text_value(&w, "general.name", "tiny");
     put_u32_value(&w, "general.alignment", 32);
-    put_u32_value(&w, "llama.embedding_length", TINY_HIDDEN);
-    put_u32_value(&w, "llama.block_count", 1);
-    put_u32_value(&w, "llama.attention.head_count", TINY_HEADS);
-    put_u32_value(&w, "llama.attention.head_count_kv", TINY_KV);
-    put_u32_value(&w, "llama.feed_forward_length", TINY_INNER);
-    put_u32_value(&w, "llama.context_length", 128);
-    put_u32_value(&w, "llama.rope.dimension_count", TINY_DIM);
-    put_f32_value(&w, "llama.rope.freq_base", 10000.0f);
-    put_f32_value(&w, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    const struct {
+        const char *name;
+        uint32_t value;
+    } sizes[] = {{"embedding_length", TINY_HIDDEN},    {"block_count", 1},
+                 {"attention.head_count", TINY_HEADS}, {"attention.head_count_kv", TINY_KV},
+                 {"feed_forward_length", TINY_INNER},  {"context_length", 128},
+                 {"rope.dimension_count", TINY_DIM}};
+    char key[80];
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        snprintf(key, sizeof key, "%s.%s", tiny_architecture, sizes[i].name);
+        put_u32_value(&w, key, sizes[i].value);
+    }
+    snprintf(key, sizeof key, "%s.rope.freq_base", tiny_architecture);
+    put_f32_value(&w, key, 10000.0f);
+    snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", tiny_architecture);
+    put_f32_value(&w, key, 1e-5f);
+    if (tiny_rope.type) {
+        put_text_value(&w, "llama.rope.scaling.type", tiny_rope.type);
+    }
+    for (int i = 0; i < tiny_rope.count; i++) {
+        const char *name = tiny_rope.values[i].key;
+        if (strstr(name, "length")) {
+            put_u32_value(&w, name, (uint32_t)tiny_rope.values[i].value);
+        } else {
+            put_f32_value(&w, name, tiny_rope.values[i].value);
+        }
+    }
     put_text_value(&w, "tokenizer.ggml.model", "gpt2");
     put_key(&w, "tokenizer.ggml.tokens", 9);
     put_field(&w, "tokens: element type", 8, 4, 0);
@@ -313,28 +368,52 @@ __attribute__((unused)) static int put_tiny_gguf(bytes *out, int target, spoil h
     put_u32_value(&w, "tokenizer.ggml.bos_token_id", 1);
     put_key(&w, "tokenizer.ggml.add_bos_token", 7);
     put_field(&w, "add_bos_token", 1, 1, 1);
-    uint64_t offset = 0, sizes[TINY_WEIGHTS];
+    uint64_t offset = 0, tensor_bytes[TINY_WEIGHTS];
     for (int i = 0; i < TINY_WEIGHTS; i++) {
         const int k = tiny_weights[i].k, n = tiny_weights[i].n;
         const uint64_t dims[2] = {(uint64_t)(k ? k : n), (uint64_t)n};
         put_tensor(&w, tiny_weights[i].gguf, k ? 2 : 1, dims, k ? 8 : 0, offset);
-        sizes[i] = k ? (uint64_t)n * (uint64_t)k / 32 * 34 : (uint64_t)n * 4;
-        offset += (sizes[i] + 31) / 32 * 32;
+        tensor_bytes[i] = k ? (uint64_t)n * (uint64_t)k / 32 * 34 : (uint64_t)n * 4;
+        offset += (tensor_bytes[i] + 31) / 32 * 32;
+    }
+    for (int i = 0; i < TINY_VECTORS; i++) {
+        const uint64_t n = (uint64_t)tiny_vectors[i].n;
+        if (has_tiny_vector(i)) {
+            put_tensor(&w, tiny_vectors[i].gguf, 1, &n, 0, offset);
+            offset += (n * 4 + 31) / 32 * 32;
+        }
+    }
+    if (tiny_rope.factors) {
+        const uint64_t dims[1] = {(uint64_t)tiny_rope.pairs};
+        put_tensor(&w, "rope_freqs.weight", 1, dims, 0, offset);
     }
     pad_to(out, 32);
     for (int i = 0; i < TINY_WEIGHTS; i++) {
         const size_t begin = out->size;
-        for (uint64_t j = 0; j < sizes[i]; j++) {
+        for (uint64_t j = 0; j < tensor_bytes[i]; j++) {
             const int k = tiny_weights[i].k;
             /* Q8_0: f16 1.0, then codes that count up with the row; F32: 1.0 */
             const uint64_t row = k ? j / ((uint64_t)k / 32 * 34) : 0;
             static const unsigned char one[4] = {0, 0, 0x80, 0x3f};
             put_le(out, k ? (j % 34 == 1 ? 0x3c : j % 34 == 0 ? 0 : row + 1) : one[j % 4], 1);
         }
-        if (i + 1 < TINY_WEIGHTS) {
+        if (i + 1 < TINY_WEIGHTS || vectors) {
             pad_to(out, 32);
         }
         assert_true(out->size >= begin);
+    }
+    for (int i = 0; i < TINY_VECTORS; i++) {
+        for (int j = 0; has_tiny_vector(i) && j < tiny_vectors[i].n; j++) {
+            const float value = (float)j;
+            uint32_t bits;
+            memcpy(&bits, &value, sizeof bits);
+            put_le(out, bits, 4);
+        }
+        pad_to(out, 32);
+    }
+    if (tiny_rope.factors) {
+        pad_to(out, 32);
+        put_bytes(out, tiny_rope.factors, (size_t)tiny_rope.pairs * sizeof(float));
     }
     if (label) {
         snprintf(label, 100, "%s", w.label);

@@ -532,6 +532,89 @@ static void test_families(void **state)
     write_config(-1, NULL, NULL);
 }
 
+/* Biases and norms of heads: there when the architecture or the configuration says so, and then all of them. */
+static void test_biases_and_head_norms(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *members, *without; /* a tensor that is left out */
+        int qkv, o, mlp, norms;        /* tensors that are there */
+        qn_status status;
+        const char *word; /* of the sentence; or the context's end */
+    } cases[] = {
+        {"\"model_type\":\"qwen2\"", "", 1, 0, 0, 0, QN_OK, "8192"},
+        {"\"model_type\":\"qwen2\",\"use_sliding_window\":false,\"sliding_window\":100", "", 1, 0, 0, 0, QN_OK, "8192"},
+        {"\"model_type\":\"qwen2\",\"use_sliding_window\":true,\"sliding_window\":100,\"max_window_layers\":0", "", 1,
+         0, 0, 0, QN_OK, "100"},
+        {"\"model_type\":\"qwen2\",\"use_sliding_window\":true,\"sliding_window\":100", "", 1, 0, 0, 0, QN_OK, "8192"},
+        {"\"model_type\":\"qwen3\",\"use_sliding_window\":true,\"sliding_window\":100,\"layer_types\":"
+         "[\"full_attention\"],\"max_window_layers\":0",
+         "", 0, 0, 0, 1, QN_OK, "8192"},
+        {"\"model_type\":\"qwen3\",\"use_sliding_window\":true,\"sliding_window\":100,\"layer_types\":"
+         "[\"sliding_attention\"]",
+         "", 0, 0, 0, 1, QN_OK, "100"},
+        {"\"architectures\":[\"Qwen3ForCausalLM\"],\"attention_bias\":true", "", 1, 1, 0, 1, QN_OK, "8192"},
+        {"\"model_type\":\"llama\",\"attention_bias\":true", "", 1, 1, 0, 0, QN_OK, "8192"},
+        {"\"model_type\":\"llama\",\"attention_bias\":true,\"mlp_bias\":true", "", 1, 1, 1, 0, QN_OK, "8192"},
+        {"\"model_type\":\"qwen2\"", "k_proj.bias", 1, 0, 0, 0, QN_E_FILE, "k_proj.bias is missing"},
+        {"\"model_type\":\"qwen3\"", "q_norm.weight", 0, 0, 0, 1, QN_E_FILE, "q_norm.weight is missing"},
+        {"\"model_type\":\"llama\",\"attention_bias\":true", "o_proj.bias", 1, 1, 0, 0, QN_E_FILE,
+         "o_proj.bias is missing"},
+        {"\"model_type\":\"qwen2\"", "", 1, 1, 0, 0, QN_E_UNSUPPORTED, "o_proj.bias is not part of a qwen2 model"},
+        {"\"model_type\":\"qwen2\"", "", 1, 0, 0, 1, QN_E_UNSUPPORTED, "_norm.weight is not part of"},
+        {"\"model_type\":\"qwen3\"", "", 1, 0, 0, 1, QN_E_UNSUPPORTED, "_proj.bias is not part of"},
+        {"\"model_type\":\"llama\"", "", 0, 0, 1, 0, QN_E_UNSUPPORTED, "_proj.bias is not part of a llama model"},
+        {"\"model_type\":\"qwen3\",\"mlp_bias\":true", "", 0, 0, 1, 1, QN_E_UNSUPPORTED, "mlp_bias"},
+        {"\"model_type\":\"mistral\",\"attention_bias\":true", "", 1, 1, 0, 0, QN_E_UNSUPPORTED, "attention_bias"},
+        {"\"model_type\":\"qwen2_moe\"", "", 1, 0, 0, 0, QN_E_UNSUPPORTED, "qwen2_moe"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct {
+            const char *module, *suffix;
+            int n, there;
+        } extra[] = {
+            {"self_attn.q_proj", "bias", 32, cases[i].qkv},    {"self_attn.k_proj", "bias", 16, cases[i].qkv},
+            {"self_attn.v_proj", "bias", 16, cases[i].qkv},    {"self_attn.o_proj", "bias", 32, cases[i].o},
+            {"mlp.gate_proj", "bias", 64, cases[i].mlp},       {"mlp.up_proj", "bias", 64, cases[i].mlp},
+            {"mlp.down_proj", "bias", 32, cases[i].mlp},       {"self_attn.q_norm", "weight", 16, cases[i].norms},
+            {"self_attn.k_norm", "weight", 16, cases[i].norms}};
+        make_parts(qn_scheme_find("f32"));
+        for (size_t j = 0; j < sizeof extra / sizeof *extra; j++) {
+            char module[100], name[120];
+            snprintf(module, sizeof module, "model.layers.0.%s", extra[j].module);
+            snprintf(name, sizeof name, "%s.%s", module, extra[j].suffix);
+            if (extra[j].there && !(cases[i].without[0] && strstr(name, cases[i].without))) {
+                add_part(module, extra[j].suffix, qn_shape_make(QN_F32, 1, extra[j].n, 1, 1, 1), 0, 1.0f);
+            }
+        }
+        write_parts("model.safetensors", 0, part_count);
+        char text[1000];
+        snprintf(text, sizeof text,
+                 "{%s,\"hidden_size\":32,\"num_hidden_layers\":1,\"num_attention_heads\":2,\"num_key_value_heads\":1,"
+                 "\"head_dim\":16,\"intermediate_size\":64,\"vocab_size\":10,\"max_position_embeddings\":8192,"
+                 "\"tie_word_embeddings\":true}",
+                 cases[i].members);
+        write_text(folder, "config.json", text);
+        qn_checkpoint *c = NULL;
+        qn_error error;
+        const qn_status status = open_folder(&c, &error);
+        if (status != cases[i].status || (status != QN_OK && !strstr(error.text, cases[i].word))) {
+            fail_msg("%s: %s (%s)", cases[i].members, qn_status_name(status), error.text);
+        }
+        if (status == QN_OK) {
+            const qn_hparams *h = qn_checkpoint_hparams(c);
+            assert_int_equal(h->context_length, atoi(cases[i].word));
+            assert_int_equal(h->qkv_bias, cases[i].qkv);
+            assert_int_equal(h->o_bias, cases[i].o);
+            assert_int_equal(h->mlp_bias, cases[i].mlp);
+            assert_int_equal(h->head_norms, cases[i].norms);
+            qn_checkpoint_close(c);
+        }
+    }
+    make_model(qn_scheme_find("f32"));
+    write_config(-1, NULL, NULL);
+}
+
 /* Walk an object; at each member or element put each hostile value and call back. */
 typedef void (*spoilt_fn)(const char *path, const char *value, json_t *root, void *user);
 
@@ -950,6 +1033,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_foreign_tensors, setup, teardown),
         cmocka_unit_test_setup_teardown(test_config, setup, teardown),
         cmocka_unit_test_setup_teardown(test_families, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_biases_and_head_norms, setup, teardown),
         cmocka_unit_test_setup_teardown(test_quant_config, setup, teardown),
         cmocka_unit_test_setup_teardown(test_config_groups, setup, teardown),
         cmocka_unit_test_setup_teardown(test_ignore_patterns, setup, teardown),

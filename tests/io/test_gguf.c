@@ -5,7 +5,7 @@
 
 #include "io_cases.h"
 
-#include "io/checkpoint.h"
+#include "io/checkpoint_internal.h"
 #include "io/gguf.h"
 
 static bytes file;
@@ -346,11 +346,68 @@ static void test_good(void **state)
     qn_ctx_destroy(ctx);
 }
 
+/* Architectures like llama: their own metadata, biases and norms of heads, rows in order; llama's biases are reordered
+ * as its rows are. */
+static void test_like_llama(void **state)
+{
+    (void)state;
+    qn_ctx *ctx = new_context();
+    char *folder = make_folder(), path[300];
+    snprintf(path, sizeof path, "%s/x.gguf", folder);
+    static const struct {
+        const char *architecture, *class;
+        int biases, o_bias;
+    } cases[] = {{"qwen2", "Qwen2ForCausalLM", 0, 0},
+                 {"qwen3", "Qwen3ForCausalLM", 0, 0},
+                 {"qwen3", "Qwen3ForCausalLM", 1, 1},
+                 {"llama", "LlamaForCausalLM", 1, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const int llama = strcmp(cases[i].architecture, "llama") == 0;
+        tiny_architecture = cases[i].architecture;
+        tiny_biases = cases[i].biases;
+        put_tiny_gguf(&file, -1, SPOIL_NONE, NULL, NULL);
+        write_file(folder, "x.gguf", file.data, file.size);
+        qn_checkpoint *c = NULL;
+        qn_error error = {0};
+        if (qn_checkpoint_open(ctx, path, &c, &error) != QN_OK) {
+            fail_msg("%s: %s", cases[i].architecture, error.text);
+        }
+        const json_t *config = qn_checkpoint_config(c);
+        assert_string_equal(qn_checkpoint_hparams(c)->architecture, cases[i].architecture);
+        assert_string_equal(json_string_value(json_array_get(json_object_get(config, "architectures"), 0)),
+                            cases[i].class);
+        assert_string_equal(json_string_value(json_object_get(config, "model_type")), cases[i].architecture);
+        assert_int_equal(json_is_true(json_object_get(config, "attention_bias")), cases[i].o_bias);
+        qn_hparams again;
+        assert_int_equal(qn_hparams_from_config(config, &again, &error), QN_OK);
+        assert_int_equal(again.qkv_bias, qn_checkpoint_hparams(c)->qkv_bias);
+        assert_int_equal(again.head_norms, qn_checkpoint_hparams(c)->head_norms);
+        for (int j = 0; j < TINY_VECTORS; j++) {
+            const qn_weight *w = qn_checkpoint_find(c, tiny_vectors[j].hf);
+            assert_int_equal(w != NULL, has_tiny_vector(j));
+            float values[32];
+            if (w) {
+                qn_weight_decode_vector(w, values);
+                const int turned = llama && j < 2;
+                assert_int_equal(w->rope_interleaved, turned ? 16 : 0);
+                assert_true(values[1] == (turned ? 2.0f : 1.0f) && values[8] == (turned ? 1.0f : 8.0f));
+            }
+        }
+        assert_int_equal(qn_checkpoint_find(c, "model.layers.0.self_attn.q_proj.weight")->rope_interleaved,
+                         llama ? 16 : 0);
+        qn_checkpoint_close(c);
+    }
+    tiny_architecture = "llama";
+    tiny_biases = 0;
+    remove_folder(folder);
+    qn_ctx_destroy(ctx);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_good),      cmocka_unit_test(test_broken),  cmocka_unit_test(test_attacks),
-        cmocka_unit_test(test_truncated), cmocka_unit_test(test_flipped),
+        cmocka_unit_test(test_good),    cmocka_unit_test(test_like_llama), cmocka_unit_test(test_broken),
+        cmocka_unit_test(test_attacks), cmocka_unit_test(test_truncated),  cmocka_unit_test(test_flipped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

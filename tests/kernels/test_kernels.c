@@ -228,6 +228,7 @@ static const struct {
     {QN_OP_SILU_MUL, "silu_mul out=f32", 1, 0},
     {QN_OP_RMSNORM, "rmsnorm", 1, 0},
     {QN_OP_ROPE, "rope e=3", 2, 0},
+    {QN_OP_ROPE, "rope e=3 factors=1", 2, 0},
 };
 
 /* Sizes that end before, at and after the multiples that tiles, panels and vectors have. */

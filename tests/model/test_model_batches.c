@@ -2,8 +2,8 @@
  * is cut into calls and passes, nor on the sequences evaluated beside it, nor on
  * threads. Random mixes, against each text evaluated alone, token by token, on one
  * thread at the same level: on a synthetic model in every scheme at every level of
- * the machine, and on the real model (its path in QN_TEST_MODEL). QN_TEST_MIXES: how
- * many mixes (60); from 1000 on the real model too runs every scheme and level. */
+ * the machine, on ones with biases and norms of heads, and on the real model (its path in QN_TEST_MODEL).
+ * QN_TEST_MIXES: how many mixes (60); from 1000 on the real model too runs every scheme and level. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -342,6 +342,24 @@ static void mixes_on_a_synthetic_model(void **state)
     print_message("seed %u: %d mixes, %.1f s\n", SEED, done, (double)(qn_clock_ns() - began) * 1e-9);
 }
 
+/* As they are, and where biases are sums of their own. */
+static void mixes_on_models_with_biases_and_head_norms(void **state)
+{
+    (void)state;
+    qn_isa isas[QN_ISA_COUNT];
+    const int32_t count = levels(isas), from = count > 1 ? count - 2 : 0;
+    for (int i = 1; i < SYN_MODELS; i++) {
+        char path[64];
+        snprintf(path, sizeof path, "%s/like-%d", folder, i);
+        syn_tensor tensors[SYN_MOST_TENSORS];
+        const int tensor_count = syn_make_model(tensors, SEED, &syn_models[i]);
+        assert_int_equal(syn_write_model(ctx, path, tensors, tensor_count, &syn_models[i]), 0);
+        syn_free_some(tensors, tensor_count);
+        (void)run_scheme(path, NULL, 0, MOST_TOKENS, from, count, 0, 3);
+        (void)run_scheme(path, "fp8-block", 0, MOST_TOKENS, from, count, 0, 3);
+    }
+}
+
 static void mixes_on_the_real_model(void **state)
 {
     (void)state;
@@ -457,6 +475,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(mixes_on_a_synthetic_model),
+        cmocka_unit_test(mixes_on_models_with_biases_and_head_norms),
         cmocka_unit_test(mixes_on_the_real_model),
         cmocka_unit_test(misuse_is_refused),
     };

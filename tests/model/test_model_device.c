@@ -48,11 +48,12 @@ enum { VQ_SCHEMES = sizeof vq_schemes / sizeof *vq_schemes, VQ_CHAINED = 8 };
 
 static const char *const kv_schemes[] = {"fp8", "cq4", "cq2", "cq1"};
 enum { KV_SCHEMES = sizeof kv_schemes / sizeof *kv_schemes };
-/* Other heads than the usual model's, for keys and values that are kept as codes. */
+/* Other heads than the usual model's, one of them with scaled RoPE, for keys and values that are kept as codes. */
 static const struct {
     const char *name;
     syn_heads heads;
-} other_heads[] = {{"heads-64", {4, 2, 64}}, {"heads-128", {3, 1, 128}}};
+} other_heads[] = {{"heads-64", {4, 2, 64, "{\"rope_type\":\"yarn\",\"factor\":4.0}"}},
+                   {"heads-128", {3, 1, 128, NULL}}};
 enum { OTHER_HEADS = sizeof other_heads / sizeof *other_heads };
 /* A text's tokens go at once up to the first of these, one by one up to the next, and so on: with codes in a second
  * part of 128 tokens, and the window; where five parts become six and seven eight. */
@@ -60,6 +61,17 @@ static const int kv_ends[] = {350, 400, 630, 650, 880, 910};
 enum { KV_ENDS = sizeof kv_ends / sizeof *kv_ends, KV_TEXT = 910 };
 
 static fake_driver fake;
+
+/* Models with biases, and with norms of heads (syn_models): a scheme of each, one of them with sums for its biases. */
+static const struct {
+    const char *name, *scheme;
+    int model;
+} like[] = {{"like-1", "bf16", 1},       {"like-1-fp8-block", "fp8-block", 1}, {"like-2", "f32", 2},
+            {"like-2-int8", "int8", 2},  {"like-3-fp8-block", "fp8-block", 3}, {"like-4-fp8-block", "fp8-block", 4},
+            {"like-4-quip", "quip-2", 4}};
+enum { LIKE = sizeof like / sizeof *like, LIKE_KV = 2 }; /* which has codebooks for keys and values */
+/* Two norms of heads that the launch of an attention over codes of vectors does not do. */
+enum { NORM_LAUNCHES = 2 * SYN_LAYERS };
 
 /* Where the build left it or, on another machine, among the libraries beside the program. */
 static const char *fake_driver_path(void)
@@ -239,6 +251,27 @@ static void a_pass_is_few_launches_in_every_scheme(void **state)
             fail_msg("%s, %s: %ld launches a token, expected %d", path, kv, launches, PASS_LAUNCHES);
         }
         close_world(&w);
+    }
+}
+
+static void biases_and_head_norms_are_part_of_launches(void **state)
+{
+    (void)state;
+    static const char *const kvs[] = {NULL, "fp8", "cq2"};
+    for (int i = 0; i < LIKE; i++) {
+        for (int j = 0; j < (i == LIKE_KV ? 3 : 1); j++) {
+            world w;
+            qn_error error = {0};
+            long launches = 0;
+            const int expected = PASS_LAUNCHES + (j == 2 ? NORM_LAUNCHES : 0);
+            assert_int_equal(open_world(&w, fake_driver_path(), fake_driver_path(), NULL, 0), QN_OK);
+            must(whole_use(&w, path_of(like[i].name), kvs[j], &launches, &error), &error, like[i].name);
+            if (launches != expected) {
+                fail_msg("%s, %s: %ld launches a token, expected %d", like[i].name, kvs[j] ? kvs[j] : "f32", launches,
+                         expected);
+            }
+            close_world(&w);
+        }
     }
 }
 
@@ -608,12 +641,16 @@ static void kernels_without_a_device_agree_with_the_cpu(void **state)
         const char *scheme, *kv;
         int prompt;
     } rows[] = {
-        {8, "nvfp4", NULL, PROMPT},   {8, "int8-azp", NULL, PROMPT},
-        {8, "gptvq-2", NULL, PROMPT}, {9, "bf16", NULL, 1},
-        {8, "aqlm-2x8", NULL, 1},     {8, "aqlm-1x16", NULL, 1},
-        {9, "aqlm-3", NULL, 1},       {9, "vptq-2", NULL, 1},
-        {9, "quip-2", NULL, 1},       {9, "quip-4", NULL, 1},
-        {9, "f32", "cq2", CODED_PROMPT},
+        {8, "nvfp4", NULL, PROMPT},       {8, "int8-azp", NULL, PROMPT},
+        {8, "gptvq-2", NULL, PROMPT},     {9, "bf16", NULL, 1},
+        {8, "aqlm-2x8", NULL, 1},         {8, "aqlm-1x16", NULL, 1},
+        {9, "aqlm-3", NULL, 1},           {9, "vptq-2", NULL, 1},
+        {9, "quip-2", NULL, 1},           {9, "quip-4", NULL, 1},
+        {9, "f32", "cq2", CODED_PROMPT},  {8, "like-1", NULL, PROMPT},
+        {8, "like-1-fp8-block", NULL, 1}, {9, "like-2", NULL, PROMPT},
+        {8, "like-2-int8", "fp8", 1},     {8, "like-2", "cq2", 1},
+        {9, "like-3-fp8-block", NULL, 1}, {9, "like-4-fp8-block", "fp8", 1},
+        {9, "heads-64", NULL, 1},         {9, "heads-64", "fp8", 1},
     };
     qn_error error = {0};
     char cache[96];
@@ -661,9 +698,17 @@ static void logits_agree_with_the_cpu(void **state)
     for (int i = 0; i < VQ_SCHEMES; i++) {
         compare(&w, path_of(vq_schemes[i]), vq_schemes[i], 2e-2);
     }
+    for (int i = 0; i < LIKE; i++) {
+        const int exact = strcmp(like[i].scheme, "f32") == 0, plain = exact || strcmp(like[i].scheme, "bf16") == 0;
+        compare(&w, path_of(like[i].name), like[i].name, exact ? 2e-5 : plain ? 1e-2 : 8e-2);
+    }
+    compare_kv(&w, path_of("like-2"), "f32", 2e-5);
+    compare_kv(&w, path_of("like-2"), "fp8", 5e-2);
+    compare_kv(&w, path_of("like-2"), "cq2", 5e-2);
     compare_kv(&w, path_of("f32"), "f32", 2e-5);
     compare_kv(&w, path_of("nvfp4"), "f32", 1e-2);
     compare_kv(&w, path_of("quip-2"), "f32", 2e-2);
+    compare_kv(&w, path_of("heads-64"), "f32", 2e-5);
     for (int i = 0; i < KV_SCHEMES; i++) {
         compare_kv(&w, path_of("f32"), kv_schemes[i], 5e-2);
         for (int j = 0; j < OTHER_HEADS; j++) {
@@ -680,6 +725,57 @@ static void logits_agree_with_the_cpu(void **state)
     qn_pool_destroy(w.pool);
     qn_ctx_destroy(w.ctx);
     assert_int_equal(w.live, 0);
+}
+
+/* A checkpoint in a scheme, as it is nothing kept as it was. */
+static int write_quantised(qn_ctx *ctx, const char *source, const char *name, const char *scheme)
+{
+    qn_quantize_options options;
+    qn_quantize_result result;
+    qn_error error = {0};
+    qn_quantize_options_init(&options);
+    options.scheme = scheme;
+    options.keep_first = options.keep_last = 0;
+    options.keep_qkv = 0;
+    if (qn_quantize(ctx, source, path_of(name), &options, &result, &error) == QN_OK) {
+        return 0;
+    }
+    fprintf(stderr, "%s: %s\n", name, error.text);
+    return 1;
+}
+
+static int write_books(qn_ctx *ctx, const char *name, const char *scheme, const char *text)
+{
+    qn_kv_books_options options;
+    qn_kv_books_result result;
+    qn_error error = {0};
+    qn_kv_books_options_init(&options);
+    options.scheme = scheme;
+    options.calibration = text;
+    if (qn_make_kv_books(ctx, path_of(name), NULL, &options, &result, &error) == QN_OK) {
+        return 0;
+    }
+    fprintf(stderr, "%s: %s\n", scheme, error.text);
+    return 1;
+}
+
+/* The models of `like`. */
+static int write_like(qn_ctx *ctx, const char *text)
+{
+    int failed = 0;
+    for (int i = 0; i < LIKE && !failed; i++) {
+        const syn_model *m = &syn_models[like[i].model];
+        syn_tensor tensors[SYN_MOST_TENSORS];
+        const int count = syn_make_model(tensors, 13, m);
+        char source[128];
+        snprintf(source, sizeof source, "%s", path_of("like"));
+        failed = syn_write_model(ctx, source, tensors, count, m) ||
+                 write_quantised(ctx, source, like[i].name, like[i].scheme) ||
+                 (i == LIKE_KV && write_books(ctx, like[i].name, "cq2", text));
+        syn_free_some(tensors, count);
+        syn_remove(source);
+    }
+    return failed;
 }
 
 static int start(void **state)
@@ -718,17 +814,7 @@ static int start(void **state)
     failed |= !file || fclose(file) != 0;
     for (int i = 0; i < SCHEMES + VQ_SCHEMES && !failed; i++) {
         const char *const scheme = i < SCHEMES ? schemes[i] : vq_schemes[i - SCHEMES];
-        qn_quantize_options options;
-        qn_quantize_result result;
-        qn_error error = {0};
-        qn_quantize_options_init(&options);
-        options.scheme = scheme;
-        options.keep_first = options.keep_last = 0;
-        options.keep_qkv = 0;
-        failed = qn_quantize(ctx, source, path_of(scheme), &options, &result, &error) != QN_OK;
-        if (failed) {
-            fprintf(stderr, "%s: %s\n", scheme, error.text);
-        }
+        failed = write_quantised(ctx, source, scheme, scheme);
     }
     for (int i = 0; i < OTHER_HEADS && !failed; i++) {
         syn_tensor others[SYN_TENSORS];
@@ -738,21 +824,11 @@ static int start(void **state)
     }
     for (int i = 0; i < KV_SCHEMES * (1 + OTHER_HEADS) && !failed; i++) {
         const char *const scheme = kv_schemes[i % KV_SCHEMES];
-        qn_kv_books_options options;
-        qn_kv_books_result result;
-        qn_error error = {0};
-        if (strcmp(scheme, "fp8") == 0) {
-            continue; /* has none */
-        }
-        qn_kv_books_options_init(&options);
-        options.scheme = scheme;
-        options.calibration = text;
-        const char *const path = path_of(i < KV_SCHEMES ? "f32" : other_heads[i / KV_SCHEMES - 1].name);
-        failed = qn_make_kv_books(ctx, path, NULL, &options, &result, &error) != QN_OK;
-        if (failed) {
-            fprintf(stderr, "%s: %s\n", scheme, error.text);
+        if (strcmp(scheme, "fp8") != 0) { /* which has none */
+            failed = write_books(ctx, i < KV_SCHEMES ? "f32" : other_heads[i / KV_SCHEMES - 1].name, scheme, text);
         }
     }
+    failed = failed || write_like(ctx, text);
     syn_free(tensors);
     qn_ctx_destroy(ctx);
     return failed ? -1 : 0;
@@ -773,6 +849,7 @@ int main(int argc, char **argv)
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_pass_is_few_launches_in_every_scheme),
+        cmocka_unit_test(biases_and_head_norms_are_part_of_launches),
         cmocka_unit_test(any_driver_call_may_fail),
         cmocka_unit_test(memory_may_run_out_anywhere),
         cmocka_unit_test(launches_compile_for_every_target),

@@ -824,6 +824,22 @@ def make_silu():
 
 
 # ---- the model's own operators ---------------------------------------------
+def add_rope(style, factors=None):
+    x, pos = normal(3, 2, 8), np.array([0, 1, 777], dtype=np.int32)
+    y = np.zeros(x.shape)
+    for t in range(3):
+        for i in range(4):
+            angle = pos[t] * 10000.0 ** (-2 * i / 8) / (1.0 if factors is None else float(factors[i]))
+            a, b = (2 * i, 2 * i + 1) if style else (i, i + 4)
+            xa, xb = x[t, :, a].astype(np.float64), x[t, :, b].astype(np.float64)
+            y[t, :, a] = xa * math.cos(angle) - xb * math.sin(angle)
+            y[t, :, b] = xb * math.cos(angle) + xa * math.sin(angle)
+    inputs = {"x": ("F32", x), "pos": ("I32", pos)}
+    if factors is not None:
+        inputs["factors"] = ("F32", factors)
+    case("rope" + attrs(style=style), 2, inputs, {"y": store(y, "f32")})
+
+
 def make_model_ops():
     for out in (None, "f16", "f32"):
         stored, x = as_type(normal(3, 74), "F32")
@@ -835,16 +851,7 @@ def make_model_ops():
         y = x.astype(np.float64) / np.sqrt((x.astype(np.float64) ** 2).mean(axis=1, keepdims=True) + f32(1e-5)) * w
         case("rmsnorm", 2, {"x": ("F32", x), "w": ("F32", w)}, {"y": store(y, "f32")})
     for style in (None, "interleaved"):
-        x, pos = normal(3, 2, 8), np.array([0, 1, 777], dtype=np.int32)
-        y = np.zeros(x.shape)
-        for t in range(3):
-            for i in range(4):
-                angle = pos[t] * 10000.0 ** (-2 * i / 8)
-                a, b = (2 * i, 2 * i + 1) if style else (i, i + 4)
-                xa, xb = x[t, :, a].astype(np.float64), x[t, :, b].astype(np.float64)
-                y[t, :, a] = xa * math.cos(angle) - xb * math.sin(angle)
-                y[t, :, b] = xb * math.cos(angle) + xa * math.sin(angle)
-        case("rope" + attrs(style=style), 2, {"x": ("F32", x), "pos": ("I32", pos)}, {"y": store(y, "f32")})
+        add_rope(style)
     for causal, queries, keys in ((None, 3, 5), (0, 3, 5), (None, 4, 2), (None, 1, 9)):
         q, k, v = normal(queries, 4, 6), normal(keys, 2, 6), normal(keys, 2, 6)
         o = np.zeros(q.shape)
@@ -857,6 +864,8 @@ def make_model_ops():
                     o[t, h] = p / p.sum() @ v[:seen, h // 2].astype(np.float64)
         case("attention" + attrs(causal=causal), 2, {"q": ("F32", q), "k": ("F32", k), "v": ("F32", v)},
              {"o": store(o, "f32")})
+    for style in (None, "interleaved"):
+        add_rope(style, np.array([1.0, 1.25, 3.7, 8.0], dtype=np.float32))
 
 
 make_fp8()

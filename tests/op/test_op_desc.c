@@ -178,6 +178,8 @@ static void refused_texts(void **state)
         {"dequantize m=1 k=16 format=int8 scale=u8", QN_E_FORMAT, "input scale"},
         {"rope m=1 k=7 e=1", QN_E_SHAPE, "even"},
         {"rope m=1 k=8 e=1 theta=0", QN_E_ARGUMENT, "theta"},
+        {"rope m=1 k=8 e=1 factors=f16", QN_E_ARGUMENT, "factors"},
+        {"vq_attention m=1 n=1 k=8 e=1 g=1 rope_factors=1", QN_E_FORMAT, "rope_factors"},
         {"attention m=1 n=1 k=8 e=3 g=2", QN_E_SHAPE, "heads"},
         {"attention m=1 n=1 k=8 e=3 g=0", QN_E_SHAPE, "heads"},
         {"rmsnorm m=1 k=1 0123456789012345678901234567890123456789012345678901234567890123=1", QN_E_ARGUMENT, "longer"},

@@ -312,6 +312,10 @@ static void model_operators(void **state)
     const int32_t pos = 1;
     run("rope m=1 k=2 e=1", (const void *[QN_MAX_IN]){x, &pos}, (void *[4]){y});
     assert_true(fabsf(y[0] - -1.74497702f) < 3e-7f && fabsf(y[1] - 4.68562217f) < 5e-7f); /* one radian */
+    const int32_t two = 2;
+    const float half = 2.0f; /* the frequency: one radian again */
+    run("rope m=1 k=2 e=1 factors=1", (const void *[QN_MAX_IN]){x, &two, &half}, (void *[4]){y});
+    assert_true(fabsf(y[0] - -1.74497702f) < 3e-7f && fabsf(y[1] - 4.68562217f) < 5e-7f);
     const float q[2] = {0.0f, 0.0f}, k[4] = {1.0f, 2.0f, 3.0f, 4.0f}, v[4] = {1.0f, 2.0f, 3.0f, 6.0f};
     run("attention m=2 n=2 k=1 e=1 g=1", (const void *[QN_MAX_IN]){q, k, v}, (void *[4]){y});
     assert_true(y[0] == 1.0f && y[1] == 1.5f);

@@ -729,6 +729,16 @@ static void cache(void **state)
         /* key (1, 0, -1, 0): q . k is -1 at token 0, sin 1 - cos 1 at token 1 */
         assert_true(fabs((double)lse[0] - log(exp(-1.0) + exp(sin(1.0) - cos(1.0)))) < 1e-6);
     }
+    float factors[2] = {4.0f, 1.0f}; /* by a quarter of a radian */
+    give(&c, "rope_factors", factors, QN_F32, 1, 2, 1, 1, 1);
+    for (int b = QN_BACKEND_REF; b <= LAST_BACKEND; b++) {
+        must_run(&c, (qn_backend)b, o, lse);
+        assert_true(fabs((double)lse[0] - log(exp(-1.0) + exp(sin(0.25) - cos(0.25)))) < 1e-6);
+    }
+    factors[1] = 0.0f;
+    refuse(&c, QN_E_ARGUMENT, "rope_factors[1] is 0, expected a finite number above 0");
+    factors[1] = NAN;
+    refuse(&c, QN_E_ARGUMENT, "rope_factors[1] is nan");
 }
 
 static int start(void **state)

@@ -52,6 +52,7 @@ static void export_reads_back(void **state)
 {
     (void)state;
     static const char config[] = "{\"bos_token\": {\"content\": \"<s>\"}, \"eos_token\": \"</s>\", "
+                                 "\"model_max_length\": 1000000000000000019884624838656, "
                                  "\"chat_template\": \"{{ \\\"a\\\" }}\\n\"}";
     qn_tokenizer *t, *again;
     qn_error error;

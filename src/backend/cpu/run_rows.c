@@ -23,7 +23,7 @@ typedef struct rows_job {
     char *scratch;
     size_t scratch_bytes;
     const float *weights; /* rmsnorm: as f32 */
-    const double *turns;  /* rope: theta^(-2i/D) */
+    const double *turns;  /* rope: theta^(-2i/D), / factors[i] */
 } rows_job;
 
 const char *qn_rows_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
@@ -171,9 +171,10 @@ static void prepare_rmsnorm(rows_job *job, float *shared)
 static void prepare_rope(rows_job *job, double *turns)
 {
     const double step = pow((double)job->desc->attr[QN_ATTR_THETA].f, -2.0 / (double)job->k);
+    const float *factors = qn_op_has(job->desc, QN_ACT_FACTORS) ? job->args->in[QN_ACT_FACTORS].data : NULL;
     double turn = 1.0;
     for (int64_t i = 0; i < job->k / 2; i++) {
-        turns[i] = turn;
+        turns[i] = factors ? turn / (double)factors[i] : turn;
         turn *= step;
     }
     job->turns = turns;

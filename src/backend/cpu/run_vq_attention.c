@@ -3,8 +3,9 @@
  * coded before RoPE, and then is a panel like any other.
  *
  * Rows of q whose codes are the same memory (a batch stride of 0) and whose lengths count
- * up are queries of one sequence: they share the decoded keys. Packed codebooks are dense
- * copies, which nobody checks again; a run without them packs into its workspace first. */
+ * up are queries of one sequence: they share the decoded keys. Packed codebooks, with the factors
+ * of frequencies, are dense copies, which nobody checks again; a run without them packs into its
+ * workspace first. */
 #include <math.h>
 #include <string.h>
 
@@ -36,10 +37,16 @@ static size_t book_bytes(const qn_op_desc *desc, int values)
     return qn_size_pad(bytes);
 }
 
+/* Of the factors of frequencies, which lie behind the books. */
+static size_t factor_bytes(const qn_op_desc *desc)
+{
+    return qn_op_has(desc, QN_VQA_ROPE_FACTORS) ? qn_size_pad((size_t)desc->in[QN_VQA_ROPE_FACTORS].dims[0] * 4) : 0;
+}
+
 size_t qn_vq_attention_pack_bytes(const qn_kernel *kernel, const qn_op_desc *desc)
 {
     (void)kernel;
-    return qn_size_add(book_bytes(desc, 0), book_bytes(desc, 1));
+    return qn_size_add(qn_size_add(book_bytes(desc, 0), book_bytes(desc, 1)), factor_bytes(desc));
 }
 
 void qn_vq_attention_pack(const qn_kernel *kernel, const qn_op_desc *desc, const qn_args *args, void *body)
@@ -57,6 +64,11 @@ void qn_vq_attention_pack(const qn_kernel *kernel, const qn_op_desc *desc, const
                        (size_t)bytes);
             }
         }
+    }
+    if (factor_bytes(desc)) {
+        const qn_view *factors = &args->in[QN_VQA_ROPE_FACTORS];
+        memcpy((char *)body + book_bytes(desc, 0) + book_bytes(desc, 1), factors->data,
+               (size_t)factors->shape.dims[0] * 4);
     }
 }
 
@@ -145,12 +157,14 @@ static size_t turns_bytes(int64_t d)
                        qn_size_pad(qn_size_mul(half, 2 * STEPS * sizeof(float))));
 }
 
-static void make_turns(coded *c, double theta, int64_t d, char *memory)
+/* factors NULL: there are none. */
+static void make_turns(coded *c, double theta, const float *factors, int64_t d, char *memory)
 {
     double *const turns = (double *)(void *)memory;
     float *const steps = (float *)(void *)(memory + qn_size_pad((size_t)c->half * sizeof(double)));
     for (int64_t i = 0; i < c->half; i++) {
-        turns[i] = pow(theta, -2.0 * (double)i / (double)d);
+        const double turn = pow(theta, -2.0 * (double)i / (double)d);
+        turns[i] = factors ? turn / (double)factors[i] : turn;
     }
     for (int64_t k = 0; k < STEPS; k++) {
         c->impl->rows->angles(1 << k, turns, c->half, steps + 2 * k * c->half, steps + (2 * k + 1) * c->half);
@@ -218,7 +232,9 @@ void qn_vq_attention_run(const qn_kernel *kernel, const qn_run_call *call)
                .rotate = call->desc->attr[QN_ATTR_ROPE_THETA].f > 0.0f,
                .pairs = call->desc->attr[QN_ATTR_STYLE].i == QN_ROPE_INTERLEAVED};
     if (c.rotate) {
-        make_turns(&c, (double)call->desc->attr[QN_ATTR_ROPE_THETA].f, z->k, workspace);
+        const void *const factors = books + book_bytes(call->desc, 0) + book_bytes(call->desc, 1);
+        make_turns(&c, (double)call->desc->attr[QN_ATTR_ROPE_THETA].f, factor_bytes(call->desc) ? factors : NULL, z->k,
+                   workspace);
     }
     workspace += turns_bytes(z->k);
     for (int64_t b = 0; b < z->m;) {

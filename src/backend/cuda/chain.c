@@ -3,10 +3,11 @@
  *   lookup                                          embed.cu
  *   add; add, rmsnorm                               activation.cu
  *   [rmsnorm | silu_mul | silu_mul_quant] [quantize]
- *     1 to 3 products of the same rows
+ *     1 to 3 products of the same rows, each with the
+ *     sum of its bias where its operator has none
  *     [add, or the last one's copy to the cache]    mm_few.cu
- *   rope, rope into the cache, attention; then such
- *     a product, or not                             decode.cu, mm_few.cu
+ *   [rmsnorm, rmsnorm of heads] rope, rope into the
+ *     cache, attention; then such a product, or not decode.cu, mm_few.cu
  *   the same over codes                             decode_scaled.cu, decode_coded.cu (chain_kv.c), mm_few.cu
  *   what keeps keys and values otherwise            chain_kv.c
  *
@@ -37,6 +38,7 @@ typedef struct matcher {
     int32_t count;
     const int32_t *position;
     qn_cuda *cuda;
+    const qn_chain_step *norms; /* two, of the heads of the query and of the key, in front of steps; NULL: none */
 } matcher;
 
 static const qn_chain_step *operator_at(const matcher *m, int32_t i, qn_op op)
@@ -115,6 +117,7 @@ static const qn_view *rows_of(const qn_chain_step *s)
 /* A product, or a few neighbours that read the same rows and differ in weights alone, and what stands around. */
 typedef struct product {
     const qn_chain_step *before, *quantize, *mm[QN_CUDA_MM_PARTS], *add, *copy; /* copy: of the last one's results */
+    const qn_chain_step *bias[QN_CUDA_MM_PARTS]; /* sums of biases that mm has no place for: all or none */
     int32_t parts, taken, pre, quant, floors;
     qn_format rounded; /* of the row before its quantisation */
 } product;
@@ -186,6 +189,32 @@ static int fits(const qn_chain_step *mm, int32_t quant)
     }
 }
 
+/* Whether step i adds a bias to a product's results, which are used by nothing before. */
+static int is_bias(const matcher *m, int32_t i, const qn_chain_step *mm)
+{
+    const qn_chain_step *s = i < m->count ? &m->steps[i] : NULL;
+    const qn_mut_view *d = &mm->args.out[0];
+    return s && s->kind == QN_CHAIN_ADD && s->args.in[0].strides[0] == 0 && s->args.out[0].data == d->data &&
+           d->shape.format == QN_F32 && s->args.in[0].shape.dims[1] == d->shape.dims[1];
+}
+
+/* Take step *i as one more product of p, with its bias. */
+static int take_product(const matcher *m, int32_t *i, product *p)
+{
+    const qn_chain_step *mm = *i < m->count ? &m->steps[*i] : NULL;
+    if (p->parts == QN_CUDA_MM_PARTS || !is_product(mm)) {
+        return 0;
+    }
+    const int biased = is_bias(m, *i + 1, mm);
+    if (p->parts > 0 && (biased != (p->bias[0] != NULL) || !same_product(p->mm[0], mm))) {
+        return 0;
+    }
+    p->bias[p->parts] = biased ? mm + 1 : NULL;
+    p->mm[p->parts++] = mm;
+    *i += 1 + biased;
+    return 1;
+}
+
 /* Whether step i does nothing but bring a product's results to the cache's row at the position. */
 static int is_kept(const matcher *m, int32_t i, const qn_chain_step *mm)
 {
@@ -236,9 +265,7 @@ static int match_product(const matcher *m, int32_t i, const qn_chain_step *from,
         (!input && !dense_f32(rows_of(mm)))) {
         return 0;
     }
-    while (i < m->count && p->parts < QN_CUDA_MM_PARTS && is_product(&m->steps[i]) &&
-           (p->parts == 0 || same_product(mm, &m->steps[i]))) {
-        p->mm[p->parts++] = &m->steps[i++];
+    while (take_product(m, &i, p)) {
     }
     if (p->parts == 1 && i < m->count && m->steps[i].kind == QN_CHAIN_ADD &&
         x_of(&m->steps[i]) == mm->args.out[0].data && mm->args.out[0].shape.format == QN_F32 &&
@@ -263,6 +290,9 @@ static qn_cuda_mm product_arguments(const matcher *m, const product *p)
         const qn_chain_step *mm = p->mm[i];
         a.part[i] = qn_cuda_mm_part_of(mm->desc, &mm->args);
         a.part[i].d_position = mm->cached_out & 1 ? mm->args.out[0].strides[0] : 0;
+        if (p->bias[i]) {
+            a.part[i].bias = p->bias[i]->args.in[0].data;
+        }
         a.n += a.part[i].n;
     }
     if (p->add) {
@@ -373,7 +403,7 @@ static qn_status make_product(const matcher *m, const product *p, qn_cuda_chain_
         return QN_OK;
     }
     static const int32_t act[] = {QN_MM_PLAIN, QN_MM_A_E4M3, QN_MM_A_BLOCK, QN_MM_A_I8, QN_MM_A_I8, QN_MM_A_NVFP4};
-    qn_cuda_mm_define(desc, &program);
+    qn_cuda_mm_define(desc, p->bias[0] ? QN_F32 : qn_cuda_mm_bias(desc), &program);
     qn_cuda_few_define(&few, 1, &program);
     qn_cuda_define(&program, "A_FORMAT", act[p->quant]);
     qn_cuda_define(&program, "ALIGNED", 1);
@@ -390,6 +420,37 @@ static qn_status make_product(const matcher *m, const product *p, qn_cuda_chain_
 
 /* ---- attention ---- */
 
+/* Norms of the heads of the query and of the key, where steps begin with them; 0: they are none that the kernels of an
+ * attention do for themselves. */
+static int match_head_norms(const matcher *m)
+{
+    const qn_chain_step *norms[2] = {operator_at(m, 0, QN_OP_RMSNORM), operator_at(m, 1, QN_OP_RMSNORM)};
+    for (int i = 0; i < 2; i++) {
+        const qn_chain_step *norm = norms[i], *rope = operator_at(m, 2 + i, QN_OP_ROPE);
+        if (!norm || !rope) {
+            return 0;
+        }
+        const int64_t *dims = rope->desc->in[0].dims, heads = dims[1], size = dims[2];
+        const qn_view *x = &norm->args.in[0];
+        if (!dense_f32(x) || !dense_f32(&norm->args.in[QN_ACT_W]) || norm->args.out[0].shape.format != QN_F32 ||
+            norm->args.out[0].data != x_of(rope) || x->shape.dims[0] != heads || x->shape.dims[1] != size ||
+            x->strides[0] != size * 4 || norm->desc->attr[QN_ATTR_EPS].f != norms[0]->desc->attr[QN_ATTR_EPS].f) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+qn_cuda_head_norms qn_cuda_head_norms_of(const qn_chain_step *norms)
+{
+    if (!norms) {
+        return (qn_cuda_head_norms){NULL, NULL, 0.0f};
+    }
+    return (qn_cuda_head_norms){.q = norms[0].args.in[QN_ACT_W].data,
+                                .k = norms[1].args.in[QN_ACT_W].data,
+                                .eps = norms[0].desc->attr[QN_ATTR_EPS].f};
+}
+
 /* The three steps before an attention's product; 1: they are what decode.cu does. */
 static int match_attention(const matcher *m)
 {
@@ -404,8 +465,10 @@ static int match_attention(const matcher *m)
     const int f32 = d->in[QN_ATT_Q].format == QN_F32 && d->in[QN_ATT_K].format == QN_F32 &&
                     d->in[QN_ATT_V].format == QN_F32 && query->desc->in[0].format == QN_F32 &&
                     key->desc->in[0].format == QN_F32;
-    const int same_turn = memcmp(query->desc->attr, key->desc->attr, sizeof key->desc->attr) == 0 &&
-                          query->desc->attr[QN_ATTR_STYLE].i == QN_ROPE_HALF;
+    const int same_turn =
+        memcmp(query->desc->attr, key->desc->attr, sizeof key->desc->attr) == 0 &&
+        qn_cuda_factors(&query->args.in[QN_ACT_FACTORS]) == qn_cuda_factors(&key->args.in[QN_ACT_FACTORS]) &&
+        query->desc->attr[QN_ATTR_STYLE].i == QN_ROPE_HALF;
     const int dense = query->args.in[0].strides[1] == step && key->args.in[0].strides[1] == step &&
                       args->in[QN_ATT_K].strides[1] == step && args->in[QN_ATT_V].strides[1] == step &&
                       args->in[QN_ATT_K].strides[0] == args->in[QN_ATT_V].strides[0];
@@ -416,12 +479,13 @@ static int match_attention(const matcher *m)
            ((uint64_t)(uintptr_t)args->in[QN_ATT_K].data | (uint64_t)(uintptr_t)args->in[QN_ATT_V].data) % 16 == 0;
 }
 
-static void decode_program(int64_t size, const char *entry, qn_cuda_program *program)
+static void decode_program(int64_t size, int normed, const char *entry, qn_cuda_program *program)
 {
     memset(program, 0, sizeof *program);
     program->source = "decode.cu";
     program->entry = entry;
     qn_cuda_define(program, "SIZE", size);
+    qn_cuda_define(program, "NORM", normed);
 }
 
 static qn_status make_attention(const matcher *m, int64_t parts, qn_chain *chain, qn_error *error)
@@ -431,8 +495,9 @@ static qn_status make_attention(const matcher *m, int64_t parts, qn_chain *chain
     const int64_t heads = d->in[QN_ATT_Q].dims[1], size = d->in[QN_ATT_Q].dims[2];
     const float scale = d->attr[QN_ATTR_SCALE].f;
     qn_cuda_chain_launch *l = &chain->launches[0];
-    l->arguments.decode = (qn_cuda_decode){.q = x_of(query),
-                                           .k = x_of(key),
+    l->arguments.decode = (qn_cuda_decode){.q = x_of(m->norms ? &m->norms[0] : query),
+                                           .k = x_of(m->norms ? &m->norms[1] : key),
+                                           .norms = qn_cuda_head_norms_of(m->norms),
                                            .keys = key->args.out[0].data,
                                            .values = attention->args.in[QN_ATT_V].data,
                                            .partials = (char *)(uintptr_t)chain->partials,
@@ -441,9 +506,11 @@ static qn_status make_attention(const matcher *m, int64_t parts, qn_chain *chain
                                            .heads = (int32_t)heads,
                                            .group = (int32_t)(heads / d->in[QN_ATT_K].dims[1]),
                                            .scale = scale == 0.0f ? (float)(1.0 / sqrt((double)size)) : scale,
-                                           .log2_theta = log2((double)query->desc->attr[QN_ATTR_THETA].f)};
+                                           .log2_theta = log2((double)query->desc->attr[QN_ATTR_THETA].f),
+                                           .factors = qn_cuda_factors(&query->args.in[QN_ACT_FACTORS])};
     qn_cuda_program program;
-    decode_program(size, "qn_decode_attention", &program);
+    decode_program(size, m->norms != NULL, "qn_decode_attention", &program);
+    qn_cuda_define_factors(l->arguments.decode.factors != NULL, &program);
     program.shared_bytes = (int32_t)(PART_KEYS * size * 4);
     l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)parts, (uint32_t)heads, 1},
                                      .block = {DECODE_THREADS, 1, 1},
@@ -458,7 +525,7 @@ static qn_status make_join(const matcher *m, const qn_chain_step *attention, qn_
     qn_cuda_chain_launch *l = &chain->launches[1];
     const int64_t *q = attention->desc->in[QN_ATT_Q].dims;
     qn_cuda_program program;
-    decode_program(q[2], "qn_decode_join", &program);
+    decode_program(q[2], 0, "qn_decode_join", &program);
     l->arguments.decode = (qn_cuda_decode){.partials = (char *)(uintptr_t)chain->partials,
                                            .out = attention->args.out[0].data,
                                            .position = m->position,
@@ -490,7 +557,7 @@ static qn_status make_attended(const matcher *m, int32_t steps, int kept, qn_cha
         m->cuda->cu.MemAlloc(&chain->partials, (size_t)(parts * q[1] * (q[2] + 4)) * sizeof(float));
     qn_cuda_pop(m->cuda);
     QN_TRY(qn_cuda_check(m->cuda, result, "cuMemAlloc", error));
-    QN_TRY(kept ? qn_cuda_chain_decode_kept(m->steps, m->position, parts, chain, error)
+    QN_TRY(kept ? qn_cuda_chain_decode_kept(m->steps, m->norms, m->position, parts, chain, error)
                 : make_attention(m, parts, chain, error));
     chain->count = 2;
     *taken = steps + (possible ? p.taken : 0);
@@ -593,7 +660,8 @@ static qn_status make_normed(const matcher *m, qn_cuda_chain_launch *l, int *pos
     const qn_mut_view *sum = &s->args.out[0];
     const int64_t k = sum->shape.dims[1], items = qn_ceil_div(k, 4 * NORM_THREADS);
     *possible = norm && x_of(norm) == sum->data && dense_f32(&norm->args.in[0]) && dense_f32(&s->args.in[0]) &&
-                dense_f32(&norm->args.in[QN_ACT_W]) && k % 4 == 0 && items <= NORM_ITEMS;
+                dense_f32(&norm->args.in[QN_ACT_W]) && norm->args.in[0].shape.dims[1] == k && k % 4 == 0 &&
+                items <= NORM_ITEMS;
     if (!*possible) {
         return QN_OK;
     }
@@ -624,18 +692,31 @@ static qn_status make_normed(const matcher *m, qn_cuda_chain_launch *l, int *pos
 
 /* ---- the chain ---- */
 
+/* An attention with all that comes before it. */
+static qn_status make_turned(const matcher *m, qn_chain *chain, int32_t *taken, qn_error *error)
+{
+    const int32_t kept = qn_cuda_chain_kept(m->steps, m->count, m->norms != NULL);
+    if (kept && !is_needed(m, kept, m->steps[0].args.out[0].data) &&
+        !is_needed(m, kept, m->steps[1].args.out[0].data) && !is_needed(m, kept, m->steps[kept - 1].args.out[1].data)) {
+        QN_TRY(make_attended(m, kept, 1, chain, taken, error));
+    }
+    return *taken || !match_attention(m) ? QN_OK : make_attended(m, 3, 0, chain, taken, error);
+}
+
 static qn_status make(const matcher *m, qn_chain *chain, int32_t *taken, qn_error *error)
 {
     int possible = 1;
     product p;
     chain->kind = m->steps[0].kind;
-    const int32_t kept = qn_cuda_chain_kept(m->steps, m->count);
-    if (kept && !is_needed(m, kept, m->steps[0].args.out[0].data) &&
-        !is_needed(m, kept, m->steps[1].args.out[0].data) && !is_needed(m, kept, m->steps[kept - 1].args.out[1].data)) {
-        QN_TRY(make_attended(m, kept, 1, chain, taken, error));
-        if (*taken) {
-            return QN_OK;
-        }
+    if (match_head_norms(m)) {
+        matcher rest = {m->steps + 2, m->count - 2, m->position, m->cuda, m->steps};
+        QN_TRY(make_turned(&rest, chain, taken, error));
+        *taken += *taken ? 2 : 0;
+        return QN_OK;
+    }
+    QN_TRY(make_turned(m, chain, taken, error));
+    if (*taken) {
+        return QN_OK;
     }
     QN_TRY(qn_cuda_chain_kv(m->steps, m->count, m->position, chain, taken, error));
     if (*taken) {
@@ -655,9 +736,6 @@ static qn_status make(const matcher *m, qn_chain *chain, int32_t *taken, qn_erro
         QN_TRY(make_lookup(m, &chain->launches[0], &possible, error));
         *taken = possible;
         return QN_OK;
-    }
-    if (match_attention(m)) {
-        return make_attended(m, 3, 0, chain, taken, error);
     }
     if (match_product(m, 0, NULL, &p)) {
         QN_TRY(make_product(m, &p, &chain->launches[0], &possible, error));

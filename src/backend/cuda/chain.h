@@ -42,12 +42,15 @@ struct qn_chain {
 qn_status qn_cuda_chain_kv(const qn_chain_step *steps, int32_t count, const int32_t *position, qn_chain *chain,
                            int32_t *taken, qn_error *error);
 
-/* The steps that decode_scaled.cu or decode_coded.cu does, the attention the last of them: how many, or 0. */
-int32_t qn_cuda_chain_kept(const qn_chain_step *steps, int32_t count);
+/* The steps that decode_scaled.cu or decode_coded.cu does, the attention the last of them: how many, or 0. normed:
+ * heads are normalised before, which the latter, whose codes are made by other blocks, leaves to others. */
+int32_t qn_cuda_chain_kept(const qn_chain_step *steps, int32_t count, int normed);
 
-/* Their launch, for an attention in `parts` parts whose memory the chain has. */
-qn_status qn_cuda_chain_decode_kept(const qn_chain_step *steps, const int32_t *position, int64_t parts,
-                                    qn_chain *chain, qn_error *error);
+/* Their launch, for an attention in `parts` parts whose memory the chain has. norms: the two steps that normalise heads
+ * of the query and of the key, or NULL. */
+qn_status qn_cuda_chain_decode_kept(const qn_chain_step *steps, const qn_chain_step *norms, const int32_t *position,
+                                    int64_t parts, qn_chain *chain, qn_error *error);
+qn_cuda_head_norms qn_cuda_head_norms_of(const qn_chain_step *norms);
 
 /* qn_backend_chains.keep */
 qn_status qn_cuda_chain_keep(const qn_chain *chain, const qn_args *args, const int32_t *positions, void *stream,

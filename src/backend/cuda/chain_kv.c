@@ -174,6 +174,11 @@ static int is_step_rope(const qn_chain_step *s)
            s->args.out[0].strides[1] == size * 4;
 }
 
+static const float *factors_of(const qn_chain_step *rope)
+{
+    return qn_cuda_factors(&rope->args.in[QN_ACT_FACTORS]);
+}
+
 /* Whether the six steps are what kv_step.cu does: the key and the value, which `keep` reads, coded by `codes`. */
 static int is_step(const qn_chain_step *s, int32_t count)
 {
@@ -186,8 +191,9 @@ static int is_step(const qn_chain_step *s, int32_t count)
     const void *const value = s[3].args.in[0].data;
     const int same = s[0].desc->in[0].dims[2] == d[2] && s[0].args.in[1].data == s[1].args.in[1].data &&
                      memcmp(s[0].desc->attr, s[1].desc->attr, sizeof s->desc->attr) == 0 &&
-                     s[2].args.in[0].data == turned && s[2].args.in[0].shape.dims[1] == width &&
-                     s[3].args.in[0].shape.dims[1] == width && s[5].args.in[0].data == value;
+                     factors_of(&s[0]) == factors_of(&s[1]) && s[2].args.in[0].data == turned &&
+                     s[2].args.in[0].shape.dims[1] == width && s[3].args.in[0].shape.dims[1] == width &&
+                     s[5].args.in[0].data == value;
     if (is_operator(&s[4], QN_OP_QUANTIZE_FP8) && is_operator(&s[5], QN_OP_QUANTIZE_FP8)) {
         return same && is_plain_fp8(&s[4]) && is_plain_fp8(&s[5]) && s[4].args.in[0].data == turned &&
                s[4].desc->attr[QN_ATTR_GROUP].i == d[2] && s[5].desc->attr[QN_ATTR_GROUP].i == d[2];
@@ -214,7 +220,8 @@ static qn_status make_step(const qn_chain_step *s, const int32_t *position, qn_c
                            .heads = (int32_t)q->dims[1],
                            .kv_heads = (int32_t)k->dims[1],
                            .size = (int32_t)q->dims[2],
-                           .log2_theta = log2((double)s[0].desc->attr[QN_ATTR_THETA].f)};
+                           .log2_theta = log2((double)s[0].desc->attr[QN_ATTR_THETA].f),
+                           .factors = factors_of(&s[0])};
     int64_t tasks = a->heads + 2 * a->kv_heads;
     for (int values = 0; values < 2; values++) {
         keep_arguments(&s[2 + values].args, position, &keep);
@@ -232,6 +239,7 @@ static qn_status make_step(const qn_chain_step *s, const int32_t *position, qn_c
     } else {
         coded_step_program(&s[4].desc->in[QN_VQE_CODEBOOK], &program);
     }
+    qn_cuda_define_factors(a->factors != NULL, &program);
     l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)qn_ceil_div(tasks, STEP_WARPS), 1, 1},
                                      .block = {STEP_WARPS * 32, 1, 1},
                                      .dependent = dependent(chain)};
@@ -316,17 +324,19 @@ static int is_coded_attention(const qn_chain_step *s)
     return q[0] == 1 && size % 8 == 0 && size <= MOST_HEAD && d->in[QN_VQA_Q].format == QN_F32 &&
            attention->args.in[QN_VQA_Q].data == s[0].args.out[0].data && attention->cached_in != 0 &&
            d->attr[QN_ATTR_WINDOW].i > 0 && d->attr[QN_ATTR_STYLE].i == QN_ROPE_HALF &&
-           d->attr[QN_ATTR_ROPE_THETA].f == s[0].desc->attr[QN_ATTR_THETA].f && reads_coded(s, 0) && reads_coded(s, 1);
+           d->attr[QN_ATTR_ROPE_THETA].f == s[0].desc->attr[QN_ATTR_THETA].f &&
+           qn_cuda_factors(&attention->args.in[QN_VQA_ROPE_FACTORS]) == factors_of(&s[0]) && reads_coded(s, 0) &&
+           reads_coded(s, 1);
 }
 
-int32_t qn_cuda_chain_kept(const qn_chain_step *s, int32_t count)
+int32_t qn_cuda_chain_kept(const qn_chain_step *s, int32_t count, int normed)
 {
     if (count <= STEP_STEPS || !is_step(s, count)) {
         return 0;
     }
     const int scaled = is_operator(&s[4], QN_OP_QUANTIZE_FP8);
     const int kept = scaled ? is_operator(&s[STEP_STEPS], QN_OP_SCALED_ATTENTION) && is_scaled_attention(s)
-                            : is_operator(&s[STEP_STEPS], QN_OP_VQ_ATTENTION) && is_coded_attention(s);
+                            : !normed && is_operator(&s[STEP_STEPS], QN_OP_VQ_ATTENTION) && is_coded_attention(s);
     return kept ? STEP_STEPS + 1 : 0;
 }
 
@@ -352,7 +362,8 @@ static int64_t decode_coded(const qn_chain_step *s, const qn_cuda_decode_scaled 
                                 .window = common->window,
                                 .parts = (int32_t)parts,
                                 .scale = common->scale,
-                                .log2_theta = common->log2_theta};
+                                .log2_theta = common->log2_theta,
+                                .factors = common->factors};
     for (int values = 0; values < 2; values++) {
         a->coded[values] = qn_cuda_encode_arguments(&s[4 + values].args);
         a->coded[values].position = common->position;
@@ -364,8 +375,8 @@ static int64_t decode_coded(const qn_chain_step *s, const qn_cuda_decode_scaled 
     return qn_ceil_div(tasks, STEP_WARPS * (int64_t)a->heads);
 }
 
-qn_status qn_cuda_chain_decode_kept(const qn_chain_step *s, const int32_t *position, int64_t parts, qn_chain *chain,
-                                    qn_error *error)
+qn_status qn_cuda_chain_decode_kept(const qn_chain_step *s, const qn_chain_step *norms, const int32_t *position,
+                                    int64_t parts, qn_chain *chain, qn_error *error)
 {
     static const char *const zero[] = {"X_FORMAT", "TYPE", "ASYMMETRIC", "BOUNDED"}; /* of rows.h */
     const qn_op_desc *d = s[STEP_STEPS].desc;
@@ -374,8 +385,9 @@ qn_status qn_cuda_chain_decode_kept(const qn_chain_step *s, const int32_t *posit
     qn_cuda_chain_launch *l = &chain->launches[0];
     qn_cuda_program program;
     memset(&program, 0, sizeof program);
-    qn_cuda_decode_scaled a = {.q = s[0].args.in[0].data,
-                               .k = s[1].args.in[0].data,
+    qn_cuda_decode_scaled a = {.q = (norms ? &norms[0] : &s[0])->args.in[0].data,
+                               .k = (norms ? &norms[1] : &s[1])->args.in[0].data,
+                               .norms = qn_cuda_head_norms_of(norms),
                                .v = s[3].args.in[0].data,
                                .position = position,
                                .recent = {recent_rows(s, position, 0), recent_rows(s, position, 1)},
@@ -384,7 +396,8 @@ qn_status qn_cuda_chain_decode_kept(const qn_chain_step *s, const int32_t *posit
                                .group = (int32_t)(heads / s[1].desc->in[0].dims[1]),
                                .window = d->attr[QN_ATTR_WINDOW].i,
                                .scale = scale == 0.0f ? (float)(1.0 / sqrt((double)size)) : scale,
-                               .log2_theta = log2((double)s[0].desc->attr[QN_ATTR_THETA].f)};
+                               .log2_theta = log2((double)s[0].desc->attr[QN_ATTR_THETA].f),
+                               .factors = factors_of(&s[0])};
     if (d->op == QN_OP_VQ_ATTENTION) {
         parts += decode_coded(s, &a, parts, &l->arguments.decode_coded, &program);
     } else {
@@ -393,11 +406,13 @@ qn_status qn_cuda_chain_decode_kept(const qn_chain_step *s, const int32_t *posit
         l->arguments.decode_scaled = a;
         program.source = "decode_scaled.cu";
         program.entry = "qn_decode_scaled";
+        qn_cuda_define(&program, "NORM", norms != NULL);
         for (size_t i = 0; i < sizeof zero / sizeof *zero; i++) {
             qn_cuda_define(&program, zero[i], 0);
         }
     }
     qn_cuda_define(&program, "SIZE", size);
+    qn_cuda_define_factors(a.factors != NULL, &program);
     l->geometry = (qn_cuda_geometry){
         .grid = {(uint32_t)parts, (uint32_t)heads, 1}, .block = {DECODE_THREADS, 1, 1}, .dependent = dependent(chain)};
     return qn_cuda_function_get(chain->cuda, &program, &l->function, error);

@@ -141,6 +141,20 @@ typedef struct qn_cuda_program {
 /* Add "#define name value" to a program. */
 void qn_cuda_define(qn_cuda_program *program, const char *name, int64_t value);
 
+/* The frequency factors of rotary positions (kernels/cuda/turn.h) in an operand; NULL: there are none. Programs of
+ * kernels that turn are told of them. */
+static inline const float *qn_cuda_factors(const qn_view *operand)
+{
+    return operand->shape.format ? operand->data : NULL;
+}
+
+static inline void qn_cuda_define_factors(int there, qn_cuda_program *program)
+{
+    if (there) {
+        qn_cuda_define(program, "FACTORS", 1);
+    }
+}
+
 typedef struct qn_cuda_function {
     cu_function handle;
     int32_t registers, local_bytes; /* a thread's; local memory means spills */

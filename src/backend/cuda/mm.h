@@ -49,8 +49,10 @@ qn_status qn_cuda_mm_launch(const qn_cuda_run *run, qn_error *error);
 void qn_cuda_mm_any_program(const qn_op_desc *desc, qn_cuda_program *program);
 qn_status qn_cuda_mm_launch_any(const qn_cuda_run *run, int32_t i, qn_error *error);
 
-/* Parameters that follow from the descriptor: B_FORMAT, OUT, BIAS, AZP. */
-void qn_cuda_mm_define(const qn_op_desc *desc, qn_cuda_program *program);
+/* Parameters that follow from the descriptor: B_FORMAT, OUT, AZP; and BIAS, of the descriptor's bias where there is no
+ * other. */
+qn_format qn_cuda_mm_bias(const qn_op_desc *desc);
+void qn_cuda_mm_define(const qn_op_desc *desc, qn_format bias, qn_cuda_program *program);
 void qn_cuda_few_define(const qn_cuda_few *few, int32_t rows, qn_cuda_program *program);
 
 /* Whether rows of b may be loaded by whole units. */

@@ -40,6 +40,7 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
     qn_cuda_define(out, "OUT", rope ? 0 : out_of(desc));
     qn_cuda_define(out, "STYLE", rope && desc->attr[QN_ATTR_STYLE].i == QN_ROPE_INTERLEAVED);
     qn_cuda_define(out, "THREADS", NORM_THREADS);
+    qn_cuda_define_factors(rope && qn_op_has(desc, QN_ACT_FACTORS), out);
     return 1;
 }
 
@@ -60,7 +61,8 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
                             .k = rope ? x->shape.dims[2] : y->shape.dims[1],
                             .heads = rope ? (int32_t)x->shape.dims[1] : 1,
                             .eps = desc->attr[QN_ATTR_EPS].f,
-                            .log2_theta = log2((double)desc->attr[QN_ATTR_THETA].f)};
+                            .log2_theta = log2((double)desc->attr[QN_ATTR_THETA].f),
+                            .factors = rope ? qn_cuda_factors(&run->call->args->in[QN_ACT_FACTORS]) : NULL};
     void *const arguments[] = {&a};
     const int64_t work = rope ? a.k / 2 * a.heads : a.k;
     if (work == 0) {

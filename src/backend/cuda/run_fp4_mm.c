@@ -236,7 +236,7 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
         p->source = c.tiles ? "fp4_mm_few.cu" : "fp4_mm.cu";
         p->entry = c.tiles ? "qn_fp4_mm_few" : "qn_fp4_mm";
         p->shared_bytes = shared_bytes(&c, &s);
-        qn_cuda_mm_define(desc, p);
+        qn_cuda_mm_define(desc, qn_cuda_mm_bias(desc), p);
         qn_cuda_define(p, "A_FORMAT", is_coded(desc) ? QN_MM_A_NVFP4 : QN_MM_PLAIN);
         qn_cuda_define(p, "X_FORMAT", x);
         qn_cuda_define(p, "ALIGNED", 1);

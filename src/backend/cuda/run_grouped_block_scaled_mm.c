@@ -228,8 +228,8 @@ static qn_status launch_strips(const qn_cuda_run *run, operands *o, qn_error *er
 
 /* The tile of the least estimated time where every group has its share of the rows, or two thirds of the most, and
  * wastes half a tile. Of masked groups lower than a tall tile, whole products are left out. Measured beside the
- * estimate: where groups are masked wide and tall tiles gain, those of three warpgroups only stored by boxes. Tall ones
- * taken by tickets gain most where K is long and a group has two to eight of them; of more, calls in a row lose. */
+ * estimate: where groups are masked, tiles of three warpgroups gain, and wide ones. Tall ones, taken by tickets, are
+ * best where K is long and a group has five to eight of them; elsewhere they lose up to a tenth. */
 static int32_t choose_tile(const qn_cuda_run *run, const operands *o, int may_store)
 {
     const double rows = o->masked ? 2.0 / 3.0 * o->m : (double)o->m / o->experts;
@@ -243,9 +243,9 @@ static int32_t choose_tile(const qn_cuda_run *run, const operands *o, int may_st
         if (o->masked && o->m <= 256 && t.bm == 256) {
             cost *= 0.85;
         } else if (o->masked) {
-            const int gains = t.tickets && o->k >= 3 * LONG && o->m >= 3 * t.bm && o->m <= 8 * t.bm;
-            const double tall = gains ? 0.88 : 0.97;
-            cost *= i == QN_TILE_WIDE ? 0.94 : i == QN_TILE_THREE ? 1.08 : i == QN_TILE_TALL ? tall : 1.0;
+            const int three = i == QN_TILE_THREE || i == QN_TILE_THREE_STORED;
+            const int gains = t.tickets && o->k >= 5 * LONG && o->m >= 5 * t.bm && o->m <= 8 * t.bm;
+            cost *= gains ? 0.85 : three || i == QN_TILE_TALL ? 0.94 : i == QN_TILE_WIDE ? 0.97 : 1.0;
         }
         if (((!t.store && !t.held) || may_store) && (least <= 0.0 || cost < least)) {
             least = cost;

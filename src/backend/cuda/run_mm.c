@@ -207,14 +207,19 @@ void qn_cuda_few_define(const qn_cuda_few *few, int32_t rows, qn_cuda_program *p
     qn_cuda_define(program, "WHOLE", few->whole);
 }
 
-void qn_cuda_mm_define(const qn_op_desc *desc, qn_cuda_program *program)
+qn_format qn_cuda_mm_bias(const qn_op_desc *desc)
 {
-    const int32_t bias = slots_of(desc->op).bias, out = desc->attr[QN_ATTR_OUT].i;
-    const qn_format biased = bias >= 0 ? desc->in[bias].format : QN_FORMAT_NONE;
+    const int32_t bias = slots_of(desc->op).bias;
+    return bias >= 0 ? desc->in[bias].format : QN_FORMAT_NONE;
+}
+
+void qn_cuda_mm_define(const qn_op_desc *desc, qn_format bias, qn_cuda_program *program)
+{
+    const int32_t out = desc->attr[QN_ATTR_OUT].i;
     const int scaled = desc->op == QN_OP_SCALED_MM;
     qn_cuda_define(program, "B_FORMAT", qn_cuda_weight_format(desc));
     qn_cuda_define(program, "OUT", out == QN_OUT_F32 ? QN_MM_F32 : out == QN_OUT_F16 ? QN_MM_F16 : QN_MM_BF16);
-    qn_cuda_define(program, "BIAS", biased ? qn_cuda_float_format(biased) + 1 : 0);
+    qn_cuda_define(program, "BIAS", bias ? qn_cuda_float_format(bias) + 1 : 0);
     qn_cuda_define(program, "AZP",
                    !scaled || !desc->in[QN_SMM_AZP_ADJ].format ? 0
                    : desc->in[QN_SMM_AZP].format               ? 2
@@ -244,7 +249,7 @@ static void program_of(const qn_op_desc *desc, int32_t aligned, qn_cuda_program 
     const int32_t act = act_format(desc);
     p->source = "mm_tile.cu";
     p->entry = "qn_mm_tile";
-    qn_cuda_mm_define(desc, p);
+    qn_cuda_mm_define(desc, qn_cuda_mm_bias(desc), p);
     qn_cuda_define(p, "A_FORMAT", act);
     qn_cuda_define(p, "X_FORMAT", act ? 0 : qn_cuda_float_format(desc->in[slots_of(desc->op).x].format));
     qn_cuda_define(p, "ALIGNED", aligned);

@@ -93,7 +93,8 @@ static qn_cuda_vq_attention attention_of(const qn_cuda_run *run)
                               .room = (int32_t)run->call->sizes.n,
                               .early = qn_cuda_constant_weights(run),
                               .scale = (float)(given * 1.4426950408889634),
-                              .log2_theta = theta > 0.0f ? log2((double)theta) : 0.0};
+                              .log2_theta = theta > 0.0f ? log2((double)theta) : 0.0,
+                              .factors = qn_cuda_factors(&in[QN_VQA_ROPE_FACTORS])};
     qn_cuda_kv_window(&a, desc, run->call->args, QN_VQA_K_RECENT);
     return a;
 }
@@ -178,6 +179,7 @@ static void plain_program(const qn_op_desc *desc, const qn_cuda_device *device, 
     qn_cuda_define(out, "SWEEP", sweeps(desc));
     qn_cuda_define(out, "TURN", turn_of(desc));
     qn_cuda_define(out, "ALIGNED", aligned);
+    qn_cuda_define_factors(qn_op_has(desc, QN_VQA_ROPE_FACTORS), out);
 }
 
 static int may_align(const qn_op_desc *desc)
@@ -349,6 +351,7 @@ static int32_t tables_programs(const qn_kernel *kernel, const qn_op_desc *desc, 
     qn_cuda_define(&out[TABLES], "KV_HEADS", t.kv_heads);
     qn_cuda_define(&out[TABLES], "QUERIES", t.queries);
     qn_cuda_define(&out[TABLES], "WARPS", t.warps);
+    qn_cuda_define_factors(qn_op_has(desc, QN_VQA_ROPE_FACTORS), &out[TABLES]);
     plain_program(desc, device, 0, &out[TABLES_ANY]);
     out[TABLES_PAIRS] = out[TABLES];
     const pairs p = pairs_of(&s, turns(desc), t.queries, device);

@@ -204,7 +204,7 @@ void qn_cuda_vq_few_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cu
     const qn_cuda_mm a = alone(vq);
     program->source = "mm_few.cu";
     program->entry = "qn_mm_few";
-    qn_cuda_mm_define(desc, program);
+    qn_cuda_mm_define(desc, qn_cuda_mm_bias(desc), program);
     qn_cuda_few_define(&few, rows, program);
     qn_cuda_define(program, "CHAIN", 0);
     qn_cuda_define(program, "A_FORMAT", QN_MM_PLAIN);
