@@ -16,8 +16,8 @@
  *     has at most 6 significant bits) brings the power of two back, but for 2^-8 that the sum gets at the end.
  *
  * Host contract
- *   Parameters: those of mm_common.h (B_FORMAT NVFP4 or MXFP4, A_FORMAT PLAIN, X_FORMAT bf16, with NVFP4 also f16;
- *   ALIGNED 1) and
+ *   Parameters: those of mm_common.h (B_FORMAT NVFP4 or MXFP4; A_FORMAT PLAIN, or NVFP4: x was codes that
+ *   fp4_expand.cu wrote out, and sums are divided by x_global too; X_FORMAT bf16, with NVFP4 also f16; ALIGNED 1) and
  *     ROWS     of x in a block: 8, 16, 32, 64 or 128
  *     WN, WK   warps along N and K: WN WK at most 16, for 64 and 128 rows 8; WN at most 8
  *     SPLIT    parts of K, the cluster size: 1 to 8

@@ -178,7 +178,7 @@ DEV void store_four(const qn_cuda_mm &a, const problem *p, int row, int column, 
     char *const to = w.d + (p->row + row) * w.d_row;
 #pragma unroll
     for (int c = 0; c < 4; c++) {
-        v[c] = finish(t.of[c], v[c] * FACTOR, 1.0f, 0, 1.0f);
+        v[c] = finish(t.of[c], v[c] * FACTOR, 1.0f, 0, row_global(a));
     }
     if (vector && n + 3 < a.n) {
 #if OUT == QN_MM_F32

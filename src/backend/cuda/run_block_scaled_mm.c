@@ -1,6 +1,6 @@
 /* Host side of block_scaled_mm on Hopper. A plan has a cut for few rows at each of several heights, a strip or one row
- * of tiles; tiles for many rows; and a plain kernel for operands that the bulk copies cannot take. The run picks by M and
- * alignment. What the kernels expect, and which cut is best where, is the host contract at the top of each source;
+ * of tiles; tiles for many rows; and a plain kernel for operands that the bulk copies cannot take. The run picks by M
+ * and alignment. What the kernels expect, and which cut is best where, is the host contract at the top of each source;
  * measured exceptions are data/tuned-cuts.txt.
  *
  * The tensor core sums FP8 products with fewer bits than f32 has: the row says QN_SUMS_FP8_MMA, docs/operators.md how
@@ -78,8 +78,8 @@ static int few_tile(const qn_op_desc *desc, const qn_cuda_device *device, int32_
            qn_few_tile(rows, width, 0, 1, 2, tile);
 }
 
-/* Else strips and parts of K: of up to 32 rows strips that a card reads at once, or parts of at least 8 blocks; of more
- * rows narrow strips of two teams, in as many parts as fill the card once. */
+/* Else strips and parts of K: of up to 32 rows what is resident at once; of more rows narrow strips of two teams, in as
+ * many parts as fill the card once. */
 static qn_strip few_strip(const qn_op_desc *desc, const qn_cuda_device *device, int32_t rows)
 {
     const qn_shape *b = &desc->in[QN_BMM_B];
@@ -94,7 +94,11 @@ static qn_strip few_strip(const qn_op_desc *desc, const qn_cuda_device *device, 
                   .pair = 1,
                   .parts = 1,
                   .teams = 1};
-    if (rows <= 32) {
+    if (rows <= 32 && qn_strip_deal(b->dims[0], b->dims[1], device->sms, 0, &s.groups, &s.split)) {
+        s.unroll = 1;
+        s.stages = 13;
+        s.occupancy = s.groups > 2 ? 1 : 2;
+    } else if (rows <= 32) {
         while (s.split < MOST_SPLIT && 2 * s.split * qn_ceil_div(strips, s.groups) <= sms && 16 * s.split <= blocks) {
             s.split *= 2;
         }
@@ -247,10 +251,10 @@ static int32_t choose_tile(const qn_op_desc *desc, const qn_cuda_device *device,
 enum { COMMON = 19 };
 static void common_arguments(operands *o, void **to)
 {
-    void *const common[COMMON] = {&o->scale_a, &o->scale_a_row, &o->scale_a_block, &o->none,     &o->scale_b,
-                                  &o->scale_b_row, &o->none,    &o->d,             &o->d_row,    &o->none,
-                                  &o->groups,      &o->m,       &o->n,             &o->k,        &o->experts,
-                                  &o->zero,        &o->zero,    &o->constant,      &o->zero};
+    void *const common[COMMON] = {
+        &o->scale_a, &o->scale_a_row, &o->scale_a_block, &o->none,     &o->scale_b, &o->scale_b_row, &o->none,
+        &o->d,       &o->d_row,       &o->none,          &o->groups,   &o->m,       &o->n,           &o->k,
+        &o->experts, &o->zero,        &o->zero,          &o->constant, &o->zero};
     memcpy(to, common, sizeof common);
 }
 

@@ -1,10 +1,10 @@
 /* Host side of dense_mm on Hopper: bf16 rows by bf16 weights, f16 by f16. A plan has the portable kernels (run_mm.c),
- * which take up to eight rows and operands that the bulk copies cannot take, and those of dense.c for all else. */
+ * which take one row and operands that the bulk copies cannot take, and those of dense.c for all else. */
 #include "backend/cuda/dense.h"
 #include "backend/cuda/mm.h"
 #include "ref/slots.h"
 
-enum { PORTABLE_ROWS = 8 };
+enum { PORTABLE_ROWS = 1 };
 
 static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 {

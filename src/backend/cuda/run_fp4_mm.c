@@ -1,7 +1,9 @@
-/* Host side of nvfp4_mm and mxfp4_mm with activations of 16 bits on Hopper. A plan has a kernel for each of several
- * numbers of rows, cut by N, K and the device, and the portable one for operands that the bulk copies cannot take; the
- * run picks the least that holds its M. What the kernels expect is the host contracts at the top of
- * kernels/cuda/fp4_mm.cu and, up to 16 rows, fp4_mm_few.cu. */
+/* Host side of nvfp4_mm and mxfp4_mm on Hopper. A plan has a kernel for each of several numbers of rows, cut by N, K
+ * and the device, and the portable one for operands that the bulk copies cannot take; the run picks the least that
+ * holds its M. Rows of x that are codes are written out as bf16 before, and of many rows the weights too: then the
+ * product is that of dense.c. What the kernels expect is the host contracts at the top of kernels/cuda/fp4_mm.cu, up to
+ * 16 rows fp4_mm_few.cu, and fp4_expand.cu. */
+#include "backend/cuda/dense.h"
 #include "backend/cuda/mm.h"
 #include "backend/cuda/tiles.h"
 #include "base/checked.h"
@@ -11,10 +13,17 @@ enum { MOST_SPLIT = 8, MOST_WN = 8, MOST_STAGES = 32, DEPTH = 256, SPAN = 4, LOA
 enum { FEW_ROWS = 16, MOST_TILES = 8, FEW_SPANS = 3, FEW_SHARED = 1168 }; /* of fp4_mm_few.cu */
 enum { SLICES = 4, SLICE = DEPTH / SLICES };                              /* of its stages */
 
-/* Programs: any alignment, then one for each number of rows of x in a block. */
+enum { EXPAND_THREADS = 256, EXPAND_ELEMENTS = 32 }; /* of a thread of fp4_expand.cu */
+
+/* Programs: any alignment, one for each number of rows of x in a block, what writes codes out, the product after it. */
 enum { ANY = 0, CUTS };
 static const int32_t heights[] = {8, 16, 32, 64, 128};
-enum { HEIGHTS = sizeof heights / sizeof *heights };
+enum { HEIGHTS = sizeof heights / sizeof *heights, EXPAND = CUTS + HEIGHTS, DENSE };
+_Static_assert(DENSE + QN_DENSE_PROGRAMS <= QN_CUDA_PROGRAMS, "a plan has room for that many programs");
+
+/* Rows from which on weights are written out: where the product by itself would take a second pass. With 128 rows the
+ * pass is faster, or as fast, for large weights. */
+enum { WRITTEN_ROWS = 129 };
 
 /* Parameters of a program; tiles 0: of fp4_mm.cu, whose warps have 32 rows of b, else of fp4_mm_few.cu. */
 typedef struct cut {
@@ -35,14 +44,26 @@ static shape shape_of(const qn_op_desc *desc, const qn_cuda_device *device)
                    .sms = device->sms};
 }
 
+/* Whether rows of x are codes. */
+static int is_coded(const qn_op_desc *desc)
+{
+    return desc->op == QN_OP_NVFP4_MM && desc->in[QN_NVMM_A].format != QN_FORMAT_NONE;
+}
+
+/* What is multiplied. */
+static qn_format format_of(const qn_op_desc *desc)
+{
+    return is_coded(desc) ? QN_BF16 : desc->in[desc->op == QN_OP_MXFP4_MM ? QN_MXMM_X : QN_NVMM_X].format;
+}
+
 static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 {
     (void)kernel;
     const int mx = desc->op == QN_OP_MXFP4_MM;
-    const qn_format x = desc->in[mx ? QN_MXMM_X : QN_NVMM_X].format;
+    const qn_format x = format_of(desc);
     const qn_shape *b = &desc->in[mx ? QN_MXMM_B : QN_NVMM_B];
     if (x != QN_BF16 && (mx || x != QN_F16)) {
-        return mx ? "activations are not bf16" : "activations are not bf16 or f16";
+        return mx ? "activations are not bf16" : "activations are not bf16, f16 or codes";
     }
     if (b->dims[0] == 0 || b->dims[1] == 0) {
         return "there are no weights";
@@ -104,10 +125,10 @@ static double larger(double a, double b)
 /* Cycles of a multiprocessor, roughly, as counted from the instructions and fitted to measurements: of a block's stage
  * what takes longest of reading, issuing and the tensor cores, with what a block costs beside its stages. Clusters of
  * four and more leave a part of the multiprocessors out. */
-static double cost_of(const cut *c, const shape *s, int64_t m)
+static double cost_of(const cut *c, const shape *s)
 {
-    const double rows = (double)qn_min_i64(m, c->rows), warps = c->wn;
-    const int64_t blocks = qn_ceil_div(s->n, 32 * c->wn) * c->split * qn_ceil_div(m, c->rows);
+    const double rows = c->rows, warps = c->wn;
+    const int64_t blocks = qn_ceil_div(s->n, 32 * c->wn) * c->split;
     const int64_t stages = qn_ceil_div(qn_ceil_div(s->k, DEPTH), c->split);
     const double read = (32.0 * warps * (128 + DEPTH / s->unit) + 256.0 * rows) / 18.0;
     const double issue = warps * (650.0 + 9.5 * c->rows) / (c->wn * c->wk >= 8 ? 4.0 : 2.5);
@@ -159,13 +180,12 @@ static cut few_cut_of(int32_t rows, const shape *s)
     return best;
 }
 
-/* The cut of a number of rows for that many rows or, of the highest, for a few times as many. */
 static cut cut_of(int32_t rows, const shape *s)
 {
     if (rows <= FEW_ROWS) {
         return few_cut_of(rows, s);
     }
-    const int64_t blocks = qn_ceil_div(s->k, 16 * s->unit), m = rows == heights[HEIGHTS - 1] ? 4 * rows : rows;
+    const int64_t blocks = qn_ceil_div(s->k, 16 * s->unit);
     cut best = {0};
     double least = 0.0;
     for (int32_t wn = MOST_WN; wn >= 1; wn--) {
@@ -175,7 +195,7 @@ static cut cut_of(int32_t rows, const shape *s)
         for (int32_t split = 1; split <= MOST_SPLIT && split <= blocks; split *= 2) {
             const int64_t stages = qn_ceil_div(qn_ceil_div(s->k, DEPTH), split);
             cut c = {rows, 0, wn, (int32_t)qn_min_i64(sharing_of(wn, rows), stages), split, 0};
-            const double cost = cost_of(&c, s, m);
+            const double cost = cost_of(&c, s);
             if (fit(&c, s) && (least <= 0.0 || cost < least)) {
                 least = cost;
                 best = c;
@@ -185,13 +205,31 @@ static cut cut_of(int32_t rows, const shape *s)
     return best;
 }
 
+static qn_dense_form dense_form(const qn_op_desc *desc)
+{
+    const int mx = desc->op == QN_OP_MXFP4_MM;
+    const qn_format bias = desc->in[mx ? QN_MXMM_BIAS : QN_NVMM_BIAS].format;
+    return (qn_dense_form){.n = desc->in[mx ? QN_MXMM_B : QN_NVMM_B].dims[0],
+                           .k = qn_cuda_mm_depth(desc),
+                           .f16 = format_of(desc) == QN_F16,
+                           .out = desc->attr[QN_ATTR_OUT].i,
+                           .scaled = 1,
+                           .bias = bias ? qn_cuda_float_format(bias) + 1 : 0};
+}
+
 static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
                         qn_cuda_program *out)
 {
     (void)kernel;
     const shape s = shape_of(desc, device);
-    const qn_format x = desc->in[desc->op == QN_OP_MXFP4_MM ? QN_MXMM_X : QN_NVMM_X].format;
+    const qn_dense_form dense = dense_form(desc);
+    const int32_t x = qn_cuda_float_format(format_of(desc));
     qn_cuda_mm_any_program(desc, &out[ANY]);
+    out[EXPAND].source = "fp4_expand.cu";
+    out[EXPAND].entry = "qn_fp4_expand";
+    qn_cuda_define(&out[EXPAND], "B_FORMAT", qn_cuda_weight_format(desc));
+    qn_cuda_define(&out[EXPAND], "X_FORMAT", x);
+    qn_dense_programs(&dense, device, out + DENSE);
     for (int32_t i = 0; i < HEIGHTS; i++) {
         qn_cuda_program *p = &out[CUTS + i];
         const cut c = cut_of(heights[i], &s);
@@ -199,8 +237,8 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
         p->entry = c.tiles ? "qn_fp4_mm_few" : "qn_fp4_mm";
         p->shared_bytes = shared_bytes(&c, &s);
         qn_cuda_mm_define(desc, qn_cuda_mm_bias(desc), p);
-        qn_cuda_define(p, "A_FORMAT", QN_MM_PLAIN);
-        qn_cuda_define(p, "X_FORMAT", qn_cuda_float_format(x));
+        qn_cuda_define(p, "A_FORMAT", is_coded(desc) ? QN_MM_A_NVFP4 : QN_MM_PLAIN);
+        qn_cuda_define(p, "X_FORMAT", x);
         qn_cuda_define(p, "ALIGNED", 1);
         qn_cuda_define(p, "ROWS", c.rows);
         if (c.tiles) {
@@ -211,10 +249,75 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
         qn_cuda_define(p, "SPLIT", c.split);
         qn_cuda_define(p, "STAGES", c.stages);
     }
-    return CUTS + HEIGHTS;
+    return DENSE + QN_DENSE_PROGRAMS;
 }
 
 /* ---- the run ---- */
+
+/* Where a workspace has what is written out: rows of x, weights, what sums are multiplied by. */
+typedef struct work {
+    size_t x, weights, factors, total;
+} work;
+
+static size_t place(size_t *at, int64_t rows, int64_t row_bytes)
+{
+    const size_t here = *at;
+    *at += (size_t)(qn_ceil_div(rows * row_bytes, 128) * 128);
+    return here;
+}
+
+static work work_of(const qn_op_desc *desc, int64_t m)
+{
+    const qn_dense_form f = dense_form(desc);
+    const int written = m >= WRITTEN_ROWS;
+    work w = {0};
+    w.x = place(&w.total, is_coded(desc) ? m : 0, 2 * f.k);
+    w.weights = place(&w.total, written ? f.n : 0, 2 * f.k);
+    w.factors = place(&w.total, written ? f.n + QN_DENSE_PAD : 0, 4);
+    return w;
+}
+
+static size_t workspace(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
+{
+    (void)kernel;
+    (void)threads;
+    return work_of(desc, m).total;
+}
+
+/* Codes written out to `to`; factors NULL: of rows of x. */
+static qn_status expand(const qn_cuda_run *run, const qn_cuda_mm *a, int64_t rows, char *to, float *factors,
+                        qn_error *error)
+{
+    const qn_cuda_mm_part *b = &a->part[0];
+    const void *codes = factors ? b->b : a->x, *scales = factors ? b->b_scale : a->x_scale;
+    int64_t row = factors ? b->b_row : a->x_row, scale_row = factors ? b->b_scale_row : a->x_scale_row;
+    const void *global = b->b_global, *x_global = is_coded(run->call->desc) ? a->x_global : NULL;
+    int32_t m = (int32_t)rows, k = a->k, count = (int32_t)rows + QN_DENSE_PAD;
+    void *const arguments[] = {&codes, &row, &scales, &scale_row, &to, &factors, &global, &x_global, &m, &k, &count};
+    const int64_t blocks = qn_ceil_div(rows * k, EXPAND_THREADS * EXPAND_ELEMENTS);
+    const qn_cuda_geometry g = {.grid = {(uint32_t)qn_min_i64(blocks, (int64_t)run->device->sms * 8), 1, 1},
+                                .block = {EXPAND_THREADS, 1, 1},
+                                .dependent = 1};
+    return qn_cuda_launch(run, EXPAND, &g, arguments, error);
+}
+
+static qn_status launch_written(const qn_cuda_run *run, const qn_cuda_mm *a, const work *w, qn_error *error)
+{
+    const qn_cuda_mm_part *b = &a->part[0];
+    const qn_dense_form form = dense_form(run->call->desc);
+    char *const memory = run->call->workspace;
+    const qn_dense_operands o = {.a = a->x,
+                                 .a_row = a->x_row,
+                                 .b = memory + w->weights,
+                                 .b_row = 2 * form.k,
+                                 .bias = b->bias,
+                                 .column_scale = (float *)(void *)(memory + w->factors),
+                                 .d = b->d,
+                                 .d_row = b->d_row,
+                                 .m = a->m};
+    QN_TRY(expand(run, a, form.n, memory + w->weights, (float *)(void *)(memory + w->factors), error));
+    return qn_dense_launch(run, DENSE, &form, &o, error);
+}
 
 /* Scales of a span of the strip's rows, as the kernel's scale_at() has them. */
 static qn_status scale_map(const qn_cuda_run *run, const qn_cuda_mm_part *b, const shape *s, const cut *c,
@@ -254,8 +357,20 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
 {
     qn_cuda_mm a = qn_cuda_mm_arguments(run->call);
     const qn_cuda_mm_part *b = &a.part[0];
-    if (!qn_tile_aligned(b->b, b->b_row, 0) || !qn_tile_aligned(a.x, a.x_row, 0)) {
+    const int coded = is_coded(run->call->desc);
+    if (!qn_tile_aligned(b->b, b->b_row, 0) ||
+        (coded ? ((uint64_t)(uintptr_t)a.x | (uint64_t)a.x_row) % 4 != 0 : !qn_tile_aligned(a.x, a.x_row, 0))) {
         return qn_cuda_mm_launch_any(run, ANY, error);
+    }
+    const work w = work_of(run->call->desc, a.m);
+    if (coded) {
+        char *const to = (char *)run->call->workspace + w.x;
+        QN_TRY(expand(run, &a, a.m, to, NULL, error));
+        a.x = to;
+        a.x_row = 2 * (int64_t)a.k;
+    }
+    if (a.m >= WRITTEN_ROWS) {
+        return launch_written(run, &a, &w, error);
     }
     const shape s = shape_of(run->call->desc, run->device);
     int32_t i = 0;
@@ -263,9 +378,6 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         i++;
     }
     const cut c = cut_of(heights[i], &s);
-    const int64_t passes = qn_ceil_div(a.m, c.rows);
-    QN_FAIL_IF(passes > QN_MOST_GRID_Y, error, QN_E_UNSUPPORTED, "%s: %d rows are more than one launch takes",
-               run->kernel->name, a.m);
     qn_tensor_map codes, scales, x;
     QN_TRY(qn_tile_byte_map(run, b->b, s.k / 2, s.n, 1, b->b_row, b->b_row * s.n, strip_of(&c), &codes, error));
     scales = x = codes; /* not read without */
@@ -280,7 +392,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     void *const many[] = {&codes, &scales, &a, &mapped, &constant};
     void *const few[] = {&codes, &scales, &x, &a, &whole, &mapped, &constant};
     const int32_t threads = 32 * c.wn * c.wk * (c.tiles ? SLICES : 1) + LOADERS;
-    const qn_cuda_geometry g = {.grid = {(uint32_t)(qn_ceil_div(s.n, strip_of(&c)) * c.split), (uint32_t)passes, 1},
+    const qn_cuda_geometry g = {.grid = {(uint32_t)(qn_ceil_div(s.n, strip_of(&c)) * c.split), 1, 1},
                                 .block = {(uint32_t)threads, 1, 1},
                                 .shared_bytes = (uint32_t)shared_bytes(&c, &s),
                                 .cluster = (uint32_t)c.split,
@@ -288,13 +400,27 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     return qn_cuda_launch(run, CUTS + i, &g, c.tiles ? few : many, error);
 }
 
+/* ---- for people ---- */
+
+static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes *sizes,
+                     qn_text *text)
+{
+    (void)kernel;
+    const qn_cuda *cuda = qn_cuda_get(ctx);
+    if (cuda && sizes->m >= WRITTEN_ROWS) {
+        const qn_dense_form form = dense_form(desc);
+        qn_text_add(text, "weights written out as %s\n", form.f16 ? "f16" : "bf16");
+        qn_dense_describe(&form, &cuda->device, sizes->m, text);
+    }
+}
+
 static const qn_cuda_impl impl = {.targets = QN_SM_BIT(QN_SM_90A), .programs = programs, .launch = launch};
 
 static const qn_kernel kernels[] = {
     {QN_CUDA_HOOKS, .name = "qn_nvfp4_mm_fp16_nvfp4_fp__sm90a_mma", .op = QN_OP_NVFP4_MM, .level = "sm_90a",
-     .status = "tested", .accepts = accepts, .impl = &impl},
+     .status = "tested", .accepts = accepts, .describe = describe, .workspace_bytes = workspace, .impl = &impl},
     {QN_CUDA_HOOKS, .name = "qn_mxfp4_mm_bf16_mxfp4_fp__sm90a_mma", .op = QN_OP_MXFP4_MM, .level = "sm_90a",
-     .status = "tested", .accepts = accepts, .impl = &impl},
+     .status = "tested", .accepts = accepts, .describe = describe, .workspace_bytes = workspace, .impl = &impl},
 };
 
 const qn_cuda_family qn_cuda_fp4_mm_family = {kernels, sizeof kernels};

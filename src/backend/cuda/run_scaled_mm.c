@@ -1,15 +1,19 @@
-/* Host side of scaled_mm on Hopper: FP8 and INT8, every scale, bias and zero point. A plan has tiles for many rows and
- * for few, and a plain kernel for operands that the bulk copies cannot take; the run picks by M and alignment. */
+/* Host side of scaled_mm on Hopper: FP8 and INT8, every scale, bias and zero point. A plan has tiles, strips for up to
+ * 128 rows, and a plain kernel for operands that the bulk copies cannot take; the run picks by M and alignment. What
+ * the kernels expect is the host contract at the top of scaled_mm.cu and scaled_mm_few.cu. */
 #include <string.h>
 
 #include "backend/cuda/tiles.h"
 #include "base/checked.h"
 #include "ref/slots.h"
 
-/* Programs of a plan. PAIR is TALL in clusters of two; ANY takes any alignment of d. */
-enum { PLAIN = 0, TALL, PAIR, WIDE, SQUARE, ANY, LOW, PROGRAMS };
+/* Programs of a plan: PLAIN, tiles, then a strip for each of several numbers of rows. PAIR is TALL in clusters of two;
+ * ANY takes any alignment of d. */
+enum { PLAIN = 0, TALL, PAIR, WIDE, SQUARE, ANY, LOW, FEW };
+static const int32_t heights[] = {8, 16, 32, 64, 128};
+enum { HEIGHTS = sizeof heights / sizeof *heights, MOST_STAGES = 16 };
 
-static const qn_tile tiles[PROGRAMS] = {
+static const qn_tile tiles[FEW] = {
     [TALL] = {256, 128, 3, 1, 1, 1, 1, 1.00, 0.0, 0, 0, 0}, [PAIR] = {256, 128, 3, 2, 1, 1, 1, 1.00, 0.0, 0, 0, 0},
     [WIDE] = {128, 192, 4, 1, 1, 1, 1, 0.90, 0.0, 0, 0, 0}, [SQUARE] = {128, 128, 5, 1, 1, 1, 1, 0.80, 0.0, 0, 0, 0},
     [ANY] = {128, 128, 6, 1, 1, 0, 1, 0.75, 0.0, 0, 0, 0},  [LOW] = {128, 64, 8, 1, 1, 0, 1, 0.60, 0.0, 0, 0, 0}};
@@ -39,6 +43,52 @@ static int32_t shared_of(const qn_tile *t)
 {
     return 1024 + t->store * t->bm * t->bn * 2 + t->stages * (128 * (t->bm + t->bn) + 16) +
            2 * (8 * t->bm + 12 * t->bn + 16);
+}
+
+/* ---- few rows ---- */
+
+/* A strip of scaled_mm_few.cu. */
+typedef struct strip {
+    int32_t rows, groups, split, unroll, stages, occupancy;
+} strip;
+
+static int32_t strip_shared(const strip *s)
+{
+    return s->stages * (s->unroll * 128 * (64 * s->groups + s->rows) + 16) + 8 + 8 * s->rows + 12 * 64 * s->groups;
+}
+
+/* As many stages as fit; 1: they are enough. */
+static int strip_fit(strip *s)
+{
+    s->stages = MOST_STAGES;
+    while (s->stages > 1 && strip_shared(s) > QN_TILE_SHARED / s->occupancy - 512) {
+        s->stages--;
+    }
+    return s->stages > 1 &&
+           4 * s->rows * (64 * s->groups + 4) <= s->stages * s->unroll * 128 * (64 * s->groups + s->rows);
+}
+
+/* Of more than 64 rows tiles are as fast, but for narrow products of a long K. */
+static int takes_strips(int32_t rows, const qn_op_desc *desc)
+{
+    const qn_shape *b = &desc->in[QN_SMM_B];
+    return rows <= 64 || (b->dims[0] <= 64 * 64 && b->dims[1] >= 7168);
+}
+
+static strip strip_of(int32_t rows, const qn_op_desc *desc, const qn_cuda_device *device)
+{
+    const qn_shape *b = &desc->in[QN_SMM_B];
+    strip s = {.rows = rows, .groups = 2, .split = 1, .unroll = rows > 32 ? 1 : 2};
+    qn_strip_deal(b->dims[0], b->dims[1], device->sms, rows > 32, &s.groups, &s.split);
+    if (rows > 64) {
+        s.groups = 1;
+    }
+    s.occupancy = s.groups > 2 ? 1 : 2;
+    if (!strip_fit(&s)) {
+        s.occupancy = 1;
+        strip_fit(&s);
+    }
+    return s;
 }
 
 static const char *accepts_either(const qn_op_desc *desc, qn_format format, const char *refusal)
@@ -82,16 +132,26 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
                         qn_cuda_program *out)
 {
     (void)kernel;
-    (void)device;
-    for (int32_t i = 0; i < PROGRAMS; i++) {
+    for (int32_t i = 0; i < FEW + HEIGHTS; i++) {
         qn_cuda_program *p = &out[i];
         qn_cuda_define(p, "INT8", is_int8(desc));
         qn_cuda_define(p, "OUT", desc->attr[QN_ATTR_OUT].i);
         qn_cuda_define(p, "BIAS", bias_of(desc));
         qn_cuda_define(p, "AZP", azp_of(desc));
-        p->source = i == PLAIN ? "scaled_mm_plain.cu" : "scaled_mm.cu";
-        p->entry = i == PLAIN ? "qn_scaled_mm_plain" : "qn_scaled_mm";
+        p->source = i == PLAIN ? "scaled_mm_plain.cu" : i < FEW ? "scaled_mm.cu" : "scaled_mm_few.cu";
+        p->entry = i == PLAIN ? "qn_scaled_mm_plain" : i < FEW ? "qn_scaled_mm" : "qn_scaled_mm_few";
         if (i == PLAIN) {
+            continue;
+        }
+        if (i >= FEW) {
+            const strip s = strip_of(heights[i - FEW], desc, device);
+            p->shared_bytes = strip_shared(&s);
+            qn_cuda_define(p, "ROWS", s.rows);
+            qn_cuda_define(p, "GROUPS", s.groups);
+            qn_cuda_define(p, "SPLIT", s.split);
+            qn_cuda_define(p, "UNROLL", s.unroll);
+            qn_cuda_define(p, "STAGES", s.stages);
+            qn_cuda_define(p, "OCCUPANCY", s.occupancy);
             continue;
         }
         const qn_tile t = tile_of(i, desc);
@@ -103,7 +163,7 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
         qn_cuda_define(p, "GROUPS", QN_TILE_GROUPS);
         qn_cuda_define(p, "STORE", t.store);
     }
-    return PROGRAMS;
+    return FEW + HEIGHTS;
 }
 
 /* ---- the run ---- */
@@ -174,7 +234,7 @@ static int32_t choose_tile(const qn_cuda_run *run, const operands *o, int may_st
 {
     int32_t best = ANY;
     double least = 0.0;
-    for (int32_t i = TALL; i < PROGRAMS; i++) {
+    for (int32_t i = TALL; i < FEW; i++) {
         const qn_tile t = tile_of(i, run->call->desc);
         const int64_t rounds =
             qn_ceil_div(qn_ceil_div(o->m, t.bm) * qn_ceil_div(o->n, t.bn), (int64_t)run->device->sms);
@@ -188,6 +248,22 @@ static int32_t choose_tile(const qn_cuda_run *run, const operands *o, int may_st
     return best;
 }
 
+static qn_status launch_strips(const qn_cuda_run *run, operands *o, int32_t height, qn_error *error)
+{
+    const strip s = strip_of(heights[height], run->call->desc, run->device);
+    qn_tensor_map a_map, b_map;
+    QN_TRY(qn_tile_byte_map(run, o->a, o->k, o->m, 1, o->a_row, o->a_row * o->m, s.rows, &a_map, error));
+    QN_TRY(qn_tile_byte_map(run, o->b, o->k, o->n, 1, o->b_row, o->b_row * o->n, 64 * s.groups, &b_map, error));
+    void *arguments[2 + COMMON] = {&a_map, &b_map};
+    common_arguments(o, arguments + 2);
+    const qn_cuda_geometry g = {.grid = {(uint32_t)(qn_ceil_div(o->n, 64 * s.groups) * s.split), 1, 1},
+                                .block = {(uint32_t)(128 * s.groups + 64), 1, 1},
+                                .shared_bytes = (uint32_t)strip_shared(&s),
+                                .cluster = (uint32_t)s.split,
+                                .dependent = 1};
+    return qn_cuda_launch(run, FEW + height, &g, arguments, error);
+}
+
 static qn_status launch(const qn_cuda_run *run, qn_error *error)
 {
     QN_FAIL_IF(run->call->sizes.m > INT32_MAX, error, QN_E_UNSUPPORTED, "scaled_mm: M is 2^31 or more");
@@ -198,6 +274,11 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     }
     if (o.k == 0 || !qn_tile_aligned(o.a, o.a_row, 0) || !qn_tile_aligned(o.b, o.b_row, 0)) {
         return launch_plain(run, &o, error);
+    }
+    for (int32_t i = 0; i < HEIGHTS; i++) {
+        if (o.m <= heights[i] && takes_strips(heights[i], run->call->desc)) {
+            return launch_strips(run, &o, i, error);
+        }
     }
     const int32_t program = choose_tile(run, &o, qn_tile_aligned(o.d, 2 * o.d_row, 0));
     const qn_tile t = tile_of(program, run->call->desc);

@@ -90,6 +90,11 @@ static inline uint32_t qn_strip_threads(const qn_strip *s, int32_t rows, int32_t
     return 128 * (uint32_t)(s->groups * s->teams) + (four ? 128 : 64);
 }
 
+/* How strips of few rows share the work: groups and parts of K whose blocks are all resident at once, two a
+ * multiprocessor of up to two groups, and leave the fullest one least to do. Of equals the more parts, `even` 1: the
+ * fewer. 0: there are too many strips for that. */
+int qn_strip_deal(int64_t n, int64_t k, int32_t sms, int even, int32_t *groups, int32_t *split);
+
 /* Whether results of the strip may leave through the copy engine, where qn_tile_may_store says so: not of strips that
  * share, and not without a place beside the teams' sums. */
 int qn_strip_may_store(const qn_strip *strip, int32_t rows);
