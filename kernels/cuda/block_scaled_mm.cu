@@ -38,10 +38,12 @@
  *     a  UINT8, sizes {K, rows, groups}: {K, M, 1}, {K, Mtot, 1} or {K, Mmax, E}; box {128, BM / CLUSTER, 1},
  *        masked {128, 64, 1}
  *     b  UINT8, sizes {K, N, E} (E = 1 for one matrix); box {128, BN, 1}
+ *     a_last, b_last  the same with a box of the rows that are left at the end, M mod BM / CLUSTER or N mod BN;
+ *        where none are, and a_last of groups, any map: not read. Where these are all rows a and b may be the same maps
  *     d  (STORE 1 or 2, else any bytes) UINT16, sizes {N, rows, groups}; box {64, 64, 1}
  *     row and group strides in bytes: multiples of 16, base 16-aligned; else block_scaled_mm_plain.cu.
  *     L2 promotion 128B for a and b (256B measured up to 4 % slower for few rows), none for d
- *   Arguments: a_map, b_map, d_map, then as declared; strides in elements
+ *   Arguments: a_map, b_map, d_map, a_last, b_last, then as declared; strides in elements
  *     scale_a[row * scale_a_row + kb * scale_a_block + e * scale_a_group] (e only if masked): both scale layouts
  *     scale_b[nb * scale_b_row + kb + e * scale_b_group]; groups: NULL for one matrix; m: rows of one matrix, Mtot or
  *     Mmax; low: groups of no more rows than that are left out, and their strips must be launched next: they do not
@@ -517,7 +519,8 @@ DEV rings rings_at(u32 shared)
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     qn_block_scaled_mm(const __grid_constant__ tensor_map a_map, const __grid_constant__ tensor_map b_map,
-                       const __grid_constant__ tensor_map d_map, const float *scale_a, i64 scale_a_row,
+                       const __grid_constant__ tensor_map d_map, const __grid_constant__ tensor_map a_last,
+                       const __grid_constant__ tensor_map b_last, const float *scale_a, i64 scale_a_row,
                        i64 scale_a_block, i64 scale_a_group, const float *scale_b, i64 scale_b_row, i64 scale_b_group,
                        char *d, i64 d_row, i64 d_group, const int *groups, int m, int n, int k, int experts, int low,
                        int tail, int constant)
@@ -531,6 +534,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int few = LAYOUT == ONE && BM <= 128 && m <= BM; /* one row of tiles */
+    const boxes a_boxes = {&a_map, &a_last}, b_boxes = {&b_map, &b_last};
     int early = 0;
     if (LAYOUT == ONE || low == 0) {
         grid_release();
@@ -561,7 +565,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (few) {
             ask_for_rows(&a_map, (k + 127) / 128);
         }
-        early = constant ? load_early(&p.size, &r.tiles, &b_map, few ? EARLY_STAGES : STAGES) : 0;
+        early = constant ? load_early(&p.size, &r.tiles, &b_boxes, few ? EARLY_STAGES : STAGES) : 0;
 #endif
     }
 #if LAYOUT == ONE
@@ -597,7 +601,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
 #endif
         if (warp == 0 && lane == 0) {
-            load_tiles(&p.size, &r.tiles, &a_map, &b_map, early);
+            load_tiles(&p.size, &r.tiles, &a_boxes, &b_boxes, early);
         } else if (warp == 1) {
             load_scales(&p, &r, thread_index() % 32);
         }

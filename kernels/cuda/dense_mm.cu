@@ -23,14 +23,15 @@
  *     SCALED  1: column_scale is given, readable to a multiple of BN, and row_scale, which may be NULL (ones)
  *     BIAS    0 none, 1 f32, 2 f16, 3 bf16
  *   Tensor maps, 3-D, swizzle 128B, no interleave, fill with zeros
- *     a, b    UINT8, sizes {2 K, M, 1} and {2 K, N, 1}; boxes {128, a_rows, 1} and {128, BN / CLUSTER, 1}
+ *     a, b    UINT8, sizes {2 K, M, 1} and {2 K, N, 1}; boxes {128, BM, 1} and {128, BN / CLUSTER, 1}
+ *     a_last, b_last  the same with a box of the rows that are left at the end, M mod BM and N mod BN / CLUSTER; where
+ *             none are, any map: not read. Where these are all rows, a and b may be the same ones
  *     d       (STORE 1, else any bytes) UINT16 or FLOAT32, sizes {N, M, 1}; box {64, 64, 1} or {32, 64, 1}; N times
  *             its size a multiple of 16 bytes
  *     row strides in bytes: multiples of 16, bases 16-aligned
  *   Arguments: maps, then as declared; d_row in elements, k in bytes; whole: units taken whole, of ceil(M / (BM
  *     CLUSTER)) ceil(N / BN), or 0: then a unit is a tile, ceil(M / BM) ceil(N / BN) of them, and K has at least
- *     CLUSTER k-blocks; a_rows: BM, or less where M is; constant 1: kernels ahead in the stream do not write b, which
- *     is then read before they end
+ *     CLUSTER k-blocks; constant 1: kernels ahead in the stream do not write b, which is then read before they end
  *   Launch: block 128 + 128 GROUPS, grid a multiple of CLUSTER, cluster {CLUSTER, 1, 1}; dynamic shared memory = 1024
  *     + (STORE ? BM * ROOM * (OUT == 2 ? 4 : 2) : CLUSTER > 1 ? 4 * BM * BN / CLUSTER : 0)
  *     + STAGES * (128 * (BM + BN) + 16) + 8 * GROUPS * CLUSTER
@@ -71,7 +72,6 @@ typedef struct problem {
     char *d;
     i64 d_row;
     int whole;
-    u32 a_bytes; /* of a stage */
 } problem;
 
 typedef struct rings {
@@ -135,58 +135,79 @@ DEV int unit_on(unit *u, const problem *p)
 
 /* ---- operands ---- */
 
-DEV void load_b(u32 to, const tensor_map *map, u32 full, int kb, const unit *u)
+/* The share of b from `column` on, as far as it has any, to this block or to all of the cluster. */
+DEV void load_share(u32 to, const boxes *b, u32 full, int kb, int column, int n, int all)
+{
+    const int rows = rows_in(n, column, SHARE);
+    const tensor_map *const map = rows == SHARE ? b->all : b->last;
+    if (rows == 0) {
+        return;
+    }
+#if CLUSTER > 1
+    if (all) {
+        tensor_load_3d_multicast(to, map, full, kb * 128, column, 0, (1 << CLUSTER) - 1, L2_EVICT_NORMAL);
+        return;
+    }
+#endif
+    tensor_load_3d(to, map, full, kb * 128, column, 0, L2_EVICT_NORMAL);
+}
+
+DEV void load_b(u32 to, const boxes *b, u32 full, int kb, const unit *u, int n)
 {
 #if CLUSTER > 1
     const int rank = (int)cluster_rank();
     if (!u->together) {
-        tensor_load_3d_multicast(to + (u32)rank * (SHARE * 128), map, full, kb * 128, u->w.column + rank * SHARE, 0,
-                                 (1 << CLUSTER) - 1, L2_EVICT_NORMAL);
+        load_share(to + (u32)rank * (SHARE * 128), b, full, kb, u->w.column + rank * SHARE, n, 1);
         return;
     }
     /* the block's own share first: so every block has the same columns in the same registers */
 #pragma unroll 1
     for (int i = 0; i < CLUSTER; i++) {
-        tensor_load_3d(to + (u32)i * (SHARE * 128), map, full, kb * 128, u->w.column + (rank + i) % CLUSTER * SHARE, 0,
-                       L2_EVICT_NORMAL);
+        load_share(to + (u32)i * (SHARE * 128), b, full, kb, u->w.column + (rank + i) % CLUSTER * SHARE, n, 0);
     }
 #else
-    tensor_load_3d(to, map, full, kb * 128, u->w.column, 0, L2_EVICT_NORMAL);
+    load_share(to, b, full, kb, u->w.column, n, 0);
 #endif
 }
 
 /* One thread, before the kernels ahead have ended: b of the first unit's first k-blocks, up to `most`. How many. */
-DEV int load_early_b(const problem *p, const ring *r, const tensor_map *b_map, int most)
+DEV int load_early_b(const problem *p, const ring *r, const boxes *b, int most)
 {
     int i = 0;
     unit u;
     unit_start(&u, p);
     if (unit_on(&u, p)) {
+        const u32 bytes = tile_bytes(&p->size, &u.w);
 #pragma unroll 1
         for (; i < most && u.first + i < u.last; i++) {
-            barrier_arrive_expect(r->full + 8 * (u32)i, p->a_bytes + B_BYTES);
-            load_b(r->b + (u32)i * B_BYTES, b_map, r->full + 8 * (u32)i, u.first + i, &u);
+            barrier_arrive_expect(r->full + 8 * (u32)i, bytes);
+            load_b(r->b + (u32)i * B_BYTES, b, r->full + 8 * (u32)i, u.first + i, &u, p->size.n);
         }
     }
     return i;
 }
 
 /* One thread: every k-block of every unit of the walk, but b of the `early` first. */
-DEV void load_units(const problem *p, const ring *r, const tensor_map *a_map, const tensor_map *b_map, int early)
+DEV void load_units(const problem *p, const ring *r, const boxes *a, const boxes *b, int early)
 {
     place at = {0, 1};
     unit u;
     unit_start(&u, p);
     while (unit_on(&u, p)) {
+        const u32 bytes = tile_bytes(&p->size, &u.w);
+        const int a_rows = rows_in(p->size.m, u.w.row, BM); /* none: a tile below the last, of the same cluster */
+        const tensor_map *const a_map = a_rows == BM ? a->all : a->last;
 #pragma unroll 1
         for (int kb = u.first; kb < u.last; kb++, early--) {
             const u32 full = r->full + 8 * at.stage;
             barrier_wait(r->empty + 8 * at.stage, at.parity);
             if (early <= 0) {
-                barrier_arrive_expect(full, p->a_bytes + B_BYTES);
-                load_b(r->b + at.stage * B_BYTES, b_map, full, kb, &u);
+                barrier_arrive_expect(full, bytes);
+                load_b(r->b + at.stage * B_BYTES, b, full, kb, &u, p->size.n);
             }
-            tensor_load_3d(r->a + at.stage * A_BYTES, a_map, full, kb * 128, u.w.row, 0, L2_EVICT_NORMAL);
+            if (a_rows > 0) {
+                tensor_load_3d(r->a + at.stage * A_BYTES, a_map, full, kb * 128, u.w.row, 0, L2_EVICT_NORMAL);
+            }
             place_on(&at);
         }
     }
@@ -387,11 +408,12 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     qn_dense_mm(const __grid_constant__ tensor_map a_map, const __grid_constant__ tensor_map b_map,
-                const __grid_constant__ tensor_map d_map, const float *row_scale, const float *column_scale,
-                const void *bias, char *d, i64 d_row, int m, int n, int k, int whole, int a_rows, int constant)
+                const __grid_constant__ tensor_map d_map, const __grid_constant__ tensor_map a_last,
+                const __grid_constant__ tensor_map b_last, const float *row_scale, const float *column_scale,
+                const void *bias, char *d, i64 d_row, int m, int n, int k, int whole, int constant)
 {
     extern __shared__ char shared[];
-    const problem p = {{0, m, n, k, 1, 0}, row_scale, column_scale, bias, d, d_row, whole, (u32)a_rows * 128};
+    const problem p = {{0, m, n, k, 1, 0}, row_scale, column_scale, bias, d, d_row, whole};
     rings r;
     r.d = (shared_address(shared) + 1023) / 1024 * 1024;
     r.tiles.a = r.d + D_BYTES;
@@ -402,6 +424,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     r.allowed = r.arrived + GROUPS * 8;
     const u32 warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
     const int few = BM <= 128 && m <= BM; /* one row of tiles */
+    const boxes a_boxes = {&a_map, &a_last}, b_boxes = {&b_map, &b_last};
     int early = 0;
     grid_release();
 
@@ -428,7 +451,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     cluster_wait();
 #endif
     if (threadIdx.x == 0 && constant) {
-        early = load_early_b(&p, &r.tiles, &b_map, few && BM > 64 ? EARLY_STAGES : STAGES);
+        early = load_early_b(&p, &r.tiles, &b_boxes, few && BM > 64 ? EARLY_STAGES : STAGES);
     }
     grid_wait();
 
@@ -437,7 +460,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         REGISTERS_GIVE(40);
 #endif
         if (warp == 0 && lane == 0) {
-            load_units(&p, &r.tiles, &a_map, &b_map, early);
+            load_units(&p, &r.tiles, &a_boxes, &b_boxes, early);
         }
     } else {
 #if GROUPS == 2

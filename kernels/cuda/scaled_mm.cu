@@ -13,7 +13,7 @@
  *     INT8    1: operands int8, else e4m3
  *     BM, BN, STAGES, CLUSTER, GROUPS, STORE, OUT, BAND   as in block_scaled_mm.cu
  *     BIAS    0 none, 1 f32, 2 f16, 3 bf16;  AZP  0 none, 1 azp_adj alone, 2 azp too
- *   Tensor maps a, b, d as there
+ *   Tensor maps a, b, d, a_last, b_last as there
  *   Arguments: maps, then as declared; scale_a[row * scale_a_step], scale_b[n * scale_b_step] (0: one for all), azp
  *     [row * azp_step]; d_row in elements; constant 1: kernels ahead in the stream do not write b, which is then read
  *     before they end
@@ -272,7 +272,8 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     qn_scaled_mm(const __grid_constant__ tensor_map a_map, const __grid_constant__ tensor_map b_map,
-                 const __grid_constant__ tensor_map d_map, const float *scale_a, i64 scale_a_step,
+                 const __grid_constant__ tensor_map d_map, const __grid_constant__ tensor_map a_last,
+                 const __grid_constant__ tensor_map b_last, const float *scale_a, i64 scale_a_step,
                  const float *scale_b, i64 scale_b_step, const void *bias, const int *adjust, const int *azp,
                  i64 azp_step, char *d, i64 d_row, int m, int n, int k, int constant)
 {
@@ -290,6 +291,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     r.used = r.filled + 16;
     const u32 warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
     const int few = BM <= 128 && m <= BM; /* one row of tiles */
+    const boxes a_boxes = {&a_map, &a_last}, b_boxes = {&b_map, &b_last};
     int early = 0;
     grid_release();
 
@@ -309,7 +311,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (few) {
             ask_for_rows(&a_map, (k + 127) / 128);
         }
-        early = constant ? load_early(&p.size, &r.tiles, &b_map, few ? EARLY_STAGES : STAGES) : 0;
+        early = constant ? load_early(&p.size, &r.tiles, &b_boxes, few ? EARLY_STAGES : STAGES) : 0;
     }
     __syncthreads();
 #if CLUSTER > 1
@@ -321,7 +323,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (warp < 4) {
         REGISTERS_GIVE(40);
         if (warp == 0 && lane == 0) {
-            load_tiles(&p.size, &r.tiles, &a_map, &b_map, early);
+            load_tiles(&p.size, &r.tiles, &a_boxes, &b_boxes, early);
         } else if (warp == 1) {
             load_vectors(&p, &r, lane);
         }

@@ -349,14 +349,38 @@ DEV int hear(const ring *r, const place *at, walk *w)
 }
 #endif
 
+/* An operand's boxes: of all rows of a part of a tile, and of those that are left at the operand's end. Rows out of
+ * bounds would take time to fill, 2 to 2.7 ns each on an H200; in their place lies what was there before, and the
+ * products of that are not stored. */
+typedef struct boxes {
+    const tensor_map *all, *last;
+} boxes;
+
+/* Rows of the `count` from `first` on that are among `all`. */
+DEV int rows_in(int all, int first, int count)
+{
+    const int left = all - first;
+    return left >= count ? count : left > 0 ? left : 0;
+}
+
+/* Bytes of a tile of a and b as far as there are rows. Of groups a's boxes are all whole, but for masked ones. */
+DEV u32 tile_bytes(const extent *p, const walk *w)
+{
+    const int a_rows = LAYOUT == ONE ? rows_in(p->m, w->row, BM) : BM;
+    return (u32)(a_rows + rows_in(p->n, w->column, BN)) * 128;
+}
+
 /* One thread, before the kernels ahead have ended: b of the first tile's first k-blocks, up to `most`. How many. */
-DEV int load_early(const extent *p, const ring *r, const tensor_map *b_map, int most)
+DEV int load_early(const extent *p, const ring *r, const boxes *b_boxes, int most)
 {
     const span k = span_of(p);
     int i = 0;
     walk w;
     walk_start(&w, p);
     if (walk_on(&w, p)) {
+        const u32 bytes = tile_bytes(p, &w);
+        const int b_rows = rows_in(p->n, w.column, BN);
+        const tensor_map *const b_map = b_rows == BN ? b_boxes->all : b_boxes->last;
 #pragma unroll 1
         for (; i < most && k.first + i < k.end; i++) {
             const u32 full = r->full + 8 * (u32)i;
@@ -365,9 +389,11 @@ DEV int load_early(const extent *p, const ring *r, const tensor_map *b_map, int 
                 tell(r, 0, &w, w.rows);
             }
 #endif
-            barrier_arrive_expect(full, A_BYTES + B_BYTES);
-            tensor_load_3d(r->b + (u32)i * B_BYTES, b_map, full, (k.first + i) * 128, w.column, w.group,
-                           L2_EVICT_NORMAL);
+            barrier_arrive_expect(full, bytes);
+            if (b_rows > 0) {
+                tensor_load_3d(r->b + (u32)i * B_BYTES, b_map, full, (k.first + i) * 128, w.column, w.group,
+                               L2_EVICT_NORMAL);
+            }
         }
     }
     return i;
@@ -403,7 +429,7 @@ DEV void load_masked(u32 to, const tensor_map *a_map, u32 full, int kb, const wa
 #endif
 
 /* One thread: the tiles of a and b of every k-block of every tile of the walk, but b of the `early` first. */
-DEV void load_tiles(const extent *p, const ring *r, const tensor_map *a_map, const tensor_map *b_map, int early)
+DEV void load_tiles(const extent *p, const ring *r, const boxes *a_boxes, const boxes *b_boxes, int early)
 {
     const span own = span_of(p);
     place at = {0, 1};
@@ -411,8 +437,16 @@ DEV void load_tiles(const extent *p, const ring *r, const tensor_map *a_map, con
     walk_start(&w, p);
     while (walk_on(&w, p)) {
         const span k = tile_span(&own, w.rows - w.row);
-        const int a_z = LAYOUT == MASKED ? w.group : 0;
-        const u32 a_bytes = LAYOUT == MASKED ? masked_boxes(&w) * MASKED_BOX_BYTES : A_BYTES;
+        const int b_rows = rows_in(p->n, w.column, BN); /* none: a tile beside the last one, of the same cluster */
+        const tensor_map *const b_map = b_rows == BN ? b_boxes->all : b_boxes->last;
+#if LAYOUT == MASKED
+        const u32 a_bytes = masked_boxes(&w) * MASKED_BOX_BYTES, bytes = a_bytes + (u32)b_rows * 128;
+#else
+        const int part = CLUSTER > 1 ? (int)cluster_rank() * (BM / CLUSTER) : 0;
+        const int a_rows = LAYOUT == ONE ? rows_in(p->m, w.row + part, BM / CLUSTER) : BM / CLUSTER;
+        const tensor_map *const a_map = a_rows == BM / CLUSTER ? a_boxes->all : a_boxes->last;
+        const u32 bytes = tile_bytes(p, &w);
+#endif
 #if TICKETS
         u32 word = 0;
         barrier_arrive_expect(p->mail, 4);
@@ -427,17 +461,21 @@ DEV void load_tiles(const extent *p, const ring *r, const tensor_map *a_map, con
                     tell(r, at.stage, &w, w.rows);
                 }
 #endif
-                barrier_arrive_expect(full, a_bytes + B_BYTES);
-                tensor_load_3d(r->b + at.stage * B_BYTES, b_map, full, kb * 128, w.column, w.group, L2_EVICT_NORMAL);
+                barrier_arrive_expect(full, bytes);
+                if (b_rows > 0) {
+                    tensor_load_3d(r->b + at.stage * B_BYTES, b_map, full, kb * 128, w.column, w.group,
+                                   L2_EVICT_NORMAL);
+                }
             }
 #if LAYOUT == MASKED
-            load_masked(r->a + at.stage * A_BYTES, a_map, full, kb, &w, a_bytes);
+            load_masked(r->a + at.stage * A_BYTES, a_boxes->all, full, kb, &w, a_bytes);
 #elif CLUSTER > 1
-            const int part = (int)cluster_rank() * (BM / CLUSTER);
-            tensor_load_3d_multicast(r->a + at.stage * A_BYTES + part * 128, a_map, full, kb * 128,
-                                     w.first + w.row + part, a_z, (1 << CLUSTER) - 1, L2_EVICT_NORMAL);
+            if (a_rows > 0) {
+                tensor_load_3d_multicast(r->a + at.stage * A_BYTES + part * 128, a_map, full, kb * 128,
+                                         w.first + w.row + part, 0, (1 << CLUSTER) - 1, L2_EVICT_NORMAL);
+            }
 #else
-            tensor_load_3d(r->a + at.stage * A_BYTES, a_map, full, kb * 128, w.first + w.row, a_z, L2_EVICT_NORMAL);
+            tensor_load_3d(r->a + at.stage * A_BYTES, a_map, full, kb * 128, w.first + w.row, 0, L2_EVICT_NORMAL);
 #endif
             place_on(&at);
 #if TICKETS

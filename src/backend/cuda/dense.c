@@ -202,19 +202,19 @@ qn_status qn_dense_launch(const qn_cuda_run *run, int32_t first, const qn_dense_
     const int32_t at_a_time = run->functions[first + i].clusters;
     const int64_t most = clusters_of(&t, run->device), clusters = at_a_time > 0 ? qn_min_i64(at_a_time, most) : most;
     const deal d = deal_of(&t, f, o->m, clusters);
-    const int32_t rows = (int32_t)qn_min_i64(t.bm, qn_ceil_div(o->m, 8) * 8);
-    qn_tensor_map a_map, b_map, d_map;
-    QN_TRY(qn_tile_byte_map(run, o->a, 2 * f->k, o->m, 1, o->a_row, o->a_row * o->m, rows, &a_map, error));
-    QN_TRY(qn_tile_byte_map(run, o->b, 2 * f->k, f->n, 1, o->b_row, o->b_row * f->n, t.bn / t.cluster, &b_map, error));
-    d_map = b_map; /* not read without STORE */
+    qn_tile_boxes a, b;
+    qn_tensor_map d_map;
+    QN_TRY(qn_tile_byte_boxes(run, o->a, 2 * f->k, o->m, 1, o->a_row, o->a_row * o->m, t.bm, &a, error));
+    QN_TRY(qn_tile_byte_boxes(run, o->b, 2 * f->k, f->n, 1, o->b_row, o->b_row * f->n, t.bn / t.cluster, &b, error));
+    d_map = b.all; /* not read without STORE */
     if (stores(&t, f)) {
         QN_TRY(out_map(run, f, o, &d_map, error));
     }
     qn_dense_operands own = *o;
     int64_t d_row = o->d_row / out_bytes(f);
-    int32_t n = (int32_t)f->n, k = (int32_t)(2 * f->k), whole = (int32_t)d.whole, height = rows;
-    void *const arguments[] = {&a_map, &b_map, &d_map, &own.row_scale, &own.column_scale, &own.bias,    &own.d, &d_row,
-                               &own.m, &n,     &k,     &whole,         &height,           &own.constant};
+    int32_t n = (int32_t)f->n, k = (int32_t)(2 * f->k), whole = (int32_t)d.whole;
+    void *const arguments[] = {&a.all, &b.all, &d_map, &a.last, &b.last, &own.row_scale, &own.column_scale, &own.bias,
+                               &own.d, &d_row, &own.m, &n,      &k,      &whole,         &own.constant};
     const qn_cuda_geometry g = {.grid = {(uint32_t)(qn_min_i64(clusters, d.units) * t.cluster), 1, 1},
                                 .block = {(uint32_t)(128 + 2 * t.bm), 1, 1},
                                 .shared_bytes = (uint32_t)shared_of(&t, f),

@@ -282,15 +282,16 @@ static qn_status launch_strips(const qn_cuda_run *run, operands *o, int32_t prog
 
 static qn_status launch_tiles(const qn_cuda_run *run, operands *o, int32_t program, const qn_tile *t, qn_error *error)
 {
-    qn_tensor_map a_map, b_map, d_map;
-    void *arguments[3 + COMMON] = {&a_map, &b_map, &d_map};
-    QN_TRY(qn_tile_byte_map(run, o->a, o->k, o->m, 1, o->a_row, o->a_row * o->m, t->bm / t->cluster, &a_map, error));
-    QN_TRY(qn_tile_byte_map(run, o->b, o->k, o->n, 1, o->b_row, o->b_row * o->n, t->bn, &b_map, error));
-    d_map = b_map; /* not read without STORE */
+    qn_tile_boxes a, b;
+    qn_tensor_map d_map;
+    void *arguments[5 + COMMON] = {&a.all, &b.all, &d_map, &a.last, &b.last};
+    QN_TRY(qn_tile_byte_boxes(run, o->a, o->k, o->m, 1, o->a_row, o->a_row * o->m, t->bm / t->cluster, &a, error));
+    QN_TRY(qn_tile_byte_boxes(run, o->b, o->k, o->n, 1, o->b_row, o->b_row * o->n, t->bn, &b, error));
+    d_map = b.all; /* not read without STORE */
     if (t->store) {
         QN_TRY(qn_tile_out_map(run, o->d, o->n, o->m, 1, 2 * o->d_row, 2 * o->d_row * o->m, &d_map, error));
     }
-    common_arguments(o, arguments + 3);
+    common_arguments(o, arguments + 5);
     const int64_t blocks = qn_ceil_div(o->m, t->bm) * qn_ceil_div(o->n, (int64_t)t->bn * t->cluster) * t->cluster;
     qn_cuda_geometry g = qn_tile_geometry(run->device, t->cluster, blocks, qn_tile_shared(t));
     g.block[0] = qn_tile_threads(t);

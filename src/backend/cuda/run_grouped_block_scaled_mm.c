@@ -199,12 +199,10 @@ static void common_arguments(operands *o, void **to)
     memcpy(to, common, sizeof common);
 }
 
-static qn_status make_maps(const qn_cuda_run *run, const operands *o, int32_t a_box, int32_t b_box, qn_tensor_map *a,
-                           qn_tensor_map *b, qn_error *error)
+static qn_status a_map_of(const qn_cuda_run *run, const operands *o, int32_t box, qn_tensor_map *map, qn_error *error)
 {
     const int32_t outer = o->masked ? o->experts : 1;
-    QN_TRY(qn_tile_byte_map(run, o->a, o->k, o->m, outer, o->a_row, o->a_group, a_box, a, error));
-    return qn_tile_byte_map(run, o->b, o->k, o->n, o->experts, o->b_row, o->b_group, b_box, b, error);
+    return qn_tile_byte_map(run, o->a, o->k, o->m, outer, o->a_row, o->a_group, box, map, error);
 }
 
 static qn_status launch_strips(const qn_cuda_run *run, operands *o, qn_error *error)
@@ -215,7 +213,8 @@ static qn_status launch_strips(const qn_cuda_run *run, operands *o, qn_error *er
     }
     const qn_strip s = strip_of(run->call->desc, run->device, heights[height]);
     qn_tensor_map a_map, b_map;
-    QN_TRY(make_maps(run, o, heights[height], 64 * s.groups, &a_map, &b_map, error));
+    QN_TRY(a_map_of(run, o, heights[height], &a_map, error));
+    QN_TRY(qn_tile_byte_map(run, o->b, o->k, o->n, o->experts, o->b_row, o->b_group, 64 * s.groups, &b_map, error));
     void *arguments[3 + COMMON] = {&a_map, &b_map, &b_map};
     common_arguments(o, arguments + 3);
     const int64_t strips = o->experts * qn_ceil_div(o->n, 64 * s.groups);
@@ -260,15 +259,17 @@ static qn_status launch_tiles(const qn_cuda_run *run, operands *o, qn_error *err
     const int may_store = qn_tile_aligned(o->d, o->d_row * o->d_bytes, o->d_group * o->d_bytes);
     const int32_t program = choose_tile(run, o, may_store);
     const qn_tile t = tile_of(program, run->call->desc);
-    qn_tensor_map a_map, b_map, d_map;
-    QN_TRY(make_maps(run, o, o->masked ? MASKED_BOX : t.bm / t.cluster, t.bn, &a_map, &b_map, error));
-    d_map = b_map; /* not read without STORE */
+    qn_tile_boxes b;
+    qn_tensor_map a_map, d_map;
+    QN_TRY(a_map_of(run, o, o->masked ? MASKED_BOX : t.bm / t.cluster, &a_map, error));
+    QN_TRY(qn_tile_byte_boxes(run, o->b, o->k, o->n, o->experts, o->b_row, o->b_group, t.bn, &b, error));
+    d_map = b.all; /* not read without STORE */
     if (t.store || t.held) {
         QN_TRY(qn_tile_out_map(run, o->d, o->n, o->m, o->masked ? o->experts : 1, o->d_row * o->d_bytes,
                                o->d_group * o->d_bytes, &d_map, error));
     }
-    void *arguments[3 + COMMON] = {&a_map, &b_map, &d_map};
-    common_arguments(o, arguments + 3);
+    void *arguments[5 + COMMON] = {&a_map, &b.all, &d_map, &a_map, &b.last};
+    common_arguments(o, arguments + 5);
     const int64_t most = qn_ceil_div(o->m, t.bm), rows = o->masked ? most * o->experts : most + o->experts;
     const int64_t blocks = rows * qn_ceil_div(o->n, (int64_t)t.bn * t.cluster) * t.cluster;
     qn_cuda_geometry g = qn_tile_geometry(run->device, t.cluster, blocks, qn_tile_shared(&t));

@@ -236,6 +236,17 @@ qn_status qn_tile_byte_map(const qn_cuda_run *run, const void *data, int64_t k, 
     return qn_cuda_tensor_map(run->cuda, &tensor, map, error);
 }
 
+qn_status qn_tile_byte_boxes(const qn_cuda_run *run, const void *data, int64_t k, int64_t rows, int64_t groups,
+                             int64_t row_step, int64_t group_step, int32_t box, qn_tile_boxes *boxes, qn_error *error)
+{
+    const int32_t first = (int32_t)qn_min_i64(box, rows), last = (int32_t)(rows % box);
+    QN_TRY(qn_tile_byte_map(run, data, k, rows, groups, row_step, group_step, first, &boxes->all, error));
+    boxes->last = boxes->all;
+    return last == 0 || last == first
+               ? QN_OK
+               : qn_tile_byte_map(run, data, k, rows, groups, row_step, group_step, last, &boxes->last, error);
+}
+
 qn_status qn_tile_out_map(const qn_cuda_run *run, const void *data, int64_t n, int64_t rows, int64_t groups,
                           int64_t row_step, int64_t group_step, qn_tensor_map *map, qn_error *error)
 {

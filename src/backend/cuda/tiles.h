@@ -106,6 +106,14 @@ void qn_strip_fit(qn_strip *strip, int32_t rows, int32_t layout);
  * 64 as results leave; strides in bytes. */
 qn_status qn_tile_byte_map(const qn_cuda_run *run, const void *data, int64_t k, int64_t rows, int64_t groups,
                            int64_t row_step, int64_t group_step, int32_t box, qn_tensor_map *map, qn_error *error);
+/* The same twice: with boxes of that many rows, and with one of those that are left at the end of the rows. Where none
+ * are, or no more than these, both are the same map. */
+typedef struct qn_tile_boxes {
+    qn_tensor_map all, last;
+} qn_tile_boxes;
+
+qn_status qn_tile_byte_boxes(const qn_cuda_run *run, const void *data, int64_t k, int64_t rows, int64_t groups,
+                             int64_t row_step, int64_t group_step, int32_t box, qn_tile_boxes *boxes, qn_error *error);
 qn_status qn_tile_out_map(const qn_cuda_run *run, const void *data, int64_t n, int64_t rows, int64_t groups,
                           int64_t row_step, int64_t group_step, qn_tensor_map *map, qn_error *error);
 
