@@ -167,6 +167,15 @@ DEV void release(const rings *r, u32 stage, u32 lane)
     }
 }
 
+#if !INT8
+/* A k-block's product is under way, from nothing. */
+DEV void begin_product(sum *to, u32 tiles, u32 group, int u)
+{
+    MULTIPLY(to, OPERAND_B(u), OPERAND_A(u), 0);
+    wgmma_commit();
+}
+#endif
+
 /* This block's part of K: sums of 64 rows of b by all rows of a. */
 DEV void multiply(const problem *p, const rings *r, sum *sums, u32 group, u32 lane)
 {
@@ -207,10 +216,8 @@ DEV void multiply(const problem *p, const rings *r, sum *sums, u32 group, u32 la
         const u32 tiles = r->tiles + at.stage * STAGE_BYTES;
         barrier_wait(r->full + 8 * at.stage, at.parity);
         wgmma_fence();
-        MULTIPLY(even, OPERAND_B(0), OPERAND_A(0), 0);
-        wgmma_commit();
-        MULTIPLY(odd, OPERAND_B(1), OPERAND_A(1), 0);
-        wgmma_commit();
+        begin_product(even, tiles, group, 0);
+        begin_product(odd, tiles, group, 1);
         WGMMA_WAIT(1);
 #pragma unroll
         for (int j = 0; j < SUMS; j++) {
@@ -231,8 +238,7 @@ DEV void multiply(const problem *p, const rings *r, sum *sums, u32 group, u32 la
         const u32 tiles = r->tiles + at.stage * STAGE_BYTES;
         barrier_wait(r->full + 8 * at.stage, at.parity);
         wgmma_fence();
-        MULTIPLY(part, OPERAND_B(0), OPERAND_A(0), 0);
-        wgmma_commit();
+        begin_product(part, tiles, group, 0);
         WGMMA_WAIT(0);
         release(r, at.stage, lane);
 #pragma unroll

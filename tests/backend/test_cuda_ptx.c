@@ -76,7 +76,7 @@ static const row rows[] = {
     {9, 0, "quantize_int8 m=16 k=700 symmetric=0 x=bf16"},
     {9, 0, "quantize_nvfp4 m=3 k=176 swizzled=1 x=bf16"},
     {9, 0, "silu_mul_quant m=4 k=256 x=bf16"},
-    {9, 0, "dense_mm m=3 n=40 k=72 x=bf16 b=bf16 bias=1"},
+    {9, 0, "dense_mm m=1 n=40 k=72 x=bf16 b=bf16 bias=1"},
     {9, 0, "vq_mm m=3 n=40 k=64"},
     {9, 0, "vq_mm m=1 n=40 k=64 format=vptq"},
     {8, 0,
