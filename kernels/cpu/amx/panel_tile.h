@@ -659,7 +659,7 @@ QN_INLINE void few_coded(const qn_panel_call *q, int64_t b, const char *codes, c
 }
 
 /* sums += the part of block scale kb of n panels from p. */
-QN_INLINE void few_scaled(const qn_panel_call *q, int64_t p, int n, int64_t kb)
+QN_INLINE void add_part(const qn_panel_call *q, int64_t p, int n, int64_t kb)
 {
     scale_products scales;
     multiply_scales(q, 0, q->rows, p, n, kb, 1, &scales);
@@ -696,7 +696,7 @@ QN_INLINE void few_panels(const qn_panel_call *q, int64_t p, int n, panel_kind k
             few_streamed(q, b, w + b * k.bytes, n, k);
         }
         if (waits >= 0) {
-            few_scaled(q, p, n, waits);
+            add_part(q, p, n, waits);
             waits = -1;
         }
         tile_fence();
@@ -708,7 +708,7 @@ QN_INLINE void few_panels(const qn_panel_call *q, int64_t p, int n, panel_kind k
         }
     }
     if (waits >= 0) {
-        few_scaled(q, p, n, waits);
+        add_part(q, p, n, waits);
     }
     if (!scales) {
         few_store((char *)sums_at(q, 0, p), n);
@@ -771,14 +771,6 @@ QN_INLINE void pass_half(const qn_panel_call *q, int64_t h, const char *a, const
     }
 }
 
-/* sums += the part of block scale kb of n panels from p. */
-QN_INLINE void pass_scaled(const qn_panel_call *q, int64_t p, int n, int64_t kb)
-{
-    scale_products scales;
-    multiply_scales(q, 0, q->rows, p, n, kb, 1, &scales);
-    add_scaled(q, 0, 0, q->rows, p, n, 1, kb == 0, &scales, (const float *)(const void *)q->scratch);
-}
-
 /* n panels from p, in the order and beside each other as few_panels has it. */
 QN_INLINE void pass_panels(const qn_panel_call *q, int64_t p, int n, panel_kind k)
 {
@@ -806,7 +798,7 @@ QN_INLINE void pass_panels(const qn_panel_call *q, int64_t p, int n, panel_kind 
             few_unpack(q, codes, further, lines, 1, k);
         }
         if (waits >= 0) {
-            pass_scaled(q, p, n, waits);
+            add_part(q, p, n, waits);
             waits = -1;
         }
         tile_fence();
@@ -817,7 +809,7 @@ QN_INLINE void pass_panels(const qn_panel_call *q, int64_t p, int n, panel_kind 
         }
     }
     if (waits >= 0) {
-        pass_scaled(q, p, n, waits);
+        add_part(q, p, n, waits);
     }
     if (!scales) {
         sums_turn((char *)sums_at(q, 0, p), sums_group(q), NULL, 0, 2, 2, n);
