@@ -320,6 +320,16 @@ static void other_names_give_the_same_bits(void **state)
     }
 }
 
+/* Sum of the squares of what lies between two sets of logits; b NULL: of a's own. */
+static double apart_by(const float *a, const float *b)
+{
+    double sum = 0;
+    for (int j = 0; j < TOKENS * SYN_VOCAB; j++) {
+        sum += pow((double)a[j] - (b ? (double)b[j] : 0), 2);
+    }
+    return sum;
+}
+
 /* Codes that round another way for a last bit of difference move logits a little: hence the limit on the mean. */
 static void static_activations_agree_with_the_reference(void **state)
 {
@@ -334,12 +344,7 @@ static void static_activations_agree_with_the_reference(void **state)
         float *want = logits_of(path, QN_BACKEND_REF, 3), *got = logits_of(path, QN_BACKEND_CPU, TOKENS),
               *steps = logits_of(path, QN_BACKEND_CPU, 2), *dynamic = logits_of(original, QN_BACKEND_REF, TOKENS);
         assert_memory_equal(got, steps, (size_t)TOKENS * SYN_VOCAB * sizeof *got);
-        double wrong = 0, norm = 0, moved = 0;
-        for (int j = 0; j < TOKENS * SYN_VOCAB; j++) {
-            wrong += pow((double)got[j] - (double)want[j], 2);
-            moved += pow((double)dynamic[j] - (double)want[j], 2);
-            norm += pow((double)want[j], 2);
-        }
+        const double wrong = apart_by(got, want), moved = apart_by(dynamic, want), norm = apart_by(want, NULL);
         print_message("%s: %.1e of the logits from the reference, %.1e from dynamic scales\n", given[i].name,
                       sqrt(wrong / norm), sqrt(moved / norm));
         assert_true(sqrt(wrong / norm) < 5e-3);
@@ -348,11 +353,7 @@ static void static_activations_agree_with_the_reference(void **state)
         write_folder(&given[i], from, path, 0);
         apart = 1;
         float *again = logits_of(path, QN_BACKEND_CPU, TOKENS);
-        double other = 0;
-        for (int j = 0; j < TOKENS * SYN_VOCAB; j++) {
-            other += pow((double)got[j] - (double)again[j], 2);
-        }
-        assert_true(sqrt(other / norm) < 5e-3);
+        assert_true(sqrt(apart_by(got, again) / norm) < 5e-3);
         free(want);
         free(got);
         free(steps);
