@@ -27,7 +27,6 @@
 #define LAYOUT 0
 #define THREADS (128 + 128 * GROUPS)
 #define WAVES (BM / 64 / GROUPS)
-#include "bias.h"
 #include "tiles.h"
 
 #define SUMS (BN / 2)
@@ -66,6 +65,18 @@ typedef struct rings {
     u32 d, slots, filled, used; /* + slot * size, except d */
 } rings;
 
+DEV float load_bias(const problem *p, int n)
+{
+#if BIAS == 1
+    return __ldg((const float *)p->bias + n);
+#elif BIAS > 1
+    const u16 bits = __ldg((const u16 *)p->bias + n);
+    return BIAS == 2 ? widen_f16(bits) : __uint_as_float((u32)bits << 16);
+#else
+    return 0.0f;
+#endif
+}
+
 /* One warp. */
 DEV void load_vectors(const problem *p, const rings *r, u32 lane)
 {
@@ -90,7 +101,7 @@ DEV void load_vectors(const problem *p, const rings *r, u32 lane)
             const int valid = n < p->size.n;
             store_shared_f32(to + SCALE_B + 4 * i, valid ? __ldg(p->scale_b + n * p->scale_b_step) : 0.0f);
 #if BIAS
-            store_shared_f32(to + BIAS_AT + 4 * i, valid ? load_bias(p->bias, (int)n) : 0.0f);
+            store_shared_f32(to + BIAS_AT + 4 * i, valid ? load_bias(p, (int)n) : 0.0f);
 #endif
 #if AZP
             store_shared_i32(to + ADJ_AT + 4 * i, valid ? __ldg(p->adjust + n) : 0);

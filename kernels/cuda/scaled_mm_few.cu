@@ -21,7 +21,6 @@
  *     where the stages hold 4 * ROWS * (64 * GROUPS + 4) bytes
  *   Limits: K >= 1, N >= 1, M <= ROWS. */
 #include "ask.h"
-#include "bias.h"
 
 #define STRIP (64 * GROUPS)
 #define SUMS (ROWS / 2)
@@ -122,6 +121,18 @@ DEV void load_tiles(const problem *p, const rings *r, const tensor_map *a_map, c
     }
 }
 
+DEV float load_bias(const problem *p, int n)
+{
+#if BIAS == 1
+    return __ldg((const float *)p->bias + n);
+#elif BIAS > 1
+    const u16 bits = __ldg((const u16 *)p->bias + n);
+    return BIAS == 2 ? widen_f16(bits) : __uint_as_float((u32)bits << 16);
+#else
+    return 0.0f;
+#endif
+}
+
 /* One warp. */
 DEV void load_vectors(const problem *p, const rings *r, u32 lane)
 {
@@ -130,7 +141,7 @@ DEV void load_vectors(const problem *p, const rings *r, u32 lane)
         const int n = p->column + (int)i, valid = n < p->n;
         store_shared_f32(r->vectors + SCALE_B + 4 * i, valid ? __ldg(p->scale_b + n * p->scale_b_step) : 0.0f);
 #if BIAS
-        store_shared_f32(r->vectors + BIAS_AT + 4 * i, valid ? load_bias(p->bias, n) : 0.0f);
+        store_shared_f32(r->vectors + BIAS_AT + 4 * i, valid ? load_bias(p, n) : 0.0f);
 #endif
 #if AZP
         store_shared_i32(r->vectors + ADJ_AT + 4 * i, valid ? __ldg(p->adjust + n) : 0);
