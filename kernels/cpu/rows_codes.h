@@ -422,10 +422,10 @@ QN_INLINE void quotients_of(const int format, const int code, const float *scale
 {
     int64_t i = 0;
     /* groups of the usual length: what is around their few steps took a fifth of the time */
-    for (; group == QN_ROWS_FP8_GROUP && i + group <= n; i += QN_ROWS_FP8_GROUP, scale += stride, factor += stride) {
+    for (; group == QN_ROWS_GROUP && i + group <= n; i += QN_ROWS_GROUP, scale += stride, factor += stride) {
         const qn_rows_rule rule = {.scale = *scale, .factor = *factor};
         const rule_vectors own = rule_load(code, &rule);
-        for (int j = 0; j < QN_ROWS_FP8_GROUP; j += 2 * STEP) {
+        for (int j = 0; j < QN_ROWS_GROUP; j += 2 * STEP) {
             encode_two(format, code, QUOTIENT, 0, &own, x + (i + j) * real_bytes(format), ahead, past, codes + i + j);
         }
     }

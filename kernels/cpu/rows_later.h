@@ -1,4 +1,5 @@
-/* bf16 to e4m3 and fnuz by integers where prefetches take turns (VEC_FETCH_BETWEEN). Part of rows_steps.h.
+/* bf16 to e4m3 and fnuz by integers, and to int8, where prefetches take turns (VEC_FETCH_BETWEEN). Part of
+ * rows_steps.h.
  *
  * These loops have one pass and an even pace: a row or a group is looked at while
  * one before it becomes codes, and nothing branches on the codes. All are stored;
@@ -100,9 +101,47 @@ QN_INLINE void steps_all(const int code, const int how, const qn_rows_rule *rule
     steps_beside(code, how, 0, rule, x, x, n, ahead, past, codes);
 }
 
-static uint32_t rows_fp8_beside(qn_rows_code code, const qn_rows_rule *rule, const void *x, const void *look, int64_t n,
-                                int64_t ahead, int past, void *codes)
+/* int8 codes of 2 STEP elements with a look at as many at `look`, from where on `ahead` counts. */
+QN_INLINE void put_int8_pair(const int how, const rule_vectors *rule, const char *x, const char *look, int64_t ahead,
+                             uint64_t *turn, int past, uint8_t *codes, vi top[2])
 {
+    vi w[2];
+    for (int j = 0; j < 2; j++) {
+        vi v = vi_load(x + j * STEP * 2);
+        look_at_step(look + j * STEP * 2, &top[j]);
+        fetch_between(look + j * STEP * 2, ahead, &top[j], &v, turn);
+        const vf even = vf_bits(vi_shl(v, 16)), odd = vf_bits(vi_and(v, vi_set(0xffff0000u)));
+        w[j] = vi_pairs(vi_round(scaled(how, even, rule)), vi_round(scaled(how, odd, rule)));
+    }
+    vi_put_bytes2(codes, w[0], w[1], 1, past);
+}
+
+/* int8 codes by a rule without a zero point that needs no care; bits of the largest magnitude at `look`. */
+QN_INLINE uint32_t int8_beside(const qn_rows_rule *rule, const char *x, const char *look, int64_t n, int64_t ahead,
+                               int past, uint8_t *codes)
+{
+    const rule_vectors own = rule_load(QN_ROWS_I8, rule);
+    vi top[2] = {vi_set(0), vi_set(0)};
+    uint64_t turn = 0;
+    uint32_t last = 0;
+    int64_t i = 0;
+    for (; i + 2 * STEP <= n; i += 2 * STEP) {
+        put_int8_pair(MULTIPLY, &own, x + i * 2, look + i * 2, ahead, &turn, past, codes + i, top);
+    }
+    if (i < n) {
+        last = top_of(QN_MM_BF16, look + i * 2, n - i);
+        encode_all(QN_MM_BF16, QN_ROWS_I8, MULTIPLY, 0, rule, x + i * 2, n - i, 0, 0, codes + i);
+    }
+    const uint32_t most = vi_top16(vi_umax16(top[0], top[1]));
+    return last > most ? last : most;
+}
+
+static uint32_t rows_beside(qn_rows_code code, const qn_rows_rule *rule, const void *x, const void *look, int64_t n,
+                            int64_t ahead, int past, void *codes)
+{
+    if (code == QN_ROWS_I8) {
+        return int8_beside(rule, x, look, n, ahead, past, codes);
+    }
     if (code == QN_ROWS_E4M3) {
         return rule->multiply ? steps_beside(QN_ROWS_E4M3, MULTIPLY, 1, rule, x, look, n, ahead, past, codes)
                               : steps_beside(QN_ROWS_E4M3, QUOTIENT, 1, rule, x, look, n, ahead, past, codes);
@@ -134,44 +173,44 @@ QN_INLINE uint64_t next_later(uint64_t *later, int64_t *group)
     return pairs;
 }
 
-/* Groups of QN_ROWS_FP8_GROUP by their rules. */
+/* Groups of QN_ROWS_GROUP by their rules. */
 QN_INLINE void encode_known(const int code, const qn_rows_rule *rules, const char *x, int64_t n, int64_t ahead,
                             int past, uint8_t *codes)
 {
     uint64_t turn = 0;
-    const int64_t groups = n / QN_ROWS_FP8_GROUP;
+    const int64_t groups = n / QN_ROWS_GROUP;
     for (int64_t i = 0, end; i < groups; i = end) {
         uint64_t later = 0;
         int64_t g = i;
         end = i + LATER_GROUPS < groups ? i + LATER_GROUPS : groups;
         for (int at = 0; g < end; g++, at += GROUP_PAIRS) {
-            later |= put_group(&rules[g].steps, x + g * QN_ROWS_FP8_GROUP * 2, ahead, &turn, past,
-                               codes + g * QN_ROWS_FP8_GROUP)
-                     << at;
+            later |=
+                put_group(&rules[g].steps, x + g * QN_ROWS_GROUP * 2, ahead, &turn, past, codes + g * QN_ROWS_GROUP)
+                << at;
         }
         while (later) {
             const uint64_t pairs = next_later(&later, &g);
             g += i;
-            put_later(code, &rules[g], x + g * QN_ROWS_FP8_GROUP * 2, pairs, past, codes + g * QN_ROWS_FP8_GROUP);
+            put_later(code, &rules[g], x + g * QN_ROWS_GROUP * 2, pairs, past, codes + g * QN_ROWS_GROUP);
         }
     }
 }
 
-QN_INLINE int within(const qn_rows_fp8_groups *by, uint32_t top)
+QN_INLINE int within(const qn_rows_groups *by, uint32_t top)
 {
     return top - by->least_top <= by->most_top - by->least_top;
 }
 
 /* Some groups, until one whose largest magnitude is not within the limits; returns how many. What follows from a
  * group's largest magnitude takes longer than its codes, so it is found while the second before is coded. */
-QN_INLINE int64_t groups_in_turn(const qn_rows_fp8_groups *by, const char *x, int64_t groups, int64_t ahead, int past,
+QN_INLINE int64_t groups_in_turn(const qn_rows_groups *by, const char *x, int64_t groups, int64_t ahead, int past,
                                  float *top, uint8_t *codes, uint64_t *later)
 {
-    uint32_t bits[2] = {group_top(x), group_top(x + (groups > 1 ? QN_ROWS_FP8_GROUP * 2 : 0))};
+    uint32_t bits[2] = {group_top(x), group_top(x + (groups > 1 ? QN_ROWS_GROUP * 2 : 0))};
     uint64_t turn = 0;
     *later = 0;
     for (int64_t g = 0; g < groups; g++) {
-        const char *const p = x + g * QN_ROWS_FP8_GROUP * 2;
+        const char *const p = x + g * QN_ROWS_GROUP * 2;
         const uint32_t own = bits[0];
         if (!within(by, own)) {
             return g;
@@ -179,19 +218,49 @@ QN_INLINE int64_t groups_in_turn(const qn_rows_fp8_groups *by, const char *x, in
         const qn_rows_steps steps = steps_of_top(by, own);
         top[g] = magnitude(QN_MM_BF16, own);
         bits[0] = bits[1];
-        bits[1] = group_top(p + (g + 2 < groups ? 2 * QN_ROWS_FP8_GROUP * 2 : 0));
-        *later |= put_group(&steps, p, ahead, &turn, past, codes + g * QN_ROWS_FP8_GROUP) << g * GROUP_PAIRS;
+        bits[1] = group_top(p + (g + 2 < groups ? 2 * QN_ROWS_GROUP * 2 : 0));
+        *later |= put_group(&steps, p, ahead, &turn, past, codes + g * QN_ROWS_GROUP) << g * GROUP_PAIRS;
     }
     return groups;
 }
 
-static int64_t rows_fp8_groups(const qn_rows_fp8_groups *by, const void *x, int64_t n, int64_t ahead, int past,
-                               float *top, void *codes)
+/* Some groups by their own scales, and the tops of all; as groups_in_turn. */
+static int64_t rows_int8_groups(const qn_rows_groups *by, const void *x, int64_t n, int64_t ahead, int past, float *top,
+                                void *codes)
+{
+    const int64_t groups = n / QN_ROWS_GROUP;
+    const char *p = x;
+    uint8_t *q = codes;
+    uint32_t bits[2] = {group_top(p), group_top(p + (groups > 1 ? QN_ROWS_GROUP * 2 : 0))};
+    uint64_t turn = 0;
+    for (int64_t g = 0; g < groups; g++, p += QN_ROWS_GROUP * 2, q += QN_ROWS_GROUP) {
+        const uint32_t own = bits[0];
+        if (!within(by, own)) {
+            return g * QN_ROWS_GROUP;
+        }
+        const float scale = magnitude(QN_MM_BF16, own) / by->most;
+        const qn_rows_rule rule = {.scale = scale, .factor = 1.0f / scale};
+        const rule_vectors vectors = rule_load(QN_ROWS_I8, &rule);
+        const char *const look = p + (g + 2 < groups ? 2 * QN_ROWS_GROUP * 2 : 0);
+        vi tops[2] = {vi_set(0), vi_set(0)};
+        top[g] = magnitude(QN_MM_BF16, own);
+        for (int j = 0; j < GROUP_PAIRS; j++) {
+            const int64_t at = j * 4 * STEP;
+            put_int8_pair(QUOTIENT, &vectors, p + at, look + at, ahead, &turn, past, q + j * 2 * STEP, tops);
+        }
+        bits[0] = bits[1];
+        bits[1] = vi_top16(vi_umax16(tops[0], tops[1]));
+    }
+    return groups * QN_ROWS_GROUP;
+}
+
+static int64_t rows_fp8_groups(const qn_rows_groups *by, const void *x, int64_t n, int64_t ahead, int past, float *top,
+                               void *codes)
 {
     const char *p = x;
     uint8_t *q = codes;
     int64_t done = 0;
-    for (int64_t left = n / QN_ROWS_FP8_GROUP; left > 0;) {
+    for (int64_t left = n / QN_ROWS_GROUP; left > 0;) {
         uint64_t later;
         const int64_t most = left < LATER_GROUPS ? left : LATER_GROUPS;
         const int64_t groups = groups_in_turn(by, p, most, ahead, past, top, q, &later);
@@ -201,15 +270,15 @@ static int64_t rows_fp8_groups(const qn_rows_fp8_groups *by, const void *x, int6
             uint32_t bits;
             memcpy(&bits, &top[g], 4);
             const qn_rows_rule rule = group_rule(by, bits >> 16);
-            put_later((int)by->code, &rule, p + g * QN_ROWS_FP8_GROUP * 2, pairs, past, q + g * QN_ROWS_FP8_GROUP);
+            put_later((int)by->code, &rule, p + g * QN_ROWS_GROUP * 2, pairs, past, q + g * QN_ROWS_GROUP);
         }
-        done += groups * QN_ROWS_FP8_GROUP;
+        done += groups * QN_ROWS_GROUP;
         if (groups < most) {
             break;
         }
         left -= groups;
-        p += groups * QN_ROWS_FP8_GROUP * 2;
-        q += groups * QN_ROWS_FP8_GROUP;
+        p += groups * QN_ROWS_GROUP * 2;
+        q += groups * QN_ROWS_GROUP;
         top += groups;
     }
     return done;
