@@ -136,11 +136,11 @@ typedef struct qn_rows_set {
      * elements done: a group whose largest magnitude is not within the limits is left, with all behind it. */
     qn_rows_groups_fn fp8_groups;
     qn_rows_groups_fn int8_groups; /* the same of int8; NULL: the level has no such loop */
-    /* Codes of n bf16 by a rule that needs no care: fp8 by its steps, int8 by multiplication, without a zero point.
-     * Returns the bits of the largest magnitude of n others, or the same, at look, from where on `ahead` counts. NULL:
-     * the level has no such loop. */
-    uint32_t (*beside)(qn_rows_code code, const qn_rows_rule *rule, const void *x, const void *look, int64_t n,
-                       int64_t ahead, int past, void *codes);
+    /* Codes of n bf16 by a rule that needs no care: fp8 by its steps, int8 by multiplication; and the range of n
+     * others, or the same, at look, from where on `ahead` counts: of fp8 as if all were magnitudes. range->nan: there
+     * was a NaN, the range is not known. NULL: the level has no such loop. */
+    void (*beside)(qn_rows_code code, const qn_rows_rule *rule, const void *x, const void *look, int64_t n,
+                   int64_t ahead, int past, void *codes, qn_rows_range *range);
     /* The same of 4-bit codes, n a multiple of QN_ROWS_BESIDE: e2m1_steps and to_e2m1 of blocks of 32 without care,
      * with the largest magnitudes of as many blocks at look; 1: there was a NaN or an infinity, and they are not known.
      */

@@ -101,53 +101,78 @@ QN_INLINE void steps_all(const int code, const int how, const qn_rows_rule *rule
     steps_beside(code, how, 0, rule, x, x, n, ahead, past, codes);
 }
 
+/* What int8 looks for: two vectors of largest magnitudes, or of the greatest values and the lowest ones as range_of()
+ * finds them. */
+typedef struct int8_look {
+    vi high[2], low[2];
+} int8_look;
+
 /* int8 codes of 2 STEP elements with a look at as many at `look`, from where on `ahead` counts. */
-QN_INLINE void put_int8_pair(const int how, const rule_vectors *rule, const char *x, const char *look, int64_t ahead,
-                             uint64_t *turn, int past, uint8_t *codes, vi top[2])
+QN_INLINE void put_int8_pair(const int how, const int signs, const rule_vectors *rule, const char *x, const char *look,
+                             int64_t ahead, uint64_t *turn, int past, uint8_t *codes, int8_look *found)
 {
     vi w[2];
     for (int j = 0; j < 2; j++) {
         vi v = vi_load(x + j * STEP * 2);
-        look_at_step(look + j * STEP * 2, &top[j]);
-        fetch_between(look + j * STEP * 2, ahead, &top[j], &v, turn);
+        if (signs) {
+            const vi seen = vi_load(look + j * STEP * 2);
+            found->low[j] = vi_umax16(found->low[j], seen);
+            found->high[j] = vi_max16(found->high[j], seen);
+        } else {
+            look_at_step(look + j * STEP * 2, &found->high[j]);
+        }
+        fetch_between(look + j * STEP * 2, ahead, &found->high[j], &v, turn);
         const vf even = vf_bits(vi_shl(v, 16)), odd = vf_bits(vi_and(v, vi_set(0xffff0000u)));
         w[j] = vi_pairs(vi_round(scaled(how, even, rule)), vi_round(scaled(how, odd, rule)));
+        w[j] = how == MULTIPLY ? vi_add16(w[j], rule->azp16) : w[j]; /* quotients have no zero point */
     }
     vi_put_bytes2(codes, w[0], w[1], 1, past);
 }
 
-/* int8 codes by a rule without a zero point that needs no care; bits of the largest magnitude at `look`. */
-QN_INLINE uint32_t int8_beside(const qn_rows_rule *rule, const char *x, const char *look, int64_t n, int64_t ahead,
-                               int past, uint8_t *codes)
+/* int8 codes by a rule that multiplies and needs no care. */
+QN_INLINE void int8_beside(const qn_rows_rule *rule, const char *x, const char *look, int64_t n, int64_t ahead,
+                           int past, uint8_t *codes, qn_rows_range *range)
 {
     const rule_vectors own = rule_load(QN_ROWS_I8, rule);
-    vi top[2] = {vi_set(0), vi_set(0)};
+    const vi zero = vi_set(0), least = vi_set(0x80008000u);
+    int8_look found = {{zero, zero}, {least, least}};
     uint64_t turn = 0;
-    uint32_t last = 0;
     int64_t i = 0;
     for (; i + 2 * STEP <= n; i += 2 * STEP) {
-        put_int8_pair(MULTIPLY, &own, x + i * 2, look + i * 2, ahead, &turn, past, codes + i, top);
+        put_int8_pair(MULTIPLY, 1, &own, x + i * 2, look + i * 2, ahead, &turn, past, codes + i, &found);
     }
     if (i < n) {
-        last = top_of(QN_MM_BF16, look + i * 2, n - i);
         encode_all(QN_MM_BF16, QN_ROWS_I8, MULTIPLY, 0, rule, x + i * 2, n - i, 0, 0, codes + i);
     }
-    const uint32_t most = vi_top16(vi_umax16(top[0], top[1]));
-    return last > most ? last : most;
+    for (char pad[STEP * 4]; i < n; i += STEP) {
+        const vi seen = vi_load(n - i < STEP ? pad_step(QN_MM_BF16, look + i * 2, n - i, pad) : look + i * 2);
+        found.low[0] = vi_umax16(found.low[0], seen);
+        found.high[0] = vi_max16(found.high[0], seen);
+    }
+    range->nan = !range_of_bits(QN_MM_BF16, vi_max16(found.high[0], found.high[1]),
+                                vi_umax16(found.low[0], found.low[1]), range);
 }
 
-static uint32_t rows_beside(qn_rows_code code, const qn_rows_rule *rule, const void *x, const void *look, int64_t n,
-                            int64_t ahead, int past, void *codes)
+/* The range that a largest magnitude makes. */
+QN_INLINE qn_rows_range range_of_top(uint32_t top)
+{
+    return (qn_rows_range){.high = magnitude(QN_MM_BF16, top), .nan = top > infinity_bits(QN_MM_BF16)};
+}
+
+static void rows_beside(qn_rows_code code, const qn_rows_rule *rule, const void *x, const void *look, int64_t n,
+                        int64_t ahead, int past, void *codes, qn_rows_range *range)
 {
     if (code == QN_ROWS_I8) {
-        return int8_beside(rule, x, look, n, ahead, past, codes);
+        int8_beside(rule, x, look, n, ahead, past, codes, range);
+    } else if (code == QN_ROWS_E4M3) {
+        *range = range_of_top(rule->multiply
+                                  ? steps_beside(QN_ROWS_E4M3, MULTIPLY, 1, rule, x, look, n, ahead, past, codes)
+                                  : steps_beside(QN_ROWS_E4M3, QUOTIENT, 1, rule, x, look, n, ahead, past, codes));
+    } else {
+        *range = range_of_top(rule->multiply
+                                  ? steps_beside(QN_ROWS_E4M3FNUZ, MULTIPLY, 1, rule, x, look, n, ahead, past, codes)
+                                  : steps_beside(QN_ROWS_E4M3FNUZ, QUOTIENT, 1, rule, x, look, n, ahead, past, codes));
     }
-    if (code == QN_ROWS_E4M3) {
-        return rule->multiply ? steps_beside(QN_ROWS_E4M3, MULTIPLY, 1, rule, x, look, n, ahead, past, codes)
-                              : steps_beside(QN_ROWS_E4M3, QUOTIENT, 1, rule, x, look, n, ahead, past, codes);
-    }
-    return rule->multiply ? steps_beside(QN_ROWS_E4M3FNUZ, MULTIPLY, 1, rule, x, look, n, ahead, past, codes)
-                          : steps_beside(QN_ROWS_E4M3FNUZ, QUOTIENT, 1, rule, x, look, n, ahead, past, codes);
 }
 
 /* The two pairs, or more, of a group; bits as put_pair's. */
@@ -242,14 +267,14 @@ static int64_t rows_int8_groups(const qn_rows_groups *by, const void *x, int64_t
         const qn_rows_rule rule = {.scale = scale, .factor = 1.0f / scale};
         const rule_vectors vectors = rule_load(QN_ROWS_I8, &rule);
         const char *const look = p + (g + 2 < groups ? 2 * QN_ROWS_GROUP * 2 : 0);
-        vi tops[2] = {vi_set(0), vi_set(0)};
+        int8_look found = {.high = {vi_set(0), vi_set(0)}};
         top[g] = magnitude(QN_MM_BF16, own);
         for (int j = 0; j < GROUP_PAIRS; j++) {
             const int64_t at = j * 4 * STEP;
-            put_int8_pair(QUOTIENT, &vectors, p + at, look + at, ahead, &turn, past, q + j * 2 * STEP, tops);
+            put_int8_pair(QUOTIENT, 0, &vectors, p + at, look + at, ahead, &turn, past, q + j * 2 * STEP, &found);
         }
         bits[0] = bits[1];
-        bits[1] = vi_top16(vi_umax16(tops[0], tops[1]));
+        bits[1] = vi_top16(vi_umax16(found.high[0], found.high[1]));
     }
     return groups * QN_ROWS_GROUP;
 }
