@@ -256,7 +256,10 @@ static int64_t rows_int8_groups(const qn_rows_groups *by, const void *x, int64_t
     const int64_t groups = n / QN_ROWS_GROUP;
     const char *p = x;
     uint8_t *q = codes;
-    uint32_t bits[2] = {group_top(p), group_top(p + (groups > 1 ? QN_ROWS_GROUP * 2 : 0))};
+    uint32_t bits[2] = {0, 0};
+    for (int64_t g = 0; g < 2 && g < groups; g++) {
+        bits[g] = group_top(p + g * QN_ROWS_GROUP * 2);
+    }
     uint64_t turn = 0;
     for (int64_t g = 0; g < groups; g++, p += QN_ROWS_GROUP * 2, q += QN_ROWS_GROUP) {
         const uint32_t own = bits[0];

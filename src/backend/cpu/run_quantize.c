@@ -484,7 +484,7 @@ static char *scratch_of(const quantize_job *job, int32_t thread)
 /* Whether row m of bf16 may be coded while another is looked at. */
 static int is_beside(const quantize_job *job, const qn_rows_rule *rule, int64_t m)
 {
-    const int known = job->code == QN_ROWS_I8 ? rule->multiply : rule->steps.add != NULL;
+    const int known = job->code == QN_ROWS_I8 ? rule->multiply && job->real == QN_MM_BF16 : rule->steps.add != NULL;
     return job->set->beside && known && !rule->careful && (!job->stream || qn_rows_aligned(codes_at(job, m)));
 }
 
