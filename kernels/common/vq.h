@@ -14,6 +14,9 @@
 #define QN_VQ_ACROSS 16    /* elements of a vector that lies across rows, at most: of longer ones a part */
 #define QN_VQ_STREAM_PAD 8 /* bytes readable past a stream's last code */
 
+#define QN_VQ_DOT_ROWS 8    /* of x that are multiplied by vectors as they are looked up; ... */
+#define QN_VQ_ACROSS_ROWS 2 /* ... that lie across columns: more are faster with weights that are decoded once */
+
 typedef struct qn_vq_run {
     int32_t books, vector;     /* elements of a vector */
     int64_t stride;            /* floats from a vector to the next of its book */
@@ -30,12 +33,13 @@ typedef void (*qn_vq_decode_fn)(const qn_vq_run *run, float *out);
  */
 typedef void (*qn_vq_decode_across_fn)(const qn_vq_run *run, float *out, int64_t stride);
 
-/* Weights of vectors of eight by a row of x without storing them, at a level of eight lanes: columns of w with codes
- * `stream` bytes apart. The same chains as a tile's (kernels/common/mm.h), in its lanes. */
-typedef void (*qn_vq_dot_fn)(const qn_vq_run *run, int64_t stream, int64_t columns, const float *x, float *lanes);
+/* Weights of vectors of eight by at most QN_VQ_DOT_ROWS rows of x, x_stride floats apart, without storing them: columns
+ * of w with codes `stream` bytes apart. The same chains as a tile's (kernels/common/mm.h), in its lanes. */
+typedef void (*qn_vq_dot_fn)(const qn_vq_run *run, int64_t stream, int64_t columns, const float *x, int64_t x_stride,
+                             int64_t rows, float *lanes);
 
-/* The same of vectors that lie across eight columns of w. */
-typedef void (*qn_vq_dot_across_fn)(const qn_vq_run *run, const float *x, float *lanes);
+/* The same of vectors that lie across eight columns of w, by at most QN_VQ_ACROSS_ROWS rows. */
+typedef void (*qn_vq_dot_across_fn)(const qn_vq_run *run, const float *x, int64_t x_stride, int64_t rows, float *lanes);
 
 typedef struct qn_vq_books_set {
     int chunks; /* pieces of a run, of K, are decoded as fast as all of it */

@@ -111,14 +111,8 @@ static void vq_across(const qn_vq_run *run, float *out, int64_t stride)
 
 #ifdef VQ_EIGHTS
 #include "kernels/cpu/vq_eights.h"
-const qn_vq_books_set QN_NAME(vq_books) = {.chunks = 1,
-                                           .decode = vq_decode_eights,
-                                           .across = vq_across_eights,
-#if VL == EIGHT
-                                           .dot = vq_dot,
-                                           .dot_across = vq_dot_across
-#endif
-};
+const qn_vq_books_set QN_NAME(vq_books) = {
+    .chunks = 1, .decode = vq_decode_eights, .across = vq_across_eights, .dot = vq_dot, .dot_across = vq_dot_across};
 #else
 const qn_vq_books_set QN_NAME(vq_books) = {.decode = vq_decode, .across = vq_across};
 #endif

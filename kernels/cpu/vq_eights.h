@@ -1,5 +1,5 @@
-/* Vectors of eight weights, which are registers from level avx2 on (kernels/common/vq.h): decoded, or, where a row's
- * chains have eight lanes, multiplied as they are looked up. */
+/* Vectors of eight weights, which are registers from level avx2 on (kernels/common/vq.h): decoded, or multiplied as
+ * they are looked up. */
 #include <string.h>
 
 #include "kernels/common/mm.h"
@@ -7,7 +7,6 @@
 #include "kernels/cpu/name.h"
 
 #define EIGHT 8
-#define DOT_TOGETHER 4 /* columns */
 #define CHAIN_GROUPS (QN_MM_CHAIN / EIGHT)
 
 /* What of a run each vector needs, where stores do not make the compiler read it again. */
@@ -67,13 +66,18 @@ QN_INLINE __m256 vector_at(const eights *e, const int32_t books, const int32_t e
 
 /* ---- decoded ---- */
 
+/* Codes that come next. */
+QN_INLINE void fetch_codes(const uint8_t *codes, int64_t bit, int64_t bits)
+{
+    for (int64_t i = 0; i < bits >> 3; i += 64) {
+        vec_prefetch(codes + (bit >> 3) + i);
+    }
+}
+
 /* A run may be a piece of a longer one: the next piece's codes. */
 QN_INLINE void fetch_next(const qn_vq_run *run, int32_t bits)
 {
-    const uint8_t *const next = run->codes + ((run->first_bit + run->groups * bits) >> 3);
-    for (int64_t i = 0; i < run->groups * bits >> 3; i += 64) {
-        vec_prefetch(next + i);
-    }
+    fetch_codes(run->codes, run->first_bit + run->groups * bits, run->groups * bits);
 }
 
 QN_INLINE void decode_eights(const qn_vq_run *run, const int32_t books, const int32_t each, int32_t bits, float *out)
@@ -156,85 +160,207 @@ static void vq_across_eights(const qn_vq_run *run, float *out, int64_t stride)
     OF_BOOKS(across_eights, run, out, stride);
 }
 
-#if VL == EIGHT
 /* ---- multiplied ---- */
 
-QN_INLINE void dot_some(const qn_vq_run *run, const int32_t books, const int32_t each, int32_t bits,
-                        const uint8_t *codes, int64_t stream, const int columns, const float *x, float *lanes)
+#define HALVES (VL / EIGHT) /* of a register: groups go to them in turn */
+#define DOT_ROWS 4          /* of x together; more rows find the vectors in the first cache */
+#define DOT_COLUMNS(rows) (VL == EIGHT && (rows) > 2 ? 2 : 4)
+#define CODES_AHEAD 1024 /* bytes of vectors across */
+
+/* Groups g and, where a register has two halves, g + 1, whose lanes are 0 where there is none. */
+QN_INLINE vf weights_at(const eights *e, const int32_t books, const int32_t each, int32_t bits, const uint8_t *codes,
+                        int64_t g, const int whole)
 {
-    const eights e = eights_of(run);
-    for (int64_t g = 0; g < run->groups;) {
-        const int64_t end = g + CHAIN_GROUPS < run->groups ? g + CHAIN_GROUPS : run->groups;
-        vf sum[DOT_TOGETHER];
+#if VL == EIGHT
+    (void)whole;
+    return vector_at(e, books, each, bits, codes, g);
+#else
+    const vf first = _mm512_zextps256_ps512(vector_at(e, books, each, bits, codes, g));
+    return whole ? _mm512_insertf32x8(first, vector_at(e, books, each, bits, codes, g + 1), 1) : first;
+#endif
+}
+
+/* A chain of some columns by some rows. */
+QN_INLINE void dot_tile(const eights *e, const int32_t books, const int32_t each, int32_t bits, const uint8_t *codes,
+                        int64_t stream, const int columns, const int rows, const float *x, int64_t x_stride,
+                        int64_t groups, float *lanes)
+{
+    vf sum[DOT_ROWS][4];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
         for (int c = 0; c < columns; c++) {
-            sum[c] = vf_set(0.0f);
+            sum[r][c] = vf_set(0.0f);
         }
-        for (; g < end; g++) {
-            const vf v = vf_load(x + g * VL);
+    }
+    int64_t g = 0;
+    for (; g + HALVES <= groups; g += HALVES) {
 #pragma GCC unroll 4
-            for (int c = 0; c < columns; c++) {
-                sum[c] = vf_fma(v, vector_at(&e, books, each, bits, codes + c * stream, g), sum[c]);
+        for (int c = 0; c < columns; c++) {
+            const vf w = weights_at(e, books, each, bits, codes + c * stream, g, 1);
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++) {
+                sum[r][c] = vf_fma(vf_load(x + r * x_stride + g * EIGHT), w, sum[r][c]);
             }
         }
+    }
+    for (; g < groups; g++) {
 #pragma GCC unroll 4
         for (int c = 0; c < columns; c++) {
-            vf_store(lanes + c * VL, vf_add(vf_load(lanes + c * VL), sum[c]));
+            const vf w = weights_at(e, books, each, bits, codes + c * stream, g, 0);
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++) {
+                sum[r][c] = vf_fma(vf_load(x + r * x_stride + g * EIGHT), w, sum[r][c]);
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+        for (int c = 0; c < columns; c++) {
+            float *const to = lanes + (r * QN_MM_COLS + c) * VL;
+            vf_store(to, vf_add(vf_load(to), sum[r][c]));
         }
     }
 }
 
-QN_INLINE void dot(const qn_vq_run *run, const int32_t books, const int32_t each, int32_t bits, int64_t stream,
-                   int64_t columns, const float *x, float *lanes)
+/* All columns, a chain after the other, in which the same elements of x are used. */
+QN_INLINE void dot_rows(const qn_vq_run *run, const int32_t books, const int32_t each, int32_t bits, int64_t stream,
+                        int64_t columns, const float *x, int64_t x_stride, const int rows, float *lanes)
 {
-    int64_t c = 0;
-    for (; c + DOT_TOGETHER <= columns; c += DOT_TOGETHER) {
-        dot_some(run, books, each, bits, run->codes + c * stream, stream, DOT_TOGETHER, x, lanes + c * VL);
-    }
-    for (; c < columns; c++) {
-        dot_some(run, books, each, bits, run->codes + c * stream, stream, 1, x, lanes + c * VL);
+    const int together = DOT_COLUMNS(rows);
+    eights e = eights_of(run);
+    for (int64_t g = 0; g < run->groups; g += CHAIN_GROUPS) {
+        const int64_t some = run->groups - g < CHAIN_GROUPS ? run->groups - g : CHAIN_GROUPS;
+        int64_t c = 0;
+        e.first_bit = run->first_bit + g * bits;
+        for (; c + together <= columns; c += together) {
+            for (int i = 0; i < together; i++) {
+                fetch_codes(e.codes + (c + i) * stream, e.first_bit + some * bits, some * bits);
+            }
+            dot_tile(&e, books, each, bits, e.codes + c * stream, stream, together, rows, x + g * EIGHT, x_stride, some,
+                     lanes + c * VL);
+        }
+        for (; c < columns; c++) {
+            dot_tile(&e, books, each, bits, e.codes + c * stream, stream, 1, rows, x + g * EIGHT, x_stride, some,
+                     lanes + c * VL);
+        }
     }
 }
 
-static void vq_dot(const qn_vq_run *run, int64_t stream, int64_t columns, const float *x, float *lanes)
+/* Rows in tiles of nearly the same number of them. */
+QN_INLINE void dot(const qn_vq_run *run, const int32_t books, const int32_t each, int32_t bits, int64_t stream,
+                   int64_t columns, const float *x, int64_t x_stride, int64_t rows, float *lanes)
 {
-    OF_BOOKS(dot, run, stream, columns, x, lanes);
+    for (int64_t tiles = (rows + DOT_ROWS - 1) / DOT_ROWS; tiles > 0; tiles--) {
+        const int64_t some = (rows + tiles - 1) / tiles;
+#define ROWS(n)                                                                                                        \
+    case n: dot_rows(run, books, each, bits, stream, columns, x, x_stride, n, lanes); break
+        switch (some) {
+            ROWS(1);
+            ROWS(2);
+            ROWS(3);
+            ROWS(4);
+        }
+#undef ROWS
+        x += some * x_stride;
+        lanes += some * QN_MM_COLS * VL;
+        rows -= some;
+    }
+}
+
+static void vq_dot(const qn_vq_run *run, int64_t stream, int64_t columns, const float *x, int64_t x_stride,
+                   int64_t rows, float *lanes)
+{
+    OF_BOOKS(dot, run, stream, columns, x, x_stride, rows, lanes);
+}
+
+/* Lanes first to first + count - 1 of a chain of eight columns by some rows: sums[row][lane]. */
+QN_INLINE void across_lanes(const eights *e, const int32_t books, const int32_t each, int32_t bits, const int first,
+                            const int count, const int rows, const float *x, int64_t x_stride, int64_t groups,
+                            float sums[QN_VQ_ACROSS_ROWS][VL][EIGHT])
+{
+    __m256 sum[QN_VQ_ACROSS_ROWS][VL];
+#pragma GCC unroll 2
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 16
+        for (int i = 0; i < count; i++) {
+            sum[r][i] = _mm256_setzero_ps();
+        }
+    }
+    int64_t g = 0;
+    for (; g + VL <= groups; g += VL) {
+        if (first == 0) {
+            vec_prefetch(e->codes + ((e->first_bit + g * bits) >> 3) + CODES_AHEAD);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < count; i++) {
+            const __m256 v = vector_at(e, books, each, bits, e->codes, g + first + i);
+#pragma GCC unroll 2
+            for (int r = 0; r < rows; r++) {
+                sum[r][i] = _mm256_fmadd_ps(_mm256_set1_ps(x[r * x_stride + g + first + i]), v, sum[r][i]);
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < count; i++) {
+        if (g + first + i < groups) {
+            const __m256 v = vector_at(e, books, each, bits, e->codes, g + first + i);
+#pragma GCC unroll 2
+            for (int r = 0; r < rows; r++) {
+                sum[r][i] = _mm256_fmadd_ps(_mm256_set1_ps(x[r * x_stride + g + first + i]), v, sum[r][i]);
+            }
+        }
+    }
+#pragma GCC unroll 2
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 16
+        for (int i = 0; i < count; i++) {
+            _mm256_storeu_ps(sums[r][first + i], sum[r][i]);
+        }
+    }
+}
+
+QN_INLINE void across_rows(const qn_vq_run *run, const int32_t books, const int32_t each, int32_t bits, const float *x,
+                           int64_t x_stride, const int rows, float *lanes)
+{
+    eights e = eights_of(run);
+    for (int64_t g = 0; g < run->groups; g += QN_MM_CHAIN) {
+        const int64_t some = run->groups - g < QN_MM_CHAIN ? run->groups - g : QN_MM_CHAIN;
+        float sums[QN_VQ_ACROSS_ROWS][VL][EIGHT];
+        e.first_bit = run->first_bit + g * bits;
+#pragma GCC unroll 2
+        for (int first = 0; first < VL; first += VL / rows) { /* as many sums as a register has lanes */
+            across_lanes(&e, books, each, bits, first, VL / rows, rows, x + g, x_stride, some, sums);
+        }
+        for (int i = 0; i < rows * HALVES; i++) {
+            const int r = i / HALVES, half = i % HALVES * EIGHT;
+            __m256 v[EIGHT];
+#pragma GCC unroll 8
+            for (int j = 0; j < EIGHT; j++) {
+                v[j] = _mm256_loadu_ps(sums[r][half + j]);
+            }
+            turn_eight(v);
+#pragma GCC unroll 8
+            for (int j = 0; j < EIGHT; j++) {
+                float *const to = lanes + (r * QN_MM_COLS + j) * VL + half;
+                _mm256_storeu_ps(to, _mm256_add_ps(_mm256_loadu_ps(to), v[j]));
+            }
+        }
+    }
 }
 
 QN_INLINE void dot_across(const qn_vq_run *run, const int32_t books, const int32_t each, int32_t bits, const float *x,
-                          float *lanes)
+                          int64_t x_stride, int64_t rows, float *lanes)
 {
-    const eights e = eights_of(run);
-    for (int64_t g = 0; g < run->groups;) {
-        const int64_t end = g + QN_MM_CHAIN < run->groups ? g + QN_MM_CHAIN : run->groups;
-        vf sum[8]; /* of the elements of a lane: eight columns */
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; i++) {
-            sum[i] = vf_set(0.0f);
-        }
-        for (; g + 8 <= end; g += 8) {
-#pragma GCC unroll 8
-            for (int i = 0; i < 8; i++) {
-                sum[i] = vf_fma(vf_set(x[g + i]), vector_at(&e, books, each, bits, e.codes, g + i), sum[i]);
-            }
-        }
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; i++) {
-            if (g + i < end) {
-                sum[i] = vf_fma(vf_set(x[g + i]), vector_at(&e, books, each, bits, e.codes, g + i), sum[i]);
-            }
-        }
-        g = end;
-        turn_eight(sum);
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; i++) {
-            vf_store(lanes + i * VL, vf_add(vf_load(lanes + i * VL), sum[i]));
-        }
+    if (rows == 1) {
+        across_rows(run, books, each, bits, x, x_stride, 1, lanes);
+    } else {
+        across_rows(run, books, each, bits, x, x_stride, 2, lanes);
     }
 }
 
-static void vq_dot_across(const qn_vq_run *run, const float *x, float *lanes)
+static void vq_dot_across(const qn_vq_run *run, const float *x, int64_t x_stride, int64_t rows, float *lanes)
 {
-    OF_BOOKS(dot_across, run, x, lanes);
+    OF_BOOKS(dot_across, run, x, x_stride, rows, lanes);
 }
-#endif

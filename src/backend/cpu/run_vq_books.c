@@ -368,25 +368,34 @@ static void decode_columns(const books_job *job, int64_t n, int64_t count, float
     }
 }
 
-/* One row of x by columns of vectors of eight, which need not be stored. */
-static void dot_columns(const books_job *job, const float *x, int64_t col, int64_t cols, float *lanes)
+/* Whether rows are multiplied by vectors as they are looked up. */
+static int takes_dots(const books_job *job, int64_t rows)
+{
+    const int across = job->vq.format == QN_VQ_VPTQ;
+    return job->impl->set->dot && rows <= (across ? QN_VQ_ACROSS_ROWS : QN_VQ_DOT_ROWS) &&
+           job->l.stride % DOT_VECTOR == 0 && (across || job->l.vector == DOT_VECTOR);
+}
+
+/* Few rows of x by columns of vectors of eight, which need not be stored. */
+static void dot_columns(const books_job *job, const float *x, int64_t rows, int64_t col, int64_t cols, float *lanes)
 {
     const qn_vq_side *side = &job->side;
+    const int64_t width = job->impl->parts->lanes;
     qn_vq_run run;
     int64_t at;
     (void)run_at(job, col, 0, &run, &at);
     if (job->vq.format == QN_VQ_AQLM) {
-        job->impl->set->dot(&run, job->l.stream_bytes, cols, x, lanes);
+        job->impl->set->dot(&run, job->l.stream_bytes, cols, x, side->k_pad, rows, lanes);
     } else {
         for (int64_t c = 0; c < cols; c += DOT_VECTOR) { /* whole vectors: of columns that are not there, too */
             (void)run_at(job, col + c, 0, &run, &at);
-            job->impl->set->dot_across(&run, x, lanes + c * DOT_VECTOR);
+            job->impl->set->dot_across(&run, x, side->k_pad, rows, lanes + c * width);
         }
     }
     /* Tiles add the products of zeros behind K: a sum of -0 becomes 0. */
-    const int64_t first = side->k_pad - side->k >= DOT_VECTOR ? 0 : side->k % DOT_VECTOR;
-    for (int64_t i = 0; i < QN_MM_COLS * DOT_VECTOR && side->k_pad > side->k; i++) {
-        lanes[i] += i % DOT_VECTOR >= first ? 0.0f : -0.0f;
+    const int64_t first = side->k_pad - side->k >= width ? 0 : side->k % width;
+    for (int64_t i = 0; i < rows * QN_MM_COLS * width && side->k_pad > side->k; i++) {
+        lanes[i] += i % width >= first ? 0.0f : -0.0f;
     }
 }
 
@@ -485,9 +494,8 @@ static void block_task(void *user, int64_t index, int32_t thread)
     memset(lanes, 0, (size_t)(rows * lane_row));
     if (!one_run(job->impl, &job->vq)) {
         by_columns(job, row, rows, col, cols, scratch, lanes);
-    } else if (job->impl->set->dot && side->m == 1 && job->l.stride % DOT_VECTOR == 0 &&
-               (job->vq.format == QN_VQ_VPTQ || job->l.vector == DOT_VECTOR)) {
-        dot_columns(job, side->rows, col, cols, (float *)(void *)lanes);
+    } else if (takes_dots(job, rows)) {
+        dot_columns(job, side->rows + row * side->k_pad, rows, col, cols, (float *)(void *)lanes);
     } else {
         by_chunks(job, row, rows, col, cols, scratch, lanes);
     }
