@@ -152,7 +152,7 @@ typedef int (*qn_vq_sums_scale_fn)(const qn_vq_sums_row *row);
 
 /* A slab of some rows of x: one or two, up to a level's side_rows, up to QN_VQ_MANY_ROWS ("wide" below). */
 typedef struct qn_vq_sums_call {
-    const uint8_t *codes; /* [2][lines][lookups][64] */
+    const uint8_t *codes; /* [2 lines][lookups][64] */
     const uint8_t *next;  /* those of the call that follows, to be fetched */
     int64_t lines, lookups, books, vector;
     int64_t blocks; /* of 64 rows of w, 2 * lines or fewer: those that are not padding */
