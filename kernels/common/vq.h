@@ -17,11 +17,16 @@
 #define QN_VQ_DOT_ROWS 8    /* of x that are multiplied by vectors as they are looked up; ... */
 #define QN_VQ_ACROSS_ROWS 2 /* ... that lie across columns: more are faster with weights that are decoded once */
 
+/* Elements of tables. Those of 16 bits are vectors of eight, `stride` is 8 then: a table of 65536 that one row looks up
+ * in memory of its own size is what its time goes to. */
+typedef enum qn_vq_entry { QN_VQ_ENTRY_F32 = 0, QN_VQ_ENTRY_F16, QN_VQ_ENTRY_BF16 } qn_vq_entry;
+
 typedef struct qn_vq_run {
-    int32_t books, vector;     /* elements of a vector */
-    int64_t stride;            /* floats from a vector to the next of its book */
+    int32_t books, vector; /* elements of a vector */
+    qn_vq_entry entry;
+    int64_t stride;            /* elements from a vector to the next of its book */
     int32_t bits[QN_VQ_BOOKS]; /* of a code, at most 16 */
-    const float *table[QN_VQ_BOOKS];
+    const void *table[QN_VQ_BOOKS];
     const uint8_t *codes;
     int64_t first_bit, groups;
 } qn_vq_run;
