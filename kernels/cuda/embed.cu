@@ -16,11 +16,18 @@ extern "C" __global__ void __launch_bounds__(128) qn_embed(const __grid_constant
         for (int j = 0; j < (UNIT + 7) / 8; j++) {
             float v[8];
             decode8(r, j, v);
+            const int first = unit * UNIT + 8 * j, count = UNIT < 8 ? UNIT : 8;
+            if (first + count <= a.k && (u64)y % 16 == 0) {
 #pragma unroll
-            for (int i = 0; i < (UNIT < 8 ? UNIT : 8); i++) {
-                const int at = unit * UNIT + 8 * j + i;
-                if (at < a.k) {
-                    y[at] = v[i];
+                for (int i = 0; i < count; i += 4) {
+                    *(float4 *)(y + first + i) = make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]);
+                }
+            } else {
+#pragma unroll
+                for (int i = 0; i < count; i++) {
+                    if (first + i < a.k) {
+                        y[first + i] = v[i];
+                    }
                 }
             }
         }

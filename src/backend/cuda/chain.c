@@ -23,7 +23,7 @@
 
 enum { THREADS = 256, LOOKUP_THREADS = 128, DECODE_THREADS = 128, JOIN_THREADS = 32, PART_KEYS = 128, MOST_HEAD = 128 };
 enum { NORM_THREADS = 1024, NORM_ITEMS = 4 };
-enum { MOST_GRID_Y = 65535, LOOKUPS = 2 * (QN_MM_IQ4_XS + 1) };
+enum { LOOKUPS = 2 * (QN_MM_IQ4_XS + 1) };
 
 /* Registers of a thread allow that many quads of a row, and that many blocks of a multiprocessor (mm_few.cu). */
 enum { MOST_ITEMS = 8, RESIDENT = 3 };
@@ -646,9 +646,6 @@ static qn_status make_add(const matcher *m, qn_cuda_chain_launch *l, qn_error *e
                                                    .y_row = args->out[0].strides[0],
                                                    .m = 1,
                                                    .k = k};
-    l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)qn_ceil_div(k, THREADS), 1, 1},
-                                     .block = {THREADS, 1, 1},
-                                     .dependent = m->cuda->device.major >= 9};
     return qn_cuda_function_get(m->cuda, &program, &l->function, error);
 }
 
@@ -787,7 +784,7 @@ static qn_status run(const qn_chain *chain, int32_t rows, void *stream, qn_error
             l.geometry.grid[0] = (uint32_t)rows;
         } else if (chain->kind == QN_CHAIN_ADD) {
             l.arguments.activation.m = rows;
-            l.geometry.grid[1] = (uint32_t)qn_min_i64(rows, MOST_GRID_Y);
+            l.geometry = qn_cuda_runs_geometry(&chain->cuda->device, rows, l.arguments.activation.k);
         }
         const qn_cuda_run r = {
             .cuda = chain->cuda, .device = &chain->cuda->device, .functions = &l.function, .stream = stream};
