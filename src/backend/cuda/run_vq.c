@@ -684,6 +684,11 @@ static qn_status launch_dense(const qn_cuda_run *run, const qn_cuda_vq_places *p
     b.y = dense;
     b.y_row = o.b_row;
     g.grid[0] = (uint32_t)qn_ceil_div(a->n, vq->format == QN_VQ_VPTQ ? vq->vector_len : DIRECT_COLUMNS);
+    if (vq->format == QN_VQ_VPTQ) {
+        const qn_cuda_vq_unpack_cut c = qn_cuda_vq_unpack_cut_of(vq, run->device);
+        g.block[0] = (uint32_t)c.threads;
+        g.shared_bytes = (uint32_t)c.shared_bytes;
+    }
     QN_TRY(qn_cuda_launch(run, p->unpack, &g, unpack, error));
     QN_TRY(qn_dense_launch(run, p->dense, &form, &o, error));
     return turned ? launch_turn(run, p->turn_out, a, a->n, 0, error) : QN_OK;
