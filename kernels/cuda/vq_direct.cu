@@ -10,12 +10,12 @@
  *            no operand is left), BITS, RES_BITS, OUTLIER_VECTOR, BOOK_FORMAT, RES_FORMAT, OUTLIER_FORMAT, IN_SCALE and
  * IN_SHIFT (format + 1, 0: none)
  *     RAW 1: sums to total, without scales and bias
- *     UNPACK 1: qn_vq_unpack instead, rows of w as f16 to y (rows of a multiple of 16 bytes) and what their products
- * are to be multiplied by to column_scale; MEASURED 1: with a power of two for each row that brings its largest element
- * to 2^13; of vptq UNPACK_THREADS of a block, KEPT runs of columns that a thread keeps in shared memory, RES_FAR 1:
- * with their residuals, whose book is large Launch: block 256, grid {ceil(N / 8), ceil(M / ROWS)}; qn_vq_unpack grid
- * {ceil(N / 8)}, of vptq block UNPACK_THREADS, grid {ceil(N / VECTOR)}, KEPT * UNPACK_THREADS * 64 bytes, or twice
- * that, of shared memory */
+ *     UNPACK 1: qn_vq_unpack instead, rows of w as f16 to y (rows of a multiple of 16 bytes; vptq's columns in the
+ *            order of their codes) and what their products are to be multiplied by to column_scale; MEASURED 1: with a
+ *            power of two for each row that brings its largest element to 2^13; of vptq UNPACK_THREADS of a block, KEPT
+ *            runs of columns that a thread keeps in shared memory, RES_FAR 1: with their residuals (a large book)
+ *   Launch: block 256, grid {ceil(N / 8), ceil(M / ROWS)}; qn_vq_unpack grid {ceil(N / 8)}, of vptq block
+ *     UNPACK_THREADS, grid {ceil(N / VECTOR)}, shared memory of KEPT * UNPACK_THREADS * 64 bytes, or twice that */
 #include "formats.h"
 #include "cuda_vq.h"
 #include "vq_lattice.h"
@@ -335,7 +335,7 @@ DEV float element_of(const entries &e, const affine &by, int i, int r)
     return IN_SHIFT ? w + by.shift[i] : w;
 }
 
-/* A run of each row, in the order of x's columns. */
+/* A run of each row. */
 DEV void store_run(const qn_cuda_vq &a, int first, int rows, int p, const entries &e, const float *unit)
 {
     const affine by = affine_of(a, p);
@@ -347,22 +347,13 @@ DEV void store_run(const qn_cuda_vq &a, int first, int rows, int p, const entrie
         for (int i = 0; i < RUN; i += 2) {
             w[i / 2] = pack_f16(element_of(e, by, i, r) * unit[r], element_of(e, by, i + 1, r) * unit[r]);
         }
-        if (r >= rows) {
-            continue;
-        }
-        if (a.perm) {
-#pragma unroll
-            for (int i = 0; i < RUN; i++) {
-                const int column = min((int)((const u16 *)a.perm)[p + i], a.k - 1);
-                ((u16 *)row)[column] = (u16)(w[i / 2] >> i % 2 * 16);
-            }
-            continue;
-        }
+        if (r < rows) {
 #if RUN == 4
-        *(uint2 *)(row + (i64)p * 2) = make_uint2(w[0], w[1]);
+            *(uint2 *)(row + (i64)p * 2) = make_uint2(w[0], w[1]);
 #else
-        *(u32 *)(row + (i64)p * 2) = w[0];
+            *(u32 *)(row + (i64)p * 2) = w[0];
 #endif
+        }
     }
 }
 
@@ -442,11 +433,11 @@ extern "C" __global__ void __launch_bounds__(UNPACK_THREADS, UNPACK_THREADS > 25
 #endif
         for (int i = 0; i < RUN && p + i < a.k; i++) {
             float w[VECTOR];
-            const int column = decode_rows(a, first, rows, p + i, w);
+            decode_rows(a, first, rows, p + i, w);
 #pragma unroll
             for (int r = 0; r < VECTOR; r++) {
                 if (r < rows) {
-                    ((u16 *)(a.y + (i64)(first + r) * a.y_row))[column] = (u16)pack_f16(w[r] * unit[r], 0.0f);
+                    ((u16 *)(a.y + (i64)(first + r) * a.y_row))[p + i] = (u16)pack_f16(w[r] * unit[r], 0.0f);
                 }
             }
         }

@@ -661,7 +661,7 @@ static qn_status launch_dense(const qn_cuda_run *run, const qn_cuda_vq_places *p
                               int scaled, char *dense, qn_error *error)
 {
     const qn_dense_form form = qn_cuda_vq_dense_form(run->call->desc, vq);
-    const int turned = p->turn_out >= 0, plain = !scaled && qn_tile_aligned(a->x, a->x_row, 0);
+    const int turned = p->turn_out >= 0, plain = !scaled && !a->perm && qn_tile_aligned(a->x, a->x_row, 0);
     qn_cuda_vq b = *a;
     void *const rows[] = {a}, *const unpack[] = {&b};
     qn_cuda_geometry g = {.grid = {(uint32_t)a->m, 1, 1}, .block = {THREADS, 1, 1}, .dependent = 1};

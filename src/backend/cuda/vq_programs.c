@@ -407,6 +407,7 @@ int32_t qn_cuda_vq_programs(const qn_op_desc *desc, const qn_cuda_device *device
         unpack_program(desc, &vq, device, &out[p.unpack]);
         side_program(desc, &vq, "qn_vq_rows", 0, &out[p.dense_rows]);
         qn_cuda_define(&out[p.dense_rows], "PLAIN", 1);
+        qn_cuda_define(&out[p.dense_rows], "PERM", qn_cuda_vq_given(desc, QN_VQ_PERM));
         qn_cuda_define(&out[p.dense_rows], "SCALED", scaled);
         qn_dense_programs(&form, device, &out[p.dense]);
     }
