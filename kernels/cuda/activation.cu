@@ -7,8 +7,8 @@
  *     a thread of qn_add_rmsnorm; of turn.h
  *   Launch: qn_rmsnorm K up to TEAM * NORM_ITEMS * PER, a block for THREADS / TEAM rows; qn_rmsnorm_long any K, a block
  *     a row (rows are walked); qn_add_rmsnorm one block, K a multiple of 4, rows at multiples of 16; qn_silu_mul and
- *     qn_add any block and grid of two dimensions, a thread PER elements at a time; qn_rope block 256, grid {parts
- *     of a head, tiles of rows, shares of the heads} */
+ *     qn_add any block and grid of two dimensions, a thread RUN elements at a time; qn_rope any block of at least TURNS
+ *     threads or the pairs of a head, grid {parts of a head, tiles of rows, shares of the heads} */
 #include "formats.h"
 #include "cuda_activation.h"
 #include "silu.h"
@@ -20,7 +20,7 @@
 
 /* ---- elements in accesses as wide as their address allows ---- */
 
-/* `per` neighbouring elements, a multiple of 4, of which `count` are there, as words; the others are 0. */
+/* `per` neighbouring elements, an even number, of which `count` are there, as words; the others are 0. */
 DEV void load_run(const char *p, int per, int count, int format, u32 *w)
 {
     const int words = WORDS_OF(per, format);
@@ -31,7 +31,7 @@ DEV void load_run(const char *p, int per, int count, int format, u32 *w)
             const uint4 v = ((const uint4 *)p)[i / 4];
             w[i] = v.x, w[i + 1] = v.y, w[i + 2] = v.z, w[i + 3] = v.w;
         }
-    } else if (count >= per && at % 8 == 0) {
+    } else if (count >= per && words % 2 == 0 && at % 8 == 0) {
 #pragma unroll
         for (int i = 0; i < words; i += 2) {
             const uint2 v = ((const uint2 *)p)[i / 2];
@@ -46,6 +46,15 @@ DEV void load_run(const char *p, int per, int count, int format, u32 *w)
 #pragma unroll
         for (int i = 0; i < words; i++) {
             w[i] = i < count ? ((const u32 *)p)[i] : 0;
+        }
+    } else if (count >= per) { /* the first and the last by themselves */
+        const u32 *const inner = (const u32 *)(p + 2);
+        u32 before = (u32) * (const u16 *)p << 16;
+#pragma unroll
+        for (int i = 0; i < words; i++) {
+            const u32 next = i + 1 < words ? inner[i] : *(const u16 *)(inner + i);
+            w[i] = __funnelshift_r(before, next, 16);
+            before = next;
         }
     } else {
 #pragma unroll
@@ -82,7 +91,7 @@ DEV void store_run(char *p, int per, int count, int format, const float *v)
         for (int i = 0; i < words; i += 4) {
             ((uint4 *)p)[i / 4] = make_uint4(w[i], w[i + 1], w[i + 2], w[i + 3]);
         }
-    } else if (count >= per && at % 8 == 0) {
+    } else if (count >= per && words % 2 == 0 && at % 8 == 0) {
 #pragma unroll
         for (int i = 0; i < words; i += 2) {
             ((uint2 *)p)[i / 2] = make_uint2(w[i], w[i + 1]);
@@ -92,6 +101,14 @@ DEV void store_run(char *p, int per, int count, int format, const float *v)
         for (int i = 0; i < words; i++) {
             ((u32 *)p)[i] = w[i];
         }
+    } else if (count >= per) {
+        u32 *const inner = (u32 *)(p + 2);
+        *(u16 *)p = (u16)w[0];
+#pragma unroll
+        for (int i = 0; i + 1 < words; i++) {
+            inner[i] = __funnelshift_r(w[i], w[i + 1], 16);
+        }
+        *(u16 *)(inner + words - 1) = (u16)(w[words - 1] >> 16);
     } else {
 #pragma unroll
         for (int i = 0; i < per; i++) {
@@ -220,14 +237,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) qn_rmsnorm_long(const __gr
 
 /* ---- silu_mul, and x += y ---- */
 
+#ifndef RUN
+#define RUN PER
+#endif
+
 #define EACH_RUN(a, row, at)                                                                                           \
     for (i64 row = (i64)blockIdx.y * blockDim.y + threadIdx.y; row < (a).m; row += (i64)gridDim.y * blockDim.y)        \
-        for (i64 at = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * PER; at < (a).k;                                  \
-             at += (i64)gridDim.x * blockDim.x * PER)
+        for (i64 at = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * RUN; at < (a).k;                                  \
+             at += (i64)gridDim.x * blockDim.x * RUN)
 
 DEV int run_length(i64 k, i64 at)
 {
-    return k - at < PER ? (int)(k - at) : PER;
+    return k - at < RUN ? (int)(k - at) : RUN;
 }
 
 extern "C" __global__ void __launch_bounds__(256) qn_silu_mul(const __grid_constant__ qn_cuda_activation a)
@@ -238,15 +259,15 @@ extern "C" __global__ void __launch_bounds__(256) qn_silu_mul(const __grid_const
     {
         const char *const x = a.x + row * a.x_row;
         const int count = run_length(a.k, at);
-        u32 gate[WORDS_OF(PER, X_FORMAT)], up[WORDS_OF(PER, X_FORMAT)];
-        float v[PER];
-        load_run(x + at * BYTES_OF(X_FORMAT), PER, count, X_FORMAT, gate);
-        load_run(x + (a.k + at) * BYTES_OF(X_FORMAT), PER, count, X_FORMAT, up);
+        u32 gate[WORDS_OF(RUN, X_FORMAT)], up[WORDS_OF(RUN, X_FORMAT)];
+        float v[RUN];
+        load_run(x + at * BYTES_OF(X_FORMAT), RUN, count, X_FORMAT, gate);
+        load_run(x + (a.k + at) * BYTES_OF(X_FORMAT), RUN, count, X_FORMAT, up);
 #pragma unroll
-        for (int i = 0; i < PER; i++) {
+        for (int i = 0; i < RUN; i++) {
             v[i] = silu_mul(run_float(gate, i, X_FORMAT), run_float(up, i, X_FORMAT));
         }
-        store_run(a.y + row * a.y_row + at * BYTES_OF(OUT), PER, count, OUT, v);
+        store_run(a.y + row * a.y_row + at * BYTES_OF(OUT), RUN, count, OUT, v);
     }
 }
 
@@ -259,49 +280,44 @@ extern "C" __global__ void __launch_bounds__(256) qn_add(const __grid_constant__
     {
         char *const y = a.y + row * a.y_row + at * 4;
         const int count = run_length(a.k, at);
-        u32 to[PER], by[PER];
-        float v[PER];
-        load_run(y, PER, count, QN_MM_F32, to);
-        load_run(a.w + row * a.w_row + at * 4, PER, count, QN_MM_F32, by);
+        u32 to[RUN], by[RUN];
+        float v[RUN];
+        load_run(y, RUN, count, QN_MM_F32, to);
+        load_run(a.w + row * a.w_row + at * 4, RUN, count, QN_MM_F32, by);
 #pragma unroll
-        for (int i = 0; i < PER; i++) {
+        for (int i = 0; i < RUN; i++) {
             v[i] = __uint_as_float(to[i]) + __uint_as_float(by[i]);
         }
-        store_run(y, PER, count, QN_MM_F32, v);
+        store_run(y, RUN, count, QN_MM_F32, v);
     }
 }
 
 /* ---- rope ---- */
 
-#define TURNS 256 /* pairs of rows that a block has angles of: all pairs of a head for some rows, or so many of one */
-#define PAIRS (X_FORMAT == QN_MM_F32 ? 4 : 8) /* of a thread at a time */
+#define TURNS 256 /* threads of a block at most, each with an angle of a row: all pairs of a head, or so many of it */
+#define PAIRS (STYLE ? 2 : 4) /* of a thread at a time */
+#define SIDE_WORDS WORDS_OF(PAIRS, X_FORMAT)
 
-/* The pairs of a head from `from` on, `count` of them there. The angles are c and s. */
-DEV void turn_pairs(const char *x, char *y, int from, int half, int count, const float *c, const float *s)
+/* Elements of the pairs of a head from `from` on, `count` of them there: first ones, then second, or side by side. */
+DEV void load_pairs(const char *x, int from, int half, int count, u32 *w)
 {
-    float v[2 * PAIRS], t[2 * PAIRS];
 #if STYLE
-    u32 of[WORDS_OF(2 * PAIRS, X_FORMAT)];
-    load_run(x + (i64)from * 2 * BYTES_OF(X_FORMAT), 2 * PAIRS, 2 * count, X_FORMAT, of);
-#pragma unroll
-    for (int i = 0; i < 2 * PAIRS; i++) {
-        v[i] = run_float(of, i, X_FORMAT);
-    }
+    load_run(x + (i64)from * 2 * BYTES_OF(X_FORMAT), 2 * PAIRS, 2 * count, X_FORMAT, w);
 #else
-    u32 first[WORDS_OF(PAIRS, X_FORMAT)], second[WORDS_OF(PAIRS, X_FORMAT)];
-    load_run(x + (i64)from * BYTES_OF(X_FORMAT), PAIRS, count, X_FORMAT, first);
-    load_run(x + (i64)(from + half) * BYTES_OF(X_FORMAT), PAIRS, count, X_FORMAT, second);
-#pragma unroll
-    for (int i = 0; i < PAIRS; i++) {
-        v[2 * i] = run_float(first, i, X_FORMAT);
-        v[2 * i + 1] = run_float(second, i, X_FORMAT);
-    }
+    load_run(x + (i64)from * BYTES_OF(X_FORMAT), PAIRS, count, X_FORMAT, w);
+    load_run(x + (i64)(from + half) * BYTES_OF(X_FORMAT), PAIRS, count, X_FORMAT, w + SIDE_WORDS);
 #endif
+}
+
+DEV void turn_pairs(const u32 *w, char *y, int from, int half, int count, const float *c, const float *s)
+{
+    float t[2 * PAIRS];
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) {
-        const int u = STYLE ? 2 * i : i, w = STYLE ? 2 * i + 1 : i + PAIRS;
-        t[u] = __fmaf_rn(v[2 * i], c[i], -(v[2 * i + 1] * s[i]));
-        t[w] = __fmaf_rn(v[2 * i + 1], c[i], v[2 * i] * s[i]);
+        const int first = STYLE ? 2 * i : i, second = STYLE ? 2 * i + 1 : i + PAIRS;
+        const float u = run_float(w, first, X_FORMAT), v = run_float(w, second, X_FORMAT);
+        t[first] = __fmaf_rn(u, c[i], -(v * s[i]));
+        t[second] = __fmaf_rn(v, c[i], u * s[i]);
     }
 #if STYLE
     store_run(y + (i64)from * 8, 2 * PAIRS, 2 * count, QN_MM_F32, t);
@@ -311,38 +327,48 @@ DEV void turn_pairs(const char *x, char *y, int from, int half, int count, const
 #endif
 }
 
-/* The angles of a tile are made once and used for all heads. */
-extern "C" __global__ void __launch_bounds__(256) qn_rope(const __grid_constant__ qn_cuda_activation a)
+/* The angles of a tile of rows are made once for all heads, while the first of these is on its way. */
+extern "C" __global__ void __launch_bounds__(TURNS) qn_rope(const __grid_constant__ qn_cuda_activation a)
 {
     __shared__ float c[TURNS + PAIRS], s[TURNS + PAIRS];
-    const int half = (int)a.k / 2, span = min(half, TURNS), rows = TURNS / span; /* of a tile */
-    const int quads = (span + PAIRS - 1) / PAIRS, own = (int)threadIdx.x, first = (int)blockIdx.x * span;
-    const int mine = own / span, pair = first + own % span;
-    const int quad = own % quads * PAIRS, line = own / quads % rows, beside = own / (quads * rows);
-    const int turns = 256 / (quads * rows); /* heads side by side */
-    const i64 tile = (i64)blockIdx.y * rows;
+    const int own = (int)threadIdx.x, half = (int)a.k / 2, span = min(half, TURNS), rows = (int)blockDim.x / span;
+    const int from = (int)blockIdx.x * span, pair = from + own % span, mine = own / span;
+    const int runs = (span + PAIRS - 1) / PAIRS, place = own % runs * PAIRS, line = own / runs % rows;
+    const int beside = (int)blockDim.x / (runs * rows); /* heads at a time */
+    const int head0 = (int)blockIdx.z * beside + own / (runs * rows), step = (int)gridDim.z * beside;
+    const int count = min(half - from, span) - place, heads = own < runs * rows * beside && count > 0 ? a.heads : 0;
     release_next();
     const double frequency = pair < half ? frequency_of(pair, (int)a.k, a.log2_theta, a.factors) : 0.0;
     wait_before();
-    for (i64 row0 = tile; row0 < a.m; row0 += (i64)gridDim.y * rows) {
+    for (i64 row0 = (i64)blockIdx.y * rows; row0 < a.m; row0 += (i64)gridDim.y * rows) {
+        const i64 row = row0 + line;
+        const char *const x = a.x + row * a.x_row;
+        char *const y = a.y + row * a.y_row;
+        const int last = row < a.m ? heads : 0;
+        u32 w[2 * SIDE_WORDS], next[2 * SIDE_WORDS];
+        float by[PAIRS], with[PAIRS];
+        if (head0 < last) {
+            load_pairs(x + head0 * a.x_head, from + place, half, count, w);
+        }
         if (mine < rows && row0 + mine < a.m) {
             const turn t = turn_by((double)((const int *)a.w)[row0 + mine] * frequency);
             c[own] = t.c;
             s[own] = t.s;
         }
         __syncthreads();
-        const i64 row = row0 + line;
-        const int count = min(half - first, span) - quad;
-        if (row < a.m && beside < turns && count > 0) {
-            float by[PAIRS], with[PAIRS];
 #pragma unroll
-            for (int i = 0; i < PAIRS; i++) {
-                by[i] = c[line * span + quad + i];
-                with[i] = s[line * span + quad + i];
+        for (int i = 0; i < PAIRS; i++) {
+            by[i] = c[line * span + place + i];
+            with[i] = s[line * span + place + i];
+        }
+        for (int head = head0; head < last; head += step) {
+            if (head + step < last) {
+                load_pairs(x + (head + step) * a.x_head, from + place, half, count, next);
             }
-            for (int head = (int)blockIdx.z * turns + beside; head < a.heads; head += (int)gridDim.z * turns) {
-                turn_pairs(a.x + row * a.x_row + head * a.x_head, a.y + row * a.y_row + head * a.y_head, first + quad,
-                           half, count, by, with);
+            turn_pairs(w, y + head * a.y_head, from + place, half, count, by, with);
+#pragma unroll
+            for (int i = 0; i < 2 * SIDE_WORDS; i++) {
+                w[i] = next[i];
             }
         }
         __syncthreads(); /* the next tile's angles take their place */

@@ -16,9 +16,10 @@ enum {
     EARLY_WORDS = 16, /* registers of a thread for x and weight of the norm, so that the latter comes with the former */
     EARLY_WIDE = 32,
     THREADS = 256,
-    FEW_THREADS = 64, /* where full blocks would leave multiprocessors idle */
-    TURNS = 256,      /* angles of a block of rope */
-    TURN_BLOCKS = 8,  /* of them a multiprocessor, where heads can be shared out */
+    FEW_THREADS = 64, /* where full blocks would leave multiprocessors idle, */
+    FEW_RUN = 2,      /* and elements that a thread of silu_mul takes then */
+    TURNS = 256,      /* angles of a block of rope at most */
+    TURN_BLOCKS = 5,  /* of them a multiprocessor */
     MOST_GRID_X = 0x7fffffff,
     MOST_GRID_Y = 65535
 };
@@ -46,14 +47,16 @@ typedef struct norm_shape {
     int32_t team, items, threads;
 } norm_shape;
 
-static norm_shape norm_of(int64_t k, int wide)
+static norm_shape norm_of(const qn_op_desc *desc, int wide)
 {
+    const int64_t k = desc->in[QN_ACT_X].dims[1], most = desc->in[QN_ACT_X].format == QN_F32 ? 2 : MOST_ITEMS;
     const int64_t runs = qn_ceil_div(k, PER);
     norm_shape s = {.team = 0, .items = 0, .threads = NORM_THREADS};
     if (runs <= 32) {
         s = (norm_shape){.team = runs <= 8 ? 8 : runs <= 16 ? 16 : 32, .items = 1, .threads = SHORT_THREADS};
     } else if (runs <= MOST_ITEMS * MOST_THREADS) {
-        s.items = (int32_t)(wide ? qn_ceil_div(runs, MOST_THREADS) : qn_min_i64(MOST_ITEMS, qn_ceil_div(runs, 128)));
+        s.items =
+            (int32_t)qn_max_i64(wide ? 1 : qn_min_i64(most, qn_ceil_div(runs, 128)), qn_ceil_div(runs, MOST_THREADS));
         s.team = s.threads = (int32_t)(qn_ceil_div(qn_ceil_div(runs, s.items), 32) * 32);
     }
     return s;
@@ -65,10 +68,9 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
     (void)kernel;
     (void)device;
     const int norm = desc->op == QN_OP_RMSNORM, rope = desc->op == QN_OP_ROPE;
-    const int64_t k = desc->in[QN_ACT_X].dims[1];
-    const int32_t count = norm && norm_of(k, 1).items != norm_of(k, 0).items ? 2 : 1;
+    const int32_t count = rope || (norm && norm_of(desc, 1).items == norm_of(desc, 0).items) ? 1 : 2;
     for (int32_t i = 0; i < count; i++) {
-        const norm_shape s = norm_of(k, i);
+        const norm_shape s = norm_of(desc, i);
         out[i].source = "activation.cu";
         out[i].entry = rope ? "qn_rope" : !norm ? "qn_silu_mul" : s.items ? "qn_rmsnorm" : "qn_rmsnorm_long";
         qn_cuda_define(&out[i], "X_FORMAT", qn_cuda_float_format(desc->in[QN_ACT_X].format));
@@ -76,6 +78,7 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
         qn_cuda_define(&out[i], "OUT", rope ? 0 : out_of(desc));
         qn_cuda_define(&out[i], "STYLE", rope && desc->attr[QN_ATTR_STYLE].i == QN_ROPE_INTERLEAVED);
         qn_cuda_define(&out[i], "THREADS", norm ? s.threads : THREADS);
+        qn_cuda_define(&out[i], "RUN", !norm && !rope && i ? FEW_RUN : PER);
         qn_cuda_define_factors(rope && qn_op_has(desc, QN_ACT_FACTORS), &out[i]);
         if (norm && s.items) {
             const int32_t words =
@@ -89,20 +92,25 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
     return count;
 }
 
-static qn_cuda_geometry norm_geometry(const qn_cuda_run *run, int64_t m, int64_t k, int32_t *program)
+static qn_cuda_geometry norm_geometry(const qn_cuda_run *run, int64_t m, int32_t *program)
 {
-    const int wide = norm_of(k, 1).items != norm_of(k, 0).items && m < run->device->sms;
-    const norm_shape s = norm_of(k, wide);
+    const qn_op_desc *desc = run->call->desc;
+    const int wide = norm_of(desc, 1).items != norm_of(desc, 0).items && m < run->device->sms;
+    const norm_shape s = norm_of(desc, wide);
     *program = wide;
     return (qn_cuda_geometry){
         .grid = {(uint32_t)qn_min_i64(s.items ? qn_ceil_div(m, s.threads / s.team) : m, MOST_GRID_X), 1, 1},
         .block = {(uint32_t)s.threads, 1, 1}};
 }
 
-qn_cuda_geometry qn_cuda_runs_geometry(const qn_cuda_device *device, int64_t m, int64_t k)
+static int is_few(const qn_cuda_device *device, int64_t m, int64_t k)
 {
-    const int64_t runs = qn_ceil_div(k, PER);
-    const int64_t threads = m * runs < (int64_t)device->sms * THREADS ? FEW_THREADS : THREADS;
+    return m * qn_ceil_div(k, PER) < (int64_t)device->sms * THREADS;
+}
+
+static qn_cuda_geometry runs_geometry(const qn_cuda_device *device, int64_t m, int64_t k, int32_t run)
+{
+    const int64_t runs = qn_ceil_div(k, run), threads = is_few(device, m, k) && run == PER ? FEW_THREADS : THREADS;
     const int64_t across = qn_ceil_div(runs, qn_ceil_div(runs, threads)), down = qn_max_i64(threads / across, 1);
     return (qn_cuda_geometry){
         .grid = {(uint32_t)qn_ceil_div(runs, across), (uint32_t)qn_min_i64(qn_ceil_div(m, down), MOST_GRID_Y), 1},
@@ -110,17 +118,40 @@ qn_cuda_geometry qn_cuda_runs_geometry(const qn_cuda_device *device, int64_t m, 
         .dependent = device->major >= 9};
 }
 
-/* Tiles of as many rows as a block has angles of; of long heads parts. */
+qn_cuda_geometry qn_cuda_runs_geometry(const qn_cuda_device *device, int64_t m, int64_t k)
+{
+    return runs_geometry(device, m, k, PER);
+}
+
+/* How rope is dealt out to blocks of so many threads: kernels/cuda/activation.cu. */
+typedef struct rope_cut {
+    int64_t threads, rows, beside, tiles;
+} rope_cut;
+
+static rope_cut rope_cut_of(const qn_cuda_activation *a, int interleaved, int64_t span, int64_t threads)
+{
+    rope_cut c = {.threads = threads, .rows = threads / span};
+    c.beside = threads / (qn_ceil_div(span, interleaved ? 2 : 4) * c.rows);
+    c.tiles = qn_ceil_div(a->m, c.rows);
+    return c;
+}
+
 static qn_cuda_geometry rope_geometry(const qn_cuda_run *run, const qn_cuda_activation *a)
 {
-    const int64_t half = a->k / 2, span = qn_min_i64(half, TURNS), rows = TURNS / span;
-    const int64_t pairs = run->call->desc->in[QN_ACT_X].format == QN_F32 ? 4 : 8;
-    const int64_t beside = THREADS / (qn_ceil_div(span, pairs) * rows), tiles = qn_ceil_div(a->m, rows);
-    const int64_t parts = qn_ceil_div(half, span);
-    const int64_t shares = qn_ceil_div((int64_t)run->device->sms * TURN_BLOCKS, tiles * parts);
-    return (qn_cuda_geometry){.grid = {(uint32_t)parts, (uint32_t)qn_min_i64(tiles, MOST_GRID_Y),
-                                       (uint32_t)qn_min_i64(qn_ceil_div(a->heads, beside), shares)},
-                              .block = {THREADS, 1, 1}};
+    const int interleaved = run->call->desc->attr[QN_ATTR_STYLE].i == QN_ROPE_INTERLEAVED;
+    const int64_t half = a->k / 2, span = qn_min_i64(half, TURNS), parts = qn_ceil_div(half, span);
+    const int64_t sms = run->device->sms;
+    rope_cut c = rope_cut_of(a, interleaved, span, TURNS);
+    if (c.tiles * parts * qn_ceil_div(a->heads, c.beside) < sms * TURN_BLOCKS) {
+        c = rope_cut_of(a, interleaved, span, qn_max_i64(FEW_THREADS, qn_ceil_div(span, 32) * 32));
+    }
+    /* angles are made once where that leaves enough blocks, which have about the same number of tiles each */
+    const int64_t blocks = c.tiles * parts, most = sms * TURN_BLOCKS * TURNS / c.threads;
+    const int64_t shares = qn_max_i64(qn_min_i64(most / blocks, qn_ceil_div(a->heads, c.beside)), 1);
+    const int64_t each = qn_ceil_div(blocks * shares, most);
+    return (qn_cuda_geometry){
+        .grid = {(uint32_t)parts, (uint32_t)qn_min_i64(qn_ceil_div(c.tiles, each), MOST_GRID_Y), (uint32_t)shares},
+        .block = {(uint32_t)c.threads, 1, 1}};
 }
 
 static qn_status launch(const qn_cuda_run *run, qn_error *error)
@@ -147,9 +178,15 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     if (a.m == 0 || (rope ? a.k / 2 * a.heads : a.k) == 0) {
         return QN_OK;
     }
-    qn_cuda_geometry g = rope                        ? rope_geometry(run, &a)
-                         : desc->op == QN_OP_RMSNORM ? norm_geometry(run, a.m, a.k, &program)
-                                                     : qn_cuda_runs_geometry(run->device, a.m, a.k);
+    qn_cuda_geometry g;
+    if (rope) {
+        g = rope_geometry(run, &a);
+    } else if (desc->op == QN_OP_RMSNORM) {
+        g = norm_geometry(run, a.m, &program);
+    } else {
+        program = is_few(run->device, a.m, a.k);
+        g = runs_geometry(run->device, a.m, a.k, program ? FEW_RUN : PER);
+    }
     g.dependent = run->device->major >= 9;
     return qn_cuda_launch(run, program, &g, arguments, error);
 }
