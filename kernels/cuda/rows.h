@@ -135,6 +135,17 @@ static __device__ inline void load_loose(const char *p, i64 there, uint4 *raw)
         for (int i = 0; i < X_WORDS * 4; i++) {
             w[i] = ((const u32 *)p)[i];
         }
+#if X_FORMAT != 0
+    } else if (there >= PER) { /* the first and the last by themselves */
+        const u32 *const inner = (const u32 *)(p + 2);
+        u32 before = (u32) * (const u16 *)p << 16;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const u32 next = i < 3 ? inner[i] : *(const u16 *)(inner + i);
+            w[i] = __funnelshift_r(before, next, 16);
+            before = next;
+        }
+#endif
     } else {
 #pragma unroll
         for (int i = 0; i < X_WORDS * 4; i++) {
@@ -417,10 +428,15 @@ static __device__ inline void store_loose(char *q, i64 there, const float *v)
         ((u32 *)q)[0] = out.x;
         ((u32 *)q)[1] = out.y;
     } else if (there >= PER && at % 2 == 0) {
-#pragma unroll
-        for (int i = 0; i < PER / 2; i++) {
-            ((u16 *)q)[i] = (u16)((i < 2 ? out.x : out.y) >> i % 2 * 16);
-        }
+        *(u16 *)q = (u16)out.x;
+        *(u32 *)(q + 2) = __funnelshift_r(out.x, out.y, 16);
+        *(u16 *)(q + 6) = (u16)(out.y >> 16);
+    } else if (there >= PER) {
+        const int odd = at % 4 == 1; /* 1, 2, 4 and 1 bytes, or 1, 4, 2 and 1 */
+        *q = (char)out.x;
+        *(u16 *)(q + (odd ? 1 : 5)) = (u16)(odd ? out.x >> 8 : out.y >> 8);
+        *(u32 *)(q + (odd ? 3 : 1)) = odd ? __funnelshift_r(out.x, out.y, 24) : __funnelshift_r(out.x, out.y, 8);
+        q[7] = (char)(out.y >> 24);
     } else {
 #pragma unroll
         for (int i = 0; i < PER; i++) {

@@ -19,8 +19,8 @@ enum {
     MOST_ITEMS = 4, /* lanes' worth in a thread's registers */
     MOST_THREADS = 1024,
     TEAM_THREADS = 256,
-    LOOSE_UNROLL = 2, /* and blocks a multiprocessor: accesses of several widths take registers */
-    LOOSE_BLOCKS = 4,
+    LOOSE_UNROLL = 1, /* and blocks a multiprocessor: accesses of several widths take registers */
+    LOOSE_BLOCKS = 6,
     WIDE_THREADS = 128,
     WIDE_WAVES = 8, /* teams spread wide up to that many blocks a multiprocessor */
     PLAIN_THREADS = 128,
@@ -354,9 +354,9 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         QN_TRY(launch_ranges(run, &a, own_programs(desc, &p) + (a.k % PER == 0 && is_aligned(&a, desc)), error));
     }
     const int64_t full = p.lanes ? qn_ceil_div(a.m * qn_ceil_div(vectors, TEAM_THREADS), WIDE_WAVES) : a.m;
-    const int wide = fast && p.wide && full < run->device->sms;
+    const int few = p.wide && full < run->device->sms, wide = fast && few;
     if (p.lanes) { /* as many blocks a row as full ones would be, all of about the same size */
-        const int64_t unroll = unroll_of(desc, &p, wide ? WIDE : fast), threads = wide ? WIDE_THREADS : TEAM_THREADS;
+        const int64_t unroll = unroll_of(desc, &p, wide ? WIDE : fast), threads = few ? WIDE_THREADS : TEAM_THREADS;
         const int64_t blocks = qn_ceil_div(vectors, threads * unroll);
         g.block[0] = (uint32_t)(qn_ceil_div(qn_ceil_div(vectors, blocks * unroll), 32) * 32);
         g.grid[1] = (uint32_t)qn_ceil_div(vectors, (int64_t)g.block[0] * unroll);
