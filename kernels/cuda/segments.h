@@ -251,6 +251,9 @@ extern "C" __global__ void __launch_bounds__(256, TEAM_BLOCKS) JOIN(ENTRY, _team
 #endif
 
 #if ITEMS > 0
+/* Nothing is moved past accesses of several widths, and elements that take half of all registers leave no others. */
+#define IN_TURN (LOOSE || sizeof(lane) * ITEMS * THREADS > 128 << 10)
+
 extern "C" __global__ void __launch_bounds__(THREADS) JOIN(ENTRY, _row)(const qn_cuda_rows a)
 {
     begin_kernel();
@@ -267,11 +270,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) JOIN(ENTRY, _row)(const qn
                 if (column < a.k) {
                     load_lane(a, x, column, &in[j]);
                 }
-                if (LOOSE) { /* the compiler moves nothing past accesses of several widths */
+                if (IN_TURN) {
                     keep(in[j], &values[j]);
                 }
             }
-            EACH for (int j = 0; j < ITEMS && !LOOSE; j++)
+            EACH for (int j = 0; j < ITEMS && !IN_TURN; j++)
             {
                 keep(in[j], &values[j]);
             }
