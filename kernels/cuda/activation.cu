@@ -258,6 +258,10 @@ extern "C" __global__ void __launch_bounds__(256) qn_silu_mul(const __grid_const
     EACH_RUN(a, row, at)
     {
         const char *const x = a.x + row * a.x_row;
+#if RUN == 1
+        const float v = silu_mul(load_float(x, at, X_FORMAT), load_float(x, a.k + at, X_FORMAT));
+        store_float(a.y + row * a.y_row, at, v, OUT);
+#else
         const int count = run_length(a.k, at);
         u32 gate[WORDS_OF(RUN, X_FORMAT)], up[WORDS_OF(RUN, X_FORMAT)];
         float v[RUN];
@@ -268,9 +272,11 @@ extern "C" __global__ void __launch_bounds__(256) qn_silu_mul(const __grid_const
             v[i] = silu_mul(run_float(gate, i, X_FORMAT), run_float(up, i, X_FORMAT));
         }
         store_run(a.y + row * a.y_row + at * BYTES_OF(OUT), RUN, count, OUT, v);
+#endif
     }
 }
 
+#if RUN > 1
 /* x += y, y being w; both f32. */
 extern "C" __global__ void __launch_bounds__(256) qn_add(const __grid_constant__ qn_cuda_activation a)
 {
@@ -291,6 +297,8 @@ extern "C" __global__ void __launch_bounds__(256) qn_add(const __grid_constant__
         store_run(y, RUN, count, QN_MM_F32, v);
     }
 }
+
+#endif
 
 /* ---- rope ---- */
 
@@ -330,13 +338,14 @@ DEV void turn_pairs(const u32 *w, char *y, int from, int half, int count, const 
 /* The angles of a tile of rows are made once for all heads, while the first of these is on its way. */
 extern "C" __global__ void __launch_bounds__(TURNS) qn_rope(const __grid_constant__ qn_cuda_activation a)
 {
-    __shared__ float c[TURNS + PAIRS], s[TURNS + PAIRS];
+    __shared__ float c[2][TURNS + PAIRS], s[2][TURNS + PAIRS]; /* of two tiles in turn */
     const int own = (int)threadIdx.x, half = (int)a.k / 2, span = min(half, TURNS), rows = (int)blockDim.x / span;
     const int from = (int)blockIdx.x * span, pair = from + own % span, mine = own / span;
-    const int runs = (span + PAIRS - 1) / PAIRS, place = own % runs * PAIRS, line = own / runs % rows;
-    const int beside = (int)blockDim.x / (runs * rows); /* heads at a time */
-    const int head0 = (int)blockIdx.z * beside + own / (runs * rows), step = (int)gridDim.z * beside;
-    const int count = min(half - from, span) - place, heads = own < runs * rows * beside && count > 0 ? a.heads : 0;
+    const int runs = (span + PAIRS - 1) / PAIRS, place = own % runs * PAIRS;
+    const int beside = (int)blockDim.x / (runs * rows), line = own / (runs * beside); /* heads at a time */
+    const int head0 = (int)blockIdx.z * beside + own / runs % beside, step = (int)gridDim.z * beside;
+    const int count = min(half - from, span) - place, heads = line < rows && count > 0 ? a.heads : 0;
+    int side = 0;
     release_next();
     const double frequency = pair < half ? frequency_of(pair, (int)a.k, a.log2_theta, a.factors) : 0.0;
     wait_before();
@@ -352,14 +361,14 @@ extern "C" __global__ void __launch_bounds__(TURNS) qn_rope(const __grid_constan
         }
         if (mine < rows && row0 + mine < a.m) {
             const turn t = turn_by((double)((const int *)a.w)[row0 + mine] * frequency);
-            c[own] = t.c;
-            s[own] = t.s;
+            c[side][own] = t.c;
+            s[side][own] = t.s;
         }
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < PAIRS; i++) {
-            by[i] = c[line * span + place + i];
-            with[i] = s[line * span + place + i];
+            by[i] = line < rows ? c[side][line * span + place + i] : 0.0f;
+            with[i] = line < rows ? s[side][line * span + place + i] : 0.0f;
         }
         for (int head = head0; head < last; head += step) {
             if (head + step < last) {
@@ -371,7 +380,7 @@ extern "C" __global__ void __launch_bounds__(TURNS) qn_rope(const __grid_constan
                 w[i] = next[i];
             }
         }
-        __syncthreads(); /* the next tile's angles take their place */
+        side ^= 1;
     }
 }
 

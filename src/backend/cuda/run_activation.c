@@ -17,7 +17,7 @@ enum {
     EARLY_WIDE = 32,
     THREADS = 256,
     FEW_THREADS = 64, /* where full blocks would leave multiprocessors idle, */
-    FEW_RUN = 2,      /* and elements that a thread of silu_mul takes then */
+    FEW_RUN = 1,      /* and elements that a thread of silu_mul takes then */
     TURNS = 256,      /* angles of a block of rope at most */
     TURN_BLOCKS = 5,  /* of them a multiprocessor */
     MOST_GRID_X = 0x7fffffff,
@@ -49,14 +49,14 @@ typedef struct norm_shape {
 
 static norm_shape norm_of(const qn_op_desc *desc, int wide)
 {
-    const int64_t k = desc->in[QN_ACT_X].dims[1], most = desc->in[QN_ACT_X].format == QN_F32 ? 2 : MOST_ITEMS;
+    const int64_t k = desc->in[QN_ACT_X].dims[1], most = desc->in[QN_ACT_X].format == QN_F32 ? 4 : 8;
     const int64_t runs = qn_ceil_div(k, PER);
     norm_shape s = {.team = 0, .items = 0, .threads = NORM_THREADS};
     if (runs <= 32) {
         s = (norm_shape){.team = runs <= 8 ? 8 : runs <= 16 ? 16 : 32, .items = 1, .threads = SHORT_THREADS};
     } else if (runs <= MOST_ITEMS * MOST_THREADS) {
         s.items =
-            (int32_t)qn_max_i64(wide ? 1 : qn_min_i64(most, qn_ceil_div(runs, 128)), qn_ceil_div(runs, MOST_THREADS));
+            (int32_t)qn_max_i64(wide ? 1 : qn_min_i64(most, qn_ceil_div(runs, 256)), qn_ceil_div(runs, MOST_THREADS));
         s.team = s.threads = (int32_t)(qn_ceil_div(qn_ceil_div(runs, s.items), 32) * 32);
     }
     return s;
