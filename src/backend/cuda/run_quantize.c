@@ -19,8 +19,9 @@ enum {
     MOST_ITEMS = 4, /* lanes' worth in a thread's registers */
     MOST_THREADS = 1024,
     TEAM_THREADS = 256,
-    LOOSE_UNROLL = 1, /* and blocks a multiprocessor: accesses of several widths take registers */
-    LOOSE_BLOCKS = 6,
+    LOOSE_UNROLL = 2, /* and blocks a multiprocessor: accesses of several widths take registers */
+    LOOSE_BLOCKS = 4,
+    LOOSE_ONE_BLOCKS = 6, /* of one segment a team */
     WIDE_THREADS = 128,
     WIDE_WAVES = 8, /* teams spread wide up to that many blocks a multiprocessor */
     PLAIN_THREADS = 128,
@@ -36,8 +37,9 @@ enum {
 };
 
 /* The programs of a plan. PLAIN takes any alignment. WIDE: as FAST, but spread over more threads (a row over a whole
- * block, a segment a team), for runs of so few rows that multiprocessors would idle. */
-enum { PLAIN = 0, FAST = 1, WIDE = 2 };
+ * block, a segment a team), for runs of so few rows that multiprocessors would idle. LOOSE_WIDE, of rows that end
+ * within a lane, is PLAIN so, and the second program. */
+enum { PLAIN = 0, FAST = 1, WIDE = 2, LOOSE_WIDE = 3 };
 
 /* How the segments of a descriptor are worked on. */
 typedef struct shape_plan {
@@ -123,15 +125,24 @@ static shape_plan plan_shape(const qn_op_desc *desc)
 static int32_t unroll_of(const qn_op_desc *desc, const shape_plan *p, int32_t program)
 {
     const int heavy = is_silu(desc) && (p->k / PER < SHORT_VECTORS || desc->in[0].format == QN_F32);
-    return program == WIDE ? 1 : program == PLAIN ? LOOSE_UNROLL : heavy ? SHORT_UNROLL : UNROLL;
+    if (program == WIDE || program == LOOSE_WIDE) {
+        return 1;
+    }
+    if (program == PLAIN) {
+        return is_silu(desc) && desc->in[0].format != QN_F32 ? 1 : LOOSE_UNROLL;
+    }
+    return heavy ? SHORT_UNROLL : UNROLL;
 }
 
 /* As many blocks a multiprocessor as the registers of the segments in flight allow: f32 takes twice those of 16 bits.
  */
 static int32_t team_blocks(const qn_op_desc *desc, const shape_plan *p, int32_t program)
 {
-    const int32_t most = desc->in[0].format == QN_F32 && is_silu(desc) ? 5 : 6;
-    return program == WIDE ? 1 : program == PLAIN ? LOOSE_BLOCKS : unroll_of(desc, p, program) == UNROLL ? 4 : most;
+    const int32_t most = desc->in[0].format == QN_F32 && is_silu(desc) ? 5 : 6, unroll = unroll_of(desc, p, program);
+    if (program == PLAIN || program == LOOSE_WIDE) {
+        return unroll == 1 ? LOOSE_ONE_BLOCKS : LOOSE_BLOCKS;
+    }
+    return program == WIDE ? 1 : unroll == UNROLL ? 4 : most;
 }
 
 static int32_t x_format(const qn_op_desc *desc)
@@ -158,10 +169,10 @@ static size_t workspace(const qn_kernel *kernel, const qn_op_desc *desc, int64_t
 /* Programs of an operator's own, without those that find a range. */
 static int32_t own_programs(const qn_op_desc *desc, const shape_plan *p)
 {
-    if (!p->whole || !(p->lanes || p->items || is_blocked(desc))) {
-        return 1;
+    if (!p->whole) {
+        return p->lanes ? 2 : 1;
     }
-    return p->wide ? 3 : 2;
+    return p->wide ? 3 : p->lanes || p->items || is_blocked(desc) ? 2 : 1;
 }
 
 /* KB of x a multiprocessor from which on one launch was faster on an H200, 7168 columns of bf16: codes that take more
@@ -194,7 +205,8 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
     const int32_t cuts = own_programs(desc, &p), ranges = cuts + 2 * is_ranged(desc);
     const int32_t count = ranges + is_once(desc, device, desc->in[0].dims[0]);
     for (int32_t i = 0; i < count; i++) {
-        const int32_t own = i < cuts ? i : cuts > 1 || i >= ranges ? FAST : PLAIN; /* texts are shared */
+        const int32_t shared = cuts > 1 || i >= ranges ? FAST : PLAIN; /* the text of ranges' programs */
+        const int32_t own = i >= cuts ? shared : i == FAST && !p.whole ? LOOSE_WIDE : i;
         const int wide = own == WIDE;
         const shape_plan cut = i < ranges ? p : (shape_plan){0}; /* the only launch is the same for all rows */
         out[i].source = silu ? "silu_mul_quant.cu" : int8 ? "quantize_int8.cu" : "quantize_fp8.cu";
@@ -203,7 +215,7 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
         qn_cuda_define(&out[i], "LANES", cut.lanes);
         qn_cuda_define(&out[i], "UNROLL", unroll_of(desc, &p, own));
         qn_cuda_define(&out[i], "TEAM_BLOCKS", team_blocks(desc, &p, own));
-        qn_cuda_define(&out[i], "LOOSE", own == PLAIN);
+        qn_cuda_define(&out[i], "LOOSE", own == PLAIN || own == LOOSE_WIDE);
         qn_cuda_define(&out[i], "ITEMS", wide ? cut.wide_items : cut.items);
         qn_cuda_define(&out[i], "THREADS", wide ? cut.wide_threads : cut.threads);
         qn_cuda_define(&out[i], "ASYMMETRIC", (silu || int8) && !desc->attr[QN_ATTR_SYMMETRIC].i);
@@ -355,8 +367,9 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     }
     const int64_t full = p.lanes ? qn_ceil_div(a.m * qn_ceil_div(vectors, TEAM_THREADS), WIDE_WAVES) : a.m;
     const int few = p.wide && full < run->device->sms, wide = fast && few;
+    const int32_t kind = wide ? WIDE : fast ? FAST : few && p.lanes && !p.whole ? LOOSE_WIDE : PLAIN;
     if (p.lanes) { /* as many blocks a row as full ones would be, all of about the same size */
-        const int64_t unroll = unroll_of(desc, &p, wide ? WIDE : fast), threads = few ? WIDE_THREADS : TEAM_THREADS;
+        const int64_t unroll = unroll_of(desc, &p, kind), threads = few ? WIDE_THREADS : TEAM_THREADS;
         const int64_t blocks = qn_ceil_div(vectors, threads * unroll);
         g.block[0] = (uint32_t)(qn_ceil_div(qn_ceil_div(vectors, blocks * unroll), 32) * 32);
         g.grid[1] = (uint32_t)qn_ceil_div(vectors, (int64_t)g.block[0] * unroll);
@@ -368,7 +381,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     }
     g.dependent =
         run->device->major >= 9 && (int64_t)g.grid[0] * g.grid[1] <= (int64_t)run->device->sms * DEPENDENT_BLOCKS;
-    return qn_cuda_launch(run, wide ? WIDE : fast ? FAST : PLAIN, &g, arguments, error);
+    return qn_cuda_launch(run, kind == LOOSE_WIDE ? 1 : kind, &g, arguments, error);
 }
 
 static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes *sizes,
