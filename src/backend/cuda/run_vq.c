@@ -661,7 +661,7 @@ static qn_status launch_dense(const qn_cuda_run *run, const qn_cuda_vq_places *p
                               int scaled, char *dense, qn_error *error)
 {
     const qn_dense_form form = qn_cuda_vq_dense_form(run->call->desc, vq);
-    const int turned = p->turn_out >= 0, plain = !scaled && qn_tile_aligned(a->x, a->x_row, 0);
+    const int turned = p->turn_out >= 0, plain = !scaled && !a->perm && qn_tile_aligned(a->x, a->x_row, 0);
     qn_cuda_vq b = *a;
     void *const rows[] = {a}, *const unpack[] = {&b};
     qn_cuda_geometry g = {.grid = {(uint32_t)a->m, 1, 1}, .block = {THREADS, 1, 1}, .dependent = 1};
@@ -684,6 +684,11 @@ static qn_status launch_dense(const qn_cuda_run *run, const qn_cuda_vq_places *p
     b.y = dense;
     b.y_row = o.b_row;
     g.grid[0] = (uint32_t)qn_ceil_div(a->n, vq->format == QN_VQ_VPTQ ? vq->vector_len : DIRECT_COLUMNS);
+    if (vq->format == QN_VQ_VPTQ) {
+        const qn_cuda_vq_unpack_cut c = qn_cuda_vq_unpack_cut_of(vq, run->device);
+        g.block[0] = (uint32_t)c.threads;
+        g.shared_bytes = (uint32_t)c.shared_bytes;
+    }
     QN_TRY(qn_cuda_launch(run, p->unpack, &g, unpack, error));
     QN_TRY(qn_dense_launch(run, p->dense, &form, &o, error));
     return turned ? launch_turn(run, p->turn_out, a, a->n, 0, error) : QN_OK;
