@@ -217,6 +217,14 @@ DEV float lanes_max(float v)
     return v;
 }
 
+/* Scales behind the last row's, which the product reads with it. */
+DEV void pad_scales(const qn_cuda_vq &a)
+{
+    for (int i = (int)threadIdx.x; blockIdx.x == 0 && i < QN_VQ_PAD; i += WARPS * 32) {
+        a.column_scale[a.n + i] = 1.0f;
+    }
+}
+
 #if FORMAT == QN_CUDA_VPTQ
 /* A block has the rows that share their vectors; its threads take columns. */
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) qn_vq_unpack(const __grid_constant__ qn_cuda_vq a)
@@ -226,6 +234,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) qn_vq_unpack(const _
     float w[VECTOR], unit[VECTOR];
     release_next();
     wait_before();
+    pad_scales(a);
 #pragma unroll
     for (int i = 0; i < VECTOR; i++) {
         unit[i] = 0.0f;
@@ -323,6 +332,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) qn_vq_unpack(const _
     release_next();
     wait_before();
     const int lane = (int)threadIdx.x % 32, n = (int)blockIdx.x * WARPS + (int)threadIdx.x / 32;
+    pad_scales(a);
     if (n >= a.n) {
         return;
     }
