@@ -219,6 +219,14 @@ DEV float lanes_max(float v)
     return v;
 }
 
+/* Scales behind the last row's, which the product reads with it. */
+DEV void pad_scales(const qn_cuda_vq &a)
+{
+    for (int i = (int)threadIdx.x; blockIdx.x == 0 && i < QN_VQ_PAD; i += WARPS * 32) {
+        a.column_scale[a.n + i] = 1.0f;
+    }
+}
+
 #if FORMAT == QN_CUDA_VPTQ
 
 /* RUN: columns that a thread decodes at a time, where entries are whole words of 16 bytes. */
@@ -375,6 +383,7 @@ extern "C" __global__ void __launch_bounds__(UNPACK_THREADS, UNPACK_THREADS > 25
 #endif
     release_next();
     wait_before();
+    pad_scales(a);
 #pragma unroll
     for (int i = 0; i < VECTOR; i++) {
         unit[i] = 0.0f;
@@ -504,6 +513,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) qn_vq_unpack(const _
     release_next();
     wait_before();
     const int lane = (int)threadIdx.x % 32, n = (int)blockIdx.x * WARPS + (int)threadIdx.x / 32;
+    pad_scales(a);
     if (n >= a.n) {
         return;
     }

@@ -92,6 +92,8 @@ static int64_t wide_tokens(int64_t m)
     return m > 128 ? 256 : m > QN_VQ_MOST_TOKENS ? 128 : QN_VQ_MOST_TOKENS;
 }
 
+_Static_assert(QN_VQ_PAD == QN_DENSE_PAD, "as many scales as the product reads");
+
 static work work_of(const qn_op_desc *desc, const qn_vq *vq, int64_t m)
 {
     work w = {0};
@@ -107,7 +109,7 @@ static work work_of(const qn_op_desc *desc, const qn_vq *vq, int64_t m)
     w.row_scale = place(&at, m, 4);
     w.sums = place(&at, qn_cuda_vq_turns_out(desc, vq) ? m : 0, qn_max_i64(vq->n, 1) * 4);
     w.dense = place(&at, dense ? vq->n : 0, dense_row(vq));
-    w.column_scale = place(&at, dense ? vq->n + QN_DENSE_PAD : 0, 4);
+    w.column_scale = place(&at, dense ? vq->n + QN_VQ_PAD : 0, 4);
     int64_t rows = 0; /* of sums, of all parts: the most that up to m rows of x have, of which m may have fewer */
     if (tensors) {
         rows = qn_max_i64(m, qn_min_i64(m, QN_VQ_MOST_TOKENS) * most_parts(vq, MOST_BLOCKS));
