@@ -150,25 +150,20 @@ static inline void problem_shape(problem *p, const char *text)
     }
 }
 
-static inline void problem_make(problem *p, const char *text, int exact)
+/* What the reference makes of the inputs. */
+static inline void problem_want(problem *p, const char *text)
 {
     qn_error error = {0};
-    void *in[QN_MAX_IN] = {NULL};
-    problem_shape(p, text);
-    for (int i = 0; i < QN_MAX_IN; i++) {
-        in[i] = p->in[i].dense;
-    }
-    must(qn_case_fill(&p->desc, SEED, exact, in, &error), &error, text);
     qn_args args;
     memset(&args, 0, sizeof args);
     for (int i = 0; i < QN_MAX_IN; i++) {
-        if (in[i]) {
-            args.in[i] = qn_view_make(in[i], &p->desc.in[i]);
+        if (p->in[i].dense) {
+            args.in[i] = qn_view_make(p->in[i].dense, &p->desc.in[i]);
         }
     }
     for (int i = 0; i < p->info->out_count; i++) {
         if (p->out[i].dense) {
-            p->want[i] = malloc(p->out[i].dense_bytes + 1);
+            p->want[i] = p->want[i] ? p->want[i] : malloc(p->out[i].dense_bytes + 1);
             assert_non_null(p->want[i]);
             memset(p->want[i], POISON, p->out[i].dense_bytes + 1); /* rows that are kept, as in the device's outputs */
             args.out[i] = qn_mut_view_make(p->want[i], &p->out_shape[i]);
@@ -185,6 +180,18 @@ static inline void problem_make(problem *p, const char *text, int exact)
     must(qn_run(plan, &args, workspace, bytes, NULL, &error), &error, text);
     free(workspace);
     qn_plan_destroy(plan);
+}
+
+static inline void problem_make(problem *p, const char *text, int exact)
+{
+    qn_error error = {0};
+    void *in[QN_MAX_IN] = {NULL};
+    problem_shape(p, text);
+    for (int i = 0; i < QN_MAX_IN; i++) {
+        in[i] = p->in[i].dense;
+    }
+    must(qn_case_fill(&p->desc, SEED, exact, in, &error), &error, text);
+    problem_want(p, text);
 }
 
 static inline void problem_free(problem *p)
