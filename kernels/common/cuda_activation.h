@@ -26,6 +26,39 @@ typedef struct qn_cuda_attention {
     float scale;
 } qn_cuda_attention;
 
+/* Rows of key heads and the planes of f16 they become (kernels/cuda/attention_tiles.cu): of head h and row i at planes
+ * + h * planes_head + i * 2 * size, the second `plane` further; factors [head][row]. */
+typedef struct qn_cuda_attention_rows {
+    const char *x, *scale; /* scales of e4m3 */
+    long long row, head, scale_row;
+    char *planes;
+    long long planes_head, plane;
+    float *factors;
+    long long factors_head;
+    int count, first, ring; /* row i of the planes is row first + i, with a ring modulo that */
+} qn_cuda_attention_rows;
+
+typedef struct qn_cuda_attention_planes {
+    qn_cuda_attention_rows k, v, k_recent, v_recent;
+} qn_cuda_attention_planes;
+
+/* attention by tiles. Rows are (query, head of the group); keys are cut into parts of part_keys, a multiple of a
+ * tile's. With a window the planes' rows are `coded` keys and, behind them, the recent ones from recent_first on. */
+typedef struct qn_cuda_attention_tiles {
+    const char *q;
+    char *o;
+    long long q_row, q_head, o_row, o_head;
+    const char *k, *v; /* planes */
+    long long k_row, k_head, k_plane, v_row, v_head, v_plane;
+    const float *k_factors, *v_factors; /* [head][row] */
+    long long factors_head;
+    float *partials; /* [key head][row][part]: the values' sum, the largest score, the sum of weights */
+    int queries, keys, group, causal, parts, part_keys;
+    int first_part, plane_first, plane_rows; /* of this launch: its first part, and which rows the planes hold */
+    int window, coded, recent_first;
+    float scale;
+} qn_cuda_attention_tiles;
+
 /* What norms of the query's and the key's heads multiply their elements by. */
 typedef struct qn_cuda_head_norms {
     const float *q, *k; /* NULL: there are none */
@@ -36,8 +69,8 @@ typedef struct qn_cuda_head_norms {
 typedef struct qn_cuda_decode {
     const char *q, *k; /* of this token, before norm and rotation, heads side by side */
     qn_cuda_head_norms norms;
-    char *keys;           /* the cache: rows before *position are there, this token's becomes the next */
-    const char *values;   /* with this token's row */
+    char *keys;         /* the cache: rows before *position are there, this token's becomes the next */
+    const char *values; /* with this token's row */
     char *partials;
     float *out; /* of qn_decode_join: heads side by side */
     const int *position;

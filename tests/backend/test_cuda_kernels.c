@@ -12,7 +12,7 @@
  * --sparing     the same, but only what launches a kernel that nothing before did: for a checker that takes seconds a
  *               launch
  * --share FILE  processes that name the same file, which is not there before, deal the cases among themselves */
-#include "backend/device_cases.h"
+#include "backend/attention_cases.h"
 #include "backend/launches.h"
 #include "backend/turns.h"
 #include "base/clock.h"
@@ -437,6 +437,34 @@ static void warm_plans_are_quick(void **state)
     assert_int_equal(failures, before);
 }
 
+static void patterns_of_attention_agree(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {
+        "attention m=300 n=300 k=64 e=2 g=1",
+        "attention m=40 n=1500 k=128 e=2 g=1 causal=0",
+        "attention m=300 n=300 k=96 e=2 g=1 q=bf16 k=bf16 v=bf16",
+        "attention m=300 n=300 k=128 e=2 g=1 q=f16 k=f16 v=f16",
+        "attention m=300 n=300 k=64 e=2 g=1 k=f16 v=f16",
+    };
+    qn_error error = {0};
+    qn_device_info info;
+    if (qn_device_get_info(ctx, &info, &error) != QN_OK) {
+        printf("skipped: %s\n", error.text);
+        skip();
+    }
+    const int before = failures, first = runs;
+    worst = 0.0;
+    must(qn_stream_create(ctx, &stream, &error), &error, "stream");
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        run_all_patterns(texts[i]);
+    }
+    qn_stream_destroy(ctx, stream);
+    printf("patterns: %d runs, %d wrong, the largest error %.3g of the allowed\n", runs - first, failures - before,
+           worst);
+    assert_int_equal(failures, before);
+}
+
 /* Compiled code needs no local memory: asked of the driver, for every function a case needs whose cubin is at hand.
  * Those of cases that are only timed may not be: compiling them all takes minutes, and test_cuda_compile looks at them
  * without a device. */
@@ -549,6 +577,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_cut_agrees),
         cmocka_unit_test(every_deal_agrees),
         cmocka_unit_test(whole_tensors_agree),
+        cmocka_unit_test(patterns_of_attention_agree),
         cmocka_unit_test(warm_plans_are_quick),
         cmocka_unit_test(functions_do_not_spill), /* after it: it looks at what that compiled */
     };

@@ -12,7 +12,8 @@
  *   vq_device.c the device and its sources for the generator (src/vq)
  *   chain.c     neighbouring steps of a model as few launches; chain_kv.c those that keep keys and values
  *   run_*.c     families: which programs a descriptor needs and how to launch them; tiles.c: what products share;
- *               vq_cuts.c, vq_programs.c: which kernels of vq_mm, and their programs
+ *               attention_tiles.c what attentions share; vq_cuts.c, vq_programs.c: which kernels of vq_mm, and their
+ * programs
  *
  * A family is a table of qn_kernel rows whose impl is a qn_cuda_impl and whose
  * open, close and launch are QN_CUDA_HOOKS; registry.c lists it. See docs/howto/new-cuda-kernel.md. */
@@ -294,7 +295,7 @@ typedef struct qn_cuda_family {
 extern const qn_cuda_family qn_cuda_quantize_family, qn_cuda_block_scaled_mm_family,
     qn_cuda_grouped_block_scaled_mm_family, qn_cuda_scaled_mm_family, qn_cuda_mm_family, qn_cuda_activation_family,
     qn_cuda_fp4_family, qn_cuda_fp4_mm_family, qn_cuda_dense_mm_family, qn_cuda_vq_family, qn_cuda_vq_kv_family,
-    qn_cuda_vq_dequantize_family, qn_cuda_scaled_attention_family;
+    qn_cuda_vq_dequantize_family, qn_cuda_attention_family, qn_cuda_scaled_attention_family;
 
 extern const qn_backend_chains qn_cuda_chains;
 

@@ -11,6 +11,7 @@ static const qn_cuda_family *const families[] = {&qn_cuda_block_scaled_mm_family
                                                  &qn_cuda_dense_mm_family,
                                                  &qn_cuda_mm_family,
                                                  &qn_cuda_activation_family,
+                                                 &qn_cuda_attention_family,
                                                  &qn_cuda_fp4_family,
                                                  &qn_cuda_vq_family,
                                                  &qn_cuda_vq_kv_family,

@@ -1,4 +1,4 @@
-/* Host side of rmsnorm, silu_mul, rope and attention. */
+/* Host side of rmsnorm, silu_mul and rope. */
 #include <math.h>
 #include <string.h>
 
@@ -23,15 +23,12 @@ enum {
     MOST_GRID_X = 0x7fffffff,
     MOST_GRID_Y = 65535
 };
-enum { ATTENTION_THREADS = 128, WARPS = ATTENTION_THREADS / 32, MOST_SIZE = 256, MANY_QUERIES = 16 };
 
 static int32_t out_of(const qn_op_desc *desc)
 {
     const int32_t out = desc->attr[QN_ATTR_OUT].i;
     return out == QN_OUT_F32 ? QN_MM_F32 : out == QN_OUT_F16 ? QN_MM_F16 : QN_MM_BF16;
 }
-
-/* ---- rmsnorm, silu_mul, rope ---- */
 
 static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 {
@@ -191,103 +188,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     return qn_cuda_launch(run, program, &g, arguments, error);
 }
 
-/* ---- attention ---- */
-
-/* Programs of a plan: for few and for many queries, keys of any alignment and aligned ones. */
-enum { FEW = 0, MANY = 1, ALIGNED = 2 };
-
-static int32_t dims_of(const qn_op_desc *desc)
-{
-    return (int32_t)qn_ceil_div(desc->in[QN_ATT_Q].dims[2], 32);
-}
-
-static int32_t queries_of(int32_t program, int32_t dims)
-{
-    return program & MANY ? (dims <= 2 ? 8 : dims <= 4 ? 4 : 2) : 1;
-}
-
-static int32_t attention_shared(int32_t queries, int32_t dims)
-{
-    return 4 * (queries * dims * 32 + WARPS * queries * (32 + dims * 32 + 2));
-}
-
-static const char *accepts_attention(const qn_kernel *kernel, const qn_op_desc *desc)
-{
-    (void)kernel;
-    const qn_shape *q = &desc->in[QN_ATT_Q];
-    if (q->dims[2] > MOST_SIZE || q->dims[2] == 0) {
-        return "the head size is 0 or above 256";
-    }
-    return q->dims[1] > MOST_GRID_Y || q->dims[0] > INT32_MAX || desc->in[QN_ATT_K].dims[0] > INT32_MAX
-               ? "there are too many heads, queries or keys"
-               : NULL;
-}
-
-static int32_t attention_programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
-                                  qn_cuda_program *out)
-{
-    (void)kernel;
-    (void)device;
-    const int32_t dims = dims_of(desc), count = desc->in[QN_ATT_Q].dims[2] % 8 == 0 ? 4 : 2;
-    for (int32_t i = 0; i < count; i++) {
-        out[i].source = "attention.cu";
-        out[i].entry = "qn_attention";
-        out[i].shared_bytes = attention_shared(queries_of(i, dims), dims);
-        qn_cuda_define(&out[i], "Q_FORMAT", qn_cuda_float_format(desc->in[QN_ATT_Q].format));
-        qn_cuda_define(&out[i], "K_FORMAT", qn_cuda_float_format(desc->in[QN_ATT_K].format));
-        qn_cuda_define(&out[i], "V_FORMAT", qn_cuda_float_format(desc->in[QN_ATT_V].format));
-        qn_cuda_define(&out[i], "OUT", out_of(desc));
-        qn_cuda_define(&out[i], "QUERIES", queries_of(i, dims));
-        qn_cuda_define(&out[i], "DIMS", dims);
-        qn_cuda_define(&out[i], "ALIGNED", i >= ALIGNED);
-    }
-    return count;
-}
-
-static qn_status launch_attention(const qn_cuda_run *run, qn_error *error)
-{
-    const qn_op_desc *desc = run->call->desc;
-    const qn_view *q = &run->call->args->in[QN_ATT_Q], *k = &run->call->args->in[QN_ATT_K];
-    const qn_view *v = &run->call->args->in[QN_ATT_V];
-    const qn_mut_view *o = &run->call->args->out[QN_ATT_OUT_O];
-    const qn_sizes *s = &run->call->sizes;
-    const float scale = desc->attr[QN_ATTR_SCALE].f;
-    qn_cuda_attention a = {.q = q->data,
-                           .k = k->data,
-                           .v = v->data,
-                           .o = o->data,
-                           .q_row = q->strides[0],
-                           .q_head = q->strides[1],
-                           .k_row = k->strides[0],
-                           .k_head = k->strides[1],
-                           .v_row = v->strides[0],
-                           .v_head = v->strides[1],
-                           .o_row = o->strides[0],
-                           .o_head = o->strides[1],
-                           .queries = (int32_t)s->m,
-                           .keys = (int32_t)s->n,
-                           .heads = (int32_t)s->e,
-                           .group = s->g > 0 ? (int32_t)(s->e / s->g) : 1,
-                           .size = (int32_t)s->k,
-                           .causal = desc->attr[QN_ATTR_CAUSAL].i,
-                           .scale = scale == 0.0f ? (float)(1.0 / sqrt((double)s->k)) : scale};
-    void *const arguments[] = {&a};
-    if (s->e == 0) {
-        return QN_OK;
-    }
-    const int aligned = s->k % 8 == 0 && ((uint64_t)(uintptr_t)a.k | (uint64_t)a.k_row | (uint64_t)a.k_head) % 16 == 0;
-    const int32_t program = (aligned ? ALIGNED : 0) + (s->m >= MANY_QUERIES ? MANY : FEW), dims = dims_of(desc);
-    const int32_t queries = queries_of(program, dims);
-    const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(s->m, queries), (uint32_t)s->e, 1},
-                                .block = {ATTENTION_THREADS, 1, 1},
-                                .shared_bytes = (uint32_t)attention_shared(queries, dims),
-                                .dependent = run->device->major >= 9};
-    return qn_cuda_launch(run, program, &g, arguments, error);
-}
-
 static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .launch = launch};
-static const qn_cuda_impl attention = {
-    .targets = QN_SM_ALL, .programs = attention_programs, .launch = launch_attention};
 
 #define ROW(op_, contract, accepts_, impl_)                                                                            \
     {                                                                                                                  \
@@ -299,7 +200,6 @@ static const qn_kernel kernels[] = {
     ROW(QN_OP_RMSNORM, "rmsnorm_fp_fp__sm80_rows", accepts, &impl),
     ROW(QN_OP_SILU_MUL, "silu_mul_fp_fp__sm80_rows", accepts, &impl),
     ROW(QN_OP_ROPE, "rope_fp_f32__sm80_rows", accepts, &impl),
-    ROW(QN_OP_ATTENTION, "attention_fp_fp_fp__sm80_8x32", accepts_attention, &attention),
 };
 
 const qn_cuda_family qn_cuda_activation_family = {kernels, sizeof kernels};

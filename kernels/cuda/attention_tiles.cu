@@ -1,0 +1,734 @@
+/* attention of many queries by tensor cores: o = softmax(scale q k^T) v.
+ *
+ * Operands are planes of f16. A head of f32 or bf16 is multiplied by the power of two that takes its largest element to
+ * between 2^14 and 2^15, the inverse of which is its factor. The first plane is then the nearest f16, the second, of
+ * f32, the nearest to what that leaves: 22 bits of an element, or all down to 2^-40 of the largest. f16 and e4m3 are
+ * exact in one plane; factors of e4m3 are scales. qn_attention_planes makes those of keys and values in memory of the
+ * caller; f16 is read in place. Products are those of the planes but of the two lower ones: one where both operands
+ * have one, three where both have two, whose errors are then those of f32. Weights of keys are 2^15 times exp2, as two
+ * f16. The tensor core cuts its sums instead of rounding them: they begin at 0 in every tile, and tiles are added in
+ * f32. Where values have factors, a tile's are divided by a power of two above the largest so far.
+ *
+ * A block has ROWS rows, each a query of one of the heads that share a key head, and goes over tiles of KEYS keys,
+ * which arrive two deep; a warp has 16 rows, their scores stay in registers. The longest blocks come first. Where there
+ * are too few, keys are cut into parts, which qn_attention_join adds in their order; where planes hold no more, into
+ * parts of some launches.
+ *
+ * With a WINDOW, planes have rows for keys as codes and behind them rows for recent keys; a row of the block sees the
+ * first of those and, from a place of its own on, of these.
+ *
+ * Host contract
+ *   Parameters: Q_FORMAT, K_FORMAT, V_FORMAT, of the latter QN_MM_E4M3 too; WINDOW 0 or 1, with RECENT_FORMAT, f16 or
+ *     bf16; OUT; SIZE: a multiple of 16, at most 128; WARPS; KEYS of a tile, a multiple of 16; WGMMA 1: products of
+ *     warpgroups (sm_90a), WARPS a multiple of 4
+ *   Operands: rows, heads and planes of k and v begin at 16 bytes
+ *   Launch: qn_attention_planes: block 256, grid {ceil(rows / 8), key heads, 2 or with a window 4};
+ *     qn_attention_tiles: block 32 * WARPS, grid {ceil(queries * group / ROWS), key heads, parts}, dynamic shared
+ * memory of (ROWS * Q_PLANES + 2 * KEYS * (K_PLANES + V_PLANES)) * pitch + 16 * KEYS + 4 * ROWS bytes, pitch 2 * SIZE +
+ * 16, or with WGMMA 128 * ceil(SIZE / 64); qn_attention_join: block 128, grid {ceil(queries * group / 4), key heads} */
+#include "formats.h"
+#include "cuda_activation.h"
+
+#define NONE __int_as_float(0xff800000u)
+#define K_PLANES (K_FORMAT == 0 ? 2 : 1)
+#define V_PLANES (V_FORMAT == 0 ? 2 : 1)
+#define K_FACTORS (K_FORMAT != 1)
+#define V_FACTORS (V_FORMAT != 1)
+#define Q_PLANES (Q_FORMAT == 0 ? 2 : 1)
+#define ROWS (16 * WARPS)
+#define THREADS (32 * WARPS)
+#if WGMMA /* columns of 64 side by side, as wgmma_operand wants them */
+#define PITCH 128
+#define ROOM(rows) ((SIZE + 63) / 64 * 128 * (rows))
+#else
+#define PITCH (2 * SIZE + 16) /* eight rows on banks of their own */
+#define ROOM(rows) (PITCH * (rows))
+#endif
+#define BLOCKS (WGMMA && SIZE <= 64 ? 2 : 1) /* of a multiprocessor */
+#define STEPS (SIZE / 16)
+#define KEY_STEPS (KEYS / 16)
+#define Q_BYTES ROOM(ROWS)
+#define TILE_BYTES ROOM(KEYS)
+#define V_AT (K_PLANES * TILE_BYTES)
+#define STAGE_BYTES ((K_PLANES + V_PLANES) * TILE_BYTES)
+#define STAGES_AT (Q_PLANES * Q_BYTES)
+#define FACTORS_AT (STAGES_AT + 2 * STAGE_BYTES) /* a stage's 2 KEYS */
+#define BY_AT (FACTORS_AT + 16 * KEYS)
+#define RANGE 0x1p15f
+#define LOG2_E 1.4426950408889634f
+
+extern __shared__ __align__(1024) char shared[];
+
+/* Where 16 bytes of a tile of so many rows lie. */
+template <int rows> DEV u32 place_of_piece(int row, int piece)
+{
+#if WGMMA
+    return (u32)(piece / 8 * rows * 128 + row * 128 + ((piece ^ row) & 7) * 16);
+#else
+    return (u32)(row * PITCH + piece * 16);
+#endif
+}
+
+/* ---- planes ---- */
+
+#define PAIRS ((SIZE + 63) / 64) /* a lane has elements 2 lane + 64 j and the next */
+
+/* Two numbers as the nearest f16 and the nearest to what they leave. */
+DEV void split_pair(float x, float y, u32 *high, u32 *low)
+{
+    float h[2];
+    *high = pack_f16(x, y);
+    half_floats(*high, h);
+    *low = pack_f16(x - h[0], y - h[1]);
+}
+
+/* By a warp: a row times the power of two that takes its largest element to between 2^14 and 2^15; returns the inverse.
+ * Rows below 2^-97 stay below that. A row with an infinity or a NaN has some of them afterwards. */
+DEV float normalise(float v[PAIRS][2])
+{
+    float most = 0.0f;
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) {
+        most = fmaxf(most, fmaxf(fabsf(v[j][0]), fabsf(v[j][1])));
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
+    }
+    const int exponent = (int)(__float_as_uint(most) >> 23), at = exponent > 30 ? exponent : 30;
+    const float by = __uint_as_float((u32)(268 - at) << 23);
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) {
+        v[j][0] *= by;
+        v[j][1] *= by;
+    }
+    return __uint_as_float((u32)(at - 14) << 23);
+}
+
+template <int format> DEV float load_element(const char *row, int d)
+{
+    if (format == QN_MM_E4M3) {
+        float v[2];
+        e4m3_floats(((const u8 *)row)[d], v);
+        return v[0];
+    }
+    return load_float(row, d, format);
+}
+
+template <int format, bool factors> DEV void spread(const qn_cuda_attention_rows &a, int i, int head, int lane)
+{
+    if (i >= a.count) {
+        return;
+    }
+    const int from = a.ring ? (a.first + i) % a.ring : a.first + i;
+    const char *const row = a.x + from * a.row + head * a.head;
+    float v[PAIRS][2], factor = 1.0f;
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) {
+        const int d = 2 * lane + 64 * j;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            v[j][e] = d < SIZE ? load_element<format>(row, d + e) : 0.0f;
+        }
+    }
+    if (format == QN_MM_F32 || format == QN_MM_BF16) {
+        factor = normalise(v);
+    } else if (format == QN_MM_E4M3) {
+        factor = *(const float *)(a.scale + from * a.scale_row + head * 4);
+    }
+    char *const to = a.planes + head * a.planes_head + i * (i64)(SIZE * 2);
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) {
+        const int d = 2 * lane + 64 * j;
+        u32 high, low;
+        split_pair(v[j][0], v[j][1], &high, &low);
+        if (d < SIZE) {
+            *(u32 *)(to + d * 2) = high;
+            if (format == QN_MM_F32) {
+                *(u32 *)(to + a.plane + d * 2) = low;
+            }
+        }
+    }
+    if (factors && lane == 0) {
+        a.factors[head * a.factors_head + i] = factor;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    qn_attention_planes(const __grid_constant__ qn_cuda_attention_planes a)
+{
+    const int i = (int)blockIdx.x * 8 + (int)threadIdx.x / 32, head = (int)blockIdx.y, lane = (int)threadIdx.x % 32;
+    release_next();
+    wait_before();
+    if (blockIdx.z == 0) {
+        spread<K_FORMAT, K_FACTORS>(a.k, i, head, lane);
+    } else if (blockIdx.z == 1) {
+        spread<V_FORMAT, V_FACTORS>(a.v, i, head, lane);
+#if WINDOW
+    } else if (blockIdx.z == 2) {
+        spread<RECENT_FORMAT, K_FACTORS>(a.k_recent, i, head, lane);
+    } else {
+        spread<RECENT_FORMAT, V_FACTORS>(a.v_recent, i, head, lane);
+#endif
+    }
+}
+
+/* ---- tiles ---- */
+
+/* Weights below 2^-126 are 0. */
+DEV float weight_of(float score)
+{
+    float e;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(score));
+    return e;
+}
+
+/* Row r of the block's key head: its query, and its head in the group. */
+struct row_place {
+    int query, head;
+};
+
+DEV row_place place_of(const qn_cuda_attention_tiles &a, int r)
+{
+    const int query = r / a.group;
+    return {query, r - query * a.group};
+}
+
+/* Rows of the planes that a row of the block sees: those below `below`, and those from `from` to before `to`. */
+struct view {
+    int below, from, to;
+};
+
+DEV view seen_by(const qn_cuda_attention_tiles &a, int r)
+{
+    const int query = r / a.group;
+    const int keys = a.causal ? a.keys - a.queries + 1 + (query < a.queries ? query : a.queries - 1) : a.keys;
+#if WINDOW
+    const int first = keys > 0 ? (keys - 1) / 32 * 32 - a.window : 0, below = first > 0 ? first : 0;
+    const int at = a.coded + below - a.recent_first;
+    return {below, at, keys > 0 ? at + keys - below : at};
+#else
+    return {keys > 0 ? keys : 0, 0, 0};
+#endif
+}
+
+DEV bool hides(view v, int i)
+{
+    return i >= v.below && (!WINDOW || i < v.from || i >= v.to);
+}
+
+/* Of all that it sees. */
+DEV int end_of(view v)
+{
+    return v.to > v.from ? v.to : v.below;
+}
+
+/* A warp's rows of q as planes, and what their scores are multiplied by. */
+DEV void load_queries(const qn_cuda_attention_tiles &a, int first, int head, int warp, int lane)
+{
+    float *const by = (float *)(shared + BY_AT);
+#pragma unroll 4
+    for (int i = 0; i < 16; i++) {
+        const int at = warp * 16 + i;
+        const row_place p = place_of(a, first + at);
+        const char *const row = a.q + p.query * a.q_row + (head * a.group + p.head) * a.q_head;
+        float v[PAIRS][2], factor = 1.0f;
+#pragma unroll
+        for (int j = 0; j < PAIRS; j++) {
+            const int d = 2 * lane + 64 * j;
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                v[j][e] = d < SIZE && p.query < a.queries ? load_float(row, d + e, Q_FORMAT) : 0.0f;
+            }
+        }
+        if (Q_FORMAT != 1) {
+            factor = normalise(v);
+        }
+#pragma unroll
+        for (int j = 0; j < PAIRS; j++) {
+            const int d = 2 * lane + 64 * j;
+            u32 high, low;
+            split_pair(v[j][0], v[j][1], &high, &low);
+            if (d < SIZE) {
+                char *const to = shared + place_of_piece<ROWS>(at, d / 8) + d % 8 * 2;
+                *(u32 *)to = high;
+                if (Q_PLANES == 2) {
+                    *(u32 *)(to + Q_BYTES) = low;
+                }
+            }
+        }
+        if (lane == 0) {
+            by[at] = factor * a.scale * LOG2_E;
+        }
+    }
+}
+
+/* A tile of one operand's planes, zeros beyond the last row; a thread has 16 bytes of some rows. */
+template <int planes> DEV void ask_planes(u32 to, const char *from, i64 row, i64 plane, int key0, int rows)
+{
+    const int pieces = SIZE / 8,
+              across = pieces > 8   ? 16
+                       : pieces > 4 ? 8
+                       : pieces > 2 ? 4
+                                    : 2,
+              step = THREADS / across;
+    const int piece = (int)threadIdx.x % across, first = (int)threadIdx.x / across;
+    const char *at = from + (key0 + first) * row + piece * 16;
+    to += place_of_piece<KEYS>(first, piece); /* steps are of 8 rows, or no others follow */
+    if (piece >= pieces) {
+        return;
+    }
+#pragma unroll
+    for (int key = 0; key < KEYS; key += step, at += step * row) {
+        if (KEYS % step == 0 || key + first < KEYS) {
+            const u32 there = key0 + key + first < rows ? 16 : 0;
+#pragma unroll
+            for (int p = 0; p < planes; p++) {
+                copy_async_16(to + (u32)(p * TILE_BYTES + key * PITCH), at + p * plane, there);
+            }
+        }
+    }
+}
+
+DEV void ask_factors(u32 to, const float *from, int key0, int rows)
+{
+    for (int i = (int)threadIdx.x; i < KEYS; i += THREADS) {
+        const int there = key0 + i < rows;
+        copy_async_4(to + (u32)i * 4, from + (there ? key0 + i : 0), (u32)there);
+    }
+}
+
+/* A tile to stage 0 or 1. */
+DEV void ask_tile(const qn_cuda_attention_tiles &a, int to, int head, int key0)
+{
+    const u32 stage = shared_address(shared) + (u32)(STAGES_AT + to * STAGE_BYTES);
+    const u32 factors = shared_address(shared) + (u32)(FACTORS_AT + to * 8 * KEYS);
+    ask_planes<K_PLANES>(stage, a.k + head * a.k_head, a.k_row, a.k_plane, key0 - a.plane_first, a.plane_rows);
+    ask_planes<V_PLANES>(stage + V_AT, a.v + head * a.v_head, a.v_row, a.v_plane, key0 - a.plane_first, a.plane_rows);
+#if K_FACTORS
+    ask_factors(factors, a.k_factors + head * a.factors_head, key0 - a.plane_first, a.plane_rows);
+#endif
+#if V_FACTORS
+    ask_factors(factors + 4 * KEYS, a.v_factors + head * a.factors_head, key0 - a.plane_first, a.plane_rows);
+#endif
+}
+
+/* From tiles behind the last code that a row sees to the first of recent keys. */
+DEV int step_over(int key0, view least, view most)
+{
+    return WINDOW && key0 >= most.below && key0 < least.from ? least.from / KEYS * KEYS : key0;
+}
+
+/* What a lane has of rows g = lane / 4 and g + 8 of its warp, for n < SIZE / 8 columns 8 n + 2 (lane % 4) and the next,
+ * as a product of matrices leaves it: o[4 n] and the next of row g, the other two of g + 8. */
+struct state {
+    float o[SIZE / 2], total[2], most[2], by[2]; /* total: of this lane's keys */
+    float range;                                 /* of the values' factors: sums are in units of range / 2^15 */
+};
+
+/* Weights of 16 keys as a product takes them. */
+struct weights {
+    u32 high[4], low[4];
+};
+
+#if WGMMA
+/* d[64, N] += a[64, 16] b[N, 16]', both in shared memory. */
+#define ADD_SCORES(N, d, a, b) ADD_SCORES_(N, d, a, b)
+#define ADD_SCORES_(N, d, a, b)                                                                                        \
+    asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n" WGMMA_STEP(N, "k16.f32.f16.f16", ", 1, 1, 0, 0",           \
+                                                                       WGMMA_A##N ", " WGMMA_B##N ", p") "}"           \
+                 : WGMMA_R##N("+f", d)                                                                                 \
+                 : "l"(a), "l"(b)                                                                                      \
+                 : "memory")
+/* d[64, N] += a[64, 16] b[16, N], a in registers, two words each of x and y. */
+#define ADD_VALUES(N, d, x, y, b) ADD_VALUES_(N, d, x, y, b)
+#define ADD_VALUES_(N, d, x, y, b)                                                                                     \
+    asm volatile("{\n.reg .pred p;\n.reg .b32 e, f, g, h;\nsetp.eq.b32 p, 0, 0;\nmov.b64 {e, f}, " WGMMA_A##N          \
+                 ";\nmov.b64 {g, h}, " WGMMA_B##N                                                                      \
+                 ";\n" WGMMA_STEP(N, "k16.f32.f16.f16", ", 1, 1, 1", "{e, f, g, h}, " WGMMA_P##N ", p") "}"            \
+                 : WGMMA_R##N("+f", d)                                                                                 \
+                 : "l"(x), "l"(y), "l"(b)                                                                              \
+                 : "memory")
+
+DEV u64 two_words(u32 low, u32 high)
+{
+    return (u64)high << 32 | low;
+}
+
+/* s = q k' of a tile, by a warpgroup: addresses of its rows and of the tile. */
+DEV void score_tile(float *s, u32 q, u32 k)
+{
+    const u64 a = wgmma_operand(uniform(q)), b = wgmma_operand(uniform(k));
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) {
+        s[i] = 0.0f;
+    }
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+        const u64 at_q = a + step / 4 * ROWS * 8 + step % 4 * WGMMA_K_STEP;
+        const u64 at_k = b + step / 4 * KEYS * 8 + step % 4 * WGMMA_K_STEP;
+        if (Q_PLANES == 2) {
+            ADD_SCORES(KEYS, s, at_q + Q_BYTES / 16, at_k);
+        }
+        if (K_PLANES == 2) {
+            ADD_SCORES(KEYS, s, at_q, at_k + TILE_BYTES / 16);
+        }
+        ADD_SCORES(KEYS, s, at_q, at_k);
+    }
+    wgmma_commit();
+    WGMMA_WAIT(0);
+}
+
+/* o = keep o + p v of a tile, by a warpgroup. */
+DEV void add_values(state &w, weights *p, const float *keep, u32 v)
+{
+    float d[SIZE / 2];
+    /* rows of keys: 64 columns further are KEYS rows on, 8 keys further 1024 bytes */
+    const u64 b = (u64)((uniform(v) & 0x3FFFF) >> 4) | (u64)(KEYS * 8) << 16 | (u64)64 << 32 | (u64)1 << 62;
+#pragma unroll
+    for (int i = 0; i < SIZE / 2; i++) {
+        d[i] = 0.0f;
+    }
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < KEY_STEPS; step++) {
+        const u32 *const h = p[step].high, *const l = p[step].low;
+        const u64 at = b + step * 128;
+        ADD_VALUES(SIZE, d, two_words(l[0], l[1]), two_words(l[2], l[3]), at);
+        if (V_PLANES == 2) {
+            ADD_VALUES(SIZE, d, two_words(h[0], h[1]), two_words(h[2], h[3]), at + TILE_BYTES / 16);
+        }
+        ADD_VALUES(SIZE, d, two_words(h[0], h[1]), two_words(h[2], h[3]), at);
+    }
+    wgmma_commit();
+    WGMMA_WAIT(0);
+#pragma unroll
+    for (int i = 0; i < SIZE / 2; i++) {
+        w.o[i] = __fmaf_rn(w.o[i], keep[i / 2 % 2], d[i]);
+    }
+}
+#else
+/* Four matrices of 8 x 8 at the rows that the lanes name, as they lie or turned. */
+DEV void load_matrices(u32 *to, u32 at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+DEV void load_matrices_turned(u32 *to, u32 at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+/* d[16, 16] += a[16, 16] b[16, 16] by planes of both, the smaller products first. */
+template <int a_planes, int b_planes>
+DEV void add_planes(float *d, const u32 *a_high, const u32 *a_low, const u32 *b_high, const u32 *b_low)
+{
+#pragma unroll
+    for (int plane = 0; plane < 3; plane++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            if (plane == 0 && a_planes == 2) {
+                MMA_F16(d + 4 * h, a_low, b_high[2 * h], b_high[2 * h + 1]);
+            } else if (plane == 1 && b_planes == 2) {
+                MMA_F16(d + 4 * h, a_high, b_low[2 * h], b_low[2 * h + 1]);
+            } else if (plane == 2) {
+                MMA_F16(d + 4 * h, a_high, b_high[2 * h], b_high[2 * h + 1]);
+            }
+        }
+    }
+}
+
+/* s = q k' of a tile: addresses that load_matrices takes. */
+DEV void score_tile(float *s, u32 q, u32 k)
+{
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) {
+        s[i] = 0.0f;
+    }
+#pragma unroll 2
+    for (int step = 0; step < STEPS; step++, q += 32, k += 32) {
+        u32 high[4], low[4];
+        load_matrices(high, q);
+        if (Q_PLANES == 2) {
+            load_matrices(low, q + Q_BYTES);
+        }
+#pragma unroll
+        for (int n = 0; n < KEY_STEPS; n++) {
+            u32 b[4], c[4];
+            load_matrices(b, k + n * 16 * PITCH);
+            if (K_PLANES == 2) {
+                load_matrices(c, k + TILE_BYTES + n * 16 * PITCH);
+            }
+            add_planes<Q_PLANES, K_PLANES>(s + 8 * n, high, low, b, c);
+        }
+    }
+}
+
+#define AT_ONCE (KEY_STEPS > 2 ? 2 : 1) /* steps of keys */
+
+/* o = keep o + p v of a tile. The loop, in which weights move up, makes the assembler keep the sums of all columns
+ * under way at once; where it sees the whole it does few at a time and waits for each. */
+DEV void add_values(state &w, weights *p, const float *keep, u32 v)
+{
+    float d[SIZE / 2];
+#pragma unroll
+    for (int i = 0; i < SIZE / 2; i++) {
+        d[i] = 0.0f;
+    }
+#pragma unroll 1
+    for (int first = 0; first < KEY_STEPS; first += AT_ONCE, v += AT_ONCE * 16 * PITCH) {
+#pragma unroll
+        for (int i = 0; i < AT_ONCE * STEPS; i++) {
+            const int step = i / STEPS, n = i % STEPS;
+            u32 b[4], c[4];
+            load_matrices_turned(b, v + step * 16 * PITCH + n * 32);
+            if (V_PLANES == 2) {
+                load_matrices_turned(c, v + TILE_BYTES + step * 16 * PITCH + n * 32);
+            }
+            add_planes<2, V_PLANES>(d + 8 * n, p[step].high, p[step].low, b, c);
+        }
+#pragma unroll
+        for (int step = 0; step < KEY_STEPS - AT_ONCE; step++) {
+            p[step] = p[step + AT_ONCE];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < SIZE / 2; i++) {
+        w.o[i] = __fmaf_rn(w.o[i], keep[i / 2 % 2], d[i]);
+    }
+}
+#endif
+
+/* The unit of sums with this tile, of whose values' factors the lane has some of those at `factors`; what sums so far
+ * are multiplied by. */
+DEV float widen_range(state &w, const float *factors, int column)
+{
+    float most = w.range;
+#pragma unroll
+    for (int n = 0; n < KEYS; n += 8) {
+        const float2 f = *(const float2 *)(factors + n + column);
+        most = fmaxf(most, fmaxf(fabsf(f.x), fabsf(f.y)));
+    }
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+    if (!(most > w.range)) {
+        return 1.0f;
+    }
+    const u32 above = (__float_as_uint(most) >> 23) + 1, exponent = above < 254 ? above : 254;
+    const u32 further = exponent - (__float_as_uint(w.range) >> 23);
+    w.range = __uint_as_float(exponent << 23);
+    return __uint_as_float((further < 127 ? 127 - further : 0) << 23);
+}
+
+/* Scores of a tile, whose first key is key0, to weights; keep: what sums so far are multiplied by. factors: the keys',
+ * then the values'. masked: not all rows see all keys. */
+DEV void weigh_tile(const qn_cuda_attention_tiles &a, state &w, float *s, const float *factors, int key0, int row,
+                    int masked, weights *p, float *keep)
+{
+    const int column = (int)threadIdx.x % 4 * 2;
+    float top[2] = {NONE, NONE}, base[2], sum[2] = {}, before = 1.0f, unit = RANGE;
+    if (V_FACTORS) {
+        before = widen_range(w, factors + KEYS, column);
+        unit = __uint_as_float((269 - (__float_as_uint(w.range) >> 23)) << 23); /* 2^15 / range */
+    }
+    if (K_FACTORS) {
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; i += 4) {
+            const float2 f = *(const float2 *)(factors + 2 * i + column);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                s[i + e] *= e % 2 ? f.y : f.x;
+            }
+        }
+    }
+    if (masked) {
+        const view sees[2] = {seen_by(a, row), seen_by(a, row + 8)};
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; i++) {
+            s[i] = hides(sees[i / 2 % 2], key0 + i / 4 * 8 + column + i % 2) ? NONE : s[i];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) {
+        top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        top[h] = fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], 1));
+        top[h] = fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], 2));
+        top[h] = fmaxf(top[h], w.most[h]);
+        base[h] = top[h] == NONE ? 0.0f : top[h];
+        keep[h] = weight_of((w.most[h] - base[h]) * w.by[h]);
+        w.most[h] = top[h];
+        base[h] *= w.by[h];
+    }
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i += 4) {
+        const float2 f = V_FACTORS ? *(const float2 *)(factors + KEYS + 2 * i + column) : make_float2(1.0f, 1.0f);
+        const int half = i / 4 % 2 * 2;
+        float v[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            v[e] = weight_of(__fmaf_rn(s[i + e], w.by[e / 2], -base[e / 2]));
+            sum[e / 2] += v[e];
+            v[e] *= (e % 2 ? f.y : f.x) * unit;
+        }
+        split_pair(v[0], v[1], &p[i / 8].high[half], &p[i / 8].low[half]);
+        split_pair(v[2], v[3], &p[i / 8].high[half + 1], &p[i / 8].low[half + 1]);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        w.total[h] = __fmaf_rn(w.total[h], keep[h], sum[h]);
+        keep[h] *= before;
+    }
+}
+
+/* One row's sums to the result, or to its place among the parts. */
+DEV void store_row(const qn_cuda_attention_tiles &a, const state &w, int h, int head, int part, int r)
+{
+    const int lane = (int)threadIdx.x % 32, rows = a.queries * a.group;
+    const float unit = V_FACTORS ? w.range * (1.0f / RANGE) : 1.0f / RANGE;
+    float total = w.total[h];
+    total += __shfl_xor_sync(0xffffffffu, total, 1);
+    total += __shfl_xor_sync(0xffffffffu, total, 2);
+    if (r >= rows) {
+        return;
+    }
+    if (a.parts > 1) {
+        float *const to = a.partials + (((i64)head * rows + r) * a.parts + part) * (SIZE + 2);
+#pragma unroll
+        for (int i = 2 * h; i < SIZE / 2; i += 4) {
+            *(float2 *)(to + 2 * (i - 2 * h) + lane % 4 * 2) = make_float2(w.o[i] * unit, w.o[i + 1] * unit);
+        }
+        if (lane % 4 == 0) {
+            *(float2 *)(to + SIZE) = make_float2(w.most[h] * w.by[h], total);
+        }
+        return;
+    }
+    const row_place p = place_of(a, r);
+    const float by = end_of(seen_by(a, r)) > 0 ? unit / total : 0.0f;
+    char *const to = a.o + p.query * a.o_row + (head * a.group + p.head) * a.o_head;
+#pragma unroll
+    for (int i = 2 * h; i < SIZE / 2; i += 4) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            store_float(to, 2 * (i - 2 * h) + lane % 4 * 2 + e, w.o[i + e] * by, OUT);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    qn_attention_tiles(const __grid_constant__ qn_cuda_attention_tiles a)
+{
+    const int lane = (int)threadIdx.x % 32, warp = (int)uniform(threadIdx.x / 32), head = (int)blockIdx.y;
+    const int part = a.first_part + (int)blockIdx.z, rows = a.queries * a.group;
+    const int first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS, row = first + warp * 16 + lane / 4;
+    const view least = seen_by(a, first), most = seen_by(a, (first + ROWS < rows ? first + ROWS : rows) - 1);
+    int begin = part * a.part_keys, end = end_of(most);
+    release_next();
+    if (a.parts > 1) {
+        end = end < begin + a.part_keys ? end : begin + a.part_keys;
+        if (end <= begin && part > 0) {
+            return;
+        }
+    }
+    wait_before();
+    begin = step_over(begin, least, most);
+    if (begin < end) {
+        ask_tile(a, 0, head, begin);
+    }
+    load_queries(a, first, head, warp, lane);
+    __syncwarp();
+    /* Rows that go together, the warp's or the warpgroup's: what all and what any of them sees. */
+    const int together = WGMMA ? 64 : 16, mine = first + warp * 16 / together * together;
+    const view all = seen_by(a, mine), any = seen_by(a, mine + together - 1);
+#if WGMMA
+    const u32 q = shared_address(shared) + (u32)(warp / 4 * 64 * PITCH), k = shared_address(shared) + STAGES_AT;
+    const u32 v = k + V_AT;
+#else
+    const u32 q = shared_address(shared) + (u32)((warp * 16 + lane % 16) * PITCH + lane / 16 * 16);
+    const u32 k = shared_address(shared) + (u32)(STAGES_AT + (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 16);
+    const u32 v = shared_address(shared) + (u32)(STAGES_AT + V_AT + lane % 16 * PITCH + lane / 16 * 16);
+#endif
+    const float *const by = (const float *)(shared + BY_AT) + warp * 16 + lane / 4;
+    state w = {};
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        w.most[h] = NONE;
+        w.by[h] = by[8 * h];
+    }
+    w.range = __uint_as_float(16u << 23);
+    int stage = 0;
+#pragma unroll 1
+    for (int key0 = begin; key0 < end; stage ^= 1) {
+        const int next = step_over(key0 + KEYS, least, most);
+        copy_async_wait();
+#if WGMMA
+        fence_proxy_async();
+#endif
+        __syncthreads();
+        if (next < end) {
+            ask_tile(a, stage ^ 1, head, next);
+        }
+        if (key0 < any.below || (WINDOW && key0 < any.to && key0 + KEYS > all.from)) {
+            const int whole = key0 + KEYS <= all.below || (WINDOW && key0 >= any.from && key0 + KEYS <= all.to);
+            float s[KEYS / 2], keep[2];
+            weights p[KEY_STEPS];
+            score_tile(s, q, k + (u32)(stage * STAGE_BYTES));
+            weigh_tile(a, w, s, (const float *)(shared + FACTORS_AT + stage * 8 * KEYS), key0, row, !whole, p, keep);
+            add_values(w, p, keep, v + (u32)(stage * STAGE_BYTES));
+        }
+        key0 = next;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        store_row(a, w, h, head, part, row + 8 * h);
+    }
+}
+
+/* A warp a row: its parts in their order. */
+extern "C" __global__ void __launch_bounds__(128) qn_attention_join(const __grid_constant__ qn_cuda_attention_tiles a)
+{
+    const int r = (int)blockIdx.x * 4 + (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, head = (int)blockIdx.y;
+    release_next();
+    wait_before();
+    if (r >= a.queries * a.group) {
+        return;
+    }
+    const int seen = end_of(seen_by(a, r)), parts = seen > a.part_keys ? (seen + a.part_keys - 1) / a.part_keys : 1;
+    const float *const from = a.partials + ((i64)head * a.queries * a.group + r) * a.parts * (SIZE + 2);
+    float most = NONE, total = 0.0f, o[PAIRS][2] = {};
+    for (int i = 0; i < parts; i++) {
+        const float2 of = *(const float2 *)(from + i * (SIZE + 2) + SIZE);
+        const float high = fmaxf(most, of.x), base = high == NONE ? 0.0f : high;
+        const float keep = weight_of(most - base), weight = weight_of(of.x - base);
+        most = high;
+        total = __fmaf_rn(total, keep, weight * of.y);
+#pragma unroll
+        for (int j = 0; j < PAIRS; j++) {
+            const int d = 2 * lane + 64 * j;
+            const float2 v = d < SIZE ? *(const float2 *)(from + i * (SIZE + 2) + d) : make_float2(0.0f, 0.0f);
+            o[j][0] = __fmaf_rn(o[j][0], keep, weight * v.x);
+            o[j][1] = __fmaf_rn(o[j][1], keep, weight * v.y);
+        }
+    }
+    const row_place p = place_of(a, r);
+    char *const to = a.o + p.query * a.o_row + (head * a.group + p.head) * a.o_head;
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) {
+        const int d = 2 * lane + 64 * j;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            if (d < SIZE) {
+                store_float(to, d + e, seen > 0 ? o[j][e] / total : 0.0f, OUT);
+            }
+        }
+    }
+}
