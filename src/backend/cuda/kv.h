@@ -17,7 +17,8 @@ enum { QN_CUDA_KV_STRIP = 32, QN_CUDA_KV_WARPS = 4, QN_CUDA_KV_SIZE = 256, QN_CU
 /* The window's rows are of one format, a head is not too long; else why not. recent: slot of k_recent. */
 const char *qn_cuda_kv_window_refusal(const qn_op_desc *desc, int32_t recent);
 
-/* Join and window; returns how many. */
+/* Join and window; returns how many, as program_count does. */
+int32_t qn_cuda_kv_program_count(const qn_op_desc *desc, int32_t recent);
 int32_t qn_cuda_kv_programs(const qn_op_desc *desc, int32_t recent, qn_cuda_program *out);
 
 /* The window's operands. */

@@ -1,5 +1,6 @@
 /* Host side of scaled_attention, and of what all attention over kept keys and values ends with: the part of a window's
  * recent tokens and the joining of parts (kv.h). Rows are read by kernels/cuda/vq_attention_plain.cu. */
+#include "backend/cuda/attention_tiles.h"
 #include "backend/cuda/kv.h"
 
 #include <math.h>
@@ -104,22 +105,29 @@ static int may_align(const qn_op_desc *desc, int32_t recent)
     return desc->in[recent].format == QN_F16 && desc->in[0].dims[2] % 8 == 0;
 }
 
+int32_t qn_cuda_kv_program_count(const qn_op_desc *desc, int32_t recent)
+{
+    return desc->attr[QN_ATTR_WINDOW].i == 0 ? QN_CUDA_KV_RECENT
+           : may_align(desc, recent)         ? QN_CUDA_KV_PROGRAMS
+                                             : QN_CUDA_KV_RECENT_ALIGNED;
+}
+
 int32_t qn_cuda_kv_programs(const qn_op_desc *desc, int32_t recent, qn_cuda_program *out)
 {
     out[QN_CUDA_KV_JOIN].source = "vq_attention_join.cu";
     out[QN_CUDA_KV_JOIN].entry = "qn_vq_attention_join";
     qn_cuda_define(&out[QN_CUDA_KV_JOIN], "OUT", out_of(desc));
     qn_cuda_define(&out[QN_CUDA_KV_JOIN], "LENS", desc->op == QN_OP_VQ_ATTENTION);
-    if (desc->attr[QN_ATTR_WINDOW].i == 0) {
-        return QN_CUDA_KV_RECENT;
+    const int32_t count = qn_cuda_kv_program_count(desc, recent);
+    if (count == QN_CUDA_KV_RECENT) {
+        return count;
     }
     const int32_t format = qn_cuda_float_format(desc->in[recent].format);
     qn_cuda_kv_rows_program(desc, RECENT, format, 1, 0, &out[QN_CUDA_KV_RECENT]);
-    if (!may_align(desc, recent)) {
-        return QN_CUDA_KV_RECENT_ALIGNED;
+    if (count > QN_CUDA_KV_RECENT_ALIGNED) {
+        qn_cuda_kv_rows_program(desc, RECENT, format, 8, 1, &out[QN_CUDA_KV_RECENT_ALIGNED]);
     }
-    qn_cuda_kv_rows_program(desc, RECENT, format, 8, 1, &out[QN_CUDA_KV_RECENT_ALIGNED]);
-    return QN_CUDA_KV_PROGRAMS;
+    return count;
 }
 
 static qn_cuda_vq_codes recent_rows(const qn_view *view)
@@ -176,8 +184,8 @@ qn_status qn_cuda_kv_finish(const qn_cuda_run *run, int32_t first, int32_t recen
 
 /* ---- scaled_attention ---- */
 
-/* Rows at any address, rows of whole words of four codes, then what follows. */
-enum { ANY = 0, WORDS, FINISH, SCALED_PROGRAMS = FINISH + QN_CUDA_KV_PROGRAMS };
+/* Rows at any address, rows of whole words of four codes, then what follows, then tiles. */
+enum { ANY = 0, WORDS, FINISH, SCALED_PROGRAMS = FINISH + QN_CUDA_KV_PROGRAMS + QN_CUDA_TILES_PROGRAMS };
 
 static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 {
@@ -199,10 +207,14 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
                         qn_cuda_program *out)
 {
     (void)kernel;
-    (void)device;
     qn_cuda_kv_rows_program(desc, SCALED, 0, 1, 0, &out[ANY]);
     qn_cuda_kv_rows_program(desc, SCALED, 0, desc->in[QN_ATT_Q].dims[2] % 4 == 0 ? 4 : 1, 0, &out[WORDS]);
-    return FINISH + qn_cuda_kv_programs(desc, QN_ATT_K_RECENT, out + FINISH);
+    const int32_t count = FINISH + qn_cuda_kv_programs(desc, QN_ATT_K_RECENT, out + FINISH);
+    if (qn_cuda_tiles_refusal(desc)) {
+        return count;
+    }
+    qn_cuda_tiles_programs(desc, device, out + count);
+    return count + QN_CUDA_TILES_PROGRAMS;
 }
 
 static qn_cuda_vq_codes scaled_rows(const qn_view *rows, const qn_view *scales)
@@ -254,12 +266,17 @@ static size_t workspace(const qn_kernel *kernel, const qn_op_desc *desc, int64_t
     (void)kernel;
     (void)threads;
     const int64_t *q = desc->in[QN_ATT_Q].dims;
-    return qn_cuda_kv_workspace(m, q[1], 1, q[2], desc->attr[QN_ATTR_WINDOW].i);
+    const size_t rows = qn_cuda_kv_workspace(m, q[1], 1, q[2], desc->attr[QN_ATTR_WINDOW].i);
+    const size_t tiles = qn_cuda_tiles_refusal(desc) ? 0 : qn_cuda_tiles_workspace(desc, m);
+    return rows > tiles ? rows : tiles;
 }
 
 static qn_status launch(const qn_cuda_run *run, qn_error *error)
 {
     const qn_op_desc *desc = run->call->desc;
+    if (!qn_cuda_tiles_refusal(desc) && qn_cuda_tiles_take(desc, run->call->args, run->call->sizes.m)) {
+        return qn_cuda_tiles_launch(run, FINISH + qn_cuda_kv_program_count(desc, QN_ATT_K_RECENT), error);
+    }
     qn_cuda_vq_attention a = arguments_of(desc, run->call->args, run->device);
     void *const arguments[] = {&a};
     a.partials = run->call->workspace;
@@ -269,6 +286,16 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     const qn_cuda_geometry g = qn_cuda_kv_rows_geometry(&a, a.parts, run->device);
     QN_TRY(qn_cuda_launch(run, choice_of(&a), &g, arguments, error));
     return qn_cuda_kv_finish(run, FINISH, QN_ATT_K_RECENT, &a, error);
+}
+
+static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes *sizes,
+                     qn_text *text)
+{
+    (void)kernel;
+    const qn_cuda *cuda = qn_cuda_get(ctx);
+    if (cuda) {
+        qn_cuda_tiles_describe(desc, &cuda->device, sizes, text);
+    }
 }
 
 int32_t qn_cuda_scaled_attention_chain(const qn_op_desc *desc, const qn_args *args, const qn_cuda_device *device,
@@ -294,7 +321,8 @@ static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .l
 
 static const qn_kernel kernels[] = {
     {QN_CUDA_HOOKS, .name = "qn_scaled_attention_fp_q8_fp__sm80_rows", .op = QN_OP_SCALED_ATTENTION,
-     .level = "sm_80 and later", .status = "tested", .accepts = accepts, .workspace_bytes = workspace, .impl = &impl},
+     .level = "sm_80 and later", .status = "tested", .accepts = accepts, .workspace_bytes = workspace,
+     .describe = describe, .impl = &impl},
 };
 
 const qn_cuda_family qn_cuda_scaled_attention_family = {kernels, sizeof kernels};
