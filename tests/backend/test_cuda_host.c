@@ -649,6 +649,34 @@ static void coded_attention_is_cut(void **state)
     close_world(&w);
 }
 
+/* Which kernel attention takes: tiles for many queries, where sizes and places are theirs. */
+static void attention_is_cut(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        uint64_t offset;
+        uint32_t block, grid[3];
+    } cases[] = {
+        {"attention m=2048 n=2048 k=128 e=32 g=8 q=f16 k=f16 v=f16", 0, 256, {64, 8, 1}},
+        {"attention m=2048 n=2048 k=128 e=32 g=8 q=f16 k=f16 v=f16", 2, 128, {512, 32, 1}}, /* read in place */
+        {"attention m=2048 n=2048 k=128 e=32 g=8", 4, 256, {64, 8, 1}},
+        {"attention m=2048 n=2048 k=72 e=32 g=8", 0, 128, {512, 32, 1}},
+        {"attention m=1 n=2048 k=128 e=32 g=8", 0, 128, {1, 32, 1}},
+        {"attention m=512 n=512 k=64 e=9 g=3", 0, 128, {384, 3, 1}}, /* the join of parts */
+        {"scaled_attention m=2048 n=2048 k=128 e=32 g=8 window=128", 0, 256, {64, 8, 1}},
+    };
+    world w;
+    assert_int_equal(open_world(&w, &(setup){.cache = cache}, NULL), QN_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const fake_launch l = attention_launch(&w, cases[i].text, cases[i].offset);
+        if (l.block != cases[i].block || memcmp(l.grid, cases[i].grid, sizeof l.grid) != 0) {
+            fail_msg("%s: blocks of %u, grid %u x %u x %u", cases[i].text, l.block, l.grid[0], l.grid[1], l.grid[2]);
+        }
+    }
+    close_world(&w);
+}
+
 static int32_t count_program(void *user, const qn_warm_info *info)
 {
     int *counts = user;
@@ -732,6 +760,7 @@ int main(void)
         cmocka_unit_test(any_driver_call_may_fail),
         cmocka_unit_test(memory_may_run_out_anywhere),
         cmocka_unit_test(coded_attention_is_cut),
+        cmocka_unit_test(attention_is_cut),
         cmocka_unit_test(plans_share_a_function),
         cmocka_unit_test(warming_fills_the_cache),
     };

@@ -6,7 +6,7 @@
  *   test_cuda_ptx [WORD]   only cases whose text holds the word */
 #include <dlfcn.h>
 
-#include "backend/device_cases.h"
+#include "backend/attention_cases.h"
 #include "backend/fake/fake_cuda.h"
 #include "base/clock.h"
 
@@ -62,6 +62,10 @@ static const row rows[] = {
     {8, 0, "vq_dequantize n=40 k=64"},
     {8, 0, "vq_attention m=2 n=65 k=64 e=4 g=2 q=f16"},
     {8, 0, "scaled_attention m=2 n=150 k=64 e=4 g=2 window=70"},
+    {8, 0, "scaled_attention m=18 n=83 k=64 e=6 g=2"},
+    {8, 0, "scaled_attention m=50 n=300 k=64 e=2 g=1 window=70"},
+    {8, 0, "scaled_attention m=37 n=190 k=32 e=2 g=2 window=32 causal=0 k_recent=bf16 v_recent=bf16"},
+    {8, 0, "scaled_attention m=70 n=40 k=64 e=2 g=1 window=8"},
     {8, 0, "vq_mm m=1 n=48 k=64 format=quip_e8p SU=1 SV=1"},
     {8, 0, "rmsnorm m=3 k=577"},
     {8, 0, "rope m=3 k=64 e=9"},
@@ -69,6 +73,11 @@ static const row rows[] = {
     {8, 0, "vq_attention m=2 n=65 k=64 e=4 g=2 rope_theta=5e+05 rope_factors=1"},
     {8, 0, "attention m=5 n=17 k=64 e=9 g=3"},
     {8, 0, "attention m=1 n=129 k=64 e=9 g=3 k=f16 v=f16"},
+    {8, 0, "attention m=17 n=83 k=64 e=6 g=2"},
+    {8, 0, "attention m=19 n=70 k=96 e=2 g=2 causal=0 q=bf16 k=bf16 v=bf16 out=bf16"},
+    {8, 0, "attention m=18 n=150 k=128 e=2 g=1 q=f16 k=f16 v=f16 out=f16"},
+    {8, 0, "attention m=70 n=40 k=32 e=4 g=2 k=f16 scale=0.3"},
+    {8, 0, "attention m=17 n=16500 k=16 e=1 g=1"},
     {8, 0, "silu_mul m=3 k=77"},
     {8, 9, "block_scaled_mm m=3 n=65 k=383"},
     {9, 0, "quantize_fp8 m=3 k=700 x=bf16"},
@@ -147,6 +156,10 @@ static void kernels_agree_with_the_reference(void **state)
         if (!word || strstr(r->text, word)) {
             run_row(r);
         }
+    }
+    if (!word) {
+        run_all_patterns("attention m=20 n=40 k=64 e=2 g=1");
+        run_all_patterns("attention m=20 n=40 k=64 e=2 g=1 causal=0 q=bf16 k=bf16 v=bf16");
     }
     close_device();
     printf("%d runs, %d wrong, the largest error %.3g of the allowed\n", runs, failures, worst);
