@@ -1,4 +1,4 @@
-/* attention of many queries by tensor cores: o = softmax(scale q k^T) v.
+/* attention of several queries by tensor cores: o = softmax(scale q k^T) v.
  *
  * Operands are planes of f16. A head of f32 or bf16 is multiplied by the power of two that takes its largest element to
  * between 2^14 and 2^15, the inverse of which is its factor. The first plane is then the nearest f16, the second, of

@@ -8,7 +8,7 @@
 #include "kernels/common/cuda_activation.h"
 #include "ref/slots.h"
 
-enum { MOST_SIZE = 128, LEAST_QUERIES = 16, PLANE_ROWS = 8, JOIN_ROWS = 4 };
+enum { MOST_SIZE = 128, LEAST_QUERIES = 2, PLANE_ROWS = 8, JOIN_ROWS = 4 };
 /* Parts of a row, rows of parts there is room for; rows that planes hold at a time: more keys are more launches. */
 enum { MOST_PARTS = 32, PART_ROWS = 264 * 64, HELD_ROWS = 1 << 14 };
 
@@ -45,7 +45,7 @@ static int32_t window_of(const qn_op_desc *desc)
     return desc->op == QN_OP_SCALED_ATTENTION ? desc->attr[QN_ATTR_WINDOW].i : 0;
 }
 
-/* The first cut whose shared memory there is. */
+/* The first cut whose shared memory there is. Small heads go without wgmma in more blocks of four warps. */
 static form form_of(const qn_op_desc *desc, const qn_cuda_device *device)
 {
     static const int32_t cuts[][2] = {{8, 64}, {8, 32}, {4, 32}, {4, 16}}; /* warps, keys */
@@ -56,7 +56,7 @@ static form form_of(const qn_op_desc *desc, const qn_cuda_device *device)
               .size = (int32_t)desc->in[QN_ATT_Q].dims[2],
               .wgmma = device->target == QN_SM_90A};
     for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
-        f.warps = cuts[i][0];
+        f.warps = f.size <= 64 && !f.wgmma ? 4 : cuts[i][0];
         f.keys = cuts[i][1];
         if (shared_of(&f) <= device->shared_bytes) {
             break;
@@ -338,7 +338,7 @@ void qn_cuda_tiles_describe(const qn_op_desc *desc, const qn_cuda_device *device
 {
     const char *const refusal = qn_cuda_tiles_refusal(desc);
     if (refusal || sizes->m < LEAST_QUERIES) {
-        qn_text_add(text, "f32 arithmetic: %s\n", refusal ? refusal : "there are few queries");
+        qn_text_add(text, "f32 arithmetic: %s\n", refusal ? refusal : "there is one query");
         return;
     }
     const form f = form_of(desc, device);

@@ -1,4 +1,4 @@
-/* Attention of many queries by tensor cores (kernels/cuda/attention_tiles.cu), for attention and scaled_attention. */
+/* Attention of several queries by tensor cores (kernels/cuda/attention_tiles.cu), for attention and scaled_attention. */
 #ifndef QN_BACKEND_CUDA_ATTENTION_TILES_H
 #define QN_BACKEND_CUDA_ATTENTION_TILES_H
 

@@ -1,4 +1,4 @@
-/* Host side of attention: the portable kernels (kernels/cuda/attention.cu) for few queries and for what tiles
+/* Host side of attention: the portable kernels (kernels/cuda/attention.cu) for one query and for what tiles
  * (attention_tiles.h) do not take. */
 #include <math.h>
 #include <string.h>
