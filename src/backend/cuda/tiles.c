@@ -77,6 +77,40 @@ double qn_tile_cost(const qn_tile *t, double tiles, int64_t blocks, int32_t sms)
     return rounds * t->bm * t->bn * ((double)blocks + t->epilogue) / t->weight;
 }
 
+/* A fit to 35 cuts of 64 pairs of N and K each, on an H200: what it chooses takes 1.2 % (64 rows) and 1.4 % (128)
+ * longer than the best on average, shapes left out of a fit no more. A k-block of a tile takes longer by the square of
+ * its width, as many share what memory gives. */
+double qn_few_tile_cost(int32_t rows, int32_t columns, int32_t split, int64_t n, int64_t k, int32_t sms)
+{
+    static const struct {
+        double block, square; /* of a k-block */
+        double tile, column;
+        double parts, sent, part; /* of an exchange; of a column that goes to others; of each part */
+    } fits[] = {{0.069, 6.7e-6, 0.53, 0.0006, 0.26, -0.0022, 0.072},
+                {0.109, 6.3e-6, 0.475, 0.0053, -0.12, 0.0072, 0.16}};
+    static const int32_t clusters[] = {0, 132, 66, 38, 28, 21, 16, 0, 14}; /* of so many blocks that run at a time */
+    const int32_t i = rows > 64, room = clusters[split] * sms / clusters[1];
+    const int64_t tiles = qn_ceil_div(n, columns);
+    if (room < 1 || (split > 1 && (tiles > room || columns % (8 * split) != 0))) {
+        return 0.0;
+    }
+    const double rounds = (double)qn_ceil_div(tiles, room), width = columns, parts = split;
+    const double blocks = (double)qn_ceil_div(qn_ceil_div(k, 128), split);
+    return rounds *
+               (blocks * (fits[i].block + fits[i].square * width * width) + fits[i].tile + fits[i].column * width) +
+           (split > 1 ? fits[i].parts + fits[i].sent * width * (parts - 1.0) / parts + fits[i].part * parts : 0.0);
+}
+
+double qn_few_strip_cost(const qn_strip *s, int64_t n, int64_t k, int32_t sms)
+{
+    static const double block[] = {0.0, 0.117, 0.182, 0.265}, strip[] = {0.0, 0.0, 0.24, 0.0};
+    const int64_t strips = qn_ceil_div(n, (int64_t)64 * s->groups);
+    return strips > (int64_t)sms * s->occupancy
+               ? 0.0
+               : 0.22 + (double)qn_ceil_div(strips, (int64_t)sms) *
+                            ((double)qn_ceil_div(k, 128) * block[s->groups] + strip[s->groups]);
+}
+
 int32_t qn_strip_height(int64_t rows)
 {
     return rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : rows <= 64 ? 64 : QN_STRIP_ROWS;
