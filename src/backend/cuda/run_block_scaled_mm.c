@@ -62,7 +62,8 @@ static qn_strip few_strip(const qn_op_desc *desc, const qn_cuda_device *device)
                   .pair = 1,
                   .parts = 1,
                   .teams = 1};
-    if (qn_strip_deal(b->dims[0], b->dims[1], device->sms, 0, &s.groups, &s.split)) {
+    if (qn_strip_deal_teams(b->dims[0], b->dims[1], device->sms, &s.groups, &s.split)) {
+        s.teams = s.groups == 1 && s.split > 1 ? 2 : 1;
         s.unroll = 1;
         s.stages = 13;
         s.occupancy = s.groups > 2 ? 1 : 2;

@@ -101,6 +101,9 @@ static inline uint32_t qn_strip_threads(const qn_strip *s, int32_t rows, int32_t
  * fewer. 0: there are too many strips for that. */
 int qn_strip_deal(int64_t n, int64_t k, int32_t sms, int even, int32_t *groups, int32_t *split);
 
+/* The same for block_scaled_mm, whose strips of one warpgroup in parts have two teams. */
+int qn_strip_deal_teams(int64_t n, int64_t k, int32_t sms, int32_t *groups, int32_t *split);
+
 /* Whether results of the strip may leave through the copy engine, where qn_tile_may_store says so: not of strips that
  * share, and not without a place beside the teams' sums. */
 int qn_strip_may_store(const qn_strip *strip, int32_t rows);
