@@ -76,13 +76,13 @@ static qn_strip few_strip(const qn_op_desc *desc, const qn_cuda_device *device)
 }
 
 /* More rows: the least estimate of one row of tiles in parts of K, and of 33 to 64 rows, where K is short, of strips
- * that are all resident. */
+ * that are all resident. With 65 and more these are faster where K is shorter than the estimate holds for. */
 static void more_cut(const qn_op_desc *desc, const qn_cuda_device *device, int32_t rows, cut *c)
 {
     static const struct {
         int32_t groups, occupancy;
     } strips[] = {{1, 2}, {2, 2}, {3, 1}};
-    enum { LEAST_PART = 4 }; /* k-blocks */
+    enum { LEAST_PART = 4, SHORT = 8 }; /* k-blocks */
     const int64_t n = desc->in[QN_BMM_B].dims[0], k = desc->in[QN_BMM_B].dims[1], blocks = qn_ceil_div(k, 128);
     double least = 0.0;
     for (int32_t width = rows == 64 ? 64 : 32; width <= (rows == 64 ? 128 : 192); width += 16) {
@@ -102,6 +102,10 @@ static void more_cut(const qn_op_desc *desc, const qn_cuda_device *device, int32
             c->strip = 1;
             c->s = s;
         }
+    }
+    if (rows > 64 && blocks < SHORT && qn_ceil_div(n, 64) <= device->sms) {
+        c->strip = 1;
+        c->s = (qn_strip){1, 1, 1, 13, 1, 1, 2, 0, 1, 0};
     }
 }
 
