@@ -270,7 +270,7 @@ static void rows_are_cut_by_estimate(void **state)
         {"block_scaled_mm m=128 n=2560 k=8192", "cut: tiles of 128 x 96, 4 parts of K, clusters of 4\n"},
         {"block_scaled_mm m=65 n=18432 k=7168", "cut: tiles of 128 x 144\n"},
         {"block_scaled_mm m=96 n=5120 k=13824", "cut: tiles of 128 x 80, 2 parts of K, clusters of 2\n"},
-        {"block_scaled_mm m=100 n=16 k=128", "cut: tiles of 128 x 32\n"},
+        {"block_scaled_mm m=100 n=16 k=128", "cut: strips of 64 columns, 1 part of K, clusters of 1\n"},
         {"block_scaled_mm m=128 n=1000000 k=8", "cut: tiles of 128 x "},
     };
     char text[8192], log[4096];
