@@ -289,6 +289,8 @@ static void every_deal_agrees(void **state)
                                         "nvfp4_mm m=7 n=1000 k=4096 a=1",
                                         "nvfp4_mm m=30 n=392 k=2080 x=bf16",
                                         "nvfp4_mm m=60 n=520 k=1056 x=bf16",
+                                        "nvfp4_mm m=70 n=392 k=1056 x=f16 bias=1",
+                                        "mxfp4_mm m=200 n=136 k=544 x=bf16",
                                         "nvfp4_mm m=3 n=392 k=1040 x=bf16 bias=1", /* rows of codes not at 16 bytes */
                                         "nvfp4_mm m=40 n=200 k=272 x=f16",
                                         "mxfp4_mm m=5 n=392 k=4128 x=bf16",

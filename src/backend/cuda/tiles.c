@@ -77,9 +77,7 @@ double qn_tile_cost(const qn_tile *t, double tiles, int64_t blocks, int32_t sms)
     return rounds * t->bm * t->bn * ((double)blocks + t->epilogue) / t->weight;
 }
 
-/* Clusters of so many blocks, one a multiprocessor, that run at a time: what an H200 with few in some of its parts has.
- */
-static int32_t clusters_of(int32_t blocks, int32_t sms)
+int32_t qn_tile_clusters(int32_t blocks, int32_t sms)
 {
     static const int32_t clusters[] = {0, 132, 66, 38, 28, 21, 16, 0, 14};
     return clusters[blocks] * sms / clusters[1];
@@ -96,7 +94,7 @@ double qn_few_tile_cost(int32_t rows, int32_t columns, int32_t split, int64_t n,
         double parts, sent, part; /* of an exchange; of a column that goes to others; of each part */
     } fits[] = {{0.069, 6.7e-6, 0.53, 0.0006, 0.26, -0.0022, 0.072},
                 {0.109, 6.3e-6, 0.475, 0.0053, -0.12, 0.0072, 0.16}};
-    const int32_t i = rows > 64, room = clusters_of(split, sms);
+    const int32_t i = rows > 64, room = qn_tile_clusters(split, sms);
     const int64_t tiles = qn_ceil_div(n, columns);
     if (room < 1 || (split > 1 && (tiles > room || columns % (8 * split) != 0))) {
         return 0.0;
@@ -246,7 +244,9 @@ static int deal(const share *shares, size_t count, int full, int even, int64_t n
     for (size_t i = 0; i < count; i++) {
         const int32_t g = shares[i].groups, parts = shares[i].split;
         const int64_t all = qn_ceil_div(n, 64 * g) * parts, most = g > 2 ? 1 : 2;
-        const int64_t room = full ? most * parts * clusters_of(parts, sms) : g > 2 ? sms : 2 * (int64_t)sms * 9 / 10;
+        const int64_t room = full    ? most * parts * qn_tile_clusters(parts, sms)
+                             : g > 2 ? sms
+                                     : 2 * (int64_t)sms * 9 / 10;
         const double work = (double)(qn_ceil_div(all, (int64_t)sms) * g) / parts;
         if (all > room || (parts > 1 && blocks < (int64_t)shares[i].blocks * parts)) {
             continue;

@@ -59,6 +59,10 @@ int qn_few_tile(int32_t rows, int32_t columns, int32_t store, int32_t cluster, i
 /* Estimated time of so many tiles with that many k-blocks, in steps of one sum and one k-block of the best tile. */
 double qn_tile_cost(const qn_tile *tile, double tiles, int64_t blocks, int32_t sms);
 
+/* Clusters of so many blocks, at most 8 and one a multiprocessor, that surely run at a time, measured on H200s, which
+ * differ in how many multiprocessors their parts have. 0 of seven. */
+int32_t qn_tile_clusters(int32_t blocks, int32_t sms);
+
 /* Estimated microseconds of one row of tiles of qn_few_tile, neither stored by boxes nor sharing a, with 64 or 128
  * rows, and of strips of 64 rows and 1, 2 or 3 warpgroups, one team, without parts of K: but for what all cuts of a
  * product take. 0: there is no such tile, or not all of them, or of the strips, are resident as they must be. */
