@@ -60,7 +60,7 @@ typedef struct qn_att_stored {
 /* Few rows: what scores and values do, the same bits, from what is stored, without floats of it in memory. d is a
  * multiple of QN_ATT_PANEL, rows at most QN_ATT_FEW_ROWS, keys at most QN_ATT_CHUNK. scratch: of scores,
  * QN_ATT_PANEL * d floats. next: the rows that are read after these, of which the first QN_ATT_SOON are asked for. */
-#define QN_ATT_FEW_ROWS 8
+#define QN_ATT_FEW_ROWS 32
 #define QN_ATT_SOON 32
 
 typedef void (*qn_att_stored_scores_fn)(const float *q, int64_t q_stride, const qn_att_stored *k, int64_t d,
@@ -80,6 +80,7 @@ typedef struct qn_att_set {
     qn_att_merge_fn merge;
     qn_att_finish_fn finish;
     qn_att_transpose_fn transpose;
+    int stored_f32;                        /* the next three take QN_ATT_F32 too */
     qn_att_stored_scores_fn stored_scores; /* NULL: the level has none of the three */
     qn_att_stored_values_fn stored_values;
     qn_att_ready_fn stored_ready;

@@ -14,6 +14,9 @@
 #define QN_VQ_SPAN 256
 #define QN_VQ_MOST_TOKENS 64 /* rows of x that a block multiplies at a time */
 
+/* Scales of written-out rows of w that their product reads behind the last one's. */
+#define QN_VQ_PAD 256
+
 /* Four tables a lane of vq_sums.cu; a slab of K is 32 words of four codes. */
 #define QN_VQ_SUMS_SHARED (4 * 256 * 32 * 4)
 
@@ -95,7 +98,7 @@ typedef struct qn_cuda_vq {
     float *turned;        /* [m][k]: rows of x after SU and Hin */
     unsigned int *halves; /* rows of x as operands of the matrix product, see vq_side.cu */
     float *row_scale;     /* [m]: what halves are to be multiplied by */
-    float *column_scale;  /* [n]: the same of weights that were written out as f16 */
+    float *column_scale;  /* [n + QN_VQ_PAD]: the same of weights that were written out as f16 */
     float *total;         /* [m][n]: sums in front of Hout */
     float *parts;         /* [parts][m][n] sums */
     int spans, tokens;    /* of K; rows of x of a tile */

@@ -52,15 +52,15 @@ typedef struct qn_rows_steps_entry {
 #define QN_ROWS_STEPS_POWER 128
 
 /* Groups of bf16 whose scale is their largest magnitude through the largest code, or the power of two above that. */
-typedef struct qn_rows_fp8_groups {
+typedef struct qn_rows_groups {
     const qn_rows_steps_entry *entries; /* by the mantissa of the largest magnitude; the last one of powers of two */
     float most;                         /* the largest code */
-    int32_t code;                       /* e4m3 or fnuz */
+    int32_t code;                       /* e4m3, fnuz or int8, which has no entries */
     int32_t power;
     uint32_t least_top, most_top; /* what a largest magnitude may be, as bits */
-} qn_rows_fp8_groups;
+} qn_rows_groups;
 
-#define QN_ROWS_FP8_GROUP 128
+#define QN_ROWS_GROUP 128
 
 /* How values become codes: t = v * factor, or v / scale; then the code nearest to t, ties to even (int8: plus azp). */
 typedef struct qn_rows_rule {
@@ -120,6 +120,9 @@ typedef struct qn_rows_e2m1_steps {
     uint32_t base[QN_ROWS_E2M1_SCALES]; /* in both halves */
 } qn_rows_e2m1_steps;
 
+typedef int64_t (*qn_rows_groups_fn)(const qn_rows_groups *groups, const void *x, int64_t n, int64_t ahead, int past,
+                                     float *top, void *codes);
+
 typedef struct qn_rows_set {
     int64_t ahead; /* bytes behind the next piece that is to be fetched while a piece becomes 4-bit codes */
     int64_t kept;  /* bytes of blocks of a band that a thread's second cache keeps; 0: none */
@@ -129,14 +132,15 @@ typedef struct qn_rows_set {
     /* e2m1 codes, held to 6, of finite bf16 with these scales, n a multiple of 16 */
     void (*e2m1_steps)(const void *x, int64_t n, const uint8_t *sf, const qn_rows_e2m1_steps *steps, int64_t ahead,
                        int past, uint8_t *q);
-    /* fp8 codes of groups of QN_ROWS_FP8_GROUP bf16, n a multiple of that: top[g] = largest magnitude. Returns the
+    /* fp8 codes of groups of QN_ROWS_GROUP bf16, n a multiple of that: top[g] = largest magnitude. Returns the
      * elements done: a group whose largest magnitude is not within the limits is left, with all behind it. */
-    int64_t (*fp8_groups)(const qn_rows_fp8_groups *groups, const void *x, int64_t n, int64_t ahead, int past,
-                          float *top, void *codes);
-    /* fp8 codes of n bf16 by a rule's steps; returns the bits of the largest magnitude of n others, or the same, at
-     * look, from where on `ahead` counts. NULL: the level has no such loop. */
-    uint32_t (*fp8_beside)(qn_rows_code code, const qn_rows_rule *rule, const void *x, const void *look, int64_t n,
-                           int64_t ahead, int past, void *codes);
+    qn_rows_groups_fn fp8_groups;
+    qn_rows_groups_fn int8_groups; /* the same of int8; NULL: the level has no such loop */
+    /* Codes of n bf16 by a rule that needs no care: fp8 by its steps, int8 by multiplication; and the range of n
+     * others, or the same, at look, from where on `ahead` counts: of fp8 as if all were magnitudes. range->nan: there
+     * was a NaN, the range is not known. NULL: the level has no such loop. */
+    void (*beside)(qn_rows_code code, const qn_rows_rule *rule, const void *x, const void *look, int64_t n,
+                   int64_t ahead, int past, void *codes, qn_rows_range *range);
     /* The same of 4-bit codes, n a multiple of QN_ROWS_BESIDE: e2m1_steps and to_e2m1 of blocks of 32 without care,
      * with the largest magnitudes of as many blocks at look; 1: there was a NaN or an infinity, and they are not known.
      */

@@ -14,11 +14,19 @@
 #define QN_VQ_ACROSS 16    /* elements of a vector that lies across rows, at most: of longer ones a part */
 #define QN_VQ_STREAM_PAD 8 /* bytes readable past a stream's last code */
 
+#define QN_VQ_DOT_ROWS 8    /* of x that are multiplied by vectors as they are looked up; ... */
+#define QN_VQ_ACROSS_ROWS 2 /* ... that lie across columns: more are faster with weights that are decoded once */
+
+/* Elements of tables. Those of 16 bits are vectors of eight, `stride` is 8 then: a table of 65536 that one row looks up
+ * in memory of its own size is what its time goes to. */
+typedef enum qn_vq_entry { QN_VQ_ENTRY_F32 = 0, QN_VQ_ENTRY_F16, QN_VQ_ENTRY_BF16 } qn_vq_entry;
+
 typedef struct qn_vq_run {
-    int32_t books, vector;     /* elements of a vector */
-    int64_t stride;            /* floats from a vector to the next of its book */
+    int32_t books, vector; /* elements of a vector */
+    qn_vq_entry entry;
+    int64_t stride;            /* elements from a vector to the next of its book */
     int32_t bits[QN_VQ_BOOKS]; /* of a code, at most 16 */
-    const float *table[QN_VQ_BOOKS];
+    const void *table[QN_VQ_BOOKS];
     const uint8_t *codes;
     int64_t first_bit, groups;
 } qn_vq_run;
@@ -30,12 +38,13 @@ typedef void (*qn_vq_decode_fn)(const qn_vq_run *run, float *out);
  */
 typedef void (*qn_vq_decode_across_fn)(const qn_vq_run *run, float *out, int64_t stride);
 
-/* Weights of vectors of eight by a row of x without storing them, at a level of eight lanes: columns of w with codes
- * `stream` bytes apart. The same chains as a tile's (kernels/common/mm.h), in its lanes. */
-typedef void (*qn_vq_dot_fn)(const qn_vq_run *run, int64_t stream, int64_t columns, const float *x, float *lanes);
+/* Weights of vectors of eight by at most QN_VQ_DOT_ROWS rows of x, x_stride floats apart, without storing them: columns
+ * of w with codes `stream` bytes apart. The same chains as a tile's (kernels/common/mm.h), in its lanes. */
+typedef void (*qn_vq_dot_fn)(const qn_vq_run *run, int64_t stream, int64_t columns, const float *x, int64_t x_stride,
+                             int64_t rows, float *lanes);
 
-/* The same of vectors that lie across eight columns of w. */
-typedef void (*qn_vq_dot_across_fn)(const qn_vq_run *run, const float *x, float *lanes);
+/* The same of vectors that lie across eight columns of w, by at most QN_VQ_ACROSS_ROWS rows. */
+typedef void (*qn_vq_dot_across_fn)(const qn_vq_run *run, const float *x, int64_t x_stride, int64_t rows, float *lanes);
 
 typedef struct qn_vq_books_set {
     int chunks; /* pieces of a run, of K, are decoded as fast as all of it */
@@ -148,7 +157,7 @@ typedef int (*qn_vq_sums_scale_fn)(const qn_vq_sums_row *row);
 
 /* A slab of some rows of x: one or two, up to a level's side_rows, up to QN_VQ_MANY_ROWS ("wide" below). */
 typedef struct qn_vq_sums_call {
-    const uint8_t *codes; /* [2][lines][lookups][64] */
+    const uint8_t *codes; /* [2 lines][lookups][64] */
     const uint8_t *next;  /* those of the call that follows, to be fetched */
     int64_t lines, lookups, books, vector;
     int64_t blocks; /* of 64 rows of w, 2 * lines or fewer: those that are not padding */

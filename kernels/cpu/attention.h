@@ -166,6 +166,7 @@ const qn_att_set QN_NAME(att) = {.scores = att_scores,
                                  .finish = att_finish,
                                  .transpose = att_transpose,
 #ifdef ATT_STORED
+                                 .stored_f32 = STORED_F32,
                                  .stored_scores = stored_scores,
                                  .stored_values = stored_values,
                                  .stored_ready = stored_ready

@@ -2,13 +2,14 @@
  * groups.h, which owns the vectors:
  *     GROUP_LANES          columns of a vector: 16, or 8 and a panel is two halves
  *     GROUP_ROWS           rows of the largest tile, 8 or 4; GROUP_PANELS: panels read at once by one row, 4 or 2
- *     vg, vgf              int32 and float sums; vg_high(a, b): a + 256 b
+ *     GROUP_ROUNDS(bits)   times that values of so many bits are multiplied: 1, or 2, a nibble of a byte at a time
+ *     vg, vgf              int32 and float sums; vg_plus(a, b, up): a + b 2^up
  *     vgf_load, vgf_store, vgf_set, vgf_mul, vgf_fma(a, b, c), vgf_fnma: c - a b; vgf_of(vg), vgf_of_f16(p),
  *                          vgf_of_u8(p), vgf_of_i8(p)
  *     vw, vw_load(p)       a line of codes of those columns
  *     vw_nibbles(w, high)  the low or the high nibbles of its bytes
  *     vw_with(w, plane, from, mask)  w and, 4 bits up, the bits of `mask` that bytes of plane have from bit `from` on
- *     vw_table(w)          bytes of qn_panel_table that bytes of w, 0 to 15, are numbers of
+ *     vw_table(w, round)   what a round takes of the bytes of qn_panel_table that bytes of w, 0 to 15, are numbers of
  *     vg_begin(bits, start), vg_dot(bits, sums, w, x), vg_end(bits, sums, start)   start plus the sum over lines of
  *                          unsigned bytes of `bits` bits times the four digits at x; at most eight lines
  *
@@ -22,7 +23,7 @@
  * lines. */
 #define GROUP_AHEAD 8192
 
-#define UNROLL_GROUP _Pragma("GCC unroll 8")
+#define UNROLL_GROUP _Pragma("GCC unroll 12")
 
 static void block_digits(const float *x, qn_panel_code code, qn_panel_digits *out)
 {
@@ -83,13 +84,15 @@ static void group_digits(const float *x, int64_t blocks, const qn_panel_rounding
     }
 }
 
-/* Codes of k = 4 step to 4 step + 3 of a block, of the columns from byte `half` of a line on; high: step is odd. */
-QN_INLINE vw group_codes(const int code, const char *block, int64_t step, const int high, int64_t half)
+/* What a round takes of the codes of k = 4 step to 4 step + 3 of a block, of the columns from byte `half` of a line on;
+ * high: step is odd. */
+QN_INLINE vw group_codes(const int code, const char *block, int64_t step, const int high, int64_t half, const int round)
 {
     const int bits = qn_panel_group_code_of(code).bits;
     const char *const lines = block + half;
     if (bits == 8) {
-        return vw_load(lines + step * QN_PANEL_LINE);
+        const vw bytes = vw_load(lines + step * QN_PANEL_LINE);
+        return GROUP_ROUNDS(8) > 1 ? vw_nibbles(bytes, round) : bytes;
     }
     const int64_t i = step / 2;
     const vw low = vw_nibbles(vw_load(lines + i * QN_PANEL_LINE), high);
@@ -100,7 +103,7 @@ QN_INLINE vw group_codes(const int code, const char *block, int64_t step, const 
     if (bits == 6) {
         return vw_with(low, vw_load(planes + i / 2 * QN_PANEL_LINE), (int)(i % 2) * 4 + high * 2, 3);
     }
-    return qn_panel_group_code_of(code).table ? vw_table(low) : low;
+    return qn_panel_group_code_of(code).table ? vw_table(low, round) : low;
 }
 
 typedef struct group_affine {
@@ -146,10 +149,9 @@ QN_INLINE const qn_panel_digits *group_row(const group_at *t, const qn_panel_cal
 
 /* The group's sums are scaled and added. */
 QN_INLINE void group_finish(const int code, const int mr, const int nr, const qn_panel_call *call, const group_at *t,
-                            vg acc[DIGITS][GROUP_ROWS][GROUP_PANELS])
+                            vg sum[DIGITS][GROUP_ROWS][GROUP_PANELS])
 {
     const qn_panel_group_code c = qn_panel_group_code_of(code);
-    const int bits = qn_panel_group_value_bits(code);
     UNROLL_GROUP for (int n = 0; n < nr; n++)
     {
         const group_affine a = group_affine_of(code, t->w + n * call->panel_bytes, t->g, t->half);
@@ -157,9 +159,7 @@ QN_INLINE void group_finish(const int code, const int mr, const int nr, const qn
         {
             const qn_panel_digits *const d = group_row(t, call, r);
             float *const to = t->sums + r * call->sums_stride + n * QN_PANEL_COLS;
-            const vg top = vg_end(bits, acc[2][r][n], 0);
-            const vgf high = vgf_of(vg_high(vg_end(bits, acc[1][r][n], d->high[t->g]), top));
-            const vgf low = vgf_of(vg_end(bits, acc[0][r][n], d->low[t->g]));
+            const vgf high = vgf_of(vg_plus(sum[1][r][n], sum[2][r][n], 8)), low = vgf_of(sum[0][r][n]);
             vgf part = vgf_mul(vgf_fma(high, vgf_set(256.0f), low), a.scale);
             if (c.minima) {
                 part = vgf_fma(vgf_set(d->sum[t->g]), a.offset, part);
@@ -169,19 +169,27 @@ QN_INLINE void group_finish(const int code, const int mr, const int nr, const qn
     }
 }
 
-QN_INLINE void group_tile(const int code, const int mr, const int nr, const qn_panel_call *call, const group_at *t)
+/* What a row's sum of a digit starts with. */
+QN_INLINE int32_t group_start(const qn_panel_digits *d, const int digit, int64_t g)
+{
+    return digit == 0 ? d->low[g] : (digit == 1 ? d->high[g] : 0);
+}
+
+/* A round of sums; the first asks for codes that come later. */
+QN_INLINE void group_round(const int code, const int mr, const int nr, const qn_panel_call *call, const group_at *t,
+                           const int round, vg sum[DIGITS][GROUP_ROWS][GROUP_PANELS])
 {
     const qn_panel_group_code c = qn_panel_group_code_of(code);
-    const int bits = qn_panel_group_value_bits(code);
+    const int rounds = GROUP_ROUNDS(qn_panel_group_value_bits(code)), bits = qn_panel_group_value_bits(code) / rounds;
+    const char *digits = t->x;
+    __asm__("" : "+r"(digits)); /* rounds read them again: they are too many to keep */
     vg acc[DIGITS][GROUP_ROWS][GROUP_PANELS];
     UNROLL_GROUP for (int r = 0; r < mr; r++)
     {
-        const qn_panel_digits *const d = group_row(t, call, r);
-        UNROLL_GROUP for (int n = 0; n < nr; n++)
+        UNROLL_GROUP for (int i = 0; i < nr * DIGITS; i++)
         {
-            acc[0][r][n] = vg_begin(bits, d->low[t->g]);
-            acc[1][r][n] = vg_begin(bits, d->high[t->g]);
-            acc[2][r][n] = vg_begin(bits, 0);
+            const int d = i % DIGITS;
+            acc[d][r][i / DIGITS] = vg_begin(bits, round ? 0 : group_start(group_row(t, call, r), d, t->g));
         }
     }
     UNROLL_GROUP for (int64_t i = 0; i < c.group / 8; i++)
@@ -191,16 +199,18 @@ QN_INLINE void group_tile(const int code, const int mr, const int nr, const qn_p
         {
             const char *const block = t->w + n * call->panel_bytes;
             const char *const next = block + t->ahead + (c.bits == 8 ? s : s / 2) * QN_PANEL_LINE;
-            __builtin_prefetch(next, 0, 2);
-            if (c.bits == 8) {
+            if (round == 0) {
+                __builtin_prefetch(next, 0, 2);
+            }
+            if (round == 0 && c.bits == 8) {
                 __builtin_prefetch(next + QN_PANEL_LINE, 0, 2);
             }
             UNROLL_GROUP for (int h = 0; h < 2; h++)
             {
-                const vw v = group_codes(code, block, s + h, h, t->half);
+                const vw v = group_codes(code, block, s + h, h, t->half, round);
                 UNROLL_GROUP for (int r = 0; r < mr; r++)
                 {
-                    const char *const x = t->x + r * call->a_stride + (s + h) * 4;
+                    const char *const x = digits + r * call->a_stride + (s + h) * 4;
                     UNROLL_GROUP for (int d = 0; d < DIGITS; d++)
                     {
                         acc[d][r][n] = vg_dot(bits, acc[d][r][n], v, x + d * QN_PANEL_K);
@@ -209,7 +219,25 @@ QN_INLINE void group_tile(const int code, const int mr, const int nr, const qn_p
             }
         }
     }
-    group_finish(code, mr, nr, call, t, acc);
+    UNROLL_GROUP for (int r = 0; r < mr; r++)
+    {
+        UNROLL_GROUP for (int i = 0; i < nr * DIGITS; i++)
+        {
+            const int d = i % DIGITS, n = i / DIGITS;
+            const vg end = vg_end(bits, acc[d][r][n], round ? 0 : group_start(group_row(t, call, r), d, t->g));
+            sum[d][r][n] = round ? vg_plus(sum[d][r][n], end, 4) : end;
+        }
+    }
+}
+
+QN_INLINE void group_tile(const int code, const int mr, const int nr, const qn_panel_call *call, const group_at *t)
+{
+    vg sum[DIGITS][GROUP_ROWS][GROUP_PANELS];
+    group_round(code, mr, nr, call, t, 0, sum);
+    if (GROUP_ROUNDS(qn_panel_group_value_bits(code)) > 1) {
+        group_round(code, mr, nr, call, t, 1, sum);
+    }
+    group_finish(code, mr, nr, call, t, sum);
 }
 
 /* mr rows from r times nr panels from p, along the whole of K. The first rows bring the weights from memory. */

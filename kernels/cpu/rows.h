@@ -514,7 +514,8 @@ const qn_rows_set QN_NAME(rows) = {.ahead = VEC_AHEAD,
                                    .fp8_groups = rows_fp8_groups,
 #endif
 #ifdef VEC_FETCH_BETWEEN
-                                   .fp8_beside = rows_fp8_beside,
+                                   .int8_groups = rows_int8_groups,
+                                   .beside = rows_beside,
                                    .nvfp4_beside = rows_nvfp4_beside,
                                    .mxfp4_beside = rows_mxfp4_beside,
 #endif

@@ -50,6 +50,24 @@ QN_INLINE void range_without_nan(const int format, const void *x, int64_t n, qn_
 #define vec_once(v) (v)
 #endif
 
+/* From the bits that are greatest in signed order and in unsigned order; 0: there is a NaN. */
+QN_INLINE int range_of_bits(const int format, vi hi, vi lo, qn_rows_range *range)
+{
+    uint32_t high, low;
+    if (format == QN_MM_F32) {
+        high = vi_top(hi);
+        low = vi_top(vi_and(lo, vi_set(0x7fffffff)));
+    } else {
+        high = vi_top16(hi);
+        low = vi_top16(vi_and(lo, vi_set(0x7fff7fff)));
+    }
+    if (high > infinity_bits(format) || low > infinity_bits(format)) {
+        return 0;
+    }
+    *range = (qn_rows_range){.low = -magnitude(format, low), .high = magnitude(format, high)};
+    return 1;
+}
+
 /* Signed order puts the greatest positive value on top, unsigned order the lowest negative one. */
 QN_INLINE void range_of(const int format, const void *x, int64_t n, int64_t ahead, qn_rows_range *range)
 {
@@ -84,21 +102,9 @@ QN_INLINE void range_of(const int format, const void *x, int64_t n, int64_t ahea
     }
     hi[0] = wide ? vi_max(hi[0], hi[1]) : vi_max16(hi[0], hi[1]);
     lo[0] = wide ? vi_umax(lo[0], lo[1]) : vi_umax16(lo[0], lo[1]);
-    uint32_t high, low;
-    if (wide) {
-        high = vi_top(hi[0]);
-        low = vi_top(vi_and(lo[0], vi_set(0x7fffffff)));
-    } else {
-        high = vi_top16(hi[0]);
-        low = vi_top16(vi_and(lo[0], vi_set(0x7fff7fff)));
-    }
-    if (high > infinity_bits(format) || low > infinity_bits(format)) {
+    if (!range_of_bits(format, hi[0], lo[0], range)) {
         range_without_nan(format, x, n, range);
-        return;
     }
-    range->high = magnitude(format, high);
-    range->low = -magnitude(format, low);
-    range->nan = 0;
 }
 
 /* Magnitudes of VL blocks from their bits. */
@@ -422,10 +428,10 @@ QN_INLINE void quotients_of(const int format, const int code, const float *scale
 {
     int64_t i = 0;
     /* groups of the usual length: what is around their few steps took a fifth of the time */
-    for (; group == QN_ROWS_FP8_GROUP && i + group <= n; i += QN_ROWS_FP8_GROUP, scale += stride, factor += stride) {
+    for (; group == QN_ROWS_GROUP && i + group <= n; i += QN_ROWS_GROUP, scale += stride, factor += stride) {
         const qn_rows_rule rule = {.scale = *scale, .factor = *factor};
         const rule_vectors own = rule_load(code, &rule);
-        for (int j = 0; j < QN_ROWS_FP8_GROUP; j += 2 * STEP) {
+        for (int j = 0; j < QN_ROWS_GROUP; j += 2 * STEP) {
             encode_two(format, code, QUOTIENT, 0, &own, x + (i + j) * real_bytes(format), ahead, past, codes + i + j);
         }
     }

@@ -26,7 +26,7 @@ QN_INLINE int steps_known(const int format, const int code, const qn_rows_rule *
 }
 
 /* Steps of the group whose largest magnitude has these bits. */
-QN_INLINE qn_rows_steps steps_of_top(const qn_rows_fp8_groups *by, uint32_t top)
+QN_INLINE qn_rows_steps steps_of_top(const qn_rows_groups *by, uint32_t top)
 {
     const uint32_t mantissa = top & 127;
     const qn_rows_steps_entry *const entry = by->entries + (by->power ? QN_ROWS_STEPS_POWER : mantissa);
@@ -37,7 +37,7 @@ QN_INLINE qn_rows_steps steps_of_top(const qn_rows_fp8_groups *by, uint32_t top)
 }
 
 /* The same group's rule. */
-QN_INLINE qn_rows_rule group_rule(const qn_rows_fp8_groups *by, uint32_t top)
+QN_INLINE qn_rows_rule group_rule(const qn_rows_groups *by, uint32_t top)
 {
     float scale = magnitude(QN_MM_BF16, top) / by->most;
     if (by->power) {
@@ -49,7 +49,7 @@ QN_INLINE qn_rows_rule group_rule(const qn_rows_fp8_groups *by, uint32_t top)
     return (qn_rows_rule){.scale = scale, .factor = 1.0f / scale, .steps = steps_of_top(by, top)};
 }
 
-enum { GROUP_VECTORS = QN_ROWS_FP8_GROUP / STEP, GROUP_PAIRS = GROUP_VECTORS / 2 };
+enum { GROUP_VECTORS = QN_ROWS_GROUP / STEP, GROUP_PAIRS = GROUP_VECTORS / 2 };
 
 /* Bits of the largest magnitude of a group. */
 QN_INLINE uint32_t group_top(const char *x)
@@ -172,11 +172,11 @@ QN_INLINE void put_small_group(const int code, const qn_rows_rule *rule, const c
     put_small(code, rule, x, w, GROUP_PAIRS, past, codes);
 }
 
-/* Groups of QN_ROWS_FP8_GROUP by their rules, until one has subnormal codes. */
+/* Groups of QN_ROWS_GROUP by their rules, until one has subnormal codes. */
 QN_INLINE int64_t known_in_turn(const qn_rows_rule *rules, const char *x, int64_t n, int64_t ahead, int past,
                                 uint8_t *codes)
 {
-    for (int64_t i = 0; i < n; i += QN_ROWS_FP8_GROUP, rules++) {
+    for (int64_t i = 0; i < n; i += QN_ROWS_GROUP, rules++) {
         if (!group_codes(&rules->steps, x + i * 2, ahead, past, codes + i)) {
             return i;
         }
@@ -187,27 +187,27 @@ QN_INLINE int64_t known_in_turn(const qn_rows_rule *rules, const char *x, int64_
 QN_INLINE void encode_known(const int code, const qn_rows_rule *rules, const char *x, int64_t n, int64_t ahead,
                             int past, uint8_t *codes)
 {
-    for (int64_t i = 0; i < n; i += QN_ROWS_FP8_GROUP) {
-        i += known_in_turn(rules + i / QN_ROWS_FP8_GROUP, x + i * 2, n - i, ahead, past, codes + i);
+    for (int64_t i = 0; i < n; i += QN_ROWS_GROUP) {
+        i += known_in_turn(rules + i / QN_ROWS_GROUP, x + i * 2, n - i, ahead, past, codes + i);
         if (i < n) {
-            put_small_group(code, rules + i / QN_ROWS_FP8_GROUP, x + i * 2, past, codes + i);
+            put_small_group(code, rules + i / QN_ROWS_GROUP, x + i * 2, past, codes + i);
         }
     }
 }
 
 /* Until a group has subnormal codes. The next group's largest magnitude is on its way while a group is coded: what
  * follows from it takes as long as that. */
-QN_INLINE int64_t groups_in_turn(const qn_rows_fp8_groups *by, const char *x, int64_t n, int64_t ahead, int past,
+QN_INLINE int64_t groups_in_turn(const qn_rows_groups *by, const char *x, int64_t n, int64_t ahead, int past,
                                  float *top, uint8_t *codes)
 {
     uint32_t bits = group_top(x);
-    for (int64_t i = 0; i < n; i += QN_ROWS_FP8_GROUP) {
+    for (int64_t i = 0; i < n; i += QN_ROWS_GROUP) {
         if (bits - by->least_top > by->most_top - by->least_top) {
             return i;
         }
         const qn_rows_steps steps = steps_of_top(by, bits);
         *top++ = magnitude(QN_MM_BF16, bits);
-        const int64_t next = i + QN_ROWS_FP8_GROUP;
+        const int64_t next = i + QN_ROWS_GROUP;
         bits = group_top(x + (next < n ? next : i) * 2);
         if (!group_codes(&steps, x + i * 2, ahead, past, codes + i)) {
             return i;
@@ -217,20 +217,20 @@ QN_INLINE int64_t groups_in_turn(const qn_rows_fp8_groups *by, const char *x, in
 }
 
 /* What no table knows: some codes of a group are subnormal. */
-QN_INLINE void group_small(const int code, const qn_rows_fp8_groups *by, uint32_t top, const char *x, int past,
+QN_INLINE void group_small(const int code, const qn_rows_groups *by, uint32_t top, const char *x, int past,
                            uint8_t *codes)
 {
     const qn_rows_rule rule = group_rule(by, top);
     put_small_group(code, &rule, x, past, codes);
 }
 
-static int64_t rows_fp8_groups(const qn_rows_fp8_groups *by, const void *x, int64_t n, int64_t ahead, int past,
-                               float *top, void *codes)
+static int64_t rows_fp8_groups(const qn_rows_groups *by, const void *x, int64_t n, int64_t ahead, int past, float *top,
+                               void *codes)
 {
     const char *const p = x;
     uint8_t *const q = codes;
-    for (int64_t i = 0; i < n; i += QN_ROWS_FP8_GROUP) {
-        i += groups_in_turn(by, p + i * 2, n - i, ahead, past, top + i / QN_ROWS_FP8_GROUP, q + i);
+    for (int64_t i = 0; i < n; i += QN_ROWS_GROUP) {
+        i += groups_in_turn(by, p + i * 2, n - i, ahead, past, top + i / QN_ROWS_GROUP, q + i);
         if (i == n) {
             return n;
         }
@@ -252,7 +252,7 @@ QN_INLINE void encode_by_steps(const int code, const qn_rows_rule *rules, const 
                                int64_t ahead, int past, uint8_t *codes)
 {
     const int multiply = rules->multiply;
-    if (group == QN_ROWS_FP8_GROUP && !multiply) {
+    if (group == QN_ROWS_GROUP && !multiply) {
         const int64_t whole = n / group * group;
         encode_known(code, rules, x, whole, ahead, past, codes);
         rules += whole / group;

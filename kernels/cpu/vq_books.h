@@ -13,13 +13,30 @@ QN_INLINE uint32_t word_at(const uint8_t *codes, int64_t bit)
     return word >> (bit & 7);
 }
 
+/* Element i of a table. */
+QN_INLINE float entry_at(const void *table, const qn_vq_entry entry, int64_t i)
+{
+    if (entry == QN_VQ_ENTRY_F32) {
+        return ((const float *)table)[i];
+    }
+    const uint16_t half = ((const uint16_t *)table)[i];
+    if (entry == QN_VQ_ENTRY_F16) {
+        return f16_value(half);
+    }
+    const uint32_t bits = (uint32_t)half << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 /* Sums go through an array of their own: elements of tables and of results might be the same for all a compiler knows.
  */
-QN_INLINE void decode_run(const qn_vq_run *run, const int32_t books, const int32_t vector, float *out)
+QN_INLINE void decode_run(const qn_vq_run *run, const int32_t books, const int32_t vector, const qn_vq_entry entry,
+                          float *out)
 {
     const int64_t stride = run->stride, groups = run->groups;
     const uint8_t *const codes = run->codes;
-    const float *table[QN_VQ_BOOKS];
+    const void *table[QN_VQ_BOOKS];
     uint32_t masks[QN_VQ_BOOKS];
     int64_t bit = run->first_bit;
     for (int32_t c = 0; c < books; c++) {
@@ -29,10 +46,11 @@ QN_INLINE void decode_run(const qn_vq_run *run, const int32_t books, const int32
     for (int64_t g = 0; g < groups; g++) {
         float sum[QN_VQ_VECTOR];
         for (int32_t c = 0; c < books; c++) {
-            const float *const from = table[c] + (word_at(codes, bit) & masks[c]) * stride;
+            const int64_t from = (word_at(codes, bit) & masks[c]) * stride;
             bit += run->bits[c];
             for (int32_t j = 0; j < vector; j++) {
-                sum[j] = c ? sum[j] + from[j] : from[j];
+                const float value = entry_at(table[c], entry, from + j);
+                sum[j] = c ? sum[j] + value : value;
             }
         }
         memcpy(out + g * vector, sum, (size_t)vector * sizeof *sum);
@@ -41,40 +59,50 @@ QN_INLINE void decode_run(const qn_vq_run *run, const int32_t books, const int32
 
 static void vq_decode(const qn_vq_run *run, float *out)
 {
+#ifndef VQ_EIGHTS
+    if (run->entry == QN_VQ_ENTRY_F16) {
+        decode_run(run, run->books, 8, QN_VQ_ENTRY_F16, out);
+        return;
+    }
+    if (run->entry == QN_VQ_ENTRY_BF16) {
+        decode_run(run, run->books, 8, QN_VQ_ENTRY_BF16, out);
+        return;
+    }
+#endif
     if (run->vector == 8 && run->books == 1) {
-        decode_run(run, 1, 8, out);
+        decode_run(run, 1, 8, QN_VQ_ENTRY_F32, out);
     } else if (run->vector == 8 && run->books == 2) {
-        decode_run(run, 2, 8, out);
+        decode_run(run, 2, 8, QN_VQ_ENTRY_F32, out);
     } else if (run->vector == 4 && run->books == 1) {
-        decode_run(run, 1, 4, out);
+        decode_run(run, 1, 4, QN_VQ_ENTRY_F32, out);
     } else if (run->vector == 1 && run->books == 1) {
-        decode_run(run, 1, 1, out);
+        decode_run(run, 1, 1, QN_VQ_ENTRY_F32, out);
     } else if (run->vector == 8) {
-        decode_run(run, run->books, 8, out);
+        decode_run(run, run->books, 8, QN_VQ_ENTRY_F32, out);
     } else if (run->vector == 4) {
-        decode_run(run, run->books, 4, out);
+        decode_run(run, run->books, 4, QN_VQ_ENTRY_F32, out);
     } else if (run->vector == 16) {
-        decode_run(run, run->books, 16, out);
+        decode_run(run, run->books, 16, QN_VQ_ENTRY_F32, out);
     } else {
-        decode_run(run, run->books, run->vector, out);
+        decode_run(run, run->books, run->vector, QN_VQ_ENTRY_F32, out);
     }
 }
 
 #define ACROSS 16 /* groups turned over at a time */
 
 /* `some` groups from bit on. */
-QN_INLINE void turn_run(const qn_vq_run *run, const int32_t books, const int32_t vector, int64_t bit,
-                        const int64_t some, float *out, int64_t stride)
+QN_INLINE void turn_run(const qn_vq_run *run, const int32_t books, const int32_t vector, const qn_vq_entry entry,
+                        int64_t bit, const int64_t some, float *out, int64_t stride)
 {
     float lines[ACROSS][QN_VQ_ACROSS];
     for (int64_t g = 0; g < some; g++) {
         float sum[QN_VQ_ACROSS];
         for (int32_t c = 0; c < books; c++) {
-            const float *const from =
-                run->table[c] + (word_at(run->codes, bit) & ((1u << run->bits[c]) - 1)) * run->stride;
+            const int64_t from = (word_at(run->codes, bit) & ((1u << run->bits[c]) - 1)) * run->stride;
             bit += run->bits[c];
             for (int32_t j = 0; j < vector; j++) {
-                sum[j] = c ? sum[j] + from[j] : from[j];
+                const float value = entry_at(run->table[c], entry, from + j);
+                sum[j] = c ? sum[j] + value : value;
             }
         }
         memcpy(lines[g], sum, (size_t)vector * sizeof *sum);
@@ -86,39 +114,44 @@ QN_INLINE void turn_run(const qn_vq_run *run, const int32_t books, const int32_t
     }
 }
 
-QN_INLINE void across_run(const qn_vq_run *run, const int32_t books, const int32_t vector, float *out, int64_t stride)
+QN_INLINE void across_run(const qn_vq_run *run, const int32_t books, const int32_t vector, const qn_vq_entry entry,
+                          float *out, int64_t stride)
 {
     int64_t g = 0, bit = run->first_bit, bits = 0;
     for (int32_t c = 0; c < books; c++) {
         bits += run->bits[c];
     }
     for (; g + ACROSS <= run->groups; g += ACROSS) {
-        turn_run(run, books, vector, bit + g * bits, ACROSS, out + g, stride);
+        turn_run(run, books, vector, entry, bit + g * bits, ACROSS, out + g, stride);
     }
-    turn_run(run, books, vector, bit + g * bits, run->groups - g, out + g, stride);
+    turn_run(run, books, vector, entry, bit + g * bits, run->groups - g, out + g, stride);
 }
 
 static void vq_across(const qn_vq_run *run, float *out, int64_t stride)
 {
+#ifndef VQ_EIGHTS
+    if (run->entry == QN_VQ_ENTRY_F16) {
+        across_run(run, run->books, run->vector, QN_VQ_ENTRY_F16, out, stride);
+        return;
+    }
+    if (run->entry == QN_VQ_ENTRY_BF16) {
+        across_run(run, run->books, run->vector, QN_VQ_ENTRY_BF16, out, stride);
+        return;
+    }
+#endif
     if (run->vector == 8 && run->books == 1) {
-        across_run(run, 1, 8, out, stride);
+        across_run(run, 1, 8, QN_VQ_ENTRY_F32, out, stride);
     } else if (run->vector == 8 && run->books == 2) {
-        across_run(run, 2, 8, out, stride);
+        across_run(run, 2, 8, QN_VQ_ENTRY_F32, out, stride);
     } else {
-        across_run(run, run->books, run->vector, out, stride);
+        across_run(run, run->books, run->vector, QN_VQ_ENTRY_F32, out, stride);
     }
 }
 
 #ifdef VQ_EIGHTS
 #include "kernels/cpu/vq_eights.h"
-const qn_vq_books_set QN_NAME(vq_books) = {.chunks = 1,
-                                           .decode = vq_decode_eights,
-                                           .across = vq_across_eights,
-#if VL == EIGHT
-                                           .dot = vq_dot,
-                                           .dot_across = vq_dot_across
-#endif
-};
+const qn_vq_books_set QN_NAME(vq_books) = {
+    .chunks = 1, .decode = vq_decode_eights, .across = vq_across_eights, .dot = vq_dot, .dot_across = vq_dot_across};
 #else
 const qn_vq_books_set QN_NAME(vq_books) = {.decode = vq_decode, .across = vq_across};
 #endif

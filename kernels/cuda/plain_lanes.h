@@ -10,6 +10,9 @@ typedef lane kept;
 
 static __device__ inline void load_lane(const qn_cuda_rows &a, const char *x, i64 column, lane *to)
 {
+#if LOOSE
+    load_loose(x + column * X_BYTES, a.k - column, to->raw);
+#else
 #pragma unroll
     for (int i = 0; i < X_WORDS; i++) {
 #if RANGED /* read before, and not again */
@@ -18,6 +21,7 @@ static __device__ inline void load_lane(const qn_cuda_rows &a, const char *x, i6
         to->raw[i] = load_once(x + column * X_BYTES + i * 16);
 #endif
     }
+#endif
 }
 
 static __device__ inline void ask_for_lane(const qn_cuda_rows &a, const char *x, i64 column)

@@ -6,6 +6,8 @@
  *   TYPE      of codes: 0 e4m3fn, 1 e4m3fnuz, 2 e5m2, 3 int8
  *   ASYMMETRIC  1: zero points; BOUNDED  1: scale_ub holds scales down
  *
+ *   LOOSE     1: rows start anywhere and may end within a lane
+ *
  * A lane works on PER = 8 neighbouring elements. */
 #ifndef QN_CUDA_ROWS_H
 #define QN_CUDA_ROWS_H
@@ -14,6 +16,10 @@
 #define HAS_FP8 1 /* cvt to e4m3 and e5m2 */
 #else
 #define HAS_FP8 0
+#endif
+
+#ifndef LOOSE
+#define LOOSE 0
 #endif
 
 #define PER 8
@@ -105,6 +111,52 @@ static __device__ inline float load_one(const char *row, i64 i)
 #else
     return __uint_as_float((u32)((const u16 *)row)[i] << 16);
 #endif
+}
+
+/* A lane's elements where rows start anywhere, `there` of them, the others 0: as wide as the address allows. */
+static __device__ inline void load_loose(const char *p, i64 there, uint4 *raw)
+{
+    u32 *const w = (u32 *)raw;
+    const u32 at = (u32)(u64)p;
+    if (there >= PER && at % 16 == 0) {
+#pragma unroll
+        for (int i = 0; i < X_WORDS; i++) {
+            raw[i] = load_once(p + i * 16);
+        }
+    } else if (there >= PER && at % 8 == 0) {
+#pragma unroll
+        for (int i = 0; i < X_WORDS * 4; i += 2) {
+            const uint2 v = ((const uint2 *)p)[i / 2];
+            w[i] = v.x;
+            w[i + 1] = v.y;
+        }
+    } else if (there >= PER && at % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < X_WORDS * 4; i++) {
+            w[i] = ((const u32 *)p)[i];
+        }
+#if X_FORMAT != 0
+    } else if (there >= PER) { /* the first and the last by themselves */
+        const u32 *const inner = (const u32 *)(p + 2);
+        u32 before = (u32) * (const u16 *)p << 16;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const u32 next = i < 3 ? inner[i] : *(const u16 *)(inner + i);
+            w[i] = __funnelshift_r(before, next, 16);
+            before = next;
+        }
+#endif
+    } else {
+#pragma unroll
+        for (int i = 0; i < X_WORDS * 4; i++) {
+#if X_FORMAT == 0
+            w[i] = i < there ? ((const u32 *)p)[i] : 0;
+#else
+            w[i] = 2 * i < there ? ((const u16 *)p)[2 * i] : 0;
+            w[i] |= 2 * i + 1 < there ? (u32)((const u16 *)p)[2 * i + 1] << 16 : 0;
+#endif
+        }
+    }
 }
 
 /* ---- ranges ---- */
@@ -351,13 +403,48 @@ static __device__ inline u32 two_codes(float a, float b)
 #endif
 }
 
-/* Store a lane's PER codes of values already divided. */
-static __device__ inline void store_codes(char *q, const float *v)
+/* A lane's PER codes of values already divided. */
+static __device__ inline uint2 codes_of(const float *v)
 {
     uint2 out;
     out.x = two_codes(v[0], v[1]) | two_codes(v[2], v[3]) << 16;
     out.y = two_codes(v[4], v[5]) | two_codes(v[6], v[7]) << 16;
-    *(uint2 *)q = out;
+    return out;
+}
+
+static __device__ inline void store_codes(char *q, const float *v)
+{
+    *(uint2 *)q = codes_of(v);
+}
+
+/* The same where rows start anywhere and `there` codes are left of one. */
+static __device__ inline void store_loose(char *q, i64 there, const float *v)
+{
+    const uint2 out = codes_of(v);
+    const u32 at = (u32)(u64)q;
+    if (there >= PER && at % 8 == 0) {
+        *(uint2 *)q = out;
+    } else if (there >= PER && at % 4 == 0) {
+        ((u32 *)q)[0] = out.x;
+        ((u32 *)q)[1] = out.y;
+    } else if (there >= PER && at % 2 == 0) {
+        *(u16 *)q = (u16)out.x;
+        *(u32 *)(q + 2) = __funnelshift_r(out.x, out.y, 16);
+        *(u16 *)(q + 6) = (u16)(out.y >> 16);
+    } else if (there >= PER) {
+        const int odd = at % 4 == 1; /* 1, 2, 4 and 1 bytes, or 1, 4, 2 and 1 */
+        *q = (char)out.x;
+        *(u16 *)(q + (odd ? 1 : 5)) = (u16)(odd ? out.x >> 8 : out.y >> 8);
+        *(u32 *)(q + (odd ? 3 : 1)) = odd ? __funnelshift_r(out.x, out.y, 24) : __funnelshift_r(out.x, out.y, 8);
+        q[7] = (char)(out.y >> 24);
+    } else {
+#pragma unroll
+        for (int i = 0; i < PER; i++) {
+            if (i < there) {
+                q[i] = (char)((i < 4 ? out.x : out.y) >> i % 4 * 8);
+            }
+        }
+    }
 }
 
 #endif

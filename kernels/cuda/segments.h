@@ -13,7 +13,7 @@
  *                  TEAM_BLOCKS blocks of 256 threads a multiprocessor
  *   ENTRY##_row    one segment a row, ITEMS lanes' worth a thread in registers: one pass
  *   ENTRY##_plain  any length, alignment and stride: a block a segment, two passes
- * The first two want 16-byte aligned rows and whole lanes.
+ * The first two want 16-byte aligned rows and whole lanes, or LOOSE.
  *
  * SPAN_ROWS rows share given scales. STATIC 1: no range is asked for.
  * RANGED 1: one scale for all, of a range that a launch before found (tensor_range.h):
@@ -21,11 +21,16 @@
  * ONCE 1: nothing but
  *   ENTRY##_once   range and codes of a tensor without gaps (tensor_once.h)
  * BLOCKED 1: a scale for 128 rows by 128 columns, found here: a block of threads holds such a block in registers.
- *   ENTRY##_block         block 256, any grid along x: one pass
- *   ENTRY##_block_plain   block 128, grid {ceil(K / 128), up to ceil(M / 128)}, any alignment: two passes */
+ *   ENTRY##_block         block 256, any grid along x: one pass; alignment as above */
 #define JOIN2(a, b) a##b
 #define JOIN(a, b) JOIN2(a, b)
 #define EACH _Pragma("unroll")
+
+#if LOOSE
+#define STORE_CODES(q, there, v) store_loose(q, there, v)
+#else
+#define STORE_CODES(q, there, v) store_codes(q, v)
+#endif
 
 #if ONCE
 typedef rule once_rule;
@@ -176,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(256, X_WORDS == 1 ? 2 : 1) JOIN(ENT
                 v[e] = apply(how, v[e]);
             }
             if (at.first + 16 * j < a.m && at.column < a.k) {
-                store_codes(to, v);
+                STORE_CODES(to, a.k - at.column, v);
             }
             to += 16 * a.q_row;
         }
@@ -184,28 +189,6 @@ extern "C" __global__ void __launch_bounds__(256, X_WORDS == 1 ? 2 : 1) JOIN(ENT
             write_rule(a, how, at.row, at.segment);
         }
         __syncthreads(); /* the next reduction reuses the shared words */
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(128) JOIN(ENTRY, _block_plain)(const qn_cuda_rows a)
-{
-    begin_kernel();
-    const i64 column = (i64)blockIdx.x * 128 + threadIdx.x;
-    for (i64 i = blockIdx.y; i * 128 < a.m; i += gridDim.y) {
-        const i64 end = (i + 1) * 128 < a.m ? (i + 1) * 128 : a.m;
-        range r = no_range();
-        for (i64 row = i * 128; row < end && column < a.k; row++) {
-            widen_range(&r, value_at(a, a.x + row * a.x_row, column));
-        }
-        reduce_block(&r);
-        const rule how = make_rule(a, r, i, blockIdx.x);
-        for (i64 row = i * 128; row < end && column < a.k; row++) {
-            a.q[row * a.q_row + column] = (char)two_codes(apply(how, value_at(a, a.x + row * a.x_row, column)), 0.0f);
-        }
-        if (threadIdx.x == 0) {
-            write_rule(a, how, i, blockIdx.x);
-        }
-        __syncthreads();
     }
 }
 #endif
@@ -257,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(256, TEAM_BLOCKS) JOIN(ENTRY, _team
                 {
                     v[i] = apply(how, v[i]);
                 }
-                store_codes(a.q + row * a.q_row + column, v);
+                STORE_CODES(a.q + row * a.q_row + column, a.k - column, v);
                 if (place == 0) {
                     write_rule(a, how, row / SPAN_ROWS, segment);
                 }
@@ -268,6 +251,9 @@ extern "C" __global__ void __launch_bounds__(256, TEAM_BLOCKS) JOIN(ENTRY, _team
 #endif
 
 #if ITEMS > 0
+/* Nothing is moved past accesses of several widths, and elements that take half of all registers leave no others. */
+#define IN_TURN (LOOSE || sizeof(lane) * ITEMS * THREADS > 128 << 10)
+
 extern "C" __global__ void __launch_bounds__(THREADS) JOIN(ENTRY, _row)(const qn_cuda_rows a)
 {
     begin_kernel();
@@ -284,8 +270,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) JOIN(ENTRY, _row)(const qn
                 if (column < a.k) {
                     load_lane(a, x, column, &in[j]);
                 }
+                if (IN_TURN) {
+                    keep(in[j], &values[j]);
+                }
             }
-            EACH for (int j = 0; j < ITEMS; j++)
+            EACH for (int j = 0; j < ITEMS && !IN_TURN; j++)
             {
                 keep(in[j], &values[j]);
             }
@@ -313,7 +302,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) JOIN(ENTRY, _row)(const qn
                 v[i] = apply(how, v[i]);
             }
             if (column < a.k) {
-                store_codes(a.q + row * a.q_row + column, v);
+                STORE_CODES(a.q + row * a.q_row + column, a.k - column, v);
             }
         }
         if (threadIdx.x == 0) {

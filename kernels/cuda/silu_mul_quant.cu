@@ -16,11 +16,16 @@ struct kept {
 
 static __device__ inline void load_lane(const qn_cuda_rows &a, const char *x, i64 column, lane *to)
 {
+#if LOOSE
+    load_loose(x + column * X_BYTES, a.k - column, to->gate);
+    load_loose(x + (a.k + column) * X_BYTES, a.k - column, to->up);
+#else
 #pragma unroll
     for (int i = 0; i < X_WORDS; i++) {
         to->gate[i] = load_once(x + column * X_BYTES + i * 16);
         to->up[i] = load_once(x + (a.k + column) * X_BYTES + i * 16);
     }
+#endif
 }
 
 static __device__ inline void ask_for_lane(const qn_cuda_rows &a, const char *x, i64 column)

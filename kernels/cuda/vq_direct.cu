@@ -10,11 +10,12 @@
  *            no operand is left), BITS, RES_BITS, OUTLIER_VECTOR, BOOK_FORMAT, RES_FORMAT, OUTLIER_FORMAT, IN_SCALE and
  * IN_SHIFT (format + 1, 0: none)
  *     RAW 1: sums to total, without scales and bias
- *     UNPACK 1: qn_vq_unpack instead, rows of w as f16 to y (rows of a multiple of 16 bytes) and what their products are
- *            to be multiplied by to column_scale; MEASURED 1: with a power of two for each row that brings its largest
- *            element to 2^13
- *   Launch: block 256, grid {ceil(N / 8), ceil(M / ROWS)}; qn_vq_unpack grid {ceil(N / 8)}, of vptq
- *     {ceil(N / VECTOR)} */
+ *     UNPACK 1: qn_vq_unpack instead, rows of w as f16 to y (rows of a multiple of 16 bytes; vptq's columns in the
+ *            order of their codes) and what their products are to be multiplied by to column_scale; MEASURED 1: with a
+ *            power of two for each row that brings its largest element to 2^13; of vptq UNPACK_THREADS of a block, KEPT
+ *            runs of columns that a thread keeps in shared memory, RES_FAR 1: with their residuals (a large book)
+ *   Launch: block 256, grid {ceil(N / 8), ceil(M / ROWS)}; qn_vq_unpack grid {ceil(N / 8)}, of vptq block
+ *     UNPACK_THREADS, grid {ceil(N / VECTOR)}, shared memory of KEPT * UNPACK_THREADS * 64 bytes, or twice that */
 #include "formats.h"
 #include "cuda_vq.h"
 #include "vq_lattice.h"
@@ -200,7 +201,8 @@ DEV void decode(const qn_cuda_vq &a, int n, int g, int j, float *w)
 #endif
 
 #if UNPACK
-/* A power of two that brings a row's largest magnitude to 2^13; of zeros, infinities and what cannot be brought there: 1.
+/* A power of two that brings a row's largest magnitude to 2^13; of zeros, infinities and what cannot be brought
+ * there: 1.
  */
 DEV float unit_of(float most)
 {
@@ -217,24 +219,201 @@ DEV float lanes_max(float v)
     return v;
 }
 
-#if FORMAT == QN_CUDA_VPTQ
-/* A block has the rows that share their vectors; its threads take columns. */
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) qn_vq_unpack(const __grid_constant__ qn_cuda_vq a)
+/* Scales behind the last row's, which the product reads with it. */
+DEV void pad_scales(const qn_cuda_vq &a)
 {
-    __shared__ float most[WARPS][VECTOR];
+    for (int i = (int)threadIdx.x; blockIdx.x == 0 && i < QN_VQ_PAD; i += WARPS * 32) {
+        a.column_scale[a.n + i] = 1.0f;
+    }
+}
+
+#if FORMAT == QN_CUDA_VPTQ
+
+/* RUN: columns that a thread decodes at a time, where entries are whole words of 16 bytes. */
+#define WORDS (VECTOR / 8)
+#if (VECTOR == 8 || VECTOR == 16) && BOOK_FORMAT != QN_MM_F32 && (RES_BITS == 0 || RES_FORMAT != QN_MM_F32)
+#define RUN (32 / VECTOR)
+#define KEPT_WORDS (RES_FAR ? 2 * WORDS : WORDS)
+#define SECOND_WORDS (RES_BITS ? WORDS : 1)
+
+/* Entries of a run's columns, as they are. */
+struct entries {
+    uint4 book[RUN][WORDS], res[RUN][SECOND_WORDS];
+};
+
+/* A run of one group whose entries may be loaded by words. */
+DEV int is_whole(const qn_cuda_vq &a, int p)
+{
+    const u64 books = (u64)a.books | (u64)a.book_step | (RES_BITS ? (u64)a.res_books | (u64)a.res_book_step : 0);
+    const int i = p - a.outliers;
+    return books % 16 == 0 && i >= 0 && p + RUN <= a.k &&
+           (i + RUN <= a.group_size || i / a.group_size == (i + RUN - 1) / a.group_size);
+}
+
+/* kept: from where the thread put those that are far. */
+DEV void load_entries(const qn_cuda_vq &a, int n, int p, const uint4 *kept, entries *e)
+{
+    const int i0 = p - a.outliers, g = i0 < a.group_size ? 0 : i0 / a.group_size;
+    const char *const codes = a.codes + (i64)g * a.codes_group + (i64)(n / VECTOR) * a.codes_row;
+    const char *const books = a.books + (i64)g * a.book_step, *const res = a.res_books + (i64)g * a.res_book_step;
+    if (kept) {
+#pragma unroll
+        for (int i = 0; i < RUN; i++) {
+#pragma unroll
+            for (int j = 0; j < WORDS; j++) {
+                e->book[i][j] = kept[(i * KEPT_WORDS + j) * UNPACK_THREADS];
+#if RES_FAR
+                e->res[i][j] = kept[(i * KEPT_WORDS + WORDS + j) * UNPACK_THREADS];
+#endif
+            }
+        }
+        if (RES_FAR || RES_BITS == 0) {
+            return;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < RUN; i++) {
+        const i64 bit = (i64)(i0 - g * a.group_size + i) * (BITS + RES_BITS);
+        const u32 low = ((const u32 *)codes)[bit / 32];
+        const u32 high = bit / 32 * 4 + 4 < a.code_bytes ? ((const u32 *)codes)[bit / 32 + 1] : 0;
+        const u32 word = __funnelshift_r(low, high, (u32)bit % 32);
+        if (!kept) {
+            const uint4 *const from =
+                (const uint4 *)(books + (i64)min(word & (u32)((1ull << BITS) - 1), ENTRIES - 1u) * (VECTOR * 2));
+#pragma unroll
+            for (int j = 0; j < WORDS; j++) {
+                e->book[i][j] = __ldg(from + j);
+            }
+        }
+#if RES_BITS
+        const uint4 *const from =
+            (const uint4 *)(res + (i64)min(word >> BITS & ((1u << RES_BITS) - 1), RES_ENTRIES - 1u) * (VECTOR * 2));
+#pragma unroll
+        for (int j = 0; j < WORDS; j++) {
+            e->res[i][j] = __ldg(from + j);
+        }
+#endif
+    }
+}
+
+DEV void keep_entries(const entries &e, uint4 *kept)
+{
+#pragma unroll
+    for (int i = 0; i < RUN; i++) {
+#pragma unroll
+        for (int j = 0; j < WORDS; j++) {
+            kept[(i * KEPT_WORDS + j) * UNPACK_THREADS] = e.book[i][j];
+#if RES_FAR
+            kept[(i * KEPT_WORDS + WORDS + j) * UNPACK_THREADS] = e.res[i][j];
+#endif
+        }
+    }
+}
+
+DEV float entry_float(const uint4 *words, int r, int format)
+{
+    const uint4 w = words[r / 8];
+    const u32 pair = r % 8 < 2 ? w.x : r % 8 < 4 ? w.y : r % 8 < 6 ? w.z : w.w;
+    const u32 bits = r % 2 ? pair >> 16 : pair & 0xffffu;
+    return format == QN_MM_F16 ? half_float(bits) : __uint_as_float(bits << 16);
+}
+
+/* Scales and shifts of a run's columns, and element r of one of them. */
+struct affine {
+    float scale[RUN], shift[RUN];
+};
+
+DEV affine affine_of(const qn_cuda_vq &a, int p)
+{
+    affine by;
+#pragma unroll
+    for (int i = 0; i < RUN; i++) {
+        const int column = a.perm ? min((int)((const u16 *)a.perm)[p + i], a.k - 1) : p + i;
+        by.scale[i] = IN_SCALE ? load_float(a.in_scale, column, IN_SCALE - 1) : 1.0f;
+        by.shift[i] = IN_SHIFT ? load_float(a.in_shift, column, IN_SHIFT - 1) : 0.0f;
+    }
+    return by;
+}
+
+DEV float element_of(const entries &e, const affine &by, int i, int r)
+{
+    float w = entry_float(e.book[i], r, BOOK_FORMAT);
+    w = RES_BITS ? w + entry_float(e.res[i], r, RES_FORMAT) : w;
+    w = IN_SCALE ? w * by.scale[i] : w;
+    return IN_SHIFT ? w + by.shift[i] : w;
+}
+
+/* A run of each row. */
+DEV void store_run(const qn_cuda_vq &a, int first, int rows, int p, const entries &e, const float *unit)
+{
+    const affine by = affine_of(a, p);
+#pragma unroll
+    for (int r = 0; r < VECTOR; r++) {
+        u32 w[RUN / 2];
+        char *const row = a.y + (i64)(first + r) * a.y_row;
+#pragma unroll
+        for (int i = 0; i < RUN; i += 2) {
+            w[i / 2] = pack_f16(element_of(e, by, i, r) * unit[r], element_of(e, by, i + 1, r) * unit[r]);
+        }
+        if (r < rows) {
+#if RUN == 4
+            *(uint2 *)(row + (i64)p * 2) = make_uint2(w[0], w[1]);
+#else
+            *(u32 *)(row + (i64)p * 2) = w[0];
+#endif
+        }
+    }
+}
+
+#else
+#define RUN 1
+#endif
+
+/* A block has the rows that share their vectors; its threads take columns. What was looked up far away is kept in
+ * shared memory, for the first KEPT runs of a thread, between the search for the largest and the writing. */
+extern "C" __global__ void __launch_bounds__(UNPACK_THREADS, UNPACK_THREADS > 256 ? 1 : 3)
+    qn_vq_unpack(const __grid_constant__ qn_cuda_vq a)
+{
+    __shared__ float most[UNPACK_THREADS / 32][VECTOR];
     const int first = (int)blockIdx.x * VECTOR, rows = min(VECTOR, a.n - first), warp = (int)threadIdx.x / 32;
-    float w[VECTOR], unit[VECTOR];
+    float unit[VECTOR];
+#if RUN > 1
+    extern __shared__ __align__(16) uint4 far[];
+    uint4 *const mine = far + threadIdx.x;
+#endif
     release_next();
     wait_before();
+    pad_scales(a);
 #pragma unroll
     for (int i = 0; i < VECTOR; i++) {
         unit[i] = 0.0f;
     }
-    for (int p = (int)threadIdx.x; p < a.k; p += WARPS * 32) {
-        decode_rows(a, first, rows, p, w);
+    for (int j = 0, p = (int)threadIdx.x * RUN; p < a.k; j++, p += UNPACK_THREADS * RUN) {
+#if RUN > 1
+        if (is_whole(a, p)) {
+            entries e;
+            load_entries(a, first, p, 0, &e);
+            if (j < KEPT) {
+                keep_entries(e, mine + j * (RUN * KEPT_WORDS * UNPACK_THREADS));
+            }
+            const affine by = affine_of(a, p);
 #pragma unroll
-        for (int i = 0; i < VECTOR; i++) {
-            unit[i] = fmaxf(unit[i], fabsf(w[i]));
+            for (int i = 0; i < RUN; i++) {
+#pragma unroll
+                for (int r = 0; r < VECTOR; r++) {
+                    unit[r] = fmaxf(unit[r], fabsf(element_of(e, by, i, r)));
+                }
+            }
+            continue;
+        }
+#endif
+        for (int i = 0; i < RUN && p + i < a.k; i++) {
+            float w[VECTOR];
+            decode_rows(a, first, rows, p + i, w);
+#pragma unroll
+            for (int r = 0; r < VECTOR; r++) {
+                unit[r] = fmaxf(unit[r], fabsf(w[r]));
+            }
         }
     }
 #pragma unroll
@@ -244,7 +423,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) qn_vq_unpack(const _
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < VECTOR; i++) {
-        for (int j = 0; j < WARPS; j++) {
+        for (int j = 0; j < UNPACK_THREADS / 32; j++) {
             unit[i] = fmaxf(unit[i], most[j][i]);
         }
         unit[i] = unit_of(unit[i]);
@@ -252,12 +431,23 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) qn_vq_unpack(const _
             a.column_scale[first + i] = 1.0f / unit[i];
         }
     }
-    for (int p = (int)threadIdx.x; p < a.k; p += WARPS * 32) {
-        const int column = decode_rows(a, first, rows, p, w);
+    for (int j = 0, p = (int)threadIdx.x * RUN; p < a.k; j++, p += UNPACK_THREADS * RUN) {
+#if RUN > 1
+        if (is_whole(a, p)) {
+            entries e;
+            load_entries(a, first, p, j < KEPT ? mine + j * (RUN * KEPT_WORDS * UNPACK_THREADS) : 0, &e);
+            store_run(a, first, rows, p, e, unit);
+            continue;
+        }
+#endif
+        for (int i = 0; i < RUN && p + i < a.k; i++) {
+            float w[VECTOR];
+            decode_rows(a, first, rows, p + i, w);
 #pragma unroll
-        for (int i = 0; i < VECTOR; i++) {
-            if (i < rows) {
-                ((u16 *)(a.y + (i64)(first + i) * a.y_row))[column] = (u16)pack_f16(w[i] * unit[i], 0.0f);
+            for (int r = 0; r < VECTOR; r++) {
+                if (r < rows) {
+                    ((u16 *)(a.y + (i64)(first + r) * a.y_row))[p + i] = (u16)pack_f16(w[r] * unit[r], 0.0f);
+                }
             }
         }
     }
@@ -323,6 +513,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) qn_vq_unpack(const _
     release_next();
     wait_before();
     const int lane = (int)threadIdx.x % 32, n = (int)blockIdx.x * WARPS + (int)threadIdx.x / 32;
+    pad_scales(a);
     if (n >= a.n) {
         return;
     }

@@ -6,7 +6,7 @@
  * Chunks lie [tile of x][span][step][8 rows][row % 8][t]. NATURAL 1: words of a quad's chunks are transposed, for
  * products through shared memory. WIDE 1: for vq_wide.cu, [tile of x][span][pair of steps][row], in a row's 128 bytes
  * the transposed words of both steps, their 16-byte pieces swizzled as matrix descriptors say. PLAIN 1: rows as they
- * are, of whole spans, for dense_mm.cu; any K. SCALED 1: a row is
+ * are, or in the order of vptq's columns (PERM 1), of whole spans, for dense_mm.cu; any K. SCALED 1: a row is
  * multiplied by a power of two that brings its largest element to 2^13. WIDE 1 clears `ready`, where it is given. Grid
  * {rows with padding}, block 256.
  *   qn_vq_finish  y = sum of parts * scale + bias; RAW 1: total = sum of parts. Grid {ceil(N / 256), M}, block 256.
@@ -37,6 +37,14 @@ DEV float block_max(float v)
     return v;
 }
 
+#if PLAIN
+/* Column of x that stands at place i of K. */
+DEV int column_of(const qn_cuda_vq &a, int i)
+{
+    return PERM ? min((int)((const u16 *)a.perm)[i], a.k - 1) : i;
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_rows(const __grid_constant__ qn_cuda_vq a)
 {
     release_next();
@@ -66,8 +74,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_rows(const __grid
 #endif
 #if PLAIN
     for (int i = (int)threadIdx.x; i < a.spans * (QN_VQ_SPAN / 2); i += THREADS) {
-        const float low = 2 * i < a.k ? load_float(row, 2 * i, X_FORMAT) : 0.0f;
-        const float high = 2 * i + 1 < a.k ? load_float(row, 2 * i + 1, X_FORMAT) : 0.0f;
+        const float low = 2 * i < a.k ? load_float(row, column_of(a, 2 * i), X_FORMAT) : 0.0f;
+        const float high = 2 * i + 1 < a.k ? load_float(row, column_of(a, 2 * i + 1), X_FORMAT) : 0.0f;
         a.halves[(i64)m * (a.spans * (QN_VQ_SPAN / 2)) + i] = pack_f16(low * scale, high * scale);
     }
 #else

@@ -121,6 +121,15 @@ static const struct {
     {"vq_mm m=140 n=144 k=576 format=quip_e8p codebook=E8P12RVQ4B out=f32", 0},
     {"vq_mm m=66 n=80 k=320 format=quip_e8p codebook=E8P12RVQ3B out=f32 SV=1", 0},
     {"vq_mm m=80 n=24 k=128 format=vptq out=f32 bias=1", 0},
+    {"vq_mm m=20 n=38 k=2100 format=vptq num_centroids=65536 num_res_centroids=200 out_features=38 out=f32 x=f32"
+     " res_centroids.weight=1 perm=1 weight_scale=1 weight_bias=1",
+     0},
+    {"vq_mm m=30 n=64 k=1510 format=vptq num_centroids=4096 num_res_centroids=4096 group_num=2 outlier_size=10"
+     " out=f32 x=bf16 res_centroids.weight=1 outlier_centroids.weight=1 outlier_indices=1 perm=1 bias=1",
+     0},
+    {"vq_mm m=17 n=45 k=520 format=vptq vector_len=16 num_centroids=300 num_res_centroids=9000 out_features=45"
+     " out=f32 res_centroids.weight=1 weight_scale=1",
+     0},
     {"vq_mm m=1 n=32 k=64 format=quip_e8p out=f32", 0},
     {"vq_mm m=3 n=32 k=128 format=quip_e8p SU=1 SV=1", 0},
     {"vq_mm m=5 n=48 k=128 format=quip_e8p codebook=E8P12RVQ4B out=f32 SU=1", 0},
@@ -154,6 +163,14 @@ static const struct {
      0},
     {"vq_mm m=7 n=19 k=264 format=vptq num_centroids=60000 out_features=19", 0},
     {"vq_mm m=8 n=70 k=2000 format=vptq num_centroids=65536 out_features=70 x=bf16", 0},
+    {"vq_mm m=2 n=70 k=136 num_codebooks=1 nbits_per_codebook=16 codebooks=bf16", 0},
+    {"vq_mm m=3 n=37 k=1040 format=vptq num_centroids=65536 num_res_centroids=256 out_features=37"
+     " centroids.weight=bf16 res_centroids.weight=bf16",
+     0},
+    {"vq_mm m=1 n=37 k=520 format=vptq num_centroids=65536 num_res_centroids=256 out_features=37"
+     " centroids.weight=f16 res_centroids.weight=bf16",
+     0},
+    {"vq_mm m=2 n=45 k=520 format=vptq num_centroids=65536 out_features=45 centroids.weight=f32 out=f32", 0},
     {"vq_mm m=3 n=16 k=50 format=vptq num_centroids=512 num_res_centroids=16 out=f32"
      " res_centroids.weight=1 perm=1 weight_scale=1 weight_bias=1",
      0},

@@ -16,20 +16,21 @@
 #define SLICED 1.15     /* accesses of a slice for one, where most lanes have codes of other slices */
 
 enum {
-    TOKENS = 8,            /* columns of a matrix instruction */
-    MOST_TOKENS = 64,      /* rows of x that share a decoded vector */
-    WIDE_FROM = 32,        /* and more than so many do on warpgroups */
-    BLOCK_ROWS = 256,      /* rows of w a block keeps sums of */
-    SUMS_CODES = 128,      /* codes along K whose tables a block keeps */
-    EXCHANGE_CLUSTER = 8,  /* blocks that exchange tables, and vectors of x of a pass, */
-    EXCHANGE_ROWS = 28672, /* most rows of w whose sums their registers hold */
-    SUMS_CLUSTER = 8,      /* blocks that take slabs of so many in turn */
-    REGISTER_ENTRIES = 32, /* one a lane */
-    BOOKS_ROWS = 2,        /* of x whose clusters share books and K in one launch */
-    ALONG_COPIES = 8,      /* most copies of entries along N, */
-    ALONG_ROWS = 4,        /* rows of x that look them up together */
-    DENSE_OPS = 110,       /* instructions that write a vector out, beside its elements'; */
-    DENSE_OPS_ALONG_N = 70 /* an element's where each of a vector is of another row */
+    TOKENS = 8,             /* columns of a matrix instruction */
+    MOST_TOKENS = 64,       /* rows of x that share a decoded vector */
+    WIDE_FROM = 32,         /* and more than so many do on warpgroups */
+    BLOCK_ROWS = 256,       /* rows of w a block keeps sums of */
+    SUMS_CODES = 128,       /* codes along K whose tables a block keeps */
+    EXCHANGE_CLUSTER = 8,   /* blocks that exchange tables, and vectors of x of a pass, */
+    EXCHANGE_ROWS = 28672,  /* most rows of w whose sums their registers hold */
+    SUMS_CLUSTER = 8,       /* blocks that take slabs of so many in turn */
+    REGISTER_ENTRIES = 32,  /* one a lane */
+    BOOKS_ROWS = 2,         /* of x whose clusters share books and K in one launch */
+    ALONG_COPIES = 8,       /* most copies of entries along N, */
+    ALONG_ROWS = 4,         /* rows of x that look them up together */
+    DENSE_OPS = 110,        /* instructions that write a vector out, beside its elements'; */
+    DENSE_OPS_ALONG_N = 70, /* an element's where each of a vector is of another row, */
+    DENSE_OPS_WHOLE = 20    /* and where entries are loaded whole: vectors of 8 and of 16 */
 };
 
 /* Share of the multiprocessors that clusters of eight fill, and microseconds: a pass's meetings, and what is in front
@@ -245,12 +246,14 @@ static qn_vq_choice evaluate_dense(const qn_vq_problem *p, const qn_vq_device *d
     qn_vq_choice c = {
         .level = QN_VQ_LEVEL_O4, .form = QN_VQ_FORM_DENSE, .copies = 1, .split = 1, .slices = 1, .conflicts = 1.0};
     const double weights = weights_of(p), vectors = weights / p->vector, rows = rows_of(p);
-    const double per_vector = p->along_n ? DENSE_OPS_ALONG_N * p->vector : DENSE_OPS + p->decode_ops + p->vector;
+    const int whole = !p->along_n || p->vector == 8 || p->vector == 16;
+    const double per_vector =
+        p->along_n ? (whole ? DENSE_OPS_WHOLE : DENSE_OPS_ALONG_N) * p->vector : DENSE_OPS + p->decode_ops + p->vector;
     const double read = (memory_bytes(p) - 2.0 * rows * (double)(p->k + p->n)) / (d->read_rate * 1e3);
     c.global_entries = p->entries;
     c.row_tile = (int32_t)rows;
     c.bytes = memory_bytes(p) + 4.0 * weights;
-    c.lookups = vectors * p->books * (p->along_n ? p->vector : 1);
+    c.lookups = vectors * p->books * (whole ? 1 : p->vector);
     c.occupancy = 1.0;
     c.memory_us = 2.0 * (weights + rows * (double)(p->k + p->n)) / (d->read_rate * 1e3);
     c.math_us = clocks_to_us(d, weights * ceil(rows / 8.0) * 8.0 / d->dense);

@@ -4,15 +4,25 @@
  * boundaries; two runs and a graph's replays the same bits. Without a device the
  * test is skipped and says why.
  *
- *   test_cuda_kernels [WORD [TESTS]]   only cases whose text holds the word, only tests of that name (with * and ?) */
+ *   test_cuda_kernels [--brief|--sparing] [--share FILE] [WORD [TESTS]]
+ *
+ * WORD          only cases whose text holds the word; TESTS: only tests of that name (with * and ?)
+ * --brief       for compute-sanitizer: every case and layout once, with random values and nothing around operands; a
+ *               case is named before it runs, so that a finding stands below its case
+ * --sparing     the same, but only what launches a kernel that nothing before did: for a checker that takes seconds a
+ *               launch
+ * --share FILE  processes that name the same file, which is not there before, deal the cases among themselves */
 #include "backend/device_cases.h"
+#include "backend/launches.h"
+#include "backend/turns.h"
 #include "base/clock.h"
 #include "op/random_cases.h"
 
 enum { MOST_WORK = 1 << 26 };
 
 static const char *word;
-static int rows_met;
+static int rows_met, brief, sparing, left_out;
+static turns deal;
 
 static qn_ctx_options ctx_options(void)
 {
@@ -23,22 +33,53 @@ static qn_ctx_options ctx_options(void)
     return options;
 }
 
+/* A test that a checker of kernels' accesses learns nothing from. */
+static void leave_out_of_brief(const char *what)
+{
+    if (brief) {
+        printf("left out: %s\n", what);
+        skip();
+    }
+}
+
 static void run_case(const qn_kernel *kernel, const char *text, const qn_op_desc *desc)
 {
+    static const size_t gaps[] = {0, 16, 3}, shifts[] = {0, 0, 1}; /* in elements */
     char what[512];
+    int wanted[3], any = 0;
+    for (size_t l = 0; l < 3; l++) {
+        wanted[l] = !sparing || launches_another(kernel, text, desc, gaps[l], shifts[l]);
+        any |= wanted[l];
+    }
+    if (!any) {
+        left_out++;
+        return;
+    }
+    if (!turns_is_mine(&deal)) {
+        return;
+    }
+    if (brief) {
+        printf("%s, %s, %d multiprocessors\n", kernel->name, text, qn_cuda_get(ctx)->device.sms);
+    }
+    const uint64_t start = qn_clock_ns();
     qn_plan *const plan = plan_of(kernel, text, desc);
-    for (int exact = 0; exact < 2; exact++) {
-        static const size_t gaps[] = {0, 16, 3}, shifts[] = {0, 0, 1}; /* in elements */
+    for (int exact = 0; exact < 2 - brief; exact++) {
         problem p;
         problem_make(&p, text, exact);
         for (size_t l = 0; l < 3; l++) {
+            if (!wanted[l]) {
+                continue;
+            }
             snprintf(what, sizeof what, "%s, %s, %s, gap %zu, shift %zu", kernel->name, text,
                      exact ? "exact" : "random", gaps[l], shifts[l]);
-            run_layout(&p, plan, gaps[l], shifts[l], exact, what);
+            run_layout(&p, plan, gaps[l], shifts[l], exact, brief, what);
         }
         problem_free(&p);
     }
     qn_plan_destroy(plan);
+    if (brief) {
+        printf("  %.2f s\n", (double)(qn_clock_ns() - start) * 1e-9);
+    }
 }
 
 static void rows_agree_with_the_reference(void **state)
@@ -76,7 +117,7 @@ static void rows_agree_with_the_reference(void **state)
                info.name, failures - failed, worst);
     }
     qn_stream_destroy(ctx, stream);
-    assert_true(rows_met > 0 && (runs > 0 || word));
+    assert_true(rows_met > 0 && (runs > 0 || word || deal.file >= 0));
     assert_int_equal(failures, 0);
 }
 
@@ -85,6 +126,7 @@ static void random_cases_agree(void **state)
 {
     (void)state;
     const char *const many = getenv("QN_TEST_CASES"), *const seed = getenv("QN_TEST_SEED");
+    leave_out_of_brief("random cases: kernels and paths are those of the case table");
     random_cases r = {.state = seed ? strtoull(seed, NULL, 10) : SEED, .most_work = 1 << (many ? 26 : 22)};
     qn_error error = {0};
     qn_device_info info;
@@ -345,6 +387,7 @@ static void whole_tensors_agree(void **state)
     const qn_cuda_device kept = cuda->device;
     const int before = failures, first = runs;
     must(qn_stream_create(ctx, &stream, &error), &error, "stream");
+    sparing = 0; /* what is done hangs on sizes */
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         qn_op_desc desc;
         assert_int_equal(qn_op_desc_parse(cases[i], &desc, NULL), QN_OK);
@@ -400,6 +443,7 @@ static void warm_plans_are_quick(void **state)
                                         "quantize_fp8 m=8 k=7168 granularity=group x=bf16"};
     qn_error error = {0};
     qn_device_info info;
+    leave_out_of_brief("plans' times");
     if (qn_device_get_info(ctx, &info, &error) != QN_OK) {
         printf("skipped: %s\n", error.text);
         skip();
@@ -426,6 +470,7 @@ static void functions_do_not_spill(void **state)
     qn_ctx *made;
     qn_cuda *cuda;
     qn_error error = {0};
+    leave_out_of_brief("functions' local memory: nothing is launched");
     qn_ctx_options options = ctx_options();
     options.jit = QN_JIT_CACHE_ONLY;
     must(qn_ctx_create(&options, &made, &error), &error, "context");
@@ -475,22 +520,52 @@ static int start(void **state)
 {
     (void)state;
     const qn_ctx_options options = ctx_options();
-    return qn_ctx_create(&options, &ctx, NULL) == QN_OK ? 0 : -1;
+    if (qn_ctx_create(&options, &ctx, NULL) != QN_OK) {
+        return -1;
+    }
+    if (sparing && !*qn_cuda_get(ctx)->refusal) {
+        launches_open(&options);
+    }
+    return 0;
 }
 
 static int stop(void **state)
 {
     (void)state;
+    if (left_out) {
+        printf("left out: %d cases, which launch no other kernels than those before\n", left_out);
+    }
+    turns_close(&deal);
+    qn_ctx_destroy(launches.ctx);
     qn_ctx_destroy(ctx);
     return 0;
 }
 
 int main(int argc, char **argv)
 {
+    const char *share = NULL;
     setvbuf(stdout, NULL, _IOLBF, 0); /* a run that is stopped has told what it did */
-    word = argc > 1 && *argv[1] ? argv[1] : NULL;
-    if (argc > 2) {
-        cmocka_set_test_filter(argv[2]);
+    int at = 1;
+    for (; at < argc && strncmp(argv[at], "--", 2) == 0; at++) {
+        if (strcmp(argv[at], "--brief") == 0) {
+            brief = 1;
+        } else if (strcmp(argv[at], "--sparing") == 0) {
+            brief = sparing = 1;
+        } else if (strcmp(argv[at], "--share") == 0 && at + 1 < argc) {
+            share = argv[++at];
+        } else {
+            fprintf(stderr, "test_cuda_kernels [--brief|--sparing] [--share FILE] [WORD [TESTS]]\n");
+            return 2;
+        }
+    }
+    guard = brief ? 0 : guard;
+    word = at < argc && *argv[at] ? argv[at] : NULL;
+    if (at + 1 < argc) {
+        cmocka_set_test_filter(argv[at + 1]);
+    }
+    if (!turns_open(&deal, share)) {
+        perror(share);
+        return 2;
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_agree_with_the_reference),

@@ -98,7 +98,7 @@ static void run_case(const qn_kernel *kernel, const char *text, const qn_op_desc
         problem p;
         problem_make(&p, text, exact);
         snprintf(what, sizeof what, "%s, %s, %s", kernel->name, text, exact ? "exact, strided" : "random");
-        run_layout(&p, plan, exact ? 3 : 0, exact ? 1 : 0, exact, what);
+        run_layout(&p, plan, exact ? 3 : 0, exact ? 1 : 0, exact, 0, what);
         problem_free(&p);
     }
     qn_plan_destroy(plan);

@@ -32,6 +32,9 @@ static const char *const batch_cases[] = {
     "quantize_fp8 m=17 k=577 granularity=token",
     "quantize_int8 m=17 k=577 granularity=token symmetric=0",
     "quantize_int8 m=17 k=577 granularity=token",
+    "quantize_int8 m=17 k=577 granularity=token x=bf16",
+    "quantize_int8 m=17 k=577 granularity=token symmetric=0 x=bf16",
+    "quantize_int8 m=17 k=577 granularity=group x=bf16",
     "silu_mul_quant m=17 k=577",
     "silu_mul m=17 k=577",
     "rmsnorm m=17 k=577",
@@ -227,6 +230,7 @@ static void quotients_of_eight_bits_are_exact(void **state)
         "quantize_fp8 m=128 k=2560 granularity=group scale_format=ue8m0 x=bf16",
         "quantize_fp8 m=128 k=2560 granularity=block x=bf16",
         "quantize_int8 m=128 k=2560 granularity=group group=2560 x=bf16",
+        "quantize_int8 m=128 k=2560 granularity=group x=bf16",
         "quantize_mxfp4 m=128 k=2560 rule=even x=bf16",
         "quantize_nvfp4 m=128 k=2560 x=bf16 global_scale=1",
     };
@@ -257,6 +261,8 @@ static void large_outputs_are_the_same(void **state)
         "quantize_fp8 m=2050 k=8256 granularity=block x=bf16",
         "quantize_fp8 m=2050 k=8257 granularity=block mode=static", /* blocks that are kept, rows at every alignment */
         "quantize_int8 m=2050 k=8256 granularity=token symmetric=0 x=f16",
+        "quantize_int8 m=2050 k=8256 granularity=token symmetric=0 x=bf16",
+        "quantize_int8 m=2050 k=8256 granularity=group x=bf16",
         "quantize_mxfp4 m=2060 k=16480 x=bf16", /* codes of every other row are not aligned */
         "silu_mul_quant m=2050 k=8256 x=bf16",
         "dequantize m=1100 k=4111 granularity=token",

@@ -4,7 +4,8 @@
  * the CPU's for every scheme, token by token and in a batch, and the same bits twice. What is missing skips its part
  * and says so.
  *
- *   test_model_device [PATTERN]   only tests of such a name
+ *   test_model_device [--share FILE] [PATTERN]   only tests of such a name; processes that name the same file, which
+ *                                                is not there before, deal the models on a real device among themselves
  *
  * QN_TEST_EVERY_CUBIN=1   programs of every scheme for every target, without it of one scheme for each of two targets
  * QN_TEST_MODEL           a model to compare on a real device too
@@ -26,6 +27,7 @@
 #include <quern/quern.h>
 
 #include "backend/fake/fake_cuda.h"
+#include "backend/turns.h"
 #include "base/clock.h"
 #include "quant/synthetic.h"
 
@@ -460,6 +462,8 @@ static void models_open_from_shipped_kernels(void **state)
 
 /* ---- a real device ---- */
 
+static turns deal;
+
 static double largest_difference(const float *a, const float *b, size_t n, double *largest)
 {
     double worst = 0.0;
@@ -485,6 +489,9 @@ static int32_t best_of(const float *logits, int32_t vocab)
  * two, so the distance is of that size. */
 static void compare(world *w, const char *path, const char *what, double allowed)
 {
+    if (!turns_is_mine(&deal)) {
+        return;
+    }
     qn_error error = {0};
     qn_model *models[2];
     qn_session *sessions[2];
@@ -545,6 +552,9 @@ static void compare(world *w, const char *path, const char *what, double allowed
  * the neighbouring one where a value lies between two. */
 static void compare_kv(world *w, const char *path, const char *kv, double allowed)
 {
+    if (!turns_is_mine(&deal)) {
+        return;
+    }
     qn_error error = {0};
     qn_model *models[2];
     qn_session *sessions[2], *other;
@@ -730,6 +740,7 @@ static void logits_agree_with_the_cpu(void **state)
     }
     qn_pool_destroy(w.pool);
     qn_ctx_destroy(w.ctx);
+    turns_close(&deal);
     assert_int_equal(w.live, 0);
 }
 
@@ -851,8 +862,14 @@ static int stop(void **state)
 int main(int argc, char **argv)
 {
     setvbuf(stdout, NULL, _IOLBF, 0); /* a run that is stopped has told what it did */
-    if (argc > 1) {
-        cmocka_set_test_filter(argv[1]);
+    const char *const share = argc > 2 && strcmp(argv[1], "--share") == 0 ? argv[2] : NULL;
+    const int at = share ? 3 : 1;
+    if (at < argc) {
+        cmocka_set_test_filter(argv[at]);
+    }
+    if (!turns_open(&deal, share)) {
+        perror(share);
+        return 2;
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_pass_is_few_launches_in_every_scheme),

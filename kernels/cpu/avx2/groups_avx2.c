@@ -12,6 +12,7 @@
 #define GROUP_LANES 8
 #define GROUP_ROWS 4
 #define GROUP_PANELS 2
+#define GROUP_ROUNDS(bits) ((bits) == 8 ? 2 : 1)
 
 typedef __m256i vg;
 typedef __m256 vgf;
@@ -83,10 +84,10 @@ QN_INLINE vw vw_with(vw w, vw plane, int from, const int mask)
     return _mm256_or_si256(w, _mm256_and_si256(up, _mm256_set1_epi8((char)(mask << 4))));
 }
 
-QN_INLINE vw vw_table(vw w)
+QN_INLINE vw vw_table(vw w, const int round)
 {
     const __m128i table = _mm_loadu_si128((const __m128i *)(const void *)qn_panel_table);
-    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), w);
+    return _mm256_shuffle_epi8(vw_nibbles(_mm256_broadcastsi128_si256(table), round), w);
 }
 
 QN_INLINE vg vg_begin(const int bits, int32_t start)
@@ -94,23 +95,19 @@ QN_INLINE vg vg_begin(const int bits, int32_t start)
     return bits == 4 ? _mm256_setzero_si256() : _mm256_set1_epi32(start);
 }
 
-/* Pairs of products of 4 bits are at most 2 * 15 * 128, eight of them below 2^15; of 6 bits one is. 8 bits are taken
- * as two nibbles. */
+/* Pairs of products of 4 bits are at most 2 * 15 * 128, eight of them below 2^15; of 6 bits one is. */
 QN_INLINE vg vg_dot(const int bits, vg sums, vw w, const char *x)
 {
     int32_t four;
     memcpy(&four, x, sizeof four);
     const __m256i v = _mm256_set1_epi32(four);
     if (bits == 4) {
-        return _mm256_add_epi16(sums, _mm256_maddubs_epi16(w, v));
+        sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(w, v));
+    } else {
+        sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(w, v), _mm256_set1_epi16(1)));
     }
-    const __m256i one = _mm256_set1_epi16(1);
-    if (bits < 8) {
-        return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(w, v), one));
-    }
-    const __m256i low = _mm256_madd_epi16(_mm256_maddubs_epi16(vw_nibbles(w, 0), v), one);
-    const __m256i high = _mm256_madd_epi16(_mm256_maddubs_epi16(vw_nibbles(w, 1), v), _mm256_set1_epi16(16));
-    return _mm256_add_epi32(sums, _mm256_add_epi32(low, high));
+    __asm__("" : "+x"(sums)); /* added in this order: in another one products wait in memory */
+    return sums;
 }
 
 QN_INLINE vg vg_end(const int bits, vg sums, int32_t start)
@@ -121,9 +118,9 @@ QN_INLINE vg vg_end(const int bits, vg sums, int32_t start)
     return _mm256_add_epi32(_mm256_madd_epi16(sums, _mm256_set1_epi16(1)), _mm256_set1_epi32(start));
 }
 
-QN_INLINE vg vg_high(vg a, vg b)
+QN_INLINE vg vg_plus(vg a, vg b, const int up)
 {
-    return _mm256_add_epi32(a, _mm256_slli_epi32(b, 8));
+    return _mm256_add_epi32(a, _mm256_slli_epi32(b, up));
 }
 
 #include "kernels/cpu/panel_groups.h"

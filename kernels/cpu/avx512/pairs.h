@@ -24,7 +24,8 @@
 #define PAIR_FEW 8
 #define PAIR_KEEP 12
 #define FEW_NR(code, rows) ((rows) <= 2 ? 4 : ((rows) <= 4 ? 2 : 1))
-#define ARE_FEW(code, rows) (groups_of(code) || (code) == QN_PANEL_I8 || (rows) <= 32)
+#define MOST_FEW(code) ((code) == QN_PANEL_BF16 ? 32 : (groups_of(code) ? 16 : 8))
+#define ARE_FEW(code, rows) ((code) == QN_PANEL_I8 || (rows) <= MOST_FEW(code))
 #define PARTS_BESIDE(code, rows, nr) (nr)
 #define FEW_GROUP 2
 #define FEW_CHUNK(code) 8

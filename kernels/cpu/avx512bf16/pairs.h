@@ -22,7 +22,7 @@
 #define PAIR_FEW 8
 #define PAIR_KEEP 12
 #define FEW_NR(code, rows) ((rows) <= 2 ? 4 : ((rows) <= 6 || (code) <= QN_PANEL_E5M2 ? 2 : 1))
-#define ARE_FEW(code, rows) ((code) > QN_PANEL_E5M2 || (rows) <= ((code) == QN_PANEL_BF16 ? 9 : 32))
+#define ARE_FEW(code, rows) ((rows) <= ((code) == QN_PANEL_BF16 ? 9 : 16))
 #define PARTS_BESIDE(code, rows, nr) (nr)
 #define FEW_GROUP 2
 #define FEW_CHUNK(code) 16
@@ -111,8 +111,8 @@ QN_INLINE bytes2 from_f8_beside_dots(const int code, __m512i x)
         left = _mm512_slli_epi16(x, 4);
     } else {
         /* (a & b) | c */
-        const __m512i bits = _mm512_ternarylogic_epi32(_mm512_srli_epi16(x, 3), _mm512_set1_epi8(0x0f),
-                                                       _mm512_set1_epi8(0x30), 0xea);
+        const __m512i bits =
+            _mm512_ternarylogic_epi32(_mm512_srli_epi16(x, 3), _mm512_set1_epi8(0x0f), _mm512_set1_epi8(0x30), 0xea);
         high = _mm512_ternarylogic_epi32(x, _mm512_set1_epi8((char)0x80), bits, 0xea);
         left = _mm512_slli_epi16(x, 5);
     }

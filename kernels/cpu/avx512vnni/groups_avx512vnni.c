@@ -11,6 +11,7 @@
 #define GROUP_LANES 16
 #define GROUP_ROWS 8
 #define GROUP_PANELS 4
+#define GROUP_ROUNDS(bits) 1
 
 typedef __m512i vg;
 typedef __m512 vgf;
@@ -82,8 +83,9 @@ QN_INLINE vw vw_with(vw w, vw plane, int from, const int mask)
     return _mm512_ternarylogic_epi32(w, up, _mm512_set1_epi8((char)(mask << 4)), 0xf8); /* w | (up & mask) */
 }
 
-QN_INLINE vw vw_table(vw w)
+QN_INLINE vw vw_table(vw w, const int round)
 {
+    (void)round;
     const __m128i table = _mm_loadu_si128((const __m128i *)(const void *)qn_panel_table);
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), w);
 }
@@ -109,9 +111,9 @@ QN_INLINE vg vg_end(const int bits, vg sums, int32_t start)
     return sums;
 }
 
-QN_INLINE vg vg_high(vg a, vg b)
+QN_INLINE vg vg_plus(vg a, vg b, const int up)
 {
-    return _mm512_add_epi32(a, _mm512_slli_epi32(b, 8));
+    return _mm512_add_epi32(a, _mm512_slli_epi32(b, (unsigned)up));
 }
 
 #include "kernels/cpu/panel_groups.h"

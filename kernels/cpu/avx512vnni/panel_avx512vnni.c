@@ -19,6 +19,7 @@
 
 #define LINES 16    /* of a block */
 #define FEW_ROWS 12 /* rows of a register tile of two panels */
+#define FEW_CHUNK 8 /* blocks of them that two such tiles take turns with */
 #define MR 6        /* rows of a register tile of NR panels, many rows */
 #define NR 4
 #define ROWS_BLOCK 256 /* rows of a call that the scratch holds */
@@ -81,13 +82,15 @@ QN_INLINE void few_tile(const char *a, int64_t a_stride, const char *w, int64_t 
 }
 
 #define FEW(m)                                                                                                         \
-    case m: few_tile(call->a, call->a_stride, w, call->panel_bytes, call->blocks, sums, call->sums_stride, m, n); break
+    case m: few_tile(a, call->a_stride, w, call->panel_bytes, blocks, sums, call->sums_stride, m, n); break
 
-QN_INLINE void few_panels(const qn_panel_call *call, int64_t p, int n)
+/* Blocks from b on of some rows from r on by panels p to p + n - 1. */
+QN_INLINE void few_rows(const qn_panel_call *call, int64_t r, int64_t rows, int64_t p, int n, int64_t b, int64_t blocks)
 {
-    const char *const w = call->w + p * call->panel_bytes;
-    int32_t *const sums = (int32_t *)call->sums + p * QN_PANEL_COLS;
-    switch (call->rows) {
+    const char *const a = call->a + r * call->a_stride + b * QN_PANEL_K;
+    const char *const w = call->w + p * call->panel_bytes + b * LINES * QN_PANEL_LINE;
+    int32_t *const sums = (int32_t *)call->sums + r * call->sums_stride + p * QN_PANEL_COLS;
+    switch (rows) {
         FEW(1);
         FEW(2);
         FEW(3);
@@ -104,6 +107,18 @@ QN_INLINE void few_panels(const qn_panel_call *call, int64_t p, int n)
 }
 
 #undef FEW
+
+/* Two tiles, of nearly the same number of rows, take turns with what the first cache holds. */
+QN_INLINE void few_panels(const qn_panel_call *call, int64_t p, int n)
+{
+    const int64_t first = call->rows > FEW_ROWS ? call->rows / 2 : call->rows;
+    const int64_t chunk = call->rows > FEW_ROWS ? FEW_CHUNK : call->blocks;
+    for (int64_t b = 0; b < call->blocks; b += chunk) {
+        const int64_t blocks = call->blocks - b < chunk ? call->blocks - b : chunk;
+        few_rows(call, 0, first, p, n, b, blocks);
+        few_rows(call, first, call->rows - first, p, n, b, blocks);
+    }
+}
 
 static void few(const qn_panel_call *call)
 {
@@ -257,7 +272,7 @@ static void many(const qn_panel_call *call, int64_t row, int64_t rows)
 
 static void panel_i8(const qn_panel_call *call)
 {
-    if (call->rows <= FEW_ROWS || call->blocks == 0) {
+    if (call->rows <= 2 * FEW_ROWS || call->blocks == 0) {
         few(call);
         return;
     }

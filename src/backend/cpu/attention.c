@@ -98,7 +98,8 @@ static int take_stored(const qn_att_job *job, int values, int64_t head, int64_t 
 {
     const qn_view *view = &job->args->in[values ? QN_ATT_V : QN_ATT_K];
     const qn_view *scales = &job->args->in[values ? QN_ATT_V_SCALE : QN_ATT_K_SCALE];
-    if (!job->stored || !job->set->stored_scores || rows > QN_ATT_FEW_ROWS || job->d != job->d_pad) {
+    if (!job->stored || !job->set->stored_scores || rows > QN_ATT_FEW_ROWS || job->d != job->d_pad ||
+        (job->form == QN_ATT_F32 && !job->set->stored_f32)) {
         return 0;
     }
     *out = (qn_att_stored){.form = job->form,

@@ -51,10 +51,11 @@ typedef struct quantize_job {
     int64_t per_task;
     int64_t panel, panels, bands; /* blocks of a task along K, panels of the matrix, bands of a task */
     int64_t kept;                 /* bytes of a row of a run that is kept until it is coded; 0: runs are read twice */
-    qn_rows_fp8_groups groups;    /* entries NULL: groups are done step by step */
-    qn_rows_rule rule;            /* one for all */
-    qn_fp8_steps steps;           /* of that rule */
-    qn_rows_range *parts;         /* of the tasks of the first pass */
+    qn_rows_groups groups;
+    qn_rows_groups_fn groups_known; /* NULL: groups are done step by step */
+    qn_rows_rule rule;              /* one for all */
+    qn_fp8_steps steps;             /* of that rule */
+    qn_rows_range *parts;           /* of the tasks of the first pass */
     char *scratch;
     size_t scratch_bytes;
 } quantize_job;
@@ -200,15 +201,15 @@ static void choose_groups(quantize_job *job)
     const float least = fmaxf(bottom, job->ue8m0 ? job->most * 1e-10f : job->bounds.least_top);
     memcpy(&least_top, &least, 4);
     memcpy(&most_top, job->bounds.most_top < most ? &job->bounds.most_top : &most, 4);
-    job->groups = (qn_rows_fp8_groups){.entries = qn_fp8_steps_of,
-                                       .most = job->most,
-                                       .code = (int32_t)job->code,
-                                       .power = job->ue8m0,
-                                       .least_top = (least_top >> 16) + 1,
-                                       .most_top = most_top >> 16};
-    if (!job->stepped || job->is_static || job->group != QN_ROWS_FP8_GROUP ||
-        job->groups.most_top < job->groups.least_top) {
-        job->groups.entries = NULL;
+    job->groups = (qn_rows_groups){.entries = qn_fp8_steps_of,
+                                   .most = job->most,
+                                   .code = (int32_t)job->code,
+                                   .power = job->ue8m0,
+                                   .least_top = (least_top >> 16) + 1,
+                                   .most_top = most_top >> 16};
+    const int int8 = job->code == QN_ROWS_I8 && job->real == QN_MM_BF16 && job->divides && !job->silu;
+    if (job->group == QN_ROWS_GROUP && !job->is_static && job->groups.most_top >= job->groups.least_top) {
+        job->groups_known = job->stepped ? job->set->fp8_groups : (int8 ? job->set->int8_groups : NULL);
     }
 }
 
@@ -431,13 +432,13 @@ static int64_t quantize_known(const quantize_job *job, int64_t m, int64_t c, int
 {
     float tops[GROUPS] = {0.0f}, scale[GROUPS], factor[GROUPS];
     char *const codes = codes_at(job, m) + c;
-    const int64_t size = qn_rows_real_bytes(job->real), whole = n / QN_ROWS_FP8_GROUP * QN_ROWS_FP8_GROUP;
+    const int64_t size = qn_rows_real_bytes(job->real), whole = n / QN_ROWS_GROUP * QN_ROWS_GROUP;
     const int64_t ahead = qn_rows_ahead(m, job->m, job->stride, job->k * size, c * size, QN_ROWS_AHEAD_BYTES);
     const int64_t done =
-        job->set->fp8_groups(&job->groups, row_at(job, m) + c * size, whole, ahead, job->stream, tops, codes);
-    const int64_t count = done / QN_ROWS_FP8_GROUP;
+        job->groups_known(&job->groups, row_at(job, m) + c * size, whole, ahead, job->stream, tops, codes);
+    const int64_t count = done / QN_ROWS_GROUP;
     scales_of(job, tops, count, scale, factor);
-    put_scales(job, scale, count, m, c / QN_ROWS_FP8_GROUP);
+    put_scales(job, scale, count, m, c / QN_ROWS_GROUP);
     return done;
 }
 
@@ -449,7 +450,7 @@ static void quantize_row(const quantize_job *job, int64_t m, char *scratch, floa
         return;
     }
     const int64_t size = qn_rows_real_bytes(job->real), row = job->k * size;
-    const int known = job->groups.entries && (!job->stream || qn_rows_aligned(codes_at(job, m)));
+    const int known = job->groups_known && (!job->stream || qn_rows_aligned(codes_at(job, m)));
     int64_t n;
     for (int64_t c = 0; c < job->k; c += n) {
         n = qn_min_i64(job->piece, job->k - c);
@@ -480,32 +481,23 @@ static char *scratch_of(const quantize_job *job, int32_t thread)
     return job->scratch + (size_t)thread * job->scratch_bytes;
 }
 
-/* The range that a largest magnitude of bf16 makes. */
-static qn_rows_range range_of_top(uint32_t top)
-{
-    qn_rows_range range = {.nan = top > 0x7f80};
-    top <<= 16;
-    memcpy(&range.high, &top, 4);
-    return range;
-}
-
 /* Whether row m of bf16 may be coded while another is looked at. */
 static int is_beside(const quantize_job *job, const qn_rows_rule *rule, int64_t m)
 {
-    return job->set->fp8_beside && rule->steps.add && !rule->careful &&
-           (!job->stream || qn_rows_aligned(codes_at(job, m)));
+    const int known = job->code == QN_ROWS_I8 ? rule->multiply && job->real == QN_MM_BF16 : rule->steps.add != NULL;
+    return job->set->beside && known && !rule->careful && (!job->stream || qn_rows_aligned(codes_at(job, m)));
 }
 
-/* Scales of whole rows, from row m on. */
-static void put_row_scales(const quantize_job *job, const float *scales, int64_t count, int64_t m)
+/* Scales, or zero points, of whole rows, from row m on. */
+static void put_of_rows(const quantize_job *job, const qn_mut_view *view, const void *numbers, int64_t count, int64_t m)
 {
-    const qn_mut_view *scale = &job->args->out[QN_QUANT_OUT_SCALE];
-    if (job->stream && !job->col && scale->strides[0] == 4) {
-        job->set->stream((char *)scale->data + m * 4, scales, (size_t)count * 4);
+    const char *const from = numbers;
+    if (job->stream && !job->col && view->strides[0] == 4) {
+        job->set->stream((char *)view->data + m * 4, from, (size_t)count * 4);
         return;
     }
     for (int64_t i = 0; i < count; i++) {
-        memcpy((char *)scale->data + scale_offset(&scale->shape, scale->strides, job->col, m + i, 0), &scales[i], 4);
+        memcpy((char *)view->data + scale_offset(&view->shape, view->strides, job->col, m + i, 0), from + i * 4, 4);
     }
 }
 
@@ -513,7 +505,9 @@ static void put_row_scales(const quantize_job *job, const float *scales, int64_t
 static void quantize_tokens(const quantize_job *job, int64_t m, int64_t last, char *scratch)
 {
     const int64_t row = job->k * qn_rows_real_bytes(job->real);
+    const qn_mut_view *scale = &job->args->out[QN_QUANT_OUT_SCALE], *azp = &job->args->out[QN_QUANT_OUT_AZP];
     float scales[TOKENS];
+    int32_t azps[TOKENS];
     int64_t count = 0;
     qn_rows_range range;
     job->set->range[job->real](row_at(job, m), job->k, 0, &range);
@@ -521,12 +515,13 @@ static void quantize_tokens(const quantize_job *job, int64_t m, int64_t last, ch
         const char *const x = row_at(job, m);
         qn_rows_rule rule;
         rules_of(job, &range, 1, &rule);
-        scales[count++] = rule.scale;
+        scales[count] = rule.scale;
+        azps[count++] = rule.azp;
         range.nan = 1;
         if (m + 1 < last && is_beside(job, &rule, m)) {
-            range = range_of_top(job->set->fp8_beside(
-                job->code, &rule, x, row_at(job, m + 1), job->k,
-                qn_rows_ahead(m + 1, job->m, job->stride, row, 0, QN_ROWS_AHEAD_BYTES), job->stream, codes_at(job, m)));
+            job->set->beside(job->code, &rule, x, row_at(job, m + 1), job->k,
+                             qn_rows_ahead(m + 1, job->m, job->stride, row, 0, QN_ROWS_AHEAD_BYTES), job->stream,
+                             codes_at(job, m), &range);
         } else {
             put_codes(job, &(group_rules){.rules = &rule}, (int32_t)job->real, x, m, 0, job->k, job->k,
                       qn_rows_ahead(m, job->m, job->stride, row, 0, row), scratch);
@@ -535,7 +530,10 @@ static void quantize_tokens(const quantize_job *job, int64_t m, int64_t last, ch
             job->set->range[job->real](row_at(job, m + 1), job->k, 0, &range);
         }
         if (count == TOKENS || m + 1 == last) {
-            put_row_scales(job, scales, count, m + 1 - count);
+            put_of_rows(job, scale, scales, count, m + 1 - count);
+            if (azp->shape.format != QN_FORMAT_NONE) {
+                put_of_rows(job, azp, azps, count, m + 1 - count);
+            }
             count = 0;
         }
     }
@@ -547,7 +545,9 @@ static void row_task(void *user, int64_t index, int32_t thread)
     char *const scratch = scratch_of(job, thread);
     float *const v = (float *)(void *)(scratch + qn_size_pad((size_t)job->k));
     const int64_t first = index * job->per_task, last = qn_min_i64(job->m, first + job->per_task);
-    if (job->granularity == QN_PER_TOKEN && job->stepped && !job->is_static && job->k > 0 && job->set->fp8_beside) {
+    const int seen =
+        job->set->beside && job->real == QN_MM_BF16 && (job->stepped || (job->code == QN_ROWS_I8 && !job->silu));
+    if (job->granularity == QN_PER_TOKEN && seen && !job->is_static && job->k > 0) {
         quantize_tokens(job, first, last, scratch);
     } else {
         for (int64_t m = first; m < last; m++) {
@@ -714,8 +714,8 @@ static int put_given_row(const quantize_job *job, int64_t m)
     if (!is_beside(job, &rule, m)) {
         return 0;
     }
-    const qn_rows_range range =
-        range_of_top(job->set->fp8_beside(job->code, &rule, x, x, job->k, ahead, job->stream, codes_at(job, m)));
+    qn_rows_range range;
+    job->set->beside(job->code, &rule, x, x, job->k, ahead, job->stream, codes_at(job, m), &range);
     spare_care(job, &range, 1, &rule);
     return !rule.careful;
 }

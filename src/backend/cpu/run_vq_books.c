@@ -2,7 +2,8 @@
  * floats (kernels/common/vq.h) and multiplied by the tiles of the f32 matmul.
  *
  * Packed: streams of codes without gaps, one a row of codes (12-bit codes take 12
- * bits), tables of f32, and the side section (vq_side.h). Formats as runs of a row:
+ * bits), tables of f32 (large ones of vectors of eight as they are stored, if in f16 or bf16), and the side section
+ * (vq_side.h). Formats as runs of a row:
  *     aqlm       one run: its codebooks
  *     quip_e8p   one run: all E8P points as a book of 65536, the residual's points divided by its scale as another
  *     vptq       the outliers, then a run a group: vectors of one element, whose stride is the vector length
@@ -16,6 +17,7 @@
 #include "backend/cpu/sizes.h"
 #include "backend/cpu/vq_side.h"
 #include "base/checked.h"
+#include "format/format.h"
 #include "format/lattice.h"
 #include "ref/slots.h"
 
@@ -23,6 +25,7 @@
 #define FEW_COLS 4
 #define CHUNK 512
 #define DOT_VECTOR 8
+#define LARGE_TABLE (128 * 1024) /* elements of a set of books */
 
 _Static_assert(CHUNK % QN_MM_CHAIN == 0, "chains are whole");
 
@@ -36,10 +39,12 @@ typedef struct books_layout {
     int32_t bits[QN_VQ_BOOKS];
     int64_t vector, stride, groups; /* groups of 1 column in vptq: of one group of columns */
     int64_t tables;                 /* sets of books: groups of vptq, tiles of gptvq, 1 */
+    qn_vq_entry entry;
+    size_t entry_bytes;
     size_t outliers, table, outlier_table, side_at, total;
 } books_layout;
 
-static int64_t table_floats(const books_layout *l)
+static int64_t table_elements(const books_layout *l)
 {
     int64_t count = 0;
     for (int64_t c = 0; c < l->books; c++) {
@@ -52,6 +57,26 @@ static void add_book(books_layout *l, int64_t entries)
 {
     l->entries[l->books] = entries;
     l->bits[l->books++] = (int32_t)qn_vq_bits_for(entries);
+}
+
+/* Large tables of vectors of eight stay as they are stored where that is in 16 bits: half as large they are in the
+ * second cache. Of small ones widening costs more. */
+static qn_vq_entry entry_of(const qn_op_desc *desc, const qn_vq *vq, int64_t elements)
+{
+    const int vptq = vq->format == QN_VQ_VPTQ;
+    if (!(vptq ? vq->vector_len == DOT_VECTOR
+               : vq->format == QN_VQ_AQLM && vq->in_group == DOT_VECTOR && vq->out_group == 1)) {
+        return QN_VQ_ENTRY_F32;
+    }
+    if (elements <= LARGE_TABLE) {
+        return QN_VQ_ENTRY_F32;
+    }
+    const qn_shape *const tensors = desc->in + QN_VQMM_FIRST;
+    const qn_format format = tensors[vptq ? QN_VQ_CENTROIDS : QN_VQ_CODEBOOKS].format;
+    if (vptq && vq->res_entries && tensors[QN_VQ_RES_CENTROIDS].format != format) {
+        return QN_VQ_ENTRY_F32;
+    }
+    return format == QN_F16 ? QN_VQ_ENTRY_F16 : (format == QN_BF16 ? QN_VQ_ENTRY_BF16 : QN_VQ_ENTRY_F32);
 }
 
 static books_layout layout_of(const qn_op_desc *desc, const qn_vq *vq)
@@ -98,13 +123,15 @@ static books_layout layout_of(const qn_op_desc *desc, const qn_vq *vq)
     }
     l.groups = vq->format == QN_VQ_VPTQ ? vq->group_size : vq->k / l.vector;
     l.stream_bytes = qn_ceil_div(qn_min_i64(l.groups, INT64_MAX / 2048) * bits, 8);
+    l.entry = entry_of(desc, vq, table_elements(&l));
+    l.entry_bytes = l.entry == QN_VQ_ENTRY_F32 ? 4 : 2;
     size_t at = 0;
     (void)qn_size_place(&at, (size_t)l.streams, (size_t)l.stream_bytes);
     at = qn_size_add(at, QN_VQ_STREAM_PAD);
     l.outliers = qn_size_place(&at, (size_t)l.outlier_streams, (size_t)l.outlier_bytes);
     at = qn_size_add(at, QN_VQ_STREAM_PAD);
     at = qn_size_pad(at);
-    l.table = qn_size_place(&at, (size_t)l.tables, (size_t)table_floats(&l) * sizeof(float));
+    l.table = qn_size_place(&at, (size_t)l.tables, (size_t)table_elements(&l) * l.entry_bytes);
     l.outlier_table = qn_size_place(&at, (size_t)(vq->outlier_entries * vq->outlier_len), sizeof(float));
     l.side_at = at;
     l.total = qn_size_add(at, l.side.total);
@@ -136,7 +163,8 @@ static uint32_t code_of(const qn_vq *vq, int64_t s, int64_t g, int64_t c)
     return ((const uint8_t *)codes->data + s * codes->strides[0])[g];
 }
 
-static void pack_table(const qn_vq *vq, int64_t set, int64_t c, int64_t entry, int64_t stride, float *to)
+/* An entry's vectors. */
+static void entry_values(const qn_vq *vq, int64_t set, int64_t c, int64_t entry, int64_t stride, float *to)
 {
     const qn_view *t = vq->tensor;
     switch (vq->format) {
@@ -172,6 +200,32 @@ static void pack_table(const qn_vq *vq, int64_t set, int64_t c, int64_t entry, i
     }
 }
 
+static void pack_entry(const books_layout *l, const qn_vq *vq, int64_t set, int64_t c, int64_t entry, char *to)
+{
+    float values[DOT_VECTOR]; /* of 16 bits */
+    if (l->entry == QN_VQ_ENTRY_F32) {
+        entry_values(vq, set, c, entry, l->stride, (float *)(void *)to);
+        return;
+    }
+    entry_values(vq, set, c, entry, DOT_VECTOR, values);
+    for (int j = 0; j < DOT_VECTOR; j++) { /* exact */
+        ((uint16_t *)(void *)to)[j] =
+            l->entry == QN_VQ_ENTRY_F16 ? qn_f32_to_f16(values[j]) : qn_f32_to_bf16(values[j]);
+    }
+}
+
+static void pack_tables(const books_layout *l, const qn_vq *vq, char *table)
+{
+    for (int64_t set = 0; set < l->tables; set++) {
+        for (int64_t c = 0; c < l->books; c++) {
+            for (int64_t e = 0; e < l->entries[c]; e++) {
+                pack_entry(l, vq, set, c, e, table);
+                table += (size_t)l->stride * l->entry_bytes;
+            }
+        }
+    }
+}
+
 static void pack_streams(const books_layout *l, const qn_vq *vq, uint8_t *streams, uint8_t *outliers)
 {
     for (int64_t s = 0; s < l->streams; s++) {
@@ -201,14 +255,7 @@ static void pack_body(const books_layout *l, const qn_vq *vq, const qn_view *bia
         return;
     }
     pack_streams(l, vq, (uint8_t *)body, (uint8_t *)body + l->outliers);
-    float *table = (float *)(void *)(body + l->table);
-    for (int64_t set = 0; set < l->tables; set++) {
-        for (int64_t c = 0; c < l->books; c++) {
-            for (int64_t e = 0; e < l->entries[c]; e++, table += l->stride) {
-                pack_table(vq, set, c, e, l->stride, table);
-            }
-        }
-    }
+    pack_tables(l, vq, body + l->table);
     if (vq->outlier_size) {
         for (int64_t e = 0; e < vq->outlier_entries; e++) {
             qn_vq_values(&vq->tensor[QN_VQ_OUTLIER_CENTROIDS], e * vq->outlier_len, vq->outlier_len,
@@ -295,15 +342,19 @@ static int run_at(const books_job *job, int64_t n, int64_t i, qn_vq_run *run, in
 {
     const qn_vq *vq = &job->vq;
     const books_layout *l = &job->l;
-    const float *table = (const float *)(const void *)(job->body + l->table);
+    const char *table = job->body + l->table;
     int64_t stream = n, set = 0, offset = 0;
-    *run =
-        (qn_vq_run){.books = (int32_t)l->books, .vector = (int32_t)l->vector, .stride = l->stride, .groups = l->groups};
+    *run = (qn_vq_run){.books = (int32_t)l->books,
+                       .vector = (int32_t)l->vector,
+                       .entry = l->entry,
+                       .stride = l->stride,
+                       .groups = l->groups};
     *at = 0;
     if (vq->format == QN_VQ_VPTQ) {
         const int outliers = vq->outlier_size > 0;
         if (outliers && i == 0) {
             run->books = 1;
+            run->entry = QN_VQ_ENTRY_F32;
             run->stride = vq->outlier_len;
             run->bits[0] = 16;
             run->table[0] = (const float *)(const void *)(job->body + l->outlier_table) + n % vq->outlier_len;
@@ -333,11 +384,11 @@ static int run_at(const books_job *job, int64_t n, int64_t i, qn_vq_run *run, in
         stream = n / vq->out_group;
         offset = n % vq->out_group * vq->in_group;
     }
-    table += set * table_floats(l) + offset;
+    table += (size_t)(set * table_elements(l) + offset) * l->entry_bytes;
     for (int64_t c = 0; c < l->books; c++) {
         run->bits[c] = l->bits[c];
         run->table[c] = table;
-        table += l->entries[c] * l->stride;
+        table += (size_t)(l->entries[c] * l->stride) * l->entry_bytes;
     }
     run->codes = (const uint8_t *)job->body + stream * l->stream_bytes;
     return 1;
@@ -368,25 +419,34 @@ static void decode_columns(const books_job *job, int64_t n, int64_t count, float
     }
 }
 
-/* One row of x by columns of vectors of eight, which need not be stored. */
-static void dot_columns(const books_job *job, const float *x, int64_t col, int64_t cols, float *lanes)
+/* Whether rows are multiplied by vectors as they are looked up. */
+static int takes_dots(const books_job *job, int64_t rows)
+{
+    const int across = job->vq.format == QN_VQ_VPTQ;
+    return job->impl->set->dot && rows <= (across ? QN_VQ_ACROSS_ROWS : QN_VQ_DOT_ROWS) &&
+           job->l.stride % DOT_VECTOR == 0 && (across || job->l.vector == DOT_VECTOR);
+}
+
+/* Few rows of x by columns of vectors of eight, which need not be stored. */
+static void dot_columns(const books_job *job, const float *x, int64_t rows, int64_t col, int64_t cols, float *lanes)
 {
     const qn_vq_side *side = &job->side;
+    const int64_t width = job->impl->parts->lanes;
     qn_vq_run run;
     int64_t at;
     (void)run_at(job, col, 0, &run, &at);
     if (job->vq.format == QN_VQ_AQLM) {
-        job->impl->set->dot(&run, job->l.stream_bytes, cols, x, lanes);
+        job->impl->set->dot(&run, job->l.stream_bytes, cols, x, side->k_pad, rows, lanes);
     } else {
         for (int64_t c = 0; c < cols; c += DOT_VECTOR) { /* whole vectors: of columns that are not there, too */
             (void)run_at(job, col + c, 0, &run, &at);
-            job->impl->set->dot_across(&run, x, lanes + c * DOT_VECTOR);
+            job->impl->set->dot_across(&run, x, side->k_pad, rows, lanes + c * width);
         }
     }
     /* Tiles add the products of zeros behind K: a sum of -0 becomes 0. */
-    const int64_t first = side->k_pad - side->k >= DOT_VECTOR ? 0 : side->k % DOT_VECTOR;
-    for (int64_t i = 0; i < QN_MM_COLS * DOT_VECTOR && side->k_pad > side->k; i++) {
-        lanes[i] += i % DOT_VECTOR >= first ? 0.0f : -0.0f;
+    const int64_t first = side->k_pad - side->k >= width ? 0 : side->k % width;
+    for (int64_t i = 0; i < rows * QN_MM_COLS * width && side->k_pad > side->k; i++) {
+        lanes[i] += i % width >= first ? 0.0f : -0.0f;
     }
 }
 
@@ -485,9 +545,8 @@ static void block_task(void *user, int64_t index, int32_t thread)
     memset(lanes, 0, (size_t)(rows * lane_row));
     if (!one_run(job->impl, &job->vq)) {
         by_columns(job, row, rows, col, cols, scratch, lanes);
-    } else if (job->impl->set->dot && side->m == 1 && job->l.stride % DOT_VECTOR == 0 &&
-               (job->vq.format == QN_VQ_VPTQ || job->l.vector == DOT_VECTOR)) {
-        dot_columns(job, side->rows, col, cols, (float *)(void *)lanes);
+    } else if (takes_dots(job, rows)) {
+        dot_columns(job, side->rows + row * side->k_pad, rows, col, cols, (float *)(void *)lanes);
     } else {
         by_chunks(job, row, rows, col, cols, scratch, lanes);
     }

@@ -6,7 +6,7 @@
 #include "kernels/common/mm.h"
 #include "kernels/common/vq.h"
 
-#define QN_VQ_BOOKS_LAYOUT 288u
+#define QN_VQ_BOOKS_LAYOUT 294u
 
 typedef struct qn_vq_books_impl {
     const qn_vq_books_set *set;

@@ -1,14 +1,14 @@
 /* vq_mm of aqlm with 8-bit codes by tables of partial sums.
  *
  * A table is made once and serves every row of w, so K is what tasks share out: a
- * task is a part of K (some slabs) by up to LINES_TASK lines of 128 rows of w, for all rows of x of a round, or for
- * some of them where threads would wait. It makes the tables of a slab, small enough for the first cache, and walks the
- * slab's codes, which stream; its sums over the part go to a buffer of parts, and a second pass adds the parts in
+ * task is a part of K (some slabs) by up to LINES_TASK lines of 128 rows of w, for all rows of x of a round, or, where
+ * threads would wait, for some of either. It makes the tables of a slab, small enough for the first cache, and walks
+ * the slab's codes, which stream; its sums over the part go to a buffer of parts, and a second pass adds the parts in
  * order. Parts are a function of K alone, so a row's bits depend on nothing but its values and the weights. More rows
  * of x go eight or sixteen at a time (kernels/common/vq.h: the same integers in wider tables), fewer one or two at a
  * time.
  *
- * Packed: codes [slabs][tasks along N][2][lines][lookups][64], codebooks as [books][vector][256] f32, their
+ * Packed: codes [slabs][2 lines][lookups][64], codebooks as [books][vector][256] f32, their
  * longest vectors as [books][vector][16], three norms, and the side section. Rows of x whose products fit no 21-bit
  * integers are computed in double from single elements. */
 #include "backend/cpu/run_vq_sums.h"
@@ -22,9 +22,9 @@
 #include "base/checked.h"
 #include "ref/slots.h"
 
-#define SLABS_PART 16 /* slabs of a part of K */
-#define LINES_TASK 64 /* lines of w a task */
-#define TASK_ROWS (LINES_TASK * QN_VQ_LINE)
+#define SLABS_PART 16     /* slabs of a part of K */
+#define LINES_TASK 64     /* lines of w a task */
+#define TASKS_THREAD 4    /* of a thread, at most, where fewer lines are tried */
 #define ADD_COLUMNS 1024  /* sums a task of the second pass, ... */
 #define ADD_STEP 64       /* ... of them at a time */
 #define ROWS_ROUND 16     /* rows of x whose parts are kept at a time, times ... */
@@ -68,12 +68,9 @@ static int64_t slab_lookups(const sums_layout *l, int64_t slab)
 /* Where the code of row n of w, group g, codebook c is. */
 static int64_t code_at(const sums_layout *l, int64_t n, int64_t g, int64_t c)
 {
-    const int64_t slab = g / l->slab_groups, lookups = slab_lookups(l, slab), line0 = n / TASK_ROWS * LINES_TASK;
-    const int64_t lines = qn_min_i64(LINES_TASK, l->lines - line0), within = n % TASK_ROWS;
-    const int64_t half = within / (lines * 64), block = within % (lines * 64) / 64;
-    const int64_t first = slab * l->slab_groups * l->books * l->lines + line0 * lookups;
-    const int64_t line = (half * lines + block) * lookups + g % l->slab_groups * l->books + c;
-    return first * QN_VQ_LINE + line * 64 + within % 16 * 4 + within % 64 / 16;
+    const int64_t slab = g / l->slab_groups, first = slab * l->slab_groups * l->books * l->lines * QN_VQ_LINE;
+    const int64_t line = n / 64 * slab_lookups(l, slab) + g % l->slab_groups * l->books + c;
+    return first + line * 64 + n % 16 * 4 + n % 64 / 16;
 }
 
 /* A codebook as it is read from, and the squares of its vectors' norms. */
@@ -205,11 +202,17 @@ void qn_vq_sums_pack(const qn_kernel *kernel, const qn_op_desc *desc, const qn_a
 typedef struct way {
     int64_t wide, rows; /* rows of x beside each other; of a call */
     qn_vq_sums_fn run;
+    double table, row; /* what a (group, codebook) of a call costs: once, and a row of w */
 } way;
+
+static double table_cost(const sums_layout *l, const qn_vq_sums_cost *cost)
+{
+    return cost->element * (double)l->vector + cost->table;
+}
 
 static double cost_of(const sums_layout *l, const qn_vq_sums_cost *cost)
 {
-    return cost->element * (double)l->vector + cost->table + cost->row * (double)l->n;
+    return table_cost(l, cost) + cost->row * (double)l->n;
 }
 
 /* The cheapest way of some rows of x: making a table, 256 products of so many elements and their rounding, and taking
@@ -221,21 +224,19 @@ static way way_of(const qn_vq_sums_impl *impl, const sums_layout *l, int64_t row
     const double many = (double)qn_ceil_div(rows, QN_VQ_MANY_ROWS) * impl->cost_many * (double)((l->vector + 1) * l->n);
     const int fits = l->slab_groups * l->vector * QN_VQ_MANY_ROWS <= QN_VQ_MANY_FLOATS;
     if (rows == 1 || (one < side && (one < many || !fits))) {
-        return (way){1, impl->set->one_rows, *impl->one};
+        return (way){1, impl->set->one_rows, *impl->one, table_cost(l, &impl->cost_one), impl->cost_one.row};
     }
-    return side < many || !fits ? (way){impl->set->side_rows, impl->set->side_rows, impl->set->side}
-                                : (way){QN_VQ_MANY_ROWS, QN_VQ_MANY_ROWS, impl->set->many};
+    if (side < many || !fits) {
+        const int64_t wide = impl->set->side_rows;
+        return (way){wide, wide, impl->set->side, table_cost(l, &impl->cost_side), impl->cost_side.row};
+    }
+    return (way){QN_VQ_MANY_ROWS, QN_VQ_MANY_ROWS, impl->set->many, 0.0, impl->cost_many * (double)(l->vector + 1)};
 }
 
-/* Tasks of all of some rows of x that K and w give, and how many times as many every thread waits for. */
-static int64_t tasks_of(const sums_layout *l)
-{
-    return l->parts * qn_ceil_div(l->lines, LINES_TASK);
-}
-
+/* Tasks along rows of x that every thread needs beside those that K and w give. */
 static int64_t row_tasks_of(const sums_layout *l, int32_t threads)
 {
-    return qn_ceil_div(threads, qn_max_i64(1, tasks_of(l)));
+    return qn_ceil_div(threads, qn_max_i64(1, l->parts * qn_ceil_div(l->lines, LINES_TASK)));
 }
 
 static int64_t round_of(const sums_layout *l, int32_t threads)
@@ -287,8 +288,8 @@ typedef struct sums_job {
     qn_vq_side side;
     const char *body;
     char *workspace;
-    int64_t m0, rows, tasks_n; /* of this round; tasks along N */
-    int64_t task_rows;         /* of x, of a task */
+    int64_t m0, rows;              /* of this round */
+    int64_t task_rows, task_lines; /* of a task: of x, of w */
     way way;
     float *partial;           /* [parts][rows / way.wide][lines * 128][way.wide] */
     qn_vq_sums_scale *scales; /* [rows][slabs] */
@@ -338,14 +339,14 @@ static const uint8_t *codes_of(const sums_job *job, int64_t s, int64_t line0)
 static void rows_by_slab(const sums_job *job, int64_t s, int64_t r, int64_t rows, int64_t line0, char *scratch)
 {
     const sums_layout *l = &job->l;
-    const int64_t lookups = slab_lookups(l, s);
+    const int64_t lookups = slab_lookups(l, s), lines = qn_min_i64(job->task_lines, l->lines - line0);
     qn_vq_sums_call c = {.codes = codes_of(job, s, line0),
                          .next = codes_of(job, (r + rows) % job->task_rows && r + rows < job->rows ? s : s + 1, line0),
-                         .lines = qn_min_i64(LINES_TASK, l->lines - line0),
+                         .lines = lines,
                          .lookups = lookups,
                          .books = l->books,
                          .vector = l->vector,
-                         .blocks = qn_min_i64(2 * LINES_TASK, qn_ceil_div(l->n - line0 * QN_VQ_LINE, 64)),
+                         .blocks = qn_min_i64(2 * lines, qn_ceil_div(l->n - line0 * QN_VQ_LINE, 64)),
                          .first = s * l->slab_groups * l->books,
                          .x = job->side.rows + (job->m0 + r) * job->side.k_pad + s * l->slab_groups * l->vector,
                          .x_stride = job->side.k_pad,
@@ -364,9 +365,10 @@ static void part_task(void *user, int64_t index, int32_t thread)
 {
     const sums_job *job = user;
     const sums_layout *l = &job->l;
-    const int64_t tasks = tasks_of(l), part = index % tasks / job->tasks_n, line0 = index % job->tasks_n * LINES_TASK;
-    const int64_t first = index / tasks * job->task_rows, last = qn_min_i64(job->rows, first + job->task_rows);
-    const int64_t lines = qn_min_i64(LINES_TASK, l->lines - line0), side = job->way.wide;
+    const int64_t across = qn_ceil_div(l->lines, job->task_lines), line0 = index % across * job->task_lines;
+    const int64_t part = index / across % l->parts, first = index / across / l->parts * job->task_rows;
+    const int64_t last = qn_min_i64(job->rows, first + job->task_rows), side = job->way.wide;
+    const int64_t lines = qn_min_i64(job->task_lines, l->lines - line0);
     char *const scratch = job->workspace + job->at.scratch + (size_t)thread * job->at.thread;
     for (int64_t r = first; r < last; r += side) {
         memset(partial_at(job, part, r, line0), 0, (size_t)(lines * QN_VQ_LINE * side) * sizeof(float));
@@ -435,6 +437,24 @@ static void add_task(void *user, int64_t index, int32_t thread)
     }
 }
 
+/* Lines of w of a task, of which there are `beside` otherwise: what ends first, where each makes its tables. */
+static int64_t lines_of_task(const sums_job *job, int64_t beside, int32_t threads)
+{
+    const int64_t all = job->l.lines, fewest = qn_ceil_div(all, LINES_TASK);
+    const int64_t most = qn_max_i64(fewest, qn_min_i64(all, TASKS_THREAD * threads / qn_max_i64(1, beside)));
+    int64_t best = 1;
+    double least = HUGE_VAL;
+    for (int64_t pieces = fewest; pieces <= most; pieces++) {
+        const int64_t lines = qn_ceil_div(all, pieces), rounds = qn_ceil_div(beside * qn_ceil_div(all, lines), threads);
+        const double time = (double)rounds * (job->way.table + job->way.row * (double)(lines * QN_VQ_LINE));
+        if (time < least) {
+            least = time;
+            best = lines;
+        }
+    }
+    return best;
+}
+
 void qn_vq_sums_run(const qn_kernel *kernel, const qn_run_call *call)
 {
     sums_job job = {.impl = kernel->impl, .workspace = call->workspace, .body = call->packed};
@@ -448,7 +468,6 @@ void qn_vq_sums_run(const qn_kernel *kernel, const qn_run_call *call)
     job.partial = (float *)(void *)(job.workspace + job.at.partial);
     job.scales = (qn_vq_sums_scale *)(void *)(job.workspace + job.at.scales);
     job.special = (uint8_t *)job.workspace + job.at.special;
-    job.tasks_n = qn_ceil_div(job.l.lines, LINES_TASK);
     if (!job.body) {
         pack_body(&job.l, &vq, &call->args->in[QN_VQMM_BIAS], job.workspace + job.at.body);
         job.body = job.workspace + job.at.body;
@@ -462,8 +481,10 @@ void qn_vq_sums_run(const qn_kernel *kernel, const qn_run_call *call)
         job.way = way_of(job.impl, &job.l, job.rows);
         const int64_t calls = qn_ceil_div(job.rows, job.way.rows);
         job.task_rows = qn_ceil_div(calls, qn_min_i64(calls, row_tasks_of(&job.l, threads))) * job.way.rows;
+        const int64_t beside = qn_ceil_div(job.rows, job.task_rows) * job.l.parts;
+        job.task_lines = lines_of_task(&job, beside, threads);
         qn_parallel_for(job.rows == 1 ? NULL : call->exec, job.rows, scale_task, &job);
-        qn_parallel_for(call->exec, qn_ceil_div(job.rows, job.task_rows) * tasks_of(&job.l), part_task, &job);
+        qn_parallel_for(call->exec, beside * qn_ceil_div(job.l.lines, job.task_lines), part_task, &job);
         qn_parallel_for(call->exec, qn_ceil_div(job.rows, job.way.wide) * qn_ceil_div(job.side.n, ADD_COLUMNS),
                         add_task, &job);
     }

@@ -302,6 +302,9 @@ extern const qn_backend_chains qn_cuda_chains;
  * none. For warming. */
 int qn_cuda_chain_program(int32_t i, qn_cuda_program *program);
 
+/* A launch over m rows of k elements, a thread 8 of them at a time: qn_add and the like of kernels/cuda/activation.cu. */
+qn_cuda_geometry qn_cuda_runs_geometry(const qn_cuda_device *device, int64_t m, int64_t k);
+
 /* A device for the generator (vq_device.c); the context's, or a typical one. */
 void qn_cuda_vq_device(const qn_cuda_device *device, qn_vq_device *out);
 void qn_cuda_vq_device_of(const qn_ctx *ctx, qn_vq_device *out);

@@ -7,7 +7,22 @@
 #include "kernels/common/cuda_activation.h"
 #include "ref/slots.h"
 
-enum { NORM_THREADS = 256, THREADS = 256, MOST_GRID_X = 0x7fffffff, MOST_GRID_Y = 65535 };
+enum {
+    PER = 8,             /* elements that a thread takes at a time: kernels/cuda/activation.cu */
+    NORM_THREADS = 256,  /* of rows that registers do not hold */
+    SHORT_THREADS = 128, /* of several short rows */
+    MOST_THREADS = 1024,
+    MOST_ITEMS = 4,
+    EARLY_WORDS = 16, /* registers of a thread for x and weight of the norm, so that the latter comes with the former */
+    EARLY_WIDE = 32,
+    THREADS = 256,
+    FEW_THREADS = 64, /* where full blocks would leave multiprocessors idle, */
+    FEW_RUN = 1,      /* and elements that a thread of silu_mul takes then */
+    TURNS = 256,      /* angles of a block of rope at most */
+    TURN_BLOCKS = 5,  /* of them a multiprocessor */
+    MOST_GRID_X = 0x7fffffff,
+    MOST_GRID_Y = 65535
+};
 enum { ATTENTION_THREADS = 128, WARPS = ATTENTION_THREADS / 32, MOST_SIZE = 256, MANY_QUERIES = 16 };
 
 static int32_t out_of(const qn_op_desc *desc)
@@ -27,21 +42,116 @@ static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
                : NULL;
 }
 
+/* How a row's norm is cut: `team` threads with `items` runs of PER elements each; 0: registers do not hold it. */
+typedef struct norm_shape {
+    int32_t team, items, threads;
+} norm_shape;
+
+static norm_shape norm_of(const qn_op_desc *desc, int wide)
+{
+    const int64_t k = desc->in[QN_ACT_X].dims[1], most = desc->in[QN_ACT_X].format == QN_F32 ? 4 : 8;
+    const int64_t runs = qn_ceil_div(k, PER);
+    norm_shape s = {.team = 0, .items = 0, .threads = NORM_THREADS};
+    if (runs <= 32) {
+        s = (norm_shape){.team = runs <= 8 ? 8 : runs <= 16 ? 16 : 32, .items = 1, .threads = SHORT_THREADS};
+    } else if (runs <= MOST_ITEMS * MOST_THREADS) {
+        s.items =
+            (int32_t)qn_max_i64(wide ? 1 : qn_min_i64(most, qn_ceil_div(runs, 256)), qn_ceil_div(runs, MOST_THREADS));
+        s.team = s.threads = (int32_t)(qn_ceil_div(qn_ceil_div(runs, s.items), 32) * 32);
+    }
+    return s;
+}
+
 static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
                         qn_cuda_program *out)
 {
     (void)kernel;
     (void)device;
     const int norm = desc->op == QN_OP_RMSNORM, rope = desc->op == QN_OP_ROPE;
-    out->source = "activation.cu";
-    out->entry = norm ? "qn_rmsnorm" : rope ? "qn_rope" : "qn_silu_mul";
-    qn_cuda_define(out, "X_FORMAT", qn_cuda_float_format(desc->in[QN_ACT_X].format));
-    qn_cuda_define(out, "W_FORMAT", norm ? qn_cuda_float_format(desc->in[QN_ACT_W].format) : 0);
-    qn_cuda_define(out, "OUT", rope ? 0 : out_of(desc));
-    qn_cuda_define(out, "STYLE", rope && desc->attr[QN_ATTR_STYLE].i == QN_ROPE_INTERLEAVED);
-    qn_cuda_define(out, "THREADS", NORM_THREADS);
-    qn_cuda_define_factors(rope && qn_op_has(desc, QN_ACT_FACTORS), out);
-    return 1;
+    const int32_t count = rope || (norm && norm_of(desc, 1).items == norm_of(desc, 0).items) ? 1 : 2;
+    for (int32_t i = 0; i < count; i++) {
+        const norm_shape s = norm_of(desc, i);
+        out[i].source = "activation.cu";
+        out[i].entry = rope ? "qn_rope" : !norm ? "qn_silu_mul" : s.items ? "qn_rmsnorm" : "qn_rmsnorm_long";
+        qn_cuda_define(&out[i], "X_FORMAT", qn_cuda_float_format(desc->in[QN_ACT_X].format));
+        qn_cuda_define(&out[i], "W_FORMAT", norm ? qn_cuda_float_format(desc->in[QN_ACT_W].format) : 0);
+        qn_cuda_define(&out[i], "OUT", rope ? 0 : out_of(desc));
+        qn_cuda_define(&out[i], "STYLE", rope && desc->attr[QN_ATTR_STYLE].i == QN_ROPE_INTERLEAVED);
+        qn_cuda_define(&out[i], "THREADS", norm ? s.threads : THREADS);
+        qn_cuda_define(&out[i], "RUN", !norm && !rope && i ? FEW_RUN : PER);
+        qn_cuda_define_factors(rope && qn_op_has(desc, QN_ACT_FACTORS), &out[i]);
+        if (norm && s.items) {
+            const int32_t words =
+                s.items * PER / 4 *
+                ((desc->in[QN_ACT_X].format == QN_F32 ? 4 : 2) + (desc->in[QN_ACT_W].format == QN_F32 ? 4 : 2));
+            qn_cuda_define(&out[i], "NORM_ITEMS", s.items);
+            qn_cuda_define(&out[i], "TEAM", s.team);
+            qn_cuda_define(&out[i], "WEIGHTS_EARLY", words <= (i ? EARLY_WIDE : EARLY_WORDS));
+        }
+    }
+    return count;
+}
+
+static qn_cuda_geometry norm_geometry(const qn_cuda_run *run, int64_t m, int32_t *program)
+{
+    const qn_op_desc *desc = run->call->desc;
+    const int wide = norm_of(desc, 1).items != norm_of(desc, 0).items && m < run->device->sms;
+    const norm_shape s = norm_of(desc, wide);
+    *program = wide;
+    return (qn_cuda_geometry){
+        .grid = {(uint32_t)qn_min_i64(s.items ? qn_ceil_div(m, s.threads / s.team) : m, MOST_GRID_X), 1, 1},
+        .block = {(uint32_t)s.threads, 1, 1}};
+}
+
+static int is_few(const qn_cuda_device *device, int64_t m, int64_t k)
+{
+    return m * qn_ceil_div(k, PER) < (int64_t)device->sms * THREADS;
+}
+
+static qn_cuda_geometry runs_geometry(const qn_cuda_device *device, int64_t m, int64_t k, int32_t run)
+{
+    const int64_t runs = qn_ceil_div(k, run), threads = is_few(device, m, k) && run == PER ? FEW_THREADS : THREADS;
+    const int64_t across = qn_ceil_div(runs, qn_ceil_div(runs, threads)), down = qn_max_i64(threads / across, 1);
+    return (qn_cuda_geometry){
+        .grid = {(uint32_t)qn_ceil_div(runs, across), (uint32_t)qn_min_i64(qn_ceil_div(m, down), MOST_GRID_Y), 1},
+        .block = {(uint32_t)across, (uint32_t)down, 1},
+        .dependent = device->major >= 9};
+}
+
+qn_cuda_geometry qn_cuda_runs_geometry(const qn_cuda_device *device, int64_t m, int64_t k)
+{
+    return runs_geometry(device, m, k, PER);
+}
+
+/* How rope is dealt out to blocks of so many threads: kernels/cuda/activation.cu. */
+typedef struct rope_cut {
+    int64_t threads, rows, beside, tiles;
+} rope_cut;
+
+static rope_cut rope_cut_of(const qn_cuda_activation *a, int interleaved, int64_t span, int64_t threads)
+{
+    rope_cut c = {.threads = threads, .rows = threads / span};
+    c.beside = threads / (qn_ceil_div(span, interleaved ? 2 : 4) * c.rows);
+    c.tiles = qn_ceil_div(a->m, c.rows);
+    return c;
+}
+
+static qn_cuda_geometry rope_geometry(const qn_cuda_run *run, const qn_cuda_activation *a)
+{
+    const int interleaved = run->call->desc->attr[QN_ATTR_STYLE].i == QN_ROPE_INTERLEAVED;
+    const int64_t half = a->k / 2, span = qn_min_i64(half, TURNS), parts = qn_ceil_div(half, span);
+    const int64_t sms = run->device->sms;
+    rope_cut c = rope_cut_of(a, interleaved, span, TURNS);
+    if (c.tiles * parts * qn_ceil_div(a->heads, c.beside) < sms * TURN_BLOCKS) {
+        c = rope_cut_of(a, interleaved, span, qn_max_i64(FEW_THREADS, qn_ceil_div(span, 32) * 32));
+    }
+    /* angles are made once where that leaves enough blocks, which have about the same number of tiles each */
+    const int64_t blocks = c.tiles * parts, most = sms * TURN_BLOCKS * TURNS / c.threads;
+    const int64_t shares = qn_max_i64(qn_min_i64(most / blocks, qn_ceil_div(a->heads, c.beside)), 1);
+    const int64_t each = qn_ceil_div(blocks * shares, most);
+    return (qn_cuda_geometry){
+        .grid = {(uint32_t)parts, (uint32_t)qn_min_i64(qn_ceil_div(c.tiles, each), MOST_GRID_Y), (uint32_t)shares},
+        .block = {(uint32_t)c.threads, 1, 1}};
 }
 
 static qn_status launch(const qn_cuda_run *run, qn_error *error)
@@ -64,19 +174,21 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
                             .log2_theta = log2((double)desc->attr[QN_ATTR_THETA].f),
                             .factors = rope ? qn_cuda_factors(&run->call->args->in[QN_ACT_FACTORS]) : NULL};
     void *const arguments[] = {&a};
-    const int64_t work = rope ? a.k / 2 * a.heads : a.k;
-    if (work == 0) {
+    int32_t program = 0;
+    if (a.m == 0 || (rope ? a.k / 2 * a.heads : a.k) == 0) {
         return QN_OK;
     }
-    qn_cuda_geometry g = {.grid = {(uint32_t)qn_min_i64(a.m, MOST_GRID_X), 1, 1},
-                          .block = {NORM_THREADS, 1, 1},
-                          .dependent = run->device->major >= 9};
-    if (desc->op != QN_OP_RMSNORM) {
-        g.grid[0] = (uint32_t)qn_ceil_div(work, THREADS);
-        g.grid[1] = (uint32_t)qn_min_i64(a.m, MOST_GRID_Y);
-        g.block[0] = THREADS;
+    qn_cuda_geometry g;
+    if (rope) {
+        g = rope_geometry(run, &a);
+    } else if (desc->op == QN_OP_RMSNORM) {
+        g = norm_geometry(run, a.m, &program);
+    } else {
+        program = is_few(run->device, a.m, a.k);
+        g = runs_geometry(run->device, a.m, a.k, program ? FEW_RUN : PER);
     }
-    return qn_cuda_launch(run, 0, &g, arguments, error);
+    g.dependent = run->device->major >= 9;
+    return qn_cuda_launch(run, program, &g, arguments, error);
 }
 
 /* ---- attention ---- */

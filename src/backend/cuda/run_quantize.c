@@ -1,8 +1,9 @@
 /* Host side of the row-wise quantisers: quantize_fp8, quantize_int8 and silu_mul_quant.
  *
- * A plan has up to three functions: the one-pass kernel that its shape
- * allows (a team of lanes a group, or registers of a block a row) and the plain
- * one, which any alignment, stride and length is left to at the run. Where a whole
+ * A plan has up to three functions of its own: the one-pass kernel that its shape
+ * allows (a team of lanes a group, or registers of a block a row), the same spread
+ * over more threads, and one that any alignment, stride and length is left to at the
+ * run: the same again, loose, or the plain one where there is none. Where a whole
  * tensor shares a scale that is to be found, two more find its range first, and
  * one does everything for large tensors (ranges.h); blocks of 128 x 128 have
  * two programs of their own. */
@@ -18,6 +19,9 @@ enum {
     MOST_ITEMS = 4, /* lanes' worth in a thread's registers */
     MOST_THREADS = 1024,
     TEAM_THREADS = 256,
+    LOOSE_UNROLL = 2, /* and blocks a multiprocessor: accesses of several widths take registers */
+    LOOSE_BLOCKS = 4,
+    LOOSE_ONE_BLOCKS = 6, /* of one segment a team */
     WIDE_THREADS = 128,
     WIDE_WAVES = 8, /* teams spread wide up to that many blocks a multiprocessor */
     PLAIN_THREADS = 128,
@@ -32,9 +36,10 @@ enum {
     SPAN_BLOCKS = 2     /* of them a multiprocessor */
 };
 
-/* The programs of a plan. WIDE: as FAST, but spread over more threads (a row over a whole block, a segment
- * a team), for runs of so few rows that multiprocessors would idle. */
-enum { PLAIN = 0, FAST = 1, WIDE = 2 };
+/* The programs of a plan. PLAIN takes any alignment. WIDE: as FAST, but spread over more threads (a row over a whole
+ * block, a segment a team), for runs of so few rows that multiprocessors would idle. LOOSE_WIDE, of rows that end
+ * within a lane, is PLAIN so, and the second program. */
+enum { PLAIN = 0, FAST = 1, WIDE = 2, LOOSE_WIDE = 3 };
 
 /* How the segments of a descriptor are worked on. */
 typedef struct shape_plan {
@@ -42,7 +47,8 @@ typedef struct shape_plan {
     int32_t lanes;                    /* of a team; 0: no team kernel */
     int32_t items, threads;           /* of a block a row; 0: no row kernel */
     int32_t wide_items, wide_threads; /* of the same in WIDE */
-    int32_t wide;                     /* there is a WIDE program */
+    int32_t wide;                     /* there is a WIDE program, if lanes are whole */
+    int32_t whole;                    /* rows end with a lane */
 } shape_plan;
 
 static int is_silu(const qn_op_desc *desc)
@@ -98,14 +104,15 @@ static shape_plan plan_shape(const qn_op_desc *desc)
                                                          : qn_max_i64(k, 1)};
     p.segments = grouped ? qn_ceil_div(k, p.length) : 1;
     const int64_t lanes = p.length / PER;
-    if (k % PER != 0 || k == 0 || is_blocked(desc)) {
+    p.whole = k % PER == 0;
+    if (k == 0 || is_blocked(desc) || k > (int64_t)PER * WIDE_THREADS * MOST_GRID_Y) {
         return p;
     }
     if (p.length % PER == 0 && lanes <= 32 && (lanes & (lanes - 1)) == 0) {
         p.lanes = (int32_t)lanes;
         p.wide = 1;
     } else if (p.segments == 1 && k <= (int64_t)PER * MOST_ITEMS * MOST_THREADS) {
-        const int64_t vectors = k / PER;
+        const int64_t vectors = qn_ceil_div(k, PER);
         p.items = (int32_t)qn_min_i64(MOST_ITEMS, qn_ceil_div(vectors, 128));
         p.threads = block_threads(vectors, p.items);
         p.wide_items = (int32_t)qn_ceil_div(vectors, MOST_THREADS);
@@ -115,18 +122,27 @@ static shape_plan plan_shape(const qn_op_desc *desc)
     return p;
 }
 
-static int32_t unroll_of(const qn_op_desc *desc, const shape_plan *p, int wide)
+static int32_t unroll_of(const qn_op_desc *desc, const shape_plan *p, int32_t program)
 {
     const int heavy = is_silu(desc) && (p->k / PER < SHORT_VECTORS || desc->in[0].format == QN_F32);
-    return wide ? 1 : heavy ? SHORT_UNROLL : UNROLL;
+    if (program == WIDE || program == LOOSE_WIDE) {
+        return 1;
+    }
+    if (program == PLAIN) {
+        return is_silu(desc) && desc->in[0].format != QN_F32 ? 1 : LOOSE_UNROLL;
+    }
+    return heavy ? SHORT_UNROLL : UNROLL;
 }
 
 /* As many blocks a multiprocessor as the registers of the segments in flight allow: f32 takes twice those of 16 bits.
  */
-static int32_t team_blocks(const qn_op_desc *desc, const shape_plan *p, int wide)
+static int32_t team_blocks(const qn_op_desc *desc, const shape_plan *p, int32_t program)
 {
-    const int32_t most = desc->in[0].format == QN_F32 && is_silu(desc) ? 5 : 6;
-    return wide ? 1 : unroll_of(desc, p, 0) == UNROLL ? 4 : most;
+    const int32_t most = desc->in[0].format == QN_F32 && is_silu(desc) ? 5 : 6, unroll = unroll_of(desc, p, program);
+    if (program == PLAIN || program == LOOSE_WIDE) {
+        return unroll == 1 ? LOOSE_ONE_BLOCKS : LOOSE_BLOCKS;
+    }
+    return program == WIDE ? 1 : unroll == UNROLL ? 4 : most;
 }
 
 static int32_t x_format(const qn_op_desc *desc)
@@ -153,10 +169,10 @@ static size_t workspace(const qn_kernel *kernel, const qn_op_desc *desc, int64_t
 /* Programs of an operator's own, without those that find a range. */
 static int32_t own_programs(const qn_op_desc *desc, const shape_plan *p)
 {
-    if (is_blocked(desc)) {
-        return p->k % PER == 0 ? 2 : 1;
+    if (!p->whole) {
+        return p->lanes ? 2 : 1;
     }
-    return p->wide ? 3 : p->lanes || p->items ? 2 : 1;
+    return p->wide ? 3 : p->lanes || p->items || is_blocked(desc) ? 2 : 1;
 }
 
 /* KB of x a multiprocessor from which on one launch was faster on an H200, 7168 columns of bf16: codes that take more
@@ -189,14 +205,17 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
     const int32_t cuts = own_programs(desc, &p), ranges = cuts + 2 * is_ranged(desc);
     const int32_t count = ranges + is_once(desc, device, desc->in[0].dims[0]);
     for (int32_t i = 0; i < count; i++) {
-        const int wide = i == WIDE && i < cuts;
+        const int32_t shared = cuts > 1 || i >= ranges ? FAST : PLAIN; /* the text of ranges' programs */
+        const int32_t own = i >= cuts ? shared : i == FAST && !p.whole ? LOOSE_WIDE : i;
+        const int wide = own == WIDE;
         const shape_plan cut = i < ranges ? p : (shape_plan){0}; /* the only launch is the same for all rows */
         out[i].source = silu ? "silu_mul_quant.cu" : int8 ? "quantize_int8.cu" : "quantize_fp8.cu";
         qn_cuda_define(&out[i], "X_FORMAT", x_format(desc));
         qn_cuda_define(&out[i], "TYPE", int8 ? QN_TYPE_INT8 : desc->attr[QN_ATTR_TYPE].i);
         qn_cuda_define(&out[i], "LANES", cut.lanes);
-        qn_cuda_define(&out[i], "UNROLL", unroll_of(desc, &p, wide));
-        qn_cuda_define(&out[i], "TEAM_BLOCKS", team_blocks(desc, &p, wide));
+        qn_cuda_define(&out[i], "UNROLL", unroll_of(desc, &p, own));
+        qn_cuda_define(&out[i], "TEAM_BLOCKS", team_blocks(desc, &p, own));
+        qn_cuda_define(&out[i], "LOOSE", own == PLAIN || own == LOOSE_WIDE);
         qn_cuda_define(&out[i], "ITEMS", wide ? cut.wide_items : cut.items);
         qn_cuda_define(&out[i], "THREADS", wide ? cut.wide_threads : cut.threads);
         qn_cuda_define(&out[i], "ASYMMETRIC", (silu || int8) && !desc->attr[QN_ATTR_SYMMETRIC].i);
@@ -215,16 +234,16 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
             qn_cuda_once_define(&out[i], &qn_cuda_once_narrow);
         }
     }
-    static const char *const entries[3][8] = {
+    static const char *const entries[3][7] = {
         {"qn_quantize_fp8_plain", "qn_quantize_fp8_row", "qn_quantize_fp8_team", "qn_quantize_fp8_range_plain",
-         "qn_quantize_fp8_range", "qn_quantize_fp8_once", "qn_quantize_fp8_block_plain", "qn_quantize_fp8_block"},
+         "qn_quantize_fp8_range", "qn_quantize_fp8_once", "qn_quantize_fp8_block"},
         {"qn_quantize_int8_plain", "qn_quantize_int8_row", "qn_quantize_int8_team", "qn_quantize_int8_range_plain",
-         "qn_quantize_int8_range", "qn_quantize_int8_once", "qn_quantize_int8_block_plain", "qn_quantize_int8_block"},
+         "qn_quantize_int8_range", "qn_quantize_int8_once", "qn_quantize_int8_block"},
         {"qn_silu_mul_quant_plain", "qn_silu_mul_quant_row", "qn_silu_mul_quant_team"},
     };
     const char *const *const names = entries[silu ? 2 : int8];
     for (int32_t i = PLAIN; i < count; i++) {
-        out[i].entry = names[blocked ? 6 + i : i >= cuts ? 3 + i - cuts : i == PLAIN ? 0 : p.lanes ? 2 : 1];
+        out[i].entry = names[blocked ? 6 : i >= cuts ? 3 + i - cuts : p.lanes ? 2 : p.items ? 1 : 0];
     }
     return count;
 }
@@ -311,14 +330,11 @@ static qn_status launch_blocks(const qn_cuda_run *run, qn_cuda_rows *a, qn_error
     if (down == 0) {
         return QN_OK;
     }
-    qn_cuda_geometry g = {.grid = {(uint32_t)across, (uint32_t)qn_min_i64(down, MOST_GRID_Y), 1},
-                          .block = {PLAIN_THREADS, 1, 1},
-                          .dependent = run->device->major >= 9};
-    if (fast) { /* as many as are resident, each with its share of about the same size */
-        g.grid[0] = (uint32_t)qn_min_i64(across * down, (int64_t)run->device->sms * SPAN_BLOCKS);
-        g.grid[1] = 1;
-        g.block[0] = SPAN_THREADS;
-    }
+    /* as many as are resident, each with its share of about the same size */
+    const qn_cuda_geometry g = {
+        .grid = {(uint32_t)qn_min_i64(across * down, (int64_t)run->device->sms * SPAN_BLOCKS), 1, 1},
+        .block = {SPAN_THREADS, 1, 1},
+        .dependent = run->device->major >= 9};
     return qn_cuda_launch(run, fast ? FAST : PLAIN, &g, arguments, error);
 }
 
@@ -340,8 +356,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         a.k = 0;
     }
     const int64_t vectors = p.segments * p.lanes;
-    const int fast =
-        (p.lanes || p.items) && a.k && is_aligned(&a, desc) && vectors <= (int64_t)MOST_GRID_Y * WIDE_THREADS;
+    const int fast = (p.lanes || p.items) && p.whole && a.k && is_aligned(&a, desc);
     if (is_once(desc, run->device, a.m) && is_gapless(&a, desc)) {
         a.ranges = run->call->workspace;
         return qn_cuda_once_launch(run, own_programs(desc, &p) + 2, &qn_cuda_once_narrow, &a, a.m * a.k,
@@ -351,13 +366,14 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         QN_TRY(launch_ranges(run, &a, own_programs(desc, &p) + (a.k % PER == 0 && is_aligned(&a, desc)), error));
     }
     const int64_t full = p.lanes ? qn_ceil_div(a.m * qn_ceil_div(vectors, TEAM_THREADS), WIDE_WAVES) : a.m;
-    const int wide = fast && p.wide && full < run->device->sms;
-    if (fast && p.lanes) { /* as many blocks a row as full ones would be, all of about the same size */
-        const int64_t unroll = unroll_of(desc, &p, wide), threads = wide ? WIDE_THREADS : TEAM_THREADS;
+    const int few = p.wide && full < run->device->sms, wide = fast && few;
+    const int32_t kind = wide ? WIDE : fast ? FAST : few && p.lanes && !p.whole ? LOOSE_WIDE : PLAIN;
+    if (p.lanes) { /* as many blocks a row as full ones would be, all of about the same size */
+        const int64_t unroll = unroll_of(desc, &p, kind), threads = few ? WIDE_THREADS : TEAM_THREADS;
         const int64_t blocks = qn_ceil_div(vectors, threads * unroll);
         g.block[0] = (uint32_t)(qn_ceil_div(qn_ceil_div(vectors, blocks * unroll), 32) * 32);
         g.grid[1] = (uint32_t)qn_ceil_div(vectors, (int64_t)g.block[0] * unroll);
-    } else if (fast) {
+    } else if (p.items) {
         g.block[0] = (uint32_t)(wide ? p.wide_threads : p.threads);
     } else {
         g.block[0] = PLAIN_THREADS;
@@ -365,7 +381,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     }
     g.dependent =
         run->device->major >= 9 && (int64_t)g.grid[0] * g.grid[1] <= (int64_t)run->device->sms * DEPENDENT_BLOCKS;
-    return qn_cuda_launch(run, wide ? WIDE : fast ? FAST : PLAIN, &g, arguments, error);
+    return qn_cuda_launch(run, kind == LOOSE_WIDE ? 1 : kind, &g, arguments, error);
 }
 
 static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes *sizes,

@@ -92,6 +92,8 @@ static int64_t wide_tokens(int64_t m)
     return m > 128 ? 256 : m > QN_VQ_MOST_TOKENS ? 128 : QN_VQ_MOST_TOKENS;
 }
 
+_Static_assert(QN_VQ_PAD == QN_DENSE_PAD, "as many scales as the product reads");
+
 static work work_of(const qn_op_desc *desc, const qn_vq *vq, int64_t m)
 {
     work w = {0};
@@ -107,7 +109,7 @@ static work work_of(const qn_op_desc *desc, const qn_vq *vq, int64_t m)
     w.row_scale = place(&at, m, 4);
     w.sums = place(&at, qn_cuda_vq_turns_out(desc, vq) ? m : 0, qn_max_i64(vq->n, 1) * 4);
     w.dense = place(&at, dense ? vq->n : 0, dense_row(vq));
-    w.column_scale = place(&at, dense ? vq->n + QN_DENSE_PAD : 0, 4);
+    w.column_scale = place(&at, dense ? vq->n + QN_VQ_PAD : 0, 4);
     int64_t rows = 0; /* of sums, of all parts: the most that up to m rows of x have, of which m may have fewer */
     if (tensors) {
         rows = qn_max_i64(m, qn_min_i64(m, QN_VQ_MOST_TOKENS) * most_parts(vq, MOST_BLOCKS));
@@ -661,7 +663,7 @@ static qn_status launch_dense(const qn_cuda_run *run, const qn_cuda_vq_places *p
                               int scaled, char *dense, qn_error *error)
 {
     const qn_dense_form form = qn_cuda_vq_dense_form(run->call->desc, vq);
-    const int turned = p->turn_out >= 0, plain = !scaled && qn_tile_aligned(a->x, a->x_row, 0);
+    const int turned = p->turn_out >= 0, plain = !scaled && !a->perm && qn_tile_aligned(a->x, a->x_row, 0);
     qn_cuda_vq b = *a;
     void *const rows[] = {a}, *const unpack[] = {&b};
     qn_cuda_geometry g = {.grid = {(uint32_t)a->m, 1, 1}, .block = {THREADS, 1, 1}, .dependent = 1};
@@ -684,6 +686,11 @@ static qn_status launch_dense(const qn_cuda_run *run, const qn_cuda_vq_places *p
     b.y = dense;
     b.y_row = o.b_row;
     g.grid[0] = (uint32_t)qn_ceil_div(a->n, vq->format == QN_VQ_VPTQ ? vq->vector_len : DIRECT_COLUMNS);
+    if (vq->format == QN_VQ_VPTQ) {
+        const qn_cuda_vq_unpack_cut c = qn_cuda_vq_unpack_cut_of(vq, run->device);
+        g.block[0] = (uint32_t)c.threads;
+        g.shared_bytes = (uint32_t)c.shared_bytes;
+    }
     QN_TRY(qn_cuda_launch(run, p->unpack, &g, unpack, error));
     QN_TRY(qn_dense_launch(run, p->dense, &form, &o, error));
     return turned ? launch_turn(run, p->turn_out, a, a->n, 0, error) : QN_OK;

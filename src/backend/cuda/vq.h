@@ -144,6 +144,14 @@ int qn_cuda_vq_tensor_possible(const qn_op_desc *desc, const qn_vq *vq);
 int qn_cuda_vq_sums_possible(const qn_op_desc *desc, const qn_vq *vq);
 int qn_cuda_vq_wide_possible(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device);
 
+/* How vptq's weights are written out (vq_direct.cu): threads of a block, runs of columns of each that it keeps in
+ * shared memory, with their residuals or without. */
+typedef struct qn_cuda_vq_unpack_cut {
+    int32_t threads, kept, res_far, shared_bytes;
+} qn_cuda_vq_unpack_cut;
+
+qn_cuda_vq_unpack_cut qn_cuda_vq_unpack_cut_of(const qn_vq *vq, const qn_cuda_device *device);
+
 /* Whether weights are written out as f16 for m rows of x and multiplied by dense_mm.cu, by the generator's model of a
  * typical device: the workspace must not depend on the device. */
 int qn_cuda_vq_dense_chosen(const qn_op_desc *desc, const qn_vq *vq, int64_t m);

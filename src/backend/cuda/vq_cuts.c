@@ -16,6 +16,9 @@ enum {
     BOOKS_TILE = 128,        /* and bytes of a tile's sums: two rows of x */
     BOOKS_GROUP = 32,        /* of a group of spans, what is largest */
     BOOKS_BLOCKS = 192,      /* most blocks whose parts a launch adds */
+    UNPACK_RUN = 32,         /* elements that a thread of qn_vq_unpack decodes at a time, of vptq; */
+    UNPACK_NEAR = 32768,     /* bytes of a book of residuals that L1 holds; */
+    UNPACK_FRONT = 1024,     /* of shared memory beside what is kept */
     EXCHANGE_ROWS = 4096,    /* of w, a task of vq_exchange.cu, */
     EXCHANGE_TASKS = 7,      /* of which its registers hold so many; */
     EXCHANGE_CHUNK = 512,    /* entries of the book, */
@@ -517,6 +520,21 @@ qn_cuda_vq_wide_cut qn_cuda_vq_wide_cut_of(const qn_vq *vq, const qn_cuda_device
 }
 
 /* ---- weights written out: dense_mm.cu ---- */
+
+/* Two or three blocks of a multiprocessor where what they keep leaves them room, else one. */
+qn_cuda_vq_unpack_cut qn_cuda_vq_unpack_cut_of(const qn_vq *vq, const qn_cuda_device *device)
+{
+    const int64_t entry = vq->vector_len * 2, run = UNPACK_RUN / vq->vector_len;
+    const int32_t far = vq->res_entries * entry > UNPACK_NEAR;
+    const int64_t column = entry << far, room = device->shared_bytes - UNPACK_FRONT;
+    qn_cuda_vq_unpack_cut c = {.threads = vq->k * column > room / 2 ? 512 : 256, .res_far = far};
+    if (vq->vector_len == 8 || vq->vector_len == 16) {
+        const int64_t runs = run * column * c.threads;
+        c.kept = (int32_t)qn_min_i64(qn_ceil_div(vq->k * column, runs), room / runs);
+        c.shared_bytes = (int32_t)(c.kept * runs);
+    }
+    return c;
+}
 
 int qn_cuda_vq_dense_chosen(const qn_op_desc *desc, const qn_vq *vq, int64_t m)
 {

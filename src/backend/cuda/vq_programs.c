@@ -76,7 +76,7 @@ static void direct_program(const qn_op_desc *desc, const qn_vq *vq, qn_cuda_prog
     }
 }
 
-static void unpack_program(const qn_op_desc *desc, const qn_vq *vq, qn_cuda_program *p)
+static void unpack_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, qn_cuda_program *p)
 {
     direct_program(desc, vq, p);
     p->entry = "qn_vq_unpack";
@@ -84,6 +84,13 @@ static void unpack_program(const qn_op_desc *desc, const qn_vq *vq, qn_cuda_prog
     /* what f16 may not hold as it is */
     const qn_format books = vq->format == QN_VQ_AQLM ? qn_cuda_vq_tensor(desc, QN_VQ_CODEBOOKS)->format : QN_F32;
     qn_cuda_define(p, "MEASURED", vq->format != QN_VQ_QUIP_E8P && books != QN_F16);
+    if (vq->format == QN_VQ_VPTQ) {
+        const qn_cuda_vq_unpack_cut c = qn_cuda_vq_unpack_cut_of(vq, device);
+        p->shared_bytes = c.shared_bytes;
+        qn_cuda_define(p, "UNPACK_THREADS", c.threads);
+        qn_cuda_define(p, "KEPT", c.kept);
+        qn_cuda_define(p, "RES_FAR", c.res_far);
+    }
 }
 
 static void wide_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int32_t tokens,
@@ -397,9 +404,10 @@ int32_t qn_cuda_vq_programs(const qn_op_desc *desc, const qn_cuda_device *device
     const int scaled = qn_cuda_vq_turns_in(desc, &vq) || desc->in[QN_VQMM_X].format != QN_F16;
     if (p.dense >= 0) {
         const qn_dense_form form = qn_cuda_vq_dense_form(desc, &vq);
-        unpack_program(desc, &vq, &out[p.unpack]);
+        unpack_program(desc, &vq, device, &out[p.unpack]);
         side_program(desc, &vq, "qn_vq_rows", 0, &out[p.dense_rows]);
         qn_cuda_define(&out[p.dense_rows], "PLAIN", 1);
+        qn_cuda_define(&out[p.dense_rows], "PERM", qn_cuda_vq_given(desc, QN_VQ_PERM));
         qn_cuda_define(&out[p.dense_rows], "SCALED", scaled);
         qn_dense_programs(&form, device, &out[p.dense]);
     }
