@@ -36,8 +36,8 @@
  *   Choice: ROWS = 8, 16, 32, 64 or 128, the least not below M. No SPLIT where a quarter of the strips fills the card,
  *   else the SPLIT that does with at least 8 k-blocks a part; UNROLL 2, so that 256 bytes of a row of b come together;
  *   with constant weights two blocks a multiprocessor, so that the next kernel's fill their rings while this one's
- *   multiply; more than 32 rows one, of two teams. Groups: the width whose strips fill the card best. Measured:
- *   src/backend/cuda/run_block_scaled_mm.c and data/tuned-cuts.txt. */
+ *   multiply. More than 32 rows take tiles, but up to 64 of a short K. Groups: the width whose strips fill the card
+ *   best. Measured: src/backend/cuda/tiles.c, run_block_scaled_mm.c and data/tuned-cuts.txt. */
 #include "ask.h"
 #include "groups.h"
 

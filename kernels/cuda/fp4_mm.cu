@@ -1,48 +1,59 @@
-/* d = x b^T with NVFP4 or MXFP4 weights and activations of 16 bits, on Hopper (sm_90a): weights are expanded in
- * registers to the activations' type, exactly, and multiplied by mma.sync with sums in f32.
+/* d = x b^T with NVFP4 or MXFP4 weights and some rows of activations of 16 bits, on Hopper (sm_90a): weights are
+ * expanded in registers to the activations' type, exactly, and multiplied by wgmma, whose left operand they are. Up to
+ * 16 rows fp4_mm_few.cu is as fast or faster, whose strips of b can be narrower.
  *
- * Rows of b are the left operand of the tensor core and ROWS rows of x its columns, so that few rows of x cost no work
- * that is not there. A block takes one strip of 32 WN rows of b, ROWS rows of x and one part of K; a cluster holds the
- * SPLIT parts and adds them through distributed shared memory, always in the order of K. One warp keeps a ring of
- * stages of 256 of K filled with codes by bulk copies, others copy x; WK warps share the rows of b and take turns at
- * the stages. Scales come for four stages at a time: 64 bytes of a row, as less would cost memory as much.
- * No workspace, no atomics, two runs are equal bit for bit.
+ * A block takes a strip of b, ROWS rows of x and one part of K; a cluster holds the SPLIT parts. A warpgroup takes 64
+ * rows of b at a time and all of a stage's 256 of K; warpgroups take turns at stages. One warp keeps the ring of stages
+ * filled by bulk copies.
  *
- * What is few instructions a weight (about 2.7 at 8 rows, where reading at full speed leaves 4):
  *   - The order of k within a product is free as long as both operands have the same: a lane takes 64 consecutive k of
- *     its row, so it needs few scales, and pairs nibbles that are 16 bits apart.
- *   - A code at bits 3:0 of each half of a word, times 2^12 + 2^6, has its sign at bit 15 and its size at 8:6: masked,
- *     a bf16 pair of 2^-126 of the code. The scale that it is multiplied by (one instruction for two, exact: a product
- *     has at most 6 significant bits) brings the power of two back, but for 2^-8 that the sum gets at the end.
+ *     its row, whose codes are two loads and whose scales are one, and pairs nibbles that are 16 bits apart. Two warps
+ *     turn every stage of x into that order, where it lies.
+ *   - A NVFP4 scale as a pair of 16-bit floats comes out of a table of all 256.
+ *   - A MXFP4 scale above 2 and the power of two left out (fp4_mm.h) are together no bf16. The warp that looks at all
+ *     scales as they come says where one is 2 or more, and those four stages take one instruction more a pair.
+ *
+ * The parts of K are added through distributed shared memory, always in their order: no workspace, no atomics, two runs
+ * are equal bit for bit.
  *
  * Host contract
  *   Parameters: those of mm_common.h (B_FORMAT NVFP4 or MXFP4; A_FORMAT PLAIN, or NVFP4: x was codes that
  *   fp4_expand.cu wrote out, and sums are divided by x_global too; X_FORMAT bf16, with NVFP4 also f16; ALIGNED 1) and
- *     ROWS     of x in a block: 8, 16, 32, 64 or 128
- *     WN, WK   warps along N and K: WN WK at most 16, for 64 and 128 rows 8; WN at most 8
+ *     ROWS     of x in a block: 16, 32 or 64
+ *     TILES    of 64 rows of b in a block: 1 to 4
+ *     WK       warpgroups, which take turns at stages: 1 to 3
  *     SPLIT    parts of K, the cluster size: 1 to 8
  *     STAGES   of the ring, at least WK + 1
  *   Tensor maps, 3-D, UINT8, fill with zeros
- *     codes   swizzle 128B, sizes {K / 2, N, 1}, box {128, 32 WN, 1}
- *     scales  sizes {K / UNIT, N, 1}, box {1024 / UNIT, 32 WN, 1}, swizzle of as many bytes; where their rows do not
- *             start at multiples of 16: any map, and mapped 0
- *   x: base and row stride multiples of 16; K a multiple of 8 and of the format's block
- *   Launch
- *     block 32 WN WK + 128, cluster {SPLIT, 1, 1}, grid {ceil(N / (32 WN)) * SPLIT, ceil(M / ROWS), 1}
- *     dynamic shared memory = 1024 + max(STAGES * (32 WN * 128 + 512 ROWS + 16) + 64 WN * 1024 / UNIT + 32,
- *                                        4 WK ROWS (32 WN + 4))
- *   May be launched with programmatic stream serialization; constant 1: kernels ahead in the stream do not write the
- *   weights, which are then read before they end. */
-
-#define STRIP (32 * WN)
-#define CONSUMERS (32 * WN * WK)
-#define COPIERS 96 /* threads that copy scales and x */
-#define THREADS (CONSUMERS + 32 + COPIERS)
-#define TILES_X (ROWS / 8)
+ *     codes           swizzle 128B, sizes {K / 2, N, 1}, box {128, 64 TILES, 1}
+ *     scales          sizes {K / UNIT, N, 1}, box {1024 / UNIT, 64 TILES, 1}, swizzle of as many bytes; where their
+ * rows do not start at multiples of 16: any map, and mapped 0 x               swizzle 128B, sizes {2 K, M, 1}, box
+ * {128, ROWS, 1}; whole 1, K a multiple of 64: sizes {128, M, K / 64}, box {128, ROWS, 4} x: base and row stride
+ * multiples of 16; K a multiple of 8 and of the format's block Launch block 128 WK + 128, cluster {SPLIT, 1, 1}, grid
+ * {ceil(N / (64 TILES)) * SPLIT, ceil(M / ROWS), 1} dynamic shared memory = 1024 + max(STAGES * (8192 TILES + 512 ROWS
+ * + 24) + 192 TILES * 1024 / UNIT + 1168, 4 WK ROWS (64 TILES + 4)), with SPLIT > 1 also 16 + 64 SPLIT * ceil(4 ROWS
+ * TILES / SPLIT) May be launched with programmatic stream serialization; constant 1: kernels ahead in the stream do not
+ * write the weights, the first of which are then read before they end. */
+#define SLICES 4 /* of a stage: rows of 128 bytes of x */
+#define EARLY 2  /* stages whose weights come before their x: more would keep x waiting */
+#define SPANS 3  /* of scales in the ring: with two, a span's first stages would wait for the last of the one before */
+#define STRIP (64 * TILES)
+#define CONSUMERS (128 * WK)
+#define COPIERS 32 /* threads that look at scales, or copy them */
+#define TURNERS 2  /* warps that bring x into the order of the codes */
+#define THREADS (CONSUMERS + 128)
 #define PARTS WK
+#define UNITS (ROWS * STRIP / 16)                /* of 16 results of a row, which one block of the cluster finishes */
+#define SHARE ((UNITS + SPLIT - 1) / SPLIT * 64) /* bytes of a block's sums of the results of one */
 #include "fp4_mm.h"
+#if IS_F16
+#define X_TYPE "f16"
+#else
+#define X_TYPE "bf16"
+#endif
 
-#if STAGES <= WK || (IS_MX && IS_F16) || (X_FORMAT != QN_MM_F16 && X_FORMAT != QN_MM_BF16)
+#if ROWS % 16 != 0 || ROWS > 64 || STAGES <= WK || (IS_MX && IS_F16) ||                                                \
+    (X_FORMAT != QN_MM_F16 && X_FORMAT != QN_MM_BF16)
 #error "fp4_mm: no such cut"
 #endif
 
@@ -54,189 +65,194 @@ DEV void load_codes(const problem *p, const tensor_map *map, u32 stage, int k0)
     tensor_load_3d(p->codes + stage * B_BYTES, map, p->full + 8 * stage, k0 / 2, p->column, 0, L2_EVICT_FIRST);
 }
 
-DEV void load_scales(const problem *p, const tensor_map *map, u32 span, int k0, int mapped)
+/* whole: one box has a stage's slices. */
+DEV void load_x(const problem *p, const tensor_map *map, u32 stage, int k0, int whole)
 {
-    const u32 full = p->scales_full + 8 * span;
-    barrier_arrive_expect(full, mapped ? SCALE_BYTES : 0);
-    if (mapped) {
-        tensor_load_3d(p->scales + span * SCALE_BYTES, map, full, k0 / UNIT, p->column, 0, L2_EVICT_FIRST);
+    const u32 to = p->x + stage * X_BYTES, bar = p->x_landed + 8 * stage;
+    barrier_arrive_expect(bar, X_BYTES);
+    if (whole) {
+        tensor_load_3d(to, map, bar, 0, p->row, k0 / 64, L2_EVICT_LAST);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < SLICES; i++) {
+        tensor_load_3d(to + i * (ROWS * 128), map, bar, k0 * 2 + i * 128, p->row, 0, L2_EVICT_LAST);
     }
 }
 
-/* One thread. The first `early` of K have their weights under way, at most STAGES and two spans. */
-DEV void load_weights(const problem *p, const tensor_map *codes, const tensor_map *scales, int mapped, int early)
+/* One thread. The first `early` stages have their weights under way. Few instructions: they delay the warps that
+ * multiply beside this one, for which all others wait. */
+DEV void load(const problem *p, const tensor_map *codes, const tensor_map *x, int whole, int early)
 {
     place at = {0, 1};
-    u32 span = 0, parity = 1;
     int stage = 0;
 #pragma unroll 1
-    for (int k0 = p->begin; k0 < p->end; k0 += DEPTH, stage++) {
-        if (stage % SPAN == 0) {
-            if (k0 - p->begin >= early) {
-                barrier_wait(p->scales_empty + 8 * span, parity);
-                load_scales(p, scales, span, k0, mapped);
-            }
-            span ^= 1;
-            parity ^= span ^ 1;
-        }
-        if (k0 - p->begin >= early) {
+    for (int k0 = p->begin; k0 < p->end; k0 += DEPTH) {
+        if (stage++ >= early) {
             barrier_wait(p->empty + 8 * at.stage, at.parity);
             load_codes(p, codes, at.stage, k0);
         }
+        load_x(p, x, at.stage, k0, whole);
         place_on(&at, 1);
     }
 }
 
-/* Copies of a stage of x: chunk c of 8 elements of row m lies where no two of the eight lanes of one access meet in a
- * bank, rows m and m + 1 and the four 64s of k. A thread has one chunk of every third row. */
-DEV void load_x_stage(const qn_cuda_mm &a, const problem *p, u32 to, int k0, int thread)
+/* A warp: brings stages of x, of every TURNERS-th eight rows, into the order in which multiply_tile() has codes. Of a
+ * row's 256 elements the 16 bytes at (i, w) of the new order, i below 4, are elements i and i + 4 of the w-th eight of
+ * each slice. */
+DEV void turn_x(const problem *p, u32 first, u32 lane)
 {
-    const int c = thread % (DEPTH / 8), first = thread / (DEPTH / 8), k = k0 + 8 * c;
-    const u32 valid = k < a.k ? 16 : 0, at = (u32)((c & ~7) | ((c & 7) ^ (c / 8))) * 16;
-    const char *from = valid ? a.x + (i64)(p->row + first) * a.x_row + (i64)k * 2 : a.x;
-    const i64 step = valid ? COPIERS / (DEPTH / 8) * a.x_row : 0;
-#pragma unroll 2
-    for (int m = first; m < p->rows; m += COPIERS / (DEPTH / 8), from += step) {
-        copy_async_16(to + (u32)m * (DEPTH * 2) + (at ^ (u32)(m & 1) << 6), from, valid);
-    }
-}
-
-DEV void load_rest(const qn_cuda_mm &a, const problem *p, int mapped, int thread)
-{
-    const u64 rows = (u64)a.part[0].b_scale | (u64)a.part[0].b_scale_row;
-    const int words = rows % 4 == 0 && a.k % (4 * UNIT) == 0 && p->begin % (4 * UNIT) == 0;
-    place at = {0, 1};
-    u32 span = 0, parity = 1;
-    int stage = 0;
+    const u32 row = lane % 8, w = lane / 8;
+    const u32 from = p->x + row * 128 + (w ^ row) * 16, to = p->x + row * 128 + w / 2 * (ROWS * 128);
+    place at = {0, 0};
 #pragma unroll 1
-    for (int k0 = p->begin; k0 < p->end; k0 += DEPTH, stage++) {
-        if (stage % SPAN == 0) {
-            barrier_wait(p->scales_empty + 8 * span, parity);
-            if (!mapped) {
-                load_scale_span(a, p, p->scales + span * SCALE_BYTES, k0, words, thread);
+    for (int k0 = p->begin; k0 < p->end; k0 += DEPTH) {
+        barrier_wait(p->x_landed + 8 * at.stage, at.parity);
+#pragma unroll
+        for (u32 eight = first; eight < ROWS / 8; eight += TURNERS) {
+            const u32 here = at.stage * X_BYTES + eight * 1024;
+            uint4 v[2][SLICES];
+#pragma unroll
+            for (u32 half = 0; half < 2; half++) {
+#pragma unroll
+                for (u32 t = 0; t < SLICES; t++) {
+                    v[half][t] = load_shared_u32x4((from ^ half * 64) + here + t * (ROWS * 128));
+                }
             }
-            if (words) {
-                barrier_arrive_copies(p->scales_full + 8 * span);
-            } else {
-                barrier_arrive(p->scales_full + 8 * span);
+            __syncwarp(); /* all have read */
+#pragma unroll
+            for (u32 half = 0; half < 2; half++) {
+                const u32 there = to + here + half * (2 * ROWS * 128);
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) {
+                    u32 pair[SLICES];
+#pragma unroll
+                    for (u32 t = 0; t < SLICES; t++) {
+                        const uint4 e = v[half][t];
+                        pair[t] = __byte_perm(i < 2 ? e.x : e.y, i < 2 ? e.z : e.w, i % 2 ? 0x7632 : 0x5410);
+                    }
+                    store_shared_u32x4(there + ((w % 2 * 4 + i) ^ row) * 16,
+                                       make_uint4(pair[0], pair[1], pair[2], pair[3]));
+                }
             }
-            span ^= 1;
-            parity ^= span ^ 1;
         }
-        barrier_wait(p->empty + 8 * at.stage, at.parity);
-        load_x_stage(a, p, p->x + at.stage * X_BYTES, k0, thread);
-        barrier_arrive_copies(p->full + 8 * at.stage);
+        fence_proxy_async();
+        __syncwarp();
+        if (lane == 0) {
+            barrier_arrive(p->full + 8 * at.stage);
+        }
         place_on(&at, 1);
     }
 }
 
-/* ---- expanding ---- */
+/* ---- multiplying ---- */
 
-/* The scales of half h of a lane's 64 k of one row out of the word with them, each twice in a word: times the power of
- * two that expand_pair() leaves out. */
-DEV void read_scales(u32 word, u32 h, u32 lane, u32 s[32 / UNIT])
+/* Scale i of the word of a lane's scales of a stage. */
+DEV u32 scale_pair(u32 table, u32 word, int i, int large)
 {
+    const u32 code = word >> 8 * i & 255;
 #if IS_MX
-    const u32 code = word >> (lane % 2 * 16 + h * 8) & 0xff;
-    s[0] = (code == 0 ? 0x40u : code == 255 ? 0x7fc0u : code << 7) * 0x10001u;
+    const u32 any = (code == 0 ? 0x40u : code == 255 ? 0x7fc0u : code << 7) * 0x10001u;
+    return large ? any : code * 0x800080u + 0x3f003f00u; /* 2^(code - 1), of codes below 128 */
 #else
-    u32 pair;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((u16)(word >> 16 * h)));
-#if IS_F16
-    s[0] = __byte_perm(pair, 0, 0x1010);
-    s[1] = __byte_perm(pair, 0, 0x3232);
-#else
-    float v[2];
-    half_floats(pair, v);
-    const float low = v[0] * 0x1p118f, high = v[1] * 0x1p118f;
-    s[0] = pack_bf16(low, low);
-    s[1] = pack_bf16(high, high);
-#endif
+    return load_shared_u32(table + code * 4);
 #endif
 }
 
-/* Codes i and i + 4 of a word, scaled. */
-DEV u32 expand_pair(u32 word, int i, u32 scale)
+/* Registers that a product has read: until here they were its own. */
+DEV void keep(u32 *a)
 {
-    const u32 v = place_pair(word, i);
-    return multiply_pair(IS_MX ? multiply_pair(v, MX_RAISE) : v, scale);
-}
-
-/* A stage of K of 32 rows of b. codes, x: of the lane's row and k; scales: words of its rows; key: what its chunks of x
- * are mixed with. */
-DEV void multiply_stage(u32 codes, const u32 scales[4], u32 x, u32 key, u32 lane, float sums[2][TILES_X][4])
-{
-    constexpr int at_once = ROWS < 64 ? 2 : 1;
-#pragma unroll at_once
-    for (u32 h = 0; h < 2; h++) {
-        u32 word[4][4], s[4][32 / UNIT];
 #pragma unroll
-        for (int r = 0; r < 4; r++) {
-            read_scales(scales[r], h, lane, s[r]);
-            const uint4 v = load_shared_u32x4(codes + (u32)r * 1024 + ((2 * (lane % 4) + h) ^ lane / 4) * 16);
-            word[r][0] = v.x;
-            word[r][1] = v.y;
-            word[r][2] = v.z;
-            word[r][3] = v.w;
-        }
-#pragma unroll
-        for (u32 q = 0; q < 4; q++) {
-            u32 b[2][2][4];
-#pragma unroll
-            for (int r = 0; r < 4; r++) {
-                const u32 scale = s[r][q * 8 / UNIT];
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    b[r / 2][i / 2][r % 2 + i % 2 * 2] = expand_pair(word[r][q], i, scale);
-                }
-            }
-#pragma unroll
-            for (int j = 0; j < TILES_X; j++) {
-                const uint4 v = load_shared_u32x4(x + (u32)j * (8 * DEPTH * 2) + ((4 * h + q) ^ key) * 16);
-                const u32 x0 = __byte_perm(v.x, v.z, 0x5410), x1 = __byte_perm(v.x, v.z, 0x7632);
-                const u32 x2 = __byte_perm(v.y, v.w, 0x5410), x3 = __byte_perm(v.y, v.w, 0x7632);
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    multiply_add(sums[r][j], b[r][0], x0, x1);
-                    multiply_add(sums[r][j], b[r][1], x2, x3);
-                }
-            }
-        }
+    for (int i = 0; i < 16; i++) {
+        asm volatile("" : "+r"(a[i]));
     }
 }
 
-/* This warp's turns of the part of K, left in shared memory as [WK][ROWS][PITCH] floats. */
+/* A stage of the warp's rows of b by all of x. codes, scales: of the lane's first row, the second is eight further;
+ * large 1: any MXFP4 scale. A slice is expanded while the products of the one before run. */
+DEV void multiply_stage(u32 codes, u32 scales, u32 table, u64 x, int large, float sums[TILES][ROWS / 2])
+{
+    u32 a[2][16];
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+        uint4 word[2][2];
+        u32 scale[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const u32 eight = (u32)(8 * i + r) * 8, at = scales + eight * SCALE_ROW;
+#pragma unroll
+            for (u32 c = 0; c < 2; c++) {
+                word[c][r] = load_shared_u32x4((codes ^ c * 16) + eight * 128);
+            }
+            scale[r] = IS_MX ? load_shared_u16(at) : load_shared_u32(at);
+        }
+#pragma unroll
+        for (int q = 0; q < SLICES; q++) {
+            u32 *const now = a[q % 2];
+            if (i > 0 || q >= 2) {
+                WGMMA_WAIT(1);
+                keep(now);
+            }
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const uint4 w = word[q / 2][r];
+                const u32 pair = scale_pair(table, scale[r], IS_MX ? q / 2 : q, large);
+#pragma unroll
+                for (int e = 0; e < 8; e++) { /* of two words */
+                    const u32 eight = q % 2 ? (e < 4 ? w.z : w.w) : (e < 4 ? w.x : w.y);
+                    now[e / 2 * 4 + e % 2 * 2 + r] = expand_pair(eight, e % 4, pair, large);
+                }
+            }
+            wgmma_fence();
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                WGMMA_HELD(ROWS, X_TYPE, sums[i], now + 4 * j, x + (u64)(q * (ROWS * 128 / 16) + j * WGMMA_K_STEP));
+            }
+            wgmma_commit();
+        }
+    }
+    WGMMA_WAIT(0);
+    keep(a[0]);
+    keep(a[1]);
+}
+
+/* This warp's rows of b in its turns of the part of K, left in shared memory as [PARTS][ROWS][PITCH] floats. */
 DEV void multiply(const problem *p, u32 sums_at, u32 warp, u32 lane)
 {
-    const u32 wn = warp % WN, wk = warp / WN, g = lane / 4, t = lane % 4;
-    float sums[2][TILES_X][4];
+    const u32 wk = warp / 4, g = lane / 4, t = lane % 4, row = warp % 4 * 16 + g;
+    const int stages = (p->end - p->begin + DEPTH - 1) / DEPTH;
+    const u64 x = wgmma_operand(p->x);
+    u32 codes = p->codes + row * 128 + (2 * t ^ g) * 16;
+    u32 scales = scale_at(row, t * (64 / UNIT));
+    asm("" : "+r"(codes), "+r"(scales)); /* kept: the compiler would work them out in every stage */
+    float sums[TILES][ROWS / 2];
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
+    for (int i = 0; i < TILES; i++) {
 #pragma unroll
-        for (int j = 0; j < TILES_X; j++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                sums[r][j][i] = 0.0f;
-            }
+        for (int e = 0; e < ROWS / 2; e++) {
+            sums[i][e] = 0.0f;
         }
     }
     place at = {wk, 0};
-    u32 span = 0, parity = 0;
     int stage = (int)wk;
 #pragma unroll 1
-    for (int first = 0; p->begin + first * DEPTH < p->end; first += SPAN) {
-        barrier_wait(p->scales_full + 8 * span, parity);
+    for (int span = 0; span * SPAN < stages; span++) {
+        const int first = span * SPAN, last = first + SPAN < stages ? first + SPAN : stages;
+        const turn now = turn_of(span);
+        barrier_wait(p->scales_full + 8 * now.span, now.parity);
+        const int large = IS_MX && load_shared_u32(p->large + 16 * now.span) != 0;
 #pragma unroll 1
-        for (; stage < first + SPAN && p->begin + stage * DEPTH < p->end; stage += WK) {
-            u32 scales[4];
-#pragma unroll
-            for (int r = 0; r < 4; r++) {
-                const u32 byte = (u32)(stage - first) * (DEPTH / UNIT) + t * (64 / UNIT) / 4 * 4;
-                scales[r] = load_shared_u32(p->scales + span * SCALE_BYTES + scale_at(wn * 32 + 8 * (u32)r + g, byte));
-            }
+        for (; stage < last; stage += WK) {
+            const u32 byte = (u32)(stage - first) * (DEPTH / UNIT); /* bits that are the swizzle's alone in `scales` */
+            const u32 scales_at = p->scales + now.span * SCALE_BYTES + (scales ^ byte);
             barrier_wait(p->full + 8 * at.stage, at.parity);
-            multiply_stage(p->codes + at.stage * B_BYTES + (wn * 32 + g) * 128, scales,
-                           p->x + at.stage * X_BYTES + g * (DEPTH * 2) + t * 128, t + 4 * (g & 1), lane, sums);
+            const u32 codes_at = codes + at.stage * B_BYTES;
+            const u64 x_at = wgmma_operand_on(x, at.stage * (X_BYTES / 16));
+            if (IS_MX && large) {
+                multiply_stage(codes_at, scales_at, p->table, x_at, 1, sums);
+            } else {
+                multiply_stage(codes_at, scales_at, p->table, x_at, 0, sums);
+            }
             __syncwarp();
             if (lane == 0) {
                 barrier_arrive(p->empty + 8 * at.stage);
@@ -244,20 +260,18 @@ DEV void multiply(const problem *p, u32 sums_at, u32 warp, u32 lane)
             place_on(&at, WK);
         }
         if (lane == 0) {
-            barrier_arrive(p->scales_empty + 8 * span);
+            barrier_arrive(p->scales_empty + 8 * now.span);
         }
-        span ^= 1;
-        parity ^= span ^ 1;
     }
     threads_sync(1, CONSUMERS); /* all stages are read: the sums lie where they were */
-    const u32 to = sums_at + ((wk * ROWS + 2 * t) * PITCH + wn * 32 + g) * 4;
+    const u32 to = sums_at + ((wk * ROWS + 2 * t) * PITCH + row) * 4;
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
+    for (int i = 0; i < TILES; i++) {
 #pragma unroll
-        for (int j = 0; j < TILES_X; j++) {
+        for (int j = 0; j < ROWS / 8; j++) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                store_shared_f32(to + ((8 * j + i % 2) * PITCH + 16 * r + i / 2 * 8) * 4, sums[r][j][i]);
+            for (int e = 0; e < 4; e++) {
+                store_shared_f32(to + ((8 * j + e % 2) * PITCH + 64 * i + e / 2 * 8) * 4, sums[i][4 * j + e]);
             }
         }
     }
@@ -265,80 +279,94 @@ DEV void multiply(const problem *p, u32 sums_at, u32 warp, u32 lane)
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     qn_fp4_mm(const __grid_constant__ tensor_map code_map, const __grid_constant__ tensor_map scale_map,
-              const __grid_constant__ qn_cuda_mm a, int mapped, int constant)
+              const __grid_constant__ tensor_map x_map, const __grid_constant__ qn_cuda_mm a, int whole, int mapped,
+              int constant)
 {
     extern __shared__ __align__(16) char shared[];
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = SPLIT > 1 ? cluster_rank() : 0;
+    const u32 warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32, part = SPLIT > 1 ? cluster_rank() : 0;
     const int steps = (a.k + STEP - 1) / STEP;
-    problem p;
-    p.codes = (shared_address(shared) + 1023) / 1024 * 1024;
-    p.scales = p.codes + STAGES * B_BYTES;
-    p.x = p.scales + 2 * SCALE_BYTES;
-    p.full = p.x + STAGES * X_BYTES;
-    p.empty = p.full + STAGES * 8;
-    p.scales_full = p.empty + STAGES * 8;
-    p.scales_empty = p.scales_full + 16;
-    p.row = (int)blockIdx.y * ROWS;
-    p.rows = a.m - p.row < ROWS ? a.m - p.row : ROWS;
-    p.column = (int)(blockIdx.x / SPLIT) * STRIP;
-    p.begin = (int)((u32)steps * part / SPLIT) * STEP;
-    p.end = part + 1 < SPLIT ? (int)((u32)steps * (part + 1) / SPLIT) * STEP : a.k;
-    int early = 0;
+    problem own, *const p = &own;
+    p->codes = (shared_address(shared) + 1023) / 1024 * 1024;
+    p->x = p->codes + STAGES * B_BYTES;
+    p->scales = p->x + STAGES * X_BYTES;
+    p->table = p->scales + SPANS * SCALE_BYTES;
+    p->full = p->table + 1024;
+    p->empty = p->full + STAGES * 8;
+    p->scales_full = p->empty + STAGES * 8;
+    p->scales_empty = p->scales_full + SPANS * 8;
+    p->landed = p->scales_empty + SPANS * 8;
+    p->x_landed = p->landed + SPANS * 8;
+    p->large = (p->x_landed + STAGES * 8 + 15) / 16 * 16;
+    const u32 ring = p->large + SPANS * 16, sums = p->codes + PARTS * ROWS * PITCH * 4;
+    p->given_full = ring > sums ? ring : sums;
+    p->given = p->given_full + 16;
+    p->row = (int)blockIdx.y * ROWS;
+    p->rows = a.m - p->row < ROWS ? a.m - p->row : ROWS;
+    p->column = (int)(blockIdx.x / SPLIT) * STRIP;
+    p->begin = (int)((u32)steps * part / SPLIT) * STEP;
+    p->end = part + 1 < SPLIT ? (int)((u32)steps * (part + 1) / SPLIT) * STEP : a.k;
+    const int early = !constant                           ? 0
+                      : p->end - p->begin > EARLY * DEPTH ? EARLY
+                                                          : (p->end - p->begin + DEPTH - 1) / DEPTH;
     release_next();
     if (warp == CONSUMERS / 32 && lane == 0) {
         tensor_map_prefetch(&code_map);
         tensor_map_prefetch(&scale_map);
-#pragma unroll 1
+        tensor_map_prefetch(&x_map);
         for (u32 i = 0; i < STAGES; i++) {
-            barrier_init(p.full + 8 * i, 1 + COPIERS);
-            barrier_init(p.empty + 8 * i, WN);
+            barrier_init(p->full + 8 * i, 1 + TURNERS);
+            barrier_init(p->empty + 8 * i, 4);
+            barrier_init(p->x_landed + 8 * i, 1);
         }
-        for (u32 i = 0; i < 2; i++) {
-            barrier_init(p.scales_full + 8 * i, 1 + COPIERS);
-            barrier_init(p.scales_empty + 8 * i, WN * WK);
+        for (u32 i = 0; i < SPANS; i++) {
+            barrier_init(p->landed + 8 * i, 1);
+            barrier_init(p->scales_full + 8 * i, COPIERS);
+            barrier_init(p->scales_empty + 8 * i, CONSUMERS / 32);
         }
+#if SPLIT > 1
+        barrier_init(p->given_full, 1);
+#endif
         barrier_init_fence();
+        if (mapped && early > 0) {
+            load_scales(p, &scale_map, 0);
+        }
 #pragma unroll 1
-        while (constant && early < STAGES && early < 2 * SPAN && p.begin + early * DEPTH < p.end) {
-            const int k0 = p.begin + early * DEPTH;
-            if (early % SPAN == 0) {
-                load_scales(&p, &scale_map, (u32)early / SPAN, k0, mapped);
-            }
-            load_codes(&p, &code_map, (u32)early++, k0);
+        for (int i = 0; i < early; i++) {
+            load_codes(p, &code_map, (u32)i, p->begin + i * DEPTH);
         }
     }
+#if !IS_MX
+    for (u32 i = threadIdx.x; i < 256; i += THREADS) {
+        store_shared_i32(p->table + 4 * i, (int)table_entry(i));
+    }
+#endif
+    __syncthreads();
     wait_before();
-    __syncthreads();
-    if (warp >= CONSUMERS / 32) {
-#if ROWS * WN > 512
-        REGISTERS_GIVE(40);
-#endif
-        if (warp > CONSUMERS / 32) {
-            load_rest(a, &p, mapped, (int)threadIdx.x - CONSUMERS - 32);
-        } else if (lane == 0) {
-            load_weights(&p, &code_map, &scale_map, mapped, early * DEPTH);
-        }
-    } else {
-#if ROWS * WN > 512
-        REGISTERS_TAKE(232);
-#endif
-        multiply(&p, p.codes, warp, lane);
-        join_parts(&p, p.codes, threadIdx.x);
-    }
-    /* The parts' sums are there; nobody leaves while another reads them. */
 #if SPLIT > 1
-    __syncwarp();
-    cluster_arrive();
-    cluster_wait();
-#else
-    __syncthreads();
-#endif
-    if (warp < CONSUMERS / 32) {
-        finish_strip(a, &p, p.codes, part, threadIdx.x);
-    }
-#if SPLIT > 1
-    __syncwarp();
     cluster_arrive_relaxed();
-    cluster_wait();
 #endif
+    if (warp >= CONSUMERS / 32) {
+        const u32 helper = warp - CONSUMERS / 32;
+        if (helper == 0) {
+            if (warp_elect()) {
+                load(p, &code_map, &x_map, whole, early);
+            }
+        } else if (helper == 1) {
+            look_at_scales(a, p, &scale_map, mapped, early, (int)lane);
+        } else {
+            turn_x(p, helper - 2, lane);
+        }
+#if SPLIT > 1
+        __syncwarp();
+        cluster_wait();
+#endif
+    } else {
+        multiply(p, p->codes, warp, lane);
+#if SPLIT > 1
+        finish_shares(a, p, p->codes, part, threadIdx.x);
+#else
+        threads_sync(1, CONSUMERS);
+        finish_strip(a, p, p->codes, threadIdx.x);
+#endif
+    }
 }

@@ -1,7 +1,8 @@
 /* e2m1 codes expanded in registers to the activations' 16-bit type, exactly, and multiplied: what the kernels of
  * FP4 weights for few rows (fp4_mm_few.cu) and for many (fp4_mm.cu) share. These define, before: ROWS, SPLIT and
- * STAGES, parameters; STRIP, rows of b a block; CONSUMERS, threads that multiply; COPIERS, threads that copy scales for
- * which there is no map; PARTS of a block's sums.
+ * STAGES, parameters; STRIP, rows of b a block; CONSUMERS, threads that multiply; COPIERS, threads that look at scales,
+ * or copy them; SPANS of scales in the ring; PARTS of a block's sums; SHARE, bytes of a block's sums of those that one
+ * of the cluster finishes.
  *
  * A code at bits 3:0 of each half of a word, times 2^12 + 2^6, has its sign at bit 15 and its size at 8:6: masked, a
  * bf16 pair of 2^-126 of the code. The scale that it is multiplied by (one instruction for two, exact: a product has at
@@ -36,7 +37,12 @@ typedef struct problem {
     int column;                            /* first row of b */
     int begin, end;                        /* this part of K; begin is a multiple of STEP */
     u32 codes, x, full, empty;             /* of the ring */
-    u32 scales, scales_full, scales_empty; /* of two spans */
+    u32 scales, scales_full, scales_empty; /* of SPANS spans */
+    u32 landed;                            /* barriers: scales have come, and want to be looked at */
+    u32 x_landed;                          /* barriers where stages of x are turned: one has come */
+    u32 large;                             /* four words a span: some scale is 2 or more */
+    u32 table;                             /* of NVFP4's scales */
+    u32 given, given_full; /* sums of each block of the cluster for the results that this one finishes */
 } problem;
 
 typedef struct place {
@@ -125,6 +131,92 @@ DEV void load_scale_span(const qn_cuda_mm &a, const problem *p, u32 to, int k0, 
     }
 }
 
+/* Where a span of scales is in the ring, and its barriers' parity. */
+typedef struct turn {
+    u32 span, parity;
+} turn;
+
+DEV turn turn_of(int span)
+{
+    const turn t = {(u32)span % SPANS, (u32)span / SPANS & 1};
+    return t;
+}
+
+/* One thread. */
+DEV void load_scales(const problem *p, const tensor_map *map, int span)
+{
+    const turn to = turn_of(span);
+    const int k0 = p->begin + span * (SPAN * DEPTH);
+    if (k0 < p->end) {
+        barrier_wait(p->scales_empty + 8 * to.span, to.parity ^ 1);
+        barrier_arrive_expect(p->landed + 8 * to.span, SCALE_BYTES);
+        tensor_load_3d(p->scales + to.span * SCALE_BYTES, map, p->landed + 8 * to.span, k0 / UNIT, p->column, 0,
+                       L2_EVICT_FIRST);
+    }
+}
+
+/* Load spans of scales and hand them on, each warp with a word on whether one of MXFP4's that it saw is 2 or more. */
+DEV void look_at_scales(const qn_cuda_mm &a, const problem *p, const tensor_map *map, int mapped, int early, int thread)
+{
+    const u64 rows = (u64)a.part[0].b_scale | (u64)a.part[0].b_scale_row;
+    const int words = rows % 4 == 0 && a.k % (4 * UNIT) == 0 && p->begin % (4 * UNIT) == 0;
+    const int loads = mapped && thread == 0;
+    for (int ahead = early > 0; loads && ahead < SPANS - 1; ahead++) {
+        load_scales(p, map, ahead);
+    }
+    int span = 0;
+#pragma unroll 1
+    for (int k0 = p->begin; k0 < p->end; k0 += SPAN * DEPTH) {
+        const turn now = turn_of(span++);
+        const u32 at = p->scales + now.span * SCALE_BYTES;
+        if (mapped) {
+            barrier_wait(p->landed + 8 * now.span, now.parity);
+        } else {
+            barrier_wait(p->scales_empty + 8 * now.span, now.parity ^ 1);
+            load_scale_span(a, p, at, k0, words, thread);
+            copy_async_wait();
+            threads_sync(2, COPIERS);
+        }
+#if IS_MX
+        u32 above = 0;
+        for (int i = thread; i < SCALE_BYTES / 16; i += COPIERS) {
+            const uint4 codes = load_shared_u32x4(at + 16 * (u32)i);
+            above |= codes.x | codes.y | codes.z | codes.w;
+        }
+        above = __any_sync(0xffffffffu, (above & 0x80808080u) != 0);
+        if (thread % 32 == 0) {
+            store_shared_i32(p->large + 16 * now.span + thread / 32 * 4, (int)above);
+        }
+        __syncwarp();
+#endif
+        barrier_arrive(p->scales_full + 8 * now.span);
+        if (loads) {
+            load_scales(p, map, span + SPANS - 2); /* where the span before this one is */
+        }
+    }
+}
+
+#if !IS_MX
+/* What a scale's code multiplies with, twice in a word, times the power of two that place_pair() leaves out. */
+DEV u32 table_entry(u32 code)
+{
+#if IS_F16
+    u32 pair;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((u16)code));
+    return __byte_perm(pair, 0, 0x1010);
+#else
+    const float v = e4m3_float(code) * 0x1p118f;
+    return pack_bf16(v, v);
+#endif
+}
+#endif
+
+DEV u32 expand_pair(u32 word, int i, u32 scale, int large)
+{
+    const u32 v = place_pair(word, i);
+    return multiply_pair(large ? multiply_pair(v, MX_RAISE) : v, scale);
+}
+
 /* The sum of a block's own parts of four results, in their order. */
 DEV float4 add_parts(u32 from)
 {
@@ -138,19 +230,6 @@ DEV float4 add_parts(u32 from)
         v.w += four.w;
     }
     return v;
-}
-
-/* Of those who multiply, before the cluster meets: a block's own parts are added where the first one lies. Another
- * block's come slowly, so it reads one number a result. */
-DEV void join_parts(const problem *p, u32 sums_at, u32 thread)
-{
-#if SPLIT > 1 && PARTS > 1
-    threads_sync(1, CONSUMERS);
-    for (int i = (int)thread; i < p->rows * (STRIP / 4); i += CONSUMERS) {
-        const u32 at = sums_at + (u32)(i / (STRIP / 4) * PITCH + i % (STRIP / 4) * 4) * 4;
-        store_shared_f32x4(at, add_parts(at));
-    }
-#endif
 }
 
 /* What four sums are finished with. */
@@ -198,18 +277,49 @@ DEV void store_four(const qn_cuda_mm &a, const problem *p, int row, int column, 
     }
 }
 
-/* The blocks of the cluster share the results of the strip; each is the sum of its blocks' in one order. */
-DEV void finish_strip(const qn_cuda_mm &a, const problem *p, u32 sums_at, u32 part, u32 thread)
+/* A block's own parts added, where no other block has any. */
+DEV void finish_strip(const qn_cuda_mm &a, const problem *p, u32 sums_at, u32 thread)
 {
-    constexpr u32 at_once = ROWS < 128 ? SPLIT : 1; /* blocks: of more there are no registers */
-    for (int i = (int)(part * CONSUMERS + thread); i < p->rows * (STRIP / 4); i += SPLIT * CONSUMERS) {
+    for (int i = (int)thread; i < p->rows * (STRIP / 4); i += CONSUMERS) {
         const int row = i / (STRIP / 4), column = i % (STRIP / 4) * 4;
-        const u32 from = sums_at + (u32)(row * PITCH + column) * 4;
         const tails t = load_tails(a, p, column);
+        const float4 four = add_parts(sums_at + (u32)(row * PITCH + column) * 4);
+        float v[4] = {four.x, four.y, four.z, four.w};
+        store_four(a, p, row, column, t, v);
+    }
+}
+
+#if SPLIT > 1
+/* The block's own parts are added and sent to the block that finishes their sum, which waits for nobody else and reads
+ * nothing of another. */
+DEV void finish_shares(const qn_cuda_mm &a, const problem *p, u32 sums_at, u32 part, u32 thread)
+{
+    const u32 units = (u32)p->rows * (STRIP / 16), own = (units + SPLIT - 1 - part) / SPLIT * 4;
+    __syncwarp();
+    cluster_wait(); /* all blocks are there */
+    threads_sync(1, CONSUMERS);
+    if (thread == 0) {
+        barrier_arrive_expect(p->given_full, (SPLIT - 1) * own * 16);
+    }
+    for (u32 i = thread; i < units * 4; i += CONSUMERS) {
+        const float4 v = add_parts(sums_at + (i / (STRIP / 4) * PITCH + i % (STRIP / 4) * 4) * 4);
+        const u32 owner = i / 4 % SPLIT, to = p->given + part * SHARE + (i / 4 / SPLIT * 4 + i % 4) * 16;
+        if (owner == part) {
+            store_shared_f32x4(to, v);
+        } else {
+            send_cluster_f32x4(cluster_address(to, owner), cluster_address(p->given_full, owner), v.x, v.y, v.z, v.w);
+        }
+    }
+    threads_sync(1, CONSUMERS);
+    for (u32 j = thread; j < own; j += CONSUMERS) {
+        const u32 i = (j / 4 * SPLIT + part) * 4 + j % 4;
+        const int row = (int)(i / (STRIP / 4)), column = (int)(i % (STRIP / 4)) * 4;
+        const tails t = load_tails(a, p, column);
+        barrier_wait(p->given_full, 0);
         float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll at_once
+#pragma unroll
         for (u32 s = 0; s < SPLIT; s++) {
-            const float4 four = SPLIT == 1 ? add_parts(from) : load_cluster_f32x4(cluster_address(from, s));
+            const float4 four = load_shared_f32x4(p->given + s * SHARE + j * 16);
             v[0] += four.x;
             v[1] += four.y;
             v[2] += four.z;
@@ -218,5 +328,6 @@ DEV void finish_strip(const qn_cuda_mm &a, const problem *p, u32 sums_at, u32 pa
         store_four(a, p, row, column, t, v);
     }
 }
+#endif
 
 #endif

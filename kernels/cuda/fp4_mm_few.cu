@@ -1,5 +1,5 @@
 /* d = x b^T with NVFP4 or MXFP4 weights and up to 16 rows of activations of 16 bits, on Hopper (sm_90a): weights are
- * expanded in registers as fp4_mm.cu does, which has more rows.
+ * expanded in registers as fp4_mm.cu does, which has more rows, but multiplied by mma.sync.
  *
  * With so few rows the time is that of instructions: measured, the pipe of shifts and masks is busy to 60 % and memory
  * idle to 35 % where warps share the rows of b. So here warps share K instead. A warp takes a quarter of a stage's 256
@@ -25,7 +25,7 @@
  *     SPLIT    parts of K, the cluster size: 1 to 8
  *     STAGES   of the ring, at least WK + 1
  *   Tensor maps, 3-D, UINT8, fill with zeros
- *     codes, scales   as for fp4_mm.cu, boxes of 16 TILES WN rows
+ *     codes, scales   as for fp4_mm.cu, but boxes of 16 TILES WN rows
  *     x               swizzle 128B, sizes {2 K, M, 1}, box {128, ROWS, 1}; whole 1, K a multiple of 64: sizes
  *                     {128, M, K / 64}, box {128, ROWS, 4}
  *   x: base and row stride multiples of 16; K a multiple of 8 and of the format's block
@@ -54,14 +54,6 @@
 #error "fp4_mm_few: no such cut"
 #endif
 
-typedef struct few {
-    problem p;
-    u32 landed;            /* barriers: scales have come by the copy engine, and want to be looked at */
-    u32 large;             /* four words a span: some scale is 2 or more */
-    u32 table;             /* of NVFP4's scales */
-    u32 given, given_full; /* sums of each block of the cluster for the results that this one finishes */
-} few;
-
 /* ---- loading ---- */
 
 DEV void load_codes(const problem *p, const tensor_map *map, u32 stage, int k0)
@@ -84,31 +76,6 @@ DEV void load_x(const problem *p, const tensor_map *map, u32 stage, int k0, int 
     }
 }
 
-/* Where a span of scales is in the ring, and its barriers' parity. */
-typedef struct turn {
-    u32 span, parity;
-} turn;
-
-DEV turn turn_of(int span)
-{
-    const turn t = {(u32)span % SPANS, (u32)span / SPANS & 1};
-    return t;
-}
-
-/* One thread. */
-DEV void load_scales(const few *f, const tensor_map *map, int span)
-{
-    const problem *p = &f->p;
-    const turn to = turn_of(span);
-    const int k0 = p->begin + span * (SPAN * DEPTH);
-    if (k0 < p->end) {
-        barrier_wait(p->scales_empty + 8 * to.span, to.parity ^ 1);
-        barrier_arrive_expect(f->landed + 8 * to.span, SCALE_BYTES);
-        tensor_load_3d(p->scales + to.span * SCALE_BYTES, map, f->landed + 8 * to.span, k0 / UNIT, p->column, 0,
-                       L2_EVICT_FIRST);
-    }
-}
-
 /* One thread. The first `early` stages have their weights under way. Few instructions: they delay the warps that
  * multiply beside this one, for which all others wait. */
 DEV void load(const problem *p, const tensor_map *codes, const tensor_map *x, int whole, int early)
@@ -126,70 +93,7 @@ DEV void load(const problem *p, const tensor_map *codes, const tensor_map *x, in
     }
 }
 
-/* Load spans of scales and hand them on, each warp with a word on whether one of MXFP4's that it saw is 2 or more. */
-DEV void look_at_scales(const qn_cuda_mm &a, const few *f, const tensor_map *map, int mapped, int early, int thread)
-{
-    const problem *p = &f->p;
-    const u64 rows = (u64)a.part[0].b_scale | (u64)a.part[0].b_scale_row;
-    const int words = rows % 4 == 0 && a.k % (4 * UNIT) == 0 && p->begin % (4 * UNIT) == 0;
-    const int loads = mapped && thread == 0;
-    for (int ahead = early > 0; loads && ahead < SPANS - 1; ahead++) {
-        load_scales(f, map, ahead);
-    }
-    int span = 0;
-#pragma unroll 1
-    for (int k0 = p->begin; k0 < p->end; k0 += SPAN * DEPTH) {
-        const turn now = turn_of(span++);
-        const u32 at = p->scales + now.span * SCALE_BYTES;
-        if (mapped) {
-            barrier_wait(f->landed + 8 * now.span, now.parity);
-        } else {
-            barrier_wait(p->scales_empty + 8 * now.span, now.parity ^ 1);
-            load_scale_span(a, p, at, k0, words, thread);
-            copy_async_wait();
-            threads_sync(2, COPIERS);
-        }
-#if IS_MX
-        u32 above = 0;
-        for (int i = thread; i < SCALE_BYTES / 16; i += COPIERS) {
-            const uint4 codes = load_shared_u32x4(at + 16 * (u32)i);
-            above |= codes.x | codes.y | codes.z | codes.w;
-        }
-        above = __any_sync(0xffffffffu, (above & 0x80808080u) != 0);
-        if (thread % 32 == 0) {
-            store_shared_i32(f->large + 16 * now.span + thread / 32 * 4, (int)above);
-        }
-        __syncwarp();
-#endif
-        barrier_arrive(p->scales_full + 8 * now.span);
-        if (loads) {
-            load_scales(f, map, span + SPANS - 2); /* where the span before this one is */
-        }
-    }
-}
-
 /* ---- multiplying ---- */
-
-#if !IS_MX
-/* What a scale's code multiplies with, twice in a word, times the power of two that place_pair() leaves out. */
-DEV u32 table_entry(u32 code)
-{
-#if IS_F16
-    u32 pair;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((u16)code));
-    return __byte_perm(pair, 0, 0x1010);
-#else
-    const float v = e4m3_float(code) * 0x1p118f;
-    return pack_bf16(v, v);
-#endif
-}
-#endif
-
-DEV u32 expand_pair(u32 word, int i, u32 scale, int large)
-{
-    const u32 v = place_pair(word, i);
-    return multiply_pair(large ? multiply_pair(v, MX_RAISE) : v, scale);
-}
 
 /* A slice of a stage by the warp's rows of b. codes, scales: of the lane's first row, for the others are whole turns of
  * the swizzles further; x: the first of the lane's two chunks in its row of it; large 1: any MXFP4 scale. */
@@ -243,9 +147,8 @@ DEV void multiply_slice(u32 codes, u32 scales, u32 table, u32 x, int large, floa
 }
 
 /* This warp's turns of the part of K, left in shared memory as [PARTS][ROWS][PITCH] floats. */
-DEV void multiply(const few *f, u32 sums_at, u32 warp, u32 lane)
+DEV void multiply(const problem *p, u32 sums_at, u32 warp, u32 lane)
 {
-    const problem *p = &f->p;
     const u32 slice = warp % SLICES, wn = warp / SLICES % WN, wk = warp / (SLICES * WN), g = lane / 4, t = lane % 4;
     const u32 low = g % 4 * 2 + g / 4, row = wn * (16 * TILES) + low;
     const int stages = (p->end - p->begin + DEPTH - 1) / DEPTH;
@@ -272,7 +175,7 @@ DEV void multiply(const few *f, u32 sums_at, u32 warp, u32 lane)
         const turn now = turn_of(span);
         barrier_wait(p->scales_full + 8 * now.span, now.parity);
 #if IS_MX
-        const uint4 saw = load_shared_u32x4(f->large + 16 * now.span);
+        const uint4 saw = load_shared_u32x4(p->large + 16 * now.span);
         const int large = (saw.x | saw.y | saw.z) != 0;
 #else
         const int large = 0;
@@ -284,9 +187,9 @@ DEV void multiply(const few *f, u32 sums_at, u32 warp, u32 lane)
             barrier_wait(p->full + 8 * at.stage, at.parity);
             const u32 codes_at = codes + at.stage * B_BYTES, x_at = x + at.stage * X_BYTES;
             if (IS_MX && large) {
-                multiply_slice(codes_at, scales_at, f->table, x_at, 1, sums);
+                multiply_slice(codes_at, scales_at, p->table, x_at, 1, sums);
             } else {
-                multiply_slice(codes_at, scales_at, f->table, x_at, 0, sums);
+                multiply_slice(codes_at, scales_at, p->table, x_at, 0, sums);
             }
             __syncwarp();
             if (lane == 0) {
@@ -312,48 +215,6 @@ DEV void multiply(const few *f, u32 sums_at, u32 warp, u32 lane)
     }
 }
 
-#if SPLIT > 1
-/* The block's own parts are added and sent to the block that finishes their sum, which waits for nobody else and reads
- * nothing of another. */
-DEV void finish_shares(const qn_cuda_mm &a, const few *f, u32 sums_at, u32 part, u32 thread)
-{
-    const problem *p = &f->p;
-    const u32 units = (u32)p->rows * (STRIP / 16), own = (units + SPLIT - 1 - part) / SPLIT * 4;
-    __syncwarp();
-    cluster_wait(); /* all blocks are there */
-    threads_sync(1, CONSUMERS);
-    if (thread == 0) {
-        barrier_arrive_expect(f->given_full, (SPLIT - 1) * own * 16);
-    }
-    for (u32 i = thread; i < units * 4; i += CONSUMERS) {
-        const float4 v = add_parts(sums_at + (i / (STRIP / 4) * PITCH + i % (STRIP / 4) * 4) * 4);
-        const u32 owner = i / 4 % SPLIT, to = f->given + part * SHARE + (i / 4 / SPLIT * 4 + i % 4) * 16;
-        if (owner == part) {
-            store_shared_f32x4(to, v);
-        } else {
-            send_cluster_f32x4(cluster_address(to, owner), cluster_address(f->given_full, owner), v.x, v.y, v.z, v.w);
-        }
-    }
-    threads_sync(1, CONSUMERS);
-    for (u32 j = thread; j < own; j += CONSUMERS) {
-        const u32 i = (j / 4 * SPLIT + part) * 4 + j % 4;
-        const int row = (int)(i / (STRIP / 4)), column = (int)(i % (STRIP / 4)) * 4;
-        const tails t = load_tails(a, p, column);
-        barrier_wait(f->given_full, 0);
-        float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-        for (u32 s = 0; s < SPLIT; s++) {
-            const float4 four = load_shared_f32x4(f->given + s * SHARE + j * 16);
-            v[0] += four.x;
-            v[1] += four.y;
-            v[2] += four.z;
-            v[3] += four.w;
-        }
-        store_four(a, p, row, column, t, v);
-    }
-}
-#endif
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     qn_fp4_mm_few(const __grid_constant__ tensor_map code_map, const __grid_constant__ tensor_map scale_map,
                   const __grid_constant__ tensor_map x_map, const __grid_constant__ qn_cuda_mm a, int whole, int mapped,
@@ -362,21 +223,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(16) char shared[];
     const u32 warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32, part = SPLIT > 1 ? cluster_rank() : 0;
     const int steps = (a.k + STEP - 1) / STEP;
-    few f;
-    problem *const p = &f.p;
+    problem own, *const p = &own;
     p->codes = (shared_address(shared) + 1023) / 1024 * 1024;
     p->x = p->codes + STAGES * B_BYTES;
     p->scales = p->x + STAGES * X_BYTES;
-    f.table = p->scales + SPANS * SCALE_BYTES;
-    p->full = f.table + 1024;
+    p->table = p->scales + SPANS * SCALE_BYTES;
+    p->full = p->table + 1024;
     p->empty = p->full + STAGES * 8;
     p->scales_full = p->empty + STAGES * 8;
     p->scales_empty = p->scales_full + SPANS * 8;
-    f.landed = p->scales_empty + SPANS * 8;
-    f.large = (f.landed + SPANS * 8 + 15) / 16 * 16;
-    const u32 ring = f.large + SPANS * 16, sums = p->codes + PARTS * ROWS * PITCH * 4;
-    f.given_full = ring > sums ? ring : sums;
-    f.given = f.given_full + 16;
+    p->landed = p->scales_empty + SPANS * 8;
+    p->large = (p->landed + SPANS * 8 + 15) / 16 * 16;
+    const u32 ring = p->large + SPANS * 16, sums = p->codes + PARTS * ROWS * PITCH * 4;
+    p->given_full = ring > sums ? ring : sums;
+    p->given = p->given_full + 16;
     p->row = (int)blockIdx.y * ROWS;
     p->rows = a.m - p->row < ROWS ? a.m - p->row : ROWS;
     p->column = (int)(blockIdx.x / SPLIT) * STRIP;
@@ -395,16 +255,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(p->empty + 8 * i, SLICES * WN);
         }
         for (u32 i = 0; i < SPANS; i++) {
-            barrier_init(f.landed + 8 * i, 1);
+            barrier_init(p->landed + 8 * i, 1);
             barrier_init(p->scales_full + 8 * i, COPIERS);
             barrier_init(p->scales_empty + 8 * i, CONSUMERS / 32);
         }
 #if SPLIT > 1
-        barrier_init(f.given_full, 1);
+        barrier_init(p->given_full, 1);
 #endif
         barrier_init_fence();
         if (mapped && early > 0) {
-            load_scales(&f, &scale_map, 0);
+            load_scales(p, &scale_map, 0);
         }
 #pragma unroll 1
         for (int i = 0; i < early; i++) {
@@ -413,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
 #if !IS_MX
     for (u32 i = threadIdx.x; i < 256; i += THREADS) {
-        store_shared_i32(f.table + 4 * i, (int)table_entry(i));
+        store_shared_i32(p->table + 4 * i, (int)table_entry(i));
     }
 #endif
     __syncthreads();
@@ -426,7 +286,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         REGISTERS_GIVE(32);
 #endif
         if (warp > CONSUMERS / 32) {
-            look_at_scales(a, &f, &scale_map, mapped, early, (int)threadIdx.x - CONSUMERS - 32);
+            look_at_scales(a, p, &scale_map, mapped, early, (int)threadIdx.x - CONSUMERS - 32);
         } else if (warp_elect()) {
             load(p, &code_map, &x_map, whole, early);
         }
@@ -438,12 +298,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #if SCARCE
         REGISTERS_TAKE(112);
 #endif
-        multiply(&f, p->codes, warp, lane);
+        multiply(p, p->codes, warp, lane);
 #if SPLIT > 1
-        finish_shares(a, &f, p->codes, part, threadIdx.x);
+        finish_shares(a, p, p->codes, part, threadIdx.x);
 #else
         threads_sync(1, CONSUMERS);
-        finish_strip(a, p, p->codes, part, threadIdx.x);
+        finish_strip(a, p, p->codes, threadIdx.x);
 #endif
     }
 }

@@ -51,6 +51,13 @@ DEV int load_shared_i32(u32 at)
     return v;
 }
 
+DEV u32 load_shared_u16(u32 at)
+{
+    u16 v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at));
+    return v;
+}
+
 DEV int2 load_shared_i32x2(u32 at)
 {
     int2 v;
@@ -579,17 +586,29 @@ DEV void wgmma_commit(void)
 #define WGMMA_NEXT(N, types, signs, step)                                                                              \
     "add.s64 a, " WGMMA_A##N ", " step ";\nadd.s64 b, " WGMMA_B##N ", " step ";\n"                                     \
     WGMMA_STEP(N, types, signs, "a, b, more")
+/* One step of 16 of K with a in registers, as MMA_16816_ has a fragment: d += a b'. N 8, 16, 32 or 64. */
+#define WGMMA_HELD(N, type, d, a, b) WGMMA_HELD_(N, type, d, a, b)
+#define WGMMA_HELD_(N, type, d, a, b)                                                                                  \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" WGMMA_S##N "}, {" WGMMA_A##N     \
+                 ", " WGMMA_B##N ", " WGMMA_P##N ", " WGMMA_Y##N "}, " WGMMA_Z##N ", 1, 1, 1, 0;\n"                    \
+                 : WGMMA_R##N("+f", d)                                                                                 \
+                 : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "l"(b)                                          \
+                 : "memory")
 #define WGMMA_Q(c, d, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
 #define WGMMA_S8 "%0,%1,%2,%3"
 #define WGMMA_R8(c, d) WGMMA_Q(c, d, 0)
 #define WGMMA_A8 "%4"
 #define WGMMA_B8 "%5"
 #define WGMMA_P8 "%6"
+#define WGMMA_Y8 "%7"
+#define WGMMA_Z8 "%8"
 #define WGMMA_S16 WGMMA_S8 ",%4,%5,%6,%7"
 #define WGMMA_R16(c, d) WGMMA_R8(c, d), WGMMA_Q(c, d, 4)
 #define WGMMA_A16 "%8"
 #define WGMMA_B16 "%9"
 #define WGMMA_P16 "%10"
+#define WGMMA_Y16 "%11"
+#define WGMMA_Z16 "%12"
 #define WGMMA_S24 WGMMA_S16 ",%8,%9,%10,%11"
 #define WGMMA_R24(c, d) WGMMA_R16(c, d), WGMMA_Q(c, d, 8)
 #define WGMMA_A24 "%12"
@@ -600,6 +619,8 @@ DEV void wgmma_commit(void)
 #define WGMMA_A32 "%16"
 #define WGMMA_B32 "%17"
 #define WGMMA_P32 "%18"
+#define WGMMA_Y32 "%19"
+#define WGMMA_Z32 "%20"
 #define WGMMA_S40 WGMMA_S32 ",%16,%17,%18,%19"
 #define WGMMA_R40(c, d) WGMMA_R32(c, d), WGMMA_Q(c, d, 16)
 #define WGMMA_A40 "%20"
@@ -620,6 +641,8 @@ DEV void wgmma_commit(void)
 #define WGMMA_A64 "%32"
 #define WGMMA_B64 "%33"
 #define WGMMA_P64 "%34"
+#define WGMMA_Y64 "%35"
+#define WGMMA_Z64 "%36"
 #define WGMMA_S72 WGMMA_S64 ",%32,%33,%34,%35"
 #define WGMMA_R72(c, d) WGMMA_R64(c, d), WGMMA_Q(c, d, 32)
 #define WGMMA_A72 "%36"

@@ -254,6 +254,14 @@ static void every_cut_agrees(void **state)
         {"block_scaled_mm m=100 n=392 k=1040", 1, {1, 1, 1, 2, 4, 1, 1, 0, 2}},
         {"block_scaled_mm m=10 n=392 k=656", 1, {1, 1, 2, 1, 6, 2, 2, 0, 2}},
         {"block_scaled_mm m=10 n=392 k=656", 1, {2, 2, 3, 2, 4, 2, 2, 0, 1}},
+        {"block_scaled_mm m=60 n=392 k=2600", 0, {64, 80, 0, 1, 5}},
+        {"block_scaled_mm m=60 n=392 k=656 out=f32", 0, {64, 112, 0, 1, 2}},
+        {"block_scaled_mm m=40 n=392 k=4104", 0, {64, 128, 0, 1, 8}},
+        {"block_scaled_mm m=100 n=392 k=656", 0, {128, 144, 0, 1, 1}},
+        {"block_scaled_mm m=100 n=392 k=2600 scale_layout=col", 0, {128, 160, 0, 1, 4}},
+        {"block_scaled_mm m=70 n=392 k=1040", 0, {128, 32, 0, 1, 2}},
+        {"block_scaled_mm m=8 n=392 k=4104", 1, {1, 1, 8, 1, 13, 2, 1, 0, 2}},
+        {"block_scaled_mm m=30 n=392 k=4104", 1, {3, 1, 4, 1, 13, 1, 1, 0, 1}},
     };
     static const char *const groups[] = {
         "grouped_block_scaled_mm m=900 n=392 k=272 e=3",
@@ -296,8 +304,8 @@ static void every_cut_agrees(void **state)
     assert_int_equal(failures, before);
 }
 
-/* Small cases take few of the ways that products of 16-bit floats, E8P12's runs, and vector-quantised weights' tiles
- * with many rows of x are dealt: cards of few multiprocessors more. */
+/* Small cases take few of the ways that products of 16-bit floats and of FP4 weights, E8P12's runs, and
+ * vector-quantised weights' tiles with many rows of x are dealt: cards of few multiprocessors more. */
 static void every_deal_agrees(void **state)
 {
     (void)state;
@@ -316,7 +324,20 @@ static void every_deal_agrees(void **state)
                                         "vq_mm m=40 n=1272 k=1280 out=f32",
                                         "vq_mm m=64 n=1280 k=1280 format=quip_e8p SU=1 SV=1",
                                         "vq_mm m=70 n=600 k=2304 format=gptvq out=f32",
-                                        "vq_mm m=140 n=600 k=1792"};
+                                        "vq_mm m=140 n=600 k=1792",
+                                        "nvfp4_mm m=1 n=392 k=4128 x=bf16",
+                                        "nvfp4_mm m=9 n=392 k=8224 x=bf16 bias=1",
+                                        "nvfp4_mm m=16 n=1400 k=2080 x=f16 out=f32",
+                                        "nvfp4_mm m=7 n=1000 k=4096 a=1",
+                                        "nvfp4_mm m=30 n=392 k=2080 x=bf16",
+                                        "nvfp4_mm m=60 n=520 k=1056 x=bf16",
+                                        "nvfp4_mm m=70 n=392 k=1056 x=f16 bias=1",
+                                        "mxfp4_mm m=200 n=136 k=544 x=bf16",
+                                        "nvfp4_mm m=3 n=392 k=1040 x=bf16 bias=1", /* rows of codes not at 16 bytes */
+                                        "nvfp4_mm m=40 n=200 k=272 x=f16",
+                                        "mxfp4_mm m=5 n=392 k=4128 x=bf16",
+                                        "mxfp4_mm m=16 n=1400 k=2080 x=bf16 out=f32",
+                                        "mxfp4_mm m=60 n=520 k=1056 x=bf16"};
     static const int32_t cards[] = {1, 2, 4, 6, 12};
     qn_cuda *const cuda = need_hopper();
     qn_error error = {0};
@@ -326,7 +347,10 @@ static void every_deal_agrees(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         qn_op_desc desc;
         assert_int_equal(qn_op_desc_parse(cases[i], &desc, NULL), QN_OK);
-        const qn_kernel *kernel = desc.op == QN_OP_VQ_MM ? qn_cuda_vq_family.kernels : qn_cuda_dense_mm_family.kernels;
+        const qn_kernel *kernel = desc.op == QN_OP_VQ_MM      ? qn_cuda_vq_family.kernels
+                                  : desc.op == QN_OP_DENSE_MM ? qn_cuda_dense_mm_family.kernels
+                                                              : qn_cuda_fp4_mm_family.kernels;
+        kernel += desc.op == QN_OP_MXFP4_MM;
         assert_null(kernel->accepts(kernel, &desc));
         for (size_t c = 0; c < sizeof cards / sizeof *cards && (!word || strstr(cases[i], word)); c++) {
             cuda->device.sms = cards[c];

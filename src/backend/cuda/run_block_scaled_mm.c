@@ -47,40 +47,8 @@ static qn_tile tile_of(int32_t i, const qn_op_desc *desc)
     return qn_block_tile(i, may_store, QN_ONE_MATRIX);
 }
 
-/* A row of tiles for 64 or 128 rows where some width fills the card: wide tiles read the rows of a less often, and a
- * round of tiles takes its time whatever there is for it to do. Of a long K twice as wide ones in two parts read them
- * less often still; and more than 64 rows take tiles of two parts before strips. */
-static int few_tile(const qn_op_desc *desc, const qn_cuda_device *device, int32_t rows, qn_tile *tile)
-{
-    static const int32_t widths[] = {64, 96, 128, 192};
-    enum { LONG = 64 };
-    const int64_t n = desc->in[QN_BMM_B].dims[0], blocks = qn_ceil_div(desc->in[QN_BMM_B].dims[1], 128);
-    int64_t least = 0;
-    double filled = 0.0;
-    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
-        qn_tile t;
-        const int64_t rounds = qn_ceil_div(qn_ceil_div(n, widths[i]), device->sms), cost = rounds * (widths[i] + 16);
-        if (qn_few_tile(rows, widths[i], 0, 1, 1, &t) && (least == 0 || cost < least)) {
-            *tile = t;
-            least = cost;
-            filled = (double)n / (double)(rounds * device->sms * widths[i]);
-        }
-    }
-    if (filled >= 0.8) {
-        return rows <= 64 || tile->bn != 64 || blocks < LONG || qn_few_tile(rows, 128, 0, 1, 2, tile);
-    }
-    int32_t width = 64;
-    while (width < 128 && 2 * qn_ceil_div(n, width) > device->sms) {
-        width += 16;
-    }
-    const int64_t halves = 2 * qn_ceil_div(n, width);
-    return rows > 64 && blocks >= 16 && halves <= device->sms && 5 * halves >= 4 * device->sms &&
-           qn_few_tile(rows, width, 0, 1, 2, tile);
-}
-
-/* Else strips and parts of K: of up to 32 rows what is resident at once; of more rows narrow strips of two teams, in as
- * many parts as fill the card once. */
-static qn_strip few_strip(const qn_op_desc *desc, const qn_cuda_device *device, int32_t rows)
+/* Up to 32 rows: strips and parts of K that are resident at once, else as many as fill the card. */
+static qn_strip few_strip(const qn_op_desc *desc, const qn_cuda_device *device)
 {
     const qn_shape *b = &desc->in[QN_BMM_B];
     const int64_t strips = qn_ceil_div(b->dims[0], 64), blocks = qn_ceil_div(b->dims[1], 128), sms = device->sms;
@@ -94,24 +62,51 @@ static qn_strip few_strip(const qn_op_desc *desc, const qn_cuda_device *device, 
                   .pair = 1,
                   .parts = 1,
                   .teams = 1};
-    if (rows <= 32 && qn_strip_deal(b->dims[0], b->dims[1], device->sms, 0, &s.groups, &s.split)) {
+    if (qn_strip_deal_teams(b->dims[0], b->dims[1], device->sms, &s.groups, &s.split)) {
+        s.teams = s.groups == 1 && s.split > 1 ? 2 : 1;
         s.unroll = 1;
         s.stages = 13;
         s.occupancy = s.groups > 2 ? 1 : 2;
-    } else if (rows <= 32) {
+    } else {
         while (s.split < MOST_SPLIT && 2 * s.split * qn_ceil_div(strips, s.groups) <= sms && 16 * s.split <= blocks) {
             s.split *= 2;
         }
-    } else {
-        s.groups = 1;
-        s.unroll = 1;
-        s.stages = 13;
-        s.teams = 2;
-        while (s.split < 6 && (s.split + 1) * strips <= 97 * sms / 100 && 4 * (s.split + 1) <= blocks) {
-            s.split++;
-        }
     }
     return s;
+}
+
+/* More rows: the least estimate of one row of tiles in parts of K, and of 33 to 64 rows, where K is short, of strips
+ * that are all resident. With 65 and more these are faster where K is shorter than the estimate holds for. */
+static void more_cut(const qn_op_desc *desc, const qn_cuda_device *device, int32_t rows, cut *c)
+{
+    static const struct {
+        int32_t groups, occupancy;
+    } strips[] = {{1, 2}, {2, 2}, {3, 1}};
+    enum { LEAST_PART = 4, SHORT = 8 }; /* k-blocks */
+    const int64_t n = desc->in[QN_BMM_B].dims[0], k = desc->in[QN_BMM_B].dims[1], blocks = qn_ceil_div(k, 128);
+    double least = 0.0;
+    for (int32_t width = rows == 64 ? 64 : 32; width <= (rows == 64 ? 128 : 192); width += 16) {
+        for (int32_t split = 1; split <= MOST_SPLIT && (split == 1 || blocks >= (int64_t)LEAST_PART * split); split++) {
+            const double cost = qn_few_tile_cost(rows, width, split, n, k, device->sms);
+            if (cost > 0.0 && (least <= 0.0 || cost < least)) {
+                least = cost;
+                qn_few_tile(rows, width, 0, 1, split, &c->t);
+            }
+        }
+    }
+    for (size_t i = 0; rows == 64 && i < sizeof strips / sizeof *strips; i++) {
+        const qn_strip s = {strips[i].groups, 1, 1, 13, strips[i].occupancy, 1, 1, 0, 1, 0};
+        const double cost = qn_few_strip_cost(&s, n, k, device->sms);
+        if (cost > 0.0 && cost < least) {
+            least = cost;
+            c->strip = 1;
+            c->s = s;
+        }
+    }
+    if (rows > 64 && blocks < SHORT && qn_ceil_div(n, 64) <= device->sms) {
+        c->strip = 1;
+        c->s = (qn_strip){1, 1, 1, 13, 1, 1, 2, 0, 1, 0};
+    }
 }
 
 /* By N, K and the device alone. */
@@ -129,9 +124,11 @@ static cut cut_of(const qn_op_desc *desc, const qn_cuda_device *device, int32_t 
                 qn_few_tile(c.t.bm, c.t.bn, 0, c.t.cluster, c.t.split, &c.t);
             }
         }
+    } else if (rows <= 32) {
+        c.strip = 1;
+        c.s = few_strip(desc, device);
     } else {
-        c.strip = rows <= 32 || !few_tile(desc, device, rows, &c.t);
-        c.s = c.strip ? few_strip(desc, device, rows) : c.s;
+        more_cut(desc, device, rows, &c);
     }
     if (c.strip) {
         qn_strip_fit(&c.s, rows, QN_ONE_MATRIX);

@@ -9,25 +9,26 @@
 #include "base/checked.h"
 #include "ref/slots.h"
 
-enum { MOST_SPLIT = 8, MOST_WN = 8, MOST_STAGES = 32, DEPTH = 256, SPAN = 4, LOADERS = 128 };
-enum { FEW_ROWS = 16, MOST_TILES = 8, FEW_SPANS = 3, FEW_SHARED = 1168 }; /* of fp4_mm_few.cu */
-enum { SLICES = 4, SLICE = DEPTH / SLICES };                              /* of its stages */
+enum { MOST_SPLIT = 8, MOST_STAGES = 32, DEPTH = 256, SPAN = 4, SPANS = 3, BESIDE = 1168, LOADERS = 128 };
+enum { SLICES = 4, SLICE = DEPTH / SLICES };                              /* of a stage */
+enum { FEW_ROWS = 16, FEW_TILES = 8 };                                    /* of fp4_mm_few.cu */
+enum { BLOCK_ROWS = 64, BLOCK_TILES = 4, MOST_WK = 3, LEAST_STAGES = 3 }; /* of fp4_mm.cu */
 
 enum { EXPAND_THREADS = 256, EXPAND_ELEMENTS = 32 }; /* of a thread of fp4_expand.cu */
 
-/* Programs: any alignment, one for each number of rows of x in a block, what writes codes out, the product after it. */
+/* Programs: any alignment, one for each of some numbers of rows of x, what writes codes out, the product after it. */
 enum { ANY = 0, CUTS };
-static const int32_t heights[] = {8, 16, 32, 64, 128};
+static const int32_t heights[] = {8, 16, 32, 64, 128, 256};
 enum { HEIGHTS = sizeof heights / sizeof *heights, EXPAND = CUTS + HEIGHTS, DENSE };
 _Static_assert(DENSE + QN_DENSE_PROGRAMS <= QN_CUDA_PROGRAMS, "a plan has room for that many programs");
 
-/* Rows from which on weights are written out: where the product by itself would take a second pass. With 128 rows the
- * pass is faster, or as fast, for large weights. */
-enum { WRITTEN_ROWS = 129 };
+/* Rows from which on weights are written out. Weights whose rows begin where bulk copies cannot are always. */
+enum { WRITTEN_ROWS = 257, ROW_CODES = 32 };
 
-/* Parameters of a program; tiles 0: of fp4_mm.cu, whose warps have 32 rows of b, else of fp4_mm_few.cu. */
+/* Parameters of a program; wn 0: of fp4_mm.cu, whose tiles have 64 rows of b and whose wk are warpgroups, else of
+ * fp4_mm_few.cu. `passes` over b have all rows of x. */
 typedef struct cut {
-    int32_t rows, tiles, wn, wk, split, stages;
+    int32_t rows, tiles, wn, wk, split, stages, passes;
 } cut;
 
 typedef struct shape {
@@ -76,30 +77,34 @@ static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 /* Rows of b that a block has, threads that multiply, and parts of sums that it leaves. */
 static int32_t strip_of(const cut *c)
 {
-    return c->wn * (c->tiles ? 16 * c->tiles : 32);
+    return c->wn ? 16 * c->tiles * c->wn : 64 * c->tiles;
+}
+
+static int32_t threads_of(const cut *c)
+{
+    return c->wn ? 32 * SLICES * c->wn * c->wk : 128 * c->wk;
 }
 
 static int32_t parts_of(const cut *c)
 {
-    return c->wk * (c->tiles ? SLICES : 1);
+    return c->wn ? SLICES * c->wk : c->wk;
 }
 
 static int32_t stage_bytes(const cut *c)
 {
-    return strip_of(c) * 128 + 512 * c->rows + 16;
+    return strip_of(c) * 128 + 512 * c->rows + (c->wn ? 16 : 24);
 }
 
-/* Beside the stages: some spans of scales and their barriers. */
+/* Beside the stages: spans of scales, barriers and a table. */
 static int32_t scale_bytes(const cut *c, const shape *s)
 {
-    return (c->tiles ? FEW_SPANS : 2) * strip_of(c) * (SPAN * DEPTH / s->unit) + (c->tiles ? FEW_SHARED : 32);
+    return SPANS * strip_of(c) * (SPAN * DEPTH / s->unit) + BESIDE;
 }
 
 /* What the blocks of a cluster send each other. */
 static int32_t given_bytes(const cut *c)
 {
-    return c->tiles && c->split > 1 ? 16 + 64 * c->split * (int32_t)qn_ceil_div(c->rows * c->tiles * c->wn, c->split)
-                                    : 0;
+    return c->split > 1 ? 16 + 64 * c->split * (int32_t)qn_ceil_div(c->rows * strip_of(c) / 16, c->split) : 0;
 }
 
 static int32_t shared_bytes(const cut *c, const shape *s)
@@ -122,29 +127,9 @@ static double larger(double a, double b)
     return a > b ? a : b;
 }
 
-/* Cycles of a multiprocessor, roughly, as counted from the instructions and fitted to measurements: of a block's stage
- * what takes longest of reading, issuing and the tensor cores, with what a block costs beside its stages. Clusters of
- * four and more leave a part of the multiprocessors out. */
-static double cost_of(const cut *c, const shape *s)
-{
-    const double rows = c->rows, warps = c->wn;
-    const int64_t blocks = qn_ceil_div(s->n, 32 * c->wn) * c->split;
-    const int64_t stages = qn_ceil_div(qn_ceil_div(s->k, DEPTH), c->split);
-    const double read = (32.0 * warps * (128 + DEPTH / s->unit) + 256.0 * rows) / 18.0;
-    const double issue = warps * (650.0 + 9.5 * c->rows) / (c->wn * c->wk >= 8 ? 4.0 : 2.5);
-    const double multiply = warps * c->rows * 8.0;
-    return (double)qn_ceil_div(blocks, c->split >= 4 ? s->sms * 28 / 33 : s->sms) *
-           ((double)stages * (100.0 + larger(read, larger(issue, multiply))) + (c->split > 1 ? 6500.0 : 4000.0));
-}
-
-/* Warps that share rows of b, as measured: more than hide the latencies hold more stages. */
-static int32_t sharing_of(int32_t wn, int32_t rows)
-{
-    return rows == 128 ? 1 : rows >= 32 || wn < 4 ? 8 / wn : wn < 7 ? 12 / wn : 2;
-}
-
-/* The same of fp4_mm_few.cu: 12 or 16 warps issue at that share of the schedulers' rate, a stage costs its warps a
- * wait, and sums of other blocks come slowly. */
+/* Cycles of a multiprocessor, roughly, that fp4_mm_few.cu takes, as counted from the instructions and fitted to
+ * measurements: 12 or 16 warps issue at that share of the schedulers' rate, a stage costs its warps a wait, sums of
+ * other blocks come slowly, and clusters of four and more leave a part of the multiprocessors out. */
 static double cost_of_few(const cut *c, const shape *s)
 {
     const int32_t strip = strip_of(c), columns = c->rows / 8;
@@ -154,7 +139,7 @@ static double cost_of_few(const cut *c, const shape *s)
     const double issue = c->wn * (c->tiles * (84.0 + 4.0 * columns) + 10.0 * columns + 60.0);
     const double sums = c->split > 1 ? 1500.0 + parts_of(c) * c->rows * strip * c->split / 12.0 : 0.0;
     const double rounds = (double)qn_ceil_div(stages, c->wk) * c->wk;
-    return (double)qn_ceil_div(blocks, c->split >= 4 ? s->sms * 28 / 33 : s->sms) *
+    return (double)qn_ceil_div(blocks, c->split >= 4 ? qn_max_i64(1, s->sms * 28 / 33) : s->sms) *
            (rounds * (350.0 + larger(read, issue / (c->wn == 1 ? 0.72 : 0.66))) + sums + 4500.0);
 }
 
@@ -164,12 +149,12 @@ static cut few_cut_of(int32_t rows, const shape *s)
     cut best = {0};
     double least = 0.0;
     for (int32_t wn = 1; wn <= 2; wn++) {
-        for (int32_t tiles = wn == 1 ? 1 : 3; tiles <= MOST_TILES; tiles++) {
+        for (int32_t tiles = wn == 1 ? 1 : 3; tiles <= FEW_TILES; tiles++) {
             for (int32_t split = 1; split <= MOST_SPLIT && split <= parts; split *= 2) {
                 const int64_t stages = qn_ceil_div(qn_ceil_div(s->k, DEPTH), split);
-                cut c = {rows, tiles, wn, (int32_t)qn_min_i64(wn == 1 ? 3 : 2, stages), split, 0};
+                cut c = {rows, tiles, wn, (int32_t)qn_min_i64(wn == 1 ? 3 : 2, stages), split, 0, 1};
                 const double cost = cost_of_few(&c, s);
-                const int spills = wn == 2 && rows == FEW_ROWS && (tiles == MOST_TILES || (s->unit == 32 && split > 2));
+                const int spills = wn == 2 && rows == FEW_ROWS && (tiles == FEW_TILES || (s->unit == 32 && split > 2));
                 if (!spills && fit(&c, s) && (least <= 0.0 || cost < least)) {
                     least = cost;
                     best = c;
@@ -180,23 +165,45 @@ static cut few_cut_of(int32_t rows, const shape *s)
     return best;
 }
 
-static cut cut_of(int32_t rows, const shape *s)
+/* Microseconds of fp4_mm.cu but for what all cuts take, fitted to measurements: ten N and K with 32 and 64 rows. */
+static double cost_of(const cut *c, const shape *s)
 {
-    if (rows <= FEW_ROWS) {
-        return few_cut_of(rows, s);
+    static const struct {
+        double stage, tile, waiting; /* of a stage; of one with fewer warpgroups to hide its waits */
+        double strip, strip_tile, parts;
+    } fits[] = {{0.18, 0.21, 0.04, 1.4, 0.7, 0.3}, {0.44, 0.25, 0.02, 1.0, 1.2, 1.1}};
+    const int32_t i = c->rows > 32;
+    const double stages = (double)qn_ceil_div(qn_ceil_div(s->k, DEPTH), c->split), tiles = c->tiles;
+    const double tile = fits[i].tile + (c->wk < MOST_WK ? fits[i].waiting : 0.0);
+    const int64_t strips = qn_ceil_div(s->n, strip_of(c)) * c->passes;
+    return (double)qn_ceil_div(strips, (int64_t)qn_tile_clusters(c->split, s->sms)) *
+               (stages * (fits[i].stage + tile * tiles) + fits[i].strip + fits[i].strip_tile * tiles) +
+           (c->split > 1 ? fits[i].parts : 0.0);
+}
+
+/* Stages that warpgroups hold are not under way: as many warpgroups as leave one, and two at least. */
+static cut cut_of(int32_t height, const shape *s)
+{
+    if (height <= FEW_ROWS) {
+        return few_cut_of(height, s);
     }
-    const int64_t blocks = qn_ceil_div(s->k, 16 * s->unit);
+    const int32_t rows = height < BLOCK_ROWS ? height : BLOCK_ROWS;
+    const int64_t parts = qn_ceil_div(s->k, 16 * s->unit);
     cut best = {0};
     double least = 0.0;
-    for (int32_t wn = MOST_WN; wn >= 1; wn--) {
-        if (rows == 128 && (wn % 4 != 0 || (wn > 4 && s->unit == 32))) {
-            continue; /* registers change hands by groups of four warps; MXFP4's eight would spill */
-        }
-        for (int32_t split = 1; split <= MOST_SPLIT && split <= blocks; split *= 2) {
+    for (int32_t tiles = 1; tiles <= BLOCK_TILES; tiles++) {
+        for (int32_t split = 1; split <= MOST_SPLIT && split <= parts; split++) {
+            const int32_t clusters = qn_tile_clusters(split, s->sms), passes = height / rows;
+            cut c = {rows, tiles, 0, 1, split, 0, passes};
+            if (clusters == 0 || (split > 1 && qn_ceil_div(s->n, strip_of(&c)) * passes > clusters) || !fit(&c, s) ||
+                c.stages < LEAST_STAGES) {
+                continue;
+            }
             const int64_t stages = qn_ceil_div(qn_ceil_div(s->k, DEPTH), split);
-            cut c = {rows, 0, wn, (int32_t)qn_min_i64(sharing_of(wn, rows), stages), split, 0};
+            c.wk = (int32_t)qn_min_i64(qn_min_i64(MOST_WK, c.stages - 1), stages);
             const double cost = cost_of(&c, s);
-            if (fit(&c, s) && (least <= 0.0 || cost < least)) {
+            const int spills = s->unit == 32 && tiles > 2 && (rows > 32 || c.wk == MOST_WK);
+            if (!spills && shared_bytes(&c, s) <= QN_TILE_SHARED && (least <= 0.0 || cost < least)) {
                 least = cost;
                 best = c;
             }
@@ -233,18 +240,18 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
     for (int32_t i = 0; i < HEIGHTS; i++) {
         qn_cuda_program *p = &out[CUTS + i];
         const cut c = cut_of(heights[i], &s);
-        p->source = c.tiles ? "fp4_mm_few.cu" : "fp4_mm.cu";
-        p->entry = c.tiles ? "qn_fp4_mm_few" : "qn_fp4_mm";
+        p->source = c.wn ? "fp4_mm_few.cu" : "fp4_mm.cu";
+        p->entry = c.wn ? "qn_fp4_mm_few" : "qn_fp4_mm";
         p->shared_bytes = shared_bytes(&c, &s);
         qn_cuda_mm_define(desc, qn_cuda_mm_bias(desc), p);
         qn_cuda_define(p, "A_FORMAT", is_coded(desc) ? QN_MM_A_NVFP4 : QN_MM_PLAIN);
         qn_cuda_define(p, "X_FORMAT", x);
         qn_cuda_define(p, "ALIGNED", 1);
         qn_cuda_define(p, "ROWS", c.rows);
-        if (c.tiles) {
-            qn_cuda_define(p, "TILES", c.tiles);
+        qn_cuda_define(p, "TILES", c.tiles);
+        if (c.wn) {
+            qn_cuda_define(p, "WN", c.wn);
         }
-        qn_cuda_define(p, "WN", c.wn);
         qn_cuda_define(p, "WK", c.wk);
         qn_cuda_define(p, "SPLIT", c.split);
         qn_cuda_define(p, "STAGES", c.stages);
@@ -266,10 +273,15 @@ static size_t place(size_t *at, int64_t rows, int64_t row_bytes)
     return here;
 }
 
+static int is_written(const qn_op_desc *desc, int64_t m)
+{
+    return m >= WRITTEN_ROWS || qn_cuda_mm_depth(desc) % ROW_CODES != 0;
+}
+
 static work work_of(const qn_op_desc *desc, int64_t m)
 {
     const qn_dense_form f = dense_form(desc);
-    const int written = m >= WRITTEN_ROWS;
+    const int written = is_written(desc, m);
     work w = {0};
     w.x = place(&w.total, is_coded(desc) ? m : 0, 2 * f.k);
     w.weights = place(&w.total, written ? f.n : 0, 2 * f.k);
@@ -357,8 +369,8 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
 {
     qn_cuda_mm a = qn_cuda_mm_arguments(run->call);
     const qn_cuda_mm_part *b = &a.part[0];
-    const int coded = is_coded(run->call->desc);
-    if (!qn_tile_aligned(b->b, b->b_row, 0) ||
+    const int coded = is_coded(run->call->desc), written = is_written(run->call->desc, a.m);
+    if (((uint64_t)(uintptr_t)b->b | (uint64_t)b->b_row) % (written ? 4 : 16) != 0 ||
         (coded ? ((uint64_t)(uintptr_t)a.x | (uint64_t)a.x_row) % 4 != 0 : !qn_tile_aligned(a.x, a.x_row, 0))) {
         return qn_cuda_mm_launch_any(run, ANY, error);
     }
@@ -369,7 +381,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         a.x = to;
         a.x_row = 2 * (int64_t)a.k;
     }
-    if (a.m >= WRITTEN_ROWS) {
+    if (written) {
         return launch_written(run, &a, &w, error);
     }
     const shape s = shape_of(run->call->desc, run->device);
@@ -380,24 +392,21 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     const cut c = cut_of(heights[i], &s);
     qn_tensor_map codes, scales, x;
     QN_TRY(qn_tile_byte_map(run, b->b, s.k / 2, s.n, 1, b->b_row, b->b_row * s.n, strip_of(&c), &codes, error));
-    scales = x = codes; /* not read without */
+    scales = codes; /* not read without */
     int32_t mapped = qn_tile_aligned(b->b_scale, b->b_scale_row, 0), constant = qn_cuda_constant_weights(run);
     if (mapped) {
         QN_TRY(scale_map(run, b, &s, &c, &scales, error));
     }
     int whole = s.k % SLICE == 0;
-    if (c.tiles) {
-        QN_TRY(x_map(run, &a, &s, &c, whole, &x, error));
-    }
-    void *const many[] = {&codes, &scales, &a, &mapped, &constant};
-    void *const few[] = {&codes, &scales, &x, &a, &whole, &mapped, &constant};
-    const int32_t threads = 32 * c.wn * c.wk * (c.tiles ? SLICES : 1) + LOADERS;
-    const qn_cuda_geometry g = {.grid = {(uint32_t)(qn_ceil_div(s.n, strip_of(&c)) * c.split), 1, 1},
-                                .block = {(uint32_t)threads, 1, 1},
-                                .shared_bytes = (uint32_t)shared_bytes(&c, &s),
-                                .cluster = (uint32_t)c.split,
-                                .dependent = 1};
-    return qn_cuda_launch(run, CUTS + i, &g, c.tiles ? few : many, error);
+    QN_TRY(x_map(run, &a, &s, &c, whole, &x, error));
+    void *const arguments[] = {&codes, &scales, &x, &a, &whole, &mapped, &constant};
+    const qn_cuda_geometry g = {
+        .grid = {(uint32_t)(qn_ceil_div(s.n, strip_of(&c)) * c.split), (uint32_t)qn_ceil_div(a.m, c.rows), 1},
+        .block = {(uint32_t)(threads_of(&c) + LOADERS), 1, 1},
+        .shared_bytes = (uint32_t)shared_bytes(&c, &s),
+        .cluster = (uint32_t)c.split,
+        .dependent = 1};
+    return qn_cuda_launch(run, CUTS + i, &g, arguments, error);
 }
 
 /* ---- for people ---- */
@@ -407,7 +416,7 @@ static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_des
 {
     (void)kernel;
     const qn_cuda *cuda = qn_cuda_get(ctx);
-    if (cuda && sizes->m >= WRITTEN_ROWS) {
+    if (cuda && sizes->m > 0 && is_written(desc, sizes->m)) {
         const qn_dense_form form = dense_form(desc);
         qn_text_add(text, "weights written out as %s\n", form.f16 ? "f16" : "bf16");
         qn_dense_describe(&form, &cuda->device, sizes->m, text);

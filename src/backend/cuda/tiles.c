@@ -77,6 +77,45 @@ double qn_tile_cost(const qn_tile *t, double tiles, int64_t blocks, int32_t sms)
     return rounds * t->bm * t->bn * ((double)blocks + t->epilogue) / t->weight;
 }
 
+int32_t qn_tile_clusters(int32_t blocks, int32_t sms)
+{
+    static const int32_t clusters[] = {0, 132, 66, 38, 28, 21, 16, 0, 14};
+    return clusters[blocks] * sms / clusters[1];
+}
+
+/* A fit to 35 cuts of 64 pairs of N and K each, on an H200: what it chooses takes 1.2 % (64 rows) and 1.4 % (128)
+ * longer than the best on average, shapes left out of a fit no more. A k-block of a tile takes longer by the square of
+ * its width, as many share what memory gives. */
+double qn_few_tile_cost(int32_t rows, int32_t columns, int32_t split, int64_t n, int64_t k, int32_t sms)
+{
+    static const struct {
+        double block, square; /* of a k-block */
+        double tile, column;
+        double parts, sent, part; /* of an exchange; of a column that goes to others; of each part */
+    } fits[] = {{0.069, 6.7e-6, 0.53, 0.0006, 0.26, -0.0022, 0.072},
+                {0.109, 6.3e-6, 0.475, 0.0053, -0.12, 0.0072, 0.16}};
+    const int32_t i = rows > 64, room = qn_tile_clusters(split, sms);
+    const int64_t tiles = qn_ceil_div(n, columns);
+    if (room < 1 || (split > 1 && (tiles > room || columns % (8 * split) != 0))) {
+        return 0.0;
+    }
+    const double rounds = (double)qn_ceil_div(tiles, room), width = columns, parts = split;
+    const double blocks = (double)qn_ceil_div(qn_ceil_div(k, 128), split);
+    return rounds *
+               (blocks * (fits[i].block + fits[i].square * width * width) + fits[i].tile + fits[i].column * width) +
+           (split > 1 ? fits[i].parts + fits[i].sent * width * (parts - 1.0) / parts + fits[i].part * parts : 0.0);
+}
+
+double qn_few_strip_cost(const qn_strip *s, int64_t n, int64_t k, int32_t sms)
+{
+    static const double block[] = {0.0, 0.117, 0.182, 0.265}, strip[] = {0.0, 0.0, 0.24, 0.0};
+    const int64_t strips = qn_ceil_div(n, (int64_t)64 * s->groups);
+    return strips > (int64_t)sms * s->occupancy
+               ? 0.0
+               : 0.22 + (double)qn_ceil_div(strips, (int64_t)sms) *
+                            ((double)qn_ceil_div(k, 128) * block[s->groups] + strip[s->groups]);
+}
+
 int32_t qn_strip_height(int64_t rows)
 {
     return rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : rows <= 64 ? 64 : QN_STRIP_ROWS;
@@ -191,19 +230,25 @@ void qn_strip_fit(qn_strip *s, int32_t rows, int32_t layout)
     }
 }
 
-/* Measured on an H200 with nine N and K, 8 to 32 rows: parts of fewer k-blocks, three or six parts and more blocks than
- * nine tenths of what the card holds lose by it. */
-int qn_strip_deal(int64_t n, int64_t k, int32_t sms, int even, int32_t *groups, int32_t *split)
+/* A share of the work: strips of so many warpgroups, parts of K, k-blocks of a part at least. */
+typedef struct share {
+    int32_t groups, split, blocks;
+} share;
+
+/* full: all that are resident at once will do; even: of equals the fewer parts. */
+static int deal(const share *shares, size_t count, int full, int even, int64_t n, int64_t k, int32_t sms,
+                int32_t *groups, int32_t *split)
 {
-    static const int32_t deals[][2] = {{1, 1}, {2, 1}, {3, 1}, {3, 2}, {1, 2}, {1, 4}};
-    enum { LEAST_BLOCKS = 12 };
     const int64_t blocks = qn_ceil_div(k, 128);
     double least = 0.0;
-    for (size_t i = 0; i < sizeof deals / sizeof *deals; i++) {
-        const int32_t g = deals[i][0], parts = deals[i][1];
-        const int64_t all = qn_ceil_div(n, 64 * g) * parts, room = g > 2 ? sms : 2 * (int64_t)sms * 9 / 10;
+    for (size_t i = 0; i < count; i++) {
+        const int32_t g = shares[i].groups, parts = shares[i].split;
+        const int64_t all = qn_ceil_div(n, 64 * g) * parts, most = g > 2 ? 1 : 2;
+        const int64_t room = full    ? most * parts * qn_tile_clusters(parts, sms)
+                             : g > 2 ? sms
+                                     : 2 * (int64_t)sms * 9 / 10;
         const double work = (double)(qn_ceil_div(all, (int64_t)sms) * g) / parts;
-        if (all > room || (parts > 1 && blocks < (int64_t)LEAST_BLOCKS * parts)) {
+        if (all > room || (parts > 1 && blocks < (int64_t)shares[i].blocks * parts)) {
             continue;
         }
         if (least <= 0.0 || work < least || (work <= least && parts > *split && !even)) {
@@ -213,6 +258,23 @@ int qn_strip_deal(int64_t n, int64_t k, int32_t sms, int even, int32_t *groups, 
         }
     }
     return least > 0.0;
+}
+
+/* Measured on an H200 with nine N and K, 8 to 32 rows, strips of one team: parts of fewer k-blocks, three or six parts
+ * and more blocks than nine tenths of what the card holds lose by it. */
+int qn_strip_deal(int64_t n, int64_t k, int32_t sms, int even, int32_t *groups, int32_t *split)
+{
+    static const share shares[] = {{1, 1, 0}, {2, 1, 0}, {3, 1, 0}, {3, 2, 12}, {1, 2, 12}, {1, 4, 12}};
+    return deal(shares, sizeof shares / sizeof *shares, 0, even, n, k, sms, groups, split);
+}
+
+/* The same with 33 N and K, narrow strips in parts of two teams: 3 % from the best of 43 cuts on average, 6 % by the
+ * rule above. */
+int qn_strip_deal_teams(int64_t n, int64_t k, int32_t sms, int32_t *groups, int32_t *split)
+{
+    static const share shares[] = {{1, 1, 0}, {2, 1, 0}, {3, 1, 0},  {3, 2, 12},
+                                   {1, 2, 6}, {1, 4, 6}, {3, 4, 16}, {1, 8, 8}};
+    return deal(shares, sizeof shares / sizeof *shares, 1, 0, n, k, sms, groups, split);
 }
 
 int qn_strip_may_store(const qn_strip *s, int32_t rows)

@@ -59,6 +59,16 @@ int qn_few_tile(int32_t rows, int32_t columns, int32_t store, int32_t cluster, i
 /* Estimated time of so many tiles with that many k-blocks, in steps of one sum and one k-block of the best tile. */
 double qn_tile_cost(const qn_tile *tile, double tiles, int64_t blocks, int32_t sms);
 
+/* Clusters of so many blocks, at most 8 and one a multiprocessor, that surely run at a time, measured on H200s, which
+ * differ in how many multiprocessors their parts have. 0 of seven. */
+int32_t qn_tile_clusters(int32_t blocks, int32_t sms);
+
+/* Estimated microseconds of one row of tiles of qn_few_tile, neither stored by boxes nor sharing a, with 64 or 128
+ * rows, and of strips of 64 rows and 1, 2 or 3 warpgroups, one team, without parts of K: but for what all cuts of a
+ * product take. 0: there is no such tile, or not all of them, or of the strips, are resident as they must be. */
+double qn_few_tile_cost(int32_t rows, int32_t columns, int32_t split, int64_t n, int64_t k, int32_t sms);
+double qn_few_strip_cost(const qn_strip *strip, int64_t n, int64_t k, int32_t sms);
+
 /* The height of the strip for that many rows, at most 128. */
 int32_t qn_strip_height(int64_t rows);
 
@@ -94,6 +104,9 @@ static inline uint32_t qn_strip_threads(const qn_strip *s, int32_t rows, int32_t
  * multiprocessor of up to two groups, and leave the fullest one least to do. Of equals the more parts, `even` 1: the
  * fewer. 0: there are too many strips for that. */
 int qn_strip_deal(int64_t n, int64_t k, int32_t sms, int even, int32_t *groups, int32_t *split);
+
+/* The same for block_scaled_mm, whose strips of one warpgroup in parts have two teams. */
+int qn_strip_deal_teams(int64_t n, int64_t k, int32_t sms, int32_t *groups, int32_t *split);
 
 /* Whether results of the strip may leave through the copy engine, where qn_tile_may_store says so: not of strips that
  * share, and not without a place beside the teams' sums. */
