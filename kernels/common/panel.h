@@ -171,6 +171,16 @@ typedef struct qn_panel_digits {
     int32_t low[4];   /* of d0; 4-bit floats: whether there is a lowest digit */
 } qn_panel_digits;
 
+/* The same numbers for tiles of bf16, which add the products of an instruction in exact sums and round once where they
+ * meet the sums before: halves of 32 elements, each as 65536 d2, 256 d1 and d0, in every four in the order k, k + 2,
+ * k + 1, k + 3. Highest first, the sums of a group are what qn_panel_digits give, with the same roundings. */
+typedef struct qn_panel_places {
+    uint16_t place[2][3][QN_PANEL_K / 2];
+    float scale;   /* NaN: not finite; 0: zeros */
+    float sum[4];
+    float rest[11];
+} qn_panel_places;
+
 /* What the packer says of a panel. */
 #define QN_PANEL_SPECIAL 1   /* kernels must not compute it; what they leave for it is not looked at */
 #define QN_PANEL_SUBNORMAL 2 /* e4m3, e5m2: many codes are subnormal, more than one in QN_PANEL_SUBNORMAL_SHARE */
@@ -184,7 +194,8 @@ typedef enum qn_panel_rows {
     QN_PANEL_ROWS_BF16,    /* [K/64][terms][64] bf16: x as the exact sum of 1, 2 or 3 terms */
     QN_PANEL_ROWS_I8,      /* [K] int8 */
     QN_PANEL_ROWS_I16,     /* [K/4][4] int16 in the order k, k+2, k+1, k+3: pairs for even and odd bytes */
-    QN_PANEL_ROWS_DIGITS   /* [K/64] qn_panel_digits: codes of groups; at avx2 4-bit floats */
+    QN_PANEL_ROWS_DIGITS,  /* [K/64] qn_panel_digits: codes of groups; at avx2 4-bit floats */
+    QN_PANEL_ROWS_PLACES   /* [K/64] qn_panel_places: digits of codes of groups for tiles of bf16 */
 } qn_panel_rows;
 
 /* One call: rows [0, rows) times panels [0, panels) along the whole of K. */
@@ -219,14 +230,15 @@ typedef struct qn_panel_rounding {
     int64_t rows;     /* of all calls */
 } qn_panel_rounding;
 
-/* Blocks of 64 elements as digits, from a multiple of 1024 elements of a row on. */
-typedef void (*qn_panel_digits_fn)(const float *x, int64_t blocks, const qn_panel_rounding *how, qn_panel_digits *out);
+/* Blocks of 64 elements as qn_panel_digits or qn_panel_places, from a multiple of 1024 elements of a row on. */
+typedef void (*qn_panel_digits_fn)(const float *x, int64_t blocks, const qn_panel_rounding *how, void *out);
 
 /* Fours of elements as QN_PANEL_ROWS_I16 has them. */
 typedef void (*qn_panel_words_fn)(const int8_t *x, int64_t count, int16_t *out);
 
 /* Everything of one instruction set. A code without a function has no kernel at that level. */
-typedef struct qn_panel_set {
+typedef struct qn_panel_set qn_panel_set;
+struct qn_panel_set {
     qn_panel_rows rows_f;      /* rows for the float codes */
     qn_panel_rows rows_i8;     /* rows for QN_PANEL_I8 */
     int32_t row_group;         /* rows whose lines alternate: 1, 2, 4, 8 or 16 */
@@ -238,11 +250,13 @@ typedef struct qn_panel_set {
     qn_panel_digits_fn digits; /* NULL: no codes of groups */
     qn_panel_words_fn words;   /* rows_i8 of QN_PANEL_ROWS_I16 */
     qn_panel_fn mm[QN_PANEL_CODES];
-} qn_panel_set;
+    const qn_panel_set *few;   /* takes runs of up to few_rows rows, with the same bits; NULL: none does */
+    int32_t few_rows;
+};
 
 extern const qn_panel_set qn_panel__scalar, qn_panel__avx2, qn_panel__avx512, qn_panel__avx512vnni,
     qn_panel__avx512bf16, qn_panel__amx;
-extern const qn_panel_set qn_groups__avx2, qn_groups__avx512vnni; /* of the codes of groups */
+extern const qn_panel_set qn_groups__avx2, qn_groups__avx512vnni, qn_groups__amx; /* of the codes of groups */
 extern const qn_panel_set qn_fp4__avx2;                            /* of the 4-bit floats */
 
 #endif

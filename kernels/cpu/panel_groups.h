@@ -16,6 +16,7 @@
  * One tile for every M: rows in steps of eight, four, two and one times the whole of K of a few panels. A group's sums
  * of digits are exact integers; what follows is the same for every output of every tile and level. */
 #include "kernels/common/panel.h"
+#include "kernels/cpu/group_affine.h"
 #include "kernels/cpu/name.h"
 
 #define DIGITS 3
@@ -77,10 +78,10 @@ static void block_digits(const float *x, qn_panel_code code, qn_panel_digits *ou
     }
 }
 
-static void group_digits(const float *x, int64_t blocks, const qn_panel_rounding *how, qn_panel_digits *out)
+static void group_digits(const float *x, int64_t blocks, const qn_panel_rounding *how, void *out)
 {
     for (int64_t b = 0; b < blocks; b++) {
-        block_digits(x + b * QN_PANEL_K, how->code, &out[b]);
+        block_digits(x + b * QN_PANEL_K, how->code, (qn_panel_digits *)out + b);
     }
 }
 
@@ -104,34 +105,6 @@ QN_INLINE vw group_codes(const int code, const char *block, int64_t step, const 
         return vw_with(low, vw_load(planes + i / 2 * QN_PANEL_LINE), (int)(i % 2) * 4 + high * 2, 3);
     }
     return qn_panel_group_code_of(code).table ? vw_table(low, round) : low;
-}
-
-typedef struct group_affine {
-    vgf scale, offset; /* w = scale (q - middle) + offset */
-} group_affine;
-
-QN_INLINE group_affine group_affine_of(const int code, const char *block, int64_t g, int64_t half)
-{
-    const qn_panel_group_code c = qn_panel_group_code_of(code);
-    const int64_t groups = QN_PANEL_K / c.group, column = half / 4, lines = groups * QN_PANEL_COLS;
-    const char *const at = block + qn_panel_group_codes_bytes(code);
-    const vgf middle = vgf_set((float)c.middle);
-    const int64_t i = g * QN_PANEL_COLS + column;
-    group_affine a;
-    if (!c.super) {
-        a.scale = vgf_of_f16(at + i * 2);
-        a.offset = c.minima ? vgf_fma(middle, a.scale, vgf_of_f16(at + (lines + i) * 2)) : a.scale;
-        return a;
-    }
-    const char *const bytes = at + 4 * QN_PANEL_COLS + i;
-    const vgf d = vgf_of_f16(at + column * 2);
-    a.scale = vgf_mul(d, c.minima ? vgf_of_u8(bytes) : vgf_of_i8(bytes));
-    a.offset = a.scale;
-    if (c.minima) {
-        const vgf dmin = vgf_of_f16(at + (QN_PANEL_COLS + column) * 2);
-        a.offset = vgf_fnma(dmin, vgf_of_u8(bytes + lines), vgf_mul(middle, a.scale));
-    }
-    return a;
 }
 
 /* Of mr rows and nr panels, a group. */

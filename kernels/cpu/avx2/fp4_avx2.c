@@ -291,11 +291,11 @@ static void span_digits(const float *x, int64_t blocks, const qn_panel_rounding 
     }
 }
 
-static void row_digits(const float *x, int64_t blocks, const qn_panel_rounding *how, qn_panel_digits *out)
+static void row_digits(const float *x, int64_t blocks, const qn_panel_rounding *how, void *out)
 {
     for (int64_t b = 0; b < blocks; b += SPAN / QN_PANEL_K) {
         const int64_t some = blocks - b < SPAN / QN_PANEL_K ? blocks - b : SPAN / QN_PANEL_K;
-        span_digits(x + b * QN_PANEL_K, some, how, out + b);
+        span_digits(x + b * QN_PANEL_K, some, how, (qn_panel_digits *)out + b);
     }
 }
 

@@ -114,6 +114,11 @@ void qn_panel_bind_rest(qn_panel_job *job, const char *rest)
     job->azp_adj = l->has_azp_adj ? (const int32_t *)(const void *)(rest + l->azp_adj - l->scales) : NULL;
 }
 
+const qn_panel_set *qn_panel_set_of(const qn_panel_impl *impl, int64_t m)
+{
+    return impl->set->few && m <= impl->set->few_rows ? impl->set->few : impl->set;
+}
+
 void qn_panel_bind(const qn_kernel *kernel, const qn_run_call *call, qn_panel_job *job)
 {
     const qn_panel_impl *impl = kernel->impl;
@@ -122,7 +127,8 @@ void qn_panel_bind(const qn_kernel *kernel, const qn_run_call *call, qn_panel_jo
     job->layout = qn_panel_layout_of(call->desc, impl->code);
     job->experts = 1;
     job->factor = 1.0f;
-    job->kind = impl->code == QN_PANEL_I8 ? impl->set->rows_i8 : impl->set->rows_f;
+    job->set = qn_panel_set_of(impl, job->m);
+    job->kind = impl->code == QN_PANEL_I8 ? job->set->rows_i8 : job->set->rows_f;
     job->a_format = qn_panel_row_format(call->desc);
     job->terms = job->kind == QN_PANEL_ROWS_BF16 ? qn_panel_terms(job->a_format) : 1;
     job->rounding = (qn_panel_rounding){.code = impl->code,

@@ -7,6 +7,7 @@
 
 typedef struct qn_panel_job {
     const qn_panel_impl *impl;
+    const qn_panel_set *set; /* of the run's rows */
     const qn_run_call *call;
     qn_panel_layout layout;
     int64_t m, n, k; /* m: rows of a of all experts */
@@ -28,7 +29,7 @@ typedef struct qn_panel_job {
     qn_format a_format;
     qn_panel_rows kind;
     int32_t terms;
-    qn_panel_rounding rounding; /* QN_PANEL_ROWS_DIGITS */
+    qn_panel_rounding rounding; /* QN_PANEL_ROWS_DIGITS, QN_PANEL_ROWS_PLACES */
     char *rows;
     int64_t row_stride;
     uint8_t *odd_rows; /* 1: kernels must not compute the row, by its scales or elements; NULL: they may compute all */
@@ -55,6 +56,9 @@ typedef struct qn_panel_job {
     char *scratch;
     size_t scratch_bytes;
 } qn_panel_job;
+
+/* Kernels for m rows: the row's own, or those it leaves few rows to. */
+const qn_panel_set *qn_panel_set_of(const qn_panel_impl *impl, int64_t m);
 
 /* Everything but rows, weights' sections when nothing is packed, grid and scratch. */
 void qn_panel_bind(const qn_kernel *kernel, const qn_run_call *call, qn_panel_job *job);

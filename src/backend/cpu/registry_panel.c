@@ -54,27 +54,28 @@
     ROW(op, contract, scalar, 2, 16, weight, code)
 
 /* Codes whose rows are digits have sets of their own. */
-#define ROW_DIGITS(op_, contract, set_, isa_, mr_, weight_, code_)                                                 \
+#define ROW_DIGITS(op_, contract, set_, isa_, mr_, sums_, weight_, code_)                                          \
     {                                                                                                              \
         .name = "qn_" contract "__" #isa_ "_" #mr_ "x16", .op = (op_), .backend = QN_BACKEND_CPU,                  \
         .isa = LEVEL_##isa_, .mr = (mr_), .nr = 16, .pack_layout = QN_PANEL_LAYOUT_ID(code_),                      \
-        .status = "tested", .arithmetic = "int8_dot", .accepts = qn_panel_accepts,                                 \
+        .status = "tested", .arithmetic = (sums_), .accepts = qn_panel_accepts,                                    \
         .pack_bytes = qn_panel_pack_bytes, .pack = qn_panel_pack,                                                  \
         .workspace_bytes = qn_panel_workspace_bytes, .takes_next = qn_panel_takes_next, .run = qn_panel_run,       \
         .impl = &(const qn_panel_impl){.set = &qn_##set_##__##isa_, .parts = &PARTS_##isa_, .code = (code_),       \
                                        .weight = (weight_)}                                                        \
     }
 
-#define LEVELS_FP4(op, contract, weight, code)             \
-    ROW(op, contract, amx, 32, 32, weight, code),          \
-    ROW(op, contract, avx512bf16, 6, 64, weight, code),    \
-    ROW(op, contract, avx512, 6, 64, weight, code),        \
-    ROW_DIGITS(op, contract, fp4, avx2, 1, weight, code),  \
+#define LEVELS_FP4(op, contract, weight, code)                        \
+    ROW(op, contract, amx, 32, 32, weight, code),                     \
+    ROW(op, contract, avx512bf16, 6, 64, weight, code),               \
+    ROW(op, contract, avx512, 6, 64, weight, code),                   \
+    ROW_DIGITS(op, contract, fp4, avx2, 1, "int8_dot", weight, code), \
     ROW(op, contract, scalar, 2, 16, weight, code)
 
-#define LEVELS_GROUPS(contract, weight, code)                                   \
-    ROW_DIGITS(QN_OP_DENSE_MM, contract, groups, avx512vnni, 8, weight, code),  \
-    ROW_DIGITS(QN_OP_DENSE_MM, contract, groups, avx2, 4, weight, code)
+#define LEVELS_GROUPS(contract, weight, code)                                              \
+    ROW_DIGITS(QN_OP_DENSE_MM, contract, groups, amx, 16, "bf16_tile", weight, code),      \
+    ROW_DIGITS(QN_OP_DENSE_MM, contract, groups, avx512vnni, 8, "int8_dot", weight, code), \
+    ROW_DIGITS(QN_OP_DENSE_MM, contract, groups, avx2, 4, "int8_dot", weight, code)
 
 static const qn_kernel kernels[] = {
     LEVELS_I8(QN_OP_SCALED_MM, "scaled_mm_i8_i8_fp", QN_I8, QN_PANEL_I8),

@@ -24,8 +24,11 @@
 #define MAX_TERMS 3
 #define SERIAL_ELEMENTS 32768 /* activations worth more than one thread */
 #define MAX_BLOCK_PANELS 64
+#define PLACES_LINES ((int64_t)(sizeof(qn_panel_places) / QN_PANEL_LINE))
 #define LEAST_DIGITS 0x1p-81f /* scale of a row's largest digits: it is 2^-60 or more */
 #define MAX_BLOCK_COLS (MAX_BLOCK_PANELS * QN_PANEL_COLS)
+
+_Static_assert(sizeof(qn_panel_places) >= MAX_TERMS * 2 * QN_PANEL_K, "a block of any row that is spread");
 
 typedef struct small_arrays {
     float values[CHUNK + QN_MM_PAD];
@@ -33,7 +36,7 @@ typedef struct small_arrays {
     float scale_b[MAX_BLOCK_COLS], bias[MAX_BLOCK_COLS]; /* of a block's columns, then zeros to a whole step */
     int32_t azp_adj[MAX_BLOCK_COLS];
     float row[MAX_BLOCK_COLS];         /* results that silu is to be applied to */
-    char lines[CHUNK * MAX_TERMS * 2]; /* a chunk of a row as kernels take it, before its lines are spread */
+    char lines[CHUNK / QN_PANEL_K * sizeof(qn_panel_places)]; /* of a chunk of a row, before they are spread */
     qn_mm_finish finish;
     uint8_t flags[MAX_BLOCK_PANELS];
     int special; /* a panel of the block is */
@@ -77,6 +80,9 @@ void qn_panel_pack(const qn_kernel *kernel, const qn_op_desc *desc, const qn_arg
 
 static int64_t row_lines(qn_panel_rows kind, int32_t terms, int64_t blocks)
 {
+    if (kind == QN_PANEL_ROWS_PLACES) {
+        return blocks * PLACES_LINES;
+    }
     const int64_t element =
         kind == QN_PANEL_ROWS_F32 || kind == QN_PANEL_ROWS_DIGITS ? 4 : (kind == QN_PANEL_ROWS_I8 ? 1 : 2);
     return blocks * element * terms;
@@ -179,10 +185,15 @@ static int64_t prepared_first(int32_t group, int64_t first, int64_t expert)
     return (first / group + expert) * group;
 }
 
+static int is_digits(qn_panel_rows kind)
+{
+    return kind == QN_PANEL_ROWS_DIGITS || kind == QN_PANEL_ROWS_PLACES;
+}
+
 /* Whether some rows of a may be such that kernels must not compute them. */
 static int has_odd_rows(const qn_panel_layout *l, qn_panel_rows kind)
 {
-    return l->scale_blocks || kind == QN_PANEL_ROWS_DIGITS;
+    return l->scale_blocks || is_digits(kind);
 }
 
 typedef struct memory {
@@ -192,7 +203,7 @@ typedef struct memory {
 
 static memory memory_of(const qn_panel_impl *impl, const qn_op_desc *desc, int64_t m, int32_t threads)
 {
-    const qn_panel_set *set = impl->set;
+    const qn_panel_set *set = qn_panel_set_of(impl, m);
     const qn_panel_layout l = qn_panel_layout_of(desc, impl->code);
     const qn_panel_rows kind = impl->code == QN_PANEL_I8 ? set->rows_i8 : set->rows_f;
     const int32_t terms = kind == QN_PANEL_ROWS_BF16 ? qn_panel_terms(qn_panel_row_format(desc)) : 1;
@@ -220,7 +231,12 @@ static memory memory_of(const qn_panel_impl *impl, const qn_op_desc *desc, int64
 
 size_t qn_panel_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
 {
-    return memory_of(kernel->impl, desc, m, threads).total;
+    const qn_panel_impl *impl = kernel->impl;
+    const size_t some = memory_of(impl, desc, m, threads).total;
+    /* what holds m rows holds fewer, too */
+    const size_t few =
+        impl->set->few && m > impl->set->few_rows ? memory_of(impl, desc, impl->set->few_rows, threads).total : 0;
+    return some > few ? some : few;
 }
 
 /* ---- rows of a ---- */
@@ -261,18 +277,27 @@ static int has_odd_scale(const qn_panel_job *job, int64_t row)
 /* Line i of a prepared row. */
 static char *line_of(const qn_panel_job *job, int64_t row, int64_t i)
 {
-    const int64_t group = job->impl->set->row_group;
+    const int64_t group = job->set->row_group;
     return job->rows + row / group * job->row_stride + (i * group + row % group) * QN_PANEL_LINE;
+}
+
+/* Scales of block b of a prepared row of digits. */
+static const float *digit_scales(const qn_panel_job *job, int64_t row, int64_t b)
+{
+    if (job->kind == QN_PANEL_ROWS_PLACES) {
+        return (const float *)(const void *)line_of(job, row, (b + 1) * PLACES_LINES - 1);
+    }
+    return ((const qn_panel_digits *)(const void *)line_of(job, row, 0))[b].scale;
 }
 
 /* A prepared row that digits cannot hold: not finite, or all of it too small. */
 static int has_odd_digits(const qn_panel_job *job, int64_t row)
 {
-    const qn_panel_digits *const digits = (const qn_panel_digits *)(const void *)line_of(job, row, 0);
+    const int scales = job->kind == QN_PANEL_ROWS_PLACES ? 1 : 4;
     float most = 0.0f;
     for (int64_t b = 0; b < job->layout.blocks; b++) {
-        for (int i = 0; i < 4; i++) {
-            const float scale = digits[b].scale[i];
+        for (int i = 0; i < scales; i++) {
+            const float scale = digit_scales(job, row, b)[i];
             if (scale != scale) {
                 return 1;
             }
@@ -303,9 +328,9 @@ static void prepare_integers(const qn_panel_job *job, const int8_t *x, int64_t c
     const int64_t whole = count / 4 * 4;
     memcpy(last, x + whole, (size_t)(count - whole));
     memset(to + whole * 2, 0, (size_t)(padded - whole) * 2);
-    job->impl->set->words(x, whole, (int16_t *)(void *)to);
+    job->set->words(x, whole, (int16_t *)(void *)to);
     if (count > whole) {
-        job->impl->set->words(last, 4, (int16_t *)(void *)(to + whole * 2));
+        job->set->words(last, 4, (int16_t *)(void *)(to + whole * 2));
     }
 }
 
@@ -318,9 +343,9 @@ static void prepare_chunk(const qn_panel_job *job, int64_t r, int64_t k, int64_t
         prepare_integers(job, (const int8_t *)a.data + k, count, padded, to);
     } else if (job->kind == QN_PANEL_ROWS_F32) {
         job->unpack_a(&a, 0, k, count, to);
-    } else if (job->kind == QN_PANEL_ROWS_DIGITS) {
+    } else if (is_digits(job->kind)) {
         job->unpack_a(&a, 0, k, count, values);
-        job->impl->set->digits(values, padded / QN_PANEL_K, &job->rounding, (qn_panel_digits *)(void *)to);
+        job->set->digits(values, padded / QN_PANEL_K, &job->rounding, to);
     } else if (job->a_format == QN_BF16) {
         memcpy(to, (const char *)a.data + k * 2, (size_t)count * 2);
         memset(to + count * 2, 0, (size_t)(padded - count) * 2);
@@ -345,7 +370,7 @@ static void prepare_rows(const qn_panel_job *job, int64_t r, int64_t row, int64_
         const int64_t first = row_lines(job->kind, job->terms, k / QN_PANEL_K);
         const int64_t lines = row_lines(job->kind, job->terms, qn_ceil_div(count, QN_PANEL_K));
         for (int64_t i = 0; i < rows; i++) {
-            if (job->impl->set->row_group == 1) {
+            if (job->set->row_group == 1) {
                 prepare_chunk(job, r + i, k, count, s->values, line_of(job, row + i, first));
                 continue;
             }
@@ -356,7 +381,7 @@ static void prepare_rows(const qn_panel_job *job, int64_t r, int64_t row, int64_
                 prepare_chunk(job, r + i, k, count, s->values, s->lines);
             }
             char *to = line_of(job, row + i, first);
-            for (int64_t l = 0; l < lines; l++, to += job->impl->set->row_group * QN_PANEL_LINE) {
+            for (int64_t l = 0; l < lines; l++, to += job->set->row_group * QN_PANEL_LINE) {
                 memcpy(to, from + l * QN_PANEL_LINE, QN_PANEL_LINE);
             }
         }
@@ -420,7 +445,7 @@ static block row_block(const qn_panel_job *job, int64_t i, int64_t rows)
     }
     const int64_t first = expert_first(job, e);
     block b = {.expert = e, .row = first + i * rows, .rows = qn_min_i64(rows, expert_count(job, e) - i * rows)};
-    b.prepared = prepared_first(job->impl->set->row_group, first, e) + i * rows;
+    b.prepared = prepared_first(job->set->row_group, first, e) + i * rows;
     if (job->masked_m) {
         const int64_t valid = qn_max_i64(0, qn_min_i64(b.rows, job->masked_m[e] - i * rows));
         b.zero_rows = job->keep ? 0 : b.rows - valid;
@@ -490,7 +515,7 @@ static double row_value(const qn_panel_job *job, const block *b, int64_t r, int6
     if (job->kind == QN_PANEL_ROWS_F32) {
         return (double)float_at(line_of(job, row, k / 16) + k % 16 * 4);
     }
-    if (job->kind == QN_PANEL_ROWS_DIGITS) {
+    if (is_digits(job->kind)) {
         float group[QN_PANEL_K]; /* of whole scales of a */
         qn_mm_operand a = row_of(job, b->row + r);
         const int64_t first = k / QN_PANEL_K * QN_PANEL_K;
@@ -606,7 +631,7 @@ static void finish_row(const qn_panel_job *job, const products *d, int64_t r, vo
 {
     const int64_t row = d->b.row + r;
     const int64_t columns = qn_min_i64(d->b.panels * QN_PANEL_COLS, job->n - d->b.panel * QN_PANEL_COLS);
-    const qn_mm_sums from = sums_of_row(&d->call, job->impl->set->row_group, r);
+    const qn_mm_sums from = sums_of_row(&d->call, job->set->row_group, r);
     const float scale_a = job->scaled ? float_at(job->scale_a + row * job->scale_a_stride) : 1.0f;
     if (!d->s->finish.integers && (d->s->special || (job->odd_rows && job->odd_rows[row]))) {
         finish_odd_row(job, &d->b, &d->w, r, columns, from, scale_a, d->s, out);
@@ -636,7 +661,7 @@ static void finish_silu(const run *p, const products *gate, const products *up)
 /* Scales of a block's rows, in the order of kernels/common/panel.h; the stride. */
 static int64_t gather_scales(const qn_panel_job *job, const block *b, float *sa)
 {
-    const int64_t n = job->layout.scale_blocks, group = job->impl->set->row_group;
+    const int64_t n = job->layout.scale_blocks, group = job->set->row_group;
     const int64_t padded = qn_ceil_div(b->rows, group) * group;
     const int64_t row = group > 1 ? 1 : n, step = group > 1 ? padded : 1;
     const float factor = qn_panel_factor(job->impl->code);
@@ -681,7 +706,7 @@ static void multiply(const run *p, const block *b, char *scratch, char *sums, sm
                               .sums_stride = sums_stride_of(b->panels),
                               .flags = d->w.flags,
                               .scratch = scratch};
-    job->impl->set->mm[job->impl->code](&d->call);
+    job->set->mm[job->impl->code](&d->call);
     s->special = 0;
     for (int64_t i = 0; i < b->panels; i++) {
         s->special |= d->w.flags[i] & QN_PANEL_SPECIAL;
@@ -715,7 +740,7 @@ static void block_task(void *user, int64_t index, int32_t thread)
     if (p->silu.set) {
         block half = b;
         half.panel += job->span;
-        const int64_t rows = qn_ceil_div(b.rows, job->impl->set->row_group) * job->impl->set->row_group;
+        const int64_t rows = qn_ceil_div(b.rows, job->set->row_group) * job->set->row_group;
         multiply(p, &half, scratch, sums + rows * sums_stride_of(b.panels) * (int64_t)sizeof(float), s + 1, &other);
         finish_silu(p, &done, &other);
         return;
@@ -759,7 +784,7 @@ static void choose_silu(run *p, const qn_run_next *next)
                           .stride = quantizes ? job->n / 2 * (int64_t)sizeof(float) : y->strides[0]};
     job->span = job->layout.panels / 2;
     int64_t panels = qn_max_i64(2, job->task_panels / 4 * 2);
-    while (panels > 2 && !room_for_two(job->impl->set, panels)) {
+    while (panels > 2 && !room_for_two(job->set, panels)) {
         panels -= 2;
     }
     job->task_panels = panels;
@@ -780,7 +805,7 @@ void qn_panel_run(const qn_kernel *kernel, const qn_run_call *call)
     char *const workspace = call->workspace;
     p.at = memory_of(job->impl, call->desc, call->sizes.m, qn_exec_threads(call->exec));
     job->rows = workspace;
-    job->row_stride = (int64_t)row_stride_of(job->impl->set, job->kind, job->terms, job->layout.blocks);
+    job->row_stride = (int64_t)row_stride_of(job->set, job->kind, job->terms, job->layout.blocks);
     job->odd_rows = has_odd_rows(&job->layout, job->kind) ? (uint8_t *)workspace + p.at.odd_rows : NULL;
     job->scratch = workspace + p.at.scratch;
     job->scratch_bytes = p.at.thread;
@@ -788,7 +813,7 @@ void qn_panel_run(const qn_kernel *kernel, const qn_run_call *call)
         qn_panel_pack_rest(&job->layout, call->desc, call->args, workspace + p.at.rest);
         qn_panel_bind_rest(job, workspace + p.at.rest);
     }
-    const grid g = grid_of(job->impl->set, job->m, job->layout.panels, qn_exec_threads(call->exec));
+    const grid g = grid_of(job->set, job->m, job->layout.panels, qn_exec_threads(call->exec));
     job->task_rows = g.rows;
     job->task_panels = g.panels;
     job->span = job->layout.panels;
@@ -799,7 +824,7 @@ void qn_panel_run(const qn_kernel *kernel, const qn_run_call *call)
     if (blocks == 0) {
         return;
     }
-    const int serial = job->m * job->k <= SERIAL_ELEMENTS, groups = job->impl->set->row_group > 1;
+    const int serial = job->m * job->k <= SERIAL_ELEMENTS, groups = job->set->row_group > 1;
     const int64_t share = qn_ceil_div(job->m, qn_exec_threads(call->exec));
     p.prepare_rows = serial || groups ? PREPARE_ROWS : qn_min_i64(PREPARE_ROWS, share);
     qn_parallel_for(serial ? NULL : call->exec, row_blocks(job, p.prepare_rows), prepare_task, &p);
