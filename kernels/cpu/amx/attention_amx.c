@@ -11,7 +11,6 @@
 #undef QN_ISA
 #define QN_ISA amx
 #include "kernels/cpu/amx/tile.h"
-#include "kernels/cpu/exp.h"
 
 #define HALVES (QN_ATT_STRIP / VL)
 #define STEP_BYTES (QN_ATT_TERMS * HALVES * TILE_BYTES) /* of terms of 32 dimensions or keys */
@@ -24,19 +23,15 @@
 /* ---- terms ---- */
 
 /* A line of each term from a pair of rows. Infinities are whole in the first term. */
-QN_INLINE void split_pair(vf a, vf b, const int may_be_infinite, char *line)
+QN_INLINE void split_pair(vf a, vf b, char *line)
 {
-    const vi upper = vi_set(0xffff0000u);
+    const vi upper = vi_set(0xffff0000u), infinite = vi_set(0x7f800000u);
 #pragma GCC unroll 3
     for (int t = 0; t < QN_ATT_TERMS; t++) {
         const vi x = vi_and(vi_bits(a), upper), y = vi_and(vi_bits(b), upper);
         vi_store(line + t * HALVES * TILE_BYTES, _mm512_or_si512(vi_shr(vi_bits(a), 16), y));
-        a = vf_sub(a, vf_bits(x));
-        b = vf_sub(b, vf_bits(y));
-        if (may_be_infinite && t == 0) {
-            a = _mm512_maskz_mov_ps(_mm512_cmpneq_epi32_mask(vi_and(x, vi_set(0x7fffffff)), vi_set(0x7f800000)), a);
-            b = _mm512_maskz_mov_ps(_mm512_cmpneq_epi32_mask(vi_and(y, vi_set(0x7fffffff)), vi_set(0x7f800000)), b);
-        }
+        a = _mm512_maskz_sub_ps(_mm512_cmplt_epi32_mask(vi_and(x, infinite), infinite), a, vf_bits(x));
+        b = _mm512_maskz_sub_ps(_mm512_cmplt_epi32_mask(vi_and(y, infinite), infinite), b, vf_bits(y));
     }
 }
 
@@ -53,8 +48,8 @@ static void att_queries(const float *q, int64_t d, char *terms)
             float x[4][VL];
             vf_columns4(q + h * VL * d + i, d, x[0], VL);
             char *const line = terms + i / QN_ATT_DIMS * STEP_BYTES + h * TILE_BYTES + i % QN_ATT_DIMS / 2 * LINE_BYTES;
-            split_pair(quiet(vf_load(x[0])), quiet(vf_load(x[1])), 1, line);
-            split_pair(quiet(vf_load(x[2])), quiet(vf_load(x[3])), 1, line + LINE_BYTES);
+            split_pair(quiet(vf_load(x[0])), quiet(vf_load(x[1])), line);
+            split_pair(quiet(vf_load(x[2])), quiet(vf_load(x[3])), line + LINE_BYTES);
         }
     }
 }
@@ -155,125 +150,197 @@ static int64_t att_values(const char *rows, int64_t stride, int64_t count, int64
     return first_special(most, rows, stride, count, width);
 }
 
-/* ---- a chunk ---- */
+/* ---- products ---- */
 
-/* 2 x n tiles: lines of a by the terms of b, least first, over `steps` steps; tiles of a are a_step bytes apart. */
-QN_INLINE void products(const char *a, int64_t a_stride, int64_t a_step, const char *b, int64_t steps, const int n,
-                        char *to)
+/* A step of 2 x n tiles: lines of a by the terms of b, least first. */
+QN_INLINE void step(const char *a, int64_t a_row, const char *b, const int n)
 {
-    sums_zero(2, n);
-    for (int64_t s = 0; s < steps; s++) {
-        _tile_loadd(4, a + s * a_step, LINE_BYTES);
-        _tile_loadd(5, a + a_stride + s * a_step, LINE_BYTES);
+    _tile_loadd(4, a, LINE_BYTES);
+    _tile_loadd(5, a + a_row, LINE_BYTES);
 #pragma GCC unroll 3
-        for (int t = QN_ATT_TERMS - 1; t >= 0; t--) {
-            const char *const at = b + s * STEP_BYTES + t * HALVES * TILE_BYTES;
-            _tile_loadd(6, at, LINE_BYTES);
-            TILE_DOT(TILE_BF16, 0, 4, 6);
-            TILE_DOT(TILE_BF16, 2, 5, 6);
-            if (n > 1) {
-                _tile_loadd(7, at + TILE_BYTES, LINE_BYTES);
-                TILE_DOT(TILE_BF16, 1, 4, 7);
-                TILE_DOT(TILE_BF16, 3, 5, 7);
-            }
+    for (int t = QN_ATT_TERMS - 1; t >= 0; t--) {
+        const char *const at = b + t * HALVES * TILE_BYTES;
+        _tile_loadd(6, at, LINE_BYTES);
+        if (n > 1) {
+            _tile_loadd(7, at + TILE_BYTES, LINE_BYTES);
+        }
+        TILE_DOT(TILE_BF16, 0, 4, 6);
+        TILE_DOT(TILE_BF16, 2, 5, 6);
+        if (n > 1) {
+            TILE_DOT(TILE_BF16, 1, 4, 7);
+            TILE_DOT(TILE_BF16, 3, 5, 7);
         }
     }
-    _tile_stored(0, to, STRIP_BYTES);
-    _tile_stored(2, to + TILE_ROWS * STRIP_BYTES, STRIP_BYTES);
-    if (n > 1) {
-        _tile_stored(1, to + LINE_BYTES, STRIP_BYTES);
-        _tile_stored(3, to + TILE_ROWS * STRIP_BYTES + LINE_BYTES, STRIP_BYTES);
+}
+
+/* `blocks` blocks of two rows of tiles, a_row bytes apart, of `steps` steps each; rows of `to` are STRIP_BYTES. */
+QN_INLINE void products(const char *a, int64_t a_row, const char *b, int64_t blocks, int64_t steps, const int n,
+                        float *sums)
+{
+    char *to = (char *)sums;
+    for (int64_t i = 0; i < blocks; i++, a += 2 * a_row, to += 2 * TILE_ROWS * STRIP_BYTES) {
+        sums_zero(2, n);
+        for (int64_t s = 0; s < steps; s++) {
+            step(a + s * TILE_BYTES, a_row, b + s * STEP_BYTES, n);
+        }
+        _tile_stored(0, to, STRIP_BYTES);
+        _tile_stored(2, to + TILE_ROWS * STRIP_BYTES, STRIP_BYTES);
+        if (n > 1) {
+            _tile_stored(1, to + LINE_BYTES, STRIP_BYTES);
+            _tile_stored(3, to + TILE_ROWS * STRIP_BYTES + LINE_BYTES, STRIP_BYTES);
+        }
+    }
+    tile_fence();
+}
+
+/* ---- softmax ---- */
+
+#define QUAD 4 /* keys that go together, an operation of each at a time: their chains of operations are long */
+
+#define EACH _Pragma("GCC unroll 4") for (int j = 0; j < QUAD; j++)
+
+/* The columns that see a key. */
+QN_INLINE __mmask16 seeing(vi visible, int64_t key)
+{
+    return _mm512_cmpgt_epi32_mask(visible, vi_set((uint32_t)key));
+}
+
+/* 2^x of each for x up to 0: 2^n times a polynomial of degree 6 for |r| <= 1/2, relative error below
+ * 2^-25; 0 below -126 and in lanes that a mask leaves out. NaN stays NaN. */
+QN_INLINE void power_each(vf x[QUAD], const __mmask16 *lanes)
+{
+    static const float factors[] = {0.00134004280f, 0.00961805694f, 0.0555032715f, 0.240226507f, 0.693147182f, 1.0f};
+    const vf round = vf_set(12582912.0f); /* 1.5 * 2^23: the sum's last bits are the rounded integer */
+    vf z[QUAD], r[QUAD], p[QUAD];
+    __mmask16 some[QUAD];
+    EACH some[j] = _mm512_mask_cmp_ps_mask(lanes[j], x[j], vf_set(-126.0f), _CMP_NLT_UQ);
+    EACH z[j] = vf_add(x[j], round);
+    EACH r[j] = vf_sub(z[j], round);
+    EACH r[j] = vf_sub(x[j], r[j]);
+    EACH p[j] = vf_set(0.000154614449f);
+#pragma GCC unroll 6
+    for (int i = 0; i < 6; i++) {
+        EACH p[j] = vf_fma(p[j], r[j], vf_set(factors[i]));
+    }
+    EACH x[j] = vf_bits(_mm512_maskz_add_epi32(some[j], vi_bits(p[j]), vi_shl(vi_bits(z[j]), 23)));
+}
+
+static const __mmask16 all_lanes[QUAD] = {0xffff, 0xffff, 0xffff, 0xffff};
+
+/* Lines of the terms of two pairs of rows. */
+QN_INLINE void split_quad(vf x[QUAD], char *line)
+{
+    const vi upper = vi_set(0xffff0000u);
+    vi high[QUAD];
+#pragma GCC unroll 3
+    for (int t = 0; t < QN_ATT_TERMS; t++, line += HALVES * TILE_BYTES) {
+        EACH high[j] = vi_and(vi_bits(x[j]), upper);
+        vi_store(line, vi_select(upper, high[1], vi_shr(vi_bits(x[0]), 16)));
+        vi_store(line + LINE_BYTES, vi_select(upper, high[3], vi_shr(vi_bits(x[2]), 16)));
+        EACH x[j] = vf_sub(x[j], vf_bits(high[j]));
     }
 }
 
-/* Scale times the scores of a key; that of columns which do not see it is -infinity. */
-QN_INLINE vf score(const float *s, vf scale, const int masked, vi visible, int64_t key)
-{
-    const vf x = vf_mul(vf_load(s + key * QN_ATT_STRIP), scale);
-    return masked ? _mm512_mask_mov_ps(vf_set(-INFINITY), _mm512_cmpgt_epi32_mask(visible, vi_set((uint32_t)key)), x)
-                  : x;
-}
-
-/* Weights of two keys, as terms; their sum is returned. */
+/* Weights of four keys, as terms; their sum is returned. */
 QN_INLINE vf weights(const float *s, vf scale, vf max, const int masked, vi visible, int64_t key, char *terms)
 {
-    const vf p0 = vf_exp(vf_sub(score(s, scale, masked, visible, key), max));
-    const vf p1 = vf_exp(vf_sub(score(s, scale, masked, visible, key + 1), max));
-    split_pair(p0, p1, 0, terms + key / STEP_KEYS * STEP_BYTES + key % STEP_KEYS / 2 * LINE_BYTES);
-    return vf_add(p0, p1);
+    vf p[QUAD];
+    EACH p[j] = vf_sub(vf_mul(vf_load(s + (key + j) * QN_ATT_STRIP), scale), max);
+    if (masked) {
+        __mmask16 lanes[QUAD];
+        EACH lanes[j] = seeing(visible, key + j);
+        power_each(p, lanes);
+    } else {
+        power_each(p, all_lanes);
+    }
+    const vf sum = vf_add(vf_add(p[0], p[1]), vf_add(p[2], p[3]));
+    split_quad(p, terms + key / STEP_KEYS * STEP_BYTES + key % STEP_KEYS / 2 * LINE_BYTES);
+    return sum;
 }
 
-/* Sixteen columns: scores of `keys` keys become terms of weights, of which all see the first `common`, an even
- * number; weights up to the next whole step are zeros. */
+/* The largest of scale times the scores; NaN counts for nothing. */
+QN_INLINE vf highest_score(const float *s, int64_t common, int64_t keys, vf scale, vi visible)
+{
+    vf most[QUAD];
+    EACH most[j] = vf_set(-INFINITY);
+    for (int64_t key = 0; key < common; key += QUAD) {
+        EACH most[j] = vf_max(vf_mul(vf_load(s + (key + j) * QN_ATT_STRIP), scale), most[j]);
+    }
+    for (int64_t key = common; key < keys; key += QUAD) {
+        EACH most[j] = _mm512_mask_max_ps(most[j], seeing(visible, key + j),
+                                          vf_mul(vf_load(s + (key + j) * QN_ATT_STRIP), scale), most[j]);
+    }
+    return vf_max(vf_max(most[0], most[1]), vf_max(most[2], most[3]));
+}
+
+/* Sixteen columns: scores of `keys` keys become terms of weights, of which all see the first `common`; both numbers are
+ * whole quads. Weights up to the next whole step are zeros. */
 static void softmax(const float *s, int64_t common, int64_t keys, const int32_t *sees, float scale, char *terms,
                     float *max, float *sum)
 {
     const vf factor = vf_set(scale);
     const vi visible = vi_load(sees);
-    vf most[2] = {vf_set(-INFINITY), vf_set(-INFINITY)}, total = vf_set(0.0f);
-    for (int64_t key = 0; key < common; key += 2) {
-        most[0] = vf_max(score(s, factor, 0, visible, key), most[0]); /* the second operand where a score is NaN */
-        most[1] = vf_max(score(s, factor, 0, visible, key + 1), most[1]);
-    }
-    for (int64_t key = common; key < keys; key += 2) {
-        most[0] = vf_max(score(s, factor, 1, visible, key), most[0]);
-        most[1] = vf_max(score(s, factor, 1, visible, key + 1), most[1]);
-    }
-    const vf highest = vf_max(most[0], most[1]);
+    const vf highest = highest_score(s, common, keys, factor, visible);
     vf_store(max, highest);
     /* where it is -infinity only weights of 0 are left */
     const vf least = _mm512_mask_mov_ps(highest, _mm512_cmp_ps_mask(highest, vf_set(-INFINITY), _CMP_EQ_OQ), vf_set(0));
-    for (int64_t key = 0; key < common; key += 2) {
-        total = vf_add(total, weights(s, factor, least, 0, visible, key, terms));
+    vf total = vf_set(0.0f);
+    for (int64_t key = 0; key < keys; key += QUAD) {
+        total = vf_add(total, key < common ? weights(s, factor, least, 0, visible, key, terms)
+                                           : weights(s, factor, least, 1, visible, key, terms));
     }
-    int64_t key = common;
-    for (; key < keys; key += 2) {
-        total = vf_add(total, weights(s, factor, least, 1, visible, key, terms));
-    }
-    for (; key % STEP_KEYS; key += 2) {
-        split_pair(vf_set(0.0f), vf_set(0.0f), 0,
-                   terms + key / STEP_KEYS * STEP_BYTES + key % STEP_KEYS / 2 * LINE_BYTES);
+    for (int64_t key = keys; key % STEP_KEYS; key += QUAD) {
+        vf none[QUAD];
+        EACH none[j] = vf_set(0.0f);
+        split_quad(none, terms + key / STEP_KEYS * STEP_BYTES + key % STEP_KEYS / 2 * LINE_BYTES);
     }
     vf_store(sum, total);
 }
 
-QN_INLINE void strip_of(const qn_att_strip *c, const int n)
+/* ---- strips ---- */
+
+/* How many keys all columns see, and any does, in whole quads. */
+static void seen_by(const qn_att_strip *c, int64_t *common, int64_t *keys)
 {
-    float *const s = (float *)(void *)c->scratch, *const o = c->state + 2 * QN_ATT_STRIP;
-    char *const terms = c->scratch + SCORES_BYTES;
-    const int64_t steps = c->d / QN_ATT_DIMS;
-    int64_t common = QN_ATT_CHUNK, keys = 0;
-    for (int64_t r = 0; r < n * VL; r++) {
-        common = c->visible[r] < common ? c->visible[r] : common;
-        keys = c->visible[r] > keys ? c->visible[r] : keys;
+    *common = QN_ATT_CHUNK;
+    *keys = 0;
+    for (int64_t r = 0; r < (c->rows > VL ? QN_ATT_STRIP : VL); r++) {
+        *common = c->visible[r] < *common ? c->visible[r] : *common;
+        *keys = c->visible[r] > *keys ? c->visible[r] : *keys;
     }
-    common = common > 0 ? common & ~1 : 0;
-    tile_begin(TILE_ROWS);
-    for (int64_t key = 0; key < keys; key += 2 * TILE_ROWS) {
-        products(c->keys + key * c->d * 2, TILE_ROWS * c->d * 2, TILE_BYTES, c->terms, steps, n,
-                 (char *)(s + key * QN_ATT_STRIP));
-    }
-    tile_fence();
+    *common &= -QUAD;
+    *keys = (*keys + QUAD - 1) & -QUAD;
+}
+
+QN_INLINE void strip_of(const qn_att_strip *c, const char *keys, const char *values, int64_t d, float scale,
+                        char *scratch, const int n)
+{
+    float *const s = (float *)(void *)scratch;
+    char *const terms = scratch + SCORES_BYTES;
+    int64_t common, seen;
+    seen_by(c, &common, &seen);
+    const int64_t steps = (seen + STEP_KEYS - 1) / STEP_KEYS;
+    products(keys, d / QN_ATT_DIMS * TILE_BYTES, c->terms, steps, d / QN_ATT_DIMS, n, s);
     for (int h = 0; h < n; h++) {
-        softmax(s + h * VL, common, keys, c->visible + h * VL, c->scale, terms + h * TILE_BYTES, c->state + h * VL,
+        softmax(s + h * VL, common, seen, c->visible + h * VL, scale, terms + h * TILE_BYTES, c->state + h * VL,
                 c->state + QN_ATT_STRIP + h * VL);
     }
     tile_fence();
-    for (int64_t i = 0; i < c->d; i += 2 * TILE_ROWS) {
-        products(c->values + i * QN_ATT_CHUNK * 2, KEY_STEPS * TILE_BYTES, TILE_BYTES, terms,
-                 (keys + STEP_KEYS - 1) / STEP_KEYS, n, (char *)(o + i * QN_ATT_STRIP));
-    }
-    tile_fence();
-    tile_end();
+    products(values, KEY_STEPS * TILE_BYTES, terms, d / (2 * TILE_ROWS), steps, n, c->state + 2 * QN_ATT_STRIP);
 }
 
-static void att_strip(const qn_att_strip *c)
+static void att_strips(const qn_att_strip *strips, int64_t count, const char *keys, const char *values, int64_t d,
+                       float scale, char *scratch)
 {
-    if (c->rows > VL) {
-        strip_of(c, 2);
-    } else {
-        strip_of(c, 1);
+    tile_begin(TILE_ROWS);
+    for (int64_t i = 0; i < count; i++) {
+        if (strips[i].rows > VL) {
+            strip_of(&strips[i], keys, values, d, scale, scratch, 2);
+        } else {
+            strip_of(&strips[i], keys, values, d, scale, scratch, 1);
+        }
     }
+    tile_end();
 }
 
 /* ---- states ---- */
@@ -288,7 +355,9 @@ static void att_join(float *all, const float *part, const int32_t *visible, int6
         }
         const vf a = first ? lowest : vf_load(all), b = vf_load(part), most = _mm512_max_ps(b, a);
         const vf base = _mm512_mask_mov_ps(most, _mm512_cmp_ps_mask(most, lowest, _CMP_EQ_OQ), zero);
-        const vf old = vf_exp(vf_sub(a, base)), new = vf_exp(vf_sub(b, base));
+        vf shares[QUAD] = {vf_sub(a, base), vf_sub(b, base), zero, zero};
+        power_each(shares, all_lanes);
+        const vf old = shares[0], new = shares[1];
         _mm512_mask_storeu_ps(all, sees, most);
         for (int64_t i = QN_ATT_STRIP; i < (2 + d) * QN_ATT_STRIP; i += QN_ATT_STRIP) {
             const vf was = first ? zero : vf_load(all + i);
@@ -303,9 +372,9 @@ static void att_rows(float *all, int64_t d, int64_t rows, float *o)
 {
     float *const values = all + 2 * QN_ATT_STRIP;
     for (int64_t h = 0; h < rows; h += VL) {
-        const vf sum = vf_load(all + QN_ATT_STRIP + h);
+        const vf factor = vf_div(vf_set(1.0f), vf_load(all + QN_ATT_STRIP + h));
         for (int64_t i = 0; i < d; i++) {
-            vf_store(values + i * QN_ATT_STRIP + h, vf_div(vf_load(values + i * QN_ATT_STRIP + h), sum));
+            vf_store(values + i * QN_ATT_STRIP + h, vf_mul(vf_load(values + i * QN_ATT_STRIP + h), factor));
         }
         for (int64_t i = 0; i < d; i += VL) {
             for (int64_t r = h; r < h + VL; r += 4) {
@@ -318,6 +387,6 @@ static void att_rows(float *all, int64_t d, int64_t rows, float *o)
 const qn_att_tiles_set qn_att_tiles__amx = {.queries = att_queries,
                                             .keys = att_keys,
                                             .values = att_values,
-                                            .strip = att_strip,
+                                            .strips = att_strips,
                                             .join = att_join,
                                             .rows = att_rows};

@@ -6,7 +6,8 @@
 
 #include "backend/cpu/sizes.h"
 
-#define QUERY_ROWS 96
+#define QUERY_ROWS 192
+#define LOG2E 1.4426950408889634
 #define FEW 8    /* queries that are spread over the keys */
 #define ROUND 32 /* chunks whose states are kept */
 
@@ -15,6 +16,7 @@ typedef struct tiles_job {
     const qn_att_tiles_set *set;
     int64_t d;                   /* padded */
     int64_t per_task, strips;    /* queries of a task; strips of their rows */
+    float scale;                 /* of scores, for powers of two */
     int64_t first_chunk, chunks; /* few queries: of this round */
     char *terms;                 /* few queries: of the strips of every head */
     float *states;               /* few queries: of those of a round's chunks, then of all keys so far */
@@ -25,7 +27,9 @@ typedef struct tiles_job {
 /* A thread's memory. */
 typedef struct tiles_scratch {
     char *keys, *values, *strip, *terms, *alone;
-    float *q, *part, *all;
+    float *q, *part, *all; /* part, all: a state of each strip */
+    int64_t *sees;         /* keys that each column of them sees */
+    qn_att_strip *strips;  /* of the chunk */
 } tiles_scratch;
 
 static int64_t padded(int64_t d)
@@ -54,8 +58,10 @@ static size_t scratch_parts(char *base, int64_t strips, int64_t shared, int64_t 
     const size_t terms = qn_size_place(&at, qn_size_mul(count, QN_ATT_TERMS_BYTES(1)), size);
     const size_t alone = qn_size_place(&at, qn_att_alone_bytes(shared, d), 1);
     const size_t q = qn_size_place(&at, QN_ATT_STRIP * 4, size);
-    const size_t part = qn_size_place(&at, state, 4);
+    const size_t part = qn_size_place(&at, qn_size_mul(count, state), 4);
     const size_t all = qn_size_place(&at, qn_size_mul(count, state), 4);
+    const size_t sees = qn_size_place(&at, qn_size_mul(count, QN_ATT_STRIP), sizeof(int64_t));
+    const size_t list = qn_size_place(&at, count, sizeof(qn_att_strip));
     if (base) {
         *s = (tiles_scratch){.keys = base + keys,
                              .values = base + values,
@@ -64,7 +70,9 @@ static size_t scratch_parts(char *base, int64_t strips, int64_t shared, int64_t 
                              .alone = base + alone,
                              .q = (float *)(void *)(base + q),
                              .part = (float *)(void *)(base + part),
-                             .all = (float *)(void *)(base + all)};
+                             .all = (float *)(void *)(base + all),
+                             .sees = (int64_t *)(void *)(base + sees),
+                             .strips = (qn_att_strip *)(void *)(base + list)};
     }
     return at;
 }
@@ -106,17 +114,22 @@ static int64_t load_chunk(const tiles_job *job, int64_t head, int64_t first, int
     return least;
 }
 
-/* How many of `count` keys from `first` on the rows of a strip see; 0: none does. */
-static int64_t strip_sees(const tiles_job *job, int64_t r, int64_t rows, int64_t first, int64_t count,
-                          int32_t sees[QN_ATT_STRIP])
+/* How many keys the columns of the strips of `rows` rows from row r on see. */
+static void load_sees(const tiles_job *job, int64_t r, int64_t rows, int64_t *sees)
 {
-    int64_t most = 0;
-    for (int64_t i = 0; i < QN_ATT_STRIP; i++) {
+    for (int64_t i = 0; i < strips_of(rows, 1) * QN_ATT_STRIP; i++) {
         const int64_t row = qn_min_i64(i, rows - 1);
-        const int64_t visible =
-            i < qn_ceil_div(rows, 16) * 16 ? qn_att_visible(job->base, (r + row) / job->base->shared) - first : 0;
-        sees[i] = (int32_t)qn_max_i64(0, qn_min_i64(visible, count));
-        most = qn_max_i64(most, sees[i]);
+        sees[i] = i < qn_ceil_div(rows, 16) * 16 ? qn_att_visible(job->base, (r + row) / job->base->shared) : 0;
+    }
+}
+
+/* Of `count` keys from `first` on. 0: the strip sees none. */
+static int32_t sees_of(const int64_t *sees, int64_t first, int64_t count, int32_t here[QN_ATT_STRIP])
+{
+    int32_t most = 0;
+    for (int i = 0; i < QN_ATT_STRIP; i++) {
+        here[i] = (int32_t)qn_max_i64(0, qn_min_i64(sees[i] - first, count));
+        most = here[i] > most ? here[i] : most;
     }
     return most;
 }
@@ -132,7 +145,7 @@ static void special_rows(const tiles_job *job, int64_t head, int64_t r, int64_t 
         }
         const qn_att_state own = qn_att_alone(job->base, head, (r + i) / shared, first, s->alone);
         const int64_t h = (r + i) % shared;
-        state[i] = own.max[h];
+        state[i] = own.max[h] * (float)LOG2E;
         state[QN_ATT_STRIP + i] = own.sum[h];
         for (int64_t j = 0; j < job->base->d; j++) {
             state[(2 + j) * QN_ATT_STRIP + i] = own.o[h * job->base->d_pad + j];
@@ -140,27 +153,26 @@ static void special_rows(const tiles_job *job, int64_t head, int64_t r, int64_t 
     }
 }
 
-/* The state of a strip from the loaded chunk. 0: its rows see none of it. */
-static int do_strip(const tiles_job *job, int64_t head, int64_t r, int64_t rows, int64_t first, int64_t count,
-                    int64_t plain, const char *terms, const tiles_scratch *s, int32_t *sees, float *state)
+/* States, in `states`, of the strips of rows from row r on from the chunk of `count` keys from `first` on. Returns how
+ * many strips see any of it: the last ones. */
+static int64_t do_chunk(const tiles_job *job, int64_t head, int64_t r, int64_t rows, int64_t first, int64_t count,
+                        const char *terms, const tiles_scratch *s, float *states)
 {
-    if (strip_sees(job, r, rows, first, count, sees) == 0) {
-        return 0;
+    const int64_t plain = load_chunk(job, head, first, count, s), all = strips_of(rows, 1);
+    int64_t hidden = 0;
+    for (int64_t i = 0; i < all; i++) {
+        qn_att_strip *const strip = &s->strips[i - hidden];
+        hidden += sees_of(s->sees + i * QN_ATT_STRIP, first, count, strip->visible) == 0;
+        strip->terms = terms + i * QN_ATT_TERMS_BYTES(job->d);
+        strip->rows = qn_min_i64(QN_ATT_STRIP, rows - i * QN_ATT_STRIP);
+        strip->state = states + i * QN_ATT_STATE_FLOATS(job->d);
     }
-    const qn_att_strip strip = {.terms = terms,
-                                .keys = s->keys,
-                                .values = s->values,
-                                .d = job->d,
-                                .rows = rows,
-                                .visible = sees,
-                                .scale = job->base->scale,
-                                .scratch = s->strip,
-                                .state = state};
-    job->set->strip(&strip);
-    if (plain < count) {
-        special_rows(job, head, r, rows, first, plain, sees, s, state);
+    job->set->strips(s->strips, all - hidden, s->keys, s->values, job->d, job->scale, s->strip);
+    for (int64_t i = hidden; plain < count && i < all; i++) {
+        const qn_att_strip *const strip = &s->strips[i - hidden];
+        special_rows(job, head, r + i * QN_ATT_STRIP, strip->rows, first, plain, strip->visible, s, strip->state);
     }
-    return 1;
+    return all - hidden;
 }
 
 static void finish(const tiles_job *job, int64_t head, int64_t r, int64_t rows, float *all, float *o)
@@ -184,16 +196,13 @@ static void many_task(void *user, int64_t index, int32_t thread)
     tiles_scratch s;
     get_scratch(job, thread, &s);
     load_terms(job, head, r0, rows, s.q, s.terms);
+    load_sees(job, r0, rows, s.sees);
     for (int64_t first = 0; first < keys; first += QN_ATT_CHUNK) {
-        const int64_t count = qn_min_i64(QN_ATT_CHUNK, keys - first);
-        const int64_t plain = load_chunk(job, head, first, count, &s);
-        for (int64_t i = 0; i < job->strips; i++) {
-            const int64_t r = i * QN_ATT_STRIP;
-            int32_t sees[QN_ATT_STRIP];
-            if (r < rows && do_strip(job, head, r0 + r, qn_min_i64(QN_ATT_STRIP, rows - r), first, count, plain,
-                                     s.terms + i * QN_ATT_TERMS_BYTES(job->d), &s, sees, s.part)) {
-                job->set->join(s.all + i * QN_ATT_STATE_FLOATS(job->d), s.part, sees, job->d, first == 0);
-            }
+        const int64_t seeing =
+            do_chunk(job, head, r0, rows, first, qn_min_i64(QN_ATT_CHUNK, keys - first), s.terms, &s, s.part);
+        for (int64_t i = 0; i < seeing; i++) {
+            const int64_t at = (strips_of(rows, 1) - seeing + i) * QN_ATT_STATE_FLOATS(job->d);
+            job->set->join(s.all + at, s.part + at, s.strips[i].visible, job->d, first == 0);
         }
     }
     for (int64_t r = 0; r < rows; r += QN_ATT_STRIP) {
@@ -224,12 +233,8 @@ static void few_task(void *user, int64_t index, int32_t thread)
     const int64_t count = qn_min_i64(QN_ATT_CHUNK, qn_att_visible(base, base->queries - 1) - first);
     tiles_scratch s;
     get_scratch(job, thread, &s);
-    const int64_t plain = load_chunk(job, head, first, count, &s);
-    for (int64_t i = 0; i < job->strips; i++) {
-        int32_t sees[QN_ATT_STRIP];
-        (void)do_strip(job, head, i * QN_ATT_STRIP, qn_min_i64(QN_ATT_STRIP, rows - i * QN_ATT_STRIP), first, count,
-                       plain, terms_at(job, head, i), &s, sees, state_at(job, slot, head, i));
-    }
+    load_sees(job, 0, rows, s.sees);
+    (void)do_chunk(job, head, 0, rows, first, count, terms_at(job, head, 0), &s, state_at(job, slot, head, 0));
 }
 
 static void run_few(tiles_job *job, const qn_exec *exec)
@@ -239,6 +244,7 @@ static void run_few(tiles_job *job, const qn_exec *exec)
     const int64_t chunks = qn_ceil_div(keys, QN_ATT_CHUNK);
     tiles_scratch s;
     get_scratch(job, 0, &s);
+    load_sees(job, 0, rows, s.sees); /* thread 0's tasks write the same there */
     for (int64_t head = 0; head < base->key_heads; head++) {
         load_terms(job, head, 0, rows, s.q, terms_at(job, head, 0));
     }
@@ -250,7 +256,7 @@ static void run_few(tiles_job *job, const qn_exec *exec)
             for (int64_t strip = 0; strip < job->strips; strip++) {
                 const int64_t r = strip * QN_ATT_STRIP;
                 int32_t sees[QN_ATT_STRIP];
-                if (strip_sees(job, r, qn_min_i64(QN_ATT_STRIP, rows - r), first, QN_ATT_CHUNK, sees) == 0) {
+                if (sees_of(s.sees + r, first, QN_ATT_CHUNK, sees) == 0) {
                     continue;
                 }
                 for (int64_t head = 0; head < base->key_heads; head++) {
@@ -312,6 +318,7 @@ void qn_att_tiles_run(qn_att_job *base, const qn_att_tiles_set *set, void *works
     tiles_job job = {.base = base,
                      .set = set,
                      .d = padded(base->d),
+                     .scale = (float)((double)base->scale * LOG2E),
                      .per_task = queries_per_task(base->shared),
                      .strips = task_strips(base->queries, base->shared)};
     workspace_parts(base->queries, base->key_heads, base->shared, base->d, workspace, &job);
