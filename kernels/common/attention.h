@@ -103,10 +103,10 @@ extern const qn_att_set qn_att__scalar, qn_att__avx2, qn_att__avx512;
 #define QN_ATT_SCRATCH_BYTES (QN_ATT_CHUNK * QN_ATT_STRIP * (4 + 2 * QN_ATT_TERMS))
 #define QN_ATT_STATE_FLOATS(d) ((2 + (d)) * QN_ATT_STRIP)
 
-/* Terms of the rows of q, all of a strip, d floats apart; those that are none are zeros. */
-typedef void (*qn_att_queries_fn)(const float *q, int64_t d, char *terms);
+/* Terms of `rows` rows of q, d floats apart; behind them are zeros up to a whole strip. */
+typedef void (*qn_att_queries_fn)(const float *q, int64_t rows, int64_t d, char *terms);
 
-/* Keys or values of a chunk, rows of `width` elements `stride` bytes apart, as tiles; zeros from `count` on. Returns
+/* Keys or values of a chunk, rows of `width` elements `stride` bytes apart, as tiles; zeros from `count` on to the next 32. Returns
  * the first with an element that is infinite or NaN; none: count. */
 typedef int64_t (*qn_att_tiles_fn)(const char *rows, int64_t stride, int64_t count, int64_t width, int64_t d,
                                    char *tiles);

@@ -100,7 +100,7 @@ static inline size_t strides_of(const qn_shape *shape, int64_t gap, int64_t stri
 
 /* Rows of a dense tensor to or from a strided one. */
 static inline void copy_rows(const qn_shape *shape, char *to, const int64_t *to_strides, const char *from,
-                             const int64_t *from_strides)
+                      const int64_t *from_strides)
 {
     if (qn_shape_elements(shape) == 0) {
         return;

@@ -395,9 +395,11 @@ static void special_keys_and_values_reach_who_sees_them(void **state)
 {
     (void)state;
     static const char *const cases[] = {
-        "attention m=1 n=300 k=16 e=4 g=2 k=bf16 v=bf16",   "attention m=290 n=300 k=16 e=4 g=2 k=bf16 v=bf16",
-        "attention m=290 n=300 k=40 e=2 g=1 k=bf16 v=bf16", "attention m=290 n=300 k=16 e=2 g=1",
-        "attention m=290 n=300 k=16 e=2 g=1 k=f16 v=f16",
+        "attention m=1 n=300 k=16 e=4 g=2 scale=0.01 k=bf16 v=bf16",
+        "attention m=290 n=300 k=16 e=4 g=2 scale=0.01 k=bf16 v=bf16",
+        "attention m=290 n=300 k=40 e=2 g=1 scale=0.01 k=bf16 v=bf16",
+        "attention m=290 n=300 k=16 e=2 g=1 scale=0.01",
+        "attention m=290 n=300 k=16 e=2 g=1 scale=0.01 k=f16 v=f16",
     };
     run_with(SPECIAL_CACHE, cases, sizeof cases / sizeof *cases);
 }

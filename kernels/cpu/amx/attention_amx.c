@@ -41,10 +41,10 @@ QN_INLINE vf quiet(vf x)
     return vf_bits(vi_where_nan(x, vi_set(0x7fc00000), vi_bits(x)));
 }
 
-static void att_queries(const float *q, int64_t d, char *terms)
+static void att_queries(const float *q, int64_t rows, int64_t d, char *terms)
 {
     for (int64_t i = 0; i < d; i += 4) {
-        for (int h = 0; h < HALVES; h++) {
+        for (int64_t h = 0; h * VL < rows; h++) {
             float x[4][VL];
             vf_columns4(q + h * VL * d + i, d, x[0], VL);
             char *const line = terms + i / QN_ATT_DIMS * STEP_BYTES + h * TILE_BYTES + i % QN_ATT_DIMS / 2 * LINE_BYTES;
@@ -89,7 +89,7 @@ static int64_t first_special(vi most, const char *rows, int64_t stride, int64_t 
 static int64_t att_keys(const char *rows, int64_t stride, int64_t count, int64_t width, int64_t d, char *tiles)
 {
     vi most = vi_set(0);
-    for (int64_t key = 0; key < QN_ATT_CHUNK; key++) {
+    for (int64_t key = 0; key < count || key % STEP_KEYS; key++) {
         char *const to = tiles + key / TILE_ROWS * (d / QN_ATT_DIMS) * TILE_BYTES + key % TILE_ROWS * LINE_BYTES;
         for (int64_t i = 0; i < d; i += QN_ATT_DIMS) {
             const vi x = key < count && i < width ? row_part(rows + key * stride, i, width) : vi_set(0);
@@ -130,7 +130,7 @@ QN_INLINE void transpose(const vi r[16], char *to)
 static int64_t att_values(const char *rows, int64_t stride, int64_t count, int64_t width, int64_t d, char *tiles)
 {
     vi most = vi_set(0);
-    for (int64_t first = 0; first < QN_ATT_CHUNK; first += STEP_KEYS) {
+    for (int64_t first = 0; first < count; first += STEP_KEYS) {
         for (int64_t i = 0; i < d; i += QN_ATT_DIMS) {
             vi low[16], high[16]; /* pairs of keys: of each eight dimensions the first four, the others */
 #pragma GCC unroll 16

@@ -89,7 +89,7 @@ static void load_terms(const tiles_job *job, int64_t head, int64_t r, int64_t ro
     for (int64_t i = 0; i < rows; i += QN_ATT_STRIP, terms += QN_ATT_TERMS_BYTES(job->d)) {
         memset(q, 0, (size_t)(QN_ATT_STRIP * job->d) * 4);
         qn_att_load_queries(job->base, head, r + i, qn_min_i64(QN_ATT_STRIP, rows - i), q, job->d);
-        job->set->queries(q, job->d, terms);
+        job->set->queries(q, qn_min_i64(QN_ATT_STRIP, rows - i), job->d, terms);
     }
 }
 
@@ -108,6 +108,7 @@ static int64_t load_chunk(const tiles_job *job, int64_t head, int64_t first, int
     }
     const int64_t least = qn_min_i64(plain[0], plain[1]);
     if (plain[1] < count) {
+        memset(s->values, 0, (size_t)QN_ATT_CHUNK_BYTES(job->d));
         (void)job->set->values(rows[1], job->base->args->in[QN_ATT_V].strides[0], plain[1], job->base->d, job->d,
                                s->values);
     }
