@@ -106,8 +106,8 @@ extern const qn_att_set qn_att__scalar, qn_att__avx2, qn_att__avx512;
 /* Terms of `rows` rows of q, d floats apart; behind them are zeros up to a whole strip. */
 typedef void (*qn_att_queries_fn)(const float *q, int64_t rows, int64_t d, char *terms);
 
-/* Keys or values of a chunk, rows of `width` elements `stride` bytes apart, as tiles; zeros from `count` on to the next 32. Returns
- * the first with an element that is infinite or NaN; none: count. */
+/* Keys or values of a chunk, rows of `width` elements `stride` bytes apart, as tiles; zeros from `count` on to the
+ * next 32. Returns the first with an element that is infinite or NaN; none: count. */
 typedef int64_t (*qn_att_tiles_fn)(const char *rows, int64_t stride, int64_t count, int64_t width, int64_t d,
                                    char *tiles);
 

@@ -8,7 +8,9 @@
 static const qn_kv_scheme table[] = {
     {.info = {.name = "f32", .summary = "floats of 32 bits"}, .format = QN_F32},
     {.info = {.name = "bf16", .summary = "BF16, on the CPU"}, .format = QN_BF16},
-    {.info = {.name = "fp8", .summary = "FP8 e4m3 with a scale for every token and head"}, .scaled = 1, .format = QN_F8_E4M3},
+    {.info = {.name = "fp8", .summary = "FP8 e4m3 with a scale for every token and head"},
+     .scaled = 1,
+     .format = QN_F8_E4M3},
     {.info = {.name = "cq4", .summary = "coupled codes of 2 channels in 8 bits: 4 bits a channel", .codebooks = 1},
      .channels = 2,
      .bits = 8,
@@ -55,7 +57,8 @@ size_t qn_kv_row_bytes(const qn_kv_scheme *scheme, int32_t heads, int32_t size)
     if (scheme->channels) {
         return elements / (size_t)scheme->channels;
     }
-    return scheme->scaled ? qn_kv_scales_at(heads, size) + (size_t)heads * sizeof(float) : elements * (scheme->format == QN_BF16 ? 2 : sizeof(float));
+    return scheme->scaled ? qn_kv_scales_at(heads, size) + (size_t)heads * sizeof(float)
+                          : elements * (scheme->format == QN_BF16 ? 2 : sizeof(float));
 }
 
 qn_shape qn_kv_book_shape(const qn_kv_scheme *scheme, int32_t heads, int32_t size)

@@ -426,8 +426,8 @@ static void bytes_are_those_kept(void **state)
 {
     (void)state;
     /* SYN_KV channels of keys and as many of values in each layer */
-    static const uint64_t bytes[] = {2 * SYN_LAYERS * SYN_KV * 2, 2 * SYN_LAYERS * (SYN_KV + 4 * SYN_KV / 32), SYN_LAYERS * SYN_KV,
-                                     SYN_LAYERS * SYN_KV / 2, SYN_LAYERS * SYN_KV / 4};
+    static const uint64_t bytes[] = {2 * SYN_LAYERS * SYN_KV * 2, 2 * SYN_LAYERS * (SYN_KV + 4 * SYN_KV / 32),
+                                     SYN_LAYERS * SYN_KV, SYN_LAYERS * SYN_KV / 2, SYN_LAYERS * SYN_KV / 4};
     qn_model_kv kv;
     qn_kv_info info;
     qn_model *model = open_model(NULL, QN_ISA_MAX);
