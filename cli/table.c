@@ -1,6 +1,8 @@
 /* The option table and the verb table: every word of the command line, once. */
 #include <stddef.h>
 
+#include <quern/model.h>
+
 #include "options.h"
 
 #define ISA_WORDS "scalar|avx2|avx512|avx512vnni|avx512bf16|amx"
@@ -41,7 +43,7 @@ const cli_option cli_options[OPT_LIMIT] = {
     [OPT_THREADS] = {"threads", NULL, 't', KIND_INT, 0, 1024, "0", "N", "threads; 0: all the process may use"},
     [OPT_NO_PACKED] = {"no-packed", NULL, 0, KIND_FLAG, 0, 0, NULL, NULL,
                        "pack the weights in memory even when the model has a packed file"},
-    [OPT_KV] = {"kv", "kv-cache", 0, KIND_CHOICE, 0, 0, "f32", "f32|fp8|cq4|cq2|cq1",
+    [OPT_KV] = {"kv", "kv-cache", 0, KIND_CHOICE, 0, 0, QN_KV_DEFAULT, "f32|bf16|fp8|cq4|cq2|cq1",
                 "how keys and values of earlier tokens are kept; cq4, cq2 and cq1 need codebooks (see quern quantize)"},
     [OPT_KV_BOOKS] = {"kv", "kv-cache", 0, KIND_CHOICE, 0, 0, NULL, "cq4|cq2|cq1",
                       "make codebooks of this scheme of keys and values"},

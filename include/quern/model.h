@@ -86,6 +86,9 @@ typedef struct qn_kv_info {
     int32_t codebooks;   /* 1: it needs a file of codebooks made for the model (qn_make_kv_books) */
 } qn_kv_info;
 
+/* What models keep when nothing is said. */
+#define QN_KV_DEFAULT "f32"
+
 /* Scheme i in table order; QN_E_ARGUMENT past the end. */
 QN_API qn_status qn_kv_at(int32_t i, qn_kv_info *info);
 
@@ -98,7 +101,7 @@ typedef struct qn_model_options {
     qn_exec exec;                /* threads for packing, and for compiling a device's kernels, which then call the
                                   * context's allocator and log too; used by qn_model_open only */
     int32_t no_packed_file;      /* 1: pack in memory, also when there is a packed file */
-    const char *kv;              /* how keys and values of earlier tokens are kept: a name of qn_kv_at; NULL: "f32" */
+    const char *kv;              /* how keys and values of earlier tokens are kept: a name of qn_kv_at; NULL: QN_KV_DEFAULT */
     int32_t unfused;             /* 1: each linear layer is a step of its own and reads F32 rows (calibration) */
 } qn_model_options;
 

@@ -88,4 +88,58 @@ typedef struct qn_att_set {
 
 extern const qn_att_set qn_att__scalar, qn_att__avx2, qn_att__avx512;
 
+/* ---- keys and values of BF16 on tiles (level amx) ----
+ *
+ * Rows of q, (query, head) pairs of a key head, are taken as columns, QN_ATT_STRIP of them a strip: scores are K q^T,
+ * outputs V^T p^T. A row of q and its weights p are three bf16 terms each, the upper halves of what the terms before
+ * left, so products with keys and values are those of floats. d: the head size padded to a multiple of QN_ATT_DIMS. */
+#define QN_ATT_STRIP 32
+#define QN_ATT_DIMS 32
+#define QN_ATT_TERMS 3
+
+/* Bytes of the terms of a strip, of a chunk of keys or values, of scratch; floats of a state: max and sum of each
+ * column, then weighted values [d][QN_ATT_STRIP]. */
+#define QN_ATT_TERMS_BYTES(d) ((d)*QN_ATT_STRIP * 2 * QN_ATT_TERMS)
+#define QN_ATT_CHUNK_BYTES(d) ((d)*QN_ATT_CHUNK * 2)
+#define QN_ATT_SCRATCH_BYTES (QN_ATT_CHUNK * QN_ATT_STRIP * (4 + 2 * QN_ATT_TERMS))
+#define QN_ATT_STATE_FLOATS(d) ((2 + (d)) * QN_ATT_STRIP)
+
+/* Terms of `rows` rows of q, d floats apart; behind them are zeros up to a whole strip. */
+typedef void (*qn_att_queries_fn)(const float *q, int64_t rows, int64_t d, char *terms);
+
+/* Keys or values of a chunk, rows of `width` elements `stride` bytes apart, as tiles; zeros from `count` on to the
+ * next 32. Returns the first with an element that is infinite or NaN; none: count. */
+typedef int64_t (*qn_att_tiles_fn)(const char *rows, int64_t stride, int64_t count, int64_t width, int64_t d,
+                                   char *tiles);
+
+/* A strip to be given its state from a chunk. scale: scores times it are exponents of two, largest ones too.
+ * visible[column]: keys of the chunk that it sees, one of them more than 0; columns that are no rows have that of the
+ * last row, and 0 where sixteen have no row. */
+typedef struct qn_att_strip {
+    const char *terms;
+    int64_t rows;
+    int32_t visible[QN_ATT_STRIP];
+    float *state;
+} qn_att_strip;
+
+typedef void (*qn_att_strips_fn)(const qn_att_strip *strips, int64_t count, const char *keys, const char *values,
+                                 int64_t d, float scale, char *scratch);
+
+/* The state of all keys so far takes in that of a chunk, where a column sees any of it; the first chunk's it becomes.
+ */
+typedef void (*qn_att_join_fn)(float *all, const float *part, const int32_t *visible, int64_t d, int first);
+
+/* Rows of o, d floats apart, from a state, which is used up. All of each sixteen that have a row. */
+typedef void (*qn_att_rows_fn)(float *all, int64_t d, int64_t rows, float *o);
+
+typedef struct qn_att_tiles_set {
+    qn_att_queries_fn queries;
+    qn_att_tiles_fn keys, values;
+    qn_att_strips_fn strips;
+    qn_att_join_fn join;
+    qn_att_rows_fn rows;
+} qn_att_tiles_set;
+
+extern const qn_att_tiles_set qn_att_tiles__amx;
+
 #endif

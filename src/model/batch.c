@@ -308,7 +308,7 @@ static qn_mut_view resolve(const qn_batch *b, const qn_operand *operand, const q
     return view;
 }
 
-/* x += y or x = y, rows at a time */
+/* x += y or x = y, in the format of x, rows at a time */
 typedef struct add_job {
     qn_mut_view x;
     qn_view y;
@@ -335,8 +335,10 @@ static void add_task(void *user, int64_t index, int32_t thread)
     for (int64_t m = index * job->per_task; m < last; m++) {
         float *const to = (float *)(void *)((char *)x->data + m * x->strides[0]);
         const float *const from = (const float *)(const void *)((const char *)y->data + m * y->strides[0]);
-        if (job->copies) {
+        if (job->copies && x->shape.format == QN_F32) {
             memcpy(to, from, (size_t)x->shape.dims[1] * sizeof *to);
+        } else if (job->copies) {
+            qn_format_get_row(x->shape.format)->encode(from, x->shape.dims[1], (char *)to);
         } else {
             add_row(to, from, x->shape.dims[1]);
         }

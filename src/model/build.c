@@ -539,7 +539,8 @@ static qn_status add_multiply(qn_model *model, int32_t layer, int32_t in, const 
     step->weight = weight;
     step->out[0] = out;
     qn_op_desc desc = describe(mm);
-    desc.attr[QN_ATTR_OUT].i = QN_OUT_F32;
+    desc.attr[QN_ATTR_OUT].i =
+        out.place == QN_PLACE_NEW_VALUES && model->kv->format == QN_BF16 ? QN_OUT_BF16 : QN_OUT_F32;
     if (mm == QN_OP_VQ_MM) {
         desc.attr[QN_ATTR_FORMAT].i = (int32_t)weight->scheme->vq.format;
         for (int a = QN_ATTR_NUM_CODEBOOKS; weight->attr && a <= QN_ATTR_OUT_FEATURES; a++) {
@@ -651,6 +652,21 @@ static qn_status keep_coded(qn_model *model, int32_t layer, int32_t in, int64_t 
     return plan_step(model, step, &desc, error);
 }
 
+/* Turned keys as a cache of another format keeps them; values are there. */
+static qn_status keep_rounded(qn_model *model, int32_t layer, int32_t keys, qn_error *error)
+{
+    const qn_hparams *h = qn_checkpoint_hparams(model->checkpoint);
+    qn_step *step = add_step(model, layer, QN_OP_NONE, "");
+    if (!step) {
+        return out_of_memory(error);
+    }
+    const int64_t width = (int64_t)h->kv_heads * h->head_dim;
+    step->copies = 1;
+    step->in[0] = in_register(keys, rows_of(QN_F32, width));
+    step->out[0] = new_rows(layer, 0, 0, rows_of(model->kv->format, width));
+    return QN_OK;
+}
+
 /* Columns of in into the recent rows. */
 static qn_status keep_recent(qn_model *model, int32_t layer, int32_t in, int64_t column, int values, qn_error *error)
 {
@@ -670,6 +686,9 @@ qn_status qn_build_keep(qn_model *model, int32_t layer, qn_columns keys, qn_colu
 {
     const int32_t heads = qn_checkpoint_hparams(model->checkpoint)->kv_heads;
     QN_TRY(qn_build_rope(model, layer, keys.reg, keys.column, rotated, 0, heads, error));
+    if (!qn_kv_lossy(model->kv)) {
+        return keep_rounded(model, layer, rotated, error);
+    }
     QN_TRY(keep_recent(model, layer, rotated, 0, 0, error));
     QN_TRY(keep_recent(model, layer, values.reg, values.column, 1, error));
     if (model->kv->scaled) {
@@ -708,9 +727,8 @@ static void bind_cache(const qn_model *model, int32_t layer, qn_step *step, qn_o
             step->in[qn_op_in_slot(step->op, names[2][values])] = constant(*qn_kv_book(model, layer, values));
             continue;
         }
-        const qn_format format = kv->scaled ? QN_F8_E4M3 : QN_F32;
         step->in[qn_op_in_slot(step->op, names[0][values])] =
-            cached(layer, values, 0, qn_shape_make(format, 3, h->context_length, h->kv_heads, h->head_dim, 1));
+            cached(layer, values, 0, qn_shape_make(kv->format, 3, h->context_length, h->kv_heads, h->head_dim, 1));
         if (kv->scaled) {
             step->in[qn_op_in_slot(step->op, values ? "v_scale" : "k_scale")] =
                 cached(layer, values, qn_kv_scales_at(h->kv_heads, h->head_dim),
@@ -779,8 +797,7 @@ qn_status qn_build_copy(qn_model *model, int32_t layer, int32_t in, int64_t colu
     step->out[0] = in_register(out, rows_of(QN_F32, width));
     step->out[0].offset = to_column * (int64_t)sizeof(float);
     if (to_values) {
-        step->out[0].place = QN_PLACE_NEW_VALUES;
-        step->out[0].index = layer;
+        step->out[0] = new_rows(layer, 1, 0, rows_of(model->kv->format, width));
     }
     return QN_OK;
 }

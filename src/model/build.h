@@ -45,8 +45,8 @@ int qn_build_writes_values(const qn_model *model, const char *weight);
 qn_status qn_build_linear(qn_model *model, int32_t layer, int32_t in, int32_t out, int64_t column, int to_values,
                           const char *weight, qn_error *error);
 
-/* Keep the new keys, as they are before rotation, and the new values as a KV scheme other than floats does; rotated: a
- * register for rotated keys. */
+/* Keep the new keys, as they are before rotation, and the new values as a KV scheme other than f32 does; rotated: a
+ * register for rotated keys. A scheme of plain numbers has its values from the product that makes them. */
 qn_status qn_build_keep(qn_model *model, int32_t layer, qn_columns keys, qn_columns values, int32_t rotated,
                         qn_error *error);
 

@@ -41,7 +41,7 @@ static qn_status make_registers(qn_model *model, const qn_hparams *h, llama_regi
     QN_TRY(qn_build_register(model, "normed", QN_F32, h->hidden, &r->normed, error));
     QN_TRY(make_query_key(model, h, r, error));
     r->keys = r->sums = -1;
-    if (qn_kv_lossy(model->kv)) {
+    if (!qn_kv_exact(model->kv)) {
         QN_TRY(qn_build_register(model, "keys", QN_F32, kv, &r->keys, error));
     }
     if (model->kv->channels) {
@@ -179,7 +179,7 @@ static qn_status build_turned(qn_model *model, const qn_hparams *h, const llama_
                                   name_of(&n, l, "self_attn.k_norm"), error));
     }
     QN_TRY(qn_build_rope(model, l, r->query.reg, r->query.column, r->rotated, 0, h->heads, error));
-    return qn_kv_lossy(model->kv) ? qn_build_keep(model, l, r->key, r->value, r->keys, error)
+    return !qn_kv_exact(model->kv) ? qn_build_keep(model, l, r->key, r->value, r->keys, error)
                                   : qn_build_rope(model, l, r->key.reg, r->key.column, 0, 1, h->kv_heads, error);
 }
 

@@ -329,6 +329,7 @@ static const struct {
     {"attention m=5 n=17 k=64 e=2 g=1 out=f16 q=bf16", 0},
     {"attention m=1 n=300 k=64 e=4 g=2 out=bf16 k=bf16 v=bf16", 0},
     {"attention m=3 n=300 k=64 e=6 g=2", 0},
+    {"attention m=130 n=260 k=40 e=6 g=2 k=bf16 v=bf16", 0},
     {"attention m=2 n=1 k=64 e=2 g=2", 0},
     {"attention m=40 n=300 k=40 e=4 g=1", 0},
     {"attention m=130 n=260 k=16 e=1 g=1", 0},
@@ -568,6 +569,7 @@ static const struct {
     {"rmsnorm m=512 k=576", 2},
     {"rope m=512 k=64 e=9", 2},
     {"attention m=512 n=512 k=64 e=9 g=3", 1},
+    {"attention m=512 n=512 k=64 e=9 g=3 k=bf16 v=bf16", 1},
     {"attention m=1 n=4096 k=128 e=32 g=8 k=f16 v=f16", 1},
     {"scaled_mm m=16 n=4096 k=14336 scale_a=token scale_b=channel", 2},
     {"scaled_mm m=64 n=4096 k=14336 scale_a=token scale_b=channel", 2},
@@ -687,6 +689,7 @@ static const struct {
     {"rmsnorm m=4096 k=4096", 1},
     {"rope m=4096 k=128 e=32", 1},
     {"attention m=1 n=4096 k=64 e=9 g=3", 2},
+    {"attention m=1 n=4096 k=64 e=9 g=3 k=bf16 v=bf16", 2},
     {"attention m=2048 n=2048 k=128 e=32 g=8 k=f16 v=f16", 2},
 };
 

@@ -325,6 +325,7 @@ qn_status qn_calibration_run(qn_ctx *ctx, const char *input, const qn_quantize_o
     qn_model *model = NULL;
     qn_model_options options;
     qn_model_options_init(&options);
+    options.kv = "f32";
     options.exec = quantize->exec;
     options.unfused = 1; /* each layer by itself, with the F32 rows that the observer is shown */
     qn_status status = prepare(&o, error);

@@ -177,6 +177,7 @@ static qn_status collect_run(collect *c, const char *path, const char *calibrati
     qn_model *model = NULL;
     qn_model_options options;
     qn_model_options_init(&options);
+    options.kv = "f32";
     options.exec = *c->exec;
     int32_t *ids = qn_calloc(c->ctx, MAX_TOKENS, sizeof *ids);
     size_t count = 0;
@@ -281,14 +282,14 @@ static qn_status fit_layer(fit_job *job, const qn_kv_books_options *options, dou
 static qn_status report(const fit_job *job, const qn_kv_books_options *options, double rms, qn_error *error)
 {
     const qn_hparams *h = &job->c->h;
-    const uint64_t plain = 2 * qn_kv_row_bytes(qn_kv_find(NULL), h->kv_heads, h->head_dim);
+    const uint64_t plain = 2 * qn_kv_row_bytes(qn_kv_find("f32"), h->kv_heads, h->head_dim);
     char name[48];
     snprintf(name, sizeof name, "model.layers.%d.self_attn", job->layer);
     const qn_quantize_progress p = {.index = job->layer + 1,
                                     .total = h->layers,
                                     .name = name,
                                     .shape = qn_kv_book_shape(job->scheme, h->kv_heads, h->head_dim),
-                                    .from = qn_kv_find(NULL)->info.name,
+                                    .from = qn_kv_find("f32")->info.name,
                                     .to = job->scheme->info.name,
                                     .bytes_before = plain,
                                     .bytes_after = 2 * qn_kv_row_bytes(job->scheme, h->kv_heads, h->head_dim),
@@ -402,7 +403,7 @@ qn_status qn_make_kv_books(qn_ctx *ctx, const char *model, const char *path, con
             .layers = c.h.layers,
             .tokens = (int32_t)c.tokens,
             .bytes = made.map.size,
-            .bytes_per_token_before = layers * qn_kv_row_bytes(qn_kv_find(NULL), c.h.kv_heads, c.h.head_dim),
+            .bytes_per_token_before = layers * qn_kv_row_bytes(qn_kv_find("f32"), c.h.kv_heads, c.h.head_dim),
             .bytes_per_token_after = layers * qn_kv_row_bytes(scheme, c.h.kv_heads, c.h.head_dim),
             .seconds = (double)(qn_clock_ns() - start) * 1e-9};
         qn_kv_books_close(ctx, &made);

@@ -76,7 +76,7 @@ static inline void run_plan(const qn_plan *plan, const qn_args *args, int64_t m,
 }
 
 /* What a test puts among the values of a case: 0, nothing. */
-enum { SPECIALS = 1, OUTLIERS, STRUCTURED, STRUCTURED_SIZES };
+enum { SPECIALS = 1, SPECIAL_CACHE, OUTLIERS, STRUCTURED, STRUCTURED_SIZES };
 static int with_values;
 
 /* Row r of the activations, `columns` elements: NaN, infinities, a subnormal and large numbers, one a row. */
@@ -99,8 +99,26 @@ static inline void poke_outliers(qn_format format, char *row, int64_t columns, i
     }
 }
 
+/* A key that is infinite, a value that is, one that is NaN and a key that is, far enough from each other that queries
+ * see none, some or all. */
+static inline void poke_cache(const tensors *t)
+{
+    static const float values[] = {-INFINITY, INFINITY, NAN, NAN};
+    for (int i = 0; i < 4; i++) {
+        const int32_t slot = i == 0 || i == 3 ? QN_ATT_K : QN_ATT_V;
+        const qn_shape *rows = &t->desc.in[slot];
+        const int64_t key = rows->dims[0] * (i + 1) / 5, row = rows->dims[1] * rows->dims[2];
+        const int64_t size = qn_format_get_info(rows->format)->block_bytes;
+        qn_encode(rows->format, &values[i], 1, (char *)t->in[slot] + (key * row + i) * size, NULL);
+    }
+}
+
 static inline void poke_values(const tensors *t)
 {
+    if (with_values == SPECIAL_CACHE) {
+        poke_cache(t);
+        return;
+    }
     if (with_values >= STRUCTURED) {
         structure_operands(&t->desc, t->in, with_values == STRUCTURED_SIZES);
         return;

@@ -82,7 +82,7 @@ static inline void structure_operands(const qn_op_desc *desc, void *const in[QN_
     const int32_t weights = QN_VQMM_FIRST + QN_VQ_CODES, books = QN_VQMM_FIRST + QN_VQ_CODEBOOKS;
     const int32_t scales = QN_VQMM_FIRST + QN_VQ_CODEBOOK_SCALES;
     const int vq = desc->op == QN_OP_VQ_MM;
-    for (int32_t i = 0; i < (vq ? 1 : 2); i++) {
+    for (int32_t i = 0; i < (vq ? 1 : (desc->op == QN_OP_ATTENTION ? 3 : 2)); i++) {
         if (is_plain_float(desc->in[i].format)) {
             structure_rows(&desc->in[i], in[i]);
         }

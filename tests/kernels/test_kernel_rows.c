@@ -45,6 +45,8 @@ static const char *const batch_cases[] = {
     "attention m=17 n=513 k=16 e=4 g=4 k=f16 v=f16",
     "attention m=17 n=300 k=64 e=6 g=2 k=f16 v=f16",
     "attention m=17 n=133 k=128 e=5 g=1 k=bf16 v=bf16",
+    "attention m=17 n=513 k=64 e=6 g=2 k=bf16 v=bf16",
+    "attention m=17 n=300 k=40 e=3 g=3 causal=0 k=bf16 v=bf16",
     "scaled_attention m=17 n=300 k=64 e=6 g=2",
     "scaled_attention m=17 n=150 k=128 e=8 g=1 causal=0",
     "quantize_nvfp4 m=17 k=576 global_scale=1",

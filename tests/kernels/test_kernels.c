@@ -389,9 +389,24 @@ static void special_values_travel_as_in_the_reference(void **state)
         "attention m=4 n=70 k=16 e=4 g=2",
         "attention m=6 n=300 k=16 e=4 g=2",
         "attention m=2 n=300 k=64 e=4 g=2 k=f16 v=f16",
+        "attention m=6 n=300 k=64 e=4 g=2 k=bf16 v=bf16",
+        "attention m=12 n=300 k=16 e=4 g=1 k=bf16 v=bf16",
         "scaled_attention m=2 n=300 k=64 e=4 g=2",
     };
     run_with(SPECIALS, cases, sizeof cases / sizeof *cases);
+}
+
+static void special_keys_and_values_reach_who_sees_them(void **state)
+{
+    (void)state;
+    static const char *const cases[] = {
+        "attention m=1 n=300 k=16 e=4 g=2 scale=0.01 k=bf16 v=bf16",
+        "attention m=290 n=300 k=16 e=4 g=2 scale=0.01 k=bf16 v=bf16",
+        "attention m=290 n=300 k=40 e=2 g=1 scale=0.01 k=bf16 v=bf16",
+        "attention m=290 n=300 k=16 e=2 g=1 scale=0.01",
+        "attention m=290 n=300 k=16 e=2 g=1 scale=0.01 k=f16 v=f16",
+    };
+    run_with(SPECIAL_CACHE, cases, sizeof cases / sizeof *cases);
 }
 
 /* Kernels that round activations or products to a power of two that the largest ones decide. */
@@ -429,6 +444,10 @@ static void structured_operands_stay_within_the_error_model(void **state)
         "mxfp4_mm m=8 n=17 k=8192 out=f32",
         "silu_mul m=8 k=300 out=f32",
         "rmsnorm m=8 k=4096",
+        "attention m=8 n=300 k=64 e=4 g=2",
+        "attention m=8 n=300 k=64 e=4 g=2 k=bf16 v=bf16",
+        "attention m=70 n=700 k=128 e=3 g=1 k=bf16 v=bf16",
+        "attention m=1 n=4100 k=64 e=2 g=2 k=bf16 v=bf16 causal=0",
     };
     run_with(STRUCTURED, cases, sizeof cases / sizeof *cases);
     run_with(STRUCTURED_SIZES, cases, 4);
@@ -445,6 +464,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(sizes_around_the_tile),
         cmocka_unit_test(rows_of_no_group_are_kept),
         cmocka_unit_test(special_values_travel_as_in_the_reference),
+        cmocka_unit_test(special_keys_and_values_reach_who_sees_them),
         cmocka_unit_test(outliers_stay_within_the_error_model),
         cmocka_unit_test(structured_operands_stay_within_the_error_model),
     };

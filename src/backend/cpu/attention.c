@@ -38,8 +38,7 @@ static size_t scratch_parts(char *base, int64_t rows, int64_t d_pad, size_t own,
     return at;
 }
 
-/* Keys that query t sees. */
-static int64_t visible_keys(const qn_att_job *job, int64_t t)
+int64_t qn_att_visible(const qn_att_job *job, int64_t t)
 {
     if (job->lens) {
         int32_t length;
@@ -181,11 +180,11 @@ static void do_chunk(const qn_att_job *job, int64_t head, int64_t t0, int64_t qu
 {
     const qn_att_set *set = job->set;
     const int64_t shared = job->shared, rows = queries * shared;
-    const int64_t count = qn_min_i64(QN_ATT_CHUNK, visible_keys(job, t0 + queries - 1) - first);
+    const int64_t count = qn_min_i64(QN_ATT_CHUNK, qn_att_visible(job, t0 + queries - 1) - first);
     chunk_scores(job, head, first, count, rows, s, next);
     int64_t hidden = 0; /* queries that see none of the chunk */
     for (int64_t t = 0; t < queries; t++) {
-        const int64_t visible = qn_min_i64(count, visible_keys(job, t0 + t) - first);
+        const int64_t visible = qn_min_i64(count, qn_att_visible(job, t0 + t) - first);
         hidden += visible <= 0;
         for (int64_t r = t * shared; visible > 0 && r < (t + 1) * shared; r++) {
             set->softmax(s->s + r * QN_ATT_CHUNK, visible, job->scale, part->max + r, part->sum + r);
@@ -193,7 +192,7 @@ static void do_chunk(const qn_att_job *job, int64_t head, int64_t t0, int64_t qu
     }
     /* what all see first; then each query's own rest */
     const chunk_values values = values_of(job, head, first, count, rows, s);
-    const int64_t common = qn_min_i64(count, visible_keys(job, t0 + hidden) - first), r0 = hidden * shared;
+    const int64_t common = qn_min_i64(count, qn_att_visible(job, t0 + hidden) - first), r0 = hidden * shared;
     int64_t done = 0;
     if (next.rows && job->in_place && !values.as_stored && common > QN_ATT_PANEL) {
         done = QN_ATT_PANEL; /* the first ones ask for the others */
@@ -201,7 +200,7 @@ static void do_chunk(const qn_att_job *job, int64_t head, int64_t t0, int64_t qu
     }
     add_values(job, &values, done, common - done, r0, rows - r0, s, part, next);
     for (int64_t t = hidden; t < queries; t++) {
-        const int64_t rest = qn_min_i64(count, visible_keys(job, t0 + t) - first) - common;
+        const int64_t rest = qn_min_i64(count, qn_att_visible(job, t0 + t) - first) - common;
         if (rest > 0) {
             add_values(job, &values, common, rest, t * shared, shared, s, part, nothing);
         }
@@ -213,7 +212,7 @@ static void merge_chunk(const qn_att_job *job, int64_t t0, int64_t queries, int6
                         const qn_att_state *all)
 {
     for (int64_t r = 0; r < queries * job->shared; r++) {
-        if (visible_keys(job, t0 + r / job->shared) <= first) {
+        if (qn_att_visible(job, t0 + r / job->shared) <= first) {
             continue;
         }
         if (first == 0) {
@@ -227,15 +226,36 @@ static void merge_chunk(const qn_att_job *job, int64_t t0, int64_t queries, int6
     }
 }
 
-static void load_queries(const qn_att_job *job, int64_t head, int64_t t0, int64_t queries, float *q)
+void qn_att_load_queries(const qn_att_job *job, int64_t head, int64_t r, int64_t count, float *q, int64_t stride)
 {
     const qn_view *view = &job->args->in[QN_ATT_Q];
     const qn_mm_real real = qn_rows_real(view->shape.format);
     const int64_t step = job->heads > 1 ? view->strides[1] : 0;
-    for (int64_t r = 0; r < queries * job->shared; r++) {
-        job->rows->load[real]((const char *)view->data + (job->at + t0 + r / job->shared) * view->strides[0] +
+    for (const int64_t end = r + count; r < end; r++, q += stride) {
+        job->rows->load[real]((const char *)view->data + (job->at + r / job->shared) * view->strides[0] +
                                   (head * job->shared + r % job->shared) * step,
-                              job->d, q + r * job->d_pad);
+                              job->d, q);
+    }
+}
+
+/* Where the output of row r of a key head goes. */
+static char *output_row(const qn_att_job *job, int64_t head, int64_t r)
+{
+    const qn_mut_view *out = &job->args->out[QN_ATT_OUT_O];
+    return (char *)out->data + (job->at + r / job->shared) * out->strides[0] +
+           (head * job->shared + r % job->shared) * (job->heads > 1 ? out->strides[1] : 0);
+}
+
+void qn_att_store_rows(const qn_att_job *job, int64_t head, int64_t r, int64_t count, const float *o, int64_t stride)
+{
+    const qn_mm_real real = qn_rows_real(job->args->out[QN_ATT_OUT_O].shape.format);
+    for (const int64_t end = r + count; r < end; r++, o += stride) {
+        char *const to = output_row(job, head, r);
+        if (qn_att_visible(job, r / job->shared) > 0) {
+            job->rows->store[real](o, job->d, to);
+        } else {
+            memset(to, 0, (size_t)(job->d * qn_rows_real_bytes(real)));
+        }
     }
 }
 
@@ -243,23 +263,17 @@ static void load_queries(const qn_att_job *job, int64_t head, int64_t t0, int64_
 static void finish(const qn_att_job *job, int64_t head, int64_t t0, int64_t queries, const qn_att_state *all,
                    float *value)
 {
-    const qn_mut_view *out = &job->args->out[QN_ATT_OUT_O];
     const qn_mut_view *lse = &job->args->out[QN_VQA_OUT_LSE]; /* of vq_attention */
-    const qn_mm_real real = qn_rows_real(out->shape.format);
     for (int64_t r = 0; r < queries * job->shared; r++) {
         const int64_t t = t0 + r / job->shared, h = head * job->shared + r % job->shared;
-        char *const o =
-            (char *)out->data + (job->at + t) * out->strides[0] + h * (job->heads > 1 ? out->strides[1] : 0);
         if (lse->shape.format != QN_FORMAT_NONE) {
-            const float all_keys = visible_keys(job, t) > 0 ? all->max[r] + logf(all->sum[r]) : -INFINITY;
+            const float all_keys = qn_att_visible(job, t) > 0 ? all->max[r] + logf(all->sum[r]) : -INFINITY;
             memcpy((char *)lse->data + (job->at + t) * lse->strides[0] + h * 4, &all_keys, sizeof all_keys);
         }
-        if (visible_keys(job, t) > 0) {
+        if (qn_att_visible(job, t) > 0) {
             job->set->finish(all->o + r * job->d_pad, all->sum[r], job->d, value);
-            job->rows->store[real](value, job->d, o);
-        } else {
-            memset(o, 0, (size_t)(job->d * qn_rows_real_bytes(real)));
         }
+        qn_att_store_rows(job, head, t0 * job->shared + r, 1, value, job->d_pad);
     }
 }
 
@@ -268,7 +282,7 @@ static void get_scratch(const qn_att_job *job, int32_t thread, int64_t t, qn_att
 {
     scratch_parts(job->scratch + (size_t)thread * job->scratch_bytes, job->per_task * job->shared, job->d_pad,
                   job->own_floats, s);
-    s->recent = qn_window_first(visible_keys(job, t), job->window);
+    s->recent = qn_window_first(qn_att_visible(job, t), job->window);
     s->key[0] = s->key[1] = -1;
 }
 
@@ -283,8 +297,8 @@ static void many_task(void *user, int64_t index, int32_t thread)
     const int64_t t0 = qn_max_i64(0, start), queries = qn_min_i64(start + job->per_task, job->queries) - t0;
     qn_att_scratch s;
     get_scratch(job, thread, t0 + queries - 1, &s);
-    load_queries(job, head, t0, queries, s.q);
-    for (int64_t first = 0; first < visible_keys(job, t0 + queries - 1); first += QN_ATT_CHUNK) {
+    qn_att_load_queries(job, head, t0 * job->shared, queries * job->shared, s.q, job->d_pad);
+    for (int64_t first = 0; first < qn_att_visible(job, t0 + queries - 1); first += QN_ATT_CHUNK) {
         do_chunk(job, head, t0, queries, first, &s, &s.part, nothing);
         merge_chunk(job, t0, queries, first, &s.part, &s.all);
     }
@@ -315,7 +329,7 @@ static void few_task(void *user, int64_t index, int32_t thread)
     get_scratch(job, thread, job->queries - 1, &s);
     for (int64_t head = h0; head < h0 + heads; head++) {
         const qn_att_state part = state_at(job, slot, head);
-        load_queries(job, head, 0, job->queries, s.q);
+        qn_att_load_queries(job, head, 0, job->queries * job->shared, s.q, job->d_pad);
         const int64_t first = (job->first_chunk + slot) * QN_ATT_CHUNK;
         const int last = head + 1 == h0 + heads; /* then this thread's next task, as a rule */
         const int64_t after = last && first + QN_ATT_CHUNK < job->keys ? first + QN_ATT_CHUNK : first;
@@ -326,7 +340,7 @@ static void few_task(void *user, int64_t index, int32_t thread)
 
 static void run_few(qn_att_job *job, const qn_exec *exec)
 {
-    const int64_t chunks = qn_ceil_div(visible_keys(job, job->queries - 1), QN_ATT_CHUNK);
+    const int64_t chunks = qn_ceil_div(qn_att_visible(job, job->queries - 1), QN_ATT_CHUNK);
     for (job->first_chunk = 0; job->first_chunk < chunks; job->first_chunk += ROUND) {
         job->chunks = qn_min_i64(ROUND, chunks - job->first_chunk);
         job->spread = job->chunks < 8 ? job->key_heads : 1;
@@ -342,6 +356,23 @@ static void run_few(qn_att_job *job, const qn_exec *exec)
         const qn_att_state all = state_at(job, ROUND, head);
         finish(job, head, 0, job->queries, &all, (float *)(void *)job->scratch);
     }
+}
+
+/* ---- one query by itself ---- */
+
+size_t qn_att_alone_bytes(int64_t shared, int64_t d)
+{
+    qn_att_scratch none;
+    return scratch_parts(NULL, shared, qn_att_padded(d), 0, &none);
+}
+
+qn_att_state qn_att_alone(const qn_att_job *job, int64_t head, int64_t t, int64_t first, char *memory)
+{
+    qn_att_scratch s;
+    scratch_parts(memory, job->shared, job->d_pad, 0, &s);
+    qn_att_load_queries(job, head, t * job->shared, job->shared, s.q, job->d_pad);
+    do_chunk(job, head, t, 1, first, &s, &s.part, nothing);
+    return s.part;
 }
 
 /* ---- running ---- */
@@ -371,7 +402,7 @@ void qn_att_run(qn_att_job *job, void *workspace, const qn_exec *exec)
     job->phase = 0;
     if (job->window) {
         /* position of the first query, which may be before the first key */
-        const int64_t at = job->lens ? visible_keys(job, 0) - 1 : job->keys - (job->causal ? job->queries : 1);
+        const int64_t at = job->lens ? qn_att_visible(job, 0) - 1 : job->keys - (job->causal ? job->queries : 1);
         int64_t per = QN_WINDOW_BLOCK;
         while (per > job->per_task) {
             per /= 2;

@@ -64,6 +64,20 @@ struct qn_att_job {
     size_t scratch_bytes;
 };
 
+/* Keys that query t of the job sees. */
+int64_t qn_att_visible(const qn_att_job *job, int64_t t);
+
+/* Rows of q of a key head, query by query, shared heads inside: `count` of them from row r on, as floats `stride`
+ * apart. */
+void qn_att_load_queries(const qn_att_job *job, int64_t head, int64_t r, int64_t count, float *q, int64_t stride);
+
+/* Outputs of such rows from floats; zeros where a query sees no key. */
+void qn_att_store_rows(const qn_att_job *job, int64_t head, int64_t r, int64_t count, const float *o, int64_t stride);
+
+/* The state of one query's rows from the chunk at key `first`, in memory of qn_att_alone_bytes. */
+size_t qn_att_alone_bytes(int64_t shared, int64_t d);
+qn_att_state qn_att_alone(const qn_att_job *job, int64_t head, int64_t t, int64_t first, char *memory);
+
 /* Columns that heads of d are padded to. */
 int64_t qn_att_padded(int64_t d);
 

@@ -5,11 +5,13 @@
 #include <string.h>
 
 #include "backend/cpu/attention.h"
+#include "backend/cpu/attention_tiles.h"
 #include "ref/slots.h"
 
 typedef struct att_impl {
     const qn_att_set *set;
-    const qn_rows_set *rows; /* its loads and stores convert q, k, v and o */
+    const qn_rows_set *rows;       /* its loads and stores convert q, k, v and o */
+    const qn_att_tiles_set *tiles; /* NULL: none */
 } att_impl;
 
 /* Row i of one head of a [rows, heads, d] view. */
@@ -83,22 +85,30 @@ static void att_run(const qn_kernel *kernel, const qn_run_call *call)
             job.in_place = format == QN_F32;
             job.stored = form_of(format, &job.form);
         }
-        qn_att_run(&job, call->workspace, call->exec);
+        if (impl->tiles) {
+            qn_att_tiles_run(&job, impl->tiles, call->workspace, call->exec);
+        } else {
+            qn_att_run(&job, call->workspace, call->exec);
+        }
     }
 }
 
 static size_t att_workspace(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
 {
-    (void)kernel;
     const int64_t *q = desc->in[QN_ATT_Q].dims;
+    const att_impl *impl = kernel->impl;
+    if (impl->tiles) {
+        return qn_att_tiles_workspace_bytes(m, q[1], desc->in[QN_ATT_K].dims[1], q[2], threads);
+    }
     return qn_att_workspace_bytes(m, q[1], desc->in[QN_ATT_K].dims[1], q[2], 0, threads);
 }
 
 static const char *att_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 {
-    (void)kernel;
-    (void)desc;
-    return NULL;
+    const att_impl *impl = kernel->impl;
+    return impl->tiles && (desc->in[QN_ATT_K].format != QN_BF16 || desc->in[QN_ATT_V].format != QN_BF16)
+               ? "keys and values are not both BF16"
+               : NULL;
 }
 
 #define ROW(op_, contract, isa_, level_, tile_, mr_, nr_)                                                              \
@@ -112,6 +122,17 @@ static const char *att_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
     }
 
 static const qn_kernel kernels[] = {
+    {.name = "qn_attention_fp_bf16_fp__amx_32x32",
+     .op = QN_OP_ATTENTION,
+     .backend = QN_BACKEND_CPU,
+     .isa = QN_ISA_AMX,
+     .mr = 32,
+     .nr = 32,
+     .status = "tested",
+     .accepts = att_accepts,
+     .workspace_bytes = att_workspace,
+     .run = att_run,
+     .impl = &(const att_impl){.set = &qn_att__avx512, .rows = &qn_rows__avx512, .tiles = &qn_att_tiles__amx}},
     ROW(QN_OP_ATTENTION, "attention_fp_fp_fp", avx512, QN_ISA_AVX512, "6x64", 6, 64),
     ROW(QN_OP_ATTENTION, "attention_fp_fp_fp", avx2, QN_ISA_AVX2, "6x16", 6, 16),
     ROW(QN_OP_ATTENTION, "attention_fp_fp_fp", scalar, QN_ISA_SCALAR, "2x8", 2, 8),
