@@ -2,13 +2,14 @@
  *
  * Host contract
  *   Parameters: X_FORMAT, OUT of x and y; W_FORMAT of the norm's weight; STYLE of rope, 0 halves, 1 neighbours;
- *     THREADS of a block of the norms; of qn_rmsnorm NORM_ITEMS of PER elements a thread, TEAM threads a row, THREADS
- * of them or one item each of a part of a warp, WEIGHTS_EARLY 1: registers hold the weight, too; ITEMS of four elements
- *     a thread of qn_add_rmsnorm; of turn.h
+ *     SINGLE 1: of qn_silu_mul for few rows; THREADS of a block of the norms; of qn_rmsnorm NORM_ITEMS of PER elements
+ *     a thread, TEAM threads a row, all THREADS or one item each of a part of a warp, WEIGHTS_EARLY 1: registers hold
+ *     the weight, too; ITEMS of four elements a thread of qn_add_rmsnorm; of turn.h
  *   Launch: qn_rmsnorm K up to TEAM * NORM_ITEMS * PER, a block for THREADS / TEAM rows; qn_rmsnorm_long any K, a block
  *     a row (rows are walked); qn_add_rmsnorm one block, K a multiple of 4, rows at multiples of 16; qn_silu_mul and
- *     qn_add any block and grid of two dimensions, a thread RUN elements at a time; qn_rope any block of at least TURNS
- *     threads or the pairs of a head, grid {parts of a head, tiles of rows, shares of the heads} */
+ *     qn_add any block and grid of two dimensions, SINGLE block 256, grid {blocks of a row, rows}; qn_rope any block of
+ *     the pairs of a head or more, at least TURNS where they are more, grid {parts of a head, tiles of rows, shares of
+ *     the heads} */
 #include "formats.h"
 #include "cuda_activation.h"
 #include "silu.h"
@@ -237,20 +238,30 @@ extern "C" __global__ void __launch_bounds__(THREADS) qn_rmsnorm_long(const __gr
 
 /* ---- silu_mul, and x += y ---- */
 
-#ifndef RUN
-#define RUN PER
-#endif
-
 #define EACH_RUN(a, row, at)                                                                                           \
     for (i64 row = (i64)blockIdx.y * blockDim.y + threadIdx.y; row < (a).m; row += (i64)gridDim.y * blockDim.y)        \
-        for (i64 at = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * RUN; at < (a).k;                                  \
-             at += (i64)gridDim.x * blockDim.x * RUN)
+        for (i64 at = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * PER; at < (a).k;                                  \
+             at += (i64)gridDim.x * blockDim.x * PER)
 
 DEV int run_length(i64 k, i64 at)
 {
-    return k - at < RUN ? (int)(k - at) : RUN;
+    return k - at < PER ? (int)(k - at) : PER;
 }
 
+#if SINGLE
+extern "C" __global__ void __launch_bounds__(256) qn_silu_mul(const __grid_constant__ qn_cuda_activation a)
+{
+    release_next();
+    wait_before();
+    for (i64 row = blockIdx.y; row < a.m; row += gridDim.y) {
+        const char *const x = a.x + row * a.x_row;
+        for (i64 i = (i64)blockIdx.x * 256 + threadIdx.x; i < a.k; i += (i64)gridDim.x * 256) {
+            const float v = silu_mul(load_float(x, i, X_FORMAT), load_float(x, a.k + i, X_FORMAT));
+            store_float(a.y + row * a.y_row, i, v, OUT);
+        }
+    }
+}
+#else
 extern "C" __global__ void __launch_bounds__(256) qn_silu_mul(const __grid_constant__ qn_cuda_activation a)
 {
     release_next();
@@ -258,25 +269,20 @@ extern "C" __global__ void __launch_bounds__(256) qn_silu_mul(const __grid_const
     EACH_RUN(a, row, at)
     {
         const char *const x = a.x + row * a.x_row;
-#if RUN == 1
-        const float v = silu_mul(load_float(x, at, X_FORMAT), load_float(x, a.k + at, X_FORMAT));
-        store_float(a.y + row * a.y_row, at, v, OUT);
-#else
         const int count = run_length(a.k, at);
-        u32 gate[WORDS_OF(RUN, X_FORMAT)], up[WORDS_OF(RUN, X_FORMAT)];
-        float v[RUN];
-        load_run(x + at * BYTES_OF(X_FORMAT), RUN, count, X_FORMAT, gate);
-        load_run(x + (a.k + at) * BYTES_OF(X_FORMAT), RUN, count, X_FORMAT, up);
+        u32 gate[WORDS_OF(PER, X_FORMAT)], up[WORDS_OF(PER, X_FORMAT)];
+        float v[PER];
+        load_run(x + at * BYTES_OF(X_FORMAT), PER, count, X_FORMAT, gate);
+        load_run(x + (a.k + at) * BYTES_OF(X_FORMAT), PER, count, X_FORMAT, up);
 #pragma unroll
-        for (int i = 0; i < RUN; i++) {
+        for (int i = 0; i < PER; i++) {
             v[i] = silu_mul(run_float(gate, i, X_FORMAT), run_float(up, i, X_FORMAT));
         }
-        store_run(a.y + row * a.y_row + at * BYTES_OF(OUT), RUN, count, OUT, v);
-#endif
+        store_run(a.y + row * a.y_row + at * BYTES_OF(OUT), PER, count, OUT, v);
     }
 }
+#endif
 
-#if RUN > 1
 /* x += y, y being w; both f32. */
 extern "C" __global__ void __launch_bounds__(256) qn_add(const __grid_constant__ qn_cuda_activation a)
 {
@@ -286,19 +292,17 @@ extern "C" __global__ void __launch_bounds__(256) qn_add(const __grid_constant__
     {
         char *const y = a.y + row * a.y_row + at * 4;
         const int count = run_length(a.k, at);
-        u32 to[RUN], by[RUN];
-        float v[RUN];
-        load_run(y, RUN, count, QN_MM_F32, to);
-        load_run(a.w + row * a.w_row + at * 4, RUN, count, QN_MM_F32, by);
+        u32 to[PER], by[PER];
+        float v[PER];
+        load_run(y, PER, count, QN_MM_F32, to);
+        load_run(a.w + row * a.w_row + at * 4, PER, count, QN_MM_F32, by);
 #pragma unroll
-        for (int i = 0; i < RUN; i++) {
+        for (int i = 0; i < PER; i++) {
             v[i] = __uint_as_float(to[i]) + __uint_as_float(by[i]);
         }
-        store_run(y, RUN, count, QN_MM_F32, v);
+        store_run(y, PER, count, QN_MM_F32, v);
     }
 }
-
-#endif
 
 /* ---- rope ---- */
 

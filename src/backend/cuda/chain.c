@@ -23,7 +23,7 @@
 
 enum { THREADS = 256, LOOKUP_THREADS = 128, DECODE_THREADS = 128, JOIN_THREADS = 32, PART_KEYS = 128, MOST_HEAD = 128 };
 enum { NORM_THREADS = 1024, NORM_ITEMS = 4 };
-enum { MANY_LOOKUPS = 512, MOST_GRID_Y = 65535, LOOKUPS = 2 * (QN_MM_IQ4_XS + 1) };
+enum { LOOKUP_LEAST = 8, MOST_GRID_Y = 65535, LOOKUPS = 2 * (QN_MM_IQ4_XS + 1) };
 
 /* Registers of a thread allow that many quads of a row, and that many blocks of a multiprocessor (mm_few.cu). */
 enum { MOST_ITEMS = 8, RESIDENT = 3 };
@@ -630,7 +630,7 @@ static qn_status make_lookup(const matcher *m, qn_cuda_chain_launch *l, int *pos
                                          .b_row = table->strides[0],
                                          .y_row = s->args.out[0].strides[0],
                                          .k = (int32_t)k};
-    const int64_t parts = k / ((int64_t)qn_cuda_weight_unit(format) * LOOKUP_THREADS);
+    const int64_t parts = k / (qn_max_i64(qn_cuda_weight_unit(format), LOOKUP_LEAST) * LOOKUP_THREADS);
     l->geometry = (qn_cuda_geometry){.grid = {1, (uint32_t)qn_max_i64(qn_min_i64(parts, MOST_GRID_Y), 1), 1},
                                      .block = {LOOKUP_THREADS, 1, 1}};
     return qn_cuda_function_get(m->cuda, &program, &l->function, error);
@@ -784,9 +784,6 @@ static qn_status run(const qn_chain *chain, int32_t rows, void *stream, qn_error
         void *const pointers[] = {&l.arguments};
         if (chain->kind == QN_CHAIN_LOOKUP) {
             l.geometry.grid[0] = (uint32_t)rows;
-            if (rows >= MANY_LOOKUPS && l.geometry.grid[1] > 1) {
-                l.geometry.grid[1] /= 2;
-            }
         } else if (chain->kind == QN_CHAIN_ADD) {
             l.arguments.activation.m = rows;
             l.geometry = qn_cuda_runs_geometry(&chain->cuda->device, rows, l.arguments.activation.k);

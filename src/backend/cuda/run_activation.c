@@ -11,13 +11,16 @@ enum {
     PER = 8,             /* elements that a thread takes at a time: kernels/cuda/activation.cu */
     NORM_THREADS = 256,  /* of rows that registers do not hold */
     SHORT_THREADS = 128, /* of several short rows */
-    MOST_THREADS = 1024,
+    LEAST_THREADS = 128, /* of a longer one of many, with that many items of f32, or twice as many of 16 bits, */
+    SHORT_ITEMS = 2,
+    LONG_ITEMS = 4, /* and from so many runs on, so that several rows have room: */
+    LONG_RUNS = 1025,
+    MOST_THREADS = 1024, /* registers of all of these hold MOST_ITEMS each */
     MOST_ITEMS = 4,
     EARLY_WORDS = 16, /* registers of a thread for x and weight of the norm, so that the latter comes with the former */
     EARLY_WIDE = 32,
     THREADS = 256,
     FEW_THREADS = 64, /* where full blocks would leave multiprocessors idle, */
-    FEW_RUN = 1,      /* and elements that a thread of silu_mul takes then */
     TURNS = 256,      /* angles of a block of rope at most */
     TURN_BLOCKS = 5,  /* of them a multiprocessor */
     MOST_GRID_X = 0x7fffffff,
@@ -46,14 +49,15 @@ typedef struct norm_shape {
 
 static norm_shape norm_of(const qn_op_desc *desc, int wide)
 {
-    const int64_t k = desc->in[QN_ACT_X].dims[1], most = desc->in[QN_ACT_X].format == QN_F32 ? 4 : 8;
-    const int64_t runs = qn_ceil_div(k, PER);
+    const int64_t runs = qn_ceil_div(desc->in[QN_ACT_X].dims[1], PER);
+    const int64_t items = runs < LONG_RUNS ? SHORT_ITEMS : LONG_ITEMS;
+    const int64_t most = desc->in[QN_ACT_X].format == QN_F32 ? items : 2 * items;
     norm_shape s = {.team = 0, .items = 0, .threads = NORM_THREADS};
     if (runs <= 32) {
         s = (norm_shape){.team = runs <= 8 ? 8 : runs <= 16 ? 16 : 32, .items = 1, .threads = SHORT_THREADS};
     } else if (runs <= MOST_ITEMS * MOST_THREADS) {
-        s.items =
-            (int32_t)qn_max_i64(wide ? 1 : qn_min_i64(most, qn_ceil_div(runs, 256)), qn_ceil_div(runs, MOST_THREADS));
+        s.items = (int32_t)qn_max_i64(wide ? 1 : qn_min_i64(most, qn_ceil_div(runs, LEAST_THREADS)),
+                                      qn_ceil_div(runs, MOST_THREADS));
         s.team = s.threads = (int32_t)(qn_ceil_div(qn_ceil_div(runs, s.items), 32) * 32);
     }
     return s;
@@ -75,7 +79,7 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
         qn_cuda_define(&out[i], "OUT", rope ? 0 : out_of(desc));
         qn_cuda_define(&out[i], "STYLE", rope && desc->attr[QN_ATTR_STYLE].i == QN_ROPE_INTERLEAVED);
         qn_cuda_define(&out[i], "THREADS", norm ? s.threads : THREADS);
-        qn_cuda_define(&out[i], "RUN", !norm && !rope && i ? FEW_RUN : PER);
+        qn_cuda_define(&out[i], "SINGLE", !norm && !rope && i);
         qn_cuda_define_factors(rope && qn_op_has(desc, QN_ACT_FACTORS), &out[i]);
         if (norm && s.items) {
             const int32_t words =
@@ -105,19 +109,14 @@ static int is_few(const qn_cuda_device *device, int64_t m, int64_t k)
     return m * qn_ceil_div(k, PER) < (int64_t)device->sms * THREADS;
 }
 
-static qn_cuda_geometry runs_geometry(const qn_cuda_device *device, int64_t m, int64_t k, int32_t run)
+qn_cuda_geometry qn_cuda_runs_geometry(const qn_cuda_device *device, int64_t m, int64_t k)
 {
-    const int64_t runs = qn_ceil_div(k, run), threads = is_few(device, m, k) && run == PER ? FEW_THREADS : THREADS;
+    const int64_t runs = qn_ceil_div(k, PER), threads = is_few(device, m, k) ? FEW_THREADS : THREADS;
     const int64_t across = qn_ceil_div(runs, qn_ceil_div(runs, threads)), down = qn_max_i64(threads / across, 1);
     return (qn_cuda_geometry){
         .grid = {(uint32_t)qn_ceil_div(runs, across), (uint32_t)qn_min_i64(qn_ceil_div(m, down), MOST_GRID_Y), 1},
         .block = {(uint32_t)across, (uint32_t)down, 1},
         .dependent = device->major >= 9};
-}
-
-qn_cuda_geometry qn_cuda_runs_geometry(const qn_cuda_device *device, int64_t m, int64_t k)
-{
-    return runs_geometry(device, m, k, PER);
 }
 
 /* How rope is dealt out to blocks of so many threads: kernels/cuda/activation.cu. */
@@ -182,7 +181,12 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         g = norm_geometry(run, a.m, &program);
     } else {
         program = is_few(run->device, a.m, a.k);
-        g = runs_geometry(run->device, a.m, a.k, program ? FEW_RUN : PER);
+        g = qn_cuda_runs_geometry(run->device, a.m, a.k);
+        if (program) {
+            g = (qn_cuda_geometry){
+                .grid = {(uint32_t)qn_ceil_div(a.k, THREADS), (uint32_t)qn_min_i64(a.m, MOST_GRID_Y), 1},
+                .block = {THREADS, 1, 1}};
+        }
     }
     g.dependent = run->device->major >= 9;
     return qn_cuda_launch(run, program, &g, arguments, error);
