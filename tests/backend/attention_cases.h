@@ -59,7 +59,7 @@ static inline void run_patterns(const qn_kernel *kernel, const char *text)
         fill_pattern(&p, (pattern)what);
         problem_want(&p, text);
         snprintf(name, sizeof name, "%s, pattern %d", text, what);
-        run_layout(&p, plan, 0, 0, 0, name);
+        run_layout(&p, plan, 0, 0, 0, 0, name);
         problem_free(&p);
     }
     qn_plan_destroy(plan);
