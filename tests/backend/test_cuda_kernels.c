@@ -471,7 +471,7 @@ static void patterns_of_attention_agree(void **state)
         "attention m=300 n=300 k=128 e=2 g=1 q=f16 k=f16 v=f16",
         "attention m=300 n=300 k=64 e=2 g=1 k=f16 v=f16",
     };
-    leave_out_of_brief("patterns of attention: kernels are those of the case table");
+    leave_out_of_brief("patterns of attention: kernels and paths are those of the case table");
     qn_error error = {0};
     qn_device_info info;
     if (qn_device_get_info(ctx, &info, &error) != QN_OK) {
