@@ -397,6 +397,11 @@ static qn_lane all_threads(const qn_batch *b)
 qn_status qn_batch_run_step(qn_batch *b, const qn_step *step, const qn_row_range *rows, const qn_lane *lane,
                             qn_error *error)
 {
+    const size_t index = (size_t)(step - b->model->steps);
+    const int ready = b->ready && !b->model->observe;
+    if (ready && qn_ready_did(b->ready, index, rows, lane)) {
+        return QN_OK;
+    }
     if (!step->plan && b->chains) {
         const qn_backend_chains *chains = b->model->device->chains;
         const qn_chain *chain = b->chains[1 + (step - b->model->steps)];
@@ -415,9 +420,8 @@ qn_status qn_batch_run_step(qn_batch *b, const qn_step *step, const qn_row_range
         add_rows(b, step, rows, lane->exec);
         return QN_OK;
     }
-    const size_t index = (size_t)(step - b->model->steps);
     qn_status status;
-    if (b->ready && !b->model->observe && qn_ready_takes(b->ready, index, rows, lane)) {
+    if (ready && qn_ready_takes(b->ready, index, rows, lane)) {
         size_t bytes;
         const void *const next = qn_ready_next(b->ready, index, &bytes);
         if (next && lane->index == 0) {

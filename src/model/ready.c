@@ -179,9 +179,12 @@ static int takes_next(const qn_model *model, size_t i)
 {
     const qn_step *step = &model->steps[i], *end = model->steps + model->step_count;
     const qn_operand *out = &step->out[0], *in = &step[1].in[0];
-    if (!step->packed || out->place != QN_PLACE_REGISTER || out->index < 0 || step + 1 == end || !step[1].plan ||
+    if (!step->packed || out->place != QN_PLACE_REGISTER || out->index < 0 || step + 1 == end ||
         in->place != QN_PLACE_REGISTER || in->index != out->index || in->offset != 0 || out->offset != 0 ||
         !same_shape(&in->shape, &out->shape) || !qn_plan_takes_next(step->plan, step[1].plan)) {
+        return 0;
+    }
+    if (!step[1].plan && (step[1].copies || step[1].out[0].place != QN_PLACE_REGISTER || step[1].out[0].index < 0)) {
         return 0;
     }
     for (const qn_step *s = step + 2; s < end && !uses(s[-1].out, QN_MAX_OUT, out->index); s++) {
@@ -227,7 +230,7 @@ qn_status qn_ready_create(const qn_model *model, int32_t lanes, qn_ready **out, 
     }
     for (size_t i = 0; i + 1 < model->step_count; i++) {
         ready_step *const s = &ready->steps[i];
-        s->with_next = s->made && s[1].made && takes_next(model, i);
+        s->with_next = s->made && (s[1].made || !model->steps[i + 1].plan) && takes_next(model, i);
         s[1].with_last = s->with_next;
     }
     if (status != QN_OK) {
@@ -255,6 +258,11 @@ void qn_ready_begin(qn_ready *ready)
 int qn_ready_takes(const qn_ready *ready, size_t step, const qn_row_range *rows, const qn_lane *lane)
 {
     return ready->steps[step].made && (rows->first == 0 || lane->index > 0);
+}
+
+int qn_ready_did(const qn_ready *ready, size_t step, const qn_row_range *rows, const qn_lane *lane)
+{
+    return ready->steps[step].with_last && rows->count > FEW_ROWS && qn_ready_takes(ready, step - 1, rows, lane);
 }
 
 const void *qn_ready_next(const qn_ready *ready, size_t step, size_t *bytes)
@@ -314,12 +322,14 @@ qn_status qn_ready_run(qn_batch *b, size_t step, const qn_row_range *rows, const
 {
     const ready_step *r = &b->ready->steps[step];
     shared *with, *next;
-    const int many = rows->count > FEW_ROWS;
-    if (many && r->with_last) {
-        return QN_OK;
-    }
     QN_TRY(resolve(b, step, rows, lane, &with, error));
-    if (many && r->with_next) {
+    if (rows->count > FEW_ROWS && r->with_next) {
+        if (!r[1].made) {
+            qn_args sum;
+            qn_batch_args(b, &b->model->steps[step + 1], rows, &sum);
+            qn_plan_run_sum(with->step->plan, &with->checked, &with->args, &sum.out[0], lane->workspace, lane->exec);
+            return QN_OK;
+        }
         QN_TRY(resolve(b, step + 1, rows, lane, &next, error));
         qn_plan_run_two(with->step->plan, &with->checked, &with->args, next->step->plan, &next->checked, &next->args,
                         lane->workspace, lane->exec);

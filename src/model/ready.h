@@ -15,6 +15,9 @@ void qn_ready_begin(qn_ready *ready);
 /* Whether qn_ready_run does the step for these rows; of a step that reads a cache they are of one sequence. */
 int qn_ready_takes(const qn_ready *ready, size_t step, const qn_row_range *rows, const qn_lane *lane);
 
+/* Whether qn_ready_run has done the step along with the one before. */
+int qn_ready_did(const qn_ready *ready, size_t step, const qn_row_range *rows, const qn_lane *lane);
+
 qn_status qn_ready_run(qn_batch *b, size_t step, const qn_row_range *rows, const qn_lane *lane, qn_error *error);
 
 /* Weights of the product after this one; NULL: none, or the step is no product of packed weights. */

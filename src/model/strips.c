@@ -16,9 +16,9 @@
 #include "base/checked.h"
 #include "base/error.h"
 
-#define LEAST_ROWS 96          /* of a strip: of fewer, weights take longer to read than to multiply with */
-#define MOST_ROWS 256          /* more leave the second cache */
-#define GROUP_ROWS 16          /* that kernels take together */
+#define LEAST_ROWS 96           /* of a strip: of fewer, weights take longer to read than to multiply with */
+#define MOST_ROWS 256           /* more leave the second cache */
+#define GROUP_ROWS 16           /* that kernels take together */
 #define MOST_WEIGHTS (24 << 20) /* bytes of a product's weights */
 
 /* Whether a step computes rows one by one, wherever they belong. */
