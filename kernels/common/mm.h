@@ -49,6 +49,7 @@ typedef struct qn_mm_finish {
     float unit;             /* float sums are multiplied with it first; a power of two */
     float factor;           /* scaled = 0: v = sum * factor (+ bias) */
     qn_mm_real out;
+    int32_t adds;           /* 1: to what is there; f32 only */
     const float *scale_b;
     const float *bias;      /* NULL: none */
     const int32_t *azp_adj; /* NULL: none */

@@ -38,7 +38,11 @@ QN_INLINE void finish_step(const qn_mm_finish *f, qn_mm_sums sums, vf scale_a, v
         const int j = i + VL;
         const float *const x0 = first + i / QN_MM_PIECE * sums.piece + i % QN_MM_PIECE;
         const float *const x1 = first + j / QN_MM_PIECE * sums.piece + j % QN_MM_PIECE;
-        const vf v0 = finish_real(f, x0, scale_a, azp, c + i), v1 = finish_real(f, x1, scale_a, azp, c + j);
+        vf v0 = finish_real(f, x0, scale_a, azp, c + i), v1 = finish_real(f, x1, scale_a, azp, c + j);
+        if (real == QN_MM_F32 && f->adds) {
+            v0 = vf_add(vf_load((const float *)out + i), v0);
+            v1 = vf_add(vf_load((const float *)out + j), v1);
+        }
         if (real == QN_MM_F32) {
             vf_store((float *)out + i, v0);
             vf_store((float *)out + i + VL, v1);
@@ -62,7 +66,10 @@ QN_INLINE void finish_row(const qn_mm_finish *f, qn_mm_sums sums, float scale, i
         finish_step(f, sums, scale_a, azp, c, real, out + c * size);
     }
     if (c < count) {
-        float last[QN_MM_STEP];
+        float last[QN_MM_STEP] = {0.0f};
+        if (f->adds) {
+            memcpy(last, out + c * size, (size_t)((count - c) * size));
+        }
         finish_step(f, sums, scale_a, azp, c, real, last);
         memcpy(out + c * size, last, (size_t)((count - c) * size));
     }

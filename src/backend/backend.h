@@ -16,11 +16,12 @@
 
 typedef struct qn_kernel qn_kernel;
 
-/* The operator behind a product that alone reads its result: silu_mul or silu_mul_quant. */
+/* What is behind a product and alone reads its result: silu_mul or silu_mul_quant, or the sum with other rows. */
 typedef struct qn_run_next {
-    const qn_kernel *kernel;
-    const qn_op_desc *desc; /* with the shapes of this run */
+    const qn_kernel *kernel; /* NULL: a sum */
+    const qn_op_desc *desc;  /* with the shapes of this run */
     const qn_args *args;
+    qn_mut_view sum; /* f32 rows that the result is added to */
 } qn_run_next;
 
 /* One run: everything is checked by the plan. desc has the shapes of this run
@@ -62,7 +63,8 @@ struct qn_kernel {
     void (*pack)(const qn_kernel *kernel, const qn_op_desc *desc, const qn_args *args, void *body);
     /* Bytes for at most m rows on that many threads; NULL function: none. */
     size_t (*workspace_bytes)(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads);
-    /* Whether a run can do the operator behind this one too, with the bits of both by themselves. NULL function: no. */
+    /* Whether a run can do the operator behind this one too, or next NULL the sum, with the bits of both by themselves.
+     * NULL function: no. */
     int (*takes_next)(const qn_kernel *kernel, const qn_op_desc *desc, const qn_kernel *next,
                       const qn_op_desc *next_desc);
     /* Host kernels: compute. Device kernels have launch instead, which enqueues the work on exec's stream. */

@@ -16,6 +16,7 @@
 #include "model/batch.h"
 #include "model/device.h"
 #include "model/ready.h"
+#include "model/strips.h"
 
 #define FEW_ROWS 16    /* of a pass that reads weights faster than it computes */
 #define LOGITS_ROWS 32 /* rows of logits that are made together when they belong in different places */
@@ -127,6 +128,9 @@ static int allocate(qn_batch *b, int several)
         const size_t bytes = qn_plan_workspace_bytes(model->plans[i], b->tokens, qn_exec_threads(&b->exec));
         b->workspace_bytes = bytes > b->workspace_bytes ? bytes : b->workspace_bytes;
     }
+    if (!model->device && !qn_strips_prepare(b)) {
+        return 0;
+    }
     const size_t bytes = place_operands(b, several, NULL);
     b->operands = bytes == SIZE_MAX ? NULL : operands_alloc(model, bytes);
     (void)place_operands(b, several, b->operands);
@@ -168,7 +172,8 @@ qn_status qn_batch_make(qn_model *model, int32_t tokens, const qn_exec *exec, in
         const int made = allocate(b, several);
         qn_status status = QN_OK;
         if (made) {
-            status = model->device ? prepare_device(b, error) : qn_ready_create(model, &b->ready, error);
+            status =
+                model->device ? prepare_device(b, error) : qn_ready_create(model, 1 + b->strips.most, &b->ready, error);
         }
         if (made && status == QN_OK) {
             *out = b;
@@ -215,6 +220,7 @@ void qn_batch_destroy(qn_batch *b)
     qn_stream_destroy(model->ctx, b->stream);
     operands_free(model, b->operands);
     qn_free(ctx, b->registers);
+    qn_free(ctx, b->strips.steps);
     if (model->device) {
         qn_host_free(model->ctx, b->input);
         qn_device_free(model->ctx, b->device_input);
@@ -299,7 +305,7 @@ static qn_mut_view resolve(const qn_batch *b, const qn_operand *operand, const q
     case QN_PLACE_NEW_VALUES:
         data = s ? (operand->place == QN_PLACE_NEW_KEYS ? s->keys : s->values)[operand->index] + s->length * stride
                  : (operand->place == QN_PLACE_NEW_KEYS ? b->new_keys : b->new_values);
-        data += operand->offset;
+        data += rows->skipped * stride + operand->offset;
         break;
     }
     view = qn_mut_view_make(data, &shape);
@@ -345,14 +351,14 @@ static void add_task(void *user, int64_t index, int32_t thread)
     }
 }
 
-static void add_rows(const qn_batch *b, const qn_step *step, const qn_row_range *rows)
+static void add_rows(const qn_batch *b, const qn_step *step, const qn_row_range *rows, const qn_exec *exec)
 {
     const qn_mut_view from = resolve(b, &step->in[0], rows);
     add_job job = {.x = resolve(b, &step->out[0], rows),
                    .y = step->in[0].place == QN_PLACE_CONST ? step->in[0].view : qn_view_of(&from),
                    .copies = step->copies};
     job.per_task = qn_max_i64(1, ADD_BYTES / (job.x.shape.dims[1] * (int64_t)sizeof(float) + 1));
-    qn_parallel_for(&b->exec, qn_ceil_div(job.x.shape.dims[0], job.per_task), add_task, &job);
+    qn_parallel_for(exec, qn_ceil_div(job.x.shape.dims[0], job.per_task), add_task, &job);
 }
 
 static int is_recent(const qn_operand *operand)
@@ -385,8 +391,19 @@ void qn_batch_args(const qn_batch *b, const qn_step *step, const qn_row_range *r
     args->packed = step->packed;
 }
 
-static qn_status run_step(qn_batch *b, const qn_step *step, const qn_row_range *rows, qn_error *error)
+static qn_lane all_threads(const qn_batch *b)
 {
+    return (qn_lane){.exec = &b->exec, .workspace = b->workspace, .workspace_bytes = b->workspace_bytes};
+}
+
+qn_status qn_batch_run_step(qn_batch *b, const qn_step *step, const qn_row_range *rows, const qn_lane *lane,
+                            qn_error *error)
+{
+    const size_t index = (size_t)(step - b->model->steps);
+    const int ready = b->ready && !b->model->observe;
+    if (ready && qn_ready_did(b->ready, index, rows, lane)) {
+        return QN_OK;
+    }
     if (!step->plan && b->chains) {
         const qn_backend_chains *chains = b->model->device->chains;
         const qn_chain *chain = b->chains[1 + (step - b->model->steps)];
@@ -402,25 +419,24 @@ static qn_status run_step(qn_batch *b, const qn_step *step, const qn_row_range *
         return QN_OK;
     }
     if (!step->plan) {
-        add_rows(b, step, rows);
+        add_rows(b, step, rows, lane->exec);
         return QN_OK;
     }
-    const size_t index = (size_t)(step - b->model->steps);
     qn_status status;
-    if (b->ready && !b->model->observe && qn_ready_takes(b->ready, index, rows)) {
+    if (ready && qn_ready_takes(b->ready, index, rows, lane)) {
         size_t bytes;
         const void *const next = qn_ready_next(b->ready, index, &bytes);
-        if (next) {
+        if (next && lane->index == 0) {
             qn_exec_ahead(&b->exec, rows->count <= FEW_ROWS ? next : NULL, bytes);
         }
-        status = qn_ready_run(b, index, rows, error);
+        status = qn_ready_run(b, index, rows, lane, error);
     } else {
         qn_args args;
         qn_batch_args(b, step, rows, &args);
         if (b->model->observe) {
             QN_TRY(b->model->observe(b->model->observe_user, step, &args, error));
         }
-        status = qn_run(step->plan, &args, b->workspace, b->workspace_bytes, &b->exec, error);
+        status = qn_run(step->plan, &args, lane->workspace, lane->workspace_bytes, lane->exec, error);
     }
     if (status != QN_OK) {
         return qn_error_prefix(error, status, "layer %d, %s %s", step->layer, qn_op_get_info(step->op)->name,
@@ -471,8 +487,7 @@ void qn_batch_lookup_step(const qn_batch *b, qn_chain_step *out)
     out->args.out[0].strides[0] = (int64_t)model->registers[model->reg_stream].row_bytes;
 }
 
-/* A step that belongs to one sequence: it reads its cache or writes its recent rows. */
-static int needs_session(const qn_step *step)
+int qn_batch_needs_session(const qn_step *step)
 {
     for (int j = 0; j < QN_MAX_IN; j++) {
         if (step->in[j].place == QN_PLACE_KEYS || step->in[j].place == QN_PLACE_VALUES) {
@@ -492,16 +507,20 @@ static qn_status copy_rows(const qn_batch *b, void *to, const void *from, size_t
     return QN_OK;
 }
 
-/* New keys or values of all rows to the caches they belong to. */
-static qn_status scatter(const qn_batch *b, const qn_operand *operand, qn_error *error)
+/* New keys or values that the step wrote for rows of several sequences, whole rows at once, to the caches they belong
+ * to. */
+static qn_status scatter(const qn_batch *b, const qn_step *step, qn_error *error)
 {
     const int64_t row = (int64_t)b->model->kv_row_bytes;
-    const char *const from = operand->place == QN_PLACE_NEW_KEYS ? b->new_keys : b->new_values;
-    for (int32_t i = 0; i < b->segment_count; i++) {
-        const qn_segment *seg = &b->segments[i];
-        const qn_row_range rows = {.first = seg->first, .count = seg->count, .session = seg->session};
-        QN_TRY(copy_rows(b, (char *)resolve(b, operand, &rows).data - operand->offset, from + seg->first * row,
-                         (size_t)(seg->count * row), error));
+    for (int j = 0; j < QN_MAX_OUT; j++) {
+        const qn_operand *const operand = &step->out[j];
+        const char *const from = operand->place == QN_PLACE_NEW_KEYS ? b->new_keys : b->new_values;
+        for (int32_t i = 0; i < b->segment_count && is_new(operand) && operand->offset == 0; i++) {
+            const qn_segment *seg = &b->segments[i];
+            const qn_row_range rows = {.first = seg->first, .count = seg->count, .session = seg->session};
+            QN_TRY(copy_rows(b, resolve(b, operand, &rows).data, from + seg->first * row, (size_t)(seg->count * row),
+                             error));
+        }
     }
     return QN_OK;
 }
@@ -515,21 +534,24 @@ static qn_status run_body(qn_batch *b, qn_error *error)
         QN_TRY(qn_device_copy_in(b->model->ctx, b->device_input, b->input, bytes, b->stream, error));
         QN_TRY(b->model->device->chains->run(b->chains[0], b->rows, b->stream, error));
     }
+    const qn_lane lane = all_threads(b);
     for (size_t i = 0; i < b->model->body_steps; i++) {
         const qn_step *step = &b->model->steps[i];
-        if (all.session || !needs_session(step)) {
-            QN_TRY(run_step(b, step, &all, error));
+        const int32_t by_strips = qn_strips_at(b, i);
+        if (by_strips) {
+            QN_TRY(qn_strips_run(b, i, &all, error));
+        } else if (all.session || !qn_batch_needs_session(step)) {
+            QN_TRY(qn_batch_run_step(b, step, &all, &lane, error));
         } else {
             for (int32_t j = 0; j < b->segment_count; j++) {
                 const qn_segment *seg = &b->segments[j];
                 const qn_row_range rows = {.first = seg->first, .count = seg->count, .session = seg->session};
-                QN_TRY(run_step(b, step, &rows, error));
+                QN_TRY(qn_batch_run_step(b, step, &rows, &lane, error));
             }
         }
-        for (int j = 0; !all.session && j < QN_MAX_OUT; j++) {
-            if (is_new(&step->out[j]) && step->out[j].offset == 0) { /* whole rows, once */
-                QN_TRY(scatter(b, &step->out[j], error));
-            }
+        i += (size_t)(by_strips ? by_strips - 1 : 0);
+        for (; !all.session && step <= &b->model->steps[i]; step++) {
+            QN_TRY(scatter(b, step, error));
         }
     }
     return QN_OK;
@@ -542,6 +564,7 @@ static qn_status run_output(qn_batch *b, qn_error *error)
     const size_t vocab = (size_t)qn_checkpoint_hparams(model->checkpoint)->vocab_size;
     char *const stream = b->registers[model->reg_stream];
     const size_t row_bytes = model->registers[model->reg_stream].row_bytes;
+    const qn_lane lane = all_threads(b);
     for (int32_t i = 0; i < b->wanted_count; i++) {
         if (b->wanted[i].row != i) {
             QN_TRY(copy_rows(b, stream + (size_t)i * row_bytes, stream + (size_t)b->wanted[i].row * row_bytes,
@@ -560,7 +583,7 @@ static qn_status run_output(qn_batch *b, qn_error *error)
             rows.logits = b->logits;
         }
         for (size_t s = model->body_steps; s < model->step_count; s++) {
-            QN_TRY(run_step(b, &model->steps[s], &rows, error));
+            QN_TRY(qn_batch_run_step(b, &model->steps[s], &rows, &lane, error));
         }
         for (int32_t j = 0; apart && j < rows.count; j++) {
             const float *const from = b->logits + (size_t)j * vocab;

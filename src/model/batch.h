@@ -19,6 +19,13 @@ typedef struct qn_wanted_row {
 
 typedef struct qn_ready qn_ready; /* ready.h */
 
+/* What strips.c keeps for a batch. */
+typedef struct qn_strips {
+    int32_t *steps;         /* [body_steps]: how many from each one on go by strips; NULL: none */
+    int32_t most;           /* strips of a pass */
+    size_t workspace_bytes; /* a thread's, of the batch's */
+} qn_strips;
+
 /* Registers, new keys and values, logits and workspace lie where the model's operands do: in the device's memory when
  * it runs there. */
 struct qn_batch {
@@ -35,8 +42,9 @@ struct qn_batch {
     qn_segment *segments;  /* [tokens] */
     qn_wanted_row *wanted; /* [tokens] */
     int32_t segment_count, wanted_count, rows; /* of the pass */
-    void *workspace;
+    char *workspace;
     size_t workspace_bytes;
+    qn_strips strips;
     qn_ready *ready; /* NULL for a model on a device */
 
     /* Of a model on a device; else NULL. */
@@ -51,12 +59,28 @@ typedef struct qn_row_range {
     int32_t first, count;
     const qn_session *session; /* whose they are; NULL: of several sequences */
     float *logits;             /* [count, vocab] for the output layer */
+    int32_t skipped;           /* rows of the session, or of several, in front of the first */
 } qn_row_range;
+
+/* Who runs a step: all threads together, or one of them for a strip of rows. */
+typedef struct qn_lane {
+    int32_t index; /* of the arguments that are kept for it (ready.h) */
+    const qn_exec *exec;
+    void *workspace;
+    size_t workspace_bytes;
+} qn_lane;
 
 /* Operands of a step for these rows. */
 void qn_batch_args(const qn_batch *b, const qn_step *step, const qn_row_range *rows, qn_args *args);
 
-/* The same as a step of a chain: one row from the first on. */
+/* Whether a step belongs to one sequence: it reads its cache or writes its recent rows. */
+int qn_batch_needs_session(const qn_step *step);
+
+/* Run a step for these rows. */
+qn_status qn_batch_run_step(qn_batch *b, const qn_step *step, const qn_row_range *rows, const qn_lane *lane,
+                            qn_error *error);
+
+/* Operands of a step as a step of a chain: one row from the first on. */
 void qn_batch_chain_step(const qn_batch *b, const qn_step *step, const qn_session *session, qn_chain_step *out);
 
 /* The lookup of the rows of embeddings. */

@@ -8,8 +8,9 @@
  * kilobytes here, where the steps themselves are megabytes.
  *
  * Shared arguments hold for a number of rows and, where a cache is among them, for
- * one pass, as its length is one of their shapes. Steps that run for a part of the
- * rows, or write recent keys and values, are batch.c's alone. */
+ * one pass, as its length is one of their shapes. Every lane has its own: the
+ * one of all rows, and those of strips (strips.h). Steps that run for a sequence that is
+ * not the first, or write recent keys and values, are batch.c's alone. */
 #include <string.h>
 
 #include "base/error.h"
@@ -29,7 +30,7 @@ typedef struct move {
 
 typedef struct shared {
     const qn_step *step; /* the first of them */
-    int32_t rows;        /* it is resolved for; 0: none */
+    int32_t rows, first; /* it is resolved for; rows 0: for none */
     int32_t cached;      /* a cache is among the operands */
     uint64_t pass;       /* cached: it is resolved for */
     qn_args args;
@@ -37,7 +38,8 @@ typedef struct shared {
 } shared;
 
 typedef struct ready_step {
-    shared *with; /* NULL: not made ready */
+    int32_t made; /* 0: not ready */
+    int32_t with; /* which shared arguments, of every lane */
     const void *packed;
     const void *next; /* weights of the next product, and their bytes */
     size_t next_bytes;
@@ -48,7 +50,7 @@ typedef struct ready_step {
 
 struct qn_ready {
     ready_step *steps; /* [step_count] */
-    shared *shared;    /* [shared_count] */
+    shared *shared;    /* [lanes][shared_count] */
     size_t shared_count;
     uint64_t pass;
 };
@@ -125,11 +127,11 @@ static int same_arguments(const qn_step *a, const qn_step *b)
 }
 
 /* Arguments that the step shares with one before it, or new ones. */
-static shared *shared_of(qn_ready *ready, const qn_step *step)
+static int32_t shared_of(qn_ready *ready, const qn_step *step)
 {
     for (size_t i = 0; i < ready->shared_count; i++) {
         if (same_arguments(ready->shared[i].step, step)) {
-            return &ready->shared[i];
+            return (int32_t)i;
         }
     }
     shared *const s = &ready->shared[ready->shared_count++];
@@ -137,11 +139,12 @@ static shared *shared_of(qn_ready *ready, const qn_step *step)
     for (int32_t slot = 0; slot < QN_MAX_IN + QN_MAX_OUT; slot++) {
         s->cached |= is_cache(operand_at(step, slot)->place);
     }
-    return s;
+    return (int32_t)ready->shared_count - 1;
 }
 
 static void make_step(qn_ready *ready, const qn_model *model, const qn_step *step, ready_step *out)
 {
+    out->made = 1;
     out->with = shared_of(ready, step);
     out->packed = step->packed;
     for (int32_t slot = 0; slot < QN_MAX_IN + QN_MAX_OUT; slot++) {
@@ -176,9 +179,12 @@ static int takes_next(const qn_model *model, size_t i)
 {
     const qn_step *step = &model->steps[i], *end = model->steps + model->step_count;
     const qn_operand *out = &step->out[0], *in = &step[1].in[0];
-    if (!step->packed || out->place != QN_PLACE_REGISTER || out->index < 0 || step + 1 == end || !step[1].plan ||
+    if (!step->packed || out->place != QN_PLACE_REGISTER || out->index < 0 || step + 1 == end ||
         in->place != QN_PLACE_REGISTER || in->index != out->index || in->offset != 0 || out->offset != 0 ||
         !same_shape(&in->shape, &out->shape) || !qn_plan_takes_next(step->plan, step[1].plan)) {
+        return 0;
+    }
+    if (!step[1].plan && (step[1].copies || step[1].out[0].place != QN_PLACE_REGISTER || step[1].out[0].index < 0)) {
         return 0;
     }
     for (const qn_step *s = step + 2; s < end && !uses(s[-1].out, QN_MAX_OUT, out->index); s++) {
@@ -189,7 +195,19 @@ static int takes_next(const qn_model *model, size_t i)
     return 1;
 }
 
-qn_status qn_ready_create(const qn_model *model, qn_ready **out, qn_error *error)
+/* As many copies of the shared arguments, none of them resolved; 0: out of memory. */
+static int make_lanes(qn_ready *ready, qn_ctx *ctx, int32_t lanes)
+{
+    shared *const all = qn_calloc(ctx, ready->shared_count * (size_t)lanes + 1, sizeof *all);
+    for (int32_t i = 0; all && i < lanes; i++) {
+        memcpy(all + (size_t)i * ready->shared_count, ready->shared, ready->shared_count * sizeof *all);
+    }
+    qn_free(ctx, ready->shared);
+    ready->shared = all;
+    return all != NULL;
+}
+
+qn_status qn_ready_create(const qn_model *model, int32_t lanes, qn_ready **out, qn_error *error)
 {
     *out = NULL;
     qn_ready *ready = qn_calloc(model->ctx, 1, sizeof *ready);
@@ -197,21 +215,22 @@ qn_status qn_ready_create(const qn_model *model, qn_ready **out, qn_error *error
         ready->steps = qn_calloc(model->ctx, model->step_count + 1, sizeof *ready->steps);
         ready->shared = qn_calloc(model->ctx, model->step_count + 1, sizeof *ready->shared);
     }
-    if (!ready || !ready->steps || !ready->shared) {
-        qn_ready_destroy(model->ctx, ready);
-        QN_FAIL(error, QN_E_MEMORY, "out of memory for a batch's steps");
-    }
     qn_status status = QN_OK;
-    for (size_t i = 0; status == QN_OK && i < model->step_count; i++) {
+    int made = ready && ready->steps && ready->shared;
+    for (size_t i = 0; made && status == QN_OK && i < model->step_count; i++) {
         const qn_step *step = &model->steps[i];
         if (can_be_ready(step)) {
             make_step(ready, model, step, &ready->steps[i]);
             status = step->packed ? qn_plan_check_blob(step->plan, step->packed, error) : QN_OK;
         }
     }
+    if (!made || !make_lanes(ready, model->ctx, lanes)) {
+        qn_ready_destroy(model->ctx, ready);
+        QN_FAIL(error, QN_E_MEMORY, "out of memory for a batch's steps");
+    }
     for (size_t i = 0; i + 1 < model->step_count; i++) {
         ready_step *const s = &ready->steps[i];
-        s->with_next = s->with && s[1].with && takes_next(model, i);
+        s->with_next = s->made && (s[1].made || !model->steps[i + 1].plan) && takes_next(model, i);
         s[1].with_last = s->with_next;
     }
     if (status != QN_OK) {
@@ -236,10 +255,14 @@ void qn_ready_begin(qn_ready *ready)
     ready->pass++;
 }
 
-int qn_ready_takes(const qn_ready *ready, size_t step, const qn_row_range *rows)
+int qn_ready_takes(const qn_ready *ready, size_t step, const qn_row_range *rows, const qn_lane *lane)
 {
-    const shared *with = ready->steps[step].with;
-    return with && rows->first == 0;
+    return ready->steps[step].made && (rows->first == 0 || lane->index > 0);
+}
+
+int qn_ready_did(const qn_ready *ready, size_t step, const qn_row_range *rows, const qn_lane *lane)
+{
+    return ready->steps[step].with_last && rows->count > FEW_ROWS && qn_ready_takes(ready, step - 1, rows, lane);
 }
 
 const void *qn_ready_next(const qn_ready *ready, size_t step, size_t *bytes)
@@ -255,25 +278,31 @@ static void *address_of(const qn_batch *b, const move *m, const qn_row_range *ro
     switch ((int)m->place) {
     case QN_PLACE_KEYS: return s->keys[m->index] + m->offset;
     case QN_PLACE_VALUES: return s->values[m->index] + m->offset;
-    case QN_PLACE_NEW_KEYS: return (s ? s->keys[m->index] + s->length * row : b->new_keys) + m->offset;
-    case QN_PLACE_NEW_VALUES: return (s ? s->values[m->index] + s->length * row : b->new_values) + m->offset;
+    case QN_PLACE_NEW_KEYS:
+        return (s ? s->keys[m->index] + s->length * row : b->new_keys) + rows->skipped * row + m->offset;
+    case QN_PLACE_NEW_VALUES:
+        return (s ? s->values[m->index] + s->length * row : b->new_values) + rows->skipped * row + m->offset;
     case QN_PLACE_REGISTER: return rows->logits;
     default: return (void *)(uintptr_t)m->data;
     }
 }
 
 /* Arguments of a step for these rows. */
-static qn_status resolve(qn_batch *b, size_t step, const qn_row_range *rows, qn_error *error)
+static qn_status resolve(qn_batch *b, size_t step, const qn_row_range *rows, const qn_lane *lane, shared **out,
+                         qn_error *error)
 {
-    const ready_step *r = &b->ready->steps[step];
-    shared *const with = r->with;
-    const qn_plan *plan = with->step->plan;
-    if (with->rows != rows->count || (with->cached && with->pass != b->ready->pass)) {
+    const qn_ready *const ready = b->ready;
+    const ready_step *r = &ready->steps[step];
+    shared *const with = &ready->shared[(size_t)lane->index * ready->shared_count + (size_t)r->with];
+    *out = with;
+    if (with->rows != rows->count || with->first != rows->first || (with->cached && with->pass != ready->pass)) {
         with->rows = 0;
         qn_batch_args(b, &b->model->steps[step], rows, &with->args);
-        QN_TRY(qn_plan_check_run(plan, &with->args, b->workspace, b->workspace_bytes, &b->exec, &with->checked, error));
+        QN_TRY(qn_plan_check_run(with->step->plan, &with->args, lane->workspace, lane->workspace_bytes, lane->exec,
+                                 &with->checked, error));
         with->rows = rows->count;
-        with->pass = b->ready->pass;
+        with->first = rows->first;
+        with->pass = ready->pass;
     } else {
         for (int32_t i = 0; i < r->move_count; i++) {
             const move *m = &r->moves[i];
@@ -289,20 +318,22 @@ static qn_status resolve(qn_batch *b, size_t step, const qn_row_range *rows, qn_
     return QN_OK;
 }
 
-qn_status qn_ready_run(qn_batch *b, size_t step, const qn_row_range *rows, qn_error *error)
+qn_status qn_ready_run(qn_batch *b, size_t step, const qn_row_range *rows, const qn_lane *lane, qn_error *error)
 {
     const ready_step *r = &b->ready->steps[step];
-    const shared *const with = r->with, *const next = r[1].with;
-    const int many = rows->count > FEW_ROWS;
-    if (many && r->with_last) {
-        return QN_OK;
-    }
-    QN_TRY(resolve(b, step, rows, error));
-    if (many && r->with_next) {
-        QN_TRY(resolve(b, step + 1, rows, error));
+    shared *with, *next;
+    QN_TRY(resolve(b, step, rows, lane, &with, error));
+    if (rows->count > FEW_ROWS && r->with_next) {
+        if (!r[1].made) {
+            qn_args sum;
+            qn_batch_args(b, &b->model->steps[step + 1], rows, &sum);
+            qn_plan_run_sum(with->step->plan, &with->checked, &with->args, &sum.out[0], lane->workspace, lane->exec);
+            return QN_OK;
+        }
+        QN_TRY(resolve(b, step + 1, rows, lane, &next, error));
         qn_plan_run_two(with->step->plan, &with->checked, &with->args, next->step->plan, &next->checked, &next->args,
-                        b->workspace, &b->exec);
+                        lane->workspace, lane->exec);
         return QN_OK;
     }
-    return qn_plan_run_checked(with->step->plan, &with->checked, &with->args, b->workspace, &b->exec, error);
+    return qn_plan_run_checked(with->step->plan, &with->checked, &with->args, lane->workspace, lane->exec, error);
 }

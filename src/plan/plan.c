@@ -509,18 +509,33 @@ qn_status qn_plan_run_checked(const qn_plan *plan, const qn_checked *checked, co
 int qn_plan_takes_next(const qn_plan *plan, const qn_plan *next)
 {
     const qn_kernel *kernel = plan->kernel;
-    return kernel->takes_next && kernel->takes_next(kernel, &plan->desc, next->kernel, &next->desc);
+    return kernel->takes_next &&
+           kernel->takes_next(kernel, &plan->desc, next ? next->kernel : NULL, next ? &next->desc : NULL);
+}
+
+static void run_with(const qn_plan *plan, const qn_checked *checked, const qn_args *args, const qn_run_next *next,
+                     void *workspace, const qn_exec *exec)
+{
+    qn_run_call call = call_of(plan, checked, args, workspace, exec);
+    call.next = next;
+    if (!checked->empty) {
+        const uint32_t floats = qn_floats_set();
+        plan->kernel->run(plan->kernel, &call);
+        qn_floats_restore(floats);
+    }
 }
 
 void qn_plan_run_two(const qn_plan *plan, const qn_checked *checked, const qn_args *args, const qn_plan *next,
                      const qn_checked *next_checked, const qn_args *next_args, void *workspace, const qn_exec *exec)
 {
-    const qn_run_next second = {next->kernel, &next_checked->desc, next_args};
-    qn_run_call call = call_of(plan, checked, args, workspace, exec);
-    call.next = &second;
-    if (!checked->empty) {
-        plan->kernel->run(plan->kernel, &call);
-    }
+    const qn_run_next second = {.kernel = next->kernel, .desc = &next_checked->desc, .args = next_args};
+    run_with(plan, checked, args, &second, workspace, exec);
+}
+
+void qn_plan_run_sum(const qn_plan *plan, const qn_checked *checked, const qn_args *args, const qn_mut_view *sum,
+                     void *workspace, const qn_exec *exec)
+{
+    run_with(plan, checked, args, &(qn_run_next){.sum = *sum}, workspace, exec);
 }
 
 qn_status qn_run(const qn_plan *plan, const qn_args *args, void *workspace, size_t workspace_bytes, const qn_exec *exec,

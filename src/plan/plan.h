@@ -71,12 +71,17 @@ qn_status qn_plan_check_run(const qn_plan *plan, const qn_args *args, const void
 qn_status qn_plan_run_checked(const qn_plan *plan, const qn_checked *checked, const qn_args *args, void *workspace,
                               const qn_exec *exec, qn_error *error);
 
-/* Whether the second plan's operator, which alone reads the result of the first one, can be run along with it. */
+/* Whether the second plan's operator, which alone reads the result of the first one, can be run along with it; NULL:
+ * the sum of its result and other rows. */
 int qn_plan_takes_next(const qn_plan *plan, const qn_plan *next);
 
 /* Both, as two runs of them: the bits are the same. What the first one gives is lost; its weights must be packed. */
 void qn_plan_run_two(const qn_plan *plan, const qn_checked *checked, const qn_args *args, const qn_plan *next,
                      const qn_checked *next_checked, const qn_args *next_args, void *workspace, const qn_exec *exec);
+
+/* The plan, its result added to rows of f32 that are none of its operands; what its output says is not written. */
+void qn_plan_run_sum(const qn_plan *plan, const qn_checked *checked, const qn_args *args, const qn_mut_view *sum,
+                     void *workspace, const qn_exec *exec);
 
 #define QN_BLOB_MAGIC UINT64_C(0x314b434150564e51)
 #define QN_BLOB_VERSION 1u

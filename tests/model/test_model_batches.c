@@ -183,14 +183,15 @@ static void run_mix(const instance *m, int32_t mix, float *memory)
     qn_batch_destroy(batch);
 }
 
+#define STRIPS_ROWS 208 /* of a pass whose rows two threads take through many steps by themselves */
+
 /* Whole texts again and again in one pass of more rows than are done step by step. */
-static void run_together(const instance *m)
+static void run_together(const instance *m, int32_t most_rows, int32_t threads)
 {
-    enum { ROWS = 40, MOST_ITEMS = ROWS };
-    const int32_t threads = 1 + below(4);
+    enum { MOST_ITEMS = STRIPS_ROWS };
     qn_batch_options options;
     qn_batch_options_init(&options);
-    options.tokens = ROWS + MOST_TOKENS;
+    options.tokens = most_rows + MOST_TOKENS;
     options.exec = (qn_exec){.pool = pools[threads - 1]};
     qn_batch *batch;
     qn_error error = {QN_OK, ""};
@@ -200,7 +201,7 @@ static void run_together(const instance *m)
     mate mates[MOST_ITEMS];
     qn_batch_item items[MOST_ITEMS];
     int32_t count = 0;
-    for (int32_t rows = 0; rows < ROWS; count++) {
+    for (int32_t rows = 0; rows < most_rows; count++) {
         const int32_t t = count % TEXTS;
         mates[count] = (mate){.session = session_of(m, options.exec), .text = t};
         items[count] = (qn_batch_item){.session = mates[count].session,
@@ -219,8 +220,39 @@ static void run_together(const instance *m)
     qn_batch_destroy(batch);
 }
 
-/* Mixes on one scheme at one level. */
-static void run_instance(const char *path, const char *scheme, qn_isa isa, int32_t most, int32_t first, int32_t mixes)
+/* One text that two threads take in one pass, against one thread in short passes. */
+static void run_long(const instance *m)
+{
+    const size_t bytes = (size_t)STRIPS_ROWS * (size_t)m->vocab * sizeof(float);
+    int32_t ids[STRIPS_ROWS];
+    float *logits[2];
+    for (int32_t i = 0; i < STRIPS_ROWS; i++) {
+        ids[i] = below(m->vocab);
+    }
+    for (int i = 0; i < 2; i++) {
+        qn_session_options options;
+        qn_session_options_init(&options);
+        options.context_length = STRIPS_ROWS;
+        options.batch = i ? 40 : STRIPS_ROWS;
+        options.exec = (qn_exec){.pool = pools[i ? 0 : 1]};
+        qn_session *session;
+        qn_error error = {QN_OK, ""};
+        logits[i] = malloc(bytes);
+        assert_non_null(logits[i]);
+        must(qn_session_create(m->model, &options, &session, &error), &error, m->scheme);
+        must(qn_session_eval(session, ids, STRIPS_ROWS, 1, logits[i], &error), &error, m->scheme);
+        qn_session_destroy(session);
+    }
+    if (memcmp(logits[0], logits[1], bytes) != 0) {
+        fail_msg("seed %u, %s at %s: a long text by two threads", SEED, m->scheme, qn_isa_name(m->isa));
+    }
+    free(logits[0]);
+    free(logits[1]);
+}
+
+/* Mixes on one scheme at one level, and passes of many rows on a small model. */
+static void run_instance(const char *path, const char *scheme, qn_isa isa, int32_t most, int32_t first, int32_t mixes,
+                         int small)
 {
     instance m = {.scheme = scheme, .isa = isa};
     qn_model_options options;
@@ -238,7 +270,11 @@ static void run_instance(const char *path, const char *scheme, qn_isa isa, int32
         run_mix(&m, first + i, memory);
     }
     free(memory);
-    run_together(&m);
+    run_together(&m, 40, 1 + below(4));
+    if (small) {
+        run_together(&m, STRIPS_ROWS, 2);
+        run_long(&m);
+    }
     for (int32_t t = 0; t < TEXTS; t++) {
         free(m.logits[t]);
     }
@@ -323,7 +359,7 @@ static int32_t run_scheme(const char *model, const char *scheme, int one, int32_
     }
     for (int32_t i = from; i < to; i++) {
         const uint64_t began = qn_clock_ns();
-        run_instance(path, name, isas[i], one && isas[i] == QN_ISA_SCALAR ? 3 : most, first, share);
+        run_instance(path, name, isas[i], one && isas[i] == QN_ISA_SCALAR ? 3 : most, first, share, !one);
         first += share;
         if (one) {
             print_message("%s at %s: %d mixes, %.1f s\n", name, qn_isa_name(isas[i]), share,

@@ -16,7 +16,7 @@
 #include <quern/experimental.h>
 #include <quern/quern.h>
 
-#include "backend/backend.h"
+#include "plan/plan.h"
 
 /* An allocator that counts and fails at one call. */
 typedef struct counter {
@@ -451,6 +451,61 @@ static void run_allocates_nothing(void **state)
     assert_int_equal(c.live, 0);
 }
 
+/* A product that is added to other rows: the bits of both by themselves; the product is not written. */
+static void sums_are_those_of_two_runs(void **state)
+{
+    (void)state;
+    int32_t bench, taken = 0;
+    const char *text;
+    for (qn_isa isa = QN_ISA_SCALAR; isa <= QN_ISA_AMX; isa++) {
+        qn_ctx *ctx = counted_ctx(&(counter){0}, isa);
+        for (int32_t i = 0; (text = qn_case_at(i, &bench)); i++) {
+            if (bench) {
+                continue;
+            }
+            problem p = problem_make(text);
+            qn_plan *plan = plan_for(ctx, &p.desc);
+            const int64_t m = p.args.out[0].shape.dims[0], n = p.args.out[0].shape.dims[1], stride = n + 5;
+            qn_error error = {0};
+            if (m * n == 0 || !qn_plan_takes_next(plan, NULL)) {
+                qn_plan_destroy(plan);
+                problem_free(&p);
+                continue;
+            }
+            const size_t bytes = qn_plan_workspace_bytes(plan, m, 1), all = (size_t)(m * stride) * sizeof(float);
+            void *const ws = aligned(bytes);
+            float *const want = aligned(all), *const got = aligned(all), *const product = p.out[0];
+            for (int64_t j = 0; j < m * stride; j++) {
+                want[j] = got[j] = (float)(j * 37 % 101 - 50) * 0.3f;
+            }
+            qn_checked checked;
+            assert_int_equal(qn_plan_check_run(plan, &p.args, ws, bytes, NULL, &checked, &error), QN_OK);
+            assert_int_equal(qn_plan_run_checked(plan, &checked, &p.args, ws, NULL, &error), QN_OK);
+            for (int64_t j = 0; j < m * n; j++) {
+                want[j / n * stride + j % n] += product[j];
+                product[j] = 7.0f;
+            }
+            qn_mut_view sum = qn_mut_view_make(got, &p.args.out[0].shape);
+            sum.strides[0] = stride * (int64_t)sizeof(float);
+            qn_plan_run_sum(plan, &checked, &p.args, &sum, ws, NULL);
+            for (int64_t j = 0; j < m * n; j++) {
+                assert_true(product[j] == 7.0f);
+            }
+            if (memcmp(got, want, all) != 0) {
+                fail_msg("%s: %s", qn_plan_kernel(plan), text);
+            }
+            taken++;
+            free(ws);
+            free(want);
+            free(got);
+            qn_plan_destroy(plan);
+            problem_free(&p);
+        }
+        qn_ctx_destroy(ctx);
+    }
+    assert_true(taken > 20);
+}
+
 static void explain_tells_the_choice(void **state)
 {
     (void)state;
@@ -694,6 +749,7 @@ int main(void)
         cmocka_unit_test(stale_blobs_are_refused),
         cmocka_unit_test(memory_may_run_out_anywhere),
         cmocka_unit_test(run_allocates_nothing),
+        cmocka_unit_test(sums_are_those_of_two_runs),
         cmocka_unit_test(explain_tells_the_choice),
         cmocka_unit_test(names_of_kernels_are_unique),
         cmocka_unit_test(a_workspace_serves_fewer_rows),

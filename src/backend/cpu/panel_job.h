@@ -50,6 +50,7 @@ typedef struct qn_panel_job {
     const int32_t *azp_adj, *azp;
     char *out;
     int64_t out_stride;
+    int32_t adds; /* 1: to what is there */
 
     /* grid and per-thread memory; span: panels that are dealt out, of gates for those of the other half too */
     int64_t task_rows, task_panels, span;

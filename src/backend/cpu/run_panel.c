@@ -576,6 +576,7 @@ static void prepare_finish(const qn_panel_job *job, int64_t column, int64_t colu
     f->scaled = job->scaled;
     f->factor = job->factor;
     f->out = job->out_real;
+    f->adds = job->adds;
     if (job->scaled) {
         for (int64_t c = 0; c < columns; c++) {
             s->scale_b[c] = job->scale_b[(column + c) * job->scale_b_step];
@@ -762,11 +763,16 @@ int qn_panel_takes_next(const qn_kernel *kernel, const qn_op_desc *desc, const q
                         const qn_op_desc *next_desc)
 {
     const qn_panel_impl *impl = kernel->impl;
+    if (desc->op == QN_OP_GROUPED_BLOCK_SCALED_MM || desc->attr[QN_ATTR_OUT].i != QN_OUT_F32) {
+        return 0;
+    }
+    if (!next) {
+        return 1;
+    }
     const int64_t n = next_desc->in[0].dims[1];
     const int quantizes = next->op == QN_OP_SILU_MUL_QUANT;
     /* silu takes QN_MM_STEP values together, from the beginning of a row or of a group */
     return next->backend == QN_BACKEND_CPU && (quantizes || next->op == QN_OP_SILU_MUL) &&
-           desc->op != QN_OP_GROUPED_BLOCK_SCALED_MM && desc->attr[QN_ATTR_OUT].i == QN_OUT_F32 &&
            next_desc->in[0].format == QN_F32 && next_desc->in[0].ndim == 2 && n % (2 * QN_MM_STEP) == 0 &&
            !(quantizes && next_desc->attr[QN_ATTR_GROUP].i % QN_MM_STEP) && room_for_two(impl->set, 2);
 }
@@ -817,8 +823,13 @@ void qn_panel_run(const qn_kernel *kernel, const qn_run_call *call)
     job->task_rows = g.rows;
     job->task_panels = g.panels;
     job->span = job->layout.panels;
-    if (call->next) {
-        choose_silu(&p, call->next);
+    const qn_run_next *const next = call->next;
+    if (next && next->kernel) {
+        choose_silu(&p, next);
+    } else if (next) {
+        job->out = next->sum.data;
+        job->out_stride = next->sum.strides[0];
+        job->adds = 1;
     }
     const int64_t blocks = row_blocks(job, job->task_rows);
     if (blocks == 0) {
@@ -829,7 +840,7 @@ void qn_panel_run(const qn_kernel *kernel, const qn_run_call *call)
     p.prepare_rows = serial || groups ? PREPARE_ROWS : qn_min_i64(PREPARE_ROWS, share);
     qn_parallel_for(serial ? NULL : call->exec, row_blocks(job, p.prepare_rows), prepare_task, &p);
     qn_parallel_for(call->exec, blocks * qn_ceil_div(job->span, job->task_panels), block_task, &p);
-    if (call->next && call->next->kernel->op == QN_OP_SILU_MUL_QUANT) {
-        qn_quantize_silu(call->next, (const float *)(const void *)job->out, workspace, call->exec);
+    if (next && next->kernel && next->kernel->op == QN_OP_SILU_MUL_QUANT) {
+        qn_quantize_silu(next, (const float *)(const void *)job->out, workspace, call->exec);
     }
 }
