@@ -83,12 +83,23 @@ const char *qn_cuda_tiles_refusal(const qn_op_desc *desc)
     return q->dims[0] * qn_max_i64(q->dims[1], 1) > INT32_MAX / 2 ? "there are too many queries" : NULL;
 }
 
+/* NULL, or why a run of so many is not worth tiles: floats would become planes for little (docs/experiments). */
+static const char *too_few(const qn_op_desc *desc, int64_t queries, int64_t keys)
+{
+    const qn_shape *k = &desc->in[QN_ATT_K];
+    if (queries < LEAST_QUERIES) {
+        return "there is one query";
+    }
+    return k->format == QN_F32 && k->dims[2] <= 64 && queries <= 16 && keys <= 256 ? "there are few queries and keys"
+                                                                                   : NULL;
+}
+
 int qn_cuda_tiles_take(const qn_op_desc *desc, const qn_args *args, int64_t queries)
 {
     const qn_view *k = &args->in[QN_ATT_K], *v = &args->in[QN_ATT_V];
     const int64_t place = (int64_t)(uintptr_t)k->data | k->strides[0] | k->strides[1] | (int64_t)(uintptr_t)v->data |
                           v->strides[0] | v->strides[1];
-    return queries >= LEAST_QUERIES && (!in_place(desc) || place % 16 == 0);
+    return !too_few(desc, queries, k->shape.dims[0]) && (!in_place(desc) || place % 16 == 0);
 }
 
 void qn_cuda_tiles_programs(const qn_op_desc *desc, const qn_cuda_device *device, qn_cuda_program *out)
@@ -337,8 +348,9 @@ qn_status qn_cuda_tiles_launch(const qn_cuda_run *run, int32_t first, qn_error *
 void qn_cuda_tiles_describe(const qn_op_desc *desc, const qn_cuda_device *device, const qn_sizes *sizes, qn_text *text)
 {
     const char *const refusal = qn_cuda_tiles_refusal(desc);
-    if (refusal || sizes->m < LEAST_QUERIES) {
-        qn_text_add(text, "f32 arithmetic: %s\n", refusal ? refusal : "there is one query");
+    const char *const why = refusal ? refusal : too_few(desc, sizes->m, sizes->n);
+    if (why) {
+        qn_text_add(text, "f32 arithmetic: %s\n", why);
         return;
     }
     const form f = form_of(desc, device);
