@@ -164,13 +164,11 @@ static const struct {
     {"vq_mm m=7 n=19 k=264 format=vptq num_centroids=60000 out_features=19", 0},
     {"vq_mm m=8 n=70 k=2000 format=vptq num_centroids=65536 out_features=70 x=bf16", 0},
     {"vq_mm m=2 n=70 k=136 num_codebooks=1 nbits_per_codebook=16 codebooks=bf16", 0},
-    {"vq_mm m=3 n=37 k=1040 format=vptq num_centroids=65536 num_res_centroids=256 out_features=37"
+    {"vq_mm m=3 n=37 k=1040 format=vptq num_centroids=65536 out_features=37"
      " centroids.weight=bf16 res_centroids.weight=bf16",
      0},
-    {"vq_mm m=1 n=37 k=520 format=vptq num_centroids=65536 num_res_centroids=256 out_features=37"
-     " centroids.weight=f16 res_centroids.weight=bf16",
-     0},
-    {"vq_mm m=2 n=45 k=520 format=vptq num_centroids=65536 out_features=45 centroids.weight=f32 out=f32", 0},
+    {"vq_mm m=1 n=37 k=520 format=vptq num_centroids=65536 out_features=37 res_centroids.weight=bf16", 0},
+    {"vq_mm m=2 n=45 k=520 format=vptq num_centroids=65536 out_features=45 out=f32 centroids.weight=f32", 0},
     {"vq_mm m=3 n=16 k=50 format=vptq num_centroids=512 num_res_centroids=16 out=f32"
      " res_centroids.weight=1 perm=1 weight_scale=1 weight_bias=1",
      0},

@@ -53,14 +53,14 @@ static void group_tables_load(const int code, group_tables *t)
 /* Bits of words from `from` on to place 4. */
 QN_INLINE __m512i bits_to_4(__m512i words, const int from)
 {
-    return from < 4 ? _mm512_slli_epi16(words, 4 - from) : _mm512_srli_epi16(words, from - 4);
+    return from < 4 ? _mm512_slli_epi16(words, (uint8_t)(4 - from)) : _mm512_srli_epi16(words, (uint8_t)(from - 4));
 }
 
 /* Codes of words that have a nibble at `shift`, and the bits above it from bit `from` of plane on, of mask. */
 QN_INLINE __m512i group_words_of(const int bits, const group_tables *t, __m512i x, __m512i plane, const int shift,
                                  const int from)
 {
-    __m512i index = shift ? _mm512_srli_epi16(x, shift) : x;
+    __m512i index = shift ? _mm512_srli_epi16(x, (uint8_t)shift) : x;
     if (bits > 4) {
         const __m512i mask = _mm512_set1_epi16(bits == 5 ? 0x10 : 0x30);
         index = _mm512_ternarylogic_epi32(mask, bits_to_4(plane, from), index, 0xca); /* mask ? plane : index */

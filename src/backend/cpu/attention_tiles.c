@@ -299,13 +299,20 @@ static int64_t task_strips(int64_t queries, int64_t shared)
     return strips_of(queries <= FEW ? queries : queries_per_task(shared), shared);
 }
 
-size_t qn_att_tiles_workspace_bytes(int64_t queries, int64_t heads, int64_t key_heads, int64_t d, int32_t threads)
+static size_t bytes_of(int64_t queries, int64_t shared, int64_t key_heads, int64_t d, int32_t threads)
 {
-    const int64_t shared = key_heads > 0 ? heads / key_heads : 0;
     tiles_scratch none;
     const size_t thread = scratch_parts(NULL, task_strips(queries, shared), shared, d, padded(d), &none);
     return qn_size_add(workspace_parts(queries, key_heads, shared, d, NULL, NULL),
                        qn_size_mul((size_t)threads, thread));
+}
+
+size_t qn_att_tiles_workspace_bytes(int64_t queries, int64_t heads, int64_t key_heads, int64_t d, int32_t threads)
+{
+    const int64_t shared = key_heads > 0 ? heads / key_heads : 0;
+    const size_t bytes = bytes_of(queries, shared, key_heads, d, threads);
+    const size_t few = bytes_of(qn_min_i64(queries, FEW), shared, key_heads, d, threads); /* runs may be smaller */
+    return bytes > few ? bytes : few;
 }
 
 void qn_att_tiles_run(qn_att_job *base, const qn_att_tiles_set *set, void *workspace, const qn_exec *exec)
