@@ -6,6 +6,23 @@
 #include "kernels/common/panel.h"
 #include "kernels/cpu/name.h"
 
+/* Every code of groups and the function GROUP_MM(name, code) makes for it; a set's entries of them. */
+#define EACH_GROUP_CODE(X)                                                                                             \
+    X(mm_g4, QN_PANEL_G4)                                                                                              \
+    X(mm_g4m, QN_PANEL_G4M)                                                                                            \
+    X(mm_g5, QN_PANEL_G5)                                                                                              \
+    X(mm_g5m, QN_PANEL_G5M)                                                                                            \
+    X(mm_g8, QN_PANEL_G8)                                                                                              \
+    X(mm_s4m, QN_PANEL_S4M)                                                                                            \
+    X(mm_s5m, QN_PANEL_S5M)                                                                                            \
+    X(mm_s6, QN_PANEL_S6)                                                                                              \
+    X(mm_s3, QN_PANEL_S3)                                                                                              \
+    X(mm_s2m, QN_PANEL_S2M)                                                                                            \
+    X(mm_g4t, QN_PANEL_G4T)                                                                                            \
+    X(mm_s4t, QN_PANEL_S4T)
+
+#define GROUP_ENTRY(name, code) [code] = name,
+
 typedef struct group_affine {
     vgf scale, offset; /* w = scale (q - middle) + offset */
 } group_affine;

@@ -485,18 +485,7 @@ static void zero_groups(const qn_panel_call *q)
         }                                                                                                              \
     }
 
-GROUP_MM(mm_g4, QN_PANEL_G4)
-GROUP_MM(mm_g4m, QN_PANEL_G4M)
-GROUP_MM(mm_g5, QN_PANEL_G5)
-GROUP_MM(mm_g5m, QN_PANEL_G5M)
-GROUP_MM(mm_g8, QN_PANEL_G8)
-GROUP_MM(mm_s4m, QN_PANEL_S4M)
-GROUP_MM(mm_s5m, QN_PANEL_S5M)
-GROUP_MM(mm_s6, QN_PANEL_S6)
-GROUP_MM(mm_s3, QN_PANEL_S3)
-GROUP_MM(mm_s2m, QN_PANEL_S2M)
-GROUP_MM(mm_g4t, QN_PANEL_G4T)
-GROUP_MM(mm_s4t, QN_PANEL_S4T)
+EACH_GROUP_CODE(GROUP_MM)
 
 const qn_panel_set QN_NAME(groups) = {.rows_f = QN_PANEL_ROWS_PLACES,
                                       .row_group = TILE_ROWS,
@@ -507,17 +496,6 @@ const qn_panel_set QN_NAME(groups) = {.rows_f = QN_PANEL_ROWS_PLACES,
                                       .panels_block = MANY_PANELS,
                                       .scratch_bytes = UNPACKED_AT + UNPACKED_BYTES,
                                       .digits = row_places,
-                                      .mm = {[QN_PANEL_G4] = mm_g4,
-                                             [QN_PANEL_G4M] = mm_g4m,
-                                             [QN_PANEL_G5] = mm_g5,
-                                             [QN_PANEL_G5M] = mm_g5m,
-                                             [QN_PANEL_G8] = mm_g8,
-                                             [QN_PANEL_S4M] = mm_s4m,
-                                             [QN_PANEL_S5M] = mm_s5m,
-                                             [QN_PANEL_S6] = mm_s6,
-                                             [QN_PANEL_S3] = mm_s3,
-                                             [QN_PANEL_S2M] = mm_s2m,
-                                             [QN_PANEL_G4T] = mm_g4t,
-                                             [QN_PANEL_S4T] = mm_s4t},
+                                      .mm = {EACH_GROUP_CODE(GROUP_ENTRY)},
                                       .few = &qn_groups__avx512vnni,
                                       .few_rows = FEW_ROWS};
