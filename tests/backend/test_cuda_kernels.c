@@ -33,6 +33,18 @@ static qn_ctx_options ctx_options(void)
     return options;
 }
 
+/* Opens the driver; where there is no device the test is skipped. */
+static qn_device_info need_device(void)
+{
+    qn_device_info info;
+    qn_error error = {0};
+    if (qn_device_get_info(ctx, &info, &error) != QN_OK) {
+        printf("skipped: %s\n", error.text);
+        skip();
+    }
+    return info;
+}
+
 /* A test that a checker of kernels' accesses learns nothing from. */
 static void leave_out_of_brief(const char *what)
 {
@@ -86,11 +98,7 @@ static void rows_agree_with_the_reference(void **state)
 {
     (void)state;
     qn_error error = {0};
-    qn_device_info info;
-    if (qn_device_get_info(ctx, &info, &error) != QN_OK) {
-        printf("skipped: %s\n", error.text);
-        skip();
-    }
+    const qn_device_info info = need_device();
     must(qn_stream_create(ctx, &stream, &error), &error, "stream");
     const qn_kernel *kernel;
     for (int32_t i = 0; (kernel = qn_backend_cuda_row.kernel_at(i)); i++) {
@@ -129,11 +137,7 @@ static void random_cases_agree(void **state)
     leave_out_of_brief("random cases: kernels and paths are those of the case table");
     random_cases r = {.state = seed ? strtoull(seed, NULL, 10) : SEED, .most_work = 1 << (many ? 26 : 22)};
     qn_error error = {0};
-    qn_device_info info;
-    if (qn_device_get_info(ctx, &info, &error) != QN_OK) {
-        printf("skipped: %s\n", error.text);
-        skip();
-    }
+    need_device();
     const int before = failures, first = runs;
     worst = 0.0;
     must(qn_stream_create(ctx, &stream, &error), &error, "stream");
@@ -441,13 +445,8 @@ static void warm_plans_are_quick(void **state)
     (void)state;
     static const char *const texts[] = {"block_scaled_mm m=16 n=4096 k=7168", "nvfp4_mm m=8 n=4096 k=4096 x=bf16",
                                         "quantize_fp8 m=8 k=7168 granularity=group x=bf16"};
-    qn_error error = {0};
-    qn_device_info info;
     leave_out_of_brief("plans' times");
-    if (qn_device_get_info(ctx, &info, &error) != QN_OK) {
-        printf("skipped: %s\n", error.text);
-        skip();
-    }
+    need_device();
     const int before = failures;
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         double made, read, again;
@@ -473,11 +472,7 @@ static void patterns_of_attention_agree(void **state)
     };
     leave_out_of_brief("patterns of attention: kernels and paths are those of the case table");
     qn_error error = {0};
-    qn_device_info info;
-    if (qn_device_get_info(ctx, &info, &error) != QN_OK) {
-        printf("skipped: %s\n", error.text);
-        skip();
-    }
+    need_device();
     const int before = failures, first = runs;
     worst = 0.0;
     must(qn_stream_create(ctx, &stream, &error), &error, "stream");
