@@ -457,7 +457,7 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
     stand at = {{0, 0}, {0, 0}, 0};
     walk w;
 #if TOLD
-    while (hear(&r->tiles, &at.at, &w)) {
+    while (hear(&r->tiles, &at.at, &w, lane)) {
 #else
     walk_start(&w, &p->size);
     while (walk_on(&w, &p->size)) {

@@ -149,6 +149,25 @@ DEV void store_shared_u32x4(u32 at, uint4 v)
                  : "memory");
 }
 
+/* Where `there`, else zeros, without a branch. */
+DEV u32 load_shared_u32_if(u32 at, u32 there)
+{
+    u32 v = 0;
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.shared.u32 %0, [%1];\n}"
+                 : "+r"(v)
+                 : "r"(at), "r"(there));
+    return v;
+}
+
+DEV uint4 load_shared_u32x4_if(u32 at, u32 there)
+{
+    uint4 v = make_uint4(0, 0, 0, 0);
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+                 : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+                 : "r"(at), "r"(there));
+    return v;
+}
+
 /* Address of the same location in block `rank` of the cluster. */
 DEV u32 cluster_address(u32 at, u32 rank)
 {

@@ -334,17 +334,22 @@ DEV void tell(const ring *r, u32 stage, const walk *w, int rows)
     store_shared_i32(to + 16, w->first);
 }
 
-/* Waits for the next tile's first stage; 0: there is none. */
-DEV int hear(const ring *r, const place *at, walk *w)
+/* Waits for the next tile's first stage; 0: there is none. The lane reads whose arrival gives the stage back to this
+ * block's loading thread, see release, and tells the others: what they had read themselves, nothing would order before
+ * that arrival. */
+DEV int hear(const ring *r, const place *at, walk *w, u32 lane)
 {
-    const u32 from = r->told + at->stage * TOLD_BYTES;
+    const u32 from = r->told + at->stage * TOLD_BYTES, reader = CLUSTER > 1 ? cluster_rank() : 0;
     barrier_wait(r->full + 8 * at->stage, at->parity);
-    const uint4 v = load_shared_u32x4(from);
-    w->row = (int)uniform(v.x);
-    w->column = (int)uniform(v.y);
-    w->rows = (int)uniform(v.z);
-    w->group = (int)uniform(v.w);
-    w->first = LAYOUT == OFFSETS ? (int)uniform(load_shared_u32(from + 16)) : 0;
+    const uint4 v = load_shared_u32x4_if(from, lane == reader);
+    w->row = (int)__shfl_sync(~0u, v.x, reader);
+    w->column = (int)__shfl_sync(~0u, v.y, reader);
+    w->rows = (int)__shfl_sync(~0u, v.z, reader);
+    w->group = (int)__shfl_sync(~0u, v.w, reader);
+    w->first = 0;
+#if LAYOUT == OFFSETS
+    w->first = (int)__shfl_sync(~0u, load_shared_u32_if(from + 16, lane == reader), reader);
+#endif
     return w->rows >= 0;
 }
 #endif
