@@ -25,6 +25,7 @@ enum { SEED = 7, POISON = 0xA5 };
 static qn_ctx *ctx;
 static void *stream;
 static size_t guard = 256; /* bytes before and behind a tensor; 0 where a checker looks for accesses outside of it */
+static long repeats;       /* so many runs more of a case, each with the bits of the first */
 static int runs, failures;
 static double worst; /* of a row: the largest error of what is allowed */
 
@@ -289,6 +290,94 @@ static inline void compare_bits(problem *p, char *const first[QN_MAX_OUT], const
     }
 }
 
+/* What a run more left of an output, guards included, against what the first one did: whether it differs. */
+static inline int differs(operand *o, const char *name, char *image, long run, const char *what)
+{
+    if (memcmp(image, o->host, o->bytes + 2 * guard) == 0) {
+        return 0;
+    }
+    const size_t unit = (size_t)qn_format_get_info(o->shape.format)->block_bytes;
+    char *const found = malloc(o->dense_bytes + 1);
+    size_t count = 0;
+    assert_non_null(found);
+    copy_rows(o, image + guard, found, 1);
+    for (size_t i = 0; i < o->dense_bytes / unit; i++) {
+        if (memcmp(found + i * unit, o->dense + i * unit, unit) == 0 || count++ >= 8) {
+            continue;
+        }
+        print_error("run %ld, output %s, element %zu: expected 0x", run, name, i);
+        for (size_t b = unit; b > 0; b--) {
+            print_error("%02x", (unsigned char)o->dense[i * unit + b - 1]);
+        }
+        print_error(", found 0x");
+        for (size_t b = unit; b > 0; b--) {
+            print_error("%02x", (unsigned char)found[i * unit + b - 1]);
+        }
+        print_error("\n");
+    }
+    WRONG("%s: run %ld: %zu of %zu elements of output %s differ from the first run's%s", what, run, count,
+          o->dense_bytes / unit, name, count ? "" : ", but bytes outside its rows");
+    free(found);
+    return 1;
+}
+
+/* `count` runs more, one behind the other, each with outputs of its own, as many at a time as there is room for; every
+ * second one takes weights for constant. No more after MOST_TOLD that differ. */
+static inline void run_again(problem *p, const qn_plan *plan, const qn_args *args, void *workspace, size_t bytes,
+                             long count, const char *what)
+{
+    enum { MOST_AT_A_TIME = 64, ROOM = 1 << 24, MOST_TOLD = 16 };
+    qn_error error = {0};
+    qn_args own = *args;
+    size_t each[QN_MAX_OUT] = {0}, all = 1;
+    void *device[QN_MAX_OUT] = {NULL};
+    char *host[QN_MAX_OUT] = {NULL};
+    for (int i = 0; i < p->info->out_count; i++) {
+        each[i] = p->out[i].device ? (p->out[i].bytes + 2 * guard + p->out[i].shift + 255) / 256 * 256 : 0;
+        all += each[i];
+    }
+    const size_t room = ROOM / all < 1 ? 1 : ROOM / all > MOST_AT_A_TIME ? MOST_AT_A_TIME : ROOM / all;
+    const long at_a_time = count < (long)room ? count : (long)room;
+    long done = 0, told = 0;
+    for (int i = 0; i < p->info->out_count; i++) {
+        if (each[i]) {
+            must(qn_device_alloc(ctx, each[i] * (size_t)at_a_time, &device[i], &error), &error, what);
+            host[i] = malloc(each[i] * (size_t)at_a_time);
+            assert_non_null(host[i]);
+        }
+    }
+    for (; done < count && told < MOST_TOLD; done += at_a_time) {
+        const long some = count - done < at_a_time ? count - done : at_a_time;
+        for (int i = 0; i < p->info->out_count; i++) {
+            must(qn_device_fill(ctx, device[i], POISON, each[i] * (size_t)some, stream, &error), &error, what);
+        }
+        for (long r = 0; r < some; r++) {
+            const qn_exec exec = {.stream = stream, .constant_weights = (int32_t)(r % 2)};
+            for (int i = 0; i < p->info->out_count; i++) {
+                own.out[i].data = each[i] ? (char *)device[i] + (size_t)r * each[i] + p->out[i].shift + guard : NULL;
+            }
+            must(qn_run(plan, &own, workspace, bytes, &exec, &error), &error, what);
+        }
+        for (int i = 0; i < p->info->out_count; i++) {
+            must(qn_device_copy_out(ctx, host[i], device[i], each[i] * (size_t)some, stream, &error), &error, what);
+        }
+        must(qn_stream_sync(ctx, stream, &error), &error, what);
+        for (long r = 0; r < some; r++) {
+            for (int i = 0; i < p->info->out_count; i++) {
+                char *const image = host[i] + (size_t)r * each[i] + p->out[i].shift;
+                told += each[i] && differs(&p->out[i], p->info->out[i].name, image, done + r, what);
+            }
+        }
+    }
+    done = done < count ? done : count;
+    printf("%s: %ld runs more, %ld results of them with other bits\n", what, done, told);
+    runs += (int)done;
+    for (int i = 0; i < p->info->out_count; i++) {
+        qn_device_free(ctx, device[i]);
+        free(host[i]);
+    }
+}
+
 static inline qn_plan *plan_of(const qn_kernel *kernel, const char *text, const qn_op_desc *desc)
 {
     qn_plan_options options;
@@ -367,7 +456,8 @@ static inline void replay(problem *p, const qn_plan *plan, const qn_args *args, 
 }
 
 /* One layout of the operands: run, judge, replay. Once: one run, of which rows with an aligned gap take weights for
- * constant, and a workspace as it is allotted, so that a checker sees what is read of it before it is written. */
+ * constant, and a workspace as it is allotted, so that a checker sees what is read of it before it is written. A wrong
+ * result's case runs again, which tells whether it comes again and all that differs: the judge names the worst. */
 static inline void run_layout(problem *p, const qn_plan *plan, size_t gap, size_t shift, int exact, int once,
                               const char *what)
 {
@@ -385,10 +475,15 @@ static inline void run_layout(problem *p, const qn_plan *plan, size_t gap, size_
     const qn_exec exec = {.stream = stream, .constant_weights = once && gap && !shift};
     must(qn_run(plan, &args, workspace, bytes, &exec, &error), &error, what);
     must(qn_stream_sync(ctx, stream, &error), &error, what);
+    const int before = failures;
     fetch(p, what);
     judge(p, plan, exact, what);
     runs++;
-    if (!once) {
+    const long more = failures > before && repeats < 4 ? 4 : repeats;
+    if (more) {
+        run_again(p, plan, &args, workspace, bytes, more, what);
+    }
+    if (!once && !repeats) {
         replay(p, plan, &args, workspace, bytes, what);
     }
     qn_device_free(ctx, workspace);

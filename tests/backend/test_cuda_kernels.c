@@ -4,13 +4,15 @@
  * boundaries; two runs and a graph's replays the same bits. Without a device the
  * test is skipped and says why.
  *
- *   test_cuda_kernels [--brief|--sparing] [--share FILE] [WORD [TESTS]]
+ *   test_cuda_kernels [--brief|--sparing] [--again N] [--share FILE] [WORD [TESTS]]
  *
  * WORD          only cases whose text holds the word; TESTS: only tests of that name (with * and ?)
  * --brief       for compute-sanitizer: every case and layout once, with random values and nothing around operands; a
  *               case is named before it runs, so that a finding stands below its case
  * --sparing     the same, but only what launches a kernel that nothing before did: for a checker that takes seconds a
  *               launch
+ * --again N     each case and layout with random values, then N times more, whose results have the first one's bits;
+ *               elements that differ are told with the number of their run
  * --share FILE  processes that name the same file, which is not there before, deal the cases among themselves */
 #include "backend/attention_cases.h"
 #include "backend/launches.h"
@@ -45,10 +47,10 @@ static qn_device_info need_device(void)
     return info;
 }
 
-/* A test that a checker of kernels' accesses learns nothing from. */
+/* A test that a checker of kernels' accesses, or many runs of a case, learn nothing from. */
 static void leave_out_of_brief(const char *what)
 {
-    if (brief) {
+    if (brief || repeats) {
         printf("left out: %s\n", what);
         skip();
     }
@@ -70,12 +72,12 @@ static void run_case(const qn_kernel *kernel, const char *text, const qn_op_desc
     if (!turns_is_mine(&deal)) {
         return;
     }
-    if (brief) {
+    if (brief || repeats) {
         printf("%s, %s, %d multiprocessors\n", kernel->name, text, qn_cuda_get(ctx)->device.sms);
     }
     const uint64_t start = qn_clock_ns();
     qn_plan *const plan = plan_of(kernel, text, desc);
-    for (int exact = 0; exact < 2 - brief; exact++) {
+    for (int exact = 0; exact < (brief || repeats ? 1 : 2); exact++) {
         problem p;
         problem_make(&p, text, exact);
         for (size_t l = 0; l < 3; l++) {
@@ -89,7 +91,7 @@ static void run_case(const qn_kernel *kernel, const char *text, const qn_op_desc
         problem_free(&p);
     }
     qn_plan_destroy(plan);
-    if (brief) {
+    if (brief || repeats) {
         printf("  %.2f s\n", (double)(qn_clock_ns() - start) * 1e-9);
     }
 }
@@ -575,10 +577,12 @@ int main(int argc, char **argv)
             brief = 1;
         } else if (strcmp(argv[at], "--sparing") == 0) {
             brief = sparing = 1;
+        } else if (strcmp(argv[at], "--again") == 0 && at + 1 < argc && atol(argv[at + 1]) > 0) {
+            repeats = atol(argv[++at]);
         } else if (strcmp(argv[at], "--share") == 0 && at + 1 < argc) {
             share = argv[++at];
         } else {
-            fprintf(stderr, "test_cuda_kernels [--brief|--sparing] [--share FILE] [WORD [TESTS]]\n");
+            fprintf(stderr, "test_cuda_kernels [--brief|--sparing] [--again N] [--share FILE] [WORD [TESTS]]\n");
             return 2;
         }
     }

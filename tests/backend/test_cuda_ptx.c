@@ -131,9 +131,9 @@ static void run_row(const row *r)
            (double)(qn_clock_ns() - begin) / 1e9);
 }
 
-static void kernels_agree_with_the_reference(void **state)
+/* Opens the device; the test is skipped where nothing compiles for it. */
+static void need_compiler(void)
 {
-    (void)state;
     qn_cuda *cuda;
     qn_cuda_image image = {0};
     qn_error error = {0};
@@ -146,6 +146,12 @@ static void kernels_agree_with_the_reference(void **state)
         printf("skipped: %s\n", error.text);
         skip();
     }
+}
+
+static void kernels_agree_with_the_reference(void **state)
+{
+    (void)state;
+    need_compiler();
     for (size_t i = 0; i < ROWS; i++) {
         const row *const r = &rows[i];
         if (i == 0 || r->major != rows[i - 1].major || r->minor != rows[i - 1].minor) {
@@ -167,6 +173,49 @@ static void kernels_agree_with_the_reference(void **state)
     close_device();
     printf("%d runs, %d wrong, the largest error %.3g of the allowed\n", runs, failures, worst);
     assert_int_equal(failures, 0);
+}
+
+/* Runs without number, as test_cuda_kernels --again has them: more than at a time. */
+static void more_runs_have_the_same_bits(void **state)
+{
+    (void)state;
+    const int before = failures, first = runs;
+    fake.setup(1, 8, 0);
+    need_compiler();
+    repeats = 70;
+    run_row(&(row){8, 0, "silu_mul m=3 k=77"});
+    repeats = 0;
+    close_device();
+    assert_true(runs - first >= 71 && (runs - first) % 71 == 0);
+    assert_int_equal(failures, before);
+}
+
+/* Of such runs: what is no element is told, too. */
+static void other_bits_are_told(void **state)
+{
+    (void)state;
+    const qn_shape shape = {.ndim = 2, .dims = {2, 3}, .format = QN_F16};
+    const int before = failures;
+    operand o;
+    open_device();
+    operand_make(&o, &shape);
+    operand_place(&o, 4, 0, "an operand");
+    copy_rows(&o, o.host + guard, o.dense, 0);
+    char *const image = malloc(o.bytes + 2 * guard);
+    assert_non_null(image);
+    memcpy(image, o.host, o.bytes + 2 * guard);
+    assert_false(differs(&o, "y", image, 0, "the same"));
+    image[guard + 10] ^= 1; /* the second row's first element, behind a gap of 4 bytes */
+    assert_true(differs(&o, "y", image, 1, "a bit, as it is to be told"));
+    image[guard + 10] ^= 1;
+    image[guard + 6] ^= 1;
+    assert_true(differs(&o, "y", image, 2, "a byte of a gap, as it is to be told"));
+    assert_int_equal(failures, before + 2);
+    failures = before;
+    free(image);
+    operand_remove(&o);
+    free(o.dense);
+    close_device();
 }
 
 static int start(void **state)
@@ -195,6 +244,8 @@ int main(int argc, char **argv)
     word = argc > 1 ? argv[1] : NULL;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kernels_agree_with_the_reference),
+        cmocka_unit_test(more_runs_have_the_same_bits),
+        cmocka_unit_test(other_bits_are_told),
     };
     return cmocka_run_group_tests(tests, start, NULL);
 }
