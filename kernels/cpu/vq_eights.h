@@ -7,6 +7,7 @@
 #include "kernels/cpu/name.h"
 
 #define EIGHT 8
+#define ANY 0 /* number of books */
 #define CHAIN_GROUPS (QN_MM_CHAIN / EIGHT)
 
 /* What of a run each vector needs, where stores do not make the compiler read it again. */
@@ -15,11 +16,23 @@ typedef struct eights {
     const void *table[2];
     const uint8_t *codes;
     int64_t first_bit, stride;
+    uint32_t second, mask[2]; /* of up to two books: the second code's place behind the first */
 } eights;
+
+QN_INLINE uint32_t mask_of(int32_t bits)
+{
+    return (1u << bits) - 1;
+}
 
 QN_INLINE eights eights_of(const qn_vq_run *run)
 {
-    return (eights){run, {run->table[0], run->table[1]}, run->codes, run->first_bit, run->stride};
+    return (eights){.run = run,
+                    .table = {run->table[0], run->table[1]},
+                    .codes = run->codes,
+                    .first_bit = run->first_bit,
+                    .stride = run->stride,
+                    .second = (uint32_t)run->bits[0],
+                    .mask = {mask_of(run->bits[0]), mask_of(run->books > 1 ? run->bits[1] : 0)}};
 }
 
 /* Elements i to i + 7 of a table. */
@@ -35,25 +48,27 @@ QN_INLINE __m256 eight_at(const void *table, const qn_vq_entry entry, int64_t i)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
 
-/* Vector g of a run. each: bits of every code, where the codes of a group begin at a byte and are at most 32 bits; 0 of
- * others. */
+/* Vector g of a run. books: 1, 2 or ANY. each: bits of every code, where the codes of a group begin at a byte and are at
+ * most 32 bits; 0 of others. */
 QN_INLINE __m256 vector_at(const eights *e, const qn_vq_entry entry, const int32_t books, const int32_t each,
                            int32_t bits, const uint8_t *codes, int64_t g)
 {
     int64_t bit = e->first_bit + g * bits;
-    uint32_t word = 0;
     __m256 sum = _mm256_setzero_ps();
-    if (each) {
-        memcpy(&word, codes + (bit >> 3), sizeof word);
+    if (books != ANY) {
+        uint64_t word = 0;
+        memcpy(&word, codes + (bit >> 3), each ? sizeof(uint32_t) : sizeof word);
+        word = each ? word : word >> (bit & 7);
         for (int32_t c = 0; c < books; c++) {
-            const uint32_t code = word >> c * each & ((1u << each) - 1);
+            const uint32_t code = (uint32_t)(word >> c * (each ? (uint32_t)each : e->second)) &
+                                  (each ? mask_of(each) : e->mask[c]);
             const __m256 from = eight_at(e->table[c], entry, code * e->stride);
             sum = c ? _mm256_add_ps(sum, from) : from;
         }
         return sum;
     }
-    for (int32_t c = 0; c < books; c++) {
-        const uint32_t code = word_at(codes, bit) & ((1u << e->run->bits[c]) - 1);
+    for (int32_t c = 0; c < e->run->books; c++) {
+        const uint32_t code = word_at(codes, bit) & mask_of(e->run->bits[c]);
         const __m256 from = eight_at(e->run->table[c], entry, code * e->stride);
         sum = c ? _mm256_add_ps(sum, from) : from;
         bit += e->run->bits[c];
@@ -72,8 +87,16 @@ QN_INLINE __m256 vector_at(const eights *e, const qn_vq_entry entry, const int32
             F(run, entry, 1, 16, 16, __VA_ARGS__);                                                                     \
         } else if ((run)->books == 2 && (run)->bits[0] == 12 && (run)->bits[1] == 12) {                                \
             F(run, entry, 2, 12, 24, __VA_ARGS__);                                                                     \
+        } else if ((run)->books == 2 && (run)->bits[0] == 8 && (run)->bits[1] == 8) {                                  \
+            F(run, entry, 2, 8, 16, __VA_ARGS__);                                                                      \
+        } else if ((run)->books == 2 && (run)->bits[0] == 8 && (run)->bits[1] == 8) {                                  \
+            F(run, entry, 2, 8, 16, __VA_ARGS__);                                                                      \
+        } else if ((run)->books == 1) {                                                                                \
+            F(run, entry, 1, 0, all, __VA_ARGS__);                                                                     \
+        } else if ((run)->books == 2) {                                                                                \
+            F(run, entry, 2, 0, all, __VA_ARGS__);                                                                     \
         } else {                                                                                                       \
-            F(run, entry, (run)->books, 0, all, __VA_ARGS__);                                                          \
+            F(run, entry, ANY, 0, all, __VA_ARGS__);                                                                   \
         }                                                                                                              \
     } while (0)
 
