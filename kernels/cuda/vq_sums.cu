@@ -523,6 +523,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             for (int i = 0; i < ROWS; i++) {
                 words[i] = *(const u32 *)(codes + i * 128);
             }
+#if __CUDA_ARCH__ >= 900
+            fence_proxy_async(); /* or the copy engine could be ahead of the last of these loads, which nothing awaits */
+#endif
             __syncwarp();
             ask(a, &map, &next, slabs, step, first, end, r, r.slot, lane);
             pass_slot(&r);
