@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -66,6 +67,15 @@ int cli_check(cli *c, qn_status status, const qn_error *error, cli_phase phase)
     if (error && error->status == status && error->text[0])
         return cli_fail(c, code, "%s", error->text);
     return cli_fail(c, code, "%s", qn_status_name(status));
+}
+
+int cli_keep_input(cli *c, const char *input)
+{
+    struct stat in, out;
+    if (!input || stat(input, &in) != 0 || stat(c->value[OPT_OUT].s, &out) != 0 || in.st_ino != out.st_ino ||
+        in.st_dev != out.st_dev)
+        return 0;
+    return cli_fail(c, EXIT_FAILED, "the output %s is the input %s; choose another name", c->value[OPT_OUT].s, input);
 }
 
 void cli_note(const cli *c, const char *format, ...)

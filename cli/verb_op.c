@@ -211,6 +211,8 @@ int verb_op(cli *c)
     if (!code && !c->value[OPT_OUT].set)
         code = cli_fail(c, EXIT_USAGE, "--out FILE is missing: the safetensors file to write");
     if (!code)
+        code = cli_keep_input(c, c->value[OPT_IN].s);
+    if (!code)
         code = cli_check(c, qn_tensors_open(c->ctx, c->value[OPT_IN].s, &w.file, &error), &error, PHASE_INPUT);
     if (!code)
         code = take_inputs(c, &w);
