@@ -415,6 +415,39 @@ static void an_op_takes_unaligned_tensors(void **state)
     free(out);
 }
 
+/* QuIP# in 4 bits: four words a row are 64 columns of two codebooks, or 128 of one; codebook_id tells. */
+static void codebook_id_says_what_the_shape_does_not(void **state)
+{
+    (void)state;
+    static const int64_t words[16 * 4], id = 17;
+    const qn_shape qidxs = qn_shape_make(QN_I64, 2, 16, 4, 1, 1), one = qn_shape_make(QN_I64, 1, 1, 1, 1, 1);
+    const qn_named_view views[] = {{"Qidxs", qn_view_make(words, &qidxs)}, {"codebook_id", qn_view_make(&id, &one)}};
+    for (int named = 0; named < 2; named++) {
+        char path[512];
+        qn_ctx *ctx = NULL;
+        qn_tensors *file = NULL;
+        qn_error error = {0};
+        const char *name;
+        qn_view w;
+        assert_int_equal(qn_ctx_create(NULL, &ctx, &error), QN_OK);
+        snprintf(path, sizeof path, "%s/quip.safetensors", folder);
+        assert_int_equal(qn_tensors_write(ctx, path, views, 1 + named, NULL, 0, &error), QN_OK);
+        outcome r = run_line("op vq_dequantize format=quip_e8p --in @/quip.safetensors --out @/w.safetensors");
+        assert_int_equal(r.code, 0);
+        free_outcome(&r);
+        snprintf(path, sizeof path, "%s/w.safetensors", folder);
+        assert_int_equal(qn_tensors_open(ctx, path, &file, &error), QN_OK);
+        assert_int_equal(qn_tensors_at(file, 0, &name, &w, &error), QN_OK);
+        assert_int_equal(w.shape.dims[1], named ? 64 : 128);
+        qn_tensors_close(file);
+        qn_ctx_destroy(ctx);
+    }
+    outcome r = run_line("op vq_dequantize format=quip_e8p codebook=E8P12 --in @/quip.safetensors --out @/out");
+    assert_int_equal(r.code, 3);
+    assert_non_null(strstr(r.err, "codebook_id is 17, expected 7"));
+    free_outcome(&r);
+}
+
 static void a_full_disk_is_a_failure_and_a_closed_pipe_is_not(void **state)
 {
     (void)state;
@@ -448,6 +481,7 @@ int main(void)
                                        cmocka_unit_test(op_quantizes_a_file),
                                        cmocka_unit_test(a_failing_op_keeps_the_old_output),
                                        cmocka_unit_test(an_op_takes_unaligned_tensors),
+                                       cmocka_unit_test(codebook_id_says_what_the_shape_does_not),
                                        cmocka_unit_test(a_full_disk_is_a_failure_and_a_closed_pipe_is_not)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }
