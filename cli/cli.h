@@ -91,7 +91,7 @@ int cli_open_model_for_text(cli *c, const char *path, qn_model **model);
 /* A session over the model with this context length and batch (0: defaults). */
 int cli_open_session(cli *c, qn_model *model, int64_t context, int64_t batch, qn_session **session);
 
-/* Catch SIGINT and SIGTERM, ignore SIGPIPE. */
+/* Catch SIGINT and SIGTERM, ignore SIGPIPE and SIGXFSZ. */
 void cli_signals(void);
 
 /* 1 after SIGINT or SIGTERM. cli_interrupt_clear forgets it (chat). */

@@ -255,8 +255,9 @@ void cli_signals(void)
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
-    action.sa_handler = SIG_IGN; /* a closed pipe is seen as a write error */
+    action.sa_handler = SIG_IGN; /* a closed pipe and a file beyond the limit of sizes are seen as write errors */
     sigaction(SIGPIPE, &action, NULL);
+    sigaction(SIGXFSZ, &action, NULL);
 }
 
 int cli_interrupted(void)

@@ -461,6 +461,15 @@ static void a_full_disk_is_a_failure_and_a_closed_pipe_is_not(void **state)
     } else {
         printf("skipped: the full disk, because this machine has no device /dev/full\n");
     }
+    static const float x[64 * 64];
+    write_tensor("wide.safetensors", "x", x, 64, 64);
+    snprintf(line, sizeof line,
+             "(ulimit -f 1; exec '%s' op quantize_fp8 --in %s/wide.safetensors --out %s/wide.out) 2> %s/full",
+             getenv("QN_CLI"), folder, folder, folder);
+    status = system(line);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+    snprintf(line, sizeof line, "test $(wc -l < %s/full) = 1 && ! ls -A %s | grep -q wide.out", folder, folder);
+    assert_int_equal(system(line), 0);
     snprintf(line, sizeof line,
              "('%s' --man; echo $? > %s/rc) 2> %s/pipe | true; sleep 0.1; test ! -s %s/pipe && grep -qx 0 %s/rc",
              getenv("QN_CLI"), folder, folder, folder, folder);
