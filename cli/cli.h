@@ -53,7 +53,7 @@ int cli_fail(cli *c, int code, const char *format, ...) __attribute__((format(pr
 /* 0 for QN_OK; else print the error's sentence and return the exit code of the status in that phase. */
 int cli_check(cli *c, qn_status status, const qn_error *error, cli_phase phase);
 
-/* 0 unless --out leads to `input`, a file that is read (NULL: none) and must not be replaced. */
+/* 0 unless --out leads to `input`, which is read (NULL: none) and must not be replaced, or to a file in that folder. */
 int cli_keep_input(cli *c, const char *input);
 
 /* "out of memory for WHAT" and EXIT_MEMORY. */

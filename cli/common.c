@@ -69,13 +69,24 @@ int cli_check(cli *c, qn_status status, const qn_error *error, cli_phase phase)
     return cli_fail(c, code, "%s", qn_status_name(status));
 }
 
+static int same_file(const struct stat *a, const struct stat *b)
+{
+    return a->st_ino == b->st_ino && a->st_dev == b->st_dev;
+}
+
 int cli_keep_input(cli *c, const char *input)
 {
-    struct stat in, out;
-    if (!input || stat(input, &in) != 0 || stat(c->value[OPT_OUT].s, &out) != 0 || in.st_ino != out.st_ino ||
-        in.st_dev != out.st_dev)
+    const char *path = c->value[OPT_OUT].s, *slash = strrchr(path, '/');
+    char folder[4096] = ".";
+    struct stat in, out, parent;
+    if (!input || stat(input, &in) != 0 || stat(path, &out) != 0)
         return 0;
-    return cli_fail(c, EXIT_FAILED, "the output %s is the input %s; choose another name", c->value[OPT_OUT].s, input);
+    if (slash && (size_t)(slash - path) < sizeof folder - 1)
+        snprintf(folder, sizeof folder, "%.*s/", (int)(slash - path), path);
+    if (!same_file(&in, &out) && (stat(folder, &parent) != 0 || !same_file(&in, &parent)))
+        return 0;
+    return cli_fail(c, EXIT_FAILED, "the output %s is, or is a file of, the input %s; choose another name", path,
+                    input);
 }
 
 void cli_note(const cli *c, const char *format, ...)
