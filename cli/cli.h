@@ -53,6 +53,9 @@ int cli_fail(cli *c, int code, const char *format, ...) __attribute__((format(pr
 /* 0 for QN_OK; else print the error's sentence and return the exit code of the status in that phase. */
 int cli_check(cli *c, qn_status status, const qn_error *error, cli_phase phase);
 
+/* 0 unless --out leads to `input`, which is read (NULL: none) and must not be replaced, or to a file in that folder. */
+int cli_keep_input(cli *c, const char *input);
+
 /* "out of memory for WHAT" and EXIT_MEMORY. */
 int cli_memory(cli *c, const char *what);
 
@@ -88,7 +91,7 @@ int cli_open_model_for_text(cli *c, const char *path, qn_model **model);
 /* A session over the model with this context length and batch (0: defaults). */
 int cli_open_session(cli *c, qn_model *model, int64_t context, int64_t batch, qn_session **session);
 
-/* Catch SIGINT and SIGTERM, ignore SIGPIPE. */
+/* Catch SIGINT and SIGTERM, ignore SIGPIPE and SIGXFSZ. */
 void cli_signals(void);
 
 /* 1 after SIGINT or SIGTERM. cli_interrupt_clear forgets it (chat). */

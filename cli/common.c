@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -66,6 +67,26 @@ int cli_check(cli *c, qn_status status, const qn_error *error, cli_phase phase)
     if (error && error->status == status && error->text[0])
         return cli_fail(c, code, "%s", error->text);
     return cli_fail(c, code, "%s", qn_status_name(status));
+}
+
+static int same_file(const struct stat *a, const struct stat *b)
+{
+    return a->st_ino == b->st_ino && a->st_dev == b->st_dev;
+}
+
+int cli_keep_input(cli *c, const char *input)
+{
+    const char *path = c->value[OPT_OUT].s, *slash = strrchr(path, '/');
+    char folder[4096] = ".";
+    struct stat in, out, parent;
+    if (!input || stat(input, &in) != 0 || stat(path, &out) != 0)
+        return 0;
+    if (slash && (size_t)(slash - path) < sizeof folder - 1)
+        snprintf(folder, sizeof folder, "%.*s/", (int)(slash - path), path);
+    if (!same_file(&in, &out) && (stat(folder, &parent) != 0 || !same_file(&in, &parent)))
+        return 0;
+    return cli_fail(c, EXIT_FAILED, "the output %s is, or is a file of, the input %s; choose another name", path,
+                    input);
 }
 
 void cli_note(const cli *c, const char *format, ...)
@@ -245,8 +266,9 @@ void cli_signals(void)
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
-    action.sa_handler = SIG_IGN; /* a closed pipe is seen as a write error */
+    action.sa_handler = SIG_IGN; /* a closed pipe and a file beyond the limit of sizes are seen as write errors */
     sigaction(SIGPIPE, &action, NULL);
+    sigaction(SIGXFSZ, &action, NULL);
 }
 
 int cli_interrupted(void)

@@ -58,7 +58,11 @@ int verb_logits(cli *c)
     qn_model_info info;
     if (!c->value[OPT_OUT].set)
         return cli_fail(c, EXIT_USAGE, "--out FILE is missing: the safetensors file to write");
-    int code = cli_open_model(c, c->operands[0], c->value[OPT_KV].s, &model);
+    int code = cli_keep_input(c, c->operands[0]);
+    if (!code)
+        code = cli_keep_input(c, c->value[OPT_FILE].s);
+    if (!code)
+        code = cli_open_model(c, c->operands[0], c->value[OPT_KV].s, &model);
     if (!code)
         code = take_ids(c, model, &ids, &count);
     if (!code)

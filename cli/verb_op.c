@@ -85,6 +85,28 @@ static int take_inputs(cli *c, op_work *w)
     return cli_fail(c, EXIT_INPUT, "%s has no input %s; its inputs are %s", info->name, unknown, known);
 }
 
+/* QuIP#'s file names its codebook; where K is not known otherwise, the shape of Qidxs does not. */
+static int take_codebook(cli *c, op_work *w)
+{
+    static const struct {
+        int id;
+        const char *name;
+    } codebooks[] = {{7, "E8P12"}, {17, "E8P12RVQ4B"}, {18, "E8P12RVQ3B"}};
+    const int32_t slot = qn_op_in_slot(w->desc.op, "codebook_id");
+    if (slot < 0 || !w->args.in[slot].data || w->desc.attr[QN_ATTR_CODEBOOK].i != QN_VQ_CODEBOOK_AUTO)
+        return 0;
+    qn_error error = {0};
+    const qn_view *id = &w->args.in[slot];
+    int64_t found = 0;
+    if (qn_shape_elements(&id->shape) == 1 && (id->shape.format == QN_I64 || id->shape.format == QN_I32))
+        memcpy(&found, id->data, id->shape.format == QN_I64 ? sizeof found : sizeof(int32_t));
+    for (size_t i = 0; i < sizeof codebooks / sizeof *codebooks; i++) {
+        if (codebooks[i].id == found)
+            return cli_check(c, qn_op_desc_set(&w->desc, "codebook", codebooks[i].name, &error), &error, PHASE_USAGE);
+    }
+    return 0; /* the check of the weights refuses it */
+}
+
 static int make_outputs(cli *c, op_work *w)
 {
     for (int i = 0; i < QN_MAX_OUT; i++) {
@@ -211,9 +233,13 @@ int verb_op(cli *c)
     if (!code && !c->value[OPT_OUT].set)
         code = cli_fail(c, EXIT_USAGE, "--out FILE is missing: the safetensors file to write");
     if (!code)
+        code = cli_keep_input(c, c->value[OPT_IN].s);
+    if (!code)
         code = cli_check(c, qn_tensors_open(c->ctx, c->value[OPT_IN].s, &w.file, &error), &error, PHASE_INPUT);
     if (!code)
         code = take_inputs(c, &w);
+    if (!code)
+        code = take_codebook(c, &w);
     if (!code) { /* what is out of range now are attributes that do not go together */
         qn_status status = qn_op_desc_check(&w.desc, w.out, &w.sizes, &error);
         code = cli_check(c, status, &error, status == QN_E_ARGUMENT ? PHASE_USAGE : PHASE_INPUT);

@@ -136,7 +136,7 @@ QN_API void qn_model_get_packing(const qn_model *model, qn_packing_info *info);
 
 /* Write the packed file of an open model, atomically. path NULL: where opening finds it. force 1: replace one that is
  * there. QN_E_UNSUPPORTED: no kernel of this model packs. QN_E_EXISTS: force is 0. QN_E_IO: also when a weight file
- * changed since the model was opened. QN_E_ARGUMENT, QN_E_MEMORY. */
+ * changed since the model was opened. QN_E_ARGUMENT: also when path is one of them. QN_E_MEMORY. */
 QN_API qn_status qn_model_write_packed(qn_model *model, const char *path, int32_t force, const qn_exec *exec,
                                        qn_packed_file *out, qn_error *error);
 

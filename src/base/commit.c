@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -148,19 +149,20 @@ static int make_temporary(qn_commit *commit)
     return 1;
 }
 
-/* May the existing target be replaced? */
+/* May the existing target be replaced? A file's links were followed: one that is left leads nowhere, or to what
+ * has no name, as /dev/stdout to a pipe. */
 static qn_status check_target(const qn_commit *commit, qn_error *error)
 {
     struct stat st;
-    if (fstatat(commit->parent, commit->name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (fstatat(commit->parent, commit->name, &st, commit->folder ? AT_SYMLINK_NOFOLLOW : 0) != 0) {
         QN_FAIL_IF(errno != ENOENT, error, QN_E_IO, "cannot look at %s: %s", commit->target, strerror(errno));
         return QN_OK;
     }
     QN_FAIL_IF(!commit->force, error, QN_E_EXISTS, "%s exists already and overwriting was not asked for",
                commit->target);
     if (!commit->folder) {
-        QN_FAIL_IF(!S_ISREG(st.st_mode) && !S_ISLNK(st.st_mode), error, QN_E_EXISTS,
-                   "%s exists and is no plain file, so it is not replaced", commit->target);
+        QN_FAIL_IF(!S_ISREG(st.st_mode), error, QN_E_EXISTS, "%s exists and is no plain file, so it is not replaced",
+                   commit->target);
         return QN_OK;
     }
     QN_FAIL_IF(!S_ISDIR(st.st_mode), error, QN_E_EXISTS, "%s exists and is no folder, so it is not replaced",
@@ -220,6 +222,13 @@ static qn_status open_parent(qn_commit *commit, const char *path, qn_error *erro
     return status;
 }
 
+/* What a link to a file leads to; NULL: `path` is no link, or its end has no name. Freed by free(). */
+static char *end_of_link(const char *path)
+{
+    struct stat st;
+    return lstat(path, &st) == 0 && S_ISLNK(st.st_mode) ? realpath(path, NULL) : NULL;
+}
+
 qn_status qn_commit_begin(const qn_ctx *ctx, const char *path, int folder, int force, qn_commit **out, qn_error *error)
 {
     QN_FAIL_IF(!out || !path, error, QN_E_ARGUMENT, "qn_commit_begin: path or out is NULL");
@@ -230,7 +239,9 @@ qn_status qn_commit_begin(const qn_ctx *ctx, const char *path, int folder, int f
     commit->parent = commit->lock = -1;
     commit->folder = folder != 0;
     commit->force = force != 0;
-    qn_status status = open_parent(commit, path, error);
+    char *linked = folder ? NULL : end_of_link(path);
+    qn_status status = open_parent(commit, linked ? linked : path, error);
+    free(linked);
     if (status == QN_OK) {
         status = check_target(commit, error);
     }

@@ -21,7 +21,8 @@ typedef struct qn_commit qn_commit;
 /* Start an output at `path`. folder 1: make an empty temporary folder; 0: an
  * empty temporary file. Its parent folder must exist. force 1: an existing
  * target is replaced by finish; a folder only when it holds nothing but plain
- * files (no folders), so that a mistyped path costs little.
+ * files (no folders), so that a mistyped path costs little. Where a file's path is
+ * a link, what it leads to is the target: links stay.
  * QN_E_EXISTS: the target exists and force is 0, or may not be replaced.
  * QN_E_ARGUMENT: not a usable name ("", "/", ends in "." or ".."). QN_E_IO, QN_E_MEMORY. */
 qn_status qn_commit_begin(const qn_ctx *ctx, const char *path, int folder, int force, qn_commit **out, qn_error *error);

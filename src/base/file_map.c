@@ -67,6 +67,12 @@ qn_status qn_file_map_check(const qn_file_map *map, const char *path, qn_error *
     return QN_OK;
 }
 
+int qn_file_map_is(const qn_file_map *map, const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && (uint64_t)st.st_dev == map->device && (uint64_t)st.st_ino == map->inode;
+}
+
 int qn_file_map_holds(const qn_file_map *map, const void *data, size_t bytes)
 {
     const uintptr_t first = (uintptr_t)map->data, at = (uintptr_t)data;

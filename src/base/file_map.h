@@ -20,6 +20,9 @@ qn_status qn_file_map_open(const char *path, qn_file_map *out, qn_error *error);
 /* QN_E_IO when the file at `path` is not the one that was mapped any more: replaced, resized or rewritten. */
 qn_status qn_file_map_check(const qn_file_map *map, const char *path, qn_error *error);
 
+/* Whether `path` leads to the mapped file, whatever its name. */
+int qn_file_map_is(const qn_file_map *map, const char *path);
+
 /* Whether [data, data + bytes) lies in the map. */
 int qn_file_map_holds(const qn_file_map *map, const void *data, size_t bytes);
 

@@ -44,7 +44,8 @@ const qn_packed_blob *qn_packed_find(const qn_packed *packed, const char *name);
 void qn_packed_close(qn_packed *packed); /* NULL is fine */
 
 /* Write the packed file of a checkpoint, atomically. Names must differ. force 1: replace a file that is there.
- * QN_E_EXISTS. QN_E_IO: also when a source file changed since it was opened. QN_E_ARGUMENT, QN_E_MEMORY. */
+ * QN_E_EXISTS. QN_E_IO: also when a source file changed since it was opened. QN_E_ARGUMENT: `path` is a source
+ * file. QN_E_MEMORY. */
 qn_status qn_packed_write(qn_ctx *ctx, const qn_checkpoint *checkpoint, const char *path, const qn_packed_blob *blobs,
                           int32_t count, int force, const qn_exec *exec, uint64_t *file_bytes, qn_error *error);
 

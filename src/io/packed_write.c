@@ -186,8 +186,15 @@ qn_status qn_packed_write(qn_ctx *ctx, const qn_checkpoint *c, const char *path,
     qn_status status = files && l.sources && l.sums
                            ? QN_OK
                            : qn_error_set(error, QN_E_MEMORY, "out of memory for the index of %s", path);
+    const int32_t source_count = status == QN_OK ? qn_packed_sources(c, files) : 0;
+    for (int32_t i = 0; i < source_count && status == QN_OK; i++) {
+        if (qn_file_map_is(files[i].map, path)) {
+            status = qn_error_set(error, QN_E_ARGUMENT, "the packed file %s would replace %s, which it is made from",
+                                  path, files[i].name);
+        }
+    }
     if (status == QN_OK) {
-        status = lay_out(&l, c, files, qn_packed_sources(c, files), blobs, count, exec, error);
+        status = lay_out(&l, c, files, source_count, blobs, count, exec, error);
     }
     if (status == QN_OK) {
         status = write_file(ctx, &l, path, blobs, count, force, error);

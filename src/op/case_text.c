@@ -182,6 +182,8 @@ static qn_status parse_word(qn_op_desc *desc, const qn_op_info *op, const char *
         }
     }
     const int32_t slot = qn_op_in_slot(desc->op, word);
+    QN_FAIL_IF(slot < 0 && !word[1] && strchr(size_names, word[0]), error, QN_E_ARGUMENT,
+               "%s: size %s is '%s', expected a whole number", op->name, word, value);
     QN_FAIL_IF(slot < 0, error, QN_E_ARGUMENT, "%s has no size, attribute or input '%s'", op->name, word);
     return parse_slot(desc, op, slot, value, error);
 }

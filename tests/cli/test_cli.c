@@ -103,10 +103,15 @@ static const situation situations[] = {
     {"op quantize_fp8 --in @/x.safetensors --out @/out scale_layout=col", 2, "scale_layout=col"},
     {"op quantize_int8 --in @/none.safetensors --out @/out", 3, "x"},
     {"op quantize_fp8 --in @/x.safetensors --out @/no/such/out", 1, ""},
+    {"op quantize_fp8 --in @/x.safetensors --out @/x.safetensors", 1, "the input"},
+    {"logits @/text.gguf -p b --out @/text.gguf", 1, "the input"},
+    {"logits @ -p b --out @/text.gguf", 1, "a file of, the input"},
+    {"logits @/absent.gguf -f @/text.gguf --out @/text.gguf", 1, "the input"},
     {"op quantize_int8 --in @/x.safetensors --out @/out --backend cuda", 5, "cuda"},
     {"explain", 2, "too few arguments"},
     {"explain nothing m=1", 2, "nothing"},
-    {"explain scaled_mm m=x", 2, ""},
+    {"explain scaled_mm m=x", 2, "size m is 'x', expected a whole number"},
+    {"explain scaled_mm m=-1", 2, "size m is '-1'"},
     {"kernels a", 2, "unexpected argument"},
     {"kernels --filter (", 2, "regular expression"},
     {"doctor --jsno", 2, "did you mean --json"},
@@ -412,6 +417,39 @@ static void an_op_takes_unaligned_tensors(void **state)
     free(out);
 }
 
+/* QuIP# in 4 bits: four words a row are 64 columns of two codebooks, or 128 of one; codebook_id tells. */
+static void codebook_id_says_what_the_shape_does_not(void **state)
+{
+    (void)state;
+    static const int64_t words[16 * 4], id = 17;
+    const qn_shape qidxs = qn_shape_make(QN_I64, 2, 16, 4, 1, 1), one = qn_shape_make(QN_I64, 1, 1, 1, 1, 1);
+    const qn_named_view views[] = {{"Qidxs", qn_view_make(words, &qidxs)}, {"codebook_id", qn_view_make(&id, &one)}};
+    for (int named = 0; named < 2; named++) {
+        char path[512];
+        qn_ctx *ctx = NULL;
+        qn_tensors *file = NULL;
+        qn_error error = {0};
+        const char *name;
+        qn_view w;
+        assert_int_equal(qn_ctx_create(NULL, &ctx, &error), QN_OK);
+        snprintf(path, sizeof path, "%s/quip.safetensors", folder);
+        assert_int_equal(qn_tensors_write(ctx, path, views, 1 + named, NULL, 0, &error), QN_OK);
+        outcome r = run_line("op vq_dequantize format=quip_e8p --in @/quip.safetensors --out @/w.safetensors");
+        assert_int_equal(r.code, 0);
+        free_outcome(&r);
+        snprintf(path, sizeof path, "%s/w.safetensors", folder);
+        assert_int_equal(qn_tensors_open(ctx, path, &file, &error), QN_OK);
+        assert_int_equal(qn_tensors_at(file, 0, &name, &w, &error), QN_OK);
+        assert_int_equal(w.shape.dims[1], named ? 64 : 128);
+        qn_tensors_close(file);
+        qn_ctx_destroy(ctx);
+    }
+    outcome r = run_line("op vq_dequantize format=quip_e8p codebook=E8P12 --in @/quip.safetensors --out @/out");
+    assert_int_equal(r.code, 3);
+    assert_non_null(strstr(r.err, "codebook_id is 17, expected 7"));
+    free_outcome(&r);
+}
+
 static void a_full_disk_is_a_failure_and_a_closed_pipe_is_not(void **state)
 {
     (void)state;
@@ -425,6 +463,15 @@ static void a_full_disk_is_a_failure_and_a_closed_pipe_is_not(void **state)
     } else {
         printf("skipped: the full disk, because this machine has no device /dev/full\n");
     }
+    static const float x[64 * 64];
+    write_tensor("wide.safetensors", "x", x, 64, 64);
+    snprintf(line, sizeof line,
+             "(ulimit -f 1; exec '%s' op quantize_fp8 --in %s/wide.safetensors --out %s/wide.out) 2> %s/full",
+             getenv("QN_CLI"), folder, folder, folder);
+    status = system(line);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+    snprintf(line, sizeof line, "test $(wc -l < %s/full) = 1 && ! ls -A %s | grep -q wide.out", folder, folder);
+    assert_int_equal(system(line), 0);
     snprintf(line, sizeof line,
              "('%s' --man; echo $? > %s/rc) 2> %s/pipe | true; sleep 0.1; test ! -s %s/pipe && grep -qx 0 %s/rc",
              getenv("QN_CLI"), folder, folder, folder, folder);
@@ -445,6 +492,7 @@ int main(void)
                                        cmocka_unit_test(op_quantizes_a_file),
                                        cmocka_unit_test(a_failing_op_keeps_the_old_output),
                                        cmocka_unit_test(an_op_takes_unaligned_tensors),
+                                       cmocka_unit_test(codebook_id_says_what_the_shape_does_not),
                                        cmocka_unit_test(a_full_disk_is_a_failure_and_a_closed_pipe_is_not)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

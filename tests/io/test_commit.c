@@ -180,6 +180,34 @@ static void test_names(void **state)
     assert_int_equal(access(target, F_OK), 0);
 }
 
+/* A link stays and what it leads to is replaced; one to something that is no file is left alone. */
+static void test_links(void **state)
+{
+    (void)state;
+    char file[400];
+    qn_error error = {0};
+    qn_commit *commit = NULL;
+    write_text(folder, "file", "old");
+    snprintf(file, sizeof file, "%s/file", folder);
+    assert_int_equal(symlink("file", target), 0);
+    assert_int_equal(write_output(0, 1, "new", &error), QN_OK);
+    struct stat st;
+    assert_int_equal(lstat(target, &st), 0);
+    assert_true(S_ISLNK(st.st_mode));
+    assert_string_equal(text_of(file), "new");
+
+    static const char *const not_files[] = {"/dev/null", "/dev", "out"};
+    for (size_t i = 0; i < sizeof not_files / sizeof *not_files; i++) {
+        assert_int_equal(unlink(target), 0);
+        assert_int_equal(symlink(not_files[i], target), 0);
+        const qn_status want = strcmp(not_files[i], "out") == 0 ? QN_E_IO : QN_E_EXISTS; /* a link to itself */
+        assert_int_equal(qn_commit_begin(ctx, target, 0, 1, &commit, &error), want);
+        assert_null(commit);
+        assert_int_equal(lstat(target, &st), 0);
+        assert_true(S_ISLNK(st.st_mode));
+    }
+}
+
 /* A child that replaces the target over and over is killed at many moments: the
  * target is always the whole old or a whole new one, and the next writer cleans up. */
 static void test_killed(void **state)
@@ -221,6 +249,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_two_writers, setup, teardown),
         cmocka_unit_test_setup_teardown(test_leftovers, setup, teardown),
         cmocka_unit_test_setup_teardown(test_names, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_links, setup, teardown),
         cmocka_unit_test_setup_teardown(test_killed, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -219,6 +219,7 @@ static void written_by_an_open_model(void **state)
     char *first = read_all(packed, &first_bytes);
     assert_true(file.bytes == first_bytes);
     assert_int_equal(qn_model_write_packed(model, NULL, 0, NULL, &file, &error), QN_E_EXISTS);
+    assert_int_equal(qn_model_write_packed(model, weights, 1, NULL, &file, &error), QN_E_ARGUMENT); /* the model */
     must(qn_model_write_packed(model, NULL, 1, NULL, &file, &error), &error);
     char *again = read_all(packed, &bytes); /* the blobs do not depend on threads; the times are known better by now */
     qn_packed_header header;

@@ -27,6 +27,7 @@ ALLOWED = {
         "malloc": "the default allocator",
         "free": "the default allocator",
     },
+    "src/base/commit.c": {"free": "what realpath allocated"},
     "src/quant/folder.c": {"free": "what realpath and json_dumps allocated"},
     "src/io/safetensors_writer.c": {"free": "texts that json_dumps allocated"},
     "src/text/template.h": {"signal": "a field of that name"},
