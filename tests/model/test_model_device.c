@@ -751,7 +751,10 @@ static int write_quantised(qn_ctx *ctx, const char *source, const char *name, co
     qn_quantize_result result;
     qn_error error = {0};
     qn_quantize_options_init(&options);
+    char text[160];
+    snprintf(text, sizeof text, "%s/" SYN_TEXT, source);
     options.scheme = scheme;
+    options.calibration = text;
     options.keep_first = options.keep_last = 0;
     options.keep_qkv = 0;
     if (qn_quantize(ctx, source, path_of(name), &options, &result, &error) == QN_OK) {
