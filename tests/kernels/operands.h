@@ -1,5 +1,7 @@
 /* Operands of kernel tests: memory that ends, or begins, at a page that may not
- * be touched, or lies off every alignment, with poisoned gaps between rows. */
+ * be touched, or lies off every alignment, with poisoned gaps between rows.
+ * Maps of few pages are kept for the next operand of their size, as new pages cost more than the kernels that small
+ * cases run; until then AddressSanitizer takes them for freed. One thread makes operands. */
 #ifndef QN_TESTS_KERNELS_OPERANDS_H
 #define QN_TESTS_KERNELS_OPERANDS_H
 
@@ -12,12 +14,50 @@
 #include <quern/experimental.h>
 #include <quern/quern.h>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(p, bytes) ((void)(p), (void)(bytes))
+#define ASAN_UNPOISON_MEMORY_REGION(p, bytes) ((void)(p), (void)(bytes))
+#endif
+
 typedef enum placement { AT_END = 0, AT_START = 1, OFF_ALIGNMENT = 2 } placement;
 
 typedef struct guarded {
     char *map, *data;
-    size_t map_bytes, bytes, usable;
+    size_t bytes, usable;
+    int frozen;
 } guarded;
+
+enum { KEPT_PAGES = 64 };
+static char *kept_maps[KEPT_PAGES]; /* by pages between the forbidden ones; the first word of these is the next map */
+
+/* Where maps of so much usable memory are kept; NULL: they are not. */
+static inline char **kept_place(size_t usable)
+{
+    const size_t pages = usable / (size_t)sysconf(_SC_PAGESIZE);
+    return pages < KEPT_PAGES ? &kept_maps[pages] : NULL;
+}
+
+/* A map whose first and last page may not be touched. */
+static inline char *map_take(size_t usable)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char **const kept = kept_place(usable);
+    if (kept && *kept) {
+        char *const map = *kept;
+        ASAN_UNPOISON_MEMORY_REGION(map + page, usable);
+        memcpy(kept, map + page, sizeof *kept);
+        return map;
+    }
+    char *const map = mmap(NULL, usable + 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (map == MAP_FAILED) {
+        abort();
+    }
+    mprotect(map, page, PROT_NONE);
+    mprotect(map + page + usable, page, PROT_NONE);
+    return map;
+}
 
 /* shift: bytes off a page boundary for OFF_ALIGNMENT; of an element. */
 static inline guarded guarded_make(size_t bytes, placement where, size_t shift, int poison)
@@ -25,13 +65,7 @@ static inline guarded guarded_make(size_t bytes, placement where, size_t shift, 
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     const size_t room = bytes + (where == OFF_ALIGNMENT ? shift : 0);
     guarded g = {.bytes = bytes, .usable = (room + page - 1) / page * page + (room ? 0 : page)};
-    g.map_bytes = g.usable + 2 * page;
-    g.map = mmap(NULL, g.map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (g.map == MAP_FAILED) {
-        abort();
-    }
-    mprotect(g.map, page, PROT_NONE);
-    mprotect(g.map + page + g.usable, page, PROT_NONE);
+    g.map = map_take(g.usable);
     memset(g.map + page, poison, g.usable);
     g.data = g.map + page + (where == AT_END ? g.usable - bytes : (where == OFF_ALIGNMENT ? shift : 0));
     return g;
@@ -46,32 +80,39 @@ static inline guarded guarded_make_aligned(size_t bytes, int poison)
 }
 
 /* From now on it may be read only. */
-static inline void guarded_freeze(const guarded *g)
+static inline void guarded_freeze(guarded *g)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     mprotect(g->map + page, g->usable, PROT_READ);
+    g->frozen = 1;
 }
 
 static inline void guarded_free(guarded *g)
 {
-    if (g->map) {
-        munmap(g->map, g->map_bytes);
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char **const kept = g->map && !g->frozen ? kept_place(g->usable) : NULL;
+    if (kept) {
+        memcpy(g->map + page, kept, sizeof *kept);
+        ASAN_POISON_MEMORY_REGION(g->map + page, g->usable);
+        *kept = g->map;
+    } else if (g->map) {
+        munmap(g->map, g->usable + 2 * page);
     }
     g->map = NULL;
+}
+
+/* Whether each of so many bytes is that one. */
+static inline int all_bytes_are(const char *p, size_t count, int byte)
+{
+    return count == 0 || (*(const unsigned char *)p == byte && memcmp(p, p + 1, count - 1) == 0);
 }
 
 /* Bytes of the page that belong to no row still hold the poison. */
 static inline int canaries_alive(const guarded *g, int poison)
 {
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    const unsigned char *p = (const unsigned char *)g->map + page;
-    const size_t before = (size_t)(g->data - g->map) - page;
-    for (size_t i = 0; i < g->usable; i++) {
-        if ((i < before || i >= before + g->bytes) && p[i] != (unsigned char)poison) {
-            return 0;
-        }
-    }
-    return 1;
+    const char *const first = g->map + sysconf(_SC_PAGESIZE), *const after = g->data + g->bytes;
+    return all_bytes_are(first, (size_t)(g->data - first), poison) &&
+           all_bytes_are(after, (size_t)(first + g->usable - after), poison);
 }
 
 /* Strides of a shape whose rows are gap elements longer than dense (0: dense). */

@@ -381,7 +381,7 @@ static void compare(const subject *s, void *const got[QN_MAX_OUT], int32_t threa
             continue;
         }
         qn_shape_bytes(&s->out[i], &bytes, NULL);
-        for (size_t b = 0; b < bytes; b++) {
+        for (size_t b = memcmp(got[i], s->want[i], bytes) ? 0 : bytes; b < bytes; b++) {
             if (((const char *)got[i])[b] != ((const char *)s->want[i])[b]) {
                 fail_msg("seed %u, %s, %s: byte %zu of output %d differs from its row alone (%d threads, %s weights)",
                          SEED, qn_plan_kernel(s->plan), s->text, b, i, threads, packed ? "packed" : "stored");

@@ -29,6 +29,7 @@
 #include "backend/fake/fake_cuda.h"
 #include "backend/turns.h"
 #include "base/clock.h"
+#include "quant/quantize.h"
 #include "quant/synthetic.h"
 
 enum { PROMPT = 6, STEPS = 7, CONTEXT = 920, TEXT = PROMPT + STEPS };
@@ -751,10 +752,11 @@ static int write_quantised(qn_ctx *ctx, const char *source, const char *name, co
     qn_quantize_result result;
     qn_error error = {0};
     qn_quantize_options_init(&options);
+    const qn_quant_tuning tuning = {.search = 0}; /* no calibration: any codes will do */
     options.scheme = scheme;
     options.keep_first = options.keep_last = 0;
     options.keep_qkv = 0;
-    if (qn_quantize(ctx, source, path_of(name), &options, &result, &error) == QN_OK) {
+    if (qn_quantize_with(ctx, source, path_of(name), &options, &tuning, &result, &error) == QN_OK) {
         return 0;
     }
     fprintf(stderr, "%s: %s\n", name, error.text);
