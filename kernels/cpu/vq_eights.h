@@ -60,7 +60,7 @@ QN_INLINE __m256 vector_at(const eights *e, const qn_vq_entry entry, const int32
         memcpy(&word, codes + (bit >> 3), each ? sizeof(uint32_t) : sizeof word);
         word = each ? word : word >> (bit & 7);
         for (int32_t c = 0; c < books; c++) {
-            const uint32_t code = (uint32_t)(word >> c * (each ? (uint32_t)each : e->second)) &
+            const uint32_t code = (uint32_t)(word >> (uint32_t)c * (each ? (uint32_t)each : e->second)) &
                                   (each ? mask_of(each) : e->mask[c]);
             const __m256 from = eight_at(e->table[c], entry, code * e->stride);
             sum = c ? _mm256_add_ps(sum, from) : from;
