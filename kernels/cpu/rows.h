@@ -266,7 +266,7 @@ QN_INLINE void silu_all(const int format, const int form, const int divides, con
 #define VEC_DIVIDES 0
 #endif
 SILU(own, VEC_DIVIDES)
-#ifdef VEC_OTHER
+#ifdef VEC_OTHER_AHEAD
 SILU(other, 1)
 #endif
 
@@ -535,9 +535,9 @@ EACH_CODE(DECODE, , )
 #endif
 
 /* silu's functions are those of `way`. */
-#define ROWS_SET(way, look_, kept_, int8_groups_)                                                                      \
+#define ROWS_SET(way, ahead_, look_, kept_, int8_groups_)                                                              \
     {                                                                                                                  \
-        .ahead = VEC_AHEAD, .look = (look_), .kept = (kept_), .steps = ROWS_STEPS,                                     \
+        .ahead = (ahead_), .look = (look_), .kept = (kept_), .steps = ROWS_STEPS,                                      \
         STEPS_ENTRIES BESIDE_ENTRIES.int8_groups = (int8_groups_), .range = {EACH_REAL(RANGE_ENTRY)},                  \
         .encode = {EACH_REAL(ENCODE_ROW) ENCODE_ROW(paired, QN_ROWS_PAIRED)},                                          \
         .quotients = {EACH_REAL(QUOTIENTS_ROW) QUOTIENTS_ROW(paired, QN_ROWS_PAIRED)},                                 \
@@ -551,7 +551,7 @@ EACH_CODE(DECODE, , )
         .store = {EACH_REAL(STORE_ENTRY)}, .stream = rows_stream, .fence = rows_fence                                  \
     }
 
-const qn_rows_set QN_NAME(rows) = ROWS_SET(own, VEC_LOOK, VEC_KEPT, INT8_GROUPS);
-#ifdef VEC_OTHER
-const qn_rows_set QN_NAME(rows_other) = ROWS_SET(other, 0, 0, NULL);
+const qn_rows_set QN_NAME(rows) = ROWS_SET(own, VEC_AHEAD, VEC_LOOK, VEC_KEPT, INT8_GROUPS);
+#ifdef VEC_OTHER_AHEAD
+const qn_rows_set QN_NAME(rows_other) = ROWS_SET(other, VEC_OTHER_AHEAD, 0, 0, NULL);
 #endif
