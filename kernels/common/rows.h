@@ -125,6 +125,7 @@ typedef int64_t (*qn_rows_groups_fn)(const qn_rows_groups *groups, const void *x
 
 typedef struct qn_rows_set {
     int64_t ahead; /* bytes behind the next piece that is to be fetched while a piece becomes 4-bit codes */
+    int64_t look;  /* bytes that range() should fetch ahead; 0: none */
     int64_t kept;  /* bytes of blocks of a band that a thread's second cache keeps; 0: none */
     int steps;     /* uses qn_rows_rule.steps and qn_rows_e2m1_steps, and has what follows */
     /* sf[b] = e4m3(g * (top[b] * (1/6))), g above 0 and finite */
@@ -189,5 +190,6 @@ typedef struct qn_rows_set {
 } qn_rows_set;
 
 extern const qn_rows_set qn_rows__scalar, qn_rows__avx2, qn_rows__avx512;
+extern const qn_rows_set qn_rows_other__avx512; /* of processors that are not Intel's */
 
 #endif

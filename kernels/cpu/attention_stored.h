@@ -3,7 +3,7 @@
  *     TILE                keys, and elements of values, of a tile: two vectors of floats
  *     TILE_ROWS           rows of queries of a tile
  *     STORED_F32          whether floats, too, are faster so than in place
- *     TURN8               bytes of a key that turn8 takes
+ *     TURN16, TURN8       elements of a key that turn16 and turn8 take
  *     turn16, turn8       keys turned round, TILE of them
  *     codes_tile          TILE codes of e4m3 as floats over E4M3_UNIT, times their scales
  *     nan_free            whether codes of e4m3 are
@@ -74,7 +74,7 @@ QN_INLINE qn_att_ahead soon_of(const qn_att_stored *these, int64_t first, int64_
 QN_INLINE void turn_keys(const qn_att_form form, const char *from, int64_t stride, int64_t d, char *to,
                          const qn_att_ahead *soon)
 {
-    const int64_t step = form == QN_ATT_E4M3 ? TURN8 : 8;
+    const int64_t step = form == QN_ATT_E4M3 ? TURN8 : (form == QN_ATT_F32 ? 8 : TURN16);
     const tile_at at = tile_from(from, stride);
     for (int64_t i = 0; i < d; i += step) {
         ask(soon, i / step, d / step, TILE);

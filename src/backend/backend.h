@@ -21,6 +21,7 @@ typedef struct qn_run_next {
     const qn_kernel *kernel; /* NULL: a sum */
     const qn_op_desc *desc;  /* with the shapes of this run */
     const qn_args *args;
+    void *state;     /* of its plan */
     qn_mut_view sum; /* f32 rows that the result is added to */
 } qn_run_next;
 

@@ -528,7 +528,8 @@ static void run_with(const qn_plan *plan, const qn_checked *checked, const qn_ar
 void qn_plan_run_two(const qn_plan *plan, const qn_checked *checked, const qn_args *args, const qn_plan *next,
                      const qn_checked *next_checked, const qn_args *next_args, void *workspace, const qn_exec *exec)
 {
-    const qn_run_next second = {.kernel = next->kernel, .desc = &next_checked->desc, .args = next_args};
+    const qn_run_next second = {
+        .kernel = next->kernel, .desc = &next_checked->desc, .args = next_args, .state = next->state};
     run_with(plan, checked, args, &second, workspace, exec);
 }
 

@@ -10,6 +10,7 @@
 #define TILE 16
 #define TILE_ROWS 4
 #define STORED_F32 1
+#define TURN16 8
 #define TURN8 32
 #define E4M3_UNIT 256.0f /* a code as f16 is its value over this */
 

@@ -10,6 +10,7 @@
 #define TILE 32
 #define TILE_ROWS 8
 #define STORED_F32 0
+#define TURN16 32
 #define TURN8 64
 #define E4M3_UNIT 256.0f /* a code as f16 is its value over this */
 
@@ -52,24 +53,27 @@ QN_INLINE tile_at tile_from(const char *from, int64_t stride)
     return (tile_at){from, stride};
 }
 
-QN_INLINE __m128i key_at(const tile_at *t, const int i, int64_t at)
-{
-    return _mm_loadu_si128((const __m128i *)(const void *)(t->from + i * t->stride + at));
-}
-
-/* Eight elements of 16 bits of the keys. */
+/* Thirty-two elements of 16 bits of the keys: whole lines, each read once. Keys that are a large power of two apart
+ * share few sets of the first cache, which does not hold thirty-two of their lines. */
 QN_INLINE void turn16(const tile_at *from, int64_t at, char *to)
 {
-    __m512i x[8];
-    for (int i = 0; i < 8; i++) {
-        x[i] = _mm512_castsi128_si512(key_at(from, i, at));
-        x[i] = _mm512_inserti32x4(x[i], key_at(from, i + 8, at), 1);
-        x[i] = _mm512_inserti32x4(x[i], key_at(from, i + 16, at), 2);
-        x[i] = _mm512_inserti32x4(x[i], key_at(from, i + 24, at), 3);
-    }
-    turn_words(x);
-    for (int i = 0; i < 8; i++) {
-        _mm512_storeu_si512(to + i * 2 * TILE, x[i]);
+    const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), high = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    for (int first = 0; first < TILE; first += 16) {
+        __m512i x[2][8];
+        for (int i = 0; i < 16; i++) {
+            x[i / 8][i % 8] = _mm512_loadu_si512(from->from + (first + i) * from->stride + at);
+        }
+        turn_words(x[0]);
+        turn_words(x[1]);
+        for (int i = 0; i < 8; i++) { /* quarter j of x[][i]: element 8 j + i of eight keys */
+            char *const line = to + i * 2 * TILE + first * 2;
+            const __m512i a = _mm512_permutex2var_epi64(x[0][i], low, x[1][i]);
+            const __m512i b = _mm512_permutex2var_epi64(x[0][i], high, x[1][i]);
+            _mm256_storeu_si256((__m256i *)(void *)line, _mm512_castsi512_si256(a));
+            _mm256_storeu_si256((__m256i *)(void *)(line + 16 * TILE), _mm512_extracti64x4_epi64(a, 1));
+            _mm256_storeu_si256((__m256i *)(void *)(line + 32 * TILE), _mm512_castsi512_si256(b));
+            _mm256_storeu_si256((__m256i *)(void *)(line + 48 * TILE), _mm512_extracti64x4_epi64(b, 1));
+        }
     }
 }
 

@@ -101,18 +101,19 @@ const char *qn_cpu_refusal(qn_isa isa)
     return NULL;
 }
 
-/* Intel's cores, as of Sapphire Rapids, begin half as many vdpbf16ps a clock as multiply-adds, AMD's from Zen 4 on as
- * many (docs/kernels.md). */
-static int is_intel(void)
+int qn_cpu_is_intel(void)
 {
     const leaf l = query(0, 0);
     return l.b == 0x756e6547 && l.d == 0x49656e69 && l.c == 0x6c65746e; /* GenuineIntel */
 }
 
+/* Intel's cores, as of Sapphire Rapids, begin half as many vdpbf16ps a clock as multiply-adds, AMD's from Zen 4 on as
+ * many (docs/kernels.md). */
 const char *qn_cpu_unsuited(qn_suits suits)
 {
-    return suits == QN_SUITS_FAST_BF16_DOTS && is_intel() ? "this processor multiplies floats faster than pairs of bf16"
-                                                          : NULL;
+    return suits == QN_SUITS_FAST_BF16_DOTS && qn_cpu_is_intel()
+               ? "this processor multiplies floats faster than pairs of bf16"
+               : NULL;
 }
 
 void qn_cpu_name(char name[49])
@@ -129,6 +130,11 @@ void qn_cpu_name(char name[49])
 const char *qn_cpu_refusal(qn_isa isa)
 {
     return isa == QN_ISA_SCALAR ? NULL : "not an x86-64 processor";
+}
+
+int qn_cpu_is_intel(void)
+{
+    return 0;
 }
 
 const char *qn_cpu_unsuited(qn_suits suits)

@@ -10,6 +10,8 @@ const char *qn_cpu_refusal(qn_isa isa);
 /* NULL when the processor is one that such kernels are made for, else what it is slow at. */
 const char *qn_cpu_unsuited(qn_suits suits);
 
+int qn_cpu_is_intel(void);
+
 /* The processor's name, 49 bytes with the final zero; "" when it tells none. */
 void qn_cpu_name(char name[49]);
 

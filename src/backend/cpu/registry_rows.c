@@ -4,18 +4,18 @@
 #include "backend/cpu/families.h"
 #include "backend/cpu/run_rows.h"
 
-#define ROW(runner, op_, contract, isa_, level_, nr_text, nr_)                                                     \
+#define ROW(runner, op_, contract, isa_, level_, nr_text, nr_, other_)                                             \
     {                                                                                                              \
         .name = "qn_" contract "__" #isa_ "_1x" nr_text, .op = (op_), .backend = QN_BACKEND_CPU, .isa = (level_),  \
         .mr = 1, .nr = (nr_), .status = "tested", .accepts = qn_rows_accepts,                                    \
-        .workspace_bytes = runner##_workspace_bytes, .run = runner##_run,                                          \
-        .impl = &(const qn_rows_impl){.set = &qn_rows__##isa_}                                                     \
+        .workspace_bytes = runner##_workspace_bytes, .run = runner##_run, .open = qn_rows_open,                    \
+        .impl = &(const qn_rows_impl){.set = &qn_rows__##isa_, .other = (other_)}                                  \
     }
 
-#define LEVELS(runner, op, contract)                               \
-    ROW(runner, op, contract, avx512, QN_ISA_AVX512, "16", 16),    \
-    ROW(runner, op, contract, avx2, QN_ISA_AVX2, "8", 8),          \
-    ROW(runner, op, contract, scalar, QN_ISA_SCALAR, "4", 4)
+#define LEVELS(runner, op, contract)                                                       \
+    ROW(runner, op, contract, avx512, QN_ISA_AVX512, "16", 16, &qn_rows_other__avx512),    \
+    ROW(runner, op, contract, avx2, QN_ISA_AVX2, "8", 8, NULL),                            \
+    ROW(runner, op, contract, scalar, QN_ISA_SCALAR, "4", 4, NULL)
 
 static const qn_kernel kernels[] = {
     LEVELS(qn_quantize, QN_OP_QUANTIZE_FP8, "quantize_fp8_fp_q8"),

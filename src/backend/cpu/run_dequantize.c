@@ -145,7 +145,7 @@ void qn_dequantize_run(const qn_kernel *kernel, const qn_run_call *call)
 {
     const qn_op_desc *desc = call->desc;
     const int32_t format = desc->attr[QN_ATTR_FORMAT].i, granularity = desc->attr[QN_ATTR_GRANULARITY].i;
-    dequantize_job job = {.set = ((const qn_rows_impl *)kernel->impl)->set,
+    dequantize_job job = {.set = qn_rows_set_of(kernel, call->state),
                           .desc = desc,
                           .args = call->args,
                           .m = call->sizes.m,

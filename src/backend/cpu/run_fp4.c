@@ -42,7 +42,7 @@ static float largest_of(const fp4_job *job, int64_t m, float amax)
 {
     qn_rows_range range;
     const int64_t ahead =
-        qn_rows_ahead(m, job->m, job->stride, job->k * qn_rows_real_bytes(job->real), 0, QN_ROWS_NEAR_BYTES);
+        qn_rows_ahead(m, job->m, job->stride, job->k * qn_rows_real_bytes(job->real), 0, job->set->look);
     job->set->range[job->real](job->x + m * job->stride, job->k, ahead, &range);
     const float row = (range.high > -range.low ? range.high : -range.low) + 0.0f; /* never -0 */
     return row > amax ? row : amax;
@@ -233,7 +233,7 @@ void qn_fp4_run(const qn_kernel *kernel, const qn_run_call *call)
 {
     const qn_view *x = &call->args->in[QN_FP4_X];
     const int nvfp4 = kernel->op == QN_OP_QUANTIZE_NVFP4;
-    fp4_job job = {.set = ((const qn_rows_impl *)kernel->impl)->set,
+    fp4_job job = {.set = qn_rows_set_of(kernel, call->state),
                    .args = call->args,
                    .x = x->data,
                    .stride = x->strides[0],

@@ -35,7 +35,7 @@ typedef struct small_arrays {
     float reals[MAX_BLOCK_COLS];
     float scale_b[MAX_BLOCK_COLS], bias[MAX_BLOCK_COLS]; /* of a block's columns, then zeros to a whole step */
     int32_t azp_adj[MAX_BLOCK_COLS];
-    float row[MAX_BLOCK_COLS];         /* results that silu is to be applied to */
+    float row[MAX_BLOCK_COLS];                                /* results that silu is to be applied to */
     char lines[CHUNK / QN_PANEL_K * sizeof(qn_panel_places)]; /* of a chunk of a row, before they are spread */
     qn_mm_finish finish;
     uint8_t flags[MAX_BLOCK_PANELS];
@@ -784,7 +784,7 @@ static void choose_silu(run *p, const qn_run_next *next)
     qn_panel_job *const job = &p->job;
     const qn_mut_view *const y = &next->args->out[QN_ACT_OUT_Y];
     const int quantizes = next->kernel->op == QN_OP_SILU_MUL_QUANT;
-    p->silu = (silu_rows){.set = ((const qn_rows_impl *)next->kernel->impl)->set,
+    p->silu = (silu_rows){.set = qn_rows_set_of(next->kernel, next->state),
                           .real = quantizes ? QN_MM_F32 : qn_rows_real(y->shape.format),
                           .data = quantizes ? job->out : y->data,
                           .stride = quantizes ? job->n / 2 * (int64_t)sizeof(float) : y->strides[0]};

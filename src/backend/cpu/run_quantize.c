@@ -696,7 +696,7 @@ static void range_task(void *user, int64_t index, int32_t thread)
     const int64_t row = job->k * qn_rows_real_bytes(job->real);
     qn_rows_range all = {0.0f, 0.0f, 0}, part;
     for (int64_t m = index * job->per_task; m < last; m++) {
-        const int64_t ahead = qn_rows_ahead(m, job->m, job->stride, row, 0, QN_ROWS_NEAR_BYTES);
+        const int64_t ahead = qn_rows_ahead(m, job->m, job->stride, row, 0, job->set->look);
         job->set->range[job->real](row_at(job, m), job->k, ahead, &part);
         qn_rows_range_join(&all, &part);
     }
@@ -782,12 +782,8 @@ static int is_large(int64_t m, int64_t k)
     return k > 0 && m > QN_ROWS_STREAM_BYTES / k;
 }
 
-static const qn_rows_set *set_of(const qn_kernel *kernel)
-{
-    return ((const qn_rows_impl *)kernel->impl)->set;
-}
-
-/* A thread: codes of a row, and silu's values of a group or a kept run of blocks. */
+/* A thread: codes of a row (the memory of any set of the kernel), and silu's values of a group or a kept run of blocks.
+ */
 static size_t thread_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m)
 {
     const size_t k = (size_t)row_elements(desc);
@@ -795,7 +791,7 @@ static size_t thread_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int6
         return qn_size_add(qn_size_pad(k), qn_size_mul(qn_size_pad(k), 4));
     }
     const int blocks = desc->attr[QN_ATTR_GRANULARITY].i == QN_PER_BLOCK && is_large(m, (int64_t)k);
-    return qn_size_add(qn_size_pad(k), blocks ? (size_t)set_of(kernel)->kept : 0);
+    return qn_size_add(qn_size_pad(k), blocks ? (size_t)qn_rows_set_of(kernel, NULL)->kept : 0);
 }
 
 static size_t parts_bytes(const qn_op_desc *desc, int64_t m)
@@ -841,7 +837,7 @@ static void quantize(const qn_kernel *kernel, const qn_run_call *call, const flo
     const qn_op_desc *desc = call->desc;
     const qn_view *x = &call->args->in[QN_QUANT_X];
     const int silu = desc->op == QN_OP_SILU_MUL_QUANT;
-    quantize_job job = {.set = set_of(kernel),
+    quantize_job job = {.set = qn_rows_set_of(kernel, call->state),
                         .desc = desc,
                         .args = call->args,
                         .x = values ? (const char *)values : x->data,
@@ -887,6 +883,7 @@ void qn_quantize_run(const qn_kernel *kernel, const qn_run_call *call)
 
 void qn_quantize_silu(const qn_run_next *next, const float *values, void *workspace, const qn_exec *exec)
 {
-    const qn_run_call call = {.desc = next->desc, .args = next->args, .workspace = workspace, .exec = exec};
+    const qn_run_call call = {
+        .desc = next->desc, .args = next->args, .workspace = workspace, .exec = exec, .state = next->state};
     quantize(next->kernel, &call, values);
 }

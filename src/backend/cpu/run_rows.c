@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "backend/cpu/cpuid.h"
 #include "backend/cpu/sizes.h"
 #include "ref/slots.h"
 
@@ -31,6 +32,17 @@ const char *qn_rows_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
     (void)kernel;
     (void)desc;
     return NULL;
+}
+
+qn_status qn_rows_open(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, void **state,
+                       qn_error *error)
+{
+    (void)ctx;
+    (void)desc;
+    (void)error;
+    const qn_rows_impl *const impl = kernel->impl;
+    *state = (void *)(impl->other && !qn_cpu_is_intel() ? impl->other : impl->set);
+    return QN_OK;
 }
 
 static char *out_at(const rows_job *job, int64_t m)
@@ -183,7 +195,7 @@ static void prepare_rope(rows_job *job, double *turns)
 
 void qn_rows_run(const qn_kernel *kernel, const qn_run_call *call)
 {
-    rows_job job = {.set = ((const qn_rows_impl *)kernel->impl)->set,
+    rows_job job = {.set = qn_rows_set_of(kernel, call->state),
                     .desc = call->desc,
                     .args = call->args,
                     .x = &call->args->in[QN_ACT_X],

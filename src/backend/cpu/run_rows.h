@@ -12,7 +12,6 @@
 #include "kernels/common/rows.h"
 
 #define QN_ROWS_TASK_BYTES 65536
-#define QN_ROWS_NEAR_BYTES 2048 /* fetched ahead of what is only looked at */
 #define QN_ROWS_FAR_TASK 16
 #define QN_ROWS_FAR_TASKS 16                     /* a thread, at least, of those */
 #define QN_ROWS_AHEAD_BYTES 8192                 /* fetched before a piece's end */
@@ -20,7 +19,17 @@
 
 typedef struct qn_rows_impl {
     const qn_rows_set *set;
+    const qn_rows_set *other; /* of processors that are not Intel's; NULL: the same */
 } qn_rows_impl;
+
+/* A plan's state: the set of the processor. */
+qn_status qn_rows_open(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, void **state,
+                       qn_error *error);
+
+static inline const qn_rows_set *qn_rows_set_of(const qn_kernel *kernel, const void *state)
+{
+    return state ? state : ((const qn_rows_impl *)kernel->impl)->set;
+}
 
 /* Kernels that take every case of their operators. */
 const char *qn_rows_accepts(const qn_kernel *kernel, const qn_op_desc *desc);
