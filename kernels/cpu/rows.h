@@ -105,12 +105,14 @@ QN_INLINE vf silu_below(vf g, const int near)
 
 /* g u / a of two vectors, a and b being what silu_below() gives, the quotients within 2^-20.3. -infinity gives NaN, as
  * in the reference. */
-QN_INLINE void silu_divided(vf *g, vf *h, vf u, vf w, vf a, vf b)
+#ifdef VEC_DIVIDES
+QN_INLINE void silu_pair(vf *g, vf *h, vf u, vf w, vf a, vf b, const int near)
 {
+    (void)near;
     *g = vf_mul(vf_div(*g, a), u);
     *h = vf_mul(vf_div(*h, b), w);
 }
-
+#else
 /* One division serves both: 1 / (a b) times b is 1 / a. Lanes where the product is no f32 (or an element NaN) are
  * divided one by one. */
 QN_INLINE void silu_pair(vf *g, vf *h, vf u, vf w, vf a, vf b, const int near)
@@ -125,6 +127,7 @@ QN_INLINE void silu_pair(vf *g, vf *h, vf u, vf w, vf a, vf b, const int near)
     *g = vf_mul(q, u);
     *h = vf_mul(r, w);
 }
+#endif
 
 /* How silu's values are left: as floats, in order or with a step's two vectors as load_step has them; as bf16, of bf16
  * only. */
@@ -173,18 +176,14 @@ QN_INLINE vf silu_with_far(vf g, vf u, vf v)
     return vf_all_below(size, 86.5f) ? v : vf_where_below(size, 86.5f, v, silu_far(g, u));
 }
 
-QN_INLINE void silu_step(const int format, const int form, const int divides, const int near, const char *gate,
-                         const char *up, int past, void *out)
+QN_INLINE void silu_step(const int format, const int form, const int near, const char *gate, const char *up, int past,
+                         void *out)
 {
     vf first, second, u, w;
     load_step(format, gate, &first, &second);
     load_step(format, up, &u, &w);
     vf g = first, h = second;
-    if (divides) {
-        silu_divided(&g, &h, u, w, silu_below(g, near), silu_below(h, near));
-    } else {
-        silu_pair(&g, &h, u, w, silu_below(g, near), silu_below(h, near), near);
-    }
+    silu_pair(&g, &h, u, w, silu_below(g, near), silu_below(h, near), near);
     if (!near) {
         g = silu_with_far(first, u, g);
         h = silu_with_far(second, w, h);
@@ -210,8 +209,8 @@ QN_INLINE int gates_near(const int format, const char *gate)
 
 #endif
 
-QN_INLINE void silu_all(const int format, const int form, const int divides, const void *gate, const void *up,
-                        int64_t n, int64_t ahead, int past, void *out)
+QN_INLINE void silu_all(const int format, const int form, const void *gate, const void *up, int64_t n, int64_t ahead,
+                        int past, void *out)
 {
     const char *g = gate, *u = up;
     char *v = out;
@@ -223,52 +222,34 @@ QN_INLINE void silu_all(const int format, const int form, const int divides, con
             for (const int64_t end = i + NEAR_STEPS * STEP; i < end; i += STEP) {
                 fetch_step(format, g + i * size, ahead);
                 fetch_step(format, u + i * size, ahead);
-                silu_step(format, form, divides, 1, g + i * size, u + i * size, past, v + i * out_size);
+                silu_step(format, form, 1, g + i * size, u + i * size, past, v + i * out_size);
             }
             continue;
         }
 #endif
         fetch_step(format, g + i * size, ahead);
         fetch_step(format, u + i * size, ahead);
-        silu_step(format, form, divides, 0, g + i * size, u + i * size, past, v + i * out_size);
+        silu_step(format, form, 0, g + i * size, u + i * size, past, v + i * out_size);
         i += STEP;
     }
     if (i < n) {
         char pad[2][STEP * 4];
         float last[STEP];
-        silu_step(format, form == AS_LOADED ? IN_ORDER : form, divides, 0,
-                  pad_step(format, g + i * size, n - i, pad[0]), pad_step(format, u + i * size, n - i, pad[1]), 0,
-                  last);
+        silu_step(format, form == AS_LOADED ? IN_ORDER : form, 0, pad_step(format, g + i * size, n - i, pad[0]),
+                  pad_step(format, u + i * size, n - i, pad[1]), 0, last);
         memcpy(v + i * out_size, last, (size_t)((n - i) * out_size));
     }
 }
 
-#define SILU_OF(way, divides, name, format)                                                                            \
-    static void silu_mul_##name##_##way(const void *gate, const void *up, int64_t n, int64_t ahead, int past,          \
-                                        float *v)                                                                      \
-    {                                                                                                                  \
-        silu_all(format, IN_ORDER, divides, gate, up, n, ahead, past, v);                                              \
-    }
-#define SILU(way, divides)                                                                                             \
-    SILU_OF(way, divides, bf16, QN_MM_BF16)                                                                            \
-    SILU_OF(way, divides, f16, QN_MM_F16)                                                                              \
-    SILU_OF(way, divides, f32, QN_MM_F32)                                                                              \
-    static void silu_paired_##way(const void *gate, const void *up, int64_t n, int64_t ahead, float *v)                \
-    {                                                                                                                  \
-        silu_all(QN_MM_BF16, AS_LOADED, divides, gate, up, n, ahead, 0, v);                                            \
-    }                                                                                                                  \
-    static void silu_bf16_##way(const void *gate, const void *up, int64_t n, int64_t ahead, int past, void *out)       \
-    {                                                                                                                  \
-        silu_all(QN_MM_BF16, AS_BF16, divides, gate, up, n, ahead, past, out);                                         \
-    }
+static void rows_silu_paired(const void *gate, const void *up, int64_t n, int64_t ahead, float *v)
+{
+    silu_all(QN_MM_BF16, AS_LOADED, gate, up, n, ahead, 0, v);
+}
 
-#ifndef VEC_DIVIDES
-#define VEC_DIVIDES 0
-#endif
-SILU(own, VEC_DIVIDES)
-#ifdef VEC_OTHER_AHEAD
-SILU(other, 1)
-#endif
+static void rows_silu_bf16(const void *gate, const void *up, int64_t n, int64_t ahead, int past, void *out)
+{
+    silu_all(QN_MM_BF16, AS_BF16, gate, up, n, ahead, past, out);
+}
 
 /* ---- normalisation and rotation ---- */
 
@@ -487,6 +468,10 @@ static void rows_fence(void)
     {                                                                                                                  \
         to_e2m1_of(format, x, n, block, factor, care, ahead, past, q);                                                 \
     }                                                                                                                  \
+    static void silu_mul_##name(const void *gate, const void *up, int64_t n, int64_t ahead, int past, float *v)        \
+    {                                                                                                                  \
+        silu_all(format, IN_ORDER, gate, up, n, ahead, past, v);                                                       \
+    }                                                                                                                  \
     static void load_##name(const void *x, int64_t n, float *v)                                                        \
     {                                                                                                                  \
         load_all(format, x, n, v);                                                                                     \
@@ -509,6 +494,7 @@ EACH_CODE(DECODE, , )
 #define RANGE_ENTRY(name, format) [format] = range_##name,
 #define TOPS_ENTRY(name, format) [format] = tops_##name,
 #define E2M1_ENTRY(name, format) [format] = to_e2m1_##name,
+#define SILU_ENTRY(name, format) [format] = silu_mul_##name,
 #define LOAD_ENTRY(name, format) [format] = load_##name,
 #define STORE_ENTRY(name, format) [format] = rows_store_##name,
 
@@ -534,8 +520,7 @@ EACH_CODE(DECODE, , )
 #define INT8_GROUPS NULL
 #endif
 
-/* silu's functions are those of `way`. */
-#define ROWS_SET(way, ahead_, look_, kept_, int8_groups_)                                                              \
+#define ROWS_SET(ahead_, look_, kept_, int8_groups_)                                                                   \
     {                                                                                                                  \
         .ahead = (ahead_), .look = (look_), .kept = (kept_), .steps = ROWS_STEPS,                                      \
         STEPS_ENTRIES BESIDE_ENTRIES.int8_groups = (int8_groups_), .range = {EACH_REAL(RANGE_ENTRY)},                  \
@@ -543,15 +528,13 @@ EACH_CODE(DECODE, , )
         .quotients = {EACH_REAL(QUOTIENTS_ROW) QUOTIENTS_ROW(paired, QN_ROWS_PAIRED)},                                 \
         .decode = {EACH_CODE(DECODE_ENTRY, , )}, .tops = {EACH_REAL(TOPS_ENTRY)}, .to_e2m1 = {EACH_REAL(E2M1_ENTRY)},  \
         .scales = rows_scales, .nvfp4_scales = rows_nvfp4_scales, .mxfp4_scales = rows_mxfp4_scales,                   \
-        .from_e2m1 = rows_from_e2m1, .from_e4m3 = rows_from_e4m3,                                                      \
-        .silu_mul =                                                                                                    \
-            {[QN_MM_BF16] = silu_mul_bf16_##way, [QN_MM_F16] = silu_mul_f16_##way, [QN_MM_F32] = silu_mul_f32_##way},  \
-        .silu_paired = silu_paired_##way, .silu_bf16 = silu_bf16_##way, .squares = rows_squares, .scale = rows_scale,  \
+        .from_e2m1 = rows_from_e2m1, .from_e4m3 = rows_from_e4m3, .silu_mul = {EACH_REAL(SILU_ENTRY)},                 \
+        .silu_paired = rows_silu_paired, .silu_bf16 = rows_silu_bf16, .squares = rows_squares, .scale = rows_scale,    \
         .angles = rows_angles, .rotate = rows_rotate, .load = {EACH_REAL(LOAD_ENTRY)},                                 \
         .store = {EACH_REAL(STORE_ENTRY)}, .stream = rows_stream, .fence = rows_fence                                  \
     }
 
-const qn_rows_set QN_NAME(rows) = ROWS_SET(own, VEC_AHEAD, VEC_LOOK, VEC_KEPT, INT8_GROUPS);
+const qn_rows_set QN_NAME(rows) = ROWS_SET(VEC_AHEAD, VEC_LOOK, VEC_KEPT, INT8_GROUPS);
 #ifdef VEC_OTHER_AHEAD
-const qn_rows_set QN_NAME(rows_other) = ROWS_SET(other, VEC_OTHER_AHEAD, 0, 0, NULL);
+const qn_rows_set QN_NAME(rows_other) = ROWS_SET(VEC_OTHER_AHEAD, 0, 0, NULL);
 #endif

@@ -798,9 +798,9 @@ static inline void vec_together(vi *a, vi *b)
 #define VEC_KEPT 524288
 
 /* Processors that are not Intel's (measured: Zen 4) have a set of their own, without those two: what is kept does not
- * stay in their second cache, and reading needs no help. Products take both cycles of what a division leaves free, so
- * silu divides twice; int8 scales of groups are found sixteen together, not one by one between codes. 4-bit codes
- * ask for what comes 12 KB behind the next piece. */
+ * stay in their second cache, and reading needs no help. Int8 scales of groups are found sixteen together, not one by
+ * one between codes; 4-bit codes ask for what comes 12 KB behind the next piece. Values are the same: a level's bits do
+ * not depend on who made the processor. */
 #define VEC_OTHER_AHEAD 12288
 static inline void vec_fetch_between(vi *a, vi *b, const char *p, uint64_t *turn)
 {
