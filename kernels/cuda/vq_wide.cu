@@ -446,6 +446,9 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
 #else
         t.shared = table + (u32)(lane % COPIES) * ENTRY_BYTES;
 #endif
+#if FORMAT == QN_CUDA_GPTVQ
+        u32 side = 0;
+#endif
         while (w.at < w.last) {
             const share s = next_share(a, cluster, w);
             const int row = s.block * QN_VQ_BLOCK_ROWS + (int)(rank * GROUPS + (u32)group) * 64 + warp % 4 * 16;
@@ -470,8 +473,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
                 load_residuals(a, row, span, lane, &residuals[0]);
                 const int tile = 0;
 #elif FORMAT == QN_CUDA_GPTVQ
-                /* the other of two tables: a warp may still read the one of the span before */
-                const u32 side = (u32)(span % 2) * BOOK_BYTES;
+                /* the other of two tables, in the next tile too: a warp may still read the one of the span before */
+                side ^= BOOK_BYTES;
                 const float scale = ((const float *)(a.scales + (i64)s.block * a.scales_row))[span];
                 if (THREADS == 256 || threadIdx.x < 256) {
                     fill_scaled(entry, scale / unit, table + side);
