@@ -217,7 +217,7 @@ DEV void multiply_stage(u32 codes, u32 scales, u32 table, u64 x, int large, floa
 }
 
 /* This warp's rows of b in its turns of the part of K, left in shared memory as [PARTS][ROWS][PITCH] floats. */
-DEV void multiply(const problem *p, u32 sums_at, u32 warp, u32 lane)
+DEV void multiply(const problem *p, u32 sums_at, u32 warp, u32 lane, int mapped)
 {
     const u32 wk = warp / 4, g = lane / 4, t = lane % 4, row = warp % 4 * 16 + g;
     const int stages = (p->end - p->begin + DEPTH - 1) / DEPTH;
@@ -259,7 +259,7 @@ DEV void multiply(const problem *p, u32 sums_at, u32 warp, u32 lane)
             }
             place_on(&at, WK);
         }
-        if (lane == 0) {
+        if (lane == 0 || !mapped) {
             barrier_arrive(p->scales_empty + 8 * now.span);
         }
     }
@@ -321,7 +321,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (u32 i = 0; i < SPANS; i++) {
             barrier_init(p->landed + 8 * i, 1);
             barrier_init(p->scales_full + 8 * i, COPIERS);
-            barrier_init(p->scales_empty + 8 * i, CONSUMERS / 32);
+            barrier_init(p->scales_empty + 8 * i, mapped ? CONSUMERS / 32 : CONSUMERS); /* ordinary stores: all lanes */
         }
 #if SPLIT > 1
         barrier_init(p->given_full, 1);
@@ -361,7 +361,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         cluster_wait();
 #endif
     } else {
-        multiply(p, p->codes, warp, lane);
+        multiply(p, p->codes, warp, lane, mapped);
 #if SPLIT > 1
         finish_shares(a, p, p->codes, part, threadIdx.x);
 #else

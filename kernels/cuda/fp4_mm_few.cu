@@ -147,7 +147,7 @@ DEV void multiply_slice(u32 codes, u32 scales, u32 table, u32 x, int large, floa
 }
 
 /* This warp's turns of the part of K, left in shared memory as [PARTS][ROWS][PITCH] floats. */
-DEV void multiply(const problem *p, u32 sums_at, u32 warp, u32 lane)
+DEV void multiply(const problem *p, u32 sums_at, u32 warp, u32 lane, int mapped)
 {
     const u32 slice = warp % SLICES, wn = warp / SLICES % WN, wk = warp / (SLICES * WN), g = lane / 4, t = lane % 4;
     const u32 low = g % 4 * 2 + g / 4, row = wn * (16 * TILES) + low;
@@ -197,7 +197,7 @@ DEV void multiply(const problem *p, u32 sums_at, u32 warp, u32 lane)
             }
             place_on(&at, WK);
         }
-        if (lane == 0) {
+        if (lane == 0 || !mapped) {
             barrier_arrive(p->scales_empty + 8 * now.span);
         }
     }
@@ -257,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (u32 i = 0; i < SPANS; i++) {
             barrier_init(p->landed + 8 * i, 1);
             barrier_init(p->scales_full + 8 * i, COPIERS);
-            barrier_init(p->scales_empty + 8 * i, CONSUMERS / 32);
+            barrier_init(p->scales_empty + 8 * i, mapped ? CONSUMERS / 32 : CONSUMERS); /* ordinary stores: all lanes */
         }
 #if SPLIT > 1
         barrier_init(p->given_full, 1);
@@ -298,7 +298,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #if SCARCE
         REGISTERS_TAKE(112);
 #endif
-        multiply(p, p->codes, warp, lane);
+        multiply(p, p->codes, warp, lane, mapped);
 #if SPLIT > 1
         finish_shares(a, p, p->codes, part, threadIdx.x);
 #else
