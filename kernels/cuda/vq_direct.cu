@@ -369,9 +369,17 @@ DEV void store_run(const qn_cuda_vq &a, int first, int rows, int p, const entrie
 #define RUN 1
 #endif
 
+#if UNPACK_THREADS > 256
+#define UNPACK_BLOCKS 1
+#elif OUTLIER_ENTRIES
+#define UNPACK_BLOCKS 2 /* a third of the registers is not enough: two would be spilled */
+#else
+#define UNPACK_BLOCKS 3
+#endif
+
 /* A block has the rows that share their vectors; its threads take columns. What was looked up far away is kept in
  * shared memory, for the first KEPT runs of a thread, between the search for the largest and the writing. */
-extern "C" __global__ void __launch_bounds__(UNPACK_THREADS, UNPACK_THREADS > 256 ? 1 : 3)
+extern "C" __global__ void __launch_bounds__(UNPACK_THREADS, UNPACK_BLOCKS)
     qn_vq_unpack(const __grid_constant__ qn_cuda_vq a)
 {
     __shared__ float most[UNPACK_THREADS / 32][VECTOR];
