@@ -524,7 +524,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 words[i] = *(const u32 *)(codes + i * 128);
             }
 #if __CUDA_ARCH__ >= 900
-            fence_proxy_async(); /* or the copy engine could be ahead of the last of these loads, which nothing awaits */
+            if (next.slab < slabs) {
+                fence_proxy_async(); /* or the copy engine could be ahead of the last of these loads: nothing awaits them */
+            }
 #endif
             __syncwarp();
             ask(a, &map, &next, slabs, step, first, end, r, r.slot, lane);
