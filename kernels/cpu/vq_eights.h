@@ -48,8 +48,8 @@ QN_INLINE __m256 eight_at(const void *table, const qn_vq_entry entry, int64_t i)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
 
-/* Vector g of a run. books: 1, 2 or ANY. each: bits of every code, where the codes of a group begin at a byte and are at
- * most 32 bits; 0 of others. */
+/* Vector g of a run. books: 1, 2 or ANY. each: bits of every code, where the codes of a group begin at a byte and are
+ * at most 32 bits; 0 of others. */
 QN_INLINE __m256 vector_at(const eights *e, const qn_vq_entry entry, const int32_t books, const int32_t each,
                            int32_t bits, const uint8_t *codes, int64_t g)
 {

@@ -525,7 +525,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             }
 #if __CUDA_ARCH__ >= 900
             if (next.slab < slabs) {
-                fence_proxy_async(); /* or the copy engine could be ahead of the last of these loads: nothing awaits them */
+                fence_proxy_async(); /* or the copy engine could be ahead of the last of these loads: nothing awaits
+                                        them */
             }
 #endif
             __syncwarp();
