@@ -85,6 +85,8 @@ QN_INLINE __m256 vector_at(const eights *e, const qn_vq_entry entry, const int32
         }                                                                                                              \
         if ((run)->books == 1 && all == 16) {                                                                          \
             F(run, entry, 1, 16, 16, __VA_ARGS__);                                                                     \
+        } else if ((run)->books == 1 && all == 8) {                                                                    \
+            F(run, entry, 1, 8, 8, __VA_ARGS__);                                                                       \
         } else if ((run)->books == 2 && (run)->bits[0] == 12 && (run)->bits[1] == 12) {                                \
             F(run, entry, 2, 12, 24, __VA_ARGS__);                                                                     \
         } else if ((run)->books == 2 && (run)->bits[0] == 8 && (run)->bits[1] == 8) {                                  \

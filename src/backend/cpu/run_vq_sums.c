@@ -22,15 +22,16 @@
 #include "base/checked.h"
 #include "ref/slots.h"
 
-#define SLABS_PART 16     /* slabs of a part of K */
-#define LINES_TASK 64     /* lines of w a task */
-#define TASKS_THREAD 4    /* of a thread, at most, where fewer lines are tried */
-#define ADD_COLUMNS 1024  /* sums a task of the second pass, ... */
-#define ADD_STEP 64       /* ... of them at a time */
-#define ROWS_ROUND 16     /* rows of x whose parts are kept at a time, times ... */
-#define MOST_ROUNDS 8     /* ... at most so many where K and w alone give no task for every thread */
-#define LEAST_COLUMNS 100 /* rows of w; whatever M, as bits must not depend on it */
-#define LEAST_K 800       /* with one book: rounded products are as exact as sums of f32 from there on */
+#define SLABS_PART 16       /* slabs of a part of K */
+#define LINES_TASK 64       /* lines of w a task */
+#define TASKS_THREAD 4      /* of a thread, at most, where fewer lines are tried */
+#define ADD_COLUMNS 1024    /* sums a task of the second pass, ... */
+#define ADD_STEP 64         /* ... of them at a time */
+#define ROWS_ROUND 16       /* rows of x whose parts are kept at a time, times ... */
+#define MOST_ROUNDS 8       /* ... at most so many where K and w alone give no task for every thread */
+#define LEAST_COLUMNS 100   /* rows of w; whatever M, as bits must not depend on it ... */
+#define LEAST_OF_EIGHTS 256 /* ... where books look vectors up as registers */
+#define LEAST_K 800         /* with one book: rounded products are as exact as sums of f32 from there on */
 
 /* ---- packed body ---- */
 
@@ -169,7 +170,8 @@ const char *qn_vq_sums_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
     if (vq.bits != 8 || vq.codebooks > QN_VQ_LOOKUPS) {
         return "made for codes of 8 bits";
     }
-    if (vq.n > 0 && vq.n < LEAST_COLUMNS) {
+    const int eights = vq.in_group == 8 && vq.codebooks <= 2; /* kernels/cpu/vq_eights.h */
+    if (vq.n > 0 && vq.n < (eights ? LEAST_OF_EIGHTS : LEAST_COLUMNS)) {
         return "a table costs more than so few rows of w take from it";
     }
     /* Products are rounded by the largest there may be, 1 / K of the row's: their sum by 1 / sqrt(K) of a row of w,
