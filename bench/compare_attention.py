@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Quern's attention over vector-quantised keys and values beside PyTorch's over f16 ones: one GPU, one run.
+"""Quern's attention over vector-quantised and over plain keys and values beside PyTorch's: one GPU, one run.
 
-    bench/compare_attention.py --lib build/release/libquern.so [--cubins FOLDER] [ladder shapes encode] >results.jsonl
+    bench/compare_attention.py --lib build/release/libquern.so [--cubins DIR] [ladder shapes encode plain] >results.jsonl
 
 Every side runs as a CUDA graph of back-to-back calls over copies of the caches that the L2 cache cannot hold; the time is the
 median of the replays. Some heads of each of Quern's results are checked against f64 attention over the decoded cache. Codes
@@ -16,9 +16,12 @@ try:
 except ImportError:
     sys.exit("compare_attention: skipped, PyTorch is not installed")
 
-from quern_c import Args, F16, F32, I32, Quern, U8, time_graph, view_of
+from quern_c import Args, BF16, F16, F32, I32, Quern, U8, time_graph, view_of
 
 CALLS_US = 1500  # of a graph
+PLAIN = [(512, 512, 9, 3, 64, 1), (2048, 2048, 9, 3, 64, 1), (8192, 8192, 9, 3, 64, 1), (512, 512, 32, 8, 128, 1),
+         (2048, 2048, 32, 8, 128, 1), (8192, 8192, 32, 8, 128, 1), (2048, 2048, 32, 32, 128, 0), (2048, 2048, 32, 8, 64, 1),
+         (128, 8192, 32, 8, 128, 1), (2048, 2048, 24, 8, 96, 1)]  # queries, keys, heads, key heads, size, causal
 
 
 class Cache:
@@ -113,11 +116,50 @@ def encode(q, b, t, h, d, c):
     plan.close()
 
 
+def plain(q, m, n, hq, h, d, causal, name):
+    """attention of m queries on n keys in that format; queries and heads as a model's projections leave them."""
+    dtype, format = {"f32": (torch.float32, F32), "f16": (torch.float16, F16), "bf16": (torch.bfloat16, BF16)}[name]
+    text = f"attention m={m} n={n} k={d} e={hq} g={h} causal={causal} q={name} k={name} v={name} out={name}"
+    plan = q.plan(text, m)
+    copies = max(2, int(200e6 / ((2 * m * hq + 2 * n * h) * d * 2)) + 1)
+    sets, args = [], []
+    for _ in range(min(copies, 12)):
+        x, k, v = (torch.randn(rows, heads, d, device="cuda", dtype=dtype) for rows, heads in ((m, hq), (n, h), (n, h)))
+        out = torch.full((m, hq, d), float("nan"), device="cuda", dtype=dtype)
+        a = Args()
+        for i, tensor in enumerate((x, k, v)):
+            a.inputs[i] = view_of(tensor, format)
+        a.outputs[0] = view_of(out, format)
+        sets.append((x, k, v, out))
+        args.append(a)
+    plan.run(args[0])
+    torch.cuda.synchronize()
+    x, k, v, out = sets[0]
+    worst = 0.0
+    for head in (0, hq - 1):
+        kv = head * h // hq
+        scores = x[:, head].double() @ k[:, kv].double().T / d ** 0.5
+        if causal:
+            scores.masked_fill_(torch.ones(m, n, device="cuda").tril(n - m) == 0, float("-inf"))
+        want = torch.softmax(scores, -1) @ v[:, kv].double()
+        worst = max(worst, ((out[:, head].double() - want).norm() / want.norm()).item())
+    row = {"case": text, "error": float(f"{worst:.2g}")}
+    row["us"] = round(time_graph(lambda i: plan.run(args[i]), len(args), None, 4000), 2)
+    plan.close()
+    if name != "f32" and m == n:
+        heads = [tuple(t.transpose(0, 1)[None] for t in s[:3]) for s in sets]
+        call = lambda i: torch.nn.functional.scaled_dot_product_attention(*heads[i], is_causal=bool(causal), enable_gqa=hq != h)
+        row["sdpa_us"] = round(time_graph(call, len(heads), None, 4000), 2)
+        row["over_sdpa"] = round(row["sdpa_us"] / row["us"], 2)
+    print(json.dumps(row), flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lib", required=True)
     parser.add_argument("--cubins")
     parser.add_argument("--levels", default="auto")
+    parser.add_argument("--formats", default="f32,f16,bf16", help="of plain attention")
     parser.add_argument("what", nargs="*", default=["ladder", "shapes", "encode"])
     options = parser.parse_args()
     q = Quern(options.lib, options.cubins)
@@ -132,6 +174,10 @@ def main():
     if "shapes" in what:
         for b, hq, h, t, d in [(16, 32, 8, 4096, 128), (1, 32, 8, 32768, 128), (8, 32, 32, 4096, 64), (3, 32, 32, 3001, 128)]:
             bench(q, b, hq, h, t, d, ["auto"])
+    if "plain" in what:
+        for m, n, hq, h, d, causal in PLAIN:
+            for name in options.formats.split(","):
+                plain(q, m, n, hq, h, d, causal, name)
     if "encode" in what:
         for b, t, h in [(1, 1, 32), (8, 1, 32), (1, 1, 8), (1, 1024, 32), (1, 1024, 8)]:
             for c in (2, 4):

@@ -10,22 +10,24 @@
  * f32. Where values have factors, a tile's are divided by a power of two above the largest so far.
  *
  * A block has ROWS rows, each a query of one of the heads that share a key head, and goes over tiles of KEYS keys,
- * which arrive two deep; a warp has 16 rows, their scores stay in registers. The longest blocks come first. Where there
- * are too few, keys are cut into parts, which qn_attention_join adds in their order; where planes hold no more, into
- * parts of some launches.
+ * which arrive two deep; a warp has 16 rows, their scores stay in registers. With products of warpgroups the sums of
+ * one tile are under way while the scores of the next become weights. The longest blocks come first. Where there are
+ * too few, keys are cut into parts, which qn_attention_join adds in their order; where planes hold no more, into parts
+ * of some launches.
  *
  * With a WINDOW, planes have rows for keys as codes and behind them rows for recent keys; a row of the block sees the
  * first of those and, from a place of its own on, of these.
  *
  * Host contract
  *   Parameters: Q_FORMAT, K_FORMAT, V_FORMAT, of the latter QN_MM_E4M3 too; WINDOW 0 or 1, with RECENT_FORMAT, f16 or
- *     bf16; OUT; SIZE: a multiple of 16, at most 128; WARPS; KEYS of a tile, a multiple of 16; WGMMA 1: products of
- *     warpgroups (sm_90a), WARPS a multiple of 4
+ *     bf16; OUT; SIZE: a multiple of 16, at most 128; WARPS; KEYS of a tile, a multiple of 16; BLOCKS of a
+ *     multiprocessor; WGMMA 1: products of warpgroups (sm_90a), WARPS a multiple of 4
  *   Operands: rows, heads and planes of k and v begin at 16 bytes
  *   Launch: qn_attention_planes: block 256, grid {ceil(rows / 8), key heads, 2 or with a window 4};
  *     qn_attention_tiles: block 32 * WARPS, grid {ceil(queries * group / ROWS), key heads, parts}, dynamic shared
- * memory of (ROWS * Q_PLANES + 2 * KEYS * (K_PLANES + V_PLANES)) * pitch + 16 * KEYS + 4 * ROWS bytes, pitch 2 * SIZE +
- * 16, or with WGMMA 128 * ceil(SIZE / 64); qn_attention_join: block 128, grid {ceil(queries * group / 4), key heads} */
+ * memory of (ROWS * Q_PLANES + 2 * KEYS * (K_PLANES + V_PLANES)) * pitch + 16 * KEYS + 20 * ROWS bytes, pitch 2 * SIZE
+ * + 16, or with WGMMA 128 * ceil(SIZE / 64); qn_attention_join: block 128, grid {ceil(queries * group / 4), key heads}
+ */
 #include "formats.h"
 #include "cuda_activation.h"
 
@@ -34,6 +36,7 @@
 #define V_PLANES (V_FORMAT == 0 ? 2 : 1)
 #define K_FACTORS (K_FORMAT != 1)
 #define V_FACTORS (V_FORMAT != 1)
+#define ROW(bytes) (K_FORMAT == 1 && V_FORMAT == 1 ? bytes : 2 * SIZE) /* f16 is read in place */
 #define Q_PLANES (Q_FORMAT == 0 ? 2 : 1)
 #define ROWS (16 * WARPS)
 #define THREADS (32 * WARPS)
@@ -44,7 +47,6 @@
 #define PITCH (2 * SIZE + 16) /* eight rows on banks of their own */
 #define ROOM(rows) (PITCH * (rows))
 #endif
-#define BLOCKS (WGMMA && SIZE <= 64 ? 2 : 1) /* of a multiprocessor */
 #define STEPS (SIZE / 16)
 #define KEY_STEPS (KEYS / 16)
 #define Q_BYTES ROOM(ROWS)
@@ -54,6 +56,7 @@
 #define STAGES_AT (Q_PLANES * Q_BYTES)
 #define FACTORS_AT (STAGES_AT + 2 * STAGE_BYTES) /* a stage's 2 KEYS */
 #define BY_AT (FACTORS_AT + 16 * KEYS)
+#define TOTALS_AT (BY_AT + 4 * ROWS)
 #define RANGE 0x1p15f
 #define LOG2_E 1.4426950408889634f
 
@@ -263,6 +266,13 @@ DEV void load_queries(const qn_cuda_attention_tiles &a, int first, int head, int
     }
 }
 
+/* What comes of the result the compiler computes where it is used, instead of keeping it in registers. */
+DEV int lazy(u32 v)
+{
+    asm volatile("" : "+r"(v));
+    return (int)v;
+}
+
 /* A tile of one operand's planes, zeros beyond the last row; a thread has 16 bytes of some rows. */
 template <int planes> DEV void ask_planes(u32 to, const char *from, i64 row, i64 plane, int key0, int rows)
 {
@@ -272,7 +282,8 @@ template <int planes> DEV void ask_planes(u32 to, const char *from, i64 row, i64
                        : pieces > 2 ? 4
                                     : 2,
               step = THREADS / across;
-    const int piece = (int)threadIdx.x % across, first = (int)threadIdx.x / across;
+    const int thread = lazy(threadIdx.x);
+    const int piece = thread % across, first = thread / across;
     const char *at = from + (key0 + first) * row + piece * 16;
     to += place_of_piece<KEYS>(first, piece); /* steps are of 8 rows, or no others follow */
     if (piece >= pieces) {
@@ -298,19 +309,24 @@ DEV void ask_factors(u32 to, const float *from, int key0, int rows)
     }
 }
 
-/* A tile to stage 0 or 1. */
-DEV void ask_tile(const qn_cuda_attention_tiles &a, int to, int head, int key0)
+/* A tile's keys, and the factors of both operands, to stage 0 or 1. */
+DEV void ask_keys(const qn_cuda_attention_tiles &a, int to, int head, int key0)
 {
-    const u32 stage = shared_address(shared) + (u32)(STAGES_AT + to * STAGE_BYTES);
+    ask_planes<K_PLANES>(shared_address(shared) + (u32)(STAGES_AT + to * STAGE_BYTES), a.k + head * a.k_head,
+                         ROW(a.k_row), a.k_plane, key0 - a.plane_first, a.plane_rows);
     const u32 factors = shared_address(shared) + (u32)(FACTORS_AT + to * 8 * KEYS);
-    ask_planes<K_PLANES>(stage, a.k + head * a.k_head, a.k_row, a.k_plane, key0 - a.plane_first, a.plane_rows);
-    ask_planes<V_PLANES>(stage + V_AT, a.v + head * a.v_head, a.v_row, a.v_plane, key0 - a.plane_first, a.plane_rows);
 #if K_FACTORS
     ask_factors(factors, a.k_factors + head * a.factors_head, key0 - a.plane_first, a.plane_rows);
 #endif
 #if V_FACTORS
     ask_factors(factors + 4 * KEYS, a.v_factors + head * a.factors_head, key0 - a.plane_first, a.plane_rows);
 #endif
+}
+
+DEV void ask_values(const qn_cuda_attention_tiles &a, int to, int head, int key0)
+{
+    ask_planes<V_PLANES>(shared_address(shared) + (u32)(STAGES_AT + to * STAGE_BYTES + V_AT), a.v + head * a.v_head,
+                         ROW(a.v_row), a.v_plane, key0 - a.plane_first, a.plane_rows);
 }
 
 /* From tiles behind the last code that a row sees to the first of recent keys. */
@@ -322,90 +338,111 @@ DEV int step_over(int key0, view least, view most)
 /* What a lane has of rows g = lane / 4 and g + 8 of its warp, for n < SIZE / 8 columns 8 n + 2 (lane % 4) and the next,
  * as a product of matrices leaves it: o[4 n] and the next of row g, the other two of g + 8. */
 struct state {
-    float o[SIZE / 2], total[2], most[2], by[2]; /* total: of this lane's keys */
-    float range;                                 /* of the values' factors: sums are in units of range / 2^15 */
+    float o[SIZE / 2], most[2];
+    float range; /* of the values' factors: sums are in units of range / 2^15 */
 };
+
+/* What scores of row g + 8 h are multiplied by: in shared memory, there are no registers for it. */
+DEV float scale_of(int h)
+{
+    return ((const float *)(shared + BY_AT))[threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * h];
+}
+
+/* A lane's sums of weights of rows g and g + 8 over its keys, in shared memory too: the wait for products that follows
+ * their store stays behind all that leads to them. */
+DEV u32 totals(void)
+{
+    return shared_address(shared) + (u32)TOTALS_AT + threadIdx.x * 8;
+}
+
+DEV void load_totals(float *to)
+{
+    const float2 v = load_shared_f32x2(totals());
+    to[0] = v.x;
+    to[1] = v.y;
+}
 
 /* Weights of 16 keys as a product takes them. */
 struct weights {
     u32 high[4], low[4];
 };
 
-#if WGMMA
-/* d[64, N] += a[64, 16] b[N, 16]', both in shared memory. */
-#define ADD_SCORES(N, d, a, b) ADD_SCORES_(N, d, a, b)
-#define ADD_SCORES_(N, d, a, b)                                                                                        \
-    asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n" WGMMA_STEP(N, "k16.f32.f16.f16", ", 1, 1, 0, 0",           \
-                                                                       WGMMA_A##N ", " WGMMA_B##N ", p") "}"           \
-                 : WGMMA_R##N("+f", d)                                                                                 \
-                 : "l"(a), "l"(b)                                                                                      \
-                 : "memory")
-/* d[64, N] += a[64, 16] b[16, N], a in registers, two words each of x and y. */
-#define ADD_VALUES(N, d, x, y, b) ADD_VALUES_(N, d, x, y, b)
-#define ADD_VALUES_(N, d, x, y, b)                                                                                     \
-    asm volatile("{\n.reg .pred p;\n.reg .b32 e, f, g, h;\nsetp.eq.b32 p, 0, 0;\nmov.b64 {e, f}, " WGMMA_A##N          \
-                 ";\nmov.b64 {g, h}, " WGMMA_B##N                                                                      \
-                 ";\n" WGMMA_STEP(N, "k16.f32.f16.f16", ", 1, 1, 1", "{e, f, g, h}, " WGMMA_P##N ", p") "}"            \
-                 : WGMMA_R##N("+f", d)                                                                                 \
-                 : "l"(x), "l"(y), "l"(b)                                                                              \
-                 : "memory")
-
-DEV u64 two_words(u32 low, u32 high)
+/* o = keep o + d. */
+DEV void add_sums(state &w, const float *keep, const float *d)
 {
-    return (u64)high << 32 | low;
+#pragma unroll
+    for (int i = 0; i < SIZE / 2; i++) {
+        w.o[i] = __fmaf_rn(w.o[i], keep[i / 2 % 2], d[i]);
+    }
 }
 
-/* s = q k' of a tile, by a warpgroup: addresses of its rows and of the tile. */
-DEV void score_tile(float *s, u32 q, u32 k)
+#if WGMMA
+/* d[64, N] = or += a[64, 16] b[N, 16]', both in shared memory. */
+#define ADD_SCORES(N, d, a, b, more) ADD_SCORES_(N, d, a, b, more)
+#define ADD_SCORES_(N, d, a, b, more)                                                                                  \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " WGMMA_P##N                                                        \
+                 ", 0;\n" WGMMA_STEP(N, "k16.f32.f16.f16", ", 1, 1, 0, 0", WGMMA_A##N ", " WGMMA_B##N ", p") "}"       \
+                 : WGMMA_R##N("+f", d)                                                                                 \
+                 : "l"(a), "l"(b), "r"((int)(more))                                                                    \
+                 : "memory")
+/* d[64, N] = or += a[64, 16] b[16, N], a in registers; more: "0" or "1". */
+#define ADD_VALUES(N, d, a, b, more) ADD_VALUES_(N, d, a, b, more)
+#define ADD_VALUES_(N, d, a, b, more)                                                                                  \
+    asm volatile(WGMMA_STEP(N, "k16.f32.f16.f16", ", 1, 1, 1",                                                         \
+                            "{" WGMMA_A##N ", " WGMMA_B##N ", " WGMMA_P##N ", " WGMMA_Y##N "}, " WGMMA_Z##N ", " more) \
+                 : WGMMA_R##N("+f", d)                                                                                 \
+                 : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "l"(b)                                          \
+                 : "memory")
+
+/* Asks for s = q k' of a tile, by a warpgroup: its rows and the tile. */
+DEV void ask_scores(float *s, u64 a, u64 b)
 {
-    const u64 a = wgmma_operand(uniform(q)), b = wgmma_operand(uniform(k));
-#pragma unroll
-    for (int i = 0; i < KEYS / 2; i++) {
-        s[i] = 0.0f;
-    }
-    wgmma_fence();
 #pragma unroll
     for (int step = 0; step < STEPS; step++) {
         const u64 at_q = a + step / 4 * ROWS * 8 + step % 4 * WGMMA_K_STEP;
         const u64 at_k = b + step / 4 * KEYS * 8 + step % 4 * WGMMA_K_STEP;
         if (Q_PLANES == 2) {
-            ADD_SCORES(KEYS, s, at_q + Q_BYTES / 16, at_k);
+            ADD_SCORES(KEYS, s, at_q + Q_BYTES / 16, at_k, step > 0);
         }
         if (K_PLANES == 2) {
-            ADD_SCORES(KEYS, s, at_q, at_k + TILE_BYTES / 16);
+            ADD_SCORES(KEYS, s, at_q, at_k + TILE_BYTES / 16, Q_PLANES == 2 || step > 0);
         }
-        ADD_SCORES(KEYS, s, at_q, at_k);
+        ADD_SCORES(KEYS, s, at_q, at_k, Q_PLANES == 2 || K_PLANES == 2 || step > 0);
     }
     wgmma_commit();
-    WGMMA_WAIT(0);
 }
 
-/* o = keep o + p v of a tile, by a warpgroup. */
-DEV void add_values(state &w, weights *p, const float *keep, u32 v)
+/* Values of a tile: of its rows, keys, 64 columns further are KEYS rows on, 8 keys further 1024 bytes. */
+DEV u64 values_operand(u32 v)
 {
-    float d[SIZE / 2];
-    /* rows of keys: 64 columns further are KEYS rows on, 8 keys further 1024 bytes */
-    const u64 b = (u64)((uniform(v) & 0x3FFFF) >> 4) | (u64)(KEYS * 8) << 16 | (u64)64 << 32 | (u64)1 << 62;
-#pragma unroll
-    for (int i = 0; i < SIZE / 2; i++) {
-        d[i] = 0.0f;
-    }
-    wgmma_fence();
+    return (u64)((v & 0x3FFFF) >> 4) | (u64)(KEYS * 8) << 16 | (u64)64 << 32 | (u64)1 << 62;
+}
+
+/* Asks for d = p v of a tile, by a warpgroup. */
+DEV void ask_sums(float *d, const weights *p, u64 b)
+{
 #pragma unroll
     for (int step = 0; step < KEY_STEPS; step++) {
-        const u32 *const h = p[step].high, *const l = p[step].low;
         const u64 at = b + step * 128;
-        ADD_VALUES(SIZE, d, two_words(l[0], l[1]), two_words(l[2], l[3]), at);
-        if (V_PLANES == 2) {
-            ADD_VALUES(SIZE, d, two_words(h[0], h[1]), two_words(h[2], h[3]), at + TILE_BYTES / 16);
+        if (step == 0) {
+            ADD_VALUES(SIZE, d, p[step].low, at, "0");
+        } else {
+            ADD_VALUES(SIZE, d, p[step].low, at, "1");
         }
-        ADD_VALUES(SIZE, d, two_words(h[0], h[1]), two_words(h[2], h[3]), at);
+        if (V_PLANES == 2) {
+            ADD_VALUES(SIZE, d, p[step].high, at + TILE_BYTES / 16, "1");
+        }
+        ADD_VALUES(SIZE, d, p[step].high, at, "1");
     }
     wgmma_commit();
-    WGMMA_WAIT(0);
+}
+
+/* What a wait was for: no use of it moves before. */
+template <int count> DEV void arrived(float *d)
+{
 #pragma unroll
-    for (int i = 0; i < SIZE / 2; i++) {
-        w.o[i] = __fmaf_rn(w.o[i], keep[i / 2 % 2], d[i]);
+    for (int i = 0; i < count; i++) {
+        asm volatile("" : "+f"(d[i])::"memory");
     }
 }
 #else
@@ -499,10 +536,7 @@ DEV void add_values(state &w, weights *p, const float *keep, u32 v)
             p[step] = p[step + AT_ONCE];
         }
     }
-#pragma unroll
-    for (int i = 0; i < SIZE / 2; i++) {
-        w.o[i] = __fmaf_rn(w.o[i], keep[i / 2 % 2], d[i]);
-    }
+    add_sums(w, keep, d);
 }
 #endif
 
@@ -529,11 +563,11 @@ DEV float widen_range(state &w, const float *factors, int column)
 
 /* Scores of a tile, whose first key is key0, to weights; keep: what sums so far are multiplied by. factors: the keys',
  * then the values'. masked: not all rows see all keys. */
-DEV void weigh_tile(const qn_cuda_attention_tiles &a, state &w, float *s, const float *factors, int key0, int row,
-                    int masked, weights *p, float *keep)
+DEV void weigh_tile(const qn_cuda_attention_tiles &a, state &w, float *s, const float *factors, int key0, int first,
+                    int masked, float *keep)
 {
     const int column = (int)threadIdx.x % 4 * 2;
-    float top[2] = {NONE, NONE}, base[2], sum[2] = {}, before = 1.0f, unit = RANGE;
+    float top[2] = {NONE, NONE}, base[2], by[2], sum[2] = {}, total[2], before = 1.0f, unit = RANGE;
     if (V_FACTORS) {
         before = widen_range(w, factors + KEYS, column);
         unit = __uint_as_float((269 - (__float_as_uint(w.range) >> 23)) << 23); /* 2^15 / range */
@@ -549,6 +583,7 @@ DEV void weigh_tile(const qn_cuda_attention_tiles &a, state &w, float *s, const 
         }
     }
     if (masked) {
+        const int row = first + (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
         const view sees[2] = {seen_by(a, row), seen_by(a, row + 8)};
 #pragma unroll
         for (int i = 0; i < KEYS / 2; i++) {
@@ -565,28 +600,37 @@ DEV void weigh_tile(const qn_cuda_attention_tiles &a, state &w, float *s, const 
         top[h] = fmaxf(top[h], __shfl_xor_sync(0xffffffffu, top[h], 2));
         top[h] = fmaxf(top[h], w.most[h]);
         base[h] = top[h] == NONE ? 0.0f : top[h];
-        keep[h] = weight_of((w.most[h] - base[h]) * w.by[h]);
+        by[h] = scale_of(h);
+        keep[h] = weight_of((w.most[h] - base[h]) * by[h]);
         w.most[h] = top[h];
-        base[h] *= w.by[h];
+        base[h] *= by[h];
     }
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i += 4) {
         const float2 f = V_FACTORS ? *(const float2 *)(factors + KEYS + 2 * i + column) : make_float2(1.0f, 1.0f);
-        const int half = i / 4 % 2 * 2;
         float v[4];
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            v[e] = weight_of(__fmaf_rn(s[i + e], w.by[e / 2], -base[e / 2]));
+            v[e] = weight_of(__fmaf_rn(s[i + e], by[e / 2], -base[e / 2]));
             sum[e / 2] += v[e];
-            v[e] *= (e % 2 ? f.y : f.x) * unit;
+            s[i + e] = v[e] * ((e % 2 ? f.y : f.x) * unit);
         }
-        split_pair(v[0], v[1], &p[i / 8].high[half], &p[i / 8].low[half]);
-        split_pair(v[2], v[3], &p[i / 8].high[half + 1], &p[i / 8].low[half + 1]);
     }
+    load_totals(total);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        w.total[h] = __fmaf_rn(w.total[h], keep[h], sum[h]);
+        total[h] = __fmaf_rn(total[h], keep[h], sum[h]);
         keep[h] *= before;
+    }
+    store_shared_f32x2(totals(), total[0], total[1]);
+}
+
+/* A tile's weights as planes. */
+DEV void split_weights(weights *p, const float *s)
+{
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i += 2) {
+        split_pair(s[i], s[i + 1], &p[i / 8].high[i / 2 % 4], &p[i / 8].low[i / 2 % 4]);
     }
 }
 
@@ -595,7 +639,9 @@ DEV void store_row(const qn_cuda_attention_tiles &a, const state &w, int h, int 
 {
     const int lane = (int)threadIdx.x % 32, rows = a.queries * a.group;
     const float unit = V_FACTORS ? w.range * (1.0f / RANGE) : 1.0f / RANGE;
-    float total = w.total[h];
+    float lane_total[2];
+    load_totals(lane_total);
+    float total = lane_total[h];
     total += __shfl_xor_sync(0xffffffffu, total, 1);
     total += __shfl_xor_sync(0xffffffffu, total, 2);
     if (r >= rows) {
@@ -608,7 +654,7 @@ DEV void store_row(const qn_cuda_attention_tiles &a, const state &w, int h, int 
             *(float2 *)(to + 2 * (i - 2 * h) + lane % 4 * 2) = make_float2(w.o[i] * unit, w.o[i + 1] * unit);
         }
         if (lane % 4 == 0) {
-            *(float2 *)(to + SIZE) = make_float2(w.most[h] * w.by[h], total);
+            *(float2 *)(to + SIZE) = make_float2(w.most[h] * scale_of(h), total);
         }
         return;
     }
@@ -623,6 +669,128 @@ DEV void store_row(const qn_cuda_attention_tiles &a, const state &w, int h, int 
         }
     }
 }
+
+/* What the threads asked for is there, and what they were to read before is read. */
+DEV void meet(void)
+{
+    copy_async_wait();
+#if WGMMA
+    fence_proxy_async();
+#endif
+    __syncthreads();
+}
+
+/* Whether all of some rows see a whole tile; all, any: what all and what any of them sees. */
+DEV int all_see(view all, view any, int key0)
+{
+    return key0 + KEYS <= all.below || (WINDOW && key0 >= any.from && key0 + KEYS <= all.to);
+}
+
+#if WGMMA
+/* Scores of a tile, and sums of the one before, p and keep, which are this one's afterwards. Scores become weights
+ * while sums are under way. */
+template <bool masked>
+DEV void take_tile(const qn_cuda_attention_tiles &a, state &w, weights *p, float *keep, u32 q, u32 k, u32 v,
+                   const float *factors, int key0, int first)
+{
+    const u64 rows = wgmma_operand(uniform(q)), keys = wgmma_operand(uniform(k)), values = values_operand(uniform(v));
+    float s[KEYS / 2], d[SIZE / 2], next[2];
+    wgmma_fence();
+    ask_scores(s, rows, keys);
+    ask_sums(d, p, values);
+    WGMMA_WAIT(1);
+    arrived<KEYS / 2>(s);
+    weigh_tile(a, w, s, factors, key0, first, masked, next);
+    WGMMA_WAIT(0);
+    arrived<SIZE / 2>(d);
+    add_sums(w, keep, d);
+    split_weights(p, s);
+    keep[0] = next[0];
+    keep[1] = next[1];
+}
+
+/* Sums over the tiles from `begin` to before `end`, of which the first one's keys are asked for; least, most: what rows
+ * of the block see. A tile's keys arrive beside the values of the one before, both in stages that take turns. */
+DEV void go_over_tiles(const qn_cuda_attention_tiles &a, state &w, int head, int first, int begin, int end, view least,
+                       view most)
+{
+    const int warp = (int)uniform(threadIdx.x / 32), mine = first + warp / 4 * 64;
+    const view all = seen_by(a, mine), any = seen_by(a, mine + 63);
+    const u32 q = shared_address(shared) + (u32)(warp / 4 * 64 * PITCH), k = shared_address(shared) + STAGES_AT;
+    const u32 v = k + V_AT;
+    const float *const factors = (const float *)(shared + FACTORS_AT);
+    float s[KEYS / 2], d[SIZE / 2], keep[2];
+    weights p[KEY_STEPS];
+    int stage = 0, next = step_over(begin + KEYS, least, most);
+    meet();
+    ask_values(a, 0, head, begin);
+    if (next < end) {
+        ask_keys(a, 1, head, next);
+    }
+    const u64 rows = wgmma_operand(uniform(q)), keys = wgmma_operand(uniform(k));
+    wgmma_fence();
+    ask_scores(s, rows, keys);
+    WGMMA_WAIT(0);
+    arrived<KEYS / 2>(s);
+    weigh_tile(a, w, s, factors, begin, first, 1, keep);
+    split_weights(p, s);
+#pragma unroll 1
+    for (int key0 = next; key0 < end; key0 = next) {
+        next = step_over(key0 + KEYS, least, most);
+        stage ^= 1;
+        meet();
+        ask_values(a, stage, head, key0);
+        if (next < end) {
+            ask_keys(a, stage ^ 1, head, next);
+        }
+        const u32 k_at = k + (u32)(stage * STAGE_BYTES), v_at = v + (u32)((stage ^ 1) * STAGE_BYTES);
+        if (all_see(all, any, key0)) {
+            take_tile<false>(a, w, p, keep, q, k_at, v_at, factors + stage * 2 * KEYS, key0, first);
+        } else {
+            take_tile<true>(a, w, p, keep, q, k_at, v_at, factors + stage * 2 * KEYS, key0, first);
+        }
+    }
+    meet();
+    const u64 values = values_operand(uniform(v + (u32)(stage * STAGE_BYTES)));
+    wgmma_fence();
+    ask_sums(d, p, values);
+    WGMMA_WAIT(0);
+    arrived<SIZE / 2>(d);
+    add_sums(w, keep, d);
+}
+#else
+/* The same. */
+DEV void go_over_tiles(const qn_cuda_attention_tiles &a, state &w, int head, int first, int begin, int end, view least,
+                       view most)
+{
+    const int lane = (int)threadIdx.x % 32, warp = (int)uniform(threadIdx.x / 32), mine = first + warp * 16;
+    const view all = seen_by(a, mine), any = seen_by(a, mine + 15);
+    const u32 q = shared_address(shared) + (u32)((warp * 16 + lane % 16) * PITCH + lane / 16 * 16);
+    const u32 k = shared_address(shared) + (u32)(STAGES_AT + (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 16);
+    const u32 v = shared_address(shared) + (u32)(STAGES_AT + V_AT + lane % 16 * PITCH + lane / 16 * 16);
+    int stage = 0;
+    ask_values(a, 0, head, begin);
+#pragma unroll 1
+    for (int key0 = begin; key0 < end; stage ^= 1) {
+        const int next = step_over(key0 + KEYS, least, most);
+        meet();
+        if (next < end) {
+            ask_keys(a, stage ^ 1, head, next);
+            ask_values(a, stage ^ 1, head, next);
+        }
+        if (key0 < any.below || (WINDOW && key0 < any.to && key0 + KEYS > all.from)) {
+            float s[KEYS / 2], keep[2];
+            weights p[KEY_STEPS];
+            score_tile(s, q, k + (u32)(stage * STAGE_BYTES));
+            weigh_tile(a, w, s, (const float *)(shared + FACTORS_AT + stage * 8 * KEYS), key0, first,
+                       !all_see(all, any, key0), keep);
+            split_weights(p, s);
+            add_values(w, p, keep, v + (u32)(stage * STAGE_BYTES));
+        }
+        key0 = next;
+    }
+}
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     qn_attention_tiles(const __grid_constant__ qn_cuda_attention_tiles a)
@@ -642,50 +810,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     wait_before();
     begin = step_over(begin, least, most);
     if (begin < end) {
-        ask_tile(a, 0, head, begin);
+        ask_keys(a, 0, head, begin);
     }
     load_queries(a, first, head, warp, lane);
     __syncwarp();
-    /* Rows that go together, the warp's or the warpgroup's: what all and what any of them sees. */
-    const int together = WGMMA ? 64 : 16, mine = first + warp * 16 / together * together;
-    const view all = seen_by(a, mine), any = seen_by(a, mine + together - 1);
-#if WGMMA
-    const u32 q = shared_address(shared) + (u32)(warp / 4 * 64 * PITCH), k = shared_address(shared) + STAGES_AT;
-    const u32 v = k + V_AT;
-#else
-    const u32 q = shared_address(shared) + (u32)((warp * 16 + lane % 16) * PITCH + lane / 16 * 16);
-    const u32 k = shared_address(shared) + (u32)(STAGES_AT + (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 16);
-    const u32 v = shared_address(shared) + (u32)(STAGES_AT + V_AT + lane % 16 * PITCH + lane / 16 * 16);
-#endif
-    const float *const by = (const float *)(shared + BY_AT) + warp * 16 + lane / 4;
     state w = {};
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         w.most[h] = NONE;
-        w.by[h] = by[8 * h];
     }
     w.range = __uint_as_float(16u << 23);
-    int stage = 0;
-#pragma unroll 1
-    for (int key0 = begin; key0 < end; stage ^= 1) {
-        const int next = step_over(key0 + KEYS, least, most);
-        copy_async_wait();
-#if WGMMA
-        fence_proxy_async();
-#endif
-        __syncthreads();
-        if (next < end) {
-            ask_tile(a, stage ^ 1, head, next);
-        }
-        if (key0 < any.below || (WINDOW && key0 < any.to && key0 + KEYS > all.from)) {
-            const int whole = key0 + KEYS <= all.below || (WINDOW && key0 >= any.from && key0 + KEYS <= all.to);
-            float s[KEYS / 2], keep[2];
-            weights p[KEY_STEPS];
-            score_tile(s, q, k + (u32)(stage * STAGE_BYTES));
-            weigh_tile(a, w, s, (const float *)(shared + FACTORS_AT + stage * 8 * KEYS), key0, row, !whole, p, keep);
-            add_values(w, p, keep, v + (u32)(stage * STAGE_BYTES));
-        }
-        key0 = next;
+    store_shared_f32x2(totals(), 0.0f, 0.0f);
+    if (begin < end) {
+        go_over_tiles(a, w, head, first, begin, end, least, most);
     }
 #pragma unroll
     for (int h = 0; h < 2; h++) {

@@ -650,6 +650,8 @@ DEV void wgmma_commit(void)
 #define WGMMA_A48 "%24"
 #define WGMMA_B48 "%25"
 #define WGMMA_P48 "%26"
+#define WGMMA_Y48 "%27"
+#define WGMMA_Z48 "%28"
 #define WGMMA_S56 WGMMA_S48 ",%24,%25,%26,%27"
 #define WGMMA_R56(c, d) WGMMA_R48(c, d), WGMMA_Q(c, d, 24)
 #define WGMMA_A56 "%28"
@@ -672,6 +674,8 @@ DEV void wgmma_commit(void)
 #define WGMMA_A80 "%40"
 #define WGMMA_B80 "%41"
 #define WGMMA_P80 "%42"
+#define WGMMA_Y80 "%43"
+#define WGMMA_Z80 "%44"
 #define WGMMA_S88 WGMMA_S80 ",%40,%41,%42,%43"
 #define WGMMA_R88(c, d) WGMMA_R80(c, d), WGMMA_Q(c, d, 40)
 #define WGMMA_A88 "%44"
@@ -682,6 +686,8 @@ DEV void wgmma_commit(void)
 #define WGMMA_A96 "%48"
 #define WGMMA_B96 "%49"
 #define WGMMA_P96 "%50"
+#define WGMMA_Y96 "%51"
+#define WGMMA_Z96 "%52"
 #define WGMMA_S104 WGMMA_S96 ",%48,%49,%50,%51"
 #define WGMMA_R104(c, d) WGMMA_R96(c, d), WGMMA_Q(c, d, 48)
 #define WGMMA_A104 "%52"
@@ -692,6 +698,8 @@ DEV void wgmma_commit(void)
 #define WGMMA_A112 "%56"
 #define WGMMA_B112 "%57"
 #define WGMMA_P112 "%58"
+#define WGMMA_Y112 "%59"
+#define WGMMA_Z112 "%60"
 #define WGMMA_S120 WGMMA_S112 ",%56,%57,%58,%59"
 #define WGMMA_R120(c, d) WGMMA_R112(c, d), WGMMA_Q(c, d, 56)
 #define WGMMA_A120 "%60"
@@ -702,6 +710,8 @@ DEV void wgmma_commit(void)
 #define WGMMA_A128 "%64"
 #define WGMMA_B128 "%65"
 #define WGMMA_P128 "%66"
+#define WGMMA_Y128 "%67"
+#define WGMMA_Z128 "%68"
 #define WGMMA_S136 WGMMA_S128 ",%64,%65,%66,%67"
 #define WGMMA_R136(c, d) WGMMA_R128(c, d), WGMMA_Q(c, d, 64)
 #define WGMMA_A136 "%68"

@@ -688,13 +688,14 @@ static void attention_is_cut(void **state)
         uint64_t offset;
         uint32_t block, grid[3];
     } cases[] = {
-        {"attention m=2048 n=2048 k=128 e=32 g=8 q=f16 k=f16 v=f16", 0, 256, {64, 8, 1}},
+        {"attention m=2048 n=2048 k=128 e=32 g=8 q=f16 k=f16 v=f16", 0, 128, {128, 8, 1}},
         {"attention m=2048 n=2048 k=128 e=32 g=8 q=f16 k=f16 v=f16", 2, 128, {512, 32, 1}}, /* read in place */
         {"attention m=2048 n=2048 k=128 e=32 g=8", 4, 256, {64, 8, 1}},
         {"attention m=2048 n=2048 k=72 e=32 g=8", 0, 128, {512, 32, 1}},
         {"attention m=1 n=2048 k=128 e=32 g=8", 0, 128, {1, 32, 1}},
         {"attention m=512 n=512 k=64 e=9 g=3", 0, 128, {384, 3, 1}}, /* the join of parts */
-        {"scaled_attention m=2048 n=2048 k=128 e=32 g=8 window=128", 0, 256, {64, 8, 1}},
+        {"scaled_attention m=2048 n=2048 k=128 e=32 g=8 window=128", 0, 128, {128, 8, 1}},
+        {"scaled_attention m=2048 n=2048 k=64 e=32 g=8", 0, 256, {64, 8, 1}}, /* factors in small heads */
     };
     world w;
     assert_int_equal(open_world(&w, &(setup){.cache = cache}, NULL), QN_OK);

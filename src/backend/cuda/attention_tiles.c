@@ -16,6 +16,7 @@ enum { MOST_PARTS = 32, PART_ROWS = 264 * 64, HELD_ROWS = 1 << 14 };
 typedef struct form {
     int32_t q, k, v, recent, size; /* formats; of a window's rows, -1: there is none */
     int32_t wgmma, warps, keys;
+    int32_t blocks; /* of a multiprocessor, at least */
 } form;
 
 static int32_t planes_of(int32_t format)
@@ -37,7 +38,7 @@ static int32_t shared_of(const form *f)
 {
     const int32_t pitch = f->wgmma ? (f->size + 63) / 64 * 128 : 2 * f->size + 16, rows = rows_of_block(f);
     const int32_t operands = rows * planes_of(f->q) + 2 * f->keys * (planes_of(f->k) + planes_of(f->v));
-    return operands * pitch + 16 * f->keys + 4 * rows;
+    return operands * pitch + 16 * f->keys + 20 * rows;
 }
 
 static int32_t window_of(const qn_op_desc *desc)
@@ -45,7 +46,8 @@ static int32_t window_of(const qn_op_desc *desc)
     return desc->op == QN_OP_SCALED_ATTENTION ? desc->attr[QN_ATTR_WINDOW].i : 0;
 }
 
-/* The first cut whose shared memory there is. Small heads go without wgmma in more blocks of four warps. */
+/* The first cut whose shared memory there is. Four warps, in more blocks, which do not wait for each other, take heads
+ * of up to 64; with wgmma keys and values of one plane, in smaller heads if they have no factors. */
 static form form_of(const qn_op_desc *desc, const qn_cuda_device *device)
 {
     static const int32_t cuts[][2] = {{8, 64}, {8, 32}, {4, 32}, {4, 16}}; /* warps, keys */
@@ -55,13 +57,16 @@ static form form_of(const qn_op_desc *desc, const qn_cuda_device *device)
               .recent = window_of(desc) > 0 ? qn_cuda_float_format(desc->in[QN_ATT_K_RECENT].format) : -1,
               .size = (int32_t)desc->in[QN_ATT_Q].dims[2],
               .wgmma = device->target == QN_SM_90A};
+    const int plain = f.k == QN_MM_F16 && f.v == QN_MM_F16, planes = planes_of(f.k) + planes_of(f.v);
+    const int four = f.wgmma ? planes == 2 && (plain || f.size > 64) : f.size <= 64;
     for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
-        f.warps = f.size <= 64 && !f.wgmma ? 4 : cuts[i][0];
+        f.warps = four ? 4 : cuts[i][0];
         f.keys = cuts[i][1];
         if (shared_of(&f) <= device->shared_bytes) {
             break;
         }
     }
+    f.blocks = f.wgmma && four ? 2 : 1;
     return f;
 }
 
@@ -121,6 +126,7 @@ void qn_cuda_tiles_programs(const qn_op_desc *desc, const qn_cuda_device *device
         qn_cuda_define(&out[i], "WGMMA", f.wgmma);
         qn_cuda_define(&out[i], "WARPS", f.warps);
         qn_cuda_define(&out[i], "KEYS", f.keys);
+        qn_cuda_define(&out[i], "BLOCKS", f.blocks);
     }
 }
 
@@ -193,7 +199,8 @@ static cut cut_of(const form *f, const qn_cuda_device *device, int64_t rows, int
     const int64_t passes = place ? 1 : passes_of(keys), held = passes > 1 ? HELD_ROWS : keys;
     const int64_t tiles = qn_max_i64(qn_ceil_div(held, f->keys), 1), blocks = qn_ceil_div(rows, rows_of_block(f));
     const int64_t room = qn_min_i64(PART_ROWS / qn_max_i64(rows * kv_heads, 1), MOST_PARTS) / passes;
-    const int64_t slots = (int64_t)device->sms * (shared_of(f) * 2 + 2048 <= device->shared_bytes ? 2 : 1);
+    const int fit = f->wgmma ? f->blocks == 2 : shared_of(f) * 2 + 2048 <= device->shared_bytes;
+    const int64_t slots = (int64_t)device->sms * (fit ? 2 : 1);
     int64_t best = 0, per = tiles;
     for (int64_t parts = 1; parts <= qn_max_i64(qn_min_i64(room, tiles / 2), 1); parts++) {
         /* a block costs as much as some two tiles beside its own; another launch as some four */
