@@ -36,6 +36,7 @@
 #define V_PLANES (V_FORMAT == 0 ? 2 : 1)
 #define K_FACTORS (K_FORMAT != 1)
 #define V_FACTORS (V_FORMAT != 1)
+#define SIGNS (K_FORMAT == QN_MM_E4M3) /* scales may have them, powers of two have none */
 #define ROW(bytes) (K_FORMAT == 1 && V_FORMAT == 1 ? bytes : 2 * SIZE) /* f16 is read in place */
 #define Q_PLANES (Q_FORMAT == 0 ? 2 : 1)
 #define ROWS (16 * WARPS)
@@ -217,7 +218,13 @@ DEV view seen_by(const qn_cuda_attention_tiles &a, int r)
 
 DEV bool hides(view v, int i)
 {
-    return i >= v.below && (!WINDOW || i < v.from || i >= v.to);
+    return i >= v.below && (!WINDOW || (u32)(i - v.from) >= (u32)(v.to - v.from));
+}
+
+/* Whether rows see a whole tile: all of them, `all` being what all and `any` what any of them sees. */
+DEV int all_see(view all, view any, int key0)
+{
+    return key0 + KEYS <= all.below || (WINDOW && key0 >= any.from && key0 + KEYS <= all.to);
 }
 
 /* Of all that it sees. */
@@ -377,13 +384,12 @@ DEV void add_sums(state &w, const float *keep, const float *d)
 }
 
 #if WGMMA
-/* d[64, N] = or += a[64, 16] b[N, 16]', both in shared memory. */
-#define ADD_SCORES(N, d, a, b, more) ADD_SCORES_(N, d, a, b, more)
-#define ADD_SCORES_(N, d, a, b, more)                                                                                  \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " WGMMA_P##N                                                        \
-                 ", 0;\n" WGMMA_STEP(N, "k16.f32.f16.f16", ", 1, 1, 0, 0", WGMMA_A##N ", " WGMMA_B##N ", p") "}"       \
+/* d[64, N] += a[64, 16] b[N, 16]', both in shared memory. */
+#define ADD_SCORES(N, d, a, b) ADD_SCORES_(N, d, a, b)
+#define ADD_SCORES_(N, d, a, b)                                                                                        \
+    asm volatile(WGMMA_STEP(N, "k16.f32.f16.f16", ", 1, 1, 0, 0", WGMMA_A##N ", " WGMMA_B##N ", 1")                    \
                  : WGMMA_R##N("+f", d)                                                                                 \
-                 : "l"(a), "l"(b), "r"((int)(more))                                                                    \
+                 : "l"(a), "l"(b)                                                                                      \
                  : "memory")
 /* d[64, N] = or += a[64, 16] b[16, N], a in registers; more: "0" or "1". */
 #define ADD_VALUES(N, d, a, b, more) ADD_VALUES_(N, d, a, b, more)
@@ -394,7 +400,7 @@ DEV void add_sums(state &w, const float *keep, const float *d)
                  : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "l"(b)                                          \
                  : "memory")
 
-/* Asks for s = q k' of a tile, by a warpgroup: its rows and the tile. */
+/* Asks for s += q k' of a tile, by a warpgroup: its rows and the tile. */
 DEV void ask_scores(float *s, u64 a, u64 b)
 {
 #pragma unroll
@@ -402,12 +408,12 @@ DEV void ask_scores(float *s, u64 a, u64 b)
         const u64 at_q = a + step / 4 * ROWS * 8 + step % 4 * WGMMA_K_STEP;
         const u64 at_k = b + step / 4 * KEYS * 8 + step % 4 * WGMMA_K_STEP;
         if (Q_PLANES == 2) {
-            ADD_SCORES(KEYS, s, at_q + Q_BYTES / 16, at_k, step > 0);
+            ADD_SCORES(KEYS, s, at_q + Q_BYTES / 16, at_k);
         }
         if (K_PLANES == 2) {
-            ADD_SCORES(KEYS, s, at_q, at_k + TILE_BYTES / 16, Q_PLANES == 2 || step > 0);
+            ADD_SCORES(KEYS, s, at_q, at_k + TILE_BYTES / 16);
         }
-        ADD_SCORES(KEYS, s, at_q, at_k, Q_PLANES == 2 || K_PLANES == 2 || step > 0);
+        ADD_SCORES(KEYS, s, at_q, at_k);
     }
     wgmma_commit();
 }
@@ -561,6 +567,19 @@ DEV float widen_range(state &w, const float *factors, int column)
     return __uint_as_float((further < 127 ? 127 - further : 0) << 23);
 }
 
+/* NONE to scores of a tile, whose first key is key0, where a row of the block, which begins at `first`, does not see
+ * the key. */
+DEV void hide(const qn_cuda_attention_tiles &a, float *s, int key0, int first)
+{
+    const int row = first + (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
+    const int column = (int)threadIdx.x % 4 * 2;
+    const view sees[2] = {seen_by(a, row), seen_by(a, row + 8)};
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) {
+        s[i] = hides(sees[i / 2 % 2], key0 + i / 4 * 8 + column + i % 2) ? NONE : s[i];
+    }
+}
+
 /* Scores of a tile, whose first key is key0, to weights; keep: what sums so far are multiplied by. factors: the keys',
  * then the values'. masked: not all rows see all keys. */
 DEV void weigh_tile(const qn_cuda_attention_tiles &a, state &w, float *s, const float *factors, int key0, int first,
@@ -583,12 +602,7 @@ DEV void weigh_tile(const qn_cuda_attention_tiles &a, state &w, float *s, const 
         }
     }
     if (masked) {
-        const int row = first + (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
-        const view sees[2] = {seen_by(a, row), seen_by(a, row + 8)};
-#pragma unroll
-        for (int i = 0; i < KEYS / 2; i++) {
-            s[i] = hides(sees[i / 2 % 2], key0 + i / 4 * 8 + column + i % 2) ? NONE : s[i];
-        }
+        hide(a, s, key0, first);
     }
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++) {
@@ -634,14 +648,12 @@ DEV void split_weights(weights *p, const float *s)
     }
 }
 
-/* One row's sums to the result, or to its place among the parts. */
+/* Sums of row g, as h is 0 or 1 the lane's first or second, to the result or to their place among the parts. */
 DEV void store_row(const qn_cuda_attention_tiles &a, const state &w, int h, int head, int part, int r)
 {
     const int lane = (int)threadIdx.x % 32, rows = a.queries * a.group;
     const float unit = V_FACTORS ? w.range * (1.0f / RANGE) : 1.0f / RANGE;
-    float lane_total[2];
-    load_totals(lane_total);
-    float total = lane_total[h];
+    float total = load_shared_f32(totals() + (u32)h * 4);
     total += __shfl_xor_sync(0xffffffffu, total, 1);
     total += __shfl_xor_sync(0xffffffffu, total, 2);
     if (r >= rows) {
@@ -650,11 +662,11 @@ DEV void store_row(const qn_cuda_attention_tiles &a, const state &w, int h, int 
     if (a.parts > 1) {
         float *const to = a.partials + (((i64)head * rows + r) * a.parts + part) * (SIZE + 2);
 #pragma unroll
-        for (int i = 2 * h; i < SIZE / 2; i += 4) {
-            *(float2 *)(to + 2 * (i - 2 * h) + lane % 4 * 2) = make_float2(w.o[i] * unit, w.o[i + 1] * unit);
+        for (int i = 0; i < SIZE / 2; i += 4) {
+            *(float2 *)(to + 2 * i + lane % 4 * 2) = make_float2(w.o[i] * unit, w.o[i + 1] * unit);
         }
         if (lane % 4 == 0) {
-            *(float2 *)(to + SIZE) = make_float2(w.most[h] * scale_of(h), total);
+            *(float2 *)(to + SIZE) = make_float2(w.most[0] * scale_of(h), total);
         }
         return;
     }
@@ -662,11 +674,26 @@ DEV void store_row(const qn_cuda_attention_tiles &a, const state &w, int h, int 
     const float by = end_of(seen_by(a, r)) > 0 ? unit / total : 0.0f;
     char *const to = a.o + p.query * a.o_row + (head * a.group + p.head) * a.o_head;
 #pragma unroll
-    for (int i = 2 * h; i < SIZE / 2; i += 4) {
+    for (int i = 0; i < SIZE / 2; i += 4) {
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            store_float(to, 2 * (i - 2 * h) + lane % 4 * 2 + e, w.o[i + e] * by, OUT);
+            store_float(to, 2 * i + lane % 4 * 2 + e, w.o[i + e] * by, OUT);
         }
+    }
+}
+
+/* The second row moves to the first one's registers: the code is there once. */
+DEV void store_rows(const qn_cuda_attention_tiles &a, state &w, int head, int part, int row)
+{
+#pragma unroll 1
+    for (int h = 0; h < 2; h++) {
+        store_row(a, w, h, head, part, row + 8 * h);
+#pragma unroll
+        for (int i = 0; i < SIZE / 2; i += 4) {
+            w.o[i] = w.o[i + 2];
+            w.o[i + 1] = w.o[i + 3];
+        }
+        w.most[0] = w.most[1];
     }
 }
 
@@ -680,27 +707,24 @@ DEV void meet(void)
     __syncthreads();
 }
 
-/* Whether all of some rows see a whole tile; all, any: what all and what any of them sees. */
-DEV int all_see(view all, view any, int key0)
-{
-    return key0 + KEYS <= all.below || (WINDOW && key0 >= any.from && key0 + KEYS <= all.to);
-}
-
 #if WGMMA
 /* Scores of a tile, and sums of the one before, p and keep, which are this one's afterwards. Scores become weights
- * while sums are under way. */
-template <bool masked>
+ * while sums are under way, in code without branches, behind which the assembler would wait. So scores begin at NONE
+ * where a row does not see the key; where factors have signs all are looked at. whole: all rows see all keys. */
 DEV void take_tile(const qn_cuda_attention_tiles &a, state &w, weights *p, float *keep, u32 q, u32 k, u32 v,
-                   const float *factors, int key0, int first)
+                   const float *factors, int key0, int first, int whole)
 {
     const u64 rows = wgmma_operand(uniform(q)), keys = wgmma_operand(uniform(k)), values = values_operand(uniform(v));
-    float s[KEYS / 2], d[SIZE / 2], next[2];
+    float s[KEYS / 2] = {}, d[SIZE / 2], next[2];
+    if (!whole && !SIGNS) {
+        hide(a, s, key0, first);
+    }
     wgmma_fence();
     ask_scores(s, rows, keys);
     ask_sums(d, p, values);
     WGMMA_WAIT(1);
     arrived<KEYS / 2>(s);
-    weigh_tile(a, w, s, factors, key0, first, masked, next);
+    weigh_tile(a, w, s, factors, key0, first, SIGNS, next);
     WGMMA_WAIT(0);
     arrived<SIZE / 2>(d);
     add_sums(w, keep, d);
@@ -710,7 +734,8 @@ DEV void take_tile(const qn_cuda_attention_tiles &a, state &w, weights *p, float
 }
 
 /* Sums over the tiles from `begin` to before `end`, of which the first one's keys are asked for; least, most: what rows
- * of the block see. A tile's keys arrive beside the values of the one before, both in stages that take turns. */
+ * of the block see. A tile's keys arrive beside the values of the one before, both in stages that take turns; before
+ * the first there are zeros. */
 DEV void go_over_tiles(const qn_cuda_attention_tiles &a, state &w, int head, int first, int begin, int end, view least,
                        view most)
 {
@@ -719,39 +744,25 @@ DEV void go_over_tiles(const qn_cuda_attention_tiles &a, state &w, int head, int
     const u32 q = shared_address(shared) + (u32)(warp / 4 * 64 * PITCH), k = shared_address(shared) + STAGES_AT;
     const u32 v = k + V_AT;
     const float *const factors = (const float *)(shared + FACTORS_AT);
-    float s[KEYS / 2], d[SIZE / 2], keep[2];
-    weights p[KEY_STEPS];
-    int stage = 0, next = step_over(begin + KEYS, least, most);
-    meet();
-    ask_values(a, 0, head, begin);
-    if (next < end) {
-        ask_keys(a, 1, head, next);
+    float d[SIZE / 2], keep[2] = {1.0f, 1.0f};
+    weights p[KEY_STEPS] = {};
+    int stage = 0;
+    for (int i = (int)threadIdx.x; i < V_PLANES * TILE_BYTES / 16; i += THREADS) {
+        store_shared_u32x4(v + (u32)(STAGE_BYTES + i * 16), make_uint4(0, 0, 0, 0));
     }
-    const u64 rows = wgmma_operand(uniform(q)), keys = wgmma_operand(uniform(k));
-    wgmma_fence();
-    ask_scores(s, rows, keys);
-    WGMMA_WAIT(0);
-    arrived<KEYS / 2>(s);
-    weigh_tile(a, w, s, factors, begin, first, 1, keep);
-    split_weights(p, s);
 #pragma unroll 1
-    for (int key0 = next; key0 < end; key0 = next) {
+    for (int key0 = begin, next; key0 < end; key0 = next, stage ^= 1) {
         next = step_over(key0 + KEYS, least, most);
-        stage ^= 1;
         meet();
         ask_values(a, stage, head, key0);
         if (next < end) {
             ask_keys(a, stage ^ 1, head, next);
         }
         const u32 k_at = k + (u32)(stage * STAGE_BYTES), v_at = v + (u32)((stage ^ 1) * STAGE_BYTES);
-        if (all_see(all, any, key0)) {
-            take_tile<false>(a, w, p, keep, q, k_at, v_at, factors + stage * 2 * KEYS, key0, first);
-        } else {
-            take_tile<true>(a, w, p, keep, q, k_at, v_at, factors + stage * 2 * KEYS, key0, first);
-        }
+        take_tile(a, w, p, keep, q, k_at, v_at, factors + stage * 2 * KEYS, key0, first, all_see(all, any, key0));
     }
     meet();
-    const u64 values = values_operand(uniform(v + (u32)(stage * STAGE_BYTES)));
+    const u64 values = values_operand(uniform(v + (u32)((stage ^ 1) * STAGE_BYTES)));
     wgmma_fence();
     ask_sums(d, p, values);
     WGMMA_WAIT(0);
@@ -824,10 +835,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (begin < end) {
         go_over_tiles(a, w, head, first, begin, end, least, most);
     }
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        store_row(a, w, h, head, part, row + 8 * h);
-    }
+    store_rows(a, w, head, part, row);
 }
 
 /* A warp a row: its parts in their order. */
