@@ -387,6 +387,7 @@ static void launches_compile_for_every_target(void **state)
     } targets[] = {{8, 0}, {9, 0}, {8, 6}, {8, 9}, {10, 0}, {12, 0}};
     const int every = getenv("QN_TEST_EVERY_CUBIN") != NULL;
     static const char *const few[][2] = {{"int8-azp", "vptq-2"}, {"nvfp4-w4a4", "aqlm-2x8"}};
+    const char *const compiler = access(QN_FAR_NVRTC, R_OK) == 0 ? QN_FAR_NVRTC : NULL;
     const int weights = every ? SCHEMES + VQ_SCHEMES : 2, kept = every ? KV_SCHEMES : 1;
     char cache[160];
     snprintf(cache, sizeof cache, "%s/cache", folder);
@@ -397,7 +398,7 @@ static void launches_compile_for_every_target(void **state)
             qn_model *model = NULL;
             qn_session *session = NULL;
             fake.setup(1, targets[t].major, targets[t].minor);
-            assert_int_equal(open_world(&w, fake_driver_path(), NULL, cache, 0), QN_OK);
+            assert_int_equal(open_world(&w, fake_driver_path(), compiler, cache, 0), QN_OK);
             must(qn_pool_create(w.ctx, 3, &w.pool, &error), &error, "a pool");
             const char *const scheme = i >= weights  ? "f32"
                                        : !every      ? few[t][i]

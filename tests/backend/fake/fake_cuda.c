@@ -1,6 +1,6 @@
 /* A stand-in for the CUDA driver, so that everything up to a launch is tested on
  * machines without a GPU: device memory is host memory, launches are counted. A
- * module of PTX (ptx_nvrtc.c makes it) runs, in graphs too; one that says it is
+ * module of PTX (far_nvrtc.c makes it) runs, in graphs too; one that says it is
  * machine code is only looked at. Any call can be made to fail.
  *
  *   fake_setup(count, major, minor)   devices shown, their compute capability
