@@ -276,6 +276,9 @@ int qn_cuda_read_file(const qn_cuda *cuda, const char *path, char **data, size_t
 int qn_cuda_cache_find(const qn_cuda *cuda, const char *root, const char *compiler, const qn_cuda_key *key,
                        qn_cuda_image *image);
 
+/* Whether the cache folder takes entries, which is made for it. QN_E_IO, QN_E_MEMORY. */
+qn_status qn_cuda_cache_check(const qn_cuda *cuda, qn_error *error);
+
 /* Put an entry into the cache folder; a failure is said once in the log. Needs the lock. */
 void qn_cuda_cache_store(qn_cuda *cuda, const qn_cuda_program *program, const qn_cuda_key *key,
                          const qn_cuda_image *image);
