@@ -190,6 +190,9 @@ typedef struct qn_cuda_impl {
     const void *own; /* the family's own fields */
 } qn_cuda_impl;
 
+/* Status of rows for several architectures, of which one was at hand. */
+#define QN_CUDA_TESTED "tested on sm_90a"
+
 /* The hooks every CUDA row has beside its own fields. */
 #define QN_CUDA_HOOKS                                                                                                  \
     .backend = QN_BACKEND_CUDA, .open = qn_cuda_open, .close = qn_cuda_close, .launch = qn_cuda_launch_row
@@ -306,7 +309,8 @@ extern const qn_backend_chains qn_cuda_chains;
  * none. For warming. */
 int qn_cuda_chain_program(int32_t i, qn_cuda_program *program);
 
-/* A launch over m rows of k elements, a thread 8 of them at a time: qn_add and the like of kernels/cuda/activation.cu. */
+/* A launch over m rows of k elements, a thread 8 of them at a time: qn_add and the like of kernels/cuda/activation.cu.
+ */
 qn_cuda_geometry qn_cuda_runs_geometry(const qn_cuda_device *device, int64_t m, int64_t k);
 
 /* A device for the generator (vq_device.c); the context's, or a typical one. */

@@ -578,10 +578,10 @@ static const qn_kernel kernels[] = {
     {QN_CUDA_HOOKS, .name = "qn_vq_attention_fp_cq_f32__sm90a_tables", .op = QN_OP_VQ_ATTENTION, .level = "sm_90a",
      .status = "tested", .accepts = accepts_tables, .workspace_bytes = workspace, .impl = &tables},
     {QN_CUDA_HOOKS, .name = "qn_vq_attention_fp_cq_f32__sm80_plain", .op = QN_OP_VQ_ATTENTION,
-     .level = "sm_80 and later", .status = "tested", .accepts = accepts_plain, .workspace_bytes = workspace,
+     .level = "sm_80 and later", .status = QN_CUDA_TESTED, .accepts = accepts_plain, .workspace_bytes = workspace,
      .impl = &plain},
     {QN_CUDA_HOOKS, .name = "qn_vq_encode_fp_fp_codes__sm80_rows", .op = QN_OP_VQ_ENCODE, .level = "sm_80 and later",
-     .status = "tested", .accepts = accepts_encode, .impl = &encode},
+     .status = QN_CUDA_TESTED, .accepts = accepts_encode, .impl = &encode},
 };
 
 const qn_cuda_family qn_cuda_vq_kv_family = {kernels, sizeof kernels};
