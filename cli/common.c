@@ -141,6 +141,31 @@ static void find_cubins(cli *c)
     c->cubin_dir[0] = 0;
 }
 
+/* --isa of a verb that opens models or plans of its own: a cap of the whole context. */
+static int cap_level(cli *c, qn_ctx_options *options)
+{
+    qn_error error = {0};
+    if (!cli_verb_takes(c->verb, OPT_ISA) || cli_verb_takes(c->verb, OPT_BACKEND) || !c->value[OPT_ISA].set)
+        return 0;
+    return cli_check(c, qn_isa_parse(c->value[OPT_ISA].s, &options->isa_cap, &error), &error, PHASE_USAGE);
+}
+
+/* A level that this machine lacks is refused by whatever plan. */
+static int check_level(cli *c, qn_isa level)
+{
+    qn_error error = {0};
+    qn_op_desc desc;
+    qn_plan *plan = NULL;
+    qn_plan_options options;
+    qn_plan_options_init(&options);
+    options.isa = level;
+    qn_status status = qn_op_desc_parse("silu_mul m=1 k=16", &desc, &error);
+    if (status == QN_OK)
+        status = qn_plan_create(c->ctx, &desc, &options, &plan, &error);
+    qn_plan_destroy(plan);
+    return cli_check(c, status, &error, PHASE_USAGE);
+}
+
 int cli_start(cli *c)
 {
     qn_error error = {0};
@@ -159,7 +184,11 @@ int cli_start(cli *c)
     const int absent = cli_verb_takes(c->verb, OPT_ABSENT) && c->value[OPT_ABSENT].set;
     if (absent)
         options.cuda_target = c->value[OPT_ABSENT].s;
-    int code = cli_check(c, qn_ctx_create(&options, &c->ctx, &error), &error, PHASE_RUN);
+    int code = cap_level(c, &options);
+    if (!code)
+        code = cli_check(c, qn_ctx_create(&options, &c->ctx, &error), &error, PHASE_RUN);
+    if (!code && options.isa_cap != QN_ISA_MAX)
+        code = check_level(c, options.isa_cap);
     qn_plan_options_init(&c->plan);
     if (!code && cli_verb_takes(c->verb, OPT_BACKEND))
         code = cli_check(c, qn_backend_parse(c->value[OPT_BACKEND].s, &c->plan.backend, &error), &error, PHASE_USAGE);

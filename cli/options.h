@@ -66,6 +66,7 @@ typedef enum cli_option_id {
     OPT_HEAD,
     OPT_CALIBRATE,
     OPT_PACK,
+    OPT_RESUME,
     OPT_LIST,
     OPT_IN,
     OPT_REPEAT,

@@ -100,6 +100,9 @@ const cli_option cli_options[OPT_LIMIT] = {
                        "the text whose first 4096 tokens show what inputs the layers get (default: a built-in one)"},
     [OPT_PACK] = {"pack", NULL, 0, KIND_FLAG, 0, 0, NULL, NULL,
                   "also write the packed file, so that no start has to pack (see quern pack)"},
+    [OPT_RESUME] = {"resume", NULL, 0, KIND_FLAG, 0, 0, NULL, NULL,
+                    "keep finished tensors in OUT.unfinished until the folder is whole, and go on with those that an "
+                    "interrupted run kept there"},
     [OPT_LIST] = {"list", NULL, 0, KIND_FLAG, 0, 0, NULL, NULL, "list the schemes"},
     [OPT_IN] = {"in", NULL, 'i', KIND_TEXT, 0, 0, NULL, "FILE", "the safetensors file with the input tensors"},
     [OPT_REPEAT] = {"repeat", NULL, 0, KIND_INT, 0, 1000000, "0", "N",
@@ -177,15 +180,18 @@ const cli_verb cli_verbs[] = {
 
     {"quantize", "MODEL [OUT]", 1, 2, 1,
      OPTIONS(OPT_MODEL, OPT_WEIGHTS, OPT_KV_BOOKS, OPT_LIST, OPT_FORCE, OPT_KEEP_LAYERS, OPT_KEEP_QKV, OPT_HEAD,
-             OPT_CALIBRATE, OPT_PACK, OPT_THREADS, OPT_JSON, COMMON),
+             OPT_CALIBRATE, OPT_PACK, OPT_RESUME, OPT_ISA, OPT_THREADS, OPT_JSON, COMMON),
      "write a model in another number format",
      "Writes folder OUT with safetensors, config.json and tokenizer files in the layouts other tools read. The folder "
-     "appears under its name only when it is complete.\n"
+     "appears under its name only when it is complete. With --resume a run that is interrupted can be started again "
+     "and "
+     "goes on from there; the result is the same, byte for byte.\n"
      "With --kv also codebooks for `--kv` of the verbs that run a model. Without OUT and --weights only these are "
      "made, from what the model does on a text, and put where the model looks for them: MODEL.kv-SCHEME.safetensors "
      "beside a "
      "file, kv-SCHEME.safetensors in a folder.",
-     "quern quantize model.gguf out/ --weights fp8-block\nquern quantize model.gguf --kv cq2\nquern quantize --list",
+     "quern quantize model.gguf out/ --weights fp8-block\nquern quantize model.gguf out/ --weights aqlm-2x8 --resume\n"
+     "quern quantize model.gguf --kv cq2\nquern quantize --list",
      verb_quantize},
 
     {"pack", "MODEL", 1, 1, 1, OPTIONS(OPT_MODEL, OPT_OUT, OPT_FORCE, COMPUTE, OPT_JSON, COMMON),
@@ -262,7 +268,7 @@ const cli_verb cli_verbs[] = {
      "quern explain dense_mm m=1 n=576 k=576\nquern explain block_scaled_mm m=64 n=4096 k=7168 --target sm_90a",
      verb_explain},
 
-    {"doctor", "", 0, 0, 0, OPTIONS(OPT_MEASURE, OPT_MEMORY, OPT_THREADS, GPU, OPT_JSON, COMMON),
+    {"doctor", "", 0, 0, 0, OPTIONS(OPT_MEASURE, OPT_MEMORY, OPT_ISA, OPT_THREADS, GPU, OPT_JSON, COMMON),
      "what this machine can run, and why not more",
      "The processor and its levels, then for each operator the level that was chosen and what the machine lacks for "
      "the next one. --measure also checks and times a case of each operator for one row and for many (about half a "

@@ -22,6 +22,7 @@ static const family families[] = {
     {"mxfp4_mm", "mxfp4_mm m=%d n=2048 k=2048 x=bf16", {1, 256}},
     {"dense_mm bf16", "dense_mm m=%d n=2048 k=2048 x=bf16 b=bf16", {1, 256}},
     {"dense_mm f32", "dense_mm m=%d n=2048 k=2048", {1, 256}},
+    {"dense_mm q4_0", "dense_mm m=%d n=2048 k=2048 b=q4_0", {1, 256}},
     {"quantize_fp8", "quantize_fp8 m=%d k=4096 granularity=group x=bf16", {1, 1024}},
     {"quantize_int8", "quantize_int8 m=%d k=4096 granularity=token x=bf16", {1, 1024}},
     {"quantize_nvfp4", "quantize_nvfp4 m=%d k=4096 x=bf16", {1, 1024}},
@@ -32,6 +33,15 @@ static const family families[] = {
     {"rmsnorm", "rmsnorm m=%d k=4096", {1, 1024}},
     {"rope", "rope m=%d k=128 e=32", {1, 1024}},
     {"attention", "attention m=%d n=1024 k=128 e=8 g=2", {1, 128}},
+    {"scaled_attention", "scaled_attention m=%d n=1024 k=128 e=8 g=2", {1, 128}},
+    {"vq_mm aqlm-2x8", "vq_mm m=%d n=2048 k=2048", {1, 256}},
+    {"vq_mm aqlm-1x16", "vq_mm m=%d n=2048 k=2048 num_codebooks=1 nbits_per_codebook=16", {1, 256}},
+    {"vq_mm gptvq", "vq_mm m=%d n=2048 k=2048 format=gptvq", {1, 256}},
+    {"vq_mm quip_e8p", "vq_mm m=%d n=2048 k=2048 format=quip_e8p SU=1 SV=1", {1, 256}},
+    {"vq_mm vptq", "vq_mm m=%d n=2048 k=2048 format=vptq out_features=2048 res_centroids.weight=1", {1, 256}},
+    {"vq_dequantize", "vq_dequantize n=%d k=2048", {256, 2048}},
+    {"vq_attention", "vq_attention m=%d n=1024 k=128 e=8 g=2", {1, 8}},
+    {"vq_encode", "vq_encode m=%d k=128 n=1 e=8", {1, 128}},
 };
 enum { FAMILIES = sizeof families / sizeof *families };
 
@@ -50,19 +60,34 @@ static const char *case_text(const family *f, int rows, char text[256])
     return text;
 }
 
-/* The lowest level above the chosen one that has kernels of the operator and cannot run them here. */
-static void find_next(cli *c, qn_op op, finding *f)
+/* The lowest level above the chosen one that has a kernel for the case and cannot run it here: explain's candidates
+ * say which kernels are refused for the machine alone. */
+static int find_next(cli *c, const qn_op_desc *desc, finding *f)
 {
+    qn_error error = {0};
     qn_kernel_info info;
+    size_t room = 0;
     int best = QN_ISA_COUNT;
-    for (int32_t i = 0; qn_kernel_at(c->ctx, i, &info) == QN_OK; i++) {
-        if (info.op != op || info.backend != QN_BACKEND_CPU || !info.refusal || (int)info.isa <= (int)f->facts.level ||
-            (int)info.isa >= best)
+    int code = cli_check(c, qn_explain(c->ctx, desc, NULL, NULL, 0, &room, &error), &error, PHASE_RUN);
+    char *text = code ? NULL : calloc(room + 1, 1);
+    if (!code && !text)
+        return cli_memory(c, "the report");
+    if (!code)
+        code = cli_check(c, qn_explain(c->ctx, desc, NULL, text, room + 1, NULL, &error), &error, PHASE_RUN);
+    for (int32_t i = 0; !code && qn_kernel_at(c->ctx, i, &info) == QN_OK; i++) {
+        char line[512];
+        if (info.op != desc->op || info.backend != QN_BACKEND_CPU || !info.refusal ||
+            (int)info.isa <= (int)f->facts.level || (int)info.isa >= best)
             continue;
-        best = (int)info.isa;
-        f->next = qn_isa_name(info.isa);
-        f->lacks = info.refusal;
+        snprintf(line, sizeof line, " %s: %s\n", info.name, info.refusal);
+        if (strstr(text, line)) {
+            best = (int)info.isa;
+            f->next = qn_isa_name(info.isa);
+            f->lacks = info.refusal;
+        }
     }
+    free(text);
+    return code;
 }
 
 static int examine(cli *c, const family *f, finding *out)
@@ -76,7 +101,7 @@ static int examine(cli *c, const family *f, finding *out)
         code = cli_check(c, qn_plan_create(c->ctx, &desc, NULL, &plan, &error), &error, PHASE_RUN);
     if (!code) {
         out->facts = kernel_facts_of(c->ctx, plan);
-        find_next(c, desc.op, out);
+        code = find_next(c, &desc, out);
     }
     qn_plan_destroy(plan);
     return code;
@@ -118,7 +143,7 @@ static void print_finding(const family *f, const finding *found)
     printf("%-24s %-11s", f->name, found->facts.isa);
     if (found->measured == 2) {
         for (int r = 0; r < 2; r++)
-            printf(" m=%-4d %5.1f %% of %-9s", f->rows[r], found->records[r].percent,
+            printf(" rows %-4d %5.1f %% of %-9s", f->rows[r], found->records[r].percent,
                    found->records[r].roofline ? found->records[r].roofline : "-");
         printf("%s", is_slow(found, 0) || is_slow(found, 1) ? " SLOW" : "");
     } else if (found->next) {

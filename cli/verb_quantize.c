@@ -104,6 +104,8 @@ static void print_totals(const cli *c, const qn_quantize_result *r)
         printf("%s: %d tensors, %lld parameters, %s -> %s, %.3f bits per weight, %.1f s\n", c->operands[1], r->tensors,
                (long long)r->parameters, cli_size_text(before, (double)r->bytes_before),
                cli_size_text(after, (double)r->bytes_after), r->bits_per_weight, r->seconds);
+        if (r->resumed)
+            printf("%d of them were finished by an interrupted run\n", r->resumed);
         if (r->packed_bytes)
             printf("packed file: %s\n", cli_size_text(after, (double)r->packed_bytes));
         return;
@@ -114,6 +116,7 @@ static void print_totals(const cli *c, const qn_quantize_result *r)
     json_text(&j, "output", c->operands[1]);
     json_text(&j, "scheme", c->value[OPT_WEIGHTS].s);
     json_int(&j, "tensors", r->tensors);
+    json_int(&j, "resumed", r->resumed);
     json_int(&j, "parameters", r->parameters);
     json_int(&j, "bytes_before", (int64_t)r->bytes_before);
     json_int(&j, "bytes_after", (int64_t)r->bytes_after);
@@ -202,6 +205,7 @@ int verb_quantize(cli *c)
     options.progress_user = c;
     options.calibration = c->value[OPT_CALIBRATE].s;
     options.pack = c->value[OPT_PACK].set;
+    options.resume = c->value[OPT_RESUME].set;
     options.kv = c->value[OPT_KV_BOOKS].s;
     code = read_kept(c, &options);
     if (code)

@@ -50,7 +50,7 @@ int verb_warm(cli *c)
     const qn_status status = qn_kernels_warm(c->ctx, targets, &c->exec, print_program, &t, &error);
     if (status == QN_E_CANCELLED)
         return cli_interrupted() ? EXIT_SIGNAL : EXIT_DONE;
-    if (t.failed)
+    if (t.failed && status != QN_E_IO)
         return cli_fail(c, EXIT_DEVICE, "%d of %d kernels failed", t.failed, t.failed + t.made);
-    return cli_check(c, status, &error, PHASE_USAGE);
+    return cli_check(c, status, &error, status == QN_E_IO ? PHASE_OUTPUT : PHASE_USAGE);
 }

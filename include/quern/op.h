@@ -45,10 +45,10 @@ typedef enum qn_op {
     QN_OP_ROPE = 23,
     QN_OP_ATTENTION = 24,
     QN_OP_SCALED_ATTENTION = 25, /* over 8-bit keys and values with a scale for each and head */
-    QN_OP_VQ_DEQUANTIZE = 30, /* vector-quantised weights: w[N,K] */
-    QN_OP_VQ_MM = 31,         /* x[M,K] by vector-quantised weights */
-    QN_OP_VQ_ENCODE = 32,     /* nearest codes of a KV cache's codebooks */
-    QN_OP_VQ_ATTENTION = 33,  /* one query a sequence over a vector-quantised KV cache */
+    QN_OP_VQ_DEQUANTIZE = 30,    /* vector-quantised weights: w[N,K] */
+    QN_OP_VQ_MM = 31,            /* x[M,K] by vector-quantised weights */
+    QN_OP_VQ_ENCODE = 32,        /* nearest codes of a KV cache's codebooks */
+    QN_OP_VQ_ATTENTION = 33,     /* one query a sequence over a vector-quantised KV cache */
     QN_OP_LIMIT = 64
 } qn_op;
 
@@ -78,8 +78,8 @@ typedef enum qn_attr {
     QN_ATTR_NBITS,
     QN_ATTR_IN_GROUP,
     QN_ATTR_OUT_GROUP,
-    QN_ATTR_CODEBOOK,        /* qn_vq_codebook */
-    QN_ATTR_RESID_SCALE,     /* float; 0 or below: the codebook's own */
+    QN_ATTR_CODEBOOK,    /* qn_vq_codebook */
+    QN_ATTR_RESID_SCALE, /* float; 0 or below: the codebook's own */
     QN_ATTR_VECTOR_LEN,
     QN_ATTR_NUM_CENTROIDS,
     QN_ATTR_NUM_RES_CENTROIDS,
@@ -89,11 +89,12 @@ typedef enum qn_attr {
     QN_ATTR_NUM_OUTLIER_CENTROIDS,
     QN_ATTR_IN_FEATURES,
     QN_ATTR_OUT_FEATURES,
-    QN_ATTR_CHANNELS,        /* of a KV codebook's vectors */
-    QN_ATTR_BITS,            /* of a KV code */
-    QN_ATTR_ROPE_THETA,      /* float; 0: keys need no rotation */
-    QN_ATTR_WINDOW,          /* recent keys that are read from k_recent, v_recent; 0: none */
-    QN_ATTR_TAIL,            /* qn_tail: rows of d that belong to no group */
+    QN_ATTR_CHANNELS,   /* of a KV codebook's vectors */
+    QN_ATTR_BITS,       /* of a KV code */
+    QN_ATTR_ROPE_THETA, /* float; 0: keys need no rotation */
+    QN_ATTR_WINDOW,     /* recent keys that are read from k_recent, v_recent; 0: none */
+    QN_ATTR_TAIL,       /* qn_tail: rows of d that belong to no group */
+    QN_ATTR_PAGE,       /* tokens of a page of k_codes and v_codes, which pages names; 0: each sequence has its own */
     QN_ATTR_COUNT
 } qn_attr;
 
@@ -146,7 +147,7 @@ typedef struct qn_slot_info {
     const char *shape;   /* e.g. "[M,KB]"; alternatives separated by " or " */
     const char *formats; /* e.g. "f32|f16|bf16" */
     int32_t optional;
-    int32_t weight;      /* belongs to the weights: may be packed once (qn_pack) */
+    int32_t weight; /* belongs to the weights: may be packed once (qn_pack) */
 } qn_slot_info;
 
 typedef struct qn_op_info {

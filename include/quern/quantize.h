@@ -49,10 +49,13 @@ typedef struct qn_quantize_options {
     const char *calibration; /* text file for the calibration run; NULL: a built-in text */
     const char *kv;          /* also write codebooks of this KV scheme (qn_kv_at); NULL: none */
     int32_t pack;            /* 1: also write the packed file (quern/model.h) into the folder */
+    int32_t resume;          /* 1: keep each tensor that took long in OUTPUT.unfinished until the folder is whole, and
+                              * take those that an interrupted run left there */
 } qn_quantize_options;
 
 typedef struct qn_quantize_result {
     int32_t tensors;
+    int32_t resumed; /* of them, taken from an interrupted run */
     int64_t parameters;
     uint64_t bytes_before, bytes_after;
     double bits_per_weight;
@@ -66,7 +69,9 @@ QN_API void qn_quantize_options_init(qn_quantize_options *options);
 /* Write folder `output` (model-*.safetensors, config.json, tokenizer files)
  * from the checkpoint at `input`. Everything is written under a temporary name
  * in the parent folder and renamed when complete: `output` is absent, the old
- * one, or whole; leftovers of a killed run are removed by the next.
+ * one, or whole; leftovers of a killed run are removed by the next. With resume 1 the run after an interrupted one goes
+ * on with its finished tensors and writes the same bytes as one that was not interrupted: a tensor is taken when all
+ * that its codes depend on is the same.
  * QN_E_ARGUMENT: unknown scheme or one that no output layer has, layers to keep below -1 or all of them. QN_E_EXISTS:
  * output exists, force is 0. QN_E_UNSUPPORTED: pack is 1 and no kernel of this machine packs such weights. QN_E_FILE:
  * non-finite weights (tensor and index named). QN_E_IO, QN_E_MEMORY, QN_E_CANCELLED. */

@@ -36,6 +36,10 @@ typedef struct qn_cuda_vq_attention {
     qn_cuda_vq_book k_book, v_book;
     qn_cuda_vq_codes k_recent, v_recent;
     const int *lens, *position;
+    const int
+        *pages; /* of sequences, pages_row bytes apart: which of page_count pages of k and v, that many `batch` apart */
+    long long pages_row;
+    int page_count;
     char *o, *lse, *partials;
     long long q_row, q_head, o_row, o_head, lse_row;
     int batch, heads, kv_heads, group; /* group: query heads a key head */
@@ -47,11 +51,11 @@ typedef struct qn_cuda_vq_attention {
     /* items of a sequence, of queries that are done at once, of the key heads that a block does at once */
     qn_cuda_vq_divisor of_sequence, of_queries, of_head;
     int interleaved;
-    int early; /* 1: books may be read before the kernels before this one are done */
+    int early;   /* 1: books may be read before the kernels before this one are done */
     float scale; /* of scores, in units of log 2 */
     double log2_theta;
     const float *factors; /* of frequencies (kernels/cuda/turn.h) */
-    int head_blocks; /* not 0: blocks of a key head, which go in clusters with those of its neighbour */
+    int head_blocks;      /* not 0: blocks of a key head, which go in clusters with those of its neighbour */
 } qn_cuda_vq_attention;
 
 typedef struct qn_cuda_vq_encode {

@@ -10,6 +10,7 @@
  *     CACHED: entries of each group's book that are held in shared memory, the first ones; SWEEP 1: a block does all
  *     sequences of its head, so that it loads them once; TURN 1, 2: keys are turned by their position, pairs of halves
  *     or of neighbours; ALIGNED 1: entries begin at their own size, at most 16 bytes, VEC even, B_FORMAT f16
+ *     PAGE: tokens of a page of codes, 0 or not defined: those of a sequence are one piece
  *     ROWS 0: codes; 1: rows of B_FORMAT, those of the window; 2: rows of e4m3 with scales, VEC 4 at 4 bytes or 1; OUT,
  *     the result's format; LENS 0: lengths follow from the queries' places; those of turn.h
  *   Launch: block 128, grid {query heads, parts, sequences or 1}, dynamic shared memory of SHARED_BYTES */
@@ -24,6 +25,9 @@
 #ifndef ROWS
 #define ROWS 0
 #endif
+#ifndef PAGE
+#define PAGE 0
+#endif
 #define BOOK_BYTES ((CACHED)*ENTRY_BYTES * GROUPS)
 #define ROW (SIZE + 2)
 
@@ -34,6 +38,16 @@
 #define BOOKS_AT ((RESULT_AT + WARPS * ROW * 4 + 15) / 16 * 16)
 
 extern __shared__ __align__(16) char shared[];
+
+/* Codes of a token and head, whose sequence begins at `first`, or which are in one of its pages. A page that is none is
+ * taken for the last, so that no operand is left. */
+#if PAGE
+DEV const char *codes_of(const qn_cuda_vq_attention &a, const qn_cuda_vq_codes &all, const int *pages, int kv, int token)
+{
+    const u32 page = (u32)pages[token / PAGE], last = (u32)(a.page_count - 1);
+    return all.data + (i64)(page < last ? page : last) * all.batch + token % PAGE * all.token + kv * all.head;
+}
+#endif
 
 DEV u32 code_at(const char *row, int group, int entries)
 {
@@ -225,8 +239,12 @@ extern "C" __global__ void __launch_bounds__(128, 4)
         if (ROWS != 1 && begin >= end && part > 0) {
             continue; /* nobody asks for it */
         }
+#if PAGE
+        const int *const pages = (const int *)((const char *)a.pages + sequence * a.pages_row);
+#else
         const char *const k_row = keys.data + sequence * keys.batch + kv * keys.head;
         const char *const v_row = values.data + sequence * values.batch + kv * values.head;
+#endif
         float most = NONE, total = 0.0f, sums[LANE_GROUPS][VEC];
 #pragma unroll
         for (int x = 0; x < LANE_GROUPS; x++) {
@@ -259,7 +277,11 @@ extern "C" __global__ void __launch_bounds__(128, 4)
                     }
                 }
 #else
+#if PAGE
+                const char *const row = codes_of(a, keys, pages, kv, token);
+#else
                 const char *const row = k_row + token * a.k.token;
+#endif
 #if TURN
                 for (int i = 0; i < SIZE / 2; i++) {
                     const turn t = turn_by((double)token * frequency[i]);
@@ -328,7 +350,11 @@ extern "C" __global__ void __launch_bounds__(128, 4)
 #else
 #pragma unroll 4
             for (int s = 0; s < count; s++) {
+#if PAGE
+                const char *const row = codes_of(a, values, pages, kv, strip + s);
+#else
                 const char *const row = v_row + (strip + s) * a.v.token;
+#endif
 #pragma unroll
                 for (int x = 0; x < LANE_GROUPS; x++) {
                     const int group = lane + 32 * x;

@@ -136,6 +136,8 @@ typedef struct qn_backend_row {
     const char *(*kernel_refusal)(const qn_ctx *ctx, const qn_kernel *kernel);
     /* NULL when the kernel suits the processor, else what does not. NULL function: all do. */
     const char *(*unsuited)(const qn_kernel *kernel);
+    /* How far the kernel is tested on the device at hand. NULL function: as its row says. */
+    const char *(*status)(const qn_ctx *ctx, const qn_kernel *kernel);
     /* Lines for qn_doctor, where the backend works and where not; NULL function: none. */
     void (*describe)(const qn_ctx *ctx, qn_text *text);
     /* The machine as the generator sees it; without a device, a typical one. NULL function: it has no generated

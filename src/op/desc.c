@@ -159,7 +159,8 @@ static qn_status check_attr(const qn_op_info *op, const qn_attr_info *attr, qn_a
                    "%s: attribute %s is %d, expected a positive number", op->name, attr->name, value.i);
         return QN_OK;
     }
-    if ((attr->attr >= QN_ATTR_NUM_CODEBOOKS && attr->attr <= QN_ATTR_BITS) || attr->attr == QN_ATTR_WINDOW) {
+    if ((attr->attr >= QN_ATTR_NUM_CODEBOOKS && attr->attr <= QN_ATTR_BITS) || attr->attr == QN_ATTR_WINDOW ||
+        attr->attr == QN_ATTR_PAGE) {
         QN_FAIL_IF(value.i < 0, error, QN_E_ARGUMENT, "%s: attribute %s is %d, expected 0 or a positive number",
                    op->name, attr->name, value.i);
         return QN_OK;

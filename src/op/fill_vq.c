@@ -135,7 +135,9 @@ void qn_fill_vq(qn_filler *f, const qn_op_desc *desc, int32_t slot, void *data)
     if (desc->op == QN_OP_VQ_ATTENTION && (slot == QN_VQA_K_CODES || slot == QN_VQA_V_CODES)) {
         fill_codes(f, shape, data, desc->in[QN_VQA_K_CODEBOOK].dims[2]);
     } else if (desc->op == QN_OP_VQ_ATTENTION && slot == QN_VQA_SEQ_LENS) {
-        fill_lengths(f, shape, data, desc->in[QN_VQA_K_CODES].dims[1]);
+        fill_lengths(f, shape, data, qn_vq_room(desc));
+    } else if (desc->op == QN_OP_VQ_ATTENTION && slot == QN_VQA_PAGES) {
+        qn_fill_int32(f, shape, data, 0, desc->in[QN_VQA_K_CODES].dims[0] - 1);
     } else if (desc->op == QN_OP_VQ_ATTENTION && slot == QN_VQA_ROPE_FACTORS) {
         qn_fill_scales(f, shape, data, 4.0);
     } else if (desc->op == QN_OP_VQ_ATTENTION || desc->op == QN_OP_VQ_ENCODE) {

@@ -309,14 +309,15 @@ static const qn_attr_info vq_encode_attrs[] = {
 
 static const qn_slot_info vq_attention_in[] = {
     {"q", "[M,E,K]", FLOATS, 0, 0},
-    {"k_codes", "[M,N,G,K/channels]", "u8|u16", 0, 0},
-    {"v_codes", "[M,N,G,K/channels]", "u8|u16", 0, 0},
+    {"k_codes", "[M,N,G,K/channels], paged [pages,page,G,K/channels]", "u8|u16", 0, 0},
+    {"v_codes", "[M,N,G,K/channels], paged [pages,page,G,K/channels]", "u8|u16", 0, 0},
     {"k_codebook", "[G,K/channels,2^bits,channels]", FLOATS_HALF, 0, 1},
     {"v_codebook", "[G,K/channels,2^bits,channels]", FLOATS_HALF, 0, 1},
     {"seq_lens", "[M]", "i32", 0, 0},
     {"k_recent", "[M,R,G,K]", FLOATS_HALF, 1, 0},
     {"v_recent", "[M,R,G,K]", FLOATS_HALF, 1, 0},
     {"rope_factors", "[K/2]", "f32", 1, 1},
+    {"pages", "[M,N/page]", "i32", 1, 0},
 };
 static const qn_slot_info vq_attention_out[] = {
     {"o", "[M,E,K]", "f32", 0, 0},
@@ -329,6 +330,7 @@ static const qn_attr_info vq_attention_attrs[] = {
     INTEGER(QN_ATTR_CHANNELS, "channels", "0", 0),
     INTEGER(QN_ATTR_BITS, "bits", "0", 0),
     INTEGER(QN_ATTR_WINDOW, "window", "0", 0),
+    INTEGER(QN_ATTR_PAGE, "page", "0", 0),
     A_LEVEL,
 };
 

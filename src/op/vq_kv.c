@@ -60,6 +60,11 @@ static qn_status kv_rules(const qn_op_desc *desc, const qn_sizes *s, qn_error *e
                "%s: q has %lld heads and k_codes has %lld, expected a multiple", op, (long long)s->e, (long long)s->g);
     QN_FAIL_IF(desc->attr[QN_ATTR_ROPE_THETA].f > 0.0f && s->k % 2 != 0, error, QN_E_SHAPE,
                "%s: the head size is %lld, expected an even number where keys are rotated", op, (long long)s->k);
+    const qn_shape *pages = &desc->in[QN_VQA_PAGES];
+    QN_FAIL_IF(desc->attr[QN_ATTR_PAGE].i > 0 && (pages->ndim != 2 || s->n > INT32_MAX), error, QN_E_SHAPE,
+               "%s: input pages has %d dimensions and room for %lld tokens, expected [B,pages of a sequence] and fewer "
+               "than 2^31",
+               op, pages->ndim, (long long)s->n);
     return qn_window_rules(desc, QN_VQA_K_RECENT, error);
 }
 
@@ -104,9 +109,21 @@ static qn_status attention_sizes(const qn_op_desc *desc, qn_sizes *sizes, qn_err
     sizes->m = q->dims[0];
     sizes->e = q->dims[1];
     sizes->k = q->dims[2];
-    sizes->n = k->dims[1];
+    sizes->n = qn_vq_room(desc);
     sizes->g = k->dims[2];
     return QN_OK;
+}
+
+/* Codes in pages: as many as there are, or enough for every sequence. */
+static void page_layout(const qn_op_desc *desc, const qn_sizes *s, qn_op_layout *layout)
+{
+    const qn_shape *k = &desc->in[QN_VQA_K_CODES];
+    qn_shape *want = &layout->in[QN_VQA_K_CODES];
+    const int64_t page = desc->attr[QN_ATTR_PAGE].i, of_sequence = page > 0 ? qn_ceil_div(s->n, page) : 0;
+    want->dims[0] = k->format != QN_FORMAT_NONE && k->ndim == 4 ? k->dims[0] : s->m * of_sequence;
+    want->dims[1] = page;
+    layout->in[QN_VQA_PAGES] = qn_shape_make(QN_I32, 2, s->m, of_sequence, 1, 1);
+    layout->required |= 1u << QN_VQA_PAGES;
 }
 
 static void attention_layout(const qn_op_desc *desc, const qn_sizes *s, qn_op_layout *layout)
@@ -116,12 +133,15 @@ static void attention_layout(const qn_op_desc *desc, const qn_sizes *s, qn_op_la
     const qn_shape book = book_shape(s->g, s->k, channels, bits);
     layout->in[QN_VQA_Q] = qn_shape_make(QN_F32, 3, s->m, s->e, s->k, 1);
     layout->in[QN_VQA_K_CODES] = qn_shape_make(bits > 8 ? QN_U16 : QN_U8, 4, s->m, s->n, s->g, book.dims[1]);
-    layout->in[QN_VQA_V_CODES] = layout->in[QN_VQA_K_CODES];
     layout->in[QN_VQA_K_CODEBOOK] = layout->in[QN_VQA_V_CODEBOOK] = book;
     layout->in[QN_VQA_SEQ_LENS] = qn_shape_make(QN_I32, 1, s->m, 1, 1, 1);
     layout->out[QN_VQA_OUT_O] = qn_shape_make(QN_F32, 3, s->m, s->e, s->k, 1);
     layout->out[QN_VQA_OUT_LSE] = qn_shape_make(QN_F32, 2, s->m, s->e, 1, 1);
     layout->required = (1u << (QN_VQA_SEQ_LENS + 1)) - 1;
+    if (desc->attr[QN_ATTR_PAGE].i > 0) {
+        page_layout(desc, s, layout);
+    }
+    layout->in[QN_VQA_V_CODES] = layout->in[QN_VQA_K_CODES];
     if (desc->attr[QN_ATTR_WINDOW].i > 0) {
         const int64_t rows = qn_window_rows(desc, QN_VQA_K_RECENT);
         layout->in[QN_VQA_K_RECENT] = layout->in[QN_VQA_V_RECENT] = qn_shape_make(QN_F16, 4, s->m, rows, s->g, s->k);
@@ -138,28 +158,42 @@ const qn_op_family qn_family_vq_attention = {attention_sizes, attention_layout, 
 
 /* ---- values ---- */
 
+/* The first index of k_codes and v_codes of a token: its sequence, or its page. */
+static int64_t piece_of(const qn_op_desc *desc, const qn_args *args, int64_t b, int64_t t)
+{
+    const qn_view *pages = &args->in[QN_VQA_PAGES];
+    const int64_t page = desc->attr[QN_ATTR_PAGE].i;
+    int32_t at = (int32_t)b;
+    if (page > 0) {
+        memcpy(&at, (const char *)pages->data + b * pages->strides[0] + t / page * 4, sizeof at);
+    }
+    return at;
+}
+
 /* Codes of the tokens that a sequence has. */
 static qn_status codes_check(const qn_op_desc *desc, const qn_args *args, int32_t slot, int32_t book, qn_error *error)
 {
     const qn_view *codes = &args->in[slot], *lens = &args->in[QN_VQA_SEQ_LENS];
     const int64_t entries = desc->in[book].dims[2], groups = codes->shape.dims[3];
     const int wide = codes->shape.format == QN_U16;
+    const int64_t page = desc->attr[QN_ATTR_PAGE].i;
     if (entries >= (wide ? 65536 : 256)) {
         return QN_OK;
     }
-    for (int64_t b = 0; b < codes->shape.dims[0]; b++) {
+    for (int64_t b = 0; b < lens->shape.dims[0]; b++) {
         int32_t length;
         memcpy(&length, (const char *)lens->data + b * 4, sizeof length);
         for (int64_t t = 0; t < length; t++) {
+            const uint8_t *const token = qn_vq_token(desc, args, slot, b, t);
             for (int64_t h = 0; h < codes->shape.dims[2]; h++) {
-                const uint8_t *const at = (const uint8_t *)codes->data + b * codes->strides[0] +
-                                          t * codes->strides[1] + h * codes->strides[2];
+                const uint8_t *const at = token + h * codes->strides[2];
                 for (int64_t i = 0; i < groups; i++) {
                     const int64_t code = wide ? at[2 * i] | at[2 * i + 1] << 8 : at[i];
                     QN_FAIL_IF(code >= entries, error, QN_E_ARGUMENT,
                                "vq_attention: %s[%lld,%lld,%lld,%lld] is %lld, expected a code below %lld",
-                               qn_op_get_info(desc->op)->in[slot].name, (long long)b, (long long)t, (long long)h,
-                               (long long)i, (long long)code, (long long)entries);
+                               qn_op_get_info(desc->op)->in[slot].name, (long long)piece_of(desc, args, b, t),
+                               (long long)(page > 0 ? t % page : t), (long long)h, (long long)i, (long long)code,
+                               (long long)entries);
                 }
             }
         }
@@ -167,15 +201,34 @@ static qn_status codes_check(const qn_op_desc *desc, const qn_args *args, int32_
     return QN_OK;
 }
 
+/* The pages of the tokens that a sequence has. */
+static qn_status pages_check(const qn_op_desc *desc, const qn_args *args, int64_t b, int32_t length, qn_error *error)
+{
+    const qn_view *pages = &args->in[QN_VQA_PAGES];
+    const int64_t page = desc->attr[QN_ATTR_PAGE].i, there = args->in[QN_VQA_K_CODES].shape.dims[0];
+    for (int64_t i = 0; page > 0 && i < qn_ceil_div(length, page); i++) {
+        int32_t at;
+        memcpy(&at, (const char *)pages->data + b * pages->strides[0] + i * 4, sizeof at);
+        QN_FAIL_IF(at < 0 || at >= there, error, QN_E_ARGUMENT,
+                   "vq_attention: pages[%lld,%lld] is %d, expected 0 to %lld", (long long)b, (long long)i, at,
+                   (long long)there - 1);
+    }
+    return QN_OK;
+}
+
 qn_status qn_vq_kv_args_check(const qn_op_desc *desc, const qn_args *args, qn_error *error)
 {
     const qn_view *lens = &args->in[QN_VQA_SEQ_LENS];
-    const int64_t room = args->in[QN_VQA_K_CODES].shape.dims[1];
+    qn_op_desc here = *desc;
+    here.in[QN_VQA_K_CODES] = args->in[QN_VQA_K_CODES].shape;
+    here.in[QN_VQA_PAGES] = args->in[QN_VQA_PAGES].shape;
+    const int64_t room = qn_vq_room(&here);
     for (int64_t b = 0; b < lens->shape.dims[0]; b++) {
         int32_t length;
         memcpy(&length, (const char *)lens->data + b * 4, sizeof length);
         QN_FAIL_IF(length < 0 || length > room, error, QN_E_ARGUMENT,
                    "vq_attention: seq_lens[%lld] is %d, expected 0 to %lld", (long long)b, length, (long long)room);
+        QN_TRY(pages_check(desc, args, b, length, error));
     }
     QN_TRY(codes_check(desc, args, QN_VQA_K_CODES, QN_VQA_K_CODEBOOK, error));
     return codes_check(desc, args, QN_VQA_V_CODES, QN_VQA_V_CODEBOOK, error);

@@ -262,7 +262,7 @@ static int multiplies(qn_op op)
 {
     return op == QN_OP_SCALED_MM || op == QN_OP_BLOCK_SCALED_MM || op == QN_OP_GROUPED_BLOCK_SCALED_MM ||
            op == QN_OP_NVFP4_MM || op == QN_OP_MXFP4_MM || op == QN_OP_DENSE_MM || op == QN_OP_ATTENTION ||
-           op == QN_OP_SCALED_ATTENTION || op == QN_OP_VQ_MM || op == QN_OP_VQ_ATTENTION;
+           op == QN_OP_SCALED_ATTENTION || op == QN_OP_VQ_MM || op == QN_OP_VQ_ATTENTION || op == QN_OP_VQ_ENCODE;
 }
 
 const char *qn_kernel_ceiling(const qn_kernel *kernel, const qn_op_desc *desc)

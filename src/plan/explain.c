@@ -34,11 +34,23 @@ static void add_candidates(qn_text *text, const qn_ctx *ctx, const qn_op_desc *d
     }
 }
 
+/* How far a kernel is tested on what is here. */
+static const char *status_of(const qn_ctx *ctx, const qn_kernel *kernel)
+{
+    for (int32_t b = 0; qn_backend_at(b); b++) {
+        const qn_backend_row *backend = qn_backend_at(b);
+        if (backend->backend == kernel->backend && backend->status) {
+            return backend->status(ctx, kernel);
+        }
+    }
+    return kernel->status;
+}
+
 static void add_kernel(qn_text *text, const qn_ctx *ctx, const qn_kernel *kernel, const qn_op_desc *desc,
                        const qn_sizes *sizes)
 {
     qn_text_add(text, "chosen: %s\n", kernel->name);
-    qn_text_add(text, "status: %s\n", kernel->status);
+    qn_text_add(text, "status: %s\n", status_of(ctx, kernel));
     if (kernel->mr > 0) {
         qn_text_add(text, "tile: %d rows x %d columns in registers\n", kernel->mr, kernel->nr);
     }
@@ -176,10 +188,9 @@ qn_status qn_kernel_at(qn_ctx *ctx, int32_t i, qn_kernel_info *info)
                                          .op = kernel->op,
                                          .backend = kernel->backend,
                                          .isa = kernel->isa,
-                                         .status = kernel->status,
+                                         .status = status_of(ctx, kernel),
                                          .level = kernel->level ? kernel->level : qn_isa_name(kernel->isa),
-                                         .refusal =
-                                             reason ? reason : qn_backend_kernel_refusal(backend, ctx, kernel)};
+                                         .refusal = reason ? reason : qn_backend_kernel_refusal(backend, ctx, kernel)};
                 return QN_OK;
             }
         }

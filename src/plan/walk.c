@@ -13,11 +13,15 @@ static const char *refuse(const qn_ctx *ctx, const qn_backend_row *backend, cons
     if (options->isa != QN_ISA_MAX && kernel->isa > options->isa) {
         return "above the level asked for";
     }
-    const char *reason = qn_backend_kernel_refusal(backend, ctx, kernel);
+    /* what it is made for first: the machine need not be blamed for what would not run elsewhere either */
+    const char *reason = kernel->accepts(kernel, desc);
+    if (!reason) {
+        reason = qn_backend_kernel_refusal(backend, ctx, kernel);
+    }
     if (!reason && backend->unsuited && !options->kernel && options->isa != kernel->isa) {
         reason = backend->unsuited(kernel);
     }
-    return reason ? reason : kernel->accepts(kernel, desc);
+    return reason;
 }
 
 /* A forced level that the machine lacks refuses everything. A device's operands live in its own
@@ -56,8 +60,7 @@ int qn_walk_next(const qn_ctx *ctx, const qn_op_desc *desc, const qn_plan_option
             for (const qn_kernel *kernel; (kernel = backend->kernel_at(walk->row));) {
                 walk->row++;
                 if (kernel->op == desc->op && kernel->isa == isa) {
-                    *candidate =
-                        (qn_candidate){kernel, kernel->name, refuse(ctx, backend, desc, options, kernel)};
+                    *candidate = (qn_candidate){kernel, kernel->name, refuse(ctx, backend, desc, options, kernel)};
                     return 1;
                 }
             }

@@ -15,6 +15,7 @@
 #include "quant/calibrate.h"
 #include "quant/folder.h"
 #include "quant/kv.h"
+#include "quant/resume.h"
 #include "quant/smooth.h"
 
 #define PIECE_BYTES ((size_t)32 << 20) /* codes in memory at a time */
@@ -201,9 +202,22 @@ typedef struct run {
     const qn_quant_tuning *tuning;
     qn_outputs outputs;
     qn_calibration calibration;
+    qn_resume resume;
     const char *folder;
-    int32_t done;
+    int32_t done, resumed;
 } run;
+
+/* Where the tensors of an output go: the folder's file, and what keeps them for a run that goes on (NULL: nothing). */
+typedef struct sink {
+    qn_safetensors_writer *writer;
+    qn_resume_file *kept;
+} sink;
+
+static qn_status put(const sink *to, int32_t item, const void *data, size_t bytes, qn_error *error)
+{
+    qn_resume_add(to->kept, data, bytes);
+    return qn_safetensors_writer_put(to->writer, item, data, bytes, error);
+}
 
 typedef struct rows_of {
     const qn_output *output;
@@ -224,7 +238,7 @@ static void decode_task(void *user, int64_t row, int32_t thread)
 }
 
 /* A vector-quantised weight, which is fitted whole. */
-static qn_status put_vectors(run *r, const qn_output *o, qn_safetensors_writer *writer, double *rms, qn_error *error)
+static qn_status put_vectors(run *r, const qn_output *o, const sink *to, double *rms, qn_error *error)
 {
     const qn_encoder *e = &o->encoder;
     const qn_exec *exec = &r->options->exec;
@@ -256,7 +270,7 @@ static qn_status put_vectors(run *r, const qn_output *o, qn_safetensors_writer *
         status = qn_vq_quantise(r->ctx, r->outputs.scheme, d.w, e->n, e->k, o->squares, exec, parts, rms, error);
     }
     for (int i = 0; i < written && status == QN_OK; i++) {
-        status = qn_safetensors_writer_put(writer, o->first_item + i, parts[i], (size_t)o->bytes[i], error);
+        status = put(to, o->first_item + i, parts[i], (size_t)o->bytes[i], error);
     }
     for (int i = 0; i < QN_VQ_PARTS; i++) {
         qn_free(r->ctx, parts[i]);
@@ -266,11 +280,11 @@ static qn_status put_vectors(run *r, const qn_output *o, qn_safetensors_writer *
     return status;
 }
 
-static qn_status put_output(run *r, qn_output *o, qn_safetensors_writer *writer, double *rms, qn_error *error)
+static qn_status put_output(run *r, const qn_output *o, const sink *to, double *rms, qn_error *error)
 {
     const qn_encoder *e = &o->encoder;
     if (o->scheme->scales == QN_SCALES_VECTOR) {
-        return put_vectors(r, o, writer, rms, error);
+        return put_vectors(r, o, to, rms, error);
     }
     work w;
     QN_TRY(work_init(&w, r->ctx, o, &r->options->exec, 1, error));
@@ -280,7 +294,7 @@ static qn_status put_output(run *r, qn_output *o, qn_safetensors_writer *writer,
     for (int64_t row = 0; row < e->n && status == QN_OK; row += w.piece_rows) {
         status = work_piece(&w, row, &r->options->exec, &sums, &amax, error);
         if (status == QN_OK) {
-            status = qn_safetensors_writer_put(writer, o->first_item, w.p.data, (size_t)w.p.rows * e->row_bytes, error);
+            status = put(to, o->first_item, w.p.data, (size_t)w.p.rows * e->row_bytes, error);
         }
     }
     if (status == QN_OK && !isfinite(sums.error)) {
@@ -289,17 +303,52 @@ static qn_status put_output(run *r, qn_output *o, qn_safetensors_writer *writer,
     }
     int32_t item = o->first_item + 1;
     if (status == QN_OK && o->names[QN_PART_SCALE]) {
-        status = qn_safetensors_writer_put(writer, item++, w.scales, w.scale_bytes, error);
+        status = put(to, item++, w.scales, w.scale_bytes, error);
     }
     if (status == QN_OK && o->names[QN_PART_GLOBAL]) {
-        status = qn_safetensors_writer_put(writer, item++, &e->global_scale, sizeof(float), error);
+        status = put(to, item++, &e->global_scale, sizeof(float), error);
     }
     if (status == QN_OK && o->names[QN_PART_INPUT_GLOBAL]) {
         const float scale = qn_encode_global_scale(e, o->input_amax);
-        status = qn_safetensors_writer_put(writer, item, &scale, sizeof scale, error);
+        status = put(to, item, &scale, sizeof scale, error);
     }
     work_free(&w);
     *rms = sums.weight > 0 ? sqrt(sums.error / sums.weight) : 0;
+    return status;
+}
+
+/* The tensors of an output that an earlier run has finished. */
+static qn_status put_found(const qn_output *o, const uint8_t *data, qn_safetensors_writer *writer, qn_error *error)
+{
+    int32_t item = o->first_item;
+    for (int p = 0; p < QN_PART_COUNT; p++) {
+        if (o->names[p]) {
+            QN_TRY(qn_safetensors_writer_put(writer, item++, data, (size_t)o->bytes[p], error));
+            data += o->bytes[p];
+        }
+    }
+    return QN_OK;
+}
+
+static qn_status put_or_resume(run *r, const qn_output *o, qn_safetensors_writer *writer, double *rms, qn_error *error)
+{
+    sink to = {writer, NULL};
+    if (!r->resume.folder || !qn_resume_worth(o)) {
+        return put_output(r, o, &to, rms, error);
+    }
+    qn_resume_key key;
+    qn_file_map map;
+    const uint8_t *data;
+    QN_TRY(qn_resume_key_of(&r->resume, o, &key, error));
+    if (qn_resume_find(&r->resume, &key, o, &map, &data, rms)) {
+        const qn_status status = put_found(o, data, writer, error);
+        qn_file_map_close(&map);
+        r->resumed++;
+        return status;
+    }
+    to.kept = qn_resume_start(&r->resume, &key);
+    const qn_status status = put_output(r, o, &to, rms, error);
+    qn_resume_finish(to.kept, status == QN_OK, *rms);
     return status;
 }
 
@@ -332,9 +381,13 @@ static qn_status report(run *r, const qn_output *o, double rms, qn_error *error)
     for (int p = 0; p < QN_PART_COUNT; p++) {
         progress.bytes_after += o->bytes[p];
     }
-    QN_FAIL_IF(r->options->progress(r->options->progress_user, &progress) != 0, error, QN_E_CANCELLED,
-               "cancelled after %d of %d tensors; nothing was written", r->done, r->outputs.count);
-    return QN_OK;
+    if (r->options->progress(r->options->progress_user, &progress) == 0) {
+        return QN_OK;
+    }
+    QN_FAIL_IF(r->resume.folder, error, QN_E_CANCELLED,
+               "cancelled after %d of %d tensors; what is finished is kept in %s", r->done, r->outputs.count,
+               r->resume.folder);
+    QN_FAIL(error, QN_E_CANCELLED, "cancelled after %d of %d tensors; nothing was written", r->done, r->outputs.count);
 }
 
 /* Outputs [first, last) are those of one shard. */
@@ -361,7 +414,7 @@ static qn_status write_shard(run *r, int32_t first, int32_t last, qn_error *erro
     }
     for (int32_t i = first; i < last && status == QN_OK; i++) {
         double rms = 0;
-        status = put_output(r, &r->outputs.list[i], writer, &rms, error);
+        status = put_or_resume(r, &r->outputs.list[i], writer, &rms, error);
         if (status == QN_OK) {
             status = report(r, &r->outputs.list[i], rms, error);
         }
@@ -489,8 +542,9 @@ static qn_status write_packed(const run *r, uint64_t *bytes, qn_error *error)
 static qn_status write_folder(run *r, const char *input, const qn_checkpoint *checkpoint, qn_error *error)
 {
     uint64_t need;
-    QN_FAIL_IF(qn_add_u64(r->outputs.bytes_after, ((uint64_t)r->outputs.count << 9) + (1u << 20), &need), error,
-               QN_E_SHAPE, "the output is too large");
+    QN_FAIL_IF(qn_add_u64(r->outputs.bytes_after, ((uint64_t)r->outputs.count << 9) + (1u << 20), &need) ||
+                   qn_add_u64(need, r->resume.folder ? r->outputs.bytes_after : 0, &need),
+               error, QN_E_SHAPE, "the output is too large");
     QN_TRY(qn_folder_check_space(r->folder, need, error));
     QN_TRY(qn_folder_write_tokenizer(r->ctx, input, checkpoint, r->folder, error));
     QN_TRY(calibrate(r, input, checkpoint, error));
@@ -539,6 +593,9 @@ qn_status qn_quantize_with(qn_ctx *ctx, const char *input, const char *output, c
     if (status == QN_OK) {
         status = qn_commit_begin(ctx, output, 1, options->force, &commit, error);
     }
+    if (status == QN_OK && options->resume) {
+        status = qn_resume_begin(ctx, output, &r.resume, error);
+    }
     if (status == QN_OK) {
         r.folder = qn_commit_path(commit);
         status = write_folder(&r, input, checkpoint, error);
@@ -558,11 +615,13 @@ qn_status qn_quantize_with(qn_ctx *ctx, const char *input, const char *output, c
                                        .parameters = r.outputs.parameters,
                                        .bytes_before = r.outputs.bytes_before,
                                        .bytes_after = r.outputs.bytes_after,
+                                       .resumed = r.resumed,
                                        .packed_bytes = packed_bytes,
                                        .seconds = (double)(qn_clock_ns() - start) * 1e-9};
         result->bits_per_weight = result->parameters ? (double)result->bytes_after * 8 / (double)result->parameters : 0;
     }
     qn_commit_destroy(commit);
+    qn_resume_end(&r.resume, status == QN_OK);
     qn_calibration_free(&r.calibration);
     qn_outputs_free(&r.outputs);
     qn_checkpoint_close(checkpoint);

@@ -92,8 +92,7 @@ size_t qn_ref_scratch_bytes(const qn_op_desc *desc)
     case QN_OP_VQ_DEQUANTIZE:
     case QN_OP_VQ_MM: return vq_scratch_bytes(desc);
     case QN_OP_VQ_ENCODE: return scratch_bytes(1, 0, x->dims[3] + desc->in[QN_VQE_CODEBOOK].dims[3], sizeof(float));
-    case QN_OP_VQ_ATTENTION:
-        return scratch_bytes(desc->in[QN_VQA_K_CODES].dims[1], 2 * x->dims[2], 1, sizeof(double));
+    case QN_OP_VQ_ATTENTION: return scratch_bytes(qn_vq_room(desc), 2 * x->dims[2], 1, sizeof(double));
     case QN_OP_NONE:
     case QN_OP_LIMIT: break;
     }

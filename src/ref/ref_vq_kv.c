@@ -6,7 +6,8 @@
  *   vq_attention  o = softmax(scale q k^T) v over the first seq_lens[b] tokens, lse the logarithm of the sum of
  *                 exponentials of the scaled scores, in double, one rounding; no tokens: zeros and -inf. With
  *                 rope_theta keys were encoded before RoPE: the decoded key of token t is turned by t as rope does,
- *                 with rope_factors as its factors. With a window tokens from qn_window_first on are row t % R of
+ *                 with rope_factors as its factors. With pages token t is token t % page of page pages[b, t / page] of
+ *                 k_codes and v_codes. With a window tokens from qn_window_first on are row t % R of
  *                 k_recent and v_recent, keys turned already */
 #include <math.h>
 
@@ -23,10 +24,9 @@ void qn_ref_vq_encode(const qn_op_desc *desc, const qn_args *args, void *scratch
     float *const row = scratch, *const centroid = row + d[3];
     for (int64_t r = 0; r < vectors && groups > 0; r++) {
         const int64_t h = r % d[2], t = r / d[2] % d[1], b = r / d[2] / d[1];
-        ref_decode(x->shape.format,
-                   (const char *)x->data + b * x->strides[0] + t * x->strides[1] + h * x->strides[2], d[3], row);
-        char *const out =
-            (char *)codes->data + b * codes->strides[0] + t * codes->strides[1] + h * codes->strides[2];
+        ref_decode(x->shape.format, (const char *)x->data + b * x->strides[0] + t * x->strides[1] + h * x->strides[2],
+                   d[3], row);
+        char *const out = (char *)codes->data + b * codes->strides[0] + t * codes->strides[1] + h * codes->strides[2];
         for (int64_t g = 0; g < groups; g++) {
             double least = INFINITY;
             uint16_t best = 0;
@@ -51,12 +51,31 @@ void qn_ref_vq_encode(const qn_op_desc *desc, const qn_args *args, void *scratch
     }
 }
 
-/* The decoded vector of a token and head. */
-static void decode(const qn_view *codes, const qn_view *book, int64_t b, int64_t t, int64_t h, float *row)
+int64_t qn_vq_room(const qn_op_desc *desc)
 {
+    const int64_t page = desc->attr[QN_ATTR_PAGE].i;
+    return page > 0 ? page * desc->in[QN_VQA_PAGES].dims[1] : desc->in[QN_VQA_K_CODES].dims[1];
+}
+
+const uint8_t *qn_vq_token(const qn_op_desc *desc, const qn_args *args, int32_t slot, int64_t b, int64_t t)
+{
+    const qn_view *codes = &args->in[slot], *pages = &args->in[QN_VQA_PAGES];
+    const int64_t page = desc->attr[QN_ATTR_PAGE].i;
+    if (page > 0) {
+        b = ref_i32((const char *)pages->data + b * pages->strides[0], t / page);
+        t %= page;
+    }
+    return (const uint8_t *)codes->data + b * codes->strides[0] + t * codes->strides[1];
+}
+
+/* The decoded vector of a token and head: keys (slot QN_VQA_K_CODES) or values. */
+static void decode(const qn_op_desc *desc, const qn_args *args, int32_t slot, int64_t b, int64_t t, int64_t h,
+                   float *row)
+{
+    const qn_view *codes = &args->in[slot];
+    const qn_view *book = &args->in[slot == QN_VQA_K_CODES ? QN_VQA_K_CODEBOOK : QN_VQA_V_CODEBOOK];
     const int64_t groups = book->shape.dims[1], entries = book->shape.dims[2], channels = book->shape.dims[3];
-    const uint8_t *const at =
-        (const uint8_t *)codes->data + b * codes->strides[0] + t * codes->strides[1] + h * codes->strides[2];
+    const uint8_t *const at = qn_vq_token(desc, args, slot, b, t) + h * codes->strides[2];
     for (int64_t g = 0; g < groups; g++) {
         const int64_t code = codes->shape.format == QN_U16 ? at[2 * g] | at[2 * g + 1] << 8 : at[g];
         qn_vq_values(book, ((h * groups + g) * entries + code) * channels, channels, row + g * channels);
@@ -102,11 +121,10 @@ static double turned_dot(const qn_op_desc *desc, const qn_view *factors, const f
 
 void qn_ref_vq_attention(const qn_op_desc *desc, const qn_args *args, void *scratch)
 {
-    const qn_view *q = &args->in[QN_VQA_Q], *kc = &args->in[QN_VQA_K_CODES], *vc = &args->in[QN_VQA_V_CODES];
-    const qn_view *kb = &args->in[QN_VQA_K_CODEBOOK], *vb = &args->in[QN_VQA_V_CODEBOOK];
+    const qn_view *q = &args->in[QN_VQA_Q], *kc = &args->in[QN_VQA_K_CODES];
     const qn_view *factors = &args->in[QN_VQA_ROPE_FACTORS];
     const qn_mut_view *o = &args->out[QN_VQA_OUT_O], *lse = &args->out[QN_VQA_OUT_LSE];
-    const int64_t heads = q->shape.dims[1], size = q->shape.dims[2], room = kc->shape.dims[1];
+    const int64_t heads = q->shape.dims[1], size = q->shape.dims[2], room = qn_vq_room(desc);
     const int64_t shared = kc->shape.dims[2] > 0 ? heads / kc->shape.dims[2] : 1;
     double scale = (double)desc->attr[QN_ATTR_SCALE].f;
     if (scale == 0.0) {
@@ -123,7 +141,7 @@ void qn_ref_vq_attention(const qn_op_desc *desc, const qn_args *args, void *scra
             ref_decode(q->shape.format, ref_row3(q, b, h), size, query);
             for (int64_t t = 0; t < seen; t++) {
                 if (t < recent) {
-                    decode(kc, kb, b, t, h / shared, row);
+                    decode(desc, args, QN_VQA_K_CODES, b, t, h / shared, row);
                     scores[t] = size > 0 ? turned_dot(desc, factors, query, row, size, t) * scale : 0.0;
                 } else {
                     decode_recent(&args->in[QN_VQA_K_RECENT], b, t, h / shared, row);
@@ -138,7 +156,7 @@ void qn_ref_vq_attention(const qn_op_desc *desc, const qn_args *args, void *scra
                 const double p = exp(scores[t] - most);
                 total += p;
                 if (t < recent) {
-                    decode(vc, vb, b, t, h / shared, row);
+                    decode(desc, args, QN_VQA_V_CODES, b, t, h / shared, row);
                 } else {
                     decode_recent(&args->in[QN_VQA_V_RECENT], b, t, h / shared, row);
                 }

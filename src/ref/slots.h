@@ -132,6 +132,7 @@ enum {
     QN_VQA_K_RECENT = 6,
     QN_VQA_V_RECENT = 7,
     QN_VQA_ROPE_FACTORS = 8,
+    QN_VQA_PAGES = 9,
     QN_VQA_OUT_O = 0,
     QN_VQA_OUT_LSE = 1
 };

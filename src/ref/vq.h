@@ -66,6 +66,14 @@ int64_t qn_vq_vptq_column(const qn_vq *vq, int64_t p);
 /* What a residual is divided by when nothing else is given: 3.45 or 2.04; 1 for E8P12. */
 double qn_vq_quip_resid_scale(qn_vq_codebook codebook);
 
+/* ---- caches of vq_attention ---- */
+
+/* Tokens that a sequence has room for. */
+int64_t qn_vq_room(const qn_op_desc *desc);
+
+/* Codes of token t of sequence b, its first head; slot QN_VQA_K_CODES or QN_VQA_V_CODES. */
+const uint8_t *qn_vq_token(const qn_op_desc *desc, const qn_args *args, int32_t slot, int64_t b, int64_t t);
+
 /* ---- values ---- */
 
 /* Element i of a float tensor, counted as if it were dense; absent gives the other value. */

@@ -48,6 +48,10 @@ void qn_vq_explain(const qn_vq_problem *p, const qn_vq_device *d, qn_text *text)
     const qn_vq_choice *c = &list[0];
     qn_text_add(text, "generator: VQ<%d,%d,%d>, codes of %d bits, a codebook per %s, on %s\n", p->vector, p->bits,
                 p->books, p->stored_bits, scope_name(p->scope), d->name);
+    if (d->cpu) {
+        qn_text_add(text, "  the kernels of a CPU are not generated: a format's best one runs whatever the level, "
+                          "the figures are the model's\n");
+    }
     qn_text_add(text, "  level %s, form %s, fusion %s\n", qn_vq_level_name(c->level), qn_vq_form_name(c->form),
                 fusion_name(c->fusion));
     qn_text_add(text, "  entries of a book: %d in registers, %d in %s x %d, %d in %s; %d bytes of tables a %s\n",

@@ -743,6 +743,13 @@ static void warming_fills_the_cache(void **state)
                      QN_E_JIT); /* the stand-in's limit */
     assert_true(counts[1] > 10 && counts[0] == 0);
     close_world(&w);
+    /* nothing is compiled for a folder that takes no entries */
+    assert_int_equal(open_world(&w, &(setup){.cache = "/dev/null/cache"}, NULL), QN_OK);
+    const long all = fake.compiles();
+    assert_int_equal(qn_kernels_warm(w.ctx, "sm_90a", NULL, NULL, NULL, &error), QN_E_IO);
+    assert_non_null(strstr(error.text, "/dev/null/cache"));
+    assert_int_equal(fake.compiles(), all);
+    close_world(&w);
 }
 
 static int start(void **state)

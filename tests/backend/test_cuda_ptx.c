@@ -61,6 +61,8 @@ static const row rows[] = {
     {8, 0, "vq_mm m=40 n=40 k=64"},
     {8, 0, "vq_dequantize n=40 k=64"},
     {8, 0, "vq_attention m=2 n=65 k=64 e=4 g=2 q=f16"},
+    {8, 0, "vq_attention m=2 n=63 k=64 e=4 g=2 page=7"},
+    {8, 0, "vq_attention m=2 n=96 k=64 e=4 g=2 rope_theta=1e+04 window=40 page=16"},
     {8, 0, "scaled_attention m=2 n=150 k=64 e=4 g=2 window=70"},
     {8, 0, "scaled_attention m=18 n=83 k=64 e=6 g=2"},
     {8, 0, "scaled_attention m=50 n=300 k=64 e=2 g=1 window=70"},

@@ -115,6 +115,8 @@ static const situation situations[] = {
     {"kernels a", 2, "unexpected argument"},
     {"kernels --filter (", 2, "regular expression"},
     {"doctor --jsno", 2, "did you mean --json"},
+    {"doctor --isa sse", 2, "none of scalar|avx2"},
+    {"quantize @/none @/out --weights int8 --isa sse", 2, "none of scalar|avx2"},
     {"warm --target sm_12", 2, "'sm_12' is none of all, sm_80"},
     {"warm --jit on", 2, "none of allow|cache|off"},
     {"bench", 2, "bench kernels"},
@@ -223,10 +225,10 @@ static void failures_give_code_and_one_line(void **state)
 static void help_manual_and_completion_agree(void **state)
 {
     (void)state;
-    static const char *const verbs[] = {"run",     "chat",     "inspect",       "verify",      "quantize", "perplexity",
-                                        "compare", "tokenize", "detokenize",    "logits",      "op",       "kernels",
-                                        "explain", "doctor",   "warm",          "bench kernels", "bench model", "version",
-                                        "help"};
+    static const char *const verbs[] = {
+        "run",      "chat",          "inspect",     "verify",  "quantize", "perplexity", "compare",
+        "tokenize", "detokenize",    "logits",      "op",      "kernels",  "explain",    "doctor",
+        "warm",     "bench kernels", "bench model", "version", "help"};
     outcome help = run_line("--help"), man = run_line("--man");
     outcome bash = run_line("--completion bash"), zsh = run_line("--completion zsh"),
             fish = run_line("--completion fish");
@@ -282,6 +284,7 @@ static void reports_work(void **state)
                                         "version",
                                         "doctor",
                                         "doctor --json",
+                                        "doctor --isa scalar",
                                         "kernels",
                                         "kernels --json",
                                         "quantize --list",
@@ -302,6 +305,38 @@ static void reports_work(void **state)
     }
 }
 
+/* The line of an operator in doctor's report. */
+static const char *doctor_line(const outcome *r, const char *name, char line[256])
+{
+    const char *at = strstr(r->out, name);
+    assert_non_null(at);
+    snprintf(line, 256, "%.*s", (int)strcspn(at, "\n"), at);
+    return line;
+}
+
+/* Every operator has a line, which blames the machine only for levels that have a kernel for the case. */
+static void doctor_tells_of_every_operator(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"\nscaled_attention ", "\nvq_mm aqlm-2x8 ", "\nvq_mm gptvq ",
+                                        "\nvq_mm quip_e8p ",   "\nvq_mm vptq ",     "\nvq_dequantize ",
+                                        "\nvq_attention ",     "\nvq_encode ",      "\ndense_mm q4_0 "};
+    char line[256];
+    outcome r = run_line("doctor");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        assert_non_null(strstr(r.out, names[i]));
+    assert_null(strstr(doctor_line(&r, "dense_mm f32 ", line), "amx"));
+    assert_null(strstr(doctor_line(&r, "vq_mm vptq ", line), "amx"));
+    free_outcome(&r);
+    r = run_line("doctor --isa scalar");
+    assert_non_null(strstr(doctor_line(&r, "dense_mm f32 ", line), " scalar "));
+    assert_non_null(strstr(doctor_line(&r, "vq_mm vptq ", line), " scalar "));
+    free_outcome(&r);
+    r = run_line("explain vq_mm m=1 n=64 k=64 level=gc");
+    assert_non_null(strstr(r.out, "whatever the level"));
+    free_outcome(&r);
+}
+
 /* A device that is not here is explained: its kernels are candidates, and what they do is not measured against this
  * processor's arithmetic. */
 static void an_absent_device_is_explained(void **state)
@@ -315,6 +350,12 @@ static void an_absent_device_is_explained(void **state)
         {"explain block_scaled_mm m=64 n=4096 k=7168 --target sm_80", "chosen: qn_block_scaled_mm_e4m3_f8_fp__sm80"},
         {"explain vq_mm m=1 n=4096 k=4096 --target sm_90a", "a typical sm_90a, not here"},
         {"explain block_scaled_mm m=64 n=4096 k=7168 --target sm_90a --backend cpu", "chosen: qn_block_scaled_mm_e4m3"},
+        {"explain rmsnorm m=1 k=64 --target sm_90a", "status: tested on sm_90a"},
+        {"explain rmsnorm m=1 k=64 --target sm_89", "status: compiled, not run, for sm_89"},
+        {"explain block_scaled_mm m=64 n=4000 k=7168 --target sm_90a", "tiles of 64 x 80, 2 parts of K: estimate"},
+        {"explain scaled_mm m=512 n=4096 k=7168 --target sm_90a", "cut: tiles of"},
+        {"explain scaled_mm m=8 n=4096 k=7168 --target sm_90a", "cut: strips of"},
+        {"explain grouped_block_scaled_mm m=900 n=4096 k=512 e=6 layout=masked --target sm_90a", ": estimate"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         outcome r = run_line(cases[i].line);
@@ -488,6 +529,7 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(failures_give_code_and_one_line),
                                        cmocka_unit_test(help_manual_and_completion_agree),
                                        cmocka_unit_test(reports_work),
+                                       cmocka_unit_test(doctor_tells_of_every_operator),
                                        cmocka_unit_test(an_absent_device_is_explained),
                                        cmocka_unit_test(op_quantizes_a_file),
                                        cmocka_unit_test(a_failing_op_keeps_the_old_output),

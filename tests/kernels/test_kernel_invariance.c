@@ -305,7 +305,9 @@ static int subject_make(const char *text, subject *s)
         return 0;
     }
     for (int i = 0; i < s->info->in_count; i++) {
-        s->in_axis[i] = s->info->in[i].weight ? -1 : differing_axis(&s->desc.in[i], &fewer.in[i]);
+        const int pages = s->desc.attr[QN_ATTR_PAGE].i > 0 && s->desc.in[i].ndim == 4 &&
+                          strstr(s->info->in[i].name, "_codes"); /* which all rows share */
+        s->in_axis[i] = s->info->in[i].weight || pages ? -1 : differing_axis(&s->desc.in[i], &fewer.in[i]);
         if (s->desc.in[i].format) {
             size_t bytes = 0;
             must(qn_shape_bytes(&s->desc.in[i], &bytes, &error), &error, s->text);

@@ -62,6 +62,7 @@ static int random_number(random_cases *r, qn_attr attr)
 {
     switch (attr) {
     case QN_ATTR_GROUP: return RANDOM_PICK(r, 0, 16, 32, 64, 100, 128, 256, 1000);
+    case QN_ATTR_PAGE: return RANDOM_PICK(r, 0, 0, 1, 16, 30);
     case QN_ATTR_WINDOW: return RANDOM_PICK(r, 1, 16, 40, 64, 128);
     case QN_ATTR_NUM_CODEBOOKS: return RANDOM_PICK(r, 1, 1, 2, 3, 4, 8);
     case QN_ATTR_NBITS: return RANDOM_PICK(r, 1, 4, 5, 8, 8, 10, 12, 13, 16);

@@ -19,7 +19,7 @@
 #include "format/lattice.h"
 #include "op/quip_reference.h"
 
-#define LAST_BACKEND QN_BACKEND_REF /* vq_dequantize, vq_encode and vq_attention have no other yet */
+#define LAST_BACKEND QN_BACKEND_CPU
 static qn_ctx *ctx;
 static qn_rng rng = {99};
 
@@ -176,7 +176,8 @@ static void aqlm(int books, int bits, int v, int rows_together, int64_t n, int64
     if (stored == STORED_PACKED) {
         give(&c, "codes", bytes, QN_U8, 2, rows, row_bytes, 1, 1);
     } else {
-        const qn_format narrow = stored == STORED_SIGNED ? QN_I8 : QN_U8, wide = stored == STORED_SIGNED ? QN_I16 : QN_U16;
+        const qn_format narrow = stored == STORED_SIGNED ? QN_I8 : QN_U8,
+                        wide = stored == STORED_SIGNED ? QN_I16 : QN_U16;
         give(&c, "codes", bytes, bits <= 8 ? narrow : wide, 3, rows, groups, books, 1);
     }
     give(&c, "codebooks", book, QN_F16, 4, books, entries, rows_together, v);
@@ -273,7 +274,8 @@ static void quip_codes(void **state)
                 e8p_value(table, second[i], b);
             }
             for (int j = 0; j < 8; j++) {
-                const double more = kind == 2 ? roots[second[i] & 255][j] / 2.0 / 2.04 : (kind == 1 ? b[j] / 3.45 : 0.0);
+                const double more =
+                    kind == 2 ? roots[second[i] & 255][j] / 2.0 / 2.04 : (kind == 1 ? b[j] / 3.45 : 0.0);
                 want[i * 8 + j] = (float)(a[j] + more);
             }
         }
@@ -328,8 +330,8 @@ static void hadamard_bases(void **state)
 static void quip_transforms(void **state)
 {
     (void)state;
-    static const int64_t lengths[][3] = {{64, 1, 0}, {192, 12, 0}, {320, 20, 0}, {448, 28, 0}, {576, 36, 0},
-                                         {832, 52, 0}, {1984, 124, 0}, {2752, 172, 0}};
+    static const int64_t lengths[][3] = {{64, 1, 0},   {192, 12, 0}, {320, 20, 0},   {448, 28, 0},
+                                         {576, 36, 0}, {832, 52, 0}, {1984, 124, 0}, {2752, 172, 0}};
     static uint8_t table[256][8];
     e8p_table(table);
     for (size_t t = 0; t < sizeof lengths / sizeof *lengths; t++) {
@@ -369,8 +371,8 @@ static void quip_transforms(void **state)
         e8p_pack(codes, n, groups, words, k / 32, 0);
         for (int64_t i = 0; i < k; i++) {
             for (int64_t j = 0; j < k; j++) { /* transposed */
-                left[i] += dense_sign(base, size, fast, j, i) * (double)qn_f16_to_f32(su[j]) * (double)x[j] /
-                           sqrt((double)k);
+                left[i] +=
+                    dense_sign(base, size, fast, j, i) * (double)qn_f16_to_f32(su[j]) * (double)x[j] / sqrt((double)k);
             }
         }
         for (int64_t r = 0; r < n; r++) {
@@ -481,10 +483,9 @@ static void vptq_codes(void **state)
                 const int64_t a = kind ? below(entries) : r * k + p, b = res ? below(res) : 0;
                 put_bits(indices + (g * rows + r) * words, i * (bits + more), bits + more, (uint64_t)(b << bits | a));
                 for (int64_t j = 0; j < v && r * v + j < n; j++) {
-                    const double sum = (double)c[(g * entries + a) * v + j] +
-                                       (res ? (double)cr[(g * res + b) * v + j] : 0.0);
-                    want[(r * v + j) * k + perm[p]] =
-                        (float)((double)scale[perm[p]] * sum + (double)shift[perm[p]]);
+                    const double sum =
+                        (double)c[(g * entries + a) * v + j] + (res ? (double)cr[(g * res + b) * v + j] : 0.0);
+                    want[(r * v + j) * k + perm[p]] = (float)((double)scale[perm[p]] * sum + (double)shift[perm[p]]);
                 }
             }
         }
@@ -502,8 +503,9 @@ static void vptq_codes(void **state)
         snprintf(vector, sizeof vector, "%d", (int)v);
         snprintf(out, sizeof out, "%lld", (long long)n);
         snprintf(in, sizeof in, "%lld", (long long)k);
-        const char *const attributes[] = {"format",       "vptq", "vector_len",  vector, "out_features",
-                                          out,            "in_features", in,     "outlier_vector_len", "4", NULL};
+        const char *const attributes[] = {
+            "format", "vptq", "vector_len", vector, "out_features", out, "in_features", in, "outlier_vector_len",
+            "4",      NULL};
         call job = call_make("vq_dequantize", attributes);
         give(&job, "centroids.weight", c, QN_F32, 2, groups, entries * v, 1, 1);
         give(&job, "indices", indices, QN_I32, 3, groups, rows, words, 1);
@@ -578,8 +580,8 @@ static void gptvq_codes(void **state)
     for (int64_t o = 0; o < n; o++) {
         for (int64_t i = 0; i < k; i++) {
             const int64_t tile = o / 256 * columns + i / 256;
-            want[o * k + i] = (float)((double)scales[tile] *
-                                      (double)books[tile * 1024 + codes[o * (k / 4) + i / 4] * 4 + i % 4]);
+            want[o * k + i] =
+                (float)((double)scales[tile] * (double)books[tile * 1024 + codes[o * (k / 4) + i / 4] * 4 + i % 4]);
         }
     }
     call c = call_make("vq_dequantize", (const char *const[]){"format", "gptvq", NULL});
@@ -702,7 +704,8 @@ static void cache(void **state)
     const double e = exp(1.0), total = 2.0 * e + 1.0;
     for (int b = QN_BACKEND_REF; b <= LAST_BACKEND; b++) {
         must_run(&c, (qn_backend)b, o, lse); /* codes beyond the book where no token is are not read */
-        assert_true(fabs((double)o[0][0] - (e + 2.0) / total) < 1e-6 && fabs((double)o[0][1] - (e + 2.0) / total) < 1e-6);
+        assert_true(fabs((double)o[0][0] - (e + 2.0) / total) < 1e-6 &&
+                    fabs((double)o[0][1] - (e + 2.0) / total) < 1e-6);
         assert_true(fabs((double)o[0][2] - 5.0) < 1e-6 && fabs((double)lse[0] - log(total)) < 1e-6);
         assert_true(o[1][0] == 0.0f && o[1][3] == 0.0f && isinf(lse[1]) && lse[1] < 0);
     }
@@ -741,6 +744,69 @@ static void cache(void **state)
     refuse(&c, QN_E_ARGUMENT, "rope_factors[1] is nan");
 }
 
+/* Codes in pages, wherever they lie, give the bits of codes in one piece. */
+static void pages(void **state)
+{
+    (void)state;
+    enum { B = 2, T = 45, HEADS = 2, SIZE = 32, GROUPS = 8, PAGE = 16, OF_EACH = 3, PAGES = 8 };
+    static uint8_t k[B][T][HEADS][GROUPS], v[B][T][HEADS][GROUPS];
+    static uint8_t paged_k[PAGES][PAGE][HEADS][GROUPS], paged_v[PAGES][PAGE][HEADS][GROUPS];
+    static float book[HEADS][GROUPS][16][4], q[B][4][SIZE], o[2][B][4][SIZE], lse[2][B][4];
+    int32_t table[B][OF_EACH] = {{6, 0, 3}, {7, 2, 5}};
+    const int32_t lens[B] = {T, 19};
+    memset(paged_k, 0xFF, sizeof paged_k); /* codes beyond the book: nobody reads them */
+    memset(paged_v, 0xFF, sizeof paged_v);
+    qn_rng drawn = {.state = 5};
+    for (size_t i = 0; i < sizeof book / sizeof(float); i++) {
+        (&book[0][0][0][0])[i] = (float)qn_rng_uniform(&drawn) - 0.5f;
+    }
+    for (size_t i = 0; i < sizeof q / sizeof(float); i++) {
+        (&q[0][0][0])[i] = (float)qn_rng_uniform(&drawn) - 0.5f;
+    }
+    for (int b = 0; b < B; b++) {
+        for (int t = 0; t < lens[b]; t++) {
+            for (int i = 0; i < HEADS * GROUPS; i++) {
+                (&k[b][t][0][0])[i] = (uint8_t)(qn_rng_uniform(&drawn) * 16);
+                (&v[b][t][0][0])[i] = (uint8_t)(qn_rng_uniform(&drawn) * 16);
+            }
+            memcpy(paged_k[table[b][t / PAGE]][t % PAGE], k[b][t], sizeof k[b][t]);
+            memcpy(paged_v[table[b][t / PAGE]][t % PAGE], v[b][t], sizeof v[b][t]);
+        }
+    }
+    for (int backend = QN_BACKEND_REF; backend <= LAST_BACKEND; backend++) {
+        for (int paged = 0; paged < 2; paged++) {
+            call c = call_make("vq_attention", paged ? (const char *const[]){"rope_theta", "10000", "page", "16", NULL}
+                                                     : (const char *const[]){"rope_theta", "10000", NULL});
+            give(&c, "q", q, QN_F32, 3, B, 4, SIZE, 1);
+            give(&c, "k_codes", paged ? (void *)paged_k : (void *)k, QN_U8, 4, paged ? PAGES : B, paged ? PAGE : T,
+                 HEADS, GROUPS);
+            give(&c, "v_codes", paged ? (void *)paged_v : (void *)v, QN_U8, 4, paged ? PAGES : B, paged ? PAGE : T,
+                 HEADS, GROUPS);
+            give(&c, "k_codebook", book, QN_F32, 4, HEADS, GROUPS, 16, 4);
+            give(&c, "v_codebook", book, QN_F32, 4, HEADS, GROUPS, 16, 4);
+            give(&c, "seq_lens", lens, QN_I32, 1, B, 1, 1, 1);
+            if (paged) {
+                give(&c, "pages", table, QN_I32, 2, B, OF_EACH, 1, 1);
+            }
+            must_run(&c, (qn_backend)backend, o[paged], lse[paged]);
+            if (paged && backend == QN_BACKEND_REF) {
+                table[1][2] = 99; /* behind the sequence's end */
+                must_run(&c, (qn_backend)backend, o[paged], lse[paged]);
+                table[1][1] = PAGES;
+                refuse(&c, QN_E_ARGUMENT, "pages[1,1] is 8, expected 0 to 7");
+                table[1][1] = -1;
+                refuse(&c, QN_E_ARGUMENT, "pages[1,1] is -1");
+                table[1][1] = 2;
+                paged_k[2][2][1][3] = 16;
+                refuse(&c, QN_E_ARGUMENT, "k_codes[2,2,1,3] is 16");
+                paged_k[2][2][1][3] = k[1][18][1][3];
+            }
+        }
+        assert_memory_equal(o[0], o[1], sizeof o[0]);
+        assert_memory_equal(lse[0], lse[1], sizeof lse[0]);
+    }
+}
+
 static int start(void **state)
 {
     (void)state;
@@ -757,10 +823,9 @@ static int stop(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(aqlm_codes),      cmocka_unit_test(quip_codes),
-        cmocka_unit_test(hadamard_bases),  cmocka_unit_test(quip_transforms),
-        cmocka_unit_test(vptq_codes),  cmocka_unit_test(gptvq_codes), cmocka_unit_test(refused),
-        cmocka_unit_test(cache),
+        cmocka_unit_test(aqlm_codes),      cmocka_unit_test(quip_codes), cmocka_unit_test(hadamard_bases),
+        cmocka_unit_test(quip_transforms), cmocka_unit_test(vptq_codes), cmocka_unit_test(gptvq_codes),
+        cmocka_unit_test(refused),         cmocka_unit_test(pages),      cmocka_unit_test(cache),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }

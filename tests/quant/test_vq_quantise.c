@@ -209,6 +209,25 @@ static void feedback_lessens_the_error(void **state)
     }
 }
 
+/* Of weights whose inputs are all alike, beam search and books fitted together lose less than k-means and k-means of
+ * the residuals. */
+static void a_joint_fit_beats_greedy_residuals(void **state)
+{
+    (void)state;
+    static float alike[K * K];
+    const qn_scheme *s = qn_scheme_find("aqlm-2x8");
+    const qn_exec exec = {.pool = pool};
+    for (int i = 0; i < K; i++) {
+        alike[i * K + i] = TOKENS;
+    }
+    const double greedy = quantise(s, NULL, &exec);
+    release();
+    const double fitted = quantise(s, alike, &exec);
+    release();
+    print_message("mean square error: greedy %.4f, fitted %.4f\n", greedy * greedy, fitted * fitted);
+    assert_true(fitted * fitted < 0.95 * greedy * greedy);
+}
+
 static void threads_do_not_matter(void **state)
 {
     (void)state;
@@ -327,11 +346,9 @@ static void shapes_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(feedback_lessens_the_error),
-        cmocka_unit_test(threads_do_not_matter),
-        cmocka_unit_test(shapes_are_refused),
-        cmocka_unit_test(large_books_are_exact),
-        cmocka_unit_test(folders),
+        cmocka_unit_test(feedback_lessens_the_error), cmocka_unit_test(a_joint_fit_beats_greedy_residuals),
+        cmocka_unit_test(threads_do_not_matter),      cmocka_unit_test(shapes_are_refused),
+        cmocka_unit_test(large_books_are_exact),      cmocka_unit_test(folders),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

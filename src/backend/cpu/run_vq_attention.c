@@ -23,6 +23,8 @@ typedef struct coded {
     qn_format formats[2]; /* of the books */
     int64_t groups, entries, channels, half;
     int wide, rotate, pairs; /* pairs: rope_style=interleaved */
+    const char *pages;       /* of the sequence; NULL: its codes are one piece */
+    int64_t page;            /* tokens of one */
     const double *turns;     /* [half] angle of position 1 */
     const float *steps;      /* [STEPS][cosines, sines][half] */
 } coded;
@@ -79,7 +81,13 @@ static void decode(const qn_att_job *job, int values, int64_t token, int64_t hea
 {
     const coded *c = job->source;
     const int64_t *strides = c->views[values]->strides;
-    const uint8_t *const codes = (const uint8_t *)c->codes[values] + token * strides[1] + head * strides[2];
+    const char *of_token = c->codes[values] + token * strides[1];
+    if (c->pages) {
+        int32_t page;
+        memcpy(&page, c->pages + token / c->page * 4, sizeof page);
+        of_token = c->codes[values] + page * strides[0] + token % c->page * strides[1];
+    }
+    const uint8_t *const codes = (const uint8_t *)of_token + head * strides[2];
     const int64_t size = qn_rows_real_bytes(qn_rows_real(c->formats[values])), vector = c->channels * size;
     const char *book = c->books[values] + head * c->groups * c->entries * vector;
     if (c->formats[values] == QN_F16 && !c->wide) {
@@ -186,6 +194,9 @@ static int64_t sequence(const qn_args *args, int64_t b, int64_t rows)
     const qn_view *lens = &args->in[QN_VQA_SEQ_LENS];
     static const int32_t slots[] = {QN_VQA_K_CODES, QN_VQA_V_CODES, QN_VQA_K_RECENT, QN_VQA_V_RECENT};
     int64_t end = b + 1;
+    if (args->in[QN_VQA_PAGES].shape.format) {
+        return 1;
+    }
     for (size_t i = 0; i < sizeof slots / sizeof *slots; i++) {
         if (args->in[slots[i]].shape.format && args->in[slots[i]].strides[0] != 0) {
             return 1;
@@ -230,7 +241,8 @@ void qn_vq_attention_run(const qn_kernel *kernel, const qn_run_call *call)
                .half = z->k / 2,
                .wide = args->in[QN_VQA_K_CODES].shape.format == QN_U16,
                .rotate = call->desc->attr[QN_ATTR_ROPE_THETA].f > 0.0f,
-               .pairs = call->desc->attr[QN_ATTR_STYLE].i == QN_ROPE_INTERLEAVED};
+               .pairs = call->desc->attr[QN_ATTR_STYLE].i == QN_ROPE_INTERLEAVED,
+               .page = call->desc->attr[QN_ATTR_PAGE].i};
     if (c.rotate) {
         const void *const factors = books + book_bytes(call->desc, 0) + book_bytes(call->desc, 1);
         make_turns(&c, (double)call->desc->attr[QN_ATTR_ROPE_THETA].f, factor_bytes(call->desc) ? factors : NULL, z->k,
@@ -256,8 +268,9 @@ void qn_vq_attention_run(const qn_kernel *kernel, const qn_run_call *call)
                           .recents = {&args->in[QN_VQA_K_RECENT], &args->in[QN_VQA_V_RECENT]}};
         for (int i = 0; i < 2; i++) {
             job.recent_at[i] = z->m > 1 ? b * job.recents[i]->strides[0] : 0;
-            c.codes[i] = (const char *)c.views[i]->data + (z->m > 1 ? b * c.views[i]->strides[0] : 0);
+            c.codes[i] = (const char *)c.views[i]->data + (z->m > 1 && !c.page ? b * c.views[i]->strides[0] : 0);
         }
+        c.pages = c.page ? (const char *)args->in[QN_VQA_PAGES].data + b * args->in[QN_VQA_PAGES].strides[0] : NULL;
         qn_att_run(&job, workspace, call->exec);
         b += job.queries;
     }

@@ -189,6 +189,18 @@ static qn_status store(const qn_cuda *cuda, const qn_cuda_program *program, cons
     return status;
 }
 
+qn_status qn_cuda_cache_check(const qn_cuda *cuda, qn_error *error)
+{
+    char *folder = path_of(cuda, cuda->ctx->cache_dir, cuda->compiler, NULL, NULL);
+    QN_FAIL_IF(!folder, error, QN_E_MEMORY, "out of memory for a folder's name");
+    qn_status status = make_folders(folder, error);
+    if (status == QN_OK && access(folder, W_OK | X_OK) != 0) {
+        status = qn_error_set(error, QN_E_IO, "cannot write to the folder %s: %s", folder, strerror(errno));
+    }
+    qn_free(cuda->ctx, folder);
+    return status == QN_OK ? QN_OK : qn_error_prefix(error, status, "kernel cache");
+}
+
 void qn_cuda_cache_store(qn_cuda *cuda, const qn_cuda_program *program, const qn_cuda_key *key,
                          const qn_cuda_image *image)
 {

@@ -190,6 +190,9 @@ typedef struct qn_cuda_impl {
     const void *own; /* the family's own fields */
 } qn_cuda_impl;
 
+/* Status of rows for several architectures, of which one was at hand. */
+#define QN_CUDA_TESTED "tested on sm_90a"
+
 /* The hooks every CUDA row has beside its own fields. */
 #define QN_CUDA_HOOKS                                                                                                  \
     .backend = QN_BACKEND_CUDA, .open = qn_cuda_open, .close = qn_cuda_close, .launch = qn_cuda_launch_row
@@ -276,6 +279,9 @@ int qn_cuda_read_file(const qn_cuda *cuda, const char *path, char **data, size_t
 int qn_cuda_cache_find(const qn_cuda *cuda, const char *root, const char *compiler, const qn_cuda_key *key,
                        qn_cuda_image *image);
 
+/* Whether the cache folder takes entries, which is made for it. QN_E_IO, QN_E_MEMORY. */
+qn_status qn_cuda_cache_check(const qn_cuda *cuda, qn_error *error);
+
 /* Put an entry into the cache folder; a failure is said once in the log. Needs the lock. */
 void qn_cuda_cache_store(qn_cuda *cuda, const qn_cuda_program *program, const qn_cuda_key *key,
                          const qn_cuda_image *image);
@@ -303,7 +309,8 @@ extern const qn_backend_chains qn_cuda_chains;
  * none. For warming. */
 int qn_cuda_chain_program(int32_t i, qn_cuda_program *program);
 
-/* A launch over m rows of k elements, a thread 8 of them at a time: qn_add and the like of kernels/cuda/activation.cu. */
+/* A launch over m rows of k elements, a thread 8 of them at a time: qn_add and the like of kernels/cuda/activation.cu.
+ */
 qn_cuda_geometry qn_cuda_runs_geometry(const qn_cuda_device *device, int64_t m, int64_t k);
 
 /* A device for the generator (vq_device.c); the context's, or a typical one. */

@@ -46,6 +46,18 @@ const char *qn_cuda_kernel_refusal(const qn_ctx *ctx, const qn_kernel *kernel)
     return impl->targets & QN_SM_BIT(cuda->device.target) ? NULL : "made for another architecture than the device's";
 }
 
+static const char *status(const qn_ctx *ctx, const qn_kernel *kernel)
+{
+    static const char *const untested[QN_SM_COUNT] = {
+        [QN_SM_80] = "compiled, not run, for sm_80",     [QN_SM_86] = "compiled, not run, for sm_86",
+        [QN_SM_89] = "compiled, not run, for sm_89",     [QN_SM_100A] = "compiled, not run, for sm_100a",
+        [QN_SM_120A] = "compiled, not run, for sm_120a",
+    };
+    const qn_cuda *cuda = qn_cuda_get(ctx);
+    const char *text = cuda && !*cuda->refusal ? untested[cuda->device.target] : NULL;
+    return text ? text : kernel->status;
+}
+
 static void describe(const qn_ctx *ctx, qn_text *text)
 {
     static const char *const policies[] = {"compiling allowed", "cached and shipped kernels only",
@@ -73,6 +85,7 @@ const qn_backend_row qn_backend_cuda_row = {.backend = QN_BACKEND_CUDA,
                                             .refusal = refusal,
                                             .kernel_at = kernel_at,
                                             .kernel_refusal = qn_cuda_kernel_refusal,
+                                            .status = status,
                                             .describe = describe,
                                             .vq_device = qn_cuda_vq_device_of,
                                             .sources = qn_cuda_sources_of,

@@ -135,7 +135,7 @@ static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .l
 
 static const qn_kernel kernels[] = {
     {QN_CUDA_HOOKS, .name = "qn_attention_fp_fp_fp__sm80_8x32", .op = QN_OP_ATTENTION, .level = "sm_80 and later",
-     .status = "tested", .accepts = accepts, .workspace_bytes = workspace, .describe = describe, .impl = &impl},
+     .status = QN_CUDA_TESTED, .accepts = accepts, .workspace_bytes = workspace, .describe = describe, .impl = &impl},
 };
 
 const qn_cuda_family qn_cuda_attention_family = {kernels, sizeof kernels};

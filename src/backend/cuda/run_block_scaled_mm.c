@@ -75,27 +75,62 @@ static qn_strip few_strip(const qn_op_desc *desc, const qn_cuda_device *device)
     return s;
 }
 
+/* Widths of one row of tiles. */
+enum { WIDTH_STEP = 16 };
+
+static int32_t least_width(int32_t rows)
+{
+    return rows == 64 ? 64 : 32;
+}
+
+static int32_t most_width(int32_t rows)
+{
+    return rows == 64 ? 128 : 192;
+}
+
+/* The parts of K that cost such tiles least; *cost 0: there are none. */
+static int32_t best_split(int32_t rows, int32_t width, int64_t n, int64_t k, int32_t sms, double *cost)
+{
+    enum { LEAST_PART = 4 }; /* k-blocks */
+    int32_t best = 1;
+    *cost = 0.0;
+    for (int32_t split = 1; split <= MOST_SPLIT && (split == 1 || qn_ceil_div(k, 128) >= (int64_t)LEAST_PART * split);
+         split++) {
+        const double us = qn_few_tile_cost(rows, width, split, n, k, sms);
+        if (us > 0.0 && (*cost <= 0.0 || us < *cost)) {
+            *cost = us;
+            best = split;
+        }
+    }
+    return best;
+}
+
+static const struct {
+    int32_t groups, occupancy;
+} few_strips[] = {{1, 2}, {2, 2}, {3, 1}};
+
+static qn_strip strip_like(size_t i)
+{
+    return (qn_strip){few_strips[i].groups, 1, 1, 13, few_strips[i].occupancy, 1, 1, 0, 1, 0};
+}
+
 /* More rows: the least estimate of one row of tiles in parts of K, and of 33 to 64 rows, where K is short, of strips
  * that are all resident. With 65 and more these are faster where K is shorter than the estimate holds for. */
 static void more_cut(const qn_op_desc *desc, const qn_cuda_device *device, int32_t rows, cut *c)
 {
-    static const struct {
-        int32_t groups, occupancy;
-    } strips[] = {{1, 2}, {2, 2}, {3, 1}};
-    enum { LEAST_PART = 4, SHORT = 8 }; /* k-blocks */
+    enum { SHORT = 8 }; /* k-blocks */
     const int64_t n = desc->in[QN_BMM_B].dims[0], k = desc->in[QN_BMM_B].dims[1], blocks = qn_ceil_div(k, 128);
     double least = 0.0;
-    for (int32_t width = rows == 64 ? 64 : 32; width <= (rows == 64 ? 128 : 192); width += 16) {
-        for (int32_t split = 1; split <= MOST_SPLIT && (split == 1 || blocks >= (int64_t)LEAST_PART * split); split++) {
-            const double cost = qn_few_tile_cost(rows, width, split, n, k, device->sms);
-            if (cost > 0.0 && (least <= 0.0 || cost < least)) {
-                least = cost;
-                qn_few_tile(rows, width, 0, 1, split, &c->t);
-            }
+    for (int32_t width = least_width(rows); width <= most_width(rows); width += WIDTH_STEP) {
+        double cost;
+        const int32_t split = best_split(rows, width, n, k, device->sms, &cost);
+        if (cost > 0.0 && (least <= 0.0 || cost < least)) {
+            least = cost;
+            qn_few_tile(rows, width, 0, 1, split, &c->t);
         }
     }
-    for (size_t i = 0; rows == 64 && i < sizeof strips / sizeof *strips; i++) {
-        const qn_strip s = {strips[i].groups, 1, 1, 13, strips[i].occupancy, 1, 1, 0, 1, 0};
+    for (size_t i = 0; rows == 64 && i < sizeof few_strips / sizeof *few_strips; i++) {
+        const qn_strip s = strip_like(i);
         const double cost = qn_few_strip_cost(&s, n, k, device->sms);
         if (cost > 0.0 && cost < least) {
             least = cost;
@@ -327,6 +362,27 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
 
 /* ---- for people ---- */
 
+/* What more_cut compares, each width with the parts of K that suit it best. */
+static void add_few_candidates(const qn_op_desc *desc, const qn_cuda_device *device, int32_t rows, qn_text *text)
+{
+    const int64_t n = desc->in[QN_BMM_B].dims[0], k = desc->in[QN_BMM_B].dims[1];
+    for (int32_t width = least_width(rows); width <= most_width(rows); width += WIDTH_STEP) {
+        double cost;
+        const int32_t split = best_split(rows, width, n, k, device->sms, &cost);
+        if (cost > 0.0) {
+            qn_text_add(text, "tiles of %d x %d, %d part%s of K: estimate %.2f us\n", rows, width, split,
+                        split > 1 ? "s" : "", cost);
+        }
+    }
+    for (size_t i = 0; rows == 64 && i < sizeof few_strips / sizeof *few_strips; i++) {
+        const qn_strip s = strip_like(i);
+        const double cost = qn_few_strip_cost(&s, n, k, device->sms);
+        if (cost > 0.0) {
+            qn_text_add(text, "strips of %d columns: estimate %.2f us\n", 64 * s.groups, cost);
+        }
+    }
+}
+
 static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes *sizes,
                      qn_text *text)
 {
@@ -338,8 +394,12 @@ static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_des
         return;
     }
     if (sizes->m <= QN_STRIP_ROWS) {
-        const cut c = cut_of(desc, device, qn_strip_height(sizes->m));
+        const int32_t rows = qn_strip_height(sizes->m);
+        const cut c = cut_of(desc, device, rows);
         tuned = c.tuned;
+        if (rows > 32) {
+            add_few_candidates(desc, device, rows, text);
+        }
         if (c.strip) {
             qn_text_add(text, "cut: strips of %d columns, %d part%s of K, clusters of %d", 64 * c.s.groups, c.s.split,
                         c.s.split > 1 ? "s" : "", c.s.pair * c.s.split);

@@ -229,23 +229,31 @@ static qn_status launch_strips(const qn_cuda_run *run, operands *o, qn_error *er
  * wastes half a tile. Of masked groups lower than a tall tile, whole products are left out. Measured beside the
  * estimate: where groups are masked, tiles of three warpgroups gain, and wide ones. Tall ones, taken by tickets, are
  * best where K is long and a group has five to eight of them; elsewhere they lose up to a tenth. */
-static int32_t choose_tile(const qn_cuda_run *run, const operands *o, int may_store)
+static double cost_of(int32_t i, const qn_op_desc *desc, const operands *o, int32_t sms)
 {
     const double rows = o->masked ? 2.0 / 3.0 * o->m : (double)o->m / o->experts;
+    const qn_tile t = tile_of(TILES + i, desc);
+    const double high = o->masked && o->m <= 256 ? (o->m + t.bm - 1) / t.bm : rows / t.bm + 0.5;
+    const double tiles = o->experts * high * (double)qn_ceil_div(o->n, t.bn);
+    const double cost = qn_tile_cost(&t, tiles, qn_ceil_div(o->k, 128), sms);
+    if (o->masked && o->m <= 256 && t.bm == 256) {
+        return cost * 0.85;
+    }
+    if (o->masked) {
+        const int three = i == QN_TILE_THREE || i == QN_TILE_THREE_STORED;
+        const int gains = t.tickets && o->k >= 5 * LONG && o->m >= 5 * t.bm && o->m <= 8 * t.bm;
+        return cost * (gains ? 0.85 : three || i == QN_TILE_TALL ? 0.94 : i == QN_TILE_WIDE ? 0.97 : 1.0);
+    }
+    return cost;
+}
+
+static int32_t choose_tile(const qn_op_desc *desc, const operands *o, int32_t sms, int may_store)
+{
     int32_t best = QN_TILE_ANY;
     double least = 0.0;
     for (int32_t i = 0; i < QN_BLOCK_TILES; i++) {
-        const qn_tile t = tile_of(TILES + i, run->call->desc);
-        const double high = o->masked && o->m <= 256 ? (o->m + t.bm - 1) / t.bm : rows / t.bm + 0.5;
-        const double tiles = o->experts * high * (double)qn_ceil_div(o->n, t.bn);
-        double cost = qn_tile_cost(&t, tiles, qn_ceil_div(o->k, 128), run->device->sms);
-        if (o->masked && o->m <= 256 && t.bm == 256) {
-            cost *= 0.85;
-        } else if (o->masked) {
-            const int three = i == QN_TILE_THREE || i == QN_TILE_THREE_STORED;
-            const int gains = t.tickets && o->k >= 5 * LONG && o->m >= 5 * t.bm && o->m <= 8 * t.bm;
-            cost *= gains ? 0.85 : three || i == QN_TILE_TALL ? 0.94 : i == QN_TILE_WIDE ? 0.97 : 1.0;
-        }
+        const qn_tile t = tile_of(TILES + i, desc);
+        const double cost = cost_of(i, desc, o, sms);
         if (((!t.store && !t.held) || may_store) && (least <= 0.0 || cost < least)) {
             least = cost;
             best = i;
@@ -257,7 +265,7 @@ static int32_t choose_tile(const qn_cuda_run *run, const operands *o, int may_st
 static qn_status launch_tiles(const qn_cuda_run *run, operands *o, qn_error *error)
 {
     const int may_store = qn_tile_aligned(o->d, o->d_row * o->d_bytes, o->d_group * o->d_bytes);
-    const int32_t program = choose_tile(run, o, may_store);
+    const int32_t program = choose_tile(run->call->desc, o, run->device->sms, may_store);
     const qn_tile t = tile_of(program, run->call->desc);
     qn_tile_boxes b;
     qn_tensor_map a_map, d_map;
@@ -300,12 +308,44 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     return strips ? launch_strips(run, &o, error) : QN_OK;
 }
 
+/* ---- for people ---- */
+
+/* Which groups have how many rows is known on the device alone: the estimate is of shares as choose_tile takes them. */
+static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes *sizes,
+                     qn_text *text)
+{
+    (void)kernel;
+    const qn_cuda *cuda = qn_cuda_get(ctx);
+    if (!cuda || sizes->m < 1 || sizes->m > INT32_MAX) {
+        return;
+    }
+    const operands o = {.m = (int32_t)sizes->m,
+                        .n = (int32_t)sizes->n,
+                        .k = (int32_t)sizes->k,
+                        .experts = (int32_t)sizes->e,
+                        .masked = is_masked(desc)};
+    if (o.m > FEW) {
+        const int32_t chosen = choose_tile(desc, &o, cuda->device.sms, 1) - TILES;
+        for (int32_t i = 0; i <= QN_BLOCK_TILES; i++) {
+            const int32_t at = i < QN_BLOCK_TILES ? i : chosen;
+            const qn_tile t = tile_of(TILES + at, desc);
+            qn_text_add(text, "%s of %d x %d%s: estimate %.3g\n", i < QN_BLOCK_TILES ? "tiles" : "cut: tiles", t.bm,
+                        t.bn, t.store ? ", stored by boxes" : "", cost_of(at, desc, &o, cuda->device.sms));
+        }
+    }
+    if (o.masked || o.m / o.experts <= MANY) {
+        const int32_t rows = qn_strip_height(o.m < FEW ? o.m : FEW);
+        qn_text_add(text, "cut: strips of %d columns for groups of up to %d rows\n",
+                    64 * strip_of(desc, &cuda->device, rows).groups, FEW);
+    }
+}
+
 static const qn_cuda_impl impl = {.targets = QN_SM_BIT(QN_SM_90A), .programs = programs, .launch = launch};
 
 static const qn_kernel kernels[] = {
     {QN_CUDA_HOOKS, .name = "qn_grouped_block_scaled_mm_e4m3_e4m3_fp__sm90a_128x128",
      .op = QN_OP_GROUPED_BLOCK_SCALED_MM, .level = "sm_90a", .sums = QN_SUMS_FP8_MMA, .status = "tested",
-     .accepts = accepts, .impl = &impl},
+     .accepts = accepts, .describe = describe, .impl = &impl},
 };
 
 const qn_cuda_family qn_cuda_grouped_block_scaled_mm_family = {kernels, sizeof kernels};

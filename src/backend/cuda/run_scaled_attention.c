@@ -321,7 +321,7 @@ static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .l
 
 static const qn_kernel kernels[] = {
     {QN_CUDA_HOOKS, .name = "qn_scaled_attention_fp_q8_fp__sm80_rows", .op = QN_OP_SCALED_ATTENTION,
-     .level = "sm_80 and later", .status = "tested", .accepts = accepts, .workspace_bytes = workspace,
+     .level = "sm_80 and later", .status = QN_CUDA_TESTED, .accepts = accepts, .workspace_bytes = workspace,
      .describe = describe, .impl = &impl},
 };
 

@@ -229,16 +229,23 @@ static qn_status launch_plain(const qn_cuda_run *run, operands *o, qn_error *err
     return qn_cuda_launch(run, PLAIN, &g, arguments, error);
 }
 
+/* Estimated time of a program's tiles, in steps of one sum and one k-block; *rounds: how often they fill the card. */
+static double cost_of(int32_t program, const qn_op_desc *desc, int64_t m, int32_t sms, int64_t *rounds)
+{
+    const qn_tile t = tile_of(program, desc);
+    *rounds = qn_ceil_div(qn_ceil_div(m, t.bm) * qn_ceil_div(desc->in[QN_SMM_B].dims[0], t.bn), (int64_t)sms);
+    return (double)*rounds * t.bm * t.bn / t.weight;
+}
+
 /* The program of the least estimated time. */
-static int32_t choose_tile(const qn_cuda_run *run, const operands *o, int may_store)
+static int32_t choose_tile(const qn_op_desc *desc, int64_t m, int32_t sms, int may_store)
 {
     int32_t best = ANY;
     double least = 0.0;
     for (int32_t i = TALL; i < FEW; i++) {
-        const qn_tile t = tile_of(i, run->call->desc);
-        const int64_t rounds =
-            qn_ceil_div(qn_ceil_div(o->m, t.bm) * qn_ceil_div(o->n, t.bn), (int64_t)run->device->sms);
-        const double cost = (double)rounds * t.bm * t.bn / t.weight;
+        const qn_tile t = tile_of(i, desc);
+        int64_t rounds;
+        const double cost = cost_of(i, desc, m, sms, &rounds);
         if (i == PAIR || (t.store && !may_store) || (least > 0.0 && cost >= least)) {
             continue;
         }
@@ -280,7 +287,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
             return launch_strips(run, &o, i, error);
         }
     }
-    const int32_t program = choose_tile(run, &o, qn_tile_aligned(o.d, 2 * o.d_row, 0));
+    const int32_t program = choose_tile(run->call->desc, o.m, run->device->sms, qn_tile_aligned(o.d, 2 * o.d_row, 0));
     const qn_tile t = tile_of(program, run->call->desc);
     qn_tile_boxes a, b;
     qn_tensor_map d_map;
@@ -297,13 +304,44 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     return qn_cuda_launch(run, program, &g, arguments, error);
 }
 
+/* ---- for people ---- */
+
+static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes *sizes,
+                     qn_text *text)
+{
+    (void)kernel;
+    const qn_cuda *cuda = qn_cuda_get(ctx);
+    if (!cuda || sizes->m < 1 || sizes->n < 1 || sizes->k < 1) {
+        return;
+    }
+    for (int32_t i = 0; i < HEIGHTS; i++) {
+        if (sizes->m <= heights[i] && takes_strips(heights[i], desc)) {
+            const strip s = strip_of(heights[i], desc, &cuda->device);
+            qn_text_add(text, "cut: strips of %d columns, %d part%s of K\n", 64 * s.groups, s.split,
+                        s.split > 1 ? "s" : "");
+            return;
+        }
+    }
+    int64_t rounds;
+    const int32_t chosen = choose_tile(desc, sizes->m, cuda->device.sms, 1);
+    for (int32_t i = TALL; i <= FEW; i++) {
+        const qn_tile t = tile_of(i < FEW ? i : chosen, desc);
+        if (i == PAIR) {
+            continue; /* TALL's tiles, two of which share b */
+        }
+        qn_text_add(text, "%s of %d x %d%s%s: estimate %.3g\n", i < FEW ? "tiles" : "cut: tiles", t.bm, t.bn,
+                    t.store ? ", stored by boxes" : "", t.cluster > 1 ? ", clusters of 2" : "",
+                    cost_of(i < FEW ? i : chosen, desc, sizes->m, cuda->device.sms, &rounds));
+    }
+}
+
 static const qn_cuda_impl impl = {.targets = QN_SM_BIT(QN_SM_90A), .programs = programs, .launch = launch};
 
 static const qn_kernel kernels[] = {
     {QN_CUDA_HOOKS, .name = "qn_scaled_mm_e4m3_e4m3_fp__sm90a_256x128", .op = QN_OP_SCALED_MM, .level = "sm_90a",
-     .sums = QN_SUMS_FP8_MMA, .status = "tested", .accepts = accepts_fp8, .impl = &impl},
+     .sums = QN_SUMS_FP8_MMA, .status = "tested", .accepts = accepts_fp8, .describe = describe, .impl = &impl},
     {QN_CUDA_HOOKS, .name = "qn_scaled_mm_i8_i8_fp__sm90a_256x128", .op = QN_OP_SCALED_MM, .level = "sm_90a",
-     .status = "tested", .accepts = accepts_int8, .impl = &impl},
+     .status = "tested", .accepts = accepts_int8, .describe = describe, .impl = &impl},
 };
 
 const qn_cuda_family qn_cuda_scaled_mm_family = {kernels, sizeof kernels};

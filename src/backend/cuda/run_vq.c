@@ -825,10 +825,10 @@ static const qn_cuda_impl direct_impl = {
 
 static const qn_kernel kernels[] = {
     {QN_CUDA_HOOKS, .name = "qn_vq_mm_fp_vq_fp__sm80_256x64_generated", .op = QN_OP_VQ_MM, .level = "sm_80 and later",
-     .sums = QN_SUMS_HALF, .status = "tested", .accepts = accepts, .workspace_bytes = workspace_bytes,
+     .sums = QN_SUMS_HALF, .status = QN_CUDA_TESTED, .accepts = accepts, .workspace_bytes = workspace_bytes,
      .impl = &generated_impl},
     {QN_CUDA_HOOKS, .name = "qn_vq_mm_fp_vq_fp__sm80_4x8_direct", .op = QN_OP_VQ_MM, .level = "sm_80 and later",
-     .status = "tested", .accepts = accepts, .workspace_bytes = workspace_bytes, .impl = &direct_impl},
+     .status = QN_CUDA_TESTED, .accepts = accepts, .workspace_bytes = workspace_bytes, .impl = &direct_impl},
 };
 
 const qn_cuda_family qn_cuda_vq_family = {kernels, sizeof kernels};

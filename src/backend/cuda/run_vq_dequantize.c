@@ -85,7 +85,7 @@ static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .l
 
 static const qn_kernel kernels[] = {
     {QN_CUDA_HOOKS, .name = "qn_vq_dequantize_codes_f32__sm80_groups", .op = QN_OP_VQ_DEQUANTIZE,
-     .level = "sm_80 and later", .status = "tested", .accepts = accepts, .impl = &impl},
+     .level = "sm_80 and later", .status = QN_CUDA_TESTED, .accepts = accepts, .impl = &impl},
 };
 
 const qn_cuda_family qn_cuda_vq_dequantize_family = {kernels, sizeof kernels};

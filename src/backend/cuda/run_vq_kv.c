@@ -11,6 +11,7 @@
 
 #include "base/checked.h"
 #include "ref/slots.h"
+#include "ref/vq.h"
 
 enum { MOST_GRID_Y = 65535, MOST_VECTOR = 16, MOST_SIZE = QN_CUDA_KV_SIZE, STRIP = QN_CUDA_KV_STRIP };
 
@@ -95,6 +96,11 @@ static qn_cuda_vq_attention attention_of(const qn_cuda_run *run)
                               .scale = (float)(given * 1.4426950408889634),
                               .log2_theta = theta > 0.0f ? log2((double)theta) : 0.0,
                               .factors = qn_cuda_factors(&in[QN_VQA_ROPE_FACTORS])};
+    if (desc->attr[QN_ATTR_PAGE].i > 0) {
+        a.pages = in[QN_VQA_PAGES].data;
+        a.pages_row = in[QN_VQA_PAGES].strides[0];
+        a.page_count = (int32_t)in[QN_VQA_K_CODES].shape.dims[0];
+    }
     qn_cuda_kv_window(&a, desc, run->call->args, QN_VQA_K_RECENT);
     return a;
 }
@@ -150,7 +156,8 @@ static const char *accepts_plain(const qn_kernel *kernel, const qn_op_desc *desc
     if (desc->in[QN_VQA_K_CODEBOOK].format != desc->in[QN_VQA_V_CODEBOOK].format) {
         return "the codebooks have different formats";
     }
-    return desc->in[QN_VQA_K_CODES].dims[1] > INT32_MAX / 4 || desc->in[QN_VQA_Q].dims[0] > MOST_GRID_Y
+    return qn_vq_room(desc) > INT32_MAX / 4 || desc->in[QN_VQA_K_CODES].dims[0] > INT32_MAX ||
+                   desc->in[QN_VQA_Q].dims[0] > MOST_GRID_Y
                ? "there are too many tokens or sequences"
                : NULL;
 }
@@ -179,6 +186,9 @@ static void plain_program(const qn_op_desc *desc, const qn_cuda_device *device, 
     qn_cuda_define(out, "SWEEP", sweeps(desc));
     qn_cuda_define(out, "TURN", turn_of(desc));
     qn_cuda_define(out, "ALIGNED", aligned);
+    if (desc->attr[QN_ATTR_PAGE].i > 0) {
+        qn_cuda_define(out, "PAGE", desc->attr[QN_ATTR_PAGE].i);
+    }
     qn_cuda_define_factors(qn_op_has(desc, QN_VQA_ROPE_FACTORS), out);
 }
 
@@ -311,6 +321,9 @@ static const char *accepts_tables(const qn_kernel *kernel, const qn_op_desc *des
     const int32_t level = desc->attr[QN_ATTR_LEVEL].i;
     if (qn_cuda_kv_window_refusal(desc, QN_VQA_K_RECENT)) {
         return qn_cuda_kv_window_refusal(desc, QN_VQA_K_RECENT);
+    }
+    if (desc->attr[QN_ATTR_PAGE].i > 0) {
+        return "codes are in pages";
     }
     if (level != QN_VQ_LEVEL_AUTO && level != QN_VQ_LEVEL_O4) {
         return "another rung of the ladder is asked for";
@@ -578,10 +591,10 @@ static const qn_kernel kernels[] = {
     {QN_CUDA_HOOKS, .name = "qn_vq_attention_fp_cq_f32__sm90a_tables", .op = QN_OP_VQ_ATTENTION, .level = "sm_90a",
      .status = "tested", .accepts = accepts_tables, .workspace_bytes = workspace, .impl = &tables},
     {QN_CUDA_HOOKS, .name = "qn_vq_attention_fp_cq_f32__sm80_plain", .op = QN_OP_VQ_ATTENTION,
-     .level = "sm_80 and later", .status = "tested", .accepts = accepts_plain, .workspace_bytes = workspace,
+     .level = "sm_80 and later", .status = QN_CUDA_TESTED, .accepts = accepts_plain, .workspace_bytes = workspace,
      .impl = &plain},
     {QN_CUDA_HOOKS, .name = "qn_vq_encode_fp_fp_codes__sm80_rows", .op = QN_OP_VQ_ENCODE, .level = "sm_80 and later",
-     .status = "tested", .accepts = accepts_encode, .impl = &encode},
+     .status = QN_CUDA_TESTED, .accepts = accepts_encode, .impl = &encode},
 };
 
 const qn_cuda_family qn_cuda_vq_kv_family = {kernels, sizeof kernels};

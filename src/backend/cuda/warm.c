@@ -16,12 +16,12 @@ typedef struct warm_job {
 
 typedef struct warming {
     qn_cuda *cuda;
-    qn_buffer jobs; /* warm_job after warm_job, no program twice */
-    size_t next;    /* the job that the next thread takes; under the backend's lock */
+    qn_buffer jobs;       /* warm_job after warm_job, no program twice */
+    size_t next;          /* the job that the next thread takes; under the backend's lock */
     pthread_mutex_t tell; /* over all below: fn hears of one program at a time */
     qn_warm_fn fn;
     void *user;
-    int32_t stopped;
+    int32_t stopped, cancelled; /* cancelled: by fn */
     qn_status failed;
     qn_error *error;
 } warming;
@@ -140,8 +140,10 @@ static void tell(warming *w, const warm_job *job, qn_status status, qn_warm_info
     pthread_mutex_lock(&w->tell);
     if (!w->stopped && status != QN_OK) {
         w->failed = w->failed ? w->failed : qn_error_set(w->error, status, "%s", info->error->text);
+        w->stopped = status == QN_E_IO;
     }
-    w->stopped = w->stopped || (w->fn && w->fn(w->user, info) != 0);
+    w->cancelled = w->cancelled || (w->fn && w->fn(w->user, info) != 0);
+    w->stopped = w->stopped || w->cancelled;
     pthread_mutex_unlock(&w->tell);
 }
 
@@ -151,6 +153,18 @@ static int is_stopped(warming *w)
     const int stopped = w->stopped;
     pthread_mutex_unlock(&w->tell);
     return stopped;
+}
+
+/* Compiling what then is lost helps nobody: the cache must take entries, now and all the while. */
+static qn_status check_cache(qn_cuda *cuda, qn_error *error)
+{
+    qn_status status = QN_OK;
+    pthread_mutex_lock(&cuda->lock);
+    if (cuda->ctx->cache_dir && cuda->ctx->jit == QN_JIT_ALLOW && qn_cuda_nvrtc(cuda, NULL) == QN_OK) {
+        status = qn_cuda_cache_check(cuda, error);
+    }
+    pthread_mutex_unlock(&cuda->lock);
+    return status;
 }
 
 /* One thread's work: the next program, as long as there is one. */
@@ -166,8 +180,12 @@ static void make_programs(void *user, int64_t index, int32_t thread)
         pthread_mutex_lock(&w->cuda->lock);
         const warm_job *const job = w->next < count ? &jobs_of(w)[w->next++] : NULL;
         const uint64_t start = qn_clock_ns();
-        const qn_status status =
+        qn_status status =
             job ? qn_cuda_obtain(w->cuda, &job->program, job->target, &image, &info.made, &error) : QN_OK;
+        if (status == QN_OK && job && w->cuda->cache_failed) {
+            status = qn_error_set(&error, QN_E_IO, "kernel cache: %s cannot be written to", w->cuda->ctx->cache_dir);
+            info.made = NULL;
+        }
         pthread_mutex_unlock(&w->cuda->lock);
         qn_cuda_image_free(w->cuda, &image);
         if (!job) {
@@ -187,7 +205,7 @@ qn_status qn_kernels_warm(qn_ctx *ctx, const char *targets, const qn_exec *exec,
     QN_TRY(parse_targets(ctx, targets, &set, error));
     warming w = {.cuda = qn_cuda_get(ctx), .fn = fn, .user = user, .jobs = qn_buffer_make(ctx), .error = error};
     QN_FAIL_IF(!w.cuda, error, QN_E_MEMORY, "out of memory for the CUDA backend");
-    qn_status status = QN_OK;
+    qn_status status = check_cache(w.cuda, error);
     for (int t = 0; t < QN_SM_COUNT && status == QN_OK; t++) {
         if (set & QN_SM_BIT(t)) {
             status = add_target(&w, (qn_cuda_target)t);
@@ -200,7 +218,7 @@ qn_status qn_kernels_warm(qn_ctx *ctx, const char *targets, const qn_exec *exec,
         status = w.failed;
     }
     qn_buffer_free(&w.jobs);
-    QN_FAIL_IF(w.stopped, error, QN_E_CANCELLED, "stopped");
+    QN_FAIL_IF(w.cancelled, error, QN_E_CANCELLED, "stopped");
     return status;
 }
 
