@@ -80,6 +80,7 @@ typedef struct qn_vq_tiles_call {
     const uint8_t *books;     /* [tiles][4][256] */
     const float *book_scales; /* [tiles] */
     int64_t tiles, blocks;    /* of the same books; one for a single row of x */
+    int64_t k, panels;        /* elements of a row that are not padding; such panels of the blocks */
     const int8_t *digits;     /* row m from + m * digit_stride: [tiles][3][256]; avx2: words d1 + 256 d2, then d0 */
     int64_t digit_stride;     /* a multiple of 64 */
     const float *scales;      /* row m from + m * tiles */
