@@ -124,8 +124,8 @@ static void lattice_mm(const qn_vq_lattice_call *c)
 /* All digits, whatever f32 sums would be off by: a transform of the sums adds up what they are off by. */
 static int lattice_digits(const float *x, int64_t k, int8_t *planes, float *scales, int32_t *offsets)
 {
-    const __m512i order = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return digits_of_row(x, k, order, QN_VQ_LATTICE_BIAS, -1.0, planes, scales, offsets);
+    const __m128i fourth = _mm_setr_epi8(0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60);
+    return digits_of_row(x, k, fourth, QN_VQ_LATTICE_BIAS, -1.0, planes, scales, offsets);
 }
 
 /* ---- Hadamard transforms ---- */

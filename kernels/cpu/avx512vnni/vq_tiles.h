@@ -143,8 +143,8 @@ static void clear_sums(const qn_vq_tiles_call *c)
 
 static int tile_digits(const float *x, int64_t k, int8_t *planes, float *scales, int32_t *offsets)
 {
-    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    return digits_of_row(x, k, order, 128, coarsest_of(x, k), planes, scales, offsets);
+    const __m128i fourth = _mm_setr_epi8(0, 16, 32, 48, 4, 20, 36, 52, 8, 24, 40, 56, 12, 28, 44, 60);
+    return digits_of_row(x, k, fourth, 128, coarsest_of(x, k), planes, scales, offsets);
 }
 
 #endif
