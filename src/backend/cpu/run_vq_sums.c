@@ -31,7 +31,8 @@
 #define ROWS_ROUND 16       /* rows of x whose parts are kept at a time, times ... */
 #define MOST_ROUNDS 8       /* ... at most so many where K and w alone give no task for every thread */
 #define LEAST_COLUMNS 100   /* rows of w; whatever M, as bits must not depend on it ... */
-#define LEAST_OF_EIGHTS 256 /* ... where books look vectors up as registers */
+#define LEAST_OF_EIGHTS 256 /* ... where books look vectors up as registers, ... */
+#define LEAST_OF_FOURS 136  /* ... or a table of four books' long vectors takes as long as one row does by books */
 #define LEAST_K 800         /* with one book: rounded products are as exact as sums of f32 from there on */
 
 /* ---- packed body ---- */
@@ -172,7 +173,8 @@ const char *qn_vq_sums_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
         return "made for codes of 8 bits";
     }
     const int eights = vq.in_group == 8 && vq.codebooks <= 2; /* kernels/cpu/vq_eights.h */
-    if (vq.n > 0 && vq.n < (eights ? LEAST_OF_EIGHTS : LEAST_COLUMNS)) {
+    const int fours = vq.in_group >= 16 && vq.codebooks >= 4;
+    if (vq.n > 0 && vq.n < (eights ? LEAST_OF_EIGHTS : fours ? LEAST_OF_FOURS : LEAST_COLUMNS)) {
         return "a table costs more than so few rows of w take from it";
     }
     /* Products are rounded by the largest there may be, 1 / K of the row's: their sum by 1 / sqrt(K) of a row of w,
