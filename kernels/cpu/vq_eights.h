@@ -76,26 +76,21 @@ QN_INLINE __m256 vector_at(const eights *e, const qn_vq_entry entry, const int32
     return sum;
 }
 
-/* Of a group's codes. */
-QN_INLINE int32_t bits_of(const qn_vq_run *run)
-{
-    int32_t bits = 0;
-    for (int32_t c = 0; c < run->books; c++) {
-        bits += run->bits[c];
-    }
-    return bits;
-}
-
 /* Calls F with what is constant of the usual codes. */
 #define OF_CODES(F, run, entry, ...)                                                                                   \
     do {                                                                                                               \
-        const int32_t all = bits_of(run);                                                                              \
+        int32_t all = 0;                                                                                               \
+        for (int32_t c = 0; c < (run)->books; c++) {                                                                   \
+            all += (run)->bits[c];                                                                                     \
+        }                                                                                                              \
         if ((run)->books == 1 && all == 16) {                                                                          \
             F(run, entry, 1, 16, 16, __VA_ARGS__);                                                                     \
         } else if ((run)->books == 1 && all == 8) {                                                                    \
             F(run, entry, 1, 8, 8, __VA_ARGS__);                                                                       \
         } else if ((run)->books == 2 && (run)->bits[0] == 12 && (run)->bits[1] == 12) {                                \
             F(run, entry, 2, 12, 24, __VA_ARGS__);                                                                     \
+        } else if ((run)->books == 2 && (run)->bits[0] == 8 && (run)->bits[1] == 8) {                                  \
+            F(run, entry, 2, 8, 16, __VA_ARGS__);                                                                      \
         } else if ((run)->books == 2 && (run)->bits[0] == 8 && (run)->bits[1] == 8) {                                  \
             F(run, entry, 2, 8, 16, __VA_ARGS__);                                                                      \
         } else if ((run)->books == 1) {                                                                                \
@@ -144,7 +139,11 @@ QN_INLINE void decode_eights(const qn_vq_run *run, const qn_vq_entry entry, cons
 static void vq_decode_eights(const qn_vq_run *run, float *out)
 {
     if (run->vector != EIGHT) {
-        fetch_next(run, bits_of(run));
+        int32_t bits = 0;
+        for (int32_t c = 0; c < run->books; c++) {
+            bits += run->bits[c];
+        }
+        fetch_next(run, bits);
         vq_decode(run, out);
         return;
     }

@@ -39,10 +39,10 @@
         {.run = NULL}}
 WAYS_512(amx);
 WAYS_512(avx512vnni);
-static const qn_vq_sums_way ways_halved[] = {{&qn_vq_sums_one__avx512vnni, 1, 2, 1, 0.0, 90.0, 24.0, 0.18, 0.0},
-                                             {&qn_vq_sums__avx2.side, 8, 8, 8, 300.0, 0.0, 170.0, 1.3, 0.0},
-                                             {&qn_vq_sums__avx512vnni.side, 16, 16, 16, 1000.0, 0.0, 240.0, 2.1, 0.0},
-                                             {&qn_vq_sums__avx512vnni.many, 16, 16, 16, 0.0, 0.0, 0.0, 1.1, 1.25},
+static const qn_vq_sums_way ways_halved[] = {{&qn_vq_sums_one__avx512vnni, 1, 2, 1, 0.0, 80.0, 21.0, 0.18, 0.0},
+                                             {&qn_vq_sums__avx2.side, 8, 8, 8, 250.0, 0.0, 155.0, 1.3, 0.0},
+                                             {&qn_vq_sums__avx512vnni.side, 16, 16, 16, 700.0, 0.0, 210.0, 2.1, 0.0},
+                                             {&qn_vq_sums__avx512vnni.many, 16, 16, 16, 0.0, 0.0, 0.0, 0.6, 1.22},
                                              {.run = NULL}};
 static const qn_vq_sums_way ways_avx2[] = {{&qn_vq_sums_one__avx2, 1, 1, 1, 16.0, 0.0, 16.0, 0.95, 0.0},
                                            {&qn_vq_sums__avx2.side, 8, 8, 8, 60.0, 0.0, 150.0, 1.7, 0.0},
