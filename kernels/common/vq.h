@@ -80,6 +80,7 @@ typedef struct qn_vq_tiles_call {
     const uint8_t *books;     /* [tiles][4][256] */
     const float *book_scales; /* [tiles] */
     int64_t tiles, blocks;    /* of the same books; one for a single row of x */
+    int64_t k, panels;        /* elements of a row that are not padding; such panels of the blocks */
     const int8_t *digits;     /* row m from + m * digit_stride: [tiles][3][256]; avx2: words d1 + 256 d2, then d0 */
     int64_t digit_stride;     /* a multiple of 64 */
     const float *scales;      /* row m from + m * tiles */
@@ -155,7 +156,7 @@ typedef struct qn_vq_sums_row {
 
 typedef int (*qn_vq_sums_scale_fn)(const qn_vq_sums_row *row);
 
-/* A slab of some rows of x: one or two, up to a level's side_rows, up to QN_VQ_MANY_ROWS ("wide" below). */
+/* A slab of some rows of x: one or two, eight or sixteen beside each other ("wide" below). */
 typedef struct qn_vq_sums_call {
     const uint8_t *codes; /* [2 lines][lookups][64] */
     const uint8_t *next;  /* those of the call that follows, to be fetched */
@@ -168,7 +169,7 @@ typedef struct qn_vq_sums_call {
     int64_t scale_stride;
     const float *book;   /* [books][vector][256] */
     char *tables;        /* QN_VQ_SUMS_SCRATCH bytes, 64-byte aligned, private to the thread, ... */
-    int32_t *totals;     /* ... and, for side, [2 * lines * 64][side_rows] */
+    int32_t *totals;     /* ... and, for side, [2 * lines * 64][wide] */
     float *sums;         /* [2 * lines * 64][wide]: go on with the slab's lookups; 64-byte aligned */
     int64_t sums_stride; /* `one`: to the next row's */
 } qn_vq_sums_call;
@@ -177,7 +178,6 @@ typedef void (*qn_vq_sums_fn)(const qn_vq_sums_call *call);
 
 typedef struct qn_vq_sums_set {
     qn_vq_sums_scale_fn scale;
-    int64_t one_rows, side_rows; /* of x a call, at most; side_rows divides QN_VQ_MANY_ROWS */
     qn_vq_sums_fn side, many;
 } qn_vq_sums_set;
 

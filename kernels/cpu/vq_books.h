@@ -32,7 +32,7 @@ QN_INLINE float entry_at(const void *table, const qn_vq_entry entry, int64_t i)
 /* Sums go through an array of their own: elements of tables and of results might be the same for all a compiler knows.
  */
 QN_INLINE void decode_run(const qn_vq_run *run, const int32_t books, const int32_t vector, const qn_vq_entry entry,
-                          float *out)
+                          const int bytes, float *out)
 {
     const int64_t stride = run->stride, groups = run->groups;
     const uint8_t *const codes = run->codes;
@@ -45,9 +45,11 @@ QN_INLINE void decode_run(const qn_vq_run *run, const int32_t books, const int32
     }
     for (int64_t g = 0; g < groups; g++) {
         float sum[QN_VQ_VECTOR];
+#pragma GCC unroll 4
         for (int32_t c = 0; c < books; c++) {
-            const int64_t from = (word_at(codes, bit) & masks[c]) * stride;
-            bit += run->bits[c];
+            const uint32_t code = bytes ? codes[bit >> 3] : word_at(codes, bit) & masks[c];
+            const int64_t from = code * stride;
+            bit += bytes ? 8 : run->bits[c];
             for (int32_t j = 0; j < vector; j++) {
                 const float value = entry_at(table[c], entry, from + j);
                 sum[j] = c ? sum[j] + value : value;
@@ -61,31 +63,37 @@ static void vq_decode(const qn_vq_run *run, float *out)
 {
 #ifndef VQ_EIGHTS
     if (run->entry == QN_VQ_ENTRY_F16) {
-        decode_run(run, run->books, 8, QN_VQ_ENTRY_F16, out);
+        decode_run(run, run->books, 8, QN_VQ_ENTRY_F16, 0, out);
         return;
     }
     if (run->entry == QN_VQ_ENTRY_BF16) {
-        decode_run(run, run->books, 8, QN_VQ_ENTRY_BF16, out);
+        decode_run(run, run->books, 8, QN_VQ_ENTRY_BF16, 0, out);
         return;
     }
 #endif
-    if (run->vector == 8 && run->books == 1) {
-        decode_run(run, 1, 8, QN_VQ_ENTRY_F32, out);
-    } else if (run->vector == 8 && run->books == 2) {
-        decode_run(run, 2, 8, QN_VQ_ENTRY_F32, out);
-    } else if (run->vector == 4 && run->books == 1) {
-        decode_run(run, 1, 4, QN_VQ_ENTRY_F32, out);
-    } else if (run->vector == 1 && run->books == 1) {
-        decode_run(run, 1, 1, QN_VQ_ENTRY_F32, out);
-    } else if (run->vector == 8) {
-        decode_run(run, run->books, 8, QN_VQ_ENTRY_F32, out);
-    } else if (run->vector == 4) {
-        decode_run(run, run->books, 4, QN_VQ_ENTRY_F32, out);
-    } else if (run->vector == 16) {
-        decode_run(run, run->books, 16, QN_VQ_ENTRY_F32, out);
-    } else {
-        decode_run(run, run->books, run->vector, QN_VQ_ENTRY_F32, out);
+    int bytes = 1; /* codes are */
+    for (int32_t c = 0; c < run->books; c++) {
+        bytes &= run->bits[c] == 8;
     }
+#define RUN(length, count, bytes_)                                                                                     \
+    if (run->vector == (length) && run->books == (count) && bytes >= (bytes_)) {                                       \
+        decode_run(run, count, length, QN_VQ_ENTRY_F32, bytes_, out);                                                  \
+        return;                                                                                                        \
+    }
+    RUN(4, 1, 1)
+    RUN(4, 2, 1)
+    RUN(16, 1, 1)
+    RUN(16, 2, 1)
+    RUN(16, 4, 1)
+    RUN(4, 1, 0)
+    RUN(8, 1, 0)
+    RUN(8, 2, 0)
+    RUN(1, 1, 0)
+    RUN(4, run->books, 0)
+    RUN(8, run->books, 0)
+    RUN(16, run->books, 0)
+#undef RUN
+    decode_run(run, run->books, run->vector, QN_VQ_ENTRY_F32, 0, out);
 }
 
 #define ACROSS 16 /* groups turned over at a time */

@@ -139,6 +139,11 @@ QN_INLINE void decode_eights(const qn_vq_run *run, const qn_vq_entry entry, cons
 static void vq_decode_eights(const qn_vq_run *run, float *out)
 {
     if (run->vector != EIGHT) {
+        int32_t bits = 0;
+        for (int32_t c = 0; c < run->books; c++) {
+            bits += run->bits[c];
+        }
+        fetch_next(run, bits);
         vq_decode(run, out);
         return;
     }

@@ -110,8 +110,8 @@ QN_INLINE void look_up_pair(const qn_vq_tiles_call *c, int64_t t, int64_t p, cha
 {
     book b;
     book_load(&b, c->books + t * QN_VQ_TILE_BYTES);
-    look_up_tile(&b, panel_codes(c, t, p), lines);
-    look_up_tile(&b, panel_codes(c, t, p + 1), lines + LINE_TILES * TILE_BYTES);
+    look_up_tile(&b, panel_codes(c, t, p), LINES, lines);
+    look_up_tile(&b, panel_codes(c, t, p + 1), LINES, lines + LINE_TILES * TILE_BYTES);
     tile_fence();
 }
 
@@ -127,7 +127,7 @@ static void tiles_mm(const qn_vq_tiles_call *c)
     }
     tile_begin(c->rows < TILE_ROWS ? c->rows : TILE_ROWS);
     for (int64_t t = 0; t < c->tiles; t++) {
-        for (int64_t p = 0; p < c->blocks * BLOCK_PANELS; p += PAIR) {
+        for (int64_t p = 0; p < c->panels; p += PAIR) {
             char *const lines = c->scratch + pairs++ % 2 * PAIR_BYTES;
             look_up_pair(c, t, p, lines);
             for (int64_t m = 0; m < c->rows; m += TILE_ROWS) {

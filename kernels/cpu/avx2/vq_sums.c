@@ -264,4 +264,4 @@ static void sums_many(const qn_vq_sums_call *c)
 }
 
 const qn_vq_sums_fn qn_vq_sums_one__avx2 = sums_one;
-const qn_vq_sums_set qn_vq_sums__avx2 = {scale_row, 1, SIDE, sums_side, sums_many};
+const qn_vq_sums_set qn_vq_sums__avx2 = {scale_row, sums_side, sums_many};

@@ -223,7 +223,7 @@ static void tiles_mm(const qn_vq_tiles_call *c)
     memset(c->sums, 0, (size_t)(c->blocks * c->rows * QN_VQ_BLOCK) * sizeof *c->sums);
     for (int64_t t = 0; t < c->tiles; t++) {
         put_book(c->books + t * QN_VQ_TILE_BYTES, book);
-        for (int64_t p = 0; p < c->blocks * BLOCK_PANELS; p++) {
+        for (int64_t p = 0; p < c->panels; p++) {
             const uint8_t *const codes = panel_codes(c, t, p);
             if (c->rows == 1 && has_words_only(c, 0, t)) {
                 for (int i = 0; i < QN_VQ_PANEL; i += TOGETHER) {

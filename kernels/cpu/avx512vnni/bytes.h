@@ -11,6 +11,17 @@
 
 #include "kernels/cpu/name.h"
 
+/* The same number in all bytes of each of four lanes. */
+QN_INLINE __m512i lanes_of(int a, int b, int c, int d)
+{
+    const __m128i lane[4] = {_mm_set1_epi8((char)a), _mm_set1_epi8((char)b), _mm_set1_epi8((char)c),
+                             _mm_set1_epi8((char)d)};
+    __m512i all = _mm512_castsi128_si512(lane[0]);
+    all = _mm512_inserti32x4(all, lane[1], 1);
+    all = _mm512_inserti32x4(all, lane[2], 2);
+    return _mm512_inserti32x4(all, lane[3], 3);
+}
+
 typedef struct byte_table {
     __m512i quarter[4];
 } byte_table;

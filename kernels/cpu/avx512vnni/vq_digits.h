@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "kernels/common/vq.h"
+#include "kernels/cpu/avx512vnni/bytes.h"
 #include "kernels/cpu/name.h"
 #include "kernels/cpu/vq_dither.h"
 
@@ -56,30 +57,53 @@ QN_INLINE __m512 dithers_of(int64_t at)
     return _mm512_mul_ps(_mm512_cvtepi32_ps(z), _mm512_set1_ps(DITHER_UNIT));
 }
 
-/* Up to 256 elements, from element `at` of their row on, times a factor as integers; the last digit is 0 where it may
- * be, or is: 1. */
-QN_INLINE int integers_of(const float *x, int64_t left, int64_t at, __m512 factor, int coarse, __m512i to[16])
+/* Sixteen elements, from element `at` of their row on, times a factor as integers, where `coarse` multiples of 256;
+ * byte p is digit p then. */
+QN_INLINE __m512i sixteen_digits(const float *x, int64_t left, int64_t at, __m512 factor, int coarse)
 {
-    const __m512 down = _mm512_set1_ps(0x1p-8f), up = _mm512_set1_ps(256.0f);
-    __m512 off = _mm512_setzero_ps();
-    __m512i rounded[16];
-    for (int i = 0; i < 16; i++) {
-        const __m512 v = _mm512_mul_ps(some_of(x + i * 16, left - i * 16), factor);
-        const __m512i digits = _mm512_cvtps_epi32(_mm512_fmadd_ps(v, down, dithers_of(at + i * 16)));
-        off = _mm512_or_ps(off, _mm512_fnmadd_ps(_mm512_cvtepi32_ps(digits), up, v));
-        rounded[i] = _mm512_slli_epi32(digits, 8);
-        to[i] = _mm512_cvtps_epi32(v);
-    }
-    if (!coarse && _mm512_test_epi32_mask(_mm512_castps_si512(off), _mm512_set1_epi32(0x7fffffff))) {
-        return 0;
-    }
-    memcpy(to, rounded, sizeof rounded);
-    return 1;
+    const __m512i bias = _mm512_set1_epi32(0x808080);
+    const __m512 v = _mm512_mul_ps(some_of(x, left), factor);
+    const __m512i n =
+        coarse ? _mm512_slli_epi32(_mm512_cvtps_epi32(_mm512_fmadd_ps(v, _mm512_set1_ps(0x1p-8f), dithers_of(at))), 8)
+               : _mm512_cvtps_epi32(v);
+    return _mm512_xor_si512(_mm512_add_epi32(n, bias), bias);
 }
 
-/* Digits of a tile, each sixteen elements in the given order; offsets take out the bias of unsigned weights. 1: it has
- * none. */
-QN_INLINE int digits_of(const float *x, int64_t left, int64_t at, __m512i order, int32_t bias, double coarsest,
+/* A tile's planes, each sixteen elements in the order of `fourth`, bytes that count by four; sums of its digits.
+ * 1: the last digits are zeros. */
+QN_INLINE int put_digits(const float *x, int64_t left, int64_t at, __m512 factor, int coarse, __m128i fourth,
+                         int8_t *planes, int32_t sums[QN_VQ_PLANES])
+{
+    const __m512i lane = _mm512_broadcast_i32x4(fourth), ones = _mm512_set1_epi8(1);
+    const __m512i two = _mm512_add_epi8(lane, lanes_of(0, 64, 1, 65));
+    const __m512i third = _mm512_add_epi8(lane, lanes_of(2, 66, 2, 66));
+    __m512i any = _mm512_setzero_si512(), sum[QN_VQ_PLANES] = {any, any, any};
+    for (int i = 0; i < QN_VQ_TILE_K; i += 64) {
+        __m512i d[4];
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+            d[j] = sixteen_digits(x + i + j * 16, left - i - j * 16, at + i + j * 16, factor, coarse);
+        }
+        const __m512i low = _mm512_permutex2var_epi8(d[0], two, d[1]), high = _mm512_permutex2var_epi8(d[2], two, d[3]);
+        const __m512i plane[QN_VQ_PLANES] = {_mm512_shuffle_i64x2(low, high, 0x44),
+                                             _mm512_shuffle_i64x2(low, high, 0xEE),
+                                             _mm512_shuffle_i64x2(_mm512_permutex2var_epi8(d[0], third, d[1]),
+                                                                  _mm512_permutex2var_epi8(d[2], third, d[3]), 0x44)};
+        any = _mm512_or_si512(any, plane[0]);
+#pragma GCC unroll 3
+        for (int p = 0; p < QN_VQ_PLANES; p++) {
+            sum[p] = _mm512_dpbusd_epi32(sum[p], ones, plane[p]);
+            _mm512_storeu_si512(planes + p * QN_VQ_TILE_K + i, plane[p]);
+        }
+    }
+    for (int p = 0; p < QN_VQ_PLANES; p++) {
+        sums[p] = _mm512_reduce_add_epi32(sum[p]);
+    }
+    return !_mm512_test_epi32_mask(any, any);
+}
+
+/* Digits of a tile; offsets take out the bias of unsigned weights. 1: it has none. */
+QN_INLINE int digits_of(const float *x, int64_t left, int64_t at, __m128i fourth, int32_t bias, double coarsest,
                         int8_t *planes, float *scale, int32_t offsets[4])
 {
     const __m512i clear = _mm512_set1_epi32(0x7fffffff);
@@ -98,36 +122,26 @@ QN_INLINE int digits_of(const float *x, int64_t left, int64_t at, __m512i order,
     }
     const int32_t up = (127 + 22 - (exponent - 127)) << 23, down = (127 - 22 + (exponent - 127)) << 23; /* 2^(22 - e) */
     float factor;
-    __m512i integers[16], sums[QN_VQ_PLANES];
+    int32_t sums[QN_VQ_PLANES];
     memcpy(&factor, &up, sizeof factor);
     memcpy(scale, &down, sizeof *scale);
-    offsets[3] = integers_of(x, left, at, _mm512_set1_ps(factor), 256.0 * (double)*scale <= coarsest, integers);
+    const __m512 factors = _mm512_set1_ps(factor);
+    offsets[3] = 256.0 * (double)*scale <= coarsest ? put_digits(x, left, at, factors, 1, fourth, planes, sums)
+                                                    : put_digits(x, left, at, factors, 0, fourth, planes, sums);
     for (int p = 0; p < QN_VQ_PLANES; p++) {
-        sums[p] = _mm512_setzero_si512();
-    }
-    for (int i = 0; i < 16; i++) {
-        __m512i rest = _mm512_permutexvar_epi32(order, integers[i]);
-        for (int p = 0; p < QN_VQ_PLANES; p++) {
-            const __m512i digit = _mm512_srai_epi32(_mm512_slli_epi32(rest, 24), 24);
-            rest = _mm512_srai_epi32(_mm512_sub_epi32(rest, digit), 8);
-            sums[p] = _mm512_add_epi32(sums[p], digit);
-            _mm_storeu_si128((__m128i *)(planes + p * QN_VQ_TILE_K + i * 16), _mm512_cvtepi32_epi8(digit));
-        }
-    }
-    for (int p = 0; p < QN_VQ_PLANES; p++) {
-        offsets[p] = -bias * _mm512_reduce_add_epi32(sums[p]);
+        offsets[p] = -bias * sums[p];
     }
     return 0;
 }
 
 /* A row's tiles. */
-QN_INLINE int digits_of_row(const float *x, int64_t k, __m512i order, int32_t bias, double coarsest, int8_t *planes,
+QN_INLINE int digits_of_row(const float *x, int64_t k, __m128i fourth, int32_t bias, double coarsest, int8_t *planes,
                             float *scales, int32_t *offsets)
 {
     int special = 0;
     for (int64_t t = 0; t * QN_VQ_TILE_K < k; t++) {
         const int64_t at = t * QN_VQ_TILE_K;
-        special |= digits_of(x + at, k - at, at, order, bias, coarsest, planes + at * QN_VQ_PLANES, scales + t,
+        special |= digits_of(x + at, k - at, at, fourth, bias, coarsest, planes + at * QN_VQ_PLANES, scales + t,
                              offsets + t * 4);
     }
     return special;

@@ -21,42 +21,73 @@ QN_INLINE void decode_panel(const points *p, const int is_e8, const uint8_t *cod
     }
 }
 
-/* `rows` rows of x by the lines of a panel. */
-QN_INLINE void rows_by_lines(const qn_vq_lattice_call *c, const int rows, int64_t m, int64_t t, int64_t units, int book,
-                             int64_t panel)
+/* `rows` rows of x by the lines of a panel: to[row][plane][half]. */
+QN_INLINE void rows_by_lines(const int rows, const char *lines, int units, const int8_t *digits, int64_t stride,
+                             __m512i *to)
 {
-    const int64_t tiles = (c->units + UNITS - 1) / UNITS;
-    const int8_t *const digits = c->digits + m * c->digit_stride + t * QN_VQ_PLANES * QN_VQ_TILE_K;
-    __m512i s[ROWS][2][QN_VQ_PLANES];
+    __m512i s[ROWS][QN_VQ_PLANES][2];
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 3
         for (int d = 0; d < QN_VQ_PLANES; d++) {
-            s[r][0][d] = s[r][1][d] = _mm512_setzero_si512();
+            s[r][d][0] = s[r][d][1] = _mm512_setzero_si512();
         }
     }
-    for (int64_t l = 0; l < units * GROUPS; l++) {
-        const __m512i first = _mm512_load_si512(c->scratch + l * 128);
-        const __m512i second = _mm512_load_si512(c->scratch + l * 128 + 64);
+    for (int i = 0; i < units * 2; i++) { /* four at a time: a round's sums are moved between registers */
 #pragma GCC unroll 4
-        for (int r = 0; r < rows; r++) {
+        for (int l = 4 * i; l < 4 * i + 4; l++) {
+            const __m512i w[2] = {_mm512_load_si512(lines + l * 128), _mm512_load_si512(lines + l * 128 + 64)};
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 3
-            for (int d = 0; d < QN_VQ_PLANES; d++) {
-                const __m512i x = eight(digits + r * c->digit_stride + d * QN_VQ_TILE_K + l * 8);
-                s[r][0][d] = _mm512_dpbusd_epi32(s[r][0][d], first, x);
-                s[r][1][d] = _mm512_dpbusd_epi32(s[r][1][d], second, x);
+                for (int d = 0; d < QN_VQ_PLANES; d++) {
+                    const __m512i x = eight(digits + r * stride + d * QN_VQ_TILE_K + l * 8);
+                    s[r][d][0] = _mm512_dpbusd_epi32(s[r][d][0], w[0], x);
+                    s[r][d][1] = _mm512_dpbusd_epi32(s[r][d][1], w[1], x);
+                }
             }
         }
     }
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
-        __m512i all[QN_VQ_PLANES];
 #pragma GCC unroll 3
         for (int d = 0; d < QN_VQ_PLANES; d++) {
-            all[d] = joined(s[r][0][d], s[r][1][d]);
+            _mm512_store_si512(to + (r * QN_VQ_PLANES + d) * 2, s[r][d][0]);
+            _mm512_store_si512(to + (r * QN_VQ_PLANES + d) * 2 + 1, s[r][d][1]);
         }
-        add_tile(c->sums + (m + r) * QN_VQ_BLOCK + panel * QN_VQ_PANEL, all, 0, c->offsets + ((m + r) * tiles + t) * 4,
-                 c->scales[(m + r) * tiles + t] * c->unit[book]);
+    }
+}
+
+/* Functions of their own have all registers. */
+#define ROWS_BY_LINES(rows)                                                                                            \
+    static __attribute__((noinline)) void rows_##rows(const char *lines, int units, const int8_t *digits,              \
+                                                      int64_t stride, __m512i *to)                                     \
+    {                                                                                                                  \
+        rows_by_lines(rows, lines, units, digits, stride, to);                                                         \
+    }
+ROWS_BY_LINES(4)
+ROWS_BY_LINES(2)
+ROWS_BY_LINES(1)
+
+/* All rows by the lines of a panel. */
+QN_INLINE void panel_by_rows(const qn_vq_lattice_call *c, int64_t t, int units, int book, int64_t panel)
+{
+    const int64_t tiles = (c->units + UNITS - 1) / UNITS;
+    const int8_t *digits = c->digits + t * QN_VQ_PLANES * QN_VQ_TILE_K;
+    __m512i s[ROWS * QN_VQ_PLANES][2];
+    for (int64_t m = 0, some; m < c->rows; m += some, digits += some * c->digit_stride) {
+        some = c->rows - m >= 4 ? 4 : c->rows - m >= 2 ? 2 : 1;
+        (some == 4 ? rows_4 : some == 2 ? rows_2 : rows_1)(c->scratch, units, digits, c->digit_stride, s[0]);
+        for (int64_t r = 0; r < some; r++) {
+            const int64_t at = (m + r) * tiles + t;
+            __m512i all[QN_VQ_PLANES];
+#pragma GCC unroll 3
+            for (int d = 0; d < QN_VQ_PLANES; d++) {
+                all[d] = joined(s[r * QN_VQ_PLANES + d][0], s[r * QN_VQ_PLANES + d][1]);
+            }
+            add_tile(c->sums + (m + r) * QN_VQ_BLOCK + panel * QN_VQ_PANEL, all, 0, c->offsets + at * 4,
+                     c->scales[at] * c->unit[book]);
+        }
     }
 }
 
@@ -71,14 +102,8 @@ QN_INLINE void tile_by_book(const qn_vq_lattice_call *c, int64_t t, int book, co
         return;
     }
     for (int64_t panel = 0; panel < c->panels; panel++, codes += units * 2 * half_bytes(is_e8)) {
-        int64_t m = 0;
         decode_panel(&p, is_e8, codes, units, c->scratch);
-        for (; m + ROWS <= c->rows; m += ROWS) {
-            rows_by_lines(c, ROWS, m, t, units, book, panel);
-        }
-        for (; m < c->rows; m++) {
-            rows_by_lines(c, 1, m, t, units, book, panel);
-        }
+        panel_by_rows(c, t, (int)units, book, panel);
     }
 }
 
@@ -99,8 +124,8 @@ static void lattice_mm(const qn_vq_lattice_call *c)
 /* All digits, whatever f32 sums would be off by: a transform of the sums adds up what they are off by. */
 static int lattice_digits(const float *x, int64_t k, int8_t *planes, float *scales, int32_t *offsets)
 {
-    const __m512i order = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return digits_of_row(x, k, order, QN_VQ_LATTICE_BIAS, -1.0, planes, scales, offsets);
+    const __m128i fourth = _mm_setr_epi8(0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60);
+    return digits_of_row(x, k, fourth, QN_VQ_LATTICE_BIAS, -1.0, planes, scales, offsets);
 }
 
 /* ---- Hadamard transforms ---- */

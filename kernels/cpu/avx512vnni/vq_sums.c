@@ -33,20 +33,42 @@ static lengths lengths_of(const float *x, int64_t groups, int64_t vector)
     return lengths_by_one(x, groups, vector);
 }
 
+/* The largest of some products and those of `groups` vectors with a codebook's longest. */
+QN_INLINE __m512 longest_products(__m512 most, const float *x, const int groups, int64_t vector, const float *longest)
+{
+    __m512 sum[4];
+#pragma GCC unroll 4
+    for (int g = 0; g < groups; g++) {
+        sum[g] = _mm512_setzero_ps();
+    }
+    for (int64_t j = 0; j < vector; j++) {
+        const __m512 v = _mm512_loadu_ps(longest + j * QN_VQ_LONGEST);
+#pragma GCC unroll 4
+        for (int g = 0; g < groups; g++) {
+            sum[g] = _mm512_fmadd_ps(_mm512_set1_ps(x[g * vector + j]), v, sum[g]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int g = 0; g < groups; g++) {
+        most = _mm512_max_ps(most, _mm512_abs_ps(sum[g]));
+    }
+    return most;
+}
+
 /* Products with the longest vectors as they will be, and what others may reach by Cauchy and Schwarz: an outlier among
  * them would cost all products a bit or two. */
 static reach reach_of(const qn_vq_sums_row *row, const float *x, int64_t groups)
 {
     const lengths of = lengths_of(x, groups, row->vector);
     __m512 most = _mm512_set1_ps(sqrtf(of.most) * row->next_norm);
-    for (int64_t g = 0; g < groups; g++, x += row->vector) {
-        const float *longest = row->longest;
-        for (int64_t b = 0; b < row->books; b++) {
-            __m512 sum = _mm512_setzero_ps();
-            for (int64_t j = 0; j < row->vector; j++, longest += QN_VQ_LONGEST) {
-                sum = _mm512_fmadd_ps(_mm512_set1_ps(x[j]), _mm512_loadu_ps(longest), sum);
-            }
-            most = _mm512_max_ps(most, _mm512_abs_ps(sum));
+    for (int64_t b = 0; b < row->books; b++) {
+        const float *const longest = row->longest + b * row->vector * QN_VQ_LONGEST;
+        int64_t g = 0;
+        for (; g + 4 <= groups; g += 4) {
+            most = longest_products(most, x + g * row->vector, 4, row->vector, longest);
+        }
+        for (; g < groups; g++) {
+            most = longest_products(most, x + g * row->vector, 1, row->vector, longest);
         }
     }
     return (reach){of, _mm512_reduce_max_ps(most)};
@@ -225,4 +247,4 @@ static void sums_many(const qn_vq_sums_call *c)
 }
 
 const qn_vq_sums_fn qn_vq_sums_one__avx512vnni = sums_one;
-const qn_vq_sums_set qn_vq_sums__avx512vnni = {scale_row, ONE_ROWS, SIDE, sums_side, sums_many};
+const qn_vq_sums_set qn_vq_sums__avx512vnni = {scale_row, sums_side, sums_many};

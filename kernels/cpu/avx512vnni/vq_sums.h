@@ -18,17 +18,6 @@
 
 /* ---- tables ---- */
 
-/* The same number in all bytes of each of four lanes. */
-QN_INLINE __m512i lanes_of(int a, int b, int c, int d)
-{
-    const __m128i lane[4] = {_mm_set1_epi8((char)a), _mm_set1_epi8((char)b), _mm_set1_epi8((char)c),
-                             _mm_set1_epi8((char)d)};
-    __m512i all = _mm512_castsi128_si512(lane[0]);
-    all = _mm512_inserti32x4(all, lane[1], 1);
-    all = _mm512_inserti32x4(all, lane[2], 2);
-    return _mm512_inserti32x4(all, lane[3], 3);
-}
-
 /* 64 integers as planes of bytes: bits are moved into bytes of their own, then bytes are brought together, the first
  * two planes' by one permute. */
 QN_INLINE void put_planes(uint8_t *to, const __m512i q[4])
@@ -78,28 +67,25 @@ QN_INLINE void add_products(__m512 sum[4], __m512 x, const float *book)
     }
 }
 
-/* Vectors of 8 have their elements in registers all along. */
-QN_INLINE void make_table(const float *x, int64_t vector, const float *book, float factor, float dither,
-                          const int coarse, uint8_t *to)
+/* Of vectors of `fixed` elements, which are in registers all along, or of any number: 0. */
+QN_INLINE void make_table(const float *x, const int fixed, int64_t vector, const float *book, float factor,
+                          float dither, const int coarse, uint8_t *to)
 {
-    __m512 xs[8];
-#pragma GCC unroll 8
-    for (int64_t j = 0; j < 8; j++) {
-        xs[j] = _mm512_set1_ps(vector == 8 ? x[j] * factor : 0.0f);
+    __m512 xs[16];
+#pragma GCC unroll 16
+    for (int j = 0; j < fixed; j++) {
+        xs[j] = _mm512_set1_ps(x[j] * factor);
     }
     for (int e = 0; e < ENTRIES; e += 64) {
         __m512 sum[4];
         __m512i q[4];
         sum[0] = sum[1] = sum[2] = sum[3] = _mm512_set1_ps(dither);
-        if (vector == 8) {
-#pragma GCC unroll 8
-            for (int64_t j = 0; j < 8; j++) {
-                add_products(sum, xs[j], book + e + j * ENTRIES);
-            }
-        } else {
-            for (int64_t j = 0; j < vector; j++) {
-                add_products(sum, _mm512_set1_ps(x[j] * factor), book + e + j * ENTRIES);
-            }
+#pragma GCC unroll 16
+        for (int j = 0; j < fixed; j++) {
+            add_products(sum, xs[j], book + e + j * ENTRIES);
+        }
+        for (int64_t j = fixed; j < vector; j++) {
+            add_products(sum, _mm512_set1_ps(x[j] * factor), book + e + j * ENTRIES);
         }
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
@@ -259,19 +245,29 @@ QN_INLINE void look_up_coarse(const qn_vq_sums_call *c, const uint8_t *tables, c
     }
 }
 
-/* Tables of row r of x, `step` bytes apart. */
+/* Tables of row r of x, `step` bytes apart, a book's after the other's: it is in the first cache then. */
 QN_INLINE void make_tables(const qn_vq_sums_call *c, int64_t r, const int coarse, uint8_t *to, int64_t step)
 {
-    const float *const x = c->x + r * c->x_stride, factor = c->scales[r * c->scale_stride].factor;
-    for (int64_t l = 0; l < c->lookups; l++) {
-        const char *const ahead = (const char *)c->codes + AHEAD + l * AHEAD_TABLE;
-#pragma GCC unroll 4
-        for (int i = 0; i < AHEAD_TABLE; i += 64) {
-            _mm_prefetch(ahead + i, _MM_HINT_T0);
-            _mm_prefetch(ahead + c->lines * c->lookups * 64 + i, _MM_HINT_T0);
+    const float factor = c->scales[r * c->scale_stride].factor;
+    for (int64_t i = 0, b = 0, l = 0; i < c->lookups; i++, l += c->books) {
+        if (l >= c->lookups) {
+            l = ++b;
         }
-        make_table(x + l / c->books * c->vector, c->vector, c->book + l % c->books * c->vector * ENTRIES, factor,
-                   dither_of(c->first + l), coarse, to + l * step);
+        const char *const ahead = (const char *)c->codes + AHEAD + i * AHEAD_TABLE;
+#pragma GCC unroll 4
+        for (int j = 0; j < AHEAD_TABLE; j += 64) {
+            _mm_prefetch(ahead + j, _MM_HINT_T0);
+            _mm_prefetch(ahead + c->lines * c->lookups * 64 + j, _MM_HINT_T0);
+        }
+        const float *const x = c->x + r * c->x_stride + l / c->books * c->vector;
+        const float *const book = c->book + b * c->vector * ENTRIES;
+        const float dither = dither_of(c->first + l);
+        switch (c->vector) {
+        case 4: make_table(x, 4, 4, book, factor, dither, coarse, to + l * step); break;
+        case 8: make_table(x, 8, 8, book, factor, dither, coarse, to + l * step); break;
+        case 16: make_table(x, 16, 16, book, factor, dither, coarse, to + l * step); break;
+        default: make_table(x, 0, c->vector, book, factor, dither, coarse, to + l * step);
+        }
     }
 }
 

@@ -43,6 +43,13 @@ QN_INLINE const uint8_t *panel_codes(const qn_vq_tiles_call *c, int64_t t, int64
 
 #define BLOCK_PANELS (QN_VQ_BLOCK / QN_VQ_PANEL)
 
+/* Lines of codes that tile t has. */
+QN_INLINE int lines_of(const qn_vq_tiles_call *c, int64_t t)
+{
+    const int64_t left = c->k - t * QN_VQ_TILE_K;
+    return left < QN_VQ_TILE_K ? (int)((left + 15) / 16) : LINES;
+}
+
 /* Sums of row m by panel p of the blocks. */
 QN_INLINE float *panel_sums(const qn_vq_tiles_call *c, int64_t m, int64_t p)
 {
@@ -61,7 +68,7 @@ QN_INLINE int first_plane(const int32_t *offsets, int64_t rows, int64_t tiles)
 
 /* One row by a panel of a tile: codes are looked up on their way, weights are never stored. A line's elements go to two
  * chains. */
-QN_INLINE void panel_by_one(const book *b, const uint8_t *codes, const int8_t *digits, const int first,
+QN_INLINE void panel_by_one(const book *b, const uint8_t *codes, int lines, const int8_t *digits, const int first,
                             __m512i s[QN_VQ_PLANES])
 {
     __m512i other[QN_VQ_PLANES];
@@ -69,7 +76,7 @@ QN_INLINE void panel_by_one(const book *b, const uint8_t *codes, const int8_t *d
     for (int d = first; d < QN_VQ_PLANES; d++) {
         s[d] = other[d] = _mm512_setzero_si512();
     }
-    for (int q = 0; q < LINES; q++) {
+    for (int q = 0; q < lines; q++) {
         _mm_prefetch((const char *)codes + AHEAD + q * 64, _MM_HINT_T0);
         const __m512i line = _mm512_loadu_si512(codes + q * 64);
         const byte_parts parts = parts_of(line);
@@ -94,7 +101,10 @@ QN_INLINE void tile_by_one(const qn_vq_tiles_call *c, const book *b, int64_t t, 
     for (int i = 0; i < 4; i++) { /* panels of both halves of the block take turns: two streams of codes */
         const int p = i / 2 + i % 2 * 2;
         __m512i s[QN_VQ_PLANES];
-        panel_by_one(b, panel_codes(c, t, p), c->digits + t * QN_VQ_PLANES * QN_VQ_TILE_K, first, s);
+        if (p >= c->panels) {
+            continue;
+        }
+        panel_by_one(b, panel_codes(c, t, p), lines_of(c, t), c->digits + t * QN_VQ_PLANES * QN_VQ_TILE_K, first, s);
         add_tile(c->sums + p * QN_VQ_PANEL, s, first, c->offsets + t * 4, c->scales[t] * c->book_scales[t]);
     }
 }
@@ -113,9 +123,9 @@ static void tiles_one(const qn_vq_tiles_call *c)
 }
 
 /* A tile's weights as 64 lines of sixteen rows by four elements. */
-QN_INLINE void look_up_tile(const book *b, const uint8_t *codes, char *lines)
+QN_INLINE void look_up_tile(const book *b, const uint8_t *codes, int count, char *lines)
 {
-    for (int q = 0; q < LINES; q++) {
+    for (int q = 0; q < count; q++) {
         _mm_prefetch((const char *)codes + AHEAD_LINES + q * 64, _MM_HINT_T0);
         const __m512i line = _mm512_loadu_si512(codes + q * 64);
         const byte_parts parts = parts_of(line);
@@ -133,8 +143,8 @@ static void clear_sums(const qn_vq_tiles_call *c)
 
 static int tile_digits(const float *x, int64_t k, int8_t *planes, float *scales, int32_t *offsets)
 {
-    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    return digits_of_row(x, k, order, 128, coarsest_of(x, k), planes, scales, offsets);
+    const __m128i fourth = _mm_setr_epi8(0, 16, 32, 48, 4, 20, 36, 52, 8, 24, 40, 56, 12, 28, 44, 60);
+    return digits_of_row(x, k, fourth, 128, coarsest_of(x, k), planes, scales, offsets);
 }
 
 #endif

@@ -107,6 +107,13 @@ int qn_cpu_is_intel(void)
     return l.b == 0x756e6547 && l.d == 0x49656e69 && l.c == 0x6c65746e; /* GenuineIntel */
 }
 
+int qn_cpu_halves_512(void)
+{
+    const leaf vendor = query(0, 0);
+    const unsigned family = query(1, 0).a >> 8 & 0xf, more = query(1, 0).a >> 20 & 0xff;
+    return vendor.c == 0x444d4163 && family + more == 0x19; /* AuthenticAMD */
+}
+
 /* Intel's cores, as of Sapphire Rapids, begin half as many vdpbf16ps a clock as multiply-adds, AMD's from Zen 4 on as
  * many (docs/kernels.md). */
 const char *qn_cpu_unsuited(qn_suits suits)
@@ -133,6 +140,11 @@ const char *qn_cpu_refusal(qn_isa isa)
 }
 
 int qn_cpu_is_intel(void)
+{
+    return 0;
+}
+
+int qn_cpu_halves_512(void)
 {
     return 0;
 }

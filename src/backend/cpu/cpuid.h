@@ -12,6 +12,9 @@ const char *qn_cpu_unsuited(qn_suits suits);
 
 int qn_cpu_is_intel(void);
 
+/* Whether operations of 512 bits are two of 256: a Zen 4. */
+int qn_cpu_halves_512(void);
+
 /* The processor's name, 49 bytes with the final zero; "" when it tells none. */
 void qn_cpu_name(char name[49]);
 

@@ -28,19 +28,37 @@
 #define LEVELS(contract, format)                                                                                       \
     BOOKS(contract, avx512, format), BOOKS(contract, avx2, format), BOOKS(contract, scalar, format)
 
-/* One core each: with vectors of 8, of 512 bits (coarse slabs) 110 + 0.18 a row of w, 1350 + 2.1, 8.6; of 256 bits
- * (Zen 3) 145 + 0.95, 1260 + 1.7, 15.6. */
-#define SUMS_COSTS_512 .cost_one = {8.0, 47.0, 0.18}, .cost_side = {130.0, 310.0, 2.1}, .cost_many = 0.96, .coarse = 1
-#define SUMS_COSTS_256 .cost_one = {16.0, 16.0, 0.95}, .cost_side = {150.0, 60.0, 1.7}, .cost_many = 1.73
+/* Run, wide, rows, each, clocks: table, of fine slabs, an element of it, a row of w, an element of that. Of one core
+ * each; up to eight rows beside each other are as fast by 256 bits, where 512 are two halves faster. */
+#define WAYS_512(isa_)                                                                                                 \
+    static const qn_vq_sums_way ways_##isa_[] = {                                                                      \
+        {&qn_vq_sums_one__##isa_, 1, 2, 1, 47.0, 45.0, 8.0, 0.18, 0.0},                                                \
+        {&qn_vq_sums__avx2.side, 8, 8, 8, 60.0, 0.0, 150.0, 1.7, 0.0},                                                 \
+        {&qn_vq_sums__avx512vnni.side, 16, 16, 16, 310.0, 0.0, 130.0, 2.1, 0.0},                                       \
+        {&qn_vq_sums__avx512vnni.many, 16, 16, 16, 0.0, 0.0, 0.0, 0.96, 0.96},                                         \
+        {.run = NULL}}
+WAYS_512(amx);
+WAYS_512(avx512vnni);
+static const qn_vq_sums_way ways_halved[] = {{&qn_vq_sums_one__avx512vnni, 1, 2, 1, 0.0, 80.0, 21.0, 0.18, 0.0},
+                                             {&qn_vq_sums__avx2.side, 8, 8, 8, 250.0, 0.0, 155.0, 1.3, 0.0},
+                                             {&qn_vq_sums__avx512vnni.side, 16, 16, 16, 700.0, 0.0, 210.0, 2.1, 0.0},
+                                             {&qn_vq_sums__avx512vnni.many, 16, 16, 16, 0.0, 0.0, 0.0, 0.6, 1.22},
+                                             {.run = NULL}};
+static const qn_vq_sums_way ways_avx2[] = {{&qn_vq_sums_one__avx2, 1, 1, 1, 16.0, 0.0, 16.0, 0.95, 0.0},
+                                           {&qn_vq_sums__avx2.side, 8, 8, 8, 60.0, 0.0, 150.0, 1.7, 0.0},
+                                           {&qn_vq_sums__avx2.many, 16, 16, 16, 0.0, 0.0, 0.0, 1.73, 1.73},
+                                           {.run = NULL}};
 
-#define SUMS(isa_, level_, set_, parts_, costs)                                                                        \
+#define SUMS(isa_, level_, set_, parts_, halved_)                                                                      \
     {                                                                                                                  \
         .name = "qn_vq_mm_fp_aqlm_fp__" #isa_ "_1x128_sums", .op = QN_OP_VQ_MM, .backend = QN_BACKEND_CPU,             \
         .isa = (level_), .mr = 1, .nr = 128, .pack_layout = QN_VQ_SUMS_LAYOUT, .status = "tested",                     \
         .accepts = qn_vq_sums_accepts, .pack_bytes = qn_vq_sums_pack_bytes, .pack = qn_vq_sums_pack,                   \
-        .workspace_bytes = qn_vq_sums_workspace_bytes, .run = qn_vq_sums_run, .impl = &(const qn_vq_sums_impl)         \
+        .open = qn_vq_sums_open, .workspace_bytes = qn_vq_sums_workspace_bytes, .run = qn_vq_sums_run,                 \
+        .impl = &(const qn_vq_sums_impl)                                                                               \
         {                                                                                                              \
-            .one = &qn_vq_sums_one__##isa_, .set = &qn_vq_sums__##set_, .parts = &qn_mm_f32__##parts_, costs           \
+            .set = &qn_vq_sums__##set_, .parts = &qn_mm_f32__##parts_, .ways = ways_##isa_, .ways_halved = (halved_),  \
+            .coarse = (level_) >= QN_ISA_AVX512VNNI                                                                    \
         }                                                                                                              \
     }
 
@@ -70,13 +88,13 @@
     }
 
 static const qn_kernel kernels[] = {
-    SUMS(amx, QN_ISA_AMX, avx512vnni, avx512, SUMS_COSTS_512),
-    SUMS(avx512vnni, QN_ISA_AVX512VNNI, avx512vnni, avx512, SUMS_COSTS_512),
+    SUMS(amx, QN_ISA_AMX, avx512vnni, avx512, NULL),
+    SUMS(avx512vnni, QN_ISA_AVX512VNNI, avx512vnni, avx512, ways_halved),
     TILES(amx, QN_ISA_AMX, 16, avx512),
     TILES(avx512vnni, QN_ISA_AVX512VNNI, 8, avx512),
     LATTICE(amx, QN_ISA_AMX, 16, avx512vnni, avx512),
     LATTICE(avx512vnni, QN_ISA_AVX512VNNI, 4, avx512vnni, avx512),
-    SUMS(avx2, QN_ISA_AVX2, avx2, avx2, SUMS_COSTS_256),
+    SUMS(avx2, QN_ISA_AVX2, avx2, avx2, NULL),
     TILES(avx2, QN_ISA_AVX2, 2, avx2),
     LATTICE(avx2, QN_ISA_AVX2, 1, avx2, avx2),
     LEVELS("vq_mm_fp_aqlm_fp", QN_VQ_AQLM),

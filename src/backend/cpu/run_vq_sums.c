@@ -17,6 +17,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "backend/cpu/cpuid.h"
 #include "backend/cpu/sizes.h"
 #include "backend/cpu/vq_side.h"
 #include "base/checked.h"
@@ -30,7 +31,8 @@
 #define ROWS_ROUND 16       /* rows of x whose parts are kept at a time, times ... */
 #define MOST_ROUNDS 8       /* ... at most so many where K and w alone give no task for every thread */
 #define LEAST_COLUMNS 100   /* rows of w; whatever M, as bits must not depend on it ... */
-#define LEAST_OF_EIGHTS 256 /* ... where books look vectors up as registers */
+#define LEAST_OF_EIGHTS 256 /* ... where books look vectors up as registers, ... */
+#define LEAST_OF_FOURS 136  /* ... or a table of four books' long vectors takes as long as one row does by books */
 #define LEAST_K 800         /* with one book: rounded products are as exact as sums of f32 from there on */
 
 /* ---- packed body ---- */
@@ -171,7 +173,8 @@ const char *qn_vq_sums_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
         return "made for codes of 8 bits";
     }
     const int eights = vq.in_group == 8 && vq.codebooks <= 2; /* kernels/cpu/vq_eights.h */
-    if (vq.n > 0 && vq.n < (eights ? LEAST_OF_EIGHTS : LEAST_COLUMNS)) {
+    const int fours = vq.in_group >= 16 && vq.codebooks >= 4;
+    if (vq.n > 0 && vq.n < (eights ? LEAST_OF_EIGHTS : fours ? LEAST_OF_FOURS : LEAST_COLUMNS)) {
         return "a table costs more than so few rows of w take from it";
     }
     /* Products are rounded by the largest there may be, 1 / K of the row's: their sum by 1 / sqrt(K) of a row of w,
@@ -201,38 +204,44 @@ void qn_vq_sums_pack(const qn_kernel *kernel, const qn_op_desc *desc, const qn_a
 
 /* ---- ways ---- */
 
-typedef struct way {
-    int64_t wide, rows; /* rows of x beside each other; of a call */
-    qn_vq_sums_fn run;
-    double table, row; /* what a (group, codebook) of a call costs: once, and a row of w */
-} way;
-
-static double table_cost(const sums_layout *l, const qn_vq_sums_cost *cost)
+static double table_cost(const sums_layout *l, const qn_vq_sums_way *way, int coarse)
 {
-    return cost->element * (double)l->vector + cost->table;
+    return way->table + (coarse ? 0.0 : way->table_fine) + way->table_element * (double)l->vector;
 }
 
-static double cost_of(const sums_layout *l, const qn_vq_sums_cost *cost)
+static double row_cost(const sums_layout *l, const qn_vq_sums_way *way)
 {
-    return table_cost(l, cost) + cost->row * (double)l->n;
+    return way->row + way->row_element * (double)l->vector;
 }
 
-/* The cheapest way of some rows of x: making a table, 256 products of so many elements and their rounding, and taking
- * from it, or one product a row of w. */
-static way way_of(const qn_vq_sums_impl *impl, const sums_layout *l, int64_t rows)
+/* The cheapest way of some rows of x: making tables, 256 products of so many elements and their rounding, and taking
+ * from them, or one product a row of w. */
+static const qn_vq_sums_way *way_of(const qn_vq_sums_way *ways, const sums_layout *l, int64_t rows, int coarse)
 {
-    const double one = (double)rows * cost_of(l, &impl->cost_one);
-    const double side = (double)qn_ceil_div(rows, impl->set->side_rows) * cost_of(l, &impl->cost_side);
-    const double many = (double)qn_ceil_div(rows, QN_VQ_MANY_ROWS) * impl->cost_many * (double)((l->vector + 1) * l->n);
     const int fits = l->slab_groups * l->vector * QN_VQ_MANY_ROWS <= QN_VQ_MANY_FLOATS;
-    if (rows == 1 || (one < side && (one < many || !fits))) {
-        return (way){1, impl->set->one_rows, *impl->one, table_cost(l, &impl->cost_one), impl->cost_one.row};
+    const qn_vq_sums_way *best = ways;
+    double least = HUGE_VAL;
+    for (const qn_vq_sums_way *way = ways; way->run; way++) {
+        const double once = table_cost(l, way, coarse) + row_cost(l, way) * (double)l->n;
+        const double cost = (double)qn_ceil_div(rows, way->each) * once;
+        if (cost < least && (fits || way->row_element == 0.0)) {
+            least = cost;
+            best = way;
+        }
     }
-    if (side < many || !fits) {
-        const int64_t wide = impl->set->side_rows;
-        return (way){wide, wide, impl->set->side, table_cost(l, &impl->cost_side), impl->cost_side.row};
-    }
-    return (way){QN_VQ_MANY_ROWS, QN_VQ_MANY_ROWS, impl->set->many, 0.0, impl->cost_many * (double)(l->vector + 1)};
+    return best;
+}
+
+/* The ways of this processor. */
+qn_status qn_vq_sums_open(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, void **state,
+                          qn_error *error)
+{
+    (void)ctx;
+    (void)desc;
+    (void)error;
+    const qn_vq_sums_impl *impl = kernel->impl;
+    *state = (void *)(uintptr_t)(impl->ways_halved && qn_cpu_halves_512() ? impl->ways_halved : impl->ways);
+    return QN_OK;
 }
 
 /* Tasks along rows of x that every thread needs beside those that K and w give. */
@@ -252,12 +261,11 @@ typedef struct memory {
     size_t partial, scales, special, scratch, thread, totals, body, total; /* totals: in a thread's scratch */
 } memory;
 
-static memory memory_of(const qn_vq_sums_impl *impl, const qn_op_desc *desc, const qn_vq *vq, int64_t m,
-                        int32_t threads)
+static memory memory_of(const qn_op_desc *desc, const qn_vq *vq, int64_t m, int32_t threads)
 {
     const sums_layout l = layout_of(desc, vq);
-    const int64_t some = qn_min_i64(m, round_of(&l, threads)), wide = way_of(impl, &l, some).wide;
-    const int64_t rows = qn_ceil_div(some, wide) * wide; /* of a full round at most; fewer rows need no more */
+    const int64_t some = qn_min_i64(m, round_of(&l, threads));
+    const int64_t rows = some > 1 ? qn_ceil_div(some, QN_VQ_MANY_ROWS) * QN_VQ_MANY_ROWS : 1; /* in any way */
     memory at = {.partial = qn_size_pad(qn_vq_side_bytes(vq, m, threads))};
     const size_t row = qn_size_mul((size_t)l.lines, QN_VQ_LINE * sizeof(float));
     const size_t slabs = qn_size_mul((size_t)l.slabs, sizeof(qn_vq_sums_scale));
@@ -267,7 +275,7 @@ static memory memory_of(const qn_vq_sums_impl *impl, const qn_op_desc *desc, con
     at.totals = QN_VQ_SUMS_SCRATCH;
     at.thread = at.totals;
     if (m > 1) {
-        at.thread += (size_t)(qn_min_i64(l.lines, LINES_TASK) * QN_VQ_LINE * impl->set->side_rows) * sizeof(int32_t);
+        at.thread += (size_t)(qn_min_i64(l.lines, LINES_TASK) * QN_VQ_LINE * QN_VQ_MANY_ROWS) * sizeof(int32_t);
     }
     at.body = qn_size_add(at.scratch, qn_size_mul((size_t)threads, at.thread));
     at.total = qn_size_add(at.body, l.total);
@@ -276,9 +284,10 @@ static memory memory_of(const qn_vq_sums_impl *impl, const qn_op_desc *desc, con
 
 size_t qn_vq_sums_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
 {
+    (void)kernel;
     qn_vq vq;
     qn_vq_side_describe(desc, &vq);
-    return memory_of(kernel->impl, desc, &vq, m, threads).total;
+    return memory_of(desc, &vq, m, threads).total;
 }
 
 /* ---- running ---- */
@@ -292,8 +301,9 @@ typedef struct sums_job {
     char *workspace;
     int64_t m0, rows;              /* of this round */
     int64_t task_rows, task_lines; /* of a task: of x, of w */
-    way way;
-    float *partial;           /* [parts][rows / way.wide][lines * 128][way.wide] */
+    int coarse;                    /* the first slabs of all rows */
+    const qn_vq_sums_way *way;
+    float *partial;           /* [parts][rows / way->wide][lines * 128][way->wide] */
     qn_vq_sums_scale *scales; /* [rows][slabs] */
     uint8_t *special;         /* [rows]: computed from single elements */
 } sums_job;
@@ -301,8 +311,8 @@ typedef struct sums_job {
 /* Sums of a part of K, rows of x from r on, rows of w from line0 on. */
 static float *partial_at(const sums_job *job, int64_t part, int64_t r, int64_t line0)
 {
-    const int64_t groups = qn_ceil_div(job->rows, job->way.wide), group = part * groups + r / job->way.wide;
-    return job->partial + (group * job->l.lines + line0) * QN_VQ_LINE * job->way.wide;
+    const int64_t groups = qn_ceil_div(job->rows, job->way->wide), group = part * groups + r / job->way->wide;
+    return job->partial + (group * job->l.lines + line0) * QN_VQ_LINE * job->way->wide;
 }
 
 static void scale_task(void *user, int64_t r, int32_t thread)
@@ -360,7 +370,7 @@ static void rows_by_slab(const sums_job *job, int64_t s, int64_t r, int64_t rows
                          .totals = (int32_t *)(void *)(scratch + job->at.totals),
                          .sums = partial_at(job, s / SLABS_PART, r, line0),
                          .sums_stride = l->lines * QN_VQ_LINE};
-    job->way.run(&c);
+    (*job->way->run)(&c);
 }
 
 static void part_task(void *user, int64_t index, int32_t thread)
@@ -369,15 +379,15 @@ static void part_task(void *user, int64_t index, int32_t thread)
     const sums_layout *l = &job->l;
     const int64_t across = qn_ceil_div(l->lines, job->task_lines), line0 = index % across * job->task_lines;
     const int64_t part = index / across % l->parts, first = index / across / l->parts * job->task_rows;
-    const int64_t last = qn_min_i64(job->rows, first + job->task_rows), side = job->way.wide;
+    const int64_t last = qn_min_i64(job->rows, first + job->task_rows), side = job->way->wide;
     const int64_t lines = qn_min_i64(job->task_lines, l->lines - line0);
     char *const scratch = job->workspace + job->at.scratch + (size_t)thread * job->at.thread;
     for (int64_t r = first; r < last; r += side) {
         memset(partial_at(job, part, r, line0), 0, (size_t)(lines * QN_VQ_LINE * side) * sizeof(float));
     }
     for (int64_t s = part * SLABS_PART; s < qn_min_i64(l->slabs, (part + 1) * SLABS_PART); s++) {
-        for (int64_t r = first; r < last; r += job->way.rows) {
-            rows_by_slab(job, s, r, qn_min_i64(job->way.rows, last - r), line0, scratch);
+        for (int64_t r = first; r < last; r += job->way->rows) {
+            rows_by_slab(job, s, r, qn_min_i64(job->way->rows, last - r), line0, scratch);
         }
     }
 }
@@ -406,7 +416,7 @@ static void special_row(const sums_job *job, int64_t r, int64_t n0, int64_t coun
 /* Parts of some rows of x beside each other, columns n0 to n0 + count - 1: added in order, put into rows. */
 static void add_parts(const sums_job *job, int64_t r, int64_t n0, int64_t count)
 {
-    const int64_t side = job->way.wide, rows = qn_min_i64(side, job->rows - r);
+    const int64_t side = job->way->wide, rows = qn_min_i64(side, job->rows - r);
     for (int64_t n = n0; n < n0 + count; n += ADD_STEP) {
         const int64_t some = qn_min_i64(ADD_STEP, n0 + count - n);
         float sums[ADD_STEP * QN_VQ_MANY_ROWS] = {0};
@@ -429,10 +439,10 @@ static void add_task(void *user, int64_t index, int32_t thread)
 {
     (void)thread;
     const sums_job *job = user;
-    const int64_t pieces = qn_ceil_div(job->side.n, ADD_COLUMNS), first = index / pieces * job->way.wide;
+    const int64_t pieces = qn_ceil_div(job->side.n, ADD_COLUMNS), first = index / pieces * job->way->wide;
     const int64_t n0 = index % pieces * ADD_COLUMNS, count = qn_min_i64(ADD_COLUMNS, job->side.n - n0);
     add_parts(job, first, n0, count);
-    for (int64_t r = first; r < qn_min_i64(job->rows, first + job->way.wide); r++) {
+    for (int64_t r = first; r < qn_min_i64(job->rows, first + job->way->wide); r++) {
         if (job->special[r]) {
             special_row(job, r, n0, count);
         }
@@ -448,7 +458,8 @@ static int64_t lines_of_task(const sums_job *job, int64_t beside, int32_t thread
     double least = HUGE_VAL;
     for (int64_t pieces = fewest; pieces <= most; pieces++) {
         const int64_t lines = qn_ceil_div(all, pieces), rounds = qn_ceil_div(beside * qn_ceil_div(all, lines), threads);
-        const double time = (double)rounds * (job->way.table + job->way.row * (double)(lines * QN_VQ_LINE));
+        const double time = (double)rounds * (table_cost(&job->l, job->way, job->coarse) +
+                                              row_cost(&job->l, job->way) * (double)(lines * QN_VQ_LINE));
         if (time < least) {
             least = time;
             best = lines;
@@ -466,7 +477,7 @@ void qn_vq_sums_run(const qn_kernel *kernel, const qn_run_call *call)
         return;
     }
     job.l = layout_of(call->desc, &vq);
-    job.at = memory_of(job.impl, call->desc, &vq, call->sizes.m, qn_exec_threads(call->exec));
+    job.at = memory_of(call->desc, &vq, call->sizes.m, qn_exec_threads(call->exec));
     job.partial = (float *)(void *)(job.workspace + job.at.partial);
     job.scales = (qn_vq_sums_scale *)(void *)(job.workspace + job.at.scales);
     job.special = (uint8_t *)job.workspace + job.at.special;
@@ -480,14 +491,18 @@ void qn_vq_sums_run(const qn_kernel *kernel, const qn_run_call *call)
     const int64_t round = round_of(&job.l, threads);
     for (; job.m0 < job.side.m; job.m0 += round) {
         job.rows = qn_min_i64(round, job.side.m - job.m0);
-        job.way = way_of(job.impl, &job.l, job.rows);
-        const int64_t calls = qn_ceil_div(job.rows, job.way.rows);
-        job.task_rows = qn_ceil_div(calls, qn_min_i64(calls, row_tasks_of(&job.l, threads))) * job.way.rows;
+        qn_parallel_for(job.rows == 1 ? NULL : call->exec, job.rows, scale_task, &job);
+        job.coarse = 1;
+        for (int64_t r = 0; r < job.rows; r++) {
+            job.coarse &= job.scales[r * job.l.slabs].coarse;
+        }
+        job.way = way_of(call->state, &job.l, job.rows, job.coarse);
+        const int64_t calls = qn_ceil_div(job.rows, job.way->rows);
+        job.task_rows = qn_ceil_div(calls, qn_min_i64(calls, row_tasks_of(&job.l, threads))) * job.way->rows;
         const int64_t beside = qn_ceil_div(job.rows, job.task_rows) * job.l.parts;
         job.task_lines = lines_of_task(&job, beside, threads);
-        qn_parallel_for(job.rows == 1 ? NULL : call->exec, job.rows, scale_task, &job);
         qn_parallel_for(call->exec, beside * qn_ceil_div(job.l.lines, job.task_lines), part_task, &job);
-        qn_parallel_for(call->exec, qn_ceil_div(job.rows, job.way.wide) * qn_ceil_div(job.side.n, ADD_COLUMNS),
+        qn_parallel_for(call->exec, qn_ceil_div(job.rows, job.way->wide) * qn_ceil_div(job.side.n, ADD_COLUMNS),
                         add_task, &job);
     }
     qn_vq_side_finish(&job.side, call->exec);

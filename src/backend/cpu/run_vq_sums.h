@@ -8,23 +8,29 @@
 
 #define QN_VQ_SUMS_LAYOUT 293u
 
-/* Clocks a (group, codebook) of some rows of x, measured: an element of the vector, always, a row of w. */
-typedef struct qn_vq_sums_cost {
-    double element, table, row;
-} qn_vq_sums_cost;
+/* A way to multiply rows of x, up to `rows` a call, `wide` of them beside each other. Clocks that a (group, codebook)
+ * of `each` rows takes, as measured: for its table, more where slabs are not coarse, for a row of w, and what an
+ * element of the vector adds. */
+typedef struct qn_vq_sums_way {
+    const qn_vq_sums_fn *run;
+    int64_t wide, rows, each;
+    double table, table_fine, table_element, row, row_element;
+} qn_vq_sums_way;
 
 typedef struct qn_vq_sums_impl {
-    const qn_vq_sums_fn *one; /* row of x, or some one by one */
     const qn_vq_sums_set *set;
-    qn_vq_sums_cost cost_one, cost_side;
-    double cost_many; /* an element of the vector and one more, a row of w */
-    int coarse;       /* slabs are coarse where rows allow it */
+    /* Up to one that does nothing; the first takes any weights. Of processors that take 512 bits in two halves others,
+     * NULL: the same. */
+    const qn_vq_sums_way *ways, *ways_halved;
+    int coarse; /* slabs are coarse where rows allow it */
     const qn_mm_f32_set *parts;
 } qn_vq_sums_impl;
 
 const char *qn_vq_sums_accepts(const qn_kernel *kernel, const qn_op_desc *desc);
 size_t qn_vq_sums_pack_bytes(const qn_kernel *kernel, const qn_op_desc *desc);
 void qn_vq_sums_pack(const qn_kernel *kernel, const qn_op_desc *desc, const qn_args *args, void *body);
+qn_status qn_vq_sums_open(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, void **state,
+                          qn_error *error);
 size_t qn_vq_sums_workspace_bytes(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads);
 void qn_vq_sums_run(const qn_kernel *kernel, const qn_run_call *call);
 
