@@ -308,11 +308,15 @@ template <int planes> DEV void ask_planes(u32 to, const char *from, i64 row, i64
     }
 }
 
-DEV void ask_factors(u32 to, const float *from, int key0, int rows)
+/* A tile's factors, `beyond` behind the last row. */
+DEV void ask_factors(u32 to, const float *from, int key0, int rows, float beyond)
 {
     for (int i = (int)threadIdx.x; i < KEYS; i += THREADS) {
-        const int there = key0 + i < rows;
-        copy_async_4(to + (u32)i * 4, from + (there ? key0 + i : 0), (u32)there);
+        if (key0 + i < rows) {
+            copy_async_4(to + (u32)i * 4, from + key0 + i, 1);
+        } else {
+            store_shared_f32(to + (u32)i * 4, beyond);
+        }
     }
 }
 
@@ -323,10 +327,11 @@ DEV void ask_keys(const qn_cuda_attention_tiles &a, int to, int head, int key0)
                          ROW(a.k_row), a.k_plane, key0 - a.plane_first, a.plane_rows);
     const u32 factors = shared_address(shared) + (u32)(FACTORS_AT + to * 8 * KEYS);
 #if K_FACTORS
-    ask_factors(factors, a.k_factors + head * a.factors_head, key0 - a.plane_first, a.plane_rows);
+    ask_factors(factors, a.k_factors + head * a.factors_head, key0 - a.plane_first, a.plane_rows,
+                1.0f); /* NONE stays NONE */
 #endif
 #if V_FACTORS
-    ask_factors(factors + 4 * KEYS, a.v_factors + head * a.factors_head, key0 - a.plane_first, a.plane_rows);
+    ask_factors(factors + 4 * KEYS, a.v_factors + head * a.factors_head, key0 - a.plane_first, a.plane_rows, 0.0f);
 #endif
 }
 
