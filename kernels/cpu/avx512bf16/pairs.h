@@ -21,7 +21,7 @@
 #define PAIR_BLOCKS 4
 #define PAIR_FEW 8
 #define PAIR_KEEP 12
-#define FEW_NR(code, rows) ((rows) <= 2 ? 4 : ((rows) <= 6 || (code) <= QN_PANEL_E5M2 ? 2 : 1))
+#define FEW_NR(code, rows) ((rows) == 2 ? 4 : ((rows) <= 6 || (code) <= QN_PANEL_E5M2 ? 2 : 1))
 #define ARE_FEW(code, rows) ((rows) <= ((code) == QN_PANEL_BF16 ? 9 : 16))
 #define PARTS_BESIDE(code, rows, nr) (nr)
 #define FEW_GROUP 2
