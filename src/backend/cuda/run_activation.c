@@ -196,7 +196,7 @@ static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .l
 
 #define ROW(op_, contract, accepts_, impl_)                                                                            \
     {                                                                                                                  \
-        QN_CUDA_HOOKS, .name = "qn_" contract, .op = (op_), .level = "sm_80 and later", .status = QN_CUDA_TESTED,            \
+        QN_CUDA_HOOKS, .name = "qn_" contract, .op = (op_), .level = "sm_80 and later", .status = QN_CUDA_TESTED,      \
                        .accepts = accepts_, .impl = impl_                                                              \
     }
 

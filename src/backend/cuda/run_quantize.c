@@ -400,8 +400,8 @@ static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .l
 #define ROW(op_, contract)                                                                                             \
     {                                                                                                                  \
         QN_CUDA_HOOKS, .name = "qn_" contract "__sm80_rows", .op = (op_), .level = "sm_80 and later",                  \
-                       .status = QN_CUDA_TESTED, .accepts = accepts, .describe = describe, .workspace_bytes = workspace,     \
-                       .impl = &impl                                                                                   \
+                       .status = QN_CUDA_TESTED, .accepts = accepts, .describe = describe,                             \
+                       .workspace_bytes = workspace, .impl = &impl                                                     \
     }
 
 static const qn_kernel kernels[] = {

@@ -1,6 +1,6 @@
 /* NVRTC that compiles in a process of its own: sanitizers do not follow its many allocations, which takes twice the
- * time. With STOPS_AT_PTX it is asked for a virtual architecture, and what the library takes for machine code is the text
- * that the stand-in driver runs. */
+ * time. With STOPS_AT_PTX it is asked for a virtual architecture, and what the library takes for machine code is the
+ * text that the stand-in driver runs. */
 #include <dlfcn.h>
 #include <spawn.h>
 #include <stdio.h>

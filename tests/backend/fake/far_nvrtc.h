@@ -1,5 +1,5 @@
-/* What far_nvrtc.c and far_compiler.c say to each other over a socket: numbers, and strings with their lengths before. A
- * request is the options' count, they, the source and its name, the headers' count, their texts and their names; an
+/* What far_nvrtc.c and far_compiler.c say to each other over a socket: numbers, and strings with their lengths before.
+ * A request is the options' count, they, the source and its name, the headers' count, their texts and their names; an
  * answer is the result, the log and what was made. */
 #ifndef QN_TESTS_BACKEND_FAKE_FAR_NVRTC_H
 #define QN_TESTS_BACKEND_FAKE_FAR_NVRTC_H
