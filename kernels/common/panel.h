@@ -181,6 +181,15 @@ typedef struct qn_panel_places {
     float rest[11];
 } qn_panel_places;
 
+/* A block of 64 of a row for 4-bit floats (kernels/cpu/avx512vnni/fp4_avx512vnni.c): int8, or twice the values of e2m1
+ * codes with half the scales of their groups. In every eight the order k, k + 4, k + 1, k + 5, k + 2, k + 6, k + 3,
+ * k + 7. */
+typedef struct qn_panel_bytes {
+    int8_t x[QN_PANEL_K];
+    int32_t offset[4]; /* -12 times the sum of each group */
+    float scale[4];    /* of codes */
+} qn_panel_bytes;
+
 /* What the packer says of a panel. */
 #define QN_PANEL_SPECIAL 1   /* kernels must not compute it; what they leave for it is not looked at */
 #define QN_PANEL_SUBNORMAL 2 /* e4m3, e5m2: many codes are subnormal, more than one in QN_PANEL_SUBNORMAL_SHARE */
@@ -195,7 +204,8 @@ typedef enum qn_panel_rows {
     QN_PANEL_ROWS_I8,      /* [K] int8 */
     QN_PANEL_ROWS_I16,     /* [K/4][4] int16 in the order k, k+2, k+1, k+3: pairs for even and odd bytes */
     QN_PANEL_ROWS_DIGITS,  /* [K/64] qn_panel_digits: codes of groups; at avx2 4-bit floats */
-    QN_PANEL_ROWS_PLACES   /* [K/64] qn_panel_places: digits of codes of groups for tiles of bf16 */
+    QN_PANEL_ROWS_PLACES,  /* [K/64] qn_panel_places: digits of codes of groups for tiles of bf16 */
+    QN_PANEL_ROWS_BYTES    /* [K/64] qn_panel_bytes: rows of int8 or of e2m1 codes, for 4-bit floats */
 } qn_panel_rows;
 
 /* One call: rows [0, rows) times panels [0, panels) along the whole of K. */
@@ -207,6 +217,7 @@ typedef struct qn_panel_call {
     int64_t a_stride;
     int64_t rows;              /* at least 1; memory is readable up to the level's row multiple */
     int32_t terms;             /* QN_PANEL_ROWS_BF16 */
+    int32_t coded;             /* QN_PANEL_ROWS_BYTES: groups of rows have scales */
     int32_t several;           /* QN_PANEL_ROWS_DIGITS: made for more rows than one, if perhaps not of this call */
     /* scales of blocks of 128 along K; sa NULL: none. The temporary chain of such a block starts at 0 and
      * sum = fma(temporary, sa[r][kb] * sb[p][kb], sum). Codes with scales of groups have none. */
@@ -236,6 +247,10 @@ typedef void (*qn_panel_digits_fn)(const float *x, int64_t blocks, const qn_pane
 /* Fours of elements as QN_PANEL_ROWS_I16 has them. */
 typedef void (*qn_panel_words_fn)(const int8_t *x, int64_t count, int16_t *out);
 
+/* Blocks of 64 elements as QN_PANEL_ROWS_BYTES has them: int8, or with e4m3 scales of 16 e2m1 codes. */
+typedef void (*qn_panel_bytes_fn)(const void *x, const uint8_t *scales, int64_t blocks, qn_panel_code code,
+                                  qn_panel_bytes *out);
+
 /* Everything of one instruction set. A code without a function has no kernel at that level. */
 typedef struct qn_panel_set qn_panel_set;
 struct qn_panel_set {
@@ -249,6 +264,8 @@ struct qn_panel_set {
     size_t scratch_bytes;
     qn_panel_digits_fn digits; /* NULL: no codes of groups */
     qn_panel_words_fn words;   /* rows_i8 of QN_PANEL_ROWS_I16 */
+    qn_panel_bytes_fn bytes;   /* rows_f of QN_PANEL_ROWS_BYTES */
+    float unit;                /* of sums, beside qn_panel_factor; 0: 1 */
     qn_panel_fn mm[QN_PANEL_CODES];
     const qn_panel_set *few;   /* takes runs of up to few_rows rows, with the same bits; NULL: none does */
     int32_t few_rows;
@@ -257,6 +274,6 @@ struct qn_panel_set {
 extern const qn_panel_set qn_panel__scalar, qn_panel__avx2, qn_panel__avx512, qn_panel__avx512vnni,
     qn_panel__avx512bf16, qn_panel__amx;
 extern const qn_panel_set qn_groups__avx2, qn_groups__avx512vnni, qn_groups__amx; /* of the codes of groups */
-extern const qn_panel_set qn_fp4__avx2;                            /* of the 4-bit floats */
+extern const qn_panel_set qn_fp4__avx2, qn_fp4__avx512vnni;        /* of the 4-bit floats */
 
 #endif

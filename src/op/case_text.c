@@ -5,7 +5,7 @@
  *     scaled_mm m=16 n=576 k=192 a=f8_e4m3 scale_a=token scale_b=channel bias=1
  *
  * A slot word gives the slot's format, or 1 for an optional slot in its default
- * format; scaled_mm's scales take tensor, token and channel. */
+ * format; scaled_mm's scales take tensor, token and channel, x_scale tensor and token. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,11 +28,12 @@ static int64_t *size_field(qn_sizes *sizes, char letter)
     }
 }
 
-/* The word a scaled_mm scale of more than one element goes by; NULL for other slots. */
+/* The word that a scale of more than one element goes by, of scaled_mm and of rows of 8-bit codes; NULL for other
+ * slots. */
 static const char *many_word(qn_op op, int32_t slot)
 {
     if (op != QN_OP_SCALED_MM) {
-        return NULL;
+        return slot == qn_op_x_scale_slot(op) ? "token" : NULL;
     }
     return slot == QN_SMM_SCALE_A ? "token" : slot == QN_SMM_SCALE_B ? "channel" : NULL;
 }

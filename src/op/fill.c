@@ -44,7 +44,8 @@ void qn_fill_values(qn_filler *f, const qn_shape *shape, void *data, double devi
 {
     const int64_t count = qn_shape_elements(shape);
     for (int64_t i = 0; i < count; i++) {
-        qn_fill_put(shape->format, data, i, f->exact ? (float)qn_fill_pick(f, -2, 2) : (float)((double)normal(f) * deviation));
+        qn_fill_put(shape->format, data, i,
+                    f->exact ? (float)qn_fill_pick(f, -2, 2) : (float)((double)normal(f) * deviation));
     }
 }
 
@@ -214,8 +215,14 @@ static void fill_fp4_mm(qn_filler *f, const qn_op_desc *desc, int32_t slot, void
 {
     const qn_shape *shape = &desc->in[slot];
     const int nvfp4 = desc->op == QN_OP_NVFP4_MM;
-    if (nvfp4 ? slot == QN_NVMM_X : slot == QN_MXMM_X) {
+    if (slot == 0 && shape->format == QN_I8) {
+        qn_fill_int8(f, shape, data);
+    } else if (slot == 0 && shape->format == QN_F8_E4M3) {
+        fill_e4m3(f, shape, data);
+    } else if (nvfp4 ? slot == QN_NVMM_X : slot == QN_MXMM_X) {
         qn_fill_values(f, shape, data, 1.0);
+    } else if (slot == qn_op_x_scale_slot(desc->op)) {
+        qn_fill_scales(f, shape, data, 0.02);
     } else if (nvfp4 ? slot == QN_NVMM_BIAS : slot == QN_MXMM_BIAS) {
         qn_fill_values(f, shape, data, 0.5);
     } else if (!nvfp4 && slot == QN_MXMM_B_SCALE) {

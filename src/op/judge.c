@@ -136,8 +136,9 @@ static side left_side(const qn_op_desc *desc, const qn_view in[QN_MAX_IN], int64
     }
     s.format = x->shape.format;
     s.row = x->shape.ndim == 3 ? ref_row3(x, e, m) : ref_row(x, m);
-    if (desc->op == QN_OP_SCALED_MM) {
-        s.factor = fabs(vector_f32(&in[QN_SMM_SCALE_A], m));
+    const int32_t scales = desc->op == QN_OP_SCALED_MM ? QN_SMM_SCALE_A : qn_op_x_scale_slot(desc->op);
+    if (scales >= 0 && ref_has(&in[scales])) {
+        s.factor = fabs(vector_f32(&in[scales], m));
     } else if (desc->op == QN_OP_BLOCK_SCALED_MM || desc->op == QN_OP_GROUPED_BLOCK_SCALED_MM) {
         const qn_view *scale = &in[QN_BMM_SCALE_A];
         const int col = desc->attr[QN_ATTR_SCALE_LAYOUT].i == QN_SCALE_COL;

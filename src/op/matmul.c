@@ -30,6 +30,11 @@ static int32_t activation_slot(const qn_op_desc *desc)
     return desc->op == QN_OP_NVFP4_MM && qn_op_has(desc, QN_NVMM_A) ? QN_NVMM_A : 0;
 }
 
+int32_t qn_op_x_scale_slot(qn_op op)
+{
+    return op == QN_OP_NVFP4_MM ? QN_NVMM_X_SCALE : op == QN_OP_MXFP4_MM ? QN_MXMM_X_SCALE : -1;
+}
+
 static int32_t weight_slot(qn_op op)
 {
     switch (op) {
@@ -80,6 +85,12 @@ static void block_layout(const qn_op_desc *desc, const qn_sizes *s, qn_op_layout
     layout->allowed = layout->required;
 }
 
+/* Rows of 8-bit codes, whose scales are a slot of their own; the weights are 4-bit floats. */
+static int is_scaled(const qn_op_desc *desc)
+{
+    return desc->in[0].format == QN_I8 || desc->in[0].format == QN_F8_E4M3;
+}
+
 static void nvfp4_layout(const qn_op_desc *desc, const qn_sizes *s, qn_op_layout *layout)
 {
     layout->in[QN_NVMM_X] = shape2(QN_F32, s->m, s->k);
@@ -90,13 +101,14 @@ static void nvfp4_layout(const qn_op_desc *desc, const qn_sizes *s, qn_op_layout
     layout->in[QN_NVMM_B_SCALE] = shape2(QN_F8_E4M3, s->n, s->k / 16);
     layout->in[QN_NVMM_B_GLOBAL] = shape1(QN_F32, 1);
     layout->in[QN_NVMM_BIAS] = shape1(QN_F32, s->n);
+    layout->in[QN_NVMM_X_SCALE] = scale_choice(&desc->in[QN_NVMM_X_SCALE], s->m);
     const uint32_t weights = BIT(QN_NVMM_B) | BIT(QN_NVMM_B_SCALE) | BIT(QN_NVMM_B_GLOBAL);
     const uint32_t quantised = BIT(QN_NVMM_A_SCALE) | BIT(QN_NVMM_A_GLOBAL);
     if (qn_op_has(desc, QN_NVMM_A)) {
         layout->required = weights | quantised;
         layout->allowed = layout->required | BIT(QN_NVMM_A) | BIT(QN_NVMM_BIAS);
     } else {
-        layout->required = weights | BIT(QN_NVMM_X);
+        layout->required = weights | BIT(QN_NVMM_X) | (is_scaled(desc) ? BIT(QN_NVMM_X_SCALE) : 0u);
         layout->allowed = layout->required | BIT(QN_NVMM_BIAS);
     }
 }
@@ -112,7 +124,9 @@ static void matmul_layout(const qn_op_desc *desc, const qn_sizes *s, qn_op_layou
         layout->in[QN_MXMM_B] = shape2(QN_U8, s->n, s->k / 2);
         layout->in[QN_MXMM_B_SCALE] = shape2(QN_U8, s->n, s->k / 32);
         layout->in[QN_MXMM_BIAS] = shape1(QN_F32, s->n);
+        layout->in[QN_MXMM_X_SCALE] = scale_choice(&desc->in[QN_MXMM_X_SCALE], s->m);
         layout->required = BIT(QN_MXMM_X) | BIT(QN_MXMM_B) | BIT(QN_MXMM_B_SCALE);
+        layout->required |= is_scaled(desc) ? BIT(QN_MXMM_X_SCALE) : 0u;
         layout->allowed = layout->required | BIT(QN_MXMM_BIAS);
         break;
     default: /* dense_mm */

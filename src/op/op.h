@@ -57,6 +57,9 @@ const char *qn_shape_text(const qn_shape *shape, char *text);
 /* Output element format that attribute out asks for. */
 qn_format qn_op_out_format(const qn_op_desc *desc);
 
+/* Slot of the scales of rows x of 8-bit codes, beside weights of 4-bit floats; -1: the operator has none. */
+int32_t qn_op_x_scale_slot(qn_op op);
+
 /* Element format of codes that attribute type asks for (fnuz: QN_U8). */
 qn_format qn_op_type_format(int32_t type);
 

@@ -162,16 +162,15 @@ static const qn_attr_info grouped_attrs[] = {
 };
 
 static const qn_slot_info nvfp4_mm_in[] = {
-    {"x", "[M,K]", FLOATS, 1, 0},     {"a", "[M,K/2]", "u8", 1, 0},  {"a_scale", "[M,K/16]", "f8_e4m3", 1, 0},
-    {"a_global", "[1]", "f32", 1, 0}, {"b", "[N,K/2]", "u8", 0, 1},  {"b_scale", "[N,K/16]", "f8_e4m3", 0, 1},
-    {"b_global", "[1]", "f32", 0, 1}, {"bias", "[N]", FLOATS, 1, 1},
+    {"x", "[M,K]", FLOATS "|i8|f8_e4m3", 1, 0}, {"a", "[M,K/2]", "u8", 1, 0},  {"a_scale", "[M,K/16]", "f8_e4m3", 1, 0},
+    {"a_global", "[1]", "f32", 1, 0},           {"b", "[N,K/2]", "u8", 0, 1},  {"b_scale", "[N,K/16]", "f8_e4m3", 0, 1},
+    {"b_global", "[1]", "f32", 0, 1},           {"bias", "[N]", FLOATS, 1, 1}, {"x_scale", "[1] or [M,1]", "f32", 1, 0},
 };
 
 static const qn_slot_info mxfp4_mm_in[] = {
-    {"x", "[M,K]", FLOATS, 0, 0},
-    {"b", "[N,K/2]", "u8", 0, 1},
-    {"b_scale", "[N,K/32]", "u8|e8m0", 0, 1},
-    {"bias", "[N]", FLOATS, 1, 1},
+    {"x", "[M,K]", FLOATS "|i8|f8_e4m3", 0, 0}, {"b", "[N,K/2]", "u8", 0, 1},
+    {"b_scale", "[N,K/32]", "u8|e8m0", 0, 1},   {"bias", "[N]", FLOATS, 1, 1},
+    {"x_scale", "[1] or [M,1]", "f32", 1, 0},
 };
 
 static const qn_slot_info dense_mm_in[] = {

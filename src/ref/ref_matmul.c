@@ -10,6 +10,7 @@
  *   block_scaled_mm  sum over blocks of 128 of K of scale_a * scale_b * partial in double, one rounding
  *   nvfp4_mm         sum over blocks of 16 of scale * partial in double, divided by the global scales, + bias
  *   mxfp4_mm         sum over blocks of 32 of 2^e * partial in double, + bias
+ *                    both: times the scale of the row where x is int8 or e4m3, before the bias
  *   dense_mm         sum in double, + bias
  *
  * One rounding, to nearest even, from double to the output type. K = 0 gives
@@ -236,6 +237,12 @@ static double fp4_sum(const float *a, const uint8_t *a_scale, const float *b, co
     return sum;
 }
 
+/* What the sums of row m are multiplied with: 1 where x has no scales. */
+static double row_scale(const qn_view *scale, int64_t m)
+{
+    return ref_has(scale) ? (double)scale_at(scale, m) : 1.0;
+}
+
 void qn_ref_nvfp4_mm(const qn_op_desc *desc, const qn_args *args, void *scratch)
 {
     (void)desc;
@@ -257,7 +264,7 @@ void qn_ref_nvfp4_mm(const qn_op_desc *desc, const qn_args *args, void *scratch)
             const uint8_t *scale = quantised && k > 0 ? (const uint8_t *)ref_row(a_scale, m) : NULL;
             const double sum =
                 k > 0 ? fp4_sum(left + m * k, scale, right, (const uint8_t *)ref_row(b_scale, n), k, 16) / global : 0.0;
-            ref_store(d->shape.format, ref_out_row(d, m), n, sum + bias);
+            ref_store(d->shape.format, ref_out_row(d, m), n, sum * row_scale(&args->in[QN_NVMM_X_SCALE], m) + bias);
         }
     }
 }
@@ -276,7 +283,7 @@ void qn_ref_mxfp4_mm(const qn_op_desc *desc, const qn_args *args, void *scratch)
         for (int64_t m = 0; m < rows; m++) {
             const double sum =
                 k > 0 ? fp4_sum(left + m * k, NULL, right, (const uint8_t *)ref_row(b_scale, n), k, 32) : 0.0;
-            ref_store(d->shape.format, ref_out_row(d, m), n, sum + bias);
+            ref_store(d->shape.format, ref_out_row(d, m), n, sum * row_scale(&args->in[QN_MXMM_X_SCALE], m) + bias);
         }
     }
 }

@@ -55,12 +55,14 @@ enum {
     QN_NVMM_B_SCALE = 5,
     QN_NVMM_B_GLOBAL = 6,
     QN_NVMM_BIAS = 7,
+    QN_NVMM_X_SCALE = 8,
 
     /* mxfp4_mm */
     QN_MXMM_X = 0,
     QN_MXMM_B = 1,
     QN_MXMM_B_SCALE = 2,
     QN_MXMM_BIAS = 3,
+    QN_MXMM_X_SCALE = 4,
 
     /* dense_mm */
     QN_DMM_X = 0,

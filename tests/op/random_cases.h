@@ -111,6 +111,8 @@ static size_t random_slot(random_cases *r, qn_op op, int32_t slot, const qn_slot
     char word[32] = "1";
     if (op == QN_OP_SCALED_MM && (slot == QN_SMM_SCALE_A || slot == QN_SMM_SCALE_B)) {
         random_word(r, slot == QN_SMM_SCALE_A ? "tensor|token" : "tensor|channel", word, sizeof word);
+    } else if (slot == qn_op_x_scale_slot(op)) {
+        random_word(r, "tensor|token", word, sizeof word);
     } else if (!info->optional || random_below(r, 2)) {
         random_word(r, info->formats, word, sizeof word);
     }

@@ -39,9 +39,28 @@ int32_t qn_panel_terms(qn_format format)
 
 static void bind_a(qn_panel_job *job, const qn_view *view, qn_mm_fragment fragment)
 {
-    job->a = (qn_mm_operand){.data = view->data,
-                             .stride = view->shape.ndim > 1 ? view->strides[view->shape.ndim - 2] : 0};
+    job->a =
+        (qn_mm_operand){.data = view->data, .stride = view->shape.ndim > 1 ? view->strides[view->shape.ndim - 2] : 0};
+    if (fragment == QN_MM_ANY && view->shape.format != QN_FORMAT_NONE) {
+        const qn_format_row *row = qn_format_get_row(view->shape.format);
+        job->a.decode = row->decode;
+        job->a.block_elements = row->info.block_elements;
+        job->a.block_bytes = row->info.block_bytes;
+    }
     job->unpack_a = job->impl->parts->unpack[fragment];
+}
+
+/* Rows of 8-bit codes, of which sums are multiplied by the scale of their row after the factor of all. */
+static void bind_row_scales(qn_panel_job *job, const qn_view *scale)
+{
+    if (scale->shape.format == QN_FORMAT_NONE) {
+        return;
+    }
+    job->scaled = 1;
+    job->scale_a = scale->data;
+    job->scale_a_stride = qn_shape_elements(&scale->shape) == 1 ? 0 : (scale->shape.ndim > 1 ? scale->strides[0] : 4);
+    job->scale_b = &job->factor;
+    job->scale_b_step = 0;
 }
 
 static void bind_nvfp4(qn_panel_job *job)
@@ -49,6 +68,7 @@ static void bind_nvfp4(qn_panel_job *job)
     const qn_view *in = job->call->args->in;
     if (present(job->call->desc, QN_NVMM_X)) {
         bind_a(job, &in[QN_NVMM_X], qn_mm_fragment_of(in[QN_NVMM_X].shape.format));
+        bind_row_scales(job, &in[QN_NVMM_X_SCALE]);
         return;
     }
     bind_a(job, &in[QN_NVMM_A], QN_MM_FRAG_NVFP4);
@@ -58,11 +78,9 @@ static void bind_nvfp4(qn_panel_job *job)
 
 static void bind_scaled(qn_panel_job *job)
 {
-    const qn_view *in = job->call->args->in, *scale = &in[QN_SMM_SCALE_A];
+    const qn_view *in = job->call->args->in;
     bind_a(job, &in[QN_SMM_A], qn_mm_fragment_of(in[QN_SMM_A].shape.format));
-    job->scaled = 1;
-    job->scale_a = scale->data;
-    job->scale_a_stride = qn_shape_elements(&scale->shape) == 1 ? 0 : (scale->shape.ndim > 1 ? scale->strides[0] : 4);
+    bind_row_scales(job, &in[QN_SMM_SCALE_A]);
     if (present(job->call->desc, QN_SMM_AZP)) {
         job->azp = in[QN_SMM_AZP].data;
     }
@@ -106,8 +124,7 @@ void qn_panel_bind_rest(qn_panel_job *job, const char *rest)
         job->scale_b_step = l->scale_count == 1 ? 0 : 1;
     }
     if (desc->op == QN_OP_NVFP4_MM) {
-        const float a_global =
-            present(desc, QN_NVMM_X) ? 1.0f : one_float(job->call->args->in[QN_NVMM_A_GLOBAL].data);
+        const float a_global = present(desc, QN_NVMM_X) ? 1.0f : one_float(job->call->args->in[QN_NVMM_A_GLOBAL].data);
         job->factor = 1.0f / (a_global * one_float(rest));
     }
     job->bias = l->has_bias ? (const float *)(const void *)(rest + l->bias - l->scales) : NULL;
@@ -136,7 +153,10 @@ void qn_panel_bind(const qn_kernel *kernel, const qn_run_call *call, qn_panel_jo
                                         .rows = job->m}; /* half of what sums may be off by */
     switch ((int)kernel->op) {
     case QN_OP_DENSE_MM: bind_a(job, &call->args->in[QN_DMM_X], qn_mm_fragment_of(job->a_format)); break;
-    case QN_OP_MXFP4_MM: bind_a(job, &call->args->in[QN_MXMM_X], qn_mm_fragment_of(job->a_format)); break;
+    case QN_OP_MXFP4_MM:
+        bind_a(job, &call->args->in[QN_MXMM_X], qn_mm_fragment_of(job->a_format));
+        bind_row_scales(job, &call->args->in[QN_MXMM_X_SCALE]);
+        break;
     case QN_OP_NVFP4_MM: bind_nvfp4(job); break;
     case QN_OP_SCALED_MM: bind_scaled(job); break;
     default: bind_blocks(job); break;

@@ -65,11 +65,13 @@
                                        .weight = (weight_)}                                                        \
     }
 
-#define LEVELS_FP4(op, contract, weight, code)                        \
-    ROW(op, contract, amx, 32, 32, weight, code),                     \
-    ROW(op, contract, avx512bf16, 6, 64, weight, code),               \
-    ROW(op, contract, avx512, 6, 64, weight, code),                   \
-    ROW_DIGITS(op, contract, fp4, avx2, 1, "int8_dot", weight, code), \
+/* At avx512vnni rows are int8 (W4A8); other rows have kernels of the level below. */
+#define LEVELS_FP4(op, contract, name, weight, code)                                        \
+    ROW(op, contract, amx, 32, 32, weight, code),                                           \
+    ROW(op, contract, avx512bf16, 6, 64, weight, code),                                     \
+    ROW_DIGITS(op, name "_mm_i8_" name "_fp", fp4, avx512vnni, 12, "int8_dot", weight, code), \
+    ROW(op, contract, avx512, 6, 64, weight, code),                                         \
+    ROW_DIGITS(op, contract, fp4, avx2, 1, "int8_dot", weight, code),                       \
     ROW(op, contract, scalar, 2, 16, weight, code)
 
 #define LEVELS_GROUPS(contract, weight, code)                                              \
@@ -83,8 +85,8 @@ static const qn_kernel kernels[] = {
     LEVELS(QN_OP_BLOCK_SCALED_MM, "block_scaled_mm_e4m3_e4m3_fp", QN_F8_E4M3, QN_PANEL_E4M3),
     LEVELS(QN_OP_BLOCK_SCALED_MM, "block_scaled_mm_e4m3_e5m2_fp", QN_F8_E5M2, QN_PANEL_E5M2),
     LEVELS(QN_OP_GROUPED_BLOCK_SCALED_MM, "grouped_block_scaled_mm_e4m3_e4m3_fp", QN_F8_E4M3, QN_PANEL_E4M3),
-    LEVELS_FP4(QN_OP_NVFP4_MM, "nvfp4_mm_fp_nvfp4_fp", QN_U8, QN_PANEL_NVFP4),
-    LEVELS_FP4(QN_OP_MXFP4_MM, "mxfp4_mm_fp_mxfp4_fp", QN_U8, QN_PANEL_MXFP4),
+    LEVELS_FP4(QN_OP_NVFP4_MM, "nvfp4_mm_fp_nvfp4_fp", "nvfp4", QN_U8, QN_PANEL_NVFP4),
+    LEVELS_FP4(QN_OP_MXFP4_MM, "mxfp4_mm_fp_mxfp4_fp", "mxfp4", QN_U8, QN_PANEL_MXFP4),
     LEVELS(QN_OP_DENSE_MM, "dense_mm_fp_bf16_fp", QN_BF16, QN_PANEL_BF16),
     LEVELS_F32(QN_OP_DENSE_MM, "dense_mm_fp_f32_fp", QN_F32, QN_PANEL_F32),
     LEVELS_GROUPS("dense_mm_fp_q4_0_fp", QN_Q4_0, QN_PANEL_G4),

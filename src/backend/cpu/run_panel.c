@@ -50,9 +50,17 @@ const char *qn_panel_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
     if (desc->in[qn_panel_weight_slot(kernel->op)].format != impl->weight) {
         return "made for another weight format";
     }
+    const qn_format rows = qn_panel_row_format(desc);
+    const int integers = rows == QN_I8 || rows == QN_U8; /* of int8 or e2m1 codes */
+    if (impl->code != QN_PANEL_I8 && impl->set->rows_f == QN_PANEL_ROWS_BYTES && !integers) {
+        return "made for activations that are int8 or e2m1 codes";
+    }
     const int bf16_rows = impl->code != QN_PANEL_I8 && impl->set->rows_f == QN_PANEL_ROWS_BF16;
-    if (bf16_rows && kernel->isa < QN_ISA_AMX && qn_panel_row_format(desc) == QN_F32) {
+    if (bf16_rows && kernel->isa < QN_ISA_AMX && rows == QN_F32) {
         return "f32 activations take three bf16 terms, which the fp32 kernels beat";
+    }
+    if (bf16_rows && kernel->isa < QN_ISA_AMX && integers) {
+        return "activations that are integers are for the byte dots of level avx512vnni";
     }
     return NULL;
 }
@@ -82,6 +90,9 @@ static int64_t row_lines(qn_panel_rows kind, int32_t terms, int64_t blocks)
 {
     if (kind == QN_PANEL_ROWS_PLACES) {
         return blocks * PLACES_LINES;
+    }
+    if (kind == QN_PANEL_ROWS_BYTES) {
+        return qn_ceil_div(blocks * (int64_t)sizeof(qn_panel_bytes), QN_PANEL_LINE);
     }
     const int64_t element =
         kind == QN_PANEL_ROWS_F32 || kind == QN_PANEL_ROWS_DIGITS ? 4 : (kind == QN_PANEL_ROWS_I8 ? 1 : 2);
@@ -334,6 +345,25 @@ static void prepare_integers(const qn_panel_job *job, const int8_t *x, int64_t c
     }
 }
 
+/* Rows of int8, or of e2m1 codes with their scales. */
+static void prepare_bytes(const qn_panel_job *job, const qn_mm_operand *a, int64_t k, int64_t count, qn_panel_bytes *to)
+{
+    const int64_t whole = count / QN_PANEL_K, each = a->scales ? 2 : 1; /* elements a byte */
+    const char *const x = (const char *)a->data + k / each;
+    const uint8_t *const scales = a->scales ? (const uint8_t *)a->scales + k / 16 : NULL;
+    job->set->bytes(x, scales, whole, job->impl->code, to);
+    if (count > whole * QN_PANEL_K) {
+        char last[QN_PANEL_K] = {0};
+        uint8_t of_last[QN_PANEL_K / 16] = {0};
+        const int64_t left = count - whole * QN_PANEL_K;
+        memcpy(last, x + whole * QN_PANEL_K / each, (size_t)(left / each));
+        if (scales) {
+            memcpy(of_last, scales + whole * QN_PANEL_K / 16, (size_t)(left / 16));
+        }
+        job->set->bytes(last, scales ? of_last : NULL, 1, job->impl->code, to + whole);
+    }
+}
+
 /* Elements k to k + count of row r of a, with zeros to whole blocks. */
 static void prepare_chunk(const qn_panel_job *job, int64_t r, int64_t k, int64_t count, float *values, char *to)
 {
@@ -341,6 +371,8 @@ static void prepare_chunk(const qn_panel_job *job, int64_t r, int64_t k, int64_t
     const qn_mm_operand a = row_of(job, r);
     if (job->impl->code == QN_PANEL_I8) {
         prepare_integers(job, (const int8_t *)a.data + k, count, padded, to);
+    } else if (job->kind == QN_PANEL_ROWS_BYTES) {
+        prepare_bytes(job, &a, k, count, (qn_panel_bytes *)(void *)to);
     } else if (job->kind == QN_PANEL_ROWS_F32) {
         job->unpack_a(&a, 0, k, count, to);
     } else if (is_digits(job->kind)) {
@@ -515,7 +547,7 @@ static double row_value(const qn_panel_job *job, const block *b, int64_t r, int6
     if (job->kind == QN_PANEL_ROWS_F32) {
         return (double)float_at(line_of(job, row, k / 16) + k % 16 * 4);
     }
-    if (is_digits(job->kind)) {
+    if (is_digits(job->kind) || job->kind == QN_PANEL_ROWS_BYTES) {
         float group[QN_PANEL_K]; /* of whole scales of a */
         qn_mm_operand a = row_of(job, b->row + r);
         const int64_t first = k / QN_PANEL_K * QN_PANEL_K;
@@ -572,7 +604,7 @@ static void prepare_finish(const qn_panel_job *job, int64_t column, int64_t colu
     const size_t rest = (size_t)(qn_ceil_div(columns, QN_MM_STEP) * QN_MM_STEP - columns);
     memset(f, 0, sizeof *f);
     f->integers = job->impl->code == QN_PANEL_I8;
-    f->unit = job->sa ? 1.0f : qn_panel_factor(job->impl->code);
+    f->unit = job->sa ? 1.0f : qn_panel_factor(job->impl->code) * (job->set->unit > 0.0f ? job->set->unit : 1.0f);
     f->scaled = job->scaled;
     f->factor = job->factor;
     f->out = job->out_real;
@@ -698,6 +730,7 @@ static void multiply(const run *p, const block *b, char *scratch, char *sums, sm
                               .a_stride = job->row_stride,
                               .rows = b->rows,
                               .terms = job->terms,
+                              .coded = job->a.scales != NULL,
                               .several = job->m > 1,
                               .sa = job->sa ? sa : NULL,
                               .sb = job->sa ? d->w.block_scales : NULL,
