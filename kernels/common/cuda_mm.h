@@ -54,7 +54,7 @@ typedef struct qn_cuda_mm_part {
 
 typedef struct qn_cuda_mm {
     qn_cuda_mm_part part[QN_CUDA_MM_PARTS]; /* weights that share x; columns of part 0 first */
-    const char *x, *x_scale, *x_global;     /* activations; x_scale: of a row (scaled_mm), or of its blocks */
+    const char *x, *x_scale, *x_global;     /* activations; x_scale: of a row, or of its blocks */
     const char *azp;
     long long x_row, x_scale_row, x_scale_block, azp_row;
     const char *norm;     /* what comes before the product, of one row: weight of the norm, f32 */

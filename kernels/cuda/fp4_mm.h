@@ -235,11 +235,13 @@ DEV float4 add_parts(u32 from)
 /* What four sums are finished with. */
 typedef struct tails {
     tail of[4];
+    float row_scale;
 } tails;
 
-DEV tails load_tails(const qn_cuda_mm &a, const problem *p, int column)
+DEV tails load_tails(const qn_cuda_mm &a, const problem *p, int row, int column)
 {
     tails t;
+    t.row_scale = row_scale(a, p->row + row);
 #pragma unroll
     for (int c = 0; c < 4; c++) {
         const int n = p->column + column + c;
@@ -257,7 +259,7 @@ DEV void store_four(const qn_cuda_mm &a, const problem *p, int row, int column, 
     char *const to = w.d + (p->row + row) * w.d_row;
 #pragma unroll
     for (int c = 0; c < 4; c++) {
-        v[c] = finish(t.of[c], v[c] * FACTOR, 1.0f, 0, row_global(a));
+        v[c] = finish(t.of[c], v[c] * FACTOR, t.row_scale, 0, row_global(a));
     }
     if (vector && n + 3 < a.n) {
 #if OUT == QN_MM_F32
@@ -282,7 +284,7 @@ DEV void finish_strip(const qn_cuda_mm &a, const problem *p, u32 sums_at, u32 th
 {
     for (int i = (int)thread; i < p->rows * (STRIP / 4); i += CONSUMERS) {
         const int row = i / (STRIP / 4), column = i % (STRIP / 4) * 4;
-        const tails t = load_tails(a, p, column);
+        const tails t = load_tails(a, p, row, column);
         const float4 four = add_parts(sums_at + (u32)(row * PITCH + column) * 4);
         float v[4] = {four.x, four.y, four.z, four.w};
         store_four(a, p, row, column, t, v);
@@ -314,7 +316,7 @@ DEV void finish_shares(const qn_cuda_mm &a, const problem *p, u32 sums_at, u32 p
     for (u32 j = thread; j < own; j += CONSUMERS) {
         const u32 i = (j / 4 * SPLIT + part) * 4 + j % 4;
         const int row = (int)(i / (STRIP / 4)), column = (int)(i % (STRIP / 4)) * 4;
-        const tails t = load_tails(a, p, column);
+        const tails t = load_tails(a, p, row, column);
         barrier_wait(p->given_full, 0);
         float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll

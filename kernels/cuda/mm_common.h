@@ -12,6 +12,7 @@
 
 #define INT_SUMS (B_FORMAT == QN_MM_I8)
 #define CHANNEL_SCALES (B_FORMAT == QN_MM_E4M3 || B_FORMAT == QN_MM_I8)
+#define ROW_SCALES (A_FORMAT == QN_MM_A_E4M3 || A_FORMAT == QN_MM_A_I8)
 
 #if INT_SUMS
 typedef int sum_t;
@@ -19,12 +20,14 @@ typedef int sum_t;
 typedef float sum_t;
 #endif
 
-/* Element i of row m as the number that is multiplied; codes of scaled_mm without their scale. */
+/* Element i of row m as the number that is multiplied; codes whose scale is of the row without it. */
 DEV float load_x(const qn_cuda_mm &a, int m, int i)
 {
     const char *const row = a.x + m * a.x_row;
 #if A_FORMAT == QN_MM_A_E4M3
     return e4m3_float(((const u8 *)row)[i]);
+#elif A_FORMAT == QN_MM_A_I8
+    return (float)((const signed char *)row)[i];
 #elif A_FORMAT == QN_MM_A_BLOCK
     const char *const scale = a.x_scale + m * a.x_scale_row + i / 128 * a.x_scale_block;
     return e4m3_float(((const u8 *)row)[i]) * *(const float *)scale;
@@ -73,8 +76,7 @@ DEV float finish(const tail &t, sum_t sum, float scale_a, int azp, float a_globa
 #elif AZP == 1
     sum = (int)((u32)sum - (u32)t.azp_adj);
 #endif
-    const float scaled = (float)sum * t.scale;
-    return BIAS ? __fmaf_rn(scale_a, scaled, t.bias) : scaled * scale_a;
+    const float v = (float)sum * t.scale;
 #else
     float v = sum;
 #if B_FORMAT == QN_MM_NVFP4
@@ -82,14 +84,17 @@ DEV float finish(const tail &t, sum_t sum, float scale_a, int azp, float a_globa
 #elif B_FORMAT == QN_MM_AQLM
     v = v * t.scale;
 #endif
+#endif
+#if ROW_SCALES
+    return BIAS ? __fmaf_rn(scale_a, v, t.bias) : v * scale_a;
+#else
     return BIAS ? v + t.bias : v;
 #endif
 }
 
-/* Row scales start at x_scale for scaled_mm. */
 DEV float row_scale(const qn_cuda_mm &a, int m)
 {
-#if CHANNEL_SCALES
+#if ROW_SCALES
     return *(const float *)(a.x_scale + m * a.x_scale_row);
 #else
     return 1.0f;

@@ -26,13 +26,14 @@ static uint32_t below(uint32_t n)
 
 static void random_case(char *text, size_t room)
 {
-    static const char *const x[] = {"", " x=bf16", " x=f32", " x=f16"}, *const out[] = {"", " out=f32", " out=bf16"};
+    static const char *const x[] = {"", " x=bf16", " x=f32", " x=f16", " x=i8"}, *const out[] = {"", " out=f32",
+                                                                                                 " out=bf16"};
     static const char *const plain[] = {"block_scaled_mm", "scaled_mm", "dense_mm", "nvfp4_mm", "mxfp4_mm"};
     static const char *const lattice[] = {"", " codebook=E8P12RVQ4B", " codebook=E8P12RVQ3B"};
     char shape[96];
     snprintf(shape, sizeof shape, "m=%d n=%d k=%d%s%s", PICK(1, 2, 3, 8, 17, 33, 64, 65, 300, 4096),
              PICK(1, 7, 8, 16, 64, 72, 256, 300, 4096, 13824, 28672, 100000),
-             PICK(1, 8, 16, 40, 64, 128, 192, 256, 1040, 4096, 5120, 8192, 28672, 100352), x[below(4)], out[below(3)]);
+             PICK(1, 8, 16, 40, 64, 128, 192, 256, 1040, 4096, 5120, 8192, 28672, 100352), x[below(5)], out[below(3)]);
     switch (below(8)) {
     case 0: snprintf(text, room, "vq_mm %s format=gptvq", shape); break;
     case 1:

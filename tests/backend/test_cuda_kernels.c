@@ -343,7 +343,10 @@ static void every_deal_agrees(void **state)
                                         "nvfp4_mm m=40 n=200 k=272 x=f16",
                                         "mxfp4_mm m=5 n=392 k=4128 x=bf16",
                                         "mxfp4_mm m=16 n=1400 k=2080 x=bf16 out=f32",
-                                        "mxfp4_mm m=60 n=520 k=1056 x=bf16"};
+                                        "mxfp4_mm m=60 n=520 k=1056 x=bf16",
+                                        "nvfp4_mm m=13 n=1000 k=4096 x=i8 bias=1 x_scale=token",
+                                        "nvfp4_mm m=70 n=392 k=1056 x=f8_e4m3 x_scale=token",
+                                        "mxfp4_mm m=30 n=392 k=2080 x=i8 x_scale=token"};
     static const int32_t cards[] = {1, 2, 4, 6, 12};
     qn_cuda *const cuda = need_hopper();
     qn_error error = {0};

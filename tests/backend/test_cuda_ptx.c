@@ -9,6 +9,8 @@
 #include "backend/attention_cases.h"
 #include "backend/fake/fake_cuda.h"
 #include "base/clock.h"
+#include "format/format.h"
+#include "kernels/common/cuda_mm.h"
 
 static const char *word;
 static fake_driver fake;
@@ -53,6 +55,9 @@ static const row rows[] = {
     {8, 0, "block_scaled_mm m=16 n=127 k=129"},
     {8, 0, "nvfp4_mm m=3 n=17 k=96 x=bf16"},
     {8, 0, "mxfp4_mm m=2 n=24 k=64"},
+    {8, 0, "nvfp4_mm m=3 n=17 k=96 x=i8 bias=1 x_scale=token"},
+    {8, 0, "mxfp4_mm m=9 n=24 k=64 x=i8"},
+    {8, 0, "mxfp4_mm m=2 n=24 k=64 x=f8_e4m3 x_scale=token"},
     {8, 0, "vq_mm m=1 n=40 k=128 num_codebooks=1 in_group_size=4"},
     {8, 0, "vq_mm m=1 n=40 k=1096"},
     {8, 0, "vq_mm m=1 n=40 k=584 num_codebooks=4 x=bf16"},
@@ -82,6 +87,7 @@ static const row rows[] = {
     {8, 0, "attention m=17 n=16500 k=16 e=1 g=1"},
     {8, 0, "silu_mul m=3 k=77"},
     {8, 9, "block_scaled_mm m=3 n=65 k=383"},
+    {8, 9, "nvfp4_mm m=9 n=17 k=48 x=f8_e4m3 bias=1 x_scale=token"},
     {9, 0, "quantize_fp8 m=3 k=700 x=bf16"},
     {9, 0, "quantize_fp8 m=2 k=5000 granularity=group group=100 x=f16"},
     {9, 0, "quantize_int8 m=16 k=700 symmetric=0 x=bf16"},
@@ -192,6 +198,69 @@ static void more_runs_have_the_same_bits(void **state)
     assert_int_equal(failures, before);
 }
 
+/* Rows of 8-bit codes as the products of FP4 weights want them on Hopper, which are not emulated: all codes, and the
+ * rows' scales without gaps. */
+static void codes_are_written_out(void **state)
+{
+    (void)state;
+    enum { M = 5, K = 1032, PITCH = K + 24, SCALE_STEP = 12, COUNT = M * K };
+    static uint8_t codes[M * PITCH], scales[M * SCALE_STEP];
+    static uint16_t got[COUNT];
+    float factors[M], want[K];
+    void *from, *scales_from, *to, *factors_to;
+    qn_error error = {0};
+    qn_cuda *cuda;
+    fake.setup(1, 9, 0);
+    need_compiler();
+    must(qn_cuda_require(ctx, &cuda, &error), &error, "the stand-in driver");
+    for (int i = 0; i < M * PITCH; i++) {
+        codes[i] = (uint8_t)(i * 7);
+    }
+    for (int m = 0; m < M; m++) {
+        const float scale = 0.25f * (float)(m + 1);
+        memcpy(scales + m * SCALE_STEP, &scale, sizeof scale);
+    }
+    must(qn_device_alloc(ctx, sizeof codes, &from, &error), &error, "codes");
+    must(qn_device_alloc(ctx, sizeof scales, &scales_from, &error), &error, "scales");
+    must(qn_device_alloc(ctx, sizeof got, &to, &error), &error, "results");
+    must(qn_device_alloc(ctx, sizeof factors, &factors_to, &error), &error, "factors");
+    must(qn_device_copy_in(ctx, from, codes, sizeof codes, stream, &error), &error, "codes");
+    must(qn_device_copy_in(ctx, scales_from, scales, sizeof scales, stream, &error), &error, "scales");
+    for (int i = 0; i < 2; i++) {
+        qn_cuda_program program = {.source = "fp4_expand.cu", .entry = "qn_fp4_expand"};
+        qn_cuda_function function;
+        int64_t step = PITCH, scale_step = i ? 0 : SCALE_STEP;
+        void *none = NULL;
+        int32_t m_count = M, k = K, count = M;
+        void *const arguments[] = {&from, &step, &scales_from, &scale_step, &to,   &factors_to,
+                                   &none, &none, &m_count,     &k,          &count};
+        const qn_cuda_geometry g = {.grid = {1, 1, 1}, .block = {256, 1, 1}, .dependent = 1};
+        qn_cuda_define(&program, "B_FORMAT", i ? QN_MM_E4M3 : QN_MM_I8);
+        qn_cuda_define(&program, "X_FORMAT", QN_MM_BF16);
+        must(qn_cuda_function_get(cuda, &program, &function, &error), &error, program.source);
+        const qn_cuda_run r = {.cuda = cuda, .device = &cuda->device, .functions = &function, .stream = stream};
+        must(qn_cuda_push(cuda, &error), &error, "context");
+        must(qn_cuda_launch(&r, 0, &g, arguments, &error), &error, program.source);
+        qn_cuda_pop(cuda);
+        must(qn_device_copy_out(ctx, got, to, sizeof got, stream, &error), &error, "results");
+        must(qn_device_copy_out(ctx, factors, factors_to, sizeof factors, stream, &error), &error, "factors");
+        must(qn_stream_sync(ctx, stream, &error), &error, "results");
+        for (int m = 0; m < M; m++) {
+            qn_format_get_row(i ? QN_F8_E4M3 : QN_I8)->decode(codes + m * PITCH, K, want);
+            assert_true(factors[m] == 0.25f * (float)(i ? 1 : m + 1));
+            for (int e = 0; e < K; e++) {
+                const float v = qn_bf16_to_f32(got[m * K + e]);
+                assert_true(v == want[e] || (v != v && want[e] != want[e]));
+            }
+        }
+    }
+    qn_device_free(ctx, from);
+    qn_device_free(ctx, scales_from);
+    qn_device_free(ctx, to);
+    qn_device_free(ctx, factors_to);
+    close_device();
+}
+
 /* Of such runs: what is no element is told, too. */
 static void other_bits_are_told(void **state)
 {
@@ -247,6 +316,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kernels_agree_with_the_reference),
         cmocka_unit_test(more_runs_have_the_same_bits),
+        cmocka_unit_test(codes_are_written_out),
         cmocka_unit_test(other_bits_are_told),
     };
     return cmocka_run_group_tests(tests, start, NULL);

@@ -184,7 +184,11 @@ static int fits(const qn_chain_step *mm, int32_t quant)
         return mm->desc->in[QN_SMM_A].format == QN_I8 ? quant == QUANT_INT8 || quant == QUANT_INT8_AZP
                                                       : quant == QUANT_FP8;
     case QN_OP_BLOCK_SCALED_MM: return quant == QUANT_FP8_GROUP;
-    case QN_OP_NVFP4_MM: return quant == (mm->desc->in[QN_NVMM_A].format ? QUANT_NVFP4 : QUANT_NONE);
+    case QN_OP_NVFP4_MM:
+    case QN_OP_MXFP4_MM: { /* rows of 8-bit codes are for a plan */
+        const int32_t rows = qn_cuda_row_format(mm->desc);
+        return rows == QN_MM_PLAIN ? quant == QUANT_NONE : rows == QN_MM_A_NVFP4 && quant == QUANT_NVFP4;
+    }
     default: return quant == QUANT_NONE;
     }
 }

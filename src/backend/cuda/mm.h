@@ -13,6 +13,9 @@ int32_t qn_cuda_float_format(qn_format format);
 /* Number of a matrix product's weights in device code; -1: none that is known there. */
 int32_t qn_cuda_weight_format(const qn_op_desc *desc);
 
+/* What rows of x are: QN_MM_PLAIN or QN_MM_A_*. */
+int32_t qn_cuda_row_format(const qn_op_desc *desc);
+
 /* Number of a stored format without scales beside it; -1: none. */
 int32_t qn_cuda_stored_format(qn_format format);
 

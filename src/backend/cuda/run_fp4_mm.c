@@ -16,11 +16,13 @@ enum { BLOCK_ROWS = 64, BLOCK_TILES = 4, MOST_WK = 3, LEAST_STAGES = 3 }; /* of 
 
 enum { EXPAND_THREADS = 256, EXPAND_ELEMENTS = 32 }; /* of a thread of fp4_expand.cu */
 
-/* Programs: any alignment, one for each of some numbers of rows of x, what writes codes out, the product after it. */
+/* Programs: any alignment, one for each of some numbers of rows of x, what writes FP4 codes out, the product after it,
+ * what writes rows of 8-bit codes out where x is such. */
 enum { ANY = 0, CUTS };
 static const int32_t heights[] = {8, 16, 32, 64, 128, 256};
 enum { HEIGHTS = sizeof heights / sizeof *heights, EXPAND = CUTS + HEIGHTS, DENSE };
-_Static_assert(DENSE + QN_DENSE_PROGRAMS <= QN_CUDA_PROGRAMS, "a plan has room for that many programs");
+enum { EXPAND_BYTES = DENSE + QN_DENSE_PROGRAMS };
+_Static_assert(EXPAND_BYTES < QN_CUDA_PROGRAMS, "a plan has room for that many programs");
 
 /* Rows from which on weights are written out. Weights whose rows begin where bulk copies cannot are always. */
 enum { WRITTEN_ROWS = 257, ROW_CODES = 32 };
@@ -45,10 +47,15 @@ static shape shape_of(const qn_op_desc *desc, const qn_cuda_device *device)
                    .sms = device->sms};
 }
 
-/* Whether rows of x are codes. */
+/* Whether rows of x are codes; of 8 bits, with scales for sums. */
 static int is_coded(const qn_op_desc *desc)
 {
-    return desc->op == QN_OP_NVFP4_MM && desc->in[QN_NVMM_A].format != QN_FORMAT_NONE;
+    return qn_cuda_row_format(desc) != QN_MM_PLAIN;
+}
+
+static int is_bytes(const qn_op_desc *desc)
+{
+    return is_coded(desc) && qn_cuda_row_format(desc) != QN_MM_A_NVFP4;
 }
 
 /* What is multiplied. */
@@ -64,7 +71,7 @@ static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
     const qn_format x = format_of(desc);
     const qn_shape *b = &desc->in[mx ? QN_MXMM_B : QN_NVMM_B];
     if (x != QN_BF16 && (mx || x != QN_F16)) {
-        return mx ? "activations are not bf16" : "activations are not bf16, f16 or codes";
+        return mx ? "activations are not bf16 or codes" : "activations are not bf16, f16 or codes";
     }
     if (b->dims[0] == 0 || b->dims[1] == 0) {
         return "there are no weights";
@@ -236,6 +243,12 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
     out[EXPAND].entry = "qn_fp4_expand";
     qn_cuda_define(&out[EXPAND], "B_FORMAT", qn_cuda_weight_format(desc));
     qn_cuda_define(&out[EXPAND], "X_FORMAT", x);
+    if (is_bytes(desc)) {
+        out[EXPAND_BYTES].source = out[EXPAND].source;
+        out[EXPAND_BYTES].entry = out[EXPAND].entry;
+        qn_cuda_define(&out[EXPAND_BYTES], "B_FORMAT", qn_cuda_row_format(desc) == QN_MM_A_I8 ? QN_MM_I8 : QN_MM_E4M3);
+        qn_cuda_define(&out[EXPAND_BYTES], "X_FORMAT", x);
+    }
     qn_dense_programs(&dense, device, out + DENSE);
     for (int32_t i = 0; i < HEIGHTS; i++) {
         qn_cuda_program *p = &out[CUTS + i];
@@ -244,7 +257,7 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
         p->entry = c.wn ? "qn_fp4_mm_few" : "qn_fp4_mm";
         p->shared_bytes = shared_bytes(&c, &s);
         qn_cuda_mm_define(desc, qn_cuda_mm_bias(desc), p);
-        qn_cuda_define(p, "A_FORMAT", is_coded(desc) ? QN_MM_A_NVFP4 : QN_MM_PLAIN);
+        qn_cuda_define(p, "A_FORMAT", qn_cuda_row_format(desc));
         qn_cuda_define(p, "X_FORMAT", x);
         qn_cuda_define(p, "ALIGNED", 1);
         qn_cuda_define(p, "ROWS", c.rows);
@@ -256,14 +269,14 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
         qn_cuda_define(p, "SPLIT", c.split);
         qn_cuda_define(p, "STAGES", c.stages);
     }
-    return DENSE + QN_DENSE_PROGRAMS;
+    return EXPAND_BYTES + is_bytes(desc);
 }
 
 /* ---- the run ---- */
 
-/* Where a workspace has what is written out: rows of x, weights, what sums are multiplied by. */
+/* Where a workspace has what is written out: rows of x, weights, what sums of columns and of rows are multiplied by. */
 typedef struct work {
-    size_t x, weights, factors, total;
+    size_t x, weights, factors, row_scales, total;
 } work;
 
 static size_t place(size_t *at, int64_t rows, int64_t row_bytes)
@@ -286,6 +299,7 @@ static work work_of(const qn_op_desc *desc, int64_t m)
     w.x = place(&w.total, is_coded(desc) ? m : 0, 2 * f.k);
     w.weights = place(&w.total, written ? f.n : 0, 2 * f.k);
     w.factors = place(&w.total, written ? f.n + QN_DENSE_PAD : 0, 4);
+    w.row_scales = place(&w.total, written && is_bytes(desc) ? m : 0, 4);
     return w;
 }
 
@@ -296,38 +310,72 @@ static size_t workspace(const qn_kernel *kernel, const qn_op_desc *desc, int64_t
     return work_of(desc, m).total;
 }
 
-/* Codes written out to `to`; factors NULL: of rows of x. */
-static qn_status expand(const qn_cuda_run *run, const qn_cuda_mm *a, int64_t rows, char *to, float *factors,
-                        qn_error *error)
+/* Rows of codes to be written out, as fp4_expand.cu has them. */
+typedef struct coded {
+    const void *codes, *scales, *global, *x_global;
+    int64_t row, scale_row;
+    char *to;
+    float *factors; /* NULL: none */
+    int32_t rows, k, count;
+} coded;
+
+static float *floats_at(const qn_cuda_run *run, size_t offset)
 {
-    const qn_cuda_mm_part *b = &a->part[0];
-    const void *codes = factors ? b->b : a->x, *scales = factors ? b->b_scale : a->x_scale;
-    int64_t row = factors ? b->b_row : a->x_row, scale_row = factors ? b->b_scale_row : a->x_scale_row;
-    const void *global = b->b_global, *x_global = is_coded(run->call->desc) ? a->x_global : NULL;
-    int32_t m = (int32_t)rows, k = a->k, count = (int32_t)rows + QN_DENSE_PAD;
-    void *const arguments[] = {&codes, &row, &scales, &scale_row, &to, &factors, &global, &x_global, &m, &k, &count};
-    const int64_t blocks = qn_ceil_div(rows * k, EXPAND_THREADS * EXPAND_ELEMENTS);
+    return (float *)(void *)((char *)run->call->workspace + offset);
+}
+
+static qn_status expand(const qn_cuda_run *run, int32_t program, coded *c, qn_error *error)
+{
+    void *const arguments[] = {&c->codes,  &c->row,      &c->scales, &c->scale_row, &c->to,   &c->factors,
+                               &c->global, &c->x_global, &c->rows,   &c->k,         &c->count};
+    const int64_t blocks = qn_ceil_div((int64_t)c->rows * c->k, EXPAND_THREADS * EXPAND_ELEMENTS);
     const qn_cuda_geometry g = {.grid = {(uint32_t)qn_min_i64(blocks, (int64_t)run->device->sms * 8), 1, 1},
                                 .block = {EXPAND_THREADS, 1, 1},
                                 .dependent = 1};
-    return qn_cuda_launch(run, EXPAND, &g, arguments, error);
+    return qn_cuda_launch(run, program, &g, arguments, error);
+}
+
+static qn_status expand_x(const qn_cuda_run *run, const qn_cuda_mm *a, const work *w, int written, qn_error *error)
+{
+    const int bytes = is_bytes(run->call->desc);
+    coded c = {.codes = a->x,
+               .scales = a->x_scale,
+               .row = a->x_row,
+               .scale_row = a->x_scale_row,
+               .to = (char *)run->call->workspace + w->x,
+               .factors = bytes && written ? floats_at(run, w->row_scales) : NULL,
+               .rows = a->m,
+               .k = a->k,
+               .count = a->m};
+    return expand(run, bytes ? EXPAND_BYTES : EXPAND, &c, error);
 }
 
 static qn_status launch_written(const qn_cuda_run *run, const qn_cuda_mm *a, const work *w, qn_error *error)
 {
     const qn_cuda_mm_part *b = &a->part[0];
     const qn_dense_form form = dense_form(run->call->desc);
-    char *const memory = run->call->workspace;
+    coded c = {.codes = b->b,
+               .scales = b->b_scale,
+               .global = b->b_global,
+               .x_global = a->x_global,
+               .row = b->b_row,
+               .scale_row = b->b_scale_row,
+               .to = (char *)run->call->workspace + w->weights,
+               .factors = floats_at(run, w->factors),
+               .rows = b->n,
+               .k = a->k,
+               .count = b->n + QN_DENSE_PAD};
     const qn_dense_operands o = {.a = a->x,
                                  .a_row = a->x_row,
-                                 .b = memory + w->weights,
+                                 .b = c.to,
                                  .b_row = 2 * form.k,
                                  .bias = b->bias,
-                                 .column_scale = (float *)(void *)(memory + w->factors),
+                                 .row_scale = is_bytes(run->call->desc) ? floats_at(run, w->row_scales) : NULL,
+                                 .column_scale = c.factors,
                                  .d = b->d,
                                  .d_row = b->d_row,
                                  .m = a->m};
-    QN_TRY(expand(run, a, form.n, memory + w->weights, (float *)(void *)(memory + w->factors), error));
+    QN_TRY(expand(run, EXPAND, &c, error));
     return qn_dense_launch(run, DENSE, &form, &o, error);
 }
 
@@ -369,22 +417,23 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
 {
     qn_cuda_mm a = qn_cuda_mm_arguments(run->call);
     const qn_cuda_mm_part *b = &a.part[0];
-    const int coded = is_coded(run->call->desc), written = is_written(run->call->desc, a.m);
+    const qn_op_desc *desc = run->call->desc;
+    const int written = is_written(desc, a.m);
+    const uint64_t x_align = !is_coded(desc) ? 16 : is_bytes(desc) ? 8 : 4;
     if (((uint64_t)(uintptr_t)b->b | (uint64_t)b->b_row) % (written ? 4 : 16) != 0 ||
-        (coded ? ((uint64_t)(uintptr_t)a.x | (uint64_t)a.x_row) % 4 != 0 : !qn_tile_aligned(a.x, a.x_row, 0))) {
+        ((uint64_t)(uintptr_t)a.x | (uint64_t)a.x_row) % x_align != 0) {
         return qn_cuda_mm_launch_any(run, ANY, error);
     }
-    const work w = work_of(run->call->desc, a.m);
-    if (coded) {
-        char *const to = (char *)run->call->workspace + w.x;
-        QN_TRY(expand(run, &a, a.m, to, NULL, error));
-        a.x = to;
+    const work w = work_of(desc, a.m);
+    if (is_coded(desc)) {
+        QN_TRY(expand_x(run, &a, &w, written, error));
+        a.x = (char *)run->call->workspace + w.x;
         a.x_row = 2 * (int64_t)a.k;
     }
     if (written) {
         return launch_written(run, &a, &w, error);
     }
-    const shape s = shape_of(run->call->desc, run->device);
+    const shape s = shape_of(desc, run->device);
     int32_t i = 0;
     while (i + 1 < HEIGHTS && heights[i] < a.m) {
         i++;

@@ -48,18 +48,19 @@ int32_t qn_cuda_float_format(qn_format format)
 
 /* Slots of an operator's operands; -1: it has none. */
 typedef struct slots {
-    int32_t x, b, b_scale, bias, b_global;
+    int32_t x, x_scale, b, b_scale, bias, b_global; /* x_scale: of rows */
 } slots;
 
 static slots slots_of(qn_op op)
 {
     switch (op) {
-    case QN_OP_SCALED_MM: return (slots){QN_SMM_A, QN_SMM_B, QN_SMM_SCALE_B, QN_SMM_BIAS, -1};
-    case QN_OP_BLOCK_SCALED_MM: return (slots){QN_BMM_A, QN_BMM_B, QN_BMM_SCALE_B, -1, -1};
-    case QN_OP_NVFP4_MM: return (slots){QN_NVMM_X, QN_NVMM_B, QN_NVMM_B_SCALE, QN_NVMM_BIAS, QN_NVMM_B_GLOBAL};
-    case QN_OP_MXFP4_MM: return (slots){QN_MXMM_X, QN_MXMM_B, QN_MXMM_B_SCALE, QN_MXMM_BIAS, -1};
-    case QN_OP_VQ_MM: return (slots){QN_VQMM_X, -1, -1, QN_VQMM_BIAS, -1};
-    default: return (slots){QN_DMM_X, QN_DMM_B, -1, QN_DMM_BIAS, -1};
+    case QN_OP_SCALED_MM: return (slots){QN_SMM_A, QN_SMM_SCALE_A, QN_SMM_B, QN_SMM_SCALE_B, QN_SMM_BIAS, -1};
+    case QN_OP_BLOCK_SCALED_MM: return (slots){QN_BMM_A, -1, QN_BMM_B, QN_BMM_SCALE_B, -1, -1};
+    case QN_OP_NVFP4_MM:
+        return (slots){QN_NVMM_X, QN_NVMM_X_SCALE, QN_NVMM_B, QN_NVMM_B_SCALE, QN_NVMM_BIAS, QN_NVMM_B_GLOBAL};
+    case QN_OP_MXFP4_MM: return (slots){QN_MXMM_X, QN_MXMM_X_SCALE, QN_MXMM_B, QN_MXMM_B_SCALE, QN_MXMM_BIAS, -1};
+    case QN_OP_VQ_MM: return (slots){QN_VQMM_X, -1, -1, -1, QN_VQMM_BIAS, -1};
+    default: return (slots){QN_DMM_X, -1, QN_DMM_B, -1, QN_DMM_BIAS, -1};
     }
 }
 
@@ -135,14 +136,16 @@ static int32_t unit_words(int32_t format)
     }
 }
 
-static int32_t act_format(const qn_op_desc *desc)
+int32_t qn_cuda_row_format(const qn_op_desc *desc)
 {
-    switch (desc->op) {
-    case QN_OP_SCALED_MM: return desc->in[QN_SMM_A].format == QN_I8 ? QN_MM_A_I8 : QN_MM_A_E4M3;
-    case QN_OP_BLOCK_SCALED_MM: return QN_MM_A_BLOCK;
-    case QN_OP_NVFP4_MM: return desc->in[QN_NVMM_A].format ? QN_MM_A_NVFP4 : QN_MM_PLAIN;
-    default: return QN_MM_PLAIN;
+    if (desc->op == QN_OP_BLOCK_SCALED_MM) {
+        return QN_MM_A_BLOCK;
     }
+    if (desc->op == QN_OP_NVFP4_MM && desc->in[QN_NVMM_A].format) {
+        return QN_MM_A_NVFP4;
+    }
+    const qn_format x = desc->in[slots_of(desc->op).x].format;
+    return x == QN_I8 ? QN_MM_A_I8 : x == QN_F8_E4M3 ? QN_MM_A_E4M3 : QN_MM_PLAIN;
 }
 
 /* ---- programs ---- */
@@ -246,7 +249,7 @@ static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 /* The program of mm_tile.cu. */
 static void program_of(const qn_op_desc *desc, int32_t aligned, qn_cuda_program *p)
 {
-    const int32_t act = act_format(desc);
+    const int32_t act = qn_cuda_row_format(desc);
     p->source = "mm_tile.cu";
     p->entry = "qn_mm_tile";
     qn_cuda_mm_define(desc, qn_cuda_mm_bias(desc), p);
@@ -347,10 +350,13 @@ qn_cuda_mm qn_cuda_mm_arguments(const qn_run_call *call)
     a.m = (int32_t)qn_min_i64(call->sizes.m, INT32_MAX);
     a.n = a.part[0].n;
     a.k = (int32_t)qn_cuda_mm_depth(desc);
-    const qn_view *x = &in[slots_of(desc->op).x];
+    const slots s = slots_of(desc->op);
+    const qn_view *x = &in[s.x];
+    if (s.x_scale >= 0 && desc->in[s.x_scale].format) {
+        a.x_scale = in[s.x_scale].data;
+        a.x_scale_row = scale_step(&in[s.x_scale]);
+    }
     if (desc->op == QN_OP_SCALED_MM) {
-        a.x_scale = in[QN_SMM_SCALE_A].data;
-        a.x_scale_row = scale_step(&in[QN_SMM_SCALE_A]);
         a.azp = in[QN_SMM_AZP].data;
         a.azp_row = in[QN_SMM_AZP].shape.ndim == 2 ? in[QN_SMM_AZP].strides[0] : 4;
     } else if (desc->op == QN_OP_BLOCK_SCALED_MM) {
