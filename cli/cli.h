@@ -83,9 +83,18 @@ int cli_tokenize(cli *c, const qn_tokenizer *tokenizer, const char *text, size_t
 int cli_render_chat(cli *c, const qn_tokenizer *tokenizer, const qn_chat_message *messages, size_t count, char **text,
                     size_t *bytes);
 
-/* Open a model with --backend and --isa; kv: how it keeps keys and values, NULL: as floats. Verbs that only need its
- * tokenizer open it on the reference backend, which packs no weights. */
-int cli_open_model(cli *c, const char *path, const char *kv, qn_model **model);
+/* How a model is run. Zeros: keys and values as floats, activations as stored. */
+typedef struct cli_form {
+    const char *kv;
+    qn_activations activations;
+} cli_form;
+
+/* As --kv and --activations say. */
+cli_form cli_asked_form(const cli *c);
+
+/* Open a model with --backend and --isa. Verbs that only need its tokenizer open it on the reference backend, which
+ * packs no weights. */
+int cli_open_model(cli *c, const char *path, cli_form form, qn_model **model);
 int cli_open_model_for_text(cli *c, const char *path, qn_model **model);
 
 /* A session over the model with this context length and batch (0: defaults). */

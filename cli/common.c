@@ -504,16 +504,34 @@ int cli_render_chat(cli *c, const qn_tokenizer *tokenizer, const qn_chat_message
 
 /* ---- Models ---- */
 
-int cli_open_model(cli *c, const char *path, const char *kv, qn_model **model)
+cli_form cli_asked_form(const cli *c)
+{
+    return (cli_form){c->value[OPT_KV].s, (qn_activations)c->value[OPT_ACTIVATIONS].i};
+}
+
+int cli_open_model(cli *c, const char *path, cli_form form, qn_model **model)
 {
     qn_error error = {0};
+    qn_model_activations taken;
     qn_model_options options;
     qn_model_options_init(&options);
     options.plan = c->plan;
     options.exec = c->exec;
     options.no_packed_file = c->value[OPT_NO_PACKED].set;
-    options.kv = kv;
-    return cli_check(c, qn_model_open(c->ctx, path, &options, model, &error), &error, PHASE_INPUT);
+    options.kv = form.kv;
+    options.activations = form.activations;
+    int code = cli_check(c, qn_model_open(c->ctx, path, &options, model, &error), &error, PHASE_INPUT);
+    if (code || form.activations == QN_ACTIVATIONS_STORED)
+        return code;
+    qn_model_get_activations(*model, &taken);
+    if (!taken.layers) {
+        cli_progress_end(c);
+        cli_note(c,
+                 "note: %s: int8 activations change nothing: no layer has 4-bit float weights (nvfp4, mxfp4) and "
+                 "activations that are not quantised already\n",
+                 path);
+    }
+    return 0;
 }
 
 int cli_open_model_for_text(cli *c, const char *path, qn_model **model)

@@ -37,6 +37,7 @@ typedef enum cli_option_id {
     OPT_THREADS,
     OPT_NO_PACKED,
     OPT_KV,
+    OPT_ACTIVATIONS,
     OPT_KV_BOOKS,
     OPT_JIT,
     OPT_CACHE_DIR,

@@ -84,16 +84,18 @@ int score_cut(cli *c, score_text *t)
     return 0;
 }
 
-int score_open(cli *c, scored *s, const char *path, const char *kv, int64_t chunk)
+int score_open(cli *c, scored *s, const char *path, cli_form form, int64_t chunk)
 {
     s->path = path;
-    int code = cli_open_model(c, path, kv, &s->model);
+    int code = cli_open_model(c, path, form, &s->model);
     if (code)
         return code;
     qn_model_get_info(s->model, &s->info);
     qn_model_get_kv(s->model, &s->kv);
-    snprintf(s->label, sizeof s->label, "%s%s%s", s->info.scheme, kv && strcmp(kv, "f32") != 0 ? "+" : "",
-             kv && strcmp(kv, "f32") != 0 ? kv : "");
+    qn_model_get_activations(s->model, &s->activations);
+    const int coded = strcmp(s->kv.scheme, QN_KV_DEFAULT) != 0;
+    snprintf(s->label, sizeof s->label, "%s%s%s%s%s", s->info.scheme, s->activations.layers ? "+" : "",
+             s->activations.layers ? s->activations.name : "", coded ? "+" : "", coded ? s->kv.scheme : "");
     return cli_open_session(c, s->model, chunk, c->value[OPT_BATCH].i, &s->session);
 }
 

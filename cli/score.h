@@ -12,7 +12,8 @@ typedef struct scored {
     qn_session *session;
     qn_model_info info;
     qn_model_kv kv;
-    char label[48];                         /* scheme of the weights, and of keys and values when those are no floats */
+    qn_model_activations activations;
+    char label[48];                         /* scheme of the weights, and what is not as it is by default */
     int64_t count;                          /* tokens scored */
     double nll, nll_squared;                /* sums over them */
     float *kl;                              /* KL(reference || this) of each, in nats; NULL for the reference itself */
@@ -36,8 +37,8 @@ typedef struct score_summary {
 /* Cut the text: fills the derived fields; fails when it is too short. */
 int score_cut(cli *c, score_text *text);
 
-/* Open model and session for chunks of that many tokens; kv: how it keeps keys and values, NULL: as floats. */
-int score_open(cli *c, scored *s, const char *path, const char *kv, int64_t chunk);
+/* Open model and session for chunks of that many tokens. */
+int score_open(cli *c, scored *s, const char *path, cli_form form, int64_t chunk);
 void score_close(scored *s);
 
 /* Score the text with models[0..n): models[0] is the reference of the others. */

@@ -45,6 +45,10 @@ const cli_option cli_options[OPT_LIMIT] = {
                        "pack the weights in memory even when the model has a packed file"},
     [OPT_KV] = {"kv", "kv-cache", 0, KIND_CHOICE, 0, 0, QN_KV_DEFAULT, "f32|bf16|fp8|cq4|cq2|cq1",
                 "how keys and values of earlier tokens are kept; cq4, cq2 and cq1 need codebooks (see quern quantize)"},
+    [OPT_ACTIVATIONS] =
+        {"activations", NULL, 0, KIND_CHOICE, 0, 0, "stored", "stored|int8",
+         "how linear layers of 4-bit floats (nvfp4, mxfp4) take activations that the model leaves in 16 "
+         "bits: so, or in INT8 with a scale a token: faster for prompts, less exact"},
     [OPT_KV_BOOKS] = {"kv", "kv-cache", 0, KIND_CHOICE, 0, 0, NULL, "cq4|cq2|cq1",
                       "make codebooks of this scheme of keys and values"},
     [OPT_JIT] = {"jit", NULL, 0, KIND_CHOICE, 0, 0, "allow", "allow|cache|off",
@@ -150,7 +154,7 @@ const cli_verb cli_verbs[] = {
     {"run", "MODEL [TEXT | -]", 1, 2, 1,
      OPTIONS(OPT_MODEL, OPT_PROMPT, OPT_FILE, OPT_PREDICT, OPT_TEMP, OPT_TOP_K, OPT_TOP_P, OPT_MIN_P,
              OPT_REPEAT_PENALTY, OPT_REPEAT_LAST, OPT_SEED, OPT_GREEDY, OPT_STOP, OPT_RAW, OPT_SYSTEM, OPT_CTX_SIZE,
-             OPT_BATCH, COMPUTE, OPT_KV, OPT_NO_PACKED, OPT_JSON_TIMINGS, COMMON),
+             OPT_BATCH, COMPUTE, OPT_KV, OPT_ACTIVATIONS, OPT_NO_PACKED, OPT_JSON_TIMINGS, COMMON),
      "generate text",
      "Streams the text that follows the prompt to stdout and ends at an end token, a stop text, --predict tokens or "
      "the end of the context. Models with a chat template get the prompt as a user message unless --raw is given.\n"
@@ -161,8 +165,8 @@ const cli_verb cli_verbs[] = {
 
     {"chat", "MODEL", 1, 1, 1,
      OPTIONS(OPT_MODEL, OPT_SYSTEM, OPT_PREDICT, OPT_TEMP, OPT_TOP_K, OPT_TOP_P, OPT_MIN_P, OPT_REPEAT_PENALTY,
-             OPT_REPEAT_LAST, OPT_SEED, OPT_GREEDY, OPT_STOP, OPT_CTX_SIZE, OPT_BATCH, COMPUTE, OPT_KV, OPT_NO_PACKED,
-             COMMON),
+             OPT_REPEAT_LAST, OPT_SEED, OPT_GREEDY, OPT_STOP, OPT_CTX_SIZE, OPT_BATCH, COMPUTE, OPT_KV, OPT_ACTIVATIONS,
+             OPT_NO_PACKED, COMMON),
      "talk with a model in the terminal",
      "Reads a message a line from stdin and streams the reply. /reset forgets the conversation, /system TEXT sets the "
      "system message and starts again, /exit or the end of input ends it. Control-C stops a reply; at the prompt it "
@@ -204,26 +208,29 @@ const cli_verb cli_verbs[] = {
 
     {"perplexity", "MODEL", 1, 1, 1,
      OPTIONS(OPT_MODEL, OPT_FILE, OPT_PROMPT, OPT_REFERENCE, OPT_CHUNK, OPT_STRIDE, OPT_MAX_TOKENS, OPT_BATCH, COMPUTE,
-             OPT_KV, OPT_NO_PACKED, OPT_JSON, COMMON),
+             OPT_KV, OPT_ACTIVATIONS, OPT_NO_PACKED, OPT_JSON, COMMON),
      "how well a model predicts a text",
      "The text is cut into chunks of --ctx tokens, each starting with the BOS token in place of its first token when "
      "the model adds one. The first half of a chunk is context; the predictions of the tokens in its second half are "
      "scored. An incomplete last chunk is left out, except when it is the only one. Perplexity is exp(mean negative "
      "log-likelihood); "
      "its error is one standard error of that mean.\n"
-     "With --reference, which always keeps keys and values as floats: KL divergence KL(reference || model) per "
+     "With --reference, which always keeps keys and values as floats and takes activations as they are stored: KL "
+     "divergence KL(reference || model) per "
      "scored token (mean, median, 99 %, largest) and how "
      "often both find the same token most likely.",
      "quern perplexity out/ -f text.txt --reference model.gguf --max-tokens 8192", verb_perplexity},
 
     {"compare", "REFERENCE [MODEL ...]", 1, -1, 1,
      OPTIONS(OPT_MODEL, OPT_FILE, OPT_PROMPT, OPT_CHUNK, OPT_MAX_TOKENS, OPT_SAMPLE, OPT_RAW, OPT_BATCH, COMPUTE,
-             OPT_KV, OPT_NO_PACKED, OPT_JSONL, OPT_JSON, COMMON),
+             OPT_KV, OPT_ACTIVATIONS, OPT_NO_PACKED, OPT_JSONL, OPT_JSON, COMMON),
      "a table of models against a reference",
      "Scores the text as `quern perplexity` does, all models in step, and prints per model: bits per weight, file "
      "size, perplexity, its ratio to the reference's, KL divergence, top-1 agreement, prefill and decode speed, and a "
-     "line of greedy text after the prompt of -p. --kv is of all models but the reference; MODEL+cq2 is a model that "
-     "keeps keys and values so. Prefill speed is that of the context half of each chunk, for which no logits are made; "
+     "line of greedy text after the prompt of -p. --kv and --activations are of all models but the reference; "
+     "MODEL+cq2 "
+     "is a model that keeps keys and values so, MODEL+int8 one with such activations. Prefill speed is that of the "
+     "context half of each chunk, for which no logits are made; "
      "decode speed is that of the greedy text after its first token.",
      "quern compare bf16/ bf16/+fp8 int8/ -f text.txt --max-tokens 4096 -p \"The capital of France is\"", verb_compare},
 
@@ -240,8 +247,8 @@ const cli_verb cli_verbs[] = {
      "quern detokenize model.gguf 19556 905", verb_detokenize},
 
     {"logits", "MODEL", 1, 1, 1,
-     OPTIONS(OPT_MODEL, OPT_PROMPT, OPT_FILE, OPT_IDS, OPT_OUT, OPT_ALL, OPT_BATCH, COMPUTE, OPT_KV, OPT_NO_PACKED,
-             COMMON),
+     OPTIONS(OPT_MODEL, OPT_PROMPT, OPT_FILE, OPT_IDS, OPT_OUT, OPT_ALL, OPT_BATCH, COMPUTE, OPT_KV, OPT_ACTIVATIONS,
+             OPT_NO_PACKED, COMMON),
      "write a model's logits to a file",
      "Writes the tensors `logits` F32[T,vocabulary] (T is 1 without --all) and `ids` I32[tokens]. Text is tokenised as "
      "it is, with the special tokens the model adds.",
@@ -303,7 +310,7 @@ const cli_verb cli_verbs[] = {
 
     {"bench model", "MODEL", 1, 1, 1,
      OPTIONS(OPT_MODEL, OPT_PROMPT_TOKENS, OPT_GEN_TOKENS, OPT_REPETITIONS, OPT_BATCH, OPT_MEMORY, COMPUTE, OPT_KV,
-             OPT_NO_PACKED, OPT_OUTPUT_FORMAT, OPT_JSON, COMMON),
+             OPT_ACTIVATIONS, OPT_NO_PACKED, OPT_OUTPUT_FORMAT, OPT_JSON, COMMON),
      "measure a model's speed",
      "Prompt processing (pp) and text generation (tg) in tokens a second, as mean and standard deviation of the "
      "repetitions after one warm-up, in the shape of llama-bench's table. Behind it: the bytes of weights that a "

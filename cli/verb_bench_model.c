@@ -19,6 +19,7 @@ typedef struct limits {
     double read_gbps;       /* measured after the tests; 0: it could not be */
     double cache_bytes;     /* last-level caches */
     qn_model_kv kv;
+    qn_model_activations activations;
     double load_seconds; /* opening and packing */
     double peak_rss;     /* bytes, before the ceiling's own memory; 0: not known */
 } limits;
@@ -127,6 +128,8 @@ static void print_limits(const limits *l, const speed *tests, int n)
             printf(", of which %.1f %% are reached", 100 * tests[i].mean / decode_limit(l));
     printf("\nkeys and values %s, %s a token of context", l->kv.scheme,
            cli_size_text(bytes, (double)l->kv.bytes_per_token));
+    if (l->activations.layers)
+        printf("\nactivations of %d linear layers %s", l->activations.layers, l->activations.name);
     printf("\nload and packing %.2f s, peak memory %s\n", l->load_seconds, cli_size_text(peak, l->peak_rss));
 }
 
@@ -188,6 +191,7 @@ static void print_json(const cli *c, const qn_model_info *info, const speed *tes
         json_number(&j, "read_gbps", l->read_gbps, 6);
         json_number(&j, "decode_roofline_pct",
                     tests[i].kind[0] == 't' && decode_limit(l) > 0 ? 100 * tests[i].mean / decode_limit(l) : NAN, 5);
+        json_text(&j, "activations", l->activations.name);
         json_text(&j, "kv", l->kv.scheme);
         json_int(&j, "kv_bytes_per_token", (int64_t)l->kv.bytes_per_token);
         json_number(&j, "load_seconds", l->load_seconds, 5);
@@ -217,13 +221,14 @@ int verb_bench_model(cli *c)
     limits l = {0};
     int32_t *ids = cli_alloc((size_t)c->value[OPT_BATCH].i, sizeof *ids);
     const double start = cli_now();
-    int code = ids ? cli_open_model(c, c->operands[0], c->value[OPT_KV].s, &model) : cli_memory(c, "the token ids");
+    int code = ids ? cli_open_model(c, c->operands[0], cli_asked_form(c), &model) : cli_memory(c, "the token ids");
     l.load_seconds = cli_now() - start;
     if (!code)
         code = cli_open_session(c, model, most, c->value[OPT_BATCH].i, &session);
     if (!code) {
         qn_model_get_info(model, &info);
         qn_model_get_kv(model, &l.kv);
+        qn_model_get_activations(model, &l.activations);
         logits = cli_alloc((size_t)info.vocab_size, sizeof *logits);
         code = logits ? 0 : cli_memory(c, "the logits");
     }

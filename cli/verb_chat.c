@@ -152,7 +152,7 @@ int verb_chat(cli *c)
     char *line = NULL;
     size_t room = 0;
     qn_tokenizer_info info;
-    int code = cli_open_model(c, c->operands[0], c->value[OPT_KV].s, &t.model);
+    int code = cli_open_model(c, c->operands[0], cli_asked_form(c), &t.model);
     if (!code && !qn_model_tokenizer(t.model))
         code = cli_fail(c, EXIT_INPUT, "%s: the model has no tokenizer", c->operands[0]);
     if (!code) {

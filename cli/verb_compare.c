@@ -82,6 +82,7 @@ static void print_object(FILE *out, const cli *c, const scored *s, const scored 
     json j = json_begin(out);
     json_open(&j, NULL, '{');
     json_text(&j, "scheme", s->label);
+    json_text(&j, "activations", s->activations.name);
     json_text(&j, "kv", s->kv.scheme);
     json_int(&j, "kv_bytes_per_token", (int64_t)s->kv.bytes_per_token);
     json_text(&j, "backend", backend_name(c));
@@ -189,23 +190,39 @@ static int score_all(cli *c, const char *text, size_t bytes, scored *models, sam
     return code;
 }
 
-/* How the model of an operand keeps keys and values: MODEL+SCHEME says it, unless that is the name of a file; others do
- * as --kv says, the reference keeps floats. *path is the operand without it, the caller's to free. */
+/* Take +WORD off the end of a path that is not a file's: what it says of the form; 0: there is none. */
+static int take_word(char *path, cli_form *form)
+{
+    char *const mark = strrchr(path, '+');
+    qn_kv_info info;
+    if (!mark || access(path, F_OK) == 0)
+        return 0;
+    int known = strcmp(mark + 1, "int8") == 0;
+    if (known)
+        form->activations = QN_ACTIVATIONS_INT8;
+    for (int32_t j = 0; !known && qn_kv_at(j, &info) == QN_OK; j++) {
+        known = strcmp(mark + 1, info.name) == 0;
+        if (known)
+            form->kv = info.name;
+    }
+    if (known)
+        *mark = 0;
+    return known;
+}
+
+/* The model of an operand: what its words do not say is as the options say, of the reference as by default. *path is
+ * the operand without them, the caller's to free. */
 static int open_operand(cli *c, scored *s, int i, char **path)
 {
-    const char *const operand = c->operands[i], *const mark = strrchr(operand, '+');
-    const char *kv = i ? c->value[OPT_KV].s : NULL;
-    qn_kv_info info;
-    *path = strdup(operand);
+    cli_form form = {0};
+    if (i)
+        form = cli_asked_form(c);
+    *path = strdup(c->operands[i]);
     if (!*path)
         return cli_memory(c, "the models");
-    for (int32_t j = 0; mark && access(operand, F_OK) != 0 && qn_kv_at(j, &info) == QN_OK; j++) {
-        if (strcmp(mark + 1, info.name) == 0) {
-            (*path)[mark - operand] = 0;
-            kv = info.name;
-        }
+    while (take_word(*path, &form)) {
     }
-    return score_open(c, s, *path, kv, c->value[OPT_CHUNK].i);
+    return score_open(c, s, *path, form, c->value[OPT_CHUNK].i);
 }
 
 int verb_compare(cli *c)

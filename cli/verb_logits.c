@@ -62,7 +62,7 @@ int verb_logits(cli *c)
     if (!code)
         code = cli_keep_input(c, c->value[OPT_FILE].s);
     if (!code)
-        code = cli_open_model(c, c->operands[0], c->value[OPT_KV].s, &model);
+        code = cli_open_model(c, c->operands[0], cli_asked_form(c), &model);
     if (!code)
         code = take_ids(c, model, &ids, &count);
     if (!code)

@@ -27,6 +27,7 @@ static void print_json(const score_text *t, const scored *models, int n)
     json_open(&j, NULL, '{');
     json_text(&j, "model", s->path);
     json_text(&j, "scheme", s->info.scheme);
+    json_text(&j, "activations", s->activations.name);
     json_text(&j, "kv", s->kv.scheme);
     json_int(&j, "kv_bytes_per_token", (int64_t)s->kv.bytes_per_token);
     json_int(&j, "tokens", s->count);
@@ -60,9 +61,9 @@ int verb_perplexity(cli *c)
     int64_t chunk = c->value[OPT_CHUNK].i;
     int code = cli_read_text(c, &text, &bytes, 1);
     if (!code && c->value[OPT_REFERENCE].set)
-        code = score_open(c, &models[n++], c->value[OPT_REFERENCE].s, NULL, chunk);
+        code = score_open(c, &models[n++], c->value[OPT_REFERENCE].s, (cli_form){0}, chunk);
     if (!code)
-        code = score_open(c, &models[n++], c->operands[0], c->value[OPT_KV].s, chunk);
+        code = score_open(c, &models[n++], c->operands[0], cli_asked_form(c), chunk);
     if (!code)
         code = cli_tokenize(c, qn_model_tokenizer(models[0].model), text, bytes, 0, &ids, &count);
     if (!code) {

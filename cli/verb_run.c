@@ -50,8 +50,10 @@ static void print_timings(const cli *c, const qn_model *model, const cli_generat
 {
     qn_packing_info packing;
     qn_model_kv kv;
+    qn_model_activations activations;
     qn_model_get_packing(model, &packing);
     qn_model_get_kv(model, &kv);
+    qn_model_get_activations(model, &activations);
     double prompt_rate = per_second(g->prompt_tokens, g->prompt_seconds);
     double decode_rate = per_second(g->decoded, g->decode_seconds);
     if (!c->value[OPT_JSON_TIMINGS].set) {
@@ -65,6 +67,7 @@ static void print_timings(const cli *c, const qn_model *model, const cli_generat
     json_number(&j, "pack_ms", 1e3 * packing.seconds, 6);
     json_int(&j, "packed_bytes", (int64_t)packing.bytes);
     json_text(&j, "packed_file", packing.file);
+    json_text(&j, "activations", activations.name);
     json_text(&j, "kv", kv.scheme);
     json_int(&j, "kv_bytes_per_token", (int64_t)kv.bytes_per_token);
     json_int(&j, "prompt_n", g->prompt_tokens);
@@ -91,7 +94,7 @@ int verb_run(cli *c)
     double start = cli_now(), load = 0;
     int code = read_prompt(c, &text, &bytes);
     if (!code)
-        code = cli_open_model(c, c->operands[0], c->value[OPT_KV].s, &model);
+        code = cli_open_model(c, c->operands[0], cli_asked_form(c), &model);
     if (!code)
         code = prompt_ids(c, qn_model_tokenizer(model), text, bytes, &ids, &count);
     if (!code)

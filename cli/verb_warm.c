@@ -30,7 +30,7 @@ static int warm_model(cli *c, const char *path)
     qn_model *model = NULL;
     qn_session *session = NULL;
     c->plan.backend = QN_BACKEND_CUDA;
-    int code = cli_open_model(c, path, NULL, &model);
+    int code = cli_open_model(c, path, (cli_form){0}, &model);
     if (!code)
         code = cli_open_session(c, model, 0, 0, &session);
     if (!code)

@@ -92,6 +92,13 @@ typedef struct qn_kv_info {
 /* Scheme i in table order; QN_E_ARGUMENT past the end. */
 QN_API qn_status qn_kv_at(int32_t i, qn_kv_info *info);
 
+/* How linear layers take their rows. Those that a checkpoint wants quantised always are. */
+typedef enum qn_activations {
+    QN_ACTIVATIONS_STORED = 0, /* as the checkpoint says */
+    QN_ACTIVATIONS_INT8        /* beside 4-bit floats (NVFP4, MXFP4) for which it says nothing: in INT8, symmetric, a
+                                * scale a token, which is found while running (docs/quantize.md) */
+} qn_activations;
+
 /* A model whose options name a device's backend has its weights, caches and registers in the device's memory; what goes
  * in and out of the functions below is host memory all the same. Its sessions and batches work on streams of their own
  * and return when their work is done. */
@@ -103,6 +110,7 @@ typedef struct qn_model_options {
     int32_t no_packed_file;      /* 1: pack in memory, also when there is a packed file */
     const char *kv;              /* how keys and values of earlier tokens are kept: a name of qn_kv_at; NULL: QN_KV_DEFAULT */
     int32_t unfused;             /* 1: each linear layer is a step of its own and reads F32 rows (calibration) */
+    qn_activations activations;
 } qn_model_options;
 
 QN_API void qn_model_options_init(qn_model_options *options);
@@ -112,8 +120,9 @@ QN_API void qn_model_options_init(qn_model_options *options);
  * (stale, damaged, of another version) is never an error: the reason goes to the
  * log, and so does one weight's blob that the chosen kernel does not read.
  * Immutable afterwards; sessions may share it across threads.
- * Statuses of qn_checkpoint_open and qn_plan_create. options.kv: QN_E_ARGUMENT: no such scheme; QN_E_IO: there are no
- * codebooks, and the sentence says how to make them; QN_E_FILE: they are damaged or another model's;
+ * Statuses of qn_checkpoint_open and qn_plan_create. options.activations: QN_E_ARGUMENT: none of the enum's; that no
+ * layer could take rows so is no error (qn_model_get_activations). options.kv: QN_E_ARGUMENT: no such scheme; QN_E_IO:
+ * there are no codebooks, and the sentence says how to make them; QN_E_FILE: they are damaged or another model's;
  * QN_E_UNSUPPORTED: not on a device, or the head size is no multiple of the channels coded together. */
 QN_API qn_status qn_model_open(qn_ctx *ctx, const char *path, const qn_model_options *options, qn_model **out,
                                qn_error *error);
@@ -155,6 +164,15 @@ typedef struct qn_model_kv {
 
 /* Fill *kv; its text lives as long as the model. */
 QN_API void qn_model_get_kv(const qn_model *model, qn_model_kv *kv);
+
+/* How the linear layers of an open model take their rows. */
+typedef struct qn_model_activations {
+    const char *name; /* "stored", or "int8" where there are layers that the options changed */
+    int32_t layers;   /* those; 0: the checkpoint's own for all */
+} qn_model_activations;
+
+/* Fill *activations; its text is constant. */
+QN_API void qn_model_get_activations(const qn_model *model, qn_model_activations *activations);
 
 typedef struct qn_session_options {
     size_t size;            /* sizeof(qn_session_options), set by qn_session_options_init */

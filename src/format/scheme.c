@@ -212,10 +212,24 @@ static const qn_scheme schemes[] = {
 #define INT8_STATIC                                                                                                    \
     CHANNEL(QN_I8), .act_op = QN_OP_QUANTIZE_INT8, .act_granularity = QN_PER_TENSOR, .act_type = QN_TYPE_INT8,         \
                     .act_static = 1, .act_suffix = "input_scale"
+#define FP8_ROWS .act_op = QN_OP_QUANTIZE_FP8, .act_type = QN_TYPE_E4M3FN
 #define NVFP4_MODELOPT                                                                                                 \
     .layout = QN_LAYOUT_MODELOPT, .weight = QN_F4_E2M1, .scales = QN_SCALES_GROUP, .scale_format = QN_F8_E4M3,         \
     .block_k = 16, .global_scale = 1, .global_inverse = 1, .data_suffix = "weight", .scale_suffix = "weight_scale",    \
     .global_suffix = "weight_scale_2", .act_suffix = "input_scale", .mm = QN_OP_NVFP4_MM
+
+/* ModelOpt's W4A8: it writes groups of 32 for NVFP4, and input scales only where it was given a text. */
+#define NVFP4_FP8 NVFP4_MODELOPT, FP8_ROWS, .file_k = 32, .word = "W4A8_NVFP4_FP8"
+#define MXFP4_FP8                                                                                                      \
+    FP8_ROWS, .layout = QN_LAYOUT_MODELOPT, .weight = QN_F4_E2M1, .scales = QN_SCALES_GROUP, .scale_format = QN_E8M0,  \
+              .block_k = 32, .data_suffix = "weight", .scale_suffix = "weight_scale", .act_suffix = "input_scale",     \
+              .mm = QN_OP_MXFP4_MM, .word = "W4A8_MXFP4_FP8"
+static const qn_scheme nvfp4_fp8 = {NVFP4_FP8, .name = "nvfp4-w4a8",
+                                    .summary = "NVFP4 weights, per-token dynamic FP8 activations (W4A8)",
+                                    .act_granularity = QN_PER_TOKEN};
+static const qn_scheme mxfp4_fp8 = {MXFP4_FP8, .name = "mxfp4-w4a8",
+                                    .summary = "MXFP4 weights, per-token dynamic FP8 activations (W4A8)",
+                                    .act_granularity = QN_PER_TOKEN};
 
 static const qn_scheme published[] = {
     {FP8_STATIC, .layout = QN_LAYOUT_COMPRESSED_TENSORS, .word = "float-quantized"},
@@ -235,6 +249,12 @@ static const qn_scheme published[] = {
      .word = "W4A16_NVFP4"},
     {NVFP4_MODELOPT, .name = "nvfp4-w4a4", .summary = "NVFP4 weights and activations (W4A4)",
      .act_op = QN_OP_QUANTIZE_NVFP4, .act_granularity = QN_PER_GROUP, .act_group = 16, .word = "NVFP4"},
+    {NVFP4_FP8, .name = "nvfp4-w4a8-static",
+     .summary = "NVFP4 weights, FP8 activations with a scale from the file (W4A8)", .act_granularity = QN_PER_TENSOR,
+     .act_static = 1, .dynamic = &nvfp4_fp8},
+    {MXFP4_FP8, .name = "mxfp4-w4a8-static",
+     .summary = "MXFP4 weights, FP8 activations with a scale from the file (W4A8)", .act_granularity = QN_PER_TENSOR,
+     .act_static = 1, .dynamic = &mxfp4_fp8},
 };
 
 #define COUNT(table) ((int32_t)(sizeof(table) / sizeof *(table)))

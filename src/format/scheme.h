@@ -42,6 +42,7 @@ typedef struct qn_scheme {
     qn_weight_scales scales;
     qn_format scale_format;   /* of the stored scales */
     int32_t block_n, block_k;
+    int32_t file_k;           /* files may have a scale for that many of a row: it stands for several groups; 0: not */
     int32_t global_scale;     /* 1: a second scale for the whole tensor, dequantising divides by it (NVFP4) */
     int32_t global_inverse;   /* 1: files hold 1 / such scales, of activations too, which dequantising multiplies by */
     const char *data_suffix;  /* "weight" or "weight_packed" */
@@ -56,6 +57,7 @@ typedef struct qn_scheme {
     int32_t act_symmetric;
     int32_t act_static;       /* 1: one scale for all, which the file gives; not symmetric: X.input_zero_point too */
     const char *act_suffix;   /* of that scale, or of NVFP4's global one; NULL: none */
+    const struct qn_scheme *dynamic; /* the scheme of modules that the file gives no such scale; NULL: all have one */
 
     qn_op mm;                 /* operator of the linear layer */
 

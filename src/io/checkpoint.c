@@ -95,7 +95,8 @@ qn_status qn_checkpoint_add_dense(qn_checkpoint *c, const char *name, const qn_f
 /* What most weights are stored as, and how many there are. */
 static void summarise(qn_checkpoint *c)
 {
-    int64_t by_format[QN_FORMAT_LIMIT] = {0}, quantised = 0;
+    const qn_scheme *const scheme = c->quant ? qn_quant_config_scheme(c->quant) : NULL;
+    int64_t by_format[QN_FORMAT_LIMIT] = {0}, quantised = 0, dynamic = 0;
     for (int32_t i = 0; i < c->weight_count; i++) {
         const qn_weight *w = &c->weights[i];
         int64_t elements = INT64_MAX;
@@ -105,6 +106,7 @@ static void summarise(qn_checkpoint *c)
             by_format[w->data.shape.format] += elements;
         } else {
             quantised += elements;
+            dynamic += w->scheme == scheme->dynamic ? elements : 0;
         }
     }
     int best = 0;
@@ -112,7 +114,10 @@ static void summarise(qn_checkpoint *c)
         best = by_format[f] > by_format[best] ? f : best;
     }
     const qn_format_info *info = qn_format_get_info((qn_format)best);
-    c->scheme_name = quantised ? qn_quant_config_scheme(c->quant)->name : info ? info->name : "none";
+    c->scheme_name = dynamic > quantised / 2 ? scheme->dynamic->name
+                     : quantised             ? scheme->name
+                     : info                  ? info->name
+                                             : "none";
     for (int32_t i = 0; i < c->tensor_count; i++) {
         c->tensor_bytes += c->tensors[i].bytes;
     }

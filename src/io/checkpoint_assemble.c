@@ -161,6 +161,24 @@ static qn_status check_data(const qn_scheme *s, const qn_file_tensor *t, qn_weig
     return QN_OK;
 }
 
+/* Scales of groups that each are several of the scheme's: as often as they stand for one. */
+static qn_status repeat_scales(qn_checkpoint *c, const qn_scheme *s, const qn_file_tensor *t, qn_weight *w,
+                               qn_error *error)
+{
+    const int64_t stored = w->k / s->file_k, times = s->file_k / s->block_k;
+    QN_TRY(check_shape(t, w->n, stored, error));
+    const size_t bytes = (size_t)qn_format_get_info(s->scale_format)->block_bytes;
+    const int64_t count = w->n * stored * times;
+    char *copy = qn_checkpoint_own(c, (size_t)count, bytes);
+    QN_FAIL_IF(!copy, error, QN_E_MEMORY, "out of memory for %s", t->name);
+    for (int64_t i = 0; i < count; i++) {
+        memcpy(copy + (size_t)i * bytes, (const char *)t->view.data + (size_t)(i / times) * bytes, bytes);
+    }
+    const qn_shape shape = qn_shape_make(s->scale_format, 2, w->n, stored * times, 1, 1);
+    w->scale = qn_view_make(copy, &shape);
+    return QN_OK;
+}
+
 static qn_status check_scale(qn_checkpoint *c, const qn_scheme *s, const qn_file_tensor *t, qn_weight *w,
                              qn_error *error)
 {
@@ -175,6 +193,9 @@ static qn_status check_scale(qn_checkpoint *c, const qn_scheme *s, const qn_file
     QN_FAIL_IF(format != s->scale_format && !is_bytes, error, QN_E_FILE,
                "tensor %s is in the format %s, the scheme %s expects %s", t->name, qn_format_get_info(format)->name,
                s->name, is_bytes || s->scale_format == QN_E8M0 ? "u8" : qn_format_get_info(s->scale_format)->name);
+    if (s->file_k && w->k % s->file_k == 0 && qn_shape_elements(&t->view.shape) < w->n * (w->k / s->block_k)) {
+        return repeat_scales(c, s, t, w, error);
+    }
     QN_TRY(check_shape(t, w->n, w->k / s->block_k, error));
     qn_shape shape = qn_shape_make(is_bytes ? QN_U8 : format, 2, w->n, w->k / s->block_k, 1, 1);
     w->scale = qn_view_make(t->view.data, &shape);
@@ -220,6 +241,11 @@ static qn_status zero_point(qn_checkpoint *c, const qn_file_tensor *data, size_t
 static qn_status add_quantised(qn_checkpoint *c, const qn_scheme *s, const qn_file_tensor *data, size_t length,
                                const qn_file_tensor *scale, qn_error *error)
 {
+    qn_status status = QN_OK;
+    if (s->dynamic && !qn_checkpoint_find_part(c, data->name, length, s->act_suffix, &status, error)) {
+        QN_TRY(status);
+        s = s->dynamic;
+    }
     qn_weight w = {.scheme = s, .name = qn_checkpoint_part_name(c, data->name, length, "weight")};
     QN_FAIL_IF(!w.name, error, QN_E_MEMORY, "out of memory for tensor names");
     QN_TRY(check_data(s, data, &w, error));

@@ -375,15 +375,15 @@ static qn_status find_algo(const json_t *of, const qn_scheme **scheme, qn_error 
     for (int32_t i = 0; (*scheme = qn_scheme_readable(i)) != NULL; i++) {
         const qn_scheme *s = *scheme;
         if (s->layout == QN_LAYOUT_MODELOPT && strcasecmp(s->word, algo) == 0) {
-            QN_FAIL_IF(s->block_k && group && group != s->block_k, error, QN_E_UNSUPPORTED,
+            QN_FAIL_IF(s->block_k && group && group != s->block_k && group != s->file_k, error, QN_E_UNSUPPORTED,
                        "quant_algo %s with group_size %d is not supported, expected %d", s->word, (int)group,
-                       (int)s->block_k);
+                       (int)(s->file_k ? s->file_k : s->block_k));
             return QN_OK;
         }
     }
     QN_FAIL(error, QN_E_UNSUPPORTED,
-            "quant_algo %.40s is not supported, expected FP8, FP8_PER_CHANNEL_PER_TOKEN, NVFP4 or W4A16_NVFP4, or "
-            "MIXED_PRECISION of them",
+            "quant_algo %.40s is not supported, expected FP8, FP8_PER_CHANNEL_PER_TOKEN, NVFP4, W4A16_NVFP4, "
+            "W4A8_NVFP4_FP8 or W4A8_MXFP4_FP8, or MIXED_PRECISION of them",
             algo);
 }
 

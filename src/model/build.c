@@ -267,6 +267,16 @@ static qn_status scalar_constant(qn_model *model, float value, qn_operand *opera
     return number_constant(model, QN_F32, &value, operand, error);
 }
 
+/* How the rows that meet a weight are taken: as its scheme says, or where that leaves them as they are and the options
+ * do not, as the scheme int8 says. */
+static const qn_scheme *activations_of(const qn_model *model, const qn_weight *weight)
+{
+    const qn_scheme *own = weight->scheme;
+    const int changed =
+        model->activations == QN_ACTIVATIONS_INT8 && own->act_op == QN_OP_NONE && own->weight == QN_F4_E2M1;
+    return changed ? qn_scheme_find("int8") : own;
+}
+
 /* Whether a scheme's activations have zero points. */
 static int zero_points(const qn_scheme *scheme)
 {
@@ -311,9 +321,8 @@ typedef struct given_number {
     uint32_t bits;
 } given_number;
 
-static int given_numbers(const qn_weight *weight, given_number given[2])
+static int given_numbers(const qn_scheme *scheme, const qn_weight *weight, given_number given[2])
 {
-    const qn_scheme *scheme = weight->scheme;
     const int32_t global = qn_op_in_slot(scheme->act_op, "global_scale");
     const float scale = global >= 0 ? weight->input_global_scale : weight->input_scale;
     if (global < 0 && !scheme->act_static) {
@@ -360,15 +369,14 @@ static int64_t same_quantize(const qn_model *model, int32_t in, const qn_op_desc
     return -1;
 }
 
-/* Quantise in[M,k] as the weight's scheme asks; *step: the step that holds codes and scales. */
-static qn_status add_quantize(qn_model *model, int32_t layer, int32_t in, const qn_weight *weight, size_t *index,
-                              qn_error *error)
+/* Quantise in[M,k] as a scheme asks, for a weight; *index: of the step that holds codes and scales. */
+static qn_status add_quantize(qn_model *model, int32_t layer, int32_t in, const qn_scheme *scheme,
+                              const qn_weight *weight, size_t *index, qn_error *error)
 {
-    const qn_scheme *scheme = weight->scheme;
     const qn_op op = scheme->act_op;
     qn_op_desc desc = describe_quantize(scheme);
     given_number given[2];
-    const int count = given_numbers(weight, given);
+    const int count = given_numbers(scheme, weight, given);
     const int64_t same = same_quantize(model, in, &desc, given, count);
     if (same >= 0) {
         *index = (size_t)same;
@@ -410,18 +418,25 @@ static qn_operand output_of(const qn_model *model, size_t index, const char *nam
     return step->out[qn_op_out_slot(step->op, name)];
 }
 
-/* The activation operands of a multiplication by the weight's scheme. */
+/* The activation operands of a multiplication. */
 static qn_status bind_activations(qn_model *model, int32_t layer, int32_t in, const qn_weight *weight,
                                   qn_operand operands[QN_MAX_IN], qn_error *error)
 {
-    const qn_scheme *scheme = weight->scheme;
-    const qn_op mm = scheme->mm;
+    const qn_scheme *scheme = activations_of(model, weight);
+    const qn_op mm = weight->scheme->mm;
+    model->int8_layers += scheme != weight->scheme;
     if (scheme->act_op == QN_OP_NONE) {
         operands[qn_op_in_slot(mm, "x")] = in_register(in, rows_of(QN_F32, weight->k));
         return QN_OK;
     }
     size_t q = 0;
-    QN_TRY(add_quantize(model, layer, in, weight, &q, error));
+    QN_TRY(add_quantize(model, layer, in, scheme, weight, &q, error));
+    const int32_t x_scale = qn_op_in_slot(mm, "x_scale");
+    if (x_scale >= 0 && scheme->act_op != QN_OP_QUANTIZE_NVFP4) { /* 8 bits beside 4-bit floats */
+        operands[qn_op_in_slot(mm, "x")] = output_of(model, q, "q");
+        operands[x_scale] = output_of(model, q, "scale");
+        return QN_OK;
+    }
     operands[qn_op_in_slot(mm, "a")] = output_of(model, q, "q");
     if (mm == QN_OP_NVFP4_MM) {
         operands[qn_op_in_slot(mm, "a_scale")] = output_of(model, q, "scale");

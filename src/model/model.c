@@ -50,6 +50,7 @@ static qn_status open_model(qn_ctx *ctx, const char *path, const qn_model_option
     QN_FAIL_IF(!model, error, QN_E_MEMORY, "out of memory for the model");
     model->ctx = ctx;
     model->plan_options = options->plan;
+    model->activations = options->activations;
     model->device = qn_backend_find(options->plan.backend);
     model->device = model->device && model->device->device ? model->device : NULL;
     model->notes = qn_buffer_make(ctx);
@@ -102,6 +103,8 @@ qn_status qn_model_open(qn_ctx *ctx, const char *path, const qn_model_options *o
     }
     QN_FAIL_IF(options->size != sizeof *options, error, QN_E_ARGUMENT,
                "qn_model_open: options.size is %zu, this library expects %zu", options->size, sizeof *options);
+    QN_FAIL_IF(options->activations != QN_ACTIVATIONS_STORED && options->activations != QN_ACTIVATIONS_INT8, error,
+               QN_E_ARGUMENT, "qn_model_open: options.activations is %d", (int)options->activations);
     qn_error fused = {0};
     qn_status status = open_model(ctx, path, options, out, &fused);
     if (status == QN_E_JIT && !options->unfused) {
@@ -141,6 +144,11 @@ void qn_model_close(qn_model *model)
 void qn_model_get_info(const qn_model *model, qn_model_info *info)
 {
     qn_checkpoint_get_info(model->checkpoint, info);
+}
+
+void qn_model_get_activations(const qn_model *model, qn_model_activations *activations)
+{
+    *activations = (qn_model_activations){model->int8_layers ? "int8" : "stored", model->int8_layers};
 }
 
 const qn_tokenizer *qn_model_tokenizer(const qn_model *model)

@@ -89,6 +89,9 @@ struct qn_model {
     qn_packed *packed;   /* the packed file that blobs lie in; NULL: none */
     qn_packing_info packing;
 
+    qn_activations activations;
+    int32_t int8_layers; /* linear layers whose rows are INT8 because of that */
+
     const qn_kv_scheme *kv;
     size_t kv_row_bytes; /* of a token's keys (or values) in a layer's cache */
     qn_kv_books kv_books;

@@ -15,11 +15,12 @@
 /* The step's input of rows that may be BF16: its slot, or -1. */
 static int32_t narrow_slot(const qn_step *step)
 {
-    if (!step->weight || step->weight->scheme->act_op != QN_OP_NONE || step->weight->part_count) {
+    const int32_t slot = step->weight ? qn_op_in_slot(step->op, "x") : -1;
+    if (slot < 0 || step->in[slot].shape.format != QN_F32 || step->weight->part_count) {
         return -1;
     }
     const int plain = step->weight->scheme->scales == QN_SCALES_NONE;
-    return plain && step->weight->data.shape.format != QN_BF16 ? -1 : qn_op_in_slot(step->op, "x");
+    return plain && step->weight->data.shape.format != QN_BF16 ? -1 : slot;
 }
 
 static int reads(const qn_step *step, int32_t reg)

@@ -74,6 +74,7 @@ static const situation situations[] = {
     {"quantize a --weights int8 --kv cq2", 2, "too few arguments"},
     {"quantize a --kv fp8", 2, "none of cq4|cq2|cq1"},
     {"run a --kv cq3 -p b", 2, "none of f32|bf16|fp8|cq4|cq2|cq1"},
+    {"run a --activations int4 -p b", 2, "none of stored|int8"},
     {"quantize @/absent.gguf --kv cq2", 3, "absent.gguf"},
     {"quantize a b", 2, "--weights"},
     {"quantize a b --weights fp8-blok", 2, "did you mean 'fp8-block'"},

@@ -141,7 +141,7 @@ static void a_model_agrees_with_itself(void **state)
 static void models_are_compared_with_caches_of_their_own(void **state)
 {
     (void)state;
-    char path[128], coded[1024], absent[1024];
+    char path[128], coded[1024], absent[1024], both[1024];
     write_text(path);
     snprintf(coded, sizeof coded, "%s+fp8", model);
     snprintf(absent, sizeof absent, "%s+fp9", model);
@@ -149,7 +149,14 @@ static void models_are_compared_with_caches_of_their_own(void **state)
     outcome r = run_model("compare", rest);
     assert_int_equal(r.code, 0);
     assert_non_null(strstr(r.out, "\"kv\":\"f32\""));
-    assert_non_null(strstr(r.out, "+fp8\",\"kv\":\"fp8\""));
+    assert_non_null(strstr(r.out, "+fp8\",\"activations\":\"stored\",\"kv\":\"fp8\""));
+    free_outcome(&r);
+    snprintf(both, sizeof both, "%s+int8+fp8", model); /* no layer of this model can have its rows in INT8 */
+    const char *const changed[] = {both, "-f", path, "--ctx", "16", "--max-tokens", "16", "-n", "2", "--json", NULL};
+    r = run_model("compare", changed);
+    assert_int_equal(r.code, 0);
+    assert_non_null(strstr(r.out, "+fp8\",\"activations\":\"stored\",\"kv\":\"fp8\""));
+    assert_non_null(strstr(r.err, "int8 activations change nothing"));
     free_outcome(&r);
     const char *const wrong[] = {absent, "-f", path, NULL};
     r = run_model("compare", wrong);

@@ -33,6 +33,8 @@ static const char *const published[] = {
               CT_SIDE("int", "tensor", "false", CT_SYMMETRIC("false"))),
     MODELOPT_CONFIG("W4A16_NVFP4", ",\"group_size\":16"),
     MODELOPT_CONFIG("NVFP4", ",\"group_size\":16,\"kv_cache_scheme\":{\"num_bits\":8}"),
+    MODELOPT_CONFIG("W4A8_NVFP4_FP8", ",\"group_size\":32"),
+    MODELOPT_CONFIG("W4A8_MXFP4_FP8", ",\"group_size\":32"),
 };
 
 static inline int32_t written_rows(void)

@@ -85,7 +85,7 @@ static void make_parts(const qn_scheme *s)
             add_part(module, s->global_suffix, one, 0, s->global_inverse ? 0.25f : 4.0f);
         }
         if (s->act_suffix && s->act_op) {
-            add_part(module, s->act_suffix, one, 0, s->global_inverse ? 0.125f : 8.0f);
+            add_part(module, s->act_suffix, one, 0, s->global_inverse && !s->act_static ? 0.125f : 8.0f);
         }
         if (s->act_static && !s->act_symmetric && s->weight == QN_I8) {
             add_part(module, "input_zero_point", qn_shape_make(QN_I8, 1, 1, 1, 1, 1), 5, 0);
@@ -310,9 +310,9 @@ static void test_quant_file(void **state)
         }
         char text[300];
         snprintf(text, sizeof text,
-                 "{\"producer\":{\"name\":\"modelopt\"},\"quantization\":{\"quant_algo\":\"%s\",\"group_size\":16,"
+                 "{\"producer\":{\"name\":\"modelopt\"},\"quantization\":{\"quant_algo\":\"%s\",\"group_size\":%d,"
                  "\"kv_cache_quant_algo\":\"FP8\",\"exclude_modules\":[\"lm_head\"]}}",
-                 s->word);
+                 s->word, s->block_k ? s->block_k : 16);
         write_text(folder, "hf_quant_config.json", text);
         if (open_folder(&c, &error) != QN_OK) {
             fail_msg("%s: %s", s->word, error.text);
@@ -320,6 +320,38 @@ static void test_quant_file(void **state)
         assert_ptr_equal(qn_checkpoint_find(c, "model.layers.0.mlp.up_proj.weight")->scheme, s);
         qn_checkpoint_close(c);
     }
+}
+
+/* Modules whose input scale the file leaves out have dynamic rows: one of them, then all. */
+static void test_dynamic_rows(void **state)
+{
+    (void)state;
+    const qn_scheme *s;
+    int found = 0;
+    for (int32_t i = written_rows(); (s = qn_scheme_readable(i)) != NULL; i++) {
+        for (int all = 0; s->dynamic && all < 2; all++, found++) {
+            make_model(s);
+            for (int p = part_count; p-- > 0;) {
+                if (strstr(parts[p].name, "input_scale") && (all || strstr(parts[p].name, "layers.0.mlp.up_proj"))) {
+                    drop_part(&parts[p]);
+                }
+            }
+            write_parts("model.safetensors", 0, part_count);
+            qn_checkpoint *c = NULL;
+            qn_error error;
+            qn_model_info info;
+            if (open_folder(&c, &error) != QN_OK) {
+                fail_msg("%s: %s", s->name, error.text);
+            }
+            qn_checkpoint_get_info(c, &info);
+            assert_string_equal(info.scheme, all ? s->dynamic->name : s->name);
+            assert_ptr_equal(qn_checkpoint_find(c, "model.layers.0.mlp.up_proj.weight")->scheme, s->dynamic);
+            assert_ptr_equal(qn_checkpoint_find(c, "model.layers.0.mlp.down_proj.weight")->scheme,
+                             all ? s->dynamic : s);
+            qn_checkpoint_close(c);
+        }
+    }
+    assert_int_equal(found, 4);
 }
 
 /* A tensor of a quantised folder changed in each way: refused, and named. */
@@ -340,7 +372,8 @@ static void test_wrong_tensors(void **state)
                 make_parts(s);
                 if (strncmp(parts[p].name, module, strlen(module)) != 0 ||
                     (how == 4 && qn_shape_elements(&parts[p].shape) == 1) || /* one number of any rank is one number */
-                    ((how == 0 || how == 5) && strstr(parts[p].name, "zero_point"))) { /* may be left out */
+                    ((how == 0 || how == 5) && strstr(parts[p].name, "zero_point")) || /* may be left out */
+                    ((how == 0 || how == 5) && s->dynamic && strstr(parts[p].name, "input_scale"))) {
                     continue;
                 }
                 char name[100];
@@ -750,6 +783,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_half_scales, setup, teardown),
         cmocka_unit_test_setup_teardown(test_tensor_scales, setup, teardown),
         cmocka_unit_test_setup_teardown(test_quant_file, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_dynamic_rows, setup, teardown),
         cmocka_unit_test_setup_teardown(test_wrong_tensors, setup, teardown),
         cmocka_unit_test_setup_teardown(test_foreign_tensors, setup, teardown),
         cmocka_unit_test_setup_teardown(test_config, setup, teardown),

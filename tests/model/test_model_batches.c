@@ -251,13 +251,14 @@ static void run_long(const instance *m)
 }
 
 /* Mixes on one scheme at one level, and passes of many rows on a small model. */
-static void run_instance(const char *path, const char *scheme, qn_isa isa, int32_t most, int32_t first, int32_t mixes,
-                         int small)
+static void run_instance(const char *path, const char *scheme, qn_activations activations, qn_isa isa, int32_t most,
+                         int32_t first, int32_t mixes, int small)
 {
     instance m = {.scheme = scheme, .isa = isa};
     qn_model_options options;
     qn_model_options_init(&options);
     options.plan.isa = isa;
+    options.activations = activations;
     qn_error error = {QN_OK, ""};
     must(qn_model_open(ctx, path, &options, &m.model, &error), &error, scheme);
     qn_model_info info;
@@ -359,7 +360,11 @@ static int32_t run_scheme(const char *model, const char *scheme, int one, int32_
     }
     for (int32_t i = from; i < to; i++) {
         const uint64_t began = qn_clock_ns();
-        run_instance(path, name, isas[i], one && isas[i] == QN_ISA_SCALAR ? 3 : most, first, share, !one);
+        const int32_t length = one && isas[i] == QN_ISA_SCALAR ? 3 : most;
+        run_instance(path, name, QN_ACTIVATIONS_STORED, isas[i], length, first, share, !one);
+        if (strcmp(name, "nvfp4") == 0 || strcmp(name, "mxfp4") == 0) {
+            run_instance(path, name, QN_ACTIVATIONS_INT8, isas[i], length, first, share, !one);
+        }
         first += share;
         if (one) {
             print_message("%s at %s: %d mixes, %.1f s\n", name, qn_isa_name(isas[i]), share,

@@ -93,6 +93,7 @@ static char folder[] = "/tmp/quern-device-XXXXXX";
 typedef struct world {
     qn_ctx *ctx;
     qn_pool *pool;                  /* NULL: models are opened by the calling thread */
+    qn_activations activations;
     _Atomic long allocations, live; /* programs are compiled in several threads */
     long fail_at;
 } world;
@@ -155,6 +156,7 @@ static qn_status open_model(world *w, const char *path, qn_backend backend, cons
     qn_model_options_init(&options);
     options.plan.backend = backend;
     options.kv = kv;
+    options.activations = w->activations;
     options.exec.pool = w->pool;
     return qn_model_open(w->ctx, path, &options, model, error);
 }
@@ -713,6 +715,10 @@ static void logits_agree_with_the_cpu(void **state)
         const int plain = i < 3 || strcmp(schemes[i], "nvfp4") == 0 || strcmp(schemes[i], "mxfp4") == 0;
         compare(&w, path_of(schemes[i]), schemes[i], i == 0 ? 2e-5 : plain ? 1e-2 : 5e-2);
     }
+    w.activations = QN_ACTIVATIONS_INT8;
+    compare(&w, path_of("nvfp4"), "nvfp4, int8 activations", 5e-2);
+    compare(&w, path_of("mxfp4"), "mxfp4, int8 activations", 5e-2);
+    w.activations = QN_ACTIVATIONS_STORED;
     for (int i = 0; i < VQ_SCHEMES; i++) {
         compare(&w, path_of(vq_schemes[i]), vq_schemes[i], 2e-2);
     }
