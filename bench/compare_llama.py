@@ -11,7 +11,8 @@ cache, after a warm-up. One JSON line a scheme on stdout: the median, the lowest
 quern / llama.cpp. The first line describes the machine and both builds.
 
 The nearest bits are those of the layers and of the head: of a model of this size the output layer is a third of what a
-token reads. A scheme keeps the head as it is, 16 bits; SCHEME+int8 has it in int8. The peers' heads are f16 and bf16, or
+token reads. A scheme keeps the head as it is, 16 bits; SCHEME+int8 has it in int8. SCHEME@int8 runs with --activations
+int8: llama.cpp always takes the activations of these types in 8 bits, a scale for 32. The peers' heads are f16 and bf16, or
 q8_0 (in a type as q4_0+f16, what follows the plus is embedding and output). Every peer measured has its own ratios; those
 of the line are against the fastest of the peers with the nearest bits (peer), of prefill and decode each.
 
@@ -157,11 +158,13 @@ def make_folder(quern, source, work, scheme):
     return path
 
 
-def quern_round(quern, folder, args):
+def quern_round(quern, folder, activations, args):
     command = [quern, "bench", "model", folder, "-p", str(args.prompt), "-n", str(args.generate), "-r", "1",
                "-b", str(max(args.prompt, 1)), "-t", str(args.threads), "-o", "json", "--quiet"]
     if args.isa:
         command += ["--isa", args.isa]
+    if activations:
+        command += ["--activations", activations]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     rows = json.loads(done.stdout)
     speeds = {("prefill" if row["n_prompt"] else "decode"): row["avg_ts"] for row in rows}
@@ -178,7 +181,8 @@ def summary(rounds):
     return result
 
 
-def compare(scheme, args, llama):
+def compare(text, args, llama):
+    scheme, _, activations = text.partition("@")
     folder = None if args.only == "llama" else make_folder(args.quern, args.gguf, args.work, scheme)
     models, nearest = {}, {}
     if llama:
@@ -190,12 +194,13 @@ def compare(scheme, args, llama):
     ours, theirs, facts = [], {kind: [] for kind in models}, {}
     for _ in range(args.rounds):
         if folder:
-            speeds, facts = quern_round(args.quern, folder, args)
+            speeds, facts = quern_round(args.quern, folder, activations, args)
             ours.append(speeds)
         for kind, model in models.items():
             theirs[kind].append(model.speeds(args.prompt, args.generate))
-    record = {"scheme": scheme, "head": scheme.partition("+")[2] or "as the file has it", "threads": args.threads, "n_prompt": args.prompt, "n_gen": args.generate,
-              "rounds": args.rounds}
+    record = {"scheme": scheme, "head": scheme.partition("+")[2] or "as the file has it",
+              "activations": activations or "stored", "threads": args.threads, "n_prompt": args.prompt,
+              "n_gen": args.generate, "rounds": args.rounds}
     if ours:
         record["quern"] = {"model": facts["model_type"], "bytes": facts["model_size"], **summary(ours)}
         for key in ("bytes_per_token", "read_gbps", "decode_roofline_pct", "load_seconds", "peak_rss_bytes"):
@@ -222,7 +227,8 @@ def main():
     parser.add_argument("--quern", default="build/quern", help="the command (default: build/quern)")
     parser.add_argument("--gguf", required=True, help="the model both sides start from")
     parser.add_argument("--work", required=True, help="folder for the files both sides make of it")
-    parser.add_argument("--schemes", default="f32,bf16,fp8-block,fp8,int8,nvfp4,mxfp4", help="comma-separated; nvfp4+int8: with --head int8")
+    parser.add_argument("--schemes", default="f32,bf16,fp8-block,fp8,int8,nvfp4,mxfp4,nvfp4@int8,mxfp4@int8",
+                        help="comma-separated; nvfp4+int8: with --head int8; nvfp4@int8: with --activations int8")
     parser.add_argument("--threads", "-t", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--prompt", "-p", type=int, default=512)
     parser.add_argument("--generate", "-n", type=int, default=128)
@@ -231,7 +237,9 @@ def main():
     parser.add_argument("--only", choices=["quern", "llama"], help="measure one side only")
     args = parser.parse_args()
     schemes = args.schemes.split(",")
-    unknown = [s for s in schemes if s.partition("+")[0] not in PAIRS or s.partition("+")[2] not in ("", "int8")]
+    split = [(s.partition("@")[0].partition("+"), s.partition("@")[2]) for s in schemes]
+    unknown = [s for s, (weights, activations) in zip(schemes, split)
+               if weights[0] not in PAIRS or weights[2] not in ("", "int8") or activations not in ("", "int8")]
     if unknown:
         parser.error(f"no scheme {unknown[0]}; known: {', '.join(PAIRS)}")
     if not os.path.exists(args.gguf):
