@@ -181,12 +181,12 @@ typedef struct qn_panel_places {
     float rest[11];
 } qn_panel_places;
 
-/* A block of 64 of a row for 4-bit floats (kernels/cpu/avx512vnni/fp4_avx512vnni.c): int8, or twice the values of e2m1
+/* A block of 64 of a row for 4-bit floats (kernels/cpu/fp4_bytes.h): int8, or twice the values of e2m1
  * codes with half the scales of their groups. In every eight the order k, k + 4, k + 1, k + 5, k + 2, k + 6, k + 3,
  * k + 7. */
 typedef struct qn_panel_bytes {
     int8_t x[QN_PANEL_K];
-    int32_t offset[4]; /* -12 times the sum of each group */
+    int32_t offset[4]; /* -12 times the sum of each group, or of each sixteen */
     float scale[4];    /* of codes */
 } qn_panel_bytes;
 
@@ -274,6 +274,7 @@ struct qn_panel_set {
 extern const qn_panel_set qn_panel__scalar, qn_panel__avx2, qn_panel__avx512, qn_panel__avx512vnni,
     qn_panel__avx512bf16, qn_panel__amx;
 extern const qn_panel_set qn_groups__avx2, qn_groups__avx512vnni, qn_groups__amx; /* of the codes of groups */
-extern const qn_panel_set qn_fp4__avx2, qn_fp4__avx512vnni;        /* of the 4-bit floats */
+extern const qn_panel_set qn_fp4__avx2;                            /* of the 4-bit floats */
+extern const qn_panel_set qn_bytes__avx2, qn_bytes__avx512vnni;    /* the same, for rows of bytes */
 
 #endif

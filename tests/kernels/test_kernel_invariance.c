@@ -203,7 +203,8 @@ static void run_rows(const subject *s, const int32_t *order, int64_t count, int6
             args.in[i] = (qn_view){.data = in[i].data, .shape = shape};
             memcpy(args.in[i].strides, in[i].strides, sizeof in[i].strides);
         } else {
-            if (s->causal && i > 0 && shape.dims[0] == s->desc.in[1].dims[0]) { /* not the recent rows */
+            const int recent = strstr(s->info->in[i].name, "_recent") != NULL; /* rows of a ring, not of keys */
+            if (s->causal && i > 0 && !recent && shape.dims[0] == s->desc.in[1].dims[0]) {
                 shape.dims[0] -= ROWS - 1 - order[count - 1];
             }
             args.in[i] = qn_view_make(s->in[i], &shape);
