@@ -393,12 +393,12 @@ DEV void end_meeting(const qn_cuda_vq &a, int first, int rows, finish f)
 }
 #endif
 
-/* The next codes of the warp into that slot, if there are any: of its rows from `first` on, below `end`. */
+/* The next codes of the warp into that slot, if there are any: of its rows from `first` on, below `end`. none: 0. */
 DEV void ask(const qn_cuda_vq &a, const tensor_map *map, cursor *c, int slabs, int step, int first, int end,
-             const ring &r, int slot, int lane)
+             const ring &r, int slot, int lane, int none)
 {
     if (c->slab < slabs) {
-        bring(a, map, c->slab, c->row, r.slots + (u32)slot * SLOT_BYTES, r.bars + (u32)slot * 8, lane);
+        bring(a, map, c->slab, c->row + none, r.slots + (u32)slot * SLOT_BYTES, r.bars + (u32)slot * 8, lane);
         c->row += ROWS;
         if (c->row >= end) {
             c->row = first;
@@ -494,7 +494,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
 #pragma unroll 1
     for (int i = 0; i < SLOTS; i++) { /* behind x, which all wait for */
-        ask(a, &map, &next, slabs, step, first, end, r, i, lane);
+        ask(a, &map, &next, slabs, step, first, end, r, i, lane, 0);
     }
 #pragma unroll 1
     for (; slab < slabs; slab += step) {
@@ -523,14 +523,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             for (int i = 0; i < ROWS; i++) {
                 words[i] = *(const u32 *)(codes + i * 128);
             }
-#if __CUDA_ARCH__ >= 900
-            if (next.slab < slabs) {
-                fence_proxy_async(); /* or the copy engine could be ahead of the last of these loads: nothing awaits
-                                        them */
-            }
-#endif
+            /* Or the copy engine could be ahead of the last of these loads, which nothing else awaits: the row it is
+             * asked for is made of that load. threadIdx.z is 0, which the compiler does not know. */
+            const int none = (int)(words[ROWS - 1] & threadIdx.z);
             __syncwarp();
-            ask(a, &map, &next, slabs, step, first, end, r, r.slot, lane);
+            ask(a, &map, &next, slabs, step, first, end, r, r.slot, lane, none);
             pass_slot(&r);
             const float found = sum_batch(words, end - row, lane);
             if (lane < min(ROWS, end - row)) {
