@@ -7,14 +7,16 @@
  *     vb, vb_load, vb_store, vb_low(line), vb_high(line)  bytes; 2 v + 12 of the values v of their low, high four bits
  *     vd, vd_begin(offset), vd_add(sums, codes, x)        a span's integer sums; x: four bytes of a row
  *     vf, vd_end(sums, offset), vf_zero, vf_load, vf_store, vf_add, vf_scaled(a, x), vf_fma   as floats; times *x
- *     block_scales(code, block, scale)                    scales of a block, [group][column]
+ *     MOST_GROUPS, block_scales(code, block, scale)       scales of a block, [group][column]
+ *     row_block(code, from, coded, out)                   a block of a row, but for its scales: elements k, k + 4, k +
+ * 1, k + 5 of eight meet the low codes of a line, k + 2, k + 6, k + 3, k + 7 the high ones
  *
  * Dots of the unsigned bytes 2 v + 12 are less 12 times the sum of the span's elements of the row. A span's sum, twice
  * what it stands for, is multiplied by the row's scale of the group, of codes, and by the weights' into a chain of
  * CHAIN_BLOCKS blocks, and chains are added up: in one order, however many rows there are.
  *
- * Few rows: codes are looked up on the way to each tile. Many rows: those of a chain once for all rows, which are
- * copied to scratch for all panels, so that a tile does nothing but loads, dots and the scales. */
+ * Few rows: codes are looked up on the way to each tile. More rows: those of a chain once for all rows, so that a tile
+ * does nothing but loads, dots and the scales; many rows are copied to scratch, a chain for all panels. */
 #define PARTS (QN_PANEL_COLS / LANES) /* of a panel */
 #define PART_BYTES (QN_PANEL_LINE / PARTS)
 #define UNIT (2 / PARTS) /* panels that two parts are */
@@ -40,6 +42,11 @@ typedef struct staged {
 QN_INLINE int64_t block_bytes(const int code)
 {
     return code == QN_PANEL_NVFP4 ? 576 : 544;
+}
+
+QN_INLINE int groups_of(const int code)
+{
+    return code == QN_PANEL_NVFP4 ? 4 : 2;
 }
 
 /* A span's sums, times the row's scale of it. */
@@ -73,7 +80,7 @@ static int64_t least(int64_t a, int64_t b)
 QN_INLINE void few_tile(const int code, const int coded, const qn_panel_call *call, int64_t r, int64_t p, int h,
                         int64_t from, int64_t blocks, const int m, const int n)
 {
-    const int spans = spans_of(code), lines = LINES / spans, groups = code == QN_PANEL_NVFP4 ? 4 : 2;
+    const int spans = spans_of(code), lines = LINES / spans, groups = groups_of(code);
     const int64_t bytes = block_bytes(code), step = PARTS == 1 ? call->panel_bytes : PART_BYTES;
     const char *w = call->w + p * call->panel_bytes + from * bytes;
     const qn_panel_bytes *x[FEW_ROWS];
@@ -213,7 +220,7 @@ QN_INLINE void stage_block(const int code, const char *block, staged_block *to)
 QN_INLINE void tile(const int code, const int coded, const char *rows, int64_t row_stride, const staged *w,
                     int64_t blocks, float *sums, int64_t stride, int first, const int m, const int n)
 {
-    const int spans = spans_of(code), lines = 2 * LINES / spans, groups = code == QN_PANEL_NVFP4 ? 4 : 2;
+    const int spans = spans_of(code), lines = 2 * LINES / spans, groups = groups_of(code);
     vf chain[MR][2];
     UNROLL for (int i = 0; i < m; i++)
     {
@@ -407,6 +414,25 @@ static void mm_nvfp4(const qn_panel_call *call)
 static void mm_mxfp4(const qn_panel_call *call)
 {
     fp4_mm(QN_PANEL_MXFP4, 0, call);
+}
+
+/* Half of what an e4m3 code stands for: its bits are those of a 256th as f16. */
+static float half_scale(uint8_t code)
+{
+    const int size = code & 0x7f;
+    const float value = size == 0x7f ? __builtin_nanf("") : _cvtsh_ss((unsigned short)(size << 7)) * 128.0f;
+    return code & 0x80 ? -value : value;
+}
+
+static void fp4_bytes(const void *x, const uint8_t *scales, int64_t blocks, qn_panel_code code, qn_panel_bytes *out)
+{
+    const int64_t bytes = scales ? QN_PANEL_K / 2 : QN_PANEL_K;
+    for (int64_t b = 0; b < blocks; b++) {
+        row_block((int)code, (const char *)x + b * bytes, scales != NULL, &out[b]);
+        for (int g = 0; g < 4; g++) {
+            out[b].scale[g] = scales ? half_scale(scales[b * 4 + g]) : 1.0f;
+        }
+    }
 }
 
 const qn_panel_set QN_NAME(bytes) = {.rows_f = QN_PANEL_ROWS_BYTES,

@@ -1,7 +1,6 @@
 /* Panel kernels of 4-bit floats times rows of bytes (kernels/cpu/fp4_bytes.h), level avx2: sums of sixteen elements fit
  * int16. */
 #include <immintrin.h>
-#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -138,38 +137,18 @@ static __m256i from_codes(const char *codes)
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), _mm256_and_si256(each, _mm256_set1_epi8(15)));
 }
 
-/* Half of what four e4m3 codes stand for; NaN as it is. */
-static void half_scales(const uint8_t *codes, float to[4])
-{
-    for (int g = 0; g < 4; g++) {
-        const int size = codes[g] & 0x7f;
-        const float value = size == 0x7f ? NAN : _cvtsh_ss((unsigned short)(size << 7)) * 128.0f;
-        to[g] = codes[g] & 0x80 ? -value : value;
-    }
-}
-
-/* Elements k, k + 4, k + 1, k + 5 of eight meet the low codes of a line, k + 2, k + 6, k + 3, k + 7 the high ones. */
-static void fp4_bytes(const void *x, const uint8_t *scales, int64_t blocks, qn_panel_code code, qn_panel_bytes *out)
+QN_INLINE void row_block(const int code, const char *from, int coded, qn_panel_bytes *out)
 {
     (void)code; /* sums are of sixteen */
     const __m256i order = _mm256_broadcastsi128_si256(_mm_set_epi64x(0x0f0b0e0a0d090c08, 0x0703060205010400));
-    for (int64_t b = 0; b < blocks; b++, out++) {
-        for (int h = 0; h < 2; h++) {
-            const char *const from = (const char *)x + (2 * b + h) * (scales ? 16 : 32);
-            const __m256i line = scales ? from_codes(from) : vb_load(from);
-            const __m256i twos = _mm256_maddubs_epi16(_mm256_set1_epi8(12), line);
-            int32_t fours[8];
-            _mm256_storeu_si256((__m256i *)(void *)fours, _mm256_madd_epi16(twos, _mm256_set1_epi16(-1)));
-            _mm256_storeu_si256((__m256i *)(void *)(out->x + h * 32), _mm256_shuffle_epi8(line, order));
-            out->offset[2 * h] = fours[0] + fours[1] + fours[2] + fours[3];
-            out->offset[2 * h + 1] = fours[4] + fours[5] + fours[6] + fours[7];
-        }
-        for (int g = 0; g < 4; g++) {
-            out->scale[g] = 1.0f;
-        }
-        if (scales) {
-            half_scales(scales + b * 4, out->scale);
-        }
+    for (int h = 0; h < 2; h++) {
+        const __m256i line = coded ? from_codes(from + h * 16) : vb_load(from + h * 32);
+        const __m256i twos = _mm256_maddubs_epi16(_mm256_set1_epi8(12), line);
+        int32_t fours[8];
+        _mm256_storeu_si256((__m256i *)(void *)fours, _mm256_madd_epi16(twos, _mm256_set1_epi16(-1)));
+        _mm256_storeu_si256((__m256i *)(void *)(out->x + h * 32), _mm256_shuffle_epi8(line, order));
+        out->offset[2 * h] = fours[0] + fours[1] + fours[2] + fours[3];
+        out->offset[2 * h + 1] = fours[4] + fours[5] + fours[6] + fours[7];
     }
 }
 

@@ -102,29 +102,12 @@ static const _Alignas(64) uint8_t upper[128] = {
     0,           0x37,        0x37,        0x37,        0x38,        0x38,        0x38,        0x38,
     EIGHT(0x38), EIGHT(0x39), EIGHT(0x39), EIGHT(0x3a), EIGHT(0x3a), EIGHT(0x3b), EIGHT(0x3b), EIGHT(0x3c),
     EIGHT(0x3c), EIGHT(0x3d), EIGHT(0x3d), EIGHT(0x3e), EIGHT(0x3e), EIGHT(0x3f), EIGHT(0x3f)};
-static const _Alignas(64) uint8_t lower[128] = {0,
-                                                0,
-                                                0x80,
-                                                0xc0,
-                                                0,
-                                                0x20,
-                                                0x40,
-                                                0x60,
-                                                RISING(0x80),
-                                                RISING(0),
-                                                RISING(0x80),
-                                                RISING(0),
-                                                RISING(0x80),
-                                                RISING(0),
-                                                RISING(0x80),
-                                                RISING(0),
-                                                RISING(0x80),
-                                                RISING(0),
-                                                RISING(0x80),
-                                                RISING(0),
-                                                RISING(0x80),
-                                                RISING(0),
-                                                RISING(0x80)};
+/* clang-format off */
+static const _Alignas(64) uint8_t lower[128] = {
+    0,         0,            0x80,      0xc0,         0,         0x20,         0x40,      0x60, RISING(0x80),
+    RISING(0), RISING(0x80), RISING(0), RISING(0x80), RISING(0), RISING(0x80), RISING(0), RISING(0x80),
+    RISING(0), RISING(0x80), RISING(0), RISING(0x80), RISING(0), RISING(0x80)};
+/* clang-format on */
 #undef EIGHT
 #undef RISING
 
@@ -150,17 +133,6 @@ QN_INLINE void block_scales(const int code, const char *block, float scale[MOST_
     _mm512_store_si512(scale[3], _mm512_unpackhi_epi16(zero, second));
 }
 
-/* Half of what an e4m3 code stands for. */
-static float half_scale(uint8_t code)
-{
-    const int size = code & 0x7f;
-    const uint32_t sign = (uint32_t)(code & 0x80) << 24, nan = 0x7fc00000;
-    const uint32_t bits = size == 0x7f ? nan : sign | (uint32_t)upper[size] << 24 | (uint32_t)lower[size] << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value * 128.0f;
-}
-
 /* Twice the values of 64 codes, as int8. */
 static __m512i from_codes(const char *codes)
 {
@@ -170,25 +142,17 @@ static __m512i from_codes(const char *codes)
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), _mm512_and_si512(each, _mm512_set1_epi8(15)));
 }
 
-/* Elements k, k + 4, k + 1, k + 5 of eight meet the low nibbles of a line, k + 2, k + 6, k + 3, k + 7 the high ones. */
-static void fp4_bytes(const void *x, const uint8_t *scales, int64_t blocks, qn_panel_code code, qn_panel_bytes *out)
+QN_INLINE void row_block(const int code, const char *from, int coded, qn_panel_bytes *out)
 {
     const __m128i order = _mm_set_epi64x(0x0f0b0e0a0d090c08, 0x0703060205010400);
-    const int groups = spans_of((int)code), lanes = 16 / groups;
-    for (int64_t b = 0; b < blocks; b++, out++) {
-        const __m512i line = scales ? from_codes((const char *)x + b * (QN_PANEL_K / 2))
-                                    : _mm512_loadu_si512((const char *)x + b * QN_PANEL_K);
-        const __m512i fours = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(12), line);
-        int32_t sums[16];
-        _mm512_storeu_si512(sums, fours);
-        _mm512_storeu_si512(out->x, _mm512_shuffle_epi8(line, _mm512_broadcast_i32x4(order)));
-        memset(out->offset, 0, sizeof out->offset);
-        for (int i = 0; i < 16; i++) {
-            out->offset[i / lanes] -= sums[i];
-        }
-        for (int g = 0; g < 4; g++) {
-            out->scale[g] = scales ? half_scale(scales[b * 4 + g]) : 1.0f;
-        }
+    const int lanes = 16 / spans_of(code);
+    const __m512i line = coded ? from_codes(from) : vb_load(from);
+    int32_t sums[16];
+    _mm512_storeu_si512(sums, _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(12), line));
+    _mm512_storeu_si512(out->x, _mm512_shuffle_epi8(line, _mm512_broadcast_i32x4(order)));
+    memset(out->offset, 0, sizeof out->offset);
+    for (int i = 0; i < 16; i++) {
+        out->offset[i / lanes] -= sums[i];
     }
 }
 
