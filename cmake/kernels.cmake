@@ -4,8 +4,8 @@ set(QN_ISA_FLAGS_scalar "")
 set(QN_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c)
 set(QN_ISA_FLAGS_avx512 -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl)
 set(QN_ISA_FLAGS_avx512vnni ${QN_ISA_FLAGS_avx512} -mavx512vnni -mavx512vbmi)
-set(QN_ISA_FLAGS_avx512bf16 ${QN_ISA_FLAGS_avx512vnni} -mavx512bf16 -mgfni)
-set(QN_ISA_FLAGS_amx ${QN_ISA_FLAGS_avx512bf16} -mamx-tile -mamx-int8 -mamx-bf16)
+set(QN_ISA_FLAGS_avx512bf16 ${QN_ISA_FLAGS_avx512vnni} -mavx512bf16)
+set(QN_ISA_FLAGS_amx ${QN_ISA_FLAGS_avx512bf16} -mgfni -mamx-tile -mamx-int8 -mamx-bf16)
 # Unrolled tiles under sanitizers at -O3 take a compiler minutes a file: there, less optimisation, calls (kernels/cpu/name.h) and none of the
 # checks that put a branch at every access and that ASan covers. The compiler heeds the last word on a check, and
 # options of libraries follow a target's own: so the checks are taken back by a library that stands after quern_flags.

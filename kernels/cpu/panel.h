@@ -5,7 +5,7 @@
  *     vl       a part of a line of the level's own code: vl_load, and vl_dot(code, sums, line, a), sums + line
  *              times the four bytes of a row at a: a pair of bf16 or int16, or one float
  *     vw       the weights of two steps of k of a part, as lines of the level's own code
- *     vw_unpack(code, rows, unit, p)  pair p of the part's unit at `unit`; rows: of the tile, which tell what is scarce
+ *     vw_unpack(code, unit, p)  pair p of the part's unit at `unit`
  *     vw_store(code, p, w)   its lines; code: the level's own
  *     vw_line(w, s)          line s of them: two of f32, one of pairs
  *     group_scales(code, block, part, out)  the block's scales of groups as floats [group][16]; block: of the part
@@ -15,6 +15,9 @@
  * panels), PAIR_KEEP (sums that stay in registers beside chains), PAIR_BLOCKS (blocks unpacked at once),
  * PAIR_FEW (rows of a tile that unpacks), FEW_NR(code, rows) (its parts), PARTS_BESIDE(code, rows, nr) (of them at
  * once), ARE_FEW(code, rows), FEW_GROUP x FEW_CHUNK(code) (panels x blocks that tiles of few rows take turns with).
+ * A level may say CHAINS(code, rows), of a part beside each other where a tile unpacks without scales of groups, as
+ * one chain of a row or two waits for its own sums, and AHEAD_BYTES(code), to what is prefetched beside all panels read
+ * at once; 0: nothing, which is best where the processor alone keeps as many lines on their way.
  * PAIR_AHEAD: the level has what kernels/cpu/panel_ahead.h asks for.
  * FP4_ELSEWHERE: 4-bit floats, the only codes with scales of groups, have another set; vw_unpack and group_scales need
  * not know them.
@@ -33,7 +36,14 @@
 
 #define PAIRS_I8 QN_PANEL_CODES /* int8 as pairs of int16: what int8 is unpacked to */
 #define UNITS 8                 /* of a block */
-#define AHEAD_BYTES 8192        /* prefetched ahead of all panels read at once */
+#define CHAIN_BLOCKS (QN_PANEL_SCALE_K / QN_PANEL_K)
+
+#ifndef CHAINS
+#define CHAINS(code, rows) 1
+#endif
+#ifndef AHEAD_BYTES
+#define AHEAD_BYTES(code) 8192
+#endif
 
 #ifndef LOW_ALLOWED
 #define IS_LOW(code) 0
@@ -131,8 +141,16 @@ QN_INLINE int64_t to_part(const tile *t, const int n)
     return n / PAIR_PARTS * t->w_stride + n % PAIR_PARTS * PART_BYTES;
 }
 
-/* Units [first, last) of block b. ahead: what to prefetch, in bytes from each unit. */
-QN_INLINE void tile_units(const int code, const int single, const int mr, const int nr, const tile *t,
+/* Bytes from block b to what is prefetched beside it. turn: b, were all blocks read in turn. */
+QN_INLINE int64_t bytes_ahead(const int code, const int nr, const tile *t, int64_t b, int64_t turn)
+{
+    const int64_t bytes = block_bytes(code), panels = nr < PAIR_PARTS ? 1 : nr / PAIR_PARTS;
+    const int64_t to = turn + (t->again ? 0 : (AHEAD_BYTES(code) / panels + bytes - 1) / bytes);
+    return (to - b) * bytes + (t->again || to < t->blocks ? 0 : t->after);
+}
+
+/* Units [first, last) of block b. acc[][n]: part n % nr, chain n / nr of CHAIN_BLOCKS each. */
+QN_INLINE void tile_units(const int code, const int single, const int mr, const int nr, const int chains, const tile *t,
                           vs acc[PAIR_MR][PAIR_NR], int64_t b, int64_t first, int64_t last, const int prefetch,
                           int64_t ahead)
 {
@@ -144,12 +162,12 @@ QN_INLINE void tile_units(const int code, const int single, const int mr, const 
     for (int64_t u = first; u < last; u++) {
         const char *const w = block + u * ub;
         const char *const a = rows + u * 4 * pb;
-        if (prefetch) {
+        if (prefetch && AHEAD_BYTES(code)) { /* a panel's lines in turn, whatever the chains */
             UNROLL for (int n = 0; n < nr; n += PAIR_PARTS)
             {
-                UNROLL for (int64_t i = 0; i < ub; i += QN_PANEL_LINE)
+                UNROLL for (int64_t i = 0; i < chains * ub; i += QN_PANEL_LINE)
                 {
-                    __builtin_prefetch(w + to_part(t, n) + ahead + i, 0, 3);
+                    __builtin_prefetch(w + to_part(t, n) + u * (chains - 1) * ub + ahead + i, 0, 3);
                 }
             }
         }
@@ -183,7 +201,7 @@ QN_INLINE void tile_units(const int code, const int single, const int mr, const 
                 vw v[4];
                 UNROLL for (int p = 0; p < 4; p++)
                 {
-                    v[p] = vw_unpack(code, mr, w + to_part(t, n), p);
+                    v[p] = vw_unpack(code, w + to_part(t, n), p);
                 }
                 for (int64_t i = 0; i < terms; i++) {
                     UNROLL for (int p = 0; p < 4; p++)
@@ -196,8 +214,9 @@ QN_INLINE void tile_units(const int code, const int single, const int mr, const 
                 }
             }
         } else {
-            const int beside = PARTS_BESIDE(code, mr, nr); /* parts at once; for the next ones rows are read again */
-            UNROLL for (int n0 = 0; n0 < nr; n0 += beside)
+            const int all = nr * chains;
+            const int beside = PARTS_BESIDE(code, mr, all); /* parts at once; for the next ones rows are read again */
+            UNROLL for (int n0 = 0; n0 < all; n0 += beside)
             {
                 const char *again = a;
                 __asm__("" : "+r"(again));
@@ -207,7 +226,8 @@ QN_INLINE void tile_units(const int code, const int single, const int mr, const 
                     vw v[PAIR_NR];
                     UNROLL for (int n = n0; n < n0 + beside; n++)
                     {
-                        v[n] = vw_unpack(code, mr, w + to_part(t, n), p);
+                        const int64_t chain = n / nr * CHAIN_BLOCKS * block_bytes(code);
+                        v[n] = vw_unpack(code, w + to_part(t, n % nr) + chain, p);
                     }
                     UNROLL for (int r = 0; r < mr; r++)
                     {
@@ -215,7 +235,8 @@ QN_INLINE void tile_units(const int code, const int single, const int mr, const 
                         {
                             UNROLL for (int n = n0; n < n0 + beside; n++)
                             {
-                                acc[r][n] = vl_dot(code, acc[r][n], vw_line(v[n], s), row[r] + p * pb + 4 * s);
+                                const int64_t chain = n / nr * CHAIN_BLOCKS * UNITS * 4 * pb;
+                                acc[r][n] = vl_dot(code, acc[r][n], vw_line(v[n], s), row[r] + chain + p * pb + 4 * s);
                             }
                         }
                     }
@@ -234,14 +255,42 @@ QN_INLINE void tile_units(const int code, const int single, const int mr, const 
         }                                                                                                              \
     }
 
+/* Chains beside each other, each of `blocks` blocks, from block b on. */
+QN_INLINE void tile_chains(const int code, const int single, const int mr, const int nr, const int chains,
+                           const int prefetch, const tile *t, int64_t b, int64_t blocks)
+{
+    const int exact = code == QN_PANEL_I8 || code == PAIRS_I8; /* integers */
+    vs acc[PAIR_MR][PAIR_NR];
+    UNROLL for (int c = 0; c < chains; c++)
+    {
+        EACH_SUM(acc[r][c * nr + n] = exact ? vs_load(SUMS(r, n)) : vs_zero());
+    }
+    for (int64_t i = 0; i < blocks; i++) {
+        tile_units(code, single, mr, nr, chains, t, acc, b + i, 0, UNITS, prefetch,
+                   bytes_ahead(code, nr, t, b + i, b + i * chains));
+    }
+    if (exact) {
+        EACH_SUM(vs_store(SUMS(r, n), acc[r][n]));
+        return;
+    }
+    UNROLL for (int c = 0; c < chains; c++)
+    {
+        const int64_t i = b / CHAIN_BLOCKS + c;
+        if (IS_LOW(code)) {
+            EACH_SUM(acc[r][c * nr + n] = vs_fma(acc[r][c * nr + n], vs_set(1.0f / LOW_BY(code)), vs_zero()));
+        }
+        EACH_SUM(const vs s =
+                     vs_set(t->sa ? t->sa[r * t->sa_stride + i] * t->sb[n / PAIR_PARTS * t->sb_stride + i] : 1.0f);
+                 vs_store(SUMS(r, n), vs_fma(acc[r][c * nr + n], s, vs_load(SUMS(r, n)))));
+    }
+}
+
 /* call->sums continue with blocks [0, t->blocks) of mr rows and nr panels. */
 QN_INLINE void panel_tile(const int code, const int single, const int mr, const int nr, const int prefetch,
                           const tile *t)
 {
-    const int64_t bytes = block_bytes(code);
-    const int64_t distance = t->again ? 0 : (AHEAD_BYTES / (nr < PAIR_PARTS ? 1 : nr / PAIR_PARTS) + bytes - 1) / bytes;
-    vs acc[PAIR_MR][PAIR_NR];
     if (HAS_GROUPS && t->groups) {
+        vs acc[PAIR_MR][PAIR_NR];
         const int keep = mr * nr <= PAIR_KEEP; /* in registers, where there are so many */
         vs kept[PAIR_MR][PAIR_NR];
         if (keep) {
@@ -251,16 +300,17 @@ QN_INLINE void panel_tile(const int code, const int single, const int mr, const 
         _Alignas(64) float local[PAIR_NR][4 * QN_PANEL_COLS];
         const int64_t panel_scales = PAIR_BLOCKS * t->groups * QN_PANEL_COLS;
         for (int64_t b = 0; b < t->blocks; b++) {
-            const int64_t ahead = distance * bytes + (t->again || b + distance < t->blocks ? 0 : t->after);
+            const int64_t ahead = bytes_ahead(code, nr, t, b, b);
             if (!t->scales) {
                 UNROLL for (int n = 0; n < nr; n++)
                 {
-                    group_scales(code, t->w + to_part(t, n) + b * bytes, t->part + n % PAIR_PARTS, local[n]);
+                    group_scales(code, t->w + to_part(t, n) + b * block_bytes(code), t->part + n % PAIR_PARTS,
+                                 local[n]);
                 }
             }
             for (int64_t g = 0; g < t->groups; g++) {
                 EACH_SUM(acc[r][n] = vs_zero());
-                tile_units(code, single, mr, nr, t, acc, b, g * units, (g + 1) * units, prefetch, ahead);
+                tile_units(code, single, mr, nr, 1, t, acc, b, g * units, (g + 1) * units, prefetch, ahead);
                 UNROLL for (int n = 0; n < nr; n++)
                 {
                     const float *const from = t->scales ? t->scales + n / PAIR_PARTS * panel_scales +
@@ -283,25 +333,16 @@ QN_INLINE void panel_tile(const int code, const int single, const int mr, const 
         }
         return;
     }
-    const int exact = code == QN_PANEL_I8 || code == PAIRS_I8; /* integers */
-    const int64_t step = exact ? t->blocks : QN_PANEL_SCALE_K / QN_PANEL_K;
-    for (int64_t b0 = 0; b0 < t->blocks; b0 += step) {
-        const int64_t end = b0 + step < t->blocks ? b0 + step : t->blocks, i = b0 / step;
-        EACH_SUM(acc[r][n] = exact ? vs_load(SUMS(r, n)) : vs_zero());
-        for (int64_t b = b0; b < end; b++) {
-            const int64_t ahead = distance * bytes + (t->again || b + distance < t->blocks ? 0 : t->after);
-            tile_units(code, single, mr, nr, t, acc, b, 0, UNITS, prefetch, ahead);
+    const int exact = code == QN_PANEL_I8 || code == PAIRS_I8;
+    const int64_t step = exact ? t->blocks : CHAIN_BLOCKS;
+    int64_t b = 0;
+    if (single && CHAINS(code, mr) > 1) {
+        for (; b + CHAINS(code, mr) * step <= t->blocks; b += CHAINS(code, mr) * step) {
+            tile_chains(code, single, mr, nr, CHAINS(code, mr), prefetch, t, b, step);
         }
-        if (IS_LOW(code)) {
-            EACH_SUM(acc[r][n] = vs_fma(acc[r][n], vs_set(1.0f / LOW_BY(code)), vs_zero()));
-        }
-        if (exact) {
-            EACH_SUM(vs_store(SUMS(r, n), acc[r][n]));
-            continue;
-        }
-        EACH_SUM(const vs s =
-                     vs_set(t->sa ? t->sa[r * t->sa_stride + i] * t->sb[n / PAIR_PARTS * t->sb_stride + i] : 1.0f);
-                 vs_store(SUMS(r, n), vs_fma(acc[r][n], s, vs_load(SUMS(r, n)))));
+    }
+    for (; b < t->blocks; b += step) {
+        tile_chains(code, single, mr, nr, 1, prefetch, t, b, b + step < t->blocks ? step : t->blocks - b);
     }
 }
 
@@ -458,7 +499,7 @@ QN_INLINE void unpack_panel(const int code, const int to, const char *w, int64_t
                 UNROLL for (int h = 0; h < PAIR_PARTS; h++)
                 {
                     char *const line = lines + (b * UNITS + u) * tb + p * (tb / 4);
-                    vw_store(to, line + h * PART_BYTES, vw_unpack(code, 1, unit + h * PART_BYTES, p));
+                    vw_store(to, line + h * PART_BYTES, vw_unpack(code, unit + h * PART_BYTES, p));
                 }
             }
         }

@@ -71,7 +71,7 @@ QN_INLINE void stage_next(const int code, const ahead_tile *t, int64_t i)
     if (i % PAIR_PARTS == 0) {
         UNROLL for (int64_t j = 0; j < unit_bytes(code); j += QN_PANEL_LINE)
         {
-            __builtin_prefetch(unit + AHEAD_BYTES + j, 0, 3);
+            __builtin_prefetch(unit + AHEAD_BYTES(code) + j, 0, 3);
         }
     }
 }

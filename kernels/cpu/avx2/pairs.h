@@ -135,9 +135,8 @@ QN_INLINE bytes2 from_f8(const int code, __m256i x)
                     _mm256_xor_si256(low, _mm256_shuffle_epi8(low_fix, fix))};
 }
 
-QN_INLINE vw vw_unpack(const int code, const int rows, const char *unit, const int p)
+QN_INLINE vw vw_unpack(const int code, const char *unit, const int p)
 {
-    (void)rows;
     if (code == QN_PANEL_BF16) {
         const __m256i x = vl_load(unit + p * QN_PANEL_LINE);
         return (vw){low_of_pair(x), high_of_pair(x)};
@@ -214,7 +213,7 @@ QN_INLINE void stage_part(const int code, const char *unit, char *to)
     }
     _Pragma("GCC unroll 4") for (int p = 0; p < 4; p++)
     {
-        const vw w = vw_unpack(code, 1, unit, p);
+        const vw w = vw_unpack(code, unit, p);
         _mm256_store_si256((__m256i *)(void *)(to + p * 64), w.even);
         _mm256_store_si256((__m256i *)(void *)(to + p * 64 + 32), w.odd);
     }

@@ -116,9 +116,8 @@ QN_INLINE __m512i from_e2m1(__m512i nibbles)
     return _mm512_castps_si512(_mm512_permutexvar_ps(nibbles, table));
 }
 
-QN_INLINE vw vw_unpack(const int code, const int rows, const char *unit, const int p)
+QN_INLINE vw vw_unpack(const int code, const char *unit, const int p)
 {
-    (void)rows;
     if (code == QN_PANEL_BF16) {
         return from_bf16(vl_load(unit + p * QN_PANEL_LINE));
     }

@@ -21,9 +21,12 @@
 #define PAIR_BLOCKS 4
 #define PAIR_FEW 8
 #define PAIR_KEEP 12
-#define FEW_NR(code, rows) ((rows) == 2 ? 4 : ((rows) <= 6 || (code) <= QN_PANEL_E5M2 ? 2 : 1))
+#define FEW_NR(code, rows) ((rows) <= 6 || (code) <= QN_PANEL_E5M2 ? 2 : 1)
 #define ARE_FEW(code, rows) ((rows) <= ((code) == QN_PANEL_BF16 ? 9 : 16))
 #define PARTS_BESIDE(code, rows, nr) (nr)
+#define IS_F8(code) ((code) == QN_PANEL_E4M3 || (code) == QN_PANEL_E5M2)
+#define CHAINS(code, rows) ((rows) <= 2 && IS_F8(code) ? 2 : 1)
+#define AHEAD_BYTES(code) (IS_F8(code) ? 4096 : ((code) == QN_PANEL_BF16 ? 0 : 8192))
 #define FEW_GROUP 2
 #define FEW_CHUNK(code) 16
 
@@ -69,60 +72,46 @@ QN_INLINE vs vl_dot(const int code, vs sums, vl w, const char *a)
     return _mm512_dpbf16_ps(sums, (__m512bh)w, (__m512bh)_mm512_set1_epi32(pair));
 }
 
-/* The two bytes of bf16 numbers. */
+/* bf16 bits of a magnitude: e4m3 / 256, e5m2 / 65536. The first codes are zero and subnormals. */
+#define E4M3_BITS(c)                                                                                                   \
+    ((c) >= 8   ? 0x3800 + ((c) << 4)                                                                                  \
+     : (c) >= 4 ? 0x3800 + (((c)-4) << 5)                                                                              \
+     : (c) >= 2 ? 0x3780 + (((c)-2) << 6)                                                                              \
+                : (c)*0x3700)
+#define E5M2_BITS(c) ((c) >= 4 ? 0x3000 + ((c) << 5) : ((c) >= 2 ? 0x3000 + (((c)-2) << 6) : (c)*0x2f80))
+
+#define BYTES_4(shift, bits, c)                                                                                        \
+    (bits(c) >> (shift)) & 0xff, (bits((c) + 1) >> (shift)) & 0xff, (bits((c) + 2) >> (shift)) & 0xff,                 \
+        (bits((c) + 3) >> (shift)) & 0xff
+#define BYTES_16(shift, bits, c)                                                                                       \
+    BYTES_4(shift, bits, c), BYTES_4(shift, bits, (c) + 4), BYTES_4(shift, bits, (c) + 8),                             \
+        BYTES_4(shift, bits, (c) + 12)
+#define BYTES_64(shift, bits, c)                                                                                       \
+    {                                                                                                                  \
+        BYTES_16(shift, bits, c), BYTES_16(shift, bits, (c) + 16), BYTES_16(shift, bits, (c) + 32),                    \
+            BYTES_16(shift, bits, (c) + 48)                                                                            \
+    }
+#define TABLES(bits)                                                                                                   \
+    {                                                                                                                  \
+        BYTES_64(8, bits, 0), BYTES_64(8, bits, 64), BYTES_64(0, bits, 0), BYTES_64(0, bits, 64)                       \
+    }
+
+_Alignas(64) static const uint8_t e4m3_tables[4][64] = TABLES(E4M3_BITS);
+_Alignas(64) static const uint8_t e5m2_tables[4][64] = TABLES(E5M2_BITS);
+
+/* Bytes of bf16 numbers. */
 typedef struct bytes2 {
     __m512i high, low;
 } bytes2;
 
-/* Bytes of e4m3 as value / 256, of e5m2 as value / 65536. An exponent field of 0, zero and subnormals, would
- * become another number: there both bytes are corrected by tables of the mantissa. */
-
-/* The fewest operations, a third of them on the ports of the dot product: bits moved by constant matrices. */
-QN_INLINE bytes2 from_f8_maps(const int code, __m512i x)
+/* Lookups leave the ports of dot products alone. They pass over the sign. */
+QN_INLINE bytes2 from_f8(const int code, __m512i x)
 {
-    const int e4m3 = code != QN_PANEL_E5M2;
-    const __m512i high_map = _mm512_set1_epi64(e4m3 ? 0x1020400000000080 : 0x0810204000000080);
-    const __m512i low_map = _mm512_set1_epi64(e4m3 ? 0x0000000001020408 : 0x0000000000010204);
-    const __m512i high_fix = _mm512_set1_epi64(e4m3 ? 0x000000000f0f0f38 : 0x0000000000001f30);
-    const __m512i low_fix = _mm512_set1_epi64(e4m3 ? 0x10207040f0a01000 : 0x000000002040a000);
-    const __mmask64 small = _mm512_testn_epi8_mask(x, _mm512_set1_epi8(e4m3 ? 0x78 : 0x7c));
-    const __m512i high =
-        e4m3 ? _mm512_gf2p8affine_epi64_epi8(x, high_map, 0x38) : _mm512_gf2p8affine_epi64_epi8(x, high_map, 0x30);
-    const __m512i low = _mm512_gf2p8affine_epi64_epi8(x, low_map, 0);
-    return (bytes2){_mm512_xor_si512(high, _mm512_maskz_permutexvar_epi8(small, x, high_fix)),
-                    _mm512_xor_si512(low, _mm512_maskz_permutexvar_epi8(small, x, low_fix))};
+    const __m512i *const t = (const void *)(code == QN_PANEL_E5M2 ? e5m2_tables : e4m3_tables);
+    const __m512i high = _mm512_permutex2var_epi8(t[0], x, t[1]);
+    return (bytes2){_mm512_ternarylogic_epi32(high, x, _mm512_set1_epi8((char)0x80), 0xf8), /* a | (b & c) */
+                    _mm512_permutex2var_epi8(t[2], x, t[3])};
 }
-
-/* Nothing on the ports that only dot products need. Codes beyond the corrections' select nothing of their tables,
- * since adding to them carries into bit 7. */
-QN_INLINE bytes2 from_f8_beside_dots(const int code, __m512i x)
-{
-    const int e4m3 = code != QN_PANEL_E5M2;
-    const __m512i high_fix = _mm512_set4_epi32(e4m3 ? 0 : 0x00001f30, e4m3 ? 0x0f0f0f38 : 0, 0, 0);
-    const __m512i low_fix = _mm512_set4_epi32(e4m3 ? 0x10207040 : 0x2040a000, e4m3 ? (int)0xf0a01000 : 0, 0, 0);
-    const __m512i magnitude = _mm512_and_si512(x, _mm512_set1_epi8(0x7f));
-    const __m512i fix = _mm512_add_epi8(magnitude, _mm512_set1_epi8(e4m3 ? 0x78 : 0x7c));
-    __m512i high, left;
-    if (e4m3) {
-        /* sign and the exponent's upper bits; the permute does not look at what is above them but for two bits,
-         * for which the table repeats itself */
-        const __m512i table = _mm512_set4_epi32((int)0xbfbebdbc, (int)0xbbbab9b8, 0x3f3e3d3c, 0x3b3a3938);
-        high = _mm512_permutexvar_epi8(_mm512_srli_epi16(x, 4), table);
-        left = _mm512_slli_epi16(x, 4);
-    } else {
-        /* (a & b) | c */
-        const __m512i bits =
-            _mm512_ternarylogic_epi32(_mm512_srli_epi16(x, 3), _mm512_set1_epi8(0x0f), _mm512_set1_epi8(0x30), 0xea);
-        high = _mm512_ternarylogic_epi32(x, _mm512_set1_epi8((char)0x80), bits, 0xea);
-        left = _mm512_slli_epi16(x, 5);
-    }
-    /* low: (a & b) ^ c */
-    const __m512i kept = _mm512_set1_epi8((char)(e4m3 ? 0xf0 : 0xe0));
-    return (bytes2){_mm512_xor_si512(high, _mm512_shuffle_epi8(high_fix, fix)),
-                    _mm512_ternarylogic_epi32(left, kept, _mm512_shuffle_epi8(low_fix, fix), 0x6a)};
-}
-
-#define ROWS_OF_DOTS 4 /* from here on dot products are what time goes to */
 
 /* bf16 of e2m1 codes; words are looked up by their low five bits */
 QN_INLINE vw from_e2m1(__m512i nibbles)
@@ -133,7 +122,7 @@ QN_INLINE vw from_e2m1(__m512i nibbles)
     return _mm512_permutexvar_epi16(nibbles, table);
 }
 
-QN_INLINE vw vw_unpack(const int code, const int rows, const char *unit, const int p)
+QN_INLINE vw vw_unpack(const int code, const char *unit, const int p)
 {
     if (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4) {
         const __m512i x = vl_load(unit);
@@ -145,7 +134,7 @@ QN_INLINE vw vw_unpack(const int code, const int rows, const char *unit, const i
         }
     }
     const __m512i x = vl_load(unit + p / 2 * QN_PANEL_LINE);
-    const bytes2 b = rows < ROWS_OF_DOTS ? from_f8_maps(code, x) : from_f8_beside_dots(code, x);
+    const bytes2 b = from_f8(code, x);
     return p % 2 ? _mm512_unpackhi_epi8(b.low, b.high) : _mm512_unpacklo_epi8(b.low, b.high);
 }
 
@@ -167,7 +156,7 @@ QN_INLINE void group_scales(const int code, const char *block, const int part, f
     const char *const scales = block + 512;
     if (code == QN_PANEL_NVFP4) {
         const __m512i zero = _mm512_setzero_si512();
-        const bytes2 b = from_f8_maps(QN_PANEL_E4M3, vl_load(scales));
+        const bytes2 b = from_f8(QN_PANEL_E4M3, vl_load(scales));
         const __m512i low = _mm512_unpacklo_epi8(b.low, b.high), high = _mm512_unpackhi_epi8(b.low, b.high);
         _mm512_storeu_si512(out, _mm512_unpacklo_epi16(zero, low));
         _mm512_storeu_si512(out + 16, _mm512_unpackhi_epi16(zero, low));

@@ -132,9 +132,8 @@ QN_INLINE vs vl_dot(const int code, vs sums, vl w, const char *a)
     return sums;
 }
 
-QN_INLINE vw vw_unpack(const int code, const int rows, const char *unit, const int p)
+QN_INLINE vw vw_unpack(const int code, const char *unit, const int p)
 {
-    (void)rows;
     vw w;
     if (code == QN_PANEL_I8) {
         const int8_t *const from = (const int8_t *)unit + p / 2 * QN_PANEL_LINE + p % 2;

@@ -84,12 +84,12 @@ const char *qn_cpu_refusal(qn_isa isa)
     if (isa >= QN_ISA_AVX512VNNI && !has(seven.c, 1u << 11 | 1u << 1)) {
         return "the processor lacks AVX-512 VNNI or VBMI";
     }
-    if (isa >= QN_ISA_AVX512BF16 && (!has(seven1.a, 1u << 5) || !has(seven.c, 1u << 8))) {
-        return "the processor lacks AVX-512 BF16 or GFNI";
+    if (isa >= QN_ISA_AVX512BF16 && !has(seven1.a, 1u << 5)) {
+        return "the processor lacks AVX-512 BF16";
     }
     if (isa >= QN_ISA_AMX) {
-        if (!has(seven.d, 1u << 22 | 1u << 24 | 1u << 25)) {
-            return "the processor lacks AMX tiles, AMX INT8 or AMX BF16";
+        if (!has(seven.d, 1u << 22 | 1u << 24 | 1u << 25) || !has(seven.c, 1u << 8)) {
+            return "the processor lacks AMX tiles, AMX INT8, AMX BF16 or GFNI";
         }
         if (!has(state, XCR0_TILES)) {
             return "the operating system does not save AMX tiles";
