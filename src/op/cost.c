@@ -57,9 +57,14 @@ qn_status qn_case_get_cost(const qn_op_desc *desc, qn_case_cost *cost, qn_error 
     case QN_OP_VQ_MM: cost->flops = 2.0 * m * n * k; break;
     case QN_OP_VQ_ENCODE: cost->flops = 3.0 * m * n * k * e * (double)desc->in[QN_VQE_CODEBOOK].dims[2]; break;
     case QN_OP_VQ_ATTENTION: cost->flops = 4.0 * m * n * k * e; break;
-    case QN_OP_GROUPED_BLOCK_SCALED_MM:
-        cost->flops = 2.0 * m * n * k * (desc->attr[QN_ATTR_LAYOUT].i == QN_LAYOUT_MASKED ? e : 1.0);
+    case QN_OP_GROUPED_BLOCK_SCALED_MM: {
+        const int masked = desc->attr[QN_ATTR_LAYOUT].i == QN_LAYOUT_MASKED;
+        if (!masked && m < e) { /* as many experts have no row, whose weights are not read */
+            cost->bytes -= (e - m) / e * (shape_bytes(&desc->in[QN_BMM_B]) + shape_bytes(&desc->in[QN_BMM_SCALE_B]));
+        }
+        cost->flops = 2.0 * m * n * k * (masked ? e : 1.0);
         break;
+    }
     case QN_OP_SILU_MUL:
     case QN_OP_SILU_MUL_QUANT: cost->flops = 8.0 * m * k; break;
     case QN_OP_ROPE: cost->flops = 3.0 * m * k * e; break;

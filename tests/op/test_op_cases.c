@@ -380,6 +380,9 @@ static void costs(void **state)
     assert_int_equal(qn_op_desc_parse("grouped_block_scaled_mm m=2 n=3 k=4 e=5 layout=masked", &desc, NULL), QN_OK);
     assert_int_equal(qn_case_get_cost(&desc, &cost, NULL), QN_OK);
     assert_true(cost.flops == 240.0);
+    assert_int_equal(qn_op_desc_parse("grouped_block_scaled_mm m=1 n=3 k=4 e=2", &desc, NULL), QN_OK);
+    assert_int_equal(qn_case_get_cost(&desc, &cost, NULL), QN_OK);
+    assert_true(cost.bytes == 4 + 4 + (3 * 4 + 4) + 3 * 4 + 3 * 2); /* one of the two experts has no row */
 }
 
 static int in_a_group(const job *j, int64_t row)
