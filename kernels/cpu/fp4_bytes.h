@@ -190,7 +190,7 @@ QN_INLINE void few(const int code, const int coded, const qn_panel_call *call)
 {
     const int64_t first = call->rows > FEW_ROWS ? call->rows / 2 : call->rows;
     for (int64_t p = 0; p < call->panels;) {
-        const int two = call->rows <= FEW_TWO && p + UNIT <= call->panels;
+        const int two = !call->alone && call->rows <= FEW_TWO && p + UNIT <= call->panels;
         for (int64_t from = 0; from < call->blocks; from += CHAIN_BLOCKS) {
             const int64_t blocks = least(CHAIN_BLOCKS, call->blocks - from);
             few_rows(code, coded, call, 0, first, p, 1 + two, from, blocks);

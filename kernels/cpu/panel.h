@@ -399,9 +399,16 @@ QN_INLINE void few_panels(const int code, const int single, const int mr, const 
 }
 
 #define FEW(mr)                                                                                                        \
-    case mr: few_panels(code, single, (mr) <= PAIR_FEW ? (mr) : 1, FEW_NR(code, mr), *t, panels); break
+    case mr:                                                                                                           \
+        if ((mr) <= 2 && alone) {                                                                                      \
+            few_panels(code, single, (mr) <= 2 ? (mr) : 1, PAIR_PARTS, *t, panels);                                    \
+        } else {                                                                                                       \
+            few_panels(code, single, (mr) <= PAIR_FEW ? (mr) : 1, FEW_NR(code, mr), *t, panels);                       \
+        }                                                                                                              \
+        break
 
-QN_INLINE void few_rows(const int code, const int single, const tile *t, int64_t rows, int64_t panels)
+/* alone: one panel after the other, of up to two rows. */
+QN_INLINE void few_rows(const int code, const int single, const tile *t, int64_t rows, int64_t panels, int alone)
 {
     switch (rows) {
         FEW(1);
@@ -417,14 +424,14 @@ QN_INLINE void few_rows(const int code, const int single, const tile *t, int64_t
 
 #undef FEW
 
-typedef void (*few_fn)(const tile *t, int64_t rows, int64_t panels);
+typedef void (*few_fn)(const tile *t, int64_t rows, int64_t panels, int alone);
 
 /* Few rows: tiles of nearly the same number of them. One tile of whole panels streams their whole length; else tiles
  * take turns with a chunk of FEW_GROUP panels while it is in the first cache. */
 QN_INLINE void few(const int code, const qn_panel_call *call, few_fn run)
 {
     const int64_t tiles = (call->rows + PAIR_FEW - 1) / PAIR_FEW;
-    const int nr = FEW_NR(code, call->rows);
+    const int nr = call->alone ? PAIR_PARTS : FEW_NR(code, call->rows);
     const int whole = tiles == 1 && nr >= PAIR_PARTS;
     const int64_t group = whole ? call->panels : FEW_GROUP, chunk = whole ? call->blocks : FEW_CHUNK(code);
     const int64_t beside = whole ? nr / PAIR_PARTS : group;
@@ -437,7 +444,7 @@ QN_INLINE void few(const int code, const qn_panel_call *call, few_fn run)
                 tile t = tile_at(call, code, r, p, b, blocks);
                 t.again = i > 0;
                 t.after = b + blocks < call->blocks ? 0 : beside * call->panel_bytes - call->blocks * block_bytes(code);
-                run(&t, rows, panels);
+                run(&t, rows, panels, call->alone);
                 r += rows;
             }
         }
@@ -549,9 +556,9 @@ QN_INLINE void ahead(const int code, const qn_panel_call *call)
 #endif
 
 #define FEW_OF(name, code, single)                                                                                     \
-    static __attribute__((noinline)) void name(const tile *t, int64_t rows, int64_t panels)                            \
+    static __attribute__((noinline)) void name(const tile *t, int64_t rows, int64_t panels, int alone)                 \
     {                                                                                                                  \
-        few_rows(code, single, t, rows, panels);                                                                       \
+        few_rows(code, single, t, rows, panels, alone);                                                                \
     }
 
 #if PAIR_TERMS

@@ -130,10 +130,10 @@ static void few(const qn_panel_call *call)
         }
     }
     int64_t p = 0;
-    for (; p + 2 <= call->panels; p += 2) {
+    for (; !call->alone && p + 2 <= call->panels; p += 2) {
         few_panels(call, p, 2);
     }
-    if (p < call->panels) {
+    for (; p < call->panels; p++) {
         few_panels(call, p, 1);
     }
 }

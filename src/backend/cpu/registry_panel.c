@@ -29,7 +29,8 @@
         .isa = LEVEL_##isa_, .suits = SUITS_##isa_, .mr = (mr_), .nr = (nr_),                                      \
         .pack_layout = QN_PANEL_LAYOUT_ID(code_),                                                                  \
         .status = "tested", .accepts = qn_panel_accepts, .pack_bytes = qn_panel_pack_bytes, .pack = qn_panel_pack, \
-        .workspace_bytes = qn_panel_workspace_bytes, .takes_next = qn_panel_takes_next, .run = qn_panel_run,       \
+        .workspace_bytes = qn_panel_workspace_bytes, .open = qn_panel_open, .takes_next = qn_panel_takes_next,     \
+        .run = qn_panel_run,                                                                                       \
         .impl = &(const qn_panel_impl){.set = &qn_panel__##isa_, .parts = &PARTS_##isa_, .code = (code_),          \
                                        .weight = (weight_)}                                                        \
     }
@@ -60,7 +61,8 @@
         .isa = LEVEL_##isa_, .mr = (mr_), .nr = 16, .pack_layout = QN_PANEL_LAYOUT_ID(code_),                      \
         .status = "tested", .arithmetic = (sums_), .accepts = qn_panel_accepts,                                    \
         .pack_bytes = qn_panel_pack_bytes, .pack = qn_panel_pack,                                                  \
-        .workspace_bytes = qn_panel_workspace_bytes, .takes_next = qn_panel_takes_next, .run = qn_panel_run,       \
+        .workspace_bytes = qn_panel_workspace_bytes, .open = qn_panel_open, .takes_next = qn_panel_takes_next,     \
+        .run = qn_panel_run,                                                                                       \
         .impl = &(const qn_panel_impl){.set = &qn_##set_##__##isa_, .parts = &PARTS_##isa_, .code = (code_),       \
                                        .weight = (weight_)}                                                        \
     }

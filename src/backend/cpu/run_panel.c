@@ -13,6 +13,7 @@
 
 #include <string.h>
 
+#include "backend/cpu/cpuid.h"
 #include "backend/cpu/run_rows.h"
 #include "backend/cpu/sizes.h"
 #include "base/checked.h"
@@ -22,6 +23,7 @@
 #define CHUNK 1024      /* elements of a row decoded at a time; rows of digits depend on it */
 #define PREPARE_ROWS 16 /* rows of a a task, at most; a multiple of every set's row_group */
 #define MAX_TERMS 3
+#define MOST_ALONE 2 /* rows that read panels one after the other */
 #define SERIAL_ELEMENTS 32768 /* activations worth more than one thread */
 #define MAX_BLOCK_PANELS 64
 #define PLACES_LINES ((int64_t)(sizeof(qn_panel_places) / QN_PANEL_LINE))
@@ -82,6 +84,21 @@ void qn_panel_pack(const qn_kernel *kernel, const qn_op_desc *desc, const qn_arg
                           (uint8_t *)base + l.flags + i, (float *)(void *)(base + l.block_scales) + i * l.scale_blocks);
     }
     qn_panel_pack_rest(&l, desc, args, base + l.scales);
+}
+
+/* Blocks of the longest panels that a row or two read one after the other, one run of lines for a processor. Where two
+ * short runs end and two others begin AMD's cores wait; Intel's keep more lines on their way from several runs
+ * (docs/experiments/cpu-matmul.md). */
+qn_status qn_panel_open(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, void **state,
+                        qn_error *error)
+{
+    static const int64_t intel = 0, others = 32;
+    (void)kernel;
+    (void)ctx;
+    (void)desc;
+    (void)error;
+    *state = (void *)(uintptr_t)(qn_cpu_is_intel() ? &intel : &others);
+    return QN_OK;
 }
 
 /* ---- memory ---- */
@@ -731,6 +748,8 @@ static void multiply(const run *p, const block *b, char *scratch, char *sums, sm
                               .rows = b->rows,
                               .terms = job->terms,
                               .coded = job->a.scales != NULL,
+                              .alone = b->rows <= MOST_ALONE &&
+                                       job->layout.blocks <= *(const int64_t *)job->call->state,
                               .several = job->m > 1,
                               .sa = job->sa ? sa : NULL,
                               .sb = job->sa ? d->w.block_scales : NULL,
