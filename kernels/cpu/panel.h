@@ -162,7 +162,7 @@ QN_INLINE void tile_units(const int code, const int single, const int mr, const 
     for (int64_t u = first; u < last; u++) {
         const char *const w = block + u * ub;
         const char *const a = rows + u * 4 * pb;
-        if (prefetch && AHEAD_BYTES(code)) { /* a panel's lines in turn, whatever the chains */
+        if (prefetch && AHEAD_BYTES(code) > 0) { /* a panel's lines in turn, whatever the chains */
             UNROLL for (int n = 0; n < nr; n += PAIR_PARTS)
             {
                 UNROLL for (int64_t i = 0; i < chains * ub; i += QN_PANEL_LINE)
