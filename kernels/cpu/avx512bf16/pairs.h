@@ -74,11 +74,8 @@ QN_INLINE vs vl_dot(const int code, vs sums, vl w, const char *a)
 
 /* bf16 bits of a magnitude: e4m3 / 256, e5m2 / 65536. The first codes are zero and subnormals. */
 #define E4M3_BITS(c)                                                                                                   \
-    ((c) >= 8   ? 0x3800 + ((c) << 4)                                                                                  \
-     : (c) >= 4 ? 0x3800 + (((c)-4) << 5)                                                                              \
-     : (c) >= 2 ? 0x3780 + (((c)-2) << 6)                                                                              \
-                : (c)*0x3700)
-#define E5M2_BITS(c) ((c) >= 4 ? 0x3000 + ((c) << 5) : ((c) >= 2 ? 0x3000 + (((c)-2) << 6) : (c)*0x2f80))
+    ((c) >= 8 ? 0x3800 + ((c) << 4) : (c) >= 4 ? 0x3780 + ((c) << 5) : (c) >= 2 ? 0x3700 + ((c) << 6) : (c)*0x3700)
+#define E5M2_BITS(c) ((c) >= 4 ? 0x3000 + ((c) << 5) : ((c) >= 2 ? 0x2f80 + ((c) << 6) : (c)*0x2f80))
 
 #define BYTES_4(shift, bits, c)                                                                                        \
     (bits(c) >> (shift)) & 0xff, (bits((c) + 1) >> (shift)) & 0xff, (bits((c) + 2) >> (shift)) & 0xff,                 \
