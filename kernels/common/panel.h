@@ -208,6 +208,8 @@ typedef enum qn_panel_rows {
     QN_PANEL_ROWS_BYTES    /* [K/64] qn_panel_bytes: rows of int8 or of e2m1 codes, for 4-bit floats */
 } qn_panel_rows;
 
+#define QN_PANEL_ALONE 2
+
 /* One call: rows [0, rows) times panels [0, panels) along the whole of K. */
 typedef struct qn_panel_call {
     const char *w;             /* blocks of panel p begin at w + p * panel_bytes */
@@ -218,7 +220,7 @@ typedef struct qn_panel_call {
     int64_t rows;              /* at least 1; memory is readable up to the level's row multiple */
     int32_t terms;             /* QN_PANEL_ROWS_BF16 */
     int32_t coded;             /* QN_PANEL_ROWS_BYTES: groups of rows have scales */
-    int32_t alone;             /* a row or two: read one panel after the other */
+    int32_t alone;             /* up to QN_PANEL_ALONE rows: read one panel after the other */
     int32_t several;           /* QN_PANEL_ROWS_DIGITS: made for more rows than one, if perhaps not of this call */
     /* scales of blocks of 128 along K; sa NULL: none. The temporary chain of such a block starts at 0 and
      * sum = fma(temporary, sa[r][kb] * sb[p][kb], sum). Codes with scales of groups have none. */

@@ -400,14 +400,14 @@ QN_INLINE void few_panels(const int code, const int single, const int mr, const 
 
 #define FEW(mr)                                                                                                        \
     case mr:                                                                                                           \
-        if ((mr) <= 2 && alone) {                                                                                      \
-            few_panels(code, single, (mr) <= 2 ? (mr) : 1, PAIR_PARTS, *t, panels);                                    \
+        if ((mr) <= QN_PANEL_ALONE && alone) {                                                                         \
+            few_panels(code, single, (mr) <= QN_PANEL_ALONE ? (mr) : 1, PAIR_PARTS, *t, panels);                       \
         } else {                                                                                                       \
             few_panels(code, single, (mr) <= PAIR_FEW ? (mr) : 1, FEW_NR(code, mr), *t, panels);                       \
         }                                                                                                              \
         break
 
-/* alone: one panel after the other, of up to two rows. */
+/* alone: one panel after the other, of up to QN_PANEL_ALONE rows. */
 QN_INLINE void few_rows(const int code, const int single, const tile *t, int64_t rows, int64_t panels, int alone)
 {
     switch (rows) {

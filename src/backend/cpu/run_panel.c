@@ -23,7 +23,6 @@
 #define CHUNK 1024      /* elements of a row decoded at a time; rows of digits depend on it */
 #define PREPARE_ROWS 16 /* rows of a a task, at most; a multiple of every set's row_group */
 #define MAX_TERMS 3
-#define MOST_ALONE 2 /* rows that read panels one after the other */
 #define SERIAL_ELEMENTS 32768 /* activations worth more than one thread */
 #define MAX_BLOCK_PANELS 64
 #define PLACES_LINES ((int64_t)(sizeof(qn_panel_places) / QN_PANEL_LINE))
@@ -748,7 +747,7 @@ static void multiply(const run *p, const block *b, char *scratch, char *sums, sm
                               .rows = b->rows,
                               .terms = job->terms,
                               .coded = job->a.scales != NULL,
-                              .alone = b->rows <= MOST_ALONE &&
+                              .alone = b->rows <= QN_PANEL_ALONE &&
                                        job->layout.blocks <= *(const int64_t *)job->call->state,
                               .several = job->m > 1,
                               .sa = job->sa ? sa : NULL,
