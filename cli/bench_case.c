@@ -144,7 +144,7 @@ static void shrink(const qn_op_desc *desc, const qn_sizes *sizes, qn_op_desc *sm
     qn_error error;
     *small = *desc;
     snprintf(verified, 64, "whole");
-    if (qn_case_get_cost(desc, &cost, &error) != QN_OK || cost.flops / 2 <= MOST_CHECKED)
+    if (qn_case_get_cost(desc, NULL, &cost, &error) != QN_OK || cost.flops / 2 <= MOST_CHECKED)
         return;
     const int columns = is_matmul(desc->op);
     int64_t m = sizes->m, n = sizes->n;

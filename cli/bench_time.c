@@ -232,7 +232,7 @@ static int measure_opened(bench *b, bench_case *k, bench_record *r)
     rotation rotated;
     void *blob = NULL;
     memset(&rotated, 0, sizeof rotated);
-    int code = cli_check(c, qn_case_get_cost(&k->desc, &cost, &error), &error, PHASE_RUN);
+    int code = cli_check(c, qn_case_get_cost(&k->desc, k->args.in, &cost, &error), &error, PHASE_RUN);
     double start = cli_now();
     if (!code)
         code = bench_case_pack(c, k, &blob);

@@ -198,7 +198,7 @@ static int time_runs(cli *c, op_work *w)
         qn_op_desc_print(&w->desc, text, sizeof text);
         double median = cli_median(us, count);
         kernel_facts facts = kernel_facts_of(c->ctx, w->plan);
-        int known = qn_case_get_cost(&w->desc, &cost, &error) == QN_OK && median > 0;
+        int known = qn_case_get_cost(&w->desc, w->args.in, &cost, &error) == QN_OK && median > 0;
         json j = json_begin(stdout);
         json_open(&j, NULL, '{');
         json_text(&j, "op", qn_op_get_info(w->desc.op)->name);

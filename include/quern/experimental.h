@@ -81,13 +81,15 @@ QN_API qn_status qn_case_judge(const qn_op_desc *desc, const qn_view want[QN_MAX
 QN_API qn_status qn_plan_judge(const qn_plan *plan, const qn_view want[QN_MAX_OUT], const qn_view got[QN_MAX_OUT],
                                const qn_view in[QN_MAX_IN], int32_t exact, qn_case_result *result, qn_error *error);
 
-/* Bytes a run must move, as the formats store them (weights, scales, activations,
- * results), and operations it must do (2 per multiply-add). */
+/* Bytes a run must move, as the formats store them (weights, scales, activations, results), and operations it must do
+ * (2 per multiply-add). in: NULL, or the operands in host memory, whose sizes of groups then say which experts' weights
+ * and which rows a grouped product reads; without them all rows count, and as many experts as these can be of. */
 typedef struct qn_case_cost {
     double bytes, flops;
     const char *memory; /* the memory ceiling that applies: "read"; "copy" where results are much of the bytes */
 } qn_case_cost;
-QN_API qn_status qn_case_get_cost(const qn_op_desc *desc, qn_case_cost *cost, qn_error *error);
+QN_API qn_status qn_case_get_cost(const qn_op_desc *desc, const qn_view in[QN_MAX_IN], qn_case_cost *cost,
+                                  qn_error *error);
 
 /* The arithmetic ceiling that a kernel's multiply-adds meet: the row's own word, else by its level and operands.
  * NULL: an operator that works row by row, which memory bounds (a copy of the same bytes), and a device's kernel,

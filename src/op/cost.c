@@ -31,7 +31,50 @@ static int needs_two_passes(const qn_op_desc *desc)
     }
 }
 
-qn_status qn_case_get_cost(const qn_op_desc *desc, qn_case_cost *cost, qn_error *error)
+/* Rows that belong to a group and experts that have any, as the sizes read from the inputs say. Without inputs: all
+ * rows, and as many experts as these can be of. */
+typedef struct groups {
+    double rows, experts;
+} groups;
+
+static groups groups_of(const qn_op_desc *desc, const qn_view *in, const qn_sizes *s)
+{
+    const int masked = desc->attr[QN_ATTR_LAYOUT].i == QN_LAYOUT_MASKED;
+    const int32_t *sizes = in ? in[masked ? QN_BMM_MASKED_M : QN_BMM_OFFSETS].data : NULL;
+    groups g = {0.0, 0.0};
+    if (!sizes) {
+        const double m = (double)s->m, e = (double)s->e;
+        g.rows = masked ? m * e : m;
+        g.experts = masked || m > e ? e : m;
+        return g;
+    }
+    for (int64_t i = 0; i < s->e; i++) {
+        const int32_t rows = masked ? sizes[i] : sizes[i + 1] - sizes[i];
+        g.rows += rows;
+        g.experts += rows > 0;
+    }
+    return g;
+}
+
+/* Bytes of a grouped product without the rows that no group has and the weights of experts without rows. */
+static void cost_groups(const qn_op_desc *desc, const qn_shape *out, const groups *g, const qn_sizes *s,
+                        qn_case_cost *cost)
+{
+    const double m = (double)s->m, e = (double)s->e;
+    const double all = desc->attr[QN_ATTR_LAYOUT].i == QN_LAYOUT_MASKED ? m * e : m;
+    if (all > 0.0) {
+        const double kept = desc->attr[QN_ATTR_TAIL].i == QN_TAIL_KEEP ? shape_bytes(out) : 0.0;
+        cost->bytes -=
+            (1.0 - g->rows / all) * (shape_bytes(&desc->in[QN_BMM_A]) + shape_bytes(&desc->in[QN_BMM_SCALE_A]) + kept);
+    }
+    if (e > 0.0) {
+        cost->bytes -=
+            (1.0 - g->experts / e) * (shape_bytes(&desc->in[QN_BMM_B]) + shape_bytes(&desc->in[QN_BMM_SCALE_B]));
+    }
+    cost->flops = 2.0 * g->rows * (double)s->n * (double)s->k;
+}
+
+qn_status qn_case_get_cost(const qn_op_desc *desc, const qn_view in[QN_MAX_IN], qn_case_cost *cost, qn_error *error)
 {
     QN_FAIL_IF(!desc || !cost, error, QN_E_ARGUMENT, "qn_case_get_cost: a parameter is NULL");
     qn_shape out[QN_MAX_OUT];
@@ -58,11 +101,8 @@ qn_status qn_case_get_cost(const qn_op_desc *desc, qn_case_cost *cost, qn_error 
     case QN_OP_VQ_ENCODE: cost->flops = 3.0 * m * n * k * e * (double)desc->in[QN_VQE_CODEBOOK].dims[2]; break;
     case QN_OP_VQ_ATTENTION: cost->flops = 4.0 * m * n * k * e; break;
     case QN_OP_GROUPED_BLOCK_SCALED_MM: {
-        const int masked = desc->attr[QN_ATTR_LAYOUT].i == QN_LAYOUT_MASKED;
-        if (!masked && m < e) { /* as many experts have no row, whose weights are not read */
-            cost->bytes -= (e - m) / e * (shape_bytes(&desc->in[QN_BMM_B]) + shape_bytes(&desc->in[QN_BMM_SCALE_B]));
-        }
-        cost->flops = 2.0 * m * n * k * (masked ? e : 1.0);
+        const groups g = groups_of(desc, in, &s);
+        cost_groups(desc, &out[0], &g, &s, cost);
         break;
     }
     case QN_OP_SILU_MUL:

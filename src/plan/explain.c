@@ -67,7 +67,7 @@ static void add_kernel(qn_text *text, const qn_ctx *ctx, const qn_kernel *kernel
     qn_text_add(text, "workspace: %zu bytes for %lld rows on 1 thread\n",
                 m && kernel->workspace_bytes ? kernel->workspace_bytes(kernel, desc, m, 1) : (size_t)0, (long long)m);
     qn_case_cost cost;
-    if (qn_case_get_cost(desc, &cost, NULL) == QN_OK) {
+    if (qn_case_get_cost(desc, NULL, &cost, NULL) == QN_OK) {
         const char *arithmetic = qn_kernel_ceiling(kernel, desc);
         qn_text_add(text, "predicted: %.0f bytes, %.0f operations, bound by %s%s%s\n", cost.bytes, cost.flops,
                     cost.memory, arithmetic ? " or " : "", arithmetic ? arithmetic : "");

@@ -156,7 +156,7 @@ static void random_case(random_cases *r, qn_op op, char *text, size_t room)
             qn_op_desc desc;
             qn_case_cost cost;
             random_words(r, op, rare, first, words, sizeof words);
-            if (qn_op_desc_parse(words, &desc, NULL) == QN_OK && qn_case_get_cost(&desc, &cost, NULL) == QN_OK &&
+            if (qn_op_desc_parse(words, &desc, NULL) == QN_OK && qn_case_get_cost(&desc, NULL, &cost, NULL) == QN_OK &&
                 cost.flops <= r->most_work && cost.bytes <= r->most_work) {
                 qn_op_desc_print(&desc, text, room);
                 return;

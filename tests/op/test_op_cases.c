@@ -373,16 +373,29 @@ static void costs(void **state)
     qn_op_desc desc;
     qn_case_cost cost;
     assert_int_equal(qn_op_desc_parse("scaled_mm m=2 n=3 k=4 out=f32", &desc, NULL), QN_OK);
-    assert_int_equal(qn_case_get_cost(&desc, &cost, NULL), QN_OK);
+    assert_int_equal(qn_case_get_cost(&desc, NULL, &cost, NULL), QN_OK);
     assert_true(cost.flops == 48.0);
     assert_true(cost.bytes == 2 * 4 + 3 * 4 + 4 + 4 + 2 * 3 * 4);
     assert_string_equal(cost.memory, "read");
     assert_int_equal(qn_op_desc_parse("grouped_block_scaled_mm m=2 n=3 k=4 e=5 layout=masked", &desc, NULL), QN_OK);
-    assert_int_equal(qn_case_get_cost(&desc, &cost, NULL), QN_OK);
+    assert_int_equal(qn_case_get_cost(&desc, NULL, &cost, NULL), QN_OK);
     assert_true(cost.flops == 240.0);
     assert_int_equal(qn_op_desc_parse("grouped_block_scaled_mm m=1 n=3 k=4 e=2", &desc, NULL), QN_OK);
-    assert_int_equal(qn_case_get_cost(&desc, &cost, NULL), QN_OK);
+    assert_int_equal(qn_case_get_cost(&desc, NULL, &cost, NULL), QN_OK);
     assert_true(cost.bytes == 4 + 4 + (3 * 4 + 4) + 3 * 4 + 3 * 2); /* one of the two experts has no row */
+    const int32_t offsets[] = {1, 1, 3}, masked_m[] = {2, 0};
+    qn_view in[QN_MAX_IN] = {0};
+    in[QN_BMM_OFFSETS].data = offsets;
+    assert_int_equal(qn_op_desc_parse("grouped_block_scaled_mm m=4 n=3 k=4 e=2", &desc, NULL), QN_OK);
+    assert_int_equal(qn_case_get_cost(&desc, in, &cost, NULL), QN_OK);
+    assert_true(cost.flops == 2 * 2 * 3 * 4);
+    assert_true(cost.bytes == 2 * (4 + 4) + (3 * 4 + 4) + 3 * 4 + 4 * 3 * 2); /* zeros of two rows are written */
+    in[QN_BMM_MASKED_M].data = masked_m;
+    assert_int_equal(qn_op_desc_parse("grouped_block_scaled_mm m=4 n=3 k=4 e=2 layout=masked tail=keep", &desc, NULL),
+                     QN_OK);
+    assert_int_equal(qn_case_get_cost(&desc, in, &cost, NULL), QN_OK);
+    assert_true(cost.flops == 2 * 2 * 3 * 4);
+    assert_true(cost.bytes == 2 * (4 + 4) + (3 * 4 + 4) + 2 * 4 + 2 * 3 * 2);
 }
 
 static int in_a_group(const job *j, int64_t row)
