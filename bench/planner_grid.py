@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """How good the choice of the planner is: vq_mm over a grid of formats and shapes, every rung of the ladder beside `auto`; on
-the CPU, whose kernels are not generated, every kernel of the processor that takes the format.
+the CPU, whose kernels are not generated, every kernel of the processor that takes the format (with --ladder the rungs).
 
     bench/planner_grid.py --lib build/gpu/libquern.so [--cubins FOLDER] >grid.jsonl            # a GPU; needs PyTorch
     bench/planner_grid.py --lib build/release/libquern.so --threads 1 --most 6000000 --rounds 2 >grid.jsonl # the CPU
@@ -191,8 +191,9 @@ def time_calls(plan, turns, seconds, threads):
 
 def measure(q, case, options):
     operands, us, chosen = None, {}, None
+    by_kernel = q.backend != CUDA and not options.ladder
     for pass_ in range(options.rounds):
-        for level in options.levels.split(",") if q.backend == CUDA else ["auto"] + CPU_KERNELS:
+        for level in ["auto"] + CPU_KERNELS if by_kernel else options.levels.split(","):
             try:
                 plan = q.plan(text_of(case, level), case[1], kernel_of(case, level))
             except RuntimeError as error:
@@ -204,14 +205,14 @@ def measure(q, case, options):
                 t = time_graph(lambda i: plan.run(operands.turns[i]), len(operands.turns), None, options.seconds * 1e6, 5)
             else:
                 kernel = q.lib.qn_plan_kernel(plan.handle).decode()
-                if level == "auto": # which of the kernels that is; they are timed by name
+                if by_kernel and level == "auto": # which of the kernels that is; they are timed by name
                     chosen = kernel.split("__")[1]
                     plan.close()
                     continue
                 t = time_calls(plan, operands.packed(q, plan), options.seconds, options.threads)
             us[level] = min(t, us.get(level, t))
             plan.close()
-    if q.backend != CUDA:
+    if by_kernel:
         us["auto"] = us[chosen]
     rungs = {level: t for level, t in us.items() if level != "auto"}
     row = {"case": text_of(case, "auto"), "format": case[0], "m": case[1], "n": case[2], "k": case[3],

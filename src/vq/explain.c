@@ -49,8 +49,10 @@ void qn_vq_explain(const qn_vq_problem *p, const qn_vq_device *d, qn_text *text)
     qn_text_add(text, "generator: VQ<%d,%d,%d>, codes of %d bits, a codebook per %s, on %s\n", p->vector, p->bits,
                 p->books, p->stored_bits, scope_name(p->scope), d->name);
     if (d->cpu) {
-        qn_text_add(text, "  the kernels of a CPU are not generated: a format's best one runs whatever the level, "
-                          "the figures are the model's\n");
+        qn_text_add(text, "  the kernels of a CPU are not generated: %s; the figures are the model's\n",
+                    p->use == QN_VQ_USE_MM ? "gc, sc and o1 read tables from memory, o2 to o4 from registers where a "
+                                             "format's fit, auto may also take partial sums"
+                                           : "the same one runs whatever the level");
     }
     qn_text_add(text, "  level %s, form %s, fusion %s\n", qn_vq_level_name(c->level), qn_vq_form_name(c->form),
                 fusion_name(c->fusion));

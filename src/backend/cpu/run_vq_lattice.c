@@ -125,8 +125,8 @@ static void pack_body(const lattice_layout *l, const qn_vq *vq, const qn_view *b
 
 const char *qn_vq_lattice_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 {
-    (void)kernel;
-    return desc->attr[QN_ATTR_FORMAT].i == QN_VQ_QUIP_E8P ? NULL : "made for another vector format";
+    return desc->attr[QN_ATTR_FORMAT].i != QN_VQ_QUIP_E8P ? "made for another vector format"
+                                                          : qn_vq_side_rung_refusal(kernel, desc);
 }
 
 size_t qn_vq_lattice_pack_bytes(const qn_kernel *kernel, const qn_op_desc *desc)

@@ -169,6 +169,9 @@ const char *qn_vq_sums_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
     if (vq.format != QN_VQ_AQLM) {
         return "made for another vector format";
     }
+    if (desc->attr[QN_ATTR_LEVEL].i != QN_VQ_LEVEL_AUTO) {
+        return "partial sums are no rung of the ladder: level=auto alone takes them";
+    }
     if (vq.bits != 8 || vq.codebooks > QN_VQ_LOOKUPS) {
         return "made for codes of 8 bits";
     }

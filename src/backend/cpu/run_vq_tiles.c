@@ -74,8 +74,8 @@ static void pack_body(const tiles_layout *l, const qn_vq *vq, const qn_view *bia
 
 const char *qn_vq_tiles_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 {
-    (void)kernel;
-    return desc->attr[QN_ATTR_FORMAT].i == QN_VQ_GPTVQ ? NULL : "made for another vector format";
+    return desc->attr[QN_ATTR_FORMAT].i != QN_VQ_GPTVQ ? "made for another vector format"
+                                                       : qn_vq_side_rung_refusal(kernel, desc);
 }
 
 size_t qn_vq_tiles_pack_bytes(const qn_kernel *kernel, const qn_op_desc *desc)

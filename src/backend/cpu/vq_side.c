@@ -211,3 +211,13 @@ void qn_vq_side_describe(const qn_op_desc *desc, qn_vq *vq)
 {
     qn_vq_describe(desc, -1, desc->in[QN_VQMM_X].dims[1], vq);
 }
+
+const char *qn_vq_side_rung_refusal(const qn_kernel *kernel, const qn_op_desc *desc)
+{
+    const int32_t level = desc->attr[QN_ATTR_LEVEL].i;
+    if (kernel->isa >= QN_ISA_AVX512VNNI) {
+        return level == QN_VQ_LEVEL_AUTO || level >= QN_VQ_LEVEL_O2 ? NULL
+                                                                    : "tables in registers are of level o2 and above";
+    }
+    return level != QN_VQ_LEVEL_GC ? NULL : "byte tables in L1 are of level sc and above";
+}

@@ -44,6 +44,10 @@ typedef struct qn_vq_side {
 /* The numbers of a descriptor of vq_mm. */
 void qn_vq_side_describe(const qn_op_desc *desc, qn_vq *vq);
 
+/* Why a kernel of byte tables, in registers where its level permutes them, else in L1, is not of the rung that the
+ * descriptor asks for; NULL: it is. */
+const char *qn_vq_side_rung_refusal(const qn_kernel *kernel, const qn_op_desc *desc);
+
 /* Workspace for m rows on that many threads, and its use. */
 size_t qn_vq_side_bytes(const qn_vq *vq, int64_t m, int32_t threads);
 void qn_vq_side_bind(const qn_run_call *call, const qn_vq *vq, const qn_mm_f32_set *parts, const char *section,
