@@ -185,23 +185,25 @@ extern const qn_vq_sums_fn qn_vq_sums_one__avx2, qn_vq_sums_one__avx512vnni, qn_
 extern const qn_vq_sums_set qn_vq_sums__avx2, qn_vq_sums__avx512vnni;
 
 /* Lattice: quip_e8p by exact integers. Four times a weight of E8P (or of E8) is an integer; plus QN_VQ_LATTICE_BIAS it
- * is a byte that dots with digits, in their natural order, as tiles do. A unit of codes is 8 rows of w by 8 groups of 8
- * elements, code 8 g + r that of row r, group g: 64 bytes of indices of magnitudes, and for E8P 64 bytes of signs.
- * Bit i of those is coordinate i's sign, but bit 0 is turned over where the point is shifted by -1/4. As signs and odd
- * magnitudes of a point are even in number together, the parity of both says which are.
+ * is a byte that dots with digits as tiles do. A unit of codes is 16 rows of w by 8 groups of 8 elements, two lines of
+ * 64 codes: code 4 r + g of a line is that of row r, group g of four. 64 bytes of indices of magnitudes, and for E8P 64
+ * bytes of signs: bit i is coordinate i's sign, but bit 0 is set where the point is shifted by -1/4. Coordinate 0's sign
+ * follows: signs and odd magnitudes of a point are even in number together.
+ *
+ * Tables are of bytes, 256 for each coordinate: of magnitudes 4 m, m of 0, 1, 2 for 1/2, 3/2, 5/2, with bit 7 in
+ * coordinate 0's where the point has an odd number of odd ones, m of 1; of E8 the bytes themselves.
  *
  * Books (1, or 2: the residual's) lie as [blocks of 64 rows][tiles of 256 columns][panels of 16 rows][units along K]
- * [2 halves of a panel], the last block and the last tile as short as they are. Sums over a tile are exact as above:
+ * [2 lines], the last block and the last tile as short as they are. Digits lie as the level's kernel takes them: of avx2
+ * in their order, else as coordinates of a line do, byte 32 l + 4 i + g of a plane is element 32 l + 8 g + i. Sums over a
+ * tile are exact as above:
  *
  *     sum = fma(s0 + 256 s1 + 65536 s2, scale * unit of the book, sum)      over tiles along K and their books, f32 */
 #define QN_VQ_LATTICE_BIAS 15
 #define QN_VQ_LATTICE_BOOKS 2
 #define QN_VQ_UNIT_K 64
-#define QN_VQ_LATTICE_SCRATCH 8192
-#define QN_VQ_MAGNITUDE_BYTES                                                                                          \
-    512                     /* two tables: coordinates 0 to 3, 4 to 7; two bits each: 0, 1, 2 for 1/2, 3/2, 5/2        \
-                             */
-#define QN_VQ_E8_BYTES 2048 /* 256 vectors of 8 bytes */
+#define QN_VQ_LATTICE_SCRATCH 10240
+#define QN_VQ_POINT_BYTES 2048 /* tables of eight coordinates */
 
 typedef struct qn_vq_lattice_call {
     int32_t books, last_is_e8;

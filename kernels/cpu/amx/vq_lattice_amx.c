@@ -9,31 +9,6 @@
 
 #define SUMS_AT (UNITS * TILE_BYTES) /* in scratch, behind the lines */
 
-/* A panel's units of a tile as tiles: line 2 g of a unit has elements 0 to 3 of group g of sixteen rows, line 2 g + 1
- * elements 4 to 7. */
-QN_INLINE void decode_panel(const points *p, const int is_e8, const uint8_t *codes, int64_t units, char *lines)
-{
-    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
-    const int64_t half = half_bytes(is_e8);
-    for (int64_t i = 0; i < units; i++, codes += 2 * half, lines += TILE_BYTES) {
-        e8p_unit u[2];
-        fetch_ahead(codes, is_e8);
-        fetch_ahead(codes + half, is_e8);
-        if (!is_e8) {
-            unit_load(&u[0], p, codes);
-            unit_load(&u[1], p, codes + half);
-        }
-#pragma GCC unroll 8
-        for (int g = 0; g < GROUPS; g++) {
-            const __m512i first = is_e8 ? e8_group(p->e8, codes + g * 8) : e8p_group(&u[0], g);
-            const __m512i second = is_e8 ? e8_group(p->e8, codes + half + g * 8) : e8p_group(&u[1], g);
-            _mm512_store_si512(lines + g * 128, _mm512_permutex2var_epi32(first, even, second));
-            _mm512_store_si512(lines + g * 128 + 64, _mm512_permutex2var_epi32(first, odd, second));
-        }
-    }
-}
-
 /* Up to sixteen rows by the tiles of a panel. */
 QN_INLINE void rows_by_tiles(const qn_vq_lattice_call *c, int64_t m, int64_t t, int64_t units, int book, int64_t panel)
 {
@@ -53,15 +28,14 @@ QN_INLINE void rows_by_tiles(const qn_vq_lattice_call *c, int64_t m, int64_t t, 
 /* Tile t by a book. */
 QN_INLINE void tile_by_book(const qn_vq_lattice_call *c, int64_t t, int book, const int is_e8)
 {
-    const points p = points_of(c);
-    const int64_t left = c->units - t * UNITS, units = left < UNITS ? left : UNITS;
-    const uint8_t *codes = c->codes[book] + t * UNITS * c->panels * 2 * half_bytes(is_e8);
+    const int64_t units = tile_units(c, t);
+    const uint8_t *codes = tile_codes(c, t, book, is_e8);
     if (c->rows == 1) {
-        tile_by_one(c, t, units, book, is_e8);
+        tile_by_one(c, t, book, is_e8);
         return;
     }
-    for (int64_t panel = 0; panel < c->panels; panel++, codes += units * 2 * half_bytes(is_e8)) {
-        decode_panel(&p, is_e8, codes, units, c->scratch);
+    for (int64_t panel = 0; panel < c->panels; panel++, codes += units * LINES * line_bytes(is_e8)) {
+        decode_panel(is_e8 ? c->e8 : c->magnitudes, is_e8, codes, units, c->scratch);
         tile_fence();
         for (int64_t m = 0; m < c->rows; m += TILE_ROWS) {
             rows_by_tiles(c, m, t, units, book, panel);

@@ -2,67 +2,69 @@
  * transforms.
  *
  * A point of E8P is two loads of eight bytes and an exclusive or: magnitudes as 4 m ^ 18, m of 0, 1, 2, which is the
- * byte of a point that is not shifted; signs as 28 where a coordinate is negative. Both have what a shift changes where
- * their own bits are odd in number: 2 everywhere, and 28, the other sign, in coordinate 0. */
+ * byte of a point that is not shifted; signs as 28 where a coordinate is negative, and 2 everywhere where it is
+ * shifted. Each has the other sign of coordinate 0, 28, where its own bits are odd in number. */
 #include "kernels/cpu/avx2/vq_digits.h"
 
-#define GROUPS 8   /* of a unit */
-#define UNITS 4    /* of a tile */
+#define GROUPS 4 /* of a line */
+#define UNITS 4  /* of a tile */
+#define LINES 2  /* of a unit */
+#define LINE_K 32
 #define AHEAD 2048 /* prefetched in a stream of codes */
 #define MINUS 28
-#define SHIFTED (UINT64_C(0x0202020202020202) ^ MINUS)
+#define SHIFTED UINT64_C(0x0202020202020202)
 #define TABLE 256
 #define TILE_DIGITS (QN_VQ_PLANES * QN_VQ_TILE_K)
 
 typedef struct points {
-    uint64_t magnitudes[TABLE], signs[TABLE];
+    uint64_t magnitudes[TABLE], signs[TABLE], e8[TABLE];
 } points;
 
-/* Fields of two bits, first those of `low`, to bits 2 and 3 of eight bytes. */
-QN_INLINE uint64_t spread(uint64_t low, uint64_t high)
+/* Entry i of tables of coordinates, which are bytes of `mask`. */
+QN_INLINE uint64_t point_of(const uint8_t *tables, int i, uint64_t mask)
 {
-    uint64_t bits = low | high << 32;
-    bits = (bits | bits << 12) & UINT64_C(0x000f000f000f000f);
-    bits = (bits | bits << 6) & UINT64_C(0x0303030303030303);
-    return bits << 2;
+    uint64_t bytes = 0;
+    for (int j = 0; j < 8; j++) {
+        bytes |= (tables[j * TABLE + i] & mask) << 8 * j;
+    }
+    return bytes;
 }
 
-static void put_points(const uint8_t *magnitudes, points *to)
+static void put_points(const qn_vq_lattice_call *c, points *to)
 {
     for (int i = 0; i < TABLE; i++) {
-        const uint32_t low = magnitudes[i], high = magnitudes[TABLE + i];
-        const uint64_t odd = __builtin_parity((low ^ high) & 0x55) ? SHIFTED : 0;
-        to->magnitudes[i] = spread(low, high) ^ UINT64_C(0x1212121212121212) ^ odd;
+        const uint64_t odd = c->magnitudes[i] >> 7 ? MINUS : 0;
+        to->magnitudes[i] = point_of(c->magnitudes, i, 12) ^ UINT64_C(0x1212121212121212) ^ odd;
+        to->e8[i] = c->last_is_e8 ? point_of(c->e8, i, 255) : 0;
     }
     to->signs[0] = 0;
     for (int bit = 0; bit < 8; bit++) {
-        const uint64_t one = (uint64_t)MINUS << 8 * bit ^ SHIFTED;
+        const uint64_t one = bit ? (uint64_t)MINUS << 8 * bit ^ MINUS : SHIFTED;
         for (int i = 0; i < 1 << bit; i++) {
             to->signs[(1 << bit) + i] = to->signs[i] ^ one;
         }
     }
 }
 
-QN_INLINE int64_t half_bytes(const int is_e8)
+QN_INLINE int64_t line_bytes(const int is_e8)
 {
     return is_e8 ? 64 : 128;
 }
 
-/* A panel's units of a tile as bytes, [row][256]; e8 when its codes are those. */
-QN_INLINE void decode_panel(const points *p, const uint64_t *e8, const uint8_t *codes, int64_t units, uint8_t *to)
+/* A panel's units of a tile as bytes, [row][256]. */
+QN_INLINE void decode_panel(const points *p, const int is_e8, const uint8_t *codes, int64_t units, uint8_t *to)
 {
-    for (int64_t i = 0; i < units * 2; i++, codes += half_bytes(e8 != NULL)) {
-        uint8_t *const rows = to + i % 2 * 8 * QN_VQ_TILE_K + i / 2 * QN_VQ_UNIT_K;
+    for (int64_t l = 0; l < units * LINES; l++, codes += line_bytes(is_e8), to += LINE_K) {
         _mm_prefetch((const char *)codes + AHEAD, _MM_HINT_T0);
         _mm_prefetch((const char *)codes + AHEAD + 64, _MM_HINT_T0);
-        for (int g = 0; g < GROUPS; g++) {
+        for (int r = 0; r < QN_VQ_PANEL; r += 2) { /* signs out of a register: loads are what the time is */
             uint64_t signs;
-            memcpy(&signs, codes + (e8 ? 0 : 64) + g * 8, sizeof signs);
+            memcpy(&signs, codes + (is_e8 ? 0 : 64) + r * GROUPS, sizeof signs);
 #pragma GCC unroll 8
-            for (int r = 0; r < 8; r++) { /* signs out of a register: loads are what the time is */
-                const uint8_t code = codes[g * 8 + r];
-                const uint64_t bytes = e8 ? e8[code] : p->magnitudes[code] ^ p->signs[(uint8_t)(signs >> 8 * r)];
-                memcpy(rows + r * QN_VQ_TILE_K + g * 8, &bytes, sizeof bytes);
+            for (int i = 0; i < 2 * GROUPS; i++) {
+                const uint8_t code = codes[r * GROUPS + i];
+                const uint64_t bytes = is_e8 ? p->e8[code] : p->magnitudes[code] ^ p->signs[(uint8_t)(signs >> 8 * i)];
+                memcpy(to + (r + i / GROUPS) * QN_VQ_TILE_K + i % GROUPS * 8, &bytes, sizeof bytes);
             }
         }
     }
@@ -128,9 +130,9 @@ QN_INLINE void tile_by_book(const qn_vq_lattice_call *c, const points *p, uint8_
                             const int is_e8)
 {
     const int64_t left = c->units - t * UNITS, units = left < UNITS ? left : UNITS;
-    const uint8_t *codes = c->codes[book] + t * UNITS * c->panels * 2 * half_bytes(is_e8);
-    for (int64_t panel = 0; panel < c->panels; panel++, codes += units * 2 * half_bytes(is_e8)) {
-        decode_panel(p, is_e8 ? (const uint64_t *)(const void *)c->e8 : NULL, codes, units, lines);
+    const uint8_t *codes = c->codes[book] + t * UNITS * c->panels * LINES * line_bytes(is_e8);
+    for (int64_t panel = 0; panel < c->panels; panel++, codes += units * LINES * line_bytes(is_e8)) {
+        decode_panel(p, is_e8, codes, units, lines);
         for (int64_t m = 0; m < c->rows; m++) {
             row_by_panel(c, lines, m, t, units, book, panel);
         }
@@ -141,7 +143,7 @@ static void lattice_mm(const qn_vq_lattice_call *c)
 {
     points *const p = (points *)(void *)c->scratch;
     uint8_t *const lines = (uint8_t *)(p + 1);
-    put_points(c->magnitudes, p);
+    put_points(c, p);
     memset(c->sums, 0, (size_t)c->rows * QN_VQ_BLOCK * sizeof *c->sums);
     for (int64_t t = 0; t * UNITS < c->units; t++) {
         for (int book = 0; book < c->books; book++) {

@@ -2,91 +2,71 @@
  * transforms. */
 #include "kernels/cpu/avx512vnni/vq_lattice.h"
 
-#define ROWS 4 /* of x beside each other in registers */
+#define ROWS 8 /* of x beside each other in registers */
 
-/* A panel's units of a tile as lines: [unit][group][half][64]. */
-QN_INLINE void decode_panel(const points *p, const int is_e8, const uint8_t *codes, int64_t units, char *lines)
-{
-    for (int64_t i = 0; i < units * 2; i++, codes += half_bytes(is_e8)) {
-        char *const to = lines + (i / 2 * GROUPS * 2 + i % 2) * 64;
-        e8p_unit u;
-        fetch_ahead(codes, is_e8);
-        if (!is_e8) {
-            unit_load(&u, p, codes);
-        }
-#pragma GCC unroll 8
-        for (int g = 0; g < GROUPS; g++) {
-            _mm512_store_si512(to + g * 128, is_e8 ? e8_group(p->e8, codes + g * 8) : e8p_group(&u, g));
-        }
-    }
-}
-
-/* `rows` rows of x by the lines of a panel: to[row][plane][half]. */
-QN_INLINE void rows_by_lines(const int rows, const char *lines, int units, const int8_t *digits, int64_t stride,
+/* `rows` rows of x by the lines of a panel: to[row][plane]. */
+QN_INLINE void rows_by_lines(const int rows, const char *lines, int64_t units, const int8_t *digits, int64_t stride,
                              __m512i *to)
 {
-    __m512i s[ROWS][QN_VQ_PLANES][2];
-#pragma GCC unroll 4
+    __m512i s[ROWS][QN_VQ_PLANES];
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 3
         for (int d = 0; d < QN_VQ_PLANES; d++) {
-            s[r][d][0] = s[r][d][1] = _mm512_setzero_si512();
+            s[r][d] = _mm512_setzero_si512();
         }
     }
-    for (int i = 0; i < units * 2; i++) { /* four at a time: a round's sums are moved between registers */
-#pragma GCC unroll 4
-        for (int l = 4 * i; l < 4 * i + 4; l++) {
-            const __m512i w[2] = {_mm512_load_si512(lines + l * 128), _mm512_load_si512(lines + l * 128 + 64)};
-#pragma GCC unroll 4
+    for (int64_t l = 0; l < units * LINES * 8; l += 2, digits += 8) {
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; i++) {
+            const __m512i w = _mm512_load_si512(lines + (l + i) * 64);
+#pragma GCC unroll 8
             for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 3
                 for (int d = 0; d < QN_VQ_PLANES; d++) {
-                    const __m512i x = eight(digits + r * stride + d * QN_VQ_TILE_K + l * 8);
-                    s[r][d][0] = _mm512_dpbusd_epi32(s[r][d][0], w[0], x);
-                    s[r][d][1] = _mm512_dpbusd_epi32(s[r][d][1], w[1], x);
+                    s[r][d] = _mm512_dpbusd_epi32(s[r][d], w, four(digits + r * stride + d * QN_VQ_TILE_K + i * 4));
                 }
             }
         }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 3
         for (int d = 0; d < QN_VQ_PLANES; d++) {
-            _mm512_store_si512(to + (r * QN_VQ_PLANES + d) * 2, s[r][d][0]);
-            _mm512_store_si512(to + (r * QN_VQ_PLANES + d) * 2 + 1, s[r][d][1]);
+            _mm512_store_si512(to + r * QN_VQ_PLANES + d, s[r][d]);
         }
     }
 }
 
 /* Functions of their own have all registers. */
 #define ROWS_BY_LINES(rows)                                                                                            \
-    static __attribute__((noinline)) void rows_##rows(const char *lines, int units, const int8_t *digits,              \
+    static __attribute__((noinline)) void rows_##rows(const char *lines, int64_t units, const int8_t *digits,          \
                                                       int64_t stride, __m512i *to)                                     \
     {                                                                                                                  \
         rows_by_lines(rows, lines, units, digits, stride, to);                                                         \
     }
+ROWS_BY_LINES(8)
 ROWS_BY_LINES(4)
 ROWS_BY_LINES(2)
 ROWS_BY_LINES(1)
 
 /* All rows by the lines of a panel. */
-QN_INLINE void panel_by_rows(const qn_vq_lattice_call *c, int64_t t, int units, int book, int64_t panel)
+QN_INLINE void panel_by_rows(const qn_vq_lattice_call *c, int64_t t, int64_t units, int book, int64_t panel)
 {
     const int64_t tiles = (c->units + UNITS - 1) / UNITS;
     const int8_t *digits = c->digits + t * QN_VQ_PLANES * QN_VQ_TILE_K;
-    __m512i s[ROWS * QN_VQ_PLANES][2];
+    __m512i s[ROWS * QN_VQ_PLANES];
     for (int64_t m = 0, some; m < c->rows; m += some, digits += some * c->digit_stride) {
-        some = c->rows - m >= 4 ? 4 : c->rows - m >= 2 ? 2 : 1;
-        (some == 4 ? rows_4 : some == 2 ? rows_2 : rows_1)(c->scratch, units, digits, c->digit_stride, s[0]);
+        const int64_t left = c->rows - m;
+        some = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        (some == 8   ? rows_8
+         : some == 4 ? rows_4
+         : some == 2 ? rows_2
+                     : rows_1)(c->scratch, units, digits, c->digit_stride, s);
         for (int64_t r = 0; r < some; r++) {
             const int64_t at = (m + r) * tiles + t;
-            __m512i all[QN_VQ_PLANES];
-#pragma GCC unroll 3
-            for (int d = 0; d < QN_VQ_PLANES; d++) {
-                all[d] = joined(s[r * QN_VQ_PLANES + d][0], s[r * QN_VQ_PLANES + d][1]);
-            }
-            add_tile(c->sums + (m + r) * QN_VQ_BLOCK + panel * QN_VQ_PANEL, all, 0, c->offsets + at * 4,
-                     c->scales[at] * c->unit[book]);
+            add_tile(c->sums + (m + r) * QN_VQ_BLOCK + panel * QN_VQ_PANEL, s + r * QN_VQ_PLANES, 0,
+                     c->offsets + at * 4, c->scales[at] * c->unit[book]);
         }
     }
 }
@@ -94,16 +74,15 @@ QN_INLINE void panel_by_rows(const qn_vq_lattice_call *c, int64_t t, int units, 
 /* Tile t by a book. */
 QN_INLINE void tile_by_book(const qn_vq_lattice_call *c, int64_t t, int book, const int is_e8)
 {
-    const points p = points_of(c);
-    const int64_t left = c->units - t * UNITS, units = left < UNITS ? left : UNITS;
-    const uint8_t *codes = c->codes[book] + t * UNITS * c->panels * 2 * half_bytes(is_e8);
+    const int64_t units = tile_units(c, t);
+    const uint8_t *codes = tile_codes(c, t, book, is_e8);
     if (c->rows == 1) {
-        tile_by_one(c, t, units, book, is_e8);
+        tile_by_one(c, t, book, is_e8);
         return;
     }
-    for (int64_t panel = 0; panel < c->panels; panel++, codes += units * 2 * half_bytes(is_e8)) {
-        decode_panel(&p, is_e8, codes, units, c->scratch);
-        panel_by_rows(c, t, (int)units, book, panel);
+    for (int64_t panel = 0; panel < c->panels; panel++, codes += units * LINES * line_bytes(is_e8)) {
+        decode_panel(is_e8 ? c->e8 : c->magnitudes, is_e8, codes, units, c->scratch);
+        panel_by_rows(c, t, units, book, panel);
     }
 }
 
@@ -121,11 +100,21 @@ static void lattice_mm(const qn_vq_lattice_call *c)
     }
 }
 
-/* All digits, whatever f32 sums would be off by: a transform of the sums adds up what they are off by. */
+/* All digits, whatever f32 sums would be off by: a transform of the sums adds up what they are off by. They are put
+ * into the order of lines. */
 static int lattice_digits(const float *x, int64_t k, int8_t *planes, float *scales, int32_t *offsets)
 {
     const __m128i fourth = _mm_setr_epi8(0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60);
-    return digits_of_row(x, k, fourth, QN_VQ_LATTICE_BIAS, -1.0, planes, scales, offsets);
+    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 32, 33, 34, 35, 36, 37, 38, 39);
+    const __m512i order =
+        _mm512_add_epi8(_mm512_mullo_epi32(first, _mm512_set1_epi32(0x01010101)), _mm512_set1_epi32(0x18100800));
+    const int special = digits_of_row(x, k, fourth, QN_VQ_LATTICE_BIAS, -1.0, planes, scales, offsets);
+    for (int64_t t = 0; t * QN_VQ_TILE_K < k; t++) {
+        for (int i = 0; i < QN_VQ_PLANES * QN_VQ_TILE_K; i += 64, planes += 64) {
+            _mm512_storeu_si512(planes, _mm512_permutexvar_epi8(order, _mm512_loadu_si512(planes)));
+        }
+    }
+    return special;
 }
 
 /* ---- Hadamard transforms ---- */

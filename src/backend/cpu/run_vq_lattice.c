@@ -25,7 +25,7 @@ typedef struct lattice_layout {
     qn_vq_side_layout side;
     int64_t panels, units, tiles, blocks, bases[2]; /* bases: of the turns of x and of sums; 0 or 1: no matrix */
     int32_t books, last_is_e8;
-    int64_t bytes[QN_VQ_LATTICE_BOOKS]; /* of half a unit */
+    int64_t bytes[QN_VQ_LATTICE_BOOKS]; /* of a line */
     size_t codes[QN_VQ_LATTICE_BOOKS], magnitudes, e8, mix[2], side_at, total;
 } lattice_layout;
 
@@ -45,8 +45,8 @@ static lattice_layout layout_of(const qn_op_desc *desc, const qn_vq *vq)
         l.bytes[b] = b > 0 && l.last_is_e8 ? 64 : 128;
         l.codes[b] = qn_size_place(&at, qn_size_mul((size_t)l.panels, (size_t)l.units), 2 * (size_t)l.bytes[b]);
     }
-    l.magnitudes = qn_size_place(&at, 1, QN_VQ_MAGNITUDE_BYTES);
-    l.e8 = qn_size_place(&at, (size_t)l.last_is_e8, QN_VQ_E8_BYTES);
+    l.magnitudes = qn_size_place(&at, 1, QN_VQ_POINT_BYTES);
+    l.e8 = qn_size_place(&at, (size_t)l.last_is_e8, QN_VQ_POINT_BYTES);
     for (int i = 0; i < 2; i++) {
         l.mix[i] = qn_size_place(&at, (size_t)(l.bases[i] * l.bases[i]), sizeof(float));
     }
@@ -63,37 +63,40 @@ static size_t block_at(const lattice_layout *l, int b, int64_t block)
 
 static size_t code_at(const lattice_layout *l, int b, int64_t n, int64_t g)
 {
-    const int64_t block = n / QN_VQ_BLOCK, panel = n / QN_VQ_PANEL % PANELS, half = n / 8 % 2, unit = g / 8;
+    const int64_t block = n / QN_VQ_BLOCK, panel = n / QN_VQ_PANEL % PANELS, unit = g / 8, line = g / 4 % 2;
     const int64_t panels = qn_min_i64(PANELS, l->panels - block * PANELS), tile = unit / TILE_UNITS;
     const int64_t units = qn_min_i64(TILE_UNITS, l->units - tile * TILE_UNITS);
-    const int64_t at = (tile * TILE_UNITS * panels + panel * units + unit % TILE_UNITS) * 2 + half;
-    return block_at(l, b, block) + (size_t)(at * l->bytes[b] + g % 8 * 8 + n % 8);
+    const int64_t at = (tile * TILE_UNITS * panels + panel * units + unit % TILE_UNITS) * 2 + line;
+    return block_at(l, b, block) + (size_t)(at * l->bytes[b] + n % QN_VQ_PANEL * 4 + g % 4);
 }
 
 static void pack_code(uint32_t code, char *to)
 {
     float value[8];
-    uint32_t signs = 0;
+    uint32_t signs = (uint32_t)__builtin_parity(code & 255); /* the shift */
     qn_e8p_decode(code, value);
-    for (int i = 0; i < 8; i++) {
+    for (int i = 1; i < 8; i++) {
         signs |= (uint32_t)(value[i] < 0) << i; /* magnitudes are above the shift */
     }
     to[0] = (char)(code >> 8);
-    to[64] = (char)(signs ^ (uint32_t)__builtin_parity(code & 255));
+    to[64] = (char)signs;
 }
 
 static void pack_tables(const lattice_layout *l, uint8_t *body)
 {
     float value[8];
     for (uint32_t e = 0; e < 256; e++) {
+        uint32_t odd = 0;
         qn_e8p_magnitudes(e, value);
         for (int i = 0; i < 8; i++) {
-            uint8_t *const to = body + l->magnitudes + i / 4 * 256 + e;
-            *to = (uint8_t)(*to | (uint32_t)value[i] << i % 4 * 2);
+            const uint32_t m = (uint32_t)value[i];
+            body[l->magnitudes + (uint32_t)i * 256 + e] = (uint8_t)(4 * m);
+            odd ^= m & 1;
         }
+        body[l->magnitudes + e] |= (uint8_t)(odd << 7);
         qn_e8_decode(e, value);
         for (int i = 0; i < 8 && l->last_is_e8; i++) {
-            body[l->e8 + e * 8 + (size_t)i] = (uint8_t)((int32_t)(4.0f * value[i]) + QN_VQ_LATTICE_BIAS);
+            body[l->e8 + (uint32_t)i * 256 + e] = (uint8_t)((int32_t)(4.0f * value[i]) + QN_VQ_LATTICE_BIAS);
         }
     }
     for (int64_t t = 0; t < 2; t++) {
@@ -176,16 +179,16 @@ static void integers_at(const lattice_job *job, int b, int64_t n, int64_t g, int
 {
     const uint8_t *const body = (const uint8_t *)job->body, *const at = body + code_at(&job->l, b, n, g);
     if (job->l.bytes[b] == 64) {
-        for (int i = 0; i < 8; i++) {
-            value[i] = body[job->l.e8 + at[0] * UINT64_C(8) + (uint64_t)i] - QN_VQ_LATTICE_BIAS;
+        for (uint32_t i = 0; i < 8; i++) {
+            value[i] = body[job->l.e8 + i * 256 + at[0]] - QN_VQ_LATTICE_BIAS;
         }
         return;
     }
-    const uint32_t low = body[job->l.magnitudes + at[0]], high = body[job->l.magnitudes + 256 + at[0]];
-    const int shifted = __builtin_parity(((low ^ high) & 0x55) ^ at[64]);
+    const uint8_t *const magnitudes = body + job->l.magnitudes + at[0];
+    const int shifted = at[64] & 1;
     for (int i = 0; i < 8; i++) {
-        const int32_t size = (int32_t)((low | high << 8) >> (2 * i) & 3) * 4 + 2;
-        const int negative = (at[64] >> i & 1) ^ (i == 0 && shifted);
+        const int32_t size = (magnitudes[i * 256] & 12) + 2;
+        const int negative = i ? at[64] >> i & 1 : __builtin_parity(at[64] & 0xfe) ^ magnitudes[0] >> 7;
         value[i] = (negative ? -size : size) + (shifted ? -1 : 1);
     }
 }

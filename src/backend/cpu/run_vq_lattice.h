@@ -6,7 +6,7 @@
 #include "kernels/common/mm.h"
 #include "kernels/common/vq.h"
 
-#define QN_VQ_LATTICE_LAYOUT 291u
+#define QN_VQ_LATTICE_LAYOUT 295u
 
 typedef struct qn_vq_lattice_impl {
     const qn_vq_lattice_set *set;
