@@ -59,7 +59,8 @@ typedef struct qn_att_stored {
 
 /* Few rows: what scores and values do, the same bits, from what is stored, without floats of it in memory. d is a
  * multiple of QN_ATT_PANEL, rows at most QN_ATT_FEW_ROWS, keys at most QN_ATT_CHUNK. scratch: of scores,
- * QN_ATT_PANEL * d floats. next: the rows that are read after these, of which the first QN_ATT_SOON are asked for. */
+ * QN_ATT_PANEL * d floats. next: the rows that are read after these, of which the first QN_ATT_SOON are asked for, all
+ * if they are codes. */
 #define QN_ATT_FEW_ROWS 32
 #define QN_ATT_SOON 32
 

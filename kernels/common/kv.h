@@ -6,9 +6,18 @@
 
 #include <stdint.h>
 
-/* out[g * channels + j] = books[g][codes[g]][j] for groups codebooks of entries f16 vectors, one after the other. */
-typedef void (*qn_kv_decode_fn)(const uint8_t *codes, const uint16_t *books, int64_t groups, int64_t entries,
-                                int64_t channels, float *out);
+/* Keys or values of a head. turns: NULL, or of each row cosines, then sines, d / 2 each (d = groups * channels), by
+ * which the row's first half turns with its second. */
+typedef struct qn_kv_rows {
+    const uint8_t *codes; /* of row i from codes + i * stride on */
+    int64_t stride;
+    const uint16_t *books; /* [groups][entries][channels] f16 */
+    int64_t groups, entries, channels;
+    const float *turns;
+} qn_kv_rows;
+
+/* out[i * out_stride + g * channels + j] = books[g][code g of row i][j], turned; i < count. */
+typedef void (*qn_kv_decode_fn)(const qn_kv_rows *rows, int64_t count, float *out, int64_t out_stride);
 
 typedef struct qn_kv_set {
     qn_kv_decode_fn decode;

@@ -52,11 +52,12 @@ QN_INLINE void ask(const qn_att_ahead *soon, int64_t step, int64_t steps, const 
 }
 
 /* What is asked for beside `count` keys from key `first` on: as many that come QN_ATT_SOON later, of these or of the
- * next ones. */
-QN_INLINE qn_att_ahead soon_of(const qn_att_stored *these, int64_t first, int64_t keys, const int64_t count,
-                               int64_t bytes, qn_att_ahead next)
+ * next ones. Codes were all read when their scales were made ready: as many of the next ones. */
+QN_INLINE qn_att_ahead soon_of(const qn_att_form form, const qn_att_stored *these, int64_t first, int64_t keys,
+                               const int64_t count, int64_t bytes, qn_att_ahead next)
 {
-    const int64_t later = first + QN_ATT_SOON, end = (keys + count - 1) / count * count;
+    const int64_t end = (keys + count - 1) / count * count,
+                  later = form == QN_ATT_E4M3 ? end + first : first + QN_ATT_SOON;
     qn_att_ahead soon = next;
     if (later < end) {
         soon.rows = these->rows + later * these->stride;
@@ -163,7 +164,7 @@ QN_INLINE void scores_of(const qn_att_form form, const float *q, int64_t q_strid
     const int64_t row = d * form_bytes(form);
     char *const copy = scratch + TILE * row;
     for (int64_t key = 0; key < keys; key += TILE) {
-        const qn_att_ahead soon = soon_of(k, key, keys, TILE, row, next);
+        const qn_att_ahead soon = soon_of(form, k, key, keys, TILE, row, next);
         const char *from = k->rows + key * k->stride;
         int64_t stride = k->stride;
         float scales[TILE] = {0};
@@ -189,7 +190,7 @@ QN_INLINE void values_of(const qn_att_form form, const float *p, const qn_att_st
     const int64_t size = form_bytes(form);
     for (int64_t key = 0; key < keys; key += VALUES) {
         const int64_t count = keys - key < VALUES ? keys - key : VALUES;
-        const qn_att_ahead soon = soon_of(v, key, keys, VALUES, d * size, next);
+        const qn_att_ahead soon = soon_of(form, v, key, keys, VALUES, d * size, next);
         const float *const scales = form == QN_ATT_E4M3 ? v->scales + key : NULL;
         for (int64_t i = 0; i < d; i += TILE) {
             const char *const from = v->rows + key * v->stride + i * size;

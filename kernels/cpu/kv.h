@@ -1,35 +1,88 @@
 /* Keys and values from codes (kernels/common/kv.h). Included once by a folder's
- * kv_<isa>.c after its vec.h. An entry is one load, its width known; a head's
- * codebooks are about as large as the first cache. */
+ * kv_<isa>.c after its vec.h. A head's codebooks are about as large as the first
+ * cache, so instructions are what can be saved: sixteen floats at a time, of entries
+ * whose width is known. */
 #include "kernels/common/kv.h"
 #include "kernels/cpu/name.h"
 
-static void kv_decode(const uint8_t *codes, const uint16_t *books, int64_t groups, int64_t entries, int64_t channels,
+#define FLOATS 16
+#define AHEAD 16 /* rows whose codes are asked for: heads lie side by side, so a head's rows are far apart */
+
+QN_INLINE void row_of(const uint8_t *codes, const uint16_t *books, int64_t groups, int64_t book, const int channels,
                       float *out)
 {
-    const int64_t book = entries * channels;
+    enum { MOST = FLOATS / 2 };
+    const int each = FLOATS / channels;
+    const char *at = (const char *)books; /* bytes: what an address can add by itself */
     int64_t g = 0;
-    switch (channels) {
-    case 2:
-        for (; g + 2 <= groups; g += 2) {
-            vec_floats_2x2(books + g * book + 2 * codes[g], books + (g + 1) * book + 2 * codes[g + 1], out + 2 * g);
+    for (; g + each <= groups; g += each, at += each * book * 2, out += FLOATS) {
+        const uint16_t *entry[MOST];
+#pragma GCC unroll 8
+        for (int i = 0; i < each; i++) {
+            entry[i] =
+                (const uint16_t *)(const void *)(at + i * book * 2 + (size_t)codes[g + i] * (size_t)(channels * 2));
         }
-        break;
-    case 4:
-        for (; g < groups; g++) {
-            vec_floats4(books + g * book + 4 * codes[g], out + 4 * g);
-        }
-        break;
-    case 8:
-        for (; g < groups; g++) {
-            vec_floats8(books + g * book + 8 * codes[g], out + 8 * g);
-        }
-        break;
-    default: break;
+        vec_entries(entry, channels, out);
     }
     for (; g < groups; g++) {
-        for (int64_t j = 0; j < channels; j++) {
-            out[g * channels + j] = f16_value(books[g * book + codes[g] * channels + j]);
+        for (int j = 0; j < channels; j++) {
+            *out++ = f16_value(books[g * book + codes[g] * channels + j]);
+        }
+    }
+}
+
+/* x[0 .. half) turns with x[half .. 2 half). */
+QN_INLINE void turn_row(float *x, const float *turn, int64_t half)
+{
+    float *const y = x + half;
+    const float *const sine = turn + half;
+    int64_t i = 0;
+    for (; i + VL <= half; i += VL) {
+        const vf a = vf_load(x + i), b = vf_load(y + i), c = vf_load(turn + i), s = vf_load(sine + i);
+        vf_store(x + i, vf_sub(vf_mul(a, c), vf_mul(b, s)));
+        vf_store(y + i, vf_add(vf_mul(b, c), vf_mul(a, s)));
+    }
+    for (; i < half; i++) {
+        const float a = x[i], b = y[i];
+        x[i] = a * turn[i] - b * sine[i];
+        y[i] = b * turn[i] + a * sine[i];
+    }
+}
+
+QN_INLINE void decode_rows(const qn_kv_rows *r, int64_t count, const int channels, int64_t book, float *out,
+                           int64_t out_stride)
+{
+    const int64_t half = r->groups * channels / 2;
+    for (int64_t i = 0; i < count; i++, out += out_stride) {
+        vec_prefetch(r->codes + (i + AHEAD) * r->stride);
+        row_of(r->codes + i * r->stride, r->books, r->groups, book, channels, out);
+        if (r->turns) {
+            turn_row(out, r->turns + i * 2 * half, half);
+        }
+    }
+}
+
+static void kv_decode(const qn_kv_rows *r, int64_t count, float *out, int64_t out_stride)
+{
+    const int64_t book = r->entries * r->channels;
+    if (r->channels == 4 && r->entries == 256) {
+        decode_rows(r, count, 4, 4 * 256, out, out_stride);
+    } else if (r->channels == 2 && r->entries == 256) {
+        decode_rows(r, count, 2, 2 * 256, out, out_stride);
+    } else if (r->channels == 8 && r->entries == 256) {
+        decode_rows(r, count, 8, 8 * 256, out, out_stride);
+    } else {
+        const int64_t half = r->groups * r->channels / 2;
+        for (int64_t i = 0; i < count; i++, out += out_stride) {
+            for (int64_t g = 0; g < r->groups; g++) {
+                const uint16_t *const entry = r->books + g * book + r->codes[i * r->stride + g] * r->channels;
+                for (int64_t j = 0; j < r->channels; j++) {
+                    out[g * r->channels + j] = f16_value(entry[j]);
+                }
+            }
+            if (r->turns) {
+                turn_row(out, r->turns + i * 2 * half, half);
+            }
         }
     }
 }

@@ -385,6 +385,7 @@ static const struct {
     {"scaled_attention m=0 n=4 k=8 e=2 g=1", 0},
     {"scaled_attention m=40 n=300 k=40 e=4 g=1 window=70", 0},
     {"scaled_attention m=2 n=200 k=64 e=9 g=3 window=128", 0},
+    {"scaled_attention m=1 n=700 k=64 e=9 g=3 window=128", 0},
     {"scaled_attention m=1 n=4096 k=128 e=32 g=8", 1},
     {"scaled_mm m=1 n=576 k=576 scale_a=token scale_b=channel", 2},
     {"scaled_mm m=8 n=576 k=576 scale_a=token scale_b=channel", 2},

@@ -184,23 +184,30 @@ static inline float f16_value(uint16_t h)
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));
 }
 
-/* f16 entries to floats: two of two, four, eight elements. */
-static inline void vec_floats_2x2(const uint16_t *a, const uint16_t *b, float *out)
+/* Eight halves of 8 / channels entries, channels 2, 4 or 8. */
+static inline __m128i vec_eight_halves(const uint16_t *const *entry, const int channels)
 {
-    uint32_t low, high;
-    memcpy(&low, a, 4);
-    memcpy(&high, b, 4);
-    _mm_storeu_ps(out, _mm_cvtph_ps(_mm_cvtsi64_si128((int64_t)((uint64_t)high << 32 | low))));
+    if (channels == 8) {
+        return _mm_loadu_si128((const __m128i *)(const void *)entry[0]);
+    }
+    if (channels == 4) {
+        const __m128d low = _mm_load_sd((const double *)(const void *)entry[0]);
+        return _mm_castpd_si128(_mm_loadh_pd(low, (const double *)(const void *)entry[1]));
+    }
+    int32_t word[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        memcpy(&word[i], entry[i], sizeof word[i]);
+    }
+    return _mm_insert_epi32(_mm_insert_epi32(_mm_insert_epi32(_mm_cvtsi32_si128(word[0]), word[1], 1), word[2], 2),
+                            word[3], 3);
 }
 
-static inline void vec_floats4(const uint16_t *h, float *out)
+/* Sixteen floats of 16 / channels entries. */
+static inline void vec_entries(const uint16_t *const *entry, const int channels, float *out)
 {
-    _mm_storeu_ps(out, _mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)(const void *)h)));
-}
-
-static inline void vec_floats8(const uint16_t *h, float *out)
-{
-    _mm256_storeu_ps(out, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)h)));
+    _mm256_storeu_ps(out, _mm256_cvtph_ps(vec_eight_halves(entry, channels)));
+    _mm256_storeu_ps(out + 8, _mm256_cvtph_ps(vec_eight_halves(entry + 8 / channels, channels)));
 }
 
 /* ---- integers, for the row-wise parts (kernels/cpu/rows.h) ---- */

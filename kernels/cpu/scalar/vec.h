@@ -152,24 +152,12 @@ static inline float f16_value(uint16_t h)
     return bits_to_f32(f32_to_bits(f) | sign);
 }
 
-/* f16 entries to floats: two of two, four, eight elements. */
-static inline void vec_floats4(const uint16_t *h, float *out)
+/* Sixteen floats of 16 / channels entries. */
+static inline void vec_entries(const uint16_t *const *entry, const int channels, float *out)
 {
-    EACH(i) out[i] = f16_value(h[i]);
-}
-
-static inline void vec_floats8(const uint16_t *h, float *out)
-{
-    vec_floats4(h, out);
-    vec_floats4(h + 4, out + 4);
-}
-
-static inline void vec_floats_2x2(const uint16_t *a, const uint16_t *b, float *out)
-{
-    out[0] = f16_value(a[0]);
-    out[1] = f16_value(a[1]);
-    out[2] = f16_value(b[0]);
-    out[3] = f16_value(b[1]);
+    for (int i = 0; i < 16; i++) {
+        out[i] = f16_value(entry[i / channels][i % channels]);
+    }
 }
 
 static inline uint16_t f16_bits(float x)

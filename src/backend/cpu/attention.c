@@ -91,14 +91,20 @@ static qn_att_ahead ahead_of(const qn_att_job *job, int values, int64_t head, in
                           .count = qn_min_i64(count, job->keys - first)};
 }
 
-/* Whether few rows take keys or values as they are stored, which are then told. */
+/* Keys or values that the work on those before asks for: codes are all read before there is any work on them. */
+static int64_t soon_of(const qn_att_job *job)
+{
+    return job->stored && job->form == QN_ATT_E4M3 ? QN_ATT_CHUNK : QN_ATT_PANEL;
+}
+
+/* Whether few rows take keys or values as they are stored, none of them a recent one; they are then told. */
 static int take_stored(const qn_att_job *job, int values, int64_t head, int64_t first, int64_t count, int64_t rows,
                        const qn_att_scratch *s, qn_att_stored *out)
 {
     const qn_view *view = &job->args->in[values ? QN_ATT_V : QN_ATT_K];
     const qn_view *scales = &job->args->in[values ? QN_ATT_V_SCALE : QN_ATT_K_SCALE];
     if (!job->stored || !job->set->stored_scores || rows > QN_ATT_FEW_ROWS || job->d != job->d_pad ||
-        (job->form == QN_ATT_F32 && !job->set->stored_f32)) {
+        (job->form == QN_ATT_F32 && !job->set->stored_f32) || (job->window && first + count > s->recent)) {
         return 0;
     }
     *out = (qn_att_stored){.form = job->form,
@@ -120,7 +126,7 @@ static void chunk_scores(const qn_att_job *job, int64_t head, int64_t first, int
     qn_att_stored stored;
     if (take_stored(job, 0, head, first, count, rows, s, &stored)) {
         set->stored_scores(s->q, job->d_pad, &stored, job->d, count, rows, s->s, s->kt,
-                           next.rows ? ahead_of(job, 1, head, first, QN_ATT_SOON) : nothing);
+                           next.rows ? ahead_of(job, 1, head, first, soon_of(job)) : nothing);
         return;
     }
     for (int64_t k = 0; k < count; k += QN_ATT_PANEL) {
@@ -334,7 +340,7 @@ static void few_task(void *user, int64_t index, int32_t thread)
         const int last = head + 1 == h0 + heads; /* then this thread's next task, as a rule */
         const int64_t after = last && first + QN_ATT_CHUNK < job->keys ? first + QN_ATT_CHUNK : first;
         do_chunk(job, head, 0, job->queries, first, &s, &part,
-                 ahead_of(job, 0, last ? h0 : head + 1, after, QN_ATT_PANEL));
+                 ahead_of(job, 0, last ? h0 : head + 1, after, soon_of(job)));
     }
 }
 

@@ -80,9 +80,9 @@ static void att_run(const qn_kernel *kernel, const qn_run_call *call)
                       .recents = {&call->args->in[QN_ATT_K_RECENT], &call->args->in[QN_ATT_V_RECENT]}};
     if (job.heads > 0 && job.key_heads > 0 && job.d > 0) {
         const qn_format format = call->args->in[QN_ATT_K].shape.format;
-        if (format == call->args->in[QN_ATT_V].shape.format && !job.window) {
+        if (format == call->args->in[QN_ATT_V].shape.format) {
             (void)qn_format_row_bytes(format, job.d, &job.row_bytes, NULL); /* refused: 0, nothing is asked for */
-            job.in_place = format == QN_F32;
+            job.in_place = format == QN_F32 && !job.window;
             job.stored = form_of(format, &job.form);
         }
         if (impl->tiles) {

@@ -76,10 +76,9 @@ void qn_vq_attention_pack(const qn_kernel *kernel, const qn_op_desc *desc, const
 
 /* ---- decoding ---- */
 
-/* The d floats of a token and head. */
-static void decode(const qn_att_job *job, int values, int64_t token, int64_t head, float *out)
+/* Codes of a token and head. */
+static const uint8_t *codes_at(const coded *c, int values, int64_t token, int64_t head)
 {
-    const coded *c = job->source;
     const int64_t *strides = c->views[values]->strides;
     const char *of_token = c->codes[values] + token * strides[1];
     if (c->pages) {
@@ -87,16 +86,26 @@ static void decode(const qn_att_job *job, int values, int64_t token, int64_t hea
         memcpy(&page, c->pages + token / c->page * 4, sizeof page);
         of_token = c->codes[values] + page * strides[0] + token % c->page * strides[1];
     }
-    const uint8_t *const codes = (const uint8_t *)of_token + head * strides[2];
-    const int64_t size = qn_rows_real_bytes(qn_rows_real(c->formats[values])), vector = c->channels * size;
-    const char *book = c->books[values] + head * c->groups * c->entries * vector;
-    if (c->formats[values] == QN_F16 && !c->wide) {
-        c->impl->kv->decode(codes, (const uint16_t *)(const void *)book, c->groups, c->entries, c->channels, out);
-        return;
-    }
-    for (int64_t g = 0; g < c->groups; g++, book += c->entries * vector) {
+    return (const uint8_t *)of_token + head * strides[2];
+}
+
+/* Bytes of an entry, and the codebooks of a head. */
+static const char *books_of(const coded *c, int values, int64_t head, int64_t *entry)
+{
+    *entry = c->channels * qn_rows_real_bytes(qn_rows_real(c->formats[values]));
+    return c->books[values] + head * c->groups * c->entries * *entry;
+}
+
+/* The d floats of a token and head, of any format of books and codes. */
+static void decode(const qn_att_job *job, int values, int64_t token, int64_t head, float *out)
+{
+    const coded *c = job->source;
+    const uint8_t *const codes = codes_at(c, values, token, head);
+    int64_t entry;
+    const char *book = books_of(c, values, head, &entry);
+    for (int64_t g = 0; g < c->groups; g++, book += c->entries * entry) {
         const int64_t code = c->wide ? codes[2 * g] | codes[2 * g + 1] << 8 : codes[g];
-        job->rows->load[qn_rows_real(c->formats[values])](book + code * vector, c->channels, out + g * c->channels);
+        job->rows->load[qn_rows_real(c->formats[values])](book + code * entry, c->channels, out + g * c->channels);
     }
 }
 
@@ -124,26 +133,45 @@ static const float *angles(const qn_att_job *job, int64_t first, int64_t count, 
     return table;
 }
 
+/* Rows of f16 books and codes of a byte that follow one another in memory. */
+static void decode_rows(const qn_att_job *job, int values, int64_t head, int64_t first, int64_t count,
+                        const float *turns, float *out)
+{
+    const coded *c = job->source;
+    int64_t entry;
+    const qn_kv_rows rows = {.codes = codes_at(c, values, first, head),
+                             .stride = c->views[values]->strides[1],
+                             .books = (const uint16_t *)(const void *)books_of(c, values, head, &entry),
+                             .groups = c->groups,
+                             .entries = c->entries,
+                             .channels = c->channels,
+                             .turns = turns};
+    c->impl->kv->decode(&rows, count, out, job->d_pad);
+}
+
 static const float *load(const qn_att_job *job, int values, int64_t head, int64_t first, int64_t count, int64_t rows,
                          qn_att_scratch *s, float *copy, int64_t *stride)
 {
     const coded *c = job->source;
     const int64_t d = job->d, half = c->half;
-    const int rotate = c->rotate && !values;
+    const int rotate = c->rotate && !values, usual = c->formats[values] == QN_F16 && !c->wide && !(rotate && c->pairs);
     const float *const table = rotate ? angles(job, first, count, s) : NULL;
     float *const flat = s->own + 2 * QN_ATT_CHUNK * half; /* a key as it was coded */
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0, some; i < count && usual; i += some) {
+        some = c->pages ? qn_min_i64(count - i, c->page - (first + i) % c->page) : count - i;
+        decode_rows(job, values, head, first + i, some, rotate ? table + i * 2 * half : NULL, copy + i * job->d_pad);
+    }
+    for (int64_t i = 0; i < count && !usual; i++) {
         float *const row = copy + i * job->d_pad;
         decode(job, values, first + i, head, rotate ? flat : row);
         if (rotate) {
             const float *const turn = table + i * 2 * half;
-            if (c->pairs) {
-                job->rows->rotate(flat, flat + 1, turn, turn + half, half, 2, 0, row, row + 1);
-            } else {
-                job->rows->rotate(flat, flat + half, turn, turn + half, half, 1, 0, row, row + half);
-            }
+            const int64_t step = c->pairs ? 2 : 1, other = c->pairs ? 1 : half;
+            job->rows->rotate(flat, flat + other, turn, turn + half, half, step, 0, row, row + other);
         }
-        memset(row + d, 0, (size_t)(job->d_pad - d) * 4);
+    }
+    for (int64_t i = 0; i < count && d < job->d_pad; i++) {
+        memset(copy + i * job->d_pad + d, 0, (size_t)(job->d_pad - d) * 4);
     }
     memset(copy + count * job->d_pad, 0, (size_t)((rows - count) * job->d_pad) * 4);
     *stride = job->d_pad;
