@@ -231,9 +231,7 @@ static const struct {
     {"vq_attention m=0 n=4 k=8 e=2 g=1", 0},
     {"vq_dequantize n=4096 k=4096", 2},
     {"vq_dequantize n=4096 k=4096 format=gptvq", 2},
-    {"vq_dequantize n=4096 k=4096 format=vptq num_centroids=256 num_res_centroids=256 res_centroids.weight=1"
-     " out_features=4096 in_features=4096",
-     2},
+    {"vq_dequantize n=4096 k=4096 format=vptq in_features=4096 out_features=4096 res_centroids.weight=1", 2},
     {"vq_mm m=1 n=4096 k=14336 x=bf16", 1},
     {"vq_mm m=1 n=4096 k=14336 format=gptvq x=bf16", 1},
     {"vq_mm m=2 n=4096 k=14336 x=bf16", 2},
