@@ -8,24 +8,26 @@
 #define FLOATS 16
 #define AHEAD 16 /* rows whose codes are asked for: heads lie side by side, so a head's rows are far apart */
 
-QN_INLINE void row_of(const uint8_t *codes, const uint16_t *books, int64_t groups, int64_t book, const int channels,
-                      float *out)
+/* known: channels are 2, 4 or 8, a constant. */
+QN_INLINE void row_of(const uint8_t *codes, const uint16_t *books, int64_t groups, int64_t book, const int64_t channels,
+                      const int known, float *out)
 {
-    enum { MOST = FLOATS / 2 };
-    const int each = FLOATS / channels;
-    const char *at = (const char *)books; /* bytes: what an address can add by itself */
     int64_t g = 0;
-    for (; g + each <= groups; g += each, at += each * book * 2, out += FLOATS) {
-        const uint16_t *entry[MOST];
+    if (known) {
+        const uint16_t *entry[FLOATS / 2];
+        const int64_t each = FLOATS / channels;
+        const char *at = (const char *)books; /* bytes: what an address can add by itself */
+        for (; g + each <= groups; g += each, at += each * book * 2, out += FLOATS) {
 #pragma GCC unroll 8
-        for (int i = 0; i < each; i++) {
-            entry[i] =
-                (const uint16_t *)(const void *)(at + i * book * 2 + (size_t)codes[g + i] * (size_t)(channels * 2));
+            for (int64_t i = 0; i < each; i++) {
+                entry[i] =
+                    (const uint16_t *)(const void *)(at + i * book * 2 + (size_t)codes[g + i] * (size_t)(channels * 2));
+            }
+            vec_entries(entry, (int)channels, out);
         }
-        vec_entries(entry, channels, out);
     }
     for (; g < groups; g++) {
-        for (int j = 0; j < channels; j++) {
+        for (int64_t j = 0; j < channels; j++) {
             *out++ = f16_value(books[g * book + codes[g] * channels + j]);
         }
     }
@@ -49,13 +51,13 @@ QN_INLINE void turn_row(float *x, const float *turn, int64_t half)
     }
 }
 
-QN_INLINE void decode_rows(const qn_kv_rows *r, int64_t count, const int channels, int64_t book, float *out,
-                           int64_t out_stride)
+QN_INLINE void decode_rows(const qn_kv_rows *r, int64_t count, const int64_t channels, int64_t book, const int known,
+                           float *out, int64_t out_stride)
 {
     const int64_t half = r->groups * channels / 2;
     for (int64_t i = 0; i < count; i++, out += out_stride) {
         vec_prefetch(r->codes + (i + AHEAD) * r->stride);
-        row_of(r->codes + i * r->stride, r->books, r->groups, book, channels, out);
+        row_of(r->codes + i * r->stride, r->books, r->groups, book, channels, known, out);
         if (r->turns) {
             turn_row(out, r->turns + i * 2 * half, half);
         }
@@ -64,26 +66,14 @@ QN_INLINE void decode_rows(const qn_kv_rows *r, int64_t count, const int channel
 
 static void kv_decode(const qn_kv_rows *r, int64_t count, float *out, int64_t out_stride)
 {
-    const int64_t book = r->entries * r->channels;
     if (r->channels == 4 && r->entries == 256) {
-        decode_rows(r, count, 4, 4 * 256, out, out_stride);
+        decode_rows(r, count, 4, 4 * 256, 1, out, out_stride);
     } else if (r->channels == 2 && r->entries == 256) {
-        decode_rows(r, count, 2, 2 * 256, out, out_stride);
+        decode_rows(r, count, 2, 2 * 256, 1, out, out_stride);
     } else if (r->channels == 8 && r->entries == 256) {
-        decode_rows(r, count, 8, 8 * 256, out, out_stride);
+        decode_rows(r, count, 8, 8 * 256, 1, out, out_stride);
     } else {
-        const int64_t half = r->groups * r->channels / 2;
-        for (int64_t i = 0; i < count; i++, out += out_stride) {
-            for (int64_t g = 0; g < r->groups; g++) {
-                const uint16_t *const entry = r->books + g * book + r->codes[i * r->stride + g] * r->channels;
-                for (int64_t j = 0; j < r->channels; j++) {
-                    out[g * r->channels + j] = f16_value(entry[j]);
-                }
-            }
-            if (r->turns) {
-                turn_row(out, r->turns + i * 2 * half, half);
-            }
-        }
+        decode_rows(r, count, r->channels, r->entries * r->channels, 0, out, out_stride);
     }
 }
 

@@ -53,6 +53,9 @@ int64_t qn_vq_index_words(const qn_vq *vq, int64_t columns);
  * *beyond (may be NULL) becomes 1 when the stored number is none of bits bits. */
 uint32_t qn_vq_aqlm_code(const qn_vq *vq, int64_t r, int64_t g, int64_t c, int *beyond);
 
+/* aqlm: the codes of all codebooks of a group. */
+void qn_vq_aqlm_group(const qn_vq *vq, int64_t r, int64_t g, uint32_t *codes);
+
 /* quip_e8p: the 16-bit code of row, k / 8; its residual's code (0 where the codebook has none). */
 uint32_t qn_vq_quip_code(const qn_vq *vq, int64_t row, int64_t g);
 uint32_t qn_vq_quip_residual(const qn_vq *vq, int64_t row, int64_t g);

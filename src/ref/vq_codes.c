@@ -57,6 +57,20 @@ uint32_t qn_vq_aqlm_code(const qn_vq *vq, int64_t r, int64_t g, int64_t c, int *
     return stored & mask;
 }
 
+void qn_vq_aqlm_group(const qn_vq *vq, int64_t r, int64_t g, uint32_t *codes)
+{
+    const qn_view *view = &vq->tensor[QN_VQ_CODES];
+    const int bytes = view->shape.format == QN_I8 || view->shape.format == QN_U8;
+    const uint8_t *const at =
+        (const uint8_t *)view->data + r * view->strides[0] + (vq->packed ? 0 : g * view->strides[1]);
+    const uint32_t mask = (uint32_t)((UINT64_C(1) << vq->bits) - 1);
+    for (int64_t c = 0; c < vq->codebooks; c++) {
+        codes[c] = vq->packed ? qn_vq_aqlm_code(vq, r, g, c, NULL)
+                   : bytes    ? at[c] & mask
+                              : (uint32_t)(at[2 * c] | at[2 * c + 1] << 8) & mask;
+    }
+}
+
 /* Where word w of the packed codes of a part of Qidxs is. Tiles of 16 rows by 8 groups follow one another, each
  * eight pairs of rows by four pairs of groups. */
 static uint64_t quip_word(const qn_vq *vq, int64_t row, int64_t g, int64_t first_column)
@@ -100,8 +114,7 @@ void qn_vq_vptq_index(const qn_vq *vq, int64_t g, int64_t r, int64_t i, uint32_t
 {
     const qn_view *indices = &vq->tensor[QN_VQ_INDICES];
     const int64_t bits = qn_vq_bits_for(vq->entries), more = qn_vq_bits_for(vq->res_entries);
-    const uint8_t *const row =
-        (const uint8_t *)indices->data + g * indices->strides[0] + r * indices->strides[1];
+    const uint8_t *const row = (const uint8_t *)indices->data + g * indices->strides[0] + r * indices->strides[1];
     const uint32_t word = bits_at(row, indices->shape.dims[2] * 4, i * (bits + more), bits + more);
     *main = word & (uint32_t)((UINT64_C(1) << bits) - 1);
     *residual = (uint32_t)((uint64_t)word >> bits);

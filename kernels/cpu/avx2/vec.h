@@ -7,6 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "kernels/cpu/entries.h"
+
 #define QN_ISA avx2
 #define VL 8
 #define QN_MR 4
@@ -182,25 +184,6 @@ static inline void vf_columns4(const float *from, int64_t from_stride, float *to
 static inline float f16_value(uint16_t h)
 {
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));
-}
-
-/* Eight halves of 8 / channels entries, channels 2, 4 or 8. */
-static inline __m128i vec_eight_halves(const uint16_t *const *entry, const int channels)
-{
-    if (channels == 8) {
-        return _mm_loadu_si128((const __m128i *)(const void *)entry[0]);
-    }
-    if (channels == 4) {
-        const __m128d low = _mm_load_sd((const double *)(const void *)entry[0]);
-        return _mm_castpd_si128(_mm_loadh_pd(low, (const double *)(const void *)entry[1]));
-    }
-    int32_t word[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        memcpy(&word[i], entry[i], sizeof word[i]);
-    }
-    return _mm_insert_epi32(_mm_insert_epi32(_mm_insert_epi32(_mm_cvtsi32_si128(word[0]), word[1], 1), word[2], 2),
-                            word[3], 3);
 }
 
 /* Sixteen floats of 16 / channels entries. */

@@ -117,28 +117,17 @@ static void put_sum(const float *const *entry, int64_t books, int64_t v, double 
     }
 }
 
-/* Code of a byte or two bytes; packed ones are the decoder's. */
-static inline uint32_t stored_code(const char *at, int64_t bytes, uint32_t mask)
-{
-    const uint8_t *const code = (const uint8_t *)at;
-    return (bytes == 1 ? code[0] : (uint32_t)(code[0] | code[1] << 8)) & mask;
-}
-
 static void aqlm_row(const dequantize_job *job, int64_t row, float *out)
 {
     const qn_vq *vq = &job->vq;
-    const qn_view *view = &vq->tensor[QN_VQ_CODES];
     const int64_t r = row / vq->out_group, within = row % vq->out_group, v = job->vector;
-    const int64_t bytes = view->shape.format == QN_I8 || view->shape.format == QN_U8 ? 1 : 2;
-    const uint32_t mask = (uint32_t)((UINT64_C(1) << vq->bits) - 1);
     const double scale = qn_vq_value(&vq->tensor[QN_VQ_SCALES], r, 1.0);
-    const char *codes = (const char *)view->data + r * view->strides[0];
-    for (int64_t g = 0; g < vq->k / v; g++, codes += view->strides[1], out += v) {
+    for (int64_t g = 0; g < vq->k / v; g++, out += v) {
+        uint32_t codes[QN_VQ_MAX_BOOKS];
         const float *entry[QN_VQ_MAX_BOOKS];
+        qn_vq_aqlm_group(vq, r, g, codes);
         for (int64_t c = 0; c < vq->codebooks; c++) {
-            const uint32_t code =
-                vq->packed ? qn_vq_aqlm_code(vq, r, g, c, NULL) : stored_code(codes + c * bytes, bytes, mask);
-            entry[c] = job->table + (((c << vq->bits) + code) * vq->out_group + within) * v;
+            entry[c] = job->table + (((c << vq->bits) + codes[c]) * vq->out_group + within) * v;
         }
         put_sum(entry, vq->codebooks, v, scale, out);
     }
