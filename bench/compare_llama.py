@@ -7,8 +7,8 @@
 Both sides start from one GGUF file. llama.cpp's own quantiser rewrites it (f32, bf16, f16, q8_0, q4_0 ...), `quern
 quantize` makes the folders; files that exist already in --work are used again. For every scheme the two are measured in
 turn, --rounds times: a prompt of -p tokens evaluated as one batch, and -n tokens generated one by one from an empty
-cache, after a warm-up. One JSON line a scheme on stdout: the median, the lowest and the highest round of each side and
-quern / llama.cpp. The first line describes the machine and both builds.
+cache or behind --depth tokens, after a warm-up. One JSON line a scheme on stdout: the median, the lowest and the
+highest round of each side and quern / llama.cpp. The first line describes the machine and both builds.
 
 The nearest bits are those of the layers and of the head: of a model of this size the output layer is a third of what a
 token reads. A scheme keeps the head as it is, 16 bits; SCHEME+int8 has it in int8. SCHEME@int8 runs with --activations
@@ -99,7 +99,7 @@ def make_gguf(llama, source, work, kind):
 class Llama:
     """A model of llama.cpp, opened as llama-bench opens it."""
 
-    def __init__(self, llama, path, threads, prompt, generate):
+    def __init__(self, llama, path, threads, prompt, generate, depth, kv):
         self.llama, self.bytes = llama, os.path.getsize(path)
         model_params = llama.llama_model_default_params()
         model_params.n_gpu_layers = 0
@@ -107,8 +107,9 @@ class Llama:
         if not self.model:
             raise RuntimeError(f"llama.cpp cannot open {path}")
         params = llama.llama_context_default_params()
-        params.n_ctx = max(prompt, generate) + 32
-        params.n_batch = params.n_ubatch = max(prompt, 1)
+        params.n_ctx = depth + max(prompt, generate) + 32
+        params.n_batch = params.n_ubatch = prompt or 512
+        params.type_k = params.type_v = TYPES[kv]
         params.n_threads = params.n_threads_batch = threads
         self.context = llama.llama_init_from_model(self.model, params)
         if not self.context:
@@ -118,20 +119,30 @@ class Llama:
         text = ctypes.create_string_buffer(256)
         llama.llama_model_desc(self.model, text, 256)
         self.description = text.value.decode()
+        self.batch, self.depth, self.filled = params.n_batch, depth, False
         self.parameters = llama.llama_model_n_params(self.model)
 
-    def seconds(self, tokens, batch):
-        """Seconds for that many tokens from an empty cache, batch at a time."""
+    def decode(self, first, end, batch):
+        """Evaluate tokens first to end, batch at a time."""
         llama = self.llama
-        llama.llama_memory_clear(llama.llama_get_memory(self.context), True)
-        ids = [(i * 7919) % (self.vocab - 2) + 1 for i in range(tokens)]
-        start = time.perf_counter()
-        for at in range(0, tokens, batch):
+        ids = [(i * 7919) % (self.vocab - 2) + 1 for i in range(first, end)]
+        for at in range(0, len(ids), batch):
             part = ids[at:at + batch]
             array = (llama.llama_token * len(part))(*part)
             if llama.llama_decode(self.context, llama.llama_batch_get_one(array, len(part))) != 0:
                 raise RuntimeError("llama_decode failed")
             llama.llama_synchronize(self.context)
+
+    def seconds(self, tokens, batch):
+        """Seconds for that many tokens behind the depth, batch at a time."""
+        memory = self.llama.llama_get_memory(self.context)
+        if self.filled:
+            self.llama.llama_memory_seq_rm(memory, 0, self.depth, -1)
+        else:
+            self.decode(0, self.depth, self.batch)
+            self.filled = True
+        start = time.perf_counter()
+        self.decode(self.depth, self.depth + tokens, batch)
         return time.perf_counter() - start
 
     def speeds(self, prompt, generate):
@@ -160,7 +171,8 @@ def make_folder(quern, source, work, scheme):
 
 def quern_round(quern, folder, activations, args):
     command = [quern, "bench", "model", folder, "-p", str(args.prompt), "-n", str(args.generate), "-r", "1",
-               "-b", str(max(args.prompt, 1)), "-t", str(args.threads), "-o", "json", "--quiet"]
+               "-b", str(args.prompt or 512), "-d", str(args.depth), "--kv", args.kv, "-t", str(args.threads),
+               "-o", "json", "--quiet"]
     if args.isa:
         command += ["--isa", args.isa]
     if activations:
@@ -189,7 +201,8 @@ def compare(text, args, llama):
         for kind, near in peers_of(scheme):
             path = make_gguf(llama, args.gguf, args.work, kind)
             if path:
-                models[kind] = Llama(llama, path, args.threads, args.prompt, args.generate)
+                models[kind] = Llama(llama, path, args.threads, args.prompt, args.generate, args.depth,
+                                      args.kv_llama)
                 nearest[kind] = near
     ours, theirs, facts = [], {kind: [] for kind in models}, {}
     for _ in range(args.rounds):
@@ -200,7 +213,8 @@ def compare(text, args, llama):
             theirs[kind].append(model.speeds(args.prompt, args.generate))
     record = {"scheme": scheme, "head": scheme.partition("+")[2] or "as the file has it",
               "activations": activations or "stored", "threads": args.threads, "n_prompt": args.prompt,
-              "n_gen": args.generate, "rounds": args.rounds}
+              "n_gen": args.generate, "n_depth": args.depth, "kv": args.kv, "kv_llama": args.kv_llama,
+              "rounds": args.rounds}
     if ours:
         record["quern"] = {"model": facts["model_type"], "bytes": facts["model_size"], **summary(ours)}
         for key in ("bytes_per_token", "read_gbps", "decode_roofline_pct", "load_seconds", "peak_rss_bytes"):
@@ -232,6 +246,9 @@ def main():
     parser.add_argument("--threads", "-t", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--prompt", "-p", type=int, default=512)
     parser.add_argument("--generate", "-n", type=int, default=128)
+    parser.add_argument("--depth", "-d", type=int, default=0, help="tokens of context in front of the tests")
+    parser.add_argument("--kv", default="f32", help="keys and values of quern (default: f32)")
+    parser.add_argument("--kv-llama", default="f16", choices=sorted(TYPES), help="those of llama.cpp (default: f16)")
     parser.add_argument("--rounds", "-r", type=int, default=3)
     parser.add_argument("--isa", help="force a level on quern's side")
     parser.add_argument("--only", choices=["quern", "llama"], help="measure one side only")

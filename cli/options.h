@@ -78,6 +78,7 @@ typedef enum cli_option_id {
     OPT_MEMORY,
     OPT_PROMPT_TOKENS,
     OPT_GEN_TOKENS,
+    OPT_DEPTH,
     OPT_REPETITIONS,
     OPT_OUTPUT_FORMAT,
     OPT_LIMIT

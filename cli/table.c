@@ -126,6 +126,8 @@ const cli_option cli_options[OPT_LIMIT] = {
                            "tokens of the prompt test; 0: none"},
     [OPT_GEN_TOKENS] = {"n-gen", "predict", 'n', KIND_INT, 0, 1000000, "128", "N",
                         "tokens of the generation test; 0: none"},
+    [OPT_DEPTH] = {"n-depth", "depth", 'd', KIND_INT, 0, 1000000, "0", "N",
+                   "tokens of context in front of every test, which are not timed"},
     [OPT_REPETITIONS] = {"repetitions", NULL, 'r', KIND_INT, 1, 1000, "3", "N", "times each test runs"},
     [OPT_OUTPUT_FORMAT] = {"output", NULL, 'o', KIND_CHOICE, 0, 0, "md", "md|json", "form of the table"},
 };
@@ -309,14 +311,16 @@ const cli_verb cli_verbs[] = {
      verb_bench_kernels},
 
     {"bench model", "MODEL", 1, 1, 1,
-     OPTIONS(OPT_MODEL, OPT_PROMPT_TOKENS, OPT_GEN_TOKENS, OPT_REPETITIONS, OPT_BATCH, OPT_MEMORY, COMPUTE, OPT_KV,
-             OPT_ACTIVATIONS, OPT_NO_PACKED, OPT_OUTPUT_FORMAT, OPT_JSON, COMMON),
+     OPTIONS(OPT_MODEL, OPT_PROMPT_TOKENS, OPT_GEN_TOKENS, OPT_DEPTH, OPT_REPETITIONS, OPT_BATCH, OPT_MEMORY, COMPUTE,
+             OPT_KV, OPT_ACTIVATIONS, OPT_NO_PACKED, OPT_OUTPUT_FORMAT, OPT_JSON, COMMON),
      "measure a model's speed",
      "Prompt processing (pp) and text generation (tg) in tokens a second, as mean and standard deviation of the "
-     "repetitions after one warm-up, in the shape of llama-bench's table. Behind it: the bytes of weights that a "
-     "token reads, the share that generation reaches of what the memory's read bandwidth (measured right after the "
-     "tests) allows, the time of loading and packing, and the peak memory.",
-     "quern bench model model.gguf -p 512 -n 128 -r 5", verb_bench_model},
+     "repetitions after one warm-up, in the shape of llama-bench's table; with -d behind that many tokens. Behind it: "
+     "the bytes that a token reads (weights, and with -d the context's keys and values), the share that generation "
+     "reaches of what the memory's read bandwidth (measured right after the tests) allows, the time of loading and "
+     "packing, and the peak memory.",
+     "quern bench model model.gguf -p 512 -n 128 -r 5\nquern bench model model.gguf -p 0 -d 4096 --kv fp8",
+     verb_bench_model},
 
     {"version", "", 0, 0, 0, OPTIONS(OPT_HELP), "print the version", "", "quern version", verb_version},
     {"help", "[VERB]", 0, 2, 0, OPTIONS(OPT_HELP), "show help", "", "quern help run", verb_help},

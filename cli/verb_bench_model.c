@@ -15,7 +15,8 @@ typedef struct speed {
 
 /* What a token must read, and what this machine and process did. */
 typedef struct limits {
-    double bytes_per_token; /* weights as the file stores them, without an embedding table of which one row is read */
+    double bytes_per_token; /* weights as the file stores them, without an embedding table of which one row is read,
+                               and keys and values of the context in front of the tests */
     double read_gbps;       /* measured after the tests; 0: it could not be */
     double cache_bytes;     /* last-level caches */
     qn_model_kv kv;
@@ -30,21 +31,45 @@ static int32_t id_at(int64_t i, int32_t vocab)
     return (int32_t)((uint64_t)i * 7919u % (uint64_t)(vocab > 2 ? vocab - 2 : 1)) + (vocab > 2);
 }
 
-static int one_pass(cli *c, qn_session *session, const speed *t, int32_t vocab, float *logits, int32_t *ids)
+/* Evaluate ids first to end; logits: NULL but for the last call that wants them. */
+static int eval(cli *c, qn_session *session, int64_t first, int64_t end, int64_t batch, int32_t vocab, float *logits,
+                int32_t *ids)
 {
     qn_error error = {0};
-    int64_t batch = t->kind[0] == 'p' ? c->value[OPT_BATCH].i : 1;
-    int code = cli_check(c, qn_session_truncate(session, 0, &error), &error, PHASE_RUN);
-    for (int64_t at = 0; at < t->tokens && !code; at += batch) {
-        int64_t n = t->tokens - at < batch ? t->tokens - at : batch;
+    int code = 0;
+    for (int64_t at = first; at < end && !code; at += batch) {
+        int64_t n = end - at < batch ? end - at : batch;
         for (int64_t i = 0; i < n; i++)
             ids[i] = id_at(at + i, vocab);
         code = cli_interrupted() ? EXIT_SIGNAL
                                  : cli_check(c,
                                              qn_session_eval(session, ids, (int32_t)n, 0,
-                                                             batch == 1 || at + n == t->tokens ? logits : NULL, &error),
+                                                             batch == 1 || at + n == end ? logits : NULL, &error),
                                              &error, PHASE_RUN);
     }
+    return code;
+}
+
+/* The context in front of a test: kept from the pass before, where the cache allows that. */
+static int rewind_to(cli *c, qn_session *session, int64_t depth, int32_t vocab, int32_t *ids)
+{
+    qn_error error = {0};
+    if (qn_session_length(session) >= depth && qn_session_truncate(session, (int32_t)depth, &error) == QN_OK)
+        return 0;
+    int code = cli_check(c, qn_session_truncate(session, 0, &error), &error, PHASE_RUN);
+    return code ? code : eval(c, session, 0, depth, c->value[OPT_BATCH].i, vocab, NULL, ids);
+}
+
+/* A test once. */
+static int one_pass(cli *c, qn_session *session, const speed *t, int32_t vocab, float *logits, int32_t *ids,
+                    double *seconds)
+{
+    const int64_t depth = c->value[OPT_DEPTH].i, batch = t->kind[0] == 'p' ? c->value[OPT_BATCH].i : 1;
+    int code = rewind_to(c, session, depth, vocab, ids);
+    const double start = cli_now();
+    if (!code)
+        code = eval(c, session, depth, depth + t->tokens, batch, vocab, logits, ids);
+    *seconds = cli_now() - start;
     return code;
 }
 
@@ -53,14 +78,13 @@ static int measure(cli *c, qn_session *session, speed *t, int32_t vocab, float *
     int reps = (int)c->value[OPT_REPETITIONS].i;
     speed warm = *t;
     warm.tokens = t->tokens < 16 ? t->tokens : 16;
-    int code = one_pass(c, session, &warm, vocab, logits, ids);
+    double seconds;
+    int code = one_pass(c, session, &warm, vocab, logits, ids, &seconds);
     for (int i = 0; i < reps && !code; i++) {
         char text[64];
         snprintf(text, sizeof text, "%s%lld %d of %d", t->kind, (long long)t->tokens, i + 1, reps);
         cli_progress(c, (double)i / reps, text);
-        double start = cli_now();
-        code = one_pass(c, session, t, vocab, logits, ids);
-        t->seconds[i] = cli_now() - start;
+        code = one_pass(c, session, t, vocab, logits, ids, &t->seconds[i]);
     }
     cli_progress_end(c);
     double sum = 0, squares = 0;
@@ -101,7 +125,7 @@ static void measure_limits(cli *c, const qn_model_info *info, limits *l)
     qn_error error;
     size_t cache = 0;
     l->peak_rss = bench_peak_bytes();
-    l->bytes_per_token = bytes_per_token(c, info);
+    l->bytes_per_token = bytes_per_token(c, info) + (double)l->kv.bytes_per_token * (double)c->value[OPT_DEPTH].i;
     const size_t memory = bench_memory(c, &cache);
     l->cache_bytes = (double)cache;
     if (qn_meter_create(c->ctx, &c->exec, memory, &meter, &error) == QN_OK)
@@ -142,8 +166,10 @@ static void print_md(const cli *c, const qn_model_info *info, const speed *tests
     printf("| %.28s | %.9s: | %.9s: | %.7s | %.6s: | %.14s: | %.19s: |\n", "----------------------------", "---------",
            "---------", "-------", "------", "--------------", "-------------------");
     for (int i = 0; i < n; i++) {
-        char test[32], rate[48];
+        char test[64], rate[48];
         snprintf(test, sizeof test, "%s%lld", tests[i].kind, (long long)tests[i].tokens);
+        if (c->value[OPT_DEPTH].i > 0)
+            snprintf(test + strlen(test), sizeof test - strlen(test), " @ d%lld", (long long)c->value[OPT_DEPTH].i);
         snprintf(rate, sizeof rate, "%.2f \xC2\xB1 %.2f", tests[i].mean, tests[i].deviation);
         printf("| %-28s | %6.2f MiB | %8.2f M | %-7s | %7d | %15s | %21s |\n", name, (double)info->file_bytes / 1048576,
                (double)info->parameters / 1e6, backend_name(c), qn_exec_threads(&c->exec), test, rate);
@@ -174,7 +200,7 @@ static void print_json(const cli *c, const qn_model_info *info, const speed *tes
         json_int(&j, "n_threads", qn_exec_threads(&c->exec));
         json_int(&j, "n_prompt", tests[i].kind[0] == 'p' ? tests[i].tokens : 0);
         json_int(&j, "n_gen", tests[i].kind[0] == 't' ? tests[i].tokens : 0);
-        json_int(&j, "n_depth", 0);
+        json_int(&j, "n_depth", c->value[OPT_DEPTH].i);
         json_number(&j, "avg_ns", floor(1e9 * mean), 15);
         json_number(&j, "stddev_ns", reps > 1 ? floor(1e9 * sqrt(squares / (reps - 1))) : 0, 15);
         json_number(&j, "avg_ts", tests[i].mean, 8);
@@ -214,6 +240,7 @@ int verb_bench_model(cli *c)
     int64_t most = tests[0].tokens;
     if (n == 2 && tests[1].tokens > most)
         most = tests[1].tokens;
+    most += c->value[OPT_DEPTH].i;
     qn_model *model = NULL;
     qn_session *session = NULL;
     qn_model_info info;

@@ -204,6 +204,32 @@ static void a_bench_of_the_model_tells_its_limits(void **state)
     free_outcome(&r);
 }
 
+/* A context in front of the tests is part of what a token reads. */
+static void a_bench_of_the_model_goes_deep(void **state)
+{
+    (void)state;
+    double bytes[2];
+    for (int deep = 0; deep < 2; deep++) {
+        const char *const words[] = {"-p",       "8", "-n",      "4",    "-r",  "2",  "-d",   deep ? "40" : "0",
+                                     "--memory", "8", "--quiet", "--kv", "fp8", "-o", "json", NULL};
+        outcome r = run_model("bench model", words);
+        assert_int_equal(r.code, 0);
+        assert_non_null(strstr(r.out, deep ? "\"n_depth\":40" : "\"n_depth\":0"));
+        const char *const at = strstr(r.out, "\"bytes_per_token\":"), *const kv =
+                                                                          strstr(r.out, "\"kv_bytes_per_token\":");
+        assert_non_null(at);
+        assert_non_null(kv);
+        bytes[deep] = strtod(strchr(at, ':') + 1, NULL) - (deep ? 40 * strtod(strchr(kv, ':') + 1, NULL) : 0);
+        free_outcome(&r);
+    }
+    assert_true(bytes[0] == bytes[1]);
+    const char *const table[] = {"-p", "8", "-n", "0", "-r", "1", "-d", "20", "--memory", "8", "--quiet", NULL};
+    outcome r = run_model("bench model", table);
+    assert_int_equal(r.code, 0);
+    assert_non_null(strstr(r.out, " pp8 @ d20 |"));
+    free_outcome(&r);
+}
+
 int main(void)
 {
     model = getenv("QN_TEST_MODEL");
@@ -222,6 +248,7 @@ int main(void)
                                        cmocka_unit_test(a_model_agrees_with_itself),
                                        cmocka_unit_test(models_are_compared_with_caches_of_their_own),
                                        cmocka_unit_test(a_bench_of_the_model_tells_its_limits),
+                                       cmocka_unit_test(a_bench_of_the_model_goes_deep),
                                        cmocka_unit_test(an_interrupted_quantize_leaves_nothing)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }
