@@ -3,7 +3,7 @@
  * Operands are planes of f16. A head of f32 or bf16 is multiplied by the power of two that takes its largest element to
  * between 2^14 and 2^15, the inverse of which is its factor. The first plane is then the nearest f16, the second, of
  * f32, the nearest to what that leaves: 22 bits of an element, or all down to 2^-40 of the largest. f16 and e4m3 are
- * exact in one plane; factors of e4m3 are scales. qn_attention_planes makes those of keys and values in memory of the
+ * exact in one plane; factors of e4m3 are scales. attention_planes.cu makes those of keys and values in memory of the
  * caller; f16 is read in place. Products are those of the planes but of the two lower ones: one where both operands
  * have one, three where both have two, whose errors are then those of f32. Weights of keys are 2^15 times exp2, as two
  * f16. The tensor core cuts its sums instead of rounding them: they begin at 0 in every tile, and tiles are added in
@@ -12,26 +12,22 @@
  * A block has ROWS rows, each a query of one of the heads that share a key head, and goes over tiles of KEYS keys,
  * which arrive two deep; a warp has 16 rows, their scores stay in registers. With products of warpgroups the sums of
  * one tile are under way while the scores of the next become weights. The longest blocks come first. Where there are
- * too few, keys are cut into parts, which qn_attention_join adds in their order; where planes hold no more, into parts
+ * too few, keys are cut into parts, which attention_join.cu adds in their order; where planes hold no more, into parts
  * of some launches.
  *
  * With a WINDOW, planes have rows for keys as codes and behind them rows for recent keys; a row of the block sees the
  * first of those and, from a place of its own on, of these.
  *
  * Host contract
- *   Parameters: Q_FORMAT, K_FORMAT, V_FORMAT, of the latter QN_MM_E4M3 too; WINDOW 0 or 1, with RECENT_FORMAT, f16 or
- *     bf16; OUT; SIZE: a multiple of 16, at most 128; WARPS; KEYS of a tile, a multiple of 16; BLOCKS of a
- *     multiprocessor; WGMMA 1: products of warpgroups (sm_90a), WARPS a multiple of 4
+ *   Parameters: Q_FORMAT, K_FORMAT, V_FORMAT, of the latter QN_MM_E4M3 too; WINDOW 0 or 1; OUT; SIZE: a multiple of 16,
+ *     at most 128; WARPS; KEYS of a tile, a multiple of 16; BLOCKS of a multiprocessor; WGMMA 1: products of warpgroups
+ *     (sm_90a), WARPS a multiple of 4
  *   Operands: rows, heads and planes of k and v begin at 16 bytes
- *   Launch: qn_attention_planes: block 256, grid {ceil(rows / 8), key heads, 2 or with a window 4};
- *     qn_attention_tiles: block 32 * WARPS, grid {ceil(queries * group / ROWS), key heads, parts}, dynamic shared
- * memory of (ROWS * Q_PLANES + 2 * KEYS * (K_PLANES + V_PLANES)) * pitch + 16 * KEYS + 20 * ROWS bytes, pitch 2 * SIZE
- * + 16, or with WGMMA 128 * ceil(SIZE / 64); qn_attention_join: block 128, grid {ceil(queries * group / 4), key heads}
- */
-#include "formats.h"
-#include "cuda_activation.h"
+ *   Launch: block 32 * WARPS, grid {ceil(queries * group / ROWS), key heads, parts}, dynamic shared memory of
+ *     (ROWS * Q_PLANES + 2 * KEYS * (K_PLANES + V_PLANES)) * pitch + 16 * KEYS + 20 * ROWS bytes, pitch 2 * SIZE + 16,
+ *     or with WGMMA 128 * ceil(SIZE / 64) */
+#include "attention_tiles.h"
 
-#define NONE __int_as_float(0xff800000u)
 #define K_PLANES (K_FORMAT == 0 ? 2 : 1)
 #define V_PLANES (V_FORMAT == 0 ? 2 : 1)
 #define K_FACTORS (K_FORMAT != 1)
@@ -73,149 +69,6 @@ template <int rows> DEV u32 place_of_piece(int row, int piece)
 #endif
 }
 
-/* ---- planes ---- */
-
-#define PAIRS ((SIZE + 63) / 64) /* a lane has elements 2 lane + 64 j and the next */
-
-/* Two numbers as the nearest f16 and the nearest to what they leave. */
-DEV void split_pair(float x, float y, u32 *high, u32 *low)
-{
-    float h[2];
-    *high = pack_f16(x, y);
-    half_floats(*high, h);
-    *low = pack_f16(x - h[0], y - h[1]);
-}
-
-/* By a warp: a row times the power of two that takes its largest element to between 2^14 and 2^15; returns the inverse.
- * Rows below 2^-97 stay below that. A row with an infinity or a NaN has some of them afterwards. */
-DEV float normalise(float v[PAIRS][2])
-{
-    float most = 0.0f;
-#pragma unroll
-    for (int j = 0; j < PAIRS; j++) {
-        most = fmaxf(most, fmaxf(fabsf(v[j][0]), fabsf(v[j][1])));
-    }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
-    }
-    const int exponent = (int)(__float_as_uint(most) >> 23), at = exponent > 30 ? exponent : 30;
-    const float by = __uint_as_float((u32)(268 - at) << 23);
-#pragma unroll
-    for (int j = 0; j < PAIRS; j++) {
-        v[j][0] *= by;
-        v[j][1] *= by;
-    }
-    return __uint_as_float((u32)(at - 14) << 23);
-}
-
-template <int format> DEV float load_element(const char *row, int d)
-{
-    if (format == QN_MM_E4M3) {
-        float v[2];
-        e4m3_floats(((const u8 *)row)[d], v);
-        return v[0];
-    }
-    return load_float(row, d, format);
-}
-
-template <int format, bool factors> DEV void spread(const qn_cuda_attention_rows &a, int i, int head, int lane)
-{
-    if (i >= a.count) {
-        return;
-    }
-    const int from = a.ring ? (a.first + i) % a.ring : a.first + i;
-    const char *const row = a.x + from * a.row + head * a.head;
-    float v[PAIRS][2], factor = 1.0f;
-#pragma unroll
-    for (int j = 0; j < PAIRS; j++) {
-        const int d = 2 * lane + 64 * j;
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            v[j][e] = d < SIZE ? load_element<format>(row, d + e) : 0.0f;
-        }
-    }
-    if (format == QN_MM_F32 || format == QN_MM_BF16) {
-        factor = normalise(v);
-    } else if (format == QN_MM_E4M3) {
-        factor = *(const float *)(a.scale + from * a.scale_row + head * 4);
-    }
-    char *const to = a.planes + head * a.planes_head + i * (i64)(SIZE * 2);
-#pragma unroll
-    for (int j = 0; j < PAIRS; j++) {
-        const int d = 2 * lane + 64 * j;
-        u32 high, low;
-        split_pair(v[j][0], v[j][1], &high, &low);
-        if (d < SIZE) {
-            *(u32 *)(to + d * 2) = high;
-            if (format == QN_MM_F32) {
-                *(u32 *)(to + a.plane + d * 2) = low;
-            }
-        }
-    }
-    if (factors && lane == 0) {
-        a.factors[head * a.factors_head + i] = factor;
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(256)
-    qn_attention_planes(const __grid_constant__ qn_cuda_attention_planes a)
-{
-    const int i = (int)blockIdx.x * 8 + (int)threadIdx.x / 32, head = (int)blockIdx.y, lane = (int)threadIdx.x % 32;
-    release_next();
-    wait_before();
-    if (blockIdx.z == 0) {
-        spread<K_FORMAT, K_FACTORS>(a.k, i, head, lane);
-    } else if (blockIdx.z == 1) {
-        spread<V_FORMAT, V_FACTORS>(a.v, i, head, lane);
-#if WINDOW
-    } else if (blockIdx.z == 2) {
-        spread<RECENT_FORMAT, K_FACTORS>(a.k_recent, i, head, lane);
-    } else {
-        spread<RECENT_FORMAT, V_FACTORS>(a.v_recent, i, head, lane);
-#endif
-    }
-}
-
-/* ---- tiles ---- */
-
-/* Weights below 2^-126 are 0. */
-DEV float weight_of(float score)
-{
-    float e;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(score));
-    return e;
-}
-
-/* Row r of the block's key head: its query, and its head in the group. */
-struct row_place {
-    int query, head;
-};
-
-DEV row_place place_of(const qn_cuda_attention_tiles &a, int r)
-{
-    const int query = r / a.group;
-    return {query, r - query * a.group};
-}
-
-/* Rows of the planes that a row of the block sees: those below `below`, and those from `from` to before `to`. */
-struct view {
-    int below, from, to;
-};
-
-DEV view seen_by(const qn_cuda_attention_tiles &a, int r)
-{
-    const int query = r / a.group;
-    const int keys = a.causal ? a.keys - a.queries + 1 + (query < a.queries ? query : a.queries - 1) : a.keys;
-#if WINDOW
-    const int first = keys > 0 ? (keys - 1) / 32 * 32 - a.window : 0, below = first > 0 ? first : 0;
-    const int at = a.coded + below - a.recent_first;
-    return {below, at, keys > 0 ? at + keys - below : at};
-#else
-    return {keys > 0 ? keys : 0, 0, 0};
-#endif
-}
-
 DEV bool hides(view v, int i)
 {
     return i >= v.below && (!WINDOW || (u32)(i - v.from) >= (u32)(v.to - v.from));
@@ -225,12 +78,6 @@ DEV bool hides(view v, int i)
 DEV int all_see(view all, view any, int key0)
 {
     return key0 + KEYS <= all.below || (WINDOW && key0 >= any.from && key0 + KEYS <= all.to);
-}
-
-/* Of all that it sees. */
-DEV int end_of(view v)
-{
-    return v.to > v.from ? v.to : v.below;
 }
 
 /* A warp's rows of q as planes, and what their scores are multiplied by. */
@@ -389,36 +236,60 @@ DEV void add_sums(state &w, const float *keep, const float *d)
 }
 
 #if WGMMA
-/* d[64, N] += a[64, 16] b[N, 16]', both in shared memory. */
-#define ADD_SCORES(N, d, a, b) ADD_SCORES_(N, d, a, b)
-#define ADD_SCORES_(N, d, a, b)                                                                                        \
-    asm volatile(WGMMA_STEP(N, "k16.f32.f16.f16", ", 1, 1, 0, 0", WGMMA_A##N ", " WGMMA_B##N ", 1")                    \
+/* Products of the planes of one step of 16, the smaller ones first, in one statement, whose sums the compiler follows
+ * once. SCORES_STEP(N, d, a, b): d[64, N] += a[64, 16] b[N, 16]', both in shared memory; SUMS_STEP(N, d, p, b, more):
+ * d[64, N] = or += p[64, 16] b[16, N], p in registers; more: "0" or "1". */
+#define TEXT(x) TEXT_(x)
+#define TEXT_(x) #x
+#define SCORES_PRODUCT(N, from) WGMMA_STEP(N, "k16.f32.f16.f16", ", 1, 1, 0, 0", from ", 1")
+#if Q_PLANES == 2
+#define SCORES_Q_LOW(N)                                                                                                \
+    "add.s64 f, " WGMMA_A##N ", " TEXT(Q_BYTES / 16) ";\n" SCORES_PRODUCT(N, "f, " WGMMA_B##N)
+#else
+#define SCORES_Q_LOW(N)
+#endif
+#if K_PLANES == 2
+#define SCORES_K_LOW(N)                                                                                                \
+    "add.s64 f, " WGMMA_B##N ", " TEXT(TILE_BYTES / 16) ";\n" SCORES_PRODUCT(N, WGMMA_A##N ", f")
+#else
+#define SCORES_K_LOW(N)
+#endif
+#define SCORES_STEP(N, d, a, b) SCORES_STEP_(N, d, a, b)
+#define SCORES_STEP_(N, d, a, b)                                                                                       \
+    asm volatile("{\n.reg .b64 f;\n" SCORES_Q_LOW(N) SCORES_K_LOW(N) SCORES_PRODUCT(N, WGMMA_A##N ", " WGMMA_B##N) "}" \
                  : WGMMA_R##N("+f", d)                                                                                 \
                  : "l"(a), "l"(b)                                                                                      \
                  : "memory")
-/* d[64, N] = or += a[64, 16] b[16, N], a in registers; more: "0" or "1". */
-#define ADD_VALUES(N, d, a, b, more) ADD_VALUES_(N, d, a, b, more)
-#define ADD_VALUES_(N, d, a, b, more)                                                                                  \
-    asm volatile(WGMMA_STEP(N, "k16.f32.f16.f16", ", 1, 1, 1",                                                         \
-                            "{" WGMMA_A##N ", " WGMMA_B##N ", " WGMMA_P##N ", " WGMMA_Y##N "}, " WGMMA_Z##N ", " more) \
+#define SUMS_PRODUCT(N, words, b, more) WGMMA_STEP(N, "k16.f32.f16.f16", ", 1, 1, 1", "{" words "}, " b ", " more)
+#if V_PLANES == 2
+#define SUMS_V_LOW(N)                                                                                                  \
+    "add.s64 f, " WGMMA_Z##N ", " TEXT(TILE_BYTES / 16) ";\n" SUMS_PRODUCT(N, "x2, y2, z2, w2", "f", "1")
+#else
+#define SUMS_V_LOW(N)
+#endif
+#define SUMS_STEP(N, d, p, b, more) SUMS_STEP_(N, d, p, b, more)
+#define SUMS_STEP_(N, d, p, b, more)                                                                                   \
+    asm volatile("{\n.reg .b64 f;\n.reg .b32 x1, y1, z1, w1, x2, y2, z2, w2;\nmov.b64 {x1, y1}, " WGMMA_A##N           \
+                 ";\nmov.b64 {z1, w1}, " WGMMA_B##N ";\nmov.b64 {x2, y2}, " WGMMA_P##N ";\nmov.b64 {z2, w2}, "         \
+                 WGMMA_Y##N ";\n" SUMS_PRODUCT(N, "x1, y1, z1, w1", WGMMA_Z##N, more)                                  \
+                     SUMS_V_LOW(N) SUMS_PRODUCT(N, "x2, y2, z2, w2", WGMMA_Z##N, "1") "}"                              \
                  : WGMMA_R##N("+f", d)                                                                                 \
-                 : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "l"(b)                                          \
+                 : "l"(two_words((p).low)), "l"(two_words((p).low + 2)), "l"(two_words((p).high)),                     \
+                   "l"(two_words((p).high + 2)), "l"(b)                                                                \
                  : "memory")
+
+DEV u64 two_words(const u32 *v)
+{
+    return (u64)v[1] << 32 | v[0];
+}
 
 /* Asks for s += q k' of a tile, by a warpgroup: its rows and the tile. */
 DEV void ask_scores(float *s, u64 a, u64 b)
 {
 #pragma unroll
     for (int step = 0; step < STEPS; step++) {
-        const u64 at_q = a + step / 4 * ROWS * 8 + step % 4 * WGMMA_K_STEP;
-        const u64 at_k = b + step / 4 * KEYS * 8 + step % 4 * WGMMA_K_STEP;
-        if (Q_PLANES == 2) {
-            ADD_SCORES(KEYS, s, at_q + Q_BYTES / 16, at_k);
-        }
-        if (K_PLANES == 2) {
-            ADD_SCORES(KEYS, s, at_q, at_k + TILE_BYTES / 16);
-        }
-        ADD_SCORES(KEYS, s, at_q, at_k);
+        SCORES_STEP(KEYS, s, a + step / 4 * ROWS * 8 + step % 4 * WGMMA_K_STEP,
+                    b + step / 4 * KEYS * 8 + step % 4 * WGMMA_K_STEP);
     }
     wgmma_commit();
 }
@@ -432,18 +303,10 @@ DEV u64 values_operand(u32 v)
 /* Asks for d = p v of a tile, by a warpgroup. */
 DEV void ask_sums(float *d, const weights *p, u64 b)
 {
+    SUMS_STEP(SIZE, d, p[0], b, "0");
 #pragma unroll
-    for (int step = 0; step < KEY_STEPS; step++) {
-        const u64 at = b + step * 128;
-        if (step == 0) {
-            ADD_VALUES(SIZE, d, p[step].low, at, "0");
-        } else {
-            ADD_VALUES(SIZE, d, p[step].low, at, "1");
-        }
-        if (V_PLANES == 2) {
-            ADD_VALUES(SIZE, d, p[step].high, at + TILE_BYTES / 16, "1");
-        }
-        ADD_VALUES(SIZE, d, p[step].high, at, "1");
+    for (int step = 1; step < KEY_STEPS; step++) {
+        SUMS_STEP(SIZE, d, p[step], b + step * 128, "1");
     }
     wgmma_commit();
 }
@@ -841,44 +704,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         go_over_tiles(a, w, head, first, begin, end, least, most);
     }
     store_rows(a, w, head, part, row);
-}
-
-/* A warp a row: its parts in their order. */
-extern "C" __global__ void __launch_bounds__(128) qn_attention_join(const __grid_constant__ qn_cuda_attention_tiles a)
-{
-    const int r = (int)blockIdx.x * 4 + (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, head = (int)blockIdx.y;
-    release_next();
-    wait_before();
-    if (r >= a.queries * a.group) {
-        return;
-    }
-    const int seen = end_of(seen_by(a, r)), parts = seen > a.part_keys ? (seen + a.part_keys - 1) / a.part_keys : 1;
-    const float *const from = a.partials + ((i64)head * a.queries * a.group + r) * a.parts * (SIZE + 2);
-    float most = NONE, total = 0.0f, o[PAIRS][2] = {};
-    for (int i = 0; i < parts; i++) {
-        const float2 of = *(const float2 *)(from + i * (SIZE + 2) + SIZE);
-        const float high = fmaxf(most, of.x), base = high == NONE ? 0.0f : high;
-        const float keep = weight_of(most - base), weight = weight_of(of.x - base);
-        most = high;
-        total = __fmaf_rn(total, keep, weight * of.y);
-#pragma unroll
-        for (int j = 0; j < PAIRS; j++) {
-            const int d = 2 * lane + 64 * j;
-            const float2 v = d < SIZE ? *(const float2 *)(from + i * (SIZE + 2) + d) : make_float2(0.0f, 0.0f);
-            o[j][0] = __fmaf_rn(o[j][0], keep, weight * v.x);
-            o[j][1] = __fmaf_rn(o[j][1], keep, weight * v.y);
-        }
-    }
-    const row_place p = place_of(a, r);
-    char *const to = a.o + p.query * a.o_row + (head * a.group + p.head) * a.o_head;
-#pragma unroll
-    for (int j = 0; j < PAIRS; j++) {
-        const int d = 2 * lane + 64 * j;
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            if (d < SIZE) {
-                store_float(to, d + e, seen > 0 ? o[j][e] / total : 0.0f, OUT);
-            }
-        }
-    }
 }

@@ -109,25 +109,34 @@ int qn_cuda_tiles_take(const qn_op_desc *desc, const qn_args *args, int64_t quer
 
 void qn_cuda_tiles_programs(const qn_op_desc *desc, const qn_cuda_device *device, qn_cuda_program *out)
 {
-    static const char *const entries[] = {"qn_attention_planes", "qn_attention_tiles", "qn_attention_join"};
     const form f = form_of(desc, device);
+    qn_cuda_program *const planes = &out[QN_CUDA_TILES_PLANES], *const tiles = &out[QN_CUDA_TILES_MAIN],
+                           *const join = &out[QN_CUDA_TILES_JOIN];
+    planes->source = "attention_planes.cu";
+    planes->entry = "qn_attention_planes";
+    tiles->source = "attention_tiles.cu";
+    tiles->entry = "qn_attention_tiles";
+    tiles->shared_bytes = shared_of(&f);
+    tiles->most_shared = 1;
+    join->source = "attention_join.cu";
+    join->entry = "qn_attention_join";
     for (int32_t i = 0; i < QN_CUDA_TILES_PROGRAMS; i++) {
-        out[i].source = "attention_tiles.cu";
-        out[i].entry = entries[i];
-        out[i].shared_bytes = i == QN_CUDA_TILES_MAIN ? shared_of(&f) : 0;
-        out[i].most_shared = i == QN_CUDA_TILES_MAIN;
-        qn_cuda_define(&out[i], "Q_FORMAT", f.q);
+        qn_cuda_define(&out[i], "SIZE", f.size);
+        qn_cuda_define(&out[i], "WINDOW", f.recent >= 0);
+    }
+    for (int32_t i = QN_CUDA_TILES_PLANES; i <= QN_CUDA_TILES_MAIN; i++) {
         qn_cuda_define(&out[i], "K_FORMAT", f.k);
         qn_cuda_define(&out[i], "V_FORMAT", f.v);
-        qn_cuda_define(&out[i], "OUT", qn_cuda_float_format(qn_op_out_format(desc)));
-        qn_cuda_define(&out[i], "WINDOW", f.recent >= 0);
-        qn_cuda_define(&out[i], "RECENT_FORMAT", f.recent >= 0 ? f.recent : QN_MM_F16);
-        qn_cuda_define(&out[i], "SIZE", f.size);
-        qn_cuda_define(&out[i], "WGMMA", f.wgmma);
-        qn_cuda_define(&out[i], "WARPS", f.warps);
-        qn_cuda_define(&out[i], "KEYS", f.keys);
-        qn_cuda_define(&out[i], "BLOCKS", f.blocks);
     }
+    for (int32_t i = QN_CUDA_TILES_MAIN; i <= QN_CUDA_TILES_JOIN; i++) {
+        qn_cuda_define(&out[i], "OUT", qn_cuda_float_format(qn_op_out_format(desc)));
+    }
+    qn_cuda_define(planes, "RECENT_FORMAT", f.recent >= 0 ? f.recent : QN_MM_F16);
+    qn_cuda_define(tiles, "Q_FORMAT", f.q);
+    qn_cuda_define(tiles, "WGMMA", f.wgmma);
+    qn_cuda_define(tiles, "WARPS", f.warps);
+    qn_cuda_define(tiles, "KEYS", f.keys);
+    qn_cuda_define(tiles, "BLOCKS", f.blocks);
 }
 
 /* ---- room ---- */

@@ -13,7 +13,7 @@
 
 #include <quern/version.h>
 
-enum { MOST_HEADERS = 40 };
+enum { MOST_HEADERS = 64 };
 
 /* fmad off: a kernel that wants a fused multiply-add says so. 177: a header's function may go unused. minimal: without
  * the runtime's types and textures, which take 8 ms to read; NVRTC knows it from 12.4 on, so it is the last. */

@@ -1,0 +1,89 @@
+/* What the kernels of attention by tiles (attention_tiles.cu) have in common: a row as planes, and what a row of
+ * queries sees.
+ *
+ * Parameters: SIZE, WINDOW. */
+#ifndef QN_CUDA_ATTENTION_TILES_H
+#define QN_CUDA_ATTENTION_TILES_H
+
+#include "formats.h"
+#include "cuda_activation.h"
+
+#define NONE __int_as_float(0xff800000u)
+#define PAIRS ((SIZE + 63) / 64) /* a lane has elements 2 lane + 64 j and the next */
+
+/* Two numbers as the nearest f16 and the nearest to what they leave. */
+DEV void split_pair(float x, float y, u32 *high, u32 *low)
+{
+    float h[2];
+    *high = pack_f16(x, y);
+    half_floats(*high, h);
+    *low = pack_f16(x - h[0], y - h[1]);
+}
+
+/* By a warp: a row times the power of two that takes its largest element to between 2^14 and 2^15; returns the inverse.
+ * Rows below 2^-97 stay below that. A row with an infinity or a NaN has some of them afterwards. */
+DEV float normalise(float v[PAIRS][2])
+{
+    float most = 0.0f;
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) {
+        most = fmaxf(most, fmaxf(fabsf(v[j][0]), fabsf(v[j][1])));
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
+    }
+    const int exponent = (int)(__float_as_uint(most) >> 23), at = exponent > 30 ? exponent : 30;
+    const float by = __uint_as_float((u32)(268 - at) << 23);
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) {
+        v[j][0] *= by;
+        v[j][1] *= by;
+    }
+    return __uint_as_float((u32)(at - 14) << 23);
+}
+
+/* Weights below 2^-126 are 0. */
+DEV float weight_of(float score)
+{
+    float e;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(score));
+    return e;
+}
+
+/* Row r of the block's key head: its query, and its head in the group. */
+struct row_place {
+    int query, head;
+};
+
+DEV row_place place_of(const qn_cuda_attention_tiles &a, int r)
+{
+    const int query = r / a.group;
+    return {query, r - query * a.group};
+}
+
+/* Rows of the planes that a row of the block sees: those below `below`, and those from `from` to before `to`. */
+struct view {
+    int below, from, to;
+};
+
+DEV view seen_by(const qn_cuda_attention_tiles &a, int r)
+{
+    const int query = r / a.group;
+    const int keys = a.causal ? a.keys - a.queries + 1 + (query < a.queries ? query : a.queries - 1) : a.keys;
+#if WINDOW
+    const int first = keys > 0 ? (keys - 1) / 32 * 32 - a.window : 0, below = first > 0 ? first : 0;
+    const int at = a.coded + below - a.recent_first;
+    return {below, at, keys > 0 ? at + keys - below : at};
+#else
+    return {keys > 0 ? keys : 0, 0, 0};
+#endif
+}
+
+/* Of all that it sees. */
+DEV int end_of(view v)
+{
+    return v.to > v.from ? v.to : v.below;
+}
+
+#endif
