@@ -213,6 +213,8 @@ static const struct {
     {"vq_attention m=2 n=90 k=128 e=4 g=2 level=o1", 0},
     {"vq_attention m=2 n=90 k=64 e=4 g=2 level=o3", 0},
     {"vq_attention m=2 n=90 k=64 e=4 g=2 level=o4", 0},
+    {"vq_attention m=214 n=761 k=40 e=2 g=1 level=o4", 0},
+    {"vq_attention m=64 n=640 k=32 e=6 g=6 level=o3", 0},
     {"vq_attention m=2 n=0 k=8 e=2 g=1", 0},
     {"vq_attention m=3 n=96 k=64 e=4 g=2 page=16", 0},
     {"vq_attention m=2 n=203 k=128 e=4 g=2 channels=2 page=7", 0},

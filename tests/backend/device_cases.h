@@ -20,7 +20,7 @@
 #include "backend/backend.h"
 #include "backend/cuda/cuda.h"
 
-enum { SEED = 7, POISON = 0xA5 };
+enum { SEED = 7, POISON = 0xA5, BEHIND = 1 << 16 /* bytes behind a workspace */ };
 
 static qn_ctx *ctx;
 static void *stream;
@@ -455,6 +455,24 @@ static inline void replay(problem *p, const qn_plan *plan, const qn_args *args, 
     }
 }
 
+/* Nothing behind the workspace may have changed. */
+static inline void look_behind(const char *workspace, size_t bytes, const char *what)
+{
+    qn_error error = {0};
+    unsigned char *const found = malloc(BEHIND);
+    assert_non_null(found);
+    must(qn_device_copy_out(ctx, found, workspace + bytes, BEHIND, stream, &error), &error, what);
+    must(qn_stream_sync(ctx, stream, &error), &error, what);
+    size_t i = 0;
+    while (i < BEHIND && found[i] == POISON) {
+        i++;
+    }
+    if (i < BEHIND) {
+        WRONG("%s: byte %zu behind a workspace of %zu was written", what, i, bytes);
+    }
+    free(found);
+}
+
 /* One layout of the operands: run, judge, replay. Once: one run, of which rows with an aligned gap take weights for
  * constant, and a workspace as it is allotted, so that a checker sees what is read of it before it is written. A wrong
  * result's case runs again, which tells whether it comes again and all that differs: the judge names the worst. */
@@ -466,11 +484,12 @@ static inline void run_layout(problem *p, const qn_plan *plan, size_t gap, size_
     void *workspace = NULL;
     place_operands(p, gap, shift, &args, what);
     const size_t bytes = qn_plan_workspace_bytes(plan, p->sizes.m, 1);
-    if (bytes) {
-        must(qn_device_alloc(ctx, bytes, &workspace, &error), &error, what);
+    if (bytes || !once) {
+        must(qn_device_alloc(ctx, bytes + (once ? 0 : BEHIND), &workspace, &error), &error, what);
     }
-    if (bytes && !once) {
+    if (!once) {
         must(qn_device_fill(ctx, workspace, 0xFF, bytes, stream, &error), &error, what);
+        must(qn_device_fill(ctx, (char *)workspace + bytes, POISON, BEHIND, stream, &error), &error, what);
     }
     const qn_exec exec = {.stream = stream, .constant_weights = once && gap && !shift};
     must(qn_run(plan, &args, workspace, bytes, &exec, &error), &error, what);
@@ -485,6 +504,9 @@ static inline void run_layout(problem *p, const qn_plan *plan, size_t gap, size_
     }
     if (!once && !repeats) {
         replay(p, plan, &args, workspace, bytes, what);
+    }
+    if (!once) {
+        look_behind(workspace, bytes, what);
     }
     qn_device_free(ctx, workspace);
     remove_operands(p);

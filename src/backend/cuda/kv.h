@@ -27,7 +27,10 @@ void qn_cuda_kv_window(qn_cuda_vq_attention *a, const qn_op_desc *desc, const qn
 /* Cut for `units` independent pieces of work, as many blocks at a time as `blocks`, at least `least` tokens a part. */
 void qn_cuda_kv_cut(qn_cuda_vq_attention *a, int64_t units, int32_t blocks, int32_t least);
 
-/* Bytes of the parts of m queries, however they are cut; group: heads that a unit of work has. */
+/* The most parts of a piece of work that a cut makes: 2 * QN_CUDA_KV_UNITS of all pieces, of `least` tokens. */
+int64_t qn_cuda_kv_most_parts(int64_t units, int64_t room, int32_t least);
+
+/* Bytes of the parts of m queries, however they are cut; group: heads that a unit of work has. A unit is of one query. */
 size_t qn_cuda_kv_workspace(int64_t m, int64_t heads, int64_t group, int64_t size, int32_t window);
 
 /* Programs of a rows kernel (kernels/cuda/vq_attention_plain.cu) and its launches. */

@@ -14,12 +14,16 @@ enum { RECENT = 1, SCALED = 2 }; /* ROWS of the kernel */
 
 /* ---- parts ---- */
 
-/* Parts of the room for `units` independent pieces of work: 2 * QN_CUDA_KV_UNITS parts in all at most, and `least`
- * tokens. */
-static int32_t parts_of(int64_t units, int64_t room, int32_t blocks, int32_t least)
+int64_t qn_cuda_kv_most_parts(int64_t units, int64_t room, int32_t least)
 {
     const int64_t most = qn_min_i64(qn_max_i64(room / least, 1), MOST_PARTS);
-    const int64_t limit = qn_max_i64(qn_min_i64(2 * QN_CUDA_KV_UNITS / qn_max_i64(units, 1), most), 1);
+    return qn_max_i64(qn_min_i64(2 * QN_CUDA_KV_UNITS / qn_max_i64(units, 1), most), 1);
+}
+
+/* Parts of the room for `units` independent pieces of work. */
+static int32_t parts_of(int64_t units, int64_t room, int32_t blocks, int32_t least)
+{
+    const int64_t limit = qn_cuda_kv_most_parts(units, room, least);
     int64_t best = 1;
     double cost = 0.0;
     for (int64_t parts = 1; parts <= limit; parts++) {

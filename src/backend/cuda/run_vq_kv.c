@@ -34,14 +34,6 @@ static scheme scheme_of(const qn_op_desc *desc)
     return s;
 }
 
-static size_t workspace(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
-{
-    (void)kernel;
-    (void)threads;
-    const scheme s = scheme_of(desc);
-    return qn_cuda_kv_workspace(m, s.heads, s.group, s.size, desc->attr[QN_ATTR_WINDOW].i);
-}
-
 /* ---- arguments ---- */
 
 static qn_cuda_vq_codes codes_of(const qn_view *view)
@@ -138,9 +130,23 @@ static int32_t plain_shared(const qn_op_desc *desc, const scheme *s, int32_t cac
     return (int32_t)(plain_fixed(desc, s) + 2 * (int64_t)cached * s->size * element);
 }
 
+/* A block does all sequences of its head. */
 static int sweeps(const qn_op_desc *desc)
 {
     return desc->attr[QN_ATTR_LEVEL].i >= QN_VQ_LEVEL_O3;
+}
+
+/* Of both rows: tables leave codes that lie anyhow to the plain kernel. */
+static size_t workspace(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
+{
+    (void)kernel;
+    (void)threads;
+    const scheme s = scheme_of(desc);
+    const int32_t window = desc->attr[QN_ATTR_WINDOW].i;
+    const size_t cut = qn_cuda_kv_workspace(m, s.heads, s.group, s.size, window);
+    const int64_t parts = qn_cuda_kv_most_parts(s.heads, qn_vq_room(desc), STRIP * PLAIN_WARPS) + (window > 0);
+    const size_t swept = sweeps(desc) ? (size_t)(m * s.heads * parts) * (size_t)(s.size + 2) * 4 : 0;
+    return cut > swept ? cut : swept;
 }
 
 static const char *accepts_plain(const qn_kernel *kernel, const qn_op_desc *desc)
