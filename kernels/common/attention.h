@@ -59,10 +59,8 @@ typedef struct qn_att_stored {
 
 /* Few rows: what scores and values do, the same bits, from what is stored, without floats of it in memory. d is a
  * multiple of QN_ATT_PANEL, rows at most QN_ATT_FEW_ROWS, keys at most QN_ATT_CHUNK. scratch: of scores,
- * QN_ATT_PANEL * d floats. next: the rows that are read after these, of which the first QN_ATT_SOON are asked for, all
- * if they are codes. */
+ * QN_ATT_PANEL * d floats. next: the rows that are read after these, all of which are asked for. */
 #define QN_ATT_FEW_ROWS 32
-#define QN_ATT_SOON 32
 
 typedef void (*qn_att_stored_scores_fn)(const float *q, int64_t q_stride, const qn_att_stored *k, int64_t d,
                                         int64_t keys, int64_t rows, float *s, float *scratch, qn_att_ahead next);

@@ -41,44 +41,44 @@ QN_INLINE void tile_floats(const qn_att_form form, const char *p, const vf scale
     }
 }
 
-/* Step `step` of `steps` asks for its share of the rows. */
-QN_INLINE void ask(const qn_att_ahead *soon, int64_t step, int64_t steps, const int64_t rows)
+/* Lines that are asked for one at a time beside the multiplications: many at once would wait for each other, and what
+ * is read meanwhile behind them. */
+typedef struct asking {
+    const char *at;
+    int64_t in_row, row, gap, left; /* lines left of this row, of every row; bytes between rows; lines left in all */
+} asking;
+
+/* The share of the next rows that is asked for beside `count` of these keys from key `first` on. */
+QN_INLINE asking share_of(const qn_att_ahead *next, int64_t first, int64_t count, int64_t keys)
 {
-    for (int64_t i = step * rows / steps; i < (step + 1) * rows / steps && i < soon->count; i++) {
-        for (int64_t at = 0; at < soon->bytes; at += 64) {
-            vec_prefetch(soon->rows + i * soon->stride + at);
+    const int64_t end = first + count < keys ? first + count : keys, row = (next->bytes + 63) / 64;
+    const int64_t from = next->count * first / keys, to = next->count * end / keys;
+    return next->rows ? (asking){.at = next->rows + from * next->stride,
+                                 .in_row = row,
+                                 .row = row,
+                                 .gap = next->stride - row * 64,
+                                 .left = (to - from) * row}
+                      : (asking){0};
+}
+
+QN_INLINE void ask(asking *a)
+{
+    if (a->left > 0) {
+        vec_prefetch(a->at);
+        a->at += 64;
+        a->left--;
+        if (--a->in_row == 0) {
+            a->in_row = a->row;
+            a->at += a->gap;
         }
     }
 }
 
-/* What is asked for beside `count` keys from key `first` on: as many that come QN_ATT_SOON later, of these or of the
- * next ones. Codes were all read when their scales were made ready: as many of the next ones. */
-QN_INLINE qn_att_ahead soon_of(const qn_att_form form, const qn_att_stored *these, int64_t first, int64_t keys,
-                               const int64_t count, int64_t bytes, qn_att_ahead next)
-{
-    const int64_t end = (keys + count - 1) / count * count,
-                  later = form == QN_ATT_E4M3 ? end + first : first + QN_ATT_SOON;
-    qn_att_ahead soon = next;
-    if (later < end) {
-        soon.rows = these->rows + later * these->stride;
-        soon.stride = these->stride;
-        soon.bytes = bytes;
-        soon.count = keys - later;
-    } else if (next.rows) {
-        soon.rows += (later - end) * next.stride;
-        soon.count -= later - end;
-    }
-    soon.count = soon.count < count ? soon.count : count;
-    return soon;
-}
-
-QN_INLINE void turn_keys(const qn_att_form form, const char *from, int64_t stride, int64_t d, char *to,
-                         const qn_att_ahead *soon)
+QN_INLINE void turn_keys(const qn_att_form form, const char *from, int64_t stride, int64_t d, char *to)
 {
     const int64_t step = form == QN_ATT_E4M3 ? TURN8 : (form == QN_ATT_F32 ? 8 : TURN16);
     const tile_at at = tile_from(from, stride);
     for (int64_t i = 0; i < d; i += step) {
-        ask(soon, i / step, d / step, TILE);
         if (form == QN_ATT_E4M3) {
             turn8(&at, i, to + i * TILE);
         } else if (form != QN_ATT_F32) {
@@ -96,10 +96,13 @@ QN_INLINE void turn_keys(const qn_att_form form, const char *from, int64_t strid
 
 /* ---- tiles ---- */
 
+/* lines: of asks. */
 QN_INLINE void stored_tile(const qn_att_form form, const int mr, const float *a, int64_t a_stride, const char *b,
                            int64_t b_stride, int64_t count, const float *scales, const int each, float *c,
-                           int64_t c_stride, const int accumulate)
+                           int64_t c_stride, const int accumulate, asking *asks, int64_t lines)
 {
+    asking next = *asks;
+    int64_t due = 0;
     vf acc[TILE_ROWS][2], scale[2] = {vf_set(0.0f), vf_set(0.0f)};
     if (form == QN_ATT_E4M3 && !each) {
         scale[0] = vf_load(scales);
@@ -112,6 +115,9 @@ QN_INLINE void stored_tile(const qn_att_form form, const int mr, const float *a,
     }
     for (int64_t k = 0; k < count; k++) {
         vf x[2];
+        for (due += lines; due >= count; due -= count) {
+            ask(&next);
+        }
         if (form == QN_ATT_E4M3 && each) {
             scale[0] = scale[1] = vf_set(scales[k]);
         }
@@ -128,17 +134,20 @@ QN_INLINE void stored_tile(const qn_att_form form, const int mr, const float *a,
         vf_store(c + r * c_stride, acc[r][0]);
         vf_store(c + r * c_stride + VL, acc[r][1]);
     }
+    *asks = next;
 }
 
-/* All rows, a few at a time. each: b's rows have a scale each; else its columns. */
+/* All rows, a few at a time. each: b's rows have a scale each; else its columns. lines: of asks, beside the first. */
 QN_INLINE void stored_rows(const qn_att_form form, const float *a, int64_t a_stride, const char *b, int64_t b_stride,
                            int64_t count, const float *scales, const int each, float *c, int64_t c_stride, int64_t rows,
-                           const int accumulate)
+                           const int accumulate, asking *asks, int64_t lines)
 {
     for (int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS; tiles > 0; tiles--) {
         const int64_t mr = (rows + tiles - 1) / tiles;
 #define ROWS(mr)                                                                                                       \
-    case mr: stored_tile(form, mr, a, a_stride, b, b_stride, count, scales, each, c, c_stride, accumulate); break
+    case mr:                                                                                                           \
+        stored_tile(form, mr, a, a_stride, b, b_stride, count, scales, each, c, c_stride, accumulate, asks, lines);    \
+        break
         switch (mr) {
             ROWS(1);
             ROWS(2);
@@ -155,6 +164,7 @@ QN_INLINE void stored_rows(const qn_att_form form, const float *a, int64_t a_str
         a += mr * a_stride;
         c += mr * c_stride;
         rows -= mr;
+        lines = 0;
     }
 }
 
@@ -164,7 +174,7 @@ QN_INLINE void scores_of(const qn_att_form form, const float *q, int64_t q_strid
     const int64_t row = d * form_bytes(form);
     char *const copy = scratch + TILE * row;
     for (int64_t key = 0; key < keys; key += TILE) {
-        const qn_att_ahead soon = soon_of(form, k, key, keys, TILE, row, next);
+        asking asks = share_of(&next, key, TILE, keys);
         const char *from = k->rows + key * k->stride;
         int64_t stride = k->stride;
         float scales[TILE] = {0};
@@ -179,8 +189,9 @@ QN_INLINE void scores_of(const qn_att_form form, const float *q, int64_t q_strid
         if (form == QN_ATT_E4M3) {
             memcpy(scales, k->scales + key, sizeof(float) * (size_t)(keys - key < TILE ? keys - key : TILE));
         }
-        turn_keys(form, from, stride, d, scratch, &soon);
-        stored_rows(form, q, q_stride, scratch, TILE * form_bytes(form), d, scales, 0, s + key, QN_ATT_CHUNK, rows, 0);
+        turn_keys(form, from, stride, d, scratch);
+        stored_rows(form, q, q_stride, scratch, TILE * form_bytes(form), d, scales, 0, s + key, QN_ATT_CHUNK, rows, 0,
+                    &asks, asks.left);
     }
 }
 
@@ -190,15 +201,17 @@ QN_INLINE void values_of(const qn_att_form form, const float *p, const qn_att_st
     const int64_t size = form_bytes(form);
     for (int64_t key = 0; key < keys; key += VALUES) {
         const int64_t count = keys - key < VALUES ? keys - key : VALUES;
-        const qn_att_ahead soon = soon_of(form, v, key, keys, VALUES, d * size, next);
+        asking asks = share_of(&next, key, VALUES, keys);
         const float *const scales = form == QN_ATT_E4M3 ? v->scales + key : NULL;
+        const int64_t lines = (asks.left * TILE + d - 1) / d;
         for (int64_t i = 0; i < d; i += TILE) {
             const char *const from = v->rows + key * v->stride + i * size;
-            ask(&soon, i / TILE, d / TILE, VALUES);
             if (start && key == 0) {
-                stored_rows(form, p + key, QN_ATT_CHUNK, from, v->stride, count, scales, 1, o + i, d, rows, 0);
+                stored_rows(form, p + key, QN_ATT_CHUNK, from, v->stride, count, scales, 1, o + i, d, rows, 0, &asks,
+                            lines);
             } else {
-                stored_rows(form, p + key, QN_ATT_CHUNK, from, v->stride, count, scales, 1, o + i, d, rows, 1);
+                stored_rows(form, p + key, QN_ATT_CHUNK, from, v->stride, count, scales, 1, o + i, d, rows, 1, &asks,
+                            lines);
             }
         }
     }

@@ -91,10 +91,28 @@ static qn_att_ahead ahead_of(const qn_att_job *job, int values, int64_t head, in
                           .count = qn_min_i64(count, job->keys - first)};
 }
 
-/* Keys or values that the work on those before asks for: codes are all read before there is any work on them. */
+/* Keys or values that the work on those before asks for. */
 static int64_t soon_of(const qn_att_job *job)
 {
-    return job->stored && job->form == QN_ATT_E4M3 ? QN_ATT_CHUNK : QN_ATT_PANEL;
+    return job->stored ? QN_ATT_CHUNK : QN_ATT_PANEL;
+}
+
+/* What the work on a head's keys (values 0) or values of the chunk at `first`, as they are stored, asks for: its
+ * values, and `next`. Rows of a line would leave the line beside it to another head: there all heads' rows of the next
+ * chunk, a share beside each head. */
+static qn_att_ahead beside(const qn_att_job *job, int values, int64_t head, int64_t first, qn_att_ahead next)
+{
+    if (!next.rows) {
+        return nothing;
+    }
+    if (job->spread > 1 || job->row_bytes > 64 || job->args->in[QN_ATT_K].strides[1] != (int64_t)job->row_bytes) {
+        return values ? next : ahead_of(job, 1, head, first, soon_of(job));
+    }
+    const int64_t from = first + QN_ATT_CHUNK + head * QN_ATT_CHUNK / job->key_heads;
+    const int64_t end = first + QN_ATT_CHUNK + (head + 1) * QN_ATT_CHUNK / job->key_heads;
+    qn_att_ahead share = from < job->keys ? ahead_of(job, values, 0, from, end - from) : nothing;
+    share.bytes *= job->key_heads;
+    return share;
 }
 
 /* Whether few rows take keys or values as they are stored, none of them a recent one; they are then told. */
@@ -126,7 +144,7 @@ static void chunk_scores(const qn_att_job *job, int64_t head, int64_t first, int
     qn_att_stored stored;
     if (take_stored(job, 0, head, first, count, rows, s, &stored)) {
         set->stored_scores(s->q, job->d_pad, &stored, job->d, count, rows, s->s, s->kt,
-                           next.rows ? ahead_of(job, 1, head, first, soon_of(job)) : nothing);
+                           beside(job, 0, head, first, next));
         return;
     }
     for (int64_t k = 0; k < count; k += QN_ATT_PANEL) {
@@ -204,7 +222,8 @@ static void do_chunk(const qn_att_job *job, int64_t head, int64_t t0, int64_t qu
         done = QN_ATT_PANEL; /* the first ones ask for the others */
         add_values(job, &values, 0, done, r0, rows - r0, s, part, ahead_of(job, 1, head, first + done, common - done));
     }
-    add_values(job, &values, done, common - done, r0, rows - r0, s, part, next);
+    add_values(job, &values, done, common - done, r0, rows - r0, s, part,
+               values.as_stored ? beside(job, 1, head, first, next) : next);
     for (int64_t t = hidden; t < queries; t++) {
         const int64_t rest = qn_min_i64(count, qn_att_visible(job, t0 + t) - first) - common;
         if (rest > 0) {
