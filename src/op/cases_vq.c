@@ -127,6 +127,7 @@ static const struct {
     {"vq_mm m=140 n=144 k=576 format=quip_e8p codebook=E8P12RVQ4B out=f32", 0},
     {"vq_mm m=66 n=80 k=320 format=quip_e8p codebook=E8P12RVQ3B out=f32 SV=1", 0},
     {"vq_mm m=80 n=24 k=128 format=vptq out=f32 bias=1", 0},
+    {"vq_mm m=96 n=72 k=2816 format=vptq", 0},
     {"vq_mm m=20 n=38 k=2100 format=vptq num_centroids=65536 num_res_centroids=200 out_features=38 out=f32 x=f32"
      " res_centroids.weight=1 perm=1 weight_scale=1 weight_bias=1",
      0},

@@ -164,6 +164,67 @@ static void random_cases_agree(void **state)
     assert_int_equal(failures, before);
 }
 
+/* One case on every row that takes it, without the reference. */
+static void run_large(const char *text, const qn_op_desc *desc, size_t gap, size_t shift)
+{
+    const qn_kernel *kernel;
+    for (int32_t i = 0; (kernel = qn_backend_cuda_row.kernel_at(i)); i++) {
+        char what[640];
+        problem p;
+        if (kernel->op != desc->op || (word && !strstr(text, word)) || qn_cuda_kernel_refusal(ctx, kernel) ||
+            kernel->accepts(kernel, desc) || !turns_is_mine(&deal)) {
+            continue;
+        }
+        qn_plan *const plan = plan_of(kernel, text, desc);
+        snprintf(what, sizeof what, "%s, %s, large, gap %zu, shift %zu", kernel->name, text, gap, shift);
+        problem_fill(&p, text, 0);
+        run_layout(&p, plan, gap, shift, 0, 0, what);
+        problem_free(&p);
+        qn_plan_destroy(plan);
+    }
+}
+
+/* Cases that the reference takes too long for: nothing outside of outputs and workspace is written, and three runs have
+ * the same bits. Those of the case table, and QN_TEST_LARGE random ones of every operator. */
+static void large_cases_keep_to_their_memory(void **state)
+{
+    (void)state;
+    enum { MOST_BYTES = 1 << 30 };
+    const char *const many = getenv("QN_TEST_LARGE"), *const seed = getenv("QN_TEST_SEED"), *text;
+    leave_out_of_brief("large cases: kernels and paths are those of the case table");
+    if (!many) {
+        printf("skipped: minutes of one process; QN_TEST_LARGE=0 asks for them\n");
+        skip();
+    }
+    random_cases r = {.state = seed ? strtoull(seed, NULL, 10) : SEED, .most_work = MOST_BYTES, .most_times = 12};
+    qn_error error = {0};
+    need_device();
+    const int before = failures, first = runs;
+    must(qn_stream_create(ctx, &stream, &error), &error, "stream");
+    int32_t bench;
+    for (int32_t c = 0; (text = qn_case_at(c, &bench)) != NULL; c++) {
+        qn_op_desc desc;
+        qn_case_cost cost;
+        must(qn_op_desc_parse(text, &desc, &error), &error, text);
+        must(qn_case_get_cost(&desc, NULL, &cost, &error), &error, text);
+        if ((cost.flops >= MOST_WORK || cost.bytes >= MOST_WORK) && cost.bytes < MOST_BYTES) {
+            run_large(text, &desc, 0, 0);
+        }
+    }
+    for (int c = atoi(many); c > 0; c--) {
+        for (int32_t o = 0; qn_op_at(o) != QN_OP_NONE; o++) {
+            char drawn[512];
+            qn_op_desc desc;
+            random_case(&r, qn_op_at(o), drawn, sizeof drawn);
+            must(qn_op_desc_parse(drawn, &desc, &error), &error, drawn);
+            run_large(drawn, &desc, c % 2 ? 0 : 3, c % 2 ? 0 : 1);
+        }
+    }
+    qn_stream_destroy(ctx, stream);
+    printf("large cases: %d runs, %d wrong\n", runs - first, failures - before);
+    assert_int_equal(failures, before);
+}
+
 /* A tuned cut as its line names it, on a card of so many multiprocessors (0: all): few make blocks go on from tile to
  * tile. */
 static void run_cut(qn_cuda *cuda, const char *text, int32_t strip, const int32_t *value, int32_t sms)
@@ -601,6 +662,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_agree_with_the_reference),
         cmocka_unit_test(random_cases_agree),
+        cmocka_unit_test(large_cases_keep_to_their_memory),
         cmocka_unit_test(every_cut_agrees),
         cmocka_unit_test(every_deal_agrees),
         cmocka_unit_test(whole_tensors_agree),

@@ -13,7 +13,8 @@
 
 typedef struct random_cases {
     uint64_t state;
-    double most_work; /* operations and bytes of a case */
+    double most_work;    /* operations and bytes of a case */
+    uint32_t most_times; /* 0, or sizes are up to so many times as large */
 } random_cases;
 
 static uint32_t random_below(random_cases *r, uint32_t n)
@@ -39,7 +40,7 @@ static void random_word(random_cases *r, const char *words, char *word, size_t r
 }
 
 /* Mostly small, around every multiple; at times many. */
-static int random_size(random_cases *r, qn_op op, char letter)
+static int small_size(random_cases *r, qn_op op, char letter)
 {
     const int unit = RANDOM_PICK(r, 1, 1, 4, 8, 16, 32, 32, 64, 256);
     const int few = 1 + (int)random_below(r, 9), some = 1 + (int)random_below(r, 90);
@@ -55,6 +56,12 @@ static int random_size(random_cases *r, qn_op op, char letter)
     case 'g': return RANDOM_PICK(r, 1, 1, 2, 3, 4);
     default: return RANDOM_PICK(r, 1, 2, 3, 4, 6, 8, 12); /* e */
     }
+}
+
+static int random_size(random_cases *r, qn_op op, char letter)
+{
+    const int size = small_size(r, op, letter);
+    return r->most_times && strchr("mnk", letter) ? size * (1 + (int)random_below(r, r->most_times)) : size;
 }
 
 /* A value for an attribute that is a number; 0: leave it out. */

@@ -124,6 +124,22 @@ static int32_t clusters_of(const qn_cuda *cuda, const qn_cuda_program *program, 
     return cuda->cu.MaxClusters && cuda->cu.MaxClusters(&count, function, &config) == CU_SUCCESS ? count : 0;
 }
 
+/* 48 KB need no leave, those that the code names itself counted. */
+static qn_status allow_shared(const qn_cuda *cuda, const qn_cuda_program *program, cu_function function,
+                              qn_error *error)
+{
+    int32_t own = 0, allowed = 0; /* by another program of the same code */
+    QN_TRY(qn_cuda_check(cuda, cuda->cu.FuncGetAttribute(&own, CU_FUNC_SHARED_SIZE_BYTES, function),
+                         "cuFuncGetAttribute", error));
+    QN_TRY(qn_cuda_check(cuda, cuda->cu.FuncGetAttribute(&allowed, CU_FUNC_MAX_DYNAMIC_SHARED_SIZE_BYTES, function),
+                         "cuFuncGetAttribute", error));
+    if (own + program->shared_bytes <= 48 << 10) {
+        return QN_OK;
+    }
+    const int32_t bytes = program->shared_bytes > allowed ? program->shared_bytes : allowed;
+    return set_attribute(cuda, function, CU_FUNC_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes, error);
+}
+
 static qn_status get_function(qn_cuda *cuda, const qn_cuda_program *program, qn_cuda_function *out, qn_error *error)
 {
     cu_module module = NULL;
@@ -140,12 +156,7 @@ static qn_status get_function(qn_cuda *cuda, const qn_cuda_program *program, qn_
                          "cuFuncGetAttribute", error));
     QN_TRY(qn_cuda_check(cuda, cuda->cu.FuncGetAttribute(&out->local_bytes, CU_FUNC_LOCAL_SIZE_BYTES, out->handle),
                          "cuFuncGetAttribute", error));
-    int32_t allowed = 0; /* by another program of the same code */
-    QN_TRY(qn_cuda_check(cuda, cuda->cu.FuncGetAttribute(&allowed, CU_FUNC_MAX_DYNAMIC_SHARED_SIZE_BYTES, out->handle),
-                         "cuFuncGetAttribute", error));
-    if (program->shared_bytes > 48 << 10 && program->shared_bytes > allowed) {
-        QN_TRY(set_attribute(cuda, out->handle, CU_FUNC_MAX_DYNAMIC_SHARED_SIZE_BYTES, program->shared_bytes, error));
-    }
+    QN_TRY(allow_shared(cuda, program, out->handle, error));
     if (program->most_shared) {
         QN_TRY(set_attribute(cuda, out->handle, CU_FUNC_PREFERRED_SHARED_MEMORY_CARVEOUT, 100, error));
     }

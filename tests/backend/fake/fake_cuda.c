@@ -232,11 +232,18 @@ FAKE cu_result cuModuleGetFunction(cu_function *function, cu_module module, cons
     return 0;
 }
 
+/* Of memory that the code names itself; of machine code it is not known. */
+static int32_t own_shared(cu_function function)
+{
+    return function->entry ? (int32_t)ptx_shared_bytes(function->entry) : 0;
+}
+
 FAKE cu_result cuFuncGetAttribute(int32_t *value, int32_t attribute, cu_function function)
 {
     CALL();
     *value = attribute == CU_FUNC_NUM_REGS                        ? 32
              : attribute == CU_FUNC_MAX_DYNAMIC_SHARED_SIZE_BYTES ? function->most_shared
+             : attribute == CU_FUNC_SHARED_SIZE_BYTES             ? own_shared(function)
                                                                   : 0;
     return 0;
 }
@@ -322,9 +329,11 @@ static cu_result ask(cu_stream stream, step s)
 FAKE cu_result cuLaunchKernelEx(const cu_launch_config *config, cu_function function, void **parameters, void **extra)
 {
     CALL();
-    const uint32_t shared = function && function->most_shared > 48 << 10 ? (uint32_t)function->most_shared : 48 << 10;
-    if (!function || !parameters || extra || config->grid[0] == 0 || config->block[0] == 0 ||
-        config->shared_bytes > shared) {
+    if (!function || !parameters || extra || config->grid[0] == 0 || config->block[0] == 0) {
+        return 1;
+    }
+    const int32_t shared = function->most_shared ? function->most_shared : (48 << 10) - own_shared(function);
+    if ((int32_t)config->shared_bytes > shared) {
         return 1;
     }
     last.launches++;

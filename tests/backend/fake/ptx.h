@@ -27,6 +27,9 @@ void ptx_unload(ptx_module *module);
 /* NULL: there is no such entry. */
 const ptx_entry *ptx_find(const ptx_module *module, const char *name);
 
+/* Of the shared memory that the code names. */
+size_t ptx_shared_bytes(const ptx_entry *entry);
+
 /* Parameters lie one after the other, each aligned, as ptx_pack() puts them. */
 size_t ptx_parameter_bytes(const ptx_entry *entry);
 void ptx_pack(const ptx_entry *entry, void *const *parameters, void *to);

@@ -567,6 +567,11 @@ static int64_t turns_of(run *r, cluster *c)
     return done;
 }
 
+size_t ptx_shared_bytes(const ptx_entry *entry)
+{
+    return entry->module->shared;
+}
+
 int ptx_run(const ptx_entry *entry, const ptx_geometry *g, const void *parameters, uint32_t seed, char *why,
             size_t why_bytes)
 {
