@@ -31,7 +31,8 @@ static int32_t id_at(int64_t i, int32_t vocab)
     return (int32_t)((uint64_t)i * 7919u % (uint64_t)(vocab > 2 ? vocab - 2 : 1)) + (vocab > 2);
 }
 
-/* Evaluate ids first to end; logits: NULL but for the last call that wants them. */
+/* Evaluate the ids of places first to before end. logits: of the last one, or of each where they come one by one; NULL:
+ * not wanted. */
 static int eval(cli *c, qn_session *session, int64_t first, int64_t end, int64_t batch, int32_t vocab, float *logits,
                 int32_t *ids)
 {
