@@ -21,7 +21,8 @@
  * Host contract
  *   Parameters: Q_FORMAT, K_FORMAT, V_FORMAT, of the latter QN_MM_E4M3 too; WINDOW 0 or 1; OUT; SIZE: a multiple of 16,
  *     at most 128; WARPS; KEYS of a tile, a multiple of 16; BLOCKS of a multiprocessor; WGMMA 1: products of warpgroups
- *     (sm_90a), WARPS a multiple of 4
+ *     (sm_90a), WARPS a multiple of 4; Q_PLANE_STEP, TILE_PLANE_STEP: from a plane of q, of a tile to the next in units
+ *     of 16 bytes, as numbers that assembly can name
  *   Operands: rows, heads and planes of k and v begin at 16 bytes
  *   Launch: block 32 * WARPS, grid {ceil(queries * group / ROWS), key heads, parts}, dynamic shared memory of
  *     (ROWS * Q_PLANES + 2 * KEYS * (K_PLANES + V_PLANES)) * pitch + 16 * KEYS + 20 * ROWS bytes, pitch 2 * SIZE + 16,
@@ -236,6 +237,7 @@ DEV void add_sums(state &w, const float *keep, const float *d)
 }
 
 #if WGMMA
+static_assert(Q_PLANE_STEP == Q_BYTES / 16 && TILE_PLANE_STEP == TILE_BYTES / 16, "planes follow each other");
 /* Products of the planes of one step of 16, the smaller ones first, in one statement, whose sums the compiler follows
  * once. SCORES_STEP(N, d, a, b): d[64, N] += a[64, 16] b[N, 16]', both in shared memory; SUMS_STEP(N, d, p, b, more):
  * d[64, N] = or += p[64, 16] b[16, N], p in registers; more: "0" or "1". */
@@ -244,13 +246,13 @@ DEV void add_sums(state &w, const float *keep, const float *d)
 #define SCORES_PRODUCT(N, from) WGMMA_STEP(N, "k16.f32.f16.f16", ", 1, 1, 0, 0", from ", 1")
 #if Q_PLANES == 2
 #define SCORES_Q_LOW(N)                                                                                                \
-    "add.s64 f, " WGMMA_A##N ", " TEXT(Q_BYTES / 16) ";\n" SCORES_PRODUCT(N, "f, " WGMMA_B##N)
+    "add.s64 f, " WGMMA_A##N ", " TEXT(Q_PLANE_STEP) ";\n" SCORES_PRODUCT(N, "f, " WGMMA_B##N)
 #else
 #define SCORES_Q_LOW(N)
 #endif
 #if K_PLANES == 2
 #define SCORES_K_LOW(N)                                                                                                \
-    "add.s64 f, " WGMMA_B##N ", " TEXT(TILE_BYTES / 16) ";\n" SCORES_PRODUCT(N, WGMMA_A##N ", f")
+    "add.s64 f, " WGMMA_B##N ", " TEXT(TILE_PLANE_STEP) ";\n" SCORES_PRODUCT(N, WGMMA_A##N ", f")
 #else
 #define SCORES_K_LOW(N)
 #endif
@@ -263,7 +265,7 @@ DEV void add_sums(state &w, const float *keep, const float *d)
 #define SUMS_PRODUCT(N, words, b, more) WGMMA_STEP(N, "k16.f32.f16.f16", ", 1, 1, 1", "{" words "}, " b ", " more)
 #if V_PLANES == 2
 #define SUMS_V_LOW(N)                                                                                                  \
-    "add.s64 f, " WGMMA_Z##N ", " TEXT(TILE_BYTES / 16) ";\n" SUMS_PRODUCT(N, "x2, y2, z2, w2", "f", "1")
+    "add.s64 f, " WGMMA_Z##N ", " TEXT(TILE_PLANE_STEP) ";\n" SUMS_PRODUCT(N, "x2, y2, z2, w2", "f", "1")
 #else
 #define SUMS_V_LOW(N)
 #endif

@@ -34,11 +34,17 @@ static int32_t rows_of_block(const form *f)
     return 16 * f->warps;
 }
 
+/* Bytes that a row of a plane takes. */
+static int32_t pitch_of(const form *f)
+{
+    return f->wgmma ? (f->size + 63) / 64 * 128 : 2 * f->size + 16;
+}
+
 static int32_t shared_of(const form *f)
 {
-    const int32_t pitch = f->wgmma ? (f->size + 63) / 64 * 128 : 2 * f->size + 16, rows = rows_of_block(f);
+    const int32_t rows = rows_of_block(f);
     const int32_t operands = rows * planes_of(f->q) + 2 * f->keys * (planes_of(f->k) + planes_of(f->v));
-    return operands * pitch + 16 * f->keys + 20 * rows;
+    return operands * pitch_of(f) + 16 * f->keys + 20 * rows;
 }
 
 static int32_t window_of(const qn_op_desc *desc)
@@ -137,6 +143,8 @@ void qn_cuda_tiles_programs(const qn_op_desc *desc, const qn_cuda_device *device
     qn_cuda_define(tiles, "WARPS", f.warps);
     qn_cuda_define(tiles, "KEYS", f.keys);
     qn_cuda_define(tiles, "BLOCKS", f.blocks);
+    qn_cuda_define(tiles, "Q_PLANE_STEP", rows_of_block(&f) * pitch_of(&f) / 16);
+    qn_cuda_define(tiles, "TILE_PLANE_STEP", f.keys * pitch_of(&f) / 16);
 }
 
 /* ---- room ---- */
