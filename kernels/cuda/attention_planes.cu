@@ -7,19 +7,6 @@
  *   Launch: block 256, grid {ceil(rows / 8), key heads, 2 or with a window 4} */
 #include "attention_tiles.h"
 
-#define K_FACTORS (K_FORMAT != 1)
-#define V_FACTORS (V_FORMAT != 1)
-
-template <int format> DEV float load_element(const char *row, int d)
-{
-    if (format == QN_MM_E4M3) {
-        float v[2];
-        e4m3_floats(((const u8 *)row)[d], v);
-        return v[0];
-    }
-    return load_float(row, d, format);
-}
-
 template <int format, bool factors> DEV void spread(const qn_cuda_attention_rows &a, int i, int head, int lane)
 {
     if (i >= a.count) {
@@ -28,14 +15,7 @@ template <int format, bool factors> DEV void spread(const qn_cuda_attention_rows
     const int from = a.ring ? (a.first + i) % a.ring : a.first + i;
     const char *const row = a.x + from * a.row + head * a.head;
     float v[PAIRS][2], factor = 1.0f;
-#pragma unroll
-    for (int j = 0; j < PAIRS; j++) {
-        const int d = 2 * lane + 64 * j;
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            v[j][e] = d < SIZE ? load_element<format>(row, d + e) : 0.0f;
-        }
-    }
+    load_row<format>(v, row, lane, true);
     if (format == QN_MM_F32 || format == QN_MM_BF16) {
         factor = normalise(v);
     } else if (format == QN_MM_E4M3) {

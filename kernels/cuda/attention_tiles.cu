@@ -31,8 +31,6 @@
 
 #define K_PLANES (K_FORMAT == 0 ? 2 : 1)
 #define V_PLANES (V_FORMAT == 0 ? 2 : 1)
-#define K_FACTORS (K_FORMAT != 1)
-#define V_FACTORS (V_FORMAT != 1)
 #define SIGNS (K_FORMAT == QN_MM_E4M3) /* scales may have them, powers of two have none */
 #define ROW(bytes) (K_FORMAT == 1 && V_FORMAT == 1 ? bytes : 2 * SIZE) /* f16 is read in place */
 #define Q_PLANES (Q_FORMAT == 0 ? 2 : 1)
@@ -91,14 +89,7 @@ DEV void load_queries(const qn_cuda_attention_tiles &a, int first, int head, int
         const row_place p = place_of(a, first + at);
         const char *const row = a.q + p.query * a.q_row + (head * a.group + p.head) * a.q_head;
         float v[PAIRS][2], factor = 1.0f;
-#pragma unroll
-        for (int j = 0; j < PAIRS; j++) {
-            const int d = 2 * lane + 64 * j;
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                v[j][e] = d < SIZE && p.query < a.queries ? load_float(row, d + e, Q_FORMAT) : 0.0f;
-            }
-        }
+        load_row<Q_FORMAT>(v, row, lane, p.query < a.queries);
         if (Q_FORMAT != 1) {
             factor = normalise(v);
         }

@@ -1,7 +1,7 @@
 /* What the kernels of attention by tiles (attention_tiles.cu) have in common: a row as planes, and what a row of
  * queries sees.
  *
- * Parameters: SIZE, WINDOW. */
+ * Parameters: SIZE, WINDOW; K_FORMAT and V_FORMAT of whoever uses K_FACTORS and V_FACTORS. */
 #ifndef QN_CUDA_ATTENTION_TILES_H
 #define QN_CUDA_ATTENTION_TILES_H
 
@@ -9,7 +9,32 @@
 #include "cuda_activation.h"
 
 #define NONE __int_as_float(0xff800000u)
+#define K_FACTORS (K_FORMAT != 1)
+#define V_FACTORS (V_FORMAT != 1)
 #define PAIRS ((SIZE + 63) / 64) /* a lane has elements 2 lane + 64 j and the next */
+
+template <int format> DEV float load_element(const char *row, int d)
+{
+    if (format == QN_MM_E4M3) {
+        float v[2];
+        e4m3_floats(((const u8 *)row)[d], v);
+        return v[0];
+    }
+    return load_float(row, d, format);
+}
+
+/* By a warp: a row, or zeros where it is not there. */
+template <int format> DEV void load_row(float v[PAIRS][2], const char *row, int lane, bool there)
+{
+#pragma unroll
+    for (int j = 0; j < PAIRS; j++) {
+        const int d = 2 * lane + 64 * j;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            v[j][e] = d < SIZE && there ? load_element<format>(row, d + e) : 0.0f;
+        }
+    }
+}
 
 /* Two numbers as the nearest f16 and the nearest to what they leave. */
 DEV void split_pair(float x, float y, u32 *high, u32 *low)

@@ -179,7 +179,7 @@ FAKE cu_result cuCtxPopCurrent_v2(cu_context *context)
 
 struct CUfunc_st {
     const ptx_entry *entry; /* NULL: of machine code */
-    int32_t most_shared;    /* dynamic shared memory that launches may ask for, above 48 KB */
+    int32_t most_shared;    /* dynamic shared memory that launches may ask for; 0: what is left of 48 KB */
 };
 
 struct CUmod_st {
