@@ -20,8 +20,7 @@
  *   K a multiple of 8; BITS + RES_BITS 8, 16, 24 or 32, rows of codes at multiples of 16, books at multiples of 16
  *   tiles: pairs of vectors' rows of a block at most
  *   Launch: block 512, grid {blocks, ceil(M / ROWS)}; QN_VQ_ALONG_SHARED below */
-#include "formats.h"
-#include "cuda_vq.h"
+#include "vq_parts.h"
 
 #define THREADS 512
 #define WARPS (THREADS / 32)
@@ -311,8 +310,8 @@ DEV int warp_of(int total, int chunk)
 extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_vq_along(const __grid_constant__ qn_cuda_vq a)
 {
     const int lane = (int)threadIdx.x % 32, warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
-    const int all = (a.n + 15) / 16, pair0 = (int)((i64)all * blockIdx.x / gridDim.x);
-    const int pairs = (int)((i64)all * (blockIdx.x + 1) / gridDim.x) - pair0;
+    const int all = (a.n + 15) / 16, block = (int)blockIdx.x, blocks = (int)gridDim.x;
+    const int pair0 = first_dealt(all, block, blocks), pairs = first_dealt(all, block + 1, blocks) - pair0;
     const int chunks = (a.k + CHUNK - 1) / CHUNK, padded = chunks * CHUNK, total = pairs * chunks;
     const int row0 = (int)blockIdx.y * ROWS, rows = min(ROWS, a.m - row0);
     uint2 *const x = (uint2 *)(memory + ROWS_AT);

@@ -14,11 +14,17 @@ DEV int all_spans(const qn_cuda_vq &a)
     return (a.n + QN_VQ_BLOCK_ROWS - 1) / QN_VQ_BLOCK_ROWS * a.spans;
 }
 
-/* The span that block b starts with, total * b / blocks, and the block that span u is dealt to. */
+/* Of so many, dealt to at most 2^16 parts, the first that one has: total * part / parts, by divisions of 32 bits. */
+DEV int first_dealt(int total, int part, int parts)
+{
+    const u32 each = (u32)total / (u32)parts, left = (u32)total % (u32)parts;
+    return (int)(each * (u32)part + left * (u32)part / (u32)parts);
+}
+
+/* The span that block b starts with, and the block that span u is dealt to. */
 DEV int first_span(const qn_cuda_vq &a, int total, int b)
 {
-    const u32 blocks = (u32)a.blocks, each = (u32)total / blocks, left = (u32)total % blocks;
-    return (int)(each * (u32)b + left * (u32)b / blocks);
+    return first_dealt(total, b, a.blocks);
 }
 
 DEV int block_of_span(const qn_cuda_vq &a, int total, i64 u)

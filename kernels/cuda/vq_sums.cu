@@ -291,10 +291,15 @@ DEV void wait_slot(const ring &r)
 #endif
 }
 
-/* Rows are dealt to parts, and a part's rows to warps. */
+/* Of all rows the first of a part. With clusters by 32 bits, which begins 0.2 us sooner; without by 64, of which the
+ * compiler makes a loop of 96 registers instead of 105 and of 7 % less time (docs/experiments/cuda-vq-mm.md). */
 DEV int first_row(int rows, int part, int parts)
 {
+#if CLUSTER > 1
+    return first_dealt(rows, part, parts);
+#else
     return (int)((i64)rows * part / parts);
+#endif
 }
 
 #if CLUSTER > 1
@@ -464,7 +469,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int slab = (int)blockIdx.y;
 #endif
     const int row0 = first_row(a.n, part, parts), rows = first_row(a.n, part + 1, parts) - row0;
-    const int first = row0 + first_row(rows, warp, WARPS), end = row0 + first_row(rows, warp + 1, WARPS);
+    const int first = row0 + first_dealt(rows, warp, WARPS), end = row0 + first_dealt(rows, warp + 1, WARPS);
     const u32 base = shared_address(tables);
     ring r = {base + RING_AT + (u32)(warp * SLOTS * SLOT_BYTES), base + BARRIERS_AT + (u32)(warp * SLOTS * 8), 0, 0};
     cursor next = {first < end ? slab : slabs, first};
