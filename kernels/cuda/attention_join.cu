@@ -31,6 +31,7 @@ extern "C" __global__ void __launch_bounds__(128) qn_attention_join(const __grid
         }
     }
     const row_place p = place_of(a, r);
+    const float by = seen > 0 ? reciprocal(total) : 0.0f;
     char *const to = a.o + p.query * a.o_row + (head * a.group + p.head) * a.o_head;
 #pragma unroll
     for (int j = 0; j < PAIRS; j++) {
@@ -38,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(128) qn_attention_join(const __grid
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             if (d < SIZE) {
-                store_float(to, d + e, seen > 0 ? o[j][e] / total : 0.0f, OUT);
+                store_float(to, d + e, seen > 0 ? o[j][e] * by : 0.0f, OUT);
             }
         }
     }

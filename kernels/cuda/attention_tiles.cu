@@ -147,15 +147,19 @@ template <int planes> DEV void ask_planes(u32 to, const char *from, i64 row, i64
     }
 }
 
+static_assert(THREADS >= KEYS, "a thread has one factor of an operand at most");
+
 /* A tile's factors, `beyond` behind the last row. */
 DEV void ask_factors(u32 to, const float *from, int key0, int rows, float beyond)
 {
-    for (int i = (int)threadIdx.x; i < KEYS; i += THREADS) {
-        if (key0 + i < rows) {
-            copy_async_4(to + (u32)i * 4, from + key0 + i, 1);
-        } else {
-            store_shared_f32(to + (u32)i * 4, beyond);
-        }
+    const int i = lazy(threadIdx.x);
+    if (i >= KEYS) {
+        return;
+    }
+    if (key0 + i < rows) {
+        copy_async_4(to + (u32)i * 4, from + key0 + i, 1);
+    } else {
+        store_shared_f32(to + (u32)i * 4, beyond);
     }
 }
 
@@ -532,7 +536,7 @@ DEV void store_row(const qn_cuda_attention_tiles &a, const state &w, int h, int 
         return;
     }
     const row_place p = place_of(a, r);
-    const float by = end_of(seen_by(a, r)) > 0 ? unit / total : 0.0f;
+    const float by = end_of(seen_by(a, r)) > 0 ? unit * reciprocal(total) : 0.0f;
     char *const to = a.o + p.query * a.o_row + (head * a.group + p.head) * a.o_head;
 #pragma unroll
     for (int i = 0; i < SIZE / 2; i += 4) {
@@ -605,9 +609,10 @@ DEV void go_over_tiles(const qn_cuda_attention_tiles &a, state &w, int head, int
     const u32 q = shared_address(shared) + (u32)(warp / 4 * 64 * PITCH), k = shared_address(shared) + STAGES_AT;
     const u32 v = k + V_AT;
     const float *const factors = (const float *)(shared + FACTORS_AT);
-    float d[SIZE / 2], keep[2] = {1.0f, 1.0f};
+    float keep[2] = {1.0f, 1.0f};
     weights p[KEY_STEPS] = {};
     int stage = 0;
+#pragma unroll 1
     for (int i = (int)threadIdx.x; i < V_PLANES * TILE_BYTES / 16; i += THREADS) {
         store_shared_u32x4(v + (u32)(STAGE_BYTES + i * 16), make_uint4(0, 0, 0, 0));
     }
@@ -623,11 +628,20 @@ DEV void go_over_tiles(const qn_cuda_attention_tiles &a, state &w, int head, int
         take_tile(a, w, p, keep, q, k_at, v_at, factors + stage * 2 * KEYS, key0, first, all_see(all, any, key0));
     }
     meet();
-    const u64 values = values_operand(uniform(v + (u32)((stage ^ 1) * STAGE_BYTES)));
-    wgmma_fence();
-    ask_sums(d, p, values);
-    WGMMA_WAIT(0);
-    arrived<SIZE / 2>(d);
+    u64 values = values_operand(uniform(v + (u32)((stage ^ 1) * STAGE_BYTES)));
+    float d[SIZE / 2] = {};
+#pragma unroll 1 /* a text of one step compiles sooner */
+    for (int step = 0; step < KEY_STEPS; step++, values += 128) {
+        wgmma_fence();
+        SUMS_STEP(SIZE, d, p[0], values, "1");
+        wgmma_commit();
+        WGMMA_WAIT(0);
+        arrived<SIZE / 2>(d);
+#pragma unroll
+        for (int i = 0; i < KEY_STEPS - 1; i++) {
+            p[i] = p[i + 1];
+        }
+    }
     add_sums(w, keep, d);
 }
 #else

@@ -76,6 +76,15 @@ DEV float weight_of(float score)
     return e;
 }
 
+/* Of sums of weights, which are far from the ends of f32: within a unit in the last place, without the branches of a
+ * division. */
+DEV float reciprocal(float v)
+{
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return __fmaf_rn(r, __fmaf_rn(-v, r, 1.0f), r);
+}
+
 /* Row r of the block's key head: its query, and its head in the group. */
 struct row_place {
     int query, head;
