@@ -2,14 +2,15 @@
  * FP4 weights for few rows (fp4_mm_few.cu) and for many (fp4_mm.cu) share. These define, before: ROWS, SPLIT and
  * STAGES, parameters; STRIP, rows of b a block; CONSUMERS, threads that multiply; COPIERS, threads that look at scales,
  * or copy them; SPANS of scales in the ring; PARTS of a block's sums; SHARE, bytes of a block's sums of those that one
- * of the cluster finishes.
+ * of the cluster finishes; SLICES of a stage, rows of 128 bytes of x; EARLY stages whose weights may come before their
+ * x; READERS, warps that read a stage; TURNERS, warps that bring a stage's x into another order before.
  *
  * A code at bits 3:0 of each half of a word, times 2^12 + 2^6, has its sign at bit 15 and its size at 8:6: masked, a
  * bf16 pair of 2^-126 of the code. The scale that it is multiplied by (one instruction for two, exact: a product has at
  * most 6 significant bits) brings the power of two back, of NVFP4 but for 2^-8 that the sum gets at the end (FACTOR).
  */
-#ifndef QN_CUDA_FP4_EXPAND_H
-#define QN_CUDA_FP4_EXPAND_H
+#ifndef QN_CUDA_FP4_MM_H
+#define QN_CUDA_FP4_MM_H
 
 #include "mm_common.h"
 
@@ -58,6 +59,31 @@ DEV void place_on(place *at, u32 steps)
     }
 }
 
+/* Where a block's shared memory, from `memory` on, has what; its strip of b, rows of x and part of K. */
+DEV void lay_out(const qn_cuda_mm &a, problem *p, u32 memory, u32 part)
+{
+    const int steps = (a.k + STEP - 1) / STEP;
+    p->codes = (memory + 1023) / 1024 * 1024;
+    p->x = p->codes + STAGES * B_BYTES;
+    p->scales = p->x + STAGES * X_BYTES;
+    p->table = p->scales + SPANS * SCALE_BYTES;
+    p->full = p->table + 1024;
+    p->empty = p->full + STAGES * 8;
+    p->scales_full = p->empty + STAGES * 8;
+    p->scales_empty = p->scales_full + SPANS * 8;
+    p->landed = p->scales_empty + SPANS * 8;
+    p->x_landed = p->landed + SPANS * 8;
+    p->large = (p->x_landed + (TURNERS ? STAGES * 8 : 0) + 15) / 16 * 16;
+    const u32 ring = p->large + SPANS * 16, sums = p->codes + PARTS * ROWS * PITCH * 4;
+    p->given_full = ring > sums ? ring : sums;
+    p->given = p->given_full + 16;
+    p->row = (int)blockIdx.y * ROWS;
+    p->rows = a.m - p->row < ROWS ? a.m - p->row : ROWS;
+    p->column = (int)(blockIdx.x / SPLIT) * STRIP;
+    p->begin = (int)((u32)steps * part / SPLIT) * STEP;
+    p->end = part + 1 < SPLIT ? (int)((u32)steps * (part + 1) / SPLIT) * STEP : a.k;
+}
+
 DEV u32 multiply_pair(u32 a, u32 b)
 {
     u32 v;
@@ -96,6 +122,48 @@ DEV void multiply_add(float *sums, const u32 *b, u32 x0, u32 x1)
 #else
     MMA_BF16(sums, b, x0, x1);
 #endif
+}
+
+/* ---- loading ---- */
+
+DEV void load_codes(const problem *p, const tensor_map *map, u32 stage, int k0)
+{
+    barrier_arrive_expect(p->full + 8 * stage, TURNERS ? B_BYTES : B_BYTES + X_BYTES);
+    tensor_load_3d(p->codes + stage * B_BYTES, map, p->full + 8 * stage, k0 / 2, p->column, 0, L2_EVICT_FIRST);
+}
+
+/* whole: one box has a stage's slices. */
+DEV void load_x(const problem *p, const tensor_map *map, u32 stage, int k0, int whole)
+{
+    const u32 to = p->x + stage * X_BYTES, bar = (TURNERS ? p->x_landed : p->full) + 8 * stage;
+    if (TURNERS) {
+        barrier_arrive_expect(bar, X_BYTES);
+    }
+    if (whole) {
+        tensor_load_3d(to, map, bar, 0, p->row, k0 / 64, L2_EVICT_LAST);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < SLICES; i++) {
+        tensor_load_3d(to + i * (ROWS * 128), map, bar, k0 * 2 + i * 128, p->row, 0, L2_EVICT_LAST);
+    }
+}
+
+/* One thread. The first `early` stages have their weights under way. Few instructions: they delay the warps that
+ * multiply beside this one, for which all others wait. */
+DEV void load(const problem *p, const tensor_map *codes, const tensor_map *x, int whole, int early)
+{
+    place at = {0, 1};
+    int stage = 0;
+#pragma unroll 1
+    for (int k0 = p->begin; k0 < p->end; k0 += DEPTH) {
+        if (stage++ >= early) {
+            barrier_wait(p->empty + 8 * at.stage, at.parity);
+            load_codes(p, codes, at.stage, k0);
+        }
+        load_x(p, x, at.stage, k0, whole);
+        place_on(&at, 1);
+    }
 }
 
 /* Where the word of four scales at `byte` of row r of a span lies: as the map's swizzle has it, so that the words of
@@ -152,6 +220,38 @@ DEV void load_scales(const problem *p, const tensor_map *map, int span)
         barrier_arrive_expect(p->landed + 8 * to.span, SCALE_BYTES);
         tensor_load_3d(p->scales + to.span * SCALE_BYTES, map, p->landed + 8 * to.span, k0 / UNIT, p->column, 0,
                        L2_EVICT_FIRST);
+    }
+}
+
+/* One thread: the barriers, and `early` stages of weights, which need not wait for the kernel ahead. */
+DEV void begin_ring(const problem *p, const tensor_map *codes, const tensor_map *scales, const tensor_map *x, int mapped,
+                    int early)
+{
+    tensor_map_prefetch(codes);
+    tensor_map_prefetch(scales);
+    tensor_map_prefetch(x);
+    for (u32 i = 0; i < STAGES; i++) {
+        barrier_init(p->full + 8 * i, 1 + TURNERS);
+        barrier_init(p->empty + 8 * i, READERS);
+        if (TURNERS) {
+            barrier_init(p->x_landed + 8 * i, 1);
+        }
+    }
+    for (u32 i = 0; i < SPANS; i++) {
+        barrier_init(p->landed + 8 * i, 1);
+        barrier_init(p->scales_full + 8 * i, COPIERS);
+        barrier_init(p->scales_empty + 8 * i, mapped ? CONSUMERS / 32 : CONSUMERS); /* ordinary stores: all lanes */
+    }
+#if SPLIT > 1
+    barrier_init(p->given_full, 1);
+#endif
+    barrier_init_fence();
+    if (mapped && early > 0) {
+        load_scales(p, scales, 0);
+    }
+#pragma unroll 1
+    for (int i = 0; i < early; i++) {
+        load_codes(p, codes, (u32)i, p->begin + i * DEPTH);
     }
 }
 

@@ -43,6 +43,8 @@
 #define STRIP (16 * TILES * WN)
 #define CONSUMERS (32 * SLICES * WN * WK)
 #define COPIERS 96 /* threads that look at scales, or copy them */
+#define READERS (SLICES * WN)
+#define TURNERS 0
 #define THREADS (CONSUMERS + 32 + COPIERS)
 #define PARTS (SLICES * WK)
 #define TILES_X (ROWS / 8)
@@ -54,45 +56,6 @@
 #if STAGES <= WK || (IS_MX && IS_F16) || (X_FORMAT != QN_MM_F16 && X_FORMAT != QN_MM_BF16)
 #error "fp4_mm_few: no such cut"
 #endif
-
-/* ---- loading ---- */
-
-DEV void load_codes(const problem *p, const tensor_map *map, u32 stage, int k0)
-{
-    barrier_arrive_expect(p->full + 8 * stage, B_BYTES + X_BYTES);
-    tensor_load_3d(p->codes + stage * B_BYTES, map, p->full + 8 * stage, k0 / 2, p->column, 0, L2_EVICT_FIRST);
-}
-
-/* whole: one box has a stage's slices. */
-DEV void load_x(const problem *p, const tensor_map *map, u32 stage, int k0, int whole)
-{
-    const u32 to = p->x + stage * X_BYTES, bar = p->full + 8 * stage;
-    if (whole) {
-        tensor_load_3d(to, map, bar, 0, p->row, k0 / 64, L2_EVICT_LAST);
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < SLICES; i++) {
-        tensor_load_3d(to + i * (ROWS * 128), map, bar, k0 * 2 + i * 128, p->row, 0, L2_EVICT_LAST);
-    }
-}
-
-/* One thread. The first `early` stages have their weights under way. Few instructions: they delay the warps that
- * multiply beside this one, for which all others wait. */
-DEV void load(const problem *p, const tensor_map *codes, const tensor_map *x, int whole, int early)
-{
-    place at = {0, 1};
-    int stage = 0;
-#pragma unroll 1
-    for (int k0 = p->begin; k0 < p->end; k0 += DEPTH) {
-        if (stage++ >= early) {
-            barrier_wait(p->empty + 8 * at.stage, at.parity);
-            load_codes(p, codes, at.stage, k0);
-        }
-        load_x(p, x, at.stage, k0, whole);
-        place_on(&at, 1);
-    }
-}
 
 /* ---- multiplying ---- */
 
@@ -223,54 +186,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 {
     extern __shared__ __align__(16) char shared[];
     const u32 warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32, part = SPLIT > 1 ? cluster_rank() : 0;
-    const int steps = (a.k + STEP - 1) / STEP;
     problem own, *const p = &own;
-    p->codes = (shared_address(shared) + 1023) / 1024 * 1024;
-    p->x = p->codes + STAGES * B_BYTES;
-    p->scales = p->x + STAGES * X_BYTES;
-    p->table = p->scales + SPANS * SCALE_BYTES;
-    p->full = p->table + 1024;
-    p->empty = p->full + STAGES * 8;
-    p->scales_full = p->empty + STAGES * 8;
-    p->scales_empty = p->scales_full + SPANS * 8;
-    p->landed = p->scales_empty + SPANS * 8;
-    p->large = (p->landed + SPANS * 8 + 15) / 16 * 16;
-    const u32 ring = p->large + SPANS * 16, sums = p->codes + PARTS * ROWS * PITCH * 4;
-    p->given_full = ring > sums ? ring : sums;
-    p->given = p->given_full + 16;
-    p->row = (int)blockIdx.y * ROWS;
-    p->rows = a.m - p->row < ROWS ? a.m - p->row : ROWS;
-    p->column = (int)(blockIdx.x / SPLIT) * STRIP;
-    p->begin = (int)((u32)steps * part / SPLIT) * STEP;
-    p->end = part + 1 < SPLIT ? (int)((u32)steps * (part + 1) / SPLIT) * STEP : a.k;
+    lay_out(a, p, shared_address(shared), part);
     const int early = !constant                           ? 0
                       : p->end - p->begin > EARLY * DEPTH ? EARLY
                                                           : (p->end - p->begin + DEPTH - 1) / DEPTH;
     release_next();
     if (warp == CONSUMERS / 32 && lane == 0) {
-        tensor_map_prefetch(&code_map);
-        tensor_map_prefetch(&scale_map);
-        tensor_map_prefetch(&x_map);
-        for (u32 i = 0; i < STAGES; i++) {
-            barrier_init(p->full + 8 * i, 1);
-            barrier_init(p->empty + 8 * i, SLICES * WN);
-        }
-        for (u32 i = 0; i < SPANS; i++) {
-            barrier_init(p->landed + 8 * i, 1);
-            barrier_init(p->scales_full + 8 * i, COPIERS);
-            barrier_init(p->scales_empty + 8 * i, mapped ? CONSUMERS / 32 : CONSUMERS); /* ordinary stores: all lanes */
-        }
-#if SPLIT > 1
-        barrier_init(p->given_full, 1);
-#endif
-        barrier_init_fence();
-        if (mapped && early > 0) {
-            load_scales(p, &scale_map, 0);
-        }
-#pragma unroll 1
-        for (int i = 0; i < early; i++) {
-            load_codes(p, &code_map, (u32)i, p->begin + i * DEPTH);
-        }
+        begin_ring(p, &code_map, &scale_map, &x_map, mapped, early);
     }
 #if !IS_MX
     for (u32 i = threadIdx.x; i < 256; i += THREADS) {
