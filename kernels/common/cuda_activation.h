@@ -1,5 +1,5 @@
-/* Arguments of the CUDA kernels between the matrix products (kernels/cuda/activation.cu, attention.cu, embed.cu), as
- * host and device see them. Strides are bytes. Included by both sides, so plain C and no other header. */
+/* Arguments of the CUDA kernels between the matrix products (kernels/cuda: rmsnorm, silu_mul, rope, add, attention,
+ * embed), as host and device see them. Strides are bytes. Included by both sides, so plain C and no other header. */
 #ifndef QN_KERNELS_CUDA_ACTIVATION_H
 #define QN_KERNELS_CUDA_ACTIVATION_H
 

@@ -1,7 +1,7 @@
 /* Chains: neighbouring steps of a decoding pass, of one row, as few launches.
  *
  *   lookup                                          embed.cu
- *   add; add, rmsnorm                               activation.cu
+ *   add; add, rmsnorm                               add.cu; rmsnorm.cu
  *   [rmsnorm | silu_mul | silu_mul_quant] [quantize]
  *     1 to 3 products of the same rows, each with the
  *     sum of its bias where its operator has none
@@ -586,21 +586,11 @@ static void lookup_program(int32_t format, int32_t aligned, qn_cuda_program *pro
     qn_cuda_define(program, "ALIGNED", aligned);
 }
 
-static void activation_program(const char *entry, int32_t out, int32_t threads, qn_cuda_program *program)
-{
-    memset(program, 0, sizeof *program);
-    program->source = "activation.cu";
-    program->entry = entry;
-    qn_cuda_define(program, "X_FORMAT", 0);
-    qn_cuda_define(program, "W_FORMAT", 0);
-    qn_cuda_define(program, "OUT", out);
-    qn_cuda_define(program, "STYLE", 0);
-    qn_cuda_define(program, "THREADS", threads);
-}
-
 static void add_program(qn_cuda_program *program)
 {
-    activation_program("qn_add", 0, THREADS, program);
+    memset(program, 0, sizeof *program);
+    program->source = "add.cu";
+    program->entry = "qn_add";
 }
 
 int qn_cuda_chain_program(int32_t i, qn_cuda_program *program)
@@ -677,8 +667,9 @@ static qn_status make_normed(const matcher *m, qn_cuda_chain_launch *l, int *pos
     if (!*possible) {
         return QN_OK;
     }
-    qn_cuda_program program;
-    activation_program("qn_add_rmsnorm", qn_cuda_float_format(norm->args.out[0].shape.format), NORM_THREADS, &program);
+    qn_cuda_program program = {.source = "rmsnorm.cu", .entry = "qn_add_rmsnorm"};
+    qn_cuda_define(&program, "OUT", qn_cuda_float_format(norm->args.out[0].shape.format));
+    qn_cuda_define(&program, "THREADS", NORM_THREADS);
     qn_cuda_define(&program, "ITEMS", items);
     memset(&l->arguments, 0, sizeof l->arguments);
     l->arguments.activation = (qn_cuda_activation){.x = sum->data,

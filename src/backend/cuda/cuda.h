@@ -309,8 +309,7 @@ extern const qn_backend_chains qn_cuda_chains;
  * none. For warming. */
 int qn_cuda_chain_program(int32_t i, qn_cuda_program *program);
 
-/* A launch over m rows of k elements, a thread 8 of them at a time: qn_add and the like of kernels/cuda/activation.cu.
- */
+/* A launch over m rows of k elements, a thread 8 of them at a time: kernels/cuda/add.cu and the like. */
 qn_cuda_geometry qn_cuda_runs_geometry(const qn_cuda_device *device, int64_t m, int64_t k);
 
 /* A device for the generator (vq_device.c); the context's, or a typical one. */

@@ -8,7 +8,7 @@
 #include "ref/slots.h"
 
 enum {
-    PER = 8,             /* elements that a thread takes at a time: kernels/cuda/activation.cu */
+    PER = 8,             /* elements that a thread takes at a time: kernels/cuda/runs.h */
     NORM_THREADS = 256,  /* of rows that registers do not hold */
     SHORT_THREADS = 128, /* of several short rows */
     LEAST_THREADS = 128, /* of a longer one of many, with that many items of f32, or twice as many of 16 bits, */
@@ -72,20 +72,28 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
     const int32_t count = rope || (norm && norm_of(desc, 1).items == norm_of(desc, 0).items) ? 1 : 2;
     for (int32_t i = 0; i < count; i++) {
         const norm_shape s = norm_of(desc, i);
-        out[i].source = "activation.cu";
+        out[i].source = rope ? "rope.cu" : norm ? "rmsnorm.cu" : "silu_mul.cu";
         out[i].entry = rope ? "qn_rope" : !norm ? "qn_silu_mul" : s.items ? "qn_rmsnorm" : "qn_rmsnorm_long";
         qn_cuda_define(&out[i], "X_FORMAT", qn_cuda_float_format(desc->in[QN_ACT_X].format));
-        qn_cuda_define(&out[i], "W_FORMAT", norm ? qn_cuda_float_format(desc->in[QN_ACT_W].format) : 0);
-        qn_cuda_define(&out[i], "OUT", rope ? 0 : out_of(desc));
-        qn_cuda_define(&out[i], "STYLE", rope && desc->attr[QN_ATTR_STYLE].i == QN_ROPE_INTERLEAVED);
-        qn_cuda_define(&out[i], "THREADS", norm ? s.threads : THREADS);
-        qn_cuda_define(&out[i], "SINGLE", !norm && !rope && i);
-        qn_cuda_define_factors(rope && qn_op_has(desc, QN_ACT_FACTORS), &out[i]);
-        if (norm && s.items) {
+        if (rope) {
+            qn_cuda_define(&out[i], "STYLE", desc->attr[QN_ATTR_STYLE].i == QN_ROPE_INTERLEAVED);
+            qn_cuda_define_factors(qn_op_has(desc, QN_ACT_FACTORS), &out[i]);
+            continue;
+        }
+        qn_cuda_define(&out[i], "OUT", out_of(desc));
+        if (!norm) {
+            qn_cuda_define(&out[i], "SINGLE", i);
+            continue;
+        }
+        qn_cuda_define(&out[i], "W_FORMAT", qn_cuda_float_format(desc->in[QN_ACT_W].format));
+        qn_cuda_define(&out[i], "THREADS", s.threads);
+        if (s.items) {
             const int32_t words =
                 s.items * PER / 4 *
                 ((desc->in[QN_ACT_X].format == QN_F32 ? 4 : 2) + (desc->in[QN_ACT_W].format == QN_F32 ? 4 : 2));
             qn_cuda_define(&out[i], "NORM_ITEMS", s.items);
+            qn_cuda_define(&out[i], "NORM_WHOLE",
+                           (int32_t)qn_min_i64(desc->in[QN_ACT_X].dims[1] / PER / s.team, s.items));
             qn_cuda_define(&out[i], "TEAM", s.team);
             qn_cuda_define(&out[i], "WEIGHTS_EARLY", words <= (i ? EARLY_WIDE : EARLY_WORDS));
         }
@@ -119,7 +127,7 @@ qn_cuda_geometry qn_cuda_runs_geometry(const qn_cuda_device *device, int64_t m, 
         .dependent = device->major >= 9};
 }
 
-/* How rope is dealt out to blocks of so many threads: kernels/cuda/activation.cu. */
+/* How rope is dealt out to blocks of so many threads: kernels/cuda/rope.cu. */
 typedef struct rope_cut {
     int64_t threads, rows, beside, tiles;
 } rope_cut;
