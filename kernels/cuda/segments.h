@@ -145,51 +145,59 @@ static __device__ inline void load_tile(const qn_cuda_rows &a, spot s, lane *in)
     }
 }
 
-/* The next block is on its way while one is worked on. */
+/* The next block is on its way while one is worked on, of which in the first round there is none: loads are written out
+ * once. */
 extern "C" __global__ void __launch_bounds__(256, X_WORDS == 1 ? 2 : 1) JOIN(ENTRY, _block)(const qn_cuda_rows a)
 {
     begin_kernel();
     const u32 across = (u32)((a.k + 127) / 128), tiles = (u32)((a.m + 127) / 128) * across;
-    lane next[HELD];
-    spot ahead = spot_of(blockIdx.x, across);
-    load_tile(a, ahead, next);
-    for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    lane next[HELD] = {};
+    spot ahead = {};
+    u32 coming = blockIdx.x, more = 0;
+#pragma unroll 1
+    do {
         const spot at = ahead;
+        const u32 work = more;
         kept values[HELD];
         EACH for (int j = 0; j < HELD; j++)
         {
             keep(next[j], &values[j]);
         }
-        if (tile + gridDim.x < tiles) {
-            ahead = spot_of(tile + gridDim.x, across);
+        more = coming < tiles;
+        asm volatile("" : "+r"(more)); /* the compiler takes no round apart */
+        if (more) {
+            ahead = spot_of(coming, across);
             load_tile(a, ahead, next);
+            coming += gridDim.x;
         }
-        range r = no_range();
-        EACH for (int j = 0; j < HELD; j++)
-        {
-            widen_by_kept(&r, values[j]);
-        }
-        reduce_block(&r);
-        const rule how = make_rule(a, r, at.row, at.segment);
-        char *to = a.q + at.first * a.q_row + at.column;
-        EACH for (int j = 0; j < HELD; j++)
-        {
-            float v[PER];
-            restore(values[j], v);
-            EACH for (int e = 0; e < PER; e++)
+        if (work) {
+            range r = no_range();
+            EACH for (int j = 0; j < HELD; j++)
             {
-                v[e] = apply(how, v[e]);
+                widen_by_kept(&r, values[j]);
             }
-            if (at.first + 16 * j < a.m && at.column < a.k) {
-                STORE_CODES(to, a.k - at.column, v);
+            reduce_block(&r);
+            const rule how = make_rule(a, r, at.row, at.segment);
+            char *to = a.q + at.first * a.q_row + at.column;
+            EACH for (int j = 0; j < HELD; j++)
+            {
+                float v[PER];
+                restore(values[j], v);
+                EACH for (int e = 0; e < PER; e++)
+                {
+                    v[e] = apply(how, v[e]);
+                }
+                if (at.first + 16 * j < a.m && at.column < a.k) {
+                    STORE_CODES(to, a.k - at.column, v);
+                }
+                to += 16 * a.q_row;
             }
-            to += 16 * a.q_row;
+            if (threadIdx.x == 0) {
+                write_rule(a, how, at.row, at.segment);
+            }
+            __syncthreads(); /* the next reduction reuses the shared words */
         }
-        if (threadIdx.x == 0) {
-            write_rule(a, how, at.row, at.segment);
-        }
-        __syncthreads(); /* the next reduction reuses the shared words */
-    }
+    } while (more);
 }
 #endif
 
