@@ -6,6 +6,7 @@
 #include "formats.h"
 #include "cuda_vq_kv.h"
 #include "parts.h"
+#include "sums.h"
 #include "turn.h"
 
 #define WARPS 4
@@ -46,11 +47,7 @@ DEV float norm_factor(const char *head, float eps)
         const float v = i < SIZE ? ((const float *)head)[i] : 0.0f;
         squares = __fmaf_rn(v, v, squares);
     }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        squares += __shfl_xor_sync(0xffffffffu, squares, step);
-    }
-    return 1.0f / sqrtf(squares / (float)SIZE + eps);
+    return 1.0f / sqrtf(sum_warp(squares) / (float)SIZE + eps);
 }
 
 /* By whole warps. */
@@ -135,11 +132,7 @@ DEV float weigh(float score, float *weights, float *high, float *all, int lane, 
     most = fmaxf(fmaxf(high[0], high[1]), fmaxf(high[2], high[3]));
     const float weight = score == NONE ? 0.0f : exp_base2(score - most);
     weights[threadIdx.x] = weight;
-    float total = weight;
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        total += __shfl_xor_sync(0xffffffffu, total, step);
-    }
+    const float total = sum_warp(weight);
     if (lane == 0) {
         all[warp] = total;
     }

@@ -24,6 +24,7 @@
 #include "rows.h"
 #include "silu.h"
 #include "parts.h"
+#include "sums.h"
 #include "fp4_code.h"
 
 /* A thread's elements. */
@@ -75,25 +76,6 @@ DEV void load_written(const float *from, int k, mine *to)
 
 #define EACH_ELEMENT                                                                                                   \
     _Pragma("unroll") for (int j = 0; j < ITEMS; j++) _Pragma("unroll") for (int e = 0; e < 4; e++)
-
-DEV float sum_block(float v)
-{
-    __shared__ float parts[THREADS / 32];
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        v += __shfl_xor_sync(0xffffffffu, v, step);
-    }
-    if (threadIdx.x % 32 == 0) {
-        parts[threadIdx.x / 32] = v;
-    }
-    __syncthreads();
-    v = 0.0f;
-#pragma unroll
-    for (int i = 0; i < THREADS / 32; i++) {
-        v += parts[i];
-    }
-    return v;
-}
 
 /* Largest magnitude, or both ends, of the whole block. */
 DEV range range_block(range r)
@@ -181,7 +163,7 @@ DEV float make_row(const qn_cuda_mm &a, const constants &c, mine *row)
         squares = __fmaf_rn(row->v[j][e], row->v[j][e], squares);
     }
 #if !LATER
-    const float factor = norm_factor(a, sum_block(squares));
+    const float factor = norm_factor(a, sum_block<THREADS>(squares));
     EACH_ELEMENT
     {
         row->v[j][e] = row->v[j][e] * factor * c.gains.v[j][e];

@@ -9,21 +9,12 @@
  *     at multiples of 16 */
 #include "runs.h"
 #include "cuda_activation.h"
-
-DEV float warp_sum(float v)
-{
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        v += __shfl_xor_sync(0xffffffffu, v, step);
-    }
-    return v;
-}
+#include "sums.h"
 
 #ifdef ITEMS
 /* x += added, and the norm of that, one row: x, added and the norm's weight f32. The weight is a constant. */
 extern "C" __global__ void __launch_bounds__(THREADS) qn_add_rmsnorm(const __grid_constant__ qn_cuda_activation a)
 {
-    __shared__ float parts[THREADS / 32];
     float4 gain[ITEMS], v[ITEMS];
     float squares = 0.0f;
     release_next();
@@ -47,17 +38,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) qn_add_rmsnorm(const __gri
         squares = __fmaf_rn(v[j].z, v[j].z, squares);
         squares = __fmaf_rn(v[j].w, v[j].w, squares);
     }
-    squares = warp_sum(squares);
-    if (threadIdx.x % 32 == 0) {
-        parts[threadIdx.x / 32] = squares;
-    }
-    __syncthreads();
-    squares = 0.0f;
-#pragma unroll
-    for (int i = 0; i < THREADS / 32; i++) {
-        squares += parts[i];
-    }
-    const float factor = 1.0f / sqrtf(squares / (float)a.k + a.eps);
+    const float factor = 1.0f / sqrtf(sum_block<THREADS>(squares) / (float)a.k + a.eps);
 #pragma unroll
     for (int j = 0; j < ITEMS; j++) {
         const int i = (j * THREADS + (int)threadIdx.x) * 4;
@@ -115,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) qn_rmsnorm(const __grid_co
     const int lane = (int)threadIdx.x % 32;
 #pragma unroll
     for (int j = 0; j < NORM_ITEMS; j++) {
-        squares[j] = warp_sum(squares[j]);
+        squares[j] = sum_warp(squares[j]);
         if (lane == 0) {
             parts[(j * THREADS + threadIdx.x) / 32] = squares[j];
         }
@@ -126,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) qn_rmsnorm(const __grid_co
     for (int i = 0; i < NORM_ITEMS * THREADS / 32; i += 32) {
         sum += i + lane < NORM_ITEMS * THREADS / 32 ? parts[i + lane] : 0.0f;
     }
-    sum = warp_sum(sum);
+    sum = sum_warp(sum);
 #endif
     const float factor = 1.0f / sqrtf(sum / (float)a.k + a.eps);
 #pragma unroll
@@ -148,7 +129,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) qn_rmsnorm(const __grid_co
 #else
 extern "C" __global__ void __launch_bounds__(THREADS) qn_rmsnorm_long(const __grid_constant__ qn_cuda_activation a)
 {
-    __shared__ float parts[THREADS / 32];
     release_next();
     wait_before();
     for (i64 row = blockIdx.x; row < a.m; row += gridDim.x) {
@@ -158,22 +138,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) qn_rmsnorm_long(const __gr
             const float v = load_float(x, i, X_FORMAT);
             squares = __fmaf_rn(v, v, squares);
         }
-        squares = warp_sum(squares);
-        if (threadIdx.x % 32 == 0) {
-            parts[threadIdx.x / 32] = squares;
-        }
-        __syncthreads();
-        squares = 0.0f;
-#pragma unroll
-        for (int i = 0; i < THREADS / 32; i++) {
-            squares += parts[i];
-        }
-        const float factor = 1.0f / sqrtf(squares / (float)a.k + a.eps);
+        const float factor = 1.0f / sqrtf(sum_block<THREADS>(squares) / (float)a.k + a.eps);
         for (i64 i = threadIdx.x; i < a.k; i += THREADS) {
             const float v = load_float(x, i, X_FORMAT) * factor * load_float(a.w, i, W_FORMAT);
             store_float(a.y + row * a.y_row, i, v, OUT);
         }
-        __syncthreads(); /* the next row uses parts again */
+        __syncthreads(); /* before the next row's sum */
     }
 }
 #endif
