@@ -13,7 +13,8 @@ highest round of each side and quern / llama.cpp. The first line describes the m
 The nearest bits are those of the layers and of the head: of a model of this size the output layer is a third of what a
 token reads. A scheme keeps the head as it is, 16 bits; SCHEME+int8 has it in int8. SCHEME@int8 runs with --activations
 int8: llama.cpp always takes the activations of these types in 8 bits, a scale for 32. The peers' heads are f16 and bf16, or
-q8_0 (in a type as q4_0+f16, what follows the plus is embedding and output). Every peer measured has its own ratios; those
+q8_0 (in a type as q4_0+f16, what follows the plus is embedding and output). A scheme TYPE.gguf (q4_0+f16.gguf) is
+llama.cpp's file of that type, which both sides run. Every peer measured has its own ratios; those
 of the line are against the fastest of the peers with the nearest bits (peer), of prefill and decode each.
 
 Nothing of Quern needs this script; without the Python package llama_cpp it says so and ends with 1. Law: no number
@@ -38,14 +39,16 @@ PAIRS = {
     "fp8": ["q8_0"],
     "int8": ["q8_0"],
     "int8-azp": ["q8_0"],
-    "nvfp4": ["q4_0"],  # llama.cpp's quantiser makes no NVFP4 of dense models
-    "nvfp4-w4a4": ["q4_0"],
-    "mxfp4": ["q4_0"],  # llama.cpp makes MXFP4 of experts' weights only; of these models its "MXFP4" file is q8_0
+    "nvfp4": ["nvfp4", "q4_0"],  # of 4.5 bits both
+    "nvfp4-w4a4": ["nvfp4", "q4_0"],
+    "mxfp4": ["mxfp4"],  # of 4.25; ...
 }
+OTHERS = {"mxfp4": ["q4_0"]}  # ... measured too, of 4.5
 # head of a scheme -> types of embedding and output with the nearest bits, then others to be measured too
 HEADS = {None: (["f16", "bf16"], ["q8_0"]), "int8": (["q8_0"], [])}
-TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30}  # ggml_type
+TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30, "mxfp4": 39, "nvfp4": 40}  # ggml_type
 FTYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0", "q4_0": "MOSTLY_Q4_0"}
+LAYERS = rb"blk.*(attn_(q|k|v|output)|ffn_(up|gate|down)).weight"  # a type of the quantiser's that no file type asks for
 
 
 def note(text):
@@ -66,13 +69,30 @@ def load_llama():
     return llama_cpp
 
 
+def file_type(scheme):
+    """The type of a scheme that is a file of llama.cpp's, else an empty text."""
+    return scheme[:-len(".gguf")] if scheme.endswith(".gguf") else ""
+
+
+def is_known(scheme):
+    """Whether a scheme of the command line can be compared."""
+    kind, (weights, _, head) = file_type(scheme), scheme.partition("+")
+    if kind:
+        weights, _, head = kind.partition("+")
+        return weights in FTYPES or weights in TYPES
+    return weights in PAIRS and head in ("", "int8")
+
+
 def peers_of(scheme):
     """(type, whether its bits are the nearest) of every peer."""
+    if file_type(scheme):
+        return [(file_type(scheme), True)]
     weights, _, head = scheme.partition("+")
     if weights in ("f32", "f16", "bf16"):
         return [(kind, True) for kind in PAIRS[weights]]
     nearest, others = HEADS[head or None]
-    return [(f"{kind}+{h}", h in nearest) for kind in PAIRS[weights] for h in nearest + others]
+    kinds = [(kind, True) for kind in PAIRS[weights]] + [(kind, False) for kind in OTHERS.get(weights, [])]
+    return [(f"{kind}+{h}", near and h in nearest) for kind, near in kinds for h in nearest + others]
 
 
 def make_gguf(llama, source, work, kind):
@@ -80,9 +100,16 @@ def make_gguf(llama, source, work, kind):
     path = os.path.join(work, kind + ".gguf")
     if os.path.exists(path):
         return path
+    if not llama:
+        note(f"skip: there is no {path}, and nothing to make it with")
+        return None
     layers, _, head = kind.partition("+")
     params = llama.llama_model_quantize_default_params()
-    params.ftype = getattr(llama, "LLAMA_FTYPE_" + FTYPES[layers])
+    params.ftype = getattr(llama, "LLAMA_FTYPE_" + FTYPES.get(layers, "MOSTLY_Q4_0"))
+    if layers not in FTYPES:  # file types of FP4 leave the layers of dense models as q8_0
+        entry = type(params.tt_overrides)._type_
+        chosen = (entry * 2)(entry(LAYERS, TYPES[layers]), entry())
+        params.tt_overrides = ctypes.cast(chosen, type(params.tt_overrides))
     if head:
         params.token_embedding_type = params.output_tensor_type = TYPES[head]
     params.allow_requantize = True
@@ -195,7 +222,11 @@ def summary(rounds):
 
 def compare(text, args, llama):
     scheme, _, activations = text.partition("@")
-    folder = None if args.only == "llama" else make_folder(args.quern, args.gguf, args.work, scheme)
+    folder = None
+    if args.only != "llama" and file_type(scheme):
+        folder = make_gguf(llama, args.gguf, args.work, file_type(scheme))
+    elif args.only != "llama":
+        folder = make_folder(args.quern, args.gguf, args.work, scheme)
     models, nearest = {}, {}
     if llama:
         for kind, near in peers_of(scheme):
@@ -241,8 +272,10 @@ def main():
     parser.add_argument("--quern", default="build/quern", help="the command (default: build/quern)")
     parser.add_argument("--gguf", required=True, help="the model both sides start from")
     parser.add_argument("--work", required=True, help="folder for the files both sides make of it")
-    parser.add_argument("--schemes", default="f32,bf16,fp8-block,fp8,int8,nvfp4,mxfp4,nvfp4@int8,mxfp4@int8",
-                        help="comma-separated; nvfp4+int8: with --head int8; nvfp4@int8: with --activations int8")
+    parser.add_argument("--schemes",
+                        default="f32,bf16,fp8-block,fp8,int8,nvfp4,mxfp4,nvfp4@int8,mxfp4@int8",
+                        help="comma-separated; nvfp4+int8: with --head int8; nvfp4@int8: with --activations int8; "
+                             "nvfp4+f16.gguf: llama.cpp's file on both sides")
     parser.add_argument("--threads", "-t", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--prompt", "-p", type=int, default=512)
     parser.add_argument("--generate", "-n", type=int, default=128)
@@ -254,11 +287,9 @@ def main():
     parser.add_argument("--only", choices=["quern", "llama"], help="measure one side only")
     args = parser.parse_args()
     schemes = args.schemes.split(",")
-    split = [(s.partition("@")[0].partition("+"), s.partition("@")[2]) for s in schemes]
-    unknown = [s for s, (weights, activations) in zip(schemes, split)
-               if weights[0] not in PAIRS or weights[2] not in ("", "int8") or activations not in ("", "int8")]
+    unknown = [s for s in schemes if not is_known(s.partition("@")[0]) or s.partition("@")[2] not in ("", "int8")]
     if unknown:
-        parser.error(f"no scheme {unknown[0]}; known: {', '.join(PAIRS)}")
+        parser.error(f"no scheme {unknown[0]}; known: {', '.join(PAIRS)}, TYPE.gguf")
     if not os.path.exists(args.gguf):
         parser.error(f"{args.gguf}: no such file")
     os.makedirs(args.work, exist_ok=True)

@@ -42,6 +42,8 @@ typedef enum qn_format {
     QN_Q5_1 = 43,
     QN_Q8_0 = 44,
     QN_IQ4_NL = 45,
+    QN_MXFP4 = 46,       /* e2m1 codes and their e8m0 scale */
+    QN_NVFP4 = 47,       /* 64 elements a block: e2m1 codes and their four e4m3 scales */
     QN_Q2_K = 50,        /* GGUF super-block formats, 256 elements a block */
     QN_Q3_K = 51,
     QN_Q4_K = 52,

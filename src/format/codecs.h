@@ -42,6 +42,9 @@ QN_CODEC(q5_0);
 QN_CODEC(q5_1);
 QN_CODEC(q8_0);
 QN_DECODER(iq4_nl);
+/* gguf_fp4.c */
+QN_DECODER(mxfp4);
+QN_DECODER(nvfp4);
 /* gguf_super_blocks.c */
 QN_DECODER(q2_k);
 QN_DECODER(q3_k);

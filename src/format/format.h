@@ -44,6 +44,11 @@ float qn_e2m1_to_f32(uint8_t code);       /* low four bits */
 uint8_t qn_f32_to_e2m1(float value);
 int8_t qn_f32_to_i8(float value);         /* nearest even, saturate, NaN to 0 */
 
+/* Blocks of QN_MXFP4 or QN_NVFP4, `count` elements, taken apart: codes as QN_F4_E2M1 has them, and their scales, one
+ * byte a scale (e8m0, e4m3). */
+void qn_fp4_blocks_codes(qn_format format, const void *blocks, int64_t count, uint8_t *codes);
+void qn_fp4_blocks_scales(qn_format format, const void *blocks, int64_t count, uint8_t *scales);
+
 /* 128x4 tiled order of NVFP4/MX block scales (docs/formats/fp4.md):
  * byte offset of scale (row, column) in a matrix of scale_columns columns, and
  * the bytes of the whole padded matrix. */

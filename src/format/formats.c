@@ -119,6 +119,8 @@ static const qn_format_row qn_formats[QN_FORMAT_LIMIT] = {
     [QN_Q5_K] = {.info = {QN_Q5_K, "q5_k", 256, 176, 0}, .gguf = 13, .decode = qn_decode_q5_k},
     [QN_Q6_K] = {.info = {QN_Q6_K, "q6_k", 256, 210, 0}, .gguf = 14, .decode = qn_decode_q6_k},
     [QN_IQ4_NL] = {.info = {QN_IQ4_NL, "iq4_nl", 32, 18, 0}, .gguf = 20, .decode = qn_decode_iq4_nl},
+    [QN_MXFP4] = {.info = {QN_MXFP4, "mxfp4", 32, 17, 0}, .gguf = 39, .decode = qn_decode_mxfp4},
+    [QN_NVFP4] = {.info = {QN_NVFP4, "nvfp4", 64, 36, 0}, .gguf = 40, .decode = qn_decode_nvfp4},
     [QN_IQ4_XS] = {.info = {QN_IQ4_XS, "iq4_xs", 256, 136, 0}, .gguf = 23, .decode = qn_decode_iq4_xs},
 };
 

@@ -95,7 +95,7 @@ qn_status qn_checkpoint_add_dense(qn_checkpoint *c, const char *name, const qn_f
 /* What most weights are stored as, and how many there are. */
 static void summarise(qn_checkpoint *c)
 {
-    const qn_scheme *const scheme = c->quant ? qn_quant_config_scheme(c->quant) : NULL;
+    const qn_scheme *scheme = c->quant ? qn_quant_config_scheme(c->quant) : NULL;
     int64_t by_format[QN_FORMAT_LIMIT] = {0}, quantised = 0, dynamic = 0;
     for (int32_t i = 0; i < c->weight_count; i++) {
         const qn_weight *w = &c->weights[i];
@@ -106,6 +106,7 @@ static void summarise(qn_checkpoint *c)
             by_format[w->data.shape.format] += elements;
         } else {
             quantised += elements;
+            scheme = scheme ? scheme : w->scheme;
             dynamic += w->scheme == scheme->dynamic ? elements : 0;
         }
     }
@@ -114,8 +115,9 @@ static void summarise(qn_checkpoint *c)
         best = by_format[f] > by_format[best] ? f : best;
     }
     const qn_format_info *info = qn_format_get_info((qn_format)best);
+    const int64_t plain = c->quant ? 0 : by_format[best]; /* a file whose config names a scheme is in it */
     c->scheme_name = dynamic > quantised / 2 ? scheme->dynamic->name
-                     : quantised             ? scheme->name
+                     : quantised > plain     ? scheme->name
                      : info                  ? info->name
                                              : "none";
     for (int32_t i = 0; i < c->tensor_count; i++) {

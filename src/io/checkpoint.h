@@ -30,6 +30,8 @@ typedef struct qn_weight {
     int64_t n, k;             /* k = 1 when ndim is 1 */
     qn_view data;             /* as stored, e.g. U8[n,k/2] for nvfp4, Q4_1[n,k] for GGUF */
     qn_view scale;            /* by the scheme; format NONE when there is none */
+    qn_format blocks;         /* QN_MXFP4, QN_NVFP4: `data` and `scale` are shapes of what blocks of it hold together,
+                                 whose rows are where both point; copied, they are apart. Else NONE */
     const qn_weight_part *parts; /* vector-quantised: all tensors, `data` (the codes) first; else NULL */
     int32_t part_count;
     const qn_attr_value *attr;   /* [QN_ATTR_COUNT]: sizes that the shapes of parts leave open; NULL: none */
@@ -77,6 +79,17 @@ void qn_checkpoint_release_all(const qn_checkpoint *checkpoint);
 
 /* Stored row that holds logical row `row`. */
 int64_t qn_weight_source_row(const qn_weight *weight, int64_t row);
+
+/* Rows of the file: bytes of one, where logical row `row` is. */
+size_t qn_weight_row_bytes(const qn_weight *weight);
+const char *qn_weight_row(const qn_weight *weight, int64_t row);
+
+/* Whether rows or scales have to be copied to be what `data` and `scale` say, rows in logical order. */
+int qn_weight_is_scattered(const qn_weight *weight);
+
+/* All rows, all scales so, one after the other; the end of what was written. */
+char *qn_weight_copy_rows(const qn_weight *weight, char *to);
+char *qn_weight_copy_scales(const qn_weight *weight, char *to);
 
 /* Decode logical row `row` (k floats) exactly as the scheme defines it. Not for vector-quantised weights. */
 void qn_weight_decode_row(const qn_weight *weight, int64_t row, float *destination);

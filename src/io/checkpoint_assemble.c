@@ -127,8 +127,7 @@ static qn_status float_scale(qn_checkpoint *c, const qn_file_tensor *t, int64_t 
     return QN_OK;
 }
 
-/* One number that must be positive and finite. */
-static qn_status one_float(const qn_file_tensor *t, float *out, qn_error *error)
+qn_status qn_checkpoint_one_float(const qn_file_tensor *t, float *out, qn_error *error)
 {
     const qn_format format = t->view.shape.format;
     QN_FAIL_IF((format != QN_F32 && format != QN_BF16 && format != QN_F16) || qn_shape_elements(&t->view.shape) != 1,
@@ -210,7 +209,7 @@ static qn_status part_float(qn_checkpoint *c, const qn_file_tensor *data, size_t
     const qn_file_tensor *t = qn_checkpoint_find_part(c, data->name, length, suffix, &status, error);
     QN_TRY(status);
     QN_FAIL_IF(!t, error, QN_E_FILE, "tensor %s has no %s beside it", data->name, suffix);
-    return one_float(t, out, error);
+    return qn_checkpoint_one_float(t, out, error);
 }
 
 /* A scale of quantisers, by which dequantising divides, from a file that may hold the reciprocal. */

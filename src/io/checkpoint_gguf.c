@@ -1,5 +1,6 @@
 /* A GGUF file as a checkpoint: names translated, tokenizer arrays handed over,
  * config.json made from the metadata. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,6 +46,77 @@ static int translate(const char *gguf, char name[128], int *rotated)
     return 1;
 }
 
+/* ---- blocks of e2m1 codes ---- */
+
+static int is_fp4(const qn_file_tensor *file)
+{
+    return file->view.shape.format == QN_MXFP4 || file->view.shape.format == QN_NVFP4;
+}
+
+/* The file's tensor of a name that is `length` bytes of another and an end; NULL: there is none. */
+static const qn_gguf_tensor *find_tensor(const qn_checkpoint *c, const char *name, size_t length, const char *end)
+{
+    char text[QN_GGUF_MAX_NAME + 16];
+    const int used = snprintf(text, sizeof text, "%.*s%s", (int)length, name, end);
+    const int32_t i = qn_map_get(&c->gguf.names, text, (size_t)used);
+    return i < 0 ? NULL : &c->gguf.tensors[i];
+}
+
+/* Whether a tensor is a number that belongs to an NVFP4 weight: X.scale, which its values are multiplied by, or
+ * X.input_scale, of activations in four bits, which are taken as they are. */
+static int is_fp4_scale(const qn_checkpoint *c, const char *name)
+{
+    static const char *const ends[] = {".scale", ".input_scale"};
+    const char *dot = strrchr(name, '.');
+    for (size_t i = 0; dot && i < sizeof ends / sizeof *ends; i++) {
+        if (strcmp(dot, ends[i]) == 0) {
+            const qn_gguf_tensor *weight = find_tensor(c, name, (size_t)(dot - name), ".weight");
+            return weight && weight->view.shape.format == QN_NVFP4;
+        }
+    }
+    return 0;
+}
+
+/* What a NVFP4 weight's values are divided by: 1 over the file's X.scale, 1 where there is none. */
+static qn_status global_scale(const qn_checkpoint *c, const qn_file_tensor *file, float *out, qn_error *error)
+{
+    const qn_gguf_tensor *t = find_tensor(c, file->name, strlen(file->name) - strlen(".weight"), ".scale");
+    *out = 1.0f;
+    if (t) {
+        const qn_file_tensor scale = {.name = t->name, .view = t->view};
+        QN_TRY(qn_checkpoint_one_float(&scale, out, error));
+        *out = 1.0f / *out;
+        QN_FAIL_IF(isinf(*out), error, QN_E_FILE, "tensor %s is so small that it has no reciprocal", t->name);
+    }
+    return QN_OK;
+}
+
+/* A tensor of MXFP4 or NVFP4 blocks as a weight of that scheme. */
+static qn_status add_fp4(qn_checkpoint *c, const char *name, const qn_file_tensor *file, int32_t rope_interleaved,
+                         qn_error *error)
+{
+    const qn_shape *s = &file->view.shape;
+    const int mx = s->format == QN_MXFP4;
+    QN_FAIL_IF(s->ndim != 2 || !strstr(file->name, ".weight"), error, QN_E_FILE,
+               "tensor %s has %d dimensions in the format %s, expected a matrix of weights", file->name, (int)s->ndim,
+               qn_format_get_info(s->format)->name);
+    qn_weight w = {.name = name,
+                   .scheme = qn_scheme_find(qn_format_get_info(s->format)->name),
+                   .ndim = 2,
+                   .n = s->dims[0],
+                   .k = s->dims[1],
+                   .blocks = s->format,
+                   .rope_interleaved = rope_interleaved};
+    const qn_shape codes = qn_shape_make(QN_U8, 2, w.n, w.k / 2, 1, 1);
+    const qn_shape scales = qn_shape_make(mx ? QN_U8 : QN_F8_E4M3, 2, w.n, w.k / w.scheme->block_k, 1, 1);
+    w.data = qn_view_make(file->view.data, &codes);
+    w.scale = qn_view_make(file->view.data, &scales);
+    if (!mx) {
+        QN_TRY(global_scale(c, file, &w.global_scale, error));
+    }
+    return qn_checkpoint_add_weight(c, &w, error);
+}
+
 static qn_status add_weights(qn_checkpoint *c, qn_error *error)
 {
     const int32_t count = c->gguf.tensor_count;
@@ -57,14 +129,14 @@ static qn_status add_weights(qn_checkpoint *c, qn_error *error)
         *file = (qn_file_tensor){.name = t->name, .view = t->view, .bytes = t->end - t->begin};
         char name[128];
         int rotated = 0;
-        if (strcmp(t->name, QN_ROPE_TABLE) == 0) {
-            continue; /* rope.c has read it */
+        if (strcmp(t->name, QN_ROPE_TABLE) == 0 || is_fp4_scale(c, t->name)) {
+            continue; /* rope.c has read it; its weight does */
         }
         QN_FAIL_IF(translate(t->name, name, &rotated) != 0, error, QN_E_UNSUPPORTED,
                    "tensor %s is not one of a %s model known here", t->name, c->hparams.architecture);
         const char *logical = qn_checkpoint_own_text(c, name, strlen(name));
         QN_FAIL_IF(!logical, error, QN_E_MEMORY, "out of memory for tensor names");
-        QN_TRY(qn_checkpoint_add_dense(c, logical, file, rotated ? heads : 0, error));
+        QN_TRY((is_fp4(file) ? add_fp4 : qn_checkpoint_add_dense)(c, logical, file, rotated ? heads : 0, error));
     }
     return QN_OK;
 }

@@ -93,6 +93,9 @@ char *qn_checkpoint_part_name(qn_checkpoint *c, const char *module, size_t lengt
 const qn_file_tensor *qn_checkpoint_find_part(qn_checkpoint *c, const char *module, size_t length, const char *suffix,
                                               qn_status *status, qn_error *error);
 
+/* A tensor of one number, which must be positive and finite. */
+qn_status qn_checkpoint_one_float(const qn_file_tensor *t, float *out, qn_error *error);
+
 /* Take a tensor of a vector-quantised module; *taken 0: it is none. */
 qn_status qn_checkpoint_assemble_vq(qn_checkpoint *c, const qn_file_tensor *t, int *taken, qn_error *error);
 

@@ -46,23 +46,36 @@ static void note(count_at *c, int64_t index)
     }
 }
 
-static void judge_scales(const qn_weight *w, weight_report *r)
+static void judge_scale(const qn_format_row *codec, const void *scale, int64_t index, weight_report *r)
+{
+    float value;
+    codec->decode(scale, 1, &value);
+    if (!isfinite(value)) {
+        note(&r->bad_scales, index);
+    } else if (value < 0.0f) {
+        note(&r->negative_scales, index);
+    } else if (value == 0.0f) {
+        note(&r->zero_scales, index);
+    }
+}
+
+/* buffer: a row of floats. */
+static void judge_scales(const qn_weight *w, float *buffer, weight_report *r)
 {
     if (w->scale.shape.format == QN_FORMAT_NONE) {
         return;
     }
     const qn_format format = w->scale.shape.format == QN_U8 ? w->scheme->scale_format : w->scale.shape.format;
     const qn_format_row *codec = qn_format_get_row(format);
-    const int64_t count = qn_shape_elements(&w->scale.shape);
-    for (int64_t i = 0; i < count; i++) {
-        float value;
-        codec->decode((const char *)w->scale.data + i * codec->info.block_bytes, 1, &value);
-        if (!isfinite(value)) {
-            note(&r->bad_scales, i);
-        } else if (value < 0.0f) {
-            note(&r->negative_scales, i);
-        } else if (value == 0.0f) {
-            note(&r->zero_scales, i);
+    const int64_t rows = w->blocks ? w->n : 1, count = qn_shape_elements(&w->scale.shape) / rows;
+    const char *scales = w->scale.data;
+    for (int64_t row = 0; row < rows; row++) {
+        if (w->blocks) {
+            qn_fp4_blocks_scales(w->blocks, qn_weight_row(w, row), w->k, (uint8_t *)buffer);
+            scales = (const char *)buffer;
+        }
+        for (int64_t i = 0; i < count; i++) {
+            judge_scale(codec, scales + i * codec->info.block_bytes, row * count + i, r);
         }
     }
 }
@@ -88,8 +101,7 @@ static void judge_parts(const qn_weight *w, weight_report *r)
 /* Codes of a quantised row, without their scales. */
 static void judge_codes(const qn_weight *w, int64_t row, float *buffer, weight_report *r)
 {
-    const char *source = (const char *)w->data.data + qn_weight_source_row(w, row) * w->data.strides[0];
-    qn_format_get_row(w->scheme->weight)->decode(source, w->k, buffer);
+    qn_format_get_row(w->scheme->weight)->decode(qn_weight_row(w, row), w->k, buffer);
     for (int64_t k = 0; k < w->k; k++) {
         if (!isfinite(buffer[k])) {
             note(&r->bad_codes, row * w->k + k);
@@ -104,11 +116,11 @@ static void judge_weight(void *user, int64_t index, int32_t thread)
     weight_report *r = &job->reports[index];
     float *buffer = job->rows + thread * job->row_elements;
     const int quantised = w->scheme->scales != QN_SCALES_NONE;
-    judge_scales(w, r);
+    judge_scales(w, buffer, r);
     judge_parts(w, r);
     for (int64_t row = 0; row < w->n && !w->part_count; row++) {
         int64_t nonzero = 0;
-        if (quantised) {
+        if (quantised && !w->blocks) { /* every code of those is a number */
             judge_codes(w, row, buffer, r);
         }
         qn_weight_decode_row(w, row, buffer);

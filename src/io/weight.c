@@ -1,4 +1,6 @@
 /* Numbers out of stored weights: the exact meaning of each layout, one row at a time. */
+#include <string.h>
+
 #include "format/format.h"
 #include "io/checkpoint.h"
 
@@ -12,6 +14,53 @@ int64_t qn_weight_source_row(const qn_weight *weight, int64_t row)
     }
     const int64_t in_head = row % rows, half = rows / 2;
     return row - in_head + 2 * (in_head % half) + in_head / half;
+}
+
+size_t qn_weight_row_bytes(const qn_weight *w)
+{
+    size_t bytes = (size_t)w->data.strides[0];
+    if (w->blocks) {
+        (void)qn_format_row_bytes(w->blocks, w->k, &bytes, NULL); /* the reader has checked it */
+    }
+    return bytes;
+}
+
+const char *qn_weight_row(const qn_weight *w, int64_t row)
+{
+    return (const char *)w->data.data + (size_t)qn_weight_source_row(w, row) * qn_weight_row_bytes(w);
+}
+
+int qn_weight_is_scattered(const qn_weight *w)
+{
+    return w->rope_interleaved || w->blocks;
+}
+
+char *qn_weight_copy_rows(const qn_weight *w, char *to)
+{
+    const size_t bytes = (size_t)w->data.strides[0];
+    for (int64_t row = 0; row < w->n; row++, to += bytes) {
+        const char *from = qn_weight_row(w, row);
+        if (w->blocks) {
+            qn_fp4_blocks_codes(w->blocks, from, w->k, (uint8_t *)to);
+        } else {
+            memcpy(to, from, bytes);
+        }
+    }
+    return to;
+}
+
+char *qn_weight_copy_scales(const qn_weight *w, char *to)
+{
+    if (!w->blocks) {
+        size_t bytes = 0;
+        (void)qn_shape_bytes(&w->scale.shape, &bytes, NULL);
+        memcpy(to, w->scale.data, bytes);
+        return to + bytes;
+    }
+    for (int64_t row = 0; row < w->n; row++, to += w->scale.strides[0]) {
+        qn_fp4_blocks_scales(w->blocks, qn_weight_row(w, row), w->k, (uint8_t *)to);
+    }
+    return to;
 }
 
 static float scale_at(const qn_weight *w, int64_t row, int64_t column)
@@ -31,15 +80,19 @@ void qn_weight_decode_row(const qn_weight *w, int64_t row, float *destination)
 {
     const qn_scheme *s = w->scheme;
     const int64_t stored = qn_weight_source_row(w, row);
-    const char *source = (const char *)w->data.data;
     if (w->ndim == 1) {
         const qn_format_row *codec = qn_format_get_row(w->data.shape.format);
-        codec->decode(source + stored * codec->info.block_bytes, 1, destination);
+        codec->decode((const char *)w->data.data + stored * codec->info.block_bytes, 1, destination);
         return;
     }
-    source += stored * w->data.strides[0];
-    const qn_format format = s->scales == QN_SCALES_NONE ? w->data.shape.format : s->weight;
-    qn_format_get_row(format)->decode(source, w->k, destination);
+    const qn_format format = w->blocks ? w->blocks : s->scales == QN_SCALES_NONE ? w->data.shape.format : s->weight;
+    qn_format_get_row(format)->decode(qn_weight_row(w, row), w->k, destination);
+    if (w->blocks) {
+        for (int64_t i = 0; s->global_scale && i < w->k; i++) {
+            destination[i] /= w->global_scale;
+        }
+        return;
+    }
     if (s->scales == QN_SCALES_NONE) {
         return;
     }

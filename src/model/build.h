@@ -86,10 +86,9 @@ qn_status qn_model_narrow(qn_model *model, qn_error *error);
  * the right order; gives the files' memory back. The last pass over the steps. */
 qn_status qn_model_pack(qn_model *model, const qn_exec *exec, int use_file, qn_error *error);
 
-/* Parts of making weights ready (pack.c) that upload.c needs too: the rows in logical order, the end of the copy is
- * returned; sums[n] = sum over k of W[n,k], what zero points of activations are corrected with, times a zero point that
- * is the same for all rows; the slot they go to, -1 when the step has none. */
-char *qn_weight_order_rows(const qn_weight *weight, char *copy);
+/* Parts of making weights ready (pack.c) that upload.c needs too: sums[n] = sum over k of W[n,k], what zero points of
+ * activations are corrected with, times a zero point that is the same for all rows; the slot they go to, -1 when the
+ * step has none. */
 void qn_weight_sum_columns(const qn_weight *weight, const qn_view *rows, int32_t *sums);
 int32_t qn_weight_sums_slot(const qn_step *step);
 

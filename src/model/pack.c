@@ -29,9 +29,9 @@ typedef struct weight_job {
     size_t blob_bytes;   /* 0: the kernel reads the weight as it is stored */
     char *blob;
     size_t rows_bytes;  /* of a copy of the rows, in logical order or of two weights; 0: they are read in place */
-    size_t scale_bytes; /* of a copy of two weights' scales */
+    size_t scale_bytes; /* of a copy of the scales, of two weights or apart from their blocks */
     size_t sums_bytes;  /* of column sums; 0: not needed */
-    char *rows, *sums;  /* where they stay when nothing is packed; NULL: in the scratch */
+    char *rows, *scales, *sums; /* where they stay when nothing is packed; NULL: in the scratch */
     qn_status status;
     qn_error error;
 } weight_job;
@@ -72,19 +72,12 @@ static size_t scales_of(const qn_weight *weight)
     return weight->scale.shape.format && qn_shape_bytes(&weight->scale.shape, &bytes, NULL) == QN_OK ? bytes : 0;
 }
 
-char *qn_weight_order_rows(const qn_weight *weight, char *copy)
-{
-    const size_t row_bytes = (size_t)weight->data.strides[0];
-    for (int64_t row = 0; row < weight->n; row++) {
-        const char *source =
-            (const char *)weight->data.data + qn_weight_source_row(weight, row) * weight->data.strides[0];
-        memcpy(copy + (size_t)row * row_bytes, source, row_bytes);
-    }
-    return copy + (size_t)weight->n * row_bytes;
-}
-
 static void release(const qn_checkpoint *checkpoint, const qn_weight *weight)
 {
+    if (weight->blocks) {
+        qn_checkpoint_release(checkpoint, weight->data.data, (size_t)weight->n * qn_weight_row_bytes(weight));
+        return;
+    }
     qn_checkpoint_release(checkpoint, weight->data.data, rows_of(weight));
     qn_checkpoint_release(checkpoint, weight->scale.data, scales_of(weight));
 }
@@ -127,17 +120,19 @@ static void job_task(void *user, int64_t index, int32_t thread)
     const int32_t slot = qn_op_in_slot(step->op, "b");
     qn_view *b = slot >= 0 ? &step->in[slot].view : NULL; /* NULL: nothing is ordered or summed */
     if (job->rows_bytes) {
-        char *rows = job->rows ? job->rows : scratch, *end = qn_weight_order_rows(weight, rows);
+        char *rows = job->rows ? job->rows : scratch, *end = qn_weight_copy_rows(weight, rows);
         if (second) {
-            (void)qn_weight_order_rows(second, end);
+            (void)qn_weight_copy_rows(second, end);
         }
         b->data = rows;
         scratch += job->rows_bytes;
     }
     if (job->scale_bytes) {
-        memcpy(scratch, weight->scale.data, scales_of(weight));
-        memcpy(scratch + scales_of(weight), second->scale.data, scales_of(second));
-        step->in[qn_build_scale_slot(step->op)].view.data = scratch;
+        char *scales = job->scales ? job->scales : scratch, *end = qn_weight_copy_scales(weight, scales);
+        if (second) {
+            (void)qn_weight_copy_scales(second, end);
+        }
+        step->in[qn_build_scale_slot(step->op)].view.data = scales;
         scratch += job->scale_bytes;
     }
     if (job->sums_bytes) {
@@ -193,10 +188,12 @@ static void find_jobs(qn_model *model, weight_job *jobs, int32_t *count)
         const qn_weight *weight = step->weight, *second = step->second;
         const size_t rows = rows_of(weight) + (second ? rows_of(second) : 0);
         job.source_bytes = rows;
-        if (weight->rope_interleaved || second) {
+        if (qn_weight_is_scattered(weight) || second) {
             job.rows_bytes = qn_align_up(rows, QN_ALIGN);
-            job.scale_bytes = second ? qn_align_up(scales_of(weight) + scales_of(second), QN_ALIGN) : 0;
             job.source_bytes += rows;
+        }
+        if (weight->blocks || second) {
+            job.scale_bytes = qn_align_up(scales_of(weight) + (second ? scales_of(second) : 0), QN_ALIGN);
         }
         if (qn_weight_sums_slot(step) >= 0) {
             const size_t columns = (size_t)step->in[qn_weight_sums_slot(step)].shape.dims[0];
@@ -264,7 +261,7 @@ static qn_status prepare(pack_work *work, qn_error *error)
     size_t total = 0;
     for (int32_t i = 0; i < work->count; i++) {
         const weight_job *job = &work->jobs[i];
-        size_t own = job->blob_bytes ? job->blob_bytes : job->rows_bytes + job->sums_bytes;
+        size_t own = job->blob_bytes ? job->blob_bytes : job->rows_bytes + job->scale_bytes + job->sums_bytes;
         if (own > SIZE_MAX - QN_ALIGN || qn_add_size(total, qn_align_up(own, QN_ALIGN), &total)) {
             return out_of_memory(error);
         }
@@ -282,6 +279,8 @@ static qn_status prepare(pack_work *work, qn_error *error)
         } else {
             job->rows = job->rows_bytes ? memory : NULL;
             memory += job->rows_bytes;
+            job->scales = job->scale_bytes ? memory : NULL;
+            memory += job->scale_bytes;
             job->sums = job->sums_bytes ? memory : NULL;
             memory += job->sums_bytes;
         }
@@ -291,7 +290,7 @@ static qn_status prepare(pack_work *work, qn_error *error)
 
 static size_t made_bytes(const weight_job *job)
 {
-    return job->blob_bytes ? job->blob_bytes : job->rows_bytes;
+    return job->blob_bytes ? job->blob_bytes : job->rows_bytes + job->scale_bytes;
 }
 
 /* Jobs of the next wave, at least one: with what is done and what is being read they fit what all take at the end. */

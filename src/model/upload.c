@@ -13,8 +13,9 @@ enum { PLACE_ALIGN = 256 };
 
 /* A constant that has its place. */
 typedef struct placed {
-    const void *host; /* NULL: column sums, which belong to one step */
-    const qn_weight *weight;
+    const void *host;        /* NULL: column sums, which belong to one step */
+    const qn_weight *weight; /* of which it is the rows, or the scales where those are copied; else NULL */
+    int32_t scales;
     size_t offset, bytes;
 } placed;
 
@@ -31,15 +32,17 @@ static qn_status out_of_memory(qn_error *error)
 }
 
 /* The place of a constant, a new one when it has none yet. */
-static qn_status place(upload *u, const qn_view *view, const qn_weight *weight, placed **out, qn_error *error)
+static qn_status place(upload *u, const qn_view *view, const qn_weight *weight, int scales, placed **out,
+                       qn_error *error)
 {
     size_t bytes;
     QN_TRY(qn_shape_bytes(&view->shape, &bytes, error));
     for (size_t i = 0; view->data && i < u->count; i++) {
         placed *p = &u->places[i];
         /* numbers of the same value are one: steps that read the same are known by their operands */
-        if (p->host == view->data || (p->host && !weight && !p->weight && bytes == sizeof(float) && p->bytes == bytes &&
-                                      memcmp(p->host, view->data, bytes) == 0)) {
+        if ((p->host == view->data && p->scales == scales) ||
+            (p->host && !weight && !p->weight && bytes == sizeof(float) && p->bytes == bytes &&
+             memcmp(p->host, view->data, bytes) == 0)) {
             *out = p;
             return QN_OK;
         }
@@ -48,17 +51,23 @@ static qn_status place(upload *u, const qn_view *view, const qn_weight *weight, 
         return out_of_memory(error);
     }
     placed *p = &u->places[u->count++];
-    *p = (placed){.host = view->data, .weight = weight, .offset = u->bytes, .bytes = bytes};
+    *p = (placed){.host = view->data, .weight = weight, .scales = scales, .offset = u->bytes, .bytes = bytes};
     u->bytes = qn_align_up(u->bytes + bytes, PLACE_ALIGN);
     u->largest = bytes > u->largest ? bytes : u->largest;
     *out = p;
     return QN_OK;
 }
 
-/* The weight whose rows an operand is; NULL: it is no such operand. */
+/* Whether an operand is the scales of a weight that lie in blocks with its rows. */
+static int is_block_scales(const qn_step *step, int slot)
+{
+    return step->weight && step->weight->blocks && slot == qn_build_scale_slot(step->op);
+}
+
+/* The weight whose rows, or scales of blocks, an operand is; NULL: it is no such operand. */
 static const qn_weight *weight_of(const qn_step *step, int slot)
 {
-    return step->weight && slot == qn_op_in_slot(step->op, "b") ? step->weight : NULL;
+    return step->weight && (slot == qn_op_in_slot(step->op, "b") || is_block_scales(step, slot)) ? step->weight : NULL;
 }
 
 /* Visit every constant: u->memory NULL counts, else the steps' views move to it. */
@@ -72,7 +81,8 @@ static qn_status visit(upload *u, qn_error *error)
         for (int j = 0; j < QN_MAX_IN; j++) {
             qn_view *view = &model->steps[i].in[j].view;
             if (model->steps[i].in[j].place == QN_PLACE_CONST) {
-                QN_TRY(place(u, view, weight_of(&model->steps[i], j), &p, error));
+                const qn_step *step = &model->steps[i];
+                QN_TRY(place(u, view, weight_of(step, j), is_block_scales(step, j), &p, error));
                 if (u->memory) {
                     view->data = u->memory + p->offset;
                 }
@@ -80,7 +90,7 @@ static qn_status visit(upload *u, qn_error *error)
         }
     }
     model->table = model->embedding->data;
-    QN_TRY(place(u, &model->table, model->embedding, &p, error));
+    QN_TRY(place(u, &model->table, model->embedding, 0, &p, error));
     if (u->memory) {
         model->table.data = u->memory + p->offset;
     }
@@ -90,8 +100,8 @@ static qn_status visit(upload *u, qn_error *error)
 static qn_status send(const upload *u, const placed *p, qn_error *error)
 {
     const void *from = p->host;
-    if (p->weight && p->weight->rope_interleaved) {
-        qn_weight_order_rows(p->weight, u->staging);
+    if (p->weight && qn_weight_is_scattered(p->weight)) {
+        (void)(p->scales ? qn_weight_copy_scales : qn_weight_copy_rows)(p->weight, u->staging);
         from = u->staging;
     }
     QN_TRY(qn_device_copy_in(u->model->ctx, u->memory + p->offset, from, p->bytes, NULL, error));

@@ -81,7 +81,7 @@ static void test_golden(void **state)
         free(got);
     }
     fclose(file);
-    assert_int_equal(decoded, 12);
+    assert_int_equal(decoded, 14);
     assert_int_equal(encoded, 5);
 }
 
@@ -95,6 +95,7 @@ static float element(qn_format format, const uint8_t *b, int e)
 {
     const int j = e % 16, k = e % 32, h = e / 128, g = e / 16, s = e / 32, t = e % 128;
     static const float iq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+    static const float e2m1[16] = {0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6};
     int q, c, m;
     switch (format) {
     case QN_Q4_0: return half_at(b) * (float)((b[2 + j] >> (e / 16 * 4) & 15) - 8);
@@ -124,6 +125,12 @@ static float element(qn_format format, const uint8_t *b, int e)
     case QN_IQ4_XS:
         c = (b[4 + s / 2] >> (s % 2 * 4) & 15) + 16 * (b[2 + s / 4] >> (s % 4 * 2) & 3);
         return half_at(b) * (float)(c - 32) * iq4[b[8 + 16 * s + j] >> (k / 16 * 4) & 15];
+    case QN_MXFP4: return (b[0] == 255 ? NAN : ldexpf(1, b[0] - 127)) * e2m1[b[1 + j] >> (e / 16 * 4) & 15];
+    case QN_NVFP4:
+        c = b[g] & 127;
+        q = b[4 + 8 * g + e % 8] >> (e % 16 / 8 * 4) & 15;
+        m = c / 8 ? 8 + c % 8 : c % 8;
+        return b[g] == 127 ? 0 * e2m1[q] : c == 127 ? NAN : ldexpf((float)m, (c / 8 ? c / 8 : 1) - 10) * e2m1[q];
     default: /* QN_Q6_K */
         c = b[192 + g] < 128 ? b[192 + g] : b[192 + g] - 256;
         q = (b[64 * h + e % 64] >> (t / 64 * 4) & 15) + 16 * (b[128 + 32 * h + k] >> (2 * (t / 32)) & 3);
@@ -134,8 +141,8 @@ static float element(qn_format format, const uint8_t *b, int e)
 static void test_second_decoder(void **state)
 {
     (void)state;
-    static const qn_format formats[] = {QN_Q4_0, QN_Q4_1, QN_Q5_0, QN_Q5_1, QN_Q8_0,   QN_Q2_K,
-                                        QN_Q3_K, QN_Q4_K, QN_Q5_K, QN_Q6_K, QN_IQ4_NL, QN_IQ4_XS};
+    static const qn_format formats[] = {QN_Q4_0, QN_Q4_1, QN_Q5_0, QN_Q5_1,   QN_Q8_0,   QN_Q2_K,  QN_Q3_K,
+                                        QN_Q4_K, QN_Q5_K, QN_Q6_K, QN_IQ4_NL, QN_IQ4_XS, QN_MXFP4, QN_NVFP4};
     qn_rng rng = {SEED};
     print_message("seed 0x%x\n", SEED);
     for (size_t k = 0; k < sizeof formats / sizeof *formats; k++) {
@@ -153,6 +160,40 @@ static void test_second_decoder(void **state)
             if (!same_floats(got, want, (size_t)info->block_elements)) {
                 fail_msg("%s differs from the second decoder", info->name);
             }
+        }
+    }
+}
+
+/* Blocks taken apart mean what they meant: a code is its element's, a scale its group's. */
+static void test_fp4_apart(void **state)
+{
+    (void)state;
+    enum { BLOCKS = 5 };
+    qn_rng rng = {SEED + 2};
+    for (int mx = 0; mx < 2; mx++) {
+        const qn_format format = mx ? QN_MXFP4 : QN_NVFP4;
+        const qn_format_info *info = qn_format_get_info(format);
+        const int count = BLOCKS * info->block_elements, unit = mx ? 32 : 16;
+        for (int round = 0; round < 100; round++) {
+            uint8_t blocks[BLOCKS * 36], codes[BLOCKS * 32 + 1], scales[BLOCKS * 4 + 1];
+            float want[BLOCKS * 64], code[BLOCKS * 64], scale[BLOCKS * 4];
+            memset(codes, 0xcc, sizeof codes);
+            memset(scales, 0xcc, sizeof scales);
+            for (int i = 0; i < BLOCKS * info->block_bytes; i++) {
+                blocks[i] = (uint8_t)(qn_rng_next(&rng) >> 40);
+            }
+            assert_int_equal(qn_decode(format, blocks, count, want, NULL), QN_OK);
+            qn_fp4_blocks_codes(format, blocks, count, codes);
+            qn_fp4_blocks_scales(format, blocks, count, scales);
+            assert_int_equal(codes[count / 2], 0xcc);
+            assert_int_equal(scales[count / unit], 0xcc);
+            assert_int_equal(qn_decode(QN_F4_E2M1, codes, count, code, NULL), QN_OK);
+            assert_int_equal(qn_decode(mx ? QN_E8M0 : QN_F8_E4M3, scales, count / unit, scale, NULL), QN_OK);
+            for (int e = 0; e < count; e++) {
+                want[e] += 0.0f; /* no -0 */
+                code[e] = code[e] * scale[e / unit] + 0.0f;
+            }
+            assert_true(same_floats(want, code, (size_t)count));
         }
     }
 }
@@ -232,6 +273,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_fp4_apart),
         cmocka_unit_test(test_second_decoder),
         cmocka_unit_test(test_error_bound),
         cmocka_unit_test(test_edges),

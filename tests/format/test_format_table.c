@@ -36,6 +36,7 @@ static const struct row {
     {QN_Q8_0, "q8_0", 32, 34, NULL, 8, 1},      {QN_Q2_K, "q2_k", 256, 84, NULL, 10, 0},
     {QN_Q3_K, "q3_k", 256, 110, NULL, 11, 0},   {QN_Q4_K, "q4_k", 256, 144, NULL, 12, 0},
     {QN_Q5_K, "q5_k", 256, 176, NULL, 13, 0},   {QN_Q6_K, "q6_k", 256, 210, NULL, 14, 0},
+    {QN_MXFP4, "mxfp4", 32, 17, NULL, 39, 0},   {QN_NVFP4, "nvfp4", 64, 36, NULL, 40, 0},
     {QN_IQ4_NL, "iq4_nl", 32, 18, NULL, 20, 0}, {QN_IQ4_XS, "iq4_xs", 256, 136, NULL, 23, 0},
 };
 enum { ROWS = sizeof rows / sizeof *rows };
@@ -77,7 +78,7 @@ static void test_table(void **state)
     for (uint32_t type = 0; type < 100; type++) {
         from_gguf += qn_format_from_gguf(type) != QN_FORMAT_NONE;
     }
-    assert_int_equal(from_gguf, 20);
+    assert_int_equal(from_gguf, 22);
     assert_int_equal(qn_format_from_gguf(UINT32_MAX), QN_FORMAT_NONE);
     assert_int_equal(qn_format_from_gguf(4), QN_FORMAT_NONE);
     assert_int_equal(qn_format_from_safetensors("f32"), QN_FORMAT_NONE);

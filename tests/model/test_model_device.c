@@ -30,6 +30,7 @@
 #include "backend/turns.h"
 #include "base/clock.h"
 #include "quant/quantize.h"
+#include "model/gguf_fp4.h"
 #include "quant/synthetic.h"
 
 enum { PROMPT = 6, STEPS = 7, CONTEXT = 920, TEXT = PROMPT + STEPS };
@@ -48,6 +49,10 @@ enum { SCHEMES = sizeof schemes / sizeof *schemes };
 static const char *const vq_schemes[] = {"gptvq-2", "aqlm-2x8", "aqlm-3", "aqlm-1x16",
                                          "vptq-2",  "vptq-3",   "quip-2", "quip-4"};
 enum { VQ_SCHEMES = sizeof vq_schemes / sizeof *vq_schemes, VQ_CHAINED = 8 };
+
+/* Files with blocks of codes and scales, made of those folders. */
+static const char *const ggufs[][2] = {{"nvfp4", "nvfp4.gguf"}, {"mxfp4", "mxfp4.gguf"}};
+enum { GGUFS = sizeof ggufs / sizeof *ggufs };
 
 static const char *const kv_schemes[] = {"fp8", "cq4", "cq2", "cq1"};
 enum { KV_SCHEMES = sizeof kv_schemes / sizeof *kv_schemes };
@@ -661,7 +666,7 @@ static void kernels_without_a_device_agree_with_the_cpu(void **state)
         const char *scheme, *kv;
         int prompt;
     } rows[] = {
-        {8, "nvfp4", NULL, PROMPT},       {8, "int8-azp", NULL, PROMPT},
+        {8, "nvfp4.gguf", NULL, PROMPT},  {8, "int8-azp", NULL, PROMPT},
         {8, "gptvq-2", NULL, PROMPT},     {9, "bf16", NULL, 1},
         {8, "aqlm-2x8", NULL, 1},         {8, "aqlm-1x16", NULL, 1},
         {9, "aqlm-3", NULL, 1},           {9, "vptq-2", NULL, 1},
@@ -671,6 +676,7 @@ static void kernels_without_a_device_agree_with_the_cpu(void **state)
         {8, "like-2-int8", "fp8", 1},     {8, "like-2", "cq2", 1},
         {9, "like-3-fp8-block", NULL, 1}, {9, "like-4-fp8-block", "fp8", 1},
         {9, "heads-64", NULL, 1},         {9, "heads-64", "fp8", 1},
+        {9, "mxfp4.gguf", NULL, 1},
     };
     qn_error error = {0};
     char cache[96];
@@ -719,6 +725,9 @@ static void logits_agree_with_the_cpu(void **state)
     compare(&w, path_of("nvfp4"), "nvfp4, int8 activations", 5e-2);
     compare(&w, path_of("mxfp4"), "mxfp4, int8 activations", 5e-2);
     w.activations = QN_ACTIVATIONS_STORED;
+    for (int i = 0; i < GGUFS; i++) {
+        compare(&w, path_of(ggufs[i][1]), ggufs[i][1], 1e-2);
+    }
     for (int i = 0; i < VQ_SCHEMES; i++) {
         compare(&w, path_of(vq_schemes[i]), vq_schemes[i], 2e-2);
     }
@@ -783,6 +792,17 @@ static int write_books(qn_ctx *ctx, const char *name, const char *scheme, const 
     }
     fprintf(stderr, "%s: %s\n", scheme, error.text);
     return 1;
+}
+
+static int write_ggufs(qn_ctx *ctx)
+{
+    int failed = 0;
+    for (int i = 0; i < GGUFS && !failed; i++) {
+        char from[128];
+        snprintf(from, sizeof from, "%s", path_of(ggufs[i][0]));
+        failed = gguf_write(ctx, from, path_of(ggufs[i][1]), NULL);
+    }
+    return failed;
 }
 
 /* The models of `like`. */
@@ -855,7 +875,7 @@ static int start(void **state)
             failed = write_books(ctx, i < KV_SCHEMES ? "f32" : other_heads[i / KV_SCHEMES - 1].name, scheme, text);
         }
     }
-    failed = failed || write_like(ctx, text);
+    failed = failed || write_ggufs(ctx) || write_like(ctx, text);
     syn_free(tensors);
     qn_ctx_destroy(ctx);
     return failed ? -1 : 0;
