@@ -44,12 +44,22 @@ typedef enum qn_format {
     QN_IQ4_NL = 45,
     QN_MXFP4 = 46,       /* e2m1 codes and their e8m0 scale */
     QN_NVFP4 = 47,       /* 64 elements a block: e2m1 codes and their four e4m3 scales */
+    QN_TQ1_0 = 48,       /* 256 elements a block, ternary: operators take these and the IQ formats as QN_I8_K */
+    QN_TQ2_0 = 49,
     QN_Q2_K = 50,        /* GGUF super-block formats, 256 elements a block */
     QN_Q3_K = 51,
     QN_Q4_K = 52,
     QN_Q5_K = 53,
     QN_Q6_K = 54,
     QN_IQ4_XS = 55,
+    QN_I8_K = 56,        /* f32 scale, an int8 scale of each 16 elements, int8 values; of no file */
+    QN_IQ2_XXS = 57,     /* vectors of a grid */
+    QN_IQ2_XS = 58,
+    QN_IQ2_S = 59,
+    QN_IQ3_XXS = 60,
+    QN_IQ3_S = 61,
+    QN_IQ1_S = 62,
+    QN_IQ1_M = 63,
     QN_FORMAT_LIMIT = 64 /* every valid value is below */
 } qn_format;
 

@@ -38,7 +38,7 @@ typedef enum qn_op {
     QN_OP_GROUPED_BLOCK_SCALED_MM = 12,
     QN_OP_NVFP4_MM = 13,
     QN_OP_MXFP4_MM = 14, /* weight-only MXFP4: x[M,K] b[N,K/2] b_scale[N,K/32] */
-    QN_OP_DENSE_MM = 15, /* x[M,K] by b[N,K] of any float or GGUF block format */
+    QN_OP_DENSE_MM = 15, /* x[M,K] by b[N,K] of any float, GGUF block format with codes of its own, or I8_K */
     QN_OP_SILU_MUL_QUANT = 20,
     QN_OP_SILU_MUL = 21,
     QN_OP_RMSNORM = 22,

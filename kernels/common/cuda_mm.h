@@ -21,15 +21,16 @@
 #define QN_MM_Q6_K 12
 #define QN_MM_IQ4_NL 13
 #define QN_MM_IQ4_XS 14
-#define QN_MM_E4M3 15 /* with a scale an output channel, applied to sums */
-#define QN_MM_I8 16 /* the same, sums exact */
-#define QN_MM_E4M3_BLOCK 17 /* with a scale a block of 128 x 128 */
-#define QN_MM_E5M2_BLOCK 18
-#define QN_MM_NVFP4 19 /* an e4m3 scale a block of 16 */
-#define QN_MM_MXFP4 20 /* an e8m0 scale a block of 32 */
-#define QN_MM_AQLM 21 /* vectors of eight, in chains: kernels/cuda/mm_vectors.h */
-#define QN_MM_GPTVQ 22
-#define QN_MM_VPTQ 23
+#define QN_MM_I8_K 15
+#define QN_MM_E4M3 16 /* with a scale an output channel, applied to sums */
+#define QN_MM_I8 17 /* the same, sums exact */
+#define QN_MM_E4M3_BLOCK 18 /* with a scale a block of 128 x 128 */
+#define QN_MM_E5M2_BLOCK 19
+#define QN_MM_NVFP4 20 /* an e4m3 scale a block of 16 */
+#define QN_MM_MXFP4 21 /* an e8m0 scale a block of 32 */
+#define QN_MM_AQLM 22 /* vectors of eight, in chains: kernels/cuda/mm_vectors.h */
+#define QN_MM_GPTVQ 23
+#define QN_MM_VPTQ 24
 
 /* What a row of x was quantised to: parameter A_FORMAT. */
 #define QN_MM_PLAIN 0 /* X_FORMAT */

@@ -60,6 +60,7 @@ typedef enum qn_panel_code {
     QN_PANEL_S2M,
     QN_PANEL_G4T,
     QN_PANEL_S4T,
+    QN_PANEL_S8,
     QN_PANEL_CODES
 } qn_panel_code;
 
@@ -83,7 +84,8 @@ typedef enum qn_panel_code {
     X(QN_PANEL_S3, 640, 1.0f)        \
     X(QN_PANEL_S2M, 704, 1.0f)       \
     X(QN_PANEL_G4T, 576, 1.0f)       \
-    X(QN_PANEL_S4T, 608, 1.0f)
+    X(QN_PANEL_S4T, 608, 1.0f)       \
+    X(QN_PANEL_S8, 1152, 1.0f)
 
 /* ---- Codes of groups: the block formats of GGUF ----
  *
@@ -96,7 +98,8 @@ typedef enum qn_panel_code {
  *     6 bits: 4 lines l, byte j, bits 4t + 2h, + 1: the two upper bits of k = 8 (2l + t) + 4h + j
  *     8 bits: 16 lines i, byte j: k = 4i + j, as q = code + 128
  *     G: f16 scales [group][16], then f16 minima [group][16]
- *     S: f16 d [16], f16 dmin [16] (0 without minima), then bytes: scales [group][16], minima [group][16]
+ *     S: f16 d [16], f16 dmin [16] (0 without minima; of 8 bits f32 d [16]), then bytes: scales [group][16], minima
+ *     [group][16]
  *
  * Rows of x are integers here: three int8 digits of a power of two for each block of 64 (QN_PANEL_ROWS_DIGITS), so
  * that a group's sum is an exact integer in any order and at every level. x is rounded to 2^-22 of the largest of its
@@ -128,6 +131,7 @@ static inline __attribute__((always_inline)) qn_panel_group_code qn_panel_group_
     case QN_PANEL_S3: return (qn_panel_group_code){4, 16, 1, 0, 4, 0};
     case QN_PANEL_G4T: return (qn_panel_group_code){4, 32, 0, 0, 128, 1};
     case QN_PANEL_S4T: return (qn_panel_group_code){4, 32, 1, 0, 128, 1};
+    case QN_PANEL_S8: return (qn_panel_group_code){8, 16, 1, 0, 128, 0};
     default: return (qn_panel_group_code){4, 16, 1, 1, 2, 0};
     }
 }

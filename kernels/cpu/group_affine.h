@@ -19,7 +19,8 @@
     X(mm_s3, QN_PANEL_S3)                                                                                              \
     X(mm_s2m, QN_PANEL_S2M)                                                                                            \
     X(mm_g4t, QN_PANEL_G4T)                                                                                            \
-    X(mm_s4t, QN_PANEL_S4T)
+    X(mm_s4t, QN_PANEL_S4T)                                                                                            \
+    X(mm_s8, QN_PANEL_S8)
 
 #define GROUP_ENTRY(name, code) [code] = name,
 
@@ -41,7 +42,7 @@ QN_INLINE group_affine group_affine_of(const int code, const char *block, int64_
         return a;
     }
     const char *const bytes = at + 4 * QN_PANEL_COLS + i;
-    const vgf d = vgf_of_f16(at + column * 2);
+    const vgf d = c.bits == 8 ? vgf_load((const float *)(const void *)at + column) : vgf_of_f16(at + column * 2);
     a.scale = vgf_mul(d, c.minima ? vgf_of_u8(bytes) : vgf_of_i8(bytes));
     a.offset = a.scale;
     if (c.minima) {

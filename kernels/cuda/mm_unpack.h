@@ -48,7 +48,7 @@ DEV void e2m1_floats(u32 codes, float scale, float *v)
 /* Blocks of whole words. */
 #define WORDS                                                                                                          \
     (B_FORMAT == QN_MM_Q4_1 || B_FORMAT == QN_MM_Q5_1 || B_FORMAT == QN_MM_Q2_K || B_FORMAT == QN_MM_Q4_K ||           \
-     B_FORMAT == QN_MM_Q5_K || B_FORMAT == QN_MM_IQ4_XS)
+     B_FORMAT == QN_MM_Q5_K || B_FORMAT == QN_MM_IQ4_XS || B_FORMAT == QN_MM_I8_K)
 
 /* Four bytes at an address that is a multiple of 2 or 4 (ALIGNED), or any. */
 DEV u32 word_at(const u8 *p)
@@ -81,7 +81,7 @@ DEV uint4 load_words(const u8 *p)
     return v;
 }
 
-#define IS_GGUF (B_FORMAT >= QN_MM_Q4_0 && B_FORMAT <= QN_MM_IQ4_XS)
+#define IS_GGUF (B_FORMAT >= QN_MM_Q4_0 && B_FORMAT <= QN_MM_I8_K)
 #define VECTORS (B_FORMAT >= QN_MM_AQLM && B_FORMAT <= QN_MM_VPTQ)
 
 /* ---- vectors ---- */
@@ -341,6 +341,36 @@ DEV void decode8(const raw &r, int j, float *v)
         for (int e = 0; e < 4; e++) {
             v[4 * i + e] = r.scale * (float)(signed char)(four >> 8 * e);
         }
+    }
+}
+
+/* ---- i8_k: f32 d, sixteen int8 scales, int8 values ---- */
+#elif B_FORMAT == QN_MM_I8_K
+
+#define UNIT 16
+
+struct raw {
+    u32 word[4];
+    float scale;
+};
+
+DEV raw load_raw(const u8 *row, const u8 *scales, int unit, int k)
+{
+    raw r;
+    const u8 *const p = row + (i64)(unit / 16) * 276;
+    r.scale = __uint_as_float(word_at(p)) * (float)(signed char)p[4 + unit % 16];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        r.word[i] = word_at(p + 20 + unit % 16 * 16 + 4 * i);
+    }
+    return r;
+}
+
+DEV void decode8(const raw &r, int j, float *v)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        v[i] = r.scale * (float)(signed char)(r.word[2 * j + i / 4] >> i % 4 * 8);
     }
 }
 

@@ -45,6 +45,20 @@ QN_DECODER(iq4_nl);
 /* gguf_fp4.c */
 QN_DECODER(mxfp4);
 QN_DECODER(nvfp4);
+/* gguf_vectors.c */
+QN_DECODER(i8_k);
+#define QN_VECTORS(name) \
+    QN_DECODER(name);    \
+    void qn_rewrite_##name(const void *blocks, int64_t count, void *out)
+QN_VECTORS(tq1_0);
+QN_VECTORS(tq2_0);
+QN_VECTORS(iq2_xxs);
+QN_VECTORS(iq2_xs);
+QN_VECTORS(iq2_s);
+QN_VECTORS(iq3_xxs);
+QN_VECTORS(iq3_s);
+QN_VECTORS(iq1_s);
+QN_VECTORS(iq1_m);
 /* gguf_super_blocks.c */
 QN_DECODER(q2_k);
 QN_DECODER(q3_k);

@@ -9,6 +9,7 @@
 
 typedef void (*qn_decode_fn)(const void *source, int64_t count, float *destination);
 typedef void (*qn_encode_fn)(const float *source, int64_t count, void *destination);
+typedef void (*qn_rewrite_fn)(const void *blocks, int64_t count, void *out);
 
 typedef struct qn_format_row {
     qn_format_info info;
@@ -16,6 +17,8 @@ typedef struct qn_format_row {
     int32_t gguf;            /* ggml type number in GGUF files; -1: has none */
     qn_decode_fn decode;     /* NULL: cannot be decoded to float */
     qn_encode_fn encode;     /* NULL: cannot be encoded */
+    qn_format taken_as;      /* the format that operators take instead; NONE: itself */
+    qn_rewrite_fn rewrite;   /* `count` elements to that, exactly */
 } qn_format_row;
 
 /* Row of a format; NULL when it is none. */

@@ -17,6 +17,14 @@ _Static_assert(sizeof(float) == 4 && FLT_MANT_DIG == 24, "float is IEEE 754 bina
 
 #define NO_GGUF (-1)
 
+/* Blocks that operators take as i8_k. */
+#define VECTORS(value, name, bytes, type)                                                                              \
+    [value] = {.info = {value, #name, 256, bytes, 0},                                                                  \
+               .gguf = (type),                                                                                         \
+               .decode = qn_decode_##name,                                                                             \
+               .taken_as = QN_I8_K,                                                                                    \
+               .rewrite = qn_rewrite_##name}
+
 static const qn_format_row qn_formats[QN_FORMAT_LIMIT] = {
     [QN_F32] = {.info = {QN_F32, "f32", 1, 4, FLT_MAX},
                 .safetensors = "F32",
@@ -121,6 +129,16 @@ static const qn_format_row qn_formats[QN_FORMAT_LIMIT] = {
     [QN_IQ4_NL] = {.info = {QN_IQ4_NL, "iq4_nl", 32, 18, 0}, .gguf = 20, .decode = qn_decode_iq4_nl},
     [QN_MXFP4] = {.info = {QN_MXFP4, "mxfp4", 32, 17, 0}, .gguf = 39, .decode = qn_decode_mxfp4},
     [QN_NVFP4] = {.info = {QN_NVFP4, "nvfp4", 64, 36, 0}, .gguf = 40, .decode = qn_decode_nvfp4},
+    [QN_I8_K] = {.info = {QN_I8_K, "i8_k", 256, 276, 0}, .gguf = NO_GGUF, .decode = qn_decode_i8_k},
+    VECTORS(QN_TQ1_0, tq1_0, 54, 34),
+    VECTORS(QN_TQ2_0, tq2_0, 66, 35),
+    VECTORS(QN_IQ2_XXS, iq2_xxs, 66, 16),
+    VECTORS(QN_IQ2_XS, iq2_xs, 74, 17),
+    VECTORS(QN_IQ2_S, iq2_s, 82, 22),
+    VECTORS(QN_IQ3_XXS, iq3_xxs, 98, 18),
+    VECTORS(QN_IQ3_S, iq3_s, 110, 21),
+    VECTORS(QN_IQ1_S, iq1_s, 50, 19),
+    VECTORS(QN_IQ1_M, iq1_m, 56, 29),
     [QN_IQ4_XS] = {.info = {QN_IQ4_XS, "iq4_xs", 256, 136, 0}, .gguf = 23, .decode = qn_decode_iq4_xs},
 };
 

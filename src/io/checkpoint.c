@@ -82,13 +82,18 @@ qn_status qn_checkpoint_add_dense(qn_checkpoint *c, const char *name, const qn_f
     for (int32_t d = 0; d < s->ndim; d++) {
         QN_FAIL_IF(s->dims[d] < 1, error, QN_E_FILE, "tensor %s has no elements", tensor->name);
     }
-    const qn_weight weight = {.name = name,
-                              .scheme = qn_scheme_dense(),
-                              .ndim = s->ndim,
-                              .n = s->dims[0],
-                              .k = s->ndim == 2 ? s->dims[1] : 1,
-                              .data = tensor->view,
-                              .rope_interleaved = rope_interleaved};
+    qn_weight weight = {.name = name,
+                        .scheme = qn_scheme_dense(),
+                        .ndim = s->ndim,
+                        .n = s->dims[0],
+                        .k = s->ndim == 2 ? s->dims[1] : 1,
+                        .data = tensor->view,
+                        .rope_interleaved = rope_interleaved};
+    if (row->taken_as) {
+        const qn_shape taken = qn_shape_make(row->taken_as, 2, weight.n, weight.k, 1, 1);
+        weight.data = qn_view_make(tensor->view.data, &taken);
+        weight.blocks = s->format;
+    }
     return qn_checkpoint_add_weight(c, &weight, error);
 }
 
@@ -103,7 +108,7 @@ static void summarise(qn_checkpoint *c)
         (void)qn_mul_i64(w->n, w->k, &elements);
         c->parameters = c->parameters > INT64_MAX - elements ? INT64_MAX : c->parameters + elements;
         if (w->scheme == qn_scheme_dense()) {
-            by_format[w->data.shape.format] += elements;
+            by_format[w->blocks ? w->blocks : w->data.shape.format] += elements;
         } else {
             quantised += elements;
             scheme = scheme ? scheme : w->scheme;

@@ -30,8 +30,9 @@ typedef struct qn_weight {
     int64_t n, k;             /* k = 1 when ndim is 1 */
     qn_view data;             /* as stored, e.g. U8[n,k/2] for nvfp4, Q4_1[n,k] for GGUF */
     qn_view scale;            /* by the scheme; format NONE when there is none */
-    qn_format blocks;         /* QN_MXFP4, QN_NVFP4: `data` and `scale` are shapes of what blocks of it hold together,
-                                 whose rows are where both point; copied, they are apart. Else NONE */
+    qn_format blocks;         /* the format that the rows are in where they are not what `data` says, and `scale`: both
+                                 point at them, and are what copies are. Of MXFP4 and NVFP4 codes and scales apart,
+                                 of vectors rewritten. Else NONE */
     const qn_weight_part *parts; /* vector-quantised: all tensors, `data` (the codes) first; else NULL */
     int32_t part_count;
     const qn_attr_value *attr;   /* [QN_ATTR_COUNT]: sizes that the shapes of parts leave open; NULL: none */

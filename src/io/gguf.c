@@ -154,9 +154,7 @@ static const char *type_name(uint64_t type)
     static const struct {
         uint8_t type;
         const char *name;
-    } names[] = {{9, "Q8_1"},   {15, "Q8_K"},  {16, "IQ2_XXS"}, {17, "IQ2_XS"}, {18, "IQ3_XXS"},
-                 {19, "IQ1_S"}, {21, "IQ3_S"}, {22, "IQ2_S"},   {29, "IQ1_M"},  {34, "TQ1_0"},
-                 {35, "TQ2_0"}};
+    } names[] = {{9, "Q8_1"}, {15, "Q8_K"}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         if (names[i].type == type) {
             return names[i].name;

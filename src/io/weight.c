@@ -38,9 +38,12 @@ int qn_weight_is_scattered(const qn_weight *w)
 char *qn_weight_copy_rows(const qn_weight *w, char *to)
 {
     const size_t bytes = (size_t)w->data.strides[0];
+    const qn_rewrite_fn rewrite = w->blocks ? qn_format_get_row(w->blocks)->rewrite : NULL;
     for (int64_t row = 0; row < w->n; row++, to += bytes) {
         const char *from = qn_weight_row(w, row);
-        if (w->blocks) {
+        if (rewrite) {
+            rewrite(from, w->k, to);
+        } else if (w->blocks) {
             qn_fp4_blocks_codes(w->blocks, from, w->k, (uint8_t *)to);
         } else {
             memcpy(to, from, bytes);

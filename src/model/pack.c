@@ -192,7 +192,7 @@ static void find_jobs(qn_model *model, weight_job *jobs, int32_t *count)
             job.rows_bytes = qn_align_up(rows, QN_ALIGN);
             job.source_bytes += rows;
         }
-        if (weight->blocks || second) {
+        if ((weight->blocks && scales_of(weight)) || second) {
             job.scale_bytes = qn_align_up(scales_of(weight) + (second ? scales_of(second) : 0), QN_ALIGN);
         }
         if (qn_weight_sums_slot(step) >= 0) {

@@ -311,6 +311,7 @@ static const struct {
     {"dense_mm m=3 n=33 k=96 out=f32 b=iq4_nl", 0},
     {"dense_mm m=1 n=16 k=576 b=iq4_nl", 0},
     {"dense_mm m=3 n=17 k=512 out=f32 b=iq4_xs", 0},
+    {"dense_mm m=3 n=17 k=512 out=f32 b=i8_k", 0},
     {"silu_mul_quant m=3 k=200", 0},
     {"silu_mul_quant m=16 k=128 group=64 scale_layout=col x=bf16", 0},
     {"silu_mul_quant m=3 k=200 type=e4m3fnuz", 0},

@@ -106,7 +106,7 @@ static void fill_fp4(qn_filler *f, const qn_shape *shape, void *data)
     }
 }
 
-/* Where the f16 scales of a GGUF block are, and bytes whose bits the exact grid limits. */
+/* Where the f16 scales of a GGUF block are (of i8_k an f32 one), and bytes whose bits the exact grid limits. */
 typedef struct block_fields {
     qn_format format;
     int32_t d, min; /* byte offsets of the f16 fields; -1: none */
@@ -119,6 +119,7 @@ static const block_fields gguf[] = {
     {QN_Q5_1, 0, 2, 0, 0, 0},          {QN_Q8_0, 0, -1, 0, 0, 0},    {QN_Q2_K, 80, 82, 0, 0, 0},
     {QN_Q3_K, 108, -1, 0, 0, 0},       {QN_Q4_K, 0, 2, 4, 12, 0x33}, {QN_Q5_K, 0, 2, 4, 12, 0x33},
     {QN_Q6_K, 208, -1, 192, 16, 0x03}, {QN_IQ4_NL, 0, -1, 0, 0, 0},  {QN_IQ4_XS, 0, -1, 0, 0, 0},
+    {QN_I8_K, 0, -1, 4, 16, 0x01},
 };
 
 static void fill_blocks(qn_filler *f, const qn_shape *shape, void *data)
@@ -139,9 +140,14 @@ static void fill_blocks(qn_filler *f, const qn_shape *shape, void *data)
         for (int32_t i = 0; f->exact && i < fields->small_count; i++) {
             block[fields->small + i] &= fields->mask;
         }
-        const uint16_t d = qn_f32_to_f16(f->exact ? 1.0f : (float)(0.0005 * (1.0 + qn_rng_uniform(&f->rng))));
+        const float scale = f->exact ? 1.0f : (float)(0.0005 * (1.0 + qn_rng_uniform(&f->rng)));
+        const uint16_t d = qn_f32_to_f16(scale);
         const uint16_t min = qn_f32_to_f16(f->exact ? -1.0f : (float)(-0.004 * qn_rng_uniform(&f->rng)));
-        memcpy(block + fields->d, &d, sizeof d);
+        if (fields->format == QN_I8_K) {
+            memcpy(block + fields->d, &scale, sizeof scale);
+        } else {
+            memcpy(block + fields->d, &d, sizeof d);
+        }
         if (fields->min >= 0) {
             memcpy(block + fields->min, &min, sizeof min);
         }

@@ -175,7 +175,7 @@ static const qn_slot_info mxfp4_mm_in[] = {
 
 static const qn_slot_info dense_mm_in[] = {
     {"x", "[M,K]", FLOATS, 0, 0},
-    {"b", "[N,K]", FLOATS "|q4_0|q4_1|q5_0|q5_1|q8_0|q2_k|q3_k|q4_k|q5_k|q6_k|iq4_nl|iq4_xs", 0, 1},
+    {"b", "[N,K]", FLOATS "|q4_0|q4_1|q5_0|q5_1|q8_0|q2_k|q3_k|q4_k|q5_k|q6_k|iq4_nl|iq4_xs|i8_k", 0, 1},
     {"bias", "[N]", FLOATS, 1, 1},
 };
 

@@ -194,7 +194,9 @@ static qn_status plan_output(qn_outputs *outputs, qn_output *o, qn_error *error)
     }
     size_t before = 0, scale = 0;
     QN_TRY(qn_shape_bytes(&w->data.shape, &before, error));
-    if (w->scale.shape.format != QN_FORMAT_NONE) {
+    if (w->blocks) {
+        before = (size_t)w->n * qn_weight_row_bytes(w);
+    } else if (w->scale.shape.format != QN_FORMAT_NONE) {
         QN_TRY(qn_shape_bytes(&w->scale.shape, &scale, error));
     }
     o->bytes_before = (uint64_t)before + scale;

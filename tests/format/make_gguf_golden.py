@@ -18,10 +18,13 @@ SMALL = [Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0]
 SUPER = [Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K]
 TABLE = [Q.IQ4_NL, Q.IQ4_XS]
 FP4 = [Q.MXFP4, Q.NVFP4]
+VECTORS = [Q.IQ2_XXS, Q.IQ2_XS, Q.IQ2_S, Q.IQ3_XXS, Q.IQ3_S, Q.IQ1_S, Q.IQ1_M, Q.TQ1_0, Q.TQ2_0]
 # Where the f16 fields (d, then m or dmin) of a block are.
 F16_FIELDS = {Q.Q4_0: [0], Q.Q4_1: [0, 2], Q.Q5_0: [0], Q.Q5_1: [0, 2], Q.Q8_0: [0], Q.Q2_K: [80, 82], Q.Q3_K: [108],
               Q.Q4_K: [0, 2], Q.Q5_K: [0, 2], Q.Q6_K: [208],
-              Q.IQ4_NL: [0], Q.IQ4_XS: [0], Q.MXFP4: [], Q.NVFP4: []}
+              Q.IQ4_NL: [0], Q.IQ4_XS: [0], Q.MXFP4: [], Q.NVFP4: [],
+              Q.IQ2_XXS: [0], Q.IQ2_XS: [0], Q.IQ2_S: [0], Q.IQ3_XXS: [0], Q.IQ3_S: [0], Q.IQ1_S: [0], Q.IQ1_M: [],
+              Q.TQ1_0: [52], Q.TQ2_0: [64]}
 SCALES = [1.0, -0.0123, 6.1e-5, 5.96e-8, 65504.0, 0.0, -0.0, 3.14159e-3]
 
 
@@ -44,9 +47,9 @@ def main():
     rng = np.random.default_rng(20250801)
     x = inputs(rng)
     with open(sys.argv[1], "wb") as out, np.errstate(all="ignore"):
-        for q in SMALL + SUPER + TABLE + FP4:
+        for q in SMALL + SUPER + TABLE + FP4 + VECTORS:
             elements, size = gguf.GGML_QUANT_SIZES[q]
-            blocks = 8 if q in SMALL else 4
+            blocks = 8 if q in SMALL or q in VECTORS else 4
             codes = rng.integers(0, 256, (blocks, size), dtype=np.uint8)
             for i, at in enumerate(F16_FIELDS[q]):
                 for b in range(blocks):
@@ -54,6 +57,11 @@ def main():
                     codes[b, at:at + 2] = np.frombuffer(scale.tobytes(), np.uint8)
             if q == Q.MXFP4:
                 codes[:, 0] = [0, 1, 127, 252]  # beyond, the package's floats overflow where a scale of 2^128 is NaN here
+            if q == Q.IQ1_M:
+                for b in range(blocks):  # the nibbles of d are the upper ones of four words
+                    scale = int(np.float16(SCALES[b]).view(np.uint16))
+                    for i in range(4):
+                        codes[b, 49 + 2 * i] = codes[b, 49 + 2 * i] & 15 | (scale >> 4 * i & 15) << 4
             if q == Q.NVFP4:
                 codes[:, :4] &= 127  # signs that no file has
                 codes[0, :4] = [0, 1, 126, 127]

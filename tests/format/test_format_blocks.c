@@ -81,7 +81,7 @@ static void test_golden(void **state)
         free(got);
     }
     fclose(file);
-    assert_int_equal(decoded, 14);
+    assert_int_equal(decoded, 23);
     assert_int_equal(encoded, 5);
 }
 
@@ -125,6 +125,12 @@ static float element(qn_format format, const uint8_t *b, int e)
     case QN_IQ4_XS:
         c = (b[4 + s / 2] >> (s % 2 * 4) & 15) + 16 * (b[2 + s / 4] >> (s % 4 * 2) & 3);
         return half_at(b) * (float)(c - 32) * iq4[b[8 + 16 * s + j] >> (k / 16 * 4) & 15];
+    case QN_I8_K: {
+        float d;
+        memcpy(&d, b, sizeof d);
+        return d * (float)(int8_t)b[4 + g] * (float)(int8_t)b[20 + e];
+    }
+    case QN_TQ2_0: return half_at(b + 64) * (float)((b[32 * h + k] >> (2 * (t / 32)) & 3) - 1);
     case QN_MXFP4: return (b[0] == 255 ? NAN : ldexpf(1, b[0] - 127)) * e2m1[b[1 + j] >> (e / 16 * 4) & 15];
     case QN_NVFP4:
         c = b[g] & 127;
@@ -142,13 +148,13 @@ static void test_second_decoder(void **state)
 {
     (void)state;
     static const qn_format formats[] = {QN_Q4_0, QN_Q4_1, QN_Q5_0, QN_Q5_1,   QN_Q8_0,   QN_Q2_K,  QN_Q3_K,
-                                        QN_Q4_K, QN_Q5_K, QN_Q6_K, QN_IQ4_NL, QN_IQ4_XS, QN_MXFP4, QN_NVFP4};
+                                        QN_Q4_K, QN_Q5_K, QN_Q6_K, QN_IQ4_NL, QN_IQ4_XS, QN_MXFP4, QN_NVFP4, QN_I8_K, QN_TQ2_0};
     qn_rng rng = {SEED};
     print_message("seed 0x%x\n", SEED);
     for (size_t k = 0; k < sizeof formats / sizeof *formats; k++) {
         const qn_format_info *info = qn_format_get_info(formats[k]);
         for (int round = 0; round < 500; round++) {
-            uint8_t block[1 + 256];
+            uint8_t block[1 + 276];
             float got[256], want[256];
             for (int i = 0; i < info->block_bytes; i++) {
                 block[1 + i] = (uint8_t)(qn_rng_next(&rng) >> 40);

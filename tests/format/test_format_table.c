@@ -36,6 +36,11 @@ static const struct row {
     {QN_Q8_0, "q8_0", 32, 34, NULL, 8, 1},      {QN_Q2_K, "q2_k", 256, 84, NULL, 10, 0},
     {QN_Q3_K, "q3_k", 256, 110, NULL, 11, 0},   {QN_Q4_K, "q4_k", 256, 144, NULL, 12, 0},
     {QN_Q5_K, "q5_k", 256, 176, NULL, 13, 0},   {QN_Q6_K, "q6_k", 256, 210, NULL, 14, 0},
+    {QN_TQ1_0, "tq1_0", 256, 54, NULL, 34, 0},  {QN_TQ2_0, "tq2_0", 256, 66, NULL, 35, 0},
+    {QN_I8_K, "i8_k", 256, 276, NULL, -1, 0},   {QN_IQ2_XXS, "iq2_xxs", 256, 66, NULL, 16, 0},
+    {QN_IQ2_XS, "iq2_xs", 256, 74, NULL, 17, 0}, {QN_IQ2_S, "iq2_s", 256, 82, NULL, 22, 0},
+    {QN_IQ3_XXS, "iq3_xxs", 256, 98, NULL, 18, 0}, {QN_IQ3_S, "iq3_s", 256, 110, NULL, 21, 0},
+    {QN_IQ1_S, "iq1_s", 256, 50, NULL, 19, 0},  {QN_IQ1_M, "iq1_m", 256, 56, NULL, 29, 0},
     {QN_MXFP4, "mxfp4", 32, 17, NULL, 39, 0},   {QN_NVFP4, "nvfp4", 64, 36, NULL, 40, 0},
     {QN_IQ4_NL, "iq4_nl", 32, 18, NULL, 20, 0}, {QN_IQ4_XS, "iq4_xs", 256, 136, NULL, 23, 0},
 };
@@ -78,7 +83,7 @@ static void test_table(void **state)
     for (uint32_t type = 0; type < 100; type++) {
         from_gguf += qn_format_from_gguf(type) != QN_FORMAT_NONE;
     }
-    assert_int_equal(from_gguf, 22);
+    assert_int_equal(from_gguf, 31);
     assert_int_equal(qn_format_from_gguf(UINT32_MAX), QN_FORMAT_NONE);
     assert_int_equal(qn_format_from_gguf(4), QN_FORMAT_NONE);
     assert_int_equal(qn_format_from_safetensors("f32"), QN_FORMAT_NONE);
@@ -112,7 +117,7 @@ static void test_row_bytes(void **state)
     assert_int_equal(qn_format_row_bytes(QN_F64, INT64_MAX, &bytes, &error), QN_E_ARGUMENT);
     assert_int_equal(qn_format_row_bytes(QN_Q8_0, INT64_MAX / 32 * 32, &bytes, &error), QN_E_ARGUMENT);
     assert_int_equal(qn_format_row_bytes(QN_FORMAT_NONE, 4, &bytes, &error), QN_E_ARGUMENT);
-    assert_int_equal(qn_format_row_bytes((qn_format)60, 4, &bytes, &error), QN_E_ARGUMENT);
+    assert_int_equal(qn_format_row_bytes((qn_format)30, 4, &bytes, &error), QN_E_ARGUMENT);
     assert_int_equal(qn_format_row_bytes((qn_format)-5, 4, &bytes, &error), QN_E_ARGUMENT);
     assert_int_equal(qn_format_row_bytes(QN_F32, 4, NULL, &error), QN_E_ARGUMENT);
     assert_int_equal(bytes, 77); /* untouched by failures */

@@ -177,7 +177,7 @@ static const attack attacks[] = {
     {.name = "offset 2^63", .version = 3, .tensors = 1, .rank = 1, .dims = {4}, .offset = (uint64_t)1 << 63},
     {.name = "same tensor twice", .version = 3, .tensors = 2, .rank = 1, .dims = {4}, .twice = 1},
     {.name = "tensor type 4, removed long ago", .version = 3, .tensors = 1, .rank = 1, .dims = {32}, .tensor_type = 4},
-    {.name = "tensor type IQ3_S", .version = 3, .tensors = 1, .rank = 1, .dims = {256}, .tensor_type = 21},
+    {.name = "tensor type Q8_K", .version = 3, .tensors = 1, .rank = 1, .dims = {256}, .tensor_type = 15},
     {.name = "tensor type 255", .version = 3, .tensors = 1, .rank = 1, .dims = {32}, .tensor_type = 255},
     {.name = "tensor type 2^32-1", .version = 3, .tensors = 1, .rank = 1, .dims = {32}, .tensor_type = UINT32_MAX},
     {.name = "tensor type 2^31", .version = 3, .tensors = 1, .rank = 1, .dims = {32}, .tensor_type = 1u << 31},

@@ -19,6 +19,7 @@ static const char *const batch_cases[] = {
     "dense_mm m=17 n=37 k=512 b=q3_k",
     "dense_mm m=17 n=37 k=544 b=iq4_nl out=f32",
     "dense_mm m=17 n=37 k=512 b=iq4_xs",
+    "dense_mm m=17 n=37 k=512 b=i8_k",
     "dense_mm m=17 n=37 k=1100 x=bf16 b=f16 bias=1",
     "scaled_mm m=17 n=37 k=577 out=f32 scale_a=token scale_b=channel",
     "scaled_mm m=17 n=37 k=577 out=f32 a=f8_e4m3 scale_a=token scale_b=channel",

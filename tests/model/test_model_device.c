@@ -30,7 +30,7 @@
 #include "backend/turns.h"
 #include "base/clock.h"
 #include "quant/quantize.h"
-#include "model/gguf_fp4.h"
+#include "model/gguf_files.h"
 #include "quant/synthetic.h"
 
 enum { PROMPT = 6, STEPS = 7, CONTEXT = 920, TEXT = PROMPT + STEPS };
@@ -50,8 +50,8 @@ static const char *const vq_schemes[] = {"gptvq-2", "aqlm-2x8", "aqlm-3", "aqlm-
                                          "vptq-2",  "vptq-3",   "quip-2", "quip-4"};
 enum { VQ_SCHEMES = sizeof vq_schemes / sizeof *vq_schemes, VQ_CHAINED = 8 };
 
-/* Files with blocks of codes and scales, made of those folders. */
-static const char *const ggufs[][2] = {{"nvfp4", "nvfp4.gguf"}, {"mxfp4", "mxfp4.gguf"}};
+/* Files with blocks of codes and scales, made of those folders, or of vectors. */
+static const char *const ggufs[][2] = {{"nvfp4", "nvfp4.gguf"}, {"mxfp4", "mxfp4.gguf"}, {NULL, "vectors.gguf"}};
 enum { GGUFS = sizeof ggufs / sizeof *ggufs };
 
 static const char *const kv_schemes[] = {"fp8", "cq4", "cq2", "cq1"};
@@ -676,7 +676,8 @@ static void kernels_without_a_device_agree_with_the_cpu(void **state)
         {8, "like-2-int8", "fp8", 1},     {8, "like-2", "cq2", 1},
         {9, "like-3-fp8-block", NULL, 1}, {9, "like-4-fp8-block", "fp8", 1},
         {9, "heads-64", NULL, 1},         {9, "heads-64", "fp8", 1},
-        {9, "mxfp4.gguf", NULL, 1},
+        {9, "mxfp4.gguf", NULL, 1},       {8, "vectors.gguf", NULL, PROMPT},
+        {9, "vectors.gguf", NULL, 1},
     };
     qn_error error = {0};
     char cache[96];
@@ -799,8 +800,12 @@ static int write_ggufs(qn_ctx *ctx)
     int failed = 0;
     for (int i = 0; i < GGUFS && !failed; i++) {
         char from[128];
-        snprintf(from, sizeof from, "%s", path_of(ggufs[i][0]));
-        failed = gguf_write(ctx, from, path_of(ggufs[i][1]), NULL);
+        if (ggufs[i][0]) {
+            snprintf(from, sizeof from, "%s", path_of(ggufs[i][0]));
+            failed = gguf_write(ctx, from, path_of(ggufs[i][1]), NULL);
+        } else {
+            failed = gguf_write_vectors(path_of(ggufs[i][1]));
+        }
     }
     return failed;
 }

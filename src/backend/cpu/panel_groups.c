@@ -6,7 +6,8 @@
 
 #define MOST_ELEMENTS 256
 
-/* A block as it is in a file, codes one a byte. Blocks of 32: d and dmin are the f16 scale and minimum. */
+/* A block as it is in a file, codes one a byte. Blocks of 32: d and dmin are the f16 scale and minimum; of 8 bits and
+ * super blocks they are the halves of an f32 scale. */
 typedef struct source_block {
     uint8_t codes[MOST_ELEMENTS];
     uint16_t d, dmin;
@@ -166,6 +167,16 @@ static void read_iq4_xs(const uint8_t *from, source_block *b)
     }
 }
 
+static void read_i8_k(const uint8_t *from, source_block *b)
+{
+    b->d = half_at(from);
+    b->dmin = half_at(from + 2);
+    memcpy(b->scales, from + 4, sizeof b->scales);
+    for (int i = 0; i < 256; i++) {
+        b->codes[i] = from[20 + i] ^ 0x80;
+    }
+}
+
 typedef struct source_format {
     int32_t elements, bytes;
     void (*read)(const uint8_t *from, source_block *block);
@@ -186,6 +197,7 @@ static source_format format_of(qn_panel_code code)
     case QN_PANEL_S3: return (source_format){256, 110, read_q3_k};
     case QN_PANEL_G4T: return (source_format){32, 18, read_q4_0};
     case QN_PANEL_S4T: return (source_format){256, 136, read_iq4_xs};
+    case QN_PANEL_S8: return (source_format){256, 276, read_i8_k};
     default: return (source_format){256, 84, read_q2_k};
     }
 }
@@ -240,8 +252,13 @@ static void put_scales(const qn_panel_group_code *code, const source_block *b, i
         }
         return;
     }
-    memcpy(scales + c * 2, &b->d, 2);
-    memcpy(scales + (QN_PANEL_COLS + c) * 2, &b->dmin, 2);
+    if (code->bits == 8) {
+        memcpy(scales + c * 4, &b->d, 2);
+        memcpy(scales + c * 4 + 2, &b->dmin, 2);
+    } else {
+        memcpy(scales + c * 2, &b->d, 2);
+        memcpy(scales + (QN_PANEL_COLS + c) * 2, &b->dmin, 2);
+    }
     for (int g = 0; g < count / code->group; g++) {
         char *const at = scales + 4 * QN_PANEL_COLS + (k / code->group + g) * QN_PANEL_COLS + c;
         at[0] = (char)b->scales[first + g];
@@ -251,9 +268,12 @@ static void put_scales(const qn_panel_group_code *code, const source_block *b, i
     }
 }
 
-static int is_finite_half(uint16_t bits)
+static int is_finite(const qn_panel_group_code *code, const source_block *b)
 {
-    return (bits & 0x7c00) != 0x7c00;
+    if (code->super && code->bits == 8) {
+        return (b->dmin & 0x7f80) != 0x7f80;
+    }
+    return (b->d & 0x7c00) != 0x7c00 && (b->dmin & 0x7c00) != 0x7c00;
 }
 
 int qn_panel_pack_groups(qn_panel_code code, const uint8_t *row, int64_t k, char *panel, int c)
@@ -267,7 +287,7 @@ int qn_panel_pack_groups(qn_panel_code code, const uint8_t *row, int64_t k, char
     memset(&b, 0, sizeof b);
     for (int64_t i = 0; i < k; i += format.elements, row += format.bytes) {
         format.read(row, &b);
-        special |= !is_finite_half(b.d) || !is_finite_half(b.dmin);
+        special |= !is_finite(&of, &b);
         for (int j = 0; j < format.elements; j += step) {
             char *const block = panel + (i + j) / QN_PANEL_K * bytes;
             const int at = (int)((i + j) % QN_PANEL_K);
@@ -310,7 +330,10 @@ float qn_panel_group_value(qn_panel_code code, const char *panel, int64_t k, int
         return of.minima ? d * (float)q + qn_f16_to_f32(half_at(scales + (groups + g) * 2))
                          : d * (float)(q - of.middle);
     }
-    const float d = qn_f16_to_f32(half_at(scales + c * 2));
+    float d = qn_f16_to_f32(half_at(scales + c * 2));
+    if (of.bits == 8) {
+        memcpy(&d, scales + c * 4, sizeof d);
+    }
     const float dmin = qn_f16_to_f32(half_at(scales + (QN_PANEL_COLS + c) * 2));
     const uint8_t *const bytes = scales + 4 * QN_PANEL_COLS + g;
     return of.minima ? d * (float)bytes[0] * (float)q - dmin * (float)bytes[groups]

@@ -38,6 +38,7 @@ static const qn_kernel kernels[] = {
     ROW("dense_mm_fp_q6_k_fp", scalar, QN_Q6_K, QN_MM_ANY),
     ROW("dense_mm_fp_iq4_nl_fp", scalar, QN_IQ4_NL, QN_MM_ANY),
     ROW("dense_mm_fp_iq4_xs_fp", scalar, QN_IQ4_XS, QN_MM_ANY),
+    ROW("dense_mm_fp_i8_k_fp", scalar, QN_I8_K, QN_MM_ANY),
 };
 
 const qn_cpu_family qn_cpu_dense_family = {kernels, sizeof kernels / sizeof *kernels};

@@ -104,6 +104,7 @@ static const qn_kernel kernels[] = {
     LEVELS_GROUPS("dense_mm_fp_q6_k_fp", QN_Q6_K, QN_PANEL_S6),
     LEVELS_GROUPS("dense_mm_fp_iq4_nl_fp", QN_IQ4_NL, QN_PANEL_G4T),
     LEVELS_GROUPS("dense_mm_fp_iq4_xs_fp", QN_IQ4_XS, QN_PANEL_S4T),
+    LEVELS_GROUPS("dense_mm_fp_i8_k_fp", QN_I8_K, QN_PANEL_S8),
 };
 
 const qn_cpu_family qn_cpu_panel_family = {kernels, sizeof kernels / sizeof *kernels};

@@ -23,7 +23,7 @@
 
 enum { THREADS = 256, LOOKUP_THREADS = 128, DECODE_THREADS = 128, JOIN_THREADS = 32, PART_KEYS = 128, MOST_HEAD = 128 };
 enum { NORM_THREADS = 1024, NORM_ITEMS = 4 };
-enum { LOOKUP_LEAST = 8, MOST_GRID_Y = 65535, LOOKUPS = 2 * (QN_MM_IQ4_XS + 1) };
+enum { LOOKUP_LEAST = 8, MOST_GRID_Y = 65535, LOOKUPS = 2 * (QN_MM_I8_K + 1) };
 
 /* Registers of a thread allow that many quads of a row, and that many blocks of a multiprocessor (mm_few.cu). */
 enum { MOST_ITEMS = 8, RESIDENT = 3 };

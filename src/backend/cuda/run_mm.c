@@ -29,6 +29,7 @@ static const struct {
     {QN_Q4_1, QN_MM_Q4_1}, {QN_Q5_0, QN_MM_Q5_0},     {QN_Q5_1, QN_MM_Q5_1},     {QN_Q8_0, QN_MM_Q8_0},
     {QN_Q2_K, QN_MM_Q2_K}, {QN_Q3_K, QN_MM_Q3_K},     {QN_Q4_K, QN_MM_Q4_K},     {QN_Q5_K, QN_MM_Q5_K},
     {QN_Q6_K, QN_MM_Q6_K}, {QN_IQ4_NL, QN_MM_IQ4_NL}, {QN_IQ4_XS, QN_MM_IQ4_XS},
+    {QN_I8_K, QN_MM_I8_K},
 };
 
 int32_t qn_cuda_stored_format(qn_format format)
@@ -114,7 +115,8 @@ int32_t qn_cuda_weight_align(int32_t format)
     case QN_MM_Q2_K:
     case QN_MM_Q4_K:
     case QN_MM_Q5_K:
-    case QN_MM_IQ4_XS: return 4; /* blocks of whole words */
+    case QN_MM_IQ4_XS:
+    case QN_MM_I8_K: return 4; /* blocks of whole words */
     case QN_MM_NVFP4: return 8;
     case QN_MM_AQLM:
     case QN_MM_GPTVQ:

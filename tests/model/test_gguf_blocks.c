@@ -1,19 +1,21 @@
-/* GGUF files with MXFP4 and NVFP4 blocks at the model: the numbers of a folder of the same scheme give the same bits,
- * rows decode alike, a written packed file fits, and scales that cannot be are refused. */
+/* GGUF files at the model whose blocks are not what operators take. MXFP4 and NVFP4: the numbers of a folder of the
+ * same scheme give the same bits, rows decode alike, a written packed file fits, and scales that cannot be are refused.
+ * IQ and TQ: a model agrees with the floats that its rows decode to, which tests/format holds to another decoder. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 
 #include <cmocka.h>
 
-#include "model/gguf_fp4.h"
+#include "model/gguf_files.h"
 
 #include "io/checkpoint.h"
 
 enum { TOKENS = 7 };
 
 static qn_ctx *ctx;
-static char folder[] = "/tmp/quern-gguf-fp4-XXXXXX";
+static char folder[] = "/tmp/quern-gguf-blocks-XXXXXX";
 static char source[64], path[96], quantised[96];
 
 static void must(qn_status status, const qn_error *error, const char *what)
@@ -130,6 +132,49 @@ static void blocks_are_the_numbers_of_folders(void **state)
         assert_string_equal(info.scheme, schemes[i]);
         qn_checkpoint_close(c);
     }
+}
+
+static double difference(const float *a, const float *b, double *largest)
+{
+    double most = 0;
+    *largest = 0;
+    for (int i = 0; i < TOKENS * SYN_VOCAB; i++) {
+        most = fmax(most, fabs((double)a[i] - (double)b[i]));
+        *largest = fmax(*largest, fabs((double)a[i]));
+    }
+    return most;
+}
+
+static void vectors_are_the_floats_they_decode_to(void **state)
+{
+    (void)state;
+    qn_quantize_options options;
+    qn_quantize_options_init(&options);
+    options.scheme = "f32";
+    qn_quantize_result result;
+    qn_error error = {QN_OK, ""};
+    snprintf(path, sizeof path, "%s/vectors.gguf", folder);
+    assert_int_equal(gguf_write_vectors(path), 0);
+    syn_remove(quantised);
+    must(qn_quantize(ctx, path, quantised, &options, &result, &error), &error, path);
+    float *want = logits_of(quantised, QN_BACKEND_REF), *ref = logits_of(path, QN_BACKEND_REF),
+          *cpu = logits_of(path, QN_BACKEND_CPU);
+    double largest;
+    const double from_floats = difference(want, ref, &largest), from_ref = difference(ref, cpu, &largest);
+    print_message("largest logit %.3g, %.2e from floats, %.2e from the reference\n", largest, from_floats, from_ref);
+    assert_true(largest > 0.1 && from_floats < 1e-5 * largest && from_ref < 1e-4 * largest);
+    free(want);
+    free(ref);
+    free(cpu);
+    qn_checkpoint *c;
+    must(qn_checkpoint_open(ctx, path, &c, &error), &error, path);
+    int blocks = 0;
+    for (int32_t i = 0; i < qn_checkpoint_weight_count(c); i++) {
+        const qn_weight *w = qn_checkpoint_weight_at(c, i);
+        blocks += w->blocks != QN_FORMAT_NONE;
+    }
+    assert_int_equal(blocks, 7 * SYN_LAYERS + 1);
+    qn_checkpoint_close(c);
 }
 
 /* ---- files that say what cannot be ---- */
@@ -261,6 +306,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks_are_the_numbers_of_folders),
+        cmocka_unit_test(vectors_are_the_floats_they_decode_to),
         cmocka_unit_test(bad_blocks_are_refused),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

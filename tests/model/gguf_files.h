@@ -1,7 +1,8 @@
-/* A GGUF file of the synthetic model's numbers as a folder of scheme nvfp4 or mxfp4 has them: codes and scales put into
- * blocks, rows of queries and keys for interleaved rotation, NVFP4's global scales as X.scale beside X.weight. */
-#ifndef QN_TESTS_GGUF_FP4_H
-#define QN_TESTS_GGUF_FP4_H
+/* GGUF files. gguf_write: of the synthetic model's numbers as a folder of scheme nvfp4 or mxfp4 has them, codes and
+ * scales put into blocks, rows of queries and keys for interleaved rotation, NVFP4's global scales as X.scale beside
+ * X.weight. gguf_write_vectors: a model of its own whose matrices are random blocks of the IQ and TQ formats. */
+#ifndef QN_TESTS_GGUF_FILES_H
+#define QN_TESTS_GGUF_FILES_H
 
 #include <assert.h>
 #include <stdint.h>
@@ -14,12 +15,6 @@
 #include "quant/synthetic.h"
 
 enum { GGUF_TENSORS = 80 };
-
-typedef struct gguf_out {
-    char *text; /* of the file, and of its data */
-    size_t size;
-    FILE *file;
-} gguf_out;
 
 /* Told of each tensor before it is put down: may change its name and what type, size and numbers it has. */
 typedef struct gguf_tensor {
@@ -121,7 +116,7 @@ static void gguf_blocks(gguf_tensor *t, const qn_view *codes, const qn_view *sca
 static void gguf_plain(gguf_tensor *t, const qn_view *view)
 {
     size_t bytes = 0;
-    const int format = view->shape.format;
+    const qn_format format = view->shape.format;
     t->type = format == QN_F32 ? 0 : format == QN_F16 ? 1 : 30;
     t->rank = view->shape.ndim;
     for (int i = 0; i < t->rank; i++) {
@@ -183,17 +178,14 @@ static int gguf_collect(const qn_tensors *file, gguf_tensor *t)
     return count;
 }
 
-/* FOLDER/model.safetensors, of syn_usual, as the file `path`. 0 on success. */
-static int gguf_write(qn_ctx *ctx, const char *folder, const char *path, gguf_spoil spoil)
+/* Sizes of a model, as its metadata have them. */
+typedef struct gguf_sizes {
+    uint32_t hidden, inner, heads, head;
+} gguf_sizes;
+
+/* Writes the file and frees the tensors' numbers. */
+static int gguf_put(const char *path, gguf_tensor *t, int count, gguf_sizes sizes, gguf_spoil spoil)
 {
-    char from[256];
-    qn_tensors *file;
-    gguf_tensor t[GGUF_TENSORS] = {0};
-    snprintf(from, sizeof from, "%s/model.safetensors", folder);
-    if (qn_tensors_open(ctx, from, &file, NULL) != QN_OK) {
-        return 1;
-    }
-    const int count = gguf_collect(file, t);
     FILE *f = fopen(path, "wb");
     if (!f) {
         return 1;
@@ -205,13 +197,13 @@ static int gguf_write(qn_ctx *ctx, const char *folder, const char *path, gguf_sp
     gguf_text(f, "general.architecture");
     gguf_number(f, 8, 4);
     gguf_text(f, "llama");
-    gguf_u32(f, "llama.embedding_length", SYN_HIDDEN);
+    gguf_u32(f, "llama.embedding_length", sizes.hidden);
     gguf_u32(f, "llama.block_count", SYN_LAYERS);
-    gguf_u32(f, "llama.feed_forward_length", SYN_INNER);
+    gguf_u32(f, "llama.feed_forward_length", sizes.inner);
     gguf_u32(f, "llama.context_length", 1024);
-    gguf_u32(f, "llama.attention.head_count", SYN_HIDDEN / SYN_KV);
+    gguf_u32(f, "llama.attention.head_count", sizes.heads);
     gguf_u32(f, "llama.attention.head_count_kv", 1);
-    gguf_u32(f, "llama.rope.dimension_count", SYN_KV);
+    gguf_u32(f, "llama.rope.dimension_count", sizes.head);
     gguf_u32(f, "llama.vocab_size", SYN_VOCAB);
     gguf_f32(f, "llama.rope.freq_base", 10000.0f);
     gguf_f32(f, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
@@ -236,8 +228,111 @@ static int gguf_write(qn_ctx *ctx, const char *folder, const char *path, gguf_sp
         fwrite(t[i].data, 1, t[i].bytes, f);
         free(t[i].data);
     }
-    qn_tensors_close(file);
     return fclose(f) != 0;
+}
+
+/* FOLDER/model.safetensors, of syn_usual, as the file `path`. 0 on success. */
+static inline int gguf_write(qn_ctx *ctx, const char *folder, const char *path, gguf_spoil spoil)
+{
+    char from[256];
+    qn_tensors *file;
+    gguf_tensor t[GGUF_TENSORS] = {0};
+    snprintf(from, sizeof from, "%s/model.safetensors", folder);
+    if (qn_tensors_open(ctx, from, &file, NULL) != QN_OK) {
+        return 1;
+    }
+    const int count = gguf_collect(file, t);
+    qn_tensors_close(file);
+    return gguf_put(path, t, count, (gguf_sizes){SYN_HIDDEN, SYN_INNER, SYN_HIDDEN / SYN_KV, SYN_KV}, spoil);
+}
+
+/* ---- random blocks ---- */
+
+enum { GGUF_HIDDEN = 512, GGUF_INNER = 256, GGUF_HEADS = 8, GGUF_HEAD = 64, GGUF_BLOCK = 256 };
+
+/* Formats of 256 elements, where their f16 scale lies (of IQ1_M in the upper nibbles from there on), and one that makes
+ * weights of usual size. */
+static const struct {
+    uint32_t type;
+    int bytes, at;
+    float d;
+} gguf_vectors[] = {{16, 66, 0, 0.0008f}, {17, 74, 0, 0.0008f},  {22, 82, 0, 0.0008f},
+                    {18, 98, 0, 0.0004f}, {21, 110, 0, 0.0004f}, {19, 50, 0, 0.006f},
+                    {29, 56, 48, 0.006f}, {34, 54, 52, 0.05f},   {35, 66, 64, 0.05f}};
+enum { GGUF_VECTORS = sizeof gguf_vectors / sizeof *gguf_vectors };
+
+static void gguf_random_blocks(gguf_tensor *t, int which, int64_t n, int64_t k, qn_rng *rng)
+{
+    const int bytes = gguf_vectors[which].bytes, at = gguf_vectors[which].at;
+    const int64_t blocks = n * k / GGUF_BLOCK;
+    t->type = gguf_vectors[which].type;
+    t->rank = 2;
+    t->dims[0] = (uint64_t)k;
+    t->dims[1] = (uint64_t)n;
+    t->bytes = (size_t)(blocks * bytes);
+    uint8_t *to = t->data = malloc(t->bytes);
+    for (size_t i = 0; i < t->bytes; i++) {
+        to[i] = (uint8_t)(qn_rng_next(rng) >> 40);
+    }
+    for (int64_t b = 0; b < blocks; b++, to += bytes) {
+        uint16_t d;
+        const float value = gguf_vectors[which].d * (float)(0.5 + qn_rng_uniform(rng));
+        qn_encode(QN_F16, &value, 1, &d, NULL);
+        if (at == 48) {
+            for (int i = 0; i < 4; i++) {
+                to[49 + 2 * i] = (uint8_t)((to[49 + 2 * i] & 15) | (d >> 4 * i & 15) << 4);
+            }
+        } else {
+            memcpy(to + at, &d, 2);
+        }
+        for (int i = 0; t->type == 35 && i < 64; i++) {
+            to[i] &= (uint8_t) ~(to[i] >> 1 & 0x55); /* no digit is 3 */
+        }
+    }
+}
+
+static void gguf_floats(gguf_tensor *t, int64_t n, int64_t k, float around, qn_rng *rng)
+{
+    const int64_t count = n * (k ? k : 1);
+    t->rank = k ? 2 : 1;
+    t->dims[0] = (uint64_t)(k ? k : n);
+    t->dims[1] = (uint64_t)n;
+    t->bytes = (size_t)count * sizeof(float);
+    float *const to = t->data = malloc(t->bytes);
+    for (int64_t i = 0; i < count; i++) {
+        to[i] = around + (float)(qn_rng_uniform(rng) - 0.5) * 0.5f;
+    }
+}
+
+/* 0 on success. */
+static inline int gguf_write_vectors(const char *path)
+{
+    static const struct {
+        const char *name;
+        int64_t n, k;
+    } parts[] = {{"attn_norm", GGUF_HIDDEN, 0},         {"ffn_norm", GGUF_HIDDEN, 0},
+                 {"attn_q", GGUF_HIDDEN, GGUF_HIDDEN},  {"attn_k", GGUF_HEAD, GGUF_HIDDEN},
+                 {"attn_v", GGUF_HEAD, GGUF_HIDDEN},    {"attn_output", GGUF_HIDDEN, GGUF_HIDDEN},
+                 {"ffn_gate", GGUF_INNER, GGUF_HIDDEN}, {"ffn_up", GGUF_INNER, GGUF_HIDDEN},
+                 {"ffn_down", GGUF_HIDDEN, GGUF_INNER}};
+    gguf_tensor t[GGUF_TENSORS] = {0};
+    qn_rng rng = {.state = 23};
+    int count = 2, which = 0;
+    snprintf(t[0].name, sizeof t->name, "token_embd.weight");
+    gguf_random_blocks(&t[0], 4, SYN_VOCAB, GGUF_HIDDEN, &rng);
+    snprintf(t[1].name, sizeof t->name, "output_norm.weight");
+    gguf_floats(&t[1], GGUF_HIDDEN, 0, 1, &rng);
+    for (int layer = 0; layer < SYN_LAYERS; layer++) {
+        for (size_t p = 0; p < sizeof parts / sizeof *parts; p++, count++) {
+            snprintf(t[count].name, sizeof t->name, "blk.%d.%s.weight", layer, parts[p].name);
+            if (parts[p].k) {
+                gguf_random_blocks(&t[count], which++ % GGUF_VECTORS, parts[p].n, parts[p].k, &rng);
+            } else {
+                gguf_floats(&t[count], parts[p].n, 0, 1, &rng);
+            }
+        }
+    }
+    return gguf_put(path, t, count, (gguf_sizes){GGUF_HIDDEN, GGUF_INNER, GGUF_HEADS, GGUF_HEAD}, NULL);
 }
 
 #endif
