@@ -4,7 +4,6 @@
 #ifndef QN_TESTS_GGUF_FILES_H
 #define QN_TESTS_GGUF_FILES_H
 
-#include <assert.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,6 +26,14 @@ typedef struct gguf_tensor {
 } gguf_tensor;
 
 typedef void (*gguf_spoil)(gguf_tensor *t);
+
+static void gguf_must(int holds)
+{
+    if (!holds) {
+        fprintf(stderr, "the folder is not what gguf_write expects\n");
+        abort();
+    }
+}
 
 static void gguf_number(FILE *f, uint64_t value, int bytes)
 {
@@ -122,7 +129,7 @@ static void gguf_plain(gguf_tensor *t, const qn_view *view)
     for (int i = 0; i < t->rank; i++) {
         t->dims[i] = (uint64_t)view->shape.dims[t->rank - 1 - i];
     }
-    assert(qn_shape_bytes(&view->shape, &bytes, NULL) == QN_OK);
+    gguf_must(qn_shape_bytes(&view->shape, &bytes, NULL) == QN_OK);
     t->bytes = bytes;
     t->data = memcpy(malloc(bytes), view->data, bytes);
 }
@@ -147,9 +154,9 @@ static int gguf_collect(const qn_tensors *file, gguf_tensor *t)
 {
     int count = 0;
     for (int32_t i = 0; i < qn_tensors_count(file); i++) {
-        const char *name;
-        qn_view view;
-        assert(qn_tensors_at(file, i, &name, &view, NULL) == QN_OK && count + 2 <= GGUF_TENSORS);
+        const char *name = "";
+        qn_view view = {0};
+        gguf_must(qn_tensors_at(file, i, &name, &view, NULL) == QN_OK && count + 2 <= GGUF_TENSORS);
         const char *const dot = strrchr(name, '.');
         char module[96], other[64];
         snprintf(module, sizeof module, "%.*s", (int)(dot - name), name);
