@@ -50,6 +50,14 @@ static const row rows[] = {
     {8, 0, "silu_mul_quant m=4 k=256"},
     {8, 0, "dense_mm m=3 n=33 k=96 out=f32 b=q4_0"},
     {8, 0, "dense_mm m=3 n=40 k=72 x=bf16 b=bf16 bias=1"},
+    {8, 0, "dense_mm m=19 n=40 k=72 x=bf16 b=bf16 bias=1"},
+    {8, 0, "dense_mm m=9 n=70 k=33 x=f16 b=f16 out=f32"},
+    {8, 0, "dense_mm m=11 n=9 k=40 x=f16 b=bf16"},
+    {8, 0, "dense_mm m=17 n=33 k=512 out=f32 b=i8_k"},
+    {8, 0, "scaled_mm m=70 n=66 k=144 scale_a=token scale_b=channel azp_adj=1"},
+    {8, 0, "block_scaled_mm m=20 n=136 k=272"},
+    {8, 0, "nvfp4_mm m=18 n=17 k=96 x=f16 bias=1"},
+    {8, 0, "nvfp4_mm m=10 n=24 k=112 a=1"},
     {8, 0, "scaled_mm m=5 n=33 k=65 scale_a=token scale_b=channel bias=f16 azp_adj=1 azp=1"},
     {8, 0, "scaled_mm m=17 n=24 k=96 a=f8_e4m3 scale_a=token scale_b=channel"},
     {8, 0, "block_scaled_mm m=16 n=127 k=129"},
@@ -106,6 +114,15 @@ static const row rows[] = {
     {9, 0, "vq_encode m=3 n=4 k=64 e=2"},
 };
 enum { ROWS = sizeof rows / sizeof *rows };
+
+/* Of a device of two multiprocessors: tiles of 128 x 128. */
+static const row large[] = {
+    {8, 0, "dense_mm m=150 n=140 k=72 x=bf16 b=bf16 bias=1"},
+    {8, 0, "scaled_mm m=130 n=136 k=144 scale_a=token scale_b=channel bias=f16"},
+    {8, 0, "block_scaled_mm m=140 n=200 k=272"},
+    {8, 0, "mxfp4_mm m=129 n=136 k=96 x=f8_e4m3 x_scale=token"},
+};
+enum { LARGE_ROWS = sizeof large / sizeof *large };
 
 static void run_case(const qn_kernel *kernel, const char *text, const qn_op_desc *desc)
 {
@@ -171,6 +188,16 @@ static void kernels_agree_with_the_reference(void **state)
             run_row(r);
         }
     }
+    close_device();
+    fake.sms(2);
+    fake.setup(1, 8, 0);
+    open_device();
+    for (size_t i = 0; i < LARGE_ROWS; i++) {
+        if (!word || strstr(large[i].text, word)) {
+            run_row(&large[i]);
+        }
+    }
+    fake.sms(132);
     if (!word) { /* without wgmma, which is not emulated */
         close_device();
         fake.setup(1, 8, 0);

@@ -12,12 +12,15 @@
 #include "format/format.h"
 #include "ref/slots.h"
 
-enum { TILE = 64, THREADS = 256, WARPS = THREADS / 32, MOST_GRID_Y = 65535, MOST_SHARED = 40 << 10 };
+enum { TILE = 64, LARGE_TILE = 128, THREADS = 256, WARPS = THREADS / 32, MOST_GRID_Y = 65535, MOST_SHARED = 40 << 10 };
 
-/* Programs of a plan. */
+/* Programs of a plan; a kernel of its own has large tiles too, where products are tensor cores'. */
 enum { ANY = 0, TILES, FEW };
 static const int32_t few_rows[] = {1, 2, 4, 8};
-enum { FEW_COUNT = sizeof few_rows / sizeof *few_rows };
+enum { FEW_COUNT = sizeof few_rows / sizeof *few_rows, LARGE = FEW + FEW_COUNT };
+
+/* What mma.sync multiplies: parameter TENSOR of mm_mma.cu. */
+enum { TENSOR_NONE = 0, TENSOR_BF16, TENSOR_F16, TENSOR_I8 };
 
 /* ---- formats ---- */
 
@@ -248,21 +251,53 @@ static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
     return b->dims[0] > INT32_MAX / 2 || qn_cuda_mm_depth(desc) > INT32_MAX / 2 ? "N or K is 2^30 or more" : NULL;
 }
 
-/* The program of mm_tile.cu. */
-static void program_of(const qn_op_desc *desc, int32_t aligned, qn_cuda_program *p)
+/* Elements as tensor cores take them: both operands' are exact in that type. */
+static int32_t tensor_of(const qn_op_desc *desc)
 {
     const int32_t act = qn_cuda_row_format(desc);
-    p->source = "mm_tile.cu";
-    p->entry = "qn_mm_tile";
+    const qn_format x = desc->in[slots_of(desc->op).x].format;
+    switch (qn_cuda_weight_format(desc)) {
+    case QN_MM_I8: return TENSOR_I8;
+    case QN_MM_E4M3:
+    case QN_MM_E4M3_BLOCK:
+    case QN_MM_E5M2_BLOCK: return TENSOR_BF16;
+    case QN_MM_F16: return x == QN_F16 ? TENSOR_F16 : TENSOR_NONE;
+    case QN_MM_BF16: return x == QN_BF16 ? TENSOR_BF16 : TENSOR_NONE;
+    case QN_MM_NVFP4:
+        if (act == QN_MM_PLAIN && x == QN_F16) {
+            return TENSOR_F16;
+        } /* fall through */
+    case QN_MM_MXFP4: return act != QN_MM_PLAIN || x == QN_BF16 ? TENSOR_BF16 : TENSOR_NONE;
+    default: return TENSOR_NONE;
+    }
+}
+
+/* Parameters that all these programs have. */
+static void define_operands(const qn_op_desc *desc, int32_t aligned, qn_cuda_program *p)
+{
+    const int32_t act = qn_cuda_row_format(desc);
     qn_cuda_mm_define(desc, qn_cuda_mm_bias(desc), p);
     qn_cuda_define(p, "A_FORMAT", act);
     qn_cuda_define(p, "X_FORMAT", act ? 0 : qn_cuda_float_format(desc->in[slots_of(desc->op).x].format));
     qn_cuda_define(p, "ALIGNED", aligned);
 }
 
+/* The program of mm_mma.cu, or of mm_tile.cu, whose tiles are always of TILE. */
+static void program_of(const qn_op_desc *desc, int32_t aligned, int32_t tile, qn_cuda_program *p)
+{
+    const int32_t tensor = tensor_of(desc);
+    p->source = tensor ? "mm_mma.cu" : "mm_tile.cu";
+    p->entry = tensor ? "qn_mm_mma" : "qn_mm_tile";
+    define_operands(desc, aligned, p);
+    if (tensor) {
+        qn_cuda_define(p, "TENSOR", tensor);
+        qn_cuda_define(p, "TILE", tile);
+    }
+}
+
 void qn_cuda_mm_any_program(const qn_op_desc *desc, qn_cuda_program *program)
 {
-    program_of(desc, 0, program);
+    program_of(desc, 0, TILE, program);
 }
 
 int32_t qn_cuda_mm_program_count(const qn_op_desc *desc)
@@ -276,12 +311,14 @@ int32_t qn_cuda_mm_programs(const qn_op_desc *desc, const qn_cuda_device *device
     const int64_t n = desc->in[slots_of(desc->op).b].dims[0], k = qn_cuda_mm_depth(desc);
     for (int32_t i = 0; i < count; i++) {
         qn_cuda_program *p = &out[i];
-        program_of(desc, i != ANY, p);
-        if (i >= FEW) {
+        if (i < FEW) {
+            program_of(desc, i != ANY, TILE, p);
+        } else {
             const int32_t rows = few_rows[i - FEW];
             const qn_cuda_few few = qn_cuda_few_shape(format, n, k, rows, 0, device->sms);
             p->source = "mm_few.cu";
             p->entry = "qn_mm_few";
+            define_operands(desc, 1, p);
             qn_cuda_few_define(&few, rows, p);
             qn_cuda_define(p, "CHAIN", 0);
             p->shared_bytes = few.shared_bytes;
@@ -294,7 +331,12 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
                         qn_cuda_program *out)
 {
     (void)kernel;
-    return qn_cuda_mm_programs(desc, device, out);
+    const int32_t count = qn_cuda_mm_programs(desc, device, out);
+    if (count != LARGE || !tensor_of(desc)) {
+        return count;
+    }
+    program_of(desc, 1, LARGE_TILE, &out[LARGE]);
+    return count + 1;
 }
 
 /* ---- the run ---- */
@@ -378,12 +420,12 @@ qn_cuda_mm qn_cuda_mm_arguments(const qn_run_call *call)
     return a;
 }
 
-static qn_status launch_tiles(const qn_cuda_run *run, int32_t program, qn_cuda_mm *a, qn_error *error)
+static qn_status launch_tiles(const qn_cuda_run *run, int32_t program, int32_t tile, qn_cuda_mm *a, qn_error *error)
 {
     QN_FAIL_IF(a->m > TILE * MOST_GRID_Y, error, QN_E_UNSUPPORTED, "%s: %d rows are more than one launch takes",
                run->kernel->name, a->m);
     void *const arguments[] = {a};
-    const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(a->n, TILE), (uint32_t)qn_ceil_div(a->m, TILE), 1},
+    const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(a->n, tile), (uint32_t)qn_ceil_div(a->m, tile), 1},
                                 .block = {THREADS, 1, 1},
                                 .dependent = run->device->major >= 9};
     return a->n == 0 ? QN_OK : qn_cuda_launch(run, program, &g, arguments, error);
@@ -392,10 +434,16 @@ static qn_status launch_tiles(const qn_cuda_run *run, int32_t program, qn_cuda_m
 qn_status qn_cuda_mm_launch_any(const qn_cuda_run *run, int32_t program, qn_error *error)
 {
     qn_cuda_mm a = qn_cuda_mm_arguments(run->call);
-    return launch_tiles(run, program, &a, error);
+    return launch_tiles(run, program, TILE, &a, error);
 }
 
-qn_status qn_cuda_mm_launch(const qn_cuda_run *run, qn_error *error)
+/* Large tiles read operands half as often; they want to be one for most multiprocessors. */
+static int takes_large(const qn_cuda_mm *a, int32_t sms)
+{
+    return 4 * qn_ceil_div(a->n, LARGE_TILE) * qn_ceil_div(a->m, LARGE_TILE) >= 3 * (int64_t)sms;
+}
+
+static qn_status launch_with(const qn_cuda_run *run, int large, qn_error *error)
 {
     qn_cuda_mm a = qn_cuda_mm_arguments(run->call);
     void *const arguments[] = {&a};
@@ -405,7 +453,8 @@ qn_status qn_cuda_mm_launch(const qn_cuda_run *run, qn_error *error)
         aligned = aligned && ((uint64_t)(uintptr_t)a.x | (uint64_t)a.x_row) % 4 == 0;
     }
     if (!aligned || a.m > few_rows[FEW_COUNT - 1] || a.n == 0) {
-        return launch_tiles(run, aligned ? TILES : ANY, &a, error);
+        large = large && aligned && takes_large(&a, run->device->sms);
+        return launch_tiles(run, large ? LARGE : aligned ? TILES : ANY, large ? LARGE_TILE : TILE, &a, error);
     }
     int32_t i = 0;
     while (few_rows[i] < a.m) {
@@ -419,7 +468,17 @@ qn_status qn_cuda_mm_launch(const qn_cuda_run *run, qn_error *error)
     return qn_cuda_launch(run, FEW + i, &g, arguments, error);
 }
 
-static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .launch = qn_cuda_mm_launch};
+qn_status qn_cuda_mm_launch(const qn_cuda_run *run, qn_error *error)
+{
+    return launch_with(run, 0, error);
+}
+
+static qn_status launch(const qn_cuda_run *run, qn_error *error)
+{
+    return launch_with(run, tensor_of(run->call->desc) != TENSOR_NONE, error);
+}
+
+static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .launch = launch};
 
 #define ROW(op_, contract)                                                                                             \
     {                                                                                                                  \

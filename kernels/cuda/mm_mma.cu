@@ -1,0 +1,258 @@
+/* d = x b^T with weights of any format that 16-bit floats hold exactly, or int8, many rows, by mma.sync: tiles of TILE x
+ * TILE, both operands in shared memory as they are multiplied, 64 bytes of a row at a time. bf16 (TENSOR 1): weights of
+ * bf16, e4m3, e5m2, NVFP4 and MXFP4 by rows of bf16 or codes; f16 (2): of f16 and NVFP4 by f16; int8 (3), whose sums
+ * are exact. Block-scaled sums are those of 128 of K, which meet their scales as f32.
+ *
+ * Host contract
+ *   Parameters: those of mm_common.h, and TILE 64 or 128
+ *   Launch: block 256, no dynamic shared memory, grid {ceil(N / TILE), ceil(M / TILE)} */
+#include "mm_common.h"
+
+#define THREADS 256
+#define ROW_BYTES 64
+#define PITCH 80 /* bytes: eight rows' chunks of 16 meet no bank twice */
+#if TENSOR == 3
+#define STEP 64 /* of K */
+#else
+#define STEP 32
+#endif
+#define ROW_UNITS (STEP / UNIT)
+#define TILE_UNITS (TILE * ROW_UNITS)
+#define MINE ((TILE_UNITS + THREADS - 1) / THREADS) /* units of b a thread */
+#define X_PARTS (THREADS / TILE)                    /* threads that load a row of x */
+#define X_WORDS (ROW_BYTES / 4 / X_PARTS)
+#define PARTS (TILE / 32) /* of a warp's half of the rows: 16 each; of its quarter of the columns: 8 */
+#define BLOCK_SUMS (B_FORMAT == QN_MM_E4M3_BLOCK || B_FORMAT == QN_MM_E5M2_BLOCK)
+#define PLAIN_X (TENSOR == 3 || (A_FORMAT == QN_MM_PLAIN && X_FORMAT != QN_MM_F32)) /* as it is multiplied */
+
+struct staged {
+    raw b[MINE];
+    u32 x[X_WORDS];
+};
+
+DEV u32 pack(float low, float high)
+{
+    return TENSOR == 2 ? pack_f16(low, high) : pack_bf16(low, high);
+}
+
+/* Element i of row m without the scale of its block. */
+DEV float load_element(const qn_cuda_mm &a, int m, int i)
+{
+#if A_FORMAT == QN_MM_A_BLOCK
+    return e4m3_float(((const u8 *)(a.x + m * a.x_row))[i]);
+#else
+    return load_x(a, m, i);
+#endif
+}
+
+/* This thread's words of x from element k on of row m. */
+DEV void fetch_x(const qn_cuda_mm &a, int m, int k, u32 x[X_WORDS])
+{
+#pragma unroll
+    for (int i = 0; i < X_WORDS; i++) {
+        x[i] = 0;
+    }
+    if (m >= a.m) {
+        return;
+    }
+#if PLAIN_X
+    const int bytes = TENSOR == 3 ? 1 : 2, count = X_WORDS * 4 / bytes;
+    const u8 *const from = (const u8 *)a.x + m * a.x_row + (i64)k * bytes;
+    if (k + count <= a.k && (u64)from % 16 == 0) {
+#pragma unroll
+        for (int i = 0; i < X_WORDS; i += 4) {
+            const uint4 v = *(const uint4 *)(from + 4 * i);
+            x[i] = v.x;
+            x[i + 1] = v.y;
+            x[i + 2] = v.z;
+            x[i + 3] = v.w;
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < count; i++) {
+        if (k + i < a.k) {
+            x[i * bytes / 4] |= (bytes == 1 ? from[i] : (u32) * (const u16 *)(from + 2 * i)) << i * bytes % 4 * 8;
+        }
+    }
+#else
+#pragma unroll
+    for (int i = 0; i < X_WORDS; i++) {
+        const int first = k + 2 * i;
+        x[i] = pack(first < a.k ? load_element(a, m, first) : 0.0f, first + 1 < a.k ? load_element(a, m, first + 1) : 0.0f);
+    }
+#endif
+}
+
+DEV void fetch(const qn_cuda_mm &a, int row0, int column0, int k0, staged *s)
+{
+    const qn_cuda_mm_part &p = a.part[0];
+#pragma unroll
+    for (int i = 0; i < MINE; i++) {
+        const int index = (int)threadIdx.x + i * THREADS, n = column0 + index / ROW_UNITS;
+        const int unit = k0 / UNIT + index % ROW_UNITS;
+        s->b[i] = raw();
+        if (index < TILE_UNITS && n < p.n && unit * UNIT < a.k) {
+            s->b[i] = load_raw((const u8 *)p.b + n * p.b_row, scales_of(p, n), unit, a.k);
+        }
+#if BLOCK_SUMS
+        s->b[i].scale = 1.0f;
+#endif
+    }
+    const int row = (int)threadIdx.x / X_PARTS, part = (int)threadIdx.x % X_PARTS;
+    fetch_x(a, row0 + row, k0 + part * (STEP / X_PARTS), s->x);
+}
+
+DEV void put(const staged &s, u8 *x, u8 *b)
+{
+#pragma unroll
+    for (int i = 0; i < MINE; i++) {
+        const int index = (int)threadIdx.x + i * THREADS;
+        if (index < TILE_UNITS) {
+            u8 *const to = b + index / ROW_UNITS * PITCH + index % ROW_UNITS * (ROW_BYTES / ROW_UNITS);
+#if TENSOR == 3 || B_FORMAT == QN_MM_BF16 || B_FORMAT == QN_MM_F16
+            *(uint4 *)to = make_uint4(s.b[i].word[0], s.b[i].word[1], s.b[i].word[2], s.b[i].word[3]);
+#else
+#pragma unroll
+            for (int j = 0; j < UNIT / 8; j++) {
+                float v[8];
+                decode8(s.b[i], j, v);
+                *(uint4 *)(to + 16 * j) = make_uint4(pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7]));
+            }
+#endif
+        }
+    }
+    u32 *const to = (u32 *)(x + threadIdx.x / X_PARTS * PITCH) + threadIdx.x % X_PARTS * X_WORDS;
+#pragma unroll
+    for (int i = 0; i < X_WORDS; i += 4) {
+        *(uint4 *)(to + i) = make_uint4(s.x[i], s.x[i + 1], s.x[i + 2], s.x[i + 3]);
+    }
+}
+
+/* Four matrices of eight rows of 16 bytes: lane l names row l % 8 of matrix l / 8. */
+DEV void load_matrices(u32 at, u32 *v)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"(at));
+}
+
+DEV void multiply_add(sum_t *d, const u32 *a, const u32 *b)
+{
+#if TENSOR == 1
+    MMA_BF16(d, a, b[0], b[1]);
+#elif TENSOR == 2
+    MMA_F16(d, a, b[0], b[1]);
+#else
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+/* x, b: this lane's addresses of its warp's rows. */
+DEV void multiply(u32 x, u32 b, sum_t sums[PARTS][PARTS][4])
+{
+#pragma unroll
+    for (int half = 0; half < ROW_BYTES; half += 32) {
+        u32 u[PARTS][4], v[PARTS / 2][4];
+#pragma unroll
+        for (int i = 0; i < PARTS; i++) {
+            load_matrices(x + i * 16 * PITCH + half, u[i]);
+        }
+#pragma unroll
+        for (int j = 0; j < PARTS / 2; j++) {
+            load_matrices(b + j * 16 * PITCH + half, v[j]);
+        }
+#pragma unroll
+        for (int i = 0; i < PARTS; i++) {
+#pragma unroll
+            for (int j = 0; j < PARTS; j++) {
+                multiply_add(sums[i][j], u[i], v[j / 2] + j % 2 * 2);
+            }
+        }
+    }
+}
+
+#if BLOCK_SUMS
+/* Sums of a block of K meet its scales, and are zeros again. */
+DEV void promote(const qn_cuda_mm &a, int row, float b_scale, int block, float part[PARTS][PARTS][4],
+                 float sums[PARTS][PARTS][4])
+{
+#pragma unroll
+    for (int i = 0; i < PARTS; i++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int m = row + 16 * i + e / 2 * 8;
+            const char *const at = a.x_scale + m * a.x_scale_row + block * a.x_scale_block;
+            const float scale = m < a.m ? *(const float *)at * b_scale : 0.0f;
+#pragma unroll
+            for (int j = 0; j < PARTS; j++) {
+                sums[i][j][e] = __fmaf_rn(part[i][j][e], scale, sums[i][j][e]);
+                part[i][j][e] = 0.0f;
+            }
+        }
+    }
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_mm_mma(const __grid_constant__ qn_cuda_mm a)
+{
+    __shared__ __align__(16) u8 x_tile[TILE * PITCH], b_tile[TILE * PITCH];
+    release_next();
+    wait_before();
+    const int column0 = (int)blockIdx.x * TILE, row0 = (int)blockIdx.y * TILE;
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int warp_row = warp / 4 * (TILE / 2), warp_column = warp % 4 * (TILE / 4);
+    const u32 x = shared_address(x_tile) + (warp_row + lane % 16) * PITCH + lane / 16 * 16;
+    const u32 b = shared_address(b_tile) + (warp_column + lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 16;
+    const int row = row0 + warp_row + lane / 4, column = column0 + warp_column + lane % 4 * 2;
+    const qn_cuda_mm_part &p = a.part[0];
+    sum_t sums[PARTS][PARTS][4] = {};
+#if BLOCK_SUMS
+    float part[PARTS][PARTS][4] = {};
+#endif
+    staged next;
+    fetch(a, row0, column0, 0, &next);
+    for (int k0 = 0; k0 < a.k; k0 += STEP) {
+        put(next, x_tile, b_tile);
+        __syncthreads();
+        if (k0 + STEP < a.k) {
+            fetch(a, row0, column0, k0 + STEP, &next);
+        }
+#if BLOCK_SUMS
+        multiply(x, b, part);
+        if ((k0 + STEP) % 128 == 0 || k0 + STEP >= a.k) {
+            const char *const at = p.b_scale + (i64)(column0 / 128) * p.b_scale_row + k0 / 128 * 4;
+            promote(a, row, *(const float *)at, k0 / 128, part, sums);
+        }
+#else
+        multiply(x, b, sums);
+#endif
+        __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i < PARTS; i++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int m = row + 16 * i + 8 * h;
+            if (m >= a.m) {
+                continue;
+            }
+            const float scale = A_FORMAT == QN_MM_A_BLOCK ? 1.0f : row_scale(a, m);
+            const int azp = row_azp(a, m);
+#pragma unroll
+            for (int j = 0; j < PARTS; j++) {
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const int n = column + 8 * j + e;
+                    if (n < p.n) {
+                        const float v = finish(load_tail(p, n), sums[i][j][2 * h + e], scale, azp, row_global(a));
+                        store_float(p.d + m * p.d_row, n, v, OUT);
+                    }
+                }
+            }
+        }
+    }
+}
