@@ -1,6 +1,6 @@
-/* d = x b^T with weights of any format that 16-bit floats hold exactly, or int8, many rows, by mma.sync: tiles of TILE x
- * TILE, both operands in shared memory as they are multiplied, 64 bytes of a row at a time. bf16 (TENSOR 1): weights of
- * bf16, e4m3, e5m2, NVFP4 and MXFP4 by rows of bf16 or codes; f16 (2): of f16 and NVFP4 by f16; int8 (3), whose sums
+/* d = x b^T with weights of any format that 16-bit floats hold exactly, or int8, many rows, by mma.sync: tiles of TILE
+ * x TILE, both operands in shared memory as they are multiplied, 64 bytes of a row at a time. bf16 (TENSOR 1): weights
+ * of bf16, e4m3, e5m2, NVFP4 and MXFP4 by rows of bf16 or codes; f16 (2): of f16 and NVFP4 by f16; int8 (3), whose sums
  * are exact. Block-scaled sums are those of 128 of K, which meet their scales as f32.
  *
  * Host contract
@@ -23,6 +23,7 @@
 #define X_WORDS (ROW_BYTES / 4 / X_PARTS)
 #define PARTS (TILE / 32) /* of a warp's half of the rows: 16 each; of its quarter of the columns: 8 */
 #define BLOCK_SUMS (B_FORMAT == QN_MM_E4M3_BLOCK || B_FORMAT == QN_MM_E5M2_BLOCK)
+#define BYTE_X (TENSOR != 3 && (A_FORMAT == QN_MM_A_E4M3 || A_FORMAT == QN_MM_A_BLOCK || A_FORMAT == QN_MM_A_I8))
 #define PLAIN_X (TENSOR == 3 || (A_FORMAT == QN_MM_PLAIN && X_FORMAT != QN_MM_F32)) /* as it is multiplied */
 
 struct staged {
@@ -76,11 +77,52 @@ DEV void fetch_x(const qn_cuda_mm &a, int m, int k, u32 x[X_WORDS])
         }
     }
 #else
+#if BYTE_X
+    const u8 *const from = (const u8 *)a.x + m * a.x_row + k;
+    if (k + 2 * X_WORDS <= a.k && (u64)from % 8 == 0) {
+#pragma unroll
+        for (int i = 0; i < X_WORDS; i += 4) {
+            const uint2 codes = *(const uint2 *)(from + 2 * i);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const u32 two = (j < 2 ? codes.x : codes.y) >> j % 2 * 16;
+                float v[2];
+#if A_FORMAT == QN_MM_A_I8
+                v[0] = (float)(signed char)two;
+                v[1] = (float)(signed char)(two >> 8);
+#else
+                e4m3_floats(two, v);
+#endif
+                x[i + j] = pack(v[0], v[1]);
+            }
+        }
+        return;
+    }
+#endif
+#if A_FORMAT == QN_MM_A_NVFP4 /* K is a multiple of 16 */
+    const u8 *const from = (const u8 *)a.x + m * a.x_row, *const scales = (const u8 *)a.x_scale + m * a.x_scale_row;
+#pragma unroll
+    for (int i = 0; i < X_WORDS; i += 4) {
+        const int first = k + 2 * i;
+        if (first < a.k) {
+            const u8 *const c = from + first / 2;
+            float v[8];
+            e2m1_floats((u32)c[0] | (u32)c[1] << 8 | (u32)c[2] << 16 | (u32)c[3] << 24, e4m3_float(scales[first / 16]),
+                        v);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                x[i + j] = pack(v[2 * j], v[2 * j + 1]);
+            }
+        }
+    }
+#else
 #pragma unroll
     for (int i = 0; i < X_WORDS; i++) {
         const int first = k + 2 * i;
-        x[i] = pack(first < a.k ? load_element(a, m, first) : 0.0f, first + 1 < a.k ? load_element(a, m, first + 1) : 0.0f);
+        x[i] = pack(first < a.k ? load_element(a, m, first) : 0.0f,
+                    first + 1 < a.k ? load_element(a, m, first + 1) : 0.0f);
     }
+#endif
 #endif
 }
 
@@ -117,7 +159,8 @@ DEV void put(const staged &s, u8 *x, u8 *b)
             for (int j = 0; j < UNIT / 8; j++) {
                 float v[8];
                 decode8(s.b[i], j, v);
-                *(uint4 *)(to + 16 * j) = make_uint4(pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7]));
+                *(uint4 *)(to + 16 * j) =
+                    make_uint4(pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7]));
             }
 #endif
         }

@@ -12,7 +12,8 @@
 #include "format/format.h"
 #include "ref/slots.h"
 
-enum { TILE = 64, LARGE_TILE = 128, THREADS = 256, WARPS = THREADS / 32, MOST_GRID_Y = 65535, MOST_SHARED = 40 << 10 };
+enum { TILE = 64, LARGE_TILE = 128, MOST_GRID_Y = 65535 };
+enum { THREADS = 256, WARPS = THREADS / 32, MOST_SHARED = 40 << 10 };
 
 /* Programs of a plan; a kernel of its own has large tiles too, where products are tensor cores'. */
 enum { ANY = 0, TILES, FEW };
@@ -31,8 +32,7 @@ static const struct {
     {QN_F32, QN_MM_F32},   {QN_F16, QN_MM_F16},       {QN_BF16, QN_MM_BF16},     {QN_Q4_0, QN_MM_Q4_0},
     {QN_Q4_1, QN_MM_Q4_1}, {QN_Q5_0, QN_MM_Q5_0},     {QN_Q5_1, QN_MM_Q5_1},     {QN_Q8_0, QN_MM_Q8_0},
     {QN_Q2_K, QN_MM_Q2_K}, {QN_Q3_K, QN_MM_Q3_K},     {QN_Q4_K, QN_MM_Q4_K},     {QN_Q5_K, QN_MM_Q5_K},
-    {QN_Q6_K, QN_MM_Q6_K}, {QN_IQ4_NL, QN_MM_IQ4_NL}, {QN_IQ4_XS, QN_MM_IQ4_XS},
-    {QN_I8_K, QN_MM_I8_K},
+    {QN_Q6_K, QN_MM_Q6_K}, {QN_IQ4_NL, QN_MM_IQ4_NL}, {QN_IQ4_XS, QN_MM_IQ4_XS}, {QN_I8_K, QN_MM_I8_K},
 };
 
 int32_t qn_cuda_stored_format(qn_format format)
