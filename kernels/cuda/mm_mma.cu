@@ -4,11 +4,12 @@
  * are exact. Block-scaled sums are those of 128 of K, which meet their scales as f32.
  *
  * Host contract
- *   Parameters: those of mm_common.h, and TILE 64 or 128
+ *   Parameters: those of mm_common.h, TILE 64 or 128, and BLOCKS that a multiprocessor is to have
  *   Launch: block 256, no dynamic shared memory, grid {ceil(N / TILE), ceil(M / TILE)} */
 #include "mm_common.h"
 
 #define THREADS 256
+#define STAGES 2 /* of the tiles: one is written while others still read the one before */
 #define ROW_BYTES 64
 #define PITCH 80 /* bytes: eight rows' chunks of 16 meet no bank twice */
 #if TENSOR == 3
@@ -240,9 +241,9 @@ DEV void promote(const qn_cuda_mm &a, int row, float b_scale, int block, float p
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_mm_mma(const __grid_constant__ qn_cuda_mm a)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) qn_mm_mma(const __grid_constant__ qn_cuda_mm a)
 {
-    __shared__ __align__(16) u8 x_tile[TILE * PITCH], b_tile[TILE * PITCH];
+    __shared__ __align__(16) u8 x_tile[STAGES * TILE * PITCH], b_tile[STAGES * TILE * PITCH];
     release_next();
     wait_before();
     const int column0 = (int)blockIdx.x * TILE, row0 = (int)blockIdx.y * TILE;
@@ -259,21 +260,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_mm_mma(const __grid_
     staged next;
     fetch(a, row0, column0, 0, &next);
     for (int k0 = 0; k0 < a.k; k0 += STEP) {
-        put(next, x_tile, b_tile);
+        const u32 at = k0 / STEP % STAGES * (TILE * PITCH);
+        put(next, x_tile + at, b_tile + at);
         __syncthreads();
         if (k0 + STEP < a.k) {
             fetch(a, row0, column0, k0 + STEP, &next);
         }
 #if BLOCK_SUMS
-        multiply(x, b, part);
+        multiply(x + at, b + at, part);
         if ((k0 + STEP) % 128 == 0 || k0 + STEP >= a.k) {
             const char *const at = p.b_scale + (i64)(column0 / 128) * p.b_scale_row + k0 / 128 * 4;
             promote(a, row, *(const float *)at, k0 / 128, part, sums);
         }
 #else
-        multiply(x, b, sums);
+        multiply(x + at, b + at, sums);
 #endif
-        __syncthreads();
     }
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {

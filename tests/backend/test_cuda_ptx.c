@@ -115,10 +115,11 @@ static const row rows[] = {
 };
 enum { ROWS = sizeof rows / sizeof *rows };
 
-/* Of a device of two multiprocessors: tiles of 128 x 128. */
+/* Of a device of two multiprocessors: tiles of 128 x 128, one or two a multiprocessor. */
 static const row large[] = {
     {8, 0, "dense_mm m=150 n=140 k=72 x=bf16 b=bf16 bias=1"},
     {8, 0, "scaled_mm m=130 n=136 k=144 scale_a=token scale_b=channel bias=f16"},
+    {8, 0, "nvfp4_mm m=97 n=120 k=96 x=bf16"},
     {8, 0, "block_scaled_mm m=140 n=200 k=272"},
     {8, 0, "mxfp4_mm m=129 n=136 k=96 x=f8_e4m3 x_scale=token"},
 };

@@ -15,7 +15,8 @@
 enum { TILE = 64, LARGE_TILE = 128, MOST_GRID_Y = 65535 };
 enum { THREADS = 256, WARPS = THREADS / 32, MOST_SHARED = 40 << 10 };
 
-/* Programs of a plan; a kernel of its own has large tiles too, where products are tensor cores'. */
+/* Programs of a plan; a kernel of its own has large tiles too, where products are tensor cores': one of a
+ * multiprocessor, then, where registers are enough, two. */
 enum { ANY = 0, TILES, FEW };
 static const int32_t few_rows[] = {1, 2, 4, 8};
 enum { FEW_COUNT = sizeof few_rows / sizeof *few_rows, LARGE = FEW + FEW_COUNT };
@@ -272,6 +273,12 @@ static int32_t tensor_of(const qn_op_desc *desc)
     }
 }
 
+/* Blocks of large tiles that a multiprocessor has registers for; block-scaled sums are twice as many. */
+static int32_t most_large(const qn_op_desc *desc)
+{
+    return desc->op == QN_OP_BLOCK_SCALED_MM ? 1 : 2;
+}
+
 /* Parameters that all these programs have. */
 static void define_operands(const qn_op_desc *desc, int32_t aligned, qn_cuda_program *p)
 {
@@ -283,7 +290,7 @@ static void define_operands(const qn_op_desc *desc, int32_t aligned, qn_cuda_pro
 }
 
 /* The program of mm_mma.cu, or of mm_tile.cu, whose tiles are always of TILE. */
-static void program_of(const qn_op_desc *desc, int32_t aligned, int32_t tile, qn_cuda_program *p)
+static void program_of(const qn_op_desc *desc, int32_t aligned, int32_t tile, int32_t blocks, qn_cuda_program *p)
 {
     const int32_t tensor = tensor_of(desc);
     p->source = tensor ? "mm_mma.cu" : "mm_tile.cu";
@@ -292,12 +299,13 @@ static void program_of(const qn_op_desc *desc, int32_t aligned, int32_t tile, qn
     if (tensor) {
         qn_cuda_define(p, "TENSOR", tensor);
         qn_cuda_define(p, "TILE", tile);
+        qn_cuda_define(p, "BLOCKS", blocks);
     }
 }
 
 void qn_cuda_mm_any_program(const qn_op_desc *desc, qn_cuda_program *program)
 {
-    program_of(desc, 0, TILE, program);
+    program_of(desc, 0, TILE, 1, program);
 }
 
 int32_t qn_cuda_mm_program_count(const qn_op_desc *desc)
@@ -312,7 +320,7 @@ int32_t qn_cuda_mm_programs(const qn_op_desc *desc, const qn_cuda_device *device
     for (int32_t i = 0; i < count; i++) {
         qn_cuda_program *p = &out[i];
         if (i < FEW) {
-            program_of(desc, i != ANY, TILE, p);
+            program_of(desc, i != ANY, TILE, 1, p);
         } else {
             const int32_t rows = few_rows[i - FEW];
             const qn_cuda_few few = qn_cuda_few_shape(format, n, k, rows, 0, device->sms);
@@ -335,8 +343,11 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
     if (count != LARGE || !tensor_of(desc)) {
         return count;
     }
-    program_of(desc, 1, LARGE_TILE, &out[LARGE]);
-    return count + 1;
+    const int32_t blocks = most_large(desc);
+    for (int32_t i = 0; i < blocks; i++) {
+        program_of(desc, 1, LARGE_TILE, i + 1, &out[LARGE + i]);
+    }
+    return count + blocks;
 }
 
 /* ---- the run ---- */
@@ -437,10 +448,12 @@ qn_status qn_cuda_mm_launch_any(const qn_cuda_run *run, int32_t program, qn_erro
     return launch_tiles(run, program, TILE, &a, error);
 }
 
-/* Large tiles read operands half as often; they want to be one for most multiprocessors. */
-static int takes_large(const qn_cuda_mm *a, int32_t sms)
+/* Blocks of large tiles that a multiprocessor takes: they read operands half as often, but want to be one for most
+ * multiprocessors. */
+static int32_t large_blocks(const qn_op_desc *desc, const qn_cuda_mm *a, int32_t sms)
 {
-    return 4 * qn_ceil_div(a->n, LARGE_TILE) * qn_ceil_div(a->m, LARGE_TILE) >= 3 * (int64_t)sms;
+    const int64_t tiles = qn_ceil_div(a->n, LARGE_TILE) * qn_ceil_div(a->m, LARGE_TILE);
+    return 4 * tiles < 3 * (int64_t)sms ? 0 : tiles > sms ? most_large(desc) : 1;
 }
 
 static qn_status launch_with(const qn_cuda_run *run, int large, qn_error *error)
@@ -453,8 +466,12 @@ static qn_status launch_with(const qn_cuda_run *run, int large, qn_error *error)
         aligned = aligned && ((uint64_t)(uintptr_t)a.x | (uint64_t)a.x_row) % 4 == 0;
     }
     if (!aligned || a.m > few_rows[FEW_COUNT - 1] || a.n == 0) {
-        large = large && aligned && takes_large(&a, run->device->sms);
-        return launch_tiles(run, large ? LARGE : aligned ? TILES : ANY, large ? LARGE_TILE : TILE, &a, error);
+        const int32_t blocks = large && aligned ? large_blocks(run->call->desc, &a, run->device->sms) : 0;
+        return launch_tiles(run,
+                            blocks    ? LARGE + blocks - 1
+                            : aligned ? TILES
+                                      : ANY,
+                            blocks ? LARGE_TILE : TILE, &a, error);
     }
     int32_t i = 0;
     while (few_rows[i] < a.m) {
