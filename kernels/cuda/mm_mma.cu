@@ -6,8 +6,6 @@
  * Host contract
  *   Parameters: those of mm_common.h, TILE 64 or 128, and BLOCKS that a multiprocessor is to have
  *   Launch: block 256, no dynamic shared memory, grid {ceil(N / TILE), ceil(M / TILE)} */
-#include "mm_common.h"
-
 #define THREADS 256
 #define STAGES 2 /* of the tiles: one is written while others still read the one before */
 #define ROW_BYTES 64
@@ -17,15 +15,13 @@
 #else
 #define STEP 32
 #endif
-#define ROW_UNITS (STEP / UNIT)
-#define TILE_UNITS (TILE * ROW_UNITS)
-#define MINE ((TILE_UNITS + THREADS - 1) / THREADS) /* units of b a thread */
-#define X_PARTS (THREADS / TILE)                    /* threads that load a row of x */
+#include "mm_staged.h"
+
+#define X_PARTS (THREADS / TILE) /* threads that load a row of x */
 #define X_WORDS (ROW_BYTES / 4 / X_PARTS)
 #define PARTS (TILE / 32) /* of a warp's half of the rows: 16 each; of its quarter of the columns: 8 */
 #define BLOCK_SUMS (B_FORMAT == QN_MM_E4M3_BLOCK || B_FORMAT == QN_MM_E5M2_BLOCK)
-#define BYTE_X (TENSOR != 3 && (A_FORMAT == QN_MM_A_E4M3 || A_FORMAT == QN_MM_A_BLOCK || A_FORMAT == QN_MM_A_I8))
-#define PLAIN_X (TENSOR == 3 || (A_FORMAT == QN_MM_PLAIN && X_FORMAT != QN_MM_F32)) /* as it is multiplied */
+#define PLAIN_X (TENSOR == 3 || A_FORMAT == QN_MM_PLAIN) /* rows are as they are multiplied */
 
 struct staged {
     raw b[MINE];
@@ -37,27 +33,10 @@ DEV u32 pack(float low, float high)
     return TENSOR == 2 ? pack_f16(low, high) : pack_bf16(low, high);
 }
 
-/* Element i of row m without the scale of its block. */
-DEV float load_element(const qn_cuda_mm &a, int m, int i)
-{
-#if A_FORMAT == QN_MM_A_BLOCK
-    return e4m3_float(((const u8 *)(a.x + m * a.x_row))[i]);
-#else
-    return load_x(a, m, i);
-#endif
-}
-
-/* This thread's words of x from element k on of row m. */
-DEV void fetch_x(const qn_cuda_mm &a, int m, int k, u32 x[X_WORDS])
-{
-#pragma unroll
-    for (int i = 0; i < X_WORDS; i++) {
-        x[i] = 0;
-    }
-    if (m >= a.m) {
-        return;
-    }
+/* fetch_row: this thread's words of row m of x from element k on, which are zeros before. */
 #if PLAIN_X
+DEV void fetch_row(const qn_cuda_mm &a, int m, int k, u32 x[X_WORDS])
+{
     const int bytes = TENSOR == 3 ? 1 : 2, count = X_WORDS * 4 / bytes;
     const u8 *const from = (const u8 *)a.x + m * a.x_row + (i64)k * bytes;
     if (k + count <= a.k && (u64)from % 16 == 0) {
@@ -77,8 +56,43 @@ DEV void fetch_x(const qn_cuda_mm &a, int m, int k, u32 x[X_WORDS])
             x[i * bytes / 4] |= (bytes == 1 ? from[i] : (u32) * (const u16 *)(from + 2 * i)) << i * bytes % 4 * 8;
         }
     }
+}
+#elif A_FORMAT == QN_MM_A_NVFP4
+/* K is a multiple of 16. */
+DEV void fetch_row(const qn_cuda_mm &a, int m, int k, u32 x[X_WORDS])
+{
+    const u8 *const from = (const u8 *)a.x + m * a.x_row, *const scales = (const u8 *)a.x_scale + m * a.x_scale_row;
+#pragma unroll
+    for (int i = 0; i < X_WORDS; i += 4) {
+        const int first = k + 2 * i;
+        if (first < a.k) {
+            const u8 *const c = from + first / 2;
+            const u32 eight = (u32)c[0] | (u32)c[1] << 8 | (u32)c[2] << 16 | (u32)c[3] << 24;
+            float v[8];
+            e2m1_floats(eight, e4m3_float(scales[first / 16]), v);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                x[i + j] = pack(v[2 * j], v[2 * j + 1]);
+            }
+        }
+    }
+}
 #else
-#if BYTE_X
+/* Two codes of 8 bits, without scales. */
+DEV u32 pack_codes(u32 two)
+{
+    float v[2];
+#if A_FORMAT == QN_MM_A_I8
+    v[0] = (float)(signed char)two;
+    v[1] = (float)(signed char)(two >> 8);
+#else
+    e4m3_floats(two, v);
+#endif
+    return pack(v[0], v[1]);
+}
+
+DEV void fetch_row(const qn_cuda_mm &a, int m, int k, u32 x[X_WORDS])
+{
     const u8 *const from = (const u8 *)a.x + m * a.x_row + k;
     if (k + 2 * X_WORDS <= a.k && (u64)from % 8 == 0) {
 #pragma unroll
@@ -86,71 +100,44 @@ DEV void fetch_x(const qn_cuda_mm &a, int m, int k, u32 x[X_WORDS])
             const uint2 codes = *(const uint2 *)(from + 2 * i);
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                const u32 two = (j < 2 ? codes.x : codes.y) >> j % 2 * 16;
-                float v[2];
-#if A_FORMAT == QN_MM_A_I8
-                v[0] = (float)(signed char)two;
-                v[1] = (float)(signed char)(two >> 8);
-#else
-                e4m3_floats(two, v);
-#endif
-                x[i + j] = pack(v[0], v[1]);
+                x[i + j] = pack_codes((j < 2 ? codes.x : codes.y) >> j % 2 * 16);
             }
         }
         return;
     }
-#endif
-#if A_FORMAT == QN_MM_A_NVFP4 /* K is a multiple of 16 */
-    const u8 *const from = (const u8 *)a.x + m * a.x_row, *const scales = (const u8 *)a.x_scale + m * a.x_scale_row;
-#pragma unroll
-    for (int i = 0; i < X_WORDS; i += 4) {
-        const int first = k + 2 * i;
-        if (first < a.k) {
-            const u8 *const c = from + first / 2;
-            float v[8];
-            e2m1_floats((u32)c[0] | (u32)c[1] << 8 | (u32)c[2] << 16 | (u32)c[3] << 24, e4m3_float(scales[first / 16]),
-                        v);
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                x[i + j] = pack(v[2 * j], v[2 * j + 1]);
-            }
-        }
-    }
-#else
 #pragma unroll
     for (int i = 0; i < X_WORDS; i++) {
         const int first = k + 2 * i;
-        x[i] = pack(first < a.k ? load_element(a, m, first) : 0.0f,
-                    first + 1 < a.k ? load_element(a, m, first + 1) : 0.0f);
+        const u32 low = first < a.k ? from[2 * i] : 0, high = first + 1 < a.k ? from[2 * i + 1] : 0;
+        x[i] = pack_codes(low | high << 8);
     }
-#endif
-#endif
 }
+#endif
 
 DEV void fetch(const qn_cuda_mm &a, int row0, int column0, int k0, staged *s)
 {
-    const qn_cuda_mm_part &p = a.part[0];
+    fetch_units(a, column0, k0, s->b);
+#if BLOCK_SUMS
 #pragma unroll
     for (int i = 0; i < MINE; i++) {
-        const int index = (int)threadIdx.x + i * THREADS, n = column0 + index / ROW_UNITS;
-        const int unit = k0 / UNIT + index % ROW_UNITS;
-        s->b[i] = raw();
-        if (index < TILE_UNITS && n < p.n && unit * UNIT < a.k) {
-            s->b[i] = load_raw((const u8 *)p.b + n * p.b_row, scales_of(p, n), unit, a.k);
-        }
-#if BLOCK_SUMS
-        s->b[i].scale = 1.0f;
-#endif
+        s->b[i].scale = 1.0f; /* sums meet it */
     }
-    const int row = (int)threadIdx.x / X_PARTS, part = (int)threadIdx.x % X_PARTS;
-    fetch_x(a, row0 + row, k0 + part * (STEP / X_PARTS), s->x);
+#endif
+#pragma unroll
+    for (int i = 0; i < X_WORDS; i++) {
+        s->x[i] = 0;
+    }
+    const int m = row0 + (int)threadIdx.x / X_PARTS;
+    if (m < a.m) {
+        fetch_row(a, m, k0 + (int)threadIdx.x % X_PARTS * (STEP / X_PARTS), s->x);
+    }
 }
 
 DEV void put(const staged &s, u8 *x, u8 *b)
 {
 #pragma unroll
     for (int i = 0; i < MINE; i++) {
-        const int index = (int)threadIdx.x + i * THREADS;
+        const int index = unit_index(i);
         if (index < TILE_UNITS) {
             u8 *const to = b + index / ROW_UNITS * PITCH + index % ROW_UNITS * (ROW_BYTES / ROW_UNITS);
 #if TENSOR == 3 || B_FORMAT == QN_MM_BF16 || B_FORMAT == QN_MM_F16

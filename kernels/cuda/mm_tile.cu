@@ -5,14 +5,11 @@
  * Host contract
  *   Parameters: those of mm_common.h
  *   Launch: block 256, no dynamic shared memory, grid {ceil(N / 64), ceil(M / 64)} */
-#include "mm_common.h"
-
 #define TILE 64
 #define STEP 32
 #define THREADS 256
-#define ROW_UNITS (STEP / UNIT)
-#define TILE_UNITS (TILE * ROW_UNITS)
-#define MINE ((TILE_UNITS + THREADS - 1) / THREADS) /* units of b a thread */
+#include "mm_staged.h"
+
 #define X_MINE (TILE * STEP / THREADS)
 
 #if INT_SUMS
@@ -34,16 +31,7 @@ struct staged {
 
 DEV void fetch(const qn_cuda_mm &a, int row0, int column0, int k0, staged *s)
 {
-    const qn_cuda_mm_part &p = a.part[0];
-#pragma unroll
-    for (int i = 0; i < MINE; i++) {
-        const int index = (int)threadIdx.x + i * THREADS, n = column0 + index / ROW_UNITS;
-        const int unit = k0 / UNIT + index % ROW_UNITS;
-        s->b[i] = raw();
-        if (index < TILE_UNITS && n < p.n && unit * UNIT < a.k) {
-            s->b[i] = load_raw((const u8 *)p.b + n * p.b_row, scales_of(p, n), unit, a.k);
-        }
-    }
+    fetch_units(a, column0, k0, s->b);
 #if INT_SUMS
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -73,7 +61,7 @@ DEV void put(const staged &s, item *x, item *b)
 {
 #pragma unroll
     for (int i = 0; i < MINE; i++) {
-        const int index = (int)threadIdx.x + i * THREADS;
+        const int index = unit_index(i);
         if (index < TILE_UNITS) {
             item *const to = b + index / ROW_UNITS * PITCH;
 #if INT_SUMS

@@ -255,7 +255,7 @@ static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 /* Elements as tensor cores take them: both operands' are exact in that type. */
 static int32_t tensor_of(const qn_op_desc *desc)
 {
-    const int32_t act = qn_cuda_row_format(desc);
+    const int plain = qn_cuda_row_format(desc) == QN_MM_PLAIN;
     const qn_format x = desc->in[slots_of(desc->op).x].format;
     switch (qn_cuda_weight_format(desc)) {
     case QN_MM_I8: return TENSOR_I8;
@@ -264,11 +264,8 @@ static int32_t tensor_of(const qn_op_desc *desc)
     case QN_MM_E5M2_BLOCK: return TENSOR_BF16;
     case QN_MM_F16: return x == QN_F16 ? TENSOR_F16 : TENSOR_NONE;
     case QN_MM_BF16: return x == QN_BF16 ? TENSOR_BF16 : TENSOR_NONE;
-    case QN_MM_NVFP4:
-        if (act == QN_MM_PLAIN && x == QN_F16) {
-            return TENSOR_F16;
-        } /* fall through */
-    case QN_MM_MXFP4: return act != QN_MM_PLAIN || x == QN_BF16 ? TENSOR_BF16 : TENSOR_NONE;
+    case QN_MM_NVFP4: return !plain || x == QN_BF16 ? TENSOR_BF16 : x == QN_F16 ? TENSOR_F16 : TENSOR_NONE;
+    case QN_MM_MXFP4: return !plain || x == QN_BF16 ? TENSOR_BF16 : TENSOR_NONE;
     default: return TENSOR_NONE;
     }
 }
