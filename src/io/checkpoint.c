@@ -108,7 +108,7 @@ static void summarise(qn_checkpoint *c)
         (void)qn_mul_i64(w->n, w->k, &elements);
         c->parameters = c->parameters > INT64_MAX - elements ? INT64_MAX : c->parameters + elements;
         if (w->scheme == qn_scheme_dense()) {
-            by_format[w->blocks ? w->blocks : w->data.shape.format] += elements;
+            by_format[qn_weight_format(w)] += elements;
         } else {
             quantised += elements;
             scheme = scheme ? scheme : w->scheme;

@@ -30,9 +30,8 @@ typedef struct qn_weight {
     int64_t n, k;             /* k = 1 when ndim is 1 */
     qn_view data;             /* as stored, e.g. U8[n,k/2] for nvfp4, Q4_1[n,k] for GGUF */
     qn_view scale;            /* by the scheme; format NONE when there is none */
-    qn_format blocks;         /* the format that the rows are in where they are not what `data` says, and `scale`: both
-                                 point at them, and are what copies are. Of MXFP4 and NVFP4 codes and scales apart,
-                                 of vectors rewritten. Else NONE */
+    qn_format blocks;         /* NONE, or the file's rows are in this format of blocks: `data` and `scale` point at them
+                                 and say what copies of them are (MXFP4, NVFP4: codes and scales; others: rewritten) */
     const qn_weight_part *parts; /* vector-quantised: all tensors, `data` (the codes) first; else NULL */
     int32_t part_count;
     const qn_attr_value *attr;   /* [QN_ATTR_COUNT]: sizes that the shapes of parts leave open; NULL: none */
@@ -81,7 +80,8 @@ void qn_checkpoint_release_all(const qn_checkpoint *checkpoint);
 /* Stored row that holds logical row `row`. */
 int64_t qn_weight_source_row(const qn_weight *weight, int64_t row);
 
-/* Rows of the file: bytes of one, where logical row `row` is. */
+/* The file's: the format of elements, bytes of a row, where logical row `row` is. */
+qn_format qn_weight_format(const qn_weight *weight);
 size_t qn_weight_row_bytes(const qn_weight *weight);
 const char *qn_weight_row(const qn_weight *weight, int64_t row);
 

@@ -16,6 +16,11 @@ int64_t qn_weight_source_row(const qn_weight *weight, int64_t row)
     return row - in_head + 2 * (in_head % half) + in_head / half;
 }
 
+qn_format qn_weight_format(const qn_weight *w)
+{
+    return w->blocks ? w->blocks : w->data.shape.format;
+}
+
 size_t qn_weight_row_bytes(const qn_weight *w)
 {
     size_t bytes = (size_t)w->data.strides[0];

@@ -352,19 +352,13 @@ static qn_status put_or_resume(run *r, const qn_output *o, qn_safetensors_writer
     return status;
 }
 
-/* The format that the file has a weight in. */
-static qn_format format_of(const qn_weight *w)
-{
-    return w->blocks ? w->blocks : w->data.shape.format;
-}
-
 /* Name of how a weight is stored. */
 static const char *stored_as(const qn_weight *w)
 {
     if (w->scheme != qn_scheme_dense() && w->scheme->scales != QN_SCALES_NONE) {
         return w->scheme->name;
     }
-    const qn_format_info *info = qn_format_get_info(format_of(w));
+    const qn_format_info *info = qn_format_get_info(qn_weight_format(w));
     return info ? info->name : "?";
 }
 
@@ -379,7 +373,7 @@ static qn_status report(run *r, const qn_output *o, double rms, qn_error *error)
     qn_quantize_progress progress = {.index = r->done,
                                      .total = r->outputs.count,
                                      .name = o->name,
-                                     .shape = qn_shape_make(format_of(w), w->ndim, w->n, w->k, 1, 1),
+                                     .shape = qn_shape_make(qn_weight_format(w), w->ndim, w->n, w->k, 1, 1),
                                      .from = stored_as(w),
                                      .to = vectors ? o->scheme->name : o->encoder.element->info.name,
                                      .bytes_before = o->bytes_before,
