@@ -9,21 +9,13 @@
 #include <cmocka.h>
 
 #include "model/gguf_files.h"
+#include "model/logits_of.h"
 
 #include "io/checkpoint.h"
-
-enum { TOKENS = 7 };
 
 static qn_ctx *ctx;
 static char folder[] = "/tmp/quern-gguf-blocks-XXXXXX";
 static char source[64], path[96], quantised[96];
-
-static void must(qn_status status, const qn_error *error, const char *what)
-{
-    if (status != QN_OK) {
-        fail_msg("%s: %s: %s", what, qn_status_name(status), error->text);
-    }
-}
 
 static void quantize(const char *scheme)
 {
@@ -36,32 +28,9 @@ static void quantize(const char *scheme)
     must(qn_quantize(ctx, source, quantised, &options, &result, &error), &error, scheme);
 }
 
-/* Logits [TOKENS, SYN_VOCAB]. */
-static float *logits_of(const char *model_path, qn_backend backend)
-{
-    static const int32_t ids[TOKENS] = {3, 141, 59, 26, 53, 58, 97};
-    qn_model_options options;
-    qn_model_options_init(&options);
-    options.plan.backend = backend;
-    qn_model *model;
-    qn_error error = {QN_OK, ""};
-    must(qn_model_open(ctx, model_path, &options, &model, &error), &error, model_path);
-    qn_session_options session_options;
-    qn_session_options_init(&session_options);
-    session_options.context_length = 16;
-    session_options.batch = TOKENS;
-    qn_session *session;
-    must(qn_session_create(model, &session_options, &session, &error), &error, model_path);
-    float *logits = calloc((size_t)TOKENS * SYN_VOCAB, sizeof *logits);
-    must(qn_session_eval(session, ids, TOKENS, 1, logits, &error), &error, model_path);
-    qn_session_destroy(session);
-    qn_model_close(model);
-    return logits;
-}
-
 static void same_logits(const char *scheme, qn_backend backend)
 {
-    float *want = logits_of(quantised, backend), *got = logits_of(path, backend);
+    float *want = logits_of(ctx, quantised, backend, TOKENS), *got = logits_of(ctx, path, backend, TOKENS);
     if (memcmp(want, got, (size_t)TOKENS * SYN_VOCAB * sizeof *got) != 0) {
         fail_msg("%s: other logits than the folder's (%s)", scheme, backend == QN_BACKEND_REF ? "ref" : "cpu");
     }
@@ -157,8 +126,8 @@ static void vectors_are_the_floats_they_decode_to(void **state)
     assert_int_equal(gguf_write_vectors(path), 0);
     syn_remove(quantised);
     must(qn_quantize(ctx, path, quantised, &options, &result, &error), &error, path);
-    float *want = logits_of(quantised, QN_BACKEND_REF), *ref = logits_of(path, QN_BACKEND_REF),
-          *cpu = logits_of(path, QN_BACKEND_CPU);
+    float *want = logits_of(ctx, quantised, QN_BACKEND_REF, TOKENS),
+          *ref = logits_of(ctx, path, QN_BACKEND_REF, TOKENS), *cpu = logits_of(ctx, path, QN_BACKEND_CPU, TOKENS);
     double largest;
     const double from_floats = difference(want, ref, &largest), from_ref = difference(ref, cpu, &largest);
     print_message("largest logit %.3g, %.2e from floats, %.2e from the reference\n", largest, from_floats, from_ref);

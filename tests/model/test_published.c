@@ -16,20 +16,13 @@
 
 #include <quern/quern.h>
 
-#include "quant/synthetic.h"
+#include "model/logits_of.h"
 
-enum { TOKENS = 7, MOST = 400 };
+enum { MOST = 400 };
 
 static qn_ctx *ctx;
 static char folder[] = "/tmp/quern-published-XXXXXX";
 static char source[64];
-
-static void must(qn_status status, const qn_error *error, const char *what)
-{
-    if (status != QN_OK) {
-        fail_msg("%s: %s: %s", what, qn_status_name(status), error->text);
-    }
-}
 
 /* A published variant of what the quantiser writes. */
 typedef struct variant {
@@ -303,32 +296,6 @@ static void write_folder(const variant *v, const char *from, const char *to, int
     }
 }
 
-/* Logits [TOKENS, SYN_VOCAB] of a folder, evaluated `step` tokens at a time. */
-static float *logits_of(const char *path, qn_backend backend, int32_t step)
-{
-    static const int32_t ids[TOKENS] = {3, 141, 59, 26, 53, 58, 97};
-    qn_model_options options;
-    qn_model_options_init(&options);
-    options.plan.backend = backend;
-    qn_model *model;
-    qn_error error = {QN_OK, ""};
-    must(qn_model_open(ctx, path, &options, &model, &error), &error, path);
-    qn_session_options session_options;
-    qn_session_options_init(&session_options);
-    session_options.context_length = 16;
-    session_options.batch = TOKENS;
-    qn_session *session;
-    must(qn_session_create(model, &session_options, &session, &error), &error, path);
-    float *logits = calloc((size_t)TOKENS * SYN_VOCAB, sizeof *logits);
-    for (int32_t at = 0; at < TOKENS; at += step) {
-        const int32_t count = TOKENS - at < step ? TOKENS - at : step;
-        must(qn_session_eval(session, ids + at, count, 1, logits + (size_t)at * SYN_VOCAB, &error), &error, path);
-    }
-    qn_session_destroy(session);
-    qn_model_close(model);
-    return logits;
-}
-
 static void quantize(const char *scheme, char path[128])
 {
     char text[128];
@@ -354,7 +321,8 @@ static void other_names_give_the_same_bits(void **state)
         snprintf(other, sizeof other, "%s.other", from);
         write_folder(&same[i], from, original, 1);
         write_folder(&same[i], from, other, 0);
-        float *want = logits_of(original, QN_BACKEND_CPU, TOKENS), *got = logits_of(other, QN_BACKEND_CPU, TOKENS);
+        float *want = logits_of(ctx, original, QN_BACKEND_CPU, TOKENS),
+              *got = logits_of(ctx, other, QN_BACKEND_CPU, TOKENS);
         if (memcmp(want, got, (size_t)TOKENS * SYN_VOCAB * sizeof *got) != 0) {
             fail_msg("%s: other logits than %s as written", same[i].name, same[i].scheme);
         }
@@ -389,8 +357,9 @@ static void given_activations_agree_with_the_reference(void **state)
         snprintf(original, sizeof original, "%s.original", from);
         write_folder(&given[i], from, path, 0);
         write_folder(&given[i], from, original, 1);
-        float *want = logits_of(path, QN_BACKEND_REF, 3), *got = logits_of(path, QN_BACKEND_CPU, TOKENS),
-              *steps = logits_of(path, QN_BACKEND_CPU, 2), *dynamic = logits_of(original, QN_BACKEND_REF, TOKENS);
+        float *want = logits_of(ctx, path, QN_BACKEND_REF, 3), *got = logits_of(ctx, path, QN_BACKEND_CPU, TOKENS),
+              *steps = logits_of(ctx, path, QN_BACKEND_CPU, 2),
+              *dynamic = logits_of(ctx, original, QN_BACKEND_REF, TOKENS);
         assert_memory_equal(got, steps, (size_t)TOKENS * SYN_VOCAB * sizeof *got);
         const int tokens = given[i].input_scale > 0 ? TOKENS : 2;
         const double wrong = apart_by(got, want, tokens) / apart_by(want, NULL, tokens);
@@ -402,7 +371,7 @@ static void given_activations_agree_with_the_reference(void **state)
         apart = 1.000001f; /* rows are quantised once more for values, to the same codes almost everywhere */
         write_folder(&given[i], from, path, 0);
         apart = 1;
-        float *again = logits_of(path, QN_BACKEND_CPU, TOKENS);
+        float *again = logits_of(ctx, path, QN_BACKEND_CPU, TOKENS);
         assert_true(sqrt(apart_by(got, again, TOKENS) / norm) < 5e-3);
         free(want);
         free(got);
@@ -425,7 +394,7 @@ static void a_scale_for_32_is_one_of_two_groups(void **state)
     for (int i = 0; i < 2; i++, v.groups = PAIRS_OF_16) {
         snprintf(path[i], sizeof path[i], "%s.%d", from, i);
         write_folder(&v, from, path[i], 0);
-        logits[i] = logits_of(path[i], QN_BACKEND_CPU, TOKENS);
+        logits[i] = logits_of(ctx, path[i], QN_BACKEND_CPU, TOKENS);
         syn_remove(path[i]);
     }
     assert_memory_equal(logits[0], logits[1], (size_t)TOKENS * SYN_VOCAB * sizeof *logits[0]);
