@@ -79,7 +79,7 @@ def is_known(scheme):
     kind, (weights, _, head) = file_type(scheme), scheme.partition("+")
     if kind:
         weights, _, head = kind.partition("+")
-        return weights in FTYPES or weights in TYPES
+        return (weights in FTYPES or weights in TYPES) and (not head or head in TYPES)
     return weights in PAIRS and head in ("", "int8")
 
 
