@@ -194,6 +194,24 @@ typedef struct qn_panel_bytes {
     float scale[4];    /* of codes */
 } qn_panel_bytes;
 
+/* A pair of elements of a block: what words leave of them. */
+typedef struct qn_panel_rest {
+    int8_t x[2];
+    uint16_t pair; /* of the block's 32 */
+} qn_panel_rest;
+
+/* A block of 64 of a row of bf16 for 4-bit floats (kernels/cpu/avx512vnni/fp4_words_avx512vnni.c): half of x[k] is
+ * word[k] times the unit of its sixteen, and some pairs have rests, times their scale. A scale of NaN: not finite; one of
+ * 0: zeros. */
+typedef struct qn_panel_words {
+    int16_t word[QN_PANEL_K];
+    qn_panel_rest rest[QN_PANEL_K / 2];
+    float scale[4];
+    float unit[4]; /* 128 scales */
+    int32_t rests; /* that there are */
+    int32_t unused[7];
+} qn_panel_words;
+
 /* What the packer says of a panel. */
 #define QN_PANEL_SPECIAL 1   /* kernels must not compute it; what they leave for it is not looked at */
 #define QN_PANEL_SUBNORMAL 2 /* e4m3, e5m2: many codes are subnormal, more than one in QN_PANEL_SUBNORMAL_SHARE */
@@ -209,7 +227,8 @@ typedef enum qn_panel_rows {
     QN_PANEL_ROWS_I16,     /* [K/4][4] int16 in the order k, k+2, k+1, k+3: pairs for even and odd bytes */
     QN_PANEL_ROWS_DIGITS,  /* [K/64] qn_panel_digits: codes of groups; at avx2 4-bit floats */
     QN_PANEL_ROWS_PLACES,  /* [K/64] qn_panel_places: digits of codes of groups for tiles of bf16 */
-    QN_PANEL_ROWS_BYTES    /* [K/64] qn_panel_bytes: rows of int8 or of e2m1 codes, for 4-bit floats */
+    QN_PANEL_ROWS_BYTES,   /* [K/64] qn_panel_bytes: rows of int8 or of e2m1 codes, for 4-bit floats */
+    QN_PANEL_ROWS_WORDS    /* [K/64] qn_panel_words: rows of bf16, for 4-bit floats */
 } qn_panel_rows;
 
 #define QN_PANEL_ALONE 2
@@ -248,7 +267,7 @@ typedef struct qn_panel_rounding {
     int64_t rows;     /* of all calls */
 } qn_panel_rounding;
 
-/* Blocks of 64 elements as qn_panel_digits or qn_panel_places, from a multiple of 1024 elements of a row on. */
+/* Blocks of 64 elements as qn_panel_digits, qn_panel_places or qn_panel_words, from a multiple of 1024 elements of a row on. */
 typedef void (*qn_panel_digits_fn)(const float *x, int64_t blocks, const qn_panel_rounding *how, void *out);
 
 /* Fours of elements as QN_PANEL_ROWS_I16 has them. */
@@ -281,7 +300,7 @@ struct qn_panel_set {
 extern const qn_panel_set qn_panel__scalar, qn_panel__avx2, qn_panel__avx512, qn_panel__avx512vnni,
     qn_panel__avx512bf16, qn_panel__amx;
 extern const qn_panel_set qn_groups__avx2, qn_groups__avx512vnni, qn_groups__amx; /* of the codes of groups */
-extern const qn_panel_set qn_fp4__avx2;                            /* of the 4-bit floats */
+extern const qn_panel_set qn_fp4__avx2, qn_fp4__avx512vnni;        /* of the 4-bit floats */
 extern const qn_panel_set qn_bytes__avx2, qn_bytes__avx512vnni;    /* the same, for rows of bytes */
 
 #endif

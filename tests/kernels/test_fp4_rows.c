@@ -1,4 +1,5 @@
-/* Products by 4-bit weights with rows that rounding to integers could hurt (kernels/cpu/avx2/fp4_avx2.c): elements of
+/* Products by 4-bit weights with rows that rounding to integers could hurt (kernels/cpu/avx2/fp4_avx2.c,
+ * avx512vnni/fp4_words_avx512vnni.c): elements of
  * any size beside each other, large ones that meet weights of zero, small ones whose roundings all point one way,
  * scales that are NaN or near the end of e8m0. Every row of the registry stays within the error model, and a row alone
  * has the bits that it has in a batch, of any number of rows and over many columns. */
@@ -19,7 +20,7 @@
 #define SEED 20261123u
 
 enum { ROWS = 5, COLS = 37, DEPTH = 1632 }; /* of K: more than are rounded together, and no whole block */
-enum { MOST_ROWS = 18, WIDE_COLS = 293 };   /* more than kernels of few rows take at once */
+enum { MOST_ROWS = 29, WIDE_COLS = 293 };   /* more than kernels of few rows take at once */
 
 static qn_ctx *ctx;
 static qn_rng rng = {SEED};
@@ -30,9 +31,10 @@ static uint64_t below(uint64_t n)
 }
 
 static const char *const products[] = {
-    "nvfp4_mm m=%d n=37 k=1632 out=f32",       "nvfp4_mm m=%d n=37 k=1632 x=f16 out=f32",
-    "nvfp4_mm m=%d n=37 k=1632 a=1 out=f32",   "mxfp4_mm m=%d n=37 k=1632 out=f32",
-    "mxfp4_mm m=%d n=37 k=1632 x=f16 out=f32",
+    "nvfp4_mm m=%d n=37 k=1632 out=f32",        "nvfp4_mm m=%d n=37 k=1632 x=f16 out=f32",
+    "nvfp4_mm m=%d n=37 k=1632 a=1 out=f32",    "mxfp4_mm m=%d n=37 k=1632 out=f32",
+    "mxfp4_mm m=%d n=37 k=1632 x=f16 out=f32",  "nvfp4_mm m=%d n=37 k=1632 x=bf16 out=f32",
+    "mxfp4_mm m=%d n=37 k=1632 x=bf16 out=f32",
 };
 
 typedef enum content { WIDE, BESIDE_ZEROS, ONE_WAY, CONTENTS } content;
@@ -207,7 +209,7 @@ static void rows_of_any_content_stay_within_the_model(void **state)
 static int check_batches(const char *text, const operands *o, const qn_kernel_info *kernel)
 {
     static float alone[MOST_ROWS * WIDE_COLS], batch[MOST_ROWS * WIDE_COLS];
-    static const int numbers[] = {2, 3, 4, 5, 6, 7, 8, 9, 14, 16, 17, MOST_ROWS};
+    static const int numbers[] = {2, 3, 4, 5, 6, 7, 8, 9, 14, 16, 18, 25, MOST_ROWS};
     qn_plan_options options;
     qn_plan_options_init(&options);
     options.backend = QN_BACKEND_CPU;
@@ -232,7 +234,9 @@ static int check_batches(const char *text, const operands *o, const qn_kernel_in
 static void any_number_of_rows_has_the_bits_of_single_ones(void **state)
 {
     (void)state;
-    static const char *const wide[] = {"nvfp4_mm m=%d n=293 k=1632 out=f32", "mxfp4_mm m=%d n=293 k=1632 out=f32"};
+    static const char *const wide[] = {"nvfp4_mm m=%d n=293 k=1632 out=f32", "mxfp4_mm m=%d n=293 k=1632 out=f32",
+                                       "nvfp4_mm m=%d n=293 k=1632 x=bf16 out=f32",
+                                       "mxfp4_mm m=%d n=293 k=1632 x=bf16 out=f32"};
     int kernels = 0;
     for (size_t i = 0; i < sizeof wide / sizeof *wide; i++) {
         operands o;

@@ -454,6 +454,8 @@ static void structured_operands_stay_within_the_error_model(void **state)
         "block_scaled_mm m=8 n=17 k=8192 out=f32",
         "nvfp4_mm m=8 n=17 k=8192 out=f32",
         "mxfp4_mm m=8 n=17 k=8192 out=f32",
+        "nvfp4_mm m=8 n=17 k=14336 x=bf16 out=f32",
+        "mxfp4_mm m=40 n=33 k=8192 x=bf16 out=f32",
         "nvfp4_mm m=8 n=17 k=8192 a=1 out=f32",
         "nvfp4_mm m=8 n=17 k=14336 x=i8 x_scale=token out=f32",
         "mxfp4_mm m=30 n=33 k=8192 x=i8 out=f32",

@@ -17,6 +17,7 @@
 #define MOST_GROUPS 4 /* of a block */
 #define SCALES_AT 512 /* in it */
 
+typedef qn_panel_bytes xb;
 typedef __m256i vb;
 typedef __m256i vd; /* pairs of int16 */
 typedef __m256 vf;
@@ -37,20 +38,16 @@ QN_INLINE void vb_store(char *p, vb v)
     _mm256_store_si256((__m256i *)(void *)p, v);
 }
 
-QN_INLINE vb vb_low(vb line)
+QN_INLINE vb vb_look(vb line, const int i)
 {
     const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
-    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), _mm256_and_si256(line, _mm256_set1_epi8(15)));
+    const __m256i nibbles = _mm256_and_si256(i ? _mm256_srli_epi16(line, 4) : line, _mm256_set1_epi8(15));
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), nibbles);
 }
 
-QN_INLINE vb vb_high(vb line)
+QN_INLINE vd vd_begin(const xb *x, int s)
 {
-    return vb_low(_mm256_srli_epi16(line, 4));
-}
-
-QN_INLINE vd vd_begin(int32_t offset)
-{
-    (void)offset;
+    (void)x, (void)s; /* they end with its offset */
     return _mm256_setzero_si256();
 }
 
@@ -61,10 +58,10 @@ QN_INLINE vd vd_add(vd sums, vb codes, const int8_t *x)
     return _mm256_add_epi16(sums, _mm256_maddubs_epi16(codes, _mm256_set1_epi32(four)));
 }
 
-QN_INLINE vf vd_end(vd sums, int32_t offset)
+QN_INLINE vf vd_end(vd sums, const xb *x, int s)
 {
     const __m256i whole = _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
-    return _mm256_cvtepi32_ps(_mm256_add_epi32(whole, _mm256_set1_epi32(offset)));
+    return _mm256_cvtepi32_ps(_mm256_add_epi32(whole, _mm256_set1_epi32(x->offset[s])));
 }
 
 QN_INLINE vf vf_zero(void)

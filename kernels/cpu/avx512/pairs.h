@@ -23,7 +23,7 @@
 #define PAIR_BLOCKS 2
 #define PAIR_FEW 8
 #define PAIR_KEEP 12
-#define FEW_NR(code, rows) ((rows) <= 2 ? 4 : ((rows) <= 4 ? 2 : 1))
+#define FEW_NR(code, rows) ((rows) <= 2 ? 4 : 2)
 #define MOST_FEW(code) ((code) == QN_PANEL_BF16 ? 32 : (groups_of(code) ? 16 : 8))
 #define ARE_FEW(code, rows) ((code) == QN_PANEL_I8 || (rows) <= MOST_FEW(code))
 #define PARTS_BESIDE(code, rows, nr) (nr)

@@ -26,9 +26,11 @@
 #define SERIAL_ELEMENTS 32768 /* activations worth more than one thread */
 #define MAX_BLOCK_PANELS 64
 #define PLACES_LINES ((int64_t)(sizeof(qn_panel_places) / QN_PANEL_LINE))
+#define WORDS_LINES ((int64_t)(sizeof(qn_panel_words) / QN_PANEL_LINE))
 #define LEAST_DIGITS 0x1p-81f /* scale of a row's largest digits: it is 2^-60 or more */
 #define MAX_BLOCK_COLS (MAX_BLOCK_PANELS * QN_PANEL_COLS)
 
+_Static_assert(sizeof(qn_panel_words) % QN_PANEL_LINE == 0, "whole lines");
 _Static_assert(sizeof(qn_panel_places) >= MAX_TERMS * 2 * QN_PANEL_K, "a block of any row that is spread");
 
 typedef struct small_arrays {
@@ -55,6 +57,9 @@ const char *qn_panel_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
     const int integers = rows == QN_I8 || rows == QN_U8; /* of int8 or e2m1 codes */
     if (impl->code != QN_PANEL_I8 && impl->set->rows_f == QN_PANEL_ROWS_BYTES && !integers) {
         return "made for activations that are int8 or e2m1 codes";
+    }
+    if (impl->set->rows_f == QN_PANEL_ROWS_WORDS && rows != QN_BF16) {
+        return "made for activations that are bf16";
     }
     const int bf16_rows = impl->code != QN_PANEL_I8 && impl->set->rows_f == QN_PANEL_ROWS_BF16;
     if (bf16_rows && kernel->isa < QN_ISA_AMX && rows == QN_F32) {
@@ -106,6 +111,9 @@ static int64_t row_lines(qn_panel_rows kind, int32_t terms, int64_t blocks)
 {
     if (kind == QN_PANEL_ROWS_PLACES) {
         return blocks * PLACES_LINES;
+    }
+    if (kind == QN_PANEL_ROWS_WORDS) {
+        return blocks * WORDS_LINES;
     }
     if (kind == QN_PANEL_ROWS_BYTES) {
         return qn_ceil_div(blocks * (int64_t)sizeof(qn_panel_bytes), QN_PANEL_LINE);
@@ -214,7 +222,7 @@ static int64_t prepared_first(int32_t group, int64_t first, int64_t expert)
 
 static int is_digits(qn_panel_rows kind)
 {
-    return kind == QN_PANEL_ROWS_DIGITS || kind == QN_PANEL_ROWS_PLACES;
+    return kind == QN_PANEL_ROWS_DIGITS || kind == QN_PANEL_ROWS_PLACES || kind == QN_PANEL_ROWS_WORDS;
 }
 
 /* Whether some rows of a may be such that kernels must not compute them. */
@@ -313,6 +321,9 @@ static const float *digit_scales(const qn_panel_job *job, int64_t row, int64_t b
 {
     if (job->kind == QN_PANEL_ROWS_PLACES) {
         return (const float *)(const void *)line_of(job, row, (b + 1) * PLACES_LINES - 1);
+    }
+    if (job->kind == QN_PANEL_ROWS_WORDS) {
+        return ((const qn_panel_words *)(const void *)line_of(job, row, b * WORDS_LINES))->scale;
     }
     return ((const qn_panel_digits *)(const void *)line_of(job, row, 0))[b].scale;
 }

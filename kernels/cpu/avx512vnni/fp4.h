@@ -1,4 +1,7 @@
-/* Panel kernels of 4-bit floats times rows of bytes (kernels/cpu/fp4_bytes.h), level avx512vnni. */
+/* Vectors of level avx512vnni for 4-bit floats times rows of integers (kernels/cpu/fp4_integers.h). */
+#ifndef QN_KERNELS_AVX512VNNI_FP4_H
+#define QN_KERNELS_AVX512VNNI_FP4_H
+
 #include <immintrin.h>
 #include <stdint.h>
 #include <string.h>
@@ -9,9 +12,6 @@
 #include "kernels/cpu/name.h"
 
 #define LANES 16
-#define FEW_ROWS 12
-#define FEW_TWO 6
-#define MANY_FROM 25
 #define MR 6
 #define MOST_GROUPS 4 /* of a block */
 #define SCALES_AT 512 /* in it */
@@ -19,11 +19,6 @@
 typedef __m512i vb;
 typedef __m512i vd;
 typedef __m512 vf;
-
-QN_INLINE int spans_of(const int code)
-{
-    return code == QN_PANEL_NVFP4 ? 4 : 2;
-}
 
 QN_INLINE vb vb_load(const char *p)
 {
@@ -33,36 +28,6 @@ QN_INLINE vb vb_load(const char *p)
 QN_INLINE void vb_store(char *p, vb v)
 {
     _mm512_store_si512(p, v);
-}
-
-/* The permute looks at six bits of a byte. */
-QN_INLINE vb vb_low(vb line)
-{
-    const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
-    return _mm512_permutexvar_epi8(line, _mm512_broadcast_i32x4(table));
-}
-
-QN_INLINE vb vb_high(vb line)
-{
-    return vb_low(_mm512_srli_epi16(line, 4));
-}
-
-QN_INLINE vd vd_begin(int32_t offset)
-{
-    return _mm512_set1_epi32(offset);
-}
-
-QN_INLINE vd vd_add(vd sums, vb codes, const int8_t *x)
-{
-    int32_t four;
-    memcpy(&four, x, 4);
-    return _mm512_dpbusd_epi32(sums, codes, _mm512_set1_epi32(four));
-}
-
-QN_INLINE vf vd_end(vd sums, int32_t offset)
-{
-    (void)offset; /* they began with it */
-    return _mm512_cvtepi32_ps(sums);
 }
 
 QN_INLINE vf vf_zero(void)
@@ -80,9 +45,9 @@ QN_INLINE void vf_store(float *p, vf v)
     _mm512_store_ps(p, v);
 }
 
-QN_INLINE vf vf_add(vf a, vf b)
+QN_INLINE vf vf_fma(vf a, vf b, vf c)
 {
-    return _mm512_add_ps(a, b);
+    return _mm512_fmadd_ps(a, b, c);
 }
 
 QN_INLINE vf vf_scaled(vf a, const float *x)
@@ -90,20 +55,20 @@ QN_INLINE vf vf_scaled(vf a, const float *x)
     return _mm512_mul_ps(a, _mm512_set1_ps(*x));
 }
 
-QN_INLINE vf vf_fma(vf a, vf b, vf c)
+QN_INLINE vf vf_add(vf a, vf b)
 {
-    return _mm512_fmadd_ps(a, b, c);
+    return _mm512_add_ps(a, b);
 }
 
 /* The two bytes of bf16 numbers, a 256th of what e4m3 codes without their sign stand for. */
 #define EIGHT(x) x, x, x, x, x, x, x, x
 #define RISING(x) x, (x) + 0x10, (x) + 0x20, (x) + 0x30, (x) + 0x40, (x) + 0x50, (x) + 0x60, (x) + 0x70
-static const _Alignas(64) uint8_t upper[128] = {
+static const _Alignas(64) uint8_t high_bytes[128] = {
     0,           0x37,        0x37,        0x37,        0x38,        0x38,        0x38,        0x38,
     EIGHT(0x38), EIGHT(0x39), EIGHT(0x39), EIGHT(0x3a), EIGHT(0x3a), EIGHT(0x3b), EIGHT(0x3b), EIGHT(0x3c),
     EIGHT(0x3c), EIGHT(0x3d), EIGHT(0x3d), EIGHT(0x3e), EIGHT(0x3e), EIGHT(0x3f), EIGHT(0x3f)};
 /* clang-format off */
-static const _Alignas(64) uint8_t lower[128] = {
+static const _Alignas(64) uint8_t low_bytes[128] = {
     0,         0,            0x80,      0xc0,         0,         0x20,         0x40,      0x60, RISING(0x80),
     RISING(0), RISING(0x80), RISING(0), RISING(0x80), RISING(0), RISING(0x80), RISING(0), RISING(0x80),
     RISING(0), RISING(0x80), RISING(0), RISING(0x80), RISING(0), RISING(0x80)};
@@ -123,8 +88,8 @@ QN_INLINE void block_scales(const int code, const char *block, float scale[MOST_
         return;
     }
     const __m512i x = _mm512_loadu_si512(from), zero = _mm512_setzero_si512();
-    const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(lower), x, _mm512_load_si512(lower + 64));
-    const __m512i size = _mm512_permutex2var_epi8(_mm512_load_si512(upper), x, _mm512_load_si512(upper + 64));
+    const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(low_bytes), x, _mm512_load_si512(low_bytes + 64));
+    const __m512i size = _mm512_permutex2var_epi8(_mm512_load_si512(high_bytes), x, _mm512_load_si512(high_bytes + 64));
     const __m512i high = _mm512_ternarylogic_epi32(size, x, _mm512_set1_epi8((char)0x80), 0xf8); /* a | (b & c) */
     const __m512i first = _mm512_unpacklo_epi8(low, high), second = _mm512_unpackhi_epi8(low, high);
     _mm512_store_si512(scale[0], _mm512_unpacklo_epi16(zero, first));
@@ -133,27 +98,4 @@ QN_INLINE void block_scales(const int code, const char *block, float scale[MOST_
     _mm512_store_si512(scale[3], _mm512_unpackhi_epi16(zero, second));
 }
 
-/* Twice the values of 64 codes, as int8. */
-static __m512i from_codes(const char *codes)
-{
-    const __m128i table = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
-    const __m512i pairs = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)codes));
-    const __m512i each = _mm512_or_si512(pairs, _mm512_slli_epi16(pairs, 4));
-    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), _mm512_and_si512(each, _mm512_set1_epi8(15)));
-}
-
-QN_INLINE void row_block(const int code, const char *from, int coded, qn_panel_bytes *out)
-{
-    const __m128i order = _mm_set_epi64x(0x0f0b0e0a0d090c08, 0x0703060205010400);
-    const int lanes = 16 / spans_of(code);
-    const __m512i line = coded ? from_codes(from) : vb_load(from);
-    int32_t sums[16];
-    _mm512_storeu_si512(sums, _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(12), line));
-    _mm512_storeu_si512(out->x, _mm512_shuffle_epi8(line, _mm512_broadcast_i32x4(order)));
-    memset(out->offset, 0, sizeof out->offset);
-    for (int i = 0; i < 16; i++) {
-        out->offset[i / lanes] -= sums[i];
-    }
-}
-
-#include "kernels/cpu/fp4_bytes.h"
+#endif

@@ -1,0 +1,518 @@
+/* Panel kernels of 4-bit floats times rows of integers: sums of products in spans of K are exact. Included by a level's
+ * file, which owns the vectors:
+ *
+ *     LANES                columns of a vector: 16, a panel, or 8, a half of one: a part
+ *     FEW_ROWS, FEW_TWO    rows of the largest tile of one part whose codes are looked up on the way, and of two parts
+ *     MANY_FROM, MR        rows from which on codes are looked up once for all, and of a tile of two parts then
+ *     LOOKS, CHAIN_BLOCKS  vectors that a line of codes becomes; blocks that are looked up at once
+ *     AHEAD, AHEAD_TO      blocks ahead that few rows ask for, and to where: 3, the first cache, or 2, the second
+ *     spans_of(code)       spans of a block, each within one group: 4, or as many as there are groups
+ *     xb, x_at(x, l, i)    a block of a row, and what of it meets vector i of line l: four bytes
+ *     vb, vb_load, vb_store, vb_look(line, i)             codes, and vector i of a line of them: integers
+ *     vd, vd_begin(x, s), vd_add(sums, codes, x)          a span's integer sums
+ *     vf, vf_zero, vf_load, vf_store, vf_add              floats
+ *     span_added(code, coded, sums, x, s, scale, chain)   a span's sums, times the scales of the row and the weights
+ *     MOST_GROUPS, block_scales(code, block, scale)       scales of a block, [group][column]
+ *     CONTINUES            one chain along K; 0: one for CHAIN_BLOCKS blocks, and they are added up
+ *     RESTS                rows have rests of pairs (qn_panel_words): vb_look_any(line, i), as vb_look for any i;
+ *                          rest_added(code, rest, codes, x, scale, chain)
+ *
+ * In one order, however many rows there are: CHAIN_BLOCKS blocks, their rests, the next ones. Few rows: codes are
+ * looked up on the way to each tile. More rows: those of some blocks once for all rows, so that a tile does nothing but
+ * loads, dots and the scales; many rows are copied to scratch, as many blocks for all panels. */
+#define PARTS (QN_PANEL_COLS / LANES) /* of a panel */
+#define PART_BYTES (QN_PANEL_LINE / PARTS)
+#define UNIT (2 / PARTS) /* panels that two parts are */
+#define SOME_ROWS 24     /* that the second cache holds beside weights */
+#define ROWS_BLOCK 256   /* rows of a call that the scratch holds */
+#define LINES 8          /* of codes of a block */
+#define UNROLL _Pragma("GCC unroll 16")
+
+#define X_BYTES ((int64_t)sizeof(xb))
+#define ROW_BYTES (CHAIN_BLOCKS * X_BYTES)
+
+typedef struct staged_block {
+    char codes[LINES * LOOKS][QN_PANEL_LINE]; /* what each line becomes */
+    float scale[MOST_GROUPS][QN_PANEL_COLS];
+} staged_block;
+
+typedef struct staged {
+    staged_block panel[UNIT][CHAIN_BLOCKS];
+} staged;
+
+QN_INLINE int64_t block_bytes(const int code)
+{
+    return code == QN_PANEL_NVFP4 ? 576 : 544;
+}
+
+QN_INLINE int groups_of(const int code)
+{
+    return code == QN_PANEL_NVFP4 ? 4 : 2;
+}
+
+/* What sums of m rows and n parts go on from. */
+QN_INLINE void begin_chain(vf chain[][2], const float *sums, int64_t stride, int first, const int m, const int n)
+{
+    UNROLL for (int i = 0; i < m; i++)
+    {
+        UNROLL for (int j = 0; j < n; j++)
+        {
+            chain[i][j] = first || !CONTINUES ? vf_zero() : vf_load(sums + i * stride + j * LANES);
+        }
+    }
+}
+
+/* The chain is what they are, or it is added to what is there. */
+QN_INLINE void end_chain(vf chain[][2], float *sums, int64_t stride, int first, const int m, const int n)
+{
+    UNROLL for (int i = 0; i < m; i++)
+    {
+        UNROLL for (int j = 0; j < n; j++)
+        {
+            float *const to = sums + i * stride + j * LANES;
+            vf_store(to, first || CONTINUES ? chain[i][j] : vf_add(vf_load(to), chain[i][j]));
+        }
+    }
+}
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+#if RESTS
+/* Rests of some rows in some blocks. */
+#define PAIRS_A_BLOCK (QN_PANEL_K / 2)
+typedef struct rest_list {
+    qn_panel_rest rest[ROWS_BLOCK * CHAIN_BLOCKS * PAIRS_A_BLOCK];
+    int32_t at[ROWS_BLOCK * CHAIN_BLOCKS * PAIRS_A_BLOCK]; /* row * CHAIN_BLOCKS + block */
+    int64_t count;
+} rest_list;
+
+/* A block's first ones always: how many are, nothing waits for, and more are rare. */
+#define RESTS_AT_ONCE 8
+QN_INLINE int64_t list_rests(const char *rows, int64_t stride, int64_t count, int64_t blocks, qn_panel_rest *rest,
+                             int32_t *at)
+{
+    int64_t n = 0;
+    for (int64_t r = 0; r < count; r++) {
+        const xb *const x = (const xb *)(const void *)(rows + r * stride);
+        for (int64_t b = 0; b < blocks; b++) {
+            const int32_t place = (int32_t)(r * CHAIN_BLOCKS + b);
+            for (int64_t from = 0; from == 0 || from < x[b].rests; from += RESTS_AT_ONCE) {
+                memcpy(rest + n + from, x[b].rest + from, RESTS_AT_ONCE * sizeof *rest);
+                UNROLL for (int i = 0; i < RESTS_AT_ONCE; i++)
+                {
+                    at[n + from + i] = place;
+                }
+            }
+            n += x[b].rests;
+        }
+    }
+    return n;
+}
+#else
+typedef struct rest_list {
+    int64_t count;
+} rest_list;
+#endif
+
+/* ---- few rows ---- */
+
+/* Blocks [from, from + blocks) of m rows from r on by n parts of panel p from part h on. */
+QN_INLINE void few_tile(const int code, const int coded, const qn_panel_call *call, int64_t r, int64_t p, int h,
+                        int64_t from, int64_t blocks, const int m, const int n)
+{
+    const int spans = spans_of(code), lines = LINES / spans, groups = groups_of(code);
+    const int64_t bytes = block_bytes(code), step = PARTS == 1 ? call->panel_bytes : PART_BYTES;
+    const char *w = call->w + p * call->panel_bytes + from * bytes;
+    float *const sums = (float *)call->sums + r * call->sums_stride + p * QN_PANEL_COLS + h * LANES;
+    const xb *x[FEW_ROWS];
+    vf chain[FEW_ROWS][2];
+    UNROLL for (int i = 0; i < m; i++)
+    {
+        x[i] = (const xb *)(const void *)(call->a + (r + i) * call->a_stride) + from;
+    }
+    _Alignas(64) float scales_of[RESTS ? CHAIN_BLOCKS : 1][2][MOST_GROUPS][QN_PANEL_COLS];
+    begin_chain(chain, sums, call->sums_stride, from == 0, m, n);
+    for (int64_t b = 0; b < blocks; b++, w += bytes) {
+        const int panels = PARTS == 1 ? n : 1;
+        const int64_t past = from + b + AHEAD < call->blocks ? 0 : (panels - 1) * call->panel_bytes; /* read already */
+        const int64_t ahead = AHEAD * bytes + past;
+        float(*const scale)[MOST_GROUPS][QN_PANEL_COLS] = scales_of[RESTS ? b : 0];
+        UNROLL for (int j = 0; j < panels; j++)
+        {
+            block_scales(code, w + j * step, scale[j]);
+            __builtin_prefetch(w + j * step + ahead + LINES * QN_PANEL_LINE, 0, AHEAD_TO);
+        }
+        UNROLL for (int s = 0; s < spans; s++)
+        {
+            vd sum[FEW_ROWS][2];
+            UNROLL for (int i = 0; i < m; i++)
+            {
+                UNROLL for (int j = 0; j < n; j++)
+                {
+                    sum[i][j] = vd_begin(x[i] + b, s);
+                }
+            }
+            UNROLL for (int l = s * lines; l < (s + 1) * lines; l++)
+            {
+                vb line[2];
+                UNROLL for (int j = 0; j < n; j++)
+                {
+                    const char *const at = w + (h + j) * step + l * QN_PANEL_LINE;
+                    line[j] = vb_load(at);
+                    if (PARTS == 1 || j == 0) {
+                        __builtin_prefetch(at + ahead, 0, AHEAD_TO);
+                    }
+                }
+                UNROLL for (int k = 0; k < LOOKS; k++)
+                {
+                    vb codes[2];
+                    UNROLL for (int j = 0; j < n; j++)
+                    {
+                        codes[j] = vb_look(line[j], k);
+                    }
+                    UNROLL for (int i = 0; i < m; i++)
+                    {
+                        UNROLL for (int j = 0; j < n; j++)
+                        {
+                            sum[i][j] = vd_add(sum[i][j], codes[j], x_at(x[i] + b, l, k));
+                        }
+                    }
+                }
+            }
+            UNROLL for (int i = 0; i < m; i++)
+            {
+                UNROLL for (int j = 0; j < n; j++)
+                {
+                    const float *const scales = scale[PARTS == 1 ? j : 0][s * groups / spans];
+                    const vf of_part = vf_load(scales + (PARTS == 1 ? 0 : (h + j) * LANES));
+                    chain[i][j] = span_added(code, coded, sum[i][j], x[i] + b, s, of_part, chain[i][j]);
+                }
+            }
+        }
+    }
+    end_chain(chain, sums, call->sums_stride, from == 0, m, n);
+#if RESTS
+    qn_panel_rest rest[FEW_ROWS * CHAIN_BLOCKS * PAIRS_A_BLOCK];
+    int32_t at[FEW_ROWS * CHAIN_BLOCKS * PAIRS_A_BLOCK];
+    const int64_t count = list_rests((const char *)x[0], call->a_stride, m, blocks, rest, at);
+    w -= blocks * bytes;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t row = at[i] / CHAIN_BLOCKS, b = at[i] % CHAIN_BLOCKS, pair = rest[i].pair;
+        const xb *const block = (const xb *)(const void *)((const char *)x[0] + row * call->a_stride) + b;
+        UNROLL for (int j = 0; j < n; j++)
+        {
+            const vb line = vb_load(w + (h + j) * step + b * bytes + pair / LOOKS * QN_PANEL_LINE);
+            const float *const scales = scales_of[b][PARTS == 1 ? j : 0][pair * groups / PAIRS_A_BLOCK];
+            float *const to = sums + row * call->sums_stride + j * LANES;
+            vf_store(to, rest_added(code, &rest[i], vb_look_any(line, (int)(pair % LOOKS)), block,
+                                    vf_load(scales + (PARTS == 1 ? 0 : (h + j) * LANES)), vf_load(to)));
+        }
+    }
+#endif
+}
+
+#define FEW(m)                                                                                                         \
+    case m:                                                                                                            \
+        if (n == 2 && (m) <= FEW_TWO) {                                                                                \
+            few_tile(code, coded, call, r, p, 0, from, blocks, m, 2);                                                  \
+        } else {                                                                                                       \
+            for (int h = 0; h < PARTS; h++) {                                                                          \
+                few_tile(code, coded, call, r, p, h, from, blocks, m, 1);                                              \
+            }                                                                                                          \
+        }                                                                                                              \
+        break
+
+/* By two parts, or one panel. */
+QN_INLINE void few_rows(const int code, const int coded, const qn_panel_call *call, int64_t r, int64_t rows, int64_t p,
+                        int n, int64_t from, int64_t blocks)
+{
+    switch (rows) {
+        FEW(1);
+        FEW(2);
+        FEW(3);
+        FEW(4);
+#if FEW_ROWS >= 6
+        FEW(5);
+        FEW(6);
+#endif
+#if FEW_ROWS == 12
+        FEW(7);
+        FEW(8);
+        FEW(9);
+        FEW(10);
+        FEW(11);
+        FEW(12);
+#endif
+    }
+}
+
+#undef FEW
+
+/* Two tiles, of nearly the same number of rows, take turns with what the first cache holds. */
+QN_INLINE void few(const int code, const int coded, const qn_panel_call *call)
+{
+    const int64_t first = call->rows > FEW_ROWS ? call->rows / 2 : call->rows;
+    for (int64_t p = 0; p < call->panels;) {
+        const int two = !call->alone && call->rows <= FEW_TWO && p + UNIT <= call->panels;
+        for (int64_t from = 0; from < call->blocks; from += CHAIN_BLOCKS) {
+            const int64_t blocks = least(CHAIN_BLOCKS, call->blocks - from);
+            few_rows(code, coded, call, 0, first, p, 1 + two, from, blocks);
+            few_rows(code, coded, call, first, call->rows - first, p, 1 + two, from, blocks);
+        }
+        p += two ? UNIT : 1;
+    }
+}
+
+/* ---- many rows ---- */
+
+QN_INLINE void stage_block(const int code, const char *block, staged_block *to)
+{
+    block_scales(code, block, to->scale);
+    UNROLL for (int l = 0; l < LINES; l++)
+    {
+        UNROLL for (int h = 0; h < QN_PANEL_LINE; h += PART_BYTES)
+        {
+            const vb line = vb_load(block + l * QN_PANEL_LINE + h);
+            UNROLL for (int i = 0; i < LOOKS; i++)
+            {
+                vb_store(to->codes[l * LOOKS + i] + h, vb_look(line, i));
+            }
+        }
+    }
+}
+
+/* m rows by n parts. */
+QN_INLINE void tile(const int code, const int coded, const char *rows, int64_t row_stride, const staged *w,
+                    int64_t blocks, float *sums, int64_t stride, int first, const int m, const int n)
+{
+    const int spans = spans_of(code), lines = LINES / spans, groups = groups_of(code);
+    vf chain[MR][2];
+    begin_chain(chain, sums, stride, first, m, n);
+    for (int64_t b = 0; b < blocks; b++, rows += X_BYTES) {
+        const staged_block *block[2];
+        const xb *x[MR];
+        UNROLL for (int j = 0; j < n; j++)
+        {
+            block[j] = &w->panel[j / PARTS][b];
+        }
+        UNROLL for (int i = 0; i < m; i++)
+        {
+            x[i] = (const xb *)(const void *)(rows + i * row_stride);
+        }
+        for (int s = 0; s < spans; s++) {
+            vd sum[MR][2];
+            UNROLL for (int i = 0; i < m; i++)
+            {
+                UNROLL for (int j = 0; j < n; j++)
+                {
+                    sum[i][j] = vd_begin(x[i], s);
+                }
+            }
+            UNROLL for (int l = 0; l < lines; l++)
+            {
+                UNROLL for (int k = 0; k < LOOKS; k++)
+                {
+                    vb codes[2];
+                    UNROLL for (int j = 0; j < n; j++)
+                    {
+                        codes[j] = vb_load(block[j]->codes[(s * lines + l) * LOOKS + k] + j % PARTS * PART_BYTES);
+                    }
+                    UNROLL for (int i = 0; i < m; i++)
+                    {
+                        UNROLL for (int j = 0; j < n; j++)
+                        {
+                            sum[i][j] = vd_add(sum[i][j], codes[j], x_at(x[i], s * lines + l, k));
+                        }
+                    }
+                }
+            }
+            UNROLL for (int i = 0; i < m; i++)
+            {
+                UNROLL for (int j = 0; j < n; j++)
+                {
+                    const float *const scales = block[j]->scale[s * groups / spans] + j % PARTS * LANES;
+                    chain[i][j] = span_added(code, coded, sum[i][j], x[i], s, vf_load(scales), chain[i][j]);
+                }
+            }
+        }
+    }
+    end_chain(chain, sums, stride, first, m, n);
+}
+
+#if RESTS
+/* The rests of rows by n staged parts. */
+QN_INLINE void add_rests(const int code, const char *rows, int64_t row_stride, const rest_list *rests, const staged *w,
+                         float *sums, int64_t stride, const int n)
+{
+    for (int64_t i = 0; i < rests->count; i++) {
+        const int64_t row = rests->at[i] / CHAIN_BLOCKS, b = rests->at[i] % CHAIN_BLOCKS, pair = rests->rest[i].pair;
+        const xb *const x = (const xb *)(const void *)(rows + row * row_stride) + b;
+        UNROLL for (int j = 0; j < n; j++)
+        {
+            const staged_block *const block = &w->panel[j / PARTS][b];
+            const int64_t part = j % PARTS * LANES;
+            float *const to = sums + row * stride + j * LANES;
+            vf_store(to, rest_added(code, &rests->rest[i],
+                                    vb_load(block->codes[pair] + part * QN_PANEL_LINE / QN_PANEL_COLS), x,
+                                    vf_load(block->scale[pair * groups_of(code) / PAIRS_A_BLOCK] + part), vf_load(to)));
+        }
+    }
+}
+#endif
+
+/* What comes after: the next weights, and a line of each row's next chain. */
+typedef struct after {
+    const char *w, *rows;
+    int64_t w_stride, w_bytes, rows_stride;
+} after;
+
+/* The share of m rows from r on of `count`. */
+QN_INLINE void ask_ahead(const after *next, int64_t r, int64_t count, int64_t m)
+{
+    const int64_t calls = (count + MR - 1) / MR;
+    const int64_t share = (next->w_bytes / calls + QN_PANEL_LINE) / QN_PANEL_LINE * QN_PANEL_LINE;
+    for (int64_t i = 0; i < m; i++) {
+        __builtin_prefetch(next->rows + (r + i) * next->rows_stride, 0, 2);
+    }
+    for (int64_t i = 0; i < share; i += QN_PANEL_LINE) {
+        for (int j = 0; j < UNIT; j++) {
+            __builtin_prefetch(next->w + j * next->w_stride + r / MR * share + i, 0, 2);
+        }
+    }
+}
+
+#define TILE(m)                                                                                                        \
+    case m:                                                                                                            \
+        tile(code, coded, rows + r * row_stride, row_stride, w, blocks, sums + r * stride, stride, first, m, n);       \
+        break
+
+/* All rows by n staged parts. */
+QN_INLINE void tiles(const int code, const int coded, const char *rows, int64_t row_stride, int64_t count,
+                     const staged *w, int64_t blocks, float *sums, int64_t stride, int first, const rest_list *rests,
+                     const after *next, const int n)
+{
+    int64_t r = 0;
+    for (; r + MR <= count; r += MR) {
+        ask_ahead(next, r, count, MR);
+        tile(code, coded, rows + r * row_stride, row_stride, w, blocks, sums + r * stride, stride, first, MR, n);
+    }
+    if (r < count) {
+        ask_ahead(next, r, count, count - r);
+    }
+    switch (count - r) {
+        TILE(1);
+        TILE(2);
+#if MR == 6
+        TILE(3);
+        TILE(4);
+        TILE(5);
+#endif
+    }
+#if RESTS
+    add_rests(code, rows, row_stride, rests, w, sums, stride, n);
+#else
+    (void)rests;
+#endif
+}
+
+#undef TILE
+
+/* The blocks of a chain of a unit of panels from p on, all rows. */
+QN_INLINE void unit(const int code, const int coded, const qn_panel_call *call, int64_t p, int64_t from,
+                    const char *rows, int64_t row_stride, int64_t count, float *sums, const rest_list *rests,
+                    const after *next)
+{
+    staged *const w = (staged *)(void *)call->scratch;
+    const int64_t blocks = least(CHAIN_BLOCKS, call->blocks - from), n = least(UNIT, call->panels - p);
+    const int64_t stride = call->sums_stride;
+    for (int64_t j = 0; j < n; j++) {
+        for (int64_t b = 0; b < blocks; b++) {
+            stage_block(code, call->w + (p + j) * call->panel_bytes + (from + b) * block_bytes(code), &w->panel[j][b]);
+        }
+    }
+    if (n == UNIT) {
+        tiles(code, coded, rows, row_stride, count, w, blocks, sums, stride, from == 0, rests, next, 2);
+    } else {
+        tiles(code, coded, rows, row_stride, count, w, blocks, sums, stride, from == 0, rests, next, 1);
+    }
+}
+
+/* The rests of rows, in the call's scratch. */
+QN_INLINE rest_list *rests_of(const qn_panel_call *call, const char *rows, int64_t stride, int64_t count,
+                              int64_t blocks)
+{
+    rest_list *const list = (rest_list *)(void *)(call->scratch + sizeof(staged) + ROWS_BLOCK * ROW_BYTES);
+#if RESTS
+    list->count = list_rests(rows, stride, count, blocks, list->rest, list->at);
+#else
+    (void)rows, (void)stride, (void)count, (void)blocks;
+#endif
+    return list;
+}
+
+/* Rows that the second cache holds: weights stream, once. */
+QN_INLINE void some(const int code, const int coded, const qn_panel_call *call)
+{
+    for (int64_t p = 0; p < call->panels; p += UNIT) {
+        for (int64_t from = 0; from < call->blocks; from += CHAIN_BLOCKS) {
+            const after next = {.w = call->w + p * call->panel_bytes + (from + CHAIN_BLOCKS) * block_bytes(code),
+                                .w_stride = p + 1 < call->panels ? call->panel_bytes : 0,
+                                .w_bytes = CHAIN_BLOCKS * block_bytes(code),
+                                .rows = call->a};
+            const char *const rows = call->a + from * X_BYTES;
+            rest_list *const rests =
+                rests_of(call, rows, call->a_stride, call->rows, least(CHAIN_BLOCKS, call->blocks - from));
+            unit(code, coded, call, p, from, rows, call->a_stride, call->rows, (float *)call->sums + p * QN_PANEL_COLS,
+                 rests, &next);
+        }
+    }
+}
+
+/* Rows [row, row + rows), at most ROWS_BLOCK. */
+QN_INLINE void many(const int code, const int coded, const qn_panel_call *call, int64_t row, int64_t rows)
+{
+    char *const copies = call->scratch + sizeof(staged);
+    for (int64_t from = 0; from < call->blocks; from += CHAIN_BLOCKS) {
+        const int64_t blocks = least(CHAIN_BLOCKS, call->blocks - from);
+        for (int64_t r = 0; r < rows; r++) {
+            memcpy(copies + r * ROW_BYTES, call->a + (row + r) * call->a_stride + from * X_BYTES,
+                   (size_t)(blocks * X_BYTES));
+        }
+        const rest_list *const rests = rests_of(call, copies, ROW_BYTES, rows, blocks);
+        for (int64_t p = 0; p < call->panels; p += UNIT) {
+            const char *const x = call->a + row * call->a_stride + (from + CHAIN_BLOCKS) * X_BYTES;
+            const int asks = from + CHAIN_BLOCKS < call->blocks && p / UNIT * QN_PANEL_LINE < ROW_BYTES;
+            const after next = {.w = call->w + least(p + UNIT, call->panels - 1) * call->panel_bytes +
+                                     from * block_bytes(code),
+                                .w_stride = p + UNIT + 1 < call->panels ? call->panel_bytes : 0,
+                                .w_bytes = blocks * block_bytes(code),
+                                .rows = asks ? x + p / UNIT * QN_PANEL_LINE : copies,
+                                .rows_stride = asks ? call->a_stride : 0};
+            unit(code, coded, call, p, from, copies, ROW_BYTES, rows,
+                 (float *)call->sums + row * call->sums_stride + p * QN_PANEL_COLS, rests, &next);
+        }
+    }
+}
+
+QN_INLINE void fp4_mm(const int code, const int coded, const qn_panel_call *call)
+{
+    if (call->blocks == 0) {
+        for (int64_t r = 0; r < call->rows; r++) {
+            memset((float *)call->sums + r * call->sums_stride, 0,
+                   (size_t)call->panels * QN_PANEL_COLS * sizeof(float));
+        }
+    } else if (call->rows < MANY_FROM) {
+        few(code, coded, call);
+    } else if (call->rows <= SOME_ROWS) {
+        some(code, coded, call);
+    } else {
+        for (int64_t r = 0; r < call->rows; r += ROWS_BLOCK) {
+            many(code, coded, call, r, least(ROWS_BLOCK, call->rows - r));
+        }
+    }
+}
+
+#define SCRATCH_BYTES (sizeof(staged) + ROWS_BLOCK * ROW_BYTES + sizeof(rest_list))
