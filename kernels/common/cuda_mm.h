@@ -1,5 +1,5 @@
 /* The argument of the matrix products that read weights of any format
- * (kernels/cuda/mm_few.cu, mm_tile.cu), as host and device see it. Strides are bytes. Included by
+ * (kernels/cuda/mm_few.cu, mm_tile.cu, mm_mma.cu), as host and device see it. Strides are bytes. Included by
  * both sides, so plain C and no other header. */
 #ifndef QN_KERNELS_CUDA_MM_H
 #define QN_KERNELS_CUDA_MM_H
@@ -65,5 +65,13 @@ typedef struct qn_cuda_mm {
     int m, n, k; /* n: of all parts */
     int heads, head_size;
 } qn_cuda_mm;
+
+/* Groups of rows, each with a matrix of its own: part 0 and x of a qn_cuda_mm are the first group's. Steps from one to
+ * the next; of x, x_scale and d where groups are masked. */
+typedef struct qn_cuda_mm_groups {
+    const char *sizes; /* int: where each begins, and the end of the last; masked: rows of each */
+    long long x, x_scale, b, b_scale, d;
+    int experts, tail; /* tail: kernels/cuda/groups.h */
+} qn_cuda_mm_groups;
 
 #endif

@@ -41,7 +41,7 @@
  *     a_last, b_last  the same with a box of the rows that are left at the end, M mod BM / CLUSTER or N mod BN;
  *        where none are, and a_last of groups, any map: not read. Where these are all rows a and b may be the same maps
  *     d  (STORE 1 or 2, else any bytes) UINT16, sizes {N, rows, groups}; box {64, 64, 1}
- *     row and group strides in bytes: multiples of 16, base 16-aligned; else block_scaled_mm_plain.cu.
+ *     row and group strides in bytes: multiples of 16, base 16-aligned; else mm_mma.cu.
  *     L2 promotion 128B for a and b (256B measured up to 4 % slower for few rows), none for d
  *   Arguments: a_map, b_map, d_map, a_last, b_last, then as declared; strides in elements
  *     scale_a[row * scale_a_row + kb * scale_a_block + e * scale_a_group] (e only if masked): both scale layouts

@@ -4,8 +4,10 @@
  * are exact. Block-scaled sums are those of 128 of K, which meet their scales as f32.
  *
  * Host contract
- *   Parameters: those of mm_common.h, TILE 64 or 128, and BLOCKS that a multiprocessor is to have
- *   Launch: block 256, no dynamic shared memory, grid {ceil(N / TILE), ceil(M / TILE)} */
+ *   Parameters: those of mm_common.h, TILE 64 or 128, and BLOCKS that a multiprocessor is to have; LAYOUT 0: one matrix;
+ *   groups of rows have matrices of their own (kernels/common/cuda_mm.h), 1: by offsets, 2: masked
+ *   Launch: block 256, no dynamic shared memory, grid {ceil(N / TILE), y, z}: y = ceil(M / TILE), z = 1 for one matrix;
+ *   y = ceil(M / TILE) + experts, z = 1 for offsets; y = ceil(M / TILE), z = experts for masked */
 #define THREADS 256
 #define STAGES 2 /* of the tiles: one is written while others still read the one before */
 #define ROW_BYTES 64
@@ -16,6 +18,10 @@
 #define STEP 32
 #endif
 #include "mm_staged.h"
+
+#if LAYOUT
+#include "groups.h"
+#endif
 
 #define X_PARTS (THREADS / TILE) /* threads that load a row of x */
 #define X_WORDS (ROW_BYTES / 4 / X_PARTS)
@@ -228,12 +234,69 @@ DEV void promote(const qn_cuda_mm &a, int row, float b_scale, int block, float p
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) qn_mm_mma(const __grid_constant__ qn_cuda_mm a)
+#if LAYOUT
+/* This block's group takes the place of the product: a becomes its rows and its matrix. The first row of the tile in
+ * it; -1: there is none. */
+DEV int take_group(const qn_cuda_mm_groups &g, qn_cuda_mm &a)
+{
+    const int *const sizes = (const int *)g.sizes;
+    int group = 0, first = 0, tile = (int)blockIdx.y;
+    if (g.tail == TAIL_ZEROS) {
+        const int block = (int)((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x);
+        const int bytes = OUT == QN_MM_F32 ? 4 : 2, warps = THREADS / 32;
+        zero_rest(a.part[0].d, a.part[0].d_row / bytes, g.d / bytes, bytes, LAYOUT == 2, sizes, g.experts, a.m,
+                  a.part[0].n, block * warps + (int)threadIdx.x / 32,
+                  (int)(gridDim.x * gridDim.y * gridDim.z) * warps, threadIdx.x % 32);
+    }
+#if LAYOUT == 1
+    for (;; group++) {
+        if (group == g.experts) {
+            return -1;
+        }
+        first = sizes[group];
+        a.m = sizes[group + 1] - first;
+        const int tiles = (a.m + TILE - 1) / TILE;
+        if (tile < tiles) {
+            break;
+        }
+        tile -= tiles;
+    }
+#else
+    group = (int)blockIdx.z;
+    a.m = sizes[group];
+    a.x += group * g.x;
+    a.x_scale += group * g.x_scale;
+    a.part[0].d += group * g.d;
+#endif
+    a.x += first * a.x_row;
+    a.x_scale += first * a.x_scale_row;
+    a.part[0].d += first * a.part[0].d_row;
+    a.part[0].b += group * g.b;
+    a.part[0].b_scale += group * g.b_scale;
+    return tile * TILE < a.m ? tile * TILE : -1;
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+#if LAYOUT
+    qn_mm_mma(const __grid_constant__ qn_cuda_mm all, const __grid_constant__ qn_cuda_mm_groups groups)
+#else
+    qn_mm_mma(const __grid_constant__ qn_cuda_mm a)
+#endif
 {
     __shared__ __align__(16) u8 x_tile[STAGES * TILE * PITCH], b_tile[STAGES * TILE * PITCH];
     release_next();
     wait_before();
-    const int column0 = (int)blockIdx.x * TILE, row0 = (int)blockIdx.y * TILE;
+#if LAYOUT
+    qn_cuda_mm a = all;
+    const int row0 = take_group(groups, a);
+    if (row0 < 0) {
+        return;
+    }
+#else
+    const int row0 = (int)blockIdx.y * TILE;
+#endif
+    const int column0 = (int)blockIdx.x * TILE;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int warp_row = warp / 4 * (TILE / 2), warp_column = warp % 4 * (TILE / 4);
     const u32 x = shared_address(x_tile) + (warp_row + lane % 16) * PITCH + lane / 16 * 16;

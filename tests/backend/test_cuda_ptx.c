@@ -56,6 +56,9 @@ static const row rows[] = {
     {8, 0, "dense_mm m=17 n=33 k=512 out=f32 b=i8_k"},
     {8, 0, "scaled_mm m=70 n=66 k=144 scale_a=token scale_b=channel azp_adj=1"},
     {8, 0, "block_scaled_mm m=20 n=136 k=272"},
+    {8, 0, "grouped_block_scaled_mm m=90 n=136 k=272 e=3"},
+    {8, 0, "grouped_block_scaled_mm m=20 n=70 k=150 e=4 out=f32 scale_layout=col"},
+    {8, 0, "grouped_block_scaled_mm m=70 n=40 k=160 e=2 layout=masked out=f16"},
     {8, 0, "nvfp4_mm m=18 n=17 k=96 x=f16 bias=1"},
     {8, 0, "nvfp4_mm m=10 n=24 k=112 a=1"},
     {8, 0, "scaled_mm m=5 n=33 k=65 scale_a=token scale_b=channel bias=f16 azp_adj=1 azp=1"},
@@ -122,6 +125,8 @@ static const row large[] = {
     {8, 0, "nvfp4_mm m=97 n=120 k=96 x=bf16"},
     {8, 0, "block_scaled_mm m=140 n=200 k=272"},
     {8, 0, "mxfp4_mm m=129 n=136 k=96 x=f8_e4m3 x_scale=token"},
+    {8, 0, "grouped_block_scaled_mm m=280 n=200 k=272 e=2"},
+    {8, 0, "grouped_block_scaled_mm m=130 n=136 k=144 e=2 layout=masked tail=keep out=f32"},
 };
 enum { LARGE_ROWS = sizeof large / sizeof *large };
 

@@ -52,6 +52,9 @@ qn_status qn_cuda_mm_launch(const qn_cuda_run *run, qn_error *error);
 void qn_cuda_mm_any_program(const qn_op_desc *desc, qn_cuda_program *program);
 qn_status qn_cuda_mm_launch_any(const qn_cuda_run *run, int32_t i, qn_error *error);
 
+/* The same kernel of grouped_block_scaled_mm, tiles of 64 or 128 rows and columns. */
+void qn_cuda_mm_group_program(const qn_op_desc *desc, int32_t aligned, int32_t tile, qn_cuda_program *program);
+
 /* Parameters that follow from the descriptor: B_FORMAT, OUT, AZP; and BIAS, of the descriptor's bias where there is no
  * other. */
 qn_format qn_cuda_mm_bias(const qn_op_desc *desc);

@@ -1,12 +1,13 @@
 /* Host side of block_scaled_mm on Hopper. A plan has a cut for few rows at each of several heights, a strip or one row
- * of tiles; tiles for many rows; and a plain kernel for operands that the bulk copies cannot take. The run picks by M
- * and alignment. What the kernels expect, and which cut is best where, is the host contract at the top of each source;
- * measured exceptions are data/tuned-cuts.txt.
+ * of tiles; tiles for many rows; and the portable kernel for operands that the bulk copies cannot take. The run picks
+ * by M and alignment. What the kernels expect, and which cut is best where, is the host contract at the top of each
+ * source; measured exceptions are data/tuned-cuts.txt.
  *
  * The tensor core sums FP8 products with fewer bits than f32 has: the row says QN_SUMS_FP8_MMA, docs/operators.md how
  * much that may cost. */
 #include <string.h>
 
+#include "backend/cuda/mm.h"
 #include "backend/cuda/tiles.h"
 #include "backend/cuda/tuned.h"
 #include "base/checked.h"
@@ -14,8 +15,8 @@
 
 enum { MOST_SPLIT = 8 };
 
-/* Programs of a plan: plain, tiles for many rows, then a cut for each height of few rows. */
-enum { PLAIN = 0, TILES, FEW = TILES + QN_BLOCK_TILES };
+/* Programs of a plan: the portable one, tiles for many rows, then a cut for each height of few rows. */
+enum { PORTABLE = 0, TILES, FEW = TILES + QN_BLOCK_TILES };
 static const int32_t heights[] = {8, 16, 32, 64, QN_STRIP_ROWS};
 enum { HEIGHTS = sizeof heights / sizeof *heights };
 _Static_assert(FEW + HEIGHTS <= QN_CUDA_PROGRAMS, "a plan has room for that many programs");
@@ -177,10 +178,7 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
 {
     (void)kernel;
     const int32_t form = desc->attr[QN_ATTR_OUT].i;
-    out[PLAIN].source = "block_scaled_mm_plain.cu";
-    out[PLAIN].entry = "qn_block_scaled_mm_plain";
-    qn_cuda_define(&out[PLAIN], "OUT", form);
-    qn_cuda_define(&out[PLAIN], "LAYOUT", QN_ONE_MATRIX);
+    qn_cuda_mm_any_program(desc, &out[PORTABLE]);
     for (int32_t i = 0; i < QN_BLOCK_TILES; i++) {
         const qn_tile t = tile_of(i, desc);
         qn_block_tile_program(&t, form, QN_ONE_MATRIX, &out[TILES + i]);
@@ -227,21 +225,6 @@ static operands operands_of(const qn_run_call *call)
                       .n = (int32_t)call->sizes.n,
                       .k = (int32_t)call->sizes.k,
                       .experts = 1};
-}
-
-static qn_status launch_plain(const qn_cuda_run *run, operands *o, qn_error *error)
-{
-    void *const arguments[] = {&o->a,       &o->a_row,       &o->none,          &o->b,    &o->b_row,   &o->none,
-                               &o->scale_a, &o->scale_a_row, &o->scale_a_block, &o->none, &o->scale_b, &o->scale_b_row,
-                               &o->none,    &o->d,           &o->d_row,         &o->none, &o->groups,  &o->m,
-                               &o->n,       &o->k,           &o->experts,       &o->zero};
-    const qn_cuda_geometry g = {
-        .grid = {(uint32_t)qn_ceil_div(o->n, QN_PLAIN_TILE), (uint32_t)qn_ceil_div(o->m, QN_PLAIN_TILE), 1},
-        .block = {QN_PLAIN_THREADS, 1, 1}};
-    QN_FAIL_IF(g.grid[1] > QN_MOST_GRID_Y, error, QN_E_UNSUPPORTED,
-               "block_scaled_mm: %d rows of operands that are not 16-byte aligned are more than one launch takes",
-               o->m);
-    return qn_cuda_launch(run, PLAIN, &g, arguments, error);
 }
 
 static double cost_of(const qn_tile *t, int64_t m, const qn_op_desc *desc, int32_t sms)
@@ -341,7 +324,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     operands o = operands_of(run->call);
     o.constant = qn_cuda_constant_weights(run);
     if (!qn_tile_aligned(o.a, o.a_row, 0) || !qn_tile_aligned(o.b, o.b_row, 0)) {
-        return launch_plain(run, &o, error);
+        return qn_cuda_mm_launch_any(run, PORTABLE, error);
     }
     const int boxes = qn_tile_aligned(o.d, 2 * o.d_row, 0);
     for (int32_t i = 0; i < HEIGHTS; i++) {

@@ -1,9 +1,11 @@
-/* Host side of grouped_block_scaled_mm on Hopper. Only the device knows how many rows a group has, so a run may take
- * two launches: tiles, then strips for the groups of at most FEW rows, which read the weights once; each leaves the
- * other's groups out. Where sizes known here decide (no group can have more than FEW rows, or groups have many on
+/* Host side of grouped_block_scaled_mm. Everywhere, and of operands without alignment, it is the portable kernel of
+ * matrix products (kernels/cuda/mm_mma.cu). On Hopper only the device knows how many rows a group has, so a run may
+ * take two launches: tiles, then strips for the groups of at most FEW rows, which read the weights once; each leaves
+ * the other's groups out. Where sizes known here decide (no group can have more than FEW rows, or groups have many on
  * average), there is one. Rows of no group become zeros in the first, or are kept. */
 #include <string.h>
 
+#include "backend/cuda/mm.h"
 #include "backend/cuda/tiles.h"
 #include "base/checked.h"
 #include "ref/slots.h"
@@ -13,10 +15,13 @@ enum { FEW = 64, MANY = 256, MASKED_BOX = 64 };
 /* K from which tall tiles of masked groups are taken by tickets (kernels/cuda/tiles.h), in a cooperative launch. */
 enum { LONG = 1024 };
 
-/* Programs of a plan: plain, tiles, strips of several heights. */
-enum { PLAIN = 0, TILES, STRIPS = TILES + QN_BLOCK_TILES };
+/* Programs of a plan on Hopper: the portable one of any alignment, tiles, strips of several heights. */
+enum { PORTABLE = 0, TILES, STRIPS = TILES + QN_BLOCK_TILES };
 static const int32_t heights[] = {8, 16, 32, FEW};
 enum { HEIGHTS = sizeof heights / sizeof *heights };
+
+/* Elsewhere: of any alignment, and where units of weights are aligned tiles of two sizes. */
+enum { ANY = 0, SMALL, LARGE, SMALL_TILE = 64, LARGE_TILE = 128, THREADS = 256 };
 
 static int is_masked(const qn_op_desc *desc)
 {
@@ -34,8 +39,8 @@ static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
         if (b->dims[i] == 0) {
             return "there are no weights";
         }
-        if (b->dims[i] > INT32_MAX) {
-            return "E, N or K is 2^31 or more";
+        if (b->dims[i] > INT32_MAX / 2) {
+            return "E, N or K is 2^30 or more";
         }
     }
     return NULL;
@@ -82,10 +87,7 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
     (void)kernel;
     const int32_t form = desc->attr[QN_ATTR_OUT].i;
     const int32_t layout = is_masked(desc) ? QN_GROUPS_MASKED : QN_GROUP_OFFSETS;
-    out[PLAIN].source = "block_scaled_mm_plain.cu";
-    out[PLAIN].entry = "qn_block_scaled_mm_plain";
-    qn_cuda_define(&out[PLAIN], "OUT", form);
-    qn_cuda_define(&out[PLAIN], "LAYOUT", layout);
+    qn_cuda_mm_group_program(desc, 0, SMALL_TILE, &out[PORTABLE]);
     for (int32_t i = TILES; i < STRIPS; i++) {
         const qn_tile t = tile_of(i, desc);
         qn_block_tile_program(&t, form, layout, &out[i]);
@@ -98,6 +100,20 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
         qn_strip_program(&s, heights[i], form, layout, &out[STRIPS + i]);
     }
     return STRIPS + HEIGHTS;
+}
+
+static int32_t portable_programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
+                                 qn_cuda_program *out)
+{
+    (void)kernel;
+    (void)device;
+    qn_cuda_mm_group_program(desc, 0, SMALL_TILE, &out[ANY]);
+    if (desc->in[QN_BMM_B].dims[2] % qn_cuda_weight_unit(qn_cuda_weight_format(desc))) {
+        return ANY + 1;
+    }
+    qn_cuda_mm_group_program(desc, 1, SMALL_TILE, &out[SMALL]);
+    qn_cuda_mm_group_program(desc, 1, LARGE_TILE, &out[LARGE]);
+    return LARGE + 1;
 }
 
 /* ---- the run ---- */
@@ -152,39 +168,62 @@ static operands operands_of(const qn_run_call *call)
     return o;
 }
 
-static qn_status launch_plain(const qn_cuda_run *run, operands *o, qn_error *error)
+static qn_status launch_portable(const qn_cuda_run *run, int32_t program, int32_t tile, const operands *o,
+                                 qn_error *error)
 {
-    void *const arguments[] = {&o->a,
-                               &o->a_row,
-                               &o->a_group,
-                               &o->b,
-                               &o->b_row,
-                               &o->b_group,
-                               &o->scale_a,
-                               &o->scale_a_row,
-                               &o->scale_a_block,
-                               &o->scale_a_group,
-                               &o->scale_b,
-                               &o->scale_b_row,
-                               &o->scale_b_group,
-                               &o->d,
-                               &o->d_row,
-                               &o->d_group,
-                               &o->groups,
-                               &o->m,
-                               &o->n,
-                               &o->k,
-                               &o->experts,
-                               &o->tail};
-    const int64_t tiles = qn_ceil_div(o->m, QN_PLAIN_TILE), rows = o->masked ? tiles : tiles + o->experts;
+    qn_cuda_mm a;
+    memset(&a, 0, sizeof a);
+    a.part[0] = (qn_cuda_mm_part){.b = o->b,
+                                  .b_scale = o->scale_b,
+                                  .d = o->d,
+                                  .b_row = o->b_row,
+                                  .b_scale_row = 4 * o->scale_b_row,
+                                  .d_row = o->d_row * o->d_bytes,
+                                  .n = o->n};
+    a.x = o->a;
+    a.x_scale = o->scale_a;
+    a.x_row = o->a_row;
+    a.x_scale_row = 4 * o->scale_a_row;
+    a.x_scale_block = 4 * o->scale_a_block;
+    a.m = o->m;
+    a.n = o->n;
+    a.k = o->k;
+    qn_cuda_mm_groups groups = {.sizes = o->groups,
+                                .x = o->a_group,
+                                .x_scale = 4 * o->scale_a_group,
+                                .b = o->b_group,
+                                .b_scale = 4 * o->scale_b_group,
+                                .d = o->d_group * o->d_bytes,
+                                .experts = o->experts,
+                                .tail = o->tail};
+    void *const arguments[] = {&a, &groups};
+    const int64_t tiles = qn_ceil_div(o->m, tile), rows = o->masked ? tiles : tiles + o->experts;
     const int64_t layers = o->masked ? o->experts : 1;
     QN_FAIL_IF(rows > QN_MOST_GRID_Y || layers > QN_MOST_GRID_Y, error, QN_E_UNSUPPORTED,
-               "grouped_block_scaled_mm: %d rows of %d groups whose operands are not 16-byte aligned are more than one "
-               "launch takes",
+               "grouped_block_scaled_mm: %d rows of %d groups are more than one launch of the portable kernel takes",
                o->m, o->experts);
-    const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(o->n, QN_PLAIN_TILE), (uint32_t)rows, (uint32_t)layers},
-                                .block = {QN_PLAIN_THREADS, 1, 1}};
-    return qn_cuda_launch(run, PLAIN, &g, arguments, error);
+    const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(o->n, tile), (uint32_t)rows, (uint32_t)layers},
+                                .block = {THREADS, 1, 1},
+                                .dependent = run->device->major >= 9};
+    return qn_cuda_launch(run, program, &g, arguments, error);
+}
+
+/* Large tiles read operands half as often, but want to be one for most multiprocessors. */
+static qn_status launch_anywhere(const qn_cuda_run *run, qn_error *error)
+{
+    QN_FAIL_IF(run->call->sizes.m > INT32_MAX, error, QN_E_UNSUPPORTED, "grouped_block_scaled_mm: 2^31 rows or more");
+    const operands o = operands_of(run->call);
+    const int32_t format = qn_cuda_weight_format(run->call->desc);
+    const uint64_t align = (uint64_t)qn_cuda_weight_align(format);
+    if (o.k % qn_cuda_weight_unit(format) ||
+        ((uint64_t)(uintptr_t)o.b | (uint64_t)o.b_row | (uint64_t)o.b_group) % align) {
+        return launch_portable(run, ANY, SMALL_TILE, &o, error);
+    }
+    const int64_t rows = o.masked ? o.m : o.m / o.experts;
+    const int64_t large = o.experts * qn_ceil_div(rows, LARGE_TILE) * qn_ceil_div(o.n, LARGE_TILE);
+    return rows > SMALL_TILE && 4 * large >= 3 * (int64_t)run->device->sms
+               ? launch_portable(run, LARGE, LARGE_TILE, &o, error)
+               : launch_portable(run, SMALL, SMALL_TILE, &o, error);
 }
 
 /* Arguments of tiles and strips after their maps. */
@@ -295,7 +334,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     QN_FAIL_IF(run->call->sizes.m > INT32_MAX, error, QN_E_UNSUPPORTED, "grouped_block_scaled_mm: 2^31 rows or more");
     operands o = operands_of(run->call);
     if (!qn_tile_aligned(o.a, o.a_row, o.a_group) || !qn_tile_aligned(o.b, o.b_row, o.b_group)) {
-        return launch_plain(run, &o, error);
+        return launch_portable(run, PORTABLE, SMALL_TILE, &o, error);
     }
     const int tiles = o.m > FEW, strips = o.masked || o.m / o.experts <= MANY;
     if (tiles) {
@@ -341,11 +380,14 @@ static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_des
 }
 
 static const qn_cuda_impl impl = {.targets = QN_SM_BIT(QN_SM_90A), .programs = programs, .launch = launch};
+static const qn_cuda_impl portable = {.targets = QN_SM_ALL, .programs = portable_programs, .launch = launch_anywhere};
 
 static const qn_kernel kernels[] = {
     {QN_CUDA_HOOKS, .name = "qn_grouped_block_scaled_mm_e4m3_e4m3_fp__sm90a_128x128",
      .op = QN_OP_GROUPED_BLOCK_SCALED_MM, .level = "sm_90a", .sums = QN_SUMS_FP8_MMA, .status = "tested",
      .accepts = accepts, .describe = describe, .impl = &impl},
+    {QN_CUDA_HOOKS, .name = "qn_grouped_block_scaled_mm_e4m3_e4m3_fp__sm80_64x64", .op = QN_OP_GROUPED_BLOCK_SCALED_MM,
+     .level = "sm_80 and later", .status = QN_CUDA_TESTED, .accepts = accepts, .impl = &portable},
 };
 
 const qn_cuda_family qn_cuda_grouped_block_scaled_mm_family = {kernels, sizeof kernels};

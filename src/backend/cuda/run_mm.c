@@ -60,7 +60,8 @@ static slots slots_of(qn_op op)
 {
     switch (op) {
     case QN_OP_SCALED_MM: return (slots){QN_SMM_A, QN_SMM_SCALE_A, QN_SMM_B, QN_SMM_SCALE_B, QN_SMM_BIAS, -1};
-    case QN_OP_BLOCK_SCALED_MM: return (slots){QN_BMM_A, -1, QN_BMM_B, QN_BMM_SCALE_B, -1, -1};
+    case QN_OP_BLOCK_SCALED_MM:
+    case QN_OP_GROUPED_BLOCK_SCALED_MM: return (slots){QN_BMM_A, -1, QN_BMM_B, QN_BMM_SCALE_B, -1, -1};
     case QN_OP_NVFP4_MM:
         return (slots){QN_NVMM_X, QN_NVMM_X_SCALE, QN_NVMM_B, QN_NVMM_B_SCALE, QN_NVMM_BIAS, QN_NVMM_B_GLOBAL};
     case QN_OP_MXFP4_MM: return (slots){QN_MXMM_X, QN_MXMM_X_SCALE, QN_MXMM_B, QN_MXMM_B_SCALE, QN_MXMM_BIAS, -1};
@@ -77,7 +78,8 @@ int32_t qn_cuda_weight_format(const qn_op_desc *desc)
     const qn_format format = desc->in[slots_of(desc->op).b].format;
     switch (desc->op) {
     case QN_OP_SCALED_MM: return format == QN_I8 ? QN_MM_I8 : QN_MM_E4M3;
-    case QN_OP_BLOCK_SCALED_MM: return format == QN_F8_E5M2 ? QN_MM_E5M2_BLOCK : QN_MM_E4M3_BLOCK;
+    case QN_OP_BLOCK_SCALED_MM:
+    case QN_OP_GROUPED_BLOCK_SCALED_MM: return format == QN_F8_E5M2 ? QN_MM_E5M2_BLOCK : QN_MM_E4M3_BLOCK;
     case QN_OP_NVFP4_MM: return QN_MM_NVFP4;
     case QN_OP_MXFP4_MM: return QN_MM_MXFP4;
     default: return qn_cuda_stored_format(format);
@@ -144,7 +146,7 @@ static int32_t unit_words(int32_t format)
 
 int32_t qn_cuda_row_format(const qn_op_desc *desc)
 {
-    if (desc->op == QN_OP_BLOCK_SCALED_MM) {
+    if (desc->op == QN_OP_BLOCK_SCALED_MM || desc->op == QN_OP_GROUPED_BLOCK_SCALED_MM) {
         return QN_MM_A_BLOCK;
     }
     if (desc->op == QN_OP_NVFP4_MM && desc->in[QN_NVMM_A].format) {
@@ -303,6 +305,12 @@ static void program_of(const qn_op_desc *desc, int32_t aligned, int32_t tile, in
 void qn_cuda_mm_any_program(const qn_op_desc *desc, qn_cuda_program *program)
 {
     program_of(desc, 0, TILE, 1, program);
+}
+
+void qn_cuda_mm_group_program(const qn_op_desc *desc, int32_t aligned, int32_t tile, qn_cuda_program *program)
+{
+    program_of(desc, aligned, tile, 1, program);
+    qn_cuda_define(program, "LAYOUT", desc->attr[QN_ATTR_LAYOUT].i == QN_LAYOUT_MASKED ? 2 : 1);
 }
 
 int32_t qn_cuda_mm_program_count(const qn_op_desc *desc)

@@ -1,15 +1,16 @@
 /* Host side of scaled_mm on Hopper: FP8 and INT8, every scale, bias and zero point. A plan has tiles, strips for up to
- * 128 rows, and a plain kernel for operands that the bulk copies cannot take; the run picks by M and alignment. What
- * the kernels expect is the host contract at the top of scaled_mm.cu and scaled_mm_few.cu. */
+ * 128 rows, and the portable kernel for operands that the bulk copies cannot take; the run picks by M and alignment.
+ * What the kernels expect is the host contract at the top of scaled_mm.cu and scaled_mm_few.cu. */
 #include <string.h>
 
+#include "backend/cuda/mm.h"
 #include "backend/cuda/tiles.h"
 #include "base/checked.h"
 #include "ref/slots.h"
 
-/* Programs of a plan: PLAIN, tiles, then a strip for each of several numbers of rows. PAIR is TALL in clusters of two;
- * ANY takes any alignment of d. */
-enum { PLAIN = 0, TALL, PAIR, WIDE, SQUARE, ANY, LOW, FEW };
+/* Programs of a plan: the portable one, tiles, then a strip for each of several numbers of rows. PAIR is TALL in
+ * clusters of two; ANY takes any alignment of d. */
+enum { PORTABLE = 0, TALL, PAIR, WIDE, SQUARE, ANY, LOW, FEW };
 static const int32_t heights[] = {8, 16, 32, 64, 128};
 enum { HEIGHTS = sizeof heights / sizeof *heights, MOST_STAGES = 16 };
 
@@ -134,15 +135,16 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
     (void)kernel;
     for (int32_t i = 0; i < FEW + HEIGHTS; i++) {
         qn_cuda_program *p = &out[i];
+        if (i == PORTABLE) {
+            qn_cuda_mm_any_program(desc, p);
+            continue;
+        }
         qn_cuda_define(p, "INT8", is_int8(desc));
         qn_cuda_define(p, "OUT", desc->attr[QN_ATTR_OUT].i);
         qn_cuda_define(p, "BIAS", bias_of(desc));
         qn_cuda_define(p, "AZP", azp_of(desc));
-        p->source = i == PLAIN ? "scaled_mm_plain.cu" : i < FEW ? "scaled_mm.cu" : "scaled_mm_few.cu";
-        p->entry = i == PLAIN ? "qn_scaled_mm_plain" : i < FEW ? "qn_scaled_mm" : "qn_scaled_mm_few";
-        if (i == PLAIN) {
-            continue;
-        }
+        p->source = i < FEW ? "scaled_mm.cu" : "scaled_mm_few.cu";
+        p->entry = i < FEW ? "qn_scaled_mm" : "qn_scaled_mm_few";
         if (i >= FEW) {
             const strip s = strip_of(heights[i - FEW], desc, device);
             p->shared_bytes = strip_shared(&s);
@@ -217,18 +219,6 @@ static void common_arguments(operands *o, void **to)
     memcpy(to, common, sizeof common);
 }
 
-static qn_status launch_plain(const qn_cuda_run *run, operands *o, qn_error *error)
-{
-    void *arguments[4 + COMMON] = {&o->a, &o->a_row, &o->b, &o->b_row};
-    common_arguments(o, arguments + 4);
-    const qn_cuda_geometry g = {
-        .grid = {(uint32_t)qn_ceil_div(o->n, QN_PLAIN_TILE), (uint32_t)qn_ceil_div(o->m, QN_PLAIN_TILE), 1},
-        .block = {QN_PLAIN_THREADS, 1, 1}};
-    QN_FAIL_IF(g.grid[1] > QN_MOST_GRID_Y, error, QN_E_UNSUPPORTED,
-               "scaled_mm: %d rows of operands that are not 16-byte aligned are more than one launch takes", o->m);
-    return qn_cuda_launch(run, PLAIN, &g, arguments, error);
-}
-
 /* Estimated time of a program's tiles, in steps of one sum and one k-block; *rounds: how often they fill the card. */
 static double cost_of(int32_t program, const qn_op_desc *desc, int64_t m, int32_t sms, int64_t *rounds)
 {
@@ -280,7 +270,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         return QN_OK;
     }
     if (o.k == 0 || !qn_tile_aligned(o.a, o.a_row, 0) || !qn_tile_aligned(o.b, o.b_row, 0)) {
-        return launch_plain(run, &o, error);
+        return qn_cuda_mm_launch_any(run, PORTABLE, error);
     }
     for (int32_t i = 0; i < HEIGHTS; i++) {
         if (o.m <= heights[i] && takes_strips(heights[i], run->call->desc)) {

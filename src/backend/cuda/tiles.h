@@ -10,8 +10,6 @@ enum {
     QN_TILE_SHARED = 232448, /* most dynamic shared memory of a block */
     QN_TILE_GROUPS = 2,      /* warpgroups that multiply, of most tiles */
     QN_TILE_THREADS = 128 + 128 * QN_TILE_GROUPS,
-    QN_PLAIN_TILE = 64, /* rows and columns of a block of the plain kernels */
-    QN_PLAIN_THREADS = 256,
     QN_MOST_GRID_Y = 65535
 };
 
