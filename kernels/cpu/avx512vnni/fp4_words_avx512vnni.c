@@ -20,6 +20,7 @@
 #define PAIRS (QN_PANEL_K / 2)
 #define SPAN 1024      /* elements of x that are rounded together, from multiples of it on */
 #define WORD 128       /* what it is multiplied with */
+#define CODE 256       /* what looked-up codes are times their doubled values */
 #define LEAST_POWER 47 /* of f32's exponents: below 2^-80 bits are lost, which the runner looks after */
 
 typedef qn_panel_words xb;
@@ -88,8 +89,8 @@ QN_INLINE vf span_added(const int code, const int coded, vd sums, const xb *x, i
 QN_INLINE vf rest_added(const int code, const qn_panel_rest *rest, vb codes, const xb *x, vf scale, vf chain)
 {
     const int16_t pair[2] = {rest->x[0], rest->x[1]};
-    const vd sums = vd_add(_mm512_setzero_si512(), codes, pair);
-    return scaled_added(code, sums, &x->scale[rest->pair / (GROUP / 2)], scale, chain);
+    const float unit = x->scale[rest->pair / (GROUP / 2)] / CODE;
+    return scaled_added(code, vd_add(_mm512_setzero_si512(), codes, pair), &unit, scale, chain);
 }
 
 #include "kernels/cpu/fp4_integers.h"
@@ -133,8 +134,8 @@ QN_INLINE void group_words(const float *x, int64_t i, int g, span *s, xb *out)
     _mm256_storeu_si256((__m256i *)(void *)(out->word + g * GROUP), _mm512_cvtepi32_epi16(word));
     _mm_storeu_si128((__m128i *)(void *)(s->rest + i * GROUP), _mm512_cvtepi32_epi8(rest));
     _mm256_storeu_ps(s->error + i * GROUP / 2, error);
-    out->scale[g] = power_of_two(power - 30); /* e2m1 is doubled, times 256 */
-    out->unit[g] = out->scale[g] * WORD;
+    out->scale[g] = power_of_two(power - 22); /* a half: e2m1 is doubled */
+    out->unit[g] = out->scale[g] * WORD / CODE;
     s->errors = _mm256_add_ps(s->errors, error);
     s->norm = _mm512_fmadd_ps(_mm512_mul_ps(v, v), _mm512_set1_ps(square), s->norm);
 }
@@ -143,7 +144,7 @@ QN_INLINE void group_words(const float *x, int64_t i, int g, span *s, xb *out)
 static float most_of_a_pair(const float *error, int64_t pairs, float all)
 {
     float most = all, step = 0.0f;
-    for (int tries = 0; most > 0.0f; tries++) {
+    while (most > 0.0f) {
         __m512 left = _mm512_setzero_ps();
         for (int64_t i = 0; i < pairs; i += 16) {
             const __m512 e = _mm512_loadu_ps(error + i);
@@ -192,10 +193,10 @@ static void span_words(const float *x, int64_t blocks, float most_error, xb *out
     for (int64_t i = 0; i < blocks * GROUPS; i++) {
         const int32_t bits = _mm512_reduce_max_epi32(size_bits(x + i * GROUP));
         /* 2^e <= x < 2^(e + 1), the end of which, where a word would be 2^15, counts as the next power's */
-        const int power = (bits + 512) >> 23;
-        s.power[i] = bits == 0 || bits >= 0x7f800000 ? 0 : (power < LEAST_POWER ? LEAST_POWER : power);
+        const int finite = bits < 0x7f800000, power = finite ? (bits + 512) >> 23 : 0;
+        s.power[i] = bits == 0 || !finite ? 0 : (power < LEAST_POWER ? LEAST_POWER : power);
         s.most = s.power[i] > s.most ? s.power[i] : s.most;
-        out[i / GROUPS].scale[i % GROUPS] = bits >= 0x7f800000 ? __builtin_nanf("") : 0.0f;
+        out[i / GROUPS].scale[i % GROUPS] = finite ? 0.0f : __builtin_nanf("");
     }
     for (int64_t i = 0; i < blocks * GROUPS; i++) {
         xb *const block = out + i / GROUPS;
