@@ -29,7 +29,7 @@ typedef struct qn_panel_job {
     qn_format a_format;
     qn_panel_rows kind;
     int32_t terms;
-    qn_panel_rounding rounding; /* QN_PANEL_ROWS_DIGITS, QN_PANEL_ROWS_PLACES */
+    qn_panel_rounding rounding; /* QN_PANEL_ROWS_DIGITS, _PLACES, _WORDS */
     char *rows;
     int64_t row_stride;
     uint8_t *odd_rows; /* 1: kernels must not compute the row, by its scales or elements; NULL: they may compute all */

@@ -168,18 +168,24 @@ static operands operands_of(const qn_run_call *call)
     return o;
 }
 
+/* The first group's weight and results as the portable kernel takes them. */
+static qn_cuda_mm_part part_of(const operands *o)
+{
+    return (qn_cuda_mm_part){.b = o->b,
+                             .b_scale = o->scale_b,
+                             .d = o->d,
+                             .b_row = o->b_row,
+                             .b_scale_row = 4 * o->scale_b_row,
+                             .d_row = o->d_row * o->d_bytes,
+                             .n = o->n};
+}
+
 static qn_status launch_portable(const qn_cuda_run *run, int32_t program, int32_t tile, const operands *o,
                                  qn_error *error)
 {
     qn_cuda_mm a;
     memset(&a, 0, sizeof a);
-    a.part[0] = (qn_cuda_mm_part){.b = o->b,
-                                  .b_scale = o->scale_b,
-                                  .d = o->d,
-                                  .b_row = o->b_row,
-                                  .b_scale_row = 4 * o->scale_b_row,
-                                  .d_row = o->d_row * o->d_bytes,
-                                  .n = o->n};
+    a.part[0] = part_of(o);
     a.x = o->a;
     a.x_scale = o->scale_a;
     a.x_row = o->a_row;
@@ -214,9 +220,8 @@ static qn_status launch_anywhere(const qn_cuda_run *run, qn_error *error)
     QN_FAIL_IF(run->call->sizes.m > INT32_MAX, error, QN_E_UNSUPPORTED, "grouped_block_scaled_mm: 2^31 rows or more");
     const operands o = operands_of(run->call);
     const int32_t format = qn_cuda_weight_format(run->call->desc);
-    const uint64_t align = (uint64_t)qn_cuda_weight_align(format);
-    if (o.k % qn_cuda_weight_unit(format) ||
-        ((uint64_t)(uintptr_t)o.b | (uint64_t)o.b_row | (uint64_t)o.b_group) % align) {
+    const qn_cuda_mm_part part = part_of(&o);
+    if (!qn_cuda_mm_aligned(format, &part, o.k) || o.b_group % qn_cuda_weight_align(format)) {
         return launch_portable(run, ANY, SMALL_TILE, &o, error);
     }
     const int64_t rows = o.masked ? o.m : o.m / o.experts;

@@ -133,12 +133,9 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
                         qn_cuda_program *out)
 {
     (void)kernel;
-    for (int32_t i = 0; i < FEW + HEIGHTS; i++) {
+    qn_cuda_mm_any_program(desc, &out[PORTABLE]);
+    for (int32_t i = TALL; i < FEW + HEIGHTS; i++) {
         qn_cuda_program *p = &out[i];
-        if (i == PORTABLE) {
-            qn_cuda_mm_any_program(desc, p);
-            continue;
-        }
         qn_cuda_define(p, "INT8", is_int8(desc));
         qn_cuda_define(p, "OUT", desc->attr[QN_ATTR_OUT].i);
         qn_cuda_define(p, "BIAS", bias_of(desc));
