@@ -200,16 +200,17 @@ typedef struct qn_panel_rest {
     uint16_t pair; /* of the block's 32 */
 } qn_panel_rest;
 
-/* A block of 64 of a row of bf16 for 4-bit floats (kernels/cpu/avx512vnni/fp4_words_avx512vnni.c): half of x[k] is
- * 128 word[k] times the scale of its sixteen, and some pairs have rests, times that scale. A scale of NaN: not finite;
- * one of 0: zeros. */
+/* A block of 64 of a row of bf16 for 4-bit floats (kernels/cpu/avx512vnni/fp4_words_avx512vnni.c): x[k] is 512
+ * word[k] times the scale of its sixteen, and some pairs have rests, 128ths of words. A scale of NaN: not finite; one of
+ * 0: zeros. */
 typedef struct qn_panel_words {
-    int16_t word[QN_PANEL_K];
-    qn_panel_rest rest[QN_PANEL_K / 2];
-    float scale[4];
-    float unit[4]; /* of words and codes as they are looked up */
+    struct qn_panel_word_block {
+        int16_t word[QN_PANEL_K];
+        float scale[4];
+    } x;
     int32_t rests; /* that there are */
-    int32_t unused[7];
+    qn_panel_rest rest[QN_PANEL_K / 2];
+    int32_t unused[11];
 } qn_panel_words;
 
 /* What the packer says of a panel. */

@@ -15,6 +15,8 @@
 #define CONTINUES 0
 #define RESTS 0
 
+typedef xb xt;
+
 QN_INLINE const int8_t *x_at(const xb *x, int64_t l, int i)
 {
     return x->x + 8 * l + 4 * i;

@@ -7,7 +7,8 @@
  *     LOOKS, CHAIN_BLOCKS  vectors that a line of codes becomes; blocks that are looked up at once
  *     AHEAD, AHEAD_TO      blocks ahead that few rows ask for, and to where: 3, the first cache, or 2, the second
  *     spans_of(code)       spans of a block, each within one group: 4, or as many as there are groups
- *     xb, x_at(x, l, i)    a block of a row, and what of it meets vector i of line l: four bytes
+ *     xb, xt               a block of a row, and what of it tiles read, which comes first
+ *     x_at(x, l, i)        what meets vector i of line l: four bytes
  *     vb, vb_load, vb_store, vb_look(line, i)             codes, and vector i of a line of them: integers
  *     vd, vd_begin(x, s), vd_add(sums, codes, x)          a span's integer sums
  *     vf, vf_zero, vf_load, vf_store, vf_add              floats
@@ -15,7 +16,7 @@
  *     MOST_GROUPS, block_scales(code, block, scale)       scales of a block, [group][column]
  *     CONTINUES            one chain along K; 0: one for CHAIN_BLOCKS blocks, and they are added up
  *     RESTS                rows have rests of pairs (qn_panel_words): vb_look_any(line, i), as vb_look for any i;
- *                          rest_added(code, rest, codes, x, scale, chain)
+ *                          rest_unit(x, pair), rest_added(code, rest, codes, scale, chain)
  *
  * In one order, however many rows there are: CHAIN_BLOCKS blocks, their rests, the next ones. Few rows: codes are
  * looked up on the way to each tile. More rows: those of some blocks once for all rows, so that a tile does nothing but
@@ -29,7 +30,7 @@
 #define UNROLL _Pragma("GCC unroll 16")
 
 #define X_BYTES ((int64_t)sizeof(xb))
-#define ROW_BYTES (CHAIN_BLOCKS * X_BYTES)
+#define ROW_BYTES (CHAIN_BLOCKS * (int64_t)sizeof(xt)) /* of a row that the scratch holds */
 
 typedef struct staged_block {
     char codes[LINES * LOOKS][QN_PANEL_LINE]; /* what each line becomes */
@@ -81,35 +82,42 @@ static int64_t least(int64_t a, int64_t b)
 }
 
 #if RESTS
-/* Rests of some rows in some blocks. */
+/* A pair's rests, of a row and a block of a chain. */
+typedef struct listed_rest {
+    int16_t x[2];
+    float unit; /* of them and codes as they are looked up */
+    uint32_t row;
+    uint16_t block, pair;
+} listed_rest;
+
+/* Of some rows in some blocks. Block by block, so that sums which follow one another are mostly of several rows. */
 #define PAIRS_A_BLOCK (QN_PANEL_K / 2)
 typedef struct rest_list {
-    qn_panel_rest rest[ROWS_BLOCK * CHAIN_BLOCKS * PAIRS_A_BLOCK];
-    int32_t at[ROWS_BLOCK * CHAIN_BLOCKS * PAIRS_A_BLOCK]; /* row * CHAIN_BLOCKS + block */
+    listed_rest rest[ROWS_BLOCK * CHAIN_BLOCKS * PAIRS_A_BLOCK];
     int64_t count;
 } rest_list;
 
 /* A block's first ones always: how many are, nothing waits for, and more are rare. */
-#define RESTS_AT_ONCE 8
-QN_INLINE int64_t list_rests(const char *rows, int64_t stride, int64_t count, int64_t blocks, qn_panel_rest *rest,
-                             int32_t *at)
+#define RESTS_AT_ONCE 4
+QN_INLINE int64_t list_rests(const char *rows, int64_t stride, int64_t count, int64_t blocks, listed_rest *list)
 {
-    int64_t n = 0;
-    for (int64_t r = 0; r < count; r++) {
-        const xb *const x = (const xb *)(const void *)(rows + r * stride);
-        for (int64_t b = 0; b < blocks; b++) {
-            const int32_t place = (int32_t)(r * CHAIN_BLOCKS + b);
-            for (int64_t from = 0; from == 0 || from < x[b].rests; from += RESTS_AT_ONCE) {
-                memcpy(rest + n + from, x[b].rest + from, RESTS_AT_ONCE * sizeof *rest);
+    listed_rest *to = list;
+    for (int64_t b = 0; b < blocks; b++) {
+        for (int64_t r = 0; r < count; r++) {
+            const xb *const x = (const xb *)(const void *)(rows + r * stride) + b;
+            for (int64_t from = 0; from == 0 || from < x->rests; from += RESTS_AT_ONCE) {
                 UNROLL for (int i = 0; i < RESTS_AT_ONCE; i++)
                 {
-                    at[n + from + i] = place;
+                    const qn_panel_rest *const rest = &x->rest[from + i];
+                    const uint16_t pair = rest->pair % PAIRS_A_BLOCK; /* of what may be no rest, too */
+                    to[from + i] = (listed_rest){
+                        {rest->x[0], rest->x[1]}, rest_unit(x, pair), (uint32_t)r, (uint16_t)b, pair};
                 }
             }
-            n += x[b].rests;
+            to += x->rests;
         }
     }
-    return n;
+    return to - list;
 }
 #else
 typedef struct rest_list {
@@ -125,14 +133,10 @@ QN_INLINE void few_tile(const int code, const int coded, const qn_panel_call *ca
 {
     const int spans = spans_of(code), lines = LINES / spans, groups = groups_of(code);
     const int64_t bytes = block_bytes(code), step = PARTS == 1 ? call->panel_bytes : PART_BYTES;
+    const char *const rows = call->a + r * call->a_stride + from * X_BYTES;
     const char *w = call->w + p * call->panel_bytes + from * bytes;
     float *const sums = (float *)call->sums + r * call->sums_stride + p * QN_PANEL_COLS + h * LANES;
-    const xb *x[FEW_ROWS];
     vf chain[FEW_ROWS][2];
-    UNROLL for (int i = 0; i < m; i++)
-    {
-        x[i] = (const xb *)(const void *)(call->a + (r + i) * call->a_stride) + from;
-    }
     _Alignas(64) float scales_of[RESTS ? CHAIN_BLOCKS : 1][2][MOST_GROUPS][QN_PANEL_COLS];
     begin_chain(chain, sums, call->sums_stride, from == 0, m, n);
     for (int64_t b = 0; b < blocks; b++, w += bytes) {
@@ -140,6 +144,11 @@ QN_INLINE void few_tile(const int code, const int coded, const qn_panel_call *ca
         const int64_t past = from + b + AHEAD < call->blocks ? 0 : (panels - 1) * call->panel_bytes; /* read already */
         const int64_t ahead = AHEAD * bytes + past;
         float(*const scale)[MOST_GROUPS][QN_PANEL_COLS] = scales_of[RESTS ? b : 0];
+        const xt *x[FEW_ROWS];
+        UNROLL for (int i = 0; i < m; i++)
+        {
+            x[i] = (const xt *)(const void *)(rows + i * call->a_stride + b * X_BYTES);
+        }
         UNROLL for (int j = 0; j < panels; j++)
         {
             block_scales(code, w + j * step, scale[j]);
@@ -152,7 +161,7 @@ QN_INLINE void few_tile(const int code, const int coded, const qn_panel_call *ca
             {
                 UNROLL for (int j = 0; j < n; j++)
                 {
-                    sum[i][j] = vd_begin(x[i] + b, s);
+                    sum[i][j] = vd_begin(x[i], s);
                 }
             }
             UNROLL for (int l = s * lines; l < (s + 1) * lines; l++)
@@ -177,7 +186,7 @@ QN_INLINE void few_tile(const int code, const int coded, const qn_panel_call *ca
                     {
                         UNROLL for (int j = 0; j < n; j++)
                         {
-                            sum[i][j] = vd_add(sum[i][j], codes[j], x_at(x[i] + b, l, k));
+                            sum[i][j] = vd_add(sum[i][j], codes[j], x_at(x[i], l, k));
                         }
                     }
                 }
@@ -188,26 +197,24 @@ QN_INLINE void few_tile(const int code, const int coded, const qn_panel_call *ca
                 {
                     const float *const scales = scale[PARTS == 1 ? j : 0][s * groups / spans];
                     const vf of_part = vf_load(scales + (PARTS == 1 ? 0 : (h + j) * LANES));
-                    chain[i][j] = span_added(code, coded, sum[i][j], x[i] + b, s, of_part, chain[i][j]);
+                    chain[i][j] = span_added(code, coded, sum[i][j], x[i], s, of_part, chain[i][j]);
                 }
             }
         }
     }
     end_chain(chain, sums, call->sums_stride, from == 0, m, n);
 #if RESTS
-    qn_panel_rest rest[FEW_ROWS * CHAIN_BLOCKS * PAIRS_A_BLOCK];
-    int32_t at[FEW_ROWS * CHAIN_BLOCKS * PAIRS_A_BLOCK];
-    const int64_t count = list_rests((const char *)x[0], call->a_stride, m, blocks, rest, at);
+    listed_rest rest[FEW_ROWS * CHAIN_BLOCKS * PAIRS_A_BLOCK];
+    const int64_t count = list_rests(rows, call->a_stride, m, blocks, rest);
     w -= blocks * bytes;
     for (int64_t i = 0; i < count; i++) {
-        const int64_t row = at[i] / CHAIN_BLOCKS, b = at[i] % CHAIN_BLOCKS, pair = rest[i].pair;
-        const xb *const block = (const xb *)(const void *)((const char *)x[0] + row * call->a_stride) + b;
+        const int64_t b = rest[i].block, pair = rest[i].pair;
         UNROLL for (int j = 0; j < n; j++)
         {
             const vb line = vb_load(w + (h + j) * step + b * bytes + pair / LOOKS * QN_PANEL_LINE);
             const float *const scales = scales_of[b][PARTS == 1 ? j : 0][pair * groups / PAIRS_A_BLOCK];
-            float *const to = sums + row * call->sums_stride + j * LANES;
-            vf_store(to, rest_added(code, &rest[i], vb_look_any(line, (int)(pair % LOOKS)), block,
+            float *const to = sums + rest[i].row * call->sums_stride + j * LANES;
+            vf_store(to, rest_added(code, &rest[i], vb_look_any(line, (int)(pair % LOOKS)),
                                     vf_load(scales + (PARTS == 1 ? 0 : (h + j) * LANES)), vf_load(to)));
         }
     }
@@ -284,23 +291,31 @@ QN_INLINE void stage_block(const int code, const char *block, staged_block *to)
     }
 }
 
+/* Rows of xt, or of xb. */
+typedef struct tile_rows {
+    const char *x;
+    int64_t stride, step, count;
+} tile_rows;
+
 /* m rows by n parts. */
-QN_INLINE void tile(const int code, const int coded, const char *rows, int64_t row_stride, const staged *w,
-                    int64_t blocks, float *sums, int64_t stride, int first, const int m, const int n)
+QN_INLINE void tile(const int code, const int coded, const tile_rows *rows, int64_t r, const staged *w, int64_t blocks,
+                    float *sums, int64_t stride, int first, const int m, const int n)
 {
     const int spans = spans_of(code), lines = LINES / spans, groups = groups_of(code);
+    const char *at = rows->x + r * rows->stride;
     vf chain[MR][2];
+    sums += r * stride;
     begin_chain(chain, sums, stride, first, m, n);
-    for (int64_t b = 0; b < blocks; b++, rows += X_BYTES) {
+    for (int64_t b = 0; b < blocks; b++, at += rows->step) {
         const staged_block *block[2];
-        const xb *x[MR];
+        const xt *x[MR];
         UNROLL for (int j = 0; j < n; j++)
         {
             block[j] = &w->panel[j / PARTS][b];
         }
         UNROLL for (int i = 0; i < m; i++)
         {
-            x[i] = (const xb *)(const void *)(rows + i * row_stride);
+            x[i] = (const xt *)(const void *)(at + i * rows->stride);
         }
         for (int s = 0; s < spans; s++) {
             vd sum[MR][2];
@@ -344,20 +359,18 @@ QN_INLINE void tile(const int code, const int coded, const char *rows, int64_t r
 
 #if RESTS
 /* The rests of rows by n staged parts. */
-QN_INLINE void add_rests(const int code, const char *rows, int64_t row_stride, const rest_list *rests, const staged *w,
-                         float *sums, int64_t stride, const int n)
+QN_INLINE void add_rests(const int code, const rest_list *rests, const staged *w, float *sums, int64_t stride,
+                         const int n)
 {
     for (int64_t i = 0; i < rests->count; i++) {
-        const int64_t row = rests->at[i] / CHAIN_BLOCKS, b = rests->at[i] % CHAIN_BLOCKS, pair = rests->rest[i].pair;
-        const xb *const x = (const xb *)(const void *)(rows + row * row_stride) + b;
+        const listed_rest rest = rests->rest[i];
+        float *const to = sums + rest.row * stride;
         UNROLL for (int j = 0; j < n; j++)
         {
-            const staged_block *const block = &w->panel[j / PARTS][b];
-            const int64_t part = j % PARTS * LANES;
-            float *const to = sums + row * stride + j * LANES;
-            vf_store(to, rest_added(code, &rests->rest[i],
-                                    vb_load(block->codes[pair] + part * QN_PANEL_LINE / QN_PANEL_COLS), x,
-                                    vf_load(block->scale[pair * groups_of(code) / PAIRS_A_BLOCK] + part), vf_load(to)));
+            const staged_block *const block = &w->panel[j / PARTS][rest.block];
+            const float *const scale = block->scale[rest.pair * groups_of(code) / PAIRS_A_BLOCK];
+            vf_store(to + j * LANES, rest_added(code, &rest, vb_load(block->codes[rest.pair] + j % PARTS * PART_BYTES),
+                                                vf_load(scale + j % PARTS * LANES), vf_load(to + j * LANES)));
         }
     }
 }
@@ -386,18 +399,18 @@ QN_INLINE void ask_ahead(const after *next, int64_t r, int64_t count, int64_t m)
 
 #define TILE(m)                                                                                                        \
     case m:                                                                                                            \
-        tile(code, coded, rows + r * row_stride, row_stride, w, blocks, sums + r * stride, stride, first, m, n);       \
+        tile(code, coded, rows, r, w, blocks, sums, stride, first, m, n);                                              \
         break
 
 /* All rows by n staged parts. */
-QN_INLINE void tiles(const int code, const int coded, const char *rows, int64_t row_stride, int64_t count,
-                     const staged *w, int64_t blocks, float *sums, int64_t stride, int first, const rest_list *rests,
-                     const after *next, const int n)
+QN_INLINE void tiles(const int code, const int coded, const tile_rows *rows, const staged *w, int64_t blocks,
+                     float *sums, int64_t stride, int first, const rest_list *rests, const after *next, const int n)
 {
+    const int64_t count = rows->count;
     int64_t r = 0;
     for (; r + MR <= count; r += MR) {
         ask_ahead(next, r, count, MR);
-        tile(code, coded, rows + r * row_stride, row_stride, w, blocks, sums + r * stride, stride, first, MR, n);
+        tile(code, coded, rows, r, w, blocks, sums, stride, first, MR, n);
     }
     if (r < count) {
         ask_ahead(next, r, count, count - r);
@@ -412,7 +425,7 @@ QN_INLINE void tiles(const int code, const int coded, const char *rows, int64_t 
 #endif
     }
 #if RESTS
-    add_rests(code, rows, row_stride, rests, w, sums, stride, n);
+    add_rests(code, rests, w, sums, stride, n);
 #else
     (void)rests;
 #endif
@@ -422,8 +435,7 @@ QN_INLINE void tiles(const int code, const int coded, const char *rows, int64_t 
 
 /* The blocks of a chain of a unit of panels from p on, all rows. */
 QN_INLINE void unit(const int code, const int coded, const qn_panel_call *call, int64_t p, int64_t from,
-                    const char *rows, int64_t row_stride, int64_t count, float *sums, const rest_list *rests,
-                    const after *next)
+                    const tile_rows *rows, float *sums, const rest_list *rests, const after *next)
 {
     staged *const w = (staged *)(void *)call->scratch;
     const int64_t blocks = least(CHAIN_BLOCKS, call->blocks - from), n = least(UNIT, call->panels - p);
@@ -434,21 +446,20 @@ QN_INLINE void unit(const int code, const int coded, const qn_panel_call *call, 
         }
     }
     if (n == UNIT) {
-        tiles(code, coded, rows, row_stride, count, w, blocks, sums, stride, from == 0, rests, next, 2);
+        tiles(code, coded, rows, w, blocks, sums, stride, from == 0, rests, next, 2);
     } else {
-        tiles(code, coded, rows, row_stride, count, w, blocks, sums, stride, from == 0, rests, next, 1);
+        tiles(code, coded, rows, w, blocks, sums, stride, from == 0, rests, next, 1);
     }
 }
 
-/* The rests of rows, in the call's scratch. */
-QN_INLINE rest_list *rests_of(const qn_panel_call *call, const char *rows, int64_t stride, int64_t count,
-                              int64_t blocks)
+/* The rests of rows of the call, in its scratch. */
+QN_INLINE rest_list *rests_of(const qn_panel_call *call, const char *rows, int64_t count, int64_t blocks)
 {
     rest_list *const list = (rest_list *)(void *)(call->scratch + sizeof(staged) + ROWS_BLOCK * ROW_BYTES);
 #if RESTS
-    list->count = list_rests(rows, stride, count, blocks, list->rest, list->at);
+    list->count = list_rests(rows, call->a_stride, count, blocks, list->rest);
 #else
-    (void)rows, (void)stride, (void)count, (void)blocks;
+    (void)rows, (void)count, (void)blocks;
 #endif
     return list;
 }
@@ -462,11 +473,11 @@ QN_INLINE void some(const int code, const int coded, const qn_panel_call *call)
                                 .w_stride = p + 1 < call->panels ? call->panel_bytes : 0,
                                 .w_bytes = CHAIN_BLOCKS * block_bytes(code),
                                 .rows = call->a};
-            const char *const rows = call->a + from * X_BYTES;
-            rest_list *const rests =
-                rests_of(call, rows, call->a_stride, call->rows, least(CHAIN_BLOCKS, call->blocks - from));
-            unit(code, coded, call, p, from, rows, call->a_stride, call->rows, (float *)call->sums + p * QN_PANEL_COLS,
-                 rests, &next);
+            const tile_rows rows = {
+                .x = call->a + from * X_BYTES, .stride = call->a_stride, .step = X_BYTES, .count = call->rows};
+            const rest_list *const rests =
+                rests_of(call, rows.x, call->rows, least(CHAIN_BLOCKS, call->blocks - from));
+            unit(code, coded, call, p, from, &rows, (float *)call->sums + p * QN_PANEL_COLS, rests, &next);
         }
     }
 }
@@ -475,24 +486,28 @@ QN_INLINE void some(const int code, const int coded, const qn_panel_call *call)
 QN_INLINE void many(const int code, const int coded, const qn_panel_call *call, int64_t row, int64_t rows)
 {
     char *const copies = call->scratch + sizeof(staged);
+    const tile_rows copied = {.x = copies, .stride = ROW_BYTES, .step = sizeof(xt), .count = rows};
     for (int64_t from = 0; from < call->blocks; from += CHAIN_BLOCKS) {
         const int64_t blocks = least(CHAIN_BLOCKS, call->blocks - from);
+        const char *const x = call->a + row * call->a_stride + from * X_BYTES;
         for (int64_t r = 0; r < rows; r++) {
-            memcpy(copies + r * ROW_BYTES, call->a + (row + r) * call->a_stride + from * X_BYTES,
-                   (size_t)(blocks * X_BYTES));
+            for (int64_t b = 0; b < blocks; b++) {
+                memcpy(copies + r * ROW_BYTES + b * (int64_t)sizeof(xt), x + r * call->a_stride + b * X_BYTES,
+                       sizeof(xt));
+            }
         }
-        const rest_list *const rests = rests_of(call, copies, ROW_BYTES, rows, blocks);
+        const rest_list *const rests = rests_of(call, x, rows, blocks);
         for (int64_t p = 0; p < call->panels; p += UNIT) {
-            const char *const x = call->a + row * call->a_stride + (from + CHAIN_BLOCKS) * X_BYTES;
-            const int asks = from + CHAIN_BLOCKS < call->blocks && p / UNIT * QN_PANEL_LINE < ROW_BYTES;
+            const int64_t line = p / UNIT * QN_PANEL_LINE;
+            const int asks = from + CHAIN_BLOCKS < call->blocks && line < CHAIN_BLOCKS * X_BYTES;
             const after next = {.w = call->w + least(p + UNIT, call->panels - 1) * call->panel_bytes +
                                      from * block_bytes(code),
                                 .w_stride = p + UNIT + 1 < call->panels ? call->panel_bytes : 0,
                                 .w_bytes = blocks * block_bytes(code),
-                                .rows = asks ? x + p / UNIT * QN_PANEL_LINE : copies,
+                                .rows = asks ? x + CHAIN_BLOCKS * X_BYTES + line : copies,
                                 .rows_stride = asks ? call->a_stride : 0};
-            unit(code, coded, call, p, from, copies, ROW_BYTES, rows,
-                 (float *)call->sums + row * call->sums_stride + p * QN_PANEL_COLS, rests, &next);
+            unit(code, coded, call, p, from, &copied, (float *)call->sums + row * call->sums_stride + p * QN_PANEL_COLS,
+                 rests, &next);
         }
     }
 }

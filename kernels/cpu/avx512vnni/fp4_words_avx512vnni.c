@@ -20,10 +20,10 @@
 #define PAIRS (QN_PANEL_K / 2)
 #define SPAN 1024      /* elements of x that are rounded together, from multiples of it on */
 #define WORD 128       /* what it is multiplied with */
-#define CODE 256       /* what looked-up codes are times their doubled values */
 #define LEAST_POWER 47 /* of f32's exponents: below 2^-80 bits are lost, which the runner looks after */
 
 typedef qn_panel_words xb;
+typedef struct qn_panel_word_block xt;
 
 QN_INLINE int spans_of(const int code)
 {
@@ -38,7 +38,7 @@ QN_INLINE vb look_up(vb line)
     return _mm512_permutexvar_epi8(line, _mm512_broadcast_i32x4(table));
 }
 
-/* Words, 256 times the values: codes of their lower bytes, then of their upper ones. */
+/* Words, 512 times the values: codes of their lower bytes, then of their upper ones. */
 QN_INLINE vb vb_look(vb line, const int i)
 {
     const vb values = look_up(i % 2 ? _mm512_srli_epi16(line, 4) : line);
@@ -51,12 +51,12 @@ QN_INLINE vb vb_look_any(vb line, int i)
     return _mm512_slli_epi16(values, 8);
 }
 
-QN_INLINE const int16_t *x_at(const xb *x, int64_t l, int i)
+QN_INLINE const int16_t *x_at(const xt *x, int64_t l, int i)
 {
     return x->word + 8 * l + 2 * i;
 }
 
-QN_INLINE vd vd_begin(const xb *x, int s)
+QN_INLINE vd vd_begin(const xt *x, int s)
 {
     (void)x, (void)s;
     return _mm512_setzero_si512();
@@ -79,21 +79,27 @@ QN_INLINE vf scaled_added(const int code, vd sums, const float *unit, vf scale, 
     return vf_fma(_mm512_mul_ps(v, scale), _mm512_set1_ps(*unit), chain);
 }
 
-QN_INLINE vf span_added(const int code, const int coded, vd sums, const xb *x, int s, vf scale, vf chain)
+QN_INLINE vf span_added(const int code, const int coded, vd sums, const xt *x, int s, vf scale, vf chain)
 {
     (void)coded;
-    return scaled_added(code, sums, &x->unit[s], scale, chain);
+    return scaled_added(code, sums, &x->scale[s], scale, chain);
 }
 
-/* The rests of a pair, times its codes. */
-QN_INLINE vf rest_added(const int code, const qn_panel_rest *rest, vb codes, const xb *x, vf scale, vf chain)
+/* Of a pair's rests and codes. */
+QN_INLINE float rest_unit(const xb *x, int pair)
 {
-    const int16_t pair[2] = {rest->x[0], rest->x[1]};
-    const float unit = x->scale[rest->pair / (GROUP / 2)] / CODE;
-    return scaled_added(code, vd_add(_mm512_setzero_si512(), codes, pair), &unit, scale, chain);
+    return x->x.scale[pair / (GROUP / 2)] / WORD;
 }
+
+struct listed_rest;
+QN_INLINE vf rest_added(const int code, const struct listed_rest *rest, vb codes, vf scale, vf chain);
 
 #include "kernels/cpu/fp4_integers.h"
+
+QN_INLINE vf rest_added(const int code, const listed_rest *rest, vb codes, vf scale, vf chain)
+{
+    return scaled_added(code, vd_add(vd_begin(NULL, 0), codes, rest->x), &rest->unit, scale, chain);
+}
 
 /* ---- rows of x ---- */
 
@@ -131,11 +137,10 @@ QN_INLINE void group_words(const float *x, int64_t i, int g, span *s, xb *out)
     const __m256i rests = _mm512_cvtepi32_epi16(rest);
     const float unit = s->most - power > 60 ? 0.0f : power_of_two(127 + power - s->most), square = unit * unit;
     const __m256 error = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_madd_epi16(rests, rests)), _mm256_set1_ps(square));
-    _mm256_storeu_si256((__m256i *)(void *)(out->word + g * GROUP), _mm512_cvtepi32_epi16(word));
+    _mm256_storeu_si256((__m256i *)(void *)(out->x.word + g * GROUP), _mm512_cvtepi32_epi16(word));
     _mm_storeu_si128((__m128i *)(void *)(s->rest + i * GROUP), _mm512_cvtepi32_epi8(rest));
     _mm256_storeu_ps(s->error + i * GROUP / 2, error);
-    out->scale[g] = power_of_two(power - 22); /* a half: e2m1 is doubled */
-    out->unit[g] = out->scale[g] * WORD / CODE;
+    out->x.scale[g] = power_of_two(power - 23); /* 2^-14 of a word, and a 512th */
     s->errors = _mm256_add_ps(s->errors, error);
     s->norm = _mm512_fmadd_ps(_mm512_mul_ps(v, v), _mm512_set1_ps(square), s->norm);
 }
@@ -196,17 +201,16 @@ static void span_words(const float *x, int64_t blocks, float most_error, xb *out
         const int finite = bits < 0x7f800000, power = finite ? (bits + 512) >> 23 : 0;
         s.power[i] = bits == 0 || !finite ? 0 : (power < LEAST_POWER ? LEAST_POWER : power);
         s.most = s.power[i] > s.most ? s.power[i] : s.most;
-        out[i / GROUPS].scale[i % GROUPS] = finite ? 0.0f : __builtin_nanf("");
+        out[i / GROUPS].x.scale[i % GROUPS] = finite ? 0.0f : __builtin_nanf("");
     }
     for (int64_t i = 0; i < blocks * GROUPS; i++) {
         xb *const block = out + i / GROUPS;
         if (s.power[i]) {
             group_words(x + i * GROUP, i, (int)(i % GROUPS), &s, block);
         } else {
-            memset(block->word + i % GROUPS * GROUP, 0, GROUP * sizeof *block->word);
+            memset(block->x.word + i % GROUPS * GROUP, 0, GROUP * sizeof *block->x.word);
             memset(s.rest + i * GROUP, 0, GROUP);
             memset(s.error + i * GROUP / 2, 0, GROUP / 2 * sizeof *s.error);
-            block->unit[i % GROUPS] = 0.0f;
         }
     }
     const float all = most_error * most_error * _mm512_reduce_add_ps(s.norm);

@@ -323,7 +323,7 @@ static const float *digit_scales(const qn_panel_job *job, int64_t row, int64_t b
         return (const float *)(const void *)line_of(job, row, (b + 1) * PLACES_LINES - 1);
     }
     if (job->kind == QN_PANEL_ROWS_WORDS) {
-        return ((const qn_panel_words *)(const void *)line_of(job, row, b * WORDS_LINES))->scale;
+        return ((const qn_panel_words *)(const void *)line_of(job, row, b * WORDS_LINES))->x.scale;
     }
     return ((const qn_panel_digits *)(const void *)line_of(job, row, 0))[b].scale;
 }
