@@ -99,9 +99,10 @@ QN_API const char *qn_plan_ceiling(const qn_plan *plan);
 /* ---- Ceilings: what this machine reaches at best ----
  *
  * "read" and "copy" in GB/s (a copy counts both directions), over memory that
- * the caches cannot hold; "fp32_fma", "bf16_dot", "int8_dot", "bf16_tile" and
- * "int8_tile" in GFLOP/s (two per multiply-add), out of registers. Each is the
- * best loop of the given level or below, on the exec's threads. */
+ * the caches cannot hold; "fp32_fma", "bf16_dot", "int8_dot", "int16_dot",
+ * "bf16_tile" and "int8_tile" in GFLOP/s (two per multiply-add), out of
+ * registers. Each is the best loop of the given level or below, on the exec's
+ * threads. */
 
 typedef struct qn_meter qn_meter;
 

@@ -17,7 +17,7 @@ typedef struct qn_ceiling_loop {
 
 extern const qn_ceiling_loop qn_ceiling_fp32__scalar, qn_ceiling_fp32__avx2, qn_ceiling_fp32__avx512;
 extern const qn_ceiling_loop qn_ceiling_int8__scalar, qn_ceiling_int8__avx2, qn_ceiling_int8__avx512,
-    qn_ceiling_int8__avx512vnni, qn_ceiling_int8__amx;
+    qn_ceiling_int8__avx512vnni, qn_ceiling_int8__amx, qn_ceiling_int16__avx512vnni;
 extern const qn_ceiling_loop qn_ceiling_bf16__avx512bf16, qn_ceiling_bf16__amx;
 
 /* ---- memory ---- */

@@ -14,13 +14,13 @@
  *     vf, vf_zero, vf_load, vf_store, vf_add              floats
  *     span_added(code, coded, sums, x, s, scale, chain)   a span's sums, times the scales of the row and the weights
  *     MOST_GROUPS, block_scales(code, block, scale)       scales of a block, [group][column]
- *     CONTINUES            one chain along K; 0: one for CHAIN_BLOCKS blocks, and they are added up
  *     RESTS                rows have rests of pairs (qn_panel_words): vb_look_any(line, i), as vb_look for any i;
  *                          rest_unit(x, pair), rest_added(code, rest, codes, scale, chain)
  *
- * In one order, however many rows there are: CHAIN_BLOCKS blocks, their rests, the next ones. Few rows: codes are
- * looked up on the way to each tile. More rows: those of some blocks once for all rows, so that a tile does nothing but
- * loads, dots and the scales; many rows are copied to scratch, as many blocks for all panels. */
+ * In one order, however many rows there are: a chain of CHAIN_BLOCKS blocks is added up, then their rests, then the next
+ * ones. Few rows: codes are looked up on the way to each tile. More rows: those of some blocks once for all rows, so
+ * that a tile does nothing but loads, dots and the scales; many rows are copied to scratch, as many blocks for all
+ * panels. Rests are listed for all panels of a call, those of many rows a chain at a time. */
 #define PARTS (QN_PANEL_COLS / LANES) /* of a panel */
 #define PART_BYTES (QN_PANEL_LINE / PARTS)
 #define UNIT (2 / PARTS) /* panels that two parts are */
@@ -51,19 +51,19 @@ QN_INLINE int groups_of(const int code)
     return code == QN_PANEL_NVFP4 ? 4 : 2;
 }
 
-/* What sums of m rows and n parts go on from. */
-QN_INLINE void begin_chain(vf chain[][2], const float *sums, int64_t stride, int first, const int m, const int n)
+/* Of m rows and n parts. */
+QN_INLINE void begin_chain(vf chain[][2], const int m, const int n)
 {
     UNROLL for (int i = 0; i < m; i++)
     {
         UNROLL for (int j = 0; j < n; j++)
         {
-            chain[i][j] = first || !CONTINUES ? vf_zero() : vf_load(sums + i * stride + j * LANES);
+            chain[i][j] = vf_zero();
         }
     }
 }
 
-/* The chain is what they are, or it is added to what is there. */
+/* The first chain is what sums begin with. */
 QN_INLINE void end_chain(vf chain[][2], float *sums, int64_t stride, int first, const int m, const int n)
 {
     UNROLL for (int i = 0; i < m; i++)
@@ -71,7 +71,7 @@ QN_INLINE void end_chain(vf chain[][2], float *sums, int64_t stride, int first, 
         UNROLL for (int j = 0; j < n; j++)
         {
             float *const to = sums + i * stride + j * LANES;
-            vf_store(to, first || CONTINUES ? chain[i][j] : vf_add(vf_load(to), chain[i][j]));
+            vf_store(to, first ? chain[i][j] : vf_add(vf_load(to), chain[i][j]));
         }
     }
 }
@@ -90,18 +90,18 @@ typedef struct listed_rest {
     uint16_t block, pair;
 } listed_rest;
 
-/* Of some rows in some blocks. Block by block, so that sums which follow one another are mostly of several rows. */
+/* Of rows in some chains. Block by block, so that sums which follow one another are mostly of several rows. */
 #define PAIRS_A_BLOCK (QN_PANEL_K / 2)
+#define MOST_RESTS (ROWS_BLOCK * CHAIN_BLOCKS * PAIRS_A_BLOCK)
+#define MOST_CHAINS 64
+#define RESTS_AT_ONCE 4 /* of a block, always: how many are, nothing waits for, and more are rare */
 typedef struct rest_list {
-    listed_rest rest[ROWS_BLOCK * CHAIN_BLOCKS * PAIRS_A_BLOCK];
-    int64_t count;
+    listed_rest rest[MOST_RESTS + RESTS_AT_ONCE];
+    int64_t from[MOST_CHAINS + 1]; /* of each chain's */
 } rest_list;
 
-/* A block's first ones always: how many are, nothing waits for, and more are rare. */
-#define RESTS_AT_ONCE 4
-QN_INLINE int64_t list_rests(const char *rows, int64_t stride, int64_t count, int64_t blocks, listed_rest *list)
+QN_INLINE listed_rest *list_rests(const char *rows, int64_t stride, int64_t count, int64_t blocks, listed_rest *to)
 {
-    listed_rest *to = list;
     for (int64_t b = 0; b < blocks; b++) {
         for (int64_t r = 0; r < count; r++) {
             const xb *const x = (const xb *)(const void *)(rows + r * stride) + b;
@@ -117,19 +117,68 @@ QN_INLINE int64_t list_rests(const char *rows, int64_t stride, int64_t count, in
             to += x->rests;
         }
     }
-    return to - list;
+    return to;
+}
+
+/* Of `count` rows of the call from a row on, of at most so many chains from block `from` on, and as many as there is
+ * room for; the block behind them. */
+QN_INLINE int64_t list_chains(const qn_panel_call *call, int64_t row, int64_t count, int64_t from, int64_t chains,
+                              rest_list *list)
+{
+    listed_rest *to = list->rest;
+    int64_t n = 0;
+    for (; n < chains && from < call->blocks; n++, from += CHAIN_BLOCKS) {
+        list->from[n] = to - list->rest;
+        if (list->from[n] + count * CHAIN_BLOCKS * PAIRS_A_BLOCK > MOST_RESTS) {
+            return from;
+        }
+        to = list_rests(call->a + row * call->a_stride + from * X_BYTES, call->a_stride, count,
+                        least(CHAIN_BLOCKS, call->blocks - from), to);
+    }
+    list->from[n] = to - list->rest;
+    return least(from, call->blocks);
 }
 #else
+#define MOST_CHAINS 1
+typedef struct listed_rest {
+    char none;
+} listed_rest;
+
 typedef struct rest_list {
-    int64_t count;
+    listed_rest rest[1];
+    int64_t from[2];
 } rest_list;
+
+QN_INLINE int64_t list_chains(const qn_panel_call *call, int64_t row, int64_t count, int64_t from, int64_t chains,
+                              rest_list *list)
+{
+    (void)row, (void)count, (void)from, (void)chains, (void)list;
+    return call->blocks;
+}
 #endif
+
+/* A chain's rests. */
+typedef struct chain_rests {
+    const listed_rest *rest;
+    int64_t count;
+} chain_rests;
+
+QN_INLINE chain_rests rests_of(const rest_list *list, int64_t chain)
+{
+    return (chain_rests){list->rest + (RESTS ? list->from[chain] : 0),
+                         RESTS ? list->from[chain + 1] - list->from[chain] : 0};
+}
+
+QN_INLINE rest_list *list_of(const qn_panel_call *call)
+{
+    return (rest_list *)(void *)(call->scratch + sizeof(staged) + ROWS_BLOCK * ROW_BYTES);
+}
 
 /* ---- few rows ---- */
 
 /* Blocks [from, from + blocks) of m rows from r on by n parts of panel p from part h on. */
 QN_INLINE void few_tile(const int code, const int coded, const qn_panel_call *call, int64_t r, int64_t p, int h,
-                        int64_t from, int64_t blocks, const int m, const int n)
+                        int64_t from, int64_t blocks, chain_rests rests, const int m, const int n)
 {
     const int spans = spans_of(code), lines = LINES / spans, groups = groups_of(code);
     const int64_t bytes = block_bytes(code), step = PARTS == 1 ? call->panel_bytes : PART_BYTES;
@@ -138,7 +187,7 @@ QN_INLINE void few_tile(const int code, const int coded, const qn_panel_call *ca
     float *const sums = (float *)call->sums + r * call->sums_stride + p * QN_PANEL_COLS + h * LANES;
     vf chain[FEW_ROWS][2];
     _Alignas(64) float scales_of[RESTS ? CHAIN_BLOCKS : 1][2][MOST_GROUPS][QN_PANEL_COLS];
-    begin_chain(chain, sums, call->sums_stride, from == 0, m, n);
+    begin_chain(chain, m, n);
     for (int64_t b = 0; b < blocks; b++, w += bytes) {
         const int panels = PARTS == 1 ? n : 1;
         const int64_t past = from + b + AHEAD < call->blocks ? 0 : (panels - 1) * call->panel_bytes; /* read already */
@@ -204,37 +253,38 @@ QN_INLINE void few_tile(const int code, const int coded, const qn_panel_call *ca
     }
     end_chain(chain, sums, call->sums_stride, from == 0, m, n);
 #if RESTS
-    listed_rest rest[FEW_ROWS * CHAIN_BLOCKS * PAIRS_A_BLOCK];
-    const int64_t count = list_rests(rows, call->a_stride, m, blocks, rest);
     w -= blocks * bytes;
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t b = rest[i].block, pair = rest[i].pair;
+    for (int64_t i = 0; i < rests.count; i++) {
+        const listed_rest rest = rests.rest[i];
+        const int64_t b = rest.block, pair = rest.pair;
         UNROLL for (int j = 0; j < n; j++)
         {
             const vb line = vb_load(w + (h + j) * step + b * bytes + pair / LOOKS * QN_PANEL_LINE);
             const float *const scales = scales_of[b][PARTS == 1 ? j : 0][pair * groups / PAIRS_A_BLOCK];
-            float *const to = sums + rest[i].row * call->sums_stride + j * LANES;
-            vf_store(to, rest_added(code, &rest[i], vb_look_any(line, (int)(pair % LOOKS)),
+            float *const to = sums + rest.row * call->sums_stride + j * LANES;
+            vf_store(to, rest_added(code, &rest, vb_look_any(line, (int)(pair % LOOKS)),
                                     vf_load(scales + (PARTS == 1 ? 0 : (h + j) * LANES)), vf_load(to)));
         }
     }
+#else
+    (void)rests;
 #endif
 }
 
 #define FEW(m)                                                                                                         \
     case m:                                                                                                            \
         if (n == 2 && (m) <= FEW_TWO) {                                                                                \
-            few_tile(code, coded, call, r, p, 0, from, blocks, m, 2);                                                  \
+            few_tile(code, coded, call, r, p, 0, from, blocks, rests, m, 2);                                                  \
         } else {                                                                                                       \
             for (int h = 0; h < PARTS; h++) {                                                                          \
-                few_tile(code, coded, call, r, p, h, from, blocks, m, 1);                                              \
+                few_tile(code, coded, call, r, p, h, from, blocks, rests, m, 1);                                              \
             }                                                                                                          \
         }                                                                                                              \
         break
 
 /* By two parts, or one panel. */
 QN_INLINE void few_rows(const int code, const int coded, const qn_panel_call *call, int64_t r, int64_t rows, int64_t p,
-                        int n, int64_t from, int64_t blocks)
+                        int n, int64_t from, int64_t blocks, chain_rests rests)
 {
     switch (rows) {
         FEW(1);
@@ -258,20 +308,27 @@ QN_INLINE void few_rows(const int code, const int coded, const qn_panel_call *ca
 
 #undef FEW
 
-/* Two tiles, of nearly the same number of rows, take turns with what the first cache holds. */
+/* Two tiles, of nearly the same number of rows, take turns with what the first cache holds; rows with rests are one. */
 QN_INLINE void few(const int code, const int coded, const qn_panel_call *call)
 {
     const int64_t first = call->rows > FEW_ROWS ? call->rows / 2 : call->rows;
-    for (int64_t p = 0; p < call->panels;) {
-        const int two = !call->alone && call->rows <= FEW_TWO && p + UNIT <= call->panels;
-        for (int64_t from = 0; from < call->blocks; from += CHAIN_BLOCKS) {
-            const int64_t blocks = least(CHAIN_BLOCKS, call->blocks - from);
-            few_rows(code, coded, call, 0, first, p, 1 + two, from, blocks);
-            few_rows(code, coded, call, first, call->rows - first, p, 1 + two, from, blocks);
+    rest_list *const list = list_of(call);
+    for (int64_t begin = 0, end; begin < call->blocks; begin = end) {
+        end = list_chains(call, 0, call->rows, begin, MOST_CHAINS, list);
+        for (int64_t p = 0; p < call->panels;) {
+            const int two = !call->alone && call->rows <= FEW_TWO && p + UNIT <= call->panels;
+            for (int64_t from = begin; from < end; from += CHAIN_BLOCKS) {
+                const int64_t blocks = least(CHAIN_BLOCKS, end - from);
+                const chain_rests rests = rests_of(list, (from - begin) / CHAIN_BLOCKS);
+                few_rows(code, coded, call, 0, first, p, 1 + two, from, blocks, rests);
+                few_rows(code, coded, call, first, call->rows - first, p, 1 + two, from, blocks, rests);
+            }
+            p += two ? UNIT : 1;
         }
-        p += two ? UNIT : 1;
     }
 }
+
+_Static_assert(!RESTS || MANY_FROM <= FEW_ROWS + 1, "one tile");
 
 /* ---- many rows ---- */
 
@@ -305,7 +362,7 @@ QN_INLINE void tile(const int code, const int coded, const tile_rows *rows, int6
     const char *at = rows->x + r * rows->stride;
     vf chain[MR][2];
     sums += r * stride;
-    begin_chain(chain, sums, stride, first, m, n);
+    begin_chain(chain, m, n);
     for (int64_t b = 0; b < blocks; b++, at += rows->step) {
         const staged_block *block[2];
         const xt *x[MR];
@@ -359,11 +416,10 @@ QN_INLINE void tile(const int code, const int coded, const tile_rows *rows, int6
 
 #if RESTS
 /* The rests of rows by n staged parts. */
-QN_INLINE void add_rests(const int code, const rest_list *rests, const staged *w, float *sums, int64_t stride,
-                         const int n)
+QN_INLINE void add_rests(const int code, chain_rests rests, const staged *w, float *sums, int64_t stride, const int n)
 {
-    for (int64_t i = 0; i < rests->count; i++) {
-        const listed_rest rest = rests->rest[i];
+    for (int64_t i = 0; i < rests.count; i++) {
+        const listed_rest rest = rests.rest[i];
         float *const to = sums + rest.row * stride;
         UNROLL for (int j = 0; j < n; j++)
         {
@@ -404,7 +460,7 @@ QN_INLINE void ask_ahead(const after *next, int64_t r, int64_t count, int64_t m)
 
 /* All rows by n staged parts. */
 QN_INLINE void tiles(const int code, const int coded, const tile_rows *rows, const staged *w, int64_t blocks,
-                     float *sums, int64_t stride, int first, const rest_list *rests, const after *next, const int n)
+                     float *sums, int64_t stride, int first, chain_rests rests, const after *next, const int n)
 {
     const int64_t count = rows->count;
     int64_t r = 0;
@@ -435,7 +491,7 @@ QN_INLINE void tiles(const int code, const int coded, const tile_rows *rows, con
 
 /* The blocks of a chain of a unit of panels from p on, all rows. */
 QN_INLINE void unit(const int code, const int coded, const qn_panel_call *call, int64_t p, int64_t from,
-                    const tile_rows *rows, float *sums, const rest_list *rests, const after *next)
+                    const tile_rows *rows, float *sums, chain_rests rests, const after *next)
 {
     staged *const w = (staged *)(void *)call->scratch;
     const int64_t blocks = least(CHAIN_BLOCKS, call->blocks - from), n = least(UNIT, call->panels - p);
@@ -452,32 +508,23 @@ QN_INLINE void unit(const int code, const int coded, const qn_panel_call *call, 
     }
 }
 
-/* The rests of rows of the call, in its scratch. */
-QN_INLINE rest_list *rests_of(const qn_panel_call *call, const char *rows, int64_t count, int64_t blocks)
-{
-    rest_list *const list = (rest_list *)(void *)(call->scratch + sizeof(staged) + ROWS_BLOCK * ROW_BYTES);
-#if RESTS
-    list->count = list_rests(rows, call->a_stride, count, blocks, list->rest);
-#else
-    (void)rows, (void)count, (void)blocks;
-#endif
-    return list;
-}
-
 /* Rows that the second cache holds: weights stream, once. */
 QN_INLINE void some(const int code, const int coded, const qn_panel_call *call)
 {
-    for (int64_t p = 0; p < call->panels; p += UNIT) {
-        for (int64_t from = 0; from < call->blocks; from += CHAIN_BLOCKS) {
-            const after next = {.w = call->w + p * call->panel_bytes + (from + CHAIN_BLOCKS) * block_bytes(code),
-                                .w_stride = p + 1 < call->panels ? call->panel_bytes : 0,
-                                .w_bytes = CHAIN_BLOCKS * block_bytes(code),
-                                .rows = call->a};
-            const tile_rows rows = {
-                .x = call->a + from * X_BYTES, .stride = call->a_stride, .step = X_BYTES, .count = call->rows};
-            const rest_list *const rests =
-                rests_of(call, rows.x, call->rows, least(CHAIN_BLOCKS, call->blocks - from));
-            unit(code, coded, call, p, from, &rows, (float *)call->sums + p * QN_PANEL_COLS, rests, &next);
+    rest_list *const list = list_of(call);
+    for (int64_t begin = 0, end; begin < call->blocks; begin = end) {
+        end = list_chains(call, 0, call->rows, begin, MOST_CHAINS, list);
+        for (int64_t p = 0; p < call->panels; p += UNIT) {
+            for (int64_t from = begin; from < end; from += CHAIN_BLOCKS) {
+                const after next = {.w = call->w + p * call->panel_bytes + (from + CHAIN_BLOCKS) * block_bytes(code),
+                                    .w_stride = p + 1 < call->panels ? call->panel_bytes : 0,
+                                    .w_bytes = CHAIN_BLOCKS * block_bytes(code),
+                                    .rows = call->a};
+                const tile_rows rows = {
+                    .x = call->a + from * X_BYTES, .stride = call->a_stride, .step = X_BYTES, .count = call->rows};
+                unit(code, coded, call, p, from, &rows, (float *)call->sums + p * QN_PANEL_COLS,
+                     rests_of(list, (from - begin) / CHAIN_BLOCKS), &next);
+            }
         }
     }
 }
@@ -486,6 +533,7 @@ QN_INLINE void some(const int code, const int coded, const qn_panel_call *call)
 QN_INLINE void many(const int code, const int coded, const qn_panel_call *call, int64_t row, int64_t rows)
 {
     char *const copies = call->scratch + sizeof(staged);
+    rest_list *const list = list_of(call);
     const tile_rows copied = {.x = copies, .stride = ROW_BYTES, .step = sizeof(xt), .count = rows};
     for (int64_t from = 0; from < call->blocks; from += CHAIN_BLOCKS) {
         const int64_t blocks = least(CHAIN_BLOCKS, call->blocks - from);
@@ -496,7 +544,7 @@ QN_INLINE void many(const int code, const int coded, const qn_panel_call *call, 
                        sizeof(xt));
             }
         }
-        const rest_list *const rests = rests_of(call, x, rows, blocks);
+        (void)list_chains(call, row, rows, from, 1, list);
         for (int64_t p = 0; p < call->panels; p += UNIT) {
             const int64_t line = p / UNIT * QN_PANEL_LINE;
             const int asks = from + CHAIN_BLOCKS < call->blocks && line < CHAIN_BLOCKS * X_BYTES;
@@ -507,7 +555,7 @@ QN_INLINE void many(const int code, const int coded, const qn_panel_call *call, 
                                 .rows = asks ? x + CHAIN_BLOCKS * X_BYTES + line : copies,
                                 .rows_stride = asks ? call->a_stride : 0};
             unit(code, coded, call, p, from, &copied, (float *)call->sums + row * call->sums_stride + p * QN_PANEL_COLS,
-                 rests, &next);
+                 rests_of(list, 0), &next);
         }
     }
 }

@@ -35,6 +35,10 @@ static const alu_row alu_rows[] = {
     {"int8_dot", QN_ISA_AVX512, &qn_ceiling_int8__avx512},
     {"int8_dot", QN_ISA_AVX2, &qn_ceiling_int8__avx2},
     {"int8_dot", QN_ISA_SCALAR, &qn_ceiling_int8__scalar},
+    {"int16_dot", QN_ISA_AVX512VNNI, &qn_ceiling_int16__avx512vnni},
+    {"int16_dot", QN_ISA_AVX512, &qn_ceiling_int8__avx512}, /* of words: there is no other */
+    {"int16_dot", QN_ISA_AVX2, &qn_ceiling_int8__avx2},
+    {"int16_dot", QN_ISA_SCALAR, &qn_ceiling_int8__scalar},
     {"bf16_dot", QN_ISA_AVX512BF16, &qn_ceiling_bf16__avx512bf16},
     {"int8_tile", QN_ISA_AMX, &qn_ceiling_int8__amx},
     {"bf16_tile", QN_ISA_AMX, &qn_ceiling_bf16__amx},
@@ -235,14 +239,14 @@ qn_status qn_meter_measure(qn_meter *meter, const char *name, qn_isa isa, double
     if (strcmp(name, "read") == 0 || strcmp(name, "copy") == 0) {
         return measure_memory(meter, name[0] == 'c', isa, value, error);
     }
-    static const char *const others[] = {"fp32_fma", "bf16_dot", "int8_dot", "bf16_tile", "int8_tile"};
+    static const char *const others[] = {"fp32_fma", "bf16_dot", "int8_dot", "int16_dot", "bf16_tile", "int8_tile"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         if (strcmp(others[i], name) == 0) {
             return measure_alu(meter, name, isa, value, error);
         }
     }
     QN_FAIL(error, QN_E_ARGUMENT,
-            "ceiling is '%s', expected read, copy, fp32_fma, bf16_dot, int8_dot, bf16_tile or int8_tile", name);
+            "ceiling is '%s', expected read, copy, fp32_fma, bf16_dot, int8_dot, int16_dot, bf16_tile or int8_tile", name);
 }
 
 qn_status qn_ceiling_measure(qn_ctx *ctx, const char *name, qn_isa isa, const qn_exec *exec, double *value,

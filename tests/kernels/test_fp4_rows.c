@@ -1,7 +1,7 @@
 /* Products by 4-bit weights with rows that rounding to integers could hurt (kernels/cpu/avx2/fp4_avx2.c,
  * avx512vnni/fp4_words_avx512vnni.c): elements of
- * any size beside each other, large ones that meet weights of zero, small ones whose roundings all point one way,
- * scales that are NaN or near the end of e8m0. Every row of the registry stays within the error model, and a row alone
+ * any size beside each other, large ones that meet weights of zero, small ones whose roundings all point one way, sums
+ * as large as they can be, scales that are NaN or near the end of e8m0. Every row of the registry stays within the error model, and a row alone
  * has the bits that it has in a batch, of any number of rows and over many columns. */
 #include <math.h>
 #include <setjmp.h>
@@ -37,7 +37,7 @@ static const char *const products[] = {
     "mxfp4_mm m=%d n=37 k=1632 x=bf16 out=f32",
 };
 
-typedef enum content { WIDE, BESIDE_ZEROS, ONE_WAY, CONTENTS } content;
+typedef enum content { WIDE, BESIDE_ZEROS, ONE_WAY, LARGEST, CONTENTS } content;
 
 /* Weight k of the first column: 0, 1 or -1 for its sign. */
 static int sign_of_weight(const uint8_t *codes, int k)
@@ -55,6 +55,7 @@ static float element(content c, const uint8_t *codes, int row, int k)
     switch (c) {
     case WIDE: return ldexpf(signed_one, (int)below(row % 2 ? 24 : 12) - (row % 2 ? 16 : 8));
     case BESIDE_ZEROS: return sign == 0 ? signed_one * 16384.0f : signed_one * (row % 2 ? 1.0f : 0.5f);
+    case LARGEST: return (float)sign * (row % 2 && k % 40 == row ? 0x1.01p-8f : 0x1.fep0f);
     default: return k % 16 == row ? 1.0f : ldexpf((float)sign, row % 2 ? -15 : -16);
     }
 }
@@ -91,6 +92,9 @@ static void operands_make(const char *text, content c, int rows, operands *o, qn
     }
     if (desc->op == QN_OP_MXFP4_MM) { /* weights beyond f32, whose products may be within it */
         memset((uint8_t *)o->in[qn_op_in_slot(desc->op, "b_scale")] + 21 * (DEPTH / 32), 253, 9);
+    }
+    for (int k = 0; c == LARGEST && k < DEPTH / 2; k++) {
+        ((uint8_t *)o->in[b])[k] |= 0x77; /* 6 or -6 */
     }
     const qn_format format = desc->in[x].format;
     const int64_t size = qn_format_get_info(format)->block_bytes;

@@ -606,7 +606,7 @@ static void ceilings_have_names(void **state)
 static void a_meter_measures_every_level(void **state)
 {
     (void)state;
-    static const char *const names[] = {"read", "copy", "fp32_fma", "int8_dot"};
+    static const char *const names[] = {"read", "copy", "fp32_fma", "int8_dot", "int16_dot"};
     counter c = {0};
     qn_ctx *ctx = counted_ctx(&c, QN_ISA_MAX);
     const long before = c.live;

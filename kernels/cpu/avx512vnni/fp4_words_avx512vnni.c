@@ -1,8 +1,9 @@
 /* Panel kernels of 4-bit floats times rows of bf16, level avx512vnni: the template of kernels/cpu/fp4_integers.h for
- * words. Sixteen elements of x are 23-bit integers of a power of two, 128 times a word and a rest of seven bits. Pairs
- * of words meet pairs of doubled e2m1 values, so a group's sum is exact. Bf16 has eight bits, so a rest is 0 unless the
- * element is less than a 64th of the largest of its sixteen: few are, and of those only so many are multiplied, a pair
- * at a time, that the others, together, are off by no more than the error model leaves for it. */
+ * words. The elements of x that meet a group of weights, 16 or 32, are 23-bit integers of a power of two, 128 times a
+ * word and a rest of seven bits. Pairs of words meet pairs of doubled e2m1 values, so a group's sum is exact. Bf16 has
+ * eight bits, so a rest is 0 unless the element is less than a 64th of the largest of its group: few are, and of those
+ * only so many are multiplied, a pair at a time, that the others, together, are off by no more than the error model
+ * leaves for it. */
 #include "kernels/cpu/avx512vnni/fp4.h"
 
 #define FEW_ROWS 6
@@ -12,7 +13,6 @@
 #define CHAIN_BLOCKS 4
 #define AHEAD 6
 #define AHEAD_TO 3
-#define CONTINUES 1
 #define RESTS 1
 
 #define GROUP 16
@@ -20,6 +20,7 @@
 #define PAIRS (QN_PANEL_K / 2)
 #define SPAN 1024      /* elements of x that are rounded together, from multiples of it on */
 #define WORD 128       /* what it is multiplied with */
+#define MOST_WORDS 699000.0f /* 2^31 / (256 x 12) */
 #define LEAST_POWER 47 /* of f32's exponents: below 2^-80 bits are lost, which the runner looks after */
 
 typedef qn_panel_words xb;
@@ -27,8 +28,7 @@ typedef struct qn_panel_word_block xt;
 
 QN_INLINE int spans_of(const int code)
 {
-    (void)code;
-    return GROUPS;
+    return code == QN_PANEL_MXFP4 ? GROUPS / 2 : GROUPS;
 }
 
 /* Doubled values of the low codes of bytes; the permute looks at six bits. */
@@ -82,7 +82,7 @@ QN_INLINE vf scaled_added(const int code, vd sums, const float *unit, vf scale, 
 QN_INLINE vf span_added(const int code, const int coded, vd sums, const xt *x, int s, vf scale, vf chain)
 {
     (void)coded;
-    return scaled_added(code, sums, &x->scale[s], scale, chain);
+    return scaled_added(code, sums, &x->scale[s * GROUPS / spans_of(code)], scale, chain);
 }
 
 /* Of a pair's rests and codes. */
@@ -114,6 +114,25 @@ QN_INLINE float power_of_two(int biased)
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
+}
+
+/* The exponent as f32 has it of the power of two that `size` elements are words of: 0 of zeros, -1: not finite. Sums of
+ * their words times codes are to be less than 2^31, those of 32 by one bit less where they are large alike. */
+QN_INLINE int power_of(const float *x, const int size)
+{
+    const __m512i first = size_bits(x), second = size_bits(x + size - GROUP);
+    const int32_t bits = _mm512_reduce_max_epi32(_mm512_max_epi32(first, second));
+    if (bits == 0 || bits >= 0x7f800000) {
+        return bits ? -1 : 0;
+    }
+    /* 2^e <= x < 2^(e + 1), the end of which, where a word would be 2^15, counts as the next power's */
+    const int power = (bits + 512) >> 23, held = power < LEAST_POWER ? LEAST_POWER : power;
+    if (size > GROUP) {
+        const __m512 sizes = _mm512_mul_ps(_mm512_add_ps(_mm512_castsi512_ps(first), _mm512_castsi512_ps(second)),
+                                           _mm512_set1_ps(power_of_two(127 + 14 + 127 - held)));
+        return held + (_mm512_reduce_add_ps(sizes) > MOST_WORDS);
+    }
+    return held;
 }
 
 /* A span while it is rounded. Squares are in units of the largest group's, of rests of pairs and of all elements. */
@@ -189,19 +208,19 @@ QN_INLINE void keep_rests(const int8_t rest[QN_PANEL_K], const float *error, flo
 
 /* Up to SPAN elements as words, and of the rests as many as the error asks for, of the norm of all: of the pairs that
  * would lose most. */
-static void span_words(const float *x, int64_t blocks, float most_error, xb *out)
+QN_INLINE void span_words(const float *x, int64_t blocks, const int size, float most_error, xb *out)
 {
     span s;
     s.most = 0;
     s.errors = _mm256_setzero_ps();
     s.norm = _mm512_setzero_ps();
-    for (int64_t i = 0; i < blocks * GROUPS; i++) {
-        const int32_t bits = _mm512_reduce_max_epi32(size_bits(x + i * GROUP));
-        /* 2^e <= x < 2^(e + 1), the end of which, where a word would be 2^15, counts as the next power's */
-        const int finite = bits < 0x7f800000, power = finite ? (bits + 512) >> 23 : 0;
-        s.power[i] = bits == 0 || !finite ? 0 : (power < LEAST_POWER ? LEAST_POWER : power);
-        s.most = s.power[i] > s.most ? s.power[i] : s.most;
-        out[i / GROUPS].x.scale[i % GROUPS] = finite ? 0.0f : __builtin_nanf("");
+    for (int64_t i = 0; i < blocks * GROUPS; i += size / GROUP) {
+        const int power = power_of(x + i * GROUP, size);
+        for (int64_t j = i; j < i + size / GROUP; j++) {
+            s.power[j] = power > 0 ? power : 0;
+            out[j / GROUPS].x.scale[j % GROUPS] = power < 0 ? __builtin_nanf("") : 0.0f;
+        }
+        s.most = power > s.most ? power : s.most;
     }
     for (int64_t i = 0; i < blocks * GROUPS; i++) {
         xb *const block = out + i / GROUPS;
@@ -223,8 +242,15 @@ static void span_words(const float *x, int64_t blocks, float most_error, xb *out
 
 static void row_words(const float *x, int64_t blocks, const qn_panel_rounding *how, void *out)
 {
+    const float most_error = 1.5f * how->most_error; /* the other quarter is for chains of at most 16 additions */
+    xb *const to = out;
     for (int64_t b = 0; b < blocks; b += SPAN / QN_PANEL_K) {
-        span_words(x + b * QN_PANEL_K, least(blocks - b, SPAN / QN_PANEL_K), how->most_error, (xb *)out + b);
+        const int64_t some = least(blocks - b, SPAN / QN_PANEL_K);
+        if (how->code == QN_PANEL_MXFP4) {
+            span_words(x + b * QN_PANEL_K, some, 2 * GROUP, most_error, to + b);
+        } else {
+            span_words(x + b * QN_PANEL_K, some, GROUP, most_error, to + b);
+        }
     }
 }
 

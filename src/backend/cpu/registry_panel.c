@@ -72,7 +72,7 @@
     ROW(op, contract, amx, 32, 32, weight, code),                                               \
     ROW(op, contract, avx512bf16, 6, 64, weight, code),                                         \
     ROW_DIGITS(op, name "_mm_i8_" name "_fp", bytes, avx512vnni, 12, "int8_dot", weight, code), \
-    ROW_DIGITS(op, name "_mm_bf16_" name "_fp", fp4, avx512vnni, 6, "int8_dot", weight, code),  \
+    ROW_DIGITS(op, name "_mm_bf16_" name "_fp", fp4, avx512vnni, 6, "int16_dot", weight, code), \
     ROW(op, contract, avx512, 6, 64, weight, code),                                             \
     ROW_DIGITS(op, name "_mm_i8_" name "_fp", bytes, avx2, 4, "int8_dot", weight, code),        \
     ROW_DIGITS(op, contract, fp4, avx2, 1, "int8_dot", weight, code),                           \
