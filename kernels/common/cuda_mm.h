@@ -66,6 +66,32 @@ typedef struct qn_cuda_mm {
     int heads, head_size;
 } qn_cuda_mm;
 
+/* Operands of mm_digits.cu: tiles of rows of x and of columns of weights, a step of K after the other, as the tensor
+ * cores' lanes take them. 32 of K (a group) of 16 rows or columns are 32 times 16 bytes, lane l's: of rows l / 4 and l / 4 +
+ * 8, or columns, elements 4 (l % 4) to 4 (l % 4) + 3 and those 16 further.
+ *
+ *   x    [M / ROWS][K / STEP]: [group][digit][16 rows] digits; [group][row] four floats: the scale, sums of both sixteens
+ *   b    [n / COLUMNS][K / STEP]: [group][16 columns] codes; [weights that share a scale][column] two floats: it, and what
+ *        is taken off
+ *
+ * Rows, columns and K that there are not are zeros. */
+#define QN_CUDA_DIGITS_ROWS 64
+#define QN_CUDA_DIGITS_COLUMNS 128
+#define QN_CUDA_DIGITS_STEP 64
+#define QN_CUDA_DIGITS_X_FLOATS (QN_CUDA_DIGITS_ROWS * QN_CUDA_DIGITS_STEP * 3) /* bytes before the floats of x */
+#define QN_CUDA_DIGITS_X_BYTES (QN_CUDA_DIGITS_X_FLOATS + QN_CUDA_DIGITS_ROWS * QN_CUDA_DIGITS_STEP / 32 * 16)
+#define QN_CUDA_DIGITS_B_FLOATS (QN_CUDA_DIGITS_COLUMNS * QN_CUDA_DIGITS_STEP)
+#define QN_CUDA_DIGITS_B_BYTES(group)                                                                                  \
+    (QN_CUDA_DIGITS_B_FLOATS + QN_CUDA_DIGITS_COLUMNS * QN_CUDA_DIGITS_STEP / (group)*8)
+#define QN_CUDA_DIGITS_SHARED(group) (2 * (QN_CUDA_DIGITS_X_BYTES + QN_CUDA_DIGITS_B_BYTES(group)))
+
+typedef struct qn_cuda_digits {
+    const char *x, *b;
+    float *parts; /* [cuts][M][N] */
+    int steps;    /* of K */
+    int cut;      /* steps of each part */
+} qn_cuda_digits;
+
 /* Groups of rows, each with a matrix of its own: part 0 and x of a qn_cuda_mm are the first group's. Steps from one to
  * the next; of x, x_scale and d where groups are masked. */
 typedef struct qn_cuda_mm_groups {

@@ -8,7 +8,11 @@
  *   struct raw    a unit as loaded (of vectors: decoded, by load_codes and look_up, see mm_vectors.h)
  *   load_raw(row, scales, unit, k)   scales: of this row, NULL where the format has none beside the data
  *   decode8(raw, j, v)               elements 8 j to 8 j + 7 of the unit as floats, scales included
- *                                    (UNIT 4: the four of them) */
+ *                                    (UNIT 4: the four of them)
+ * and of GGUF blocks
+ *   four_codes(raw, i)               elements 4 i to 4 i + 3 as int8: a weight is code_scale(raw) times that, less
+ *                                    code_minimum(raw), which is 0 but where CODE_MINIMUM
+ *   CODE_GROUP                       elements that share those: 16 or 32 */
 #ifndef QN_CUDA_MM_UNPACK_H
 #define QN_CUDA_MM_UNPACK_H
 
@@ -79,6 +83,12 @@ DEV uint4 load_words(const u8 *p)
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(p));
     return v;
+}
+
+/* Each of four bytes of up to 127 less a number of up to 128. */
+DEV u32 bytes_less(u32 bytes, u32 number)
+{
+    return ((bytes | 0x80808080u) - number * 0x01010101u) ^ 0x80808080u;
 }
 
 #define IS_GGUF (B_FORMAT >= QN_MM_Q4_0 && B_FORMAT <= QN_MM_I8_K)
@@ -291,6 +301,32 @@ DEV void decode8(const raw &r, int j, float *v)
     }
 }
 
+#define CODE_GROUP 32
+#define CODE_MINIMUM AFFINE
+
+DEV u32 four_codes(const raw &r, int i)
+{
+#if B_FORMAT == QN_MM_Q8_0
+    return r.word[i];
+#else
+    u32 codes = r.word[i % 4] >> i / 4 * 4 & 0x0f0f0f0fu;
+#if FIFTH
+    codes |= ((r.high >> 4 * i & 15) * 0x00204081u & 0x01010101u) << 4; /* a bit a byte */
+#endif
+    return AFFINE ? codes : bytes_less(codes, FIFTH ? 16 : 8);
+#endif
+}
+
+DEV float code_scale(const raw &r)
+{
+    return half_float(r.scale & 0xffffu);
+}
+
+DEV float code_minimum(const raw &r)
+{
+    return AFFINE ? -half_float(r.scale >> 16) : 0.0f;
+}
+
 /* ---- IQ4_NL, IQ4_XS: codes that stand for the values of a table ---- */
 #elif B_FORMAT == QN_MM_IQ4_NL || B_FORMAT == QN_MM_IQ4_XS
 
@@ -344,6 +380,24 @@ DEV void decode8(const raw &r, int j, float *v)
     }
 }
 
+#define CODE_GROUP 32
+#define CODE_MINIMUM 0
+
+DEV u32 four_codes(const raw &r, int i)
+{
+    return table_bytes(r.word[i % 4] >> i / 4 * 4);
+}
+
+DEV float code_scale(const raw &r)
+{
+    return r.scale;
+}
+
+DEV float code_minimum(const raw &r)
+{
+    return 0.0f;
+}
+
 /* ---- i8_k: f32 d, sixteen int8 scales, int8 values ---- */
 #elif B_FORMAT == QN_MM_I8_K
 
@@ -372,6 +426,24 @@ DEV void decode8(const raw &r, int j, float *v)
     for (int i = 0; i < 8; i++) {
         v[i] = r.scale * (float)(signed char)(r.word[2 * j + i / 4] >> i % 4 * 8);
     }
+}
+
+#define CODE_GROUP 16
+#define CODE_MINIMUM 0
+
+DEV u32 four_codes(const raw &r, int i)
+{
+    return r.word[i];
+}
+
+DEV float code_scale(const raw &r)
+{
+    return r.scale;
+}
+
+DEV float code_minimum(const raw &r)
+{
+    return 0.0f;
 }
 
 /* ---- GGUF super blocks of 256: a unit is a group of 16 ---- */
@@ -473,6 +545,37 @@ DEV void decode8(const raw &r, int j, float *v)
         v[i] = r.scale * (float)((int)code - 32);
 #endif
     }
+}
+
+#define CODE_GROUP (B_FORMAT == QN_MM_Q4_K || B_FORMAT == QN_MM_Q5_K ? 32 : 16)
+#define CODE_MINIMUM (B_FORMAT == QN_MM_Q2_K || B_FORMAT == QN_MM_Q4_K || B_FORMAT == QN_MM_Q5_K)
+
+DEV u32 four_codes(const raw &r, int i)
+{
+#if B_FORMAT == QN_MM_Q2_K
+    return r.word[i] >> r.group % 8 / 2 * 2 & 0x03030303u;
+#elif B_FORMAT == QN_MM_Q3_K
+    return bytes_less(
+        (r.word[i] >> r.group % 8 / 2 * 2 & 0x03030303u) | (r.high[i] >> r.group / 2 & 0x01010101u) << 2, 4);
+#elif B_FORMAT == QN_MM_Q4_K
+    return r.word[i] >> r.group / 2 % 2 * 4 & 0x0f0f0f0fu;
+#elif B_FORMAT == QN_MM_Q5_K
+    return (r.word[i] >> r.group / 2 % 2 * 4 & 0x0f0f0f0fu) | (r.high[i] >> r.group / 2 & 0x01010101u) << 4;
+#else
+    return bytes_less((r.word[i] >> r.group % 8 / 4 * 4 & 0x0f0f0f0fu) |
+                          (r.high[i] >> r.group % 8 / 2 * 2 & 0x03030303u) << 4,
+                      32);
+#endif
+}
+
+DEV float code_scale(const raw &r)
+{
+    return r.scale;
+}
+
+DEV float code_minimum(const raw &r)
+{
+    return r.minimum;
 }
 #endif
 

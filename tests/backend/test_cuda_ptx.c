@@ -5,6 +5,7 @@
  *
  *   test_cuda_ptx [WORD]   only cases whose text holds the word */
 #include <dlfcn.h>
+#include <math.h>
 
 #include "backend/attention_cases.h"
 #include "backend/fake/fake_cuda.h"
@@ -54,6 +55,18 @@ static const row rows[] = {
     {8, 0, "dense_mm m=9 n=70 k=33 x=f16 b=f16 out=f32"},
     {8, 0, "dense_mm m=11 n=9 k=40 x=f16 b=bf16"},
     {8, 0, "dense_mm m=17 n=33 k=512 out=f32 b=i8_k"},
+    {8, 0, "dense_mm m=9 n=131 k=96 out=f32 b=q4_0"},
+    {8, 0, "dense_mm m=66 n=9 k=64 out=f32 x=f16 b=q4_1 bias=1"},
+    {8, 0, "dense_mm m=12 n=10 k=96 out=f32 b=q5_0"},
+    {8, 0, "dense_mm m=9 n=20 k=544 out=f32 x=bf16 b=q5_1"},
+    {8, 0, "dense_mm m=20 n=17 k=96 out=f32 b=q8_0"},
+    {8, 0, "dense_mm m=9 n=17 k=256 out=f32 b=q2_k"},
+    {8, 0, "dense_mm m=10 n=9 k=256 out=f32 b=q3_k"},
+    {8, 0, "dense_mm m=17 n=20 k=512 out=f32 b=q4_k bias=1"},
+    {8, 0, "dense_mm m=9 n=12 k=256 out=f32 b=q5_k"},
+    {8, 0, "dense_mm m=11 n=9 k=512 out=f32 b=q6_k"},
+    {8, 0, "dense_mm m=9 n=9 k=96 out=f32 b=iq4_nl"},
+    {8, 0, "dense_mm m=9 n=9 k=256 out=f32 b=iq4_xs"},
     {8, 0, "scaled_mm m=70 n=66 k=144 scale_a=token scale_b=channel azp_adj=1"},
     {8, 0, "block_scaled_mm m=20 n=136 k=272"},
     {8, 0, "grouped_block_scaled_mm m=90 n=136 k=272 e=3"},
@@ -216,6 +229,57 @@ static void kernels_agree_with_the_reference(void **state)
     assert_int_equal(failures, 0);
 }
 
+/* Products by digits, which know no infinities: rows of x with one, with NaN, near the ends of f32, of zeros, and weights
+ * whose scale is no number. */
+static void odd_rows_and_scales_agree(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        size_t row, scale; /* bytes of a row of weights, and of it before an f16 scale */
+    } cases[] = {{"dense_mm m=12 n=10 k=96 out=f32 b=q8_0", 3 * 34, 34},
+                 {"dense_mm m=10 n=9 k=768 out=f32 b=q4_k bias=1", 3 * 144, 144},
+                 {"dense_mm m=9 n=8 k=256 out=f32 b=q6_k", 210, 208}};
+    fake.setup(1, 8, 0);
+    need_compiler();
+    const int before = failures;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *const text = cases[i].text;
+        problem p;
+        const qn_kernel *kernel;
+        int32_t at = 0;
+        problem_fill(&p, text, 0);
+        const int64_t k = p.desc.in[0].dims[1];
+        float *const x = (float *)(void *)p.in[0].dense;
+        x[0 * k + 5] = INFINITY;
+        x[1 * k + 7] = -INFINITY;
+        x[1 * k + 60] = INFINITY;
+        x[2 * k + 33] = NAN;
+        x[3 * k + 40] = 3e38f;
+        x[4 * k + 2] = 1e-38f;
+        memset(x + 5 * k, 0, (size_t)k * sizeof *x);
+        for (int64_t e = 0; e < k; e++) {
+            x[6 * k + e] *= 1e-33f;
+            x[7 * k + e] *= 1e30f;
+        }
+        uint8_t *const b = (uint8_t *)p.in[1].dense;
+        memcpy(b + 2 * cases[i].row + cases[i].scale % cases[i].row, (uint8_t[2]){0x00, 0x7c}, 2); /* infinite */
+        memcpy(b + 4 * cases[i].row + cases[i].scale % cases[i].row, (uint8_t[2]){0x00, 0x7e}, 2); /* NaN */
+        problem_want(&p, text);
+        while ((kernel = qn_backend_cuda_row.kernel_at(at)) &&
+               (kernel->op != p.desc.op || qn_cuda_kernel_refusal(ctx, kernel) || kernel->accepts(kernel, &p.desc))) {
+            at++;
+        }
+        assert_non_null(kernel);
+        qn_plan *const plan = plan_of(kernel, text, &p.desc);
+        run_layout(&p, plan, 0, 0, 0, 0, text);
+        qn_plan_destroy(plan);
+        problem_free(&p);
+    }
+    close_device();
+    assert_int_equal(failures, before);
+}
+
 /* Runs without number, as test_cuda_kernels --again has them: more than at a time. */
 static void more_runs_have_the_same_bits(void **state)
 {
@@ -348,6 +412,7 @@ int main(int argc, char **argv)
     word = argc > 1 ? argv[1] : NULL;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kernels_agree_with_the_reference),
+        cmocka_unit_test(odd_rows_and_scales_agree),
         cmocka_unit_test(more_runs_have_the_same_bits),
         cmocka_unit_test(codes_are_written_out),
         cmocka_unit_test(other_bits_are_told),

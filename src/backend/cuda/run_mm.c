@@ -21,6 +21,14 @@ enum { ANY = 0, TILES, FEW };
 static const int32_t few_rows[] = {1, 2, 4, 8};
 enum { FEW_COUNT = sizeof few_rows / sizeof *few_rows, LARGE = FEW + FEW_COUNT };
 
+/* Products by digits are the tiles of a plan, and have three programs more. */
+enum { DIGITS_ROWS = LARGE, DIGITS_CODES, DIGITS_JOIN, DIGITS_END };
+
+/* Rows and bytes of codes that they take at a time, so that a workspace has an end; parts of K for as many blocks as large
+ * devices hold, and steps of each. */
+enum { DIGITS_AT_ONCE = 2048, CODES_AT_ONCE = 128 << 20 };
+enum { MOST_PARTS = 8, BLOCKS_WANTED = 264, LEAST_STEPS = 4 };
+
 /* What mma.sync multiplies: parameter TENSOR of mm_mma.cu. */
 enum { TENSOR_NONE = 0, TENSOR_BF16, TENSOR_F16, TENSOR_I8 };
 
@@ -272,6 +280,19 @@ static int32_t tensor_of(const qn_op_desc *desc)
     }
 }
 
+/* Whether many rows are multiplied as digits: by codes of GGUF blocks. */
+static int by_digits(const qn_op_desc *desc)
+{
+    const int32_t format = qn_cuda_weight_format(desc);
+    return desc->op == QN_OP_DENSE_MM && format >= QN_MM_Q4_0 && format <= QN_MM_I8_K;
+}
+
+/* Codes that share a scale. */
+static int64_t code_group(int32_t format)
+{
+    return format == QN_MM_Q2_K || format == QN_MM_Q3_K || format == QN_MM_Q6_K || format == QN_MM_I8_K ? 16 : 32;
+}
+
 /* Blocks of large tiles that a multiprocessor has registers for; block-scaled sums are twice as many. */
 static int32_t most_large(const qn_op_desc *desc)
 {
@@ -288,10 +309,17 @@ static void define_operands(const qn_op_desc *desc, int32_t aligned, qn_cuda_pro
     qn_cuda_define(p, "ALIGNED", aligned);
 }
 
-/* The program of mm_mma.cu, or of mm_tile.cu, whose tiles are always of TILE. */
+/* The program of mm_digits.cu, mm_mma.cu or mm_tile.cu; tiles of the last are always of TILE. */
 static void program_of(const qn_op_desc *desc, int32_t aligned, int32_t tile, int32_t blocks, qn_cuda_program *p)
 {
     const int32_t tensor = tensor_of(desc);
+    if (aligned && by_digits(desc)) {
+        p->source = "mm_digits.cu";
+        p->entry = "qn_mm_digits";
+        p->shared_bytes = (int32_t)QN_CUDA_DIGITS_SHARED(code_group(qn_cuda_weight_format(desc)));
+        define_operands(desc, 1, p);
+        return;
+    }
     p->source = tensor ? "mm_mma.cu" : "mm_tile.cu";
     p->entry = tensor ? "qn_mm_mma" : "qn_mm_tile";
     define_operands(desc, aligned, p);
@@ -345,6 +373,16 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
 {
     (void)kernel;
     const int32_t count = qn_cuda_mm_programs(desc, device, out);
+    if (count == LARGE && by_digits(desc)) {
+        static const char *const sources[] = {"mm_digits_rows.cu", "mm_digits_codes.cu", "mm_digits_join.cu"};
+        static const char *const entries[] = {"qn_mm_digits_rows", "qn_mm_digits_codes", "qn_mm_digits_join"};
+        for (int32_t i = DIGITS_ROWS; i < DIGITS_END; i++) {
+            out[i].source = sources[i - DIGITS_ROWS];
+            out[i].entry = entries[i - DIGITS_ROWS];
+            define_operands(desc, 1, &out[i]);
+        }
+        return DIGITS_END;
+    }
     if (count != LARGE || !tensor_of(desc)) {
         return count;
     }
@@ -461,6 +499,111 @@ static int32_t large_blocks(const qn_op_desc *desc, const qn_cuda_mm *a, int32_t
     return 4 * tiles < 3 * (int64_t)sms ? 0 : tiles > sms ? most_large(desc) : 1;
 }
 
+/* ---- products by digits ---- */
+
+/* How a product of m rows is cut: rows and columns that are done at a time, and parts of K; the same on every device, as
+ * the workspace is made for it. */
+typedef struct digits_cut {
+    int64_t rows, columns, steps, parts;
+    int64_t b, sums, end; /* where a workspace has them behind the rows' digits */
+} digits_cut;
+
+static digits_cut digits_cut_of(const qn_op_desc *desc, int64_t m)
+{
+    const int64_t n = desc->in[QN_DMM_B].dims[0], steps = qn_ceil_div(qn_cuda_mm_depth(desc), QN_CUDA_DIGITS_STEP);
+    const int64_t tile = steps * QN_CUDA_DIGITS_B_BYTES(code_group(qn_cuda_weight_format(desc)));
+    const int64_t most = qn_max_i64(1, qn_min_i64(CODES_AT_ONCE / tile, MOST_GRID_Y / 8)) * QN_CUDA_DIGITS_COLUMNS;
+    digits_cut c = {.rows = qn_min_i64(m, DIGITS_AT_ONCE), .columns = qn_min_i64(n, most), .steps = steps};
+    const int64_t down = qn_ceil_div(c.rows, QN_CUDA_DIGITS_ROWS), across = qn_ceil_div(c.columns, QN_CUDA_DIGITS_COLUMNS);
+    c.parts = qn_max_i64(1, qn_min_i64(qn_min_i64(MOST_PARTS, steps / LEAST_STEPS), BLOCKS_WANTED / (down * across)));
+    c.b = down * steps * QN_CUDA_DIGITS_X_BYTES;
+    c.sums = c.b + across * tile;
+    c.end = c.sums + (c.parts > 1 ? c.parts * c.rows * c.columns * (int64_t)sizeof(float) : 0);
+    return c;
+}
+
+/* Of any number of rows up to m: more of them have fewer parts. */
+static size_t workspace(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
+{
+    (void)kernel;
+    (void)threads;
+    const qn_shape *b = &desc->in[slots_of(desc->op).b];
+    if (!by_digits(desc) || b->dims[0] == 0 || b->dims[1] == 0 || m <= few_rows[FEW_COUNT - 1]) {
+        return 0;
+    }
+    digits_cut c = digits_cut_of(desc, m);
+    int64_t end = c.end, rows = 0;
+    do {
+        rows = qn_min_i64(rows + QN_CUDA_DIGITS_ROWS, m);
+        c = digits_cut_of(desc, rows);
+        end = qn_max_i64(end, c.end);
+    } while (rows < m && c.parts > 1);
+    return (size_t)end;
+}
+
+/* At most as many rows and columns as a workspace has room for; x: rows are to be made digits. */
+static qn_status launch_cut(const qn_cuda_run *run, qn_cuda_mm *a, const digits_cut *c, int x, qn_error *error)
+{
+    char *const memory = run->call->workspace;
+    const int32_t format = qn_cuda_weight_format(run->call->desc);
+    qn_cuda_digits by = {.x = memory,
+                         .b = memory + c->b,
+                         .parts = (float *)(void *)(memory + c->sums),
+                         .steps = (int)c->steps,
+                         .cut = (int)qn_ceil_div(c->steps, c->parts)};
+    const int64_t n = a->part[0].n, parts = qn_ceil_div(by.steps, by.cut);
+    const int64_t down = qn_ceil_div(a->m, QN_CUDA_DIGITS_ROWS), across = qn_ceil_div(n, QN_CUDA_DIGITS_COLUMNS);
+    const int64_t span = 16 * qn_cuda_weight_unit(format); /* of K, of a block that makes codes */
+    const struct {
+        int32_t program, skip;
+        int64_t grid[3];
+        int64_t shared_bytes;
+    } launches[] = {
+        {DIGITS_ROWS, !x, {qn_ceil_div(c->steps, 16), down * QN_CUDA_DIGITS_ROWS, 1}, 0},
+        {DIGITS_CODES,
+         0,
+         {qn_ceil_div(c->steps * QN_CUDA_DIGITS_STEP, span), across * QN_CUDA_DIGITS_COLUMNS / 16, 1},
+         0},
+        {TILES, 0, {across, down, parts}, QN_CUDA_DIGITS_SHARED(code_group(format))},
+        {DIGITS_JOIN, parts == 1, {qn_ceil_div(n, THREADS), a->m, 1}, 0},
+    };
+    void *const arguments[] = {a, &by};
+    for (size_t i = 0; i < sizeof launches / sizeof *launches; i++) {
+        const int64_t *const grid = launches[i].grid;
+        const qn_cuda_geometry g = {.grid = {(uint32_t)grid[0], (uint32_t)grid[1], (uint32_t)grid[2]},
+                                    .block = {THREADS, 1, 1},
+                                    .shared_bytes = (uint32_t)launches[i].shared_bytes,
+                                    .dependent = run->device->major >= 9};
+        if (!launches[i].skip) {
+            QN_TRY(qn_cuda_launch(run, launches[i].program, &g, arguments, error));
+        }
+    }
+    return QN_OK;
+}
+
+static qn_status launch_digits(const qn_cuda_run *run, qn_cuda_mm *a, qn_error *error)
+{
+    const qn_op_desc *desc = run->call->desc;
+    const int64_t n = a->n, item = desc->attr[QN_ATTR_OUT].i == QN_OUT_F32 ? 4 : 2;
+    const qn_format bias = qn_cuda_mm_bias(desc);
+    const int64_t bias_item = bias == QN_F32 ? 4 : 2;
+    for (int32_t left = a->m; left > 0; left -= a->m) {
+        const digits_cut c = digits_cut_of(desc, qn_min_i64(left, DIGITS_AT_ONCE));
+        a->m = (int32_t)c.rows;
+        qn_cuda_mm some = *a;
+        for (int64_t column = 0; column < n; column += c.columns) {
+            some.n = some.part[0].n = (int32_t)qn_min_i64(n - column, c.columns);
+            QN_TRY(launch_cut(run, &some, &c, column == 0, error));
+            some.part[0].b += c.columns * some.part[0].b_row;
+            some.part[0].d += c.columns * item;
+            some.part[0].bias += bias ? c.columns * bias_item : 0;
+        }
+        a->x += a->m * a->x_row;
+        a->part[0].d += a->m * a->part[0].d_row;
+    }
+    return QN_OK;
+}
+
 static qn_status launch_with(const qn_cuda_run *run, int large, qn_error *error)
 {
     qn_cuda_mm a = qn_cuda_mm_arguments(run->call);
@@ -469,6 +612,12 @@ static qn_status launch_with(const qn_cuda_run *run, int large, qn_error *error)
     int aligned = qn_cuda_mm_aligned(format, &a.part[0], a.k);
     if (format == QN_MM_I8) {
         aligned = aligned && ((uint64_t)(uintptr_t)a.x | (uint64_t)a.x_row) % 4 == 0;
+    }
+    if (aligned && a.m > few_rows[FEW_COUNT - 1] && by_digits(run->call->desc)) {
+        if (a.n > 0 && a.k > 0) {
+            return launch_digits(run, &a, error);
+        }
+        aligned = 0; /* there are no tiles for it but those of any operands */
     }
     if (!aligned || a.m > few_rows[FEW_COUNT - 1] || a.n == 0) {
         const int32_t blocks = large && aligned ? large_blocks(run->call->desc, &a, run->device->sms) : 0;
@@ -505,7 +654,7 @@ static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .l
 #define ROW(op_, contract)                                                                                             \
     {                                                                                                                  \
         QN_CUDA_HOOKS, .name = "qn_" contract "__sm80_64x64", .op = (op_), .level = "sm_80 and later",                 \
-                       .status = QN_CUDA_TESTED, .accepts = accepts, .impl = &impl                                     \
+                       .status = QN_CUDA_TESTED, .accepts = accepts, .workspace_bytes = workspace, .impl = &impl       \
     }
 
 static const qn_kernel kernels[] = {
