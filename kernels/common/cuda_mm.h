@@ -87,10 +87,14 @@ typedef struct qn_cuda_mm {
 
 typedef struct qn_cuda_digits {
     const char *x, *b;
-    float *parts; /* [cuts][M][N] */
-    int steps;    /* of K */
-    int cut;      /* steps of each part */
+    int steps; /* of K */
 } qn_cuda_digits;
+
+/* Products of few tiles are cut along K: each part's sums go to memory, and mm_join.cu adds them. */
+typedef struct qn_cuda_mm_cut {
+    void *parts; /* [parts][M][N] sums */
+    int depth;   /* K of a part, a multiple of 128; K or more: there is one, and it is no part */
+} qn_cuda_mm_cut;
 
 /* Groups of rows, each with a matrix of its own: part 0 and x of a qn_cuda_mm are the first group's. Steps from one to
  * the next; of x, x_scale and d where groups are masked. */

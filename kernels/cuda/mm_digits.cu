@@ -8,7 +8,7 @@
  * Host contract
  *   Parameters: those of mm_common.h, of GGUF formats
  *   Launch: block 256, QN_CUDA_DIGITS_SHARED of shared memory, grid {ceil(N / COLUMNS), ceil(M / ROWS), parts}; parts
- *   above 1: those of K go to digits.parts, and mm_digits_join.cu follows */
+ *   above 1: mm_join.cu follows */
 #define THREADS 256
 #define ROWS QN_CUDA_DIGITS_ROWS
 #define COLUMNS QN_CUDA_DIGITS_COLUMNS
@@ -101,7 +101,8 @@ DEV void multiply(const places &at, float sums[WARP_COLUMNS / 8][4])
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-    qn_mm_digits(const __grid_constant__ qn_cuda_mm a, const __grid_constant__ qn_cuda_digits by)
+    qn_mm_digits(const __grid_constant__ qn_cuda_mm a, const __grid_constant__ qn_cuda_mm_cut cut,
+                 const __grid_constant__ qn_cuda_digits by)
 {
     extern __shared__ __align__(16) u8 shared[];
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
@@ -109,7 +110,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     const u32 own = shared_address(shared), mine = own + threadIdx.x * 16, b = own + QN_CUDA_DIGITS_X_BYTES;
     places at = {own + row * 32 + lane * 16, own + QN_CUDA_DIGITS_X_FLOATS + (row + lane / 4) * 16,
                  b + column * 32 + lane * 16, b + QN_CUDA_DIGITS_B_FLOATS + column * 8 + lane % 4 * 16};
-    const int first = (int)blockIdx.z * by.cut, end = first + by.cut < by.steps ? first + by.cut : by.steps;
+    const int steps = cut.depth / STEP, first = (int)blockIdx.z * steps;
+    const int end = first + steps < by.steps ? first + steps : by.steps;
     const char *next_x = by.x + ((i64)blockIdx.y * by.steps + first) * QN_CUDA_DIGITS_X_BYTES + threadIdx.x * 16;
     const char *next_b = by.b + ((i64)blockIdx.x * by.steps + first) * B_BYTES + threadIdx.x * 16;
     float sums[WARP_COLUMNS / 8][4] = {};
@@ -145,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                 continue;
             }
             if (gridDim.z > 1) {
-                by.parts[((i64)blockIdx.z * a.m + m) * p.n + n] = sum;
+                ((float *)cut.parts)[((i64)blockIdx.z * a.m + m) * p.n + n] = sum;
             } else {
                 store_float(p.d + m * p.d_row, n, finish(load_tail(p, n), sum, 1.0f, 0, 1.0f), OUT);
                 others |= (u32)!is_finite(sum) << (4 * j + e);

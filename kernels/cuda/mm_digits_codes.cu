@@ -11,7 +11,8 @@
 #define COLUMN_BLOCKS (QN_CUDA_DIGITS_COLUMNS / SIDE) /* of a tile */
 
 extern "C" __global__ void __launch_bounds__(SIDE *SIDE)
-    qn_mm_digits_codes(const __grid_constant__ qn_cuda_mm a, const __grid_constant__ qn_cuda_digits by)
+    qn_mm_digits_codes(const __grid_constant__ qn_cuda_mm a, const __grid_constant__ qn_cuda_mm_cut,
+                       const __grid_constant__ qn_cuda_digits by)
 {
     __shared__ __align__(16) u32 codes[GROUPS][33][4]; /* lanes; a place more, so that groups begin at other banks */
     __shared__ float2 floats[SIDE][SIDE + 1];

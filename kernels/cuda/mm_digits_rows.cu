@@ -9,7 +9,8 @@
 #define STEP_GROUPS (QN_CUDA_DIGITS_STEP / 32)
 
 extern "C" __global__ void __launch_bounds__(256)
-    qn_mm_digits_rows(const __grid_constant__ qn_cuda_mm a, const __grid_constant__ qn_cuda_digits by)
+    qn_mm_digits_rows(const __grid_constant__ qn_cuda_mm a, const __grid_constant__ qn_cuda_mm_cut,
+                      const __grid_constant__ qn_cuda_digits by)
 {
     const int word = (int)threadIdx.x % 8, m = (int)blockIdx.y, row = m % QN_CUDA_DIGITS_ROWS;
     const int group = (int)blockIdx.x * 32 + (int)threadIdx.x / 8, first = group * 32 + word * 4;

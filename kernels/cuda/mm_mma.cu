@@ -6,7 +6,8 @@
  * Host contract
  *   Parameters: those of mm_common.h, TILE 64 or 128, and BLOCKS that a multiprocessor is to have; LAYOUT 0: one matrix;
  *   groups of rows have matrices of their own (kernels/common/cuda_mm.h), 1: by offsets, 2: masked
- *   Launch: block 256, no dynamic shared memory, grid {ceil(N / TILE), y, z}: y = ceil(M / TILE), z = 1 for one matrix;
+ *   Launch: block 256, no dynamic shared memory, grid {ceil(N / TILE), y, z}: y = ceil(M / TILE), z parts of K for one
+ *   matrix, above 1: mm_join.cu follows;
  *   y = ceil(M / TILE) + experts, z = 1 for offsets; y = ceil(M / TILE), z = experts for masked */
 #define THREADS 256
 #define STAGES 2 /* of the tiles: one is written while others still read the one before */
@@ -25,6 +26,7 @@
 
 #define X_PARTS (THREADS / TILE) /* threads that load a row of x */
 #define X_WORDS (ROW_BYTES / 4 / X_PARTS)
+#define CUT (!LAYOUT && TILE == 64) /* small tiles of one matrix may be parts of K */
 #define PARTS (TILE / 32) /* of a warp's half of the rows: 16 each; of its quarter of the columns: 8 */
 #define BLOCK_SUMS (B_FORMAT == QN_MM_E4M3_BLOCK || B_FORMAT == QN_MM_E5M2_BLOCK)
 #define PLAIN_X (TENSOR == 3 || A_FORMAT == QN_MM_PLAIN) /* rows are as they are multiplied */
@@ -281,7 +283,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #if LAYOUT
     qn_mm_mma(const __grid_constant__ qn_cuda_mm all, const __grid_constant__ qn_cuda_mm_groups groups)
 #else
-    qn_mm_mma(const __grid_constant__ qn_cuda_mm a)
+    qn_mm_mma(const __grid_constant__ qn_cuda_mm a, const __grid_constant__ qn_cuda_mm_cut cut)
 #endif
 {
     __shared__ __align__(16) u8 x_tile[STAGES * TILE * PITCH], b_tile[STAGES * TILE * PITCH];
@@ -296,6 +298,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #else
     const int row0 = (int)blockIdx.y * TILE;
 #endif
+#if CUT
+    const int first = (int)blockIdx.z * cut.depth, end = cut.depth < a.k - first ? first + cut.depth : a.k;
+#else
+    const int first = 0, end = a.k;
+#endif
     const int column0 = (int)blockIdx.x * TILE;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int warp_row = warp / 4 * (TILE / 2), warp_column = warp % 4 * (TILE / 4);
@@ -308,17 +315,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     float part[PARTS][PARTS][4] = {};
 #endif
     staged next;
-    fetch(a, row0, column0, 0, &next);
-    for (int k0 = 0; k0 < a.k; k0 += STEP) {
+    fetch(a, row0, column0, first, &next);
+    for (int k0 = first; k0 < end; k0 += STEP) {
         const u32 at = k0 / STEP % STAGES * (TILE * PITCH);
         put(next, x_tile + at, b_tile + at);
         __syncthreads();
-        if (k0 + STEP < a.k) {
+        if (k0 + STEP < end) {
             fetch(a, row0, column0, k0 + STEP, &next);
         }
 #if BLOCK_SUMS
         multiply(x + at, b + at, part);
-        if ((k0 + STEP) % 128 == 0 || k0 + STEP >= a.k) {
+        if ((k0 + STEP) % 128 == 0 || k0 + STEP >= end) {
             const char *const at = p.b_scale + (i64)(column0 / 128) * p.b_scale_row + k0 / 128 * 4;
             promote(a, row, *(const float *)at, k0 / 128, part, sums);
         }
@@ -341,10 +348,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     const int n = column + 8 * j + e;
-                    if (n < p.n) {
-                        const float v = finish(load_tail(p, n), sums[i][j][2 * h + e], scale, azp, row_global(a));
-                        store_float(p.d + m * p.d_row, n, v, OUT);
+                    if (n >= p.n) {
+                        continue;
                     }
+#if CUT
+                    if (gridDim.z > 1) {
+                        ((sum_t *)cut.parts)[((i64)blockIdx.z * a.m + m) * p.n + n] = sums[i][j][2 * h + e];
+                        continue;
+                    }
+#endif
+                    const float v = finish(load_tail(p, n), sums[i][j][2 * h + e], scale, azp, row_global(a));
+                    store_float(p.d + m * p.d_row, n, v, OUT);
                 }
             }
         }

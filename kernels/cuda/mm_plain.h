@@ -1,4 +1,4 @@
-/* A sum of products as floats, by one thread: of what digits are not made for (mm_digits.cu, mm_digits_join.cu). */
+/* A sum of products as floats, by one thread: of what digits are not made for (mm_digits.cu, mm_join.cu). */
 #ifndef QN_CUDA_MM_PLAIN_H
 #define QN_CUDA_MM_PLAIN_H
 

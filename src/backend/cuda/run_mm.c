@@ -15,19 +15,19 @@
 enum { TILE = 64, LARGE_TILE = 128, MOST_GRID_Y = 65535 };
 enum { THREADS = 256, WARPS = THREADS / 32, MOST_SHARED = 40 << 10 };
 
-/* Programs of a plan; a kernel of its own has large tiles too, where products are tensor cores': one of a
- * multiprocessor, then, where registers are enough, two. */
+/* Programs of a plan; a kernel of its own has more where products are tensor cores': what joins parts of K, and large
+ * tiles, one of a multiprocessor, then, where registers are enough, two; where tiles are products by digits, what makes
+ * these and codes. */
 enum { ANY = 0, TILES, FEW };
 static const int32_t few_rows[] = {1, 2, 4, 8};
-enum { FEW_COUNT = sizeof few_rows / sizeof *few_rows, LARGE = FEW + FEW_COUNT };
+enum { FEW_COUNT = sizeof few_rows / sizeof *few_rows, JOIN = FEW + FEW_COUNT, LARGE };
+enum { DIGITS_ROWS = LARGE, DIGITS_CODES };
 
-/* Products by digits are the tiles of a plan, and have three programs more. */
-enum { DIGITS_ROWS = LARGE, DIGITS_CODES, DIGITS_JOIN, DIGITS_END };
-
-/* Rows and bytes of codes that they take at a time, so that a workspace has an end; parts of K for as many blocks as large
- * devices hold, and steps of each. */
+/* Rows and bytes of codes that products by digits take at a time, so that a workspace has an end. */
 enum { DIGITS_AT_ONCE = 2048, CODES_AT_ONCE = 128 << 20 };
-enum { MOST_PARTS = 8, BLOCKS_WANTED = 264, LEAST_STEPS = 4 };
+
+/* Parts of K, for as many small tiles or, by digits, half as many, as large devices hold; and K of each. */
+enum { MOST_PARTS = 8, BLOCKS_WANTED = 528, LEAST_DEPTH = 256, DEPTH_GRAIN = 128 };
 
 /* What mma.sync multiplies: parameter TENSOR of mm_mma.cu. */
 enum { TENSOR_NONE = 0, TENSOR_BF16, TENSOR_F16, TENSOR_I8 };
@@ -343,7 +343,7 @@ void qn_cuda_mm_group_program(const qn_op_desc *desc, int32_t aligned, int32_t t
 
 int32_t qn_cuda_mm_program_count(const qn_op_desc *desc)
 {
-    return qn_cuda_mm_depth(desc) % qn_cuda_weight_unit(qn_cuda_weight_format(desc)) ? 1 : FEW + FEW_COUNT;
+    return qn_cuda_mm_depth(desc) % qn_cuda_weight_unit(qn_cuda_weight_format(desc)) ? 1 : JOIN;
 }
 
 int32_t qn_cuda_mm_programs(const qn_op_desc *desc, const qn_cuda_device *device, qn_cuda_program *out)
@@ -368,29 +368,38 @@ int32_t qn_cuda_mm_programs(const qn_op_desc *desc, const qn_cuda_device *device
     return count;
 }
 
+/* Whether a plan has the programs from JOIN on. */
+static int has_parts(const qn_op_desc *desc)
+{
+    return qn_cuda_mm_program_count(desc) == JOIN && (tensor_of(desc) || by_digits(desc));
+}
+
 static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
                         qn_cuda_program *out)
 {
     (void)kernel;
     const int32_t count = qn_cuda_mm_programs(desc, device, out);
-    if (count == LARGE && by_digits(desc)) {
-        static const char *const sources[] = {"mm_digits_rows.cu", "mm_digits_codes.cu", "mm_digits_join.cu"};
-        static const char *const entries[] = {"qn_mm_digits_rows", "qn_mm_digits_codes", "qn_mm_digits_join"};
-        for (int32_t i = DIGITS_ROWS; i < DIGITS_END; i++) {
-            out[i].source = sources[i - DIGITS_ROWS];
-            out[i].entry = entries[i - DIGITS_ROWS];
-            define_operands(desc, 1, &out[i]);
-        }
-        return DIGITS_END;
-    }
-    if (count != LARGE || !tensor_of(desc)) {
+    if (!has_parts(desc)) {
         return count;
+    }
+    out[JOIN].source = "mm_join.cu";
+    out[JOIN].entry = "qn_mm_join";
+    define_operands(desc, 1, &out[JOIN]);
+    if (by_digits(desc)) {
+        static const char *const sources[] = {"mm_digits_rows.cu", "mm_digits_codes.cu"};
+        static const char *const entries[] = {"qn_mm_digits_rows", "qn_mm_digits_codes"};
+        for (int32_t i = 0; i < 2; i++) {
+            out[DIGITS_ROWS + i].source = sources[i];
+            out[DIGITS_ROWS + i].entry = entries[i];
+            define_operands(desc, 1, &out[DIGITS_ROWS + i]);
+        }
+        return DIGITS_CODES + 1;
     }
     const int32_t blocks = most_large(desc);
     for (int32_t i = 0; i < blocks; i++) {
         program_of(desc, 1, LARGE_TILE, i + 1, &out[LARGE + i]);
     }
-    return count + blocks;
+    return LARGE + blocks;
 }
 
 /* ---- the run ---- */
@@ -474,21 +483,60 @@ qn_cuda_mm qn_cuda_mm_arguments(const qn_run_call *call)
     return a;
 }
 
-static qn_status launch_tiles(const qn_cuda_run *run, int32_t program, int32_t tile, qn_cuda_mm *a, qn_error *error)
+/* Depth of parts of K, the same on every device, as the workspace is made for it: of so many tiles of wanted ones. */
+static int64_t depth_of(int64_t tiles, int64_t wanted, int64_t k)
+{
+    const int64_t parts = qn_min_i64(qn_min_i64(MOST_PARTS, k / LEAST_DEPTH), wanted / qn_max_i64(tiles, 1));
+    return parts > 1 ? qn_ceil_div(qn_ceil_div(k, DEPTH_GRAIN), parts) * DEPTH_GRAIN : INT32_MAX;
+}
+
+static int64_t tiles_depth(int64_t m, int64_t n, int64_t k)
+{
+    return depth_of(qn_ceil_div(m, TILE) * qn_ceil_div(n, TILE), BLOCKS_WANTED, k);
+}
+
+/* Of the sums of m rows and n columns in parts; 0: there is one. */
+static int64_t parts_bytes(int64_t m, int64_t n, int64_t k, int64_t depth)
+{
+    return depth < k ? qn_ceil_div(k, depth) * m * n * (int64_t)sizeof(float) : 0;
+}
+
+/* Enqueue a product and, of parts, what joins them. */
+static qn_status launch_parts(const qn_cuda_run *run, int32_t program, uint32_t across, uint32_t down,
+                              int64_t shared_bytes, void *const *arguments, qn_error *error)
+{
+    const qn_cuda_mm *a = arguments[0];
+    const qn_cuda_mm_cut *cut = arguments[1];
+    const uint32_t parts = (uint32_t)qn_max_i64(1, qn_ceil_div(a->k, cut->depth));
+    const int32_t dependent = run->device->major >= 9;
+    const qn_cuda_geometry g = {.grid = {across, down, parts},
+                                .block = {THREADS, 1, 1},
+                                .shared_bytes = (uint32_t)shared_bytes,
+                                .dependent = dependent};
+    const qn_cuda_geometry join = {.grid = {(uint32_t)qn_ceil_div(a->part[0].n, THREADS), (uint32_t)a->m, 1},
+                                   .block = {THREADS, 1, 1},
+                                   .dependent = dependent};
+    QN_TRY(qn_cuda_launch(run, program, &g, arguments, error));
+    return parts == 1 ? QN_OK : qn_cuda_launch(run, JOIN, &join, arguments, error);
+}
+
+/* memory: for parts of K, NULL: there are none. */
+static qn_status launch_tiles(const qn_cuda_run *run, int32_t program, int32_t tile, qn_cuda_mm *a, void *memory,
+                              qn_error *error)
 {
     QN_FAIL_IF(a->m > TILE * MOST_GRID_Y, error, QN_E_UNSUPPORTED, "%s: %d rows are more than one launch takes",
                run->kernel->name, a->m);
-    void *const arguments[] = {a};
-    const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(a->n, tile), (uint32_t)qn_ceil_div(a->m, tile), 1},
-                                .block = {THREADS, 1, 1},
-                                .dependent = run->device->major >= 9};
-    return a->n == 0 ? QN_OK : qn_cuda_launch(run, program, &g, arguments, error);
+    qn_cuda_mm_cut cut = {.parts = memory, .depth = memory ? (int)tiles_depth(a->m, a->n, a->k) : INT32_MAX};
+    void *const arguments[] = {a, &cut};
+    return a->n == 0 ? QN_OK
+                     : launch_parts(run, program, (uint32_t)qn_ceil_div(a->n, tile), (uint32_t)qn_ceil_div(a->m, tile),
+                                    0, arguments, error);
 }
 
 qn_status qn_cuda_mm_launch_any(const qn_cuda_run *run, int32_t program, qn_error *error)
 {
     qn_cuda_mm a = qn_cuda_mm_arguments(run->call);
-    return launch_tiles(run, program, TILE, &a, error);
+    return launch_tiles(run, program, TILE, &a, NULL, error);
 }
 
 /* Blocks of large tiles that a multiprocessor takes: they read operands half as often, but want to be one for most
@@ -501,24 +549,25 @@ static int32_t large_blocks(const qn_op_desc *desc, const qn_cuda_mm *a, int32_t
 
 /* ---- products by digits ---- */
 
-/* How a product of m rows is cut: rows and columns that are done at a time, and parts of K; the same on every device, as
- * the workspace is made for it. */
+/* How a product of m rows is cut: rows and columns that are done at a time, and K. */
 typedef struct digits_cut {
-    int64_t rows, columns, steps, parts;
+    int64_t rows, columns, down, across, steps, depth;
     int64_t b, sums, end; /* where a workspace has them behind the rows' digits */
 } digits_cut;
 
 static digits_cut digits_cut_of(const qn_op_desc *desc, int64_t m)
 {
-    const int64_t n = desc->in[QN_DMM_B].dims[0], steps = qn_ceil_div(qn_cuda_mm_depth(desc), QN_CUDA_DIGITS_STEP);
+    const int64_t n = desc->in[QN_DMM_B].dims[0], k = qn_cuda_mm_depth(desc);
+    const int64_t steps = qn_ceil_div(k, QN_CUDA_DIGITS_STEP);
     const int64_t tile = steps * QN_CUDA_DIGITS_B_BYTES(code_group(qn_cuda_weight_format(desc)));
     const int64_t most = qn_max_i64(1, qn_min_i64(CODES_AT_ONCE / tile, MOST_GRID_Y / 8)) * QN_CUDA_DIGITS_COLUMNS;
     digits_cut c = {.rows = qn_min_i64(m, DIGITS_AT_ONCE), .columns = qn_min_i64(n, most), .steps = steps};
-    const int64_t down = qn_ceil_div(c.rows, QN_CUDA_DIGITS_ROWS), across = qn_ceil_div(c.columns, QN_CUDA_DIGITS_COLUMNS);
-    c.parts = qn_max_i64(1, qn_min_i64(qn_min_i64(MOST_PARTS, steps / LEAST_STEPS), BLOCKS_WANTED / (down * across)));
-    c.b = down * steps * QN_CUDA_DIGITS_X_BYTES;
-    c.sums = c.b + across * tile;
-    c.end = c.sums + (c.parts > 1 ? c.parts * c.rows * c.columns * (int64_t)sizeof(float) : 0);
+    c.down = qn_ceil_div(c.rows, QN_CUDA_DIGITS_ROWS);
+    c.across = qn_ceil_div(c.columns, QN_CUDA_DIGITS_COLUMNS);
+    c.depth = depth_of(c.down * c.across, BLOCKS_WANTED / 2, k);
+    c.b = c.down * steps * QN_CUDA_DIGITS_X_BYTES;
+    c.sums = c.b + c.across * tile;
+    c.end = c.sums + parts_bytes(c.rows, c.columns, k, c.depth);
     return c;
 }
 
@@ -527,17 +576,17 @@ static size_t workspace(const qn_kernel *kernel, const qn_op_desc *desc, int64_t
 {
     (void)kernel;
     (void)threads;
-    const qn_shape *b = &desc->in[slots_of(desc->op).b];
-    if (!by_digits(desc) || b->dims[0] == 0 || b->dims[1] == 0 || m <= few_rows[FEW_COUNT - 1]) {
+    const int64_t n = desc->in[slots_of(desc->op).b].dims[0], k = qn_cuda_mm_depth(desc);
+    const int digits = by_digits(desc);
+    if (m <= few_rows[FEW_COUNT - 1] || n == 0 || k == 0 || !has_parts(desc)) {
         return 0;
     }
-    digits_cut c = digits_cut_of(desc, m);
-    int64_t end = c.end, rows = 0;
+    int64_t end = digits ? digits_cut_of(desc, m).end : 0, rows = 0, depth;
     do {
-        rows = qn_min_i64(rows + QN_CUDA_DIGITS_ROWS, m);
-        c = digits_cut_of(desc, rows);
-        end = qn_max_i64(end, c.end);
-    } while (rows < m && c.parts > 1);
+        rows = qn_min_i64(rows + TILE, m);
+        depth = digits ? digits_cut_of(desc, rows).depth : tiles_depth(rows, n, k);
+        end = qn_max_i64(end, digits ? digits_cut_of(desc, rows).end : parts_bytes(rows, n, k, depth));
+    } while (rows < m && depth < k);
     return (size_t)end;
 }
 
@@ -546,39 +595,25 @@ static qn_status launch_cut(const qn_cuda_run *run, qn_cuda_mm *a, const digits_
 {
     char *const memory = run->call->workspace;
     const int32_t format = qn_cuda_weight_format(run->call->desc);
-    qn_cuda_digits by = {.x = memory,
-                         .b = memory + c->b,
-                         .parts = (float *)(void *)(memory + c->sums),
-                         .steps = (int)c->steps,
-                         .cut = (int)qn_ceil_div(c->steps, c->parts)};
-    const int64_t n = a->part[0].n, parts = qn_ceil_div(by.steps, by.cut);
-    const int64_t down = qn_ceil_div(a->m, QN_CUDA_DIGITS_ROWS), across = qn_ceil_div(n, QN_CUDA_DIGITS_COLUMNS);
+    const int64_t across = qn_ceil_div(a->part[0].n, QN_CUDA_DIGITS_COLUMNS);
     const int64_t span = 16 * qn_cuda_weight_unit(format); /* of K, of a block that makes codes */
-    const struct {
-        int32_t program, skip;
-        int64_t grid[3];
-        int64_t shared_bytes;
-    } launches[] = {
-        {DIGITS_ROWS, !x, {qn_ceil_div(c->steps, 16), down * QN_CUDA_DIGITS_ROWS, 1}, 0},
-        {DIGITS_CODES,
-         0,
-         {qn_ceil_div(c->steps * QN_CUDA_DIGITS_STEP, span), across * QN_CUDA_DIGITS_COLUMNS / 16, 1},
-         0},
-        {TILES, 0, {across, down, parts}, QN_CUDA_DIGITS_SHARED(code_group(format))},
-        {DIGITS_JOIN, parts == 1, {qn_ceil_div(n, THREADS), a->m, 1}, 0},
-    };
-    void *const arguments[] = {a, &by};
-    for (size_t i = 0; i < sizeof launches / sizeof *launches; i++) {
-        const int64_t *const grid = launches[i].grid;
-        const qn_cuda_geometry g = {.grid = {(uint32_t)grid[0], (uint32_t)grid[1], (uint32_t)grid[2]},
+    qn_cuda_mm_cut cut = {.parts = memory + c->sums, .depth = (int)c->depth};
+    qn_cuda_digits by = {.x = memory, .b = memory + c->b, .steps = (int)c->steps};
+    void *const arguments[] = {a, &cut, &by};
+    const qn_cuda_geometry rows = {
+        .grid = {(uint32_t)qn_ceil_div(c->steps, 16), (uint32_t)(c->down * QN_CUDA_DIGITS_ROWS), 1},
+        .block = {THREADS, 1, 1},
+        .dependent = run->device->major >= 9};
+    const qn_cuda_geometry codes = {.grid = {(uint32_t)qn_ceil_div(c->steps * QN_CUDA_DIGITS_STEP, span),
+                                             (uint32_t)(across * QN_CUDA_DIGITS_COLUMNS / 16), 1},
                                     .block = {THREADS, 1, 1},
-                                    .shared_bytes = (uint32_t)launches[i].shared_bytes,
                                     .dependent = run->device->major >= 9};
-        if (!launches[i].skip) {
-            QN_TRY(qn_cuda_launch(run, launches[i].program, &g, arguments, error));
-        }
+    if (x) {
+        QN_TRY(qn_cuda_launch(run, DIGITS_ROWS, &rows, arguments, error));
     }
-    return QN_OK;
+    QN_TRY(qn_cuda_launch(run, DIGITS_CODES, &codes, arguments, error));
+    return launch_parts(run, TILES, (uint32_t)across, (uint32_t)c->down, QN_CUDA_DIGITS_SHARED(code_group(format)),
+                        arguments, error);
 }
 
 static qn_status launch_digits(const qn_cuda_run *run, qn_cuda_mm *a, qn_error *error)
@@ -604,7 +639,8 @@ static qn_status launch_digits(const qn_cuda_run *run, qn_cuda_mm *a, qn_error *
     return QN_OK;
 }
 
-static qn_status launch_with(const qn_cuda_run *run, int large, qn_error *error)
+/* own: of a plan of this file's kernels. */
+static qn_status launch_with(const qn_cuda_run *run, int own, qn_error *error)
 {
     qn_cuda_mm a = qn_cuda_mm_arguments(run->call);
     void *const arguments[] = {&a};
@@ -620,12 +656,15 @@ static qn_status launch_with(const qn_cuda_run *run, int large, qn_error *error)
         aligned = 0; /* there are no tiles for it but those of any operands */
     }
     if (!aligned || a.m > few_rows[FEW_COUNT - 1] || a.n == 0) {
-        const int32_t blocks = large && aligned ? large_blocks(run->call->desc, &a, run->device->sms) : 0;
+        const qn_op_desc *desc = run->call->desc;
+        const int tensor = own && tensor_of(desc) && has_parts(desc);
+        const int32_t blocks = tensor && aligned ? large_blocks(desc, &a, run->device->sms) : 0;
+        const int parts = tensor && !blocks && a.m > few_rows[FEW_COUNT - 1] && a.k > 0;
         return launch_tiles(run,
                             blocks    ? LARGE + blocks - 1
                             : aligned ? TILES
                                       : ANY,
-                            blocks ? LARGE_TILE : TILE, &a, error);
+                            blocks ? LARGE_TILE : TILE, &a, parts ? run->call->workspace : NULL, error);
     }
     int32_t i = 0;
     while (few_rows[i] < a.m) {
@@ -646,7 +685,7 @@ qn_status qn_cuda_mm_launch(const qn_cuda_run *run, qn_error *error)
 
 static qn_status launch(const qn_cuda_run *run, qn_error *error)
 {
-    return launch_with(run, tensor_of(run->call->desc) != TENSOR_NONE, error);
+    return launch_with(run, 1, error);
 }
 
 static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .launch = launch};
