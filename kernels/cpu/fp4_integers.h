@@ -17,9 +17,9 @@
  *     RESTS                rows have rests of pairs (qn_panel_words): vb_look_any(line, i), as vb_look for any i;
  *                          rest_unit(x, pair), rest_added(code, rest, codes, scale, chain)
  *
- * In one order, however many rows there are: a chain of CHAIN_BLOCKS blocks is added up, then their rests, then the next
- * ones. Few rows: codes are looked up on the way to each tile. More rows: those of some blocks once for all rows, so
- * that a tile does nothing but loads, dots and the scales; many rows are copied to scratch, as many blocks for all
+ * In one order, however many rows there are: a chain of CHAIN_BLOCKS blocks is added up, then their rests, then the
+ * next ones. Few rows: codes are looked up on the way to each tile. More rows: those of some blocks once for all rows,
+ * so that a tile does nothing but loads, dots and the scales; many rows are copied to scratch, as many blocks for all
  * panels. Rests are listed for all panels of a call, those of many rows a chain at a time. */
 #define PARTS (QN_PANEL_COLS / LANES) /* of a panel */
 #define PART_BYTES (QN_PANEL_LINE / PARTS)
@@ -110,8 +110,8 @@ QN_INLINE listed_rest *list_rests(const char *rows, int64_t stride, int64_t coun
                 {
                     const qn_panel_rest *const rest = &x->rest[from + i];
                     const uint16_t pair = rest->pair % PAIRS_A_BLOCK; /* of what may be no rest, too */
-                    to[from + i] = (listed_rest){
-                        {rest->x[0], rest->x[1]}, rest_unit(x, pair), (uint32_t)r, (uint16_t)b, pair};
+                    to[from + i] =
+                        (listed_rest){{rest->x[0], rest->x[1]}, rest_unit(x, pair), (uint32_t)r, (uint16_t)b, pair};
                 }
             }
             to += x->rests;
@@ -274,10 +274,10 @@ QN_INLINE void few_tile(const int code, const int coded, const qn_panel_call *ca
 #define FEW(m)                                                                                                         \
     case m:                                                                                                            \
         if (n == 2 && (m) <= FEW_TWO) {                                                                                \
-            few_tile(code, coded, call, r, p, 0, from, blocks, rests, m, 2);                                                  \
+            few_tile(code, coded, call, r, p, 0, from, blocks, rests, m, 2);                                           \
         } else {                                                                                                       \
             for (int h = 0; h < PARTS; h++) {                                                                          \
-                few_tile(code, coded, call, r, p, h, from, blocks, rests, m, 1);                                              \
+                few_tile(code, coded, call, r, p, h, from, blocks, rests, m, 1);                                       \
             }                                                                                                          \
         }                                                                                                              \
         break
@@ -454,9 +454,7 @@ QN_INLINE void ask_ahead(const after *next, int64_t r, int64_t count, int64_t m)
 }
 
 #define TILE(m)                                                                                                        \
-    case m:                                                                                                            \
-        tile(code, coded, rows, r, w, blocks, sums, stride, first, m, n);                                              \
-        break
+    case m: tile(code, coded, rows, r, w, blocks, sums, stride, first, m, n); break
 
 /* All rows by n staged parts. */
 QN_INLINE void tiles(const int code, const int coded, const tile_rows *rows, const staged *w, int64_t blocks,

@@ -321,7 +321,7 @@ static const struct {
     {"dense_mm m=70 n=133 k=1280 out=f32 x=bf16 b=q3_k", 0},
     {"dense_mm m=66 n=129 k=768 out=f32 b=q4_k bias=1", 0},
     {"dense_mm m=17 n=133 k=2304 out=f32 x=f16 b=q5_k", 0},
-    {"dense_mm m=70 n=140 k=512 out=bf16 b=q6_k", 0},
+    {"dense_mm m=70 n=140 k=512 b=q6_k", 0},
     {"dense_mm m=40 n=133 k=352 out=f32 b=iq4_nl", 0},
     {"dense_mm m=70 n=260 k=512 out=f32 x=bf16 b=iq4_xs", 0},
     {"dense_mm m=64 n=128 k=768 out=f32 b=i8_k", 0},

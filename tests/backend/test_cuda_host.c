@@ -253,8 +253,8 @@ static void explained(const char *text, char *out, size_t room, char *log)
     close_world(&w);
 }
 
-/* Without a tuned cut 33 to 128 rows take the one of the least estimate, which was measured to be the best or nearly.
- */
+/* Without a tuned cut 33 to 128 rows take the one of the least estimate, which was measured to be the best or nearly;
+ * portable kernels say how they are cut, too. */
 static void rows_are_cut_by_estimate(void **state)
 {
     (void)state;
@@ -272,6 +272,11 @@ static void rows_are_cut_by_estimate(void **state)
         {"block_scaled_mm m=96 n=5120 k=13824", "cut: tiles of 128 x 80, 2 parts of K, clusters of 2\n"},
         {"block_scaled_mm m=100 n=16 k=128", "cut: strips of 64 columns, 1 part of K, clusters of 1\n"},
         {"block_scaled_mm m=128 n=1000000 k=8", "cut: tiles of 128 x "},
+        {"dense_mm m=64 n=4096 k=14336 b=q4_k",
+         "cut: three int8 digits of x by int8 codes of b, by mma.sync: tiles of 64 x 128, 8 parts of K\n"},
+        {"dense_mm m=2048 n=4096 k=14336 b=q8_0", "tiles of 64 x 128, 1 part of K\n"},
+        {"dense_mm m=8 n=4096 k=4096 b=q8_0", "cut: 2 rows of b a warp, 1 warp a row of b, by "},
+        {"dense_mm m=64 n=4096 k=4096 b=f32", "cut: tiles of 64 x 64 by fused multiply-adds, 1 part of K\n"},
     };
     char text[8192], log[4096];
     empty_cache();

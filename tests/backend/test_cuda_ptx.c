@@ -236,8 +236,8 @@ static void kernels_agree_with_the_reference(void **state)
     assert_int_equal(failures, 0);
 }
 
-/* Products by digits, which know no infinities: rows of x with one, with NaN, near the ends of f32, of zeros, and weights
- * whose scale is no number. */
+/* Products by digits, which know no infinities: rows of x with one, with NaN, near the ends of f32, of zeros, and
+ * weights whose scale is no number. */
 static void odd_rows_and_scales_agree(void **state)
 {
     (void)state;

@@ -18,10 +18,10 @@
 #define GROUP 16
 #define GROUPS (QN_PANEL_K / GROUP)
 #define PAIRS (QN_PANEL_K / 2)
-#define SPAN 1024      /* elements of x that are rounded together, from multiples of it on */
-#define WORD 128       /* what it is multiplied with */
+#define SPAN 1024            /* elements of x that are rounded together, from multiples of it on */
+#define WORD 128             /* what it is multiplied with */
 #define MOST_WORDS 699000.0f /* 2^31 / (256 x 12) */
-#define LEAST_POWER 47 /* of f32's exponents: below 2^-80 bits are lost, which the runner looks after */
+#define LEAST_POWER 47       /* of f32's exponents: below 2^-80 bits are lost, which the runner looks after */
 
 typedef qn_panel_words xb;
 typedef struct qn_panel_word_block xt;

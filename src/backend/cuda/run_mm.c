@@ -688,12 +688,47 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     return launch_with(run, 1, error);
 }
 
+/* What aligned operands take. */
+static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes *sizes,
+                     qn_text *text)
+{
+    (void)kernel;
+    const qn_cuda *cuda = qn_cuda_get(ctx);
+    const int64_t m = sizes->m, n = sizes->n, k = qn_cuda_mm_depth(desc);
+    if (!cuda || m < 1 || n < 1 || k < 1) {
+        return;
+    }
+    if (m <= few_rows[FEW_COUNT - 1]) {
+        const qn_cuda_few few = qn_cuda_few_shape(qn_cuda_weight_format(desc), n, k, (int32_t)m, 0, cuda->device.sms);
+        qn_text_add(text, "cut: %d row%s of b a warp, %d warp%s a row of b, by fused multiply-adds or byte dots\n",
+                    few.columns, few.columns > 1 ? "s" : "", few.split, few.split > 1 ? "s" : "");
+        return;
+    }
+    int64_t depth = INT32_MAX, tile = TILE;
+    if (by_digits(desc)) {
+        const digits_cut c = digits_cut_of(desc, m);
+        depth = c.depth;
+        qn_text_add(text, "cut: three int8 digits of x by int8 codes of b, by mma.sync: tiles of %d x %d",
+                    QN_CUDA_DIGITS_ROWS, QN_CUDA_DIGITS_COLUMNS);
+    } else if (tensor_of(desc)) {
+        const qn_cuda_mm a = {.m = (int32_t)qn_min_i64(m, INT32_MAX), .n = (int32_t)n};
+        tile = large_blocks(desc, &a, cuda->device.sms) ? LARGE_TILE : TILE;
+        depth = tile == TILE && has_parts(desc) ? tiles_depth(m, n, k) : depth;
+        qn_text_add(text, "cut: tiles of %lld x %lld by mma.sync", (long long)tile, (long long)tile);
+    } else {
+        qn_text_add(text, "cut: tiles of %d x %d by fused multiply-adds", TILE, TILE);
+    }
+    const int64_t parts = qn_ceil_div(k, depth);
+    qn_text_add(text, ", %lld part%s of K\n", (long long)parts, parts > 1 ? "s" : "");
+}
+
 static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .launch = launch};
 
 #define ROW(op_, contract)                                                                                             \
     {                                                                                                                  \
         QN_CUDA_HOOKS, .name = "qn_" contract "__sm80_64x64", .op = (op_), .level = "sm_80 and later",                 \
-                       .status = QN_CUDA_TESTED, .accepts = accepts, .workspace_bytes = workspace, .impl = &impl       \
+                       .status = QN_CUDA_TESTED, .accepts = accepts, .describe = describe,                             \
+                       .workspace_bytes = workspace, .impl = &impl                                                     \
     }
 
 static const qn_kernel kernels[] = {
