@@ -39,11 +39,6 @@ static void mm_nvfp4(const qn_panel_call *call)
     }
 }
 
-static void mm_mxfp4(const qn_panel_call *call)
-{
-    fp4_mm(QN_PANEL_MXFP4, 0, call);
-}
-
 /* Half of what an e4m3 code stands for: its bits are those of a 256th as f16. */
 static float half_scale(uint8_t code)
 {

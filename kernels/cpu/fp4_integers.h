@@ -576,4 +576,9 @@ QN_INLINE void fp4_mm(const int code, const int coded, const qn_panel_call *call
     }
 }
 
+static void mm_mxfp4(const qn_panel_call *call)
+{
+    fp4_mm(QN_PANEL_MXFP4, 0, call);
+}
+
 #define SCRATCH_BYTES (sizeof(staged) + ROWS_BLOCK * ROW_BYTES + sizeof(rest_list))

@@ -57,6 +57,7 @@ static const row rows[] = {
     {8, 0, "dense_mm m=17 n=33 k=512 out=f32 b=i8_k"},
     {8, 0, "dense_mm m=9 n=131 k=96 out=f32 b=q4_0"},
     {8, 0, "dense_mm m=66 n=9 k=64 out=f32 x=f16 b=q4_1 bias=1"},
+    {8, 0, "dense_mm m=2065 n=9 k=32 out=f32 b=q4_1 bias=1"}, /* more rows than are done at a time */
     {8, 0, "dense_mm m=12 n=10 k=96 out=f32 b=q5_0"},
     {8, 0, "dense_mm m=9 n=20 k=544 out=f32 x=bf16 b=q5_1"},
     {8, 0, "dense_mm m=20 n=17 k=96 out=f32 b=q8_0"},

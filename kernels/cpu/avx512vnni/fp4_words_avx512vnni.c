@@ -259,11 +259,6 @@ static void mm_nvfp4(const qn_panel_call *call)
     fp4_mm(QN_PANEL_NVFP4, 0, call);
 }
 
-static void mm_mxfp4(const qn_panel_call *call)
-{
-    fp4_mm(QN_PANEL_MXFP4, 0, call);
-}
-
 const qn_panel_set QN_NAME(fp4) = {.rows_f = QN_PANEL_ROWS_WORDS,
                                    .row_group = 1,
                                    .row_multiple = 1,
