@@ -96,6 +96,16 @@ typedef struct qn_cuda_mm_cut {
     int depth;   /* K of a part, a multiple of 128; K or more: there is one, and it is no part */
 } qn_cuda_mm_cut;
 
+/* Rows of floats that become planes of 16-bit floats (kernels/cuda/mm_planes.cu): steps in bytes, of `to` whole sixteens. */
+typedef struct qn_cuda_planes {
+    const char *from;
+    char *to;
+    float *scales; /* of rows, of f16 */
+    int *odd;      /* set to 0; NULL: is not */
+    long long from_row, to_row, to_plane;
+    int k, pad;    /* scales that are ones behind the rows' */
+} qn_cuda_planes;
+
 /* Groups of rows, each with a matrix of its own: part 0 and x of a qn_cuda_mm are the first group's. Steps from one to
  * the next; of x, x_scale and d where groups are masked. */
 typedef struct qn_cuda_mm_groups {

@@ -11,6 +11,9 @@
  * would not fill the card (or all of it would not: whole 0), they take one tile together, each a part of K, and add up
  * through each other's shared memory: block r ends with the sums of share r of the columns, to which the others' are
  * added in the order r + 1, r + 2, ... around the cluster.
+ * Operands may be planes that add up to them (mm_planes.cu): a k-block has all of these, pairs of which are multiplied,
+ * and sums leave the tensor core every CHAIN k-blocks, as it cuts off what f32 would round.
+ *
  * One output element is the same chain of operations for any neighbours; tiles taken together have another one.
  *
  * Host contract
@@ -20,24 +23,33 @@
  *     CLUSTER blocks, at most 8; BN a multiple of 8 CLUSTER
  *     STAGES, GROUPS, STORE, ROOM, OUT   as tiles.h says; STORE 1: BN and ROOM multiples of 64 (OUT 2: of 32)
  *     BAND    clusters' tiles of M walked together
- *     SCALED  1: column_scale is given, readable to a multiple of BN, and row_scale, which may be NULL (ones)
+ *     SCALED  1: column_scale is given, readable to a multiple of BN, and row_scale, which may be NULL (ones); 2: row_scale
+ *             alone; 3: both, powers of two each 2^-14 of what the largest number of a row has
+ *     A_PLANES, B_PLANES  of operands, 1 where not given: up to 3 by 1, 1 by 2 or 2 by 2
+ *     CHAIN   k-blocks whose products are added in the tensor core; 0: all. Else BN at most 128
  *     BIAS    0 none, 1 f32, 2 f16, 3 bf16
  *   Tensor maps, 3-D, swizzle 128B, no interleave, fill with zeros
- *     a, b    UINT8, sizes {2 K, M, 1} and {2 K, N, 1}; boxes {128, BM, 1} and {128, BN / CLUSTER, 1}
+ *     a, b    UINT8, sizes {2 K, M, A_PLANES} and {2 K, N, B_PLANES}; boxes {128, BM, 1} and {128, BN / CLUSTER, 1}
  *     a_last, b_last  the same with a box of the rows that are left at the end, M mod BM and N mod BN / CLUSTER; where
  *             none are, any map: not read. Where these are all rows, a and b may be the same ones
  *     d       (STORE 1, else any bytes) UINT16 or FLOAT32, sizes {N, M, 1}; box {64, 64, 1} or {32, 64, 1}; N times
  *             its size a multiple of 16 bytes
  *     row strides in bytes: multiples of 16, bases 16-aligned
- *   Arguments: maps, then as declared; d_row in elements, k in bytes; whole: units taken whole, of ceil(M / (BM
- *     CLUSTER)) ceil(N / BN), or 0: then a unit is a tile, ceil(M / BM) ceil(N / BN) of them, and K has at least
- *     CLUSTER k-blocks; constant 1: kernels ahead in the stream do not write b, which is then read before they end
+ *   Arguments: maps, then as declared; odd: set to 1 where CHAIN is not 0 and a result is not finite; d_row in elements,
+ *     k in bytes; whole: units taken whole, of ceil(M / (BM CLUSTER)) ceil(N / BN), or
+ *     0: then a unit is a tile, ceil(M / BM) ceil(N / BN) of them, and K has at least CLUSTER k-blocks; constant 1: kernels
+ *     ahead in the stream do not write b, which is then read before they end
  *   Launch: block 128 + 128 GROUPS, grid a multiple of CLUSTER, cluster {CLUSTER, 1, 1}; dynamic shared memory = 1024
  *     + (STORE ? BM * ROOM * (OUT == 2 ? 4 : 2) : CLUSTER > 1 ? 4 * BM * BN / CLUSTER : 0)
- *     + STAGES * (128 * (BM + BN) + 16) + 8 * GROUPS * CLUSTER
+ *     + STAGES * (128 * (A_PLANES * BM + B_PLANES * BN) + 16) + 8 * GROUPS * CLUSTER
  *   Limits: K >= 1, N >= 1, M, N and 2 K below 2^31. */
 #ifndef BAND
 #define BAND 8
+#endif
+#ifndef A_PLANES
+#define A_PLANES 1
+#define B_PLANES 1
+#define CHAIN 0
 #endif
 #define LAYOUT 0
 #define WAVES 1
@@ -45,6 +57,8 @@
 #include "tiles.h"
 
 #define SUMS (BN / 2)
+#define A_STAGE (A_PLANES * A_BYTES)
+#define B_STAGE (B_PLANES * B_BYTES)
 #define SHARE (BN / CLUSTER) /* columns that a block ends with where the cluster takes a tile together */
 #if STORE
 #define D_BYTES (BM * ROOM * OUT_BYTES)
@@ -55,7 +69,7 @@
 #endif
 #define CHUNKS (SHARE / CHUNK)
 #if BM != 64 * GROUPS || BN > 256 || BN % 16 != 0 || BN % ROOM != 0 || SHARE % 8 != 0 || SHARE % CHUNK != 0 ||         \
-    (STORE && ROOM % BOX != 0)
+    (STORE && ROOM % BOX != 0) || (CHAIN && BN > 128)
 #error "dense_mm: no such tile"
 #endif
 
@@ -71,7 +85,7 @@ typedef struct problem {
     const void *bias;
     char *d;
     i64 d_row;
-    int whole;
+    int whole, *odd;
 } problem;
 
 typedef struct rings {
@@ -135,8 +149,14 @@ DEV int unit_on(unit *u, const problem *p)
 
 /* ---- operands ---- */
 
+/* Bytes of a k-block of a tile. */
+DEV u32 block_bytes(const extent *p, const walk *w)
+{
+    return (u32)(rows_in(p->m, w->row, BM) * A_PLANES + rows_in(p->n, w->column, BN) * B_PLANES) * 128;
+}
+
 /* The share of b from `column` on, as far as it has any, to this block or to all of the cluster. */
-DEV void load_share(u32 to, const boxes *b, u32 full, int kb, int column, int n, int all)
+DEV void load_share(u32 to, const boxes *b, u32 full, int kb, int plane, int column, int n, int all)
 {
     const int rows = rows_in(n, column, SHARE);
     const tensor_map *const map = rows == SHARE ? b->all : b->last;
@@ -145,29 +165,33 @@ DEV void load_share(u32 to, const boxes *b, u32 full, int kb, int column, int n,
     }
 #if CLUSTER > 1
     if (all) {
-        tensor_load_3d_multicast(to, map, full, kb * 128, column, 0, (1 << CLUSTER) - 1, L2_EVICT_NORMAL);
+        tensor_load_3d_multicast(to, map, full, kb * 128, column, plane, (1 << CLUSTER) - 1, L2_EVICT_NORMAL);
         return;
     }
 #endif
-    tensor_load_3d(to, map, full, kb * 128, column, 0, L2_EVICT_NORMAL);
+    tensor_load_3d(to, map, full, kb * 128, column, plane, L2_EVICT_NORMAL);
 }
 
 DEV void load_b(u32 to, const boxes *b, u32 full, int kb, const unit *u, int n)
 {
+#pragma unroll
+    for (int plane = 0; plane < B_PLANES; plane++, to += B_BYTES) {
 #if CLUSTER > 1
-    const int rank = (int)cluster_rank();
-    if (!u->together) {
-        load_share(to + (u32)rank * (SHARE * 128), b, full, kb, u->w.column + rank * SHARE, n, 1);
-        return;
-    }
-    /* the block's own share first: so every block has the same columns in the same registers */
+        const int rank = (int)cluster_rank();
+        if (!u->together) {
+            load_share(to + (u32)rank * (SHARE * 128), b, full, kb, plane, u->w.column + rank * SHARE, n, 1);
+            continue;
+        }
+        /* the block's own share first: so every block has the same columns in the same registers */
 #pragma unroll 1
-    for (int i = 0; i < CLUSTER; i++) {
-        load_share(to + (u32)i * (SHARE * 128), b, full, kb, u->w.column + (rank + i) % CLUSTER * SHARE, n, 0);
-    }
+        for (int i = 0; i < CLUSTER; i++) {
+            load_share(to + (u32)i * (SHARE * 128), b, full, kb, plane, u->w.column + (rank + i) % CLUSTER * SHARE, n,
+                       0);
+        }
 #else
-    load_share(to, b, full, kb, u->w.column, n, 0);
+        load_share(to, b, full, kb, plane, u->w.column, n, 0);
 #endif
+    }
 }
 
 /* One thread, before the kernels ahead have ended: b of the first unit's first k-blocks, up to `most`. How many. */
@@ -177,11 +201,11 @@ DEV int load_early_b(const problem *p, const ring *r, const boxes *b, int most)
     unit u;
     unit_start(&u, p);
     if (unit_on(&u, p)) {
-        const u32 bytes = tile_bytes(&p->size, &u.w);
+        const u32 bytes = block_bytes(&p->size, &u.w);
 #pragma unroll 1
         for (; i < most && u.first + i < u.last; i++) {
             barrier_arrive_expect(r->full + 8 * (u32)i, bytes);
-            load_b(r->b + (u32)i * B_BYTES, b, r->full + 8 * (u32)i, u.first + i, &u, p->size.n);
+            load_b(r->b + (u32)i * B_STAGE, b, r->full + 8 * (u32)i, u.first + i, &u, p->size.n);
         }
     }
     return i;
@@ -194,7 +218,7 @@ DEV void load_units(const problem *p, const ring *r, const boxes *a, const boxes
     unit u;
     unit_start(&u, p);
     while (unit_on(&u, p)) {
-        const u32 bytes = tile_bytes(&p->size, &u.w);
+        const u32 bytes = block_bytes(&p->size, &u.w);
         const int a_rows = rows_in(p->size.m, u.w.row, BM); /* none: a tile below the last, of the same cluster */
         const tensor_map *const a_map = a_rows == BM ? a->all : a->last;
 #pragma unroll 1
@@ -203,10 +227,12 @@ DEV void load_units(const problem *p, const ring *r, const boxes *a, const boxes
             barrier_wait(r->empty + 8 * at.stage, at.parity);
             if (early <= 0) {
                 barrier_arrive_expect(full, bytes);
-                load_b(r->b + at.stage * B_BYTES, b, full, kb, &u, p->size.n);
+                load_b(r->b + at.stage * B_STAGE, b, full, kb, &u, p->size.n);
             }
-            if (a_rows > 0) {
-                tensor_load_3d(r->a + at.stage * A_BYTES, a_map, full, kb * 128, u.w.row, 0, L2_EVICT_NORMAL);
+#pragma unroll
+            for (int plane = 0; plane < A_PLANES && a_rows > 0; plane++) {
+                tensor_load_3d(r->a + at.stage * A_STAGE + plane * A_BYTES, a_map, full, kb * 128, u.w.row, plane,
+                               L2_EVICT_NORMAL);
             }
             place_on(&at);
         }
@@ -230,21 +256,29 @@ DEV u64 uniform_operand(u32 at)
     return wgmma_operand(__shfl_sync(~0u, at, 0));
 }
 
-DEV void multiply_unit(const ring *r, place *now, const unit *u, float *sums, u32 group, u32 lane)
+/* Sums of the k-blocks from `first` on. */
+DEV void multiply_chain(const ring *r, place *now, int first, int last, int together, float *sums, u32 group, u32 lane)
 {
     place at = *now;
     u32 before = 0;
 #pragma unroll 1
-    for (int kb = u->first; kb < u->last; kb++) {
-        const u64 a = uniform_operand(r->a + at.stage * A_BYTES + PRODUCT_ROW(group, 0) * 128);
-        const u64 b = uniform_operand(r->b + at.stage * B_BYTES);
+    for (int kb = first; kb < last; kb++) {
+        const u64 a = uniform_operand(r->a + at.stage * A_STAGE + PRODUCT_ROW(group, 0) * 128);
+        const u64 b = uniform_operand(r->b + at.stage * B_STAGE);
         barrier_wait(r->full + 8 * at.stage, at.parity);
         wgmma_fence();
-        MULTIPLY(sums, a, b, kb - u->first);
+        MULTIPLY(sums, a, b, kb - first);
+#pragma unroll
+        for (int plane = 1; plane < A_PLANES; plane++) {
+            MULTIPLY(sums, a + plane * (A_BYTES / 16), b, 1);
+        }
+#if B_PLANES == 2 /* the product of both second planes is too small to count */
+        MULTIPLY(sums, a, b + B_BYTES / 16, 1);
+#endif
         wgmma_commit();
-        if (kb > u->first) {
+        if (kb > first) {
             WGMMA_WAIT(1);
-            release_unit(r->empty + 8 * before, u->together, lane);
+            release_unit(r->empty + 8 * before, together, lane);
         }
         before = at.stage;
         place_on(&at);
@@ -254,8 +288,29 @@ DEV void multiply_unit(const ring *r, place *now, const unit *u, float *sums, u3
     for (int i = 0; i < SUMS; i++) {
         asm volatile("" : "+f"(sums[i])); /* read from here on: else the products of f32 results wait for each other */
     }
-    release_unit(r->empty + 8 * before, u->together, lane);
+    release_unit(r->empty + 8 * before, together, lane);
     *now = at;
+}
+
+DEV void multiply_unit(const ring *r, place *now, const unit *u, float *sums, u32 group, u32 lane)
+{
+#if CHAIN
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) {
+        sums[i] = 0.0f;
+    }
+#pragma unroll 1
+    for (int kb = u->first; kb < u->last; kb += CHAIN) {
+        float part[SUMS];
+        multiply_chain(r, now, kb, min(kb + CHAIN, u->last), u->together, part, group, lane);
+#pragma unroll
+        for (int i = 0; i < SUMS; i++) {
+            sums[i] += part[i];
+        }
+    }
+#else
+    multiply_chain(r, now, u->first, u->last, u->together, sums, group, lane);
+#endif
 }
 
 #if CLUSTER > 1
@@ -329,13 +384,37 @@ DEV float bias_at(const char *bias, int at, int left)
 #endif
 }
 
+#if CHAIN
+/* Whether a result, of the first SHARE columns or of all, is not finite. */
+DEV void tell_odd(const problem *p, const float *results, int shared)
+{
+    int odd = 0;
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) {
+        odd |= !(fabsf(results[i]) < __int_as_float(0x7f800000)) && (2 * i < SHARE || !shared);
+    }
+    if (odd) {
+        *p->odd = 1;
+    }
+}
+#endif
+
 /* A product's sums, of its first SHARE columns or of all, to its results; `row` is the lane's first. Scales and bias
  * one after the other and a few columns at a time: registers are few here. */
 DEV void finish(const problem *p, const walk *w, float *sums, int row, int shared, u32 lane)
 {
     const int column = w->column + 2 * (int)(lane % 4);
 #if SCALED
-    const float upper = row_scale_at(p, row), lower = row_scale_at(p, row + 8);
+    /* 3: what the largest product of a row and a column has, and sums as parts of it: in range as far as results are */
+    const float grown = SCALED == 3 ? 16384.0f : 1.0f, shrunk = SCALED == 3 ? 1.0f / (16384.0f * 16384.0f) : 1.0f;
+    const float upper = row_scale_at(p, row) * grown, lower = row_scale_at(p, row + 8) * grown;
+#endif
+#if SCALED == 2
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) {
+        sums[i] *= i % 4 < 2 ? upper : lower;
+    }
+#elif SCALED
     const float *scales = p->column_scale + column;
     asm("" : "+l"(scales)); /* once: the compiler would do it for every load */
 #pragma unroll
@@ -345,9 +424,9 @@ DEV void finish(const problem *p, const walk *w, float *sums, int row, int share
         }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const float scale = __ldg(scales + 8 * j + i);
-            sums[4 * j + i] *= upper * scale;
-            sums[4 * j + 2 + i] *= lower * scale;
+            const float scale = __ldg(scales + 8 * j + i) * grown;
+            sums[4 * j + i] = sums[4 * j + i] * shrunk * (upper * scale);
+            sums[4 * j + 2 + i] = sums[4 * j + 2 + i] * shrunk * (lower * scale);
         }
         if (j % 8 == 7) {
             __syncwarp();
@@ -392,6 +471,9 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
         }
 #endif
         finish(p, &u.w, sums[0], row + (int)(warp * 16 + lane / 4), u.together, lane);
+#if CHAIN
+        tell_odd(p, sums[0], u.together);
+#endif
 #if CLUSTER > 1
         if (u.together) {
             const int vector = (u64)p->d % 16 == 0 && p->d_row * OUT_BYTES % 16 == 0;
@@ -410,15 +492,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     qn_dense_mm(const __grid_constant__ tensor_map a_map, const __grid_constant__ tensor_map b_map,
                 const __grid_constant__ tensor_map d_map, const __grid_constant__ tensor_map a_last,
                 const __grid_constant__ tensor_map b_last, const float *row_scale, const float *column_scale,
-                const void *bias, char *d, i64 d_row, int m, int n, int k, int whole, int constant)
+                const void *bias, char *d, i64 d_row, int m, int n, int k, int whole, int constant, int *odd)
 {
     extern __shared__ char shared[];
-    const problem p = {{0, m, n, k, 1, 0}, row_scale, column_scale, bias, d, d_row, whole};
+    const problem p = {{0, m, n, k, 1, 0}, row_scale, column_scale, bias, d, d_row, whole, odd};
     rings r;
     r.d = (shared_address(shared) + 1023) / 1024 * 1024;
     r.tiles.a = r.d + D_BYTES;
-    r.tiles.b = r.tiles.a + STAGES * A_BYTES;
-    r.tiles.full = r.tiles.b + STAGES * B_BYTES;
+    r.tiles.b = r.tiles.a + STAGES * A_STAGE;
+    r.tiles.full = r.tiles.b + STAGES * B_STAGE;
     r.tiles.empty = r.tiles.full + STAGES * 8;
     r.arrived = r.tiles.empty + STAGES * 8;
     r.allowed = r.arrived + GROUPS * 8;

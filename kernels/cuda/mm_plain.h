@@ -18,12 +18,15 @@ DEV void store_plain(const qn_cuda_mm &a, int m, int n)
     for (int unit = 0; unit * UNIT < a.k; unit++) {
         const raw r = load_raw((const u8 *)p.b + n * p.b_row, scales_of(p, n), unit, a.k);
 #pragma unroll
-        for (int j = 0; j < UNIT / 8; j++) {
+        for (int j = 0; j < (UNIT + 7) / 8; j++) {
             float v[8];
             decode8(r, j, v);
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                sum = __fmaf_rn(v[i], load_x(a, m, unit * UNIT + 8 * j + i), sum);
+            for (int i = 0; i < (UNIT < 8 ? UNIT : 8); i++) {
+                const int k = unit * UNIT + 8 * j + i;
+                if (ALIGNED || k < a.k) {
+                    sum = __fmaf_rn(v[i], load_x(a, m, k), sum);
+                }
             }
         }
     }

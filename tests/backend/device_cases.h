@@ -195,6 +195,22 @@ static inline void problem_fill(problem *p, const char *text, int exact)
     must(qn_case_fill(&p->desc, SEED, exact, in, &error), &error, text);
 }
 
+/* The first eight rows of k floats with what no other test has: infinities, NaN, numbers near the ends of f32, zeros. */
+static inline void odd_rows(float *x, int64_t k)
+{
+    x[0 * k + 5] = INFINITY;
+    x[1 * k + 7] = -INFINITY;
+    x[1 * k + 60] = INFINITY;
+    x[2 * k + 33] = NAN;
+    x[3 * k + 40] = 3e38f;
+    x[4 * k + 2] = 1e-38f;
+    memset(x + 5 * k, 0, (size_t)k * sizeof *x);
+    for (int64_t e = 0; e < k; e++) {
+        x[6 * k + e] *= 1e-33f;
+        x[7 * k + e] *= 1e30f;
+    }
+}
+
 static inline void problem_make(problem *p, const char *text, int exact)
 {
     problem_fill(p, text, exact);

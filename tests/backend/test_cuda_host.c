@@ -274,9 +274,13 @@ static void rows_are_cut_by_estimate(void **state)
         {"block_scaled_mm m=128 n=1000000 k=8", "cut: tiles of 128 x "},
         {"dense_mm m=64 n=4096 k=14336 b=q4_k",
          "cut: three int8 digits of x by int8 codes of b, by mma.sync: tiles of 64 x 128, 8 parts of K\n"},
-        {"dense_mm m=2048 n=4096 k=14336 b=q8_0", "tiles of 64 x 128, 1 part of K\n"},
+        {"dense_mm m=150 n=14336 k=4096 b=q8_0", "tiles of 64 x 128, 1 part of K\n"},
+        {"dense_mm m=150 n=14336 k=4096 b=q6_k", "planes of f16: 2 of x by 2 of b\n"},
+        {"dense_mm m=2048 n=4096 k=14336 b=q8_0", "cut: tiles of 128 x 128, clusters of "},
         {"dense_mm m=8 n=4096 k=4096 b=q8_0", "cut: 2 rows of b a warp, 1 warp a row of b, by "},
-        {"dense_mm m=64 n=4096 k=4096 b=f32", "cut: tiles of 64 x 64 by fused multiply-adds, 1 part of K\n"},
+        {"dense_mm m=64 n=4096 k=4096 b=bf16", "planes of bf16: 3 of x by 1 of b\n"},
+        {"dense_mm m=9 n=4096 k=4096", "cut: tiles of 64 x "},
+        {"dense_mm m=7 n=4096 k=4096", "by fused multiply-adds"},
     };
     char text[8192], log[4096];
     empty_cache();

@@ -407,7 +407,13 @@ static void every_deal_agrees(void **state)
                                         "mxfp4_mm m=60 n=520 k=1056 x=bf16",
                                         "nvfp4_mm m=13 n=1000 k=4096 x=i8 bias=1 x_scale=token",
                                         "nvfp4_mm m=70 n=392 k=1056 x=f8_e4m3 x_scale=token",
-                                        "mxfp4_mm m=30 n=392 k=2080 x=i8 x_scale=token"};
+                                        "mxfp4_mm m=30 n=392 k=2080 x=i8 x_scale=token",
+                                        "dense_mm m=150 n=392 k=1040",
+                                        "dense_mm m=150 n=392 k=1040 out=f32 bias=1",
+                                        "dense_mm m=40 n=520 k=2072 b=f16",
+                                        "dense_mm m=300 n=200 k=1040 out=f32 b=bf16",
+                                        "dense_mm m=12 n=1400 k=2080 out=f32",
+                                        "dense_mm m=70 n=392 k=1048 x=f16 b=bf16"};
     static const int32_t cards[] = {1, 2, 4, 6, 12};
     qn_cuda *const cuda = need_hopper();
     qn_error error = {0};
@@ -417,9 +423,11 @@ static void every_deal_agrees(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         qn_op_desc desc;
         assert_int_equal(qn_op_desc_parse(cases[i], &desc, NULL), QN_OK);
-        const qn_kernel *kernel = desc.op == QN_OP_VQ_MM      ? qn_cuda_vq_family.kernels
-                                  : desc.op == QN_OP_DENSE_MM ? qn_cuda_dense_mm_family.kernels
-                                                              : qn_cuda_fp4_mm_family.kernels;
+        const int dense = desc.op == QN_OP_DENSE_MM, same = desc.in[0].format == desc.in[1].format;
+        const qn_kernel *kernel = desc.op == QN_OP_VQ_MM                ? qn_cuda_vq_family.kernels
+                                  : !dense                              ? qn_cuda_fp4_mm_family.kernels
+                                  : same && desc.in[0].format != QN_F32 ? qn_cuda_dense_mm_family.kernels
+                                                                        : qn_cuda_planes_family.kernels;
         kernel += desc.op == QN_OP_MXFP4_MM;
         assert_null(kernel->accepts(kernel, &desc));
         for (size_t c = 0; c < sizeof cards / sizeof *cards && (!word || strstr(cases[i], word)); c++) {
@@ -430,6 +438,79 @@ static void every_deal_agrees(void **state)
     cuda->device = kept;
     qn_stream_destroy(ctx, stream);
     printf("deals: %d runs, %d wrong, the largest error %.3g of the allowed\n", runs - first, failures - before, worst);
+    assert_int_equal(failures, before);
+}
+
+/* An infinity or NaN in the place of a weight. */
+static void put_odd_weight(problem *p, int64_t row, int64_t column, int nan)
+{
+    const qn_format format = p->desc.in[1].format;
+    const uint32_t bits = format == QN_F16 ? nan ? 0x7e00 : 0x7c00 : nan ? 0x7fc00000 : 0xff800000;
+    uint8_t *const at = (uint8_t *)p->in[1].dense;
+    const int64_t i = row * p->desc.in[1].dims[1] + column;
+    if (format == QN_F32) {
+        memcpy(at + 4 * i, &bits, 4);
+    } else {
+        memcpy(at + 2 * i, &(uint16_t){(uint16_t)(format == QN_F16 ? bits : bits >> 16)}, 2);
+    }
+}
+
+/* Products of planes of 16-bit floats: rows of x and weights that are no numbers or near the ends of f32, more rows and
+ * columns than become planes at a time, and sums all of whose products are equal. */
+static void planes_agree(void **state)
+{
+    (void)state;
+    enum { ODD_NUMBERS, MANY_ROWS, EQUAL_PRODUCTS };
+    static const struct {
+        const char *text;
+        int what;
+    } cases[] = {{"dense_mm m=12 n=10 k=96 out=f32", ODD_NUMBERS},
+                 {"dense_mm m=9 n=136 k=203 out=f32 bias=1", ODD_NUMBERS},
+                 {"dense_mm m=70 n=72 k=1032 out=f32 b=f16", ODD_NUMBERS},
+                 {"dense_mm m=9 n=8 k=256 out=f32 b=bf16", ODD_NUMBERS},
+                 {"dense_mm m=9 n=8452 k=8192 out=f32 bias=1", MANY_ROWS},
+                 {"dense_mm m=4108 n=8 k=8192 out=f32", MANY_ROWS},
+                 {"dense_mm m=2812 n=8 k=8192 b=bf16", MANY_ROWS},
+                 {"dense_mm m=9 n=200 k=14336 out=f32", EQUAL_PRODUCTS},
+                 {"dense_mm m=130 n=72 k=14336 out=f32 b=f16", EQUAL_PRODUCTS},
+                 {"dense_mm m=130 n=72 k=14336 out=f32 b=bf16", EQUAL_PRODUCTS}};
+    leave_out_of_brief("planes of odd numbers: kernels and paths are those of the case table");
+    need_hopper();
+    qn_error error = {0};
+    const int before = failures, first = runs;
+    worst = 0.0;
+    must(qn_stream_create(ctx, &stream, &error), &error, "stream");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *const text = cases[i].text;
+        if ((word && !strstr(text, word)) || !turns_is_mine(&deal)) {
+            continue;
+        }
+        problem p;
+        problem_fill(&p, text, 0);
+        const int64_t m = p.desc.in[0].dims[0], n = p.desc.in[1].dims[0], k = p.desc.in[0].dims[1];
+        float *const x = (float *)(void *)p.in[0].dense;
+        if (cases[i].what == ODD_NUMBERS) {
+            odd_rows(x, k);
+            put_odd_weight(&p, 2, 3, 0);
+            put_odd_weight(&p, 4, 60, 1);
+        } else if (cases[i].what == EQUAL_PRODUCTS) {
+            for (int64_t e = 0; e < m * k; e++) {
+                x[e] = 1.1f;
+            }
+            for (int64_t e = 1; e < n * k; e++) {
+                const int64_t size = p.desc.in[1].format == QN_F32 ? 4 : 2;
+                memcpy((uint8_t *)p.in[1].dense + e * size, p.in[1].dense, (size_t)size);
+            }
+        }
+        problem_want(&p, text);
+        qn_plan *const plan = plan_of(qn_cuda_planes_family.kernels, text, &p.desc);
+        run_layout(&p, plan, 0, 0, 0, 0, text);
+        qn_plan_destroy(plan);
+        problem_free(&p);
+    }
+    qn_stream_destroy(ctx, stream);
+    printf("planes: %d runs, %d wrong, the largest error %.3g of the allowed\n", runs - first, failures - before,
+           worst);
     assert_int_equal(failures, before);
 }
 
@@ -665,6 +746,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(large_cases_keep_to_their_memory),
         cmocka_unit_test(every_cut_agrees),
         cmocka_unit_test(every_deal_agrees),
+        cmocka_unit_test(planes_agree),
         cmocka_unit_test(whole_tensors_agree),
         cmocka_unit_test(patterns_of_attention_agree),
         cmocka_unit_test(warm_plans_are_quick),

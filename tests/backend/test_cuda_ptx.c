@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "backend/attention_cases.h"
+#include "backend/cuda/mm.h"
 #include "backend/fake/fake_cuda.h"
 #include "base/clock.h"
 #include "format/format.h"
@@ -258,18 +259,7 @@ static void odd_rows_and_scales_agree(void **state)
         int32_t at = 0;
         problem_fill(&p, text, 0);
         const int64_t k = p.desc.in[0].dims[1];
-        float *const x = (float *)(void *)p.in[0].dense;
-        x[0 * k + 5] = INFINITY;
-        x[1 * k + 7] = -INFINITY;
-        x[1 * k + 60] = INFINITY;
-        x[2 * k + 33] = NAN;
-        x[3 * k + 40] = 3e38f;
-        x[4 * k + 2] = 1e-38f;
-        memset(x + 5 * k, 0, (size_t)k * sizeof *x);
-        for (int64_t e = 0; e < k; e++) {
-            x[6 * k + e] *= 1e-33f;
-            x[7 * k + e] *= 1e30f;
-        }
+        odd_rows((float *)(void *)p.in[0].dense, k);
         uint8_t *const b = (uint8_t *)p.in[1].dense;
         memcpy(b + 2 * cases[i].row + cases[i].scale % cases[i].row, (uint8_t[2]){0x00, 0x7c}, 2); /* infinite */
         memcpy(b + 4 * cases[i].row + cases[i].scale % cases[i].row, (uint8_t[2]){0x00, 0x7e}, 2); /* NaN */
@@ -366,6 +356,105 @@ static void codes_are_written_out(void **state)
     close_device();
 }
 
+/* Rows as planes of 16-bit floats, for products on Hopper, which are not emulated: bf16 planes are all of a number, f16
+ * planes 22 bits of it or 2^-39 of the row's largest; what is no number is in the first plane alone. */
+static void rows_become_planes(void **state)
+{
+    (void)state;
+    enum { M = 3, K = 4128, PLANES = 3, PAD = 5, ROW = K * 4 + 32 };
+    static const struct {
+        qn_format format;
+        int32_t planes, f16;
+    } cases[] = {{QN_F32, 3, 0}, {QN_F16, 2, 0}, {QN_F32, 2, 1}, {QN_BF16, 1, 1}, {QN_Q4_0, 2, 1}, {QN_Q5_1, 2, 1}};
+    static uint8_t stored[M * ROW];
+    static uint16_t got[PLANES * M * K];
+    static float want[K];
+    void *from, *to, *scales_to, *odd_to;
+    float scales[M + PAD];
+    int32_t odd;
+    uint64_t draw = 1;
+    qn_error error = {0};
+    qn_cuda *cuda;
+    fake.setup(1, 9, 0);
+    need_compiler();
+    must(qn_cuda_require(ctx, &cuda, &error), &error, "the stand-in driver");
+    must(qn_device_alloc(ctx, sizeof stored, &from, &error), &error, "rows");
+    must(qn_device_alloc(ctx, sizeof got, &to, &error), &error, "planes");
+    must(qn_device_alloc(ctx, sizeof scales, &scales_to, &error), &error, "scales");
+    must(qn_device_alloc(ctx, sizeof odd, &odd_to, &error), &error, "the word");
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        const int32_t planes = cases[c].planes, f16 = cases[c].f16, number = qn_cuda_stored_format(cases[c].format);
+        const int blocks = number > QN_MM_BF16, k = blocks ? K : K - 3;
+        for (int i = 0; i < M * ROW; i++) {
+            draw = draw * 6364136223846793005u + 1442695040888963407u;
+            stored[i] = (uint8_t)(draw >> 56);
+        }
+        for (int m = 0; blocks && m < M; m++) { /* scales that are numbers; all other bits may be any */
+            const int bytes = cases[c].format == QN_Q4_0 ? 18 : 24;
+            for (int b = 0; b < K / 32; b++) {
+                stored[m * ROW + b * bytes + 1] &= 0x3f;
+                stored[m * ROW + b * bytes + 3] &= bytes == 24 ? 0x3f : 0xff;
+            }
+        }
+        qn_cuda_program program = {.source = "mm_planes.cu", .entry = "qn_mm_planes"};
+        qn_cuda_function function;
+        qn_cuda_planes p = {.from = from,
+                            .to = to,
+                            .scales = scales_to,
+                            .odd = odd_to,
+                            .from_row = ROW,
+                            .to_row = 2 * K,
+                            .to_plane = 2 * M * K,
+                            .k = k,
+                            .pad = f16 ? PAD : 0};
+        void *const arguments[] = {&p};
+        const qn_cuda_geometry g = {
+            .grid = {M, 1, 1}, .block = {96, 1, 1}, .shared_bytes = 96 * 64 * 3, .dependent = 1};
+        program.shared_bytes = 96 * 64 * 3;
+        qn_cuda_define(&program, "B_FORMAT", number);
+        qn_cuda_define(&program, "PLANES", planes);
+        qn_cuda_define(&program, "HALF", f16);
+        must(qn_device_copy_in(ctx, from, stored, sizeof stored, stream, &error), &error, "rows");
+        must(qn_cuda_function_get(cuda, &program, &function, &error), &error, program.source);
+        const qn_cuda_run r = {.cuda = cuda, .device = &cuda->device, .functions = &function, .stream = stream};
+        must(qn_cuda_push(cuda, &error), &error, "context");
+        must(qn_cuda_launch(&r, 0, &g, arguments, &error), &error, program.source);
+        qn_cuda_pop(cuda);
+        must(qn_device_copy_out(ctx, got, to, sizeof got, stream, &error), &error, "planes");
+        must(qn_device_copy_out(ctx, scales, scales_to, sizeof scales, stream, &error), &error, "scales");
+        must(qn_device_copy_out(ctx, &odd, odd_to, sizeof odd, stream, &error), &error, "the word");
+        must(qn_stream_sync(ctx, stream, &error), &error, "planes");
+        assert_int_equal(odd, 0);
+        assert_true(!f16 || (scales[M] == 1.0f && scales[M + PAD - 1] == 1.0f));
+        for (int m = 0; m < M; m++) {
+            double most = 0.0;
+            qn_format_get_row(cases[c].format)->decode(stored + m * ROW, blocks ? K : k, want);
+            for (int e = 0; e < k; e++) {
+                most = isfinite(want[e]) && fabs((double)want[e]) > most ? fabs((double)want[e]) : most;
+            }
+            for (int e = 0; e < k; e++) {
+                double sum = 0.0;
+                for (int plane = 0; plane < planes; plane++) {
+                    const uint16_t bits = got[plane * M * K + m * K + e];
+                    const double v = (double)(f16 ? qn_f16_to_f32(bits) : qn_bf16_to_f32(bits));
+                    assert_true(isfinite(want[e]) || plane == 0 || v == 0.0);
+                    sum += v;
+                }
+                sum *= f16 ? (double)scales[m] : 1.0;
+                const double size = fabs((double)want[e]), left = fabs(sum - (double)want[e]);
+                const double bits = planes == 1 ? 0x1p-8 : 0x1p-22;
+                const double allowed = f16 ? fmax(size * bits, most * 0x1p-39) : 0x1p-126;
+                assert_true(isnan(want[e]) ? isnan(sum) : isinf(want[e]) ? sum == (double)want[e] : left <= allowed);
+            }
+        }
+    }
+    qn_device_free(ctx, from);
+    qn_device_free(ctx, to);
+    qn_device_free(ctx, scales_to);
+    qn_device_free(ctx, odd_to);
+    close_device();
+}
+
 /* Of such runs: what is no element is told, too. */
 static void other_bits_are_told(void **state)
 {
@@ -423,6 +512,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(odd_rows_and_scales_agree),
         cmocka_unit_test(more_runs_have_the_same_bits),
         cmocka_unit_test(codes_are_written_out),
+        cmocka_unit_test(rows_become_planes),
         cmocka_unit_test(other_bits_are_told),
     };
     return cmocka_run_group_tests(tests, start, NULL);

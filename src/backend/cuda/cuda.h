@@ -300,8 +300,8 @@ typedef struct qn_cuda_family {
 
 extern const qn_cuda_family qn_cuda_quantize_family, qn_cuda_block_scaled_mm_family,
     qn_cuda_grouped_block_scaled_mm_family, qn_cuda_scaled_mm_family, qn_cuda_mm_family, qn_cuda_activation_family,
-    qn_cuda_fp4_family, qn_cuda_fp4_mm_family, qn_cuda_dense_mm_family, qn_cuda_vq_family, qn_cuda_vq_kv_family,
-    qn_cuda_vq_dequantize_family, qn_cuda_attention_family, qn_cuda_scaled_attention_family;
+    qn_cuda_fp4_family, qn_cuda_fp4_mm_family, qn_cuda_dense_mm_family, qn_cuda_planes_family, qn_cuda_vq_family,
+    qn_cuda_vq_kv_family, qn_cuda_vq_dequantize_family, qn_cuda_attention_family, qn_cuda_scaled_attention_family;
 
 extern const qn_backend_chains qn_cuda_chains;
 

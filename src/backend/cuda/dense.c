@@ -29,10 +29,14 @@ static const tile few_tiles[] = {{64, 64, 1, 13, 0, 0.139, 0.3, 0.0, 0.60},
                                  {64, 128, 4, 8, 0, 0.302, 1.5, 3.2, 0.60}};
 enum { FEW_TILES = sizeof few_tiles / sizeof *few_tiles, FEW_ROWS = 64, DEPTH = 64 };
 
+/* Of planes: the widest tile whose sums leave room for those of a chain, and its k-blocks. */
+enum { WIDEST_CHAINED = 2, CHAIN = 4 };
+
 #define LAUNCH_US 2.5
-#define READ_BYTES_US 4.3e6 /* bytes of device memory in a microsecond, */
-#define FLOPS_US 7.6e8      /* and operations under the power limit */
-#define MEETING_US 0.7      /* of a cluster that adds up: beside which nothing is read */
+#define READ_BYTES_US 4.3e6   /* bytes of device memory in a microsecond, */
+#define FLOPS_US 7.6e8        /* and operations under the power limit */
+#define BLOCK_PRODUCTS_US 3e6 /* products that a multiprocessor makes of planes in a microsecond */
+#define MEETING_US 0.7        /* of a cluster that adds up: beside which nothing is read */
 
 /* How the work is dealt: units taken whole, and all units (dense_mm.cu). */
 typedef struct deal {
@@ -46,9 +50,29 @@ static int64_t clusters_of(const tile *t, const qn_cuda_device *device)
     return qn_max_i64(1, (t->cluster > 2 ? device->sms * 10 / 11 : device->sms) / t->cluster);
 }
 
+static int32_t planes_of(int32_t given)
+{
+    return given ? given : 1;
+}
+
+/* Pairs of planes that are multiplied; the product of both second ones is too small to count. */
+static int32_t pairs_of(const qn_dense_form *f)
+{
+    const int32_t a = planes_of(f->a_planes), b = planes_of(f->b_planes);
+    return a == 2 && b == 2 ? 3 : a * b;
+}
+
 static double larger(double a, double b)
 {
     return a > b ? a : b;
+}
+
+/* Microseconds of a k-block: of planes more bytes and more products. */
+static double block_us(const tile *t, const qn_dense_form *f)
+{
+    const double rows = (double)t->bm * planes_of(f->a_planes) + (double)t->bn * planes_of(f->b_planes);
+    const double products = f->a_planes ? (double)pairs_of(f) * t->bm * t->bn * DEPTH : 0.0;
+    return larger(t->block_us * rows / (t->bm + t->bn), products / BLOCK_PRODUCTS_US);
 }
 
 /* The cheapest of: all units whole; those that fill the card whole and the rest in parts of K; all in parts. */
@@ -58,18 +82,19 @@ static deal deal_of(const tile *t, const qn_dense_form *f, int64_t m, int64_t cl
     const int64_t blocks = qn_ceil_div(f->k, DEPTH), full = all / clusters * clusters;
     const int64_t alone = qn_ceil_div(m, t->bm) * columns;
     const deal ways[] = {{all, all, 0.0}, {full, full + (all - full) * t->cluster, 0.0}, {0, alone, 0.0}};
-    const double bytes = 2.0 * ((double)f->n * (double)f->k + (double)m * (double)(f->k + f->n));
-    const double least =
-        larger(bytes / READ_BYTES_US, 2.0 * (double)m * (double)f->n * (double)f->k / (FLOPS_US * t->share));
+    const double n = (double)f->n, k = (double)f->k, rows = (double)m;
+    const double bytes = 2.0 * (n * k * planes_of(f->b_planes) + rows * (k * planes_of(f->a_planes) + n));
+    const double least = larger(bytes / READ_BYTES_US, 2.0 * rows * n * k * pairs_of(f) / (FLOPS_US * t->share));
+    const double block = block_us(t, f);
     deal best = {0, 0, 0.0};
     for (size_t i = 0; i < (t->cluster > 1 && blocks >= 2 * t->cluster ? 3 : 1); i++) {
         deal d = ways[i];
         if (i == 1 && (full == 0 || full == all)) {
             continue;
         }
-        const double whole = (double)qn_ceil_div(d.whole, clusters) * ((double)blocks * t->block_us + t->tile_us);
+        const double whole = (double)qn_ceil_div(d.whole, clusters) * ((double)blocks * block + t->tile_us);
         const double rounds = (double)qn_ceil_div(d.units - d.whole, clusters);
-        const double parts = rounds * ((double)blocks / t->cluster * t->block_us + t->part_us);
+        const double parts = rounds * ((double)blocks / t->cluster * block + t->part_us);
         d.us = LAUNCH_US + larger(whole + parts, least) + rounds * MEETING_US;
         if (best.units == 0 || d.us < best.us) {
             best = d;
@@ -106,6 +131,9 @@ static int stores(const tile *t, const qn_dense_form *f)
 static const tile *tile_at(int32_t i, const qn_dense_form *f, const qn_cuda_device *device)
 {
     const int crowded = !stores(&tiles[WIDEST], f) || (f->bias && f->out == QN_OUT_F32);
+    if (i < WIDEST_CHAINED && f->a_planes) {
+        return &tiles[WIDEST_CHAINED];
+    }
     return i == FEW ? few_tile(f, device) : i == WIDEST && crowded ? &tiles[WIDEST + 1] : &tiles[i];
 }
 
@@ -137,7 +165,8 @@ static int32_t shared_of(const tile *t, const qn_dense_form *f)
     const int32_t out = stores(t, f)     ? t->bm * room_of(t, f) * out_bytes(f)
                         : t->cluster > 1 ? 4 * t->bm * t->bn / t->cluster
                                          : 0;
-    return 1024 + out + t->stages * (128 * (t->bm + t->bn) + 16) + t->bm / 64 * t->cluster * 8;
+    const int32_t rows = t->bm * planes_of(f->a_planes) + t->bn * planes_of(f->b_planes); /* of a stage */
+    return 1024 + out + t->stages * (128 * rows + 16) + t->bm / 64 * t->cluster * 8;
 }
 
 /* The stages that fit: without boxes a cluster's sums take more room. */
@@ -171,6 +200,11 @@ void qn_dense_programs(const qn_dense_form *f, const qn_cuda_device *device, qn_
         qn_cuda_define(p, "GROUPS", t.bm / 64);
         qn_cuda_define(p, "STORE", stores(&t, f));
         qn_cuda_define(p, "ROOM", room_of(&t, f));
+        if (f->a_planes) {
+            qn_cuda_define(p, "A_PLANES", f->a_planes);
+            qn_cuda_define(p, "B_PLANES", f->b_planes);
+            qn_cuda_define(p, "CHAIN", CHAIN);
+        }
     }
 }
 
@@ -193,19 +227,25 @@ static qn_status out_map(const qn_cuda_run *run, const qn_dense_form *f, const q
     return qn_cuda_tensor_map(run->cuda, &tensor, map, error);
 }
 
-qn_status qn_dense_launch(const qn_cuda_run *run, int32_t first, const qn_dense_form *f, const qn_dense_operands *o,
+qn_status qn_dense_launch(const qn_cuda_run *run, int32_t first, const qn_dense_form *form, const qn_dense_operands *o,
                           qn_error *error)
 {
     double us;
-    const int32_t i = choose(f, run->device, o->m, qn_tile_aligned(o->d, o->d_row, 0), &us);
-    const tile t = fitted(tile_at(i, f, run->device), f);
+    const int32_t i = choose(form, run->device, o->m, qn_tile_aligned(o->d, o->d_row, 0), &us);
+    const tile t = fitted(tile_at(i, form, run->device), form);
+    qn_dense_form some = *form;
+    some.n = o->n ? o->n : form->n;
+    const qn_dense_form *f = &some;
     const int32_t at_a_time = run->functions[first + i].clusters;
     const int64_t most = clusters_of(&t, run->device), clusters = at_a_time > 0 ? qn_min_i64(at_a_time, most) : most;
     const deal d = deal_of(&t, f, o->m, clusters);
     qn_tile_boxes a, b;
     qn_tensor_map d_map;
-    QN_TRY(qn_tile_byte_boxes(run, o->a, 2 * f->k, o->m, 1, o->a_row, o->a_row * o->m, t.bm, &a, error));
-    QN_TRY(qn_tile_byte_boxes(run, o->b, 2 * f->k, f->n, 1, o->b_row, o->b_row * f->n, t.bn / t.cluster, &b, error));
+    const int64_t a_plane = o->a_plane ? o->a_plane : o->a_row * o->m;
+    const int64_t b_plane = o->b_plane ? o->b_plane : o->b_row * f->n;
+    QN_TRY(qn_tile_byte_boxes(run, o->a, 2 * f->k, o->m, planes_of(f->a_planes), o->a_row, a_plane, t.bm, &a, error));
+    QN_TRY(qn_tile_byte_boxes(run, o->b, 2 * f->k, f->n, planes_of(f->b_planes), o->b_row, b_plane, t.bn / t.cluster,
+                              &b, error));
     d_map = b.all; /* not read without STORE */
     if (stores(&t, f)) {
         QN_TRY(out_map(run, f, o, &d_map, error));
@@ -214,7 +254,7 @@ qn_status qn_dense_launch(const qn_cuda_run *run, int32_t first, const qn_dense_
     int64_t d_row = o->d_row / out_bytes(f);
     int32_t n = (int32_t)f->n, k = (int32_t)(2 * f->k), whole = (int32_t)d.whole;
     void *const arguments[] = {&a.all, &b.all, &d_map, &a.last, &b.last, &own.row_scale, &own.column_scale, &own.bias,
-                               &own.d, &d_row, &own.m, &n,      &k,      &whole,         &own.constant};
+                               &own.d, &d_row, &own.m, &n,      &k,      &whole,         &own.constant,     &own.odd};
     const qn_cuda_geometry g = {.grid = {(uint32_t)(qn_min_i64(clusters, d.units) * t.cluster), 1, 1},
                                 .block = {(uint32_t)(128 + 2 * t.bm), 1, 1},
                                 .shared_bytes = (uint32_t)shared_of(&t, f),
@@ -236,7 +276,7 @@ void qn_dense_describe(const qn_dense_form *f, const qn_cuda_device *device, int
 {
     double us;
     const int32_t chosen = choose(f, device, m, 1, &us);
-    for (int32_t i = 0; i <= QN_DENSE_PROGRAMS; i++) {
+    for (int32_t i = f->a_planes ? WIDEST_CHAINED : 0; i <= QN_DENSE_PROGRAMS; i++) {
         const tile *t = tile_at(i < QN_DENSE_PROGRAMS ? i : chosen, f, device);
         const deal d = deal_of(t, f, m, clusters_of(t, device));
         qn_text_add(text, "%s of %d x %d, clusters of %d", i < QN_DENSE_PROGRAMS ? "tiles" : "cut: tiles", t->bm, t->bn,

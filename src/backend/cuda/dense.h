@@ -12,18 +12,24 @@ typedef struct qn_dense_form {
     int64_t n, k;
     int32_t f16;    /* operands are f16, else bf16 */
     int32_t out;    /* QN_OUT_* */
-    int32_t scaled; /* scales of rows and columns are given */
+    int32_t scaled; /* QN_DENSE_* */
     int32_t bias;   /* 0 none, 1 f32, 2 f16, 3 bf16 */
+    int32_t a_planes, b_planes; /* that add up to operands (run_planes.c); 0: they are not planes */
 } qn_dense_form;
+
+/* Scales: of rows and columns, the rows' may be ones; of rows alone; of both as planes have them. */
+enum { QN_DENSE_UNSCALED = 0, QN_DENSE_SCALED, QN_DENSE_ROWS, QN_DENSE_BOTH };
 
 /* A run's operands in device memory; steps of rows in bytes. */
 typedef struct qn_dense_operands {
     const void *a, *b, *bias;
-    const float *row_scale, *column_scale; /* of a scaled form; row_scale NULL: ones; column_scale: with QN_DENSE_PAD
-                                              more than N that may be read */
+    const float *row_scale, *column_scale; /* of a scaled form; column_scale: with QN_DENSE_PAD more than N that may be
+                                              read */
     void *d;
-    int64_t a_row, b_row, d_row;
+    int64_t a_row, b_row, d_row, a_plane, b_plane;
+    int64_t n;           /* columns that there are of the form's; 0: all */
     int32_t m, constant; /* constant: work under way in the stream does not write b */
+    int32_t *odd;        /* of planes: set to 1 where a result is not finite */
 } qn_dense_operands;
 
 /* The programs of a form: QN_DENSE_PROGRAMS. */

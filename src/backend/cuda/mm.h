@@ -23,6 +23,9 @@ int32_t qn_cuda_stored_format(qn_format format);
 int32_t qn_cuda_weight_unit(int32_t format);
 int32_t qn_cuda_weight_align(int32_t format);
 
+/* Weights of a GGUF format that share a scale. */
+int64_t qn_cuda_code_group(int32_t format);
+
 /* How mm_few.cu is cut for n columns and k, by itself or in a chain. */
 typedef struct qn_cuda_few {
     int32_t columns, split, steps, whole;
@@ -47,6 +50,14 @@ qn_cuda_mm qn_cuda_mm_arguments(const qn_run_call *call);
 int32_t qn_cuda_mm_program_count(const qn_op_desc *desc);
 int32_t qn_cuda_mm_programs(const qn_op_desc *desc, const qn_cuda_device *device, qn_cuda_program *out);
 qn_status qn_cuda_mm_launch(const qn_cuda_run *run, qn_error *error);
+
+/* The same with what the portable kernels of a plan of their own have beside these: programs that join parts of K, large
+ * tiles, digits of GGUF blocks. */
+int32_t qn_cuda_mm_own_count(const qn_op_desc *desc);
+int32_t qn_cuda_mm_own_programs(const qn_op_desc *desc, const qn_cuda_device *device, qn_cuda_program *out);
+size_t qn_cuda_mm_own_workspace(const qn_op_desc *desc, int64_t m);
+qn_status qn_cuda_mm_own_launch(const qn_cuda_run *run, qn_error *error);
+void qn_cuda_mm_own_describe(const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes *sizes, qn_text *text);
 
 /* The portable kernel that takes operands of any alignment: its program, and the launch of program i of a plan. */
 void qn_cuda_mm_any_program(const qn_op_desc *desc, qn_cuda_program *program);

@@ -9,6 +9,7 @@ static const qn_cuda_family *const families[] = {&qn_cuda_block_scaled_mm_family
                                                  &qn_cuda_quantize_family,
                                                  &qn_cuda_fp4_mm_family,
                                                  &qn_cuda_dense_mm_family,
+                                                 &qn_cuda_planes_family,
                                                  &qn_cuda_mm_family,
                                                  &qn_cuda_activation_family,
                                                  &qn_cuda_attention_family,

@@ -287,8 +287,7 @@ static int by_digits(const qn_op_desc *desc)
     return desc->op == QN_OP_DENSE_MM && format >= QN_MM_Q4_0 && format <= QN_MM_I8_K;
 }
 
-/* Codes that share a scale. */
-static int64_t code_group(int32_t format)
+int64_t qn_cuda_code_group(int32_t format)
 {
     return format == QN_MM_Q2_K || format == QN_MM_Q3_K || format == QN_MM_Q6_K || format == QN_MM_I8_K ? 16 : 32;
 }
@@ -316,7 +315,7 @@ static void program_of(const qn_op_desc *desc, int32_t aligned, int32_t tile, in
     if (aligned && by_digits(desc)) {
         p->source = "mm_digits.cu";
         p->entry = "qn_mm_digits";
-        p->shared_bytes = (int32_t)QN_CUDA_DIGITS_SHARED(code_group(qn_cuda_weight_format(desc)));
+        p->shared_bytes = (int32_t)QN_CUDA_DIGITS_SHARED(qn_cuda_code_group(qn_cuda_weight_format(desc)));
         define_operands(desc, 1, p);
         return;
     }
@@ -374,13 +373,18 @@ static int has_parts(const qn_op_desc *desc)
     return qn_cuda_mm_program_count(desc) == JOIN && (tensor_of(desc) || by_digits(desc));
 }
 
-static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
-                        qn_cuda_program *out)
+int32_t qn_cuda_mm_own_count(const qn_op_desc *desc)
 {
-    (void)kernel;
-    const int32_t count = qn_cuda_mm_programs(desc, device, out);
+    return !has_parts(desc)  ? qn_cuda_mm_program_count(desc)
+           : by_digits(desc) ? DIGITS_CODES + 1
+                             : LARGE + most_large(desc);
+}
+
+int32_t qn_cuda_mm_own_programs(const qn_op_desc *desc, const qn_cuda_device *device, qn_cuda_program *out)
+{
+    (void)qn_cuda_mm_programs(desc, device, out);
     if (!has_parts(desc)) {
-        return count;
+        return qn_cuda_mm_own_count(desc);
     }
     out[JOIN].source = "mm_join.cu";
     out[JOIN].entry = "qn_mm_join";
@@ -393,13 +397,19 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
             out[DIGITS_ROWS + i].entry = entries[i];
             define_operands(desc, 1, &out[DIGITS_ROWS + i]);
         }
-        return DIGITS_CODES + 1;
+        return qn_cuda_mm_own_count(desc);
     }
-    const int32_t blocks = most_large(desc);
-    for (int32_t i = 0; i < blocks; i++) {
+    for (int32_t i = 0; i < most_large(desc); i++) {
         program_of(desc, 1, LARGE_TILE, i + 1, &out[LARGE + i]);
     }
-    return LARGE + blocks;
+    return qn_cuda_mm_own_count(desc);
+}
+
+static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
+                        qn_cuda_program *out)
+{
+    (void)kernel;
+    return qn_cuda_mm_own_programs(desc, device, out);
 }
 
 /* ---- the run ---- */
@@ -559,7 +569,7 @@ static digits_cut digits_cut_of(const qn_op_desc *desc, int64_t m)
 {
     const int64_t n = desc->in[QN_DMM_B].dims[0], k = qn_cuda_mm_depth(desc);
     const int64_t steps = qn_ceil_div(k, QN_CUDA_DIGITS_STEP);
-    const int64_t tile = steps * QN_CUDA_DIGITS_B_BYTES(code_group(qn_cuda_weight_format(desc)));
+    const int64_t tile = steps * QN_CUDA_DIGITS_B_BYTES(qn_cuda_code_group(qn_cuda_weight_format(desc)));
     const int64_t most = qn_max_i64(1, qn_min_i64(CODES_AT_ONCE / tile, MOST_GRID_Y / 8)) * QN_CUDA_DIGITS_COLUMNS;
     digits_cut c = {.rows = qn_min_i64(m, DIGITS_AT_ONCE), .columns = qn_min_i64(n, most), .steps = steps};
     c.down = qn_ceil_div(c.rows, QN_CUDA_DIGITS_ROWS);
@@ -572,10 +582,8 @@ static digits_cut digits_cut_of(const qn_op_desc *desc, int64_t m)
 }
 
 /* Of any number of rows up to m: more of them have fewer parts. */
-static size_t workspace(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
+size_t qn_cuda_mm_own_workspace(const qn_op_desc *desc, int64_t m)
 {
-    (void)kernel;
-    (void)threads;
     const int64_t n = desc->in[slots_of(desc->op).b].dims[0], k = qn_cuda_mm_depth(desc);
     const int digits = by_digits(desc);
     if (m <= few_rows[FEW_COUNT - 1] || n == 0 || k == 0 || !has_parts(desc)) {
@@ -588,6 +596,13 @@ static size_t workspace(const qn_kernel *kernel, const qn_op_desc *desc, int64_t
         end = qn_max_i64(end, digits ? digits_cut_of(desc, rows).end : parts_bytes(rows, n, k, depth));
     } while (rows < m && depth < k);
     return (size_t)end;
+}
+
+static size_t workspace(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
+{
+    (void)kernel;
+    (void)threads;
+    return qn_cuda_mm_own_workspace(desc, m);
 }
 
 /* At most as many rows and columns as a workspace has room for; x: rows are to be made digits. */
@@ -612,8 +627,8 @@ static qn_status launch_cut(const qn_cuda_run *run, qn_cuda_mm *a, const digits_
         QN_TRY(qn_cuda_launch(run, DIGITS_ROWS, &rows, arguments, error));
     }
     QN_TRY(qn_cuda_launch(run, DIGITS_CODES, &codes, arguments, error));
-    return launch_parts(run, TILES, (uint32_t)across, (uint32_t)c->down, QN_CUDA_DIGITS_SHARED(code_group(format)),
-                        arguments, error);
+    return launch_parts(run, TILES, (uint32_t)across, (uint32_t)c->down,
+                        QN_CUDA_DIGITS_SHARED(qn_cuda_code_group(format)), arguments, error);
 }
 
 static qn_status launch_digits(const qn_cuda_run *run, qn_cuda_mm *a, qn_error *error)
@@ -683,16 +698,14 @@ qn_status qn_cuda_mm_launch(const qn_cuda_run *run, qn_error *error)
     return launch_with(run, 0, error);
 }
 
-static qn_status launch(const qn_cuda_run *run, qn_error *error)
+qn_status qn_cuda_mm_own_launch(const qn_cuda_run *run, qn_error *error)
 {
     return launch_with(run, 1, error);
 }
 
 /* What aligned operands take. */
-static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes *sizes,
-                     qn_text *text)
+void qn_cuda_mm_own_describe(const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes *sizes, qn_text *text)
 {
-    (void)kernel;
     const qn_cuda *cuda = qn_cuda_get(ctx);
     const int64_t m = sizes->m, n = sizes->n, k = qn_cuda_mm_depth(desc);
     if (!cuda || m < 1 || n < 1 || k < 1) {
@@ -722,7 +735,14 @@ static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_des
     qn_text_add(text, ", %lld part%s of K\n", (long long)parts, parts > 1 ? "s" : "");
 }
 
-static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .launch = launch};
+static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes *sizes,
+                     qn_text *text)
+{
+    (void)kernel;
+    qn_cuda_mm_own_describe(ctx, desc, sizes, text);
+}
+
+static const qn_cuda_impl impl = {.targets = QN_SM_ALL, .programs = programs, .launch = qn_cuda_mm_own_launch};
 
 #define ROW(op_, contract)                                                                                             \
     {                                                                                                                  \
