@@ -106,6 +106,14 @@ typedef struct qn_cuda_planes {
     int k, pad;    /* scales that are ones behind the rows' */
 } qn_cuda_planes;
 
+/* A product of such planes by mm_mma.cu: steps in bytes, 0 where an operand is one plane. Scales are powers of two of rows
+ * and of columns; NULL: ones. */
+typedef struct qn_cuda_mm_planes {
+    long long x_plane, b_plane;
+    const float *row_scales, *column_scales;
+    int *odd; /* set to 1 where a result is not finite */
+} qn_cuda_mm_planes;
+
 /* Groups of rows, each with a matrix of its own: part 0 and x of a qn_cuda_mm are the first group's. Steps from one to
  * the next; of x, x_scale and d where groups are masked. */
 typedef struct qn_cuda_mm_groups {

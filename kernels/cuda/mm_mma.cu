@@ -1,11 +1,14 @@
 /* d = x b^T with weights of any format that 16-bit floats hold exactly, or int8, many rows, by mma.sync: tiles of TILE
  * x TILE, both operands in shared memory as they are multiplied, 64 bytes of a row at a time. bf16 (TENSOR 1): weights
  * of bf16, e4m3, e5m2, NVFP4 and MXFP4 by rows of bf16 or codes; f16 (2): of f16 and NVFP4 by f16; int8 (3), whose sums
- * are exact. Block-scaled sums are those of 128 of K, which meet their scales as f32.
+ * are exact. Block-scaled sums are those of 128 of K, which meet their scales as f32. Of operands that are planes
+ * (mm_planes.cu) every pair that counts is multiplied, all of K of one after the other, and sums leave the tensor core
+ * every 256 of K, as it cuts off what f32 would round.
  *
  * Host contract
  *   Parameters: those of mm_common.h, TILE 64 or 128, and BLOCKS that a multiprocessor is to have; LAYOUT 0: one matrix;
- *   groups of rows have matrices of their own (kernels/common/cuda_mm.h), 1: by offsets, 2: masked
+ *   groups of rows have matrices of their own (kernels/common/cuda_mm.h), 1: by offsets, 2: masked; A_PLANES, B_PLANES
+ *   where operands are planes, as in dense_mm.cu
  *   Launch: block 256, no dynamic shared memory, grid {ceil(N / TILE), y, z}: y = ceil(M / TILE), z parts of K for one
  *   matrix, above 1: mm_join.cu follows;
  *   y = ceil(M / TILE) + experts, z = 1 for offsets; y = ceil(M / TILE), z = experts for masked */
@@ -29,6 +32,14 @@
 #define CUT (!LAYOUT && TILE == 64) /* small tiles of one matrix may be parts of K */
 #define PARTS (TILE / 32) /* of a warp's half of the rows: 16 each; of its quarter of the columns: 8 */
 #define BLOCK_SUMS (B_FORMAT == QN_MM_E4M3_BLOCK || B_FORMAT == QN_MM_E5M2_BLOCK)
+#ifdef A_PLANES
+#define PAIRS (A_PLANES == 2 && B_PLANES == 2 ? 3 : A_PLANES * B_PLANES)
+#define CHAIN (256 / STEP) /* steps */
+#define PLANES_ARGUMENT , const __grid_constant__ qn_cuda_mm_planes planes
+#else
+#define PAIRS 1
+#define PLANES_ARGUMENT
+#endif
 #define PLAIN_X (TENSOR == 3 || A_FORMAT == QN_MM_PLAIN) /* rows are as they are multiplied */
 
 struct staged {
@@ -236,6 +247,58 @@ DEV void promote(const qn_cuda_mm &a, int row, float b_scale, int block, float p
 }
 #endif
 
+#ifdef A_PLANES
+/* The two planes of a pair take the place of the operands. */
+DEV qn_cuda_mm pair_of(const qn_cuda_mm &a, const qn_cuda_mm_planes &planes, int pair)
+{
+    qn_cuda_mm p = a;
+    p.x += (A_PLANES == 1 ? 0 : B_PLANES == 1 ? pair : pair == 2) * planes.x_plane;
+    p.part[0].b += (B_PLANES == 1 ? 0 : A_PLANES == 1 ? pair : pair == 1) * planes.b_plane;
+    return p;
+}
+
+DEV void end_chain(float part[PARTS][PARTS][4], float sums[PARTS][PARTS][4])
+{
+#pragma unroll
+    for (int i = 0; i < PARTS; i++) {
+#pragma unroll
+        for (int j = 0; j < PARTS; j++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                sums[i][j][e] += part[i][j][e];
+                part[i][j][e] = 0.0f;
+            }
+        }
+    }
+}
+
+/* Sums of planes to what they are of the operands; as in dense_mm.cu. */
+DEV void scale_sums(const qn_cuda_mm &a, const qn_cuda_mm_planes &planes, int row, int column,
+                    float sums[PARTS][PARTS][4])
+{
+    const float grown = planes.row_scales && planes.column_scales ? 16384.0f : 1.0f, shrunk = 1.0f / (grown * grown);
+    int odd = 0;
+#pragma unroll
+    for (int i = 0; i < PARTS; i++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int m = row + 16 * i + e / 2 * 8;
+            const float of_row = planes.row_scales && m < a.m ? planes.row_scales[m] * grown : 1.0f;
+#pragma unroll
+            for (int j = 0; j < PARTS; j++) {
+                const int n = column + 8 * j + e % 2;
+                const float of_column = planes.column_scales && n < a.part[0].n ? planes.column_scales[n] * grown : 1.0f;
+                sums[i][j][e] = sums[i][j][e] * shrunk * (of_row * of_column);
+                odd |= m < a.m && n < a.part[0].n && !(fabsf(sums[i][j][e]) < __int_as_float(0x7f800000));
+            }
+        }
+    }
+    if (odd) {
+        *planes.odd = 1;
+    }
+}
+#endif
+
 #if LAYOUT
 /* This block's group takes the place of the product: a becomes its rows and its matrix. The first row of the tile in
  * it; -1: there is none. */
@@ -283,7 +346,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #if LAYOUT
     qn_mm_mma(const __grid_constant__ qn_cuda_mm all, const __grid_constant__ qn_cuda_mm_groups groups)
 #else
-    qn_mm_mma(const __grid_constant__ qn_cuda_mm a, const __grid_constant__ qn_cuda_mm_cut cut)
+    qn_mm_mma(const __grid_constant__ qn_cuda_mm a, const __grid_constant__ qn_cuda_mm_cut cut PLANES_ARGUMENT)
 #endif
 {
     __shared__ __align__(16) u8 x_tile[STAGES * TILE * PITCH], b_tile[STAGES * TILE * PITCH];
@@ -311,10 +374,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const int row = row0 + warp_row + lane / 4, column = column0 + warp_column + lane % 4 * 2;
     const qn_cuda_mm_part &p = a.part[0];
     sum_t sums[PARTS][PARTS][4] = {};
-#if BLOCK_SUMS
+#if BLOCK_SUMS || defined(A_PLANES)
     float part[PARTS][PARTS][4] = {};
 #endif
     staged next;
+#ifdef A_PLANES
+    const int steps = (end - first + STEP - 1) / STEP; /* of a pair */
+    fetch(pair_of(a, planes, 0), row0, column0, first, &next);
+    for (int step = 0; step < PAIRS * steps; step++) {
+        const u32 at = step % STAGES * (TILE * PITCH);
+        put(next, x_tile + at, b_tile + at);
+        __syncthreads();
+        if (step + 1 < PAIRS * steps) {
+            const int pair = (step + 1) / steps;
+            fetch(pair_of(a, planes, pair), row0, column0, first + (step + 1 - pair * steps) * STEP, &next);
+        }
+        multiply(x + at, b + at, part);
+        if (step % CHAIN == CHAIN - 1 || step == PAIRS * steps - 1) {
+            end_chain(part, sums);
+        }
+    }
+    scale_sums(a, planes, row, column, sums);
+#else
     fetch(a, row0, column0, first, &next);
     for (int k0 = first; k0 < end; k0 += STEP) {
         const u32 at = k0 / STEP % STAGES * (TILE * PITCH);
@@ -333,6 +414,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         multiply(x + at, b + at, sums);
 #endif
     }
+#endif
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
 #pragma unroll

@@ -55,6 +55,12 @@ static const row rows[] = {
     {8, 0, "dense_mm m=19 n=40 k=72 x=bf16 b=bf16 bias=1"},
     {8, 0, "dense_mm m=9 n=70 k=33 x=f16 b=f16 out=f32"},
     {8, 0, "dense_mm m=11 n=9 k=40 x=f16 b=bf16"},
+    {8, 0, "dense_mm m=9 n=20 k=544 out=f32 b=f16 bias=1"}, /* planes */
+    {8, 0, "dense_mm m=12 n=9 k=77"},
+    {8, 0, "dense_mm m=10 n=9 k=520 out=f32 b=bf16"},
+    {8, 0, "dense_mm m=150 n=140 k=72 b=f16"},
+    {8, 0, "dense_mm m=9 n=17 k=72 x=bf16 b=f16"},
+    {8, 0, "dense_mm m=17 n=20 k=264 out=f32 x=bf16"},
     {8, 0, "dense_mm m=17 n=33 k=512 out=f32 b=i8_k"},
     {8, 0, "dense_mm m=9 n=131 k=96 out=f32 b=q4_0"},
     {8, 0, "dense_mm m=66 n=9 k=64 out=f32 x=f16 b=q4_1 bias=1"},
@@ -238,8 +244,8 @@ static void kernels_agree_with_the_reference(void **state)
     assert_int_equal(failures, 0);
 }
 
-/* Products by digits, which know no infinities: rows of x with one, with NaN, near the ends of f32, of zeros, and
- * weights whose scale is no number. */
+/* Products by digits and of planes, which know no infinities: rows of x with one, with NaN, near the ends of f32, of
+ * zeros, and weights whose scale is no number. */
 static void odd_rows_and_scales_agree(void **state)
 {
     (void)state;
@@ -248,7 +254,10 @@ static void odd_rows_and_scales_agree(void **state)
         size_t row, scale; /* bytes of a row of weights, and of it before an f16 scale */
     } cases[] = {{"dense_mm m=12 n=10 k=96 out=f32 b=q8_0", 3 * 34, 34},
                  {"dense_mm m=10 n=9 k=768 out=f32 b=q4_k bias=1", 3 * 144, 144},
-                 {"dense_mm m=9 n=8 k=256 out=f32 b=q6_k", 210, 208}};
+                 {"dense_mm m=9 n=8 k=256 out=f32 b=q6_k", 210, 208},
+                 {"dense_mm m=12 n=10 k=520 out=f32 b=f16", 1040, 10},
+                 {"dense_mm m=9 n=9 k=104 out=f32 b=bf16 bias=1", 208, 18},
+                 {"dense_mm m=9 n=9 k=77 out=f32", 308, 10}};
     fake.setup(1, 8, 0);
     need_compiler();
     const int before = failures;

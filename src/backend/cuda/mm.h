@@ -59,6 +59,16 @@ size_t qn_cuda_mm_own_workspace(const qn_op_desc *desc, int64_t m);
 qn_status qn_cuda_mm_own_launch(const qn_cuda_run *run, qn_error *error);
 void qn_cuda_mm_own_describe(const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes *sizes, qn_text *text);
 
+/* A product of planes of 16-bit floats by mma.sync (run_planes.c), f16 or bf16, of the descriptor's results: its programs;
+ * what parts of K of up to m rows and n columns take; its launch, whose first program is the plan's `first`. */
+enum { QN_CUDA_MM_PLANES_PROGRAMS = 3 };
+void qn_cuda_mm_planes_programs(const qn_op_desc *desc, int32_t f16, int32_t x_planes, int32_t b_planes,
+                                qn_cuda_program *out);
+size_t qn_cuda_mm_planes_workspace(int64_t m, int64_t n, int64_t k);
+qn_status qn_cuda_mm_planes_launch(const qn_cuda_run *run, int32_t first, qn_cuda_mm *a, qn_cuda_mm_planes *planes,
+                                   void *workspace, qn_error *error);
+void qn_cuda_mm_planes_describe(const qn_cuda_device *device, const qn_sizes *sizes, qn_text *text);
+
 /* The portable kernel that takes operands of any alignment: its program, and the launch of program i of a plan. */
 void qn_cuda_mm_any_program(const qn_op_desc *desc, qn_cuda_program *program);
 qn_status qn_cuda_mm_launch_any(const qn_cuda_run *run, int32_t i, qn_error *error);

@@ -512,8 +512,8 @@ static int64_t parts_bytes(int64_t m, int64_t n, int64_t k, int64_t depth)
 }
 
 /* Enqueue a product and, of parts, what joins them. */
-static qn_status launch_parts(const qn_cuda_run *run, int32_t program, uint32_t across, uint32_t down,
-                              int64_t shared_bytes, void *const *arguments, qn_error *error)
+static qn_status launch_parts(const qn_cuda_run *run, int32_t program, int32_t join_program, uint32_t across,
+                              uint32_t down, int64_t shared_bytes, void *const *arguments, qn_error *error)
 {
     const qn_cuda_mm *a = arguments[0];
     const qn_cuda_mm_cut *cut = arguments[1];
@@ -527,7 +527,7 @@ static qn_status launch_parts(const qn_cuda_run *run, int32_t program, uint32_t 
                                    .block = {THREADS, 1, 1},
                                    .dependent = dependent};
     QN_TRY(qn_cuda_launch(run, program, &g, arguments, error));
-    return parts == 1 ? QN_OK : qn_cuda_launch(run, JOIN, &join, arguments, error);
+    return parts == 1 ? QN_OK : qn_cuda_launch(run, join_program, &join, arguments, error);
 }
 
 /* memory: for parts of K, NULL: there are none. */
@@ -539,8 +539,8 @@ static qn_status launch_tiles(const qn_cuda_run *run, int32_t program, int32_t t
     qn_cuda_mm_cut cut = {.parts = memory, .depth = memory ? (int)tiles_depth(a->m, a->n, a->k) : INT32_MAX};
     void *const arguments[] = {a, &cut};
     return a->n == 0 ? QN_OK
-                     : launch_parts(run, program, (uint32_t)qn_ceil_div(a->n, tile), (uint32_t)qn_ceil_div(a->m, tile),
-                                    0, arguments, error);
+                     : launch_parts(run, program, JOIN, (uint32_t)qn_ceil_div(a->n, tile),
+                                    (uint32_t)qn_ceil_div(a->m, tile), 0, arguments, error);
 }
 
 qn_status qn_cuda_mm_launch_any(const qn_cuda_run *run, int32_t program, qn_error *error)
@@ -549,12 +549,73 @@ qn_status qn_cuda_mm_launch_any(const qn_cuda_run *run, int32_t program, qn_erro
     return launch_tiles(run, program, TILE, &a, NULL, error);
 }
 
-/* Blocks of large tiles that a multiprocessor takes: they read operands half as often, but want to be one for most
- * multiprocessors. */
-static int32_t large_blocks(const qn_op_desc *desc, const qn_cuda_mm *a, int32_t sms)
+/* Blocks of large tiles that a multiprocessor takes, of which it may have `most`: they read operands half as often, but
+ * want to be one for most multiprocessors. */
+static int32_t large_blocks(int32_t most, int64_t m, int64_t n, int32_t sms)
 {
-    const int64_t tiles = qn_ceil_div(a->n, LARGE_TILE) * qn_ceil_div(a->m, LARGE_TILE);
-    return 4 * tiles < 3 * (int64_t)sms ? 0 : tiles > sms ? most_large(desc) : 1;
+    const int64_t tiles = qn_ceil_div(n, LARGE_TILE) * qn_ceil_div(m, LARGE_TILE);
+    return 4 * tiles < 3 * (int64_t)sms ? 0 : tiles > sms ? most : 1;
+}
+
+/* ---- products of planes ---- */
+
+enum { PLANES_TILE = 0, PLANES_LARGE, PLANES_JOIN };
+
+void qn_cuda_mm_planes_programs(const qn_op_desc *desc, int32_t f16, int32_t x_planes, int32_t b_planes,
+                                qn_cuda_program *out)
+{
+    const int32_t form = desc->attr[QN_ATTR_OUT].i, format = f16 ? QN_MM_F16 : QN_MM_BF16;
+    const qn_format bias = qn_cuda_mm_bias(desc);
+    for (int32_t i = 0; i < QN_CUDA_MM_PLANES_PROGRAMS; i++) {
+        qn_cuda_program *p = &out[i];
+        p->source = i == PLANES_JOIN ? "mm_join.cu" : "mm_mma.cu";
+        p->entry = i == PLANES_JOIN ? "qn_mm_join" : "qn_mm_mma";
+        qn_cuda_define(p, "B_FORMAT", format);
+        qn_cuda_define(p, "OUT", form == QN_OUT_F32 ? QN_MM_F32 : form == QN_OUT_F16 ? QN_MM_F16 : QN_MM_BF16);
+        qn_cuda_define(p, "BIAS", bias ? qn_cuda_float_format(bias) + 1 : 0);
+        qn_cuda_define(p, "AZP", 0);
+        qn_cuda_define(p, "A_FORMAT", QN_MM_PLAIN);
+        qn_cuda_define(p, "X_FORMAT", format);
+        qn_cuda_define(p, "ALIGNED", 1);
+        if (i != PLANES_JOIN) {
+            qn_cuda_define(p, "TENSOR", f16 ? TENSOR_F16 : TENSOR_BF16);
+            qn_cuda_define(p, "TILE", i == PLANES_LARGE ? LARGE_TILE : TILE);
+            qn_cuda_define(p, "BLOCKS", 1);
+            qn_cuda_define(p, "A_PLANES", x_planes);
+            qn_cuda_define(p, "B_PLANES", b_planes);
+        }
+    }
+}
+
+size_t qn_cuda_mm_planes_workspace(int64_t m, int64_t n, int64_t k)
+{
+    int64_t most = 0, rows = 0, depth; /* more rows have fewer parts */
+    do {
+        rows = qn_min_i64(rows + TILE, m);
+        depth = tiles_depth(rows, n, k);
+        most = qn_max_i64(most, parts_bytes(rows, n, k, depth));
+    } while (rows < m && depth < k);
+    return (size_t)most;
+}
+
+qn_status qn_cuda_mm_planes_launch(const qn_cuda_run *run, int32_t first, qn_cuda_mm *a, qn_cuda_mm_planes *planes,
+                                   void *workspace, qn_error *error)
+{
+    const int large = large_blocks(1, a->m, a->n, run->device->sms);
+    const int32_t tile = large ? LARGE_TILE : TILE;
+    qn_cuda_mm_cut cut = {.parts = workspace, .depth = large ? INT32_MAX : (int)tiles_depth(a->m, a->n, a->k)};
+    void *const arguments[] = {a, &cut, planes};
+    return launch_parts(run, first + (large ? PLANES_LARGE : PLANES_TILE), first + PLANES_JOIN,
+                        (uint32_t)qn_ceil_div(a->n, tile), (uint32_t)qn_ceil_div(a->m, tile), 0, arguments, error);
+}
+
+void qn_cuda_mm_planes_describe(const qn_cuda_device *device, const qn_sizes *sizes, qn_text *text)
+{
+    const int large = large_blocks(1, sizes->m, sizes->n, device->sms), tile = large ? LARGE_TILE : TILE;
+    const int64_t depth = large ? INT32_MAX : tiles_depth(sizes->m, sizes->n, sizes->k);
+    const int64_t parts = qn_ceil_div(sizes->k, depth);
+    qn_text_add(text, "cut: tiles of %d x %d by mma.sync, %lld part%s of K\n", tile, tile, (long long)parts,
+                parts > 1 ? "s" : "");
 }
 
 /* ---- products by digits ---- */
@@ -627,7 +688,7 @@ static qn_status launch_cut(const qn_cuda_run *run, qn_cuda_mm *a, const digits_
         QN_TRY(qn_cuda_launch(run, DIGITS_ROWS, &rows, arguments, error));
     }
     QN_TRY(qn_cuda_launch(run, DIGITS_CODES, &codes, arguments, error));
-    return launch_parts(run, TILES, (uint32_t)across, (uint32_t)c->down,
+    return launch_parts(run, TILES, JOIN, (uint32_t)across, (uint32_t)c->down,
                         QN_CUDA_DIGITS_SHARED(qn_cuda_code_group(format)), arguments, error);
 }
 
@@ -673,7 +734,7 @@ static qn_status launch_with(const qn_cuda_run *run, int own, qn_error *error)
     if (!aligned || a.m > few_rows[FEW_COUNT - 1] || a.n == 0) {
         const qn_op_desc *desc = run->call->desc;
         const int tensor = own && tensor_of(desc) && has_parts(desc);
-        const int32_t blocks = tensor && aligned ? large_blocks(desc, &a, run->device->sms) : 0;
+        const int32_t blocks = tensor && aligned ? large_blocks(most_large(desc), a.m, a.n, run->device->sms) : 0;
         const int parts = tensor && !blocks && a.m > few_rows[FEW_COUNT - 1] && a.k > 0;
         return launch_tiles(run,
                             blocks    ? LARGE + blocks - 1
@@ -724,8 +785,7 @@ void qn_cuda_mm_own_describe(const qn_ctx *ctx, const qn_op_desc *desc, const qn
         qn_text_add(text, "cut: three int8 digits of x by int8 codes of b, by mma.sync: tiles of %d x %d",
                     QN_CUDA_DIGITS_ROWS, QN_CUDA_DIGITS_COLUMNS);
     } else if (tensor_of(desc)) {
-        const qn_cuda_mm a = {.m = (int32_t)qn_min_i64(m, INT32_MAX), .n = (int32_t)n};
-        tile = large_blocks(desc, &a, cuda->device.sms) ? LARGE_TILE : TILE;
+        tile = large_blocks(most_large(desc), m, n, cuda->device.sms) ? LARGE_TILE : TILE;
         depth = tile == TILE && has_parts(desc) ? tiles_depth(m, n, k) : depth;
         qn_text_add(text, "cut: tiles of %lld x %lld by mma.sync", (long long)tile, (long long)tile);
     } else {

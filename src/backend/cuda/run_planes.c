@@ -1,6 +1,6 @@
-/* Host side of dense_mm on Hopper where operands are floats that are not both bf16 or both f16: those that need it
- * become planes of 16-bit floats (kernels/cuda/mm_planes.cu), which dense_mm.cu multiplies pair by pair. A plan has the
- * portable kernels (run_mm.c) too, which take few rows and operands that the bulk copies cannot take.
+/* Host side of dense_mm where operands are not both bf16 or both f16: those that need it become planes of 16-bit floats
+ * (kernels/cuda/mm_planes.cu), pairs of which are multiplied: on Hopper by dense_mm.cu, else by mm_mma.cu. A plan has
+ * the kernels of run_mm.c too, which take few rows and operands that those cannot take.
  *
  *   x     b      planes of x   of b
  *   f32   bf16   3 bf16        as it is
@@ -10,7 +10,7 @@
  *   f32   f32    2 f16         2 f16
  *   f16   f32    as it is      2 f16
  *   bf16  f32    1 f16         2 f16
- *   GGUF blocks as f32
+ *   GGUF blocks as f32, on Hopper
  *
  * Planes of f16 are those of rows times powers of two, which results take back. */
 #include <string.h>
@@ -22,20 +22,28 @@
 #include "ref/slots.h"
 
 enum {
-    PORTABLE_ROWS = 8,
+    PLAIN_ROWS = 8,
     DIGITS_ROWS = 160,      /* of GGUF blocks: up to here digits are faster, measured on an H200; */
     SHORT_DIGITS_ROWS = 96, /* of groups of 16 */
     PLANE_THREADS = 512,
     PLANE_HELD = 32, /* elements of a thread */
     THREADS = 256,
-    AGAIN_BLOCKS = 8 /* a multiprocessor */
+    AGAIN_BLOCKS = 1 /* a multiprocessor: mostly there is nothing to do */
 };
 
 /* Bytes of planes of x and of b that are made at a time, in rows of whole tiles, so that a workspace has an end. */
 enum { X_AT_ONCE = 512 << 20, B_AT_ONCE = 512 << 20, GRAIN = 256, ALIGN = 128 };
 
 /* Programs behind the portable ones. */
-enum { X_PLANES = 0, B_PLANES, AGAIN, DENSE };
+enum { X_PLANES = 0, B_PLANES, AGAIN, PRODUCT };
+
+/* A row's own: whether it is for every architecture. */
+static const int hopper = 0, portable = 1;
+
+static int is_portable(const qn_kernel *kernel)
+{
+    return *(const int *)((const qn_cuda_impl *)kernel->impl)->own;
+}
 
 /* Planes that an operand becomes; 0: it is multiplied as it is. */
 typedef struct split {
@@ -60,10 +68,12 @@ static int is_gguf(const qn_op_desc *desc)
 
 static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 {
-    (void)kernel;
     const qn_shape *x = &desc->in[QN_DMM_X], *b = &desc->in[QN_DMM_B];
     if (qn_cuda_weight_format(desc) < 0) {
         return "weights of that format have no device code";
+    }
+    if (is_portable(kernel) && is_gguf(desc)) {
+        return "GGUF blocks are multiplied as digits";
     }
     if (x->format == b->format && x->format != QN_F32) {
         return "operands are both bf16 or both f16";
@@ -105,7 +115,6 @@ static void planes_program(int32_t format, int32_t planes, int32_t f16, qn_cuda_
 static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
                         qn_cuda_program *out)
 {
-    (void)kernel;
     const qn_dense_form form = form_of(desc);
     const split s = split_of(desc);
     qn_cuda_program *const own = out + qn_cuda_mm_own_programs(desc, device, out);
@@ -114,24 +123,29 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
     qn_cuda_mm_any_program(desc, &own[AGAIN]);
     own[AGAIN].source = "mm_again.cu";
     own[AGAIN].entry = "qn_mm_again";
-    qn_dense_programs(&form, device, &own[DENSE]);
-    return (int32_t)(own - out) + DENSE + QN_DENSE_PROGRAMS;
+    const int32_t count = (int32_t)(own - out) + PRODUCT;
+    if (is_portable(kernel)) {
+        qn_cuda_mm_planes_programs(desc, form.f16, form.a_planes, form.b_planes, &own[PRODUCT]);
+        return count + QN_CUDA_MM_PLANES_PROGRAMS;
+    }
+    qn_dense_programs(&form, device, &own[PRODUCT]);
+    return count + QN_DENSE_PROGRAMS;
 }
 
-/* Rows up to which the portable kernels are faster. */
-static int64_t portable_rows(const qn_op_desc *desc)
+/* Rows up to which the kernels of run_mm.c are faster. */
+static int64_t plain_rows(const qn_op_desc *desc)
 {
     const int32_t short_groups = qn_cuda_code_group(qn_cuda_weight_format(desc)) == 16;
-    return !is_gguf(desc) ? PORTABLE_ROWS : short_groups ? SHORT_DIGITS_ROWS : DIGITS_ROWS;
+    return !is_gguf(desc) ? PLAIN_ROWS : short_groups ? SHORT_DIGITS_ROWS : DIGITS_ROWS;
 }
 
 /* ---- the run ---- */
 
-/* Rows of x and of b that become planes at a time, and where a workspace has these, their scales and the word that
- * tells of results that are not finite, which is first. */
+/* Rows of x and of b that become planes at a time, and where a workspace has these, their scales, parts of K and,
+ * first, the word that tells of results that are not finite. */
 typedef struct work {
     int64_t rows, columns, row_bytes, x_plane, b_plane;
-    size_t x, b, row_scales, column_scales, total;
+    size_t x, b, row_scales, column_scales, parts, total;
 } work;
 
 static size_t place(size_t *at, int64_t bytes)
@@ -147,7 +161,7 @@ static int64_t at_once(int64_t count, int64_t bytes, int64_t most)
     return qn_min_i64(count, qn_max_i64(1, most / (bytes * GRAIN)) * GRAIN);
 }
 
-static work work_of(const qn_op_desc *desc, int64_t m)
+static work work_of(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m)
 {
     const qn_shape *b = &desc->in[QN_DMM_B];
     const split s = split_of(desc);
@@ -161,16 +175,19 @@ static work work_of(const qn_op_desc *desc, int64_t m)
     w.b = place(&w.total, s.b * w.b_plane);
     w.row_scales = place(&w.total, s.x && s.f16 ? w.rows * 4 : 0);
     w.column_scales = place(&w.total, s.b ? (w.columns + QN_DENSE_PAD) * 4 : 0);
+    w.parts = w.total;
+    if (is_portable(kernel)) {
+        w.total += qn_cuda_mm_planes_workspace(w.rows, w.columns, b->dims[1]);
+    }
     return w;
 }
 
 static size_t workspace(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m, int32_t threads)
 {
-    (void)kernel;
     (void)threads;
-    const size_t portable = qn_cuda_mm_own_workspace(desc, m); /* of operands at any address too */
-    const size_t planes = m > portable_rows(desc) ? work_of(desc, m).total : 0;
-    return portable > planes ? portable : planes;
+    const size_t plain = qn_cuda_mm_own_workspace(desc, m); /* of operands at any address too */
+    const size_t planes = m > plain_rows(desc) ? work_of(kernel, desc, m).total : 0;
+    return plain > planes ? plain : planes;
 }
 
 static void *at(const qn_cuda_run *run, size_t offset)
@@ -188,6 +205,30 @@ static qn_status make_planes(const qn_cuda_run *run, int32_t program, qn_cuda_pl
                                 .shared_bytes = (uint32_t)(threads * 2 * PLANE_HELD * planes),
                                 .dependent = 1};
     return qn_cuda_launch(run, program, &g, arguments, error);
+}
+
+/* Product of operands as they are multiplied. */
+static qn_status multiply(const qn_cuda_run *run, int32_t first, const work *w, const qn_dense_form *form,
+                          const qn_dense_operands *o, qn_error *error)
+{
+    if (!is_portable(run->kernel)) {
+        return qn_dense_launch(run, first, form, o, error);
+    }
+    qn_cuda_mm a = qn_cuda_mm_arguments(run->call);
+    qn_cuda_mm_planes planes = {.x_plane = o->a_plane,
+                                .b_plane = o->b_plane,
+                                .row_scales = o->row_scale,
+                                .column_scales = o->column_scale,
+                                .odd = o->odd};
+    a.x = o->a;
+    a.x_row = o->a_row;
+    a.m = o->m;
+    a.n = a.part[0].n = (int)o->n;
+    a.part[0].b = o->b;
+    a.part[0].b_row = o->b_row;
+    a.part[0].d = o->d;
+    a.part[0].bias = o->bias;
+    return qn_cuda_mm_planes_launch(run, first, &a, &planes, at(run, w->parts), error);
 }
 
 /* As many rows as a workspace has room for, by all columns; is_first: they are the first ones. */
@@ -236,17 +277,18 @@ static qn_status launch_rows(const qn_cuda_run *run, int32_t first, const work *
         }
         part.d = (char *)o.d + n * item;
         part.bias = o.bias ? (const char *)o.bias + n * bias_item : NULL;
-        QN_TRY(qn_dense_launch(run, first + DENSE, form, &part, error));
+        QN_TRY(multiply(run, first + PRODUCT, w, form, &part, error));
     }
     return QN_OK;
 }
 
-/* Whether operands are where the bulk copies, or blocks' words, want them. */
-static int takes(const qn_op_desc *desc, const qn_dense_operands *o)
+/* Whether operands are where bulk copies, or whole units, want them. */
+static int takes(const qn_kernel *kernel, const qn_op_desc *desc, const qn_dense_operands *o)
 {
     const split s = split_of(desc);
     const uint64_t words = is_gguf(desc) ? (uint64_t)qn_cuda_weight_align(qn_cuda_weight_format(desc)) : 1;
-    return (s.x || qn_tile_aligned(o->a, o->a_row, 0)) && (s.b || qn_tile_aligned(o->b, o->b_row, 0)) &&
+    const int whole = !is_portable(kernel) || desc->in[QN_DMM_B].dims[1] % 8 == 0; /* units of rows as they are */
+    return (s.x || qn_tile_aligned(o->a, o->a_row, 0)) && (s.b || (whole && qn_tile_aligned(o->b, o->b_row, 0))) &&
            ((uint64_t)(uintptr_t)o->b | (uint64_t)o->b_row) % words == 0;
 }
 
@@ -268,10 +310,10 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
                            .d_row = d->strides[0],
                            .m = (int32_t)call->sizes.m,
                            .constant = qn_cuda_constant_weights(run)};
-    if (o.m <= portable_rows(desc) || !takes(desc, &o)) {
+    if (o.m <= plain_rows(desc) || !takes(run->kernel, desc, &o)) {
         return qn_cuda_mm_own_launch(run, error);
     }
-    const work w = work_of(desc, o.m);
+    const work w = work_of(run->kernel, desc, o.m);
     for (int64_t m = 0; m < call->sizes.m; m += w.rows) {
         o.a = (const char *)x->data + m * o.a_row;
         o.d = (char *)d->data + m * o.d_row;
@@ -289,23 +331,35 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
 static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes *sizes,
                      qn_text *text)
 {
-    (void)kernel;
     const qn_cuda *cuda = qn_cuda_get(ctx);
-    if (sizes->m <= portable_rows(desc)) {
+    if (sizes->m <= plain_rows(desc)) {
         qn_cuda_mm_own_describe(ctx, desc, sizes, text);
     } else if (cuda) {
         const qn_dense_form form = form_of(desc);
         qn_text_add(text, "planes of %s: %d of x by %d of b\n", form.f16 ? "f16" : "bf16", form.a_planes,
                     form.b_planes);
-        qn_dense_describe(&form, &cuda->device, sizes->m, text);
+        if (is_portable(kernel)) {
+            qn_cuda_mm_planes_describe(&cuda->device, sizes, text);
+        } else {
+            qn_dense_describe(&form, &cuda->device, sizes->m, text);
+        }
     }
 }
 
-static const qn_cuda_impl impl = {.targets = QN_SM_BIT(QN_SM_90A), .programs = programs, .launch = launch};
+static const qn_cuda_impl hopper_impl = {
+    .targets = QN_SM_BIT(QN_SM_90A), .programs = programs, .launch = launch, .own = &hopper};
+static const qn_cuda_impl portable_impl = {
+    .targets = QN_SM_ALL, .programs = programs, .launch = launch, .own = &portable};
+
+#define ROW(name_, level_, status_, impl_)                                                                             \
+    {                                                                                                                  \
+        QN_CUDA_HOOKS, .name = "qn_dense_mm_fp_" name_, .op = QN_OP_DENSE_MM, .level = (level_), .status = (status_),  \
+                       .accepts = accepts, .describe = describe, .workspace_bytes = workspace, .impl = (impl_)         \
+    }
 
 static const qn_kernel kernels[] = {
-    {QN_CUDA_HOOKS, .name = "qn_dense_mm_fp_fp_fp__sm90a_planes", .op = QN_OP_DENSE_MM, .level = "sm_90a",
-     .status = "tested", .accepts = accepts, .describe = describe, .workspace_bytes = workspace, .impl = &impl},
+    ROW("any_fp__sm90a_planes", "sm_90a", "tested", &hopper_impl),
+    ROW("fp_fp__sm80_planes", "sm_80 and later", QN_CUDA_TESTED, &portable_impl),
 };
 
 const qn_cuda_family qn_cuda_planes_family = {kernels, sizeof kernels};
