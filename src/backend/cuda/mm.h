@@ -1,11 +1,15 @@
-/* What the host side of the portable matrix products (run_mm.c) gives to others: to chains (chain.c) and to families of
- * one architecture (run_fp4_mm.c) an operator's operands as the kernels take them; to chains how kernels/cuda/mm_few.cu
- * is cut; to families the portable kernel for what theirs do not take. */
+/* Host side of matrix products by weights of any format: what operands are to device code (mm.c), for all that have
+ * such products; of the portable kernels (run_mm.c) how kernels/cuda/mm_few.cu is cut, for chains (chain.c), and what
+ * families of one architecture (run_fp4_mm.c, run_dense_mm.c, run_planes.c) have beside their own. */
 #ifndef QN_BACKEND_CUDA_MM_H
 #define QN_BACKEND_CUDA_MM_H
 
 #include "backend/cuda/cuda.h"
 #include "kernels/common/cuda_mm.h"
+
+/* A matrix product's rows, and weights, which vq_mm has no one operand of. */
+const qn_shape *qn_cuda_mm_x(const qn_op_desc *desc);
+const qn_shape *qn_cuda_mm_b(const qn_op_desc *desc);
 
 /* Number of f32, f16 or bf16 in device code. */
 int32_t qn_cuda_float_format(qn_format format);
@@ -51,16 +55,17 @@ int32_t qn_cuda_mm_program_count(const qn_op_desc *desc);
 int32_t qn_cuda_mm_programs(const qn_op_desc *desc, const qn_cuda_device *device, qn_cuda_program *out);
 qn_status qn_cuda_mm_launch(const qn_cuda_run *run, qn_error *error);
 
-/* The same with what the portable kernels of a plan of their own have beside these: programs that join parts of K, large
- * tiles, digits of GGUF blocks. */
+/* The same with what the portable kernels of a plan of their own have beside these: programs that join parts of K,
+ * large tiles, digits of GGUF blocks. */
 int32_t qn_cuda_mm_own_count(const qn_op_desc *desc);
 int32_t qn_cuda_mm_own_programs(const qn_op_desc *desc, const qn_cuda_device *device, qn_cuda_program *out);
 size_t qn_cuda_mm_own_workspace(const qn_op_desc *desc, int64_t m);
 qn_status qn_cuda_mm_own_launch(const qn_cuda_run *run, qn_error *error);
 void qn_cuda_mm_own_describe(const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes *sizes, qn_text *text);
 
-/* A product of planes of 16-bit floats by mma.sync (run_planes.c), f16 or bf16, of the descriptor's results: its programs;
- * what parts of K of up to m rows and n columns take; its launch, whose first program is the plan's `first`. */
+/* A product of planes of 16-bit floats by mma.sync (run_planes.c), f16 or bf16, of the descriptor's results: its
+ * programs; what parts of K of up to m rows and n columns take; its launch, whose first program is the plan's `first`.
+ */
 enum { QN_CUDA_MM_PLANES_PROGRAMS = 3 };
 void qn_cuda_mm_planes_programs(const qn_op_desc *desc, int32_t f16, int32_t x_planes, int32_t b_planes,
                                 qn_cuda_program *out);

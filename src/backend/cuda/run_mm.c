@@ -4,16 +4,11 @@
  * A plan has a kernel of tiles for many rows and one for up to 1, 2, 4 and 8 rows each, which read weights by whole
  * units (kernels/cuda/mm_unpack.h); and a kernel of tiles that reads any alignment and K. */
 #include "backend/cuda/mm.h"
-#include "backend/cuda/vq.h"
-
-#include <string.h>
-
 #include "base/checked.h"
-#include "format/format.h"
 #include "ref/slots.h"
 
 enum { TILE = 64, LARGE_TILE = 128, MOST_GRID_Y = 65535 };
-enum { THREADS = 256, WARPS = THREADS / 32, MOST_SHARED = 40 << 10 };
+enum { THREADS = 256 };
 
 /* Programs of a plan; a kernel of its own has more where products are tensor cores': what joins parts of K, and large
  * tiles, one of a multiprocessor, then, where registers are enough, two; where tiles are products by digits, what makes
@@ -32,230 +27,10 @@ enum { MOST_PARTS = 8, BLOCKS_WANTED = 528, LEAST_DEPTH = 256, DEPTH_GRAIN = 128
 /* What mma.sync multiplies: parameter TENSOR of mm_mma.cu. */
 enum { TENSOR_NONE = 0, TENSOR_BF16, TENSOR_F16, TENSOR_I8 };
 
-/* ---- formats ---- */
-
-static const struct {
-    qn_format format;
-    int32_t number;
-} stored_formats[] = {
-    {QN_F32, QN_MM_F32},   {QN_F16, QN_MM_F16},       {QN_BF16, QN_MM_BF16},     {QN_Q4_0, QN_MM_Q4_0},
-    {QN_Q4_1, QN_MM_Q4_1}, {QN_Q5_0, QN_MM_Q5_0},     {QN_Q5_1, QN_MM_Q5_1},     {QN_Q8_0, QN_MM_Q8_0},
-    {QN_Q2_K, QN_MM_Q2_K}, {QN_Q3_K, QN_MM_Q3_K},     {QN_Q4_K, QN_MM_Q4_K},     {QN_Q5_K, QN_MM_Q5_K},
-    {QN_Q6_K, QN_MM_Q6_K}, {QN_IQ4_NL, QN_MM_IQ4_NL}, {QN_IQ4_XS, QN_MM_IQ4_XS}, {QN_I8_K, QN_MM_I8_K},
-};
-
-int32_t qn_cuda_stored_format(qn_format format)
-{
-    for (size_t i = 0; i < sizeof stored_formats / sizeof *stored_formats; i++) {
-        if (stored_formats[i].format == format) {
-            return stored_formats[i].number;
-        }
-    }
-    return -1;
-}
-
-int32_t qn_cuda_float_format(qn_format format)
-{
-    return format == QN_F32 ? QN_MM_F32 : format == QN_F16 ? QN_MM_F16 : QN_MM_BF16;
-}
-
-/* Slots of an operator's operands; -1: it has none. */
-typedef struct slots {
-    int32_t x, x_scale, b, b_scale, bias, b_global; /* x_scale: of rows */
-} slots;
-
-static slots slots_of(qn_op op)
-{
-    switch (op) {
-    case QN_OP_SCALED_MM: return (slots){QN_SMM_A, QN_SMM_SCALE_A, QN_SMM_B, QN_SMM_SCALE_B, QN_SMM_BIAS, -1};
-    case QN_OP_BLOCK_SCALED_MM:
-    case QN_OP_GROUPED_BLOCK_SCALED_MM: return (slots){QN_BMM_A, -1, QN_BMM_B, QN_BMM_SCALE_B, -1, -1};
-    case QN_OP_NVFP4_MM:
-        return (slots){QN_NVMM_X, QN_NVMM_X_SCALE, QN_NVMM_B, QN_NVMM_B_SCALE, QN_NVMM_BIAS, QN_NVMM_B_GLOBAL};
-    case QN_OP_MXFP4_MM: return (slots){QN_MXMM_X, QN_MXMM_X_SCALE, QN_MXMM_B, QN_MXMM_B_SCALE, QN_MXMM_BIAS, -1};
-    case QN_OP_VQ_MM: return (slots){QN_VQMM_X, -1, -1, -1, QN_VQMM_BIAS, -1};
-    default: return (slots){QN_DMM_X, -1, QN_DMM_B, -1, QN_DMM_BIAS, -1};
-    }
-}
-
-int32_t qn_cuda_weight_format(const qn_op_desc *desc)
-{
-    if (desc->op == QN_OP_VQ_MM) {
-        return qn_cuda_vq_few_format(desc);
-    }
-    const qn_format format = desc->in[slots_of(desc->op).b].format;
-    switch (desc->op) {
-    case QN_OP_SCALED_MM: return format == QN_I8 ? QN_MM_I8 : QN_MM_E4M3;
-    case QN_OP_BLOCK_SCALED_MM:
-    case QN_OP_GROUPED_BLOCK_SCALED_MM: return format == QN_F8_E5M2 ? QN_MM_E5M2_BLOCK : QN_MM_E4M3_BLOCK;
-    case QN_OP_NVFP4_MM: return QN_MM_NVFP4;
-    case QN_OP_MXFP4_MM: return QN_MM_MXFP4;
-    default: return qn_cuda_stored_format(format);
-    }
-}
-
-int32_t qn_cuda_weight_unit(int32_t format)
-{
-    switch (format) {
-    case QN_MM_F32: return 4;
-    case QN_MM_F16:
-    case QN_MM_BF16:
-    case QN_MM_AQLM:
-    case QN_MM_GPTVQ: return 8;
-    case QN_MM_VPTQ: return 1;
-    case QN_MM_Q4_0:
-    case QN_MM_Q4_1:
-    case QN_MM_Q5_0:
-    case QN_MM_Q5_1:
-    case QN_MM_Q8_0:
-    case QN_MM_IQ4_NL:
-    case QN_MM_IQ4_XS:
-    case QN_MM_MXFP4: return 32;
-    default: return 16;
-    }
-}
-
-int32_t qn_cuda_weight_align(int32_t format)
-{
-    switch (format) {
-    case QN_MM_Q4_0:
-    case QN_MM_Q5_0:
-    case QN_MM_Q8_0:
-    case QN_MM_Q3_K:
-    case QN_MM_Q6_K:
-    case QN_MM_IQ4_NL: return 2;
-    case QN_MM_Q4_1:
-    case QN_MM_Q5_1:
-    case QN_MM_Q2_K:
-    case QN_MM_Q4_K:
-    case QN_MM_Q5_K:
-    case QN_MM_IQ4_XS:
-    case QN_MM_I8_K: return 4; /* blocks of whole words */
-    case QN_MM_NVFP4: return 8;
-    case QN_MM_AQLM:
-    case QN_MM_GPTVQ:
-    case QN_MM_VPTQ: return 1; /* qn_cuda_vq_few_takes knows more */
-    default: return 16;
-    }
-}
-
-/* Registers that a loaded unit takes, of vectors decoded; for each column. */
-static int32_t unit_words(int32_t format)
-{
-    switch (format) {
-    case QN_MM_VPTQ: return 1;
-    case QN_MM_NVFP4: return 3;
-    case QN_MM_AQLM:
-    case QN_MM_GPTVQ: return 8;
-    case QN_MM_Q8_0: return 9;
-    default: return format >= QN_MM_Q2_K && format <= QN_MM_Q6_K ? 10 : 5;
-    }
-}
-
-int32_t qn_cuda_row_format(const qn_op_desc *desc)
-{
-    if (desc->op == QN_OP_BLOCK_SCALED_MM || desc->op == QN_OP_GROUPED_BLOCK_SCALED_MM) {
-        return QN_MM_A_BLOCK;
-    }
-    if (desc->op == QN_OP_NVFP4_MM && desc->in[QN_NVMM_A].format) {
-        return QN_MM_A_NVFP4;
-    }
-    const qn_format x = desc->in[slots_of(desc->op).x].format;
-    return x == QN_I8 ? QN_MM_A_I8 : x == QN_F8_E4M3 ? QN_MM_A_E4M3 : QN_MM_PLAIN;
-}
-
-/* ---- programs ---- */
-
-/* Of eight rows that a code stands for a warp has all or, where there are few, half; and of K as small a part as the
- * device has room for. */
-static qn_cuda_few vptq_shape(int64_t n, int64_t steps, int32_t sms)
-{
-    qn_cuda_few f = {.columns = n >= 8 * (int64_t)sms ? 8 : 4, .split = WARPS};
-    while (f.split > 1 && n * f.split > (int64_t)2 * sms * WARPS * f.columns && steps <= 6 * (f.split / 2)) {
-        f.split /= 2;
-    }
-    return f;
-}
-
-qn_cuda_few qn_cuda_few_shape(int32_t format, int64_t n, int64_t k, int32_t rows, int32_t chain, int32_t sms)
-{
-    const int64_t unit = qn_cuda_weight_unit(format), steps = qn_max_i64(1, qn_ceil_div(qn_ceil_div(k, unit), 32));
-    const int64_t warps = (int64_t)sms * WARPS, words = unit_words(format);
-    const int64_t item = format == QN_MM_I8 ? 1 : 4, gap = unit > 4 && format != QN_MM_I8 ? 4 : 0;
-    /* a chain's blocks go on to further columns: no more of them a warp than hide memory's latency, of vectors one */
-    const int vectors = format >= QN_MM_AQLM && format <= QN_MM_VPTQ;
-    /* vectors are decoded before x is there, all of a row of 576 elements: two blocks a multiprocessor then */
-    const int64_t room = vectors ? 48 : 40;
-    qn_cuda_few f = {.columns = n >= 16 * warps && !chain ? 4 : n >= 2 * warps && !vectors ? 2 : 1, .split = 1};
-    if (format == QN_MM_VPTQ) {
-        f = vptq_shape(n, steps, sms);
-    }
-    while (f.split < 4 && f.columns == 1 && n * f.split < warps && steps >= 2 * f.split) {
-        f.split *= 2;
-    }
-    f.steps =
-        (int32_t)qn_max_i64(1, qn_min_i64(qn_min_i64(qn_ceil_div(steps, f.split), 6), room / (f.columns * words)));
-    const int64_t all = rows * qn_ceil_div(k, unit) * (unit + gap) * item;
-    f.whole = chain || all <= MOST_SHARED;
-    if (f.whole) {
-        f.shared_bytes = (int32_t)qn_min_i64(qn_max_i64(all, 16), INT32_MAX);
-        return f;
-    }
-    const int64_t pass = rows * 32 * (unit + gap) * item;
-    while (f.steps > 1 && pass * f.steps * f.split > MOST_SHARED) {
-        f.steps--;
-    }
-    while (f.split > 1 && pass * f.steps * f.split > MOST_SHARED) {
-        f.split /= 2;
-    }
-    f.shared_bytes = (int32_t)(pass * f.steps * f.split);
-    return f;
-}
-
-uint32_t qn_cuda_few_blocks(const qn_cuda_few *few, int64_t n)
-{
-    return (uint32_t)qn_ceil_div(n, (int64_t)few->columns * (WARPS / few->split));
-}
-
-void qn_cuda_few_define(const qn_cuda_few *few, int32_t rows, qn_cuda_program *program)
-{
-    qn_cuda_define(program, "ROWS", rows);
-    qn_cuda_define(program, "COLUMNS", few->columns);
-    qn_cuda_define(program, "SPLIT", few->split);
-    qn_cuda_define(program, "STEPS", few->steps);
-    qn_cuda_define(program, "WHOLE", few->whole);
-}
-
-qn_format qn_cuda_mm_bias(const qn_op_desc *desc)
-{
-    const int32_t bias = slots_of(desc->op).bias;
-    return bias >= 0 ? desc->in[bias].format : QN_FORMAT_NONE;
-}
-
-void qn_cuda_mm_define(const qn_op_desc *desc, qn_format bias, qn_cuda_program *program)
-{
-    const int32_t out = desc->attr[QN_ATTR_OUT].i;
-    const int scaled = desc->op == QN_OP_SCALED_MM;
-    qn_cuda_define(program, "B_FORMAT", qn_cuda_weight_format(desc));
-    qn_cuda_define(program, "OUT", out == QN_OUT_F32 ? QN_MM_F32 : out == QN_OUT_F16 ? QN_MM_F16 : QN_MM_BF16);
-    qn_cuda_define(program, "BIAS", bias ? qn_cuda_float_format(bias) + 1 : 0);
-    qn_cuda_define(program, "AZP",
-                   !scaled || !desc->in[QN_SMM_AZP_ADJ].format ? 0
-                   : desc->in[QN_SMM_AZP].format               ? 2
-                                                               : 1);
-}
-
-int64_t qn_cuda_mm_depth(const qn_op_desc *desc)
-{
-    const slots s = slots_of(desc->op);
-    const int fp4 = desc->op == QN_OP_NVFP4_MM || desc->op == QN_OP_MXFP4_MM;
-    return desc->in[s.b].dims[1] * (fp4 ? 2 : 1);
-}
-
 static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 {
     (void)kernel;
-    const qn_shape *b = &desc->in[slots_of(desc->op).b];
+    const qn_shape *b = qn_cuda_mm_b(desc);
     if (qn_cuda_weight_format(desc) < 0) {
         return "weights of that format have no device code";
     }
@@ -266,7 +41,7 @@ static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 static int32_t tensor_of(const qn_op_desc *desc)
 {
     const int plain = qn_cuda_row_format(desc) == QN_MM_PLAIN;
-    const qn_format x = desc->in[slots_of(desc->op).x].format;
+    const qn_format x = qn_cuda_mm_x(desc)->format;
     switch (qn_cuda_weight_format(desc)) {
     case QN_MM_I8: return TENSOR_I8;
     case QN_MM_E4M3:
@@ -287,11 +62,6 @@ static int by_digits(const qn_op_desc *desc)
     return desc->op == QN_OP_DENSE_MM && format >= QN_MM_Q4_0 && format <= QN_MM_I8_K;
 }
 
-int64_t qn_cuda_code_group(int32_t format)
-{
-    return format == QN_MM_Q2_K || format == QN_MM_Q3_K || format == QN_MM_Q6_K || format == QN_MM_I8_K ? 16 : 32;
-}
-
 /* Blocks of large tiles that a multiprocessor has registers for; block-scaled sums are twice as many. */
 static int32_t most_large(const qn_op_desc *desc)
 {
@@ -304,7 +74,7 @@ static void define_operands(const qn_op_desc *desc, int32_t aligned, qn_cuda_pro
     const int32_t act = qn_cuda_row_format(desc);
     qn_cuda_mm_define(desc, qn_cuda_mm_bias(desc), p);
     qn_cuda_define(p, "A_FORMAT", act);
-    qn_cuda_define(p, "X_FORMAT", act ? 0 : qn_cuda_float_format(desc->in[slots_of(desc->op).x].format));
+    qn_cuda_define(p, "X_FORMAT", act ? 0 : qn_cuda_float_format(qn_cuda_mm_x(desc)->format));
     qn_cuda_define(p, "ALIGNED", aligned);
 }
 
@@ -348,7 +118,7 @@ int32_t qn_cuda_mm_program_count(const qn_op_desc *desc)
 int32_t qn_cuda_mm_programs(const qn_op_desc *desc, const qn_cuda_device *device, qn_cuda_program *out)
 {
     const int32_t format = qn_cuda_weight_format(desc), count = qn_cuda_mm_program_count(desc);
-    const int64_t n = desc->in[slots_of(desc->op).b].dims[0], k = qn_cuda_mm_depth(desc);
+    const int64_t n = qn_cuda_mm_b(desc)->dims[0], k = qn_cuda_mm_depth(desc);
     for (int32_t i = 0; i < count; i++) {
         qn_cuda_program *p = &out[i];
         if (i < FEW) {
@@ -413,85 +183,6 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
 }
 
 /* ---- the run ---- */
-
-/* Step from one scale, zero point or the like to the next; 0: there is one for all. */
-static int64_t vector_step(const qn_view *v)
-{
-    if (v->shape.ndim == 2) {
-        return v->strides[0];
-    }
-    return v->shape.ndim == 0 || v->shape.dims[0] == 1 ? 0 : 4;
-}
-
-static int64_t scale_step(const qn_view *v)
-{
-    return v->shape.ndim == 2 && v->shape.dims[0] == 1 ? 0 : vector_step(v);
-}
-
-qn_cuda_mm_part qn_cuda_mm_part_of(const qn_op_desc *desc, const qn_args *args)
-{
-    const slots s = slots_of(desc->op);
-    const qn_mut_view *d = &args->out[QN_MM_OUT_D];
-    qn_cuda_mm_part p = {.d = d->data, .d_row = d->strides[0]};
-    if (desc->op == QN_OP_VQ_MM) {
-        qn_cuda_vq_few_bind(desc, args, &p);
-    } else {
-        p.b = args->in[s.b].data;
-        p.b_row = args->in[s.b].strides[0];
-        p.n = (int32_t)desc->in[s.b].dims[0];
-    }
-    if (s.b_scale >= 0) {
-        const qn_view *scale = &args->in[s.b_scale];
-        p.b_scale = scale->data;
-        p.b_scale_row = desc->op == QN_OP_SCALED_MM ? scale_step(scale) : scale->strides[0];
-    }
-    p.b_global = s.b_global >= 0 ? args->in[s.b_global].data : NULL;
-    p.bias = s.bias >= 0 ? args->in[s.bias].data : NULL;
-    p.azp_adj = desc->op == QN_OP_SCALED_MM ? args->in[QN_SMM_AZP_ADJ].data : NULL;
-    return p;
-}
-
-int qn_cuda_mm_aligned(int32_t format, const qn_cuda_mm_part *part, int64_t k)
-{
-    const uint64_t align = (uint64_t)qn_cuda_weight_align(format);
-    return k % qn_cuda_weight_unit(format) == 0 && ((uint64_t)(uintptr_t)part->b | (uint64_t)part->b_row) % align == 0;
-}
-
-qn_cuda_mm qn_cuda_mm_arguments(const qn_run_call *call)
-{
-    const qn_op_desc *desc = call->desc;
-    const qn_view *in = call->args->in;
-    qn_cuda_mm a;
-    memset(&a, 0, sizeof a);
-    a.part[0] = qn_cuda_mm_part_of(desc, call->args);
-    a.m = (int32_t)qn_min_i64(call->sizes.m, INT32_MAX);
-    a.n = a.part[0].n;
-    a.k = (int32_t)qn_cuda_mm_depth(desc);
-    const slots s = slots_of(desc->op);
-    const qn_view *x = &in[s.x];
-    if (s.x_scale >= 0 && desc->in[s.x_scale].format) {
-        a.x_scale = in[s.x_scale].data;
-        a.x_scale_row = scale_step(&in[s.x_scale]);
-    }
-    if (desc->op == QN_OP_SCALED_MM) {
-        a.azp = in[QN_SMM_AZP].data;
-        a.azp_row = in[QN_SMM_AZP].shape.ndim == 2 ? in[QN_SMM_AZP].strides[0] : 4;
-    } else if (desc->op == QN_OP_BLOCK_SCALED_MM) {
-        const int col = desc->attr[QN_ATTR_SCALE_LAYOUT].i == QN_SCALE_COL;
-        const int64_t step = in[QN_BMM_SCALE_A].strides[0];
-        a.x_scale = in[QN_BMM_SCALE_A].data;
-        a.x_scale_row = col ? 4 : step;
-        a.x_scale_block = col ? step : 4;
-    } else if (desc->op == QN_OP_NVFP4_MM && desc->in[QN_NVMM_A].format) {
-        x = &in[QN_NVMM_A];
-        a.x_scale = in[QN_NVMM_A_SCALE].data;
-        a.x_scale_row = in[QN_NVMM_A_SCALE].strides[0];
-        a.x_global = in[QN_NVMM_A_GLOBAL].data;
-    }
-    a.x = x->data;
-    a.x_row = x->strides[0];
-    return a;
-}
 
 /* Depth of parts of K, the same on every device, as the workspace is made for it: of so many tiles of wanted ones. */
 static int64_t depth_of(int64_t tiles, int64_t wanted, int64_t k)
@@ -645,7 +336,7 @@ static digits_cut digits_cut_of(const qn_op_desc *desc, int64_t m)
 /* Of any number of rows up to m: more of them have fewer parts. */
 size_t qn_cuda_mm_own_workspace(const qn_op_desc *desc, int64_t m)
 {
-    const int64_t n = desc->in[slots_of(desc->op).b].dims[0], k = qn_cuda_mm_depth(desc);
+    const int64_t n = qn_cuda_mm_b(desc)->dims[0], k = qn_cuda_mm_depth(desc);
     const int digits = by_digits(desc);
     if (m <= few_rows[FEW_COUNT - 1] || n == 0 || k == 0 || !has_parts(desc)) {
         return 0;
