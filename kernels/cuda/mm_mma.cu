@@ -37,7 +37,6 @@
 #define CHAIN (256 / STEP) /* steps */
 #define PLANES_ARGUMENT , const __grid_constant__ qn_cuda_mm_planes planes
 #else
-#define PAIRS 1
 #define PLANES_ARGUMENT
 #endif
 #define PLAIN_X (TENSOR == 3 || A_FORMAT == QN_MM_PLAIN) /* rows are as they are multiplied */

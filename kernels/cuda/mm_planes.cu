@@ -10,8 +10,8 @@
  * Host contract
  *   Parameters: B_FORMAT of the rows (kernels/common/cuda_mm.h), blocks at addresses that their words want; PLANES; HALF
  *   1: f16
- *   Launch: block of whole warps, at most 512 threads, with 64 bytes of dynamic shared memory for each
- *   plane of each, grid {rows} */
+ *   Launch: block of whole warps, at most 512 threads, of blocks with 64 bytes of dynamic shared memory
+ *   for each plane of each, grid {rows} */
 #define ALIGNED 1
 #include "mm_unpack.h"
 

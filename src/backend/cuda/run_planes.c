@@ -109,7 +109,7 @@ static void planes_program(int32_t format, int32_t planes, int32_t f16, qn_cuda_
     qn_cuda_define(p, "B_FORMAT", format);
     qn_cuda_define(p, "PLANES", planes ? planes : 1); /* of an operand that becomes none it is not run */
     qn_cuda_define(p, "HALF", f16);
-    p->shared_bytes = PLANE_THREADS * 2 * PLANE_HELD * (planes ? planes : 1);
+    p->shared_bytes = format > QN_MM_BF16 ? PLANE_THREADS * 2 * PLANE_HELD * planes : 0; /* blocks are turned in it */
 }
 
 static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
@@ -196,14 +196,14 @@ static void *at(const qn_cuda_run *run, size_t offset)
 }
 
 static qn_status make_planes(const qn_cuda_run *run, int32_t program, qn_cuda_planes *p, int64_t rows, int32_t planes,
-                             qn_error *error)
+                             int is_blocks, qn_error *error)
 {
     void *const arguments[] = {p};
     const int64_t threads = qn_min_i64(PLANE_THREADS, qn_ceil_div(p->k, PLANE_HELD * 32) * 32);
     const qn_cuda_geometry g = {.grid = {(uint32_t)rows, 1, 1},
                                 .block = {(uint32_t)threads, 1, 1},
-                                .shared_bytes = (uint32_t)(threads * 2 * PLANE_HELD * planes),
-                                .dependent = 1};
+                                .shared_bytes = is_blocks ? (uint32_t)(threads * 2 * PLANE_HELD * planes) : 0,
+                                .dependent = run->device->major >= 9};
     return qn_cuda_launch(run, program, &g, arguments, error);
 }
 
@@ -249,7 +249,7 @@ static qn_status launch_rows(const qn_cuda_run *run, int32_t first, const work *
                             .to_row = w->row_bytes,
                             .to_plane = w->x_plane,
                             .k = (int)form->k};
-        QN_TRY(make_planes(run, first + X_PLANES, &p, o.m, s.x, error));
+        QN_TRY(make_planes(run, first + X_PLANES, &p, o.m, s.x, 0, error));
         o.a = p.to;
         o.a_row = p.to_row;
         o.a_plane = p.to_plane;
@@ -268,7 +268,7 @@ static qn_status launch_rows(const qn_cuda_run *run, int32_t first, const work *
                                 .to_row = w->row_bytes,
                                 .to_plane = w->b_plane,
                                 .k = (int)form->k};
-            QN_TRY(make_planes(run, first + B_PLANES, &p, part.n, s.b, error));
+            QN_TRY(make_planes(run, first + B_PLANES, &p, part.n, s.b, is_gguf(desc), error));
             part.b = p.to;
             part.b_row = p.to_row;
             part.b_plane = p.to_plane;
@@ -323,8 +323,9 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     qn_cuda_mm a = qn_cuda_mm_arguments(call);
     const int32_t *odd = at(run, 0);
     void *const arguments[] = {&a, &odd};
-    const qn_cuda_geometry g = {
-        .grid = {(uint32_t)(run->device->sms * AGAIN_BLOCKS), 1, 1}, .block = {THREADS, 1, 1}, .dependent = 1};
+    const qn_cuda_geometry g = {.grid = {(uint32_t)(run->device->sms * AGAIN_BLOCKS), 1, 1},
+                                .block = {THREADS, 1, 1},
+                                .dependent = run->device->major >= 9};
     return qn_cuda_launch(run, first + AGAIN, &g, arguments, error);
 }
 

@@ -336,6 +336,12 @@ FAKE cu_result cuLaunchKernelEx(const cu_launch_config *config, cu_function func
     if ((int32_t)config->shared_bytes > shared) {
         return 1;
     }
+    for (uint32_t i = 0; i < config->attribute_count; i++) {
+        const int32_t id = config->attributes[i].id;
+        if (cc_major < 9 && (id == CU_LAUNCH_CLUSTER_DIMENSION || id == CU_LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION)) {
+            return 801; /* CUDA_ERROR_NOT_SUPPORTED */
+        }
+    }
     last.launches++;
     memcpy(last.grid, config->grid, sizeof last.grid);
     last.block = config->block[0];
