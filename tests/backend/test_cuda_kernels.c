@@ -18,6 +18,7 @@
 #include "backend/launches.h"
 #include "backend/turns.h"
 #include "base/clock.h"
+#include "kernels/structure.h"
 #include "op/random_cases.h"
 
 enum { MOST_WORK = 1 << 26 };
@@ -514,6 +515,67 @@ static void planes_agree(void **state)
     assert_int_equal(failures, before);
 }
 
+/* Sums that random operands would not find wrong, by every kernel that takes them. */
+static void structured_operands_agree(void **state)
+{
+    (void)state;
+    static const char *const cases[] = {"dense_mm m=9 n=24 k=8192 out=f32",
+                                        "dense_mm m=1 n=24 k=14336 x=bf16 b=bf16 out=f32",
+                                        "dense_mm m=8 n=24 k=14336 x=bf16 b=bf16 out=f32",
+                                        "dense_mm m=136 n=264 k=14336 x=bf16 b=bf16 out=f32",
+                                        "dense_mm m=8 n=24 k=14336 x=f16 b=f16 out=f32",
+                                        "dense_mm m=136 n=264 k=14336 x=f16 b=f16 out=f32",
+                                        "dense_mm m=136 n=72 k=8192 x=bf16 b=f16 out=f32",
+                                        "dense_mm m=24 n=24 k=4096 b=q4_1 out=f32",
+                                        "scaled_mm m=24 n=24 k=8192 a=f8_e4m3 out=f32",
+                                        "scaled_mm m=24 n=24 k=8192 a=f8_e4m3 scale_a=token scale_b=channel out=f32",
+                                        "block_scaled_mm m=24 n=24 k=8192 out=f32",
+                                        "block_scaled_mm m=136 n=136 k=8192 out=f32",
+                                        "nvfp4_mm m=24 n=24 k=14336 x=bf16 out=f32",
+                                        "mxfp4_mm m=24 n=24 k=8192 x=bf16 out=f32",
+                                        "silu_mul m=8 k=304 out=f32",
+                                        "rmsnorm m=8 k=4096",
+                                        "attention m=70 n=700 k=128 e=3 g=1",
+                                        "attention m=1 n=4100 k=64 e=2 g=2 k=f16 v=f16 causal=0"};
+    leave_out_of_brief("structured operands: kernels and paths are those of the case table");
+    need_device();
+    qn_error error = {0};
+    const int before = failures, first = runs;
+    must(qn_stream_create(ctx, &stream, &error), &error, "stream");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *const text = cases[i];
+        const qn_kernel *kernel;
+        if (word && !strstr(text, word)) {
+            continue;
+        }
+        for (int32_t j = 0; (kernel = qn_backend_cuda_row.kernel_at(j)); j++) {
+            qn_op_desc desc;
+            must(qn_op_desc_parse(text, &desc, &error), &error, text);
+            if (kernel->op != desc.op || qn_cuda_kernel_refusal(ctx, kernel) || kernel->accepts(kernel, &desc) ||
+                !turns_is_mine(&deal)) {
+                continue;
+            }
+            problem p;
+            void *in[QN_MAX_IN];
+            problem_fill(&p, text, 0);
+            for (int s = 0; s < QN_MAX_IN; s++) {
+                in[s] = p.in[s].dense;
+            }
+            structure_operands(&p.desc, in, 0);
+            problem_want(&p, text);
+            worst = 0.0;
+            qn_plan *const plan = plan_of(kernel, text, &p.desc);
+            run_layout(&p, plan, 0, 0, 0, 0, text);
+            printf("structured, %s, %s: error %.3g of the allowed\n", kernel->name, text, worst);
+            qn_plan_destroy(plan);
+            problem_free(&p);
+        }
+    }
+    qn_stream_destroy(ctx, stream);
+    printf("structured: %d runs, %d wrong\n", runs - first, failures - before);
+    assert_int_equal(failures, before);
+}
+
 /* Tensors with one scale in one launch, on cards of so few multiprocessors that small ones are large: what just fits
  * shared memory, and with it registers, and with them the ring, one slot more, and many; with elements left over. */
 static void whole_tensors_agree(void **state)
@@ -747,6 +809,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_cut_agrees),
         cmocka_unit_test(every_deal_agrees),
         cmocka_unit_test(planes_agree),
+        cmocka_unit_test(structured_operands_agree),
         cmocka_unit_test(whole_tensors_agree),
         cmocka_unit_test(patterns_of_attention_agree),
         cmocka_unit_test(warm_plans_are_quick),

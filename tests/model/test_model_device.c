@@ -860,7 +860,7 @@ static int start(void **state)
     char text[128];
     snprintf(text, sizeof text, "%s", path_of("text"));
     FILE *file = fopen(text, "w");
-    for (int i = 0; file && i < 1200; i++) {
+    for (int i = 0; file && i < 600; i++) {
         fputc(' ' + i * i % 89, file);
     }
     failed |= !file || fclose(file) != 0;

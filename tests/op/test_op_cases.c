@@ -107,8 +107,30 @@ static void each_test_row(void (*fn)(const char *text, int exact))
     }
 }
 
+/* Tiled scales have no rows to put apart. */
+static int may_be_strided(const char *text)
+{
+    return strstr(text, "swizzled") == NULL;
+}
+
+/* What a run gives is like itself, as the judge sees it. */
+static void judge_itself(const job *a, const job *b, int exact)
+{
+    qn_view want[QN_MAX_OUT], got[QN_MAX_OUT];
+    views_of(a, want);
+    views_of(b, got);
+    qn_case_result result;
+    assert_int_equal(qn_case_judge(&a->desc, want, got, a->args.in, exact, &result, NULL), QN_OK);
+    assert_true(result.pass);
+    assert_true(result.max_error == 0.0);
+}
+
+/* Random operands are run again strided, below. */
 static void row_repeats(const char *text, int exact)
 {
+    if (!exact && may_be_strided(text)) {
+        return;
+    }
     job a, b;
     job_make(&a, text, exact);
     job_make(&b, text, exact);
@@ -119,18 +141,12 @@ static void row_repeats(const char *text, int exact)
     }
     job_run(&a);
     job_run(&b);
-    qn_view want[QN_MAX_OUT], got[QN_MAX_OUT];
-    views_of(&a, want);
-    views_of(&b, got);
     for (int i = 0; i < QN_MAX_OUT; i++) {
         if (a.out_data[i] && memcmp(a.out_data[i], b.out_data[i], bytes_of(&a.out[i])) != 0) {
             fail_msg("%s: output %d differs from run to run, or is not written whole", text, i);
         }
     }
-    qn_case_result result;
-    assert_int_equal(qn_case_judge(&a.desc, want, got, a.args.in, exact, &result, NULL), QN_OK);
-    assert_true(result.pass);
-    assert_true(result.max_error == 0.0);
+    judge_itself(&a, &b, exact);
     job_free(&a);
     job_free(&b);
 }
@@ -176,13 +192,19 @@ static int64_t rows_of(const qn_shape *shape)
 
 static void row_strided(const char *text, int exact)
 {
-    if (exact || strstr(text, "swizzled")) { /* tiled scales have no rows to put apart */
+    if (exact || !may_be_strided(text)) {
         return;
     }
     job a, b;
     job_make(&a, text, 0);
     job_make(&b, text, 0);
+    for (int i = 0; i < QN_MAX_OUT; i++) { /* another pattern than the other's: an element left unwritten differs */
+        if (a.out_data[i]) {
+            memset(a.out_data[i], 0x5A, bytes_of(&a.out[i]));
+        }
+    }
     job_run(&a);
+    judge_itself(&a, &a, 0);
     for (int i = 0; i < QN_MAX_IN; i++) {
         const qn_shape *shape = &b.desc.in[i];
         if (!qn_op_has(&b.desc, i) || shape->ndim < 2) {
@@ -211,7 +233,11 @@ static void row_strided(const char *text, int exact)
     }
     job_run(&b);
     for (int i = 0; i < QN_MAX_OUT; i++) {
-        if (b.out[i].format == QN_FORMAT_NONE || b.out[i].ndim < 2) {
+        if (b.out[i].format == QN_FORMAT_NONE) {
+            continue;
+        }
+        if (b.out[i].ndim < 2) {
+            assert_memory_equal(b.out_data[i], a.out_data[i], bytes_of(&b.out[i]));
             continue;
         }
         size_t row = 0;
