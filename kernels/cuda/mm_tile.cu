@@ -1,12 +1,13 @@
 /* d = x b^T with weights of any format, many rows: tiles of 64 x 64, both operands as floats (int8: as they are)
- * in shared memory, sums in the order of K by fused multiply-adds (int8: by dot products of four, exact). Rows of x
- * are never rounded to a smaller type.
+ * in shared memory, sums in the order of K by fused multiply-adds (int8: by dot products of four, exact). A chain of
+ * them begins anew every 256 of K, as roundings of equal products agree. Rows of x are never rounded to a smaller type.
  *
  * Host contract
  *   Parameters: those of mm_common.h
  *   Launch: block 256, no dynamic shared memory, grid {ceil(N / 64), ceil(M / 64)} */
 #define TILE 64
 #define STEP 32
+#define CHAIN 256 /* a multiple of it */
 #define THREADS 256
 #include "mm_staged.h"
 
@@ -142,6 +143,21 @@ DEV void multiply(const item *x_tile, const item *b_tile, int x, int y, sum_t su
 #endif
 }
 
+#if !INT_SUMS
+/* Adds a chain to those before it; the last one's sums are all of it. */
+DEV void end_chain(float before[4][4], float sums[4][4], bool last)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            before[i][j] = before[i][j] + sums[i][j];
+            sums[i][j] = last ? before[i][j] : 0.0f;
+        }
+    }
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_mm_tile(const __grid_constant__ qn_cuda_mm a)
 {
     __shared__ __align__(16) item x_tile[TILE * PITCH], b_tile[TILE * PITCH];
@@ -150,6 +166,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_mm_tile(const __grid
     const int column0 = (int)blockIdx.x * TILE, row0 = (int)blockIdx.y * TILE;
     const int x = (int)threadIdx.x % 16, y = (int)threadIdx.x / 16;
     sum_t sums[4][4] = {};
+#if !INT_SUMS
+    float before[4][4] = {};
+#endif
     staged next;
     fetch(a, row0, column0, 0, &next);
     for (int k0 = 0; k0 < a.k; k0 += STEP) {
@@ -160,6 +179,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_mm_tile(const __grid
         }
         multiply(x_tile, b_tile, x, y, sums);
         __syncthreads();
+#if !INT_SUMS
+        if ((k0 + STEP) % CHAIN == 0 || k0 + STEP >= a.k) {
+            end_chain(before, sums, k0 + STEP >= a.k);
+        }
+#endif
     }
     const qn_cuda_mm_part &p = a.part[0];
 #pragma unroll
