@@ -361,7 +361,8 @@ static void pack(subject *s)
     }
 }
 
-/* All rows, in runs of random sizes; any order where the operator has none of its own. */
+/* All rows, in runs of random sizes; any order where the operator has none of its own. Of stored weights that every run
+ * packs, few runs. */
 static void deal(const subject *s, const qn_exec *exec, int packed, void *const got[QN_MAX_OUT])
 {
     int32_t order[ROWS];
@@ -372,7 +373,8 @@ static void deal(const subject *s, const qn_exec *exec, int packed, void *const 
     }
     for (int64_t first = 0; first < ROWS;) {
         static const int64_t sizes[] = {1, 2, 3, 7, 8, 9, 16, 17, ROWS};
-        const int64_t some = sizes[below(9)], count = some < ROWS - first ? some : ROWS - first;
+        const int64_t some = s->packed && !packed ? sizes[6 + below(3)] : sizes[below(9)],
+                      count = some < ROWS - first ? some : ROWS - first;
         run_rows(s, order + first, count, below(4), below(4), packed, exec, got);
         first += count;
     }

@@ -3,7 +3,7 @@
  * threads. Random mixes, against each text evaluated alone, token by token, on one
  * thread at the same level: on a synthetic model in every scheme at every level of
  * the machine, on ones with biases and norms of heads, and on the real model (its path in QN_TEST_MODEL).
- * QN_TEST_MIXES: how many mixes (60); from 1000 on the real model too runs every scheme and level. */
+ * QN_TEST_MIXES: how many mixes (40); from 1000 on the real model too runs every scheme and level. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -318,7 +318,7 @@ static int32_t wanted_mixes(void)
 {
     const char *text = getenv("QN_TEST_MIXES");
     const int32_t n = text ? (int32_t)strtol(text, NULL, 10) : 0;
-    return n > 0 ? n : 60;
+    return n > 0 ? n : 40;
 }
 
 static int32_t layers_of(const char *model)
