@@ -143,20 +143,18 @@ DEV void multiply(const item *x_tile, const item *b_tile, int x, int y, sum_t su
 #endif
 }
 
-#if !INT_SUMS
-/* Adds a chain to those before it; the last one's sums are all of it. */
-DEV void end_chain(float before[4][4], float sums[4][4], bool last)
+/* Adds a chain to the sums, and begins the next. */
+DEV void end_chain(sum_t part[4][4], sum_t sums[4][4])
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            before[i][j] = before[i][j] + sums[i][j];
-            sums[i][j] = last ? before[i][j] : 0.0f;
+            sums[i][j] += part[i][j];
+            part[i][j] = 0;
         }
     }
 }
-#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_mm_tile(const __grid_constant__ qn_cuda_mm a)
 {
@@ -165,10 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_mm_tile(const __grid
     wait_before();
     const int column0 = (int)blockIdx.x * TILE, row0 = (int)blockIdx.y * TILE;
     const int x = (int)threadIdx.x % 16, y = (int)threadIdx.x / 16;
-    sum_t sums[4][4] = {};
-#if !INT_SUMS
-    float before[4][4] = {};
-#endif
+    sum_t part[4][4] = {}, sums[4][4] = {};
     staged next;
     fetch(a, row0, column0, 0, &next);
     for (int k0 = 0; k0 < a.k; k0 += STEP) {
@@ -177,13 +172,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_mm_tile(const __grid
         if (k0 + STEP < a.k) {
             fetch(a, row0, column0, k0 + STEP, &next);
         }
-        multiply(x_tile, b_tile, x, y, sums);
+        multiply(x_tile, b_tile, x, y, part);
         __syncthreads();
-#if !INT_SUMS
         if ((k0 + STEP) % CHAIN == 0 || k0 + STEP >= a.k) {
-            end_chain(before, sums, k0 + STEP >= a.k);
+            end_chain(part, sums);
         }
-#endif
     }
     const qn_cuda_mm_part &p = a.part[0];
 #pragma unroll

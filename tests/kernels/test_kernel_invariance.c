@@ -29,7 +29,7 @@ static qn_ctx *ctx;
 static qn_pool *pools[4];
 static qn_rng rng = {SEED};
 static int deals = 1;     /* times the rows are dealt anew: QN_TEST_DEALS */
-static int32_t alone = 3; /* every so manieth row is run alone */
+static int32_t alone = 3; /* one of so many rows is run alone */
 
 static int64_t below(int64_t n)
 {
@@ -372,9 +372,10 @@ static void deal(const subject *s, const qn_exec *exec, int packed, void *const 
         order[j] = i;
     }
     for (int64_t first = 0; first < ROWS;) {
-        static const int64_t sizes[] = {1, 2, 3, 7, 8, 9, 16, 17, ROWS};
-        const int64_t some = s->packed && !packed ? sizes[6 + below(3)] : sizes[below(9)],
-                      count = some < ROWS - first ? some : ROWS - first;
+        enum { SIZES = 9, LONG = 3 };
+        static const int64_t sizes[SIZES] = {ROWS, 17, 16, 9, 8, 7, 3, 2, 1};
+        const int64_t some = sizes[below(s->packed && !packed ? LONG : SIZES)];
+        const int64_t count = some < ROWS - first ? some : ROWS - first;
         run_rows(s, order + first, count, below(4), below(4), packed, exec, got);
         first += count;
     }

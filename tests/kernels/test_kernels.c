@@ -93,7 +93,7 @@ static guarded pack_guarded(const tensors *t, const qn_plan *plan, const char *t
  * in one each. */
 static int run_case(const char *kernel, const char *text, int thorough)
 {
-    static int turn, gap;
+    static int turn;
     int ran = 0;
     for (int exact = 0; exact < 2; exact++) {
         tensors t;
@@ -115,17 +115,17 @@ static int run_case(const char *kernel, const char *text, int thorough)
         if (exact) {
             run_guarded(&t, plan, AT_START, 3, NULL, NULL, got, 1, text);
         } else {
-            run_guarded(&t, plan, OFF_ALIGNMENT, gap++ % 2, NULL, NULL, got, 1, text);
+            run_guarded(&t, plan, OFF_ALIGNMENT, ++turn % 2, NULL, NULL, got, 1, text);
         }
         /* Cases and rows take the pools in turn. A run packs stored weights first, which takes long of vectors:
          * test_kernel_invariance runs those on several threads. */
         if (thorough && !exact && t.desc.op != QN_OP_VQ_MM) {
-            const int p = turn++ % 3;
+            const int p = turn % 3;
             const qn_exec exec = {.pool = pools[p]};
             run_guarded(&t, plan, AT_END, p, NULL, &exec, got, 1, text);
         }
         if (blob.map) {
-            const qn_exec exec = {.pool = pools[gap % 2]};
+            const qn_exec exec = {.pool = pools[turn % 3]};
             if (exact) {
                 run_guarded(&t, plan, AT_END, 0, &blob, NULL, got, 1, text);
             } else {

@@ -113,6 +113,16 @@ static int may_be_strided(const char *text)
     return strstr(text, "swizzled") == NULL;
 }
 
+/* Another pattern in the outputs than they are made with: an element that is left unwritten differs. */
+static void fill_anew(job *j)
+{
+    for (int i = 0; i < QN_MAX_OUT; i++) {
+        if (j->out_data[i]) {
+            memset(j->out_data[i], 0x5A, bytes_of(&j->out[i]));
+        }
+    }
+}
+
 /* What a run gives is like itself, as the judge sees it. */
 static void judge_itself(const job *a, const job *b, int exact)
 {
@@ -134,11 +144,7 @@ static void row_repeats(const char *text, int exact)
     job a, b;
     job_make(&a, text, exact);
     job_make(&b, text, exact);
-    for (int i = 0; i < QN_MAX_OUT; i++) { /* another pattern: an element left unwritten differs */
-        if (b.out_data[i]) {
-            memset(b.out_data[i], 0x5A, bytes_of(&b.out[i]));
-        }
-    }
+    fill_anew(&b);
     job_run(&a);
     job_run(&b);
     for (int i = 0; i < QN_MAX_OUT; i++) {
@@ -198,11 +204,7 @@ static void row_strided(const char *text, int exact)
     job a, b;
     job_make(&a, text, 0);
     job_make(&b, text, 0);
-    for (int i = 0; i < QN_MAX_OUT; i++) { /* another pattern than the other's: an element left unwritten differs */
-        if (a.out_data[i]) {
-            memset(a.out_data[i], 0x5A, bytes_of(&a.out[i]));
-        }
-    }
+    fill_anew(&a);
     job_run(&a);
     judge_itself(&a, &a, 0);
     for (int i = 0; i < QN_MAX_IN; i++) {
