@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "backend/cpu/fit.h"
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/file_map.h"
@@ -364,8 +365,8 @@ static void factor_task(void *user, int64_t index, int32_t thread)
     const factors *f = user;
     qn_observed *seen = &f->calibration->list[index];
     if (seen->squares) {
-        qn_feedback_factor(seen->squares, f->outputs->list[index].encoder.k, DAMP, seen->importance, seen->order,
-                           seen->channels);
+        qn_feedback_factor(qn_cpu_fit(f->calibration->ctx), seen->squares, f->outputs->list[index].encoder.k, DAMP,
+                           seen->importance, seen->order, seen->channels);
     }
 }
 

@@ -44,7 +44,7 @@ static void find_codes(qn_encoder *encoder)
 
 qn_status qn_encoder_init(qn_encoder *encoder, const qn_scheme *scheme, int64_t n, int64_t k, qn_error *error)
 {
-    *encoder = (qn_encoder){.scheme = scheme, .n = n, .k = k, .search = 1, .global_scale = 1.0f};
+    *encoder = (qn_encoder){.scheme = scheme, .n = n, .k = k, .search = 1, .global_scale = 1.0f, .set = &qn_fit__scalar};
     encoder->element = qn_format_get_row(scheme->weight);
     QN_FAIL_IF(!encoder->element || !encoder->element->encode || !encoder->element->decode, error, QN_E_FORMAT,
                "scheme %s: its element format cannot be encoded", scheme->name);

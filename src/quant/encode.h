@@ -19,6 +19,7 @@
 
 #include "format/format.h"
 #include "format/scheme.h"
+#include "kernels/common/fit.h"
 
 /* The values of an element format: steps of 2^(e - mantissa) at 2^e, not finer
  * than at 2^e_min, up to max. max 0: not described, no search. */
@@ -49,6 +50,7 @@ typedef struct qn_encoder {
     const float *importance;      /* [K], weights of the squared errors; NULL: all 1 */
     const float *feedback;        /* [K,K] of qn_feedback_factor; NULL: each weight is rounded for itself */
     const int32_t *order;         /* [K] of the same */
+    const qn_fit_set *set;        /* whose products feedback is added by; initially the scalar ones */
 } qn_encoder;
 
 typedef struct qn_encode_sums {
@@ -79,10 +81,11 @@ size_t qn_encode_scratch(const qn_encoder *encoder, int64_t rows);
  * h[K,K], symmetric, is replaced: row j holds R[i][j] / R[j][j] at i < j. importance[K] becomes the diagonal
  * of h + damp over its mean, by column; order[j] is the column at place j. damp: part of the mean of h's
  * diagonal that is added to it. scratch: K floats. */
-void qn_feedback_factor(float *h, int64_t k, float damp, float *importance, int32_t *order, float *scratch);
+void qn_feedback_factor(const qn_fit_set *set, float *h, int64_t k, float damp, float *importance, int32_t *order,
+                        float *scratch);
 
 /* h[k][stride] = R R^T, symmetric, positive: R into its upper triangle; a pivot's square is at least `least`. */
-void qn_feedback_upper(float *h, int64_t k, int64_t stride, float least);
+void qn_feedback_upper(const qn_fit_set *set, float *h, int64_t k, int64_t stride, float least);
 
 /* Encode `rows` finite rows w[rows,K], the first one at a multiple of unit.
  * data: row_bytes a row; scales: scale_row_bytes a tile row (may be NULL when there

@@ -1,8 +1,8 @@
 /* Rounding with error feedback; the mathematics is in encode.h.
  *
- * Rows go in bands of BAND, whose errors lie side by side in memory, so that one
- * pass over earlier columns serves them all; columns go in blocks of BLOCK, so that a band's
- * errors are read from memory once a block. Rows never mix, sums run in the order of the
+ * Rows go in bands of BAND, whose errors lie side by side in memory, and columns in blocks of
+ * BLOCK: what a block owes to all columns before it is one product, DEPTH of these at a time so
+ * that their errors stay in the first cache. Rows never mix, sums run in the order of the
  * columns: bits do not depend on how rows are shared out. */
 #include <math.h>
 #include <string.h>
@@ -10,8 +10,10 @@
 #include "base/checked.h"
 #include "quant/encode_internal.h"
 
-#define BAND 16
+#define BAND 64 /* a multiple of QN_FIT_LANES, as FACTOR is */
 #define BLOCK 32
+#define DEPTH 128
+#define FACTOR 32 /* columns of the factor that are made together */
 
 size_t qn_encode_scratch(const qn_encoder *encoder, int64_t rows)
 {
@@ -23,21 +25,6 @@ size_t qn_encode_scratch(const qn_encoder *encoder, int64_t rows)
 }
 
 /* ---- Factor ---- */
-
-static float dot(const float *a, const float *b, int64_t n)
-{
-    float sum[QN_LANES] = {0};
-    int64_t i = 0;
-    for (; i + QN_LANES <= n; i += QN_LANES) {
-        for (int j = 0; j < QN_LANES; j++) {
-            sum[j] += a[i + j] * b[i + j];
-        }
-    }
-    for (; i < n; i++) {
-        sum[0] += a[i] * b[i];
-    }
-    return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
-}
 
 /* Columns by descending diagonal of h, ties by number: a total order, so any sort gives the same. */
 static void sort_columns(const float *h, int64_t k, int32_t *order)
@@ -89,22 +76,63 @@ static void permute(float *h, int64_t k, const int32_t *order, float *row)
     }
 }
 
-void qn_feedback_upper(float *h, int64_t k, int64_t stride, float least)
+/* h[n][stride] = R R^T within a block of the diagonal, from the last column. */
+static void factor_block(float *h, int64_t n, int64_t stride, float least)
 {
-    for (int64_t j = k - 1; j >= 0; j--) {
-        float *row = h + j * stride;
-        float pivot = row[j] - dot(row + j + 1, row + j + 1, k - 1 - j);
-        pivot = sqrtf(pivot > least ? pivot : least);
-        row[j] = pivot;
-        const float inverse = 1.0f / pivot;
-        for (int64_t i = 0; i < j; i++) {
-            float *other = h + i * stride;
-            other[j] = (other[j] - dot(other + j + 1, row + j + 1, k - 1 - j)) * inverse;
+    for (int64_t j = n; j-- > 0;) {
+        const float *const row = h + j * stride;
+        for (int64_t i = j; i >= 0; i--) {
+            float *const other = h + i * stride;
+            float sum = other[j];
+            for (int64_t l = j + 1; l < n; l++) {
+                sum -= other[l] * row[l];
+            }
+            other[j] = i == j ? sqrtf(sum > least ? sum : least) : sum / row[j];
         }
     }
 }
 
-void qn_feedback_factor(float *h, int64_t k, float damp, float *importance, int32_t *order, float *scratch)
+/* The row x of R above a block of the diagonal, from what it is a product with: x block^T.
+ * columns: the block's, side by side. */
+static void solve_row(float *x, int64_t n, float (*columns)[FACTOR])
+{
+    for (int64_t j = n; j-- > 0;) {
+        x[j] /= columns[j][j];
+        for (int64_t i = 0; i < j; i++) {
+            x[i] -= x[j] * columns[j][i];
+        }
+    }
+}
+
+void qn_feedback_upper(const qn_fit_set *set, float *h, int64_t k, int64_t stride, float least)
+{
+    for (int64_t from = (k - 1) / FACTOR * FACTOR; from >= 0; from -= FACTOR) {
+        const int64_t to = qn_min_i64(from + FACTOR, k);
+        for (int64_t i = to; i < k; i += DEPTH) { /* less what the columns behind the block make */
+            const int64_t depth = qn_min_i64(DEPTH, k - i);
+            float behind[DEPTH][FACTOR];
+            for (int64_t j = 0; j < FACTOR; j++) {
+                for (int64_t l = 0; l < depth; l++) {
+                    behind[l][j] = -h[(from + j) * stride + i + l];
+                }
+            }
+            set->add_product(h + from, stride, h + i, stride, to, behind[0], FACTOR, depth, FACTOR);
+        }
+        factor_block(h + from * (stride + 1), to - from, stride, least);
+        float columns[FACTOR][FACTOR];
+        for (int64_t j = 0; j < to - from; j++) {
+            for (int64_t i = 0; i <= j; i++) {
+                columns[j][i] = h[(from + i) * stride + from + j];
+            }
+        }
+        for (int64_t i = 0; i < from; i++) {
+            solve_row(h + i * stride + from, to - from, columns);
+        }
+    }
+}
+
+void qn_feedback_factor(const qn_fit_set *set, float *h, int64_t k, float damp, float *importance, int32_t *order,
+                        float *scratch)
 {
     double trace = 0;
     for (int64_t i = 0; i < k; i++) {
@@ -119,7 +147,7 @@ void qn_feedback_factor(float *h, int64_t k, float damp, float *importance, int3
     }
     sort_columns(h, k, order);
     permute(h, k, order, scratch);
-    qn_feedback_upper(h, k, k, add);
+    qn_feedback_upper(set, h, k, k, add);
     for (int64_t j = 0; j < k; j++) {
         const float inverse = 1.0f / h[j * k + j];
         for (int64_t i = 0; i < j; i++) {
@@ -130,29 +158,14 @@ void qn_feedback_factor(float *h, int64_t k, float damp, float *importance, int3
 
 /* ---- Encoding ---- */
 
-/* sum[] += errors of columns [from, to) times factors. errors: BAND a column. */
-static void add_feedback(const float *errors, const float *factors, int64_t from, int64_t to, float *sum)
-{
-    float s[BAND];
-    memcpy(s, sum, sizeof s);
-    for (int64_t i = from; i < to; i++) {
-        const float f = factors[i];
-        const float *e = errors + i * BAND;
-        for (int r = 0; r < BAND; r++) {
-            s[r] += e[r] * f;
-        }
-    }
-    memcpy(sum, s, sizeof s);
-}
-
 /* Up to BAND rows: where they come from and where they go. */
 typedef struct band {
     const qn_encoder *encoder;
     const float *w; /* [rows, K] */
     int64_t rows;
-    float *errors;  /* [K][BAND], in the order of rounding */
-    float *scales;  /* [tiles_k][BAND] */
-    float *values;  /* [BAND][K]: grid values */
+    float *errors; /* [K][BAND], in the order of rounding */
+    float *scales; /* [tiles_k][BAND] */
+    float *values; /* [BAND][K]: grid values */
 } band;
 
 /* Scales of all tiles, from the weights as they are. */
@@ -196,15 +209,16 @@ static void round_block(const band *b, int64_t from, int64_t to, qn_encode_sums 
     const float max = e->grid->max;
     float feedback[BLOCK][BAND] = {{0}};
     double error = 0, weight = 0;
-    for (int64_t j = from; j < to; j++) {
-        add_feedback(b->errors, e->feedback + j * k, 0, from, feedback[j - from]);
+    for (int64_t i = 0; i < from; i += DEPTH) {
+        e->set->add_product(feedback[0], BAND, e->feedback + from * k + i, k, to - from, b->errors + i * BAND, BAND,
+                            qn_min_i64(DEPTH, from - i), BAND);
     }
     for (int64_t j = from; j < to; j++) {
         const int64_t column = e->order[j];
         const float *scales = b->scales + column / e->tile_k * BAND;
         float *sum = feedback[j - from], x[BAND] = {0}, w[BAND] = {0};
         uint8_t codes[BAND * 4];
-        add_feedback(b->errors, e->feedback + j * k, from, j, sum);
+        e->set->add_product(sum, BAND, e->feedback + j * k + from, k, 1, b->errors + from * BAND, BAND, j - from, BAND);
         for (int64_t r = 0; r < b->rows; r++) {
             w[r] = b->w[r * k + column];
         }

@@ -8,6 +8,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "backend/cpu/fit.h"
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/commit.h"
@@ -19,7 +20,7 @@
 #include "quant/smooth.h"
 
 #define PIECE_BYTES ((size_t)32 << 20) /* codes in memory at a time */
-#define TASK_ROWS 16                   /* rows a task, when no more share a scale */
+#define TASK_ROWS 64                   /* rows a task, when no more share a scale: a band of feedback.c */
 #define MAX_FACTOR_BYTES ((uint64_t)4 << 30)
 #define DEFAULT_SHARD_BYTES 4000000000u
 
@@ -516,6 +517,7 @@ static qn_status calibrate(run *r, const char *input, const qn_checkpoint *check
             o->encoder.feedback = r->calibration.list[o->leader].squares;
             o->encoder.importance = r->calibration.list[o->leader].importance;
             o->encoder.order = r->calibration.list[o->leader].order;
+            o->encoder.set = qn_cpu_fit(r->ctx);
         }
     }
     return QN_OK;

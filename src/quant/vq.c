@@ -173,7 +173,7 @@ static void set_matrices(vq_work *x, const float *squares, float damp)
     }
     memcpy(x->r, x->h, (size_t)(k * stride) * sizeof *x->r);
     if (squares) {
-        qn_feedback_upper(x->r, k, stride, damp);
+        qn_feedback_upper(f->set, x->r, k, stride, damp);
     }
     for (int64_t i = 0; i < k; i++) {
         memset(x->r + i * stride, 0, (size_t)i * sizeof *x->r);

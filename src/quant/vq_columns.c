@@ -125,7 +125,7 @@ static void set_matrices(columns *x, const float *squares, float damp)
     }
     memcpy(upper, x->h, (size_t)(k * stride) * sizeof *upper);
     if (squares) {
-        qn_feedback_upper(upper, k, stride, damp);
+        qn_feedback_upper(x->set, upper, k, stride, damp);
     }
     for (int64_t i = 0; i < k; i++) { /* turned over: line g is read along i */
         for (int64_t j = i; j < k; j++) {

@@ -11,9 +11,13 @@
 
 #include <cmocka.h>
 
+#include "backend/cpu/fit.h"
 #include "base/checked.h"
 #include "base/rng.h"
 #include "quant/encode.h"
+
+/* Products by the scalar loops and by those of the best level there is here. */
+static const qn_fit_set *fit_sets[2];
 
 static qn_encoder make(const char *scheme, int64_t n, int64_t k, int search)
 {
@@ -372,11 +376,43 @@ static void importance(void **state)
     }
 }
 
+/* h = R R^T, R upper: sizes around those of its blocks, rows farther apart than they are long. */
+static void factor_sizes(void **state)
+{
+    (void)state;
+    enum { MOST = 300, APART = MOST + 3 };
+    static const int64_t sizes[] = {1, 15, 16, 31, 32, 33, 45, 160, 161, 193, MOST};
+    static float h[MOST * APART], upper[MOST * APART];
+    qn_rng rng = {.state = 5};
+    for (int64_t i = 0; i < MOST; i++) {
+        for (int64_t j = 0; j <= i; j++) {
+            h[i * APART + j] = h[j * APART + i] = normal(&rng) + (i == j ? 2 * MOST : 0);
+        }
+    }
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes * 2; s++) {
+        const int64_t k = sizes[s / 2];
+        memcpy(upper, h, sizeof h);
+        qn_feedback_upper(fit_sets[s % 2], upper, k, APART, 1);
+        for (int64_t i = 0; i < k; i++) {
+            for (int64_t j = i; j < k; j++) {
+                double sum = 0;
+                for (int64_t l = j; l < k; l++) {
+                    sum += (double)upper[i * APART + l] * (double)upper[j * APART + l];
+                }
+                assert_true(fabs(sum - (double)h[i * APART + j]) < 1e-3);
+            }
+            for (int64_t j = k; j < APART; j++) {
+                assert_true(upper[i * APART + j] == h[i * APART + j]);
+            }
+        }
+    }
+}
+
 /* Error feedback: the factor is R R^T = h + damp, and the error that counts, d h d^T, shrinks. */
 static void feedback(void **state)
 {
     (void)state;
-    enum { N = 40, K = 96 };
+    enum { N = 80, K = 288 }; /* more rows and columns than go together */
     qn_rng rng = {.state = 11};
     static float w[N * K], h[K * K], factor[K * K], importances[K], row[K];
     static int32_t order[K];
@@ -384,7 +420,7 @@ static void feedback(void **state)
     for (int i = 0; i < N * K; i++) {
         w[i] = normal(&rng);
     }
-    for (int t = 0; t < 300; t++) { /* inputs that hang together */
+    for (int t = 0; t < 600; t++) { /* inputs that hang together */
         float x[K];
         const float common = normal(&rng);
         for (int i = 0; i < K; i++) {
@@ -395,7 +431,7 @@ static void feedback(void **state)
         }
     }
     memcpy(factor, h, sizeof h);
-    qn_feedback_factor(factor, K, 0.01f, importances, order, row);
+    qn_feedback_factor(&qn_fit__scalar, factor, K, 0.01f, importances, order, row);
     double mean = 0, trace = 0;
     for (int i = 0; i < K; i++) {
         mean += (double)importances[i] / K;
@@ -431,9 +467,10 @@ static void feedback(void **state)
         if (scheme->scales == QN_SCALES_NONE || scheme->scales == QN_SCALES_VECTOR) {
             continue;
         }
-        double error[2];
-        for (int pass = 0; pass < 2; pass++) {
+        double error[3];
+        for (int pass = 0; pass < 3; pass++) { /* without, by either set */
             qn_encoder e = make(scheme->name, N, K, 1);
+            e.set = fit_sets[pass ? pass - 1 : 0];
             e.global_scale = scheme->global_scale ? qn_encode_global_scale(&e, 6) : 1;
             e.feedback = pass ? factor : NULL;
             e.importance = pass ? importances : NULL;
@@ -468,10 +505,11 @@ static void feedback(void **state)
         print_message("%-11s error of the outputs with feedback: %.2f of that without\n", scheme->name,
                       error[1] / error[0]);
         assert_true(error[1] < 0.7 * error[0]);
+        assert_true(fabs(error[2] - error[1]) < 0.1 * error[1]);
     }
     /* inputs that were never met */
     memset(factor, 0, sizeof factor);
-    qn_feedback_factor(factor, K, 0.01f, importances, order, row);
+    qn_feedback_factor(&qn_fit__scalar, factor, K, 0.01f, importances, order, row);
     for (int i = 0; i < K; i++) {
         assert_true(importances[i] == 1.0f);
     }
@@ -483,7 +521,15 @@ int main(void)
         cmocka_unit_test(int8_channel),  cmocka_unit_test(fp8_channel),    cmocka_unit_test(fp8_block_edges),
         cmocka_unit_test(nvfp4_by_hand), cmocka_unit_test(mxfp4_by_hand),  cmocka_unit_test(scale_overflow),
         cmocka_unit_test(bad_shapes),    cmocka_unit_test(properties),     cmocka_unit_test(extremes),
-        cmocka_unit_test(importance),    cmocka_unit_test(feedback),
+        cmocka_unit_test(importance),    cmocka_unit_test(feedback),       cmocka_unit_test(factor_sizes),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    qn_ctx *ctx = NULL;
+    if (qn_ctx_create(NULL, &ctx, NULL) != QN_OK) {
+        return 1;
+    }
+    fit_sets[0] = &qn_fit__scalar;
+    fit_sets[1] = qn_cpu_fit(ctx);
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    qn_ctx_destroy(ctx);
+    return failed;
 }
