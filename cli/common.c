@@ -551,5 +551,5 @@ int cli_open_session(cli *c, qn_model *model, int64_t context, int64_t batch, qn
     options.context_length = (int32_t)context;
     options.batch = (int32_t)batch;
     options.exec = c->exec;
-    return cli_check(c, qn_session_create(model, &options, session, &error), &error, PHASE_RUN);
+    return cli_check(c, qn_session_create(model, &options, session, &error), &error, PHASE_USAGE);
 }

@@ -96,6 +96,18 @@ static void a_stop_text_ends_before_itself(void **state)
     free_outcome(&r);
 }
 
+/* What a model has no room for is an option that cannot be: its sentence, and the code of wrong options. */
+static void a_context_beyond_the_model_is_refused(void **state)
+{
+    (void)state;
+    const char *const rest[] = {"-p", "one", "--ctx-size", "100000", NULL};
+    outcome r = run_model("run", rest);
+    assert_int_equal(r.code, 2);
+    assert_non_null(strstr(r.err, "context length 100000 is beyond the model's 8192\n"));
+    assert_int_equal(r.out_bytes, 0);
+    free_outcome(&r);
+}
+
 static void ids_come_back_as_the_text(void **state)
 {
     (void)state;
@@ -244,6 +256,7 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(greedy_text_depends_on_nothing_but_the_prompt),
                                        cmocka_unit_test(a_seed_gives_the_same_text_and_is_shown),
                                        cmocka_unit_test(a_stop_text_ends_before_itself),
+                                       cmocka_unit_test(a_context_beyond_the_model_is_refused),
                                        cmocka_unit_test(ids_come_back_as_the_text),
                                        cmocka_unit_test(a_model_agrees_with_itself),
                                        cmocka_unit_test(models_are_compared_with_caches_of_their_own),

@@ -306,7 +306,7 @@ static qn_status spread(const qn_cuda_run *run, int32_t program, const sources *
     const qn_cuda_geometry g = {
         .grid = {(uint32_t)qn_ceil_div(most, PLANE_ROWS), (uint32_t)k->shape.dims[1], window ? 4 : 2},
         .block = {PLANE_ROWS * 32, 1, 1},
-        .dependent = run->device->major >= 9};
+        .dependent = 1};
     return most > 0 ? qn_cuda_launch(run, program, &g, arguments, error) : QN_OK;
 }
 
@@ -360,12 +360,12 @@ qn_status qn_cuda_tiles_launch(const qn_cuda_run *run, int32_t first, qn_error *
         const qn_cuda_geometry g = {.grid = {(uint32_t)c.blocks, (uint32_t)kv_heads, (uint32_t)parts},
                                     .block = {(uint32_t)(32 * f.warps), 1, 1},
                                     .shared_bytes = (uint32_t)shared_of(&f),
-                                    .dependent = run->device->major >= 9};
+                                    .dependent = 1};
         QN_TRY(qn_cuda_launch(run, first + QN_CUDA_TILES_MAIN, &g, arguments, error));
     }
     const qn_cuda_geometry join = {.grid = {(uint32_t)qn_ceil_div(queries * a.group, JOIN_ROWS), (uint32_t)kv_heads, 1},
                                    .block = {JOIN_ROWS * 32, 1, 1},
-                                   .dependent = run->device->major >= 9};
+                                   .dependent = 1};
     return c.parts > 1 ? qn_cuda_launch(run, first + QN_CUDA_TILES_JOIN, &join, arguments, error) : QN_OK;
 }
 

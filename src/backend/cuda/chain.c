@@ -418,7 +418,7 @@ static qn_status make_product(const matcher *m, const product *p, qn_cuda_chain_
     l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)blocks, 1, 1},
                                      .block = {THREADS, 1, 1},
                                      .shared_bytes = (uint32_t)program.shared_bytes,
-                                     .dependent = m->cuda->device.major >= 9};
+                                     .dependent = 1};
     return qn_cuda_function_get(m->cuda, &program, &l->function, error);
 }
 
@@ -519,7 +519,7 @@ static qn_status make_attention(const matcher *m, int64_t parts, qn_chain *chain
     l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)parts, (uint32_t)heads, 1},
                                      .block = {DECODE_THREADS, 1, 1},
                                      .shared_bytes = (uint32_t)program.shared_bytes,
-                                     .dependent = m->cuda->device.major >= 9};
+                                     .dependent = 1};
     return qn_cuda_function_get(m->cuda, &program, &l->function, error);
 }
 
@@ -534,8 +534,7 @@ static qn_status make_join(const matcher *m, const qn_chain_step *attention, qn_
                                            .out = attention->args.out[0].data,
                                            .position = m->position,
                                            .heads = (int32_t)q[1]};
-    l->geometry = (qn_cuda_geometry){
-        .grid = {(uint32_t)q[1], 1, 1}, .block = {JOIN_THREADS, 1, 1}, .dependent = m->cuda->device.major >= 9};
+    l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)q[1], 1, 1}, .block = {JOIN_THREADS, 1, 1}, .dependent = 1};
     return qn_cuda_function_get(m->cuda, &program, &l->function, error);
 }
 
@@ -679,8 +678,7 @@ static qn_status make_normed(const matcher *m, qn_cuda_chain_launch *l, int *pos
                                                    .y = norm->args.out[0].data,
                                                    .eps = norm->desc->attr[QN_ATTR_EPS].f,
                                                    .k = k};
-    l->geometry =
-        (qn_cuda_geometry){.grid = {1, 1, 1}, .block = {NORM_THREADS, 1, 1}, .dependent = m->cuda->device.major >= 9};
+    l->geometry = (qn_cuda_geometry){.grid = {1, 1, 1}, .block = {NORM_THREADS, 1, 1}, .dependent = 1};
     return qn_cuda_function_get(m->cuda, &program, &l->function, error);
 }
 

@@ -54,11 +54,6 @@ void qn_cuda_keep_program(qn_cuda_keep what, qn_cuda_program *program)
     }
 }
 
-static int dependent(const qn_chain *chain)
-{
-    return chain->cuda->device.major >= 9;
-}
-
 /* ---- rows into a window or a cache of floats ---- */
 
 static void keep_arguments(const qn_args *args, const int32_t *positions, qn_cuda_chain_launch *l)
@@ -83,7 +78,7 @@ static qn_status make_keep(const qn_chain_step *s, const int32_t *position, qn_c
     qn_cuda_program program;
     qn_cuda_chain_launch *l = &chain->launches[0];
     qn_cuda_keep_program(s->kind == QN_CHAIN_COPY ? QN_CUDA_KEEP_ROWS : QN_CUDA_KEEP_RECENT, &program);
-    l->geometry = (qn_cuda_geometry){.grid = {1, 1, 1}, .block = {KEEP_THREADS, 1, 1}, .dependent = dependent(chain)};
+    l->geometry = (qn_cuda_geometry){.grid = {1, 1, 1}, .block = {KEEP_THREADS, 1, 1}, .dependent = 1};
     keep_arguments(&s->args, position, l);
     chain->count = 1;
     return qn_cuda_function_get(chain->cuda, &program, &l->function, error);
@@ -137,8 +132,7 @@ static qn_status make_scaled(const qn_chain_step *s, const int32_t *position, qn
     l->arguments.keep = scaled_rows(s);
     l->arguments.keep.position = position;
     const int64_t heads = s->args.in[QN_QUANT_X].shape.dims[1] / s->desc->attr[QN_ATTR_GROUP].i;
-    l->geometry =
-        (qn_cuda_geometry){.grid = {(uint32_t)heads, 1, 1}, .block = {32, 1, 1}, .dependent = dependent(chain)};
+    l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)heads, 1, 1}, .block = {32, 1, 1}, .dependent = 1};
     chain->count = 1;
     return qn_cuda_function_get(chain->cuda, &program, &l->function, error);
 }
@@ -240,9 +234,8 @@ static qn_status make_step(const qn_chain_step *s, const int32_t *position, qn_c
         coded_step_program(&s[4].desc->in[QN_VQE_CODEBOOK], &program);
     }
     qn_cuda_define_factors(a->factors != NULL, &program);
-    l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)qn_ceil_div(tasks, STEP_WARPS), 1, 1},
-                                     .block = {STEP_WARPS * 32, 1, 1},
-                                     .dependent = dependent(chain)};
+    l->geometry = (qn_cuda_geometry){
+        .grid = {(uint32_t)qn_ceil_div(tasks, STEP_WARPS), 1, 1}, .block = {STEP_WARPS * 32, 1, 1}, .dependent = 1};
     chain->count = 1;
     return qn_cuda_function_get(chain->cuda, &program, &l->function, error);
 }
@@ -414,7 +407,7 @@ qn_status qn_cuda_chain_decode_kept(const qn_chain_step *s, const qn_chain_step 
     qn_cuda_define(&program, "SIZE", size);
     qn_cuda_define_factors(a.factors != NULL, &program);
     l->geometry = (qn_cuda_geometry){
-        .grid = {(uint32_t)parts, (uint32_t)heads, 1}, .block = {DECODE_THREADS, 1, 1}, .dependent = dependent(chain)};
+        .grid = {(uint32_t)parts, (uint32_t)heads, 1}, .block = {DECODE_THREADS, 1, 1}, .dependent = 1};
     return qn_cuda_function_get(chain->cuda, &program, &l->function, error);
 }
 

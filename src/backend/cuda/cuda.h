@@ -208,7 +208,7 @@ typedef struct qn_cuda_geometry {
     uint32_t shared_bytes; /* dynamic, at most the program's */
     uint32_t cluster;      /* blocks of a cluster along x; 0, 1: none */
     int32_t cooperative;   /* all blocks are resident, or the launch fails */
-    int32_t dependent;     /* programmatic dependent launch: may start while the kernel before it drains */
+    int32_t dependent; /* programmatic dependent launch, on sm_90 and above: may start while the kernel before drains */
 } qn_cuda_geometry;
 
 /* Enqueue function i of the run with pointers to its arguments, in order. */

@@ -30,15 +30,16 @@ void qn_cuda_kv_cut(qn_cuda_vq_attention *a, int64_t units, int32_t blocks, int3
 /* The most parts of a piece of work that a cut makes: 2 * QN_CUDA_KV_UNITS of all pieces, of `least` tokens. */
 int64_t qn_cuda_kv_most_parts(int64_t units, int64_t room, int32_t least);
 
-/* Bytes of the parts of m queries, however they are cut; group: heads that a unit of work has. A unit is of one query. */
+/* Bytes of the parts of m queries, however they are cut; group: heads that a unit of work has. A unit is of one query.
+ */
 size_t qn_cuda_kv_workspace(int64_t m, int64_t heads, int64_t group, int64_t size, int32_t window);
 
 /* Programs of a rows kernel (kernels/cuda/vq_attention_plain.cu) and its launches. */
 void qn_cuda_kv_rows_program(const qn_op_desc *desc, int32_t kind, int32_t format, int32_t vector, int32_t aligned,
                              qn_cuda_program *out);
 int32_t qn_cuda_kv_recent_choice(const qn_cuda_vq_attention *a, const qn_op_desc *desc, int32_t recent);
-qn_cuda_geometry qn_cuda_kv_rows_geometry(const qn_cuda_vq_attention *a, int32_t parts, const qn_cuda_device *device);
-qn_cuda_geometry qn_cuda_kv_join_geometry(const qn_cuda_vq_attention *a, const qn_cuda_device *device);
+qn_cuda_geometry qn_cuda_kv_rows_geometry(const qn_cuda_vq_attention *a, int32_t parts);
+qn_cuda_geometry qn_cuda_kv_join_geometry(const qn_cuda_vq_attention *a);
 
 /* What follows the codes; first: the plan's program QN_CUDA_KV_JOIN. */
 qn_status qn_cuda_kv_finish(const qn_cuda_run *run, int32_t first, int32_t recent, qn_cuda_vq_attention *a,

@@ -252,7 +252,7 @@ qn_status qn_cuda_launch(const qn_cuda_run *run, int32_t i, const qn_cuda_geomet
         attributes[count].id = CU_LAUNCH_COOPERATIVE;
         attributes[count++].value.flag = 1;
     }
-    if (geometry->dependent) {
+    if (geometry->dependent && run->device->major >= 9) {
         attributes[count].id = CU_LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION;
         attributes[count++].value.flag = 1;
     }

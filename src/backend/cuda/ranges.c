@@ -26,7 +26,7 @@ qn_cuda_ranges qn_cuda_ranges_of(const qn_cuda_device *device, int64_t m, int64_
     const int64_t rows = qn_min_i64(r.m, RANGE_BLOCKS);
     const int64_t across = qn_min_i64(RANGE_BLOCKS / rows, qn_ceil_div(r.k, RANGE_STEP));
     r.geometry = (qn_cuda_geometry){
-        .grid = {(uint32_t)rows, (uint32_t)across, 1}, .block = {RANGE_THREADS, 1, 1}, .dependent = device->major >= 9};
+        .grid = {(uint32_t)rows, (uint32_t)across, 1}, .block = {RANGE_THREADS, 1, 1}, .dependent = 1};
     return r;
 }
 

@@ -124,7 +124,7 @@ qn_cuda_geometry qn_cuda_runs_geometry(const qn_cuda_device *device, int64_t m, 
     return (qn_cuda_geometry){
         .grid = {(uint32_t)qn_ceil_div(runs, across), (uint32_t)qn_min_i64(qn_ceil_div(m, down), MOST_GRID_Y), 1},
         .block = {(uint32_t)across, (uint32_t)down, 1},
-        .dependent = device->major >= 9};
+        .dependent = 1};
 }
 
 /* How rope is dealt out to blocks of so many threads: kernels/cuda/rope.cu. */
@@ -196,7 +196,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
                 .block = {THREADS, 1, 1}};
         }
     }
-    g.dependent = run->device->major >= 9;
+    g.dependent = 1;
     return qn_cuda_launch(run, program, &g, arguments, error);
 }
 

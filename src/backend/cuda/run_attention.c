@@ -117,7 +117,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(s->m, queries), (uint32_t)s->e, 1},
                                 .block = {THREADS, 1, 1},
                                 .shared_bytes = (uint32_t)shared_of(queries, dims),
-                                .dependent = run->device->major >= 9};
+                                .dependent = 1};
     return qn_cuda_launch(run, program, &g, arguments, error);
 }
 

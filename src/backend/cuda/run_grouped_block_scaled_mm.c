@@ -210,7 +210,7 @@ static qn_status launch_portable(const qn_cuda_run *run, int32_t program, int32_
                o->m, o->experts);
     const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(o->n, tile), (uint32_t)rows, (uint32_t)layers},
                                 .block = {THREADS, 1, 1},
-                                .dependent = run->device->major >= 9};
+                                .dependent = 1};
     return qn_cuda_launch(run, program, &g, arguments, error);
 }
 

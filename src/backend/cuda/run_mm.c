@@ -209,14 +209,13 @@ static qn_status launch_parts(const qn_cuda_run *run, int32_t program, int32_t j
     const qn_cuda_mm *a = arguments[0];
     const qn_cuda_mm_cut *cut = arguments[1];
     const uint32_t parts = (uint32_t)qn_max_i64(1, qn_ceil_div(a->k, cut->depth));
-    const int32_t dependent = run->device->major >= 9;
     const qn_cuda_geometry g = {.grid = {across, down, parts},
                                 .block = {THREADS, 1, 1},
                                 .shared_bytes = (uint32_t)shared_bytes,
-                                .dependent = dependent};
+                                .dependent = 1};
     const qn_cuda_geometry join = {.grid = {(uint32_t)qn_ceil_div(a->part[0].n, THREADS), (uint32_t)a->m, 1},
                                    .block = {THREADS, 1, 1},
-                                   .dependent = dependent};
+                                   .dependent = 1};
     QN_TRY(qn_cuda_launch(run, program, &g, arguments, error));
     return parts == 1 ? QN_OK : qn_cuda_launch(run, join_program, &join, arguments, error);
 }
@@ -370,11 +369,11 @@ static qn_status launch_cut(const qn_cuda_run *run, qn_cuda_mm *a, const digits_
     const qn_cuda_geometry rows = {
         .grid = {(uint32_t)qn_ceil_div(c->steps, 16), (uint32_t)(c->down * QN_CUDA_DIGITS_ROWS), 1},
         .block = {THREADS, 1, 1},
-        .dependent = run->device->major >= 9};
+        .dependent = 1};
     const qn_cuda_geometry codes = {.grid = {(uint32_t)qn_ceil_div(c->steps * QN_CUDA_DIGITS_STEP, span),
                                              (uint32_t)(across * QN_CUDA_DIGITS_COLUMNS / 16), 1},
                                     .block = {THREADS, 1, 1},
-                                    .dependent = run->device->major >= 9};
+                                    .dependent = 1};
     if (x) {
         QN_TRY(qn_cuda_launch(run, DIGITS_ROWS, &rows, arguments, error));
     }
@@ -441,7 +440,7 @@ static qn_status launch_with(const qn_cuda_run *run, int own, qn_error *error)
     const qn_cuda_geometry g = {.grid = {qn_cuda_few_blocks(&few, a.n), 1, 1},
                                 .block = {THREADS, 1, 1},
                                 .shared_bytes = (uint32_t)few.shared_bytes,
-                                .dependent = run->device->major >= 9};
+                                .dependent = 1};
     return qn_cuda_launch(run, FEW + i, &g, arguments, error);
 }
 

@@ -203,7 +203,7 @@ static qn_status make_planes(const qn_cuda_run *run, int32_t program, qn_cuda_pl
     const qn_cuda_geometry g = {.grid = {(uint32_t)rows, 1, 1},
                                 .block = {(uint32_t)threads, 1, 1},
                                 .shared_bytes = is_blocks ? (uint32_t)(threads * 2 * PLANE_HELD * planes) : 0,
-                                .dependent = run->device->major >= 9};
+                                .dependent = 1};
     return qn_cuda_launch(run, program, &g, arguments, error);
 }
 
@@ -323,9 +323,8 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     qn_cuda_mm a = qn_cuda_mm_arguments(call);
     const int32_t *odd = at(run, 0);
     void *const arguments[] = {&a, &odd};
-    const qn_cuda_geometry g = {.grid = {(uint32_t)(run->device->sms * AGAIN_BLOCKS), 1, 1},
-                                .block = {THREADS, 1, 1},
-                                .dependent = run->device->major >= 9};
+    const qn_cuda_geometry g = {
+        .grid = {(uint32_t)(run->device->sms * AGAIN_BLOCKS), 1, 1}, .block = {THREADS, 1, 1}, .dependent = 1};
     return qn_cuda_launch(run, first + AGAIN, &g, arguments, error);
 }
 

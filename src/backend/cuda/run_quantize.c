@@ -334,7 +334,7 @@ static qn_status launch_blocks(const qn_cuda_run *run, qn_cuda_rows *a, qn_error
     const qn_cuda_geometry g = {
         .grid = {(uint32_t)qn_min_i64(across * down, (int64_t)run->device->sms * SPAN_BLOCKS), 1, 1},
         .block = {SPAN_THREADS, 1, 1},
-        .dependent = run->device->major >= 9};
+        .dependent = 1};
     return qn_cuda_launch(run, fast ? FAST : PLAIN, &g, arguments, error);
 }
 
@@ -379,8 +379,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         g.block[0] = PLAIN_THREADS;
         g.grid[1] = (uint32_t)qn_min_i64(p.segments, MOST_GRID_Y);
     }
-    g.dependent =
-        run->device->major >= 9 && (int64_t)g.grid[0] * g.grid[1] <= (int64_t)run->device->sms * DEPENDENT_BLOCKS;
+    g.dependent = (int64_t)g.grid[0] * g.grid[1] <= (int64_t)run->device->sms * DEPENDENT_BLOCKS;
     return qn_cuda_launch(run, kind == LOOSE_WIDE ? 1 : kind, &g, arguments, error);
 }
 

@@ -144,7 +144,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     const int64_t rows =
         !is_swizzled(desc) ? a.m : a.m / SWIZZLED_ROWS * SWIZZLED_STEP + qn_min_i64(a.m % SWIZZLED_ROWS, SWIZZLED_STEP);
     g.grid[0] = (uint32_t)qn_max_i64(1, qn_min_i64(rows, MOST_GRID_X));
-    g.dependent = run->device->major >= 9 && rows * g.grid[1] <= (int64_t)run->device->sms * DEPENDENT_BLOCKS;
+    g.dependent = rows * g.grid[1] <= (int64_t)run->device->sms * DEPENDENT_BLOCKS;
     const int whole = aligned && ((uint64_t)(uintptr_t)a.q | (uint64_t)a.q_row) % 4 == 0;
     return qn_cuda_launch(run, whole ? ALIGNED : ANY, &g, arguments, error);
 }

@@ -86,12 +86,12 @@ void qn_cuda_kv_rows_program(const qn_op_desc *desc, int32_t kind, int32_t forma
     qn_cuda_define(out, "LENS", desc->op == QN_OP_VQ_ATTENTION);
 }
 
-qn_cuda_geometry qn_cuda_kv_rows_geometry(const qn_cuda_vq_attention *a, int32_t parts, const qn_cuda_device *device)
+qn_cuda_geometry qn_cuda_kv_rows_geometry(const qn_cuda_vq_attention *a, int32_t parts)
 {
     return (qn_cuda_geometry){.grid = {(uint32_t)a->heads, (uint32_t)parts, (uint32_t)a->batch},
                               .block = {QN_CUDA_KV_WARPS * 32, 1, 1},
                               .shared_bytes = (uint32_t)rows_shared(a->size),
-                              .dependent = device->major >= 9};
+                              .dependent = 1};
 }
 
 /* ---- the window, and joining ---- */
@@ -166,11 +166,10 @@ int32_t qn_cuda_kv_recent_choice(const qn_cuda_vq_attention *a, const qn_op_desc
                : QN_CUDA_KV_RECENT;
 }
 
-qn_cuda_geometry qn_cuda_kv_join_geometry(const qn_cuda_vq_attention *a, const qn_cuda_device *device)
+qn_cuda_geometry qn_cuda_kv_join_geometry(const qn_cuda_vq_attention *a)
 {
-    return (qn_cuda_geometry){.grid = {(uint32_t)a->heads, (uint32_t)a->batch, 1},
-                              .block = {JOIN_THREADS, 1, 1},
-                              .dependent = device->major >= 9};
+    return (qn_cuda_geometry){
+        .grid = {(uint32_t)a->heads, (uint32_t)a->batch, 1}, .block = {JOIN_THREADS, 1, 1}, .dependent = 1};
 }
 
 qn_status qn_cuda_kv_finish(const qn_cuda_run *run, int32_t first, int32_t recent, qn_cuda_vq_attention *a,
@@ -178,11 +177,11 @@ qn_status qn_cuda_kv_finish(const qn_cuda_run *run, int32_t first, int32_t recen
 {
     void *const arguments[] = {a};
     if (a->window > 0) {
-        const qn_cuda_geometry rows = qn_cuda_kv_rows_geometry(a, 1, run->device);
+        const qn_cuda_geometry rows = qn_cuda_kv_rows_geometry(a, 1);
         const int32_t choice = qn_cuda_kv_recent_choice(a, run->call->desc, recent);
         QN_TRY(qn_cuda_launch(run, first + choice, &rows, arguments, error));
     }
-    const qn_cuda_geometry g = qn_cuda_kv_join_geometry(a, run->device);
+    const qn_cuda_geometry g = qn_cuda_kv_join_geometry(a);
     return a->all_parts > 1 ? qn_cuda_launch(run, first + QN_CUDA_KV_JOIN, &g, arguments, error) : QN_OK;
 }
 
@@ -287,7 +286,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     if (a.batch == 0 || a.heads == 0) {
         return QN_OK;
     }
-    const qn_cuda_geometry g = qn_cuda_kv_rows_geometry(&a, a.parts, run->device);
+    const qn_cuda_geometry g = qn_cuda_kv_rows_geometry(&a, a.parts);
     QN_TRY(qn_cuda_launch(run, choice_of(&a), &g, arguments, error));
     return qn_cuda_kv_finish(run, FINISH, QN_ATT_K_RECENT, &a, error);
 }
@@ -315,9 +314,9 @@ int32_t qn_cuda_scaled_attention_chain(const qn_op_desc *desc, const qn_args *ar
     out[0] = all[choice_of(a)];
     out[1] = all[FINISH + qn_cuda_kv_recent_choice(a, desc, QN_ATT_K_RECENT)];
     out[2] = all[FINISH + QN_CUDA_KV_JOIN];
-    geometries[0] = qn_cuda_kv_rows_geometry(a, a->parts, device);
-    geometries[1] = qn_cuda_kv_rows_geometry(a, 1, device);
-    geometries[2] = qn_cuda_kv_join_geometry(a, device);
+    geometries[0] = qn_cuda_kv_rows_geometry(a, a->parts);
+    geometries[1] = qn_cuda_kv_rows_geometry(a, 1);
+    geometries[2] = qn_cuda_kv_join_geometry(a);
     return 3;
 }
 

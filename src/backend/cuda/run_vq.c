@@ -298,7 +298,7 @@ static qn_status launch_turn_parts(const qn_cuda_run *run, int32_t program, cons
                                 .block = {WIDE_THREADS, 1, 1},
                                 .shared_bytes = (uint32_t)qn_cuda_vq_turn_bytes(length, parts),
                                 .cluster = (uint32_t)parts,
-                                .dependent = run->device->major >= 9};
+                                .dependent = 1};
     return qn_cuda_launch(run, program, &g, arguments, error);
 }
 
@@ -312,9 +312,8 @@ static qn_status launch_turn(const qn_cuda_run *run, int32_t program, const qn_c
 static qn_status launch_finish(const qn_cuda_run *run, const qn_cuda_vq_places *p, qn_cuda_vq *a, qn_error *error)
 {
     void *const arguments[] = {a};
-    const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(a->n, THREADS), (uint32_t)a->m, 1},
-                                .block = {THREADS, 1, 1},
-                                .dependent = run->device->major >= 9};
+    const qn_cuda_geometry g = {
+        .grid = {(uint32_t)qn_ceil_div(a->n, THREADS), (uint32_t)a->m, 1}, .block = {THREADS, 1, 1}, .dependent = 1};
     QN_TRY(qn_cuda_launch(run, p->finish, &g, arguments, error));
     return p->turn_out >= 0 ? launch_turn(run, p->turn_out, a, a->n, 0, error) : QN_OK;
 }
@@ -349,7 +348,7 @@ static qn_status launch_sums(const qn_cuda_run *run, const qn_cuda_vq_places *p,
                                 .block = {WIDE_THREADS, 1, 1},
                                 .shared_bytes = (uint32_t)c.shared_bytes,
                                 .cluster = (uint32_t)c.cluster,
-                                .dependent = run->device->major >= 9};
+                                .dependent = 1};
     QN_TRY(qn_cuda_launch(run, p->sums, &g, arguments, error));
     return c.cluster > 1 ? QN_OK : launch_finish(run, p, a, error);
 }
@@ -380,7 +379,7 @@ static qn_status launch_exchange(const qn_cuda_run *run, const qn_cuda_vq_places
                                 .block = {WIDE_THREADS, 1, 1},
                                 .shared_bytes = (uint32_t)c.shared_bytes,
                                 .cluster = QN_CUDA_VQ_EXCHANGE_CLUSTER,
-                                .dependent = run->device->major >= 9};
+                                .dependent = 1};
     QN_TRY(qn_cuda_launch(run, p->exchange, &g, arguments, error));
     return launch_finish(run, p, a, error);
 }
@@ -408,8 +407,7 @@ static qn_status launch_tensor(const qn_cuda_run *run, const qn_cuda_vq_places *
         a->row_scale = NULL;
     }
     void *const arguments[] = {a};
-    qn_cuda_geometry g = {
-        .grid = {(uint32_t)(tiles * t.tokens), 1, 1}, .block = {THREADS, 1, 1}, .dependent = run->device->major >= 9};
+    qn_cuda_geometry g = {.grid = {(uint32_t)(tiles * t.tokens), 1, 1}, .block = {THREADS, 1, 1}, .dependent = 1};
     QN_TRY(qn_cuda_launch(run, p->rows, &g, arguments, error));
     g.grid[0] = (uint32_t)(a->blocks > 0 ? a->blocks * t.slices : rows);
     g.grid[1] = (uint32_t)tiles;
@@ -430,7 +428,7 @@ static qn_status launch_bytes(const qn_cuda_run *run, const qn_cuda_vq_places *p
     const qn_cuda_geometry g = {.grid = {(uint32_t)a->blocks, 1, 1},
                                 .block = {THREADS, 1, 1},
                                 .shared_bytes = QN_VQ_BYTES_SHARED,
-                                .dependent = run->device->major >= 9};
+                                .dependent = 1};
     QN_TRY(qn_cuda_launch(run, p->bytes, &g, arguments, error));
     return launch_finish(run, p, a, error);
 }
@@ -506,7 +504,7 @@ static qn_status launch_points(const qn_cuda_run *run, const qn_cuda_vq_places *
                                 .block = {WIDE_THREADS, 1, 1},
                                 .shared_bytes = (uint32_t)qn_cuda_vq_points_bytes(vq, a->m, tiles, p->turned, p->fused),
                                 .cluster = p->fused ? QN_CUDA_VQ_POINTS_CLUSTER : 1,
-                                .dependent = run->device->major >= 9};
+                                .dependent = 1};
     QN_TRY(qn_cuda_launch(run, p->points, &g, arguments, error));
     if (p->spread_out >= 0) {
         return launch_turn_parts(run, p->spread_out, a, a->n, 0, 0, error);
@@ -624,7 +622,7 @@ static qn_status launch_wide(const qn_cuda_run *run, const qn_cuda_vq_places *p,
     const wide_deal deal = wide_deal_of(run, vq, cut.pair, tokens, a->m);
     const int turned = p->turn_out >= 0;
     void *const arguments[] = {a};
-    qn_cuda_geometry g = {.block = {THREADS, 1, 1}, .dependent = run->device->major >= 9};
+    qn_cuda_geometry g = {.block = {THREADS, 1, 1}, .dependent = 1};
     a->spans = (int32_t)spans_of(vq);
     a->tokens = tokens;
     a->blocks = (int32_t)deal.blocks;
@@ -707,7 +705,7 @@ static qn_status launch_along(const qn_cuda_run *run, const qn_cuda_vq_places *p
     const qn_cuda_geometry g = {.grid = {(uint32_t)c.blocks, (uint32_t)qn_ceil_div(a->m, c.rows), 1},
                                 .block = {WIDE_THREADS, 1, 1},
                                 .shared_bytes = (uint32_t)c.shared_bytes,
-                                .dependent = run->device->major >= 9};
+                                .dependent = 1};
     return qn_cuda_launch(run, p->along + several, &g, arguments, error);
 }
 
@@ -737,7 +735,7 @@ static qn_status launch_direct(const qn_cuda_run *run, const qn_cuda_vq_places *
     const qn_cuda_geometry g = {
         .grid = {(uint32_t)qn_ceil_div(a->n, DIRECT_COLUMNS), (uint32_t)qn_ceil_div(a->m, QN_CUDA_VQ_DIRECT_ROWS), 1},
         .block = {THREADS, 1, 1},
-        .dependent = run->device->major >= 9};
+        .dependent = 1};
     QN_TRY(qn_cuda_launch(run, p->direct, &g, arguments, error));
     return p->turn_out >= 0 ? launch_turn(run, p->turn_out, a, a->n, 0, error) : QN_OK;
 }

@@ -77,7 +77,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     const qn_cuda_geometry g = {
         .grid = {(uint32_t)qn_ceil_div(a.k / a.in_group, THREADS), (uint32_t)qn_min_i64(a.n, MOST_GRID_Y), 1},
         .block = {THREADS, 1, 1},
-        .dependent = run->device->major >= 9};
+        .dependent = 1};
     return qn_cuda_launch(run, 0, &g, arguments, error);
 }
 

@@ -229,7 +229,7 @@ static qn_status run_plain(const qn_cuda_run *run, qn_cuda_vq_attention *a, int3
     const qn_cuda_geometry g = {.grid = {(uint32_t)a->heads, (uint32_t)a->parts, sweep ? 1 : (uint32_t)a->batch},
                                 .block = {PLAIN_WARPS * 32, 1, 1},
                                 .shared_bytes = (uint32_t)plain_shared(desc, &s, cached_of(desc, &s, run->device)),
-                                .dependent = run->device->major >= 9};
+                                .dependent = 1};
     QN_TRY(qn_cuda_launch(run, program, &g, arguments, error));
     return qn_cuda_kv_finish(run, finish, QN_VQA_K_RECENT, a, error);
 }
@@ -473,7 +473,7 @@ static qn_status launch_pairs(const qn_cuda_run *run, qn_cuda_vq_attention *a, c
     qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(a->items, a->block_items), 1, 1},
                           .block = {(uint32_t)p->warps * 32, 1, 1},
                           .shared_bytes = (uint32_t)p->shared_bytes,
-                          .dependent = run->device->major >= 9};
+                          .dependent = 1};
     if (pairs_of_heads) {
         g.cluster = g.grid[0] = 2;
         g.grid[1] = (uint32_t)a->head_blocks;
@@ -505,7 +505,7 @@ static qn_status launch_tables(const qn_cuda_run *run, qn_error *error)
     const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(a.items, a.block_items), 1, 1},
                                 .block = {(uint32_t)t.warps * 32, 1, 1},
                                 .shared_bytes = (uint32_t)t.shared_bytes,
-                                .dependent = run->device->major >= 9};
+                                .dependent = 1};
     QN_TRY(qn_cuda_launch(run, TABLES, &g, arguments, error));
     return qn_cuda_kv_finish(run, TABLES_FINISH, QN_VQA_K_RECENT, &a, error);
 }
@@ -568,7 +568,7 @@ qn_cuda_geometry qn_cuda_encode_geometry(const qn_cuda_vq_encode *a, const qn_cu
         qn_min_i64(rows, qn_max_i64(qn_ceil_div((int64_t)device->sms * 16, qn_max_i64(blocks, 1)), 1));
     return (qn_cuda_geometry){.grid = {(uint32_t)blocks, (uint32_t)qn_min_i64(strips, MOST_GRID_Y), 1},
                               .block = {ENCODE_WARPS * 32, 1, 1},
-                              .dependent = device->major >= 9};
+                              .dependent = 1};
 }
 
 static int32_t encode_programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,

@@ -222,7 +222,7 @@ qn_cuda_geometry qn_cuda_vq_few_geometry(const qn_op_desc *desc, const qn_vq *vq
     return (qn_cuda_geometry){.grid = {(uint32_t)blocks, 1, 1},
                               .block = {THREADS, 1, 1},
                               .shared_bytes = (uint32_t)(few.shared_bytes + staged_bytes(vq, &a, block_columns(&few))),
-                              .dependent = device->major >= 9};
+                              .dependent = 1};
 }
 
 /* ---- in a chain or without one ---- */
