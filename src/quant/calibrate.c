@@ -23,7 +23,8 @@ typedef struct observer {
     const qn_exec *exec;
     const qn_quantize_options *quantize; /* the text's path, and whom to ask whether to go on */
     qn_map map;                          /* weight name -> output */
-    int feedback;
+    int channels;                        /* 1: largest inputs are looked for, so that all of the model has to run */
+    int32_t asked, left;                 /* products of a sequence; of this one still to come */
     /* rows of the layer that is being met, transposed: [k][SEQUENCE] */
     float *rows;
     int32_t owner;           /* output they belong to */
@@ -120,7 +121,11 @@ static qn_status keep_rows(observer *o, const float *x, int64_t stride, int64_t 
         }
     }
     o->count += m;
-    return o->count == o->expected ? add_product(o, error) : QN_OK;
+    if (o->count < o->expected) {
+        return QN_OK;
+    }
+    o->left--;
+    return add_product(o, error);
 }
 
 /* Whether the caller wants to go on. */
@@ -128,11 +133,32 @@ static qn_status ask(const observer *o, qn_error *error)
 {
     const qn_quantize_progress progress = {.total = o->outputs->count, .name = "calibration"};
     QN_FAIL_IF(o->quantize->progress && o->quantize->progress(o->quantize->progress_user, &progress) != 0, error,
-               QN_E_CANCELLED, "cancelled while calibrating; nothing was written");
+               QN_E_CANCELLED, "cancelled while calibrating; no folder was written");
     return QN_OK;
 }
 
-/* The input of a linear layer: x of a step in plain floats. */
+/* The largest of each channel, of rows that must be finite. */
+static qn_status look_at_channels(const observer *o, int32_t i, const float *rows, int64_t stride, int64_t m,
+                                  qn_error *error)
+{
+    qn_observed *seen = &o->calibration->list[i];
+    const int64_t k = o->outputs->list[i].encoder.k;
+    seen->rows += m;
+    for (int64_t r = 0; seen->channels && r < m; r++) {
+        int finite = 1;
+        for (int64_t j = 0; j < k; j++) {
+            const float a = fabsf(rows[r * stride + j]);
+            seen->channels[j] = a > seen->channels[j] ? a : seen->channels[j];
+            finite &= a <= 0x1.fffffep127f;
+        }
+        QN_FAIL_IF(!finite, error, QN_E_FILE, "tensor %s: its input is not finite on the calibration text",
+                   o->outputs->list[i].name);
+    }
+    return QN_OK;
+}
+
+/* The input of a linear layer: x of a step in plain floats. QN_E_CANCELLED with none left: the rest of the model has
+ * nothing to tell. */
 static qn_status observe(void *user, const qn_step *step, const qn_args *args, qn_error *error)
 {
     observer *o = user;
@@ -145,20 +171,11 @@ static qn_status observe(void *user, const qn_step *step, const qn_args *args, q
         return QN_OK;
     }
     QN_TRY(ask(o, error));
-    qn_observed *seen = &o->calibration->list[i];
     const float *const rows = x->data;
-    seen->rows += m;
-    for (int64_t r = 0; seen->channels && r < m; r++) {
-        int finite = 1;
-        for (int64_t j = 0; j < k; j++) {
-            const float a = fabsf(rows[r * stride + j]);
-            seen->channels[j] = a > seen->channels[j] ? a : seen->channels[j];
-            finite &= a <= 0x1.fffffep127f;
-        }
-        QN_FAIL_IF(!finite, error, QN_E_FILE, "tensor %s: its input is not finite on the calibration text",
-                   o->outputs->list[i].name);
+    if (o->channels) {
+        QN_TRY(look_at_channels(o, i, rows, stride, m, error));
     }
-    if (!seen->squares) {
+    if (!o->calibration->list[i].squares) {
         return QN_OK;
     }
     if (o->owner != i) {
@@ -170,7 +187,7 @@ static qn_status observe(void *user, const qn_step *step, const qn_args *args, q
         QN_TRY(keep_rows(o, rows + r * stride, stride, part, k, error));
         r += part;
     }
-    return QN_OK;
+    return o->left == 0 && !o->channels ? QN_E_CANCELLED : QN_OK;
 }
 
 /* ---- The run ---- */
@@ -235,9 +252,13 @@ static qn_status run_text(observer *o, qn_model *model, qn_error *error)
     for (size_t i = 0; i < count && status == QN_OK; i += (size_t)most) {
         const int32_t n = count - i < (size_t)most ? (int32_t)(count - i) : most;
         o->expected = n;
+        o->left = o->asked;
         status = qn_session_truncate(session, 0, error);
         if (status == QN_OK) {
             status = qn_session_eval(session, ids + i, n, 0, NULL, error);
+        }
+        if (status == QN_E_CANCELLED && o->left == 0 && !o->channels) {
+            status = QN_OK;
         }
     }
     qn_session_destroy(session);
@@ -245,57 +266,67 @@ static qn_status run_text(observer *o, qn_model *model, qn_error *error)
     return status;
 }
 
-uint64_t qn_calibration_bytes(const qn_outputs *outputs)
+/* Room for the products of outputs from `first` on that together take no more than `most` bytes; of one at least. */
+static qn_status open_products(observer *o, int32_t first, uint64_t most, qn_error *error)
 {
+    qn_calibration *c = o->calibration;
     uint64_t sum = 0;
-    for (int32_t i = 0; i < outputs->count; i++) {
-        const qn_output *o = &outputs->list[i];
-        uint64_t bytes;
-        if (o->linear && o->leader == i &&
-            (qn_mul_u64((uint64_t)o->encoder.k, (uint64_t)o->encoder.k, &bytes) ||
-             qn_mul_u64(bytes, sizeof(float), &bytes) || qn_add_u64(sum, bytes, &sum))) {
-            return UINT64_MAX;
+    int64_t widest = 0;
+    c->first = c->last = first;
+    for (; c->last < c->count; c->last++) {
+        const qn_output *output = &o->outputs->list[c->last];
+        qn_observed *seen = &c->list[output->leader];
+        if (!output->linear || seen->squares) {
+            continue;
         }
+        const size_t k = (size_t)o->outputs->list[output->leader].encoder.k;
+        size_t squares, bytes = 0;
+        const int failed = qn_mul_size(k, k, &squares) || qn_mul_size(squares, sizeof(float), &bytes);
+        if (widest && (failed || bytes > most - sum)) {
+            break;
+        }
+        seen->squares = failed ? NULL : qn_calloc(o->ctx, squares, sizeof(float));
+        seen->importance = qn_calloc(o->ctx, k, sizeof(float));
+        seen->order = qn_calloc(o->ctx, k, sizeof(int32_t));
+        QN_FAIL_IF(!seen->squares || !seen->importance || !seen->order, error, QN_E_MEMORY,
+                   "out of memory calibrating tensor %s", output->weight->name);
+        sum = bytes < most - sum ? sum + bytes : most;
+        widest = qn_max_i64(widest, (int64_t)k);
+        o->asked++;
     }
-    return sum;
+    o->rows = qn_calloc(o->ctx, (size_t)widest, SEQUENCE * sizeof(float));
+    o->product = qn_calloc(o->ctx, (size_t)(widest * widest), sizeof(float));
+    QN_FAIL_IF(!o->rows || !o->product, error, QN_E_MEMORY, "out of memory for inputs of %lld columns",
+               (long long)widest);
+    return QN_OK;
+}
+
+static void drop_products(qn_calibration *c)
+{
+    for (int32_t i = 0; i < c->count; i++) {
+        qn_observed *seen = &c->list[i];
+        qn_free(c->ctx, seen->squares);
+        qn_free(c->ctx, seen->importance);
+        qn_free(c->ctx, seen->order);
+        seen->squares = seen->importance = NULL;
+        seen->order = NULL;
+    }
+    c->first = c->last = 0;
 }
 
 /* The outputs to watch, and room for their figures. */
-static qn_status prepare(observer *o, qn_error *error)
+static qn_status open_list(qn_ctx *ctx, const qn_outputs *outputs, qn_calibration *c, qn_error *error)
 {
-    const qn_outputs *outputs = o->outputs;
-    qn_calibration *c = o->calibration;
-    c->list = qn_calloc(o->ctx, (size_t)outputs->count, sizeof *c->list);
+    c->list = qn_calloc(ctx, (size_t)outputs->count, sizeof *c->list);
     QN_FAIL_IF(!c->list, error, QN_E_MEMORY, "out of memory calibrating %d tensors", outputs->count);
     c->count = outputs->count;
-    size_t widest = 1;
     for (int32_t i = 0; i < outputs->count; i++) {
         const qn_output *output = &outputs->list[i];
-        if (!output->linear) {
-            continue;
+        if (output->linear && output->leader == i) {
+            c->list[i].channels = qn_calloc(ctx, (size_t)output->encoder.k, sizeof(float));
+            QN_FAIL_IF(!c->list[i].channels, error, QN_E_MEMORY, "out of memory calibrating tensor %s",
+                       output->weight->name);
         }
-        const char *name = output->weight->name;
-        const size_t k = (size_t)output->encoder.k;
-        size_t squares = 0;
-        int failed = qn_map_add(&o->map, name, strlen(name), i) < 0;
-        if (output->leader == i) {
-            c->list[i].channels = qn_calloc(o->ctx, k, sizeof(float));
-            failed = failed || !c->list[i].channels;
-        }
-        if (o->feedback && output->leader == i) {
-            failed = failed || qn_mul_size(k, k, &squares);
-            c->list[i].squares = failed ? NULL : qn_calloc(o->ctx, squares, sizeof(float));
-            c->list[i].importance = qn_calloc(o->ctx, k, sizeof(float));
-            c->list[i].order = qn_calloc(o->ctx, k, sizeof(int32_t));
-            failed = failed || !c->list[i].squares || !c->list[i].importance || !c->list[i].order;
-        }
-        QN_FAIL_IF(failed, error, QN_E_MEMORY, "out of memory calibrating tensor %s", name);
-        widest = k > widest ? k : widest;
-    }
-    if (o->feedback) {
-        o->rows = qn_calloc(o->ctx, widest, SEQUENCE * sizeof(float));
-        o->product = qn_calloc(o->ctx, widest * widest, sizeof(float));
-        QN_FAIL_IF(!o->rows || !o->product, error, QN_E_MEMORY, "out of memory for inputs of %zu columns", widest);
     }
     return QN_OK;
 }
@@ -311,17 +342,17 @@ static qn_status check(const observer *o, qn_error *error)
     return QN_OK;
 }
 
-qn_status qn_calibration_run(qn_ctx *ctx, const char *input, const qn_quantize_options *quantize,
-                             const qn_outputs *outputs, int feedback, qn_calibration *out, qn_error *error)
+/* One run of the text: for the largest inputs too, or for products alone. */
+static qn_status run_model(qn_calibration *c, const char *input, const qn_quantize_options *quantize,
+                           const qn_outputs *outputs, int channels, int32_t first, uint64_t most, qn_error *error)
 {
-    *out = (qn_calibration){.ctx = ctx};
-    observer o = {.ctx = ctx,
-                  .calibration = out,
+    observer o = {.ctx = c->ctx,
+                  .calibration = c,
                   .outputs = outputs,
                   .exec = &quantize->exec,
                   .quantize = quantize,
-                  .map = qn_map_make(ctx),
-                  .feedback = feedback,
+                  .map = qn_map_make(c->ctx),
+                  .channels = channels,
                   .owner = -1};
     qn_model *model = NULL;
     qn_model_options options;
@@ -329,9 +360,15 @@ qn_status qn_calibration_run(qn_ctx *ctx, const char *input, const qn_quantize_o
     options.kv = "f32";
     options.exec = quantize->exec;
     options.unfused = 1; /* each layer by itself, with the F32 rows that the observer is shown */
-    qn_status status = prepare(&o, error);
+    qn_status status = most ? open_products(&o, first, most, error) : QN_OK;
+    for (int32_t i = 0; i < outputs->count && status == QN_OK; i++) {
+        const char *name = outputs->list[i].weight->name;
+        if (outputs->list[i].linear && qn_map_add(&o.map, name, strlen(name), i) < 0) {
+            status = qn_error_set(error, QN_E_MEMORY, "out of memory calibrating tensor %s", name);
+        }
+    }
     if (status == QN_OK) {
-        status = qn_model_open(ctx, input, &options, &model, error);
+        status = qn_model_open(c->ctx, input, &options, &model, error);
     }
     if (status == QN_OK) {
         qn_model_set_observer(model, observe, &o);
@@ -345,44 +382,70 @@ qn_status qn_calibration_run(qn_ctx *ctx, const char *input, const qn_quantize_o
         qn_plan_destroy(o.plans[i]);
     }
     qn_map_free(&o.map);
-    qn_free(ctx, o.rows);
-    qn_free(ctx, o.product);
+    qn_free(c->ctx, o.rows);
+    qn_free(c->ctx, o.product);
+    return status == QN_OK ? QN_OK : qn_error_prefix(error, status, "calibration");
+}
+
+qn_status qn_calibration_run(qn_ctx *ctx, const char *input, const qn_quantize_options *quantize,
+                             const qn_outputs *outputs, uint64_t most, qn_calibration *out, qn_error *error)
+{
+    *out = (qn_calibration){.ctx = ctx};
+    qn_status status = open_list(ctx, outputs, out, error);
+    if (status == QN_OK) {
+        status = run_model(out, input, quantize, outputs, 1, 0, most, error);
+    }
     if (status != QN_OK) {
         qn_calibration_free(out);
-        return qn_error_prefix(error, status, "calibration");
     }
-    return QN_OK;
+    return status;
 }
 
-typedef struct factors {
+qn_status qn_calibration_go_on(qn_calibration *calibration, const char *input, const qn_quantize_options *quantize,
+                               const qn_outputs *outputs, int32_t first, uint64_t most, qn_error *error)
+{
+    drop_products(calibration);
+    return run_model(calibration, input, quantize, outputs, 0, first, most, error);
+}
+
+typedef struct settling {
     const qn_outputs *outputs;
     qn_calibration *calibration;
-} factors;
+    int factor;
+} settling;
 
-static void factor_task(void *user, int64_t index, int32_t thread)
+static void settle_task(void *user, int64_t index, int32_t thread)
 {
     (void)thread;
-    const factors *f = user;
-    qn_observed *seen = &f->calibration->list[index];
-    if (seen->squares) {
-        qn_feedback_factor(qn_cpu_fit(f->calibration->ctx), seen->squares, f->outputs->list[index].encoder.k, DAMP,
-                           seen->importance, seen->order, seen->channels);
+    const settling *s = user;
+    const qn_output *o = &s->outputs->list[index];
+    qn_observed *seen = &s->calibration->list[index];
+    const int64_t k = o->encoder.k;
+    if (!seen->squares) {
+        return;
+    }
+    for (int64_t i = 0; o->columns && i < k; i++) {
+        for (int64_t j = 0; j < k; j++) {
+            seen->squares[i * k + j] /= o->columns[i] * o->columns[j];
+        }
+    }
+    if (s->factor) {
+        qn_feedback_factor(qn_cpu_fit(s->calibration->ctx), seen->squares, k, DAMP, seen->importance, seen->order,
+                           seen->channels);
     }
 }
 
-void qn_calibration_factor(qn_calibration *calibration, const qn_outputs *outputs, const qn_exec *exec)
+void qn_calibration_settle(qn_calibration *calibration, const qn_outputs *outputs, int factor, const qn_exec *exec)
 {
-    factors f = {.outputs = outputs, .calibration = calibration};
-    qn_parallel_for(exec, calibration->count, factor_task, &f);
+    settling s = {.outputs = outputs, .calibration = calibration, .factor = factor};
+    qn_parallel_for(exec, calibration->count, settle_task, &s);
 }
 
 void qn_calibration_free(qn_calibration *calibration)
 {
+    drop_products(calibration);
     for (int32_t i = 0; i < calibration->count; i++) {
         qn_free(calibration->ctx, calibration->list[i].channels);
-        qn_free(calibration->ctx, calibration->list[i].squares);
-        qn_free(calibration->ctx, calibration->list[i].importance);
-        qn_free(calibration->ctx, calibration->list[i].order);
     }
     if (calibration->list) {
         qn_free(calibration->ctx, calibration->list);

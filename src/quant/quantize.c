@@ -21,7 +21,7 @@
 
 #define PIECE_BYTES ((size_t)32 << 20) /* codes in memory at a time */
 #define TASK_ROWS 64                   /* rows a task, when no more share a scale: a band of feedback.c */
-#define MAX_FACTOR_BYTES ((uint64_t)4 << 30)
+#define PRODUCT_BYTES ((uint64_t)4 << 30)
 #define DEFAULT_SHARD_BYTES 4000000000u
 
 void qn_quantize_options_init(qn_quantize_options *options)
@@ -203,8 +203,10 @@ typedef struct run {
     const qn_quant_tuning *tuning;
     qn_outputs outputs;
     qn_calibration calibration;
+    int feedback;      /* 1: outputs need products */
+    uint64_t products; /* of which so many bytes are there at a time */
     qn_resume resume;
-    const char *folder;
+    const char *input, *folder;
     int32_t done, resumed;
 } run;
 
@@ -391,6 +393,45 @@ static qn_status report(run *r, const qn_output *o, double rms, qn_error *error)
     QN_FAIL(error, QN_E_CANCELLED, "cancelled after %d of %d tensors; nothing was written", r->done, r->outputs.count);
 }
 
+/* Products that are there to the outputs that they are for. */
+static void use_products(run *r)
+{
+    const int vectors = r->outputs.scheme->scales == QN_SCALES_VECTOR;
+    const qn_calibration *c = &r->calibration;
+    qn_calibration_settle(&r->calibration, &r->outputs, !vectors, &r->options->exec);
+    for (int32_t i = c->first; i < c->last; i++) {
+        qn_output *o = &r->outputs.list[i];
+        const qn_observed *seen = &c->list[o->leader];
+        if (!o->linear) {
+            continue;
+        }
+        if (vectors) {
+            o->squares = seen->squares;
+            continue;
+        }
+        o->encoder.feedback = seen->squares;
+        o->encoder.importance = seen->importance;
+        o->encoder.order = seen->order;
+        o->encoder.set = qn_cpu_fit(r->ctx);
+    }
+}
+
+/* Products for output i, and as many behind it as there is room for, in the place of those of outputs before it. */
+static qn_status reach_products(run *r, int32_t i, qn_error *error)
+{
+    if (!r->feedback || !r->outputs.list[i].linear || i < r->calibration.last) {
+        return QN_OK;
+    }
+    for (int32_t j = r->calibration.first; j < r->calibration.last; j++) {
+        qn_output *o = &r->outputs.list[j];
+        o->squares = o->encoder.feedback = o->encoder.importance = NULL;
+        o->encoder.order = NULL;
+    }
+    QN_TRY(qn_calibration_go_on(&r->calibration, r->input, r->options, &r->outputs, i, r->products, error));
+    use_products(r);
+    return QN_OK;
+}
+
 /* Outputs [first, last) are those of one shard. */
 static qn_status write_shard(run *r, int32_t first, int32_t last, qn_error *error)
 {
@@ -415,7 +456,10 @@ static qn_status write_shard(run *r, int32_t first, int32_t last, qn_error *erro
     }
     for (int32_t i = first; i < last && status == QN_OK; i++) {
         double rms = 0;
-        status = put_or_resume(r, &r->outputs.list[i], writer, &rms, error);
+        status = reach_products(r, i, error);
+        if (status == QN_OK) {
+            status = put_or_resume(r, &r->outputs.list[i], writer, &rms, error);
+        }
         if (status == QN_OK) {
             status = report(r, &r->outputs.list[i], rms, error);
         }
@@ -474,16 +518,11 @@ static wishes make_wishes(const run *r, const qn_checkpoint *checkpoint)
     }
     w.smooth = r->tuning->smooth < 0 ? qn_smooth_alpha(scheme) : r->tuning->smooth;
     w.feedback = r->tuning->feedback && scheme->scales != QN_SCALES_NONE;
-    if (w.feedback && qn_calibration_bytes(&r->outputs) > MAX_FACTOR_BYTES) {
-        qn_log(r->ctx, QN_LOG_WARN, "no error feedback: its factors would take more than %d GB",
-               (int)(MAX_FACTOR_BYTES >> 30));
-        w.feedback = 0;
-    }
     return w;
 }
 
 /* Look at the weights and at their inputs; set scales that are shared, smoothing and feedback. */
-static qn_status calibrate(run *r, const char *input, const qn_checkpoint *checkpoint, qn_error *error)
+static qn_status calibrate(run *r, const qn_checkpoint *checkpoint, qn_error *error)
 {
     const qn_exec *exec = &r->options->exec;
     const wishes w = make_wishes(r, checkpoint);
@@ -494,7 +533,9 @@ static qn_status calibrate(run *r, const char *input, const qn_checkpoint *check
     if (!observe) {
         return QN_OK;
     }
-    QN_TRY(qn_calibration_run(r->ctx, input, r->options, &r->outputs, w.feedback, &r->calibration, error));
+    r->feedback = w.feedback;
+    QN_TRY(qn_calibration_run(r->ctx, r->input, r->options, &r->outputs, w.feedback ? r->products : 0,
+                              &r->calibration, error));
     if (w.smooth > 0) {
         QN_TRY(
             qn_smooth(r->ctx, qn_checkpoint_hparams(checkpoint), &r->outputs, &r->calibration, w.smooth, exec, error));
@@ -503,23 +544,7 @@ static qn_status calibrate(run *r, const char *input, const qn_checkpoint *check
         }
     }
     share_input_amax(&r->outputs, &r->calibration);
-    if (r->outputs.scheme->scales == QN_SCALES_VECTOR) {
-        for (int32_t i = 0; i < r->outputs.count; i++) {
-            qn_output *o = &r->outputs.list[i];
-            o->squares = o->linear ? r->calibration.list[o->leader].squares : NULL;
-        }
-        return QN_OK;
-    }
-    qn_calibration_factor(&r->calibration, &r->outputs, exec);
-    for (int32_t i = 0; i < r->outputs.count; i++) {
-        qn_output *o = &r->outputs.list[i];
-        if (o->linear && w.feedback) {
-            o->encoder.feedback = r->calibration.list[o->leader].squares;
-            o->encoder.importance = r->calibration.list[o->leader].importance;
-            o->encoder.order = r->calibration.list[o->leader].order;
-            o->encoder.set = qn_cpu_fit(r->ctx);
-        }
-    }
+    use_products(r);
     return QN_OK;
 }
 
@@ -541,15 +566,15 @@ static qn_status write_packed(const run *r, uint64_t *bytes, qn_error *error)
 }
 
 /* Everything between the opened checkpoint and the finished folder. */
-static qn_status write_folder(run *r, const char *input, const qn_checkpoint *checkpoint, qn_error *error)
+static qn_status write_folder(run *r, const qn_checkpoint *checkpoint, qn_error *error)
 {
     uint64_t need;
     QN_FAIL_IF(qn_add_u64(r->outputs.bytes_after, ((uint64_t)r->outputs.count << 9) + (1u << 20), &need) ||
                    qn_add_u64(need, r->resume.folder ? r->outputs.bytes_after : 0, &need),
                error, QN_E_SHAPE, "the output is too large");
     QN_TRY(qn_folder_check_space(r->folder, need, error));
-    QN_TRY(qn_folder_write_tokenizer(r->ctx, input, checkpoint, r->folder, error));
-    QN_TRY(calibrate(r, input, checkpoint, error));
+    QN_TRY(qn_folder_write_tokenizer(r->ctx, r->input, checkpoint, r->folder, error));
+    QN_TRY(calibrate(r, checkpoint, error));
     QN_TRY(write_shards(r, error));
     return qn_folder_write_config(checkpoint, &r->outputs, r->options->kv, r->folder, error);
 }
@@ -581,7 +606,8 @@ qn_status qn_quantize_with(qn_ctx *ctx, const char *input, const char *output, c
     }
     QN_TRY(check_arguments(ctx, input, output, options, &scheme, error));
     QN_TRY(qn_folder_check_paths(input, output, error));
-    run r = {.ctx = ctx, .options = options, .tuning = tuning};
+    run r = {.ctx = ctx, .options = options, .tuning = tuning, .input = input,
+             .products = tuning->products ? tuning->products : PRODUCT_BYTES};
     qn_checkpoint *checkpoint = NULL;
     qn_commit *commit = NULL;
     qn_status status = qn_checkpoint_open(ctx, input, &checkpoint, error);
@@ -600,7 +626,7 @@ qn_status qn_quantize_with(qn_ctx *ctx, const char *input, const char *output, c
     }
     if (status == QN_OK) {
         r.folder = qn_commit_path(commit);
-        status = write_folder(&r, input, checkpoint, error);
+        status = write_folder(&r, checkpoint, error);
     }
     if (status == QN_OK && options->kv) {
         status = qn_kv_books_of_folder(ctx, input, r.folder, options, error);

@@ -7,9 +7,10 @@
 
 typedef struct qn_quant_tuning {
     int32_t search;   /* look for the scales of least error (quant/encode.h) */
-    int32_t feedback; /* error feedback with the inputs of a calibration run; skipped for sources whose linear
-                         weights are quantised already and where the factors would pass 4 GB */
-    float smooth;     /* alpha of smoothing (quant/smooth.h); 0: none; below 0: what the scheme gains by */
+    int32_t feedback;  /* error feedback with the inputs of a calibration run; skipped for sources whose linear
+                          weights are quantised already */
+    float smooth;      /* alpha of smoothing (quant/smooth.h); 0: none; below 0: what the scheme gains by */
+    uint64_t products; /* bytes of products of inputs (quant/calibrate.h) in memory at a time; 0: 4 GiB */
 } qn_quant_tuning;
 
 /* What qn_quantize uses for a scheme. */

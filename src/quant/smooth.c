@@ -216,9 +216,6 @@ static qn_status fold(smoother *s, int32_t leader, qn_error *error)
     qn_observed *seen = &s->calibration->list[leader];
     for (int64_t i = 0; i < k; i++) {
         seen->channels[i] /= d[i];
-        for (int64_t j = 0; seen->squares && j < k; j++) {
-            seen->squares[i * k + j] /= d[i] * d[j];
-        }
     }
     return QN_OK;
 }

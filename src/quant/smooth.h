@@ -19,8 +19,8 @@
  * error is relative to each number, does not. */
 float qn_smooth_alpha(const qn_scheme *scheme);
 
-/* Set the scale vectors of the outputs (outputs.h) and bring the calibration's figures
- * in line with them. QN_E_MEMORY. */
+/* Set the scale vectors of the outputs (outputs.h) and bring the calibration's largest inputs
+ * in line with them; qn_calibration_settle does so with its products. QN_E_MEMORY. */
 qn_status qn_smooth(qn_ctx *ctx, const qn_hparams *hparams, qn_outputs *outputs, qn_calibration *calibration,
                     float alpha, const qn_exec *exec, qn_error *error);
 

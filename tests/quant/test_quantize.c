@@ -273,18 +273,23 @@ static void every_scheme(void **state)
     assert_int_equal(syn_entries(root), 1);
 }
 
-/* With error feedback: the same for any thread count, and closer where it counts. */
+/* With error feedback: the same whatever the number of threads, and of products that are there at a time. */
 static void feedback(void **state)
 {
     (void)state;
     qn_pool *pool;
     assert_int_equal(qn_pool_create(ctx, 3, &pool, NULL), QN_OK);
     tuning.feedback = 1;
-    static const char *const schemes[] = {"nvfp4-w4a4", "fp8-block", "int8", "mxfp4"};
+    static const char *const schemes[] = {"nvfp4-w4a4", "fp8-block", "int8", "mxfp4", "gptvq-2"};
+    static const uint64_t products[] = {1, 300000, 700000}; /* of one input, of two, of a layer or so */
     for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
         quantize(schemes[i], source, in_root("one"), 0, NULL);
         quantize(schemes[i], source, in_root("three"), 0, pool);
         assert_same_folder(in_root("one"), in_root("three"));
+        tuning.products = products[i % 3];
+        quantize(schemes[i], source, in_root("few"), 0, pool);
+        tuning.products = 0;
+        assert_same_folder(in_root("one"), in_root("few"));
         qn_checkpoint *c;
         assert_int_equal(qn_checkpoint_open(ctx, in_root("one"), &c, NULL), QN_OK);
         int64_t errors = -1;
@@ -294,6 +299,7 @@ static void feedback(void **state)
         qn_checkpoint_close(c);
         syn_remove(in_root("one"));
         syn_remove(in_root("three"));
+        syn_remove(in_root("few"));
     }
     tuning.feedback = 0;
     qn_pool_destroy(pool);
