@@ -146,6 +146,11 @@ QN_INLINE void product_tile(float *out, int64_t out_stride, const float *a, int6
         }
     }
     for (int64_t d = 0; d < depth; d++) {
+        if (d % QN_FIT_LANES == 0) { /* the rows that come next: short runs, which nothing else foretells */
+            for (int r = 0; r < rows; r++) {
+                __builtin_prefetch(a + (r + rows) * a_stride + d);
+            }
+        }
         vf line[PRODUCT_WIDTH];
         for (int c = 0; c < width; c++) {
             line[c] = vf_load(b + d * b_stride + c * VL);

@@ -15,6 +15,7 @@
 #define MAX_TEXT_BYTES ((size_t)1 << 20) /* of a file, far more than the tokens need */
 #define DAMP 0.01f                       /* of the mean square of the inputs, added to each */
 #define MAX_WIDTHS 8                     /* plans kept, one an input width */
+#define STRIPS 8                         /* of a symmetric product's columns, each from the diagonal down */
 
 typedef struct observer {
     qn_ctx *ctx;
@@ -29,14 +30,20 @@ typedef struct observer {
     float *rows;
     int32_t owner;           /* output they belong to */
     int64_t count, expected; /* rows so far; of this evaluation */
-    float *product;          /* [k,k] */
+    float *product;          /* of a strip */
     qn_plan *plans[MAX_WIDTHS];
     int64_t widths[MAX_WIDTHS];
 } observer;
 
 /* ---- Products of the inputs ---- */
 
-/* A plan for product[k,k] = rows[k,SEQUENCE] rows^T. */
+/* Columns of product[k,k] = rows[k,SEQUENCE] rows^T that are made together. */
+static int64_t strip_of(int64_t k)
+{
+    return k % STRIPS == 0 ? k / STRIPS : k;
+}
+
+/* A plan for a strip of them. */
 static qn_status plan_of(observer *o, int64_t k, const qn_plan **plan, qn_error *error)
 {
     int i = 0;
@@ -51,7 +58,7 @@ static qn_status plan_of(observer *o, int64_t k, const qn_plan **plan, qn_error 
         qn_op_desc desc;
         qn_op_desc_init(&desc, QN_OP_DENSE_MM);
         desc.in[qn_op_in_slot(QN_OP_DENSE_MM, "x")] = qn_shape_make(QN_F32, 2, k, SEQUENCE, 1, 1);
-        desc.in[qn_op_in_slot(QN_OP_DENSE_MM, "b")] = qn_shape_make(QN_F32, 2, k, SEQUENCE, 1, 1);
+        desc.in[qn_op_in_slot(QN_OP_DENSE_MM, "b")] = qn_shape_make(QN_F32, 2, strip_of(k), SEQUENCE, 1, 1);
         desc.attr[QN_ATTR_OUT].i = QN_OUT_F32;
         QN_TRY(qn_plan_create(o->ctx, &desc, NULL, &o->plans[i], error));
         o->widths[i] = k;
@@ -60,24 +67,21 @@ static qn_status plan_of(observer *o, int64_t k, const qn_plan **plan, qn_error 
     return QN_OK;
 }
 
-/* Add the product of the rows that are there to their owner's. */
-static qn_status add_product(observer *o, qn_error *error)
+/* product[first.., first..+strip] of the rows that are there. */
+static qn_status make_strip(observer *o, const qn_plan *plan, int64_t k, int64_t first, qn_error *error)
 {
-    const int64_t k = o->outputs->list[o->owner].encoder.k;
-    for (int64_t i = 0; i < k && o->count < SEQUENCE; i++) {
-        memset(o->rows + i * SEQUENCE + o->count, 0, (size_t)(SEQUENCE - o->count) * sizeof(float));
-    }
-    o->count = 0;
-    const qn_plan *plan;
-    QN_TRY(plan_of(o, k, &plan, error));
-    const qn_shape in = qn_shape_make(QN_F32, 2, k, SEQUENCE, 1, 1), out = qn_shape_make(QN_F32, 2, k, k, 1, 1);
+    const int64_t strip = strip_of(k);
+    const float *const rows = o->rows + first * SEQUENCE;
+    const qn_shape x = qn_shape_make(QN_F32, 2, k - first, SEQUENCE, 1, 1);
+    const qn_shape b = qn_shape_make(QN_F32, 2, strip, SEQUENCE, 1, 1);
+    const qn_shape out = qn_shape_make(QN_F32, 2, k - first, strip, 1, 1);
     qn_args args;
     memset(&args, 0, sizeof args);
-    args.in[qn_op_in_slot(QN_OP_DENSE_MM, "x")] = qn_view_make(o->rows, &in);
-    args.in[qn_op_in_slot(QN_OP_DENSE_MM, "b")] = qn_view_make(o->rows, &in);
+    args.in[qn_op_in_slot(QN_OP_DENSE_MM, "x")] = qn_view_make(rows, &x);
+    args.in[qn_op_in_slot(QN_OP_DENSE_MM, "b")] = qn_view_make(rows, &b);
     args.out[0] = qn_mut_view_make(o->product, &out);
     const size_t pack_bytes = qn_plan_pack_bytes(plan);
-    const size_t work_bytes = qn_plan_workspace_bytes(plan, k, qn_exec_threads(o->exec));
+    const size_t work_bytes = qn_plan_workspace_bytes(plan, k - first, qn_exec_threads(o->exec));
     void *packed = pack_bytes ? qn_alloc(o->ctx, pack_bytes) : NULL;
     void *workspace = work_bytes ? qn_alloc(o->ctx, work_bytes) : NULL;
     qn_status status = QN_OK;
@@ -92,15 +96,32 @@ static qn_status add_product(observer *o, qn_error *error)
     if (status == QN_OK) {
         status = qn_run(plan, &args, workspace, work_bytes, o->exec, error);
     }
-    if (status == QN_OK) {
-        float *sum = o->calibration->list[o->owner].squares;
-        for (int64_t i = 0; i < k * k; i++) {
-            sum[i] += o->product[i];
-        }
-    }
     qn_free(o->ctx, workspace);
     qn_free(o->ctx, packed);
     return status;
+}
+
+/* Add the product of the rows that are there to their owner's, which is symmetric: what is above the diagonal's strips
+ * is left to qn_calibration_settle. */
+static qn_status add_product(observer *o, qn_error *error)
+{
+    const int64_t k = o->outputs->list[o->owner].encoder.k, strip = strip_of(k);
+    float *const sum = o->calibration->list[o->owner].squares;
+    const qn_plan *plan;
+    for (int64_t i = 0; i < k && o->count < SEQUENCE; i++) {
+        memset(o->rows + i * SEQUENCE + o->count, 0, (size_t)(SEQUENCE - o->count) * sizeof(float));
+    }
+    o->count = 0;
+    QN_TRY(plan_of(o, k, &plan, error));
+    for (int64_t first = 0; first < k; first += strip) {
+        QN_TRY(make_strip(o, plan, k, first, error));
+        for (int64_t i = first; i < k; i++) {
+            for (int64_t j = 0; j < strip; j++) {
+                sum[i * k + first + j] += o->product[(i - first) * strip + j];
+            }
+        }
+    }
+    return QN_OK;
 }
 
 #define TILE 16 /* rows and columns that are turned together */
@@ -272,6 +293,7 @@ static qn_status open_products(observer *o, int32_t first, uint64_t most, qn_err
     qn_calibration *c = o->calibration;
     uint64_t sum = 0;
     int64_t widest = 0;
+    int64_t strips = 0; /* floats of the largest */
     c->first = c->last = first;
     for (; c->last < c->count; c->last++) {
         const qn_output *output = &o->outputs->list[c->last];
@@ -292,10 +314,11 @@ static qn_status open_products(observer *o, int32_t first, uint64_t most, qn_err
                    "out of memory calibrating tensor %s", output->weight->name);
         sum = bytes < most - sum ? sum + bytes : most;
         widest = qn_max_i64(widest, (int64_t)k);
+        strips = qn_max_i64(strips, (int64_t)k * strip_of((int64_t)k));
         o->asked++;
     }
     o->rows = qn_calloc(o->ctx, (size_t)widest, SEQUENCE * sizeof(float));
-    o->product = qn_calloc(o->ctx, (size_t)(widest * widest), sizeof(float));
+    o->product = qn_calloc(o->ctx, (size_t)strips, sizeof(float));
     QN_FAIL_IF(!o->rows || !o->product, error, QN_E_MEMORY, "out of memory for inputs of %lld columns",
                (long long)widest);
     return QN_OK;
@@ -424,9 +447,11 @@ static void settle_task(void *user, int64_t index, int32_t thread)
     if (!seen->squares) {
         return;
     }
-    for (int64_t i = 0; o->columns && i < k; i++) {
-        for (int64_t j = 0; j < k; j++) {
-            seen->squares[i * k + j] /= o->columns[i] * o->columns[j];
+    for (int64_t i = 0; i < k; i++) {
+        for (int64_t j = 0; j <= i; j++) {
+            const float d = o->columns ? o->columns[i] * o->columns[j] : 1;
+            seen->squares[i * k + j] /= d;
+            seen->squares[j * k + i] = seen->squares[i * k + j];
         }
     }
     if (s->factor) {

@@ -34,7 +34,8 @@ qn_status qn_calibration_encode(const char *path, const qn_model *model, int32_t
 /* Run the text (quantize->calibration; NULL: qn_calibration_text) through the model at `input`, in floats, on
  * quantize->exec; quantize->progress is asked at each layer.
  * most: also X^T X of as many outputs from the first on as take no more bytes, of one at least; 0: of none.
- * QN_E_IO, QN_E_FILE: the text. QN_E_UNSUPPORTED: the source's linear weights are quantised, so that their inputs cannot be seen. */
+ * QN_E_IO, QN_E_FILE: the text. QN_E_UNSUPPORTED: the source's linear weights are quantised, so that their inputs
+ * cannot be seen. */
 qn_status qn_calibration_run(qn_ctx *ctx, const char *input, const qn_quantize_options *quantize,
                              const qn_outputs *outputs, uint64_t most, qn_calibration *out, qn_error *error);
 

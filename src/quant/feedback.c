@@ -10,10 +10,10 @@
 #include "base/checked.h"
 #include "quant/encode_internal.h"
 
-#define BAND 64 /* a multiple of QN_FIT_LANES, as FACTOR is */
-#define BLOCK 32
+#define BAND 128 /* a multiple of QN_FIT_LANES, as FACTOR is */
+#define BLOCK 64
 #define DEPTH 128
-#define FACTOR 32 /* columns of the factor that are made together */
+#define FACTOR 64 /* columns of the factor that are made together */
 
 size_t qn_encode_scratch(const qn_encoder *encoder, int64_t rows)
 {

@@ -20,7 +20,7 @@
 #include "quant/smooth.h"
 
 #define PIECE_BYTES ((size_t)32 << 20) /* codes in memory at a time */
-#define TASK_ROWS 64                   /* rows a task, when no more share a scale: a band of feedback.c */
+#define TASK_ROWS 128                  /* rows a task, when no more share a scale: a band of feedback.c */
 #define PRODUCT_BYTES ((uint64_t)4 << 30)
 #define DEFAULT_SHARD_BYTES 4000000000u
 
@@ -97,8 +97,8 @@ static qn_status work_init(work *w, qn_ctx *ctx, const qn_output *o, const qn_ex
 {
     const qn_encoder *e = &o->encoder;
     *w = (work){.ctx = ctx, .p = {.output = o}};
-    w->p.step = e->unit > TASK_ROWS ? e->unit : TASK_ROWS / e->unit * e->unit;
-    w->p.step = qn_min_i64(w->p.step, qn_max_i64(e->n, 1));
+    const int64_t share = qn_min_i64(TASK_ROWS, qn_ceil_div(e->n, qn_exec_threads(exec)));
+    w->p.step = qn_min_i64(qn_max_i64(qn_ceil_div(share, e->unit), 1) * e->unit, qn_max_i64(e->n, 1));
     const size_t row_bytes = e->row_bytes ? e->row_bytes : 1;
     w->piece_rows = qn_max_i64((int64_t)(PIECE_BYTES / row_bytes) / w->p.step, 1) * w->p.step;
     w->piece_rows = qn_min_i64(w->piece_rows, qn_max_i64(e->n, 1));
@@ -534,8 +534,8 @@ static qn_status calibrate(run *r, const qn_checkpoint *checkpoint, qn_error *er
         return QN_OK;
     }
     r->feedback = w.feedback;
-    QN_TRY(qn_calibration_run(r->ctx, r->input, r->options, &r->outputs, w.feedback ? r->products : 0,
-                              &r->calibration, error));
+    QN_TRY(qn_calibration_run(r->ctx, r->input, r->options, &r->outputs, w.feedback ? r->products : 0, &r->calibration,
+                              error));
     if (w.smooth > 0) {
         QN_TRY(
             qn_smooth(r->ctx, qn_checkpoint_hparams(checkpoint), &r->outputs, &r->calibration, w.smooth, exec, error));
@@ -606,7 +606,10 @@ qn_status qn_quantize_with(qn_ctx *ctx, const char *input, const char *output, c
     }
     QN_TRY(check_arguments(ctx, input, output, options, &scheme, error));
     QN_TRY(qn_folder_check_paths(input, output, error));
-    run r = {.ctx = ctx, .options = options, .tuning = tuning, .input = input,
+    run r = {.ctx = ctx,
+             .options = options,
+             .tuning = tuning,
+             .input = input,
              .products = tuning->products ? tuning->products : PRODUCT_BYTES};
     qn_checkpoint *checkpoint = NULL;
     qn_commit *commit = NULL;

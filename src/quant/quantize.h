@@ -6,7 +6,7 @@
 #include <quern/quantize.h>
 
 typedef struct qn_quant_tuning {
-    int32_t search;   /* look for the scales of least error (quant/encode.h) */
+    int32_t search;    /* look for the scales of least error (quant/encode.h) */
     int32_t feedback;  /* error feedback with the inputs of a calibration run; skipped for sources whose linear
                           weights are quantised already */
     float smooth;      /* alpha of smoothing (quant/smooth.h); 0: none; below 0: what the scheme gains by */
