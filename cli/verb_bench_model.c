@@ -119,19 +119,36 @@ static double bytes_per_token(cli *c, const qn_model_info *info)
     return bytes;
 }
 
-/* The read ceiling, with the caches gone past as in `bench kernels`. */
-static void measure_limits(cli *c, const qn_model_info *info, limits *l)
+/* The read ceiling of the processor, with the caches gone past as in `bench kernels`. */
+static void measure_processor(cli *c, limits *l)
 {
     qn_meter *meter = NULL;
     qn_error error;
     size_t cache = 0;
-    l->peak_rss = bench_peak_bytes();
-    l->bytes_per_token = bytes_per_token(c, info) + (double)l->kv.bytes_per_token * (double)c->value[OPT_DEPTH].i;
     const size_t memory = bench_memory(c, &cache);
     l->cache_bytes = (double)cache;
     if (qn_meter_create(c->ctx, &c->exec, memory, &meter, &error) == QN_OK)
         (void)qn_meter_measure(meter, "read", c->plan.isa, &l->read_gbps, &error);
     qn_meter_destroy(meter);
+}
+
+static void measure_device(cli *c, limits *l)
+{
+    qn_device_info info;
+    qn_error error;
+    if (qn_device_get_info(c->ctx, &info, &error) == QN_OK)
+        l->cache_bytes = (double)info.l2_bytes;
+    (void)qn_device_ceiling(c->ctx, "read", &l->read_gbps, &error);
+}
+
+static void measure_limits(cli *c, const qn_model_info *info, limits *l)
+{
+    l->peak_rss = bench_peak_bytes();
+    l->bytes_per_token = bytes_per_token(c, info) + (double)l->kv.bytes_per_token * (double)c->value[OPT_DEPTH].i;
+    if (c->plan.backend == QN_BACKEND_CUDA)
+        measure_device(c, l);
+    else
+        measure_processor(c, l);
     if (l->bytes_per_token < l->cache_bytes)
         cli_note(c, "note: the weights of a token fit the last-level cache; decoding may pass the read ceiling\n");
 }

@@ -1,39 +1,67 @@
-/* Attention of one new token over its cache, norms of heads and rotary positions included: rotates the query and the
+/* Attention of one new token over its cache, norms of heads and rotary positions included: rotates the queries and the
  * new key, puts the key into the cache, and leaves the parts that parts.h puts together: in the product that follows,
- * or by qn_decode_join. Keys before this token's are read while the kernels before are still at work: nothing of this
- * pass changes them.
+ * or by qn_decode_join. A block has PART_KEYS keys of a head and the queries that share it. Keys before this token's
+ * are read while the kernels before are still at work: nothing of this pass changes them.
  *
  * Host contract
- *   Parameters: SIZE of a head, a multiple of 8, at most 128; NORM 1: heads are normalised first; those of turn.h
- *   qn_decode_attention   block 128, grid {parts of the whole cache, heads}, dynamic shared memory: 128 * SIZE * 4
- *   qn_decode_join        block 32, grid {heads} */
+ *   Parameters: SIZE of a head, a multiple of 8, at most 128; GROUP: queries of a block, by which those of a key head
+ *     can be divided; NORM 1: heads are normalised first; those of turn.h
+ *   qn_decode_attention   block 128, grid {parts of the whole cache, heads / GROUP}, dynamic shared memory: 128 * SIZE
+ * * 4 qn_decode_join        block 32 * JOINERS, grid {heads} */
 #include "cuda_activation.h"
 #include "decode_part.h"
 
 #define DIMS ((SIZE + 31) / 32)
+#define SPAN                                                                                                           \
+    (SIZE <= 8    ? 2                                                                                                  \
+     : SIZE <= 16 ? 4                                                                                                  \
+     : SIZE <= 32 ? 8                                                                                                  \
+     : SIZE <= 64 ? 16                                                                                                 \
+                  : 32) /* lanes that have a key, four elements each */
+#define JOINERS 8
 
 extern __shared__ __align__(16) float rows[]; /* [PART_KEYS][SIZE]: the values */
 
-extern "C" __global__ void __launch_bounds__(128) qn_decode_attention(const __grid_constant__ qn_cuda_decode a)
+/* From SPAN lanes' shares of SPAN sums each the whole of one: lane i's is sum i. */
+DEV float sum_across(float *share)
 {
-    __shared__ __align__(16) float q[SIZE], fresh[SIZE];
-    __shared__ float weights[WARPS * 32], high[WARPS], all[WARPS], sums[WARPS][SIZE];
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int head = (int)blockIdx.y, shared_head = head / a.group, first = (int)blockIdx.x * PART_KEYS;
-    release_next();
-    const int position = *a.position; /* written before this pass's first kernel */
-    const int key = first + (int)threadIdx.x, here = first <= position;
-    char *const keys = a.keys + shared_head * (SIZE * 4);
-    const char *const values = a.values + shared_head * (SIZE * 4);
-    float4 k[SIZE / 4];
+    const int lane = (int)threadIdx.x;
 #pragma unroll
-    for (int i = 0; i < SIZE / 4; i++) {
-        k[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (key < position) {
-            k[i] = *(const float4 *)(keys + key * a.row + i * 16);
+    for (int bit = 4; bit >= 0; bit--) {
+        const int width = 1 << bit, upper = lane & width;
+#pragma unroll
+        for (int i = 0; i < SPAN / 2; i++) {
+            if (i + width < SPAN && i < width) {
+                const float kept = upper ? share[i + width] : share[i], sent = upper ? share[i] : share[i + width];
+                share[i] = kept + __shfl_xor_sync(0xffffffffu, sent, width);
+            }
         }
     }
-    const int row0 = warp * 32; /* a warp copies the values of its own keys */
+    return share[0];
+}
+
+extern "C" __global__ void __launch_bounds__(128) qn_decode_attention(const __grid_constant__ qn_cuda_decode a)
+{
+    __shared__ __align__(16) float q[GROUP][SIZE], fresh[SIZE];
+    __shared__ float weights[GROUP][WARPS * 32], high[GROUP][WARPS], all[GROUP][WARPS], sums[GROUP][WARPS][SIZE];
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int head = (int)blockIdx.y * GROUP, shared_head = head / a.group, first = (int)blockIdx.x * PART_KEYS;
+    release_next();
+    const int position = *a.position; /* written before this pass's first kernel */
+    const int here = first <= position, newest = here && position < first + PART_KEYS;
+    char *const keys = a.keys + shared_head * (SIZE * 4);
+    const char *const values = a.values + shared_head * (SIZE * 4);
+    const int row0 = warp * 32; /* of a warp's own keys */
+    const int from = lane % SPAN * 4,
+              mine = first + row0 + lane / SPAN * SPAN; /* elements and first of SPAN keys of a lane */
+    float4 k[SPAN];
+#pragma unroll
+    for (int i = 0; i < SPAN; i++) {
+        k[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (mine + i < position && from < SIZE) {
+            k[i] = *(const float4 *)(keys + (mine + i) * a.row + from * 4);
+        }
+    }
 #pragma unroll 4
     for (int i = lane; i < 32 * (SIZE / 4); i += 32) {
         const int s = row0 + i / (SIZE / 4);
@@ -52,62 +80,107 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_attention(const __gr
         copy_async_wait();
         return;
     }
-    for (int i = (int)threadIdx.x; position < first + PART_KEYS && i < SIZE; i += 128) {
+    for (int i = (int)threadIdx.x; newest && i < SIZE; i += 128) {
         rows[(position - first) * SIZE + i] = ((const float *)(values + position * a.row))[i];
     }
     const char *const new_q = a.q + head * (SIZE * 4), *const new_k = a.k + shared_head * (SIZE * 4);
-    finish_norm(a.norms, new_q, new_k, &n);
-    if (threadIdx.x < SIZE / 2) {
-        const int i = (int)threadIdx.x, j = i + SIZE / 2;
-        turn_new(new_q, new_k, n, a.scale, t, q, fresh);
-        if (head % a.group == 0 && position < first + PART_KEYS) {
-            float *const to = (float *)(keys + position * a.row);
-            to[i] = fresh[i];
-            to[j] = fresh[j];
+#pragma unroll
+    for (int g = 0; g < GROUP; g++) {
+        finish_norm(a.norms, new_q + g * (SIZE * 4), new_k, &n);
+        if (threadIdx.x < SIZE / 2) {
+            turn_new(new_q + g * (SIZE * 4), new_k, n, a.scale, t, q[g], fresh);
         }
     }
-    __syncthreads();
-    float score = 0.0f;
-#pragma unroll
-    for (int i = 0; i < SIZE / 4; i++) {
-        const float4 g = *(const float4 *)(q + 4 * i), f = key == position ? *(const float4 *)(fresh + 4 * i) : k[i];
-        score = __fmaf_rn(f.x, g.x, score);
-        score = __fmaf_rn(f.y, g.y, score);
-        score = __fmaf_rn(f.z, g.z, score);
-        score = __fmaf_rn(f.w, g.w, score);
+    if (newest && head % a.group == 0 && threadIdx.x < SIZE / 2) {
+        const int i = (int)threadIdx.x, j = i + SIZE / 2;
+        float *const to = (float *)(keys + position * a.row);
+        to[i] = fresh[i];
+        to[j] = fresh[j];
     }
-    score = key <= position ? score : NONE;
-    const float most = weigh(score, weights, high, all, lane, warp);
+    __syncthreads();
+    if (newest && from < SIZE) {
+#pragma unroll
+        for (int i = 0; i < SPAN; i++) {
+            k[i] = mine + i == position ? *(const float4 *)(fresh + from) : k[i];
+        }
+    }
+    float most[GROUP];
+#pragma unroll
+    for (int g = 0; g < GROUP; g++) {
+        const float4 f = from < SIZE ? *(const float4 *)(q[g] + from) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        float share[SPAN];
+#pragma unroll
+        for (int i = 0; i < SPAN; i++) {
+            share[i] = __fmaf_rn(k[i].w, f.w, __fmaf_rn(k[i].z, f.z, __fmaf_rn(k[i].y, f.y, k[i].x * f.x)));
+        }
+        const float score = sum_across(share); /* of key threadIdx.x */
+        most[g] = weigh(first + (int)threadIdx.x <= position ? score : NONE, weights[g], high[g], all[g], lane, warp);
+    }
     copy_async_wait();
     __syncwarp();
     const int left = position + 1 - (first + row0), count = left < 0 ? 0 : left < 32 ? left : 32;
-    float sum[DIMS] = {};
+    float sum[GROUP][DIMS] = {};
 #pragma unroll 8
     for (int s = 0; s < count; s++) {
         const float *const row = rows + (row0 + s) * SIZE;
 #pragma unroll
         for (int j = 0; j < DIMS; j++) {
             if (lane + 32 * j < SIZE) {
-                sum[j] = __fmaf_rn(weights[row0 + s], row[lane + 32 * j], sum[j]);
+#pragma unroll
+                for (int g = 0; g < GROUP; g++) {
+                    sum[g][j] = __fmaf_rn(weights[g][row0 + s], row[lane + 32 * j], sum[g][j]);
+                }
             }
         }
     }
 #pragma unroll
-    for (int j = 0; j < DIMS; j++) {
-        if (lane + 32 * j < SIZE) {
-            sums[warp][lane + 32 * j] = sum[j];
+    for (int g = 0; g < GROUP; g++) {
+#pragma unroll
+        for (int j = 0; j < DIMS; j++) {
+            if (lane + 32 * j < SIZE) {
+                sums[g][warp][lane + 32 * j] = sum[g][j];
+            }
         }
     }
     __syncthreads();
-    leave_part(a.partials, a.heads, sums, most, all);
+#pragma unroll
+    for (int g = 0; g < GROUP; g++) {
+        leave_part(a.partials, a.heads, head + g, sums[g], most[g], all[g]);
+    }
 }
 
-extern "C" __global__ void __launch_bounds__(32) qn_decode_join(const __grid_constant__ qn_cuda_decode a)
+/* A warp joins every JOINERS-th part, the first one what they leave. */
+extern "C" __global__ void __launch_bounds__(32 * JOINERS) qn_decode_join(const __grid_constant__ qn_cuda_decode a)
 {
+    __shared__ joined found[JOINERS][32];
     release_next();
     wait_before();
-    const int head = (int)blockIdx.x, i = (int)threadIdx.x * 4;
+    const int head = (int)blockIdx.x, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, i = lane * 4;
+    const int count = *a.position / PART_KEYS + 1, step = a.heads * PART_PITCH(SIZE);
+    const float *const p = (const float *)a.partials + (i64)warp * step + head * PART_PITCH(SIZE);
     if (i < SIZE) {
-        *(float4 *)(a.out + head * SIZE + i) = join_parts(a.partials, a.heads, SIZE, head, i, *a.position + 1);
+        found[warp][lane] = join_some<JOINED>(p, JOINERS * step, SIZE, i, (count - warp + JOINERS - 1) / JOINERS);
     }
+    __syncthreads();
+    if (warp > 0 || i >= SIZE) {
+        return;
+    }
+    float most = found[0][lane].most;
+#pragma unroll
+    for (int w = 1; w < JOINERS; w++) {
+        most = fmaxf(most, found[w][lane].most);
+    }
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    float total = 0.0f;
+#pragma unroll
+    for (int w = 0; w < JOINERS; w++) { /* one without parts: weight 0 */
+        const joined &part = found[w][lane];
+        const float weight = exp_base2(part.most - most);
+        total = __fmaf_rn(weight, part.total, total);
+        sum.x = __fmaf_rn(weight, part.sum.x, sum.x);
+        sum.y = __fmaf_rn(weight, part.sum.y, sum.y);
+        sum.z = __fmaf_rn(weight, part.sum.z, sum.z);
+        sum.w = __fmaf_rn(weight, part.sum.w, sum.w);
+    }
+    *(float4 *)(a.out + head * SIZE + i) = make_float4(sum.x / total, sum.y / total, sum.z / total, sum.w / total);
 }

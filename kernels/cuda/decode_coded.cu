@@ -217,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_coded(const __grid_c
     sum_values(weights, count, turned.sums[warp],
                [&](int row, int pair, float *v) { half_floats(((const u32 *)rows[row])[pair], v); });
     __syncthreads();
-    leave_part(a.partials, a.heads, turned.sums, most, all);
+    leave_part(a.partials, a.heads, head, turned.sums, most, all);
     if (newest && head % a.group == 0 && warp < 2) {
         u16 *const row = recent_head(a.recent[warp], position, shared_head);
         for (int i = lane; i < SIZE; i += 32) {

@@ -141,8 +141,7 @@ DEV float weigh(float score, float *weights, float *high, float *all, int lane, 
 
 /* By a warp: the values of its own keys, the first `count`, by their weights; pair(key of the part, pair of elements,
  * v) gives two elements. */
-template <class pair_of_row>
-DEV void sum_values(const float *weights, int count, float *sums, pair_of_row pair)
+template <class pair_of_row> DEV void sum_values(const float *weights, int count, float *sums, pair_of_row pair)
 {
     const int lane = (int)threadIdx.x % 32, row0 = (int)threadIdx.x / 32 * 32;
     float sum[PAIRS][2] = {};
@@ -166,10 +165,10 @@ DEV void sum_values(const float *weights, int count, float *sums, pair_of_row pa
     }
 }
 
-/* The part of head blockIdx.y, from the warps' sums of values. */
-DEV void leave_part(char *partials, int heads, const float (*sums)[SIZE], float most, const float *all)
+/* The part of a head, from the warps' sums of values. */
+DEV void leave_part(char *partials, int heads, int head, const float (*sums)[SIZE], float most, const float *all)
 {
-    float *const out = (float *)partials + ((i64)blockIdx.x * heads + (int)blockIdx.y) * PART_PITCH(SIZE);
+    float *const out = (float *)partials + ((i64)blockIdx.x * heads + head) * PART_PITCH(SIZE);
     for (int i = (int)threadIdx.x; i < SIZE; i += 128) {
         out[i] = sums[0][i] + sums[1][i] + sums[2][i] + sums[3][i];
     }

@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_scaled(const __grid_
     sum_values(weights, count, sums[warp],
                [&](int row, int pair, float *v) { pair_of(rows[row], pair, first + row < coded, scales[row], v); });
     __syncthreads();
-    leave_part(a.partials, a.heads, sums, most, all);
+    leave_part(a.partials, a.heads, head, sums, most, all);
     if (newest && head % a.group == 0 && warp < 2) {
         keep(a, warp, shared_head, position, fresh[warp]);
     }

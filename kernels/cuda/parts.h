@@ -31,9 +31,15 @@ DEV float exp_base2(float v)
     return e;
 }
 
-/* Elements i to i + 3 of one head's result over `count` parts that lie `step` floats apart, so many asked for at a
- * time. Scores are in units of log 2. */
-template <int at_once> DEV float4 join_some(const float *p, int step, int head_size, int i, int count)
+/* What parts give together: the weighted sum of four elements, beside the largest score. */
+struct joined {
+    float4 sum;
+    float most, total;
+};
+
+/* Elements i to i + 3 of one head over `count` parts that lie `step` floats apart, so many asked for at a time. Scores
+ * are in units of log 2. */
+template <int at_once> DEV joined join_some(const float *p, int step, int head_size, int i, int count)
 {
     const float none = __int_as_float(0xff800000);
     float most = none, total = 0.0f;
@@ -69,17 +75,18 @@ template <int at_once> DEV float4 join_some(const float *p, int step, int head_s
             sum.w = __fmaf_rn(weight, v[j].w, sum.w);
         }
     }
-    return make_float4(sum.x / total, sum.y / total, sum.z / total, sum.w / total);
+    return {sum, most, total};
 }
 
-/* The same of head h over all parts of `keys` keys. Many parts come JOINED at a time; few one after the other, since
+/* The result: of head h over all parts of `keys` keys. Many parts come JOINED at a time; few one after the other, since
  * there that costs less. */
 DEV float4 join_parts(const char *partials, int heads, int head_size, int h, int i, int keys)
 {
     const int count = (keys + PART_KEYS - 1) / PART_KEYS, step = heads * PART_PITCH(head_size);
     const float *const p = (const float *)partials + h * PART_PITCH(head_size);
-    return count > FEW_PARTS ? join_some<JOINED>(p, step, head_size, i, count)
-                             : join_some<1>(p, step, head_size, i, count);
+    const joined of = count > FEW_PARTS ? join_some<JOINED>(p, step, head_size, i, count)
+                                        : join_some<1>(p, step, head_size, i, count);
+    return make_float4(of.sum.x / of.total, of.sum.y / of.total, of.sum.z / of.total, of.sum.w / of.total);
 }
 
 #endif

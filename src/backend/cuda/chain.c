@@ -21,8 +21,9 @@
 #include "base/checked.h"
 #include "ref/slots.h"
 
-enum { THREADS = 256, LOOKUP_THREADS = 128, DECODE_THREADS = 128, JOIN_THREADS = 32, PART_KEYS = 128, MOST_HEAD = 128 };
-enum { NORM_THREADS = 1024, NORM_ITEMS = 4 };
+enum { THREADS = 256, LOOKUP_THREADS = 128, DECODE_THREADS = 128, JOIN_THREADS = 256 };
+enum { PART_KEYS = 128, MOST_HEAD = 128, TOGETHER_HEAD = 128, MOST_TOGETHER = 8 };
+enum { NORM_THREADS = 1024, NORM_ITEMS = 4, JOINED_APART = 1 << 14 };
 enum { LOOKUP_LEAST = 8, MOST_GRID_Y = 65535, LOOKUPS = 2 * (QN_MM_I8_K + 1) };
 
 /* Registers of a thread allow that many quads of a row, and that many blocks of a multiprocessor (mm_few.cu). */
@@ -483,12 +484,24 @@ static int match_attention(const matcher *m)
            ((uint64_t)(uintptr_t)args->in[QN_ATT_K].data | (uint64_t)(uintptr_t)args->in[QN_ATT_V].data) % 16 == 0;
 }
 
-static void decode_program(int64_t size, int normed, const char *entry, qn_cuda_program *program)
+/* Query heads of a block: where heads are long all that share a key head, or as many as have room; of short ones each
+ * by itself, as few keys take longer in fewer blocks. */
+static int64_t queries_together(int64_t group, int64_t size)
+{
+    int64_t together = size < TOGETHER_HEAD ? 1 : qn_min_i64(group, MOST_TOGETHER);
+    while (group % together != 0) {
+        together--;
+    }
+    return together;
+}
+
+static void decode_program(int64_t size, int64_t together, int normed, const char *entry, qn_cuda_program *program)
 {
     memset(program, 0, sizeof *program);
     program->source = "decode.cu";
     program->entry = entry;
     qn_cuda_define(program, "SIZE", size);
+    qn_cuda_define(program, "GROUP", together);
     qn_cuda_define(program, "NORM", normed);
 }
 
@@ -513,29 +526,36 @@ static qn_status make_attention(const matcher *m, int64_t parts, qn_chain *chain
                                            .log2_theta = log2((double)query->desc->attr[QN_ATTR_THETA].f),
                                            .factors = qn_cuda_factors(&query->args.in[QN_ACT_FACTORS])};
     qn_cuda_program program;
-    decode_program(size, m->norms != NULL, "qn_decode_attention", &program);
+    const int64_t together = queries_together(l->arguments.decode.group, size);
+    decode_program(size, together, m->norms != NULL, "qn_decode_attention", &program);
     qn_cuda_define_factors(l->arguments.decode.factors != NULL, &program);
     program.shared_bytes = (int32_t)(PART_KEYS * size * 4);
-    l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)parts, (uint32_t)heads, 1},
+    l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)parts, (uint32_t)(heads / together), 1},
                                      .block = {DECODE_THREADS, 1, 1},
                                      .shared_bytes = (uint32_t)program.shared_bytes,
                                      .dependent = 1};
     return qn_cuda_function_get(m->cuda, &program, &l->function, error);
 }
 
-/* The parts as a row of the attention's output, for what follows it is no product that joins them itself. */
-static qn_status make_join(const matcher *m, const qn_chain_step *attention, qn_chain *chain, qn_error *error)
+/* The parts as a row of floats, where what follows is no product that joins them itself. */
+static qn_status make_join(const matcher *m, const qn_chain_step *attention, float *out, qn_chain *chain,
+                           qn_error *error)
 {
     qn_cuda_chain_launch *l = &chain->launches[1];
     const int64_t *q = attention->desc->in[QN_ATT_Q].dims;
     qn_cuda_program program;
-    decode_program(q[2], 0, "qn_decode_join", &program);
-    l->arguments.decode = (qn_cuda_decode){.partials = (char *)(uintptr_t)chain->partials,
-                                           .out = attention->args.out[0].data,
-                                           .position = m->position,
-                                           .heads = (int32_t)q[1]};
+    decode_program(q[2], 1, 0, "qn_decode_join", &program);
+    l->arguments.decode = (qn_cuda_decode){
+        .partials = (char *)(uintptr_t)chain->partials, .out = out, .position = m->position, .heads = (int32_t)q[1]};
     l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)q[1], 1, 1}, .block = {JOIN_THREADS, 1, 1}, .dependent = 1};
     return qn_cuda_function_get(m->cuda, &program, &l->function, error);
+}
+
+/* Whether a product puts its row of that length together itself: each of its blocks reads all parts then, which costs
+ * more than a launch that does so once where blocks are many and rows are long. */
+static int joins_parts(const matcher *m, const product *p, int64_t length)
+{
+    return p->mm[0]->args.out[0].shape.dims[1] * length < (int64_t)m->cuda->device.sms * JOINED_APART;
 }
 
 /* Steps up to an attention that leaves parts, and what puts these together: a product, or nothing else. */
@@ -547,27 +567,36 @@ static qn_status make_attended(const matcher *m, int32_t steps, int kept, qn_cha
     const int64_t *k = attention->args.in[1].shape.dims; /* of one sequence, where it says so */
     const int64_t room = attention->desc->op == QN_OP_VQ_ATTENTION ? k[1] : k[0];
     const int64_t parts = qn_max_i64(1, qn_ceil_div(room, PART_KEYS));
+    const size_t bytes = (size_t)(parts * q[1] * (q[2] + 4)) * sizeof(float),
+                 row = (size_t)(q[1] * q[2]) * sizeof(float);
     product p;
     int possible = match_product(m, steps, attention, &p);
+    const int apart = possible && !joins_parts(m, &p, q[1] * q[2]);
+    qn_cuda_chain_launch *const last = &chain->launches[apart ? 2 : 1];
     if (possible) {
-        QN_TRY(make_product(m, &p, &chain->launches[1], &possible, error));
+        p.pre = apart ? PRE_NONE : PRE_ATTENTION;
+        QN_TRY(make_product(m, &p, last, &possible, error));
     }
     if (!possible && attention->args.out[0].shape.format != QN_F32) {
         return QN_OK;
     }
     QN_TRY(qn_cuda_push(m->cuda, error));
-    const cu_result result =
-        m->cuda->cu.MemAlloc(&chain->partials, (size_t)(parts * q[1] * (q[2] + 4)) * sizeof(float));
+    const cu_result result = m->cuda->cu.MemAlloc(&chain->partials, bytes + row);
     qn_cuda_pop(m->cuda);
     QN_TRY(qn_cuda_check(m->cuda, result, "cuMemAlloc", error));
     QN_TRY(kept ? qn_cuda_chain_decode_kept(m->steps, m->norms, m->position, parts, chain, error)
                 : make_attention(m, parts, chain, error));
-    chain->count = 2;
+    char *const partials = (char *)(uintptr_t)chain->partials;
+    chain->count = possible && apart ? 3 : 2;
     *taken = steps + (possible ? p.taken : 0);
     if (!possible) {
-        return make_join(m, attention, chain, error);
+        return make_join(m, attention, attention->args.out[0].data, chain, error);
     }
-    qn_cuda_mm *a = &chain->launches[1].arguments.mm;
+    qn_cuda_mm *a = &last->arguments.mm;
+    if (apart) {
+        a->x = partials + bytes;
+        return make_join(m, attention, (float *)(void *)a->x, chain, error);
+    }
     a->partials = (char *)(uintptr_t)chain->partials;
     a->heads = (int32_t)q[1];
     a->head_size = a->k / a->heads;
