@@ -90,12 +90,20 @@ DEV void multiply(const raw *r, const item *x, int pitch, sum_t sums[COLUMNS][RO
     }
 #else
     const int width = UNIT < 8 ? UNIT : 8;
+#if SCALED_UNIT /* a scale once a unit: as many products as elements are what bounds this */
+    float of_unit[COLUMNS][ROWS] = {};
+#define SUMS of_unit
+#define DECODE codes8
+#else
+#define SUMS sums
+#define DECODE decode8
+#endif
 #pragma unroll
     for (int j = 0; j < UNIT / width; j++) {
         float w[COLUMNS][8];
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
-            decode8(r[c * STEPS], j, w[c]);
+            DECODE(r[c * STEPS], j, w[c]);
         }
 #pragma unroll
         for (int m = 0; m < ROWS; m++) {
@@ -112,11 +120,20 @@ DEV void multiply(const raw *r, const item *x, int pitch, sum_t sums[COLUMNS][RO
             for (int c = 0; c < COLUMNS; c++) {
 #pragma unroll
                 for (int i = 0; i < width; i++) {
-                    sums[c][m] = __fmaf_rn(v[i], w[c][i], sums[c][m]);
+                    SUMS[c][m] = __fmaf_rn(v[i], w[c][i], SUMS[c][m]);
                 }
             }
         }
     }
+#if SCALED_UNIT
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++) {
+#pragma unroll
+        for (int m = 0; m < ROWS; m++) {
+            sums[c][m] += scale_sum(r[c * STEPS], of_unit[c][m]);
+        }
+    }
+#endif
 #endif
 }
 

@@ -9,6 +9,9 @@
  *   load_raw(row, scales, unit, k)   scales: of this row, NULL where the format has none beside the data
  *   decode8(raw, j, v)               elements 8 j to 8 j + 7 of the unit as floats, scales included
  *                                    (UNIT 4: the four of them)
+ * where a unit has one scale, SCALED_UNIT,
+ *   codes8(raw, j, v)                the same without it
+ *   scale_sum(raw, sum)              a sum over the unit of products with these, scaled
  * and of GGUF blocks
  *   four_codes(raw, i)               elements 4 i to 4 i + 3 as int8: a weight is code_scale(raw) times that, less
  *                                    code_minimum(raw), which is 0 but where CODE_MINIMUM
@@ -36,16 +39,26 @@ DEV float e8m0_float(u32 code)
     return __uint_as_float(code == 0 ? 0x00400000u : code == 255 ? 0x7fc00000u : code << 23);
 }
 
-/* Eight e2m1 codes, the first in the lowest nibble, times scale: as f16 they are 2^-14 of themselves. */
-DEV void e2m1_floats(u32 codes, float scale, float *v)
+/* Eight e2m1 codes, the first in the lowest nibble, as 2^-14 of themselves, which they are as f16. */
+DEV void e2m1_halves(u32 codes, float *v)
 {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const u32 two = codes >> 8 * i;
-        const u32 pair = (two & 7) << 9 | (two & 8) << 12 | (two & 0x70) << 21 | (two & 0x80) << 24;
-        half_floats(pair, v + 2 * i);
-        v[2 * i] = v[2 * i] * 16384.0f * scale;
-        v[2 * i + 1] = v[2 * i + 1] * 16384.0f * scale;
+    for (int i = 0; i < 4; i++) { /* elements i and i + 4 */
+        const u32 two = codes >> 4 * i;
+        float pair[2];
+        half_floats((two << 9 & 0x0e000e00) | (two << 12 & 0x80008000), pair);
+        v[i] = pair[0];
+        v[i + 4] = pair[1];
+    }
+}
+
+/* The same times scale. */
+DEV void e2m1_floats(u32 codes, float scale, float *v)
+{
+    e2m1_halves(codes, v);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        v[i] = v[i] * 16384.0f * scale;
     }
 }
 
@@ -150,7 +163,7 @@ DEV raw load_raw(const u8 *row, const u8 *scales, int unit, int k)
     return r;
 }
 
-DEV void decode8(const raw &r, int j, float *v)
+DEV void codes8(const raw &r, int j, float *v)
 {
 #if B_FORMAT == QN_MM_F32
 #pragma unroll
@@ -185,12 +198,26 @@ DEV void decode8(const raw &r, int j, float *v)
         e4m3_floats(word >> 16, v + 4 * i + 2);
 #endif
     }
+#endif
+}
+
+#if BLOCKED
+#define SCALED_UNIT 1
+
+DEV float scale_sum(const raw &r, float sum)
+{
+    return sum * r.scale;
+}
+#endif
+
+DEV void decode8(const raw &r, int j, float *v)
+{
+    codes8(r, j, v);
 #if BLOCKED
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         v[i] *= r.scale;
     }
-#endif
 #endif
 }
 
@@ -229,9 +256,26 @@ DEV raw load_raw(const u8 *row, const u8 *scales, int unit, int k)
     return r;
 }
 
+#define SCALED_UNIT 1
+
+DEV float unit_scale(const raw &r)
+{
+    return B_FORMAT == QN_MM_NVFP4 ? e4m3_float(r.scale) : e8m0_float(r.scale);
+}
+
+DEV void codes8(const raw &r, int j, float *v)
+{
+    e2m1_halves(r.word[j], v);
+}
+
+DEV float scale_sum(const raw &r, float sum)
+{
+    return sum * 16384.0f * unit_scale(r);
+}
+
 DEV void decode8(const raw &r, int j, float *v)
 {
-    e2m1_floats(r.word[j], B_FORMAT == QN_MM_NVFP4 ? e4m3_float(r.scale) : e8m0_float(r.scale), v);
+    e2m1_floats(r.word[j], unit_scale(r), v);
 }
 
 /* ---- GGUF blocks of 32 ---- */
