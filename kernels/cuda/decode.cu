@@ -6,8 +6,8 @@
  * Host contract
  *   Parameters: SIZE of a head, a multiple of 8, at most 128; GROUP: queries of a block, by which those of a key head
  *     can be divided; NORM 1: heads are normalised first; those of turn.h
- *   qn_decode_attention   block 128, grid {parts of the whole cache, heads / GROUP}, dynamic shared memory: 128 * SIZE
- * * 4 qn_decode_join        block 32 * JOINERS, grid {heads} */
+ *   qn_decode_attention   block 128, grid {parts of the whole cache, heads / GROUP}, dynamic shared memory 512 * SIZE
+ *   qn_decode_join        block 32 * JOINERS, grid {heads} */
 #include "cuda_activation.h"
 #include "decode_part.h"
 

@@ -677,7 +677,8 @@ static void kernels_without_a_device_agree_with_the_cpu(void **state)
         {9, "like-3-fp8-block", NULL, 1}, {9, "like-4-fp8-block", "fp8", 1},
         {9, "heads-64", NULL, 1},         {9, "heads-64", "fp8", 1},
         {9, "mxfp4.gguf", NULL, 1},       {8, "vectors.gguf", NULL, PROMPT},
-        {9, "vectors.gguf", NULL, 1},     {8, "heads-128", NULL, CODED_PROMPT},
+        {9, "vectors.gguf", NULL, 1},     {8, "heads-128", NULL, 130},
+        {9, "heads-128", "fp8", 1},
     };
     qn_error error = {0};
     char cache[96];
@@ -685,7 +686,7 @@ static void kernels_without_a_device_agree_with_the_cpu(void **state)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         world w;
         qn_model *model = NULL;
-        fake.sms(i % 2 ? 4 : 2); /* less work where it is cut into as few pieces; on 2 parts of an attention are joined apart */
+        fake.sms(i % 2 ? 4 : 2); /* few, for less work; on two an attention's parts are joined by a launch */
         fake.setup(1, rows[i].major, 0);
         assert_int_equal(open_world(&w, fake_driver_path(), QN_PTX_NVRTC, cache, 0), QN_OK);
         const qn_status status = open_model(&w, path_of(rows[i].scheme), QN_BACKEND_CUDA, rows[i].kv, &model, &error);
