@@ -149,38 +149,25 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_attention(const __gr
     }
 }
 
-/* A warp joins every JOINERS-th part, the first one what they leave. */
+/* A warp joins every JOINERS-th part, which gives one part again, and the first one those. */
 extern "C" __global__ void __launch_bounds__(32 * JOINERS) qn_decode_join(const __grid_constant__ qn_cuda_decode a)
 {
-    __shared__ joined found[JOINERS][32];
+    __shared__ __align__(16) float found[JOINERS][PART_PITCH(SIZE)];
     release_next();
     wait_before();
-    const int head = (int)blockIdx.x, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, i = lane * 4;
+    const int head = (int)blockIdx.x, warp = (int)threadIdx.x / 32, i = (int)threadIdx.x % 32 * 4;
     const int count = *a.position / PART_KEYS + 1, step = a.heads * PART_PITCH(SIZE);
     const float *const p = (const float *)a.partials + (i64)warp * step + head * PART_PITCH(SIZE);
     if (i < SIZE) {
-        found[warp][lane] = join_some<JOINED>(p, JOINERS * step, SIZE, i, (count - warp + JOINERS - 1) / JOINERS);
+        const joined of = join_some<JOINED>(p, JOINERS * step, SIZE, i, (count - warp + JOINERS - 1) / JOINERS);
+        *(float4 *)(found[warp] + i) = of.sum;
+        if (i == 0) {
+            *(float2 *)(found[warp] + SIZE) = make_float2(of.most, of.total);
+        }
     }
     __syncthreads();
-    if (warp > 0 || i >= SIZE) {
-        return;
+    if (warp == 0 && i < SIZE) {
+        const joined of = join_some<JOINERS>(found[0], PART_PITCH(SIZE), SIZE, i, JOINERS);
+        *(float4 *)(a.out + head * SIZE + i) = result_of(of);
     }
-    float most = found[0][lane].most;
-#pragma unroll
-    for (int w = 1; w < JOINERS; w++) {
-        most = fmaxf(most, found[w][lane].most);
-    }
-    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    float total = 0.0f;
-#pragma unroll
-    for (int w = 0; w < JOINERS; w++) { /* one without parts: weight 0 */
-        const joined &part = found[w][lane];
-        const float weight = exp_base2(part.most - most);
-        total = __fmaf_rn(weight, part.total, total);
-        sum.x = __fmaf_rn(weight, part.sum.x, sum.x);
-        sum.y = __fmaf_rn(weight, part.sum.y, sum.y);
-        sum.z = __fmaf_rn(weight, part.sum.z, sum.z);
-        sum.w = __fmaf_rn(weight, part.sum.w, sum.w);
-    }
-    *(float4 *)(a.out + head * SIZE + i) = make_float4(sum.x / total, sum.y / total, sum.z / total, sum.w / total);
 }

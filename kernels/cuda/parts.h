@@ -78,15 +78,19 @@ template <int at_once> DEV joined join_some(const float *p, int step, int head_s
     return {sum, most, total};
 }
 
-/* The result: of head h over all parts of `keys` keys. Many parts come JOINED at a time; few one after the other, since
+DEV float4 result_of(const joined &of)
+{
+    return make_float4(of.sum.x / of.total, of.sum.y / of.total, of.sum.z / of.total, of.sum.w / of.total);
+}
+
+/* The result of head h over all parts of `keys` keys. Many parts come JOINED at a time; few one after the other, since
  * there that costs less. */
 DEV float4 join_parts(const char *partials, int heads, int head_size, int h, int i, int keys)
 {
     const int count = (keys + PART_KEYS - 1) / PART_KEYS, step = heads * PART_PITCH(head_size);
     const float *const p = (const float *)partials + h * PART_PITCH(head_size);
-    const joined of = count > FEW_PARTS ? join_some<JOINED>(p, step, head_size, i, count)
-                                        : join_some<1>(p, step, head_size, i, count);
-    return make_float4(of.sum.x / of.total, of.sum.y / of.total, of.sum.z / of.total, of.sum.w / of.total);
+    return result_of(count > FEW_PARTS ? join_some<JOINED>(p, step, head_size, i, count)
+                                       : join_some<1>(p, step, head_size, i, count));
 }
 
 #endif

@@ -597,7 +597,7 @@ static qn_status make_attended(const matcher *m, int32_t steps, int kept, qn_cha
         a->x = partials + bytes;
         return make_join(m, attention, (float *)(void *)a->x, chain, error);
     }
-    a->partials = (char *)(uintptr_t)chain->partials;
+    a->partials = partials;
     a->heads = (int32_t)q[1];
     a->head_size = a->k / a->heads;
     return QN_OK;
