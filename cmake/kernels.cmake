@@ -28,8 +28,10 @@ foreach(isa scalar avx2 avx512 avx512vnni avx512bf16 amx)
     set_source_files_properties(${PROJECT_SOURCE_DIR}/kernels/cpu/${isa}/rows_${isa}.c PROPERTIES COMPILE_OPTIONS
       "-falign-functions=64;-falign-loops=64")
     if(QN_SANITIZE OR QN_THREAD_SANITIZE)
-      if(NOT isa STREQUAL scalar) # most codes, and half a minute a file at -O2
-        set_source_files_properties(${PROJECT_SOURCE_DIR}/kernels/cpu/${isa}/panel_${isa}.c PROPERTIES COMPILE_OPTIONS -O1)
+      if(NOT isa STREQUAL scalar) # most codes, and a quarter or half a minute a file at -O2
+        foreach(tiles panel groups fp4_bytes fp4_words)
+          set_source_files_properties(${PROJECT_SOURCE_DIR}/kernels/cpu/${isa}/${tiles}_${isa}.c PROPERTIES COMPILE_OPTIONS -O1)
+        endforeach()
       endif()
       # small, and most of the time of the tests that fit codebooks; test_kmeans watches what it reads
       set_source_files_properties(${PROJECT_SOURCE_DIR}/kernels/cpu/${isa}/fit_${isa}.c PROPERTIES COMPILE_OPTIONS

@@ -156,7 +156,7 @@ static const struct {
     {"vq_mm m=2 n=16 k=6144 format=quip_e8p out=f32 SU=1", 0},
     {"vq_mm m=1 n=8192 k=64 format=quip_e8p SV=1", 0},
     {"vq_mm m=1 n=512 k=8192 format=quip_e8p SU=1 SV=1", 0},
-    {"vq_mm m=2 n=512 k=14336 format=quip_e8p out=f32 x=bf16 SU=1 SV=1 Wscale=1 bias=1", 0},
+    {"vq_mm m=2 n=128 k=14336 format=quip_e8p out=f32 x=bf16 SU=1 SV=1 Wscale=1 bias=1", 0},
     {"vq_mm m=1 n=19 k=40 format=vptq out_features=19 out=f32", 0},
     {"vq_mm m=5 n=2300 k=136 format=vptq out_features=2300 out=f32 x=f32 bias=1", 0},
     {"vq_mm m=1 n=2300 k=384 format=vptq out_features=2300 out=f32 x=f32 res_centroids.weight=1 perm=1"

@@ -2,11 +2,12 @@
  *
  * Every row of the CPU registry that this machine can run, on every case of the
  * shared table whose rows are independent, with M raised to ROWS: rows alone (one
- * thread, dense operands; every third, all with QN_TEST_DEALS) and the others as
- * they are dealt at random into runs of random sizes and orders give the bits
- * wanted; then all are dealt anew, on 1 to 4 threads, strided and off alignment,
- * with packed weights and without. Which axis of an operand counts rows
- * is found by describing the case with two Ms and looking what changed. */
+ * thread, dense operands; every third, of large weights every twelfth, all with
+ * QN_TEST_DEALS) and the others as they are dealt at random into runs of random
+ * sizes and orders give the bits wanted; then all are dealt anew, on 1 to 4 threads,
+ * strided and off alignment, with packed weights and without. Which axis of an
+ * operand counts rows is found by describing the case with two Ms and looking what
+ * changed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -30,6 +31,7 @@ static qn_pool *pools[4];
 static qn_rng rng = {SEED};
 static int deals = 1;     /* times the rows are dealt anew: QN_TEST_DEALS */
 static int32_t alone = 3; /* one of so many rows is run alone */
+static const int64_t large = 1 << 19; /* weights of more elements: one of four times as many */
 
 static int64_t below(int64_t n)
 {
@@ -54,6 +56,7 @@ typedef struct subject {
     void *want[QN_MAX_OUT];                       /* dense, made row by row */
     int causal;                                   /* attention: row t sees keys up to n - ROWS + t */
     int32_t experts;                              /* grouped: more than one expert may own rows */
+    int large;                                    /* its weights take long */
     qn_plan *plan;
     void *packed;
 } subject;
@@ -296,7 +299,9 @@ static int subject_make(const char *text, subject *s)
         must(qn_op_desc_parse(s->text, &s->desc, &error), &error, s->text);
     }
     must(qn_op_desc_parse(shorter, &fewer, &error), &error, shorter);
-    must(qn_op_desc_check(&s->desc, s->out, NULL, &error), &error, s->text);
+    qn_sizes sizes;
+    must(qn_op_desc_check(&s->desc, s->out, &sizes, &error), &error, s->text);
+    s->large = !attends && sizes.n * sizes.k > large;
     must(qn_op_desc_check(&fewer, fewer_out, NULL, &error), &error, shorter);
     const int32_t offsets = qn_op_in_slot(s->desc.op, "offsets");
     if (offsets >= 0 && s->desc.in[offsets].format) {
@@ -361,9 +366,8 @@ static void pack(subject *s)
     }
 }
 
-/* All rows, in runs of random sizes; any order where the operator has none of its own. Of stored weights that every run
- * packs, few runs. */
-static void deal(const subject *s, const qn_exec *exec, int packed, void *const got[QN_MAX_OUT])
+/* All rows, in runs of random sizes, few on request; any order where the operator has none of its own. */
+static void deal(const subject *s, const qn_exec *exec, int packed, int few, void *const got[QN_MAX_OUT])
 {
     int32_t order[ROWS];
     for (int32_t i = 0; i < ROWS; i++) {
@@ -374,7 +378,7 @@ static void deal(const subject *s, const qn_exec *exec, int packed, void *const 
     for (int64_t first = 0; first < ROWS;) {
         enum { SIZES = 9, LONG = 3 };
         static const int64_t sizes[SIZES] = {ROWS, 17, 16, 9, 8, 7, 3, 2, 1};
-        const int64_t some = sizes[below(s->packed && !packed ? LONG : SIZES)];
+        const int64_t some = sizes[below(few ? LONG : SIZES)];
         const int64_t count = some < ROWS - first ? some : ROWS - first;
         run_rows(s, order + first, count, below(4), below(4), packed, exec, got);
         first += count;
@@ -410,10 +414,11 @@ static void check_kernel(subject *s)
         }
     }
     pack(s);
+    const int32_t step = alone > 1 && s->large ? 4 * alone : alone;
     if (alone > 1) {
-        deal(s, NULL, s->packed != NULL, s->want); /* a run with stored weights packs them first */
+        deal(s, NULL, s->packed != NULL, s->large, s->want); /* a run with stored weights packs them first */
     }
-    for (int32_t row = (int32_t)below(alone); row < ROWS; row += alone) {
+    for (int32_t row = (int32_t)below(step); row < ROWS; row += step) {
         run_rows(s, &row, 1, 0, 0, s->packed != NULL, NULL, s->want);
     }
     for (int packed = 0; packed <= (s->packed != NULL); packed++) {
@@ -427,7 +432,7 @@ static void check_kernel(subject *s)
                     memset(got[o], POISON_OUT, bytes);
                 }
             }
-            deal(s, &exec, packed, got);
+            deal(s, &exec, packed, s->large || (s->packed && !packed), got); /* those runs pack */
             compare(s, got, threads + 1, packed);
         }
     }

@@ -89,8 +89,8 @@ static guarded pack_guarded(const tensors *t, const qn_plan *plan, const char *t
     return blob;
 }
 
-/* Stored weights, which every run packs, in two placements each of exact and random values, three in all; packed ones
- * in one each. */
+/* Exact and random values. Stored weights, which every run packs first, in two placements each and a third on threads,
+ * of vectors, whose packing takes long, in one; packed ones in one each, of vectors in two. */
 static int run_case(const char *kernel, const char *text, int thorough)
 {
     static int turn;
@@ -108,29 +108,22 @@ static int run_case(const char *kernel, const char *text, int thorough)
             got[i] = calloc(1, t.out_bytes[i] + 1);
         }
         guarded blob = pack_guarded(&t, plan, text);
-        run_guarded(&t, plan, AT_END, 0, NULL, NULL, got, 0, text);
+        const int vectors = t.desc.op == QN_OP_VQ_MM, p = ++turn % 3;
+        const qn_exec exec = {.pool = pools[p]};
+        run_guarded(&t, plan, AT_END, 0, vectors && blob.map ? &blob : NULL, NULL, got, 0, text);
         if (t.sizes.m > 0) {
             judge(&t, got, exact, kernel, text);
         }
         if (exact) {
-            run_guarded(&t, plan, AT_START, 3, NULL, NULL, got, 1, text);
+            run_guarded(&t, plan, vectors && p ? AT_END : AT_START, 3, NULL, NULL, got, 1, text);
         } else {
-            run_guarded(&t, plan, OFF_ALIGNMENT, ++turn % 2, NULL, NULL, got, 1, text);
+            run_guarded(&t, plan, OFF_ALIGNMENT, turn / 2 % 2, NULL, NULL, got, 1, text);
         }
-        /* Cases and rows take the pools in turn. A run packs stored weights first, which takes long of vectors:
-         * test_kernel_invariance runs those on several threads. */
-        if (thorough && !exact && t.desc.op != QN_OP_VQ_MM) {
-            const int p = turn % 3;
-            const qn_exec exec = {.pool = pools[p]};
+        if (thorough && !exact && !vectors) {
             run_guarded(&t, plan, AT_END, p, NULL, &exec, got, 1, text);
         }
         if (blob.map) {
-            const qn_exec exec = {.pool = pools[turn % 3]};
-            if (exact) {
-                run_guarded(&t, plan, AT_END, 0, &blob, NULL, got, 1, text);
-            } else {
-                run_guarded(&t, plan, OFF_ALIGNMENT, 1, &blob, &exec, got, 1, text);
-            }
+            run_guarded(&t, plan, exact ? AT_END : OFF_ALIGNMENT, !exact, &blob, exact ? NULL : &exec, got, 1, text);
         }
         guarded_free(&blob);
         for (int i = 0; i < QN_MAX_OUT; i++) {

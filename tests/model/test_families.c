@@ -233,7 +233,9 @@ static void every_scheme_is_near(void **state)
     for (int i = 1; i < SYN_MODELS; i++) {
         char text[128];
         snprintf(text, sizeof text, "%s/" SYN_TEXT, path_of(i, "source"));
-        for (size_t s = 0; s < sizeof rows / sizeof *rows; s++) {
+        /* the last one, which takes as long as all others, of the first model and the last */
+        const int outer = i == 1 || i == SYN_MODELS - 1;
+        for (size_t s = 0; s < sizeof rows / sizeof *rows - !outer; s++) {
             qn_quantize_options options;
             qn_quantize_result result;
             qn_error error = {QN_OK, ""};

@@ -397,7 +397,7 @@ static int32_t run_every_scheme(const char *model, int one, int32_t mixes)
     for (int32_t s = 0; s < schemes; s++) {
         qn_scheme_info info;
         assert_int_equal(qn_scheme_at(s, &info), QN_OK);
-        if (mixes < 1000 && strncmp(info.name, "aqlm", 4) == 0) {
+        if (mixes < 1000 && (strncmp(info.name, "aqlm", 4) == 0 || strcmp(info.name, "vptq-3") == 0)) {
             print_message("skip: %s takes long to quantise; make check-full runs it\n", info.name);
             continue;
         }

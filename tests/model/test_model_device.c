@@ -862,7 +862,7 @@ static int start(void **state)
     char text[128];
     snprintf(text, sizeof text, "%s", path_of("text"));
     FILE *file = fopen(text, "w");
-    for (int i = 0; file && i < 600; i++) {
+    for (int i = 0; file && i < 300; i++) {
         fputc(' ' + i * i % 89, file);
     }
     failed |= !file || fclose(file) != 0;
