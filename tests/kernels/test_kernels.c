@@ -7,6 +7,7 @@
 #include "op/random_cases.h"
 
 #define POISON_IN 0xFF /* NaN in every float format, -1 in integers */
+#define LARGE (1 << 19) /* elements of weights */
 
 static int strided_output(const tensors *t, int i)
 {
@@ -89,13 +90,14 @@ static guarded pack_guarded(const tensors *t, const qn_plan *plan, const char *t
     return blob;
 }
 
-/* Exact and random values. Stored weights, which every run packs first, in two placements each and a third on threads,
- * of vectors, whose packing takes long, in one; packed ones in one each, of vectors in two. */
+/* Exact and random values, of large weights of vectors random ones only. Stored weights, which every run packs first, in
+ * two placements each and a third on threads, of vectors, whose packing takes long, in one; packed ones in one each, of
+ * vectors in two. */
 static int run_case(const char *kernel, const char *text, int thorough)
 {
     static int turn;
-    int ran = 0;
-    for (int exact = 0; exact < 2; exact++) {
+    int ran = 0, values = 2;
+    for (int exact = 0; exact < values; exact++) {
         tensors t;
         qn_plan *plan = NULL;
         if (!tensors_make(text, kernel, exact, &t, &plan)) {
@@ -103,12 +105,13 @@ static int run_case(const char *kernel, const char *text, int thorough)
             return 0;
         }
         assert_string_equal(qn_plan_kernel(plan), kernel);
+        const int vectors = t.desc.op == QN_OP_VQ_MM, p = ++turn % 3;
+        values = vectors && t.sizes.n * t.sizes.k > LARGE ? 1 : 2;
         void *got[QN_MAX_OUT] = {NULL};
         for (int i = 0; i < t.info->out_count; i++) {
             got[i] = calloc(1, t.out_bytes[i] + 1);
         }
         guarded blob = pack_guarded(&t, plan, text);
-        const int vectors = t.desc.op == QN_OP_VQ_MM, p = ++turn % 3;
         const qn_exec exec = {.pool = pools[p]};
         run_guarded(&t, plan, AT_END, 0, vectors && blob.map ? &blob : NULL, NULL, got, 0, text);
         if (t.sizes.m > 0) {
