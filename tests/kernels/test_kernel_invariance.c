@@ -29,8 +29,8 @@
 static qn_ctx *ctx;
 static qn_pool *pools[4];
 static qn_rng rng = {SEED};
-static int deals = 1;     /* times the rows are dealt anew: QN_TEST_DEALS */
-static int32_t alone = 3; /* one of so many rows is run alone */
+static int deals = 1;                 /* times the rows are dealt anew: QN_TEST_DEALS */
+static int32_t alone = 3;             /* one of so many rows is run alone */
 static const int64_t large = 1 << 19; /* weights of more elements: one of four times as many */
 
 static int64_t below(int64_t n)

@@ -6,7 +6,7 @@
 #include "kernels/cases.h"
 #include "op/random_cases.h"
 
-#define POISON_IN 0xFF /* NaN in every float format, -1 in integers */
+#define POISON_IN 0xFF  /* NaN in every float format, -1 in integers */
 #define LARGE (1 << 19) /* elements of weights */
 
 static int strided_output(const tensors *t, int i)
@@ -90,9 +90,9 @@ static guarded pack_guarded(const tensors *t, const qn_plan *plan, const char *t
     return blob;
 }
 
-/* Exact and random values, of large weights of vectors random ones only. Stored weights, which every run packs first, in
- * two placements each and a third on threads, of vectors, whose packing takes long, in one; packed ones in one each, of
- * vectors in two. */
+/* Exact and random values, of large weights of vectors random ones only. Stored weights, which every run packs first,
+ * in two placements each and a third on threads, of vectors, whose packing takes long, in one; packed ones in one each,
+ * of vectors in two. */
 static int run_case(const char *kernel, const char *text, int thorough)
 {
     static int turn;
