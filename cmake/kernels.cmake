@@ -29,7 +29,7 @@ foreach(isa scalar avx2 avx512 avx512vnni avx512bf16 amx)
       "-falign-functions=64;-falign-loops=64")
     if(QN_SANITIZE OR QN_THREAD_SANITIZE)
       if(NOT isa STREQUAL scalar) # most codes, and a quarter or half a minute a file at -O2
-        foreach(tiles panel groups fp4_bytes fp4_words)
+        foreach(tiles panel fp4_bytes fp4_words)
           set_source_files_properties(${PROJECT_SOURCE_DIR}/kernels/cpu/${isa}/${tiles}_${isa}.c PROPERTIES COMPILE_OPTIONS -O1)
         endforeach()
       endif()
