@@ -173,10 +173,10 @@ qn_cuda_few qn_cuda_few_shape(int32_t format, int64_t n, int64_t k, int32_t rows
     const int64_t item = format == QN_MM_I8 ? 1 : 4, gap = unit > 4 && format != QN_MM_I8 ? 4 : 0;
     /* a chain's blocks go on to further columns: no more of them a warp than hide memory's latency, of vectors one */
     const int vectors = format >= QN_MM_AQLM && format <= QN_MM_VPTQ;
-    /* vectors are decoded before x is there, all of a row of 576 elements: two blocks a multiprocessor then */
     /* beside a long row and its norm's gains registers have few words of one column: more of them spill */
     const int bytes = format == QN_MM_E4M3 || format == QN_MM_E4M3_BLOCK || format == QN_MM_E5M2_BLOCK;
     const int narrow = chain && bytes && k >= LONG_ROW && n >= 5 * warps;
+    /* vectors are decoded before x is there, all of a row of 576 elements: two blocks a multiprocessor then */
     const int64_t room = vectors ? 48 : narrow ? 16 : 40;
     const int pairs = n >= 2 * warps && !vectors && !narrow;
     qn_cuda_few f = {.columns = n >= 16 * warps && !chain ? 4 : pairs ? 2 : 1, .split = 1};
