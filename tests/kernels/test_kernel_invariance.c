@@ -18,6 +18,7 @@
 
 #include "base/rng.h"
 #include "kernels/operands.h"
+#include "op/large.h"
 #include "op/random_cases.h"
 
 #define SEED 20241121u
@@ -29,9 +30,8 @@
 static qn_ctx *ctx;
 static qn_pool *pools[4];
 static qn_rng rng = {SEED};
-static int deals = 1;                 /* times the rows are dealt anew: QN_TEST_DEALS */
-static int32_t alone = 3;             /* one of so many rows is run alone */
-static const int64_t large = 1 << 19; /* weights of more elements: one of four times as many */
+static int deals = 1;     /* times the rows are dealt anew: QN_TEST_DEALS */
+static int32_t alone = 3; /* one of so many rows is run alone, of large weights one of four times as many */
 
 static int64_t below(int64_t n)
 {
@@ -301,7 +301,7 @@ static int subject_make(const char *text, subject *s)
     must(qn_op_desc_parse(shorter, &fewer, &error), &error, shorter);
     qn_sizes sizes;
     must(qn_op_desc_check(&s->desc, s->out, &sizes, &error), &error, s->text);
-    s->large = !attends && sizes.n * sizes.k > large;
+    s->large = !attends && has_large_weights(&sizes);
     must(qn_op_desc_check(&fewer, fewer_out, NULL, &error), &error, shorter);
     const int32_t offsets = qn_op_in_slot(s->desc.op, "offsets");
     if (offsets >= 0 && s->desc.in[offsets].format) {

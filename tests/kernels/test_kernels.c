@@ -4,10 +4,10 @@
  * workspace between forbidden pages, strided, odd-aligned; 1, 2, 3 and 7 threads. */
 #include "backend/backend.h"
 #include "kernels/cases.h"
+#include "op/large.h"
 #include "op/random_cases.h"
 
-#define POISON_IN 0xFF  /* NaN in every float format, -1 in integers */
-#define LARGE (1 << 19) /* elements of weights */
+#define POISON_IN 0xFF /* NaN in every float format, -1 in integers */
 
 static int strided_output(const tensors *t, int i)
 {
@@ -106,7 +106,7 @@ static int run_case(const char *kernel, const char *text, int thorough)
         }
         assert_string_equal(qn_plan_kernel(plan), kernel);
         const int vectors = t.desc.op == QN_OP_VQ_MM, p = ++turn % 3;
-        values = vectors && t.sizes.n * t.sizes.k > LARGE ? 1 : 2;
+        values = vectors && has_large_weights(&t.sizes) ? 1 : 2;
         void *got[QN_MAX_OUT] = {NULL};
         for (int i = 0; i < t.info->out_count; i++) {
             got[i] = calloc(1, t.out_bytes[i] + 1);

@@ -17,6 +17,7 @@
 #include "format/format.h"
 #include "op/op.h"
 #include "ref/ref.h"
+#include "op/large.h"
 
 #define SEED 7
 #define PAD 48 /* bytes between rows in the strided run */
@@ -98,7 +99,6 @@ static void views_of(const job *j, qn_view views[QN_MAX_OUT])
  * take long to decode on random ones. */
 static void each_test_row(void (*fn)(const char *text, int exact))
 {
-    enum { LARGE = 1 << 19 };
     int32_t bench;
     const char *text;
     for (int32_t i = 0; (text = qn_case_at(i, &bench)) != NULL; i++) {
@@ -113,7 +113,7 @@ static void each_test_row(void (*fn)(const char *text, int exact))
             qn_op_desc_check(&desc, (qn_shape[QN_MAX_OUT]){0}, &sizes, &error) != QN_OK) {
             fail_msg("%s: %s", text, error.text);
         }
-        if (desc.op != QN_OP_VQ_MM || sizes.n * sizes.k <= LARGE) {
+        if (desc.op != QN_OP_VQ_MM || !has_large_weights(&sizes)) {
             fn(text, 1);
         }
     }
