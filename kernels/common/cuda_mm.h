@@ -52,6 +52,7 @@ typedef struct qn_cuda_mm_part {
 } qn_cuda_mm_part;
 
 #define QN_CUDA_MM_PARTS 3
+#define QN_MM_RING_COLUMNS 16 /* rows of weights in a tile of kernels/cuda/mm_ring.cu */
 
 typedef struct qn_cuda_mm {
     qn_cuda_mm_part part[QN_CUDA_MM_PARTS]; /* weights that share x; columns of part 0 first */

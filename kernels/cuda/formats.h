@@ -20,12 +20,19 @@ DEV void half_floats(u32 pair, float *v)
 }
 
 /* Two e4m3 codes in the low bytes: the exponent's bias is 8 less than that of f16. */
+#if __CUDA_ARCH__ >= 890
+DEV u32 e4m3_halves(u32 codes)
+{
+    u32 pair;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((u16)codes));
+    return pair;
+}
+#endif
+
 DEV void e4m3_floats(u32 codes, float *v)
 {
 #if __CUDA_ARCH__ >= 890
-    u32 pair;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((u16)codes));
-    half_floats(pair, v);
+    half_floats(e4m3_halves(codes), v);
 #else
 #pragma unroll
     for (int i = 0; i < 2; i++) {

@@ -8,6 +8,7 @@
  *   FLOORS 1: the scales of silu_mul_quant, else those of the quantize operators
  *   EARLY  1: the row may be made before it is there, of whatever lies in its place (parts.h)
  *   LATER  1: a norm's gains and factor are left to who includes this (without ROUND and QUANT)
+ *   APART  1: scales of groups of 128 are not multiplied into the row, quantise_row tells them
  *   ITEMS  four neighbouring elements each that a thread has: ceil(K / (4 * THREADS))
  *
  * Of threads THREADS, X_FORMAT 0, K a multiple of 4. The row stays in registers: a group of 128 is a warp's, a block
@@ -17,6 +18,9 @@
 
 #ifndef LATER
 #define LATER 0
+#endif
+#ifndef APART
+#define APART 0
 #endif
 #define TYPE (QUANT >= 3 && QUANT <= 4 ? 3 : 0)
 #define ASYMMETRIC (QUANT == 4)
@@ -36,6 +40,9 @@ struct mine {
 struct before {
     float scale;
     int azp;
+#if QUANT == 2 && APART
+    float group[ITEMS];
+#endif
 };
 
 DEV int first_of(int item)
@@ -235,8 +242,11 @@ DEV before quantise_row(const constants &c, mine *row)
         const divisor by = divide_by(s);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            row->v[j][e] = e4m3_float(two_codes(quotient(row->v[j][e], by), 0.0f)) * s;
+            row->v[j][e] = e4m3_float(two_codes(quotient(row->v[j][e], by), 0.0f)) * (APART ? 1.0f : s);
         }
+#if APART
+        out.group[j] = s;
+#endif
     }
 #elif QUANT == 5
     const float inverse = 1.0f / c.global;

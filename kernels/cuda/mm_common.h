@@ -20,6 +20,20 @@ typedef int sum_t;
 typedef float sum_t;
 #endif
 
+/* The weight that column n of d belongs to; *n becomes the row of it. */
+DEV int part_of(const qn_cuda_mm &a, int *n)
+{
+#if CHAIN
+    int i = 0;
+    while (i + 1 < QN_CUDA_MM_PARTS && *n >= a.part[i].n) {
+        *n -= a.part[i++].n;
+    }
+    return i;
+#else
+    return 0;
+#endif
+}
+
 /* Element i of row m as the number that is multiplied; codes whose scale is of the row without it. */
 DEV float load_x(const qn_cuda_mm &a, int m, int i)
 {

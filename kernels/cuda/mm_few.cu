@@ -137,20 +137,6 @@ DEV void multiply(const raw *r, const item *x, int pitch, sum_t sums[COLUMNS][RO
 #endif
 }
 
-/* The weight that column n of d belongs to; *n becomes the row of it. */
-DEV int part_of(const qn_cuda_mm &a, int *n)
-{
-#if CHAIN
-    int i = 0;
-    while (i + 1 < QN_CUDA_MM_PARTS && *n >= a.part[i].n) {
-        *n -= a.part[i++].n;
-    }
-    return i;
-#else
-    return 0;
-#endif
-}
-
 /* Where a warp's columns lie, and what they are finished with. */
 struct columns {
     const u8 *rows[COLUMNS], *scales[COLUMNS];

@@ -193,10 +193,7 @@ DEV void multiply_add(sum_t *d, const u32 *a, const u32 *b)
 #elif TENSOR == 2
     MMA_F16(d, a, b[0], b[1]);
 #else
-    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    MMA_S8(d, a, b[0], b[1]);
 #endif
 }
 

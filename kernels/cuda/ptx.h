@@ -287,6 +287,17 @@ DEV void copy_async_wait(void)
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
+/* Copies come in groups: those since the group before; and all groups of this thread but the last so many have landed. */
+DEV void copy_async_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int groups> DEV void copy_async_wait_but(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+}
+
 /* ---- barriers in shared memory ---- */
 
 DEV void barrier_init(u32 bar, u32 arrivals)
@@ -553,6 +564,13 @@ DEV float widen_f16(u16 bits)
                  : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "r"(b0), "r"(b1))
 #define MMA_BF16(d, a, b0, b1) MMA_16816_("bf16", d, a, b0, b1)
 #define MMA_F16(d, a, b0, b1) MMA_16816_("f16", d, a, b0, b1)
+
+/* The same of int8, four a word: columns 4 t and the next three, the latter 16 further. */
+#define MMA_S8(d, a, b0, b1)                                                                                          \
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "                                                   \
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                    \
+                 : "+r"((d)[0]), "+r"((d)[1]), "+r"((d)[2]), "+r"((d)[3])                                             \
+                 : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "r"(b0), "r"(b1))
 
 /* ---- warpgroup matrix product: d[64,N] = or += a[64,32] b[N,32]' ---- */
 

@@ -63,14 +63,24 @@ typedef struct syn_model {
     const char *architecture, *type;
     syn_heads heads;
     int qkv_bias, o_bias, mlp_bias, head_norms;
+    int layers, hidden, inner; /* 0: the usual ones */
 } syn_model;
 
+static inline syn_model syn_sized(const syn_model *m)
+{
+    syn_model sized = *m;
+    sized.layers = m->layers ? m->layers : SYN_LAYERS;
+    sized.hidden = m->hidden ? m->hidden : SYN_HIDDEN;
+    sized.inner = m->inner ? m->inner : SYN_INNER;
+    return sized;
+}
+
 static const syn_model syn_models[] = {
-    {"LlamaForCausalLM", "llama", {SYN_HIDDEN / SYN_KV, 1, SYN_KV, NULL}, 0, 0, 0, 0},
-    {"Qwen2ForCausalLM", "qwen2", {4, 2, 48, NULL}, 1, 0, 0, 0},
-    {"Qwen3ForCausalLM", "qwen3", {4, 2, 64, NULL}, 0, 0, 0, 1},
-    {"Qwen3ForCausalLM", "qwen3", {3, 1, 128, NULL}, 1, 1, 0, 1},
-    {"LlamaForCausalLM", "llama", {6, 2, SYN_KV, NULL}, 1, 1, 1, 0},
+    {"LlamaForCausalLM", "llama", {SYN_HIDDEN / SYN_KV, 1, SYN_KV, NULL}, 0, 0, 0, 0, 0, 0, 0},
+    {"Qwen2ForCausalLM", "qwen2", {4, 2, 48, NULL}, 1, 0, 0, 0, 0, 0, 0},
+    {"Qwen3ForCausalLM", "qwen3", {4, 2, 64, NULL}, 0, 0, 0, 1, 0, 0, 0},
+    {"Qwen3ForCausalLM", "qwen3", {3, 1, 128, NULL}, 1, 1, 0, 1, 0, 0, 0},
+    {"LlamaForCausalLM", "llama", {6, 2, SYN_KV, NULL}, 1, 1, 1, 0, 0, 0, 0},
 };
 enum { SYN_MODELS = sizeof syn_models / sizeof *syn_models };
 
@@ -78,27 +88,37 @@ enum { SYN_MODELS = sizeof syn_models / sizeof *syn_models };
 static inline int syn_make_model(syn_tensor *t, uint64_t seed, const syn_model *m)
 {
     const syn_heads h = m->heads;
+    const syn_model sized = syn_sized(m);
+    const int64_t hidden = sized.hidden, inner = sized.inner;
     const int64_t q = (int64_t)h.heads * h.size, kv = (int64_t)h.kv_heads * h.size;
     qn_rng rng = {.state = seed};
     int count = 0;
     char name[96];
-    syn_add(t, &count, "model.embed_tokens.weight", SYN_VOCAB, SYN_HIDDEN, &rng);
-    syn_add(t, &count, "model.norm.weight", SYN_HIDDEN, 0, &rng);
+    syn_add(t, &count, "model.embed_tokens.weight", SYN_VOCAB, hidden, &rng);
+    syn_add(t, &count, "model.norm.weight", hidden, 0, &rng);
     const struct {
         const char *name;
         int64_t n, k;
         int there;
-    } parts[] = {
-        {"self_attn.q_proj.weight", q, SYN_HIDDEN, 1},         {"self_attn.k_proj.weight", kv, SYN_HIDDEN, 1},
-        {"self_attn.v_proj.weight", kv, SYN_HIDDEN, 1},        {"self_attn.o_proj.weight", SYN_HIDDEN, q, 1},
-        {"mlp.gate_proj.weight", SYN_INNER, SYN_HIDDEN, 1},    {"mlp.up_proj.weight", SYN_INNER, SYN_HIDDEN, 1},
-        {"mlp.down_proj.weight", SYN_HIDDEN, SYN_INNER, 1},    {"input_layernorm.weight", SYN_HIDDEN, 0, 1},
-        {"post_attention_layernorm.weight", SYN_HIDDEN, 0, 1}, {"self_attn.q_proj.bias", q, 0, m->qkv_bias},
-        {"self_attn.k_proj.bias", kv, 0, m->qkv_bias},         {"self_attn.v_proj.bias", kv, 0, m->qkv_bias},
-        {"self_attn.o_proj.bias", SYN_HIDDEN, 0, m->o_bias},   {"mlp.gate_proj.bias", SYN_INNER, 0, m->mlp_bias},
-        {"mlp.up_proj.bias", SYN_INNER, 0, m->mlp_bias},       {"mlp.down_proj.bias", SYN_HIDDEN, 0, m->mlp_bias},
-        {"self_attn.q_norm.weight", h.size, 0, m->head_norms}, {"self_attn.k_norm.weight", h.size, 0, m->head_norms}};
-    for (int layer = 0; layer < SYN_LAYERS; layer++) {
+    } parts[] = {{"self_attn.q_proj.weight", q, hidden, 1},
+                 {"self_attn.k_proj.weight", kv, hidden, 1},
+                 {"self_attn.v_proj.weight", kv, hidden, 1},
+                 {"self_attn.o_proj.weight", hidden, q, 1},
+                 {"mlp.gate_proj.weight", inner, hidden, 1},
+                 {"mlp.up_proj.weight", inner, hidden, 1},
+                 {"mlp.down_proj.weight", hidden, inner, 1},
+                 {"input_layernorm.weight", hidden, 0, 1},
+                 {"post_attention_layernorm.weight", hidden, 0, 1},
+                 {"self_attn.q_proj.bias", q, 0, m->qkv_bias},
+                 {"self_attn.k_proj.bias", kv, 0, m->qkv_bias},
+                 {"self_attn.v_proj.bias", kv, 0, m->qkv_bias},
+                 {"self_attn.o_proj.bias", hidden, 0, m->o_bias},
+                 {"mlp.gate_proj.bias", inner, 0, m->mlp_bias},
+                 {"mlp.up_proj.bias", inner, 0, m->mlp_bias},
+                 {"mlp.down_proj.bias", hidden, 0, m->mlp_bias},
+                 {"self_attn.q_norm.weight", h.size, 0, m->head_norms},
+                 {"self_attn.k_norm.weight", h.size, 0, m->head_norms}};
+    for (int layer = 0; layer < sized.layers; layer++) {
         for (size_t p = 0; p < sizeof parts / sizeof *parts; p++) {
             snprintf(name, sizeof name, "model.layers.%d.%s", layer, parts[p].name);
             if (parts[p].there) {
@@ -111,7 +131,7 @@ static inline int syn_make_model(syn_tensor *t, uint64_t seed, const syn_model *
 
 static inline void syn_make_heads(syn_tensor *t, uint64_t seed, syn_heads h)
 {
-    const syn_model m = {"LlamaForCausalLM", "llama", h, 0, 0, 0, 0};
+    const syn_model m = {"LlamaForCausalLM", "llama", h, 0, 0, 0, 0, 0, 0, 0};
     syn_make_model(t, seed, &m);
 }
 
@@ -197,14 +217,16 @@ static inline int syn_write_model(qn_ctx *ctx, const char *folder, const syn_ten
         return 1;
     }
     char config[900];
+    const syn_model sized = syn_sized(m);
     snprintf(config, sizeof config,
              "{\"architectures\":[\"%s\"],\"model_type\":\"%s\",\"hidden_act\":\"silu\","
-             "\"hidden_size\":192,\"intermediate_size\":320,\"num_hidden_layers\":2,\"num_attention_heads\":%d,"
+             "\"hidden_size\":%d,\"intermediate_size\":%d,\"num_hidden_layers\":%d,\"num_attention_heads\":%d,"
              "\"num_key_value_heads\":%d,\"head_dim\":%d,\"vocab_size\":300,\"max_position_embeddings\":1024,"
              "\"rms_norm_eps\":1e-05,\"rope_theta\":10000.0,\"rope_scaling\":%s,\"tie_word_embeddings\":true,"
              "\"torch_dtype\":\"float32\",\"attention_bias\":%s,\"mlp_bias\":%s,\"eos_token_id\":258}\n",
-             m->architecture, m->type, m->heads.heads, m->heads.kv_heads, m->heads.size,
-             m->heads.rope ? m->heads.rope : "null", m->o_bias ? "true" : "false", m->mlp_bias ? "true" : "false");
+             m->architecture, m->type, sized.hidden, sized.inner, sized.layers, m->heads.heads, m->heads.kv_heads,
+             m->heads.size, m->heads.rope ? m->heads.rope : "null", m->o_bias ? "true" : "false",
+             m->mlp_bias ? "true" : "false");
     return syn_put_tokenizer(folder) || syn_put(folder, "config.json", config) ||
            syn_put(
                folder, SYN_TEXT,
@@ -213,7 +235,7 @@ static inline int syn_write_model(qn_ctx *ctx, const char *folder, const syn_ten
 
 static inline int syn_write_heads(qn_ctx *ctx, const char *folder, const syn_tensor *t, syn_heads h)
 {
-    const syn_model m = {"LlamaForCausalLM", "llama", h, 0, 0, 0, 0};
+    const syn_model m = {"LlamaForCausalLM", "llama", h, 0, 0, 0, 0, 0, 0, 0};
     return syn_write_model(ctx, folder, t, SYN_TENSORS, &m);
 }
 

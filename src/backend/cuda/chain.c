@@ -5,7 +5,9 @@
  *   [rmsnorm | silu_mul | silu_mul_quant] [quantize]
  *     1 to 3 products of the same rows, each with the
  *     sum of its bias where its operator has none
- *     [add, or the last one's copy to the cache]    mm_few.cu
+ *     [add, or the last one's copy to the cache]    mm_few.cu, mm_ring.cu
+ *   two products by large weights, silu_mul of them
+ *     before the next                               mm_ring.cu twice
  *   [rmsnorm, rmsnorm of heads] rope, rope into the
  *     cache, attention; then such a product, or not decode.cu, mm_few.cu
  *   the same over codes                             decode_scaled.cu, decode_coded.cu (chain_kv.c), mm_few.cu
@@ -26,8 +28,9 @@ enum { PART_KEYS = 128, MOST_HEAD = 128, TOGETHER_HEAD = 128, MOST_TOGETHER = 8 
 enum { NORM_THREADS = 1024, NORM_ITEMS = 4, JOINED_APART = 1 << 14 };
 enum { LOOKUP_LEAST = 8, MOST_GRID_Y = 65535, LOOKUPS = 2 * (QN_MM_I8_K + 1) };
 
-/* Registers of a thread allow that many quads of a row, and that many blocks of a multiprocessor (mm_few.cu). */
-enum { MOST_ITEMS = 8, RESIDENT = 3 };
+/* Registers of a thread allow that many quads of a row, and that many blocks of a multiprocessor (mm_few.cu); those of
+ * a block that many floats of a row (mm_ring.cu). */
+enum { MOST_ITEMS = 8, RESIDENT = 3, MOST_ROW = 1 << 15 };
 
 /* Values of the parameters of kernels/cuda/mm_before.h. */
 enum { PRE_NONE = 0, PRE_NORM, PRE_SILU, PRE_ATTENTION };
@@ -120,6 +123,7 @@ typedef struct product {
     const qn_chain_step *before, *quantize, *mm[QN_CUDA_MM_PARTS], *add, *copy; /* copy: of the last one's results */
     const qn_chain_step *bias[QN_CUDA_MM_PARTS]; /* sums of biases that mm has no place for: all or none */
     int32_t parts, taken, pre, quant, floors;
+    int32_t silu;      /* 1: of two weights, whose results become silu_mul of them */
     qn_format rounded; /* of the row before its quantisation */
 } product;
 
@@ -376,11 +380,60 @@ static int pays(const matcher *m, const product *p, const qn_cuda_mm *a, const q
     return qn_cuda_vq_few_pays(descs, p->parts, beside, a, few, raws > 32 ? 2 : RESIDENT, m->cuda);
 }
 
+/* A product by mm_few.cu; 0: it is not for that. */
+static int define_few(const matcher *m, const product *p, const qn_cuda_mm *a, qn_cuda_program *program,
+                      qn_cuda_geometry *geometry)
+{
+    const qn_op_desc *desc = p->mm[0]->desc;
+    const int32_t sms = m->cuda->device.sms, items = (int32_t)qn_ceil_div(a->k, 4 * THREADS);
+    const qn_cuda_few few = qn_cuda_few_shape(qn_cuda_weight_format(desc), a->n, a->k, 1, 1, sms);
+    program->source = "mm_few.cu";
+    program->entry = "qn_mm_few";
+    program->shared_bytes = few.shared_bytes;
+    if (desc->op == QN_OP_VQ_MM) {
+        for (int32_t i = 0; i < p->parts; i++) {
+            if (!qn_cuda_vq_few_takes(p->mm[i]->desc, &p->mm[i]->args, a->n)) {
+                return 0;
+            }
+        }
+        if (!pays(m, p, a, &few)) {
+            return 0;
+        }
+        program->shared_bytes += qn_cuda_vq_few_define(desc, a, few.columns * (THREADS / 32 / few.split), program);
+    }
+    qn_cuda_few_define(&few, 1, program);
+    qn_cuda_define(program, "CHAIN", 1);
+    qn_cuda_define(program, "ITEMS", items);
+    const int64_t blocks = qn_min_i64(qn_cuda_few_blocks(&few, a->n), (int64_t)sms * RESIDENT);
+    *geometry = (qn_cuda_geometry){.grid = {(uint32_t)blocks, 1, 1}, .block = {THREADS, 1, 1}};
+    return !p->silu && items <= MOST_ITEMS;
+}
+
+/* The same by mm_ring.cu, where the row is of numbers that its operand is made of and registers of a block hold it. */
+static int define_ring(const matcher *m, const product *p, const qn_cuda_mm *a, qn_cuda_program *program,
+                       qn_cuda_geometry *geometry)
+{
+    const int32_t format = qn_cuda_weight_format(p->mm[0]->desc);
+    const int exact = format == QN_MM_BF16 ? p->rounded == QN_BF16 : format != QN_MM_F16 || p->rounded == QN_F16;
+    const int two = p->pre == PRE_NORM || p->pre == PRE_SILU; /* the row and its gains, or its other half */
+    const qn_cuda_ring ring = qn_cuda_ring_shape(format, a->part, p->parts, a->n, a->k, &m->cuda->device);
+    if (!ring.threads || !exact || a->k > MOST_ROW / (1 + two)) {
+        return 0;
+    }
+    qn_cuda_ring_define(&ring, program);
+    qn_cuda_define(program, "SILU", p->silu);
+    qn_cuda_define(program, "ITEMS", qn_ceil_div(a->k, 4 * ring.threads));
+    const int64_t tiles = qn_ceil_div(a->n, QN_MM_RING_COLUMNS);
+    *geometry = (qn_cuda_geometry){.grid = {(uint32_t)qn_min_i64(tiles, m->cuda->device.sms), 1, 1},
+                                   .block = {(uint32_t)ring.threads, 1, 1}};
+    return 1;
+}
+
 /* The launch of a product; *possible 0: its weights or sizes are not for a chain's kernels. */
 static qn_status make_product(const matcher *m, const product *p, qn_cuda_chain_launch *l, int *possible,
                               qn_error *error)
 {
-    if (points_take(m, p)) {
+    if (!p->silu && points_take(m, p)) {
         return make_points(m, p, l, possible, error);
     }
     qn_cuda_mm *a = &l->arguments.mm;
@@ -389,37 +442,23 @@ static qn_status make_product(const matcher *m, const product *p, qn_cuda_chain_
     const int32_t format = qn_cuda_weight_format(desc);
     *possible = format >= 0;
     for (int32_t i = 0; i < p->parts && *possible; i++) {
-        *possible = qn_cuda_mm_aligned(format, &a->part[i], a->k) &&
-                    (desc->op != QN_OP_VQ_MM || qn_cuda_vq_few_takes(p->mm[i]->desc, &p->mm[i]->args, a->n));
+        *possible = qn_cuda_mm_aligned(format, &a->part[i], a->k);
     }
-    const qn_cuda_few few = qn_cuda_few_shape(format, a->n, a->k, 1, 1, m->cuda->device.sms);
-    *possible = *possible && (desc->op != QN_OP_VQ_MM || pays(m, p, a, &few));
     qn_cuda_program program;
     memset(&program, 0, sizeof program);
-    program.source = "mm_few.cu";
-    program.entry = "qn_mm_few";
-    program.shared_bytes = few.shared_bytes;
-    if (desc->op == QN_OP_VQ_MM && *possible) {
-        program.shared_bytes += qn_cuda_vq_few_define(desc, a, few.columns * (THREADS / 32 / few.split), &program);
-    }
-    const int32_t items = (int32_t)qn_ceil_div(a->k, 4 * THREADS);
-    *possible = *possible && items <= MOST_ITEMS && program.shared_bytes <= m->cuda->device.shared_bytes - 2048;
-    if (!*possible) {
+    *possible =
+        *possible && (define_ring(m, p, a, &program, &l->geometry) || define_few(m, p, a, &program, &l->geometry));
+    if (!*possible || program.shared_bytes > m->cuda->device.shared_bytes - 2048) {
+        *possible = 0;
         return QN_OK;
     }
     static const int32_t act[] = {QN_MM_PLAIN, QN_MM_A_E4M3, QN_MM_A_BLOCK, QN_MM_A_I8, QN_MM_A_I8, QN_MM_A_NVFP4};
     qn_cuda_mm_define(desc, p->bias[0] ? QN_F32 : qn_cuda_mm_bias(desc), &program);
-    qn_cuda_few_define(&few, 1, &program);
     qn_cuda_define(&program, "A_FORMAT", act[p->quant]);
     qn_cuda_define(&program, "ALIGNED", 1);
-    qn_cuda_define(&program, "CHAIN", 1);
-    qn_cuda_define(&program, "ITEMS", items);
     define_before(p, &program);
-    const int64_t blocks = qn_min_i64(qn_cuda_few_blocks(&few, a->n), (int64_t)m->cuda->device.sms * RESIDENT);
-    l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)blocks, 1, 1},
-                                     .block = {THREADS, 1, 1},
-                                     .shared_bytes = (uint32_t)program.shared_bytes,
-                                     .dependent = 1};
+    l->geometry.shared_bytes = (uint32_t)program.shared_bytes;
+    l->geometry.dependent = 1;
     return qn_cuda_function_get(m->cuda, &program, &l->function, error);
 }
 
@@ -724,6 +763,41 @@ static qn_status make_turned(const matcher *m, qn_chain *chain, int32_t *taken, 
     return *taken || !match_attention(m) ? QN_OK : make_attended(m, 3, 0, chain, taken, error);
 }
 
+/* Whether products q read nothing of p but silu_mul of its two halves, which nothing else reads. */
+static int feeds(const matcher *m, const product *p, const product *q)
+{
+    if (p->parts != 2 || p->add || p->copy || q->pre != PRE_SILU) {
+        return 0;
+    }
+    const qn_mut_view *gate = &p->mm[0]->args.out[0], *up = &p->mm[1]->args.out[0];
+    const int64_t k = depth_of(q->mm[0]->desc);
+    return gate->data == x_of(q->before) && (char *)up->data == (char *)gate->data + k * 4 &&
+           gate->shape.format == QN_F32 && up->shape.format == QN_F32 && gate->shape.dims[1] == k &&
+           up->shape.dims[1] == k && k % 8 == 0 && !is_needed(m, p->taken + q->taken, gate->data) &&
+           !is_needed(m, p->taken + q->taken, up->data);
+}
+
+/* Gate and up, then down: with silu_mul where the first ones' sums are, not in every block of the last. */
+static qn_status make_gated(const matcher *m, const product *p, qn_chain *chain, int32_t *taken, qn_error *error)
+{
+    matcher rest = {m->steps + p->taken, m->count - p->taken, m->position, m->cuda, NULL};
+    product gated = *p, down;
+    int possible = rest.count > 0 && match_product(&rest, 0, NULL, &down) && feeds(m, p, &down);
+    if (possible) {
+        gated.silu = 1;
+        down.pre = PRE_NONE;
+        QN_TRY(make_product(m, &gated, &chain->launches[0], &possible, error));
+    }
+    if (possible) {
+        QN_TRY(make_product(&rest, &down, &chain->launches[1], &possible, error));
+    }
+    if (possible) {
+        chain->count = 2;
+        *taken = p->taken + down.taken;
+    }
+    return QN_OK;
+}
+
 static qn_status make(const matcher *m, qn_chain *chain, int32_t *taken, qn_error *error)
 {
     int possible = 1;
@@ -759,6 +833,10 @@ static qn_status make(const matcher *m, qn_chain *chain, int32_t *taken, qn_erro
         return QN_OK;
     }
     if (match_product(m, 0, NULL, &p)) {
+        QN_TRY(make_gated(m, &p, chain, taken, error));
+        if (*taken) {
+            return QN_OK;
+        }
         QN_TRY(make_product(m, &p, &chain->launches[0], &possible, error));
         chain->count = 1;
         *taken = possible ? p.taken : 0;

@@ -9,7 +9,14 @@
 #include "format/format.h"
 #include "ref/slots.h"
 
-enum { WARPS = 8, MOST_SHARED = 40 << 10, LONG_ROW = 4096 }; /* of a block of mm_few.cu */
+enum { WARPS = 8, MOST_SHARED = 40 << 10 }; /* of a block of mm_few.cu */
+
+/* Of mm_ring.cu: bytes of a line, lines of a step; warps that keep memory busy with weights that are operands as they
+ * lie; bytes of rings asked for before the row (more make it late, less leaves memory idle); what a block has beside
+ * rings and x. RING_LEAST bytes of weights a multiprocessor and RING_K pay: its start costs more than that of
+ * mm_few.cu. */
+enum { RING_LINE = 128, RING_LINES = 2, RING_WARPS = 8, RING_DEPTH = 8, RING_AHEAD = 100 << 10, RING_STATIC = 3 << 10 };
+enum { RING_LEAST = 64 << 10, RING_K = 2048 };
 
 /* ---- formats ---- */
 
@@ -173,12 +180,9 @@ qn_cuda_few qn_cuda_few_shape(int32_t format, int64_t n, int64_t k, int32_t rows
     const int64_t item = format == QN_MM_I8 ? 1 : 4, gap = unit > 4 && format != QN_MM_I8 ? 4 : 0;
     /* a chain's blocks go on to further columns: no more of them a warp than hide memory's latency, of vectors one */
     const int vectors = format >= QN_MM_AQLM && format <= QN_MM_VPTQ;
-    /* beside a long row and its norm's gains registers have few words of one column: more of them spill */
-    const int bytes = format == QN_MM_E4M3 || format == QN_MM_E4M3_BLOCK || format == QN_MM_E5M2_BLOCK;
-    const int narrow = chain && bytes && k >= LONG_ROW && n >= 5 * warps;
     /* vectors are decoded before x is there, all of a row of 576 elements: two blocks a multiprocessor then */
-    const int64_t room = vectors ? 48 : narrow ? 16 : 40;
-    const int pairs = n >= 2 * warps && !vectors && !narrow;
+    const int64_t room = vectors ? 48 : 40;
+    const int pairs = n >= 2 * warps && !vectors;
     qn_cuda_few f = {.columns = n >= 16 * warps && !chain ? 4 : pairs ? 2 : 1, .split = 1};
     if (format == QN_MM_VPTQ) {
         f = vptq_shape(n, steps, sms);
@@ -217,6 +221,59 @@ void qn_cuda_few_define(const qn_cuda_few *few, int32_t rows, qn_cuda_program *p
     qn_cuda_define(program, "SPLIT", few->split);
     qn_cuda_define(program, "STEPS", few->steps);
     qn_cuda_define(program, "WHOLE", few->whole);
+}
+
+/* Whether mm_ring.cu has such weights, as they lie: rows without gaps, whole lines, tiles of one weight. */
+static int ring_takes(int64_t row, const qn_cuda_mm_part *parts, int32_t count)
+{
+    int there = row % RING_LINE == 0;
+    for (int32_t i = 0; i < count; i++) {
+        there = there && parts[i].b_row == row && (i + 1 == count || parts[i].n % QN_MM_RING_COLUMNS == 0);
+    }
+    return there;
+}
+
+qn_cuda_ring qn_cuda_ring_shape(int32_t format, const qn_cuda_mm_part *parts, int32_t count, int64_t n, int64_t k,
+                                const qn_cuda_device *device)
+{
+    const qn_cuda_ring none = {.threads = 0};
+    const int halves = format == QN_MM_F16 || format == QN_MM_BF16;
+    const int blocked = format == QN_MM_E4M3_BLOCK || format == QN_MM_E5M2_BLOCK;
+    const int64_t row = halves ? 2 * k : k, lines = row / RING_LINE;
+    if ((!halves && !blocked && format != QN_MM_E4M3 && format != QN_MM_I8) || device->major < 9 || k < RING_K ||
+        n * row < (int64_t)device->sms * RING_LEAST || !ring_takes(row, parts, count)) {
+        return none;
+    }
+    const int64_t x = k * (format == QN_MM_I8 ? 1 : 2) + (blocked ? lines * 4 : 0), begin = qn_ceil_div(x, 16) * 16;
+    const int64_t room = device->shared_bytes - RING_STATIC - begin;
+    const int64_t slot = RING_LINES * (QN_MM_RING_COLUMNS * RING_LINE + 16), most = qn_ceil_div(lines, RING_LINES);
+    /* codes need more warps to become operands, if these have room for two steps under way */
+    const int64_t many = qn_min_i64(most, halves ? RING_WARPS : 2 * RING_WARPS);
+    const int64_t warps = room / (many * slot) < 3 ? qn_min_i64(most, RING_WARPS) : many;
+    const int64_t depth = qn_min_i64(room / (warps * slot), RING_DEPTH);
+    if (depth < 2) {
+        return none;
+    }
+    const int64_t ahead = qn_max_i64(1, qn_min_i64(depth - 1, RING_AHEAD / (warps * slot)));
+    return (qn_cuda_ring){.k = (int32_t)k,
+                          .threads = (int32_t)(32 * warps),
+                          .depth = (int32_t)depth,
+                          .ahead = (int32_t)ahead,
+                          .begin = (int32_t)begin,
+                          .shared_bytes = (int32_t)(begin + depth * warps * slot)};
+}
+
+void qn_cuda_ring_define(const qn_cuda_ring *ring, qn_cuda_program *program)
+{
+    program->source = "mm_ring.cu";
+    program->entry = "qn_mm_ring";
+    program->shared_bytes = ring->shared_bytes;
+    qn_cuda_define(program, "K", ring->k);
+    qn_cuda_define(program, "THREADS", ring->threads);
+    qn_cuda_define(program, "DEPTH", ring->depth);
+    qn_cuda_define(program, "LINES", RING_LINES);
+    qn_cuda_define(program, "AHEAD", ring->ahead);
+    qn_cuda_define(program, "RING", ring->begin);
 }
 
 qn_format qn_cuda_mm_bias(const qn_op_desc *desc)

@@ -41,6 +41,17 @@ qn_cuda_few qn_cuda_few_shape(int32_t format, int64_t n, int64_t k, int32_t rows
 /* Blocks of that cut for n columns. */
 uint32_t qn_cuda_few_blocks(const qn_cuda_few *few, int64_t n);
 
+/* How mm_ring.cu is cut for a chain's products of n columns in all; threads 0: weights are not for it, or too small. */
+typedef struct qn_cuda_ring {
+    int32_t k, threads, depth, ahead;
+    int32_t begin; /* of the rings in shared memory */
+    int32_t shared_bytes;
+} qn_cuda_ring;
+
+qn_cuda_ring qn_cuda_ring_shape(int32_t format, const qn_cuda_mm_part *parts, int32_t count, int64_t n, int64_t k,
+                                const qn_cuda_device *device);
+void qn_cuda_ring_define(const qn_cuda_ring *ring, qn_cuda_program *program);
+
 /* The weight, bias and the like of a run. */
 qn_cuda_mm_part qn_cuda_mm_part_of(const qn_op_desc *desc, const qn_args *args);
 
