@@ -29,9 +29,7 @@
 #include "backend/fake/fake_cuda.h"
 #include "backend/turns.h"
 #include "base/clock.h"
-#include "quant/quantize.h"
-#include "model/gguf_files.h"
-#include "quant/synthetic.h"
+#include "model/device_models.h"
 
 enum { PROMPT = 6, STEPS = 7, CONTEXT = 920, TEXT = PROMPT + STEPS };
 
@@ -41,56 +39,12 @@ enum { PROMPT = 6, STEPS = 7, CONTEXT = 920, TEXT = PROMPT + STEPS };
  */
 enum { PASS_LAUNCHES = 1 + 5 * SYN_LAYERS + 1, VQ_PASS_LAUNCHES = 1 + 15 * SYN_LAYERS + 1 };
 
-static const char *const schemes[] = {"f32",  "bf16",     "f16",   "fp8-block",  "fp8-e5m2-block", "fp8",
-                                      "int8", "int8-azp", "nvfp4", "nvfp4-w4a4", "mxfp4"};
-enum { SCHEMES = sizeof schemes / sizeof *schemes };
-
-/* Vectors of weights: those that chains take, and others, whose products are launches of their own, several each. */
-static const char *const vq_schemes[] = {"gptvq-2", "aqlm-2x8", "aqlm-3", "aqlm-1x16",
-                                         "vptq-2",  "vptq-3",   "quip-2", "quip-4"};
-enum { VQ_SCHEMES = sizeof vq_schemes / sizeof *vq_schemes, VQ_CHAINED = 8 };
-
-/* Files with blocks of codes and scales, made of those folders, or of vectors. */
-static const char *const ggufs[][2] = {{"nvfp4", "nvfp4.gguf"}, {"mxfp4", "mxfp4.gguf"}, {NULL, "vectors.gguf"}};
-enum { GGUFS = sizeof ggufs / sizeof *ggufs };
-
-static const char *const kv_schemes[] = {"fp8", "cq4", "cq2", "cq1"};
-enum { KV_SCHEMES = sizeof kv_schemes / sizeof *kv_schemes };
-/* Other heads than the usual model's, one of them with scaled RoPE, for keys and values that are kept as codes. */
-static const struct {
-    const char *name;
-    syn_heads heads;
-} other_heads[] = {{"heads-64", {4, 2, 64, "{\"rope_type\":\"yarn\",\"factor\":4.0}"}},
-                   {"heads-128", {3, 1, 128, NULL}}};
-enum { OTHER_HEADS = sizeof other_heads / sizeof *other_heads };
 /* A text's tokens go at once up to the first of these, one by one up to the next, and so on: with codes in a second
  * part of 128 tokens, and the window; where five parts become six and seven eight. */
 static const int kv_ends[] = {350, 400, 630, 650, 880, 910};
 enum { KV_ENDS = sizeof kv_ends / sizeof *kv_ends, KV_TEXT = 910 };
 
 static fake_driver fake;
-
-/* Models with biases, and with norms of heads (syn_models): a scheme of each, one of them with sums for its biases,
- * one with scaled RoPE. */
-static const struct {
-    const char *name, *scheme;
-    int model;
-    const char *rope;
-} like[] = {{"like-1", "bf16", 1, NULL},
-            {"like-1-fp8-block", "fp8-block", 1, NULL},
-            {"like-2", "f32", 2, NULL},
-            {"like-2-int8", "int8", 2, NULL},
-            {"like-3-fp8-block", "fp8-block", 3, "{\"rope_type\":\"yarn\",\"factor\":4.0}"},
-            {"like-4-fp8-block", "fp8-block", 4, NULL},
-            {"like-4-quip", "quip-2", 4, NULL}};
-enum { LIKE = sizeof like / sizeof *like, LIKE_KV = 2 }; /* which has codebooks for keys and values */
-
-/* A layer of weights large enough for mm_ring.cu, rows of which warps' steps do not divide; on an H200 those of gate and
- * up, of bf16 down's too. */
-static const syn_model wide = {"LlamaForCausalLM", "llama", {3, 1, 64, NULL}, 0, 0, 0, 0, 1, 2304, 2176};
-static const char *const wide_models[][2] = {
-    {"wide-bf16", "bf16"}, {"wide-fp8-block", "fp8-block"}, {"wide-int8", "int8"}};
-enum { WIDE = sizeof wide_models / sizeof *wide_models };
 
 /* Two norms of heads that the launch of an attention over codes of vectors does not do. */
 enum { NORM_LAUNCHES = 2 * SYN_LAYERS };
@@ -100,8 +54,6 @@ static const char *fake_driver_path(void)
 {
     return access(QN_FAKE_CUDA, R_OK) == 0 ? QN_FAKE_CUDA : strrchr(QN_FAKE_CUDA, '/') + 1;
 }
-
-static char folder[] = "/tmp/quern-device-XXXXXX";
 
 typedef struct world {
     qn_ctx *ctx;
@@ -146,13 +98,6 @@ static void close_world(world *w)
     qn_ctx_destroy(w->ctx);
     assert_int_equal(w->live, 0);
     assert_int_equal(fake.live(), 0);
-}
-
-static const char *path_of(const char *scheme)
-{
-    static char path[128];
-    snprintf(path, sizeof path, "%s/%s", folder, scheme);
-    return path;
 }
 
 static void must(qn_status status, const qn_error *error, const char *what)
@@ -633,16 +578,17 @@ static void compare_kv(world *w, const char *path, const char *kv, double allowe
 
 enum { DECODED = 4, CODED_PROMPT = 162 }; /* beyond the window: the first two rows of it are read as codes */
 
-/* A prompt, then token by token on both backends. */
+/* A prompt, then token by token on both backends; of wide models one, which takes as long as many. */
 static void compare_decoding(world *w, const char *scheme, const char *kv, int prompt, double allowed)
 {
+    const int decoded = strncmp(scheme, "wide", 4) == 0 ? 1 : DECODED;
     static float logits[2][(DECODED + 1) * SYN_VOCAB];
     int32_t ids[CODED_PROMPT + DECODED];
     const uint64_t begin = qn_clock_ns();
     char what[64];
     qn_error error = {0};
     snprintf(what, sizeof what, "%s, keys and values in %s", scheme, kv ? kv : "f32");
-    for (int i = 0; i < prompt + DECODED; i++) {
+    for (int i = 0; i < prompt + decoded; i++) {
         ids[i] = i * 7919 % SYN_VOCAB;
     }
     for (int i = 0; i < 2; i++) {
@@ -651,14 +597,14 @@ static void compare_decoding(world *w, const char *scheme, const char *kv, int p
         must(open_model(w, path_of(scheme), i ? QN_BACKEND_CPU : QN_BACKEND_CUDA, kv, &model, &error), &error, what);
         must(open_session(model, &session, &error), &error, what);
         must(qn_session_eval(session, ids, prompt, 0, logits[i], &error), &error, what);
-        for (int j = 0; j < DECODED; j++) {
+        for (int j = 0; j < decoded; j++) {
             must(qn_session_eval(session, ids + prompt + j, 1, 0, logits[i] + (j + 1) * SYN_VOCAB, &error), &error,
                  what);
         }
         qn_session_destroy(session);
         qn_model_close(model);
     }
-    double largest, worst = largest_difference(logits[1], logits[0], (DECODED + 1) * SYN_VOCAB, &largest);
+    double largest, worst = largest_difference(logits[1], logits[0], (size_t)(decoded + 1) * SYN_VOCAB, &largest);
     printf("%s: largest logit %.3g, difference to the CPU %.3g, %.1f s\n", what, largest, worst,
            (double)(qn_clock_ns() - begin) / 1e9);
     if (!(worst <= allowed * largest)) {
@@ -776,89 +722,6 @@ static void logits_agree_with_the_cpu(void **state)
     assert_int_equal(w.live, 0);
 }
 
-/* A checkpoint in a scheme, as it is nothing kept as it was. */
-static int write_quantised(qn_ctx *ctx, const char *source, const char *name, const char *scheme)
-{
-    qn_quantize_options options;
-    qn_quantize_result result;
-    qn_error error = {0};
-    qn_quantize_options_init(&options);
-    const qn_quant_tuning tuning = {.search = 0}; /* no calibration: any codes will do */
-    options.scheme = scheme;
-    options.keep_first = options.keep_last = 0;
-    options.keep_qkv = 0;
-    if (qn_quantize_with(ctx, source, path_of(name), &options, &tuning, &result, &error) == QN_OK) {
-        return 0;
-    }
-    fprintf(stderr, "%s: %s\n", name, error.text);
-    return 1;
-}
-
-static int write_books(qn_ctx *ctx, const char *name, const char *scheme, const char *text)
-{
-    qn_kv_books_options options;
-    qn_kv_books_result result;
-    qn_error error = {0};
-    qn_kv_books_options_init(&options);
-    options.scheme = scheme;
-    options.calibration = text;
-    if (qn_make_kv_books(ctx, path_of(name), NULL, &options, &result, &error) == QN_OK) {
-        return 0;
-    }
-    fprintf(stderr, "%s: %s\n", scheme, error.text);
-    return 1;
-}
-
-static int write_ggufs(qn_ctx *ctx)
-{
-    int failed = 0;
-    for (int i = 0; i < GGUFS && !failed; i++) {
-        char from[128];
-        if (ggufs[i][0]) {
-            snprintf(from, sizeof from, "%s", path_of(ggufs[i][0]));
-            failed = gguf_write(ctx, from, path_of(ggufs[i][1]), NULL);
-        } else {
-            failed = gguf_write_vectors(path_of(ggufs[i][1]));
-        }
-    }
-    return failed;
-}
-
-/* The models of `like`. */
-static int write_like(qn_ctx *ctx, const char *text)
-{
-    int failed = 0;
-    for (int i = 0; i < LIKE && !failed; i++) {
-        syn_model m = syn_models[like[i].model];
-        m.heads.rope = like[i].rope;
-        syn_tensor tensors[SYN_MOST_TENSORS];
-        const int count = syn_make_model(tensors, 13, &m);
-        char source[128];
-        snprintf(source, sizeof source, "%s", path_of("like"));
-        failed = syn_write_model(ctx, source, tensors, count, &m) ||
-                 write_quantised(ctx, source, like[i].name, like[i].scheme) ||
-                 (i == LIKE_KV && write_books(ctx, like[i].name, "cq2", text));
-        syn_free_some(tensors, count);
-        syn_remove(source);
-    }
-    return failed;
-}
-
-static int write_wide(qn_ctx *ctx)
-{
-    syn_tensor tensors[SYN_MOST_TENSORS];
-    const int count = syn_make_model(tensors, 14, &wide);
-    char source[128];
-    snprintf(source, sizeof source, "%s", path_of("wide"));
-    int failed = syn_write_model(ctx, source, tensors, count, &wide);
-    for (int i = 0; i < WIDE && !failed; i++) {
-        failed = write_quantised(ctx, source, wide_models[i][0], wide_models[i][1]);
-    }
-    syn_free_some(tensors, count);
-    syn_remove(source);
-    return failed;
-}
-
 static int start(void **state)
 {
     (void)state;
@@ -877,40 +740,11 @@ static int start(void **state)
         void *symbol = dlsym(fake.handle, symbols[i].name);
         memcpy(symbols[i].to, &symbol, sizeof symbol);
     }
-    syn_tensor tensors[SYN_TENSORS];
     qn_ctx *ctx;
     if (qn_ctx_create(NULL, &ctx, NULL) != QN_OK) {
         return -1;
     }
-    syn_make(tensors, 11);
-    char source[128];
-    snprintf(source, sizeof source, "%s", path_of("source"));
-    int failed = syn_write(ctx, source, tensors);
-    char text[128];
-    snprintf(text, sizeof text, "%s", path_of("text"));
-    FILE *file = fopen(text, "w");
-    for (int i = 0; file && i < 300; i++) {
-        fputc(' ' + i * i % 89, file);
-    }
-    failed |= !file || fclose(file) != 0;
-    for (int i = 0; i < SCHEMES + VQ_SCHEMES && !failed; i++) {
-        const char *const scheme = i < SCHEMES ? schemes[i] : vq_schemes[i - SCHEMES];
-        failed = write_quantised(ctx, source, scheme, scheme);
-    }
-    for (int i = 0; i < OTHER_HEADS && !failed; i++) {
-        syn_tensor others[SYN_TENSORS];
-        syn_make_heads(others, 12, other_heads[i].heads);
-        failed = syn_write_heads(ctx, path_of(other_heads[i].name), others, other_heads[i].heads);
-        syn_free(others);
-    }
-    for (int i = 0; i < KV_SCHEMES * (1 + OTHER_HEADS) && !failed; i++) {
-        const char *const scheme = kv_schemes[i % KV_SCHEMES];
-        if (strcmp(scheme, "fp8") != 0) { /* which has none */
-            failed = write_books(ctx, i < KV_SCHEMES ? "f32" : other_heads[i / KV_SCHEMES - 1].name, scheme, text);
-        }
-    }
-    failed = failed || write_ggufs(ctx) || write_like(ctx, text) || write_wide(ctx);
-    syn_free(tensors);
+    const int failed = write_models(ctx);
     qn_ctx_destroy(ctx);
     return failed ? -1 : 0;
 }
