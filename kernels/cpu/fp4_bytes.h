@@ -12,6 +12,7 @@
 #define CHAIN_BLOCKS 8
 #define AHEAD 32
 #define AHEAD_TO 2 /* loads need the lines of the first cache */
+#define FAR 0
 #define RESTS 0
 
 typedef xb xt;

@@ -6,6 +6,7 @@
  *     MANY_FROM, MR        rows from which on codes are looked up once for all, and of a tile of two parts then
  *     LOOKS, CHAIN_BLOCKS  vectors that a line of codes becomes; blocks that are looked up at once
  *     AHEAD, AHEAD_TO      blocks ahead that few rows ask for, and to where: 3, the first cache, or 2, the second
+ *     FAR                  blocks ahead that they ask the second cache for, too; 0: nothing
  *     spans_of(code)       spans of a block, each within one group: 4, or as many as there are groups
  *     xb, xt               a block of a row, and what of it tiles read, which comes first
  *     x_at(x, l, i)        what meets vector i of line l: four bytes
@@ -176,6 +177,17 @@ QN_INLINE rest_list *list_of(const qn_panel_call *call)
 
 /* ---- few rows ---- */
 
+/* The compiler would ask for all lines of a block at once, which then wait for each other. */
+QN_INLINE const char *ask(const char *line, int64_t ahead, int64_t far)
+{
+    if (FAR) {
+        __asm__ volatile("prefetcht0 (%0, %1)\n\tprefetcht1 (%0, %2)" : "+r"(line) : "r"(ahead), "r"(far));
+    } else {
+        __builtin_prefetch(line + ahead, 0, AHEAD_TO);
+    }
+    return line;
+}
+
 /* Blocks [from, from + blocks) of m rows from r on by n parts of panel p from part h on. */
 QN_INLINE void few_tile(const int code, const int coded, const qn_panel_call *call, int64_t r, int64_t p, int h,
                         int64_t from, int64_t blocks, chain_rests rests, const int m, const int n)
@@ -190,8 +202,8 @@ QN_INLINE void few_tile(const int code, const int coded, const qn_panel_call *ca
     begin_chain(chain, m, n);
     for (int64_t b = 0; b < blocks; b++, w += bytes) {
         const int panels = PARTS == 1 ? n : 1;
-        const int64_t past = from + b + AHEAD < call->blocks ? 0 : (panels - 1) * call->panel_bytes; /* read already */
-        const int64_t ahead = AHEAD * bytes + past;
+        const int64_t left = call->blocks - from - b, past = (panels - 1) * call->panel_bytes; /* read already */
+        const int64_t ahead = AHEAD * bytes + (AHEAD < left ? 0 : past), far = FAR * bytes + (FAR < left ? 0 : past);
         float(*const scale)[MOST_GROUPS][QN_PANEL_COLS] = scales_of[RESTS ? b : 0];
         const xt *x[FEW_ROWS];
         UNROLL for (int i = 0; i < m; i++)
@@ -201,7 +213,7 @@ QN_INLINE void few_tile(const int code, const int coded, const qn_panel_call *ca
         UNROLL for (int j = 0; j < panels; j++)
         {
             block_scales(code, w + j * step, scale[j]);
-            __builtin_prefetch(w + j * step + ahead + LINES * QN_PANEL_LINE, 0, AHEAD_TO);
+            ask(w + j * step + LINES * QN_PANEL_LINE, ahead, far);
         }
         UNROLL for (int s = 0; s < spans; s++)
         {
@@ -218,11 +230,11 @@ QN_INLINE void few_tile(const int code, const int coded, const qn_panel_call *ca
                 vb line[2];
                 UNROLL for (int j = 0; j < n; j++)
                 {
-                    const char *const at = w + (h + j) * step + l * QN_PANEL_LINE;
-                    line[j] = vb_load(at);
+                    const char *at = w + (h + j) * step + l * QN_PANEL_LINE;
                     if (PARTS == 1 || j == 0) {
-                        __builtin_prefetch(at + ahead, 0, AHEAD_TO);
+                        at = ask(at, ahead, far);
                     }
+                    line[j] = vb_load(at);
                 }
                 UNROLL for (int k = 0; k < LOOKS; k++)
                 {

@@ -17,7 +17,9 @@
  * once), ARE_FEW(code, rows), FEW_GROUP x FEW_CHUNK(code) (panels x blocks that tiles of few rows take turns with).
  * A level may say CHAINS(code, rows), of a part beside each other where a tile unpacks without scales of groups, as
  * one chain of a row or two waits for its own sums, and AHEAD_BYTES(code), to what is prefetched beside all panels read
- * at once; 0: nothing, which is best where the processor alone keeps as many lines on their way.
+ * at once; 0: nothing, which is best where the processor alone keeps as many lines on their way. FAR_BYTES(code, rows):
+ * to what the second cache is asked for, which may wait for more lines than the first; the first then an eighth as far;
+ * 0: the first alone.
  * PAIR_AHEAD: the level has what kernels/cpu/panel_ahead.h asks for.
  * FP4_ELSEWHERE: 4-bit floats, the only codes with scales of groups, have another set; vw_unpack and group_scales need
  * not know them.
@@ -43,6 +45,9 @@
 #endif
 #ifndef AHEAD_BYTES
 #define AHEAD_BYTES(code) 8192
+#endif
+#ifndef FAR_BYTES
+#define FAR_BYTES(code, rows) 0
 #endif
 
 #ifndef LOW_ALLOWED
@@ -141,18 +146,29 @@ QN_INLINE int64_t to_part(const tile *t, const int n)
     return n / PAIR_PARTS * t->w_stride + n % PAIR_PARTS * PART_BYTES;
 }
 
-/* Bytes from block b to what is prefetched beside it. turn: b, were all blocks read in turn. */
-QN_INLINE int64_t bytes_ahead(const int code, const int nr, const tile *t, int64_t b, int64_t turn)
+/* Bytes from a block to what is prefetched beside it. */
+typedef struct asked {
+    int64_t near, far;
+} asked;
+
+/* From block b, `distance` beside all panels. turn: b, were all blocks read in turn. */
+QN_INLINE int64_t bytes_ahead(const int code, const int nr, const tile *t, int64_t b, int64_t turn, int64_t distance)
 {
     const int64_t bytes = block_bytes(code), panels = nr < PAIR_PARTS ? 1 : nr / PAIR_PARTS;
-    const int64_t to = turn + (t->again ? 0 : (AHEAD_BYTES(code) / panels + bytes - 1) / bytes);
+    const int64_t to = turn + (t->again ? 0 : (distance / panels + bytes - 1) / bytes);
     return (to - b) * bytes + (t->again || to < t->blocks ? 0 : t->after);
+}
+
+QN_INLINE asked asked_at(const int code, const int mr, const int nr, const tile *t, int64_t b, int64_t turn)
+{
+    const int64_t far = FAR_BYTES(code, mr), near = far ? far / 8 : AHEAD_BYTES(code);
+    return (asked){bytes_ahead(code, nr, t, b, turn, near), far ? bytes_ahead(code, nr, t, b, turn, far) : 0};
 }
 
 /* Units [first, last) of block b. acc[][n]: part n % nr, chain n / nr of CHAIN_BLOCKS each. */
 QN_INLINE void tile_units(const int code, const int single, const int mr, const int nr, const int chains, const tile *t,
                           vs acc[PAIR_MR][PAIR_NR], int64_t b, int64_t first, int64_t last, const int prefetch,
-                          int64_t ahead)
+                          asked ahead)
 {
     const int64_t ub = unit_bytes(code), pb = row_pair_bytes(code);
     const int64_t terms = single ? 1 : t->terms;
@@ -167,7 +183,11 @@ QN_INLINE void tile_units(const int code, const int single, const int mr, const 
             {
                 UNROLL for (int64_t i = 0; i < chains * ub; i += QN_PANEL_LINE)
                 {
-                    __builtin_prefetch(w + to_part(t, n) + u * (chains - 1) * ub + ahead + i, 0, 3);
+                    const char *const line = w + to_part(t, n) + u * (chains - 1) * ub + i;
+                    __builtin_prefetch(line + ahead.near, 0, 3);
+                    if (FAR_BYTES(code, mr) > 0) {
+                        __builtin_prefetch(line + ahead.far, 0, 2);
+                    }
                 }
             }
         }
@@ -267,7 +287,7 @@ QN_INLINE void tile_chains(const int code, const int single, const int mr, const
     }
     for (int64_t i = 0; i < blocks; i++) {
         tile_units(code, single, mr, nr, chains, t, acc, b + i, 0, UNITS, prefetch,
-                   bytes_ahead(code, nr, t, b + i, b + i * chains));
+                   asked_at(code, mr, nr, t, b + i, b + i * chains));
     }
     if (exact) {
         EACH_SUM(vs_store(SUMS(r, n), acc[r][n]));
@@ -300,7 +320,7 @@ QN_INLINE void panel_tile(const int code, const int single, const int mr, const 
         _Alignas(64) float local[PAIR_NR][4 * QN_PANEL_COLS];
         const int64_t panel_scales = PAIR_BLOCKS * t->groups * QN_PANEL_COLS;
         for (int64_t b = 0; b < t->blocks; b++) {
-            const int64_t ahead = bytes_ahead(code, nr, t, b, b);
+            const asked ahead = asked_at(code, mr, nr, t, b, b);
             if (!t->scales) {
                 UNROLL for (int n = 0; n < nr; n++)
                 {

@@ -29,6 +29,7 @@
 #define PARTS_BESIDE(code, rows, nr) (nr)
 #define FEW_GROUP 2
 #define FEW_CHUNK(code) 8
+#define FAR_BYTES(code, rows) ((code) == QN_PANEL_BF16 && (rows) <= 2 ? 16384 : 0)
 
 typedef __m512 vs;
 typedef __m512i vl;

@@ -11,8 +11,9 @@
 #define MANY_FROM 7
 #define LOOKS 4
 #define CHAIN_BLOCKS 4
-#define AHEAD 6
+#define AHEAD 4
 #define AHEAD_TO 3
+#define FAR 24
 #define RESTS 1
 
 #define GROUP 16
