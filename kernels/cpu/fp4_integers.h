@@ -6,7 +6,7 @@
  *     MANY_FROM, MR        rows from which on codes are looked up once for all, and of a tile of two parts then
  *     LOOKS, CHAIN_BLOCKS  vectors that a line of codes becomes; blocks that are looked up at once
  *     AHEAD, AHEAD_TO      blocks ahead that few rows ask for, and to where: 3, the first cache, or 2, the second
- *     FAR                  blocks ahead that they ask the second cache for, too; 0: nothing
+ *     FAR                  blocks ahead that they ask the second cache for, too (AHEAD_TO 3); 0: nothing
  *     spans_of(code)       spans of a block, each within one group: 4, or as many as there are groups
  *     xb, xt               a block of a row, and what of it tiles read, which comes first
  *     x_at(x, l, i)        what meets vector i of line l: four bytes

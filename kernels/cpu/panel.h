@@ -47,7 +47,7 @@
 #define AHEAD_BYTES(code) 8192
 #endif
 #ifndef FAR_BYTES
-#define FAR_BYTES(code, rows) 0
+#define FAR_BYTES(code, rows) ((void)(rows), 0)
 #endif
 
 #ifndef LOW_ALLOWED
