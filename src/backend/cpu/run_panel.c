@@ -20,7 +20,7 @@
 #include "format/format.h"
 #include "ref/slots.h"
 
-#define PREPARE_ROWS 16 /* rows of a a task, at most; a multiple of every set's row_group */
+#define PREPARE_ROWS 16       /* rows of a a task, at most; a multiple of every set's row_group */
 #define SERIAL_ELEMENTS 32768 /* activations worth more than one thread */
 
 /* ---- acceptance and packing ---- */
@@ -165,7 +165,8 @@ static void prepare_task(void *user, int64_t index, int32_t thread)
     const block b = row_block(job, index, p->prepare_rows);
     qn_panel_prepare_rows(job, b.row, b.prepared, b.rows, small_of(job, &p->at, thread));
     for (int64_t r = b.row; job->odd_rows && r < b.row + b.rows; r++) {
-        job->odd_rows[r] = (uint8_t)(job->sa ? qn_panel_has_odd_scale(job, r) : qn_panel_has_odd_digits(job, b.prepared + r - b.row));
+        job->odd_rows[r] =
+            (uint8_t)(job->sa ? qn_panel_has_odd_scale(job, r) : qn_panel_has_odd_digits(job, b.prepared + r - b.row));
     }
 }
 
@@ -239,8 +240,9 @@ static float exact_sum(const qn_panel_job *job, const block *b, int64_t r, const
             sum += row_value(job, b, r, k) * qn_panel_value(job->impl->code, panel, k, c);
         }
         const int64_t i = first / QN_PANEL_SCALE_K;
-        total +=
-            job->sa ? (double)qn_panel_float_at(qn_panel_row_scales(job, b->row + r) + i * job->sa_block) * (double)sb[i] * sum : sum;
+        total += job->sa ? (double)qn_panel_float_at(qn_panel_row_scales(job, b->row + r) + i * job->sa_block) *
+                               (double)sb[i] * sum
+                         : sum;
     }
     return (float)total;
 }
@@ -385,26 +387,26 @@ static void multiply(const run *p, const block *b, char *scratch, char *sums, qn
     d->s = s;
     float *const sa = (float *)(void *)(scratch + p->at.scales);
     const int64_t sa_stride = job->sa ? gather_scales(job, b, sa) : 0;
-    d->call = (qn_panel_call){.w = d->w.panels,
-                              .panel_bytes = job->layout.panel_bytes,
-                              .panels = b->panels,
-                              .blocks = job->layout.blocks,
-                              .a = qn_panel_line(job, b->prepared, 0),
-                              .a_stride = job->row_stride,
-                              .rows = b->rows,
-                              .terms = job->terms,
-                              .coded = job->a.scales != NULL,
-                              .alone = b->rows <= QN_PANEL_ALONE &&
-                                       job->layout.blocks <= *(const int64_t *)job->call->state,
-                              .several = job->m > 1,
-                              .sa = job->sa ? sa : NULL,
-                              .sb = job->sa ? d->w.block_scales : NULL,
-                              .sa_stride = sa_stride,
-                              .sb_stride = job->layout.scale_blocks,
-                              .sums = sums,
-                              .sums_stride = qn_panel_sums_stride(b->panels),
-                              .flags = d->w.flags,
-                              .scratch = scratch};
+    d->call =
+        (qn_panel_call){.w = d->w.panels,
+                        .panel_bytes = job->layout.panel_bytes,
+                        .panels = b->panels,
+                        .blocks = job->layout.blocks,
+                        .a = qn_panel_line(job, b->prepared, 0),
+                        .a_stride = job->row_stride,
+                        .rows = b->rows,
+                        .terms = job->terms,
+                        .coded = job->a.scales != NULL,
+                        .alone = b->rows <= QN_PANEL_ALONE && job->layout.blocks <= *(const int64_t *)job->call->state,
+                        .several = job->m > 1,
+                        .sa = job->sa ? sa : NULL,
+                        .sb = job->sa ? d->w.block_scales : NULL,
+                        .sa_stride = sa_stride,
+                        .sb_stride = job->layout.scale_blocks,
+                        .sums = sums,
+                        .sums_stride = qn_panel_sums_stride(b->panels),
+                        .flags = d->w.flags,
+                        .scratch = scratch};
     job->set->mm[job->impl->code](&d->call);
     s->special = 0;
     for (int64_t i = 0; i < b->panels; i++) {
@@ -440,7 +442,8 @@ static void block_task(void *user, int64_t index, int32_t thread)
         block half = b;
         half.panel += job->span;
         const int64_t rows = qn_ceil_div(b.rows, job->set->row_group) * job->set->row_group;
-        multiply(p, &half, scratch, sums + rows * qn_panel_sums_stride(b.panels) * (int64_t)sizeof(float), s + 1, &other);
+        multiply(p, &half, scratch, sums + rows * qn_panel_sums_stride(b.panels) * (int64_t)sizeof(float), s + 1,
+                 &other);
         finish_silu(p, &done, &other);
         return;
     }

@@ -386,6 +386,9 @@ static int define_few(const matcher *m, const product *p, const qn_cuda_mm *a, q
 {
     const qn_op_desc *desc = p->mm[0]->desc;
     const int32_t sms = m->cuda->device.sms, items = (int32_t)qn_ceil_div(a->k, 4 * THREADS);
+    if (p->silu || items > MOST_ITEMS) {
+        return 0;
+    }
     const qn_cuda_few few = qn_cuda_few_shape(qn_cuda_weight_format(desc), a->n, a->k, 1, 1, sms);
     program->source = "mm_few.cu";
     program->entry = "qn_mm_few";
@@ -406,7 +409,7 @@ static int define_few(const matcher *m, const product *p, const qn_cuda_mm *a, q
     qn_cuda_define(program, "ITEMS", items);
     const int64_t blocks = qn_min_i64(qn_cuda_few_blocks(&few, a->n), (int64_t)sms * RESIDENT);
     *geometry = (qn_cuda_geometry){.grid = {(uint32_t)blocks, 1, 1}, .block = {THREADS, 1, 1}};
-    return !p->silu && items <= MOST_ITEMS;
+    return 1;
 }
 
 /* The same by mm_ring.cu, where the row is of numbers that its operand is made of and registers of a block hold it. */

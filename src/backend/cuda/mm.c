@@ -182,8 +182,7 @@ qn_cuda_few qn_cuda_few_shape(int32_t format, int64_t n, int64_t k, int32_t rows
     const int vectors = format >= QN_MM_AQLM && format <= QN_MM_VPTQ;
     /* vectors are decoded before x is there, all of a row of 576 elements: two blocks a multiprocessor then */
     const int64_t room = vectors ? 48 : 40;
-    const int pairs = n >= 2 * warps && !vectors;
-    qn_cuda_few f = {.columns = n >= 16 * warps && !chain ? 4 : pairs ? 2 : 1, .split = 1};
+    qn_cuda_few f = {.columns = n >= 16 * warps && !chain ? 4 : n >= 2 * warps && !vectors ? 2 : 1, .split = 1};
     if (format == QN_MM_VPTQ) {
         f = vptq_shape(n, steps, sms);
     }
