@@ -114,8 +114,7 @@ DEV u32 scale_pair(u32 table, u32 word, int i, int large)
 {
     const u32 code = word >> 8 * i & 255;
 #if IS_MX
-    const u32 any = (code == 0 ? 0x40u : code == 255 ? 0x7fc0u : code << 7) * 0x10001u;
-    return large ? any : code * 0x800080u + 0x3f003f00u; /* 2^(code - 1), of codes below 128 */
+    return scale_twice(code, large);
 #else
     return load_shared_u32(table + code * 4);
 #endif

@@ -4,14 +4,11 @@
  * or copy them; SPANS of scales in the ring; PARTS of a block's sums; SHARE, bytes of a block's sums of those that one
  * of the cluster finishes; SLICES of a stage, rows of 128 bytes of x; EARLY stages whose weights may come before their
  * x; READERS, warps that read a stage; TURNERS, warps that bring a stage's x into another order before.
- *
- * A code at bits 3:0 of each half of a word, times 2^12 + 2^6, has its sign at bit 15 and its size at 8:6: masked, a
- * bf16 pair of 2^-126 of the code. The scale that it is multiplied by (one instruction for two, exact: a product has at
- * most 6 significant bits) brings the power of two back, of NVFP4 but for 2^-8 that the sum gets at the end (FACTOR).
  */
 #ifndef QN_CUDA_FP4_MM_H
 #define QN_CUDA_FP4_MM_H
 
+#include "fp4_pairs.h"
 #include "mm_common.h"
 
 #define DEPTH 256 /* of K a stage */
@@ -22,16 +19,6 @@
 #define SCALE_ROW (SPAN * DEPTH / UNIT)
 #define SCALE_BYTES (STRIP * SCALE_ROW)
 #define PITCH (STRIP + 4) /* floats of a row of partial sums */
-#define IS_MX (B_FORMAT == QN_MM_MXFP4)
-#define IS_F16 (X_FORMAT == QN_MM_F16)
-
-#if IS_MX
-#define FACTOR 1.0f
-#elif IS_F16
-#define FACTOR 16384.0f
-#else
-#define FACTOR 256.0f
-#endif
 
 typedef struct problem {
     int row, rows;                         /* of x */
@@ -83,37 +70,6 @@ DEV void lay_out(const qn_cuda_mm &a, problem *p, u32 memory, u32 part)
     p->begin = (int)((u32)steps * part / SPLIT) * STEP;
     p->end = part + 1 < SPLIT ? (int)((u32)steps * (part + 1) / SPLIT) * STEP : a.k;
 }
-
-DEV u32 multiply_pair(u32 a, u32 b)
-{
-    u32 v;
-#if IS_F16
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
-#else
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
-#endif
-    return v;
-}
-
-/* Codes i and i + 4 of a word, their sign and size in place. The sign of the highest is there already, and the word as
- * its size wants it serves the next lower ones too. */
-DEV u32 place_pair(u32 word, int i)
-{
-#if IS_F16
-    const u32 size = (i < 3 ? word << (9 - 4 * i) : word >> 3) & 0x0e000e00u;
-    return (word << (12 - 4 * i) & 0x80008000u) | size;
-#else
-    const u32 low = word >> 6;
-    if (i == 3) {
-        return (word & 0x80008000u) | (low & 0x01c001c0u);
-    }
-    const u32 code = i == 0 ? word & 0x000f000fu : i == 1 ? word & 0x00f000f0u : low & 0x003c003cu;
-    return code * (i == 0 ? 4160u : i == 1 ? 260u : 1040u) & 0x81c081c0u;
-#endif
-}
-
-/* The same, of any MXFP4 scale: its power of two and the one left out may together be no bf16. */
-#define MX_RAISE 0x7e807e80u /* 2^126 */
 
 DEV void multiply_add(float *sums, const u32 *b, u32 x0, u32 x1)
 {
@@ -294,27 +250,6 @@ DEV void look_at_scales(const qn_cuda_mm &a, const problem *p, const tensor_map 
             load_scales(p, map, span + SPANS - 2); /* where the span before this one is */
         }
     }
-}
-
-#if !IS_MX
-/* What a scale's code multiplies with, twice in a word, times the power of two that place_pair() leaves out. */
-DEV u32 table_entry(u32 code)
-{
-#if IS_F16
-    u32 pair;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((u16)code));
-    return __byte_perm(pair, 0, 0x1010);
-#else
-    const float v = e4m3_float(code) * 0x1p118f;
-    return pack_bf16(v, v);
-#endif
-}
-#endif
-
-DEV u32 expand_pair(u32 word, int i, u32 scale, int large)
-{
-    const u32 v = place_pair(word, i);
-    return multiply_pair(large ? multiply_pair(v, MX_RAISE) : v, scale);
 }
 
 /* The sum of a block's own parts of four results, in their order. */

@@ -86,8 +86,7 @@ DEV void multiply_slice(u32 codes, u32 scales, u32 table, u32 x, int large, floa
             word[r][1] = (u32)two.y;
             const u32 code = load_shared_u8(scales + eight * SCALE_ROW);
 #if IS_MX
-            const u32 any = (code == 0 ? 0x40u : code == 255 ? 0x7fc0u : code << 7) * 0x10001u;
-            scale[r] = large ? any : code * 0x800080u + 0x3f003f00u; /* 2^(code - 1), of codes below 128 */
+            scale[r] = scale_twice(code, large);
 #else
             scale[r] = load_shared_u32(table + code * 4);
 #endif

@@ -1,26 +1,27 @@
-/* d = x b^T of one row in a chain by tensor cores, for large weights of 8 or 16 bits: sixteen columns of d after the
+/* d = x b^T of one row in a chain by tensor cores, for large weights of 4, 8 or 16 bits: sixteen columns of d after the
  * other, a block's warps share K. Weights come through rings in shared memory, one a warp, which are always full of
  * copies under way: so they cost no registers, and no warp waits for another's. As fast as memory gives b.
  *
  * Rows of b are the left operand; x, the one column of the right one, lies in shared memory, in 16 bits or as int8. A
  * lane's 16 bytes of a row are neighbours, and their places in K the operand's, so that x is read as it lies. Codes of
- * 8 bits become f16, exactly. Sums of a warp go over its steps in the order of K, those of warps are added in one fixed
+ * 8 bits become f16, of 4 with their scales bf16, exactly. Sums of a warp go over its steps in the order of K, those of warps are added in one fixed
  * order.
  *
  * Host contract
- *   Parameters: B_FORMAT, one of bf16, f16, e4m3, i8, e4m3 and e5m2 in blocks; A_FORMAT and the others of mm_common.h;
+ *   Parameters: B_FORMAT, one of bf16, f16, e4m3, i8, e4m3 and e5m2 in blocks, nvfp4, mxfp4; A_FORMAT and the others of mm_common.h;
  *   PRE, ROUND, QUANT, FLOORS, ITEMS (mm_before.h) such that the row is of numbers that x has: rounded to the format of
- *   b, or codes; and
+ *   b (of 4 bits to bf16), or codes; and
  *     ADD      1: results are added to d
  *     SILU     1: b is two weights of as many rows, a multiple of 8, and silu_mul of their products goes where the
  *              first one's would
  *     K        rows of b are that many elements one behind the other, whole lines of 128 bytes
- *     THREADS  a multiple of 32
- *     LINES    of a row that are a warp's step of K: 1, 2 or 4
+ *     THREADS  a multiple of 32, at least 64
+ *     EDGE     1: the last weight's rows may be no whole sixteens
+ *     LINES    of a row that are a warp's step of K: 1, 2 or, not of FP4, 4
  *     DEPTH    steps of a ring, 2 or more
  *     AHEAD    of them, 1 to DEPTH - 1, are asked for before the row, which comes behind them
  *     RING     where the rings begin in shared memory: a multiple of 16, behind x and the scales of its groups
- *   Rows of b lie at multiples of 16; all weights but the last are whole sixteens of rows.
+ *   Rows of b and of NVFP4's scales lie at multiples of 16, of MXFP4's at multiples of 8; all weights but the last are whole sixteens of rows.
  *   Launch: block THREADS, grid of one dimension, one block a multiprocessor, dynamic shared memory
  *   RING + THREADS / 32 * DEPTH * SLOT_BYTES */
 #define APART 1
@@ -29,17 +30,30 @@
 #define JOINED 7 /* no weights in registers */
 #include "mm_before.h"
 
+#define IS_FP4 (B_FORMAT == QN_MM_NVFP4 || B_FORMAT == QN_MM_MXFP4)
+#if IS_FP4
+#include "fp4_pairs.h"
+#define ROW_BYTES (K / 2)
+#define LINE_SCALES (256 / UNIT) /* bytes: a line's scales of a row */
+#define STEP_SCALES (QN_MM_RING_COLUMNS * LINES * LINE_SCALES)
+#define EXPANDED 0
+#define WORDS_X 16
+#else
+#define ROW_BYTES (K * ELEMENT)
+#define STEP_SCALES (16 * LINES)
+#define EXPANDED (ELEMENT == 1 && !INT_SUMS) /* codes that become f16 */
+#define WORDS_X (EXPANDED ? 8 : 4)           /* of x for a lane's 16 bytes of b */
+#endif
 #define WARPS (THREADS / 32)
 #define OWN (SILU ? 8 : QN_MM_RING_COLUMNS)                        /* columns of d in a tile of sixteen rows of b */
-#define LINE_COUNT (K * ELEMENT / 128)                             /* of a row */
+#define LINE_COUNT (ROW_BYTES / 128)                               /* of a row */
 #define PIECE (128 * LINES)                                        /* bytes of a row in a step */
 #define STEPS ((LINE_COUNT + WARPS * LINES - 1) / (WARPS * LINES)) /* of a warp in a tile */
+#define TOGETHER (STEPS == 1 ? 4 : STEPS < 4 ? 2 : 1)              /* tiles whose sums of warps are added at once */
 #define EVEN (LINE_COUNT % (WARPS * LINES) == 0)                   /* all steps are whole */
-#define SLOT_BYTES (QN_MM_RING_COLUMNS * PIECE + 16 * LINES)       /* rows of a step, scales of its lines behind them */
+#define SLOT_BYTES (QN_MM_RING_COLUMNS * PIECE + STEP_SCALES)      /* rows of a step, scales of its lines behind them */
 #define ASKED (4 / LINES)                                          /* rows that 32 lanes ask for at once */
-#define EXPANDED (ELEMENT == 1 && !INT_SUMS)                       /* codes that become f16 */
-#define WORDS_X (EXPANDED ? 8 : 4)                                 /* of x for a lane's 16 bytes of b */
-#define LINE_X (EXPANDED ? 64 : 32)                                /* words of x */
+#define LINE_X (8 * WORDS_X)                                       /* words of x */
 #define X_SCALES (LINE_COUNT * LINE_X * 4)                         /* behind x */
 
 extern __shared__ __align__(16) char shared[];
@@ -52,8 +66,8 @@ struct cursor {
 #if SILU
     i64 up; /* how far behind gate it lies */
 #endif
-#if BLOCKED
-    const u8 *scales[SILU + 1];
+#if BLOCKED || IS_FP4
+    const u8 *scales; /* those that this lane copies: of its line, FP4: and row of the tile */
     i64 scales_row;
 #endif
 };
@@ -67,15 +81,17 @@ DEV void place(const qn_cuda_mm &a, int tile, int line, int lane, cursor *at)
     const qn_cuda_mm_part &p = a.part[part];
     at->n = n;
     at->left = p.n - n;
-    at->b = (const u8 *)p.b + (i64)(n + lane / (8 * LINES)) * (K * ELEMENT) + line * 128 + lane % (8 * LINES) * 16;
+    at->b = (const u8 *)p.b + (i64)(n + lane / (8 * LINES)) * ROW_BYTES + line * 128 + lane % (8 * LINES) * 16;
 #if SILU
     at->up = a.part[1].b - a.part[0].b;
 #endif
 #if BLOCKED
-#pragma unroll
-    for (int i = 0; i < SILU + 1; i++) {
-        at->scales[i] = (const u8 *)a.part[SILU ? i : part].b_scale;
-    }
+    at->scales = (const u8 *)a.part[SILU ? lane / LINES % 2 : part].b_scale + (line + lane % LINES) * 4;
+    at->scales_row = p.b_scale_row;
+#elif IS_FP4
+    const int row = lane / LINES, up = SILU && row >= OWN;
+    at->scales = (const u8 *)a.part[up ? SILU : part].b_scale + (n + row - up * OWN) * p.b_scale_row +
+                 (line + lane % LINES) * LINE_SCALES;
     at->scales_row = p.b_scale_row;
 #endif
 }
@@ -93,20 +109,30 @@ DEV void ask(const qn_cuda_mm &a, int line, int lane, u32 slot, cursor *at)
 #pragma unroll
             for (int i = 0; i < QN_MM_RING_COLUMNS; i += ASKED) {
 #if SILU
-                const u8 *const p = i < 8 ? from + i * (K * ELEMENT) : from + at->up + (i - 8) * (K * ELEMENT);
+                const u8 *const p = i < 8 ? from + i * ROW_BYTES : from + at->up + (i - 8) * ROW_BYTES;
 #else
-                const u8 *const p = from + i * (K * ELEMENT);
+                const u8 *const p = from + i * ROW_BYTES;
 #endif
-                if (SILU || at->left >= QN_MM_RING_COLUMNS || i + row < at->left) {
+                if (!EDGE || i + row < at->left) {
                     copy_async_16(places[i & 1] + (u32)(i * PIECE), p, 16);
                 }
             }
         }
 #if BLOCKED
         if (lane < (SILU + 1) * LINES && (EVEN || here + lane % LINES < LINE_COUNT)) {
-            const u8 *const scales = lane < LINES ? at->scales[0] : at->scales[SILU];
             copy_async_4(slot + 16 * PIECE + (u32)lane * 4,
-                         scales + at->n / 128 * at->scales_row + (here + lane % LINES) * 4, 1);
+                         at->scales + at->n / 128 * at->scales_row + at->step * (WARPS * LINES * 4), 1);
+        }
+#elif IS_FP4
+        if (lane < QN_MM_RING_COLUMNS * LINES && (!EDGE || lane / LINES < at->left) &&
+            (EVEN || here + lane % LINES < LINE_COUNT)) {
+            const u8 *const p = at->scales + at->step * (WARPS * LINES * LINE_SCALES);
+            const u32 here_scales = slot + 16 * PIECE + (u32)lane * LINE_SCALES;
+            if (LINE_SCALES == 16) {
+                copy_async_16(here_scales, p, 16);
+            } else {
+                copy_async_8(here_scales, p, 8);
+            }
         }
 #endif
         if (++at->step == STEPS) {
@@ -116,7 +142,10 @@ DEV void ask(const qn_cuda_mm &a, int line, int lane, u32 slot, cursor *at)
             if (rows < at->left) {
                 at->n += rows;
                 at->left -= rows;
-                at->b += (i64)rows * (K * ELEMENT);
+                at->b += (i64)rows * ROW_BYTES;
+#if IS_FP4
+                at->scales += rows * at->scales_row;
+#endif
             } else { /* another weight, or none */
                 place(a, at->tile, line, lane, at);
             }
@@ -139,6 +168,95 @@ DEV void code_halves(u32 codes, u32 *to)
 }
 #endif
 
+/* Where a lane reads, from where a step's rows begin, and x of a line: both halves of its rows; FP4: scales of its rows,
+ * even and odd eights of x. */
+struct lane_places {
+    u32 b[2], scales, x[2];
+};
+
+DEV lane_places find_places(int lane)
+{
+    const u32 row = (u32)lane / 4, chunk = (u32)lane % 4, own = row * PIECE + ((row & 1) * 4 + chunk) * 16;
+    lane_places p = {{own, own ^ 64}, 0, {shared_address(shared) + chunk * WORDS_X * 4, 0}};
+#if IS_FP4
+    p.scales = 16 * PIECE + row * (LINES * LINE_SCALES) + chunk * (32 / UNIT);
+    p.x[1] = p.x[0] ^ (~chunk & 2) * 8;
+    p.x[0] ^= (chunk & 2) * 8;
+#endif
+    asm("" : "+r"(p.b[0]), "+r"(p.b[1]), "+r"(p.scales), "+r"(p.x[0]), "+r"(p.x[1])); /* kept, not worked out again */
+    return p;
+}
+
+#if IS_FP4
+/* Where the words of eight elements of x lie, elements i and i + 4 in each: so that four lanes, whose elements are 32
+ * apart, read all banks. */
+DEV int eight_at(int eight)
+{
+    return (eight ^ (eight >> 3 & 1)) * 4;
+}
+
+/* A row's scales of a lane's 32 elements, of each half of these. */
+DEV void load_scales(u32 at, int large, u32 *pair)
+{
+#if IS_MX
+    pair[0] = pair[1] = scale_twice(load_shared_u8(at), large);
+#else
+    float v[2];
+    e4m3_floats(load_shared_u16(at), v);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        v[i] *= 0x1p118f;
+        pair[i] = pack_bf16(v[i], v[i]);
+    }
+#endif
+}
+
+/* Rows lane / 4 of b and 8 further by x: a line of a step. */
+DEV void multiply_line(const lane_places &p, u32 b, u32 scales, u32 x, int large, sum_t *part)
+{
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+        const uint4 two[2] = {load_shared_u32x4(b + p.b[half]), load_shared_u32x4(b + p.b[half] + 8 * PIECE)};
+        u32 scale[2][2];
+        load_scales(scales + p.scales + half * (128 / UNIT), large, scale[0]);
+        load_scales(scales + p.scales + half * (128 / UNIT) + 8 * LINES * LINE_SCALES, large, scale[1]);
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            const u32 low = i == 0 ? two[0].x : i == 1 ? two[0].y : i == 2 ? two[0].z : two[0].w;
+            const u32 high = i == 0 ? two[1].x : i == 1 ? two[1].y : i == 2 ? two[1].z : two[1].w;
+            const uint4 v = load_shared_u32x4(x + p.x[i % 2] + half * 256 + i / 2 * 32);
+#pragma unroll
+            for (int e = 0; e < 4; e += 2) {
+                const u32 w[4] = {
+                    expand_pair(low, e, scale[0][i / 2], large), expand_pair(high, e, scale[1][i / 2], large),
+                    expand_pair(low, e + 1, scale[0][i / 2], large), expand_pair(high, e + 1, scale[1][i / 2], large)};
+                MMA_BF16(part, w, e ? v.z : v.x, e ? v.w : v.y);
+            }
+        }
+    }
+}
+
+DEV void multiply(const lane_places &p, u32 b, u32 x, int lane, sum_t part[LINES][4])
+{
+    int large = 0;
+#if IS_MX
+    u32 codes = 0;
+#pragma unroll
+    for (u32 i = 0; i < STEP_SCALES / 128; i++) {
+        codes |= load_shared_u32(b + 16 * PIECE + i * 128 + (u32)lane * 4);
+    }
+    large = __any_sync(0xffffffffu, (codes & 0x80808080u) != 0);
+#endif
+#pragma unroll
+    for (u32 l = 0; l < LINES; l++) {
+        if (IS_MX && large) {
+            multiply_line(p, b + 128 * l, b + l * LINE_SCALES, x + l * (LINE_X * 4), 1, part[l]);
+        } else {
+            multiply_line(p, b + 128 * l, b + l * LINE_SCALES, x + l * (LINE_X * 4), 0, part[l]);
+        }
+    }
+}
+#else
 /* The operand's words of a lane's 16 bytes: elements as tensor cores take them, in order. */
 DEV void expand(const uint4 &v, u32 *to)
 {
@@ -157,20 +275,18 @@ DEV void expand(const uint4 &v, u32 *to)
 }
 
 /* Rows lane / 4 of b and 8 further by x: each line of a step by itself. */
-DEV void multiply(const char *b, const u32 *x, int lane, sum_t part[LINES][4])
+DEV void multiply(const lane_places &p, u32 b, u32 x, int lane, sum_t part[LINES][4])
 {
-    const int row = lane / 4, chunk = lane % 4;
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
+    for (u32 half = 0; half < 2; half++) {
         u32 low[LINES][WORDS_X], high[LINES][WORDS_X], v[LINES][WORDS_X];
-        const char *const from = b + row * PIECE + ((half ^ (row & 1)) * 4 + chunk) * 16;
 #pragma unroll
-        for (int l = 0; l < LINES; l++) {
-            expand(*(const uint4 *)(from + 128 * l), low[l]);
-            expand(*(const uint4 *)(from + 128 * l + 8 * PIECE), high[l]);
+        for (u32 l = 0; l < LINES; l++) {
+            expand(load_shared_u32x4(b + p.b[half] + 128 * l), low[l]);
+            expand(load_shared_u32x4(b + p.b[half] + 128 * l + 8 * PIECE), high[l]);
 #pragma unroll
-            for (int i = 0; i < WORDS_X; i += 4) {
-                const uint4 four = *(const uint4 *)(x + l * LINE_X + (half * 4 + chunk) * WORDS_X + i);
+            for (u32 i = 0; i < WORDS_X; i += 4) {
+                const uint4 four = load_shared_u32x4(x + p.x[0] + l * (LINE_X * 4) + half * (WORDS_X * 16) + i * 4);
                 v[l][i] = four.x;
                 v[l][i + 1] = four.y;
                 v[l][i + 2] = four.z;
@@ -193,6 +309,7 @@ DEV void multiply(const char *b, const u32 *x, int lane, sum_t part[LINES][4])
         }
     }
 }
+#endif
 
 /* The row to shared memory, and the scales of its groups behind it. */
 DEV void stage_row(const qn_cuda_mm &a, const mine &row, const before &how)
@@ -201,8 +318,17 @@ DEV void stage_row(const qn_cuda_mm &a, const mine &row, const before &how)
     for (int j = 0; j < ITEMS; j++) {
         const int i = first_of(j);
         const float *const v = row.v[j];
+#if IS_FP4 /* of eight elements a lane has four: the one before it gets the second half of the pairs' places */
+        const int odd = (int)threadIdx.x & 1;
+        const u32 low = pack_bf16(v[0], v[1]), high = pack_bf16(v[2], v[3]);
+        const u32 other = __shfl_xor_sync(0xffffffffu, odd ? low : high, 1);
+        const u32 first = odd ? other : low, second = odd ? high : other;
+#endif
         if (i < a.k) {
-#if INT_SUMS
+#if IS_FP4
+            *(uint2 *)((u32 *)shared + eight_at(i / 8) + 2 * odd) =
+                make_uint2(__byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632));
+#elif INT_SUMS
             *(char4 *)(shared + i) =
                 make_char4((signed char)v[0], (signed char)v[1], (signed char)v[2], (signed char)v[3]);
 #elif B_FORMAT == QN_MM_BF16
@@ -228,12 +354,12 @@ struct result {
     float old;
 };
 
-/* Row `row` of a tile. */
+/* Row `row` of a tile; row < 0: none. */
 DEV result find_result(const qn_cuda_mm &a, int tile, int row)
 {
     result r;
     r.n = tile * OWN + (SILU ? row % OWN + row / OWN * a.part[0].n : row);
-    if (row >= QN_MM_RING_COLUMNS || r.n >= a.n) {
+    if (row < 0 || r.n >= a.n) {
         r.n = -1;
         return r;
     }
@@ -246,13 +372,17 @@ DEV result find_result(const qn_cuda_mm &a, int tile, int row)
     return r;
 }
 
-/* The sums of lanes that have a result. */
+/* The sum of a lane that has a result. */
 DEV void store_result(const result &r, sum_t sum, const before &how, float global)
 {
+#if IS_FP4
+    sum *= FACTOR;
+#endif
     const float v = finish(r.end, sum, how.scale, how.azp, global);
 #if SILU
-    const float up = __shfl_down_sync((1u << QN_MM_RING_COLUMNS) - 1, v, OWN);
-    if (threadIdx.x % 32 < OWN) {
+    const u32 tile = threadIdx.x % 32 / QN_MM_RING_COLUMNS * QN_MM_RING_COLUMNS; /* its first lane */
+    const float up = __shfl_down_sync(((1u << QN_MM_RING_COLUMNS) - 1) << tile, v, OWN);
+    if (threadIdx.x % 32 - tile < OWN) {
         store_float(r.d, r.n, silu_mul(v, up), OUT);
     }
 #elif ADD
@@ -264,68 +394,77 @@ DEV void store_result(const result &r, sum_t sum, const before &how, float globa
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_mm_ring(const __grid_constant__ qn_cuda_mm a)
 {
-    __shared__ sum_t parts[2][WARPS][QN_MM_RING_COLUMNS];
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, first = warp * LINES;
-    const int tiles = SILU ? a.part[0].n / OWN : (a.n + OWN - 1) / OWN;
-    const char *const ring = shared + RING + warp * DEPTH * SLOT_BYTES;
-    const u32 ring_at = shared_address(ring);
+    __shared__ sum_t parts[2][TOGETHER][WARPS][QN_MM_RING_COLUMNS];
+    const int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32), first = warp * LINES;
+    const int tiles = SILU ? a.part[0].n / OWN : (a.n + OWN - 1) / OWN, grid = (int)gridDim.x;
+    const u32 ring = shared_address(shared) + RING + warp * DEPTH * SLOT_BYTES;
+    const lane_places places = find_places(lane);
     release_next();
     cursor next;
     place(a, (int)blockIdx.x, first, lane, &next);
     mine row;
     const constants c = load_constants(a);
     for (int i = 0; i < AHEAD; i++) {
-        ask(a, first, lane, ring_at + i * SLOT_BYTES, &next);
+        ask(a, first, lane, ring + i * SLOT_BYTES, &next);
     }
     wait_before();
     make_row(a, c, &row);
     for (int i = AHEAD; i < DEPTH - 1; i++) {
-        ask(a, first, lane, ring_at + i * SLOT_BYTES, &next);
+        ask(a, first, lane, ring + i * SLOT_BYTES, &next);
     }
     const before how = quantise_row(c, &row);
     stage_row(a, row, how);
     int slot = 0, turn = 0;
-    for (int tile = (int)blockIdx.x; tile < tiles; tile += (int)gridDim.x, turn++) {
-        const result to = find_result(a, tile, turn % WARPS == warp ? lane : QN_MM_RING_COLUMNS);
-        sum_t sums[2] = {0, 0};
+    for (int tile = (int)blockIdx.x; tile < tiles; tile += TOGETHER * grid, turn++) {
+        /* results of so many tiles are finished by other warps than those before */
+        const int item = ((warp + turn) % WARPS) * 32 + lane, of = tile + item / QN_MM_RING_COLUMNS * grid;
+        const int own = item % QN_MM_RING_COLUMNS, has = item < TOGETHER * QN_MM_RING_COLUMNS && of < tiles;
+        const result to = find_result(a, of, has ? own : -1);
 #pragma unroll 1
-        for (int step = 0; step < STEPS; step++) {
-            copy_async_wait_but<DEPTH - 2>();
-            __syncwarp();
-            ask(a, first, lane, ring_at + (u32)(slot == 0 ? DEPTH - 1 : slot - 1) * SLOT_BYTES, &next);
-            const int line = first + step * (WARPS * LINES);
-            const char *const b = ring + slot * SLOT_BYTES;
-            if (EVEN || line < LINE_COUNT) {
-                sum_t part[LINES][4] = {};
-                multiply(b, (const u32 *)shared + line * LINE_X, lane, part);
+        for (int t = 0; t < TOGETHER && tile + t * grid < tiles; t++) {
+            sum_t sums[2] = {0, 0};
+#pragma unroll 1
+            for (int step = 0; step < STEPS; step++) {
+                copy_async_wait_but<DEPTH - 2>();
+                __syncwarp();
+                ask(a, first, lane, ring + (u32)(slot == 0 ? DEPTH - 1 : slot - 1) * SLOT_BYTES, &next);
+                const int line = first + step * (WARPS * LINES);
+                const u32 b = ring + (u32)slot * SLOT_BYTES;
+                if (EVEN || line < LINE_COUNT) {
+                    sum_t part[LINES][4] = {};
+                    multiply(places, b, (u32)line * (LINE_X * 4), lane, part);
 #pragma unroll
-                for (int l = 0; l < LINES; l++) {
-                    if (EVEN || line + l < LINE_COUNT) {
+                    for (int l = 0; l < LINES; l++) {
+                        if (EVEN || line + l < LINE_COUNT) {
 #if BLOCKED
-                        const float *const scales = (const float *)(b + 16 * PIECE) + l;
-                        const float scale = ((const float *)(shared + X_SCALES))[line + l];
-                        sums[0] = __fmaf_rn(part[l][0], scales[0] * scale, sums[0]);
-                        sums[1] = __fmaf_rn(part[l][2], scales[SILU * LINES] * scale, sums[1]);
+                            const u32 scales = b + 16 * PIECE + l * 4;
+                            const float scale = ((const float *)(shared + X_SCALES))[line + l];
+                            const float by[2] = {load_shared_f32(scales) * scale,
+                                                 load_shared_f32(scales + SILU * LINES * 4) * scale};
+                            sums[0] = __fmaf_rn(part[l][0], by[0], sums[0]);
+                            sums[1] = __fmaf_rn(part[l][2], by[1], sums[1]);
 #else
-                        sums[0] += part[l][0];
-                        sums[1] += part[l][2];
+                            sums[0] += part[l][0];
+                            sums[1] += part[l][2];
 #endif
+                        }
                     }
                 }
+                slot = slot == DEPTH - 1 ? 0 : slot + 1;
             }
-            slot = slot == DEPTH - 1 ? 0 : slot + 1;
-        }
-        sum_t *const here = parts[turn & 1][warp];
-        if (lane % 4 == 0) {
-            here[lane / 4] = sums[0];
-            here[lane / 4 + 8] = sums[1];
+            if (lane % 4 == 0) {
+                sum_t *const here = parts[turn & 1][t][warp];
+                here[lane / 4] = sums[0];
+                here[lane / 4 + 8] = sums[1];
+            }
         }
         __syncthreads();
         if (to.n >= 0) {
+            const sum_t (*const from)[QN_MM_RING_COLUMNS] = parts[turn & 1][item / QN_MM_RING_COLUMNS];
             sum_t sum = 0;
 #pragma unroll
             for (int w = 0; w < WARPS; w++) {
-                sum += parts[turn & 1][w][lane];
+                sum += from[w][own];
             }
             store_result(to, sum, how, c.global);
         }

@@ -63,7 +63,8 @@ enum { LIKE = sizeof like / sizeof *like, LIKE_KV = 2 }; /* which has codebooks 
  * gate and up are large enough, of bf16 down too. */
 static const syn_model wide = {"LlamaForCausalLM", "llama", {3, 1, 64, NULL}, 1, 1, 1, 0, 1, 2304, 2176};
 static const char *const wide_models[][2] = {
-    {"wide-bf16", "bf16"}, {"wide-fp8-block", "fp8-block"}, {"wide-int8", "int8"}};
+    {"wide-bf16", "bf16"},   {"wide-fp8-block", "fp8-block"},   {"wide-int8", "int8"},
+    {"wide-nvfp4", "nvfp4"}, {"wide-nvfp4-w4a4", "nvfp4-w4a4"}, {"wide-mxfp4", "mxfp4"}};
 enum { WIDE = sizeof wide_models / sizeof *wide_models };
 
 /* A checkpoint in a scheme, as it is nothing kept as it was. */
@@ -138,6 +139,11 @@ static int write_wide(qn_ctx *ctx)
 {
     syn_tensor tensors[SYN_MOST_TENSORS];
     const int count = syn_make_model(tensors, 14, &wide);
+    for (int i = 0; i < count; i++) {
+        if (strstr(tensors[i].name, "gate_proj.weight")) {
+            tensors[i].w[3 * wide.hidden + 700] = 20.0f; /* its block's scale in mxfp4 is 4 */
+        }
+    }
     char source[128];
     snprintf(source, sizeof source, "%s", path_of("wide"));
     int failed = syn_write_model(ctx, source, tensors, count, &wide);

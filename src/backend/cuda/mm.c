@@ -11,11 +11,11 @@
 
 enum { WARPS = 8, MOST_SHARED = 40 << 10 }; /* of a block of mm_few.cu */
 
-/* Of mm_ring.cu: bytes of a line, lines of a step; warps that keep memory busy with weights that are operands as they
- * lie; bytes of rings asked for before the row (more make it late, less leaves memory idle); what a block has beside
- * rings and x. RING_LEAST bytes of weights a multiprocessor and RING_K pay: its start costs more than that of
- * mm_few.cu. */
-enum { RING_LINE = 128, RING_LINES = 2, RING_WARPS = 8, RING_DEPTH = 8, RING_AHEAD = 100 << 10, RING_STATIC = 3 << 10 };
+/* Of mm_ring.cu: bytes of a line, lines of a step (of 4-bit weights, which take longer to become operands, one, for
+ * more warps); warps that keep memory busy with weights that are operands as they lie; bytes of rings asked for before
+ * the row (more make it late, less leaves memory idle); what a block has beside rings and x. RING_LEAST bytes of weights
+ * a multiprocessor (of 4-bit ones half) and RING_K pay: its start costs more than that of mm_few.cu. */
+enum { RING_LINE = 128, RING_LINES = 2, RING_WARPS = 8, RING_DEPTH = 8, RING_AHEAD = 100 << 10, RING_STATIC = 10 << 10 };
 enum { RING_LEAST = 64 << 10, RING_K = 2048 };
 
 /* ---- formats ---- */
@@ -222,12 +222,15 @@ void qn_cuda_few_define(const qn_cuda_few *few, int32_t rows, qn_cuda_program *p
     qn_cuda_define(program, "WHOLE", few->whole);
 }
 
-/* Whether mm_ring.cu has such weights, as they lie: rows without gaps, whole lines, tiles of one weight. */
-static int ring_takes(int64_t row, const qn_cuda_mm_part *parts, int32_t count)
+/* Whether mm_ring.cu has such weights, as they lie: rows without gaps, whole lines, tiles of one weight, scales of 4-bit
+ * ones that are copied as they are. */
+static int ring_takes(int32_t format, int64_t row, const qn_cuda_mm_part *parts, int32_t count)
 {
+    const uint64_t align = format == QN_MM_NVFP4 ? 16 : format == QN_MM_MXFP4 ? 8 : 1;
     int there = row % RING_LINE == 0;
     for (int32_t i = 0; i < count; i++) {
-        there = there && parts[i].b_row == row && (i + 1 == count || parts[i].n % QN_MM_RING_COLUMNS == 0);
+        there = there && parts[i].b_row == row && (i + 1 == count || parts[i].n % QN_MM_RING_COLUMNS == 0) &&
+                ((uint64_t)(uintptr_t)parts[i].b_scale | (uint64_t)parts[i].b_scale_row) % align == 0;
     }
     return there;
 }
@@ -238,14 +241,18 @@ qn_cuda_ring qn_cuda_ring_shape(int32_t format, const qn_cuda_mm_part *parts, in
     const qn_cuda_ring none = {.threads = 0};
     const int halves = format == QN_MM_F16 || format == QN_MM_BF16;
     const int blocked = format == QN_MM_E4M3_BLOCK || format == QN_MM_E5M2_BLOCK;
-    const int64_t row = halves ? 2 * k : k, lines = row / RING_LINE;
-    if ((!halves && !blocked && format != QN_MM_E4M3 && format != QN_MM_I8) || device->major < 9 || k < RING_K ||
-        n * row < (int64_t)device->sms * RING_LEAST || !ring_takes(row, parts, count)) {
+    const int fp4 = format == QN_MM_NVFP4 || format == QN_MM_MXFP4;
+    const int64_t row = halves ? 2 * k : fp4 ? k / 2 : k, lines = row / RING_LINE;
+    const int64_t least = (int64_t)device->sms * (fp4 ? RING_LEAST / 2 : RING_LEAST);
+    if ((!halves && !blocked && !fp4 && format != QN_MM_E4M3 && format != QN_MM_I8) || device->major < 9 ||
+        k < RING_K || n * row < least || !ring_takes(format, row, parts, count)) {
         return none;
     }
+    const int32_t in_step = fp4 ? 1 : RING_LINES;
     const int64_t x = k * (format == QN_MM_I8 ? 1 : 2) + (blocked ? lines * 4 : 0), begin = qn_ceil_div(x, 16) * 16;
     const int64_t room = device->shared_bytes - RING_STATIC - begin;
-    const int64_t slot = RING_LINES * (QN_MM_RING_COLUMNS * RING_LINE + 16), most = qn_ceil_div(lines, RING_LINES);
+    const int64_t scales = fp4 ? QN_MM_RING_COLUMNS * (2 * RING_LINE / qn_cuda_weight_unit(format)) : 16;
+    const int64_t slot = in_step * (QN_MM_RING_COLUMNS * RING_LINE + scales), most = qn_ceil_div(lines, in_step);
     /* codes need more warps to become operands, if these have room for two steps under way */
     const int64_t many = qn_min_i64(most, halves ? RING_WARPS : 2 * RING_WARPS);
     const int64_t warps = room / (many * slot) < 3 ? qn_min_i64(most, RING_WARPS) : many;
@@ -255,7 +262,9 @@ qn_cuda_ring qn_cuda_ring_shape(int32_t format, const qn_cuda_mm_part *parts, in
     }
     const int64_t ahead = qn_max_i64(1, qn_min_i64(depth - 1, RING_AHEAD / (warps * slot)));
     return (qn_cuda_ring){.k = (int32_t)k,
+                          .edge = parts[count - 1].n % QN_MM_RING_COLUMNS != 0,
                           .threads = (int32_t)(32 * warps),
+                          .lines = in_step,
                           .depth = (int32_t)depth,
                           .ahead = (int32_t)ahead,
                           .begin = (int32_t)begin,
@@ -268,9 +277,10 @@ void qn_cuda_ring_define(const qn_cuda_ring *ring, qn_cuda_program *program)
     program->entry = "qn_mm_ring";
     program->shared_bytes = ring->shared_bytes;
     qn_cuda_define(program, "K", ring->k);
+    qn_cuda_define(program, "EDGE", ring->edge);
     qn_cuda_define(program, "THREADS", ring->threads);
     qn_cuda_define(program, "DEPTH", ring->depth);
-    qn_cuda_define(program, "LINES", RING_LINES);
+    qn_cuda_define(program, "LINES", ring->lines);
     qn_cuda_define(program, "AHEAD", ring->ahead);
     qn_cuda_define(program, "RING", ring->begin);
 }

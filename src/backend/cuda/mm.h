@@ -43,7 +43,8 @@ uint32_t qn_cuda_few_blocks(const qn_cuda_few *few, int64_t n);
 
 /* How mm_ring.cu is cut for a chain's products of n columns in all; threads 0: weights are not for it, or too small. */
 typedef struct qn_cuda_ring {
-    int32_t k, threads, depth, ahead;
+    int32_t k, threads, lines, depth, ahead;
+    int32_t edge;  /* 1: the last weight's rows are no whole tiles */
     int32_t begin; /* of the rings in shared memory */
     int32_t shared_bytes;
 } qn_cuda_ring;
