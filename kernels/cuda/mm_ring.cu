@@ -4,11 +4,12 @@
  *
  * Rows of b are the left operand; x, the one column of the right one, lies in shared memory, in 16 bits or as int8. A
  * lane's 16 bytes of a row are neighbours, and their places in K the operand's, so that x is read as it lies. Codes of
- * 8 bits become f16, of 4 with their scales bf16, exactly. Sums of a warp go over its steps in the order of K, those of warps are added in one fixed
- * order.
+ * 8 bits become f16, of 4 with their scales bf16, exactly. Sums of a warp go over its steps in the order of K, those of
+ * warps are added in one fixed order.
  *
  * Host contract
- *   Parameters: B_FORMAT, one of bf16, f16, e4m3, i8, e4m3 and e5m2 in blocks, nvfp4, mxfp4; A_FORMAT and the others of mm_common.h;
+ *   Parameters: B_FORMAT, one of bf16, f16, e4m3, i8, e4m3 and e5m2 in blocks, nvfp4, mxfp4; A_FORMAT and the others of
+ *   mm_common.h;
  *   PRE, ROUND, QUANT, FLOORS, ITEMS (mm_before.h) such that the row is of numbers that x has: rounded to the format of
  *   b (of 4 bits to bf16), or codes; and
  *     ADD      1: results are added to d
@@ -21,7 +22,8 @@
  *     DEPTH    steps of a ring, 2 or more
  *     AHEAD    of them, 1 to DEPTH - 1, are asked for before the row, which comes behind them
  *     RING     where the rings begin in shared memory: a multiple of 16, behind x and the scales of its groups
- *   Rows of b and of NVFP4's scales lie at multiples of 16, of MXFP4's at multiples of 8; all weights but the last are whole sixteens of rows.
+ *   Rows of b and of NVFP4's scales lie at multiples of 16, of MXFP4's at multiples of 8; all weights but the last are
+ *   whole sixteens of rows.
  *   Launch: block THREADS, grid of one dimension, one block a multiprocessor, dynamic shared memory
  *   RING + THREADS / 32 * DEPTH * SLOT_BYTES */
 #define APART 1
@@ -168,25 +170,6 @@ DEV void code_halves(u32 codes, u32 *to)
 }
 #endif
 
-/* Where a lane reads, from where a step's rows begin, and x of a line: both halves of its rows; FP4: scales of its rows,
- * even and odd eights of x. */
-struct lane_places {
-    u32 b[2], scales, x[2];
-};
-
-DEV lane_places find_places(int lane)
-{
-    const u32 row = (u32)lane / 4, chunk = (u32)lane % 4, own = row * PIECE + ((row & 1) * 4 + chunk) * 16;
-    lane_places p = {{own, own ^ 64}, 0, {shared_address(shared) + chunk * WORDS_X * 4, 0}};
-#if IS_FP4
-    p.scales = 16 * PIECE + row * (LINES * LINE_SCALES) + chunk * (32 / UNIT);
-    p.x[1] = p.x[0] ^ (~chunk & 2) * 8;
-    p.x[0] ^= (chunk & 2) * 8;
-#endif
-    asm("" : "+r"(p.b[0]), "+r"(p.b[1]), "+r"(p.scales), "+r"(p.x[0]), "+r"(p.x[1])); /* kept, not worked out again */
-    return p;
-}
-
 #if IS_FP4
 /* Where the words of eight elements of x lie, elements i and i + 4 in each: so that four lanes, whose elements are 32
  * apart, read all banks. */
@@ -194,7 +177,29 @@ DEV int eight_at(int eight)
 {
     return (eight ^ (eight >> 3 & 1)) * 4;
 }
+#endif
 
+/* Where a lane reads, from where a step's rows begin, and x of a line: both halves of its rows; FP4: scales of its
+ * rows, even and odd eights of x. */
+struct lane_places {
+    u32 b[2], scales, x[2];
+};
+
+DEV lane_places find_places(int lane)
+{
+    const u32 row = (u32)lane / 4, chunk = (u32)lane % 4, own = row * PIECE + ((row & 1) * 4 + chunk) * 16;
+    const u32 x = shared_address(shared);
+    lane_places p = {{own, own ^ 64}, 0, {x + chunk * WORDS_X * 4, 0}};
+#if IS_FP4
+    p.scales = 16 * PIECE + row * (LINES * LINE_SCALES) + chunk * (32 / UNIT);
+    p.x[0] = x + (u32)eight_at((int)chunk * 4) * 4;
+    p.x[1] = x + (u32)eight_at((int)chunk * 4 + 1) * 4;
+#endif
+    asm("" : "+r"(p.b[0]), "+r"(p.b[1]), "+r"(p.scales), "+r"(p.x[0]), "+r"(p.x[1])); /* kept, not worked out again */
+    return p;
+}
+
+#if IS_FP4
 /* A row's scales of a lane's 32 elements, of each half of these. */
 DEV void load_scales(u32 at, int large, u32 *pair)
 {
@@ -460,11 +465,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_mm_ring(const __grid
         }
         __syncthreads();
         if (to.n >= 0) {
-            const sum_t (*const from)[QN_MM_RING_COLUMNS] = parts[turn & 1][item / QN_MM_RING_COLUMNS];
             sum_t sum = 0;
 #pragma unroll
             for (int w = 0; w < WARPS; w++) {
-                sum += from[w][own];
+                sum += parts[turn & 1][item / QN_MM_RING_COLUMNS][w][own];
             }
             store_result(to, sum, how, c.global);
         }

@@ -13,10 +13,10 @@ enum { WARPS = 8, MOST_SHARED = 40 << 10 }; /* of a block of mm_few.cu */
 
 /* Of mm_ring.cu: bytes of a line, lines of a step (of 4-bit weights, which take longer to become operands, one, for
  * more warps); warps that keep memory busy with weights that are operands as they lie; bytes of rings asked for before
- * the row (more make it late, less leaves memory idle); what a block has beside rings and x. RING_LEAST bytes of weights
- * a multiprocessor (of 4-bit ones half) and RING_K pay: its start costs more than that of mm_few.cu. */
-enum { RING_LINE = 128, RING_LINES = 2, RING_WARPS = 8, RING_DEPTH = 8, RING_AHEAD = 100 << 10, RING_STATIC = 10 << 10 };
-enum { RING_LEAST = 64 << 10, RING_K = 2048 };
+ * the row (more make it late, less leaves memory idle); what a block has beside rings and x. RING_LEAST bytes of
+ * weights a multiprocessor (of 4-bit ones half) and RING_K pay: its start costs more than that of mm_few.cu. */
+enum { RING_LINE = 128, RING_LINES = 2, RING_WARPS = 8, RING_DEPTH = 8 };
+enum { RING_AHEAD = 100 << 10, RING_STATIC = 10 << 10, RING_LEAST = 64 << 10, RING_K = 2048 };
 
 /* ---- formats ---- */
 
@@ -222,8 +222,8 @@ void qn_cuda_few_define(const qn_cuda_few *few, int32_t rows, qn_cuda_program *p
     qn_cuda_define(program, "WHOLE", few->whole);
 }
 
-/* Whether mm_ring.cu has such weights, as they lie: rows without gaps, whole lines, tiles of one weight, scales of 4-bit
- * ones that are copied as they are. */
+/* Whether mm_ring.cu has such weights, as they lie: rows without gaps, whole lines, tiles of one weight, scales of
+ * 4-bit ones that are copied as they are. */
 static int ring_takes(int32_t format, int64_t row, const qn_cuda_mm_part *parts, int32_t count)
 {
     const uint64_t align = format == QN_MM_NVFP4 ? 16 : format == QN_MM_MXFP4 ? 8 : 1;

@@ -158,6 +158,7 @@ struct ptx_module {
     } * constants; /* numbers that stand in vectors: registers that hold them */
     int constant_count, constant_room;
     size_t shared, local; /* static shared memory of a block, local memory of a lane */
+    size_t dynamic_align; /* what dynamic shared memory asks for */
     char *memory;         /* global memory of the module's own */
     size_t memory_bytes;
 };

@@ -299,7 +299,7 @@ static int variable(parser *p, const char *text, ptx_space space)
         }
         break;
     }
-    case PTX_IN_DYNAMIC:
+    case PTX_IN_DYNAMIC: m->dynamic_align = unit > m->dynamic_align ? unit : m->dynamic_align; break;
     case PTX_IN_PARAMETERS: break;
     }
     return add_symbol(p, name, space, at, count * size);

@@ -567,6 +567,14 @@ static int64_t turns_of(run *r, cluster *c)
     return done;
 }
 
+/* Where dynamic shared memory begins: behind the module's own, aligned as it asks for and no better, as on a GPU. */
+static size_t dynamic_begin(const ptx_module *m)
+{
+    const size_t align = m->dynamic_align ? m->dynamic_align : 1;
+    const size_t begin = (m->shared + align - 1) / align * align;
+    return begin % (2 * align) == 0 ? begin + align : begin;
+}
+
 size_t ptx_shared_bytes(const ptx_entry *entry)
 {
     return entry->module->shared;
@@ -579,7 +587,7 @@ int ptx_run(const ptx_entry *entry, const ptx_geometry *g, const void *parameter
              .entry = entry,
              .g = g,
              .parameters = parameters,
-             .dynamic = (entry->module->shared + 1023) / 1024 * 1024,
+             .dynamic = dynamic_begin(entry->module),
              .random = UINT64_C(0x9E3779B97F4A7C15) ^ seed,
              .why = why,
              .why_bytes = why_bytes,
