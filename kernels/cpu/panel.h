@@ -17,9 +17,11 @@
  * once), ARE_FEW(code, rows), FEW_GROUP x FEW_CHUNK(code) (panels x blocks that tiles of few rows take turns with).
  * A level may say CHAINS(code, rows), of a part beside each other where a tile unpacks without scales of groups, as
  * one chain of a row or two waits for its own sums, and AHEAD_BYTES(code), to what is prefetched beside all panels read
- * at once; 0: nothing, which is best where the processor alone keeps as many lines on their way. FAR_BYTES(code, rows):
- * to what the second cache is asked for, which may wait for more lines than the first; the first then an eighth as far;
- * 0: the first alone.
+ * at once; 0: nothing, which is best where the processor alone keeps as many lines on their way. FAR_BYTES(code, rows),
+ * of a level without CHAINS: to what the second cache is asked for, which may wait for more lines than the first; the
+ * first then NEAR_BYTES ahead; 0: the first alone.
+ * UNPACKS_NEXT: the level has vw_past, what unpacking parts' units in turn remembers, vw_past_none(), and
+ * vw_unpack_next(code, unit, p, rows, n, past), which is vw_unpack() of part n's pairs in turn, for so many rows.
  * PAIR_AHEAD: the level has what kernels/cpu/panel_ahead.h asks for.
  * FP4_ELSEWHERE: 4-bit floats, the only codes with scales of groups, have another set; vw_unpack and group_scales need
  * not know them.
@@ -48,6 +50,13 @@
 #endif
 #ifndef FAR_BYTES
 #define FAR_BYTES(code, rows) ((void)(rows), 0)
+#endif
+#define NEAR_BYTES 2048
+
+#ifndef UNPACKS_NEXT
+typedef char vw_past;
+#define vw_past_none() 0
+#define vw_unpack_next(code, unit, p, rows, n, past) ((void)(past), vw_unpack(code, unit, p))
 #endif
 
 #ifndef LOW_ALLOWED
@@ -161,8 +170,14 @@ QN_INLINE int64_t bytes_ahead(const int code, const int nr, const tile *t, int64
 
 QN_INLINE asked asked_at(const int code, const int mr, const int nr, const tile *t, int64_t b, int64_t turn)
 {
-    const int64_t far = FAR_BYTES(code, mr), near = far ? far / 8 : AHEAD_BYTES(code);
+    const int64_t far = FAR_BYTES(code, mr), near = far ? NEAR_BYTES : AHEAD_BYTES(code);
     return (asked){bytes_ahead(code, nr, t, b, turn, near), far ? bytes_ahead(code, nr, t, b, turn, far) : 0};
+}
+
+/* The compiler would gather the requests of a unit, which then wait for each other. */
+QN_INLINE void ask_twice(const char *line, asked ahead)
+{
+    __asm__ volatile("prefetcht0 %0\n\tprefetcht1 %1" : : "m"(line[ahead.near]), "m"(line[ahead.far]));
 }
 
 /* Units [first, last) of block b. acc[][n]: part n % nr, chain n / nr of CHAIN_BLOCKS each. */
@@ -175,19 +190,17 @@ QN_INLINE void tile_units(const int code, const int single, const int mr, const 
     const int steps = (int)pb / 4; /* lines of a pair */
     const char *const block = t->w + b * block_bytes(code);
     const char *const rows = t->a + b * terms * (UNITS * 4 * pb);
+    vw_past past = vw_past_none();
     for (int64_t u = first; u < last; u++) {
         const char *const w = block + u * ub;
         const char *const a = rows + u * 4 * pb;
-        if (prefetch && AHEAD_BYTES(code) > 0) { /* a panel's lines in turn, whatever the chains */
+        const int twice = prefetch && FAR_BYTES(code, mr) > 0; /* before each line */
+        if (prefetch && !twice && AHEAD_BYTES(code) > 0) {     /* a panel's lines in turn, whatever the chains */
             UNROLL for (int n = 0; n < nr; n += PAIR_PARTS)
             {
                 UNROLL for (int64_t i = 0; i < chains * ub; i += QN_PANEL_LINE)
                 {
-                    const char *const line = w + to_part(t, n) + u * (chains - 1) * ub + i;
-                    __builtin_prefetch(line + ahead.near, 0, 3);
-                    if (FAR_BYTES(code, mr) > 0) {
-                        __builtin_prefetch(line + ahead.far, 0, 2);
-                    }
+                    __builtin_prefetch(w + to_part(t, n) + u * (chains - 1) * ub + i + ahead.near, 0, 3);
                 }
             }
         }
@@ -246,8 +259,12 @@ QN_INLINE void tile_units(const int code, const int single, const int mr, const 
                     vw v[PAIR_NR];
                     UNROLL for (int n = n0; n < n0 + beside; n++)
                     {
-                        const int64_t chain = n / nr * CHAIN_BLOCKS * block_bytes(code);
-                        v[n] = vw_unpack(code, w + to_part(t, n % nr) + chain, p);
+                        const char *const unit =
+                            w + to_part(t, n % nr) + n / nr * CHAIN_BLOCKS * block_bytes(code);
+                        if (twice && p * ub / 4 % QN_PANEL_LINE == 0) {
+                            ask_twice(unit + p * ub / 4, ahead);
+                        }
+                        v[n] = vw_unpack_next(code, unit, p, mr, n, &past);
                     }
                     UNROLL for (int r = 0; r < mr; r++)
                     {

@@ -23,13 +23,15 @@
 #define PAIR_BLOCKS 2
 #define PAIR_FEW 8
 #define PAIR_KEEP 12
+#define UNPACKS_NEXT
 #define FEW_NR(code, rows) ((rows) <= 2 ? 4 : 2)
 #define MOST_FEW(code) ((code) == QN_PANEL_BF16 ? 32 : (groups_of(code) ? 16 : 8))
 #define ARE_FEW(code, rows) ((code) == QN_PANEL_I8 || (rows) <= MOST_FEW(code))
 #define PARTS_BESIDE(code, rows, nr) (nr)
 #define FEW_GROUP 2
 #define FEW_CHUNK(code) 8
-#define FAR_BYTES(code, rows) ((code) == QN_PANEL_BF16 && (rows) <= 2 ? 16384 : 0)
+#define FAR_BYTES(code, rows)                                                                                          \
+    ((rows) > 2 ? 0 : (code) == QN_PANEL_BF16 ? 16384 : (code) == QN_PANEL_E4M3 || (code) == QN_PANEL_E5M2 ? 8192 : 0)
 
 typedef __m512 vs;
 typedef __m512i vl;
@@ -91,13 +93,14 @@ typedef struct bytes2 {
 } bytes2;
 
 /* Bytes of e4m3 as value / 256, of e5m2 as value / 65536. An exponent field of 0, zero and subnormals, would
- * become another number: there both bytes are corrected by tables of the mantissa. */
-QN_INLINE bytes2 from_f8(const int code, __m512i x)
+ * become another number: there both bytes are corrected by tables of the mantissa, if *small, to which this line's
+ * such codes are added, has any. */
+QN_INLINE bytes2 from_f8(const int code, __m512i x, uint64_t *small)
 {
     const int e4m3 = code != QN_PANEL_E5M2;
     const __m512i high_fix = _mm512_set1_epi64(e4m3 ? 0x000000000f0f0f38 : 0x0000000000001f30);
     const __m512i low_fix = _mm512_set1_epi64(e4m3 ? 0x10207040f0a01000 : 0x000000002040a000);
-    const __mmask64 small = _mm512_testn_epi8_mask(x, _mm512_set1_epi8(e4m3 ? 0x78 : 0x7c));
+    const __mmask64 here = _mm512_testn_epi8_mask(x, _mm512_set1_epi8(e4m3 ? 0x78 : 0x7c));
     const __m512i mantissa = _mm512_and_si512(x, _mm512_set1_epi8(e4m3 ? 7 : 3));
     /* exponents lose their lowest bit to the low byte; (a & b) | c */
     const __m512i shifted = e4m3 ? _mm512_srli_epi16(x, 4) : _mm512_srli_epi16(x, 3);
@@ -106,8 +109,12 @@ QN_INLINE bytes2 from_f8(const int code, __m512i x)
     const __m512i high = _mm512_ternarylogic_epi32(x, _mm512_set1_epi8((char)0x80), bits, 0xea);
     const __m512i low = e4m3 ? _mm512_and_si512(_mm512_slli_epi16(x, 4), _mm512_set1_epi8((char)0xf0))
                              : _mm512_and_si512(_mm512_slli_epi16(x, 5), _mm512_set1_epi8((char)0xe0));
-    return (bytes2){_mm512_xor_si512(high, _mm512_maskz_shuffle_epi8(small, high_fix, mantissa)),
-                    _mm512_xor_si512(low, _mm512_maskz_shuffle_epi8(small, low_fix, mantissa))};
+    *small |= here;
+    if (__builtin_expect(*small != 0, 0)) {
+        return (bytes2){_mm512_xor_si512(high, _mm512_maskz_shuffle_epi8(here, high_fix, mantissa)),
+                        _mm512_xor_si512(low, _mm512_maskz_shuffle_epi8(here, low_fix, mantissa))};
+    }
+    return (bytes2){high, low};
 }
 
 /* e2m1 codes in the low four bits of 32-bit lanes; other bits are ignored */
@@ -136,7 +143,32 @@ QN_INLINE vw vw_unpack(const int code, const char *unit, const int p)
         const __m512i pair = _mm512_srai_epi16(p % 2 ? x : _mm512_slli_epi16(x, 8), 8);
         return (vw){pair, pair};
     }
-    const bytes2 b = from_f8(code, vl_load(unit + p / 2 * QN_PANEL_LINE));
+    uint64_t any = 1;
+    const bytes2 b = from_f8(code, vl_load(unit + p / 2 * QN_PANEL_LINE), &any);
+    return from_bf16(p % 2 ? _mm512_unpackhi_epi8(b.low, b.high) : _mm512_unpacklo_epi8(b.low, b.high));
+}
+
+/* Most lines of fp8 have no code to correct. Behind one that has all of the block are corrected, of all parts where a row
+ * or two hide little else: a processor that guesses wrong for each loses more. */
+typedef struct vw_past {
+    uint64_t small[PAIR_NR];
+    bytes2 line[PAIR_NR]; /* of a part, two pairs */
+} vw_past;
+
+QN_INLINE vw_past vw_past_none(void)
+{
+    return (vw_past){.small = {0}};
+}
+
+QN_INLINE vw vw_unpack_next(const int code, const char *unit, const int p, const int rows, const int n, vw_past *past)
+{
+    if (code != QN_PANEL_E4M3 && code != QN_PANEL_E5M2) {
+        return vw_unpack(code, unit, p);
+    }
+    if (p % 2 == 0) {
+        past->line[n] = from_f8(code, vl_load(unit + p / 2 * QN_PANEL_LINE), &past->small[rows > 2 ? n : 0]);
+    }
+    const bytes2 b = past->line[n];
     return from_bf16(p % 2 ? _mm512_unpackhi_epi8(b.low, b.high) : _mm512_unpacklo_epi8(b.low, b.high));
 }
 
@@ -159,7 +191,8 @@ QN_INLINE void group_scales(const int code, const char *block, const int part, f
     const char *const scales = block + 512;
     if (code == QN_PANEL_NVFP4) {
         const __m512i zero = _mm512_setzero_si512();
-        const bytes2 b = from_f8(QN_PANEL_E4M3, vl_load(scales));
+        uint64_t any = 1;
+        const bytes2 b = from_f8(QN_PANEL_E4M3, vl_load(scales), &any);
         const __m512i low = _mm512_unpacklo_epi8(b.low, b.high), high = _mm512_unpackhi_epi8(b.low, b.high);
         _mm512_storeu_si512(out, _mm512_unpacklo_epi16(zero, low));
         _mm512_storeu_si512(out + 16, _mm512_unpackhi_epi16(zero, low));
