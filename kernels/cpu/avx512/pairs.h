@@ -148,8 +148,8 @@ QN_INLINE vw vw_unpack(const int code, const char *unit, const int p)
     return from_bf16(p % 2 ? _mm512_unpackhi_epi8(b.low, b.high) : _mm512_unpacklo_epi8(b.low, b.high));
 }
 
-/* Most lines of fp8 have no code to correct. Behind one that has all of the block are corrected, of all parts where a row
- * or two hide little else: a processor that guesses wrong for each loses more. */
+/* Most lines of fp8 have no code to correct. Behind one that has all of the block are corrected, of all parts where a
+ * row or two hide little else: a processor that guesses wrong for each loses more. */
 typedef struct vw_past {
     uint64_t small[PAIR_NR];
     bytes2 line[PAIR_NR]; /* of a part, two pairs */
