@@ -63,7 +63,14 @@ DEV u32 scale_twice(u32 code, int large)
     return large ? any : code * 0x800080u + 0x3f003f00u; /* 2^(code - 1) */
 }
 #else
-/* What a scale's code multiplies with, twice in a word, times the power of two that place_pair() leaves out. */
+/* What a scale multiplies bf16 pairs with, twice in a word, times the power of two that place_pair() leaves out. */
+DEV u32 scale_twice(float scale)
+{
+    const float v = scale * 0x1p118f;
+    return pack_bf16(v, v);
+}
+
+/* The same of a scale's code, of either pairs. */
 DEV u32 table_entry(u32 code)
 {
 #if IS_F16
@@ -71,8 +78,7 @@ DEV u32 table_entry(u32 code)
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((u16)code));
     return __byte_perm(pair, 0, 0x1010);
 #else
-    const float v = e4m3_float(code) * 0x1p118f;
-    return pack_bf16(v, v);
+    return scale_twice(e4m3_float(code));
 #endif
 }
 #endif

@@ -53,10 +53,11 @@
 #define STEPS ((LINE_COUNT + WARPS * LINES - 1) / (WARPS * LINES)) /* of a warp in a tile */
 #define TOGETHER (STEPS == 1 ? 4 : STEPS < 4 ? 2 : 1)              /* tiles whose sums of warps are added at once */
 #define EVEN (LINE_COUNT % (WARPS * LINES) == 0)                   /* all steps are whole */
-#define SLOT_BYTES (QN_MM_RING_COLUMNS * PIECE + STEP_SCALES)      /* rows of a step, scales of its lines behind them */
-#define ASKED (4 / LINES)                                          /* rows that 32 lanes ask for at once */
-#define LINE_X (8 * WORDS_X)                                       /* words of x */
-#define X_SCALES (LINE_COUNT * LINE_X * 4)                         /* behind x */
+#define SCALES (QN_MM_RING_COLUMNS * PIECE)                        /* of its lines, behind the rows of a step */
+#define SLOT_BYTES (SCALES + STEP_SCALES)
+#define ASKED (4 / LINES)                  /* rows that 32 lanes ask for at once */
+#define LINE_X (8 * WORDS_X)               /* words of x */
+#define X_SCALES (LINE_COUNT * LINE_X * 4) /* behind x */
 
 extern __shared__ __align__(16) char shared[];
 
@@ -122,14 +123,14 @@ DEV void ask(const qn_cuda_mm &a, int line, int lane, u32 slot, cursor *at)
         }
 #if BLOCKED
         if (lane < (SILU + 1) * LINES && (EVEN || here + lane % LINES < LINE_COUNT)) {
-            copy_async_4(slot + 16 * PIECE + (u32)lane * 4,
+            copy_async_4(slot + SCALES + (u32)lane * 4,
                          at->scales + at->n / 128 * at->scales_row + at->step * (WARPS * LINES * 4), 1);
         }
 #elif IS_FP4
         if (lane < QN_MM_RING_COLUMNS * LINES && (!EDGE || lane / LINES < at->left) &&
             (EVEN || here + lane % LINES < LINE_COUNT)) {
             const u8 *const p = at->scales + at->step * (WARPS * LINES * LINE_SCALES);
-            const u32 here_scales = slot + 16 * PIECE + (u32)lane * LINE_SCALES;
+            const u32 here_scales = slot + SCALES + (u32)lane * LINE_SCALES;
             if (LINE_SCALES == 16) {
                 copy_async_16(here_scales, p, 16);
             } else {
@@ -191,7 +192,7 @@ DEV lane_places find_places(int lane)
     const u32 x = shared_address(shared);
     lane_places p = {{own, own ^ 64}, 0, {x + chunk * WORDS_X * 4, 0}};
 #if IS_FP4
-    p.scales = 16 * PIECE + row * (LINES * LINE_SCALES) + chunk * (32 / UNIT);
+    p.scales = SCALES + row * (LINES * LINE_SCALES) + chunk * (32 / UNIT);
     p.x[0] = x + (u32)eight_at((int)chunk * 4) * 4;
     p.x[1] = x + (u32)eight_at((int)chunk * 4 + 1) * 4;
 #endif
@@ -208,11 +209,8 @@ DEV void load_scales(u32 at, int large, u32 *pair)
 #else
     float v[2];
     e4m3_floats(load_shared_u16(at), v);
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        v[i] *= 0x1p118f;
-        pair[i] = pack_bf16(v[i], v[i]);
-    }
+    pair[0] = scale_twice(v[0]);
+    pair[1] = scale_twice(v[1]);
 #endif
 }
 
@@ -248,7 +246,7 @@ DEV void multiply(const lane_places &p, u32 b, u32 x, int lane, sum_t part[LINES
     u32 codes = 0;
 #pragma unroll
     for (u32 i = 0; i < STEP_SCALES / 128; i++) {
-        codes |= load_shared_u32(b + 16 * PIECE + i * 128 + (u32)lane * 4);
+        codes |= load_shared_u32(b + SCALES + i * 128 + (u32)lane * 4);
     }
     large = __any_sync(0xffffffffu, (codes & 0x80808080u) != 0);
 #endif
@@ -442,7 +440,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) qn_mm_ring(const __grid
                     for (int l = 0; l < LINES; l++) {
                         if (EVEN || line + l < LINE_COUNT) {
 #if BLOCKED
-                            const u32 scales = b + 16 * PIECE + l * 4;
+                            const u32 scales = b + SCALES + l * 4;
                             const float scale = ((const float *)(shared + X_SCALES))[line + l];
                             const float by[2] = {load_shared_f32(scales) * scale,
                                                  load_shared_f32(scales + SILU * LINES * 4) * scale};

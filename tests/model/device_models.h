@@ -60,7 +60,7 @@ static const struct {
 enum { LIKE = sizeof like / sizeof *like, LIKE_KV = 2 }; /* which has codebooks for keys and values */
 
 /* A layer of weights large enough for mm_ring.cu, rows of which warps' steps do not divide, with biases; on an H200
- * gate and up are large enough, of bf16 down too. */
+ * gate and up are large enough, and down. */
 static const syn_model wide = {"LlamaForCausalLM", "llama", {3, 1, 64, NULL}, 1, 1, 1, 0, 1, 2304, 4352};
 static const char *const wide_models[][2] = {
     {"wide-bf16", "bf16"},   {"wide-fp8-block", "fp8-block"},   {"wide-int8", "int8"},

@@ -124,6 +124,11 @@ QN_INLINE __m512i from_e2m1(__m512i nibbles)
     return _mm512_castps_si512(_mm512_permutexvar_ps(nibbles, table));
 }
 
+QN_INLINE vw f8_pair(bytes2 b, const int p)
+{
+    return from_bf16(p % 2 ? _mm512_unpackhi_epi8(b.low, b.high) : _mm512_unpacklo_epi8(b.low, b.high));
+}
+
 QN_INLINE vw vw_unpack(const int code, const char *unit, const int p)
 {
     if (code == QN_PANEL_BF16) {
@@ -144,8 +149,7 @@ QN_INLINE vw vw_unpack(const int code, const char *unit, const int p)
         return (vw){pair, pair};
     }
     uint64_t any = 1;
-    const bytes2 b = from_f8(code, vl_load(unit + p / 2 * QN_PANEL_LINE), &any);
-    return from_bf16(p % 2 ? _mm512_unpackhi_epi8(b.low, b.high) : _mm512_unpacklo_epi8(b.low, b.high));
+    return f8_pair(from_f8(code, vl_load(unit + p / 2 * QN_PANEL_LINE), &any), p);
 }
 
 /* Most lines of fp8 have no code to correct. Behind one that has all of the block are corrected, of all parts where a
@@ -168,8 +172,7 @@ QN_INLINE vw vw_unpack_next(const int code, const char *unit, const int p, const
     if (p % 2 == 0) {
         past->line[n] = from_f8(code, vl_load(unit + p / 2 * QN_PANEL_LINE), &past->small[rows > 2 ? n : 0]);
     }
-    const bytes2 b = past->line[n];
-    return from_bf16(p % 2 ? _mm512_unpackhi_epi8(b.low, b.high) : _mm512_unpacklo_epi8(b.low, b.high));
+    return f8_pair(past->line[n], p);
 }
 
 QN_INLINE void vw_store(const int code, char *p, vw w)

@@ -418,9 +418,8 @@ static int define_ring(const matcher *m, const product *p, const qn_cuda_mm *a, 
 {
     const int32_t format = qn_cuda_weight_format(p->mm[0]->desc);
     const int fp4 = format == QN_MM_NVFP4 || format == QN_MM_MXFP4;
-    const int exact = format == QN_MM_BF16  ? p->rounded == QN_BF16
-                      : format == QN_MM_F16 ? p->rounded == QN_F16
-                                            : !fp4 || p->rounded == QN_BF16 || p->quant == QUANT_NVFP4;
+    const qn_format x = fp4 || format == QN_MM_BF16 ? QN_BF16 : format == QN_MM_F16 ? QN_F16 : QN_FORMAT_NONE;
+    const int exact = x == QN_FORMAT_NONE || p->rounded == x || p->quant == QUANT_NVFP4;
     const int two = p->pre == PRE_NORM || p->pre == PRE_SILU; /* the row and its gains, or its other half */
     const qn_cuda_ring ring = qn_cuda_ring_shape(format, a->part, p->parts, a->n, a->k, &m->cuda->device);
     if (!ring.threads || !exact || a->k > MOST_ROW / (1 + two)) {
