@@ -67,6 +67,19 @@ static const char *const wide_models[][2] = {
     {"wide-nvfp4", "nvfp4"}, {"wide-nvfp4-w4a4", "nvfp4-w4a4"}, {"wide-mxfp4", "mxfp4"}};
 enum { WIDE = sizeof wide_models / sizeof *wide_models };
 
+/* A short text to calibrate with, for less work. */
+static char calibration[128];
+
+static int write_calibration(void)
+{
+    snprintf(calibration, sizeof calibration, "%s", path_of("text"));
+    FILE *file = fopen(calibration, "w");
+    for (int i = 0; file && i < 300; i++) {
+        fputc(' ' + i * i % 89, file);
+    }
+    return !file || fclose(file) != 0;
+}
+
 /* A checkpoint in a scheme, as it is nothing kept as it was. */
 static int write_quantised(qn_ctx *ctx, const char *source, const char *name, const char *scheme)
 {
@@ -74,8 +87,9 @@ static int write_quantised(qn_ctx *ctx, const char *source, const char *name, co
     qn_quantize_result result;
     qn_error error = {0};
     qn_quantize_options_init(&options);
-    const qn_quant_tuning tuning = {.search = 0}; /* no calibration: any codes will do */
+    const qn_quant_tuning tuning = {.search = 0}; /* any codes will do */
     options.scheme = scheme;
+    options.calibration = calibration;
     options.keep_first = options.keep_last = 0;
     options.keep_qkv = 0;
     if (qn_quantize_with(ctx, source, path_of(name), &options, &tuning, &result, &error) == QN_OK) {
@@ -85,14 +99,14 @@ static int write_quantised(qn_ctx *ctx, const char *source, const char *name, co
     return 1;
 }
 
-static int write_books(qn_ctx *ctx, const char *name, const char *scheme, const char *text)
+static int write_books(qn_ctx *ctx, const char *name, const char *scheme)
 {
     qn_kv_books_options options;
     qn_kv_books_result result;
     qn_error error = {0};
     qn_kv_books_options_init(&options);
     options.scheme = scheme;
-    options.calibration = text;
+    options.calibration = calibration;
     if (qn_make_kv_books(ctx, path_of(name), NULL, &options, &result, &error) == QN_OK) {
         return 0;
     }
@@ -116,7 +130,7 @@ static int write_ggufs(qn_ctx *ctx)
 }
 
 /* The models of `like`. */
-static int write_like(qn_ctx *ctx, const char *text)
+static int write_like(qn_ctx *ctx)
 {
     int failed = 0;
     for (int i = 0; i < LIKE && !failed; i++) {
@@ -128,7 +142,7 @@ static int write_like(qn_ctx *ctx, const char *text)
         snprintf(source, sizeof source, "%s", path_of("like"));
         failed = syn_write_model(ctx, source, tensors, count, &m) ||
                  write_quantised(ctx, source, like[i].name, like[i].scheme) ||
-                 (i == LIKE_KV && write_books(ctx, like[i].name, "cq2", text));
+                 (i == LIKE_KV && write_books(ctx, like[i].name, "cq2"));
         syn_free_some(tensors, count);
         syn_remove(source);
     }
@@ -162,14 +176,7 @@ static int write_models(qn_ctx *ctx)
     syn_make(tensors, 11);
     char source[128];
     snprintf(source, sizeof source, "%s", path_of("source"));
-    int failed = syn_write(ctx, source, tensors);
-    char text[128];
-    snprintf(text, sizeof text, "%s", path_of("text"));
-    FILE *file = fopen(text, "w");
-    for (int i = 0; file && i < 300; i++) {
-        fputc(' ' + i * i % 89, file);
-    }
-    failed |= !file || fclose(file) != 0;
+    int failed = write_calibration() || syn_write(ctx, source, tensors);
     for (int i = 0; i < SCHEMES + VQ_SCHEMES && !failed; i++) {
         const char *const scheme = i < SCHEMES ? schemes[i] : vq_schemes[i - SCHEMES];
         failed = write_quantised(ctx, source, scheme, scheme);
@@ -183,10 +190,10 @@ static int write_models(qn_ctx *ctx)
     for (int i = 0; i < KV_SCHEMES * (1 + OTHER_HEADS) && !failed; i++) {
         const char *const scheme = kv_schemes[i % KV_SCHEMES];
         if (strcmp(scheme, "fp8") != 0) { /* which has none */
-            failed = write_books(ctx, i < KV_SCHEMES ? "f32" : other_heads[i / KV_SCHEMES - 1].name, scheme, text);
+            failed = write_books(ctx, i < KV_SCHEMES ? "f32" : other_heads[i / KV_SCHEMES - 1].name, scheme);
         }
     }
-    failed = failed || write_ggufs(ctx) || write_like(ctx, text) || write_wide(ctx);
+    failed = failed || write_ggufs(ctx) || write_like(ctx) || write_wide(ctx);
     syn_free(tensors);
     return failed;
 }
