@@ -36,6 +36,7 @@
  * them in call->sums: the same operations in the same order. A single chain of equal products, which all round the same
  * way, would leave the error model from K = 2048 on. */
 #include "kernels/common/panel.h"
+#include "kernels/cpu/ask.h"
 #include "kernels/cpu/name.h"
 
 #define PAIRS_I8 QN_PANEL_CODES /* int8 as pairs of int16: what int8 is unpacked to */
@@ -155,11 +156,6 @@ QN_INLINE int64_t to_part(const tile *t, const int n)
     return n / PAIR_PARTS * t->w_stride + n % PAIR_PARTS * PART_BYTES;
 }
 
-/* Bytes from a block to what is prefetched beside it. */
-typedef struct asked {
-    int64_t near, far;
-} asked;
-
 /* From block b, `distance` beside all panels. turn: b, were all blocks read in turn. */
 QN_INLINE int64_t bytes_ahead(const int code, const int nr, const tile *t, int64_t b, int64_t turn, int64_t distance)
 {
@@ -172,12 +168,6 @@ QN_INLINE asked asked_at(const int code, const int mr, const int nr, const tile 
 {
     const int64_t far = FAR_BYTES(code, mr), near = far ? NEAR_BYTES : AHEAD_BYTES(code);
     return (asked){bytes_ahead(code, nr, t, b, turn, near), far ? bytes_ahead(code, nr, t, b, turn, far) : 0};
-}
-
-/* The compiler would gather the requests of a unit, which then wait for each other. */
-QN_INLINE void ask_twice(const char *line, asked ahead)
-{
-    __asm__ volatile("prefetcht0 %0\n\tprefetcht1 %1" : : "m"(line[ahead.near]), "m"(line[ahead.far]));
 }
 
 /* Units [first, last) of block b. acc[][n]: part n % nr, chain n / nr of CHAIN_BLOCKS each. */

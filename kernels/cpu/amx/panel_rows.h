@@ -9,11 +9,16 @@
  * TDPBF16PS). So does this, with flushing switched on in MXCSR (panel_amx.c). */
 #include "kernels/common/panel.h"
 #include "kernels/cpu/amx/unpack.h"
+#include "kernels/cpu/ask.h"
 
 #define ROWS_MOST 8
 #define ROWS_BLOCKS 256 /* of 64, of all rows together: they are widened to f32 for so many at a time */
 #define ROWS_SCRATCH (ROWS_BLOCKS * QN_PANEL_K * (int)sizeof(float))
-#define ROWS_AHEAD 2048 /* bytes of each panel; behind its last block, of those read next */
+/* Bytes of each panel that are asked for ahead; behind its last block, of those read next. Codes of 8 bits and more are
+ * asked for twice; of 4-bit ones all once, ROWS_AHEAD. */
+#define ROWS_AHEAD 2048
+#define ROWS_NEAR 1024
+#define ROWS_FAR 7168
 
 #define SUMS_PANEL (TILE_BYTES / 4) /* from a panel's sums of a group of rows to the next one's */
 
@@ -88,12 +93,16 @@ QN_INLINE void fp4_scales(const int code, const char *block, __m512 scales[4])
     }
 }
 
-/* A line of codes, and its pairs' chains; of panel n. The line `distance` bytes behind it is prefetched. */
-QN_INLINE void line_chains(const int code, half_sums *h, const int rows, const int n, const char *line,
-                           int64_t distance, const __m512 scale, const float *a, int64_t a_stride)
+/* A line of codes, and its pairs' chains; of panel n. */
+QN_INLINE void line_chains(const int code, half_sums *h, const int rows, const int n, const char *line, asked on,
+                           const __m512 scale, const float *a, int64_t a_stride)
 {
+    if (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4) {
+        _mm_prefetch(line + on.near, _MM_HINT_T0);
+    } else {
+        ask_twice(line, on);
+    }
     const __m512i x = line_load(line);
-    _mm_prefetch(line + distance, _MM_HINT_T0);
     if (code == QN_PANEL_BF16) {
         chain(h, rows, n, widen(x), a, a_stride);
     } else if (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4) {
@@ -261,7 +270,7 @@ QN_INLINE void values_half(const int n, const char *w, int64_t w_stride, int64_t
 }
 
 /* Half `half` of block b of n panels. first: the chain of a block scale begins. */
-QN_INLINE void rows_half(const int code, const int rows, const int n, const char *w, int64_t w_stride, int64_t distance,
+QN_INLINE void rows_half(const int code, const int rows, const int n, const char *w, int64_t w_stride, asked on,
                          int half, const __m512 scales[4][4], const float *a, int64_t a_stride, float *sums,
                          int64_t row_stride, int64_t panel_stride)
 {
@@ -280,7 +289,7 @@ QN_INLINE void rows_half(const int code, const int rows, const int n, const char
     for (int l = 0; l < lines; l++) {
         ROWS_UNROLL for (int i = 0; i < n; i++)
         {
-            line_chains(code, &h, rows, i, w + i * w_stride + (half * lines + l) * QN_PANEL_LINE, distance,
+            line_chains(code, &h, rows, i, w + i * w_stride + (half * lines + l) * QN_PANEL_LINE, on,
                         scales[i][half * 2 + l * k_line / 16], at + l * k_line, a_stride);
         }
     }
@@ -294,10 +303,17 @@ QN_INLINE void rows_half(const int code, const int rows, const int n, const char
     }
 }
 
+/* From block b to `distance` bytes on, behind block `to` of the panels read next. */
+QN_INLINE int64_t bytes_to(int64_t distance, int64_t b, int64_t to, int64_t bytes, int64_t over)
+{
+    return distance + (b + distance / bytes < to ? 0 : over);
+}
+
 /* Blocks [from, to) of n panels from p; rows (or the terms of one) as floats at a. products: has_products(). */
 QN_INLINE void rows_panels(const int code, const int rows, const int n, const int products, const qn_panel_call *q,
                            int64_t p, int64_t from, int64_t to, const float *a, int64_t a_stride)
 {
+    const int fp4 = code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4;
     const int64_t bytes = rows_block_bytes(code);
     const char *const w = q->w + p * q->panel_bytes;
     _Alignas(64) float part[ROWS_MOST * 4 * QN_PANEL_COLS];
@@ -306,10 +322,11 @@ QN_INLINE void rows_panels(const int code, const int rows, const int n, const in
     for (int64_t b = from; b < to; b++) {
         const char *const block = w + b * bytes;
         const int64_t over = n * q->panel_bytes - (to - from) * bytes; /* behind the last block: to the next panels */
-        const int64_t distance = ROWS_AHEAD + (b + ROWS_AHEAD / bytes < to ? 0 : over);
+        const asked on = {fp4 ? bytes_to(ROWS_AHEAD, b, to, bytes, over) : bytes_to(ROWS_NEAR, b, to, bytes, over),
+                          bytes_to(ROWS_FAR, b, to, bytes, over)};
         ROWS_UNROLL for (int i = 0; i < n; i++)
         {
-            if (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4) {
+            if (fp4) {
                 fp4_scales(code, block + i * q->panel_bytes, scales[i]);
             } else {
                 scales[i][0] = scales[i][1] = scales[i][2] = scales[i][3] = _mm512_setzero_ps();
@@ -320,17 +337,17 @@ QN_INLINE void rows_panels(const int code, const int rows, const int n, const in
         }
         if (products && code == QN_PANEL_MXFP4 && has_plain_scales(n, block, q->panel_bytes)) {
             for (int half = 0; half < 2; half++) {
-                values_half(n, block, q->panel_bytes, distance, half, (const __m512(*)[4])scales,
+                values_half(n, block, q->panel_bytes, on.near, half, (const __m512(*)[4])scales,
                             a + (b - from) * QN_PANEL_K, sums);
             }
             continue;
         }
         for (int half = 0; half < 2 && products; half++) {
-            products_half(n, block, q->panel_bytes, distance, half, (const __m512(*)[4])scales,
+            products_half(n, block, q->panel_bytes, on.near, half, (const __m512(*)[4])scales,
                           a + (b - from) * QN_PANEL_K, sums);
         }
         for (int half = 0; half < 2 && !products; half++) {
-            rows_half(code, rows, n, block, q->panel_bytes, distance, half, (const __m512(*)[4])scales,
+            rows_half(code, rows, n, block, q->panel_bytes, on, half, (const __m512(*)[4])scales,
                       a + (b - from) * QN_PANEL_K, a_stride, q->sa ? part : sums,
                       q->sa ? 4 * QN_PANEL_COLS : (q->terms > 1 ? 0 : QN_PANEL_COLS),
                       q->sa ? QN_PANEL_COLS : SUMS_PANEL);
