@@ -304,7 +304,7 @@ QN_INLINE void rows_half(const int code, const int rows, const int n, const char
 }
 
 /* From block b to `distance` bytes on, behind block `to` of the panels read next. */
-QN_INLINE int64_t bytes_to(int64_t distance, int64_t b, int64_t to, int64_t bytes, int64_t over)
+QN_INLINE int64_t bytes_on(int64_t distance, int64_t b, int64_t to, int64_t bytes, int64_t over)
 {
     return distance + (b + distance / bytes < to ? 0 : over);
 }
@@ -322,8 +322,8 @@ QN_INLINE void rows_panels(const int code, const int rows, const int n, const in
     for (int64_t b = from; b < to; b++) {
         const char *const block = w + b * bytes;
         const int64_t over = n * q->panel_bytes - (to - from) * bytes; /* behind the last block: to the next panels */
-        const asked on = {fp4 ? bytes_to(ROWS_AHEAD, b, to, bytes, over) : bytes_to(ROWS_NEAR, b, to, bytes, over),
-                          bytes_to(ROWS_FAR, b, to, bytes, over)};
+        const asked on = {bytes_on(fp4 ? ROWS_AHEAD : ROWS_NEAR, b, to, bytes, over),
+                          bytes_on(ROWS_FAR, b, to, bytes, over)};
         ROWS_UNROLL for (int i = 0; i < n; i++)
         {
             if (fp4) {
