@@ -24,6 +24,11 @@
 
 #define ROWS_UNROLL _Pragma("GCC unroll 8")
 
+QN_INLINE int is_fp4(const int code)
+{
+    return code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4;
+}
+
 QN_INLINE int64_t rows_block_bytes(const int code)
 {
     return code == QN_PANEL_BF16 ? 2048 : (code == QN_PANEL_NVFP4 ? 576 : (code == QN_PANEL_MXFP4 ? 544 : 1024));
@@ -97,7 +102,7 @@ QN_INLINE void fp4_scales(const int code, const char *block, __m512 scales[4])
 QN_INLINE void line_chains(const int code, half_sums *h, const int rows, const int n, const char *line, asked on,
                            const __m512 scale, const float *a, int64_t a_stride)
 {
-    if (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4) {
+    if (is_fp4(code)) {
         _mm_prefetch(line + on.near, _MM_HINT_T0);
     } else {
         ask_twice(line, on);
@@ -105,7 +110,7 @@ QN_INLINE void line_chains(const int code, half_sums *h, const int rows, const i
     const __m512i x = line_load(line);
     if (code == QN_PANEL_BF16) {
         chain(h, rows, n, widen(x), a, a_stride);
-    } else if (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4) {
+    } else if (is_fp4(code)) {
         ROWS_UNROLL for (int p = 0; p < 4; p++)
         {
             const pair_f32 w = {_mm512_mul_ps(e2m1_floats(x, 4 * p, e2m1_values()), scale),
@@ -274,7 +279,7 @@ QN_INLINE void rows_half(const int code, const int rows, const int n, const char
                          int half, const __m512 scales[4][4], const float *a, int64_t a_stride, float *sums,
                          int64_t row_stride, int64_t panel_stride)
 {
-    const int k_line = code == QN_PANEL_BF16 ? 2 : (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4 ? 8 : 4);
+    const int k_line = code == QN_PANEL_BF16 ? 2 : (is_fp4(code) ? 8 : 4);
     const int lines = 32 / k_line;
     half_sums h;
     ROWS_UNROLL for (int r = 0; r < rows; r++)
@@ -313,7 +318,6 @@ QN_INLINE int64_t bytes_on(int64_t distance, int64_t b, int64_t to, int64_t byte
 QN_INLINE void rows_panels(const int code, const int rows, const int n, const int products, const qn_panel_call *q,
                            int64_t p, int64_t from, int64_t to, const float *a, int64_t a_stride)
 {
-    const int fp4 = code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4;
     const int64_t bytes = rows_block_bytes(code);
     const char *const w = q->w + p * q->panel_bytes;
     _Alignas(64) float part[ROWS_MOST * 4 * QN_PANEL_COLS];
@@ -322,11 +326,11 @@ QN_INLINE void rows_panels(const int code, const int rows, const int n, const in
     for (int64_t b = from; b < to; b++) {
         const char *const block = w + b * bytes;
         const int64_t over = n * q->panel_bytes - (to - from) * bytes; /* behind the last block: to the next panels */
-        const asked on = {bytes_on(fp4 ? ROWS_AHEAD : ROWS_NEAR, b, to, bytes, over),
+        const asked on = {bytes_on(is_fp4(code) ? ROWS_AHEAD : ROWS_NEAR, b, to, bytes, over),
                           bytes_on(ROWS_FAR, b, to, bytes, over)};
         ROWS_UNROLL for (int i = 0; i < n; i++)
         {
-            if (fp4) {
+            if (is_fp4(code)) {
                 fp4_scales(code, block + i * q->panel_bytes, scales[i]);
             } else {
                 scales[i][0] = scales[i][1] = scales[i][2] = scales[i][3] = _mm512_setzero_ps();
@@ -412,8 +416,7 @@ QN_INLINE void rows_call(const int code, const int rows, const int n, const qn_p
     for (int64_t from = 0; from < q->blocks; from += most) {
         const int64_t to = q->blocks - from < most ? q->blocks : from + most;
         rows_widen(q, from, to, a, stride);
-        if (q->terms == 1 && rows == 1 && (code == QN_PANEL_NVFP4 || code == QN_PANEL_MXFP4) &&
-            has_products(code, a, (to - from) * QN_PANEL_K)) {
+        if (q->terms == 1 && rows == 1 && is_fp4(code) && has_products(code, a, (to - from) * QN_PANEL_K)) {
             all_panels(code, rows, n, 1, q, from, to, a, stride);
         } else {
             all_panels(code, rows, n, 0, q, from, to, a, stride);
