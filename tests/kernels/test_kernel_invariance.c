@@ -167,14 +167,34 @@ static int may_be_strided(const qn_shape *shape, int axis)
     return shape->ndim > 1 && axis == 0;
 }
 
-static void *workspace_of(const qn_plan *plan, int64_t m, const qn_exec *exec, size_t *bytes)
+/* Memory for all workspaces, as new pages cost more than most kernels; AddressSanitizer takes what is not in use for
+ * freed. */
+static char *workspaces;
+static size_t workspaces_bytes;
+
+static void *workspace_take(const qn_plan *plan, int64_t m, const qn_exec *exec, size_t *bytes)
 {
     *bytes = qn_plan_workspace_bytes(plan, m, qn_exec_threads(exec));
-    void *p = *bytes ? aligned_alloc(64, *bytes) : NULL;
-    if (p) {
-        memset(p, 0xFF, *bytes);
+    if (*bytes == 0) {
+        return NULL;
     }
+    if (*bytes > workspaces_bytes) {
+        free(workspaces);
+        workspaces_bytes = (*bytes + 63) / 64 * 64;
+        workspaces = aligned_alloc(64, workspaces_bytes);
+        ASAN_POISON_MEMORY_REGION(workspaces, workspaces_bytes);
+    }
+    char *const p = workspaces + (workspaces_bytes - *bytes) / 64 * 64; /* as near the end as it may be */
+    ASAN_UNPOISON_MEMORY_REGION(p, *bytes);
+    memset(p, 0xFF, *bytes);
     return p;
+}
+
+static void workspace_give(void *p, size_t bytes)
+{
+    if (p) {
+        ASAN_POISON_MEMORY_REGION(p, bytes);
+    }
 }
 
 /* Which expert owns a row (offsets layout). */
@@ -237,10 +257,10 @@ static void run_rows(const subject *s, const int32_t *order, int64_t count, int6
     }
     args.packed = packed ? s->packed : NULL;
     size_t bytes;
-    void *workspace = workspace_of(s->plan, count, exec, &bytes);
+    void *workspace = workspace_take(s->plan, count, exec, &bytes);
     qn_error error = {0};
     must(qn_run(s->plan, &args, workspace, bytes, exec, &error), &error, s->text);
-    free(workspace);
+    workspace_give(workspace, bytes);
     for (int i = 0; i < s->info->out_count; i++) {
         if (s->out[i].format && s->out_axis[i] >= 0) {
             move_rows(&s->out[i], got[i], &out[i], s->out_axis[i], order, count, 0);
@@ -566,6 +586,7 @@ static int start(void **state)
 static int stop(void **state)
 {
     (void)state;
+    free(workspaces);
     for (int i = 0; i < 4; i++) {
         qn_pool_destroy(pools[i]);
     }
