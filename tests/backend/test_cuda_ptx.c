@@ -5,7 +5,10 @@
  *
  *   test_cuda_ptx [WORD]   only cases whose text holds the word */
 #include <dlfcn.h>
+#include <ftw.h>
 #include <math.h>
+#include <stdio.h>
+#include <sys/stat.h>
 
 #include "backend/attention_cases.h"
 #include "backend/cuda/mm.h"
@@ -16,6 +19,7 @@
 
 static const char *word;
 static fake_driver fake;
+static char folder[] = "/tmp/quern-ptx-XXXXXX"; /* where programs are kept that a later context needs again */
 
 static void open_device(void)
 {
@@ -24,7 +28,7 @@ static void open_device(void)
     qn_ctx_options_init(&options);
     options.cuda_library = QN_FAKE_CUDA;
     options.nvrtc_library = QN_PTX_NVRTC;
-    options.cache_dir = getenv("QN_TEST_KERNEL_CACHE");
+    options.cache_dir = getenv("QN_TEST_KERNEL_CACHE") ? getenv("QN_TEST_KERNEL_CACHE") : folder;
     must(qn_ctx_create(&options, &ctx, &error), &error, "a context");
     must(qn_stream_create(ctx, &stream, &error), &error, "a stream");
 }
@@ -496,8 +500,8 @@ static int start(void **state)
 {
     (void)state;
     fake.handle = dlopen(QN_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
-    if (!fake.handle) {
-        fprintf(stderr, "the stand-in driver: %s\n", dlerror());
+    if (!fake.handle || !mkdtemp(folder)) {
+        fprintf(stderr, "the stand-in driver: %s\n", fake.handle ? "no temporary folder" : dlerror());
         return -1;
     }
     const struct {
@@ -509,6 +513,19 @@ static int start(void **state)
         memcpy(symbols[i].to, &symbol, sizeof symbol);
     }
     fake.sms(4); /* less work where it is cut into as many pieces */
+    return 0;
+}
+
+static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *place)
+{
+    (void)info, (void)kind, (void)place;
+    return remove(path);
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
     return 0;
 }
 
@@ -524,5 +541,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(rows_become_planes),
         cmocka_unit_test(other_bits_are_told),
     };
-    return cmocka_run_group_tests(tests, start, NULL);
+    return cmocka_run_group_tests(tests, start, stop);
 }
