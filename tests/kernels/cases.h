@@ -237,7 +237,7 @@ static inline void judge(const tensors *t, void *const got[QN_MAX_OUT], int exac
 
 static inline int next_kernel(int32_t *i, qn_kernel_info *info)
 {
-    while (qn_kernel_at(ctx, (*i)++, info) == QN_OK) {
+    while (kernel_at(ctx, (*i)++, info) == QN_OK) {
         if (info->backend != QN_BACKEND_CPU) {
             continue;
         }

@@ -469,7 +469,7 @@ static int has_kernels(const char *text)
     snprintf(name, sizeof name, "%.*s", (int)strcspn(text, " "), text);
     const qn_op op = qn_op_find(name);
     qn_kernel_info k;
-    for (int32_t i = 0; op != QN_OP_VQ_DEQUANTIZE && qn_kernel_at(ctx, i, &k) == QN_OK; i++) {
+    for (int32_t i = 0; op != QN_OP_VQ_DEQUANTIZE && kernel_at(ctx, i, &k) == QN_OK; i++) {
         if (k.op == op && k.backend == QN_BACKEND_CPU) {
             return 1;
         }
@@ -504,7 +504,7 @@ static int check_case(const char *text)
     }
     int kernels = 0;
     qn_kernel_info k;
-    for (int32_t i = 0; qn_kernel_at(ctx, i, &k) == QN_OK; i++) {
+    for (int32_t i = 0; kernel_at(ctx, i, &k) == QN_OK; i++) {
         if (k.op != s.desc.op || k.backend != QN_BACKEND_CPU || k.refusal) {
             continue;
         }

@@ -151,7 +151,7 @@ static void every_row_on_the_case_table(void **state)
         qn_op_desc desc;
         qn_error error;
         must(qn_op_desc_parse(text, &desc, &error), &error, text);
-        for (int32_t i = 0; !bench && qn_kernel_at(ctx, i, &k) == QN_OK; i++) {
+        for (int32_t i = 0; !bench && kernel_at(ctx, i, &k) == QN_OK; i++) {
             assert_true(i < MOST_ROWS);
             if (k.op == desc.op && k.backend == QN_BACKEND_CPU && !k.refusal) {
                 cases[i] += run_case(k.name, text, 1);
@@ -180,7 +180,7 @@ static void random_cases_agree(void **state)
         for (int32_t o = 0; qn_op_at(o) != QN_OP_NONE; o++) {
             char text[512];
             random_case(&r, qn_op_at(o), text, sizeof text);
-            for (int32_t i = 0; qn_kernel_at(ctx, i, &k) == QN_OK; i++) {
+            for (int32_t i = 0; kernel_at(ctx, i, &k) == QN_OK; i++) {
                 if (k.op == qn_op_at(o) && k.backend == QN_BACKEND_CPU && !k.refusal) {
                     runs += run_case(k.name, text, c & 1);
                 }
@@ -272,7 +272,7 @@ static void sizes_around_the_tile(void **state)
         /* strides without common factors: every size of every list, in ever other company */
         for (int s = 0; s < AROUND + 4; s++) {
             qn_kernel_info k;
-            for (int32_t i = 0; qn_kernel_at(ctx, i, &k) == QN_OK; i++) {
+            for (int32_t i = 0; kernel_at(ctx, i, &k) == QN_OK; i++) {
                 if (k.op != contracts[c].op || k.backend != QN_BACKEND_CPU || k.refusal) {
                     continue;
                 }
@@ -342,7 +342,7 @@ static void run_with(int values, const char *const *cases, size_t count)
         qn_error error;
         qn_kernel_info k;
         must(qn_op_desc_parse(cases[c], &desc, &error), &error, cases[c]);
-        for (int32_t i = 0; qn_kernel_at(ctx, i, &k) == QN_OK; i++) {
+        for (int32_t i = 0; kernel_at(ctx, i, &k) == QN_OK; i++) {
             if (k.op == desc.op && k.backend == QN_BACKEND_CPU && !k.refusal) {
                 run_kernel_with(k.name, cases[c]);
             }
