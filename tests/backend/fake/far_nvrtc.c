@@ -1,7 +1,9 @@
-/* NVRTC that compiles in a process of its own: sanitizers do not follow its many allocations, which takes twice the
+/* NVRTC that compiles in processes of their own: sanitizers do not follow its many allocations, which takes twice the
  * time. With STOPS_AT_PTX it is asked for a virtual architecture, and what the library takes for machine code is the
- * text that the stand-in driver runs. */
+ * text that the stand-in driver runs; processes then wait for the next program, as starting one takes as long as some
+ * programs. One that makes machine code ends, so that its processor time is counted (test_cuda_compile). */
 #include <dlfcn.h>
+#include <pthread.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <string.h>
@@ -23,6 +25,11 @@ typedef struct work {
     char *log, *made;
     uint64_t log_bytes, made_bytes;
 } work;
+
+typedef struct far_compiler {
+    pid_t process;
+    int socket;
+} far_compiler;
 
 /* The file of the real one; NULL: there is none. */
 static const char *real(int32_t *major, int32_t *minor)
@@ -97,10 +104,69 @@ static nvrtc_result converse(work *w, int socket, int32_t count, const char *con
     return w->log && w->made ? result : FAILED;
 }
 
+/* Compilers that wait for a program; they end with this process. */
+enum { MOST_WAITING = 8 };
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static far_compiler waiting[MOST_WAITING];
+static int waiting_count;
+
+/* One that waits, or a new one; 0: there is none. */
+static int compiler_take(const char *file, far_compiler *c)
+{
+    static char path[] = QN_FAR_COMPILER, ptx[] = "ptx", cubin[] = "cubin";
+    pthread_mutex_lock(&lock);
+    const int found = waiting_count > 0;
+    if (found) {
+        *c = waiting[--waiting_count];
+    }
+    pthread_mutex_unlock(&lock);
+    int ends[2];
+    if (found || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+        return found;
+    }
+    posix_spawn_file_actions_t actions;
+    char *const arguments[] = {path, (char *)(uintptr_t)file, STOPS_AT_PTX ? ptx : cubin, NULL};
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, ends[1], STDIN_FILENO);
+    const int failed = posix_spawn(&c->process, path, &actions, NULL, arguments, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    close(ends[1]);
+    c->socket = ends[0];
+    if (failed) {
+        close(ends[0]);
+    }
+    return !failed;
+}
+
+/* To wait for the next program, or to end; 1: all is well with it. */
+static int compiler_leave(const far_compiler *c, int well)
+{
+    int status = -1, kept = 0;
+    pthread_mutex_lock(&lock);
+    if (STOPS_AT_PTX && well && waiting_count < MOST_WAITING) {
+        waiting[waiting_count++] = *c;
+        kept = 1;
+    }
+    pthread_mutex_unlock(&lock);
+    if (kept) {
+        return 1;
+    }
+    close(c->socket);
+    return waitpid(c->process, &status, 0) == c->process && status == 0;
+}
+
+static __attribute__((destructor)) void end_waiting(void)
+{
+    while (waiting_count > 0) {
+        const far_compiler *const c = &waiting[--waiting_count];
+        close(c->socket);
+        waitpid(c->process, NULL, 0);
+    }
+}
+
 FAKE nvrtc_result nvrtcCompileProgram(nvrtc_program program, int32_t count, const char *const *options)
 {
     static const char *const from = "--gpu-architecture=sm_";
-    static char compiler[] = QN_FAR_COMPILER, ptx[] = "ptx", cubin[] = "cubin";
     char architecture[64];
     const char *mine[MOST_OPTIONS];
     int32_t used = 0, major, minor;
@@ -113,28 +179,13 @@ FAKE nvrtc_result nvrtcCompileProgram(nvrtc_program program, int32_t count, cons
         }
     }
     const char *const file = real(&major, &minor);
-    int ends[2], status = -1;
-    if (!file || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+    far_compiler compiler;
+    if (!file || !compiler_take(file, &compiler)) {
         return file ? FAILED : MISSING;
     }
-    pid_t child;
-    posix_spawn_file_actions_t actions;
-    char *const arguments[] = {compiler, (char *)(uintptr_t)file, STOPS_AT_PTX ? ptx : cubin, NULL};
-    nvrtc_result result = FAILED;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, ends[1], STDIN_FILENO);
-    if (posix_spawn(&child, compiler, &actions, NULL, arguments, environ) == 0) {
-        close(ends[1]);
-        ends[1] = -1;
-        result = converse((work *)(void *)program, ends[0], used, mine);
-        waitpid(child, &status, 0);
-    }
-    posix_spawn_file_actions_destroy(&actions);
-    close(ends[0]);
-    if (ends[1] >= 0) {
-        close(ends[1]);
-    }
-    return status == 0 ? result : FAILED;
+    work *const w = (work *)(void *)program;
+    const nvrtc_result result = converse(w, compiler.socket, used, mine);
+    return compiler_leave(&compiler, w->log && w->made) ? result : FAILED;
 }
 
 FAKE nvrtc_result nvrtcGetProgramLogSize(nvrtc_program program, size_t *bytes)
