@@ -1,12 +1,12 @@
 /* Attention of one new token over its cache, norms of heads and rotary positions included: rotates the queries and the
  * new key, puts the key into the cache, and leaves the parts that parts.h puts together: in the product that follows,
- * or by qn_decode_join. A block has PART_KEYS keys of a head and the queries that share it. Keys before this token's
- * are read while the kernels before are still at work: nothing of this pass changes them.
+ * or by qn_decode_join. A block has PART_KEYS keys of a head and one query; decode_group.cu has the queries that share
+ * long heads. Keys before this token's are read while the kernels before are still at work: nothing of this pass
+ * changes them.
  *
  * Host contract
- *   Parameters: SIZE of a head, a multiple of 8, at most 128; GROUP: queries of a block, by which those of a key head
- *     can be divided; NORM 1: heads are normalised first; those of turn.h
- *   qn_decode_attention   block 128, grid {parts of the whole cache, heads / GROUP}, dynamic shared memory 512 * SIZE
+ *   Parameters: SIZE of a head, a multiple of 8, at most 128; NORM 1: heads are normalised first; those of turn.h
+ *   qn_decode_attention   block 128, grid {parts of the whole cache, heads}, dynamic shared memory 512 * SIZE
  *   qn_decode_join        block 32 * JOINERS, grid {heads} */
 #include "cuda_activation.h"
 #include "decode_part.h"
@@ -42,10 +42,10 @@ DEV float sum_across(float *share)
 
 extern "C" __global__ void __launch_bounds__(128) qn_decode_attention(const __grid_constant__ qn_cuda_decode a)
 {
-    __shared__ __align__(16) float q[GROUP][SIZE], fresh[SIZE];
-    __shared__ float weights[GROUP][WARPS * 32], high[GROUP][WARPS], all[GROUP][WARPS], sums[GROUP][WARPS][SIZE];
+    __shared__ __align__(16) float q[SIZE], fresh[SIZE];
+    __shared__ float weights[PART_KEYS], high[WARPS], all[WARPS], sums[WARPS][SIZE];
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int head = (int)blockIdx.y * GROUP, shared_head = head / a.group, first = (int)blockIdx.x * PART_KEYS;
+    const int head = (int)blockIdx.y, shared_head = head / a.group, first = (int)blockIdx.x * PART_KEYS;
     release_next();
     const int position = *a.position; /* written before this pass's first kernel */
     const int here = first <= position, newest = here && position < first + PART_KEYS;
@@ -84,12 +84,9 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_attention(const __gr
         rows[(position - first) * SIZE + i] = ((const float *)(values + position * a.row))[i];
     }
     const char *const new_q = a.q + head * (SIZE * 4), *const new_k = a.k + shared_head * (SIZE * 4);
-#pragma unroll
-    for (int g = 0; g < GROUP; g++) {
-        finish_norm(a.norms, new_q + g * (SIZE * 4), new_k, &n);
-        if (threadIdx.x < SIZE / 2) {
-            turn_new(new_q + g * (SIZE * 4), new_k, n, a.scale, t, q[g], fresh);
-        }
+    finish_norm(a.norms, new_q, new_k, &n);
+    if (threadIdx.x < SIZE / 2) {
+        turn_new(new_q, new_k, n, a.scale, t, q, fresh);
     }
     if (newest && head % a.group == 0 && threadIdx.x < SIZE / 2) {
         const int i = (int)threadIdx.x, j = i + SIZE / 2;
@@ -104,49 +101,36 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_attention(const __gr
             k[i] = mine + i == position ? *(const float4 *)(fresh + from) : k[i];
         }
     }
-    float most[GROUP];
+    const float4 f = from < SIZE ? *(const float4 *)(q + from) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    float share[SPAN];
 #pragma unroll
-    for (int g = 0; g < GROUP; g++) {
-        const float4 f = from < SIZE ? *(const float4 *)(q[g] + from) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        float share[SPAN];
-#pragma unroll
-        for (int i = 0; i < SPAN; i++) {
-            share[i] = __fmaf_rn(k[i].w, f.w, __fmaf_rn(k[i].z, f.z, __fmaf_rn(k[i].y, f.y, k[i].x * f.x)));
-        }
-        const float score = sum_across(share); /* of key threadIdx.x */
-        most[g] = weigh(first + (int)threadIdx.x <= position ? score : NONE, weights[g], high[g], all[g], lane, warp);
+    for (int i = 0; i < SPAN; i++) {
+        share[i] = __fmaf_rn(k[i].w, f.w, __fmaf_rn(k[i].z, f.z, __fmaf_rn(k[i].y, f.y, k[i].x * f.x)));
     }
+    const float score = sum_across(share); /* of key threadIdx.x */
+    const float most = weigh(first + (int)threadIdx.x <= position ? score : NONE, weights, high, all, lane, warp);
     copy_async_wait();
     __syncwarp();
     const int left = position + 1 - (first + row0), count = left < 0 ? 0 : left < 32 ? left : 32;
-    float sum[GROUP][DIMS] = {};
+    float sum[DIMS] = {};
 #pragma unroll 8
     for (int s = 0; s < count; s++) {
         const float *const row = rows + (row0 + s) * SIZE;
 #pragma unroll
         for (int j = 0; j < DIMS; j++) {
             if (lane + 32 * j < SIZE) {
-#pragma unroll
-                for (int g = 0; g < GROUP; g++) {
-                    sum[g][j] = __fmaf_rn(weights[g][row0 + s], row[lane + 32 * j], sum[g][j]);
-                }
+                sum[j] = __fmaf_rn(weights[row0 + s], row[lane + 32 * j], sum[j]);
             }
         }
     }
 #pragma unroll
-    for (int g = 0; g < GROUP; g++) {
-#pragma unroll
-        for (int j = 0; j < DIMS; j++) {
-            if (lane + 32 * j < SIZE) {
-                sums[g][warp][lane + 32 * j] = sum[g][j];
-            }
+    for (int j = 0; j < DIMS; j++) {
+        if (lane + 32 * j < SIZE) {
+            sums[warp][lane + 32 * j] = sum[j];
         }
     }
     __syncthreads();
-#pragma unroll
-    for (int g = 0; g < GROUP; g++) {
-        leave_part(a.partials, a.heads, head + g, sums[g], most[g], all[g]);
-    }
+    leave_part(a.partials, a.heads, head, sums, most, all);
 }
 
 /* A warp joins every JOINERS-th part, which gives one part again, and the first one those. */

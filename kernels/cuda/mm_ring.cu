@@ -117,7 +117,7 @@ DEV void ask(const qn_cuda_mm &a, int line, int lane, u32 slot, cursor *at)
                 const u8 *const p = from + i * ROW_BYTES;
 #endif
                 if (!EDGE || i + row < at->left) {
-                    copy_async_16(places[i & 1] + (u32)(i * PIECE), p, 16);
+                    copy_async_16_once(places[i & 1] + (u32)(i * PIECE), p);
                 }
             }
         }
@@ -132,7 +132,7 @@ DEV void ask(const qn_cuda_mm &a, int line, int lane, u32 slot, cursor *at)
             const u8 *const p = at->scales + at->step * (WARPS * LINES * LINE_SCALES);
             const u32 here_scales = slot + SCALES + (u32)lane * LINE_SCALES;
             if (LINE_SCALES == 16) {
-                copy_async_16(here_scales, p, 16);
+                copy_async_16_once(here_scales, p);
             } else {
                 copy_async_8(here_scales, p, 8);
             }

@@ -262,6 +262,12 @@ DEV float4 load_l2_f32x4(const void *p)
     return v;
 }
 
+/* ---- how long L2 keeps what is read: policies of copies ---- */
+
+#define L2_EVICT_FIRST 0x12F0000000000000ull
+#define L2_EVICT_NORMAL 0x1000000000000000ull
+#define L2_EVICT_LAST 0x14F0000000000000ull
+
 /* ---- copies into shared memory that are waited for by the thread ---- */
 
 /* Four bytes, or zeros where valid is 0: the source is then not read. */
@@ -279,6 +285,14 @@ DEV void copy_async_8(u32 to, const void *from, u32 count)
 DEV void copy_async_16(u32 to, const void *from, u32 count)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(count) : "memory");
+}
+
+/* 16 bytes that nothing reads again soon: L2 gives their lines away first. */
+DEV void copy_async_16_once(u32 to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "l"(L2_EVICT_FIRST)
+                 : "memory");
 }
 
 /* All copies of this thread have landed. */
@@ -396,10 +410,6 @@ DEV void fence_proxy_async(void)
 
 /* ---- bulk tensor copies ---- */
 
-#define L2_EVICT_FIRST 0x12F0000000000000ull
-#define L2_EVICT_NORMAL 0x1000000000000000ull
-#define L2_EVICT_LAST 0x14F0000000000000ull
-
 DEV void tensor_map_prefetch(const tensor_map *map)
 {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -516,6 +526,15 @@ DEV void grid_wait(void)
 DEV void grid_release(void)
 {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+/* One more on a count of the grid, returned as it was. Who counts later sees what who counted before had written, or seen
+ * written by its block before a barrier. */
+DEV int count_in(int *p)
+{
+    int was;
+    asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;" : "=r"(was) : "l"(p) : "memory");
+    return was;
 }
 
 /* The word on which blocks of a cooperative launch meet, found where CUDA's own grid barrier finds it and kept by the

@@ -9,7 +9,7 @@
  *   two products by large weights, silu_mul of them
  *     before the next                               mm_ring.cu twice
  *   [rmsnorm, rmsnorm of heads] rope, rope into the
- *     cache, attention; then such a product, or not decode.cu, mm_few.cu
+ *     cache, attention; then such a product, or not decode.cu or decode_group.cu, mm_few.cu
  *   the same over codes                             decode_scaled.cu, decode_coded.cu (chain_kv.c), mm_few.cu
  *   what keeps keys and values otherwise            chain_kv.c
  *
@@ -22,7 +22,7 @@
 #include "base/checked.h"
 #include "ref/slots.h"
 
-enum { LOOKUP_THREADS = 128, DECODE_THREADS = 128, JOIN_THREADS = 256 };
+enum { LOOKUP_THREADS = 128, DECODE_THREADS = 128, GROUP_THREADS = 512, JOIN_THREADS = 256 };
 enum { PART_KEYS = 128, MOST_HEAD = 128, TOGETHER_HEAD = 128, MOST_TOGETHER = 8 };
 enum { NORM_THREADS = 1024, NORM_ITEMS = 4, JOINED_APART = 1 << 14 };
 enum { LOOKUP_LEAST = 8, MOST_GRID_Y = 65535, LOOKUPS = 2 * (QN_MM_I8_K + 1) };
@@ -101,17 +101,18 @@ static int64_t queries_together(int64_t group, int64_t size)
     return together;
 }
 
-static void decode_program(int64_t size, int64_t together, int normed, const char *entry, qn_cuda_program *program)
+static void decode_program(int64_t size, int normed, const char *source, const char *entry, qn_cuda_program *program)
 {
     memset(program, 0, sizeof *program);
-    program->source = "decode.cu";
+    program->source = source;
     program->entry = entry;
     qn_cuda_define(program, "SIZE", size);
-    qn_cuda_define(program, "GROUP", together);
     qn_cuda_define(program, "NORM", normed);
 }
 
-static qn_status make_attention(const qn_cuda_matcher *m, int64_t parts, qn_chain *chain, qn_error *error)
+/* `together` heads a block; out: where results go that the kernel itself joins, or NULL. */
+static qn_status make_attention(const qn_cuda_matcher *m, int64_t parts, int64_t together, float *out, int32_t *arrived,
+                                qn_chain *chain, qn_error *error)
 {
     const qn_chain_step *query = &m->steps[0], *key = &m->steps[1], *attention = &m->steps[2];
     const qn_op_desc *d = attention->desc;
@@ -124,6 +125,8 @@ static qn_status make_attention(const qn_cuda_matcher *m, int64_t parts, qn_chai
                                            .keys = key->args.out[0].data,
                                            .values = attention->args.in[QN_ATT_V].data,
                                            .partials = (char *)(uintptr_t)chain->partials,
+                                           .out = out,
+                                           .arrived = arrived,
                                            .position = m->position,
                                            .row = attention->args.in[QN_ATT_K].strides[0],
                                            .heads = (int32_t)heads,
@@ -132,12 +135,16 @@ static qn_status make_attention(const qn_cuda_matcher *m, int64_t parts, qn_chai
                                            .log2_theta = log2((double)query->desc->attr[QN_ATTR_THETA].f),
                                            .factors = qn_cuda_factors(&query->args.in[QN_ACT_FACTORS])};
     qn_cuda_program program;
-    const int64_t together = queries_together(l->arguments.decode.group, size);
-    decode_program(size, together, m->norms != NULL, "qn_decode_attention", &program);
+    if (together > 1) {
+        decode_program(size, m->norms != NULL, "decode_group.cu", "qn_decode_group", &program);
+        qn_cuda_define(&program, "GROUP", together);
+    } else {
+        decode_program(size, m->norms != NULL, "decode.cu", "qn_decode_attention", &program);
+    }
     qn_cuda_define_factors(l->arguments.decode.factors != NULL, &program);
     program.shared_bytes = (int32_t)(PART_KEYS * size * 4);
     l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)parts, (uint32_t)(heads / together), 1},
-                                     .block = {DECODE_THREADS, 1, 1},
+                                     .block = {together > 1 ? GROUP_THREADS : DECODE_THREADS, 1, 1},
                                      .shared_bytes = (uint32_t)program.shared_bytes,
                                      .dependent = 1};
     return qn_cuda_function_get(m->cuda, &program, &l->function, error);
@@ -150,7 +157,7 @@ static qn_status make_join(const qn_cuda_matcher *m, const qn_chain_step *attent
     qn_cuda_chain_launch *l = &chain->launches[1];
     const int64_t *q = attention->desc->in[QN_ATT_Q].dims;
     qn_cuda_program program;
-    decode_program(q[2], 1, 0, "qn_decode_join", &program);
+    decode_program(q[2], 0, "decode.cu", "qn_decode_join", &program);
     l->arguments.decode = (qn_cuda_decode){
         .partials = (char *)(uintptr_t)chain->partials, .out = out, .position = m->position, .heads = (int32_t)q[1]};
     l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)q[1], 1, 1}, .block = {JOIN_THREADS, 1, 1}, .dependent = 1};
@@ -164,7 +171,27 @@ static int joins_parts(const qn_cuda_matcher *m, const qn_cuda_product *p, int64
     return p->mm[0]->args.out[0].shape.dims[1] * length < (int64_t)m->cuda->device.sms * JOINED_APART;
 }
 
-/* Steps up to an attention that leaves parts, and what puts these together: a product, or nothing else. */
+/* Memory of a chain's attention: its parts, a row that they become, and how many blocks of a head have left theirs. */
+static qn_status make_partials(qn_chain *chain, size_t parts, size_t row, size_t arrived, qn_error *error)
+{
+    const qn_cuda *cuda = chain->cuda;
+    QN_TRY(qn_cuda_push(cuda, error));
+    const char *what = "cuMemAlloc";
+    cu_result result = cuda->cu.MemAlloc(&chain->partials, parts + row + arrived);
+    if (result == CU_SUCCESS && arrived) {
+        what = "cuMemsetD8Async";
+        result = cuda->cu.Fill(chain->partials + parts + row, 0, arrived, NULL);
+    }
+    if (result == CU_SUCCESS && arrived) {
+        what = "cuStreamSynchronize";
+        result = cuda->cu.StreamSync(NULL);
+    }
+    qn_cuda_pop(cuda);
+    return qn_cuda_check(cuda, result, what, error);
+}
+
+/* Steps up to an attention that leaves parts, and what puts these together: a product, the attention's own kernel where
+ * queries share keys, or a launch between the two. */
 static qn_status make_attended(const qn_cuda_matcher *m, int32_t steps, int kept, qn_chain *chain, int32_t *taken,
                                qn_error *error)
 {
@@ -173,39 +200,47 @@ static qn_status make_attended(const qn_cuda_matcher *m, int32_t steps, int kept
     const int64_t *k = attention->args.in[1].shape.dims; /* of one sequence, where it says so */
     const int64_t room = attention->desc->op == QN_OP_VQ_ATTENTION ? k[1] : k[0];
     const int64_t parts = qn_max_i64(1, qn_ceil_div(room, PART_KEYS));
+    const int64_t together = kept ? 1 : queries_together(q[1] / attention->desc->in[QN_ATT_K].dims[1], q[2]);
     const size_t bytes = (size_t)(parts * q[1] * (q[2] + 4)) * sizeof(float),
                  row = (size_t)(q[1] * q[2]) * sizeof(float);
     qn_cuda_product p;
     int possible = qn_cuda_match_product(m, steps, attention, &p);
     const int apart = possible && !joins_parts(m, &p, q[1] * q[2]);
-    qn_cuda_chain_launch *const last = &chain->launches[apart ? 2 : 1];
+    qn_cuda_chain_launch product;
+    memset(&product, 0, sizeof product);
     if (possible) {
         p.pre = apart ? QN_CUDA_PRE_NONE : QN_CUDA_PRE_ATTENTION;
-        QN_TRY(qn_cuda_make_product(m, &p, last, &possible, error));
+        QN_TRY(qn_cuda_make_product(m, &p, &product, &possible, error));
     }
     if (!possible && attention->args.out[0].shape.format != QN_F32) {
         return QN_OK;
     }
-    QN_TRY(qn_cuda_push(m->cuda, error));
-    const cu_result result = m->cuda->cu.MemAlloc(&chain->partials, bytes + row);
-    qn_cuda_pop(m->cuda);
-    QN_TRY(qn_cuda_check(m->cuda, result, "cuMemAlloc", error));
-    QN_TRY(kept ? qn_cuda_chain_decode_kept(m->steps, m->norms, m->position, parts, chain, error)
-                : make_attention(m, parts, chain, error));
+    QN_TRY(make_partials(chain, bytes, row, together > 1 ? (size_t)q[1] * sizeof(int32_t) : 0, error));
     char *const partials = (char *)(uintptr_t)chain->partials;
-    chain->count = possible && apart ? 3 : 2;
+    float *const joined = !possible ? attention->args.out[0].data : apart ? (float *)(void *)(partials + bytes) : NULL;
+    chain->count = 1;
+    if (kept) {
+        QN_TRY(qn_cuda_chain_decode_kept(m->steps, m->norms, m->position, parts, chain, error));
+    } else {
+        QN_TRY(make_attention(m, parts, together, together > 1 ? joined : NULL,
+                              (int32_t *)(void *)(partials + bytes + row), chain, error));
+    }
+    if (joined && together == 1) {
+        QN_TRY(make_join(m, attention, joined, chain, error));
+        chain->count++;
+    }
     *taken = steps + (possible ? p.taken : 0);
-    if (!possible) {
-        return make_join(m, attention, attention->args.out[0].data, chain, error);
+    if (possible) {
+        qn_cuda_mm *a = &product.arguments.mm;
+        if (apart) {
+            a->x = (const char *)joined;
+        } else {
+            a->partials = partials;
+            a->heads = (int32_t)q[1];
+            a->head_size = a->k / a->heads;
+        }
+        chain->launches[chain->count++] = product;
     }
-    qn_cuda_mm *a = &last->arguments.mm;
-    if (apart) {
-        a->x = partials + bytes;
-        return make_join(m, attention, (float *)(void *)a->x, chain, error);
-    }
-    a->partials = partials;
-    a->heads = (int32_t)q[1];
-    a->head_size = a->k / a->heads;
     return QN_OK;
 }
 
