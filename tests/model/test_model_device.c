@@ -223,6 +223,29 @@ static void a_pass_is_few_launches_in_every_scheme(void **state)
     }
 }
 
+/* On one multiprocessor no product joins an attention's parts. */
+static void parts_are_joined_by_who_attends_or_a_launch(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *model;
+        int more;
+    } rows[] = {{"heads-64", SYN_LAYERS}, {"heads-128", 0}};
+    for (int i = 0; i < 2; i++) {
+        world w;
+        qn_error error = {0};
+        long launches = 0;
+        fake.sms(1);
+        assert_int_equal(open_world(&w, fake_driver_path(), fake_driver_path(), NULL, 0), QN_OK);
+        must(whole_use(&w, path_of(rows[i].model), NULL, &launches, &error), &error, rows[i].model);
+        if (launches != PASS_LAUNCHES + rows[i].more) {
+            fail_msg("%s: %ld launches a token, expected %d", rows[i].model, launches, PASS_LAUNCHES + rows[i].more);
+        }
+        close_world(&w);
+        fake.sms(132);
+    }
+}
+
 static void biases_and_head_norms_are_part_of_launches(void **state)
 {
     (void)state;
@@ -244,7 +267,7 @@ static void biases_and_head_norms_are_part_of_launches(void **state)
     }
 }
 
-static void driver_calls_fail(const char *kv)
+static void driver_calls_fail(const char *path, const char *kv)
 {
     long failed = 0;
     for (long n = 1;; n += n < 40 ? 1 : 37) {
@@ -253,7 +276,7 @@ static void driver_calls_fail(const char *kv)
         long launches;
         assert_int_equal(open_world(&w, fake_driver_path(), fake_driver_path(), NULL, 0), QN_OK);
         fake.break_at(n, n % 2 ? 2 : 700);
-        const qn_status status = whole_use(&w, path_of(kv ? "f32" : "int8-azp"), kv, &launches, &error);
+        const qn_status status = whole_use(&w, path_of(path), kv, &launches, &error);
         qn_model *model = NULL;
         must(open_model(&w, path_of("int8-azp"), QN_BACKEND_CPU, NULL, &model, &error), &error,
              "the CPU after a failure");
@@ -274,9 +297,10 @@ static void driver_calls_fail(const char *kv)
 static void any_driver_call_may_fail(void **state)
 {
     (void)state;
-    driver_calls_fail(NULL);
-    driver_calls_fail("fp8");
-    driver_calls_fail("cq2");
+    driver_calls_fail("int8-azp", NULL);
+    driver_calls_fail("heads-128", NULL);
+    driver_calls_fail("f32", "fp8");
+    driver_calls_fail("f32", "cq2");
 }
 
 static void memory_runs_out(const char *kv)
@@ -631,10 +655,11 @@ static void kernels_without_a_device_agree_with_the_cpu(void **state)
         {9, "like-3-fp8-block", NULL, 1}, {9, "like-4-fp8-block", "fp8", 1},
         {9, "heads-64", NULL, 1},         {9, "heads-64", "fp8", 1},
         {9, "mxfp4.gguf", NULL, 1},       {8, "vectors.gguf", NULL, PROMPT},
-        {8, "heads-128", NULL, 130},      {9, "vectors.gguf", NULL, 1},
-        {9, "heads-128", "fp8", 1},       {9, "wide-bf16", NULL, 1},
-        {9, "wide-fp8-block", NULL, 1},   {9, "wide-int8", NULL, 1},
-        {9, "wide-nvfp4", NULL, 1},       {9, "wide-mxfp4", NULL, 1},
+        {8, "heads-128", NULL, 130},      {9, "heads-128", NULL, 1},
+        {9, "vectors.gguf", NULL, 1},     {9, "heads-128", "fp8", 1},
+        {9, "wide-bf16", NULL, 1},        {9, "wide-fp8-block", NULL, 1},
+        {9, "wide-int8", NULL, 1},        {9, "wide-nvfp4", NULL, 1},
+        {9, "wide-mxfp4", NULL, 1},
     };
     qn_error error = {0};
     char cache[96];
@@ -642,7 +667,7 @@ static void kernels_without_a_device_agree_with_the_cpu(void **state)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         world w;
         qn_model *model = NULL;
-        fake.sms(i % 2 ? 4 : 1); /* few, for less work; on one no product joins an attention's parts */
+        fake.sms(i % 2 ? 8 : 1); /* few, for less work; on one no product joins an attention's parts */
         fake.setup(1, rows[i].major, 0);
         assert_int_equal(open_world(&w, fake_driver_path(), QN_PTX_NVRTC, cache, 0), QN_OK);
         const qn_status status = open_model(&w, path_of(rows[i].scheme), QN_BACKEND_CUDA, rows[i].kv, &model, &error);
@@ -782,6 +807,7 @@ int main(int argc, char **argv)
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_pass_is_few_launches_in_every_scheme),
+        cmocka_unit_test(parts_are_joined_by_who_attends_or_a_launch),
         cmocka_unit_test(biases_and_head_norms_are_part_of_launches),
         cmocka_unit_test(any_driver_call_may_fail),
         cmocka_unit_test(memory_may_run_out_anywhere),
