@@ -5,21 +5,19 @@
  *
  *   test_cuda_ptx [WORD]   only cases whose text holds the word */
 #include <dlfcn.h>
-#include <ftw.h>
 #include <math.h>
-#include <stdio.h>
-#include <sys/stat.h>
 
 #include "backend/attention_cases.h"
 #include "backend/cuda/mm.h"
 #include "backend/fake/fake_cuda.h"
 #include "base/clock.h"
+#include "cli/process.h"
 #include "format/format.h"
 #include "kernels/common/cuda_mm.h"
 
 static const char *word;
 static fake_driver fake;
-static char folder[] = "/tmp/quern-ptx-XXXXXX"; /* where programs are kept that a later context needs again */
+static char folder[64]; /* of programs that a later context needs again */
 
 static void open_device(void)
 {
@@ -500,7 +498,7 @@ static int start(void **state)
 {
     (void)state;
     fake.handle = dlopen(QN_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
-    if (!fake.handle || !mkdtemp(folder)) {
+    if (!fake.handle || make_folder(folder) != 0) {
         fprintf(stderr, "the stand-in driver: %s\n", fake.handle ? "no temporary folder" : dlerror());
         return -1;
     }
@@ -516,16 +514,10 @@ static int start(void **state)
     return 0;
 }
 
-static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *place)
-{
-    (void)info, (void)kind, (void)place;
-    return remove(path);
-}
-
 static int stop(void **state)
 {
     (void)state;
-    nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    remove_folder(folder);
     return 0;
 }
 

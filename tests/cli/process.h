@@ -1,4 +1,4 @@
-/* Runs the command as a process and keeps what it wrote. Included by the tests of this folder. */
+/* Runs the command as a process and keeps what it wrote. Folders of tests, too. */
 #ifndef QN_TEST_CLI_PROCESS_H
 #define QN_TEST_CLI_PROCESS_H
 
