@@ -251,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     __shared__ u32 table[256];
     __shared__ __align__(16) float found[4 * TERMS];        /* this block's column of every chunk of y */
     __shared__ __align__(16) float sums[WARPS + DEALT][16]; /* of a warp's units; more, that are read and not used */
-    __shared__ __align__(16) float row_sums[2][16];         /* of a warp's elements: magnitudes, squares before SU */
+    __shared__ __align__(16) float row_sums[2][2][16];      /* [dry]: of a warp's elements magnitudes, squares before SU */
     __shared__ __align__(8) u64 arrived;                    /* all that is found */
     const qn_cuda_mm &a = p.mm;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -268,7 +268,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     if (threadIdx.x == 0) {
         barrier_init(bar, 1);
         barrier_init_fence();
-        barrier_arrive_expect(bar, (u32)chunks * 4);
     }
     cluster_arrive_relaxed(); /* blocks are there before anyone sends */
     codes code[UNITS];
@@ -297,8 +296,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     if (lane < 16) {
         sums[warp][lane] = 0.0f;
     }
-    if (threadIdx.x < 32) {
-        row_sums[threadIdx.x / 16][threadIdx.x % 16] = 0.0f;
+    if (threadIdx.x < 64) {
+        row_sums[threadIdx.x / 32][threadIdx.x / 16 % 2][threadIdx.x % 16] = 0.0f;
     }
 #if TURN_BASE > 1
     turn_fill((u16 *)turned, p.in);
@@ -315,6 +314,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         su[first_of(j) + e] = first_of(j) < a.k ? v : 0.0f;
     }
     __syncthreads();
+    if (threadIdx.x == 0) {
+        barrier_arrive_expect(bar, (u32)chunks * 4); /* some of that may have come already */
+    }
     unit unit[UNITS];
 #pragma unroll
     for (int s = 0; s < UNITS; s++) {
@@ -392,11 +394,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                 sum += __shfl_xor_sync(~0u, sum, step);
             }
             if (lane % 16 == 0) {
-                row_sums[lane / 16][warp] = sum;
+                row_sums[dry][lane / 16][warp] = sum;
             }
         }
         __syncthreads();
-        const float scale = digits_scale(sum_left(row_sums[0]));
+        const float scale = digits_scale(sum_left(row_sums[dry][0]));
 #if TURN_BASE > 1
         if (warp < TURN_TILES) {
             const int row = warp / TURN_ACROSS * 16 + lane / 4, i = row * TURN_FAST + warp % TURN_ACROSS * 8;
@@ -446,17 +448,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                 send_cluster_f32(cluster_address(place, block), cluster_address(bar, block), sum);
             }
         }
-        float factor = sv * digits_inverse(sum_left(row_sums[0]));
+        float factor = sv * digits_inverse(sum_left(row_sums[dry][0]));
 #if LATER
-        factor *= norm_factor(a, sum_left(row_sums[1]));
+        factor *= norm_factor(a, sum_left(row_sums[dry][1]));
 #endif
         if (!dry) {
             barrier_wait(bar, 0);
         }
+        const float *const terms = dry ? su : found; /* other blocks may be sending already */
         float sum = 0.0f;
 #pragma unroll QUADS_AT_ONCE
         for (int i = 0; i < TERMS; i += 4) {
-            const float4 v = *(const float4 *)(found + lane % 4 * TERMS + i);
+            const float4 v = *(const float4 *)(terms + lane % 4 * TERMS + i);
             sum += (signed_by(v.x, signs >> i) + signed_by(v.y, signs >> (i + 1))) +
                    (signed_by(v.z, signs >> (i + 2)) + signed_by(v.w, signs >> (i + 3)));
         }
