@@ -65,23 +65,6 @@ typedef struct qn_cuda_head_norms {
     float eps;
 } qn_cuda_head_norms;
 
-/* One query over a cache, with its rotation: parts of it (kernels/cuda/parts.h). All f32. */
-typedef struct qn_cuda_decode {
-    const char *q, *k; /* of this token, before norm and rotation, heads side by side */
-    qn_cuda_head_norms norms;
-    char *keys;         /* the cache: rows before *position are there, this token's becomes the next */
-    const char *values; /* with this token's row */
-    char *partials;
-    float *out; /* of qn_decode_join, and of decode_group.cu where it joins parts: heads side by side */
-    const int *position;
-    long long row; /* of the caches */
-    int heads, group;
-    float scale;
-    double log2_theta;
-    const float *factors; /* of frequencies */
-    int *arrived;         /* of decode_group.cu, for each head: 0 between launches */
-} qn_cuda_decode;
-
 /* Rows of a table by ids; weights with scales of their own beside the data as in qn_cuda_mm_part. */
 typedef struct qn_cuda_embed {
     const int *ids;

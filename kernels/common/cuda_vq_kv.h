@@ -1,5 +1,6 @@
 /* Arguments of the CUDA kernels over coded keys and values (kernels/cuda/vq_attention.cu, vq_attention_plain.cu,
- * vq_encode.cu, kv_keep.cu, kv_step.cu, decode_scaled.cu, decode_coded.cu), as host and device see them. Strides are
+ * vq_encode.cu, kv_keep.cu, kv_step.cu) and of those that decode (decode.cu, decode_group.cu, decode_scaled.cu,
+ * decode_coded.cu), as host and device see them. Strides are
  * bytes. Included by both sides, so plain C and no other header. */
 #ifndef QN_KERNELS_CUDA_VQ_KV_H
 #define QN_KERNELS_CUDA_VQ_KV_H
@@ -90,19 +91,29 @@ typedef struct qn_cuda_kv_step {
     const float *factors; /* of frequencies (kernels/cuda/turn.h) */
 } qn_cuda_kv_step;
 
-/* All of one token's step over codes with scales, its attention included, which leaves parts (kernels/cuda/parts.h):
- * q, k and v before rotation, recent and scaled as above. */
-typedef struct qn_cuda_decode_scaled {
-    const char *q, *k, *v; /* of this token, before norm and rotation, heads side by side */
+/* How a cache is kept (kernels/cuda/decode_rows.h). */
+#define QN_CUDA_KV_F32 0
+#define QN_CUDA_KV_BF16 1
+#define QN_CUDA_KV_FP8 2
+
+/* All of one token's step over a cache of floats, or of codes with scales and a window, its attention included, in parts
+ * (kernels/cuda/parts.h; decode.cu, decode_group.cu, decode_scaled.cu). */
+typedef struct qn_cuda_decode {
+    const char *q, *k, *v; /* of this token, f32, before norm and turn, heads side by side; v: not with f32 */
     qn_cuda_head_norms norms;
-    const int *position;
-    qn_cuda_kv_keep recent[2], scaled[2];
+    char *keys, *values; /* a cache of floats: rows before *position are there; of f32 this token's values, too */
+    long long row;
+    qn_cuda_kv_keep recent[2], scaled[2]; /* a cache of codes: keys, values */
+    int window;
     char *partials;
-    int heads, group, window;
+    float *out;   /* of qn_decode_join, and of decode_group.cu where it joins parts: heads side by side */
+    int *arrived; /* of decode_group.cu, for each head: 0 between launches */
+    const int *position;
+    int heads, group;
     float scale;
     double log2_theta;
     const float *factors; /* of frequencies (kernels/cuda/turn.h) */
-} qn_cuda_decode_scaled;
+} qn_cuda_decode;
 
 /* The same over codes of vectors; parts: of the whole cache, blocks behind them encode. */
 typedef struct qn_cuda_decode_coded {

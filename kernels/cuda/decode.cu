@@ -5,11 +5,12 @@
  * changes them.
  *
  * Host contract
- *   Parameters: SIZE of a head, a multiple of 8, at most 128; NORM 1: heads are normalised first; those of turn.h
+ *   Parameters: SIZE of a head, a multiple of 8, at most 128; KV 0 or 1 (decode_rows.h); NORM 1: heads are normalised
+ *     first; those of turn.h
  *   qn_decode_attention   block 128, grid {parts of the whole cache, heads}, dynamic shared memory 512 * SIZE
  *   qn_decode_join        block 32 * JOINERS, grid {heads} */
-#include "cuda_activation.h"
 #include "decode_part.h"
+#include "decode_rows.h"
 
 #define DIMS ((SIZE + 31) / 32)
 #define SPAN                                                                                                           \
@@ -19,8 +20,10 @@
      : SIZE <= 64 ? 16                                                                                                 \
                   : 32) /* lanes that have a key, four elements each */
 #define JOINERS 8
+#define ROW_BYTES (SIZE * (int)sizeof(kept))
+#define PIECES (ROW_BYTES / 16) /* of a row */
 
-extern __shared__ __align__(16) float rows[]; /* [PART_KEYS][SIZE]: the values */
+extern __shared__ __align__(16) kept rows[]; /* [PART_KEYS][SIZE]: the values */
 
 /* From SPAN lanes' shares of SPAN sums each the whole of one: lane i's is sum i. */
 DEV float sum_across(float *share)
@@ -49,25 +52,25 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_attention(const __gr
     release_next();
     const int position = *a.position; /* written before this pass's first kernel */
     const int here = first <= position, newest = here && position < first + PART_KEYS;
-    char *const keys = a.keys + shared_head * (SIZE * 4);
-    const char *const values = a.values + shared_head * (SIZE * 4);
+    char *const keys = a.keys + shared_head * ROW_BYTES;
+    char *const values = a.values + shared_head * ROW_BYTES;
     const int row0 = warp * 32; /* of a warp's own keys */
     const int from = lane % SPAN * 4,
               mine = first + row0 + lane / SPAN * SPAN; /* elements and first of SPAN keys of a lane */
-    float4 k[SPAN];
+    four k[SPAN];
 #pragma unroll
     for (int i = 0; i < SPAN; i++) {
-        k[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        k[i] = four{};
         if (mine + i < position && from < SIZE) {
-            k[i] = *(const float4 *)(keys + (mine + i) * a.row + from * 4);
+            k[i] = *(const four *)(keys + (mine + i) * a.row + from * (int)sizeof(kept));
         }
     }
 #pragma unroll 4
-    for (int i = lane; i < 32 * (SIZE / 4); i += 32) {
-        const int s = row0 + i / (SIZE / 4);
+    for (int i = lane; i < 32 * PIECES; i += 32) {
+        const int s = row0 + i / PIECES;
         if (first + s < position) {
-            copy_async_16(shared_address(rows + s * SIZE + i % (SIZE / 4) * 4),
-                          values + (first + s) * a.row + i % (SIZE / 4) * 16, 16);
+            copy_async_16(shared_address(rows) + s * ROW_BYTES + i % PIECES * 16,
+                          values + (first + s) * a.row + i % PIECES * 16, 16);
         }
     }
     turn t = {1.0f, 0.0f};
@@ -80,32 +83,42 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_attention(const __gr
         copy_async_wait();
         return;
     }
-    for (int i = (int)threadIdx.x; newest && i < SIZE; i += 128) {
-        rows[(position - first) * SIZE + i] = ((const float *)(values + position * a.row))[i];
-    }
+    const int i = (int)threadIdx.x, has_value = newest && i < SIZE, keeps = newest && head % a.group == 0;
+    kept *const value = (kept *)(values + position * a.row) + i;
+#if KV == QN_CUDA_KV_F32
+    const kept own = has_value ? *value : 0;
+#else
+    const kept own = keep_float(has_value ? ((const float *)a.v)[shared_head * SIZE + i] : 0.0f);
+#endif
     const char *const new_q = a.q + head * (SIZE * 4), *const new_k = a.k + shared_head * (SIZE * 4);
     finish_norm(a.norms, new_q, new_k, &n);
     if (threadIdx.x < SIZE / 2) {
         turn_new(new_q, new_k, n, a.scale, t, q, fresh);
     }
-    if (newest && head % a.group == 0 && threadIdx.x < SIZE / 2) {
-        const int i = (int)threadIdx.x, j = i + SIZE / 2;
-        float *const to = (float *)(keys + position * a.row);
-        to[i] = fresh[i];
-        to[j] = fresh[j];
+    if (keeps && i < SIZE / 2) {
+        kept *const to = (kept *)(keys + position * a.row);
+        to[i] = keep_float(fresh[i]);
+        to[i + SIZE / 2] = keep_float(fresh[i + SIZE / 2]);
+    }
+    if (has_value) {
+        rows[(position - first) * SIZE + i] = own;
+        if (KV != QN_CUDA_KV_F32 && keeps) {
+            *value = own;
+        }
     }
     __syncthreads();
     if (newest && from < SIZE) {
 #pragma unroll
         for (int i = 0; i < SPAN; i++) {
-            k[i] = mine + i == position ? *(const float4 *)(fresh + from) : k[i];
+            k[i] = mine + i == position ? keep_four(*(const float4 *)(fresh + from)) : k[i];
         }
     }
     const float4 f = from < SIZE ? *(const float4 *)(q + from) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     float share[SPAN];
 #pragma unroll
     for (int i = 0; i < SPAN; i++) {
-        share[i] = __fmaf_rn(k[i].w, f.w, __fmaf_rn(k[i].z, f.z, __fmaf_rn(k[i].y, f.y, k[i].x * f.x)));
+        const float4 of = floats_of(k[i], 0);
+        share[i] = __fmaf_rn(of.w, f.w, __fmaf_rn(of.z, f.z, __fmaf_rn(of.y, f.y, of.x * f.x)));
     }
     const float score = sum_across(share); /* of key threadIdx.x */
     const float most = weigh(first + (int)threadIdx.x <= position ? score : NONE, weights, high, all, lane, warp);
@@ -115,11 +128,11 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_attention(const __gr
     float sum[DIMS] = {};
 #pragma unroll 8
     for (int s = 0; s < count; s++) {
-        const float *const row = rows + (row0 + s) * SIZE;
+        const kept *const row = rows + (row0 + s) * SIZE;
 #pragma unroll
         for (int j = 0; j < DIMS; j++) {
             if (lane + 32 * j < SIZE) {
-                sum[j] = __fmaf_rn(weights[row0 + s], row[lane + 32 * j], sum[j]);
+                sum[j] = __fmaf_rn(weights[row0 + s], float_of(row[lane + 32 * j]), sum[j]);
             }
         }
     }

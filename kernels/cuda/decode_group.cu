@@ -1,24 +1,28 @@
-/* decode.cu for long heads: a block has PART_KEYS keys of a head and queries that share it, so that keys are read once.
- * A warp has eight of the keys and finds by itself what their weights and values give. Where there is a place for
- * results (out) the last block of a head joins its parts; one that is alone has the result itself.
+/* decode.cu and decode_scaled.cu for long heads: a block has PART_KEYS keys of a head and queries that share it, so
+ * that keys are read once. A warp has eight of the keys and finds by itself what their weights and values give. Where
+ * there is a place for results (out) the last block of a head joins its parts; one that is alone has the result itself.
  *
  * With few parts its blocks are all that runs, each on a multiprocessor of its own where none of this has been executed
  * for long: so warps are many and instructions few, loops in place of copies.
  *
  * Host contract
- *   Parameters: GROUP queries of a block, 2 to 8, by which those of a key head can be divided; SIZE 128, of a head; NORM
- *     and those of turn.h as in decode.cu
+ *   Parameters: GROUP queries of a block, 2 to 8, by which those of a key head can be divided; SIZE 128, of a head; KV
+ *     (decode_rows.h), NORM and those of turn.h as in decode.cu; with codes those of rows.h, 0
  *   Launch: block 512, grid {parts of the whole cache, heads / GROUP}, dynamic shared memory 512 * SIZE */
-#include "cuda_activation.h"
 #include "decode_part.h"
+#include "decode_rows.h"
+#if KV == QN_CUDA_KV_FP8
+#include "kv_scaled.h"
+#endif
 
 #define KEYS 8
 #define OWNERS (32 / KEYS) /* neighbouring lanes that a key has, once its score is there */
 #define BLOCK_WARPS (PART_KEYS / KEYS)
 #define TURNS ((GROUP + OWNERS - 1) / OWNERS) /* of queries, one of each owner */
 #define JOINED_AT_ONCE 4
+#define ROW_BYTES (SIZE * (int)sizeof(kept)) /* of a value */
 
-extern __shared__ __align__(16) float rows[]; /* [PART_KEYS][SIZE]: the values; then in each warp's its sums of heads */
+extern __shared__ __align__(16) float rows[]; /* [PART_KEYS][SIZE]; a warp's: values as they are kept, then its sums */
 
 /* Of `count` keys that `width` lanes have shares of, the sum of the one that this lane owns: upper lanes keep the upper
  * half of the keys, as long as there are two; owners of a key all have its sum. */
@@ -68,6 +72,19 @@ DEV void turn_head(const char *head, const float *gains, float eps, const turn *
     }
 }
 
+#if KV == QN_CUDA_KV_FP8
+/* By a warp: this token's head of keys or of values as codes. */
+DEV void keep_codes(const qn_cuda_kv_keep &scaled, int position, int head, const float *x)
+{
+    const int lane = (int)threadIdx.x % 32;
+    const float4 of = *(const float4 *)(x + lane * 4);
+    const float v[PER] = {of.x, of.y, of.z, of.w};
+    put_scaled(v, scaled.y + position * scaled.y_row + head * SIZE,
+               (float *)(scaled.scale + position * scaled.scale_row + head * 4),
+               [&](int j) { return j < 4 ? lane * 4 + j : -1; });
+}
+#endif
+
 /* Whether this block is the last of `parts` to have written its own: the others' can be read then. By all threads. */
 DEV int is_last_part(int *arrived, int parts)
 {
@@ -109,7 +126,7 @@ DEV void join_heads(const qn_cuda_decode &a, int head, int parts, float *found)
 extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 2)
     qn_decode_group(const __grid_constant__ qn_cuda_decode a)
 {
-    __shared__ __align__(16) float q[GROUP][SIZE], fresh[SIZE], weights[PART_KEYS][GROUP];
+    __shared__ __align__(16) float q[GROUP][SIZE], fresh[2][SIZE], weights[PART_KEYS][GROUP];
     __shared__ turn turns[SIZE / 2];
     __shared__ float high[GROUP][BLOCK_WARPS], all[GROUP][BLOCK_WARPS]; /* a warp's largest score, sum of weights */
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -120,21 +137,31 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 2)
         return;
     }
     const int newest = position < first + PART_KEYS, row0 = warp * KEYS;
-    char *const keys = a.keys + shared_head * (SIZE * 4);
-    const char *const values = a.values + shared_head * (SIZE * 4);
     const int mine = first + row0, before = min(position - mine, KEYS); /* the warp's keys, those of earlier tokens */
-    float4 k[KEYS];
-#pragma unroll
-    for (int i = 0; i < KEYS; i++) {
-        k[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (i < before) {
-            k[i] = *(const float4 *)(keys + (mine + i) * a.row + lane * 16);
-        }
-    }
+    const int coded = KV == QN_CUDA_KV_FP8 && mine < position / 32 * 32 - a.window; /* all of them, or none */
+    char *const kept_values = (char *)(rows + row0 * SIZE);
+    const run keys = run_of(a, 0, mine, shared_head, coded), values = run_of(a, 1, mine, shared_head, coded);
 #pragma unroll 2
     for (int i = 0; i < before; i++) {
-        copy_async_16(shared_address(rows + (row0 + i) * SIZE + lane * 4), values + (mine + i) * a.row + lane * 16, 16);
+        copy_four(kept_values + i * ROW_BYTES, row_of(values, i), lane, coded);
     }
+    four kept_keys[KEYS];
+#pragma unroll
+    for (int i = 0; i < KEYS; i++) {
+        kept_keys[i] = four{};
+        if (i < before) {
+            kept_keys[i] = load_four(row_of(keys, i), lane, coded);
+        }
+    }
+#if KV == QN_CUDA_KV_FP8
+    float scale[2] = {1.0f, 1.0f}; /* of the key and the value that this lane owns */
+    for (int i = 0; coded && i < 2; i++) {
+        const qn_cuda_kv_keep &scaled = a.scaled[i];
+        scale[i] = *(const float *)(scaled.scale + (mine + lane / OWNERS) * scaled.scale_row + shared_head * 4);
+    }
+#else
+    const float scale[2] = {1.0f, 1.0f};
+#endif
     if (threadIdx.x < SIZE / 2) {
         turns[threadIdx.x] = turn_of(position, (int)threadIdx.x, SIZE, a.log2_theta, a.factors);
     }
@@ -144,22 +171,36 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 2)
         turn_head(a.q + (head + warp) * (SIZE * 4), a.norms.q, a.norms.eps, turns, a.scale * 1.4426950408889634f,
                   q[warp]);
     } else if (warp == GROUP && newest) { /* every block by itself; the first of a key head keeps it */
-        turn_head(a.k + shared_head * (SIZE * 4), a.norms.k, a.norms.eps, turns, 1.0f, fresh);
+        turn_head(a.k + shared_head * (SIZE * 4), a.norms.k, a.norms.eps, turns, 1.0f, fresh[0]);
         __syncwarp();
         if (head % a.group == 0) {
-            *(float4 *)(keys + position * a.row + lane * 16) = *(const float4 *)(fresh + lane * 4);
+            char *const to = row_of(run_of(a, 0, position, shared_head, 0), 0);
+            ((four *)to)[lane] = keep_four(*(const float4 *)(fresh[0] + lane * 4));
         }
     } else if (warp == GROUP + 1 && newest) {
-        *(float4 *)(rows + (position - first) * SIZE + lane * 4) =
-            *(const float4 *)(values + position * a.row + lane * 16);
+        char *const to = row_of(run_of(a, 1, position, shared_head, 0), 0);
+#if KV == QN_CUDA_KV_F32
+        const four own = ((const four *)to)[lane];
+#else
+        const float4 v = ((const float4 *)(a.v + shared_head * (SIZE * 4)))[lane];
+        const four own = keep_four(v);
+        *(float4 *)(fresh[1] + lane * 4) = v;
+        if (head % a.group == 0) {
+            ((four *)to)[lane] = own;
+        }
+#endif
+        const int row = position - first;
+        ((four *)((char *)(rows + row / KEYS * (KEYS * SIZE)) + row % KEYS * ROW_BYTES))[lane] = own;
     }
     __syncthreads();
     if (newest) {
 #pragma unroll
         for (int i = 0; i < KEYS; i++) {
-            k[i] = mine + i == position ? *(const float4 *)(fresh + lane * 4) : k[i];
+            kept_keys[i] = mine + i == position ? keep_four(*(const float4 *)(fresh[0] + lane * 4)) : kept_keys[i];
         }
     }
+    float4 k[KEYS];
+    floats_of_all(kept_keys, k, coded);
     const int key = row0 + lane / OWNERS;
 #pragma unroll 1
     for (int g = 0; g < GROUP; g++) {
@@ -169,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 2)
         for (int i = 0; i < KEYS; i++) {
             share[i] = __fmaf_rn(k[i].w, f.w, __fmaf_rn(k[i].z, f.z, __fmaf_rn(k[i].y, f.y, k[i].x * f.x)));
         }
-        const float score = add_shares<KEYS, 32>(share);
+        const float score = add_shares<KEYS, 32>(share) * scale[0];
         if (lane % OWNERS == g % OWNERS) {
             weights[key][g] = score;
         }
@@ -189,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 2)
             total += __shfl_xor_sync(0xffffffffu, total, step);
         }
         if (g < GROUP) {
-            weights[key][g] = weight;
+            weights[key][g] = weight * scale[1];
             if (lane < OWNERS) {
                 high[g][warp] = most;
                 all[g][warp] = total;
@@ -200,9 +241,9 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 2)
     __syncwarp();
     const int count = min(position + 1 - mine, KEYS);
     float4 sum[GROUP] = {};
-#pragma unroll 2
+#pragma unroll 1
     for (int i = 0; i < count; i++) {
-        const float4 v = *(const float4 *)(rows + (row0 + i) * SIZE + lane * 4);
+        const float4 v = floats_of(((const four *)(kept_values + i * ROW_BYTES))[lane], coded);
 #pragma unroll
         for (int g = 0; g < GROUP; g++) {
             const float weight = weights[row0 + i][g];
@@ -218,6 +259,11 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 2)
         *(float4 *)(rows + (row0 + g) * SIZE + lane * 4) = sum[g];
     }
     __syncthreads();
+#if KV == QN_CUDA_KV_FP8
+    if (newest && head % a.group == 0 && warp < 2) {
+        keep_codes(a.scaled[warp], position, shared_head, fresh[warp]);
+    }
+#endif
     const int parts = position / PART_KEYS + 1, whole = a.out && parts == 1;
     for (int at = warp * 32; at < GROUP * SIZE; at += 32 * BLOCK_WARPS) { /* of a head, an element a lane */
         const int g = at / SIZE, i = at % SIZE + lane, w = lane % BLOCK_WARPS;

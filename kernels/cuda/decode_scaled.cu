@@ -1,18 +1,20 @@
 /* Attention of one new token over keys and values of 8 bits with scales and a window of f16, all that comes before it
  * included: turns the query and the new key, puts the key and the value into the window and, as codes, into the cache,
- * and leaves the parts that parts.h puts together. What is before this token is read while the kernels before are still
- * at work: nothing of this pass changes it.
+ * and leaves the parts that parts.h puts together. decode_group.cu has the queries that share long heads. What is
+ * before this token is read while the kernels before are still at work: nothing of this pass changes it.
  *
  * Host contract
  *   Parameters: SIZE of a head, a multiple of 8, at most 128; NORM 1: heads of the query and of the key are normalised
- *     first; those of rows.h, 0; of turn.h
+ *     first; ALIGNED 1: rows of codes begin at 16 bytes and SIZE is a multiple of 16; those of rows.h, 0; of turn.h
  *   Rows of codes begin at 4 bytes (a scale for each head stands behind them), recent ones at 16
  *   Launch: block 128, grid {parts of the whole cache, heads} */
 #include "decode_part.h"
 #include "kv_scaled.h"
 
+#define PIECES (SIZE / (ALIGNED ? 16 : 4)) /* of a row of codes */
+
 /* Where this token's head becomes the next row: f16 and codes, by a warp. */
-DEV void keep(const qn_cuda_decode_scaled &a, int values, int head, int position, const float *x)
+DEV void keep(const qn_cuda_decode &a, int values, int head, int position, const float *x)
 {
     const qn_cuda_kv_keep &scaled = a.scaled[values];
     const auto element_of = [](int j) {
@@ -45,7 +47,7 @@ DEV void pair_of(const char *row, int pair, int is_code, float scale, float *v)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128) qn_decode_scaled(const __grid_constant__ qn_cuda_decode_scaled a)
+extern "C" __global__ void __launch_bounds__(128) qn_decode_scaled(const __grid_constant__ qn_cuda_decode a)
 {
     __shared__ __align__(16) char rows[PART_KEYS][SIZE * 2]; /* the values, as they lie */
     __shared__ __align__(16) float q[SIZE], fresh[2][SIZE];
@@ -60,10 +62,21 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_scaled(const __grid_
     float scale = 0.0f;
     if (key < coded) {
         const char *const row = a.scaled[0].y + key * a.scaled[0].y_row + shared_head * SIZE;
+#if ALIGNED
+#pragma unroll
+        for (int i = 0; i < SIZE / 16; i++) {
+            const uint4 w = ((const uint4 *)row)[i];
+            k[4 * i] = w.x;
+            k[4 * i + 1] = w.y;
+            k[4 * i + 2] = w.z;
+            k[4 * i + 3] = w.w;
+        }
+#else
 #pragma unroll
         for (int i = 0; i < SIZE / 4; i++) {
-            k[i] = *(const u32 *)(row + i * 4);
+            k[i] = ((const u32 *)row)[i];
         }
+#endif
         scale = *(const float *)(a.scaled[0].scale + key * a.scaled[0].scale_row + shared_head * 4);
         scales[threadIdx.x] = *(const float *)(a.scaled[1].scale + key * a.scaled[1].scale_row + shared_head * 4);
     } else if (key < position) {
@@ -72,11 +85,15 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_scaled(const __grid_
     const int row0 = warp * 32; /* a warp copies the values of its own keys */
     if (first + row0 < coded) {
 #pragma unroll 8
-        for (int i = lane; i < 32 * (SIZE / 4); i += 32) {
-            const int s = row0 + i / (SIZE / 4), at = i % (SIZE / 4) * 4, token = first + s;
+        for (int i = lane; i < 32 * PIECES; i += 32) {
+            const int s = row0 + i / PIECES, at = i % PIECES * (SIZE / PIECES), token = first + s;
             if (token < coded) {
-                copy_async_4(shared_address(&rows[s][at]),
-                             a.scaled[1].y + token * a.scaled[1].y_row + shared_head * SIZE + at, 1);
+                const char *const from = a.scaled[1].y + token * a.scaled[1].y_row + shared_head * SIZE + at;
+                if (ALIGNED) {
+                    copy_async_16(shared_address(&rows[s][at]), from, 16);
+                } else {
+                    copy_async_4(shared_address(&rows[s][at]), from, 1);
+                }
             }
         }
     }

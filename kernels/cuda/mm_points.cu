@@ -251,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     __shared__ u32 table[256];
     __shared__ __align__(16) float found[4 * TERMS];        /* this block's column of every chunk of y */
     __shared__ __align__(16) float sums[WARPS + DEALT][16]; /* of a warp's units; more, that are read and not used */
-    __shared__ __align__(16) float row_sums[2][2][16];      /* [dry]: of a warp's elements magnitudes, squares before SU */
+    __shared__ __align__(16) float row_sums[2][2][16];      /* [dry], a warp's: magnitudes, squares before SU */
     __shared__ __align__(8) u64 arrived;                    /* all that is found */
     const qn_cuda_mm &a = p.mm;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;

@@ -470,6 +470,11 @@ static int takes_bias(qn_op mm)
     return qn_op_in_slot(mm, "bias") >= 0;
 }
 
+int qn_build_values_apart(const qn_model *model)
+{
+    return qn_kv_lossy(model->kv) || (model->device && !qn_kv_exact(model->kv));
+}
+
 int qn_build_writes_values(const qn_model *model, const char *name)
 {
     char bias[256];
@@ -667,8 +672,8 @@ static qn_status keep_coded(qn_model *model, int32_t layer, int32_t in, int64_t 
     return plan_step(model, step, &desc, error);
 }
 
-/* Turned keys as a cache of another format keeps them; values are there. */
-static qn_status keep_rounded(qn_model *model, int32_t layer, int32_t keys, qn_error *error)
+/* Columns of in as a cache of another format keeps them. */
+static qn_status keep_rounded(qn_model *model, int32_t layer, int32_t in, int64_t column, int values, qn_error *error)
 {
     const qn_hparams *h = qn_checkpoint_hparams(model->checkpoint);
     qn_step *step = add_step(model, layer, QN_OP_NONE, "");
@@ -677,8 +682,9 @@ static qn_status keep_rounded(qn_model *model, int32_t layer, int32_t keys, qn_e
     }
     const int64_t width = (int64_t)h->kv_heads * h->head_dim;
     step->copies = 1;
-    step->in[0] = in_register(keys, rows_of(QN_F32, width));
-    step->out[0] = new_rows(layer, 0, 0, rows_of(model->kv->format, width));
+    step->in[0] = in_register(in, rows_of(QN_F32, width));
+    step->in[0].offset = column * (int64_t)sizeof(float);
+    step->out[0] = new_rows(layer, values, 0, rows_of(model->kv->format, width));
     return QN_OK;
 }
 
@@ -702,7 +708,8 @@ qn_status qn_build_keep(qn_model *model, int32_t layer, qn_columns keys, qn_colu
     const int32_t heads = qn_checkpoint_hparams(model->checkpoint)->kv_heads;
     QN_TRY(qn_build_rope(model, layer, keys.reg, keys.column, rotated, 0, heads, error));
     if (!qn_kv_lossy(model->kv)) {
-        return keep_rounded(model, layer, rotated, error);
+        QN_TRY(keep_rounded(model, layer, rotated, 0, 0, error));
+        return qn_build_values_apart(model) ? keep_rounded(model, layer, values.reg, values.column, 1, error) : QN_OK;
     }
     QN_TRY(keep_recent(model, layer, rotated, 0, 0, error));
     QN_TRY(keep_recent(model, layer, values.reg, values.column, 1, error));

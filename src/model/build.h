@@ -36,6 +36,10 @@ qn_status qn_build_norm(qn_model *model, int32_t layer, int32_t in, int32_t out,
 qn_status qn_build_head_norm(qn_model *model, int32_t layer, int32_t in, int32_t out, int32_t heads, const char *weight,
                              qn_error *error);
 
+/* Whether new values have a register of their own before they are kept: those of codes, and on a device those of any
+ * scheme that keeps other bits than are made, so that products of the same rows are alike. */
+int qn_build_values_apart(const qn_model *model);
+
 /* Whether the product of a weight can write new rows of values: on a device not that of vectors, and none that its bias
  * is added to by a step of its own. */
 int qn_build_writes_values(const qn_model *model, const char *weight);
@@ -46,7 +50,7 @@ qn_status qn_build_linear(qn_model *model, int32_t layer, int32_t in, int32_t ou
                           const char *weight, qn_error *error);
 
 /* Keep the new keys, as they are before rotation, and the new values as a KV scheme other than f32 does; rotated: a
- * register for rotated keys. A scheme of plain numbers has its values from the product that makes them. */
+ * register for rotated keys. Values that are not apart are kept by the product that makes them. */
 qn_status qn_build_keep(qn_model *model, int32_t layer, qn_columns keys, qn_columns values, int32_t rotated,
                         qn_error *error);
 
@@ -65,7 +69,7 @@ qn_status qn_build_silu_mul(qn_model *model, int32_t layer, int32_t in, int32_t 
 qn_status qn_build_add(qn_model *model, int32_t layer, int32_t into, int32_t in, int64_t width, qn_error *error);
 
 /* Columns [column, column + width) of in, to columns from to_column on of out, or to a new row of the layer's values
- * when to_values is 1. On the CPU only: QN_E_UNSUPPORTED for a model on a device. */
+ * when to_values is 1. */
 qn_status qn_build_copy(qn_model *model, int32_t layer, int32_t in, int64_t column, int32_t out, int64_t to_column,
                         int to_values, int64_t width, qn_error *error);
 

@@ -28,8 +28,6 @@ qn_status qn_kv_prepare(qn_model *model, const char *name, qn_error *error)
     const qn_hparams *h = qn_checkpoint_hparams(model->checkpoint);
     model->kv = qn_kv_find(name);
     QN_FAIL_IF(!model->kv, error, QN_E_ARGUMENT, "'%s' is no scheme of keys and values", name);
-    QN_FAIL_IF(model->device && model->kv->format == QN_BF16, error, QN_E_UNSUPPORTED,
-               "KV scheme %s is kept on the CPU only; with a device there are f32, fp8, cq4, cq2 and cq1", name);
     model->kv_row_bytes = qn_kv_row_bytes(model->kv, h->kv_heads, h->head_dim);
     return model->kv->channels ? open_books(model, error) : QN_OK;
 }

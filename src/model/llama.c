@@ -9,8 +9,8 @@
 
 typedef struct llama_registers {
     int32_t stream, normed, rotated, attended, projected, gate_up, activated;
-    int32_t keys, sums; /* of KV schemes other than floats */
-    qn_columns query, key, value;    /* before they are turned; values where they are not kept as they are */
+    int32_t keys, sums;              /* of KV schemes other than floats */
+    qn_columns query, key, value;    /* before they are turned; values that are apart */
     qn_columns made_query, made_key; /* as products make them: the same, or before their heads are normalised */
 } llama_registers;
 
@@ -18,10 +18,10 @@ typedef struct llama_registers {
 static qn_status make_query_key(qn_model *model, const qn_hparams *h, llama_registers *r, qn_error *error)
 {
     const int64_t q = (int64_t)h->heads * h->head_dim, kv = (int64_t)h->kv_heads * h->head_dim;
-    const int floats = !qn_kv_lossy(model->kv);
+    const int apart = qn_build_values_apart(model);
     if (!h->head_norms) {
         int32_t all;
-        QN_TRY(qn_build_register(model, "query_key", QN_F32, floats ? q + kv : q + 2 * kv, &all, error));
+        QN_TRY(qn_build_register(model, "query_key", QN_F32, apart ? q + 2 * kv : q + kv, &all, error));
         r->query = r->made_query = (qn_columns){all, 0};
         r->key = r->made_key = (qn_columns){all, q};
         r->value = (qn_columns){all, q + kv};
@@ -31,7 +31,7 @@ static qn_status make_query_key(qn_model *model, const qn_hparams *h, llama_regi
     QN_TRY(qn_build_register(model, "made_key", QN_F32, kv, &r->made_key.reg, error));
     QN_TRY(qn_build_register(model, "query", QN_F32, q, &r->query.reg, error));
     QN_TRY(qn_build_register(model, "key", QN_F32, kv, &r->key.reg, error));
-    return floats ? QN_OK : qn_build_register(model, "value", QN_F32, kv, &r->value.reg, error);
+    return apart ? qn_build_register(model, "value", QN_F32, kv, &r->value.reg, error) : QN_OK;
 }
 
 static qn_status make_registers(qn_model *model, const qn_hparams *h, llama_registers *r, qn_error *error)
@@ -125,7 +125,7 @@ static qn_status build_fused_qkv(qn_model *model, const qn_hparams *h, const lla
         QN_TRY(qn_build_copy(model, l, whole, 0, r->made_query.reg, 0, 0, q, error));
         QN_TRY(qn_build_copy(model, l, whole, q, r->made_key.reg, 0, 0, kv, error));
     }
-    if (!qn_kv_lossy(model->kv)) {
+    if (!qn_build_values_apart(model)) {
         return qn_build_copy(model, l, whole, q + kv, 0, 0, 1, kv, error);
     }
     return h->head_norms ? qn_build_copy(model, l, whole, q + kv, r->value.reg, 0, 0, kv, error) : QN_OK;
@@ -141,7 +141,7 @@ static qn_status build_qkv(qn_model *model, const qn_hparams *h, const llama_reg
     QN_TRY(build_product(model, l, r->normed, r->made_query, name_of(&n, l, "self_attn.q_proj"), error));
     QN_TRY(build_product(model, l, r->normed, r->made_key, name_of(&n, l, "self_attn.k_proj"), error));
     const char *const values = name_of(&n, l, "self_attn.v_proj");
-    if (qn_kv_lossy(model->kv)) {
+    if (qn_build_values_apart(model)) {
         return build_product(model, l, r->normed, r->value, values, error);
     }
     if (!qn_build_writes_values(model, values)) { /* a copy can */
@@ -180,7 +180,7 @@ static qn_status build_turned(qn_model *model, const qn_hparams *h, const llama_
     }
     QN_TRY(qn_build_rope(model, l, r->query.reg, r->query.column, r->rotated, 0, h->heads, error));
     return !qn_kv_exact(model->kv) ? qn_build_keep(model, l, r->key, r->value, r->keys, error)
-                                  : qn_build_rope(model, l, r->key.reg, r->key.column, 0, 1, h->kv_heads, error);
+                                   : qn_build_rope(model, l, r->key.reg, r->key.column, 0, 1, h->kv_heads, error);
 }
 
 static qn_status build_layer(qn_model *model, const qn_hparams *h, const llama_registers *r, int32_t l, qn_error *error)

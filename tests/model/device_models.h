@@ -33,7 +33,7 @@ enum { VQ_SCHEMES = sizeof vq_schemes / sizeof *vq_schemes, VQ_CHAINED = 8 };
 static const char *const ggufs[][2] = {{"nvfp4", "nvfp4.gguf"}, {"mxfp4", "mxfp4.gguf"}, {NULL, "vectors.gguf"}};
 enum { GGUFS = sizeof ggufs / sizeof *ggufs };
 
-static const char *const kv_schemes[] = {"fp8", "cq4", "cq2", "cq1"};
+static const char *const kv_schemes[] = {"fp8", "bf16", "cq4", "cq2", "cq1"};
 enum { KV_SCHEMES = sizeof kv_schemes / sizeof *kv_schemes };
 
 /* Other heads than the usual model's, one of them with scaled RoPE, for keys and values that are kept as codes. */
@@ -189,7 +189,7 @@ static int write_models(qn_ctx *ctx)
     }
     for (int i = 0; i < KV_SCHEMES * (1 + OTHER_HEADS) && !failed; i++) {
         const char *const scheme = kv_schemes[i % KV_SCHEMES];
-        if (strcmp(scheme, "fp8") != 0) { /* which has none */
+        if (scheme[0] == 'c') { /* others have none */
             failed = write_books(ctx, i < KV_SCHEMES ? "f32" : other_heads[i / KV_SCHEMES - 1].name, scheme);
         }
     }

@@ -9,8 +9,10 @@
  *   two products by large weights, silu_mul of them
  *     before the next                               mm_ring.cu twice
  *   [rmsnorm, rmsnorm of heads] rope, rope into the
- *     cache, attention; then such a product, or not decode.cu or decode_group.cu, mm_few.cu
- *   the same over codes                             decode_scaled.cu, decode_coded.cu (chain_kv.c), mm_few.cu
+ *     cache, or rope and both copies into one of
+ *     bf16, attention; then such a product, or not  decode.cu or decode_group.cu, mm_few.cu
+ *   the same over codes                             decode_scaled.cu, decode_group.cu, decode_coded.cu (chain_kv.c),
+ *                                                   mm_few.cu
  *   what keeps keys and values otherwise            chain_kv.c
  *
  * A pattern is taken when nothing after it reads what its kernels leave out. Every kernel is launched so that it may
@@ -22,7 +24,7 @@
 #include "base/checked.h"
 #include "ref/slots.h"
 
-enum { LOOKUP_THREADS = 128, DECODE_THREADS = 128, GROUP_THREADS = 512, JOIN_THREADS = 256 };
+enum { LOOKUP_THREADS = 128, DECODE_THREADS = 128, JOIN_THREADS = 256 };
 enum { PART_KEYS = 128, MOST_HEAD = 128, TOGETHER_HEAD = 128, MOST_TOGETHER = 8 };
 enum { NORM_THREADS = 1024, NORM_ITEMS = 4, JOINED_APART = 1 << 14 };
 enum { LOOKUP_LEAST = 8, MOST_GRID_Y = 65535, LOOKUPS = 2 * (QN_MM_I8_K + 1) };
@@ -62,32 +64,52 @@ qn_cuda_head_norms qn_cuda_head_norms_of(const qn_chain_step *norms)
                                 .eps = norms[0].desc->attr[QN_ATTR_EPS].f};
 }
 
-/* The three steps before an attention's product; 1: they are what decode.cu does. */
-static int match_attention(const qn_cuda_matcher *m)
+/* Whether steps i and i + 1 bring the turned key and the new value, as bf16, to where an attention reads them. */
+static int are_rounded(const qn_cuda_matcher *m, int32_t i, const qn_chain_step *key, const qn_chain_step *attention)
+{
+    const qn_chain_step *s = &m->steps[i];
+    for (int values = 0; values < 2; values++) {
+        if (s[values].kind != QN_CHAIN_COPY || !(s[values].cached_out & 1) ||
+            s[values].args.out[0].shape.format != QN_BF16 ||
+            s[values].args.out[0].data != attention->args.in[values ? QN_ATT_V : QN_ATT_K].data) {
+            return 0;
+        }
+    }
+    return qn_cuda_step_x(&s[0]) == key->args.out[0].data && qn_cuda_dense_f32(&s[1].args.in[0]) &&
+           !qn_cuda_is_needed(m, i + 3, key->args.out[0].data);
+}
+
+/* The steps up to an attention that decode.cu does, over a cache of f32 or bf16: how many, or 0. */
+static int32_t match_attention(const qn_cuda_matcher *m)
 {
     const qn_chain_step *query = qn_cuda_operator_at(m, 0, QN_OP_ROPE), *key = qn_cuda_operator_at(m, 1, QN_OP_ROPE);
-    const qn_chain_step *attention = qn_cuda_operator_at(m, 2, QN_OP_ATTENTION);
-    if (!query || !key || !attention || !(key->cached_out & 1) || query->cached_out) {
+    const int32_t at = key && key->cached_out & 1 ? 2 : 4;
+    const qn_chain_step *attention = qn_cuda_operator_at(m, at, QN_OP_ATTENTION);
+    if (!query || !key || !attention || query->cached_out) {
         return 0;
     }
     const qn_op_desc *d = attention->desc;
-    const int64_t size = d->in[QN_ATT_Q].dims[2], step = size * 4;
     const qn_args *args = &attention->args;
-    const int f32 = d->in[QN_ATT_Q].format == QN_F32 && d->in[QN_ATT_K].format == QN_F32 &&
-                    d->in[QN_ATT_V].format == QN_F32 && query->desc->in[0].format == QN_F32 &&
-                    key->desc->in[0].format == QN_F32;
+    const qn_format kept = at == 2 ? QN_F32 : QN_BF16;
+    const int64_t size = d->in[QN_ATT_Q].dims[2], step = size * 4, kept_step = size * (kept == QN_F32 ? 4 : 2);
+    const int formats = d->in[QN_ATT_Q].format == QN_F32 && d->in[QN_ATT_K].format == kept &&
+                        d->in[QN_ATT_V].format == kept && query->desc->in[0].format == QN_F32 &&
+                        key->desc->in[0].format == QN_F32;
     const int same_turn =
         memcmp(query->desc->attr, key->desc->attr, sizeof key->desc->attr) == 0 &&
         qn_cuda_factors(&query->args.in[QN_ACT_FACTORS]) == qn_cuda_factors(&key->args.in[QN_ACT_FACTORS]) &&
         query->desc->attr[QN_ATTR_STYLE].i == QN_ROPE_HALF;
     const int dense = query->args.in[0].strides[1] == step && key->args.in[0].strides[1] == step &&
-                      args->in[QN_ATT_K].strides[1] == step && args->in[QN_ATT_V].strides[1] == step &&
+                      args->in[QN_ATT_K].strides[1] == kept_step && args->in[QN_ATT_V].strides[1] == kept_step &&
                       args->in[QN_ATT_K].strides[0] == args->in[QN_ATT_V].strides[0];
-    return f32 && same_turn && dense && size % 8 == 0 && size <= MOST_HEAD && d->attr[QN_ATTR_CAUSAL].i &&
-           attention->cached_in == (1u << QN_ATT_K | 1u << QN_ATT_V) &&
-           args->in[QN_ATT_Q].data == query->args.out[0].data && args->in[QN_ATT_K].data == key->args.out[0].data &&
-           !qn_cuda_is_needed(m, 3, query->args.out[0].data) && (uint64_t)args->in[QN_ATT_K].strides[0] % 16 == 0 &&
-           ((uint64_t)(uintptr_t)args->in[QN_ATT_K].data | (uint64_t)(uintptr_t)args->in[QN_ATT_V].data) % 16 == 0;
+    const int written = at == 2 ? args->in[QN_ATT_K].data == key->args.out[0].data : are_rounded(m, 2, key, attention);
+    const int taken =
+        formats && same_turn && dense && written && size % 8 == 0 && size <= MOST_HEAD && d->attr[QN_ATTR_CAUSAL].i &&
+        attention->cached_in == (1u << QN_ATT_K | 1u << QN_ATT_V) &&
+        args->in[QN_ATT_Q].data == query->args.out[0].data && !qn_cuda_is_needed(m, at + 1, query->args.out[0].data) &&
+        (uint64_t)args->in[QN_ATT_K].strides[0] % 16 == 0 &&
+        ((uint64_t)(uintptr_t)args->in[QN_ATT_K].data | (uint64_t)(uintptr_t)args->in[QN_ATT_V].data) % 16 == 0;
+    return taken ? at + 1 : 0;
 }
 
 /* Query heads of a block: where heads are long all that share a key head, or as many as have room; of short ones each
@@ -101,32 +123,35 @@ static int64_t queries_together(int64_t group, int64_t size)
     return together;
 }
 
-static void decode_program(int64_t size, int normed, const char *source, const char *entry, qn_cuda_program *program)
+static void decode_program(int64_t size, int kv, int normed, const char *source, const char *entry,
+                           qn_cuda_program *program)
 {
     memset(program, 0, sizeof *program);
     program->source = source;
     program->entry = entry;
     qn_cuda_define(program, "SIZE", size);
+    qn_cuda_define(program, "KV", kv);
     qn_cuda_define(program, "NORM", normed);
 }
 
-/* `together` heads a block; out: where results go that the kernel itself joins, or NULL. */
-static qn_status make_attention(const qn_cuda_matcher *m, int64_t parts, int64_t together, float *out, int32_t *arrived,
-                                qn_chain *chain, qn_error *error)
+static qn_status make_attention(const qn_cuda_matcher *m, int32_t steps, const qn_cuda_parted *parted, qn_chain *chain,
+                                qn_error *error)
 {
-    const qn_chain_step *query = &m->steps[0], *key = &m->steps[1], *attention = &m->steps[2];
+    const qn_chain_step *query = &m->steps[0], *key = &m->steps[1], *attention = &m->steps[steps - 1];
     const qn_op_desc *d = attention->desc;
     const int64_t heads = d->in[QN_ATT_Q].dims[1], size = d->in[QN_ATT_Q].dims[2];
     const float scale = d->attr[QN_ATTR_SCALE].f;
+    const int rounded = d->in[QN_ATT_K].format == QN_BF16;
     qn_cuda_chain_launch *l = &chain->launches[0];
     l->arguments.decode = (qn_cuda_decode){.q = qn_cuda_step_x(m->norms ? &m->norms[0] : query),
                                            .k = qn_cuda_step_x(m->norms ? &m->norms[1] : key),
+                                           .v = rounded ? qn_cuda_step_x(attention - 1) : NULL,
                                            .norms = qn_cuda_head_norms_of(m->norms),
-                                           .keys = key->args.out[0].data,
-                                           .values = attention->args.in[QN_ATT_V].data,
+                                           .keys = (rounded ? attention - 2 : key)->args.out[0].data,
+                                           .values = (char *)(uintptr_t)attention->args.in[QN_ATT_V].data,
                                            .partials = (char *)(uintptr_t)chain->partials,
-                                           .out = out,
-                                           .arrived = arrived,
+                                           .out = parted->out,
+                                           .arrived = parted->arrived,
                                            .position = m->position,
                                            .row = attention->args.in[QN_ATT_K].strides[0],
                                            .heads = (int32_t)heads,
@@ -134,19 +159,18 @@ static qn_status make_attention(const qn_cuda_matcher *m, int64_t parts, int64_t
                                            .scale = scale == 0.0f ? (float)(1.0 / sqrt((double)size)) : scale,
                                            .log2_theta = log2((double)query->desc->attr[QN_ATTR_THETA].f),
                                            .factors = qn_cuda_factors(&query->args.in[QN_ACT_FACTORS])};
+    const int kv = rounded ? QN_CUDA_KV_BF16 : QN_CUDA_KV_F32;
     qn_cuda_program program;
-    if (together > 1) {
-        decode_program(size, m->norms != NULL, "decode_group.cu", "qn_decode_group", &program);
-        qn_cuda_define(&program, "GROUP", together);
-    } else {
-        decode_program(size, m->norms != NULL, "decode.cu", "qn_decode_attention", &program);
-    }
-    qn_cuda_define_factors(l->arguments.decode.factors != NULL, &program);
-    program.shared_bytes = (int32_t)(PART_KEYS * size * 4);
-    l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)parts, (uint32_t)(heads / together), 1},
-                                     .block = {together > 1 ? GROUP_THREADS : DECODE_THREADS, 1, 1},
+    decode_program(size, kv, m->norms != NULL, "decode.cu", "qn_decode_attention", &program);
+    program.shared_bytes = (int32_t)(PART_KEYS * size * (rounded ? 2 : 4));
+    l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)parted->parts, (uint32_t)heads, 1},
+                                     .block = {DECODE_THREADS, 1, 1},
                                      .shared_bytes = (uint32_t)program.shared_bytes,
                                      .dependent = 1};
+    if (parted->together > 1) {
+        qn_cuda_decode_together(parted, &program, &l->geometry);
+    }
+    qn_cuda_define_factors(l->arguments.decode.factors != NULL, &program);
     return qn_cuda_function_get(m->cuda, &program, &l->function, error);
 }
 
@@ -157,7 +181,7 @@ static qn_status make_join(const qn_cuda_matcher *m, const qn_chain_step *attent
     qn_cuda_chain_launch *l = &chain->launches[1];
     const int64_t *q = attention->desc->in[QN_ATT_Q].dims;
     qn_cuda_program program;
-    decode_program(q[2], 0, "decode.cu", "qn_decode_join", &program);
+    decode_program(q[2], QN_CUDA_KV_F32, 0, "decode.cu", "qn_decode_join", &program);
     l->arguments.decode = (qn_cuda_decode){
         .partials = (char *)(uintptr_t)chain->partials, .out = out, .position = m->position, .heads = (int32_t)q[1]};
     l->geometry = (qn_cuda_geometry){.grid = {(uint32_t)q[1], 1, 1}, .block = {JOIN_THREADS, 1, 1}, .dependent = 1};
@@ -199,9 +223,11 @@ static qn_status make_attended(const qn_cuda_matcher *m, int32_t steps, int kept
     const int64_t *q = attention->desc->in[QN_ATT_Q].dims;
     const int64_t *k = attention->args.in[1].shape.dims; /* of one sequence, where it says so */
     const int64_t room = attention->desc->op == QN_OP_VQ_ATTENTION ? k[1] : k[0];
-    const int64_t parts = qn_max_i64(1, qn_ceil_div(room, PART_KEYS));
-    const int64_t together = kept ? 1 : queries_together(q[1] / attention->desc->in[QN_ATT_K].dims[1], q[2]);
-    const size_t bytes = (size_t)(parts * q[1] * (q[2] + 4)) * sizeof(float),
+    qn_cuda_parted parted = {.parts = qn_max_i64(1, qn_ceil_div(room, PART_KEYS)), .together = 1};
+    if (attention->desc->op != QN_OP_VQ_ATTENTION) {
+        parted.together = queries_together(q[1] / attention->desc->in[QN_ATT_K].dims[1], q[2]);
+    }
+    const size_t bytes = (size_t)(parted.parts * q[1] * (q[2] + 4)) * sizeof(float),
                  row = (size_t)(q[1] * q[2]) * sizeof(float);
     qn_cuda_product p;
     int possible = qn_cuda_match_product(m, steps, attention, &p);
@@ -215,17 +241,18 @@ static qn_status make_attended(const qn_cuda_matcher *m, int32_t steps, int kept
     if (!possible && attention->args.out[0].shape.format != QN_F32) {
         return QN_OK;
     }
-    QN_TRY(make_partials(chain, bytes, row, together > 1 ? (size_t)q[1] * sizeof(int32_t) : 0, error));
+    QN_TRY(make_partials(chain, bytes, row, parted.together > 1 ? (size_t)q[1] * sizeof(int32_t) : 0, error));
     char *const partials = (char *)(uintptr_t)chain->partials;
     float *const joined = !possible ? attention->args.out[0].data : apart ? (float *)(void *)(partials + bytes) : NULL;
+    parted.out = parted.together > 1 ? joined : NULL;
+    parted.arrived = (int32_t *)(void *)(partials + bytes + row);
     chain->count = 1;
     if (kept) {
-        QN_TRY(qn_cuda_chain_decode_kept(m->steps, m->norms, m->position, parts, chain, error));
+        QN_TRY(qn_cuda_chain_decode_kept(m->steps, m->norms, m->position, &parted, chain, error));
     } else {
-        QN_TRY(make_attention(m, parts, together, together > 1 ? joined : NULL,
-                              (int32_t *)(void *)(partials + bytes + row), chain, error));
+        QN_TRY(make_attention(m, steps, &parted, chain, error));
     }
-    if (joined && together == 1) {
+    if (joined && parted.together == 1) {
         QN_TRY(make_join(m, attention, joined, chain, error));
         chain->count++;
     }
@@ -364,7 +391,8 @@ static qn_status make_turned(const qn_cuda_matcher *m, qn_chain *chain, int32_t 
         !qn_cuda_is_needed(m, kept, m->steps[kept - 1].args.out[1].data)) {
         QN_TRY(make_attended(m, kept, 1, chain, taken, error));
     }
-    return *taken || !match_attention(m) ? QN_OK : make_attended(m, 3, 0, chain, taken, error);
+    const int32_t plain = *taken ? 0 : match_attention(m);
+    return plain ? make_attended(m, plain, 0, chain, taken, error) : QN_OK;
 }
 
 /* Whether products q read nothing of p but silu_mul of its two halves, which nothing else reads. */

@@ -6,7 +6,7 @@
  *   keep                rows into the recent ones of a window       kv_keep.cu
  *   copy                rows, into a cache of floats too            kv_keep.cu
  *   quantize_fp8, vq_encode into a cache                            kv_keep.cu, vq_encode.cu
- *   all of these for codes with scales, and scaled_attention over the cache    decode_scaled.cu
+ *   all of these for codes with scales, and scaled_attention over the cache    decode_scaled.cu, decode_group.cu
  *   all of these for vectors, and vq_attention over the cache                  decode_coded.cu
  *   scaled_attention over a cache                                   vq_attention_plain.cu, vq_attention_join.cu
  *
@@ -36,7 +36,8 @@ static void coded_step_program(const qn_shape *book, qn_cuda_program *program)
 
 void qn_cuda_keep_program(qn_cuda_keep what, qn_cuda_program *program)
 {
-    static const char *const entries[] = {"qn_keep_recent", "qn_keep_scaled", "qn_keep_rows", "qn_kv_step"};
+    static const char *const entries[] = {"qn_keep_recent", "qn_keep_scaled", "qn_keep_rows", "qn_keep_rounded",
+                                          "qn_kv_step"};
     static const char *const zero[] = {"X_FORMAT", "TYPE", "ASYMMETRIC", "BOUNDED"};
     if (what >= QN_CUDA_STEP_CODED) { /* cq4, cq2, cq1: 8 bits for 2, 4, 8 channels */
         const qn_shape book = qn_shape_make(QN_F16, 4, 1, 1, 256, 2 << (what - QN_CUDA_STEP_CODED));
@@ -77,7 +78,10 @@ static qn_status make_keep(const qn_chain_step *s, const int32_t *position, qn_c
 {
     qn_cuda_program program;
     qn_cuda_chain_launch *l = &chain->launches[0];
-    qn_cuda_keep_program(s->kind == QN_CHAIN_COPY ? QN_CUDA_KEEP_ROWS : QN_CUDA_KEEP_RECENT, &program);
+    qn_cuda_keep_program(s->kind != QN_CHAIN_COPY                 ? QN_CUDA_KEEP_RECENT
+                         : s->args.out[0].shape.format == QN_BF16 ? QN_CUDA_KEEP_ROUNDED
+                                                                  : QN_CUDA_KEEP_ROWS,
+                         &program);
     l->geometry = (qn_cuda_geometry){.grid = {1, 1, 1}, .block = {KEEP_THREADS, 1, 1}, .dependent = 1};
     keep_arguments(&s->args, position, l);
     chain->count = 1;
@@ -242,7 +246,7 @@ static qn_status make_step(const qn_chain_step *s, const int32_t *position, qn_c
 
 /* ---- attention ---- */
 
-enum { DECODE_THREADS = 128, MOST_HEAD = 128 };
+enum { DECODE_THREADS = 128, MOST_HEAD = 128, GROUP_THREADS = 512, GROUP_SHARED_BYTES = 512 * 128 };
 
 static int same_rows(const qn_view *read, const qn_mut_view *written)
 {
@@ -341,7 +345,7 @@ static qn_cuda_kv_keep recent_rows(const qn_chain_step *s, const int32_t *positi
 }
 
 /* Arguments and program; returns how many blocks encode, for each head. */
-static int64_t decode_coded(const qn_chain_step *s, const qn_cuda_decode_scaled *common, int64_t parts,
+static int64_t decode_coded(const qn_chain_step *s, const qn_cuda_decode *common, int64_t parts,
                             qn_cuda_decode_coded *a, qn_cuda_program *program)
 {
     *a = (qn_cuda_decode_coded){.q = common->q,
@@ -368,8 +372,19 @@ static int64_t decode_coded(const qn_chain_step *s, const qn_cuda_decode_scaled 
     return qn_ceil_div(tasks, STEP_WARPS * (int64_t)a->heads);
 }
 
+void qn_cuda_decode_together(const qn_cuda_parted *parted, qn_cuda_program *program, qn_cuda_geometry *geometry)
+{
+    program->source = "decode_group.cu";
+    program->entry = "qn_decode_group";
+    program->shared_bytes = GROUP_SHARED_BYTES;
+    qn_cuda_define(program, "GROUP", parted->together);
+    geometry->grid[1] /= (uint32_t)parted->together;
+    geometry->block[0] = GROUP_THREADS;
+    geometry->shared_bytes = GROUP_SHARED_BYTES;
+}
+
 qn_status qn_cuda_chain_decode_kept(const qn_chain_step *s, const qn_chain_step *norms, const int32_t *position,
-                                    int64_t parts, qn_chain *chain, qn_error *error)
+                                    const qn_cuda_parted *parted, qn_chain *chain, qn_error *error)
 {
     static const char *const zero[] = {"X_FORMAT", "TYPE", "ASYMMETRIC", "BOUNDED"}; /* of rows.h */
     const qn_op_desc *d = s[STEP_STEPS].desc;
@@ -378,27 +393,37 @@ qn_status qn_cuda_chain_decode_kept(const qn_chain_step *s, const qn_chain_step 
     qn_cuda_chain_launch *l = &chain->launches[0];
     qn_cuda_program program;
     memset(&program, 0, sizeof program);
-    qn_cuda_decode_scaled a = {.q = (norms ? &norms[0] : &s[0])->args.in[0].data,
-                               .k = (norms ? &norms[1] : &s[1])->args.in[0].data,
-                               .norms = qn_cuda_head_norms_of(norms),
-                               .v = s[3].args.in[0].data,
-                               .position = position,
-                               .recent = {recent_rows(s, position, 0), recent_rows(s, position, 1)},
-                               .partials = (char *)(uintptr_t)chain->partials,
-                               .heads = (int32_t)heads,
-                               .group = (int32_t)(heads / s[1].desc->in[0].dims[1]),
-                               .window = d->attr[QN_ATTR_WINDOW].i,
-                               .scale = scale == 0.0f ? (float)(1.0 / sqrt((double)size)) : scale,
-                               .log2_theta = log2((double)s[0].desc->attr[QN_ATTR_THETA].f),
-                               .factors = factors_of(&s[0])};
+    qn_cuda_decode a = {.q = (norms ? &norms[0] : &s[0])->args.in[0].data,
+                        .k = (norms ? &norms[1] : &s[1])->args.in[0].data,
+                        .norms = qn_cuda_head_norms_of(norms),
+                        .v = s[3].args.in[0].data,
+                        .position = position,
+                        .recent = {recent_rows(s, position, 0), recent_rows(s, position, 1)},
+                        .partials = (char *)(uintptr_t)chain->partials,
+                        .out = parted->out,
+                        .arrived = parted->arrived,
+                        .heads = (int32_t)heads,
+                        .group = (int32_t)(heads / s[1].desc->in[0].dims[1]),
+                        .window = d->attr[QN_ATTR_WINDOW].i,
+                        .scale = scale == 0.0f ? (float)(1.0 / sqrt((double)size)) : scale,
+                        .log2_theta = log2((double)s[0].desc->attr[QN_ATTR_THETA].f),
+                        .factors = factors_of(&s[0])};
+    int64_t parts = parted->parts;
     if (d->op == QN_OP_VQ_ATTENTION) {
         parts += decode_coded(s, &a, parts, &l->arguments.decode_coded, &program);
     } else {
         a.scaled[0] = scaled_rows(&s[4]);
         a.scaled[1] = scaled_rows(&s[5]);
-        l->arguments.decode_scaled = a;
+        const qn_view *in = s[STEP_STEPS].args.in;
+        l->arguments.decode = a;
         program.source = "decode_scaled.cu";
         program.entry = "qn_decode_scaled";
+        if (parted->together > 1) {
+            qn_cuda_define(&program, "KV", QN_CUDA_KV_FP8);
+        } else {
+            qn_cuda_define(&program, "ALIGNED",
+                           size % 16 == 0 && in_words(&in[QN_ATT_K], size, 16) && in_words(&in[QN_ATT_V], size, 16));
+        }
         qn_cuda_define(&program, "NORM", norms != NULL);
         for (size_t i = 0; i < sizeof zero / sizeof *zero; i++) {
             qn_cuda_define(&program, zero[i], 0);
@@ -408,6 +433,9 @@ qn_status qn_cuda_chain_decode_kept(const qn_chain_step *s, const qn_chain_step 
     qn_cuda_define_factors(a.factors != NULL, &program);
     l->geometry = (qn_cuda_geometry){
         .grid = {(uint32_t)parts, (uint32_t)heads, 1}, .block = {DECODE_THREADS, 1, 1}, .dependent = 1};
+    if (parted->together > 1) {
+        qn_cuda_decode_together(parted, &program, &l->geometry);
+    }
     return qn_cuda_function_get(chain->cuda, &program, &l->function, error);
 }
 

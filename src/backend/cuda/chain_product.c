@@ -193,9 +193,9 @@ static int is_kept(const qn_cuda_matcher *m, int32_t i, const qn_chain_step *mm)
 {
     const qn_chain_step *s = &m->steps[i];
     const qn_mut_view *d = &mm->args.out[0];
-    return s->kind == QN_CHAIN_COPY && s->cached_out & 1 && qn_cuda_step_x(s) == d->data && !mm->cached_out &&
-           d->shape.format == QN_F32 && s->args.in[0].shape.dims[1] == d->shape.dims[1] &&
-           !qn_cuda_is_needed(m, i + 1, d->data);
+    return s->kind == QN_CHAIN_COPY && s->cached_out & 1 && s->args.out[0].shape.format == QN_F32 &&
+           qn_cuda_step_x(s) == d->data && !mm->cached_out && d->shape.format == QN_F32 &&
+           s->args.in[0].shape.dims[1] == d->shape.dims[1] && !qn_cuda_is_needed(m, i + 1, d->data);
 }
 
 /* Match a product from step i on, its rows made by `from` (an attention; NULL: the steps themselves say). */
