@@ -96,7 +96,7 @@ typedef struct qn_cuda_kv_step {
 #define QN_CUDA_KV_BF16 1
 #define QN_CUDA_KV_FP8 2
 
-/* All of one token's step over a cache of floats, or of codes with scales and a window, its attention included, in parts
+/* All of one token's step over a cache of floats, or of codes with scales and a window, its attention in parts included
  * (kernels/cuda/parts.h; decode.cu, decode_group.cu, decode_scaled.cu). */
 typedef struct qn_cuda_decode {
     const char *q, *k, *v; /* of this token, f32, before norm and turn, heads side by side; v: not with f32 */
