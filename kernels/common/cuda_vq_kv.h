@@ -1,7 +1,6 @@
 /* Arguments of the CUDA kernels over coded keys and values (kernels/cuda/vq_attention.cu, vq_attention_plain.cu,
  * vq_encode.cu, kv_keep.cu, kv_step.cu) and of those that decode (decode.cu, decode_group.cu, decode_scaled.cu,
- * decode_coded.cu), as host and device see them. Strides are
- * bytes. Included by both sides, so plain C and no other header. */
+ * decode_coded.cu), as host and device see them. Strides are bytes. Included by both sides, so plain C. */
 #ifndef QN_KERNELS_CUDA_VQ_KV_H
 #define QN_KERNELS_CUDA_VQ_KV_H
 

@@ -7,7 +7,8 @@
  * Host contract
  *   Parameters: SIZE of a head, a multiple of 8, at most 128; KV 0 or 1 (decode_rows.h); NORM 1: heads are normalised
  *     first; those of turn.h
- *   qn_decode_attention   block 128, grid {parts of the whole cache, heads}, dynamic shared memory 512 * SIZE
+ *   qn_decode_attention   block 128, grid {parts of the whole cache, heads}, dynamic shared memory PART_KEYS * SIZE
+ *     elements as they are kept
  *   qn_decode_join        block 32 * JOINERS, grid {heads} */
 #include "decode_part.h"
 #include "decode_rows.h"
@@ -24,6 +25,24 @@
 #define PIECES (ROW_BYTES / 16) /* of a row */
 
 extern __shared__ __align__(16) kept rows[]; /* [PART_KEYS][SIZE]: the values */
+
+DEV kept keep_float(float v)
+{
+#if KV == QN_CUDA_KV_F32
+    return v;
+#else
+    return (u16)pack_bf16(v, 0.0f);
+#endif
+}
+
+DEV float float_of(kept v)
+{
+#if KV == QN_CUDA_KV_F32
+    return v;
+#else
+    return __uint_as_float((u32)v << 16);
+#endif
+}
 
 /* From SPAN lanes' shares of SPAN sums each the whole of one: lane i's is sum i. */
 DEV float sum_across(float *share)
@@ -83,25 +102,25 @@ extern "C" __global__ void __launch_bounds__(128) qn_decode_attention(const __gr
         copy_async_wait();
         return;
     }
-    const int i = (int)threadIdx.x, has_value = newest && i < SIZE, keeps = newest && head % a.group == 0;
-    kept *const value = (kept *)(values + position * a.row) + i;
+    const int at = (int)threadIdx.x, has_value = newest && at < SIZE, keeps = newest && head % a.group == 0;
+    kept *const value = (kept *)(values + position * a.row) + at;
 #if KV == QN_CUDA_KV_F32
     const kept own = has_value ? *value : 0;
 #else
-    const kept own = keep_float(has_value ? ((const float *)a.v)[shared_head * SIZE + i] : 0.0f);
+    const kept own = keep_float(has_value ? ((const float *)a.v)[shared_head * SIZE + at] : 0.0f);
 #endif
     const char *const new_q = a.q + head * (SIZE * 4), *const new_k = a.k + shared_head * (SIZE * 4);
     finish_norm(a.norms, new_q, new_k, &n);
     if (threadIdx.x < SIZE / 2) {
         turn_new(new_q, new_k, n, a.scale, t, q, fresh);
     }
-    if (keeps && i < SIZE / 2) {
+    if (keeps && at < SIZE / 2) {
         kept *const to = (kept *)(keys + position * a.row);
-        to[i] = keep_float(fresh[i]);
-        to[i + SIZE / 2] = keep_float(fresh[i + SIZE / 2]);
+        to[at] = keep_float(fresh[at]);
+        to[at + SIZE / 2] = keep_float(fresh[at + SIZE / 2]);
     }
     if (has_value) {
-        rows[(position - first) * SIZE + i] = own;
+        rows[(position - first) * SIZE + at] = own;
         if (KV != QN_CUDA_KV_F32 && keeps) {
             *value = own;
         }

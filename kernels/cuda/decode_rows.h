@@ -11,7 +11,7 @@
 #include "formats.h"
 #include "cuda_vq_kv.h"
 
-/* An element of a new row, and four as they are kept; codes are the first word. */
+/* An element of a row of floats, and four as they are kept; of codes the first word. */
 #if KV == QN_CUDA_KV_F32
 typedef float kept;
 typedef float4 four;
@@ -19,28 +19,6 @@ typedef float4 four;
 typedef u16 kept;
 typedef uint2 four;
 #endif
-
-DEV kept keep_float(float v)
-{
-#if KV == QN_CUDA_KV_F32
-    return v;
-#elif KV == QN_CUDA_KV_BF16
-    return (u16)pack_bf16(v, 0.0f);
-#else
-    return (u16)pack_f16(v, 0.0f);
-#endif
-}
-
-DEV float float_of(kept v)
-{
-#if KV == QN_CUDA_KV_F32
-    return v;
-#elif KV == QN_CUDA_KV_BF16
-    return __uint_as_float((u32)v << 16);
-#else
-    return half_float(v);
-#endif
-}
 
 DEV four keep_four(const float4 &v)
 {
