@@ -397,6 +397,11 @@ DEV bool warp_elect(void)
 }
 
 /* Barrier `id` of some warps of a block. */
+DEV void threads_arrive(u32 id, u32 threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 DEV void threads_sync(u32 id, u32 threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -451,6 +456,14 @@ DEV void tensor_store_3d(const tensor_map *map, u32 from, int x, int y, int z)
 {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
                  "r"(from), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+
+DEV void tensor_store_3d_hint(const tensor_map *map, u32 from, int x, int y, int z, u64 policy)
+{
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group.L2::cache_hint "
+                 "[%0, {%2, %3, %4}], [%1], %5;" ::"l"(map),
+                 "r"(from), "r"(x), "r"(y), "r"(z), "l"(policy)
                  : "memory");
 }
 

@@ -4,41 +4,49 @@
  *   t = f32(acc) scale_b[n];   D[m,n] = t scale_a[m], with bias fma(scale_a[m], t, bias[n])
  *
  * A persistent grid like block_scaled_mm.cu's: warp 0 keeps a ring of STAGES k-blocks filled, warp 1 lays out what the
- * epilogue of a tile needs (scales, bias, zero points) in shared memory a tile ahead, GROUPS warpgroups multiply BM /
- * GROUPS rows each. INT8 sums stay in the tensor core's int32. FP8 sums of a k-block are made there and then added in
- * f32: it keeps fewer bits than f32 (docs/operators.md).
+ * epilogue of a tile needs of its columns (scale, bias, zero point) in shared memory, GROUPS warpgroups multiply BM /
+ * GROUPS rows each and send ROOM columns of results on their way while they finish the next ones. INT8 sums stay in the
+ * tensor core's int32. FP8 sums of a k-block are made there and then added in f32: it keeps fewer bits than f32
+ * (docs/operators.md).
  *
  * Host contract
  *   Parameters
  *     INT8    1: operands int8, else e4m3
- *     BM, BN, STAGES, CLUSTER, GROUPS, STORE, OUT, BAND   as in block_scaled_mm.cu
+ *     BM, BN, STAGES, CLUSTER, STORE, OUT   as in block_scaled_mm.cu;  GROUPS  2
+ *     ROOM    a part of BN, a multiple of 64 columns; BN where STORE is 0
  *     BIAS    0 none, 1 f32, 2 f16, 3 bf16;  AZP  0 none, 1 azp_adj alone, 2 azp too
  *   Tensor maps a, b, d, a_last, b_last as there
  *   Arguments: maps, then as declared; scale_a[row * scale_a_step], scale_b[n * scale_b_step] (0: one for all), azp
  *     [row * azp_step]; d_row in elements; constant 1: kernels ahead in the stream do not write b, which is then read
  *     before they end
  *   Launch: block 128 + 128 GROUPS, grid and cluster as there;
- *     dynamic shared memory = 1024 + STORE * BM * BN * 2 + STAGES * (128 * (BM + BN) + 16)
- *                             + 2 * (8 * BM + 12 * BN + 16)
+ *     dynamic shared memory = STORE * BM * ROOM * 2 + STAGES * (128 * (BM + BN) + 16)
+ *                             + 4 * BN * (1 + (BIAS != 0) + (AZP != 0)) + 16
  *   Limits: K >= 1, N >= 1, M, N and K below 2^31. */
-#ifndef BAND
-#define BAND (2048 / BM)
-#endif
+/* Tiles of a short K take about as long to finish as to multiply. High bands of them read b once. */
+#define SHORT_K 2048
+#define BAND ((p->k <= SHORT_K ? 4096u : 2048u) / BM)
 #define LAYOUT 0
 #define THREADS (128 + 128 * GROUPS)
 #define WAVES (BM / 64 / GROUPS)
 #include "tiles.h"
 
 #define SUMS (BN / 2)
-#define D_BYTES (STORE ? BM * BN * 2 : 0)
-/* A slot of what an epilogue needs, two in turn: scale_a[BM], azp[BM], scale_b[BN], bias[BN], azp_adj[BN]. */
-#define SCALE_A 0
-#define AZP_AT (4 * BM)
-#define SCALE_B (8 * BM)
-#define BIAS_AT (8 * BM + 4 * BN)
-#define ADJ_AT (8 * BM + 8 * BN)
-#define SLOT (8 * BM + 12 * BN)
-#if BM != 64 * WAVES * GROUPS || WAVES > 2 || BN % 16 != 0 || (STORE && (OUT == 2 || BN % 64 != 0))
+#define D_BYTES (STORE ? BM * ROOM * 2 : 0)
+/* What an epilogue needs of a tile's columns: scale_b[BN], bias[BN], azp_adj[BN], those that there are. */
+#define SCALE_B 0
+#define BIAS_AT (4 * BN)
+#define ADJ_AT (4 * BN * (1 + (BIAS != 0)))
+#define COLUMNS_BYTES (4 * BN * (1 + (BIAS != 0) + (AZP != 0)))
+#define MOST_KEPT (16 << 20) /* results that may stay in L2 for who reads them; more leave it first */
+/* INT8 with a short K: the second warpgroup begins a tile when the first has so many k-blocks of it under way, and
+ * multiplies while that one finishes. */
+#define LEAD 3
+#if GROUPS != 2 || STAGES < LEAD
+#error "scaled_mm: no such ring"
+#endif
+#if BM != 64 * WAVES * GROUPS || WAVES > 2 || BN % 16 != 0 || BN % ROOM != 0 || \
+    (STORE ? OUT == 2 || ROOM % 64 != 0 : ROOM != BN)
 #error "scaled_mm: no such tile"
 #endif
 
@@ -62,7 +70,7 @@ typedef struct problem {
 
 typedef struct rings {
     ring tiles;
-    u32 d, slots, filled, used; /* + slot * size, except d */
+    u32 d, columns, filled, used;
 } rings;
 
 DEV float load_bias(const problem *p, int n)
@@ -77,40 +85,51 @@ DEV float load_bias(const problem *p, int n)
 #endif
 }
 
-/* One warp. */
-DEV void load_vectors(const problem *p, const rings *r, u32 lane)
+/* One warp: what the epilogue needs of columns, a tile ahead as far as the last one has read its own. */
+DEV void load_columns(const problem *p, const rings *r, u32 lane)
 {
-    u32 slot = 0, parity = 1;
+    u32 parity = 1;
     walk w;
     walk_start(&w, &p->size);
     while (walk_on(&w, &p->size)) {
-        const u32 to = r->slots + slot * SLOT;
-        barrier_wait(r->used + 8 * slot, parity);
-#pragma unroll 4
-        for (u32 i = lane; i < BM; i += 32) {
-            const i64 row = w.row + (int)i;
-            const int valid = row < p->size.m;
-            store_shared_f32(to + SCALE_A + 4 * i, valid ? __ldg(p->scale_a + row * p->scale_a_step) : 0.0f);
-#if AZP == 2
-            store_shared_i32(to + AZP_AT + 4 * i, valid ? __ldg(p->azp + row * p->azp_step) : 0);
-#endif
-        }
+        barrier_wait(r->used, parity);
 #pragma unroll 4
         for (u32 i = lane; i < BN; i += 32) {
             const i64 n = w.column + (int)i;
             const int valid = n < p->size.n;
-            store_shared_f32(to + SCALE_B + 4 * i, valid ? __ldg(p->scale_b + n * p->scale_b_step) : 0.0f);
+            store_shared_f32(r->columns + SCALE_B + 4 * i, valid ? __ldg(p->scale_b + n * p->scale_b_step) : 0.0f);
 #if BIAS
-            store_shared_f32(to + BIAS_AT + 4 * i, valid ? load_bias(p, (int)n) : 0.0f);
+            store_shared_f32(r->columns + BIAS_AT + 4 * i, valid ? load_bias(p, (int)n) : 0.0f);
 #endif
 #if AZP
-            store_shared_i32(to + ADJ_AT + 4 * i, valid ? __ldg(p->adjust + n) : 0);
+            store_shared_i32(r->columns + ADJ_AT + 4 * i, valid ? __ldg(p->adjust + n) : 0);
 #endif
         }
-        barrier_arrive(r->filled + 8 * slot);
-        slot ^= 1;
-        parity ^= slot == 0;
+        barrier_arrive(r->filled);
+        parity ^= 1;
     }
+}
+
+/* What an epilogue needs of a lane's rows. */
+typedef struct row_values {
+    float scale[2 * WAVES];
+    int azp[2 * WAVES];
+} row_values;
+
+/* `row` is the lane's first. */
+DEV row_values load_rows(const problem *p, int row)
+{
+    row_values v;
+#pragma unroll
+    for (int i = 0; i < 2 * WAVES; i++) {
+        const i64 at = row + 8 * (i % 2) + (int)PRODUCT_ROW(0, i / 2);
+        const int valid = at < p->size.m;
+        v.scale[i] = valid ? __ldg(p->scale_a + at * p->scale_a_step) : 0.0f;
+#if AZP == 2
+        v.azp[i] = valid ? __ldg(p->azp + at * p->azp_step) : 0;
+#endif
+    }
+    return v;
 }
 
 #if INT8
@@ -121,43 +140,32 @@ DEV void load_vectors(const problem *p, const rings *r, u32 lane)
 #define AS_FLOAT(v) (v)
 #endif
 
-/* A product's sums to the bits of its results; `local` is the lane's first row of the tile. */
-DEV void finish(sum *acc, u32 slot, u32 local, u32 lane)
+/* Columns [first, first + ROOM) of product v's sums to the bits of its results, in their place: the compiler would else
+ * read all that columns need at once, for which there are no registers. */
+DEV void finish(sum *acc, const row_values *rows, int v, int first, u32 columns, u32 lane)
 {
-    const float sa[2] = {load_shared_f32(slot + SCALE_A + 4 * local), load_shared_f32(slot + SCALE_A + 4 * local + 32)};
-#if AZP == 2
-    const int azp[2] = {load_shared_i32(slot + AZP_AT + 4 * local), load_shared_i32(slot + AZP_AT + 4 * local + 32)};
-#endif
 #pragma unroll
-    for (int j = 0; j < BN / 8; j++) {
-        const u32 column = 4 * (8 * j + 2 * (lane % 4));
-        const float2 sb = load_shared_f32x2(slot + SCALE_B + column);
+    for (int j = first / 8; j < (first + ROOM) / 8; j++) {
+        const u32 column = columns + 4 * (8 * j + 2 * (lane % 4));
+        const float2 sb = load_shared_f32x2(column + SCALE_B);
 #if BIAS
-        const float2 bias = load_shared_f32x2(slot + BIAS_AT + column);
+        const float2 bias = load_shared_f32x2(column + BIAS_AT);
 #endif
 #if AZP
-        const int2 adjust = load_shared_i32x2(slot + ADJ_AT + column);
+        const int2 adjust = load_shared_i32x2(column + ADJ_AT);
 #endif
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-#if INT8
-            u32 v = (u32)acc[4 * j + i];
+            sum exact = acc[4 * j + i];
 #if AZP
             const u32 zero = (u32)(i % 2 ? adjust.y : adjust.x);
-#if AZP == 2
-            v -= (u32)azp[i / 2] * zero;
-#else
-            v -= zero;
+            exact = (int)((u32)exact - (AZP == 2 ? (u32)rows->azp[2 * v + i / 2] * zero : zero));
 #endif
-#endif
-            const float t = (float)(int)v * (i % 2 ? sb.y : sb.x);
-#else
-            const float t = acc[4 * j + i] * (i % 2 ? sb.y : sb.x);
-#endif
+            const float t = (float)exact * (i % 2 ? sb.y : sb.x), scale = rows->scale[2 * v + i / 2];
 #if BIAS
-            acc[4 * j + i] = RESULT(__fmaf_rn(sa[i / 2], t, i % 2 ? bias.y : bias.x));
+            acc[4 * j + i] = RESULT(__fmaf_rn(scale, t, i % 2 ? bias.y : bias.x));
 #else
-            acc[4 * j + i] = RESULT(t * sa[i / 2]);
+            acc[4 * j + i] = RESULT(t * scale);
 #endif
         }
     }
@@ -194,14 +202,25 @@ DEV void multiply_waves(sum sums[WAVES][SUMS], const rings *r, u32 stage, u32 gr
 DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32 group, u32 warp, u32 lane)
 {
     const int blocks = (p->size.k + 127) / 128;
+#if INT8
+    /* With fewer k-blocks than stages the first warpgroup could be two tiles ahead. */
+    const int apart = blocks >= STAGES && p->size.k <= SHORT_K;
+#endif
     const u32 local = PRODUCT_ROW(group, 0) + warp * 16 + lane / 4;
-    u32 slot = 0, parity = 0;
+#if STORE
+    const u64 policy = (i64)p->size.m * p->size.n > MOST_KEPT ? L2_EVICT_FIRST : L2_EVICT_NORMAL;
+#endif
+    u32 parity = 0;
     place at = {0, 0};
     walk w;
     walk_start(&w, &p->size);
     while (walk_on(&w, &p->size)) {
+        const row_values rows = load_rows(p, w.row + (int)local);
         sum sums[WAVES][SUMS];
 #if INT8
+        if (apart && group == 1) {
+            threads_sync(1 + GROUPS, 128 * GROUPS);
+        }
         /* A k-block's products are under way while the next one's operands are waited for. The first stands before the
          * loop, which else would be written out seven times. */
         barrier_wait(r->tiles.full + 8 * at.stage, at.parity);
@@ -212,6 +231,9 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
         for (int kb = 1; kb < blocks; kb++) {
             barrier_wait(r->tiles.full + 8 * at.stage, at.parity);
             multiply_waves(sums, r, at.stage, group, 1);
+            if (apart && group == 0 && kb + 1 == LEAD) {
+                threads_arrive(1 + GROUPS, 128 * GROUPS);
+            }
             WGMMA_WAIT(1);
             release(r->tiles.empty + 8 * before, lane);
             before = at.stage;
@@ -244,26 +266,42 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
             place_on(&at);
         }
 #endif
-        const u32 vectors = r->slots + slot * SLOT;
-        barrier_wait(r->filled + 8 * slot, parity);
-        finish(sums[0], vectors, local, lane);
-#if BM == 128 * GROUPS
-        __syncwarp(); /* one after the other: registers are few here */
-        finish(sums[1], vectors, local + PRODUCT_ROW(0, 1), lane);
-#endif
-        barrier_arrive(r->used + 8 * slot);
-        slot ^= 1;
-        parity ^= slot == 0;
-        __syncwarp();
         float results[WAVES][SUMS];
+        barrier_wait(r->filled, parity);
+        parity ^= 1;
+#if STORE
+        u32 which = 0; /* products that have rows */
 #pragma unroll
         for (int v = 0; v < WAVES; v++) {
-#pragma unroll
-            for (int i = 0; i < SUMS; i++) {
-                results[v][i] = AS_FLOAT(sums[v][i]);
-            }
+            which |= (u32)(w.row + (int)PRODUCT_ROW(group, v) < p->size.m) << v;
         }
-        store_tile(&r->tiles, 0, &p->size, &w, d_map, r->d, p->d, p->d_row, results, group, warp, lane);
+#endif
+        /* Columns leave while the next ones are finished. */
+#pragma unroll
+        for (int first = 0; first < BN; first += ROOM) {
+#pragma unroll
+            for (int v = 0; v < WAVES; v++) {
+                finish(sums[v], &rows, v, first, r->columns, lane);
+                __syncwarp(); /* one after the other: registers are few here */
+#pragma unroll
+                for (int i = first / 2; i < (first + ROOM) / 2; i++) {
+                    results[v][i] = AS_FLOAT(sums[v][i]);
+                }
+            }
+            if (first + ROOM >= BN) {
+                barrier_arrive(r->used);
+            }
+#if STORE
+            if (which) {
+                store_columns(&p->size, &w, d_map, r->d, p->d, p->d_row, results, first, which, which, policy, group,
+                              warp, lane);
+            }
+#endif
+        }
+#if !STORE
+        store_products(&p->size, &w, p->d, p->d_row, results, group, warp, lane);
+#endif
+        __syncwarp();
     }
 #if STORE
     tensor_store_wait();
@@ -277,18 +315,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                  const float *scale_b, i64 scale_b_step, const void *bias, const int *adjust, const int *azp,
                  i64 azp_step, char *d, i64 d_row, int m, int n, int k, int constant)
 {
-    extern __shared__ char shared[];
+    extern __shared__ __align__(1024) char shared[];
     const problem p = {{0, m, n, k, 1, 0}, scale_a, scale_b,      bias,        adjust, azp, d,
                        d_row,              scale_a_step, scale_b_step, azp_step};
     rings r;
-    r.d = (shared_address(shared) + 1023) / 1024 * 1024;
+    r.d = shared_address(shared);
     r.tiles.a = r.d + D_BYTES;
     r.tiles.b = r.tiles.a + STAGES * A_BYTES;
-    r.slots = r.tiles.b + STAGES * B_BYTES;
-    r.tiles.full = r.slots + 2 * SLOT;
+    r.columns = r.tiles.b + STAGES * B_BYTES;
+    r.tiles.full = r.columns + COLUMNS_BYTES;
     r.tiles.empty = r.tiles.full + STAGES * 8;
     r.filled = r.tiles.empty + STAGES * 8;
-    r.used = r.filled + 16;
+    r.used = r.filled + 8;
     const u32 warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
     const int few = BM <= 128 && m <= BM; /* one row of tiles */
     const boxes a_boxes = {&a_map, &a_last}, b_boxes = {&b_map, &b_last};
@@ -303,10 +341,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(r.tiles.full + 8 * i, 1);
             barrier_init(r.tiles.empty + 8 * i, 4 * GROUPS * CLUSTER);
         }
-        for (u32 i = 0; i < 2; i++) {
-            barrier_init(r.filled + 8 * i, 32);
-            barrier_init(r.used + 8 * i, 128 * GROUPS);
-        }
+        barrier_init(r.filled, 32);
+        barrier_init(r.used, 128 * GROUPS);
         barrier_init_fence();
         if (few) {
             ask_for_rows(&a_map, (k + 127) / 128);
@@ -325,7 +361,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (warp == 0 && lane == 0) {
             load_tiles(&p.size, &r.tiles, &a_boxes, &b_boxes, early);
         } else if (warp == 1) {
-            load_vectors(&p, &r, lane);
+            load_columns(&p, &r, lane);
         }
     } else {
         REGISTERS_TAKE(232);

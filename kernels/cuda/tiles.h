@@ -740,49 +740,52 @@ DEV void release_held(const ring *r, u32 last, u32 lane)
 }
 #endif
 
-/* A warpgroup's products to d through `staging`, the tile's place in shared memory; bit v of `which`: product v. */
-DEV void store_boxes(const extent *p, const walk *w, const tensor_map *d_map, u32 staging, char *d, i64 d_row,
-                     float sums[WAVES][BN / 2], u32 which, u32 whole, u32 group, u32 warp, u32 lane)
+/* Columns [first, first + ROOM) of a warpgroup's products to d through `staging`, where shared memory has the place of
+ * as many; bit v of `which`: product v. `policy`: of L2, 0 for none. */
+DEV void store_columns(const extent *p, const walk *w, const tensor_map *d_map, u32 staging, char *d, i64 d_row,
+                       float sums[WAVES][BN / 2], int first, u32 which, u32 whole, u64 policy, u32 group, u32 warp,
+                       u32 lane)
 {
     const u32 leader = warp == 0 && lane == 0;
-#pragma unroll
-    for (int first = 0; first < BN; first += ROOM) {
-        if (leader) {
-            tensor_store_wait_read();
-        }
-        threads_sync(1 + group, 128);
-        if (which & 1) {
-            stage_rows(staging + PRODUCT_ROW(group, 0) * (ROOM * OUT_BYTES), sums[0] + first / 2, ROOM, warp, lane);
-        }
-#if BM == 128 * GROUPS
-        if (which & 2) {
-            stage_rows(staging + PRODUCT_ROW(group, 1) * (ROOM * OUT_BYTES), sums[1] + first / 2, ROOM, warp, lane);
-        }
-#endif
-        fence_proxy_async();
-        threads_sync(1 + group, 128);
-        if (leader) {
-            for (u32 i = 0; i < WAVES * (ROOM / BOX); i++) {
-                const u32 row = PRODUCT_ROW(group, i / (ROOM / BOX)), part = i % (ROOM / BOX);
-                if (whole >> (i / (ROOM / BOX)) & 1) {
-                    tensor_store_3d(d_map, staging + row * (ROOM * OUT_BYTES) + part * 8192,
-                                    w->column + first + (int)part * BOX, w->first + w->row + (int)row,
-                                    LAYOUT == MASKED ? w->group : 0);
-                }
-            }
-            tensor_store_commit();
-        }
-#if BY_ROWS
-        for (u32 i = 0; which != whole && i < WAVES * (ROOM / BOX); i++) {
-            const u32 row = PRODUCT_ROW(group, i / (ROOM / BOX)), part = i % (ROOM / BOX);
-            if ((which & ~whole) >> (i / (ROOM / BOX)) & 1) {
-                store_part(p, w, staging + row * (ROOM * OUT_BYTES) + part * 8192, d, d_row, w->row + (int)row,
-                           w->column + first + (int)part * BOX, warp, lane);
-            }
-        }
-#endif
+    if (leader) {
+        tensor_store_wait_read();
     }
-    __syncwarp();
+    threads_sync(1 + group, 128);
+    if (which & 1) {
+        stage_rows(staging + PRODUCT_ROW(group, 0) * (ROOM * OUT_BYTES), sums[0] + first / 2, ROOM, warp, lane);
+    }
+#if BM == 128 * GROUPS
+    if (which & 2) {
+        stage_rows(staging + PRODUCT_ROW(group, 1) * (ROOM * OUT_BYTES), sums[1] + first / 2, ROOM, warp, lane);
+    }
+#endif
+    fence_proxy_async();
+    threads_sync(1 + group, 128);
+    if (leader) {
+        for (u32 i = 0; i < WAVES * (ROOM / BOX); i++) {
+            const u32 row = PRODUCT_ROW(group, i / (ROOM / BOX)), part = i % (ROOM / BOX);
+            const u32 from = staging + row * (ROOM * OUT_BYTES) + part * 8192;
+            const int x = w->column + first + (int)part * BOX, y = w->first + w->row + (int)row;
+            if ((whole >> (i / (ROOM / BOX)) & 1) == 0) {
+                continue;
+            }
+            if (policy) {
+                tensor_store_3d_hint(d_map, from, x, y, LAYOUT == MASKED ? w->group : 0, policy);
+            } else {
+                tensor_store_3d(d_map, from, x, y, LAYOUT == MASKED ? w->group : 0);
+            }
+        }
+        tensor_store_commit();
+    }
+#if BY_ROWS
+    for (u32 i = 0; which != whole && i < WAVES * (ROOM / BOX); i++) {
+        const u32 row = PRODUCT_ROW(group, i / (ROOM / BOX)), part = i % (ROOM / BOX);
+        if ((which & ~whole) >> (i / (ROOM / BOX)) & 1) {
+            store_part(p, w, staging + row * (ROOM * OUT_BYTES) + part * 8192, d, d_row, w->row + (int)row,
+                       w->column + first + (int)part * BOX, warp, lane);
+        }
+    }
+#endif
 }
 #endif
 
@@ -867,9 +870,11 @@ DEV void store_tile(const ring *r, u32 last, const extent *p, const walk *w, con
 #if STORE == 2
     store_held(r, last, p, w, d_map, d, d_row, sums, which, whole, group, warp, lane);
 #else
-    if (which) {
-        store_boxes(p, w, d_map, staging, d, d_row, sums, which, whole, group, warp, lane);
+#pragma unroll
+    for (int first = 0; which != 0 && first < BN; first += ROOM) {
+        store_columns(p, w, d_map, staging, d, d_row, sums, first, which, whole, 0, group, warp, lane);
     }
+    __syncwarp();
 #endif
 #else
     store_products(p, w, d, d_row, sums, group, warp, lane);

@@ -372,8 +372,8 @@ static void every_cut_agrees(void **state)
     assert_int_equal(failures, before);
 }
 
-/* Small cases take few of the ways that products of 16-bit floats and of FP4 weights, E8P12's runs, and
- * vector-quantised weights' tiles with many rows of x are dealt: cards of few multiprocessors more. */
+/* Small cases take few of the ways that products of 16-bit floats, of scaled FP8 and INT8 and of FP4 weights, E8P12's
+ * runs, and vector-quantised weights' tiles with many rows of x are dealt: cards of few multiprocessors more. */
 static void every_deal_agrees(void **state)
 {
     (void)state;
@@ -414,7 +414,19 @@ static void every_deal_agrees(void **state)
                                         "dense_mm m=40 n=520 k=2072 b=f16",
                                         "dense_mm m=300 n=200 k=1040 out=f32 b=bf16",
                                         "dense_mm m=12 n=1400 k=2080 out=f32",
-                                        "dense_mm m=70 n=392 k=1048 x=f16 b=bf16"};
+                                        "dense_mm m=70 n=392 k=1048 x=f16 b=bf16",
+                                        /* 128 x 256, warpgroups apart; with three stages; few k-blocks; a long K */
+                                        "scaled_mm m=600 n=512 k=560 scale_a=token scale_b=channel azp_adj=1 azp=1",
+                                        "scaled_mm m=600 n=1000 k=528 out=f16 scale_b=channel bias=f16 azp_adj=1 azp=1",
+                                        "scaled_mm m=600 n=512 k=272 scale_a=token scale_b=channel bias=1",
+                                        "scaled_mm m=300 n=512 k=2320 scale_a=token azp_adj=1",
+                                        /* 128 x 192, 128 x 128, by lanes */
+                                        "scaled_mm m=600 n=328 k=1040 scale_a=token scale_b=channel",
+                                        "scaled_mm m=600 n=640 k=1040 scale_a=token scale_b=channel azp_adj=1",
+                                        "scaled_mm m=600 n=520 k=700 out=f32 scale_a=token scale_b=channel azp_adj=1",
+                                        "scaled_mm m=900 n=512 k=560 a=f8_e4m3 scale_a=token scale_b=channel",
+                                        "scaled_mm m=600 n=328 k=1040 a=f8_e4m3 scale_b=channel bias=bf16",
+                                        "scaled_mm m=600 n=512 k=1040 out=f32 a=f8_e4m3 scale_b=channel"};
     static const int32_t cards[] = {1, 2, 4, 6, 12};
     qn_cuda *const cuda = need_hopper();
     qn_error error = {0};
@@ -425,12 +437,17 @@ static void every_deal_agrees(void **state)
         qn_op_desc desc;
         assert_int_equal(qn_op_desc_parse(cases[i], &desc, NULL), QN_OK);
         const int dense = desc.op == QN_OP_DENSE_MM, same = desc.in[0].format == desc.in[1].format;
-        const qn_kernel *kernel = desc.op == QN_OP_VQ_MM                ? qn_cuda_vq_family.kernels
-                                  : !dense                              ? qn_cuda_fp4_mm_family.kernels
-                                  : same && desc.in[0].format != QN_F32 ? qn_cuda_dense_mm_family.kernels
-                                                                        : qn_cuda_planes_family.kernels;
-        kernel += desc.op == QN_OP_MXFP4_MM;
-        assert_null(kernel->accepts(kernel, &desc));
+        const qn_cuda_family *const family = desc.op == QN_OP_VQ_MM                ? &qn_cuda_vq_family
+                                             : desc.op == QN_OP_SCALED_MM          ? &qn_cuda_scaled_mm_family
+                                             : !dense                              ? &qn_cuda_fp4_mm_family
+                                             : same && desc.in[0].format != QN_F32 ? &qn_cuda_dense_mm_family
+                                                                                   : &qn_cuda_planes_family;
+        size_t k = 0;
+        while (k < family->bytes / sizeof(qn_kernel) && family->kernels[k].accepts(&family->kernels[k], &desc)) {
+            k++;
+        }
+        assert_true(k < family->bytes / sizeof(qn_kernel));
+        const qn_kernel *const kernel = &family->kernels[k];
         for (size_t c = 0; c < sizeof cards / sizeof *cards && (!word || strstr(cases[i], word)); c++) {
             cuda->device.sms = cards[c];
             run_case(kernel, cases[i], &desc);

@@ -8,42 +8,76 @@
 #include "base/checked.h"
 #include "ref/slots.h"
 
-/* Programs of a plan: the portable one, tiles, then a strip for each of several numbers of rows. PAIR is TALL in
- * clusters of two; ANY takes any alignment of d. */
-enum { PORTABLE = 0, TALL, PAIR, WIDE, SQUARE, ANY, LOW, FEW };
+/* A tile of scaled_mm.cu. */
+typedef struct tile {
+    int32_t bm, bn, cluster, store;
+    int32_t room;    /* columns that leave together */
+    int32_t stages;  /* at most */
+    double weight;   /* share of the first one's speed that it reaches when the card is full */
+    double epilogue; /* what a tile takes beside its k-blocks, in k-blocks */
+} tile;
+
+/* Weights and epilogues: fits of ten N and K with 300, 1024 and 4096 rows on an H200, corrected by what cards slow down
+ * to while tiles are timed in turn; those of tiles that lanes store by analogy. */
+static const tile int8_tiles[] = {{128, 256, 1, 1, 128, 4, 1.00, 3.3},
+                                  {128, 192, 1, 1, 192, 4, 0.97, 3.3},
+                                  {128, 128, 1, 1, 128, 6, 0.93, 3.2},
+                                  {128, 128, 1, 0, 128, 6, 0.88, 3.5},
+                                  {128, 64, 1, 0, 64, 8, 0.70, 3.0}};
+static const tile fp8_tiles[] = {{256, 128, 2, 1, 64, 4, 1.00, 3.5},
+                                 {128, 192, 1, 1, 192, 4, 1.03, 3.0},
+                                 {128, 128, 1, 1, 128, 6, 0.96, 3.2},
+                                 {128, 128, 1, 0, 128, 6, 0.90, 3.5},
+                                 {128, 64, 1, 0, 64, 8, 0.72, 3.0}};
+
+/* Programs of a plan: the portable one, tiles, then a strip for each of several numbers of rows. */
+enum { PORTABLE = 0, FIRST_TILE = 1, TILES = sizeof int8_tiles / sizeof *int8_tiles, FEW = FIRST_TILE + TILES };
 static const int32_t heights[] = {8, 16, 32, 64, 128};
 enum { HEIGHTS = sizeof heights / sizeof *heights, MOST_STAGES = 16 };
-
-static const qn_tile tiles[FEW] = {
-    [TALL] = {256, 128, 3, 1, 1, 1, 1, 1.00, 0.0, 0, 0, 0}, [PAIR] = {256, 128, 3, 2, 1, 1, 1, 1.00, 0.0, 0, 0, 0},
-    [WIDE] = {128, 192, 4, 1, 1, 1, 1, 0.90, 0.0, 0, 0, 0}, [SQUARE] = {128, 128, 5, 1, 1, 1, 1, 0.80, 0.0, 0, 0, 0},
-    [ANY] = {128, 128, 6, 1, 1, 0, 1, 0.75, 0.0, 0, 0, 0},  [LOW] = {128, 64, 8, 1, 1, 0, 1, 0.60, 0.0, 0, 0, 0}};
-
-/* FP8 sums are added once a k-block; WIDE does that in fewer, longer products. */
-#define FP8_WIDE_WEIGHT 1.08
 
 static int is_int8(const qn_op_desc *desc)
 {
     return desc->in[QN_SMM_A].format == QN_I8;
 }
 
-static qn_tile tile_of(int32_t program, const qn_op_desc *desc)
+static int32_t bias_of(const qn_op_desc *desc)
 {
-    qn_tile t = tiles[program];
-    if (program == WIDE && !is_int8(desc)) {
-        t.weight = FP8_WIDE_WEIGHT;
+    switch (desc->in[QN_SMM_BIAS].format) {
+    case QN_F32: return 1;
+    case QN_F16: return 2;
+    case QN_BF16: return 3;
+    default: return 0;
     }
-    if (!qn_tile_may_store(desc->attr[QN_ATTR_OUT].i, desc->in[QN_SMM_B].dims[0])) {
-        t.stages += t.store; /* in the room of a tile on its way out */
-        t.store = 0;
-    }
-    return t;
 }
 
-static int32_t shared_of(const qn_tile *t)
+static int32_t azp_of(const qn_op_desc *desc)
 {
-    return 1024 + t->store * t->bm * t->bn * 2 + t->stages * (128 * (t->bm + t->bn) + 16) +
-           2 * (8 * t->bm + 12 * t->bn + 16);
+    const int azp = desc->in[QN_SMM_AZP].format != QN_FORMAT_NONE;
+    return azp ? 2 : desc->in[QN_SMM_AZP_ADJ].format != QN_FORMAT_NONE;
+}
+
+static int32_t shared_of(const tile *t, const qn_op_desc *desc)
+{
+    const int32_t vectors = 1 + (bias_of(desc) != 0) + (azp_of(desc) != 0);
+    return t->store * t->bm * t->room * 2 + t->stages * (128 * (t->bm + t->bn) + 16) + 4 * t->bn * vectors + 16;
+}
+
+enum { MOST_BY_LANES = 192 }; /* columns of a tile that lanes store: they have no registers for more */
+
+/* With as many stages as fit. */
+static tile tile_of(int32_t i, const qn_op_desc *desc)
+{
+    tile t = is_int8(desc) ? int8_tiles[i] : fp8_tiles[i];
+    if (!qn_tile_may_store(desc->attr[QN_ATTR_OUT].i, desc->in[QN_SMM_B].dims[0])) {
+        t.store = 0;
+        t.stages++; /* in the room of a tile on its way out */
+        t.bn = t.bn < MOST_BY_LANES ? t.bn : MOST_BY_LANES;
+        t.room = t.bn;
+    }
+    while (shared_of(&t, desc) > QN_TILE_SHARED) {
+        t.stages--;
+    }
+    return t;
 }
 
 /* ---- few rows ---- */
@@ -113,28 +147,12 @@ static const char *accepts_fp8(const qn_kernel *kernel, const qn_op_desc *desc)
     return accepts_either(desc, QN_F8_E4M3, "operands are not e4m3");
 }
 
-static int32_t bias_of(const qn_op_desc *desc)
-{
-    switch (desc->in[QN_SMM_BIAS].format) {
-    case QN_F32: return 1;
-    case QN_F16: return 2;
-    case QN_BF16: return 3;
-    default: return 0;
-    }
-}
-
-static int32_t azp_of(const qn_op_desc *desc)
-{
-    const int azp = desc->in[QN_SMM_AZP].format != QN_FORMAT_NONE;
-    return azp ? 2 : desc->in[QN_SMM_AZP_ADJ].format != QN_FORMAT_NONE;
-}
-
 static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
                         qn_cuda_program *out)
 {
     (void)kernel;
     qn_cuda_mm_any_program(desc, &out[PORTABLE]);
-    for (int32_t i = TALL; i < FEW + HEIGHTS; i++) {
+    for (int32_t i = FIRST_TILE; i < FEW + HEIGHTS; i++) {
         qn_cuda_program *p = &out[i];
         qn_cuda_define(p, "INT8", is_int8(desc));
         qn_cuda_define(p, "OUT", desc->attr[QN_ATTR_OUT].i);
@@ -153,14 +171,15 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
             qn_cuda_define(p, "OCCUPANCY", s.occupancy);
             continue;
         }
-        const qn_tile t = tile_of(i, desc);
-        p->shared_bytes = shared_of(&t);
+        const tile t = tile_of(i - FIRST_TILE, desc);
+        p->shared_bytes = shared_of(&t, desc);
         qn_cuda_define(p, "BM", t.bm);
         qn_cuda_define(p, "BN", t.bn);
         qn_cuda_define(p, "STAGES", t.stages);
         qn_cuda_define(p, "CLUSTER", t.cluster);
         qn_cuda_define(p, "GROUPS", QN_TILE_GROUPS);
         qn_cuda_define(p, "STORE", t.store);
+        qn_cuda_define(p, "ROOM", t.room);
     }
     return FEW + HEIGHTS;
 }
@@ -216,28 +235,27 @@ static void common_arguments(operands *o, void **to)
     memcpy(to, common, sizeof common);
 }
 
-/* Estimated time of a program's tiles, in steps of one sum and one k-block; *rounds: how often they fill the card. */
-static double cost_of(int32_t program, const qn_op_desc *desc, int64_t m, int32_t sms, int64_t *rounds)
+/* Estimated time of a tile's program, in steps of one sum and one k-block. */
+static double cost_of(const tile *t, const qn_op_desc *desc, int64_t m, int32_t sms)
 {
-    const qn_tile t = tile_of(program, desc);
-    *rounds = qn_ceil_div(qn_ceil_div(m, t.bm) * qn_ceil_div(desc->in[QN_SMM_B].dims[0], t.bn), (int64_t)sms);
-    return (double)*rounds * t.bm * t.bn / t.weight;
+    const qn_shape *b = &desc->in[QN_SMM_B];
+    const int64_t all = qn_ceil_div(m, t->bm) * qn_ceil_div(b->dims[0], t->bn);
+    const double blocks = (double)qn_ceil_div(b->dims[1], 128);
+    return (double)qn_ceil_div(all, (int64_t)sms) * t->bm * t->bn * (blocks + t->epilogue) / t->weight;
 }
 
-/* The program of the least estimated time. */
+/* The tile of the least estimated time. */
 static int32_t choose_tile(const qn_op_desc *desc, int64_t m, int32_t sms, int may_store)
 {
-    int32_t best = ANY;
+    int32_t best = -1;
     double least = 0.0;
-    for (int32_t i = TALL; i < FEW; i++) {
-        const qn_tile t = tile_of(i, desc);
-        int64_t rounds;
-        const double cost = cost_of(i, desc, m, sms, &rounds);
-        if (i == PAIR || (t.store && !may_store) || (least > 0.0 && cost >= least)) {
-            continue;
+    for (int32_t i = 0; i < TILES; i++) {
+        const tile t = tile_of(i, desc);
+        const double cost = cost_of(&t, desc, m, sms);
+        if ((!t.store || may_store) && (best < 0 || cost < least)) {
+            least = cost;
+            best = i;
         }
-        least = cost;
-        best = i == TALL && rounds > 3 ? PAIR : i;
     }
     return best;
 }
@@ -274,8 +292,8 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
             return launch_strips(run, &o, i, error);
         }
     }
-    const int32_t program = choose_tile(run->call->desc, o.m, run->device->sms, qn_tile_aligned(o.d, 2 * o.d_row, 0));
-    const qn_tile t = tile_of(program, run->call->desc);
+    const int32_t chosen = choose_tile(run->call->desc, o.m, run->device->sms, qn_tile_aligned(o.d, 2 * o.d_row, 0));
+    const tile t = tile_of(chosen, run->call->desc);
     qn_tile_boxes a, b;
     qn_tensor_map d_map;
     QN_TRY(qn_tile_byte_boxes(run, o.a, o.k, o.m, 1, o.a_row, o.a_row * o.m, t.bm / t.cluster, &a, error));
@@ -287,8 +305,8 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     void *arguments[5 + COMMON] = {&a.all, &b.all, &d_map, &a.last, &b.last};
     common_arguments(&o, arguments + 5);
     const int64_t blocks = qn_ceil_div(o.m, t.bm) * qn_ceil_div(o.n, (int64_t)t.bn * t.cluster) * t.cluster;
-    const qn_cuda_geometry g = qn_tile_geometry(run->device, t.cluster, blocks, shared_of(&t));
-    return qn_cuda_launch(run, program, &g, arguments, error);
+    const qn_cuda_geometry g = qn_tile_geometry(run->device, t.cluster, blocks, shared_of(&t, run->call->desc));
+    return qn_cuda_launch(run, FIRST_TILE + chosen, &g, arguments, error);
 }
 
 /* ---- for people ---- */
@@ -309,16 +327,12 @@ static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_des
             return;
         }
     }
-    int64_t rounds;
     const int32_t chosen = choose_tile(desc, sizes->m, cuda->device.sms, 1);
-    for (int32_t i = TALL; i <= FEW; i++) {
-        const qn_tile t = tile_of(i < FEW ? i : chosen, desc);
-        if (i == PAIR) {
-            continue; /* TALL's tiles, two of which share b */
-        }
-        qn_text_add(text, "%s of %d x %d%s%s: estimate %.3g\n", i < FEW ? "tiles" : "cut: tiles", t.bm, t.bn,
+    for (int32_t i = 0; i <= TILES; i++) {
+        const tile t = tile_of(i < TILES ? i : chosen, desc);
+        qn_text_add(text, "%s of %d x %d%s%s: estimate %.3g\n", i < TILES ? "tiles" : "cut: tiles", t.bm, t.bn,
                     t.store ? ", stored by boxes" : "", t.cluster > 1 ? ", clusters of 2" : "",
-                    cost_of(i < FEW ? i : chosen, desc, sizes->m, cuda->device.sms, &rounds));
+                    cost_of(&t, desc, sizes->m, cuda->device.sms));
     }
 }
 
@@ -327,7 +341,7 @@ static const qn_cuda_impl impl = {.targets = QN_SM_BIT(QN_SM_90A), .programs = p
 static const qn_kernel kernels[] = {
     {QN_CUDA_HOOKS, .name = "qn_scaled_mm_e4m3_e4m3_fp__sm90a_256x128", .op = QN_OP_SCALED_MM, .level = "sm_90a",
      .sums = QN_SUMS_FP8_MMA, .status = "tested", .accepts = accepts_fp8, .describe = describe, .impl = &impl},
-    {QN_CUDA_HOOKS, .name = "qn_scaled_mm_i8_i8_fp__sm90a_256x128", .op = QN_OP_SCALED_MM, .level = "sm_90a",
+    {QN_CUDA_HOOKS, .name = "qn_scaled_mm_i8_i8_fp__sm90a_128x256", .op = QN_OP_SCALED_MM, .level = "sm_90a",
      .status = "tested", .accepts = accepts_int8, .describe = describe, .impl = &impl},
 };
 
