@@ -22,6 +22,8 @@ typedef struct qn_fit_lattice {
 } qn_fit_lattice;
 
 typedef struct qn_fit_set {
+    /* norms[e] = sum_j weights[j] book[j * entries + e]^2, summed in that order; weights NULL: ones. */
+    void (*weigh)(const float *book, int64_t entries, int32_t vector, const float *weights, float *norms);
     /* score of entry e for a target t: norms[e] + sum_j t[j] book[j][e], summed in that order. For each of rows targets
      * [rows][vector] the least score of every lane, entries e with e % QN_FIT_LANES = lane, and its entry; the
      * first of equals: scores[rows][QN_FIT_LANES], entries likewise. */

@@ -13,6 +13,18 @@
 #define PRODUCT_ROWS 4
 #define PRODUCT_WIDTH (VL == 16 ? 4 : 2)
 
+static void weigh(const float *book, int64_t entries, int32_t vector, const float *weights, float *norms)
+{
+    for (int64_t e = 0; e < entries; e += VL) {
+        vf norm = vf_set(0);
+        for (int32_t j = 0; j < vector; j++) {
+            const vf line = vf_load(book + j * entries + e);
+            norm = vf_add(norm, vf_mul(weights ? vf_mul(vf_set(weights[j]), line) : line, line));
+        }
+        vf_store(norms + e, norm);
+    }
+}
+
 /* Entries [from, to), after those before; entries[] are without their lanes. */
 QN_INLINE void nearest_rows(const qn_fit_book *b, int64_t from, int64_t to, const float *targets, const int rows,
                             const int vector, float *scores, int32_t *entries)
@@ -193,4 +205,4 @@ static void add_product(float *out, int64_t out_stride, const float *a, int64_t 
     }
 }
 
-const qn_fit_set QN_NAME(fit) = {nearest, nearest_e8p, add_product};
+const qn_fit_set QN_NAME(fit) = {weigh, nearest, nearest_e8p, add_product};

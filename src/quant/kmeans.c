@@ -32,19 +32,6 @@ static float row_weight(const qn_kmeans_job *j, int64_t row)
     return j->row_weights ? j->row_weights[row] : 1.0f;
 }
 
-/* norms[e] = sum_j weight_j centroid_j^2 */
-static void weigh(const kmeans *m, const float *weights, float *norms)
-{
-    const int64_t entries = m->count;
-    memset(norms, 0, (size_t)entries * sizeof *norms);
-    for (int32_t j = 0; j < m->job->vector; j++) {
-        const float *line = m->turned + j * entries, w = weights ? weights[j] : 1.0f;
-        for (int64_t e = 0; e < entries; e++) {
-            norms[e] += w * line[e] * line[e];
-        }
-    }
-}
-
 /* The least of the lanes, the smaller entry of equals. */
 static int32_t least(const float *scores, const int32_t *entries, float *score)
 {
@@ -78,7 +65,7 @@ static void compare_chunk(void *user, int64_t chunk, int32_t thread)
     for (int64_t g = 0; g < job->groups; g++) {
         const float *weights = job->column_weights ? job->column_weights + g * v : NULL;
         if (weights) {
-            weigh(m, weights, norms);
+            m->set->weigh(m->turned, m->count, v, weights, norms);
         }
         for (int64_t r = 0; r < rows; r++) {
             const float *x = job->x + (first + r) * job->stride + g * v;
@@ -124,7 +111,7 @@ static double compare(kmeans *m, const float *centroids, int64_t first, int64_t 
         }
     }
     if (!m->job->column_weights) {
-        weigh(m, NULL, m->norms);
+        m->set->weigh(m->turned, count, v, NULL, m->norms);
     }
     qn_parallel_for(exec, m->chunks, compare_chunk, m);
     double sum = 0;
