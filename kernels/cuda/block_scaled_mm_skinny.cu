@@ -381,7 +381,7 @@ DEV void store_boxes(const problem *p, const rings *ring, const tensor_map *d_ma
     threads_sync(2 + group, 128);
     if (warp == 0 && lane == 0) {
         for (u32 i = 0; i < ROWS / 64; i++) {
-            tensor_store_3d(d_map, staging + i * STAGE_BYTES, p->column + (int)group * 64, m + (int)i * 64, 0);
+            tensor_store_3d(d_map, staging + i * STAGE_BYTES, p->column + (int)group * 64, m + (int)i * 64, 0, 0);
         }
         tensor_store_commit();
         tensor_store_wait_read();

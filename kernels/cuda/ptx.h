@@ -451,20 +451,19 @@ DEV void ask_for(const void *p)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
-/* From shared memory; what lies beyond the tensor is left out. */
-DEV void tensor_store_3d(const tensor_map *map, u32 from, int x, int y, int z)
+/* From shared memory; what lies beyond the tensor is left out. `policy`: of L2, 0 for none. */
+DEV void tensor_store_3d(const tensor_map *map, u32 from, int x, int y, int z, u64 policy)
 {
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
-                 "r"(from), "r"(x), "r"(y), "r"(z)
-                 : "memory");
-}
-
-DEV void tensor_store_3d_hint(const tensor_map *map, u32 from, int x, int y, int z, u64 policy)
-{
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group.L2::cache_hint "
-                 "[%0, {%2, %3, %4}], [%1], %5;" ::"l"(map),
-                 "r"(from), "r"(x), "r"(y), "r"(z), "l"(policy)
-                 : "memory");
+    if (policy) {
+        asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group.L2::cache_hint "
+                     "[%0, {%2, %3, %4}], [%1], %5;" ::"l"(map),
+                     "r"(from), "r"(x), "r"(y), "r"(z), "l"(policy)
+                     : "memory");
+    } else {
+        asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+                     "r"(from), "r"(x), "r"(y), "r"(z)
+                     : "memory");
+    }
 }
 
 /* Neighbouring bytes, a multiple of 16 from a multiple of 16 on; the barrier counts them when they have landed. */

@@ -699,7 +699,7 @@ DEV void store_held(const ring *r, u32 last, const extent *p, const walk *w, con
             const u32 row = PRODUCT_ROW(group, i / 2);
             if (whole >> (i / 2) & 1) {
                 tensor_store_3d(d_map, at[i % 2] + row * 128, w->column + (int)(i % 2) * 64,
-                                w->first + w->row + (int)row, LAYOUT == MASKED ? w->group : 0);
+                                w->first + w->row + (int)row, LAYOUT == MASKED ? w->group : 0, 0);
             }
         }
         tensor_store_commit();
@@ -764,15 +764,10 @@ DEV void store_columns(const extent *p, const walk *w, const tensor_map *d_map, 
     if (leader) {
         for (u32 i = 0; i < WAVES * (ROOM / BOX); i++) {
             const u32 row = PRODUCT_ROW(group, i / (ROOM / BOX)), part = i % (ROOM / BOX);
-            const u32 from = staging + row * (ROOM * OUT_BYTES) + part * 8192;
-            const int x = w->column + first + (int)part * BOX, y = w->first + w->row + (int)row;
-            if ((whole >> (i / (ROOM / BOX)) & 1) == 0) {
-                continue;
-            }
-            if (policy) {
-                tensor_store_3d_hint(d_map, from, x, y, LAYOUT == MASKED ? w->group : 0, policy);
-            } else {
-                tensor_store_3d(d_map, from, x, y, LAYOUT == MASKED ? w->group : 0);
+            if (whole >> (i / (ROOM / BOX)) & 1) {
+                tensor_store_3d(d_map, staging + row * (ROOM * OUT_BYTES) + part * 8192,
+                                w->column + first + (int)part * BOX, w->first + w->row + (int)row,
+                                LAYOUT == MASKED ? w->group : 0, policy);
             }
         }
         tensor_store_commit();
@@ -870,11 +865,13 @@ DEV void store_tile(const ring *r, u32 last, const extent *p, const walk *w, con
 #if STORE == 2
     store_held(r, last, p, w, d_map, d, d_row, sums, which, whole, group, warp, lane);
 #else
+    if (which) {
 #pragma unroll
-    for (int first = 0; which != 0 && first < BN; first += ROOM) {
-        store_columns(p, w, d_map, staging, d, d_row, sums, first, which, whole, 0, group, warp, lane);
+        for (int first = 0; first < BN; first += ROOM) {
+            store_columns(p, w, d_map, staging, d, d_row, sums, first, which, whole, 0, group, warp, lane);
+        }
+        __syncwarp();
     }
-    __syncwarp();
 #endif
 #else
     store_products(p, w, d, d_row, sums, group, warp, lane);
