@@ -23,7 +23,8 @@
  *     dynamic shared memory = STORE * BM * ROOM * 2 + STAGES * (128 * (BM + BN) + 16)
  *                             + 4 * BN * (1 + (BIAS != 0) + (AZP != 0)) + 16
  *   Limits: K >= 1, N >= 1, M, N and K below 2^31. */
-/* Tiles of a short K take about as long to finish as to multiply. High bands of them read b once. */
+
+/* Tiles of a short K take about as long to finish as to multiply. High bands of them read b once. p: the extent. */
 #define SHORT_K 2048
 #define BAND ((p->k <= SHORT_K ? 4096u : 2048u) / BM)
 #define LAYOUT 0

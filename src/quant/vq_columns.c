@@ -207,13 +207,12 @@ static void turn_books(columns *x)
 {
     const int64_t v = x->vector, entries = x->entries;
     for (int64_t e = 0; e < BOOKS * entries; e++) {
-        const int64_t book = e / entries;
-        x->norms[e] = 0;
         for (int64_t j = 0; j < v; j++) {
-            const float value = x->table[e * v + j];
-            x->turned[(book * v + j) * entries + e % entries] = value;
-            x->norms[e] += value * value;
+            x->turned[(e / entries * v + j) * entries + e % entries] = x->table[e * v + j];
         }
+    }
+    for (int64_t book = 0; book < BOOKS; book++) {
+        x->set->weigh(x->turned + book * v * entries, entries, x->vector, NULL, x->norms + book * entries);
     }
 }
 

@@ -8,27 +8,18 @@
 #include "base/checked.h"
 #include "ref/slots.h"
 
-/* A tile of scaled_mm.cu. */
-typedef struct tile {
-    int32_t bm, bn, cluster, store;
-    int32_t room;    /* columns that leave together */
-    int32_t stages;  /* at most */
-    double weight;   /* share of the first one's speed that it reaches when the card is full */
-    double epilogue; /* what a tile takes beside its k-blocks, in k-blocks */
-} tile;
-
 /* Weights and epilogues: fits of ten N and K with 300, 1024 and 4096 rows on an H200, corrected by what cards slow down
  * to while tiles are timed in turn; those of tiles that lanes store by analogy. */
-static const tile int8_tiles[] = {{128, 256, 1, 1, 128, 4, 1.00, 3.3},
-                                  {128, 192, 1, 1, 192, 4, 0.97, 3.3},
-                                  {128, 128, 1, 1, 128, 6, 0.93, 3.2},
-                                  {128, 128, 1, 0, 128, 6, 0.88, 3.5},
-                                  {128, 64, 1, 0, 64, 8, 0.70, 3.0}};
-static const tile fp8_tiles[] = {{256, 128, 2, 1, 64, 4, 1.00, 3.5},
-                                 {128, 192, 1, 1, 192, 4, 1.03, 3.0},
-                                 {128, 128, 1, 1, 128, 6, 0.96, 3.2},
-                                 {128, 128, 1, 0, 128, 6, 0.90, 3.5},
-                                 {128, 64, 1, 0, 64, 8, 0.72, 3.0}};
+static const qn_tile int8_tiles[] = {{128, 256, 4, 1, 1, 1, 1, 1.00, 3.3, 0, 0, 0},
+                                     {128, 192, 4, 1, 1, 1, 1, 0.97, 3.3, 0, 0, 0},
+                                     {128, 128, 6, 1, 1, 1, 1, 0.93, 3.2, 0, 0, 0},
+                                     {128, 128, 6, 1, 1, 0, 1, 0.88, 3.5, 0, 0, 0},
+                                     {128, 64, 8, 1, 1, 0, 1, 0.70, 3.0, 0, 0, 0}};
+static const qn_tile fp8_tiles[] = {{256, 128, 4, 2, 1, 1, 1, 1.00, 3.5, 0, 0, 0},
+                                    {128, 192, 4, 1, 1, 1, 1, 1.03, 3.0, 0, 0, 0},
+                                    {128, 128, 6, 1, 1, 1, 1, 0.96, 3.2, 0, 0, 0},
+                                    {128, 128, 6, 1, 1, 0, 1, 0.90, 3.5, 0, 0, 0},
+                                    {128, 64, 8, 1, 1, 0, 1, 0.72, 3.0, 0, 0, 0}};
 
 /* Programs of a plan: the portable one, tiles, then a strip for each of several numbers of rows. */
 enum { PORTABLE = 0, FIRST_TILE = 1, TILES = sizeof int8_tiles / sizeof *int8_tiles, FEW = FIRST_TILE + TILES };
@@ -56,23 +47,28 @@ static int32_t azp_of(const qn_op_desc *desc)
     return azp ? 2 : desc->in[QN_SMM_AZP_ADJ].format != QN_FORMAT_NONE;
 }
 
-static int32_t shared_of(const tile *t, const qn_op_desc *desc)
+/* Columns that leave together: large tiles go in halves. */
+static int32_t room_of(const qn_tile *t)
+{
+    return t->store && t->bm * t->bn > 128 * 192 ? t->bn / 2 : t->bn;
+}
+
+static int32_t shared_of(const qn_tile *t, const qn_op_desc *desc)
 {
     const int32_t vectors = 1 + (bias_of(desc) != 0) + (azp_of(desc) != 0);
-    return t->store * t->bm * t->room * 2 + t->stages * (128 * (t->bm + t->bn) + 16) + 4 * t->bn * vectors + 16;
+    return t->store * t->bm * room_of(t) * 2 + t->stages * (128 * (t->bm + t->bn) + 16) + 4 * t->bn * vectors + 16;
 }
 
 enum { MOST_BY_LANES = 192 }; /* columns of a tile that lanes store: they have no registers for more */
 
 /* With as many stages as fit. */
-static tile tile_of(int32_t i, const qn_op_desc *desc)
+static qn_tile tile_of(int32_t i, const qn_op_desc *desc)
 {
-    tile t = is_int8(desc) ? int8_tiles[i] : fp8_tiles[i];
+    qn_tile t = is_int8(desc) ? int8_tiles[i] : fp8_tiles[i];
     if (!qn_tile_may_store(desc->attr[QN_ATTR_OUT].i, desc->in[QN_SMM_B].dims[0])) {
         t.store = 0;
         t.stages++; /* in the room of a tile on its way out */
         t.bn = t.bn < MOST_BY_LANES ? t.bn : MOST_BY_LANES;
-        t.room = t.bn;
     }
     while (shared_of(&t, desc) > QN_TILE_SHARED) {
         t.stages--;
@@ -171,7 +167,7 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
             qn_cuda_define(p, "OCCUPANCY", s.occupancy);
             continue;
         }
-        const tile t = tile_of(i - FIRST_TILE, desc);
+        const qn_tile t = tile_of(i - FIRST_TILE, desc);
         p->shared_bytes = shared_of(&t, desc);
         qn_cuda_define(p, "BM", t.bm);
         qn_cuda_define(p, "BN", t.bn);
@@ -179,7 +175,7 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
         qn_cuda_define(p, "CLUSTER", t.cluster);
         qn_cuda_define(p, "GROUPS", QN_TILE_GROUPS);
         qn_cuda_define(p, "STORE", t.store);
-        qn_cuda_define(p, "ROOM", t.room);
+        qn_cuda_define(p, "ROOM", room_of(&t));
     }
     return FEW + HEIGHTS;
 }
@@ -235,13 +231,12 @@ static void common_arguments(operands *o, void **to)
     memcpy(to, common, sizeof common);
 }
 
-/* Estimated time of a tile's program, in steps of one sum and one k-block. */
-static double cost_of(const tile *t, const qn_op_desc *desc, int64_t m, int32_t sms)
+/* Estimated time of a tile's program. */
+static double cost_of(const qn_tile *t, const qn_op_desc *desc, int64_t m, int32_t sms)
 {
     const qn_shape *b = &desc->in[QN_SMM_B];
     const int64_t all = qn_ceil_div(m, t->bm) * qn_ceil_div(b->dims[0], t->bn);
-    const double blocks = (double)qn_ceil_div(b->dims[1], 128);
-    return (double)qn_ceil_div(all, (int64_t)sms) * t->bm * t->bn * (blocks + t->epilogue) / t->weight;
+    return qn_tile_cost(t, (double)all, qn_ceil_div(b->dims[1], 128), sms);
 }
 
 /* The tile of the least estimated time. */
@@ -250,7 +245,7 @@ static int32_t choose_tile(const qn_op_desc *desc, int64_t m, int32_t sms, int m
     int32_t best = -1;
     double least = 0.0;
     for (int32_t i = 0; i < TILES; i++) {
-        const tile t = tile_of(i, desc);
+        const qn_tile t = tile_of(i, desc);
         const double cost = cost_of(&t, desc, m, sms);
         if ((!t.store || may_store) && (best < 0 || cost < least)) {
             least = cost;
@@ -293,7 +288,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         }
     }
     const int32_t chosen = choose_tile(run->call->desc, o.m, run->device->sms, qn_tile_aligned(o.d, 2 * o.d_row, 0));
-    const tile t = tile_of(chosen, run->call->desc);
+    const qn_tile t = tile_of(chosen, run->call->desc);
     qn_tile_boxes a, b;
     qn_tensor_map d_map;
     QN_TRY(qn_tile_byte_boxes(run, o.a, o.k, o.m, 1, o.a_row, o.a_row * o.m, t.bm / t.cluster, &a, error));
@@ -329,7 +324,7 @@ static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_des
     }
     const int32_t chosen = choose_tile(desc, sizes->m, cuda->device.sms, 1);
     for (int32_t i = 0; i <= TILES; i++) {
-        const tile t = tile_of(i < TILES ? i : chosen, desc);
+        const qn_tile t = tile_of(i < TILES ? i : chosen, desc);
         qn_text_add(text, "%s of %d x %d%s%s: estimate %.3g\n", i < TILES ? "tiles" : "cut: tiles", t.bm, t.bn,
                     t.store ? ", stored by boxes" : "", t.cluster > 1 ? ", clusters of 2" : "",
                     cost_of(&t, desc, sizes->m, cuda->device.sms));
