@@ -28,6 +28,7 @@
 #define SHORT_K 2048
 #define BAND ((p->k <= SHORT_K ? 4096u : 2048u) / BM)
 #define LAYOUT 0
+#define RUNS INT8 /* FP8 of 4096 rows gains 2 % and of 1024 may lose */
 #define THREADS (128 + 128 * GROUPS)
 #define WAVES (BM / 64 / GROUPS)
 #include "tiles.h"
@@ -40,9 +41,10 @@
 #define ADJ_AT (4 * BN * (1 + (BIAS != 0)))
 #define COLUMNS_BYTES (4 * BN * (1 + (BIAS != 0) + (AZP != 0)))
 #define MOST_KEPT (16 << 20) /* results that may stay in L2 for who reads them; more leave it first */
-/* INT8 with a short K: the second warpgroup begins a tile when the first has so many k-blocks of it under way, and
- * multiplies while that one finishes. */
+/* INT8 with a short K: one warpgroup multiplies while the other finishes. Where the ring has all of a tile they take
+ * turns; else the second begins a tile when the first has so many k-blocks of it under way. */
 #define LEAD 3
+#define TURN(group) (1 + GROUPS + (group)) /* the barrier of a warpgroup that waits for the other */
 #if GROUPS != 2 || STAGES < LEAD
 #error "scaled_mm: no such ring"
 #endif
@@ -90,12 +92,15 @@ DEV float load_bias(const problem *p, int n)
 DEV void load_columns(const problem *p, const rings *r, u32 lane)
 {
     u32 parity = 1;
+    int column = -1;
     walk w;
     walk_start(&w, &p->size);
     while (walk_on(&w, &p->size)) {
         barrier_wait(r->used, parity);
+        const u32 columns = RUNS && w.column == column ? 0 : BN; /* a run's are there already */
+        column = w.column;
 #pragma unroll 4
-        for (u32 i = lane; i < BN; i += 32) {
+        for (u32 i = lane; i < columns; i += 32) {
             const i64 n = w.column + (int)i;
             const int valid = n < p->size.n;
             store_shared_f32(r->columns + SCALE_B + 4 * i, valid ? __ldg(p->scale_b + n * p->scale_b_step) : 0.0f);
@@ -200,12 +205,38 @@ DEV void multiply_waves(sum sums[WAVES][SUMS], const rings *r, u32 stage, u32 gr
     wgmma_commit();
 }
 
+/* The second half's results stay in registers, packed, until the next tile's products are under way: the first half's
+ * may take long to leave. FP8 has no registers for that. */
+#define HOLDS (INT8 && STORE && WAVES == 1 && BN == 2 * ROOM)
+#if HOLDS
+typedef struct held {
+    int any;
+    walk of;
+    u32 words[ROOM / 4];
+} held;
+
+DEV void let_go(const problem *p, const rings *r, const tensor_map *d_map, const held *h, u64 policy, u32 group,
+                u32 warp, u32 lane)
+{
+    if (h->any) {
+        staging_wait(group, warp, lane);
+        stage_words(r->d + PRODUCT_ROW(group, 0) * (ROOM * OUT_BYTES), h->words, ROOM, warp, lane);
+        staged_leave(&p->size, &h->of, d_map, r->d, p->d, p->d_row, ROOM, 1, 1, policy, group, warp, lane);
+    }
+}
+#endif
+
 DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32 group, u32 warp, u32 lane)
 {
     const int blocks = (p->size.k + 127) / 128;
 #if INT8
-    /* With fewer k-blocks than stages the first warpgroup could be two tiles ahead. */
-    const int apart = blocks >= STAGES && p->size.k <= SHORT_K;
+    /* Apart with fewer k-blocks than stages, the first warpgroup could be two tiles ahead. */
+    const int turns = keeps_b(&p->size), apart = !turns && blocks >= STAGES && p->size.k <= SHORT_K;
+    const int waits = turns || (apart && group == 1);
+    const int tells = turns ? blocks : apart && group == 0 ? LEAD : 0; /* with so many k-blocks under way */
+    if (turns && group == 1) {
+        threads_arrive(TURN(0), 128 * GROUPS);
+    }
 #endif
     const u32 local = PRODUCT_ROW(group, 0) + warp * 16 + lane / 4;
 #if STORE
@@ -214,26 +245,36 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
     u32 parity = 0;
     place at = {0, 0};
     walk w;
+#if HOLDS
+    held rest;
+    rest.any = 0;
+#endif
     walk_start(&w, &p->size);
     while (walk_on(&w, &p->size)) {
         const row_values rows = load_rows(p, w.row + (int)local);
         sum sums[WAVES][SUMS];
 #if INT8
-        if (apart && group == 1) {
-            threads_sync(1 + GROUPS, 128 * GROUPS);
+        if (waits) {
+            threads_sync(TURN(group), 128 * GROUPS);
         }
         /* A k-block's products are under way while the next one's operands are waited for. The first stands before the
          * loop, which else would be written out seven times. */
         barrier_wait(r->tiles.full + 8 * at.stage, at.parity);
         multiply_waves(sums, r, at.stage, group, 0);
+        if (tells == 1) {
+            threads_arrive(TURN(1 - group), 128 * GROUPS);
+        }
         u32 before = at.stage;
         place_on(&at);
+#if HOLDS
+        let_go(p, r, d_map, &rest, policy, group, warp, lane);
+#endif
 #pragma unroll 1
         for (int kb = 1; kb < blocks; kb++) {
             barrier_wait(r->tiles.full + 8 * at.stage, at.parity);
             multiply_waves(sums, r, at.stage, group, 1);
-            if (apart && group == 0 && kb + 1 == LEAD) {
-                threads_arrive(1 + GROUPS, 128 * GROUPS);
+            if (kb + 1 == tells) {
+                threads_arrive(TURN(1 - group), 128 * GROUPS);
             }
             WGMMA_WAIT(1);
             release(r->tiles.empty + 8 * before, lane);
@@ -293,6 +334,13 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
                 barrier_arrive(r->used);
             }
 #if STORE
+#if HOLDS
+            if (first > 0) {
+                pack_columns(rest.words, results[0] + first / 2, ROOM);
+                rest.of = w;
+                rest.any = (int)which;
+            } else
+#endif
             if (which) {
                 store_columns(&p->size, &w, d_map, r->d, p->d, p->d_row, results, first, which, which, policy, group,
                               warp, lane);
@@ -304,6 +352,14 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
 #endif
         __syncwarp();
     }
+#if INT8
+    if (turns && group == 0) {
+        threads_sync(TURN(0), 128 * GROUPS);
+    }
+#endif
+#if HOLDS
+    let_go(p, r, d_map, &rest, policy, group, warp, lane);
+#endif
 #if STORE
     tensor_store_wait();
 #endif

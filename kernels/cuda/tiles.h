@@ -9,7 +9,9 @@
  *   TOLD      1: the loading thread says which tile comes, see tell
  *   OUT       0 bf16, 1 f16, 2 f32;  LAYOUT  0 one matrix, 1 offsets, 2 masked, as block_scaled_mm.cu explains
  *   KEEP      1: rows of d that a masked group does not have are not written (0 unless said)
- *   TICKETS   1: blocks take tiles as they are ready for them, see ask (0 unless said): TOLD 1, LAYOUT 2, WAVES 2 */
+ *   TICKETS   1: blocks take tiles as they are ready for them, see ask (0 unless said): TOLD 1, LAYOUT 2, WAVES 2
+ *   RUNS      1: blocks take runs of tiles where the ring holds all of b that a column of tiles needs: it stays there
+ *             (0 unless said): LAYOUT 0, SPLIT 1 */
 #ifndef QN_KERNELS_CUDA_TILES_H
 #define QN_KERNELS_CUDA_TILES_H
 
@@ -26,6 +28,9 @@
 #endif
 #ifndef TICKETS
 #define TICKETS 0
+#endif
+#ifndef RUNS
+#define RUNS 0
 #endif
 
 #define ONE 0
@@ -72,6 +77,9 @@ typedef struct walk {
 #if TICKETS
     u32 turn; /* tiles so far */
 #endif
+#if RUNS
+    int step, below; /* of a run: tiles that follow in the same column */
+#endif
 } walk;
 
 #define MOST_HEIGHT (BM / 64)
@@ -106,6 +114,15 @@ DEV u32 row_tiles_of(const walk *w, u32 *from)
 #define FIRST_TILE(p) 0
 #endif
 
+#if RUNS
+/* Whether a stage has the same k-block of every tile. */
+DEV int keeps_b(const extent *p)
+{
+    const u32 blocks = (u32)(p->k + 127) / 128;
+    return blocks <= STAGES && STAGES % blocks == 0;
+}
+#endif
+
 DEV void walk_start(walk *w, const extent *p)
 {
     w->next = (int)blockIdx.x / (CLUSTER * SPLIT) - FIRST_TILE(p);
@@ -119,6 +136,16 @@ DEV void walk_start(walk *w, const extent *p)
     w->group = 0;
     w->rows = p->m;
     w->end = (int)(row_tiles_of(w, &from) * columns_of(p));
+#if RUNS
+    w->step = (int)gridDim.x / CLUSTER;
+    w->below = 0;
+    if (keeps_b(p)) {
+        const u32 each = (u32)w->end / (u32)w->step, more = (u32)w->end % (u32)w->step, own = blockIdx.x / CLUSTER;
+        w->next = (int)(own * each + (own < more ? own : more));
+        w->end = w->next + (int)(each + (own < more));
+        w->step = 1;
+    }
+#endif
 #else
     w->group = -1;
     w->rows = 0;
@@ -231,7 +258,9 @@ DEV int walk_on(walk *w, const extent *p)
 #else
     const int index = w->next;
 #endif
-#if !TICKETS
+#if RUNS
+    w->next += w->step;
+#elif !TICKETS
     w->next += (int)gridDim.x / (CLUSTER * SPLIT);
 #elif HALVES
     if (over > 0 && w->group >= 0) {
@@ -249,6 +278,13 @@ DEV int walk_on(walk *w, const extent *p)
         return 0;
     }
 #endif
+#if RUNS
+    if (w->below > 0) {
+        w->below--;
+        w->row += BM;
+        return 1;
+    }
+#endif
     u32 from;
     const u32 local = (u32)(index - w->begin); /* unsigned: their division is the shorter one */
     const u32 columns = columns_of(p), row_tiles = row_tiles_of(w, &from);
@@ -256,6 +292,9 @@ DEV int walk_on(walk *w, const extent *p)
     const u32 left = row_tiles - band * BAND, high = left < BAND ? left : BAND;
     const u32 column = in_band / high;
     w->row = (int)(from + band * BAND + in_band - column * high) * BM;
+#if RUNS
+    w->below = w->step == 1 ? (int)(high - 1 - (in_band - column * high)) : 0;
+#endif
 #if CLUSTER > 1
     w->column = (int)(column * CLUSTER + cluster_rank()) * BN;
 #else
@@ -439,8 +478,16 @@ DEV void load_tiles(const extent *p, const ring *r, const boxes *a_boxes, const 
     const span own = span_of(p);
     place at = {0, 1};
     walk w;
+#if RUNS
+    const int keeps = keeps_b(p);
+    int column = -1, kept = 0; /* k-blocks of b of that column in the ring */
+#endif
     walk_start(&w, p);
     while (walk_on(&w, p)) {
+#if RUNS
+        kept = w.column == column ? kept : 0;
+        column = w.column;
+#endif
         const span k = tile_span(&own, w.rows - w.row);
         const int b_rows = rows_in(p->n, w.column, BN); /* none: a tile beside the last one, of the same cluster */
         const tensor_map *const b_map = b_rows == BN ? b_boxes->all : b_boxes->last;
@@ -459,6 +506,10 @@ DEV void load_tiles(const extent *p, const ring *r, const boxes *a_boxes, const 
 #pragma unroll 1
         for (int kb = k.first; kb < k.end; kb++, early--) {
             const u32 full = r->full + 8 * at.stage;
+            int fresh = 1; /* its b is not there yet */
+#if RUNS
+            fresh = !keeps || kept++ < STAGES;
+#endif
             barrier_wait(r->empty + 8 * at.stage, at.parity);
             if (early <= 0) {
 #if TOLD
@@ -466,8 +517,8 @@ DEV void load_tiles(const extent *p, const ring *r, const boxes *a_boxes, const 
                     tell(r, at.stage, &w, w.rows);
                 }
 #endif
-                barrier_arrive_expect(full, bytes);
-                if (b_rows > 0) {
+                barrier_arrive_expect(full, fresh ? bytes : bytes - (u32)b_rows * 128);
+                if (fresh && b_rows > 0) {
                     tensor_load_3d(r->b + at.stage * B_BYTES, b_map, full, kb * 128, w.column, w.group,
                                    L2_EVICT_NORMAL);
                 }
@@ -635,9 +686,9 @@ DEV void store_row(char *row, const u32 *words, int column, int columns, int n, 
 /* Columns [0, ROOM) of `sums` through shared memory and the copy engine, from where the stores go on while the next
  * tile begins: boxes of 64 rows x BOX columns with the 128-byte swizzle, from `at` on. */
 #define BOX (128 / OUT_BYTES)
+#if OUT == 2
 DEV void stage_rows(u32 at, const float *sums, int columns, u32 warp, u32 lane)
 {
-#if OUT == 2
     const u32 row = warp * 16 + lane / 4, right = lane % 4 / 2;
 #pragma unroll
     for (int j = 0; j < columns / 8; j++) {
@@ -646,17 +697,35 @@ DEV void stage_rows(u32 at, const float *sums, int columns, u32 warp, u32 lane)
         store_shared_f32x2(to, sums[4 * j], sums[4 * j + 1]);
         store_shared_f32x2(to + 8 * 128, sums[4 * j + 2], sums[4 * j + 3]);
     }
+}
 #else
+/* Two words of each 8 columns: the lane's pair in its first row, and 8 rows below. */
+DEV void pack_columns(u32 *words, const float *sums, int columns)
+{
+#pragma unroll
+    for (int j = 0; j < columns / 4; j++) {
+        words[j] = pack(sums[2 * j], sums[2 * j + 1]);
+    }
+}
+
+DEV void stage_words(u32 at, const u32 *words, int columns, u32 warp, u32 lane)
+{
     const u32 row = warp * 16 + lane % 16, right = lane / 16;
 #pragma unroll
     for (int j = 0; j < columns / 8; j += 2) {
         const u32 chunk = (u32)(j % 8) + right;
-        store_matrix(at + (u32)(j / 8) * 8192 + row * 128 + (chunk ^ (lane % 8)) * 16,
-                     pack(sums[4 * j], sums[4 * j + 1]), pack(sums[4 * j + 2], sums[4 * j + 3]),
-                     pack(sums[4 * j + 4], sums[4 * j + 5]), pack(sums[4 * j + 6], sums[4 * j + 7]));
+        store_matrix(at + (u32)(j / 8) * 8192 + row * 128 + (chunk ^ (lane % 8)) * 16, words[2 * j], words[2 * j + 1],
+                     words[2 * j + 2], words[2 * j + 3]);
     }
-#endif
 }
+
+DEV void stage_rows(u32 at, const float *sums, int columns, u32 warp, u32 lane)
+{
+    u32 words[BN / 4];
+    pack_columns(words, sums, columns);
+    stage_words(at, words, columns, warp, lane);
+}
+#endif
 
 #if BY_ROWS
 /* A warp's rows of a box by its lanes, as far as the group has them. `row` and `column` are the
@@ -740,28 +809,23 @@ DEV void release_held(const ring *r, u32 last, u32 lane)
 }
 #endif
 
-/* Columns [first, first + ROOM) of a warpgroup's products to d through `staging`, where shared memory has the place of
- * as many; bit v of `which`: product v. `policy`: of L2, 0 for none. */
-DEV void store_columns(const extent *p, const walk *w, const tensor_map *d_map, u32 staging, char *d, i64 d_row,
-                       float sums[WAVES][BN / 2], int first, u32 which, u32 whole, u64 policy, u32 group, u32 warp,
-                       u32 lane)
+/* The warpgroup may write to its part of the staging place: what was there has been read. */
+DEV void staging_wait(u32 group, u32 warp, u32 lane)
 {
-    const u32 leader = warp == 0 && lane == 0;
-    if (leader) {
+    if (warp == 0 && lane == 0) {
         tensor_store_wait_read();
     }
     threads_sync(1 + group, 128);
-    if (which & 1) {
-        stage_rows(staging + PRODUCT_ROW(group, 0) * (ROOM * OUT_BYTES), sums[0] + first / 2, ROOM, warp, lane);
-    }
-#if BM == 128 * GROUPS
-    if (which & 2) {
-        stage_rows(staging + PRODUCT_ROW(group, 1) * (ROOM * OUT_BYTES), sums[1] + first / 2, ROOM, warp, lane);
-    }
-#endif
+}
+
+/* Columns [first, first + ROOM) of a warpgroup's products, staged, to d; bit v of `which`: product v; `whole`: of which
+ * all rows are the group's, or may be written. `policy`: of L2, 0 for none. */
+DEV void staged_leave(const extent *p, const walk *w, const tensor_map *d_map, u32 staging, char *d, i64 d_row,
+                      int first, u32 which, u32 whole, u64 policy, u32 group, u32 warp, u32 lane)
+{
     fence_proxy_async();
     threads_sync(1 + group, 128);
-    if (leader) {
+    if (warp == 0 && lane == 0) {
         for (u32 i = 0; i < WAVES * (ROOM / BOX); i++) {
             const u32 row = PRODUCT_ROW(group, i / (ROOM / BOX)), part = i % (ROOM / BOX);
             if (whole >> (i / (ROOM / BOX)) & 1) {
@@ -781,6 +845,24 @@ DEV void store_columns(const extent *p, const walk *w, const tensor_map *d_map, 
         }
     }
 #endif
+}
+
+/* Columns [first, first + ROOM) of a warpgroup's products to d through `staging`, where shared memory has the place of
+ * as many; see staged_leave. */
+DEV void store_columns(const extent *p, const walk *w, const tensor_map *d_map, u32 staging, char *d, i64 d_row,
+                       float sums[WAVES][BN / 2], int first, u32 which, u32 whole, u64 policy, u32 group, u32 warp,
+                       u32 lane)
+{
+    staging_wait(group, warp, lane);
+    if (which & 1) {
+        stage_rows(staging + PRODUCT_ROW(group, 0) * (ROOM * OUT_BYTES), sums[0] + first / 2, ROOM, warp, lane);
+    }
+#if BM == 128 * GROUPS
+    if (which & 2) {
+        stage_rows(staging + PRODUCT_ROW(group, 1) * (ROOM * OUT_BYTES), sums[1] + first / 2, ROOM, warp, lane);
+    }
+#endif
+    staged_leave(p, w, d_map, staging, d, d_row, first, which, whole, policy, group, warp, lane);
 }
 #endif
 

@@ -282,6 +282,12 @@ static void every_cut_agrees(void **state)
         {"block_scaled_mm m=900 n=392 k=200", 0, {256, 128, 0}},
         {"block_scaled_mm m=900 n=392 k=200", 0, {192, 128, 0}},
         {"block_scaled_mm m=600 n=392 k=100", 0, {256, 128, 0}},
+        {"block_scaled_mm m=900 n=600 k=500", 0, {256, 128, 0}}, /* b stays in the ring */
+        {"block_scaled_mm m=900 n=600 k=500", 0, {192, 128, 1}},
+        {"block_scaled_mm m=900 n=600 k=500", 0, {128, 192, 1}},
+        {"block_scaled_mm m=900 n=600 k=240", 0, {192, 128, 1}},
+        {"block_scaled_mm m=900 n=600 k=100", 0, {128, 192, 1}},
+        {"block_scaled_mm m=900 n=600 k=700", 0, {128, 160, 0}},
         {"block_scaled_mm m=300 n=264 k=1040 scale_layout=col", 0, {256, 128, 0}},
         {"block_scaled_mm m=300 n=264 k=1040 scale_layout=col", 0, {192, 128, 0}},
         {"block_scaled_mm m=300 n=264 k=1040 scale_layout=col", 0, {192, 128, 1}},
@@ -420,6 +426,12 @@ static void every_deal_agrees(void **state)
                                         "scaled_mm m=600 n=1000 k=528 out=f16 scale_b=channel bias=f16 azp_adj=1 azp=1",
                                         "scaled_mm m=600 n=512 k=272 scale_a=token scale_b=channel bias=1",
                                         "scaled_mm m=300 n=512 k=2320 scale_a=token azp_adj=1",
+                                        /* b stays in the ring */
+                                        "scaled_mm m=900 n=1400 k=500 scale_a=token scale_b=channel azp_adj=1 azp=1",
+                                        "scaled_mm m=900 n=1400 k=240 scale_a=token scale_b=channel bias=1",
+                                        "scaled_mm m=900 n=1400 k=100 scale_b=channel",
+                                        "scaled_mm m=900 n=1000 k=500 a=f8_e4m3 scale_a=token scale_b=channel",
+                                        "scaled_mm m=900 n=1400 k=500 out=f32 scale_b=channel bias=1",
                                         /* 128 x 192, 128 x 128, by lanes */
                                         "scaled_mm m=600 n=328 k=1040 scale_a=token scale_b=channel",
                                         "scaled_mm m=600 n=640 k=1040 scale_a=token scale_b=channel azp_adj=1",
