@@ -1,6 +1,6 @@
 /* A stand-in for the CUDA driver, so that everything up to a launch is tested on
  * machines without a GPU: device memory is host memory, launches are counted. A
- * module of PTX (far_nvrtc.c makes it) runs, in graphs too; one that says it is
+ * module of PTX (far_nvrtc.c makes it, maybe when it is launched first) runs, in graphs too; one that says it is
  * machine code is only looked at. Any call can be made to fail.
  *
  *   fake_setup(count, major, minor)   devices shown, their compute capability
@@ -12,9 +12,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "backend/cuda/api.h"
 #include "backend/fake/fake_cuda.h"
+#include "backend/fake/far_nvrtc.h"
 #include "backend/fake/ptx.h"
 
 #pragma GCC diagnostic ignored "-Wmissing-prototypes" /* found by dlsym only */
@@ -178,31 +180,62 @@ FAKE cu_result cuCtxPopCurrent_v2(cu_context *context)
 }
 
 struct CUfunc_st {
-    const ptx_entry *entry; /* NULL: of machine code */
+    cu_module module;
+    char *name;
+    const ptx_entry *entry; /* NULL: of machine code, or not read yet */
     int32_t most_shared;    /* dynamic shared memory that launches may ask for; 0: what is left of 48 KB */
 };
 
 struct CUmod_st {
     ptx_module *ptx;
+    far_later later; /* without a mark: it is there */
     struct CUfunc_st functions[FUNCTIONS];
     int count;
 };
+
+static int read_module(cu_module m, const char *text)
+{
+    m->ptx = ptx_load(text, problem, sizeof problem);
+    if (!m->ptx) {
+        fprintf(stderr, "a module that cannot be read: %s\n", problem);
+    }
+    return m->ptx != NULL;
+}
 
 FAKE cu_result cuModuleLoadData(cu_module *module, const void *image)
 {
     CALL();
     cu_module m = calloc(1, sizeof *m);
-    if (memcmp(image, "\177ELF", 4) != 0) {
-        m->ptx = ptx_load(image, problem, sizeof problem);
-        if (!m->ptx) {
-            fprintf(stderr, "a module that cannot be read: %s\n", problem);
-            free(m);
-            return 200;
-        }
+    if (memcmp(image, FAR_LATER, sizeof FAR_LATER) == 0) {
+        memcpy(&m->later, image, sizeof m->later);
+    } else if (memcmp(image, "\177ELF", 4) != 0 && !read_module(m, image)) {
+        free(m);
+        return 200;
+    }
+    if (*m->later.mark && m->later.process != getpid()) {
+        fprintf(stderr, "a module of another process\n");
+        free(m);
+        return 200;
     }
     *module = m;
     live++;
     return 0;
+}
+
+/* 1: what is to be known of the function is. */
+static int read_function(cu_function f)
+{
+    cu_module const m = f->module;
+    if (*m->later.mark && !m->ptx) {
+        const char *const text = m->later.text(m->later.program);
+        if (!text || !read_module(m, text)) {
+            return 0;
+        }
+    }
+    if (m->ptx && !f->entry) {
+        f->entry = ptx_find(m->ptx, f->name);
+    }
+    return !m->ptx || f->entry;
 }
 
 FAKE cu_result cuModuleUnload(cu_module module)
@@ -210,6 +243,9 @@ FAKE cu_result cuModuleUnload(cu_module module)
     live -= module != NULL;
     if (module) {
         ptx_unload(module->ptx);
+        for (int i = 0; i < module->count; i++) {
+            free(module->functions[i].name);
+        }
     }
     free(module);
     return 0;
@@ -218,24 +254,28 @@ FAKE cu_result cuModuleUnload(cu_module module)
 FAKE cu_result cuModuleGetFunction(cu_function *function, cu_module module, const char *name)
 {
     CALL();
-    const ptx_entry *entry = module->ptx ? ptx_find(module->ptx, name) : NULL;
     int n = 0;
-    while (n < module->count && module->functions[n].entry != entry) {
+    while (n < module->count && strcmp(module->functions[n].name, name) != 0) {
         n++;
     }
-    if (n == FUNCTIONS || strncmp(name, "qn_", 3) != 0 || (module->ptx && !entry)) {
+    if (n == FUNCTIONS || strncmp(name, "qn_", 3) != 0 || (module->ptx && !ptx_find(module->ptx, name))) {
         return 500;
     }
-    module->functions[n].entry = entry;
-    module->count += n == module->count;
+    if (n == module->count) {
+        module->functions[module->count++] = (struct CUfunc_st){.module = module, .name = strdup(name)};
+        if (module->ptx) {
+            read_function(&module->functions[n]);
+        }
+    }
     *function = &module->functions[n];
     return 0;
 }
 
-/* Of memory that the code names itself; of machine code it is not known. */
+/* Of memory that the code names itself; of machine code it is not known. As long as nobody has read it, as much as
+ * there may be, so that more is asked for wherever it might be needed. */
 static int32_t own_shared(cu_function function)
 {
-    return function->entry ? (int32_t)ptx_shared_bytes(function->entry) : 0;
+    return function->entry ? (int32_t)ptx_shared_bytes(function->entry) : *function->module->later.mark ? 48 << 10 : 0;
 }
 
 FAKE cu_result cuFuncGetAttribute(int32_t *value, int32_t attribute, cu_function function)
@@ -331,6 +371,9 @@ FAKE cu_result cuLaunchKernelEx(const cu_launch_config *config, cu_function func
     CALL();
     if (!function || !parameters || extra || config->grid[0] == 0 || config->block[0] == 0) {
         return 1;
+    }
+    if (!read_function(function)) {
+        return 500;
     }
     const int32_t shared = function->most_shared ? function->most_shared : (48 << 10) - own_shared(function);
     if ((int32_t)config->shared_bytes > shared) {

@@ -1,7 +1,9 @@
 /* NVRTC that compiles in processes of their own: sanitizers do not follow its many allocations, which takes twice the
  * time. With STOPS_AT_PTX it is asked for a virtual architecture, and what the library takes for machine code is the
- * text that the stand-in driver runs; processes then wait for the next program, as starting one takes as long as some
- * programs. One that makes machine code ends, so that its processor time is counted (test_cuda_compile). */
+ * text that the stand-in driver runs, or far_later's place in it: programs are compiled when a launch wants them,
+ * unless QN_TEST_KERNEL_CACHE names a folder that keeps them. Processes then wait for the next program, as starting one
+ * takes as long as some programs. One that makes machine code ends, so that its processor time is counted
+ * (test_cuda_compile). */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <spawn.h>
@@ -164,12 +166,89 @@ static __attribute__((destructor)) void end_waiting(void)
     }
 }
 
+static nvrtc_result compile(work *w, int32_t count, const char *const *options)
+{
+    int32_t major, minor;
+    const char *const file = real(&major, &minor);
+    far_compiler compiler;
+    if (!file || !compiler_take(file, &compiler)) {
+        return file ? FAILED : MISSING;
+    }
+    const nvrtc_result result = converse(w, compiler.socket, count, options);
+    return compiler_leave(&compiler, w->log && w->made) ? result : FAILED;
+}
+
+#if STOPS_AT_PTX
+/* Programs that may be wanted, kept until the process ends. */
+typedef struct later {
+    struct later *next;
+    work asked;
+    int32_t count;
+    char *options[MOST_OPTIONS];
+} later;
+
+static later *all_later;
+
+static const char *later_text(void *program)
+{
+    static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
+    later *const l = program;
+    nvrtc_result result = 0;
+    pthread_mutex_lock(&one);
+    if (!l->asked.made) {
+        result = compile(&l->asked, l->count, (const char *const *)l->options);
+    }
+    pthread_mutex_unlock(&one);
+    if (result != 0) {
+        fprintf(stderr, "%s: %s\n", l->asked.name, l->asked.log ? l->asked.log : nvrtcGetErrorString(result));
+    }
+    return result == 0 ? l->asked.made : NULL;
+}
+
+static const char *const *copy_list(const char *const *list, int32_t count)
+{
+    const size_t bytes = (size_t)count * sizeof *list;
+    const char **const copy = malloc(bytes + 1);
+    return copy ? memcpy(copy, list, bytes) : NULL;
+}
+
+/* 1: w has far_later's place. */
+static int put_off(work *w, int32_t count, const char *const *options)
+{
+    far_later place = {.mark = FAR_LATER, .process = getpid(), .text = later_text};
+    later *const l = calloc(1, sizeof *l);
+    w->made = malloc(sizeof place);
+    if (!l || !w->made) {
+        free(l);
+        return 0;
+    }
+    l->asked = (work){.source = strdup(w->source),
+                      .name = strdup(w->name),
+                      .contents = copy_list(w->contents, w->headers),
+                      .names = copy_list(w->names, w->headers),
+                      .headers = w->headers};
+    for (; l->count < count; l->count++) {
+        l->options[l->count] = strdup(options[l->count]);
+    }
+    pthread_mutex_lock(&lock);
+    l->next = all_later;
+    all_later = l;
+    pthread_mutex_unlock(&lock);
+    place.program = l;
+    w->made_bytes = sizeof place;
+    memcpy(w->made, &place, sizeof place);
+    w->log = calloc(1, 1);
+    w->log_bytes = 1;
+    return w->log != NULL;
+}
+#endif
+
 FAKE nvrtc_result nvrtcCompileProgram(nvrtc_program program, int32_t count, const char *const *options)
 {
     static const char *const from = "--gpu-architecture=sm_";
     char architecture[64];
     const char *mine[MOST_OPTIONS];
-    int32_t used = 0, major, minor;
+    int32_t used = 0;
     for (int32_t i = 0; i < count && used < MOST_OPTIONS; i++) {
         if (STOPS_AT_PTX && strncmp(options[i], from, strlen(from)) == 0) {
             snprintf(architecture, sizeof architecture, "--gpu-architecture=compute_%s", options[i] + strlen(from));
@@ -178,14 +257,14 @@ FAKE nvrtc_result nvrtcCompileProgram(nvrtc_program program, int32_t count, cons
             mine[used++] = options[i];
         }
     }
-    const char *const file = real(&major, &minor);
-    far_compiler compiler;
-    if (!file || !compiler_take(file, &compiler)) {
-        return file ? FAILED : MISSING;
-    }
     work *const w = (work *)(void *)program;
-    const nvrtc_result result = converse(w, compiler.socket, used, mine);
-    return compiler_leave(&compiler, w->log && w->made) ? result : FAILED;
+#if STOPS_AT_PTX
+    int32_t major, minor;
+    if (!getenv("QN_TEST_KERNEL_CACHE")) {
+        return !real(&major, &minor) ? MISSING : put_off(w, used, mine) ? 0 : FAILED;
+    }
+#endif
+    return compile(w, used, mine);
 }
 
 FAKE nvrtc_result nvrtcGetProgramLogSize(nvrtc_program program, size_t *bytes)

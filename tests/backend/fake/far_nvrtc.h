@@ -9,6 +9,16 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
+/* In place of a program's PTX: who compiles it when it is wanted, which most programs of a plan never are. Of the
+ * process that asked for it. */
+#define FAR_LATER "\001later"
+typedef struct far_later {
+    char mark[8];
+    pid_t process;
+    const char *(*text)(void *program); /* NULL: it does not compile, and stderr has why */
+    void *program;
+} far_later;
+
 /* 1: all bytes went. */
 static inline int far_send(int to, const void *bytes, size_t size)
 {
