@@ -12,7 +12,8 @@
  * and the constants PAIRS_F (the code floats are unpacked to), PAIR_TERMS (rows may
  * have terms), PAIR_I8 (int8 too, with I8_MR x I8_NR: kernels/cpu/panel_i8.h),
  * PAIR_MR x PAIR_NR (the largest register tiles: rows x parts), PAIR_MR_MANY x PAIR_NR_MANY (many rows: rows x
- * panels), PAIR_KEEP (sums that stay in registers beside chains), PAIR_BLOCKS (blocks unpacked at once),
+ * panels; PAIR_NR_GROUPS panels of codes with scales of groups, a divisor of it, where that keeps sums), PAIR_KEEP (sums
+ * that stay in registers beside chains), PAIR_BLOCKS (blocks unpacked at once),
  * PAIR_FEW (rows of a tile that unpacks), FEW_NR(code, rows) (its parts), PARTS_BESIDE(code, rows, nr) (of them at
  * once), ARE_FEW(code, rows), FEW_GROUP x FEW_CHUNK(code) (panels x blocks that tiles of few rows take turns with).
  * A level may say CHAINS(code, rows), of a part beside each other where a tile unpacks without scales of groups, as
@@ -58,6 +59,10 @@
 typedef char vw_past;
 #define vw_past_none() 0
 #define vw_unpack_next(code, unit, p, rows, n, past) ((void)(past), vw_unpack(code, unit, p))
+#endif
+
+#ifndef PAIR_NR_GROUPS
+#define PAIR_NR_GROUPS PAIR_NR_MANY
 #endif
 
 #ifndef LOW_ALLOWED
@@ -501,18 +506,20 @@ QN_INLINE void tile_rows(const int code, const int nr, tile t, int64_t rows)
     }
 }
 
-/* The tiles over unpacked pairs: one function for all codes. */
-#define TILE_ROWS(name, code)                                                                                          \
+/* The tiles over unpacked pairs, so many panels: one function for all codes. */
+#define TILE_ROWS(name, code, panels)                                                                                  \
     static __attribute__((noinline)) void name(const tile *t, int64_t rows)                                            \
     {                                                                                                                  \
-        tile_rows(code, PAIR_NR_MANY *PAIR_PARTS, *t, rows);                                                           \
-    }                                                                                                                  \
-    static __attribute__((noinline)) void name##_1(const tile *t, int64_t rows)                                        \
-    {                                                                                                                  \
-        tile_rows(code, PAIR_PARTS, *t, rows);                                                                         \
+        tile_rows(code, (panels)*PAIR_PARTS, *t, rows);                                                                \
     }
 
-TILE_ROWS(rows_f, PAIRS_F)
+TILE_ROWS(rows_f, PAIRS_F, PAIR_NR_MANY)
+TILE_ROWS(rows_f_1, PAIRS_F, 1)
+#if PAIR_NR_GROUPS != PAIR_NR_MANY
+TILE_ROWS(rows_groups, PAIRS_F, PAIR_NR_GROUPS)
+#else
+#define rows_groups rows_f
+#endif
 
 /* Unpacked pairs of a panel in scratch; the scales of groups follow those of all panels. */
 #define LINES_BYTES(code) (PAIR_BLOCKS * block_bytes(code))
@@ -565,7 +572,16 @@ QN_INLINE void many(const int code, const qn_panel_call *call)
                 t.w_stride = LINES_BYTES(PAIRS_F);
                 t.scales = scales;
             }
-            (panels == 1 ? rows_f_1 : rows_f)(&t, call->rows);
+            if (panels == 1 || !groups_of(code)) {
+                (panels == 1 ? rows_f_1 : rows_f)(&t, call->rows);
+            } else {
+                for (int64_t n = 0; n < panels; n += PAIR_NR_GROUPS) {
+                    rows_groups(&t, call->rows);
+                    t.w += PAIR_NR_GROUPS * t.w_stride;
+                    t.scales += PAIR_NR_GROUPS * PAIR_BLOCKS * groups_of(code) * QN_PANEL_COLS;
+                    t.sums += PAIR_NR_GROUPS * QN_PANEL_COLS;
+                }
+            }
             p += panels;
         }
     }

@@ -23,6 +23,7 @@
 #define PAIR_BLOCKS 2
 #define PAIR_FEW 8
 #define PAIR_KEEP 12
+#define PAIR_NR_GROUPS 2
 #define UNPACKS_NEXT
 #define FEW_NR(code, rows) ((rows) <= 2 ? 4 : 2)
 #define MOST_FEW(code) ((code) == QN_PANEL_BF16 ? 32 : (groups_of(code) ? 16 : 8))

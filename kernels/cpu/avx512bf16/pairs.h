@@ -18,6 +18,7 @@
 #define PAIR_NR 4
 #define PAIR_MR_MANY 6
 #define PAIR_NR_MANY 4
+#define PAIR_NR_GROUPS 2
 #define PAIR_BLOCKS 4
 #define PAIR_FEW 8
 #define PAIR_KEEP 12
