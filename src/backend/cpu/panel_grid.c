@@ -32,6 +32,11 @@ int64_t qn_panel_sums_stride(int64_t panels)
     return ((panels + 1) | 1) * QN_PANEL_COLS;
 }
 
+int64_t qn_panel_sums_room(int64_t panels)
+{
+    return qn_max_i64(qn_panel_sums_stride(panels), 2 * qn_panel_sums_stride(panels / 2));
+}
+
 /* Bytes from a group of rows to the next, apart in the sets of the caches that hold a part of every group:
  * of the first one and, for groups of rows, of which kernels take long runs of lines, of the second. */
 size_t qn_panel_row_stride(const qn_panel_set *set, qn_panel_rows kind, int32_t terms, int64_t blocks)
@@ -136,7 +141,7 @@ qn_panel_memory qn_panel_memory_of(const qn_panel_impl *impl, const qn_op_desc *
     at.scratch = qn_size_pad(qn_size_add(at.rest, l.total == SIZE_MAX ? SIZE_MAX : l.total - l.scales));
     at.sums = qn_size_pad(set->scratch_bytes);
     at.scales = qn_size_pad(
-        qn_size_add(at.sums, sum_rows * (size_t)qn_panel_sums_stride((int64_t)block_panels) * sizeof(float)));
+        qn_size_add(at.sums, sum_rows * (size_t)qn_panel_sums_room((int64_t)block_panels) * sizeof(float)));
     at.small = qn_size_pad(qn_size_add(at.scales, qn_size_mul(sum_rows * sizeof(float), (size_t)l.scale_blocks)));
     at.pack_scales = qn_size_pad(qn_size_add(at.small, 2 * sizeof(qn_panel_small)));
     at.pack =

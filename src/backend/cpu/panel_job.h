@@ -118,6 +118,10 @@ int64_t qn_panel_row_lines(qn_panel_rows kind, int32_t terms, int64_t blocks);
 size_t qn_panel_row_stride(const qn_panel_set *set, qn_panel_rows kind, int32_t terms, int64_t blocks);
 int64_t qn_panel_sums_stride(int64_t panels);
 
+/* What a row of sums may take of a task of at most that many panels: they, or half as many and as many of the other
+ * half of a product of gates. */
+int64_t qn_panel_sums_room(int64_t panels);
+
 /* Prepared row of an expert whose rows of a begin at `first`: every expert begins a group of its own. */
 int64_t qn_panel_prepared_first(int32_t group, int64_t first, int64_t expert);
 

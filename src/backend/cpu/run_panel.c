@@ -418,7 +418,7 @@ static void multiply(const run *p, const block *b, char *scratch, char *sums, qn
 /* Sums of two blocks of that many panels fit where those of the largest one do. */
 static int room_for_two(const qn_panel_set *set, int64_t panels)
 {
-    return 2 * qn_panel_sums_stride(panels) <= qn_panel_sums_stride(qn_panel_largest_grid(set).panels);
+    return 2 * qn_panel_sums_stride(panels) <= qn_panel_sums_room(qn_panel_largest_grid(set).panels);
 }
 
 static void block_task(void *user, int64_t index, int32_t thread)
