@@ -12,8 +12,8 @@
  * and the constants PAIRS_F (the code floats are unpacked to), PAIR_TERMS (rows may
  * have terms), PAIR_I8 (int8 too, with I8_MR x I8_NR: kernels/cpu/panel_i8.h),
  * PAIR_MR x PAIR_NR (the largest register tiles: rows x parts), PAIR_MR_MANY x PAIR_NR_MANY (many rows: rows x
- * panels; PAIR_NR_GROUPS panels of codes with scales of groups, a divisor of it, where that keeps sums), PAIR_KEEP (sums
- * that stay in registers beside chains), PAIR_BLOCKS (blocks unpacked at once),
+ * panels; of codes with scales of groups, where fewer keep their sums, and of what is left of others PAIR_NR_GROUPS),
+ * PAIR_KEEP (sums that stay in registers beside chains), PAIR_BLOCKS (blocks unpacked at once),
  * PAIR_FEW (rows of a tile that unpacks), FEW_NR(code, rows) (its parts), PARTS_BESIDE(code, rows, nr) (of them at
  * once), ARE_FEW(code, rows), FEW_GROUP x FEW_CHUNK(code) (panels x blocks that tiles of few rows take turns with).
  * A level may say CHAINS(code, rows), of a part beside each other where a tile unpacks without scales of groups, as
@@ -516,9 +516,9 @@ QN_INLINE void tile_rows(const int code, const int nr, tile t, int64_t rows)
 TILE_ROWS(rows_f, PAIRS_F, PAIR_NR_MANY)
 TILE_ROWS(rows_f_1, PAIRS_F, 1)
 #if PAIR_NR_GROUPS != PAIR_NR_MANY
-TILE_ROWS(rows_groups, PAIRS_F, PAIR_NR_GROUPS)
+TILE_ROWS(rows_f_few, PAIRS_F, PAIR_NR_GROUPS)
 #else
-#define rows_groups rows_f
+#define rows_f_few rows_f
 #endif
 
 /* Unpacked pairs of a panel in scratch; the scales of groups follow those of all panels. */
@@ -554,14 +554,21 @@ QN_INLINE void unpack_panel(const int code, const int to, const char *w, int64_t
     }
 }
 
-/* Many rows: PAIR_BLOCKS blocks of PAIR_NR_MANY panels at a time, for all rows. */
+/* Panels of the next tiles of many rows. */
+QN_INLINE int64_t many_panels(const int code, int64_t left)
+{
+    const int64_t most = groups_of(code) ? PAIR_NR_GROUPS : PAIR_NR_MANY;
+    return left >= most ? most : (left >= PAIR_NR_GROUPS ? PAIR_NR_GROUPS : 1);
+}
+
+/* Many rows: PAIR_BLOCKS blocks of some panels at a time, for all rows. */
 QN_INLINE void many(const int code, const qn_panel_call *call)
 {
     float *const scales = (float *)(void *)(call->scratch + PAIR_NR_MANY * LINES_BYTES(PAIRS_F));
     for (int64_t b = 0; b < call->blocks; b += PAIR_BLOCKS) {
         const int64_t blocks = call->blocks - b < PAIR_BLOCKS ? call->blocks - b : PAIR_BLOCKS;
         for (int64_t p = 0; p < call->panels;) {
-            const int64_t panels = p + PAIR_NR_MANY <= call->panels ? PAIR_NR_MANY : 1;
+            const int64_t panels = many_panels(code, call->panels - p);
             tile t = tile_at(call, code, 0, p, b, blocks);
             if (code != PAIRS_F) {
                 for (int64_t n = 0; n < panels; n++) {
@@ -572,16 +579,7 @@ QN_INLINE void many(const int code, const qn_panel_call *call)
                 t.w_stride = LINES_BYTES(PAIRS_F);
                 t.scales = scales;
             }
-            if (panels == 1 || !groups_of(code)) {
-                (panels == 1 ? rows_f_1 : rows_f)(&t, call->rows);
-            } else {
-                for (int64_t n = 0; n < panels; n += PAIR_NR_GROUPS) {
-                    rows_groups(&t, call->rows);
-                    t.w += PAIR_NR_GROUPS * t.w_stride;
-                    t.scales += PAIR_NR_GROUPS * PAIR_BLOCKS * groups_of(code) * QN_PANEL_COLS;
-                    t.sums += PAIR_NR_GROUPS * QN_PANEL_COLS;
-                }
-            }
+            (panels == PAIR_NR_MANY ? rows_f : (panels == PAIR_NR_GROUPS ? rows_f_few : rows_f_1))(&t, call->rows);
             p += panels;
         }
     }
