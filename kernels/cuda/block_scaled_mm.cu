@@ -8,8 +8,8 @@
  * promotes, others multiply, as they come: turns that they give each other were 5 to 10 % slower. Blocks of a cluster
  * take neighbouring tiles of a row and share A, or one tile, each a part of K. Those who multiply groups hear from
  * the loading thread which tile comes.
- * The work list, the ring and the way out are in tiles.h. Tiles of 256 x 96 or 128 x 128 with two products of a
- * warpgroup under way were tried against those below: 5 to 17 % slower.
+ * The work list and the ring are in tiles.h, the way out in tiles_out.h. Tiles of 256 x 96 or 128 x 128 with two
+ * products of a warpgroup under way were tried against those below: 5 to 17 % slower.
  * One output element is the same chain of operations whatever the tile, M or its neighbours, but for the parts of K.
  *
  * Host contract
@@ -66,6 +66,7 @@
 #define TOLD (LAYOUT != 0) /* of one matrix the walk is short: long K lost 3 to 4 % by being told and by STORE 2 */
 #include "groups.h"
 #include "tiles.h"
+#include "tiles_out.h"
 
 #define SUMS (BN / 2)      /* registers of one product */
 #if BN % 128 == 0

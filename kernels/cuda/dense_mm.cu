@@ -55,6 +55,7 @@
 #define WAVES 1
 #define THREADS (128 + 128 * GROUPS)
 #include "tiles.h"
+#include "tiles_out.h"
 
 #define SUMS (BN / 2)
 #define A_STAGE (A_PLANES * A_BYTES)

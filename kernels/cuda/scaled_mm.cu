@@ -32,6 +32,7 @@
 #define THREADS (128 + 128 * GROUPS)
 #define WAVES (BM / 64 / GROUPS)
 #include "tiles.h"
+#include "tiles_out.h"
 
 #define SUMS (BN / 2)
 #define D_BYTES (STORE ? BM * ROOM * 2 : 0)

@@ -282,7 +282,7 @@ static void every_cut_agrees(void **state)
         {"block_scaled_mm m=900 n=392 k=200", 0, {256, 128, 0}},
         {"block_scaled_mm m=900 n=392 k=200", 0, {192, 128, 0}},
         {"block_scaled_mm m=600 n=392 k=100", 0, {256, 128, 0}},
-        {"block_scaled_mm m=900 n=600 k=500", 0, {256, 128, 0}}, /* b stays in the ring */
+        {"block_scaled_mm m=900 n=600 k=500", 0, {256, 128, 0}}, /* all of K in the ring */
         {"block_scaled_mm m=900 n=600 k=500", 0, {192, 128, 1}},
         {"block_scaled_mm m=900 n=600 k=500", 0, {128, 192, 1}},
         {"block_scaled_mm m=900 n=600 k=240", 0, {192, 128, 1}},
@@ -430,8 +430,8 @@ static void every_deal_agrees(void **state)
                                         "scaled_mm m=900 n=1400 k=500 scale_a=token scale_b=channel azp_adj=1 azp=1",
                                         "scaled_mm m=900 n=1400 k=240 scale_a=token scale_b=channel bias=1",
                                         "scaled_mm m=900 n=1400 k=100 scale_b=channel",
-                                        "scaled_mm m=900 n=1000 k=500 a=f8_e4m3 scale_a=token scale_b=channel",
                                         "scaled_mm m=900 n=1400 k=500 out=f32 scale_b=channel bias=1",
+                                        "scaled_mm m=900 n=1000 k=500 a=f8_e4m3 scale_a=token scale_b=channel",
                                         /* 128 x 192, 128 x 128, by lanes */
                                         "scaled_mm m=600 n=328 k=1040 scale_a=token scale_b=channel",
                                         "scaled_mm m=600 n=640 k=1040 scale_a=token scale_b=channel azp_adj=1",
