@@ -426,7 +426,7 @@ static void every_deal_agrees(void **state)
                                         "scaled_mm m=600 n=1000 k=528 out=f16 scale_b=channel bias=f16 azp_adj=1 azp=1",
                                         "scaled_mm m=600 n=512 k=272 scale_a=token scale_b=channel bias=1",
                                         "scaled_mm m=300 n=512 k=2320 scale_a=token azp_adj=1",
-                                        /* b stays in the ring */
+                                        /* all of K in the ring, where b stays of int8 */
                                         "scaled_mm m=900 n=1400 k=500 scale_a=token scale_b=channel azp_adj=1 azp=1",
                                         "scaled_mm m=900 n=1400 k=240 scale_a=token scale_b=channel bias=1",
                                         "scaled_mm m=900 n=1400 k=100 scale_b=channel",
