@@ -42,6 +42,10 @@ typedef struct qn_cuda_attention_planes {
     qn_cuda_attention_rows k, v, k_recent, v_recent;
 } qn_cuda_attention_planes;
 
+/* Floats of a row of a part: its values' sum, of every 16 columns 2 c, 2 c + 1, 2 c + 8 and 2 c + 9 side by side for
+ * c below 4, the largest score, the sum of weights, and two that make it a multiple of 16 bytes. */
+#define QN_CUDA_PARTIAL(size) ((size) + 4)
+
 /* attention by tiles. Rows are (query, head of the group); keys are cut into parts of part_keys, a multiple of a
  * tile's. With a window the planes' rows are `coded` keys and, behind them, the recent ones from recent_first on. */
 typedef struct qn_cuda_attention_tiles {
@@ -52,11 +56,12 @@ typedef struct qn_cuda_attention_tiles {
     long long k_row, k_head, k_plane, v_row, v_head, v_plane;
     const float *k_factors, *v_factors; /* [head][row] */
     long long factors_head;
-    float *partials; /* [key head][row][part]: the values' sum, the largest score, the sum of weights */
+    float *partials; /* [key head][row][part] */
     int queries, keys, group, causal, parts, part_keys;
     int first_part, plane_first, plane_rows; /* of this launch: its first part, and which rows the planes hold */
     int window, coded, recent_first;
     float scale;
+    unsigned by_group, group_shift; /* r / group is (2 r by_group >> 32) >> group_shift, of r below 2^31 */
 } qn_cuda_attention_tiles;
 
 /* What norms of the query's and the key's heads multiply their elements by. */

@@ -17,7 +17,7 @@ template <int format, bool factors> DEV void spread(const qn_cuda_attention_rows
     float v[PAIRS][2], factor = 1.0f;
     load_row<format>(v, row, lane, true);
     if (format == QN_MM_F32 || format == QN_MM_BF16) {
-        factor = normalise(v);
+        factor = normalise<PAIRS, 32>(v);
     } else if (format == QN_MM_E4M3) {
         factor = *(const float *)(a.scale + from * a.scale_row + head * 4);
     }

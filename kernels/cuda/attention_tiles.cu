@@ -79,35 +79,37 @@ DEV int all_see(view all, view any, int key0)
     return key0 + KEYS <= all.below || (WINDOW && key0 >= any.from && key0 + KEYS <= all.to);
 }
 
-/* A warp's rows of q as planes, and what their scores are multiplied by. */
+/* A warp's rows of q as planes, and what their scores are multiplied by: eight lanes have a row. */
 DEV void load_queries(const qn_cuda_attention_tiles &a, int first, int head, int warp, int lane)
 {
-    float *const by = (float *)(shared + BY_AT);
-#pragma unroll 4
-    for (int i = 0; i < 16; i++) {
+    const int column = lane % 8 * 2; /* of every 16 */
+#pragma unroll 1
+    for (int i = lane / 8; i < 16; i += 4) {
         const int at = warp * 16 + i;
         const row_place p = place_of(a, first + at);
-        const char *const row = a.q + p.query * a.q_row + (head * a.group + p.head) * a.q_head;
-        float v[PAIRS][2], factor = 1.0f;
-        load_row<Q_FORMAT>(v, row, lane, p.query < a.queries);
+        const int query = p.query < a.queries ? p.query : a.queries - 1; /* rows that nobody stores may be any */
+        const char *const row = a.q + query * a.q_row + (head * a.group + p.head) * a.q_head;
+        float v[STEPS][2], factor = 1.0f;
+#pragma unroll
+        for (int j = 0; j < STEPS; j++) {
+            v[j][0] = load_element<Q_FORMAT>(row, column + 16 * j);
+            v[j][1] = load_element<Q_FORMAT>(row, column + 16 * j + 1);
+        }
         if (Q_FORMAT != 1) {
-            factor = normalise(v);
+            factor = normalise<STEPS, 8>(v);
         }
 #pragma unroll
-        for (int j = 0; j < PAIRS; j++) {
-            const int d = 2 * lane + 64 * j;
+        for (int j = 0; j < STEPS; j++) {
             u32 high, low;
             split_pair(v[j][0], v[j][1], &high, &low);
-            if (d < SIZE) {
-                char *const to = shared + place_of_piece<ROWS>(at, d / 8) + d % 8 * 2;
-                *(u32 *)to = high;
-                if (Q_PLANES == 2) {
-                    *(u32 *)(to + Q_BYTES) = low;
-                }
+            char *const to = shared + place_of_piece<ROWS>(at, 2 * j + column / 8) + column % 8 * 2;
+            *(u32 *)to = high;
+            if (Q_PLANES == 2) {
+                *(u32 *)(to + Q_BYTES) = low;
             }
         }
-        if (lane == 0) {
-            by[at] = factor * a.scale * LOG2_E;
+        if (column == 0) {
+            ((float *)(shared + BY_AT))[at] = factor * a.scale * LOG2_E;
         }
     }
 }
@@ -222,71 +224,17 @@ struct weights {
     u32 high[4], low[4];
 };
 
-/* o = keep o + d. */
-DEV void add_sums(state &w, const float *keep, const float *d)
-{
-#pragma unroll
-    for (int i = 0; i < SIZE / 2; i++) {
-        w.o[i] = __fmaf_rn(w.o[i], keep[i / 2 % 2], d[i]);
-    }
-}
-
 #if WGMMA
 static_assert(Q_PLANE_STEP == Q_BYTES / 16 && TILE_PLANE_STEP == TILE_BYTES / 16, "planes follow each other");
-/* Products of the planes of one step of 16, the smaller ones first, in one statement, whose sums the compiler follows
- * once. SCORES_STEP(N, d, a, b): d[64, N] += a[64, 16] b[N, 16]', both in shared memory; SUMS_STEP(N, d, p, b, more):
- * d[64, N] = or += p[64, 16] b[16, N], p in registers; more: "0" or "1". */
-#define TEXT(x) TEXT_(x)
-#define TEXT_(x) #x
-#define SCORES_PRODUCT(N, from) WGMMA_STEP(N, "k16.f32.f16.f16", ", 1, 1, 0, 0", from ", 1")
-#if Q_PLANES == 2
-#define SCORES_Q_LOW(N)                                                                                                \
-    "add.s64 f, " WGMMA_A##N ", " TEXT(Q_PLANE_STEP) ";\n" SCORES_PRODUCT(N, "f, " WGMMA_B##N)
-#else
-#define SCORES_Q_LOW(N)
-#endif
-#if K_PLANES == 2
-#define SCORES_K_LOW(N)                                                                                                \
-    "add.s64 f, " WGMMA_B##N ", " TEXT(TILE_PLANE_STEP) ";\n" SCORES_PRODUCT(N, WGMMA_A##N ", f")
-#else
-#define SCORES_K_LOW(N)
-#endif
-#define SCORES_STEP(N, d, a, b) SCORES_STEP_(N, d, a, b)
-#define SCORES_STEP_(N, d, a, b)                                                                                       \
-    asm volatile("{\n.reg .b64 f;\n" SCORES_Q_LOW(N) SCORES_K_LOW(N) SCORES_PRODUCT(N, WGMMA_A##N ", " WGMMA_B##N) "}" \
-                 : WGMMA_R##N("+f", d)                                                                                 \
-                 : "l"(a), "l"(b)                                                                                      \
-                 : "memory")
-#define SUMS_PRODUCT(N, words, b, more) WGMMA_STEP(N, "k16.f32.f16.f16", ", 1, 1, 1", "{" words "}, " b ", " more)
-#if V_PLANES == 2
-#define SUMS_V_LOW(N)                                                                                                  \
-    "add.s64 f, " WGMMA_Z##N ", " TEXT(TILE_PLANE_STEP) ";\n" SUMS_PRODUCT(N, "x2, y2, z2, w2", "f", "1")
-#else
-#define SUMS_V_LOW(N)
-#endif
-#define SUMS_STEP(N, d, p, b, more) SUMS_STEP_(N, d, p, b, more)
-#define SUMS_STEP_(N, d, p, b, more)                                                                                   \
-    asm volatile("{\n.reg .b64 f;\n.reg .b32 x1, y1, z1, w1, x2, y2, z2, w2;\nmov.b64 {x1, y1}, " WGMMA_A##N           \
-                 ";\nmov.b64 {z1, w1}, " WGMMA_B##N ";\nmov.b64 {x2, y2}, " WGMMA_P##N ";\nmov.b64 {z2, w2}, "         \
-                 WGMMA_Y##N ";\n" SUMS_PRODUCT(N, "x1, y1, z1, w1", WGMMA_Z##N, more)                                  \
-                     SUMS_V_LOW(N) SUMS_PRODUCT(N, "x2, y2, z2, w2", WGMMA_Z##N, "1") "}"                              \
-                 : WGMMA_R##N("+f", d)                                                                                 \
-                 : "l"(two_words((p).low)), "l"(two_words((p).low + 2)), "l"(two_words((p).high)),                     \
-                   "l"(two_words((p).high + 2)), "l"(b)                                                                \
-                 : "memory")
-
-DEV u64 two_words(const u32 *v)
-{
-    return (u64)v[1] << 32 | v[0];
-}
+#include "attention_names.h"
 
 /* Asks for s += q k' of a tile, by a warpgroup: its rows and the tile. */
-DEV void ask_scores(float *s, u64 a, u64 b)
+DEV void ask_scores(u64 a, u64 b)
 {
 #pragma unroll
     for (int step = 0; step < STEPS; step++) {
-        SCORES_STEP(KEYS, s, a + step / 4 * ROWS * 8 + step % 4 * WGMMA_K_STEP,
-                    b + step / 4 * KEYS * 8 + step % 4 * WGMMA_K_STEP);
+        add_scores(a + step / 4 * ROWS * 8 + step % 4 * WGMMA_K_STEP,
+                   b + step / 4 * KEYS * 8 + step % 4 * WGMMA_K_STEP);
     }
     wgmma_commit();
 }
@@ -298,23 +246,13 @@ DEV u64 values_operand(u32 v)
 }
 
 /* Asks for d = p v of a tile, by a warpgroup. */
-DEV void ask_sums(float *d, const weights *p, u64 b)
+DEV void ask_sums(const weights *p, u64 b)
 {
-    SUMS_STEP(SIZE, d, p[0], b, "0");
 #pragma unroll
-    for (int step = 1; step < KEY_STEPS; step++) {
-        SUMS_STEP(SIZE, d, p[step], b + step * 128, "1");
+    for (int step = 0; step < KEY_STEPS; step++) {
+        multiply_values(&p[step], b + step * 128, step > 0);
     }
     wgmma_commit();
-}
-
-/* What a wait was for: no use of it moves before. */
-template <int count> DEV void arrived(float *d)
-{
-#pragma unroll
-    for (int i = 0; i < count; i++) {
-        asm volatile("" : "+f"(d[i])::"memory");
-    }
 }
 #else
 /* Four matrices of 8 x 8 at the rows that the lanes name, as they lie or turned. */
@@ -350,6 +288,15 @@ DEV void add_planes(float *d, const u32 *a_high, const u32 *a_low, const u32 *b_
                 MMA_F16(d + 4 * h, a_high, b_high[2 * h], b_high[2 * h + 1]);
             }
         }
+    }
+}
+
+/* o = keep o + d. */
+DEV void add_sums(state &w, const float *keep, const float *d)
+{
+#pragma unroll
+    for (int i = 0; i < SIZE / 2; i++) {
+        w.o[i] = __fmaf_rn(w.o[i], keep[i / 2 % 2], d[i]);
     }
 }
 
@@ -525,10 +472,11 @@ DEV void store_row(const qn_cuda_attention_tiles &a, const state &w, int h, int 
         return;
     }
     if (a.parts > 1) {
-        float *const to = a.partials + (((i64)head * rows + r) * a.parts + part) * (SIZE + 2);
+        float *const to = a.partials + (((i64)head * rows + r) * a.parts + part) * PARTIAL;
 #pragma unroll
-        for (int i = 0; i < SIZE / 2; i += 4) {
-            *(float2 *)(to + 2 * i + lane % 4 * 2) = make_float2(w.o[i] * unit, w.o[i + 1] * unit);
+        for (int i = 0; i < SIZE / 2; i += 8) {
+            *(float4 *)(to + 2 * i + lane % 4 * 4) =
+                make_float4(w.o[i] * unit, w.o[i + 1] * unit, w.o[i + 4] * unit, w.o[i + 5] * unit);
         }
         if (lane % 4 == 0) {
             *(float2 *)(to + SIZE) = make_float2(w.most[0] * scale_of(h), total);
@@ -580,19 +528,19 @@ DEV void take_tile(const qn_cuda_attention_tiles &a, state &w, weights *p, float
                    const float *factors, int key0, int first, int whole)
 {
     const u64 rows = wgmma_operand(uniform(q)), keys = wgmma_operand(uniform(k)), values = values_operand(uniform(v));
-    float s[KEYS / 2] = {}, d[SIZE / 2], next[2];
+    float s[KEYS / 2] = {}, next[2];
     if (!whole && !SIGNS) {
         hide(a, s, key0, first);
     }
+    give_scores(s);
     wgmma_fence();
-    ask_scores(s, rows, keys);
-    ask_sums(d, p, values);
+    ask_scores(rows, keys);
+    ask_sums(p, values);
     WGMMA_WAIT(1);
-    arrived<KEYS / 2>(s);
+    take_scores(s);
     weigh_tile(a, w, s, factors, key0, first, SIGNS, next);
     WGMMA_WAIT(0);
-    arrived<SIZE / 2>(d);
-    add_sums(w, keep, d);
+    add_sums(w.o, keep);
     split_weights(p, s);
     keep[0] = next[0];
     keep[1] = next[1];
@@ -629,20 +577,18 @@ DEV void go_over_tiles(const qn_cuda_attention_tiles &a, state &w, int head, int
     }
     meet();
     u64 values = values_operand(uniform(v + (u32)((stage ^ 1) * STAGE_BYTES)));
-    float d[SIZE / 2] = {};
 #pragma unroll 1 /* a text of one step compiles sooner */
     for (int step = 0; step < KEY_STEPS; step++, values += 128) {
         wgmma_fence();
-        SUMS_STEP(SIZE, d, p[0], values, "1");
+        multiply_values(p, values, step);
         wgmma_commit();
         WGMMA_WAIT(0);
-        arrived<SIZE / 2>(d);
 #pragma unroll
         for (int i = 0; i < KEY_STEPS - 1; i++) {
             p[i] = p[i + 1];
         }
     }
-    add_sums(w, keep, d);
+    add_sums(w.o, keep);
 }
 #else
 /* The same. */
@@ -681,9 +627,12 @@ DEV void go_over_tiles(const qn_cuda_attention_tiles &a, state &w, int head, int
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     qn_attention_tiles(const __grid_constant__ qn_cuda_attention_tiles a)
 {
+#if WGMMA
+    declare_names();
+#endif
     const int lane = (int)threadIdx.x % 32, warp = (int)uniform(threadIdx.x / 32), head = (int)blockIdx.y;
     const int part = a.first_part + (int)blockIdx.z, rows = a.queries * a.group;
-    const int first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS, row = first + warp * 16 + lane / 4;
+    const int first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS;
     const view least = seen_by(a, first), most = seen_by(a, (first + ROWS < rows ? first + ROWS : rows) - 1);
     int begin = part * a.part_keys, end = end_of(most);
     release_next();
@@ -710,5 +659,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (begin < end) {
         go_over_tiles(a, w, head, first, begin, end, least, most);
     }
-    store_rows(a, w, head, part, row);
+    const int thread = lazy(threadIdx.x);
+    store_rows(a, w, head, part, first + thread / 32 * 16 + thread % 32 / 4);
 }

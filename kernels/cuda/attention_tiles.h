@@ -11,6 +11,7 @@
 #define NONE __int_as_float(0xff800000u)
 #define K_FACTORS (K_FORMAT != 1)
 #define V_FACTORS (V_FORMAT != 1)
+#define PARTIAL QN_CUDA_PARTIAL(SIZE)
 #define PAIRS ((SIZE + 63) / 64) /* a lane has elements 2 lane + 64 j and the next */
 
 template <int format> DEV float load_element(const char *row, int d)
@@ -45,23 +46,23 @@ DEV void split_pair(float x, float y, u32 *high, u32 *low)
     *low = pack_f16(x - h[0], y - h[1]);
 }
 
-/* By a warp: a row times the power of two that takes its largest element to between 2^14 and 2^15; returns the inverse.
- * Rows below 2^-97 stay below that. A row with an infinity or a NaN has some of them afterwards. */
-DEV float normalise(float v[PAIRS][2])
+/* By so many lanes: a row times the power of two that takes its largest element to between 2^14 and 2^15; returns the
+ * inverse. Rows below 2^-97 stay below that. A row with an infinity or a NaN has some of them afterwards. */
+template <int pairs, int lanes> DEV float normalise(float v[pairs][2])
 {
     float most = 0.0f;
 #pragma unroll
-    for (int j = 0; j < PAIRS; j++) {
+    for (int j = 0; j < pairs; j++) {
         most = fmaxf(most, fmaxf(fabsf(v[j][0]), fabsf(v[j][1])));
     }
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
+    for (int step = lanes / 2; step > 0; step /= 2) {
         most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
     }
     const int exponent = (int)(__float_as_uint(most) >> 23), at = exponent > 30 ? exponent : 30;
     const float by = __uint_as_float((u32)(268 - at) << 23);
 #pragma unroll
-    for (int j = 0; j < PAIRS; j++) {
+    for (int j = 0; j < pairs; j++) {
         v[j][0] *= by;
         v[j][1] *= by;
     }
@@ -90,9 +91,14 @@ struct row_place {
     int query, head;
 };
 
+DEV int query_of(const qn_cuda_attention_tiles &a, int r)
+{
+    return (int)(__umulhi(2 * (u32)r, a.by_group) >> a.group_shift);
+}
+
 DEV row_place place_of(const qn_cuda_attention_tiles &a, int r)
 {
-    const int query = r / a.group;
+    const int query = query_of(a, r);
     return {query, r - query * a.group};
 }
 
@@ -103,7 +109,7 @@ struct view {
 
 DEV view seen_by(const qn_cuda_attention_tiles &a, int r)
 {
-    const int query = r / a.group;
+    const int query = query_of(a, r);
     const int keys = a.causal ? a.keys - a.queries + 1 + (query < a.queries ? query : a.queries - 1) : a.keys;
 #if WINDOW
     const int first = keys > 0 ? (keys - 1) / 32 * 32 - a.window : 0, below = first > 0 ? first : 0;

@@ -201,7 +201,7 @@ size_t qn_cuda_tiles_workspace(const qn_op_desc *desc, int64_t m)
     }
     const int64_t rows = m * q->dims[1], all = most_rows(desc, m), passes = in_place(desc) ? 1 : passes_of(all);
     const int64_t parts = qn_max_i64(qn_min_i64(rows * MOST_PARTS, PART_ROWS), passes > 1 ? rows * passes : 0);
-    return spread_bytes(desc, qn_min_i64(all, HELD_ROWS)) + (size_t)parts * (size_t)(q->dims[2] + 2) * 4;
+    return spread_bytes(desc, qn_min_i64(all, HELD_ROWS)) + (size_t)parts * (size_t)QN_CUDA_PARTIAL(q->dims[2]) * 4;
 }
 
 /* ---- parts ---- */
@@ -310,6 +310,17 @@ static qn_status spread(const qn_cuda_run *run, int32_t program, const sources *
     return most > 0 ? qn_cuda_launch(run, program, &g, arguments, error) : QN_OK;
 }
 
+/* by_group is 2^(31 + shift) / group rounded up, 2^shift the first power of two not below the group: what rounding adds
+ * to r / group, of r below 2^31, is less than 1 / group. */
+static void divide_by_group(qn_cuda_attention_tiles *a)
+{
+    a->group_shift = 0;
+    while ((int64_t)1 << a->group_shift < a->group) {
+        a->group_shift++;
+    }
+    a->by_group = (unsigned)qn_ceil_div((int64_t)1 << (31 + a->group_shift), a->group);
+}
+
 qn_status qn_cuda_tiles_launch(const qn_cuda_run *run, int32_t first, qn_error *error)
 {
     const qn_op_desc *desc = run->call->desc;
@@ -349,6 +360,7 @@ qn_status qn_cuda_tiles_launch(const qn_cuda_run *run, int32_t first, qn_error *
         .coded = (int32_t)s.coded,
         .recent_first = (int32_t)s.recent,
         .scale = scale == 0.0f ? (float)(1.0 / sqrt((double)f.size)) : scale};
+    divide_by_group(&a);
     void *const arguments[] = {&a};
     for (int32_t part = 0; part < c.parts; part += c.at_once) {
         const int32_t parts = c.at_once < c.parts - part ? c.at_once : c.parts - part;
