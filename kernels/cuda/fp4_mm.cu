@@ -11,7 +11,8 @@
  *     turn every stage of x into that order, where it lies.
  *   - A NVFP4 scale as a pair of 16-bit floats comes out of a table of all 256.
  *   - A MXFP4 scale above 2 and the power of two left out (fp4_mm.h) are together no bf16. The warp that looks at all
- *     scales as they come says where one is 2 or more, and those four stages take one instruction more a pair.
+ *     scales as they come says where one is 2 or more, and those four stages take one instruction more a pair, and wait for
+ *     each slice.
  *
  * The parts of K are added through distributed shared memory, always in their order: no workspace, no atomics, two runs
  * are equal bit for bit.
@@ -48,6 +49,7 @@
 #define UNITS (ROWS * STRIP / 16)                /* of 16 results of a row, which one block of the cluster finishes */
 #define SHARE ((UNITS + SPLIT - 1) / SPLIT * 64) /* bytes of a block's sums of the results of one */
 #include "fp4_mm.h"
+#include "names.h"
 #if IS_F16
 #define X_TYPE "f16"
 #else
@@ -110,14 +112,72 @@ DEV void turn_x(const problem *p, u32 first, u32 lane)
 /* ---- multiplying ---- */
 
 /* Scale i of the word of a lane's scales of a stage. */
-DEV u32 scale_pair(u32 table, u32 word, int i, int large)
+DEV u32 scale_pair(u32 table, u32 word, int i)
 {
     const u32 code = word >> 8 * i & 255;
 #if IS_MX
-    return scale_twice(code, large);
+    return scale_twice(code, 0);
 #else
     return load_shared_u32(table + code * 4);
 #endif
+}
+
+/* Sums are u0 to u3 of names.h, a tile's each. OF_TILES(F): F of each. */
+#if TILES == 1
+#define OF_TILES(F) F("u0")
+#elif TILES == 2
+#define OF_TILES(F) F("u0") F("u1")
+#elif TILES == 3
+#define OF_TILES(F) F("u0") F("u1") F("u2")
+#else
+#define OF_TILES(F) F("u0") F("u1") F("u2") F("u3")
+#endif
+#define DECLARE(v) EACH(ROWS, v, DECLARED)
+#define BEGIN(v) EACH(ROWS, v, ZERO)
+
+DEV void declare_sums(void)
+{
+    asm volatile(OF_TILES(DECLARE));
+}
+
+DEV void begin_sums(void)
+{
+    asm volatile(OF_TILES(BEGIN)::: "memory");
+}
+
+#define STEP_TEXT(v, a, x)                                                                                             \
+    "wgmma.mma_async.sync.aligned.m64n" TEXT(ROWS) "k16.f32." X_TYPE "." X_TYPE " {" EACH(ROWS, v, LISTED) "}, {" a    \
+    "}, " x ", 1, 1, 1, 0;\n"
+#define NEXT_TEXT(v, a) "add.s64 x, x, 2;\n" STEP_TEXT(v, a, "x")
+#define MULTIPLY_SLICE(v)                                                                                              \
+    asm volatile("{\n.reg .b64 x;\nmov.b64 x, %16;\n" STEP_TEXT(v, "%0, %1, %2, %3", "x")                              \
+                     NEXT_TEXT(v, "%4, %5, %6, %7") NEXT_TEXT(v, "%8, %9, %10, %11")                                   \
+                         NEXT_TEXT(v, "%12, %13, %14, %15") "}" ::"r"(a[0]),                                           \
+                 "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(a[4]), "r"(a[5]), "r"(a[6]), "r"(a[7]), "r"(a[8]), "r"(a[9]),    \
+                 "r"(a[10]), "r"(a[11]), "r"(a[12]), "r"(a[13]), "r"(a[14]), "r"(a[15]), "l"(x)                        \
+                 : "memory")
+
+/* A slice's four steps of a tile, whose number the compiler knows, left under way. */
+DEV void multiply_slice(int tile, const u32 *a, u64 x)
+{
+    wgmma_fence();
+    switch (tile) {
+    case 0: MULTIPLY_SLICE("u0"); break;
+    case 1: MULTIPLY_SLICE("u1"); break;
+    case 2: MULTIPLY_SLICE("u2"); break;
+    default: MULTIPLY_SLICE("u3");
+    }
+    wgmma_commit();
+}
+
+DEV void take_sums(int tile, float *to)
+{
+    switch (tile) {
+    case 0: EACH(ROWS, "u0", TAKE); break;
+    case 1: EACH(ROWS, "u1", TAKE); break;
+    case 2: EACH(ROWS, "u2", TAKE); break;
+    default: EACH(ROWS, "u3", TAKE);
+    }
 }
 
 /* Registers that a product has read: until here they were its own. */
@@ -129,9 +189,16 @@ DEV void keep(u32 *a)
     }
 }
 
-/* A stage of the warp's rows of b by all of x. codes, scales: of the lane's first row, the second is eight further;
- * large 1: any MXFP4 scale. A slice is expanded while the products of the one before run. */
-DEV void multiply_stage(u32 codes, u32 scales, u32 table, u64 x, int large, float sums[TILES][ROWS / 2])
+/* Scales of a lane's row of a stage. */
+DEV u32 stage_scales(u32 scales, u32 eight)
+{
+    const u32 at = scales + eight * (8 * SCALE_ROW);
+    return IS_MX ? load_shared_u16(at) : load_shared_u32(at);
+}
+
+/* A stage of the warp's rows of b by all of x. codes, scales: of the lane's first row, the second is eight further. A
+ * slice is expanded while the products of the one before run. */
+DEV void multiply_stage(u32 codes, u32 scales, u32 table, u64 x)
 {
     u32 a[2][16];
 #pragma unroll
@@ -140,12 +207,11 @@ DEV void multiply_stage(u32 codes, u32 scales, u32 table, u64 x, int large, floa
         u32 scale[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const u32 eight = (u32)(8 * i + r) * 8, at = scales + eight * SCALE_ROW;
 #pragma unroll
             for (u32 c = 0; c < 2; c++) {
-                word[c][r] = load_shared_u32x4((codes ^ c * 16) + eight * 128);
+                word[c][r] = load_shared_u32x4((codes ^ c * 16) + (u32)(8 * i + r) * 1024);
             }
-            scale[r] = IS_MX ? load_shared_u16(at) : load_shared_u32(at);
+            scale[r] = stage_scales(scales, (u32)(8 * i + r));
         }
 #pragma unroll
         for (int q = 0; q < SLICES; q++) {
@@ -157,25 +223,47 @@ DEV void multiply_stage(u32 codes, u32 scales, u32 table, u64 x, int large, floa
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const uint4 w = word[q / 2][r];
-                const u32 pair = scale_pair(table, scale[r], IS_MX ? q / 2 : q, large);
+                const u32 pair = scale_pair(table, scale[r], IS_MX ? q / 2 : q);
 #pragma unroll
                 for (int e = 0; e < 8; e++) { /* of two words */
                     const u32 eight = q % 2 ? (e < 4 ? w.z : w.w) : (e < 4 ? w.x : w.y);
-                    now[e / 2 * 4 + e % 2 * 2 + r] = expand_pair(eight, e % 4, pair, large);
+                    now[e / 2 * 4 + e % 2 * 2 + r] = expand_pair(eight, e % 4, pair, 0);
                 }
             }
-            wgmma_fence();
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                WGMMA_HELD(ROWS, X_TYPE, sums[i], now + 4 * j, x + (u64)(q * (ROWS * 128 / 16) + j * WGMMA_K_STEP));
-            }
-            wgmma_commit();
+            multiply_slice(i, now, x + (u64)(q * (ROWS * 128 / 16)));
         }
     }
     WGMMA_WAIT(0);
     keep(a[0]);
     keep(a[1]);
 }
+
+#if IS_MX
+/* The same of any scales. They are seldom, and the text is long: a slice after the other. */
+DEV void multiply_large_stage(u32 codes, u32 scales, u64 x)
+{
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+        u32 scale[2] = {stage_scales(scales, (u32)(8 * i)), stage_scales(scales, (u32)(8 * i + 1))};
+#pragma unroll 1
+        for (u32 q = 0; q < SLICES; q++) {
+            u32 a[16];
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const uint2 w = load_shared_u32x2((codes ^ q / 2 * 16) + q % 2 * 8 + (u32)(8 * i + r) * 1024);
+                const u32 pair = scale_twice(scale[r] >> q / 2 * 8 & 255, 1);
+#pragma unroll
+                for (int e = 0; e < 8; e++) {
+                    a[e / 2 * 4 + e % 2 * 2 + r] = expand_pair(e < 4 ? w.x : w.y, e % 4, pair, 1);
+                }
+            }
+            multiply_slice(i, a, x + (u64)(q * (ROWS * 128 / 16)));
+            WGMMA_WAIT(0);
+            keep(a);
+        }
+    }
+}
+#endif
 
 /* This warp's rows of b in its turns of the part of K, left in shared memory as [PARTS][ROWS][PITCH] floats. */
 DEV void multiply(const problem *p, u32 sums_at, u32 warp, u32 lane, int mapped)
@@ -186,14 +274,7 @@ DEV void multiply(const problem *p, u32 sums_at, u32 warp, u32 lane, int mapped)
     u32 codes = p->codes + row * 128 + (2 * t ^ g) * 16;
     u32 scales = scale_at(row, t * (64 / UNIT));
     asm("" : "+r"(codes), "+r"(scales)); /* kept: the compiler would work them out in every stage */
-    float sums[TILES][ROWS / 2];
-#pragma unroll
-    for (int i = 0; i < TILES; i++) {
-#pragma unroll
-        for (int e = 0; e < ROWS / 2; e++) {
-            sums[i][e] = 0.0f;
-        }
-    }
+    begin_sums();
     place at = {wk, 0};
     int stage = (int)wk;
 #pragma unroll 1
@@ -201,7 +282,6 @@ DEV void multiply(const problem *p, u32 sums_at, u32 warp, u32 lane, int mapped)
         const int first = span * SPAN, last = first + SPAN < stages ? first + SPAN : stages;
         const turn now = turn_of(span);
         barrier_wait(p->scales_full + 8 * now.span, now.parity);
-        const int large = IS_MX && load_shared_u32(p->large + 16 * now.span) != 0;
 #pragma unroll 1
         for (; stage < last; stage += WK) {
             const u32 byte = (u32)(stage - first) * (DEPTH / UNIT); /* bits that are the swizzle's alone in `scales` */
@@ -209,10 +289,13 @@ DEV void multiply(const problem *p, u32 sums_at, u32 warp, u32 lane, int mapped)
             barrier_wait(p->full + 8 * at.stage, at.parity);
             const u32 codes_at = codes + at.stage * B_BYTES;
             const u64 x_at = wgmma_operand_on(x, at.stage * (X_BYTES / 16));
-            if (IS_MX && large) {
-                multiply_stage(codes_at, scales_at, p->table, x_at, 1, sums);
-            } else {
-                multiply_stage(codes_at, scales_at, p->table, x_at, 0, sums);
+#if IS_MX
+            if (load_shared_u32(p->large + 16 * now.span)) {
+                multiply_large_stage(codes_at, scales_at, x_at);
+            } else
+#endif
+            {
+                multiply_stage(codes_at, scales_at, p->table, x_at);
             }
             __syncwarp();
             if (lane == 0) {
@@ -225,14 +308,19 @@ DEV void multiply(const problem *p, u32 sums_at, u32 warp, u32 lane, int mapped)
         }
     }
     threads_sync(1, CONSUMERS); /* all stages are read: the sums lie where they were */
-    const u32 to = sums_at + ((wk * ROWS + 2 * t) * PITCH + row) * 4;
+    u32 thread = threadIdx.x; /* once more: what comes of it would else be in registers all along */
+    asm volatile("" : "+r"(thread));
+    const u32 column = thread % 128 / 32 * 16 + thread % 32 / 4;
+    const u32 to = sums_at + ((thread / 128 * ROWS + 2 * (thread % 4)) * PITCH + column) * 4;
 #pragma unroll
     for (int i = 0; i < TILES; i++) {
+        float sums[ROWS / 2];
+        take_sums(i, sums);
 #pragma unroll
         for (int j = 0; j < ROWS / 8; j++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                store_shared_f32(to + ((8 * j + e % 2) * PITCH + 64 * i + e / 2 * 8) * 4, sums[i][4 * j + e]);
+                store_shared_f32(to + ((8 * j + e % 2) * PITCH + 64 * i + e / 2 * 8) * 4, sums[4 * j + e]);
             }
         }
     }
@@ -243,6 +331,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
               const __grid_constant__ tensor_map x_map, const __grid_constant__ qn_cuda_mm a, int whole, int mapped,
               int constant)
 {
+    declare_sums();
     extern __shared__ __align__(16) char shared[];
     const u32 warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32, part = SPLIT > 1 ? cluster_rank() : 0;
     problem own, *const p = &own;

@@ -654,29 +654,17 @@ DEV void wgmma_commit(void)
 #define WGMMA_NEXT(N, types, signs, step)                                                                              \
     "add.s64 a, " WGMMA_A##N ", " step ";\nadd.s64 b, " WGMMA_B##N ", " step ";\n"                                     \
     WGMMA_STEP(N, types, signs, "a, b, more")
-/* One step of 16 of K with a in registers, as MMA_16816_ has a fragment: d += a b'. N 8, 16, 32 or 64. */
-#define WGMMA_HELD(N, type, d, a, b) WGMMA_HELD_(N, type, d, a, b)
-#define WGMMA_HELD_(N, type, d, a, b)                                                                                  \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type " {" WGMMA_S##N "}, {" WGMMA_A##N     \
-                 ", " WGMMA_B##N ", " WGMMA_P##N ", " WGMMA_Y##N "}, " WGMMA_Z##N ", 1, 1, 1, 0;\n"                    \
-                 : WGMMA_R##N("+f", d)                                                                                 \
-                 : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "l"(b)                                          \
-                 : "memory")
 #define WGMMA_Q(c, d, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
 #define WGMMA_S8 "%0,%1,%2,%3"
 #define WGMMA_R8(c, d) WGMMA_Q(c, d, 0)
 #define WGMMA_A8 "%4"
 #define WGMMA_B8 "%5"
 #define WGMMA_P8 "%6"
-#define WGMMA_Y8 "%7"
-#define WGMMA_Z8 "%8"
 #define WGMMA_S16 WGMMA_S8 ",%4,%5,%6,%7"
 #define WGMMA_R16(c, d) WGMMA_R8(c, d), WGMMA_Q(c, d, 4)
 #define WGMMA_A16 "%8"
 #define WGMMA_B16 "%9"
 #define WGMMA_P16 "%10"
-#define WGMMA_Y16 "%11"
-#define WGMMA_Z16 "%12"
 #define WGMMA_S24 WGMMA_S16 ",%8,%9,%10,%11"
 #define WGMMA_R24(c, d) WGMMA_R16(c, d), WGMMA_Q(c, d, 8)
 #define WGMMA_A24 "%12"
@@ -687,8 +675,6 @@ DEV void wgmma_commit(void)
 #define WGMMA_A32 "%16"
 #define WGMMA_B32 "%17"
 #define WGMMA_P32 "%18"
-#define WGMMA_Y32 "%19"
-#define WGMMA_Z32 "%20"
 #define WGMMA_S40 WGMMA_S32 ",%16,%17,%18,%19"
 #define WGMMA_R40(c, d) WGMMA_R32(c, d), WGMMA_Q(c, d, 16)
 #define WGMMA_A40 "%20"
@@ -699,8 +685,6 @@ DEV void wgmma_commit(void)
 #define WGMMA_A48 "%24"
 #define WGMMA_B48 "%25"
 #define WGMMA_P48 "%26"
-#define WGMMA_Y48 "%27"
-#define WGMMA_Z48 "%28"
 #define WGMMA_S56 WGMMA_S48 ",%24,%25,%26,%27"
 #define WGMMA_R56(c, d) WGMMA_R48(c, d), WGMMA_Q(c, d, 24)
 #define WGMMA_A56 "%28"
@@ -711,8 +695,6 @@ DEV void wgmma_commit(void)
 #define WGMMA_A64 "%32"
 #define WGMMA_B64 "%33"
 #define WGMMA_P64 "%34"
-#define WGMMA_Y64 "%35"
-#define WGMMA_Z64 "%36"
 #define WGMMA_S72 WGMMA_S64 ",%32,%33,%34,%35"
 #define WGMMA_R72(c, d) WGMMA_R64(c, d), WGMMA_Q(c, d, 32)
 #define WGMMA_A72 "%36"
@@ -723,8 +705,6 @@ DEV void wgmma_commit(void)
 #define WGMMA_A80 "%40"
 #define WGMMA_B80 "%41"
 #define WGMMA_P80 "%42"
-#define WGMMA_Y80 "%43"
-#define WGMMA_Z80 "%44"
 #define WGMMA_S88 WGMMA_S80 ",%40,%41,%42,%43"
 #define WGMMA_R88(c, d) WGMMA_R80(c, d), WGMMA_Q(c, d, 40)
 #define WGMMA_A88 "%44"
@@ -735,8 +715,6 @@ DEV void wgmma_commit(void)
 #define WGMMA_A96 "%48"
 #define WGMMA_B96 "%49"
 #define WGMMA_P96 "%50"
-#define WGMMA_Y96 "%51"
-#define WGMMA_Z96 "%52"
 #define WGMMA_S104 WGMMA_S96 ",%48,%49,%50,%51"
 #define WGMMA_R104(c, d) WGMMA_R96(c, d), WGMMA_Q(c, d, 48)
 #define WGMMA_A104 "%52"
@@ -747,8 +725,6 @@ DEV void wgmma_commit(void)
 #define WGMMA_A112 "%56"
 #define WGMMA_B112 "%57"
 #define WGMMA_P112 "%58"
-#define WGMMA_Y112 "%59"
-#define WGMMA_Z112 "%60"
 #define WGMMA_S120 WGMMA_S112 ",%56,%57,%58,%59"
 #define WGMMA_R120(c, d) WGMMA_R112(c, d), WGMMA_Q(c, d, 56)
 #define WGMMA_A120 "%60"
@@ -759,8 +735,6 @@ DEV void wgmma_commit(void)
 #define WGMMA_A128 "%64"
 #define WGMMA_B128 "%65"
 #define WGMMA_P128 "%66"
-#define WGMMA_Y128 "%67"
-#define WGMMA_Z128 "%68"
 #define WGMMA_S136 WGMMA_S128 ",%64,%65,%66,%67"
 #define WGMMA_R136(c, d) WGMMA_R128(c, d), WGMMA_Q(c, d, 64)
 #define WGMMA_A136 "%68"

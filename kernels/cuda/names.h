@@ -1,0 +1,52 @@
+/* Registers with names in PTX, for sums of warpgroup products: as an array they would be operands of every statement,
+ * through which the compiler takes long to follow them. What a lane has of N columns, d[N / 2] of WGMMA_16 (ptx.h), is
+ * va0 to va7, then vb0 to vb7 and so on for a name v. */
+#ifndef QN_CUDA_NAMES_H
+#define QN_CUDA_NAMES_H
+
+/* EACH(N, v, F): F(v, letter, first) for every eight of them. */
+#define EACH_16(v, F) F(v, a, 0)
+#define EACH_32(v, F) EACH_16(v, F) F(v, b, 8)
+#define EACH_48(v, F) EACH_32(v, F) F(v, c, 16)
+#define EACH_64(v, F) EACH_48(v, F) F(v, d, 24)
+#define EACH_80(v, F) EACH_64(v, F) F(v, e, 32)
+#define EACH_96(v, F) EACH_80(v, F) F(v, f, 40)
+#define EACH_112(v, F) EACH_96(v, F) F(v, g, 48)
+#define EACH_128(v, F) EACH_112(v, F) F(v, h, 56)
+#define EACH_(N, v, F) EACH_##N(v, F)
+#define EACH(N, v, F) EACH_(N, v, F)
+
+/* In a statement: a list; declarations, before everything else; zeros. */
+#define LISTED(v, x, at)                                                                                               \
+    SEPARATOR_##x v #x "0, " v #x "1, " v #x "2, " v #x "3, " v #x "4, " v #x "5, " v #x "6, " v #x "7"
+#define SEPARATOR_a
+#define SEPARATOR_b ", "
+#define SEPARATOR_c ", "
+#define SEPARATOR_d ", "
+#define SEPARATOR_e ", "
+#define SEPARATOR_f ", "
+#define SEPARATOR_g ", "
+#define SEPARATOR_h ", "
+#define DECLARED(v, x, at) ".reg .f32 " v #x "<8>;\n"
+#define OF_EIGHT(F, v, x) F(v, x, 0) F(v, x, 1) F(v, x, 2) F(v, x, 3) F(v, x, 4) F(v, x, 5) F(v, x, 6) F(v, x, 7)
+#define ZERO_ONE(v, x, i) "mov.f32 " v #x #i ", 0f00000000;\n"
+#define ZERO(v, x, at) OF_EIGHT(ZERO_ONE, v, x)
+
+/* Statements: from `from` to the registers, from these to `to`. */
+#define GIVE_ONE(v, x, i) "mov.f32 " v #x #i ", %" #i ";\n"
+#define GIVE(v, x, at)                                                                                                 \
+    asm volatile(OF_EIGHT(GIVE_ONE, v, x)::"f"(from[at]), "f"(from[at + 1]), "f"(from[at + 2]), "f"(from[at + 3]),     \
+                 "f"(from[at + 4]), "f"(from[at + 5]), "f"(from[at + 6]), "f"(from[at + 7])                            \
+                 : "memory");
+#define TAKE_ONE(v, x, i) "mov.f32 %" #i ", " v #x #i ";\n"
+#define TAKE(v, x, at)                                                                                                 \
+    asm volatile(OF_EIGHT(TAKE_ONE, v, x)                                                                              \
+                 : "=f"(to[at]), "=f"(to[at + 1]), "=f"(to[at + 2]), "=f"(to[at + 3]), "=f"(to[at + 4]),               \
+                   "=f"(to[at + 5]), "=f"(to[at + 6]), "=f"(to[at + 7])                                                \
+                 :                                                                                                     \
+                 : "memory");
+
+#define TEXT(x) TEXT_(x)
+#define TEXT_(x) #x
+
+#endif
