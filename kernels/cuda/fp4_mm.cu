@@ -11,8 +11,8 @@
  *     turn every stage of x into that order, where it lies.
  *   - A NVFP4 scale as a pair of 16-bit floats comes out of a table of all 256.
  *   - A MXFP4 scale above 2 and the power of two left out (fp4_mm.h) are together no bf16. The warp that looks at all
- *     scales as they come says where one is 2 or more, and those four stages take one instruction more a pair, and wait for
- *     each slice.
+ *     scales as they come says where one is 2 or more, and those four stages take one instruction more a pair, and
+ *     wait for each slice.
  *
  * The parts of K are added through distributed shared memory, always in their order: no workspace, no atomics, two runs
  * are equal bit for bit.
