@@ -13,6 +13,8 @@
 #define EACH_96(v, F) EACH_80(v, F) F(v, f, 40)
 #define EACH_112(v, F) EACH_96(v, F) F(v, g, 48)
 #define EACH_128(v, F) EACH_112(v, F) F(v, h, 56)
+#define EACH_192(v, F) EACH_128(v, F) F(v, i, 64) F(v, j, 72) F(v, k, 80) F(v, l, 88)
+#define EACH_256(v, F) EACH_192(v, F) F(v, m, 96) F(v, n, 104) F(v, o, 112) F(v, p, 120)
 #define EACH_(N, v, F) EACH_##N(v, F)
 #define EACH(N, v, F) EACH_(N, v, F)
 
@@ -27,6 +29,14 @@
 #define SEPARATOR_f ", "
 #define SEPARATOR_g ", "
 #define SEPARATOR_h ", "
+#define SEPARATOR_i ", "
+#define SEPARATOR_j ", "
+#define SEPARATOR_k ", "
+#define SEPARATOR_l ", "
+#define SEPARATOR_m ", "
+#define SEPARATOR_n ", "
+#define SEPARATOR_o ", "
+#define SEPARATOR_p ", "
 #define DECLARED(v, x, at) ".reg .f32 " v #x "<8>;\n"
 #define OF_EIGHT(F, v, x) F(v, x, 0) F(v, x, 1) F(v, x, 2) F(v, x, 3) F(v, x, 4) F(v, x, 5) F(v, x, 6) F(v, x, 7)
 #define ZERO_ONE(v, x, i) "mov.f32 " v #x #i ", 0f00000000;\n"

@@ -27,6 +27,7 @@
 #define STAGE_BYTES (TOKENS * LINE)
 #define BARRIERS 1024
 
+#include "names.h"
 #include "vq_decode.h"
 
 /* Steps that the compiler sees at a time: products of many sums take it long. */
@@ -40,52 +41,18 @@
 
 /* ---- a tile's sums ---- */
 
-/* Registers with names: sixteen for each of letters a to h, so that sum 16 is the first of b. As an array they would be
- * operands of every product, which takes the optimizer longer than all else. */
-#define SUMS_OF(x)                                                                                                     \
-    "s" #x "0,s" #x "1,s" #x "2,s" #x "3,s" #x "4,s" #x "5,s" #x "6,s" #x "7,s" #x "8,s" #x "9,s" #x "10,s" #x         \
-    "11,s" #x "12,s" #x "13,s" #x "14,s" #x "15"
-#define QUADS_OF(F, x, at) F(x, at, 0, 1, 2, 3) F(x, at, 4, 5, 6, 7) F(x, at, 8, 9, 10, 11) F(x, at, 12, 13, 14, 15)
-
-/* EACH_QUAD(F): F(x, at, i, j, k, l) of four sums of letter x, the at-th. EACH_NEXT(F): of two letters that follow. */
-#if TOKENS == 64
-#define SUMS SUMS_OF(a) "," SUMS_OF(b)
-#define EACH_QUAD(F) QUADS_OF(F, a, 0) QUADS_OF(F, b, 1)
-#define EACH_NEXT(F) QUADS_OF(F, a, b)
-#define WGMMA_SUMS "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" SUMS "}"
-#elif TOKENS == 128
-#define SUMS SUMS_OF(a) "," SUMS_OF(b) "," SUMS_OF(c) "," SUMS_OF(d)
-#define EACH_QUAD(F) QUADS_OF(F, a, 0) QUADS_OF(F, b, 1) QUADS_OF(F, c, 2) QUADS_OF(F, d, 3)
-#define EACH_NEXT(F) QUADS_OF(F, a, b) QUADS_OF(F, b, c) QUADS_OF(F, c, d)
-#define WGMMA_SUMS "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" SUMS "}"
-#else
-#define SUMS                                                                                                           \
-    SUMS_OF(a)                                                                                                         \
-    "," SUMS_OF(b) "," SUMS_OF(c) "," SUMS_OF(d) "," SUMS_OF(e) "," SUMS_OF(f) "," SUMS_OF(g) "," SUMS_OF(h)
-#define EACH_QUAD(F)                                                                                                   \
-    QUADS_OF(F, a, 0)                                                                                                  \
-    QUADS_OF(F, b, 1)                                                                                                  \
-    QUADS_OF(F, c, 2) QUADS_OF(F, d, 3) QUADS_OF(F, e, 4) QUADS_OF(F, f, 5) QUADS_OF(F, g, 6) QUADS_OF(F, h, 7)
-#define EACH_NEXT(F)                                                                                                   \
-    QUADS_OF(F, a, b)                                                                                                  \
-    QUADS_OF(F, b, c)                                                                                                  \
-    QUADS_OF(F, c, d) QUADS_OF(F, d, e) QUADS_OF(F, e, f) QUADS_OF(F, f, g) QUADS_OF(F, g, h)
-#define WGMMA_SUMS "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" SUMS "}"
-#endif
+/* Registers called s of names.h. */
+#define WGMMA_SUMS "wgmma.mma_async.sync.aligned.m64n" TEXT(TOKENS) "k16.f32.f16.f16 {" EACH(TOKENS, "s", LISTED) "}"
 
 /* Once, before everything else. */
 DEV void declare_sums(void)
 {
-    asm volatile(".reg .f32 sa<16>, sb<16>, sc<16>, sd<16>, se<16>, sf<16>, sg<16>, sh<16>;");
+    asm volatile(EACH(TOKENS, "s", DECLARED));
 }
-
-#define QUAD_ZERO(x, at, i, j, k, l)                                                                                   \
-    "mov.f32 s" #x #i ", 0f00000000;\nmov.f32 s" #x #j ", 0f00000000;\n"                                               \
-    "mov.f32 s" #x #k ", 0f00000000;\nmov.f32 s" #x #l ", 0f00000000;\n"
 
 DEV void begin_sums(void)
 {
-    asm volatile(EACH_QUAD(QUAD_ZERO)::: "memory");
+    asm volatile(EACH(TOKENS, "s", ZERO)::: "memory");
 }
 
 /* sums += of 32 of K: two products' operands of registers, and where the first one's other operand is. */
@@ -99,39 +66,44 @@ DEV void multiply(const u32 *first, const u32 *second, u64 x)
 }
 
 /* Fours of a warpgroup's threads, side by side: four sums of a thread are 2048 bytes from the next. */
-#define QUAD_STORE(x, at, i, j, k, l)                                                                                  \
-    "st.global.v4.f32 [%0 + (" #at " * 8192 + " #i " * 512)], {s" #x #i ", s" #x #j ", s" #x #k ", s" #x #l "};\n"
+#define STORE_FOUR(v, x, at, i, j, k, l)                                                                               \
+    "st.global.v4.f32 [%0 + (" #at " + " #i ") * 512], {" v #x #i ", " v #x #j ", " v #x #k ", " v #x #l "};\n"
+#define STORE(v, x, at) STORE_FOUR(v, x, at, 0, 1, 2, 3) STORE_FOUR(v, x, at, 4, 5, 6, 7)
 
 DEV void store_sums(float4 *to)
 {
-    asm volatile(EACH_QUAD(QUAD_STORE)::"l"(to) : "memory");
+    asm volatile(EACH(TOKENS, "s", STORE)::"l"(to) : "memory");
 }
 
-#define QUAD_ADD(x, at, i, j, k, l)                                                                                    \
-    "ld.global.cg.v4.f32 {v0, v1, v2, v3}, [%0 + (" #at " * 8192 + " #i " * 512)];\n"                                  \
-    "add.f32 s" #x #i ", s" #x #i ", v0;\nadd.f32 s" #x #j ", s" #x #j ", v1;\n"                                       \
-    "add.f32 s" #x #k ", s" #x #k ", v2;\nadd.f32 s" #x #l ", s" #x #l ", v3;\n"
+#define ADD_FOUR(v, x, at, i, j, k, l)                                                                                 \
+    "ld.global.cg.v4.f32 {v0, v1, v2, v3}, [%0 + (" #at " + " #i ") * 512];\n"                                         \
+    "add.f32 " v #x #i ", " v #x #i ", v0;\nadd.f32 " v #x #j ", " v #x #j ", v1;\n"                                   \
+    "add.f32 " v #x #k ", " v #x #k ", v2;\nadd.f32 " v #x #l ", " v #x #l ", v3;\n"
+#define ADD(v, x, at) ADD_FOUR(v, x, at, 0, 1, 2, 3) ADD_FOUR(v, x, at, 4, 5, 6, 7)
 
 DEV void add_sums(const float4 *from)
 {
-    asm volatile("{\n.reg .f32 v<4>;\n" EACH_QUAD(QUAD_ADD) "}" ::"l"(from) : "memory");
+    asm volatile("{\n.reg .f32 v<4>;\n" EACH(TOKENS, "s", ADD) "}" ::"l"(from) : "memory");
 }
 
-#define QUAD_TAKE(x, at, i, j, k, l)                                                                                   \
-    "mov.f32 %" #i ", s" #x #i ";\nmov.f32 %" #j ", s" #x #j ";\n"                                                     \
-    "mov.f32 %" #k ", s" #x #k ";\nmov.f32 %" #l ", s" #x #l ";\n"
-#define QUAD_MOVE(x, y, i, j, k, l)                                                                                    \
-    "mov.f32 s" #x #i ", s" #y #i ";\nmov.f32 s" #x #j ", s" #y #j ";\n"                                               \
-    "mov.f32 s" #x #k ", s" #y #k ";\nmov.f32 s" #x #l ", s" #y #l ";\n"
+/* Letter x becomes what x + 2, called y, was. */
+#define MOVE_ONE(y, x, i) "mov.f32 s" #x #i ", s" #y #i ";\n"
+#define MOVE(x, y) OF_EIGHT(MOVE_ONE, y, x)
+#if TOKENS == 64
+#define MOVES MOVE(a, c) MOVE(b, d)
+#elif TOKENS == 128
+#define MOVES MOVE(a, c) MOVE(b, d) MOVE(c, e) MOVE(d, f) MOVE(e, g) MOVE(f, h)
+#else
+#define MOVES                                                                                                          \
+    MOVE(a, c) MOVE(b, d) MOVE(c, e) MOVE(d, f) MOVE(e, g) MOVE(f, h) MOVE(g, i) MOVE(h, j) MOVE(i, k) MOVE(j, l)      \
+        MOVE(k, m) MOVE(l, n) MOVE(m, o) MOVE(n, p)
+#endif
 
 /* The first sixteen; the others move down. */
-DEV void take_sums(float *v)
+DEV void take_sums(float *to)
 {
-    asm volatile(QUADS_OF(QUAD_TAKE, a, 0) EACH_NEXT(QUAD_MOVE)
-                 : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]), "=f"(v[4]), "=f"(v[5]), "=f"(v[6]), "=f"(v[7]),
-                   "=f"(v[8]), "=f"(v[9]), "=f"(v[10]), "=f"(v[11]), "=f"(v[12]), "=f"(v[13]), "=f"(v[14]), "=f"(v[15])
-                 :
-                 : "memory");
+    EACH(32, "s", TAKE);
+    asm volatile(MOVES::: "memory");
 }
 
 /* ---- work ---- */
