@@ -49,10 +49,8 @@ DEV void add_sums(float *o, const float *keep)
 
 /* Products of the planes of one step of 16, the smaller ones first, in one statement: s[64, KEYS] += a[64, 16] b[KEYS,
  * 16]', both in shared memory; d[64, SIZE] = or, if more, += p[64, 16] b[16, SIZE], p in registers. */
-#define PRODUCT(N, v, from, more, signs)                                                                               \
-    "wgmma.mma_async.sync.aligned.m64n" TEXT(N) "k16.f32.f16.f16 {" EACH(N, v, LISTED) "}, " from ", " more signs ";\n"
-#define SCORES_PRODUCT(from, more) PRODUCT(KEYS, "s", from, more, ", 1, 1, 0, 0")
-#define SUMS_PRODUCT(from, more) PRODUCT(SIZE, "d", from, more, ", 1, 1, 1")
+#define SCORES_PRODUCT(from, more) WGMMA_NAMED(KEYS, "f16", "s") from ", " more ", 1, 1, 0, 0;\n"
+#define SUMS_PRODUCT(from, more) WGMMA_NAMED(SIZE, "f16", "d") from ", " more ", 1, 1, 1;\n"
 #define LOW_PLANE(of, step) "add.s64 low, " of ", " TEXT(step) ";\n"
 
 DEV void add_scores(u64 a, u64 b)

@@ -114,13 +114,6 @@ DEV void load_queries(const qn_cuda_attention_tiles &a, int first, int head, int
     }
 }
 
-/* What comes of the result the compiler computes where it is used, instead of keeping it in registers. */
-DEV int lazy(u32 v)
-{
-    asm volatile("" : "+r"(v));
-    return (int)v;
-}
-
 /* A tile of one operand's planes, zeros beyond the last row; a thread has 16 bytes of some rows. */
 template <int planes> DEV void ask_planes(u32 to, const char *from, i64 row, i64 plane, int key0, int rows)
 {
@@ -130,7 +123,7 @@ template <int planes> DEV void ask_planes(u32 to, const char *from, i64 row, i64
                        : pieces > 2 ? 4
                                     : 2,
               step = THREADS / across;
-    const int thread = lazy(threadIdx.x);
+    const int thread = (int)lazy(threadIdx.x);
     const int piece = thread % across, first = thread / across;
     const char *at = from + (key0 + first) * row + piece * 16;
     to += place_of_piece<KEYS>(first, piece); /* steps are of 8 rows, or no others follow */
@@ -154,7 +147,7 @@ static_assert(THREADS >= KEYS, "a thread has one factor of an operand at most");
 /* A tile's factors, `beyond` behind the last row. */
 DEV void ask_factors(u32 to, const float *from, int key0, int rows, float beyond)
 {
-    const int i = lazy(threadIdx.x);
+    const int i = (int)lazy(threadIdx.x);
     if (i >= KEYS) {
         return;
     }
@@ -659,6 +652,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (begin < end) {
         go_over_tiles(a, w, head, first, begin, end, least, most);
     }
-    const int thread = lazy(threadIdx.x);
+    const int thread = (int)lazy(threadIdx.x);
     store_rows(a, w, head, part, first + thread / 32 * 16 + thread % 32 / 4);
 }

@@ -145,9 +145,7 @@ DEV void begin_sums(void)
     asm volatile(OF_TILES(BEGIN)::: "memory");
 }
 
-#define STEP_TEXT(v, a, x)                                                                                             \
-    "wgmma.mma_async.sync.aligned.m64n" TEXT(ROWS) "k16.f32." X_TYPE "." X_TYPE " {" EACH(ROWS, v, LISTED) "}, {" a    \
-    "}, " x ", 1, 1, 1, 0;\n"
+#define STEP_TEXT(v, a, x) WGMMA_NAMED(ROWS, X_TYPE, v) "{" a "}, " x ", 1, 1, 1, 0;\n"
 #define NEXT_TEXT(v, a) "add.s64 x, x, 2;\n" STEP_TEXT(v, a, "x")
 #define MULTIPLY_SLICE(v)                                                                                              \
     asm volatile("{\n.reg .b64 x;\nmov.b64 x, %16;\n" STEP_TEXT(v, "%0, %1, %2, %3", "x")                              \
@@ -308,9 +306,7 @@ DEV void multiply(const problem *p, u32 sums_at, u32 warp, u32 lane, int mapped)
         }
     }
     threads_sync(1, CONSUMERS); /* all stages are read: the sums lie where they were */
-    u32 thread = threadIdx.x; /* once more: what comes of it would else be in registers all along */
-    asm volatile("" : "+r"(thread));
-    const u32 column = thread % 128 / 32 * 16 + thread % 32 / 4;
+    const u32 thread = lazy(threadIdx.x), column = thread % 128 / 32 * 16 + thread % 32 / 4;
     const u32 to = sums_at + ((thread / 128 * ROWS + 2 * (thread % 4)) * PITCH + column) * 4;
 #pragma unroll
     for (int i = 0; i < TILES; i++) {

@@ -18,6 +18,9 @@
 #define EACH_(N, v, F) EACH_##N(v, F)
 #define EACH(N, v, F) EACH_(N, v, F)
 
+#define TEXT(x) TEXT_(x)
+#define TEXT_(x) #x
+
 /* In a statement: a list; declarations, before everything else; zeros. */
 #define LISTED(v, x, at)                                                                                               \
     SEPARATOR_##x v #x "0, " v #x "1, " v #x "2, " v #x "3, " v #x "4, " v #x "5, " v #x "6, " v #x "7"
@@ -42,6 +45,10 @@
 #define ZERO_ONE(v, x, i) "mov.f32 " v #x #i ", 0f00000000;\n"
 #define ZERO(v, x, at) OF_EIGHT(ZERO_ONE, v, x)
 
+/* In a statement: the beginning of a product of N columns, of 16 of K; its operands follow. */
+#define WGMMA_NAMED(N, type, v)                                                                                        \
+    "wgmma.mma_async.sync.aligned.m64n" TEXT(N) "k16.f32." type "." type " {" EACH(N, v, LISTED) "}, "
+
 /* Statements: from `from` to the registers, from these to `to`. */
 #define GIVE_ONE(v, x, i) "mov.f32 " v #x #i ", %" #i ";\n"
 #define GIVE(v, x, at)                                                                                                 \
@@ -55,8 +62,5 @@
                    "=f"(to[at + 5]), "=f"(to[at + 6]), "=f"(to[at + 7])                                                \
                  :                                                                                                     \
                  : "memory");
-
-#define TEXT(x) TEXT_(x)
-#define TEXT_(x) #x
 
 #endif

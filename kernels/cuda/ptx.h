@@ -491,13 +491,20 @@ DEV void tensor_store_wait(void)
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-/* ---- uniform values ---- */
+/* ---- uniform values, late ones ---- */
 
 /* A value that is the same in all lanes of a warp, which the compiler cannot see where it comes of the thread's index:
  * what hangs on it then stays in uniform registers and branches, and wgmma's instructions follow each other at once. */
 DEV u32 uniform(u32 v)
 {
     return __shfl_sync(~0u, v, 0);
+}
+
+/* What comes of the result the compiler computes where it is used, instead of keeping it in registers. */
+DEV u32 lazy(u32 v)
+{
+    asm volatile("" : "+r"(v));
+    return v;
 }
 
 /* ---- clusters, registers, launches ---- */

@@ -105,9 +105,7 @@ DEV u32 warp_here(void)
 /* The thread's number, what is made of which is not made before: registers are few while tables are filled. */
 DEV u32 thread_here(void)
 {
-    u32 thread = threadIdx.x;
-    asm volatile("" : "+r"(thread));
-    return thread;
+    return lazy(threadIdx.x);
 }
 
 #if SHARERS == 1 && VEC <= 8

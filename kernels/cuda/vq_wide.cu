@@ -42,7 +42,7 @@
 /* ---- a tile's sums ---- */
 
 /* Registers called s of names.h. */
-#define WGMMA_SUMS "wgmma.mma_async.sync.aligned.m64n" TEXT(TOKENS) "k16.f32.f16.f16 {" EACH(TOKENS, "s", LISTED) "}"
+#define WGMMA_SUMS WGMMA_NAMED(TOKENS, "f16", "s")
 
 /* Once, before everything else. */
 DEV void declare_sums(void)
@@ -58,8 +58,8 @@ DEV void begin_sums(void)
 /* sums += of 32 of K: two products' operands of registers, and where the first one's other operand is. */
 DEV void multiply(const u32 *first, const u32 *second, u64 x)
 {
-    asm volatile("{\n.reg .b64 y;\nadd.s64 y, %8, 2;\n" WGMMA_SUMS ", {%0, %1, %2, %3}, %8, 1, 1, 1, 0;\n" WGMMA_SUMS
-                 ", {%4, %5, %6, %7}, y, 1, 1, 1, 0;\n}" ::"r"(first[0]),
+    asm volatile("{\n.reg .b64 y;\nadd.s64 y, %8, 2;\n" WGMMA_SUMS "{%0, %1, %2, %3}, %8, 1, 1, 1, 0;\n" WGMMA_SUMS
+                 "{%4, %5, %6, %7}, y, 1, 1, 1, 0;\n}" ::"r"(first[0]),
                  "r"(first[1]), "r"(first[2]), "r"(first[3]), "r"(second[0]), "r"(second[1]), "r"(second[2]),
                  "r"(second[3]), "l"(x)
                  : "memory");
