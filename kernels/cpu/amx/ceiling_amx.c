@@ -1,16 +1,33 @@
-/* Ceiling loops of level amx: four sums in tiles, as the kernels have them. */
+/* Ceiling loops of level amx: four sums in tiles, as the kernels have them, of operands whose bits are as mixed as
+ * theirs. Zeros take less power, and the processor runs faster. */
 #define QN_ISA amx
 #include "kernels/common/ceiling.h"
 #include "kernels/cpu/amx/tile.h"
+
+#define OPERANDS 4 /* tiles 4 to 7 */
+
+/* Any bytes, or bf16 from 1 to below 2 of either sign. */
+QN_INLINE void load_mixed(tile_kind kind)
+{
+    _Alignas(64) uint16_t mixed[OPERANDS * TILE_BYTES / 2];
+    uint32_t state = 1;
+    for (size_t i = 0; i < sizeof mixed / sizeof *mixed; i++) {
+        state = state * 1664525u + 1013904223u;
+        mixed[i] = (uint16_t)(kind == TILE_I8 ? state >> 16 : (state >> 16 & 0x807f) | 0x3f80);
+    }
+    const char *const at = (const char *)mixed;
+    tile_fence();
+    _tile_loadd(4, at, 64);
+    _tile_loadd(5, at + TILE_BYTES, 64);
+    _tile_loadd(6, at + 2 * TILE_BYTES, 64);
+    _tile_loadd(7, at + 3 * TILE_BYTES, 64);
+}
 
 QN_INLINE float products(int64_t steps, tile_kind kind)
 {
     tile_begin(TILE_ROWS);
     sums_zero(2, 2);
-    _tile_zero(4);
-    _tile_zero(5);
-    _tile_zero(6);
-    _tile_zero(7);
+    load_mixed(kind);
     for (int64_t s = 0; s < steps; s++) {
         TILE_DOT(kind, 0, 4, 6);
         TILE_DOT(kind, 1, 4, 7);

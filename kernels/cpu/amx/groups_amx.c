@@ -174,10 +174,10 @@ typedef struct waiting {
         _tile_stream_loadd(7, weights, 64);                                                                            \
         _tile_loadd(4, rows, 64);                                                                                      \
         _tile_dpbf16ps(i, 4, 7);                                                                                       \
-        _tile_loadd(5, (rows) + TILE_BYTES, 64);                                                                       \
-        _tile_dpbf16ps(i, 5, 7);                                                                                       \
-        _tile_loadd(6, (rows) + 2 * TILE_BYTES, 64);                                                                   \
-        _tile_dpbf16ps(i, 6, 7);                                                                                       \
+        _tile_loadd(4, (rows) + TILE_BYTES, 64);                                                                       \
+        _tile_dpbf16ps(i, 4, 7);                                                                                       \
+        _tile_loadd(4, (rows) + 2 * TILE_BYTES, 64);                                                                   \
+        _tile_dpbf16ps(i, 4, 7);                                                                                       \
     } while (0)
 
 QN_INLINE const char *second_rows(const int code, const char *rows)

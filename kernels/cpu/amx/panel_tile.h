@@ -305,21 +305,19 @@ typedef struct operands {
     const char *a[2], *b[2];
 } operands;
 
-QN_INLINE void operands_load(operands o, int m, int n)
+QN_INLINE void operands_load(operands o, int n)
 {
     _tile_stream_loadd(4, o.a[0], 64);
     _tile_loadd(6, o.b[0], 64);
     if (n > 1) {
         _tile_loadd(7, o.b[1], 64);
     }
-    if (m > 1) {
-        _tile_stream_loadd(5, o.a[1], 64);
-    }
 }
 
 /* m x n tiles (each 1 or 2) over blocks of K from `at` on, whose first tiles are loaded. Rows are read once a visit and
  * need not stay in the first cache. A tile is loaded as soon as the one before it in its place has met its last
- * product, a step ahead, and behind the last step those of `then`: products wait for what is loaded late. */
+ * product, and behind the last step those of `then`. Both groups of rows take turns in one tile: the processor has
+ * places for more values than a tile has, but few, and fewer where its core has two threads. */
 QN_INLINE void products(operands at, operands then, int64_t blocks, int64_t terms, int m, int n, panel_kind k,
                         prefetches *next, beside *work)
 {
@@ -331,29 +329,27 @@ QN_INLINE void products(operands at, operands then, int64_t blocks, int64_t term
         ahead_step(&next->codes);
         ahead_step(&next->rows);
         ahead_sums_step(&next->sums);
-        for (int64_t t = 1; t <= terms; t++) {
-            const int64_t to = t < terms ? row_tile(s, t, k, terms) : row_tile(s + 1, 0, k, terms);
-            const int leaves = last && t == terms;
+        for (int64_t t = 0; t < terms; t++) {
+            const int rest = t + 1 < terms;
+            const int64_t to = rest ? row_tile(s, t + 1, k, terms) : row_tile(s + 1, 0, k, terms);
             TILE_DOT(k.tile, 0, 4, 6);
             if (n > 1) {
                 TILE_DOT(k.tile, 1, 4, 7);
             }
-            _tile_stream_loadd(4, leaves ? then.a[0] : at.a[0] + to, 64);
             if (m > 1) {
-                TILE_DOT(k.tile, 2, 5, 6);
+                _tile_stream_loadd(4, at.a[1] + row_tile(s, t, k, terms), 64);
+                TILE_DOT(k.tile, 2, 4, 6);
             }
-            if (t == terms) {
+            if (!rest) {
                 _tile_loadd(6, b0, 64);
             }
             if (m > 1 && n > 1) {
-                TILE_DOT(k.tile, 3, 5, 7);
+                TILE_DOT(k.tile, 3, 4, 7);
             }
-            if (t == terms && n > 1) {
+            if (!rest && n > 1) {
                 _tile_loadd(7, b1, 64);
             }
-            if (m > 1) {
-                _tile_stream_loadd(5, leaves ? then.a[1] : at.a[1] + to, 64);
-            }
+            _tile_stream_loadd(4, last && !rest ? then.a[0] : at.a[0] + to, 64);
         }
         beside_step(work, k);
     }
@@ -493,7 +489,7 @@ QN_INLINE void strip_rows(const qn_panel_call *q, strip s, const char *b, int n,
     const strip next_strip = strip_after(q, s, k);
     const int64_t visits = visits_of(q);
     prefetches next = {.codes = codes_ahead(q, s, k), .rows = rows_ahead(q, s, k)};
-    operands_load(operands_at(q, 0, s.from, b, groups_at(q, 0), k), groups_at(q, 0), n);
+    operands_load(operands_at(q, 0, s.from, b, groups_at(q, 0), k), n);
     sums_begin(q, s, groups_at(q, 0), n, k);
     for (int64_t v = 0; v < visits; v++) {
         const int64_t r = v * 2 * TILE_ROWS, rest = q->rows - r;

@@ -44,11 +44,11 @@ QN_INLINE void multiply(const qn_vq_tiles_call *c, const unit *u)
         _tile_loadd(6, u->lines + l * TILE_BYTES, 64);
         _tile_loadd(4, middle + l * 64, c->digit_stride);
         _tile_dpbsud(0, 4, 6);
-        _tile_loadd(5, high + l * 64, c->digit_stride);
-        _tile_dpbsud(2, 5, 6);
         _tile_loadd(7, u->lines + (LINE_TILES + l) * TILE_BYTES, 64);
         _tile_dpbsud(1, 4, 7);
-        _tile_dpbsud(3, 5, 7);
+        _tile_loadd(4, high + l * 64, c->digit_stride);
+        _tile_dpbsud(2, 4, 6);
+        _tile_dpbsud(3, 4, 7);
     }
 }
 

@@ -15,10 +15,10 @@ QN_INLINE void planes_by_tiles(const char *tiles, int64_t count, const int8_t *d
         _tile_loadd(6, tiles + l * TILE_BYTES, 64);
         _tile_loadd(3, digits + l * 64, stride);
         _tile_dpbsud(0, 3, 6);
-        _tile_loadd(4, digits + QN_VQ_TILE_K + l * 64, stride);
-        _tile_dpbsud(1, 4, 6);
-        _tile_loadd(5, digits + 2 * QN_VQ_TILE_K + l * 64, stride);
-        _tile_dpbsud(2, 5, 6);
+        _tile_loadd(3, digits + QN_VQ_TILE_K + l * 64, stride);
+        _tile_dpbsud(1, 3, 6);
+        _tile_loadd(3, digits + 2 * QN_VQ_TILE_K + l * 64, stride);
+        _tile_dpbsud(2, 3, 6);
     }
     _tile_stored(0, sums, 64);
     _tile_stored(1, sums + 256, 64);
