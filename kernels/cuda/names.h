@@ -1,6 +1,6 @@
 /* Registers with names in PTX, for sums of warpgroup products: as an array they would be operands of every statement,
  * through which the compiler takes long to follow them. What a lane has of N columns, d[N / 2] of WGMMA_16 (ptx.h), is
- * va0 to va7, then vb0 to vb7 and so on for a name v. */
+ * va0 to va7, then vb0 to vb7 and so on for a name v: of f32, or of s32. */
 #ifndef QN_CUDA_NAMES_H
 #define QN_CUDA_NAMES_H
 
@@ -40,7 +40,7 @@
 #define SEPARATOR_n ", "
 #define SEPARATOR_o ", "
 #define SEPARATOR_p ", "
-#define DECLARED(v, x, at) ".reg .f32 " v #x "<8>;\n"
+#define DECLARED(v, x, at) ".reg .b32 " v #x "<8>;\n"
 #define OF_EIGHT(F, v, x) F(v, x, 0) F(v, x, 1) F(v, x, 2) F(v, x, 3) F(v, x, 4) F(v, x, 5) F(v, x, 6) F(v, x, 7)
 #define ZERO_ONE(v, x, i) "mov.f32 " v #x #i ", 0f00000000;\n"
 #define ZERO(v, x, at) OF_EIGHT(ZERO_ONE, v, x)

@@ -12,8 +12,8 @@
  * Host contract
  *   Parameters
  *     INT8    1: operands int8, else e4m3
- *     BM, BN, STAGES, CLUSTER, STORE, OUT   as in block_scaled_mm.cu;  GROUPS  2
- *     ROOM    a part of BN, a multiple of 64 columns; BN where STORE is 0
+ *     BM, BN, STAGES, CLUSTER, STORE, OUT   as in block_scaled_mm.cu, BN one of names.h with INT8;  GROUPS  2
+ *     ROOM    BN or half of it, a multiple of 64 columns; BN where STORE is 0
  *     BIAS    0 none, 1 f32, 2 f16, 3 bf16;  AZP  0 none, 1 azp_adj alone, 2 azp too
  *   Tensor maps a, b, d, a_last, b_last as there
  *   Arguments: maps, then as declared; scale_a[row * scale_a_step], scale_b[n * scale_b_step] (0: one for all), azp
@@ -31,6 +31,7 @@
 #define RUNS INT8 /* FP8 of 4096 rows gains 2 % and of 1024 may lose */
 #define THREADS (128 + 128 * GROUPS)
 #define WAVES (BM / 64 / GROUPS)
+#include "names.h"
 #include "tiles.h"
 #include "tiles_out.h"
 
@@ -49,17 +50,9 @@
 #if GROUPS != 2 || STAGES < LEAD
 #error "scaled_mm: no such ring"
 #endif
-#if BM != 64 * WAVES * GROUPS || WAVES > 2 || BN % 16 != 0 || BN % ROOM != 0 || \
-    (STORE ? OUT == 2 || ROOM % 64 != 0 : ROOM != BN)
+#if BM != 64 * WAVES * GROUPS || WAVES > 2 || (INT8 && WAVES > 1) || BN % 16 != 0 ||                                   \
+    (BN != ROOM && BN != 2 * ROOM) || (STORE ? OUT == 2 || ROOM % 64 != 0 : ROOM != BN)
 #error "scaled_mm: no such tile"
-#endif
-
-#if INT8
-typedef int sum;
-#define MULTIPLY(d, a, b, accumulate) WGMMA_S8S8(BN, d, a, b, accumulate)
-#else
-typedef float sum;
-#define MULTIPLY(d, a, b, accumulate) WGMMA_E4M3(BN, d, a, b, accumulate)
 #endif
 
 typedef struct problem {
@@ -77,16 +70,13 @@ typedef struct rings {
     u32 d, columns, filled, used;
 } rings;
 
-DEV float load_bias(const problem *p, int n)
+DEV float load_bias(const problem *p, u32 n)
 {
-#if BIAS == 1
-    return __ldg((const float *)p->bias + n);
-#elif BIAS > 1
+    if (BIAS == 1) {
+        return __ldg((const float *)p->bias + n);
+    }
     const u16 bits = __ldg((const u16 *)p->bias + n);
     return BIAS == 2 ? widen_f16(bits) : __uint_as_float((u32)bits << 16);
-#else
-    return 0.0f;
-#endif
 }
 
 /* One warp: what the epilogue needs of columns, a tile ahead as far as the last one has read its own. */
@@ -98,19 +88,19 @@ DEV void load_columns(const problem *p, const rings *r, u32 lane)
     walk_start(&w, &p->size);
     while (walk_on(&w, &p->size)) {
         barrier_wait(r->used, parity);
-        const u32 columns = RUNS && w.column == column ? 0 : BN; /* a run's are there already */
-        column = w.column;
+        if (!RUNS || w.column != column) { /* a run's are there already */
+            column = w.column;
 #pragma unroll 4
-        for (u32 i = lane; i < columns; i += 32) {
-            const i64 n = w.column + (int)i;
-            const int valid = n < p->size.n;
-            store_shared_f32(r->columns + SCALE_B + 4 * i, valid ? __ldg(p->scale_b + n * p->scale_b_step) : 0.0f);
+            for (u32 i = 0; i < BN; i += 32) {
+                const u32 n = min((u32)w.column + i + lane, (u32)p->size.n - 1), to = r->columns + 4 * (i + lane);
+                store_shared_f32(to + SCALE_B, __ldg(p->scale_b + n * p->scale_b_step));
 #if BIAS
-            store_shared_f32(r->columns + BIAS_AT + 4 * i, valid ? load_bias(p, (int)n) : 0.0f);
+                store_shared_f32(to + BIAS_AT, load_bias(p, n));
 #endif
 #if AZP
-            store_shared_i32(r->columns + ADJ_AT + 4 * i, valid ? __ldg(p->adjust + n) : 0);
+                store_shared_i32(to + ADJ_AT, __ldg(p->adjust + n));
 #endif
+            }
         }
         barrier_arrive(r->filled);
         parity ^= 1;
@@ -120,7 +110,7 @@ DEV void load_columns(const problem *p, const rings *r, u32 lane)
 /* What an epilogue needs of a lane's rows. */
 typedef struct row_values {
     float scale[2 * WAVES];
-    int azp[2 * WAVES];
+    u32 less[2 * WAVES]; /* zero points, negative */
 } row_values;
 
 /* `row` is the lane's first. */
@@ -132,59 +122,85 @@ DEV row_values load_rows(const problem *p, int row)
         const i64 at = row + 8 * (i % 2) + (int)PRODUCT_ROW(0, i / 2);
         const int valid = at < p->size.m;
         v.scale[i] = valid ? __ldg(p->scale_a + at * p->scale_a_step) : 0.0f;
-#if AZP == 2
-        v.azp[i] = valid ? __ldg(p->azp + at * p->azp_step) : 0;
-#endif
+        v.less[i] = AZP == 2 && valid ? 0 - (u32)__ldg(p->azp + at * p->azp_step) : 0;
     }
     return v;
 }
 
+#define OPERAND_A(stage, v) wgmma_operand(r->tiles.a + (stage) * A_BYTES + PRODUCT_ROW(group, v) * 128)
+#define OPERAND_B(stage) wgmma_operand(r->tiles.b + (stage) * B_BYTES)
+
 #if INT8
-#define RESULT(v) __float_as_int(v)
-#define AS_FLOAT(v) __int_as_float(v)
-#else
-#define RESULT(v) (v)
-#define AS_FLOAT(v) (v)
-#endif
-
-/* Columns [first, first + ROOM) of product v's sums to the bits of its results, in their place: the compiler would else
- * read all that columns need at once, for which there are no registers. */
-DEV void finish(sum *acc, const row_values *rows, int v, int first, u32 columns, u32 lane)
+/* Sums are registers called s of names.h. */
+DEV void declare_sums(void)
 {
-#pragma unroll
-    for (int j = first / 8; j < (first + ROOM) / 8; j++) {
-        const u32 column = columns + 4 * (8 * j + 2 * (lane % 4));
-        const float2 sb = load_shared_f32x2(column + SCALE_B);
-#if BIAS
-        const float2 bias = load_shared_f32x2(column + BIAS_AT);
-#endif
-#if AZP
-        const int2 adjust = load_shared_i32x2(column + ADJ_AT);
-#endif
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            sum exact = acc[4 * j + i];
-#if AZP
-            const u32 zero = (u32)(i % 2 ? adjust.y : adjust.x);
-            exact = (int)((u32)exact - (AZP == 2 ? (u32)rows->azp[2 * v + i / 2] * zero : zero));
-#endif
-            const float t = (float)exact * (i % 2 ? sb.y : sb.x), scale = rows->scale[2 * v + i / 2];
-#if BIAS
-            acc[4 * j + i] = RESULT(__fmaf_rn(scale, t, i % 2 ? bias.y : bias.x));
+    asm volatile(EACH(BN, "s", DECLARED));
+}
+
+#define STEP_TEXT(a, b, more)                                                                                          \
+    "wgmma.mma_async.sync.aligned.m64n" TEXT(BN) "k32.s32.s8.s8 {" EACH(BN, "s", LISTED) "}, " a ", " b ", " more ";\n"
+#define NEXT_TEXT(step) "add.s64 a, %0, " step ";\nadd.s64 b, %1, " step ";\n" STEP_TEXT("a", "b", "1")
+
+/* The operand so many times 16 bytes beyond that one. */
+DEV u64 operand_on(u64 first, u32 steps)
+{
+    return (first & ~(u64)0xFFFFFFFF) | ((u32)first + steps);
+}
+
+/* All of a warpgroup's products of a k-block, left under way; a and b: operands of the ring's first stage. */
+DEV void multiply_block(u64 a, u64 b, u32 stage, int accumulate)
+{
+    wgmma_fence();
+    asm volatile("{\n.reg .pred more;\n.reg .b64 a, b;\nsetp.ne.b32 more, %2, 0;\n" STEP_TEXT("%0", "%1", "more")
+                     NEXT_TEXT("2") NEXT_TEXT("4") NEXT_TEXT("6") "}" ::"l"(operand_on(a, stage * (A_BYTES / 16))),
+                 "l"(operand_on(b, stage * (B_BYTES / 16))), "r"(accumulate)
+                 : "memory");
+    wgmma_commit();
+}
+
+/* In statements of eight columns: what these need (the assembler leaves out what is not used), and a sum to its result.
+ * Operands: %0 to %3 results, %4 where what the first columns need lies, %5 and %6 scales of the lane's rows, %7 and %8
+ * zero points of these, negative. */
+#define LOAD_TEXT(name, from, j) "ld.shared.v2.b32 {" name "0, " name "1}, [%4 + (" TEXT(from) " + " #j " * 8)];\n"
+#if AZP == 2
+#define ADJUST_TEXT(s, c, azp) "mad.lo.s32 t, " azp ", adjust" #c ", " s ";\n"
+#elif AZP
+#define ADJUST_TEXT(s, c, azp) "sub.s32 t, " s ", adjust" #c ";\n"
 #else
-            acc[4 * j + i] = RESULT(t * scale);
+#define ADJUST_TEXT(s, c, azp) "mov.b32 t, " s ";\n"
 #endif
-        }
+#if BIAS
+#define SCALE_TEXT(i, c, scale) "fma.rn.f32 %" #i ", " scale ", t, bias" #c ";\n"
+#else
+#define SCALE_TEXT(i, c, scale) "mul.rn.f32 %" #i ", " scale ", t;\n"
+#endif
+#define FINISH_ONE(s, i, c, scale, azp)                                                                                \
+    ADJUST_TEXT(s, c, azp)                                                                                             \
+    "cvt.rn.f32.s32 t, t;\nmul.rn.f32 t, t, scale" #c ";\n" SCALE_TEXT(i, c, scale)
+#define FINISH_FOUR(v, x, at, i0, i1, i2, i3)                                                                          \
+    asm volatile("{\n.reg .b32 t, scale<2>, bias<2>, adjust<2>;\n"                                                     \
+                 LOAD_TEXT("scale", SCALE_B, at) LOAD_TEXT("bias", BIAS_AT, at) LOAD_TEXT("adjust", ADJ_AT, at)        \
+                 FINISH_ONE(v #x #i0, 0, 0, "%5", "%7") FINISH_ONE(v #x #i1, 1, 1, "%5", "%7")                         \
+                 FINISH_ONE(v #x #i2, 2, 0, "%6", "%8") FINISH_ONE(v #x #i3, 3, 1, "%6", "%8") "}"                     \
+                 : "=&f"(to[at + i0]), "=&f"(to[at + i1]), "=&f"(to[at + i2]), "=&f"(to[at + i3])                      \
+                 : "r"(columns + 8 * i0), "f"(rows->scale[0]), "f"(rows->scale[1]), "r"(rows->less[0]),                \
+                   "r"(rows->less[1])                                                                                  \
+                 : "memory");
+#define FINISH(v, x, at)                                                                                               \
+    if (at >= first / 2 && at < (first + ROOM) / 2) {                                                                  \
+        FINISH_FOUR(v, x, at, 0, 1, 2, 3) FINISH_FOUR(v, x, at, 4, 5, 6, 7)                                            \
     }
-}
 
-/* acc = or += a b' of one k-block, left under way. */
-DEV void multiply_block(sum *acc, u64 a, u64 b, int accumulate)
+/* Columns [first, first + ROOM) to results, at their place among all. A statement for four sums: the compiler would
+ * follow each, and read all that columns need at once, for which there are no registers. */
+DEV void finish(float results[WAVES][SUMS], const row_values *rows, int first, u32 columns)
 {
-    MULTIPLY(acc, a, b, accumulate);
+    float *const to = results[0];
+    EACH(BN, "s", FINISH)
+    __syncwarp(); /* the compiler knows again that warps are whole */
 }
-
-DEV void add(sum *sums, const sum *part)
+#else
+DEV void add(float *sums, const float *part)
 {
 #pragma unroll
     for (int i = 0; i < SUMS; i++) {
@@ -192,19 +208,31 @@ DEV void add(sum *sums, const sum *part)
     }
 }
 
-#define OPERAND_A(stage, v) wgmma_operand(r->tiles.a + (stage) * A_BYTES + PRODUCT_ROW(group, v) * 128)
-#define OPERAND_B(stage) wgmma_operand(r->tiles.b + (stage) * B_BYTES)
-
-/* All of a warpgroup's products of a k-block, left under way. */
-DEV void multiply_waves(sum sums[WAVES][SUMS], const rings *r, u32 stage, u32 group, int accumulate)
+/* Columns [first, first + ROOM) of sums to results in their place. */
+DEV void finish(float results[WAVES][SUMS], const row_values *rows, int first, u32 columns)
 {
-    wgmma_fence();
-    multiply_block(sums[0], OPERAND_A(stage, 0), OPERAND_B(stage), accumulate);
-#if BM == 128 * GROUPS
-    multiply_block(sums[1], OPERAND_A(stage, 1), OPERAND_B(stage), accumulate);
+#pragma unroll
+    for (int v = 0; v < WAVES; v++) {
+#pragma unroll
+        for (int j = first / 8; j < (first + ROOM) / 8; j++) {
+            const float2 sb = load_shared_f32x2(columns + 32 * j + SCALE_B);
+#if BIAS
+            const float2 bias = load_shared_f32x2(columns + 32 * j + BIAS_AT);
 #endif
-    wgmma_commit();
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float t = results[v][4 * j + i] * (i % 2 ? sb.y : sb.x), scale = rows->scale[2 * v + i / 2];
+#if BIAS
+                results[v][4 * j + i] = __fmaf_rn(scale, t, i % 2 ? bias.y : bias.x);
+#else
+                results[v][4 * j + i] = t * scale;
+#endif
+            }
+        }
+        __syncwarp(); /* one after the other: registers are few here */
+    }
 }
+#endif
 
 /* The second half's results stay in registers, packed, until the next tile's products are under way: the first half's
  * may take long to leave. FP8 has no registers for that. */
@@ -234,6 +262,7 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
     /* Apart with fewer k-blocks than stages, the first warpgroup could be two tiles ahead. */
     const int turns = keeps_b(&p->size), apart = !turns && blocks >= STAGES && p->size.k <= SHORT_K;
     const int waits = turns || (apart && group == 1);
+    const u64 a = OPERAND_A(0, 0), b = OPERAND_B(0);
     const int tells = turns ? blocks : apart && group == 0 ? LEAD : 0; /* with so many k-blocks under way */
     if (turns && group == 1) {
         threads_arrive(TURN(0), 128 * GROUPS);
@@ -253,7 +282,7 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
     walk_start(&w, &p->size);
     while (walk_on(&w, &p->size)) {
         const row_values rows = load_rows(p, w.row + (int)local);
-        sum sums[WAVES][SUMS];
+        float results[WAVES][SUMS];
 #if INT8
         if (waits) {
             threads_sync(TURN(group), 128 * GROUPS);
@@ -261,7 +290,7 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
         /* A k-block's products are under way while the next one's operands are waited for. The first stands before the
          * loop, which else would be written out seven times. */
         barrier_wait(r->tiles.full + 8 * at.stage, at.parity);
-        multiply_waves(sums, r, at.stage, group, 0);
+        multiply_block(a, b, at.stage, 0);
         if (tells == 1) {
             threads_arrive(TURN(1 - group), 128 * GROUPS);
         }
@@ -273,7 +302,7 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
 #pragma unroll 1
         for (int kb = 1; kb < blocks; kb++) {
             barrier_wait(r->tiles.full + 8 * at.stage, at.parity);
-            multiply_waves(sums, r, at.stage, group, 1);
+            multiply_block(a, b, at.stage, 1);
             if (kb + 1 == tells) {
                 threads_arrive(TURN(1 - group), 128 * GROUPS);
             }
@@ -289,7 +318,7 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
         for (int v = 0; v < WAVES; v++) {
 #pragma unroll
             for (int i = 0; i < SUMS; i++) {
-                sums[v][i] = 0.0f;
+                results[v][i] = 0.0f;
             }
         }
         for (int kb = 0; kb < blocks; kb++) {
@@ -298,18 +327,17 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
             for (int v = 0; v < WAVES; v++) {
                 float part[SUMS];
                 wgmma_fence();
-                multiply_block(part, OPERAND_A(at.stage, v), OPERAND_B(at.stage), 0);
+                WGMMA_E4M3(BN, part, OPERAND_A(at.stage, v), OPERAND_B(at.stage), 0);
                 wgmma_commit();
                 WGMMA_WAIT(0);
                 if (v == WAVES - 1) {
                     release(r->tiles.empty + 8 * at.stage, lane);
                 }
-                add(sums[v], part);
+                add(results[v], part);
             }
             place_on(&at);
         }
 #endif
-        float results[WAVES][SUMS];
         barrier_wait(r->filled, parity);
         parity ^= 1;
 #if STORE
@@ -319,36 +347,27 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
             which |= (u32)(w.row + (int)PRODUCT_ROW(group, v) < p->size.m) << v;
         }
 #endif
-        /* Columns leave while the next ones are finished. */
-#pragma unroll
-        for (int first = 0; first < BN; first += ROOM) {
-#pragma unroll
-            for (int v = 0; v < WAVES; v++) {
-                finish(sums[v], &rows, v, first, r->columns, lane);
-                __syncwarp(); /* one after the other: registers are few here */
-#pragma unroll
-                for (int i = first / 2; i < (first + ROOM) / 2; i++) {
-                    results[v][i] = AS_FLOAT(sums[v][i]);
-                }
-            }
-            if (first + ROOM >= BN) {
-                barrier_arrive(r->used);
-            }
-#if STORE
-#if HOLDS
-            if (first > 0) {
-                pack_columns(rest.words, results[0] + first / 2, ROOM);
-                rest.of = w;
-                rest.any = (int)which;
-            } else
-#endif
-            if (which) {
-                store_columns(&p->size, &w, d_map, r->d, p->d, p->d_row, results, first, which, which, policy, group,
-                              warp, lane);
-            }
-#endif
+        const u32 columns = r->columns + 8 * (lane % 4);
+        finish(results, &rows, 0, columns);
+#if BN > ROOM
+        if (which) { /* columns leave while the next ones are finished */
+            store_columns(&p->size, &w, d_map, r->d, p->d, p->d_row, results, 0, which, which, policy, group, warp,
+                          lane);
         }
-#if !STORE
+        finish(results, &rows, ROOM, columns);
+#endif
+        barrier_arrive(r->used);
+#if HOLDS
+        pack_columns(rest.words, results[0] + ROOM / 2, ROOM);
+        rest.of = w;
+        rest.any = (int)which;
+#elif STORE
+        if (which) {
+            store_columns(&p->size, &w, d_map, r->d, p->d, p->d_row, results, BN - ROOM, which, which, policy, group,
+                          warp, lane);
+        }
+#else
+        w.column = (int)uniform((u32)w.column); /* see uniform: lanes exchange under a branch on it */
         store_products(&p->size, &w, p->d, p->d_row, results, group, warp, lane);
 #endif
         __syncwarp();
@@ -373,6 +392,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                  const float *scale_b, i64 scale_b_step, const void *bias, const int *adjust, const int *azp,
                  i64 azp_step, char *d, i64 d_row, int m, int n, int k, int constant)
 {
+#if INT8
+    declare_sums();
+#endif
     extern __shared__ __align__(1024) char shared[];
     const problem p = {{0, m, n, k, 1, 0}, scale_a, scale_b,      bias,        adjust, azp, d,
                        d_row,              scale_a_step, scale_b_step, azp_step};
