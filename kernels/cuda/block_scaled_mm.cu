@@ -65,6 +65,7 @@
 #define WAVES (BM / 64 / GROUPS) /* 64-row products of a warpgroup */
 #define TOLD (LAYOUT != 0) /* of one matrix the walk is short: long K lost 3 to 4 % by being told and by STORE 2 */
 #include "groups.h"
+#include "names.h"
 #include "tiles.h"
 #include "tiles_out.h"
 
@@ -211,25 +212,51 @@ DEV void release_scales(const rings *r, place *batch, const span *k, int kb)
     }
 }
 
-/* part = a b' of one k-block, left under way. */
-DEV void multiply_block(float *part, u64 a, u64 b)
+/* Registers of names.h: s and, of a warpgroup's second product, t are a tile's sums, p and q are k-blocks' products. */
+DEV void declare_sums(void)
 {
-    wgmma_fence();
-    WGMMA_E4M3(BN, part, a, b, 0);
-    wgmma_commit();
+    asm volatile(EACH(BN, "s", DECLARED) EACH(BN, "t", DECLARED) EACH(BN, "p", DECLARED) EACH(BN, "q", DECLARED));
 }
 
-DEV void promote(float *sums, const float *part, const float *sa, const float *sb)
+DEV void begin_sums(void)
 {
-#pragma unroll
-    for (int j = 0; j < BN / 8; j++) {
-        const float upper = sa[0] * sb[j * 8 / COLUMN_STEP], lower = sa[1] * sb[j * 8 / COLUMN_STEP];
-        sums[4 * j] = __fmaf_rn(upper, part[4 * j], sums[4 * j]);
-        sums[4 * j + 1] = __fmaf_rn(upper, part[4 * j + 1], sums[4 * j + 1]);
-        sums[4 * j + 2] = __fmaf_rn(lower, part[4 * j + 2], sums[4 * j + 2]);
-        sums[4 * j + 3] = __fmaf_rn(lower, part[4 * j + 3], sums[4 * j + 3]);
+    asm volatile(EACH(BN, "s", ZERO) EACH(BN, "t", ZERO)::: "memory");
+}
+
+DEV void take_sums(int v, float *to)
+{
+    if (v == 0) {
+        EACH(BN, "s", TAKE)
+    } else {
+        EACH(BN, "t", TAKE)
     }
 }
+
+/* The product of one k-block, left under way. */
+#define STEP_TEXT(v, a, b, more)                                                                                       \
+    "wgmma.mma_async.sync.aligned.m64n" TEXT(BN) "k32.f32.e4m3.e4m3 {" EACH(BN, v, LISTED) "}, " a ", " b ", " more    \
+    ", 1, 1;\n"
+#define NEXT_TEXT(v, step) "add.s64 a, %0, " step ";\nadd.s64 b, %1, " step ";\n" STEP_TEXT(v, "a", "b", "1")
+#define MULTIPLY_BLOCK(v, a, b)                                                                                        \
+    wgmma_fence();                                                                                                     \
+    asm volatile("{\n.reg .b64 a, b;\n" STEP_TEXT(v, "%0", "%1", "0") NEXT_TEXT(v, "2") NEXT_TEXT(v, "4")              \
+                     NEXT_TEXT(v, "6") "}" ::"l"(a),                                                                   \
+                 "l"(b)                                                                                                \
+                 : "memory");                                                                                          \
+    wgmma_commit()
+
+/* EACH(BN, v, PROMOTE_S): the sums s += product v by the scales sa of two rows and sb of columns, rounded once. */
+#define PROMOTE_ONE(s, v, x, i, scale) "fma.rn.f32 " s #x #i ", " scale ", " v #x #i ", " s #x #i ";\n"
+#define PROMOTE_FOUR(s, v, x, i0, i1, i2, i3)                                                                          \
+    PROMOTE_ONE(s, v, x, i0, "%0") PROMOTE_ONE(s, v, x, i1, "%0")                                                      \
+    PROMOTE_ONE(s, v, x, i2, "%1") PROMOTE_ONE(s, v, x, i3, "%1")
+#define PROMOTE(s, v, x, at)                                                                                           \
+    asm volatile(PROMOTE_FOUR(s, v, x, 0, 1, 2, 3) PROMOTE_FOUR(s, v, x, 4, 5, 6, 7)::"f"(                             \
+                     sa[0] * sb[2 * at / COLUMN_STEP]),                                                                \
+                 "f"(sa[1] * sb[2 * at / COLUMN_STEP])                                                                 \
+                 : "memory");
+#define PROMOTE_S(v, x, at) PROMOTE("s", v, x, at)
+#define PROMOTE_T(v, x, at) PROMOTE("t", v, x, at)
 
 /* Operands of a k-block, of the first product's a: those of the first stage and on. */
 #define FIRST_OPERANDS                                                                                                \
@@ -251,43 +278,45 @@ typedef struct stand {
     b = OPERAND_B(at.stage);                                                                                          \
     barrier_wait(r->tiles.full + 8 * at.stage, at.parity);                                                            \
     read_scales(&which##_scales, r, &batch, k, kb, local, phase);                                                     \
-    multiply_block(which, a, b);                                                                                      \
+    MULTIPLY_BLOCK(#which, a, b);                                                                                     \
     release_scales(r, &batch, k, kb);                                                                                 \
     which##_stage = at.stage;                                                                                         \
     place_on(&at)
 #define END(which)                                                                                                    \
     release(r->tiles.empty + 8 * which##_stage, lane);                                                                \
-    promote(sums[0], which, which##_scales.a[0], which##_scales.b)
+    {                                                                                                                 \
+        const float *const sa = which##_scales.a[0], *const sb = which##_scales.b;                                    \
+        EACH(BN, #which, PROMOTE_S)                                                                                   \
+    }
 
 /* One product a k-block; the next one is under way while one is promoted. */
-DEV void multiply_tile(const rings *r, stand *now, float sums[WAVES][SUMS], const span *k, u32 phase, u32 group,
-                       u32 local, u32 warp, u32 lane)
+DEV void multiply_tile(const rings *r, stand *now, const span *k, u32 phase, u32 group, u32 local, u32 warp,
+                       u32 lane)
 {
     place at = now->at, batch = now->batch;
-    float even[SUMS], odd[SUMS];
-    scales even_scales, odd_scales;
+    scales p_scales, q_scales;
     FIRST_OPERANDS;
-    u32 even_stage = 0, odd_stage = 0;
+    u32 p_stage = 0, q_stage = 0;
     u64 a, b;
     int kb = k->first + 1;
-    BEGIN(even, k->first);
+    BEGIN(p, k->first);
     for (; kb + 1 < k->end; kb += 2) {
-        BEGIN(odd, kb);
+        BEGIN(q, kb);
         WGMMA_WAIT(1);
-        END(even);
-        BEGIN(even, kb + 1);
+        END(p);
+        BEGIN(p, kb + 1);
         WGMMA_WAIT(1);
-        END(odd);
+        END(q);
     }
     if (kb < k->end) {
-        BEGIN(odd, kb);
+        BEGIN(q, kb);
         WGMMA_WAIT(1);
-        END(even);
+        END(p);
         WGMMA_WAIT(0);
-        END(odd);
+        END(q);
     } else {
         WGMMA_WAIT(0);
-        END(even);
+        END(p);
     }
     now->at = at;
     now->batch = batch;
@@ -311,8 +340,8 @@ DEV void give_back(const rings *r, stand *now, u32 warp, u32 lane)
 }
 
 /* `products` of a k-block, one after the other; the other warpgroups' are under way meanwhile. */
-DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], const span *k, int products, u32 phase,
-                           u32 group, u32 local, u32 warp, u32 lane)
+DEV void multiply_products(const rings *r, stand *now, const span *k, int products, u32 phase, u32 group, u32 local,
+                           u32 warp, u32 lane)
 {
     place at = now->at, batch = now->batch;
     FIRST_OPERANDS;
@@ -334,11 +363,10 @@ DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], 
         }
 #pragma unroll
         for (int v = 0; v < WAVES; v++) {
-            float part[SUMS];
             if (v >= products) {
                 break;
             }
-            multiply_block(part, a + (u64)v * PRODUCT_STEP, b);
+            MULTIPLY_BLOCK("p", a + (u64)v * PRODUCT_STEP, b);
             if (v == 0) {
                 if (!SCALES_FIRST) {
                     read_scales(&s, r, &batch, k, kb, local, phase);
@@ -360,7 +388,12 @@ DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], 
             if (v == products - 1 && (!HOLD || kb + 2 < k->end)) {
                 release(empty, lane);
             }
-            promote(sums[v], part, s.a[v], s.b);
+            const float *const sa = s.a[v], *const sb = s.b;
+            if (v == 0) {
+                EACH(BN, "p", PROMOTE_S)
+            } else {
+                EACH(BN, "p", PROMOTE_T)
+            }
         }
     }
     now->at = at;
@@ -369,22 +402,22 @@ DEV void multiply_products(const rings *r, stand *now, float sums[WAVES][SUMS], 
 }
 
 #if LAYOUT != MASKED
-#define multiply_tile(r, at, sums, k, phase, group, local, warp, lane)                                                 \
-    multiply_products(r, at, sums, k, WAVES, phase, group, local, warp, lane)
+#define multiply_tile(r, at, k, phase, group, local, warp, lane)                                                       \
+    multiply_products(r, at, k, WAVES, phase, group, local, warp, lane)
 #else
-#define multiply_tile(r, at, sums, k, phase, group, local, warp, lane)                                                 \
-    multiply_some(r, at, sums, k, w.rows - w.row, phase, group, local, warp, lane)
+#define multiply_tile(r, at, k, phase, group, local, warp, lane)                                                       \
+    multiply_some(r, at, k, w.rows - w.row, phase, group, local, warp, lane)
 
 /* Products whose rows are all beyond the group's are left out. Their number is a constant in either loop: one loop for
  * both took 1.5 % longer. */
-DEV void multiply_some(const rings *r, stand *now, float sums[WAVES][SUMS], const span *k, int rows, u32 phase,
-                       u32 group, u32 local, u32 warp, u32 lane)
+DEV void multiply_some(const rings *r, stand *now, const span *k, int rows, u32 phase, u32 group, u32 local, u32 warp,
+                       u32 lane)
 {
     if (rows > (int)PRODUCT_ROW(group, 0)) {
         if (WAVES > 1 && rows <= (int)PRODUCT_ROW(group, WAVES - 1)) {
-            multiply_products(r, now, sums, k, 1, phase, group, local, warp, lane);
+            multiply_products(r, now, k, 1, phase, group, local, warp, lane);
         } else {
-            multiply_products(r, now, sums, k, WAVES, phase, group, local, warp, lane);
+            multiply_products(r, now, k, WAVES, phase, group, local, warp, lane);
         }
     } else {
         const span s = tile_span(k, rows);
@@ -454,7 +487,6 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
 {
     const span k = span_of(&p->size);
     const u32 local = PRODUCT_ROW(group, 0) + warp * 16 + lane / 4; /* the lane's first row of the tile */
-    float sums[WAVES][SUMS];
     stand at = {{0, 0}, {0, 0}, 0};
     walk w;
 #if TOLD
@@ -463,14 +495,13 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
     walk_start(&w, &p->size);
     while (walk_on(&w, &p->size)) {
 #endif
+        begin_sums();
+        multiply_tile(r, &at, &k, (u32)w.column % 128, group, local, warp, lane);
+        float sums[WAVES][SUMS];
 #pragma unroll
         for (int v = 0; v < WAVES; v++) {
-#pragma unroll
-            for (int i = 0; i < SUMS; i++) {
-                sums[v][i] = 0.0f;
-            }
+            take_sums(v, sums[v]);
         }
-        multiply_tile(r, &at, sums, &k, (u32)w.column % 128, group, local, warp, lane);
         char *d = p->d + (i64)w.first * p->d_row * OUT_BYTES;
         if (LAYOUT == MASKED) {
             d += (i64)w.group * p->d_group * OUT_BYTES;
@@ -526,6 +557,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                        char *d, i64 d_row, i64 d_group, const int *groups, int m, int n, int k, int experts, int low,
                        int tail, int constant)
 {
+    declare_sums();
     extern __shared__ char shared[];
     problem p = {{groups, m, n, k, experts, low}, scale_a, scale_b, scale_a_row,  scale_a_block,
                  scale_a_group,                   scale_b_row, scale_b_group, d, d_row, d_group};

@@ -13,16 +13,18 @@
  * calls: *turn is how many came before. */
 DEV void zero_rows(char *d, i64 d_row, int bytes, int from, int to, int n, int worker, int workers, int *turn, u32 lane)
 {
-    const i64 length = (i64)n * bytes;
     const int first = worker - *turn < 0 ? worker - *turn + workers : worker - *turn;
+#pragma unroll 1
     for (int row = from + first; row < to; row += workers) {
-        char *const at = d + row * d_row * bytes;
-        const i64 wide = (u64)at % 16 == 0 ? length / 16 * 16 : 0;
-        for (i64 i = 16 * (i64)lane; i < wide; i += 512) {
-            *(uint4 *)(at + i) = make_uint4(0, 0, 0, 0);
+        char *const at = d + row * d_row * bytes, *const end = at + (i64)n * bytes;
+        char *const wide = (u64)at % 16 == 0 ? end - (u64)end % 16 : at;
+#pragma unroll 1
+        for (char *i = at + 16 * lane; i < wide; i += 512) {
+            *(uint4 *)i = make_uint4(0, 0, 0, 0);
         }
-        for (i64 i = wide + 2 * (i64)lane; i < length; i += 64) {
-            *(u16 *)(at + i) = 0;
+#pragma unroll 1
+        for (char *i = wide + 2 * lane; i < end; i += 64) {
+            *(u16 *)i = 0;
         }
     }
     *turn = to > from ? (*turn + to - from) % workers : *turn;
@@ -34,13 +36,11 @@ DEV void zero_rest(char *d, i64 d_row, i64 d_group, int bytes, int masked, const
                    int n, int worker, int workers, u32 lane)
 {
     int turn = 0;
-    if (!masked) {
-        zero_rows(d, d_row, bytes, 0, __ldg(groups), n, worker, workers, &turn, lane);
-        zero_rows(d, d_row, bytes, __ldg(groups + experts), m, n, worker, workers, &turn, lane);
-        return;
-    }
-    for (int e = 0; e < experts; e++) {
-        zero_rows(d + e * d_group * bytes, d_row, bytes, __ldg(groups + e), m, n, worker, workers, &turn, lane);
+#pragma unroll 1
+    for (int e = 0; e < (masked ? experts : 2); e++) {
+        const int from = masked ? __ldg(groups + e) : e ? __ldg(groups + experts) : 0;
+        zero_rows(masked ? d + e * d_group * bytes : d, d_row, bytes, from, masked || e ? m : __ldg(groups), n, worker,
+                  workers, &turn, lane);
     }
 }
 
