@@ -373,6 +373,21 @@ static __device__ inline float with_zero_point(float t, int azp)
     return t == t ? fminf(fmaxf(rintf(t), -1e6f), 1e6f) + (float)azp : (float)azp;
 }
 
+/* Two codes of e4m3fn, the first in the low byte. */
+#if HAS_FP8
+static __device__ inline u32 two_e4m3(float a, float b)
+{
+    u16 codes;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(b), "f"(a));
+    return codes;
+}
+#else
+static __device__ inline u32 two_e4m3(float a, float b)
+{
+    return soft_code(a, 3, 120, 16384.0f, 0x7e) | soft_code(b, 3, 120, 16384.0f, 0x7e) << 8;
+}
+#endif
+
 /* Two codes, the first in the low byte. */
 static __device__ inline u32 two_codes(float a, float b)
 {
@@ -383,23 +398,19 @@ static __device__ inline u32 two_codes(float a, float b)
     return (u32)(i & 0xff) | (u32)(j & 0xff) << 8;
 #elif TYPE == 1
     /* e4m3fnuz is e4m3fn of twice the value, without a negative zero; NaN is 0x80 */
-    const float held[2] = {fminf(fmaxf(a, -224.0f), 224.0f) * 2.0f, fminf(fmaxf(b, -224.0f), 224.0f) * 2.0f};
-    u32 i = soft_code(held[0], 3, 120, 16384.0f, 0x7e), j = soft_code(held[1], 3, 120, 16384.0f, 0x7e);
-    i = a != a ? 0x80u : i == 0x80u ? 0u : i;
-    j = b != b ? 0x80u : j == 0x80u ? 0u : j;
+    const u32 codes = two_e4m3(a * 2.0f, b * 2.0f);
+    u32 i = codes & 0xff, j = codes >> 8;
+    i = i == 0x7fu ? 0x80u : i == 0x80u ? 0u : i;
+    j = j == 0x7fu ? 0x80u : j == 0x80u ? 0u : j;
     return i | j << 8;
+#elif TYPE == 0
+    return two_e4m3(a, b);
 #elif HAS_FP8
     u16 codes;
-#if TYPE == 2
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(b), "f"(a));
-#else
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(b), "f"(a));
-#endif
     return codes;
-#elif TYPE == 2
-    return soft_code(a, 2, 112, 128.0f, 0x7b) | soft_code(b, 2, 112, 128.0f, 0x7b) << 8;
 #else
-    return soft_code(a, 3, 120, 16384.0f, 0x7e) | soft_code(b, 3, 120, 16384.0f, 0x7e) << 8;
+    return soft_code(a, 2, 112, 128.0f, 0x7b) | soft_code(b, 2, 112, 128.0f, 0x7b) << 8;
 #endif
 }
 
