@@ -50,7 +50,7 @@
 #if GROUPS != 2 || STAGES < LEAD
 #error "scaled_mm: no such ring"
 #endif
-#if BM != 64 * WAVES * GROUPS || WAVES > 2 || (INT8 && WAVES > 1) || BN % 16 != 0 ||                                   \
+#if BM != 64 * WAVES * GROUPS || WAVES > 2 || (INT8 && WAVES > 1) || BN % 32 != 0 ||                                   \
     (BN != ROOM && BN != 2 * ROOM) || (STORE ? OUT == 2 || ROOM % 64 != 0 : ROOM != BN)
 #error "scaled_mm: no such tile"
 #endif
