@@ -18,9 +18,8 @@
  *
  * Host contract
  *   Parameters: Q_FORMAT; SIZE of a head: 64, 128, 256; VEC: 2, 4, 8, 16; BITS: 4 to 8; TURN: keys are turned, 1 pairs
- * of halves, 2 of neighbours; KV_HEADS, 1 or 2, and QUERIES, query heads of each, a block; WARPS a block, a multiple of
- *     KV_HEADS. At most 6 half tables (HALVES) and
- *     SIZE / VEC at most 64; those of turn.h
+ *     of halves, 2 of neighbours, with SIZE at most 128; KV_HEADS, 1 or 2, and QUERIES, query heads of each, a block;
+ *     WARPS a block, a multiple of KV_HEADS. At most 6 half tables (HALVES) and SIZE / VEC at most 64; those of turn.h
  *   Books f16; codes' rows begin at multiples of CODE_BYTES
  *   Launch: block 32 * WARPS, grid ceil(items / block_items), dynamic shared memory of SHARED_BYTES
  *   With more than one part qn_vq_attention_join follows (vq_attention_join.cu); with a window vq_attention_plain.cu
@@ -31,8 +30,7 @@
 
 #define V_HALVES PAIR_HALVES
 #if TURN
-#define TURN_PAIRS (SIZE > 128 ? SIZE / 128 : 1) /* pairs of channels of each of a lane's two words */
-#define K_HALVES (2 * TURN_PAIRS)
+#define K_HALVES 2
 #define K_WORDS 2
 #else
 #define K_HALVES (WORDS * QUERIES)
@@ -95,10 +93,10 @@ template <int rounds> struct products_put {
 #if TURN
 #define WORD_PAIRS (GROUPS / 8) /* words that have a partner half a head on */
 
-/* Channel of the first half of a head that pair `pair` of a column begins with; SIZE / 2 or more: it has none. */
-DEV int turned_channel(u32 column, u32 pair)
+/* Channel of the first half of a head that a column's pair begins with; SIZE: it has none. */
+DEV int turned_channel(u32 column)
 {
-    const u32 part = column / 4 / WORD_PAIRS * TURN_PAIRS + pair;
+    const u32 part = column / 4 / WORD_PAIRS;
     return (int)(part < VEC / 2 ? column % (4 * WORD_PAIRS) * VEC + 2 * part : SIZE);
 }
 
@@ -108,7 +106,7 @@ static __device__ void fill_turned(const qn_cuda_vq_book &book, int head)
 #pragma unroll 1
     for (u32 task = threadIdx.x / 32; task < KV_HEADS * K_HALVES * (ENTRIES / 8); task += WARPS) {
         const int entry = (int)(task % (ENTRIES / 8) * 8), half = (int)(task / (ENTRIES / 8) % K_HALVES);
-        const int kv = (int)(task / (ENTRIES / 8) / K_HALVES), channel = turned_channel((u32)lane, (u32)half / 2);
+        const int kv = (int)(task / (ENTRIES / 8) / K_HALVES), channel = turned_channel((u32)lane);
         const int group = channel / VEC + half % 2 * (GROUPS / 2);
         const char *from =
             book.data + (head + kv) * book.head + group * book.group + entry * book.entry + channel % VEC * 2;
@@ -186,14 +184,24 @@ DEV void load_keys(const char *at, u32 token_bytes, int token, int limit, k_code
 /* ---- the kernel ---- */
 
 #if TURN
-/* What a lane has of a query at the position of its next token: two pairs that turn together, (x, y) each, and the
- * turns by four tokens. */
-struct part_of_query {
-    float x[2], y[2];
-};
-struct turn_of_pairs {
-    turn by[2];
-};
+/* What a lane has of its queries at the position of its next token, as registers with names (names.h), since the
+ * compiler takes long to follow so many through statement after statement. Of lookup j and query a or b two pairs that
+ * turn together: (ax<j>, ay<j>) and (au<j>, av<j>), bx<j> and so on; their turns by four tokens: (c<j>, s<j>) and
+ * (d<j>, t<j>). */
+#define DECLARE_TURNED(q, r, j) ".reg .f32 " #q "x<4>, " #q "y<4>, " #q "u<4>, " #q "v<4>;\n"
+
+/* Once, before everything else. */
+DEV void declare_queries(void)
+{
+    asm volatile(EACH_QUERY(DECLARE_TURNED, ) ".reg .f32 c<4>, s<4>, d<4>, t<4>;");
+}
+
+/* The last one of four registers, those before having moved down. */
+#define PUT_LAST(v, x)                                                                                                 \
+    "mov.f32 " v "0, " v "1;\nmov.f32 " v "1, " v "2;\nmov.f32 " v "2, " v "3;\nmov.f32 " v "3, " x ";\n"
+#define PUT_FOUR(q, x, y, u, v)                                                                                        \
+    asm volatile(PUT_LAST(q x, "%0") PUT_LAST(q y, "%1") PUT_LAST(q u, "%2") PUT_LAST(q v, "%3")::"f"(own[0]),         \
+                 "f"(own[1]), "f"(own[2]), "f"(own[3]))
 
 /* The other way round: q . turned(k) = turned_back(q) . k */
 DEV void turn_back(float *x, float *y, turn t)
@@ -204,63 +212,124 @@ DEV void turn_back(float *x, float *y, turn t)
 }
 
 /* Texts of what begins a query: one for all where they would be long. */
-#define QUERY_TEXTS (QUERIES * TURN_PAIRS > 1 ? 1 : 4)
+#define QUERY_TEXTS (QUERIES > 1 ? 1 : 4)
 
 /* Queries as they are in shared memory, turned to `position`; frequencies and turns by four tokens in shared memory
  * too. */
-DEV void begin_query(const float *q, int position, int word_lane, int phase, part_of_query (*part)[4 * TURN_PAIRS],
-                     turn_of_pairs *by)
+DEV void begin_query(const float *q, int position, int word_lane, int phase)
 {
     const double *const frequency = (const double *)(shared + TURNS_AT);
     const turn *const four = (const turn *)(frequency + SIZE / 2);
 #pragma unroll QUERY_TEXTS
-    for (u32 j = 0; j < 4 * TURN_PAIRS; j++) { /* what was made moves down */
-        part_of_query own[QUERIES];
-        turn_of_pairs own_by;
-        const u32 column = 4 * (u32)word_lane + ((u32)phase + j / TURN_PAIRS) % 4;
-        const int channel = turned_channel(column, j % TURN_PAIRS);
+    for (u32 j = 0; j < 4; j++) {
+        float of_query[QUERIES][4], own_by[4];
+        const int channel = turned_channel(4 * (u32)word_lane + ((u32)phase + j) % 4);
 #pragma unroll
         for (int i = 0; i < 2; i++) { /* TURN 1: channels c + i and its partner; 2: c and c + 1 of either half */
             const int none = channel >= SIZE, c = none ? 0 : channel;
             const int first = TURN == 1 ? c + i : c + i * (SIZE / 2), angle = TURN == 1 ? c + i : first / 2;
             const int second = TURN == 1 ? first + SIZE / 2 : first + 1;
             const turn t = turn_by((double)position * frequency[angle]);
-            own_by.by[i] = four[angle];
+            own_by[2 * i] = four[angle].c;
+            own_by[2 * i + 1] = four[angle].s;
 #pragma unroll
             for (int r = 0; r < QUERIES; r++) {
-                own[r].x[i] = none ? 0.0f : q[r * SIZE + first];
-                own[r].y[i] = none ? 0.0f : q[r * SIZE + second];
-                turn_back(&own[r].x[i], &own[r].y[i], t);
+                float *const own = of_query[r] + 2 * i;
+                own[0] = none ? 0.0f : q[r * SIZE + first];
+                own[1] = none ? 0.0f : q[r * SIZE + second];
+                turn_back(own, own + 1, t);
             }
         }
-#pragma unroll
-        for (int l = 0; l < 4 * TURN_PAIRS; l++) {
-            const bool last = l + 1 == 4 * TURN_PAIRS;
-            by[l] = last ? own_by : by[l + !last];
-#pragma unroll
-            for (int r = 0; r < QUERIES; r++) {
-                part[r][l] = last ? own[r] : part[r][l + !last];
-            }
-        }
+        const float *own = own_by;
+        PUT_FOUR("", "c", "s", "d", "t");
+        own = of_query[0];
+        PUT_FOUR("a", "x", "y", "u", "v");
+#if QUERIES == 2
+        own = of_query[1];
+        PUT_FOUR("b", "x", "y", "u", "v");
+#endif
     }
 }
 
-/* Add the products of a lookup of either half of the head, and turn on. */
-DEV float add_turned(float sum, u32 a, u32 b, part_of_query *q, turn_of_pairs by)
+/* Of one lookup of either half of the head, k0 to k3 in the channels' order: add the products, and turn on. */
+#if TURN == 1
+#define ORDER(q, j) #q "x" j, #q "u" j, #q "y" j, #q "v" j
+#else
+#define ORDER(q, j) #q "x" j, #q "y" j, #q "u" j, #q "v" j
+#endif
+#define ADD_FOUR(sum, order) ADD_FOUR_(sum, order)
+#define ADD_FOUR_(sum, c0, c1, c2, c3)                                                                                 \
+    "fma.rn.f32 " sum ", k0, " c0 ", " sum ";\nfma.rn.f32 " sum ", k1, " c1 ", " sum ";\n"                             \
+    "fma.rn.f32 " sum ", k2, " c2 ", " sum ";\nfma.rn.f32 " sum ", k3, " c3 ", " sum ";\n"
+#define TURN_BACK(x, y, c, s)                                                                                          \
+    "mul.rn.f32 ys, " y ", " s ";\nmul.rn.f32 xs, " x ", " s ";\nneg.f32 xs, xs;\n"                                    \
+    "fma.rn.f32 " x ", " x ", " c ", ys;\nfma.rn.f32 " y ", " y ", " c ", xs;\n"
+#define ADD_TURNED(q, r, j)                                                                                            \
+    ADD_FOUR("%" #r, ORDER(q, j))                                                                                      \
+    TURN_BACK(#q "x" j, #q "y" j, "c" j, "s" j) TURN_BACK(#q "u" j, #q "v" j, "d" j, "t" j)
+
+#define LOOK_UP_TURNED(word, base, pick, at, low_half, high_half)                                                      \
+    FIND_ROW("row", word, base, pick, "%12")                                                                           \
+    "ld.shared.u32 row, [row+" at "];\nmov.b32 {low, high}, row;\n"                                                    \
+    "cvt.f32.f16 " low_half ", low;\ncvt.f32.f16 " high_half ", high;\n"
+#define TURNED_STEP(base, pick, j)                                                                                     \
+    LOOK_UP_TURNED("%2", base, pick, "0", "k0", "k1")                                                                  \
+    LOOK_UP_TURNED("%3", base, pick, "%13", "k2", "k3") EACH_QUERY(ADD_TURNED, j)
+
+/* Scores of one token, of those of its words that the lane has; queries are turned on by four tokens. */
+DEV void score_turned(const u32 *words, const place &p, float *sums)
 {
-    sum = __fmaf_rn(low_half(a), q->x[0], sum);
-    sum = __fmaf_rn(high_half(a), TURN == 1 ? q->x[1] : q->y[0], sum);
-    sum = __fmaf_rn(low_half(b), TURN == 1 ? q->y[0] : q->x[1], sum);
-    sum = __fmaf_rn(high_half(b), q->y[1], sum);
-    turn_back(&q->x[0], &q->y[0], by.by[0]);
-    turn_back(&q->x[1], &q->y[1], by.by[1]);
-    return sum;
+    asm volatile(
+        "{\n.reg .b32 row;\n.reg .b16 low, high;\n.reg .f32 k0, k1, k2, k3, xs, ys;\n" TURNED_STEP("%4", "%8", "0")
+            TURNED_STEP("%5", "%9", "1") TURNED_STEP("%6", "%10", "2") TURNED_STEP("%7", "%11", "3") "}"
+        : "+f"(sums[0]), "+f"(sums[1])
+        : "r"(words[0]), "r"(words[1]), "r"(base_of(p, 0)), "r"(base_of(p, 1)), "r"(base_of(p, 2)), "r"(base_of(p, 3)),
+          "r"(p.pick[0]), "r"(p.pick[1]), "r"(p.pick[2]), "r"(p.pick[3]), "r"(shared_address(shared)), "n"(HALF_AT(1)));
+}
+#else
+/* Of a code of either word a product for each query. */
+#if WORDS == 2
+#define PRODUCT_a0 "%15"
+#define PRODUCT_a1 "%16"
+#define PRODUCT_b0 "%17"
+#define PRODUCT_b1 "%18"
+#else
+#define PRODUCT_a0 "%15"
+#define PRODUCT_b0 "%16"
+#define PRODUCT_c0 "%17"
+#define PRODUCT_d0 "%18"
+#endif
+#define ADD_PRODUCT(sum, at) "ld.shared.f32 x, [row+" at "];\nadd.rn.f32 " sum ", " sum ", x;\n"
+#define ADD_FIRST(q, r, x) ADD_PRODUCT("%" #r, PRODUCT_##q##0)
+#define ADD_SECOND(q, r, x) ADD_PRODUCT("%" #r, PRODUCT_##q##1)
+#define FIRST_STEP(base, pick) FIND_ROW("row", "%4", base, pick, "%14") EACH_QUERY(ADD_FIRST, )
+#if WORDS == 2
+#define SECOND_STEP(base, pick) FIND_ROW("row", "%5", base, pick, "%14") EACH_QUERY(ADD_SECOND, )
+#else
+#define SECOND_STEP(base, pick)
+#endif
+
+/* Scores of one token, of those of its words that the lane has. */
+DEV void score_products(const u32 *words, const place &p, float *sums)
+{
+    asm volatile("{\n.reg .b32 row;\n.reg .f32 x;\n" FIRST_STEP("%6", "%10") FIRST_STEP("%7", "%11")
+                     FIRST_STEP("%8", "%12") FIRST_STEP("%9", "%13") SECOND_STEP("%6", "%10") SECOND_STEP("%7", "%11")
+                         SECOND_STEP("%8", "%12") SECOND_STEP("%9", "%13") "}"
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+                 : "r"(words[0]), "r"(words[WORDS - 1]), "r"(base_of(p, 0)), "r"(base_of(p, 1)), "r"(base_of(p, 2)),
+                   "r"(base_of(p, 3)), "r"(p.pick[0]), "r"(p.pick[1]), "r"(p.pick[2]), "r"(p.pick[3]),
+                   "r"(shared_address(shared)), "n"(HALF_AT(0)), "n"(HALF_AT(1)), "n"(HALF_AT(2)), "n"(HALF_AT(3)));
 }
 #endif
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     qn_vq_attention(const __grid_constant__ qn_cuda_vq_attention a)
 {
+    declare_sums();
+    declare_tasks();
+#if TURN
+    declare_queries();
+#endif
     const u32 warp = warp_here();
     const int lane = (int)threadIdx.x % 32, kv = (int)(warp / HEAD_WARPS), stream_index = (int)(warp % HEAD_WARPS);
     const int word_lane = lane / 4, phase = lane % 4;
@@ -333,14 +402,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
         __syncthreads();
 
         stream s[QUERIES];
-#pragma unroll
-        for (int r = 0; r < QUERIES; r++) {
-            begin_stream(&s[r]);
-        }
+        begin_streams(s);
 #if TURN
-        part_of_query part[QUERIES][4 * TURN_PAIRS];
-        turn_of_pairs by[4 * TURN_PAIRS];
-        begin_query(q + kv * QUERIES * SIZE, token + phase, word_lane, phase, part, by);
+        begin_query(q + kv * QUERIES * SIZE, token + phase, word_lane, phase);
 #endif
         /* values are asked for while keys are looked up, the next keys while values are */
 #pragma unroll 1
@@ -350,39 +414,16 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
             float score[QUERIES][8];
 #pragma unroll
             for (int n = 0; n < 8; n++) {
+                float sums[4] = {};
+#if TURN
+                score_turned(k.word[n], at_step, sums);
+#else
+                score_products(k.word[n], at_step, sums);
+#endif
 #pragma unroll
                 for (int r = 0; r < QUERIES; r++) {
-                    score[r][n] = 0.0f;
+                    score[r][n] = sums[r];
                 }
-#if TURN
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    const u32 first = row_of(k.word[n][0], at_step, j);
-                    const u32 second = row_of(k.word[n][1], at_step, j);
-#pragma unroll
-                    for (int p = 0; p < TURN_PAIRS; p++) {
-                        const u32 x = *(const u32 *)(shared + HALF_AT(2 * p) + first);
-                        const u32 y = *(const u32 *)(shared + HALF_AT(2 * p + 1) + second);
-#pragma unroll
-                        for (int r = 0; r < QUERIES; r++) {
-                            score[r][n] =
-                                add_turned(score[r][n], x, y, &part[r][j * TURN_PAIRS + p], by[j * TURN_PAIRS + p]);
-                        }
-                    }
-                }
-#else
-#pragma unroll
-                for (int w = 0; w < WORDS; w++) {
-#pragma unroll
-                    for (int j = 0; j < 4; j++) {
-                        const u32 at = row_of(k.word[n][w], at_step, j);
-#pragma unroll
-                        for (int r = 0; r < QUERIES; r++) {
-                            score[r][n] += *(const float *)(shared + HALF_AT(r * WORDS + w) + at);
-                        }
-                    }
-                }
-#endif
             }
             if (token + stride < end) {
                 load_keys(k_at, (u32)a.k.token, token + stride + phase, end, &k);
@@ -393,30 +434,20 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
                 /* add over the lanes of a token's words: a lane ends with token `lane` of the chunk */
 #pragma unroll
                 for (int step = 4; step > 0; step /= 2) {
-                    const bool upper = (word_lane & step) != 0;
 #pragma unroll
                     for (int n = 0; n < step; n++) {
-                        const float mine = upper ? score[r][n + step] : score[r][n];
-                        const float other = upper ? score[r][n] : score[r][n + step];
-                        score[r][n] = mine + __shfl_xor_sync(0xffffffffu, other, 4 * step);
+                        score[r][n] = add_halves(score[r][n], score[r][n + step], word_lane & step, 4 * step);
                     }
                 }
                 const float value = token + lane < end ? score[r][0] : NONE;
-                weigh(value, lane, &s[r], weights + r * 32);
+                weigh(value, lane, r, &s[r], weights + r * 32);
             }
             __syncwarp();
-#pragma unroll
-            for (int n = 0; n < 8; n += 2) {
-                add_values<K_HALVES>(v.word[n], v.word[n + 1], weights + phase * 8, n, at_step, rows_of, s);
-            }
+            add_values<K_HALVES>(v.word, weights + phase * 8, at_step, rows_of);
         }
 #pragma unroll 1
         for (int y = 0; y < QUERIES; y++) {
-            leave_sums(s[0], merge + warp * PARTIAL);
-#pragma unroll
-            for (int r = 1; r < QUERIES; r++) { /* one text for all */
-                s[r - 1] = s[r];
-            }
+            leave_sums(s, merge + warp * PARTIAL); /* one text for all */
             __syncthreads();
 #pragma unroll 1
             for (u32 x = warp * 32; x < KV_HEADS * SIZE; x += 32 * WARPS) { /* length: registers are few */

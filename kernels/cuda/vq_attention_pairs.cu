@@ -48,13 +48,13 @@
 #define SHARED_BYTES (BARRIERS_AT + WARPS * SLOTS * 8)
 #if SHARERS == 1 && VEC <= 8 && TASKS <= TOGETHER * WARPS
 #define WHOLE_BOOKS 1 /* a book is in a block's registers at once */
-#define FILL(loaded, book, head, put) put_tasks(loaded, thread_here() / 32, put())
+#define FILL(y, book, head, put) put_tasks<y>(thread_here() / 32, put())
 #elif VEC <= 8
 #define WHOLE_BOOKS 0
-#define FILL(loaded, book, head, put) fill_wide(book, head, put())
+#define FILL(y, book, head, put) fill_wide(book, head, put())
 #else
 #define WHOLE_BOOKS 0
-#define FILL(loaded, book, head, put) fill_any(book, head, put())
+#define FILL(y, book, head, put) fill_any(book, head, put())
 #endif
 
 DEV void load_box(u32 to, const tensor_map *map, u32 bar, const qn_cuda_vq_codes &codes, int head, int token,
@@ -254,11 +254,9 @@ DEV float score_products(const char *chunk, const half_place *p)
     }
 #pragma unroll
     for (int step = 2; step > 0; step /= 2) {
-        const bool upper = (quarter & step) != 0;
 #pragma unroll
         for (int n = 0; n < step; n++) {
-            const float mine = upper ? score[n + step] : score[n], other = upper ? score[n] : score[n + step];
-            score[n] = mine + __shfl_xor_sync(0xffffffffu, other, step);
+            score[n] = add_halves(score[n], score[n + step], quarter & step, step);
         }
     }
     return score[0];
@@ -325,11 +323,60 @@ DEV void read_keys(const char *at, u32 (*words)[WORDS], bool swapped)
 #endif
 }
 
-DEV u32 look_up_key(const u32 (*words)[WORDS], int l, const place *p)
+/* Sums of streams, as registers with names (vq_attention_sums.h): of query a ak<stream>x0 to x3, and so on. */
+#define DECLARE_KEYS(q, r, x) ".reg .f32 " #q "k0x<4>, " #q "k1x<4>;\n"
+#define CLEAR_KEYS(q, r, x) OF_FOUR(CLEAR_ONE, #q "k0x") OF_FOUR(CLEAR_ONE, #q "k1x")
+#define TAKE_KEYS(q, r, i)                                                                                             \
+    asm volatile("mov.f32 %0, " #q "k" #i "x0;\nmov.f32 %1, " #q "k" #i "x1;\n"                                        \
+                 "mov.f32 %2, " #q "k" #i "x2;\nmov.f32 %3, " #q "k" #i "x3;"                                          \
+                 : "=f"(d[i][r][0]), "=f"(d[i][r][1]), "=f"(d[i][r][2]), "=f"(d[i][r][3]));
+
+/* Texts of add_keys, whose operands they name. */
+#define LOOK_UP_KEY(value, word, pick, at)                                                                             \
+    FIND_ROW("row", word, "%1", pick, "%0") "ld.shared.u32 " value ", [row+" at "];\n"
+#define LOOK_UP_KEYS(w0, w1, w2, w3)                                                                                   \
+    LOOK_UP_KEY("v0", w0, "%2", "%4") LOOK_UP_KEY("v1", w1, "%2", "%4")                                                \
+    LOOK_UP_KEY("v2", w2, "%3", "%5") LOOK_UP_KEY("v3", w3, "%3", "%5")
+#if PIECES == 2
+#define PIECE_OPERANDS(q, r, x)                                                                                        \
+    , "r"(part[r].piece[0][l]), "r"(part[r].piece[0][l + 1]), "r"(part[r].piece[1][l]), "r"(part[r].piece[1][l + 1])
+#define PIECE_a "%14, %15"
+#define REST_a "%16, %17"
+#define PIECE_b "%18, %19"
+#define REST_b "%20, %21"
+#define PIECE_c "%22, %23"
+#define REST_c "%24, %25"
+#define PIECE_d "%26, %27"
+#define REST_d "%28, %29"
+#define ADD_KEYS(q, r, i)                                                                                              \
+    MULTIPLY_ADD(#q "k" i "x", "v0, v1, v2, v3", PIECE_##q) MULTIPLY_ADD(#q "k" i "x", "v0, v1, v2, v3", REST_##q)
+#else
+#define PIECE_OPERANDS(q, r, x) , "r"(part[r].piece[0][l]), "r"(part[r].piece[0][l + 1])
+#define PIECE_a "%14, %15"
+#define PIECE_b "%16, %17"
+#define PIECE_c "%18, %19"
+#define PIECE_d "%20, %21"
+#define ADD_KEYS(q, r, i) MULTIPLY_ADD(#q "k" i "x", "v0, v1, v2, v3", PIECE_##q)
+#endif
+#define ADD_STREAM_0 LOOK_UP_KEYS("%6", "%7", "%8", "%9") EACH_QUERY(ADD_KEYS, "0")
+#if STREAMS == 2
+#define ADD_STREAM_1 LOOK_UP_KEYS("%10", "%11", "%12", "%13") EACH_QUERY(ADD_KEYS, "1")
+#else
+#define ADD_STREAM_1
+#endif
+
+/* Lookups l and l + 1 of all streams' keys, of the half tables h and g, times every query's channels; words[stream] of
+ * either token. */
+template <int h, int g>
+DEV void add_keys(const u32 (*words)[2][2][WORDS], int l, const place *p, const part_of_query *part)
 {
-    const int h = l % PAIR_HALVES, s = l / PAIR_HALVES % 4, u = l / PAIR_HALVES / 4;
-    const u32 at = row_of(words[u][h / PAIRS], p[u], s);
-    return *(const u32 *)(shared + HALF_AT(h) + at);
+    const int u = l / PAIR_HALVES / 4, x = h / PAIRS, y = g / PAIRS;
+    const u32(*const first)[2][WORDS] = words[0], (*const second)[2][WORDS] = words[STREAMS - 1];
+    asm volatile("{\n.reg .b32 row, v0, v1, v2, v3;\n" ADD_STREAM_0 ADD_STREAM_1 "}" ::"r"(shared_address(shared)),
+                 "r"(p[u].base), "r"(p[u].pick[l / PAIR_HALVES % 4]), "r"(p[u].pick[(l + 1) / PAIR_HALVES % 4]),
+                 "n"(HALF_AT(h)), "n"(HALF_AT(g)), "r"(first[0][u][x]), "r"(first[1][u][x]), "r"(first[0][u][y]),
+                 "r"(first[1][u][y]), "r"(second[0][u][x]), "r"(second[1][u][x]), "r"(second[0][u][y]),
+                 "r"(second[1][u][y]) EACH_QUERY(PIECE_OPERANDS, ));
 }
 
 /* Scores of a chunk, one a lane, without the query's unit. */
@@ -346,26 +393,24 @@ DEV void score_keys(const char *chunk, const part_of_query *part, const place *p
         for (int i = 0; i < STREAMS; i++) {
             read_keys(at + (g + i) * 16 * GROUPS, words[i][0], token >= 4);
             read_keys(at + (g + i) * 16 * GROUPS + 8 * GROUPS, words[i][1], token >= 4);
-#pragma unroll
-            for (int r = 0; r < QUERIES; r++) {
-                d[i][r][0] = d[i][r][1] = d[i][r][2] = d[i][r][3] = 0.0f;
-            }
         }
+        asm volatile(EACH_QUERY(CLEAR_KEYS, ));
 #pragma unroll
         for (int l = 0; l < LOOKUPS; l += 2) {
-#pragma unroll
-            for (int i = 0; i < STREAMS; i++) {
-                const u32 keys[4] = {look_up_key(words[i][0], l, p), look_up_key(words[i][1], l, p),
-                                     look_up_key(words[i][0], l + 1, p), look_up_key(words[i][1], l + 1, p)};
-#pragma unroll
-                for (int r = 0; r < QUERIES; r++) {
-#pragma unroll
-                    for (int x = 0; x < PIECES; x++) {
-                        multiply_add(d[i][r], keys, part[r].piece[x][l], part[r].piece[x][l + 1]);
-                    }
-                }
+#if PAIR_HALVES == 4
+            if (l % 4 < 2) {
+                add_keys<0, 1>(words, l, p, part);
+            } else {
+                add_keys<2, 3>(words, l, p, part);
             }
+#else
+            add_keys<0, PAIR_HALVES - 1>(words, l, p, part);
+#endif
         }
+        EACH_QUERY(TAKE_KEYS, 0)
+#if STREAMS == 2
+        EACH_QUERY(TAKE_KEYS, 1)
+#endif
 #pragma unroll
         for (int i = 0; i < STREAMS; i++) {
 #pragma unroll
@@ -439,6 +484,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     qn_vq_attention_pairs(const __grid_constant__ qn_cuda_vq_attention a, const __grid_constant__ tensor_map keys,
                           const __grid_constant__ tensor_map values)
 {
+    declare_sums();
+    declare_tasks();
+#if !PRODUCTS
+    asm volatile(EACH_QUERY(DECLARE_KEYS, ));
+#endif
     const u32 warp = warp_here();
     const int lane = (int)threadIdx.x % 32, team = (int)(warp / TEAM_WARPS), stream_index = (int)(warp % TEAM_WARPS);
     const int word_lane = lane / 4, phase = lane % 4;
@@ -472,12 +522,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
         const bool new_tables = first.head != tables_head, begins = tables_head < 0;
         tables_head = first.head;
 #if WHOLE_BOOKS
-        loaded_tasks of_keys = {}, of_values = {};
+        clear_tasks();
         if (PRODUCTS || new_tables) {
-            load_tasks(a.k_book, first.head, thread_here() / 32, &of_keys);
+            load_tasks<false>(a.k_book, first.head, thread_here() / 32);
         }
         if (new_tables) {
-            load_tasks(a.v_book, first.head, thread_here() / 32, &of_values);
+            load_tasks<true>(a.v_book, first.head, thread_here() / 32);
         }
 #endif
         query_part queries;
@@ -497,11 +547,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
             }
         }
         if (new_tables) {
-            FILL(of_values, a.v_book, first.head, values_put);
+            FILL(true, a.v_book, first.head, values_put);
         }
         put_queries(a, queries);
         if (PRODUCTS || new_tables) {
-            FILL(of_keys, a.k_book, first.head, keys_put);
+            FILL(false, a.k_book, first.head, keys_put);
         }
         __syncthreads();
         if (team < size) {
@@ -548,10 +598,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
                 part[QUERIES - 1] = own;
             }
 #endif
-#pragma unroll
-            for (int y = 0; y < QUERIES; y++) {
-                begin_stream(&s[y]);
-            }
+            begin_streams(s);
             __syncwarp();
 #pragma unroll 1
             for (int token = tokens.begin + stream_index * 32; token < tokens.end; token += STRIDE) {
@@ -567,31 +614,28 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
                 pass_slot(&r);
 #if PRODUCTS
                 const int of_lane = 8 * phase + word_lane;
-                weigh(token + of_lane < tokens.end ? score : NONE, of_lane, s, weights);
+                weigh(token + of_lane < tokens.end ? score : NONE, of_lane, 0, s, weights);
 #else
 #pragma unroll
                 for (int y = 0; y < QUERIES; y++) {
-                    weigh(token + lane < tokens.end ? scores[y] * mine[y] : NONE, lane, &s[y], weights + y * 32);
+                    weigh(token + lane < tokens.end ? scores[y] * mine[y] : NONE, lane, y, &s[y], weights + y * 32);
                 }
 #endif
                 __syncwarp();
                 barrier_wait(r.bars + r.slot * 8, r.parity);
                 const char *const at = chunks + r.slot * CHUNK_BYTES + phase * GROUPS +
                                        value_word(word_lane, phase) % (8 / SHARERS) * CODE_BYTES;
+                u32 words[8][WORDS];
 #pragma unroll
-                for (int n = 0; n < 8; n += 2) {
-                    u32 words[2][WORDS];
-#pragma unroll
-                    for (int y = 0; y < 2; y++) {
+                for (int n = 0; n < 8; n++) {
 #if WORDS == 2
-                        const uint2 v = *(const uint2 *)(at + (n + y) * 4 * GROUPS);
-                        words[y][0] = v.x, words[y][1] = v.y;
+                    const uint2 v = *(const uint2 *)(at + n * 4 * GROUPS);
+                    words[n][0] = v.x, words[n][1] = v.y;
 #else
-                        words[y][0] = *(const u32 *)(at + (n + y) * 4 * GROUPS);
+                    words[n][0] = *(const u32 *)(at + n * 4 * GROUPS);
 #endif
-                    }
-                    add_values<VALUES_HALF>(words[0], words[1], weights + phase * 8, n, of_value, rows_of, s);
                 }
+                add_values<VALUES_HALF>(words, weights + phase * 8, of_value, rows_of);
                 __syncwarp();
                 ask<true>(a, &values, &next, team, stream_index, r, r.slot);
                 pass_slot(&r);
@@ -602,7 +646,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
             const float *const sums = (const float *)(shared + MERGE_AT) + team * TEAM_WARPS * PARTIAL;
 #pragma unroll 1
             for (int y = 0; y < QUERIES; y++) {
-                leave_sums(s[0], mine);
+                leave_sums(s, mine); /* one text for all */
                 threads_sync(1 + (u32)team, 32 * TEAM_WARPS);
 #pragma unroll 1
                 for (int d = stream_index * 32; d < SIZE; d += 32 * TEAM_WARPS) {
@@ -611,10 +655,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
                 }
                 if (y + 1 < QUERIES) {
                     threads_sync(1 + (u32)team, 32 * TEAM_WARPS);
-                }
-#pragma unroll
-                for (int r = 1; r < QUERIES; r++) { /* one text for all */
-                    s[r - 1] = s[r];
                 }
             }
         } else { /* a team without an item keeps step: racecheck takes its wait below for the other team's barrier */

@@ -44,6 +44,8 @@
 #define ORDERS (SETS == 1 ? 4 : 1)                   /* of weights */
 #define SUMS (PAIR_HALVES > 1 ? PAIR_HALVES / 2 : 1) /* matrix instructions' sums of a set */
 
+#include "vq_attention_sums.h"
+
 extern __shared__ __align__(256) char shared[];
 
 struct item {
@@ -119,31 +121,40 @@ DEV u32 thread_here(void)
 #define IS_TASK(n) (TASKS % (TOGETHER * WARPS) == 0 || (n) < TASKS)
 #define PUT_TEXTS (QUERIES > 1 ? 1 : TOGETHER) /* one for all tasks where the kernel is long */
 
-/* What a warp loads of a book at once, from its task `first` on. */
-struct loaded_tasks {
-    uint4 of_task[TOGETHER][4];
-};
+#include "vq_attention_books.h"
 
-DEV void load_tasks(const qn_cuda_vq_book &book, int head, u32 first, loaded_tasks *to)
+/* What a warp loads of a book at once, from its task `first` on, as book x or y. */
+#define LOAD_ONE(x)                                                                                                    \
+    if (i == 0) {                                                                                                      \
+        LOAD_TASK(x, "0", from, book.group);                                                                           \
+    } else if (i == 1) {                                                                                               \
+        LOAD_TASK(x, "1", from, book.group);                                                                           \
+    } else if (i == 2) {                                                                                               \
+        LOAD_TASK(x, "2", from, book.group);                                                                           \
+    } else {                                                                                                           \
+        LOAD_TASK(x, "3", from, book.group);                                                                           \
+    }
+
+template <bool y> DEV void load_tasks(const qn_cuda_vq_book &book, int head, u32 first)
 {
     const u32 lane = thread_here() % 32;
     const char *const at = book.data + head * book.head + group_of((int)lane / 4 * 4, 0) * book.group + lane % 4 * 16;
 #pragma unroll
-    for (int i = 0; i < TOGETHER; i++) {
+    for (int i = 0; i < TOGETHER; i++) { /* columns side by side, so groups too */
         const u32 task = IS_TASK(first + i * WARPS) ? first + i * WARPS : first;
         const u32 step = task % STEPS, word = task / STEPS % WORDS, kv = task / STEPS / WORDS;
-        const char *from = at + kv * book.head + 4 * word * book.group + step * 64;
-#pragma unroll
-        for (int k = 0; k < 4; k++) { /* columns side by side, so groups too */
-            to->of_task[i][k] = *(const uint4 *)from;
-            from += book.group;
+        const char *const from = at + kv * book.head + 4 * word * book.group + step * 64;
+        if (y) {
+            LOAD_ONE("y")
+        } else {
+            LOAD_ONE("x")
         }
     }
 }
 
 /* put(own, round, kv, word, column, entry, words): an entry of the group of that column, as words of two channels; own:
  * what put.at(kv, word, column, round) gave. Of ROUNDS rounds each puts a part of what is made of an entry. */
-template <class entry_put> DEV void put_tasks(loaded_tasks &loaded, u32 first, entry_put put)
+template <bool y, class entry_put> DEV void put_tasks(u32 first, entry_put put)
 {
     const int lane = (int)(thread_here() % 32), quarter = lane % 4, row = lane / 4;
 #pragma unroll PUT_TEXTS
@@ -153,20 +164,11 @@ template <class entry_put> DEV void put_tasks(loaded_tasks &loaded, u32 first, e
             break;
         }
         const int step = (int)(task % STEPS), word = (int)(task / STEPS % WORDS), kv = (int)(task / STEPS / WORDS);
-        uint4(&v)[4] = loaded.of_task[0];
-        if (quarter & 1) {
-            const uint4 kept = v[0];
-            v[0] = v[1];
-            v[1] = v[2];
-            v[2] = v[3];
-            v[3] = kept;
-        }
-        if (quarter & 2) {
-            const uint4 x = v[0], y = v[1];
-            v[0] = v[2];
-            v[1] = v[3];
-            v[2] = x;
-            v[3] = y;
+        u32 v[4][4];
+        if (y) {
+            TAKE_TASK("y", v, quarter);
+        } else {
+            TAKE_TASK("x", v, quarter);
         }
 #pragma unroll 1
         for (int round = 0; round < entry_put::ROUNDS; round++) {
@@ -178,16 +180,11 @@ template <class entry_put> DEV void put_tasks(loaded_tasks &loaded, u32 first, e
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 const int column = 4 * row + ((k + quarter) & 3), entry = step * STEP_ENTRIES + quarter * LANE_ENTRIES;
-                const u32 words[4] = {v[k].x, v[k].y, v[k].z, v[k].w};
 #pragma unroll
                 for (int e = 0; e < LANE_ENTRIES; e++) {
-                    put(own[k], round, kv, word, column, entry + e, words + e * (VEC / 2));
+                    put(own[k], round, kv, word, column, entry + e, v[k] + e * (VEC / 2));
                 }
             }
-        }
-#pragma unroll
-        for (int x = 4; x < 4 * TOGETHER; x++) {
-            loaded.of_task[x / 4 - 1][x % 4] = loaded.of_task[x / 4][x % 4];
         }
     }
 }
@@ -196,10 +193,13 @@ template <class entry_put> DEV void fill_wide(const qn_cuda_vq_book &book, int h
 {
 #pragma unroll 1
     for (u32 task = thread_here() / 32; task < TASKS; task += TOGETHER * WARPS) {
-        loaded_tasks loaded;
-        load_tasks(book, head, task, &loaded);
-        put_tasks(loaded, task, put);
+        load_tasks<false>(book, head, task);
+        put_tasks<false>(task, put);
     }
+}
+#else
+DEV void declare_tasks(void)
+{
 }
 #endif
 
@@ -348,6 +348,20 @@ DEV place place_of(int kv, int word_lane, int turned)
     return p;
 }
 
+DEV u32 base_of(const wide_place &p, int s)
+{
+    return p.base[s];
+}
+
+DEV u32 base_of(const place &p, int s)
+{
+#if KV_HEADS == 1
+    return p.base;
+#else
+    return p.base[s];
+#endif
+}
+
 #if KV_HEADS == 1
 /* The same of a table of products: teams have halves of rows, so that offsets are up to 255 and zeros bytes of their
  * own. */
@@ -388,24 +402,6 @@ DEV wide_place wide_place_of(int word_lane, int turned)
     return p;
 }
 
-DEV u32 row_of(u32 word, const wide_place &p, int s)
-{
-    const u32 at = __byte_perm(word, p.base[s], p.pick[s]);
-    return BITS < 8 ? at & ((ENTRIES - 1) << 8 | 0xff) : at;
-}
-
-/* A table's row and column: a code of a word, below ENTRIES, as the second byte. */
-DEV u32 row_of(u32 word, const place &p, int s)
-{
-#if KV_HEADS == 1
-    u32 at;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(at) : "r"(word), "r"(p.base), "r"(p.pick[s])); /* with signs */
-#else
-    const u32 at = __byte_perm(word, p.base[s], p.pick[s]);
-#endif
-    return BITS < 8 ? at & ((ENTRIES - 1) << 8 | 0xff) : at;
-}
-
 /* ---- numbers ---- */
 
 /* Largest of a warp; of NaN a NaN or the largest, which is told by the sums. */
@@ -417,15 +413,6 @@ DEV float warp_max(float v)
     return __int_as_float(most ^ (most >> 31 & 0x7fffffff));
 }
 
-/* d[16, 8] += a[16, 16] b[16, 8], f16 operands, f32 sums. */
-DEV void multiply_add(float *d, const u32 *a, u32 b0, u32 b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 /* A weight, at most 2^15, as its nearest f16 and the nearest to what is left. */
 DEV u32 two_halves(float v)
 {
@@ -433,53 +420,36 @@ DEV u32 two_halves(float v)
     return high | pack_f16(v - half_float(high), 0.0f) << 16;
 }
 
-/* Two f16 times the lower, or the upper, of another two: on the units of products, which have more to spare than those
- * of bits. A NaN becomes NaN in all rows, as it is in the sum of weights. */
-DEV u32 times_low(u32 v, u32 by)
+/* The lower of two numbers, or, if upper, the upper one, plus that of the lane `by` lanes on or back, which keeps the
+ * other. */
+DEV float add_halves(float low, float high, int upper, int by)
 {
-    u32 product;
-    asm("{\n.reg .b16 low, high;\n.reg .b32 both;\nmov.b32 {low, high}, %2;\nmov.b32 both, {low, low};\n"
-        "mul.rn.f16x2 %0, %1, both;\n}"
-        : "=r"(product)
-        : "r"(v), "r"(by));
-    return product;
-}
-
-DEV u32 times_high(u32 v, u32 by)
-{
-    u32 product;
-    asm("{\n.reg .b16 low, high;\n.reg .b32 both;\nmov.b32 {low, high}, %2;\nmov.b32 both, {high, high};\n"
-        "mul.rn.f16x2 %0, %1, both;\n}"
-        : "=r"(product)
-        : "r"(v), "r"(by));
-    return product;
+    float sum;
+    asm volatile("{\n.reg .pred up;\n.reg .f32 mine, other;\nsetp.ne.s32 up, %3, 0;\nselp.f32 mine, %2, %1, up;\n"
+                 "selp.f32 other, %1, %2, up;\nshfl.sync.bfly.b32 other, other, %4, 0x1f, 0xffffffff;\n"
+                 "add.rn.f32 %0, mine, other;\n}"
+                 : "=f"(sum)
+                 : "f"(low), "f"(high), "r"(upper), "r"(by));
+    return sum;
 }
 
 /* ---- a warp's share ---- */
 
-/* Sums, largest score and sum of weights of a stream of chunks. With one half table, rows of the matrix instruction's
- * sums are codes of words and channels, times the upper and lower parts of weights, columns are words; with more, rows
- * are words of two halves, columns codes and channels. */
+/* Largest score and sum of weights of a stream of chunks; its sums have names. With one half table, rows of the matrix
+ * instruction's sums are codes of words and channels, times the upper and lower parts of weights, columns are words;
+ * with more, rows are words of two halves, columns codes and channels. */
 struct stream {
-    float sum[SETS][SUMS][4], most, total;
+    float most, total;
 };
 
-DEV void scale_sums(stream *s, float by)
+DEV void begin_streams(stream *s)
 {
 #pragma unroll
-    for (int i = 0; i < SETS * SUMS * 4; i++) {
-        s->sum[i / 4 / SUMS][i / 4 % SUMS][i % 4] *= by;
+    for (int r = 0; r < QUERIES; r++) {
+        s[r].most = NONE;
+        s[r].total = 0.0f;
     }
-}
-
-DEV void begin_stream(stream *s)
-{
-    s->most = NONE;
-    s->total = 0.0f;
-#pragma unroll
-    for (int i = 0; i < SETS * SUMS * 4; i++) {
-        s->sum[i / 4 / SUMS][i / 4 % SUMS][i % 4] = 0.0f;
-    }
+    clear_sums();
 }
 
 /* First channel that a column of half table h has. */
@@ -497,13 +467,13 @@ DEV int channel_of(int word_lane, int lane)
 #endif
 
 /* The scores of a chunk's tokens, one a lane, to their weights: into `weights`, [4][8] by token, and the sums. */
-DEV void weigh(float value, int token, stream *s, u32 *weights)
+DEV void weigh(float value, int token, int query, stream *s, u32 *weights)
 {
     const float most = fmaxf(s->most, warp_max(value));
     if (most > s->most) {
         const float keep = exp_base2(s->most - most);
         s->total *= keep;
-        scale_sums(s, keep);
+        scale_sums(query, keep);
         s->most = most;
     }
     const float weight = exp_base2(value - s->most + WEIGHT_SHIFT);
@@ -511,61 +481,23 @@ DEV void weigh(float value, int token, stream *s, u32 *weights)
     weights[token % 4 * 8 + token / 4] = two_halves(weight);
 }
 
-/* Add weight x value of the lane's tokens n and n + 1, those of words first and second, to the sums: lanes are four
- * tokens of eight words. A weight is laid out so that of the eight columns of its operand each takes one of two
- * channels and, with one set, of one of four codes. With four sets it takes those of one of four lanes, whose code
- * depends on the step. */
+/* Add weight x value of a chunk to the sums, two of a lane's tokens at a time: lanes are four tokens of eight words. A
+ * weight is laid out so that of the eight columns of its operand each takes one of two channels and, with one set, of
+ * one of four codes. With four sets it takes those of one of four lanes, whose code depends on the step. */
 template <int values_at, class place_type>
-DEV void add_values(const u32 *first_words, const u32 *second_words, const u32 *weights, int n, const place_type &p,
-                    const u32 *rows_of, stream *s)
+DEV void add_values(const u32 (*word)[WORDS], const u32 *weights, const place_type &p, const u32 *rows_of)
 {
-    uint2 w[QUERIES];
-    u32 high[QUERIES][2], low[QUERIES][2];
-#pragma unroll
-    for (int r = 0; r < QUERIES; r++) {
-        w[r] = *(const uint2 *)(weights + r * 32 + n);
-    }
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        u32 first[WORDS], second[WORDS];
-#pragma unroll
-        for (int x = 0; x < WORDS; x++) {
-            first[x] = row_of(first_words[x], p, j);
-            second[x] = row_of(second_words[x], p, j);
-        }
-#pragma unroll
-        for (int r = 0; r < QUERIES && (SETS == 1 || j == 0); r++) {
-            high[r][0] = times_low(rows_of[j % ORDERS], w[r].x), high[r][1] = times_low(rows_of[j % ORDERS], w[r].y);
-            low[r][0] = times_high(rows_of[j % ORDERS], w[r].x), low[r][1] = times_high(rows_of[j % ORDERS], w[r].y);
-        }
-#if PAIR_HALVES == 1
-        const char *const table = shared + HALF_AT(values_at);
-        const u32 b0 = *(const u32 *)(table + first[0]), b1 = *(const u32 *)(table + second[0]);
-#pragma unroll
-        for (int r = 0; r < QUERIES; r++) {
-            const u32 rows[4] = {high[r][0], low[r][0], high[r][1], low[r][1]};
-            multiply_add(s[r].sum[j % SETS][0], rows, b0, b1);
-        }
-#else
-#pragma unroll
-        for (int h = 0; h < PAIR_HALVES; h += 2) {
-#if WIDE_VALUES
-            const char *const table = shared + HALF_AT(values_at + h);
-            const uint2 x = *(const uint2 *)(table + first[h / PAIRS]), y = *(const uint2 *)(table + second[h / PAIRS]);
-            const u32 rows[4] = {x.x, x.y, y.x, y.y};
-#else
-            const char *const t0 = shared + HALF_AT(values_at + h), *const t1 = shared + HALF_AT(values_at + h + 1);
-            const u32 rows[4] = {*(const u32 *)(t0 + first[h / PAIRS]), *(const u32 *)(t1 + first[(h + 1) / PAIRS]),
-                                 *(const u32 *)(t0 + second[h / PAIRS]), *(const u32 *)(t1 + second[(h + 1) / PAIRS])};
-#endif
-#pragma unroll
-            for (int r = 0; r < QUERIES; r++) {
-                multiply_add(s[r].sum[j % SETS][h / 2], rows, high[r][0], high[r][1]);
-                multiply_add(s[r].sum[j % SETS][h / 2], rows, low[r][0], low[r][1]);
-            }
-        }
-#endif
-    }
+    const u32 last = WORDS - 1;
+    asm volatile("{\n.reg .b32 r0, r1, q0, q1, v0, v1, v2, v3, both;\n.reg .b16 low, high;\n" EACH_QUERY(LOAD_WEIGHTS, )
+                     ADD_TOKENS(0, 1) ADD_TOKENS(2, 3) ADD_TOKENS(4, 5) ADD_TOKENS(6, 7) "}" ::"r"(word[0][0]),
+                 "r"(word[1][0]), "r"(word[2][0]), "r"(word[3][0]), "r"(word[4][0]), "r"(word[5][0]), "r"(word[6][0]),
+                 "r"(word[7][0]), "r"(word[0][last]), "r"(word[1][last]), "r"(word[2][last]), "r"(word[3][last]),
+                 "r"(word[4][last]), "r"(word[5][last]), "r"(word[6][last]), "r"(word[7][last]), "r"(base_of(p, 0)),
+                 "r"(base_of(p, 1)), "r"(base_of(p, 2)), "r"(base_of(p, 3)), "r"(p.pick[0]), "r"(p.pick[1]),
+                 "r"(p.pick[2]), "r"(p.pick[3]), "r"(rows_of[0]), "r"(rows_of[1 % ORDERS]), "r"(rows_of[2 % ORDERS]),
+                 "r"(rows_of[3 % ORDERS]), "r"(shared_address(shared)), "r"(shared_address(weights)),
+                 "n"(HALF_AT(values_at)), "n"(HALF_AT(values_at + 1)), "n"(HALF_AT(values_at + 2)),
+                 "n"(HALF_AT(values_at + 3)));
 }
 
 /* What a weight is multiplied by for step j, two f16 0 or 1: which of the four codes or, the same for all steps, lanes,
@@ -597,24 +529,26 @@ DEV int lane_of_code(int lane, int i)
 }
 #endif
 
-/* A warp's sums, for those that join them. */
-DEV void leave_sums(const stream &s, float *mine)
+/* A warp's sums of the first query, for those that join them; the others' move up. */
+DEV void leave_sums(stream *s, float *mine)
 {
     const int lane = (int)threadIdx.x % 32;
-    float total = s.total;
+    float total = s[0].total;
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
         total += __shfl_xor_sync(0xffffffffu, total, step);
     }
-    const float(*sum)[4] = s.sum[0];
+    float sums[SETS * SUMS][4];
+    take_sums(sums);
+    const float(*sum)[4] = sums;
 #if SETS == 4
-    float all[SUMS][4] = {};
+    float all[1][4] = {};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int from = lane_of_code(lane, i);
 #pragma unroll
-        for (int x = 0; x < SUMS * 4; x++) {
-            all[x / 4][x % 4] += __shfl_sync(0xffffffffu, s.sum[(4 - i) % 4][x / 4][x % 4], from);
+        for (int x = 0; x < 4; x++) {
+            all[0][x] += __shfl_sync(0xffffffffu, sums[(4 - i) % 4][x], from);
         }
     }
     sum = all;
@@ -631,8 +565,12 @@ DEV void leave_sums(const stream &s, float *mine)
     }
 #endif
     if (lane == 0) {
-        mine[SIZE] = s.most;
+        mine[SIZE] = s[0].most;
         mine[SIZE + 1] = total;
+    }
+#pragma unroll
+    for (int r = 1; r < QUERIES; r++) {
+        s[r - 1] = s[r];
     }
 }
 
