@@ -119,7 +119,8 @@ DEV u32 thread_here(void)
 #define TASKS (KV_HEADS * WORDS * STEPS)
 #define TOGETHER (TASKS >= MOST_TOGETHER * WARPS ? MOST_TOGETHER : (TASKS + WARPS - 1) / WARPS)
 #define IS_TASK(n) (TASKS % (TOGETHER * WARPS) == 0 || (n) < TASKS)
-#define PUT_TEXTS (QUERIES > 1 ? 1 : TOGETHER) /* one for all tasks where the kernel is long */
+/* One for all tasks where the kernel is long. */
+#define PUT_TEXTS (QUERIES > 1 || VEC == 2 || SIZE > 128 ? 1 : TOGETHER)
 
 #include "vq_attention_books.h"
 
