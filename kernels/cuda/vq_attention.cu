@@ -375,8 +375,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
         const int coded = coded_of(a, length_of(a, it.sequence));
         const int begin = it.part * a.part_tokens;
         int end = begin + a.part_tokens < coded ? begin + a.part_tokens : coded;
-        const char *const k_at = a.k.data + it.sequence * a.k.batch + (it.head + kv) * a.k.head + k_offset;
-        const char *const v_at = a.v.data + it.sequence * a.v.batch + (it.head + kv) * a.v.head + word_offset;
+        const char *k_at = a.k.data + it.sequence * a.k.batch + (it.head + kv) * a.k.head + k_offset;
+        const char *v_at = a.v.data + it.sequence * a.v.batch + (it.head + kv) * a.v.head + word_offset;
+        asm("" : "+l"(k_at), "+l"(v_at)); /* kept, not made again */
 #if TURN /* neighbouring chunks, so that every turn is by four tokens */
         const int chunks = (end - begin + 32 * HEAD_WARPS - 1) / (32 * HEAD_WARPS), stride = 32;
         int token = begin + stream_index * chunks * 32;
