@@ -200,6 +200,14 @@ DEV void finish(float results[WAVES][SUMS], const row_values *rows, int first, u
     __syncwarp(); /* the compiler knows again that warps are whole */
 }
 #else
+/* part = a b' of one k-block, left under way. */
+DEV void multiply_block(float *part, u64 a, u64 b)
+{
+    wgmma_fence();
+    WGMMA_E4M3(BN, part, a, b, 0);
+    wgmma_commit();
+}
+
 DEV void add(float *sums, const float *part)
 {
 #pragma unroll
@@ -326,9 +334,7 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
 #pragma unroll
             for (int v = 0; v < WAVES; v++) {
                 float part[SUMS];
-                wgmma_fence();
-                WGMMA_E4M3(BN, part, OPERAND_A(at.stage, v), OPERAND_B(at.stage), 0);
-                wgmma_commit();
+                multiply_block(part, OPERAND_A(at.stage, v), OPERAND_B(at.stage));
                 WGMMA_WAIT(0);
                 if (v == WAVES - 1) {
                     release(r->tiles.empty + 8 * at.stage, lane);
