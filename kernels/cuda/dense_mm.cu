@@ -54,6 +54,7 @@
 #define LAYOUT 0
 #define WAVES 1
 #define THREADS (128 + 128 * GROUPS)
+#include "names.h"
 #include "tiles.h"
 #include "tiles_out.h"
 
@@ -72,12 +73,6 @@
 #if BM != 64 * GROUPS || BN > 256 || BN % 16 != 0 || BN % ROOM != 0 || SHARE % 8 != 0 || SHARE % CHUNK != 0 ||         \
     (STORE && ROOM % BOX != 0) || (CHAIN && BN > 128)
 #error "dense_mm: no such tile"
-#endif
-
-#if F16
-#define MULTIPLY(d, a, b, accumulate) WGMMA_16(BN, "f16", d, a, b, accumulate)
-#else
-#define MULTIPLY(d, a, b, accumulate) WGMMA_16(BN, "bf16", d, a, b, accumulate)
 #endif
 
 typedef struct problem {
@@ -257,8 +252,40 @@ DEV u64 uniform_operand(u32 at)
     return wgmma_operand(__shfl_sync(~0u, at, 0));
 }
 
+/* Registers of names.h: s are a unit's sums, p of chains one chain's, which are added to s. Sums become results in their
+ * place: the assembler keeps what a product may be added to, and for a copy beside it registers are too few. */
+DEV void declare_sums(void)
+{
+    asm volatile(EACH(BN, "s", DECLARED) EACH(BN, "p", DECLARED));
+}
+
+#if CHAIN
+#define PRODUCT "p"
+#else
+#define PRODUCT "s"
+#endif
+#if F16
+#define WGMMA_SUMS WGMMA_NAMED(BN, "f16", PRODUCT)
+#else
+#define WGMMA_SUMS WGMMA_NAMED(BN, "bf16", PRODUCT)
+#endif
+#define NEXT_TEXT(step)                                                                                                \
+    "add.s64 a, %0, " step ";\nadd.s64 b, %1, " step ";\n" WGMMA_SUMS "a, b, 1, 1, 1, 0, 0;\n"
+
+/* A k-block's product, left under way. */
+DEV void multiply_block(u64 a, u64 b, int accumulate)
+{
+    asm volatile("{\n.reg .pred more;\n.reg .b64 a, b;\nsetp.ne.b32 more, %2, 0;\n" WGMMA_SUMS
+                 "%0, %1, more, 1, 1, 0, 0;\n" NEXT_TEXT("2") NEXT_TEXT("4") NEXT_TEXT("6") "}" ::"l"(a),
+                 "l"(b), "r"(accumulate)
+                 : "memory");
+}
+
+#define ADD_ONE(v, x, i) "add.rn.f32 s" #x #i ", s" #x #i ", p" #x #i ";\n"
+#define ADD(v, x, at) OF_EIGHT(ADD_ONE, v, x)
+
 /* Sums of the k-blocks from `first` on. */
-DEV void multiply_chain(const ring *r, place *now, int first, int last, int together, float *sums, u32 group, u32 lane)
+DEV void multiply_chain(const ring *r, place *now, int first, int last, int together, u32 group, u32 lane)
 {
     place at = *now;
     u32 before = 0;
@@ -268,13 +295,13 @@ DEV void multiply_chain(const ring *r, place *now, int first, int last, int toge
         const u64 b = uniform_operand(r->b + at.stage * B_STAGE);
         barrier_wait(r->full + 8 * at.stage, at.parity);
         wgmma_fence();
-        MULTIPLY(sums, a, b, kb - first);
+        multiply_block(a, b, kb - first);
 #pragma unroll
         for (int plane = 1; plane < A_PLANES; plane++) {
-            MULTIPLY(sums, a + plane * (A_BYTES / 16), b, 1);
+            multiply_block(a + plane * (A_BYTES / 16), b, 1);
         }
 #if B_PLANES == 2 /* the product of both second planes is too small to count */
-        MULTIPLY(sums, a, b + B_BYTES / 16, 1);
+        multiply_block(a, b + B_BYTES / 16, 1);
 #endif
         wgmma_commit();
         if (kb > first) {
@@ -285,36 +312,41 @@ DEV void multiply_chain(const ring *r, place *now, int first, int last, int toge
         place_on(&at);
     }
     WGMMA_WAIT(0);
-#pragma unroll
-    for (int i = 0; i < SUMS; i++) {
-        asm volatile("" : "+f"(sums[i])); /* read from here on: else the products of f32 results wait for each other */
-    }
     release_unit(r->empty + 8 * before, together, lane);
     *now = at;
 }
 
-DEV void multiply_unit(const ring *r, place *now, const unit *u, float *sums, u32 group, u32 lane)
+DEV void multiply_unit(const ring *r, place *now, const unit *u, u32 group, u32 lane)
 {
 #if CHAIN
-#pragma unroll
-    for (int i = 0; i < SUMS; i++) {
-        sums[i] = 0.0f;
-    }
+    asm volatile(EACH(BN, "s", ZERO)::: "memory");
 #pragma unroll 1
     for (int kb = u->first; kb < u->last; kb += CHAIN) {
-        float part[SUMS];
-        multiply_chain(r, now, kb, min(kb + CHAIN, u->last), u->together, part, group, lane);
-#pragma unroll
-        for (int i = 0; i < SUMS; i++) {
-            sums[i] += part[i];
-        }
+        multiply_chain(r, now, kb, min(kb + CHAIN, u->last), u->together, group, lane);
+        asm volatile(EACH(BN, "s", ADD)::: "memory");
     }
 #else
-    multiply_chain(r, now, u->first, u->last, u->together, sums, group, lane);
+    multiply_chain(r, now, u->first, u->last, u->together, group, lane);
 #endif
 }
 
+DEV void take_sums(float *to)
+{
+    EACH(BN, "s", TAKE)
+}
+
 #if CLUSTER > 1
+/* The block's own share back to the sums. */
+#define GIVE_SHARE(v, x, at)                                                                                           \
+    if (2 * at < SHARE) {                                                                                              \
+        GIVE(v, x, at)                                                                                                 \
+    }
+
+DEV void give_share(const float *from)
+{
+    EACH(BN, "s", GIVE_SHARE)
+}
+
 /* A group's sums of the block's own share, to which those of the other blocks are added; the others' go to them.
  * `met`: units before this one that were taken together. */
 DEV void exchange(const rings *r, float *sums, u32 met, u32 group, u32 thread)
@@ -366,25 +398,6 @@ DEV float row_scale_at(const problem *p, int row)
     return p->row_scale && row < p->size.m ? __ldg(p->row_scale + row) : 1.0f;
 }
 
-/* Element `at` of a bias of which `left` elements are left, zero behind; without a branch, so that the loads of all
- * columns are under way together. */
-DEV float bias_at(const char *bias, int at, int left)
-{
-#if BIAS == 1
-    float v = 0.0f;
-    asm("{\n.reg .pred p;\nsetp.lt.s32 p, %2, %3;\n@p ld.global.nc.f32 %0, [%1];\n}"
-        : "+f"(v)
-        : "l"(bias + 4 * at), "r"(at), "r"(left));
-    return v;
-#else
-    u16 bits = 0;
-    asm("{\n.reg .pred p;\nsetp.lt.s32 p, %2, %3;\n@p ld.global.nc.u16 %0, [%1];\n}"
-        : "+h"(bits)
-        : "l"(bias + 2 * at), "r"(at), "r"(left));
-    return BIAS == 2 ? widen_f16(bits) : __uint_as_float((u32)bits << 16);
-#endif
-}
-
 #if CHAIN
 /* Whether a result, of the first SHARE columns or of all, is not finite. */
 DEV void tell_odd(const problem *p, const float *results, int shared)
@@ -400,58 +413,91 @@ DEV void tell_odd(const problem *p, const float *results, int shared)
 }
 #endif
 
+/* FOURS(v, x, at, F): F for the lane's four sums of eight columns each, of letter x of v: their numbers and the first of
+ * the columns. */
+#define FOURS(v, x, at, F) F(v, x, 0, 1, 2, 3, 2 * at) F(v, x, 4, 5, 6, 7, 2 * at + 8)
+
+/* In a statement: scales q of two columns, and a sum by those of a column and a row. 3: sums as parts of what the largest
+ * product of a row and a column has, in range as far as results are. */
+#define ROW_GROWN (SCALED == 3 ? 16384.0f : 1.0f)
+#if SCALED == 3
+#define GROW_TEXT(q) "mul.rn.f32 " q ", " q ", 0f46800000;\n"   /* 2^14 */
+#define SHRINK_TEXT(s) "mul.rn.f32 " s ", " s ", 0f31800000;\n" /* 2^-28 */
+#else
+#define GROW_TEXT(q)
+#define SHRINK_TEXT(s)
+#endif
+#if SCALED == 2
+#define SCALES_TEXT(at)
+#define SCALE_TEXT(s, q, row) "mul.rn.f32 " s ", " s ", " row ";\n"
+#else
+#define SCALES_TEXT(at)                                                                                                \
+    "ld.global.nc.f32 q0, [%0 + " at " * 4];\nld.global.nc.f32 q1, [%0 + " at " * 4 + 4];\n" GROW_TEXT("q0")           \
+        GROW_TEXT("q1")
+#define SCALE_TEXT(s, q, row)                                                                                          \
+    SHRINK_TEXT(s) "mul.rn.f32 t, " row ", " q ";\nmul.rn.f32 " s ", " s ", t;\n"
+#endif
+#define SCALE_FOUR(v, x, i0, i1, i2, i3, column)                                                                       \
+    if (SCALED != 2 && column == SHARE && shared) {                                                                    \
+        break;                                                                                                         \
+    }                                                                                                                  \
+    asm volatile("{\n.reg .f32 q<2>, t;\n" SCALES_TEXT("(" #column ")") SCALE_TEXT(v #x #i0, "q0", "%1")               \
+                 SCALE_TEXT(v #x #i1, "q1", "%1") SCALE_TEXT(v #x #i2, "q0", "%2")                                     \
+                 SCALE_TEXT(v #x #i3, "q1", "%2") "}" ::"l"(scales), "f"(upper), "f"(lower)                            \
+                 : "memory");                                                                                          \
+    if ((column) % 64 == 56) {                                                                                         \
+        __syncwarp();                                                                                                  \
+    }
+#define SCALE(v, x, at) FOURS(v, x, at, SCALE_FOUR)
+
+/* In a statement: the bias q of a column, zero where that is none of the %1 that are left; without a branch, so that the
+ * loads of all columns are under way together. */
+#if BIAS == 1
+#define BIAS_TEXT(q, at)                                                                                               \
+    "mov.b32 " q ", 0;\nsetp.lt.s32 p, " at ", %1;\n@p ld.global.nc.f32 " q ", [%0 + " at " * 4];\n"
+#else
+#define BIAS_TEXT(q, at)                                                                                               \
+    "mov.b16 h, 0;\nsetp.lt.s32 p, " at ", %1;\n@p ld.global.nc.b16 h, [%0 + " at " * 2];\n" WIDEN_TEXT(q)
+#if BIAS == 2
+#define WIDEN_TEXT(q) "cvt.f32.f16 " q ", h;\n"
+#else
+#define WIDEN_TEXT(q) "mov.b32 " q ", {zero, h};\n"
+#endif
+#endif
+#define ADD_TEXT(s, q) "add.rn.f32 " s ", " s ", " q ";\n"
+#define COLUMN_BIAS(v, x, i0, i1, i2, i3, column)                                                                      \
+    if (column == SHARE && shared) {                                                                                   \
+        break;                                                                                                         \
+    }                                                                                                                  \
+    asm volatile("{\n.reg .pred p;\n.reg .b16 h, zero;\n.reg .b32 q<2>;\nmov.b16 zero, 0;\n"                           \
+                 BIAS_TEXT("q0", "(" #column ")") BIAS_TEXT("q1", "(" #column " + 1)") ADD_TEXT(v #x #i0, "q0")        \
+                 ADD_TEXT(v #x #i1, "q1") ADD_TEXT(v #x #i2, "q0") ADD_TEXT(v #x #i3, "q1") "}" ::"l"(bias), "r"(left) \
+                 : "memory");                                                                                          \
+    if ((column) % 64 == 56) {                                                                                         \
+        __syncwarp();                                                                                                  \
+    }
+#define ADD_BIAS(v, x, at) FOURS(v, x, at, COLUMN_BIAS)
+
 /* A product's sums, of its first SHARE columns or of all, to its results; `row` is the lane's first. Scales and bias
  * one after the other and a few columns at a time: registers are few here. */
-DEV void finish(const problem *p, const walk *w, float *sums, int row, int shared, u32 lane)
+DEV void finish(const problem *p, const walk *w, int row, int shared, u32 lane)
 {
     const int column = w->column + 2 * (int)(lane % 4);
 #if SCALED
-    /* 3: what the largest product of a row and a column has, and sums as parts of it: in range as far as results are */
-    const float grown = SCALED == 3 ? 16384.0f : 1.0f, shrunk = SCALED == 3 ? 1.0f / (16384.0f * 16384.0f) : 1.0f;
-    const float upper = row_scale_at(p, row) * grown, lower = row_scale_at(p, row + 8) * grown;
-#endif
-#if SCALED == 2
-#pragma unroll
-    for (int i = 0; i < SUMS; i++) {
-        sums[i] *= i % 4 < 2 ? upper : lower;
-    }
-#elif SCALED
+    const float upper = row_scale_at(p, row) * ROW_GROWN, lower = row_scale_at(p, row + 8) * ROW_GROWN;
     const float *scales = p->column_scale + column;
     asm("" : "+l"(scales)); /* once: the compiler would do it for every load */
-#pragma unroll
-    for (int j = 0; j < BN / 8; j++) {
-        if (8 * j == SHARE && shared) {
-            break;
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const float scale = __ldg(scales + 8 * j + i) * grown;
-            sums[4 * j + i] = sums[4 * j + i] * shrunk * (upper * scale);
-            sums[4 * j + 2 + i] = sums[4 * j + 2 + i] * shrunk * (lower * scale);
-        }
-        if (j % 8 == 7) {
-            __syncwarp();
-        }
-    }
+    do {
+        EACH(BN, "s", SCALE)
+    } while (0);
 #endif
 #if BIAS
     const char *bias = (const char *)p->bias + (i64)column * (BIAS == 1 ? 4 : 2);
+    const int left = p->size.n - column;
     asm("" : "+l"(bias));
-#pragma unroll
-    for (int j = 0; j < BN / 8; j++) {
-        if (8 * j == SHARE && shared) {
-            break;
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const float v = bias_at(bias, 8 * j + i, p->size.n - column);
-            sums[4 * j + i] += v;
-            sums[4 * j + 2 + i] += v;
-        }
-        if (j % 8 == 7) {
-            __syncwarp();
-        }
-    }
+    do {
+        EACH(BN, "s", ADD_BIAS)
+    } while (0);
 #endif
 }
 
@@ -462,16 +508,20 @@ DEV void multiply(const problem *p, const rings *r, const tensor_map *d_map, u32
     unit u;
     unit_start(&u, p);
     while (unit_on(&u, p)) {
-        float sums[1][SUMS];
-        multiply_unit(&r->tiles, &at, &u, sums[0], group, lane);
+        multiply_unit(&r->tiles, &at, &u, group, lane);
         const int row = u.w.row + (int)(PRODUCT_ROW(group, 0));
 #if CLUSTER > 1
         if (u.together) {
-            exchange(r, sums[0], met++, group, warp * 32 + lane);
+            float sums[SUMS];
+            take_sums(sums);
+            exchange(r, sums, met++, group, warp * 32 + lane);
+            give_share(sums);
             u.w.column += (int)cluster_rank() * SHARE;
         }
 #endif
-        finish(p, &u.w, sums[0], row + (int)(warp * 16 + lane / 4), u.together, lane);
+        finish(p, &u.w, row + (int)(warp * 16 + lane / 4), u.together, lane);
+        float sums[1][SUMS];
+        take_sums(sums[0]);
 #if CHAIN
         tell_odd(p, sums[0], u.together);
 #endif
@@ -495,6 +545,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 const __grid_constant__ tensor_map b_last, const float *row_scale, const float *column_scale,
                 const void *bias, char *d, i64 d_row, int m, int n, int k, int whole, int constant, int *odd)
 {
+    declare_sums();
     extern __shared__ char shared[];
     const problem p = {{0, m, n, k, 1, 0}, row_scale, column_scale, bias, d, d_row, whole, odd};
     rings r;
