@@ -181,6 +181,9 @@ DEV void load_keys(const char *at, u32 token_bytes, int token, int limit, k_code
 #endif
 }
 
+/* The next keys are asked for token by token: up to 5 % faster, with two words or turned keys slower. */
+#define EARLY_KEYS (!TURN && WORDS == 1)
+
 /* ---- the kernel ---- */
 
 #if TURN
@@ -407,7 +410,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
 #if TURN
         begin_query(q + kv * QUERIES * SIZE, token + phase, word_lane, phase);
 #endif
-        /* values are asked for while keys are looked up, the next keys while values are */
+        /* values are asked for while keys are looked up, the next keys behind their token's lookups or while values are */
 #pragma unroll 1
         for (; token < end; token += stride) {
             v_codes v;
@@ -425,8 +428,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
                 for (int r = 0; r < QUERIES; r++) {
                     score[r][n] = sums[r];
                 }
+                if (EARLY_KEYS) {
+                    k.word[n][0] = load_word(token_at(k_at, (u32)a.k.token, token + stride + phase + 4 * n, end));
+                }
             }
-            if (token + stride < end) {
+            if (!EARLY_KEYS && token + stride < end) {
                 load_keys(k_at, (u32)a.k.token, token + stride + phase, end, &k);
             }
             __syncwarp();
