@@ -252,8 +252,8 @@ DEV u64 uniform_operand(u32 at)
     return wgmma_operand(__shfl_sync(~0u, at, 0));
 }
 
-/* Registers of names.h: s are a unit's sums, p of chains one chain's, which are added to s. Sums become results in their
- * place: the assembler keeps what a product may be added to, and for a copy beside it registers are too few. */
+/* Registers of names.h: s are a unit's sums, p of chains one chain's, which are added to s. Sums become results in
+ * their place: the assembler keeps what a product may be added to, and for a copy beside it registers are too few. */
 DEV void declare_sums(void)
 {
     asm volatile(EACH(BN, "s", DECLARED) EACH(BN, "p", DECLARED));
@@ -413,12 +413,12 @@ DEV void tell_odd(const problem *p, const float *results, int shared)
 }
 #endif
 
-/* FOURS(v, x, at, F): F for the lane's four sums of eight columns each, of letter x of v: their numbers and the first of
- * the columns. */
+/* FOURS(v, x, at, F): F for the lane's four sums of eight columns each, of letter x of v: their numbers and the first
+ * of the columns. */
 #define FOURS(v, x, at, F) F(v, x, 0, 1, 2, 3, 2 * at) F(v, x, 4, 5, 6, 7, 2 * at + 8)
 
-/* In a statement: scales q of two columns, and a sum by those of a column and a row. 3: sums as parts of what the largest
- * product of a row and a column has, in range as far as results are. */
+/* In a statement: scales q of two columns, and a sum by those of a column and a row. 3: sums as parts of what the
+ * largest product of a row and a column has, in range as far as results are. */
 #define ROW_GROWN (SCALED == 3 ? 16384.0f : 1.0f)
 #if SCALED == 3
 #define GROW_TEXT(q) "mul.rn.f32 " q ", " q ", 0f46800000;\n"   /* 2^14 */
@@ -450,8 +450,8 @@ DEV void tell_odd(const problem *p, const float *results, int shared)
     }
 #define SCALE(v, x, at) FOURS(v, x, at, SCALE_FOUR)
 
-/* In a statement: the bias q of a column, zero where that is none of the %1 that are left; without a branch, so that the
- * loads of all columns are under way together. */
+/* In a statement: the bias q of a column, zero where that is none of the %1 that are left; without a branch, so that
+ * the loads of all columns are under way together. */
 #if BIAS == 1
 #define BIAS_TEXT(q, at)                                                                                               \
     "mov.b32 " q ", 0;\nsetp.lt.s32 p, " at ", %1;\n@p ld.global.nc.f32 " q ", [%0 + " at " * 4];\n"

@@ -1,6 +1,6 @@
 /* Registers with names in PTX, for sums of warpgroup products: as an array they would be operands of every statement,
- * through which the compiler takes long to follow them. What a lane has of N columns, d[N / 2] of WGMMA_16 (ptx.h), is
- * va0 to va7, then vb0 to vb7 and so on for a name v: of f32, or of s32. */
+ * through which the compiler takes long to follow them. What a lane has of N columns, d[N / 2] of WGMMA_E4M3 (ptx.h),
+ * is va0 to va7, then vb0 to vb7 and so on for a name v: of f32, or of s32. */
 #ifndef QN_CUDA_NAMES_H
 #define QN_CUDA_NAMES_H
 

@@ -639,13 +639,11 @@ DEV void wgmma_commit(void)
 #define WGMMA_WAIT(pending) asm volatile("wgmma.wait_group.sync.aligned " #pending ";" ::: "memory")
 
 /* A k-block's products, 128 bytes of a row of each operand: d = or += a b'. WGMMA_E4M3(N, d, a, b, accumulate): d is
- * float[N / 2], of WGMMA_S8S8 int[N / 2], which wraps; WGMMA_16(N, type, ...) of "bf16" or "f16". For j < N / 8, lane l
- * of warp w holds rows 16 w + l / 4 (d[4j], d[4j+1]) and 8 below it (d[4j+2], d[4j+3]), columns 8 j + 2 (l % 4) and the
- * next. All in one statement, whose sums the compiler follows once. */
+ * float[N / 2], of WGMMA_S8S8 int[N / 2], which wraps. For j < N / 8, lane l of warp w holds rows 16 w + l / 4 (d[4j],
+ * d[4j+1]) and 8 below it (d[4j+2], d[4j+3]), columns 8 j + 2 (l % 4) and the next. All in one statement, whose sums
+ * the compiler follows once. */
 #define WGMMA_E4M3(N, d, a, b, accumulate) WGMMA_BLOCK(N, "k32.f32.e4m3.e4m3", ", 1, 1", "+f", d, a, b, accumulate)
 #define WGMMA_S8S8(N, d, a, b, accumulate) WGMMA_BLOCK(N, "k32.s32.s8.s8", "", "+r", d, a, b, accumulate)
-#define WGMMA_16(N, type, d, a, b, accumulate)                                                                         \
-    WGMMA_BLOCK(N, "k16.f32." type "." type, ", 1, 1, 0, 0", "+f", d, a, b, accumulate)
 #define WGMMA_BLOCK(N, types, signs, c, d, a, b, accumulate) WGMMA_BLOCK_(N, types, signs, c, d, a, b, accumulate)
 #define WGMMA_BLOCK_(N, types, signs, c, d, a, b, accumulate)                                                          \
     asm volatile("{\n.reg .pred p, more;\n.reg .b64 a, b;\nsetp.eq.b32 more, 0, 0;\n"                                  \
@@ -782,14 +780,5 @@ DEV void wgmma_commit(void)
 #define WGMMA_A192 "%96"
 #define WGMMA_B192 "%97"
 #define WGMMA_P192 "%98"
-#define WGMMA_S256                                                                                                    \
-    WGMMA_S192 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,"    \
-               "%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-#define WGMMA_R256(c, d)                                                                                              \
-    WGMMA_R192(c, d), WGMMA_Q(c, d, 96), WGMMA_Q(c, d, 100), WGMMA_Q(c, d, 104), WGMMA_Q(c, d, 108),                  \
-        WGMMA_Q(c, d, 112), WGMMA_Q(c, d, 116), WGMMA_Q(c, d, 120), WGMMA_Q(c, d, 124)
-#define WGMMA_A256 "%128"
-#define WGMMA_B256 "%129"
-#define WGMMA_P256 "%130"
 
 #endif

@@ -410,7 +410,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
 #if TURN
         begin_query(q + kv * QUERIES * SIZE, token + phase, word_lane, phase);
 #endif
-        /* values are asked for while keys are looked up, the next keys behind their token's lookups or while values are */
+        /* values are asked for while keys are looked up, the next keys behind a token's lookups or while values are */
 #pragma unroll 1
         for (; token < end; token += stride) {
             v_codes v;
