@@ -233,16 +233,9 @@ DEV void take_sums(int v, float *to)
 }
 
 /* The product of one k-block, left under way. */
-#define STEP_TEXT(v, a, b, more)                                                                                       \
-    "wgmma.mma_async.sync.aligned.m64n" TEXT(BN) "k32.f32.e4m3.e4m3 {" EACH(BN, v, LISTED) "}, " a ", " b ", " more    \
-    ", 1, 1;\n"
-#define NEXT_TEXT(v, step) "add.s64 a, %0, " step ";\nadd.s64 b, %1, " step ";\n" STEP_TEXT(v, "a", "b", "1")
 #define MULTIPLY_BLOCK(v, a, b)                                                                                        \
     wgmma_fence();                                                                                                     \
-    asm volatile("{\n.reg .b64 a, b;\n" STEP_TEXT(v, "%0", "%1", "0") NEXT_TEXT(v, "2") NEXT_TEXT(v, "4")              \
-                     NEXT_TEXT(v, "6") "}" ::"l"(a),                                                                   \
-                 "l"(b)                                                                                                \
-                 : "memory");                                                                                          \
+    asm volatile(BLOCK_NAMED(BN, "k32.f32.e4m3.e4m3", ", 1, 1", v, "0")::"l"(a), "l"(b) : "memory");                   \
     wgmma_commit()
 
 /* EACH(BN, v, PROMOTE_S): the sums s += product v by the scales sa of two rows and sb of columns, rounded once. */

@@ -265,19 +265,16 @@ DEV void declare_sums(void)
 #define PRODUCT "s"
 #endif
 #if F16
-#define WGMMA_SUMS WGMMA_NAMED(BN, "f16", PRODUCT)
+#define TYPES "k16.f32.f16.f16"
 #else
-#define WGMMA_SUMS WGMMA_NAMED(BN, "bf16", PRODUCT)
+#define TYPES "k16.f32.bf16.bf16"
 #endif
-#define NEXT_TEXT(step)                                                                                                \
-    "add.s64 a, %0, " step ";\nadd.s64 b, %1, " step ";\n" WGMMA_SUMS "a, b, 1, 1, 1, 0, 0;\n"
 
 /* A k-block's product, left under way. */
 DEV void multiply_block(u64 a, u64 b, int accumulate)
 {
-    asm volatile("{\n.reg .pred more;\n.reg .b64 a, b;\nsetp.ne.b32 more, %2, 0;\n" WGMMA_SUMS
-                 "%0, %1, more, 1, 1, 0, 0;\n" NEXT_TEXT("2") NEXT_TEXT("4") NEXT_TEXT("6") "}" ::"l"(a),
-                 "l"(b), "r"(accumulate)
+    asm volatile("{\n.reg .pred more;\nsetp.ne.b32 more, %2, 0;\n"
+                 BLOCK_NAMED(BN, TYPES, ", 1, 1, 0, 0", PRODUCT, "more") "}" ::"l"(a), "l"(b), "r"(accumulate)
                  : "memory");
 }
 

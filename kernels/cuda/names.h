@@ -52,8 +52,16 @@
 #define ZERO(v, x, at) OF_EIGHT(ZERO_ONE, v, x)
 
 /* In a statement: the beginning of a product of N columns, of 16 of K; its operands follow. */
-#define WGMMA_NAMED(N, type, v)                                                                                        \
-    "wgmma.mma_async.sync.aligned.m64n" TEXT(N) "k16.f32." type "." type " {" EACH(N, v, LISTED) "}, "
+#define WGMMA_NAMED(N, type, v) WGMMA_LISTED(N, "k16.f32." type "." type, v)
+#define WGMMA_LISTED(N, types, v) "wgmma.mma_async.sync.aligned.m64n" TEXT(N) types " {" EACH(N, v, LISTED) "}, "
+
+/* In a statement whose operands %0 and %1 are a and b of a k-block, 128 bytes of a row of each (wgmma_operand): all of
+ * its products, v = a b' or, with the predicate or number `more`, v += a b'. types: what follows N; signs: `more`. */
+#define BLOCK_NAMED(N, types, signs, v, more)                                                                          \
+    "{\n.reg .b64 a, b;\n" WGMMA_LISTED(N, types, v) "%0, %1, " more signs ";\n"                                       \
+    NEXT_NAMED(N, types, signs, v, "2") NEXT_NAMED(N, types, signs, v, "4") NEXT_NAMED(N, types, signs, v, "6") "}\n"
+#define NEXT_NAMED(N, types, signs, v, step)                                                                           \
+    "add.s64 a, %0, " step ";\nadd.s64 b, %1, " step ";\n" WGMMA_LISTED(N, types, v) "a, b, 1" signs ";\n"
 
 /* Statements: from `from` to the registers, from these to `to`. */
 #define GIVE_ONE(v, x, i) "mov.f32 " v #x #i ", %" #i ";\n"

@@ -620,7 +620,12 @@ DEV u64 wgmma_operand(u32 at)
 }
 #define WGMMA_K_STEP 2
 
-/* The operand so many times 16 bytes beyond that one: the same in all lanes, see uniform. */
+/* The operand so many times 16 bytes beyond that one; _on: the same in all lanes, see uniform. */
+DEV u64 wgmma_operand_beyond(u64 first, u32 steps)
+{
+    return (first & ~(u64)0xFFFFFFFF) | ((u32)first + steps);
+}
+
 DEV u64 wgmma_operand_on(u64 first, u32 steps)
 {
     return (first & ~(u64)0xFFFFFFFF) | uniform((u32)first + steps);

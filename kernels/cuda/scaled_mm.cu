@@ -137,23 +137,13 @@ DEV void declare_sums(void)
     asm volatile(EACH(BN, "s", DECLARED));
 }
 
-#define STEP_TEXT(a, b, more)                                                                                          \
-    "wgmma.mma_async.sync.aligned.m64n" TEXT(BN) "k32.s32.s8.s8 {" EACH(BN, "s", LISTED) "}, " a ", " b ", " more ";\n"
-#define NEXT_TEXT(step) "add.s64 a, %0, " step ";\nadd.s64 b, %1, " step ";\n" STEP_TEXT("a", "b", "1")
-
-/* The operand so many times 16 bytes beyond that one. */
-DEV u64 operand_on(u64 first, u32 steps)
-{
-    return (first & ~(u64)0xFFFFFFFF) | ((u32)first + steps);
-}
-
 /* All of a warpgroup's products of a k-block, left under way; a and b: operands of the ring's first stage. */
 DEV void multiply_block(u64 a, u64 b, u32 stage, int accumulate)
 {
     wgmma_fence();
-    asm volatile("{\n.reg .pred more;\n.reg .b64 a, b;\nsetp.ne.b32 more, %2, 0;\n" STEP_TEXT("%0", "%1", "more")
-                     NEXT_TEXT("2") NEXT_TEXT("4") NEXT_TEXT("6") "}" ::"l"(operand_on(a, stage * (A_BYTES / 16))),
-                 "l"(operand_on(b, stage * (B_BYTES / 16))), "r"(accumulate)
+    asm volatile("{\n.reg .pred more;\nsetp.ne.b32 more, %2, 0;\n" BLOCK_NAMED(BN, "k32.s32.s8.s8", "", "s", "more")
+                 "}" ::"l"(wgmma_operand_beyond(a, stage * (A_BYTES / 16))),
+                 "l"(wgmma_operand_beyond(b, stage * (B_BYTES / 16))), "r"(accumulate)
                  : "memory");
     wgmma_commit();
 }
