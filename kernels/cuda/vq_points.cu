@@ -10,6 +10,9 @@
  * by the warp that needs them: x = scale * (d0 + 256 d1 + 65536 d2 + ...) with one power of two for a span of 256
  * elements.
  *
+ * PLANES 2: weights are points and a part of others, E8P12RVQ4B. Spans of the others come behind the points' own, as
+ * often as x has spans, and what digits of x are to be multiplied by has the part.
+ *
  * A block has `tiles` tiles of 16 rows of w and all of K: its units, TILES tiles of a span, are dealt to the warps by
  * spans, and what they find is added up in order of warps. So there are no parts, and nothing depends on M.
  *
@@ -17,9 +20,9 @@
  * of one cluster have all rows and transform y behind.
  *
  * Host contract
- *   Parameters: TURNED, FUSED, X_FORMAT, TILES 1 or 2; OUT, BIAS, WSCALE_FORMAT (format + 1, 0: none). TURNED 1:
- *   SU_FORMAT, WH_FORMAT. FUSED 0: RAW 1 leaves the sums in a.total. FUSED 1: TURNED 1, CLUSTER, SV_FORMAT
- *   K a multiple of 64; rows of Qidxs at multiples of 8 without gaps
+ *   Parameters: PLANES 1 or 2, TURNED, FUSED, X_FORMAT, TILES 1 or 2; OUT, BIAS, WSCALE_FORMAT (format + 1, 0: none).
+ *   TURNED 1: SU_FORMAT, WH_FORMAT. FUSED 0: RAW 1 leaves the sums in a.total. FUSED 1: TURNED 1, CLUSTER, SV_FORMAT
+ *   a.spans: PLANES times those of x. K a multiple of 64; rows of Qidxs at multiples of 8, PLANES 1: without gaps
  *   Launch: block 512, grid {ceil(N / 16 / tiles)}, or {CLUSTER}, tiles not below N / 16 / CLUSTER;
  *   qn_cuda_vq_points_bytes of shared memory */
 #define THREADS 512
@@ -30,29 +33,52 @@
 #define DIGIT_BYTES (2 * 4 * DIGIT_PITCH)
 #define ROWS_OF_X 2
 
+/* The span of x that a span of codes is multiplied by. */
+DEV int span_of_x(const qn_cuda_vq &a, int span)
+{
+    return PLANES == 1 || span < a.spans / 2 ? span : span - a.spans / 2;
+}
+
+/* Where the lane's codes of each 64 columns of a span are from a tile's first on. */
+DEV void find_blocks(const qn_cuda_vq &a, int span, int lane, i64 *at)
+{
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+#if PLANES == 1
+        at[j] = (i64)span * 1024 + j * 256 + lane * 8;
+#else
+        const u32 columns = (u32)a.k / 32, word = (u32)(span_of_x(a, span) * 128 + j * 32 + lane);
+        const u32 row = __umulhi(word, ~0u / columns + 1); /* word / columns: both are below 2^16 */
+        at[j] = row * a.codes_row + (i64)(word - row * columns + (span < a.spans / 2 ? 0 : columns)) * 8;
+#endif
+    }
+}
+
 /* Magnitudes and signs of a span of TILES tiles of 16 rows, four points a lane in each 64 columns. Past K, where x has
  * zeros, and of rows that there are not, whose sums nobody reads, codes may be anything. */
 DEV void load_codes(const qn_cuda_vq &a, int tile, int end, int span, int lane, u32 (*codes)[2][4])
 {
-    const int blocks = min(a.k / 64 - span * 4, 4);
-    const i64 step = (i64)(a.k / 64) * 256;
-    const char *at = a.codes + (i64)tile * step + (i64)span * 1024 + lane * 8;
+    const int blocks = min(a.k / 64 - span_of_x(a, span) * 4, 4);
+    const i64 step = 16 * a.codes_row;
+    const char *from = a.codes + tile * step;
+    i64 at[4];
+    find_blocks(a, span, lane, at);
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
         if (blocks == 4) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                load_block(at, codes[t], j);
+                load_block(from + at[j], codes[t], j);
             }
         } else {
 #pragma unroll
             for (int j = 0; j < 3; j++) {
                 if (j < blocks) {
-                    load_block(at, codes[t], j);
+                    load_block(from + at[j], codes[t], j);
                 }
             }
         }
-        at += tile + t + 1 < end ? step : 0;
+        from += tile + t + 1 < end ? step : 0;
     }
 }
 
@@ -250,8 +276,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     float ahead[ROWS_OF_X][8];
 #pragma unroll
     for (int m = 0; m < ROWS_OF_X; m++) {
-        load_eight(a.x + (i64)m * a.x_row, span * QN_VQ_SPAN + lane * 8, m < a.m && at < last ? a.k : 0, X_FORMAT,
-                   ahead[m]);
+        load_eight(a.x + (i64)m * a.x_row, span_of_x(a, span) * QN_VQ_SPAN + lane * 8,
+                   m < a.m && at < last ? a.k : 0, X_FORMAT, ahead[m]);
     }
 #endif
 #pragma unroll 1
@@ -276,7 +302,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 if (m < a.m) {
 #if TURNED
                     float v[8];
-                    const int k = span * QN_VQ_SPAN + lane * 8;
+                    const int k = span_of_x(a, span) * QN_VQ_SPAN + lane * 8;
 #pragma unroll
                     for (int e = 0; e < 8; e += 4) {
                         const float4 part = k < a.k ? *(const float4 *)(turned.after + m * turned.longest + k + e)
@@ -291,10 +317,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     const float of_row = put_digits(v, largest_of(v), digits + (u32)m * (4 * DIGIT_PITCH), lane, &all);
                     if (lane % 4 / 2 == m) {
                         scale = 0.03125f * of_row; /* of sums of nibbles times 16 x */
+#if PLANES == 2
+                        scale *= span < a.spans / 2 ? 1.0f : a.resid_inverse;
+#endif
                         excess = 120.0f * all;
                     }
 #if !TURNED
-                    load_eight(a.x + (i64)m * a.x_row, (span + 1) * QN_VQ_SPAN + lane * 8, a.k, X_FORMAT, v);
+                    load_eight(a.x + (i64)m * a.x_row, span_of_x(a, span + 1) * QN_VQ_SPAN + lane * 8, a.k, X_FORMAT,
+                               v);
 #endif
                 }
             }

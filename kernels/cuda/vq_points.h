@@ -24,7 +24,7 @@ DEV void load_block(const char *at, u32 (*codes)[4], int j)
 {
     asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
                  : "=r"(codes[0][j]), "=r"(codes[1][j])
-                 : "l"(at + j * 256));
+                 : "l"(at));
 }
 
 /* Entries with 1/4 subtracted and the first coordinate turned, then those with 1/4 added: 32 copies of each; each

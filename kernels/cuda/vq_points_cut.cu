@@ -289,7 +289,7 @@ DEV void load_unit(const cut &c, const place &p, u32 (*codes)[2][4])
     for (int t = 0; t < TILES; t++) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            load_block(p.at + t * step, codes[t], j);
+            load_block(p.at + t * step + j * 256, codes[t], j);
         }
     }
 }

@@ -1,5 +1,5 @@
 /* The transforms of QuIP#: turned = Hin(SU . x / scaleWH) in front of a product, y = SV . Wscale Hout(total) + bias
- * behind it.
+ * behind it. Many rows: vq_turn_rows.cu, with the same bits.
  *
  * PARTS above 1: a row's columns are shared by the blocks of a cluster; they exchange for the last levels, each reading
  * its share of all. PARTS 1: a block a row. PARTS 0, for rows that shared memory does not hold, and for one or two, of

@@ -1,5 +1,6 @@
 /* Hadamard transforms of a row in shared memory, by all threads of a block: what the kernels that transform share
- * (vq_turn.cu, vq_points.cu). A file that includes it has THREADS.
+ * (vq_turn.cu, vq_points.cu). A file that includes it has THREADS, and TURN_ROWS where a thread is to have more than
+ * one row of the base's matrix at a time, which takes fewer accesses: 4.
  *
  * A row is [base][columns], columns a power of two from 4 on. Order: the base's matrix along the slow axis, then the
  * levels of Sylvester's from neighbours up, so that a row's bits do not depend on how many blocks share its columns. */
@@ -9,6 +10,9 @@
 #include "vq_parts.h"
 
 #define TURN_WORDS(base) (((base) + 31) / 32) /* of a row of signs */
+#ifndef TURN_ROWS
+#define TURN_ROWS 1
+#endif
 
 /* 1: element (i, j) of Paley's base matrix is -1; src/format/hadamard.c has the rules. */
 DEV u32 turn_paley(const qn_cuda_turn &t, int i, int j)
@@ -86,25 +90,36 @@ static __device__ __noinline__ void turn_signs(const qn_cuda_turn &t, u32 *signs
     }
 }
 
-/* Four columns of row `row` of the base matrix times the slow axis; from points at their first row. */
-DEV float4 turn_slow(const qn_cuda_turn &t, const float *from, int columns, const u32 *signs, int row)
+/* Four columns of TURN_ROWS rows of the base matrix, from `row` on, times the slow axis; from points at their first
+ * row. */
+DEV void turn_slow(const qn_cuda_turn &t, const float *from, int columns, const u32 *signs, int row, float4 *sum)
 {
     const int words = TURN_WORDS(t.base);
-    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+    for (int r = 0; r < TURN_ROWS; r++) {
+        sum[r] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
     for (int w = 0; w < words; w++) {
-        u32 bits = signs[row * words + w];
+        u32 bits[TURN_ROWS];
+#pragma unroll
+        for (int r = 0; r < TURN_ROWS; r++) {
+            bits[r] = signs[(row + r) * words + w];
+        }
         const int left = t.base - 32 * w;
 #pragma unroll 4
-        for (int j = 0; j < (left < 32 ? left : 32); j++, bits <<= 1) {
+        for (int j = 0; j < (left < 32 ? left : 32); j++) {
             const float4 v = *(const float4 *)(from + (32 * w + j) * columns);
-            const float sign = __uint_as_float(0x3f800000u ^ (bits & 0x80000000u));
-            sum.x = __fmaf_rn(v.x, sign, sum.x);
-            sum.y = __fmaf_rn(v.y, sign, sum.y);
-            sum.z = __fmaf_rn(v.z, sign, sum.z);
-            sum.w = __fmaf_rn(v.w, sign, sum.w);
+#pragma unroll
+            for (int r = 0; r < TURN_ROWS; r++) {
+                const float sign = __uint_as_float(0x3f800000u ^ (bits[r] & 0x80000000u));
+                sum[r].x = __fmaf_rn(v.x, sign, sum[r].x);
+                sum[r].y = __fmaf_rn(v.y, sign, sum[r].y);
+                sum[r].z = __fmaf_rn(v.z, sign, sum[r].z);
+                sum[r].w = __fmaf_rn(v.w, sign, sum[r].w);
+                bits[r] <<= 1;
+            }
         }
     }
-    return sum;
 }
 
 DEV float either_way(int upper, float own, float other)
@@ -160,19 +175,25 @@ template <int LEVELS> DEV void turn_levels(float *row, int count, int half)
  * and `from` are to be there for all threads before. Ends before all threads have written `to`. */
 DEV void turn_row(const qn_cuda_turn &t, const float *from, float *to, int columns, const u32 *signs)
 {
-    const int items = t.base * columns / 4, lane = (int)threadIdx.x % 32, shift = 31 - __clz(columns);
+    const int rows = t.base > 1 ? TURN_ROWS : 1, items = t.base / rows * columns / 4; /* a base is a multiple of 4 */
+    const int lane = (int)threadIdx.x % 32, shift = 31 - __clz(columns);
     for (int first = (int)threadIdx.x - lane; first < items; first += THREADS) {
         const int item = first + lane < items ? first + lane : items - 1;
-        const int row = item * 4 >> shift, column = item * 4 & (columns - 1);
-        float4 v;
+        const int row = (item * 4 >> shift) * rows, column = item * 4 & (columns - 1);
+        float4 v[TURN_ROWS];
         if (t.base > 1) {
-            v = turn_slow(t, from + column, columns, signs, row);
+            turn_slow(t, from + column, columns, signs, row, v);
         } else {
-            v = *(const float4 *)(from + column);
+            v[0] = *(const float4 *)(from + column);
         }
-        v = turn_fast(v, columns);
-        if (first + lane < items) {
-            *(float4 *)(to + item * 4) = v;
+#pragma unroll
+        for (int r = 0; r < TURN_ROWS; r++) {
+            if (r < rows) {
+                v[r] = turn_fast(v[r], columns);
+                if (first + lane < items) {
+                    *(float4 *)(to + (row + r) * columns + column) = v[r];
+                }
+            }
         }
     }
     for (int half = 128; half < columns;) {

@@ -24,6 +24,7 @@ enum {
     EXCHANGE_CLUSTER = 8,   /* blocks that exchange tables, and vectors of x of a pass, */
     EXCHANGE_ROWS = 28672,  /* most rows of w whose sums their registers hold */
     SUMS_CLUSTER = 8,       /* blocks that take slabs of so many in turn */
+    SUMS_ROWS = 2,          /* of x, one after the other, on a GPU */
     REGISTER_ENTRIES = 32,  /* one a lane */
     BOOKS_ROWS = 2,         /* of x whose clusters share books and K in one launch */
     ALONG_COPIES = 8,       /* most copies of entries along N, */
@@ -113,7 +114,8 @@ static double sets_of(const qn_vq_problem *p)
 
 static double set_bytes(const qn_vq_problem *p)
 {
-    return (double)p->books * p->entries * p->entry_bytes;
+    const int shared = p->scope == QN_VQ_SCOPE_MODEL && p->element_bytes == 1; /* a table of points for all parts */
+    return (double)(shared ? 1 : p->books) * p->entries * p->entry_bytes;
 }
 
 static double books_bytes(const qn_vq_problem *p)
@@ -376,7 +378,7 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
         const double table = (double)p->books * p->entries * (double)p->k * rows;
         c.shared_entries = p->entries;
         c.shared_bytes = d->cpu ? 0 : SUMS_CODES * p->entries * 4;
-        c.split = (int32_t)slabs;
+        c.split = (int32_t)max2(slabs, 1.0);
         c.lookup_us = clocks_to_us(d, c.lookups / d->lanes * (d->cpu ? 6.0 / d->issue : 1.6));
         c.issue_us = clocks_to_us(d, c.lookups / d->lanes * 5.3 / d->issue);
         if (d->cpu && !(d->tensor > 0.0)) { /* a load and an addition a code, of one row of x or of eight */
@@ -389,9 +391,9 @@ static qn_vq_choice evaluate(const qn_vq_problem *p, const qn_vq_device *d, qn_v
         /* Blocks of a cluster take slabs in turn, or every slab has blocks of its own and its parts are added. */
         const double in_turn = SUMS_ROUND * rounds, added = SUMS_ROUND + SUMS_ADDED;
         c.fill_us = d->cpu                                  ? clocks_to_us(d, table / d->fma)
-                    : qn_vq_sums_in_turn(p->n, p->k, slabs) ? in_turn
-                                                            : SUMS_ROUND;
-        c.reduce_us = d->cpu || qn_vq_sums_in_turn(p->n, p->k, slabs) ? 0.0 : added - SUMS_ROUND;
+                    : qn_vq_sums_in_turn(p->n, p->k, slabs) ? in_turn * passes
+                                                            : SUMS_ROUND * passes;
+        c.reduce_us = d->cpu || qn_vq_sums_in_turn(p->n, p->k, slabs) ? 0.0 : (added - SUMS_ROUND) * passes;
         c.occupancy = d->cpu ? 1.0 : occupancy_of(d, c.shared_bytes);
         c.us = (d->cpu ? max2(c.memory_us, c.lookup_us) : together(&c)) + c.fill_us + c.reduce_us +
                (d->cpu ? d->launch : SUMS_LAUNCH * d->launch);
@@ -473,7 +475,7 @@ static int sums_possible(const qn_vq_problem *p, const qn_vq_device *d)
     const double bytes = (double)SUMS_CODES * p->entries * 4;
     const int takes = p->stored_bits == 8 && (p->books == 1 || p->books == 2 || p->books == 4) &&
                       p->vector <= (p->books == 4 ? 8 : 16); /* what vq_sums.cu does */
-    return d->cpu ? p->bits == 8 : takes && rows_of(p) <= 1.0 && bytes <= d->shared_bytes;
+    return d->cpu ? p->bits == 8 : takes && rows_of(p) <= SUMS_ROWS && bytes <= d->shared_bytes;
 }
 
 int qn_vq_sums_in_turn(int64_t n, int64_t k, double slabs)

@@ -45,10 +45,10 @@ static void describe_mm(const qn_op_desc *desc, const qn_sizes *sizes, qn_vq_pro
         p->entries = LATTICE_ENTRIES;
         p->entry_bytes = LATTICE_BYTES;
         p->decode_ops = LATTICE_OPS * p->books;
-        if (p->books == 1 && sizes->m <= INTEGER_ROWS) {
+        if (vq.codebook != QN_VQ_E8P12RVQ3B && sizes->m <= INTEGER_ROWS) {
             p->element_bytes = 1;
             p->entries = 2 * LATTICE_ENTRIES; /* with 1/4 added and with 1/4 subtracted */
-            p->decode_ops = INTEGER_OPS;
+            p->decode_ops = INTEGER_OPS * p->books;
         }
         break;
     case QN_VQ_VPTQ:

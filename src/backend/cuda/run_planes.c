@@ -23,6 +23,11 @@
 
 enum {
     PLAIN_ROWS = 8,
+    /* of f32 and f16 by bf16, and of f32 by f16, on Hopper: planes of x alone; and of so many weights or more: measured
+     * on an H200 */
+    PLAIN_ROWS_OF_X = 4,
+    PLAIN_ROWS_OF_LARGE = 1,
+    LARGE = 1 << 24,
     DIGITS_ROWS = 160,      /* of GGUF blocks: up to here digits are faster, measured on an H200; */
     SHORT_DIGITS_ROWS = 96, /* of groups of 16 */
     PLANE_THREADS = 512,
@@ -133,10 +138,16 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
 }
 
 /* Rows up to which the kernels of run_mm.c are faster. */
-static int64_t plain_rows(const qn_op_desc *desc)
+static int64_t plain_rows(const qn_kernel *kernel, const qn_op_desc *desc)
 {
-    const int32_t short_groups = qn_cuda_code_group(qn_cuda_weight_format(desc)) == 16;
-    return !is_gguf(desc) ? PLAIN_ROWS : short_groups ? SHORT_DIGITS_ROWS : DIGITS_ROWS;
+    const qn_shape *b = &desc->in[QN_DMM_B];
+    if (is_gguf(desc)) {
+        return qn_cuda_code_group(qn_cuda_weight_format(desc)) == 16 ? SHORT_DIGITS_ROWS : DIGITS_ROWS;
+    }
+    if (is_portable(kernel) || split_of(desc).b) {
+        return PLAIN_ROWS;
+    }
+    return b->dims[0] >= qn_ceil_div(LARGE, b->dims[1]) ? PLAIN_ROWS_OF_LARGE : PLAIN_ROWS_OF_X;
 }
 
 /* ---- the run ---- */
@@ -186,7 +197,7 @@ static size_t workspace(const qn_kernel *kernel, const qn_op_desc *desc, int64_t
 {
     (void)threads;
     const size_t plain = qn_cuda_mm_own_workspace(desc, m); /* of operands at any address too */
-    const size_t planes = m > plain_rows(desc) ? work_of(kernel, desc, m).total : 0;
+    const size_t planes = m > plain_rows(kernel, desc) ? work_of(kernel, desc, m).total : 0;
     return plain > planes ? plain : planes;
 }
 
@@ -310,7 +321,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
                            .d_row = d->strides[0],
                            .m = (int32_t)call->sizes.m,
                            .constant = qn_cuda_constant_weights(run)};
-    if (o.m <= plain_rows(desc) || !takes(run->kernel, desc, &o)) {
+    if (o.m <= plain_rows(run->kernel, desc) || !takes(run->kernel, desc, &o)) {
         return qn_cuda_mm_own_launch(run, error);
     }
     const work w = work_of(run->kernel, desc, o.m);
@@ -332,7 +343,7 @@ static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_des
                      qn_text *text)
 {
     const qn_cuda *cuda = qn_cuda_get(ctx);
-    if (sizes->m <= plain_rows(desc)) {
+    if (sizes->m <= plain_rows(kernel, desc)) {
         qn_cuda_mm_own_describe(ctx, desc, sizes, text);
     } else if (cuda) {
         const qn_dense_form form = form_of(desc);

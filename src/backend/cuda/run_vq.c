@@ -188,7 +188,8 @@ static int exchange_takes(const qn_op_desc *desc, const qn_vq *vq, const qn_args
 static int points_take(const qn_vq *vq, const qn_args *args)
 {
     const qn_view *codes = &args->in[QN_VQMM_FIRST + QN_VQ_QIDXS];
-    return codes->strides[0] == vq->k / 32 * 8 && aligned(codes, 0, 8);
+    return aligned(codes, codes->strides[0], 8) &&
+           (qn_cuda_vq_points_planes(vq) == 2 || codes->strides[0] == vq->k / 32 * 8);
 }
 
 static int points_cut_takes(const qn_vq *vq, const qn_args *args)
@@ -302,10 +303,24 @@ static qn_status launch_turn_parts(const qn_cuda_run *run, int32_t program, cons
     return qn_cuda_launch(run, program, &g, arguments, error);
 }
 
-static qn_status launch_turn(const qn_cuda_run *run, int32_t program, const qn_cuda_vq *a, int64_t length,
-                             int transposed, qn_error *error)
+/* Of rows of x, `in`, or of y. */
+static qn_status launch_turn(const qn_cuda_run *run, const qn_cuda_vq_places *p, const qn_cuda_vq *a, int in,
+                             qn_error *error)
 {
-    return launch_turn_parts(run, program, a, length, transposed, qn_cuda_vq_turn_parts(length, run->device), error);
+    const int32_t shared = in ? p->turn_in : p->turn_out, whole = in ? p->whole_in : p->whole_out;
+    const int64_t length = in ? a->k : a->n;
+    const qn_cuda_vq_whole w = qn_cuda_vq_whole_of(length, run->device);
+    if (whole < 0 || a->m < w.from) {
+        return launch_turn_parts(run, shared, a, length, in, qn_cuda_vq_turn_parts(length, run->device), error);
+    }
+    qn_cuda_turn turn = turn_of(length, in);
+    qn_cuda_vq copy = *a;
+    void *const arguments[] = {&copy, &turn};
+    const qn_cuda_geometry g = {.grid = {(uint32_t)qn_min_i64(a->m, w.blocks), 1, 1},
+                                .block = {(uint32_t)w.threads, 1, 1},
+                                .shared_bytes = (uint32_t)qn_cuda_vq_turn_bytes(length, 1),
+                                .dependent = 1};
+    return qn_cuda_launch(run, whole, &g, arguments, error);
 }
 
 /* Parts of sums to y. */
@@ -315,12 +330,14 @@ static qn_status launch_finish(const qn_cuda_run *run, const qn_cuda_vq_places *
     const qn_cuda_geometry g = {
         .grid = {(uint32_t)qn_ceil_div(a->n, THREADS), (uint32_t)a->m, 1}, .block = {THREADS, 1, 1}, .dependent = 1};
     QN_TRY(qn_cuda_launch(run, p->finish, &g, arguments, error));
-    return p->turn_out >= 0 ? launch_turn(run, p->turn_out, a, a->n, 0, error) : QN_OK;
+    return p->turn_out >= 0 ? launch_turn(run, p, a, 0, error) : QN_OK;
 }
 
+/* Rows of x in turn. */
 static qn_status launch_sums(const qn_cuda_run *run, const qn_cuda_vq_places *p, const qn_vq *vq, qn_cuda_vq *a,
                              qn_error *error)
 {
+    const int32_t rows = a->m;
     qn_cuda_vq_sums_cut c = qn_cuda_vq_sums_cut_of(vq, run->device);
     const int32_t at_a_time = run->functions[p->sums].clusters;
     if (c.cluster > 1 && at_a_time > c.parts / 2 && at_a_time < c.parts) {
@@ -349,8 +366,16 @@ static qn_status launch_sums(const qn_cuda_run *run, const qn_cuda_vq_places *p,
                                 .shared_bytes = (uint32_t)c.shared_bytes,
                                 .cluster = (uint32_t)c.cluster,
                                 .dependent = 1};
-    QN_TRY(qn_cuda_launch(run, p->sums, &g, arguments, error));
-    return c.cluster > 1 ? QN_OK : launch_finish(run, p, a, error);
+    a->m = 1;
+    for (int32_t m = 0; m < rows; m++) {
+        QN_TRY(qn_cuda_launch(run, p->sums, &g, arguments, error));
+        if (c.cluster == 1) {
+            QN_TRY(launch_finish(run, p, a, error));
+        }
+        a->x += a->x_row;
+        a->y += a->y_row;
+    }
+    return QN_OK;
 }
 
 /* A cluster takes every so many-th pass over eight vectors of x. */
@@ -483,7 +508,7 @@ static qn_status launch_points(const qn_cuda_run *run, const qn_cuda_vq_places *
     void *const arguments[] = {a, &in, &out};
     memset(&in, 0, sizeof in);
     memset(&out, 0, sizeof out);
-    a->spans = (int32_t)spans_of(vq);
+    a->spans = (int32_t)(spans_of(vq) * qn_cuda_vq_points_planes(vq));
     a->tiles = (int32_t)tiles;
     if (p->turned) {
         in = turn_of(vq->k, 1);
@@ -494,7 +519,7 @@ static qn_status launch_points(const qn_cuda_run *run, const qn_cuda_vq_places *
     if (p->spread_in >= 0) {
         QN_TRY(launch_turn_parts(run, p->spread_in, a, a->k, 1, 0, error));
     } else if (p->turn_in >= 0 && !p->turned) {
-        QN_TRY(launch_turn(run, p->turn_in, a, a->k, 1, error));
+        QN_TRY(launch_turn(run, p, a, 1, error));
     }
     if (p->turn_in >= 0 && !p->turned) {
         a->x = (const char *)a->turned;
@@ -509,7 +534,7 @@ static qn_status launch_points(const qn_cuda_run *run, const qn_cuda_vq_places *
     if (p->spread_out >= 0) {
         return launch_turn_parts(run, p->spread_out, a, a->n, 0, 0, error);
     }
-    return p->turn_out >= 0 && !p->fused ? launch_turn(run, p->turn_out, a, a->n, 0, error) : QN_OK;
+    return p->turn_out >= 0 && !p->fused ? launch_turn(run, p, a, 0, error) : QN_OK;
 }
 
 /* Rows of Paley's base matrix, a bit set where an element is -1: src/format/hadamard.c has the rules. But for its edges
@@ -652,7 +677,7 @@ static qn_status launch_wide(const qn_cuda_run *run, const qn_cuda_vq_places *p,
     }
     a->y = run->call->args->out[QN_MM_OUT_D].data;
     a->y_row = run->call->args->out[QN_MM_OUT_D].strides[0];
-    return turned ? launch_turn(run, p->turn_out, a, a->n, 0, error) : QN_OK;
+    return turned ? launch_turn(run, p, a, 0, error) : QN_OK;
 }
 
 /* Weights written out as f16, rows of x too where they are not or lie as bulk copies do not take them, and the product
@@ -691,7 +716,7 @@ static qn_status launch_dense(const qn_cuda_run *run, const qn_cuda_vq_places *p
     }
     QN_TRY(qn_cuda_launch(run, p->unpack, &g, unpack, error));
     QN_TRY(qn_dense_launch(run, p->dense, &form, &o, error));
-    return turned ? launch_turn(run, p->turn_out, a, a->n, 0, error) : QN_OK;
+    return turned ? launch_turn(run, p, a, 0, error) : QN_OK;
 }
 
 static qn_status launch_along(const qn_cuda_run *run, const qn_cuda_vq_places *p, const qn_vq *vq, qn_cuda_vq *a,
@@ -737,7 +762,7 @@ static qn_status launch_direct(const qn_cuda_run *run, const qn_cuda_vq_places *
         .block = {THREADS, 1, 1},
         .dependent = 1};
     QN_TRY(qn_cuda_launch(run, p->direct, &g, arguments, error));
-    return p->turn_out >= 0 ? launch_turn(run, p->turn_out, a, a->n, 0, error) : QN_OK;
+    return p->turn_out >= 0 ? launch_turn(run, p, a, 0, error) : QN_OK;
 }
 
 static qn_status launch(const qn_cuda_run *run, qn_error *error)
@@ -774,7 +799,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     a.parts = (float *)(void *)(memory + w.parts);
     a.total = (float *)(void *)(memory + w.sums);
     bind_tensors(&vq, call->args, &a);
-    if (p.sums >= 0 && a.m == 1 && sums_take(&vq, call->args)) {
+    if (p.sums >= 0 && a.m <= p.sums_rows && sums_take(&vq, call->args)) {
         return launch_sums(run, &p, &vq, &a, error);
     }
     if (p.exchange >= 0 && a.m == 1 && exchange_takes(desc, &vq, call->args)) {
@@ -787,7 +812,7 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         return launch_points_cut(run, &p, &vq, &a, error);
     }
     if (p.turn_in >= 0 && a.k > 0) {
-        QN_TRY(launch_turn(run, p.turn_in, &a, a.k, 1, error));
+        QN_TRY(launch_turn(run, &p, &a, 1, error));
         a.x = (const char *)a.turned;
         a.x_row = (int64_t)a.k * 4;
     }

@@ -18,7 +18,8 @@ enum {
     QN_CUDA_VQ_POINTS_TILES = 32,    /* most tiles of 16 rows of w of its blocks, */
     QN_CUDA_VQ_POINTS_CLUSTER = 16,  /* and blocks where they transform y */
     QN_CUDA_VQ_CUT_BLOCKS = 192,     /* most blocks of vq_points_cut.cu */
-    QN_CUDA_VQ_SUMS_ROWS = 16,       /* of w, a batch of vq_sums.cu */
+    QN_CUDA_VQ_SUMS_ROWS = 16,       /* of w, a batch of vq_sums.cu, */
+    QN_CUDA_VQ_SUMS_TURNS = 2,       /* and rows of x that it takes in turn */
     QN_CUDA_VQ_EXCHANGE_CLUSTER = 8, /* blocks of vq_exchange.cu that exchange tables, */
     QN_CUDA_VQ_EXCHANGE_MOST = 32,   /* and most clusters, each a part of the sums */
     QN_CUDA_VQ_FEW_ROWS = 8,         /* of x that mm_few.cu and vq_along.cu take, */
@@ -29,10 +30,11 @@ enum {
 
 /* Programs of a plan by their place; -1: it has none. */
 typedef struct qn_cuda_vq_places {
-    int32_t direct, rows, finish, turn_in, turn_out, spread_in, spread_out, sums, exchange, books, books_join, bytes,
-        points, points_cut, points_join, along, few, sliced, tensor, tensors, wide_rows, wide, wides, unpack,
-        dense_rows, dense;
+    int32_t direct, rows, finish, turn_in, turn_out, whole_in, whole_out, spread_in, spread_out, sums, exchange, books,
+        books_join, bytes, points, points_cut, points_join, along, few, sliced, tensor, tensors, wide_rows, wide, wides,
+        unpack, dense_rows, dense;
     int32_t turned, fused; /* blocks of the product transform x, and y too */
+    int32_t sums_rows;     /* of x, up to which partial sums are taken */
     int32_t count;
 } qn_cuda_vq_places;
 
@@ -94,6 +96,12 @@ static inline int qn_cuda_vq_given(const qn_op_desc *desc, int32_t slot)
 static inline int32_t qn_cuda_vq_codebook(const qn_vq *vq)
 {
     return vq->codebook == QN_VQ_E8P12RVQ4B ? 3 : vq->codebook == QN_VQ_E8P12RVQ3B ? 2 : 1;
+}
+
+/* Points that add up to a weight of those that vq_points.cu takes; 0: it takes none such. */
+static inline int32_t qn_cuda_vq_points_planes(const qn_vq *vq)
+{
+    return vq->codebook == QN_VQ_E8P12RVQ4B ? 2 : vq->codebook == QN_VQ_E8P12RVQ3B ? 0 : 1;
 }
 
 /* Bits of a code in memory. */
@@ -160,6 +168,14 @@ int qn_cuda_vq_dense_chosen(const qn_op_desc *desc, const qn_vq *vq, int64_t m);
  * of rows and not for others. */
 int qn_cuda_vq_dense_room(const qn_op_desc *desc, const qn_vq *vq, int64_t m);
 qn_dense_form qn_cuda_vq_dense_form(const qn_op_desc *desc, const qn_vq *vq);
+
+/* Rows from which on vq_turn_rows.cu transforms those of a length, 0: never; threads of its blocks, and how many there
+ * are at a time. */
+typedef struct qn_cuda_vq_whole {
+    int32_t from, threads, blocks;
+} qn_cuda_vq_whole;
+
+qn_cuda_vq_whole qn_cuda_vq_whole_of(int64_t length, const qn_cuda_device *device);
 
 /* Blocks that a row's transform takes, 0: a grid of them without its row in shared memory; shared memory of each. */
 int32_t qn_cuda_vq_turn_parts(int64_t length, const qn_cuda_device *device);

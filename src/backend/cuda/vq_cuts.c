@@ -30,9 +30,15 @@ enum {
     WIDE_STAGES = 8,
     WIDE_FRONT = 2048, /* bytes of barriers and of alignment */
     WIDE_TABLES = 128 << 10,
-    TURN_PARTS = 8,        /* blocks that a row's transform takes, */
-    TURN_ALONE = 64 << 10, /* and additions of one that a block does alone */
-    SPREAD_BLOCKS = 16,    /* most that each read all of a row: as many elements a thread */
+    TURN_PARTS = 8,         /* blocks that a row's transform takes, */
+    TURN_ALONE = 64 << 10,  /* and additions of one that a block does alone */
+    WHOLE_FAST = 8,         /* vq_turn_rows.cu: least columns of a row, */
+    WHOLE_BESIDE = 1 << 10, /* shared memory beside what a block asks for, */
+    WHOLE_LONG = 512 << 10, /* additions of a row that is long, */
+    WHOLE_ROWS = 64,        /* and rows from which on it is taken, measured on an H200; */
+    WHOLE_ROWS_LONG = 128,  /* of long ones, */
+    WHOLE_ROWS_PLAIN = 256, /* and of those without a base */
+    SPREAD_BLOCKS = 16,     /* most that each read all of a row: as many elements a thread */
     POINTS_TABLE = 65536 + 16 * 2304,
     POINTS_WARPS = 16,
     TURNED_LENGTH = 4096,   /* of rows of x that every block of a product transforms, */
@@ -108,14 +114,14 @@ static qn_vq_problem problem_for(const qn_op_desc *desc, const qn_vq *vq, int64_
     return problem;
 }
 
-static int sums_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
+static int sums_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int64_t rows)
 {
     if (desc->attr[QN_ATTR_LEVEL].i != QN_VQ_LEVEL_AUTO || !qn_cuda_vq_sums_possible(desc, vq) ||
         device->shared_bytes < qn_cuda_vq_sums_cut_of(vq, device).shared_bytes) {
         return 0;
     }
     qn_vq_device d;
-    const qn_vq_problem problem = problem_for(desc, vq, 1);
+    const qn_vq_problem problem = problem_for(desc, vq, rows);
     qn_cuda_vq_device(device, &d);
     return qn_vq_choose(&problem, &d).form == QN_VQ_FORM_SUMS || !qn_cuda_vq_tensor_possible(desc, vq);
 }
@@ -311,7 +317,7 @@ static int bytes_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_d
 
 static int points_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device)
 {
-    return vq->format == QN_VQ_QUIP_E8P && qn_cuda_vq_codebook(vq) == 1 && exact_chosen(desc, vq) &&
+    return vq->format == QN_VQ_QUIP_E8P && qn_cuda_vq_points_planes(vq) > 0 && exact_chosen(desc, vq) &&
            (size_t)device->shared_bytes >=
                qn_cuda_vq_points_bytes(vq, QN_CUDA_VQ_POINTS_ROWS, qn_cuda_vq_points_tiles(vq, device, 0), 0, 0);
 }
@@ -342,9 +348,9 @@ static int64_t sign_bytes(int64_t length)
 /* Whether axes are so long that blocks transform what they need of x, and y within their rows. */
 static int cut_possible(const qn_op_desc *desc, const qn_vq *vq)
 {
-    if (vq->format != QN_VQ_QUIP_E8P || !qn_cuda_vq_turns_in(desc, vq) || !qn_cuda_vq_turns_out(desc, vq) ||
-        qn_cuda_vq_given(desc, QN_VQ_SCALE_WH) || vq->n == 0 || vq->k == 0 || vq->k % CUT_STEP || vq->k > CUT_LENGTH ||
-        vq->n > 256 * QN_VQ_CUT_ROWS) {
+    if (vq->format != QN_VQ_QUIP_E8P || qn_cuda_vq_points_planes(vq) != 1 || !qn_cuda_vq_turns_in(desc, vq) ||
+        !qn_cuda_vq_turns_out(desc, vq) || qn_cuda_vq_given(desc, QN_VQ_SCALE_WH) || vq->n == 0 || vq->k == 0 ||
+        vq->k % CUT_STEP || vq->k > CUT_LENGTH || vq->n > 256 * QN_VQ_CUT_ROWS) {
         return 0;
     }
     const int64_t base_in = qn_hadamard_base(vq->k), base_out = qn_hadamard_base(vq->n);
@@ -416,6 +422,22 @@ int32_t qn_cuda_vq_turn_parts(int64_t length, const qn_cuda_device *device)
         parts /= 2;
     }
     return qn_cuda_vq_turn_bytes(length, parts) <= (size_t)device->shared_bytes ? parts : 0;
+}
+
+qn_cuda_vq_whole qn_cuda_vq_whole_of(int64_t length, const qn_cuda_device *device)
+{
+    const int64_t base = qn_hadamard_base(length), bytes = (int64_t)qn_cuda_vq_turn_bytes(length, 1) + WHOLE_BESIDE;
+    if (base == 0 || length / base < WHOLE_FAST || bytes > device->shared_bytes) {
+        return (qn_cuda_vq_whole){.from = 0};
+    }
+    const int32_t fit = (int32_t)qn_min_i64(device->shared_bytes / bytes, 4);
+    return (qn_cuda_vq_whole){.from = base == 1                          ? WHOLE_ROWS_PLAIN
+                                      : length * (base + 8) > WHOLE_LONG ? WHOLE_ROWS_LONG
+                                                                         : WHOLE_ROWS,
+                              .threads = fit > 2   ? 256
+                                         : fit > 1 ? 512
+                                                   : 1024,
+                              .blocks = device->sms * fit};
 }
 
 int32_t qn_cuda_vq_turn_spread(int64_t length, const qn_cuda_device *device)
@@ -587,6 +609,8 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
                            .finish = -1,
                            .turn_in = -1,
                            .turn_out = -1,
+                           .whole_in = -1,
+                           .whole_out = -1,
                            .spread_in = -1,
                            .spread_out = -1,
                            .sums = -1,
@@ -609,12 +633,15 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
     p.count = 1;
     if (qn_cuda_vq_turns_in(desc, vq)) {
         p.turn_in = p.count++;
+        p.whole_in = qn_cuda_vq_whole_of(vq->k, device).from > 0 ? p.count++ : -1;
     }
     if (qn_cuda_vq_turns_out(desc, vq)) {
         p.turn_out = p.count++;
+        p.whole_out = qn_cuda_vq_whole_of(vq->n, device).from > 0 ? p.count++ : -1;
     }
-    if (full && sums_chosen(desc, vq, device)) {
+    if (full && sums_chosen(desc, vq, device, 1)) {
         p.sums = p.count++;
+        p.sums_rows = sums_chosen(desc, vq, device, QN_CUDA_VQ_SUMS_TURNS) ? QN_CUDA_VQ_SUMS_TURNS : 1;
     }
     if (full && qn_cuda_vq_exchange_chosen(desc, vq, device)) {
         p.exchange = p.count++;

@@ -177,17 +177,33 @@ static void define_turns(const qn_op_desc *desc, const qn_vq *vq, qn_cuda_progra
     qn_cuda_define(p, "WSCALE_FORMAT", optional_format(desc, QN_VQ_WSCALE));
 }
 
-static void turn_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int input, int spread,
-                         qn_cuda_program *p)
+static int32_t turn_parts(const qn_vq *vq, const qn_cuda_device *device, int input)
 {
     const int64_t length = input ? vq->k : vq->n;
-    const int32_t parts = spread ? 0 : length > 0 ? qn_cuda_vq_turn_parts(length, device) : 1;
+    return length > 0 ? qn_cuda_vq_turn_parts(length, device) : 1;
+}
+
+static void turn_program(const qn_op_desc *desc, const qn_vq *vq, int input, int32_t parts, qn_cuda_program *p)
+{
+    const int64_t length = input ? vq->k : vq->n;
     p->source = "vq_turn.cu";
     p->entry = "qn_vq_turn";
     p->shared_bytes = length > 0 ? (int32_t)qn_cuda_vq_turn_bytes(length, parts) : 0;
     define_turns(desc, vq, p);
     qn_cuda_define(p, "INPUT", input);
     qn_cuda_define(p, "PARTS", parts);
+}
+
+static void whole_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int input,
+                          qn_cuda_program *p)
+{
+    const int64_t length = input ? vq->k : vq->n;
+    p->source = "vq_turn_rows.cu";
+    p->entry = "qn_vq_turn_rows";
+    p->shared_bytes = (int32_t)qn_cuda_vq_turn_bytes(length, 1);
+    define_turns(desc, vq, p);
+    qn_cuda_define(p, "INPUT", input);
+    qn_cuda_define(p, "THREADS", qn_cuda_vq_whole_of(length, device).threads);
 }
 
 static void points_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int turned, int fused,
@@ -197,6 +213,7 @@ static void points_program(const qn_op_desc *desc, const qn_vq *vq, const qn_cud
     p->source = "vq_points.cu";
     p->entry = "qn_vq_points";
     p->shared_bytes = (int32_t)qn_cuda_vq_points_bytes(vq, QN_CUDA_VQ_POINTS_ROWS, tiles, turned, fused);
+    qn_cuda_define(p, "PLANES", qn_cuda_vq_points_planes(vq));
     qn_cuda_define(p, "TURNED", turned);
     qn_cuda_define(p, "FUSED", fused);
     qn_cuda_define(p, "TILES", qn_cuda_vq_points_unit(tiles, fused));
@@ -340,16 +357,22 @@ int32_t qn_cuda_vq_programs(const qn_op_desc *desc, const qn_cuda_device *device
     const qn_cuda_vq_places p = qn_cuda_vq_places_of(desc, &vq, device, full);
     direct_program(desc, &vq, &out[p.direct]);
     if (p.turn_in >= 0) {
-        turn_program(desc, &vq, device, 1, 0, &out[p.turn_in]);
+        turn_program(desc, &vq, 1, turn_parts(&vq, device, 1), &out[p.turn_in]);
+    }
+    if (p.whole_in >= 0) {
+        whole_program(desc, &vq, device, 1, &out[p.whole_in]);
     }
     if (p.turn_out >= 0) {
-        turn_program(desc, &vq, device, 0, 0, &out[p.turn_out]);
+        turn_program(desc, &vq, 0, turn_parts(&vq, device, 0), &out[p.turn_out]);
+    }
+    if (p.whole_out >= 0) {
+        whole_program(desc, &vq, device, 0, &out[p.whole_out]);
     }
     if (p.spread_in >= 0) {
-        turn_program(desc, &vq, device, 1, 1, &out[p.spread_in]);
+        turn_program(desc, &vq, 1, 0, &out[p.spread_in]);
     }
     if (p.spread_out >= 0) {
-        turn_program(desc, &vq, device, 0, 1, &out[p.spread_out]);
+        turn_program(desc, &vq, 0, 0, &out[p.spread_out]);
     }
     if (p.finish >= 0) {
         side_program(desc, &vq, "qn_vq_finish", 1, &out[p.finish]);
