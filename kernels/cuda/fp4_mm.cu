@@ -61,44 +61,47 @@
 #error "fp4_mm: no such cut"
 #endif
 
-/* A warp: brings stages of x, of every TURNERS-th eight rows, into the order in which multiply_tile() has codes. Of a
+/* Texts of turn_eight, whose operands they name: of a row's halves p and q, slices 0 to 3 of words x to w. */
+#define EACH_SLICE(F, ...) F("0", __VA_ARGS__) F("1", __VA_ARGS__) F("2", __VA_ARGS__) F("3", __VA_ARGS__)
+#define SLICE_WORDS(t, h) h t "x, " h t "y, " h t "z, " h t "w"
+#define DECLARE_SLICE(t, h) ".reg .b32 " SLICE_WORDS(t, h) ";\n"
+#define LOAD_SLICE(t, h, from) "ld.shared.v4.u32 {" SLICE_WORDS(t, h) "}, [" from "+" t "*128*" TEXT(ROWS) "];\n"
+#define TURN_SLICE(t, h, x, z, order) "prmt.b32 t" t ", " h t x ", " h t z ", " order ";\n"
+#define TURN_PAIRS(h, x, z, order, to)                                                                                 \
+    EACH_SLICE(TURN_SLICE, h, x, z, order) "st.shared.v4.u32 [" to "], {t0, t1, t2, t3};\n"
+#define TURN_HALF(h, at)                                                                                               \
+    TURN_PAIRS(h, "x", "z", "0x5410", "%2" at) TURN_PAIRS(h, "x", "z", "0x7632", "%3" at)                              \
+    TURN_PAIRS(h, "y", "w", "0x5410", "%4" at) TURN_PAIRS(h, "y", "w", "0x7632", "%5" at)
+
+/* Eight rows, `at` bytes behind from, of each half, and to, of each i (turn_x): all lanes read before any writes. */
+DEV void turn_eight(const u32 *from, const u32 *to, u32 at)
+{
+    asm volatile("{\n.reg .b32 t<4>;\n" EACH_SLICE(DECLARE_SLICE, "p") EACH_SLICE(DECLARE_SLICE, "q")
+                     EACH_SLICE(LOAD_SLICE, "p", "%0") EACH_SLICE(LOAD_SLICE, "q", "%1") "bar.warp.sync 0xffffffff;\n"
+                 TURN_HALF("p", "") TURN_HALF("q", "+2*128*" TEXT(ROWS)) "}" ::"r"(from[0] + at),
+                 "r"(from[1] + at), "r"(to[0] + at), "r"(to[1] + at), "r"(to[2] + at), "r"(to[3] + at)
+                 : "memory");
+}
+
+/* A warp: brings stages of x, of every TURNERS-th eight rows, into the order in which multiply_stage() has codes. Of a
  * row's 256 elements the 16 bytes at (i, w) of the new order, i below 4, are elements i and i + 4 of the w-th eight of
  * each slice. */
 DEV void turn_x(const problem *p, u32 first, u32 lane)
 {
-    const u32 row = lane % 8, w = lane / 8;
-    const u32 from = p->x + row * 128 + (w ^ row) * 16, to = p->x + row * 128 + w / 2 * (ROWS * 128);
+    const u32 row = lane % 8, w = lane / 8, x = p->x + first * 1024 + row * 128;
+    u32 from[2], to[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        from[i % 2] = x + ((w + i % 2 * 4) ^ row) * 16;
+        to[i] = x + w / 2 * (ROWS * 128) + ((w % 2 * 4 + i) ^ row) * 16;
+    }
     place at = {0, 0};
 #pragma unroll 1
     for (int k0 = p->begin; k0 < p->end; k0 += DEPTH) {
         barrier_wait(p->x_landed + 8 * at.stage, at.parity);
 #pragma unroll
-        for (u32 eight = first; eight < ROWS / 8; eight += TURNERS) {
-            const u32 here = at.stage * X_BYTES + eight * 1024;
-            uint4 v[2][SLICES];
-#pragma unroll
-            for (u32 half = 0; half < 2; half++) {
-#pragma unroll
-                for (u32 t = 0; t < SLICES; t++) {
-                    v[half][t] = load_shared_u32x4((from ^ half * 64) + here + t * (ROWS * 128));
-                }
-            }
-            __syncwarp(); /* all have read */
-#pragma unroll
-            for (u32 half = 0; half < 2; half++) {
-                const u32 there = to + here + half * (2 * ROWS * 128);
-#pragma unroll
-                for (u32 i = 0; i < 4; i++) {
-                    u32 pair[SLICES];
-#pragma unroll
-                    for (u32 t = 0; t < SLICES; t++) {
-                        const uint4 e = v[half][t];
-                        pair[t] = __byte_perm(i < 2 ? e.x : e.y, i < 2 ? e.z : e.w, i % 2 ? 0x7632 : 0x5410);
-                    }
-                    store_shared_u32x4(there + ((w % 2 * 4 + i) ^ row) * 16,
-                                       make_uint4(pair[0], pair[1], pair[2], pair[3]));
-                }
-            }
+        for (u32 n = 0; n < ROWS / 8 / TURNERS; n++) {
+            turn_eight(from, to, at.stage * X_BYTES + n * (TURNERS * 1024));
         }
         fence_proxy_async();
         __syncwarp();
@@ -137,7 +140,7 @@ DEV u32 scale_pair(u32 table, u32 word, int i)
 
 DEV void declare_sums(void)
 {
-    asm volatile(OF_TILES(DECLARE));
+    asm volatile(OF_TILES(DECLARE) ".reg .b32 c<16>, d<16>;\n");
 }
 
 DEV void begin_sums(void)
@@ -145,45 +148,71 @@ DEV void begin_sums(void)
     asm volatile(OF_TILES(BEGIN)::: "memory");
 }
 
-#define STEP_TEXT(v, a, x) WGMMA_NAMED(ROWS, X_TYPE, v) "{" a "}, " x ", 1, 1, 1, 0;\n"
-#define NEXT_TEXT(v, a) "add.s64 x, x, 2;\n" STEP_TEXT(v, a, "x")
-#define MULTIPLY_SLICE(v)                                                                                              \
-    asm volatile("{\n.reg .b64 x;\nmov.b64 x, %16;\n" STEP_TEXT(v, "%0, %1, %2, %3", "x")                              \
-                     NEXT_TEXT(v, "%4, %5, %6, %7") NEXT_TEXT(v, "%8, %9, %10, %11")                                   \
-                         NEXT_TEXT(v, "%12, %13, %14, %15") "}" ::"r"(a[0]),                                           \
-                 "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(a[4]), "r"(a[5]), "r"(a[6]), "r"(a[7]), "r"(a[8]), "r"(a[9]),    \
-                 "r"(a[10]), "r"(a[11]), "r"(a[12]), "r"(a[13]), "r"(a[14]), "r"(a[15]), "l"(x)                        \
+/* Texts of a slice's statement, whose operands they name: a word of codes as left operands of two steps; all four steps
+ * of a tile, whose left operands are c0 to c15 or d0 to d15. */
+#define EXPAND_WORD(word, scale, raise, a0, a1, a2, a3)                                                                \
+    "mov.b32 w, " word ";\n" BEGIN_PLACING PLACE_0 raise MULTIPLY_TEXT a0 ", v, " scale ";\n"                          \
+    PLACE_1 raise MULTIPLY_TEXT a1 ", v, " scale ";\n" PLACE_2 raise MULTIPLY_TEXT a2 ", v, " scale ";\n"              \
+    PLACE_3 raise MULTIPLY_TEXT a3 ", v, " scale ";\n"
+#define STEP_TEXT(v, a0, a1, a2, a3)                                                                                   \
+    WGMMA_NAMED(ROWS, X_TYPE, v) "{" a0 ", " a1 ", " a2 ", " a3 "}, x, 1, 1, 1, 0;\nadd.s64 x, x, 2;\n"
+#define MULTIPLY_SLICE(v, a, raise)                                                                                    \
+    asm volatile("{\n.reg .b64 x;\n.reg .b32 r, s, v, w;\nmov.b64 x, %6;\n"                                            \
+                 EXPAND_WORD("%0", "%4", raise, a "0", a "2", a "4", a "6")                                            \
+                 EXPAND_WORD("%1", "%4", raise, a "8", a "10", a "12", a "14")                                         \
+                 EXPAND_WORD("%2", "%5", raise, a "1", a "3", a "5", a "7")                                            \
+                 EXPAND_WORD("%3", "%5", raise, a "9", a "11", a "13", a "15") "wgmma.fence.sync.aligned;\n"           \
+                 STEP_TEXT(v, a "0", a "1", a "2", a "3") STEP_TEXT(v, a "4", a "5", a "6", a "7")                     \
+                 STEP_TEXT(v, a "8", a "9", a "10", a "11") STEP_TEXT(v, a "12", a "13", a "14", a "15")               \
+                 "wgmma.commit_group.sync.aligned;\n}" ::"r"(first.x), "r"(first.y), "r"(second.x), "r"(second.y),     \
+                 "r"(first_scale), "r"(second_scale), "l"(x)                                                           \
                  : "memory")
 
-/* A slice's four steps of a tile, whose number the compiler knows, left under way. */
-DEV void multiply_slice(int tile, const u32 *a, u64 x)
+/* A slice of a tile expanded and multiplied, left under way. The compiler knows which tile, and that every other slice
+ * has the left operands of the one before. first, second: codes of the lane's rows. */
+DEV void multiply_slice(int tile, int odd, uint2 first, uint2 second, u32 first_scale, u32 second_scale, u64 x)
 {
-    wgmma_fence();
-    switch (tile) {
-    case 0: MULTIPLY_SLICE("u0"); break;
-    case 1: MULTIPLY_SLICE("u1"); break;
-    case 2: MULTIPLY_SLICE("u2"); break;
-    default: MULTIPLY_SLICE("u3");
-    }
-    wgmma_commit();
-}
-
-DEV void take_sums(int tile, float *to)
-{
-    switch (tile) {
-    case 0: EACH(ROWS, "u0", TAKE); break;
-    case 1: EACH(ROWS, "u1", TAKE); break;
-    case 2: EACH(ROWS, "u2", TAKE); break;
-    default: EACH(ROWS, "u3", TAKE);
+    switch (2 * tile + odd) {
+    case 0: MULTIPLY_SLICE("u0", "c", ""); break;
+    case 1: MULTIPLY_SLICE("u0", "d", ""); break;
+    case 2: MULTIPLY_SLICE("u1", "c", ""); break;
+    case 3: MULTIPLY_SLICE("u1", "d", ""); break;
+    case 4: MULTIPLY_SLICE("u2", "c", ""); break;
+    case 5: MULTIPLY_SLICE("u2", "d", ""); break;
+    case 6: MULTIPLY_SLICE("u3", "c", ""); break;
+    default: MULTIPLY_SLICE("u3", "d", "");
     }
 }
 
-/* Registers that a product has read: until here they were its own. */
-DEV void keep(u32 *a)
+#if IS_MX
+/* The same of any scales. */
+DEV void multiply_large_slice(int tile, uint2 first, uint2 second, u32 first_scale, u32 second_scale, u64 x)
 {
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        asm volatile("" : "+r"(a[i]));
+    switch (tile) {
+    case 0: MULTIPLY_SLICE("u0", "c", RAISE_PAIR); break;
+    case 1: MULTIPLY_SLICE("u1", "c", RAISE_PAIR); break;
+    case 2: MULTIPLY_SLICE("u2", "c", RAISE_PAIR); break;
+    default: MULTIPLY_SLICE("u3", "c", RAISE_PAIR);
+    }
+}
+#endif
+
+/* A lane's sums of a tile to their place in [ROWS][PITCH] floats. */
+#define LEFT_AT(i) (((8 * ((i) / 4) + (i) % 2) * PITCH + (i) / 2 % 2 * 8) * 4)
+#define LEAVE_ONE(v, x, i) "st.shared.f32 [%8+%" #i "], " v #x #i ";\n"
+#define LEAVE(v, x, at)                                                                                                \
+    asm volatile(OF_EIGHT(LEAVE_ONE, v, x)::"n"(LEFT_AT(at)), "n"(LEFT_AT(at + 1)), "n"(LEFT_AT(at + 2)),              \
+                 "n"(LEFT_AT(at + 3)), "n"(LEFT_AT(at + 4)), "n"(LEFT_AT(at + 5)), "n"(LEFT_AT(at + 6)),               \
+                 "n"(LEFT_AT(at + 7)), "r"(to)                                                                         \
+                 : "memory");
+
+DEV void leave_sums(int tile, u32 to)
+{
+    switch (tile) {
+    case 0: EACH(ROWS, "u0", LEAVE) break;
+    case 1: EACH(ROWS, "u1", LEAVE) break;
+    case 2: EACH(ROWS, "u2", LEAVE) break;
+    default: EACH(ROWS, "u3", LEAVE)
     }
 }
 
@@ -198,7 +227,6 @@ DEV u32 stage_scales(u32 scales, u32 eight)
  * slice is expanded while the products of the one before run. */
 DEV void multiply_stage(u32 codes, u32 scales, u32 table, u64 x)
 {
-    u32 a[2][16];
 #pragma unroll
     for (int i = 0; i < TILES; i++) {
         uint4 word[2][2];
@@ -213,27 +241,18 @@ DEV void multiply_stage(u32 codes, u32 scales, u32 table, u64 x)
         }
 #pragma unroll
         for (int q = 0; q < SLICES; q++) {
-            u32 *const now = a[q % 2];
             if (i > 0 || q >= 2) {
                 WGMMA_WAIT(1);
-                keep(now);
             }
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                const uint4 w = word[q / 2][r];
-                const u32 pair = scale_pair(table, scale[r], IS_MX ? q / 2 : q);
-#pragma unroll
-                for (int e = 0; e < 8; e++) { /* of two words */
-                    const u32 eight = q % 2 ? (e < 4 ? w.z : w.w) : (e < 4 ? w.x : w.y);
-                    now[e / 2 * 4 + e % 2 * 2 + r] = expand_pair(eight, e % 4, pair, 0);
-                }
-            }
-            multiply_slice(i, now, x + (u64)(q * (ROWS * 128 / 16)));
+            const uint4 first = word[q / 2][0], second = word[q / 2][1];
+            const int byte = IS_MX ? q / 2 : q;
+            multiply_slice(i, q % 2, q % 2 ? make_uint2(first.z, first.w) : make_uint2(first.x, first.y),
+                           q % 2 ? make_uint2(second.z, second.w) : make_uint2(second.x, second.y),
+                           scale_pair(table, scale[0], byte), scale_pair(table, scale[1], byte),
+                           x + (u64)(q * (ROWS * 128 / 16)));
         }
     }
     WGMMA_WAIT(0);
-    keep(a[0]);
-    keep(a[1]);
 }
 
 #if IS_MX
@@ -245,19 +264,11 @@ DEV void multiply_large_stage(u32 codes, u32 scales, u64 x)
         u32 scale[2] = {stage_scales(scales, (u32)(8 * i)), stage_scales(scales, (u32)(8 * i + 1))};
 #pragma unroll 1
         for (u32 q = 0; q < SLICES; q++) {
-            u32 a[16];
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                const uint2 w = load_shared_u32x2((codes ^ q / 2 * 16) + q % 2 * 8 + (u32)(8 * i + r) * 1024);
-                const u32 pair = scale_twice(scale[r] >> q / 2 * 8 & 255, 1);
-#pragma unroll
-                for (int e = 0; e < 8; e++) {
-                    a[e / 2 * 4 + e % 2 * 2 + r] = expand_pair(e < 4 ? w.x : w.y, e % 4, pair, 1);
-                }
-            }
-            multiply_slice(i, a, x + (u64)(q * (ROWS * 128 / 16)));
+            const u32 at = (codes ^ q / 2 * 16) + q % 2 * 8 + (u32)i * 8192;
+            multiply_large_slice(i, load_shared_u32x2(at), load_shared_u32x2(at + 1024),
+                                 scale_twice(scale[0] >> q / 2 * 8 & 255, 1),
+                                 scale_twice(scale[1] >> q / 2 * 8 & 255, 1), x + (u64)(q * (ROWS * 128 / 16)));
             WGMMA_WAIT(0);
-            keep(a);
         }
     }
 }
@@ -310,15 +321,7 @@ DEV void multiply(const problem *p, u32 sums_at, u32 warp, u32 lane, int mapped)
     const u32 to = sums_at + ((thread / 128 * ROWS + 2 * (thread % 4)) * PITCH + column) * 4;
 #pragma unroll
     for (int i = 0; i < TILES; i++) {
-        float sums[ROWS / 2];
-        take_sums(i, sums);
-#pragma unroll
-        for (int j = 0; j < ROWS / 8; j++) {
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                store_shared_f32(to + ((8 * j + e % 2) * PITCH + 64 * i + e / 2 * 8) * 4, sums[4 * j + e]);
-            }
-        }
+        leave_sums(i, to + (u32)i * 256);
     }
 }
 
@@ -340,8 +343,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         begin_ring(p, &code_map, &scale_map, &x_map, mapped, early);
     }
 #if !IS_MX
-    for (u32 i = threadIdx.x; i < 256; i += THREADS) {
-        store_shared_i32(p->table + 4 * i, (int)table_entry(i));
+    if (threadIdx.x < 256) {
+        store_shared_i32(p->table + 4 * threadIdx.x, (int)table_entry(threadIdx.x));
     }
 #endif
     __syncthreads();

@@ -144,6 +144,7 @@ DEV void load_scale_span(const qn_cuda_mm &a, const problem *p, u32 to, int k0, 
             copy_async_4(at, from, valid);
         } else {
             u32 word = 0;
+#pragma unroll 1
             for (int b = 0; b < 4 && valid && j + b < left; b++) {
                 word |= (u32)((const u8 *)from)[b] << 8 * b;
             }
@@ -217,6 +218,7 @@ DEV void look_at_scales(const qn_cuda_mm &a, const problem *p, const tensor_map 
     const u64 rows = (u64)a.part[0].b_scale | (u64)a.part[0].b_scale_row;
     const int words = rows % 4 == 0 && a.k % (4 * UNIT) == 0 && p->begin % (4 * UNIT) == 0;
     const int loads = mapped && thread == 0;
+#pragma unroll 1
     for (int ahead = early > 0; loads && ahead < SPANS - 1; ahead++) {
         load_scales(p, map, ahead);
     }
@@ -285,6 +287,41 @@ DEV tails load_tails(const qn_cuda_mm &a, const problem *p, int row, int column)
     return t;
 }
 
+#if !IS_MX
+/* Whether a number is far from the ends of f32. */
+DEV bool is_middling(float v)
+{
+    return (__float_as_uint(v) << 1) - (67u << 24) < 120u << 24;
+}
+
+/* Four numbers divided by one: the steps of a division, whose branch for numbers near the ends of f32 is there once. */
+DEV void divide_four(float *v, float by)
+{
+    float r, q[4];
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(by));
+    r = __fmaf_rn(r, __fmaf_rn(-by, r, 1.0f), r);
+    bool middling = is_middling(by);
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+        q[c] = v[c] * r;
+        q[c] = __fmaf_rn(r, __fmaf_rn(-by, q[c], v[c]), q[c]);
+        middling &= is_middling(v[c]);
+    }
+    if (middling) {
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            v[c] = q[c];
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int c = 0; c < 4; c++) {
+        const float first = v[0] / by;
+        v[0] = v[1], v[1] = v[2], v[2] = v[3], v[3] = first;
+    }
+}
+#endif
+
 /* Four sums of row `row` of the block's x, finished and stored. */
 DEV void store_four(const qn_cuda_mm &a, const problem *p, int row, int column, const tails &t, float *v)
 {
@@ -294,7 +331,16 @@ DEV void store_four(const qn_cuda_mm &a, const problem *p, int row, int column, 
     char *const to = w.d + (p->row + row) * w.d_row;
 #pragma unroll
     for (int c = 0; c < 4; c++) {
-        v[c] = finish(t.of[c], v[c] * FACTOR, t.row_scale, 0, row_global(a));
+        v[c] *= FACTOR;
+    }
+#if !IS_MX
+    divide_four(v, t.of[0].global * row_global(a));
+#endif
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+        tail own = t.of[c];
+        own.global = 1.0f;
+        v[c] = finish(own, v[c], t.row_scale, 0, 1.0f);
     }
     if (vector && n + 3 < a.n) {
 #if OUT == QN_MM_F32

@@ -51,8 +51,27 @@ DEV u32 place_pair(u32 word, int i)
 #endif
 }
 
+/* The same as texts of a statement: v = the pair of codes 0, 1 and so on of w, after BEGIN_PLACING; s is theirs. */
+#if IS_F16
+#define BEGIN_PLACING ""
+#define PLACE_HALVES "and.b32 v, v, 0x80008000;\nand.b32 s, s, 0x0e000e00;\nor.b32 v, v, s;\n"
+#define PLACE_0 "shl.b32 v, w, 12;\nshl.b32 s, w, 9;\n" PLACE_HALVES
+#define PLACE_1 "shl.b32 v, w, 8;\nshl.b32 s, w, 5;\n" PLACE_HALVES
+#define PLACE_2 "shl.b32 v, w, 4;\nshl.b32 s, w, 1;\n" PLACE_HALVES
+#define PLACE_3 "mov.b32 v, w;\nshr.u32 s, w, 3;\n" PLACE_HALVES
+#define MULTIPLY_TEXT "mul.rn.f16x2 "
+#else
+#define BEGIN_PLACING "shr.u32 s, w, 6;\n"
+#define PLACE_0 "and.b32 v, w, 0x000f000f;\nmul.lo.u32 v, v, 4160;\nand.b32 v, v, 0x81c081c0;\n"
+#define PLACE_1 "and.b32 v, w, 0x00f000f0;\nmul.lo.u32 v, v, 260;\nand.b32 v, v, 0x81c081c0;\n"
+#define PLACE_2 "and.b32 v, s, 0x003c003c;\nmul.lo.u32 v, v, 1040;\nand.b32 v, v, 0x81c081c0;\n"
+#define PLACE_3 "and.b32 v, w, 0x80008000;\nand.b32 s, s, 0x01c001c0;\nor.b32 v, v, s;\n"
+#define MULTIPLY_TEXT "mul.rn.bf16x2 "
+#endif
+
 /* Before any MXFP4 scale: its power of two and the one left out may together be no bf16. */
 #define MX_RAISE 0x7e807e80u /* 2^126 */
+#define RAISE_PAIR "mov.b32 r, 0x7e807e80;\nmul.rn.bf16x2 v, v, r;\n"
 
 #if IS_MX
 /* What a scale's code multiplies with, twice in a word: times the power of two that place_pair() leaves out, of codes
