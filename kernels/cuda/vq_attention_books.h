@@ -44,6 +44,15 @@ DEV void clear_tasks(void)
 #define LOAD_TASK(x, t, from, step)                                                                                    \
     asm volatile("{\n.reg .u64 at;\nmov.u64 at, %0;\n" OF_COLUMNS(LOAD_COLUMN, x t) "}" ::"l"(from), "l"(step))
 
+/* Book x's tasks as book y's. */
+#define PASS_COLUMN(v)                                                                                                 \
+    "mov.b32 y" v "0, x" v "0;\nmov.b32 y" v "1, x" v "1;\nmov.b32 y" v "2, x" v "2;\nmov.b32 y" v "3, x" v "3;\n"
+
+DEV void pass_tasks(void)
+{
+    asm volatile(OF_TASKS(PASS_COLUMN, ""));
+}
+
 /* Words w of the first task's columns, turned by the lane's quarter. */
 #define TURN_WORD(x, w, k0, k1, k2, k3)                                                                                \
     "selp.b32 e, " x "0k1w" w ", " x "0k0w" w ", odd;\nselp.b32 f, " x "0k2w" w ", " x "0k1w" w ", odd;\n"             \

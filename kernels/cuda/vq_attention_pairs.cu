@@ -165,13 +165,12 @@ DEV void find_tokens(const qn_cuda_vq_attention &a, cursor *c, int team, int str
     }
 }
 
-/* Ask for the next keys or values into that slot, if there are any. They take turns. */
+/* Ask for the next keys or values into that slot, if there are any. They take turns; find_tokens goes before keys. */
 template <bool of_values>
-DEV void ask(const qn_cuda_vq_attention &a, const tensor_map *map, cursor *c, int team, int stream_index, const ring &r,
-             int slot)
+DEV bool ask(const qn_cuda_vq_attention &a, const tensor_map *map, cursor *c, const ring &r, int slot)
 {
     if (c->token >= c->end) {
-        return;
+        return false;
     }
     if (warp_elect()) {
         barrier_arrive_expect(r.bars + slot * 8, CHUNK_BYTES);
@@ -180,8 +179,8 @@ DEV void ask(const qn_cuda_vq_attention &a, const tensor_map *map, cursor *c, in
     }
     if (of_values) {
         c->token += STRIDE;
-        find_tokens(a, c, team, stream_index);
     }
+    return true;
 }
 
 #if PRODUCTS
@@ -271,19 +270,66 @@ typedef pairs_put<0, false> keys_put;
 /* Texts of what begins a query: one for all where they would be long. */
 #define QUERY_TEXTS (QUERIES * PIECES * LOOKUPS > 24 ? 1 : QUERIES)
 
-/* A lane's part of a query: of each of its lookups the two channels, as f16 and what is left of them. */
-struct part_of_query {
-    u32 piece[PIECES][LOOKUPS];
-};
+/* What a lane has of queries, as registers with names: of query a, for the lookup at step i of half table h, the two
+ * channels as f16, ap<i>h<h>, and what is left of them, ar<i>h<h>. EACH_TWO(F, ...): F(i, h, j, g, ...) for every two
+ * lookups, (i, h) and (j, g), that a product takes. Step i is of column 4 * word + byte. */
+#if PAIR_HALVES == 1
+#define EACH_TWO(F, ...)                                                                                               \
+    F(0, 0, 1, 0, __VA_ARGS__) F(2, 0, 3, 0, __VA_ARGS__) F(4, 0, 5, 0, __VA_ARGS__) F(6, 0, 7, 0, __VA_ARGS__)
+#elif PAIR_HALVES == 2
+#define EACH_TWO(F, ...)                                                                                               \
+    F(0, 0, 0, 1, __VA_ARGS__) F(1, 0, 1, 1, __VA_ARGS__) F(2, 0, 2, 1, __VA_ARGS__) F(3, 0, 3, 1, __VA_ARGS__)        \
+    F(4, 0, 4, 1, __VA_ARGS__) F(5, 0, 5, 1, __VA_ARGS__) F(6, 0, 6, 1, __VA_ARGS__) F(7, 0, 7, 1, __VA_ARGS__)
+#else
+#define TWO_OF_STEP(F, i, ...) F(i, 0, i, 1, __VA_ARGS__) F(i, 2, i, 3, __VA_ARGS__)
+#define EACH_TWO(F, ...)                                                                                               \
+    TWO_OF_STEP(F, 0, __VA_ARGS__) TWO_OF_STEP(F, 1, __VA_ARGS__) TWO_OF_STEP(F, 2, __VA_ARGS__)                       \
+    TWO_OF_STEP(F, 3, __VA_ARGS__) TWO_OF_STEP(F, 4, __VA_ARGS__) TWO_OF_STEP(F, 5, __VA_ARGS__)                       \
+    TWO_OF_STEP(F, 6, __VA_ARGS__) TWO_OF_STEP(F, 7, __VA_ARGS__)
+#endif
+#define EACH_STEP(F, ...)                                                                                              \
+    F(0, __VA_ARGS__) F(1, __VA_ARGS__) F(2, __VA_ARGS__) F(3, __VA_ARGS__)                                            \
+    F(4, __VA_ARGS__) F(5, __VA_ARGS__) F(6, __VA_ARGS__) F(7, __VA_ARGS__)
+#define DECLARE_STEP(i, q) ".reg .b32 " #q "p" #i "h<4>, " #q "r" #i "h<4>;\n"
+#define DECLARE_PART(q, r, x) EACH_STEP(DECLARE_STEP, q)
 
-/* Lookup l of a lane: half table l % PAIR_HALVES, column 4 * word + byte. */
-DEV int word_of(int l, int quarter, int token)
-{
-    return 2 * quarter + ((l / PAIR_HALVES / 4) ^ token / 4);
-}
+/* Texts of begin_query, whose operands they name: all queries' move to the one before, the last one's are new. */
+#if QUERIES == 1
+#define LAST_QUERY "a"
+#elif QUERIES == 2
+#define LAST_QUERY "b"
+#elif QUERIES == 3
+#define LAST_QUERY "c"
+#else
+#define LAST_QUERY "d"
+#endif
+#define MOVE_LOOKUP(q, i, h) "mov.b32 " BEFORE_##q "p" #i "h" #h ", " #q "p" #i "h" #h ";\n"
+#define BEGIN_LOOKUP(i, h)                                                                                             \
+    "ld.shared.v2.f32 {x, y}, [%" #i "+" FURTHER_##h "];\nmul.rn.f32 x, x, %8;\nmul.rn.f32 y, y, %8;\n"                \
+    "cvt.rn.f16x2.f32 " LAST_QUERY "p" #i "h" #h ", y, x;\n"
+#if PIECES == 2
+#define MOVE_TWO(i, h, j, g, q)                                                                                        \
+    MOVE_LOOKUP(q, i, h) MOVE_LOOKUP(q, j, g)                                                                          \
+    "mov.b32 " BEFORE_##q "r" #i "h" #h ", " #q "r" #i "h" #h ";\n"                                                    \
+    "mov.b32 " BEFORE_##q "r" #j "h" #g ", " #q "r" #j "h" #g ";\n"
+#define LEAVE_REST(i, h)                                                                                               \
+    "mov.b32 {low, high}, " LAST_QUERY "p" #i "h" #h ";\ncvt.f32.f16 z, low;\nsub.rn.f32 x, x, z;\n"                   \
+    "cvt.f32.f16 z, high;\nsub.rn.f32 y, y, z;\ncvt.rn.f16x2.f32 " LAST_QUERY "r" #i "h" #h ", y, x;\n"
+#else
+#define MOVE_TWO(i, h, j, g, q) MOVE_LOOKUP(q, i, h) MOVE_LOOKUP(q, j, g)
+#define LEAVE_REST(i, h)
+#endif
+#define BEGIN_TWO(i, h, j, g, x) BEGIN_LOOKUP(i, h) LEAVE_REST(i, h) BEGIN_LOOKUP(j, g) LEAVE_REST(j, g)
+#define MOVE_PART(q) EACH_TWO(MOVE_TWO, q)
+
+#define FURTHER(h) ((4 * ((h) / PAIRS) * VEC + 2 * ((h) % PAIRS)) * 4) /* bytes from half table 0's channels */
+#define FURTHER_0 "%9"
+#define FURTHER_1 "%10"
+#define FURTHER_2 "%11"
+#define FURTHER_3 "%12"
 
 /* *unit: what scores are multiplied by. */
-DEV void begin_query(const float *q, float scale, part_of_query *part, float *unit)
+DEV void begin_query(const float *q, float scale, float *unit)
 {
     const int lane = (int)(thread_here() % 32), token = lane / 4, quarter = lane % 4;
     float most = 0.0f;
@@ -296,31 +342,17 @@ DEV void begin_query(const float *q, float scale, part_of_query *part, float *un
     power = power < 1 ? 1 : power > 253 ? 253 : power;
     const float by = __uint_as_float((u32)(254 - power) << 23);
     *unit = __uint_as_float((u32)power << 23) * scale;
+    u32 at[8];
 #pragma unroll
-    for (int l = 0; l < LOOKUPS; l++) {
-        const int h = l % PAIR_HALVES, column = 4 * word_of(l, quarter, token) + (token + l / PAIR_HALVES) % 4;
-        const int channel = group_of(column, h / PAIRS) * VEC + 2 * (sharer_of(column) * PAIRS + h % PAIRS);
-        const float x = q[channel] * by, y = q[channel + 1] * by;
-        const u32 high = pack_f16(x, y);
-        part->piece[0][l] = high;
-#if PIECES == 2
-        part->piece[1][l] = pack_f16(x - low_half(high), y - high_half(high));
-#endif
+    for (int i = 0; i < 8; i++) {
+        const int column = 4 * (2 * quarter + (i / 4 ^ token / 4)) + (token + i) % 4;
+        at[i] = shared_address(q + first_channel(0, column));
     }
-}
-
-/* Codes of a lane's token: words 2 * quarter and the next, the second first for tokens 4 to 7. */
-DEV void read_keys(const char *at, u32 (*words)[WORDS], bool swapped)
-{
-#if WORDS == 2
-    const uint4 v = *(const uint4 *)at;
-    words[0][0] = swapped ? v.z : v.x, words[0][1] = swapped ? v.w : v.y;
-    words[1][0] = swapped ? v.x : v.z, words[1][1] = swapped ? v.y : v.w;
-#else
-    const uint2 v = *(const uint2 *)at;
-    words[0][0] = swapped ? v.y : v.x;
-    words[1][0] = swapped ? v.x : v.y;
-#endif
+    asm volatile("{\n.reg .f32 x, y, z;\n.reg .b16 low, high;\n" LATER_QUERY(MOVE_PART)
+                     EACH_TWO(BEGIN_TWO, ) "}" ::"r"(at[0]),
+                 "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]), "r"(at[5]), "r"(at[6]), "r"(at[7]), "f"(by),
+                 "n"(FURTHER(0)), "n"(FURTHER(1)), "n"(FURTHER(2)), "n"(FURTHER(3))
+                 : "memory");
 }
 
 /* Sums of streams, as registers with names (vq_attention_sums.h): of query a ak<stream>x0 to x3, and so on. */
@@ -331,82 +363,86 @@ DEV void read_keys(const char *at, u32 (*words)[WORDS], bool swapped)
                  "mov.f32 %2, " #q "k" #i "x2;\nmov.f32 %3, " #q "k" #i "x3;"                                          \
                  : "=f"(d[i][r][0]), "=f"(d[i][r][1]), "=f"(d[i][r][2]), "=f"(d[i][r][3]));
 
-/* Texts of add_keys, whose operands they name. */
-#define LOOK_UP_KEY(value, word, pick, at)                                                                             \
-    FIND_ROW("row", word, "%1", pick, "%0") "ld.shared.u32 " value ", [row+" at "];\n"
-#define LOOK_UP_KEYS(w0, w1, w2, w3)                                                                                   \
-    LOOK_UP_KEY("v0", w0, "%2", "%4") LOOK_UP_KEY("v1", w1, "%2", "%4")                                                \
-    LOOK_UP_KEY("v2", w2, "%3", "%5") LOOK_UP_KEY("v3", w3, "%3", "%5")
-#if PIECES == 2
-#define PIECE_OPERANDS(q, r, x)                                                                                        \
-    , "r"(part[r].piece[0][l]), "r"(part[r].piece[0][l + 1]), "r"(part[r].piece[1][l]), "r"(part[r].piece[1][l + 1])
-#define PIECE_a "%14, %15"
-#define REST_a "%16, %17"
-#define PIECE_b "%18, %19"
-#define REST_b "%20, %21"
-#define PIECE_c "%22, %23"
-#define REST_c "%24, %25"
-#define PIECE_d "%26, %27"
-#define REST_d "%28, %29"
-#define ADD_KEYS(q, r, i)                                                                                              \
-    MULTIPLY_ADD(#q "k" i "x", "v0, v1, v2, v3", PIECE_##q) MULTIPLY_ADD(#q "k" i "x", "v0, v1, v2, v3", REST_##q)
+/* Texts of add_keys, whose operands they name. A lane's codes of token t of a stream s are words w<s><t><u>x<x>: u is 0
+ * for the first four steps, 1 for the others; with two of them, x. */
+#if WORDS == 2
+#define READ_TOKEN(s, t)                                                                                               \
+    ".reg .b32 w" s t "0x<2>, w" s t "1x<2>;\n"                                                                        \
+    "ld.shared.v4.u32 {e, f, g, h}, [%7+(" s "*16+" t "*8)*" TEXT(GROUPS) "];\n"                                       \
+    "selp.b32 w" s t "0x0, g, e, swapped;\nselp.b32 w" s t "0x1, h, f, swapped;\n"                                     \
+    "selp.b32 w" s t "1x0, e, g, swapped;\nselp.b32 w" s t "1x1, f, h, swapped;\n"
 #else
-#define PIECE_OPERANDS(q, r, x) , "r"(part[r].piece[0][l]), "r"(part[r].piece[0][l + 1])
-#define PIECE_a "%14, %15"
-#define PIECE_b "%16, %17"
-#define PIECE_c "%18, %19"
-#define PIECE_d "%20, %21"
-#define ADD_KEYS(q, r, i) MULTIPLY_ADD(#q "k" i "x", "v0, v1, v2, v3", PIECE_##q)
+#define READ_TOKEN(s, t)                                                                                               \
+    ".reg .b32 w" s t "0x<1>, w" s t "1x<1>;\n"                                                                        \
+    "ld.shared.v2.u32 {e, f}, [%7+(" s "*16+" t "*8)*" TEXT(GROUPS) "];\n"                                             \
+    "selp.b32 w" s t "0x0, f, e, swapped;\nselp.b32 w" s t "1x0, e, f, swapped;\n"
 #endif
-#define ADD_STREAM_0 LOOK_UP_KEYS("%6", "%7", "%8", "%9") EACH_QUERY(ADD_KEYS, "0")
-#if STREAMS == 2
-#define ADD_STREAM_1 LOOK_UP_KEYS("%10", "%11", "%12", "%13") EACH_QUERY(ADD_KEYS, "1")
+#define OF_STEP_0(F, ...) F("0", "%1", "%3", __VA_ARGS__)
+#define OF_STEP_1(F, ...) F("0", "%1", "%4", __VA_ARGS__)
+#define OF_STEP_2(F, ...) F("0", "%1", "%5", __VA_ARGS__)
+#define OF_STEP_3(F, ...) F("0", "%1", "%6", __VA_ARGS__)
+#define OF_STEP_4(F, ...) F("1", "%2", "%3", __VA_ARGS__)
+#define OF_STEP_5(F, ...) F("1", "%2", "%4", __VA_ARGS__)
+#define OF_STEP_6(F, ...) F("1", "%2", "%5", __VA_ARGS__)
+#define OF_STEP_7(F, ...) F("1", "%2", "%6", __VA_ARGS__)
+#define OF_HALF_0 "0", "%9"
+#if WORDS == 2 && PAIRS == 1
+#define OF_HALF_1 "1", "%10"
 #else
-#define ADD_STREAM_1
+#define OF_HALF_1 "0", "%10"
+#endif
+#if WORDS == 2
+#define OF_HALF_2 "1", "%11"
+#define OF_HALF_3 "1", "%12"
+#else
+#define OF_HALF_2 "0", "%11"
+#define OF_HALF_3 "0", "%12"
+#endif
+#define LOOK_UP_KEY(u, base, pick, value, s, t, ...) LOOK_UP_WORD(u, base, pick, value, s, t, __VA_ARGS__)
+#define LOOK_UP_WORD(u, base, pick, value, s, t, x, at)                                                                \
+    FIND_ROW("row", "w" s t u "x" x, base, pick, "%0") "ld.shared.u32 " value ", [row+" at "];\n"
+#if PIECES == 2
+#define ADD_KEYS(q, r, i, h, j, g, s)                                                                                  \
+    MULTIPLY_ADD(#q "k" s "x", "v0, v1, v2, v3", #q "p" #i "h" #h ", " #q "p" #j "h" #g)                               \
+    MULTIPLY_ADD(#q "k" s "x", "v0, v1, v2, v3", #q "r" #i "h" #h ", " #q "r" #j "h" #g)
+#else
+#define ADD_KEYS(q, r, i, h, j, g, s)                                                                                  \
+    MULTIPLY_ADD(#q "k" s "x", "v0, v1, v2, v3", #q "p" #i "h" #h ", " #q "p" #j "h" #g)
+#endif
+#define ADD_STREAM(i, h, j, g, s)                                                                                      \
+    OF_STEP_##i(LOOK_UP_KEY, "v0", s, "0", OF_HALF_##h) OF_STEP_##i(LOOK_UP_KEY, "v1", s, "1", OF_HALF_##h)            \
+    OF_STEP_##j(LOOK_UP_KEY, "v2", s, "0", OF_HALF_##g) OF_STEP_##j(LOOK_UP_KEY, "v3", s, "1", OF_HALF_##g)            \
+    EACH_QUERY(ADD_KEYS, i, h, j, g, s)
+#if STREAMS == 2
+#define READ_TOKENS READ_TOKEN("0", "0") READ_TOKEN("0", "1") READ_TOKEN("1", "0") READ_TOKEN("1", "1")
+#define ADD_TWO(i, h, j, g, x) ADD_STREAM(i, h, j, g, "0") ADD_STREAM(i, h, j, g, "1")
+#else
+#define READ_TOKENS READ_TOKEN("0", "0") READ_TOKEN("0", "1")
+#define ADD_TWO(i, h, j, g, x) ADD_STREAM(i, h, j, g, "0")
 #endif
 
-/* Lookups l and l + 1 of all streams' keys, of the half tables h and g, times every query's channels; words[stream] of
- * either token. */
-template <int h, int g>
-DEV void add_keys(const u32 (*words)[2][2][WORDS], int l, const place *p, const part_of_query *part)
+/* Products of every query with the keys of all streams, codes of the first of which begin at `at` for this lane: words
+ * 2 * quarter and the next of its token, the second one first for tokens 4 to 7. */
+DEV void add_keys(u32 at, int swapped, const place *p)
 {
-    const int u = l / PAIR_HALVES / 4, x = h / PAIRS, y = g / PAIRS;
-    const u32(*const first)[2][WORDS] = words[0], (*const second)[2][WORDS] = words[STREAMS - 1];
-    asm volatile("{\n.reg .b32 row, v0, v1, v2, v3;\n" ADD_STREAM_0 ADD_STREAM_1 "}" ::"r"(shared_address(shared)),
-                 "r"(p[u].base), "r"(p[u].pick[l / PAIR_HALVES % 4]), "r"(p[u].pick[(l + 1) / PAIR_HALVES % 4]),
-                 "n"(HALF_AT(h)), "n"(HALF_AT(g)), "r"(first[0][u][x]), "r"(first[1][u][x]), "r"(first[0][u][y]),
-                 "r"(first[1][u][y]), "r"(second[0][u][x]), "r"(second[1][u][x]), "r"(second[0][u][y]),
-                 "r"(second[1][u][y]) EACH_QUERY(PIECE_OPERANDS, ));
+    asm volatile("{\n.reg .b32 row, v0, v1, v2, v3, e, f, g, h;\n.reg .pred swapped;\nsetp.ne.s32 swapped, %8, 0;\n"
+                 READ_TOKENS EACH_QUERY(CLEAR_KEYS, ) EACH_TWO(ADD_TWO, ) "}" ::"r"(shared_address(shared)),
+                 "r"(p[0].base), "r"(p[1].base), "r"(p[0].pick[0]), "r"(p[0].pick[1]), "r"(p[0].pick[2]),
+                 "r"(p[0].pick[3]), "r"(at), "r"(swapped), "n"(HALF_AT(0)), "n"(HALF_AT(1)), "n"(HALF_AT(2)),
+                 "n"(HALF_AT(3))
+                 : "memory");
 }
 
 /* Scores of a chunk, one a lane, without the query's unit. */
-DEV void score_keys(const char *chunk, const part_of_query *part, const place *p, float *scores)
+DEV void score_keys(const char *chunk, const place *p, float *scores)
 {
     const int lane = (int)threadIdx.x % 32, token = lane / 4, quarter = lane % 4;
     const char *const at = chunk + token * GROUPS + quarter % (4 / SHARERS > 0 ? 4 / SHARERS : 1) * (2 * CODE_BYTES);
     const int from = 4 * (lane % 8) + lane % 8 / 2; /* the lane that has the diagonal's element of this lane's token */
 #pragma unroll
     for (int g = 0; g < 2; g += STREAMS) {
-        u32 words[STREAMS][2][2][WORDS];
         float d[STREAMS][QUERIES][4];
-#pragma unroll
-        for (int i = 0; i < STREAMS; i++) {
-            read_keys(at + (g + i) * 16 * GROUPS, words[i][0], token >= 4);
-            read_keys(at + (g + i) * 16 * GROUPS + 8 * GROUPS, words[i][1], token >= 4);
-        }
-        asm volatile(EACH_QUERY(CLEAR_KEYS, ));
-#pragma unroll
-        for (int l = 0; l < LOOKUPS; l += 2) {
-#if PAIR_HALVES == 4
-            if (l % 4 < 2) {
-                add_keys<0, 1>(words, l, p, part);
-            } else {
-                add_keys<2, 3>(words, l, p, part);
-            }
-#else
-            add_keys<0, PAIR_HALVES - 1>(words, l, p, part);
-#endif
-        }
+        add_keys(shared_address(at) + g * 16 * GROUPS, token >= 4, p);
         EACH_QUERY(TAKE_KEYS, 0)
 #if STREAMS == 2
         EACH_QUERY(TAKE_KEYS, 1)
@@ -487,7 +523,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     declare_sums();
     declare_tasks();
 #if !PRODUCTS
-    asm volatile(EACH_QUERY(DECLARE_KEYS, ));
+    asm volatile(EACH_QUERY(DECLARE_KEYS, ) EACH_QUERY(DECLARE_PART, ));
 #endif
     const u32 warp = warp_here();
     const int lane = (int)threadIdx.x % 32, team = (int)(warp / TEAM_WARPS), stream_index = (int)(warp % TEAM_WARPS);
@@ -536,16 +572,35 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
             enter_item(a, &next, team, stream_index);
             wait_before();
             end_item(a, &next);
-            find_tokens(a, &next, team, stream_index);
         }
         load_queries(&queries);
         if (begins) {
 #pragma unroll 1
-            for (int n = 0; n < SLOTS; n += 2) {
-                ask<false>(a, &keys, &next, team, stream_index, r, n);
-                ask<true>(a, &values, &next, team, stream_index, r, n + 1);
+            for (int n = 0;; n += 2) {
+                find_tokens(a, &next, team, stream_index);
+                if (n == SLOTS) {
+                    break;
+                }
+                ask<false>(a, &keys, &next, r, n);
+                ask<true>(a, &values, &next, r, n + 1);
             }
         }
+#if WHOLE_BOOKS && !PRODUCTS && !WIDE_VALUES
+        if (new_tables) { /* one text: keys' book passes to where that of values was */
+            keys_put put;
+            put.further = HALF_AT(VALUES_HALF);
+#pragma unroll 1
+            for (int book = (int)lazy(0);; book++) {
+                put_tasks<true>(thread_here() / 32, put);
+                if (book > 0) {
+                    break;
+                }
+                pass_tasks();
+                put.further = 0;
+            }
+        }
+        put_queries(a, queries);
+#else
         if (new_tables) {
             FILL(true, a.v_book, first.head, values_put);
         }
@@ -553,6 +608,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
         if (PRODUCTS || new_tables) {
             FILL(false, a.k_book, first.head, keys_put);
         }
+#endif
         __syncthreads();
         if (team < size) {
             const item it = item_of(a, i + team);
@@ -584,18 +640,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
             const span tokens = span_of(a, it, length_of(a, it.sequence));
             stream s[QUERIES];
 #if !PRODUCTS
-            part_of_query part[QUERIES];
-#endif
-#if !PRODUCTS
 #pragma unroll QUERY_TEXTS
             for (int y = 0; y < QUERIES; y++) {
-                part_of_query own;
-                begin_query(q + (team * QUERIES + y) * SIZE, a.scale, &own, mine + y);
-#pragma unroll
-                for (int r = 1; r < QUERIES; r++) {
-                    part[r - 1] = part[r];
-                }
-                part[QUERIES - 1] = own;
+                begin_query(q + (team * QUERIES + y) * SIZE, a.scale, mine + y);
             }
 #endif
             begin_streams(s);
@@ -607,10 +654,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
                 const float score = score_products(chunks + r.slot * CHUNK_BYTES, of_key);
 #else
                 float scores[QUERIES] = {};
-                score_keys(chunks + r.slot * CHUNK_BYTES, part, of_key, scores);
+                score_keys(chunks + r.slot * CHUNK_BYTES, of_key, scores);
 #endif
                 __syncwarp();
-                ask<false>(a, &keys, &next, team, stream_index, r, r.slot);
+                ask<false>(a, &keys, &next, r, r.slot);
                 pass_slot(&r);
 #if PRODUCTS
                 const int of_lane = 8 * phase + word_lane;
@@ -637,7 +684,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
                 }
                 add_values<VALUES_HALF>(words, weights + phase * 8, of_value, rows_of);
                 __syncwarp();
-                ask<true>(a, &values, &next, team, stream_index, r, r.slot);
+                if (ask<true>(a, &values, &next, r, r.slot)) {
+                    find_tokens(a, &next, team, stream_index);
+                }
                 pass_slot(&r);
             }
             int done = i + team;
@@ -645,8 +694,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
             const item ended = item_of(a, done);
             const float *const sums = (const float *)(shared + MERGE_AT) + team * TEAM_WARPS * PARTIAL;
 #pragma unroll 1
-            for (int y = 0; y < QUERIES; y++) {
-                leave_sums(s, mine); /* one text for all */
+            for (int y = (int)lazy(0); y < QUERIES; y++) { /* one text: counted rounds are peeled */
+                leave_sums(s, mine);
                 threads_sync(1 + (u32)team, 32 * TEAM_WARPS);
 #pragma unroll 1
                 for (int d = stream_index * 32; d < SIZE; d += 32 * TEAM_WARPS) {

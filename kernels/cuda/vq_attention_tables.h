@@ -273,6 +273,7 @@ template <class wide_put, class any_put> DEV void fill(const qn_cuda_vq_book &bo
 /* Pairs of channels into the half tables from `first` on; wide: two of them side by side, in a table for both. */
 template <int first, bool wide> struct pairs_put {
     static const int ROUNDS = 1;
+    u32 further = 0; /* bytes */
     struct of_column {};
     __device__ __forceinline__ of_column at(int, int, int, int) const
     {
@@ -281,7 +282,7 @@ template <int first, bool wide> struct pairs_put {
     __device__ __forceinline__ void operator()(const of_column &, int, int kv, int word, int column, int entry,
                                                const u32 *words) const
     {
-        char *const to = shared + kv * 128 + entry * 256 + column * (wide ? 8 : 4);
+        char *const to = shared + further + kv * 128 + entry * 256 + column * (wide ? 8 : 4);
         u32 own[PAIRS];
 #pragma unroll
         for (int p = 0; p < PAIRS; p++) {
