@@ -188,7 +188,10 @@ DEV int step_over(int key0, view least, view most)
 /* What a lane has of rows g = lane / 4 and g + 8 of its warp, for n < SIZE / 8 columns 8 n + 2 (lane % 4) and the next,
  * as a product of matrices leaves it: o[4 n] and the next of row g, the other two of g + 8. */
 struct state {
-    float o[SIZE / 2], most[2];
+#if !WGMMA
+    float o[SIZE / 2];
+#endif
+    float most[2];
     float range; /* of the values' factors: sums are in units of range / 2^15 */
 };
 
@@ -217,9 +220,10 @@ struct weights {
     u32 high[4], low[4];
 };
 
+#include "attention_names.h"
+
 #if WGMMA
 static_assert(Q_PLANE_STEP == Q_BYTES / 16 && TILE_PLANE_STEP == TILE_BYTES / 16, "planes follow each other");
-#include "attention_names.h"
 
 /* Asks for s += q k' of a tile, by a warpgroup: its rows and the tile. */
 DEV void ask_scores(u64 a, u64 b)
@@ -385,6 +389,21 @@ DEV void hide(const qn_cuda_attention_tiles &a, float *s, int key0, int first)
     }
 }
 
+/* Text of weigh_four, whose operands it names. */
+#define WEIGH(i, by, base, sum, times)                                                                                 \
+    "fma.rn.f32 %" #i ", %" #i ", " by ", " base ";\nex2.approx.ftz.f32 %" #i ", %" #i ";\n"                           \
+    "add.rn.f32 " sum ", " sum ", %" #i ";\nmul.rn.f32 %" #i ", %" #i ", " times ";\n"
+
+/* A lane's scores s of two rows and columns to weights 2^(s by + base), which sums take, times x and y of a column.
+ * Weights below 2^-126 are 0. */
+DEV void weigh_four(float *s, const float *by, const float *base, float *sum, float x, float y)
+{
+    asm(WEIGH(0, "%6", "%8", "%4", "%10") WEIGH(1, "%6", "%8", "%4", "%11")
+        WEIGH(2, "%7", "%9", "%5", "%10") WEIGH(3, "%7", "%9", "%5", "%11")
+        : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(sum[0]), "+f"(sum[1])
+        : "f"(by[0]), "f"(by[1]), "f"(base[0]), "f"(base[1]), "f"(x), "f"(y));
+}
+
 /* Scores of a tile, whose first key is key0, to weights; keep: what sums so far are multiplied by. factors: the keys',
  * then the values'. masked: not all rows see all keys. */
 DEV void weigh_tile(const qn_cuda_attention_tiles &a, state &w, float *s, const float *factors, int key0, int first,
@@ -422,18 +441,12 @@ DEV void weigh_tile(const qn_cuda_attention_tiles &a, state &w, float *s, const 
         by[h] = scale_of(h);
         keep[h] = weight_of((w.most[h] - base[h]) * by[h]);
         w.most[h] = top[h];
-        base[h] *= by[h];
+        base[h] *= -by[h];
     }
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i += 4) {
         const float2 f = V_FACTORS ? *(const float2 *)(factors + KEYS + 2 * i + column) : make_float2(1.0f, 1.0f);
-        float v[4];
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            v[e] = weight_of(__fmaf_rn(s[i + e], by[e / 2], -base[e / 2]));
-            sum[e / 2] += v[e];
-            s[i + e] = v[e] * ((e % 2 ? f.y : f.x) * unit);
-        }
+        weigh_four(s + i, by, base, sum, f.x * unit, f.y * unit);
     }
     load_totals(total);
 #pragma unroll
@@ -466,11 +479,7 @@ DEV void store_row(const qn_cuda_attention_tiles &a, const state &w, int h, int 
     }
     if (a.parts > 1) {
         float *const to = a.partials + (((i64)head * rows + r) * a.parts + part) * PARTIAL;
-#pragma unroll
-        for (int i = 0; i < SIZE / 2; i += 8) {
-            *(float4 *)(to + 2 * i + lane % 4 * 4) =
-                make_float4(w.o[i] * unit, w.o[i + 1] * unit, w.o[i + 4] * unit, w.o[i + 5] * unit);
-        }
+        put_parts(to + lane % 4 * 4, unit);
         if (lane % 4 == 0) {
             *(float2 *)(to + SIZE) = make_float2(w.most[0] * scale_of(h), total);
         }
@@ -479,13 +488,7 @@ DEV void store_row(const qn_cuda_attention_tiles &a, const state &w, int h, int 
     const row_place p = place_of(a, r);
     const float by = end_of(seen_by(a, r)) > 0 ? unit * reciprocal(total) : 0.0f;
     char *const to = a.o + p.query * a.o_row + (head * a.group + p.head) * a.o_head;
-#pragma unroll
-    for (int i = 0; i < SIZE / 2; i += 4) {
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            store_float(to, 2 * i + lane % 4 * 2 + e, w.o[i + e] * by, OUT);
-        }
-    }
+    put_results(to + lane % 4 * (OUT == QN_MM_F32 ? 8 : 4), by);
 }
 
 /* The second row moves to the first one's registers: the code is there once. */
@@ -494,11 +497,7 @@ DEV void store_rows(const qn_cuda_attention_tiles &a, state &w, int head, int pa
 #pragma unroll 1
     for (int h = 0; h < 2; h++) {
         store_row(a, w, h, head, part, row + 8 * h);
-#pragma unroll
-        for (int i = 0; i < SIZE / 2; i += 4) {
-            w.o[i] = w.o[i + 2];
-            w.o[i + 1] = w.o[i + 3];
-        }
+        move_row();
         w.most[0] = w.most[1];
     }
 }
@@ -533,7 +532,7 @@ DEV void take_tile(const qn_cuda_attention_tiles &a, state &w, weights *p, float
     take_scores(s);
     weigh_tile(a, w, s, factors, key0, first, SIGNS, next);
     WGMMA_WAIT(0);
-    add_sums(w.o, keep);
+    add_sums(keep);
     split_weights(p, s);
     keep[0] = next[0];
     keep[1] = next[1];
@@ -581,7 +580,7 @@ DEV void go_over_tiles(const qn_cuda_attention_tiles &a, state &w, int head, int
             p[i] = p[i + 1];
         }
     }
-    add_sums(w.o, keep);
+    add_sums(keep);
 }
 #else
 /* The same. */
@@ -620,9 +619,7 @@ DEV void go_over_tiles(const qn_cuda_attention_tiles &a, state &w, int head, int
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     qn_attention_tiles(const __grid_constant__ qn_cuda_attention_tiles a)
 {
-#if WGMMA
     declare_names();
-#endif
     const int lane = (int)threadIdx.x % 32, warp = (int)uniform(threadIdx.x / 32), head = (int)blockIdx.y;
     const int part = a.first_part + (int)blockIdx.z, rows = a.queries * a.group;
     const int first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS;
@@ -643,6 +640,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     load_queries(a, first, head, warp, lane);
     __syncwarp();
     state w = {};
+#if WGMMA
+    begin_results();
+#endif
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         w.most[h] = NONE;
@@ -652,6 +652,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (begin < end) {
         go_over_tiles(a, w, head, first, begin, end, least, most);
     }
+#if !WGMMA
+    give_results(w.o);
+#endif
     const int thread = (int)lazy(threadIdx.x);
     store_rows(a, w, head, part, first + thread / 32 * 16 + thread % 32 / 4);
 }

@@ -40,10 +40,11 @@ template <int format> DEV void load_row(float v[PAIRS][2], const char *row, int 
 /* Two numbers as the nearest f16 and the nearest to what they leave. */
 DEV void split_pair(float x, float y, u32 *high, u32 *low)
 {
-    float h[2];
-    *high = pack_f16(x, y);
-    half_floats(*high, h);
-    *low = pack_f16(x - h[0], y - h[1]);
+    asm("{\n.reg .b16 l, h;\n.reg .f32 x, y;\ncvt.rn.f16x2.f32 %0, %3, %2;\nmov.b32 {l, h}, %0;\n"
+        "cvt.f32.f16 x, l;\ncvt.f32.f16 y, h;\nsub.rn.f32 x, %2, x;\nsub.rn.f32 y, %3, y;\n"
+        "cvt.rn.f16x2.f32 %1, y, x;\n}"
+        : "=r"(*high), "=r"(*low)
+        : "f"(x), "f"(y));
 }
 
 /* By so many lanes: a row times the power of two that takes its largest element to between 2^14 and 2^15; returns the
