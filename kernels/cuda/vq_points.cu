@@ -33,6 +33,8 @@
 #define DIGIT_BYTES (2 * 4 * DIGIT_PITCH)
 #define ROWS_OF_X 2
 
+extern __shared__ __align__(128) u8 memory[];
+
 /* The span of x that a span of codes is multiplied by. */
 DEV int span_of_x(const qn_cuda_vq &a, int span)
 {
@@ -129,12 +131,32 @@ DEV turned_rows turned_rows_at(const qn_cuda_vq &a, const qn_cuda_turn &in, floa
     return f;
 }
 
+#if FUSED
+/* turn_row of what is so far behind `memory`. Not inlined: long, and twice in the kernel. */
+static __device__ __noinline__ void turn_within(int base, int columns, u32 from, u32 to, u32 signs)
+{
+    turn_row(qn_cuda_turn{base}, (const float *)(memory + from), (float *)(memory + to), columns,
+             (const u32 *)(memory + signs));
+}
+
+DEV void transform(const qn_cuda_turn &t, const float *from, float *to, const u32 *signs)
+{
+    turn_within(t.base, t.fast, (u32)((const u8 *)from - memory), (u32)((u8 *)to - memory),
+                (u32)((const u8 *)signs - memory));
+}
+#else
+DEV void transform(const qn_cuda_turn &t, const float *from, float *to, const u32 *signs)
+{
+    turn_row(t, from, to, t.fast, signs);
+}
+#endif
+
 /* Rows of x are transformed, but for their scale. */
 DEV void transform_x(const qn_cuda_vq &a, const qn_cuda_turn &in, const turned_rows &f)
 {
     for (int m = 0; m < a.m; m++) {
         __syncthreads();
-#pragma unroll 2
+#pragma unroll 1
         for (int k = (int)threadIdx.x * 8; k < a.k; k += THREADS * 8) {
             float v[8], by[8];
             load_eight(a.x + (i64)m * a.x_row, k, a.k, X_FORMAT, v);
@@ -154,7 +176,7 @@ DEV void transform_x(const qn_cuda_vq &a, const qn_cuda_turn &in, const turned_r
             *(float4 *)(f.before + k + 4) = make_float4(v[4], v[5], v[6], v[7]);
         }
         __syncthreads();
-        turn_row(in, f.before, f.after + m * f.longest, in.fast, f.signs);
+        transform(in, f.before, f.after + m * f.longest, f.signs);
     }
 }
 
@@ -170,19 +192,25 @@ DEV void transform_y(const qn_cuda_vq &a, const qn_cuda_turn &out, const turned_
     const float wscale = load_float(a.wscale, 0, WSCALE_FORMAT - 1);
 #endif
     const int share0 = a.n * (int)blockIdx.x / CLUSTER, share1 = a.n * ((int)blockIdx.x + 1) / CLUSTER;
+    const u32 rows = (u32)f.rows, block0 = threadIdx.x / rows, row0 = threadIdx.x % rows;
+    const u32 blocks = THREADS / rows, over = THREADS % rows; /* from one of a thread's rows to the next */
     cluster_arrive();
     cluster_wait();
     for (int m = 0; m < a.m; m++) {
+        u32 block = block0, row = row0;
         __syncthreads();
 #pragma unroll 4
         for (int i = (int)threadIdx.x; i < a.n; i += THREADS) {
             asm volatile("ld.shared::cluster.f32 %0, [%1];"
                          : "=f"(f.before[i])
-                         : "r"(cluster_address(of_block + (u32)(m * f.rows + i % f.rows) * 4, (u32)(i / f.rows)))
+                         : "r"(cluster_address(of_block + ((u32)m * rows + row) * 4, block))
                          : "memory");
+            row += over;
+            block += blocks + (row >= rows);
+            row -= row >= rows ? rows : 0;
         }
         __syncthreads();
-        turn_row(out, f.before, f.after, out.fast, f.signs_out);
+        transform(out, f.before, f.after, f.signs_out);
         __syncthreads();
 #pragma unroll 1
         for (int i = share0 + (int)threadIdx.x; i < share1; i += THREADS) {
@@ -223,7 +251,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     qn_vq_points(const __grid_constant__ qn_cuda_vq a, const __grid_constant__ qn_cuda_turn in,
                  const __grid_constant__ qn_cuda_turn out)
 {
-    extern __shared__ __align__(128) u8 memory[];
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int first = (int)blockIdx.x * a.tiles, end = min(first + a.tiles, a.n / 16);
     const int rows = (a.tiles + TILES - 1) / TILES * TILES * 16; /* of sums: units are whole */
