@@ -270,21 +270,29 @@ struct residual_codes {
     u32 word[CODEBOOK == 3 ? 8 : CODEBOOK == 2 ? 8 : 1];
 };
 
-/* Words of four tiles of 16 rows by 64 columns: 8 bytes a lane each, two rows by two groups. */
+/* Words of four tiles of 16 rows by 64 columns, 8 bytes a lane each, two rows by two groups; zeros past K and N. What 16
+ * rows have lies in their rows of codes, `columns` words in each. A quotient by an inverse that is rounded down may be one
+ * less. */
 DEV void load_part(const qn_cuda_vq &a, int row, int span, int lane, int first, u32 *codes)
 {
-    const u32 columns = (u32)a.k / 32;
+    const u32 columns = (u32)a.k / 32, inverse = ~0u / columns;
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        const int k = span * QN_VQ_SPAN + j * 64;
-        codes[2 * j] = codes[2 * j + 1] = 0;
-        if (k < a.k && row < a.n) {
-            const u64 word = ((u64)(row / 16) * (u32)(a.k / 64) + (u32)k / 64) * 32 + lane;
-            const u64 at = CODEBOOK == 1 && a.codes_row == (i64)columns * 8
-                               ? word * 8
-                               : word / columns * a.codes_row + (first + word % columns) * 8;
-            const uint2 v = load_once_2(a.codes + at);
-            codes[2 * j] = v.x, codes[2 * j + 1] = v.y;
+    for (int i = 0; i < 8; i++) {
+        codes[i] = 0;
+    }
+    if (row < a.n) { /* a branch, or the assembler moves each load to where its codes are used */
+        const u32 word = (u32)(span * (QN_VQ_SPAN / 2) + lane);
+        const u64 gap = (u64)a.codes_row - columns * 8;
+        const char *from = a.codes + row * a.codes_row + first * 8 + (u64)word * 8;
+        asm("" : "+l"(from));
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            u32 down = __umulhi(word + j * 32, inverse);
+            down += word + j * 32 - down * columns >= columns;
+            asm volatile("{\n.reg .pred there;\nsetp.lt.s32 there, %3, %4;\n"
+                         "@there ld.global.nc.L1::no_allocate" CODES_AHEAD ".v2.u32 {%0, %1}, [%2];\n}"
+                         : "+r"(codes[2 * j]), "+r"(codes[2 * j + 1])
+                         : "l"(from + j * 256 + down * gap), "r"(span * QN_VQ_SPAN + j * 64), "r"(a.k));
         }
     }
 }
