@@ -105,6 +105,17 @@ DEV void from_shared(const tables &t, int book, u32 code, int part, u32 *w)
 #endif
 }
 
+DEV void to_shared(u32 at, const u32 *w)
+{
+#if PART_WORDS == 4
+    store_shared_words(at, w[0], w[1], w[2], w[3]);
+#elif PART_WORDS == 2
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(at), "r"(w[0]), "r"(w[1]) : "memory");
+#else
+    store_shared_i32(at, (int)w[0]);
+#endif
+}
+
 DEV void from_global(const tables &t, int book, u32 code, int part, u32 *w)
 {
     const char *const at = t.books + ((i64)book * ENTRIES + code) * ENTRY_BYTES + part * 16;
@@ -380,14 +391,21 @@ DEV void fill_slice(const qn_cuda_vq &a, u32 first, u32 shared)
 #elif FORMAT == QN_CUDA_AQLM && HOT > 0
 DEV void fill(const qn_cuda_vq &a, u32 shared)
 {
-    const int pieces = ENTRY_BYTES / 4; /* words of an entry */
-    for (int i = (int)threadIdx.x; i < BOOKS * HOT * pieces; i += THREADS) {
-        const int book = i / (HOT * pieces), entry = i / pieces % HOT, word = i % pieces;
-        const u32 v = ((const u32 *)a.books)[((i64)book * ENTRIES + entry) * pieces + word];
-        const u32 to = shared + book * BOOK_BYTES + entry * (ENTRY_BYTES * COPIES) + word * 4;
+    const u32 pieces = ENTRY_BYTES / (4 * PART_WORDS), count = BOOKS * HOT * pieces;
+    tables t;
+    t.books = a.books;
+#pragma unroll(COPIES == 1 ? 4 : 2)
+    for (u32 first = 0; first < count; first += THREADS) {
+        const u32 i = first + threadIdx.x, book = i / (HOT * pieces), entry = i / pieces % HOT, piece = i % pieces;
+        if (count % THREADS == 0 || i < count) {
+            u32 w[PART_WORDS];
+            from_global(t, (int)book, entry, (int)piece, w);
 #pragma unroll
-        for (int c = 0; c < COPIES; c++) {
-            store_shared_i32(to + (u32)((c + entry) % COPIES) * ENTRY_BYTES, (int)v);
+            for (u32 c = 0; c < COPIES; c++) {
+                to_shared(shared + book * BOOK_BYTES + (entry * COPIES + (c + entry) % COPIES) * ENTRY_BYTES +
+                              piece * (4 * PART_WORDS),
+                          w);
+            }
         }
     }
 }
