@@ -134,53 +134,80 @@ DEV void release_stage(u32 bar)
     }
 }
 
+/* How spans are dealt to clusters, first_span of many of them; the host deals no more than 2^31 spans to 2^15. */
+struct dealt {
+    u32 clusters, inverse, each, left;
+};
+
+/* v / clusters: the inverse is rounded down, its product may be one less. */
+DEV u32 share_of(const dealt &d, u32 v)
+{
+    const u32 q = __umulhi(v, d.inverse);
+    return q + (v - q * d.clusters >= d.clusters);
+}
+
+DEV dealt dealt_of(const qn_cuda_vq &a)
+{
+    const u32 total = (u32)all_spans(a);
+    dealt d;
+    d.clusters = (u32)a.blocks;
+    d.inverse = ~0u / d.clusters;
+    d.each = share_of(d, total);
+    d.left = total - d.each * d.clusters;
+    return d;
+}
+
+DEV int first_of(const dealt &d, int cluster)
+{
+    return (int)(d.each * (u32)cluster + share_of(d, d.left * (u32)cluster));
+}
+
 /* The part of a tile that a cluster works on next: rows of w, of x, spans. */
 struct share {
-    int block, tile, span0, span1, piece;
+    int block, tile, span0, span1;
 };
 
 struct walk {
-    int at, last, step;
+    int at, last;
 };
 
-DEV walk begin_walk(const qn_cuda_vq &a, int cluster, int clusters)
+DEV walk begin_walk(const qn_cuda_vq &a, int cluster)
 {
     walk w;
     if (a.blocks > 0) {
-        w.at = first_span(a, all_spans(a), cluster);
-        w.last = first_span(a, all_spans(a), cluster + 1);
-        w.step = 0;
+        const dealt d = dealt_of(a);
+        w.at = first_of(d, cluster);
+        w.last = first_of(d, cluster + 1);
     } else {
         w.at = cluster;
         w.last = (a.n + QN_VQ_BLOCK_ROWS - 1) / QN_VQ_BLOCK_ROWS * ((a.m + TOKENS - 1) / TOKENS);
-        w.step = clusters;
     }
     return w;
 }
 
-DEV share next_share(const qn_cuda_vq &a, int cluster, walk &w)
+DEV share next_share(const qn_cuda_vq &a, int clusters, walk &w)
 {
+    const int dealt = a.blocks > 0;
+    const u32 row = (u32)(dealt ? a.spans : (a.m + TOKENS - 1) / TOKENS), block = (u32)w.at / row;
+    const int within = w.at - (int)(block * row);
     share s;
-    if (a.blocks > 0) {
-        s.block = w.at / a.spans;
-        s.tile = (int)blockIdx.y;
-        s.span0 = w.at % a.spans;
-        s.span1 = min(a.spans, s.span0 + w.last - w.at);
-        s.piece = -1;
-        while (!a.ready && (s.piece < 0 || first_span(a, all_spans(a), cluster - s.piece) > s.block * a.spans)) {
-            s.piece++; /* clusters before this one that have some of it */
-        }
-        w.at += s.span1 - s.span0;
-    } else {
-        const int tiles = (a.m + TOKENS - 1) / TOKENS;
-        s.block = w.at / tiles;
-        s.tile = w.at % tiles;
-        s.span0 = 0;
-        s.span1 = a.spans;
-        s.piece = -1;
-        w.at += w.step;
-    }
+    s.block = (int)block;
+    s.tile = dealt ? (int)blockIdx.y : within;
+    s.span0 = dealt ? within : 0;
+    s.span1 = dealt ? min(a.spans, within + w.last - w.at) : a.spans;
+    w.at += dealt ? s.span1 - within : clusters;
     return s;
+}
+
+/* Which part of a tile the cluster's is: so many before it have some of the tile. */
+DEV int piece_of(const qn_cuda_vq &a, const share &s, int cluster)
+{
+    const dealt d = dealt_of(a);
+    int piece = 0;
+    while (first_of(d, cluster - piece) > s.block * a.spans) {
+        piece++;
+    }
+    return piece;
 }
 
 #if FORMAT == QN_CUDA_GPTVQ
@@ -269,9 +296,10 @@ DEV void leave_part(const qn_cuda_vq &a, int cluster, int piece)
 /* What others have of the tile, in order; they began with it. */
 DEV void add_parts(const qn_cuda_vq &a, const share &s, int cluster, int piece)
 {
-    const int total = all_spans(a), end = (s.block + 1) * a.spans;
+    const dealt d = dealt_of(a);
+    const int end = (s.block + 1) * a.spans;
 #pragma unroll 1
-    for (int c = cluster + 1; first_span(a, total, c) < end; c++) {
+    for (int c = cluster + 1; first_of(d, c) < end; c++) {
         if (threadIdx.x % 128 == 0) {
             u32 there;
             do {
@@ -286,12 +314,13 @@ DEV void add_parts(const qn_cuda_vq &a, const share &s, int cluster, int piece)
 
 /* The tile's results, or its part of them: 16 at a time, through the same registers, since the code for one is long,
  * and without branches. */
-DEV void write_sums(const qn_cuda_vq &a, const share &s, int row, int lane, float unit)
+DEV void write_sums(const qn_cuda_vq &a, const share &s, int cluster, int row, int lane, float unit)
 {
-    const int parted = s.piece >= 0, scaled = a.row_scale && !parted ? a.m : 0;
+    const int parted = a.blocks > 0 && !a.ready, piece = parted ? piece_of(a, s, cluster) : 0;
+    const int scaled = a.row_scale && !parted ? a.m : 0;
     const i64 step = parted ? (i64)a.n * 4 : a.y_row;
     int m = s.tile * TOKENS + lane % 4 * 2;
-    char *const first_row = (parted ? (char *)(a.parts + (i64)s.piece * a.m * a.n) : a.y) + m * step;
+    char *const first_row = (parted ? (char *)(a.parts + (i64)piece * a.m * a.n) : a.y) + m * step;
     char *to[2];
     float scale[2] = {unit, unit}, bias[2] = {0.0f, 0.0f};
     int parts[2], results[2]; /* ends of the rows of x whose parts, or results, are there */
@@ -384,13 +413,13 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
     cluster_arrive();
     cluster_wait();
 #endif
-    walk w = begin_walk(a, cluster, clusters);
+    walk w = begin_walk(a, cluster);
     u32 stage = 0, phase = 0;
     if (group == GROUPS) {
         REGISTERS_GIVE(24);
         if (threadIdx.x == THREADS) {
             while (w.at < w.last) {
-                const share s = next_share(a, cluster, w);
+                const share s = next_share(a, clusters, w);
                 const char *from = (const char *)a.halves + ((i64)s.tile * a.spans + s.span0) * (4 * STAGE_BYTES) +
                                    rank * (STAGE_BYTES / PAIR);
                 for (int i = 4 * s.span0; i < 4 * s.span1; i++, from += STAGE_BYTES) {
@@ -422,7 +451,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
         u32 side = 0;
 #endif
         while (w.at < w.last) {
-            const share s = next_share(a, cluster, w);
+            const share s = next_share(a, clusters, w);
             const int row = s.block * QN_VQ_BLOCK_ROWS + (int)(rank * GROUPS + (u32)group) * 64 + warp % 4 * 16;
             begin_sums();
 #if FORMAT == QN_CUDA_GPTVQ
@@ -503,7 +532,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
                 }
                 add_parts(a, s, own, piece);
             }
-            write_sums(a, s, row, lane,
+            write_sums(a, s, cluster, row, lane,
 #if FORMAT == QN_CUDA_GPTVQ
                        unit
 #else
