@@ -346,26 +346,33 @@ DEV void write_sums(const qn_cuda_vq &a, const share &s, int cluster, int row, i
     for (int first = 0; first < TOKENS / 2; first += 16) {
         float sums[16];
         take_sums(sums);
+#pragma unroll 1
+        for (int eight = 0; eight < 2; eight++) {
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
+            for (int j = 0; j < 2; j++) {
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const float factor = row_scale_of(a, m + e, scaled);
+                for (int e = 0; e < 2; e++) {
+                    const float factor = row_scale_of(a, m + e, scaled);
 #pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const float v = sums[4 * j + 2 * half + e] * (factor * scale[half]) + bias[half];
-                    char *const at = to[half] + e * step;
+                    for (int half = 0; half < 2; half++) {
+                        const float v = sums[4 * j + 2 * half + e] * (factor * scale[half]) + bias[half];
+                        char *const at = to[half] + e * step;
 #if OUT == QN_MM_F32
-                    store_part(at, v, m + e, max(parts[half], results[half]));
+                        store_part(at, v, m + e, max(parts[half], results[half]));
 #else
-                    store_part(at, v, m + e, parts[half]);
-                    store_half(at, v, m + e, results[half]);
+                        store_part(at, v, m + e, parts[half]);
+                        store_half(at, v, m + e, results[half]);
 #endif
+                    }
                 }
+                m += 8;
+                to[0] += 8 * step;
+                to[1] += 8 * step;
             }
-            m += 8;
-            to[0] += 8 * step;
-            to[1] += 8 * step;
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                sums[i] = sums[8 + i];
+            }
         }
     }
 }
