@@ -227,6 +227,12 @@ DEV float scale_unit(const qn_cuda_vq &a, int block)
     return exponent > 0x01000000u && exponent < 0x7E000000u ? __uint_as_float(exponent) : 1.0f;
 }
 
+/* Of such a power. */
+DEV float inverse_of(float unit)
+{
+    return __uint_as_float(0x7F000000u - __float_as_uint(unit));
+}
+
 DEV void fill_scaled(u32 bytes, float scale, u32 shared)
 {
     const u32 low = pack_f16((float)(int)(signed char)bytes * scale, (float)(int)(signed char)(bytes >> 8) * scale);
@@ -485,7 +491,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) qn_vq_wide(const 
                 side ^= BOOK_BYTES;
                 const float scale = ((const float *)(a.scales + (i64)s.block * a.scales_row))[span];
                 if (THREADS == 256 || threadIdx.x < 256) {
-                    fill_scaled(entry, scale / unit, table + side);
+                    fill_scaled(entry, scale * inverse_of(unit), table + side);
                     entry = book_entry(a, s.block * QN_VQ_BLOCK_ROWS, span + 1 < s.span1 ? span + 1 : span);
                 }
                 t.shared = table + side + (u32)(lane % COPIES) * ENTRY_BYTES;
