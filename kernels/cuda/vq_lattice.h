@@ -83,11 +83,20 @@ DEV u32 e8p_signed(u32 word, u32 signs, u32 *low)
     return word ^ (signs ^ *low) * 14;
 }
 
-/* Nibbles j and j + 4 as f16: 2 v + 8 in mantissa bits 4 to 7 of 32.25 is v + 36.25. */
-DEV u32 e8p_pair(u32 word, int j)
+/* Nibbles j and j + 4 in bits 4 to 7 of two halves with `others`: (v & mask) | others as one instruction, of which the
+ * compiler makes two, since both are constants. */
+DEV u32 nibble_pair(u32 word, int j, u32 others)
 {
     const u32 placed = j == 0 ? word << 4 : word >> (4 * j - 4);
-    return (placed & 0x00F000F0u) | 0x50085008u;
+    u32 v;
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(v) : "r"(placed), "r"(0x00F000F0u), "r"(others));
+    return v;
+}
+
+/* As f16: 2 v + 8 in mantissa bits 4 to 7 of 32.25 is v + 36.25. */
+DEV u32 e8p_pair(u32 word, int j)
+{
+    return nibble_pair(word, j, 0x50085008u);
 }
 
 DEV u32 add_halves(u32 a, u32 b)
@@ -110,7 +119,7 @@ DEV u32 fma_halves(u32 a, u32 b, u32 c)
 /* Elements 2 j and 2 j + 1 of an E8 word: v + 36.25, and -36.25 is no multiple of the step: 0x5008 becomes 0x5000. */
 DEV u32 e8_pair(u32 word, int j)
 {
-    return add_halves(e8p_pair(word, j) & 0xFFF7FFF7u, 0xD080D080u);
+    return add_halves(nibble_pair(word, j, 0x50005000u), 0xD080D080u);
 }
 
 #endif
