@@ -210,13 +210,16 @@ DEV float unit_of(float most)
     return exponent > 20 && exponent < 255 ? __uint_as_float((u32)(267 - exponent) << 23) : 1.0f;
 }
 
+/* 1 / unit, of such a power exactly. */
+DEV float inverse_of(float unit)
+{
+    return __uint_as_float(0x7F000000u - __float_as_uint(unit));
+}
+
+/* Of magnitudes, whose bits are in their order. */
 DEV float lanes_max(float v)
 {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        v = fmaxf(v, __shfl_xor_sync(~0u, v, step));
-    }
-    return v;
+    return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(v)));
 }
 
 /* Scales behind the last row's, which the product reads with it. */
@@ -429,15 +432,21 @@ extern "C" __global__ void __launch_bounds__(UNPACK_THREADS, UNPACK_BLOCKS)
         most[warp][i] = lanes_max(unit[i]);
     }
     __syncthreads();
+    if (threadIdx.x < VECTOR) {
+        float largest = 0.0f;
+#pragma unroll
+        for (int j = 0; j < UNPACK_THREADS / 32; j++) {
+            largest = fmaxf(largest, most[j][threadIdx.x]);
+        }
+        most[0][threadIdx.x] = unit_of(largest);
+        if ((int)threadIdx.x < rows) {
+            a.column_scale[first + (int)threadIdx.x] = inverse_of(unit_of(largest));
+        }
+    }
+    __syncthreads();
 #pragma unroll
     for (int i = 0; i < VECTOR; i++) {
-        for (int j = 0; j < UNPACK_THREADS / 32; j++) {
-            unit[i] = fmaxf(unit[i], most[j][i]);
-        }
-        unit[i] = unit_of(unit[i]);
-        if (threadIdx.x == 0 && i < rows) {
-            a.column_scale[first + i] = 1.0f / unit[i];
-        }
+        unit[i] = most[0][i];
     }
     for (int j = 0, p = (int)threadIdx.x * RUN; p < a.k; j++, p += UNPACK_THREADS * RUN) {
 #if RUN > 1
@@ -536,7 +545,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 4) qn_vq_unpack(const _
         unpack_row(a, n, lane, unit, row);
     }
     if (lane == 0) {
-        float scale = 1.0f / unit;
+        float scale = inverse_of(unit);
 #if FORMAT == QN_CUDA_AQLM
         scale *= load_float(a.scales + (i64)(n / OUT_GROUP) * a.scales_row, 0, SCALE_FORMAT);
 #elif FORMAT == QN_CUDA_QUIP
