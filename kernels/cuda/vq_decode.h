@@ -281,9 +281,9 @@ struct residual_codes {
     u32 word[CODEBOOK == 3 ? 8 : CODEBOOK == 2 ? 8 : 1];
 };
 
-/* Words of four tiles of 16 rows by 64 columns, 8 bytes a lane each, two rows by two groups; zeros past K and N. What 16
- * rows have lies in their rows of codes, `columns` words in each. A quotient by an inverse that is rounded down may be one
- * less. */
+/* Words of four tiles of 16 rows by 64 columns, 8 bytes a lane each, two rows by two groups; zeros past K and N. What
+ * 16 rows have lies in their rows of codes, `columns` words in each. A quotient by an inverse that is rounded down may
+ * be one less. */
 DEV void load_part(const qn_cuda_vq &a, int row, int span, int lane, int first, u32 *codes)
 {
     const u32 columns = (u32)a.k / 32, inverse = ~0u / columns;
