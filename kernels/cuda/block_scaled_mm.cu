@@ -20,8 +20,8 @@
  *     STAGES  k-blocks in flight
  *     CLUSTER 1 or 2 blocks sharing A
  *     SPLIT   1, or blocks of a cluster that take a tile together, each a part of K, and exchange sums through shared
- *             memory so that each ends with BN / SPLIT columns, a multiple of 8: one matrix of at most BM rows, CLUSTER
- *             1, STORE 0, and SPLIT k-blocks at least
+ *             memory so that each ends with BN / SPLIT columns, a multiple of 8: one matrix, CLUSTER 1, STORE 0, and
+ *             SPLIT k-blocks at least
  *     GROUPS  2 or 3, or 1 with BM = 64
  *     PARTS   products in flight in a warpgroup: 1, or 2 with BM = 64 GROUPS, GROUPS 1 or 2 and one matrix
  *     STORE   1: tiles leave through the copy engine: OUT 0 or 1, BN a multiple of 64, d as its map below asks;

@@ -176,6 +176,9 @@ static const struct {
     {"block_scaled_mm m=16 n=130 k=64", 0},
     {"block_scaled_mm m=16 n=192 k=576", 0},
     {"block_scaled_mm m=16 n=65 k=383", 0},
+    {"block_scaled_mm m=200 n=130 k=2250", 0}, /* rows of tiles in parts of K */
+    {"block_scaled_mm m=300 n=264 k=1408 out=f32 scale_layout=col", 0},
+    {"block_scaled_mm m=500 n=72 k=1100 out=f16", 0},
     {"block_scaled_mm m=0 n=128 k=128", 0},
     {"block_scaled_mm m=3 n=128 k=0 out=f32", 0},
     {"block_scaled_mm m=7 n=200 k=300 out=f16", 0},

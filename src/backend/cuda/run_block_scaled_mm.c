@@ -15,15 +15,17 @@
 
 enum { MOST_SPLIT = 8 };
 
-/* Programs of a plan: the portable one, tiles for many rows, then a cut for each height of few rows. */
+/* Programs of a plan: the portable one, tiles for many rows, then a cut for each height of few rows. Those above 128
+ * have one where rows of tiles in parts of K are estimated to be faster than tiles. */
 enum { PORTABLE = 0, TILES, FEW = TILES + QN_BLOCK_TILES };
-static const int32_t heights[] = {8, 16, 32, 64, QN_STRIP_ROWS};
+static const int32_t heights[] = {
+    8, 16, 32, 64, QN_STRIP_ROWS, 2 * QN_STRIP_ROWS, 3 * QN_STRIP_ROWS, 4 * QN_STRIP_ROWS};
 enum { HEIGHTS = sizeof heights / sizeof *heights };
 _Static_assert(FEW + HEIGHTS <= QN_CUDA_PROGRAMS, "a plan has room for that many programs");
 
-/* How few rows are cut: a strip, or one row of tiles. */
+/* How few rows are cut: a strip, or rows of tiles; neither: as many rows. */
 typedef struct cut {
-    int32_t strip;
+    int32_t none, strip;
     qn_strip s;
     qn_tile t;
     const qn_tuned *tuned; /* NULL: by the rules below */
@@ -76,8 +78,8 @@ static qn_strip few_strip(const qn_op_desc *desc, const qn_cuda_device *device)
     return s;
 }
 
-/* Widths of one row of tiles. */
-enum { WIDTH_STEP = 16 };
+/* Widths of one row of tiles, and k-blocks that a part has at least where there are several. */
+enum { WIDTH_STEP = 16, LEAST_SEVERAL = 2 };
 
 static int32_t least_width(int32_t rows)
 {
@@ -145,10 +147,37 @@ static void more_cut(const qn_op_desc *desc, const qn_cuda_device *device, int32
     }
 }
 
+/* Of several rows of tiles: the least estimate, or none if that of whole K is about as good. */
+static void several_cut(const qn_op_desc *desc, const qn_cuda_device *device, int32_t rows, cut *c)
+{
+    const double gain = 0.95;
+    const int64_t n = desc->in[QN_BMM_B].dims[0], k = desc->in[QN_BMM_B].dims[1];
+    double whole = 0.0, least = 0.0;
+    for (int32_t width = least_width(rows); width <= most_width(rows); width += WIDTH_STEP) {
+        for (int32_t split = 1; split <= MOST_SPLIT && split <= qn_ceil_div(k, LEAST_SEVERAL * 128); split++) {
+            const double us = qn_several_tile_cost(rows / QN_STRIP_ROWS, width, split, n, k, device->sms);
+            double *const best = split > 1 ? &least : &whole;
+            if (us > 0.0 && (*best <= 0.0 || us < *best)) {
+                *best = us;
+                if (split > 1) {
+                    qn_few_tile(QN_STRIP_ROWS, width, 0, 1, split, &c->t);
+                }
+            }
+        }
+    }
+    c->none =
+        least <= 0.0 || least >= gain * whole || qn_tuned_find(device, n, k, rows, QN_STRIP_ROWS, INT32_MAX) != NULL;
+}
+
 /* By N, K and the device alone. */
 static cut cut_of(const qn_op_desc *desc, const qn_cuda_device *device, int32_t rows)
 {
     const qn_shape *b = &desc->in[QN_BMM_B];
+    if (rows > QN_STRIP_ROWS) {
+        cut several = {.strip = 0};
+        several_cut(desc, device, rows, &several);
+        return several;
+    }
     cut c = {.tuned = qn_tuned_find(device, b->dims[0], b->dims[1], rows, rows > 8 ? rows / 2 : 0, rows)};
     if (c.tuned) {
         c.strip = c.tuned->strip;
@@ -185,7 +214,9 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
     }
     for (int32_t i = 0; i < HEIGHTS; i++) {
         const cut c = cut_of(desc, device, heights[i]);
-        if (c.strip) {
+        if (c.none) {
+            out[FEW + i] = out[PORTABLE];
+        } else if (c.strip) {
             qn_strip_program(&c.s, heights[i], form, QN_ONE_MATRIX, &out[FEW + i]);
         } else {
             qn_block_tile_program(&c.t, form, QN_ONE_MATRIX, &out[FEW + i]);
@@ -332,6 +363,9 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
             continue;
         }
         const cut c = cut_of(desc, run->device, heights[i]);
+        if (c.none) {
+            break;
+        }
         if (boxes || !(c.strip ? c.s.store : c.t.store)) {
             return c.strip ? launch_strips(run, &o, FEW + i, &c.s, heights[i], error)
                            : launch_tiles(run, &o, FEW + i, &c.t, error);
@@ -366,6 +400,11 @@ static void add_few_candidates(const qn_op_desc *desc, const qn_cuda_device *dev
     }
 }
 
+static int32_t height_of(int64_t m)
+{
+    return m <= QN_STRIP_ROWS ? qn_strip_height(m) : (int32_t)(qn_ceil_div(m, QN_STRIP_ROWS) * QN_STRIP_ROWS);
+}
+
 static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes *sizes,
                      qn_text *text)
 {
@@ -376,11 +415,11 @@ static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_des
     if (!device || sizes->m < 1) {
         return;
     }
-    if (sizes->m <= QN_STRIP_ROWS) {
-        const int32_t rows = qn_strip_height(sizes->m);
-        const cut c = cut_of(desc, device, rows);
+    const int32_t rows = sizes->m <= heights[HEIGHTS - 1] ? height_of(sizes->m) : 0;
+    const cut c = rows ? cut_of(desc, device, rows) : (cut){.none = 1};
+    if (!c.none) {
         tuned = c.tuned;
-        if (rows > 32) {
+        if (rows > 32 && rows <= QN_STRIP_ROWS) {
             add_few_candidates(desc, device, rows, text);
         }
         if (c.strip) {

@@ -67,6 +67,9 @@ int32_t qn_tile_clusters(int32_t blocks, int32_t sms);
 double qn_few_tile_cost(int32_t rows, int32_t columns, int32_t split, int64_t n, int64_t k, int32_t sms);
 double qn_few_strip_cost(const qn_strip *strip, int64_t n, int64_t k, int32_t sms);
 
+/* The same of so many rows of tiles with 128 rows, and with what all cuts take; whole K in any number of rounds. */
+double qn_several_tile_cost(int32_t several, int32_t columns, int32_t split, int64_t n, int64_t k, int32_t sms);
+
 /* The height of the strip for that many rows, at most 128. */
 int32_t qn_strip_height(int64_t rows);
 
