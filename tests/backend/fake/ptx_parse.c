@@ -355,15 +355,47 @@ static uint64_t number(const char *s)
     return *s == '-' ? (uint64_t)strtoll(s, NULL, 0) : strtoull(s, NULL, 0);
 }
 
+static int64_t constant_sum(char **at);
+
+static int64_t constant_factor(char **at)
+{
+    *at += strspn(*at, " ");
+    const int group = **at == '(';
+    *at += group;
+    const int64_t v = group ? constant_sum(at) : strtoll(*at, at, 0);
+    *at += strspn(*at, " ");
+    *at += group && **at == ')';
+    return v;
+}
+
+/* A constant expression of numbers, products, sums and groups; *at: what is behind it. */
+static int64_t constant_sum(char **at)
+{
+    int64_t sum = 0;
+    for (;;) {
+        int64_t product = constant_factor(at);
+        while (**at == '*') {
+            ++*at;
+            product *= constant_factor(at);
+        }
+        sum += product;
+        if (**at != '+') {
+            return sum;
+        }
+        ++*at;
+    }
+}
+
 static ptx_operand operand_of(parser *p, char *s);
 
-/* A register or symbol, with "+ number" behind it: of memory, or an address as a value. */
+/* A register or symbol, with "+ expression" behind it: of memory, or an address as a value. */
 static void place(parser *p, char *s, ptx_operand *o)
 {
     char *plus = strchr(s, '+');
     if (plus) {
         *plus = 0;
-        o->value = (uint64_t)strtoll(plus + 1, NULL, 0);
+        char *at = plus + 1;
+        o->value = (uint64_t)constant_sum(&at);
         trim(s);
     }
     const int r = find_register(p, s);
