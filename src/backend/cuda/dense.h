@@ -1,5 +1,5 @@
 /* Products of 16-bit floats on Hopper for whoever has such operands (kernels/cuda/dense_mm.cu): dense_mm itself
- * (run_dense_mm.c) and products of weights that were written out before (run_vq.c). */
+ * (run_dense_mm.c, run_planes.c) and products of weights that were written out before (run_vq.c, run_fp4_mm.c). */
 #ifndef QN_BACKEND_CUDA_DENSE_H
 #define QN_BACKEND_CUDA_DENSE_H
 
@@ -14,7 +14,7 @@ typedef struct qn_dense_form {
     int32_t out;    /* QN_OUT_* */
     int32_t scaled; /* QN_DENSE_* */
     int32_t bias;   /* 0 none, 1 f32, 2 f16, 3 bf16 */
-    int32_t a_planes, b_planes; /* that add up to operands (run_planes.c); 0: they are not planes */
+    int32_t a_planes, b_planes; /* that add up to operands (mm_planes.cu); 0: they are not planes */
 } qn_dense_form;
 
 /* Scales: of rows and columns, the rows' may be ones; of rows alone; of both as planes have them. */
@@ -29,7 +29,7 @@ typedef struct qn_dense_operands {
     int64_t a_row, b_row, d_row, a_plane, b_plane;
     int64_t n;           /* columns that there are of the form's; 0: all */
     int32_t m, constant; /* constant: work under way in the stream does not write b */
-    int32_t *odd;        /* of planes: set to 1 where a result is not finite */
+    int32_t *odd;        /* of planes: set to 1 where a result is not finite; NULL: is not */
 } qn_dense_operands;
 
 /* The programs of a form: QN_DENSE_PROGRAMS. */

@@ -86,6 +86,14 @@ qn_status qn_cuda_mm_planes_launch(const qn_cuda_run *run, int32_t first, qn_cud
                                    void *workspace, qn_error *error);
 void qn_cuda_mm_planes_describe(const qn_cuda_device *device, const qn_sizes *sizes, qn_text *text);
 
+/* Rows that become planes of 16-bit floats (kernels/cuda/mm_planes.cu; run_planes.c), also for products of other
+ * families: the program for rows of a format in device code; its launch, which is program i of a plan, for so many
+ * rows; how many of `count` rows, each of so many bytes of planes, are made at a time. is_blocks: GGUF. */
+void qn_cuda_planes_program(int32_t format, int32_t planes, int32_t f16, qn_cuda_program *program);
+qn_status qn_cuda_planes_make(const qn_cuda_run *run, int32_t i, qn_cuda_planes *p, int64_t rows, int32_t planes,
+                              int is_blocks, qn_error *error);
+int64_t qn_cuda_planes_at_once(int64_t count, int64_t bytes);
+
 /* The portable kernel that takes operands of any alignment: its program, and the launch of program i of a plan. */
 void qn_cuda_mm_any_program(const qn_op_desc *desc, qn_cuda_program *program);
 qn_status qn_cuda_mm_launch_any(const qn_cuda_run *run, int32_t i, qn_error *error);

@@ -36,8 +36,8 @@ enum {
     AGAIN_BLOCKS = 1 /* a multiprocessor: mostly there is nothing to do */
 };
 
-/* Bytes of planes of x and of b that are made at a time, in rows of whole tiles, so that a workspace has an end. */
-enum { X_AT_ONCE = 512 << 20, B_AT_ONCE = 512 << 20, GRAIN = 256, ALIGN = 128 };
+/* Bytes of planes of an operand that are made at a time, in rows of whole tiles, so that a workspace has an end. */
+enum { AT_ONCE = 512 << 20, GRAIN = 256, ALIGN = 128 };
 
 /* Programs behind the portable ones. */
 enum { X_PLANES = 0, B_PLANES, AGAIN, PRODUCT };
@@ -107,7 +107,7 @@ static qn_dense_form form_of(const qn_op_desc *desc)
                            .b_planes = s.b ? s.b : 1};
 }
 
-static void planes_program(int32_t format, int32_t planes, int32_t f16, qn_cuda_program *p)
+void qn_cuda_planes_program(int32_t format, int32_t planes, int32_t f16, qn_cuda_program *p)
 {
     p->source = "mm_planes.cu";
     p->entry = "qn_mm_planes";
@@ -123,8 +123,8 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
     const qn_dense_form form = form_of(desc);
     const split s = split_of(desc);
     qn_cuda_program *const own = out + qn_cuda_mm_own_programs(desc, device, out);
-    planes_program(qn_cuda_float_format(desc->in[QN_DMM_X].format), s.x, s.f16, &own[X_PLANES]);
-    planes_program(qn_cuda_weight_format(desc), s.b, s.f16, &own[B_PLANES]);
+    qn_cuda_planes_program(qn_cuda_float_format(desc->in[QN_DMM_X].format), s.x, s.f16, &own[X_PLANES]);
+    qn_cuda_planes_program(qn_cuda_weight_format(desc), s.b, s.f16, &own[B_PLANES]);
     qn_cuda_mm_any_program(desc, &own[AGAIN]);
     own[AGAIN].source = "mm_again.cu";
     own[AGAIN].entry = "qn_mm_again";
@@ -166,10 +166,9 @@ static size_t place(size_t *at, int64_t bytes)
     return here;
 }
 
-/* Of count rows, each of so many bytes. */
-static int64_t at_once(int64_t count, int64_t bytes, int64_t most)
+int64_t qn_cuda_planes_at_once(int64_t count, int64_t bytes)
 {
-    return qn_min_i64(count, qn_max_i64(1, most / (bytes * GRAIN)) * GRAIN);
+    return qn_min_i64(count, qn_max_i64(1, AT_ONCE / (bytes * GRAIN)) * GRAIN);
 }
 
 static work work_of(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m)
@@ -177,8 +176,8 @@ static work work_of(const qn_kernel *kernel, const qn_op_desc *desc, int64_t m)
     const qn_shape *b = &desc->in[QN_DMM_B];
     const split s = split_of(desc);
     work w = {.row_bytes = qn_ceil_div(b->dims[1], 8) * 16};
-    w.rows = s.x ? at_once(m, s.x * w.row_bytes, X_AT_ONCE) : m;
-    w.columns = s.b ? at_once(b->dims[0], s.b * w.row_bytes, B_AT_ONCE) : b->dims[0];
+    w.rows = s.x ? qn_cuda_planes_at_once(m, s.x * w.row_bytes) : m;
+    w.columns = s.b ? qn_cuda_planes_at_once(b->dims[0], s.b * w.row_bytes) : b->dims[0];
     w.x_plane = w.rows * w.row_bytes;
     w.b_plane = w.columns * w.row_bytes;
     (void)place(&w.total, (int64_t)sizeof(int32_t));
@@ -206,8 +205,8 @@ static void *at(const qn_cuda_run *run, size_t offset)
     return (char *)run->call->workspace + offset;
 }
 
-static qn_status make_planes(const qn_cuda_run *run, int32_t program, qn_cuda_planes *p, int64_t rows, int32_t planes,
-                             int is_blocks, qn_error *error)
+qn_status qn_cuda_planes_make(const qn_cuda_run *run, int32_t program, qn_cuda_planes *p, int64_t rows, int32_t planes,
+                              int is_blocks, qn_error *error)
 {
     void *const arguments[] = {p};
     const int64_t threads = qn_min_i64(PLANE_THREADS, qn_ceil_div(p->k, PLANE_HELD * 32) * 32);
@@ -260,7 +259,7 @@ static qn_status launch_rows(const qn_cuda_run *run, int32_t first, const work *
                             .to_row = w->row_bytes,
                             .to_plane = w->x_plane,
                             .k = (int)form->k};
-        QN_TRY(make_planes(run, first + X_PLANES, &p, o.m, s.x, 0, error));
+        QN_TRY(qn_cuda_planes_make(run, first + X_PLANES, &p, o.m, s.x, 0, error));
         o.a = p.to;
         o.a_row = p.to_row;
         o.a_plane = p.to_plane;
@@ -279,7 +278,7 @@ static qn_status launch_rows(const qn_cuda_run *run, int32_t first, const work *
                                 .to_row = w->row_bytes,
                                 .to_plane = w->b_plane,
                                 .k = (int)form->k};
-            QN_TRY(make_planes(run, first + B_PLANES, &p, part.n, s.b, is_gguf(desc), error));
+            QN_TRY(qn_cuda_planes_make(run, first + B_PLANES, &p, part.n, s.b, is_gguf(desc), error));
             part.b = p.to;
             part.b_row = p.to_row;
             part.b_plane = p.to_plane;
