@@ -91,7 +91,8 @@ typedef struct qn_cuda_digits {
     int steps; /* of K */
 } qn_cuda_digits;
 
-/* Products of few tiles are cut along K: each part's sums go to memory, and mm_join.cu adds them. */
+/* Products of few tiles are cut along K: each part's sums go to memory, and mm_join.cu adds them. Products of planes by
+ * fp4_mm.cu are such parts too, for which the depth is K / planes, rounded up. */
 typedef struct qn_cuda_mm_cut {
     void *parts; /* [parts][M][N] sums */
     int depth;   /* K of a part, a multiple of 128; K or more: there is one, and it is no part */

@@ -20,7 +20,7 @@
  * Host contract
  *   Parameters: those of mm_common.h (B_FORMAT NVFP4 or MXFP4; A_FORMAT PLAIN, or what x was before fp4_expand.cu wrote
  *   its codes out: NVFP4, sums are divided by x_global too, or I8 or E4M3, they are multiplied by their row's x_scale;
- *   X_FORMAT bf16, with NVFP4 weights and PLAIN also f16; ALIGNED 1) and
+ *   X_FORMAT bf16, with NVFP4 weights and PLAIN also f16; ALIGNED 1), SUMS_ONLY (fp4_mm.h) and
  *     ROWS     of x in a block: 16, 32 or 64
  *     TILES    of 64 rows of b in a block: 1 to 4
  *     WK       warpgroups, which take turns at stages: 1 to 3

@@ -4,6 +4,9 @@
  * or copy them; SPANS of scales in the ring; PARTS of a block's sums; SHARE, bytes of a block's sums of those that one
  * of the cluster finishes; SLICES of a stage, rows of 128 bytes of x; EARLY stages whose weights may come before their
  * x; READERS, warps that read a stage; TURNERS, warps that bring a stage's x into another order before.
+ *
+ * Parameter SUMS_ONLY 1: rows of x are planes of others', whose sums mm_join.cu adds and finishes: d has them as they
+ * are, as f32.
  */
 #ifndef QN_CUDA_FP4_MM_H
 #define QN_CUDA_FP4_MM_H
@@ -333,6 +336,7 @@ DEV void store_four(const qn_cuda_mm &a, const problem *p, int row, int column, 
     for (int c = 0; c < 4; c++) {
         v[c] *= FACTOR;
     }
+#if !SUMS_ONLY
 #if !IS_MX
     divide_four(v, t.of[0].global * row_global(a));
 #endif
@@ -342,6 +346,7 @@ DEV void store_four(const qn_cuda_mm &a, const problem *p, int row, int column, 
         own.global = 1.0f;
         v[c] = finish(own, v[c], t.row_scale, 0, 1.0f);
     }
+#endif
     if (vector && n + 3 < a.n) {
 #if OUT == QN_MM_F32
         *(float4 *)(to + (i64)n * 4) = make_float4(v[0], v[1], v[2], v[3]);

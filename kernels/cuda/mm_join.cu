@@ -1,4 +1,5 @@
-/* Parts of products that were cut along K (mm_mma.cu, mm_digits.cu), added in order, and what becomes of a sum.
+/* Parts of products that were cut along K (mm_mma.cu, mm_digits.cu), or those of planes of x (fp4_mm.cu), added in
+ * order, and what becomes of a sum.
  *
  * Host contract
  *   Parameters: those of mm_common.h, as the product has them

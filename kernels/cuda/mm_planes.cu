@@ -1,5 +1,5 @@
-/* Rows of floats, or of GGUF blocks, as planes of 16-bit floats that add up to them, for dense_mm.cu: products of planes
- * are exact in the tensor core, where f32 is no type of operands.
+/* Rows of floats, or of GGUF blocks, as planes of 16-bit floats that add up to them, for dense_mm.cu, mm_mma.cu and
+ * fp4_mm.cu: products of planes are exact in the tensor core, where f32 is no type of operands.
  *
  *   bf16   no scale; each plane has the next eight bits of a number, cut off: three of them are all of an f32, but for
  *          bits below 2^-133, which no bf16 has; two are all of an f16

@@ -211,9 +211,9 @@ static void explain_and_doctor_tell(void **state)
     qn_plan_options_init(&options);
     options.backend = QN_BACKEND_CUDA;
     assert_int_equal(open_world(&w, &(setup){.cache = cache}, NULL), QN_OK);
-    assert_int_equal(qn_op_desc_parse("mxfp4_mm m=3 n=9 k=64", &desc, NULL), QN_OK);
+    assert_int_equal(qn_op_desc_parse("dense_mm m=3 n=9 k=64 x=f16 b=f16", &desc, NULL), QN_OK);
     assert_int_equal(qn_explain(w.ctx, &desc, &options, text, sizeof text, NULL, NULL), QN_OK);
-    assert_non_null(strstr(text, "refused  qn_mxfp4_mm_bf16_mxfp4_fp__sm90a_mma: activations are not bf16"));
+    assert_non_null(strstr(text, "refused  qn_dense_mm_fp_any_fp__sm90a_planes: operands are both bf16 or both f16"));
     qn_doctor(w.ctx, text, sizeof text);
     assert_non_null(strstr(text, "backend cuda: yes"));
     assert_non_null(strstr(text, "device: Fake GPU, sm_90a, 132 multiprocessors"));

@@ -378,6 +378,18 @@ static void every_cut_agrees(void **state)
     assert_int_equal(failures, before);
 }
 
+/* The first row of a family that takes a case. */
+static const qn_kernel *row_of(const qn_cuda_family *family, const qn_op_desc *desc)
+{
+    size_t k = 0;
+    while (k < family->bytes / sizeof(qn_kernel) &&
+           (family->kernels[k].op != desc->op || family->kernels[k].accepts(&family->kernels[k], desc))) {
+        k++;
+    }
+    assert_true(k < family->bytes / sizeof(qn_kernel));
+    return &family->kernels[k];
+}
+
 /* Small cases take few of the ways that products of 16-bit floats, of scaled FP8 and INT8 and of FP4 weights, E8P12's
  * runs, and vector-quantised weights' tiles with many rows of x are dealt: cards of few multiprocessors more. */
 static void every_deal_agrees(void **state)
@@ -415,6 +427,12 @@ static void every_deal_agrees(void **state)
                                         "nvfp4_mm m=13 n=1000 k=4096 x=i8 bias=1 x_scale=token",
                                         "nvfp4_mm m=70 n=392 k=1056 x=f8_e4m3 x_scale=token",
                                         "mxfp4_mm m=30 n=392 k=2080 x=i8 x_scale=token",
+                                        "nvfp4_mm m=3 n=392 k=4128 bias=1",
+                                        "nvfp4_mm m=20 n=520 k=1056 out=f32",
+                                        "nvfp4_mm m=40 n=392 k=1040",
+                                        "mxfp4_mm m=8 n=1000 k=4096 x=f16",
+                                        "mxfp4_mm m=100 n=392 k=1056 x=f16 bias=1",
+                                        "mxfp4_mm m=90 n=520 k=2080 out=f32",
                                         "dense_mm m=150 n=392 k=1040",
                                         "dense_mm m=150 n=392 k=1040 out=f32 bias=1",
                                         "dense_mm m=40 n=520 k=2072 b=f16",
@@ -454,13 +472,7 @@ static void every_deal_agrees(void **state)
                                              : !dense                              ? &qn_cuda_fp4_mm_family
                                              : same && desc.in[0].format != QN_F32 ? &qn_cuda_dense_mm_family
                                                                                    : &qn_cuda_planes_family;
-        size_t k = 0;
-        while (k < family->bytes / sizeof(qn_kernel) &&
-               (family->kernels[k].op != desc.op || family->kernels[k].accepts(&family->kernels[k], &desc))) {
-            k++;
-        }
-        assert_true(k < family->bytes / sizeof(qn_kernel));
-        const qn_kernel *const kernel = &family->kernels[k];
+        const qn_kernel *const kernel = row_of(family, &desc);
         for (size_t c = 0; c < sizeof cards / sizeof *cards && (!word || strstr(cases[i], word)); c++) {
             cuda->device.sms = cards[c];
             run_case(kernel, cases[i], &desc);
@@ -504,7 +516,10 @@ static void planes_agree(void **state)
                  {"dense_mm m=2812 n=8 k=8192 b=bf16", MANY_ROWS},
                  {"dense_mm m=9 n=200 k=14336 out=f32", EQUAL_PRODUCTS},
                  {"dense_mm m=130 n=72 k=14336 out=f32 b=f16", EQUAL_PRODUCTS},
-                 {"dense_mm m=130 n=72 k=14336 out=f32 b=bf16", EQUAL_PRODUCTS}};
+                 {"dense_mm m=130 n=72 k=14336 out=f32 b=bf16", EQUAL_PRODUCTS},
+                 {"mxfp4_mm m=12 n=72 k=1120 out=f32", ODD_NUMBERS},
+                 {"mxfp4_mm m=90 n=72 k=1120 out=f32 bias=1", ODD_NUMBERS},
+                 {"mxfp4_mm m=10760 n=8 k=8192", MANY_ROWS}};
     leave_out_of_brief("planes of odd numbers: kernels and paths are those of the case table");
     need_hopper();
     qn_error error = {0};
@@ -519,11 +534,16 @@ static void planes_agree(void **state)
         problem p;
         problem_fill(&p, text, 0);
         const int64_t m = p.desc.in[0].dims[0], n = p.desc.in[1].dims[0], k = p.desc.in[0].dims[1];
+        const int mx = p.desc.op == QN_OP_MXFP4_MM;
         float *const x = (float *)(void *)p.in[0].dense;
         if (cases[i].what == ODD_NUMBERS) {
             odd_rows(x, k);
-            put_odd_weight(&p, 2, 3, 0);
-            put_odd_weight(&p, 4, 60, 1);
+            if (mx) {
+                ((uint8_t *)p.in[QN_MXMM_B_SCALE].dense)[4 * (k / 32) + 1] = 255;
+            } else {
+                put_odd_weight(&p, 2, 3, 0);
+                put_odd_weight(&p, 4, 60, 1);
+            }
         } else if (cases[i].what == EQUAL_PRODUCTS) {
             for (int64_t e = 0; e < m * k; e++) {
                 x[e] = 1.1f;
@@ -534,7 +554,8 @@ static void planes_agree(void **state)
             }
         }
         problem_want(&p, text);
-        qn_plan *const plan = plan_of(qn_cuda_planes_family.kernels, text, &p.desc);
+        const qn_kernel *const kernel = row_of(mx ? &qn_cuda_fp4_mm_family : &qn_cuda_planes_family, &p.desc);
+        qn_plan *const plan = plan_of(kernel, text, &p.desc);
         run_layout(&p, plan, 0, 0, 0, 0, text);
         qn_plan_destroy(plan);
         problem_free(&p);
@@ -574,6 +595,9 @@ static void structured_operands_agree(void **state)
                                         "block_scaled_mm m=136 n=136 k=8192 out=f32",
                                         "nvfp4_mm m=24 n=24 k=14336 x=bf16 out=f32",
                                         "mxfp4_mm m=24 n=24 k=8192 x=bf16 out=f32",
+                                        "nvfp4_mm m=24 n=24 k=14336 out=f32",
+                                        "nvfp4_mm m=136 n=72 k=14336 out=f32",
+                                        "mxfp4_mm m=24 n=24 k=8192 x=f16 out=f32",
                                         "silu_mul m=8 k=304 out=f32",
                                         "rmsnorm m=8 k=4096",
                                         "attention m=70 n=700 k=128 e=3 g=1",

@@ -2,7 +2,14 @@
  * and the device, and the portable one for operands that the bulk copies cannot take; the run picks the least that
  * holds its M. Rows of x that are codes are written out as bf16 before, and of many rows the weights too: then the
  * product is that of dense.c. What the kernels expect is the host contracts at the top of kernels/cuda/fp4_mm.cu, up to
- * 16 rows fp4_mm_few.cu, and fp4_expand.cu. */
+ * 16 rows fp4_mm_few.cu, and fp4_expand.cu.
+ *
+ * Rows of x that the kernels have no type for, of f32 and, by MXFP4, of f16, become planes of bf16 that add up to them
+ * (mm_planes.cu): 3 and 2. Planes are rows behind each other, whose sums mm_join.cu adds; where weights are written out
+ * dense.c adds products of planes. An infinity or a NaN of x is in the first plane and zeros are in the others, weights
+ * are finite or NaN, so the others add zeros or NaN to what it has to be: nothing has to be computed again. Left out
+ * are weights of 2^128 and more, which MXFP4 has: a zero times them is a NaN, here as in every product by floats. A
+ * plan has all portable kernels then, which take few rows. */
 #include "backend/cuda/dense.h"
 #include "backend/cuda/mm.h"
 #include "backend/cuda/tiles.h"
@@ -16,16 +23,21 @@ enum { BLOCK_ROWS = 64, BLOCK_TILES = 4, MOST_WK = 3, LEAST_STAGES = 3 }; /* of 
 
 enum { EXPAND_THREADS = 256, EXPAND_ELEMENTS = 32 }; /* of a thread of fp4_expand.cu */
 
-/* Programs: any alignment, one for each of some numbers of rows of x, what writes FP4 codes out, the product after it,
- * what writes rows of 8-bit codes out where x is such. */
-enum { ANY = 0, CUTS };
+/* Programs: any alignment, or of planes all portable ones, the first of which is that. */
+enum { ANY = 0, MOST_PORTABLE = 9 };
+
+/* Behind them: one for each of some numbers of rows of x, what writes FP4 codes out, the product after it; then what
+ * writes rows of 8-bit codes out where x is such, or what makes planes and what joins them. */
 static const int32_t heights[] = {8, 16, 32, 64, 128, 256};
-enum { HEIGHTS = sizeof heights / sizeof *heights, EXPAND = CUTS + HEIGHTS, DENSE };
-enum { EXPAND_BYTES = DENSE + QN_DENSE_PROGRAMS };
-_Static_assert(EXPAND_BYTES < QN_CUDA_PROGRAMS, "a plan has room for that many programs");
+enum { HEIGHTS = sizeof heights / sizeof *heights, CUTS = 0, EXPAND = CUTS + HEIGHTS, DENSE };
+enum { EXPAND_BYTES = DENSE + QN_DENSE_PROGRAMS, PLANES = EXPAND_BYTES, JOIN, PROGRAMS };
+_Static_assert(MOST_PORTABLE + PROGRAMS <= QN_CUDA_PROGRAMS, "a plan has room for that many programs");
 
 /* Rows from which on weights are written out. Weights whose rows begin where bulk copies cannot are always. */
 enum { WRITTEN_ROWS = 257, ROW_CODES = 32 };
+
+/* The same of rows that are planes, each of them counted; and rows of x up to which the portable kernels take them. */
+enum { WRITTEN_PLANE_ROWS = 257, PLAIN_ROWS = 1, JOIN_THREADS = 256 };
 
 /* Parameters of a program; wn 0: of fp4_mm.cu, whose tiles have 64 rows of b and whose wk are warpgroups, else of
  * fp4_mm_few.cu. `passes` over b have all rows of x. */
@@ -40,10 +52,9 @@ typedef struct shape {
 
 static shape shape_of(const qn_op_desc *desc, const qn_cuda_device *device)
 {
-    const int mx = desc->op == QN_OP_MXFP4_MM;
-    return (shape){.n = desc->in[mx ? QN_MXMM_B : QN_NVMM_B].dims[0],
+    return (shape){.n = qn_cuda_mm_b(desc)->dims[0],
                    .k = qn_cuda_mm_depth(desc),
-                   .unit = mx ? 32 : 16,
+                   .unit = desc->op == QN_OP_MXFP4_MM ? 32 : 16,
                    .sms = device->sms};
 }
 
@@ -58,21 +69,29 @@ static int is_bytes(const qn_op_desc *desc)
     return is_coded(desc) && qn_cuda_row_format(desc) != QN_MM_A_NVFP4;
 }
 
+/* Planes that rows of x become; 0: none. */
+static int32_t planes_of(const qn_op_desc *desc)
+{
+    const qn_format x = qn_cuda_mm_x(desc)->format;
+    return is_coded(desc) ? 0 : x == QN_F32 ? 3 : x == QN_F16 && desc->op == QN_OP_MXFP4_MM ? 2 : 0;
+}
+
 /* What is multiplied. */
 static qn_format format_of(const qn_op_desc *desc)
 {
-    return is_coded(desc) ? QN_BF16 : desc->in[desc->op == QN_OP_MXFP4_MM ? QN_MXMM_X : QN_NVMM_X].format;
+    return is_coded(desc) || planes_of(desc) ? QN_BF16 : qn_cuda_mm_x(desc)->format;
+}
+
+/* Programs before those of this file. */
+static int32_t portable_count(const qn_op_desc *desc)
+{
+    return planes_of(desc) ? qn_cuda_mm_own_count(desc) : 1;
 }
 
 static const char *accepts(const qn_kernel *kernel, const qn_op_desc *desc)
 {
     (void)kernel;
-    const int mx = desc->op == QN_OP_MXFP4_MM;
-    const qn_format x = format_of(desc);
-    const qn_shape *b = &desc->in[mx ? QN_MXMM_B : QN_NVMM_B];
-    if (x != QN_BF16 && (mx || x != QN_F16)) {
-        return mx ? "activations are not bf16 or codes" : "activations are not bf16, f16 or codes";
-    }
+    const qn_shape *b = qn_cuda_mm_b(desc);
     if (b->dims[0] == 0 || b->dims[1] == 0) {
         return "there are no weights";
     }
@@ -221,14 +240,56 @@ static cut cut_of(int32_t height, const shape *s)
 
 static qn_dense_form dense_form(const qn_op_desc *desc)
 {
-    const int mx = desc->op == QN_OP_MXFP4_MM;
-    const qn_format bias = desc->in[mx ? QN_MXMM_BIAS : QN_NVMM_BIAS].format;
-    return (qn_dense_form){.n = desc->in[mx ? QN_MXMM_B : QN_NVMM_B].dims[0],
+    const qn_format bias = qn_cuda_mm_bias(desc);
+    const int32_t planes = planes_of(desc);
+    return (qn_dense_form){.n = qn_cuda_mm_b(desc)->dims[0],
                            .k = qn_cuda_mm_depth(desc),
                            .f16 = format_of(desc) == QN_F16,
                            .out = desc->attr[QN_ATTR_OUT].i,
-                           .scaled = 1,
-                           .bias = bias ? qn_cuda_float_format(bias) + 1 : 0};
+                           .scaled = QN_DENSE_SCALED,
+                           .bias = bias ? qn_cuda_float_format(bias) + 1 : 0,
+                           .a_planes = planes,
+                           .b_planes = planes ? 1 : 0};
+}
+
+/* Parameters of products, and of what joins them. */
+static void define_operands(const qn_op_desc *desc, qn_format bias, qn_cuda_program *p)
+{
+    qn_cuda_mm_define(desc, bias, p);
+    qn_cuda_define(p, "A_FORMAT", qn_cuda_row_format(desc));
+    qn_cuda_define(p, "X_FORMAT", qn_cuda_float_format(format_of(desc)));
+    qn_cuda_define(p, "ALIGNED", 1);
+}
+
+/* Products of planes are f32 and as they are; what joins them does the rest. */
+static void cut_program(const qn_op_desc *desc, const cut *c, const shape *s, qn_cuda_program *p)
+{
+    const int32_t planes = planes_of(desc);
+    qn_op_desc product = *desc;
+    if (planes) {
+        product.attr[QN_ATTR_OUT].i = QN_OUT_F32;
+    }
+    p->source = c->wn ? "fp4_mm_few.cu" : "fp4_mm.cu";
+    p->entry = c->wn ? "qn_fp4_mm_few" : "qn_fp4_mm";
+    p->shared_bytes = shared_bytes(c, s);
+    define_operands(&product, planes ? QN_FORMAT_NONE : qn_cuda_mm_bias(desc), p);
+    qn_cuda_define(p, "SUMS_ONLY", planes > 0);
+    qn_cuda_define(p, "ROWS", c->rows);
+    qn_cuda_define(p, "TILES", c->tiles);
+    if (c->wn) {
+        qn_cuda_define(p, "WN", c->wn);
+    }
+    qn_cuda_define(p, "WK", c->wk);
+    qn_cuda_define(p, "SPLIT", c->split);
+    qn_cuda_define(p, "STAGES", c->stages);
+}
+
+static void expand_program(int32_t format, int32_t x, qn_cuda_program *p)
+{
+    p->source = "fp4_expand.cu";
+    p->entry = "qn_fp4_expand";
+    qn_cuda_define(p, "B_FORMAT", format);
+    qn_cuda_define(p, "X_FORMAT", x);
 }
 
 static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const qn_cuda_device *device,
@@ -237,46 +298,36 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
     (void)kernel;
     const shape s = shape_of(desc, device);
     const qn_dense_form dense = dense_form(desc);
-    const int32_t x = qn_cuda_float_format(format_of(desc));
-    qn_cuda_mm_any_program(desc, &out[ANY]);
-    out[EXPAND].source = "fp4_expand.cu";
-    out[EXPAND].entry = "qn_fp4_expand";
-    qn_cuda_define(&out[EXPAND], "B_FORMAT", qn_cuda_weight_format(desc));
-    qn_cuda_define(&out[EXPAND], "X_FORMAT", x);
-    if (is_bytes(desc)) {
-        out[EXPAND_BYTES].source = out[EXPAND].source;
-        out[EXPAND_BYTES].entry = out[EXPAND].entry;
-        qn_cuda_define(&out[EXPAND_BYTES], "B_FORMAT", qn_cuda_row_format(desc) == QN_MM_A_I8 ? QN_MM_I8 : QN_MM_E4M3);
-        qn_cuda_define(&out[EXPAND_BYTES], "X_FORMAT", x);
+    const int32_t x = qn_cuda_float_format(format_of(desc)), planes = planes_of(desc);
+    qn_cuda_program *const own = out + portable_count(desc);
+    if (planes) {
+        (void)qn_cuda_mm_own_programs(desc, device, out);
+        qn_cuda_planes_program(qn_cuda_float_format(qn_cuda_mm_x(desc)->format), planes, 0, &own[PLANES]);
+        own[JOIN].source = "mm_join.cu";
+        own[JOIN].entry = "qn_mm_join";
+        define_operands(desc, qn_cuda_mm_bias(desc), &own[JOIN]);
+    } else {
+        qn_cuda_mm_any_program(desc, &out[ANY]);
     }
-    qn_dense_programs(&dense, device, out + DENSE);
     for (int32_t i = 0; i < HEIGHTS; i++) {
-        qn_cuda_program *p = &out[CUTS + i];
         const cut c = cut_of(heights[i], &s);
-        p->source = c.wn ? "fp4_mm_few.cu" : "fp4_mm.cu";
-        p->entry = c.wn ? "qn_fp4_mm_few" : "qn_fp4_mm";
-        p->shared_bytes = shared_bytes(&c, &s);
-        qn_cuda_mm_define(desc, qn_cuda_mm_bias(desc), p);
-        qn_cuda_define(p, "A_FORMAT", qn_cuda_row_format(desc));
-        qn_cuda_define(p, "X_FORMAT", x);
-        qn_cuda_define(p, "ALIGNED", 1);
-        qn_cuda_define(p, "ROWS", c.rows);
-        qn_cuda_define(p, "TILES", c.tiles);
-        if (c.wn) {
-            qn_cuda_define(p, "WN", c.wn);
-        }
-        qn_cuda_define(p, "WK", c.wk);
-        qn_cuda_define(p, "SPLIT", c.split);
-        qn_cuda_define(p, "STAGES", c.stages);
+        cut_program(desc, &c, &s, &own[CUTS + i]);
     }
-    return EXPAND_BYTES + is_bytes(desc);
+    expand_program(qn_cuda_weight_format(desc), x, &own[EXPAND]);
+    if (is_bytes(desc)) {
+        expand_program(qn_cuda_row_format(desc) == QN_MM_A_I8 ? QN_MM_I8 : QN_MM_E4M3, x, &own[EXPAND_BYTES]);
+    }
+    qn_dense_programs(&dense, device, own + DENSE);
+    return portable_count(desc) + (planes ? PROGRAMS : EXPAND_BYTES + is_bytes(desc));
 }
 
 /* ---- the run ---- */
 
-/* Where a workspace has what is written out: rows of x, weights, what sums of columns and of rows are multiplied by. */
+/* Rows of x that are multiplied at a time, and where a workspace has what is written out, these rows or their planes,
+ * weights, what sums of columns and of rows are multiplied by, and sums of planes. */
 typedef struct work {
-    size_t x, weights, factors, row_scales, total;
+    int64_t rows;
+    size_t x, weights, factors, row_scales, sums, total;
 } work;
 
 static size_t place(size_t *at, int64_t rows, int64_t row_bytes)
@@ -288,18 +339,22 @@ static size_t place(size_t *at, int64_t rows, int64_t row_bytes)
 
 static int is_written(const qn_op_desc *desc, int64_t m)
 {
-    return m >= WRITTEN_ROWS || qn_cuda_mm_depth(desc) % ROW_CODES != 0;
+    const int32_t planes = planes_of(desc);
+    const int many = planes ? planes * m >= WRITTEN_PLANE_ROWS : m >= WRITTEN_ROWS;
+    return many || qn_cuda_mm_depth(desc) % ROW_CODES != 0;
 }
 
 static work work_of(const qn_op_desc *desc, int64_t m)
 {
     const qn_dense_form f = dense_form(desc);
     const int written = is_written(desc, m);
-    work w = {0};
-    w.x = place(&w.total, is_coded(desc) ? m : 0, 2 * f.k);
+    const int64_t planes = planes_of(desc);
+    work w = {.rows = planes && written ? qn_cuda_planes_at_once(m, planes * 2 * f.k) : m};
+    w.x = place(&w.total, is_coded(desc) ? m : planes * w.rows, 2 * f.k);
     w.weights = place(&w.total, written ? f.n : 0, 2 * f.k);
     w.factors = place(&w.total, written ? f.n + QN_DENSE_PAD : 0, 4);
     w.row_scales = place(&w.total, written && is_bytes(desc) ? m : 0, 4);
+    w.sums = place(&w.total, written ? 0 : planes * m, 4 * f.n);
     return w;
 }
 
@@ -307,7 +362,17 @@ static size_t workspace(const qn_kernel *kernel, const qn_op_desc *desc, int64_t
 {
     (void)kernel;
     (void)threads;
-    return work_of(desc, m).total;
+    const int32_t planes = planes_of(desc);
+    if (!planes) {
+        return work_of(desc, m).total;
+    }
+    const int64_t rows[] = {m, qn_min_i64(m, (WRITTEN_PLANE_ROWS - 1) / planes)}; /* fewer rows may have more sums */
+    size_t most = qn_cuda_mm_own_workspace(desc, m);                              /* of operands at any address too */
+    for (int32_t i = 0; i < 2 && m > PLAIN_ROWS; i++) {
+        const size_t total = work_of(desc, rows[i]).total;
+        most = total > most ? total : most;
+    }
+    return most;
 }
 
 /* Rows of codes to be written out, as fp4_expand.cu has them. */
@@ -332,7 +397,7 @@ static qn_status expand(const qn_cuda_run *run, int32_t program, coded *c, qn_er
     const qn_cuda_geometry g = {.grid = {(uint32_t)qn_min_i64(blocks, (int64_t)run->device->sms * 8), 1, 1},
                                 .block = {EXPAND_THREADS, 1, 1},
                                 .dependent = 1};
-    return qn_cuda_launch(run, program, &g, arguments, error);
+    return qn_cuda_launch(run, portable_count(run->call->desc) + program, &g, arguments, error);
 }
 
 static qn_status expand_x(const qn_cuda_run *run, const qn_cuda_mm *a, const work *w, int written, qn_error *error)
@@ -350,10 +415,47 @@ static qn_status expand_x(const qn_cuda_run *run, const qn_cuda_mm *a, const wor
     return expand(run, bytes ? EXPAND_BYTES : EXPAND, &c, error);
 }
 
+/* Rows of x as planes of bf16, behind each other. */
+static qn_status make_planes(const qn_cuda_run *run, const qn_cuda_mm *a, const work *w, qn_error *error)
+{
+    const qn_op_desc *desc = run->call->desc;
+    const int64_t row = 2 * (int64_t)a->k;
+    qn_cuda_planes p = {.from = a->x,
+                        .to = (char *)run->call->workspace + w->x,
+                        .from_row = a->x_row,
+                        .to_row = row,
+                        .to_plane = a->m * row,
+                        .k = a->k};
+    return qn_cuda_planes_make(run, portable_count(desc) + PLANES, &p, a->m, planes_of(desc), 0, error);
+}
+
+/* Some rows of x, or all, by weights that are written out. */
+static qn_status launch_dense(const qn_cuda_run *run, const qn_cuda_mm *a, const work *w, qn_error *error)
+{
+    const qn_op_desc *desc = run->call->desc;
+    const qn_cuda_mm_part *b = &a->part[0];
+    const qn_dense_form form = dense_form(desc);
+    qn_dense_operands o = {.a = a->x,
+                           .a_row = a->x_row,
+                           .b = (char *)run->call->workspace + w->weights,
+                           .b_row = 2 * form.k,
+                           .bias = b->bias,
+                           .row_scale = is_bytes(desc) ? floats_at(run, w->row_scales) : NULL,
+                           .column_scale = floats_at(run, w->factors),
+                           .d = b->d,
+                           .d_row = b->d_row,
+                           .m = a->m};
+    if (form.a_planes) {
+        QN_TRY(make_planes(run, a, w, error));
+        o.a = (char *)run->call->workspace + w->x;
+        o.a_row = 2 * form.k;
+    }
+    return qn_dense_launch(run, portable_count(desc) + DENSE, &form, &o, error);
+}
+
 static qn_status launch_written(const qn_cuda_run *run, const qn_cuda_mm *a, const work *w, qn_error *error)
 {
     const qn_cuda_mm_part *b = &a->part[0];
-    const qn_dense_form form = dense_form(run->call->desc);
     coded c = {.codes = b->b,
                .scales = b->b_scale,
                .global = b->b_global,
@@ -365,18 +467,15 @@ static qn_status launch_written(const qn_cuda_run *run, const qn_cuda_mm *a, con
                .rows = b->n,
                .k = a->k,
                .count = b->n + QN_DENSE_PAD};
-    const qn_dense_operands o = {.a = a->x,
-                                 .a_row = a->x_row,
-                                 .b = c.to,
-                                 .b_row = 2 * form.k,
-                                 .bias = b->bias,
-                                 .row_scale = is_bytes(run->call->desc) ? floats_at(run, w->row_scales) : NULL,
-                                 .column_scale = c.factors,
-                                 .d = b->d,
-                                 .d_row = b->d_row,
-                                 .m = a->m};
     QN_TRY(expand(run, EXPAND, &c, error));
-    return qn_dense_launch(run, DENSE, &form, &o, error);
+    qn_cuda_mm some = *a;
+    for (int64_t m = 0; m < a->m; m += w->rows) {
+        some.m = (int32_t)qn_min_i64(w->rows, a->m - m);
+        some.x = a->x + m * a->x_row;
+        some.part[0].d = b->d + m * b->d_row;
+        QN_TRY(launch_dense(run, &some, w, error));
+    }
+    return QN_OK;
 }
 
 /* Scales of a span of the strip's rows, as the kernel's scale_at() has them. */
@@ -413,29 +512,14 @@ static qn_status x_map(const qn_cuda_run *run, const qn_cuda_mm *a, const shape 
     return qn_cuda_tensor_map(run->cuda, &tensor, map, error);
 }
 
-static qn_status launch(const qn_cuda_run *run, qn_error *error)
+/* Rows of 16-bit floats by weights as they are. */
+static qn_status launch_cut(const qn_cuda_run *run, qn_cuda_mm *a, qn_error *error)
 {
-    qn_cuda_mm a = qn_cuda_mm_arguments(run->call);
-    const qn_cuda_mm_part *b = &a.part[0];
     const qn_op_desc *desc = run->call->desc;
-    const int written = is_written(desc, a.m);
-    const uint64_t x_align = !is_coded(desc) ? 16 : is_bytes(desc) ? 8 : 4;
-    if (((uint64_t)(uintptr_t)b->b | (uint64_t)b->b_row) % (written ? 4 : 16) != 0 ||
-        ((uint64_t)(uintptr_t)a.x | (uint64_t)a.x_row) % x_align != 0) {
-        return qn_cuda_mm_launch_any(run, ANY, error);
-    }
-    const work w = work_of(desc, a.m);
-    if (is_coded(desc)) {
-        QN_TRY(expand_x(run, &a, &w, written, error));
-        a.x = (char *)run->call->workspace + w.x;
-        a.x_row = 2 * (int64_t)a.k;
-    }
-    if (written) {
-        return launch_written(run, &a, &w, error);
-    }
+    const qn_cuda_mm_part *b = &a->part[0];
     const shape s = shape_of(desc, run->device);
     int32_t i = 0;
-    while (i + 1 < HEIGHTS && heights[i] < a.m) {
+    while (i + 1 < HEIGHTS && heights[i] < a->m) {
         i++;
     }
     const cut c = cut_of(heights[i], &s);
@@ -447,15 +531,67 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         QN_TRY(scale_map(run, b, &s, &c, &scales, error));
     }
     int whole = s.k % SLICE == 0;
-    QN_TRY(x_map(run, &a, &s, &c, whole, &x, error));
-    void *const arguments[] = {&codes, &scales, &x, &a, &whole, &mapped, &constant};
+    QN_TRY(x_map(run, a, &s, &c, whole, &x, error));
+    void *const arguments[] = {&codes, &scales, &x, a, &whole, &mapped, &constant};
     const qn_cuda_geometry g = {
-        .grid = {(uint32_t)(qn_ceil_div(s.n, strip_of(&c)) * c.split), (uint32_t)qn_ceil_div(a.m, c.rows), 1},
+        .grid = {(uint32_t)(qn_ceil_div(s.n, strip_of(&c)) * c.split), (uint32_t)qn_ceil_div(a->m, c.rows), 1},
         .block = {(uint32_t)(threads_of(&c) + LOADERS), 1, 1},
         .shared_bytes = (uint32_t)shared_bytes(&c, &s),
         .cluster = (uint32_t)c.split,
         .dependent = 1};
-    return qn_cuda_launch(run, CUTS + i, &g, arguments, error);
+    return qn_cuda_launch(run, portable_count(desc) + CUTS + i, &g, arguments, error);
+}
+
+/* The rows' planes by weights as they are, and the sums of a row's planes. */
+static qn_status launch_planes(const qn_cuda_run *run, qn_cuda_mm *a, const work *w, qn_error *error)
+{
+    const qn_op_desc *desc = run->call->desc;
+    const int32_t planes = planes_of(desc);
+    qn_cuda_mm rows = *a;
+    QN_TRY(make_planes(run, a, w, error));
+    rows.x = (char *)run->call->workspace + w->x;
+    rows.x_row = 2 * (int64_t)a->k;
+    rows.m = planes * a->m;
+    rows.part[0].d = (char *)run->call->workspace + w->sums;
+    rows.part[0].d_row = 4 * (int64_t)a->n;
+    QN_TRY(launch_cut(run, &rows, error));
+    qn_cuda_mm_cut cut = {.parts = rows.part[0].d, .depth = (int)qn_ceil_div(a->k, planes)};
+    void *const arguments[] = {a, &cut};
+    const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(a->n, JOIN_THREADS), (uint32_t)a->m, 1},
+                                .block = {JOIN_THREADS, 1, 1},
+                                .dependent = 1};
+    return qn_cuda_launch(run, portable_count(desc) + JOIN, &g, arguments, error);
+}
+
+/* Whether operands are where bulk copies want them, or words where they are written out; planes are made of rows
+ * anywhere. */
+static int takes(const qn_op_desc *desc, const qn_cuda_mm *a, int written)
+{
+    const uint64_t x_align = planes_of(desc) ? 1 : !is_coded(desc) ? 16 : is_bytes(desc) ? 8 : 4;
+    return ((uint64_t)(uintptr_t)a->part[0].b | (uint64_t)a->part[0].b_row) % (written ? 4 : 16) == 0 &&
+           ((uint64_t)(uintptr_t)a->x | (uint64_t)a->x_row) % x_align == 0;
+}
+
+static qn_status launch(const qn_cuda_run *run, qn_error *error)
+{
+    qn_cuda_mm a = qn_cuda_mm_arguments(run->call);
+    const qn_op_desc *desc = run->call->desc;
+    const int written = is_written(desc, a.m), planes = planes_of(desc) > 0;
+    if (planes && (a.m <= PLAIN_ROWS || !takes(desc, &a, written))) {
+        return qn_cuda_mm_own_launch(run, error);
+    }
+    if (!takes(desc, &a, written)) {
+        return qn_cuda_mm_launch_any(run, ANY, error);
+    }
+    const work w = work_of(desc, a.m);
+    if (is_coded(desc)) {
+        QN_TRY(expand_x(run, &a, &w, written, error));
+        a.x = (char *)run->call->workspace + w.x;
+        a.x_row = 2 * (int64_t)a.k;
+    }
+    return written  ? launch_written(run, &a, &w, error)
+           : planes ? launch_planes(run, &a, &w, error)
+                    : launch_cut(run, &a, error);
 }
 
 /* ---- for people ---- */
@@ -465,6 +601,14 @@ static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_des
 {
     (void)kernel;
     const qn_cuda *cuda = qn_cuda_get(ctx);
+    const int32_t planes = planes_of(desc);
+    if (planes && sizes->m <= PLAIN_ROWS) {
+        qn_cuda_mm_own_describe(ctx, desc, sizes, text);
+        return;
+    }
+    if (planes) {
+        qn_text_add(text, "planes of bf16: %d of x\n", planes);
+    }
     if (cuda && sizes->m > 0 && is_written(desc, sizes->m)) {
         const qn_dense_form form = dense_form(desc);
         qn_text_add(text, "weights written out as %s\n", form.f16 ? "f16" : "bf16");
@@ -475,9 +619,9 @@ static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_des
 static const qn_cuda_impl impl = {.targets = QN_SM_BIT(QN_SM_90A), .programs = programs, .launch = launch};
 
 static const qn_kernel kernels[] = {
-    {QN_CUDA_HOOKS, .name = "qn_nvfp4_mm_fp16_nvfp4_fp__sm90a_mma", .op = QN_OP_NVFP4_MM, .level = "sm_90a",
+    {QN_CUDA_HOOKS, .name = "qn_nvfp4_mm_any_nvfp4_fp__sm90a_mma", .op = QN_OP_NVFP4_MM, .level = "sm_90a",
      .status = "tested", .accepts = accepts, .describe = describe, .workspace_bytes = workspace, .impl = &impl},
-    {QN_CUDA_HOOKS, .name = "qn_mxfp4_mm_bf16_mxfp4_fp__sm90a_mma", .op = QN_OP_MXFP4_MM, .level = "sm_90a",
+    {QN_CUDA_HOOKS, .name = "qn_mxfp4_mm_fp_mxfp4_fp__sm90a_mma", .op = QN_OP_MXFP4_MM, .level = "sm_90a",
      .status = "tested", .accepts = accepts, .describe = describe, .workspace_bytes = workspace, .impl = &impl},
 };
 
