@@ -688,6 +688,45 @@ static void coded_attention_is_cut(void **state)
     close_world(&w);
 }
 
+/* Rows of FP4 products that become planes: how many launches, and the last one's grid down, which is the rows where
+ * planes are joined, 1 of few rows and tiles of dense_mm.cu. */
+static void fp4_rows_become_planes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        uint64_t offset;
+        long launches;
+        uint32_t down;
+    } cases[] = {
+        {"mxfp4_mm m=1 n=4096 k=4096 x=f16", 0, 1, 1},
+        {"mxfp4_mm m=2 n=4096 k=4096 x=f16", 0, 3, 2},
+        {"mxfp4_mm m=128 n=4096 k=4096 x=f16", 0, 3, 128},
+        {"mxfp4_mm m=129 n=4096 k=4096 x=f16", 0, 3, 1}, /* weights written out */
+        {"mxfp4_mm m=85 n=4096 k=4096", 0, 3, 85},
+        {"mxfp4_mm m=86 n=4096 k=4096", 0, 3, 1},
+        {"mxfp4_mm m=10760 n=8 k=8192", 0, 5, 1}, /* planes of 10752 rows at a time */
+        {"mxfp4_mm m=86 n=4096 k=4096", 1, 1, 2}, /* tiles of any operands */
+        {"nvfp4_mm m=85 n=4096 k=4096", 0, 3, 85},
+        {"nvfp4_mm m=20 n=4096 k=4112", 0, 3, 1},
+        {"nvfp4_mm m=20 n=4096 k=4096 x=f16", 0, 1, 1}, /* as they are */
+        {"mxfp4_mm m=20 n=4096 k=4096 x=bf16", 0, 1, 1},
+    };
+    world w;
+    assert_int_equal(open_world(&w, &(setup){.cache = cache}, NULL), QN_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        qn_plan *const plan = plan_of(&w, cases[i].text);
+        const long before = fake.last().launches;
+        const fake_launch l = last_launch(plan, cases[i].text, cases[i].offset);
+        if (l.launches - before != cases[i].launches || l.grid[1] != cases[i].down) {
+            fail_msg("%s: %ld launches, the last one of %u x %u blocks", cases[i].text, l.launches - before, l.grid[0],
+                     l.grid[1]);
+        }
+        qn_plan_destroy(plan);
+    }
+    close_world(&w);
+}
+
 /* Which kernel attention takes: tiles for many queries, where sizes and places are theirs. */
 static void attention_is_cut(void **state)
 {
@@ -808,6 +847,7 @@ int main(void)
         cmocka_unit_test(any_driver_call_may_fail),
         cmocka_unit_test(memory_may_run_out_anywhere),
         cmocka_unit_test(coded_attention_is_cut),
+        cmocka_unit_test(fp4_rows_become_planes),
         cmocka_unit_test(attention_is_cut),
         cmocka_unit_test(plans_share_a_function),
         cmocka_unit_test(warming_fills_the_cache),
