@@ -87,7 +87,7 @@ static const struct {
     {"vq_mm m=1 n=1 k=2048 out=f32", 0},
     {"vq_mm m=2 n=1100 k=24 out=f32 x=f32", 0},
     {"vq_mm m=2 n=5000 k=1088 x=bf16 bias=1", 0},
-    {"vq_mm m=2 n=300 k=2048 num_codebooks=1 out=f16", 0},
+    {"vq_mm m=2 n=300 k=2048 num_codebooks=1", 0},
     {"vq_mm m=2 n=70 k=960 num_codebooks=4 out=f32", 0},
     {"vq_mm m=1 n=530 k=1600 x=bf16 bias=1", 0},
     {"vq_mm m=1 n=90 k=2560 num_codebooks=4 out=f32", 0},
@@ -149,7 +149,7 @@ static const struct {
     {"vq_mm m=1 n=32 k=64 format=quip_e8p codebook=E8P12RVQ4B", 0}, /* points with a part of others by integers */
     {"vq_mm m=2 n=4272 k=1344 format=quip_e8p codebook=E8P12RVQ4B out=f32 x=bf16 Wscale=1 bias=1", 0},
     {"vq_mm m=2 n=64 k=6144 format=quip_e8p codebook=E8P12RVQ4B out=f32 x=f32 SU=1 SV=1 scaleWH=1", 0},
-    {"vq_mm m=1 n=8192 k=1024 format=quip_e8p codebook=E8P12RVQ4B out=f16 SU=1 SV=1 Wscale=1", 0},
+    {"vq_mm m=1 n=8192 k=1024 format=quip_e8p codebook=E8P12RVQ4B SU=1 SV=1 Wscale=1", 0},
     {"vq_mm m=2 n=176 k=14336 format=quip_e8p codebook=E8P12RVQ4B out=f32 x=bf16 SU=1", 0},
     {"vq_mm m=4 n=112 k=448 format=quip_e8p out=f32 x=bf16 SU=1 SV=1 Wscale=1 scaleWH=1 bias=1", 0},
     {"vq_mm m=2 n=144 k=576 format=quip_e8p out=f32 SU=1 SV=1 Wscale=1 scaleWH=1 bias=1", 0},
@@ -161,7 +161,7 @@ static const struct {
     {"vq_mm m=2 n=2752 k=64 format=quip_e8p out=f32 SV=1", 0},
     {"vq_mm m=65 n=6144 k=64 format=quip_e8p out=f32 SU=1 SV=1 Wscale=1 bias=1", 0}, /* many rows to transform */
     {"vq_mm m=70 n=32 k=10240 format=quip_e8p out=f32 x=bf16 SU=1 scaleWH=1", 0},
-    {"vq_mm m=64 n=2752 k=64 format=quip_e8p out=f16 SV=1", 0},
+    {"vq_mm m=64 n=2752 k=64 format=quip_e8p SV=1", 0},
     {"vq_mm m=2 n=6144 k=128 format=quip_e8p out=f32 SU=1 SV=1 Wscale=1 scaleWH=1 bias=1", 0},
     {"vq_mm m=1 n=32 k=4096 format=quip_e8p out=f32 x=bf16 SU=1", 0},
     {"vq_mm m=2 n=16 k=6144 format=quip_e8p out=f32 SU=1", 0},

@@ -555,8 +555,8 @@ static qn_status launch_planes(const qn_cuda_run *run, qn_cuda_mm *a, const work
     rows.part[0].d = (char *)run->call->workspace + w->sums;
     rows.part[0].d_row = 4 * (int64_t)a->n;
     QN_TRY(launch_cut(run, &rows, error));
-    qn_cuda_mm_cut cut = {.parts = rows.part[0].d, .depth = (int)qn_ceil_div(a->k, planes)};
-    void *const arguments[] = {a, &cut};
+    qn_cuda_mm_cut join = {.parts = rows.part[0].d, .depth = (int)qn_ceil_div(a->k, planes)};
+    void *const arguments[] = {a, &join};
     const qn_cuda_geometry g = {.grid = {(uint32_t)qn_ceil_div(a->n, JOIN_THREADS), (uint32_t)a->m, 1},
                                 .block = {JOIN_THREADS, 1, 1},
                                 .dependent = 1};
