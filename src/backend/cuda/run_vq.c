@@ -799,7 +799,9 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     a.parts = (float *)(void *)(memory + w.parts);
     a.total = (float *)(void *)(memory + w.sums);
     bind_tensors(&vq, call->args, &a);
-    if (p.sums >= 0 && a.m <= p.sums_rows && sums_take(&vq, call->args)) {
+    const int in_turn = p.sums >= 0 && a.m == QN_CUDA_VQ_SUMS_TURNS;
+    if (p.sums >= 0 && (a.m == 1 || (in_turn && qn_cuda_vq_sums_chosen(desc, &vq, run->device, a.m))) &&
+        sums_take(&vq, call->args)) {
         return launch_sums(run, &p, &vq, &a, error);
     }
     if (p.exchange >= 0 && a.m == 1 && exchange_takes(desc, &vq, call->args)) {

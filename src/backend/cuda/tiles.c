@@ -111,8 +111,11 @@ double qn_few_tile_cost(int32_t rows, int32_t columns, int32_t split, int64_t n,
 double qn_several_tile_cost(int32_t several, int32_t columns, int32_t split, int64_t n, int64_t k, int32_t sms)
 {
     const int32_t room = qn_tile_clusters(split, sms);
+    if (room < 1 || columns % (8 * split) != 0) {
+        return 0.0;
+    }
     const int64_t tiles = several * qn_ceil_div(n, columns);
-    if (room < 1 || (split > 1 && (tiles > room || columns % (8 * split) != 0))) {
+    if (split > 1 && tiles > room) {
         return 0.0;
     }
     const double rounds = (double)qn_ceil_div(tiles, room), width = columns, parts = split;

@@ -34,7 +34,6 @@ typedef struct qn_cuda_vq_places {
         books_join, bytes, points, points_cut, points_join, along, few, sliced, tensor, tensors, wide_rows, wide, wides,
         unpack, dense_rows, dense;
     int32_t turned, fused; /* blocks of the product transform x, and y too */
-    int32_t sums_rows;     /* of x, up to which partial sums are taken */
     int32_t count;
 } qn_cuda_vq_places;
 
@@ -214,6 +213,9 @@ static inline int64_t qn_cuda_vq_join_columns(const qn_vq *vq)
     const int64_t slow = vq->n / QN_VQ_CUT_ROWS;
     return slow <= 64 ? 4 : slow <= 128 ? 2 : 1;
 }
+
+/* Whether so many rows of x, one after the other, are best by partial sums. */
+int qn_cuda_vq_sums_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int64_t rows);
 
 /* Whether partial sums of a book that shared memory does not hold are what one row of x takes. */
 int qn_cuda_vq_exchange_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device);

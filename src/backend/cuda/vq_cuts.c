@@ -114,7 +114,7 @@ static qn_vq_problem problem_for(const qn_op_desc *desc, const qn_vq *vq, int64_
     return problem;
 }
 
-static int sums_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int64_t rows)
+int qn_cuda_vq_sums_chosen(const qn_op_desc *desc, const qn_vq *vq, const qn_cuda_device *device, int64_t rows)
 {
     if (desc->attr[QN_ATTR_LEVEL].i != QN_VQ_LEVEL_AUTO || !qn_cuda_vq_sums_possible(desc, vq) ||
         device->shared_bytes < qn_cuda_vq_sums_cut_of(vq, device).shared_bytes) {
@@ -639,9 +639,8 @@ qn_cuda_vq_places qn_cuda_vq_places_of(const qn_op_desc *desc, const qn_vq *vq, 
         p.turn_out = p.count++;
         p.whole_out = qn_cuda_vq_whole_of(vq->n, device).from > 0 ? p.count++ : -1;
     }
-    if (full && sums_chosen(desc, vq, device, 1)) {
+    if (full && qn_cuda_vq_sums_chosen(desc, vq, device, 1)) {
         p.sums = p.count++;
-        p.sums_rows = sums_chosen(desc, vq, device, QN_CUDA_VQ_SUMS_TURNS) ? QN_CUDA_VQ_SUMS_TURNS : 1;
     }
     if (full && qn_cuda_vq_exchange_chosen(desc, vq, device)) {
         p.exchange = p.count++;
