@@ -9,8 +9,8 @@
  *     vw_store(code, p, w)   its lines; code: the level's own
  *     vw_line(w, s)          line s of them: two of f32, one of pairs
  *     group_scales(code, block, part, out)  the block's scales of groups as floats [group][16]; block: of the part
- * and the constants PAIRS_F (the code floats are unpacked to), PAIR_TERMS (rows may
- * have terms), PAIR_I8 (int8 too, with I8_MR x I8_NR: kernels/cpu/panel_i8.h),
+ * and the constants PAIRS_F (the code floats are unpacked to), PAIR_I8 (int8 too, with I8_MR x I8_NR:
+ * kernels/cpu/panel_i8.h),
  * PAIR_MR x PAIR_NR (the largest register tiles: rows x parts), PAIR_MR_MANY x PAIR_NR_MANY (many rows: rows x
  * panels; of codes with scales of groups, where fewer keep their sums, and of what is left of others PAIR_NR_GROUPS),
  * PAIR_KEEP (sums that stay in registers beside chains), PAIR_BLOCKS (blocks unpacked at once),
@@ -83,7 +83,6 @@ typedef struct tile {
     const char *a; /* row r at a + r * a_stride */
     int64_t a_stride;
     int64_t blocks;
-    int32_t terms;
     int32_t groups;      /* of a block; 0: no group scales */
     const float *scales; /* of groups, [panel][PAIR_BLOCKS][groups][16]; NULL: read from w */
     const float *sa, *sb;
@@ -133,7 +132,7 @@ QN_INLINE void group_scales(const int code, const char *block, const int part, f
 /* Bytes of a pair of a row. */
 QN_INLINE int64_t row_pair_bytes(const int code)
 {
-    return code == QN_PANEL_I8 || code == PAIRS_I8 || PAIR_TERMS ? 4 : 8;
+    return code == QN_PANEL_I8 || code == PAIRS_I8 || PAIRS_F == QN_PANEL_BF16 ? 4 : 8;
 }
 
 /* Addresses of mr rows as a few bases plus one or three strides: more would not stay in registers. */
@@ -176,15 +175,14 @@ QN_INLINE asked asked_at(const int code, const int mr, const int nr, const tile 
 }
 
 /* Units [first, last) of block b. acc[][n]: part n % nr, chain n / nr of CHAIN_BLOCKS each. */
-QN_INLINE void tile_units(const int code, const int single, const int mr, const int nr, const int chains, const tile *t,
+QN_INLINE void tile_units(const int code, const int mr, const int nr, const int chains, const tile *t,
                           vs acc[PAIR_MR][PAIR_NR], int64_t b, int64_t first, int64_t last, const int prefetch,
                           asked ahead)
 {
     const int64_t ub = unit_bytes(code), pb = row_pair_bytes(code);
-    const int64_t terms = single ? 1 : t->terms;
     const int steps = (int)pb / 4; /* lines of a pair */
     const char *const block = t->w + b * block_bytes(code);
-    const char *const rows = t->a + b * terms * (UNITS * 4 * pb);
+    const char *const rows = t->a + b * (UNITS * 4 * pb);
     vw_past past = vw_past_none();
     for (int64_t u = first; u < last; u++) {
         const char *const w = block + u * ub;
@@ -202,74 +200,52 @@ QN_INLINE void tile_units(const int code, const int single, const int mr, const 
         const char *row[PAIR_MR];
         each_row(row, mr, a, t->a_stride);
         if (code == PAIRS_F) {
-            for (int64_t i = 0; i < terms; i++) {
-                const char *line = w;
-                __asm__("" : "+r"(line)); /* terms read lines again: they are too many to keep */
-                UNROLL for (int l = 0; l < ub / QN_PANEL_LINE; l++)
+            const char *line = w;
+            __asm__("" : "+r"(line)); /* one base for all lines: nvfp4 of 64 rows takes 8 % longer without */
+            UNROLL for (int l = 0; l < ub / QN_PANEL_LINE; l++)
+            {
+                vl v[PAIR_NR];
+                UNROLL for (int n = 0; n < nr; n++)
                 {
-                    vl v[PAIR_NR];
+                    v[n] = vl_load(line + to_part(t, n) + l * QN_PANEL_LINE);
+                }
+                UNROLL for (int r = 0; r < mr; r++)
+                {
                     UNROLL for (int n = 0; n < nr; n++)
                     {
-                        v[n] = vl_load(line + to_part(t, n) + l * QN_PANEL_LINE);
-                    }
-                    UNROLL for (int r = 0; r < mr; r++)
-                    {
-                        UNROLL for (int n = 0; n < nr; n++)
-                        {
-                            acc[r][n] = vl_dot(code, acc[r][n], v[n], row[r] + i * 32 * pb + l * 4);
-                        }
+                        acc[r][n] = vl_dot(code, acc[r][n], v[n], row[r] + l * 4);
                     }
                 }
             }
             continue;
         }
-        if (!single) {
-            UNROLL for (int n = 0; n < nr; n++)
+        const int all = nr * chains;
+        const int beside = PARTS_BESIDE(code, mr, all); /* parts at once; for the next ones rows are read again */
+        UNROLL for (int n0 = 0; n0 < all; n0 += beside)
+        {
+            const char *again = a;
+            __asm__("" : "+r"(again));
+            each_row(row, mr, again, t->a_stride);
+            UNROLL for (int p = 0; p < 4; p++)
             {
-                vw v[4];
-                UNROLL for (int p = 0; p < 4; p++)
+                vw v[PAIR_NR];
+                UNROLL for (int n = n0; n < n0 + beside; n++)
                 {
-                    v[p] = vw_unpack(code, w + to_part(t, n), p);
-                }
-                for (int64_t i = 0; i < terms; i++) {
-                    UNROLL for (int p = 0; p < 4; p++)
-                    {
-                        UNROLL for (int r = 0; r < mr; r++)
-                        {
-                            acc[r][n] = vl_dot(code, acc[r][n], vw_line(v[p], 0), row[r] + i * 32 * pb + p * pb);
-                        }
+                    const char *const unit =
+                        w + to_part(t, n % nr) + n / nr * CHAIN_BLOCKS * block_bytes(code);
+                    if (twice && p * ub / 4 % QN_PANEL_LINE == 0) {
+                        ask_twice(unit + p * ub / 4, ahead);
                     }
+                    v[n] = vw_unpack_next(code, unit, p, mr, n, &past);
                 }
-            }
-        } else {
-            const int all = nr * chains;
-            const int beside = PARTS_BESIDE(code, mr, all); /* parts at once; for the next ones rows are read again */
-            UNROLL for (int n0 = 0; n0 < all; n0 += beside)
-            {
-                const char *again = a;
-                __asm__("" : "+r"(again));
-                each_row(row, mr, again, t->a_stride);
-                UNROLL for (int p = 0; p < 4; p++)
+                UNROLL for (int r = 0; r < mr; r++)
                 {
-                    vw v[PAIR_NR];
-                    UNROLL for (int n = n0; n < n0 + beside; n++)
+                    UNROLL for (int s = 0; s < steps; s++)
                     {
-                        const char *const unit =
-                            w + to_part(t, n % nr) + n / nr * CHAIN_BLOCKS * block_bytes(code);
-                        if (twice && p * ub / 4 % QN_PANEL_LINE == 0) {
-                            ask_twice(unit + p * ub / 4, ahead);
-                        }
-                        v[n] = vw_unpack_next(code, unit, p, mr, n, &past);
-                    }
-                    UNROLL for (int r = 0; r < mr; r++)
-                    {
-                        UNROLL for (int s = 0; s < steps; s++)
+                        UNROLL for (int n = n0; n < n0 + beside; n++)
                         {
-                            UNROLL for (int n = n0; n < n0 + beside; n++)
-                            {
-                                const int64_t chain = n / nr * CHAIN_BLOCKS * UNITS * 4 * pb;
-                                acc[r][n] = vl_dot(code, acc[r][n], vw_line(v[n], s), row[r] + chain + p * pb + 4 * s);
-                            }
+                            const int64_t chain = n / nr * CHAIN_BLOCKS * UNITS * 4 * pb;
+                            acc[r][n] = vl_dot(code, acc[r][n], vw_line(v[n], s), row[r] + chain + p * pb + 4 * s);
                         }
                     }
                 }
@@ -288,8 +264,8 @@ QN_INLINE void tile_units(const int code, const int single, const int mr, const 
     }
 
 /* Chains beside each other, each of `blocks` blocks, from block b on. */
-QN_INLINE void tile_chains(const int code, const int single, const int mr, const int nr, const int chains,
-                           const int prefetch, const tile *t, int64_t b, int64_t blocks)
+QN_INLINE void tile_chains(const int code, const int mr, const int nr, const int chains, const int prefetch,
+                           const tile *t, int64_t b, int64_t blocks)
 {
     const int exact = code == QN_PANEL_I8 || code == PAIRS_I8; /* integers */
     vs acc[PAIR_MR][PAIR_NR];
@@ -298,7 +274,7 @@ QN_INLINE void tile_chains(const int code, const int single, const int mr, const
         EACH_SUM(acc[r][c * nr + n] = exact ? vs_load(SUMS(r, n)) : vs_zero());
     }
     for (int64_t i = 0; i < blocks; i++) {
-        tile_units(code, single, mr, nr, chains, t, acc, b + i, 0, UNITS, prefetch,
+        tile_units(code, mr, nr, chains, t, acc, b + i, 0, UNITS, prefetch,
                    asked_at(code, mr, nr, t, b + i, b + i * chains));
     }
     if (exact) {
@@ -318,8 +294,7 @@ QN_INLINE void tile_chains(const int code, const int single, const int mr, const
 }
 
 /* call->sums continue with blocks [0, t->blocks) of mr rows and nr panels. */
-QN_INLINE void panel_tile(const int code, const int single, const int mr, const int nr, const int prefetch,
-                          const tile *t)
+QN_INLINE void panel_tile(const int code, const int mr, const int nr, const int prefetch, const tile *t)
 {
     if (HAS_GROUPS && t->groups) {
         vs acc[PAIR_MR][PAIR_NR];
@@ -342,7 +317,7 @@ QN_INLINE void panel_tile(const int code, const int single, const int mr, const 
             }
             for (int64_t g = 0; g < t->groups; g++) {
                 EACH_SUM(acc[r][n] = vs_zero());
-                tile_units(code, single, mr, nr, 1, t, acc, b, g * units, (g + 1) * units, prefetch, ahead);
+                tile_units(code, mr, nr, 1, t, acc, b, g * units, (g + 1) * units, prefetch, ahead);
                 UNROLL for (int n = 0; n < nr; n++)
                 {
                     const float *const from = t->scales ? t->scales + n / PAIR_PARTS * panel_scales +
@@ -368,13 +343,13 @@ QN_INLINE void panel_tile(const int code, const int single, const int mr, const 
     const int exact = code == QN_PANEL_I8 || code == PAIRS_I8;
     const int64_t step = exact ? t->blocks : CHAIN_BLOCKS;
     int64_t b = 0;
-    if (single && CHAINS(code, mr) > 1) {
+    if (CHAINS(code, mr) > 1) {
         for (; b + CHAINS(code, mr) * step <= t->blocks; b += CHAINS(code, mr) * step) {
-            tile_chains(code, single, mr, nr, CHAINS(code, mr), prefetch, t, b, step);
+            tile_chains(code, mr, nr, CHAINS(code, mr), prefetch, t, b, step);
         }
     }
     for (; b < t->blocks; b += step) {
-        tile_chains(code, single, mr, nr, 1, prefetch, t, b, b + step < t->blocks ? step : t->blocks - b);
+        tile_chains(code, mr, nr, 1, prefetch, t, b, b + step < t->blocks ? step : t->blocks - b);
     }
 }
 
@@ -383,14 +358,12 @@ QN_INLINE void panel_tile(const int code, const int single, const int mr, const 
 /* The tile at row r and panel p of a call, from block b on. */
 QN_INLINE tile tile_at(const qn_panel_call *call, const int code, int64_t r, int64_t p, int64_t b, int64_t blocks)
 {
-    const int64_t terms = PAIR_TERMS ? call->terms : 1;
     const int64_t i = b * QN_PANEL_K / QN_PANEL_SCALE_K;
     return (tile){.w = call->w + p * call->panel_bytes + b * block_bytes(code),
                   .w_stride = call->panel_bytes,
-                  .a = call->a + r * call->a_stride + b * terms * (UNITS * 4 * row_pair_bytes(code)),
+                  .a = call->a + r * call->a_stride + b * (UNITS * 4 * row_pair_bytes(code)),
                   .a_stride = call->a_stride,
                   .blocks = blocks,
-                  .terms = call->terms,
                   .groups = groups_of(code),
                   .sa = call->sa ? call->sa + r * call->sa_stride + i : NULL,
                   .sb = call->sa ? call->sb + p * call->sb_stride + i : NULL,
@@ -410,16 +383,16 @@ QN_INLINE void zero_sums(const qn_panel_call *call)
 }
 
 /* mr rows times the tile's first panel and those after it, nr parts at a time, unpacked on the way. */
-QN_INLINE void few_panels(const int code, const int single, const int mr, const int nr, tile t, int64_t panels)
+QN_INLINE void few_panels(const int code, const int mr, const int nr, tile t, int64_t panels)
 {
     for (int64_t parts = panels * PAIR_PARTS; parts > 0;) {
         const int64_t n = parts >= nr ? nr : (parts >= 2 ? 2 : 1);
         if (n == nr) {
-            panel_tile(code, single, mr, nr, 1, &t);
+            panel_tile(code, mr, nr, 1, &t);
         } else if (n == 2) {
-            panel_tile(code, single, mr, nr > 2 ? 2 : 1, 1, &t); /* dead where nr is no more than that */
+            panel_tile(code, mr, nr > 2 ? 2 : 1, 1, &t); /* dead where nr is no more than that */
         } else {
-            panel_tile(code, single, mr, 1, 1, &t);
+            panel_tile(code, mr, 1, 1, &t);
         }
         const int64_t next = t.part + n, passed = next / PAIR_PARTS;
         t.w += passed * t.w_stride + (next % PAIR_PARTS - t.part) * PART_BYTES;
@@ -433,14 +406,14 @@ QN_INLINE void few_panels(const int code, const int single, const int mr, const 
 #define FEW(mr)                                                                                                        \
     case mr:                                                                                                           \
         if ((mr) <= QN_PANEL_ALONE && alone) {                                                                         \
-            few_panels(code, single, (mr) <= QN_PANEL_ALONE ? (mr) : 1, PAIR_PARTS, *t, panels);                       \
+            few_panels(code, (mr) <= QN_PANEL_ALONE ? (mr) : 1, PAIR_PARTS, *t, panels);                       \
         } else {                                                                                                       \
-            few_panels(code, single, (mr) <= PAIR_FEW ? (mr) : 1, FEW_NR(code, mr), *t, panels);                       \
+            few_panels(code, (mr) <= PAIR_FEW ? (mr) : 1, FEW_NR(code, mr), *t, panels);                       \
         }                                                                                                              \
         break
 
 /* alone: one panel after the other, of up to QN_PANEL_ALONE rows. */
-QN_INLINE void few_rows(const int code, const int single, const tile *t, int64_t rows, int64_t panels, int alone)
+QN_INLINE void few_rows(const int code, const tile *t, int64_t rows, int64_t panels, int alone)
 {
     switch (rows) {
         FEW(1);
@@ -490,7 +463,7 @@ QN_INLINE void tile_rows(const int code, const int nr, tile t, int64_t rows)
         const int64_t mr = (rows + tiles - 1) / tiles;
         switch (mr) {
 #define MANY(mr)                                                                                                       \
-    case mr: panel_tile(code, !PAIR_TERMS, (mr) <= PAIR_MR_MANY ? (mr) : 1, nr, 0, &t); break
+    case mr: panel_tile(code, (mr) <= PAIR_MR_MANY ? (mr) : 1, nr, 0, &t); break
             MANY(1);
             MANY(2);
             MANY(3);
@@ -596,19 +569,11 @@ QN_INLINE void ahead(const int code, const qn_panel_call *call)
 }
 #endif
 
-#define FEW_OF(name, code, single)                                                                                     \
+#define FEW_OF(name, code)                                                                                             \
     static __attribute__((noinline)) void name(const tile *t, int64_t rows, int64_t panels, int alone)                 \
     {                                                                                                                  \
-        few_rows(code, single, t, rows, panels, alone);                                                                \
+        few_rows(code, t, rows, panels, alone);                                                                \
     }
-
-#if PAIR_TERMS
-#define FEW_OF_TERMS(name, code) FEW_OF(name, code, 0)
-#define FEW_FN(name) (call->terms > 1 ? name##_terms : name)
-#else
-#define FEW_OF_TERMS(name, code)
-#define FEW_FN(name) name
-#endif
 
 #define PANEL_MM_BY(name, code, few_of_rows)                                                                           \
     static void name(const qn_panel_call *call)                                                                        \
@@ -624,9 +589,8 @@ QN_INLINE void ahead(const int code, const qn_panel_call *call)
     }
 
 #define PANEL_MM(name, code)                                                                                           \
-    FEW_OF(name##_few, code, 1)                                                                                        \
-    FEW_OF_TERMS(name##_few_terms, code)                                                                               \
-    PANEL_MM_BY(name, code, FEW_FN(name##_few))
+    FEW_OF(name##_few, code)                                                                                           \
+    PANEL_MM_BY(name, code, name##_few)
 
 /* The codes of 8 bits, whose panels without many subnormal codes may be unpacked lower. */
 #ifdef LOW_ALLOWED
@@ -643,8 +607,8 @@ QN_INLINE int may_be_low(const int code, const qn_panel_call *call)
 }
 
 #define PANEL_MM_F8(name, type)                                                                                        \
-    FEW_OF(name##_few, QN_PANEL_##type, 1)                                                                             \
-    FEW_OF(name##_low, LOW_##type, 1)                                                                                  \
+    FEW_OF(name##_few, QN_PANEL_##type)                                                                                \
+    FEW_OF(name##_low, LOW_##type)                                                                                     \
     PANEL_MM_BY(name, QN_PANEL_##type, may_be_low(QN_PANEL_##type, call) ? name##_low : name##_few)
 #else
 #define PANEL_MM_F8(name, type) PANEL_MM(name, QN_PANEL_##type)

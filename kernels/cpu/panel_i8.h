@@ -121,7 +121,7 @@ static void many_i8(const qn_panel_call *call, int64_t row, int64_t rows)
     }
 }
 
-FEW_OF(mm_i8_few, QN_PANEL_I8, 1)
+FEW_OF(mm_i8_few, QN_PANEL_I8)
 
 static void mm_i8(const qn_panel_call *call)
 {

@@ -76,7 +76,7 @@ static inline void run_plan(const qn_plan *plan, const qn_args *args, int64_t m,
 }
 
 /* What a test puts among the values of a case: 0, nothing. */
-enum { SPECIALS = 1, SPECIAL_CACHE, OUTLIERS, STRUCTURED, STRUCTURED_SIZES };
+enum { SPECIALS = 1, SPECIAL_CACHE, NEGATIVE_SCALES, OUTLIERS, STRUCTURED, STRUCTURED_SIZES };
 static int with_values;
 
 /* Row r of the activations, `columns` elements: NaN, infinities, a subnormal and large numbers, one a row. */
@@ -113,10 +113,23 @@ static inline void poke_cache(const tensors *t)
     }
 }
 
+/* Every third block scale of NVFP4 weights, some of them zeros. */
+static inline void poke_scales(const tensors *t)
+{
+    uint8_t *const scales = t->in[QN_NVMM_B_SCALE];
+    for (int64_t i = 0; i < qn_shape_elements(&t->desc.in[QN_NVMM_B_SCALE]); i += 3) {
+        scales[i] = (uint8_t)(i % 33 ? scales[i] | 0x80 : 0x80);
+    }
+}
+
 static inline void poke_values(const tensors *t)
 {
     if (with_values == SPECIAL_CACHE) {
         poke_cache(t);
+        return;
+    }
+    if (with_values == NEGATIVE_SCALES) {
+        poke_scales(t);
         return;
     }
     if (with_values >= STRUCTURED) {

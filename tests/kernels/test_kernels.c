@@ -425,6 +425,20 @@ static void special_keys_and_values_reach_who_sees_them(void **state)
     run_with(SPECIAL_CACHE, cases, sizeof cases / sizeof *cases);
 }
 
+/* One row, few and many, by every kind of rows. */
+static void negative_scales_are_plain_arithmetic(void **state)
+{
+    (void)state;
+    static const char *const cases[] = {
+        "nvfp4_mm m=1 n=37 k=176 x=bf16 out=f32",
+        "nvfp4_mm m=6 n=37 k=176 out=f32",
+        "nvfp4_mm m=30 n=37 k=176 x=bf16 out=f32",
+        "nvfp4_mm m=6 n=37 k=176 a=1 out=f32",
+        "nvfp4_mm m=30 n=37 k=176 x=i8 x_scale=token out=f32",
+    };
+    run_with(NEGATIVE_SCALES, cases, sizeof cases / sizeof *cases);
+}
+
 /* Kernels that round activations or products to a power of two that the largest ones decide. */
 static void outliers_stay_within_the_error_model(void **state)
 {
@@ -486,6 +500,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(rows_of_no_group_are_kept),
         cmocka_unit_test(special_values_travel_as_in_the_reference),
         cmocka_unit_test(special_keys_and_values_reach_who_sees_them),
+        cmocka_unit_test(negative_scales_are_plain_arithmetic),
         cmocka_unit_test(outliers_stay_within_the_error_model),
         cmocka_unit_test(structured_operands_stay_within_the_error_model),
     };

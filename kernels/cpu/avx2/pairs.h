@@ -12,7 +12,6 @@
 
 #define QN_ISA avx2
 #define PAIRS_F QN_PANEL_F32
-#define PAIR_TERMS 0
 #define PAIR_I8 1
 #define I8_MR 4
 #define I8_NR 1

@@ -11,7 +11,6 @@
 
 #define QN_ISA avx512
 #define PAIRS_F QN_PANEL_F32
-#define PAIR_TERMS 0
 #define PAIR_I8 1
 #define I8_MR 6
 #define I8_NR 4

@@ -11,7 +11,6 @@
 
 #define QN_ISA avx512bf16
 #define PAIRS_F QN_PANEL_BF16
-#define PAIR_TERMS 1
 #define PAIR_I8 0
 #define PAIR_PARTS 1
 #define PAIR_MR 8

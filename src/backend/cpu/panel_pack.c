@@ -167,16 +167,20 @@ static int64_t mxfp4_scale_at(int64_t group, int c)
     return 512 + group * COLS + c;
 }
 
+/* A negative scale's minus goes to its codes. */
 static int pack_nvfp4(const uint8_t *row, const uint8_t *scales, int64_t k, char *panel, int c)
 {
     int special = 0;
     for (int64_t i = 0; i < k; i += 16) {
         char *const block = panel + i / QN_PANEL_K * codes[QN_PANEL_NVFP4].block_bytes;
-        const int some = pack_codes(row + i / 2, i % QN_PANEL_K, 16, block, c);
-        const uint8_t scale = scales[i / 16];
-        const int odd = scale >= 0x7f; /* NaN, or negative */
-        special |= odd;
-        block[nvfp4_scale_at(i % QN_PANEL_K / 16, c)] = (char)(some || odd ? scale : E4M3_ONE);
+        const uint8_t scale = scales[i / 16] & 0x7f, minus = scales[i / 16] & 0x80 ? 0x88 : 0;
+        uint8_t turned[8];
+        for (int j = 0; j < 8; j++) {
+            turned[j] = row[i / 2 + j] ^ minus;
+        }
+        const int some = pack_codes(turned, i % QN_PANEL_K, 16, block, c), nan = scale == 0x7f;
+        special |= nan;
+        block[nvfp4_scale_at(i % QN_PANEL_K / 16, c)] = (char)(some || nan ? scale : E4M3_ONE);
     }
     return special;
 }

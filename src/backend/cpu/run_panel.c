@@ -40,8 +40,8 @@ const char *qn_panel_accepts(const qn_kernel *kernel, const qn_op_desc *desc)
         return "made for activations that are bf16";
     }
     const int bf16_rows = impl->code != QN_PANEL_I8 && impl->set->rows_f == QN_PANEL_ROWS_BF16;
-    if (bf16_rows && kernel->isa < QN_ISA_AMX && rows == QN_F32) {
-        return "f32 activations take three bf16 terms, which the fp32 kernels beat";
+    if (bf16_rows && kernel->isa < QN_ISA_AMX && (rows == QN_F32 || rows == QN_F16)) {
+        return "f32 and f16 activations take three and two bf16 terms, which the fp32 kernels beat";
     }
     if (bf16_rows && kernel->isa < QN_ISA_AMX && integers) {
         return "activations that are integers are for the byte dots of level avx512vnni";
