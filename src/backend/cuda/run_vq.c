@@ -3,10 +3,10 @@
  * A plan has the kernel that is always right (vq_direct.cu) and, where the generator's choice has one (vq_cuts.c),
  * kernels on tensor cores for up to 8, 16, 32 and 64 rows of x at a time (vq_tensor.cu), on warpgroups for more than 32
  * (vq_wide.cu), on 16-bit weights that are written out before (dense_mm.cu), by exact integers for one and two rows
- * with gptvq (vq_books.cu, vq_bytes.cu) and E8P12 (vq_points.cu; vq_points_cut.cu between long transforms), by partial
- * sums for one with aqlm (vq_sums.cu), and for up to eight with vptq (vq_along.cu) and, by floats, with what else has
- * no operands of tensor cores (mm_few.cu). What operands must be like for those is looked at in every run; others take
- * the first. */
+ * with gptvq (vq_books.cu, vq_bytes.cu), E8P12 and E8P12RVQ4B (vq_points.cu; of E8P12 vq_points_cut.cu between long
+ * transforms), by partial sums for one and two with aqlm (vq_sums.cu), and for up to eight with vptq (vq_along.cu) and,
+ * by floats, with what else has no operands of tensor cores (mm_few.cu). What operands must be like for those is looked
+ * at in every run; others take the first. */
 #include <math.h>
 #include <string.h>
 
