@@ -35,8 +35,8 @@
  *     d       (STORE 1, else any bytes) UINT16 or FLOAT32, sizes {N, M, 1}; box {64, 64, 1} or {32, 64, 1}; N times
  *             its size a multiple of 16 bytes
  *     row strides in bytes: multiples of 16, bases 16-aligned
- *   Arguments: maps, then as declared; odd: set to 1 where CHAIN is not 0 and a result is not finite, NULL: is not; d_row in
- *     elements, k in bytes; whole: units taken whole, of ceil(M / (BM CLUSTER)) ceil(N / BN), or
+ *   Arguments: maps, then as declared; odd: NULL, or set to 1 where CHAIN is not 0 and a result is not finite; d_row
+ *     in elements, k in bytes; whole: units taken whole, of ceil(M / (BM CLUSTER)) ceil(N / BN), or
  *     0: then a unit is a tile, ceil(M / BM) ceil(N / BN) of them, and K has at least CLUSTER k-blocks; constant 1: kernels
  *     ahead in the stream do not write b, which is then read before they end
  *   Launch: block 128 + 128 GROUPS, grid a multiple of CLUSTER, cluster {CLUSTER, 1, 1}; dynamic shared memory = 1024
