@@ -78,4 +78,10 @@ DEV void wait_before(void)
 #endif
 }
 
+/* 1 / v, exactly, of a power of two whose inverse is a normal number too. */
+DEV float inverse_of(float v)
+{
+    return __uint_as_float(0x7F000000u - __float_as_uint(v));
+}
+
 #endif

@@ -70,8 +70,8 @@ DEV u32 place_pair(u32 word, int i)
 #endif
 
 /* Before any MXFP4 scale: its power of two and the one left out may together be no bf16. */
-#define MX_RAISE 0x7e807e80u /* 2^126 */
-#define RAISE_PAIR "mov.b32 r, 0x7e807e80;\nmul.rn.bf16x2 v, v, r;\n"
+#define MX_RAISE 0x7e807e80 /* 2^126 */
+#define RAISE_PAIR "mov.b32 r, " TEXT(MX_RAISE) ";\nmul.rn.bf16x2 v, v, r;\n"
 
 #if IS_MX
 /* What a scale's code multiplies with, twice in a word: times the power of two that place_pair() leaves out, of codes

@@ -282,8 +282,7 @@ struct residual_codes {
 };
 
 /* Words of four tiles of 16 rows by 64 columns, 8 bytes a lane each, two rows by two groups; zeros past K and N. What
- * 16 rows have lies in their rows of codes, `columns` words in each. A quotient by an inverse that is rounded down may
- * be one less. */
+ * 16 rows have lies in their rows of codes, `columns` words in each. */
 DEV void load_part(const qn_cuda_vq &a, int row, int span, int lane, int first, u32 *codes)
 {
     const u32 columns = (u32)a.k / 32, inverse = ~0u / columns;
@@ -298,8 +297,7 @@ DEV void load_part(const qn_cuda_vq &a, int row, int span, int lane, int first, 
         asm("" : "+l"(from));
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            u32 down = __umulhi(word + j * 32, inverse);
-            down += word + j * 32 - down * columns >= columns;
+            const u32 down = quotient_by(word + j * 32, columns, inverse);
             asm volatile("{\n.reg .pred there;\nsetp.lt.s32 there, %3, %4;\n"
                          "@there ld.global.nc.L1::no_allocate" CODES_AHEAD ".v2.u32 {%0, %1}, [%2];\n}"
                          : "+r"(codes[2 * j]), "+r"(codes[2 * j + 1])

@@ -210,12 +210,6 @@ DEV float unit_of(float most)
     return exponent > 20 && exponent < 255 ? __uint_as_float((u32)(267 - exponent) << 23) : 1.0f;
 }
 
-/* 1 / unit, of such a power exactly. */
-DEV float inverse_of(float unit)
-{
-    return __uint_as_float(0x7F000000u - __float_as_uint(unit));
-}
-
 /* Of magnitudes, whose bits are in their order. */
 DEV float lanes_max(float v)
 {

@@ -8,6 +8,13 @@
 
 #define PARTS_AHEAD 16
 
+/* v / by, where inverse is ~0u / by: rounded down, so that the product may be one less. */
+DEV u32 quotient_by(u32 v, u32 by, u32 inverse)
+{
+    const u32 q = __umulhi(v, inverse);
+    return q + (v - q * by >= by);
+}
+
 /* Of all blocks of rows; the host deals no more than 2^31. */
 DEV int all_spans(const qn_cuda_vq &a)
 {

@@ -139,11 +139,9 @@ struct dealt {
     u32 clusters, inverse, each, left;
 };
 
-/* v / clusters: the inverse is rounded down, its product may be one less. */
 DEV u32 share_of(const dealt &d, u32 v)
 {
-    const u32 q = __umulhi(v, d.inverse);
-    return q + (v - q * d.clusters >= d.clusters);
+    return quotient_by(v, d.clusters, d.inverse);
 }
 
 DEV dealt dealt_of(const qn_cuda_vq &a)
@@ -225,12 +223,6 @@ DEV float scale_unit(const qn_cuda_vq &a, int block)
     }
     const u32 exponent = __float_as_uint(most) & 0x7F800000u;
     return exponent > 0x01000000u && exponent < 0x7E000000u ? __uint_as_float(exponent) : 1.0f;
-}
-
-/* Of such a power. */
-DEV float inverse_of(float unit)
-{
-    return __uint_as_float(0x7F000000u - __float_as_uint(unit));
 }
 
 DEV void fill_scaled(u32 bytes, float scale, u32 shared)

@@ -577,11 +577,8 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
     qn_cuda_mm a = qn_cuda_mm_arguments(run->call);
     const qn_op_desc *desc = run->call->desc;
     const int written = is_written(desc, a.m), planes = planes_of(desc) > 0;
-    if (planes && (a.m <= PLAIN_ROWS || !takes(desc, &a, written))) {
-        return qn_cuda_mm_own_launch(run, error);
-    }
-    if (!takes(desc, &a, written)) {
-        return qn_cuda_mm_launch_any(run, ANY, error);
+    if ((planes && a.m <= PLAIN_ROWS) || !takes(desc, &a, written)) {
+        return planes ? qn_cuda_mm_own_launch(run, error) : qn_cuda_mm_launch_any(run, ANY, error);
     }
     const work w = work_of(desc, a.m);
     if (is_coded(desc)) {

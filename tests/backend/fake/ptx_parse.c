@@ -5,9 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/fake/ptx_constants.h"
 #include "backend/fake/ptx_code.h"
 
-#define TYPE_INFO(id, name, bytes, kind) {name, bytes, kind}
+#define TYPE_INFO(id, name, bytes, kind)                                                                               \
+    {                                                                                                                  \
+        name, bytes, kind                                                                                              \
+    }
 const ptx_type_info ptx_types[PTX_TYPE_COUNT] = {{"", 0, 0}, PTX_TYPES(TYPE_INFO)};
 
 #define OP_NAME(id, name) name
@@ -339,50 +343,6 @@ static int split(char *text, char **pieces, int most)
                 return count;
             }
         }
-    }
-}
-
-static int is_number(const char *s)
-{
-    return isdigit((unsigned char)*s) || (*s == '-' && isdigit((unsigned char)s[1]));
-}
-
-static uint64_t number(const char *s)
-{
-    if (s[0] == '0' && (s[1] == 'f' || s[1] == 'F' || s[1] == 'd' || s[1] == 'D') && strlen(s) >= 10) {
-        return strtoull(s + 2, NULL, 16);
-    }
-    return *s == '-' ? (uint64_t)strtoll(s, NULL, 0) : strtoull(s, NULL, 0);
-}
-
-static int64_t constant_sum(char **at);
-
-static int64_t constant_factor(char **at)
-{
-    *at += strspn(*at, " ");
-    const int group = **at == '(';
-    *at += group;
-    const int64_t v = group ? constant_sum(at) : strtoll(*at, at, 0);
-    *at += strspn(*at, " ");
-    *at += group && **at == ')';
-    return v;
-}
-
-/* A constant expression of numbers, products, sums and groups; *at: what is behind it. */
-static int64_t constant_sum(char **at)
-{
-    int64_t sum = 0;
-    for (;;) {
-        int64_t product = constant_factor(at);
-        while (**at == '*') {
-            ++*at;
-            product *= constant_factor(at);
-        }
-        sum += product;
-        if (**at != '+') {
-            return sum;
-        }
-        ++*at;
     }
 }
 
