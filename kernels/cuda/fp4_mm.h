@@ -4,15 +4,11 @@
  * or copy them; SPANS of scales in the ring; PARTS of a block's sums; SHARE, bytes of a block's sums of those that one
  * of the cluster finishes; SLICES of a stage, rows of 128 bytes of x; EARLY stages whose weights may come before their
  * x; READERS, warps that read a stage; TURNERS, warps that bring a stage's x into another order before.
- *
- * Parameter SUMS_ONLY 1: rows of x are planes of others', whose sums mm_join.cu adds and finishes: d has them as they
- * are, as f32.
  */
 #ifndef QN_CUDA_FP4_MM_H
 #define QN_CUDA_FP4_MM_H
 
-#include "fp4_pairs.h"
-#include "mm_common.h"
+#include "fp4_out.h"
 
 #define DEPTH 256 /* of K a stage */
 #define SPAN 4    /* stages whose scales come together */
@@ -272,108 +268,15 @@ DEV float4 add_parts(u32 from)
     return v;
 }
 
-/* What four sums are finished with. */
-typedef struct tails {
-    tail of[4];
-    float row_scale;
-} tails;
-
-DEV tails load_tails(const qn_cuda_mm &a, const problem *p, int row, int column)
-{
-    tails t;
-    t.row_scale = row_scale(a, p->row + row);
-#pragma unroll
-    for (int c = 0; c < 4; c++) {
-        const int n = p->column + column + c;
-        t.of[c] = load_tail(a.part[0], n < a.n ? n : a.n - 1);
-    }
-    return t;
-}
-
-#if !IS_MX
-/* Whether a number is far from the ends of f32. */
-DEV bool is_middling(float v)
-{
-    return (__float_as_uint(v) << 1) - (67u << 24) < 120u << 24;
-}
-
-/* Four numbers divided by one: the steps of a division, whose branch for numbers near the ends of f32 is there once. */
-DEV void divide_four(float *v, float by)
-{
-    float r, q[4];
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(by));
-    r = __fmaf_rn(r, __fmaf_rn(-by, r, 1.0f), r);
-    bool middling = is_middling(by);
-#pragma unroll
-    for (int c = 0; c < 4; c++) {
-        q[c] = v[c] * r;
-        q[c] = __fmaf_rn(r, __fmaf_rn(-by, q[c], v[c]), q[c]);
-        middling &= is_middling(v[c]);
-    }
-    if (middling) {
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-            v[c] = q[c];
-        }
-        return;
-    }
-#pragma unroll 1
-    for (int c = 0; c < 4; c++) {
-        const float first = v[0] / by;
-        v[0] = v[1], v[1] = v[2], v[2] = v[3], v[3] = first;
-    }
-}
-#endif
-
-/* Four sums of row `row` of the block's x, finished and stored. */
-DEV void store_four(const qn_cuda_mm &a, const problem *p, int row, int column, const tails &t, float *v)
-{
-    const qn_cuda_mm_part &w = a.part[0];
-    const u32 out_bytes = OUT == QN_MM_F32 ? 4 : 2;
-    const int vector = ((u64)w.d | (u64)w.d_row) % (4 * out_bytes) == 0, n = p->column + column;
-    char *const to = w.d + (p->row + row) * w.d_row;
-#pragma unroll
-    for (int c = 0; c < 4; c++) {
-        v[c] *= FACTOR;
-    }
-#if !SUMS_ONLY
-#if !IS_MX
-    divide_four(v, t.of[0].global * row_global(a));
-#endif
-#pragma unroll
-    for (int c = 0; c < 4; c++) {
-        tail own = t.of[c];
-        own.global = 1.0f;
-        v[c] = finish(own, v[c], t.row_scale, 0, 1.0f);
-    }
-#endif
-    if (vector && n + 3 < a.n) {
-#if OUT == QN_MM_F32
-        *(float4 *)(to + (i64)n * 4) = make_float4(v[0], v[1], v[2], v[3]);
-#elif OUT == QN_MM_F16
-        *(uint2 *)(to + (i64)n * 2) = make_uint2(pack_f16(v[0], v[1]), pack_f16(v[2], v[3]));
-#else
-        *(uint2 *)(to + (i64)n * 2) = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
-#endif
-    } else {
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-            if (n + c < a.n) {
-                store_float(to, n + c, v[c], OUT);
-            }
-        }
-    }
-}
-
 /* A block's own parts added, where no other block has any. */
 DEV void finish_strip(const qn_cuda_mm &a, const problem *p, u32 sums_at, u32 thread)
 {
     for (int i = (int)thread; i < p->rows * (STRIP / 4); i += CONSUMERS) {
         const int row = i / (STRIP / 4), column = i % (STRIP / 4) * 4;
-        const tails t = load_tails(a, p, row, column);
+        const tails t = load_tails(a, p->row + row, p->column + column);
         const float4 four = add_parts(sums_at + (u32)(row * PITCH + column) * 4);
         float v[4] = {four.x, four.y, four.z, four.w};
-        store_four(a, p, row, column, t, v);
+        store_four(a, p->row + row, p->column + column, t, v);
     }
 }
 
@@ -402,7 +305,7 @@ DEV void finish_shares(const qn_cuda_mm &a, const problem *p, u32 sums_at, u32 p
     for (u32 j = thread; j < own; j += CONSUMERS) {
         const u32 i = (j / 4 * SPLIT + part) * 4 + j % 4;
         const int row = (int)(i / (STRIP / 4)), column = (int)(i % (STRIP / 4)) * 4;
-        const tails t = load_tails(a, p, row, column);
+        const tails t = load_tails(a, p->row + row, p->column + column);
         barrier_wait(p->given_full, 0);
         float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
@@ -413,7 +316,7 @@ DEV void finish_shares(const qn_cuda_mm &a, const problem *p, u32 sums_at, u32 p
             v[2] += four.z;
             v[3] += four.w;
         }
-        store_four(a, p, row, column, t, v);
+        store_four(a, p->row + row, p->column + column, t, v);
     }
 }
 #endif

@@ -148,7 +148,7 @@ DEV void multiply_block(u64 a, u64 b, u32 stage, int accumulate)
     wgmma_commit();
 }
 
-/* In statements of eight columns: what these need (the assembler leaves out what is not used), and a sum to its result.
+/* In statements of eight columns: what these need, and a sum to its result.
  * Operands: %0 to %3 results, %4 where what the first columns need lies, %5 and %6 scales of the lane's rows, %7 and %8
  * zero points of these, negative. */
 #define LOAD_TEXT(name, from, j) "ld.shared.v2.b32 {" name "0, " name "1}, [%4 + (" TEXT(from) " + " #j " * 8)];\n"
@@ -159,9 +159,16 @@ DEV void multiply_block(u64 a, u64 b, u32 stage, int accumulate)
 #else
 #define ADJUST_TEXT(s, c, azp) "mov.b32 t, " s ";\n"
 #endif
+#if AZP
+#define LOAD_ADJUST(j) LOAD_TEXT("adjust", ADJ_AT, j)
+#else
+#define LOAD_ADJUST(j) ""
+#endif
 #if BIAS
+#define LOAD_BIAS(j) LOAD_TEXT("bias", BIAS_AT, j)
 #define SCALE_TEXT(i, c, scale) "fma.rn.f32 %" #i ", " scale ", t, bias" #c ";\n"
 #else
+#define LOAD_BIAS(j) ""
 #define SCALE_TEXT(i, c, scale) "mul.rn.f32 %" #i ", " scale ", t;\n"
 #endif
 #define FINISH_ONE(s, i, c, scale, azp)                                                                                \
@@ -169,7 +176,7 @@ DEV void multiply_block(u64 a, u64 b, u32 stage, int accumulate)
     "cvt.rn.f32.s32 t, t;\nmul.rn.f32 t, t, scale" #c ";\n" SCALE_TEXT(i, c, scale)
 #define FINISH_FOUR(v, x, at, i0, i1, i2, i3)                                                                          \
     asm volatile("{\n.reg .b32 t, scale<2>, bias<2>, adjust<2>;\n"                                                     \
-                 LOAD_TEXT("scale", SCALE_B, at) LOAD_TEXT("bias", BIAS_AT, at) LOAD_TEXT("adjust", ADJ_AT, at)        \
+                 LOAD_TEXT("scale", SCALE_B, at) LOAD_BIAS(at) LOAD_ADJUST(at)                                         \
                  FINISH_ONE(v #x #i0, 0, 0, "%5", "%7") FINISH_ONE(v #x #i1, 1, 1, "%5", "%7")                         \
                  FINISH_ONE(v #x #i2, 2, 0, "%6", "%8") FINISH_ONE(v #x #i3, 3, 1, "%6", "%8") "}"                     \
                  : "=&f"(to[at + i0]), "=&f"(to[at + i1]), "=&f"(to[at + i2]), "=&f"(to[at + i3])                      \

@@ -126,7 +126,7 @@ void qn_cuda_pop(const qn_cuda *cuda);
 
 /* ---- programs ---- */
 
-#define QN_CUDA_PROGRAMS 32 /* most that a plan may have */
+#define QN_CUDA_PROGRAMS 40 /* most that a plan may have */
 
 /* One kernel function to be compiled: the fixed body with these parameters before it. */
 typedef struct qn_cuda_program {
@@ -136,6 +136,7 @@ typedef struct qn_cuda_program {
     int32_t wide_clusters;    /* clusters of more than 8 blocks */
     int32_t most_shared;      /* all that can be is shared memory: blocks of two launches fit beside each other */
     int32_t cluster, threads; /* where the plan must know how many clusters of that size run at a time; 0: need not */
+    int32_t kept[3];          /* what a launch wants to know of the program without working it out again */
     char params[768];         /* "#define NAME value" lines (qn_cuda_define) */
 } qn_cuda_program;
 
@@ -160,6 +161,7 @@ typedef struct qn_cuda_function {
     cu_function handle;
     int32_t registers, local_bytes; /* a thread's; local memory means spills */
     int32_t clusters;               /* of the program's size at a time; 0: not known */
+    int32_t kept[3];                /* the program's */
 } qn_cuda_function;
 
 /* A run, as a family's launch sees it. functions[i] belongs to programs()'s i. */

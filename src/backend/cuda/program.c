@@ -166,6 +166,7 @@ static qn_status get_function(qn_cuda *cuda, const qn_cuda_program *program, qn_
     if (program->cluster > 1) {
         out->clusters = clusters_of(cuda, program, out->handle);
     }
+    memcpy(out->kept, program->kept, sizeof out->kept);
     return QN_OK;
 }
 

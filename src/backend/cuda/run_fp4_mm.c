@@ -2,7 +2,7 @@
  * and the device, and the portable one for operands that the bulk copies cannot take; the run picks the least that
  * holds its M. Rows of x that are codes are written out as bf16 before, and of many rows the weights too: then the
  * product is that of dense.c. What the kernels expect is the host contracts at the top of kernels/cuda/fp4_mm.cu, up to
- * 16 rows fp4_mm_few.cu, and fp4_expand.cu.
+ * 16 rows fp4_mm_few.cu, and fp4_expand.cu; above 64 rows wide.c.
  *
  * Rows of x that the kernels have no type for, of f32 and, by MXFP4, of f16, become planes of bf16 that add up to them
  * (mm_planes.cu): 3 and 2. Planes are rows behind each other, whose sums mm_join.cu adds; where weights are written out
@@ -13,6 +13,7 @@
 #include "backend/cuda/dense.h"
 #include "backend/cuda/mm.h"
 #include "backend/cuda/tiles.h"
+#include "backend/cuda/wide.h"
 #include "base/checked.h"
 #include "ref/slots.h"
 
@@ -29,15 +30,17 @@ enum { ANY = 0, MOST_PORTABLE = 9 };
 /* Behind them: one for each of some numbers of rows of x, what writes FP4 codes out, the product after it; then what
  * writes rows of 8-bit codes out where x is such, or what makes planes and what joins them. */
 static const int32_t heights[] = {8, 16, 32, 64, 128, 256};
-enum { HEIGHTS = sizeof heights / sizeof *heights, CUTS = 0, EXPAND = CUTS + HEIGHTS, DENSE };
+enum { HEIGHTS = sizeof heights / sizeof *heights, CUTS = 0, WIDE = CUTS + HEIGHTS };
+enum { EXPAND = WIDE + QN_WIDE_FP4_PROGRAMS, DENSE };
 enum { EXPAND_BYTES = DENSE + QN_DENSE_PROGRAMS, PLANES = EXPAND_BYTES, JOIN, PROGRAMS };
 _Static_assert(MOST_PORTABLE + PROGRAMS <= QN_CUDA_PROGRAMS, "a plan has room for that many programs");
 
-/* Rows from which on weights are written out. Weights whose rows begin where bulk copies cannot are always. */
-enum { WRITTEN_ROWS = 257, ROW_CODES = 32 };
+/* Rows from which on weights are written out, and may be where that is estimated to be faster. Weights whose rows begin
+ * where bulk copies cannot are always. */
+enum { WRITTEN_ROWS = 1025, EITHER_ROWS = 513, ROW_CODES = 32 };
 
 /* The same of rows that are planes, each of them counted; and rows of x up to which the portable kernels take them. */
-enum { WRITTEN_PLANE_ROWS = 257, PLAIN_ROWS = 1, JOIN_THREADS = 256 };
+enum { WRITTEN_PLANE_ROWS = 1025, PLAIN_ROWS = 1, JOIN_THREADS = 256 };
 
 /* Parameters of a program; wn 0: of fp4_mm.cu, whose tiles have 64 rows of b and whose wk are warpgroups, else of
  * fp4_mm_few.cu. `passes` over b have all rows of x. */
@@ -56,6 +59,14 @@ static shape shape_of(const qn_op_desc *desc, const qn_cuda_device *device)
                    .k = qn_cuda_mm_depth(desc),
                    .unit = desc->op == QN_OP_MXFP4_MM ? 32 : 16,
                    .sms = device->sms};
+}
+
+static qn_wide_form wide_form(const qn_op_desc *desc, const qn_cuda_device *device)
+{
+    return (qn_wide_form){.kind = desc->op == QN_OP_MXFP4_MM ? QN_WIDE_MXFP4 : QN_WIDE_NVFP4,
+                          .sms = device->sms,
+                          .n = qn_cuda_mm_b(desc)->dims[0],
+                          .k = qn_cuda_mm_depth(desc)};
 }
 
 /* Whether rows of x are codes; of 8 bits, with scales for sums. */
@@ -207,6 +218,12 @@ static double cost_of(const cut *c, const shape *s)
            (c->split > 1 ? fits[i].parts : 0.0);
 }
 
+/* With what all cuts take, of narrow weights, beside strips of wide.h. */
+static double us_of(const cut *c, const shape *s)
+{
+    return 0.3 + 1.05 * cost_of(c, s);
+}
+
 /* Stages that warpgroups hold are not under way: as many warpgroups as leave one, and two at least. */
 static cut cut_of(int32_t height, const shape *s)
 {
@@ -262,18 +279,23 @@ static void define_operands(const qn_op_desc *desc, qn_format bias, qn_cuda_prog
 }
 
 /* Products of planes are f32 and as they are; what joins them does the rest. */
-static void cut_program(const qn_op_desc *desc, const cut *c, const shape *s, qn_cuda_program *p)
+static void product_program(const qn_op_desc *desc, qn_cuda_program *p)
 {
     const int32_t planes = planes_of(desc);
     qn_op_desc product = *desc;
     if (planes) {
         product.attr[QN_ATTR_OUT].i = QN_OUT_F32;
     }
+    define_operands(&product, planes ? QN_FORMAT_NONE : qn_cuda_mm_bias(desc), p);
+    qn_cuda_define(p, "SUMS_ONLY", planes > 0);
+}
+
+static void cut_program(const qn_op_desc *desc, const cut *c, const shape *s, qn_cuda_program *p)
+{
     p->source = c->wn ? "fp4_mm_few.cu" : "fp4_mm.cu";
     p->entry = c->wn ? "qn_fp4_mm_few" : "qn_fp4_mm";
     p->shared_bytes = shared_bytes(c, s);
-    define_operands(&product, planes ? QN_FORMAT_NONE : qn_cuda_mm_bias(desc), p);
-    qn_cuda_define(p, "SUMS_ONLY", planes > 0);
+    product_program(desc, p);
     qn_cuda_define(p, "ROWS", c->rows);
     qn_cuda_define(p, "TILES", c->tiles);
     if (c->wn) {
@@ -313,6 +335,13 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
         const cut c = cut_of(heights[i], &s);
         cut_program(desc, &c, &s, &own[CUTS + i]);
     }
+    for (int32_t i = 0; i < QN_WIDE_FP4_PROGRAMS; i++) {
+        const qn_wide_form f = wide_form(desc, device);
+        own[WIDE + i].source = "fp4_mm_wide.cu";
+        own[WIDE + i].entry = "qn_fp4_mm_wide";
+        product_program(desc, &own[WIDE + i]);
+        qn_wide_program(&f, i, &own[WIDE + i]);
+    }
     expand_program(qn_cuda_weight_format(desc), x, &own[EXPAND]);
     if (is_bytes(desc)) {
         expand_program(qn_cuda_row_format(desc) == QN_MM_A_I8 ? QN_MM_I8 : QN_MM_E4M3, x, &own[EXPAND_BYTES]);
@@ -344,10 +373,27 @@ static int is_written(const qn_op_desc *desc, int64_t m)
     return many || qn_cuda_mm_depth(desc) % ROW_CODES != 0;
 }
 
-static work work_of(const qn_op_desc *desc, int64_t m)
+static int may_be_written(const qn_op_desc *desc, int64_t m)
+{
+    return is_written(desc, m) || (!planes_of(desc) && m >= EITHER_ROWS);
+}
+
+/* Microseconds of writing weights out and multiplying by them; how fast was measured on an H200. */
+static double written_us(const qn_op_desc *desc, const qn_cuda_device *device, int64_t m)
 {
     const qn_dense_form f = dense_form(desc);
-    const int written = is_written(desc, m);
+    return qn_dense_us(&f, device, m) + 1.0 + (double)f.n * (double)f.k / 2.15e6;
+}
+
+/* wide: the best cut otherwise. */
+static int is_better_written(const qn_op_desc *desc, const qn_cuda_device *device, int64_t m, const qn_wide_cut *wide)
+{
+    return is_written(desc, m) || (may_be_written(desc, m) && written_us(desc, device, m) < wide->us);
+}
+
+static work work_of(const qn_op_desc *desc, int64_t m, int written)
+{
+    const qn_dense_form f = dense_form(desc);
     const int64_t planes = planes_of(desc);
     work w = {.rows = planes && written ? qn_cuda_planes_at_once(m, planes * 2 * f.k) : m};
     w.x = place(&w.total, is_coded(desc) ? m : planes * w.rows, 2 * f.k);
@@ -364,12 +410,12 @@ static size_t workspace(const qn_kernel *kernel, const qn_op_desc *desc, int64_t
     (void)threads;
     const int32_t planes = planes_of(desc);
     if (!planes) {
-        return work_of(desc, m).total;
+        return work_of(desc, m, may_be_written(desc, m)).total;
     }
     const int64_t rows[] = {m, qn_min_i64(m, (WRITTEN_PLANE_ROWS - 1) / planes)}; /* fewer rows may have more sums */
     size_t most = qn_cuda_mm_own_workspace(desc, m);                              /* of operands at any address too */
     for (int32_t i = 0; i < 2 && m > PLAIN_ROWS; i++) {
-        const size_t total = work_of(desc, rows[i]).total;
+        const size_t total = work_of(desc, rows[i], is_written(desc, rows[i])).total;
         most = total > most ? total : most;
     }
     return most;
@@ -512,6 +558,19 @@ static qn_status x_map(const qn_cuda_run *run, const qn_cuda_mm *a, const shape 
     return qn_cuda_tensor_map(run->cuda, &tensor, map, error);
 }
 
+/* Many rows of 16-bit floats by weights as they are. */
+static qn_status launch_wide(const qn_cuda_run *run, qn_cuda_mm *a, const qn_wide_form *form, qn_wide_cut c,
+                             qn_error *error)
+{
+    const qn_cuda_mm_part *b = &a->part[0];
+    int32_t constant = qn_cuda_constant_weights(run);
+    qn_wide_boxes boxes;
+    QN_TRY(qn_wide_maps(run, form, &c, b->b, b->b_row, a->x, a->x_row, a->m, &boxes, error));
+    void *const arguments[] = {&boxes.b.all, &boxes.x.all, &boxes.b.last, &boxes.x.last, a, &c.split, &constant};
+    const qn_cuda_geometry g = qn_wide_geometry(form, &c, a->m);
+    return qn_cuda_launch(run, portable_count(run->call->desc) + WIDE + c.program, &g, arguments, error);
+}
+
 /* Rows of 16-bit floats by weights as they are. */
 static qn_status launch_cut(const qn_cuda_run *run, qn_cuda_mm *a, qn_error *error)
 {
@@ -523,6 +582,13 @@ static qn_status launch_cut(const qn_cuda_run *run, qn_cuda_mm *a, qn_error *err
         i++;
     }
     const cut c = cut_of(heights[i], &s);
+    if (a->m >= QN_WIDE_ROWS) {
+        const qn_wide_form f = wide_form(desc, run->device);
+        const qn_wide_cut wide = qn_wide_choose(&f, run->functions + portable_count(desc) + WIDE, a->m);
+        if (a->m > heights[i] || wide.us <= us_of(&c, &s)) {
+            return launch_wide(run, a, &f, wide, error);
+        }
+    }
     qn_tensor_map codes, scales, x;
     QN_TRY(qn_tile_byte_map(run, b->b, s.k / 2, s.n, 1, b->b_row, b->b_row * s.n, strip_of(&c), &codes, error));
     scales = codes; /* not read without */
@@ -576,11 +642,14 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
 {
     qn_cuda_mm a = qn_cuda_mm_arguments(run->call);
     const qn_op_desc *desc = run->call->desc;
-    const int written = is_written(desc, a.m), planes = planes_of(desc) > 0;
+    const qn_wide_form f = wide_form(desc, run->device);
+    const qn_wide_cut wide =
+        a.m < EITHER_ROWS ? (qn_wide_cut){0} : qn_wide_choose(&f, run->functions + portable_count(desc) + WIDE, a.m);
+    const int written = is_better_written(desc, run->device, a.m, &wide), planes = planes_of(desc) > 0;
     if ((planes && a.m <= PLAIN_ROWS) || !takes(desc, &a, written)) {
         return planes ? qn_cuda_mm_own_launch(run, error) : qn_cuda_mm_launch_any(run, ANY, error);
     }
-    const work w = work_of(desc, a.m);
+    const work w = work_of(desc, a.m, written);
     if (is_coded(desc)) {
         QN_TRY(expand_x(run, &a, &w, written, error));
         a.x = (char *)run->call->workspace + w.x;
@@ -592,6 +661,33 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
 }
 
 /* ---- for people ---- */
+
+/* How more than 64 rows are cut: strips for so many, or passes of fewer where a plan has them; 1: weights are written
+ * out instead. */
+static int describe_many(const qn_op_desc *desc, const qn_cuda_device *device, int64_t rows, qn_text *text)
+{
+    const shape s = shape_of(desc, device);
+    const qn_wide_form f = wide_form(desc, device);
+    const qn_wide_cut wide = qn_wide_describe(&f, rows, text);
+    int32_t i = 0;
+    while (i < HEIGHTS && heights[i] < rows) {
+        i++;
+    }
+    if (i < HEIGHTS) {
+        const cut c = cut_of(heights[i], &s);
+        const int fewer = us_of(&c, &s) < wide.us;
+        qn_text_add(text, "%s%d passes of %d rows: estimate %.1f us\n", fewer ? "cut: " : "", c.passes, c.rows,
+                    us_of(&c, &s));
+        if (fewer) {
+            return 0;
+        }
+    }
+    if (is_better_written(desc, device, rows, &wide)) {
+        return 1;
+    }
+    qn_wide_describe_cut("cut: strips", &wide, text);
+    return 0;
+}
 
 static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes *sizes,
                      qn_text *text)
@@ -606,7 +702,12 @@ static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_des
     if (planes) {
         qn_text_add(text, "planes of bf16: %d of x\n", planes);
     }
-    if (cuda && sizes->m > 0 && is_written(desc, sizes->m)) {
+    const int64_t rows = (planes ? planes : 1) * sizes->m;
+    int written = is_written(desc, sizes->m);
+    if (cuda && rows >= QN_WIDE_ROWS && !written) {
+        written = describe_many(desc, &cuda->device, rows, text);
+    }
+    if (cuda && sizes->m > 0 && written) {
         const qn_dense_form form = dense_form(desc);
         qn_text_add(text, "weights written out as %s\n", form.f16 ? "f16" : "bf16");
         qn_dense_describe(&form, &cuda->device, sizes->m, text);

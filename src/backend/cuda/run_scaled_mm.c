@@ -1,10 +1,12 @@
 /* Host side of scaled_mm on Hopper: FP8 and INT8, every scale, bias and zero point. A plan has tiles, strips for up to
- * 128 rows, and the portable kernel for operands that the bulk copies cannot take; the run picks by M and alignment.
- * What the kernels expect is the host contract at the top of scaled_mm.cu and scaled_mm_few.cu. */
+ * 64 rows and for up to 256 (wide.h), and the portable kernel for operands that the bulk copies cannot take; the run
+ * picks by M and alignment, between tiles and strips by their estimates.
+ * What the kernels expect is the host contract at the top of scaled_mm.cu, scaled_mm_few.cu and scaled_mm_wide.cu. */
 #include <string.h>
 
 #include "backend/cuda/mm.h"
 #include "backend/cuda/tiles.h"
+#include "backend/cuda/wide.h"
 #include "base/checked.h"
 #include "ref/slots.h"
 
@@ -21,14 +23,23 @@ static const qn_tile fp8_tiles[] = {{256, 128, 4, 2, 1, 1, 1, 1.00, 3.5, 0, 0, 0
                                     {128, 128, 6, 1, 1, 0, 1, 0.90, 3.5, 0, 0, 0},
                                     {128, 64, 8, 1, 1, 0, 1, 0.72, 3.0, 0, 0, 0}};
 
-/* Programs of a plan: the portable one, tiles, then a strip for each of several numbers of rows. */
+/* Programs of a plan: the portable one, tiles, a strip for each of several numbers of rows, strips for many. */
 enum { PORTABLE = 0, FIRST_TILE = 1, TILES = sizeof int8_tiles / sizeof *int8_tiles, FEW = FIRST_TILE + TILES };
-static const int32_t heights[] = {8, 16, 32, 64, 128};
-enum { HEIGHTS = sizeof heights / sizeof *heights, MOST_STAGES = 16 };
+static const int32_t heights[] = {8, 16, 32, 64};
+enum { HEIGHTS = sizeof heights / sizeof *heights, WIDE = FEW + HEIGHTS, PROGRAMS = WIDE + QN_WIDE_BYTE_PROGRAMS };
+enum { MOST_STAGES = 16 };
 
 static int is_int8(const qn_op_desc *desc)
 {
     return desc->in[QN_SMM_A].format == QN_I8;
+}
+
+static qn_wide_form wide_form(const qn_op_desc *desc, const qn_cuda_device *device)
+{
+    return (qn_wide_form){.kind = is_int8(desc) ? QN_WIDE_I8 : QN_WIDE_E4M3,
+                          .sms = device->sms,
+                          .n = desc->in[QN_SMM_B].dims[0],
+                          .k = desc->in[QN_SMM_B].dims[1]};
 }
 
 static int32_t bias_of(const qn_op_desc *desc)
@@ -99,21 +110,11 @@ static int strip_fit(strip *s)
            4 * s->rows * (64 * s->groups + 4) <= s->stages * s->unroll * 128 * (64 * s->groups + s->rows);
 }
 
-/* Of more than 64 rows tiles are as fast, but for narrow products of a long K. */
-static int takes_strips(int32_t rows, const qn_op_desc *desc)
-{
-    const qn_shape *b = &desc->in[QN_SMM_B];
-    return rows <= 64 || (b->dims[0] <= 64 * 64 && b->dims[1] >= 7168);
-}
-
 static strip strip_of(int32_t rows, const qn_op_desc *desc, const qn_cuda_device *device)
 {
     const qn_shape *b = &desc->in[QN_SMM_B];
     strip s = {.rows = rows, .groups = 2, .split = 1, .unroll = rows > 32 ? 1 : 2};
     qn_strip_deal(b->dims[0], b->dims[1], device->sms, rows > 32, &s.groups, &s.split);
-    if (rows > 64) {
-        s.groups = 1;
-    }
     s.occupancy = s.groups > 2 ? 1 : 2;
     if (!strip_fit(&s)) {
         s.occupancy = 1;
@@ -148,14 +149,19 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
 {
     (void)kernel;
     qn_cuda_mm_any_program(desc, &out[PORTABLE]);
-    for (int32_t i = FIRST_TILE; i < FEW + HEIGHTS; i++) {
+    for (int32_t i = FIRST_TILE; i < PROGRAMS; i++) {
         qn_cuda_program *p = &out[i];
         qn_cuda_define(p, "INT8", is_int8(desc));
         qn_cuda_define(p, "OUT", desc->attr[QN_ATTR_OUT].i);
         qn_cuda_define(p, "BIAS", bias_of(desc));
         qn_cuda_define(p, "AZP", azp_of(desc));
-        p->source = i < FEW ? "scaled_mm.cu" : "scaled_mm_few.cu";
-        p->entry = i < FEW ? "qn_scaled_mm" : "qn_scaled_mm_few";
+        p->source = i < FEW ? "scaled_mm.cu" : i < WIDE ? "scaled_mm_few.cu" : "scaled_mm_wide.cu";
+        p->entry = i < FEW ? "qn_scaled_mm" : i < WIDE ? "qn_scaled_mm_few" : "qn_scaled_mm_wide";
+        if (i >= WIDE) {
+            const qn_wide_form f = wide_form(desc, device);
+            qn_wide_program(&f, i - WIDE, p);
+            continue;
+        }
         if (i >= FEW) {
             const strip s = strip_of(heights[i - FEW], desc, device);
             p->shared_bytes = strip_shared(&s);
@@ -177,7 +183,7 @@ static int32_t programs(const qn_kernel *kernel, const qn_op_desc *desc, const q
         qn_cuda_define(p, "STORE", t.store);
         qn_cuda_define(p, "ROOM", room_of(&t));
     }
-    return FEW + HEIGHTS;
+    return PROGRAMS;
 }
 
 /* ---- the run ---- */
@@ -239,6 +245,15 @@ static double cost_of(const qn_tile *t, const qn_op_desc *desc, int64_t m, int32
     return qn_tile_cost(t, (double)all, qn_ceil_div(b->dims[1], 128), sms);
 }
 
+/* Its microseconds, of up to 256 rows: a fit to 14 shapes on an H200, 12 % apart. */
+static double us_of(const qn_tile *t, const qn_op_desc *desc, int64_t m, int32_t sms)
+{
+    const qn_shape *b = &desc->in[QN_SMM_B];
+    const double us = 1.1 + 1.97e-5 * cost_of(t, desc, m, sms);
+    const double read = (double)b->dims[0] * (double)b->dims[1] / 4.4e6 + 4.0;
+    return us > read ? us : read;
+}
+
 /* The tile of the least estimated time. */
 static int32_t choose_tile(const qn_op_desc *desc, int64_t m, int32_t sms, int may_store)
 {
@@ -271,6 +286,18 @@ static qn_status launch_strips(const qn_cuda_run *run, operands *o, int32_t heig
     return qn_cuda_launch(run, FEW + height, &g, arguments, error);
 }
 
+static qn_status launch_wide(const qn_cuda_run *run, operands *o, const qn_wide_form *f, qn_wide_cut *c,
+                             qn_error *error)
+{
+    qn_wide_boxes boxes;
+    QN_TRY(qn_wide_maps(run, f, c, o->b, o->b_row, o->a, o->a_row, o->m, &boxes, error));
+    void *arguments[5 + COMMON] = {&boxes.b.all, &boxes.x.all, &boxes.b.last, &boxes.x.last};
+    common_arguments(o, arguments + 4);
+    arguments[4 + COMMON] = &c->split;
+    const qn_cuda_geometry g = qn_wide_geometry(f, c, o->m);
+    return qn_cuda_launch(run, WIDE + c->program, &g, arguments, error);
+}
+
 static qn_status launch(const qn_cuda_run *run, qn_error *error)
 {
     QN_FAIL_IF(run->call->sizes.m > INT32_MAX, error, QN_E_UNSUPPORTED, "scaled_mm: M is 2^31 or more");
@@ -283,12 +310,19 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
         return qn_cuda_mm_launch_any(run, PORTABLE, error);
     }
     for (int32_t i = 0; i < HEIGHTS; i++) {
-        if (o.m <= heights[i] && takes_strips(heights[i], run->call->desc)) {
+        if (o.m <= heights[i]) {
             return launch_strips(run, &o, i, error);
         }
     }
     const int32_t chosen = choose_tile(run->call->desc, o.m, run->device->sms, qn_tile_aligned(o.d, 2 * o.d_row, 0));
     const qn_tile t = tile_of(chosen, run->call->desc);
+    if (o.m <= QN_WIDE_BYTE_ROWS) {
+        const qn_wide_form f = wide_form(run->call->desc, run->device);
+        qn_wide_cut c = qn_wide_choose(&f, run->functions + WIDE, o.m);
+        if (c.us <= us_of(&t, run->call->desc, o.m, run->device->sms)) {
+            return launch_wide(run, &o, &f, &c, error);
+        }
+    }
     qn_tile_boxes a, b;
     qn_tensor_map d_map;
     QN_TRY(qn_tile_byte_boxes(run, o.a, o.k, o.m, 1, o.a_row, o.a_row * o.m, t.bm / t.cluster, &a, error));
@@ -306,6 +340,12 @@ static qn_status launch(const qn_cuda_run *run, qn_error *error)
 
 /* ---- for people ---- */
 
+static void describe_tile(const char *what, const qn_tile *t, double cost, qn_text *text)
+{
+    qn_text_add(text, "%s of %d x %d%s%s: estimate %.3g\n", what, t->bm, t->bn, t->store ? ", stored by boxes" : "",
+                t->cluster > 1 ? ", clusters of 2" : "", cost);
+}
+
 static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_desc *desc, const qn_sizes *sizes,
                      qn_text *text)
 {
@@ -315,7 +355,7 @@ static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_des
         return;
     }
     for (int32_t i = 0; i < HEIGHTS; i++) {
-        if (sizes->m <= heights[i] && takes_strips(heights[i], desc)) {
+        if (sizes->m <= heights[i]) {
             const strip s = strip_of(heights[i], desc, &cuda->device);
             qn_text_add(text, "cut: strips of %d columns, %d part%s of K\n", 64 * s.groups, s.split,
                         s.split > 1 ? "s" : "");
@@ -323,12 +363,20 @@ static void describe(const qn_kernel *kernel, const qn_ctx *ctx, const qn_op_des
         }
     }
     const int32_t chosen = choose_tile(desc, sizes->m, cuda->device.sms, 1);
-    for (int32_t i = 0; i <= TILES; i++) {
-        const qn_tile t = tile_of(i < TILES ? i : chosen, desc);
-        qn_text_add(text, "%s of %d x %d%s%s: estimate %.3g\n", i < TILES ? "tiles" : "cut: tiles", t.bm, t.bn,
-                    t.store ? ", stored by boxes" : "", t.cluster > 1 ? ", clusters of 2" : "",
-                    cost_of(&t, desc, sizes->m, cuda->device.sms));
+    for (int32_t i = 0; i < TILES; i++) {
+        const qn_tile t = tile_of(i, desc);
+        describe_tile("tiles", &t, cost_of(&t, desc, sizes->m, cuda->device.sms), text);
     }
+    const qn_tile t = tile_of(chosen, desc);
+    if (sizes->m <= QN_WIDE_BYTE_ROWS) {
+        const qn_wide_form f = wide_form(desc, &cuda->device);
+        const qn_wide_cut c = qn_wide_describe(&f, sizes->m, text);
+        if (c.us <= us_of(&t, desc, sizes->m, cuda->device.sms)) {
+            qn_wide_describe_cut("cut: strips", &c, text);
+            return;
+        }
+    }
+    describe_tile("cut: tiles", &t, cost_of(&t, desc, sizes->m, cuda->device.sms), text);
 }
 
 static const qn_cuda_impl impl = {.targets = QN_SM_BIT(QN_SM_90A), .programs = programs, .launch = launch};
