@@ -688,8 +688,8 @@ static void coded_attention_is_cut(void **state)
     close_world(&w);
 }
 
-/* Rows of FP4 products that become planes: how many launches, and the last one's grid down, which is the rows where
- * planes are joined, 1 of few rows and tiles of dense_mm.cu. */
+/* Products of FP4 weights: how many launches, and the last one's grid down, which is the rows where planes are joined,
+ * else 1. */
 static void fp4_rows_become_planes(void **state)
 {
     (void)state;
@@ -701,16 +701,19 @@ static void fp4_rows_become_planes(void **state)
     } cases[] = {
         {"mxfp4_mm m=1 n=4096 k=4096 x=f16", 0, 1, 1},
         {"mxfp4_mm m=2 n=4096 k=4096 x=f16", 0, 3, 2},
-        {"mxfp4_mm m=128 n=4096 k=4096 x=f16", 0, 3, 128},
-        {"mxfp4_mm m=129 n=4096 k=4096 x=f16", 0, 3, 1}, /* weights written out */
-        {"mxfp4_mm m=85 n=4096 k=4096", 0, 3, 85},
-        {"mxfp4_mm m=86 n=4096 k=4096", 0, 3, 1},
+        {"mxfp4_mm m=512 n=4096 k=4096 x=f16", 0, 3, 512},
+        {"mxfp4_mm m=513 n=4096 k=4096 x=f16", 0, 3, 1}, /* weights written out */
+        {"mxfp4_mm m=341 n=4096 k=4096", 0, 3, 341},
+        {"mxfp4_mm m=342 n=4096 k=4096", 0, 3, 1},
         {"mxfp4_mm m=10760 n=8 k=8192", 0, 5, 1}, /* planes of 10752 rows at a time */
         {"mxfp4_mm m=86 n=4096 k=4096", 1, 1, 2}, /* tiles of any operands */
-        {"nvfp4_mm m=85 n=4096 k=4096", 0, 3, 85},
+        {"nvfp4_mm m=341 n=4096 k=4096", 0, 3, 341},
         {"nvfp4_mm m=20 n=4096 k=4112", 0, 3, 1},
         {"nvfp4_mm m=20 n=4096 k=4096 x=f16", 0, 1, 1}, /* as they are */
         {"mxfp4_mm m=20 n=4096 k=4096 x=bf16", 0, 1, 1},
+        {"nvfp4_mm m=1024 n=4096 k=4096 x=bf16", 0, 1, 1},
+        {"nvfp4_mm m=1025 n=4096 k=4096 x=bf16", 0, 2, 1},
+        {"nvfp4_mm m=600 n=2880 k=2880 x=bf16", 0, 2, 1}, /* strips are estimated to be slower */
     };
     world w;
     assert_int_equal(open_world(&w, &(setup){.cache = cache}, NULL), QN_OK);

@@ -427,6 +427,15 @@ static void every_deal_agrees(void **state)
                                         "nvfp4_mm m=13 n=1000 k=4096 x=i8 bias=1 x_scale=token",
                                         "nvfp4_mm m=70 n=392 k=1056 x=f8_e4m3 x_scale=token",
                                         "mxfp4_mm m=30 n=392 k=2080 x=i8 x_scale=token",
+                                        "nvfp4_mm m=90 n=393 k=544 x=bf16", /* strips for many rows */
+                                        "nvfp4_mm m=100 n=200 k=2080 x=bf16",
+                                        "nvfp4_mm m=300 n=136 k=4128 x=f16 out=f32 bias=1",
+                                        "nvfp4_mm m=130 n=1000 k=1040 a=1",
+                                        "nvfp4_mm m=600 n=250 k=800 x=bf16 out=f16",
+                                        "mxfp4_mm m=200 n=328 k=2080 x=bf16 bias=1",
+                                        "mxfp4_mm m=150 n=1500 k=2880 x=bf16",
+                                        "mxfp4_mm m=1100 n=100 k=544 x=bf16",
+                                        "mxfp4_mm m=80 n=72 k=8192 x=bf16 out=f32",
                                         "nvfp4_mm m=3 n=392 k=4128 bias=1",
                                         "nvfp4_mm m=20 n=520 k=1056 out=f32",
                                         "nvfp4_mm m=40 n=392 k=1040",
@@ -456,7 +465,17 @@ static void every_deal_agrees(void **state)
                                         "scaled_mm m=600 n=520 k=700 out=f32 scale_a=token scale_b=channel azp_adj=1",
                                         "scaled_mm m=900 n=512 k=560 a=f8_e4m3 scale_a=token scale_b=channel",
                                         "scaled_mm m=600 n=328 k=1040 a=f8_e4m3 scale_b=channel bias=bf16",
-                                        "scaled_mm m=600 n=512 k=1040 out=f32 a=f8_e4m3 scale_b=channel"};
+                                        "scaled_mm m=600 n=512 k=1040 out=f32 a=f8_e4m3 scale_b=channel",
+                                        /* strips for many rows */
+                                        "scaled_mm m=70 n=200 k=2080 scale_a=token scale_b=channel azp_adj=1 azp=1",
+                                        "scaled_mm m=90 n=393 k=1040 out=f32 scale_b=channel bias=1",
+                                        "scaled_mm m=130 n=136 k=4112 out=f16 scale_a=token bias=f16 azp_adj=1",
+                                        "scaled_mm m=200 n=520 k=8208 scale_a=token scale_b=channel",
+                                        "scaled_mm m=256 n=72 k=1040 scale_a=token scale_b=channel azp_adj=1",
+                                        "scaled_mm m=75 n=328 k=2064 a=f8_e4m3 scale_a=token scale_b=channel bias=bf16",
+                                        "scaled_mm m=110 n=200 k=8208 a=f8_e4m3 scale_b=channel",
+                                        "scaled_mm m=190 n=393 k=1040 out=f32 a=f8_e4m3 scale_a=token",
+                                        "scaled_mm m=250 n=1000 k=528 out=f16 a=f8_e4m3 scale_b=channel"};
     static const int32_t cards[] = {1, 2, 4, 6, 12};
     qn_cuda *const cuda = need_hopper();
     qn_error error = {0};

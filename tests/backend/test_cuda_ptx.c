@@ -1,7 +1,7 @@
 /* Device kernels where there is no GPU: the real NVRTC stops at PTX, and the stand-in driver runs that (fake/ptx.h).
  * Small cases of rows of the registry against the reference within the error model, as test_cuda_kernels does it on a
  * device; warps take turns in an order of their own in every launch, so that runs with the same bits are more than one
- * order of them. What needs products of warpgroups or tensor maps is not among them. Without NVRTC it is skipped.
+ * order of them. Attention on Hopper is not among them, whose products are not emulated. Without NVRTC it is skipped.
  *
  *   test_cuda_ptx [WORD]   only cases whose text holds the word */
 #include <dlfcn.h>
@@ -132,6 +132,17 @@ static const row rows[] = {
     {9, 0, "quantize_fp8 m=3 k=700 x=bf16"},
     {9, 0, "quantize_fp8 m=2 k=5000 granularity=group group=100 x=f16"},
     {9, 0, "quantize_int8 m=16 k=700 symmetric=0 x=bf16"},
+    {9, 0, "nvfp4_mm m=70 n=72 k=544 x=bf16"},   /* products of warpgroups: passes of few rows */
+    {9, 0, "nvfp4_mm m=260 n=72 k=1056 x=bf16"}, /* strips by many rows, */
+    {9, 0, "mxfp4_mm m=270 n=130 k=544 x=bf16 bias=1"},
+    {9, 0, "nvfp4_mm m=280 n=65 k=800 x=f16 out=f32"},
+    {9, 0, "scaled_mm m=71 n=65 k=2080 scale_a=token scale_b=channel bias=1 azp_adj=1 azp=1"},
+    {9, 0, "scaled_mm m=100 n=72 k=1040 a=f8_e4m3 scale_a=token"},
+    {9, 0, "dense_mm m=70 n=72 k=200 x=bf16 b=bf16"}, /* tiles, */
+    {9, 0, "scaled_mm m=300 n=136 k=272 scale_b=channel azp_adj=1"},
+    {9, 0, "block_scaled_mm m=140 n=200 k=272"},
+    {9, 0, "block_scaled_mm m=20 n=136 k=272"}, /* strips by few */
+    {9, 0, "vq_mm m=20 n=72 k=256"},
     {9, 0, "quantize_nvfp4 m=3 k=176 swizzled=1 x=bf16"},
     {9, 0, "silu_mul_quant m=4 k=256 x=bf16"},
     {9, 0, "dense_mm m=1 n=40 k=72 x=bf16 b=bf16 bias=1"},

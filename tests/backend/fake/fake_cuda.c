@@ -411,8 +411,20 @@ FAKE cu_result cuTensorMapEncodeTiled(qn_tensor_map *map, int32_t type, uint32_t
                                       int32_t promotion, int32_t fill)
 {
     CALL();
+    static const uint32_t bytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2};
     memset(map, 0, sizeof *map);
-    return rank >= 1 && rank <= 5 && dims[0] && box[0] && (uintptr_t)address % 16 == 0 ? 0 : 1;
+    if (rank < 1 || rank > 5 || !dims[0] || !box[0] || (uintptr_t)address % 16 != 0) {
+        return 1;
+    }
+    if (rank == 3 && type < (int32_t)(sizeof bytes / sizeof *bytes)) { /* others are not emulated */
+        ptx_tensor t = {
+            .kind = PTX_TENSOR, .data = (uintptr_t)address, .bytes = bytes[type], .swizzle = (uint32_t)swizzle};
+        memcpy(t.dims, dims, sizeof t.dims);
+        memcpy(t.strides, strides, sizeof t.strides);
+        memcpy(t.box, box, sizeof t.box);
+        memcpy(map, &t, sizeof t);
+    }
+    return 0;
 }
 
 FAKE cu_result cuMemAlloc_v2(cu_pointer *pointer, size_t bytes)

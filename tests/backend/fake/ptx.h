@@ -6,12 +6,21 @@
  * engine are done when they are asked for, so that a wait left out is not noticed, nor is a race that the order of
  * turns does not bring out. What an instruction is not known to do ends the launch with a sentence.
  *
- * Not there: tensor maps and their copies, products of warpgroups, textures. */
+ * Not there: tensors of other than three dimensions, operands of warpgroups that lie across their rows, textures. */
 #ifndef QN_TESTS_FAKE_PTX_H
 #define QN_TESTS_FAKE_PTX_H
 
 #include <stddef.h>
 #include <stdint.h>
+
+/* What the stand-in driver's tensor maps hold: elements of some bytes, dims[0] of them beside each other, strides in
+ * bytes from dims[1] on; a box, whose 16 bytes change places by what swizzle, 0 to 3, says of their lines. */
+typedef struct ptx_tensor {
+    uint64_t kind; /* PTX_TENSOR */
+    uint64_t data, dims[3], strides[2];
+    uint32_t box[3], bytes, swizzle;
+} ptx_tensor;
+#define PTX_TENSOR UINT64_C(0x726f736e65745851)
 
 typedef struct ptx_module ptx_module;
 typedef struct ptx_entry ptx_entry;

@@ -1,10 +1,11 @@
-/* PTX as instructions: what ptx_parse.c makes of a text and ptx_run.c runs, with ptx_math.c, ptx_memory.c and ptx_warp.c. */
+/* PTX as instructions: what ptx_parse.c makes of a text and ptx_run.c runs, with ptx_math.c, ptx_memory.c,
+ * ptx_tensor.c and ptx_warp.c. */
 #ifndef QN_TESTS_FAKE_PTX_CODE_H
 #define QN_TESTS_FAKE_PTX_CODE_H
 
 #include "backend/fake/ptx.h"
 
-enum { PTX_NAME = 96, PTX_OPERANDS = 6, PTX_WORDS = 12, PTX_DEPTH = 8 };
+enum { PTX_NAME = 96, PTX_OPERANDS = 8, PTX_WORDS = 12, PTX_DEPTH = 8 };
 
 /* ---- types ---- */
 
@@ -41,7 +42,7 @@ extern const ptx_type_info ptx_types[PTX_TYPE_COUNT];
         X(ACTIVEMASK, "activemask"), X(REDUX, "redux"), X(ELECT, "elect"), X(MEMBAR, "membar"), X(FENCE, "fence"),     \
         X(GRIDDEPCONTROL, "griddepcontrol"), X(MAPA, "mapa"), X(PREFETCH, "prefetch"), X(MBARRIER, "mbarrier"),        \
         X(CP, "cp"), X(LDMATRIX, "ldmatrix"), X(STMATRIX, "stmatrix"), X(MMA, "mma"), X(SETMAXNREG, "setmaxnreg"),     \
-        X(NANOSLEEP, "nanosleep"), X(TRAP, "trap"), X(CREATEPOLICY, "createpolicy")
+        X(NANOSLEEP, "nanosleep"), X(TRAP, "trap"), X(CREATEPOLICY, "createpolicy"), X(WGMMA, "wgmma")
 
 #define PTX_OP_ID(id, name) PTX_##id
 typedef enum ptx_op { PTX_NO_OP = 0, PTX_OPS(PTX_OP_ID), PTX_RETURNED, PTX_OP_COUNT } ptx_op;
@@ -63,7 +64,9 @@ typedef enum ptx_op { PTX_NO_OP = 0, PTX_OPS(PTX_OP_ID), PTX_RETURNED, PTX_OP_CO
         X(TRY_WAIT, "try_wait"), X(TEST_WAIT, "test_wait"), X(PARITY, "parity"), X(ASYNC, "async"), X(BULK, "bulk"),   \
         X(XORSIGN, "xorsign"), X(CLAMP, "clamp"), X(WRAP, "wrap"), X(PACK, "pack"), X(RNA, "rna"), X(NOINC, "noinc"),  \
         X(TRANS, "trans"), X(X1, "x1"), X(X2, "x2"), X(X4, "x4"), X(SYNCS, "synchronous"), X(L, "l"), X(R, "r"),       \
-        X(HINT, "L2::cache_hint"), X(M16N8K16, "m16n8k16"), X(M16N8K32, "m16n8k32"), X(M16N8K8, "m16n8k8")
+        X(HINT, "L2::cache_hint"), X(M16N8K16, "m16n8k16"), X(M16N8K32, "m16n8k32"), X(M16N8K8, "m16n8k8"),     \
+        X(TENSOR, "tensor"), X(RANK_3, "3d"), X(MULTICAST, "multicast::cluster"), X(PREFETCHES, "prefetch"),           \
+        X(MMA_ASYNC, "mma_async")
 
 #define PTX_WORD_ID(id, name) PTX_W_##id
 typedef enum ptx_word { PTX_NO_WORD = 0, PTX_WORD_LIST(PTX_WORD_ID), PTX_WORD_COUNT } ptx_word;
@@ -87,7 +90,7 @@ typedef struct ptx_operand {
     int second;  /* the register behind p|q, or -1 */
     int base;    /* PTX_MEMORY: PTX_REGISTER or PTX_SYMBOL, or 0 */
     uint64_t value;
-    int count; /* PTX_VECTOR: of registers, -1 where none is wanted */
+    int count; /* PTX_VECTOR: of registers, -1 where none is wanted; PTX_MEMORY: of coordinates in a tensor */
     int *parts;
 } ptx_operand;
 
@@ -97,6 +100,7 @@ typedef struct ptx_instruction {
     ptx_type types[4];   /* all, in their order */
     uint64_t words[2];   /* set of ptx_word */
     int guard, guard_negated;
+    int columns, depth;    /* of a product of warpgroups */
     int count;
     ptx_operand operand[PTX_OPERANDS];
     int line;

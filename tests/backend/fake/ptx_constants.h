@@ -20,20 +20,19 @@ static inline uint64_t number(const char *s)
     return *s == '-' ? (uint64_t)strtoll(s, NULL, 0) : strtoull(s, NULL, 0);
 }
 
-static inline int64_t constant_sum(char **at);
+static inline int64_t constant_value(char **at);
 
 static inline int64_t constant_factor(char **at)
 {
     *at += strspn(*at, " ");
     const int group = **at == '(';
     *at += group;
-    const int64_t v = group ? constant_sum(at) : strtoll(*at, at, 0);
+    const int64_t v = group ? constant_value(at) : strtoll(*at, at, 0);
     *at += strspn(*at, " ");
     *at += group && **at == ')';
     return v;
 }
 
-/* A constant expression of numbers, products, sums and groups; *at: what is behind it. */
 static inline int64_t constant_sum(char **at)
 {
     int64_t sum = 0;
@@ -49,6 +48,17 @@ static inline int64_t constant_sum(char **at)
         }
         ++*at;
     }
+}
+
+/* A constant expression of numbers, products, sums, groups and whether two are unequal; *at: what is behind it. */
+static inline int64_t constant_value(char **at)
+{
+    const int64_t v = constant_sum(at);
+    if (strncmp(*at, "!=", 2) != 0) {
+        return v;
+    }
+    *at += 2;
+    return v != constant_sum(at);
 }
 
 #endif

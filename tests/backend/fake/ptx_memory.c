@@ -4,8 +4,7 @@
 
 #include "backend/fake/ptx_state.h"
 
-/* Shared memory, of another block of the cluster where the address's high byte says which; NULL: not there. */
-static char *shared_at(run *r, const warp *w, const ptx_instruction *i, uint64_t at, size_t bytes)
+char *ptx_shared_at(run *r, const warp *w, const ptx_instruction *i, uint64_t at, size_t bytes)
 {
     const block *b = w->of;
     const uint64_t rank = at >> 24 & 0xff, offset = at & 0xffffff;
@@ -31,7 +30,7 @@ static char *shared_at(run *r, const warp *w, const ptx_instruction *i, uint64_t
  * do takes twice the time. */
 extern void *__asan_region_is_poisoned(void *begin, size_t bytes) __attribute__((weak));
 
-static char *global_at(run *r, const ptx_instruction *i, uint64_t at, size_t bytes)
+char *ptx_global_at(run *r, const ptx_instruction *i, uint64_t at, size_t bytes)
 {
     char *const p = (char *)(uintptr_t)at;
     if (at < 4096 || (__asan_region_is_poisoned && bytes && __asan_region_is_poisoned(p, bytes))) {
@@ -55,9 +54,9 @@ static char *memory_at(run *r, const warp *w, const ptx_instruction *i, const pt
         return NULL;
     }
     if (in_shared(i)) {
-        return shared_at(r, w, i, at, bytes);
+        return ptx_shared_at(r, w, i, at, bytes);
     }
-    return global_at(r, i, at, bytes);
+    return ptx_global_at(r, i, at, bytes);
 }
 
 void ptx_do_addresses(run *r, warp *w, const ptx_instruction *i, uint32_t mask)
@@ -152,7 +151,7 @@ void ptx_do_matrix(run *r, warp *w, const ptx_instruction *i)
         char *rows[8];
         for (int k = 0; k < 8; k++) {
             const uint64_t a = address_of(r, w, at, m * 8 + k);
-            rows[k] = a % 16 == 0 ? shared_at(r, w, i, a, 16) : NULL;
+            rows[k] = a % 16 == 0 ? ptx_shared_at(r, w, i, a, 16) : NULL;
             if (!rows[k]) {
                 ptx_fail(r, i, "a row of a matrix that is not aligned");
                 return;
@@ -194,9 +193,9 @@ static void barrier_turns(shared_barrier *b)
     }
 }
 
-static void complete_bytes(run *r, const warp *w, const ptx_instruction *i, uint64_t at, int32_t bytes)
+void ptx_complete(run *r, const warp *w, const ptx_instruction *i, uint64_t at, int32_t bytes)
 {
-    char *p = shared_at(r, w, i, at, 8);
+    char *p = ptx_shared_at(r, w, i, at, 8);
     if (p) {
         shared_barrier b;
         memcpy(&b, p, 8);
@@ -222,7 +221,7 @@ int ptx_do_mbarrier(run *r, warp *w, const ptx_instruction *i, uint32_t mask)
             continue;
         }
         const uint64_t value = v.p ? v.p[l * v.step] : 1;
-        char *p = shared_at(r, w, i, address_of(r, w, &i->operand[at_operand], l), 8);
+        char *p = ptx_shared_at(r, w, i, address_of(r, w, &i->operand[at_operand], l), 8);
         shared_barrier b;
         if (!p) {
             return 0;
@@ -269,7 +268,7 @@ void ptx_do_copy(run *r, warp *w, const ptx_instruction *i, uint32_t mask)
             return; /* it counts itself in first */
         }
         for (int l = 0; l < LANES && !r->failed; l++) {
-            char *p = mask >> l & 1 ? shared_at(r, w, i, address_of(r, w, &i->operand[0], l), 8) : NULL;
+            char *p = mask >> l & 1 ? ptx_shared_at(r, w, i, address_of(r, w, &i->operand[0], l), 8) : NULL;
             if (p) {
                 shared_barrier b;
                 memcpy(&b, p, 8);
@@ -301,15 +300,16 @@ void ptx_do_copy(run *r, warp *w, const ptx_instruction *i, uint32_t mask)
             return;
         }
         const int inside = bulk && !outward && !ptx_has(i, PTX_W_GLOBAL); /* from shared memory to another block's */
-        char *const d = outward ? global_at(r, i, to, bytes) : shared_at(r, w, i, to, bytes);
-        const char *const s = outward || inside ? shared_at(r, w, i, from, bytes) : global_at(r, i, from, there);
+        char *const d = outward ? ptx_global_at(r, i, to, bytes) : ptx_shared_at(r, w, i, to, bytes);
+        const char *const s =
+            outward || inside ? ptx_shared_at(r, w, i, from, bytes) : ptx_global_at(r, i, from, there);
         if (!d || !s) {
             return;
         }
         memmove(d, s, there);
         memset(d + there, 0, bytes - there);
         if (bulk && !outward) {
-            complete_bytes(r, w, i, address_of(r, w, &i->operand[3], l), (int32_t)bytes);
+            ptx_complete(r, w, i, address_of(r, w, &i->operand[3], l), (int32_t)bytes);
         }
     }
 }
@@ -321,7 +321,7 @@ void ptx_do_store_async(run *r, warp *w, const ptx_instruction *i, uint32_t mask
     ptx_do_store(r, w, i, mask);
     for (int l = 0; l < LANES && !r->failed; l++) {
         if (mask >> l & 1) {
-            complete_bytes(r, w, i, address_of(r, w, &i->operand[2], l), count * ptx_types[i->type].bytes);
+            ptx_complete(r, w, i, address_of(r, w, &i->operand[2], l), count * ptx_types[i->type].bytes);
         }
     }
 }

@@ -24,7 +24,7 @@ static const char idle[] =
     " rn ftz approx full uni nc aligned relaxed acquire release acq_rel gpu sys cta volatile weak no_allocate "
     "row col level proxy alias generic ca cg cs cv lu wb wt launch_dependents commit_group wait_group "
     "wait_all read mbarrier_init bulk_group m8n8 sc L1 L2 mbarrier bytes evict_first evict_last "
-    "noComplete evict_normal evict_unchanged fractional tensormap abs L1::no_allocate L1::evict_last "
+    "noComplete tile fence dec evict_normal evict_unchanged fractional tensormap abs L1::no_allocate L1::evict_last "
     "L1::evict_first L2::128B L2::256B L2::64B L2::evict_last L2::evict_first L1::evict_unchanged "
     "mbarrier::complete_tx::bytes ";
 
@@ -355,7 +355,7 @@ static void place(parser *p, char *s, ptx_operand *o)
     if (plus) {
         *plus = 0;
         char *at = plus + 1;
-        o->value = (uint64_t)constant_sum(&at);
+        o->value = (uint64_t)constant_value(&at);
         trim(s);
     }
     const int r = find_register(p, s);
@@ -413,8 +413,12 @@ static ptx_operand operand_of(parser *p, char *s)
         s[strlen(s) - 1] = 0;
         s++;
         trim(s);
+        char *pieces[2];
+        if (split(s, pieces, 2) == 2) { /* of a tensor, by coordinates */
+            o = vector(p, pieces[1]);
+        }
         o.kind = PTX_MEMORY;
-        place(p, s, &o);
+        place(p, pieces[0], &o);
         return o;
     }
     if (strcmp(s, "_") == 0) {
@@ -484,6 +488,9 @@ static void name_of(char *name, ptx_instruction *i)
             }
             i->from = i->type;
             i->type = type;
+            continue;
+        }
+        if (i->op == PTX_WGMMA && sscanf(word, "m64n%dk%d", &i->columns, &i->depth) == 2) {
             continue;
         }
         for (int w = 1; w < PTX_WORD_COUNT; w++) {

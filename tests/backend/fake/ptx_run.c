@@ -179,6 +179,7 @@ static int is_meeting(const ptx_instruction *i)
     case PTX_LDMATRIX:
     case PTX_STMATRIX:
     case PTX_MMA: return 1;
+    case PTX_WGMMA: return ptx_has(i, PTX_W_MMA_ASYNC);
     case PTX_VOTE: return 1;
     case PTX_BAR: return ptx_has(i, PTX_W_WARP);
     default: return 0;
@@ -340,8 +341,13 @@ static int execute(run *r, warp *w, const ptx_instruction *i, uint32_t mask, int
     case PTX_LDMATRIX:
     case PTX_STMATRIX: ptx_do_matrix(r, w, i); break;
     case PTX_MMA: ptx_do_mma(r, w, i); break;
+    case PTX_WGMMA:
+        if (ptx_has(i, PTX_W_MMA_ASYNC)) {
+            ptx_do_wgmma(r, w, i);
+        }
+        break;
     case PTX_MBARRIER: return ptx_do_mbarrier(r, w, i, mask);
-    case PTX_CP: ptx_do_copy(r, w, i, mask); break;
+    case PTX_CP: ptx_has(i, PTX_W_TENSOR) ? ptx_do_tensor(r, w, i, mask) : ptx_do_copy(r, w, i, mask); break;
     case PTX_NANOSLEEP: return 1;
     case PTX_MEMBAR:
     case PTX_FENCE:

@@ -152,10 +152,23 @@ int ptx_do_mbarrier(run *r, warp *w, const ptx_instruction *i, uint32_t mask); /
 void ptx_do_copy(run *r, warp *w, const ptx_instruction *i, uint32_t mask);
 void ptx_do_matrix(run *r, warp *w, const ptx_instruction *i); /* ldmatrix, stmatrix */
 
+/* Shared memory, of another block of the cluster where the address's high byte says which; NULL: not there. */
+char *ptx_shared_at(run *r, const warp *w, const ptx_instruction *i, uint64_t at, size_t bytes);
+/* Global memory; NULL: nothing is there. */
+char *ptx_global_at(run *r, const ptx_instruction *i, uint64_t at, size_t bytes);
+/* So many bytes have come that a barrier of shared memory waits for. */
+void ptx_complete(run *r, const warp *w, const ptx_instruction *i, uint64_t at, int32_t bytes);
+
+/* ptx_tensor.c: boxes of tensors, products of warpgroups */
+void ptx_do_tensor(run *r, warp *w, const ptx_instruction *i, uint32_t mask);
+void ptx_do_wgmma(run *r, warp *w, const ptx_instruction *i);
+
 /* ptx_warp.c: lanes that exchange registers */
 void ptx_do_shuffle(run *r, warp *w, const ptx_instruction *i, uint32_t mask);
 void ptx_do_vote(run *r, warp *w, const ptx_instruction *i, uint32_t mask);
 void ptx_do_reduce(run *r, warp *w, const ptx_instruction *i, uint32_t mask);
 void ptx_do_mma(run *r, warp *w, const ptx_instruction *i);
+/* Element e of a word, of 8, 16 or 32 bits, as a number. */
+double ptx_element(uint64_t word, int e, ptx_type type);
 
 #endif

@@ -45,8 +45,7 @@ void ptx_do_reduce(run *r, warp *w, const ptx_instruction *i, uint32_t mask)
     EACH(D(l, all))
 }
 
-/* mma: an element of 8, 16 or 32 bits as a float. */
-static double element(uint64_t word, int e, ptx_type type)
+double ptx_element(uint64_t word, int e, ptx_type type)
 {
     switch (type) {
     case PTX_F16: return f16_of(word >> 16 * e & 0xffff);
@@ -76,12 +75,12 @@ void ptx_do_mma(run *r, warp *w, const ptx_instruction *i)
         const int g = l / 4, t = l % 4;
         for (int k = 0; k < o[1].count; k++) {
             for (int e = 0; e < per; e++) {
-                a[g + k % 2 * 8][k / 2 * 4 * per + t * per + e] = element(lane_value(w, o[1].parts[k], l), e, of_a);
+                a[g + k % 2 * 8][k / 2 * 4 * per + t * per + e] = ptx_element(lane_value(w, o[1].parts[k], l), e, of_a);
             }
         }
         for (int k = 0; k < o[2].count; k++) {
             for (int e = 0; e < per; e++) {
-                b[k * 4 * per + t * per + e][g] = element(lane_value(w, o[2].parts[k], l), e, of_b);
+                b[k * 4 * per + t * per + e][g] = ptx_element(lane_value(w, o[2].parts[k], l), e, of_b);
             }
         }
     }
