@@ -76,7 +76,7 @@ static inline void run_plan(const qn_plan *plan, const qn_args *args, int64_t m,
 }
 
 /* What a test puts among the values of a case: 0, nothing. */
-enum { SPECIALS = 1, SPECIAL_CACHE, NEGATIVE_SCALES, OUTLIERS, STRUCTURED, STRUCTURED_SIZES };
+enum { SPECIALS = 1, SPECIAL_CACHE, NEGATIVE_SCALES, OUTLIERS, ODD, STRUCTURED, STRUCTURED_SIZES };
 static int with_values;
 
 /* Row r of the activations, `columns` elements: NaN, infinities, a subnormal and large numbers, one a row. */
@@ -122,8 +122,57 @@ static inline void poke_scales(const tensors *t)
     }
 }
 
+/* Element i of a tensor becomes that many times what it was; count of them. */
+static inline void poke_times(const tensors *t, int32_t slot, int64_t i, int64_t count, float factor)
+{
+    const qn_format format = t->desc.in[slot].format;
+    const int64_t size = qn_format_get_info(format)->block_bytes;
+    char *p = (char *)t->in[slot] + i * size;
+    for (int64_t j = 0; j < count; j++, p += size) {
+        float value;
+        qn_decode(format, p, 1, &value, NULL);
+        value *= factor;
+        qn_encode(format, &value, 1, p, NULL);
+    }
+}
+
+/* Weights, rows of x and scales that kernels leave to src/backend/cpu/panel_exact.c, beside others: two rows of three
+ * far below 1, columns 16 to 31 too, one code or scale of column 20 NaN, scales of blocks beyond what their products
+ * may be, one NaN. */
+static inline void poke_odd(const tensors *t)
+{
+    const qn_op op = t->desc.op;
+    const int32_t b = qn_op_in_slot(op, "b"), sa = qn_op_in_slot(op, "scale_a"), sb = qn_op_in_slot(op, "scale_b"),
+                  scales = qn_op_in_slot(op, "b_scale");
+    const qn_shape *x = &t->desc.in[0];
+    const int64_t k = t->sizes.k;
+    for (int64_t r = 0; r < t->sizes.m && (x->format == QN_F32 || x->format == QN_BF16); r++) {
+        poke_times(t, 0, r * k, k, r % 3 ? 0x1p-70f : 1.0f);
+    }
+    if (t->desc.in[b].format == QN_BF16) {
+        poke_times(t, b, 16 * k, 16 * k, 0x1p-110f);
+    } else if (t->desc.in[b].format == QN_F8_E4M3 || t->desc.in[b].format == QN_F8_E5M2) {
+        ((uint8_t *)t->in[b])[20 * k + 5] = 0x7f;
+    }
+    if (scales >= 0) { /* mxfp4: 2^-126 */
+        ((uint8_t *)t->in[scales])[20 * (k / (op == QN_OP_NVFP4_MM ? 16 : 32)) + 1] = op == QN_OP_NVFP4_MM ? 0x7f : 1;
+    }
+    if (op == QN_OP_BLOCK_SCALED_MM || op == QN_OP_GROUPED_BLOCK_SCALED_MM) {
+        const int64_t count = qn_shape_elements(&t->desc.in[sa]);
+        for (int64_t i = 1; i < count; i += 5) {
+            poke_times(t, sa, i, 1, i % 2 ? 1e-22f : 1e22f);
+        }
+        poke_times(t, sa, count / 2, 1, NAN);
+        poke_times(t, sb, 0, 1, 1e-22f);
+    }
+}
+
 static inline void poke_values(const tensors *t)
 {
+    if (with_values == ODD) {
+        poke_odd(t);
+        return;
+    }
     if (with_values == SPECIAL_CACHE) {
         poke_cache(t);
         return;

@@ -412,6 +412,43 @@ static void special_values_travel_as_in_the_reference(void **state)
     run_with(SPECIALS, cases, sizeof cases / sizeof *cases);
 }
 
+/* More rows than share a panel's weights, columns that are no whole panel. */
+static void odd_rows_and_panels_are_within_the_error_model(void **state)
+{
+    (void)state;
+    static const char *const cases[] = {
+        "dense_mm m=19 n=37 k=200 x=bf16 b=bf16 out=f32",
+        "dense_mm m=19 n=37 k=200 b=bf16 out=f32",
+        "dense_mm m=19 n=37 k=96 b=q4_0 out=f32",
+        "dense_mm m=19 n=37 k=96 x=bf16 b=q4_1 out=f32",
+        "dense_mm m=19 n=37 k=160 b=q5_0 out=f32",
+        "dense_mm m=19 n=37 k=160 b=q5_1 out=f32",
+        "dense_mm m=19 n=37 k=96 x=bf16 b=q8_0",
+        "dense_mm m=19 n=37 k=96 b=iq4_nl out=f32",
+        "dense_mm m=19 n=37 k=256 b=q2_k out=f32",
+        "dense_mm m=19 n=37 k=256 b=q3_k out=f32 bias=1",
+        "dense_mm m=19 n=37 k=256 x=bf16 b=q4_k out=f32",
+        "dense_mm m=19 n=37 k=256 b=q5_k out=f32",
+        "dense_mm m=19 n=37 k=256 b=q6_k out=f32",
+        "dense_mm m=19 n=37 k=256 b=iq4_xs out=f32",
+        "dense_mm m=19 n=37 k=256 b=i8_k out=f32",
+        "scaled_mm m=19 n=37 k=100 a=f8_e4m3 scale_a=token scale_b=channel out=f32 bias=1",
+        "block_scaled_mm m=19 n=37 k=300 out=f32",
+        "block_scaled_mm m=19 n=37 k=200 b=f8_e5m2 out=f32 scale_layout=col",
+        "grouped_block_scaled_mm m=40 n=37 k=330 e=3 out=f32",
+        "grouped_block_scaled_mm m=11 n=37 k=200 e=3 layout=masked out=f32",
+        "nvfp4_mm m=19 n=37 k=176 out=f32",
+        "nvfp4_mm m=19 n=37 k=176 x=bf16 out=f32",
+        "nvfp4_mm m=19 n=37 k=176 a=1 out=f32",
+        "nvfp4_mm m=19 n=37 k=176 x=i8 x_scale=token out=f32",
+        "mxfp4_mm m=19 n=37 k=160 out=f32 bias=1",
+        "mxfp4_mm m=19 n=37 k=160 x=bf16",
+        "mxfp4_mm m=19 n=37 k=160 x=f16 out=f32",
+        "mxfp4_mm m=19 n=37 k=160 x=i8 x_scale=token out=f32",
+    };
+    run_with(ODD, cases, sizeof cases / sizeof *cases);
+}
+
 static void special_keys_and_values_reach_who_sees_them(void **state)
 {
     (void)state;
@@ -499,6 +536,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(sizes_around_the_tile),
         cmocka_unit_test(rows_of_no_group_are_kept),
         cmocka_unit_test(special_values_travel_as_in_the_reference),
+        cmocka_unit_test(odd_rows_and_panels_are_within_the_error_model),
         cmocka_unit_test(special_keys_and_values_reach_who_sees_them),
         cmocka_unit_test(negative_scales_are_plain_arithmetic),
         cmocka_unit_test(outliers_stay_within_the_error_model),

@@ -300,42 +300,72 @@ int qn_panel_pack_groups(qn_panel_code code, const uint8_t *row, int64_t k, char
 
 /* ---- reading back ---- */
 
-static int code_at(int bits, const char *block, int k, int c)
+/* Codes of a block of column c, one a byte. */
+static void get_codes(int bits, const char *block, int c, uint8_t *codes)
 {
-    const uint8_t *const column = (const uint8_t *)block + c * 4;
-    if (bits == 8) {
-        return column[k / 4 * QN_PANEL_LINE + k % 4];
+    const char *const column = block + c * 4;
+    for (int k = 0; bits == 8 && k < QN_PANEL_K; k += 4) {
+        memcpy(codes + k, column + k / 4 * QN_PANEL_LINE, 4);
     }
-    const int line = k / 8, high = k % 8 / 4, j = k % 4;
-    const uint8_t *const planes = column + 8 * QN_PANEL_LINE + j;
-    int code = column[line * QN_PANEL_LINE + j] >> (4 * high) & 15;
-    if (bits == 5) {
-        code |= (planes[line / 4 * QN_PANEL_LINE] >> (line % 4 * 2 + high) & 1) << 4;
-    } else if (bits == 6) {
-        code |= (planes[line / 2 * QN_PANEL_LINE] >> (line % 2 * 4 + high * 2) & 3) << 4;
+    for (int line = 0; bits < 8 && line < QN_PANEL_K / 8; line++) {
+        const char *const planes = column + 8 * QN_PANEL_LINE;
+        const uint32_t four = four_at(column + line * QN_PANEL_LINE);
+        uint32_t low = four & 0x0f0f0f0f, high = four >> 4 & 0x0f0f0f0f;
+        if (bits == 5) {
+            const uint32_t two = four_at(planes + line / 4 * QN_PANEL_LINE) >> (line % 4 * 2);
+            low |= (two & 0x01010101) << 4;
+            high |= (two >> 1 & 0x01010101) << 4;
+        } else if (bits == 6) {
+            const uint32_t two = four_at(planes + line / 2 * QN_PANEL_LINE) >> (line % 2 * 4);
+            low |= (two & 0x03030303) << 4;
+            high |= (two >> 2 & 0x03030303) << 4;
+        }
+        put_four((char *)codes + line * 8, low);
+        put_four((char *)codes + line * 8 + 4, high);
     }
-    return code;
 }
 
-float qn_panel_group_value(qn_panel_code code, const char *panel, int64_t k, int c)
+/* What a group's codes, less `less`, are multiplied with, and what is added, or of super blocks subtracted. */
+typedef struct group_scale {
+    float scale, minimum;
+    int less;
+} group_scale;
+
+static group_scale scale_at(const qn_panel_group_code *code, const char *scales, int g, int c)
 {
-    const qn_panel_group_code of = qn_panel_group_code_of((int)code);
-    const char *const block = panel + k / QN_PANEL_K * qn_panel_group_bytes((int)code);
-    const uint8_t *const scales = (const uint8_t *)block + qn_panel_group_codes_bytes((int)code);
-    const int i = (int)(k % QN_PANEL_K), stored = code_at(of.bits, block, i, c);
-    const int q = of.table ? qn_panel_table[stored] : stored;
-    const int g = i / of.group * QN_PANEL_COLS + c, groups = QN_PANEL_K / of.group * QN_PANEL_COLS;
-    if (!of.super) {
-        const float d = qn_f16_to_f32(half_at(scales + g * 2));
-        return of.minima ? d * (float)q + qn_f16_to_f32(half_at(scales + (groups + g) * 2))
-                         : d * (float)(q - of.middle);
+    const uint8_t *const halves = (const uint8_t *)scales;
+    const int groups = QN_PANEL_K / code->group * QN_PANEL_COLS, at = g * QN_PANEL_COLS + c;
+    group_scale s = {0.0f, 0.0f, code->minima ? 0 : code->middle};
+    if (!code->super) {
+        s.scale = qn_f16_to_f32(half_at(halves + at * 2));
+        s.minimum = code->minima ? qn_f16_to_f32(half_at(halves + (groups + at) * 2)) : 0.0f;
+        return s;
     }
-    float d = qn_f16_to_f32(half_at(scales + c * 2));
-    if (of.bits == 8) {
+    const uint8_t *const bytes = halves + 4 * QN_PANEL_COLS + at;
+    float d = qn_f16_to_f32(half_at(halves + c * 2));
+    if (code->bits == 8) {
         memcpy(&d, scales + c * 4, sizeof d);
     }
-    const float dmin = qn_f16_to_f32(half_at(scales + (QN_PANEL_COLS + c) * 2));
-    const uint8_t *const bytes = scales + 4 * QN_PANEL_COLS + g;
-    return of.minima ? d * (float)bytes[0] * (float)q - dmin * (float)bytes[groups]
-                     : d * (float)(int8_t)bytes[0] * (float)(q - of.middle);
+    s.scale = d * (code->minima ? (float)bytes[0] : (float)(int8_t)bytes[0]);
+    if (code->minima) {
+        s.minimum = qn_f16_to_f32(half_at(halves + (QN_PANEL_COLS + c) * 2)) * (float)bytes[groups];
+    }
+    return s;
+}
+
+void qn_panel_decode_groups(qn_panel_code code, const char *block, qn_panel_values *w)
+{
+    const qn_panel_group_code of = qn_panel_group_code_of((int)code);
+    const char *const scales = block + qn_panel_group_codes_bytes((int)code);
+    uint8_t codes[QN_PANEL_K];
+    for (int c = 0; c < QN_PANEL_COLS; c++) {
+        get_codes(of.bits, block, c, codes);
+        group_scale s = {0};
+        for (int k = 0; k < QN_PANEL_K; k++) {
+            s = k % of.group ? s : scale_at(&of, scales, k / of.group, c);
+            const int q = (of.table ? qn_panel_table[codes[k]] : codes[k]) - s.less;
+            const float product = s.scale * (float)q;
+            w->at[k][c] = (double)(!of.minima ? product : of.super ? product - s.minimum : product + s.minimum);
+        }
+    }
 }

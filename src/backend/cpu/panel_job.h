@@ -89,7 +89,6 @@ _Static_assert(sizeof(qn_panel_places) >= 3 * 2 * QN_PANEL_K, "a block of any ro
 /* Small arrays of a thread. */
 typedef struct qn_panel_small {
     float values[QN_PANEL_CHUNK + QN_MM_PAD];
-    float reals[QN_PANEL_MOST_COLS];
     float scale_b[QN_PANEL_MOST_COLS], bias[QN_PANEL_MOST_COLS]; /* of a block's columns, then zeros to a whole step */
     int32_t azp_adj[QN_PANEL_MOST_COLS];
     float row[QN_PANEL_MOST_COLS];                                /* results that silu is to be applied to */

@@ -3,7 +3,7 @@
  * Called by qn_pack, and by runs that were given no blob. Besides moving bytes it
  * marks the panels that a kernel would get wrong: NaN and infinite codes,
  * scales outside the range in which unpacking is exact, weights that
- * instructions flush to zero. The runner computes these from qn_panel_value. */
+ * instructions flush to zero. The runner computes these from qn_panel_decode. */
 #include "backend/cpu/panel_pack.h"
 
 #include <math.h>
@@ -294,35 +294,59 @@ void qn_panel_pack_rest(const qn_panel_layout *l, const qn_op_desc *desc, const 
 
 /* ---- reading back ---- */
 
-static float decoded(qn_format format, const void *code)
+static void decode_bf16(const char *block, qn_panel_values *w)
 {
-    float value;
-    qn_format_get_row(format)->decode(code, 1, &value);
-    return value;
+    float line[2 * COLS];
+    for (int pair = 0; pair < QN_PANEL_K / 2; pair++) {
+        qn_format_get_row(QN_BF16)->decode(block + pair * QN_PANEL_LINE, 2 * COLS, line);
+        for (int c = 0; c < COLS; c++) {
+            w->at[pair * 2][c] = (double)line[c * 2];
+            w->at[pair * 2 + 1][c] = (double)line[c * 2 + 1];
+        }
+    }
 }
 
-static double fp4_value(const char *block, int64_t k, int c, float scale)
+static void decode_f8(qn_format format, const char *block, qn_panel_values *w)
 {
-    const unsigned word = word_at((const uint8_t *)block + k / 8 * QN_PANEL_LINE + c * 4 + k % 2 * 2);
-    static const float magnitudes[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
-    const unsigned code = word >> (k % 8 / 2 * 4) & 15u;
-    const float magnitude = magnitudes[code & 7u];
-    return (double)(code & 8u ? -magnitude : magnitude) * (double)scale;
+    float line[QN_PANEL_LINE];
+    for (int i = 0; i < QN_PANEL_K / 4; i++) {
+        qn_format_get_row(format)->decode(block + i * QN_PANEL_LINE, QN_PANEL_LINE, line);
+        for (int j = 0; j < QN_PANEL_LINE; j++) {
+            w->at[i * 4 + j % 16 / 8 * 2 + j % 2][j / 16 * 4 + j % 8 / 2] = (double)line[j];
+        }
+    }
 }
 
-double qn_panel_value(qn_panel_code code, const char *panel, int64_t k, int c)
+static void decode_fp4(qn_panel_code code, const char *block, qn_panel_values *w)
 {
-    const char *const block = panel + k / QN_PANEL_K * codes[code].block_bytes;
-    const int64_t i = k % QN_PANEL_K, pair = i / 2;
-    const int64_t f8 = pair / 2 * QN_PANEL_LINE + c / 4 * 16 + pair % 2 * 8 + c % 4 * 2 + i % 2;
+    static const double values[16] = {0.0,  0.5,  1.0,  1.5,  2.0,  3.0,  4.0,  6.0,
+                                      -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0};
+    const int nvfp4 = code == QN_PANEL_NVFP4;
+    float scales[QN_PANEL_LINE];
+    qn_format_get_row(nvfp4 ? QN_F8_E4M3 : QN_E8M0)->decode(block + 512, codes[code].block_bytes - 512, scales);
+    for (int k = 0; k < QN_PANEL_K; k += 8) {
+        for (int c = 0; c < COLS; c++) {
+            const int64_t at = nvfp4 ? nvfp4_scale_at(k / 16, c) : mxfp4_scale_at(k / 32, c);
+            const double scale = (double)scales[at - 512];
+            const uint8_t *const words = (const uint8_t *)block + k / 8 * QN_PANEL_LINE + c * 4;
+            const unsigned even = word_at(words), odd = word_at(words + 2);
+            for (int i = 0; i < 8; i += 2) {
+                w->at[k + i][c] = values[even >> (i * 2) & 15] * scale;
+                w->at[k + i + 1][c] = values[odd >> (i * 2) & 15] * scale;
+            }
+        }
+    }
+}
+
+void qn_panel_decode(qn_panel_code code, const char *panel, int64_t b, qn_panel_values *w)
+{
+    const char *const block = panel + b * codes[code].block_bytes;
     switch (code) {
-    case QN_PANEL_BF16: return decoded(QN_BF16, block + pair * QN_PANEL_LINE + c * 4 + i % 2 * 2);
-    case QN_PANEL_E4M3: return decoded(QN_F8_E4M3, block + f8);
-    case QN_PANEL_E5M2: return decoded(QN_F8_E5M2, block + f8);
-    case QN_PANEL_NVFP4: return fp4_value(block, i, c, decoded(QN_F8_E4M3, block + nvfp4_scale_at(i / 16, c)));
-    case QN_PANEL_MXFP4: return fp4_value(block, i, c, decoded(QN_E8M0, block + mxfp4_scale_at(i / 32, c)));
-    case QN_PANEL_F32: return decoded(QN_F32, block + i * QN_PANEL_LINE + c * 4);
-    case QN_PANEL_I8: return (float)block[i / 4 * QN_PANEL_LINE + c * 4 + i % 4];
-    default: return qn_panel_group_value(code, panel, k, c);
+    case QN_PANEL_BF16: decode_bf16(block, w); break;
+    case QN_PANEL_E4M3: decode_f8(QN_F8_E4M3, block, w); break;
+    case QN_PANEL_E5M2: decode_f8(QN_F8_E5M2, block, w); break;
+    case QN_PANEL_NVFP4:
+    case QN_PANEL_MXFP4: decode_fp4(code, block, w); break;
+    default: qn_panel_decode_groups(code, block, w); break; /* of f32 and int8 kernels compute all */
     }
 }

@@ -30,9 +30,14 @@ int qn_panel_weight_slot(qn_op op);
 
 qn_panel_layout qn_panel_layout_of(const qn_op_desc *desc, qn_panel_code code);
 
-/* One column of a panel of groups, which is zeros before; 1 when kernels must not compute it. Element k of it. */
+/* Elements of a block of a panel as the format defines them, group scales included: of mxfp4 they may be beyond f32. */
+typedef struct qn_panel_values {
+    double at[QN_PANEL_K][QN_PANEL_COLS];
+} qn_panel_values;
+
+/* One column of a panel of groups, which is zeros before; 1 when kernels must not compute it. A block of it. */
 int qn_panel_pack_groups(qn_panel_code code, const uint8_t *row, int64_t k, char *panel, int c);
-float qn_panel_group_value(qn_panel_code code, const char *panel, int64_t k, int c);
+void qn_panel_decode_groups(qn_panel_code code, const char *block, qn_panel_values *w);
 
 /* Panel p of expert e: its blocks, its flag and its scale_blocks block scales. */
 void qn_panel_pack_one(const qn_panel_layout *layout, qn_panel_code code, const qn_op_desc *desc, const qn_args *args,
@@ -41,8 +46,8 @@ void qn_panel_pack_one(const qn_panel_layout *layout, qn_panel_code code, const 
 /* Scales, bias and azp_adj: the sections from layout->scales on, to `rest`. */
 void qn_panel_pack_rest(const qn_panel_layout *layout, const qn_op_desc *desc, const qn_args *args, char *rest);
 
-/* Element k of column c of a panel, group scale included, as the format defines it: of mxfp4 it may be beyond f32. */
-double qn_panel_value(qn_panel_code code, const char *panel, int64_t k, int c);
+/* Block b of a panel of floats or groups. */
+void qn_panel_decode(qn_panel_code code, const char *panel, int64_t b, qn_panel_values *w);
 
 /* 1: products of this block scale with another such cannot leave the range of f32. */
 int qn_panel_plain_scale(float scale);

@@ -7,13 +7,14 @@
  * so neither the grid nor the threads can change a bit.
  *
  * What kernels must not compute (panel_pack.c: NaN codes, scales out of range) is
- * computed here in double from single elements: slow, rare and as the formula has it.
+ * computed in double instead, as the formula has it (panel_exact.c).
  * A run without packed weights packs in its tasks, each the panels it needs. */
 #include "backend/cpu/panel_job.h"
 
 #include <string.h>
 
 #include "backend/cpu/cpuid.h"
+#include "backend/cpu/panel_exact.h"
 #include "backend/cpu/run_rows.h"
 #include "backend/cpu/sizes.h"
 #include "base/checked.h"
@@ -202,60 +203,90 @@ static weights weights_of(const run *p, const block *b, char *scratch, qn_panel_
     return (weights){panels, s->flags, scales};
 }
 
+/* ---- products ---- */
+
+/* A block whose products are done: finished row by row. */
+typedef struct products {
+    block b;
+    weights w;
+    qn_panel_call call;
+    qn_panel_small *s;
+} products;
+
+/* Sums of row r of what a call left (kernels/common/panel.h). */
+static float *sums_of_row(const qn_panel_call *call, int64_t group, int64_t r)
+{
+    return (float *)call->sums + r / group * group * call->sums_stride + r % group * QN_PANEL_COLS;
+}
+
 /* ---- what kernels must not compute ---- */
 
-/* Element k of row r of a block. */
-static double row_value(const qn_panel_job *job, const block *b, int64_t r, int64_t k)
+static int is_odd(const qn_panel_job *job, const products *d, int64_t r)
 {
-    const int64_t row = b->prepared + r;
-    if (job->kind == QN_PANEL_ROWS_F32) {
-        return (double)qn_panel_float_at(qn_panel_line(job, row, k / 16) + k % 16 * 4);
-    }
-    if (qn_panel_is_digits(job->kind) || job->kind == QN_PANEL_ROWS_BYTES) {
-        float group[QN_PANEL_K]; /* of whole scales of a */
-        qn_mm_operand a = qn_panel_row(job, b->row + r);
-        const int64_t first = k / QN_PANEL_K * QN_PANEL_K;
-        job->unpack_a(&a, 0, first, qn_min_i64(QN_PANEL_K, job->k - first), group);
-        return (double)group[k - first];
-    }
-    double value = 0.0;
-    for (int32_t t = 0; t < job->terms; t++) {
-        float term;
-        const int64_t i = (k / QN_PANEL_K * job->terms + t) * 2 + k / 32 % 2;
-        qn_format_get_row(QN_BF16)->decode(qn_panel_line(job, row, i) + k % 32 * 2, 1, &term);
-        value += (double)term;
-    }
-    return value;
+    return job->odd_rows && job->odd_rows[d->b.row + r];
 }
 
-/* Sum of the formula over K for one output, before scales that are not of blocks. */
-static float exact_sum(const qn_panel_job *job, const block *b, int64_t r, const char *panel, const float *sb, int c)
+/* Whether some sums of the row are computed here; then all are in units of one. */
+static int is_mended(const qn_panel_job *job, const products *d, int64_t r)
 {
-    const int64_t step = job->sa ? QN_PANEL_SCALE_K : job->k;
-    double total = 0.0;
-    for (int64_t first = 0; first < job->k; first += step) {
-        const int64_t last = qn_min_i64(job->k, first + step);
-        double sum = 0.0;
-        for (int64_t k = first; k < last; k++) {
-            sum += row_value(job, b, r, k) * qn_panel_value(job->impl->code, panel, k, c);
+    return d->s->special || is_odd(job, d, r);
+}
+
+/* A row of a block that has such sums. */
+typedef struct odd_row {
+    int64_t r;
+    float *sums; /* piece: elements from panel to panel */
+    int64_t piece;
+    int odd, is_nan; /* all of it; all of it, and is `nan` */
+    float nan;
+} odd_row;
+
+static odd_row odd_row_of(const qn_panel_job *job, const products *d, int64_t r)
+{
+    const int64_t group = job->set->row_group;
+    odd_row o = {.r = r, .sums = sums_of_row(&d->call, group, r), .piece = group * QN_PANEL_COLS};
+    o.odd = is_odd(job, d, r);
+    o.is_nan = o.odd && qn_panel_is_nan_row(job, d->b.row + r, d->b.prepared + r, &o.nan);
+    for (int64_t p = 0; p < d->b.panels; p++) {
+        for (int c = 0; c < QN_PANEL_COLS; c++) {
+            o.sums[p * o.piece + c] = o.is_nan ? o.nan : o.sums[p * o.piece + c] * d->s->finish.unit;
         }
-        const int64_t i = first / QN_PANEL_SCALE_K;
-        total += job->sa ? (double)qn_panel_float_at(qn_panel_row_scales(job, b->row + r) + i * job->sa_block) *
-                               (double)sb[i] * sum
-                         : sum;
     }
-    return (float)total;
+    return o;
 }
 
-static void repair_row(const qn_panel_job *job, const block *b, const weights *w, int64_t r, int64_t columns,
-                       float *reals)
+/* Sums of some rows with panel p. */
+static void mend_panel(const qn_panel_job *job, const products *d, int64_t p, const odd_row *rows, int64_t count)
 {
-    const int odd = job->odd_rows && job->odd_rows[b->row + r];
-    for (int64_t c = 0; c < columns; c++) {
-        const int64_t p = c / QN_PANEL_COLS;
-        if (odd || (w->flags[p] & QN_PANEL_SPECIAL)) {
-            reals[c] = exact_sum(job, b, r, w->panels + p * job->layout.panel_bytes,
-                                 w->block_scales + p * job->layout.scale_blocks, (int)(c % QN_PANEL_COLS));
+    const int special = d->w.flags[p] & QN_PANEL_SPECIAL;
+    qn_panel_exact exact = {0};
+    for (int64_t i = 0; i < count; i++) {
+        const odd_row *o = &rows[i];
+        if (special || (o->odd && !o->is_nan)) {
+            exact.of[exact.rows].row = d->b.row + o->r;
+            exact.of[exact.rows].prepared = d->b.prepared + o->r;
+            exact.of[exact.rows++].sums = o->sums + p * o->piece;
+        }
+    }
+    if (exact.rows) {
+        qn_panel_exact_sums(job, d->w.panels + p * job->layout.panel_bytes,
+                            d->w.block_scales + p * job->layout.scale_blocks, &exact);
+    }
+}
+
+static void mend(const qn_panel_job *job, const products *d)
+{
+    odd_row rows[QN_PANEL_EXACT_ROWS];
+    int64_t count = 0;
+    for (int64_t r = 0; r < d->b.rows; r++) {
+        if (is_mended(job, d, r)) {
+            rows[count++] = odd_row_of(job, d, r);
+        }
+        if (count == QN_PANEL_EXACT_ROWS || (count && r + 1 == d->b.rows)) {
+            for (int64_t p = 0; p < d->b.panels; p++) {
+                mend_panel(job, d, p, rows, count);
+            }
+            count = 0;
         }
     }
 }
@@ -293,49 +324,17 @@ static void prepare_finish(const qn_panel_job *job, int64_t column, int64_t colu
     }
 }
 
-/* A row with outputs that kernels must not compute. */
-static void finish_odd_row(const qn_panel_job *job, const block *b, const weights *w, int64_t r, int64_t columns,
-                           qn_mm_sums sums, float scale_a, qn_panel_small *s, char *out)
-{
-    qn_mm_finish finish = s->finish;
-    finish.unit = 1.0f;
-    for (int64_t c = 0; c < columns; c++) {
-        const float *const piece = (const float *)sums.first + c / QN_MM_PIECE * sums.piece;
-        s->reals[c] = piece[c % QN_MM_PIECE] * s->finish.unit;
-    }
-    memset(s->reals + columns, 0, (size_t)(qn_ceil_div(columns, QN_MM_STEP) * QN_MM_STEP - columns) * sizeof *s->reals);
-    repair_row(job, b, w, r, columns, s->reals);
-    job->impl->parts->finish(&finish, (qn_mm_sums){s->reals, QN_MM_PIECE}, scale_a, 0, columns, out);
-}
-
-/* Row r of what a call left (kernels/common/panel.h). */
-static qn_mm_sums sums_of_row(const qn_panel_call *call, int64_t group, int64_t r)
-{
-    const float *const sums = call->sums;
-    return (qn_mm_sums){sums + r / group * group * call->sums_stride + r % group * QN_PANEL_COLS,
-                        group * QN_PANEL_COLS};
-}
-
-/* A block whose products are done: finished row by row. */
-typedef struct products {
-    block b;
-    weights w;
-    qn_panel_call call;
-    qn_panel_small *s;
-} products;
-
 /* Row r of the block, in the output format. */
 static void finish_row(const qn_panel_job *job, const products *d, int64_t r, void *out)
 {
     const int64_t row = d->b.row + r;
     const int64_t columns = qn_min_i64(d->b.panels * QN_PANEL_COLS, job->n - d->b.panel * QN_PANEL_COLS);
-    const qn_mm_sums from = sums_of_row(&d->call, job->set->row_group, r);
+    const int64_t group = job->set->row_group;
+    const qn_mm_sums from = {sums_of_row(&d->call, group, r), group * QN_PANEL_COLS};
     const float scale_a = job->scaled ? qn_panel_float_at(job->scale_a + row * job->scale_a_stride) : 1.0f;
-    if (!d->s->finish.integers && (d->s->special || (job->odd_rows && job->odd_rows[row]))) {
-        finish_odd_row(job, &d->b, &d->w, r, columns, from, scale_a, d->s, out);
-    } else {
-        job->impl->parts->finish(&d->s->finish, from, scale_a, job->azp ? job->azp[row] : 1, columns, out);
-    }
+    qn_mm_finish finish = d->s->finish;
+    finish.unit = is_mended(job, d, r) ? 1.0f : finish.unit;
+    job->impl->parts->finish(&finish, from, scale_a, job->azp ? job->azp[row] : 1, columns, out);
 }
 
 /* Rows of f32 gates, and as many columns of the other half: both to small memory, from there through silu. */
@@ -413,6 +412,7 @@ static void multiply(const run *p, const block *b, char *scratch, char *sums, qn
         s->special |= d->w.flags[i] & QN_PANEL_SPECIAL;
     }
     prepare_finish(job, column, qn_min_i64(b->panels * QN_PANEL_COLS, job->n - column), s);
+    mend(job, d);
 }
 
 /* Sums of two blocks of that many panels fit where those of the largest one do. */
