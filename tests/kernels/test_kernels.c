@@ -374,6 +374,8 @@ static void special_values_travel_as_in_the_reference(void **state)
         "mxfp4_mm m=6 n=37 k=64 out=f16",
         "vq_mm m=6 n=37 k=104 out=f32 x=f32",
         "vq_mm m=6 n=130 k=328 out=f32 x=f32",
+        "vq_mm m=6 n=300 k=600 out=f32 x=f32",
+        "vq_mm m=6 n=300 k=1000 num_codebooks=1 out=f32 x=f32",
         "vq_mm m=6 n=37 k=600 format=gptvq out=f32 x=f32",
         "vq_mm m=6 n=80 k=576 format=quip_e8p codebook=E8P12RVQ4B out=f32 x=f32",
         "vq_mm m=6 n=80 k=576 format=quip_e8p codebook=E8P12RVQ3B out=f32 x=f32",

@@ -198,6 +198,9 @@ static void special_row(const lattice_job *job, int64_t m, int64_t n0, int64_t c
 {
     const qn_vq_side *side = &job->side;
     const float *const x = side->rows + m * side->k_pad;
+    if (qn_vq_side_put_nan(side, m, n0, count)) {
+        return;
+    }
     for (int64_t n = n0; n < n0 + count; n++) {
         double sum = 0.0;
         for (int64_t g = 0; g < side->k / 8; g++) {

@@ -401,6 +401,9 @@ static void special_row(const sums_job *job, int64_t r, int64_t n0, int64_t coun
     const sums_layout *l = &job->l;
     const float *const x = job->side.rows + (job->m0 + r) * job->side.k_pad;
     const float *const book = (const float *)(const void *)(job->body + l->book);
+    if (qn_vq_side_put_nan(&job->side, job->m0 + r, n0, count)) {
+        return;
+    }
     for (int64_t n = n0; n < n0 + count; n++) {
         double sum = 0.0;
         for (int64_t i = 0; i < l->groups * l->vector; i++) {

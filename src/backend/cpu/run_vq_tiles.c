@@ -131,6 +131,9 @@ static void special_row(const tiles_job *job, int64_t m, int64_t n0, int64_t cou
 {
     const qn_vq_side *side = &job->side;
     const float *const x = side->rows + m * side->k_pad;
+    if (qn_vq_side_put_nan(side, m, n0, count)) {
+        return;
+    }
     for (int64_t n = n0; n < n0 + count; n++) {
         double sum = 0.0;
         for (int64_t i = 0; i < side->k; i++) {

@@ -5,6 +5,7 @@
  * the kernel brings none of its own. */
 #include "backend/cpu/vq_side.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "backend/cpu/mm_fragment.h"
@@ -173,6 +174,26 @@ static void prepare_task(void *user, int64_t m, int32_t thread)
 void qn_vq_side_prepare(const qn_vq_side *side, const qn_exec *exec)
 {
     qn_parallel_for(side->m == 1 ? NULL : exec, side->k > 0 ? side->m : 0, prepare_task, (void *)(uintptr_t)side);
+}
+
+int qn_vq_side_put_nan(const qn_vq_side *side, int64_t m, int64_t n0, int64_t count)
+{
+    const float *x = side->rows + m * side->k_pad;
+    int infinities = 0, nans = 0;
+    for (int64_t i = 0; i < side->k; i++) {
+        infinities += fabsf(x[i]) == HUGE_VALF;
+        nans += x[i] != x[i];
+    }
+    if (infinities || !nans) {
+        return 0;
+    }
+    while (*x == *x) { /* the first, as sums in the order of K have it */
+        x++;
+    }
+    for (int64_t n = n0; n < n0 + count; n++) {
+        side->sums[m * side->n + n] = *x;
+    }
+    return 1;
 }
 
 static void finish_task(void *user, int64_t m, int32_t thread)

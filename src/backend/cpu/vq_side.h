@@ -55,6 +55,10 @@ void qn_vq_side_bind(const qn_run_call *call, const qn_vq *vq, const qn_mm_f32_s
 
 void qn_vq_side_prepare(const qn_vq_side *side, const qn_exec *exec);
 
+/* Sums n0 to n0 + count - 1 of a row that has a NaN are that NaN, unless infinities make others; 0: they are still to be
+ * computed. */
+int qn_vq_side_put_nan(const qn_vq_side *side, int64_t m, int64_t n0, int64_t count);
+
 void qn_vq_side_finish(const qn_vq_side *side, const qn_exec *exec);
 
 #endif
