@@ -123,34 +123,56 @@ static inline int scales_of_row(const qn_vq_sums_row *row, reach_fn reach_of)
     return 0;
 }
 
-/* Products of row r of x as they are, where integers would lose too much of a small row of w: seldom. Sums of rows of w
- * are `step` apart. */
+/* The products of a vector of x and those of a book. */
+static inline void products_plain(const float *x, const float *book, int64_t vector, float *table)
+{
+    for (int e = 0; e < ENTRIES; e++) {
+        table[e] = 0.0f;
+    }
+    for (int64_t j = 0; j < vector; j++) {
+        for (int e = 0; e < ENTRIES; e++) {
+            table[e] = fmaf(x[j], book[j * ENTRIES + e], table[e]);
+        }
+    }
+}
+
+#define PLAIN 8 /* chains of sums beside each other: one waits for every addition */
+
+/* Products of row r of x as they are, where integers would lose too much of a small row of w: seldom from K of 2048 on.
+ * Sums of rows of w are `step` apart. */
 static inline void sums_plain(const qn_vq_sums_call *c, int64_t r, float *sums, int64_t step)
 {
     float *const tables = (float *)(void *)c->tables;
     for (int64_t l = 0; l < c->lookups; l++) {
-        const float *const x = c->x + r * c->x_stride + l / c->books * c->vector;
-        const float *const book = c->book + l % c->books * c->vector * ENTRIES;
-        for (int64_t e = 0; e < ENTRIES; e++) {
-            float sum = 0.0f;
-            for (int64_t j = 0; j < c->vector; j++) {
-                sum = fmaf(x[j], book[j * ENTRIES + e], sum);
-            }
-            tables[l * ENTRIES + e] = sum;
-        }
+        products_plain(c->x + r * c->x_stride + l / c->books * c->vector, c->book + l % c->books * c->vector * ENTRIES,
+                       c->vector, tables + l * ENTRIES);
     }
-    for (int64_t i = 0; i < c->blocks * 64; i++) {
+    for (int64_t i = 0; i < c->blocks * 64; i += PLAIN) {
         const uint8_t *const codes = c->codes + i / 64 * c->lookups * 64 + i % 64;
-        float sum = 0.0f;
+        float sum[PLAIN] = {0.0f};
         for (int64_t l = 0; l < c->lookups; l++) {
-            sum += tables[l * ENTRIES + codes[l * 64]];
+#pragma GCC unroll 8
+            for (int j = 0; j < PLAIN; j++) {
+                sum[j] += tables[l * ENTRIES + codes[l * 64 + j]];
+            }
         }
-        float *const to = sums + (i / 64 * 64 + i % 4 * 16 + i % 64 / 4) * step; /* byte 4 i + r: row 16 r + i */
-        *to += sum;
+        for (int64_t j = i; j < i + PLAIN; j++) { /* byte 4 a + b: row 16 b + a */
+            sums[(j / 64 * 64 + j % 4 * 16 + j % 64 / 4) * step] += sum[j - i];
+        }
     }
 }
 
-/* Those of rows beside each other. */
+/* Whether no row has integers. */
+static inline int all_plain(const qn_vq_sums_call *c)
+{
+    int64_t r = 0;
+    while (r < c->rows && c->scales[r * c->scale_stride].plain) {
+        r++;
+    }
+    return r == c->rows;
+}
+
+/* Such products of rows beside each other. */
 static inline void sums_plain_rows(const qn_vq_sums_call *c, int64_t wide)
 {
     for (int64_t r = 0; r < c->rows; r++) {

@@ -66,7 +66,7 @@ QN_INLINE void factors_of(const qn_vq_sums_call *c, float *factor, float *unit)
     }
 }
 
-static void sums_side(const qn_vq_sums_call *c)
+static void sums_side_rounded(const qn_vq_sums_call *c)
 {
     _Alignas(64) float xs[QN_VQ_SIDE_VECTOR * WIDE];
     float factor[SIDE] = {0}, unit[SIDE] = {0};
@@ -87,6 +87,13 @@ static void sums_side(const qn_vq_sums_call *c)
         case 3: look_up_side(c, l0, 3, 1, unit); break;
         default: look_up_side(c, l0, QN_VQ_SIDE_LOOKUPS, left == QN_VQ_SIDE_LOOKUPS, unit);
         }
+    }
+}
+
+static void sums_side(const qn_vq_sums_call *c)
+{
+    if (!all_plain(c)) {
+        sums_side_rounded(c);
     }
     sums_plain_rows(c, SIDE);
 }

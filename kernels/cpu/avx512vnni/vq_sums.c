@@ -226,7 +226,7 @@ QN_INLINE void word_by_many(const qn_vq_sums_call *c, const float *xs, const uin
     }
 }
 
-static void sums_many(const qn_vq_sums_call *c)
+static void sums_many_rounded(const qn_vq_sums_call *c)
 {
     float *const xs = (float *)(void *)c->tables;
     float factor[WIDE] = {0}, unit[WIDE] = {0};
@@ -242,6 +242,13 @@ static void sums_many(const qn_vq_sums_call *c)
             float *const at = c->sums + (word / 8 * 64 + ROW_OF(word % 8, i)) * WIDE;
             _mm512_store_ps(at, _mm512_fmadd_ps(_mm512_cvtepi32_ps(total[i]), units, _mm512_load_ps(at)));
         }
+    }
+}
+
+static void sums_many(const qn_vq_sums_call *c)
+{
+    if (!all_plain(c)) {
+        sums_many_rounded(c);
     }
     sums_plain_rows(c, WIDE);
 }
