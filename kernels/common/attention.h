@@ -48,7 +48,7 @@ typedef void (*qn_att_transpose_fn)(const float *k, int64_t k_stride, int64_t d,
 
 /* Keys or values of a head as they are stored: row i at rows + i * stride. scales: of QN_ATT_E4M3, made ready by
  * qn_att_ready_fn. */
-typedef enum qn_att_form { QN_ATT_F32 = 0, QN_ATT_F16, QN_ATT_BF16, QN_ATT_E4M3 } qn_att_form;
+typedef enum qn_att_form { QN_ATT_F32 = 0, QN_ATT_F16, QN_ATT_BF16, QN_ATT_E4M3, QN_ATT_FORMS } qn_att_form;
 
 typedef struct qn_att_stored {
     qn_att_form form;
@@ -58,32 +58,35 @@ typedef struct qn_att_stored {
 } qn_att_stored;
 
 /* Few rows: what scores and values do, the same bits, from what is stored, without floats of it in memory. d is a
- * multiple of QN_ATT_PANEL, rows at most QN_ATT_FEW_ROWS, keys at most QN_ATT_CHUNK. scratch: of scores,
- * QN_ATT_PANEL * d floats. next: the rows that are read after these, all of which are asked for. */
+ * multiple of the set's stored_dims, rows at most QN_ATT_FEW_ROWS, keys at most QN_ATT_CHUNK. scratch: of scores,
+ * QN_ATT_PANEL * d floats. o rows are o_stride floats apart, of which values write d. next: the rows that are read
+ * after these, all of which are asked for. */
 #define QN_ATT_FEW_ROWS 32
 
 typedef void (*qn_att_stored_scores_fn)(const float *q, int64_t q_stride, const qn_att_stored *k, int64_t d,
                                         int64_t keys, int64_t rows, float *s, float *scratch, qn_att_ahead next);
 typedef void (*qn_att_stored_values_fn)(const float *p, const qn_att_stored *v, int64_t d, int64_t keys, int64_t rows,
-                                        int start, float *o, qn_att_ahead next);
+                                        int start, float *o, int64_t o_stride, qn_att_ahead next);
 
 /* Scales of codes, one every `stride` bytes, as those two take them. 0: a code is NaN or a scale so large that they
  * cannot. */
 typedef int (*qn_att_ready_fn)(const qn_att_stored *codes, int64_t d, int64_t keys, const char *scales, int64_t stride,
                                float *ready);
 
-typedef struct qn_att_set {
+typedef struct qn_att_set qn_att_set;
+struct qn_att_set {
     qn_att_scores_fn scores;
     qn_att_softmax_fn softmax;
     qn_att_values_fn values;
     qn_att_merge_fn merge;
     qn_att_finish_fn finish;
     qn_att_transpose_fn transpose;
-    int stored_f32;                        /* the next three take QN_ATT_F32 too */
-    qn_att_stored_scores_fn stored_scores; /* NULL: the level has none of the three */
+    int32_t stored_dims[QN_ATT_FORMS]; /* what d is a multiple of for the next three; 0: they do not take the form */
+    qn_att_stored_scores_fn stored_scores;
     qn_att_stored_values_fn stored_values;
     qn_att_ready_fn stored_ready;
-} qn_att_set;
+    const qn_att_set *narrow; /* takes stored rows of other d, with the same bits; NULL: none does */
+};
 
 extern const qn_att_set qn_att__scalar, qn_att__avx2, qn_att__avx512;
 

@@ -166,9 +166,13 @@ const qn_att_set QN_NAME(att) = {.scores = att_scores,
                                  .finish = att_finish,
                                  .transpose = att_transpose,
 #ifdef ATT_STORED
-                                 .stored_f32 = STORED_F32,
+                                 .stored_dims = {[QN_ATT_F32] = STORED_F32 ? TILE : 0,
+                                                 [QN_ATT_F16] = WHOLE(TURN16),
+                                                 [QN_ATT_BF16] = WHOLE(TURN16),
+                                                 [QN_ATT_E4M3] = WHOLE(TURN8)},
                                  .stored_scores = stored_scores,
                                  .stored_values = stored_values,
-                                 .stored_ready = stored_ready
+                                 .stored_ready = stored_ready,
+                                 .narrow = ATT_NARROW
 #endif
 };

@@ -3,6 +3,7 @@
  *     TILE                keys, and elements of values, of a tile: two vectors of floats
  *     TILE_ROWS           rows of queries of a tile
  *     STORED_F32          whether floats, too, are faster so than in place
+ *     ATT_NARROW          the set that takes heads of other sizes, or NULL
  *     TURN16, TURN8       elements of a key that turn16 and turn8 take
  *     turn16, turn8       keys turned round, TILE of them
  *     codes_tile          TILE codes of e4m3 as floats over E4M3_UNIT, times their scales
@@ -17,6 +18,7 @@
 #include "kernels/cpu/name.h"
 
 #define ATT_STORED
+#define WHOLE(turned) ((turned) > TILE ? (turned) : TILE) /* elements that both keys and values are taken by */
 #define VALUES 32 /* keys whose values are added up before the results go to memory and back */
 
 QN_INLINE int64_t form_bytes(const qn_att_form form)
@@ -196,7 +198,7 @@ QN_INLINE void scores_of(const qn_att_form form, const float *q, int64_t q_strid
 }
 
 QN_INLINE void values_of(const qn_att_form form, const float *p, const qn_att_stored *v, int64_t d, int64_t keys,
-                         int64_t rows, int start, float *o, qn_att_ahead next)
+                         int64_t rows, int start, float *o, int64_t o_stride, qn_att_ahead next)
 {
     const int64_t size = form_bytes(form);
     for (int64_t key = 0; key < keys; key += VALUES) {
@@ -207,11 +209,11 @@ QN_INLINE void values_of(const qn_att_form form, const float *p, const qn_att_st
         for (int64_t i = 0; i < d; i += TILE) {
             const char *const from = v->rows + key * v->stride + i * size;
             if (start && key == 0) {
-                stored_rows(form, p + key, QN_ATT_CHUNK, from, v->stride, count, scales, 1, o + i, d, rows, 0, &asks,
-                            lines);
+                stored_rows(form, p + key, QN_ATT_CHUNK, from, v->stride, count, scales, 1, o + i, o_stride, rows, 0,
+                            &asks, lines);
             } else {
-                stored_rows(form, p + key, QN_ATT_CHUNK, from, v->stride, count, scales, 1, o + i, d, rows, 1, &asks,
-                            lines);
+                stored_rows(form, p + key, QN_ATT_CHUNK, from, v->stride, count, scales, 1, o + i, o_stride, rows, 1,
+                            &asks, lines);
             }
         }
     }
@@ -235,14 +237,14 @@ static void stored_scores(const float *q, int64_t q_stride, const qn_att_stored 
 }
 
 static void stored_values(const float *p, const qn_att_stored *v, int64_t d, int64_t keys, int64_t rows, int start,
-                          float *o, qn_att_ahead next)
+                          float *o, int64_t o_stride, qn_att_ahead next)
 {
     switch (v->form) {
-    case QN_ATT_F16: values_of(QN_ATT_F16, p, v, d, keys, rows, start, o, next); break;
-    case QN_ATT_BF16: values_of(QN_ATT_BF16, p, v, d, keys, rows, start, o, next); break;
-    case QN_ATT_E4M3: values_of(QN_ATT_E4M3, p, v, d, keys, rows, start, o, next); break;
+    case QN_ATT_F16: values_of(QN_ATT_F16, p, v, d, keys, rows, start, o, o_stride, next); break;
+    case QN_ATT_BF16: values_of(QN_ATT_BF16, p, v, d, keys, rows, start, o, o_stride, next); break;
+    case QN_ATT_E4M3: values_of(QN_ATT_E4M3, p, v, d, keys, rows, start, o, o_stride, next); break;
 #if STORED_F32
-    case QN_ATT_F32: values_of(QN_ATT_F32, p, v, d, keys, rows, start, o, next); break;
+    case QN_ATT_F32: values_of(QN_ATT_F32, p, v, d, keys, rows, start, o, o_stride, next); break;
 #endif
     default: break;
     }

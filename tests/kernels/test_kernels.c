@@ -313,6 +313,33 @@ static void rows_of_no_group_are_kept(void **state)
     assert_true(runs > 0);
 }
 
+/* Keys and values are taken as they are stored by few rows where heads are whole tiles, if not whole panels. */
+static void heads_of_tiles_agree(void **state)
+{
+    (void)state;
+    static const char *const cases[] = {
+        "attention m=1 n=300 k=96 e=4 g=2 k=bf16 v=bf16",
+        "attention m=3 n=131 k=80 e=6 g=2 k=f16 v=f16",
+        "attention m=2 n=200 k=112 e=8 g=8",
+        "attention m=5 n=17 k=48 e=2 g=1 k=bf16 v=bf16",
+        "attention m=1 n=260 k=16 e=7 g=1 k=f16 v=f16",
+        "attention m=4 n=150 k=160 e=3 g=1 out=bf16",
+        "scaled_attention m=1 n=300 k=96 e=4 g=2",
+        "scaled_attention m=2 n=140 k=160 e=6 g=2",
+        "scaled_attention m=2 n=200 k=96 e=9 g=3 window=128",
+    };
+    qn_kernel_info k;
+    int runs = 0;
+    for (int32_t i = 0; next_kernel(&i, &k);) {
+        for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+            if (k.op == (cases[c][0] == 's' ? QN_OP_SCALED_ATTENTION : QN_OP_ATTENTION)) {
+                runs += run_case(k.name, cases[c], 1);
+            }
+        }
+    }
+    assert_true(runs > 0);
+}
+
 static void run_kernel_with(const char *kernel, const char *text)
 {
     tensors t;
@@ -537,6 +564,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(random_cases_agree),
         cmocka_unit_test(sizes_around_the_tile),
         cmocka_unit_test(rows_of_no_group_are_kept),
+        cmocka_unit_test(heads_of_tiles_agree),
         cmocka_unit_test(special_values_travel_as_in_the_reference),
         cmocka_unit_test(odd_rows_and_panels_are_within_the_error_model),
         cmocka_unit_test(special_keys_and_values_reach_who_sees_them),

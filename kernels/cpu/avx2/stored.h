@@ -12,6 +12,7 @@
 #define STORED_F32 1
 #define TURN16 8
 #define TURN8 32
+#define ATT_NARROW NULL
 #define E4M3_UNIT 256.0f /* a code as f16 is its value over this */
 
 /* vf_from_e4m3 without NaN, its factor in the scales */

@@ -12,6 +12,7 @@
 #define STORED_F32 0
 #define TURN16 32
 #define TURN8 64
+#define ATT_NARROW (&qn_att__avx2)
 #define E4M3_UNIT 256.0f /* a code as f16 is its value over this */
 
 /* vf_from_e4m3 without NaN, its factor in the scales */

@@ -8,8 +8,9 @@
 #include "ref/slots.h"
 
 #define QUERY_ROWS 96
-#define FEW 8    /* queries that are spread over the keys */
-#define ROUND 32 /* chunks whose parts are kept */
+#define FEW 8           /* queries that are spread over the keys */
+#define ROUND 32        /* chunks whose parts are kept */
+#define FEW_CODE_ROWS 8 /* of queries: more are faster by floats of codes where heads are no whole panels */
 
 int64_t qn_att_padded(int64_t d)
 {
@@ -115,25 +116,39 @@ static qn_att_ahead beside(const qn_att_job *job, int values, int64_t head, int6
     return share;
 }
 
-/* Whether few rows take keys or values as they are stored, none of them a recent one; they are then told. */
-static int take_stored(const qn_att_job *job, int values, int64_t head, int64_t first, int64_t count, int64_t rows,
-                       const qn_att_scratch *s, qn_att_stored *out)
+/* The set that takes heads of that form and size as they are stored; NULL: none does, or whole panels are read in
+ * place.
+ */
+static const qn_att_set *stored_set(const qn_att_job *job)
+{
+    const qn_att_set *set = job->set;
+    while (set && (!set->stored_dims[job->form] || job->d % set->stored_dims[job->form])) {
+        set = job->d == job->d_pad ? NULL : set->narrow;
+    }
+    return set;
+}
+
+/* The set by which few rows take keys or values as they are stored, none of them a recent one; they are then told. */
+static const qn_att_set *take_stored(const qn_att_job *job, int values, int64_t head, int64_t first, int64_t count,
+                                     int64_t rows, const qn_att_scratch *s, qn_att_stored *out)
 {
     const qn_view *view = &job->args->in[values ? QN_ATT_V : QN_ATT_K];
     const qn_view *scales = &job->args->in[values ? QN_ATT_V_SCALE : QN_ATT_K_SCALE];
-    if (!job->stored || !job->set->stored_scores || rows > QN_ATT_FEW_ROWS || job->d != job->d_pad ||
-        (job->form == QN_ATT_F32 && !job->set->stored_f32) || (job->window && first + count > s->recent)) {
-        return 0;
+    const qn_att_set *const set = stored_set(job);
+    const int64_t most = job->form == QN_ATT_E4M3 && job->d != job->d_pad ? FEW_CODE_ROWS : QN_ATT_FEW_ROWS;
+    if (!job->stored || !set || rows > most || (job->window && first + count > s->recent)) {
+        return NULL;
     }
     *out = (qn_att_stored){.form = job->form,
                            .rows = (const char *)view->data + first * view->strides[0] +
                                    (view->shape.dims[1] > 1 ? head * view->strides[1] : 0),
                            .stride = view->strides[0],
                            .scales = s->scales};
-    return job->form != QN_ATT_E4M3 ||
-           job->set->stored_ready(out, job->d, count,
-                                  (const char *)scales->data + first * scales->strides[0] + head * 4,
-                                  scales->strides[0], s->scales);
+    const int ready =
+        job->form != QN_ATT_E4M3 ||
+        set->stored_ready(out, job->d, count, (const char *)scales->data + first * scales->strides[0] + head * 4,
+                          scales->strides[0], s->scales);
+    return ready ? set : NULL;
 }
 
 /* The scores of `count` keys of a chunk. */
@@ -142,9 +157,10 @@ static void chunk_scores(const qn_att_job *job, int64_t head, int64_t first, int
 {
     const qn_att_set *set = job->set;
     qn_att_stored stored;
-    if (take_stored(job, 0, head, first, count, rows, s, &stored)) {
-        set->stored_scores(s->q, job->d_pad, &stored, job->d, count, rows, s->s, s->kt,
-                           beside(job, 0, head, first, next));
+    const qn_att_set *const as_stored = take_stored(job, 0, head, first, count, rows, s, &stored);
+    if (as_stored) {
+        as_stored->stored_scores(s->q, job->d_pad, &stored, job->d, count, rows, s->s, s->kt,
+                                 beside(job, 0, head, first, next));
         return;
     }
     for (int64_t k = 0; k < count; k += QN_ATT_PANEL) {
@@ -166,7 +182,7 @@ static void chunk_scores(const qn_att_job *job, int64_t head, int64_t first, int
 typedef struct chunk_values {
     const float *floats;
     int64_t stride;
-    int as_stored;
+    const qn_att_set *as_stored; /* NULL: floats */
     qn_att_stored stored;
 } chunk_values;
 
@@ -191,7 +207,10 @@ static void add_values(const qn_att_job *job, const chunk_values *v, int64_t fro
         qn_att_stored stored = v->stored;
         stored.rows += from * stored.stride;
         stored.scales += from;
-        job->set->stored_values(p, &stored, job->d, keys, rows, from == 0, o, next);
+        for (int64_t i = 0; from == 0 && job->d < job->d_pad && i < rows; i++) {
+            memset(o + i * job->d_pad + job->d, 0, (size_t)(job->d_pad - job->d) * sizeof *o);
+        }
+        v->as_stored->stored_values(p, &stored, job->d, keys, rows, from == 0, o, job->d_pad, next);
     } else {
         job->set->values(p, v->floats + from * v->stride, v->stride, job->d_pad, keys, rows, from == 0, o, next);
     }
