@@ -11,6 +11,7 @@
 typedef struct qn_kv_rows {
     const uint8_t *codes; /* of row i from codes + i * stride on */
     int64_t stride;
+    int32_t wide;          /* 1: codes of two bytes */
     const uint16_t *books; /* [groups][entries][channels] f16 */
     int64_t groups, entries, channels;
     const float *turns;

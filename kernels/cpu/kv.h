@@ -8,9 +8,14 @@
 #define FLOATS 16
 #define AHEAD 16 /* rows whose codes are asked for: heads lie side by side, so a head's rows are far apart */
 
+QN_INLINE size_t code_at(const uint8_t *codes, int64_t g, const int wide)
+{
+    return wide ? codes[2 * g] | (size_t)codes[2 * g + 1] << 8 : codes[g];
+}
+
 /* known: channels are 2, 4 or 8, a constant. */
-QN_INLINE void row_of(const uint8_t *codes, const uint16_t *books, int64_t groups, int64_t book, const int64_t channels,
-                      const int known, float *out)
+QN_INLINE void row_of(const uint8_t *codes, const int wide, const uint16_t *books, int64_t groups, int64_t book,
+                      const int64_t channels, const int known, float *out)
 {
     int64_t g = 0;
     if (known) {
@@ -20,15 +25,21 @@ QN_INLINE void row_of(const uint8_t *codes, const uint16_t *books, int64_t group
         for (; g + each <= groups; g += each, at += each * book * 2, out += FLOATS) {
 #pragma GCC unroll 8
             for (int64_t i = 0; i < each; i++) {
-                entry[i] =
-                    (const uint16_t *)(const void *)(at + i * book * 2 + (size_t)codes[g + i] * (size_t)(channels * 2));
+                entry[i] = (const uint16_t *)(const void *)(at + i * book * 2 +
+                                                            code_at(codes, g + i, wide) * (size_t)(channels * 2));
             }
             vec_entries(entry, (int)channels, out);
         }
     }
-    for (; g < groups; g++) {
-        for (int64_t j = 0; j < channels; j++) {
-            *out++ = f16_value(books[g * book + codes[g] * channels + j]);
+    for (; g < groups; g++, out += channels) {
+        const uint16_t *const entry = books + g * book + (int64_t)code_at(codes, g, wide) * channels;
+        int64_t j = 0;
+        for (; !known && j + FLOATS <= channels; j += FLOATS) {
+            const uint16_t *const eights[2] = {entry + j, entry + j + 8};
+            vec_entries(eights, 8, out + j);
+        }
+        for (; j < channels; j++) {
+            out[j] = f16_value(entry[j]);
         }
     }
 }
@@ -51,29 +62,40 @@ QN_INLINE void turn_row(float *x, const float *turn, int64_t half)
     }
 }
 
-QN_INLINE void decode_rows(const qn_kv_rows *r, int64_t count, const int64_t channels, int64_t book, const int known,
-                           float *out, int64_t out_stride)
+QN_INLINE void decode_rows(const qn_kv_rows *r, int64_t count, const int wide, const int64_t channels, int64_t book,
+                           const int known, float *out, int64_t out_stride)
 {
     const int64_t half = r->groups * channels / 2;
     for (int64_t i = 0; i < count; i++, out += out_stride) {
         vec_prefetch(r->codes + (i + AHEAD) * r->stride);
-        row_of(r->codes + i * r->stride, r->books, r->groups, book, channels, known, out);
+        row_of(r->codes + i * r->stride, wide, r->books, r->groups, book, channels, known, out);
         if (r->turns) {
             turn_row(out, r->turns + i * 2 * half, half);
         }
     }
 }
 
+/* entries: of a book, a constant, or 0. */
+QN_INLINE void decode_any(const qn_kv_rows *r, int64_t count, const int wide, const int64_t entries, float *out,
+                          int64_t out_stride)
+{
+    const int64_t each = entries ? entries : r->entries;
+    switch (r->channels) {
+    case 2: decode_rows(r, count, wide, 2, 2 * each, 1, out, out_stride); break;
+    case 4: decode_rows(r, count, wide, 4, 4 * each, 1, out, out_stride); break;
+    case 8: decode_rows(r, count, wide, 8, 8 * each, 1, out, out_stride); break;
+    default: decode_rows(r, count, wide, r->channels, r->channels * each, 0, out, out_stride);
+    }
+}
+
 static void kv_decode(const qn_kv_rows *r, int64_t count, float *out, int64_t out_stride)
 {
-    if (r->channels == 4 && r->entries == 256) {
-        decode_rows(r, count, 4, 4 * 256, 1, out, out_stride);
-    } else if (r->channels == 2 && r->entries == 256) {
-        decode_rows(r, count, 2, 2 * 256, 1, out, out_stride);
-    } else if (r->channels == 8 && r->entries == 256) {
-        decode_rows(r, count, 8, 8 * 256, 1, out, out_stride);
+    if (r->wide) {
+        decode_any(r, count, 1, 0, out, out_stride);
+    } else if (r->entries == 256) {
+        decode_any(r, count, 0, 256, out, out_stride);
     } else {
-        decode_rows(r, count, r->channels, r->entries * r->channels, 0, out, out_stride);
+        decode_any(r, count, 0, 0, out, out_stride);
     }
 }
 

@@ -340,6 +340,29 @@ static void heads_of_tiles_agree(void **state)
     assert_true(runs > 0);
 }
 
+/* Entries of any width, books of any length, codes of one and of two bytes. */
+static void coded_keys_agree(void **state)
+{
+    (void)state;
+    static const char *const cases[] = {
+        "vq_attention m=2 n=70 k=128 e=4 g=2 channels=8 bits=10",
+        "vq_attention m=1 n=131 k=96 e=2 g=1 rope_theta=1e+04 channels=4 bits=12",
+        "vq_attention m=2 n=40 k=64 e=4 g=4 channels=2 bits=5",
+        "vq_attention m=1 n=90 k=96 e=3 g=1 channels=32",
+        "vq_attention m=2 n=50 k=96 e=2 g=2 channels=24 bits=6",
+        "vq_attention m=1 n=40 k=96 e=2 g=2 rope_theta=1e+04 channels=12 bits=9 page=8",
+        "vq_attention m=1 n=300 k=64 e=2 g=1 channels=4 bits=11 window=128",
+    };
+    qn_kernel_info k;
+    int runs = 0;
+    for (int32_t i = 0; next_kernel(&i, &k);) {
+        for (size_t c = 0; c < sizeof cases / sizeof *cases && k.op == QN_OP_VQ_ATTENTION; c++) {
+            runs += run_case(k.name, cases[c], 1);
+        }
+    }
+    assert_true(runs > 0);
+}
+
 static void run_kernel_with(const char *kernel, const char *text)
 {
     tensors t;
@@ -565,6 +588,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(sizes_around_the_tile),
         cmocka_unit_test(rows_of_no_group_are_kept),
         cmocka_unit_test(heads_of_tiles_agree),
+        cmocka_unit_test(coded_keys_agree),
         cmocka_unit_test(special_values_travel_as_in_the_reference),
         cmocka_unit_test(odd_rows_and_panels_are_within_the_error_model),
         cmocka_unit_test(special_keys_and_values_reach_who_sees_them),

@@ -133,7 +133,7 @@ static const float *angles(const qn_att_job *job, int64_t first, int64_t count, 
     return table;
 }
 
-/* Rows of f16 books and codes of a byte that follow one another in memory. */
+/* Rows of f16 books that follow one another in memory. */
 static void decode_rows(const qn_att_job *job, int values, int64_t head, int64_t first, int64_t count,
                         const float *turns, float *out)
 {
@@ -141,6 +141,7 @@ static void decode_rows(const qn_att_job *job, int values, int64_t head, int64_t
     int64_t entry;
     const qn_kv_rows rows = {.codes = codes_at(c, values, first, head),
                              .stride = c->views[values]->strides[1],
+                             .wide = c->wide,
                              .books = (const uint16_t *)(const void *)books_of(c, values, head, &entry),
                              .groups = c->groups,
                              .entries = c->entries,
@@ -154,7 +155,7 @@ static const float *load(const qn_att_job *job, int values, int64_t head, int64_
 {
     const coded *c = job->source;
     const int64_t d = job->d, half = c->half;
-    const int rotate = c->rotate && !values, usual = c->formats[values] == QN_F16 && !c->wide && !(rotate && c->pairs);
+    const int rotate = c->rotate && !values, usual = c->formats[values] == QN_F16 && !(rotate && c->pairs);
     const float *const table = rotate ? angles(job, first, count, s) : NULL;
     float *const flat = s->own + 2 * QN_ATT_CHUNK * half; /* a key as it was coded */
     for (int64_t i = 0, some; i < count && usual; i += some) {
