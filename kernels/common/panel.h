@@ -164,7 +164,7 @@ static inline __attribute__((always_inline)) int64_t qn_panel_group_bytes(const 
 typedef struct qn_panel_digits {
     union {
         int8_t digit[3][QN_PANEL_K];
-        struct { /* of several rows of 4-bit floats */
+        struct { /* of several rows of 4-bit floats; at avx2 of values of eight bits: d1 + 256 d2 and d0 */
             int16_t word[QN_PANEL_K];
             int8_t under[QN_PANEL_K];
         };

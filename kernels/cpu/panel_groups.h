@@ -2,16 +2,18 @@
  * groups.h, which owns the vectors:
  *     GROUP_LANES          columns of a vector: 16, or 8 and a panel is two halves
  *     GROUP_ROWS           rows of the largest tile, 8 or 4; GROUP_PANELS: panels read at once by one row, 4 or 2
- *     GROUP_ROUNDS(bits)   times that values of so many bits are multiplied: 1, or 2, a nibble of a byte at a time
+ *     GROUP_WORDS(bits)    1: values of so many bits are multiplied as words, with vg_words
  *     vg, vgf              int32 and float sums; vg_plus(a, b, up): a + b 2^up
  *     vgf_load, vgf_store, vgf_set, vgf_mul, vgf_fma(a, b, c), vgf_fnma: c - a b; vgf_of(vg), vgf_of_f16(p),
  *                          vgf_of_u8(p), vgf_of_i8(p)
  *     vw, vw_load(p)       a line of codes of those columns
  *     vw_nibbles(w, high)  the low or the high nibbles of its bytes
  *     vw_with(w, plane, from, mask)  w and, 4 bits up, the bits of `mask` that bytes of plane have from bit `from` on
- *     vw_table(w, round)   what a round takes of the bytes of qn_panel_table that bytes of w, 0 to 15, are numbers of
+ *     vw_table(w)          the bytes of qn_panel_table that bytes of w, 0 to 15, are numbers of
  *     vg_begin(bits, start), vg_dot(bits, sums, w, x), vg_end(bits, sums, start)   start plus the sum over lines of
  *                          unsigned bytes of `bits` bits times the four digits at x; at most eight lines
+ *     vg_words(high, low, w, x, step)  to both sums, unsigned bytes times the upper and the lowest digits of elements
+ *                          4 step to 4 step + 3 of a block of words
  *
  * One tile for every M: rows in steps of eight, four, two and one times the whole of K of a few panels. A group's sums
  * of digits are exact integers; what follows is the same for every output of every tile and level. */
@@ -26,9 +28,34 @@
 
 #define UNROLL_GROUP _Pragma("GCC unroll 12")
 
+/* Digits, or words and the lowest digits, and their groups' sums. */
+static void put_digits(int code, const int8_t digit[DIGITS][QN_PANEL_K], qn_panel_digits *out)
+{
+    const qn_panel_group_code c = qn_panel_group_code_of(code);
+    for (int g = 0; g < QN_PANEL_K / c.group; g++) {
+        int32_t sums[DIGITS] = {0};
+        for (int d = 0; d < DIGITS; d++) {
+            for (int i = 0; i < c.group; i++) {
+                sums[d] += digit[d][g * c.group + i];
+            }
+        }
+        const int32_t high = sums[1] + sums[2] * 256;
+        out->sum[g] = (float)(high * 256 + sums[0]);
+        out->high[g] = -c.middle * high;
+        out->low[g] = -c.middle * sums[0];
+    }
+    if (!GROUP_WORDS(qn_panel_group_value_bits(code))) {
+        memcpy(out->digit, digit, sizeof out->digit);
+        return;
+    }
+    for (int i = 0; i < QN_PANEL_K; i++) { /* every four in the order k, k + 2, k + 1, k + 3, as codes come apart */
+        out->word[i / 4 * 4 + i % 2 * 2 + i % 4 / 2] = (int16_t)(digit[1][i] + digit[2][i] * 256);
+        out->under[i] = digit[0][i];
+    }
+}
+
 static void block_digits(const float *x, qn_panel_code code, qn_panel_digits *out)
 {
-    const qn_panel_group_code c = qn_panel_group_code_of((int)code);
     int32_t bits[QN_PANEL_K], left[QN_PANEL_K], most = 0;
     memcpy(bits, x, sizeof bits);
     for (int i = 0; i < QN_PANEL_K; i++) {
@@ -57,25 +84,14 @@ static void block_digits(const float *x, qn_panel_code code, qn_panel_digits *ou
     for (int i = 0; i < QN_PANEL_K; i++) {
         left[i] -= 0x4b400000;
     }
+    int8_t digit[DIGITS][QN_PANEL_K];
     for (int d = 0; d < DIGITS; d++) {
         for (int i = 0; i < QN_PANEL_K; i++) {
-            const int8_t digit = (int8_t)left[i];
-            out->digit[d][i] = digit;
-            left[i] = (left[i] - digit) >> 8;
+            digit[d][i] = (int8_t)left[i];
+            left[i] = (left[i] - digit[d][i]) >> 8;
         }
     }
-    for (int g = 0; g < QN_PANEL_K / c.group; g++) {
-        int32_t sums[DIGITS] = {0};
-        for (int d = 0; d < DIGITS; d++) {
-            for (int i = 0; i < c.group; i++) {
-                sums[d] += out->digit[d][g * c.group + i];
-            }
-        }
-        const int32_t high = sums[1] + sums[2] * 256;
-        out->sum[g] = (float)(high * 256 + sums[0]);
-        out->high[g] = -c.middle * high;
-        out->low[g] = -c.middle * sums[0];
-    }
+    put_digits((int)code, digit, out);
 }
 
 static void group_digits(const float *x, int64_t blocks, const qn_panel_rounding *how, void *out)
@@ -85,15 +101,13 @@ static void group_digits(const float *x, int64_t blocks, const qn_panel_rounding
     }
 }
 
-/* What a round takes of the codes of k = 4 step to 4 step + 3 of a block, of the columns from byte `half` of a line on;
- * high: step is odd. */
-QN_INLINE vw group_codes(const int code, const char *block, int64_t step, const int high, int64_t half, const int round)
+/* The codes of k = 4 step to 4 step + 3 of a block, of the columns from byte `half` of a line on; high: step is odd. */
+QN_INLINE vw group_codes(const int code, const char *block, int64_t step, const int high, int64_t half)
 {
     const int bits = qn_panel_group_code_of(code).bits;
     const char *const lines = block + half;
     if (bits == 8) {
-        const vw bytes = vw_load(lines + step * QN_PANEL_LINE);
-        return GROUP_ROUNDS(8) > 1 ? vw_nibbles(bytes, round) : bytes;
+        return vw_load(lines + step * QN_PANEL_LINE);
     }
     const int64_t i = step / 2;
     const vw low = vw_nibbles(vw_load(lines + i * QN_PANEL_LINE), high);
@@ -104,7 +118,7 @@ QN_INLINE vw group_codes(const int code, const char *block, int64_t step, const 
     if (bits == 6) {
         return vw_with(low, vw_load(planes + i / 2 * QN_PANEL_LINE), (int)(i % 2) * 4 + high * 2, 3);
     }
-    return qn_panel_group_code_of(code).table ? vw_table(low, round) : low;
+    return qn_panel_group_code_of(code).table ? vw_table(low) : low;
 }
 
 /* Of mr rows and nr panels, a group. */
@@ -120,9 +134,14 @@ QN_INLINE const qn_panel_digits *group_row(const group_at *t, const qn_panel_cal
     return (const qn_panel_digits *)(const void *)(t->x + r * call->a_stride);
 }
 
+/* A group's sums of the upper digits, and of the lowest. */
+typedef struct group_sums {
+    vg high[GROUP_ROWS][GROUP_PANELS], low[GROUP_ROWS][GROUP_PANELS];
+} group_sums;
+
 /* The group's sums are scaled and added. */
 QN_INLINE void group_finish(const int code, const int mr, const int nr, const qn_panel_call *call, const group_at *t,
-                            vg sum[DIGITS][GROUP_ROWS][GROUP_PANELS])
+                            const group_sums *s)
 {
     const qn_panel_group_code c = qn_panel_group_code_of(code);
     UNROLL_GROUP for (int n = 0; n < nr; n++)
@@ -132,7 +151,7 @@ QN_INLINE void group_finish(const int code, const int mr, const int nr, const qn
         {
             const qn_panel_digits *const d = group_row(t, call, r);
             float *const to = t->sums + r * call->sums_stride + n * QN_PANEL_COLS;
-            const vgf high = vgf_of(vg_plus(sum[1][r][n], sum[2][r][n], 8)), low = vgf_of(sum[0][r][n]);
+            const vgf high = vgf_of(s->high[r][n]), low = vgf_of(s->low[r][n]);
             vgf part = vgf_mul(vgf_fma(high, vgf_set(256.0f), low), a.scale);
             if (c.minima) {
                 part = vgf_fma(vgf_set(d->sum[t->g]), a.offset, part);
@@ -148,21 +167,29 @@ QN_INLINE int32_t group_start(const qn_panel_digits *d, const int digit, int64_t
     return digit == 0 ? d->low[g] : (digit == 1 ? d->high[g] : 0);
 }
 
-/* A round of sums; the first asks for codes that come later. */
-QN_INLINE void group_round(const int code, const int mr, const int nr, const qn_panel_call *call, const group_at *t,
-                           const int round, vg sum[DIGITS][GROUP_ROWS][GROUP_PANELS])
+/* Asks for codes that come later: those of two steps from s on. */
+QN_INLINE void group_ask(const int code, const char *block, int64_t ahead, int64_t s)
+{
+    const int eight = qn_panel_group_code_of(code).bits == 8;
+    const char *const next = block + ahead + (eight ? s : s / 2) * QN_PANEL_LINE;
+    __builtin_prefetch(next, 0, 2);
+    if (eight) {
+        __builtin_prefetch(next + QN_PANEL_LINE, 0, 2);
+    }
+}
+
+QN_INLINE void group_bytes(const int code, const int mr, const int nr, const qn_panel_call *call, const group_at *t,
+                           group_sums *sums)
 {
     const qn_panel_group_code c = qn_panel_group_code_of(code);
-    const int rounds = GROUP_ROUNDS(qn_panel_group_value_bits(code)), bits = qn_panel_group_value_bits(code) / rounds;
-    const char *digits = t->x;
-    __asm__("" : "+r"(digits)); /* rounds read them again: they are too many to keep */
+    const int bits = qn_panel_group_value_bits(code);
     vg acc[DIGITS][GROUP_ROWS][GROUP_PANELS];
     UNROLL_GROUP for (int r = 0; r < mr; r++)
     {
         UNROLL_GROUP for (int i = 0; i < nr * DIGITS; i++)
         {
             const int d = i % DIGITS;
-            acc[d][r][i / DIGITS] = vg_begin(bits, round ? 0 : group_start(group_row(t, call, r), d, t->g));
+            acc[d][r][i / DIGITS] = vg_begin(bits, group_start(group_row(t, call, r), d, t->g));
         }
     }
     UNROLL_GROUP for (int64_t i = 0; i < c.group / 8; i++)
@@ -171,19 +198,13 @@ QN_INLINE void group_round(const int code, const int mr, const int nr, const qn_
         UNROLL_GROUP for (int n = 0; n < nr; n++)
         {
             const char *const block = t->w + n * call->panel_bytes;
-            const char *const next = block + t->ahead + (c.bits == 8 ? s : s / 2) * QN_PANEL_LINE;
-            if (round == 0) {
-                __builtin_prefetch(next, 0, 2);
-            }
-            if (round == 0 && c.bits == 8) {
-                __builtin_prefetch(next + QN_PANEL_LINE, 0, 2);
-            }
+            group_ask(code, block, t->ahead, s);
             UNROLL_GROUP for (int h = 0; h < 2; h++)
             {
-                const vw v = group_codes(code, block, s + h, h, t->half, round);
+                const vw v = group_codes(code, block, s + h, h, t->half);
                 UNROLL_GROUP for (int r = 0; r < mr; r++)
                 {
-                    const char *const x = digits + r * call->a_stride + (s + h) * 4;
+                    const char *const x = t->x + r * call->a_stride + (s + h) * 4;
                     UNROLL_GROUP for (int d = 0; d < DIGITS; d++)
                     {
                         acc[d][r][n] = vg_dot(bits, acc[d][r][n], v, x + d * QN_PANEL_K);
@@ -194,23 +215,64 @@ QN_INLINE void group_round(const int code, const int mr, const int nr, const qn_
     }
     UNROLL_GROUP for (int r = 0; r < mr; r++)
     {
-        UNROLL_GROUP for (int i = 0; i < nr * DIGITS; i++)
+        UNROLL_GROUP for (int n = 0; n < nr; n++)
         {
-            const int d = i % DIGITS, n = i / DIGITS;
-            const vg end = vg_end(bits, acc[d][r][n], round ? 0 : group_start(group_row(t, call, r), d, t->g));
-            sum[d][r][n] = round ? vg_plus(sum[d][r][n], end, 4) : end;
+            vg end[DIGITS];
+            UNROLL_GROUP for (int d = 0; d < DIGITS; d++)
+            {
+                end[d] = vg_end(bits, acc[d][r][n], group_start(group_row(t, call, r), d, t->g));
+            }
+            sums->high[r][n] = vg_plus(end[1], end[2], 8);
+            sums->low[r][n] = end[0];
         }
     }
 }
 
+#if GROUP_WORDS(8)
+QN_INLINE void group_words(const int code, const int mr, const int nr, const qn_panel_call *call, const group_at *t,
+                           group_sums *sums)
+{
+    const qn_panel_group_code c = qn_panel_group_code_of(code);
+    UNROLL_GROUP for (int r = 0; r < mr; r++)
+    {
+        UNROLL_GROUP for (int n = 0; n < nr; n++)
+        {
+            sums->high[r][n] = vg_begin(8, group_row(t, call, r)->high[t->g]);
+            sums->low[r][n] = vg_begin(8, group_row(t, call, r)->low[t->g]);
+        }
+    }
+    UNROLL_GROUP for (int64_t i = 0; i < c.group / 8; i++)
+    {
+        const int64_t s = t->g * (c.group / 4) + 2 * i;
+        UNROLL_GROUP for (int n = 0; n < nr; n++)
+        {
+            const char *const block = t->w + n * call->panel_bytes;
+            group_ask(code, block, t->ahead, s);
+            UNROLL_GROUP for (int h = 0; h < 2; h++)
+            {
+                const vw v = group_codes(code, block, s + h, h, t->half);
+                UNROLL_GROUP for (int r = 0; r < mr; r++)
+                {
+                    vg_words(&sums->high[r][n], &sums->low[r][n], v, group_row(t, call, r), s + h);
+                }
+            }
+        }
+    }
+}
+#endif
+
 QN_INLINE void group_tile(const int code, const int mr, const int nr, const qn_panel_call *call, const group_at *t)
 {
-    vg sum[DIGITS][GROUP_ROWS][GROUP_PANELS];
-    group_round(code, mr, nr, call, t, 0, sum);
-    if (GROUP_ROUNDS(qn_panel_group_value_bits(code)) > 1) {
-        group_round(code, mr, nr, call, t, 1, sum);
+    group_sums sums;
+#if GROUP_WORDS(8)
+    if (GROUP_WORDS(qn_panel_group_value_bits(code))) {
+        group_words(code, mr, nr, call, t, &sums);
+        group_finish(code, mr, nr, call, t, &sums);
+        return;
     }
-    group_finish(code, mr, nr, call, t, sum);
+#endif
+    group_bytes(code, mr, nr, call, t, &sums);
+    group_finish(code, mr, nr, call, t, &sums);
 }
 
 /* mr rows from r times nr panels from p, along the whole of K. The first rows bring the weights from memory. */

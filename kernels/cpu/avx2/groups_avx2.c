@@ -1,5 +1,5 @@
 /* Panel kernels of the codes of groups, level avx2: pairs of bytes to 16 bits, which hold a group's sum of 4-bit
- * codes; sixteen columns are two halves. */
+ * codes, and pairs of words where values have eight bits; sixteen columns are two halves. */
 #include <immintrin.h>
 #include <stdint.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 #define GROUP_LANES 8
 #define GROUP_ROWS 4
 #define GROUP_PANELS 2
-#define GROUP_ROUNDS(bits) ((bits) == 8 ? 2 : 1)
+#define GROUP_WORDS(bits) ((bits) == 8)
 
 typedef __m256i vg;
 typedef __m256 vgf;
@@ -84,10 +84,10 @@ QN_INLINE vw vw_with(vw w, vw plane, int from, const int mask)
     return _mm256_or_si256(w, _mm256_and_si256(up, _mm256_set1_epi8((char)(mask << 4))));
 }
 
-QN_INLINE vw vw_table(vw w, const int round)
+QN_INLINE vw vw_table(vw w)
 {
     const __m128i table = _mm_loadu_si128((const __m128i *)(const void *)qn_panel_table);
-    return _mm256_shuffle_epi8(vw_nibbles(_mm256_broadcastsi128_si256(table), round), w);
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), w);
 }
 
 QN_INLINE vg vg_begin(const int bits, int32_t start)
@@ -108,6 +108,28 @@ QN_INLINE vg vg_dot(const int bits, vg sums, vw w, const char *x)
     }
     __asm__("" : "+x"(sums)); /* added in this order: in another one products wait in memory */
     return sums;
+}
+
+QN_INLINE __m256i four_bytes(const void *p)
+{
+    int32_t four;
+    memcpy(&four, p, sizeof four);
+    return _mm256_set1_epi32(four);
+}
+
+/* Bytes of even places meet the words of elements k and k + 2, of odd ones k + 1 and k + 3. */
+QN_INLINE void vg_words(vg *high, vg *low, vw w, const qn_panel_digits *x, int64_t step)
+{
+    const __m256i even = _mm256_and_si256(w, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16(w, 8);
+    const __m256i under = four_bytes(x->under + step * 4);
+    const __m256i first = _mm256_srai_epi16(_mm256_slli_epi16(under, 8), 8), second = _mm256_srai_epi16(under, 8);
+    vg h = _mm256_add_epi32(*high, _mm256_madd_epi16(even, four_bytes(x->word + step * 4)));
+    vg l = _mm256_add_epi32(*low, _mm256_madd_epi16(even, first));
+    h = _mm256_add_epi32(h, _mm256_madd_epi16(odd, four_bytes(x->word + step * 4 + 2)));
+    l = _mm256_add_epi32(l, _mm256_madd_epi16(odd, second));
+    __asm__("" : "+x"(h), "+x"(l)); /* as in vg_dot */
+    *high = h;
+    *low = l;
 }
 
 QN_INLINE vg vg_end(const int bits, vg sums, int32_t start)

@@ -12,7 +12,7 @@
 #define GROUP_LANES 16
 #define GROUP_ROWS 8
 #define GROUP_PANELS 4
-#define GROUP_ROUNDS(bits) 1
+#define GROUP_WORDS(bits) 0
 
 typedef __m512i vw;
 
@@ -32,9 +32,8 @@ QN_INLINE vw vw_with(vw w, vw plane, int from, const int mask)
     return _mm512_ternarylogic_epi32(w, up, _mm512_set1_epi8((char)(mask << 4)), 0xf8); /* w | (up & mask) */
 }
 
-QN_INLINE vw vw_table(vw w, const int round)
+QN_INLINE vw vw_table(vw w)
 {
-    (void)round;
     const __m128i table = _mm_loadu_si128((const __m128i *)(const void *)qn_panel_table);
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), w);
 }
