@@ -136,6 +136,7 @@ static const row rows[] = {
     {9, 0, "nvfp4_mm m=260 n=72 k=1056 x=bf16"}, /* strips by many rows, */
     {9, 0, "mxfp4_mm m=270 n=130 k=544 x=bf16 bias=1"},
     {9, 0, "nvfp4_mm m=280 n=65 k=800 x=f16 out=f32"},
+    {9, 0, "mxfp4_mm m=40 n=72 k=992 x=bf16"}, /* rows of scales at any byte */
     {9, 0, "scaled_mm m=71 n=65 k=2080 scale_a=token scale_b=channel bias=1 azp_adj=1 azp=1"},
     {9, 0, "scaled_mm m=100 n=72 k=1040 a=f8_e4m3 scale_a=token"},
     {9, 0, "dense_mm m=70 n=72 k=200 x=bf16 b=bf16"}, /* tiles, */

@@ -571,6 +571,13 @@ static qn_status launch_wide(const qn_cuda_run *run, qn_cuda_mm *a, const qn_wid
     return qn_cuda_launch(run, portable_count(run->call->desc) + WIDE + c.program, &g, arguments, error);
 }
 
+/* Whether the copy engine can take scales; copied by threads they slow down fp4_mm.cu 1.5 to 3 times, byte by byte of
+ * up to 64 rows too, and strips hardly. */
+static int takes_scales(const qn_cuda_mm_part *b)
+{
+    return qn_tile_aligned(b->b_scale, b->b_scale_row, 0);
+}
+
 /* Rows of 16-bit floats by weights as they are. */
 static qn_status launch_cut(const qn_cuda_run *run, qn_cuda_mm *a, qn_error *error)
 {
@@ -582,17 +589,18 @@ static qn_status launch_cut(const qn_cuda_run *run, qn_cuda_mm *a, qn_error *err
         i++;
     }
     const cut c = cut_of(heights[i], &s);
-    if (a->m >= QN_WIDE_ROWS) {
+    const int by_bytes = (uint64_t)(uintptr_t)b->b_scale % 4 != 0 || b->b_scale_row % 4 != 0;
+    if (a->m >= (by_bytes ? FEW_ROWS + 1 : QN_WIDE_ROWS)) {
         const qn_wide_form f = wide_form(desc, run->device);
         const qn_wide_cut wide = qn_wide_choose(&f, run->functions + portable_count(desc) + WIDE, a->m);
-        if (a->m > heights[i] || wide.us <= us_of(&c, &s)) {
+        if (a->m > heights[i] || !takes_scales(b) || wide.us <= us_of(&c, &s)) {
             return launch_wide(run, a, &f, wide, error);
         }
     }
     qn_tensor_map codes, scales, x;
     QN_TRY(qn_tile_byte_map(run, b->b, s.k / 2, s.n, 1, b->b_row, b->b_row * s.n, strip_of(&c), &codes, error));
     scales = codes; /* not read without */
-    int32_t mapped = qn_tile_aligned(b->b_scale, b->b_scale_row, 0), constant = qn_cuda_constant_weights(run);
+    int32_t mapped = takes_scales(b), constant = qn_cuda_constant_weights(run);
     if (mapped) {
         QN_TRY(scale_map(run, b, &s, &c, &scales, error));
     }
@@ -673,7 +681,7 @@ static int describe_many(const qn_op_desc *desc, const qn_cuda_device *device, i
     while (i < HEIGHTS && heights[i] < rows) {
         i++;
     }
-    if (i < HEIGHTS) {
+    if (i < HEIGHTS && s.k / s.unit % 16 == 0) {
         const cut c = cut_of(heights[i], &s);
         const int fewer = us_of(&c, &s) < wide.us;
         qn_text_add(text, "%s%d passes of %d rows: estimate %.1f us\n", fewer ? "cut: " : "", c.passes, c.rows,
