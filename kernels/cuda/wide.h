@@ -16,14 +16,18 @@
  *     GROUPS   of 64 rows of b in a block: 1 to 4
  *     WK       warpgroups that take turns: GROUPS WK is at most 4
  *     STAGES   of the ring: more than WK
- *   Tensor maps, 3-D, UINT8: b of boxes of B_ROW bytes by 64 GROUPS rows, x of 128 bytes by ROWS rows, swizzle 128B;
- * b_last and x_last the same with a box of the rows that are left at the end, N mod 64 GROUPS and M mod ROWS: where
- * none are, any map, not read. Where these are all rows, b and x may be the same ones split: parts of K, the cluster
- * size, 1 to 8, at most as many as K has STEPs Launch: block 128 GROUPS WK + 128, cluster {split, 1, 1}, grid {ceil(M /
- * ROWS) * ceil(N / (64 GROUPS)) * split, 1, 1} dynamic shared memory = 2048 + max(STAGES * (64 GROUPS B_ROW + 128 ROWS)
- * + EXTRA, SUMS), where SUMS is 4 WK ROWS (64 GROUPS + 4), or with split > 1 32 ceil(ROWS / (8 split)) (64 GROUPS
- * (split WK + 1) + 4) May be launched with programmatic stream serialization; constant 1: kernels ahead in the stream
- * do not write b, the first of which is then read before they end. */
+ *   Tensor maps, 3-D, UINT8, swizzle 128B
+ *     b, x            boxes of B_ROW bytes by 64 GROUPS rows, and of 128 bytes by ROWS rows
+ *     b_last, x_last  the same with a box of the rows that are left at the end, N mod 64 GROUPS and M mod ROWS;
+ *                     where none are, any map, not read; where these are all rows, b and x may be the same ones
+ *   split    parts of K, the cluster size: 1 to 8, at most as many as K has STEPs
+ *   Launch
+ *     block 128 GROUPS WK + 128, cluster {split, 1, 1}, grid {ceil(M / ROWS) * ceil(N / (64 GROUPS)) * split, 1, 1}
+ *     dynamic shared memory 2048 + max(STAGES * (64 GROUPS B_ROW + 128 ROWS) + EXTRA, SUMS), where SUMS is
+ *       4 WK ROWS (64 GROUPS + 4), or with split > 1 32 ceil(ROWS / (8 split)) (64 GROUPS (split WK + 1) + 4)
+ *     programmatic stream serialization is allowed; constant 1: kernels ahead in the stream do not write b, the
+ *       first of which is then read before they end
+ */
 #ifndef QN_CUDA_WIDE_H
 #define QN_CUDA_WIDE_H
 

@@ -2,8 +2,9 @@
  *
  *   EXACT      1: sums are s32, else f32
  *   arguments  what results need
- *   columns    what four sums beside each other are finished with, load_columns(a, n) of those from n on, of which
- * there is one at least store_four(a, c, row, n, sums)  four sums finished and stored, as far as there are such columns
+ *   columns    what four sums beside each other are finished with
+ *   load_columns(a, n)                  those of columns from n on, of which there is one at least
+ *   store_four(a, c, row, n, sums)      four sums finished and stored, as far as there are such columns
  */
 #ifndef QN_CUDA_WIDE_OUT_H
 #define QN_CUDA_WIDE_OUT_H

@@ -28,39 +28,13 @@ typedef struct kind {
 } kind;
 
 #define FP4_FIT 0.0955, 0.000872, 5.55, -0.09, -0.51, 0.19, 1.66, 3.0
+#define I8_FIT 0.0134, 0.001246, 4.11, 0.55, -0.42, -0.56, 2.55, 5.3
+#define E4M3_FIT 0.0306, 0.001215, 3.49, 1.09, -0.2, -0.95, 2.8, 5.2
 static const kind kinds[QN_WIDE_KINDS] = {
     [QN_WIDE_NVFP4] = {fp4_heights, QN_WIDE_FP4_PROGRAMS, 64, 256, 32, 160, {256, 256, 128, 192, 128}, FP4_FIT},
     [QN_WIDE_MXFP4] = {fp4_heights, QN_WIDE_FP4_PROGRAMS, 64, 512, 32, 160, {256, 256, 128, 192, 128}, FP4_FIT},
-    [QN_WIDE_I8] = {byte_heights,
-                    QN_WIDE_BYTE_PROGRAMS,
-                    128,
-                    128,
-                    128,
-                    0,
-                    {256, 256, 128, 192, 128},
-                    0.0134,
-                    0.001246,
-                    4.11,
-                    0.55,
-                    -0.42,
-                    -0.56,
-                    2.55,
-                    5.3},
-    [QN_WIDE_E4M3] = {byte_heights,
-                      QN_WIDE_BYTE_PROGRAMS,
-                      128,
-                      128,
-                      128,
-                      0,
-                      {192, 192, 0, 112, 0},
-                      0.0306,
-                      0.001215,
-                      3.49,
-                      1.09,
-                      -0.2,
-                      -0.95,
-                      2.8,
-                      5.2}};
+    [QN_WIDE_I8] = {byte_heights, QN_WIDE_BYTE_PROGRAMS, 128, 128, 128, 0, {256, 256, 128, 192, 128}, I8_FIT},
+    [QN_WIDE_E4M3] = {byte_heights, QN_WIDE_BYTE_PROGRAMS, 128, 128, 128, 0, {192, 192, 0, 112, 0}, E4M3_FIT}};
 #define READ_BYTES_US 4.4e6 /* bytes of device memory in a microsecond */
 
 static int32_t strip_of(const qn_wide_cut *c)
