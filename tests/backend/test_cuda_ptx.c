@@ -1,7 +1,8 @@
 /* Device kernels where there is no GPU: the real NVRTC stops at PTX, and the stand-in driver runs that (fake/ptx.h).
  * Small cases of rows of the registry against the reference within the error model, as test_cuda_kernels does it on a
  * device; warps take turns in an order of their own in every launch, so that runs with the same bits are more than one
- * order of them. Attention on Hopper is not among them, whose products are not emulated. Without NVRTC it is skipped.
+ * order of them. Attention on Hopper is not among them, whose operands are not all emulated. Without NVRTC it is
+ * skipped.
  *
  *   test_cuda_ptx [WORD]   only cases whose text holds the word */
 #include <dlfcn.h>
@@ -140,6 +141,7 @@ static const row rows[] = {
     {9, 0, "scaled_mm m=71 n=65 k=2080 scale_a=token scale_b=channel bias=1 azp_adj=1 azp=1"},
     {9, 0, "scaled_mm m=100 n=72 k=1040 a=f8_e4m3 scale_a=token"},
     {9, 0, "dense_mm m=70 n=72 k=200 x=bf16 b=bf16"}, /* tiles, */
+    {9, 0, "dense_mm m=20 n=72 k=264"},               /* of planes of both */
     {9, 0, "scaled_mm m=300 n=136 k=272 scale_b=channel azp_adj=1"},
     {9, 0, "block_scaled_mm m=140 n=200 k=272"},
     {9, 0, "block_scaled_mm m=20 n=136 k=272"}, /* strips by few */
@@ -246,7 +248,7 @@ static void kernels_agree_with_the_reference(void **state)
         }
     }
     fake.sms(132);
-    if (!word) { /* without wgmma, which is not emulated */
+    if (!word) { /* not Hopper's, whose operands are not all emulated */
         close_device();
         fake.setup(1, 8, 0);
         open_device();
@@ -316,8 +318,7 @@ static void more_runs_have_the_same_bits(void **state)
     assert_int_equal(failures, before);
 }
 
-/* Rows of 8-bit codes as the products of FP4 weights want them on Hopper, which are not emulated: all codes, and the
- * rows' scales without gaps. */
+/* Rows of 8-bit codes as the products of FP4 weights want them on Hopper: all codes, and rows' scales without gaps. */
 static void codes_are_written_out(void **state)
 {
     (void)state;
@@ -379,8 +380,8 @@ static void codes_are_written_out(void **state)
     close_device();
 }
 
-/* Rows as planes of 16-bit floats, for products on Hopper, which are not emulated: bf16 planes are all of a number, f16
- * planes 22 bits of it or 2^-39 of the row's largest; what is no number is in the first plane alone. */
+/* Rows as planes of 16-bit floats, for products on Hopper: bf16 planes are all of a number, f16 planes 22 bits of it or
+ * 2^-39 of the row's largest; what is no number is in the first plane alone. */
 static void rows_become_planes(void **state)
 {
     (void)state;

@@ -30,6 +30,7 @@ static inline int64_t constant_factor(char **at)
     const int64_t v = group ? constant_value(at) : strtoll(*at, at, 0);
     *at += strspn(*at, " ");
     *at += group && **at == ')';
+    *at += strspn(*at, " ");
     return v;
 }
 

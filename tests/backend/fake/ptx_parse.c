@@ -356,6 +356,9 @@ static void place(parser *p, char *s, ptx_operand *o)
         *plus = 0;
         char *at = plus + 1;
         o->value = (uint64_t)constant_value(&at);
+        if (*at) {
+            fail(p, "an address that goes on with %s", at);
+        }
         trim(s);
     }
     const int r = find_register(p, s);
