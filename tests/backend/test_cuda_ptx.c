@@ -140,8 +140,8 @@ static const row rows[] = {
     {9, 0, "mxfp4_mm m=40 n=72 k=992 x=bf16"}, /* rows of scales at any byte */
     {9, 0, "scaled_mm m=71 n=65 k=2080 scale_a=token scale_b=channel bias=1 azp_adj=1 azp=1"},
     {9, 0, "scaled_mm m=100 n=72 k=1040 a=f8_e4m3 scale_a=token"},
-    {9, 0, "dense_mm m=70 n=72 k=200 x=bf16 b=bf16"}, /* tiles, */
-    {9, 0, "dense_mm m=20 n=72 k=264"},               /* of planes of both */
+    {9, 0, "dense_mm m=70 n=72 k=200 x=bf16 b=bf16 bias=1"}, /* tiles, */
+    {9, 0, "dense_mm m=20 n=72 k=264"},                      /* of planes of both */
     {9, 0, "scaled_mm m=300 n=136 k=272 scale_b=channel azp_adj=1"},
     {9, 0, "block_scaled_mm m=140 n=200 k=272"},
     {9, 0, "block_scaled_mm m=20 n=136 k=272"}, /* strips by few */

@@ -348,17 +348,23 @@ static int split(char *text, char **pieces, int most)
 
 static ptx_operand operand_of(parser *p, char *s);
 
+/* A constant expression and nothing else. */
+static uint64_t constant(parser *p, char *s)
+{
+    const int64_t v = constant_value(&s);
+    if (*s) {
+        fail(p, "an expression that goes on with %s", s);
+    }
+    return (uint64_t)v;
+}
+
 /* A register or symbol, with "+ expression" behind it: of memory, or an address as a value. */
 static void place(parser *p, char *s, ptx_operand *o)
 {
     char *plus = strchr(s, '+');
     if (plus) {
         *plus = 0;
-        char *at = plus + 1;
-        o->value = (uint64_t)constant_value(&at);
-        if (*at) {
-            fail(p, "an address that goes on with %s", at);
-        }
+        o->value = constant(p, plus + 1);
         trim(s);
     }
     const int r = find_register(p, s);
@@ -438,9 +444,9 @@ static ptx_operand operand_of(parser *p, char *s)
         o.second = strcmp(second, "_") == 0 ? -1 : find_register(p, second);
         return o;
     }
-    if (is_number(s)) {
+    if (is_number(s) || *s == '(') {
         o.kind = PTX_NUMBER;
-        o.value = number(s);
+        o.value = *s == '(' ? constant(p, s) : number(s);
         return o;
     }
     o.index = find_register(p, s);
