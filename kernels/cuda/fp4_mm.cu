@@ -197,15 +197,6 @@ DEV void multiply_large_slice(int tile, uint2 first, uint2 second, u32 first_sca
 }
 #endif
 
-/* A lane's sums of a tile to their place in [ROWS][PITCH] floats. */
-#define LEFT_AT(i) (((8 * ((i) / 4) + (i) % 2) * PITCH + (i) / 2 % 2 * 8) * 4)
-#define LEAVE_ONE(v, x, i) "st.shared.f32 [%8+%" #i "], " v #x #i ";\n"
-#define LEAVE(v, x, at)                                                                                                \
-    asm volatile(OF_EIGHT(LEAVE_ONE, v, x)::"n"(LEFT_AT(at)), "n"(LEFT_AT(at + 1)), "n"(LEFT_AT(at + 2)),              \
-                 "n"(LEFT_AT(at + 3)), "n"(LEFT_AT(at + 4)), "n"(LEFT_AT(at + 5)), "n"(LEFT_AT(at + 6)),               \
-                 "n"(LEFT_AT(at + 7)), "r"(to)                                                                         \
-                 : "memory");
-
 DEV void leave_sums(int tile, u32 to)
 {
     switch (tile) {

@@ -9,6 +9,7 @@
 #define QN_CUDA_FP4_MM_H
 
 #include "fp4_out.h"
+#include "ring.h"
 
 #define DEPTH 256 /* of K a stage */
 #define SPAN 4    /* stages whose scales come together */
@@ -31,19 +32,6 @@ typedef struct problem {
     u32 table;                             /* of NVFP4's scales */
     u32 given, given_full; /* sums of each block of the cluster for the results that this one finishes */
 } problem;
-
-typedef struct place {
-    u32 stage, parity;
-} place;
-
-DEV void place_on(place *at, u32 steps)
-{
-    at->stage += steps;
-    if (at->stage >= STAGES) {
-        at->stage -= STAGES;
-        at->parity ^= 1;
-    }
-}
 
 /* Where a block's shared memory, from `memory` on, has what; its strip of b, rows of x and part of K. */
 DEV void lay_out(const qn_cuda_mm &a, problem *p, u32 memory, u32 part)

@@ -77,4 +77,13 @@
                  :                                                                                                     \
                  : "memory");
 
+/* A lane's sums to their place in words [rows of x][PITCH] of shared memory, of which `to` is the first. */
+#define LEFT_AT(i) (((8 * ((i) / 4) + (i) % 2) * PITCH + (i) / 2 % 2 * 8) * 4)
+#define LEAVE_ONE(v, x, i) "st.shared.b32 [%8+%" #i "], " v #x #i ";\n"
+#define LEAVE(v, x, at)                                                                                                \
+    asm volatile(OF_EIGHT(LEAVE_ONE, v, x)::"n"(LEFT_AT(at)), "n"(LEFT_AT(at + 1)), "n"(LEFT_AT(at + 2)),              \
+                 "n"(LEFT_AT(at + 3)), "n"(LEFT_AT(at + 4)), "n"(LEFT_AT(at + 5)), "n"(LEFT_AT(at + 6)),               \
+                 "n"(LEFT_AT(at + 7)), "r"(to)                                                                         \
+                 : "memory");
+
 #endif

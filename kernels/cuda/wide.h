@@ -32,6 +32,7 @@
 #define QN_CUDA_WIDE_H
 
 #include "names.h"
+#include "ring.h"
 
 #define STRIP (64 * GROUPS)
 #define TEAMS (GROUPS * WK)
@@ -74,19 +75,6 @@ typedef struct problem {
     u32 b, x;            /* of the ring */
     u32 extra;
 } problem;
-
-typedef struct place {
-    u32 stage, parity;
-} place;
-
-DEV void place_on(place *at, u32 steps)
-{
-    at->stage += steps;
-    if (at->stage >= STAGES) {
-        at->stage -= STAGES;
-        at->parity ^= 1;
-    }
-}
 
 /* Where a block's shared memory, from `memory` on, has what; its strip of b, rows of x and part of K. Blocks beside
  * each other have the same strip. */
