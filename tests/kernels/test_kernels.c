@@ -293,6 +293,22 @@ static void sizes_around_the_tile(void **state)
     }
 }
 
+/* Cases by every kernel of their operators; each is taken by one at least. */
+static void run_thoroughly(const char *const *cases, size_t count)
+{
+    for (size_t c = 0; c < count; c++) {
+        qn_op_desc desc;
+        qn_error error;
+        qn_kernel_info k;
+        int runs = 0;
+        must(qn_op_desc_parse(cases[c], &desc, &error), &error, cases[c]);
+        for (int32_t i = 0; next_kernel(&i, &k);) {
+            runs += k.op == desc.op ? run_case(k.name, cases[c], 1) : 0;
+        }
+        assert_true(runs > 0);
+    }
+}
+
 /* Rows that belong to no group keep the poison, which is what the reference's outputs are filled with before. */
 static void rows_of_no_group_are_kept(void **state)
 {
@@ -303,14 +319,7 @@ static void rows_of_no_group_are_kept(void **state)
         "grouped_block_scaled_mm m=9 n=33 k=70 e=3 layout=masked tail=keep",
         "grouped_block_scaled_mm m=70 n=65 k=256 e=4 layout=masked tail=keep out=f16 scale_layout=col",
     };
-    qn_kernel_info k;
-    int runs = 0;
-    for (int32_t i = 0; next_kernel(&i, &k);) {
-        for (size_t c = 0; c < sizeof cases / sizeof *cases && k.op == QN_OP_GROUPED_BLOCK_SCALED_MM; c++) {
-            runs += run_case(k.name, cases[c], 1);
-        }
-    }
-    assert_true(runs > 0);
+    run_thoroughly(cases, sizeof cases / sizeof *cases);
 }
 
 /* Keys and values are taken as they are stored by few rows where heads are whole tiles, if not whole panels. */
@@ -328,16 +337,7 @@ static void heads_of_tiles_agree(void **state)
         "scaled_attention m=2 n=140 k=160 e=6 g=2",
         "scaled_attention m=2 n=200 k=96 e=9 g=3 window=128",
     };
-    qn_kernel_info k;
-    int runs = 0;
-    for (int32_t i = 0; next_kernel(&i, &k);) {
-        for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
-            if (k.op == (cases[c][0] == 's' ? QN_OP_SCALED_ATTENTION : QN_OP_ATTENTION)) {
-                runs += run_case(k.name, cases[c], 1);
-            }
-        }
-    }
-    assert_true(runs > 0);
+    run_thoroughly(cases, sizeof cases / sizeof *cases);
 }
 
 /* Entries of any width, books of any length, codes of one and of two bytes. */
@@ -353,14 +353,7 @@ static void coded_keys_agree(void **state)
         "vq_attention m=1 n=40 k=96 e=2 g=2 rope_theta=1e+04 channels=12 bits=9 page=8",
         "vq_attention m=1 n=300 k=64 e=2 g=1 channels=4 bits=11 window=128",
     };
-    qn_kernel_info k;
-    int runs = 0;
-    for (int32_t i = 0; next_kernel(&i, &k);) {
-        for (size_t c = 0; c < sizeof cases / sizeof *cases && k.op == QN_OP_VQ_ATTENTION; c++) {
-            runs += run_case(k.name, cases[c], 1);
-        }
-    }
-    assert_true(runs > 0);
+    run_thoroughly(cases, sizeof cases / sizeof *cases);
 }
 
 static void run_kernel_with(const char *kernel, const char *text)
